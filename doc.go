@@ -18,7 +18,7 @@
 //	spiffe                 IDs, trust domains, bundles, X.509-SVIDs, policies, and the Verifier
 //	spiffe/spiffetls       tls.Configs that read their source at every handshake
 //	spiffe/jwtsvid         JWT-SVIDs: issue, validate, keep fresh, send and receive
-//	spiffe/witsvid         WIT-SVIDs and their proofs of possession (Incubating, opt-in)
+//	spiffe/exp/witsvid         WIT-SVIDs and their proofs of possession (Incubating, opt-in)
 //	spiffe/federation      bundle endpoints: fetch, watch, cache and serve
 //	spiffe/workloadapi     the Workload API for a workload: a client that is a source
 //	spiffe/workloadserver  the Workload API for an agent: a handler over any source
@@ -51,13 +51,13 @@
 //	authn                  callers and authenticators; kube for the tokens of Kubernetes, jwt for other tokens
 //	authn/tokensource      tokens by which a program proves itself
 //	authn/unixsocket       a server for Unix sockets that knows its peers
-//	authn/linkerdproxy     the identity of a Linkerd proxy; inject is what its pod gets
+//	caclient/linkerd/linkerdproxy     the identity of a Linkerd proxy; inject is what its pod gets
 //	authn/athenz           Athenz on Kubernetes: documents, agent, provider, service tokens
 //	examples               programs that put them together
 //
 // Packages are independent: siblings do not import each other, and each can be imported alone, but for istioagent and
 // statuspage, which put others together. They meet in the types of spiffe and pki and in interfaces of one to three methods that the importing
-// package declares. A test (internal/deptest) holds what each package may import.
+// package declares. A test (internal/test/deptest) holds what each package may import.
 //
 // # The security model
 //
@@ -85,11 +85,11 @@
 // spoken over net/http (internal/grpchttp), and its messages are read and written field by field
 // (internal/protofield), so that nothing here links grpc-go, generated code, Envoy's control plane types, or a
 // Kubernetes or cloud SDK. What has to stay fresh is kept so by internal/renew, files are followed by
-// internal/follow, kept over restarts by internal/store, sets of files that belong together are written by
-// internal/fileset, sources start and stop by internal/life, metrics are written by internal/metrics, tokens
-// share internal/token, and Unix sockets are served by authn/unixsocket. What clients hold is bounded by
-// internal/limit, what they can cause at will is logged by internal/summary, and folders and files that other
-// users must not change are opened by internal/private. A package that needs a second one extends the first.
+// internal/files/follow, kept over restarts by internal/files/store, sets of files that belong together are written by
+// internal/files/fileset, sources start and stop by internal/lifecycle, metrics are written by internal/metrics, tokens
+// share internal/tokens/token, and Unix sockets are served by authn/unixsocket. What clients hold is bounded by
+// internal/limit, what they can cause at will is logged by internal/ratelog, and folders and files that other
+// users must not change are opened by internal/files/private. A package that needs a second one extends the first.
 //
 // # Dependencies
 //

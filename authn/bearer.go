@@ -5,7 +5,7 @@ import (
 	"net/http"
 	"strings"
 
-	"github.com/svidkit/svidkit/internal/bearer"
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
 // maxToken is the longest bearer token in bytes. Those of Kubernetes have one to two thousand.

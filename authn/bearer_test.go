@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn"
-	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/internal/test/conformance"
 )
 
 func withHeader(fields ...string) *http.Request {

@@ -14,7 +14,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/svidkit/svidkit/internal/memory"
+	"github.com/svidkit/svidkit/internal/tokens/verifycache"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -63,7 +63,7 @@ func ForwardedCertificate(o ForwardedOptions) (Authenticator, error) {
 	if err := spiffe.CheckPolicySource(o.Allow); err != nil {
 		return nil, fmt.Errorf("authn: forwarded certificate: Allow: %w", err)
 	}
-	f := &forwarded{o.Allow, slices.Clone(o.Proxies), o.UnixPeers, memory.New[known](maxKnown)}
+	f := &forwarded{o.Allow, slices.Clone(o.Proxies), o.UnixPeers, verifycache.New[known](maxKnown)}
 	for i, p := range f.proxies {
 		if !p.IsValid() || p.Bits() == 0 || p.Addr().Is4In6() {
 			return nil, fmt.Errorf("authn: forwarded certificate: Proxies: %v is no prefix, or one of all addresses, or one of IPv4 in the form of IPv6", p)
@@ -88,7 +88,7 @@ type forwarded struct {
 	allow     spiffe.PolicySource
 	proxies   []netip.Prefix
 	unixPeers bool
-	memory    *memory.Table[known]
+	memory    *verifycache.Table[known]
 }
 
 // known is a header and the caller that it names.

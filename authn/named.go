@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/certchain"
+	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/spiffe"
 )
 

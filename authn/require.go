@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/summary"
+	"github.com/svidkit/svidkit/internal/ratelog"
 )
 
 // Require returns a handler that has next serve the requests whose sender a proves. The handler, and every hook that
@@ -31,14 +31,14 @@ import (
 // A stream is authenticated when it begins; [Caller].NotAfter says when the proof expires.
 func Require(a Authenticator, next http.Handler, logger *slog.Logger) http.Handler {
 	logger = cmp.Or(logger, slog.New(slog.DiscardHandler))
-	return &required{a, next, logger, summary.New(logger, 0)}
+	return &required{a, next, logger, ratelog.New(logger, 0)}
 }
 
 type required struct {
 	authenticator Authenticator
 	next          http.Handler
 	logger        *slog.Logger
-	refused       *summary.Log
+	refused       *ratelog.Log
 }
 
 // callerKey is the key of a *Caller in the context of a request.

@@ -14,9 +14,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/certchain"
-	"github.com/svidkit/svidkit/internal/smallfile"
-	"github.com/svidkit/svidkit/internal/summary"
+	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/files/smallfile"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -70,7 +70,7 @@ func NewHTTPClient(o TLSOptions) (*http.Client, error) {
 	if o.Roots != nil {
 		o.Roots = o.Roots.Clone()
 	}
-	t := &transport{o: o, log: summary.New(o.Logger, 0)}
+	t := &transport{o: o, log: ratelog.New(o.Logger, 0)}
 	if err := t.check(); err != nil {
 		return nil, fmt.Errorf("caclient: TLS of the CA connection: %w", err)
 	}
@@ -89,7 +89,7 @@ const connectTimeout = 10 * time.Second
 // transport is an [http.RoundTripper] that reads its files again at each request.
 type transport struct {
 	o   TLSOptions
-	log *summary.Log
+	log *ratelog.Log
 
 	mu    sync.Mutex
 	roots *roots // the last good ones; nil without a file

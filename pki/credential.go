@@ -10,8 +10,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/certchain"
-	"github.com/svidkit/svidkit/internal/certpem"
+	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/spiffe"
 )
 

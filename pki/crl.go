@@ -13,7 +13,7 @@ import (
 	"golang.org/x/crypto/cryptobyte"
 	"golang.org/x/crypto/cryptobyte/asn1"
 
-	"github.com/svidkit/svidkit/internal/certpem"
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/spiffe"
 )
 

@@ -14,8 +14,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/certpem"
-	"github.com/svidkit/svidkit/internal/private"
+	"github.com/svidkit/svidkit/internal/certs/certpem"
+	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/spiffe"
 )
 

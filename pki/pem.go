@@ -6,7 +6,7 @@ import (
 	"crypto/x509"
 	"fmt"
 
-	"github.com/svidkit/svidkit/internal/certpem"
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 )
 
 // ParseCertificatesPEM parses a file of certificates, such as a chain or a set of roots: one or more

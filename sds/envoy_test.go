@@ -21,7 +21,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient/local"
-	"github.com/svidkit/svidkit/internal/envoytest"
+	"github.com/svidkit/svidkit/internal/test/envoytest"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/secretcache"

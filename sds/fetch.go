@@ -11,7 +11,7 @@ import (
 	"strconv"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
-	"github.com/svidkit/svidkit/internal/peer"
+	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/strictjson"
 )
 
@@ -20,7 +20,7 @@ import (
 //
 // If some of the names exist they are the answer. None is an error, as an empty answer means to
 // Envoy that it may open its port without a certificate.
-func (h *Handler) fetch(ctx context.Context, p peer.Holder, r *request) (*response, error) {
+func (h *Handler) fetch(ctx context.Context, p peerkey.Holder, r *request) (*response, error) {
 	s := newSession(false, h.opts.MaxNames, h.opts.Wildcard, h.frames)
 	out, err := s.request(r)
 	if err != nil {
@@ -104,7 +104,7 @@ func (h *Handler) fetch(ctx context.Context, p peer.Holder, r *request) (*respon
 
 // serveFetch is FetchSecrets in gRPC.
 func (h *Handler) serveFetch(ctx context.Context, call *grpchttp.Call) error {
-	p := peer.HolderOf(call.Request())
+	p := peerkey.HolderOf(call.Request())
 	if err := h.enter(call.Request(), p); err != nil {
 		return err
 	}
@@ -174,7 +174,7 @@ func (h *Handler) rest(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	if err := h.admit(r); err != nil {
 		return nil, err
 	}
-	p := peer.HolderOf(r)
+	p := peerkey.HolderOf(r)
 	if err := h.enter(r, p); err != nil {
 		return nil, err
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
-	"github.com/svidkit/svidkit/internal/peer"
+	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
 // Limits on what clients hold.
@@ -33,7 +33,7 @@ const (
 )
 
 // attrs is what the log says of a caller, which ctx is the context of.
-func attrs(ctx context.Context, p peer.Holder) []slog.Attr {
+func attrs(ctx context.Context, p peerkey.Holder) []slog.Attr {
 	if p, ok := unixsocket.PeerFromContext(ctx); ok {
 		return []slog.Attr{slog.Uint64("uid", uint64(p.UID)), slog.Int64("pid", int64(p.PID))}
 	}
@@ -44,7 +44,7 @@ func attrs(ctx context.Context, p peer.Holder) []slog.Attr {
 }
 
 // enter counts a stream or a fetch of p. At its end it leaves with h.open.Give.
-func (h *Handler) enter(r *http.Request, p peer.Holder) error {
+func (h *Handler) enter(r *http.Request, p peerkey.Holder) error {
 	if err := h.open.Take(p, 1); err != nil {
 		what := "too many streams are open"
 		if isOfPeer(err) {
@@ -70,7 +70,7 @@ func full(text string) *grpchttp.Error {
 // holdings are the names that one stream or fetch holds for its peer.
 type holdings struct {
 	h    *Handler
-	peer peer.Holder
+	peer peerkey.Holder
 	cost int
 }
 
@@ -105,13 +105,13 @@ func bytesOf(streams int) int { return min(streams, math.MaxInt/streamBytes) * s
 func (s *session) cost() int { return s.bytes + len(s.items)*besideName }
 
 // refused logs that a request was refused. Reasons are few.
-func (h *Handler) refused(ctx context.Context, p peer.Holder, reason string, err *grpchttp.Error) {
+func (h *Handler) refused(ctx context.Context, p peerkey.Holder, reason string, err *grpchttp.Error) {
 	h.counts.refused.Inc()
 	h.log.Warn("sds: request refused", reason, append(attrs(ctx, p), slog.String("err", clip(err.Message)))...)
 }
 
 // badRequest logs an error of a request, if it is one that the client has made.
-func (h *Handler) badRequest(ctx context.Context, p peer.Holder, err error) {
+func (h *Handler) badRequest(ctx context.Context, p peerkey.Holder, err error) {
 	if e, ok := errors.AsType[*grpchttp.Error](err); ok {
 		switch e.Code {
 		case grpchttp.InvalidArgument, grpchttp.ResourceExhausted, grpchttp.Internal:

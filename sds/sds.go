@@ -88,8 +88,8 @@ import (
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
-	"github.com/svidkit/svidkit/internal/peer"
-	"github.com/svidkit/svidkit/internal/summary"
+	"github.com/svidkit/svidkit/internal/peerkey"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -201,10 +201,10 @@ type Handler struct {
 	frames      *frames
 	unsubscribe func()
 	grpc        *grpchttp.Handler
-	log         *summary.Log
+	log         *ratelog.Log
 
-	open     *limit.Shares[peer.Holder] // streams, and fetches that are under way
-	names    *limit.Shares[peer.Holder] // bytes
+	open     *limit.Shares[peerkey.Holder] // streams, and fetches that are under way
+	names    *limit.Shares[peerkey.Holder] // bytes
 	incoming *grpchttp.Incoming
 	streams  atomic.Int64
 
@@ -239,8 +239,8 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 	h.opts.MaxNames = cmp.Or(h.opts.MaxNames, maxNames)
 	h.opts.Logger = cmp.Or(h.opts.Logger, slog.New(slog.DiscardHandler))
 	total, each := cmp.Or(h.opts.MaxStreams, maxStreams), cmp.Or(h.opts.MaxPeerStreams, maxPeerStreams)
-	h.open = limit.NewShares[peer.Holder](total, each)
-	h.names = limit.NewShares[peer.Holder](max(maxNamesBytes, bytesOf(total)), max(maxPeerBytes, bytesOf(each)))
+	h.open = limit.NewShares[peerkey.Holder](total, each)
+	h.names = limit.NewShares[peerkey.Holder](max(maxNamesBytes, bytesOf(total)), max(maxPeerBytes, bytesOf(each)))
 	h.incoming = grpchttp.NewIncoming("sds", maxIncoming, maxPeerIncoming)
 
 	h.counts.init(h)
@@ -275,7 +275,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (h *Handler) admit(r *http.Request) error {
 	if h.opts.RequireHeader && r.Header.Get(securityHeader) != "true" {
 		err := grpchttp.Errorf(grpchttp.InvalidArgument, `sds: the header "workload.spiffe.io: true" is missing; send it as metadata`)
-		h.badRequest(r.Context(), peer.HolderOf(r), err)
+		h.badRequest(r.Context(), peerkey.HolderOf(r), err)
 		return err
 	}
 	if h.table.ctx.Err() != nil {
@@ -332,7 +332,7 @@ func (h *Handler) Status() Status {
 	return Status{Streams: int(h.streams.Load()), Names: h.table.versions(), NACKs: h.nacks, LastNACK: h.last, Pushes: h.pushes.list()}
 }
 
-func (h *Handler) nacked(ctx context.Context, p peer.Holder, n *NACK) {
+func (h *Handler) nacked(ctx context.Context, p peerkey.Holder, n *NACK) {
 	h.mu.Lock()
 	h.nacks++
 	h.last = n

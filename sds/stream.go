@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
-	"github.com/svidkit/svidkit/internal/peer"
+	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
 // stream connects a session to its client and to the table. The goroutine of the HTTP request receives,
@@ -53,7 +53,7 @@ func (h *Handler) serveStream(delta bool) grpchttp.Method {
 
 // newStream returns a stream that is counted until it is closed.
 func (h *Handler) newStream(ctx context.Context, call *grpchttp.Call, delta bool) (*stream, error) {
-	p := peer.HolderOf(call.Request())
+	p := peerkey.HolderOf(call.Request())
 	if err := h.enter(call.Request(), p); err != nil {
 		return nil, err
 	}
@@ -264,7 +264,7 @@ func (s *stream) tell(w *watch) {
 
 // resolve asks Resolve what a client may have under a name, and whether it may have anything. It logs the first
 // refusal.
-func (h *Handler) resolve(ctx context.Context, p peer.Holder, node string, it *item) (source string, ok bool) {
+func (h *Handler) resolve(ctx context.Context, p peerkey.Holder, node string, it *item) (source string, ok bool) {
 	if h.opts.Resolve == nil {
 		return it.name, true
 	}

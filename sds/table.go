@@ -11,8 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/internal/summary"
 )
 
 const (
@@ -43,7 +43,7 @@ func waitAfter(f renew.Failure, have bool, end time.Time) time.Duration {
 type table struct {
 	src    Source
 	log    *slog.Logger
-	sums   *summary.Log
+	sums   *ratelog.Log
 	failed atomic.Uint64   // look-ups
 	salt   []byte          // of versions of what can be guessed
 	ctx    context.Context // done when the table is closed
@@ -125,7 +125,7 @@ func (in *inbox) take(buf []*watch) []*watch {
 
 func newTable(src Source, log *slog.Logger) *table {
 	t := &table{
-		src: src, log: log, sums: summary.New(log, 0), salt: []byte(crand.Text()),
+		src: src, log: log, sums: ratelog.New(log, 0), salt: []byte(crand.Text()),
 		names: make(map[string]map[string]*resource), waits: make(map[string]map[*watch]struct{}),
 	}
 	t.loop.Mu, t.loop.Attempt = &t.mu, t.lookUp

@@ -13,8 +13,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/bundleorder"
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/internal/succession"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -270,7 +270,7 @@ func (m *Manager) merge(old, set *spiffe.BundleSet) (merged *spiffe.BundleSet, p
 		}
 		refused = errors.Join(refused, fmt.Errorf("the CA's answer is refused: %w", fault))
 	}
-	maps.DeleteFunc(m.offers, func(td spiffe.TrustDomain, _ *succession.Offers) bool {
+	maps.DeleteFunc(m.offers, func(td spiffe.TrustDomain, _ *bundleorder.Offers) bool {
 		_, err := set.Bundle(td)
 		return err != nil
 	})
@@ -288,7 +288,7 @@ func (m *Manager) merge(old, set *spiffe.BundleSet) (merged *spiffe.BundleSet, p
 func (m *Manager) judge(td spiffe.TrustDomain, have, b *spiffe.Bundle, prevailed *[]spiffe.TrustDomain) error {
 	o := m.offers[td]
 	if o == nil {
-		o = new(succession.Offers)
+		o = new(bundleorder.Offers)
 	}
 	won, err := o.Judge(have, b, time.Now())
 	if won {

@@ -17,8 +17,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/internal/conformance"
-	"github.com/svidkit/svidkit/internal/succession"
+	"github.com/svidkit/svidkit/internal/certs/bundleorder"
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -478,7 +478,7 @@ func TestImplausibleBundles(t *testing.T) {
 
 					// It insists.
 					p.bundles.Store(all)
-					time.Sleep(succession.Time - time.Minute)
+					time.Sleep(bundleorder.Time - time.Minute)
 					now, err = m.Bundle(td)
 					require.NoError(t, err)
 					assert.Same(t, before, now)

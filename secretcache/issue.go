@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/certchain"
+	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"

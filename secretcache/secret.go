@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/life"
-	"github.com/svidkit/svidkit/internal/secretset"
+	"github.com/svidkit/svidkit/internal/certs/secretset"
+	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -111,8 +111,8 @@ func (m *Manager) obtain(ctx context.Context, e *entry) error {
 			return nil
 		case ctx.Err() != nil:
 			return m.notReady(e, context.Cause(ctx))
-		case errors.Is(m.life.Idle(), life.ErrClosed):
-			return m.notReady(e, life.ErrClosed)
+		case errors.Is(m.life.Idle(), lifecycle.ErrClosed):
+			return m.notReady(e, lifecycle.ErrClosed)
 		case e != m.roots && !m.trust.Load().usable():
 			return m.notReady(e, errNoAuthority)
 		case e.Final() && l.Next(e).After(time.Now()):

@@ -96,9 +96,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/life"
+	"github.com/svidkit/svidkit/internal/certs/bundleorder"
+	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/internal/succession"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -234,11 +234,11 @@ type Manager struct {
 	snap    atomic.Pointer[spiffe.Snapshot]
 	changed renew.Signal
 
-	life life.Life
+	life lifecycle.Life
 
 	mu         sync.Mutex
-	watching   bool                                      // the CA's watch keeps the bundles fresh
-	offers     map[spiffe.TrustDomain]*succession.Offers // of the CA, for bundles that are held
+	watching   bool                                       // the CA's watch keeps the bundles fresh
+	offers     map[spiffe.TrustDomain]*bundleorder.Offers // of the CA, for bundles that are held
 	bundles    renew.Loop[*entry]
 	identities renew.Loop[*entry]
 	news       notifier
@@ -279,7 +279,7 @@ func New(cfg Config) (*Manager, error) {
 	cfg.Role = cmp.Or(cfg.Role, spiffe.BothRoles)
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 
-	m := &Manager{cfg: cfg, offers: map[spiffe.TrustDomain]*succession.Offers{}}
+	m := &Manager{cfg: cfg, offers: map[spiffe.TrustDomain]*bundleorder.Offers{}}
 	m.roots = &entry{id: m.domain().ID()}
 	m.first = &entry{id: cfg.ID}
 	m.names.Store(m.first.name(), m.first)
@@ -450,7 +450,7 @@ func (m *Manager) notReady(e *entry, cause error) error {
 		if why == nil {
 			why = errors.New("the CA is about to be asked")
 		}
-	case tried && errors.Is(idle, life.ErrNotStarted), tried && cause != nil && errors.Is(idle, life.ErrEnded):
+	case tried && errors.Is(idle, lifecycle.ErrNotStarted), tried && cause != nil && errors.Is(idle, lifecycle.ErrEnded):
 		// GenerateSecret tries without Run
 	default:
 		add(idle)

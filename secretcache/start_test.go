@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient"
-	"github.com/svidkit/svidkit/internal/life"
+	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -86,7 +86,7 @@ func TestReadySays(t *testing.T) {
 					t.Helper()
 					require.ErrorIs(t, err, secretcache.ErrNotReady)
 					require.ErrorContains(t, err, r.want)
-					require.NotErrorIs(t, err, life.ErrNotStarted)
+					require.NotErrorIs(t, err, lifecycle.ErrNotStarted)
 					if r.is != nil {
 						require.ErrorIs(t, err, r.is)
 					}
@@ -118,7 +118,7 @@ func TestReadySays(t *testing.T) {
 				require.NoError(t, <-ended)
 				_, err = m.SVID()
 				require.ErrorIs(t, err, secretcache.ErrNotReady)
-				require.ErrorIs(t, err, life.ErrEnded)
+				require.ErrorIs(t, err, lifecycle.ErrEnded)
 				if r.is == nil || !r.final {
 					require.ErrorContains(t, err, r.want, "it is known after the end of Run, too")
 				}
@@ -136,12 +136,12 @@ func TestReadySaysNeverStarted(t *testing.T) {
 	defer cancel()
 	err := m.Ready(ctx)
 	require.ErrorIs(t, err, secretcache.ErrNotReady)
-	require.ErrorIs(t, err, life.ErrNotStarted)
+	require.ErrorIs(t, err, lifecycle.ErrNotStarted)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	assert.Zero(t, counted.fetched.Load())
 	require.NoError(t, m.Close())
 	assert.EqualError(t, m.Ready(t.Context()), `secretcache: "spiffe://example.org/web": not ready: it was closed by this program`)
-	require.ErrorIs(t, m.Run(t.Context()), life.ErrClosed)
+	require.ErrorIs(t, m.Run(t.Context()), lifecycle.ErrClosed)
 }
 
 // TestStart: the context bounds the start and nothing after it.
@@ -154,7 +154,7 @@ func TestStart(t *testing.T) {
 		defer cancel()
 		m, err := secretcache.Start(ctx, secretcache.Config{ID: web, CA: ca})
 		require.NoError(t, err)
-		require.ErrorIs(t, m.Run(t.Context()), life.ErrRunning)
+		require.ErrorIs(t, m.Run(t.Context()), lifecycle.ErrRunning)
 		first := current(t, m)
 		time.Sleep(time.Hour)
 		require.Error(t, ctx.Err())
@@ -202,10 +202,10 @@ func TestCloseWaits(t *testing.T) {
 			for range 2 {
 				err := <-waiting
 				require.ErrorIs(t, err, secretcache.ErrNotReady)
-				require.ErrorIs(t, err, life.ErrClosed)
+				require.ErrorIs(t, err, lifecycle.ErrClosed)
 			}
 			_, err := m.GenerateSecret(t.Context(), "default")
-			require.ErrorIs(t, err, life.ErrClosed)
+			require.ErrorIs(t, err, lifecycle.ErrClosed)
 			_, err = m.GenerateSecret(t.Context(), "ROOTCA")
 			require.NoError(t, err, "what was obtained stays")
 			require.NoError(t, m.Add(worker))

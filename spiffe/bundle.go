@@ -14,8 +14,8 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/svidkit/svidkit/internal/certpem"
-	"github.com/svidkit/svidkit/internal/jws"
+	"github.com/svidkit/svidkit/internal/certs/certpem"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 )
 
 // BundleContents are the parts of a [Bundle].

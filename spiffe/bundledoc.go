@@ -17,8 +17,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/jws"
 	"github.com/svidkit/svidkit/internal/strictjson"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 )
 
 // Limits on bundle documents (BND-33).

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/svidkit/svidkit/internal/certpem"
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 )
 
 // ParseError says how input breaks the format of an ID, a trust domain name, a policy, a bundle

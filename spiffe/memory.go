@@ -9,7 +9,7 @@ import (
 	"time"
 	"weak"
 
-	"github.com/svidkit/svidkit/internal/memory"
+	"github.com/svidkit/svidkit/internal/tokens/verifycache"
 )
 
 const (
@@ -59,9 +59,9 @@ func (v *Verifier) keep(chain []*x509.Certificate, role Role, b *Bundle, peer *P
 	v.memory.Keep(maphash.Bytes(v.memory.Seed, chain[0].Raw), r, func(old *remembered) int64 {
 		switch {
 		case old.is(chain, role):
-			return memory.Older
+			return verifycache.Older
 		case old.bundle.Value() == nil || !old.validAt(now):
-			return memory.Older + 1
+			return verifycache.Older + 1
 		}
 		return rand.Int64()
 	})

@@ -12,7 +12,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/certpem"
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 )
 
 // SVID is an X.509-SVID with its private key: the identity that a program has. It never changes and

@@ -9,8 +9,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/certchain"
-	"github.com/svidkit/svidkit/internal/memory"
+	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/tokens/verifycache"
 )
 
 // Limits on what is verified. They are checked before any signature, as an unproven peer chooses the
@@ -99,7 +99,7 @@ type Verifier struct {
 	bundles BundleSource
 	allow   PolicySource
 	now     func() time.Time
-	memory  *memory.Table[remembered] // nil for none
+	memory  *verifycache.Table[remembered] // nil for none
 }
 
 // NewVerifier returns a Verifier that trusts the authorities of bundles, each for its own trust
@@ -124,7 +124,7 @@ func NewVerifier(bundles BundleSource, allow PolicySource, opts *VerifierOptions
 		v.now = time.Now
 	}
 	if places := cmp.Or(o.Remember, defaultRemembered); places > 0 {
-		v.memory = memory.New[remembered](places)
+		v.memory = verifycache.New[remembered](places)
 	}
 	return v, nil
 }

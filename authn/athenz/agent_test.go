@@ -29,7 +29,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn/athenz"
 	"github.com/svidkit/svidkit/caclient/caclienttest"
-	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/spiffe"

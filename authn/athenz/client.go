@@ -12,8 +12,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/smallfile"
-	"github.com/svidkit/svidkit/internal/token"
+	"github.com/svidkit/svidkit/internal/files/smallfile"
+	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/pki"
 )
 

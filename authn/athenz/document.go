@@ -10,9 +10,9 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/jws"
 	"github.com/svidkit/svidkit/internal/strictjson"
-	"github.com/svidkit/svidkit/internal/token"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
+	"github.com/svidkit/svidkit/internal/tokens/token"
 )
 
 const (

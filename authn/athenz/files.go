@@ -12,8 +12,8 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/svidkit/svidkit/internal/fileset"
-	"github.com/svidkit/svidkit/internal/smallfile"
+	"github.com/svidkit/svidkit/internal/files/fileset"
+	"github.com/svidkit/svidkit/internal/files/smallfile"
 	"github.com/svidkit/svidkit/pki"
 )
 

@@ -14,8 +14,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/svidkit/svidkit/internal/private"
-	"github.com/svidkit/svidkit/internal/token"
+	"github.com/svidkit/svidkit/internal/files/private"
+	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/pki"
 )
 

@@ -17,8 +17,8 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/authn"
-	"github.com/svidkit/svidkit/internal/bearer"
-	"github.com/svidkit/svidkit/internal/token"
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
+	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/athenzname"
 )

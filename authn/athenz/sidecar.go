@@ -12,7 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/life"
+	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
@@ -59,7 +59,7 @@ type SidecarConfig struct {
 // use. An identity that is still valid is never dropped because a refresh failed.
 type Sidecar struct {
 	cfg  SidecarConfig
-	life life.Life
+	life lifecycle.Life
 	cur  atomic.Pointer[sidecarState]
 	news renew.Signal
 

@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/authn"
-	"github.com/svidkit/svidkit/internal/bearer"
-	"github.com/svidkit/svidkit/internal/jws"
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/pki/athenzname"
 )
 

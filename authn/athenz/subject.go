@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/svidkit/svidkit/internal/kube"
-	"github.com/svidkit/svidkit/internal/token"
+	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/pki/athenzname"
 )
 

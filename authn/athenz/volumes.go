@@ -14,9 +14,9 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/files/private"
+	"github.com/svidkit/svidkit/internal/files/store"
 	"github.com/svidkit/svidkit/internal/kube"
-	"github.com/svidkit/svidkit/internal/private"
-	"github.com/svidkit/svidkit/internal/store"
 	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/spiffe"
 )

@@ -9,9 +9,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/jws"
 	"github.com/svidkit/svidkit/internal/strictjson"
-	"github.com/svidkit/svidkit/internal/token"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
+	"github.com/svidkit/svidkit/internal/tokens/token"
 )
 
 // kind is what errors about tokens say.

@@ -58,11 +58,11 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/authn"
-	"github.com/svidkit/svidkit/internal/bearer"
-	"github.com/svidkit/svidkit/internal/jws"
 	"github.com/svidkit/svidkit/internal/kube"
-	"github.com/svidkit/svidkit/internal/memory"
-	"github.com/svidkit/svidkit/internal/token"
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
+	"github.com/svidkit/svidkit/internal/tokens/token"
+	"github.com/svidkit/svidkit/internal/tokens/verifycache"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -144,7 +144,7 @@ type Authenticator struct {
 	leeway     time.Duration
 	plaintext  bool
 	keys       *keys
-	memory     *memory.Table[kept]
+	memory     *verifycache.Table[kept]
 }
 
 var errNotMade = errors.New("authn/jwt: the Authenticator was not made by New")
@@ -161,7 +161,7 @@ type kept struct {
 func New(o Options) (*Authenticator, error) {
 	a := &Authenticator{
 		issuer: o.Issuer, audiences: slices.Clone(o.Audiences), caller: o.Caller,
-		leeway: token.DefaultLeeway, plaintext: o.AllowPlaintext, memory: memory.New[kept](maxRemembered),
+		leeway: token.DefaultLeeway, plaintext: o.AllowPlaintext, memory: verifycache.New[kept](maxRemembered),
 	}
 	if o.Leeway != nil {
 		a.leeway = *o.Leeway
@@ -312,7 +312,7 @@ func (a *Authenticator) verify(ctx context.Context, text string, now time.Time) 
 		k := &kept{text, caller, set, from.Add(-a.leeway), c.expires.At.Add(a.leeway)}
 		a.memory.Keep(maphash.String(a.memory.Seed, text), k, func(old *kept) int64 {
 			if old.token == text || old.set != set {
-				return memory.Older
+				return verifycache.Older
 			}
 			return old.until.Unix()
 		})

@@ -17,10 +17,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/jws"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/strictjson"
-	"github.com/svidkit/svidkit/internal/token"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
+	"github.com/svidkit/svidkit/internal/tokens/token"
 )
 
 const (

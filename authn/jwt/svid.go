@@ -7,8 +7,8 @@ import (
 	"net/http"
 
 	"github.com/svidkit/svidkit/authn"
-	"github.com/svidkit/svidkit/internal/bearer"
-	"github.com/svidkit/svidkit/internal/memory"
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
+	"github.com/svidkit/svidkit/internal/tokens/verifycache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
@@ -26,13 +26,13 @@ func SVID(v *jwtsvid.Validator, allow spiffe.PolicySource) (authn.Authenticator,
 	if err := spiffe.CheckPolicySource(allow); err != nil {
 		return nil, fmt.Errorf("authn/jwt: JWT-SVIDs: %w", err)
 	}
-	return &svids{v, allow, memory.New[proven](maxRemembered)}, nil
+	return &svids{v, allow, verifycache.New[proven](maxRemembered)}, nil
 }
 
 type svids struct {
 	validator *jwtsvid.Validator
 	allow     spiffe.PolicySource
-	memory    *memory.Table[proven]
+	memory    *verifycache.Table[proven]
 }
 
 // proven is the caller of a proof. The validator returns the same proof while the token counts.

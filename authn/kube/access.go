@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/bearer"
 	k8s "github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
 // checkAccess asks the API server whether it lets this program do all of what. The error has the remedy if

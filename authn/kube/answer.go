@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/svidkit/svidkit/internal/bearer"
 	k8s "github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
 // status is the answer of a TokenReview.

@@ -8,7 +8,7 @@ import (
 	"slices"
 
 	"github.com/svidkit/svidkit/authn"
-	"github.com/svidkit/svidkit/internal/peer"
+	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -125,7 +125,7 @@ func (a *tokenReviewer) Authenticate(r *http.Request) (*authn.Caller, error) {
 	if err != nil {
 		return nil, fmt.Errorf("authn/kube: %w: %w", authn.ErrRefused, err)
 	}
-	account, err := reviewer.review(peer.WithRequest(r.Context(), r), token, a.audiences)
+	account, err := reviewer.review(peerkey.WithRequest(r.Context(), r), token, a.audiences)
 	switch {
 	case errors.Is(err, ErrReviewFailed):
 		return nil, fmt.Errorf("authn/kube: %w", err)

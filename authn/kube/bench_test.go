@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/kube"
-	"github.com/svidkit/svidkit/internal/kubetest"
+	"github.com/svidkit/svidkit/internal/test/kubetest"
 )
 
 // BenchmarkTokenReview asks an API server over loopback about each request, or about the first of a few seconds.

@@ -5,7 +5,7 @@ import (
 	"encoding/binary"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/memory"
+	"github.com/svidkit/svidkit/internal/tokens/verifycache"
 )
 
 // maxCached is how many answers a cache keeps.
@@ -15,7 +15,7 @@ const maxCached = 4096
 // remembers nothing.
 type cache struct {
 	keep    time.Duration
-	entries *memory.Table[cached]
+	entries *verifycache.Table[cached]
 }
 
 type cached struct {
@@ -25,7 +25,7 @@ type cached struct {
 	until   time.Time
 }
 
-func newCache(keep time.Duration) *cache { return &cache{keep, memory.New[cached](maxCached)} }
+func newCache(keep time.Duration) *cache { return &cache{keep, verifycache.New[cached](maxCached)} }
 
 // cacheKey tells apart every token with every list of audiences.
 func cacheKey(token string, audiences []string) [sha256.Size]byte {
@@ -67,7 +67,7 @@ func (c *cache) put(key [sha256.Size]byte, a Account, err error, end time.Time) 
 	e := &cached{key, a, err, now.Add(left)}
 	c.entries.Keep(binary.BigEndian.Uint64(key[:]), e, func(old *cached) int64 {
 		if old.key == key {
-			return memory.Older
+			return verifycache.Older
 		}
 		return old.until.UnixNano()
 	})

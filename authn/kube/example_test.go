@@ -8,7 +8,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/kube"
-	"github.com/svidkit/svidkit/internal/kubetest"
+	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/spiffe"
 )
 

@@ -71,8 +71,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/jws"
 	k8s "github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 )
 
 // Errors of [Reviewer.Review] to test for with [errors.Is]. Each of its errors wraps exactly one.

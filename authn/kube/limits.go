@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/svidkit/svidkit/internal/limit"
-	"github.com/svidkit/svidkit/internal/peer"
+	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
 // limits bound what callers that have proven nothing can ask of an API server.
@@ -32,7 +32,7 @@ func newLimits(concurrent, perSecond int) limits {
 // those of all alone. The error of a limit wraps [ErrReviewFailed], and says when to come back. The caller's context is
 // the one that ctx was made of, with less time.
 func (l *limits) do(ctx, caller context.Context, review func() (*Account, error)) (*Account, error) {
-	from := peer.FromContext(ctx)
+	from := peerkey.FromContext(ctx)
 	if from != "" {
 		if err := l.strikes.Check(from); err != nil { // which takes nothing from others
 			return nil, busy(err)

@@ -21,9 +21,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/kube"
-	"github.com/svidkit/svidkit/internal/kubetest"
-	"github.com/svidkit/svidkit/internal/memconn"
-	"github.com/svidkit/svidkit/internal/peer"
+	"github.com/svidkit/svidkit/internal/peerkey"
+	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -103,7 +103,7 @@ func TestRefusedPeer(t *testing.T) {
 		n := 0
 		review := func(from, prefix string) error {
 			n++
-			_, err := r.Review(peer.NewContext(t.Context(), from), fmt.Sprint(prefix, n), []string{"a"})
+			_, err := r.Review(peerkey.NewContext(t.Context(), from), fmt.Sprint(prefix, n), []string{"a"})
 			return err
 		}
 		for range 900 {
@@ -145,7 +145,7 @@ func TestReviewGivenUp(t *testing.T) {
 		s, r := inBubble(t, kube.ReviewerOptions{})
 		s.Latency(time.Second)
 		review := func(long time.Duration) error {
-			ctx, cancel := context.WithTimeout(peer.NewContext(t.Context(), "a"), long)
+			ctx, cancel := context.WithTimeout(peerkey.NewContext(t.Context(), "a"), long)
 			defer cancel()
 			_, err := r.Review(ctx, "good", []string{"a"})
 			return err
@@ -171,7 +171,7 @@ func TestReviewRate(t *testing.T) {
 		s, r := inBubble(t, kube.ReviewerOptions{MaxPerSecond: 10})
 		passed := func(from string, tries int) (n int) {
 			for range tries {
-				_, err := r.Review(peer.NewContext(t.Context(), from), "good", []string{"a"})
+				_, err := r.Review(peerkey.NewContext(t.Context(), from), "good", []string{"a"})
 				if err == nil {
 					n++
 					continue

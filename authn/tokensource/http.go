@@ -16,8 +16,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/bearer"
 	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
 const maxAnswer = 64 << 10 // bytes, also of headers and of files

@@ -65,9 +65,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/jws"
+	"github.com/svidkit/svidkit/internal/files/smallfile"
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/internal/smallfile"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 )
 
 var (

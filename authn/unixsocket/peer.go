@@ -8,7 +8,7 @@ import (
 	"strconv"
 
 	"github.com/svidkit/svidkit/authn"
-	"github.com/svidkit/svidkit/internal/peer"
+	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
 // Peer is the process that opened a connection, as the kernel saw it at that moment. That process may
@@ -32,7 +32,7 @@ func PeerFromContext(ctx context.Context) (Peer, bool) {
 // [http.Server] that serves Unix sockets without a [Server].
 func ConnContext(ctx context.Context, c net.Conn) context.Context {
 	if p, ok := peerOf(c); ok {
-		ctx = peer.NewContext(ctx, "uid "+strconv.FormatUint(uint64(p.UID), 10)) // for limits elsewhere
+		ctx = peerkey.NewContext(ctx, "uid "+strconv.FormatUint(uint64(p.UID), 10)) // for limits elsewhere
 		return context.WithValue(ctx, peerKey{}, p)
 	}
 	return ctx

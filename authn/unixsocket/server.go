@@ -75,10 +75,10 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/conns"
-	"github.com/svidkit/svidkit/internal/flock"
+	"github.com/svidkit/svidkit/internal/files/flock"
+	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/limit"
-	"github.com/svidkit/svidkit/internal/private"
-	"github.com/svidkit/svidkit/internal/summary"
+	"github.com/svidkit/svidkit/internal/ratelog"
 )
 
 const (
@@ -305,7 +305,7 @@ func (s *Server) limited() *conns.Listener[uint32] {
 	if exempt == nil {
 		exempt = func(uid uint32) bool { return uid == 0 || uid == own }
 	}
-	log := summary.New(s.log(), 0)
+	log := ratelog.New(s.log(), 0)
 	return conns.Listen(s.l, conns.Options[uint32]{
 		Total: total,
 		Each:  cmp.Or(s.MaxConnsPerUser, min(defaultMaxConnsPerUser, max(total*2/3, 1))),

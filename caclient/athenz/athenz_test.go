@@ -27,7 +27,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/athenz"
 	"github.com/svidkit/svidkit/caclient/caclienttest"
-	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/secretcache"

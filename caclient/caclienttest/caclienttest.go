@@ -42,9 +42,9 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/caclient"
-	"github.com/svidkit/svidkit/internal/certchain"
-	"github.com/svidkit/svidkit/internal/faulty"
-	"github.com/svidkit/svidkit/internal/memconn"
+	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/test/faulty"
+	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"

@@ -71,8 +71,8 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/caclient"
-	"github.com/svidkit/svidkit/internal/caconn"
-	"github.com/svidkit/svidkit/internal/certchain"
+	"github.com/svidkit/svidkit/caclient/internal/caconn"
+	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )

@@ -19,7 +19,7 @@ import (
 	"github.com/svidkit/svidkit/authn/tokensource"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
-	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	server "github.com/svidkit/svidkit/pki/caserver/istioca"

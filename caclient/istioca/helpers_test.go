@@ -22,7 +22,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/grpchttp"
-	wire "github.com/svidkit/svidkit/internal/wire/istioca"
+	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	server "github.com/svidkit/svidkit/pki/caserver/istioca"

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient/istioca"
-	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/internal/test/conformance"
 )
 
 // The order of the files with roots, for the connection to the CA and that for xDS. "-" is the host's roots, and "!" an error

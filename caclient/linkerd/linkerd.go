@@ -58,8 +58,8 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/caclient"
-	"github.com/svidkit/svidkit/internal/caconn"
-	"github.com/svidkit/svidkit/internal/caconn/carpc"
+	"github.com/svidkit/svidkit/caclient/internal/caconn"
+	"github.com/svidkit/svidkit/caclient/internal/carpc"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/pki"

@@ -60,7 +60,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/caclient"
-	"github.com/svidkit/svidkit/internal/caconn"
+	"github.com/svidkit/svidkit/caclient/internal/caconn"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )

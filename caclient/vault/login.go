@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/caclient"
-	"github.com/svidkit/svidkit/internal/caconn"
+	"github.com/svidkit/svidkit/caclient/internal/caconn"
 )
 
 // Login is a way to get a token of Vault. The token is used until a third of its lease is left, then the client logs in

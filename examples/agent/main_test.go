@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
-	"github.com/svidkit/svidkit/internal/testtree"
+	"github.com/svidkit/svidkit/internal/test/testtree"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/istioagent"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/private"
+	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/spiffe"

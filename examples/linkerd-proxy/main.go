@@ -29,7 +29,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/svidkit/svidkit/authn/linkerdproxy"
+	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
 )
 
 func main() {

@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/authn/linkerdproxy"
-	"github.com/svidkit/svidkit/internal/testtree"
+	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
+	"github.com/svidkit/svidkit/internal/test/testtree"
 )
 
 var update = flag.Bool("update", false, "write the diagram and the table in README.md")

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/fileset"
+	"github.com/svidkit/svidkit/internal/files/fileset"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"

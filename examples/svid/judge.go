@@ -11,10 +11,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/token"
+	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
-	"github.com/svidkit/svidkit/spiffe/witsvid"
 )
 
 // judgement is by what certificates and tokens are judged.

@@ -22,9 +22,9 @@ import (
 
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
-	"github.com/svidkit/svidkit/spiffe/witsvid"
 )
 
 var update = flag.Bool("update", false, "write the golden files and README.md again, and mint what is missing in testdata")

@@ -22,11 +22,10 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/caconn"
+	"github.com/svidkit/svidkit/internal/files/smallfile"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/settings"
-	"github.com/svidkit/svidkit/internal/smallfile"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/pki/caserver"
@@ -223,7 +222,7 @@ func readable(v *settings.Values, certFile, keyFile string, rootsFiles ...string
 		}
 	}
 	for _, name := range rootsFiles {
-		if _, err := caconn.ReadBundle(namelessDomain, v.Text(name)); err != nil {
+		if _, err := readBundle(namelessDomain, v.Text(name)); err != nil {
 			bad = append(bad, v.Reject(name, fmt.Errorf("%w; set it to a file of CA certificates in PEM", err)))
 		}
 	}
@@ -259,6 +258,19 @@ func trustDomain(v *settings.Values) (td spiffe.TrustDomain, named bool) {
 	return namelessDomain, false
 }
 
+// readBundle returns the CA certificates in a file as the bundle of a trust domain.
+func readBundle(td spiffe.TrustDomain, file string) (*spiffe.Bundle, error) {
+	data, err := smallfile.Read(file, maxPEM)
+	if err != nil {
+		return nil, err
+	}
+	b, err := spiffe.ParseBundlePEM(td, data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return b, nil
+}
+
 func mapping(v *settings.Values) athenzname.Mapping {
 	return athenzname.Mapping{AdminDomain: v.Text(admin.Name), SystemNamespaces: v.List(namespaces.Name)}
 }
@@ -273,7 +285,7 @@ func (r rootsFile) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	if td != r.td {
 		return nil, spiffe.ErrUnknownTrustDomain
 	}
-	return caconn.ReadBundle(td, r.path)
+	return readBundle(td, r.path)
 }
 
 // serverTLS asks for client certificates, which the handler judges, and reads its own from the files for each handshake. While

@@ -28,7 +28,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient/caclienttest"
 	"github.com/svidkit/svidkit/internal/athenzprog"
-	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )

@@ -35,8 +35,8 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/kube"
-	wireistio "github.com/svidkit/svidkit/internal/wire/istioca"
-	wirelinkerd "github.com/svidkit/svidkit/internal/wire/linkerd"
+	wireistio "github.com/svidkit/svidkit/internal/test/wire/istioca"
+	wirelinkerd "github.com/svidkit/svidkit/internal/test/wire/linkerd"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"

@@ -29,8 +29,8 @@ import (
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
-	"github.com/svidkit/svidkit/spiffe/witsvid"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )

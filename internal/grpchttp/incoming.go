@@ -6,14 +6,14 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/limit"
-	"github.com/svidkit/svidkit/internal/peer"
+	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
 // Incoming bounds the memory of the requests that a server is receiving, in total and of each peer: so clients that
 // never finish their requests do not take it all. NewIncoming makes one. It is safe for concurrent use.
 type Incoming struct {
 	name   string
-	shares *limit.Shares[peer.Holder]
+	shares *limit.Shares[peerkey.Holder]
 }
 
 // retryIncoming is after what time a client that found no room is to come back.
@@ -21,12 +21,12 @@ const retryIncoming = 10 * time.Second
 
 // NewIncoming returns an Incoming with room for total bytes, and for each bytes of one peer. Its errors begin with name.
 func NewIncoming(name string, total, each int) *Incoming {
-	return &Incoming{name, limit.NewShares[peer.Holder](total, each)}
+	return &Incoming{name, limit.NewShares[peerkey.Holder](total, each)}
 }
 
 // Take takes room for n bytes of a request. The error is an [*Error] that tells the client to come back.
 func (i *Incoming) Take(r *http.Request, n int) error {
-	err := i.shares.Take(peer.HolderOf(r), n)
+	err := i.shares.Take(peerkey.HolderOf(r), n)
 	if err == nil {
 		return nil
 	}
@@ -38,7 +38,7 @@ func (i *Incoming) Take(r *http.Request, n int) error {
 }
 
 // Give gives back what was taken for n bytes of the same request.
-func (i *Incoming) Give(r *http.Request, n int) { i.shares.Give(peer.HolderOf(r), n) }
+func (i *Incoming) Give(r *http.Request, n int) { i.shares.Give(peerkey.HolderOf(r), n) }
 
 // Held returns how many bytes are taken.
 func (i *Incoming) Held() int { return i.shares.Held() }

@@ -9,14 +9,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
-	"github.com/svidkit/svidkit/internal/peer"
+	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
 // The context of a method says which peer is calling, for limits by peer.
 func TestPeer(t *testing.T) {
 	t.Parallel()
 	h := handler(map[string]grpchttp.Method{
-		"/who": grpchttp.Unary(func(ctx context.Context, _ []byte) ([]byte, error) { return []byte(peer.FromContext(ctx)), nil }),
+		"/who": grpchttp.Unary(func(ctx context.Context, _ []byte) ([]byte, error) { return []byte(peerkey.FromContext(ctx)), nil }),
 	})
 	srv := httptest.NewUnstartedServer(h)
 	srv.EnableHTTP2 = true

@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/peer"
+	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
 // Handler serves methods by path, such as "/Service/Method". It is an http.Handler for servers that
@@ -109,7 +109,7 @@ func (h *Handler) serve(c *Call) error {
 	if encoding := c.r.Header.Get(headerEncoding); encoding != "" && encoding != identity {
 		return Errorf(Unimplemented, "the request is compressed with %.40q; send it as it is", encoding)
 	}
-	ctx := peer.WithRequest(c.r.Context(), c.r) // for limits behind the method
+	ctx := peerkey.WithRequest(c.r.Context(), c.r) // for limits behind the method
 	if text := c.r.Header.Get(headerTimeout); text != "" {
 		d, ok := parseTimeout(text)
 		if !ok {

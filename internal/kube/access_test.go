@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/kube"
-	"github.com/svidkit/svidkit/internal/kubetest"
+	"github.com/svidkit/svidkit/internal/test/kubetest"
 )
 
 // TestReview asks about the client itself, and about another account.

@@ -15,7 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/bearer"
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
 // accountDir is where the kubelet puts the files of a pod's service account, below the root.

@@ -13,7 +13,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/svidkit/svidkit/internal/bearer"
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
 // StatusError is the answer of an API server that refused or failed a request.

@@ -28,8 +28,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/bearer"
 	"github.com/svidkit/svidkit/internal/conns"
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
 const (

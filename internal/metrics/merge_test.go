@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/metrics"
-	"github.com/svidkit/svidkit/internal/metrics/metricstest"
+	"github.com/svidkit/svidkit/internal/test/metricstest"
 )
 
 func text(s string) func(io.Writer) error {

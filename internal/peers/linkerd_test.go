@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/authn/linkerdproxy/inject"
+	"github.com/svidkit/svidkit/caclient/linkerd/inject"
 	"github.com/svidkit/svidkit/pki/linkerdname"
 )
 

@@ -27,7 +27,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/svidkit/svidkit/internal/flock"
+	"github.com/svidkit/svidkit/internal/files/flock"
 )
 
 const (

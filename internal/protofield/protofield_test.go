@@ -15,9 +15,9 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/svidkit/svidkit/internal/protofield"
-	"github.com/svidkit/svidkit/internal/wire/envoysds"
-	"github.com/svidkit/svidkit/internal/wire/linkerd"
-	"github.com/svidkit/svidkit/internal/wire/workloadapi"
+	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
+	"github.com/svidkit/svidkit/internal/test/wire/linkerd"
+	"github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 )
 
 // message is one that is read and written by hand here, and by generated code.

@@ -116,10 +116,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/lastresult"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
+	"github.com/svidkit/svidkit/pki/internal/lastresult"
 	"github.com/svidkit/svidkit/spiffe"
 )
 

@@ -20,8 +20,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/flock"
-	"github.com/svidkit/svidkit/internal/private"
+	"github.com/svidkit/svidkit/internal/files/flock"
+	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/renew"
 )
 

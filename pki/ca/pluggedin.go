@@ -16,8 +16,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/follow"
-	"github.com/svidkit/svidkit/internal/private"
+	"github.com/svidkit/svidkit/internal/files/follow"
+	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 	"github.com/svidkit/svidkit/spiffe"

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/private"
+	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 

@@ -35,9 +35,9 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/authn"
-	"github.com/svidkit/svidkit/internal/fileset"
+	"github.com/svidkit/svidkit/internal/files/fileset"
 	"github.com/svidkit/svidkit/internal/loopback"
-	"github.com/svidkit/svidkit/internal/summary"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
@@ -341,7 +341,7 @@ const rootsRetry = 5 * time.Second
 // writeRoots keeps RootsFile up to date. A folder that cannot be written does not stop the CA.
 func (s *Server) writeRoots(ctx context.Context) error {
 	written := s.roots()
-	failures := summary.New(s.opts.Logger, 0)
+	failures := ratelog.New(s.opts.Logger, 0)
 	for ctx.Err() == nil {
 		changed := s.identity.Changed()
 		var again <-chan time.Time

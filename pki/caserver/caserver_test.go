@@ -24,7 +24,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	caclientistio "github.com/svidkit/svidkit/caclient/istioca"
-	"github.com/svidkit/svidkit/internal/metrics/metricstest"
+	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"

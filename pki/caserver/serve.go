@@ -18,8 +18,8 @@ import (
 
 	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/limit"
-	"github.com/svidkit/svidkit/internal/peer"
-	"github.com/svidkit/svidkit/internal/summary"
+	"github.com/svidkit/svidkit/internal/peerkey"
+	"github.com/svidkit/svidkit/internal/ratelog"
 )
 
 const (
@@ -92,7 +92,7 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 		return errors.New("caserver: serve: MaxConns or MaxConnsPerAddress is negative")
 	}
 	log := cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
-	refusals := summary.New(log, 0)
+	refusals := ratelog.New(log, 0)
 	accepted, handshaking := limited(l, o, refusals)
 	srv := &http.Server{
 		Handler:     conns.Body(withTLS(o.Handler), firstRequest),
@@ -143,7 +143,7 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 }
 
 // limited returns l within the limits, and the limits on handshakes.
-func limited(l net.Listener, o ServeOptions, log *summary.Log) (*conns.Listener[netip.Addr], *handshakes) {
+func limited(l net.Listener, o ServeOptions, log *ratelog.Log) (*conns.Listener[netip.Addr], *handshakes) {
 	total := cmp.Or(o.MaxConns, conns.Max(defaultMaxConns))
 	half := max(total/2, 1)
 	refused := func(c net.Conn, reason string) {
@@ -153,7 +153,7 @@ func limited(l net.Listener, o ServeOptions, log *summary.Log) (*conns.Listener[
 		Total: total,
 		Each:  cmp.Or(o.MaxConnsPerAddress, half),
 		Peer: func(c net.Conn) (netip.Addr, bool) {
-			from, ok := peer.Address(c)
+			from, ok := peerkey.Address(c)
 			return from, ok && o.TLS != nil
 		},
 		Refused: func(c net.Conn, err *limit.Error) {
@@ -179,7 +179,7 @@ type handshakes struct {
 
 // begin reports whether c may do its handshake. If so, end is called once when that is over.
 func (h *handshakes) begin(c net.Conn) (end func(), ok bool) {
-	from, counted := peer.Address(c)
+	from, counted := peerkey.Address(c)
 	if counted && h.each.Take(from, 1) != nil {
 		h.refused(c, "the address has too many handshakes that are not complete")
 		return nil, false
@@ -206,7 +206,7 @@ type tlsListener struct {
 	ctx   context.Context // of the handshakes
 	cfg   *tls.Config
 	limit *handshakes
-	log   *summary.Log
+	log   *ratelog.Log
 }
 
 func (l *tlsListener) Accept() (net.Conn, error) {

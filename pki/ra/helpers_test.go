@@ -25,8 +25,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	k8s "github.com/svidkit/svidkit/internal/kube"
-	"github.com/svidkit/svidkit/internal/kubetest"
-	"github.com/svidkit/svidkit/internal/memconn"
+	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ra"

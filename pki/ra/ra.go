@@ -55,9 +55,9 @@ import (
 	"time"
 
 	k8s "github.com/svidkit/svidkit/internal/kube"
-	"github.com/svidkit/svidkit/internal/lastresult"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/internal/lastresult"
 	"github.com/svidkit/svidkit/spiffe"
 )
 

@@ -8,7 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/svidkit/svidkit/internal/fileset"
+	"github.com/svidkit/svidkit/internal/files/fileset"
 )
 
 // object and list are JSON.

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
-	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds/istioagent"
 	"github.com/svidkit/svidkit/spiffe"

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/internal/envoytest"
+	"github.com/svidkit/svidkit/internal/test/envoytest"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds/istioagent"
 )

@@ -58,7 +58,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
-	"github.com/svidkit/svidkit/internal/life"
+	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/loopback"
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/renew"
@@ -101,7 +101,7 @@ type Agent struct {
 	servers  map[string]*unixsocket.Server
 	health   *health.Handler
 
-	life life.Life
+	life lifecycle.Life
 	news renew.Signal
 	made time.Time
 
@@ -541,7 +541,7 @@ func (a *Agent) order(w http.ResponseWriter, r *http.Request, do func()) {
 		w.Header().Set("Allow", http.MethodPost)
 		http.Error(w, "the method is not POST", http.StatusMethodNotAllowed)
 		return
-	case errors.Is(a.life.Idle(), life.ErrNotStarted):
+	case errors.Is(a.life.Idle(), lifecycle.ErrNotStarted):
 		http.Error(w, "the agent does not run yet", http.StatusServiceUnavailable)
 		return
 	}

@@ -81,11 +81,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/secretset"
 	"github.com/svidkit/svidkit/internal/kube"
-	"github.com/svidkit/svidkit/internal/life"
+	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/internal/secretset"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -158,7 +158,7 @@ type Source struct {
 	api   *kube.Client
 	path  string     // of the collection
 	query url.Values // that selects
-	life  life.Life
+	life  lifecycle.Life
 	news  renew.Signal
 	subs  secretset.Subscribers
 	calls chan struct{} // has one while the subscribers are told something

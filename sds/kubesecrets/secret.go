@@ -12,9 +12,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/secretset"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/internal/secretset"
 	"github.com/svidkit/svidkit/pki"
 )
 

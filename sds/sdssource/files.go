@@ -17,14 +17,14 @@ import (
 	"sync"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/certpem"
-	"github.com/svidkit/svidkit/internal/follow"
-	"github.com/svidkit/svidkit/internal/life"
+	"github.com/svidkit/svidkit/internal/certs/certpem"
+	"github.com/svidkit/svidkit/internal/certs/secretset"
+	"github.com/svidkit/svidkit/internal/files/follow"
+	"github.com/svidkit/svidkit/internal/files/private"
+	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
-	"github.com/svidkit/svidkit/internal/private"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/internal/secretset"
-	"github.com/svidkit/svidkit/internal/summary"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -85,9 +85,9 @@ type FilesConfig struct {
 type Files struct {
 	cfg      FilesConfig
 	log      *slog.Logger
-	bad      *summary.Log // of what clients have asked for
+	bad      *ratelog.Log // of what clients have asked for
 	follower *follow.Follower
-	life     life.Life
+	life     lifecycle.Life
 	news     renew.Signal
 	subs     secretset.Subscribers
 
@@ -133,7 +133,7 @@ func NewFiles(cfg FilesConfig) (*Files, error) {
 		cfg.SystemRoots = abs
 	}
 	f := &Files{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), names: map[string]*entry{}, warned: map[string]bool{}, loose: map[string]error{}}
-	f.bad = summary.New(f.log, 0)
+	f.bad = ratelog.New(f.log, 0)
 	f.follower = follow.New(nil, f.take, &follow.Options{Open: f.open, Each: true})
 	return f, nil
 }

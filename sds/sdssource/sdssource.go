@@ -64,7 +64,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/secretset"
+	"github.com/svidkit/svidkit/internal/certs/secretset"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/spiffe"

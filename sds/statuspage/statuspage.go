@@ -47,9 +47,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/bearer"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/loopback"
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/spiffe"
 )
 

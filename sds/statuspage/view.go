@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/bearer"
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
 // What is shown of each list.

@@ -15,10 +15,10 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/svidkit/svidkit/internal/bearer"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/loopback"
 	"github.com/svidkit/svidkit/internal/protofield"
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
 const (

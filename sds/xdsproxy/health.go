@@ -5,7 +5,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/svidkit/svidkit/internal/bearer"
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
 // reports has the last report of the workload's health, and the streams that it is for.

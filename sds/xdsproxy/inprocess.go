@@ -11,7 +11,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/svidkit/svidkit/internal/summary"
+	"github.com/svidkit/svidkit/internal/ratelog"
 )
 
 var errPanic = errors.New("the handler of secrets has panicked")
@@ -22,7 +22,7 @@ type inProcess struct {
 	handler http.Handler
 	outer   *http.Request
 	wg      *sync.WaitGroup // of the goroutines of handlers
-	log     *summary.Log
+	log     *ratelog.Log
 }
 
 // RoundTrip implements [http.RoundTripper]. It returns when the handler begins to answer.

@@ -7,14 +7,14 @@ import (
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
-	"github.com/svidkit/svidkit/internal/peer"
+	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
 // queue has the requests that a server has not taken yet, so that Envoy and the server need not wait for each other.
 // One goroutine puts, and one takes.
 type queue struct {
-	shares *limit.Shares[peer.Holder]
-	peer   peer.Holder
+	shares *limit.Shares[peerkey.Holder]
+	peer   peerkey.Holder
 
 	mu      sync.Mutex
 	waiting [][]byte
@@ -32,7 +32,7 @@ const (
 	discarded // requests are dropped, as the server has gone
 )
 
-func newQueue(shares *limit.Shares[peer.Holder], p peer.Holder) *queue {
+func newQueue(shares *limit.Shares[peerkey.Holder], p peerkey.Holder) *queue {
 	return &queue{shares: shares, peer: p, more: make(chan struct{}, 1), room: make(chan struct{}, 1)}
 }
 

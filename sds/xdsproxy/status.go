@@ -4,8 +4,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/bearer"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
 // Status is the state of a [Handler] at one moment, for health checks and diagnosis. It has no secrets.

@@ -13,10 +13,10 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
-	"github.com/svidkit/svidkit/internal/bearer"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
-	"github.com/svidkit/svidkit/internal/peer"
+	"github.com/svidkit/svidkit/internal/peerkey"
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
 // stream is an ADS stream of an Envoy. The goroutine of the HTTP request receives from Envoy. Each of its legs has a
@@ -26,7 +26,7 @@ type stream struct {
 	call   *grpchttp.Call
 	method string // the part of the name that both services have
 	fields fields
-	peer   peer.Holder
+	peer   peerkey.Holder
 	ctx    context.Context
 	end    context.CancelCauseFunc // with an *over, if the stream itself ends it
 	wg     sync.WaitGroup
@@ -53,7 +53,7 @@ func (o *over) Error() string { return "the stream has ended" }
 // serveStream returns a method.
 func (h *Handler) serveStream(delta bool) grpchttp.Method {
 	return func(ctx context.Context, call *grpchttp.Call) error {
-		p := peer.HolderOf(call.Request())
+		p := peerkey.HolderOf(call.Request())
 		if err := h.open.Take(p, 1); err != nil {
 			err := full(err, "streams")
 			h.refused(ctx, p, err)
@@ -367,7 +367,7 @@ func (l *leg) count(status error, answered bool) {
 }
 
 // refused logs that a stream or a request was refused.
-func (h *Handler) refused(ctx context.Context, p peer.Holder, err error) {
+func (h *Handler) refused(ctx context.Context, p peerkey.Holder, err error) {
 	reason := "error"
 	if e, ok := errors.AsType[*grpchttp.Error](err); ok {
 		reason = e.Code.String()

@@ -99,8 +99,8 @@ import (
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
-	"github.com/svidkit/svidkit/internal/peer"
-	"github.com/svidkit/svidkit/internal/summary"
+	"github.com/svidkit/svidkit/internal/peerkey"
+	"github.com/svidkit/svidkit/internal/ratelog"
 )
 
 const (
@@ -217,15 +217,15 @@ type Handler struct {
 	cfg       Config
 	client    *grpchttp.Client
 	grpc      *grpchttp.Handler
-	log       *summary.Log
+	log       *ratelog.Log
 	metrics   proxyMetrics
 	plane     plane
 	health    reports
 	envoys    envoys
-	open      *limit.Shares[peer.Holder] // streams
-	waiting   *limit.Shares[peer.Holder] // bytes of requests
-	debugging chan struct{}              // has one while there is a debug request
-	ctx       context.Context            // done when the handler is closed
+	open      *limit.Shares[peerkey.Holder] // streams
+	waiting   *limit.Shares[peerkey.Holder] // bytes of requests
+	debugging chan struct{}                 // has one while there is a debug request
+	ctx       context.Context               // done when the handler is closed
 	closeAll  context.CancelFunc
 }
 
@@ -242,9 +242,9 @@ func NewHandler(cfg Config) (*Handler, error) {
 	h := &Handler{
 		cfg:     cfg,
 		client:  grpchttp.NewClient(&hc, cfg.url(), cfg.MaxResponse),
-		log:     summary.New(cfg.Logger, 0),
-		open:    limit.NewShares[peer.Holder](cmp.Or(cfg.MaxStreams, maxStreams), cmp.Or(cfg.MaxPeerStreams, maxPeerStreams)),
-		waiting: limit.NewShares[peer.Holder](maxWaiting, maxPeerWaiting),
+		log:     ratelog.New(cfg.Logger, 0),
+		open:    limit.NewShares[peerkey.Holder](cmp.Or(cfg.MaxStreams, maxStreams), cmp.Or(cfg.MaxPeerStreams, maxPeerStreams)),
+		waiting: limit.NewShares[peerkey.Holder](maxWaiting, maxPeerWaiting),
 
 		debugging: make(chan struct{}, 1),
 	}

@@ -29,9 +29,9 @@ import (
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient"
-	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/grpchttp"
-	"github.com/svidkit/svidkit/internal/wire/envoysds"
+	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/xdsproxy"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"

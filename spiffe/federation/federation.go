@@ -85,9 +85,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/life"
+	"github.com/svidkit/svidkit/internal/files/store"
+	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/internal/store"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -171,7 +171,7 @@ type Manager struct {
 	set       atomic.Pointer[spiffe.BundleSet]                 // of all bundles; nil if it has to be made again
 	changed   renew.Signal
 
-	life life.Life
+	life lifecycle.Life
 
 	mu         sync.Mutex
 	loop       renew.Loop[*relation]

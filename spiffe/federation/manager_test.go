@@ -23,9 +23,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/internal/certs/bundleorder"
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/internal/succession"
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -290,7 +290,7 @@ func TestStateCases(t *testing.T) {
 				if s.Held { // the number is lost: the publisher has to repeat that
 					first, err := spiffe.ParseBundle(home, read(s.Files[0]))
 					require.NoError(t, err)
-					for start := time.Now(); time.Since(start) < succession.Time; next(t, m, home) {
+					for start := time.Now(); time.Since(start) < bundleorder.Time; next(t, m, home) {
 						require.True(t, first.Equal(inForce(t, m, home)))
 						requireCode(t, statusOf(t, m, home).Err, outOfSequence)
 						require.True(t, want.Equal(statusOf(t, m, home).Refused))
@@ -443,7 +443,7 @@ func TestRollback(t *testing.T) {
 
 		// Without a number the later one counts, once the publisher has shown that it means it.
 		w.site.serve(serving(t, bundleOf(t, w.ca, nil, 0)))
-		for start := time.Now(); time.Since(start) < succession.Time+renew.UsualPoll; {
+		for start := time.Now(); time.Since(start) < bundleorder.Time+renew.UsualPoll; {
 			next(t, m, partner)
 		}
 		next(t, m, partner)
@@ -536,12 +536,12 @@ func TestImplausible(t *testing.T) {
 				// And so does an endpoint that stays with it, with no other answer between.
 				w.site.serve(serving(t, bad))
 				next(t, m, partner)
-				time.Sleep(succession.Time / 2)
+				time.Sleep(bundleorder.Time / 2)
 				w.site.serve(serving(t, nine))
 				next(t, m, partner)
 				w.site.serve(serving(t, bad))
 				next(t, m, partner)
-				for begin := time.Now(); time.Since(begin) < succession.Time; next(t, m, partner) {
+				for begin := time.Now(); time.Since(begin) < bundleorder.Time; next(t, m, partner) {
 					require.True(t, nine.Equal(inForce(t, m, partner)))
 				}
 				assert.True(t, bad.Equal(inForce(t, m, partner)))

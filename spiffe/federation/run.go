@@ -10,9 +10,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/bundleorder"
+	"github.com/svidkit/svidkit/internal/files/store"
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/internal/store"
-	"github.com/svidkit/svidkit/internal/succession"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -37,9 +37,9 @@ type relation struct {
 	err        error          // of the last attempt
 	unanchored bool           // the last attempt sent nothing, as there were no anchors
 	refused    *spiffe.Bundle
-	offers     succession.Offers // what is held because its number is not plausible
-	loaded     bool              // the stored bundle was looked for
-	saved      *spiffe.Bundle    // what is stored
+	offers     bundleorder.Offers // what is held because its number is not plausible
+	loaded     bool               // the stored bundle was looked for
+	saved      *spiffe.Bundle     // what is stored
 }
 
 func (m *Manager) newRelation(e *endpoint) *relation {
@@ -248,7 +248,7 @@ func (m *Manager) attempt(ctx context.Context, rel *relation) {
 }
 
 // apply takes the bundle of an answer into force, by the rules about sequence numbers (FED-11,
-// FED-12) and by what is plausible (see internal/succession). The caller holds mu.
+// FED-12) and by what is plausible (see internal/certs/bundleorder). The caller holds mu.
 func (m *Manager) apply(rel *relation, a answer) (outcome string, failed *FetchError) {
 	have, known := rel.bundle.Load(), rel.newest()
 	refuse := func(format string, args ...any) *FetchError {

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/internal/life"
+	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -45,7 +45,7 @@ func TestReadySays(t *testing.T) {
 			require.ErrorContains(t, err, slow)
 			require.ErrorContains(t, err, broken)
 			require.NotContains(t, err.Error(), partner.String())
-			require.NotErrorIs(t, err, life.ErrNotStarted)
+			require.NotErrorIs(t, err, lifecycle.ErrNotStarted)
 			requireCode(t, err, badStatus)
 		}
 		ctx, cancel := context.WithTimeoutCause(t.Context(), 5*time.Second, errOver)
@@ -93,13 +93,13 @@ func TestReadySaysNeverStarted(t *testing.T) {
 	defer cancel()
 	err := m.Ready(ctx)
 	require.ErrorIs(t, err, federation.ErrNotReady)
-	require.ErrorIs(t, err, life.ErrNotStarted)
+	require.ErrorIs(t, err, lifecycle.ErrNotStarted)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, `no bundle of "d09.test"`)
 	require.ErrorContains(t, err, "; and 2 more; waited for it")
 	require.NoError(t, m.Close())
-	require.ErrorIs(t, m.Ready(t.Context()), life.ErrClosed)
-	require.ErrorIs(t, m.Run(t.Context()), life.ErrClosed)
+	require.ErrorIs(t, m.Ready(t.Context()), lifecycle.ErrClosed)
+	require.ErrorIs(t, m.Run(t.Context()), lifecycle.ErrClosed)
 
 	m, err = federation.Start(t.Context(), federation.Config{})
 	require.NoError(t, err, "there is nothing to wait for")
@@ -115,7 +115,7 @@ func TestStart(t *testing.T) {
 		defer cancel()
 		m, err := federation.Start(ctx, w.cfg)
 		require.NoError(t, err)
-		require.ErrorIs(t, m.Run(t.Context()), life.ErrRunning)
+		require.ErrorIs(t, m.Run(t.Context()), lifecycle.ErrRunning)
 		assert.True(t, trusts(t, m, w.ca))
 		w.dialled()
 		time.Sleep(time.Hour)

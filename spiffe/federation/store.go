@@ -9,7 +9,7 @@ import (
 	"io/fs"
 	"log/slog"
 
-	"github.com/svidkit/svidkit/internal/store"
+	"github.com/svidkit/svidkit/internal/files/store"
 	"github.com/svidkit/svidkit/spiffe"
 )
 

@@ -63,11 +63,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/certpem"
-	"github.com/svidkit/svidkit/internal/fileset"
-	"github.com/svidkit/svidkit/internal/life"
+	"github.com/svidkit/svidkit/internal/certs/certpem"
+	"github.com/svidkit/svidkit/internal/files/fileset"
+	"github.com/svidkit/svidkit/internal/files/private"
+	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
-	"github.com/svidkit/svidkit/internal/private"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -148,7 +148,7 @@ type Config struct {
 type Sink struct {
 	cfg  Config
 	log  *slog.Logger
-	life life.Life
+	life lifecycle.Life
 	news renew.Signal
 
 	writing  sync.Mutex      // held while files are written; guards the next four

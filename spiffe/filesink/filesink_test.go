@@ -22,8 +22,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/internal/conformance"
-	"github.com/svidkit/svidkit/internal/life"
+	"github.com/svidkit/svidkit/internal/lifecycle"
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesink"
@@ -467,7 +467,7 @@ func TestLife(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	err = s.Ready(ctx)
-	require.ErrorIs(t, err, life.ErrNotStarted)
+	require.ErrorIs(t, err, lifecycle.ErrNotStarted)
 	require.ErrorIs(t, err, filesink.ErrNotReady)
 	_, err = s.Write()
 	require.ErrorContains(t, err, "the agent is away")
@@ -476,7 +476,7 @@ func TestLife(t *testing.T) {
 	go func() { ended <- s.Run(t.Context()) }()
 	src.Fail(nil)
 	require.NoError(t, s.Ready(t.Context()))
-	require.ErrorIs(t, s.Run(t.Context()), life.ErrRunning)
+	require.ErrorIs(t, s.Run(t.Context()), lifecycle.ErrRunning)
 	changed, err := s.Write() // beside Run
 	require.NoError(t, err)
 	require.False(t, changed)
@@ -487,7 +487,7 @@ func TestLife(t *testing.T) {
 	require.NoError(t, s.Close())
 	require.NoError(t, s.Close())
 	require.NoError(t, <-ended)
-	require.ErrorIs(t, s.Run(t.Context()), life.ErrClosed)
+	require.ErrorIs(t, s.Run(t.Context()), lifecycle.ErrClosed)
 	require.Equal(t, leaf(t, src), leaf(t, read(t, dir)))
 	other := start(t, filesink.Config{Source: src, Dir: dir})
 	require.NotNil(t, other, "the folder was let go")

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/internal/follow"
+	"github.com/svidkit/svidkit/internal/files/follow"
 )
 
 var missing = follow.File{Err: fs.ErrNotExist}

@@ -12,8 +12,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/certchain"
-	"github.com/svidkit/svidkit/internal/follow"
+	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/files/follow"
 	"github.com/svidkit/svidkit/spiffe"
 )
 

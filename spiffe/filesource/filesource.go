@@ -68,10 +68,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/follow"
-	"github.com/svidkit/svidkit/internal/life"
+	"github.com/svidkit/svidkit/internal/files/follow"
+	"github.com/svidkit/svidkit/internal/files/private"
+	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
-	"github.com/svidkit/svidkit/internal/private"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -146,7 +146,7 @@ type Source struct {
 	keyFile  string // with the private key; empty if there is none
 	log      *slog.Logger
 	follower *follow.Follower
-	life     life.Life
+	life     lifecycle.Life
 
 	cur  atomic.Pointer[state] // what readers read; only take writes it
 	news renew.Signal

@@ -10,7 +10,7 @@ import (
 
 	theirjwt "github.com/spiffe/go-spiffe/v2/svid/jwtsvid"
 
-	"github.com/svidkit/svidkit/internal/memory"
+	"github.com/svidkit/svidkit/internal/tokens/verifycache"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
 
@@ -72,7 +72,7 @@ func ToTokenSource(src jwtsvid.Source) theirjwt.Source {
 		token string
 		svid  *theirjwt.SVID
 	}
-	known := memory.New[parsed](parsedTokens)
+	known := verifycache.New[parsed](parsedTokens)
 	return jwtSource(func(ctx context.Context, p theirjwt.Params) (*theirjwt.SVID, error) {
 		audience := append([]string{p.Audience}, p.ExtraAudiences...)
 		token, err := src.Fetch(ctx, audience...)
@@ -89,7 +89,7 @@ func ToTokenSource(src jwtsvid.Source) theirjwt.Source {
 			k = &parsed{token, svid}
 			known.Keep(hash, k, func(old *parsed) int64 {
 				if is(old) {
-					return memory.Older
+					return verifycache.Older
 				}
 				return old.svid.Expiry.UnixNano()
 			})

@@ -14,7 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/life"
+	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/renew"
 )
 
@@ -64,7 +64,7 @@ type Cache struct {
 
 	entries atomic.Pointer[map[entryKey]*entry] // replaced, never changed; writers hold mu
 
-	life life.Life
+	life lifecycle.Life
 
 	mu   sync.Mutex
 	loop renew.Loop[*entry]

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/token"
+	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/spiffe"
 )
 

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/internal/conformance"
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
 
@@ -45,7 +45,7 @@ func agrees(t *testing.T, proof *jwtsvid.Verified, key crypto.PublicKey) {
 }
 
 // TestJose exchanges tokens of all algorithms with package jwt, in both directions. What is signed and
-// verified is judged in internal/token, by package crypto alone.
+// verified is judged in internal/tokens/token, by package crypto alone.
 func TestJose(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "JWT-3", "JWT-26", "JWT-28", "GO-11")

@@ -9,9 +9,9 @@ import (
 	"net/http"
 	"strings"
 
-	"github.com/svidkit/svidkit/internal/bearer"
-	"github.com/svidkit/svidkit/internal/summary"
-	"github.com/svidkit/svidkit/internal/token"
+	"github.com/svidkit/svidkit/internal/ratelog"
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
+	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -81,7 +81,7 @@ func Middleware(v *Validator, allow spiffe.PolicySource, opts *MiddlewareOptions
 	}
 	o := *cmp.Or(opts, &MiddlewareOptions{})
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
-	m := &middleware{validator: v, allow: allow, terminated: o.TLSTerminated, logger: o.Logger, log: summary.New(o.Logger, 0)}
+	m := &middleware{validator: v, allow: allow, terminated: o.TLSTerminated, logger: o.Logger, log: ratelog.New(o.Logger, 0)}
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
 	}, nil
@@ -92,7 +92,7 @@ type middleware struct {
 	allow      spiffe.PolicySource
 	terminated bool // TLS, by a proxy
 	logger     *slog.Logger
-	log        *summary.Log
+	log        *ratelog.Log
 }
 
 func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {

@@ -12,7 +12,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/svidkit/svidkit/internal/token"
+	"github.com/svidkit/svidkit/internal/tokens/token"
 )
 
 // TransportOptions are the choices of a [Transport] that have a default.

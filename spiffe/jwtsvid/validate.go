@@ -14,8 +14,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/jws"
-	"github.com/svidkit/svidkit/internal/token"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
+	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/spiffe"
 )
 

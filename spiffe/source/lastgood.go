@@ -12,10 +12,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/life"
+	"github.com/svidkit/svidkit/internal/files/store"
+	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/internal/store"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -74,7 +74,7 @@ type LastGood struct {
 	live  Runner
 	log   *slog.Logger
 	store *store.Store
-	life  life.Life
+	life  lifecycle.Life
 	news  renew.Signal
 
 	stored atomic.Pointer[stored] // what is handed out; nil if there is nothing, and once the live source is ready

@@ -21,9 +21,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/internal/life"
-	"github.com/svidkit/svidkit/internal/memconn"
-	"github.com/svidkit/svidkit/internal/private"
+	"github.com/svidkit/svidkit/internal/files/private"
+	"github.com/svidkit/svidkit/internal/lifecycle"
+	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
@@ -557,7 +557,7 @@ func TestLastGoodConfig(t *testing.T) {
 
 // flip is a live source that a test switches.
 type flip struct {
-	life life.Life
+	life lifecycle.Life
 	*spiffetest.Source
 }
 

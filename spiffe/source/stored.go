@@ -10,8 +10,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/files/store"
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/internal/store"
 	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/spiffe"
 )

@@ -9,8 +9,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/svidkit/svidkit/internal/peercontext"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/internal/provenpeer"
 )
 
 // Peer returns the proof of a client whose ID is the trust domain followed by path, for functions that take
@@ -48,7 +48,7 @@ func (ca *CA) RequestFrom(path string, r *http.Request, edit ...func(*x509.Certi
 		return r // a testing.TB that was made for this may go on
 	}
 	peer, chain := ca.peer(path, edit)
-	r = r.WithContext(peercontext.With(r.Context(), peer))
+	r = r.WithContext(provenpeer.With(r.Context(), peer))
 	r.TLS = &tls.ConnectionState{
 		Version: tls.VersionTLS13, HandshakeComplete: true, CipherSuite: tls.TLS_AES_128_GCM_SHA256, PeerCertificates: chain,
 	}

@@ -9,7 +9,7 @@ import (
 	"reflect"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/certchain"
+	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/spiffe"
 )
 

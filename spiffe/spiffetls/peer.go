@@ -9,8 +9,8 @@ import (
 	"net"
 	"net/http"
 
-	"github.com/svidkit/svidkit/internal/peercontext"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/internal/provenpeer"
 )
 
 // PeerFromContext returns the proven client of the request that ctx comes from, if the request was
@@ -19,7 +19,7 @@ import (
 func PeerFromContext(ctx context.Context) (*spiffe.Peer, bool) {
 	conn, ok := ctx.Value(connKey{}).(*connection)
 	if !ok {
-		peer := peercontext.From(ctx)
+		peer := provenpeer.From(ctx)
 		return peer, peer != nil
 	}
 	peer := conn.peer.Load()
@@ -97,7 +97,7 @@ func provenBy(r *http.Request) (*endpoint, *spiffe.Peer, error) {
 		}
 		return conn.e, nil, errNoProof
 	}
-	if peer := peercontext.From(r.Context()); peer != nil {
+	if peer := provenpeer.From(r.Context()); peer != nil {
 		return nil, peer, nil
 	}
 	switch {

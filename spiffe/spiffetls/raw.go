@@ -13,7 +13,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/limit"
-	"github.com/svidkit/svidkit/internal/peer"
+	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -49,7 +49,7 @@ func NewListener(inner net.Listener, self spiffe.SVIDSource, peers spiffe.Bundle
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	l.unfinished = conns.Listen(inner, conns.Options[netip.Addr]{
 		Total: cmp.Or(e.opts.MaxHandshakes, maxHandshakes),
-		Peer:  peer.Address,
+		Peer:  peerkey.Address,
 		Refused: func(c net.Conn, err *limit.Error) {
 			_ = e.failed(true, remote(c), fmt.Errorf("%w: %s", errTooMany, err.Reason))
 		},

@@ -123,7 +123,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/summary"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -290,7 +290,7 @@ type endpoint struct {
 	hosts      HostsFunc        // the policy of a client if it depends on the address; else nil, and verifier has it
 	fixedHosts bool             // hosts is from a Hosts
 	opts       Options
-	log        *summary.Log // nil for none
+	log        *ratelog.Log // nil for none
 	changers   []changer    // those of the sources that say when they change
 }
 
@@ -301,7 +301,7 @@ func newEndpoint(server bool, self spiffe.SVIDSource, peers spiffe.BundleSource,
 	e := &endpoint{self: self, opts: *cmp.Or(opts, &Options{})}
 	e.opts.NextProtos = slices.Clone(e.opts.NextProtos)
 	if e.opts.Logger != nil {
-		e.log = summary.New(e.opts.Logger, 0)
+		e.log = ratelog.New(e.opts.Logger, 0)
 	}
 	if err := e.oneSided(server, peers, allow); err != nil {
 		return nil, err

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/svidkit/svidkit/internal/workloadwire"
+	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
 // address says where a Workload API is served.

@@ -14,8 +14,8 @@ import (
 	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/internal/workloadwire"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
 // ClientOptions are the choices of a [Client] that have a default.

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
-	"github.com/svidkit/svidkit/internal/workloadwire"
+	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
 // Errors to test for with [errors.Is].

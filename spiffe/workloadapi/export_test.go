@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/conns"
-	"github.com/svidkit/svidkit/internal/workloadwire"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
 // For tests.

@@ -14,8 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/svidkit/svidkit/internal/conformance"
-	wire "github.com/svidkit/svidkit/internal/wire/workloadapi"
+	"github.com/svidkit/svidkit/internal/test/conformance"
+	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"

@@ -10,8 +10,8 @@ import (
 	"sync/atomic"
 
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/internal/workloadwire"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
 // Choice says which of the identities that a server has for this workload a [Picked] hands out: the first, in the order of

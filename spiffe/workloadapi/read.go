@@ -12,9 +12,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/certchain"
-	"github.com/svidkit/svidkit/internal/workloadwire"
+	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
 // Identity is an X.509-SVID with the label that the operator has given it.

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/secretset"
+	"github.com/svidkit/svidkit/internal/certs/secretset"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )

@@ -13,10 +13,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/life"
+	"github.com/svidkit/svidkit/internal/certs/secretset"
+	"github.com/svidkit/svidkit/internal/lifecycle"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/internal/secretset"
-	"github.com/svidkit/svidkit/internal/summary"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -63,12 +63,12 @@ type Source struct {
 	cfg    Config
 	client *Client
 	log    *slog.Logger
-	bad    *summary.Log // of responses
+	bad    *ratelog.Log // of responses
 
 	cur  atomic.Pointer[state] // what readers read; writers hold mu
 	news renew.Signal
 
-	life life.Life
+	life lifecycle.Life
 
 	mu       sync.Mutex
 	isReady  bool // when it was published last
@@ -118,7 +118,7 @@ func New(cfg Config) (*Source, error) {
 			return nil, err
 		}
 	}
-	s.bad = summary.New(s.log, 0)
+	s.bad = ratelog.New(s.log, 0)
 	s.cur.Store(&state{})
 	return s, nil
 }
@@ -320,7 +320,7 @@ func (s *Source) Run(ctx context.Context) error {
 func (s *Source) Close() error {
 	err := s.life.Close()
 	if s.cfg.Client == nil {
-		s.client.conns.End(life.ErrClosed)
+		s.client.conns.End(lifecycle.ErrClosed)
 	}
 	return err
 }

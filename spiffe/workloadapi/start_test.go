@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/internal/life"
+	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
@@ -81,7 +81,7 @@ func TestReadySays(t *testing.T) {
 					t.Helper()
 					require.ErrorIs(t, err, workloadapi.ErrNotReady)
 					require.ErrorContains(t, err, r.want)
-					require.NotErrorIs(t, err, life.ErrNotStarted)
+					require.NotErrorIs(t, err, lifecycle.ErrNotStarted)
 					if r.is != nil {
 						require.ErrorIs(t, err, r.is)
 					}
@@ -115,7 +115,7 @@ func TestReadySays(t *testing.T) {
 					require.ErrorIs(t, err, workloadapi.ErrNotReady)
 					require.ErrorContains(t, err, r.want)
 					if r.cfg.Hint == "" {
-						require.ErrorIs(t, err, life.ErrEnded)
+						require.ErrorIs(t, err, lifecycle.ErrEnded)
 					}
 				}
 			})
@@ -143,14 +143,14 @@ func TestReadySaysNeverStarted(t *testing.T) {
 	defer cancel()
 	err = s.Ready(ctx)
 	require.ErrorIs(t, err, workloadapi.ErrNotReady)
-	require.ErrorIs(t, err, life.ErrNotStarted)
+	require.ErrorIs(t, err, lifecycle.ErrNotStarted)
 	assert.EqualError(t, err, "workloadapi: source: not ready: this program has neither called Start nor Run, so nothing was tried; waited for it: context deadline exceeded")
 	require.NoError(t, s.Close())
 	_, err = s.Fetch(t.Context(), "a")
-	require.ErrorIs(t, err, life.ErrClosed)
+	require.ErrorIs(t, err, lifecycle.ErrClosed)
 	assert.EqualError(t, s.Ready(t.Context()), "workloadapi: source: not ready: it was closed by this program")
 	_, err = s.SVID()
-	require.ErrorIs(t, err, life.ErrClosed)
+	require.ErrorIs(t, err, lifecycle.ErrClosed)
 	assert.EqualError(t, s.Run(t.Context()), "workloadapi: run: it was closed by this program")
 }
 
@@ -167,7 +167,7 @@ func TestStart(t *testing.T) {
 		s, err := workloadapi.Start(ctx, workloadapi.Config{Client: c})
 		require.NoError(t, err)
 		assert.Equal(t, time.Second, time.Since(begun))
-		require.EqualError(t, s.Run(t.Context()), "workloadapi: run: "+life.ErrRunning.Error())
+		require.EqualError(t, s.Run(t.Context()), "workloadapi: run: "+lifecycle.ErrRunning.Error())
 		first, err := s.SVID()
 		require.NoError(t, err)
 
@@ -219,7 +219,7 @@ func TestCloseWaits(t *testing.T) {
 		case <-closed:
 			t.Error("Close has not waited")
 		case err := <-waiting:
-			require.ErrorIs(t, err, life.ErrClosed)
+			require.ErrorIs(t, err, lifecycle.ErrClosed)
 			require.ErrorIs(t, err, workloadapi.ErrNotReady)
 		}
 		<-closed
@@ -235,7 +235,7 @@ func TestCloseWaits(t *testing.T) {
 		}()
 		synctest.Wait()
 		require.NoError(t, s.Close())
-		require.ErrorIs(t, <-waiting, life.ErrClosed)
+		require.ErrorIs(t, <-waiting, lifecycle.ErrClosed)
 		require.NoError(t, stop())
 	})
 }
@@ -305,7 +305,7 @@ func TestCloseEndsDials(t *testing.T) {
 				require.ErrorIs(t, err, io.EOF)
 			}
 			_, err = s.Fetch(t.Context(), "a")
-			require.ErrorIs(t, err, life.ErrClosed)
+			require.ErrorIs(t, err, lifecycle.ErrClosed)
 		})
 	}
 }
@@ -320,5 +320,5 @@ func TestStartRefuses(t *testing.T) {
 	cancel(errStop)
 	_, err = workloadapi.Start(ctx, workloadapi.Config{Address: "unix:///nowhere.sock"})
 	require.ErrorIs(t, err, errStop)
-	require.False(t, errors.Is(err, life.ErrNotStarted))
+	require.False(t, errors.Is(err, lifecycle.ErrNotStarted))
 }

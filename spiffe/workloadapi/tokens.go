@@ -8,8 +8,8 @@ import (
 	"log/slog"
 	"slices"
 
-	"github.com/svidkit/svidkit/internal/workloadwire"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
 // TokenSVID is a JWT-SVID, or a WIT-SVID with the private key that it is bound to, as the server sent it:

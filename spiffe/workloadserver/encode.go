@@ -7,8 +7,8 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/svidkit/svidkit/internal/workloadwire"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
 // encodings are the responses that belong to one snapshot, each made once, by the first caller that

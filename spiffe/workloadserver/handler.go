@@ -18,11 +18,11 @@ import (
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
-	"github.com/svidkit/svidkit/internal/peer"
+	"github.com/svidkit/svidkit/internal/peerkey"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/internal/summary"
-	"github.com/svidkit/svidkit/internal/workloadwire"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
 // Handler serves the Workload API. It is safe for concurrent use, and keeps an idle stream with the one
@@ -34,8 +34,8 @@ type Handler struct {
 	done    chan struct{} // closed by Close
 	refresh renew.Signal
 	enc     encodings
-	shares  *limit.Shares[peer.Holder] // of requests that are being answered
-	log     *summary.Log
+	shares  *limit.Shares[peerkey.Holder] // of requests that are being answered
+	log     *ratelog.Log
 	counts  counts
 
 	mu     sync.Mutex
@@ -54,8 +54,8 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 	if h.opts.MaxStreams < 0 || h.opts.MaxPeerStreams < 0 {
 		return nil, errors.New("workloadserver: new handler: MaxStreams or MaxPeerStreams is negative; 0 means 10,000 and 1,000")
 	}
-	h.shares = limit.NewShares[peer.Holder](cmp.Or(h.opts.MaxStreams, maxStreams), cmp.Or(h.opts.MaxPeerStreams, maxPeerStreams))
-	h.log = summary.New(h.opts.Logger, 0)
+	h.shares = limit.NewShares[peerkey.Holder](cmp.Or(h.opts.MaxStreams, maxStreams), cmp.Or(h.opts.MaxPeerStreams, maxPeerStreams))
+	h.log = ratelog.New(h.opts.Logger, 0)
 	h.counts.init(h)
 
 	methods := reflection()
@@ -123,7 +123,7 @@ func (h *Handler) admit(r *http.Request) error {
 // counted returns the method with its part in the shares, and with what callers are told of its error.
 func (h *Handler) counted(method grpchttp.Method) grpchttp.Method {
 	return func(ctx context.Context, c *grpchttp.Call) error {
-		p := peer.HolderOf(c.Request())
+		p := peerkey.HolderOf(c.Request())
 		if err := h.shares.Take(p, 1); err != nil {
 			return h.told(ctx, c.Request(), tooMany(err))
 		}

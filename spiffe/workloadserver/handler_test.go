@@ -25,8 +25,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
-	"github.com/svidkit/svidkit/internal/conformance"
-	wire "github.com/svidkit/svidkit/internal/wire/workloadapi"
+	"github.com/svidkit/svidkit/internal/test/conformance"
+	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"

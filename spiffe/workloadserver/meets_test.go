@@ -3,8 +3,8 @@ package workloadserver_test
 import (
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
-	"github.com/svidkit/svidkit/spiffe/witsvid"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )

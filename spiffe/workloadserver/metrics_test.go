@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/internal/metrics/metricstest"
+	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )

@@ -7,7 +7,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
-	"github.com/svidkit/svidkit/internal/wire/workloadapi/descriptors"
+	"github.com/svidkit/svidkit/spiffe/workloadserver/internal/descriptors"
 )
 
 // reflection returns the methods of server reflection (WEP-20), by which tools that have no .proto file

@@ -17,11 +17,11 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
-	"github.com/svidkit/svidkit/internal/jws"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/strictjson"
-	"github.com/svidkit/svidkit/internal/workloadwire"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
 // witStream makes the responses of one stream of WIT-SVIDs. Each WIT-SVID is issued for this stream

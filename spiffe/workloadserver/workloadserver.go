@@ -69,8 +69,8 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/internal/workloadwire"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
 const (

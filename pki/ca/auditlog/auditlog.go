@@ -108,7 +108,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/private"
+	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/pki/ca"
 )
 

@@ -8,8 +8,8 @@ import (
 	"os"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/flock"
-	"github.com/svidkit/svidkit/internal/private"
+	"github.com/svidkit/svidkit/internal/files/flock"
+	"github.com/svidkit/svidkit/internal/files/private"
 )
 
 // fileSystem is what a Log needs of the operating system. There is one, and a broken one in tests.

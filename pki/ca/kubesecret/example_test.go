@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"net/http/httptest"
 
-	"github.com/svidkit/svidkit/internal/kubetest"
+	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/kubesecret"
 	"github.com/svidkit/svidkit/spiffe"

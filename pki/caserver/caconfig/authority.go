@@ -16,8 +16,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/kube"
-	"github.com/svidkit/svidkit/internal/private"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"

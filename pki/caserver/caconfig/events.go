@@ -10,7 +10,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/limit"
-	"github.com/svidkit/svidkit/internal/summary"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 )
 
@@ -33,7 +33,7 @@ type recorder struct {
 	instance  string // this process
 	queue     chan event
 	limits    *limit.Limiter
-	log       *summary.Log
+	log       *ratelog.Log
 }
 
 type event struct {
@@ -45,7 +45,7 @@ func newRecorder(api *kube.Client, namespace string, log *slog.Logger) *recorder
 	host, _ := os.Hostname()
 	return &recorder{
 		api: api, namespace: namespace, instance: cmp.Or(host, component), queue: make(chan event, maxWaiting),
-		limits: limit.New(limit.Options{Rate: 20, Burst: 200, CallerRate: 1.0 / 300, CallerBurst: 25}), log: summary.New(log, 0),
+		limits: limit.New(limit.Options{Rate: 20, Burst: 200, CallerRate: 1.0 / 300, CallerBurst: 25}), log: ratelog.New(log, 0),
 	}
 }
 

@@ -12,8 +12,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
-	"github.com/svidkit/svidkit/internal/conformance"
-	wire "github.com/svidkit/svidkit/internal/wire/istioca"
+	"github.com/svidkit/svidkit/internal/test/conformance"
+	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 )

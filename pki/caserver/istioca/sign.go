@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/authn"
-	"github.com/svidkit/svidkit/internal/caservice"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver/internal/caservice"
 	"github.com/svidkit/svidkit/spiffe"
 )
 

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
-	wire "github.com/svidkit/svidkit/internal/wire/linkerd"
+	wire "github.com/svidkit/svidkit/internal/test/wire/linkerd"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 )

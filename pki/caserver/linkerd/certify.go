@@ -9,12 +9,12 @@ import (
 	"log/slog"
 
 	"github.com/svidkit/svidkit/authn/kube"
-	"github.com/svidkit/svidkit/internal/bearer"
-	"github.com/svidkit/svidkit/internal/caservice"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver/internal/caservice"
 )
 
 var (

@@ -28,10 +28,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/kube"
-	"github.com/svidkit/svidkit/internal/conformance"
 	"github.com/svidkit/svidkit/internal/grpchttp"
-	"github.com/svidkit/svidkit/internal/hostilecsr"
-	wire "github.com/svidkit/svidkit/internal/wire/linkerd"
+	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/hostilecsr"
+	wire "github.com/svidkit/svidkit/internal/test/wire/linkerd"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"

@@ -25,7 +25,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/internal/grpchttp"
-	wire "github.com/svidkit/svidkit/internal/wire/linkerd"
+	wire "github.com/svidkit/svidkit/internal/test/wire/linkerd"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"

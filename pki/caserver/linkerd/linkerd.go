@@ -67,10 +67,10 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/authn/kube"
-	"github.com/svidkit/svidkit/internal/caservice"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver/internal/caservice"
 	"github.com/svidkit/svidkit/pki/linkerdname"
 )
 

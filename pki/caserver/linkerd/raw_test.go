@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/svidkit/svidkit/internal/conformance"
-	wire "github.com/svidkit/svidkit/internal/wire/linkerd"
+	"github.com/svidkit/svidkit/internal/test/conformance"
+	wire "github.com/svidkit/svidkit/internal/test/wire/linkerd"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/pki/linkerdname"
 )

@@ -37,8 +37,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/faulty"
-	"github.com/svidkit/svidkit/internal/memconn"
+	"github.com/svidkit/svidkit/internal/test/faulty"
+	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"

@@ -45,8 +45,8 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
-	"github.com/svidkit/svidkit/internal/faulty"
-	"github.com/svidkit/svidkit/internal/memconn"
+	"github.com/svidkit/svidkit/internal/test/faulty"
+	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"

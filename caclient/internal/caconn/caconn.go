@@ -1,0 +1,440 @@
+// Package caconn is what the clients of remote CAs have in common: the connection of a [caclient.Endpoint], tokens, the
+// roots of the trust domain, and the kinds of failures.
+package caconn
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/conns"
+	"github.com/svidkit/svidkit/internal/files/smallfile"
+	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// Limits.
+const (
+	MaxResponse = 2 << 20 // bytes of an answer
+	MaxRoots    = 256
+
+	maxToken = 64 << 10
+	maxFile  = 1 << 20
+
+	maxAnswer = 32 // certificates in an answer, before roots and repetitions are left out
+
+	handshake = 10 * time.Second
+)
+
+// Config is what differs between the clients.
+type Config struct {
+	Name     string // of the client's package, for errors and logs
+	Endpoint caclient.Endpoint
+
+	// TLS returns a new configuration for each connection, for an Endpoint without an HTTPClient. NextProtos is set later. Nil
+	// means that of [caclient.NewHTTPClient], with the RootsFile.
+	TLS func(ctx context.Context) (*tls.Config, error)
+
+	// PriorKnowledge is for gRPC: connections without TLS, and those of TLS, begin with HTTP/2, and have no ALPN.
+	PriorKnowledge bool
+
+	// Roots asks the CA for its present roots, where the Endpoint has no other source. Nil means that the CA has no
+	// method for that: then Learn asks for a certificate only to learn the roots; it may be nil if the client requires
+	// another source.
+	Roots func(ctx context.Context) ([]*x509.Certificate, error)
+	Learn func(ctx context.Context) error
+
+	conns *conns.Dialed // of the transport
+}
+
+// Conn is the way to one CA. It is safe for concurrent use.
+type Conn struct {
+	Endpoint caclient.Endpoint // with a Logger
+	URL      string            // scheme and host
+	HTTP     *http.Client
+
+	cfg   Config
+	roots roots
+	stale atomic.Bool // the next call is to make a new connection
+}
+
+// New checks the Endpoint. It does not connect and reads no file. The error names the option that is wrong, and not the
+// package.
+func New(cfg Config) (*Conn, error) {
+	e := &cfg.Endpoint
+	u, err := url.Parse(e.URL)
+	switch {
+	case err != nil:
+		return nil, errors.New("URL is not a URL") // the cause repeats it, and it may have a password
+	case u.Scheme == "http" && !e.AllowPlaintext:
+		return nil, errors.New("URL is without TLS; set AllowPlaintext if tokens may be read on the way")
+	case u.Scheme != "https" && u.Scheme != "http" || u.Host == "":
+		return nil, errors.New("URL has to be https://host:port")
+	case u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "":
+		return nil, errors.New("URL has more than a scheme, a host and a port")
+	case e.TrustDomain.IsZero():
+		return nil, fmt.Errorf("TrustDomain: %w", spiffe.ErrZero)
+	case e.Roots != nil && e.RootsFile != "":
+		return nil, errors.New("both Roots and RootsFile are set")
+	case e.Token != nil && e.TokenFile != "":
+		return nil, errors.New("both Token and TokenFile are set")
+	}
+	e.Logger = cmp.Or(e.Logger, slog.New(slog.DiscardHandler))
+	cfg.conns = new(conns.Dialed)
+	hc, err := httpClient(e, cfg, u.Scheme)
+	if err != nil {
+		return nil, err
+	}
+	c := &Conn{Endpoint: *e, URL: u.Scheme + "://" + u.Host, HTTP: hc, cfg: cfg}
+	c.roots.td = e.TrustDomain
+	return c, nil
+}
+
+func httpClient(e *caclient.Endpoint, cfg Config, scheme string) (*http.Client, error) {
+	c := new(http.Client)
+	switch {
+	case e.HTTPClient != nil:
+		*c = *e.HTTPClient
+	case cfg.TLS != nil || scheme == "http":
+		c.Transport = NewTransport(cfg)
+	default:
+		var err error
+		if c, err = caclient.NewHTTPClient(caclient.TLSOptions{RootsFile: e.RootsFile, MinVersion: tls.VersionTLS12, Logger: e.Logger}); err != nil {
+			return nil, err
+		}
+	}
+	c.Jar = nil
+	c.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return c, nil
+}
+
+// NewTransport returns a transport whose connections have the configuration of cfg.TLS at that moment. Without one it is
+// for a URL without TLS, or trusts the roots of the host.
+func NewTransport(cfg Config) *http.Transport {
+	t := &http.Transport{
+		Proxy:                  http.ProxyFromEnvironment,
+		Protocols:              new(http.Protocols),
+		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12},
+		TLSHandshakeTimeout:    handshake,
+		MaxResponseHeaderBytes: 64 << 10,
+		IdleConnTimeout:        90 * time.Second,
+		HTTP2:                  &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 10 * time.Second},
+	}
+	t.Protocols.SetHTTP1(!cfg.PriorKnowledge)
+	t.Protocols.SetHTTP2(!cfg.PriorKnowledge)
+	t.Protocols.SetUnencryptedHTTP2(cfg.PriorKnowledge)
+	dial := cmp.Or(cfg.conns, new(conns.Dialed)).Dial(new(net.Dialer).DialContext)
+	t.DialContext = dial
+	if cfg.TLS == nil {
+		return t
+	}
+	t.Proxy = nil
+	t.DialTLSContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, handshake)
+		defer cancel()
+		config, err := cfg.TLS(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if t.Protocols.HTTP2() {
+			config.NextProtos = append(config.NextProtos, "h2")
+		}
+		if t.Protocols.HTTP1() {
+			config.NextProtos = append(config.NextProtos, "http/1.1")
+		}
+		if config.ServerName == "" {
+			if config.ServerName, _, err = net.SplitHostPort(addr); err != nil {
+				return nil, err
+			}
+		}
+		raw, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		c := tls.Client(raw, config)
+		if err := c.HandshakeContext(ctx); err != nil {
+			_ = raw.Close()
+			return nil, err
+		}
+		if !cfg.PriorKnowledge {
+			return c, nil
+		}
+		return struct{ net.Conn }{c}, nil // net/http asks a *tls.Conn for the protocol, and begins with HTTP/2 on any other
+	}
+	return t
+}
+
+// Name returns the name of the client's package.
+func (c *Conn) Name() string { return c.cfg.Name }
+
+// String names the CA and no secret.
+func (c *Conn) String() string { return c.cfg.Name + ".CA(" + c.URL + ")" }
+
+// Token returns the token to send, and why there is none if there should be one. It is text that fits into a header. The
+// error is a [*caclient.Error] of op, or says that ctx is done.
+func (c *Conn) Token(ctx context.Context, op string) (token string, missing, err error) {
+	switch {
+	case c.Endpoint.Token != nil:
+		token, err = c.Endpoint.Token(ctx)
+		if errors.Is(err, fs.ErrNotExist) {
+			token, missing, err = "", err, nil
+		}
+		if err != nil {
+			if ctx.Err() != nil {
+				return "", nil, fmt.Errorf("%s: %s: %w", c.cfg.Name, op, context.Cause(ctx))
+			}
+			if _, ok := errors.AsType[*caclient.Error](err); ok {
+				return "", nil, err
+			}
+			e := c.Error(op, caclient.ErrUnavailable, fmt.Errorf("get a token: %w", err))
+			if told, ok := errors.AsType[retryable](err); ok {
+				if e.RetryAfter, ok = told.Retryable(); !ok { // a token endpoint knows no such client, for example
+					e.Kind = caclient.ErrUnauthenticated
+				}
+			}
+			return "", nil, e
+		}
+	case c.Endpoint.TokenFile != "":
+		token, missing = readToken(c.Endpoint.TokenFile)
+	}
+	if missing != nil {
+		c.Endpoint.Logger.LogAttrs(ctx, slog.LevelWarn, c.cfg.Name+": no token to send", slog.Any("err", missing))
+	}
+	if len(token) > maxToken || !IsText(token) || strings.Contains(token, " ") {
+		return "", nil, c.Error(op, caclient.ErrInvalid, errors.New("the token is too long, or has characters that no token has"))
+	}
+	return token, missing, nil
+}
+
+// retryable is an error that says whether asking again may help, as those of package tokensource do.
+type retryable interface {
+	error
+	Retryable() (after time.Duration, ok bool)
+}
+
+// IsText reports whether s can be the value of a header.
+func IsText(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' })
+}
+
+func readToken(name string) (string, error) {
+	b, err := smallfile.Read(name, maxToken+1024)
+	if err != nil {
+		return "", err
+	}
+	token := strings.TrimSpace(string(b))
+	if token == "" {
+		return "", fmt.Errorf("%s is empty", name)
+	}
+	return token, nil
+}
+
+// Error returns err with the operation, a kind, which may be nil, and the name of the package.
+func (c *Conn) Error(op string, kind, err error) *caclient.Error {
+	return &caclient.Error{Op: op, Kind: kind, Err: fmt.Errorf("%s: %w", c.cfg.Name, err)}
+}
+
+// CheckRequest refuses what no CA can sign. The result is a [*caclient.Error], or nil.
+func (c *Conn) CheckRequest(csr *pki.CSR, lifetime time.Duration) error {
+	switch {
+	case csr == nil:
+		return c.Error("sign", caclient.ErrInvalid, errors.New("there is no signing request; pki.NewCSR makes one"))
+	case lifetime < 0:
+		return c.Error("sign", caclient.ErrInvalid, fmt.Errorf("the lifetime is negative (%v)", lifetime))
+	}
+	return nil
+}
+
+// Reconnect makes the next call after [Conn.Begin] use a new connection, which has the client certificate and the roots
+// of that moment.
+func (c *Conn) Reconnect() { c.stale.Store(true) }
+
+// Begin comes before a call. Connections are closed only here, as one is not idle yet when a call has just failed on it.
+// Calls that are under way go on.
+func (c *Conn) Begin() {
+	if c.stale.Swap(false) {
+		c.HTTP.CloseIdleConnections()
+	}
+}
+
+// Close closes the connections to the CA that were made here, and so ends the calls that are under way on them. The next call
+// makes a new one.
+func (c *Conn) Close() { c.cfg.conns.Close() }
+
+// Untrusted reports whether the CA's own certificate did not verify: the roots may be older than it, and are read again.
+func Untrusted(err error) bool {
+	_, ok := errors.AsType[*tls.CertificateVerificationError](err)
+	return ok
+}
+
+// Chain reads certificates in PEM, in any number of texts, as the chain that answers csr: without self-signed roots,
+// which peers have, and without repetitions. The leaf comes first and has the key of csr. An error says what is wrong with
+// the answer.
+func Chain(csr *pki.CSR, texts ...string) ([]*x509.Certificate, error) {
+	all, err := pki.ParseCertificatesPEM([]byte(strings.Join(texts, "\n")))
+	if err != nil {
+		return nil, fmt.Errorf("chain: %w", err)
+	}
+	return Tidy(csr, all)
+}
+
+// Tidy is [Chain] for certificates that were parsed, one or more.
+func Tidy(csr *pki.CSR, all []*x509.Certificate) ([]*x509.Certificate, error) {
+	if len(all) > maxAnswer { // each may cost a signature to check
+		return nil, fmt.Errorf("the answer has %d certificates, the limit is %d", len(all), maxAnswer)
+	}
+	if !pki.PublicKeysEqual(all[0].PublicKey, csr.PublicKey()) {
+		return nil, errors.New("the leaf's public key is not that of the request")
+	}
+	out := []*x509.Certificate{all[0]}
+	for _, c := range all[1:] { // plugged-in chains have roots, too, and twice
+		if !certchain.SelfSigned(c) && !slices.ContainsFunc(out, c.Equal) {
+			out = append(out, c)
+		}
+	}
+	return out, nil
+}
+
+// Request is a call of a CA that speaks JSON.
+type Request struct {
+	Op     string // "sign" or "fetch bundles"
+	Method string
+	Path   string // with a leading slash, and a query if there is one
+	Header http.Header
+	Body   any // for encoding/json; nil for none
+
+	// Secrets are what must not be in an error, such as the token.
+	Secrets []string
+
+	// Message returns what the body of a refusal says; nil means that it is not looked at.
+	Message func(body []byte) string
+}
+
+// Status is an answer of HTTP that is not 200 to 299. It is in the chain of the error of [Conn.Do].
+type Status struct {
+	Code    int
+	Message string // of [Request.Message], cut and without the secrets
+}
+
+func (s *Status) Error() string {
+	if s.Message == "" {
+		return fmt.Sprintf("the CA answers %d (%s)", s.Code, http.StatusText(s.Code))
+	}
+	return fmt.Sprintf("the CA answers %d (%s): %q", s.Code, http.StatusText(s.Code), s.Message)
+}
+
+// Do sends a request and reads the answer, JSON of at most 2 MiB, into answer, which may be nil for none. The error is a
+// [*caclient.Error], of a kind by the status, or says that ctx is done.
+func (c *Conn) Do(ctx context.Context, r Request, answer any) error {
+	body, err := c.do(ctx, r)
+	if err != nil {
+		return err
+	}
+	if answer == nil {
+		return nil
+	}
+	if err := json.Unmarshal(body, answer); err != nil { // whose errors may quote the answer, but no text of it
+		return c.Error(r.Op, caclient.ErrBadAnswer, fmt.Errorf("the answer is not the JSON of this API: %s", bearer.Redact(err.Error(), r.Secrets...)))
+	}
+	return nil
+}
+
+func (c *Conn) do(ctx context.Context, r Request) ([]byte, error) {
+	var in io.Reader
+	if r.Body != nil {
+		b, err := json.Marshal(r.Body)
+		if err != nil {
+			return nil, c.Error(r.Op, caclient.ErrInvalid, err)
+		}
+		in = bytes.NewReader(b)
+	}
+	req, err := http.NewRequestWithContext(ctx, r.Method, c.URL+r.Path, in)
+	if err != nil {
+		return nil, c.Error(r.Op, caclient.ErrInvalid, errors.New("the path of the request cannot be part of a URL"))
+	}
+	if r.Header != nil {
+		req.Header = r.Header.Clone()
+	}
+	req.Header.Set("Accept", "application/json")
+	if in != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	c.Begin()
+	resp, err := c.HTTP.Do(req)
+	if err == nil {
+		defer resp.Body.Close()
+		var body []byte
+		if body, err = io.ReadAll(io.LimitReader(resp.Body, MaxResponse+1)); err == nil {
+			return c.judge(r, resp, body)
+		}
+	}
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("%s: %s: %w", c.cfg.Name, r.Op, context.Cause(ctx))
+	}
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		err = u.Err // without the URL, whose query may have a secret
+	}
+	c.Reconnect()
+	if e, ok := errors.AsType[*caclient.Error](err); ok { // of Config.TLS
+		return nil, e
+	}
+	return nil, c.Error(r.Op, caclient.ErrUnavailable, bearer.RedactError(err, r.Secrets...))
+}
+
+func (c *Conn) judge(r Request, resp *http.Response, body []byte) ([]byte, error) {
+	if len(body) > MaxResponse {
+		return nil, c.Error(r.Op, caclient.ErrBadAnswer, fmt.Errorf("the answer has more than %d bytes", MaxResponse))
+	}
+	if resp.StatusCode >= 200 && resp.StatusCode <= 299 {
+		return body, nil
+	}
+	s := &Status{Code: resp.StatusCode}
+	if r.Message != nil {
+		s.Message = bearer.Redact(r.Message(body), r.Secrets...)
+	}
+	e := c.Error(r.Op, kindOf(s.Code), s)
+	if e.Kind == caclient.ErrUnavailable { //nolint:errorlint // the kind itself
+		e.RetryAfter = kube.RetryAfter(resp.Header)
+	}
+	if s.Code == http.StatusUnauthorized || s.Code == http.StatusForbidden || e.Kind == caclient.ErrUnavailable { //nolint:errorlint // the kind itself
+		c.Reconnect()
+	}
+	return nil, e
+}
+
+// kindOf translates the status of an answer. A redirect is not followed, as it would take the token elsewhere.
+func kindOf(code int) error {
+	switch code {
+	case http.StatusUnauthorized:
+		return caclient.ErrUnauthenticated
+	case http.StatusForbidden:
+		return caclient.ErrDenied
+	case http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests:
+		return caclient.ErrUnavailable
+	case http.StatusNotImplemented, http.StatusHTTPVersionNotSupported, http.StatusNetworkAuthenticationRequired:
+		return caclient.ErrInvalid
+	}
+	if code >= 500 {
+		return caclient.ErrUnavailable
+	}
+	return caclient.ErrInvalid
+}

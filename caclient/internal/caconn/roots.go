@@ -1,0 +1,234 @@
+package caconn
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"iter"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/internal/files/smallfile"
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// roots is what is known of the roots. Its methods are safe for concurrent use.
+type roots struct {
+	td spiffe.TrustDomain
+
+	mu       sync.Mutex
+	source   *spiffe.Bundle      // of Options.Roots or Options.RootsFile; nil before it was read
+	newest   []*x509.Certificate // that came with the newest certificate
+	older    []olderRoot         // that came with one before, in the order in which they were replaced
+	lifetime time.Duration       // the longest of our own certificates
+	last     *spiffe.Bundle      // nil if nothing was ever learned
+	changed  renew.Signal        // of last
+}
+
+// olderRoot is a root that peers may have certificates of until a moment.
+type olderRoot struct {
+	*x509.Certificate
+	until time.Time
+}
+
+// LearnRoots notes the roots that came with leaf. They are in the next [Conn.FetchBundles], and stay there for as long as
+// a certificate that was issued under them may live. An error changes nothing.
+func (c *Conn) LearnRoots(certs []*x509.Certificate, leaf *x509.Certificate) error {
+	return c.roots.learn(certs, leaf)
+}
+
+func (r *roots) learn(certs []*x509.Certificate, leaf *x509.Certificate) error {
+	// An error must not change anything.
+	if _, err := spiffe.NewBundle(r.td, spiffe.BundleContents{X509Authorities: certs}); err != nil {
+		return fmt.Errorf("roots: %w", err)
+	}
+	now := time.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lifetime = max(r.lifetime, leaf.NotAfter.Sub(now))
+	r.older = slices.DeleteFunc(r.older, func(o olderRoot) bool { return slices.ContainsFunc(certs, o.Equal) })
+	for _, c := range r.newest {
+		if !slices.ContainsFunc(certs, c.Equal) {
+			r.older = append(r.older, olderRoot{c, now.Add(r.lifetime)})
+		}
+	}
+	r.newest = certs
+	_, err := r.update(now)
+	return err
+}
+
+// Known returns the bundle of what is known of the roots; nil before anything is.
+func (c *Conn) Known() *spiffe.Bundle {
+	c.roots.mu.Lock()
+	defer c.roots.mu.Unlock()
+	return c.roots.last
+}
+
+// take notes what the source has, and returns the bundle. A root that the source no longer has is
+// withdrawn. A nil bundle changes nothing.
+func (r *roots) take(b *spiffe.Bundle) (*spiffe.Bundle, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if b != nil {
+		if r.source != nil {
+			before, after := slices.Collect(r.source.X509Authorities()), slices.Collect(b.X509Authorities())
+			withdrawn := func(c *x509.Certificate) bool {
+				return slices.ContainsFunc(before, c.Equal) && !slices.ContainsFunc(after, c.Equal)
+			}
+			r.newest = slices.DeleteFunc(r.newest, withdrawn)
+			r.older = slices.DeleteFunc(r.older, func(o olderRoot) bool { return withdrawn(o.Certificate) })
+		}
+		r.source = b
+	}
+	return r.update(time.Now())
+}
+
+// update returns the bundle at now, which is the last one if nothing has changed; mu is held.
+func (r *roots) update(now time.Time) (*spiffe.Bundle, error) {
+	var contents spiffe.BundleContents
+	if r.source != nil {
+		contents = r.source.Contents() // with its keys for tokens and its hint
+		contents.Sequence = nil        // which counts other contents
+	}
+	certs := slices.Concat(contents.X509Authorities, r.newest)
+	r.older = slices.DeleteFunc(r.older, func(o olderRoot) bool { return !now.Before(o.until) })
+	if room := max(0, MaxRoots-len(certs)); len(r.older) > room { // a CA that has new roots each time must not fill the memory
+		r.older = slices.Delete(r.older, 0, len(r.older)-room)
+	}
+	for _, o := range r.older {
+		certs = append(certs, o.Certificate)
+	}
+	contents.X509Authorities = certs
+	b, err := spiffe.NewBundle(r.td, contents) // which leaves out repetitions
+	if err != nil {
+		return nil, err
+	}
+	if r.last == nil || !b.Equal(r.last) {
+		r.last = b
+		r.changed.Notify()
+	}
+	return r.last, nil
+}
+
+// state returns whether anything was ever learned, and how long to wait before the source is read again.
+func (r *roots) state() (known bool, wait time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	wait = renew.UsualPoll
+	if r.source != nil {
+		if hint, ok := r.source.RefreshHint(); ok {
+			wait = min(max(hint, time.Second), wait)
+		}
+	}
+	return r.last != nil, wait
+}
+
+// FetchBundles returns the bundle of the trust domain, of all that is known of its roots. It calls the CA only if the
+// Endpoint has no source of roots. The error is a [*caclient.Error], unless ctx is done. If the source fails and roots are
+// known from before, the failure is logged.
+func (c *Conn) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+	const op = "fetch bundles"
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("%s: %s: %w", c.cfg.Name, op, context.Cause(ctx))
+	}
+	known, _ := c.roots.state()
+	source, err := c.source(ctx)
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("%s: %s: %w", c.cfg.Name, op, context.Cause(ctx))
+	}
+	switch _, told := errors.AsType[*caclient.Error](err); {
+	case err != nil && known:
+		c.Endpoint.Logger.WarnContext(ctx, c.cfg.Name+": the roots cannot be read; those that are known stay", "err", err)
+	case told:
+		return nil, err
+	case err != nil:
+		return nil, c.Error(op, caclient.ErrUnavailable, err)
+	case source == nil && !known:
+		if err := c.cfg.Learn(ctx); err != nil {
+			return nil, err
+		}
+	}
+	b, err := c.roots.take(source)
+	if err != nil {
+		return nil, c.Error(op, caclient.ErrUnavailable, err)
+	}
+	set, err := spiffe.NewBundleSet(b)
+	if err != nil {
+		return nil, c.Error(op, caclient.ErrUnavailable, err)
+	}
+	return set, nil
+}
+
+// source asks the source of roots. It returns nil if there is none, or if there is an error.
+func (c *Conn) source(ctx context.Context) (*spiffe.Bundle, error) {
+	e := &c.Endpoint
+	switch {
+	case e.Roots != nil:
+		b, err := e.Roots.Bundle(e.TrustDomain)
+		if err == nil && (b == nil || b.TrustDomain() != e.TrustDomain) {
+			err = errors.New("the source did not give the bundle of the trust domain")
+		}
+		if err != nil {
+			return nil, err
+		}
+		return b, nil
+	case e.RootsFile != "":
+		return ReadBundle(e.TrustDomain, e.RootsFile)
+	case c.cfg.Roots != nil:
+		certs, err := c.cfg.Roots(ctx)
+		if err != nil {
+			return nil, err
+		}
+		b, err := spiffe.NewBundle(e.TrustDomain, spiffe.BundleContents{X509Authorities: certs})
+		if err != nil {
+			return nil, c.Error("fetch bundles", caclient.ErrBadAnswer, err)
+		}
+		if len(certs) == 0 { // which would say that all are revoked
+			return nil, c.Error("fetch bundles", caclient.ErrBadAnswer, errors.New("the CA has no roots"))
+		}
+		return b, nil
+	}
+	return nil, nil //nolint:nilnil // there is no source
+}
+
+// ReadBundle returns the CA certificates in a file as the bundle of a trust domain.
+func ReadBundle(td spiffe.TrustDomain, file string) (*spiffe.Bundle, error) {
+	data, err := smallfile.Read(file, maxFile)
+	if err != nil {
+		return nil, err
+	}
+	b, err := spiffe.ParseBundlePEM(td, data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return b, nil
+}
+
+// WatchBundles is what package secretcache uses instead of polling. It yields the bundles when a certificate brought new
+// roots, and reads the source every five minutes, or as often as the refresh hint of its bundle says.
+func (c *Conn) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
+	return func(yield func(*spiffe.BundleSet, error) bool) {
+		var last *spiffe.BundleSet
+		for ctx.Err() == nil {
+			changed := c.roots.changed.Changed() // before reading, so that nothing is missed
+			set, err := c.FetchBundles(ctx)
+			if ctx.Err() != nil {
+				return
+			}
+			if err != nil || last == nil || !set.Equal(last) {
+				if !yield(set, err) || err != nil {
+					return
+				}
+				last = set
+				continue // the reading itself may have been the change
+			}
+			_, wait := c.roots.state()
+			renew.Wait(ctx, wait-time.Duration(rand.Float64()*float64(wait)/10), changed) // so that a fleet spreads out
+		}
+	}
+}

@@ -1,0 +1,165 @@
+package inject
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"mime"
+	"net/http"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/peerkey"
+	"github.com/svidkit/svidkit/internal/strictjson"
+)
+
+// Limits on what API servers ask. They take objects of up to 3 MiB.
+const (
+	maxReview  = 8 << 20 // bytes
+	maxReviews = 16      // at the same time
+	maxWaiting = 256     // more, for their turn
+
+	maxReading = 256 << 20        // bytes of reviews that are being read
+	maxPeer    = 32 << 20         // of one peer
+	readTime   = 10 * time.Second // for one, which is the time that API servers wait for the answer
+)
+
+// ServeHTTP answers an AdmissionReview (admission.k8s.io/v1) of the API server, for CREATE and UPDATE of any kind. An update
+// of a pod changes nothing, as Kubernetes allows no other variables and volumes then. Neither does one of a subresource, such as
+// the status, or of an object that is being deleted, which would stay for ever. What is refused has the reason as its
+// message, for the user whose request it is. The server around it has TLS, with a certificate
+// that the webhook configuration trusts; to accept the API server alone, it verifies the client's certificate.
+//
+// The configuration should have failurePolicy Fail: a pod that slips by has no identity and cannot be reached over TLS. It
+// should exempt the namespace of this webhook, or a cluster that has lost the webhook cannot start it again.
+func (in *Injector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodPost {
+		w.Header().Set("Allow", http.MethodPost)
+		http.Error(w, "an AdmissionReview is sent with POST", http.StatusMethodNotAllowed)
+		return
+	}
+	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
+		http.Error(w, "an AdmissionReview is application/json", http.StatusUnsupportedMediaType)
+		return
+	}
+	body, code := in.body(w, r)
+	if code != 0 {
+		w.Header().Set("Connection", "close")
+		http.Error(w, "the request cannot be read", code)
+		return
+	}
+	if err := in.reviews.Acquire(r.Context(), ""); err != nil {
+		http.Error(w, "there are too many requests", http.StatusServiceUnavailable)
+		return
+	}
+	defer in.reviews.Release()
+	strict, d := strictjson.NewReader(body), &decoder{}
+	strict.Skip()
+	if err := strict.End(); err != nil {
+		http.Error(w, "the AdmissionReview: "+err.Error(), http.StatusBadRequest)
+		return
+	}
+	review := d.tree("review", body)
+	request := d.member(review, "request")
+	version, kind := d.text(review, "apiVersion"), d.text(review, "kind")
+	uid, namespace := d.text(request, "uid"), d.text(request, "namespace")
+	about := subject{
+		operation: d.text(request, "operation"), pod: d.text(d.member(request, "kind"), "kind") == "Pod", part: d.text(request, "subResource"),
+		// Of the old object, as callers can set it in the new one.
+		ends: d.text(d.member(d.member(request, "oldObject"), "metadata"), "deletionTimestamp") != "",
+	}
+	switch {
+	case d.err != nil:
+		http.Error(w, "the AdmissionReview: "+d.err.Error(), http.StatusBadRequest)
+		return
+	case version != "admission.k8s.io/v1" || kind != "AdmissionReview" || uid == "":
+		http.Error(w, "this is no AdmissionReview of admission.k8s.io/v1 with a request", http.StatusBadRequest)
+		return
+	}
+	answer := response{UID: uid, Allowed: true}
+	got, err := in.judge(request["object"], namespace, about)
+	switch {
+	case err != nil:
+		answer.Allowed = false
+		answer.Status = &status{Code: http.StatusForbidden, Message: kube.OneLine(err.Error(), 1000)}
+		if !errors.Is(err, ErrRefused) {
+			answer.Status.Code = http.StatusBadRequest
+		}
+		in.cfg.Logger.LogAttrs(r.Context(), slog.LevelInfo, "inject: object refused", slog.String("why", answer.Status.Message))
+	case got.Patch != nil:
+		answer.Patch, answer.PatchType = got.Patch, "JSONPatch"
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": version, "kind": kind, "response": answer}) // the client has gone
+}
+
+// body reads a review. It takes none of the slots meanwhile, so that peers that send slowly do not keep the API server waiting.
+// The code is 0 if all went well.
+func (in *Injector) body(w http.ResponseWriter, r *http.Request) (data []byte, code int) {
+	size := r.ContentLength
+	switch {
+	case size > maxReview:
+		return nil, http.StatusRequestEntityTooLarge
+	case size < 0:
+		size = maxReview
+	}
+	from := peerkey.FromContext(peerkey.WithRequest(r.Context(), r))
+	if err := in.reading.Take(from, int(size)); err != nil {
+		return nil, http.StatusServiceUnavailable
+	}
+	defer in.reading.Give(from, int(size))
+	wire := http.NewResponseController(w)
+	_ = wire.SetReadDeadline(time.Now().Add(readTime)) // a test's recorder has none
+	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxReview))
+	if _, large := errors.AsType[*http.MaxBytesError](err); large {
+		return nil, http.StatusRequestEntityTooLarge
+	}
+	if err != nil {
+		return nil, http.StatusBadRequest
+	}
+	_ = wire.SetReadDeadline(time.Time{})
+	return data, 0
+}
+
+// subject is what is done, and to what.
+type subject struct {
+	operation string
+	pod, ends bool   // ends: the object is being deleted
+	part      string // subresource
+}
+
+// judge is Inject for objects that can change. The containers of a pod only do by its ephemeralcontainers, which are looked at
+// and left as they are.
+func (in *Injector) judge(data []byte, namespace string, s subject) (*Injection, error) {
+	update := s.operation == "UPDATE"
+	switch {
+	case update && s.pod && s.part == "ephemeralcontainers":
+	case s.operation != "CREATE" && !update, s.part != "", update && (s.pod || s.ends):
+		return &Injection{}, nil
+	default:
+		return in.Inject(data, namespace)
+	}
+	o, err := in.read(data, namespace)
+	if err != nil {
+		return nil, err
+	}
+	if o.proxy == nil {
+		return &Injection{}, nil
+	}
+	return &Injection{}, in.guard(o)
+}
+
+// response is the answer of an AdmissionReview.
+type response struct {
+	UID       string  `json:"uid"`
+	Allowed   bool    `json:"allowed"`
+	Status    *status `json:"status,omitempty"`
+	Patch     []byte  `json:"patch,omitempty"` // base64
+	PatchType string  `json:"patchType,omitempty"`
+}
+
+type status struct {
+	Code    int    `json:"code"`
+	Message string `json:"message"`
+}

@@ -1,0 +1,198 @@
+// Package secretset names the secrets that identities and trust bundles make, as Envoy asks for them by the Secret
+// Discovery Service:
+//
+//	default                    the key pair of the own identity
+//	spiffe://TRUST-DOMAIN/PATH the key pair of the identity with that ID: the first, if there are several
+//	ROOTCA                     the X.509 authorities of the own trust domain
+//	spiffe://TRUST-DOMAIN      the X.509 authorities of any trust domain with a bundle
+//	ALL                        those of all of them, each for its own trust domain
+package secretset
+
+import (
+	"crypto/x509"
+	"fmt"
+	"io/fs"
+	"iter"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// The resource names that have no trust domain in them.
+const (
+	defaultName = "default"
+	rootName    = "ROOTCA"
+	allName     = "ALL"
+)
+
+// IsName reports whether there may be a secret with that name.
+func IsName(name string) bool {
+	_, err := spiffe.ParseID(name)
+	return err == nil || name == defaultName || name == rootName || name == allName
+}
+
+// Unknown is the error of a package for a name that does not exist. It wraps [fs.ErrNotExist].
+func Unknown(pkg, name string) error {
+	const most = 256 // of a name that may come from the network
+	cut := ""
+	if len(name) > most {
+		name, cut = name[:most], "…"
+	}
+	return fmt.Errorf(`%s: no secret %q%s: the names are "default", "ROOTCA", "ALL", the IDs of the workload's identities, and "spiffe://" with a trust domain that has a bundle: %w`, pkg, name, cut, fs.ErrNotExist)
+}
+
+// Set is what there is at one moment. A nil Set is empty.
+type Set struct {
+	Own         *spiffe.SVID           // nil if there is none
+	TrustDomain spiffe.TrustDomain     // the own one; zero means that of Own
+	Identities  iter.Seq[*spiffe.SVID] // those that can be asked for by ID; not nil
+	Bundles     *spiffe.BundleSet
+
+	// Joined says that ROOTCA has the authorities of all trust domains, each once, and not those of the own one.
+	Joined bool
+}
+
+// Material is what a secret is made of: one of the first three. Materials of which two secrets with equal content are made
+// are equal if sources keep what does not change.
+type Material struct {
+	SVID    *spiffe.SVID
+	Bundle  *spiffe.Bundle
+	Bundles *spiffe.BundleSet
+	Joined  bool // of Bundles: all in one
+}
+
+// Secret returns the secret that m makes.
+func (m Material) Secret(name string) (*pki.Secret, error) {
+	switch {
+	case m.Joined:
+		return join(name, m.Bundles)
+	case m.Bundles != nil:
+		return pki.NewTrustDomainsSecret(name, m.Bundles)
+	case m.Bundle != nil:
+		return pki.NewTrustSecret(name, m.Bundle)
+	}
+	return pki.NewKeyPairSecret(name, m.SVID)
+}
+
+// join returns the secret of the authorities of all trust domains, in an order that does not depend on whose they are.
+func join(name string, set *spiffe.BundleSet) (*pki.Secret, error) {
+	var td spiffe.TrustDomain
+	var certs []*x509.Certificate
+	for b := range set.All() {
+		td, certs = b.TrustDomain(), slices.AppendSeq(certs, b.X509Authorities())
+	}
+	if len(certs) == 0 {
+		return nil, fmt.Errorf("no secret %q: no trust domain has X.509 authorities: %w", name, spiffe.ErrNoAuthority)
+	}
+	all, err := spiffe.NewBundle(td, spiffe.BundleContents{X509Authorities: certchain.Set(certs)})
+	if err != nil {
+		return nil, err
+	}
+	return pki.NewTrustSecret(name, all)
+}
+
+// Lookup returns what the secret with a name is made of, and whether there is one.
+func (s *Set) Lookup(name string) (m Material, ok bool) {
+	if s == nil {
+		return m, false
+	}
+	td := s.TrustDomain
+	switch id, err := spiffe.ParseID(name); {
+	case name == defaultName:
+		return Material{SVID: s.Own}, s.Own != nil
+	case name == allName:
+		return Material{Bundles: s.Bundles}, true
+	case name == rootName && s.Joined:
+		return Material{Bundles: s.Bundles, Joined: true}, true
+	case name == rootName && td.IsZero() && s.Own != nil:
+		td = s.Own.ID().TrustDomain()
+	case name == rootName && !td.IsZero():
+	case err != nil:
+		return m, false
+	case id.Path() != "":
+		for svid := range s.Identities {
+			if svid.ID() == id {
+				return Material{SVID: svid}, true
+			}
+		}
+		return m, false
+	default:
+		td = id.TrustDomain()
+	}
+	b, err := s.Bundles.Bundle(td)
+	return Material{Bundle: b}, err == nil
+}
+
+// names adds the names of all secrets of s.
+func (s *Set) names(all map[string]bool) {
+	if s == nil {
+		return
+	}
+	all[defaultName], all[rootName], all[allName] = true, true, true
+	for svid := range s.Identities {
+		all[svid.ID().String()] = true
+	}
+	for b := range s.Bundles.All() {
+		all[b.TrustDomain().ID().String()] = true
+	}
+}
+
+// Changes returns the names of the secrets that s has and old has not, or the other way round, or that are made of
+// something else: bundles first, so that no certificate is told of before what vouches for it.
+func (s *Set) Changes(old *Set) []string {
+	all := make(map[string]bool)
+	s.names(all)
+	old.names(all)
+	var bundles, pairs []string
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		before, was := old.Lookup(name)
+		after, is := s.Lookup(name)
+		switch {
+		case was == is && before == after:
+		case before.SVID != nil || after.SVID != nil:
+			pairs = append(pairs, name)
+		default:
+			bundles = append(bundles, name)
+		}
+	}
+	return append(bundles, pairs...)
+}
+
+// Subscribers are functions that are told names. The zero value has none. Its methods are safe for concurrent use.
+type Subscribers struct {
+	mu  sync.Mutex
+	all []*func(name string) // replaced, never changed
+}
+
+// Add has f told from now on, until cancel is called, which may be from f and more than once.
+func (s *Subscribers) Add(f func(name string)) (cancel func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sub := &f
+	s.all = append(slices.Clip(s.all), sub) // a copy, for Tell reads the old one
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.all = slices.DeleteFunc(slices.Clone(s.all), func(o *func(string)) bool { return o == sub })
+	}
+}
+
+// Tell calls the functions with each of the names, which are computed only if there are functions. It holds no lock
+// meanwhile.
+func (s *Subscribers) Tell(names func() []string) {
+	s.mu.Lock()
+	all := s.all
+	s.mu.Unlock()
+	if len(all) == 0 {
+		return
+	}
+	for _, name := range names() {
+		for _, f := range all {
+			(*f)(name)
+		}
+	}
+}

@@ -1,0 +1,463 @@
+// Package fileset writes files that belong together, such as a private key with its certificates, to a folder.
+//
+//	f, err := fileset.Open("/run/identity", fileset.Options{Program: "svid"})
+//	if err != nil { … }
+//	defer f.Close()
+//	changed, err := f.Write(map[string]fileset.File{"key.pem": {key, 0o600}, "cert.pem": {certs, 0o644}})
+//
+// The folder and those above it must belong to this user or to root, by the rules of package private. One process at a
+// time has it open. What is there already is not written again.
+//
+// # Two layouts
+//
+// Links: each version of the files is in a folder of its own, the name of each file is a link through "..data", and
+// that is replaced by one rename. So at every moment, after a crash too, the names lead to files of one version. The
+// version before stays until the next, for readers that are between two files.
+//
+// Plain files, for readers that expect them: all files are written and made durable in a folder beside them, and that
+// gets the name "..next", which commits the set. Then each file is moved to its name by a rename, in a fixed order. A
+// reader never sees a part of a file. It can see files of two versions between two of the renames, and after a crash
+// there; the next Open finishes what was committed, and needs nothing but the folder for it.
+//
+// [Replace] is for a file that is alone.
+package fileset
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/files/flock"
+	"github.com/svidkit/svidkit/internal/files/private"
+)
+
+// The names in a folder beside those of the files. They are those of the volumes of Kubernetes, which programs that
+// follow files know.
+const (
+	currentLink = "..data"  // leads to the folder of the version that counts
+	nextFolder  = "..next"  // has the plain files that are still to be moved to their names
+	versionMark = "..v-"    // begins the name of the folder of a version
+	draftMark   = "..draft" // begins the name of a link that is going to replace another
+	lockName    = "..lock"
+)
+
+// lockWait is how long a folder may be in use by a process that is about to end.
+const lockWait = 500 * time.Millisecond
+
+// File is the contents of a file and its mode, which holds whatever the umask is.
+type File struct {
+	Data []byte
+	Mode fs.FileMode
+}
+
+// Options says how a folder is written.
+type Options struct {
+	// Program is what errors call the program that writes.
+	Program string
+
+	// Plain writes plain files in the place of links.
+	Plain bool
+
+	// Last are the names of the plain files that are moved last, in this order. The others come before, sorted.
+	Last []string
+
+	// Warn, if set, is called with the reason that a folder that other users can write to is not safe, in the place of
+	// a refusal.
+	Warn func(error)
+}
+
+// Folder is an open folder. It is not safe for concurrent use.
+type Folder struct {
+	path   string
+	o      Options
+	root   *os.Root
+	lock   *os.File
+	unsure bool                    // what was written last may not be durable
+	step   func(name string) error // called before each step by tests; nil otherwise
+}
+
+// Open opens a folder, after making it with mode 0755 if it is not there, and finishes what an earlier process has
+// committed.
+func Open(path string, o Options) (*Folder, error) {
+	root, err := openRoot(path, o, private.MakeDir)
+	if err != nil {
+		return nil, err
+	}
+	f := &Folder{path: path, o: o, root: root}
+	if err = f.takeLock(); err == nil {
+		err = f.finish()
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// openRoot opens a folder that no other user can write to. One with the sticky bit, such as /tmp, is for files
+// of many users, who could take the names in it.
+func openRoot(path string, o Options, open func(string, private.Options) (*os.Root, error)) (*os.Root, error) {
+	root, err := open(path, private.Options{Mode: 0o755, Warn: o.Warn})
+	if err != nil {
+		return nil, err
+	}
+	info, err := root.Stat(".")
+	if err == nil && private.HasOwner(info) && info.Mode()&fs.ModeSticky != 0 && info.Mode().Perm()&0o022 != 0 {
+		err = fmt.Errorf("%s: %w: it has mode %04o, so that all users can make files in it; choose a folder in it, such as %q",
+			path, private.ErrUnsafe, info.Mode().Perm(), filepath.Join(path, cmp.Or(o.Program, "identity")))
+		if o.Warn != nil {
+			o.Warn(err)
+			err = nil
+		}
+	}
+	if err != nil {
+		root.Close()
+		return nil, err
+	}
+	return root, nil
+}
+
+// takeLock locks a file or, for plain files, the folder itself, which not all file systems can.
+func (f *Folder) takeLock() (err error) {
+	if f.o.Plain {
+		f.lock, err = f.root.Open(".")
+	} else {
+		f.lock, err = f.root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, 0o600)
+	}
+	if err != nil {
+		return err
+	}
+	got, err := flock.TryLock(f.lock)
+	for end := time.Now().Add(lockWait); err == nil && !got && time.Now().Before(end); got, err = flock.TryLock(f.lock) {
+		time.Sleep(lockWait / 50)
+	}
+	switch {
+	case err != nil && f.o.Plain:
+		return nil
+	case err == nil && !got:
+		return fmt.Errorf("another %s writes to %s", f.o.Program, f.path)
+	}
+	return err
+}
+
+// Close closes the folder. What was written stays.
+func (f *Folder) Close() error {
+	var err error
+	if f.lock != nil {
+		err = f.lock.Close()
+	}
+	return errors.Join(err, f.root.Close())
+}
+
+// Check reports whether the path still leads to this folder, and why it does not or is not safe any more.
+func (f *Folder) Check() error {
+	root, err := openRoot(f.path, f.o, private.OpenDir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	now, err := root.Stat(".")
+	if err != nil {
+		return err
+	}
+	have, err := f.root.Stat(".")
+	if err == nil && !os.SameFile(now, have) {
+		err = fmt.Errorf("%s is another folder by now", f.path)
+	}
+	return err
+}
+
+// Write makes files the contents of the folder, and reports whether that changed anything. After an error the files
+// from before are there or, if changed is true, the new ones, of which the next Write or Open moves what is not at its
+// name yet.
+func (f *Folder) Write(files map[string]File) (changed bool, err error) {
+	if err := f.finish(); err != nil {
+		return false, err
+	}
+	if !f.unsure && f.holds(files) {
+		return false, nil
+	}
+	if err := f.checkNames(files); err != nil {
+		return false, err
+	}
+	before, _ := f.root.Readlink(currentLink) // "" at first
+	version := versionMark + rand.Text()
+	f.unsure = true
+	if err := f.writeVersion(version, files); err != nil {
+		_ = f.root.RemoveAll(version) // else the next write does it
+		return false, err
+	}
+	if f.o.Plain {
+		err = f.rename(version, nextFolder)
+	} else {
+		err = f.link(version, currentLink)
+	}
+	if err != nil {
+		_ = f.root.RemoveAll(version)
+		return false, err
+	}
+	// From here on the new version counts.
+	if f.o.Plain {
+		version, before = "", ""
+		err = errors.Join(syncFolder(f.root, "."), f.finish())
+	} else {
+		err = f.linkNames(files)
+	}
+	if err != nil {
+		return true, err
+	}
+	f.unsure = false
+	return true, f.tidy(files, version, before)
+}
+
+// checkNames refuses what is in the place of a file and must not be replaced.
+func (f *Folder) checkNames(files map[string]File) error {
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		info, err := f.root.Lstat(name)
+		link := err == nil && info.Mode()&fs.ModeSymlink != 0
+		if err == nil && !link && !(f.o.Plain && info.Mode().IsRegular()) {
+			return fmt.Errorf("%s is there and was not made by %s: remove it, or choose another name", filepath.Join(f.path, name), f.o.Program)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// holds reports whether the files are there already.
+func (f *Folder) holds(files map[string]File) bool {
+	in := f.root
+	if !f.o.Plain {
+		current, err := f.root.OpenRoot(currentLink)
+		if err != nil {
+			return false
+		}
+		defer current.Close()
+		names, err := fs.ReadDir(current.FS(), ".")
+		if err != nil || len(names) != len(files) {
+			return false
+		}
+		in = current
+	}
+	for name, want := range files {
+		if !f.o.Plain {
+			if target, err := f.root.Readlink(name); err != nil || target != currentLink+"/"+name {
+				return false
+			}
+		}
+		if !has(in, name, want) {
+			return false
+		}
+	}
+	return true
+}
+
+// has reports whether a file of this user or root has the contents and the mode.
+func has(in *os.Root, name string, want File) bool {
+	file, err := private.OpenIn(in, name, private.Options{})
+	if err != nil {
+		return false
+	}
+	defer file.Close() // only read
+	info, err := file.Stat()
+	if err != nil || runtime.GOOS != "windows" && info.Mode().Perm() != want.Mode {
+		return false
+	}
+	have, err := io.ReadAll(io.LimitReader(file, int64(len(want.Data))+1))
+	return err == nil && bytes.Equal(have, want.Data)
+}
+
+// writeVersion writes the files of a version, and makes them durable.
+func (f *Folder) writeVersion(version string, files map[string]File) error {
+	if err := f.root.Mkdir(version, 0o700); err != nil {
+		return f.named("", err)
+	}
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if err := f.before("write " + name); err != nil {
+			return err
+		}
+		if err := create(f.root, filepath.Join(version, name), files[name]); err != nil {
+			return f.named(name, err)
+		}
+	}
+	if !f.o.Plain {
+		info, err := f.root.Stat(version)
+		if err != nil {
+			return err
+		}
+		if err := f.root.Chmod(version, 0o755|info.Mode()&fs.ModeSetgid); err != nil {
+			return err
+		}
+	}
+	return errors.Join(syncFolder(f.root, version), syncFolder(f.root, "."))
+}
+
+// linkNames makes each name a link to the file in the current version.
+func (f *Folder) linkNames(files map[string]File) error {
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		target := currentLink + "/" + name
+		if have, err := f.root.Readlink(name); err == nil && have == target {
+			continue
+		}
+		if err := f.link(target, name); err != nil {
+			return err
+		}
+	}
+	return syncFolder(f.root, ".")
+}
+
+// link makes name a link to target, in the place of another.
+func (f *Folder) link(target, name string) error {
+	draft := draftMark + rand.Text()
+	if err := f.root.Symlink(target, draft); err != nil {
+		return f.named(name, err)
+	}
+	if err := f.rename(draft, name); err != nil {
+		return errors.Join(err, f.root.Remove(draft))
+	}
+	return nil
+}
+
+// finish moves the plain files of a committed set to their names.
+func (f *Folder) finish() error {
+	if !f.o.Plain {
+		return nil
+	}
+	path := filepath.Join(f.path, nextFolder)
+	info, err := f.root.Lstat(nextFolder)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case !info.IsDir():
+		return fmt.Errorf("%s is not a folder, and was not made by %s: remove it", path, f.o.Program)
+	}
+	if err := private.Check(path, info, private.Options{Keys: true}); err != nil {
+		return err
+	}
+	entries, err := fs.ReadDir(f.root.FS(), nextFolder)
+	if err != nil {
+		return err
+	}
+	order := func(e fs.DirEntry) int { return slices.Index(f.o.Last, e.Name()) } // -1 for the others, which are sorted
+	slices.SortStableFunc(entries, func(a, b fs.DirEntry) int { return cmp.Compare(order(a), order(b)) })
+	for _, entry := range entries {
+		if err := f.rename(filepath.Join(nextFolder, entry.Name()), entry.Name()); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(syncFolder(f.root, "."), syncFolder(f.root, nextFolder)); err != nil {
+		return err
+	}
+	return f.root.Remove(nextFolder)
+}
+
+func (f *Folder) rename(from, to string) error {
+	if err := f.before("rename to " + to); err != nil {
+		return err
+	}
+	return f.root.Rename(from, to)
+}
+
+// named returns err with what could not be written, in the place of a name that is another one at each attempt: programs
+// log a failure that stays once, by its text.
+func (f *Folder) named(name string, err error) error {
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		err = e.Err
+	} else if e, ok := errors.AsType[*os.LinkError](err); ok {
+		err = e.Err
+	}
+	return fmt.Errorf("write %s: %w", filepath.Join(f.path, name), err)
+}
+
+// before tells a test which step is next.
+func (f *Folder) before(step string) error {
+	if f.step == nil {
+		return nil
+	}
+	return f.step(step)
+}
+
+// tidy removes links to files that are no more, all versions but the two, and what a crash has left.
+func (f *Folder) tidy(files map[string]File, current, before string) error {
+	entries, err := fs.ReadDir(f.root.FS(), ".")
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		name := entry.Name()
+		link := entry.Type()&fs.ModeSymlink != 0
+		_, wanted := files[name]
+		switch {
+		case strings.HasPrefix(name, versionMark) && name != current && name != before, strings.HasPrefix(name, draftMark):
+			err = f.root.RemoveAll(name)
+		case link && name == currentLink && f.o.Plain: // of the other layout
+			err = f.root.Remove(name)
+		case link && !wanted:
+			if target, linkErr := f.root.Readlink(name); linkErr == nil && target == currentLink+"/"+name {
+				err = f.root.Remove(name)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Replace replaces the file of that name in root, or makes it. After a crash there is the old one or the new one, and
+// after Replace has returned the new one. A link in its place is replaced and not followed. One caller at a time
+// replaces a file.
+func Replace(root *os.Root, name string, file File) error {
+	draft := name + ".new"
+	if err := root.Remove(draft); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a crash
+		return err
+	}
+	err := create(root, draft, file)
+	if err == nil {
+		err = root.Rename(draft, name)
+	}
+	if err != nil {
+		_ = root.Remove(draft) // the next call tries again
+		return err
+	}
+	return syncFolder(root, ".")
+}
+
+// create makes a new file, and its contents durable.
+func create(root *os.Root, name string, file File) error {
+	out, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = out.Write(file.Data)
+	return errors.Join(err, out.Chmod(file.Mode), out.Sync(), out.Close())
+}
+
+// syncFolder makes the names in a folder durable. Windows cannot, and keeps its own journal of names.
+func syncFolder(root *os.Root, name string) error {
+	if runtime.GOOS == "windows" {
+		return nil
+	}
+	dir, err := root.Open(name)
+	if errors.Is(err, fs.ErrPermission) { // one that may be entered and written, and not listed
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}

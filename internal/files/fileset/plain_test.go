@@ -1,0 +1,417 @@
+package fileset
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/files/follow"
+)
+
+var names = []string{"cert", "key", "roots"}
+
+func options(plain bool) Options {
+	return Options{Program: "test", Plain: plain, Last: []string{"key", "cert"}}
+}
+
+func set(version int) map[string]File {
+	data := []byte(strconv.Itoa(version))
+	return map[string]File{"cert": {data, 0o644}, "key": {data, 0o600}, "roots": {data, 0o644}}
+}
+
+func open(t testing.TB, dir string, plain bool) *Folder {
+	t.Helper()
+	f, err := Open(dir, options(plain))
+	require.NoError(t, err)
+	return f
+}
+
+func write(t testing.TB, f *Folder, version int) {
+	t.Helper()
+	changed, err := f.Write(set(version))
+	require.NoError(t, err)
+	require.True(t, changed)
+}
+
+// versions returns what the files have, in the order of names.
+func versions(t testing.TB, dir string) (have []string) {
+	t.Helper()
+	for _, name := range names {
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		require.NoError(t, err)
+		have = append(have, string(data))
+	}
+	return have
+}
+
+func all(version int) []string { return slices.Repeat([]string{strconv.Itoa(version)}, len(names)) }
+
+// list returns the names in a folder.
+func list(t testing.TB, dir string) (have []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	for _, e := range entries {
+		have = append(have, e.Name())
+	}
+	return have
+}
+
+// Plain files are regular, have their modes, and have no company.
+func TestPlain(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "made")
+	f := open(t, dir, true)
+	write(t, f, 1)
+	write(t, f, 2)
+	require.Equal(t, all(2), versions(t, dir))
+	require.Equal(t, names, list(t, dir))
+	for name, file := range set(2) {
+		info, err := os.Lstat(filepath.Join(dir, name))
+		require.NoError(t, err)
+		require.True(t, info.Mode().IsRegular())
+		if runtime.GOOS != "windows" {
+			require.Equal(t, file.Mode, info.Mode().Perm(), name)
+		}
+	}
+	before := stat(t, dir)
+	changed, err := f.Write(set(2))
+	require.NoError(t, err)
+	require.False(t, changed)
+	require.NoError(t, f.Close())
+	f = open(t, dir, true)
+	defer f.Close()
+	changed, err = f.Write(set(2))
+	require.NoError(t, err)
+	require.False(t, changed, "after a restart")
+	require.Equal(t, before, stat(t, dir))
+}
+
+// stat returns the time of the last change of each file.
+func stat(t testing.TB, dir string) (at []time.Time) {
+	t.Helper()
+	for _, name := range names {
+		info, err := os.Stat(filepath.Join(dir, name))
+		require.NoError(t, err)
+		at = append(at, info.ModTime())
+	}
+	return at
+}
+
+// One layout takes the place of the other: plain files that of links at once, and links that of plain files when
+// these were removed.
+func TestLayoutChange(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	f := open(t, dir, false)
+	write(t, f, 1)
+	write(t, f, 2)
+	require.NoError(t, f.Close())
+	f = open(t, dir, true)
+	write(t, f, 3)
+	require.NoError(t, f.Close())
+	require.Equal(t, all(3), versions(t, dir))
+	require.Equal(t, append([]string{lockName}, names...), list(t, dir))
+	f = open(t, dir, false)
+	defer f.Close()
+	_, err := f.Write(set(4))
+	require.ErrorContains(t, err, "was not made by test: remove it")
+	require.Equal(t, all(3), versions(t, dir))
+	for _, name := range names {
+		require.NoError(t, os.Remove(filepath.Join(dir, name)))
+	}
+	write(t, f, 4)
+	require.Equal(t, all(4), versions(t, dir))
+}
+
+// steps returns the names of the steps of a second write.
+func steps(t testing.TB, plain bool) (steps []string) {
+	t.Helper()
+	f := open(t, t.TempDir(), plain)
+	defer f.Close()
+	write(t, f, 1)
+	f.step = func(step string) error {
+		steps = append(steps, step)
+		return nil
+	}
+	write(t, f, 2)
+	return steps
+}
+
+// A step that fails, as on a full disk, leaves a whole set in the folder, the old one if it comes before the commit.
+// What was written for nothing is removed, and the next write succeeds.
+func TestFailure(t *testing.T) {
+	t.Parallel()
+	for _, plain := range []bool{false, true} {
+		all1, commit := steps(t, plain), map[bool]string{false: "rename to ..data", true: "rename to ..next"}[plain]
+		require.Contains(t, all1, commit)
+		if plain {
+			require.Equal(t, []string{"rename to roots", "rename to key", "rename to cert"}, all1[len(all1)-3:], "the order of the set")
+		}
+		for i, fault := range all1 {
+			dir := t.TempDir()
+			f := open(t, dir, plain)
+			write(t, f, 1)
+			f.step = func(step string) error {
+				if step == fault {
+					return syscall.ENOSPC
+				}
+				return nil
+			}
+			committed := i > slices.Index(all1, commit)
+			changed, err := f.Write(set(2))
+			require.ErrorIs(t, err, syscall.ENOSPC, fault)
+			require.Equal(t, committed, changed, fault)
+			if !committed {
+				require.Equal(t, all(1), versions(t, dir), fault)
+				left := slices.DeleteFunc(list(t, dir), func(name string) bool {
+					return slices.Contains(names, name) || name == lockName || name == currentLink
+				})
+				require.Len(t, left, map[bool]int{false: 1, true: 0}[plain], "%s: the version in use, if there is one", fault)
+			}
+			f.step = nil
+			_, err = f.Write(set(3))
+			require.NoError(t, err)
+			require.Equal(t, all(3), versions(t, dir), fault)
+			require.NoError(t, f.Close())
+		}
+	}
+}
+
+// A write that was committed and could not be made durable is made again, although the files are there.
+func TestUnsure(t *testing.T) {
+	t.Parallel()
+	f := open(t, t.TempDir(), true)
+	defer f.Close()
+	write(t, f, 1)
+	f.unsure = true
+	write(t, f, 1)
+	changed, err := f.Write(set(1))
+	require.NoError(t, err)
+	require.False(t, changed)
+}
+
+// Readers that spin while plain files are written see no part of a file, and never certificates without their key or
+// a key without its roots: what they read in this order never gets older. A follower, by the rule of two equal
+// readings, takes no set with files of two versions, and in the end the last one.
+func TestPlainReaders(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	f := open(t, dir, true)
+	defer f.Close()
+	write(t, f, 1)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	var readers sync.WaitGroup
+	defer readers.Wait()
+	defer cancel()
+	// The machine may stand still between two of the moves for longer than readers wait between theirs.
+	const still = 80 * time.Millisecond
+	var began atomic.Pointer[time.Time] // the moves
+	var stalled atomic.Bool
+	f.step = func(step string) error {
+		if now := time.Now(); step == "rename to roots" {
+			began.Store(&now)
+		}
+		return nil
+	}
+	var read, mixed, taken atomic.Int64
+	var last atomic.Int64
+	for range 2 {
+		readers.Go(func() {
+			for ctx.Err() == nil && !t.Failed() {
+				var have []int
+				for _, name := range []string{"cert", "key", "roots"} {
+					data, err := os.ReadFile(filepath.Join(dir, name))
+					n, numErr := strconv.Atoi(string(data))
+					if !assert.NoError(t, errors.Join(err, numErr)) {
+						return
+					}
+					have = append(have, n)
+				}
+				assert.True(t, slices.IsSorted(have), "cert, key and roots are %v", have)
+				read.Add(1)
+				if have[0] != have[2] {
+					mixed.Add(1)
+				}
+			}
+		})
+	}
+	paths := make([]string, len(names))
+	for i, name := range names {
+		paths[i] = filepath.Join(dir, name)
+	}
+	follower := follow.New(paths, func(_ context.Context, files follow.Files) error {
+		have := string(files[paths[0]].Data)
+		if at := began.Load(); stalled.Load() || at != nil && time.Since(*at) > still {
+			t.Log("the machine stood still")
+		} else {
+			for _, path := range paths {
+				assert.Equal(t, have, string(files[path].Data), "a mixed set was taken")
+			}
+		}
+		n, err := strconv.Atoi(have)
+		taken.Add(1)
+		last.Store(int64(n))
+		return err
+	}, nil)
+	require.NoError(t, follower.Read(ctx))
+	readers.Go(func() { _ = follower.Run(ctx) })
+
+	version := 1
+	for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end) && !t.Failed(); {
+		for range rand.IntN(20) {
+			version++
+			write(t, f, version)
+			if at := began.Load(); time.Since(*at) > still {
+				stalled.Store(true)
+			}
+			began.Store(nil) // after that, for a follower that looks at both
+		}
+		time.Sleep(rand.N(250 * time.Millisecond))
+	}
+	require.Eventually(t, func() bool { return last.Load() == int64(version) }, 20*time.Second, time.Millisecond)
+	t.Logf("%d versions, %d sets read, %d of them mixed, %d taken", version, read.Load(), mixed.Load(), taken.Load())
+	assert.Greater(t, read.Load(), int64(10))
+}
+
+// Links and folders that are put into the place of our files are not followed, and not written to.
+func TestLinkAttacks(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("links need rights there")
+	}
+	victim := filepath.Join(t.TempDir(), "victim")
+	require.NoError(t, os.WriteFile(victim, []byte("mine"), 0o600))
+	for _, plain := range []bool{false, true} {
+		dir := t.TempDir()
+		for _, name := range append([]string{"key.new"}, names...) {
+			require.NoError(t, os.Symlink(victim, filepath.Join(dir, name)))
+		}
+		f := open(t, dir, plain)
+		write(t, f, 1)
+		require.Equal(t, all(1), versions(t, dir))
+		require.NoError(t, f.Close())
+
+		require.NoError(t, os.Remove(filepath.Join(dir, "key")))
+		require.NoError(t, os.Mkdir(filepath.Join(dir, "key"), 0o700))
+		f = open(t, dir, plain)
+		_, err := f.Write(set(2))
+		require.ErrorContains(t, err, "key is there and was not made by test")
+		require.NoError(t, f.Close())
+	}
+
+	dir := t.TempDir()
+	outside := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(outside, "key"), []byte("planted"), 0o600))
+	require.NoError(t, os.Symlink(outside, filepath.Join(dir, nextFolder)))
+	_, err := Open(dir, options(true))
+	require.ErrorContains(t, err, "..next is not a folder")
+	require.NoError(t, os.Remove(filepath.Join(dir, nextFolder)))
+	require.NoError(t, os.Mkdir(filepath.Join(dir, nextFolder), 0o755))
+	require.NoError(t, os.Chmod(filepath.Join(dir, nextFolder), 0o755))
+	_, err = Open(dir, options(true))
+	require.ErrorContains(t, err, "not safe from other users", "a folder that is not like ours")
+	require.NoError(t, os.Remove(filepath.Join(dir, nextFolder)))
+
+	require.NoError(t, os.Symlink(victim, filepath.Join(dir, lockName)))
+	_, err = Open(dir, options(false))
+	require.Error(t, err)
+	data, err := os.ReadFile(victim)
+	require.NoError(t, err)
+	require.Equal(t, "mine", string(data))
+}
+
+// Replace leaves one file, and keeps to the folder.
+func TestReplace(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	root, err := os.OpenRoot(dir)
+	require.NoError(t, err)
+	defer root.Close()
+	for _, mode := range []fs.FileMode{0o600, 0o644} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "a.new"), []byte("of a crash"), 0o600))
+		require.NoError(t, Replace(root, "a", File{[]byte(mode.String()), mode}))
+		data, err := os.ReadFile(filepath.Join(dir, "a"))
+		require.NoError(t, err)
+		require.Equal(t, mode.String(), string(data))
+		require.Equal(t, []string{"a"}, list(t, dir))
+		if runtime.GOOS != "windows" {
+			info, err := os.Stat(filepath.Join(dir, "a"))
+			require.NoError(t, err)
+			require.Equal(t, mode, info.Mode())
+		}
+	}
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "b"), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "b", "c"), nil, 0o600))
+	require.Error(t, Replace(root, "b", File{[]byte("b"), 0o600}))
+	require.Equal(t, []string{"a", "b"}, list(t, dir), "no draft stays")
+	require.Error(t, Replace(root, "../d", File{nil, 0o600}))
+}
+
+// A folder in which all users can make files is refused, with the sticky bit too, unless the caller accepts it.
+func TestFolderOfAll(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("modes are others there")
+	}
+	for _, mode := range []fs.FileMode{0o777, 0o777 | fs.ModeSticky} {
+		dir := t.TempDir()
+		require.NoError(t, os.Chmod(dir, mode))
+		_, err := Open(dir, options(true))
+		require.ErrorContains(t, err, "not safe from other users")
+		require.True(t, strings.Contains(err.Error(), "chmod") || strings.Contains(err.Error(), "choose a folder in it"), err)
+		var told []error
+		o := options(true)
+		o.Warn = func(err error) { told = append(told, err) }
+		f, err := Open(dir, o)
+		require.NoError(t, err)
+		require.Len(t, told, 1)
+		write(t, f, 1)
+		require.NoError(t, f.Check())
+		require.NoError(t, f.Close())
+
+		require.NoError(t, os.Chmod(dir, 0o755))
+		f = open(t, dir, true)
+		require.NoError(t, f.Check())
+		require.NoError(t, os.Chmod(dir, mode))
+		require.Error(t, f.Check(), "it is not safe any more")
+		require.NoError(t, os.Chmod(dir, 0o755))
+		require.NoError(t, os.Rename(dir, dir+".old"))
+		require.ErrorIs(t, f.Check(), fs.ErrNotExist)
+		require.NoError(t, os.Mkdir(dir, 0o755))
+		require.ErrorContains(t, f.Check(), "another folder")
+		require.NoError(t, f.Close())
+	}
+}
+
+// One process at a time writes.
+func TestOneWriter(t *testing.T) {
+	t.Parallel()
+	for _, plain := range []bool{false, true} {
+		dir := t.TempDir()
+		f := open(t, dir, plain)
+		if runtime.GOOS != "windows" {
+			_, err := Open(dir, options(plain))
+			require.ErrorContains(t, err, "another test writes to "+dir)
+		}
+		require.NoError(t, f.Close())
+		f = open(t, dir, plain)
+		require.NoError(t, f.Close())
+	}
+}

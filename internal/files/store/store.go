@@ -1,0 +1,131 @@
+// Package store keeps small files, such as the last good trust bundles, in a folder over the restarts of a program.
+// What is in the files decides which peers are trusted, so that no other user may have made the folder or be able to
+// change it.
+package store
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+
+	"github.com/svidkit/svidkit/internal/files/fileset"
+	"github.com/svidkit/svidkit/internal/files/flock"
+	"github.com/svidkit/svidkit/internal/files/private"
+)
+
+// Store is a folder; [New] makes one. Its methods are safe for concurrent use, also by several processes.
+type Store struct {
+	path, own string
+	warn      func(error)
+
+	mu   sync.Mutex      // held while files are read and written
+	told map[string]bool // about the folder
+}
+
+// New returns the Store in the folder at path. It does nothing else. In a folder that other users can write to,
+// such as an emptyDir of Kubernetes, the files are in a folder in it with the name own. That other users can replace
+// that one is told to warn, once.
+func New(path, own string, warn func(error)) *Store {
+	return &Store{path: path, own: own, warn: warn, told: map[string]bool{}}
+}
+
+// Use opens the folder, after making it if it is missing, and calls f with it while no other call does. Both
+// the folder and those above it must belong to this user or to root, or the error wraps [private.ErrUnsafe].
+func (s *Store) Use(f func(*Folder) error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	root, err := s.open()
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	if flock.Supported {
+		if lock, err := root.Open("."); err == nil {
+			defer lock.Close()
+			_ = flock.Lock(lock) // some file systems have none; then two processes have to keep apart by themselves
+		}
+	}
+	return f(&Folder{root})
+}
+
+// open opens the folder of the files.
+func (s *Store) open() (*os.Root, error) {
+	dir, err := s.makeDir(s.path)
+	if err != nil {
+		return nil, err
+	}
+	info, err := dir.Stat(".")
+	if err == nil && writableByOthers(info) {
+		own := filepath.Join(s.path, s.own)
+		if err = dir.Close(); err != nil {
+			return nil, err
+		}
+		if dir, err = s.makeDir(own); err != nil {
+			return nil, err
+		}
+		if info, err = dir.Stat("."); err == nil {
+			err = private.Check(own, info, private.Options{})
+		}
+	}
+	if err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return dir, nil
+}
+
+func (s *Store) makeDir(path string) (*os.Root, error) {
+	return private.MakeDir(path, private.Options{Warn: func(err error) {
+		if !s.told[err.Error()] {
+			s.told[err.Error()] = true
+			s.warn(err)
+		}
+	}})
+}
+
+// writableByOthers is false on Windows, where the bits say nothing.
+func writableByOthers(info fs.FileInfo) bool {
+	return runtime.GOOS != "windows" && info.Mode().Perm()&0o022 != 0
+}
+
+// Folder is the open folder of a [Store].
+type Folder struct{ root *os.Root }
+
+// Read returns what is in a file. One that belongs to another user, that other users can write to, that is a link or
+// that has more than limit bytes is an error, and, with keys, one that other users can read.
+func (f *Folder) Read(name string, limit int64, keys bool) ([]byte, error) {
+	file, err := private.OpenIn(f.root, name, private.Options{Keys: keys})
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close() // only read
+	if info, err := file.Stat(); err != nil {
+		return nil, err
+	} else if writableByOthers(info) {
+		return nil, fmt.Errorf("%s can be written to by others (%v)", file.Name(), info.Mode())
+	}
+	data, err := io.ReadAll(io.LimitReader(file, limit+1))
+	if err == nil && int64(len(data)) > limit {
+		err = fmt.Errorf("%s has more than %d bytes", file.Name(), limit)
+	}
+	return data, err
+}
+
+// Write replaces a file, which this user alone can read. After a crash there is the old one or the new one, and after
+// Write has returned the new one.
+func (f *Folder) Write(name string, data []byte) error {
+	return fileset.Replace(f.root, name, fileset.File{Data: data, Mode: 0o600})
+}
+
+// Remove deletes a file, if there is one.
+func (f *Folder) Remove(name string) error {
+	if err := f.root.Remove(name); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}

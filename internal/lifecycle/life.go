@@ -1,0 +1,162 @@
+// Package life starts, runs and stops what works in the background for the readers of a value, such as a source of
+// identities. It is what the methods Run and Close and the functions Start of such packages are made of, so that they
+// mean the same everywhere:
+//
+//   - Run blocks. It returns nil after a clean stop, which is the end of its context or Close, and an error only if the
+//     work cannot go on.
+//   - Start is Run in a goroutine, once the first success is there. Its context bounds the start and not the work.
+//   - Ready, by [Life.Await], waits for that success.
+//   - Close ends either of them, and waits for it.
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/svidkit/svidkit/internal/renew"
+)
+
+// The reasons for which nothing is being done.
+var (
+	ErrNotStarted = errors.New("this program has neither called Start nor Run, so nothing was tried")
+	ErrEnded      = errors.New("Run has ended, so nothing is tried any more")
+	ErrClosed     = errors.New("it was closed by this program")
+	ErrRunning    = errors.New("it is already running: Start and Run are alternatives")
+)
+
+// Life is whether something runs. The zero Life has not started. Its methods are safe for concurrent use.
+type Life struct {
+	mu      sync.Mutex
+	ever    bool // Run was called
+	closed  bool
+	err     error              // that the work has failed with, if it does not run
+	cancel  context.CancelFunc // not nil while the work runs
+	stopped chan struct{}      // closed when it has ended
+	news    renew.Signal       // of the end of the work, and of Close
+}
+
+// Run calls work in this goroutine, with a context that ends with ctx or with Close. It returns nil if one of them has
+// ended the work, and the error of work otherwise. The error is ErrRunning if another call is under way, and ErrClosed
+// after Close; else it may be called again after it has returned.
+func (l *Life) Run(ctx context.Context, work func(context.Context) error) error {
+	inner, err := l.begin(ctx)
+	if err != nil {
+		return err
+	}
+	return l.do(inner, work)
+}
+
+func (l *Life) begin(ctx context.Context) (context.Context, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.closed:
+		return nil, ErrClosed
+	case l.cancel != nil:
+		return nil, ErrRunning
+	}
+	inner, cancel := context.WithCancel(ctx)
+	l.ever, l.err, l.cancel, l.stopped = true, nil, cancel, make(chan struct{})
+	return inner, nil
+}
+
+func (l *Life) do(inner context.Context, work func(context.Context) error) (err error) {
+	defer func() { // also if work panics or calls runtime.Goexit: a Close that waits must not wait on
+		l.mu.Lock()
+		l.cancel()
+		l.cancel, l.err = nil, err
+		close(l.stopped)
+		l.news.Notify()
+		l.mu.Unlock()
+	}()
+	if err := work(inner); inner.Err() == nil {
+		return err
+	}
+	return nil
+}
+
+// Start runs work in a goroutine, until Close, and returns once ready does. The end of ctx ends the call of ready and
+// not the work; its values reach both. If ready fails, what was started is closed, and its error returned. ready waits
+// by [Life.Await], which returns early if work has failed.
+func (l *Life) Start(ctx context.Context, work, ready func(context.Context) error) error {
+	inner, err := l.begin(context.WithoutCancel(ctx))
+	if err != nil {
+		return err
+	}
+	go func() { _ = l.do(inner, work) }() // Await and Idle return its error
+	if err := ready(ctx); err != nil {
+		_ = l.Close()
+		return err
+	}
+	return nil
+}
+
+// Close ends the work, now and for good, and waits until it has ended. Further calls do nothing more. It must not be
+// called by the work itself, which it would wait for. The error is always nil: it makes an owner an io.Closer.
+func (l *Life) Close() error {
+	l.mu.Lock()
+	l.closed = true
+	l.news.Notify()
+	stopped := l.stopped
+	if l.cancel != nil {
+		l.cancel()
+	}
+	l.mu.Unlock()
+	if stopped != nil {
+		<-stopped
+	}
+	return nil
+}
+
+// Await returns nil once look returns true. It calls look first, and then whenever the channel that changed returned
+// before is closed, or the work ends. The error is the cause of ctx, or, before that, what the work has failed with, or
+// ErrClosed. Work that has not started or has ended well is waited for, as it may be started again.
+func (l *Life) Await(ctx context.Context, changed func() <-chan struct{}, look func() bool) error {
+	for {
+		news, end := changed(), l.news.Changed()
+		over := l.over() // before look, which sees what the work did last
+		switch {
+		case look():
+			return nil
+		case over != nil:
+			return over
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		}
+		select {
+		case <-news:
+		case <-end:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// over returns why there is nothing to wait for; nil if there is.
+func (l *Life) over() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return ErrClosed
+	}
+	return l.err
+}
+
+// Idle returns why nothing is being done: nil while the work runs, else ErrClosed, ErrEnded with what the work has
+// failed with, or ErrNotStarted.
+func (l *Life) Idle() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.closed:
+		return ErrClosed
+	case l.cancel != nil:
+		return nil
+	case l.err != nil:
+		return fmt.Errorf("%w: %w", ErrEnded, l.err)
+	case l.ever:
+		return ErrEnded
+	}
+	return ErrNotStarted
+}

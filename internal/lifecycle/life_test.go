@@ -1,0 +1,170 @@
+package lifecycle_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/lifecycle"
+	"github.com/svidkit/svidkit/internal/renew"
+)
+
+var errWork = errors.New("work")
+
+func untilDone(ctx context.Context) error {
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+func TestRun(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var l lifecycle.Life
+		require.ErrorIs(t, l.Idle(), lifecycle.ErrNotStarted)
+
+		ctx, stop := context.WithCancelCause(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- l.Run(ctx, untilDone) }()
+		synctest.Wait()
+		require.NoError(t, l.Idle())
+		require.ErrorIs(t, l.Run(ctx, untilDone), lifecycle.ErrRunning)
+		require.ErrorIs(t, l.Start(ctx, untilDone, untilDone), lifecycle.ErrRunning)
+		stop(errWork)
+		require.NoError(t, <-ended, "the end of the context is a clean stop, whatever its cause")
+		require.ErrorIs(t, l.Idle(), lifecycle.ErrEnded)
+
+		require.ErrorIs(t, l.Run(t.Context(), func(context.Context) error { return errWork }), errWork, "it may be called again")
+		require.NoError(t, l.Run(t.Context(), func(context.Context) error { return nil }))
+
+		require.NoError(t, l.Close())
+		require.ErrorIs(t, l.Run(t.Context(), untilDone), lifecycle.ErrClosed)
+		require.ErrorIs(t, l.Idle(), lifecycle.ErrClosed)
+	})
+}
+
+func TestStart(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var l lifecycle.Life
+		type key struct{}
+		ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, "value"), time.Second)
+		defer cancel()
+		var value any
+		work := func(ctx context.Context) error {
+			value = ctx.Value(key{})
+			return untilDone(ctx)
+		}
+		require.NoError(t, l.Start(ctx, work, func(context.Context) error { time.Sleep(time.Millisecond); return nil }))
+		time.Sleep(time.Hour)
+		require.NoError(t, l.Idle(), "the context bounds the start alone")
+		require.NoError(t, l.Close())
+		assert.Equal(t, "value", value)
+		require.NoError(t, l.Close())
+	})
+}
+
+func TestStartFails(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var l lifecycle.Life
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errWork)
+		defer cancel()
+		ended := false
+		work := func(ctx context.Context) error {
+			<-ctx.Done()
+			time.Sleep(time.Second)
+			ended = true
+			return nil
+		}
+		require.ErrorIs(t, l.Start(ctx, work, untilDone), errWork)
+		assert.True(t, ended, "what was started has ended when Start returns")
+		require.ErrorIs(t, l.Idle(), lifecycle.ErrClosed)
+	})
+}
+
+func TestAwait(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var l lifecycle.Life
+		var news renew.Signal
+		var there atomic.Bool
+		await := func() <-chan error {
+			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, context.DeadlineExceeded)
+			t.Cleanup(cancel)
+			result := make(chan error, 1)
+			go func() { result <- l.Await(ctx, news.Changed, there.Load) }()
+			synctest.Wait()
+			return result
+		}
+		require.ErrorIs(t, <-await(), context.DeadlineExceeded, "what was not started may still be")
+
+		result := await()
+		there.Store(true)
+		news.Notify()
+		require.NoError(t, <-result)
+		there.Store(false)
+
+		result = await()
+		require.ErrorIs(t, l.Run(t.Context(), func(context.Context) error { return errWork }), errWork)
+		require.ErrorIs(t, <-result, errWork, "work that failed is not waited for")
+		require.ErrorIs(t, l.Idle(), errWork)
+		require.ErrorIs(t, l.Idle(), lifecycle.ErrEnded)
+		there.Store(true)
+		require.NoError(t, <-await(), "what is there counts more than how the work ended")
+		there.Store(false)
+
+		require.NoError(t, l.Run(t.Context(), func(context.Context) error { return nil }))
+		result = await()
+		require.NoError(t, l.Close())
+		require.ErrorIs(t, <-result, lifecycle.ErrClosed)
+	})
+}
+
+// TestStartOfWhatFails: the error of the work is that of Start.
+func TestStartOfWhatFails(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var l lifecycle.Life
+		var never renew.Signal
+		begun := time.Now()
+		err := l.Start(t.Context(), func(context.Context) error { time.Sleep(time.Second); return errWork }, func(ctx context.Context) error {
+			return l.Await(ctx, never.Changed, func() bool { return false })
+		})
+		require.ErrorIs(t, err, errWork)
+		assert.Equal(t, time.Second, time.Since(begun))
+	})
+}
+
+func TestCloseWaits(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var l lifecycle.Life
+		ended := false
+		work := func(ctx context.Context) error {
+			<-ctx.Done()
+			time.Sleep(time.Second)
+			ended = true
+			return errWork
+		}
+		result := make(chan error, 1)
+		go func() { result <- l.Run(t.Context(), work) }()
+		synctest.Wait()
+		require.NoError(t, l.Close())
+		assert.True(t, ended)
+		require.NoError(t, <-result)
+	})
+}
+
+func TestPanic(t *testing.T) {
+	t.Parallel()
+	var l lifecycle.Life
+	assert.Panics(t, func() { _ = l.Run(t.Context(), func(context.Context) error { panic("a fault") }) })
+	require.ErrorIs(t, l.Idle(), lifecycle.ErrEnded)
+	require.NoError(t, l.Close())
+}

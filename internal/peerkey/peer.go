@@ -1,0 +1,74 @@
+// Package peer says which peer a request comes from, for limits that count for each peer. Servers put it into the
+// context of the request.
+//
+// A peer is a user of this machine on a Unix socket, and an IP address, with all of its ports, on a TLS connection.
+// An address behind a NAT or a gateway stands for many clients, so limits by peer are wide, and count what goes wrong
+// rather than what is asked. Where a proxy ends TLS, the address is that of the proxy and says nothing of its clients, so
+// there is no peer.
+package peerkey
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"net/netip"
+)
+
+type key struct{}
+
+// NewContext returns a copy of ctx with the name of the peer that it belongs to.
+func NewContext(ctx context.Context, name string) context.Context {
+	return context.WithValue(ctx, key{}, name)
+}
+
+// FromContext returns the name that is in ctx, or "" if the peer is not known.
+func FromContext(ctx context.Context) string {
+	name, _ := ctx.Value(key{}).(string)
+	return name
+}
+
+// WithRequest returns ctx, which is that of r or comes from it, with the peer of r: the one that is in ctx, or the
+// address that r came from by TLS.
+func WithRequest(ctx context.Context, r *http.Request) context.Context {
+	if r.TLS == nil || FromContext(ctx) != "" {
+		return ctx
+	}
+	at, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil {
+		return ctx
+	}
+	return NewContext(ctx, at.Addr().Unmap().String())
+}
+
+// Address returns the address of the other side of c. It reports false if that is no IP address.
+func Address(c net.Conn) (netip.Addr, bool) {
+	a, ok := c.RemoteAddr().(*net.TCPAddr)
+	if !ok {
+		return netip.Addr{}, false
+	}
+	return a.AddrPort().Addr().Unmap(), true
+}
+
+// Holder is what has a share of what a server can hold for a long time, such as streams: a user of this machine on a
+// Unix socket, and otherwise one connection.
+type Holder struct {
+	user string
+	conn any // unless there is a user
+}
+
+// HolderOf returns the holder that has sent r.
+func HolderOf(r *http.Request) Holder {
+	if user := FromContext(r.Context()); user != "" {
+		return Holder{user: user}
+	}
+	if a, ok := r.Context().Value(http.LocalAddrContextKey).(*net.UnixAddr); ok {
+		return Holder{conn: a} // a new pointer for each connection, while clients have no address
+	}
+	return Holder{conn: r.RemoteAddr}
+}
+
+// Remote returns the address at which the connection begins, or "" for a user and on a Unix socket.
+func (h Holder) Remote() string {
+	remote, _ := h.conn.(string)
+	return remote
+}

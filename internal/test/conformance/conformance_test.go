@@ -1,0 +1,304 @@
+package conformance
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+var update = flag.Bool("update", false, "write the pages, and drop from pending.tsv what has a test")
+
+const root = "../../.."
+
+// whole returns the tables of all books, with the ties of the module, and the functions that go test runs.
+func whole(t *testing.T) ([]*table, []tie, map[string]bool) {
+	t.Helper()
+	tables, known := []*table(nil), map[string]bool{}
+	for _, b := range books {
+		tab, err := b.readTable(b.embedded)
+		require.NoError(t, err, b.name)
+		for _, id := range tab.ids() {
+			known[id] = true
+		}
+		tables = append(tables, tab)
+	}
+	ties, functions, err := scan(os.DirFS(root), func(id string) bool { return known[id] })
+	require.NoError(t, err)
+	for _, tab := range tables {
+		tab.add(ties)
+	}
+	return tables, ties, functions
+}
+
+// TestComplete lists what has neither a test nor a reason, and ties to what does not exist.
+func TestComplete(t *testing.T) {
+	t.Parallel()
+	tables, ties, functions := whole(t)
+	for _, tab := range tables {
+		if *update {
+			require.NoError(t, tab.writePending(filepath.Join(tab.name, "pending.tsv")))
+		}
+		for _, p := range tab.problems(functions) {
+			t.Errorf("%s: %s", tab.name, p)
+		}
+	}
+	for _, tie := range ties {
+		for _, id := range tie.rows {
+			if !slices.ContainsFunc(tables, func(tab *table) bool { return tab.belongs(id) }) {
+				t.Errorf("%s: %s is not a row", tie.where, id)
+			}
+		}
+	}
+}
+
+// TestPages holds the pages against the tests as they are.
+func TestPages(t *testing.T) {
+	t.Parallel()
+	tables, _, _ := whole(t)
+	for _, tab := range tables {
+		if *update {
+			tab.dropProven()
+		}
+		want, file := tab.markdown(), filepath.Join(root, filepath.FromSlash(tab.page))
+		if *update {
+			require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
+			require.NoError(t, os.WriteFile(file, []byte(want), 0o644))
+		}
+		have, err := os.ReadFile(file)
+		require.NoError(t, err)
+		if string(have) != want {
+			t.Errorf("%s is stale: go test ./internal/test/conformance -update", tab.page)
+		}
+	}
+}
+
+// TestData: every line of the data is of use to a reader.
+func TestData(t *testing.T) {
+	t.Parallel()
+	for _, b := range books {
+		tab, err := b.readTable(b.embedded)
+		require.NoError(t, err)
+		require.NotEmpty(t, tab.rows, b.name)
+		for _, r := range tab.rows {
+			assert.NotContains(t, r.requirement, "|", "%s: it ends the column", r.id)
+			assert.LessOrEqual(t, len(r.requirement), 110, "%s: in a few words", r.id)
+			assert.Regexp(t, b.levels, r.level, r.id)
+		}
+	}
+}
+
+func TestExpand(t *testing.T) {
+	t.Parallel()
+	got, err := expand("XV-09..XV-11 XV-19b ID-1")
+	require.NoError(t, err)
+	assert.Equal(t, []string{"XV-09", "XV-10", "XV-11", "XV-19b", "ID-1"}, got)
+	got, err = expand("IST-9.4-9..IST-9.4-11 LNK-1-2")
+	require.NoError(t, err)
+	assert.Equal(t, []string{"IST-9.4-9", "IST-9.4-10", "IST-9.4-11", "LNK-1-2"}, got)
+	for _, bad := range []string{"ID", "id-1", "ID-1..", "ID-1..X5-2", "ID-2..ID-1", "ID-1b..ID-3", "ID-1,ID-2", "IST-9.4", "IST-9.4-1..IST-9.5-2", "ID-1..ID-99999999999999999999"} {
+		_, err := expand(bad)
+		assert.Error(t, err, bad)
+	}
+}
+
+// What a table can have wrong is found.
+func TestProblems(t *testing.T) {
+	t.Parallel()
+	good := map[string]string{
+		"rows.tsv":    "ID-1\tMUST V\tone\nID-2\tSHOULD P\ttwo\nID-3\tfact V\tthree\n",
+		"vectors.tsv": "IV-1..IV-2\tstrings\n",
+		"tests.tsv":   "ID-1 IV-1..IV-2\tspiffe\tTestA TestB\n",
+		"reasons.tsv": "ID-2\toperators do it\n",
+		"pending.tsv": "",
+	}
+	spiffe := books[0]
+	functions := map[string]bool{"spiffe.TestA": true, "spiffe.TestB": true}
+	for _, c := range []struct {
+		file, old, new string
+		want           []string
+	}{
+		{},
+		{"tests.tsv", "TestB", "TestC", []string{"tests.tsv: there is no spiffe.TestC"}},
+		{"tests.tsv", "ID-1 ", "", []string{"ID-1 (MUST V: one): neither a test nor a reason"}},
+		{"tests.tsv", "ID-1", "ID-9", []string{"tests.tsv: ID-9 is not a row", "ID-1 (MUST V: one): neither a test nor a reason"}},
+		{"tests.tsv", "ID-1", "ID-1 ID-2", []string{"reasons.tsv: ID-2 has tests (spiffe.TestA spiffe.TestB): drop the reason"}},
+		{"tests.tsv", "IV-1..IV-2", "IV-1", []string{"IV-2 (strings): no test"}},
+		{"reasons.tsv", "ID-2", "ID-3", []string{"ID-2 (SHOULD P: two): neither a test nor a reason"}},
+		{"reasons.tsv", "ID-2", "ID-2 ID-9", []string{"reasons.tsv: ID-9 is not a row"}},
+		{"pending.tsv", "", "ID-9\n", []string{"pending.tsv: ID-9 is not a row"}},
+		{"pending.tsv", "", "ID-3\n", []string{"pending.tsv: ID-3 needs no test"}},
+		{"pending.tsv", "", "ID-1\n", []string{"pending.tsv: ID-1 has a test or a reason: go test ./internal/test/conformance -update"}},
+		{"pending.tsv", "", "ID-2\n", []string{"pending.tsv: ID-2 has a test or a reason: go test ./internal/test/conformance -update"}},
+		{"rows.tsv", "ID-3", "ID-4\tMUST V\tfour\nID-3", []string{"ID-4 (MUST V: four): neither a test nor a reason"}},
+	} {
+		tab, err := spiffe.readTable(func(name string) (string, error) {
+			if name == c.file {
+				return strings.Replace(good[name], c.old, c.new, 1), nil
+			}
+			return good[name], nil
+		})
+		require.NoError(t, err)
+		assert.Equal(t, c.want, tab.problems(functions), "%+v", c)
+	}
+
+	for _, c := range []struct{ file, text, want string }{
+		{"rows.tsv", "ID-1\tMUST V\n", "rows.tsv:1: want 3 columns, all filled"},
+		{"rows.tsv", "ID-1\tMUST V\t\n", "rows.tsv:1: want 3 columns, all filled"},
+		{"pending.tsv", "x\n", `pending.tsv:1: "x" is not an id`},
+		{"rows.tsv", "ZZ-1\tMUST V\tx\n", `rows.tsv:1: "ZZ-1" belongs to no document`},
+		{"rows.tsv", "ID-1\tMUST V\tx\nID-1\tMUST V\ty\n", "ID-1 is there twice"},
+		{"vectors.tsv", "ID-1\tx\n", "ID-1 is there twice"},
+		{"vectors.tsv", "x\tx\n", `vectors.tsv:1: "x" is not an id`},
+		{"tests.tsv", "x\tx\tTestA\n", `tests.tsv:1: "x" is not an id`},
+		{"reasons.tsv", "ID-1\ta\nID-1\tb\n", "reasons.tsv:2: ID-1 has two reasons"},
+		{"reasons.tsv", "ID-1..ID-1\ta\n", `reasons.tsv:1: "ID-1..ID-1" is not a range`},
+	} {
+		_, err := spiffe.readTable(func(name string) (string, error) {
+			if name == c.file {
+				return c.text, nil
+			}
+			return good[name], nil
+		})
+		assert.EqualError(t, err, c.want)
+	}
+}
+
+func TestScan(t *testing.T) {
+	t.Parallel()
+	const head = "package a\nimport (\"testing\"; \"github.com/svidkit/svidkit/internal/test/conformance\")\n"
+	known := func(id string) bool { return strings.HasPrefix(id, "ID-") }
+	for _, c := range []struct {
+		src  string
+		want string // rows and tests
+	}{
+		{head + `func TestA(t *testing.T) { conformance.Covers(t, "ID-1", "XX-1") }`, "[ID-1 XX-1] [a/b.TestA]"},
+		{head + `func TestA(t *testing.T) { t.Run("x", func(t *testing.T) { conformance.Covers(t, "ID-1") }) }`, "[ID-1] [a/b.TestA]"},
+		{head + `func FuzzA(f *testing.F) { conformance.Covers(f, "ID-1"); conformance.Covers(f, "ID-2") }`, "[ID-1] [a/b.FuzzA]; [ID-2] [a/b.FuzzA]"},
+		{head + "func TestA(t *testing.T) { for _, c := range []struct{ rule string }{{\"ID-1\"}, {`ID-2`}, {\"other\"}} { conformance.Covers(t, c.rule) } }", "[ID-1 ID-2] [a/b.TestA]"},
+		{head + `func TestA(t *testing.T) { _ = "ID-2"; conformance.Covers(t, "ID-1") }`, "[ID-1] [a/b.TestA]"},
+		{head + `func TestA(t *testing.T) { other.Covers(t, "ID-1"); Covers(t, "ID-2"); conformance.Other(t, "ID-3") }`, ""},
+		{strings.Replace(head, "; ", "; c ", 1) + `func TestA(t *testing.T) { c.Covers(t, "ID-1") }`, "[ID-1] [a/b.TestA]"},
+		{"package a\nfunc TestA(t *testing.T) { conformance.Covers(t, \"ID-1\") }", ""},
+		{head + `func helper(t *testing.T) { conformance.Covers(t, "ID-1") }`, "a/b/x_test.go:3:29: Covers is called in helper, which go test does not run"},
+		{head + `func (s suite) TestA(t *testing.T) { conformance.Covers(t, "ID-1") }`, "a/b/x_test.go:3:38: Covers is called in TestA, which go test does not run"},
+		{head + `func Testing(t *testing.T) { conformance.Covers(t, "ID-1") }`, "a/b/x_test.go:3:30: Covers is called in Testing, which go test does not run"},
+		{"package 1", "a/b/x_test.go:1:9: expected 'IDENT', found 1"},
+	} {
+		ties, _, err := scan(fstest.MapFS{
+			"a/b/x_test.go":          {Data: []byte(c.src)},
+			"a/b/x.go":               {Data: []byte("not Go")},
+			"a/testdata/x_test.go":   {Data: []byte("not Go")},
+			".git/x_test.go":         {Data: []byte("not Go")},
+			"_examples/x/xy_test.go": {Data: []byte("not Go")},
+		}, known)
+		var got []string
+		for _, tie := range ties {
+			got = append(got, fmt.Sprint(tie.rows, " ", tie.tests))
+		}
+		if err != nil {
+			got = []string{err.Error()}
+		}
+		assert.Equal(t, c.want, strings.Join(got, "; "), c.src)
+	}
+
+	_, functions, err := scan(fstest.MapFS{"a/x_test.go": {Data: []byte(
+		"package a\nfunc TestA() {}\nfunc ExampleB() {}\nfunc helper() {}\nfunc (T) TestC() {}\nvar TestD int\n")}}, known)
+	require.NoError(t, err)
+	assert.Equal(t, map[string]bool{"a.TestA": true, "a.ExampleB": true}, functions)
+}
+
+func TestCovers(t *testing.T) {
+	t.Parallel()
+	Covers(t, "STAB-1")
+	fake := &fakeT{TB: t}
+	func() {
+		defer func() { _ = recover() }()
+		Covers(fake)
+	}()
+	assert.True(t, fake.failed, "a call without rows says nothing")
+}
+
+type fakeT struct {
+	testing.TB
+	failed bool
+}
+
+func (f *fakeT) Helper() {}
+
+func (f *fakeT) Fatal(...any) { f.failed = true }
+
+func TestMarkdown(t *testing.T) {
+	t.Parallel()
+	tab := &table{
+		book:    books[0],
+		rows:    []row{{"ID-1", "MUST V", "one"}, {"ID-2", "SHOULD P", "two"}, {"ID-3", "fact", "three"}, {"ID-4", "MUST V", "four"}},
+		vectors: []series{{[]string{"IV-1", "IV-2", "IV-3", "IV-4", "IV-5"}, "strings"}},
+		ties: []tie{
+			{rows: []string{"ID-1", "IV-1", "IV-2", "IV-4", "IV-5"}, tests: []string{"spiffe.TestB", "spiffe.TestA", "pki/ca.TestC"}},
+			{rows: []string{"IV-3"}, tests: []string{"spiffe.TestA"}},
+		},
+		reasons: map[string]string{"ID-2": "operators do it"},
+		pending: []string{"ID-4"},
+	}
+	text := tab.markdown()
+	for _, line := range []string{
+		"| ID-1 | MUST V | one | `pki/ca` TestC; `spiffe` TestA, TestB |",
+		"| ID-2 | SHOULD P | two | *operators do it* |",
+		"| ID-3 | fact | three | |",
+		"| ID-4 | MUST V | four | **not yet** |",
+		"| SPIFFE ID | 4 | 1 | 1 | 1 | 1 |",
+		"| IV-1, IV-2, IV-4, IV-5 | strings | `pki/ca` TestC; `spiffe` TestA, TestB |",
+		"| IV-3 | strings | `spiffe` TestA |",
+	} {
+		assert.Contains(t, text, "\n"+line+"\n")
+	}
+	assert.Equal(t, "IV-1 to IV-3, IV-5, XV-19b", ranges([]string{"IV-1", "IV-2", "IV-3", "IV-5", "XV-19b"}, []string{"IV-1", "IV-2", "IV-3", "IV-4", "IV-5", "XV-19b"}))
+}
+
+// What has a test is no longer pending, and the file says so after -update.
+func TestPending(t *testing.T) {
+	t.Parallel()
+	tab := &table{
+		book:    books[1],
+		rows:    []row{{"IST-7.1-1", "S", "one"}, {"IST-7.1-2", "S", "two"}, {"IST-7.1-10", "S≠", "three"}},
+		reasons: map[string]string{"IST-7.1-2": "operators do it"},
+		pending: []string{"IST-7.1-1", "IST-7.1-2", "IST-7.1-10"},
+	}
+	tab.add([]tie{{rows: []string{"IST-7.1-1", "ID-1"}, tests: []string{"sds.TestA"}}, {rows: []string{"LNK-7-1"}, tests: []string{"sds.TestB"}}})
+	assert.Equal(t, []tie{{rows: []string{"IST-7.1-1"}, tests: []string{"sds.TestA"}}}, tab.ties, "each book has its own rows")
+	file := filepath.Join(t.TempDir(), "pending.tsv")
+	require.NoError(t, tab.writePending(file))
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	assert.Equal(t, "IST-7.1-10\n", string(text))
+	assert.Empty(t, tab.problems(map[string]bool{"sds.TestA": true}))
+
+	tab.reasons["IST-7.1-10"] = "operators do it"
+	require.NoError(t, tab.writePending(file))
+	assert.NoFileExists(t, file)
+}
+
+// A row belongs to one book, by what stands before its number.
+func TestBooks(t *testing.T) {
+	t.Parallel()
+	for id, name := range map[string]string{
+		"X5-36": "spiffe", "WIT-1": "spiffe", "IST-7.2-1": "istio", "LNK-1-1": "linkerd", "LNK-12.1-1": "linkerd", "ATH-10.4-1": "athenz",
+		"IST-70-1": "", "IST-3.2-1": "", "IST": "", "IST-7": "", "ID": "", "": "", "LNK-100.1-1": "",
+	} {
+		var have []string
+		for _, b := range books {
+			if b.has(id) {
+				have = append(have, b.name)
+			}
+		}
+		assert.Equal(t, name, strings.Join(have, " "), id)
+	}
+}

@@ -1,0 +1,180 @@
+package deptest
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// short are the names of modules in the table of PACKAGES.md.
+var short = map[string]string{
+	"github.com/fsnotify/fsnotify":  "fsnotify",
+	"github.com/go-jose/go-jose/v4": "go-jose",
+	"golang.org/x/crypto":           "x/crypto",
+	"golang.org/x/sys":              "x/sys",
+	"google.golang.org/protobuf":    "protobuf",
+}
+
+// TestWeight compares the table of PACKAGES.md with the modules that each package links, and with the size
+// of a stripped program that uses the package, which has a bound. "go test -v -run TestWeight$" prints the
+// cells.
+func TestWeight(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("links programs")
+	}
+	page, err := os.ReadFile("PACKAGES.md")
+	require.NoError(t, err)
+	for _, c := range []struct {
+		name  string
+		uses  string  // what the program has of it
+		maxMB float64 // of 10⁶ bytes, on linux/amd64
+	}{
+		{"spiffe", "spiffe.NewVerifier, spiffe.ParseBundle, spiffe.ParseSVIDPEM", 4},
+		{"spiffe/spiffetls", "spiffetls.ConfigureServer, spiffetls.Transport", 7},
+		{"spiffe/jwtsvid", "jwtsvid.NewValidator, jwtsvid.NewIssuer", 5},
+		{"spiffe/federation", "federation.New, (*federation.Manager).Run", 7},
+		{"spiffe/workloadapi", "workloadapi.New, (*workloadapi.Source).Run", 7.2},
+		{"spiffe/workloadserver", "workloadserver.NewHandler, (*unixsocket.Server).Run", 7.2},
+		{"spiffe/filesource", "filesource.New, (*filesource.Source).Run", 7.2},
+		{"spiffe/filesink", "filesink.New, (*filesink.Sink).Run", 4},
+		{"spiffe/source", "source.First, source.NewLastGood, source.NewMerge", 7.2},
+		{"spiffe/health", "health.New, (*health.Handler).ServeHTTP", 7.2},
+		{"pki", "pki.NewCSR, pki.ParseCSR, pki.NewRoot", 4},
+		{"pki/ca", "ca.Open, (*ca.Authority).Sign, (*ca.Authority).Run", 6},
+		{"pki/ca/auditlog", "auditlog.Open, (*auditlog.Log).Record, auditlog.Read", 6},
+		{"pki/ca/kubesecret", "kubesecret.New, (*kubesecret.Store).Save", 8},
+		{"pki/ra", "ra.New, (*ra.RA).Sign", 8},
+		{"pki/caserver", "caserver.New, (*caserver.Server).Run", 7.5},
+		{"pki/caserver/caconfig", "caconfig.Parse, (*caconfig.Config).Serve", 10},
+		{"pki/caserver/istioca", "istioca.New, (*istioca.Server).ServeHTTP, caserver.Serve", 7.2},
+		{"pki/caserver/linkerd", "linkerd.New, (*linkerd.Server).ServeHTTP, caserver.Serve", 7.2},
+		{"pki/athenzname", "athenzname.Mapping.Service, athenzname.Instance.Expectation", 4},
+		{"pki/linkerdname", "linkerdname.Mesh.Name, linkerdname.Match", 4},
+		{"caclient", "caclient.New, caclient.Check, caclient.Retryable", 5},
+		{"caclient/local", "local.New, (*ca.Authority).Run", 6},
+		{"caclient/istioca", "istioca.New, (*istioca.CA).Sign", 7.2},
+		{"caclient/linkerd", "linkerd.New, (*linkerd.CA).Sign", 7.2},
+		{"caclient/stepca", "stepca.New, (*stepca.CA).Sign", 7.2},
+		{"caclient/vault", "vault.New, (*vault.CA).Sign", 7.2},
+		{"caclient/googlecas", "googlecas.New, (*googlecas.CA).Sign", 7.2},
+		{"caclient/athenz", "athenz.New, (*athenz.CA).Sign", 7.2},
+		{"secretcache", "secretcache.New, (*secretcache.Manager).Run", 4.6},
+		{"sds", "sds.NewHandler, sds.NewClient, (*unixsocket.Server).Run", 7.2},
+		{"sds/sdssource", "sdssource.Mux, sdssource.NewFiles", 7.2},
+		{"sds/xdsproxy", "xdsproxy.NewHandler, (*unixsocket.Server).Run", 7.2},
+		{"sds/kubesecrets", "kubesecrets.New, (*kubesecrets.Source).Run", 7.2},
+		{"sds/istioagent", "istioagent.Start, istioagent.FromEnvironment", 9.5},
+		{"sds/statuspage", "statuspage.New, (*statuspage.Handler).ServeHTTP", 10.5},
+		{"authn", "authn.ClientCertificate, authn.FirstOf", 7},
+		{"authn/jwt", "jwt.New, jwt.SVID, jwt.UnverifiedIssuer", 7.5},
+		{"authn/kube", "kube.NewReviewer, kube.TokenReview", 8},
+		{"authn/tokensource", "tokensource.Exchange, (*tokensource.Source).Token", 7},
+		{"authn/unixsocket", "(*unixsocket.Server).Run, unixsocket.PeerFromContext", 7.2},
+		{"caclient/linkerd/linkerdproxy", "linkerdproxy.Start, linkerdproxy.NewProxy, (*linkerdproxy.Proxy).ServeInbound", 8.5},
+		{"caclient/linkerd/inject", "inject.New, (*inject.Injector).ServeHTTP", 7.2},
+		{"authn/athenz", "athenz.NewAgent, athenz.NewProvider, athenz.NewSigner, athenz.StartSidecar", 7.5},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			var links []string
+			for m := range strings.FieldsSeq(goCommand(t, "list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", "./"+c.name)) {
+				if m == module {
+					continue
+				}
+				require.Contains(t, short, m)
+				if !slices.Contains(links, short[m]) {
+					links = append(links, short[m])
+				}
+			}
+			slices.Sort(links)
+			if links == nil {
+				links = []string{"–"}
+			}
+			mb := build(t, c.name, c.uses)
+			if runtime.GOOS == "linux" && runtime.GOARCH == "amd64" {
+				assert.Less(t, mb, c.maxMB)
+			}
+			cells := fmt.Sprintf("%s | %.1f MB |", strings.Join(links, ", "), mb)
+			t.Log(cells)
+			row := regexp.MustCompile(fmt.Sprintf("(?m)^\\| \\[`%s`\\]\\(../../../%[1]s\\) \\| [^|]+ \\| %s \\| [0-9.]+ MB \\|$", c.name, strings.Join(links, ", ")))
+			assert.True(t, row.Match(page), "PACKAGES.md has no row for %s that ends in %s", c.name, cells)
+		})
+	}
+}
+
+// TestWeightOfPrograms bounds the size of programs that use several packages. Most of it is net/http with TLS
+// and HTTP/2: a program that serves and calls with net/http and uses nothing of this module has 6.6 MB, and
+// log/slog adds 0.3.
+func TestWeightOfPrograms(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("links programs")
+	}
+	workload := "spiffe.NewVerifier, secretcache.New, (*secretcache.Manager).Run, workloadapi.New, (*workloadapi.Source).Run"
+	peers := ", spiffetls.ConfigureServer, spiffetls.Transport"
+	for _, c := range []struct {
+		name, uses string
+		maxMB      float64 // of 10⁶ bytes, on linux/amd64
+	}{
+		{"a service that serves and calls with an identity from an agent", "spiffe.NewVerifier, workloadapi.New, (*workloadapi.Source).Run" + peers + ", (*http.Server).ServeTLS, (*http.Client).Do", 7.6},
+		{"identity from an agent and from a CA", workload, 7.5},
+		{"and mutual TLS, and the agent's handler", workload + peers + ", workloadserver.NewHandler", 7.8},
+		{"and a server and a client of net/http", workload + peers + ", workloadserver.NewHandler, (*unixsocket.Server).Run, (*http.Server).ServeTLS, (*http.Client).Do", 8.5},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			mb := build(t, "", c.uses)
+			t.Logf("%.2f MB", mb)
+			if runtime.GOOS == "linux" && runtime.GOARCH == "amd64" {
+				assert.Less(t, mb, c.maxMB)
+			}
+		})
+	}
+}
+
+// build returns the size of a stripped program that holds on to uses, in 10⁶ bytes. It imports the package
+// called name, if that is not empty, and what else uses names.
+func build(t *testing.T, name, uses string) float64 {
+	t.Helper()
+	var imports []string
+	if name != "" {
+		imports = append(imports, module+"/"+name)
+	}
+	for _, other := range []string{
+		module + "/spiffe", module + "/spiffe/spiffetls", module + "/spiffe/workloadapi", module + "/spiffe/workloadserver", module + "/secretcache",
+		module + "/pki/ca", module + "/pki/caserver", module + "/authn/unixsocket", "net/http",
+	} {
+		if regexp.MustCompile(`\b`+filepath.Base(other)+`\.`).MatchString(uses) && other != module+"/"+name {
+			imports = append(imports, other)
+		}
+	}
+	dir := t.TempDir()
+	src := filepath.Join(dir, "main.go")
+	text := fmt.Sprintf("package main\n\nimport (\n\t\"runtime\"\n\t\"%s\"\n)\n\nfunc main() { runtime.KeepAlive([]any{%s}) }\n", strings.Join(imports, "\"\n\t\""), uses)
+	require.NoError(t, os.WriteFile(src, []byte(text), 0o600))
+	bin := filepath.Join(dir, "main")
+	goCommand(t, "build", "-ldflags=-s -w", "-o", bin, src)
+	fi, err := os.Stat(bin)
+	require.NoError(t, err)
+	return float64(fi.Size()) / 1e6
+}
+
+func goCommand(t *testing.T, args ...string) string {
+	t.Helper()
+	cmd := exec.Command("go", args...)
+	cmd.Dir = root(t)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "go %s: %s", strings.Join(args, " "), out)
+	return string(out)
+}

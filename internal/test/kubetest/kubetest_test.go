@@ -1,0 +1,423 @@
+package kubetest_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/memconn"
+)
+
+const (
+	secrets = "/api/v1/namespaces/default/secrets"
+	csrs    = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
+)
+
+type object = map[string]any
+
+func clientOf(t *testing.T, s *kubetest.Server) *kube.Client {
+	t.Helper()
+	c, err := kube.New(kube.Options{URL: s.URL(), Client: s.Client()})
+	require.NoError(t, err)
+	return c
+}
+
+// result is what a request came to, such as "409 Conflict".
+func result(err error) string {
+	if e, ok := errors.AsType[*kube.StatusError](err); ok {
+		text, _, _ := strings.Cut(e.Error(), ":")
+		return text
+	}
+	if err != nil {
+		return err.Error()
+	}
+	return "ok"
+}
+
+func named(name string, members ...any) object {
+	o := object{"metadata": object{"name": name}}
+	for i := 0; i < len(members); i += 2 {
+		o[members[i].(string)] = members[i+1]
+	}
+	return o
+}
+
+// TestRefused has requests that an API server does not carry out.
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	s := kubetest.Start(t)
+	c, ctx := clientOf(t, s), t.Context()
+	s.Put(secrets+"/a", object{"type": "x", "data": object{"k": "AAAA"}})
+	create := func(path string, o object) func() error {
+		return func() error { return c.Create(ctx, path, o, nil) }
+	}
+	update := func(path string, o object) func() error {
+		return func() error { return c.Update(ctx, path, o, nil) }
+	}
+	get := func(path string) func() error { return func() error { return c.Get(ctx, path, nil, nil) } }
+	for _, x := range []struct {
+		want string
+		do   func() error
+	}{
+		{"404 NotFound", get(secrets + "/b")},
+		{"404 NotFound", get("/api/v1/namespaces/other/secrets/a")},
+		{"404 NotFound", get("/api/v1/namespaces/default/things")},
+		{"404 NotFound", get("/api/v2/namespaces/default/secrets")},
+		{"404 NotFound", get("/x")},
+		{"405 MethodNotAllowed", create("/api/v1/secrets", named("b"))},
+		{"405 MethodNotAllowed", update(secrets+"/a/status", named("a"))},
+		{"409 AlreadyExists", create(secrets, named("a"))},
+		{"422 Invalid", create(secrets, object{})},
+		{"422 Invalid", create(secrets, named("A"))},
+		{"500 Internal Server Error", create(secrets, object{"metadata": object{"name": "b", "resourceVersion": "1"}})},
+		{"400 BadRequest", create(secrets, object{"metadata": object{"name": "b", "namespace": "other"}})},
+		{"400 BadRequest", create(secrets, named("b", "kind", "Pod"))},
+		{"400 BadRequest", create(secrets, named("b", "apiVersion", "v2"))},
+		{"400 BadRequest", create(secrets, named("b", "data", object{"k": "?"}))},
+		{"422 Invalid", create(secrets, named("b", "data", object{"k/l": ""}))},
+		{"422 Invalid", create(secrets, named("b", "data", object{"k": make([]byte, 1<<20), "l": []byte{1}}))},
+		{"413 RequestEntityTooLarge", create(secrets, named("b", "data", object{"k": make([]byte, 3<<20)}))},
+		{"404 NotFound", update(secrets+"/b", named("b"))},
+		{"400 BadRequest", update(secrets+"/a", named("b"))},
+		{"422 Invalid", update(secrets+"/a", named("a", "type", "y"))},
+		{"409 Conflict", update(secrets+"/a", object{"metadata": object{"name": "a", "uid": "u"}, "type": "x"})},
+		{"ok", update(secrets+"/a", named("a", "type", "x"))},
+	} {
+		assert.Equal(t, x.want, result(x.do()))
+	}
+	var answers []int
+	for _, r := range s.Requests() {
+		answers = append(answers, r.Code)
+	}
+	assert.NotContains(t, answers, 0)
+	r, err := http.NewRequestWithContext(ctx, http.MethodPatch, s.URL()+secrets+"/a", strings.NewReader("{}"))
+	require.NoError(t, err)
+	response, err := s.Client().Do(r)
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	assert.Equal(t, http.StatusMethodNotAllowed, response.StatusCode)
+}
+
+// TestOneWins has many clients change one object at the same time, each from the version that it
+// read. No change is lost, and the versions only grow.
+func TestOneWins(t *testing.T) {
+	t.Parallel()
+	s := kubetest.Start(t)
+	s.Put(secrets+"/a", object{"data": object{}})
+	var mu sync.Mutex
+	versions := map[string]int{}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			c := clientOf(t, s)
+			for done := 0; done < 10; {
+				var o struct {
+					Kind     string            `json:"kind"`
+					Metadata kube.ObjectMeta   `json:"metadata"`
+					Type     string            `json:"type"`
+					Data     map[string][]byte `json:"data"`
+				}
+				if !assert.NoError(t, c.Get(t.Context(), secrets+"/a", nil, &o)) {
+					return
+				}
+				if o.Data == nil {
+					o.Data = map[string][]byte{}
+				}
+				o.Data["n"] = append(o.Data["n"], 'x')
+				before := o.Metadata.ResourceVersion
+				err := c.Update(t.Context(), secrets+"/a", o, &o)
+				if err == nil {
+					done++
+					mu.Lock()
+					versions[o.Metadata.ResourceVersion]++
+					mu.Unlock()
+					assert.Greater(t, o.Metadata.ResourceVersion, before)
+				} else if !assert.True(t, kube.Conflict(err), "%v", err) {
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	var o struct{ Data map[string][]byte }
+	require.True(t, s.Get(secrets+"/a", &o))
+	assert.Len(t, o.Data["n"], 80)
+	assert.Len(t, versions, 80)
+}
+
+// TestWhatAnUpdateKeeps shows what of an object a client cannot change, and that the last update
+// without a version wins.
+func TestWhatAnUpdateKeeps(t *testing.T) {
+	t.Parallel()
+	s := kubetest.Start(t)
+	c := clientOf(t, s)
+	type meta struct{ Metadata kube.ObjectMeta }
+	var made, next, same meta
+	require.NoError(t, c.Create(t.Context(), secrets, object{"metadata": object{"name": "a", "uid": "mine"}}, &made))
+	assert.NotEqual(t, "mine", made.Metadata.UID)
+	path := secrets + "/a"
+	require.NoError(t, c.Update(t.Context(), path, named("a", "data", object{"a": ""}), &next))
+	assert.Equal(t, made.Metadata.UID, next.Metadata.UID)
+	assert.Equal(t, made.Metadata.CreationTimestamp, next.Metadata.CreationTimestamp)
+	assert.NotEqual(t, made.Metadata.ResourceVersion, next.Metadata.ResourceVersion)
+	require.NoError(t, c.Update(t.Context(), path, named("a", "data", object{"a": ""}), &same))
+	assert.Equal(t, next.Metadata.ResourceVersion, same.Metadata.ResourceVersion, "an update without a change keeps the version")
+}
+
+// TestSigningRequests shows which subresource changes what.
+func TestSigningRequests(t *testing.T) {
+	t.Parallel()
+	s := kubetest.Start(t)
+	c, ctx := clientOf(t, s), t.Context()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
+	require.NoError(t, err)
+	request := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
+	spec := func(edit ...any) object {
+		o := object{"request": request, "signerName": "example.com/istio", "usages": []string{"client auth"}, "expirationSeconds": 600}
+		for i := 0; i < len(edit); i += 2 {
+			o[edit[i].(string)] = edit[i+1]
+		}
+		return o
+	}
+	for _, bad := range []object{
+		spec("request", der), spec("request", []byte{}), spec("signerName", "istio"), spec("signerName", "example.com/"), spec("usages", []string{}),
+		spec("usages", []string{"everything"}), spec("usages", []string{"any", "any"}), spec("expirationSeconds", 599),
+	} {
+		assert.Equal(t, "422 Invalid", result(c.Create(ctx, csrs, named("bad", "spec", bad), nil)))
+	}
+	condition := func(kind, status string) object { return object{"type": kind, "status": status, "reason": "x"} }
+	with := func(certificate any, conditions ...object) object {
+		st := object{"conditions": conditions}
+		if certificate != nil {
+			st["certificate"] = certificate
+		}
+		return named("a", "spec", object{"signerName": "another.com/x"}, "status", st)
+	}
+	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte{1}})
+	approved, denied, failed := condition("Approved", "True"), condition("Denied", "True"), condition("Failed", "True")
+	require.NoError(t, c.Create(ctx, csrs, named("a", "spec", spec(), "status", object{"certificate": certificate}), nil))
+	for _, x := range []struct {
+		subresource string
+		o           object
+		want        string
+		conditions  []string
+		issued      bool
+	}{
+		{"", with(certificate, approved), "ok", nil, false},
+		{"/status", with(nil, approved), "422 Invalid", nil, false},
+		{"/approval", with(nil, condition("Approved", "False")), "422 Invalid", nil, false},
+		{"/approval", with(nil, condition("Approved", "")), "422 Invalid", nil, false},
+		{"/approval", with(nil, approved, denied), "422 Invalid", nil, false},
+		{"/approval", with(certificate, approved), "ok", []string{"Approved"}, false},
+		{"/approval", with(nil), "422 Invalid", []string{"Approved"}, false},
+		{"/status", with([]byte("x"), approved), "422 Invalid", []string{"Approved"}, false},
+		{"/status", with(certificate), "422 Invalid", []string{"Approved"}, false},
+		{"/status", with(certificate, approved), "ok", []string{"Approved"}, true},
+		{"/status", with(nil, approved), "422 Invalid", []string{"Approved"}, true},
+		{"/status", with(certificate, approved, failed), "ok", []string{"Approved", "Failed"}, true},
+		{"", named("a"), "ok", []string{"Approved", "Failed"}, true},
+	} {
+		assert.Equal(t, x.want, result(c.Update(ctx, csrs+"/a"+x.subresource, x.o, nil)), "%s %v", x.subresource, x.o)
+		var got struct {
+			Spec   struct{ SignerName string }
+			Status struct {
+				Certificate []byte
+				Conditions  []struct{ Type, LastUpdateTime string }
+			}
+		}
+		require.True(t, s.Get(csrs+"/a", &got))
+		var types []string
+		for _, c := range got.Status.Conditions {
+			types = append(types, c.Type)
+			assert.NotEmpty(t, c.LastUpdateTime)
+		}
+		assert.Equal(t, x.conditions, types)
+		assert.Equal(t, x.issued, got.Status.Certificate != nil)
+		assert.Equal(t, "example.com/istio", got.Spec.SignerName)
+	}
+}
+
+// TestReviews shows that functions of the test answer reviews, and which requests they never see.
+func TestReviews(t *testing.T) {
+	t.Parallel()
+	s := kubetest.Start(t)
+	c, ctx := clientOf(t, s), t.Context()
+	const tokens, self = "/apis/authentication.k8s.io/v1/tokenreviews", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+	var got struct {
+		Status struct {
+			Authenticated, Allowed bool
+			User                   struct{ Username string }
+		}
+	}
+	may := object{"verb": "get", "resource": "secrets", "namespace": "n"}
+	require.NoError(t, c.Create(ctx, tokens, object{"spec": object{"token": "t"}}, &got))
+	require.NoError(t, c.Create(ctx, self, object{"spec": object{"resourceAttributes": may}}, &got))
+	assert.False(t, got.Status.Authenticated || got.Status.Allowed)
+	s.TokenReviews(func(in kubetest.TokenReviewSpec) kubetest.TokenReviewStatus {
+		return kubetest.TokenReviewStatus{Authenticated: in.Token == "t" && in.Audiences[0] == "istio-ca", User: kubetest.UserInfo{Username: "u"}}
+	})
+	s.AccessReviews(func(in kubetest.AccessReviewSpec) kubetest.AccessReviewStatus {
+		return kubetest.AccessReviewStatus{Allowed: in.ResourceAttributes.Verb == "get"}
+	})
+	require.NoError(t, c.Create(ctx, tokens, object{"spec": object{"token": "t", "audiences": []string{"istio-ca"}}}, &got))
+	assert.True(t, got.Status.Authenticated)
+	assert.Equal(t, "u", got.Status.User.Username)
+	require.NoError(t, c.Create(ctx, self, object{"spec": object{"user": "x", "resourceAttributes": may}}, &got))
+	assert.True(t, got.Status.Allowed)
+	const subject = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+	asked := make(chan kubetest.AccessReviewSpec, 1)
+	s.AccessReviews(func(in kubetest.AccessReviewSpec) kubetest.AccessReviewStatus {
+		asked <- in
+		return kubetest.AccessReviewStatus{Allowed: true}
+	})
+	require.NoError(t, c.Create(ctx, subject, object{"spec": object{"user": "x", "groups": []string{"g"}, "resourceAttributes": may}}, &got))
+	in := <-asked
+	assert.Equal(t, []string{"x", "g"}, append([]string{in.User}, in.Groups...))
+	require.NoError(t, c.Create(ctx, self, object{"spec": object{"user": "x", "resourceAttributes": may}}, &got))
+	assert.Empty(t, (<-asked).User)
+	assert.Equal(t, "422 Invalid", result(c.Create(ctx, subject, object{"spec": object{"resourceAttributes": may}}, nil)))
+	for _, path := range []string{tokens, self, subject} {
+		assert.Error(t, c.Create(ctx, path, object{"spec": object{}}, nil))
+		assert.Equal(t, "405 MethodNotAllowed", result(c.Get(ctx, path, nil, nil)))
+	}
+}
+
+// TestFaults checks the answers to requests that a test makes fail.
+func TestFaults(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := kubetest.StartOn(t, 1, memconn.Listen())
+		c, ctx := clientOf(t, s), t.Context()
+		posts := func(r *http.Request) bool { return r.Method == http.MethodPost }
+		for i, x := range []struct {
+			fault  kubetest.Fault
+			want   string
+			landed bool
+		}{
+			{kubetest.Fault{Code: 503}, "503", false},
+			{kubetest.Fault{Code: 500, Reason: "InternalError", Message: "100%s", Landed: true}, "500 InternalError: 100%s", true},
+			{kubetest.Fault{}, "EOF", false},
+			{kubetest.Fault{Landed: true}, "EOF", true},
+			{kubetest.Fault{Hang: true}, "deadline", false},
+			{kubetest.Fault{Hang: true, Landed: true}, "deadline", true},
+			{kubetest.Fault{Code: 429, RetryAfter: 3 * time.Second}, "429", false},
+		} {
+			name := string(rune('a' + i))
+			s.FailNext(1, x.fault, posts)
+			require.NoError(t, c.Get(ctx, secrets, nil, nil), "not a POST")
+			err := c.Create(ctx, secrets, named(name), nil)
+			require.ErrorContains(t, err, x.want)
+			if e, ok := errors.AsType[*kube.StatusError](err); ok {
+				assert.Equal(t, x.fault.RetryAfter, e.RetryAfter)
+			}
+			assert.Equal(t, x.landed, s.Get(secrets+"/"+name, &object{}), x.want)
+			assert.Equal(t, x.landed, kube.AlreadyExists(c.Create(ctx, secrets, named(name), nil)), "the next one goes well")
+		}
+		// Of requests that are let go, the answer comes.
+		s.FailNext(1, kubetest.Fault{Hang: true, Code: 404, Reason: "NotFound"}, nil)
+		time.AfterFunc(time.Second, s.Release)
+		start := time.Now()
+		assert.True(t, kube.NotFound(c.Get(ctx, secrets, nil, nil)))
+		assert.Equal(t, time.Second, time.Since(start))
+		odd := 0
+		s.Faults(func(*http.Request) *kubetest.Fault {
+			if odd++; odd%2 == 1 {
+				return &kubetest.Fault{Code: 500}
+			}
+			return nil
+		})
+		assert.Equal(t, "500 Internal Server Error", result(c.Get(ctx, secrets, nil, nil)))
+		assert.Equal(t, "ok", result(c.Get(ctx, secrets, nil, nil)))
+		s.Faults(nil)
+		assert.Equal(t, 7*2+2, s.Count(http.MethodPost, secrets)+2)
+
+		s.Latency(100 * time.Millisecond)
+		var slow []time.Duration
+		for range 50 {
+			start := time.Now()
+			require.NoError(t, c.Get(ctx, secrets, nil, nil))
+			slow = append(slow, time.Since(start))
+		}
+		for _, d := range slow {
+			assert.GreaterOrEqual(t, d, 50*time.Millisecond)
+			assert.Less(t, d, 150*time.Millisecond)
+		}
+		// A client that does not wait gets no answer, and the change happens or not.
+		outcomes := map[bool]bool{}
+		for i := range 30 {
+			short, cancel := context.WithTimeout(ctx, 40*time.Millisecond)
+			assert.ErrorIs(t, c.Create(short, secrets, named("slow-"+string(rune('a'+i%26))+string(rune('a'+i/26))), nil), context.DeadlineExceeded)
+			cancel()
+			time.Sleep(time.Second)
+			outcomes[s.Get(secrets+"/slow-"+string(rune('a'+i%26))+string(rune('a'+i/26)), &object{})] = true
+		}
+		assert.Len(t, outcomes, 2)
+	})
+}
+
+// TestPages reads a collection in pages, of which all are of the version of the first.
+func TestPages(t *testing.T) {
+	t.Parallel()
+	s := kubetest.Start(t)
+	c := clientOf(t, s)
+	for _, name := range []string{"a", "b", "c", "d", "e"} {
+		s.Put(secrets+"/"+name, named(name))
+	}
+	type list struct {
+		Metadata struct{ ResourceVersion, Continue string }
+		Items    []struct{ Metadata kube.ObjectMeta }
+	}
+	page := func(query ...string) (names string, l list, err error) {
+		q := url.Values{}
+		for i := 0; i < len(query); i += 2 {
+			q.Set(query[i], query[i+1])
+		}
+		err = c.Get(t.Context(), secrets, q, &l)
+		for _, item := range l.Items {
+			names += item.Metadata.Name
+		}
+		return names, l, err
+	}
+	names, first, err := page("limit", "2")
+	require.NoError(t, err)
+	assert.Equal(t, "ab", names)
+	s.Remove(secrets + "/a")
+	s.Remove(secrets + "/c")
+	s.Put(secrets+"/f", named("f"))
+	names, second, err := page("limit", "2", "continue", first.Metadata.Continue)
+	require.NoError(t, err)
+	assert.Equal(t, "cd", names)
+	assert.Equal(t, first.Metadata.ResourceVersion, second.Metadata.ResourceVersion)
+	names, third, err := page("limit", "2", "continue", second.Metadata.Continue)
+	require.NoError(t, err)
+	assert.Equal(t, "e", names)
+	assert.Empty(t, third.Metadata.Continue)
+	names, _, err = page()
+	require.NoError(t, err)
+	assert.Equal(t, "bdef", names)
+	s.Compact()
+	_, _, err = page("limit", "2", "continue", second.Metadata.Continue)
+	assert.True(t, kube.Gone(err), err)
+	for _, bad := range [][]string{{"limit", "x"}, {"limit", "-1"}, {"continue", "x"}, {"continue", "99999999,1"}} {
+		_, _, err = page(bad...)
+		assert.Equal(t, "400 BadRequest", result(err), bad)
+	}
+}

@@ -1,0 +1,509 @@
+package proofs
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/caclient/local"
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
+)
+
+var long = flag.Bool("long", false, "run the soaks")
+
+// domains is how many trust domains there are: each has a relation with each, in each direction.
+const domains = 20
+
+// domain is one of them, with all that it runs.
+type domain struct {
+	td        spiffe.TrustDomain
+	id        spiffe.ID
+	authority *ca.Authority
+	trusts    [domains]bool // those whose bundles it has
+	foreign   foreign
+	manager   *secretcache.Manager
+	agent     *sds.Handler
+}
+
+// foreign has the bundles of other trust domains, as a federation.Manager has.
+type foreign struct {
+	mu      sync.Mutex
+	set     *spiffe.BundleSet
+	changed renew.Signal
+}
+
+func (f *foreign) Bundles() *spiffe.BundleSet {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.set
+}
+
+func (f *foreign) Changed() <-chan struct{} { return f.changed.Changed() }
+
+func (f *foreign) put(set *spiffe.BundleSet) {
+	f.mu.Lock()
+	f.set = set
+	f.mu.Unlock()
+	f.changed.Notify()
+}
+
+// world makes the trust domains, of which each trusts itself and the others that trust chooses.
+func world(t *testing.T, trust func(from, to int) bool) []*domain {
+	all := make([]*domain, domains)
+	for i := range all {
+		td := spiffe.MustParseTrustDomain(fmt.Sprintf("d%02d.test", i))
+		id, err := td.WorkloadID("web")
+		require.NoError(t, err)
+		authority, err := ca.New(ca.Config{TrustDomain: td})
+		require.NoError(t, err)
+		all[i] = &domain{td: td, id: id, authority: authority}
+	}
+	for i, d := range all {
+		var bundles []*spiffe.Bundle
+		for j, other := range all {
+			if d.trusts[j] = i == j || trust(i, j); d.trusts[j] && i != j {
+				bundles = append(bundles, other.authority.Bundle())
+			}
+		}
+		set, err := spiffe.NewBundleSet(bundles...)
+		require.NoError(t, err)
+		d.foreign.set = set
+		source, err := local.New(d.authority, d.id)
+		require.NoError(t, err)
+		d.manager, err = secretcache.New(secretcache.Config{ID: d.id, CA: source, Federated: &d.foreign})
+		require.NoError(t, err)
+		_, err = d.manager.GenerateSecret(t.Context(), "default")
+		require.NoError(t, err)
+		d.agent, err = sds.NewHandler(d.manager, nil)
+		require.NoError(t, err)
+		t.Cleanup(func() { assert.NoError(t, d.agent.Close()) })
+	}
+	return all
+}
+
+// roots asks the agent of d for the roots of a trust domain, as an Envoy that polls does.
+func (d *domain) roots(t *testing.T, of spiffe.TrustDomain) (pem []byte, ok bool) {
+	t.Helper()
+	body := fmt.Sprintf(`{"resource_names":[%q],"type_url":"type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"}`, of.ID())
+	r := httptest.NewRequest(http.MethodPost, "/v3/discovery:secrets", strings.NewReader(body))
+	r.Header.Set("Content-Type", "application/json")
+	w := httptest.NewRecorder()
+	d.agent.ServeHTTP(w, r)
+	if w.Code == http.StatusNotFound {
+		return nil, false
+	}
+	require.Equal(t, http.StatusOK, w.Code, "%s", w.Body)
+	var answer struct {
+		Resources []struct {
+			ValidationContext struct {
+				TrustedCA struct {
+					InlineBytes []byte `json:"inlineBytes"`
+				} `json:"trustedCa"`
+			} `json:"validationContext"`
+		} `json:"resources"`
+	}
+	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer), "%s", w.Body)
+	require.Len(t, answer.Resources, 1)
+	return answer.Resources[0].ValidationContext.TrustedCA.InlineBytes, true
+}
+
+// shake makes a handshake of two workloads, and reports what each side has to say.
+func shake(t *testing.T, server, client *domain) (serverErr, clientErr error) {
+	t.Helper()
+	serving, err := spiffetls.ServerConfig(server.manager, server.manager, spiffe.AllowAnyPeer(), nil)
+	require.NoError(t, err)
+	dialling, err := spiffetls.ClientConfig(client.manager, client.manager, spiffe.AllowAnyPeer(), nil)
+	require.NoError(t, err)
+	a, b := memconn.Pipe()
+	s, c := tls.Server(a, serving), tls.Client(b, dialling)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if serverErr = s.HandshakeContext(t.Context()); serverErr == nil {
+			_, serverErr = s.Write([]byte("x"))
+		}
+		_ = s.Close()
+	})
+	if clientErr = c.HandshakeContext(t.Context()); clientErr == nil {
+		_, clientErr = io.ReadFull(c, make([]byte, 1))
+	}
+	_ = c.Close()
+	wg.Wait()
+	return serverErr, clientErr
+}
+
+// TestMatrix: of 20 trust domains each trusts those that were configured, in that direction, and no others: for what a
+// CA signs, for what a verifier accepts in each role, for handshakes, for what an agent hands out, and for the bundles
+// themselves.
+func TestMatrix(t *testing.T) {
+	t.Parallel()
+	random := rand.New(rand.NewPCG(20, 20))
+	all := world(t, func(int, int) bool { return random.IntN(2) == 0 })
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	csr, err := pki.NewCSR(key, pki.CSROptions{})
+	require.NoError(t, err)
+	trusted := 0
+	for i, from := range all {
+		verifier, err := spiffe.NewVerifier(from.manager, spiffe.AllowAnyPeer(), nil)
+		require.NoError(t, err)
+		snapshot, err := from.manager.Snapshot()
+		require.NoError(t, err)
+		for j, to := range all {
+			edge := fmt.Sprintf("%s trusts %s: %v", from.td, to.td, from.trusts[j])
+			if from.trusts[j] {
+				trusted++
+			}
+
+			// A CA signs for its own trust domain, whatever trusts whatever.
+			_, err := from.authority.Sign(t.Context(), ca.Request{CSR: csr, ID: to.id})
+			assert.Equal(t, i == j, err == nil, "%s: %v", edge, err)
+
+			// Bundles.
+			b, err := from.manager.Bundle(to.td)
+			assert.Equal(t, from.trusts[j], err == nil, edge)
+			if err == nil {
+				assert.True(t, b.Equal(to.authority.Bundle()), edge)
+			}
+			_, err = snapshot.Bundle(to.td)
+			assert.Equal(t, from.trusts[j], err == nil, edge)
+
+			// What a verifier accepts.
+			svid, err := to.manager.SVID()
+			require.NoError(t, err)
+			for _, role := range []spiffe.Role{spiffe.AnyRole, spiffe.ServerRole, spiffe.ClientRole, spiffe.BothRoles} {
+				peer, err := verifier.VerifyChain(svid.Chain(), role)
+				assert.Equal(t, from.trusts[j], err == nil, "%s: %v", edge, err)
+				if err == nil {
+					assert.Equal(t, to.id, peer.ID(), edge)
+				}
+			}
+
+			// What an agent hands out.
+			pem, ok := from.roots(t, to.td)
+			assert.Equal(t, from.trusts[j], ok, edge)
+			if ok {
+				assert.Equal(t, to.authority.Bundle().MarshalPEM(), pem, edge)
+			}
+
+			// Handshakes need both directions. The side that does not trust says so.
+			serverErr, clientErr := shake(t, from, to)
+			if both := from.trusts[j] && to.trusts[i]; !both {
+				assert.True(t, serverErr != nil && clientErr != nil, "%s and back: %v", edge, to.trusts[i])
+			} else {
+				assert.NoError(t, serverErr, edge)
+				assert.NoError(t, clientErr, edge)
+			}
+		}
+	}
+	assert.Greater(t, trusted, domains*domains/3)
+	assert.Less(t, trusted, domains*domains*2/3+domains)
+
+	// No domain's CA makes a leaf that passes for another's.
+	for i, from := range all {
+		for j, to := range all {
+			if i == j {
+				continue
+			}
+			forged := forge(t, from, to.id)
+			for _, d := range []*domain{from, to} {
+				verifier, err := spiffe.NewVerifier(d.manager, spiffe.AllowAnyPeer(), nil)
+				require.NoError(t, err)
+				_, err = verifier.VerifyChain(forged, spiffe.AnyRole)
+				require.Error(t, err, "%s forged an identity of %s", from.td, to.td)
+			}
+		}
+	}
+}
+
+// forge returns the certificate of a workload of from, that says it is id.
+func forge(t *testing.T, from *domain, id spiffe.ID) []*x509.Certificate {
+	t.Helper()
+	svid, err := from.manager.SVID()
+	require.NoError(t, err)
+	template := *svid.Leaf()
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	template.URIs, template.ExtraExtensions, template.Extensions = slices.Clone(template.URIs), nil, nil
+	template.URIs[0] = id.URL()
+	// A workload's key signs it, which is all that a workload of from has.
+	der, err := x509.CreateCertificate(nil, &template, svid.Leaf(), key.Public(), svid.Signer())
+	require.NoError(t, err)
+	leaf, err := x509.ParseCertificate(der)
+	require.NoError(t, err)
+	return append([]*x509.Certificate{leaf}, svid.Chain()...)
+}
+
+// TestMatrixChanges: while the configuration changes at random, what was withdrawn is gone from verifiers and agents
+// within a second, and what was granted is there.
+func TestMatrixChanges(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(context.Background())
+		random := rand.New(rand.NewPCG(7, 7))
+		all := world(t, func(int, int) bool { return random.IntN(2) == 0 })
+		var runs sync.WaitGroup
+		verifiers := make([]*spiffe.Verifier, domains)
+		for i, d := range all {
+			var err error
+			verifiers[i], err = spiffe.NewVerifier(d.manager, spiffe.AllowAnyPeer(), nil)
+			require.NoError(t, err)
+			runs.Go(func() { _ = d.manager.Run(ctx) })
+		}
+		defer runs.Wait()
+		defer cancel()
+		synctest.Wait()
+		events := 2000
+		if *long {
+			events = 100_000
+		}
+		for range events {
+			i, j := random.IntN(domains), random.IntN(domains)
+			if i == j {
+				continue
+			}
+			from, to := all[i], all[j]
+			from.trusts[j] = !from.trusts[j]
+			var bundles []*spiffe.Bundle
+			for k, d := range all {
+				if k != i && from.trusts[k] {
+					bundles = append(bundles, d.authority.Bundle())
+				}
+			}
+			set, err := spiffe.NewBundleSet(bundles...)
+			require.NoError(t, err)
+			from.foreign.put(set)
+			time.Sleep(time.Duration(random.Int64N(int64(time.Second))))
+			synctest.Wait()
+			svid, err := to.manager.SVID()
+			require.NoError(t, err)
+			_, err = verifiers[i].VerifyChain(svid.Chain(), spiffe.ClientRole)
+			require.Equal(t, from.trusts[j], err == nil, "%s trusts %s: %v", from.td, to.td, err)
+			pem, ok := from.roots(t, to.td)
+			require.Equal(t, from.trusts[j], ok)
+			if ok {
+				require.True(t, bytes.Equal(to.authority.Bundle().MarshalPEM(), pem))
+			}
+		}
+	})
+}
+
+// liveBundles is a source whose bundles change.
+type liveBundles struct {
+	m map[spiffe.TrustDomain]*spiffe.Bundle
+}
+
+func (l *liveBundles) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	if b := l.m[td]; b != nil {
+		return b, nil
+	}
+	return nil, spiffe.ErrUnknownTrustDomain
+}
+
+// TestEntitlementEvents: a million random changes of bundles and policies, against a model that is two tables. A verifier
+// remembers what it has verified, and never what may no longer be: each change counts at the next question.
+func TestEntitlementEvents(t *testing.T) {
+	t.Parallel()
+	const peers = 60
+	events, rotations := 1_000_000, 200
+	if *long {
+		events, rotations = 20_000_000, 10_000
+	}
+	if raceDetector {
+		events /= 20
+	}
+	random := rand.New(rand.NewPCG(60, 60))
+	live := &liveBundles{m: map[spiffe.TrustDomain]*spiffe.Bundle{}}
+	policy := new(spiffe.LivePolicy)
+	verifier, err := spiffe.NewVerifier(live, policy, nil)
+	require.NoError(t, err)
+
+	// The model: which trust domains have a bundle, which has the root that signed a peer, and which peers are allowed.
+	var (
+		cas     [domains]*spiffetest.CA
+		bundles [domains]*spiffe.Bundle
+		known   [domains]bool
+		chains  [peers][]*x509.Certificate
+		ids     [peers]spiffe.ID
+		signed  [peers]bool // by a root that is in the newest bundle
+		allowed [peers]bool
+	)
+	mint := func(i int) {
+		svid := cas[i%domains].SVID(fmt.Sprintf("/w%d", i))
+		chains[i], ids[i], signed[i] = svid.Chain(), svid.ID(), true
+	}
+	for d := range cas {
+		cas[d] = spiffetest.NewCA(t, fmt.Sprintf("d%02d.test", d))
+		bundles[d] = cas[d].Bundle()
+	}
+	for i := range chains {
+		mint(i)
+	}
+	leaks, losses, granted := 0, 0, 0
+	every := events / rotations
+	for n := range events {
+		d, p := random.IntN(domains), random.IntN(peers)
+		switch {
+		case n%every == 0: // a root is replaced, and half of the peers have certificates of the new one
+			cas[d].Rotate()
+			cas[d].DropOldRoots()
+			bundles[d] = cas[d].Bundle()
+			for i := d; i < peers; i += domains {
+				if signed[i] = false; random.IntN(2) == 0 {
+					mint(i)
+				}
+			}
+			if known[d] {
+				live.m[cas[d].TrustDomain()] = bundles[d]
+			}
+		case random.IntN(32) == 0:
+			allowed[p] = !allowed[p]
+			list := make([]spiffe.ID, 0, peers)
+			for i, ok := range allowed {
+				if ok {
+					list = append(list, ids[i])
+				}
+			}
+			require.NoError(t, policy.Set(spiffe.AllowIDs(list...)))
+		case known[d]:
+			known[d] = false
+			delete(live.m, cas[d].TrustDomain())
+		default:
+			known[d] = true
+			live.m[cas[d].TrustDomain()] = bundles[d]
+		}
+		_, err := verifier.VerifyChain(chains[p], spiffe.ClientRole)
+		switch may := known[p%domains] && signed[p] && allowed[p]; {
+		case err == nil && !may:
+			leaks++
+		case err != nil && may:
+			losses++
+		case may:
+			granted++
+		}
+	}
+	assert.Zero(t, leaks, "peers that are accepted and may not be")
+	assert.Zero(t, losses, "peers that are refused and may not be")
+	assert.Greater(t, granted, events/50)
+	t.Logf("%d events, %d times accepted", events, granted)
+}
+
+// TestWithdrawalEndsConnections: an open connection ends within a second after its peer lost the bundle or the policy
+// that let it in, and others stay.
+func TestWithdrawalEndsConnections(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, withdrawalEndsConnections)
+}
+
+func withdrawalEndsConnections(t *testing.T) {
+	ours := spiffetest.NewCA(t, "ours.test")
+	theirs := [4]*spiffetest.CA{}
+	var bundles foreign
+	set := ours.Bundles()
+	var ids []spiffe.ID
+	for i := range theirs {
+		theirs[i] = spiffetest.NewCA(t, fmt.Sprintf("d%d.test", i))
+		set = set.With(theirs[i].Bundle())
+		ids = append(ids, theirs[i].SVID("/web").ID())
+	}
+	bundles.put(set)
+	policy := new(spiffe.LivePolicy)
+	require.NoError(t, policy.Set(spiffe.AllowIDs(ids...)))
+	governor, err := spiffetls.NewGovernor(&spiffetls.GovernorOptions{Grace: -1, Jitter: -1})
+	require.NoError(t, err)
+	source := struct {
+		*foreign
+		spiffe.BundleSource
+	}{&bundles, current{&bundles}}
+	config, err := spiffetls.ServerConfig(ours.SVID("/db"), source, policy, &spiffetls.Options{Governor: governor})
+	require.NoError(t, err)
+	l := memconn.Listen()
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	t.Cleanup(func() { cancel(); _ = l.Close(); wg.Wait() })
+	wg.Go(func() { _ = governor.Run(ctx) })
+	governed := governor.Listener(l)
+	wg.Go(func() {
+		for {
+			conn, err := governed.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() {
+				c := tls.Server(conn, config)
+				if c.Handshake() == nil {
+					_, _ = io.Copy(c, c) // an echo
+				}
+				_ = c.Close()
+			})
+		}
+	})
+	var conns [4]*tls.Conn
+	for i := range conns {
+		client, err := spiffetls.ClientConfig(theirs[i].SVID("/web"), ours.Bundle(), spiffe.AllowAnyPeer(), nil)
+		require.NoError(t, err)
+		raw, err := l.DialContext(ctx, "", "")
+		require.NoError(t, err)
+		conns[i] = tls.Client(raw, client)
+		echo(t, conns[i])
+	}
+	ends := func(i int, withdraw func()) {
+		t.Helper()
+		start := time.Now()
+		withdraw()
+		require.NoError(t, conns[i].SetReadDeadline(start.Add(30*time.Second)))
+		_, err := conns[i].Read(make([]byte, 1))
+		require.Error(t, err)
+		assert.LessOrEqual(t, time.Since(start), time.Second)
+	}
+	ends(0, func() { require.NoError(t, policy.Set(spiffe.AllowIDs(ids[1:]...))) })
+	for _, c := range conns[1:] {
+		echo(t, c)
+	}
+	ends(1, func() {
+		without, err := spiffe.NewBundleSet(ours.Bundle(), theirs[2].Bundle(), theirs[3].Bundle())
+		require.NoError(t, err)
+		bundles.put(without)
+	})
+	for _, c := range conns[2:] {
+		echo(t, c)
+		_ = c.Close()
+	}
+}
+
+// current returns the bundles of a foreign one by one.
+type current struct{ *foreign }
+
+func (c current) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) { return c.Bundles().Bundle(td) }
+
+func echo(t *testing.T, c *tls.Conn) {
+	t.Helper()
+	_, err := c.Write([]byte("x"))
+	require.NoError(t, err)
+	_, err = io.ReadFull(c, make([]byte, 1))
+	require.NoError(t, err)
+}

@@ -1,0 +1,486 @@
+package sealtest
+
+import (
+	"bytes"
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/rsa"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/big"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/caclient"
+	ztsclient "github.com/svidkit/svidkit/caclient/athenz"
+	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
+	"github.com/svidkit/svidkit/caclient/local"
+	"github.com/svidkit/svidkit/caclient/stepca"
+	"github.com/svidkit/svidkit/caclient/vault"
+	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/athenzname"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver"
+	"github.com/svidkit/svidkit/pki/caserver/caconfig"
+	"github.com/svidkit/svidkit/sds/istioagent"
+	"github.com/svidkit/svidkit/sds/kubesecrets"
+	"github.com/svidkit/svidkit/sds/sdssource"
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
+	"github.com/svidkit/svidkit/spiffe/filesink"
+	"github.com/svidkit/svidkit/spiffe/filesource"
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/spiffetest/federationtest"
+	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
+	"github.com/svidkit/svidkit/spiffe/workloadserver"
+)
+
+var (
+	td = spiffe.MustParseTrustDomain("example.org")
+	id = spiffe.MustParseID("spiffe://example.org/web")
+)
+
+// holder is a value that holds private keys, and the keys in it that are known.
+type holder struct {
+	value any
+	keys  []crypto.Signer
+}
+
+// values returns a value of each exported type that can hold a key, by its name, with keys of an algorithm: some are bytes in
+// memory, which packages follow everywhere, and some are pointers to numbers.
+func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
+	t.Helper()
+	key, root, token := newKey(t, alg), newKey(t, alg), newKey(t, pki.ECDSAP256)
+	issuer, err := pki.NewRoot(root, pki.CAOptions{TrustDomain: td, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(24 * time.Hour)})
+	require.NoError(t, err)
+	leaf, err := issuer.IssueLeaf(pki.LeafOptions{PublicKey: key.Public(), ID: id, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
+	require.NoError(t, err)
+	svid, err := spiffe.NewSVID([]*x509.Certificate{leaf}, key)
+	require.NoError(t, err)
+	bundle, err := spiffe.NewBundle(td, spiffe.BundleContents{X509Authorities: []*x509.Certificate{issuer.Certificate()}})
+	require.NoError(t, err)
+	set, err := spiffe.NewBundleSet(bundle)
+	require.NoError(t, err)
+	snapshot := spiffe.NewSnapshot(svid, set)
+	credential, err := pki.NewCredential(svid.Chain(), svid.Signer())
+	require.NoError(t, err)
+	secret, err := pki.NewKeyPairSecret("default", svid)
+	require.NoError(t, err)
+
+	// A plugged-in CA.
+	dir := t.TempDir()
+	rootPEM, err := pki.MarshalPrivateKeyPEM(root)
+	require.NoError(t, err)
+	for name, b := range map[string][]byte{
+		"ca-cert.pem": pki.MarshalCertificatesPEM(issuer.Certificate()), "ca-key.pem": rootPEM,
+		"cert-chain.pem": pki.MarshalCertificatesPEM(issuer.Certificate()), "root-cert.pem": pki.MarshalCertificatesPEM(issuer.Certificate()),
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), b, 0o600))
+	}
+	pair, err := pki.ReadKeyCertBundle(os.DirFS(dir), nil, time.Now())
+	require.NoError(t, err)
+	pluggedIn := ca.PluggedIn{Dir: dir, Key: func() crypto.Signer { return root }}
+
+	// A CA of its own, whose key is in its store.
+	store, err := ca.NewDirStore(filepath.Join(t.TempDir(), "ca"))
+	require.NoError(t, err)
+	authority, err := ca.Open(t.Context(), ca.Config{TrustDomain: td, Create: true, JWT: &ca.JWTConfig{}, Rotation: ca.Rotation{KeyAlgorithm: alg}}, store)
+	require.NoError(t, err)
+	record, err := store.Load(t.Context())
+	require.NoError(t, err)
+	own, err := pki.ParsePrivateKeyPEM(record.Data()["ca-key.pem"])
+	require.NoError(t, err)
+	owns := []crypto.Signer{own}
+	client, err := local.New(authority, id)
+	require.NoError(t, err)
+	server, err := caserver.New(caserver.Options{CA: authority, ID: id})
+	require.NoError(t, err)
+	fs := flag.NewFlagSet("", flag.ContinueOnError)
+	config, err := caconfig.Parse(fs, []string{"-trust-domain", td.String(), "-root-ca-dir", dir, "-state-dir", t.TempDir()}, func(string) string { return "" })
+	require.NoError(t, err)
+
+	// What renews itself.
+	cacheConfig := secretcache.Config{ID: id, CA: client, NewKey: func() (crypto.Signer, error) { return key, nil }}
+	manager, err := secretcache.New(cacheConfig)
+	require.NoError(t, err)
+	cacheConfig.Previous = snapshot
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = manager.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	_, err = manager.GenerateSecret(t.Context(), "default")
+	require.NoError(t, err)
+
+	// What another program has put into files.
+	certsPEM, keyPEM, err := svid.MarshalPEM()
+	require.NoError(t, err)
+	mounted := filepath.Join(t.TempDir(), "identity.pem")
+	require.NoError(t, os.WriteFile(mounted, append(keyPEM, certsPEM...), 0o600))
+	files, err := filesource.Start(t.Context(), filesource.Config{CertFile: mounted})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, files.Close()) })
+	byName, err := sdssource.StartFiles(t.Context(), sdssource.FilesConfig{Allow: []string{mounted}})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, byName.Close()) })
+	_, err = byName.GenerateSecret(t.Context(), "file-cert:"+mounted+"~"+mounted)
+	require.NoError(t, err)
+
+	// What an API server has.
+	api := kubetest.Start(t)
+	api.Put("/api/v1/namespaces/gw/secrets/web", map[string]any{"data": map[string][]byte{"tls.crt": certsPEM, "tls.key": keyPEM}})
+	gateway, err := kubesecrets.Start(t.Context(), kubesecrets.Config{Namespace: "gw", APIServer: api.URL(), HTTPClient: api.Client()})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, gateway.Close()) })
+	_, err = gateway.GenerateSecret(t.Context(), "kubernetes://web")
+	require.NoError(t, err)
+
+	written, err := filesink.New(filesink.Config{Source: manager, Dir: t.TempDir()})
+	require.NoError(t, err)
+	_, err = written.Write()
+	require.NoError(t, err)
+
+	// An agent, over files that another program has written.
+	folder, err := os.MkdirTemp("", "seal") // t.TempDir is too long for a Unix socket
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(folder) })
+	roots := filepath.Join(t.TempDir(), "roots.pem")
+	require.NoError(t, os.WriteFile(roots, bundle.MarshalPEM(), 0o600))
+	agent, err := istioagent.Start(t.Context(), istioagent.Config{
+		Root: folder, TrustDomain: td, FileMounted: true, MountedCert: mounted, MountedKey: mounted, MountedRoots: roots,
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, agent.Close()) })
+
+	tokens, err := jwtsvid.NewIssuer(td, "k", token, nil)
+	require.NoError(t, err)
+	wits, err := witsvid.NewIssuer(td, token, nil)
+	require.NoError(t, err)
+
+	testCA := spiffetest.NewCA(t, td.String())
+	endpoint, served := federationtest.NewEndpoint(t, testCA), workloadapitest.NewServer(t, testCA, "/web")
+	keys, signers := []crypto.Signer{key}, []crypto.Signer{token}
+	other := newKey(t, pki.ECDSAP256) // of a workload; an issuer refuses its own
+	dialer, err := spiffetls.NewDialer(svid, set, spiffe.AllowIDs(id), nil)
+	require.NoError(t, err)
+	step, err := stepca.New(stepca.Options{
+		Endpoint:    caclient.Endpoint{URL: "https://ca.example.org", TrustDomain: td},
+		Certificate: func() *tls.Certificate { return svid.TLSCertificate() },
+	})
+	require.NoError(t, err)
+	vaultCA, err := vault.New(vault.Options{Endpoint: caclient.Endpoint{
+		URL: "https://vault.example.org", TrustDomain: td, HTTPClient: httpClient(t, leaf, key),
+	}, Login: vault.CertLogin("", ""), Mount: "pki", Role: "web"})
+	require.NoError(t, err)
+	member, memberKey := linkerdProxy(t, issuer)
+	forward := linkerdproxy.ProxyConfig{Identity: member, Application: "127.0.0.1:1"}
+	proxy, err := linkerdproxy.NewProxy(forward)
+	require.NoError(t, err)
+	instance := athenzname.Instance{
+		Provider: athenzname.Service{Domain: "k8s.admin", Name: "provider"}, Service: athenzname.Service{Domain: "media", Name: "web"}, ID: "web-0", Suffix: "example.org",
+	}
+	ztsCA, err := ztsclient.New(ztsclient.Options{
+		Endpoint: caclient.Endpoint{URL: "https://zts.example.org", TrustDomain: td, RootsFile: "roots.pem"}, Instance: instance,
+		Certificate: func() *tls.Certificate { return svid.TLSCertificate() },
+	})
+	require.NoError(t, err)
+	podIdentity := &athenz.Identity{Credential: credential}
+	sidecarConfig := athenz.SidecarConfig{Agent: new(athenz.AgentClient), Identity: podIdentity}
+	sidecar, err := athenz.NewSidecar(sidecarConfig)
+	require.NoError(t, err)
+	return map[string]holder{
+		"caclient/linkerd/linkerdproxy.Identity":    {member, memberKey},
+		"caclient/linkerd/linkerdproxy.Proxy":       {proxy, memberKey},
+		"caclient/linkerd/linkerdproxy.ProxyConfig": {&forward, memberKey},
+		"authn/athenz.AgentRequest":                 {athenz.AgentRequest{Instance: instance, Certificate: func() *tls.Certificate { return svid.TLSCertificate() }}, keys},
+		"authn/athenz.Identity":                     {podIdentity, keys},
+		"authn/athenz.Sidecar":                      {sidecar, keys},
+		"authn/athenz.SidecarConfig":                {&sidecarConfig, keys},
+		"caclient/athenz.CA":                        {ztsCA, keys},
+		"caclient.NewHTTPClient":                    {httpClient(t, leaf, key), keys},
+		"caclient/stepca.CA":                        {step, keys},
+		"caclient/vault.CA":                         {vaultCA, keys},
+		"caclient/local.CA":                         {client, owns},
+		"pki.Credential":                            {credential, keys},
+		"pki.Issuer":                                {issuer, []crypto.Signer{root}},
+		"pki.KeyCertBundle":                         {pair, []crypto.Signer{root}},
+		"pki.Secret":                                {secret, keys},
+		"pki/ca.Authority":                          {authority, owns},
+		"pki/ca.PluggedIn":                          {&pluggedIn, []crypto.Signer{root}},
+		"pki/ca.Record":                             {&record, owns},
+		"pki/caserver.Server":                       {server, owns},
+		"pki/caserver/caconfig.Authority":           {&caconfig.Authority{Signer: authority, Own: authority}, owns},
+		"pki/caserver/caconfig.Config":              {config, []crypto.Signer{root}},
+		"secretcache.Config":                        {&cacheConfig, append(append(owns, key), keys...)},
+		"secretcache.Manager":                       {manager, append(owns, key)},
+		"spiffe.SVID":                               {svid, keys},
+		"spiffe/filesource.Source":                  {files, keys},
+		"sds/istioagent.Agent":                      {agent, keys},
+		"sds/sdssource.Files":                       {byName, keys},
+		"sds/kubesecrets.Source":                    {gateway, keys},
+		"spiffe/filesink.Sink":                      {written, append(owns, key)},
+		"spiffe/filesink.Config":                    {filesink.Config{Source: manager}, append(owns, key)},
+		"spiffe.Snapshot":                           {snapshot, keys},
+		"spiffe/jwtsvid.Issuer":                     {tokens, signers},
+		"spiffe/exp/witsvid.Issuer":                 {wits, signers},
+		"spiffe/exp/witsvid.SVID":                   {wit(t, wits, other), []crypto.Signer{other}},
+		"spiffe/spiffetls.Dialer":                   {dialer, keys},
+		"spiffe/spiffetest.CA":                      {testCA, nil},
+		"spiffe/spiffetest/federationtest.Endpoint": {endpoint, nil},
+		"spiffe/spiffetest/workloadapitest.Server":  {served, nil},
+		"spiffe/workloadapi.Identity":               {&workloadapi.Identity{SVID: svid}, keys},
+		"spiffe/workloadapi.Update":                 {&workloadapi.Update{Identities: []workloadapi.Identity{{SVID: svid}}}, keys},
+		"spiffe/workloadserver.Identity":            {&workloadserver.Identity{SVID: svid}, keys},
+	}
+}
+
+func newKey(t *testing.T, alg pki.KeyAlgorithm) crypto.Signer {
+	t.Helper()
+	key, err := pki.NewKey(alg)
+	require.NoError(t, err)
+	return key
+}
+
+// linkerdProxy returns a proxy's identity that has read its key, of which it takes ECDSA only, and asks a certifier that is not there.
+func linkerdProxy(t *testing.T, issuer *pki.Issuer) (*linkerdproxy.Identity, []crypto.Signer) {
+	t.Helper()
+	const name = "web.emojivoto.serviceaccount.identity.linkerd.example.org"
+	key, dir := newKey(t, pki.ECDSAP256), t.TempDir()
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	require.NoError(t, err)
+	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.DNSSAN(name)}})
+	require.NoError(t, err)
+	for file, b := range map[string][]byte{"key.der": der, "csr.p8": csr.DER(), "token": []byte("t")} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, file), b, 0o600))
+	}
+	id, err := linkerdproxy.New(linkerdproxy.Config{
+		Name: name, Anchors: pki.MarshalCertificatesPEM(issuer.Certificate()), Certifier: linkerdproxy.Service{Addr: "127.0.0.1:1"},
+		TokenFile: filepath.Join(dir, "token"), KeyFile: filepath.Join(dir, "key.der"), CSRFile: filepath.Join(dir, "csr.p8"),
+	})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- id.Run(ctx) }()
+	for end := time.Now().Add(20 * time.Second); id.Status().Err == nil && time.Now().Before(end); {
+		time.Sleep(time.Millisecond) // until it has asked, with its key
+	}
+	cancel()
+	require.NoError(t, <-done)
+	require.ErrorContains(t, id.Status().Err, "refused")
+	return id, []crypto.Signer{key}
+}
+
+func wit(t *testing.T, by *witsvid.Issuer, key crypto.Signer) *witsvid.SVID {
+	t.Helper()
+	text, err := by.Issue(id, key.Public())
+	require.NoError(t, err)
+	svid, err := witsvid.NewSVID(text, key)
+	require.NoError(t, err)
+	return svid
+}
+
+// verbs are those of package fmt, with the flags that change what is printed.
+var verbs = []string{"%v", "%+v", "%#v", "%s", "%+s", "%#s", "%q", "%#q", "%x", "%X", "%#x", "% x", "%d", "%+d", "%o", "%b", "%c", "%U", "%e", "%g", "%t", "%p", "%T", "%w", "%!"}
+
+// The ways in which a value is a part of another one.
+type (
+	exported   struct{ V any }
+	unexported struct{ v any }
+	nested     struct{ inner *unexported }
+)
+
+// wrapped returns v, what it points to, and values that have it in them.
+func wrapped(v any) map[string]any {
+	all := map[string]any{
+		"itself": v, "field": exported{v}, "unexported field": unexported{v}, "pointer to a field": &unexported{v}, "two levels": nested{&unexported{v}},
+		"slice": []any{v}, "array": [1]any{v}, "map": map[string]any{"k": v}, "pointer": &v, "pointer to a slice": &[]any{v},
+		"slice in a field": exported{[]any{v}}, "map in an unexported field": unexported{map[string]any{"k": v}}, "error": fmt.Errorf("with %w", wrapper{v}),
+	}
+	r := reflect.ValueOf(v)
+	if r.Kind() == reflect.Pointer {
+		// A field, a slice and a map of the type itself, and not of an interface.
+		pv := reflect.New(r.Type())
+		pv.Elem().Set(r)
+		slice := reflect.Append(reflect.MakeSlice(reflect.SliceOf(r.Type()), 0, 1), r)
+		m := reflect.MakeMap(reflect.MapOf(reflect.TypeFor[int](), r.Type()))
+		m.SetMapIndex(reflect.ValueOf(1), r)
+		all["typed pointer"], all["typed slice"], all["typed map"] = pv.Interface(), slice.Interface(), m.Interface()
+		all["unexported typed slice"], all["unexported typed map"] = unexported{slice.Interface()}, unexported{m.Interface()}
+		if copyable(r.Elem().Type()) {
+			e := r.Elem().Interface()
+			values := reflect.Append(reflect.MakeSlice(reflect.SliceOf(r.Elem().Type()), 0, 1), r.Elem())
+			all["value"], all["value in a field"], all["value in an unexported field"] = e, exported{e}, unexported{e}
+			all["values"], all["unexported values"] = values.Interface(), unexported{values.Interface()}
+		}
+	}
+	return all
+}
+
+// wrapper is an error that has a value in it.
+type wrapper struct{ v any }
+
+func (wrapper) Error() string { return "an error" }
+
+// copyable reports whether values of t may be copied: those with a lock or an atomic value in them may not.
+func copyable(t reflect.Type) bool {
+	if strings.HasPrefix(t.PkgPath(), "sync") {
+		return false
+	}
+	switch t.Kind() {
+	case reflect.Struct:
+		for f := range t.Fields() {
+			if !copyable(f.Type) {
+				return false
+			}
+		}
+	case reflect.Array:
+		return copyable(t.Elem())
+	}
+	return true
+}
+
+// secrets are the bytes of a private key that nothing may print, and the numbers as which it is in memory.
+func secrets(t *testing.T, key crypto.Signer) (texts [][]byte, words []big.Word) {
+	t.Helper()
+	number := func(n *big.Int) { // package json writes it in digits
+		texts, words = append(texts, n.Bytes(), []byte(n.String())), append(words, n.Bits()...)
+	}
+	switch k := key.(type) {
+	case *ecdsa.PrivateKey:
+		//lint:ignore SA1019 it is what would be printed
+		number(k.D)
+	case *rsa.PrivateKey:
+		number(k.D)
+		number(k.Primes[0])
+	case ed25519.PrivateKey:
+		texts = append(texts, k.Seed())
+	default:
+		t.Fatalf("%T", key)
+	}
+	pem, err := pki.MarshalPrivateKeyPEM(key)
+	require.NoError(t, err)
+	return append(texts, pem), words
+}
+
+// leak returns what of key is in out, which fmt printed with verb; empty for nothing.
+func leak(t *testing.T, out, verb string, key crypto.Signer) string {
+	t.Helper()
+	texts, words := secrets(t, key)
+	var needles []string
+	for _, b := range texts {
+		// From the middle of it, as printers may cut.
+		part := b[len(b)/2 : len(b)/2+9]
+		needles = append(needles, string(part), hex.EncodeToString(part), strings.ToUpper(hex.EncodeToString(part)), base64.StdEncoding.EncodeToString(b[3*(len(b)/6):3*(len(b)/6)+12]))
+		for _, v := range []string{verb, "%v", "%#v"} {
+			list := fmt.Sprintf(v, part)
+			if i, j := strings.IndexAny(list, "[{"), strings.LastIndexAny(list, "]}"); i >= 0 && j > i {
+				list = list[i+1 : j]
+			}
+			needles = append(needles, list)
+		}
+	}
+	for _, w := range words {
+		for _, v := range []string{verb, "%d", "%x"} {
+			if text := fmt.Sprintf(v, w); len(text) > 12 && !strings.Contains(text, "%!") {
+				needles = append(needles, text)
+			}
+		}
+	}
+	for _, n := range needles {
+		if len(n) > 8 && strings.Contains(out, n) {
+			return n
+		}
+	}
+	return ""
+}
+
+// printed returns v as each printer writes it, by the name of the printer; the verb is in the name for those of fmt.
+func printed(v any) map[string]string {
+	all := map[string]string{}
+	for _, verb := range verbs {
+		all[verb] = fmt.Sprintf(verb, v)
+	}
+	if b, err := json.Marshal(v); err == nil {
+		all["json"] = string(b)
+	} else {
+		all["json"] = err.Error()
+	}
+	for name, handler := range map[string]func(w io.Writer) slog.Handler{
+		"slog text": func(w io.Writer) slog.Handler { return slog.NewTextHandler(w, nil) },
+		"slog json": func(w io.Writer) slog.Handler { return slog.NewJSONHandler(w, nil) },
+	} {
+		var b bytes.Buffer
+		slog.New(handler(&b)).With("with", v).Info("m", "v", v, slog.Group("g", "v", v))
+		all[name] = b.String()
+	}
+	return all
+}
+
+// TestNothingPrints prints a value of each exported type that holds a key, in every way.
+func TestNothingPrints(t *testing.T) {
+	t.Parallel()
+	if raceEnabled {
+		t.Skip("package fmt reads the fields of values that goroutines are changing")
+	}
+	for _, alg := range []pki.KeyAlgorithm{pki.Ed25519, pki.ECDSAP256} {
+		for name, h := range values(t, alg) {
+			for how, v := range wrapped(h.value) {
+				for printer, out := range printed(v) {
+					for _, key := range h.keys {
+						if found := leak(t, out, printer, key); found != "" {
+							assert.Fail(t, name+" prints its key", "%s, %s: %.40q…", how, printer, found)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestLeaksAreFound shows that the search finds a key that is not sealed, however it is printed.
+func TestLeaksAreFound(t *testing.T) {
+	t.Parallel()
+	for _, alg := range []pki.KeyAlgorithm{pki.ECDSAP256, pki.RSA2048, pki.Ed25519} {
+		key := newKey(t, alg)
+		pem, err := pki.MarshalPrivateKeyPEM(key)
+		require.NoError(t, err)
+		for name, tt := range map[string]struct {
+			v     any
+			least int // printers
+		}{
+			"key": {key, 6}, "field": {exported{key}, 2}, "slice": {[]crypto.Signer{key}, 2}, "slice in a field": {exported{[]any{key}}, 2},
+			"bytes": {unexported{pem}, 10}, "text": {unexported{string(pem)}, 5}, "items": {unexported{map[string][]byte{"k": pem}}, 10},
+			"unexported": {unexported{key}, map[pki.KeyAlgorithm]int{pki.Ed25519: 10}[alg]}, // fmt does not follow the pointers that others are
+		} {
+			found := 0
+			out := printed(tt.v)
+			for printer := range out {
+				if leak(t, out[printer], printer, key) != "" {
+					found++
+				}
+			}
+			assert.GreaterOrEqual(t, found, tt.least, "%v %s", alg, name)
+		}
+	}
+}

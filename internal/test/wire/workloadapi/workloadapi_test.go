@@ -1,0 +1,97 @@
+package workloadapi_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/svidkit/svidkit/internal/test/wire/workloadapi"
+)
+
+// field writes a length-delimited field, straight from the published field number.
+func field(n protowire.Number, parts ...[]byte) []byte {
+	var body []byte
+	for _, p := range parts {
+		body = append(body, p...)
+	}
+	return protowire.AppendBytes(protowire.AppendTag(nil, n, protowire.BytesType), body)
+}
+
+func text(n protowire.Number, s string) []byte { return field(n, []byte(s)) }
+
+func join(parts ...[]byte) []byte {
+	var b []byte
+	for _, p := range parts {
+		b = append(b, p...)
+	}
+	return b
+}
+
+// TestBytes compares each message with bytes built by hand from the published field numbers.
+func TestBytes(t *testing.T) {
+	t.Parallel()
+	claims, err := structpb.NewStruct(map[string]any{"sub": "s"})
+	require.NoError(t, err)
+	for name, test := range map[string]struct {
+		msg  proto.Message
+		want []byte
+	}{
+		"X509SVIDRequest": {&workloadapi.X509SVIDRequest{}, []byte{}},
+		"X509SVIDResponse": {
+			&workloadapi.X509SVIDResponse{
+				Svids:            []*workloadapi.X509SVID{{SpiffeId: "i", X509Svid: []byte("c"), X509SvidKey: []byte("k"), Bundle: []byte("b"), Hint: "h"}},
+				Crl:              [][]byte{[]byte("r")},
+				FederatedBundles: map[string][]byte{"t": []byte("f")},
+			},
+			join(field(1, text(1, "i"), text(2, "c"), text(3, "k"), text(4, "b"), text(5, "h")), text(2, "r"), field(3, text(1, "t"), text(2, "f"))),
+		},
+		"X509BundlesRequest": {&workloadapi.X509BundlesRequest{}, []byte{}},
+		"X509BundlesResponse": {
+			&workloadapi.X509BundlesResponse{Crl: [][]byte{[]byte("r")}, Bundles: map[string][]byte{"t": []byte("b")}},
+			join(text(1, "r"), field(2, text(1, "t"), text(2, "b"))),
+		},
+		"JWTSVIDRequest": {&workloadapi.JWTSVIDRequest{Audience: []string{"a", "b"}, SpiffeId: "i"}, join(text(1, "a"), text(1, "b"), text(2, "i"))},
+		"JWTSVIDResponse": {
+			&workloadapi.JWTSVIDResponse{Svids: []*workloadapi.JWTSVID{{SpiffeId: "i", Svid: "t", Hint: "h"}}},
+			field(1, text(1, "i"), text(2, "t"), text(3, "h")),
+		},
+		"JWTBundlesRequest":      {&workloadapi.JWTBundlesRequest{}, []byte{}},
+		"JWTBundlesResponse":     {&workloadapi.JWTBundlesResponse{Bundles: map[string][]byte{"t": []byte("b")}}, field(1, text(1, "t"), text(2, "b"))},
+		"ValidateJWTSVIDRequest": {&workloadapi.ValidateJWTSVIDRequest{Audience: "a", Svid: "t"}, join(text(1, "a"), text(2, "t"))},
+		"ValidateJWTSVIDResponse": {
+			&workloadapi.ValidateJWTSVIDResponse{SpiffeId: "i", Claims: claims},
+			join(text(1, "i"), field(2, field(1, text(1, "sub"), field(2, text(3, "s"))))),
+		},
+		"WITSVIDRequest": {&workloadapi.WITSVIDRequest{SpiffeId: "i"}, text(1, "i")},
+		"WITSVIDResponse": {
+			&workloadapi.WITSVIDResponse{Svids: []*workloadapi.WITSVID{{SpiffeId: "i", WitSvid: "t", WitSvidKey: "k", Hint: "h"}}},
+			field(1, text(1, "i"), text(2, "t"), text(3, "k"), text(4, "h")),
+		},
+		"WITBundlesRequest":  {&workloadapi.WITBundlesRequest{}, []byte{}},
+		"WITBundlesResponse": {&workloadapi.WITBundlesResponse{Bundles: map[string]string{"t": "b"}}, field(1, text(1, "t"), text(2, "b"))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			assert.Equal(t, name, string(test.msg.ProtoReflect().Descriptor().Name()))
+			got, err := proto.MarshalOptions{Deterministic: true}.Marshal(test.msg)
+			require.NoError(t, err)
+			assert.Equal(t, test.want, got)
+			back := test.msg.ProtoReflect().New().Interface()
+			require.NoError(t, proto.Unmarshal(test.want, back))
+			assert.True(t, proto.Equal(test.msg, back))
+		})
+	}
+}
+
+// The canonical types register under their own names; ours must not take those.
+func TestOwnPackageName(t *testing.T) {
+	t.Parallel()
+	file := (*workloadapi.X509SVIDResponse)(nil).ProtoReflect().Descriptor().ParentFile()
+	assert.Equal(t, "svidkit.wire.workloadapi", string(file.Package()))
+	assert.Equal(t, "internal/test/wire/workloadapi/workloadapi.proto", file.Path())
+	assert.Zero(t, file.Services().Len(), "the service is in the descriptors for reflection only")
+}

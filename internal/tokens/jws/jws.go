@@ -1,0 +1,141 @@
+// Package jws reads JSON Web Signatures in compact form (RFC 7515) and JSON Web Keys (RFC 7517)
+// strictly, with the standard library alone. It verifies and signs nothing. It is the check that runs
+// before go-jose in package internal/tokens/token, and all that packages need that link no go-jose.
+//
+// It is strict where readers differ: a token has three parts, each in base64url without padding, line
+// breaks or stray bits at the end; a header is one JSON object without duplicate members.
+package jws
+
+import (
+	"bytes"
+	"encoding/base64"
+	"fmt"
+	"math"
+	"strconv"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/strictjson"
+)
+
+// MaxSize is the longest token in bytes that [Parse] reads. HTTP servers take little more in a header
+// field.
+const MaxSize = 16 << 10
+
+// Code is the kind of an [Error].
+type Code int
+
+const (
+	Size      Code = iota + 1 // over MaxSize
+	Shape                     // not three parts
+	Encoding                  // a part is not strict base64url
+	Malformed                 // the header is not one strict JSON object
+	Forbidden                 // "alg" is missing or none of the nine
+)
+
+// Error says why a token is refused. It never carries the token.
+type Error struct {
+	Code   Code
+	Reason string
+}
+
+func (e *Error) Error() string { return e.Reason }
+
+// Token holds the decoded parts of a token. None of them is verified.
+type Token struct{ Header, Payload, Signature []byte }
+
+// Parse splits a token and decodes its parts. The result shares no memory with token. The error is an
+// [*Error].
+func Parse(token string) (*Token, error) {
+	if len(token) > MaxSize {
+		return nil, &Error{Size, fmt.Sprintf("longer than %d bytes", MaxSize)}
+	}
+	data := []byte(token)
+	if n := bytes.Count(data, []byte{'.'}); n != 2 {
+		return nil, &Error{Shape, fmt.Sprintf("%d parts, not three", n+1)}
+	}
+	dot, end := bytes.IndexByte(data, '.'), bytes.LastIndexByte(data, '.')
+	t := &Token{}
+	decoded := make([]byte, len(data)) // room for the three
+	for _, part := range []struct {
+		name string
+		text []byte
+		to   *[]byte
+	}{
+		{"header", data[:dot], &t.Header},
+		{"payload", data[dot+1 : end], &t.Payload},
+		{"signature", data[end+1:], &t.Signature},
+	} {
+		n := base64.RawURLEncoding.DecodedLen(len(part.text))
+		*part.to = decoded[:n:n]
+		decoded = decoded[n:]
+		if !decodeURL(*part.to, part.text) {
+			return nil, &Error{Encoding, "the " + part.name + " is not canonical base64url: no padding, no line breaks, no stray bits"}
+		}
+	}
+	return t, nil
+}
+
+// Header is what the header of a token says. None of it is verified.
+type Header struct {
+	Algorithm         Algorithm
+	KeyID, Type       string // "kid" and "typ"
+	HasKeyID, HasType bool
+	NotText           string   // "kid" or "typ", if that is there and not a string
+	Extra             []string // the names of all other members, in order
+}
+
+// ParseHeader reads a header. The error is an [*Error].
+func ParseHeader(data []byte) (Header, error) {
+	var h Header
+	var alg, text []byte
+	kid, typ := true, true // they are strings, or missing
+	r := strictjson.NewReader(data)
+	object := r.Kind() == strictjson.Object
+	if !object {
+		r.Skip()
+	}
+	for name := range r.Members() {
+		switch string(name) {
+		case "alg":
+			alg, _ = r.Text()
+		case "kid":
+			text, kid = r.Text()
+			h.KeyID, h.HasKeyID = string(text), true
+		case "typ":
+			text, typ = r.Text()
+			h.Type, h.HasType = string(text), true
+		default:
+			h.Extra = append(h.Extra, string(name))
+		}
+	}
+	switch err := r.End(); {
+	case err != nil:
+		return Header{}, &Error{Malformed, "the header is not strict JSON: " + err.Error()}
+	case !object:
+		return Header{}, &Error{Malformed, "the header is not a JSON object"}
+	}
+	var ok bool
+	if h.Algorithm, ok = ParseAlgorithm(string(alg)); !ok {
+		return Header{}, &Error{Forbidden, `the header's "alg" is missing or none of ES, RS and PS with 256, 384 and 512`}
+	}
+	switch {
+	case !kid:
+		h.NotText = "kid"
+	case !typ:
+		h.NotText = "typ"
+	}
+	return h, nil
+}
+
+// NumericDate returns the time that a JSON number means: seconds since 1970, possibly with a fraction
+// (RFC 7519 section 2). Integers are exact. A time before the year 1 or after the year 9999 becomes the
+// first or last second of that range, because package time cannot compute with what is beyond.
+func NumericDate(number string) time.Time {
+	const first, last = -62135596800, 253402300799
+	if n, err := strconv.ParseInt(number, 10, 64); err == nil {
+		return time.Unix(min(max(n, first), last), 0)
+	}
+	f, _ := strconv.ParseFloat(number, 64) // infinite if it is out of range
+	sec, frac := math.Modf(min(max(f, first), last))
+	return time.Unix(int64(sec), int64(frac*1e9))
+}

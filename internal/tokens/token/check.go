@@ -1,0 +1,172 @@
+package token
+
+import (
+	"cmp"
+	"crypto"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"strings"
+	"time"
+	"weak"
+
+	"github.com/go-jose/go-jose/v4"
+
+	"github.com/svidkit/svidkit/internal/tokens/verifycache"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// The bounds of the options of a validator.
+const (
+	DefaultLeeway = time.Minute
+	MaxLeeway     = 2 * time.Minute
+
+	defaultRemember = 1000
+	maxRemember     = 1 << 20
+	heads           = 64      // of tokens, that are remembered as go-jose has parsed them
+	longestKept     = 4 << 10 // bytes of a token that is remembered
+)
+
+// Checker judges tokens with the bundles and the time, and remembers the verified ones with what their
+// package makes of them, a V.
+type Checker[V any] struct {
+	*Kind
+	bundles spiffe.BundleSource
+	leeway  time.Duration
+	Now     func() time.Time
+	memory  *verifycache.Table[kept[V]] // nil for none
+	Heads
+}
+
+// Heads remembers the headers of tokens that were verified. All tokens of one issuer have the same, and go-jose parses it
+// once.
+type Heads struct{ heads *verifycache.Table[head] }
+
+// NewHeads returns an empty memory.
+func NewHeads() Heads { return Heads{verifycache.New[head](heads)} }
+
+type head struct {
+	text   string
+	parsed *jose.JSONWebSignature
+}
+
+// kept is a token that was verified with a bundle. It counts only while the source gives this bundle: a
+// bundle never changes, so its address is its generation. The pointer is weak, so that old bundles can go.
+type kept[V any] struct {
+	token  string
+	value  V
+	id     spiffe.ID
+	ends   time.Time
+	bundle weak.Pointer[spiffe.Bundle]
+}
+
+// NewChecker returns a Checker. Of the options, nil and 0 mean the default.
+func NewChecker[V any](k *Kind, bundles spiffe.BundleSource, leeway *time.Duration, now func() time.Time, remember int) (*Checker[V], error) {
+	c := &Checker[V]{Kind: k, bundles: bundles, leeway: DefaultLeeway, Now: now, Heads: NewHeads()}
+	if leeway != nil {
+		c.leeway = *leeway
+	}
+	if now == nil {
+		c.Now = time.Now
+	}
+	remember = cmp.Or(remember, defaultRemember)
+	switch {
+	case bundles == nil:
+		return nil, errors.New("no bundle source")
+	case c.leeway < 0 || c.leeway > MaxLeeway:
+		return nil, fmt.Errorf("the leeway is %v, not from 0 to %v", c.leeway, MaxLeeway)
+	case remember < -1 || remember > maxRemember:
+		return nil, fmt.Errorf("the option Remember is %d, not from -1 to %d", remember, maxRemember)
+	}
+	if remember > 0 {
+		c.memory = verifycache.New[kept[V]](remember)
+	}
+	return c, nil
+}
+
+// Bundle returns the bundle of a trust domain, and checks that the source answered what was asked.
+func (c *Checker[V]) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, *Error) {
+	b, err := c.bundles.Bundle(td)
+	if err == nil && b == nil {
+		err = fmt.Errorf("the bundle source returned no bundle and no error: %w", spiffe.ErrUnknownTrustDomain)
+	}
+	switch {
+	case errors.Is(err, spiffe.ErrUnknownTrustDomain):
+		return nil, &Error{Kind: c.Kind, Reason: "unknown trust domain", Rule: c.Kind.Bundle, Err: err}
+	case err != nil:
+		return nil, &Error{Kind: c.Kind, Reason: BundleSource, Err: err}
+	case b.TrustDomain() != td:
+		return nil, c.Refuse(BundleSource, c.Kind.Bundle, "the bundle source was asked for %q and returned the bundle of %q", td, b.TrustDomain())
+	}
+	return b, nil
+}
+
+// InTime compares a token or proof of kind k with the time, within the leeway. A zero notBefore means
+// none.
+func (c *Checker[V]) InTime(k *Kind, expires, notBefore, now time.Time) *Error {
+	switch {
+	case !now.Before(expires.Add(c.leeway)):
+		return k.Refuse(Expired, k.Expires, "it ended at %s", Stamp(expires))
+	case !notBefore.IsZero() && now.Add(c.leeway).Before(notBefore):
+		return k.Refuse("not yet valid", k.NotBefore, "it begins at %s", Stamp(notBefore))
+	}
+	return nil
+}
+
+// Leeway returns how far clocks may be apart.
+func (c *Checker[V]) Leeway() time.Duration { return c.leeway }
+
+// Stamp formats a time for an error.
+func Stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// Verify is [Signed.Verify] for a token whose header may have come before.
+func (h Heads) Verify(s *Signed, key crypto.PublicKey) error {
+	sum := maphash.String(h.heads.Seed, s.head)
+	known := h.heads.Find(sum, func(old *head) bool { return old.text == s.head })
+	if known != nil {
+		s.parsed = known.parsed
+	}
+	err := s.Verify(key)
+	if known == nil && err == nil {
+		h.heads.Keep(sum, &head{strings.Clone(s.head), s.parsed}, func(*head) int64 { return 0 })
+	}
+	return err
+}
+
+// Recall returns what was kept for a token that would still be verified: with the bundle that the source
+// gives now. If it cannot give one, that is the error.
+func (c *Checker[V]) Recall(token string) (value V, ok bool, e *Error) {
+	if c.memory == nil || len(token) > longestKept {
+		return value, false, nil
+	}
+	k := c.memory.Find(maphash.String(c.memory.Seed, token), func(k *kept[V]) bool { return k.token == token })
+	if k == nil {
+		return value, false, nil
+	}
+	b, e := c.Bundle(k.id.TrustDomain())
+	if e != nil {
+		e.ID = k.id
+		return value, false, e
+	}
+	if b != k.bundle.Value() {
+		return value, false, nil
+	}
+	return k.value, true, nil
+}
+
+// Keep remembers a token that was verified with b, in the place of the one that ends first. The token is
+// no part of a larger string, which would be remembered too.
+func (c *Checker[V]) Keep(token string, id spiffe.ID, ends time.Time, b *spiffe.Bundle, value V) {
+	if c.memory == nil || len(token) > longestKept {
+		return
+	}
+	c.memory.Keep(maphash.String(c.memory.Seed, token), &kept[V]{token, value, id, ends, weak.Make(b)}, func(old *kept[V]) int64 {
+		switch {
+		case old.token == token:
+			return verifycache.Older
+		case old.bundle.Value() == nil:
+			return verifycache.Older + 1 // as a free place
+		}
+		return old.ends.Unix()
+	})
+}

@@ -1,0 +1,138 @@
+package token_test
+
+import (
+	"crypto"
+	"crypto/elliptic"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/tokens/token"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+var webID = spiffe.MustParseID("spiffe://example.org/web")
+
+// source is a bundle source that gives what it is told to.
+type source struct {
+	bundle *spiffe.Bundle
+	err    error
+}
+
+func (s *source) Bundle(spiffe.TrustDomain) (*spiffe.Bundle, error) { return s.bundle, s.err }
+
+func newBundle(t testing.TB, td string) *spiffe.Bundle {
+	t.Helper()
+	b, err := spiffe.NewBundle(spiffe.MustParseTrustDomain(td), spiffe.BundleContents{})
+	require.NoError(t, err)
+	return b
+}
+
+func TestRemembered(t *testing.T) {
+	t.Parallel()
+	src := &source{bundle: newBundle(t, "example.org")}
+	c, err := token.NewChecker[string](kind, src, nil, nil, 1)
+	require.NoError(t, err)
+	ends := time.Now().Add(time.Hour)
+	c.Keep("one", webID, ends, src.bundle, "value")
+	got, ok, e := c.Recall("one")
+	require.Nil(t, e)
+	assert.True(t, ok)
+	assert.Equal(t, "value", got)
+	_, ok, _ = c.Recall("other")
+	assert.False(t, ok)
+
+	long := strings.Repeat("x", 4<<10)
+	c.Keep(long+"x", webID, ends, src.bundle, "value")
+	_, ok, _ = c.Recall(long + "x")
+	assert.False(t, ok, "too long")
+	_, ok, _ = c.Recall("one")
+	assert.True(t, ok)
+	c.Keep(long, webID, ends, src.bundle, "long")
+	got, _, _ = c.Recall(long)
+	assert.Equal(t, "long", got)
+	_, ok, _ = c.Recall("one")
+	assert.False(t, ok, "there is one place")
+
+	// What the source gives now has the last word.
+	src.bundle = newBundle(t, "example.org")
+	_, ok, e = c.Recall(long)
+	assert.False(t, ok, "another bundle")
+	assert.Nil(t, e)
+	for _, failing := range []*source{{err: errors.New("down")}, {}, {bundle: newBundle(t, "other.test")}, {err: spiffe.ErrUnknownTrustDomain}} {
+		*src = *failing
+		_, ok, e = c.Recall(long)
+		assert.False(t, ok)
+		require.NotNil(t, e)
+		assert.Equal(t, webID, e.ID)
+	}
+
+	none, err := token.NewChecker[string](kind, src, nil, nil, -1)
+	require.NoError(t, err)
+	none.Keep("one", webID, ends, newBundle(t, "example.org"), "value")
+	_, ok, _ = none.Recall("one")
+	assert.False(t, ok)
+}
+
+func TestError(t *testing.T) {
+	t.Parallel()
+	down := errors.New("spiffe: down")
+	e := &token.Error{Kind: kind, Reason: token.BundleSource, ID: webID, Rule: "R", Err: down}
+	require.EqualError(t, e, `test: token of "spiffe://example.org/web": bundle source: down`)
+	require.ErrorIs(t, e, down)
+	require.ErrorIs(t, e, token.BundleSource)
+	require.ErrorIs(t, e, token.ErrUnavailable)
+	_, again := e.Retryable()
+	assert.True(t, again)
+	e = kind.Refuse(token.Expired, "R", "%s", strings.Repeat("é", 2000))
+	require.NotErrorIs(t, e, token.ErrUnavailable)
+	require.ErrorIs(t, e, token.Expired)
+	assert.Less(t, len(e.Error()), 600)
+	assert.True(t, strings.HasSuffix(e.Error(), "é…"))
+}
+
+// That the header of a token came before says nothing about its signature.
+func TestKnownHeader(t *testing.T) {
+	t.Parallel()
+	c, err := token.NewChecker[string](kind, &source{}, nil, nil, -1)
+	require.NoError(t, err)
+	key, other := ecKey(t, elliptic.P256()), ecKey(t, elliptic.P256())
+	signed := func(key crypto.Signer, payload string) string {
+		s, err := token.NewSigner(key, "", "k", "JWT")
+		require.NoError(t, err)
+		text, err := s.Token([]byte(payload))
+		require.NoError(t, err)
+		return text
+	}
+	for range 2 { // the second time all headers are known
+		for name, c1 := range map[string]struct {
+			text string
+			good bool
+		}{
+			"one":         {signed(key, `{"a":1}`), true},
+			"two":         {signed(key, `{"a":2}`), true},
+			"another key": {signed(other, `{"a":1}`), false},
+			"mixed":       {signed(key, `{"a":1}`)[:60] + signed(key, `{"a":1}`)[60:100] + signed(key, `{"a":1}`)[100:], false},
+		} {
+			err := c.Verify(parse(t, c1.text), key.Public())
+			assert.Equal(t, c1.good, err == nil, "%s: %v", name, err)
+		}
+	}
+	require.Error(t, c.Verify(parse(t, signed(key, `{}`)), other.Public()))
+
+	var wg sync.WaitGroup // for the race detector: what is known is shared
+	for range 4 {
+		text := signed(key, `{"a":3}`)
+		wg.Go(func() {
+			for range 20 {
+				assert.NoError(t, c.Verify(parse(t, text), key.Public()))
+			}
+		})
+	}
+	wg.Wait()
+}

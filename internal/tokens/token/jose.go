@@ -1,0 +1,205 @@
+package token
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/rsa"
+	"encoding/asn1"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"strings"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/cryptosigner"
+
+	"github.com/svidkit/svidkit/internal/tokens/jws"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// Signed is a token or proof whose form is right: three parts in canonical base64url, and a header that
+// is one JSON object with one of the nine algorithms. Nothing of it is verified.
+type Signed struct {
+	jws.Header
+	Payload, Signature []byte
+
+	head   string                 // the first part, as it was sent
+	parsed *jose.JSONWebSignature // of the head; nil until it is needed, and shared
+}
+
+// Parse checks the form of a token or proof.
+func (k *Kind) Parse(text string) (*Signed, *Error) {
+	parts, err := jws.Parse(text)
+	if err != nil {
+		return nil, k.Refuse(Malformed, k.Form, "%w", err)
+	}
+	h, err := jws.ParseHeader(parts.Header)
+	if e, ok := errors.AsType[*jws.Error](err); ok && e.Code == jws.Forbidden {
+		return nil, k.Refuse("algorithm", k.Algorithm, "%w", err)
+	}
+	if err != nil {
+		return nil, k.Refuse(Malformed, k.Form, "%w", err)
+	}
+	head, _, _ := strings.Cut(text, ".")
+	return &Signed{Header: h, Payload: parts.Payload, Signature: parts.Signature, head: head}, nil
+}
+
+// errSignature is the error for every signature that is not good.
+var errSignature = errors.New("the signature does not match the key")
+
+// Verify verifies the signature with a key that fits the algorithm of the header. The caller takes the
+// key from a bundle, never from the token.
+func (s *Signed) Verify(key crypto.PublicKey) error {
+	if !s.Algorithm.Fits(key) {
+		return fmt.Errorf("the key is not one for %v", s.Algorithm)
+	}
+	if s.parsed == nil {
+		var err error
+		s.parsed, err = jose.ParseSignedCompact(s.head+"..", []jose.SignatureAlgorithm{joseName(s.Algorithm)})
+		if err != nil { // its text may show what the header holds
+			return errors.New("the header has a member that cannot be read")
+		}
+	}
+	if s.Algorithm >= jws.PS256 {
+		key = rawVerifier{key} // go-jose would accept a salt of any length
+	}
+	whole := jose.JSONWebSignature{Signatures: []jose.Signature{s.parsed.Signatures[0]}}
+	whole.Signatures[0].Signature = s.Signature
+	if whole.DetachedVerify(s.Payload, key) != nil {
+		return errSignature
+	}
+	return nil
+}
+
+func joseName(a jws.Algorithm) jose.SignatureAlgorithm { return jose.SignatureAlgorithm(a.String()) }
+
+// VerifyRaw verifies a signature of data that is no token.
+func VerifyRaw(a jws.Algorithm, key crypto.PublicKey, data, sig []byte) error {
+	if !a.Fits(key) {
+		return fmt.Errorf("the key is not one for %v", a)
+	}
+	return rawVerifier{key}.VerifyPayload(data, sig, joseName(a))
+}
+
+// rawVerifier verifies with the standard library. It is a [jose.OpaqueVerifier].
+type rawVerifier struct{ key crypto.PublicKey }
+
+func (v rawVerifier) VerifyPayload(data, sig []byte, name jose.SignatureAlgorithm) error {
+	alg, _ := jws.ParseAlgorithm(string(name))
+	hash := alg.Hash()
+	h := hash.New()
+	h.Write(data)
+	digest, ok := h.Sum(nil), false
+	switch k := v.key.(type) {
+	case *ecdsa.PublicKey: // R and S, each as wide as the curve
+		size := jws.CurveSize(k.Curve)
+		ok = len(sig) == 2*size && ecdsa.Verify(k, digest, new(big.Int).SetBytes(sig[:size]), new(big.Int).SetBytes(sig[size:]))
+	case *rsa.PublicKey:
+		if alg >= jws.PS256 {
+			ok = rsa.VerifyPSS(k, hash, digest, sig, &rsa.PSSOptions{SaltLength: rsa.PSSSaltLengthEqualsHash}) == nil
+		} else {
+			ok = rsa.VerifyPKCS1v15(k, hash, digest, sig) == nil
+		}
+	}
+	if !ok {
+		return errSignature
+	}
+	return nil
+}
+
+// Signer signs with one key and one algorithm. Its fields are funcs because no printer shows what they
+// hold.
+type Signer struct {
+	Algorithm jws.Algorithm
+
+	key   func() crypto.Signer
+	token func(payload []byte) (string, error)
+	raw   func(data []byte) ([]byte, error)
+}
+
+// Member is a further member of a header.
+type Member struct{ Name, Value string }
+
+// NewSigner returns a Signer of tokens with this "typ" and, if it is not empty, this "kid", and with what else there is
+// in the header. The key may live in hardware. The name of the algorithm is empty for the usual one for the key.
+func NewSigner(key crypto.Signer, algorithm, keyID, typ string, more ...Member) (*Signer, error) {
+	if key == nil {
+		return nil, errors.New("no key")
+	}
+	pub := key.Public()
+	alg, ok := jws.DefaultAlgorithm(pub)
+	if !ok {
+		return nil, fmt.Errorf("no algorithm of SPIFFE tokens uses this key, a %T; use ECDSA on P-256, P-384 or P-521, or RSA of 2048 to 8192 bits", pub)
+	}
+	if algorithm != "" {
+		if alg, ok = jws.ParseAlgorithm(algorithm); !ok {
+			return nil, fmt.Errorf("the algorithm %q is not one of the nine that begin with RS, ES or PS", Clip(algorithm, MaxQuoted))
+		}
+		if !alg.Fits(pub) {
+			return nil, fmt.Errorf("the algorithm %v does not fit the key", alg)
+		}
+	}
+	opts := (&jose.SignerOptions{}).WithType(jose.ContentType(typ))
+	if keyID != "" {
+		opts.WithHeader("kid", keyID)
+	}
+	for _, m := range more {
+		opts.WithHeader(jose.HeaderKey(m.Name), m.Value)
+	}
+	opaque := cryptosigner.Opaque(strictSigner{key})
+	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: joseName(alg), Key: opaque}, opts)
+	if err != nil {
+		return nil, err
+	}
+	return &Signer{
+		Algorithm: alg,
+		key:       func() crypto.Signer { return key },
+		token:     func(payload []byte) (string, error) { return compact(signer, payload) },
+		raw:       func(data []byte) ([]byte, error) { return opaque.SignPayload(data, joseName(alg)) },
+	}, nil
+}
+
+// Key returns the key.
+func (s *Signer) Key() crypto.Signer { return s.key() }
+
+// Token signs a payload, which is JSON, and returns the token.
+func (s *Signer) Token(payload []byte) (string, error) { return s.token(payload) }
+
+// Raw signs data that is no token. An ECDSA signature is R and S of fixed width.
+func (s *Signer) Raw(data []byte) ([]byte, error) { return s.raw(data) }
+
+func compact(signer jose.Signer, payload []byte) (string, error) {
+	signed, err := signer.Sign(payload)
+	if err != nil {
+		return "", err
+	}
+	token, err := signed.CompactSerialize()
+	if err == nil && len(token) > MaxSize {
+		err = fmt.Errorf("the token would have %d bytes, the limit is %d: %w", len(token), MaxSize, spiffe.ErrTooLarge)
+	}
+	if err != nil {
+		return "", err
+	}
+	return token, nil
+}
+
+// strictSigner is a key as package cryptosigner needs it. It salts PSS as RFC 7518 section 3.5 says, and
+// returns an error where the ASN.1 of an ECDSA signature would make cryptosigner panic.
+type strictSigner struct{ crypto.Signer }
+
+func (s strictSigner) Sign(random io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, error) {
+	if pss, ok := opts.(*rsa.PSSOptions); ok {
+		opts = &rsa.PSSOptions{SaltLength: rsa.PSSSaltLengthEqualsHash, Hash: pss.Hash}
+	}
+	sig, err := s.Signer.Sign(random, digest, opts)
+	if key, ok := s.Public().(*ecdsa.PublicKey); ok && err == nil {
+		var v struct{ R, S *big.Int }
+		rest, fault := asn1.Unmarshal(sig, &v)
+		size := 8 * jws.CurveSize(key.Curve)
+		if fault != nil || len(rest) > 0 || v.R.Sign() <= 0 || v.S.Sign() <= 0 || v.R.BitLen() > size || v.S.BitLen() > size {
+			return nil, errors.New("the signer did not return an ECDSA signature for its curve in ASN.1")
+		}
+	}
+	return sig, err
+}

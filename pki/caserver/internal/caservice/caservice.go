@@ -1,0 +1,318 @@
+// Package caservice is what the certificate services below pki/caserver have in common: a gRPC service
+// with one unary method, the limits of its calls, what is logged of them, and what a client is told when
+// the signer fails.
+package caservice
+
+import (
+	"cmp"
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/ratelog"
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+)
+
+const (
+	defaultTimeout  = 75 * time.Second
+	receiveTimeout  = 10 * time.Second
+	sendTimeout     = 10 * time.Second
+	maxRequest      = 192 << 10 // bytes: a CSR in PEM has at most 128 KiB, one in DER or a token 64 KiB
+	maxIncoming     = 256 << 20 // bytes of requests that are being received
+	maxPeerIncoming = 16 << 20  // of one connection
+	maxCommonName   = 64        // bytes; RFC 5280 calls it ub-common-name
+
+	// To verify a signing request takes a processor for longer than all that comes before it. What would wait longer
+	// for one than queueTime is refused, so that an overload does not make every request late.
+	queueTime = 50 * time.Millisecond
+	maxQueue  = 4096
+)
+
+// Service is a gRPC service with one unary method.
+type Service struct {
+	Name    string        // of the package; what is logged begins with it
+	Path    string        // of the method
+	Timeout time.Duration // of a call; 0 means 75 seconds
+
+	// Logger gets each certificate at level Debug. Of what is refused it gets the first of each reason at once, and a
+	// count of the others every minute, so that a caller cannot fill a log; one that takes Debug gets each of them. Nil
+	// discards.
+	Logger *slog.Logger
+
+	// Reasons are errors that are told apart in the log, beside those of package ca and the codes.
+	Reasons []error
+
+	// Answer returns the response to a call. An error is a [*grpchttp.Error]: its code and message are
+	// sent, its cause is logged. A panic becomes Internal.
+	Answer func(ctx context.Context, c *Call) (response []byte, err error)
+
+	// Answered, if set, is called with the code of each answer before that is sent.
+	Answered func(grpchttp.Code)
+
+	refused *ratelog.Log
+	turns   *limit.Limiter
+}
+
+// Handler returns the service as a handler of gRPC over HTTP/2.
+func (s Service) Handler() http.Handler {
+	s.Timeout = cmp.Or(s.Timeout, defaultTimeout)
+	s.Logger = cmp.Or(s.Logger, slog.New(slog.DiscardHandler))
+	s.turns = limit.New(limit.Options{Concurrent: runtime.GOMAXPROCS(0), Queue: maxQueue, QueueTime: queueTime})
+	s.refused = ratelog.New(s.Logger, 0)
+	return &grpchttp.Handler{
+		Name:           s.Name,
+		Methods:        map[string]grpchttp.Method{s.Path: s.serve},
+		MaxMessage:     maxRequest,
+		Incoming:       grpchttp.NewIncoming(s.Name, maxIncoming, maxPeerIncoming),
+		Timeout:        s.Timeout,
+		ReceiveTimeout: min(receiveTimeout, s.Timeout),
+		SendTimeout:    sendTimeout,
+	}
+}
+
+// Call is one call of the method.
+type Call struct {
+	*grpchttp.Call
+	Attrs  []slog.Attr       // logged with the outcome
+	Secret string            // a token, which is removed from the error that is logged
+	Leaf   *x509.Certificate // the certificate that the response has
+
+	unread bool
+	turns  *limit.Limiter
+}
+
+// ParseCSR returns what parse returns, when a processor is free for it: parse verifies a signing request. It is refused
+// if that would take too long.
+func (c *Call) ParseCSR(ctx context.Context, parse func() (*pki.CSR, error)) (*pki.CSR, error) {
+	if err := c.turns.Acquire(ctx, ""); err != nil {
+		over, ok := errors.AsType[*limit.Error](err)
+		if !ok {
+			return nil, Ended(ctx, err)
+		}
+		e := Refuse(grpchttp.ResourceExhausted, textLimit, err)
+		e.RetryAfter = over.RetryAfter
+		return nil, e
+	}
+	defer c.turns.Release()
+	return parse()
+}
+
+// Receive returns the request.
+func (c *Call) Receive() ([]byte, error) {
+	msg, err := c.ReceiveOnly()
+	if e, ok := errors.AsType[*grpchttp.Error](err); ok {
+		c.unread = true
+		return nil, Refuse(e.Code, e.Message, fmt.Errorf("the request could not be read: %w", e))
+	}
+	return msg, nil
+}
+
+// growStack makes room on the stack of the goroutine, which is new for each call: to sign takes about 16 KiB, and a stack
+// that grows to that by doubling is copied several times, deep as it is then.
+//
+//go:noinline
+func growStack() byte {
+	var room [20 << 10]byte
+	return room[len(os.Args)%len(room)] // not a constant, so that there is an array
+}
+
+func (s *Service) serve(ctx context.Context, g *grpchttp.Call) error {
+	growStack()
+	c := &Call{Call: g, turns: s.turns}
+	response, err := s.answer(ctx, c)
+	code := grpchttp.OK
+	e, _ := errors.AsType[*grpchttp.Error](err)
+	if e != nil {
+		code = e.Code
+	}
+	if s.Answered != nil {
+		s.Answered(code)
+	}
+	s.log(ctx, c, e)
+	if e != nil {
+		return e
+	}
+	return c.SendOnly(response)
+}
+
+// log logs the outcome of a call; e is nil if a certificate was issued.
+func (s *Service) log(ctx context.Context, c *Call, e *grpchttp.Error) {
+	level, each := slog.LevelDebug, s.Logger.Enabled(ctx, slog.LevelDebug)
+	if e != nil {
+		level = c.level(e)
+	}
+	if !s.Logger.Enabled(ctx, level) {
+		return
+	}
+	attrs := append(c.Attrs, slog.String("peer", c.Request().RemoteAddr))
+	if e == nil {
+		attrs = append(attrs, slog.String("serial", c.Leaf.SerialNumber.Text(16)), slog.Time("not_after", c.Leaf.NotAfter))
+		s.Logger.LogAttrs(ctx, level, s.Name+": certificate issued", attrs...)
+		return
+	}
+	cause := e.Message
+	if e.Err != nil {
+		cause = e.Err.Error()
+	}
+	attrs = append(attrs, slog.String("code", e.Code.String()), slog.String("err", bearer.Redact(strings.ReplaceAll(cause, "\n", "; "), c.Secret, strings.TrimSpace(c.Secret))))
+	if refused := s.Name + ": certificate refused"; each {
+		s.Logger.LogAttrs(ctx, level, refused, attrs...)
+	} else {
+		s.refused.Log(level, refused, s.reason(e), attrs...)
+	}
+}
+
+// reason is the kind of a refusal, none of which has a text that a client can choose.
+func (s *Service) reason(e *grpchttp.Error) string {
+	for _, kind := range slices.Concat(s.Reasons, reasons) {
+		if errors.Is(e.Err, kind) {
+			return kind.Error()
+		}
+	}
+	return e.Code.String()
+}
+
+// reasons are those that every service tells apart.
+var reasons = []error{
+	errPanic, ca.ErrLimit, ca.ErrNotReady, ca.ErrAudit, ca.ErrCSR, ca.ErrTTL, ca.ErrIdentity, ca.ErrGeneration,
+}
+
+var errPanic = errors.New("panic")
+
+func (s *Service) answer(ctx context.Context, c *Call) (response []byte, err error) {
+	defer func() {
+		switch p := recover(); p {
+		case nil:
+		case http.ErrAbortHandler: //nolint:errorlint // the very value, as in net/http
+			panic(p)
+		default: // of a part that the embedder supplied
+			err = Refuse(grpchttp.Internal, "internal error", fmt.Errorf("%w: %v\n%s", errPanic, p, debug.Stack()))
+		}
+	}()
+	return s.Answer(ctx, c)
+}
+
+// level returns Info for a failure that the client is responsible for, Error for a panic, and else Warn.
+func (c *Call) level(e *grpchttp.Error) slog.Level {
+	switch e.Code {
+	case grpchttp.InvalidArgument, grpchttp.FailedPrecondition, grpchttp.PermissionDenied, grpchttp.Unauthenticated,
+		grpchttp.Canceled, grpchttp.DeadlineExceeded:
+		return slog.LevelInfo
+	}
+	switch {
+	case c.unread:
+		return slog.LevelInfo
+	case errors.Is(e.Err, errPanic):
+		return slog.LevelError
+	}
+	return slog.LevelWarn
+}
+
+// Refuse returns the error for a call that is refused: the client is told the code and the text, the log
+// has the cause.
+func Refuse(code grpchttp.Code, text string, cause error) *grpchttp.Error {
+	return &grpchttp.Error{Code: code, Message: text, Err: cause}
+}
+
+// What clients are told about a failure of the signer.
+const (
+	TextNotGranted  = "the CA does not certify this caller"
+	TextTTL         = "the lifetime is longer than the CA grants, or shorter than a second"
+	TextUnavailable = "the CA cannot answer now; try again later"
+	TextInternal    = "the certificate could not be made"
+
+	textLimit = "too many requests; try again later"
+)
+
+// SignError returns the error for a call whose signer failed with err.
+func SignError(ctx context.Context, err error) *grpchttp.Error {
+	e := &grpchttp.Error{Err: err}
+	after, passes := Retryable(err)
+	e.RetryAfter = after
+	switch {
+	case errors.Is(err, ca.ErrLimit):
+		e.Code, e.Message = grpchttp.ResourceExhausted, textLimit
+	case errors.Is(err, ca.ErrNotReady):
+		e.Code, e.Message = grpchttp.Unavailable, "the CA is not ready to sign; try again later"
+	case errors.Is(err, ca.ErrAudit):
+		e.Code, e.Message = grpchttp.Unavailable, TextUnavailable
+	case errors.Is(err, ca.ErrCSR):
+		e.Code, e.Message = grpchttp.InvalidArgument, "the key of the request must not be certified"
+	case errors.Is(err, ca.ErrTTL):
+		e.Code, e.Message = grpchttp.InvalidArgument, TextTTL
+	case errors.Is(err, ca.ErrIdentity):
+		e.Code, e.Message = grpchttp.PermissionDenied, TextNotGranted
+	case ctx.Err() != nil:
+		return Ended(ctx, err)
+	case passes:
+		e.Code, e.Message = grpchttp.Unavailable, TextUnavailable
+	default:
+		e.Code, e.Message = grpchttp.Internal, TextInternal
+	}
+	return e
+}
+
+// Ended returns the error for a call that failed with err because its context is done: it tells the limit
+// of this server from the deadline and the cancellation of the client.
+func Ended(ctx context.Context, err error) *grpchttp.Error {
+	switch {
+	case errors.Is(context.Cause(ctx), grpchttp.ErrTimeout):
+		return Refuse(grpchttp.Unavailable, TextUnavailable, err)
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return Refuse(grpchttp.DeadlineExceeded, "the deadline of the call has passed", err)
+	}
+	return Refuse(grpchttp.Canceled, "the call was canceled", err)
+}
+
+// Retryable reports whether a failure passes, and when to come back: as the outermost error in the tree
+// says that has such a method, or a [*ca.SignError].
+func Retryable(err error) (after time.Duration, ok bool) {
+	if e, is := errors.AsType[interface {
+		error
+		Retryable() (time.Duration, bool)
+	}](err); is {
+		after, ok = e.Retryable()
+	}
+	if e, is := errors.AsType[*ca.SignError](err); is && e.RetryAfter > 0 {
+		after = e.RetryAfter
+	}
+	return after, ok
+}
+
+// CheckChain reports whether what a signer returned can be sent: the size of the chain, and that the leaf
+// is not a CA and has the key of the request.
+func CheckChain(chain []*x509.Certificate, csr *pki.CSR) error {
+	if err := certchain.CheckSize(chain); err != nil {
+		return fmt.Errorf("chain: %w", err)
+	}
+	switch leaf := chain[0]; {
+	case !pki.PublicKeysEqual(leaf.PublicKey, csr.PublicKey()):
+		return errors.New("the certificate is for another key")
+	case leaf.IsCA:
+		return errors.New("the certificate is that of a CA")
+	}
+	return nil
+}
+
+// CommonName returns the common name for a certificate: name, if the request has one and name fits. A
+// certificate is good without it.
+func CommonName(csr *pki.CSR, name string) string {
+	if csr.CommonName() == "" || len(name) > maxCommonName {
+		return ""
+	}
+	return name
+}

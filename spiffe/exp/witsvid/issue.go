@@ -1,0 +1,156 @@
+package witsvid
+
+import (
+	"cmp"
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+
+	"github.com/svidkit/svidkit/internal/tokens/jws"
+	"github.com/svidkit/svidkit/internal/tokens/token"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// defaultLifetime is how long a token lasts by default. It is longer than that of a JWT-SVID, because a
+// stolen token is worth nothing without its key (WIT-27).
+const defaultLifetime = time.Hour
+
+// IssuerOptions are the choices of an [Issuer] that have a default.
+type IssuerOptions struct {
+	// KeyID is the value of "kid". Empty means the thumbprint of the key (RFC 7638, SHA-256 in base64url),
+	// which no two keys share, as WIT-4 asks.
+	KeyID string
+
+	// Algorithm is the value of "alg", which must fit the key. Empty means ES256, ES384 or ES512 for a
+	// key on P-256, P-384 or P-521, and RS256 for an RSA key, which can also have RS384, RS512, PS256,
+	// PS384 and PS512.
+	Algorithm string
+
+	// Lifetime is that of the tokens, cut to whole seconds; 0 means an hour.
+	Lifetime time.Duration
+
+	// Now gives the time of issue. Nil means time.Now. It must be safe for concurrent use.
+	Now func() time.Time
+}
+
+// Issuer signs tokens for the workloads of one trust domain with one key. It is safe for concurrent
+// use if the key is. However it is printed, the key does not show.
+type Issuer struct{ issuer *token.Issuer }
+
+// NewIssuer returns an Issuer of tokens for the trust domain td. The key may live in hardware; it is an
+// ECDSA key on P-256, P-384 or P-521, or an RSA key of 2048 to 8192 bits. Validators accept the tokens
+// once its public half is in the bundle of td; see [Issuer.Authority]. The options may be nil.
+func NewIssuer(td spiffe.TrustDomain, key crypto.Signer, opts *IssuerOptions) (*Issuer, error) {
+	o := *cmp.Or(opts, &IssuerOptions{})
+	if o.KeyID == "" && key != nil {
+		thumbprint, err := (&jose.JSONWebKey{Key: key.Public()}).Thumbprint(crypto.SHA256)
+		if err == nil { // or NewIssuer refuses the key
+			o.KeyID = base64.RawURLEncoding.EncodeToString(thumbprint)
+		}
+	}
+	issuer, err := token.NewIssuer(tokens, key, token.IssuerConfig{
+		Domain: td, KeyID: o.KeyID, Type: tokenType, Algorithm: o.Algorithm, Lifetime: cmp.Or(o.Lifetime, defaultLifetime), Now: o.Now,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &Issuer{issuer}, nil
+}
+
+// Authority returns the key ID and the public key of the tokens, for [spiffe.BundleContents]:
+//
+//	contents := bundle.Contents()
+//	contents.WITAuthorities[keyID] = key
+//
+// Publish a new one, and wait until consumers have seen it, before it signs.
+func (i *Issuer) Authority() (keyID string, key crypto.PublicKey) {
+	return i.issuer.KeyID(), i.issuer.Key().Public()
+}
+
+// IssueSVID makes a new key for the workload id, on P-256, and returns it with a token that confirms it.
+// Use it when the workload and the Issuer are one process or the key is sent to the workload. A key is not
+// used for a second token (WIT-52).
+func (i *Issuer) IssueSVID(id spiffe.ID) (*SVID, error) {
+	token, key, err := i.IssueWITSVID(context.Background(), id, "")
+	if err != nil {
+		return nil, err
+	}
+	return NewSVID(token, key)
+}
+
+// IssueWITSVID is [Issuer.IssueSVID] with the results as they are. It lets an Issuer answer the Workload
+// API of an agent, which has found that the caller has this ID. The hint is ignored.
+func (i *Issuer) IssueWITSVID(_ context.Context, id spiffe.ID, _ string) (token string, key crypto.Signer, err error) {
+	made, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return "", nil, fmt.Errorf("witsvid: issue for %q: %w", id, err)
+	}
+	if token, err = i.Issue(id, made.Public()); err != nil {
+		return "", nil, err
+	}
+	return token, made, nil
+}
+
+// Issue returns a new token that confirms a public key of the workload id, which must be in the Issuer's
+// trust domain and have a path. The caller must know that the workload has the private key: it has
+// authenticated the workload, and has verified a signature by the key or made the key. The key is of a
+// kind that an Issuer may have too, and new with each token (WIT-52); its "alg" is the usual one for it.
+//
+// The header has "alg", "kid" and "typ", the payload "sub", "exp" and "iat" in whole seconds, a random
+// "jti", and "cnf" (WIT-28). "iat" is the present second and never later, because some validators refuse
+// a token that was issued in their future.
+//
+// The token is verified with the public key before it is returned, so a signer that does not hold the
+// key that it says fails here.
+func (i *Issuer) Issue(id spiffe.ID, workload crypto.PublicKey) (string, error) {
+	if i == nil || i.issuer == nil {
+		return "", errors.New("witsvid: issue: the Issuer was not made by NewIssuer")
+	}
+	return i.issuer.Issue(id, 0, func(iat, exp int64) ([]byte, error) {
+		if reason := jws.Unfit(workload); reason != "" {
+			return nil, fmt.Errorf("the workload's key: %s", reason)
+		}
+		if pub, ok := workload.(interface{ Equal(crypto.PublicKey) bool }); ok && pub.Equal(i.issuer.Key().Public()) {
+			return nil, errors.New("the workload's key is the key of the issuer")
+		}
+		alg, _ := jws.DefaultAlgorithm(workload)
+		return json.Marshal(map[string]any{
+			"sub": id.String(), "exp": exp, "iat": iat, "jti": random(),
+			"cnf": map[string]any{"jwk": jose.JSONWebKey{Key: workload, Algorithm: alg.String()}},
+		})
+	}, func(text string) (*token.Signed, *token.Error) {
+		_, s, e := parseToken(text)
+		return s, e
+	})
+}
+
+// random returns 128 random bits in base64url (WIT-21, WPT-8).
+func random() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return base64.RawURLEncoding.EncodeToString(b[:])
+}
+
+// String returns the trust domain, the algorithm and the key ID.
+func (i *Issuer) String() string {
+	if i == nil || i.issuer == nil {
+		return "witsvid.Issuer(none)"
+	}
+	return i.issuer.String()
+}
+
+// GoString returns the same as String, so that %#v does not show the key.
+func (i *Issuer) GoString() string { return i.String() }
+
+// LogValue implements [slog.LogValuer] with String.
+func (i *Issuer) LogValue() slog.Value { return slog.StringValue(i.String()) }

@@ -1,0 +1,397 @@
+package witsvid_test
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/big"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
+)
+
+var rsaKey = sync.OnceValue(func() *rsa.PrivateKey {
+	k, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		panic(err)
+	}
+	return k
+})
+
+func newIssuer(t testing.TB, opts *witsvid.IssuerOptions) *witsvid.Issuer {
+	t.Helper()
+	i, err := witsvid.NewIssuer(exampleOrg, wit1, opts)
+	require.NoError(t, err)
+	return i
+}
+
+// issuedAt are options with a clock that stands still at NOW.
+func issuedAt() *witsvid.IssuerOptions {
+	return &witsvid.IssuerOptions{Now: func() time.Time { return time.Unix(now, 999e6) }}
+}
+
+func bundleOf(t testing.TB, issuers ...*witsvid.Issuer) *spiffe.Bundle {
+	t.Helper()
+	c := spiffe.BundleContents{WITAuthorities: map[string]crypto.PublicKey{}}
+	for _, i := range issuers {
+		id, key := i.Authority()
+		c.WITAuthorities[id] = key
+	}
+	b, err := spiffe.NewBundle(exampleOrg, c)
+	require.NoError(t, err)
+	return b
+}
+
+// decode returns header and payload of a token as encoding/json reads them.
+func decode(t testing.TB, token string) (header, payload map[string]any) {
+	t.Helper()
+	parts := strings.Split(token, ".")
+	require.Len(t, parts, 3)
+	for i, to := range []*map[string]any{&header, &payload} {
+		data, err := base64.RawURLEncoding.DecodeString(parts[i])
+		require.NoError(t, err)
+		require.NoError(t, json.Unmarshal(data, to))
+	}
+	return header, payload
+}
+
+func TestIssue(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WIT-1", "WIT-2", "WIT-5", "WIT-6", "WIT-7", "WIT-10", "WIT-11", "WIT-12", "WIT-16", "WIT-21", "WIT-23", "WIT-24", "WIT-27", "WIT-28")
+	i := newIssuer(t, issuedAt())
+	id := spiffe.MustParseID(webID)
+	token, err := i.Issue(id, wk.Public())
+	require.NoError(t, err)
+	kid, _ := i.Authority()
+	header, payload := decode(t, token)
+	assert.Equal(t, map[string]any{"alg": "ES256", "kid": kid, "typ": "wit+jwt"}, header)
+	jti, _ := payload["jti"].(string)
+	bits, err := base64.RawURLEncoding.DecodeString(jti)
+	require.NoError(t, err)
+	assert.Len(t, bits, 16)
+	var key map[string]any
+	require.NoError(t, json.Unmarshal([]byte("{"+jwk(wk)+`,"alg":"ES256"}`), &key))
+	assert.Equal(t, map[string]any{
+		"sub": webID, "iat": float64(now), "exp": float64(now + 3600), "jti": jti, "cnf": map[string]any{"jwk": key},
+	}, payload)
+
+	again, err := i.Issue(id, wk.Public())
+	require.NoError(t, err)
+	_, payload2 := decode(t, again)
+	assert.NotEqual(t, jti, payload2["jti"])
+
+	_, err = newValidator(t, bundleOf(t, i), atNow()).Validate(token, proofFor(token, "1"), witsvid.Call{Target: vectorTarget})
+	require.NoError(t, err)
+}
+
+// All nine algorithms on both sides: of the issuer's key and of the workload's.
+func TestIssueAlgorithms(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WIT-6", "WIT-12", "WIT-14", "WIT-15")
+	p384, p521 := ecKey(elliptic.P384(), "384"), ecKey(elliptic.P521(), "521")
+	for alg, key := range map[string]crypto.Signer{
+		"ES256": wit1, "ES384": p384, "ES512": p521, "RS256": rsaKey(), "RS384": rsaKey(), "RS512": rsaKey(),
+		"PS256": rsaKey(), "PS384": rsaKey(), "PS512": rsaKey(),
+	} {
+		t.Run(alg, func(t *testing.T) {
+			t.Parallel()
+			i, err := witsvid.NewIssuer(exampleOrg, key, &witsvid.IssuerOptions{Algorithm: alg})
+			require.NoError(t, err)
+			v := newValidator(t, bundleOf(t, i), nil)
+			for workload, want := range map[crypto.Signer]string{wk: "ES256", ecKey(elliptic.P384(), "w"): "ES384", ecKey(elliptic.P521(), "w"): "ES512", rsaKey(): "RS256"} {
+				token, err := i.Issue(spiffe.MustParseID(webID), workload.Public())
+				if workload == key {
+					require.ErrorContains(t, err, "is the key of the issuer")
+					continue
+				}
+				require.NoError(t, err)
+				header, payload := decode(t, token)
+				assert.Equal(t, alg, header["alg"])
+				assert.Equal(t, want, payload["cnf"].(map[string]any)["jwk"].(map[string]any)["alg"])
+				svid, err := witsvid.NewSVID(token, workload)
+				require.NoError(t, err)
+				token, proof := prove(t, svid, nil, witsvid.Call{Target: "db"})
+				_, err = v.Validate(token, proof, witsvid.Call{Target: "db"})
+				require.NoError(t, err)
+			}
+		})
+	}
+}
+
+func TestIssueSVID(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WIT-52")
+	i := newIssuer(t, nil)
+	a, err := i.IssueSVID(spiffe.MustParseID(webID))
+	require.NoError(t, err)
+	b, err := i.IssueSVID(spiffe.MustParseID(webID))
+	require.NoError(t, err)
+	assert.False(t, a.Signer().Public().(*ecdsa.PublicKey).Equal(b.Signer().Public()), "a new key for each token")
+	assert.Equal(t, webID, a.ID().String())
+	assert.WithinDuration(t, time.Now().Add(time.Hour), a.NotAfter(), 5*time.Second)
+	u, err := witsvid.ParseUnverified(a.Token())
+	require.NoError(t, err)
+	assert.Equal(t, a.ID(), u.ID)
+	assert.Equal(t, a.NotAfter(), u.Expires)
+}
+
+func TestIssuerKeyID(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WIT-4", "WIT-3")
+	old, next := newIssuer(t, nil), (*witsvid.Issuer)(nil)
+	next, err := witsvid.NewIssuer(exampleOrg, other, nil)
+	require.NoError(t, err)
+	oldID, key := old.Authority()
+	nextID, _ := next.Authority()
+	assert.NotEqual(t, oldID, nextID, "another key, another kid")
+	assert.Equal(t, wit1.Public(), key)
+
+	// RFC 7638: the required members in alphabetical order.
+	members := strings.Split(jwk(wit1), ",") // kty, crv, x, y
+	assert.Equal(t, hashOf("{"+strings.Join([]string{members[1], members[0], members[2], members[3]}, ",")+"}"), oldID)
+
+	named := newIssuer(t, &witsvid.IssuerOptions{KeyID: `é "\ 1`})
+	token, err := named.Issue(spiffe.MustParseID(webID), wk.Public())
+	require.NoError(t, err)
+	header, _ := decode(t, token)
+	assert.Equal(t, `é "\ 1`, header["kid"])
+	v := newValidator(t, bundleOf(t, named, next), nil)
+	_, err = v.Validate(token, freshProof(token), witsvid.Call{Target: vectorTarget})
+	require.NoError(t, err)
+}
+
+func TestNewIssuerRefuses(t *testing.T) {
+	t.Parallel()
+	_, ed, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	for want, c := range map[string]struct {
+		td   spiffe.TrustDomain
+		key  crypto.Signer
+		opts witsvid.IssuerOptions
+	}{
+		"no trust domain: zero value": {spiffe.TrustDomain{}, wit1, witsvid.IssuerOptions{}},
+		"no key":                      {exampleOrg, nil, witsvid.IssuerOptions{}},
+		"no algorithm of SPIFFE tokens uses this key, a ed25519.PublicKey": {exampleOrg, ed, witsvid.IssuerOptions{}},
+		"no algorithm of SPIFFE tokens uses this key, a *ecdsa.PublicKey":  {exampleOrg, ecKey(elliptic.P224(), "1"), witsvid.IssuerOptions{}},
+		`the algorithm "EdDSA" is not one of the nine`:                     {exampleOrg, wit1, witsvid.IssuerOptions{Algorithm: "EdDSA"}},
+		`the algorithm "HS256" is not one of the nine`:                     {exampleOrg, wit1, witsvid.IssuerOptions{Algorithm: "HS256"}},
+		"the algorithm ES384 does not fit the key":                         {exampleOrg, wit1, witsvid.IssuerOptions{Algorithm: "ES384"}},
+		"the algorithm RS256 does not fit the key":                         {exampleOrg, wit1, witsvid.IssuerOptions{Algorithm: "RS256"}},
+		"the key ID is empty or not UTF-8":                                 {exampleOrg, wit1, witsvid.IssuerOptions{KeyID: "\xff"}},
+		"a lifetime of -1s is less than a second":                          {exampleOrg, wit1, witsvid.IssuerOptions{Lifetime: -time.Second}},
+		"a lifetime of 999ms is less than a second":                        {exampleOrg, wit1, witsvid.IssuerOptions{Lifetime: 999 * time.Millisecond}},
+	} {
+		i, err := witsvid.NewIssuer(c.td, c.key, &c.opts)
+		require.ErrorContains(t, err, "witsvid: new issuer: "+want)
+		assert.Nil(t, i)
+	}
+}
+
+// badSigner claims to have a key and signs with another, or fails.
+type badSigner struct {
+	crypto.Signer
+	pub crypto.PublicKey
+	err error
+}
+
+func (b badSigner) Public() crypto.PublicKey { return b.pub }
+
+func (b badSigner) Sign(random io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, error) {
+	if b.err != nil {
+		return nil, b.err
+	}
+	return b.Signer.Sign(random, digest, opts)
+}
+
+func TestIssueRefuses(t *testing.T) {
+	t.Parallel()
+	i := newIssuer(t, nil)
+	web := spiffe.MustParseID(webID)
+	ed, _, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	for want, c := range map[string]struct {
+		id  spiffe.ID
+		key crypto.PublicKey
+	}{
+		`"invalid SPIFFE ID": no ID: zero value`:                     {spiffe.ID{}, wk.Public()},
+		`the ID is not in "example.org"`:                             {spiffe.MustParseID("spiffe://other.test/web"), wk.Public()},
+		"the ID has no path, so it names a trust domain":             {spiffe.MustParseID("spiffe://example.org"), wk.Public()},
+		"the workload's key: none of the nine algorithms uses a key": {web, ed},
+		"of type <nil>": {web, nil},
+		"the workload's key is the key of the issuer": {web, wit1.Public()},
+		"the workload's key: the curve is not P-256":  {web, ecKey(elliptic.P224(), "1").Public()},
+	} {
+		token, err := i.Issue(c.id, c.key)
+		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, err, "witsvid: issue for ")
+		assert.Empty(t, token)
+	}
+	_, err = i.IssueSVID(spiffe.ID{})
+	require.ErrorIs(t, err, spiffe.ErrZero)
+	_, err = (&witsvid.Issuer{}).Issue(web, wk.Public())
+	require.ErrorContains(t, err, "not made by NewIssuer")
+
+	failed := errors.New("the device is gone")
+	broken, err := witsvid.NewIssuer(exampleOrg, badSigner{wit1, wit1.Public(), failed}, nil)
+	require.NoError(t, err)
+	_, err = broken.Issue(web, wk.Public())
+	require.ErrorIs(t, err, failed)
+	liar, err := witsvid.NewIssuer(exampleOrg, badSigner{wit1, other.Public(), nil}, nil)
+	require.NoError(t, err)
+	_, err = liar.Issue(web, wk.Public())
+	require.ErrorContains(t, err, "no validator would accept the token: the signature does not match the key")
+
+	big := newIssuer(t, &witsvid.IssuerOptions{KeyID: strings.Repeat("k", maxSize)})
+	_, err = big.Issue(web, wk.Public())
+	require.ErrorIs(t, err, spiffe.ErrTooLarge)
+}
+
+func TestNewSVID(t *testing.T) {
+	t.Parallel()
+	token := baseToken()
+	s, err := witsvid.NewSVID(token, wk)
+	require.NoError(t, err)
+	assert.Equal(t, token, s.Token())
+	assert.Equal(t, webID, s.ID().String())
+	assert.Equal(t, int64(1767225900), s.NotAfter().Unix())
+	assert.Same(t, wk, s.Signer())
+	self, err := s.WITSVID()
+	require.NoError(t, err)
+	assert.Same(t, s, self)
+
+	scalar, err := wk.Bytes()
+	require.NoError(t, err)
+	private := `{` + jwk(wk) + `,"alg":"ES256","d":"` + base64.RawURLEncoding.EncodeToString(scalar) + `"}`
+	parsed, err := witsvid.ParseSVID(token, []byte(private))
+	require.NoError(t, err)
+	assert.True(t, wk.Equal(parsed.Signer()))
+	_, err = witsvid.ParseSVID(token, []byte(private[1:]))
+	require.EqualError(t, err, "witsvid: SVID: the private key is not a JSON Web Key")
+	_, err = witsvid.ParseSVID(token, []byte(`{`+jwk(wk)+`}`))
+	require.EqualError(t, err, "witsvid: SVID: the JSON Web Key is a *ecdsa.PublicKey and not a private key")
+
+	_, err = witsvid.NewSVID(token, other)
+	require.EqualError(t, err, `witsvid: SVID of "`+webID+`": the private key is not the one that the token confirms`)
+	_, err = witsvid.NewSVID(token, nil)
+	require.ErrorContains(t, err, "no key")
+	_, err = witsvid.NewSVID(token+".", wk)
+	assert.Equal(t, "malformed WIT-1", outcome(t, err))
+	_, err = (&witsvid.SVID{}).WITSVID()
+	require.ErrorContains(t, err, "not made by NewSVID")
+	_, err = (*witsvid.SVID)(nil).WITSVID()
+	require.Error(t, err)
+}
+
+// Neither keys nor tokens show, however a value is printed.
+func TestNothingPrints(t *testing.T) {
+	t.Parallel()
+	token := baseToken()
+	s, err := witsvid.NewSVID(token, wk)
+	require.NoError(t, err)
+	i := newIssuer(t, &witsvid.IssuerOptions{KeyID: "wit-1"})
+	p, err := witsvid.NewProver(s, nil)
+	require.NoError(t, err)
+	tr, err := witsvid.NewTransport(p, nil)
+	require.NoError(t, err)
+	signing, err := witsvid.NewTransport(p, &witsvid.TransportOptions{SignMessages: true})
+	require.NoError(t, err)
+	proof, err := newValidator(t, bundleOf(t, i), atNow()).Validate(token, proofFor(token, "1"), witsvid.Call{Target: vectorTarget})
+	require.NoError(t, err)
+	for v, want := range map[any]string{
+		s: webID, i: `witsvid.Issuer(example.org, ES256, "wit-1")`, proof: webID,
+	} {
+		assert.Equal(t, want, fmt.Sprint(v))
+	}
+	assert.Equal(t, "witsvid.SVID("+webID+")", fmt.Sprintf("%#v", s))
+	assert.Equal(t, "witsvid.Issuer(none)", (*witsvid.Issuer)(nil).String())
+
+	var out strings.Builder
+	log := slog.New(slog.NewTextHandler(&out, nil))
+	wkScalar, err := wk.Bytes()
+	require.NoError(t, err)
+	witScalar, err := wit1.Bytes()
+	require.NoError(t, err)
+	for _, v := range []any{s, i, p, tr, signing, proof, struct{ V any }{s}, struct{ V any }{i}, struct{ V any }{p}, struct{ V any }{tr}} {
+		log.Info("x", "v", v)
+		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d"} {
+			fmt.Fprintf(&out, verb+"\n", v)
+		}
+		if data, err := json.Marshal(v); err == nil {
+			out.Write(data)
+		}
+	}
+	for _, secret := range []string{
+		strings.Split(token, ".")[2], fmt.Sprintf("%x", wkScalar), fmt.Sprintf("%x", witScalar),
+		new(big.Int).SetBytes(wkScalar).String(), new(big.Int).SetBytes(witScalar).String(),
+	} {
+		assert.NotContains(t, out.String(), secret)
+	}
+}
+
+// TestSentinels branches on errors as a program does.
+func TestSentinels(t *testing.T) {
+	t.Parallel()
+	call := witsvid.Call{Target: vectorTarget}
+	token := baseToken()
+	v := newValidator(t, wit1Bundle(t), atNow(func(o *witsvid.ValidatorOptions) { o.Proofs = 1 }))
+	_, malformed := v.Validate("x", "x", call)
+	old := sign(tokenHeader, claims(webSubject, `"exp":1767225600`, goodCNF()), wit1)
+	_, expired := v.Validate(old, proofFor(old, "1"), call)
+	_, err := v.Validate(token, proofFor(token, "1"), call)
+	require.NoError(t, err)
+	_, replayed := v.Validate(token, proofFor(token, "1"), call)
+	_, full := v.Validate(token, proofFor(token, "2"), call)
+	down := sourceFunc(func(spiffe.TrustDomain) (*spiffe.Bundle, error) { return nil, errors.New("down") })
+	_, unavailable := newValidator(t, down, atNow()).Validate(token, proofFor(token, "1"), call)
+	for _, c := range []struct {
+		err  error
+		want error // nil for none of the sentinels
+	}{
+		{malformed, nil}, {expired, witsvid.ErrExpired}, {replayed, witsvid.ErrReplay}, {full, witsvid.ErrUnavailable}, {unavailable, witsvid.ErrUnavailable},
+	} {
+		for _, s := range []error{witsvid.ErrExpired, witsvid.ErrReplay, witsvid.ErrUnavailable, spiffe.ErrDenied} {
+			assert.Equal(t, s == c.want, errors.Is(c.err, s), "%v is %v", c.err, s)
+		}
+	}
+}
+
+// An Issuer answers a Workload API with a new key each time.
+func TestIssueWITSVID(t *testing.T) {
+	t.Parallel()
+	i := newIssuer(t, nil)
+	token, key, err := i.IssueWITSVID(t.Context(), spiffe.MustParseID(webID), "hint")
+	require.NoError(t, err)
+	svid, err := witsvid.NewSVID(token, key)
+	require.NoError(t, err)
+	assert.Equal(t, webID, svid.ID().String())
+	_, second, err := i.IssueWITSVID(t.Context(), spiffe.MustParseID(webID), "hint")
+	require.NoError(t, err)
+	assert.False(t, key.(*ecdsa.PrivateKey).Equal(second))
+	token, key, err = i.IssueWITSVID(t.Context(), spiffe.MustParseID("spiffe://other.test/web"), "")
+	require.ErrorContains(t, err, "the ID is not in")
+	assert.Empty(t, token)
+	assert.Nil(t, key)
+}
+
+func TestRevision(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "STAB-3")
+	assert.Contains(t, witsvid.Revision, "665a28f3253ecdce59f26f3ef29c0d6408b37c3d")
+}

@@ -1,0 +1,158 @@
+package witsvid
+
+import (
+	"crypto"
+	"crypto/sha256"
+	"slices"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/tokens/jws"
+	"github.com/svidkit/svidkit/internal/tokens/token"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// What errors are about, and the ids of the rules that package token checks.
+var (
+	tokens = &token.Kind{
+		Package: "witsvid", What: "token",
+		Form: "WIT-1", Algorithm: "WIT-6", Subject: "WIT-10", Bundle: "WIT-53", Expires: "WIT-16", NotBefore: "WIT-18",
+	}
+	proofs     = &token.Kind{Package: "witsvid", What: "proof", Form: "WPT-2", Algorithm: "WPT-3", Expires: "WPT-6", NotBefore: "WPT-6"}
+	signatures = &token.Kind{Package: "witsvid", What: "message signature", Expires: "HSIG-4", NotBefore: "HSIG-4"}
+	requests   = &token.Kind{Package: "witsvid", What: "request"}
+	responses  = &token.Kind{Package: "witsvid", What: "response"}
+)
+
+// Reasons for refusing a token, a proof or a message that a program may branch on, with [errors.Is]. The
+// text of the error has the reason in detail and the ID that the token claims, cut to a bounded length,
+// and never a token or proof. Errors may also wrap [spiffe.ErrUnknownTrustDomain], [spiffe.ErrDenied] when
+// the proof is good and the policy does not allow the ID, and [spiffe.ErrTooLarge] for a body.
+var (
+	// ErrExpired says that a token or proof is over.
+	ErrExpired error = token.Expired
+
+	// ErrReplay says that a proof was used before.
+	ErrReplay error = token.Replay
+
+	// ErrUnavailable says that the bundle source failed, or that more proofs were used than can be
+	// remembered, so that nothing was judged. The client may try again later. Such an error also has a
+	// method Retryable() (after time.Duration, ok bool).
+	ErrUnavailable = token.ErrUnavailable
+)
+
+// The media types of RFC 7515's "typ".
+const (
+	tokenType = "wit+jwt"
+	proofType = "wpt+jwt"
+)
+
+// Unverified is what a token says about itself. Its signature is not checked and its holder has proved
+// nothing, and anyone can write such a token. It tells a client what it holds; it must never decide
+// whether a caller is let in. For that see [Validator]. It does not hold the token.
+type Unverified struct {
+	ID      spiffe.ID // "sub"
+	Expires time.Time // "exp"
+	KeyID   string    // "kid" in the header
+}
+
+// ParseUnverified reads a token without verifying its signature, its time or any proof. It checks the
+// form of the header and of the claims as a [Validator] does.
+func ParseUnverified(token string) (*Unverified, error) {
+	h, s, e := parseToken(token)
+	if e != nil {
+		return nil, e
+	}
+	return &Unverified{ID: h.id, Expires: h.expires, KeyID: s.KeyID}, nil
+}
+
+// holder is the holder of a token, as the token says.
+type holder struct {
+	id                 spiffe.ID
+	expires, notBefore time.Time     // notBefore is zero if there is none
+	alg                jws.Algorithm // "alg" in the "jwk" in "cnf"
+	key                crypto.PublicKey
+	thumbprint         replayKey // of the key
+}
+
+// parseToken checks all that needs nothing but the token: the parts, the header, the payload.
+func parseToken(text string) (*holder, *token.Signed, *token.Error) {
+	s, e := parseSigned(tokens, text)
+	if e == nil && s.KeyID == "" {
+		e = tokens.Refuse("header", "WIT-2", `"kid" is missing or empty`)
+	}
+	if e == nil {
+		e = typeFault(tokens, s, tokenType, "WIT-5", "WIT-9")
+	}
+	if e != nil {
+		return nil, nil, e
+	}
+	c, e := tokens.ReadClaims(s.Payload)
+	if e != nil {
+		return nil, nil, e
+	}
+	h, e := holderOf(&c)
+	if e != nil {
+		e.ID = c.ID
+		return nil, nil, e
+	}
+	return h, s, nil
+}
+
+// parseSigned checks the form of a token or proof.
+func parseSigned(k *token.Kind, text string) (*token.Signed, *token.Error) {
+	s, e := k.Parse(text)
+	if e == nil && s.NotText != "" {
+		e = k.Refuse(token.Malformed, k.Form, "the header's %q is not a string", s.NotText)
+	}
+	return s, e
+}
+
+// typeFault checks "typ", and that the header has no extension. None is understood, and "b64", which
+// changes what is signed, must not come without "crit" (RFC 7797 section 6).
+func typeFault(k *token.Kind, s *token.Signed, typ, typeRule, extensionRule string) *token.Error {
+	switch {
+	case s.Type != typ:
+		return k.Refuse("header", typeRule, `"typ" is not %q`, typ)
+	case slices.Contains(s.Extra, "crit"), slices.Contains(s.Extra, "b64"):
+		return k.Refuse("header", extensionRule, `there is a "crit" or "b64", and no extension is understood`)
+	}
+	return nil
+}
+
+// holderOf judges the claims. "iat", "jti", "iss" and others are ignored (WIT-20, WIT-22, WIT-53).
+func holderOf(c *token.Claims) (*holder, *token.Error) {
+	switch {
+	case c.HasAudience:
+		return nil, tokens.Refuse("claim", "WIT-25", `there is an "aud", so it is no WIT-SVID`)
+	case !c.Expires.Number:
+		return nil, tokens.Refuse("claim", "WIT-16", `"exp" is missing or not a number`)
+	case c.NotBefore.Present && !c.NotBefore.Number:
+		return nil, tokens.Refuse("claim", "WIT-18", `"nbf" is not a number`)
+	}
+	confirm := func(rule, format string, args ...any) (*holder, *token.Error) {
+		return nil, tokens.Refuse("confirmation", rule, format, args...)
+	}
+	cnf := &c.Confirmation
+	alg, ok := jws.ParseAlgorithm(string(cnf.Alg))
+	switch {
+	case !cnf.There:
+		return confirm("WIT-11", `"cnf" is missing or has no "jwk"`)
+	case !ok:
+		return confirm("WIT-12", `the "alg" in "cnf" is missing or none of ES, RS and PS with 256, 384 and 512`)
+	case cnf.Secret:
+		return confirm("WIT-13", `the key in "cnf" is not public: every reader of the token has the key`)
+	}
+	key, reason := cnf.JWK.PublicKey()
+	switch {
+	case reason != "":
+		return confirm("WIT-11", `the key in "cnf": %s`, reason)
+	case !alg.Fits(key):
+		return confirm("WIT-14", `the key in "cnf" is not one for %v`, alg)
+	}
+	canonical, ok := jws.AppendKey(nil, key)
+	if !ok {
+		return confirm("WIT-11", `the key in "cnf" cannot be written as a JWK`)
+	}
+	sum := sha256.Sum256(canonical)
+	return &holder{id: c.ID, expires: c.Expires.At, notBefore: c.NotBefore.At, alg: alg, key: key, thumbprint: replayKey(sum[:16])}, nil
+}

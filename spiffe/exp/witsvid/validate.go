@@ -1,0 +1,439 @@
+package witsvid
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/strictjson"
+	"github.com/svidkit/svidkit/internal/tokens/token"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+const (
+	defaultProofs = 100_000
+	maxProofs     = 10_000_000
+)
+
+// ValidatorOptions are the choices of a [Validator] that have a default.
+type ValidatorOptions struct {
+	// Leeway is how long tokens and proofs are accepted after their end and before their beginning, for
+	// clocks that disagree: from 0 to two minutes (WIT-17). Nil means one minute.
+	Leeway *time.Duration
+
+	// MaxLifetime is the longest that a token may last, from "nbf" or, without, from now, to "exp"
+	// (WIT-19). 0 means any.
+	MaxLifetime time.Duration
+
+	// MaxProofLifetime is the longest that a proof may last from now, and for a message signature also from
+	// "created" (WPT-7): up to five minutes, which 0 stands for.
+	MaxProofLifetime time.Duration
+
+	// Proofs is how many used proofs of one holder are remembered, each until it is over, so that none is
+	// accepted twice. If there are as many, its further proofs are refused with [ErrUnavailable]: so it must be
+	// more than a client sends in a proof's lifetime and the leeway, in two minutes for most. Each costs about
+	// 150 bytes. 0 means 100,000, at most 10,000,000; -1 means that proofs may come any number of times while
+	// they last.
+	//
+	// A holder is a key of an ID. All together get half as many again, and of that an ID with many keys at
+	// most four fifths. What is left is shared in the same way: each that comes gets at most two thirds of
+	// what it finds, so that no allowed caller locks the others out.
+	Proofs int
+
+	// Remember is how many verified tokens are remembered, so that the signature of one that comes again is
+	// not checked again, while that of its new proof is: at most 1,048,576; 0 means 1,000, and -1 means
+	// none. Each costs about two kilobytes; tokens of more than 4 KiB are not remembered.
+	Remember int
+
+	// Now gives the time to validate at. Nil means time.Now. It must be safe for concurrent use.
+	Now func() time.Time
+}
+
+// Validator decides whether a token and a proof prove an identity that is allowed. It is safe for
+// concurrent use.
+type Validator struct {
+	check       *token.Checker[*holder]
+	allow       spiffe.PolicySource
+	maxLifetime time.Duration
+	maxProof    time.Duration
+	replays     *replays // nil for none
+}
+
+// NewValidator returns a Validator that takes WIT keys from bundles, for each token from the bundle of
+// the trust domain that its own ID names and from no other (WIT-53), and accepts the holders that the
+// policy allows at that moment. A policy that can allow no peer is an error; see
+// [spiffe.CheckPolicySource]. The options may be nil.
+//
+// The source is asked for each token, remembered or not, so that a removed key is distrusted at once. A
+// remembered token counts only while the source returns the same *spiffe.Bundle, so a source should not
+// make a new one for each call. Bundles have WIT keys only if [spiffe.ParseBundleWIT] was asked to read
+// them.
+func NewValidator(bundles spiffe.BundleSource, allow spiffe.PolicySource, opts *ValidatorOptions) (*Validator, error) {
+	o := *cmp.Or(opts, &ValidatorOptions{})
+	v := &Validator{allow: allow, maxLifetime: o.MaxLifetime, maxProof: cmp.Or(o.MaxProofLifetime, maxProofLifetime)}
+	proofs := cmp.Or(o.Proofs, defaultProofs)
+	check, err := token.NewChecker[*holder](tokens, bundles, o.Leeway, o.Now, o.Remember)
+	if err == nil {
+		err = spiffe.CheckPolicySource(allow)
+	}
+	switch {
+	case err != nil:
+	case v.maxLifetime < 0:
+		err = fmt.Errorf("MaxLifetime is %v, which is less than 0", v.maxLifetime)
+	case v.maxProof < time.Second || v.maxProof > maxProofLifetime:
+		err = fmt.Errorf("MaxProofLifetime is %v, not from 1s to %v", v.maxProof, maxProofLifetime)
+	case proofs < -1 || proofs > maxProofs:
+		err = fmt.Errorf("the option Proofs is %d, not from -1 to %d", proofs, maxProofs)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("witsvid: new validator: %w", err)
+	}
+	if v.check = check; proofs > 0 {
+		v.replays = newReplays(proofs)
+	}
+	return v, nil
+}
+
+var errNotMade = errors.New("the Validator was not made by NewValidator")
+
+// Proof is proof that its holder has the key of a WIT-SVID, that the token was verified, and that its ID
+// is allowed. Only this package makes one, so a function that takes a *Proof cannot be called with an
+// unproven name. It never changes. The zero Proof proves nothing: its ID is the zero ID.
+type Proof struct {
+	id       spiffe.ID
+	notAfter time.Time
+	covered  []string // names of header fields, in lower case
+}
+
+// ID returns the ID that the holder proved.
+func (p *Proof) ID() spiffe.ID { return p.id }
+
+// NotAfter returns when the token expires: a holder that is known by it has to come back with another
+// one. The proof itself was for one call.
+func (p *Proof) NotAfter() time.Time { return p.notAfter }
+
+// Covers reports whether the proof covers a header field, by its name in whatever case: whether the
+// holder of the key has sent that token or value. What is not covered may have been added on the way and
+// must not decide what is allowed (WPT-13). For a call that is not HTTP, the name of an access token is
+// "authorization", and that of a transaction token "txn-token".
+func (p *Proof) Covers(field string) bool { return slices.Contains(p.covered, strings.ToLower(field)) }
+
+// String returns the ID.
+func (p *Proof) String() string { return p.id.String() }
+
+// Validate verifies a token and a Workload Proof Token for one call, and returns the proof. There is no
+// way to accept a token alone (WIT-30). The call says what was received; its Target is from the
+// configuration of the receiver. For HTTP see [Middleware]. The checks come in this order, and the first
+// that fails is the error:
+//
+//  1. The form of the token: three parts of canonical base64url, at most 16 KiB; one of the nine
+//     algorithms, "typ", "kid" and no "crit" in the header; "sub", "exp" and the public key in "cnf", and
+//     no "aud".
+//  2. The bundle of that ID's trust domain, the WIT key in it that "kid" names, the signature.
+//  3. "exp" and "nbf" of the token. "iat" and all other claims are ignored, "iss" is not looked at, and a
+//     token may come any number of times, each time with another proof.
+//  4. The form of the proof, its "alg", "typ" and signature: by the key in "cnf" (WPT-2 to WPT-4).
+//  5. "aud", "exp", "jti", "wth", "ath", "tth" and "oth" of the proof (WPT-5 to WPT-14).
+//  6. The policy; and last that the proof was not used before, so that only allowed callers fill the
+//     memory.
+//
+// The error carries neither token nor proof. See [ErrExpired] and its siblings.
+func (v *Validator) Validate(token, proof string, c Call) (*Proof, error) {
+	p, err := v.validate(token, proof, c)
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+func (v *Validator) validate(text, proof string, c Call) (*Proof, *token.Error) {
+	if err := c.check(); err != nil {
+		return nil, &token.Error{Kind: proofs, Reason: token.Audience, Rule: "WPT-5", Err: err}
+	}
+	h, now, e := v.verifyToken(text)
+	if e != nil {
+		return nil, e
+	}
+	want := canonicalTarget(c.Target)
+	ev, e := v.verifyProof(h, text, proof, &c, now, func(aud string) bool { return canonicalTarget(aud) == want })
+	return v.admit(h, text, now, e, ev)
+}
+
+// verifyToken verifies all that can be verified about a token without a proof. Its result never leaves
+// this package without one.
+func (v *Validator) verifyToken(text string) (*holder, time.Time, *token.Error) {
+	if v == nil || v.check == nil {
+		return nil, time.Time{}, &token.Error{Kind: tokens, Reason: token.BundleSource, Err: errNotMade}
+	}
+	now := v.check.Now()
+	h, known, e := v.check.Recall(text)
+	if e == nil && !known {
+		h, e = v.verifyAnew(text)
+	}
+	if e == nil {
+		e = v.checkTime(h, now)
+	}
+	if e != nil {
+		if h != nil {
+			e.ID = h.id
+		}
+		return nil, now, e
+	}
+	return h, now, nil
+}
+
+func (v *Validator) verifyAnew(text string) (*holder, *token.Error) {
+	h, s, e := parseToken(text)
+	if e != nil {
+		return nil, e
+	}
+	b, e := v.check.Bundle(h.id.TrustDomain())
+	if e == nil {
+		e = v.verifySignature(s, b)
+	}
+	if e == nil {
+		v.check.Keep(strings.Clone(text), h.id, h.expires, b, h) // the text may be a small part of something large
+	}
+	return h, e
+}
+
+// verifySignature checks the signature of a token with the WIT key that it names.
+func (v *Validator) verifySignature(s *token.Signed, b *spiffe.Bundle) *token.Error {
+	kid := token.Clip(s.KeyID, token.MaxQuoted)
+	key, ok := b.WITAuthority(s.KeyID)
+	switch {
+	case !ok:
+		for range b.WITAuthorities() {
+			return tokens.Refuse("unknown key", "WIT-62", "the bundle of %q has no WIT key %q", b.TrustDomain(), kid)
+		}
+		return tokens.Refuse("unknown key", "WIT-63", "the bundle of %q has no WIT keys; they are read only by ParseBundleWIT", b.TrustDomain())
+	case !s.Algorithm.Fits(key):
+		return tokens.Refuse("unknown key", "WIT-6", "the key %q is not one for %v", kid, s.Algorithm)
+	}
+	if err := v.check.Verify(s, key); err != nil {
+		return tokens.Refuse("signature", "WIT-1", "key %q: %w", kid, err)
+	}
+	return nil
+}
+
+// checkTime judges "exp" and "nbf" of a token.
+func (v *Validator) checkTime(h *holder, now time.Time) *token.Error {
+	if e := v.check.InTime(tokens, h.expires, h.notBefore, now); e != nil {
+		return e
+	}
+	from := now
+	if !h.notBefore.IsZero() {
+		from = h.notBefore
+	}
+	if v.maxLifetime > 0 && h.expires.After(from.Add(v.maxLifetime)) {
+		return tokens.Refuse("lifetime", "WIT-19", "it lasts until %s, and no more than %v is accepted", token.Stamp(h.expires), v.maxLifetime)
+	}
+	return nil
+}
+
+// checkProofTime judges the times of a proof. A zero begin means none.
+func (v *Validator) checkProofTime(k *token.Kind, lifetimeRule string, begin, end, now time.Time) *token.Error {
+	e := v.check.InTime(k, end, begin, now)
+	if e == nil && end.After(now.Add(v.maxProof+v.check.Leeway())) {
+		e = k.Refuse("lifetime", lifetimeRule, "it lasts until %s, and no more than %v is accepted", token.Stamp(end), v.maxProof)
+	}
+	return e
+}
+
+// verifyProof verifies a Workload Proof Token.
+func (v *Validator) verifyProof(h *holder, text, proof string, c *Call, now time.Time, accept func(aud string) bool) (evidence, *token.Error) {
+	s, e := parseSigned(proofs, proof)
+	switch {
+	case e != nil:
+	case s.Algorithm != h.alg:
+		e = proofs.Refuse("algorithm", "WPT-3", `"alg" is %v, and the token confirms a key for %v`, s.Algorithm, h.alg)
+	default:
+		e = typeFault(proofs, s, proofType, "WPT-2", "WPT-2")
+	}
+	if e != nil {
+		return evidence{}, e
+	}
+	if err := v.check.Verify(s, h.key); err != nil {
+		return evidence{}, proofs.Refuse("signature", "WPT-4", "%w", err)
+	}
+	p, e := readProof(s.Payload)
+	switch {
+	case e != nil:
+	case !accept(p.aud):
+		e = proofs.Refuse(token.Audience, "WPT-5", `"aud" is %q, which is not what is called here`, token.Clip(p.aud, 4*token.MaxQuoted))
+	default:
+		e = v.checkProofTime(proofs, "WPT-7", p.nbf.At, p.exp.At, now)
+	}
+	if e == nil && p.texts["wth"] != hash(text) {
+		e = proofs.Refuse("binding", "WPT-10", `"wth" is that of another token`)
+	}
+	if e == nil {
+		e = p.checkTokens(c)
+	}
+	if e != nil {
+		return evidence{}, e
+	}
+	return evidence{proofs, p.texts["jti"], p.exp.At, c.covered()}, nil
+}
+
+// proofClaims is what the payload of a Workload Proof Token says.
+type proofClaims struct {
+	aud      string
+	texts    map[string]string // "jti", "wth", "ath" and "tth", those that are there
+	oth      map[string]string
+	exp, nbf token.Date
+}
+
+// maxOther is how many entries of "oth" are read.
+const maxOther = 32
+
+// readProof reads the payload of a proof. Claims that it does not know are ignored (WPT-14).
+func readProof(payload []byte) (*proofClaims, *token.Error) {
+	p := &proofClaims{texts: map[string]string{}}
+	bad := "" // the first claim that is of the wrong type
+	check := func(name string, ok bool) {
+		if !ok && bad == "" {
+			bad = name
+		}
+	}
+	text := func(r *strictjson.Reader, name string) string {
+		s, ok := r.Text()
+		check(name, ok)
+		return string(s)
+	}
+	e := proofs.ReadObject(payload, func(name string, r *strictjson.Reader) {
+		switch name {
+		case "aud":
+			if r.Kind() != strictjson.Array {
+				p.aud = text(r, name)
+				break
+			}
+			n := 0
+			for range r.Elements() {
+				p.aud = text(r, name)
+				n++
+			}
+			check(name, n == 1) // each receiver of such a proof could present it to the others
+		case "jti", "wth", "ath", "tth":
+			p.texts[name] = text(r, name)
+		case "exp":
+			p.exp = token.ReadDate(r)
+		case "nbf":
+			p.nbf = token.ReadDate(r)
+		case "oth":
+			check(name, r.Kind() == strictjson.Object)
+			p.oth = map[string]string{}
+			for field := range r.Members() {
+				field := string(field)
+				check(name, len(p.oth) < maxOther)
+				if len(p.oth) < maxOther {
+					p.oth[field] = text(r, name)
+				}
+			}
+		}
+	})
+	claim := func(rule, format string, args ...any) (*proofClaims, *token.Error) {
+		return nil, proofs.Refuse("claim", rule, format, args...)
+	}
+	switch {
+	case e != nil:
+		return nil, e
+	case bad != "":
+		return claim(claimRule[bad], `%q is not what it has to be: a string, for "aud" one, for "oth" an object of a few`, bad)
+	case p.aud == "":
+		return claim("WPT-5", `"aud" is missing or empty`)
+	case !p.exp.Number:
+		return claim("WPT-6", `"exp" is missing or not a number`)
+	case p.nbf.Present && !p.nbf.Number:
+		return claim("WPT-6", `"nbf" is not a number`)
+	case p.texts["jti"] == "":
+		return claim("WPT-8", `"jti" is missing or empty`)
+	case p.texts["wth"] == "":
+		return claim("WPT-10", `"wth" is missing or empty`)
+	}
+	return p, nil
+}
+
+var claimRule = map[string]string{"aud": "WPT-5", "jti": "WPT-8", "wth": "WPT-10", "ath": "WPT-11", "tth": "WPT-12", "oth": "WPT-13"}
+
+// checkTokens compares the other tokens of the call with those that the proof covers: it is for all of
+// them, and for nothing that was taken out on the way.
+func (p *proofClaims) checkTokens(c *Call) *token.Error {
+	for _, t := range []struct{ claim, rule, token, what string }{
+		{"ath", "WPT-11", c.AccessToken, "access token"}, {"tth", "WPT-12", c.TxnToken, "transaction token"},
+	} {
+		if got, there := p.texts[t.claim]; there != (t.token != "") || there && got != hash(t.token) {
+			return proofs.Refuse("binding", t.rule, "%q is missing or not that of the %s, or there is no %s", t.claim, t.what, t.what)
+		}
+	}
+	for name, want := range p.oth {
+		value, ok := c.Tokens[name]
+		if !ok {
+			return proofs.Refuse("binding", "WPT-13", `"oth" has an entry %q, which is not understood here or not in the call`, token.Clip(name, token.MaxQuoted))
+		}
+		if want != hash(trim(value)) {
+			return proofs.Refuse("binding", "WPT-13", `the entry %q of "oth" is not that of the value`, token.Clip(name, token.MaxQuoted))
+		}
+	}
+	for name := range c.Tokens {
+		if _, ok := p.oth[name]; !ok {
+			return proofs.Refuse("binding", "WPT-13", `"oth" has no entry %q`, token.Clip(name, token.MaxQuoted))
+		}
+	}
+	return nil
+}
+
+// evidence is a proof or message signature that was verified.
+type evidence struct {
+	kind    *token.Kind
+	name    string // its "jti" or "nonce"
+	end     time.Time
+	covered []string
+}
+
+// admit asks the policy, and then whether the evidence was used before, unless e says that it is not good.
+func (v *Validator) admit(h *holder, text string, now time.Time, e *token.Error, all ...evidence) (*Proof, *token.Error) {
+	p := &Proof{id: h.id, notAfter: h.expires}
+	for i := 0; i < len(all) && e == nil; i++ {
+		p.covered = append(p.covered, all[i].covered...)
+		if err := v.allow.Policy().Check(h.id); err != nil {
+			e = &token.Error{Kind: all[i].kind, Reason: token.Denied, Err: err}
+		} else {
+			e = v.use(h, hash(text), all[i], now)
+		}
+	}
+	if e != nil {
+		e.ID = h.id
+		return nil, e
+	}
+	return p, nil
+}
+
+// use notes that evidence was used. The owner is something that only the holder of one key can have.
+func (v *Validator) use(h *holder, owner string, ev evidence, now time.Time) *token.Error {
+	if v.replays == nil {
+		return nil
+	}
+	rule := "WPT-9"
+	if ev.kind != proofs {
+		rule, owner = "HSIG-9", owner+ev.kind.What
+	}
+	switch fresh, full := v.replays.use(h, owner, ev.name, now, ev.end.Add(v.check.Leeway())); {
+	case full:
+		return ev.kind.Refuse(token.Busy, rule, "its holder has used so many proofs that are not over yet that no more can be told apart; send fewer, or raise the option Proofs from %d", v.replays.each)
+	case !fresh:
+		return ev.kind.Refuse(token.Replay, rule, "it was used before")
+	}
+	return nil
+}
+
+// hash returns the SHA-256 hash of a token in base64url, as "wth" and its siblings have it.
+func hash(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return base64.RawURLEncoding.EncodeToString(sum[:])
+}
