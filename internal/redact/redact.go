@@ -1,0 +1,36 @@
+// Package redact keeps keys and tokens out of logs. fmt and log/slog print the unexported fields of a struct, so a type
+// that holds a key or a token, or leads to one, embeds a [Text], and is printed as that text instead:
+//
+//	type redacted = redact.Text // an alias, so that the embedded field is not exported
+//
+//	// Source is …
+//	type Source struct {
+//		redacted
+//		token string
+//	}
+//
+//	s := &Source{redacted: redact.New("tokensource.Source(file)")}
+package redact
+
+import "log/slog"
+
+// Text is what a value is printed as, by every verb of fmt and by log/slog. The zero value prints "[redacted]". It is
+// copied with the struct that embeds it, and safe for concurrent use.
+type Text struct{ text string }
+
+// New returns a Text that prints as text, which names the value and holds nothing secret.
+func New(text string) Text { return Text{text} }
+
+// String implements [fmt.Stringer].
+func (t Text) String() string {
+	if t.text == "" {
+		return "[redacted]"
+	}
+	return t.text
+}
+
+// GoString implements [fmt.GoStringer].
+func (t Text) GoString() string { return t.String() }
+
+// LogValue implements [slog.LogValuer].
+func (t Text) LogValue() slog.Value { return slog.StringValue(t.String()) }

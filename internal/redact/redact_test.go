@@ -1,0 +1,51 @@
+package redact_test
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/svidkit/svidkit/internal/redact"
+)
+
+type redacted = redact.Text
+
+type holder struct {
+	redacted
+	token string
+}
+
+type outer struct{ Inner *holder }
+
+// TestText prints a struct that holds a token in every way that prints its fields.
+func TestText(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		value holder
+		want  string
+	}{
+		{holder{redacted: redact.New("a holder"), token: "s3cr3t"}, "a holder"},
+		{holder{token: "s3cr3t"}, "[redacted]"},
+	} {
+		for _, v := range []any{c.value, &c.value} {
+			for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q"} {
+				got := fmt.Sprintf(verb, v)
+				assert.Contains(t, got, c.want, verb)
+				assert.NotContains(t, got, "s3cr3t", verb)
+			}
+			var text, json bytes.Buffer
+			slog.New(slog.NewTextHandler(&text, nil)).Info("m", "v", v)
+			slog.New(slog.NewJSONHandler(&json, nil)).Info("m", "v", v)
+			for _, got := range []string{text.String(), json.String()} {
+				assert.Contains(t, got, c.want)
+				assert.NotContains(t, got, "s3cr3t")
+			}
+		}
+		assert.NotContains(t, fmt.Sprintf("%+v", outer{&c.value}), "s3cr3t")
+	}
+	var none *holder
+	assert.NotPanics(t, func() { _ = fmt.Sprint(none) })
+}
