@@ -343,7 +343,7 @@ type Authority struct {
 	cfg     Config
 	limiter *limit.Limiter // nil for none
 	store   Store          // nil: what it knows is all there is
-	files   *files         // nil: the roots are its own
+	files   *pluggedFiles  // nil: the roots are its own
 
 	state   atomic.Pointer[state] // replaced under mu, read without it
 	writing chan struct{}         // has a slot for the one caller that reads and writes the store
