@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -15,12 +14,14 @@ import (
 	"golang.org/x/crypto/cryptobyte"
 	"golang.org/x/crypto/cryptobyte/asn1"
 
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
 // Issuer is a CA certificate with its key, and what links it to a root. It never changes and cannot
 // print its key. It is safe for concurrent use if the key is, as the keys of [NewKey] are.
 type Issuer struct {
+	redacted
 	chain []*x509.Certificate // this CA first
 	id    spiffe.ID           // of the CA; zero if the certificate has none
 	key   func() signer
@@ -40,6 +41,9 @@ func (s signer) Public() crypto.PublicKey { return s.public }
 func (s signer) SignMessage(r io.Reader, msg []byte, opts crypto.SignerOpts) ([]byte, error) {
 	return crypto.SignMessage(s.Signer, r, msg, opts)
 }
+
+// redacted is the text that a type which holds a key is printed as.
+type redacted = redact.Text
 
 // seal puts a secret where package fmt cannot follow it. A struct may have an Issuer in an unexported
 // field, and then fmt calls no String method and, for a verb that does not fit, follows pointers too.
@@ -92,7 +96,10 @@ func NewIssuer(chain []*x509.Certificate, key crypto.Signer) (*Issuer, error) {
 	if n := tooDeep(chain); n > 0 {
 		return fail("X5-14", fmt.Sprintf("certificate %d of the chain does not allow as many CAs below it", n+1), nil)
 	}
-	return &Issuer{chain: slices.Clone(chain), id: id, key: seal(signer{key, ca.PublicKey})}, nil
+	return &Issuer{
+		redacted: redact.New("pki.Issuer(" + ca.Subject.String() + ")"),
+		chain:    slices.Clone(chain), id: id, key: seal(signer{key, ca.PublicKey}),
+	}, nil
 }
 
 // NewRoot makes a self-signed CA certificate for key and returns an Issuer for it. The public key in o
@@ -181,27 +188,6 @@ func (i *Issuer) Certificate() *x509.Certificate { return i.chain[0] }
 
 // Chain returns the CA certificate and what links it to its root: a new slice of shared certificates.
 func (i *Issuer) Chain() []*x509.Certificate { return slices.Clone(i.chain) }
-
-// String returns the subject of the CA.
-func (i Issuer) String() string { return "pki.Issuer(" + i.subject() + ")" }
-
-// GoString returns the same as String, so that %#v does not show the key.
-func (i Issuer) GoString() string { return i.String() }
-
-// LogValue implements [slog.LogValuer]: the subject and the end of the CA certificate.
-func (i Issuer) LogValue() slog.Value {
-	if len(i.chain) == 0 {
-		return slog.StringValue(i.String())
-	}
-	return slog.GroupValue(slog.String("subject", i.subject()), slog.Time("not_after", i.chain[0].NotAfter))
-}
-
-func (i Issuer) subject() string {
-	if len(i.chain) == 0 {
-		return ""
-	}
-	return i.chain[0].Subject.String()
-}
 
 // IssueLeaf signs an X.509-SVID for a workload. The caller vouches for every name in o.
 //
