@@ -36,7 +36,7 @@ type keyCertPEM struct {
 	Signer crypto.Signer // is shared; nil with Key
 
 	Roots []byte // one or more, by the rules of ParseCertificatesPEM
-	CRL   []byte // by the rules of ParseCRLsPEM; may be empty
+	CRL   []byte // by the rules of parseCRLs; may be empty
 }
 
 // KeyCertBundle is a CA that was verified as a whole: a certificate that leads to a root, its key, all
@@ -213,9 +213,6 @@ func (b *KeyCertBundle) Issuer() *Issuer { return b.issuer }
 // Roots returns all roots, in the order of the input and none twice: a new slice of shared
 // certificates.
 func (b *KeyCertBundle) Roots() []*x509.Certificate { return slices.Clone(b.roots) }
-
-// CRLs returns the CRLs: a new slice of shared lists, which is nil if there are none.
-func (b *KeyCertBundle) CRLs() []*x509.RevocationList { return slices.Clone(b.crls) }
 
 // Equal reports whether b and other are the same CA with the same sets of certificates, roots and CRLs,
 // in DER: order, repetition, and how the PEM and the key are written, do not matter.

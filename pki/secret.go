@@ -282,8 +282,9 @@ func NewGenericSecret(name string, values map[string][]byte) (*Secret, error) {
 	return newSecret(name, time.Time{}, &contents{kind: kindGeneric, values: copied}), nil
 }
 
-// WithCRLs returns s, which must hold roots that vouch for any peer, with certificate revocation lists in PEM
-// (see [ParseCRLsPEM]), in place of those that it has. Envoy then wants a list of every CA in a chain, so each root must
+// WithCRLs returns s, which must hold roots that vouch for any peer, with certificate revocation lists, in place of those
+// that it has: X509 CRL blocks in PEM, 100 at most, of complete lists that are signed with SHA-256 or better and name
+// their next update. Envoy then wants a list of every CA in a chain, so each root must
 // have signed one; with leafOnly it looks at the list of the CA that issued the leaf only, and the lists may be of any CA.
 //
 // The new Secret's NotAfter is the earliest next update of the lists: peers refuse every certificate once one has
@@ -301,7 +302,7 @@ func (s *Secret) WithCRLs(crlsPEM []byte, leafOnly bool) (*Secret, error) {
 }
 
 // WithTrustDomainCRLs returns s, which must hold the roots of trust domains and no lists, with certificate revocation
-// lists in PEM (see [ParseCRLsPEM]) of those trust domains whose certificates are to be checked against them. Each
+// lists, as in [Secret.WithCRLs], of those trust domains whose certificates are to be checked against them. Each
 // authority of such a trust domain must have signed one, as Envoy wants a list of every CA in a chain; there may be
 // more, of intermediates. NotAfter is as for [Secret.WithCRLs].
 func (s *Secret) WithTrustDomainCRLs(crls map[spiffe.TrustDomain][]byte) (*Secret, error) {

@@ -322,8 +322,8 @@ func probe(td spiffe.TrustDomain, issuer *pki.Issuer, above []*x509.Certificate,
 	if err != nil {
 		return fail(err)
 	}
-	leaf, err := issuer.IssueLeaf(pki.LeafOptions{
-		PublicKey: signer.Public(), ID: id,
+	leaf, err := issuer.Issue(pki.CertificateOptions{
+		PublicKey: signer.Public(), SANs: []pki.SAN{pki.IDSAN(id)},
 		NotBefore: now.Add(-time.Minute), NotAfter: rotation.Earlier(now.Add(time.Minute), issuer.Certificate().NotAfter),
 	})
 	if err != nil {
