@@ -78,7 +78,7 @@ func TestAppendCertificates(t *testing.T) {
 	require.NoError(t, err)
 	for says, file := range map[string][]byte{
 		"pki: append certificates: certificate 2 (\"\") is not a CA certificate": certsPEM(b, leaf),
-		"pki: append certificates: ":                                             []byte("no PEM"),
+		"pki: append certificates: ": []byte("no PEM"),
 	} {
 		got, err := pki.AppendCertificates([]*x509.Certificate{a}, file)
 		require.ErrorContains(t, err, says)

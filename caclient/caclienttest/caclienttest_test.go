@@ -21,7 +21,6 @@ import (
 	"github.com/svidkit/svidkit/caclient/caclienttest"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/caclient/linkerd"
-	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/caclient/stepca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -32,7 +31,7 @@ import (
 
 const path = "/ns/default/sa/web"
 
-var _ local.Authority = (*caclienttest.Signer)(nil)
+var _ ca.Signer = (*caclienttest.Signer)(nil)
 
 // api is a Fake with its client.
 type api struct {

@@ -186,9 +186,7 @@ func (a *Authority) Sign(ctx context.Context, r Request) ([]*x509.Certificate, e
 		return nil, generationError(r.ID, err)
 	}
 	if a.cfg.Auditor != nil {
-		i := NewIssuance(&r, leaf, g.key.Cert)
-		i.Time = g.now.Round(0)
-		if err := a.audit(ctx, i); err != nil {
+		if err := a.audit(ctx, newIssuance(&r, leaf, g.key.Cert, g.now)); err != nil {
 			return nil, err
 		}
 	}

@@ -225,7 +225,7 @@ func (l *Log) Record(ctx context.Context, i *ca.Issuance) error {
 	return nil
 }
 
-// RecordKeyEvent is Record for a change of the keys; it makes a Log a [ca.KeyAuditor].
+// RecordKeyEvent is Record for a change of the keys; see [ca.Auditor].
 func (l *Log) RecordKeyEvent(ctx context.Context, e *ca.KeyEvent) error {
 	if err := l.record(ctx, Entry{KeyEvent: e}); err != nil {
 		return fmt.Errorf("auditlog: record of the event %q of key %q: %w", e.Event, e.Serial, err)

@@ -29,7 +29,11 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-var _ ca.KeyAuditor = (*auditlog.Log)(nil)
+var _ interface {
+	ca.Auditor
+	RecordKeyEvent(context.Context, *ca.KeyEvent) error
+	Err() error
+} = (*auditlog.Log)(nil)
 
 // full has every field.
 func full() *ca.Issuance {

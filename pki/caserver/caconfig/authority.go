@@ -62,7 +62,7 @@ func (c *Config) Open(ctx context.Context, o OpenOptions) (*Authority, error) {
 	}
 	o.Existing, o.Logger = o.Existing || o.ReadOnly, cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	a, cfg := new(Authority), c.CA
-	cfg.Logger, cfg.Actor, cfg.Create = o.Logger, ca.CurrentActor(), !o.Existing && c.mayCreate()
+	cfg.Logger, cfg.Actor, cfg.Create = o.Logger, currentActor(), !o.Existing && c.mayCreate()
 	if !o.Existing {
 		if err := c.makeStateDir(o.Logger); err != nil {
 			return nil, err
@@ -380,7 +380,7 @@ func (c *Config) Recover(ctx context.Context) (ca.Recovery, error) {
 	log, err := c.openAudit(slog.New(slog.DiscardHandler))
 	if err == nil {
 		err = errors.Join(log.RecordKeyEvent(ctx, &ca.KeyEvent{
-			Time: time.Now().Round(0), Event: "recovered", Key: "root", Serial: r.Root, NotAfter: r.RootEnds, Detail: r.Version, Actor: ca.CurrentActor(),
+			Time: time.Now().Round(0), Event: "recovered", Key: "root", Serial: r.Root, NotAfter: r.RootEnds, Detail: r.Version, Actor: currentActor(),
 		}), log.Close())
 	}
 	if err != nil {

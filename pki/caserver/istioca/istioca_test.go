@@ -88,7 +88,7 @@ func TestIssue(t *testing.T) {
 	assert.True(t, pki.PublicKeysEqual(testKey().Public(), leaf.PublicKey))
 	assert.WithinRange(t, leaf.NotBefore, before.Add(-2*time.Minute), time.Now().Add(-2*time.Minute))
 	assert.WithinRange(t, leaf.NotAfter, before.Add(time.Hour), time.Now().Add(time.Hour))
-	assert.Equal(t, raw(chain[1]), raw([]*x509.Certificate{a.Roots()[0].Certificate}))
+	assert.Equal(t, raw(chain[1]), raw([]*x509.Certificate{a.Status().Roots[0].Certificate}))
 
 	v, err := spiffe.NewVerifier(a.Bundle(), spiffe.AllowIDs(spiffe.MustParseID(webID)), nil)
 	require.NoError(t, err)
@@ -279,7 +279,7 @@ func TestClientCertificate(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-5.1-5")
 	a := authority(t)
-	v, err := spiffe.NewVerifier(a.Bundle(), spiffe.AllowMembersOf(a.TrustDomain()), nil)
+	v, err := spiffe.NewVerifier(a.Bundle(), spiffe.AllowMembersOf(a.Bundle().TrustDomain()), nil)
 	require.NoError(t, err)
 	s := serve(t, istioca.Options{Signer: a, Authenticator: authn.FirstOf(authn.ClientCertificate(v), callers)})
 	renew := func(id string) [][]byte {

@@ -43,7 +43,7 @@ func anchorsOf(a *ca.Authority) []*x509.Certificate {
 // issuerOf is for the option of that name.
 func issuerOf(a *ca.Authority) func() []*x509.Certificate {
 	return func() []*x509.Certificate {
-		for _, r := range a.Roots() {
+		for _, r := range a.Status().Roots {
 			if r.Phase == ca.Active {
 				return []*x509.Certificate{r.Certificate}
 			}
