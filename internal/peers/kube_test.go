@@ -123,7 +123,7 @@ func watchSecret(t *testing.T, c *peers.Cluster, namespace string) func() []vers
 	path := "/api/v1/namespaces/" + namespace + "/secrets"
 	c.Do(t, "GET", path, nil, &list)
 	r, err := http.NewRequestWithContext(t.Context(), "GET",
-		c.URL+path+"?watch=1&fieldSelector=metadata.name%3D"+kubesecret.DefaultName+"&resourceVersion="+list.Metadata.ResourceVersion, nil)
+		c.URL+path+"?watch=1&fieldSelector=metadata.name%3D"+"istio-ca-secret"+"&resourceVersion="+list.Metadata.ResourceVersion, nil)
 	require.NoError(t, err)
 	client := *c.Admin()
 	client.Timeout = 0

@@ -493,7 +493,7 @@ func TestLearnedRoots(t *testing.T) {
 	assert.True(t, net.IPv4(127, 0, 0, 1).Equal(l.signed[1].IPs[0]))
 }
 
-// The Server is the source of the one bundle of its CA.
+// The Server serves the one bundle of its CA.
 func TestBundle(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t)

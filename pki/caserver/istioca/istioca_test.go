@@ -253,7 +253,7 @@ func TestLimitKeys(t *testing.T) {
 	node.Pod = &authn.Pod{Namespace: "kube-system", ServiceAccount: "ztunnel", UID: "n1"}
 	s := serve(t, istioca.Options{
 		Signer: limited, Authenticator: tokens{"web": caller(webID), "1": pod("1"), "2": pod("2"), "node": node},
-		NodeAuthorizer: nodes(func(context.Context, *authn.Caller, spiffe.ID) error { return nil }),
+		NodeAuthorizer: func(context.Context, *authn.Caller, spiffe.ID) error { return nil },
 	})
 	ask := func(token, as string) grpchttp.Code {
 		m := goodRequest(t)
@@ -321,7 +321,7 @@ func TestPolicy(t *testing.T) {
 	named := caller(webID)
 	named.DNSNames = []string{"web.test", "www.web.test"}
 	known := tokens{"web": named}
-	names := func(p istioca.Policy) []string {
+	names := func(p func(context.Context, *authn.Caller) (istioca.Grant, error)) []string {
 		leaf := serve(t, istioca.Options{Authenticator: known, Policy: p}).issue(t, "web", goodRequest(t))[0][0]
 		sans := append([]string{}, leaf.DNSNames...)
 		for _, u := range leaf.URIs {
@@ -333,7 +333,9 @@ func TestPolicy(t *testing.T) {
 		return sans
 	}
 	assert.Equal(t, []string{webID}, names(nil))
-	assert.Equal(t, []string{"web.test", "www.web.test", webID}, names(istioca.KeepDNSNames))
+	assert.Equal(t, []string{"web.test", "www.web.test", webID}, names(func(_ context.Context, c *authn.Caller) (istioca.Grant, error) {
+		return istioca.Grant{ID: c.ID, DNSNames: c.DNSNames}, nil
+	}), "as Istio's CA does")
 	assert.Equal(t, []string{"other.test", "spiffe://example.org/other", "10.0.0.1"}, names(func(_ context.Context, c *authn.Caller) (istioca.Grant, error) {
 		assert.Same(t, named, c)
 		return istioca.Grant{ID: spiffe.MustParseID("spiffe://example.org/other"), DNSNames: []string{"other.test"}, IPs: []net.IP{net.IPv4(10, 0, 0, 1)}}, nil
@@ -370,13 +372,6 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
-// nodes is a NodeAuthorizer.
-type nodes func(context.Context, *authn.Caller, spiffe.ID) error
-
-func (f nodes) Authorize(ctx context.Context, c *authn.Caller, id spiffe.ID) error {
-	return f(ctx, c, id)
-}
-
 func impersonate(t testing.TB, v *structpb.Value) *wire.IstioCertificateRequest {
 	t.Helper()
 	m := goodRequest(t)
@@ -393,7 +388,7 @@ func TestImpersonation(t *testing.T) {
 	}
 	var mu sync.Mutex
 	var asked []string
-	s := serve(t, istioca.Options{Signer: a, Policy: policy, NodeAuthorizer: nodes(func(_ context.Context, c *authn.Caller, id spiffe.ID) error {
+	s := serve(t, istioca.Options{Signer: a, Policy: policy, NodeAuthorizer: func(_ context.Context, c *authn.Caller, id spiffe.ID) error {
 		mu.Lock()
 		defer mu.Unlock()
 		asked = append(asked, c.ID.String()+" "+id.String())
@@ -401,7 +396,7 @@ func TestImpersonation(t *testing.T) {
 			return errors.New("secret reason")
 		}
 		return nil
-	})})
+	}})
 	leaf := s.issue(t, "node", impersonate(t, structpb.NewStringValue(webID)))[0][0]
 	require.Len(t, leaf.URIs, 1)
 	assert.Equal(t, webID, leaf.URIs[0].String())

@@ -170,7 +170,7 @@ func (s *Server) impersonate(ctx context.Context, caller *authn.Caller, text str
 	case id.Path() == "":
 		return spiffe.ID{}, errors.New("the requested ID is that of the trust domain, and of no workload")
 	}
-	return id, s.opts.NodeAuthorizer.Authorize(ctx, caller, id)
+	return id, s.opts.NodeAuthorizer(ctx, caller, id)
 }
 
 // failed counts a failure and gives the text the form that Istio's CA has for it.
