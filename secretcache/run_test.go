@@ -84,7 +84,7 @@ func TestShutdown(t *testing.T) {
 			wg.Go(func() {
 				_, err := m.GenerateSecret(t.Context(), fmt.Sprintf("spiffe://example.org/w/%d", i))
 				assert.ErrorIs(t, err, errStop)
-				assert.ErrorIs(t, err, secretcache.ErrNotReady)
+				assert.ErrorIs(t, err, spiffe.ErrNotReady)
 			})
 		}
 		synctest.Wait()
@@ -402,7 +402,7 @@ func TestEmptyBundleIsLoud(t *testing.T) {
 		stop()
 		assert.Contains(t, buf.String(), `level=WARN msg="secretcache: the trust bundle is empty: every identity of the trust domain is revoked" trust_domain=example.org authorities=0`)
 		_, err := m.SVID()
-		assert.ErrorIs(t, err, secretcache.ErrNotReady)
+		assert.ErrorIs(t, err, spiffe.ErrNotReady)
 	})
 }
 

@@ -103,10 +103,6 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// ErrNotReady says that there is nothing to return yet: no certificate was obtained so far, or only one
-// that has expired, or no trust bundle. The error around it has the cause of the last failure.
-var ErrNotReady = errors.New("not ready")
-
 // CA is the authority that a [Manager] asks. Package caclient has implementations, and rules for
 // one that repeats and checks by itself. Both methods must be safe for concurrent use and return
 // when ctx is done. Each call has a deadline.
@@ -338,7 +334,7 @@ func (c *Config) timing() (grace, jitter float64) {
 
 // SVID returns the current certificate of the default identity with its key. It does not block,
 // and it does not look at the clock: after an outage that lasted longer than the certificate, it
-// is an expired one. Before the first the error wraps [ErrNotReady]. If the default identity is a
+// is an expired one. Before the first the error wraps [spiffe.ErrNotReady]. If the default identity is a
 // [*pki.Credential], the error wraps [errors.ErrUnsupported].
 func (m *Manager) SVID() (*spiffe.SVID, error) {
 	if s := m.snap.Load(); s != nil {
@@ -360,7 +356,7 @@ func (m *Manager) Credential() (*pki.Credential, error) {
 }
 
 // Bundle returns the current trust bundle of td. It does not block. Before the first bundles the
-// error wraps [ErrNotReady]; for a trust domain that is not among them it wraps
+// error wraps [spiffe.ErrNotReady]; for a trust domain that is not among them it wraps
 // [spiffe.ErrUnknownTrustDomain].
 func (m *Manager) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	if t := m.trust.Load(); t != nil {
@@ -455,7 +451,7 @@ func (m *Manager) notReady(e *entry, cause error) error {
 	default:
 		add(idle)
 	}
-	return fmt.Errorf("secretcache: %s: %w: %w", m.title(e), ErrNotReady, why)
+	return fmt.Errorf("secretcache: %s: %[3]w: %[2]w", m.title(e), why, spiffe.ErrNotReady) // why may know when to come back, and is asked first
 }
 
 // silence is the error for a CA that has neither answered nor failed; see entry.asked.

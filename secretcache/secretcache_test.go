@@ -180,7 +180,7 @@ func TestNewDoesNothing(t *testing.T) {
 			func() error { _, err := m.Snapshot(); return err },
 			func() error { _, err := m.Bundle(domain); return err },
 		} {
-			assert.ErrorIs(t, read(), secretcache.ErrNotReady)
+			assert.ErrorIs(t, read(), spiffe.ErrNotReady)
 			assert.ErrorContains(t, read(), "has neither called Start nor Run")
 		}
 	})

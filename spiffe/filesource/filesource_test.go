@@ -112,10 +112,10 @@ func TestLayouts(t *testing.T) {
 			}
 			_, err := s.Bundle(spiffe.MustParseTrustDomain("unknown.test"))
 			require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
-			require.NotErrorIs(t, err, filesource.ErrNotReady)
+			require.NotErrorIs(t, err, spiffe.ErrNotReady)
 			snap, err := s.Snapshot()
 			if test.cert == "" {
-				require.ErrorIs(t, err, filesource.ErrNotReady)
+				require.ErrorIs(t, err, spiffe.ErrNotReady)
 				assert.ErrorContains(t, err, "bundles only")
 				return
 			}
@@ -172,13 +172,13 @@ func TestLife(t *testing.T) {
 	soon, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	err = s.Ready(soon)
-	require.ErrorIs(t, err, filesource.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, "neither called Start nor Run")
 	_, err = s.SVID()
 	require.ErrorContains(t, err, "neither called Start nor Run")
 	_, err = s.Bundle(td)
-	require.ErrorIs(t, err, filesource.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 
 	ctx, stop := context.WithCancel(t.Context())
@@ -537,7 +537,7 @@ func TestNotReady(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 250*time.Millisecond)
 			defer cancel()
 			_, err := filesource.Start(ctx, cfg)
-			require.ErrorIs(t, err, filesource.ErrNotReady)
+			require.ErrorIs(t, err, spiffe.ErrNotReady)
 			require.ErrorContains(t, err, test.want)
 		})
 	}
@@ -697,7 +697,7 @@ func TestRefuse(t *testing.T) {
 		go func() { _ = s.Run(t.Context()) }()
 		awaitErr(t, s, "to which this program writes")
 		_, err = s.SVID()
-		require.ErrorIs(t, err, filesource.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		require.NoError(t, s.Close())
 	}
 	cfg := layout(in)

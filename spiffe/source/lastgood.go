@@ -207,7 +207,7 @@ func (l *LastGood) current() (*spiffe.SVID, *spiffe.BundleSet, error) {
 }
 
 // Ready waits until there is something to hand out: until the live source is ready, or an identity is stored, or with
-// BundlesOnly bundles. The error wraps [ErrNotReady], the cause of ctx, the error of the live source, and why what
+// BundlesOnly bundles. The error wraps [spiffe.ErrNotReady], the cause of ctx, the error of the live source, and why what
 // was stored is not used.
 func (l *LastGood) Ready(ctx context.Context) error {
 	err := l.life.Await(ctx, l.Changed, func() bool {
@@ -236,9 +236,9 @@ func (l *LastGood) notReady(err error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.refused != nil {
-		return fmt.Errorf("source: last good: %w: %w; %w", ErrNotReady, err, l.refused)
+		return fmt.Errorf("source: last good: %w: %w; %w", spiffe.ErrNotReady, err, l.refused)
 	}
-	return fmt.Errorf("source: last good: %w: %w", ErrNotReady, err)
+	return fmt.Errorf("source: last good: %w: %w", spiffe.ErrNotReady, err)
 }
 
 // isLive reports whether the live source was ready.

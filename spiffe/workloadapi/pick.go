@@ -74,7 +74,7 @@ const mostNamed = 5
 
 // missing is the error for a choice that the identities of u, which may be nil, do not meet.
 func (c Choice) missing(u *Update) error {
-	err := fmt.Errorf("workloadapi: source: %w: the server has no identity %v", ErrNotReady, c)
+	err := fmt.Errorf("workloadapi: source: %w: the server has no identity %v", spiffe.ErrNotReady, c)
 	if u == nil || len(u.Identities) == 0 {
 		return err
 	}
@@ -152,7 +152,7 @@ func (p *Picked) now() *picking {
 }
 
 // SVID returns the present X.509-SVID of the identity with its key, as [Source.SVID] does. While no identity meets the
-// [Choice], and it is strict, the error wraps [ErrNotReady] and names the identities that there are.
+// [Choice], and it is strict, the error wraps [spiffe.ErrNotReady] and names the identities that there are.
 func (p *Picked) SVID() (*spiffe.SVID, error) {
 	snap, err := p.Snapshot()
 	if err != nil {
