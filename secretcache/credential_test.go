@@ -190,7 +190,7 @@ func TestCredential(t *testing.T) {
 		assert.Equal(t, slices.Repeat([]string{"default"}, 20), heard.take())
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
-		for range m.Updates(ctx) {
+		for range updates(ctx, m) {
 			t.Error("a snapshot without an SVID")
 		}
 		for _, csr := range ca.requests() {

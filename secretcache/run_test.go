@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"log/slog"
 	"runtime"
 	"strings"
@@ -19,6 +20,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -256,7 +258,12 @@ func TestStatus(t *testing.T) {
 	})
 }
 
-// TestUpdates shows that the newest wins, and that the sequence ends.
+// updates yields the current snapshot of m, and each newer one until ctx is done.
+func updates(ctx context.Context, m *secretcache.Manager) iter.Seq[*spiffe.Snapshot] {
+	return renew.Follow(ctx, m.Changed, func() *spiffe.Snapshot { snap, _ := m.Snapshot(); return snap })
+}
+
+// TestUpdates follows Changed: the newest wins, and the sequence ends.
 func TestUpdates(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -267,7 +274,7 @@ func TestUpdates(t *testing.T) {
 		start(t, m)
 		n := 0
 		var last *spiffe.Snapshot
-		for snap := range m.Updates(ctx) {
+		for snap := range updates(ctx, m) {
 			assert.NotSame(t, last, snap)
 			last = snap
 			switch n++; n {
@@ -284,10 +291,10 @@ func TestUpdates(t *testing.T) {
 			}
 		}
 		assert.Equal(t, 3, n)
-		for range m.Updates(t.Context()) {
+		for range updates(t.Context(), m) {
 			break
 		}
-		for range m.Updates(ctx) {
+		for range updates(ctx, m) {
 			assert.Fail(t, "it has ended")
 		}
 	})

@@ -90,7 +90,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"iter"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -391,13 +390,6 @@ func (m *Manager) noSnapshot() error {
 //		<-changed
 //	}
 func (m *Manager) Changed() <-chan struct{} { return m.changed.Changed() }
-
-// Updates returns the current snapshot first, if there is one, and then each newer one until ctx is
-// done. A loop that is slow skips to the newest. The sequence may be used more than once. A credential is in no
-// snapshot: follow it with [Manager.Changed].
-func (m *Manager) Updates(ctx context.Context) iter.Seq[*spiffe.Snapshot] {
-	return renew.Follow(ctx, m.Changed, m.snap.Load)
-}
 
 // String names the default identity. A Manager does not print its keys.
 func (m *Manager) String() string { return "secretcache.Manager(" + m.cfg.Expect.String() + ")" }

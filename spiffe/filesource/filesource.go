@@ -61,7 +61,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"log/slog"
 	"os"
 	"slices"
@@ -315,12 +314,6 @@ func (s *Source) Bundles() *spiffe.BundleSet { return s.cur.Load().bundles }
 //		<-changed
 //	}
 func (s *Source) Changed() <-chan struct{} { return s.news.Changed() }
-
-// Updates returns the current snapshot first, if there is one, and then each newer one until ctx is done. A loop that
-// is slow skips to the newest. The sequence may be used more than once.
-func (s *Source) Updates(ctx context.Context) iter.Seq[*spiffe.Snapshot] {
-	return renew.Follow(ctx, s.Changed, func() *spiffe.Snapshot { return s.cur.Load().snap })
-}
 
 // Status is the state of a [Source] at one moment, for health checks and diagnosis. It has no secrets.
 type Status struct {

@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesource"
@@ -631,7 +632,7 @@ func TestUpdatesAndMetrics(t *testing.T) {
 	cfg.Logger = log.logger()
 	s := start(t, cfg)
 	var seen []string
-	for snap := range s.Updates(t.Context()) {
+	for snap := range renew.Follow(t.Context(), s.Changed, func() *spiffe.Snapshot { snap, _ := s.Snapshot(); return snap }) {
 		seen = append(seen, serial(t, snap))
 		if len(seen) == 2 {
 			break

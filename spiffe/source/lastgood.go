@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -326,15 +325,6 @@ var noBundles = new(spiffe.BundleSet)
 // Changed returns a channel that is closed when what the source hands out changes. Take it before reading, so that
 // no change is missed.
 func (l *LastGood) Changed() <-chan struct{} { return l.news.Changed() }
-
-// Updates returns the current snapshot first, if there is one, and then each newer one until ctx is done. A loop that
-// is slow skips to the newest.
-func (l *LastGood) Updates(ctx context.Context) iter.Seq[*spiffe.Snapshot] {
-	return renew.Follow(ctx, l.Changed, func() *spiffe.Snapshot {
-		snap, _ := l.Snapshot() // nil if there is none
-		return snap
-	})
-}
 
 // LastGoodStatus is the state of a [LastGood] at one moment.
 type LastGoodStatus struct {

@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"log/slog"
 	"strings"
 	"sync/atomic"
 
-	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
@@ -174,11 +172,6 @@ func (p *Picked) Snapshot() (*spiffe.Snapshot, error) {
 
 // Changed is that of the source: see [Source.Changed]. It tells of changes of other identities, too.
 func (p *Picked) Changed() <-chan struct{} { return p.source.Changed() }
-
-// Updates returns the present snapshot first, if there is one, and then each newer one, as [Source.Updates] does.
-func (p *Picked) Updates(ctx context.Context) iter.Seq[*spiffe.Snapshot] {
-	return renew.Follow(ctx, p.Changed, func() *spiffe.Snapshot { return p.now().snap })
-}
 
 // Fetch asks the server for a JWT-SVID of the identity, as [Source.Fetch] does.
 func (p *Picked) Fetch(ctx context.Context, audience ...string) (token string, err error) {

@@ -220,13 +220,6 @@ func (s *Source) fetch(ctx context.Context, c Choice, snap *spiffe.Snapshot, aud
 //	}
 func (s *Source) Changed() <-chan struct{} { return s.news.Changed() }
 
-// Updates returns the current snapshot first, if there is one, and then each newer one until ctx is
-// done. A loop that is slow skips to the newest. That the server has withdrawn the identity is not a
-// snapshot: a program that must know waits for [Source.Changed]. The sequence may be used more than once.
-func (s *Source) Updates(ctx context.Context) iter.Seq[*spiffe.Snapshot] {
-	return renew.Follow(ctx, s.Changed, func() *spiffe.Snapshot { return s.cur.Load().snap })
-}
-
 // Ready waits until the source has what it is configured for: the identity with the wanted hint and
 // its bundles, with JWTBundles those too, and with BundlesOnly the bundles alone. The error wraps [spiffe.ErrNotReady], the
 // cause of ctx, and what the last attempt failed with; it comes before ctx is done if the server has refused for good,

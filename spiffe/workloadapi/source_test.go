@@ -29,6 +29,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/spiffe"
@@ -178,7 +179,7 @@ func TestSource(t *testing.T) {
 	})
 }
 
-// Updates yields each snapshot once, and skips to the newest.
+// TestUpdates follows Changed: each snapshot comes once, and a slow loop skips to the newest.
 func TestUpdates(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -189,9 +190,10 @@ func TestUpdates(t *testing.T) {
 		var got []string
 		release := make(chan struct{})
 		done := make(chan struct{})
+		snapshot := func() *spiffe.Snapshot { snap, _ := s.Snapshot(); return snap }
 		go func() {
 			defer close(done)
-			for snap := range s.Updates(ctx) {
+			for snap := range renew.Follow(ctx, s.Changed, snapshot) {
 				svid, _ := snap.SVID()
 				got = append(got, svid.ID().Path())
 				<-release
@@ -207,7 +209,7 @@ func TestUpdates(t *testing.T) {
 		cancel()
 		<-done
 		assert.Equal(t, []string{"/a", "/d"}, got)
-		for snap := range s.Updates(t.Context()) {
+		for snap := range renew.Follow(t.Context(), s.Changed, snapshot) {
 			svid, _ := snap.SVID()
 			assert.Equal(t, "/d", svid.ID().Path())
 			break
