@@ -9,10 +9,6 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// ErrNotReady says that a [Manager] lacks the bundle of a relationship. The error around it has the cause of the last
-// failure.
-var ErrNotReady = errors.New("not ready")
-
 // Errors that a [FetchError] wraps, for errors.Is.
 var (
 	// ErrNotAuthenticated says that the endpoint did not authenticate as its profile asks. Nothing that

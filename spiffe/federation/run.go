@@ -89,7 +89,7 @@ func (m *Manager) Run(ctx context.Context) error {
 func (m *Manager) Close() error { return m.life.Close() }
 
 // Ready waits until there is a bundle of every relationship, be it from the directory or from its endpoint. The error
-// wraps [ErrNotReady], the cause of ctx, and for each bundle that is missing the [*FetchError] of the last attempt; it comes
+// wraps [spiffe.ErrNotReady], the cause of ctx, and for each bundle that is missing the [*FetchError] of the last attempt; it comes
 // before ctx is done if Run has failed, and after [Manager.Close]. If Run was never called, it says so.
 func (m *Manager) Ready(ctx context.Context) error {
 	err := m.life.Await(ctx, m.Changed, func() bool {
@@ -105,9 +105,9 @@ func (m *Manager) Ready(ctx context.Context) error {
 	case err == nil || missing == nil:
 		return nil
 	case errors.Is(missing, err):
-		return fmt.Errorf("federation: %w: %w", ErrNotReady, missing)
+		return fmt.Errorf("federation: %[2]w: %[1]w", missing, spiffe.ErrNotReady) // missing may know when to come back, and is asked first
 	}
-	return fmt.Errorf("federation: %w: %w; waited for it: %w", ErrNotReady, missing, err)
+	return fmt.Errorf("federation: %[3]w: %[1]w; waited for it: %[2]w", missing, err, spiffe.ErrNotReady)
 }
 
 // mostMissing is how many bundles an error names.
