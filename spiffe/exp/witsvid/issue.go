@@ -95,16 +95,16 @@ func (i *Issuer) IssueWITSVID(_ context.Context, id spiffe.ID, _ string) (token 
 }
 
 // Issue returns a new token that confirms a public key of the workload id, which must be in the Issuer's
-// trust domain and have a path. The caller must know that the workload has the private key: it has
-// authenticated the workload, and has verified a signature by the key or made the key. The key is of a
-// kind that an Issuer may have too, and new with each token (WIT-52); its "alg" is the usual one for it.
+// trust domain and have a path. The caller must have authenticated the workload, and have verified that it
+// has the private key. The key is of a kind that an Issuer may have too, and new with each token (WIT-52);
+// its "alg" is the usual one for it.
 //
 // The header has "alg", "kid" and "typ", the payload "sub", "exp" and "iat" in whole seconds, a random
 // "jti", and "cnf" (WIT-28). "iat" is the present second and never later, because some validators refuse
 // a token that was issued in their future.
 //
-// The token is verified with the public key before it is returned, so a signer that does not hold the
-// key that it says fails here.
+// The token is verified with the Issuer's public key before it is returned, so a signer whose public key is
+// another one fails here.
 func (i *Issuer) Issue(id spiffe.ID, workload crypto.PublicKey) (string, error) {
 	if i == nil || i.issuer == nil {
 		return "", errors.New("witsvid: issue: the Issuer was not made by NewIssuer")

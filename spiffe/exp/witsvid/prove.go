@@ -82,8 +82,8 @@ func (p *Prover) check() error {
 }
 
 // Prove returns the token and a new Workload Proof Token for one call: over HTTP the values of the header
-// fields Workload-Identity-Token and Workload-Proof-Token, for which [NewTransport] does all the work. Send both over TLS
-// or another secure channel, once.
+// fields Workload-Identity-Token and Workload-Proof-Token, which [NewTransport] sets. Send both over TLS or another
+// secure channel, once.
 //
 // The proof has "aud", "exp", a random "jti" of 128 bits, "wth" and, for the tokens of the call, "ath",
 // "tth" and "oth".

@@ -36,9 +36,9 @@ const (
 	proofType = "wpt+jwt"
 )
 
-// Unverified is what a token says about itself. Its signature is not checked and its holder has proved
-// nothing, and anyone can write such a token. It tells a client what it holds; it must never decide
-// whether a caller is let in. For that see [Validator]. It does not hold the token.
+// Unverified is what a token says about itself. Its signature is not checked, and anyone can write such a token. It
+// tells a client what it holds, and must never decide whether a caller is let in; a [Validator] does that. It does not
+// hold the token.
 type Unverified struct {
 	ID      spiffe.ID // "sub"
 	Expires time.Time // "exp"

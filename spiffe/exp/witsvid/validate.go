@@ -34,20 +34,19 @@ type ValidatorOptions struct {
 	// stands for.
 	MaxProofLifetime time.Duration
 
-	// Proofs is how many used proofs of one holder are remembered, each until it is over, so that none is
-	// accepted twice. If there are as many, its further proofs are refused with [ErrUnavailable]: so it must be
-	// more than a client sends in a proof's lifetime and the leeway, in two minutes for most. Each costs about
-	// 150 bytes. 0 means 100,000, at most 10,000,000; -1 means that proofs may come any number of times while
-	// they last.
+	// Proofs is how many used proofs of one holder are remembered, each until it expires, so that none is accepted
+	// twice. Further proofs of a holder that has as many are refused with [ErrUnavailable], so set more than a client
+	// sends in a proof's lifetime and the leeway: two minutes for most. Each costs about 150 bytes. 0 means 100,000,
+	// at most 10,000,000; -1 means that a proof may be used any number of times until it expires.
 	//
-	// A holder is a key of an ID. All together get half as many again, and of that an ID with many keys at
-	// most four fifths. What is left is shared in the same way: each that comes gets at most two thirds of
-	// what it finds, so that no allowed caller locks the others out.
+	// A holder is a key of an ID. All holders together have room for half as many again, and an ID with many keys
+	// has at most four fifths of that. Each further holder gets at most two thirds of what is left, so that no allowed
+	// caller locks the others out.
 	Proofs int
 
-	// Remember is how many verified tokens are remembered, so that the signature of one that comes again is
-	// not checked again, while that of its new proof is: at most 1,048,576; 0 means 1,000, and -1 means
-	// none. Each costs about two kilobytes; tokens of more than 4 KiB are not remembered.
+	// Remember is how many verified tokens are remembered, whose signature is not checked again; that of each new
+	// proof is. At most 1,048,576; 0 means 1,000, and -1 means none. Each costs about two kilobytes; tokens of more
+	// than 4 KiB are not remembered.
 	Remember int
 
 	// Now gives the time to validate at. Nil means time.Now. It must be safe for concurrent use.
@@ -113,8 +112,8 @@ type Proof struct {
 // ID returns the ID that the holder proved.
 func (p *Proof) ID() spiffe.ID { return p.id }
 
-// NotAfter returns when the token expires: a holder that is known by it has to come back with another
-// one. The proof itself was for one call.
+// NotAfter returns when the token expires, which is the latest end of a session that the proof opened. The proof
+// itself was for one call.
 func (p *Proof) NotAfter() time.Time { return p.notAfter }
 
 // Covers reports whether the proof covers a header field, by its name in whatever case: whether the

@@ -50,8 +50,8 @@
 //
 // A proof is for one call. It names its target, which the receiver compares with its own configuration and never with
 // what a header field says of the host. It covers the other tokens in the request; [Proof.Covers] tells which. It is
-// accepted once: used proofs are remembered until they expire, in bounded memory that is shared between the holders of
-// keys, see [ValidatorOptions].Proofs. Each [Validator] remembers for itself, so several servers of one name each accept
+// accepted once: used proofs are remembered until they expire, in bounded memory of which each holder gets a share, see
+// [ValidatorOptions].Proofs. Each [Validator] remembers for itself, so several servers of one name each accept
 // a proof once.
 //
 // Only the WIT keys in the bundle of the trust domain in "sub" count. Nothing in a token or proof leads to another key,
