@@ -148,9 +148,6 @@ func (s *SVID) Chain() []*x509.Certificate { return slices.Clone(s.chain) }
 // Signer returns the private key, to sign with.
 func (s *SVID) Signer() crypto.Signer { return s.tls().PrivateKey.(crypto.Signer) }
 
-// NotBefore returns the start of the leaf's validity.
-func (s *SVID) NotBefore() time.Time { return s.chain[0].NotBefore }
-
 // NotAfter returns the end of the leaf's validity.
 func (s *SVID) NotAfter() time.Time { return s.chain[0].NotAfter }
 

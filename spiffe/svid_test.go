@@ -55,7 +55,7 @@ func TestSVID(t *testing.T) {
 	s.Chain()[0] = nil
 	assert.Same(t, chain[0], s.Chain()[0])
 	assert.Equal(t, key, s.Signer())
-	assert.Equal(t, chain[0].NotBefore, s.NotBefore())
+	assert.Equal(t, chain[0].NotBefore, s.Leaf().NotBefore)
 	assert.Equal(t, chain[0].NotAfter, s.NotAfter())
 	assert.Same(t, s.TLSCertificate(), s.TLSCertificate(), "built once")
 	assert.Equal(t, &tls.Certificate{Certificate: [][]byte{chain[0].Raw, chain[1].Raw}, PrivateKey: key, Leaf: chain[0]}, s.TLSCertificate())
