@@ -212,11 +212,11 @@ func TestShorterLives(t *testing.T) {
 				first, _ := ready(t, m)
 				ca.EditTemplates(func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(short) })
 				for current(t, m) == first {
-					require.Less(t, time.Since(first.NotBefore()), 13*time.Hour)
+					require.Less(t, time.Since(first.Leaf().NotBefore), 13*time.Hour)
 					time.Sleep(10 * time.Second)
 				}
 				assert.EqualValues(t, 2, p.signed.Load(), "the first short one is taken")
-				assert.LessOrEqual(t, time.Since(first.NotBefore()), 12*time.Hour+time.Minute)
+				assert.LessOrEqual(t, time.Since(first.Leaf().NotBefore), 12*time.Hour+time.Minute)
 				const lives = 40
 				for range lives * 10 {
 					time.Sleep(short / 10)
