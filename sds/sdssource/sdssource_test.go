@@ -36,7 +36,7 @@ var (
 
 // What the adapters are for fits them.
 var (
-	_ = func(a *filesource.Source, b *source.LastGood, c *source.Merge, d *workloadapi.Source) {
+	_ = func(a *filesource.Source, b *source.LastGood, c source.Source, d *workloadapi.Source) {
 		sdssource.FromIdentity(a)
 		sdssource.FromIdentity(b)
 		sdssource.FromIdentity(c)
