@@ -30,7 +30,7 @@ func rootsIn(t testing.TB, m interface {
 }
 
 // hasRoots checks that there are these roots, in their order.
-func hasRoots(t testing.TB, m *source.Merge, td spiffe.TrustDomain, cas ...*spiffetest.CA) {
+func hasRoots(t testing.TB, m source.Source, td spiffe.TrustDomain, cas ...*spiffetest.CA) {
 	t.Helper()
 	var want []*x509.Certificate
 	for _, ca := range cas {

@@ -88,7 +88,6 @@ func TestSource(t *testing.T) {
 		}))
 		s, err := workloadapi.New(workloadapi.Config{Client: c})
 		require.NoError(t, err)
-		assert.Same(t, c, s.Client())
 		_, err = s.SVID()
 		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		assert.ErrorContains(t, err, "has neither called Start nor Run")
@@ -1385,12 +1384,12 @@ func TestNoSecretsInPrint(t *testing.T) {
 			c.wait()
 		})
 		require.NoError(t, s.Ready(t.Context()))
-		tokens, err := s.Client().FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
+		tokens, err := workloadapi.ClientOf(s).FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
 		require.NoError(t, err)
 		token := &tokens[0]
 		assert.Equal(t, "to.ke.n", token.Token())
 		var wit workloadapi.TokenSVID
-		for all, err := range s.Client().WatchWITSVIDs(t.Context(), spiffe.ID{}) {
+		for all, err := range workloadapi.ClientOf(s).WatchWITSVIDs(t.Context(), spiffe.ID{}) {
 			require.NoError(t, err)
 			wit = all[0]
 			break
@@ -1402,8 +1401,8 @@ func TestNoSecretsInPrint(t *testing.T) {
 		picked := pick(t, s, workloadapi.Choice{Policy: spiffe.AllowMembersOf(home.TrustDomain())})
 		_, err = picked.SVID()
 		require.NoError(t, err)
-		assert.Equal(t, `workloadapi.Picked(the server of ClientOptions.HTTPClient) that the policy allows (`+spiffe.AllowMembersOf(home.TrustDomain()).String()+`)`, picked.String())
-		for _, v := range []any{s, picked, s.Client(), token, *token, wit, &wit, u, *u, u.Identities[0], s.Status()} {
+		assert.Equal(t, `workloadapi.Source(the server of ClientOptions.HTTPClient) that the policy allows (`+spiffe.AllowMembersOf(home.TrustDomain()).String()+`)`, picked.String())
+		for _, v := range []any{s, picked, workloadapi.ClientOf(s), token, *token, wit, &wit, u, *u, u.Identities[0], s.Status()} {
 			for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q"} {
 				text := fmt.Sprintf(verb, v)
 				assert.NotContains(t, text, "to.ke.n", "%s of %T", verb, v)
