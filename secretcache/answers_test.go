@@ -311,7 +311,7 @@ func TestEndlessCertificate(t *testing.T) {
 			end := time.Date(year, 12, 31, 23, 59, 59, 0, time.UTC)
 			key, err := pki.NewKey(pki.ECDSAP256)
 			require.NoError(t, err)
-			root, err := pki.NewRoot(key, pki.CAOptions{PublicKey: key.Public(), TrustDomain: domain, NotBefore: time.Now(), NotAfter: end})
+			root, err := pki.NewRoot(key, pki.CertificateOptions{PublicKey: key.Public(), SANs: []pki.SAN{pki.IDSAN(domain.ID())}, NotBefore: time.Now(), NotAfter: end})
 			require.NoError(t, err)
 			ca := &issuerCA{issuer: root, notAfter: end}
 			ca.bundles.Store(set(t, bundle(t, spiffe.BundleContents{X509Authorities: answer{root.Certificate()}})))

@@ -291,7 +291,7 @@ func (c *CA) renewable(csr *pki.CSR) bool {
 	if now := time.Now(); now.Before(leaf.NotBefore) || !now.Before(leaf.NotAfter) {
 		return false
 	}
-	has, err := pki.CertificateSANs(leaf)
+	has, err := pki.ParseSANs(leaf.Extensions)
 	wants := csr.SANs()
 	return err == nil && len(has) == len(wants) && !slices.ContainsFunc(wants, func(s pki.SAN) bool { return !slices.Contains(has, s) })
 }

@@ -71,7 +71,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/linkerd"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
-	"github.com/svidkit/svidkit/internal/files/smallfile"
+	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/pki"
@@ -270,7 +270,7 @@ func (id *Identity) readAnchors() error {
 	case id.cfg.AnchorsFile != "":
 		field = "AnchorsFile"
 		var err error
-		if data, err = smallfile.Read(id.cfg.AnchorsFile, maxFile); err != nil {
+		if data, err = files.Read(id.cfg.AnchorsFile, maxFile); err != nil {
 			return fmt.Errorf("Config.AnchorsFile: %w", err)
 		}
 	}

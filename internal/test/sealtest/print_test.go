@@ -73,9 +73,9 @@ type holder struct {
 func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	t.Helper()
 	key, root, token := newKey(t, alg), newKey(t, alg), newKey(t, pki.ECDSAP256)
-	issuer, err := pki.NewRoot(root, pki.CAOptions{TrustDomain: td, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(24 * time.Hour)})
+	issuer, err := pki.NewRoot(root, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(24 * time.Hour)})
 	require.NoError(t, err)
-	leaf, err := issuer.IssueLeaf(pki.LeafOptions{PublicKey: key.Public(), ID: id, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
+	leaf, err := issuer.Issue(pki.CertificateOptions{PublicKey: key.Public(), SANs: []pki.SAN{pki.IDSAN(id)}, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
 	require.NoError(t, err)
 	svid, err := spiffe.NewSVID([]*x509.Certificate{leaf}, key)
 	require.NoError(t, err)
