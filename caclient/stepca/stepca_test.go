@@ -24,6 +24,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/caclienttest"
+	"github.com/svidkit/svidkit/caclient/internal/caconn"
 	"github.com/svidkit/svidkit/caclient/stepca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
@@ -533,7 +534,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Add([]byte(`{"certChain":[]}`))
 	f.Add([]byte(`{"status":401,"message":"no"}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
-		_ = stepca.Message(body)
+		_ = caconn.Message(body)
 		chain, err := stepca.ReadAnswer(csr, body)
 		if (err == nil) == (len(chain) == 0) {
 			t.Fatalf("%d certificates and the error %v", len(chain), err)
