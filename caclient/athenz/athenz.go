@@ -43,7 +43,7 @@
 //
 // It makes no attestation data, and deletes no instance. It asks for no SSH certificates and no tokens but service tokens.
 //
-// No ZTS could be had for the tests: they run against caclienttest.ZTS, which was built from the public documentation.
+// No ZTS could be had for the tests: they run against cafake.ZTS, which was built from the public documentation.
 package athenz
 
 import (

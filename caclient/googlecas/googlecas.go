@@ -49,7 +49,7 @@
 // It sets no deadline, repeats nothing and does not judge the certificates that it gets: package caclient does. It
 // revokes nothing and gets no tokens.
 //
-// The service itself could not be had for the tests: they run against caclienttest.GoogleCAS, which was built from the
+// The service itself could not be had for the tests: they run against cafake.GoogleCAS, which was built from the
 // public documentation.
 package googlecas
 

@@ -52,7 +52,7 @@
 // certificates that it gets: package caclient does. It revokes nothing, neither certificates nor its own token, which
 // ends with its lease.
 //
-// No Vault and no OpenBao could be had for the tests: they run against caclienttest.Vault, which was built from the
+// No Vault and no OpenBao could be had for the tests: they run against cafake.Vault, which was built from the
 // public documentation.
 package vault
 
