@@ -33,7 +33,7 @@ import (
 	ztsclient "github.com/svidkit/svidkit/caclient/athenz"
 	"github.com/svidkit/svidkit/caclient/caclienttest"
 	"github.com/svidkit/svidkit/internal/athenzprog"
-	"github.com/svidkit/svidkit/internal/sequence"
+	"github.com/svidkit/svidkit/internal/test/sequence"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/athenzname"
