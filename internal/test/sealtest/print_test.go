@@ -195,9 +195,6 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	}, Login: vault.CertLogin("", ""), Mount: "pki", Role: "web"})
 	require.NoError(t, err)
 	member, memberKey := linkerdProxy(t, issuer)
-	forward := linkerdproxy.ProxyConfig{Identity: member, Application: "127.0.0.1:1"}
-	proxy, err := linkerdproxy.NewProxy(forward)
-	require.NoError(t, err)
 	instance := athenzname.Instance{
 		Provider: athenzname.Service{Domain: "k8s.admin", Name: "provider"}, Service: athenzname.Service{Domain: "media", Name: "web"}, ID: "web-0", Suffix: "example.org",
 	}
@@ -212,8 +209,6 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	require.NoError(t, err)
 	return map[string]holder{
 		"caclient/linkerd/linkerdproxy.Identity":    {member, memberKey},
-		"caclient/linkerd/linkerdproxy.Proxy":       {proxy, memberKey},
-		"caclient/linkerd/linkerdproxy.ProxyConfig": {&forward, memberKey},
 		"authn/athenz.AgentRequest":                 {athenz.AgentRequest{Instance: instance, Certificate: func() *tls.Certificate { return svid.TLSCertificate() }}, keys},
 		"authn/athenz.Identity":                     {podIdentity, keys},
 		"authn/athenz.Sidecar":                      {sidecar, keys},
