@@ -150,7 +150,7 @@ func TestFetchFails(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "bundle.pem"), []byte("mine"), 0o644))
 	got = svid(t, "fetch", "-socket", api.Address(), "-dir", dir)
 	assert.Equal(t, 3, got.code)
-	assert.Contains(t, got.errOut, "was not made by svid")
+	assert.Contains(t, got.errOut, "was not made by this program")
 	assert.Equal(t, "mine", read(t, dir, "bundle.pem"))
 	require.NoFileExists(t, filepath.Join(dir, "svid-key.pem"))
 	if runtime.GOOS != "windows" {
@@ -161,12 +161,13 @@ func TestFetchFails(t *testing.T) {
 		assert.Equal(t, 3, got.code)
 		assert.Contains(t, got.errOut, "chmod")
 	}
-	f, err := openFolder(dir)
-	require.NoError(t, err)
-	defer f.Close()
+	require.NoError(t, os.Remove(filepath.Join(dir, "bundle.pem")))
+	_, stop := watching(t, "-socket", api.Address(), "-dir", dir)
+	defer stop()
+	eventually(t, written(dir), "the files of another program")
 	got = svid(t, "fetch", "-socket", api.Address(), "-dir", dir)
 	assert.Equal(t, 3, got.code)
-	assert.Contains(t, got.errOut, "another svid writes")
+	assert.Contains(t, got.errOut, "another program writes")
 }
 
 // watching starts watch, until stop is called, which returns what it has shown.
