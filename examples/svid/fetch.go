@@ -27,16 +27,19 @@ var fetchCommand = command{
 
 In the folder of -dir it writes
 
-	svid.pem                   the certificates, leaf first
-	svid-key.pem               the private key, in PKCS#8, with the mode of -mode
-	bundle.pem                 the authorities of the own trust domain
-	bundle-TRUST-DOMAIN.pem    those of each trust domain that it federates with
-	bundles.json               all of them as a bundle map, with the keys for JWT-SVIDs if -jwt-bundles asks for them
+  svid.pem                 the certificates, leaf first
+  svid-key.pem             the private key, in PKCS#8, with the mode of -mode
+  bundle.pem               the authorities of the own trust domain
+  bundle-TRUST-DOMAIN.pem  those of each trust domain that it federates with
+  bundles.json             all of them as a bundle map; with -jwt-bundles, with
+                           the keys for JWT-SVIDs
 
-and the tokens of -jwt. The names are links through "..data", as in the volumes of Kubernetes, and all of them are
-replaced in one step: a reader that finds a key and a certificate that do not match reads both again. The folder is
-made with mode 0755; other users must not be able to write to it. The version before stays until the next. The command
-of -exec runs each time. The exit code is 1 if the agent has no identity for this workload, or the command fails.`,
+and the tokens of -jwt. The names are links through "..data", as in the volumes
+of Kubernetes, and all of them are replaced in one step: a reader that finds a
+key and a certificate that do not match reads both again. The folder is made
+with mode 0755; other users must not be able to write to it. The version before
+stays until the next. The command of -exec runs each time. The exit code is 1 if
+the agent has no identity for this workload, or the command fails.`,
 	func(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {
 		return a.fetch(ctx, fs, args, false)
 	},
@@ -45,10 +48,12 @@ of -exec runs each time. The exit code is 1 if the agent has no identity for thi
 var watchCommand = command{
 	"watch", "", `keep these files fresh, and run a command after each change
 
-It is fetch that goes on until it is interrupted. While the agent is away, and after it has withdrawn the identity,
-the files stay as they are, and standard error has the reason. The command runs at the start and after each change,
-one at a time. One that fails, or that is killed after its time, is reported and runs again after half a minute or with
-the next change. With -json there is one line for each change.`,
+It is fetch that goes on until it is interrupted. While the agent is away, and
+after it has withdrawn the identity, the files stay as they are, and standard
+error has the reason. The command runs at the start and after each change, one
+at a time. One that fails, or that is killed after its time, is reported and
+runs again after half a minute or with the next change. With -json there is one
+line for each change.`,
 	func(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {
 		return a.fetch(ctx, fs, args, true)
 	},

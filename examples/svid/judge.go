@@ -182,7 +182,8 @@ func advice(chain []*x509.Certificate, e *spiffe.VerifyError, bundles *spiffe.Bu
 	if n := blame(chain, e.Err); n > 0 && len(chain[n-1].AuthorityKeyId) > 0 {
 		from = "key " + short(chain[n-1].AuthorityKeyId)
 	}
-	return fmt.Sprintf("it was signed by %s, and the bundle has %s", from, strings.Join(few(have), ", "))
+	return fmt.Sprintf("it was signed by %s, and the bundle has %s: it is the bundle of another CA or an old one, or the chain lacks an intermediate certificate",
+		from, strings.Join(few(have), ", "))
 }
 
 // short is the beginning of a key identifier, which a certificate may have at any length.
