@@ -118,6 +118,9 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	case flags.NArg() > 0:
 		return misused("%q is not understood; flags begin with a hyphen", flags.Arg(0))
 	}
+	if _, _, err := net.SplitHostPort(o.admin); o.admin != "" && err != nil {
+		return misused("-admin: %w", err)
+	}
 	handler := slog.Handler(slog.NewTextHandler(errOut, nil))
 	switch o.logFormat {
 	case "text":

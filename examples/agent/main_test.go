@@ -56,7 +56,8 @@ func TestExitCodes(t *testing.T) {
 		{"-for x", "", "", "agent: invalid value \"x\" for flag -for: time: invalid duration \"x\"; -h lists the flags\n", 2},
 		{"serve", "", "", "hyphen", 2},
 		{"", "SECRET_TTL=1d", "", "SECRET_TTL", 2},
-		{"-admin nowhere -root " + dir, "PROXY_XDS_VIA_AGENT=false POD_NAMESPACE=a SERVICE_ACCOUNT=b CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1", "", "agent: -admin: ", 1},
+		{"-admin nowhere", "", "", "agent: -admin: address nowhere: missing port", 2},
+		{"-admin 192.0.2.1:0 -root " + dir, "PROXY_XDS_VIA_AGENT=false POD_NAMESPACE=a SERVICE_ACCOUNT=b CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1", "", "agent: -admin: listen", 1},
 	} {
 		cmd := exec.CommandContext(t.Context(), self, strings.Fields(c.args)...)
 		cmd.Env = append(strings.Fields(c.environ), asProgram+"=1", "GOCOVERDIR="+dir)
