@@ -135,9 +135,9 @@ func TestBrokenFirstAnswer(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
 				_, err = m.GenerateSecret(ctx, "default")
-				assert.ErrorIs(t, err, secretcache.ErrNotReady)
+				assert.ErrorIs(t, err, spiffe.ErrNotReady)
 				_, err = m.SVID()
-				assert.ErrorIs(t, err, secretcache.ErrNotReady)
+				assert.ErrorIs(t, err, spiffe.ErrNotReady)
 				assert.ErrorContains(t, err, want)
 			})
 		})
@@ -410,7 +410,7 @@ func TestRefusedForGood(t *testing.T) {
 			begin := time.Now()
 			for range 10 {
 				_, err = m.GenerateSecret(t.Context(), "default")
-				assert.ErrorIs(t, err, secretcache.ErrNotReady)
+				assert.ErrorIs(t, err, spiffe.ErrNotReady)
 				assert.ErrorIs(t, err, no)
 			}
 			assert.Zero(t, time.Since(begin))

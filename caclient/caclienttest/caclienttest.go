@@ -398,7 +398,7 @@ func (s *Signer) Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, e
 	if err == nil || ctx.Err() != nil {
 		return chain, err
 	}
-	kind := ca.ErrNotReady
+	kind := spiffe.ErrNotReady
 	e, _ := errors.AsType[*caclient.Error](err)
 	if e == nil {
 		e = new(caclient.Error)

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/spiffe/workloadapi"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // The demo ends by itself, and the identity is renewed on the way.
@@ -104,7 +104,7 @@ func TestNoAgent(t *testing.T) {
 	var out bytes.Buffer
 	socket := "unix://" + filepath.ToSlash(t.TempDir()) + "/none"
 	err := start(t.Context(), options{socket: socket, interval: time.Second, wait: 100 * time.Millisecond}, &out)
-	require.ErrorIs(t, err, workloadapi.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorContains(t, err, socket)
 	err = start(t.Context(), options{socket: "unix://run/api.sock", interval: time.Second, wait: time.Second}, &out)
 	require.ErrorContains(t, err, "write unix:///run/api.sock")

@@ -28,6 +28,7 @@ import (
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/istioagent"
+	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -169,7 +170,7 @@ func TestFakeCA(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	_, err = istioagent.Start(ctx, cfg)
-	require.ErrorIs(t, err, istioagent.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	fake.Mend()
 	a := start(t, cfg)

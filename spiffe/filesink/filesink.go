@@ -72,20 +72,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Errors to test for with [errors.Is].
-var (
-	// ErrNotReady says that the files do not have the identity of the source yet. The error around it has the reason.
-	// It has the method Retryable and reports that a later attempt may succeed.
-	ErrNotReady error = notReady{}
-
-	// ErrUnsafe says that another user of this machine may have made or may change the folder.
-	ErrUnsafe = private.ErrUnsafe
-)
-
-type notReady struct{}
-
-func (notReady) Error() string                                { return "not ready" }
-func (notReady) Retryable() (after time.Duration, again bool) { return 0, true }
+// ErrUnsafe says that another user of this machine may have made or may change the folder.
+var ErrUnsafe = private.ErrUnsafe
 
 // Source is what a [Sink] follows. Its methods must not block, and must be safe for concurrent use.
 type Source interface {
@@ -472,7 +460,7 @@ func (s *Sink) note(svid *spiffe.SVID, changed bool, err error) {
 	}
 }
 
-// Ready waits until the files have the identity of the source. The error wraps [ErrNotReady], the cause of ctx and the
+// Ready waits until the files have the identity of the source. The error wraps [spiffe.ErrNotReady], the cause of ctx and the
 // last failure; it comes before ctx is done after [Sink.Close]. If Run was never called, it says so.
 func (s *Sink) Ready(ctx context.Context) error {
 	err := s.life.Await(ctx, s.Changed, func() bool { return s.Status().Ready })
@@ -497,7 +485,7 @@ func (s *Sink) notReady() error {
 	case cause == nil:
 		cause = errors.New("nothing was written yet")
 	}
-	return fmt.Errorf("filesink: %w: %w", ErrNotReady, cause)
+	return fmt.Errorf("filesink: %w: %w", spiffe.ErrNotReady, cause)
 }
 
 // Close stops the Sink for good, waits for what it has started, and returns nil. The files stay.

@@ -444,7 +444,7 @@ func TestUnsafe(t *testing.T) {
 	defer cancel()
 	_, err := filesink.Start(ctx, cfg)
 	require.ErrorIs(t, err, filesink.ErrUnsafe)
-	require.ErrorIs(t, err, filesink.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, "run: chmod")
 	cfg.AllowWritable = true
@@ -528,7 +528,7 @@ func TestLife(t *testing.T) {
 	cancel()
 	err = s.Ready(ctx)
 	require.ErrorIs(t, err, lifecycle.ErrNotStarted)
-	require.ErrorIs(t, err, filesink.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	_, err = s.Write()
 	require.ErrorContains(t, err, "the agent is away")
 

@@ -90,7 +90,7 @@ func TestOutage(t *testing.T) {
 		go func() { done <- src.Run(ctx) }()
 		is(down, up, "no identity")
 		require.ErrorIs(t, h.Ready(), workloadapi.ErrDenied, "the workload is not registered")
-		require.ErrorIs(t, h.Ready(), workloadapi.ErrNotReady)
+		require.ErrorIs(t, h.Ready(), spiffe.ErrNotReady)
 
 		api.Mend()
 		time.Sleep(time.Minute)

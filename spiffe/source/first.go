@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"strings"
 	"time"
+
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // Candidate is a source that [First] may choose.
@@ -44,7 +46,7 @@ type Choice struct {
 // is closed, and those after the chosen one are not started. The log gets the choice: at Info if it is the first
 // candidate, else at Warn with the reasons; nil means no log.
 //
-// If none is ready, or ctx is done before, the error wraps [ErrNotReady], and has the reason of each.
+// If none is ready, or ctx is done before, the error wraps [spiffe.ErrNotReady], and has the reason of each.
 func First(ctx context.Context, log *slog.Logger, candidates ...Candidate) (*Choice, error) {
 	log = cmp.Or(log, slog.New(slog.DiscardHandler))
 	names := map[string]bool{}
@@ -78,7 +80,7 @@ func First(ctx context.Context, log *slog.Logger, candidates ...Candidate) (*Cho
 			break
 		}
 	}
-	err := fmt.Errorf("source: first: %w: %w", ErrNotReady, choice.passed())
+	err := fmt.Errorf("source: first: %w: %w", spiffe.ErrNotReady, choice.passed())
 	if skipped := len(candidates) - len(choice.Passed); skipped > 0 {
 		err = fmt.Errorf("%w; %d more were not tried: %w", err, skipped, context.Cause(ctx))
 	}

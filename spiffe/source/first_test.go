@@ -132,7 +132,7 @@ func TestFirstFails(t *testing.T) {
 		}
 		other := errors.New("no files")
 		_, err := source.First(t.Context(), nil, failing("agent", errAway), failing("files", other))
-		require.ErrorIs(t, err, source.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		require.ErrorIs(t, err, errAway)
 		require.ErrorIs(t, err, other)
 		require.EqualError(t, err, "source: first: not ready: agent: the agent is away; files: no files")
@@ -144,7 +144,7 @@ func TestFirstFails(t *testing.T) {
 		unready := &flip{Source: ca.Source("/web")}
 		unready.Fail(errAway)
 		_, err = source.First(t.Context(), nil, source.Candidate{Name: "unready", Within: time.Second, Start: func(context.Context) (source.Source, error) { return unready, nil }})
-		require.ErrorIs(t, err, source.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		require.ErrorContains(t, unready.life.Idle(), "closed")
 
 		// The end of the context ends the search.
@@ -152,7 +152,7 @@ func TestFirstFails(t *testing.T) {
 		defer cancel()
 		never := func() *flip { f := &flip{Source: ca.Source("/web")}; f.Fail(errAway); return f }
 		_, err = source.First(ctx, nil, starting("one", never(), &asked), starting("two", never(), &asked), starting("three", never(), &asked))
-		require.ErrorIs(t, err, source.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		require.ErrorContains(t, err, "1 more were not tried: the start has taken too long")
 		assert.Equal(t, 2, asked)
 
@@ -161,7 +161,7 @@ func TestFirstFails(t *testing.T) {
 		} {
 			_, err := source.First(t.Context(), nil, bad...)
 			require.Error(t, err)
-			require.NotErrorIs(t, err, source.ErrNotReady)
+			require.NotErrorIs(t, err, spiffe.ErrNotReady)
 		}
 	})
 }

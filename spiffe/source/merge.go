@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/svidkit/svidkit/internal/certs/certchain"
-	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -278,15 +276,6 @@ func (m *Merge) Changed() <-chan struct{} {
 		wait(f.Changed())
 	}
 	return all
-}
-
-// Updates returns the current snapshot first, if there is one, and then each newer one until ctx is done. A loop that
-// is slow skips to the newest.
-func (m *Merge) Updates(ctx context.Context) iter.Seq[*spiffe.Snapshot] {
-	return renew.Follow(ctx, m.Changed, func() *spiffe.Snapshot {
-		snap, _ := m.Snapshot() // nil if there is none
-		return snap
-	})
 }
 
 // Ready waits until the own source is ready. It does not wait for the federated ones.

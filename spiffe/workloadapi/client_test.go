@@ -345,7 +345,7 @@ func TestLateServer(t *testing.T) {
 			run(t, s)
 			require.Eventually(t, func() bool { return s.Status().X509.Failures > 0 }, patient, time.Millisecond)
 			_, err = s.SVID()
-			require.ErrorIs(t, err, workloadapi.ErrNotReady)
+			require.ErrorIs(t, err, spiffe.ErrNotReady)
 			assert.ErrorContains(t, err, target)
 			l, err := net.Listen(network, target)
 			require.NoError(t, err)

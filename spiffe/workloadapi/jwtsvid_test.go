@@ -205,7 +205,7 @@ func TestFetch(t *testing.T) {
 		s, err := workloadapi.New(workloadapi.Config{Client: c, Hint: "none"})
 		require.NoError(t, err)
 		_, err = s.Fetch(t.Context(), "a")
-		require.ErrorIs(t, err, workloadapi.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		assert.ErrorContains(t, err, `no identity with the hint "none"`)
 		_, err = s.Fetch(t.Context())
 		require.ErrorIs(t, err, workloadapi.ErrRefused, "no audience")

@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"log/slog"
 	"strings"
 	"sync/atomic"
 
-	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
@@ -74,7 +72,7 @@ const mostNamed = 5
 
 // missing is the error for a choice that the identities of u, which may be nil, do not meet.
 func (c Choice) missing(u *Update) error {
-	err := fmt.Errorf("workloadapi: source: %w: the server has no identity %v", ErrNotReady, c)
+	err := fmt.Errorf("workloadapi: source: %w: the server has no identity %v", spiffe.ErrNotReady, c)
 	if u == nil || len(u.Identities) == 0 {
 		return err
 	}
@@ -152,7 +150,7 @@ func (p *Picked) now() *picking {
 }
 
 // SVID returns the present X.509-SVID of the identity with its key, as [Source.SVID] does. While no identity meets the
-// [Choice], and it is strict, the error wraps [ErrNotReady] and names the identities that there are.
+// [Choice], and it is strict, the error wraps [spiffe.ErrNotReady] and names the identities that there are.
 func (p *Picked) SVID() (*spiffe.SVID, error) {
 	snap, err := p.Snapshot()
 	if err != nil {
@@ -174,11 +172,6 @@ func (p *Picked) Snapshot() (*spiffe.Snapshot, error) {
 
 // Changed is that of the source: see [Source.Changed]. It tells of changes of other identities, too.
 func (p *Picked) Changed() <-chan struct{} { return p.source.Changed() }
-
-// Updates returns the present snapshot first, if there is one, and then each newer one, as [Source.Updates] does.
-func (p *Picked) Updates(ctx context.Context) iter.Seq[*spiffe.Snapshot] {
-	return renew.Follow(ctx, p.Changed, func() *spiffe.Snapshot { return p.now().snap })
-}
 
 // Fetch asks the server for a JWT-SVID of the identity, as [Source.Fetch] does.
 func (p *Picked) Fetch(ctx context.Context, audience ...string) (token string, err error) {

@@ -75,7 +75,7 @@ func TestPick(t *testing.T) {
 		for i, r := range rows {
 			picked[i] = pick(t, s, r.choice)
 			_, err := picked[i].SVID()
-			require.ErrorIs(t, err, workloadapi.ErrNotReady)
+			require.ErrorIs(t, err, spiffe.ErrNotReady)
 			require.ErrorContains(t, err, "neither called Start nor Run", r.name)
 		}
 		run(t, s)
@@ -92,18 +92,18 @@ func TestPick(t *testing.T) {
 				status := p.Status()
 				if want == "" {
 					_, err := p.SVID()
-					require.ErrorIs(t, err, workloadapi.ErrNotReady, r.name)
+					require.ErrorIs(t, err, spiffe.ErrNotReady, r.name)
 					if n == len(states)-1 {
 						assert.ErrorContains(t, err, r.err, r.name)
 					}
 					_, err = p.Snapshot()
-					require.ErrorIs(t, err, workloadapi.ErrNotReady, r.name)
+					require.ErrorIs(t, err, spiffe.ErrNotReady, r.name)
 					assert.False(t, status.Ready)
 					assert.Zero(t, status.ID)
 					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 					err = p.Ready(ctx)
 					cancel()
-					require.ErrorIs(t, err, workloadapi.ErrNotReady)
+					require.ErrorIs(t, err, spiffe.ErrNotReady)
 					require.ErrorIs(t, err, context.DeadlineExceeded)
 				} else {
 					snap, err := p.Snapshot()
@@ -198,7 +198,7 @@ func TestPickFetch(t *testing.T) {
 			require.NoError(t, err)
 			assert.Equal(t, "token of spiffe://example.org/db", token)
 			_, err = none.Fetch(t.Context(), "db")
-			require.ErrorIs(t, err, workloadapi.ErrNotReady)
+			require.ErrorIs(t, err, spiffe.ErrNotReady)
 			token, err = instead.Fetch(t.Context(), "db")
 			require.NoError(t, err)
 			assert.Equal(t, "token of spiffe://example.org/web", token)

@@ -26,7 +26,7 @@ import (
 //
 // A secret that is there is returned without blocking. A certificate that has expired is not returned.
 // GenerateSecret waits for its successor, and for the first answer of the server, until ctx is done or the server
-// has refused for good; then the error wraps [ErrNotReady]. It needs [Source.Run] to run.
+// has refused for good; then the error wraps [spiffe.ErrNotReady]. It needs [Source.Run] to run.
 func (s *Source) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
 	var found secretset.Material
 	var there, none bool
@@ -54,7 +54,7 @@ func (s *Source) GenerateSecret(ctx context.Context, resourceName string) (*pki.
 func (s *Source) expired(svid *spiffe.SVID) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	err := fmt.Errorf("workloadapi: source: %w: %q has expired at %s", ErrNotReady, svid.ID(), svid.NotAfter().UTC().Format(time.RFC3339))
+	err := fmt.Errorf("workloadapi: source: %w: %q has expired at %s", spiffe.ErrNotReady, svid.ID(), svid.NotAfter().UTC().Format(time.RFC3339))
 	if s.x509.Err != nil {
 		err = fmt.Errorf("%w: %w", err, s.x509.Err)
 	}

@@ -46,7 +46,7 @@ type Config struct {
 	JWTBundles bool
 
 	// BundlesOnly is for programs that verify peers and have no identity to present: the source
-	// watches the bundles alone, and SVID and Snapshot return errors that wrap [ErrNotReady].
+	// watches the bundles alone, and SVID and Snapshot return errors that wrap [spiffe.ErrNotReady].
 	BundlesOnly bool
 
 	// Logger gets each change (Info), and what failed, was skipped or was withdrawn (Warn), with the
@@ -129,7 +129,7 @@ func (s *Source) Client() *Client { return s.client }
 // SVID returns the current X.509-SVID with its key: the identity with the wanted hint, or the default
 // one. It does not block, and it does not look at the clock: while the server cannot be reached the
 // identity stays, in the end as an expired one. Before the first, and after the server has
-// withdrawn it, the error wraps [ErrNotReady].
+// withdrawn it, the error wraps [spiffe.ErrNotReady].
 func (s *Source) SVID() (*spiffe.SVID, error) {
 	snap, err := s.Snapshot()
 	if err != nil {
@@ -139,7 +139,7 @@ func (s *Source) SVID() (*spiffe.SVID, error) {
 }
 
 // Bundle returns the current trust bundle of td. It does not block. Before the first bundles, and
-// after the server has withdrawn them, the error wraps [ErrNotReady]; for a trust domain that is not
+// after the server has withdrawn them, the error wraps [spiffe.ErrNotReady]; for a trust domain that is not
 // among them it wraps [spiffe.ErrUnknownTrustDomain].
 func (s *Source) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	if set := s.cur.Load().bundles; set != nil {
@@ -162,7 +162,7 @@ func (s *Source) Snapshot() (*spiffe.Snapshot, error) {
 
 // X509 returns all identities of the workload, with their bundles, as the server last sent them: for
 // programs that have several and choose by themselves. It does not block. Before the first, after the
-// server has withdrawn them, and with BundlesOnly the error wraps [ErrNotReady].
+// server has withdrawn them, and with BundlesOnly the error wraps [spiffe.ErrNotReady].
 func (s *Source) X509() (*Update, error) {
 	if u := s.cur.Load().update; u != nil && len(u.Identities) > 0 {
 		return u, nil
@@ -186,7 +186,7 @@ func (st *state) crls() [][]byte {
 // the method of a jwtsvid.Source, and each call makes a new token: a program that sends many requests
 // puts a *jwtsvid.Cache in front.
 //
-// The error is an [*Error], or wraps [ErrNotReady] if no identity has the wanted hint.
+// The error is an [*Error], or wraps [spiffe.ErrNotReady] if no identity has the wanted hint.
 func (s *Source) Fetch(ctx context.Context, audience ...string) (token string, err error) {
 	return s.fetch(ctx, s.choice(), s.cur.Load().snap, audience)
 }
@@ -220,15 +220,8 @@ func (s *Source) fetch(ctx context.Context, c Choice, snap *spiffe.Snapshot, aud
 //	}
 func (s *Source) Changed() <-chan struct{} { return s.news.Changed() }
 
-// Updates returns the current snapshot first, if there is one, and then each newer one until ctx is
-// done. A loop that is slow skips to the newest. That the server has withdrawn the identity is not a
-// snapshot: a program that must know waits for [Source.Changed]. The sequence may be used more than once.
-func (s *Source) Updates(ctx context.Context) iter.Seq[*spiffe.Snapshot] {
-	return renew.Follow(ctx, s.Changed, func() *spiffe.Snapshot { return s.cur.Load().snap })
-}
-
 // Ready waits until the source has what it is configured for: the identity with the wanted hint and
-// its bundles, with JWTBundles those too, and with BundlesOnly the bundles alone. The error wraps [ErrNotReady], the
+// its bundles, with JWTBundles those too, and with BundlesOnly the bundles alone. The error wraps [spiffe.ErrNotReady], the
 // cause of ctx, and what the last attempt failed with; it comes before ctx is done if the server has refused for good,
 // and after [Source.Close]. If Run was never called, it says so.
 func (s *Source) Ready(ctx context.Context) error {
@@ -277,7 +270,7 @@ func (s *Source) notReady(c Choice) error {
 	case s.cfg.JWTBundles && s.jwt.update == nil:
 		t, missing = &s.jwt, "no bundles for JWT-SVIDs: "
 	case s.cfg.BundlesOnly:
-		return fmt.Errorf("workloadapi: source: %w: it is configured for bundles only", ErrNotReady)
+		return fmt.Errorf("workloadapi: source: %w: it is configured for bundles only", spiffe.ErrNotReady)
 	}
 	cause := t.Err
 	if cause == nil && t == &s.x509 {
@@ -293,7 +286,7 @@ func (s *Source) notReady(c Choice) error {
 	default:
 		cause = fmt.Errorf("%w; %w", cause, idle)
 	}
-	return fmt.Errorf("workloadapi: source: %w: %s%w", ErrNotReady, missing, cause)
+	return fmt.Errorf("workloadapi: source: %w: %s%w", spiffe.ErrNotReady, missing, cause)
 }
 
 // Run keeps the source current. It blocks until ctx is done or [Source.Close] is called, then ends what it has started,

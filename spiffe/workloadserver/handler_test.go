@@ -333,7 +333,7 @@ func TestIdentities(t *testing.T) {
 			_, err = s.SVID()
 			require.ErrorIs(t, err, workloadapi.ErrDenied)
 			_, err = s.Bundle(home.TrustDomain())
-			require.ErrorIs(t, err, workloadapi.ErrNotReady)
+			require.ErrorIs(t, err, spiffe.ErrNotReady)
 			assert.ErrorContains(t, err, "register the workload")
 			grant(nil, workloadserver.Identity{SVID: db})
 			require.NoError(t, s.Ready(t.Context()))

@@ -82,9 +82,6 @@ import (
 
 // Errors to test for with [errors.Is].
 var (
-	// ErrNotReady says that the proxy has no certificate yet. The error around it has the cause of the last failure.
-	ErrNotReady = secretcache.ErrNotReady
-
 	// ErrExpired says that the certificate of the proxy has expired and was not renewed.
 	ErrExpired = errors.New("the certificate of the proxy has expired")
 
@@ -420,7 +417,7 @@ func (id *Identity) prepare() error {
 	return nil
 }
 
-// Ready waits until there is a certificate that has not expired. The error wraps [ErrNotReady], the cause of ctx, and what
+// Ready waits until there is a certificate that has not expired. The error wraps [spiffe.ErrNotReady], the cause of ctx, and what
 // the last attempt failed with.
 func (id *Identity) Ready(ctx context.Context) error {
 	err := id.life.Await(ctx, id.manager.Changed, func() bool { return id.state() == nil })
@@ -430,7 +427,7 @@ func (id *Identity) Ready(ctx context.Context) error {
 	if last := id.Status().Err; last != nil {
 		err = fmt.Errorf("%w; the last attempt failed: %w", err, last)
 	}
-	return fmt.Errorf("linkerdproxy: %q: %w: %w", id.cfg.Name, ErrNotReady, err)
+	return fmt.Errorf("linkerdproxy: %q: %[3]w: %[2]w", id.cfg.Name, err, spiffe.ErrNotReady) // err may know when to come back, and is asked first
 }
 
 // Close ends [Identity.Run], or what [Start] has started, for good, and waits for it. The certificate stays readable. The
@@ -441,7 +438,7 @@ func (id *Identity) Close() error {
 	return err
 }
 
-// Credential returns the certificate with its key, which may have expired. Before the first the error wraps [ErrNotReady].
+// Credential returns the certificate with its key, which may have expired. Before the first the error wraps [spiffe.ErrNotReady].
 func (id *Identity) Credential() (*pki.Credential, error) { return id.manager.Credential() }
 
 // Bundle implements [spiffe.BundleSource] with the trust anchors, for the trust domain of the mesh.
@@ -467,7 +464,7 @@ func (id *Identity) GoString() string { return id.String() }
 // LogValue is String as a log value.
 func (id *Identity) LogValue() slog.Value { return slog.StringValue(id.String()) }
 
-// valid returns the certificate if it has not expired. The error wraps [ErrNotReady] or [ErrExpired].
+// valid returns the certificate if it has not expired. The error wraps [spiffe.ErrNotReady] or [ErrExpired].
 func (id *Identity) valid() (*pki.Credential, error) {
 	c, err := id.manager.Credential()
 	if err != nil {

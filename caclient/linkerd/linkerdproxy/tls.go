@@ -28,7 +28,7 @@ type Endpoint struct {
 
 // ServerConfig returns a configuration for the server side of the mesh, for connections with the server name of the
 // workload. [PeerName] tells the identity of the client. Handshakes fail before there is a certificate and after it has
-// expired, with an error that wraps [ErrNotReady] or [ErrExpired], and for other server names with [ErrOtherName].
+// expired, with an error that wraps [spiffe.ErrNotReady] or [ErrExpired], and for other server names with [ErrOtherName].
 func (id *Identity) ServerConfig() *tls.Config {
 	client := pki.ExpectLeaf(id.td, "a client of the mesh", nil, func(leaf *x509.Certificate) error {
 		_, err := identities(leaf)

@@ -182,6 +182,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	endpoint, served := federationtest.NewEndpoint(t, testCA), workloadapitest.NewServer(t, testCA, "/web")
 	keys, signers := []crypto.Signer{key}, []crypto.Signer{token}
 	other := newKey(t, pki.ECDSAP256) // of a workload; an issuer refuses its own
+	witSVID := wit(t, wits, other)
 	dialer, err := spiffetls.NewDialer(svid, set, spiffe.AllowIDs(id), nil)
 	require.NoError(t, err)
 	step, err := stepca.New(stepca.Options{
@@ -244,7 +245,8 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 		"spiffe.Snapshot":                           {snapshot, keys},
 		"spiffe/jwtsvid.Issuer":                     {tokens, signers},
 		"spiffe/exp/witsvid.Issuer":                 {wits, signers},
-		"spiffe/exp/witsvid.SVID":                   {wit(t, wits, other), []crypto.Signer{other}},
+		"spiffe/exp/witsvid.Prover":                 {&witsvid.Prover{Source: func() (*witsvid.SVID, error) { return witSVID, nil }}, []crypto.Signer{other}},
+		"spiffe/exp/witsvid.SVID":                   {witSVID, []crypto.Signer{other}},
 		"spiffe/spiffetls.Dialer":                   {dialer, keys},
 		"spiffe/spiffetest.CA":                      {testCA, nil},
 		"spiffe/spiffetest/federationtest.Endpoint": {endpoint, nil},

@@ -32,8 +32,6 @@ const (
 	BundleSource Reason = "bundle source"
 	Audience     Reason = "audience"
 	Expired      Reason = "expired"
-	TooLarge     Reason = "too large"
-	Replay       Reason = "replay"
 	Busy         Reason = "busy"
 	Denied       Reason = "denied"
 )
@@ -41,7 +39,7 @@ const (
 // ErrUnavailable is in every Error with the reason BundleSource or Busy.
 var ErrUnavailable = errors.New("not now")
 
-// Error says why a token, a proof or a message is refused. It never carries a token: the most that it
+// Error says why a token, a proof or a request is refused. It never carries a token: the most that it
 // shows of one is a claim or a key ID, quoted and cut. Programs see its Reason, through the sentinels of
 // their package, and Err.
 type Error struct {

@@ -221,7 +221,7 @@ func TestDial(t *testing.T) {
 				wait(5 * time.Minute)
 				now, err := s.SVID()
 				if c.withdrawn {
-					assert.ErrorIs(t, err, workloadapi.ErrNotReady)
+					assert.ErrorIs(t, err, spiffe.ErrNotReady)
 					assert.ErrorIs(t, err, workloadapi.ErrDenied)
 				} else {
 					require.NoError(t, err)
