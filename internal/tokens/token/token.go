@@ -79,6 +79,9 @@ func (e *Error) Retryable() (after time.Duration, ok bool) {
 	return 0, e.Reason == BundleSource || e.Reason == Busy
 }
 
+// RuleID returns the id of the broken rule, or nothing, for programs, which reach it by an interface.
+func (e *Error) RuleID() string { return e.Rule }
+
 // Kind is a kind of token or proof: its words for errors, and the ids of its rules for tests.
 type Kind struct {
 	Package string // "jwtsvid" or "witsvid"
