@@ -135,9 +135,9 @@ func TestBrokenFirstAnswer(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
 				_, err = m.GenerateSecret(ctx, "default")
-				assert.ErrorIs(t, err, secretcache.ErrNotReady)
+				assert.ErrorIs(t, err, spiffe.ErrNotReady)
 				_, err = m.SVID()
-				assert.ErrorIs(t, err, secretcache.ErrNotReady)
+				assert.ErrorIs(t, err, spiffe.ErrNotReady)
 				assert.ErrorContains(t, err, want)
 			})
 		})
@@ -212,11 +212,11 @@ func TestShorterLives(t *testing.T) {
 				first, _ := ready(t, m)
 				ca.EditTemplates(func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(short) })
 				for current(t, m) == first {
-					require.Less(t, time.Since(first.NotBefore()), 13*time.Hour)
+					require.Less(t, time.Since(first.Leaf().NotBefore), 13*time.Hour)
 					time.Sleep(10 * time.Second)
 				}
 				assert.EqualValues(t, 2, p.signed.Load(), "the first short one is taken")
-				assert.LessOrEqual(t, time.Since(first.NotBefore()), 12*time.Hour+time.Minute)
+				assert.LessOrEqual(t, time.Since(first.Leaf().NotBefore), 12*time.Hour+time.Minute)
 				const lives = 40
 				for range lives * 10 {
 					time.Sleep(short / 10)
@@ -410,7 +410,7 @@ func TestRefusedForGood(t *testing.T) {
 			begin := time.Now()
 			for range 10 {
 				_, err = m.GenerateSecret(t.Context(), "default")
-				assert.ErrorIs(t, err, secretcache.ErrNotReady)
+				assert.ErrorIs(t, err, spiffe.ErrNotReady)
 				assert.ErrorIs(t, err, no)
 			}
 			assert.Zero(t, time.Since(begin))

@@ -514,7 +514,7 @@ func TestImplausibleFirstBundles(t *testing.T) {
 		start(t, m)
 		time.Sleep(time.Minute)
 		_, err := m.Bundle(domain)
-		require.ErrorIs(t, err, secretcache.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		require.ErrorContains(t, err, "too high for a counter and for a clock")
 
 		p.bundles.Store(set(t, ca.Bundle(), highest(other)))
@@ -593,7 +593,7 @@ func TestEmptyBundle(t *testing.T) {
 		time.Sleep(30 * time.Minute) // renewal came due
 		assert.EqualValues(t, 1, p.signed.Load())
 		assert.Zero(t, status(t, m, web).Failures, "that is not a failure of its own")
-		assert.ErrorIs(t, err, secretcache.ErrNotReady)
+		assert.ErrorIs(t, err, spiffe.ErrNotReady)
 
 		p.bundles.Store(nil)
 		ca.Rotate()

@@ -2,7 +2,7 @@ package athenzname_test
 
 import (
 	"crypto/x509"
-	"crypto/x509/pkix"
+
 	"fmt"
 	"net/netip"
 	"net/url"
@@ -240,7 +240,7 @@ func TestExpectation(t *testing.T) {
 	require.NoError(t, verify(without, func(c *x509.Certificate) { c.URIs = nil }))
 }
 
-func ExampleInstance_Names() {
+func ExampleInstance_Expectation() {
 	i := athenzname.Instance{
 		Provider: athenzname.Service{Domain: "k8s.admin", Name: "athenz-callback"},
 		Service:  athenzname.Service{Domain: "media.sports", Name: "frontend"},

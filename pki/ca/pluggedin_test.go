@@ -221,7 +221,7 @@ func TestPluggedInLifetimes(t *testing.T) {
 		require.ErrorIs(t, err, ca.ErrTTL)
 		time.Sleep(time.Second)
 		_, err = a.Sign(t.Context(), ca.Request{CSR: csr, ID: web})
-		require.ErrorIs(t, err, ca.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 	})
 	// The root ends first.
 	synctest.Test(t, func(t *testing.T) {

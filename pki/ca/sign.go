@@ -24,10 +24,6 @@ var (
 	// ErrIdentity says that the ID is not that of a workload of the authority's trust domain, that one of
 	// the other names cannot be in its certificate, or that a token has no audience, or too many.
 	ErrIdentity = errors.New("bad identity")
-	// ErrNotReady says that the authority cannot sign at the present moment: its active root has
-	// expired or is not valid yet, its store has not answered for too long, or its first JWT key is
-	// still being distributed. It may pass.
-	ErrNotReady = errors.New("not ready to sign")
 	// ErrGeneration says that building or signing the certificate failed.
 	ErrGeneration = errors.New("certificate generation failed")
 	// ErrLimit says that too much is asked for at the moment; [SignError.RetryAfter] says when to
@@ -41,7 +37,9 @@ var (
 // SignError is the error of [Authority.Sign] and [Authority.SignJWT], unless the context was done. It
 // wraps Kind and Err.
 type SignError struct {
-	// Kind is one of the errors above, or [ErrNoJWT].
+	// Kind is one of the errors above, or [ErrNoJWT], or [spiffe.ErrNotReady], which may pass: the active root has
+	// expired or is not valid yet, the store has not answered for too long, or the first JWT key is still being
+	// distributed.
 	Kind error
 	ID   spiffe.ID // as the caller gave it
 	Err  error     // what is wrong
@@ -54,8 +52,8 @@ func (e *SignError) Error() string {
 	return fmt.Sprintf("ca: sign %q: %v: %v", e.ID, e.Kind, e.Err)
 }
 
-// Unwrap returns Kind and Err.
-func (e *SignError) Unwrap() []error { return []error{e.Kind, e.Err} }
+// Unwrap returns Err, which may know when to come back, and Kind.
+func (e *SignError) Unwrap() []error { return []error{e.Err, e.Kind} }
 
 // signCanceled is the error of a context that is done.
 func signCanceled(ctx context.Context, id spiffe.ID) error {
@@ -354,7 +352,7 @@ func (a *Authority) reserve(ctx context.Context, kind rotation.Kind, id spiffe.I
 // grant decides at now, and changes nothing; mu is held.
 func (a *Authority) grant(s *state, kind rotation.Kind, ttl time.Duration, now time.Time) (*grant, error) {
 	notReady := func(retry time.Duration, format string, args ...any) (*grant, error) {
-		return nil, &SignError{Kind: ErrNotReady, RetryAfter: retry, Err: fmt.Errorf(format, args...)}
+		return nil, &SignError{Kind: spiffe.ErrNotReady, RetryAfter: retry, Err: fmt.Errorf(format, args...)}
 	}
 	g := &grant{now: now}
 	wall, end := now.Round(0), now.Add(ttl)

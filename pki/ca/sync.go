@@ -31,7 +31,7 @@ import (
 // An authority goes on signing with what it read last. As another replica may have prepared a new
 // root right after, it grants no leaf beyond that reading plus Propagation plus the longest
 // lifetime: the old root stays in every replica's bundle at least as long. With the defaults that is
-// 90 days; then, and whenever nothing is left of a lifetime, it refuses with [ErrNotReady].
+// 90 days; then, and whenever nothing is left of a lifetime, it refuses with [spiffe.ErrNotReady].
 //
 // # When no authority was running
 //
