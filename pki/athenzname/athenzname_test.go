@@ -246,12 +246,12 @@ func ExampleInstance_Expectation() {
 		Service:  athenzname.Service{Domain: "media.sports", Name: "frontend"},
 		ID:       "web-0", Suffix: "svc.cluster.local",
 	}
-	all, err := names(i)
+	e, err := i.Expectation(spiffe.MustParseTrustDomain("media.sports"))
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	for _, name := range all {
+	for _, name := range e.Names() {
 		fmt.Println(name)
 	}
 	// Output:

@@ -44,6 +44,17 @@ type Issuance struct {
 
 	Caller string `json:"caller,omitempty"` // the authenticated caller; see [Request]
 	Method string `json:"method,omitempty"` // how it authenticated
+	Pod           // where it runs
+}
+
+// Pod is where the caller of a [Request] runs in Kubernetes, as far as its proof says. A field that is not known is empty.
+type Pod struct {
+	Cluster        string `json:"cluster,omitempty"` // that has proven the caller; empty for the server's own
+	Namespace      string `json:"namespace,omitempty"`
+	ServiceAccount string `json:"service_account,omitempty"`
+	Name           string `json:"pod,omitempty"`
+	UID            string `json:"pod_uid,omitempty"`
+	Node           string `json:"node,omitempty"`
 }
 
 // Auditor makes records of what an [Authority] signs; see [Config]. It must be safe for concurrent use. It may have two
@@ -89,6 +100,6 @@ func newIssuance(r *Request, cert, issuer *x509.Certificate, now time.Time) *Iss
 		Time: now.Round(0), Kind: r.Profile.kind(), Serial: rotation.Serial(cert),
 		ID: r.ID, DNSNames: cert.DNSNames, IPs: cert.IPAddresses, NotBefore: cert.NotBefore, NotAfter: cert.NotAfter,
 		Fingerprint: hex.EncodeToString(der[:]), PublicKey: hex.EncodeToString(key[:]),
-		Issuer: rotation.Serial(issuer), Caller: r.Caller, Method: r.Method,
+		Issuer: rotation.Serial(issuer), Caller: r.Caller, Method: r.Method, Pod: r.Pod,
 	}
 }

@@ -14,6 +14,8 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -30,6 +32,7 @@ import (
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/ca/auditlog"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -451,6 +454,41 @@ func TestRequest(t *testing.T) {
 	require.NotNil(t, got.CSR)
 	got.CSR = nil
 	assert.Equal(t, ca.Request{ID: spiffe.MustParseID(webID), TTL: time.Minute, Signer: "special", Caller: webID, Method: "test-token"}, got)
+}
+
+// TestAuditRecord reads the audit record back, which has all of the caller: also of one that asks for another workload.
+func TestAuditRecord(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "audit.jsonl")
+	audit, err := auditlog.Open(path, nil)
+	require.NoError(t, err)
+	a, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), Auditor: audit})
+	require.NoError(t, err)
+	node := caller(nodeID)
+	node.Pod = &authn.Pod{Cluster: "east", Namespace: "kube-system", ServiceAccount: "ztunnel", Name: "ztunnel-x", UID: "u-1", Node: "n1"}
+	s := serve(t, istioca.Options{
+		Signer: a, Authenticator: tokens{"node": node, "web": caller(webID)},
+		NodeAuthorizer: func(context.Context, *authn.Caller, spiffe.ID) error { return nil },
+	})
+	s.issue(t, "node", goodRequest(t))
+	s.issue(t, "node", impersonate(t, structpb.NewStringValue(webID)))
+	s.issue(t, "web", goodRequest(t))
+	require.NoError(t, audit.Close())
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	var got []ca.Issuance
+	for e, err := range auditlog.Read(bytes.NewReader(text)) {
+		require.NoError(t, err)
+		if e.Issuance != nil {
+			got = append(got, ca.Issuance{ID: e.Issuance.ID, Caller: e.Issuance.Caller, Method: e.Issuance.Method, Pod: e.Issuance.Pod})
+		}
+	}
+	pod := ca.Pod{Cluster: "east", Namespace: "kube-system", ServiceAccount: "ztunnel", Name: "ztunnel-x", UID: "u-1", Node: "n1"}
+	assert.Equal(t, []ca.Issuance{
+		{ID: spiffe.MustParseID(nodeID), Caller: nodeID, Method: "test-token", Pod: pod},
+		{ID: spiffe.MustParseID(webID), Caller: nodeID, Method: "test-token", Pod: pod},
+		{ID: spiffe.MustParseID(webID), Caller: webID, Method: "test-token"},
+	}, got)
 }
 
 func TestValidity(t *testing.T) {

@@ -96,6 +96,9 @@ func (s *Server) sign(ctx context.Context, c *caservice.Call, caller *authn.Call
 		CSR: csr, ID: grant.ID, DNSNames: grant.DNSNames, IPs: grant.IPs, CommonName: caservice.CommonName(csr, grant.ID.String()),
 		Caller: caller.ID.String(), Method: caller.Method, LimitKey: limitKey(caller, grant.ID), Signer: r.signer,
 	}
+	if caller.Pod != nil {
+		req.Pod = ca.Pod(*caller.Pod)
+	}
 	switch {
 	case r.validity > math.MaxInt64/int64(time.Second):
 		err := fmt.Errorf("%d seconds were asked for", r.validity)

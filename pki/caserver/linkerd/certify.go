@@ -190,6 +190,10 @@ func (s *Server) sign(ctx context.Context, r *request, account *kube.Account, cs
 		CSR: csr, Profile: ca.DNSOnly, DNSNames: []string{r.identity}, CommonName: caservice.CommonName(csr, r.identity),
 		TTL: s.opts.Lifetime + s.opts.ClockSkew, Backdate: s.opts.ClockSkew,
 		Caller: r.identity, Method: "kubernetes-token", LimitKey: account.PodUID,
+		Pod: ca.Pod{
+			Namespace: account.Namespace, ServiceAccount: account.ServiceAccount,
+			Name: account.PodName, UID: account.PodUID, Node: account.NodeName,
+		},
 	})
 	if err != nil {
 		e := caservice.SignError(ctx, err)
