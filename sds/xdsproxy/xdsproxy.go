@@ -90,7 +90,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"net/url"
@@ -278,10 +277,6 @@ func (h *Handler) Close() error {
 	h.closeAll()
 	return nil
 }
-
-// WriteMetrics writes the metrics of the handler to w in the text format of Prometheus (version 0.0.4): the names are
-// those of Istio's agent.
-func (h *Handler) WriteMetrics(w io.Writer) error { return h.metrics.Write(w) }
 
 // String names the control plane and no secret.
 func (h *Handler) String() string { return "xdsproxy.Handler(" + h.cfg.url() + ")" }

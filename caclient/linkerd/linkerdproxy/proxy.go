@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -19,6 +18,7 @@ import (
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/ratelog"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // ProxyConfig configures a [Proxy]. Identity is required, Application for inbound connections, and Route for outbound ones.
@@ -94,11 +94,11 @@ func NewProxy(cfg ProxyConfig) (*Proxy, error) {
 	return p, nil
 }
 
-// WriteMetrics writes metrics in the text format of Prometheus:
+// Report implements [report.Reporter] with these metrics:
 //
 //	svidkit_linkerdproxy_inbound_connections_total   by kind: tls, plaintext, passthrough for TLS with another name, or refused
 //	svidkit_linkerdproxy_failed_requests_total       by direction, inbound or outbound: those that could not be forwarded
-func (p *Proxy) WriteMetrics(w io.Writer) error { return p.metrics.Write(w) }
+func (p *Proxy) Report() report.Report { return report.Report{Metrics: p.metrics.Write} }
 
 // ServeInbound accepts the connections of clients on l, and forwards them to the application, until ctx is done; then it
 // gives requests 5 seconds to end, and returns nil. It takes over l and closes it. What it forwards byte for byte ends at

@@ -252,7 +252,7 @@ func TestPair(t *testing.T) {
 		assert.Contains(t, body, "no such service")
 	}
 	var metrics strings.Builder
-	require.NoError(t, p.WriteMetrics(&metrics))
+	require.NoError(t, p.Report().Metrics(&metrics))
 	assert.Contains(t, metrics.String(), `svidkit_linkerdproxy_inbound_connections_total{kind="tls"} 2`)
 	assert.Contains(t, get(t, server.Handler(p), "/metrics"), "svidkit_linkerdproxy_failed_requests_total")
 
@@ -612,7 +612,7 @@ func traffic(t testing.TB, entries ...string) (stop func() (failures []string)) 
 // renewals counts new certificates of an identity.
 func renewals(id *linkerdproxy.Identity) int {
 	var b strings.Builder
-	_ = id.WriteMetrics(&b)
+	_ = id.Report().Metrics(&b)
 	n := 0
 	for line := range strings.Lines(b.String()) {
 		_, _ = fmt.Sscanf(line, `control_identity_cert_refreshes_total{result="ok"} %d`, &n)
@@ -673,13 +673,13 @@ func TestRotationAndOutage(t *testing.T) {
 	outage := func(t *testing.T) {
 		c := newController(t, 6*time.Second, false)
 		server, client, stop := start(t, c, time.Hour)
-		end := server.Status().NotAfter
+		end := server.Report().Identities[0].NotAfter
 		life := time.Until(end)
 		time.Sleep(time.Until(end.Add(-life / 100 * 65)))
 		c.stop()
 		time.Sleep(time.Until(end.Add(-life / 100 * 20)))
 		require.Equal(t, 1, renewals(server))
-		require.Error(t, server.Status().Err, "it has tried")
+		require.Error(t, server.Report().Identities[0].Err, "it has tried")
 		c.start(t)
 		eventually(t, func() bool { return renewals(server) > 1 && renewals(client) > 1 }, "a renewal after the outage")
 		require.Empty(t, stop())
@@ -755,7 +755,7 @@ func TestRecovery(t *testing.T) {
 			assert.Equal(t, "503 not ready", get(t, id.Handler(), "/ready"))
 			assert.False(t, works(in))
 			assert.False(t, works(out))
-			require.Error(t, id.Status().Err)
+			require.Error(t, id.Report().Identities[0].Err)
 
 			fault.end(t, c, &cfg)
 			eventually(t, func() bool { return get(t, id.Handler(), "/ready") == "200 ready" }, "recovery")
@@ -815,7 +815,7 @@ func TestAnchorsReplaced(t *testing.T) {
 	first, err := id.Credential()
 	require.NoError(t, err)
 	stubborn.sign(next.ca)
-	eventually(t, func() bool { return id.Status().Err != nil }, "a refusal")
+	eventually(t, func() bool { return id.Report().Identities[0].Err != nil }, "a refusal")
 	now, err := id.Credential()
 	require.NoError(t, err)
 	assert.Same(t, first, now)
@@ -849,7 +849,7 @@ func TestApplicationDown(t *testing.T) {
 	require.Error(t, err)
 	require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
 	var metrics strings.Builder
-	require.NoError(t, p.WriteMetrics(&metrics))
+	require.NoError(t, p.Report().Metrics(&metrics))
 	assert.Contains(t, metrics.String(), `svidkit_linkerdproxy_failed_requests_total{direction="inbound"} 1`)
 }
 
