@@ -61,6 +61,7 @@ import (
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/loopback"
 	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/sdssource"
@@ -90,6 +91,7 @@ type part interface {
 
 // Agent is Istio's agent for identity. [New] and [Start] make one. It runs once. Its methods are safe for concurrent use.
 type Agent struct {
+	redacted
 	cfg    Config
 	choice Choice
 
@@ -135,7 +137,10 @@ func Start(ctx context.Context, cfg Config) (*Agent, error) {
 // New returns an Agent for what [Choose] has chosen. It looks whether the files with the roots of the CA and the control
 // plane exist, and does nothing else. The caller calls [Agent.Run] or [Agent.Close].
 func New(cfg Config, choice Choice) (_ *Agent, err error) {
-	a := &Agent{cfg: cfg.withDefaults(), choice: choice, servers: make(map[string]*unixsocket.Server), made: time.Now()}
+	a := &Agent{
+		redacted: redact.New("istioagent.Agent(" + choice.String() + ")"),
+		cfg:      cfg.withDefaults(), choice: choice, servers: make(map[string]*unixsocket.Server), made: time.Now(),
+	}
 	defer func() {
 		if err != nil {
 			a.closeHandlers()
@@ -584,12 +589,3 @@ func (a *Agent) writeMetrics(w io.Writer) error {
 	}
 	return set.Write(w)
 }
-
-// String says where the identity comes from.
-func (a *Agent) String() string { return "istioagent.Agent(" + a.choice.String() + ")" }
-
-// GoString returns the same as String.
-func (a *Agent) GoString() string { return a.String() }
-
-// LogValue returns the same as String.
-func (a *Agent) LogValue() slog.Value { return slog.StringValue(a.String()) }

@@ -85,6 +85,7 @@ import (
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
@@ -149,11 +150,14 @@ type Config struct {
 	Logger *slog.Logger
 }
 
+type redacted = redact.Text
+
 // Source is an [sds.Source] of the Secrets of an API server, which it watches; see the package comment. [New] and [Start]
 // make one. Its methods are safe for concurrent use, and it never prints a key.
 //
 // [sds.Source]: https://pkg.go.dev/github.com/svidkit/svidkit/sds#Source
 type Source struct {
+	redacted
 	cfg   Config
 	log   *slog.Logger
 	api   *kube.Client
@@ -212,9 +216,14 @@ func New(cfg Config) (*Source, error) {
 	}
 	cfg.MaxBytes = cmp.Or(cfg.MaxBytes, maxBytes)
 	cfg.ReviewInterval = cmp.Or(cfg.ReviewInterval, reviewInterval)
-	s := &Source{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), api: api, objects: map[key]*object{}, crowded: map[key]int{}, calls: make(chan struct{}, 1)}
+	s := &Source{
+		redacted: redact.New("kubesecrets.Source(" + cfg.Namespace + ")"),
+		cfg:      cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), api: api,
+		objects: map[key]*object{}, crowded: map[key]int{}, calls: make(chan struct{}, 1),
+	}
 	s.path = kube.Path("api", "v1", "namespaces", cfg.Namespace, "secrets")
 	if cfg.AllNamespaces {
+		s.redacted = redact.New("kubesecrets.Source(all namespaces)")
 		s.path = kube.Path("api", "v1", "secrets")
 	}
 	s.query = url.Values{"fieldSelector": {"type!=kubernetes.io/service-account-token,type!=helm.sh/release.v1"}}
@@ -469,18 +478,3 @@ func (st *status) metrics() *metrics.Set {
 	gauge("callers", "The number of callers whose rights are known.", float64(st.Callers), true)
 	return m
 }
-
-// String returns what is served, and no keys.
-func (s *Source) String() string {
-	what := s.cfg.Namespace
-	if s.cfg.AllNamespaces {
-		what = "all namespaces"
-	}
-	return "kubesecrets.Source(" + what + ")"
-}
-
-// GoString is [Source.String].
-func (s *Source) GoString() string { return s.String() }
-
-// LogValue is [Source.String].
-func (s *Source) LogValue() slog.Value { return slog.StringValue(s.String()) }
