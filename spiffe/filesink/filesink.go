@@ -36,7 +36,7 @@
 //
 // # When something fails
 //
-// A failure changes nothing in the files, is in the log and in [Sink.Status], and is retried, at intervals that are a
+// A failure changes nothing in the files, is in the log and in [Sink.Report], and is retried, at intervals that are a
 // share of the life that the written identity has left. An expired identity is not written. While the source has no
 // identity, also because it was withdrawn, the files stay. Files that are equal already are not written again, and
 // every minute files that were changed or removed by another program are put in order.
@@ -70,6 +70,7 @@ import (
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // ErrUnsafe says that another user of this machine may have made or may change the folder.
@@ -154,26 +155,18 @@ type Sink struct {
 	told     map[string]bool // about the folder
 
 	mu     sync.Mutex // guards status
-	status Status
+	status status
 }
 
-// Status is the state of a [Sink] at one moment, for health checks and diagnosis. It has no secrets.
-type Status struct {
-	// Ready says that the files had what the source has when they were last looked at without a failure, at least once.
-	Ready bool
-
-	// ID and NotAfter are the identity in the files, and when its certificate ends; zero before Ready.
-	ID       spiffe.ID
-	NotAfter time.Time
-
-	// Writes counts how often the files were written; LastWrite is when that was last. What was there already does not
-	// count.
-	Writes    uint64
-	LastWrite time.Time
-
-	// Checked is when the files were last found or put in order. Err says why they could not be since, or is nil.
-	Checked time.Time
-	Err     error
+// status is the state of a [Sink] at one moment.
+type status struct {
+	Ready     bool      // the files had what the source has when they were last looked at without a failure, at least once
+	ID        spiffe.ID // of the identity in the files; zero before Ready
+	NotAfter  time.Time // when its certificate ends
+	Writes    uint64    // how often the files were written; what was there already does not count
+	LastWrite time.Time // when that was last
+	Checked   time.Time // when the files were last found or put in order
+	Err       error     // why they could not be since, or nil
 }
 
 const (
@@ -300,7 +293,7 @@ func (s *Sink) wait(f renew.Failure) time.Duration {
 	s.writing.Unlock()
 	var left time.Duration
 	if life > 0 {
-		left = time.Until(s.Status().NotAfter)
+		left = time.Until(s.state().NotAfter)
 	}
 	return min(patience.Wait(f, life, left, rand.Float64()), look)
 }
@@ -463,7 +456,7 @@ func (s *Sink) note(svid *spiffe.SVID, changed bool, err error) {
 // Ready waits until the files have the identity of the source. The error wraps [spiffe.ErrNotReady], the cause of ctx and the
 // last failure; it comes before ctx is done after [Sink.Close]. If Run was never called, it says so.
 func (s *Sink) Ready(ctx context.Context) error {
-	err := s.life.Await(ctx, s.Changed, func() bool { return s.Status().Ready })
+	err := s.life.Await(ctx, s.Changed, func() bool { return s.state().Ready })
 	if err == nil {
 		return nil
 	}
@@ -476,7 +469,7 @@ func (s *Sink) Ready(ctx context.Context) error {
 
 // notReady is the error while the files were not written.
 func (s *Sink) notReady() error {
-	idle, cause := s.life.Idle(), s.Status().Err
+	idle, cause := s.life.Idle(), s.state().Err
 	switch {
 	case idle != nil && cause != nil:
 		cause = fmt.Errorf("%w; %w", idle, cause)
@@ -492,20 +485,29 @@ func (s *Sink) notReady() error {
 func (s *Sink) Close() error { return s.life.Close() }
 
 // Changed returns a channel that is closed when the files were written, and when the Sink becomes ready: for programs
-// that tell a reader to read the files. Take it before looking at [Sink.Status], so that no change is missed.
+// that tell a reader to read the files. Take it before looking at [Sink.Report], so that no change is missed.
 func (s *Sink) Changed() <-chan struct{} { return s.news.Changed() }
 
-// Status returns the state of the Sink.
-func (s *Sink) Status() Status {
+// Report implements [report.Reporter] with the identity that the files have, and the files as the upstream. The metrics have
+// names that begin with svidkit_filesink.
+func (s *Sink) Report() report.Report {
+	st := s.state()
+	r := report.Report{Upstreams: []report.Upstream{{Name: "files that it writes", LastSuccess: st.Checked, Err: st.Err}}}
+	if !st.ID.IsZero() {
+		r.Identities = []report.Identity{{Name: st.ID.String(), NotAfter: st.NotAfter, LastSuccess: st.LastWrite}}
+	}
+	r.Metrics = func(w io.Writer) error { return st.metrics().Write(w) }
+	return r
+}
+
+func (s *Sink) state() status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.status
 }
 
-// WriteMetrics writes the state in the text format of Prometheus. The error is that of w.
-func (s *Sink) WriteMetrics(w io.Writer) error {
-	st := s.Status()
-	var m metrics.Set
+func (st *status) metrics() *metrics.Set {
+	m := new(metrics.Set)
 	gauge := func(name, help string, value float64, ok bool) {
 		m.Gauge("svidkit_filesink_"+name, help, func() (float64, bool) { return value, ok })
 	}
@@ -518,5 +520,5 @@ func (s *Sink) WriteMetrics(w io.Writer) error {
 	at("write", "When the files were last written", st.LastWrite)
 	at("checked", "When the files were last found or put in order", st.Checked)
 	at("svid_end", "When the certificate in the files expires", st.NotAfter)
-	return m.Write(w)
+	return m
 }
