@@ -186,7 +186,7 @@ func TestGRPCCredentials(t *testing.T) {
 				})
 			}
 			for n := range uint64(2) {
-				for _, change := range []func(){ca.Prepare, ca.Activate, ca.DropOldRoots} {
+				for _, change := range []func(){ca.Prepare, ca.Rotate, ca.DropOldRoots} {
 					change()
 					web.Renew()
 					db.Renew()

@@ -332,7 +332,7 @@ func TestOldBeforeNew(t *testing.T) {
 	}
 }
 
-func putBroken(t *testing.T, dir string, ca *spiffetest.CA, fault spiffetest.Fault) {
+func putBroken(t *testing.T, dir string, ca *spiffetest.CA, fault string) {
 	t.Helper()
 	chain, key := ca.Broken(fault)
 	put(t, dir, chain, key)

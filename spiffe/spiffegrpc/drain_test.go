@@ -138,7 +138,7 @@ func TestRotation(t *testing.T) {
 			const rotations = 2
 			for n := range uint64(rotations) {
 				all(ca.Prepare)
-				all(ca.Activate)
+				all(ca.Rotate)
 				all(func() {}) // leaves alone
 				all(ca.DropOldRoots)
 				for _, g := range governors {

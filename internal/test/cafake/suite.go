@@ -405,7 +405,7 @@ func (s *suite) rotation(t *testing.T, sub *subject) {
 			sub.ca.Rotate()
 		} else {
 			sub.ca.Prepare()
-			sub.ca.Activate()
+			sub.ca.Rotate()
 		}
 		if _, err := sub.sign(t.Context(), c); err != nil {
 			t.Errorf("rotation %d: %v", i+1, err)
