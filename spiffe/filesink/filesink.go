@@ -15,8 +15,8 @@
 //	key.pem           the private key, in PKCS#8; see Config.TraditionalKey
 //	root-cert.pem     the authorities of its trust domain
 //
-// Config has other names for them, and one for a file with the bundles of all trust domains. The folder is made, with
-// mode 0755, if it is missing. For the OUTPUT_CERTS of Istio's agent Plain is set, both modes are 0600, or 0644
+// Config has other names for them, and names for files with the bundles of other trust domains and with tokens. The
+// folder is made, with mode 0755, if it is missing. For the OUTPUT_CERTS of Istio's agent Plain is set, both modes are 0600, or 0644
 // in a pod, and the key is traditional unless PKCS8_KEY is set.
 //
 // # What readers see
@@ -94,6 +94,14 @@ type Config struct {
 	// BundlesName is the name of a file with the bundles of all trust domains, that of the identity and the federated
 	// ones, as a bundle map; see [spiffe.ParseBundleMap]. Empty means that there is none.
 	BundlesName string
+
+	// FederatedName, if set, returns the name of a file with the authorities of a federated trust domain, in PEM. An empty
+	// name means that there is none.
+	FederatedName func(spiffe.TrustDomain) string
+
+	// Tokens, if set, returns further files by their names, such as JWT-SVIDs, which are written with KeyMode. It must
+	// not block. Call [Sink.Write] when they change. With Plain, a file that is no longer named stays.
+	Tokens func() map[string]string
 
 	// Mode is the mode of the files without a private key: 0644, 0640, 0600 or the same without write permission. Zero
 	// means 0644.
@@ -194,13 +202,20 @@ func (s *Sink) check() error {
 	for i, name := range names {
 		switch {
 		case name == "": // no BundlesName
-		case name != filepath.Base(name) || strings.HasPrefix(name, "..") || name == "." || !filepath.IsLocal(name):
-			return fmt.Errorf("Config has %q, which is not the name of a file, or begins with two dots", name)
+		case !isName(name):
+			return fmt.Errorf("Config has %q, %w", name, errNoName)
 		case i > 1 && slices.Contains(names[:i], name):
 			return fmt.Errorf("Config has two files with the name %q", name)
 		}
 	}
 	return nil
+}
+
+var errNoName = errors.New("which is not the name of a file, or begins with two dots")
+
+// isName reports whether a file in the folder can have the name.
+func isName(name string) bool {
+	return name == filepath.Base(name) && !strings.HasPrefix(name, "..") && name != "." && filepath.IsLocal(name)
 }
 
 // Start makes a Sink, runs it in the background and waits until the files have the identity of the source. The end of
@@ -321,7 +336,7 @@ func (s *Sink) open() error {
 		_ = s.folder.Close()
 		s.folder = nil
 	}
-	o := fileset.Options{Program: "filesink", Plain: s.cfg.Plain, Last: []string{s.cfg.KeyName, s.cfg.CertName}}
+	o := fileset.Options{Program: "this program", Plain: s.cfg.Plain, Last: []string{s.cfg.KeyName, s.cfg.CertName}}
 	if s.cfg.AllowWritable {
 		o.Warn = func(err error) {
 			if text := err.Error(); !s.told[text] {
@@ -365,6 +380,36 @@ func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]files
 		}
 		files[cfg.BundlesName] = fileset.File{Data: append(all, '\n'), Mode: cfg.Mode}
 	}
+	add := func(field, name string, file fileset.File) error {
+		if !isName(name) {
+			return fmt.Errorf("Config.%s has %q, %w", field, name, errNoName)
+		}
+		if _, twice := files[name]; twice {
+			return fmt.Errorf("Config.%s has %q, which is the name of another file", field, name)
+		}
+		files[name] = file
+		return nil
+	}
+	if cfg.FederatedName != nil {
+		for b := range snap.Bundles().All() {
+			td := b.TrustDomain()
+			if td == svid.ID().TrustDomain() {
+				continue
+			}
+			if name := cfg.FederatedName(td); name != "" {
+				if err := add("FederatedName", name, fileset.File{Data: b.MarshalPEM(), Mode: cfg.Mode}); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	if cfg.Tokens != nil {
+		for name, token := range cfg.Tokens() {
+			if err := add("Tokens", name, fileset.File{Data: []byte(token), Mode: cfg.KeyMode}); err != nil {
+				return nil, err
+			}
+		}
+	}
 	return files, nil
 }
 
@@ -377,7 +422,7 @@ func (s *Sink) note(svid *spiffe.SVID, changed bool, err error) {
 	st.Err = err
 	if err == nil {
 		st.Ready, st.ID, st.NotAfter, st.Checked = true, svid.ID(), svid.NotAfter(), now
-		s.lifetime = svid.NotAfter().Sub(svid.NotBefore())
+		s.lifetime = svid.NotAfter().Sub(svid.Leaf().NotBefore)
 	}
 	if changed {
 		st.Writes++

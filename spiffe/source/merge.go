@@ -78,7 +78,7 @@ func newMerge(td spiffe.TrustDomain, own Source, federated []Federated) (*merge,
 // that; a *federation.Manager speaks for the trust domains that the program has listed for it only.
 //
 // Sources keep what was good last. What one of them takes away is taken away: a root is trusted while any of them has it,
-// and a bundle without authorities adds nothing. More than [spiffe.MaxBundleKeys] authorities of a trust domain replace
+// and a bundle without authorities adds nothing. More than 1,000 authorities of a trust domain replace
 // nothing; if there is nothing to keep, Bundle returns the error, which wraps [spiffe.ErrTooLarge], and so does Snapshot
 // for the own trust domain, while it leaves out another one.
 func NewUnion(td spiffe.TrustDomain, own Source, sources ...Federated) (Source, error) {
