@@ -653,18 +653,18 @@ func TestDoctorClock(t *testing.T) {
 			Now: func() time.Time { return time.Now().Add(c.ahead) },
 		})
 		require.NoError(t, err)
-		socket := serve(t, workloadserver.Fixed(snap), &workloadserver.Options{IssueJWTSVID: issuer.IssueJWTSVID})
+		socket := serve(t, fixed{snap}, &workloadserver.Options{IssueJWTSVID: issuer.IssueJWTSVID})
 		step := steps(t, svid(t, "doctor", "-json", "-socket", socket))["clock"]
 		assert.Equal(t, c.want, step.Result, "%v", step)
 		assert.Contains(t, step.Detail, c.detail)
 	}
-	socket := serve(t, workloadserver.Fixed(snap), nil) // no tokens: the certificate has to do
+	socket := serve(t, fixed{snap}, nil) // no tokens: the certificate has to do
 	got := svid(t, "doctor", "-json", "-socket", socket)
 	assert.Equal(t, 0, got.code)
 	assert.Contains(t, steps(t, got)["clock"].Detail, "no token to compare with")
 
 	early := spiffe.NewSnapshot(ca.SVID("/web", later), snap.Bundles())
-	step := steps(t, svid(t, "doctor", "-json", "-socket", serve(t, workloadserver.Fixed(early), nil)))
+	step := steps(t, svid(t, "doctor", "-json", "-socket", serve(t, fixed{early}, nil)))
 	assert.Equal(t, failed, step["clock"].Result)
 	assert.Contains(t, step["clock"].Remedy, "slow")
 }
@@ -749,3 +749,9 @@ func TestFetchExec(t *testing.T) {
 	assert.Contains(t, got.errOut, "exit status 7")
 	assert.NotContains(t, got.errOut, ": no\n")
 }
+
+// fixed is a Provider that always has the same snapshot.
+type fixed struct{ snap *spiffe.Snapshot }
+
+func (f fixed) Snapshot() (*spiffe.Snapshot, error) { return f.snap, nil }
+func (f fixed) Changed() <-chan struct{}            { return nil }

@@ -233,7 +233,7 @@ func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 		mode = 0o644
 	}
 	a.sink, err = filesink.New(filesink.Config{
-		Source: a.identity, Dir: a.cfg.path(a.cfg.OutputCerts), Layout: filesink.Plain,
+		Source: a.identity, Dir: a.cfg.path(a.cfg.OutputCerts), Plain: true,
 		CertName: certName, KeyName: keyName, RootsName: rootsName, Mode: mode, KeyMode: mode,
 		TraditionalKey: a.choice.Origin == CA && !a.cfg.PKCS8Key, AllowWritable: a.cfg.InPod, Logger: a.cfg.Logger,
 	})

@@ -52,7 +52,7 @@
 // this process and root's do not count as other users, as the fsGroup of a pod. In a volume of Kubernetes, whose
 // files are behind folders like ..2026_01_02_15_04_05.123, the mode is that of the volume, and is not looked at. A
 // file that is mounted with a subPath is no such file, and Kubernetes never renews it: mount the volume. An error
-// about this wraps [ErrUnsafe] and says which chown or chmod helps. On Windows nothing of this is checked.
+// about this says which chown or chmod helps. On Windows nothing of this is checked.
 package filesource
 
 import (
@@ -76,10 +76,6 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/report"
 )
-
-// ErrUnsafe says that another user of this machine may have made or may change a file, or may read the
-// private key in it.
-var ErrUnsafe = private.ErrUnsafe
 
 // Config configures a [Source]. CertFile, Bundles or both are required; every other zero means what is said here.
 // [New] copies it.

@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/spiffe"
@@ -289,10 +290,10 @@ func TestOldBeforeNew(t *testing.T) {
 		"a key for all": {damage: func(t *testing.T, dir string) {
 			putSVID(t, dir, ca.SVID("/web"))
 			require.NoError(t, os.Chmod(filepath.Join(dir, "tls.key"), 0o644))
-		}, want: "chmod o=", is: filesource.ErrUnsafe},
+		}, want: "chmod o=", is: private.ErrUnsafe},
 		"roots that all can write": {damage: func(t *testing.T, dir string) {
 			require.NoError(t, os.Chmod(filepath.Join(dir, "ca.crt"), 0o666))
-		}, want: "chmod ", is: filesource.ErrUnsafe},
+		}, want: "chmod ", is: private.ErrUnsafe},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -604,7 +605,7 @@ func TestModes(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 			_, err := filesource.Start(ctx, layout(dir))
 			cancel()
-			require.ErrorIs(t, err, filesource.ErrUnsafe)
+			require.ErrorIs(t, err, private.ErrUnsafe)
 			assert.ErrorContains(t, err, "chown 0")
 		}
 	})
@@ -621,7 +622,7 @@ func TestModes(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
 		_, err := filesource.Start(ctx, layout(dir))
-		require.ErrorIs(t, err, filesource.ErrUnsafe)
+		require.ErrorIs(t, err, private.ErrUnsafe)
 		assert.ErrorContains(t, err, "chmod g=")
 	})
 }

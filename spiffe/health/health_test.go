@@ -243,8 +243,7 @@ type unknown struct{ spiffe.BundleSource }
 func TestParts(t *testing.T) {
 	t.Parallel()
 	var in, out spiffetls.Metrics
-	g, err := spiffetls.NewGovernor(nil)
-	require.NoError(t, err)
+	g := &spiffetls.Governor{}
 	fed, err := federation.New(federation.Config{})
 	require.NoError(t, err)
 	h := newHandler(t, health.Part{Name: "in", Source: &in}, health.Part{Name: `o"u\t`, Source: &out}, health.Part{Name: "governor", Source: g},

@@ -442,7 +442,7 @@ func TestAnonymousRequests(t *testing.T) {
 					opts := anonymous(version)
 					opts.Failures = &failures
 					if governed {
-						opts.Governor = newGovernor(t, nil)
+						opts.Governor = &spiffetls.Governor{}
 						govern(t, opts.Governor)
 					}
 					anyPeer, err := spiffetls.RequirePeer(spiffe.AllowAnyPeer(), who)
@@ -926,7 +926,7 @@ func TestWebTransport(t *testing.T) {
 	ca, pki := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "web.test")
 	for name, opts := range map[string]*spiffetls.Options{
 		"plain": nil, "HTTP/1.1": http1, "TLS 1.2": {MinVersion: tls.VersionTLS12}, "failures": {Failures: new(spiffetls.FailureLog)},
-		"governed": {Governor: newGovernor(t, nil)},
+		"governed": {Governor: &spiffetls.Governor{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -1015,7 +1015,7 @@ func TestForeignConnectionOfAWebServer(t *testing.T) {
 // oneSidedTown is a server in memory, with a Governor, in a bubble.
 func oneSidedTown(t *testing.T, self spiffe.SVIDSource, peers spiffe.BundleSource, opts spiffetls.Options) (*memconn.Listener, *spiffetls.Governor) {
 	t.Helper()
-	opts.Governor = newGovernor(t, nil)
+	opts.Governor = &spiffetls.Governor{}
 	s := &http.Server{Handler: who, ErrorLog: log.New(io.Discard, "", 0)}
 	require.NoError(t, spiffetls.ConfigureServer(s, self, peers, spiffe.AllowAnyPeer(), &opts))
 	l := memconn.Listen()
@@ -1105,7 +1105,7 @@ func TestGovernorAndWebServers(t *testing.T) {
 			wg.Wait()
 		})
 		var out notes
-		g := newGovernor(t, &spiffetls.GovernorOptions{Logger: slog.New(slog.NewTextHandler(&out, nil))})
+		g := &spiffetls.Governor{Logger: slog.New(slog.NewTextHandler(&out, nil))}
 		govern(t, g)
 		roots := newPool(pki)
 		client := webClient(t, l, ca.SVID("/web", lasting), spiffetls.WebRoots(roots.get), nil, &spiffetls.Options{Governor: g})

@@ -364,7 +364,7 @@ func TestGovernorEndsRawConnections(t *testing.T) {
 				ca := spiffetest.NewCA(t, "example.org")
 				var allow spiffe.LivePolicy
 				require.NoError(t, allow.Set(spiffe.AllowMembersOf(ca.TrustDomain())))
-				g := newGovernor(t, &spiffetls.GovernorOptions{Grace: -1, Jitter: -1})
+				g := &spiffetls.Governor{Grace: -1, Jitter: -1}
 				governed := &spiffetls.Options{Governor: g}
 				server, client := (*spiffetls.Options)(nil), governed
 				if atServer {
@@ -479,7 +479,7 @@ func TestNoPeerFromConn(t *testing.T) {
 	assert.ErrorContains(t, err, "proved no SPIFFE ID")
 
 	// A client that has shown a certificate and does not hold its key is not proven yet.
-	g := newGovernor(t, nil)
+	g := &spiffetls.Governor{}
 	config, err := spiffetls.ServerConfig(ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Options{Governor: g})
 	require.NoError(t, err)
 	inner = memconn.Listen()

@@ -131,9 +131,27 @@ func (h *Handler) told(ctx context.Context, r *http.Request, err error) error {
 		return ended(ctx)
 	}
 	h.failed(ctx, r, err)
-	e := status(grpchttp.Unavailable, "the server has nothing to serve now; try again later")
+	e := status(grpchttp.Unavailable, unavailable(err))
 	e.RetryAfter, _ = retryable(err)
 	return e
+}
+
+// unavailable is what a caller is told of a failure: which part has failed, and not why.
+func unavailable(err error) string {
+	text := "the server cannot answer now"
+	if f, ok := errors.AsType[*failure](err); ok {
+		switch f.part {
+		case "provider":
+			text = "the server has no identity and trust bundles to serve now"
+		case "identities":
+			text = "the server cannot tell now which identities this caller has"
+		case "issuer":
+			text = "the server cannot issue tokens now"
+		case "validator":
+			text = "the server cannot check tokens now"
+		}
+	}
+	return text + "; its log says why; try again later"
 }
 
 // failed logs a failure, for which the caller is not to blame.
