@@ -35,6 +35,25 @@ func (h *Handler) fetch(ctx context.Context, p peerkey.Holder, r *request) (*res
 	if len(out.added) == 0 {
 		return nil, grpchttp.Errorf(grpchttp.InvalidArgument, "sds: fetch: name at least one resource")
 	}
+	l := lookups{h: h, peer: p, node: s.node, items: out.added}
+	defer l.end()
+	waited, err := l.wait(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return l.answer(ctx, waited)
+}
+
+// lookups are the names of a request for which there is no stream.
+type lookups struct {
+	h     *Handler
+	peer  peerkey.Holder
+	node  string
+	items []*item // those that the client may not have are not watched
+}
+
+// wait waits until the table has looked up each name, and reports whether it had to.
+func (l *lookups) wait(ctx context.Context) (waited bool, err error) {
 	news := make(chan struct{}, 1)
 	in := &inbox{wake: func() {
 		select {
@@ -42,15 +61,13 @@ func (h *Handler) fetch(ctx context.Context, p peerkey.Holder, r *request) (*res
 		default:
 		}
 	}}
-	turn := h.table.turn.Load()
-	for _, it := range out.added {
-		if source, ok := h.resolve(ctx, p, s.node, it); ok {
-			it.watch = h.table.watch(source, it.name, in, nil, turn)
-			defer h.table.unwatch(it.watch)
+	turn := l.h.table.turn.Load()
+	for _, it := range l.items {
+		if source, ok := l.h.resolve(ctx, l.peer, l.node, it); ok {
+			it.watch = l.h.table.watch(source, it.name, in, nil, turn)
 		}
 	}
-	waited := false
-	for _, it := range out.added {
+	for _, it := range l.items {
 		if it.watch == nil {
 			continue
 		}
@@ -60,20 +77,34 @@ func (h *Handler) fetch(ctx context.Context, p peerkey.Holder, r *request) (*res
 			case <-news:
 				in.take(nil)
 			case <-ctx.Done():
-				return nil, ended(ctx.Err())
-			case <-h.table.ctx.Done():
-				return nil, errClosing()
+				return false, ended(ctx.Err())
+			case <-l.h.table.ctx.Done():
+				return false, errClosing()
 			}
 		}
 	}
+	return waited, nil
+}
+
+// end ends what wait has begun.
+func (l *lookups) end() {
+	for _, it := range l.items {
+		if it.watch != nil {
+			l.h.table.unwatch(it.watch)
+		}
+	}
+}
+
+// answer returns what there is of the names. After a wait, what is permitted, and the newest, may have changed.
+func (l *lookups) answer(ctx context.Context, waited bool) (*response, error) {
 	var resp response
-	var failed bool
-	for _, it := range out.added {
+	failed := false
+	for _, it := range l.items {
 		if it.watch == nil {
 			continue
 		}
-		if waited { // what was permitted, and the newest, may have changed since
-			source, ok := h.resolve(ctx, p, s.node, it)
+		if waited {
+			source, ok := l.h.resolve(ctx, l.peer, l.node, it)
 			if !ok {
 				continue
 			}
@@ -93,13 +124,13 @@ func (h *Handler) fetch(ctx context.Context, p peerkey.Holder, r *request) (*res
 			failed = true
 		}
 	}
-	if len(resp.entries) > 0 {
+	switch {
+	case len(resp.entries) > 0:
 		return &resp, nil
-	}
-	if failed { // the reason is in our log; it is not the client's business
+	case failed: // the reason is in our log; it is not the client's business
 		return nil, grpchttp.Errorf(grpchttp.Unavailable, "sds: fetch: the secret is not available now; try again")
 	}
-	return nil, errNotFound(out.added[0].name)
+	return nil, errNotFound(l.items[0].name)
 }
 
 // serveFetch is FetchSecrets in gRPC.

@@ -83,7 +83,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 	"unicode/utf8"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
@@ -212,7 +211,7 @@ type Handler struct {
 
 	mu     sync.Mutex
 	nacks  uint64
-	last   *NACK
+	last   *nack
 	pushes pushes
 }
 
@@ -307,32 +306,7 @@ func (h *Handler) Refresh() {
 	}
 }
 
-// Status is a copy of a handler's state at one moment.
-type Status struct {
-	Streams  int               // open streams, of both kinds
-	Names    map[string]string // what clients ask for and may have: name to version, which is "" while there is nothing to serve; "NAME (SOURCE NAME)" if Resolve returned another
-	NACKs    uint64            // responses that clients rejected
-	LastNACK *NACK             // the last of them, or nil
-	Pushes   []Push            // the last 16 that differ, newest first
-}
-
-// NACK is a client's refusal of a response.
-type NACK struct {
-	Time    time.Time
-	Node    string   // ID that the client gives itself, or ""
-	Names   []string // of the secrets in the response
-	Version string   // of the response
-	Message string   // the client's reason, cut to 1 KiB; not to be trusted
-}
-
-// Status returns what the handler does now, for metrics and diagnosis. It holds no keys.
-func (h *Handler) Status() Status {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return Status{Streams: int(h.streams.Load()), Names: h.table.versions(), NACKs: h.nacks, LastNACK: h.last, Pushes: h.pushes.list()}
-}
-
-func (h *Handler) nacked(ctx context.Context, p peerkey.Holder, n *NACK) {
+func (h *Handler) nacked(ctx context.Context, p peerkey.Holder, n *nack) {
 	h.mu.Lock()
 	h.nacks++
 	h.last = n

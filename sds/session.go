@@ -59,7 +59,7 @@ var absent = &state{}
 // outcome is what a request did to a session.
 type outcome struct {
 	stale   bool    // SotW: an answer to an old response; nothing was done
-	nack    *NACK   // the client rejected the last response
+	nack    *nack   // the client rejected the last response
 	added   []*item // names that were not wanted before
 	again   []*item // delta: that are denied, and asked for once more
 	dropped []*item // and that are no longer
@@ -88,7 +88,7 @@ func (s *session) request(r *request) (outcome, error) {
 	switch first, answer := s.last.serial == 0, r.nonce == s.last.nonce; {
 	case answer && s.awaiting:
 		if r.rejected {
-			out.nack = &NACK{Node: s.node, Names: slices.Clone(s.last.names), Version: s.last.version, Message: clip(r.reason)}
+			out.nack = &nack{Node: s.node, Names: slices.Clone(s.last.names), Version: s.last.version, Message: clip(r.reason)}
 		}
 		s.awaiting = false
 	case !s.delta && !answer && r.nonce != "" && !first:

@@ -1,6 +1,8 @@
 package secretcache
 
 import (
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/renew"
@@ -44,4 +46,15 @@ func Pace(cfg Config) (renewAt func(received, notAfter time.Time, u float64) tim
 		return (&held{received: received, notAfter: received.Add(life)}).retryAfter(renew.Failure{Times: failures}, left, u)
 	}
 	return renewAt, retryAfter
+}
+
+// Status is the state of one identity, or of the trust bundles.
+type Status = status
+
+// Status returns the state of everything: the default identity first, then the bundles, then what was added, in the
+// order of the IDs.
+func (m *Manager) Status() []Status {
+	all := m.statuses()
+	slices.SortFunc(all[rootsIndex+1:], func(a, b status) int { return strings.Compare(a.ID.String(), b.ID.String()) })
+	return all
 }

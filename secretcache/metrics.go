@@ -2,7 +2,8 @@ package secretcache
 
 import (
 	"context"
-	"io"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -40,27 +41,13 @@ func (m *Manager) confirmed() { m.counts.confirmed.Store(time.Now().UnixNano()) 
 // maxListed is how many identities have samples of their own.
 const maxListed = 1000
 
-// WriteMetrics writes what the Manager has and does in the text format of Prometheus:
-//
-//	svidkit_secretcache_identities                            by state: valid, expired, or missing before the first
-//	svidkit_secretcache_identity_end_timestamp_seconds        by identity: when its certificate ends
-//	svidkit_secretcache_identity_failures                     by identity: failed attempts in a row
-//	svidkit_secretcache_bundles_failures                      likewise for the trust bundles
-//	svidkit_secretcache_bundles_confirmed_timestamp_seconds   when the CA last said what they are
-//	svidkit_secretcache_bundles_watched                       1 while the CA tells of new ones by itself, else 0
-//	svidkit_secretcache_attempts_total                        by kind, certificate or bundles, and outcome, good or failed
-//
-// The label identity is the SPIFFE ID of an identity of the Manager, or the name of a credential. The default
-// identity and the first 999 others, in the order of their IDs, have samples of their own; all count in
-// svidkit_secretcache_identities. The error is that of w.
-//
-// Two Managers in one text need package health, which tells them apart.
-func (m *Manager) WriteMetrics(w io.Writer) error {
-	all := m.Status()
+// metrics returns the metrics of [Manager.Report].
+func (m *Manager) metrics(all []status) *metrics.Set {
 	m.mu.Lock()
 	watching := m.watching
 	m.mu.Unlock()
-	identities, bundles := append(all[:1:1], all[2:]...), all[1]
+	identities, bundles := append(all[:rootsIndex:rootsIndex], all[rootsIndex+1:]...), all[rootsIndex]
+	slices.SortFunc(identities[1:], func(a, b status) int { return strings.Compare(a.ID.String(), b.ID.String()) })
 	name := func(i int) string {
 		if i == 0 {
 			return m.label(m.first)
@@ -81,7 +68,7 @@ func (m *Manager) WriteMetrics(w io.Writer) error {
 	}
 	listed := identities[:min(len(identities), maxListed)]
 
-	var s metrics.Set
+	s := new(metrics.Set)
 	s.Gauges("svidkit_secretcache_identities", "The number of identities, by the state of their certificate.", func(add metrics.Add) {
 		add(valid, "state", "valid")
 		add(expired, "state", "expired")
@@ -116,5 +103,5 @@ func (m *Manager) WriteMetrics(w io.Writer) error {
 		add(float64(m.counts.bundles.good.Load()), "kind", "bundles", "outcome", "good")
 		add(float64(m.counts.bundles.failed.Load()), "kind", "bundles", "outcome", "failed")
 	})
-	return s.Write(w)
+	return s
 }

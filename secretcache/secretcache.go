@@ -73,7 +73,7 @@
 // A CA that is wrong for a moment decides nothing. A sequence number that rises by more than 10,000,
 // without being a time before and after, a number that is lost, and authorities that are gone without a
 // higher number are not plausible. Such a bundle is held: the one in force stays, each answer is a
-// failure in the log and in [Manager.Status], and the CA is asked again, at most five minutes later. The
+// failure in the log and in [Manager.Report], and the CA is asked again, at most five minutes later. The
 // bundle takes effect when the CA has repeated it, at least 3 times in at least 30 minutes, with no other answer between. An operator that
 // knows better restarts the program, which then takes the bundle as the first one.
 //

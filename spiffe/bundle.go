@@ -14,6 +14,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 )
@@ -320,8 +321,8 @@ func unfitAnchor(cert *x509.Certificate) string {
 	switch {
 	case !cert.BasicConstraintsValid || !cert.IsCA:
 		return "not a CA certificate"
-	case rsaBits(cert) > maxRSABits:
-		return fmt.Sprintf("an RSA key of %d bits, the limit is %d", rsaBits(cert), maxRSABits)
+	case certchain.RSABits(cert) > certchain.MaxRSABits:
+		return fmt.Sprintf("an RSA key of %d bits, the limit is %d", certchain.RSABits(cert), certchain.MaxRSABits)
 	}
 	return ""
 }

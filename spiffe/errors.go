@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
+	"github.com/svidkit/svidkit/internal/redact"
 )
 
 // ParseError says how input breaks the format of an ID, a trust domain name, a policy, a bundle
@@ -33,7 +33,7 @@ func (e *ParseError) Error() string {
 	}
 	b.WriteString(": " + e.Reason)
 	if e.Err != nil {
-		b.WriteString(": " + clip(inner(e.Err), 256))
+		b.WriteString(": " + redact.Clip(inner(e.Err), 256))
 	}
 	return b.String()
 }
@@ -75,17 +75,6 @@ func errZero(what string) error { return fmt.Errorf("spiffe: invalid %s: %w", wh
 
 // maxInError is how much of what a peer sent goes into an error, in bytes.
 const maxInError = 512
-
-// clip cuts s to at most n bytes, at the border of a character, and shows that it did.
-func clip(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n] + "…"
-}
 
 // short quotes s for an error and cuts it to 128 bytes.
 func short(s string) string {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/svidkit/svidkit/internal/redact"
 )
 
 // Policy says which verified peers are allowed. It is made by [AllowIDs], [AllowMembersOf],
@@ -259,7 +261,7 @@ func newPolicy(notes map[string]string, all ...lists) Policy {
 			return mistaken(fmt.Sprintf("the policy has stars in more than %d different places", maxArrangement))
 		}
 		if !c.alive() {
-			return mistaken("the exceptions leave nothing of " + clip(joinRules(l.allow), maxInPolicy))
+			return mistaken("the exceptions leave nothing of " + redact.Clip(joinRules(l.allow), maxInPolicy))
 		}
 		s.clauses = append(s.clauses, c)
 	}
@@ -371,7 +373,7 @@ type denial struct {
 }
 
 func (d *denial) Error() string {
-	return fmt.Sprintf("spiffe: %q: %s", clip(d.id.String(), maxInError), d.reason())
+	return fmt.Sprintf("spiffe: %q: %s", redact.Clip(d.id.String(), maxInError), d.reason())
 }
 
 func (d *denial) Unwrap() error { return ErrDenied }
@@ -403,7 +405,7 @@ func (s *ruleSet) hint(id ID) string {
 
 // oneID explains a rule that is an ID and looks like a prefix.
 func oneID(rule string) string {
-	return fmt.Sprintf("%q is one exact ID; write %q for what is below it", clip(rule, maxInError), clip(rule, maxInError)+wildcard)
+	return fmt.Sprintf("%q is one exact ID; write %q for what is below it", redact.Clip(rule, maxInError), redact.Clip(rule, maxInError)+wildcard)
 }
 
 // usable says why p can allow no peer, or returns nil.
@@ -453,7 +455,7 @@ func (s *ruleSet) text(limit int) string {
 			switch {
 			case limit == 0:
 			case b.Len() == 0:
-				r = clip(r, limit)
+				r = redact.Clip(r, limit)
 			case b.Len()+len(sep)+len(r) > limit:
 				fmt.Fprintf(&b, ", … and %d more", left)
 				return false

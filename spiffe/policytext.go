@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/svidkit/svidkit/internal/redact"
 )
 
 const (
@@ -412,7 +414,7 @@ func (p Policy) Explain(id ID) (rule string, err error) {
 			err = errors.New(p.s.miss(id))
 		}
 	}
-	return "", fmt.Errorf("spiffe: %q: %w: %w", clip(id.String(), maxInError), ErrDenied, err)
+	return "", fmt.Errorf("spiffe: %q: %w: %w", redact.Clip(id.String(), maxInError), ErrDenied, err)
 }
 
 // noted is a rule as it is written, and where it is from.
@@ -425,7 +427,7 @@ func (s *ruleSet) noted(rule string) string {
 
 // quoted is noted for an error.
 func (s *ruleSet) quoted(rule string) string {
-	text := fmt.Sprintf("%q", clip(ruleText(rule), maxInError))
+	text := fmt.Sprintf("%q", redact.Clip(ruleText(rule), maxInError))
 	if note := s.notes[rule]; note != "" {
 		text += " (" + note + ")"
 	}

@@ -116,7 +116,7 @@ func TestSVIDErrors(t *testing.T) {
 		is    error
 	}{
 		{"no certificate", nil, key, "spiffe: SVID: no certificate", nil},
-		{"nil certificate", []*x509.Certificate{chain[0], nil}, key, "spiffe: SVID: chain: a certificate in the chain is nil", nil},
+		{"nil certificate", []*x509.Certificate{chain[0], nil}, key, "spiffe: SVID: chain: the chain has a nil certificate", nil},
 		{"no key", chain, nil, `spiffe: SVID: "spiffe://example.org/ns/prod/sa/web": no private key`, nil},
 		{"other key", chain, other, `spiffe: SVID: "spiffe://example.org/ns/prod/sa/web": the private key does not belong to the first certificate`, nil},
 		{"too many", append(make([]*x509.Certificate, 16), chain[0]), key, "spiffe: SVID: chain: 17 certificates, the limit is 16: input too large", spiffe.ErrTooLarge},

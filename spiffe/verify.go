@@ -2,7 +2,6 @@ package spiffe
 
 import (
 	"cmp"
-	"crypto/rsa"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -10,14 +9,8 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/tokens/verifycache"
-)
-
-// Limits on what is verified. They are checked before any signature, as an unproven peer chooses the
-// input.
-const (
-	maxChain   = 16   // certificates in a chain
-	maxRSABits = 8192 // of an RSA key in a chain; crypto/tls draws the same line for the leaf
 )
 
 // Role is the side of the handshake that the peer was on, or the sides that a certificate is meant for. If a
@@ -55,13 +48,13 @@ type VerifyError struct {
 func (e *VerifyError) Error() string {
 	peer := ""
 	if !e.ID.IsZero() {
-		peer = fmt.Sprintf(" %q", clip(e.ID.s, maxInError))
+		peer = fmt.Sprintf(" %q", redact.Clip(e.ID.s, maxInError))
 	}
 	reason := inner(e.Err)
 	if d, ok := e.Err.(*denial); ok {
 		reason = d.reason()
 	}
-	return fmt.Sprintf("spiffe: verify peer%s: %s: %s", peer, e.Stage, clip(reason, 2*maxInError))
+	return fmt.Sprintf("spiffe: verify peer%s: %s: %s", peer, e.Stage, redact.Clip(reason, 2*maxInError))
 }
 
 // Unwrap returns e.Err.
@@ -155,7 +148,7 @@ func (v *Verifier) VerifyChain(chain []*x509.Certificate, role Role) (*Peer, err
 	if needed == nil {
 		return nil, &VerifyError{Stage: "leaf", Err: fmt.Errorf("unknown Role(%d)", int(role))}
 	}
-	if err := checkSize(chain); err != nil {
+	if err := certchain.CheckCost(chain); err != nil {
 		return nil, &VerifyError{Stage: "chain", Err: err}
 	}
 	id, err := checkLeaf(chain[0])
@@ -230,30 +223,6 @@ func verifyPath(chain []*x509.Certificate, b *Bundle, needed []x509.ExtKeyUsage,
 		return nil, err
 	}
 	return &Peer{chain: path, notAfter: certchain.End(path)}, nil
-}
-
-// checkSize refuses a chain that would cost too much to verify.
-func checkSize(chain []*x509.Certificate) error {
-	if len(chain) > maxChain {
-		return fmt.Errorf("%d certificates, the limit is %d: %w", len(chain), maxChain, ErrTooLarge)
-	}
-	if slices.Contains(chain, nil) {
-		return errors.New("a certificate in the chain is nil")
-	}
-	for i, c := range chain {
-		if bits := rsaBits(c); bits > maxRSABits {
-			return fmt.Errorf("certificate %d has an RSA key of %d bits, the limit is %d: %w", i+1, bits, maxRSABits, ErrTooLarge)
-		}
-	}
-	return nil
-}
-
-// rsaBits returns the size of an RSA key, and 0 for other keys, whose size is that of their curve.
-func rsaBits(c *x509.Certificate) int {
-	if k, ok := c.PublicKey.(*rsa.PublicKey); ok {
-		return k.N.BitLen()
-	}
-	return 0
 }
 
 // chainRule names the rule behind an error of path validation.

@@ -131,7 +131,7 @@ func must[T any](v T, err error) T {
 func issued(t testing.TB, s *server.Server) string {
 	t.Helper()
 	var b metricsBuffer
-	require.NoError(t, s.WriteMetrics(&b))
+	require.NoError(t, s.Report().Metrics(&b))
 	return b.value("citadel_server_success_cert_issuance_count")
 }
 

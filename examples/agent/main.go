@@ -177,7 +177,7 @@ func admin(agent *istioagent.Agent, address string, out io.Writer) (stop func(),
 	if address == "" {
 		return func() {}, nil
 	}
-	parts := []statuspage.Part{{Name: "origin", Source: origin{agent}}}
+	parts := []statuspage.Part{{Name: "origin", Source: agent}}
 	for name, source := range agent.Parts() {
 		parts = append(parts, statuspage.Part{Name: name, Source: source})
 	}
@@ -223,11 +223,4 @@ func local(h http.Handler) http.Handler {
 		}
 		h.ServeHTTP(w, r)
 	})
-}
-
-// origin is where the identity comes from, for the status page.
-type origin struct{ *istioagent.Agent }
-
-func (o origin) Report() statuspage.Report {
-	return statuspage.Report{Upstreams: []statuspage.Upstream{{Name: o.Choice().String(), OK: true}}}
 }

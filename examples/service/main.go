@@ -149,8 +149,8 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		return err
 	}
 	state, err := health.New(
-		health.Part{Name: "identity", Identity: src, Bundles: src, Metrics: src},
-		health.Part{Name: "tls", Metrics: handshakes},
+		health.Part{Name: "identity", Source: src},
+		health.Part{Name: "tls", Source: handshakes},
 	)
 	if err != nil {
 		return err

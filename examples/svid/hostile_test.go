@@ -405,16 +405,16 @@ func TestFaults(t *testing.T) {
 		return check{}
 	}
 	for _, f := range spiffetest.Faults() {
-		chain, _ := ca.Broken(f)
+		chain, _ := ca.Broken(f.Name)
 		role := "client"
-		if f == "ClientOnly" {
+		if f.Name == "ClientOnly" {
 			role = "server"
 		}
-		c := judge(string(f), chain, "-role", role)
-		assert.Equal(t, f.Stage(), c.Name, f)
-		assert.Equal(t, f.Rule(), c.Rule, f)
+		c := judge(f.Name, chain, "-role", role)
+		assert.Equal(t, f.Stage, c.Name, f.Name)
+		assert.Equal(t, f.Rule, c.Rule, f.Name)
 		if c.Name != "bundle" {
-			assert.NotZero(t, c.Certificate, f)
+			assert.NotZero(t, c.Certificate, f.Name)
 		}
 	}
 	past := func(c *x509.Certificate) {

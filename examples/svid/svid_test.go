@@ -99,7 +99,7 @@ func materials(t *testing.T) map[string][]byte {
 		web := ca.Intermediate().SVID("/ns/prod/sa/web")
 		files["web.pem"] = pki.MarshalCertificatesPEM(web.Chain()...)
 		files["web.der"] = append(bytes.Clone(web.Chain()[0].Raw), web.Chain()[1].Raw...)
-		for name, fault := range map[string]spiffetest.Fault{"expired.pem": "Expired", "two-uris.pem": "TwoURIs"} {
+		for name, fault := range map[string]string{"expired.pem": "Expired", "two-uris.pem": "TwoURIs"} {
 			chain, _ := ca.Broken(fault)
 			files[name] = pki.MarshalCertificatesPEM(chain...)
 		}

@@ -117,7 +117,7 @@ func New(o Options) (*Server, error) {
 		if err != nil {
 			return nil, err
 		}
-		s.istio, metrics = only(istioca.CreateCertificate, h), append(metrics, h.WriteMetrics)
+		s.istio, metrics = only(istioca.CreateCertificate, h), append(metrics, h.Report().Metrics)
 	}
 	if o.Linkerd != nil {
 		api := *o.Linkerd
@@ -126,7 +126,7 @@ func New(o Options) (*Server, error) {
 		if err != nil {
 			return nil, err
 		}
-		s.linkerd, metrics = only(linkerd.Certify, h), append(metrics, h.WriteMetrics)
+		s.linkerd, metrics = only(linkerd.Certify, h), append(metrics, h.Report().Metrics)
 	}
 	s.admin = s.newAdmin(metrics)
 	return s, nil

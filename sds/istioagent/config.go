@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -26,9 +27,13 @@ const (
 	gke       = "GkeWorkloadCertificate"
 )
 
+type redacted = redact.Text
+
 // Config configures an [Agent]. [FromEnvironment] makes one; a program that makes its own sets at least the identity and
 // the CA. [New] copies it. Comments have the variables of Istio's agent that the fields are for.
 type Config struct {
+	redacted // headers may have tokens
+
 	// Root is the folder to which relative paths are relative, those of the variables and those that have no variable,
 	// such as var/run/secrets/tokens/istio-token. Empty means the working directory, as with Istio's agent.
 	Root string
@@ -157,17 +162,6 @@ type Config struct {
 		client *http.Client
 	}
 }
-
-// String names the identity and no header.
-func (c Config) String() string {
-	return fmt.Sprintf("istioagent.Config(%s, namespace %s, service account %s)", c.TrustDomain, c.Namespace, c.ServiceAccount)
-}
-
-// GoString returns the same as String.
-func (c Config) GoString() string { return c.String() }
-
-// LogValue returns the same as String.
-func (c Config) LogValue() slog.Value { return slog.StringValue(c.String()) }
 
 const (
 	discovery   = "istiod.istio-system.svc:15012"

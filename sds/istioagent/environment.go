@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/settings"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
@@ -173,6 +174,8 @@ func FromEnvironment(environ []string) (Config, error) {
 	}
 	td, _ := spiffe.ParseTrustDomain(v.Text("TRUST_DOMAIN")) // checked
 	c := Config{
+		redacted: redact.New(fmt.Sprintf("istioagent.Config(%s, namespace %s, service account %s)", td, v.Text("POD_NAMESPACE"), v.Text("SERVICE_ACCOUNT"))),
+
 		TrustDomain: td, Namespace: v.Text("POD_NAMESPACE"), ServiceAccount: v.Text("SERVICE_ACCOUNT"),
 		Pod: v.Text("POD_NAME"), Address: v.Text("INSTANCE_IP"), Metadata: v.Prefixed("ISTIO_META_*"),
 		InPod:    v.Set("KUBERNETES_SERVICE_HOST"),

@@ -61,6 +61,7 @@ import (
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/loopback"
 	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/sdssource"
@@ -70,18 +71,20 @@ import (
 	"github.com/svidkit/svidkit/spiffe/filesink"
 	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/health"
+	"github.com/svidkit/svidkit/spiffe/report"
 	"github.com/svidkit/svidkit/spiffe/source"
 )
 
 // part is what has the identity: a *secretcache.Manager or a *filesource.Source.
 type part interface {
 	source.Source
+	report.Reporter
 	Run(ctx context.Context) error
-	WriteMetrics(w io.Writer) error
 }
 
 // Agent is Istio's agent for identity. [New] and [Start] make one. It runs once. Its methods are safe for concurrent use.
 type Agent struct {
+	redacted
 	cfg    Config
 	choice Choice
 
@@ -127,7 +130,10 @@ func Start(ctx context.Context, cfg Config) (*Agent, error) {
 // New returns an Agent for what [Choose] has chosen. It looks whether the files with the roots of the CA and the control
 // plane exist, and does nothing else. The caller calls [Agent.Run] or [Agent.Close].
 func New(cfg Config, choice Choice) (_ *Agent, err error) {
-	a := &Agent{cfg: cfg.withDefaults(), choice: choice, servers: make(map[string]*unixsocket.Server), made: time.Now()}
+	a := &Agent{
+		redacted: redact.New("istioagent.Agent(" + choice.String() + ")"),
+		cfg:      cfg.withDefaults(), choice: choice, servers: make(map[string]*unixsocket.Server), made: time.Now(),
+	}
 	defer func() {
 		if err != nil {
 			a.closeHandlers()
@@ -137,7 +143,7 @@ func New(cfg Config, choice Choice) (_ *Agent, err error) {
 	if err := a.cfg.check(); err != nil {
 		return nil, err
 	}
-	parts := []health.Part{{Name: "agent", Check: a.check, Metrics: (*own)(a)}}
+	parts := []health.Part{{Name: "agent", Check: a.check, Source: (*own)(a)}}
 	switch choice.Origin {
 	case Socket:
 		if a.cfg.OutputCerts != "" {
@@ -162,7 +168,7 @@ func New(cfg Config, choice Choice) (_ *Agent, err error) {
 			return nil, fmt.Errorf("control plane: %w", err)
 		}
 		a.servers[a.cfg.xdsSocket()] = a.server(a.cfg.xdsSocket(), a.xds)
-		parts = append(parts, health.Part{Name: "xds", Metrics: a.xds})
+		parts = append(parts, health.Part{Name: "xds", Source: a.xds})
 	}
 	a.health, err = health.New(parts...)
 	return a, err
@@ -207,7 +213,7 @@ func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 	}
 	if a.gateway = a.cfg.newGateway(); a.gateway != nil {
 		routes["kubernetes://*"] = a.gateway
-		*parts = append(*parts, health.Part{Name: "kubernetes", Metrics: a.gateway})
+		*parts = append(*parts, health.Part{Name: "kubernetes", Source: a.gateway})
 	}
 	mux, err := sdssource.Mux(routes)
 	if err != nil {
@@ -218,8 +224,7 @@ func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 	}
 	a.servers[a.choice.Socket] = a.server(a.choice.Socket, a.secrets)
 	*parts = append(*parts,
-		health.Part{Name: "identity", Identity: a.identity, Bundles: a.identity, Metrics: a.identity},
-		health.Part{Name: "files", Metrics: a.files}, health.Part{Name: "sds", Metrics: a.secrets})
+		health.Part{Name: "identity", Source: a.identity}, health.Part{Name: "files", Source: a.files}, health.Part{Name: "sds", Source: a.secrets})
 	if a.cfg.OutputCerts == "" {
 		return nil
 	}
@@ -228,11 +233,11 @@ func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 		mode = 0o644
 	}
 	a.sink, err = filesink.New(filesink.Config{
-		Source: a.identity, Dir: a.cfg.path(a.cfg.OutputCerts), Layout: filesink.Plain,
+		Source: a.identity, Dir: a.cfg.path(a.cfg.OutputCerts), Plain: true,
 		CertName: certName, KeyName: keyName, RootsName: rootsName, Mode: mode, KeyMode: mode,
 		TraditionalKey: a.choice.Origin == CA && !a.cfg.PKCS8Key, AllowWritable: a.cfg.InPod, Logger: a.cfg.Logger,
 	})
-	*parts = append(*parts, health.Part{Name: "outputs", Metrics: a.sink})
+	*parts = append(*parts, health.Part{Name: "outputs", Source: a.sink})
 	return err
 }
 
@@ -436,8 +441,8 @@ func (a *Agent) Source() source.Source { return a.identity }
 
 // Parts returns the parts of the agent by their names, for a status page: the identity, the files by name, the handlers
 // of the sockets, and the output.
-func (a *Agent) Parts() iter.Seq2[string, any] {
-	return func(yield func(string, any) bool) {
+func (a *Agent) Parts() iter.Seq2[string, report.Reporter] {
+	return func(yield func(string, report.Reporter) bool) {
 		_ = (a.identity == nil || yield("identity", a.identity) && yield("files", a.files) && yield("sds", a.secrets)) &&
 			(a.xds == nil || yield("xds", a.xds)) &&
 			(a.sink == nil || yield("outputs", a.sink))
@@ -474,11 +479,11 @@ func (a *Agent) expired() error {
 	if !ok {
 		return nil
 	}
-	st := m.Status()[0]
-	if st.NotAfter.IsZero() || time.Now().Before(st.NotAfter) {
+	i := m.Report().Identities[0]
+	if i.NotAfter.IsZero() || time.Now().Before(i.NotAfter) {
 		return nil
 	}
-	return fmt.Errorf("the certificate of %q, or one above it, has expired at %s and was not renewed", st.ID, st.NotAfter.UTC().Format(time.RFC3339))
+	return fmt.Errorf("the certificate of %q, or one above it, has expired at %s and was not renewed", i.Name, i.NotAfter.UTC().Format(time.RFC3339))
 }
 
 // answers returns why clients cannot connect to a socket.
@@ -547,15 +552,18 @@ func (a *Agent) order(w http.ResponseWriter, r *http.Request, do func()) {
 	do()
 }
 
-// WriteMetrics writes the metrics of all parts in the text format of Prometheus, with the label part. Those of the
-// agent itself have the names of Istio's agent. The error is that of w.
-func (a *Agent) WriteMetrics(w io.Writer) error { return a.health.WriteMetrics(w) }
+// Report implements [report.Reporter] with where the identity comes from. The metrics are those of all [Agent.Parts], with
+// the label part, and those of the agent itself, which have the names of Istio's agent.
+func (a *Agent) Report() report.Report {
+	return report.Report{Upstreams: []report.Upstream{{Name: a.choice.String(), OK: true}}, Metrics: a.health.WriteMetrics}
+}
 
-// own writes the metrics of the agent itself.
+// own has the metrics of the agent itself.
 type own Agent
 
-func (o *own) WriteMetrics(w io.Writer) error {
-	a := (*Agent)(o)
+func (o *own) Report() report.Report { return report.Report{Metrics: (*Agent)(o).writeMetrics} }
+
+func (a *Agent) writeMetrics(w io.Writer) error {
 	var set metrics.Set
 	set.Gauge("istio_agent_startup_duration_seconds", "The time from when the agent was made until it was ready.", func() (float64, bool) {
 		a.mu.Lock()
@@ -574,12 +582,3 @@ func (o *own) WriteMetrics(w io.Writer) error {
 	}
 	return set.Write(w)
 }
-
-// String says where the identity comes from.
-func (a *Agent) String() string { return "istioagent.Agent(" + a.choice.String() + ")" }
-
-// GoString returns the same as String.
-func (a *Agent) GoString() string { return a.String() }
-
-// LogValue returns the same as String.
-func (a *Agent) LogValue() slog.Value { return slog.StringValue(a.String()) }

@@ -38,7 +38,7 @@
 //
 // A certificate and its key travel together. What is not good replaces nothing: half of a pair, a key of another
 // certificate, a certificate that has expired, PEM that cannot be parsed, and roots that are taken out of a Secret that
-// stays. The last good content stays in use, and the reason is in the log and in [Source.Status]. A certificate that is not
+// stays. The last good content stays in use, and the reason is in the log and in [Source.Report]. A certificate that is not
 // valid yet takes its place when it is, unless it has expired by then. Roots are told of before certificates.
 //
 // The last good content is that of the same Secret. A new Secret NAME-cacert whose content is not good has none: streams
@@ -85,9 +85,11 @@ import (
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 const (
@@ -139,11 +141,14 @@ type Config struct {
 	Logger *slog.Logger
 }
 
+type redacted = redact.Text
+
 // Source is an [sds.Source] of the Secrets of an API server, which it watches; see the package comment. [New] and [Start]
 // make one. Its methods are safe for concurrent use, and it never prints a key.
 //
 // [sds.Source]: https://pkg.go.dev/github.com/svidkit/svidkit/sds#Source
 type Source struct {
+	redacted
 	cfg   Config
 	log   *slog.Logger
 	api   *kube.Client
@@ -202,9 +207,14 @@ func New(cfg Config) (*Source, error) {
 	}
 	cfg.MaxBytes = cmp.Or(cfg.MaxBytes, maxBytes)
 	cfg.ReviewInterval = cmp.Or(cfg.ReviewInterval, reviewInterval)
-	s := &Source{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), api: api, objects: map[key]*object{}, crowded: map[key]int{}, calls: make(chan struct{}, 1)}
+	s := &Source{
+		redacted: redact.New("kubesecrets.Source(" + cfg.Namespace + ")"),
+		cfg:      cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), api: api,
+		objects: map[key]*object{}, crowded: map[key]int{}, calls: make(chan struct{}, 1),
+	}
 	s.path = kube.Path("api", "v1", "namespaces", cfg.Namespace, "secrets")
 	if cfg.AllNamespaces {
+		s.redacted = redact.New("kubesecrets.Source(all namespaces)")
 		s.path = kube.Path("api", "v1", "secrets")
 	}
 	s.query = url.Values{"fieldSelector": {"type!=kubernetes.io/service-account-token,type!=helm.sh/release.v1"}}
@@ -364,41 +374,66 @@ var (
 // once.
 func (s *Source) Subscribe(f func(resourceName string)) (cancel func()) { return s.subs.Add(f) }
 
-// Status is the state of a [Source] at one moment. It has no keys.
-type Status struct {
-	// Err says why the API server is not followed now, or is nil.
-	Err error
+// Report implements [report.Reporter] with each key pair, by its name, revocation lists that end, and the API server as the
+// upstream. Why something that a Secret has is not in use is with the name, or a problem. The metrics have names that begin
+// with svidkit_kubesecrets.
+func (s *Source) Report() report.Report {
+	st := s.status()
+	r := report.Report{
+		Upstreams: []report.Upstream{{Name: "API server of Kubernetes", OK: st.up(), Err: st.Err}},
+		Metrics:   func(w io.Writer) error { return st.metrics().Write(w) },
+	}
+	if st.Refused > 0 {
+		r.Problems = append(r.Problems, fmt.Errorf("there is no room for %d Secrets, or for what they have now", st.Refused))
+	}
+	for _, o := range st.Secrets {
+		if o.Pair || o.PairErr != nil {
+			r.Identities = append(r.Identities, report.Identity{Name: o.String(), NotAfter: o.PairEnd, Err: o.PairErr})
+		}
+		if !o.RootsEnd.IsZero() {
+			r.Identities = append(r.Identities, report.Identity{Name: o.String() + caSuffix, NotAfter: o.RootsEnd})
+		}
+		for _, err := range []error{o.RootsErr, o.Note} {
+			if err != nil {
+				r.Problems = append(r.Problems, fmt.Errorf("roots of %s: %w", o, err))
+			}
+		}
+	}
+	return r
+}
 
-	Secrets []SecretStatus // sorted by namespace and name
+// status is the state of a [Source] at one moment.
+type status struct {
+	Err     error          // why the API server is not followed now, or nil
+	Idle    error          // why nothing follows it, or nil
+	Secrets []secretStatus // sorted by namespace and name
 	Bytes   int            // that are kept of them; see Config.MaxBytes
 	Refused int            // Secrets for which there is no room, or none for what they have now
 	Callers int            // whose rights are known; see [Source.Resolve]
 }
 
-// SecretStatus is the state of one Secret.
-type SecretStatus struct {
-	Namespace, Name string
+func (st *status) up() bool { return st.Err == nil && st.Idle == nil }
 
-	// Pair and Roots say what is in use; PairEnd is when the certificate expires, and RootsEnd the first next update of
-	// the revocation lists, zero without them.
-	Pair, Roots       bool
-	PairEnd, RootsEnd time.Time
-
-	// PairErr and RootsErr say why what the Secret has now is not in use, or are nil. Note is about roots that were
-	// left out.
-	PairErr, RootsErr, Note error
+// secretStatus is the state of one Secret.
+type secretStatus struct {
+	key
+	Pair, Roots       bool      // are in use
+	PairEnd           time.Time // when the certificate expires
+	RootsEnd          time.Time // the first next update of the revocation lists; zero without them
+	PairErr, RootsErr error     // why what the Secret has now is not in use, or nil
+	Note              error     // about roots that were left out, or nil
 }
 
-// Status returns the state.
-func (s *Source) Status() Status {
+func (s *Source) status() status {
+	idle := s.life.Idle()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := Status{Err: s.err, Bytes: s.used, Refused: len(s.crowded), Callers: s.access.len()}
+	st := status{Err: s.err, Idle: idle, Bytes: s.used, Refused: len(s.crowded), Callers: s.access.len()}
 	for _, k := range slices.SortedFunc(maps.Keys(s.objects), func(a, b key) int {
 		return cmp.Or(strings.Compare(a.namespace, b.namespace), strings.Compare(a.name, b.name))
 	}) {
 		o := s.objects[k]
-		one := SecretStatus{Namespace: k.namespace, Name: k.name, PairErr: o.pair.err, RootsErr: o.roots.err, Note: o.roots.note}
+		one := secretStatus{key: k, PairErr: o.pair.err, RootsErr: o.roots.err, Note: o.roots.note}
 		if p := o.pair.secret; p != nil {
 			one.Pair, one.PairEnd = true, p.NotAfter()
 		}
@@ -410,9 +445,7 @@ func (s *Source) Status() Status {
 	return st
 }
 
-// WriteMetrics writes the state in the text format of Prometheus. The error is that of w.
-func (s *Source) WriteMetrics(w io.Writer) error {
-	st := s.Status()
+func (st *status) metrics() *metrics.Set {
 	var bad float64
 	var end time.Time
 	for _, o := range st.Secrets {
@@ -423,31 +456,16 @@ func (s *Source) WriteMetrics(w io.Writer) error {
 			end = o.PairEnd
 		}
 	}
-	var m metrics.Set
+	m := new(metrics.Set)
 	gauge := func(name, help string, value float64, ok bool) {
 		m.Gauge("svidkit_kubesecrets_"+name, help, func() (float64, bool) { return value, ok })
 	}
-	gauge("up", "Whether the API server is being followed.", metrics.Bool(st.Err == nil && s.life.Idle() == nil), true)
+	gauge("up", "Whether the API server is being followed.", metrics.Bool(st.up()), true)
 	gauge("secrets", "The number of Secrets with certificates.", float64(len(st.Secrets)), true)
 	gauge("secrets_refused", "The number of Secrets whose content is not in use as it is now.", bad, true)
 	gauge("secrets_without_room", "The number of Secrets for which there was no room.", float64(st.Refused), true)
 	gauge("bytes", "What is kept of all Secrets, in bytes.", float64(st.Bytes), true)
 	gauge("end_timestamp_seconds", "When the first of the certificates expires, in seconds since 1970.", float64(end.Unix()), !end.IsZero())
 	gauge("callers", "The number of callers whose rights are known.", float64(st.Callers), true)
-	return m.Write(w)
+	return m
 }
-
-// String returns what is served, and no keys.
-func (s *Source) String() string {
-	what := s.cfg.Namespace
-	if s.cfg.AllNamespaces {
-		what = "all namespaces"
-	}
-	return "kubesecrets.Source(" + what + ")"
-}
-
-// GoString is [Source.String].
-func (s *Source) GoString() string { return s.String() }
-
-// LogValue is [Source.String].
-func (s *Source) LogValue() slog.Value { return slog.StringValue(s.String()) }

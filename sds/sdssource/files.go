@@ -26,6 +26,7 @@ import (
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // The names of secrets from files.
@@ -416,26 +417,23 @@ func (e *entry) pair(certsPEM, keyPEM []byte) (*pki.Secret, error) {
 	return secret, nil
 }
 
-// FilesStatus is the state of one name of [Files] at one moment. It has no secrets.
-type FilesStatus struct {
-	Name string
-
-	// Have says that there is a secret, which ends at NotAfter; zero for roots.
-	Have     bool
-	NotAfter time.Time
-
-	// Err says why the files are not in use as they are now, or is nil. Note is about certificates that were left out.
-	Err, Note error
+// fileStatus is the state of one name of [Files] at one moment.
+type fileStatus struct {
+	Name     string
+	Have     bool      // there is a secret
+	NotAfter time.Time // when it ends; zero for roots
+	Err      error     // why the files are not in use as they are now, or nil
+	Note     error     // about certificates that were left out, or nil
 }
 
-// Status returns the state of each name, sorted.
-func (f *Files) Status() []FilesStatus {
+// status returns the state of each name, sorted.
+func (f *Files) status() []fileStatus {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	all := make([]FilesStatus, 0, len(f.names))
+	all := make([]fileStatus, 0, len(f.names))
 	for _, name := range slices.Sorted(maps.Keys(f.names)) {
 		e := f.names[name]
-		st := FilesStatus{Name: name, Have: e.secret != nil, Err: e.err, Note: e.note}
+		st := fileStatus{Name: name, Have: e.secret != nil, Err: e.err, Note: e.note}
 		if e.secret != nil {
 			st.NotAfter = e.secret.NotAfter()
 		}
@@ -444,12 +442,27 @@ func (f *Files) Status() []FilesStatus {
 	return all
 }
 
-// WriteMetrics writes the state in the text format of Prometheus. The error is that of w.
-func (f *Files) WriteMetrics(w io.Writer) error {
-	var names, refused float64
+// Report implements [report.Reporter] with each name that was asked for: the certificate if it has one, and its files as an
+// upstream. Certificates that were left out are problems. The metrics have names that begin with svidkit_sdssource_files.
+func (f *Files) Report() (r report.Report) {
+	all := f.status()
+	for _, st := range all {
+		r.Upstreams = append(r.Upstreams, report.Upstream{Name: st.Name, OK: st.Have, Err: st.Err})
+		if !st.NotAfter.IsZero() {
+			r.Identities = append(r.Identities, report.Identity{Name: st.Name, NotAfter: st.NotAfter})
+		}
+		if st.Note != nil {
+			r.Problems = append(r.Problems, st.Note)
+		}
+	}
+	r.Metrics = func(w io.Writer) error { return metricsOf(all).Write(w) }
+	return r
+}
+
+func metricsOf(all []fileStatus) *metrics.Set {
+	var refused float64
 	var end time.Time
-	for _, st := range f.Status() {
-		names++
+	for _, st := range all {
 		if st.Err != nil {
 			refused++
 		}
@@ -457,14 +470,14 @@ func (f *Files) WriteMetrics(w io.Writer) error {
 			end = t
 		}
 	}
-	var m metrics.Set
+	m := new(metrics.Set)
 	gauge := func(name, help string, value float64, ok bool) {
 		m.Gauge("svidkit_sdssource_files_"+name, help, func() (float64, bool) { return value, ok })
 	}
-	gauge("names", "The number of names that were asked for.", names, true)
+	gauge("names", "The number of names that were asked for.", float64(len(all)), true)
 	gauge("refused", "The number of names whose files are not in use as they are now.", refused, true)
 	gauge("end_timestamp_seconds", "When the first of the certificates expires, in seconds since 1970.", float64(end.Unix()), !end.IsZero())
-	return m.Write(w)
+	return m
 }
 
 // open opens a file that may be read.

@@ -83,7 +83,7 @@ type Start func(t testing.TB, o Options) *Server
 // Run runs each case of the suite against a server of its own.
 func Run(t *testing.T, start Start) {
 	contents := newContents(t)
-	for _, c := range parseCases(cases) {
+	for _, c := range cases() {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			run(t, start, contents, c)

@@ -1,5 +1,5 @@
-// Package statuspage shows an operator how a program stands that holds identities: an [http.Handler] for a browser on
-// the same machine, over parts that describe themselves.
+// Package statuspage shows the state of a program's identities: an [http.Handler] for a browser on the same machine, over
+// the reports of the program's parts.
 //
 //	page, err := statuspage.New("agent",
 //		statuspage.Part{Name: "workload", Source: manager}, // a *secretcache.Manager
@@ -45,94 +45,21 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/loopback"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
-	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // Part is a part of a program.
 type Part struct {
-	// Name is a word of the program's choice, which tells the part from the others.
+	// Name is a word of the program's choice. No two parts have the same.
 	Name string
 
-	// Source is what describes itself. It is a [Reporter], or a pointer to one of these:
-	//
-	//	secretcache.Manager     its identities, the roots, and the CA
-	//	workloadapi.Source      its identity, the roots, and the agent
-	//	filesource.Source       its identity, the roots, and the files
-	//	filesink.Sink           the files that it writes
-	//	federation.Manager      the roots of each trust domain, and its endpoint
-	//	source.LastGood         its identity, the roots, and what is stored
-	//	sdssource.Files         the names, and their files
-	//	sds.Handler             the streams, the names, the pushes and the NACKs
-	//	xdsproxy.Handler        the streams, and the control plane
-	//
-	// Any other [spiffe.SVIDSource] or [spiffe.BundleSource] shows its identity and its roots.
-	Source any
-}
-
-// Reporter is a part that describes itself.
-type Reporter interface {
-	// Report returns the state of the part now. It must not block, and must be safe for concurrent use. What it returns
-	// is not changed any more.
-	Report() Report
-}
-
-// Report is the state of a part at one moment. It has no keys and no tokens. All of it may be empty.
-type Report struct {
-	Identities []Identity
-	Roots      []Roots
-	Upstreams  []Upstream
-	Servers    []Server
-	Problems   []error // that need the operator's attention, beside the Err of those above
-}
-
-// Identity is an identity, or another secret that ends.
-type Identity struct {
-	Name      string    // SPIFFE ID, or resource name
-	NotBefore time.Time // zero if unknown
-	NotAfter  time.Time // zero if there is none yet
-	Renewal   time.Time // when it is renewed, or this is tried again; zero if unknown, or under way
-	Failures  int       // attempts since the last success
-	Err       error     // why there is none, or the last attempt has failed; or nil
-}
-
-// Roots is the trust bundle of one trust domain as a part has it.
-type Roots struct {
-	Bundle *spiffe.Bundle
-	Origin string // where it came from, such as "CA" or an address; empty means the part
-}
-
-// Upstream is what a part depends on: a CA, an agent, files, a control plane.
-type Upstream struct {
-	Name        string
-	OK          bool      // it is in order, where LastSuccess is not known
-	LastSuccess time.Time // zero if there was none yet, or it is not known
-	NextAttempt time.Time // zero if unknown, under way, or not needed
-	Failures    int       // attempts since the last success
-	Err         error     // why the last attempt failed, or nil
-}
-
-// Server is what a part serves to clients.
-type Server struct {
-	Protocol string            // such as "SDS"
-	Streams  int               // that are open
-	Names    map[string]string // that clients ask for, with the version that is served; "" while there is nothing to serve
-	Events   []Event           // the last ones
-}
-
-// Event is a push to clients, or what a client answered to one.
-type Event struct {
-	Time    time.Time
-	NACK    bool     // a client rejected it
-	Names   []string // of the resources
-	Version string
-	Streams int    // that it went to
-	Client  string // the name that the client gives itself, or ""
-	Message string // of the client, for a NACK; not to be trusted
+	// Source tells the state of the part: a *secretcache.Manager, a *sds.Handler, or any other [report.Reporter]. Function
+	// health.FromSources makes one of other sources of identities and trust bundles.
+	Source report.Reporter
 }
 
 // maxLive is how many pages can be live at the same time.
@@ -141,18 +68,13 @@ const maxLive = 16
 // Handler is a status page. [New] makes one. It is safe for concurrent use, and starts no goroutine.
 type Handler struct {
 	title string
-	parts []part
+	parts []Part
 	live  *limit.Shares[struct{}]
 	done  chan struct{} // closed by Close
 	close func()
 
 	mu  sync.Mutex
 	now *rendering // nil before the first
-}
-
-type part struct {
-	name   string
-	report func() Report
 }
 
 // New returns a page with this title over these parts, of which there is at least one. It asks them nothing yet.
@@ -163,16 +85,15 @@ func New(title string, parts ...Part) (*Handler, error) {
 	h := &Handler{title: title, live: limit.NewShares[struct{}](maxLive, 0), done: make(chan struct{})}
 	h.close = sync.OnceFunc(func() { close(h.done) })
 	for i, p := range parts {
-		report, ok := reporter(p.Source)
 		switch {
 		case p.Name == "" || bearer.Redact(p.Name) != p.Name:
 			return nil, fmt.Errorf("statuspage: new: part %d needs a Name of at most 500 printable characters", i+1)
-		case slices.ContainsFunc(h.parts, func(q part) bool { return q.name == p.Name }):
+		case slices.ContainsFunc(h.parts, func(q Part) bool { return q.Name == p.Name }):
 			return nil, fmt.Errorf("statuspage: new: two parts have the name %q", p.Name)
-		case !ok:
-			return nil, fmt.Errorf("statuspage: new: part %q: %T does not describe itself; give it the method Report", p.Name, p.Source)
+		case p.Source == nil:
+			return nil, fmt.Errorf("statuspage: new: part %q has no Source", p.Name)
 		}
-		h.parts = append(h.parts, part{p.Name, report})
+		h.parts = append(h.parts, p)
 	}
 	return h, nil
 }

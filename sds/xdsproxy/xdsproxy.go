@@ -90,7 +90,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"net/url"
@@ -101,6 +100,7 @@ import (
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/ratelog"
+	"github.com/svidkit/svidkit/internal/redact"
 )
 
 const (
@@ -126,9 +126,13 @@ const (
 	maxToken       = 64 << 10
 )
 
+type redacted = redact.Text
+
 // Config says where the control plane is, and what the [Handler] does itself. URL and HTTPClient are required. It is
 // copied.
 type Config struct {
+	redacted // URL and Header may have secrets
+
 	// URL is where the control plane is, such as https://istiod.istio-system.svc:15012, without a path.
 	URL string
 
@@ -166,15 +170,6 @@ type Config struct {
 	// first of a kind is logged at once, and then their number each minute. Nil means silence.
 	Logger *slog.Logger
 }
-
-// String names the control plane and no secret.
-func (c Config) String() string { return "xdsproxy.Config(" + c.url() + ")" }
-
-// GoString returns the same as String.
-func (c Config) GoString() string { return c.String() }
-
-// LogValue returns the same as String.
-func (c Config) LogValue() slog.Value { return slog.StringValue(c.String()) }
 
 // url returns URL without what may be secret in it.
 func (c Config) url() string {
@@ -214,6 +209,7 @@ func (c *Config) check() error {
 // Handler serves the Aggregated Discovery Service. It is safe for concurrent use, and starts no goroutine but those of
 // streams.
 type Handler struct {
+	redacted
 	cfg       Config
 	client    *grpchttp.Client
 	grpc      *grpchttp.Handler
@@ -240,6 +236,8 @@ func NewHandler(cfg Config) (*Handler, error) {
 	hc := *cfg.HTTPClient
 	hc.Jar = nil
 	h := &Handler{
+		redacted: redact.New("xdsproxy.Handler(" + cfg.url() + ")"),
+
 		cfg:     cfg,
 		client:  grpchttp.NewClient(&hc, cfg.url(), cfg.MaxResponse),
 		log:     ratelog.New(cfg.Logger, 0),
@@ -278,16 +276,3 @@ func (h *Handler) Close() error {
 	h.closeAll()
 	return nil
 }
-
-// WriteMetrics writes the metrics of the handler to w in the text format of Prometheus (version 0.0.4): the names are
-// those of Istio's agent.
-func (h *Handler) WriteMetrics(w io.Writer) error { return h.metrics.Write(w) }
-
-// String names the control plane and no secret.
-func (h *Handler) String() string { return "xdsproxy.Handler(" + h.cfg.url() + ")" }
-
-// GoString returns the same as String.
-func (h *Handler) GoString() string { return h.String() }
-
-// LogValue returns the same as String.
-func (h *Handler) LogValue() slog.Value { return slog.StringValue(h.String()) }

@@ -3,7 +3,9 @@
 // one package at a time. It is a module of its own, so that go-spiffe reaches no other program.
 //
 // The prefix names the direction: a function From… takes what go-spiffe has, and a function To… returns
-// what go-spiffe takes. README.md beside this file has the counterpart of each call of go-spiffe.
+// what go-spiffe takes. An SVID or a bundle is a source of itself on both sides, so that there are adapters of
+// sources only. IDs and trust domains cross as text: spiffe.ParseID(id.String()) and
+// spiffeid.FromString(id.String()). README.md beside this file has the counterpart of each call of go-spiffe.
 //
 // # Sources
 //

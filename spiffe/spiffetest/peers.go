@@ -13,15 +13,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/internal/provenpeer"
 )
 
-// Peer returns the proof of a client whose ID is the trust domain followed by path, for functions that take
-// one. It is made by a [spiffe.Verifier], from a new identity such as [CA.SVID] mints and from the bundle as it
-// is now; an identity that it refuses, as the edits can make one, fails the test.
-func (ca *CA) Peer(path string, edit ...func(*x509.Certificate)) *spiffe.Peer {
-	ca.t.Helper()
-	peer, _ := ca.peer(path, edit)
-	return peer
-}
-
+// peer returns the proof of a client, and its certificates.
 func (ca *CA) peer(path string, edit []func(*x509.Certificate)) (*spiffe.Peer, []*x509.Certificate) {
 	ca.t.Helper()
 	chain, _ := ca.Certificate(path, edit...)
@@ -36,11 +28,14 @@ func (ca *CA) peer(path string, edit []func(*x509.Certificate)) (*spiffe.Peer, [
 	return peer, chain
 }
 
-// RequestFrom returns r, which is from httptest.NewRequest for example, as a handler gets it from the client
-// that [CA.Peer] proves: the functions of package spiffetls return that peer, RequirePeer judges it, and TLS
-// has its certificates. A request that is not given to RequestFrom has no peer.
+// RequestFrom returns r, which is from httptest.NewRequest for example, as a handler gets it from a client
+// whose ID is the trust domain followed by path: the functions of package spiffetls return the proof of that
+// peer, RequirePeer judges it, and TLS has its certificates. A request that is not given to RequestFrom has no
+// peer.
 //
-// It fails in a program that was not built by "go test".
+// The proof is made by a [spiffe.Verifier], from a new identity such as [CA.SVID] mints and from the bundle as
+// it is now. An identity that the verifier refuses, as the edits can make one, fails the test. So does a call in
+// a program that was not built by "go test".
 func (ca *CA) RequestFrom(path string, r *http.Request, edit ...func(*x509.Certificate)) *http.Request {
 	ca.t.Helper()
 	if !testing.Testing() {

@@ -14,7 +14,7 @@
 // [CA.Broken] mints one:
 //
 //	for _, f := range spiffetest.Faults() {
-//		chain, key := ca.Broken(f)
+//		chain, key := ca.Broken(f.Name)
 //		…
 //	}
 //
@@ -136,13 +136,15 @@ import (
 	"crypto/x509/pkix"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/url"
 	"testing"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/spiffe"
 )
+
+type redacted = redact.Text // an alias, so that the embedded field is not exported
 
 const (
 	rootLifetime         = 10 * 365 * 24 * time.Hour
@@ -153,6 +155,7 @@ const (
 // CA is a certificate authority for tests: a root, or an intermediate below one. The zero CA is not
 // usable; see [NewCA].
 type CA struct {
+	redacted
 	t     testing.TB
 	trust *trust     // shared by a root CA and all its intermediates
 	fixed *authority // nil for a root CA, which signs with the active root
@@ -177,7 +180,7 @@ func NewCA(t testing.TB, trustDomain string) *CA {
 	if err != nil {
 		t.Fatalf("spiffetest: new CA: %v", err)
 	}
-	ca := &CA{t: t, trust: &trust{td: td}}
+	ca := &CA{redacted: textOf(td), t: t, trust: &trust{td: td}}
 	ca.trust.bundles.Store(new(spiffe.BundleSet))
 	ca.addRoot(true)
 	return ca
@@ -231,17 +234,10 @@ func (ca *CA) Intermediate(edit ...func(*x509.Certificate)) *CA {
 	ca.t.Helper()
 	parent, key := ca.signer(), ca.newKey()
 	chain := ca.mustSign(parent, caTemplate(ca.trust.td, "intermediate", intermediateLifetime), key.Public(), edit)
-	return &CA{t: ca.t, trust: ca.trust, fixed: &authority{cert: chain[0], key: seal(key), tail: chain}}
+	return &CA{redacted: textOf(ca.trust.td), t: ca.t, trust: ca.trust, fixed: &authority{cert: chain[0], key: seal(key), tail: chain}}
 }
 
-// String names the trust domain and not the key.
-func (ca *CA) String() string { return "spiffetest.CA(" + ca.trust.td.String() + ")" }
-
-// GoString is String: the verb %#v must not print the key either.
-func (ca *CA) GoString() string { return ca.String() }
-
-// LogValue is String as a log value.
-func (ca *CA) LogValue() slog.Value { return slog.StringValue(ca.String()) }
+func textOf(td spiffe.TrustDomain) redacted { return redact.New("spiffetest.CA(" + td.String() + ")") }
 
 // signer returns the present signer.
 func (ca *CA) signer() *authority {

@@ -80,7 +80,7 @@ func ExampleNew() {
 // What a program sees that is not registered.
 func ExampleSource_Ready() {
 	ca := spiffetest.NewCA(exampleTB{}, "example.org")
-	handler, err := workloadserver.NewHandler(workloadserver.Fixed(spiffe.NewSnapshot(ca.SVID("/agent"), ca.Bundles())), &workloadserver.Options{
+	handler, err := workloadserver.NewHandler(fixed{spiffe.NewSnapshot(ca.SVID("/agent"), ca.Bundles())}, &workloadserver.Options{
 		Identities: func(context.Context) ([]workloadserver.Identity, error) { return nil, nil },
 	})
 	if err != nil {
@@ -150,7 +150,7 @@ func ExampleSource_GenerateSecret() {
 // agentForExample serves one identity at an address.
 func agentForExample() (address string, stop func()) {
 	ca, other := spiffetest.NewCA(exampleTB{}, "example.org"), spiffetest.NewCA(exampleTB{}, "other.test")
-	handler, err := workloadserver.NewHandler(workloadserver.Fixed(spiffe.NewSnapshot(ca.SVID("/web"), ca.Bundles().With(other.Bundle()))), nil)
+	handler, err := workloadserver.NewHandler(fixed{spiffe.NewSnapshot(ca.SVID("/web"), ca.Bundles().With(other.Bundle()))}, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -183,3 +183,9 @@ func serveForExample(h *workloadserver.Handler) (address string, stop func()) {
 type exampleTB struct{ testing.TB }
 
 func (exampleTB) Helper() {}
+
+// fixed is a Provider that always has the same snapshot.
+type fixed struct{ snap *spiffe.Snapshot }
+
+func (f fixed) Snapshot() (*spiffe.Snapshot, error) { return f.snap, nil }
+func (f fixed) Changed() <-chan struct{}            { return nil }

@@ -10,8 +10,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
-	"unicode/utf8"
 
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -101,13 +101,5 @@ const (
 	MaxQuoted  = 64 // of a single value
 )
 
-// Clip cuts s to at most n bytes, between two characters, and shows that it did.
-func Clip(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n] + "…"
-}
+// Clip is [redact.Clip].
+func Clip(s string, n int) string { return redact.Clip(s, n) }

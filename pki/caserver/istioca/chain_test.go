@@ -165,7 +165,7 @@ func TestMetrics(t *testing.T) {
 	a := authority(t)
 	s := serve(t, istioca.Options{Signer: a})
 	var b bytes.Buffer
-	require.NoError(t, s.WriteMetrics(&b))
+	require.NoError(t, s.Report().Metrics(&b))
 	var names []string
 	for line := range strings.SplitSeq(b.String(), "\n") {
 		if rest, ok := strings.CutPrefix(line, "# TYPE "); ok {

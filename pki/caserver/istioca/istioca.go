@@ -68,7 +68,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -83,6 +82,7 @@ import (
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/internal/caservice"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // CreateCertificate is the path of the API's one method.
@@ -176,11 +176,10 @@ func New(o Options) (*Server, error) {
 // ServeHTTP answers one request. A request that is not gRPC over HTTP/2 is refused with an HTTP status.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.handler.ServeHTTP(w, r) }
 
-// WriteMetrics writes the server's metrics in the text format of Prometheus (version 0.0.4), under the
-// names that Istio's CA gives them: requests, refusals and certificates counted, and when the first root
-// and the intermediate that signs expire. What is not known, such as the intermediate before the first
-// certificate, is left out.
-func (s *Server) WriteMetrics(w io.Writer) error { return s.metrics.Write(w) }
+// Report implements [report.Reporter] with metrics under the names that Istio's CA gives them: requests, refusals and
+// certificates counted, and when the first root and the intermediate that signs expire. What is not known, such as the
+// intermediate before the first certificate, is left out.
+func (s *Server) Report() report.Report { return report.Report{Metrics: s.metrics.Write} }
 
 // tail is the part of an answer after the leaf, as it was last. It never changes.
 type tail struct {

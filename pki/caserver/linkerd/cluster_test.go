@@ -105,7 +105,7 @@ func TestCluster(t *testing.T) {
 	_, err = s.certify(t, r)
 	assert.Equal(t, grpchttp.Internal, codeOf(err))
 	var m strings.Builder
-	require.NoError(t, s.WriteMetrics(&m))
+	require.NoError(t, s.Report().Metrics(&m))
 	assert.Contains(t, m.String(), "linkerd_identity_certify_total{code=\"ok\"} 1\n")
 	assert.NotContains(t, m.String(), "issuer_cert_ttl_seconds 0\n")
 }

@@ -37,6 +37,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/test/faulty"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/spiffe"
@@ -60,6 +61,7 @@ const path = "/bundle-endpoint"
 //	Mend()          // turns the dial back: the endpoint works
 //	Requests() int  // how many requests have come so far, whatever became of them
 type Endpoint struct {
+	redacted
 	t      testing.TB
 	ca     *spiffetest.CA
 	host   string // with a port, if it has a socket
@@ -70,7 +72,11 @@ type Endpoint struct {
 	svid *spiffe.SVID
 }
 
-type dial = faulty.Dial
+// Aliases, so that the embedded fields are not exported.
+type (
+	dial     = faulty.Dial
+	redacted = redact.Text
+)
 
 // NewEndpoint serves the bundle of ca as it changes, on a port of 127.0.0.1. Its certificate lasts an
 // hour.
@@ -96,6 +102,7 @@ func NewInMemory(t testing.TB, ca *spiffetest.CA) *Endpoint {
 
 func (e *Endpoint) start(l net.Listener) {
 	e.t.Helper()
+	e.redacted = redact.New("federationtest.Endpoint(" + e.url() + ")")
 	e.mint(func(*x509.Certificate) {})
 	handler, err := federation.NewHandler(source{e.ca}, e.ca.TrustDomain())
 	if err != nil {
@@ -171,12 +178,6 @@ func (e *Endpoint) ExpireIn(d time.Duration) {
 	e.t.Helper()
 	e.mint(faulty.Ending(d))
 }
-
-// String names the endpoint and not its key.
-func (e *Endpoint) String() string { return "federationtest.Endpoint(" + e.url() + ")" }
-
-// GoString is String: the verb %#v must not print the key either.
-func (e *Endpoint) GoString() string { return e.String() }
 
 // mint replaces the endpoint's certificate.
 func (e *Endpoint) mint(edit func(*x509.Certificate)) {

@@ -45,6 +45,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/test/faulty"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/spiffe"
@@ -70,13 +71,15 @@ import (
 //	Mend()          // turns the dial back: the server works, and answers what was asked while it hung
 //	Requests() int  // how many requests have come so far, whatever became of them; a stream is one
 type Server struct {
+	redacted
 	t       testing.TB
 	ca      *spiffetest.CA
 	address string
 	client  *workloadapi.Client // in memory; else nil
 	*dial
-	handler *workloadserver.Handler
-	jwtKey  crypto.PublicKey
+	handler  *workloadserver.Handler
+	jwtKeyID string // no other server's, as a validator may trust several
+	jwtKey   crypto.PublicKey
 
 	mu      sync.Mutex
 	ids     []workloadserver.Identity
@@ -90,9 +93,11 @@ type told struct {
 	snap *spiffe.Snapshot
 }
 
-type dial = faulty.Dial
-
-const jwtKeyID = "jwt-1"
+// Aliases, so that the embedded fields are not exported.
+type (
+	dial     = faulty.Dial
+	redacted = redact.Text
+)
 
 // NewServer serves an identity of the CA's trust domain for each path, such as "/web", on a Unix
 // socket in a temporary folder. The first is the default identity. At least one is needed. The
@@ -108,9 +113,7 @@ func NewServer(t testing.TB, ca *spiffetest.CA, paths ...string) *Server {
 	if err != nil {
 		t.Fatalf("workloadapitest: %v", err)
 	}
-	s := newServer(t, ca, l, paths)
-	s.address = "unix://" + l.Addr().String()
-	return s
+	return newServer(t, ca, l, "unix://"+l.Addr().String(), paths)
 }
 
 // NewInMemory is [NewServer] without a socket: only the clients of [Server.Config] reach it. Make it
@@ -118,7 +121,7 @@ func NewServer(t testing.TB, ca *spiffetest.CA, paths ...string) *Server {
 func NewInMemory(t testing.TB, ca *spiffetest.CA, paths ...string) *Server {
 	t.Helper()
 	l := memconn.Listen()
-	s := newServer(t, ca, l, paths)
+	s := newServer(t, ca, l, "", paths)
 	transport := &http.Transport{Protocols: new(http.Protocols), DialContext: l.DialContext}
 	transport.Protocols.SetUnencryptedHTTP2(true)
 	var err error
@@ -130,7 +133,7 @@ func NewInMemory(t testing.TB, ca *spiffetest.CA, paths ...string) *Server {
 	return s
 }
 
-func newServer(t testing.TB, ca *spiffetest.CA, l net.Listener, paths []string) *Server {
+func newServer(t testing.TB, ca *spiffetest.CA, l net.Listener, address string, paths []string) *Server {
 	t.Helper()
 	if len(paths) == 0 {
 		t.Fatalf("workloadapitest: no identity to serve: give a path, such as \"/web\"")
@@ -139,8 +142,11 @@ func newServer(t testing.TB, ca *spiffetest.CA, l net.Listener, paths []string) 
 	if err != nil {
 		t.Fatalf("workloadapitest: %v", err)
 	}
-	s := &Server{t: t, ca: ca, jwtKey: key.Public(), changed: make(chan struct{})}
-	issuer, err := jwtsvid.NewIssuer(ca.TrustDomain(), jwtKeyID, key, &jwtsvid.IssuerOptions{WideAudience: true})
+	s := &Server{
+		redacted: redact.New("workloadapitest.Server(" + cmp.Or(address, "in memory") + ")"),
+		t:        t, ca: ca, address: address, jwtKeyID: "jwt-" + rand.Text(), jwtKey: key.Public(), changed: make(chan struct{}),
+	}
+	issuer, err := jwtsvid.NewIssuer(ca.TrustDomain(), s.jwtKeyID, key, &jwtsvid.IssuerOptions{WideAudience: true})
 	if err != nil {
 		t.Fatalf("workloadapitest: %v", err)
 	}
@@ -175,11 +181,8 @@ func newServer(t testing.TB, ca *spiffetest.CA, l net.Listener, paths []string) 
 	return s
 }
 
-// Address returns where the server is, as a [workloadapi.Config] has it, and "" if it is in
-// memory.
-func (s *Server) Address() string { return s.address }
-
-// Config returns the configuration of a source for this server.
+// Config returns the configuration of a source for this server. It has the address of the server or, if that
+// is in memory, a client that reaches it.
 func (s *Server) Config() workloadapi.Config {
 	return workloadapi.Config{Address: s.address, Client: s.client}
 }
@@ -216,14 +219,6 @@ func (s *Server) Snapshot() *spiffe.Snapshot {
 	defer s.mu.Unlock()
 	return s.snap
 }
-
-// String names the server and not its keys.
-func (s *Server) String() string {
-	return "workloadapitest.Server(" + cmp.Or(s.address, "in memory") + ")"
-}
-
-// GoString is String: the verb %#v must not print the keys either.
-func (s *Server) GoString() string { return s.String() }
 
 // wake tells open streams to look again, unless they hang.
 func (s *Server) wake() {
@@ -289,7 +284,7 @@ func (s *Server) publish(ids []workloadserver.Identity) error {
 		return err
 	}
 	c := own.Contents()
-	c.JWTAuthorities = map[string]crypto.PublicKey{jwtKeyID: s.jwtKey}
+	c.JWTAuthorities = map[string]crypto.PublicKey{s.jwtKeyID: s.jwtKey}
 	if own, err = spiffe.NewBundle(own.TrustDomain(), c); err != nil {
 		return err
 	}
