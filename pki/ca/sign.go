@@ -361,7 +361,7 @@ func (a *Authority) grant(s *state, kind rotation.Kind, ttl time.Duration, now t
 		if g.key = s.In(kind, Active); g.key == nil {
 			first := s.In(kind, Distributing)
 			if first == nil {
-				return notReady(0, "there is no JWT key yet; see that Run runs and the store answers")
+				return notReady(0, "there is no JWT key yet; see that the authority is running and its store answers")
 			}
 			return notReady(max(0, first.Activates.Sub(now)), "the first JWT key %s signs from %s, when validators have heard of it", first.ID, first.Activates.UTC().Format(time.RFC3339))
 		}
@@ -425,7 +425,8 @@ func (a *Authority) bound(s *state, kind rotation.Kind, key *rotation.Key) time.
 //
 // mu is held.
 func (a *Authority) staleError(bound time.Time) error {
-	err := fmt.Errorf("the store was last read at %s, and a rotation that began since would not cover what is signed after %s; see that Run runs and the store answers",
+	err := fmt.Errorf("the store was last read at %s, and a rotation that began since would not cover what is signed after %s; "+
+		"see that the authority is running and its store answers",
 		a.synced.UTC().Format(time.RFC3339), bound.UTC().Format(time.RFC3339))
 	if a.syncErr != nil {
 		err = fmt.Errorf("%w: %w", err, within(a.syncErr))
