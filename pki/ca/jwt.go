@@ -109,7 +109,7 @@ func (a *Authority) SignJWT(ctx context.Context, r JWTRequest) (string, error) {
 		return "", signCanceled(ctx, r.ID)
 	}
 	if kind, err := a.checkJWT(&r); err != nil {
-		return "", &SignError{Kind: kind, ID: r.ID, Err: err}
+		return "", refusal(kind, r.ID, err)
 	}
 	release, err := a.acquire(ctx, r.ID, r.Caller)
 	if err != nil {

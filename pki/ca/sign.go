@@ -46,6 +46,10 @@ type SignError struct {
 
 	// RetryAfter is when to come back; 0 if that is not known.
 	RetryAfter time.Duration
+
+	// Asked is the lifetime that was asked for and, of ErrTTL, Granted the one nearest to it that would be granted. Both
+	// are 0 if that is not what is wrong.
+	Asked, Granted time.Duration
 }
 
 func (e *SignError) Error() string {
@@ -169,7 +173,7 @@ func (a *Authority) Sign(ctx context.Context, r Request) ([]*x509.Certificate, e
 		return nil, signCanceled(ctx, r.ID)
 	}
 	if kind, err := a.check(&r); err != nil {
-		return nil, &SignError{Kind: kind, ID: r.ID, Err: err}
+		return nil, refusal(kind, r.ID, err)
 	}
 	release, err := a.acquire(ctx, r.ID, cmp.Or(r.LimitKey, r.Caller))
 	if err != nil {
@@ -250,11 +254,30 @@ func (a *Authority) checkID(id spiffe.ID) error {
 func checkTTL(ttl, longest time.Duration) (kind, err error) {
 	switch {
 	case ttl > longest:
-		return ErrTTL, fmt.Errorf("%v was asked for, the longest is %v", ttl, longest)
+		return ErrTTL, &ttlError{ttl, longest}
 	case ttl < minTTL:
-		return ErrTTL, fmt.Errorf("%v was asked for, the shortest is %v", ttl, minTTL)
+		return ErrTTL, &ttlError{ttl, minTTL}
 	}
 	return nil, nil
+}
+
+// ttlError says which lifetime was refused, and which would be granted.
+type ttlError struct{ asked, granted time.Duration }
+
+func (e *ttlError) Error() string {
+	if e.asked > e.granted {
+		return fmt.Sprintf("%v was asked for, the longest is %v", e.asked, e.granted)
+	}
+	return fmt.Sprintf("%v was asked for, the shortest is %v", e.asked, e.granted)
+}
+
+// refusal returns the error for what was asked for.
+func refusal(kind error, id spiffe.ID, err error) *SignError {
+	e := &SignError{Kind: kind, ID: id, Err: err}
+	if ttl, ok := errors.AsType[*ttlError](err); ok {
+		e.Asked, e.Granted = ttl.asked, ttl.granted
+	}
+	return e
 }
 
 // acquire waits for a place among those that sign.

@@ -295,7 +295,7 @@ func (c *Config) replacesOwn(ctx context.Context, log *slog.Logger) error {
 		log.Warn("caconfig: the own CA signs nothing any more, as one is plugged in; -replace-own-ca says that this is meant", "own", own.Where, "plugged_in", c.pluggedIn.Dir)
 		return nil
 	}
-	return misused("-root-ca-dir: there is a CA in %s, and another one %s, whose root clients trust; "+
+	return fmt.Errorf("-root-ca-dir: there is a CA in %s, and another one %s, whose root clients trust; "+
 		"set -replace-own-ca to sign with the one that is plugged in, or empty -root-ca-dir to go on with the own one", c.pluggedIn.Dir, own.Where)
 }
 
@@ -461,7 +461,7 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 	if pluggedIn, err := c.pluggedInFiles(); err != nil {
 		return err
 	} else if pluggedIn && c.Development() {
-		return misused("-root-ca-dir: there is a CA in %s, and a server without -kubernetes and -jwt-rule is for development: it signs any name for all that have its secret; empty this flag to serve a CA of its own", c.pluggedIn.Dir)
+		return fmt.Errorf("-root-ca-dir: there is a CA in %s, and a server without -kubernetes and -jwt-rule is for development: it signs any name for all that have its secret; empty this flag to serve a CA of its own", c.pluggedIn.Dir)
 	}
 	at := caserver.Listeners{LinkerdPlaintext: c.linkerdPlaintext}
 	for _, p := range []struct {
