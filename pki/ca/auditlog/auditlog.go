@@ -1,6 +1,5 @@
-// Package auditlog keeps the audit record of a certificate authority in a file: one line of JSON for
-// each certificate or token that was issued, on the disk before the certificate leaves, and one for each change of
-// the authority's keys.
+// Package auditlog keeps the audit record of a certificate authority in a file: one line of JSON for each certificate or
+// token, on the disk before it leaves, and one for each change of the authority's keys.
 //
 // Give a [Log] to ca.Config.Auditor:
 //
@@ -12,21 +11,20 @@
 //
 // # What it promises
 //
-// When [Log.Record] returns nil, the line has been written and fsync has returned without an error.
-// Records that come at the same time share one fsync. A disk that is slow pushes back: the queue is
-// bounded, and a caller that finds it full waits until its context is done. When writing or fsync fails, every
-// record that was in that write gets the error, and the log stays failed until the file was opened
-// anew and everything about it worked; no later success hides a lost write.
+// When [Log.Record] returns nil, the line has been written and fsync has returned without an error. Records that come at
+// the same time share one fsync. A slow disk pushes back: the queue is bounded, and a caller that finds it full waits
+// until its context is done. When writing or fsync fails, every record of that write gets the error, and the log stays
+// failed until the file was opened again and a write worked; no later success hides a lost one.
 //
-// What a crash left unfinished is ended by a newline before anything is added, so that no record is
-// ever glued to a torn one. A line may be in the file although Record returned an error; then its
-// certificate was thrown away. A certificate without a line does not exist.
+// A line that a crash left unfinished gets its newline before anything is added, so that no record is ever glued to it. A
+// line may be in the file although Record returned an error; then its certificate was thrown away. There is no
+// certificate without a line.
 //
-// [Log.Err] says whether a record could be written now, for pages about health: a disk that is full, a file that cannot
-// be opened. When there is room again, the log goes on by itself.
+// [Log.Err] says whether a record could be written now, for pages about health. When there is room again, the log goes on
+// by itself.
 //
-// The file must belong to the user of this process or to root, and so must its folder and those above it. That other users can
-// read the file, or write to it or to a folder, is accepted, and a warning of Options.Logger says which chmod helps.
+// The file, its folder and those above it must belong to the user of this process or to root. If other users can read the
+// file, or write to it or to a folder, Options.Logger gets a warning that names the chmod that helps.
 //
 // # The format
 //
@@ -68,27 +66,25 @@
 //
 // The log itself writes one with the event "removed" and the names of files in detail: see below.
 //
-// By prev each line vouches for the one before, also across files that were moved away; the first
-// line ever has zeros there, and so has the first one of a process that found an empty file and has no
-// MaxSize, by which it would know the name of the file before. So a line that was changed or taken out is
-// noticed by the one that follows it: [Read] says where. A file whose end was cut off, or that was written anew
-// as a whole, can only be told from a copy of a later line elsewhere.
+// By prev each line vouches for the one before, also across files that were moved away. The first line ever has zeros
+// there, and so has the first one of a process that found an empty file and has no MaxSize, by which it would know the
+// file before. So the next line shows that a line was changed or taken out: [Read] says where. That the end of a file was
+// cut off, or that all of it was rewritten, shows only in a copy of a later line elsewhere.
 //
 // # Rotation
 //
-// With Options.MaxSize a file that is full gets a name with the date and a number, such as
-// audit-20060102.1.jsonl, and a new one begins. Programs such as logrotate may move the file
-// instead of that; the log notices before its next write, and [Log.Reopen] is for those that must be sure
-// that nothing is written to the old one any more.
+// With Options.MaxSize a full file is renamed with the date and a number, such as audit-20060102.1.jsonl, and a new one
+// begins. A program such as logrotate may move the file instead: the log notices before its next write, and after
+// [Log.Reopen] nothing is written to the old file any more.
 //
-// Options.KeepSize and Options.KeepAge bound the full files; without them nothing is ever deleted. The oldest go
-// first. The present file and the newest full one always stay, so that the chain goes on. A file with such a name that
-// does not end with a record, or that belongs to another user, stays, too. The log names what it removes in a line
-// of its own, which tells that from a deletion by another program. The files that are left are a chain.
+// Options.KeepSize and Options.KeepAge bound the full files; without them nothing is ever deleted. The oldest go first.
+// The current file and the newest full one always stay, so that the chain goes on. A file with such a name that does not
+// end with a record, or that belongs to another user, stays too. The log names the files that it removes in a line of its
+// own, which tells that from a deletion by another program. The files that are left are a chain.
 //
-// On systems with flock (all but Windows, Solaris, AIX and Plan 9) several processes of one machine
-// may write to the same file with the same Options, for instance a server and a command of its
-// operator. One that holds the lock on the file for more than 10 seconds makes records fail.
+// On systems with flock (all but Windows, Solaris, AIX and Plan 9) several processes of one machine may write to the same
+// file with the same Options, such as a server and an operator's command. A process that holds the lock on the file for
+// more than 10 seconds makes records fail.
 package auditlog
 
 import (
@@ -122,18 +118,18 @@ const (
 	attemptEvery = time.Second // from a failure to the next attempt to open the file, and how long an answer of Err counts
 )
 
-// Options changes how a [Log] works. The zero value is the usual.
+// Options are the options of [Open]. Zero means the default that is named here.
 type Options struct {
-	// MaxSize is the size in bytes at which a file is full. It is looked at before each write, so a
-	// file gets larger only if what is written at once is larger. 0 means no limit.
+	// MaxSize is the size in bytes at which a file is full. It is checked before each write, so that a file gets larger only
+	// if a single write is larger. 0 means no limit.
 	MaxSize int64
 
-	// Queue is how many records wait while the disk is at work; more wait outside. 0 means 1024.
+	// Queue is how many records wait while the disk is busy; callers with more wait until there is room. 0 means 1024.
 	Queue int
 
-	// KeepSize is how many bytes the full files may have together, before the oldest are removed; 0 means no limit.
-	// KeepAge is how long a full file is kept after its last record; 0 means for ever. Both are looked at when a file
-	// is full, at the start, and once an hour while there are records.
+	// KeepSize is how many bytes the full files may have together before the oldest are removed; 0 means no limit. KeepAge is
+	// how long a full file is kept after its last record; 0 means for ever. Both are checked when a file is full, at the
+	// start, and once an hour while there are records.
 	KeepSize int64
 	KeepAge  time.Duration
 
@@ -142,8 +138,8 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// Log is an audit log in a file; [Open] makes one. It implements ca.Auditor. All methods may be
-// called at the same time. A goroutine runs while there is something to write or to look at, and none otherwise.
+// Log is an audit log in a file; [Open] makes one. It is a [ca.Auditor]. It is safe for concurrent use. A goroutine runs
+// while there is work for the disk, and none otherwise.
 type Log struct {
 	path  string
 	o     Options
@@ -320,9 +316,9 @@ const (
 )
 
 // Err returns nil if a record could be written now, and otherwise why not: the error of the last attempt, a disk without
-// room for one more record, one that has not answered for ten seconds. It wraps [fs.ErrClosed] after [Log.Close]. It looks at the disk at
-// most once a second, and not while records are written well, so that pages about health may call it at any rate. It waits for
-// the disk for a second at most, and returns what it knew before then.
+// room for another record, or one that has not answered for ten seconds. It wraps [fs.ErrClosed] after [Log.Close]. It
+// checks the disk at most once a second, and not while writes succeed, so that pages about health may call it at any
+// rate. It waits for the disk for a second at most; then the answer before counts.
 func (l *Log) Err() error {
 	if done := l.check(); done != nil {
 		timer := time.NewTimer(checkWait)
@@ -371,9 +367,9 @@ func (l *Log) check() <-chan struct{} {
 	return done
 }
 
-// Reopen closes the file and opens what is at its path now, creating it if it was moved away. Once
-// it returns, nothing is written to the old file any more. It also ends a failure at once, if the
-// file can be used again; otherwise that is tried once a second while there are records to write.
+// Reopen closes the file and opens the one at its path, creating it if it was moved away. When it returns, nothing is
+// written to the old file any more. It also ends a failure at once, if the file can be used again; otherwise that is tried
+// once a second while there are records to write.
 func (l *Log) Reopen() error {
 	l.disk.Lock()
 	defer l.disk.Unlock()

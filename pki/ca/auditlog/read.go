@@ -22,13 +22,12 @@ var (
 	ErrChain = errors.New("the line before is not the one that this line was written after")
 )
 
-// Read yields the records of an audit log in their order. What is wrong with a line is yielded as an error
-// that has the number of the line and wraps one of the errors above, after which the records go on: with the
-// record if it is [ErrChain], and with the zero Entry otherwise. Any other error is one of r, and the last thing
-// that is yielded.
+// Read yields the records of an audit log in their order. For a line that is wrong it yields an error that has the number
+// of the line and wraps one of the errors above, with the record for [ErrChain] and with the zero Entry otherwise, and goes
+// on. Any other error is one of r, and ends the sequence.
 //
-// The first line may follow on any line of another file. To check several files as one, give them
-// to [io.MultiReader] in their order. Memory is bounded: a line of more than 64 KiB is malformed.
+// The first line may follow any line of another file. To check several files as one, pass them to [io.MultiReader] in
+// order. Memory is bounded: a line of more than 64 KiB is malformed.
 func Read(r io.Reader) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		lines := lineReader{r: bufio.NewReader(r), hash: sha256.New()}

@@ -1,15 +1,13 @@
-// Package kubesecret keeps the record of a certificate authority in a Kubernetes Secret, so that all
-// replicas of a CA share one root, and so that it outlives them. [New] makes a [Store] for package
-// ca:
+// Package kubesecret keeps the record of a certificate authority in a Kubernetes Secret, which all replicas of the CA share.
+// [New] makes a [Store] for package ca:
 //
 //	store, err := kubesecret.New(kubesecret.Options{})
 //	…
 //	authority, err := ca.Open(ctx, cfg, store)
 //
-// The Secret has the name, the type and the keys that Istio's CA uses. So a cluster can move from one
-// to the other and keep its root: what Istio has created is adopted, and Istio can read what this
-// package writes. Only one of the two may run at a time: Istio's does not know of a rotation in four
-// steps.
+// The Secret has the name, the type and the items that Istio's CA uses. So a cluster can move from one to the other and
+// keep its root: Istio's Secret is adopted, and Istio can read ours. Only one of the two may run at a time: Istio's CA does
+// not know of a rotation in four steps.
 //
 // # Concurrent writers
 //
@@ -31,8 +29,8 @@
 //	- {apiGroups: [""], resources: [secrets], resourceNames: [istio-ca-secret], verbs: [get, update]}
 //	- {apiGroups: [""], resources: [secrets], verbs: [create]}
 //
-// RBAC cannot limit create to a name. An operator that does without the second rule creates the Secret
-// once, of the right type and empty. A client that may read the Secret can sign for the whole trust domain.
+// RBAC cannot limit create to a name. Instead of granting the second rule, an operator may create the Secret once, with the
+// right type and empty. A client that may read the Secret can sign for the whole trust domain.
 package kubesecret
 
 import (
@@ -88,9 +86,8 @@ type Options struct {
 // redacted is the text that a Store is printed as.
 type redacted = redact.Text
 
-// Store is a [ca.Store] in one Secret. [New] makes one. It keeps nothing in memory, and may be used
-// from many goroutines. It repeats nothing by itself. The version of its records is the
-// resourceVersion of the Secret.
+// Store is a [ca.Store] in one Secret. [New] makes one. It keeps nothing in memory, does not retry, and is safe for
+// concurrent use. The version of its records is the resourceVersion of the Secret.
 type Store struct {
 	redacted
 	client          *kube.Client

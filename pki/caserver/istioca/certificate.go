@@ -13,11 +13,12 @@ import (
 )
 
 // ClientCertificates proves callers of the trust domain by certificates of the signer itself: see
-// [authn.ClientCertificate]. They are verified by its CallerBundle, which is without tainted roots.
+// [authn.ClientCertificate]. They are verified with its CallerBundle, which has no tainted roots.
 //
-// A caller may renew for longest since it was last proven by something else, such as a token: [ca.Signer].Proven tells
-// when that was, and a caller of which it cannot tell is refused. 0 means without end. The thief of a key
-// may renew for as long. A caller that has another proof beside its certificate is authenticated by that, with [authn.FirstOf].
+// A caller may renew by certificate alone for longest since its last other proof, such as a token; 0 means without end. A
+// stolen key can be renewed for as long. [ca.Signer].Proven tells when the last other proof was; a caller for which it
+// cannot tell is refused. With [authn.FirstOf] a caller with another proof beside its certificate is authenticated by
+// that.
 func ClientCertificates(signer ca.Signer, td spiffe.TrustDomain, longest time.Duration) (authn.Authenticator, error) {
 	if longest < 0 {
 		return nil, fmt.Errorf("istioca: client certificates: the longest time is negative (%v)", longest)
@@ -43,7 +44,7 @@ func ClientCertificates(signer ca.Signer, td spiffe.TrustDomain, longest time.Du
 	}), nil
 }
 
-// errRenewed says that a caller has to prove itself by something else again.
+// errRenewed says that a caller needs another proof than its certificate again.
 var errRenewed = errors.New("its holder was last proven by something else than a certificate too long ago")
 
 // callers is the source of the bundle that callers are verified by.

@@ -15,35 +15,34 @@
 //
 // # What it promises
 //
-// A caller gets a certificate for what its proof of identity proved, whatever it asks for. One that is proven by another
-// name than a SPIFFE ID gets none. The server
-// verifies the signature of the signing request, and takes from it the public key and whether a common
-// name is wanted. Nothing else of it is used.
+// A caller gets a certificate for the SPIFFE ID that its proof of identity proved, whatever it asks for; without an ID it
+// gets none. The server verifies the signature of the signing request, and takes from it the public key and whether a
+// common name is wanted, and nothing else.
 //
-// The caller is authenticated before the request is read. Requests are bounded in size and in time. A
-// panic of an authenticator or a signer ends one call. A client is told a constant text, or what is wrong
-// with its own request; the reason goes to the log, with the address of the client.
+// The caller is authenticated before the request is read. Requests are bounded in size and in time. A panic of an
+// authenticator or a signer ends one call. A client is told a constant text, or what is wrong with its own request; the
+// reason goes to the log, with the address of the client.
 //
 // # Certificates as proof
 //
-// [ClientCertificates] authenticates callers by the certificates that the authority signed for them before, so that a
-// workload without a token renews by itself, as a virtual machine of Istio does. It verifies them at each request, on
-// old connections too, by the CallerBundle of the authority: a root that was tainted authenticates nothing from that
-// moment on. Such a caller gets certificates of [Options].CertificateTTL at most, and, if the operator has set a limit,
-// none when it was last proven by something else too long ago.
+// [ClientCertificates] authenticates callers by certificates that the authority signed for them before, so that a workload
+// without a token renews by itself, as a virtual machine of Istio does. It verifies them at each request, on old
+// connections too, with the CallerBundle of the authority: a tainted root authenticates nothing. Such a caller gets
+// certificates of [Options].CertificateTTL at most and, if the operator has set a limit, none when its last other proof
+// is too old.
 //
 // # Answers
 //
-// The chain has one certificate in each text, leaf first, then intermediates. The last text has all roots
-// of the current trust bundle, and no text before it has a root. Clients of this API refuse an answer
-// without roots, so the server does not send one.
+// The chain has one certificate in each text, leaf first, then intermediates. The last text has all roots of the current
+// trust bundle, and no other text has one. Clients of this API refuse an answer without roots, so the server does not send
+// one.
 //
 // The codes are those that Istio's agents expect:
 //
 //	Unauthenticated    the caller is not known; impersonation was refused; the connection is not
 //	                   encrypted
-//	InvalidArgument    the request, its CSR or its lifetime (one longer than the authority grants is
-//	                   refused, not shortened, unless the caller is proven by its certificate alone; 0 or
+//	InvalidArgument    the request, its CSR or its lifetime (one longer than the authority grants is refused, with both
+//	                   figures, and not shortened, unless the caller is proven by its certificate alone; 0 or
 //	                   less means the default)
 //	Internal           building the certificate failed
 //	Unavailable        the authority cannot sign now, cannot record what it signs, or took too long; the
@@ -51,12 +50,11 @@
 //	ResourceExhausted  a limit of the authority; the request is too large
 //	PermissionDenied   the policy refused the caller, or the authority may not sign for its ID
 //
-// Istio's own CA answers Internal while it cannot sign, and Unauthenticated while it cannot authenticate.
-// Its agents retry Internal and Unavailable in the same way, and Unauthenticated not at all, while other
-// gRPC clients retry only Unavailable. So Unavailable is the better code for what passes. Istio's CA has
-// nothing like the last two rows. If it is known when to come back, the status has a
-// google.rpc.RetryInfo, and the trailer grpc-retry-pushback-ms has the same in milliseconds for the
-// retries that are built into gRPC.
+// Istio's own CA answers Internal while it cannot sign, and Unauthenticated while it cannot authenticate. Its agents retry
+// Internal and Unavailable in the same way, and Unauthenticated not at all, while other gRPC clients retry only
+// Unavailable. So Unavailable is the better code for a failure that passes. Istio's CA has nothing like the last two rows.
+// If it is known when to come back, the status has a google.rpc.RetryInfo, and the trailer grpc-retry-pushback-ms has the
+// same in milliseconds for the retries that are built into gRPC.
 //
 // # What it does not do
 //
@@ -120,8 +118,9 @@ type Options struct {
 	NodeAuthorizer func(ctx context.Context, caller *authn.Caller, requested spiffe.ID) error
 
 	// CertificateTTL is the longest lifetime for a caller that its certificate alone proves, to this server or to a proxy
-	// ([authn.ForwardedCertificate]). Such a caller gets this much if it asks for more or for none: so a key that was stolen for an hour is no way to a certificate of [ca.Config].MaxTTL. 0
-	// means 24 hours, and what the authority does by default for a request that names no lifetime.
+	// ([authn.ForwardedCertificate]). Such a caller gets this lifetime if it asks for more or for none, so that an hour with a
+	// stolen key cannot buy a certificate of [ca.Config].MaxTTL. 0 means 24 hours, and the authority's default for a request
+	// that names no lifetime.
 	CertificateTTL time.Duration
 
 	// AllowPlaintext accepts connections without TLS. Tokens are readable on them: set it only for Unix
@@ -134,10 +133,9 @@ type Options struct {
 	// seconds is given up earlier.
 	Timeout time.Duration
 
-	// Logger gets what was issued (Debug), what was refused and why (Info), and what went wrong in the server
-	// or its parts (Warn, and Error for a panic). Of refusals and failures it gets the first of each reason at
-	// once and a count of the others every minute, so that no caller can fill a log; one that takes Debug gets
-	// each of them. Nil discards them.
+	// Logger gets certificates (Debug), refusals with their reason (Info), and failures of the server or its parts (Warn, and
+	// Error for a panic). Of refusals and failures it gets the first of each reason at once and a count of the others every
+	// minute, so that no caller can fill a log; one that takes Debug gets each of them. Nil means silence.
 	Logger *slog.Logger
 }
 
@@ -181,7 +179,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.handler.S
 // intermediate before the first certificate, is left out.
 func (s *Server) Report() report.Report { return report.Report{Metrics: s.metrics.Write} }
 
-// tail is the part of an answer after the leaf, as it was last. It never changes.
+// tail is the part of the last answer after its leaf. It never changes.
 type tail struct {
 	chain   []*x509.Certificate // after the leaf, as the signer returned it
 	bundle  *spiffe.Bundle

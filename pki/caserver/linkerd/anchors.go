@@ -18,8 +18,7 @@ func (s *Server) anchors() *spiffe.Bundle {
 	return nil
 }
 
-// verifyIssuer reports whether what signs can lead to a good certificate now, as far as that is known
-// before it has signed.
+// verifyIssuer reports whether the issuer chains to the anchors now, as far as that is known before it signs.
 func (s *Server) verifyIssuer(anchors *spiffe.Bundle) error {
 	if s.opts.Issuer != nil {
 		if chain := s.opts.Issuer(); len(chain) > 0 {
@@ -39,8 +38,7 @@ func (s *Server) verifyIssuer(anchors *spiffe.Bundle) error {
 	return errors.New("no trust anchor is valid now")
 }
 
-// above returns what stands above the leaf of a chain that leads to the anchors now, the direct issuer
-// first.
+// above returns the certificates above the leaf of a chain that leads to the anchors now, the direct issuer first.
 func above(chain []*x509.Certificate, anchors *spiffe.Bundle) ([]*x509.Certificate, error) {
 	paths, err := verify(chain, anchors)
 	if err != nil {
@@ -58,7 +56,7 @@ func above(chain []*x509.Certificate, anchors *spiffe.Bundle) ([]*x509.Certifica
 	return nil, errors.New("the leaf is a trust anchor itself, or is not signed by what follows it in the chain")
 }
 
-// verify verifies a chain for the purpose that proxies verify it for.
+// verify verifies a chain as proxies do, for servers.
 func verify(chain []*x509.Certificate, anchors *spiffe.Bundle) ([][]*x509.Certificate, error) {
 	between := x509.NewCertPool()
 	for _, c := range chain[1:] {

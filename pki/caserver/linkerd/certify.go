@@ -185,8 +185,7 @@ func (s *Server) review(ctx context.Context, r *request) (*kube.Account, error) 
 	return account, nil
 }
 
-// sign returns the chain for an identity that was proven: the leaf and what is sent with it. It checks what
-// the signer returned.
+// sign returns the chain for an identity that was proven: the leaf and its issuers. It checks the answer of the signer.
 func (s *Server) sign(ctx context.Context, r *request, account *kube.Account, csr *pki.CSR) ([]*x509.Certificate, error) {
 	ticket := s.tickets.Add(1)
 	chain, err := s.opts.Signer.Sign(ctx, ca.Request{
@@ -224,14 +223,14 @@ func (s *Server) sign(ctx context.Context, r *request, account *kube.Account, cs
 	return append(chain[:1:1], issuers...), nil
 }
 
-// badIssuer is the error for what signs and does not verify.
+// badIssuer is the error for an issuer that does not verify.
 func (s *Server) badIssuer(ctx context.Context, r *request, err error) error {
 	err = fmt.Errorf("the issuer does not verify against the trust anchors: %w", err)
 	s.tell(ctx, Event{Reason: "IssuerValidationFailed", Warning: true}, "no certificate for %.253q: %v", r.identity, err)
 	return caservice.Refuse(grpchttp.Unavailable, "the issuer cannot be used now; try again later", err)
 }
 
-// checkLeaf reports whether the signer has made what it was asked for.
+// checkLeaf reports whether the signer has made the certificate that was asked for.
 func checkLeaf(chain []*x509.Certificate, csr *pki.CSR, name string) error {
 	if err := caservice.CheckChain(chain, csr); err != nil {
 		return err

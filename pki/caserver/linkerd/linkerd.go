@@ -11,10 +11,9 @@
 //
 // # What it promises
 //
-// A caller gets a certificate for the name of the service account that its token belongs to, and for
-// nothing else. The name that it asks for must be that name. The server verifies the signature of the
-// signing request, and takes from it the public key and whether a common name is wanted. Nothing else of
-// it is used.
+// A caller gets a certificate for the name of the service account that its token belongs to, and for nothing else. It must
+// ask for that name. The server verifies the signature of the signing request, and takes from it the public key and
+// whether a common name is wanted, and nothing else.
 //
 // The answer is checked before it is sent: the certificate has that one name and the key of the request,
 // and leads to the current trust anchors. A token is in no log and no error.
@@ -26,7 +25,7 @@
 //	Unauthenticated     the connection is not encrypted
 //	Unavailable         there are no trust anchors yet
 //	InvalidArgument     no identity; no token; no CSR; a CSR that is not PKCS#10 in DER
-//	Unavailable         what signs does not verify against the trust anchors, or is not valid now
+//	Unavailable         the issuer does not verify against the trust anchors, or is not valid now
 //	FailedPrecondition  the CSR does not have the one DNS name that is asked for, or has another common
 //	                    name, or an address, URI or email; its signature is bad; its key is not ECDSA
 //	                    or weak
@@ -37,10 +36,10 @@
 //	FailedPrecondition  the token belongs to another name
 //	Internal            signing failed
 //
-// Linkerd's own certifier does not have the first row, answers Unknown in the fourth, verifies no signature, and comes to the
-// key only when it signs, with Internal. Beyond those, ResourceExhausted is a limit of the authority
-// or a request that is too large, and Unavailable an authority that cannot sign now, cannot record what it
-// signs, or takes too long. A client cannot tell a bad token from a bad name by the code alone.
+// Linkerd's own certifier does not have the first row, answers Unknown in the fourth, verifies no signature, and checks the
+// key only when it signs, with Internal. Beyond those, ResourceExhausted is a limit of the authority or a request that is
+// too large, and Unavailable an authority that cannot sign now, cannot write its audit record, or takes too long. A client
+// cannot tell a bad token from a bad name by the code alone.
 //
 // The certificates in an answer are DER, as Linkerd sends them; the comments of its protobuf definition
 // say PEM. The direct issuer always follows the leaf, even when it is a trust anchor.
@@ -98,40 +97,36 @@ type Options struct {
 	// ends, for peers whose clocks differ. 0 means 10 seconds.
 	ClockSkew time.Duration
 
-	// Issuer returns the certificate that signs now, followed by those between it and a trust anchor, or
-	// nothing if that is not known. With it, an issuer that has expired or is no longer under the trust
-	// anchors is found out before the shape of the signing request and the token are looked at, and the
-	// metric knows the issuer before the first request. Nil means to learn it from what was signed. It is
-	// safe for concurrent use.
+	// Issuer returns the certificate that signs now, followed by those between it and a trust anchor, or nothing if that is
+	// not known. With it, an issuer that has expired or is no longer under the trust anchors is refused before the names of
+	// the signing request and the token are checked, and the metric knows the issuer before the first request. Nil means to
+	// learn it from signed certificates. It is safe for concurrent use.
 	Issuer func() []*x509.Certificate
 
 	// AllowPlaintext accepts connections that are neither TLS nor a Unix socket. Tokens are readable on them: set it only for
 	// a proxy on the same host that terminates TLS, and for tests.
 	AllowPlaintext bool
 
-	// Events, if set, is called with what happens while the client waits, so it must not block. It is safe
-	// for concurrent use.
+	// Events, if set, is called with each event while the client waits, so it must not block. It is safe for concurrent use.
 	Events func(context.Context, Event)
 
 	// Timeout bounds the work for one request. 0 means 75 seconds, enough for a registration authority that
 	// waits a minute for its own. A request that has not arrived after 10 seconds is given up earlier.
 	Timeout time.Duration
 
-	// Logger gets what was issued (Debug), what was refused and why (Info), and what went wrong in the server
-	// or its parts (Warn, and Error for a panic). Of refusals and failures it gets the first of each reason at
-	// once and a count of the others every minute, so that no caller can fill a log; one that takes Debug gets
-	// each of them. Nil discards them.
+	// Logger gets certificates (Debug), refusals with their reason (Info), and failures of the server or its parts (Warn, and
+	// Error for a panic). Of refusals and failures it gets the first of each reason at once and a count of the others every
+	// minute, so that no caller can fill a log; one that takes Debug gets each of them. Nil means silence.
 	Logger *slog.Logger
 }
 
-// Event tells an operator what happened. Its fields are those of an event in Kubernetes.
+// Event is for operators. Its fields are those of an event in Kubernetes.
 type Event struct {
 	// Reason is one of
 	//
 	//   - IssuedLeafCertificate: a certificate was issued and is being sent.
 	//   - IssuerUpdated: another certificate signs than before.
-	//   - IssuerValidationFailed, a warning: nothing was issued, as the certificate that signs does not verify
-	//     against the trust anchors.
+	//   - IssuerValidationFailed, a warning: nothing was issued, as the issuer does not verify against the trust anchors.
 	Reason  string
 	Warning bool
 	Message string

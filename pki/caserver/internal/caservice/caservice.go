@@ -1,6 +1,5 @@
-// Package caservice is what the certificate services below pki/caserver have in common: a gRPC service
-// with one unary method, the limits of its calls, what is logged of them, and what a client is told when
-// the signer fails.
+// Package caservice is shared by the certificate services below pki/caserver: a gRPC service with one unary method, the
+// limits and the log of its calls, and what a client is told when the signer fails.
 package caservice
 
 import (
@@ -37,7 +36,7 @@ const (
 	maxPeerIncoming = 16 << 20  // of one connection
 	maxCommonName   = 64        // bytes; RFC 5280 calls it ub-common-name
 
-	// To verify a signing request takes a processor for longer than all that comes before it. What would wait longer
+	// Verifying a signing request takes a processor for longer than everything before it. A request that would wait longer
 	// for one than queueTime is refused, so that an overload does not make every request late.
 	queueTime = 50 * time.Millisecond
 	maxQueue  = 4096
@@ -49,9 +48,8 @@ type Service struct {
 	Path    string        // of the method
 	Timeout time.Duration // of a call; 0 means 75 seconds
 
-	// Logger gets each certificate at level Debug. Of what is refused it gets the first of each reason at once, and a
-	// count of the others every minute, so that a caller cannot fill a log; one that takes Debug gets each of them. Nil
-	// discards.
+	// Logger gets each certificate at level Debug. Of refusals it gets the first of each reason at once, and a count of the
+	// others every minute, so that a caller cannot fill a log; one that takes Debug gets each of them. Nil means silence.
 	Logger *slog.Logger
 
 	// Reasons are errors that are told apart in the log, beside those of package ca and the codes.
@@ -96,8 +94,8 @@ type Call struct {
 	turns  *limit.Limiter
 }
 
-// ParseCSR returns what parse returns, when a processor is free for it: parse verifies a signing request. It is refused
-// if that would take too long.
+// ParseCSR calls parse, which verifies a signing request, when a processor is free, and returns its results. The call is
+// refused if it would have to wait too long.
 func (c *Call) ParseCSR(ctx context.Context, parse func() (*pki.CSR, error)) (*pki.CSR, error) {
 	if err := c.turns.Acquire(ctx, ""); err != nil {
 		over, ok := errors.AsType[*limit.Error](err)
@@ -177,7 +175,7 @@ func (s *Service) log(ctx context.Context, c *Call, e *grpchttp.Error) {
 	}
 }
 
-// reason is the kind of a refusal, none of which has a text that a client can choose.
+// reason is the kind of a refusal. A client cannot choose its text.
 func (s *Service) reason(e *grpchttp.Error) string {
 	for _, kind := range slices.Concat(s.Reasons, reasons) {
 		if errors.Is(e.Err, kind) {
@@ -306,8 +304,8 @@ func Retryable(err error) (after time.Duration, ok bool) {
 	return after, ok
 }
 
-// CheckChain reports whether what a signer returned can be sent: the size of the chain, and that the leaf
-// is not a CA and has the key of the request.
+// CheckChain reports whether the chain of a signer can be sent: its size, and that the leaf is not a CA and has the key of
+// the request.
 func CheckChain(chain []*x509.Certificate, csr *pki.CSR) error {
 	if err := certchain.CheckSize(chain); err != nil {
 		return fmt.Errorf("chain: %w", err)
