@@ -1,6 +1,6 @@
-// Package athenzname has the names of services in Athenz: principals, the Kubernetes namespaces and service accounts that
-// stand for them, and the names in the certificates of their instances. The agent of a node, the provider, the clients of
-// ZTS and its servers share them:
+// Package athenzname implements the names of services in Athenz: principals, the Kubernetes namespaces and service accounts
+// that map to them, and the names in the certificates of their instances. Node agents, providers, and the clients and
+// servers of ZTS share it:
 //
 //	mapping := athenzname.Mapping{AdminDomain: "k8s.admin"}
 //	web, err := mapping.Service("media-sports", "frontend") // media.sports.frontend
@@ -8,7 +8,7 @@
 //	instance := athenzname.Instance{Provider: provider, Service: web, ID: "web-0", Suffix: "svc.cluster.local"}
 //	expectation, err := instance.Expectation(td) // its Names are those of a signing request
 //
-// Names are lower case, as ZTS makes every name that it is sent, and are compared byte for byte.
+// Names are lower case, as ZTS makes every name, and are compared byte for byte.
 package athenzname
 
 import (
@@ -47,7 +47,7 @@ func ParseService(s string) (Service, error) {
 	return service, service.Check()
 }
 
-// Check reports whether the domain and the name are what they have to be.
+// Check reports whether the domain and the name are valid.
 func (s Service) Check() error {
 	if !isDomain(s.Domain) || !isSimple(s.Name) || len(s.Domain)+len(s.Name) >= maxName {
 		return fmt.Errorf("athenzname: service %.200q in domain %.200q: names consist of a-z, 0-9, _ and inner hyphens, with dots between those of a domain, %d bytes in all at most: %w",
@@ -177,7 +177,7 @@ func (m Mapping) Service(namespace, account string) (Service, error) {
 	return s, nil
 }
 
-// Instance is one running instance of a service, such as a pod, and what its certificate says of it.
+// Instance is one running instance of a service, such as a pod, with the names in its certificate.
 type Instance struct {
 	Provider Service // that vouches for it, such as k8s.admin.athenz-callback
 	Service  Service
@@ -190,7 +190,7 @@ type Instance struct {
 	SPIFFE spiffe.ID
 }
 
-// Check reports whether the names are what they have to be.
+// Check reports whether the names are valid.
 func (i Instance) Check() error {
 	if err := i.Provider.Check(); err != nil {
 		return fmt.Errorf("provider: %w", err)
@@ -234,7 +234,7 @@ func (i Instance) names() ([]pki.SAN, error) {
 	return names, nil
 }
 
-// Expectation returns what a certificate of the instance has to be: its common name is the principal, or it is empty and
+// Expectation describes a certificate of the instance: its common name is the principal, or it is empty and
 // the SPIFFE ID of the instance is there, and it has no name that is not the instance's. The roots are those of td.
 //
 // Its Names are those of a signing request for the instance: its DNS names, its addresses and its SPIFFE ID. The common

@@ -1,6 +1,5 @@
-// Package caserver makes a server of a certificate authority: the certificate APIs of Istio and of Linkerd,
-// the bundle endpoint of SPIFFE federation, metrics and health, all from one CA, with a certificate that the
-// CA itself signs.
+// Package caserver serves a certificate authority: the certificate APIs of Istio and of Linkerd, the bundle endpoint of
+// SPIFFE federation, metrics and health, all from one CA, with a certificate that the CA itself signs.
 //
 //	server, err := caserver.New(caserver.Options{
 //		CA:    authority, // of package ca or ra
@@ -11,8 +10,8 @@
 //	…
 //	err = server.Run(ctx, caserver.Listeners{Istio: public, Admin: local})
 //
-// The program examples/ca is made of it. A program with other APIs takes the handlers of packages istioca,
-// linkerd and federation by themselves, and serves them with [Serve] or another server of package net/http.
+// The program examples/ca uses it. A program with other APIs takes the handlers of packages istioca, linkerd and
+// federation by themselves, and serves them with [Serve] or another server of package net/http.
 package caserver
 
 import (
@@ -49,10 +48,9 @@ import (
 
 // Options are the parts of a [Server]. CA and ID are required.
 type Options struct {
-	// CA is a *ca.Authority or a *ra.RA. If it also has a method Run(context.Context) error, the Server runs
-	// it. If it has a method Changed() <-chan struct{}, whose channel is closed when the bundle changes, the
-	// Server waits for changes instead of polling. If it has a method Health() ca.Health, /ready and the metrics tell
-	// that.
+	// CA is a *ca.Authority or a *ra.RA. If it has a method Run(context.Context) error, the Server runs it. If it has a method
+	// Changed() <-chan struct{}, whose channel is closed when the bundle changes, the Server waits for changes instead of
+	// polling. If it has a method Health() ca.Health, /ready and the metrics show that.
 	CA ca.Signer
 
 	// ID is the identity of the server in its certificate, a workload's ID in the trust domain of the CA.
@@ -65,9 +63,9 @@ type Options struct {
 	Istio   *istioca.Options
 	Linkerd *linkerd.Options
 
-	// RenewByCertificate is for how long callers of Istio's API may renew by certificates alone, since they were last
-	// proven by the Authenticator: see [istioca.ClientCertificates]. 0 means without end, as Istio's CA does for virtual
-	// machines; less than 0 means not at all. A certificate under a tainted root proves nothing, whatever this is.
+	// RenewByCertificate is for how long callers of Istio's API may renew by certificates alone, since the Authenticator last
+	// proved them: see [istioca.ClientCertificates]. 0 means without end, as Istio's CA does for virtual machines; less than 0
+	// means not at all. A certificate under a tainted root never proves a caller.
 	RenewByCertificate time.Duration
 
 	// RootsFile is a file that Run keeps up to date with the roots of the CA in PEM, for clients on the
@@ -81,9 +79,9 @@ type Options struct {
 	// Ready is called once, when Run has a certificate and serves its listeners. Nil means nothing.
 	Ready func()
 
-	// Logger is told of what is signed and refused, of renewals of the server's certificate (Info), of
-	// failed handshakes (Info), of a RootsFile that cannot be written (Warn), and of its start and its end (Info). What
-	// callers can cause is summed up: see the options of the APIs and of [Serve]. Nil means silence.
+	// Logger gets certificates and refusals, renewals of the server's certificate (Info), failed handshakes (Info), a
+	// RootsFile that cannot be written (Warn), and the start and the end of the server (Info). Lines that callers can cause
+	// are counted: see the options of the APIs and of [Serve]. Nil means silence.
 	Logger *slog.Logger
 }
 
@@ -175,9 +173,9 @@ type Listeners struct {
 	LinkerdPlaintext bool
 }
 
-// Run runs the CA, obtains the certificate of the server and keeps it fresh, and serves the listeners until
-// ctx is done or a part fails. Then it closes the listeners, gives requests under way 5 seconds to finish,
-// and returns when all that it started has ended: nil after the end of ctx, and otherwise what failed. Call it once.
+// Run runs the CA, keeps the certificate of the server fresh, and serves the listeners until ctx is done or a part fails.
+// Then it closes the listeners, gives requests under way 5 seconds to finish, and returns when all its goroutines have
+// ended: nil if ctx was done, and otherwise the failure. Call it once.
 func (s *Server) Run(ctx context.Context, at Listeners) (failed error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
@@ -277,8 +275,8 @@ func (s *Server) tlsConfig(least uint16, clients tls.ClientAuthType) *tls.Config
 	}
 }
 
-// localHosts serves h, and refuses a request over loopback for the name of a host that is not this server: it is from a
-// page in a browser on this machine, whose own name leads to loopback meanwhile (DNS rebinding).
+// localHosts serves h, and refuses a request over loopback for a host name that is not this server's: it comes from a web
+// page in a browser on this machine, whose name was made to lead to loopback (DNS rebinding).
 func (s *Server) localHosts(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if loopback.Reached(r) && !s.isHost(r.Host) {

@@ -13,7 +13,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// health returns what the CA knows of itself, if it does.
+// health returns the health of the CA, if it has any.
 func (s *Server) health() (h ca.Health, ok bool) {
 	if a, is := s.opts.CA.(interface{ Health() ca.Health }); is {
 		return a.Health(), true
@@ -22,8 +22,8 @@ func (s *Server) health() (h ca.Health, ok bool) {
 }
 
 // ready returns why a caller should ask another replica: this one has no certificate for its ports, or would not sign. A
-// store that does not answer takes no traffic away for as long as the CA signs with what it knows, and neither does a
-// limit that is reached: then the others have enough to do.
+// store that does not answer is no reason while the CA still signs, and neither is a limit: the other replicas are busy,
+// too.
 func (s *Server) ready() error {
 	if svid, err := s.identity.SVID(); err != nil || time.Now().After(svid.NotAfter()) {
 		return errors.New("the server has no valid certificate: the CA does not sign")
@@ -96,7 +96,7 @@ func (s *Server) newestRoot(at func(*x509.Certificate) time.Time) (float64, bool
 
 func up(err error) float64 { return metrics.Bool(err == nil) }
 
-// counter is the CA with a count of what it was asked for.
+// counter counts the requests to a CA by their result.
 type counter struct {
 	ca.Signer
 	results map[string]*metrics.Counter

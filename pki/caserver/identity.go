@@ -35,8 +35,8 @@ func newIdentity(o Options) (*secretcache.Manager, error) {
 	return secretcache.New(secretcache.Config{ID: o.ID, CA: source, Names: o.Names, Logger: o.Logger})
 }
 
-// self is the CA as the server itself asks it. The names are those of the Options, whatever is requested; a
-// registration authority requires a request for each of them, which is why the requests have them too.
+// self is the CA for the server's own certificate. The names are those of the Options, whatever the request has; a
+// registration authority grants only names that are in the request, which is why the requests have them too.
 type self struct {
 	ca       ca.Signer
 	id       spiffe.ID

@@ -19,9 +19,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// InsecureTokens takes the name in a token for that of the caller, if the token has the secret of this process. It is
-// for development on one machine: a program that can read the file of the secret gets a certificate for any name. It refuses
-// callers whose address is not on loopback, and a program that uses it must listen there only. A token is
+// InsecureTokens trusts the name in a token that has the secret of this process. It is for development on one machine: a
+// program that can read the file of the secret gets a certificate for any name. It refuses callers whose address is not on
+// loopback, and a program that uses it must listen there only. A token is
 //
 //	SECRET:NAME
 //
@@ -32,8 +32,8 @@ type InsecureTokens struct {
 	digest      [sha256.Size]byte // of the secret, so that what prints this shows no secret
 }
 
-// NewInsecureTokens makes a random secret and replaces the file by one with that secret, which its owner alone may read. It refuses
-// a folder that other users can change.
+// NewInsecureTokens writes a random secret to the file, which its owner alone may read and which is replaced if it exists.
+// It refuses a folder that other users can change.
 func NewInsecureTokens(td spiffe.TrustDomain, file string) (*InsecureTokens, error) {
 	secret := rand.Text()
 	if err := writeSecret(file, secret); err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Kubernetes authenticates callers by the service account tokens of one cluster, as its API server judges
-// them. TrustDomain is required.
+// Kubernetes authenticates callers by the service account tokens of one cluster, which its API server reviews. TrustDomain
+// is required.
 type Kubernetes struct {
 	TrustDomain spiffe.TrustDomain
 	API         kube.ReviewerOptions // how to ask the API server
@@ -29,8 +29,8 @@ type Kubernetes struct {
 	LinkerdAnyAudience bool
 }
 
-// Set sets what authenticates the callers in the options of the two APIs, of which linkerd may be nil. It
-// returns a function that asks the API server whether this program has the rights that it needs there.
+// Set sets the authentication of callers in the options of the two APIs; linkerd may be nil. It returns a function that asks
+// the API server whether this program has the rights that it needs there.
 func (k Kubernetes) Set(istio *istioca.Options, linkerd *linkerd.Options) (check func(context.Context) error, err error) {
 	reviewer, err := kube.NewReviewer(&k.API)
 	if err != nil {

@@ -38,8 +38,7 @@ const (
 type ServeOptions struct {
 	Handler http.Handler
 
-	// TLS is the configuration of the server. It is copied; the copy gets "h2" and "http/1.1" as NextProtos
-	// if it has none.
+	// TLS is the configuration of the server. It is copied; NextProtos is "h2" and "http/1.1" if it has none.
 	TLS *tls.Config
 
 	// Plaintext serves without TLS. Tokens are readable on such a connection: use it only for a server that
@@ -51,9 +50,9 @@ type ServeOptions struct {
 	// accepted connections.
 	MaxConns int
 
-	// MaxConnsPerAddress is how many of them may come from one IP address. 0 means half of MaxConns: an address can be
-	// that of a NAT, of a gateway, or of the proxy of a node, and stand for many clients. It has no effect with
-	// Plaintext, where all connections come from the proxy in front.
+	// MaxConnsPerAddress is how many of them may come from one IP address. 0 means half of MaxConns: the address of a NAT, of
+	// a gateway or of a node's proxy stands for many clients. It has no effect with Plaintext, where all connections come
+	// from the proxy in front.
 	MaxConnsPerAddress int
 
 	// Logger gets failed handshakes (Info), and connections beyond a limit (Warn): the first of each reason at once, and a
@@ -69,10 +68,10 @@ type ServeOptions struct {
 // [http.Request].TLS. A client has 10 seconds to complete the handshake and to send the header of its first
 // request, 5 minutes between requests, and 1,000 requests at a time on a connection.
 //
-// Connections beyond MaxConns and MaxConnsPerAddress are closed at once, which delays no other client. So are further ones
-// of an address that has twice as many as are free, so that some addresses together leave room for one more, and those
-// that have not completed their handshake, beyond 512 or a quarter of MaxConns of one address, and beyond half of
-// MaxConns in total.
+// Connections beyond MaxConns and MaxConnsPerAddress are closed at once, which delays no other client. So are further
+// connections of an address that has twice as many as are free, so that a few addresses leave room for another. So are
+// connections that have not completed their handshake, beyond half of MaxConns in total and, of one address, beyond 512 or
+// a quarter of MaxConns.
 //
 // When ctx is done, Serve closes the listener and cuts handshakes. Requests in progress have 5 seconds to
 // end before their connections are closed. Serve then returns nil. The only goroutines left

@@ -1,6 +1,6 @@
-// Package linkerdname has the names of service accounts in a Linkerd mesh, and the patterns of its
-// authorization policies. The certifier of a mesh, its injector, its destination service and its
-// clients share one [Mesh], and so agree on every name:
+// Package linkerdname implements the names of service accounts in a Linkerd mesh, and the patterns of its authorization
+// policies. The certifier, the injector, the destination service and the clients of a mesh share one [Mesh], and so agree
+// on every name:
 //
 //	mesh := linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"}
 //	name, err := mesh.Name("emojivoto", "web") // web.emojivoto.serviceaccount.identity.linkerd.cluster.local
@@ -26,8 +26,8 @@ const (
 	maxName  = 253 // bytes of a DNS name
 )
 
-// Mesh says how the names of one mesh are written. Two meshes are the same if == says so. A Mesh with
-// an invalid field, such as the zero Mesh, has no names: its methods return an error.
+// Mesh is the form of the names of one mesh. It is comparable. The methods of a Mesh with an invalid field, such as the zero
+// Mesh, return an error.
 type Mesh struct {
 	ControlNamespace string // of the control plane, an RFC 1123 label; usually "linkerd"
 	TrustDomain      string // that names end with, an RFC 1123 subdomain; usually "cluster.local"

@@ -1,5 +1,5 @@
-// Package ra is a registration authority: it has no key, and lets the signers of a Kubernetes cluster
-// sign, through the API certificates.k8s.io/v1. To its callers it is what a [ca.Authority] is.
+// Package ra is a registration authority: it has no key, and has the signers of a Kubernetes cluster sign through the API
+// certificates.k8s.io/v1. It is used like a [ca.Authority].
 //
 //	a, err := ra.New(ra.Config{TrustDomain: td, Signer: "example.com/mesh", Roots: bundle})
 //	…
@@ -10,20 +10,18 @@
 //
 // # What it promises
 //
-// A signer may take any name from a signing request. So the request is sent only if every name in it
-// was granted by the caller of [RA.Sign], and if it asks for nothing else: no other extension, no
-// other subject. It is sent as it is, as only its sender has the key.
+// A signer may take any name from a signing request. So the request is sent only if the caller of [RA.Sign] granted every
+// name in it, and if it asks for nothing else: no other extension, no other subject. It is sent unchanged, as only its
+// sender has the key.
 //
-// What comes back is believed as little as the answer of any CA: the certificate must have the key and
-// exactly the names of the request, be a leaf, be valid now, and lead to a root that was configured. No
-// CA certificate is ever asked for.
+// The answer is checked like that of any CA: the certificate must have the key and exactly the names of the request, be a
+// leaf, be valid now, and lead to a configured root. No CA certificate is ever asked for.
 //
-// A request ends: with a certificate, with a reason, or after sixty seconds; and its object is deleted
-// in any case.
+// A request ends with a certificate, with a reason, or after sixty seconds. Its object is always deleted.
 //
 // # Rights
 //
-// The service account of the registration authority needs these rules in a ClusterRole, with the names of all of its signers
+// The service account of the registration authority needs these rules in a ClusterRole, with the names of all its signers
 // in the third:
 //
 //	rules:
@@ -35,8 +33,8 @@
 //
 // # What it does not do
 //
-// It does not decide which caller gets which name: as with [ca.Authority], that is up to the caller of Sign. It
-// makes no keys and no signatures.
+// It does not decide which caller gets which name: as with [ca.Authority], the caller of Sign does. It makes no keys and no
+// signatures.
 package ra
 
 import (
@@ -79,18 +77,16 @@ type Config struct {
 	// TrustDomain. For a list of roots in PEM there is [spiffe.ParseBundlePEM].
 	Roots spiffe.BundleSource
 
-	// SignerRoots are those of single signers, by their full name, in place of Roots. What there are
-	// neither roots here nor Roots for, must not be asked for.
+	// SignerRoots are the roots of single signers, by their full name, in place of Roots. A signer without roots must not be
+	// asked for.
 	SignerRoots map[string]spiffe.BundleSource
 
-	// LearnRoots takes the roots from the answers of signers that have no roots here: the last
-	// certificate of a chain, if it is a CA. Then any client that can write an answer into the API can make the
-	// whole trust domain trust a root of its own; and after a start, [RA.Bundle] is empty until the first
-	// answer.
+	// LearnRoots takes the roots from the answers of signers that have no roots here: the last certificate of a chain, if it
+	// is a CA. Then any client that can write an answer into the API can make the whole trust domain trust a root of its
+	// own, and after a start [RA.Bundle] is empty until the first answer.
 	LearnRoots bool
 
-	// MaxTTL is the longest lifetime that may be asked for, and that a certificate may have, whatever
-	// was asked for; 0 means 90 days.
+	// MaxTTL is the longest lifetime of a request and of a certificate; 0 means 90 days.
 	MaxTTL time.Duration
 
 	// Timeout is how long a certificate may take; 0 means 60 seconds.
@@ -249,10 +245,9 @@ func (a *RA) ask(source spiffe.BundleSource) (*spiffe.Bundle, error) {
 	return b, nil
 }
 
-// Bundle returns the roots of all signers: those that are configured, as their sources give them now,
-// and those that were learned, each for as long as a certificate that leads to it is valid. It is the
-// same Bundle until they change. A source that fails counts with what it gave last. The bundle has no
-// sequence number, as nothing here survives a restart that could count.
+// Bundle returns the roots of all signers: the configured ones, as their sources return them now, and the learned ones, each
+// for as long as a certificate that leads to it is valid. It is the same Bundle until they change. A source that fails
+// keeps its last roots. The bundle has no sequence number, as the RA keeps nothing over a restart.
 func (a *RA) Bundle() *spiffe.Bundle {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -282,12 +277,12 @@ func (a *RA) Bundle() *spiffe.Bundle {
 	return a.union
 }
 
-// CallerBundle returns [RA.Bundle]: which of their keys may be in wrong hands, the signers do not say.
+// CallerBundle returns [RA.Bundle]: the signers do not say which of their keys may be stolen.
 func (a *RA) CallerBundle() *spiffe.Bundle { return a.Bundle() }
 
-// Health returns what the RA can do at this moment, for a program's readiness and metrics: whether the roots of the
-// default signer are known and records can be made. Store is why the cluster did not answer the last request, for ten
-// seconds. There is no Root, Synced or Until.
+// Health returns the health of the RA, for a program's readiness and metrics: whether the roots of the default signer are
+// known and records can be made. Store is why the cluster did not answer the last request, for ten seconds. There is no
+// Root, Synced or Until.
 func (a *RA) Health() ca.Health {
 	var h ca.Health
 	if a.cfg.Signer != "" {
@@ -302,9 +297,9 @@ func (a *RA) Health() ca.Health {
 	return h
 }
 
-// Proven returns zero, for "not known": a signer chooses the serial numbers of its certificates, in which a
-// [ca.Authority] keeps the time. So a server cannot follow chains of renewals by certificate alone, and has to allow
-// all of them or none.
+// Proven returns zero, for "not known": a [ca.Authority] keeps the time in the serial numbers of its certificates, which
+// here the signer chooses. So a server cannot follow chains of renewals by certificate alone, and has to allow all of them
+// or none.
 func (a *RA) Proven(*x509.Certificate) time.Time { return time.Time{} }
 
 // unite makes one bundle of what there is; a.mu is held.
@@ -365,9 +360,10 @@ func fail(kind error, format string, args ...any) *ca.SignError {
 // Sign has a signer of the cluster certify the request and returns the chain to present: leaf first,
 // then what links it to a root in [RA.Bundle], without that root. The caller owns the result.
 //
-// Where [ca.Authority.Sign] certifies what r grants, a signer certifies what r.CSR asks for. So the CSR must ask for r.ID (or, for a certificate without ID, for a DNS name), and may ask
-// for any of r.DNSNames, r.IPs and r.CommonName; for anything else it is refused, an empty organization
-// excepted, which Istio's agents send. A caller that is granted a name and does not ask for it does not get it.
+// [ca.Authority.Sign] certifies the names that r grants; a signer certifies the names that r.CSR asks for. So the CSR must
+// ask for r.ID (or, for a certificate without ID, for a DNS name), and may ask for any of r.DNSNames, r.IPs and
+// r.CommonName. A CSR that asks for anything else is refused, except for an empty organization, which Istio's agents send. A
+// caller that is granted a name and does not ask for it does not get it.
 //
 // A TTL of 0 or less leaves the lifetime to the signer. Other than that it is at least ten minutes,
 // which is what Kubernetes allows, and less is refused, not made longer; fractions of a second are cut

@@ -44,19 +44,19 @@ type Authority struct {
 
 // OpenOptions are the options of [Config.Open]. The zero value is for a program that signs.
 type OpenOptions struct {
-	// Existing makes no CA, for an operator's command that signs nothing. The error is a [ca.ErrNoRecord] if there is no
-	// CA. ReadOnly also writes nothing, and keeps no audit log: what the CA in this process would write, such as the next
-	// step of a rotation, stays in its memory.
+	// Existing makes no CA, for an operator's command that signs nothing; without a CA the error wraps [ca.ErrNoRecord].
+	// ReadOnly also writes nothing, and keeps no audit log: writes of the CA, such as the next step of a rotation, stay in
+	// the memory of this process.
 	Existing, ReadOnly bool
 	Logger             *slog.Logger // nil means silence
 }
 
-// Open opens the CA: as plugged in, if there are files in -root-ca-dir, else the self-signed one in its store. It makes
-// one if there is none, where -create allows that: without the flag, in the default folder if that is empty, and
-// nowhere else, as an empty store may be a volume that is not mounted. It makes the folder of the state and the audit
-// log, and refuses folders and files that other users of this machine can change. What becomes of keys is in the
-// audit log, with the user, the host and the command line of this process. A server on the same store may run
-// meanwhile. The caller closes the Authority.
+// Open opens the CA: the one in -root-ca-dir if there are files, and otherwise the self-signed one in its store. If there
+// is none, it makes one with -create, and without the flag in the default folder if that is empty: another empty store may
+// be a volume that is not mounted. It makes the folder of the state and the audit log, and refuses folders and files that
+// other users of this machine can change. If it fails, it leaves nothing behind. Changes of keys are in the audit log, with
+// the user, the host and the command line of this process. A server on the same store may run meanwhile. The caller
+// closes the Authority.
 func (c *Config) Open(ctx context.Context, o OpenOptions) (*Authority, error) {
 	if c.StateDir == "" {
 		return nil, misused("-state-dir: the flag is empty, or this user has no home folder; name a folder")
@@ -313,8 +313,8 @@ func (a *Authority) store(c *Config, secret, folder string) (ca.Store, error) {
 	return ca.NewDirStore(filepath.Join(c.StateDir, folder))
 }
 
-// look is a store that writes nothing. What the authority in this process would write stays here, so that an
-// operator who looks needs no right to write, and takes no step for the servers. It is for one goroutine.
+// look is a store that writes nothing: writes of the authority stay in memory, so that an operator's command that only
+// reads needs no right to write, and takes no step for the servers. It is for one goroutine.
 type look struct {
 	ca.Store
 	unwritten *ca.Record // nil for nothing
@@ -438,9 +438,9 @@ func isLoopback(addr string) bool {
 	return err == nil && (host == "localhost" || net.ParseIP(host).IsLoopback())
 }
 
-// Serve opens the ports and the CA, and serves until ctx is done, which is no error. It calls ready when all
-// ports are served; a listener is nil if its flag is empty. The Authority is closed when Serve returns. If
-// StateDir is empty, Serve makes a temporary folder, sets it in c, and does not remove it. A nil log means silence.
+// Serve opens the ports and the CA, and serves until ctx is done, which is no error. It calls ready when all ports are
+// served; a listener is nil if its flag is empty. The Authority is closed when Serve returns. If StateDir is empty, Serve
+// makes a temporary folder, sets it in c, and leaves it if there is anything in it. A nil log means silence.
 //
 // In development mode it refuses ports beyond loopback, lifetimes of more than an hour, a CA that was plugged in, and to
 // run in a pod.
@@ -583,8 +583,8 @@ func (c *Config) listen(name, flag, at string) (net.Listener, error) {
 	return l, nil
 }
 
-// names returns the names by which clients call the server: those of istiod, that of Linkerd's certifier,
-// those of -dns-names, and those of the loopback interface.
+// names returns the names by which clients reach the server: those of istiod, that of Linkerd's certifier, those of
+// -dns-names, and those of the loopback interface.
 func (c *Config) names() []pki.SAN {
 	names := append(slices.Clone(c.dnsNames), "localhost")
 	for _, name := range []string{"istiod", "istiod-remote", "istio-pilot"} {

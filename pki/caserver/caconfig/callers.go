@@ -28,7 +28,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// callers is what proves callers of Istio's API, beside their certificates and Kubernetes.
+// callers configures the proofs of callers of Istio's API, beside their certificates and Kubernetes.
 type callers struct {
 	rule       *rule // of the tokens of an issuer
 	roots      string

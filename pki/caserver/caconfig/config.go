@@ -1,6 +1,6 @@
-// Package caconfig configures a certificate authority program by flags and by the environment variables that
-// configure Istio's CA, opens the CA that they describe, and serves it. A program with commands or flags of its
-// own defines them in the same flag set:
+// Package caconfig configures a program that is a certificate authority, by flags and by the environment variables of
+// Istio's CA. It opens the CA that they describe, and serves it. A program with commands or flags of its own defines them
+// in the same flag set:
 //
 //	flags := flag.NewFlagSet("my-ca", flag.ExitOnError)
 //	config, err := caconfig.Parse(flags, os.Args[1:], os.Getenv)
@@ -9,7 +9,7 @@
 //		fmt.Println("Istio's API:", at.Istio.Addr(), "CA:", a.Where)
 //	})
 //
-// The program examples/ca is made of it. Its -help lists the flags.
+// The program examples/ca uses it; its -help lists the flags.
 package caconfig
 
 import (
@@ -37,15 +37,15 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Config is what the flags and the environment say. [Parse] makes one. It is not safe for concurrent use.
+// Config is the configuration of the flags and the environment. [Parse] makes one. It is not safe for concurrent use.
 type Config struct {
 	CA         ca.Config // of the CA itself, without Auditor and Logger
 	ServerID   spiffe.ID // in the certificate of the server
 	Kubernetes bool      // the API server of a cluster knows the callers
 	ExternalCA string    // what signs instead of this CA; empty for none
 
-	// StateDir is the folder of the state, RootsFile a file in it that Serve keeps up to date with the roots
-	// in PEM. Both are empty if Serve has to make a temporary folder, until it has. AuditLog is a file, or "none".
+	// StateDir is the folder of the state, and RootsFile a file in it that Serve keeps up to date with the roots in PEM. Both
+	// are empty until Serve makes a temporary folder, if it has to. AuditLog is a file, or "none".
 	StateDir, RootsFile, AuditLog string
 
 	// SecretFile is a file in StateDir with the secret that tokens have in development mode: see
@@ -103,15 +103,14 @@ func (e usageError) Is(target error) bool { return target == ErrUsage }
 // misused returns an error about a flag.
 func misused(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// Development reports whether the server is in development mode, without Kubernetes and without an issuer whose tokens
-// prove callers: it trusts the name in a token that has the secret of the server.
+// Development reports whether the server is in development mode: without Kubernetes and without an issuer whose tokens
+// prove callers, it trusts the name in a token that has the secret of the server.
 func (c *Config) Development() bool {
 	return !c.Kubernetes && c.callers.rule == nil && (c.inCluster || c.callers.issuer == "" && !c.given["own-token"])
 }
 
-// define defines the flags in fs. The defaults are those of Istio's CA and of Linkerd's identity service, where
-// they have them. A usage that ends with a name in brackets is that of a flag which the environment can
-// set: the variable that configures Istio's CA.
+// define defines the flags in fs. The defaults are those of Istio's CA and of Linkerd's identity service, where they have
+// them. A usage that ends with a name in brackets names the environment variable that sets the flag: that of Istio's CA.
 func (c *Config) define(fs *flag.FlagSet) {
 	const day = 24 * time.Hour
 	rootCA, rootsOfRA := "", "" // a relative folder would be that of another user some day
