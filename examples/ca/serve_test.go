@@ -33,6 +33,7 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/testtree"
 	istiowire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
@@ -386,6 +387,8 @@ func TestServer(t *testing.T) {
 		assert.Contains(t, body, want, path)
 	}
 	_, metrics := get(t, admin+"/metrics")
+	_, err = metricstest.Page(metrics)
+	require.NoError(t, err)
 	assert.Contains(t, metrics, "issuer_cert_ttl_seconds")
 	assert.NotContains(t, metrics, "# HELP citadel_server_csr_count citadel_server_csr_count")
 	status, _ := get(t, admin+"/nothing")

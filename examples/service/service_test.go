@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -88,6 +89,8 @@ func TestHealth(t *testing.T) {
 	require.NoError(t, start(ctx, options{healthAddr: "127.0.0.1:0", requests: 0, interval: 100 * time.Millisecond, wait: 30 * time.Second}, out))
 	assert.Equal(t, "ok\n", asked["ready"])
 	assert.Equal(t, "ok\n", asked["live"])
+	_, err := metricstest.Page(asked["metrics"])
+	require.NoError(t, err)
 	assert.Contains(t, asked["metrics"], `svidkit_ready{part="identity"} 1`)
 	assert.Regexp(t, regexp.MustCompile(`handshakes_total\{part="tls",.*side="server".*\} [1-9]`), asked["metrics"])
 

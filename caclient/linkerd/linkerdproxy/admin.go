@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io"
 	"net/http"
+
+	"github.com/svidkit/svidkit/internal/metrics"
 )
 
 // Handler returns the handler for the admin port of a proxy:
@@ -31,7 +33,7 @@ func (id *Identity) Handler(more ...interface{ WriteMetrics(w io.Writer) error }
 	answer("/live", "live", "expired", func(err error) bool { return errors.Is(err, ErrExpired) })
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
 		var b bytes.Buffer
-		err := id.WriteMetrics(&b)
+		err := errors.Join(metrics.WriteBuildInfo(&b), id.WriteMetrics(&b))
 		for _, m := range more {
 			err = errors.Join(err, m.WriteMetrics(&b))
 		}
