@@ -408,6 +408,27 @@ func TestServer(t *testing.T) {
 	require.Equal(t, string(root), string(rootsOf(later)), "the same CA")
 }
 
+// In development mode an agent that asks for an hour gets it, and one that asks for 24, as Istio's does by default, is
+// refused: the documentation of the program says so.
+func TestAgentOfADay(t *testing.T) {
+	t.Parallel()
+	s, _ := start(t, newConfig(t, t.TempDir()))
+	client := newClient(s.ca.Bundle(), nil)
+	defer client.CloseIdleConnections()
+	agent, err := caclientistio.New(caclientistio.Options{Endpoint: caclient.Endpoint{
+		URL: "https://" + s.at.Istio.Addr().String(), HTTPClient: client, TrustDomain: s.c.CA.TrustDomain,
+		Token: func(context.Context) (string, error) { return token(t, s, "demo/web"), nil },
+	}})
+	require.NoError(t, err)
+	_, csr, err := newRequest()
+	require.NoError(t, err)
+	chain, err := agent.Sign(t.Context(), csr, time.Hour)
+	require.NoError(t, err)
+	require.WithinDuration(t, time.Now().Add(time.Hour), chain[0].NotAfter, time.Minute)
+	_, err = agent.Sign(t.Context(), csr, 24*time.Hour)
+	require.ErrorIs(t, err, caclient.ErrInvalid)
+}
+
 // What was announced is where it is, and the warning comes first.
 func TestAnnounce(t *testing.T) {
 	t.Parallel()
@@ -823,7 +844,7 @@ func TestRecover(t *testing.T) {
 	require.ErrorContains(t, err, "-recover")
 }
 
-// To look, in the middle of a rotation that no server has shown to anybody, writes nothing.
+// To look, in the middle of a rotation that no server has published, writes nothing.
 func TestStatusWritesNothing(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -1055,7 +1076,10 @@ func TestExternalCA(t *testing.T) {
 	roots := filepath.Join(dir, "roots.pem")
 	require.NoError(t, os.WriteFile(roots, pki.MarshalCertificatesPEM(signer.root.Certificate()), 0o600))
 	args = append(args, "-external-ca", "ISTIOD_RA_KUBERNETES_API", "-k8s-signer", "example.com/mesh")
-	for name, more := range map[string][]string{"configured": {"-external-roots", roots}, "learned": {"-external-roots", filepath.Join(dir, "none"), "-cert-signer-domain", "example.com"}} {
+	for name, more := range map[string][]string{
+		"configured": {"-external-roots", roots},
+		"learned":    {"-external-roots", filepath.Join(dir, "none"), "-cert-signer-domain", "example.com"},
+	} {
 		c := newConfig(t, filepath.Join(dir, name), append(args, more...)...)
 		s, stop := start(t, c)
 		client := newClient(s.ca.Bundle(), nil)
