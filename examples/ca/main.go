@@ -153,7 +153,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, in io.R
 		fmt.Fprintln(out, "ca", version())
 		return nil
 	case "demo":
-		_, err := demo(ctx, o.CA.TrustDomain, out)
+		_, err := demo(ctx, o.CA.TrustDomain, 5*time.Second, out)
 		return err
 	case "install":
 		return install(out, o.argument, o.anchorDir, o.mesh, o.issuerTTL)

@@ -276,8 +276,11 @@ var update = flag.Bool("update", false, "write the diagram in README.md")
 // The demo ends by itself and says what it did, and README.md has its trace.
 func TestDemo(t *testing.T) {
 	t.Parallel()
+	if testing.Short() {
+		t.Skip("it waits for a new root; .ci/run runs the program, too")
+	}
 	var out bytes.Buffer
-	steps, err := demo(t.Context(), spiffe.MustParseTrustDomain("cluster.local"), &out)
+	steps, err := demo(t.Context(), spiffe.MustParseTrustDomain("cluster.local"), 3*time.Second, &out)
 	require.NoError(t, err, out.String())
 	testtree.Section(t, *update, "README.md", "```mermaid\n", "```\n", diagram(steps, operator, agent, proxy, peer, service))
 	for _, want := range []string{
@@ -656,7 +659,10 @@ func mustStore(t testing.TB, c *caconfig.Config) ca.Store {
 func TestOperator(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	short := []string{"-refresh-hint", "1s", "-propagation", "8s"} // time enough for what has to come before the new root signs
+	if testing.Short() {
+		t.Skip("it waits for a new root")
+	}
+	short := []string{"-refresh-hint", "1s", "-propagation", "5s"} // time enough for what has to come before the new root signs
 	c := newConfig(t, dir, short...)
 	for _, args := range [][]string{{"-status"}, {"-rotate"}, {"-taint", "5"}, {"-revoke", "5"}} {
 		_, err := shell(t, "", arguments(dir, append(args, short...)...)...)

@@ -48,7 +48,7 @@ func TestShowWithCAOutside(t *testing.T) {
 	pem := pki.MarshalCertificatesPEM(server.Certificate(), authority.Roots()[0].Certificate)
 	require.NoError(t, os.WriteFile(roots, pem, 0o600))
 	var out bytes.Buffer
-	require.NoError(t, show(t.Context(), options{duration: 6 * time.Second, lifetime: 4 * time.Second, ca: server.URL, caRoots: roots}, &out))
+	require.NoError(t, show(t.Context(), options{duration: 4 * time.Second, lifetime: 4 * time.Second, ca: server.URL, caRoots: roots}, &out))
 	assert.Contains(t, out.String(), "renewed")
 	assert.Contains(t, out.String(), "failed handshakes: 0")
 

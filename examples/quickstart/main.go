@@ -48,7 +48,7 @@ type options struct {
 	socket   string
 	json     bool
 	live     bool
-	every    time.Duration // between two replacements of the root, with serve; 0 means six lifetimes
+	every    time.Duration // before the root is replaced, each time with serve; 0 means a share of duration, or six lifetimes
 
 	ca      string // URL of the CA; empty for one in this process
 	caRoots string // file

@@ -37,6 +37,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
+	_ = flag.Set("test.parallel", "8") // most tests wait; -parallel, if it is given, is parsed after this
 	code := m.Run()
 	if *update { // now that all golden files are written
 		if readme, err := readmeOf("README.md"); err != nil || os.WriteFile("README.md", readme, 0o644) != nil {
