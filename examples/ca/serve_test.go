@@ -624,6 +624,9 @@ func TestServerWithoutLinkerd(t *testing.T) {
 // A folder that cannot be written to does not end the server, and the roots are written when it can.
 func TestRootsFile(t *testing.T) {
 	t.Parallel()
+	if testing.Short() {
+		t.Skip("it waits for seconds")
+	}
 	_, args := cluster(t) // so that the CA is elsewhere
 	c := newConfig(t, filepath.Join(t.TempDir(), "state"), append(args, "-audit-log", "none", "-refresh-hint", "1s", "-propagation", "2s")...)
 	s, _ := start(t, c)
@@ -853,6 +856,9 @@ func TestRecover(t *testing.T) {
 // To look, in the middle of a rotation that no server has published, writes nothing.
 func TestStatusWritesNothing(t *testing.T) {
 	t.Parallel()
+	if testing.Short() {
+		t.Skip("it waits for seconds")
+	}
 	dir := t.TempDir()
 	short := []string{"-refresh-hint", "1s", "-propagation", "10s"}
 	c := newConfig(t, dir, short...)

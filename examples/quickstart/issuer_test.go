@@ -43,6 +43,9 @@ func outsider(t *testing.T) (*ca.Authority, *httptest.Server) {
 // The show with a CA outside.
 func TestShowWithCAOutside(t *testing.T) {
 	t.Parallel()
+	if testing.Short() {
+		t.Skip("it waits for seconds")
+	}
 	authority, server := outsider(t)
 	roots := filepath.Join(t.TempDir(), "root-cert.pem")
 	pem := pki.MarshalCertificatesPEM(server.Certificate(), authority.Roots()[0].Certificate)
