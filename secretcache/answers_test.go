@@ -212,11 +212,11 @@ func TestShorterLives(t *testing.T) {
 				first, _ := ready(t, m)
 				ca.EditTemplates(func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(short) })
 				for current(t, m) == first {
-					require.Less(t, time.Since(first.NotBefore()), 13*time.Hour)
+					require.Less(t, time.Since(first.Leaf().NotBefore), 13*time.Hour)
 					time.Sleep(10 * time.Second)
 				}
 				assert.EqualValues(t, 2, p.signed.Load(), "the first short one is taken")
-				assert.LessOrEqual(t, time.Since(first.NotBefore()), 12*time.Hour+time.Minute)
+				assert.LessOrEqual(t, time.Since(first.Leaf().NotBefore), 12*time.Hour+time.Minute)
 				const lives = 40
 				for range lives * 10 {
 					time.Sleep(short / 10)
@@ -311,7 +311,7 @@ func TestEndlessCertificate(t *testing.T) {
 			end := time.Date(year, 12, 31, 23, 59, 59, 0, time.UTC)
 			key, err := pki.NewKey(pki.ECDSAP256)
 			require.NoError(t, err)
-			root, err := pki.NewRoot(key, pki.CAOptions{PublicKey: key.Public(), TrustDomain: domain, NotBefore: time.Now(), NotAfter: end})
+			root, err := pki.NewRoot(key, pki.CertificateOptions{PublicKey: key.Public(), SANs: []pki.SAN{pki.IDSAN(domain.ID())}, NotBefore: time.Now(), NotAfter: end})
 			require.NoError(t, err)
 			ca := &issuerCA{issuer: root, notAfter: end}
 			ca.bundles.Store(set(t, bundle(t, spiffe.BundleContents{X509Authorities: answer{root.Certificate()}})))

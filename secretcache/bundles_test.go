@@ -334,7 +334,7 @@ func TestReissuedRoot(t *testing.T) {
 		key, err := pki.NewKey(pki.ECDSAP256)
 		require.NoError(t, err)
 		root := func(years int) *pki.Issuer {
-			i, err := pki.NewRoot(key, pki.CAOptions{PublicKey: key.Public(), TrustDomain: domain, NotBefore: time.Now(), NotAfter: time.Now().AddDate(years, 0, 0)})
+			i, err := pki.NewRoot(key, pki.CertificateOptions{PublicKey: key.Public(), SANs: []pki.SAN{pki.IDSAN(domain.ID())}, NotBefore: time.Now(), NotAfter: time.Now().AddDate(years, 0, 0)})
 			require.NoError(t, err)
 			return i
 		}
@@ -368,7 +368,7 @@ func (c *issuerCA) Sign(_ context.Context, csr *pki.CSR, _ time.Duration) ([]*x5
 	if end.IsZero() {
 		end = time.Now().Add(time.Hour)
 	}
-	leaf, err := c.issuer.IssueLeaf(pki.LeafOptions{PublicKey: csr.PublicKey(), ID: web, NotBefore: time.Now(), NotAfter: end})
+	leaf, err := c.issuer.Issue(pki.CertificateOptions{PublicKey: csr.PublicKey(), SANs: []pki.SAN{pki.IDSAN(web)}, NotBefore: time.Now(), NotAfter: end})
 	return append(answer{leaf}, c.tail...), err
 }
 

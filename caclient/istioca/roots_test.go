@@ -358,7 +358,7 @@ func TestManyRoots(t *testing.T) {
 	for range 6 {
 		var many []*x509.Certificate
 		for range 50 {
-			r, err := pki.NewRoot(key, pki.CAOptions{TrustDomain: domain, NotBefore: now, NotAfter: now.Add(time.Hour)})
+			r, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(domain.ID())}, NotBefore: now, NotAfter: now.Add(time.Hour)})
 			require.NoError(t, err)
 			many = append(many, r.Certificate())
 		}

@@ -73,7 +73,7 @@ func install(out io.Writer, scheme, dir string, mesh linkerdname.Mesh, life time
 		return err
 	}
 	pathLen := 0
-	cert, err := anchor.IssueCertificate(pki.CertificateOptions{
+	cert, err := anchor.Issue(pki.CertificateOptions{
 		PublicKey: key.Public(), CA: true, MaxPathLen: &pathLen, CommonName: issuerName, SANs: []pki.SAN{pki.IDSAN(td.ID())},
 		NotBefore: now.Add(-2 * time.Minute), NotAfter: end,
 	})
@@ -177,7 +177,7 @@ func makeAnchor(root *os.Root, td spiffe.TrustDomain, now time.Time) (*pki.Issue
 	if err != nil {
 		return nil, err
 	}
-	issuer, err := pki.NewRoot(key, pki.CAOptions{TrustDomain: td, NotBefore: now.Add(-2 * time.Minute), NotAfter: now.Add(anchorLife)})
+	issuer, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: now.Add(-2 * time.Minute), NotAfter: now.Add(anchorLife)})
 	if err != nil {
 		return nil, err
 	}

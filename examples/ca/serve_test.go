@@ -930,11 +930,11 @@ func plugIn(t testing.TB, dir string) {
 	rootKey, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
 	now := time.Now()
-	root, err := pki.NewRoot(rootKey, pki.CAOptions{TrustDomain: td, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour * 365)})
+	root, err := pki.NewRoot(rootKey, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour * 365)})
 	require.NoError(t, err)
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
-	cert, err := root.IssueCertificate(pki.CertificateOptions{
+	cert, err := root.Issue(pki.CertificateOptions{
 		PublicKey: key.Public(), CA: true, Organization: "mesh", SANs: []pki.SAN{pki.IDSAN(td.ID())},
 		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour * 30),
 	})
@@ -1120,7 +1120,7 @@ func newClusterSigner(t testing.TB) *clusterSigner {
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
 	now := time.Now()
-	root, err := pki.NewRoot(key, pki.CAOptions{TrustDomain: spiffe.MustParseTrustDomain("cluster.local"), NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour)})
+	root, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseTrustDomain("cluster.local").ID())}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour)})
 	require.NoError(t, err)
 	return &clusterSigner{root}
 }
@@ -1169,7 +1169,7 @@ func (s *clusterSigner) sign(t *testing.T, k *kubetest.Server) {
 		if !assert.NoError(t, err) {
 			return
 		}
-		cert, err := s.root.IssueCertificate(pki.CertificateOptions{
+		cert, err := s.root.Issue(pki.CertificateOptions{
 			PublicKey: csr.PublicKey(), SANs: csr.SANs(), NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour),
 		})
 		if !assert.NoError(t, err) {

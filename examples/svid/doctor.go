@@ -252,7 +252,7 @@ func (p *patient) bundle() check {
 
 // expiry looks at the time that is left.
 func (p *patient) expiry() check {
-	now, from, end := time.Now(), p.svid.NotBefore(), p.svid.NotAfter()
+	now, from, end := time.Now(), p.svid.Leaf().NotBefore, p.svid.NotAfter()
 	life, left := end.Sub(from), end.Sub(now)
 	c := check{Result: ok, Detail: fmt.Sprintf("%s of %s are left", span(left), span(life))}
 	switch {
@@ -270,12 +270,12 @@ func (p *patient) expiry() check {
 // certificate.
 func (p *patient) clock() check {
 	now := time.Now()
-	if early := p.svid.NotBefore().Sub(now); early > 0 {
+	if early := p.svid.Leaf().NotBefore.Sub(now); early > 0 {
 		return check{Result: failed, Detail: fmt.Sprintf("the identity becomes valid only in %s", span(early)), Remedy: "this clock is slow: set it by NTP"}
 	}
 	tokens, err := p.client.FetchJWTSVIDs(p.ctx, p.svid.ID(), "svid-doctor-"+rand.Text()) // which no cache has
 	if err != nil {
-		return check{Result: ok, Detail: fmt.Sprintf("the identity is valid since %s; no token to compare with", span(now.Sub(p.svid.NotBefore())))}
+		return check{Result: ok, Detail: fmt.Sprintf("the identity is valid since %s; no token to compare with", span(now.Sub(p.svid.Leaf().NotBefore)))}
 	}
 	_, claims := payload(tokens[0].Token())
 	issued := claims.Issued.time()

@@ -251,7 +251,7 @@ func describeAll(certs []*x509.Certificate) (all []record) {
 // describe is a certificate as a record.
 func describe(c *x509.Certificate) record {
 	var names []string
-	sans, err := pki.CertificateSANs(c)
+	sans, err := pki.ParseSANs(c.Extensions)
 	for _, san := range sans {
 		names = append(names, cut(san.String()))
 	}

@@ -47,7 +47,7 @@ func (c JWTConfig) withDefaults(propagation time.Duration) (JWTConfig, error) {
 	c.Algorithm = cmp.Or(c.Algorithm, "ES256")
 	c.KeyTTL = cmp.Or(c.KeyTTL, 30*24*time.Hour)
 	c.MaxTTL = cmp.Or(c.MaxTTL, time.Hour)
-	c.DefaultTTL = cmp.Or(c.DefaultTTL, min(jwtsvid.DefaultLifetime, c.MaxTTL))
+	c.DefaultTTL = cmp.Or(c.DefaultTTL, min(5*time.Minute, c.MaxTTL))
 	switch {
 	case c.KeyTTL < 0 || c.DefaultTTL < 0 || c.MaxTTL < 0:
 		return c, fmt.Errorf("ca: invalid Config: JWT: KeyTTL %v, DefaultTTL %v or MaxTTL %v is negative", c.KeyTTL, c.DefaultTTL, c.MaxTTL)

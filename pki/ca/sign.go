@@ -141,7 +141,7 @@ const (
 	// Intermediate is the certificate of a CA below this one, such as that of one cluster, which signs
 	// leaves only. It needs [Config.MaxCATTL], which is also the default lifetime. ID, names and addresses
 	// must be empty. The new CA is of the same trust domain, and cannot sign for another one: a critical
-	// extension permits SPIFFE IDs of this trust domain only (see [pki.CAOptions]). The holder of its key
+	// extension permits SPIFFE IDs of this trust domain only (see [pki.CertificateOptions]). The holder of its key
 	// can sign any identity of the trust domain, so this is for operators and their tools.
 	Intermediate
 )
@@ -277,8 +277,9 @@ func (a *Authority) acquire(ctx context.Context, id spiffe.ID, caller string) (r
 func (g *grant) issue(r *Request) (*x509.Certificate, error) {
 	notBefore := g.now.Add(-r.Backdate)
 	if r.Profile == Intermediate {
-		return g.key.Issuer.IssueCA(pki.CAOptions{
-			PublicKey: r.CSR.PublicKey(), TrustDomain: r.ID.TrustDomain(), MaxPathLen: new(0), Constrain: true, NotBefore: notBefore, NotAfter: g.notAfter,
+		return g.key.Issuer.Issue(pki.CertificateOptions{
+			PublicKey: r.CSR.PublicKey(), SANs: []pki.SAN{pki.IDSAN(r.ID)}, CA: true, MaxPathLen: new(0),
+			PermittedTrustDomains: []spiffe.TrustDomain{r.ID.TrustDomain()}, NotBefore: notBefore, NotAfter: g.notAfter,
 		})
 	}
 	proven := g.now
@@ -295,7 +296,7 @@ func (g *grant) issue(r *Request) (*x509.Certificate, error) {
 	for _, ip := range r.IPs {
 		sans = append(sans, pki.IPSAN(ip))
 	}
-	return g.key.Issuer.IssueCertificate(pki.CertificateOptions{
+	return g.key.Issuer.Issue(pki.CertificateOptions{
 		PublicKey: r.CSR.PublicKey(), SANs: sans, CommonName: r.CommonName, NotBefore: notBefore, NotAfter: g.notAfter,
 		SerialNumber: newSerial(proven),
 	})

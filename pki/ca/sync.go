@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
@@ -77,7 +76,7 @@ func (a *Authority) open(ctx context.Context) error {
 			}
 			return fmt.Errorf("ca: open the store of %s: %w: %w", a.cfg.TrustDomain, context.Cause(ctx), within(last))
 		}
-		if errors.Is(err, ErrUnfit) || errors.Is(err, pki.ErrUnreadableTrustDomain) {
+		if errors.Is(err, ErrUnfit) {
 			return err
 		}
 		if _, ok := errors.AsType[*creationError](err); ok {

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -304,12 +305,12 @@ func (w *watched) Write(p []byte) (int, error) {
 
 // readDocument reads the body of a response, up to the size limit of a document.
 func readDocument(response *http.Response) ([]byte, error) {
-	tooLarge := fmt.Errorf("more than %d bytes: %w", spiffe.MaxBundleSize, spiffe.ErrTooLarge)
-	if response.ContentLength > spiffe.MaxBundleSize {
+	tooLarge := fmt.Errorf("more than %d bytes: %w", jws.MaxSetSize, spiffe.ErrTooLarge)
+	if response.ContentLength > jws.MaxSetSize {
 		return nil, tooLarge
 	}
-	doc, err := io.ReadAll(io.LimitReader(response.Body, spiffe.MaxBundleSize+1))
-	if err == nil && len(doc) > spiffe.MaxBundleSize {
+	doc, err := io.ReadAll(io.LimitReader(response.Body, jws.MaxSetSize+1))
+	if err == nil && len(doc) > jws.MaxSetSize {
 		return nil, tooLarge
 	}
 	return doc, err

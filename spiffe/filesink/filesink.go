@@ -440,7 +440,7 @@ func (s *Sink) note(svid *spiffe.SVID, changed bool, err error) {
 	st.Err = err
 	if err == nil {
 		st.Ready, st.ID, st.NotAfter, st.Checked = true, svid.ID(), svid.NotAfter(), now
-		s.lifetime = svid.NotAfter().Sub(svid.NotBefore())
+		s.lifetime = svid.NotAfter().Sub(svid.Leaf().NotBefore)
 	}
 	if changed {
 		st.Writes++

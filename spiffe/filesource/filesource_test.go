@@ -33,8 +33,9 @@ import (
 
 var (
 	_ source.Source    = (*filesource.Source)(nil)
-	_ source.Runner    = (*filesource.Source)(nil)
 	_ source.Federated = (*filesource.Source)(nil)
+
+	_ = source.LastGoodConfig{Source: (*filesource.Source)(nil)}
 )
 
 // Each layout of files that other programs write is understood.

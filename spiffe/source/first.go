@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/spiffe"
@@ -72,7 +71,11 @@ func First(ctx context.Context, log *slog.Logger, candidates ...Candidate) (*Cho
 			if i > 0 {
 				level = slog.LevelWarn
 			}
-			log.LogAttrs(ctx, level, "source: chosen", slog.Any("choice", choice))
+			attrs := []slog.Attr{slog.String("name", choice.Name)}
+			if err := choice.passed(); err != nil {
+				attrs = append(attrs, slog.Any("passed", err))
+			}
+			log.LogAttrs(ctx, level, "source: chosen", slog.GroupAttrs("choice", attrs...))
 			return choice, nil
 		}
 		choice.Passed = append(choice.Passed, fmt.Errorf("%s: %w", c.Name, err))
@@ -117,28 +120,4 @@ func (c *Choice) passed() (all error) {
 		}
 	}
 	return all
-}
-
-// String returns the name of the source, and why the ones before it were not chosen.
-func (c *Choice) String() string {
-	if len(c.Passed) == 0 {
-		return c.Name
-	}
-	reasons := make([]string, len(c.Passed))
-	for i, err := range c.Passed {
-		reasons[i] = err.Error()
-	}
-	return c.Name + ", because these are not ready: " + strings.Join(reasons, "; ")
-}
-
-// GoString returns the same as String.
-func (c *Choice) GoString() string { return c.String() }
-
-// LogValue implements [slog.LogValuer]: the name, and why the ones before it were not chosen.
-func (c *Choice) LogValue() slog.Value {
-	attrs := []slog.Attr{slog.String("name", c.Name)}
-	if err := c.passed(); err != nil {
-		attrs = append(attrs, slog.Any("passed", err))
-	}
-	return slog.GroupValue(attrs...)
 }

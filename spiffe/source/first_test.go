@@ -3,7 +3,6 @@ package source_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -46,7 +45,6 @@ func TestFirst(t *testing.T) {
 		c, err := source.First(t.Context(), log.logger(), starting("agent", agent, &asked[0]), starting("files", files, &asked[1]))
 		require.NoError(t, err)
 		assert.Equal(t, "agent", c.Name)
-		assert.Equal(t, "agent", c.String())
 		assert.Empty(t, c.Passed)
 		assert.Equal(t, [2]int{1, 0}, asked)
 		assert.Contains(t, log.String(), "level=INFO msg=\"source: chosen\" choice.name=agent")
@@ -64,8 +62,7 @@ func TestFirst(t *testing.T) {
 		assert.Equal(t, "files", c.Name)
 		require.Len(t, c.Passed, 1)
 		require.ErrorIs(t, c.Passed[0], context.DeadlineExceeded)
-		assert.Equal(t, "files, because these are not ready: agent: context deadline exceeded within 10s", c.String())
-		assert.Equal(t, c.String(), fmt.Sprintf("%#v", c))
+		require.EqualError(t, c.Passed[0], "agent: context deadline exceeded within 10s")
 		assert.Contains(t, log.String(), "level=WARN")
 		assert.Contains(t, log.String(), "choice.name=files choice.passed=")
 		require.Error(t, agent.life.Idle(), "what has failed is closed")
@@ -187,7 +184,7 @@ func TestFirstOfAgentAndFiles(t *testing.T) {
 	require.NoError(t, err)
 	defer c.Close()
 	assert.Equal(t, "files", c.Name)
-	assert.Contains(t, c.String(), "none.sock", "why the agent was not chosen")
+	assert.ErrorContains(t, c.Passed[0], "none.sock", "why the agent was not chosen")
 	require.NoError(t, handshake(t, c, c))
 
 	api := workloadapitest.NewServer(t, ca, "/agent")

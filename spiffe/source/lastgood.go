@@ -21,7 +21,10 @@ import (
 // LastGoodConfig configures a [LastGood]. Source, Dir and MaxAge are required.
 type LastGoodConfig struct {
 	// Source is the live source, as its New has made it: the LastGood runs it, and closes it.
-	Source Runner
+	Source interface {
+		Source
+		Run(ctx context.Context) error
+	}
 
 	// Dir is a folder for the files, which Run makes if it is missing. It is for one source of one program. It must
 	// belong to the user of this process or to root, as must those above it. In one that other users can write to,
@@ -46,11 +49,9 @@ type LastGoodConfig struct {
 	Logger *slog.Logger
 }
 
-// Runner is a [Source] that was not started.
-type Runner interface {
+// runner is a [Source] that was not started.
+type runner interface {
 	Source
-
-	// Run keeps the source current until ctx is done or it is closed.
 	Run(ctx context.Context) error
 }
 
@@ -70,7 +71,7 @@ type Runner interface {
 // safe for concurrent use. Those that read never wait for a file.
 type LastGood struct {
 	cfg   LastGoodConfig
-	live  Runner
+	live  runner
 	log   *slog.Logger
 	store *store.Store
 	life  lifecycle.Life

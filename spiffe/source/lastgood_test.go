@@ -35,14 +35,14 @@ import (
 )
 
 var (
-	_ source.Runner    = (*workloadapi.Source)(nil)
 	_ source.Federated = (*workloadapi.Source)(nil)
-	_ source.Runner    = (*secretcache.Manager)(nil)
 	_ source.Federated = (*federation.Manager)(nil)
-	_ source.Runner    = (*source.LastGood)(nil)
 	_ source.Federated = (*source.LastGood)(nil)
-	_ source.Source    = (*source.Merge)(nil)
 	_ source.Source    = (*source.Choice)(nil)
+
+	_ = source.LastGoodConfig{Source: (*workloadapi.Source)(nil)}
+	_ = source.LastGoodConfig{Source: (*secretcache.Manager)(nil)}
+	_ = source.LastGoodConfig{Source: (*source.LastGood)(nil)}
 )
 
 var (

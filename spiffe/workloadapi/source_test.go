@@ -32,6 +32,7 @@ import (
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
@@ -87,7 +88,6 @@ func TestSource(t *testing.T) {
 		}))
 		s, err := workloadapi.New(workloadapi.Config{Client: c})
 		require.NoError(t, err)
-		assert.Same(t, c, s.Client())
 		_, err = s.SVID()
 		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		assert.ErrorContains(t, err, "has neither called Start nor Run")
@@ -1161,7 +1161,7 @@ func TestTooManyAuthorities(t *testing.T) {
 	t.Parallel()
 	home := newDomain(t, "example.org")
 	web := home.SVID("/web")
-	keys := slices.Repeat([]*ecdsa.PublicKey{newKey(t).Public().(*ecdsa.PublicKey)}, spiffe.MaxBundleKeys)
+	keys := slices.Repeat([]*ecdsa.PublicKey{newKey(t).Public().(*ecdsa.PublicKey)}, jws.MaxSetKeys)
 	set := jwks(t, nil, keys...)
 	synctest.Test(t, func(t *testing.T) {
 		s := source(t, workloadapi.Config{JWTBundles: true}, func(c *call) {
@@ -1196,10 +1196,10 @@ func TestBundleLimits(t *testing.T) {
 		_, err := r.JWTBundles(marshal(t, &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.key(): value}}))
 		return err
 	}
-	require.NoError(t, ders(slices.Repeat(root, spiffe.MaxBundleKeys)))
+	require.NoError(t, ders(slices.Repeat(root, jws.MaxSetKeys)))
 	r = workloadapi.Reader{}
-	require.ErrorIs(t, ders(slices.Repeat(root, spiffe.MaxBundleKeys+1)), spiffe.ErrTooLarge)
-	for n, tooLarge := range map[int]bool{spiffe.MaxBundleSize: false, spiffe.MaxBundleSize + 1: true} {
+	require.ErrorIs(t, ders(slices.Repeat(root, jws.MaxSetKeys+1)), spiffe.ErrTooLarge)
+	for n, tooLarge := range map[int]bool{jws.MaxSetSize: false, jws.MaxSetSize + 1: true} {
 		r = workloadapi.Reader{}
 		err := ders(append(slices.Clone(root), make([]byte, n-len(root))...))
 		require.Error(t, err)
@@ -1255,7 +1255,7 @@ func TestJWTBundleValues(t *testing.T) {
 		"use twice":              {bytes.Replace(set, []byte(`"kty"`), []byte(`"use":"sig","use":"jwt-svid","kty"`), 1), nil, 0, "twice"},
 		"something after it":     {append(slices.Clone(set), "{}"...), nil, 0, "invalid JWK Set of"},
 		"not UTF-8":              {append(slices.Clone(set), 0xff), nil, 0, "invalid JWK Set of"},
-		"more than a megabyte":   {bytes.Repeat([]byte(" "), spiffe.MaxBundleSize+1), nil, 0, "input too large"},
+		"more than a megabyte":   {bytes.Repeat([]byte(" "), jws.MaxSetSize+1), nil, 0, "input too large"},
 		"more than 1,000 keys":   {[]byte(`{"keys":[` + strings.Repeat("0,", 1000) + `0]}`), nil, 0, "BND-33"},
 		"a name with an escape":  {bytes.Replace(set, []byte(`"kid"`), []byte(`"\u006bid"`), 1), []string{"key-0"}, 0, ""},
 		"use with an escape":     {bytes.Replace(set, []byte(`"kid"`), []byte(`"\u0075se":"si\u0067","kid"`), 1), []string{"key-0"}, 0, ""},
@@ -1384,12 +1384,12 @@ func TestNoSecretsInPrint(t *testing.T) {
 			c.wait()
 		})
 		require.NoError(t, s.Ready(t.Context()))
-		tokens, err := s.Client().FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
+		tokens, err := workloadapi.ClientOf(s).FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
 		require.NoError(t, err)
 		token := &tokens[0]
 		assert.Equal(t, "to.ke.n", token.Token())
 		var wit workloadapi.TokenSVID
-		for all, err := range s.Client().WatchWITSVIDs(t.Context(), spiffe.ID{}) {
+		for all, err := range workloadapi.ClientOf(s).WatchWITSVIDs(t.Context(), spiffe.ID{}) {
 			require.NoError(t, err)
 			wit = all[0]
 			break
@@ -1401,8 +1401,8 @@ func TestNoSecretsInPrint(t *testing.T) {
 		picked := pick(t, s, workloadapi.Choice{Policy: spiffe.AllowMembersOf(home.TrustDomain())})
 		_, err = picked.SVID()
 		require.NoError(t, err)
-		assert.Equal(t, `workloadapi.Picked(the server of ClientOptions.HTTPClient) that the policy allows (`+spiffe.AllowMembersOf(home.TrustDomain()).String()+`)`, picked.String())
-		for _, v := range []any{s, picked, s.Client(), token, *token, wit, &wit, u, *u, u.Identities[0], s.Status()} {
+		assert.Equal(t, `workloadapi.Source(the server of ClientOptions.HTTPClient) that the policy allows (`+spiffe.AllowMembersOf(home.TrustDomain()).String()+`)`, picked.String())
+		for _, v := range []any{s, picked, workloadapi.ClientOf(s), token, *token, wit, &wit, u, *u, u.Identities[0], s.Status()} {
 			for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q"} {
 				text := fmt.Sprintf(verb, v)
 				assert.NotContains(t, text, "to.ke.n", "%s of %T", verb, v)

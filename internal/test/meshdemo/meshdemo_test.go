@@ -1,4 +1,4 @@
-package main
+package meshdemo
 
 import (
 	"cmp"
@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"encoding/base64"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -15,17 +16,19 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"testing"
 	"time"
 
-	"github.com/svidkit/svidkit/authn/kube"
-	"github.com/svidkit/svidkit/internal/sequence"
-	"github.com/svidkit/svidkit/pki"
-	"github.com/svidkit/svidkit/pki/ca"
-	"github.com/svidkit/svidkit/pki/caserver"
-	"github.com/svidkit/svidkit/pki/caserver/linkerd"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/programtest"
+	"github.com/svidkit/svidkit/internal/test/sequence"
+	"github.com/svidkit/svidkit/internal/test/testtree"
 	"github.com/svidkit/svidkit/pki/linkerdname"
-	"github.com/svidkit/svidkit/spiffe"
 )
+
+var update = flag.Bool("update", false, "write the diagram in the README of examples/linkerd-proxy")
 
 // Participants, beside the two applications and their proxies.
 const (
@@ -54,47 +57,41 @@ const (
 // mesh is that of the demo, with names in the form of the first design.
 var mesh = linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local", Seed: true}
 
-// demo runs an identity service with an API server that is made up, two applications, and this program beside each of them,
-// through the life of their certificates. The first thing that is not as it must be is its error. It returns the trace.
-func demo(ctx context.Context, out io.Writer) (*sequence.Trace, error) {
-	dir, err := os.MkdirTemp("", "svidkit-linkerd-proxy-demo")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+// TestDemo runs an identity service with an API server that is made up, two applications, and the program beside each of
+// them, through the life of their certificates.
+func TestDemo(t *testing.T) {
+	t.Parallel()
+	program := filepath.Join(programtest.Build(t, "linkerd-proxy"), "linkerd-proxy")
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	d := &meshDemo{Trace: newTrace(out), dir: dir, tokens: map[string]string{}}
-	err = d.show(ctx)
+	d := &meshDemo{Trace: newTrace(t.Output()), t: t, program: program, dir: t.TempDir()}
+	err := d.show(ctx)
 	cancel()
 	d.wg.Wait()
-	if err == nil {
-		err = d.failure()
-	}
-	return d.Trace, err
+	require.NoError(t, cmp.Or(err, d.failure()))
+	testtree.Section(t, *update, "../../../examples/linkerd-proxy/README.md", "```mermaid\n", "```\n", d.Diagram())
 }
 
 // meshDemo is what the demo runs.
 type meshDemo struct {
 	*sequence.Trace
+	t        *testing.T
 	renewing atomic.Pointer[string] // the workload whose requests to the identity service the trace has from now on; nil for all
 
-	dir       string
-	authority *ca.Authority
-	addr      string // of the identity service
-	wg        sync.WaitGroup
+	program, dir string
+	mesh         *meshtest.Controller
+	wg           sync.WaitGroup // of the applications
 
 	mu     sync.Mutex
-	tokens map[string]string // accounts by their tokens
-	failed error             // of a part that runs in the background
+	failed error // of a part that runs in the background
 }
 
 // workload is an application with its proxy.
 type workload struct {
-	name  string // of the service account
-	token string // file
-	store string
-	at    addresses
+	name                     string // of the service account
+	token                    string // file
+	store                    string
+	inbound, outbound, admin string
 }
 
 func (d *meshDemo) fail(err error) {
@@ -110,18 +107,10 @@ func (d *meshDemo) failure() error {
 }
 
 func (d *meshDemo) show(ctx context.Context) (err error) {
-	if err := d.makeAuthority(); err != nil {
-		return err
-	}
-	reserved, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
-	d.addr = reserved.Addr().String()
-	_ = reserved.Close() // the service comes later, and the proxies know its address
-
+	// The service comes later, and the proxies know its address.
+	d.mesh = meshtest.New(d.t, meshtest.Options{Life: life, Mesh: mesh, Stopped: true, Review: d.reviewed})
 	d.PhaseWith("Before the identity service is there", injector, proxyOf("web"), "environment")
-	web, err := d.start(ctx, "web", d.application(ctx, "web"), nil)
+	web, err := d.start("web", d.application(ctx, "web"))
 	if err != nil {
 		return err
 	}
@@ -136,10 +125,7 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 	// Certificates end with whole seconds: two that are made in one second end together, and are renewed together.
 	wait(ctx, time.Until(time.Now().Truncate(time.Second).Add(time.Second)))
 	d.PhaseWith("Certification", identity, identity, "begins to serve")
-	stop, err := d.identityService(ctx, life)
-	if err != nil {
-		return err
-	}
+	d.mesh.Start(d.t)
 	if err := d.until(ctx, func() bool { return d.status(web, "ready") == http.StatusOK }); err != nil {
 		return err
 	}
@@ -151,7 +137,7 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	voting, err := d.start(ctx, "voting", d.application(ctx, "voting"), []string{"-route", "web.emojivoto:80=" + web.at.inbound.String() + "=" + name})
+	voting, err := d.start("voting", d.application(ctx, "voting"), "-route", "web.emojivoto:80="+web.inbound+"="+name)
 	if err != nil {
 		return err
 	}
@@ -160,7 +146,7 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 	}
 	d.Event(identity, proxyOf("voting"), "certificate for the name of voting, alone")
 
-	entry := voting.at.outbound.String()
+	entry := voting.outbound
 	d.PhaseWith("Requests", "voting", proxyOf("voting"), get(false))
 	for _, http2 := range []bool{false, true} {
 		if err := d.request(entry, http2, true); err != nil {
@@ -189,17 +175,15 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 	left := time.Until(end)
 	wait(ctx, time.Until(end)-left/100*85)
 	d.PhaseWith("The identity service is down for 45 % of a life", operator, identity, "stops it")
-	stop()
+	d.mesh.Stop()
 	before, err := d.renewals(web, voting)
 	if err != nil {
 		return err
 	}
 	wait(ctx, time.Until(end)-left/100*40)
 	d.Event(operator, identity, "starts it")
-	if stop, err = d.identityService(ctx, shortLife); err != nil {
-		return err
-	}
-	defer func() { stop() }()
+	d.mesh.Life(shortLife)
+	d.mesh.Start(d.t)
 	if err := d.renewed(ctx, before); err != nil {
 		return err
 	}
@@ -213,14 +197,14 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 	}
 
 	d.PhaseWith("The account is deleted", operator, apiServer, "deletes the account web")
-	d.take(web)
+	d.mesh.Delete("web")
 	if err := d.until(ctx, func() bool { return d.status(web, "live") == http.StatusServiceUnavailable }); err != nil {
 		return err
 	}
 	if err := d.probe(web, "live", http.StatusServiceUnavailable); err != nil {
 		return err
 	}
-	c, err := tls.Dial("tcp", web.at.inbound.String(), &tls.Config{ServerName: name, InsecureSkipVerify: true}) //nolint:gosec // it is to fail
+	c, err := tls.Dial("tcp", web.inbound, &tls.Config{ServerName: name, InsecureSkipVerify: true}) //nolint:gosec // it is to fail
 	if err == nil {
 		_ = c.Close()
 		return errors.New("a proxy with an expired certificate has accepted a new connection")
@@ -242,81 +226,21 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 	return d.failure()
 }
 
-func (d *meshDemo) makeAuthority() (err error) {
-	d.authority, err = ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain(mesh.TrustDomain)})
-	return err
-}
-
-// identityService serves Linkerd's identity API, with certificates of a lifetime, until stop is called.
-func (d *meshDemo) identityService(ctx context.Context, lifetime time.Duration) (stop func(), err error) {
-	certifier, err := mesh.Certifier()
-	if err != nil {
-		return nil, err
-	}
-	server, err := caserver.New(caserver.Options{
-		CA: d.authority, ID: spiffe.MustParseID("spiffe://cluster.local/ns/linkerd/sa/linkerd-identity"), Names: []pki.SAN{pki.DNSSAN(certifier)},
-		Linkerd: &linkerd.Options{Mesh: mesh, Review: d.review, Lifetime: lifetime, ClockSkew: time.Second},
-	})
-	if err != nil {
-		return nil, err
-	}
-	l, err := net.Listen("tcp", d.addr)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	done := make(chan struct{})
-	d.wg.Go(func() {
-		defer close(done)
-		if err := server.Run(ctx, caserver.Listeners{Linkerd: l}); err != nil {
-			d.fail(err)
-		}
-	})
-	return func() {
-		cancel()
-		<-done
-	}, nil
-}
-
-// review is the API server's review of tokens.
-func (d *meshDemo) review(_ context.Context, token string, _ []string) (*kube.Account, error) {
-	d.mu.Lock()
-	account, ok := d.tokens[token]
-	d.mu.Unlock()
+// reviewed is told of each review of a token.
+func (d *meshDemo) reviewed(token string, _ bool) {
 	name, _, _ := strings.Cut(token, "-")
 	if only := d.renewing.Load(); only == nil || *only == name { // those of several workloads come in any order
 		d.Event(proxyOf(name), identity, "Certify: token, and the one signing request")
 		d.Event(identity, apiServer, "TokenReview of the token of "+name+", for identity.l5d.io")
 	}
-	if !ok {
-		return nil, fmt.Errorf("no such account: %w", kube.ErrInvalidToken)
-	}
-	return &kube.Account{Namespace: "emojivoto", ServiceAccount: account}, nil
 }
 
 // give makes the token good, and puts it into the file of a workload.
 func (d *meshDemo) give(token string, w *workload) {
-	d.mu.Lock()
-	for t, account := range d.tokens {
-		if account == w.name {
-			delete(d.tokens, t)
-		}
-	}
-	d.tokens[token] = w.name
-	d.mu.Unlock()
+	d.mesh.Delete(w.name)
+	d.mesh.Account(token, w.name)
 	if err := os.WriteFile(w.token, []byte(token), 0o600); err != nil {
 		d.fail(err)
-	}
-}
-
-// take makes the tokens of a workload worthless.
-func (d *meshDemo) take(w *workload) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for t, account := range d.tokens {
-		if account == w.name {
-			delete(d.tokens, t)
-		}
 	}
 }
 
@@ -342,8 +266,8 @@ func (d *meshDemo) application(ctx context.Context, name string) (addr string) {
 	return l.Addr().String()
 }
 
-// start runs this program beside an application, with the environment of an injector.
-func (d *meshDemo) start(ctx context.Context, name, app string, flags []string) (*workload, error) {
+// start runs the program beside an application, with the environment of an injector.
+func (d *meshDemo) start(name, app string, flags ...string) (*workload, error) {
 	w := &workload{name: name, token: filepath.Join(d.dir, name+"-token"), store: filepath.Join(d.dir, name+"-store")}
 	if err := os.Mkdir(w.store, 0o700); err != nil {
 		return nil, err
@@ -355,19 +279,8 @@ func (d *meshDemo) start(ctx context.Context, name, app string, flags []string) 
 	}
 	d.Event(injector, proxyOf(name), "environment")
 	args := append([]string{"-app", app, "-inbound", "127.0.0.1:0", "-outbound", "127.0.0.1:0", "-admin", "127.0.0.1:0", "-client-id"}, flags...)
-	at, ended := make(chan addresses, 1), make(chan error, 1)
-	d.wg.Go(func() {
-		err := run(ctx, args, environ, io.Discard, io.Discard, func(a addresses) { at <- a })
-		if err != nil {
-			d.fail(err)
-		}
-		ended <- err
-	})
-	select {
-	case w.at = <-at:
-	case err := <-ended:
-		return nil, cmp.Or(err, errors.New("the proxy has ended"))
-	}
+	p := programtest.Start(d.t, d.program, nil, environ, args...)
+	w.inbound, w.outbound, w.admin = p.Addr("inbound"), p.Addr("outbound"), p.Addr("admin")
 	return w, nil
 }
 
@@ -381,16 +294,12 @@ func (d *meshDemo) environ(w *workload) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, port, err := net.SplitHostPort(d.addr)
-	if err != nil {
-		return nil, err
-	}
 	return []string{
 		"LINKERD2_PROXY_LOCAL_IDENTITY_NAME=" + own,
-		"LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB=" + base64.StdEncoding.EncodeToString(d.authority.Bundle().MarshalPEM()),
+		"LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB=" + base64.StdEncoding.EncodeToString(d.mesh.Authority.Bundle().MarshalPEM()),
 		"LINKERD2_PROXY_IDENTITY_TOKEN_FILE=" + w.token,
 		"LINKERD2_PROXY_IDENTITY_STORE_DIR=" + w.store,
-		"LINKERD2_PROXY_IDENTITY_ADDR=0.0.0.0:" + port, // this host, and no loopback address: the service has to prove its name
+		"LINKERD2_PROXY_IDENTITY_ADDR=" + d.mesh.Addr, // this host, and no loopback address: the service has to prove its name
 		"LINKERD2_PROXY_IDENTITY_IDENTITY=" + certifier,
 		"LINKERD2_PROXY_IDENTITY_MIN_REFRESH=100ms", // certificates live for two seconds here
 		"LINKERD2_PROXY_IDENTITY_MAX_REFRESH=1s",
@@ -417,7 +326,7 @@ func (d *meshDemo) checkStore(w *workload) error {
 
 // status asks the admin port of a proxy.
 func (d *meshDemo) status(w *workload, path string) int {
-	resp, err := http.Get("http://" + w.at.admin.String() + "/" + path)
+	resp, err := http.Get("http://" + w.admin + "/" + path)
 	if err != nil {
 		return 0
 	}
@@ -436,7 +345,7 @@ func (d *meshDemo) probe(w *workload, path string, want int) error {
 
 // metric returns a metric of a proxy.
 func (d *meshDemo) metric(w *workload, name string) (value float64, err error) {
-	resp, err := http.Get("http://" + w.at.admin.String() + "/metrics")
+	resp, err := http.Get("http://" + w.admin + "/metrics")
 	if err != nil {
 		return 0, err
 	}

@@ -1,14 +1,12 @@
-package caclienttest
+package cafake
 
 import (
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"slices"
@@ -56,21 +54,21 @@ type Vault struct {
 // Endpoint is one of Vault.
 func NewVault(t testing.TB, ca *spiffetest.CA, path string) *Vault {
 	t.Helper()
-	v := &Vault{Fake: newFake(t, ca, path), token: "hvs." + rand.Text(), jwt: "eyJ" + rand.Text(), leases: map[string]time.Time{}}
+	v := &Vault{Fake: New(t, ca, path), token: "hvs." + rand.Text(), jwt: "eyJ" + rand.Text(), leases: map[string]time.Time{}}
 	v.rules = VaultRules{AllowedURISANs: []string{v.id.String()}, TTL: time.Hour, MaxTTL: 24 * time.Hour, Lease: time.Hour}
-	v.serve(wire{
-		name:    "Vault",
-		handler: http.HandlerFunc(v.answerCall),
-		signs:   func(r *http.Request) bool { return strings.HasPrefix(r.URL.Path, "/v1/pki/sign/") },
-		refuse:  refuseVault,
-		garbled: garbled(`{"data":{"keys":"x","certificate":["y"]},"auth":7}`),
-		token: func() string {
+	v.Serve(API{
+		Name:    "Vault",
+		Handler: http.HandlerFunc(v.answerCall),
+		Signs:   func(r *http.Request) bool { return strings.HasPrefix(r.URL.Path, "/v1/pki/sign/") },
+		Refuse:  refuseVault,
+		Garbled: garbled(`{"data":{"keys":"x","certificate":["y"]},"auth":7}`),
+		Token: func() string {
 			if v.now().Kubernetes {
 				return v.jwt
 			}
 			return v.token
 		},
-		tls: func(c *tls.Config) { c.ClientAuth = tls.RequestClientCert },
+		TLS: func(c *tls.Config) { c.ClientAuth = tls.RequestClientCert },
 	})
 	return v
 }
@@ -119,19 +117,8 @@ func refuseVault(w http.ResponseWriter, _ *http.Request, e *caclient.Error) {
 	vaultError(w, code, text)
 }
 
-// garbled answers with success and a text.
-func garbled(text string) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, text) })
-}
-
 func vaultError(w http.ResponseWriter, code int, text string) {
-	writeJSON(w, code, map[string][]string{"errors": {text}})
-}
-
-func writeJSON(w http.ResponseWriter, code int, v any) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(v)
+	answerJSON(w, code, map[string][]string{"errors": {text}})
 }
 
 // answerCall is the API.
@@ -184,7 +171,7 @@ func (v *Vault) listIssuers(w http.ResponseWriter) {
 		info[id] = map[string]any{"issuer_name": "", "is_default": false}
 	}
 	slices.Sort(keys)
-	writeJSON(w, http.StatusOK, map[string]any{"data": map[string]any{"keys": keys, "key_info": info}})
+	answerJSON(w, http.StatusOK, map[string]any{"data": map[string]any{"keys": keys, "key_info": info}})
 }
 
 func (v *Vault) showIssuer(w http.ResponseWriter, id string) {
@@ -194,7 +181,7 @@ func (v *Vault) showIssuer(w http.ResponseWriter, id string) {
 		return
 	}
 	text := string(pki.MarshalCertificatesPEM(root))
-	writeJSON(w, http.StatusOK, map[string]any{"data": map[string]any{
+	answerJSON(w, http.StatusOK, map[string]any{"data": map[string]any{
 		"certificate": text, "ca_chain": []string{text}, "issuer_id": id, "issuer_name": "", "revocation_time": 0,
 	}})
 }
@@ -210,7 +197,7 @@ func (v *Vault) logInKubernetes(w http.ResponseWriter, r *http.Request, rules Va
 		vaultError(w, http.StatusBadRequest, "missing jwt")
 	case body.Role != vaultRole:
 		vaultError(w, http.StatusBadRequest, fmt.Sprintf("invalid role name %q", body.Role))
-	case rules.Review == nil && !same(body.JWT, v.jwt), rules.Review != nil && !rules.Review(body.JWT):
+	case rules.Review == nil && !SameToken(body.JWT, v.jwt), rules.Review != nil && !rules.Review(body.JWT):
 		vaultError(w, http.StatusForbidden, "permission denied")
 	default:
 		v.loggedIn(w)
@@ -251,7 +238,7 @@ func (v *Vault) loggedIn(w http.ResponseWriter) {
 	}
 	v.logins++
 	v.mu.Unlock()
-	writeJSON(w, http.StatusOK, map[string]any{"auth": map[string]any{
+	answerJSON(w, http.StatusOK, map[string]any{"auth": map[string]any{
 		"client_token": token, "accessor": rand.Text(), "policies": []string{"default", vaultRole},
 		"lease_duration": int64(lease / time.Second), "renewable": true, "token_type": "service",
 	}})
@@ -262,7 +249,7 @@ func (v *Vault) knows(token string) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	end, ok := v.leases[token]
-	return ok && (end.IsZero() || time.Now().Before(end)) || !v.rules.Kubernetes && same(token, v.token)
+	return ok && (end.IsZero() || time.Now().Before(end)) || !v.rules.Kubernetes && SameToken(token, v.token)
 }
 
 // signRoute answers a request to the engine that needs a token.
@@ -325,7 +312,7 @@ func (v *Vault) signRequest(w http.ResponseWriter, r *http.Request, rules VaultR
 	if e != nil {
 		return e
 	}
-	writeJSON(w, http.StatusOK, v.signed(chain))
+	answerJSON(w, http.StatusOK, v.signed(chain))
 	return nil
 }
 
@@ -416,9 +403,4 @@ func (v *Vault) signed(chain []*x509.Certificate) any {
 		data["ca_chain"] = above
 	}
 	return map[string]any{"lease_id": "", "renewable": false, "lease_duration": 0, "data": data, "auth": nil}
-}
-
-// readJSON reads the body of a request.
-func readJSON(r *http.Request, body any) bool {
-	return json.NewDecoder(io.LimitReader(r.Body, 1<<20)).Decode(body) == nil
 }

@@ -1,4 +1,4 @@
-package linkerdproxy_test
+package main
 
 import (
 	"bufio"
@@ -22,10 +22,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/meshtest"
 )
 
 // application is a toy application that tells what it has got. It serves HTTP/1, and HTTP/2 without TLS.
@@ -79,28 +79,28 @@ func serve(t testing.TB, run func(context.Context, net.Listener) error) (addr st
 }
 
 // inbound returns the address of an inbound proxy of id.
-func inbound(t testing.TB, id *linkerdproxy.Identity, edit func(*linkerdproxy.ProxyConfig)) (addr string, p *linkerdproxy.Proxy) {
+func inbound(t testing.TB, id *member, edit func(*config)) (addr string, p *proxy) {
 	t.Helper()
-	cfg := linkerdproxy.ProxyConfig{Identity: id, Application: application(t)}
+	cfg := config{name: id.name, identity: id.Identity, application: application(t)}
 	if edit != nil {
 		edit(&cfg)
 	}
-	p, err := linkerdproxy.NewProxy(cfg)
+	p, err := newProxy(cfg)
 	require.NoError(t, err)
-	return serve(t, p.ServeInbound), p
+	return serve(t, p.serveInbound), p
 }
 
 // outbound returns the address of an outbound proxy of id, by which each authority leads to e.
-func outbound(t testing.TB, id *linkerdproxy.Identity, e linkerdproxy.Endpoint) string {
+func outbound(t testing.TB, id *member, e endpoint) string {
 	t.Helper()
-	p, err := linkerdproxy.NewProxy(linkerdproxy.ProxyConfig{Identity: id, Route: func(_ context.Context, authority string) (linkerdproxy.Endpoint, error) {
+	p, err := newProxy(config{name: id.name, identity: id.Identity, route: func(_ context.Context, authority string) (endpoint, error) {
 		if !strings.HasPrefix(authority, "app.test") {
-			return linkerdproxy.Endpoint{}, errors.New("there is no such service")
+			return endpoint{}, errors.New("there is no such service")
 		}
 		return e, nil
 	}})
 	require.NoError(t, err)
-	return serve(t, p.ServeOutbound)
+	return serve(t, p.serveOutbound)
 }
 
 // browser returns a client of HTTP/1 or 2 whose connections all go to addr.
@@ -168,9 +168,9 @@ func TestEarlyAnswer(t *testing.T) {
 	app.Config.Protocols.SetUnencryptedHTTP2(true)
 	app.Start()
 	t.Cleanup(app.Close)
-	s := newService(t, time.Hour)
-	at, _ := inbound(t, certified(t, s, web), func(c *linkerdproxy.ProxyConfig) { c.Application = app.Listener.Addr().String() })
-	entry := outbound(t, certified(t, s, voting), linkerdproxy.Endpoint{Addr: at, Identity: web})
+	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
+	at, _ := inbound(t, certified(t, s, web), func(c *config) { c.application = app.Listener.Addr().String() })
+	entry := outbound(t, certified(t, s, voting), endpoint{addr: at, identity: web})
 	for _, http2 := range []bool{false, true} {
 		c := browser(t, entry, http2, nil)
 		for _, length := range []int64{-1, 14} { // unknown, or not
@@ -232,11 +232,11 @@ func TestEarlyAnswer(t *testing.T) {
 func TestPair(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-11-2", "LNK-11-13")
-	s := newService(t, time.Hour)
+	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	server := certified(t, s, web)
-	at, p := inbound(t, server, func(c *linkerdproxy.ProxyConfig) { c.ClientID, c.RequireIdentity = true, true })
+	at, p := inbound(t, server, func(c *config) { c.clientID, c.requireIdentity = true, true })
 	client := certified(t, s, voting)
-	entry := outbound(t, client, linkerdproxy.Endpoint{Addr: at, Identity: web})
+	entry := outbound(t, client, endpoint{addr: at, identity: web})
 	for proto, http2 := range map[string]bool{"HTTP/1.1": false, "HTTP/2.0": true} {
 		c := browser(t, entry, http2, nil)
 		for range 3 {
@@ -257,11 +257,11 @@ func TestPair(t *testing.T) {
 	assert.Contains(t, get(t, server.Handler(p), "/metrics"), "svidkit_linkerdproxy_failed_requests_total")
 
 	// A server with another identity gets nothing, although connections to it are open for the right one.
-	p, err := linkerdproxy.NewProxy(linkerdproxy.ProxyConfig{Identity: client, Route: func(_ context.Context, authority string) (linkerdproxy.Endpoint, error) {
-		return linkerdproxy.Endpoint{Addr: at, Identity: authority}, nil
+	p, err := newProxy(config{name: client.name, identity: client.Identity, route: func(_ context.Context, authority string) (endpoint, error) {
+		return endpoint{addr: at, identity: authority}, nil
 	}})
 	require.NoError(t, err)
-	c := browser(t, serve(t, p.ServeOutbound), true, nil)
+	c := browser(t, serve(t, p.serveOutbound), true, nil)
 	status, body := ask(t, c, "http://"+web+"/")
 	require.Equal(t, http.StatusOK, status, body)
 	status, _ = ask(t, c, "http://"+certifier+"/")
@@ -272,25 +272,20 @@ func TestPair(t *testing.T) {
 // the certificate.
 func TestKeptConnections(t *testing.T) {
 	t.Parallel()
-	s := newService(t, 2*time.Second)
-	mine := newService(t, 2*time.Second)
-	mine.ca, mine.anchors = s.ca, s.anchors
-	mine.fail(&caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: errors.New("down")})
-	cfg := config(t, voting, s.ca.Bundle().MarshalPEM())
-	cfg.MinRefresh = 100 * time.Millisecond
-	client, err := linkerdproxy.NewWith(cfg, mine)
-	require.NoError(t, err)
-	run(t, client)
-	at, _ := inbound(t, certified(t, s, web, func(c *linkerdproxy.Config) { c.MinRefresh = 100 * time.Millisecond }), func(c *linkerdproxy.ProxyConfig) { c.ClientID = true })
-	e := linkerdproxy.Endpoint{Addr: at, Identity: web}
+	s := meshtest.New(t, meshtest.Options{Life: 2 * time.Second})
+	mine := meshtest.New(t, meshtest.Options{Life: 2 * time.Second, Authority: s.Authority})
+	mine.Account(meshtest.Token(voting), "")
+	client := uncertified(t, mine, voting)
+	at, _ := inbound(t, certified(t, s, web), func(c *config) { c.clientID = true })
+	e := endpoint{addr: at, identity: web}
 	kept, anew := browser(t, outbound(t, client, e), false, nil), browser(t, fresh(t, client, e), false, nil)
 	_, body := ask(t, kept, "http://app.test/")
 	require.Contains(t, body, "client=[]")
-	mine.fail(nil)
+	mine.Account(meshtest.Token(voting), "voting")
 	require.NoError(t, client.Ready(t.Context()))
 	_, body = ask(t, kept, "http://app.test/")
 	require.Contains(t, body, `client=["`+voting+`"]`)
-	mine.fail(&caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: errors.New("down")})
+	mine.Account(meshtest.Token(voting), "")
 	eventually(t, func() bool { return get(t, client.Handler(), "/live") == "503 expired" }, "expiry")
 	status, body := ask(t, kept, "http://app.test/")
 	assert.Equal(t, http.StatusOK, status)
@@ -304,13 +299,13 @@ func TestKeptConnections(t *testing.T) {
 func TestClientID(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-11-13", "LNK-10-4", "LNK-11-2")
-	s := newService(t, time.Hour)
+	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	id, client := certified(t, s, web), certified(t, s, voting)
 	silent, _ := inbound(t, id, nil)
-	telling, _ := inbound(t, id, func(c *linkerdproxy.ProxyConfig) { c.ClientID = true })
+	telling, _ := inbound(t, id, func(c *config) { c.clientID = true })
 	mtls := func(addr string) func(context.Context, string, string) (net.Conn, error) {
 		return func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return client.Dial(ctx, linkerdproxy.Endpoint{Addr: addr, Identity: web})
+			return client.dial(ctx, endpoint{addr: addr, identity: web})
 		}
 	}
 	for _, c := range []struct {
@@ -370,13 +365,13 @@ func TestClientID(t *testing.T) {
 // Applications that have headers as variables, as CGI does, take an underscore for the hyphen.
 func TestUnderscores(t *testing.T) {
 	t.Parallel()
-	s := newService(t, time.Hour)
+	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	app := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "got ", r.Header) })}
 	go func() { _ = app.Serve(l) }()
 	defer app.Close()
-	at, _ := inbound(t, certified(t, s, web), func(c *linkerdproxy.ProxyConfig) { c.ClientID, c.Application = true, l.Addr().String() })
+	at, _ := inbound(t, certified(t, s, web), func(c *config) { c.clientID, c.application = true, l.Addr().String() })
 	for _, name := range []string{"l5d_client_id", "L5D-client_ID", "l5d_require-id"} {
 		req, err := http.NewRequest(http.MethodGet, "http://app.test/", nil)
 		require.NoError(t, err)
@@ -394,9 +389,9 @@ func TestUnderscores(t *testing.T) {
 // A request without a Host gets that of the application, and OPTIONS * is forwarded like the rest.
 func TestHost(t *testing.T) {
 	t.Parallel()
-	s := newService(t, time.Hour)
+	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	var target string
-	at, _ := inbound(t, certified(t, s, web), func(c *linkerdproxy.ProxyConfig) { target = c.Application })
+	at, _ := inbound(t, certified(t, s, web), func(c *config) { target = c.application })
 	for raw, want := range map[string]string{
 		"GET / HTTP/1.0\r\n\r\n":                                            target + "/ ",
 		"GET / HTTP/1.1\r\nHost:\r\nConnection: close\r\n\r\n":              target + "/ ",
@@ -417,7 +412,7 @@ func TestHost(t *testing.T) {
 func TestPassThrough(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-10-4", "LNK-11-2", "LNK-12.2-14")
-	s := newService(t, time.Hour)
+	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	id := certified(t, s, web)
 	own := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, "the application's own TLS for ", r.TLS.ServerName, r.Header["L5d-Client-Id"])
@@ -437,16 +432,16 @@ func TestPassThrough(t *testing.T) {
 		require.Equal(t, "the application's own TLS for example.com[]", string(body))
 		return nil
 	}
-	open, _ := inbound(t, id, func(c *linkerdproxy.ProxyConfig) { c.Application = target })
+	open, _ := inbound(t, id, func(c *config) { c.application = target })
 	require.NoError(t, through(open))
 	var log bytes.Buffer
-	for _, edit := range []func(*linkerdproxy.ProxyConfig){
-		func(c *linkerdproxy.ProxyConfig) { c.RequireTLS = true },
-		func(c *linkerdproxy.ProxyConfig) { c.RequireIdentity = true },
+	for _, edit := range []func(*config){
+		func(c *config) { c.requireTLS = true },
+		func(c *config) { c.requireIdentity = true },
 	} {
-		closed, _ := inbound(t, id, func(c *linkerdproxy.ProxyConfig) {
+		closed, _ := inbound(t, id, func(c *config) {
 			edit(c)
-			c.Application, c.Logger = target, slog.New(slog.NewTextHandler(&log, nil))
+			c.application, c.logger = target, slog.New(slog.NewTextHandler(&log, nil))
 		})
 		require.Error(t, through(closed))
 		_, err := browser(t, closed, false, nil).Get("http://app.test/")
@@ -467,16 +462,16 @@ func TestPassThrough(t *testing.T) {
 		_, err = http.ReadResponse(bufio.NewReader(c), nil)
 		return err
 	}
-	mutual, _ := inbound(t, id, func(c *linkerdproxy.ProxyConfig) { c.RequireTLS = true })
+	mutual, _ := inbound(t, id, func(c *config) { c.requireTLS = true })
 	require.NoError(t, anonymous(mutual))
-	strict, _ := inbound(t, id, func(c *linkerdproxy.ProxyConfig) { c.RequireIdentity = true })
+	strict, _ := inbound(t, id, func(c *config) { c.requireIdentity = true })
 	require.Error(t, anonymous(strict))
 }
 
 // An application with a protocol of its own gets each byte, also if its server speaks first, and the end of each direction.
 func TestOpaque(t *testing.T) {
 	t.Parallel()
-	s := newService(t, time.Hour)
+	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	id, client := certified(t, s, web), certified(t, s, voting)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -494,9 +489,9 @@ func TestOpaque(t *testing.T) {
 			}()
 		}
 	}()
-	at, _ := inbound(t, id, func(c *linkerdproxy.ProxyConfig) { c.Application, c.Opaque = l.Addr().String(), true })
-	for _, e := range []linkerdproxy.Endpoint{{Addr: at, Identity: web}, {Addr: at}} {
-		c, err := client.Dial(t.Context(), e)
+	at, _ := inbound(t, id, func(c *config) { c.application, c.opaque = l.Addr().String(), true })
+	for _, e := range []endpoint{{addr: at, identity: web}, {addr: at}} {
+		c, err := client.dial(t.Context(), e)
 		require.NoError(t, err)
 		require.NoError(t, c.SetDeadline(time.Now().Add(10*time.Second)))
 		_, err = io.WriteString(c, "hello")
@@ -528,9 +523,9 @@ func upgraded(t testing.TB, addr string) (net.Conn, *bufio.Reader) {
 // Upgraded connections, such as WebSockets, are carried.
 func TestUpgrade(t *testing.T) {
 	t.Parallel()
-	s := newService(t, time.Hour)
+	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	at, _ := inbound(t, certified(t, s, web), nil)
-	entry := outbound(t, certified(t, s, voting), linkerdproxy.Endpoint{Addr: at, Identity: web})
+	entry := outbound(t, certified(t, s, voting), endpoint{addr: at, identity: web})
 	c, r := upgraded(t, entry)
 	_, err := io.WriteString(c, "ping\n")
 	require.NoError(t, err)
@@ -543,11 +538,9 @@ func TestUpgrade(t *testing.T) {
 func TestNotCertified(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-10-4")
-	s := newService(t, time.Hour)
-	s.fail(&caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: errors.New("down")})
-	id, err := linkerdproxy.NewWith(config(t, web, s.ca.Bundle().MarshalPEM()), s)
-	require.NoError(t, err)
-	run(t, id)
+	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
+	s.Account(meshtest.Token(web), "")
+	id := uncertified(t, s, web)
 	var reached atomic.Int64
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -557,7 +550,7 @@ func TestNotCertified(t *testing.T) {
 	}
 	go func() { _ = app.Serve(l) }()
 	defer app.Close()
-	at, _ := inbound(t, id, func(c *linkerdproxy.ProxyConfig) { c.Application = l.Addr().String() })
+	at, _ := inbound(t, id, func(c *config) { c.application = l.Addr().String() })
 	_, err = tls.Dial("tcp", at, &tls.Config{ServerName: web, InsecureSkipVerify: true})
 	require.Error(t, err)
 	require.NotContains(t, err.Error(), "remote error", "not even TLS has answered")
@@ -610,7 +603,7 @@ func traffic(t testing.TB, entries ...string) (stop func() (failures []string)) 
 }
 
 // renewals counts new certificates of an identity.
-func renewals(id *linkerdproxy.Identity) int {
+func renewals(id *member) int {
 	var b strings.Builder
 	_ = id.WriteMetrics(&b)
 	n := 0
@@ -620,29 +613,19 @@ func renewals(id *linkerdproxy.Identity) int {
 	return n
 }
 
-// eventually waits until f is true.
-func eventually(t testing.TB, f func() bool, what string) {
-	t.Helper()
-	for end := time.Now().Add(15 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("it did not come: " + what)
-		}
-	}
-}
-
 // fresh is outbound with a new handshake for each request: no connection is kept for a route that is never the same.
-func fresh(t testing.TB, id *linkerdproxy.Identity, e linkerdproxy.Endpoint) string {
+func fresh(t testing.TB, id *member, e endpoint) string {
 	t.Helper()
 	var n atomic.Int64
-	_, port, err := net.SplitHostPort(e.Addr)
+	_, port, err := net.SplitHostPort(e.addr)
 	require.NoError(t, err)
-	p, err := linkerdproxy.NewProxy(linkerdproxy.ProxyConfig{Identity: id, Route: func(context.Context, string) (linkerdproxy.Endpoint, error) {
+	p, err := newProxy(config{name: id.name, identity: id.Identity, route: func(context.Context, string) (endpoint, error) {
 		e := e
-		e.Addr = "127.0.0.1:" + strings.Repeat("0", int(n.Add(1))) + port // the same one, by another text
+		e.addr = "127.0.0.1:" + strings.Repeat("0", int(n.Add(1))) + port // the same one, by another text
 		return e, nil
 	}})
 	require.NoError(t, err)
-	return serve(t, p.ServeOutbound)
+	return serve(t, p.serveOutbound)
 }
 
 // Two proxies carry HTTP/1 and HTTP/2 between their applications, over kept connections and new ones, while their
@@ -651,36 +634,28 @@ func fresh(t testing.TB, id *linkerdproxy.Identity, e linkerdproxy.Endpoint) str
 func TestRotationAndOutage(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-8-6", "LNK-10-8")
-	start := func(t *testing.T, c *controller, longest time.Duration) (server, client *linkerdproxy.Identity, stop func() []string) {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-		defer cancel()
-		mine, theirs := c.config(t, web), c.config(t, voting)
-		mine.MaxRefresh, theirs.MaxRefresh = longest, longest
-		server, err := linkerdproxy.Start(ctx, mine)
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = server.Close() })
-		client, err = linkerdproxy.Start(ctx, theirs)
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = client.Close() })
-		at, _ := inbound(t, server, func(c *linkerdproxy.ProxyConfig) { c.RequireIdentity = true })
-		return server, client, traffic(t, outbound(t, client, linkerdproxy.Endpoint{Addr: at, Identity: web}), fresh(t, client, linkerdproxy.Endpoint{Addr: at, Identity: web}))
+	start := func(t *testing.T, c *meshtest.Controller, longest time.Duration) (server, client *member, stop func() []string) {
+		limit := func(cfg *linkerdproxy.Config) { cfg.MaxRefresh = longest }
+		server, client = certified(t, c, web, limit), certified(t, c, voting, limit)
+		at, _ := inbound(t, server, func(c *config) { c.requireIdentity = true })
+		return server, client, traffic(t, outbound(t, client, endpoint{addr: at, identity: web}), fresh(t, client, endpoint{addr: at, identity: web}))
 	}
 	rotation := func(t *testing.T) {
-		server, client, stop := start(t, newController(t, 10*time.Second, false), 500*time.Millisecond)
+		server, client, stop := start(t, meshtest.New(t, meshtest.Options{Life: 10 * time.Second}), 500*time.Millisecond)
 		eventually(t, func() bool { return renewals(server) >= 3 && renewals(client) >= 3 }, "two renewals")
 		require.Empty(t, stop())
 	}
 	outage := func(t *testing.T) {
-		c := newController(t, 6*time.Second, false)
+		c := meshtest.New(t, meshtest.Options{Life: 6 * time.Second})
 		server, client, stop := start(t, c, time.Hour)
 		end := server.Status().NotAfter
 		life := time.Until(end)
 		time.Sleep(time.Until(end.Add(-life / 100 * 65)))
-		c.stop()
+		c.Stop()
 		time.Sleep(time.Until(end.Add(-life / 100 * 20)))
 		require.Equal(t, 1, renewals(server))
 		require.Error(t, server.Status().Err, "it has tried")
-		c.start(t)
+		c.Start(t)
 		eventually(t, func() bool { return renewals(server) > 1 && renewals(client) > 1 }, "a renewal after the outage")
 		require.Empty(t, stop())
 	}
@@ -695,48 +670,41 @@ func TestRecovery(t *testing.T) {
 	conformance.Covers(t, "LNK-10-9", "LNK-10-10", "LNK-10-11", "LNK-10-12")
 	tests := map[string]func(*testing.T){}
 	for name, fault := range map[string]struct {
-		begin, end func(t *testing.T, c *controller, cfg *linkerdproxy.Config)
+		begin, end func(t *testing.T, c *meshtest.Controller, cfg *linkerdproxy.Config)
 	}{
 		"service down": {
-			func(_ *testing.T, c *controller, _ *linkerdproxy.Config) { c.stop() },
-			func(t *testing.T, c *controller, _ *linkerdproxy.Config) { c.start(t) },
+			func(_ *testing.T, c *meshtest.Controller, _ *linkerdproxy.Config) { c.Stop() },
+			func(t *testing.T, c *meshtest.Controller, _ *linkerdproxy.Config) { c.Start(t) },
 		},
 		"token gone": {
-			func(t *testing.T, _ *controller, cfg *linkerdproxy.Config) {
+			func(t *testing.T, _ *meshtest.Controller, cfg *linkerdproxy.Config) {
 				require.NoError(t, os.Remove(cfg.TokenFile))
 			},
-			func(t *testing.T, _ *controller, cfg *linkerdproxy.Config) {
-				require.NoError(t, os.WriteFile(cfg.TokenFile, []byte("token-of-"+web), 0o600))
+			func(t *testing.T, _ *meshtest.Controller, cfg *linkerdproxy.Config) {
+				require.NoError(t, os.WriteFile(cfg.TokenFile, []byte(meshtest.Token(web)), 0o600))
 			},
 		},
 		"account deleted": {
-			func(_ *testing.T, c *controller, _ *linkerdproxy.Config) { c.account("token-of-"+web, "", "") },
-			func(t *testing.T, c *controller, cfg *linkerdproxy.Config) { // made anew, with another token
-				c.account("a-new-token", "emojivoto", "web")
+			func(_ *testing.T, c *meshtest.Controller, _ *linkerdproxy.Config) { c.Account(meshtest.Token(web), "") },
+			func(t *testing.T, c *meshtest.Controller, cfg *linkerdproxy.Config) { // made anew, with another token
+				c.Account("a-new-token", "web")
 				require.NoError(t, os.WriteFile(cfg.TokenFile, []byte("a-new-token"), 0o600))
 			},
 		},
 	} {
 		tests[name] = func(t *testing.T) {
-			c := newController(t, 3*time.Second, false)
-			cfg := c.config(t, web)
-			id, err := linkerdproxy.Start(t.Context(), cfg)
-			require.NoError(t, err)
-			defer id.Close()
-			peers := newController(t, time.Hour, false) // whose proxies stay certified
-			peers.authority = c.authority
-			peers.stop()
-			peers.start(t)
-			other, err := linkerdproxy.Start(t.Context(), peers.config(t, voting))
-			require.NoError(t, err)
-			defer other.Close()
+			c := meshtest.New(t, meshtest.Options{Life: 3 * time.Second})
+			var cfg linkerdproxy.Config
+			id := certified(t, c, web, func(c *linkerdproxy.Config) { cfg = *c })
+			peers := meshtest.New(t, meshtest.Options{Life: time.Hour, Authority: c.Authority}) // whose proxies stay certified
+			other := certified(t, peers, voting)
 			at, _ := inbound(t, id, nil)
 			in := browser(t, "", false, func(ctx context.Context, _, _ string) (net.Conn, error) {
-				return other.Dial(ctx, linkerdproxy.Endpoint{Addr: at, Identity: web})
+				return other.dial(ctx, endpoint{addr: at, identity: web})
 			})
 			in.Transport.(*http.Transport).DisableKeepAlives = true
 			there, _ := inbound(t, other, nil)
-			out := browser(t, fresh(t, id, linkerdproxy.Endpoint{Addr: there, Identity: voting}), false, nil)
+			out := browser(t, fresh(t, id, endpoint{addr: there, identity: voting}), false, nil)
 			works := func(c *http.Client) bool {
 				resp, err := c.Get("http://app.test/")
 				if err != nil {
@@ -774,63 +742,52 @@ func TestRecovery(t *testing.T) {
 // then the certifier signs with the new; then all proxies get the new alone. No request fails.
 func TestAnchorsReplaced(t *testing.T) {
 	t.Parallel()
-	old := newService(t, time.Hour)
-	next := newService(t, time.Hour)
-	both := append(old.ca.Bundle().MarshalPEM(), next.ca.Bundle().MarshalPEM()...)
+	old := meshtest.New(t, meshtest.Options{Life: time.Hour})
+	next := meshtest.New(t, meshtest.Options{Life: time.Hour})
+	before, after := old.Authority.Bundle().MarshalPEM(), next.Authority.Bundle().MarshalPEM()
+	both := append(before[:len(before):len(before)], after...)
 	type side struct {
 		name string
 		addr string
-		id   atomic.Pointer[linkerdproxy.Identity]
+		id   *member
 	}
 	server, client := &side{name: web}, &side{name: voting}
-	restart := func(s *side, by *service, anchors []byte) {
+	restart := func(s *side, by *meshtest.Controller, anchors []byte) {
 		id := certified(t, by, s.name, func(c *linkerdproxy.Config) { c.Anchors = anchors })
 		s.addr, _ = inbound(t, id, nil)
-		s.id.Store(id)
+		s.id = id
 	}
 	check := func(step string) {
 		t.Helper()
 		for _, pair := range [][2]*side{{client, server}, {server, client}} {
-			c := browser(t, outbound(t, pair[0].id.Load(), linkerdproxy.Endpoint{Addr: pair[1].addr, Identity: pair[1].name}), true, nil)
+			c := browser(t, outbound(t, pair[0].id, endpoint{addr: pair[1].addr, identity: pair[1].name}), true, nil)
 			status, body := ask(t, c, "http://app.test/")
 			require.Equal(t, http.StatusOK, status, "%s: %s", step, body)
 		}
 	}
 	for _, step := range []struct {
 		name    string
-		by      *service
+		by      *meshtest.Controller
 		anchors []byte
-	}{{"before", old, old.ca.Bundle().MarshalPEM()}, {"both anchors", old, both}, {"new issuer", next, both}, {"new anchors", next, next.ca.Bundle().MarshalPEM()}} {
+	}{{"before", old, before}, {"both anchors", old, both}, {"new issuer", next, both}, {"new anchors", next, after}} {
 		restart(server, step.by, step.anchors)
-		if client.id.Load() != nil {
+		if client.id != nil {
 			check(step.name + ", one side")
 		}
 		restart(client, step.by, step.anchors)
 		check(step.name)
 	}
-
-	// A certifier that changes its issuer before the anchors are there replaces nothing.
-	stubborn := newService(t, 2*time.Second)
-	id := certified(t, stubborn, web, func(c *linkerdproxy.Config) { c.MinRefresh = 100 * time.Millisecond })
-	first, err := id.Credential()
-	require.NoError(t, err)
-	stubborn.sign(next.ca)
-	eventually(t, func() bool { return id.Status().Err != nil }, "a refusal")
-	now, err := id.Credential()
-	require.NoError(t, err)
-	assert.Same(t, first, now)
-	assert.Equal(t, "200 ready", get(t, id.Handler(), "/ready"))
 }
 
 // While the application is away, its proxy says so to clients, without its address, and to the log with all there is to know.
 func TestApplicationDown(t *testing.T) {
 	t.Parallel()
-	s := newService(t, time.Hour)
+	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	id := certified(t, s, web)
 	const gone = "127.0.0.1:1" // a port that was free may be taken by another test
 	var log bytes.Buffer
-	at, p := inbound(t, id, func(c *linkerdproxy.ProxyConfig) {
-		c.Application, c.Logger = gone, slog.New(slog.NewTextHandler(&log, nil))
+	at, p := inbound(t, id, func(c *config) {
+		c.application, c.logger = gone, slog.New(slog.NewTextHandler(&log, nil))
 	})
 	status, body := ask(t, browser(t, at, false, nil), "http://app.test/")
 	assert.Equal(t, http.StatusBadGateway, status)
@@ -838,7 +795,7 @@ func TestApplicationDown(t *testing.T) {
 	assert.NotContains(t, body, gone)
 	assert.Contains(t, log.String(), gone)
 
-	opaque, _ := inbound(t, id, func(c *linkerdproxy.ProxyConfig) { c.Application, c.Opaque = gone, true })
+	opaque, _ := inbound(t, id, func(c *config) { c.application, c.opaque = gone, true })
 	c, err := net.Dial("tcp", opaque)
 	require.NoError(t, err)
 	defer c.Close()
@@ -856,7 +813,7 @@ func TestApplicationDown(t *testing.T) {
 // The end of a server waits for no client that sends nothing, or half a handshake, and for no tunnel.
 func TestStop(t *testing.T) {
 	t.Parallel()
-	s := newService(t, time.Hour)
+	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	id := certified(t, s, web)
 	app, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -871,13 +828,13 @@ func TestStop(t *testing.T) {
 		}
 	}()
 	for _, opaque := range []bool{false, true} {
-		p, err := linkerdproxy.NewProxy(linkerdproxy.ProxyConfig{Identity: id, Application: app.Addr().String(), Opaque: opaque})
+		p, err := newProxy(config{name: id.name, identity: id.Identity, application: app.Addr().String(), opaque: opaque})
 		require.NoError(t, err)
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
-		go func() { done <- p.ServeInbound(ctx, l) }()
+		go func() { done <- p.serveInbound(ctx, l) }()
 		hello, clean := tlsHello(t)
 		for _, first := range [][]byte{nil, hello[:20], hello, clean} {
 			c, err := net.Dial("tcp", l.Addr().String())
@@ -899,7 +856,7 @@ func TestStop(t *testing.T) {
 // The end of a server is that of upgraded connections, with theirs to the application.
 func TestStopUpgraded(t *testing.T) {
 	t.Parallel()
-	s := newService(t, time.Hour)
+	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	id := certified(t, s, web)
 	appDone := make(chan struct{})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -918,14 +875,14 @@ func TestStopUpgraded(t *testing.T) {
 		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
 		_, _ = io.Copy(io.Discard, c)
 	}()
-	p, err := linkerdproxy.NewProxy(linkerdproxy.ProxyConfig{Identity: id, Application: l.Addr().String()})
+	p, err := newProxy(config{name: id.name, identity: id.Identity, application: l.Addr().String()})
 	require.NoError(t, err)
 	in, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	done := make(chan error, 1)
-	go func() { done <- p.ServeInbound(ctx, in) }()
+	go func() { done <- p.serveInbound(ctx, in) }()
 	c, err := net.Dial("tcp", in.Addr().String())
 	require.NoError(t, err)
 	defer c.Close()
@@ -964,26 +921,25 @@ func tlsHello(t testing.TB) (own, other []byte) {
 	return hellos[0], hellos[1]
 }
 
-// NewProxy refuses what cannot forward.
+// newProxy refuses what cannot forward.
 func TestNewProxyRefuses(t *testing.T) {
 	t.Parallel()
-	s := newService(t, time.Hour)
-	id, err := linkerdproxy.NewWith(config(t, web, s.ca.Bundle().MarshalPEM()), s)
-	require.NoError(t, err)
-	for want, cfg := range map[string]linkerdproxy.ProxyConfig{
-		"Identity":    {Application: "127.0.0.1:1"},
-		"neither":     {Identity: id},
-		"port":        {Identity: id, Application: "127.0.0.1"},
-		"with Opaque": {Identity: id, Application: "127.0.0.1:1", Opaque: true, ClientID: true},
+	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
+	id := uncertified(t, s, web)
+	for want, cfg := range map[string]config{
+		"identity":     {application: "127.0.0.1:1"},
+		"neither":      {name: web, identity: id.Identity},
+		"port":         {name: web, identity: id.Identity, application: "127.0.0.1"},
+		"with -opaque": {name: web, identity: id.Identity, application: "127.0.0.1:1", opaque: true, clientID: true},
 	} {
-		_, err := linkerdproxy.NewProxy(cfg)
+		_, err := newProxy(cfg)
 		require.ErrorContains(t, err, want)
 	}
-	p, err := linkerdproxy.NewProxy(linkerdproxy.ProxyConfig{Identity: id, Application: "127.0.0.1:1"})
+	p, err := newProxy(config{name: id.name, identity: id.Identity, application: "127.0.0.1:1"})
 	require.NoError(t, err)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	require.ErrorContains(t, p.ServeOutbound(t.Context(), l), "Route")
+	require.ErrorContains(t, p.serveOutbound(t.Context(), l), "route")
 	_, err = l.Accept()
 	require.ErrorIs(t, err, net.ErrClosed)
 }
@@ -1005,7 +961,7 @@ func FuzzServerName(f *testing.F) {
 		_, err := a.Write(data)
 		require.NoError(t, err)
 		require.NoError(t, a.CloseWrite())
-		name, all, ok := linkerdproxy.ServerName(b)
+		name, all, ok := serverName(b)
 		require.True(t, bytes.HasPrefix(data, all))
 		if bytes.Equal(data, hello) {
 			require.True(t, ok)

@@ -1,4 +1,4 @@
-package caclienttest
+package cafake
 
 import (
 	"bytes"
@@ -77,14 +77,14 @@ type ztsRecord struct {
 // known, there is no callback, and certificates last for an hour if nothing is asked and for 30 days at most.
 func NewZTS(t testing.TB, ca *spiffetest.CA, path string) *ZTS {
 	t.Helper()
-	z := &ZTS{Fake: newFake(t, ca, path), token: "attested-" + rand.Text(), records: map[string]*ztsRecord{}}
+	z := &ZTS{Fake: New(t, ca, path), token: "attested-" + rand.Text(), records: map[string]*ztsRecord{}}
 	instance := AthenzInstance(z.Fake)
 	var err error
 	if z.want, err = instance.Expectation(ca.TrustDomain()); err != nil {
-		t.Fatalf("caclienttest: the path %q of the workload: %v", path, err)
+		t.Fatalf("cafake: the path %q of the workload: %v", path, err)
 	}
 	if z.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
-		t.Fatalf("caclienttest: %v", err)
+		t.Fatalf("cafake: %v", err)
 	}
 	z.own = z.Credential(ZTSName)
 	z.rules = ZTSRules{
@@ -95,11 +95,11 @@ func NewZTS(t testing.TB, ca *spiffetest.CA, path string) *ZTS {
 	mux.HandleFunc("POST /zts/v1/instance", z.register)
 	mux.HandleFunc("POST /zts/v1/instance/{provider}/{domain}/{service}/{id}", z.refresh)
 	mux.HandleFunc("DELETE /zts/v1/instance/{provider}/{domain}/{service}/{id}", z.remove)
-	z.serve(wire{
-		name: "ZTS", handler: mux, refuse: refuseZTS, token: func() string { return z.token },
-		signs:   func(r *http.Request) bool { return r.Method == http.MethodPost },
-		garbled: garbled(`{"x509Certificate":["x"],"instanceId":7}`),
-		tls: func(c *tls.Config) {
+	z.Serve(API{
+		Name: "ZTS", Handler: mux, Refuse: refuseZTS, Token: func() string { return z.token },
+		Signs:   func(r *http.Request) bool { return r.Method == http.MethodPost },
+		Garbled: garbled(`{"x509Certificate":["x"],"instanceId":7}`),
+		TLS: func(c *tls.Config) {
 			base := c.Clone()
 			c.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
 				one := base.Clone()
@@ -107,7 +107,7 @@ func NewZTS(t testing.TB, ca *spiffetest.CA, path string) *ZTS {
 				return one, nil
 			}
 		},
-		endpoint: func(e *caclient.Endpoint) { e.Roots = bundle{ca} },
+		Endpoint: func(e *caclient.Endpoint) { e.Roots = z.Roots() },
 	})
 	return z
 }
@@ -119,11 +119,11 @@ func AthenzInstance(f *Fake) athenzname.Instance {
 	namespace, account, _ := f.id.Kubernetes()
 	service, err := athenzname.Mapping{}.Service(namespace, account)
 	if err != nil {
-		f.t.Fatalf("caclienttest: the path %q of the workload: %v", f.id.Path(), err)
+		f.t.Fatalf("cafake: the path %q of the workload: %v", f.id.Path(), err)
 	}
 	id, err := service.ID()
 	if err != nil {
-		f.t.Fatalf("caclienttest: the path %q of the workload: %v", f.id.Path(), err)
+		f.t.Fatalf("cafake: the path %q of the workload: %v", f.id.Path(), err)
 	}
 	return athenzname.Instance{
 		Provider: athenzname.Service{Domain: "k8s.admin", Name: "athenz-callback"}, Service: service, ID: account + "-0", Suffix: "svc.cluster.local", SPIFFE: id,
@@ -140,7 +140,7 @@ func (z *ZTS) Credential(cn string) *pki.Credential {
 	})
 	credential, err := pki.NewCredential(chain, key)
 	if err != nil {
-		z.t.Fatalf("caclienttest: %v", err)
+		z.t.Fatalf("cafake: %v", err)
 	}
 	return credential
 }
@@ -460,7 +460,7 @@ func (z *ZTS) remove(w http.ResponseWriter, r *http.Request) {
 // confirm asks the provider, and returns the attributes of its answer.
 func (z *ZTS) confirm(r *http.Request, in *ztsRequest, i athenzname.Instance, csr *pki.CSR, refresh bool, rules *ZTSRules) (map[string]string, error) {
 	if rules.Callback == "" {
-		if !refresh && !same(in.AttestationData, z.token) {
+		if !refresh && !SameToken(in.AttestationData, z.token) {
 			return nil, refuseWith(http.StatusUnauthorized, "the attestation data is not good")
 		}
 		return map[string]string{}, nil

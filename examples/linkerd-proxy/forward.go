@@ -1,4 +1,4 @@
-package linkerdproxy
+package main
 
 import (
 	"cmp"
@@ -16,12 +16,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/conns"
+	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
 )
 
 // target is where a request goes.
 type target struct {
-	Endpoint
+	endpoint
 	proven bool   // the connection has our certificate
 	client string // the identity that the application is told; "" for none
 
@@ -31,11 +31,11 @@ type target struct {
 type targetKey struct{}
 
 // inboundHandler forwards requests to the application.
-func (p *Proxy) inboundHandler(conns *conns.Dialed) http.Handler {
+func (p *proxy) inboundHandler(conns *connections) http.Handler {
 	forward := p.reverse("inbound", conns)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		to := target{Endpoint: Endpoint{Addr: p.cfg.Application}}
-		if s, ok := r.Context().Value(connKey{}).(*stream); ok && p.cfg.ClientID {
+		to := target{endpoint: endpoint{addr: p.cfg.application}}
+		if s, ok := r.Context().Value(connKey{}).(*stream); ok && p.cfg.clientID {
 			to.client = s.client
 		}
 		forward.ServeHTTP(w, stripped(r, to))
@@ -43,22 +43,22 @@ func (p *Proxy) inboundHandler(conns *conns.Dialed) http.Handler {
 }
 
 // outboundHandler forwards requests of the application by their routes.
-func (p *Proxy) outboundHandler(conns *conns.Dialed) http.Handler {
+func (p *proxy) outboundHandler(conns *connections) http.Handler {
 	forward := p.reverse("outbound", conns)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		e, err := p.cfg.Route(r.Context(), r.Host)
-		if required := r.Header.Values(requireID); err == nil && required != nil && (len(required) != 1 || required[0] != e.Identity) {
+		e, err := p.cfg.route(r.Context(), r.Host)
+		if required := r.Header.Values(requireID); err == nil && required != nil && (len(required) != 1 || required[0] != e.identity) {
 			err = errors.New("the server there has another identity than the header l5d-require-id asks for")
 		}
 		if err != nil {
 			p.fail("outbound", w, fmt.Errorf("no route to %.300q: %w", r.Host, err))
 			return
 		}
-		to := target{Endpoint: e}
-		if e.Identity != "" {
+		to := target{endpoint: e}
+		if e.identity != "" {
 			// Once the certificate has expired, open connections that have it are used, and no new ones are made.
-			state := p.cfg.Identity.state()
-			to.proven = state == nil || errors.Is(state, ErrExpired) && !p.cfg.Identity.cfg.AnonymousAfterExpiry
+			_, err := p.cfg.identity.Credential()
+			to.proven = err == nil || errors.Is(err, linkerdproxy.ErrExpired)
 		}
 		forward.ServeHTTP(w, stripped(r, to))
 	})
@@ -97,12 +97,12 @@ func hyphen(r rune) rune {
 }
 
 // reverse returns a handler that forwards requests to their target, as they are. Its connections are in conns.
-func (p *Proxy) reverse(direction string, conns *conns.Dialed) http.Handler {
+func (p *proxy) reverse(direction string, conns *connections) http.Handler {
 	forward := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			to := r.In.Context().Value(targetKey{}).(target)
 			r.Out.URL.Scheme, r.Out.URL.Host = "http", to.pool()
-			r.Out.Host = cmp.Or(r.In.Host, to.Addr) // a client of HTTP/1.0 may have sent none
+			r.Out.Host = cmp.Or(r.In.Host, to.addr) // a client of HTTP/1.0 may have sent none
 			if to.client != "" {                    // here, as the client says by its header Connection what is removed before
 				r.Out.Header.Set(clientID, to.client)
 			}
@@ -130,7 +130,7 @@ func (p *Proxy) reverse(direction string, conns *conns.Dialed) http.Handler {
 		if r.Method == http.MethodConnect && r.ProtoMajor == 1 {
 			// The application would take what follows on its connection for that of the tunnel, and there other requests follow.
 			w.Header().Set("Connection", "close")
-			http.Error(w, "linkerdproxy: "+direction+" request not forwarded: CONNECT makes no tunnel here", http.StatusNotImplemented)
+			http.Error(w, "linkerd-proxy: "+direction+" request not forwarded: CONNECT makes no tunnel here", http.StatusNotImplemented)
 			return
 		}
 		if r.ProtoMajor == 1 && r.ContentLength != 0 && r.Header.Get("Expect") == "" && r.Header.Get("Upgrade") == "" {
@@ -169,19 +169,19 @@ func written(r *http.Request) string {
 }
 
 // fail answers a request that cannot be forwarded.
-func (p *Proxy) fail(direction string, w http.ResponseWriter, err error) {
-	p.failed[direction].Inc()
-	p.log.Warn("linkerdproxy: request not forwarded", direction, slog.Any("err", err))
+func (p *proxy) fail(direction string, w http.ResponseWriter, err error) {
+	p.failed.inc(direction)
+	p.log.warn("request not forwarded", direction, slog.Any("err", err))
 	if direction == "inbound" { // the client is another workload
 		err = errors.New("the application does not answer")
 	}
-	http.Error(w, "linkerdproxy: "+direction+" request not forwarded: "+err.Error(), http.StatusBadGateway)
+	http.Error(w, "linkerd-proxy: "+direction+" request not forwarded: "+err.Error(), http.StatusBadGateway)
 }
 
 // pool returns what net/http takes for a host: connections to one target are kept apart from those to others, and those that
 // prove our identity from those that do not.
 func (t target) pool() string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %v", t.Addr, t.Identity, t.ServerName, t.proven))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %v", t.addr, t.identity, t.proven))
 	return hex.EncodeToString(sum[:16]) + ".mesh:80"
 }
 
@@ -205,8 +205,7 @@ func (r roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 }
 
 // newTransport returns a transport for HTTP/1, or for HTTP/2 from the first byte. The address that it dials is that of the target.
-func (p *Proxy) newTransport(http2 bool, conns *conns.Dialed) *http.Transport {
-	dial := conns.Dial(new(net.Dialer).DialContext)
+func (p *proxy) newTransport(http2 bool, conns *connections) *http.Transport {
 	t := &http.Transport{
 		Protocols:              new(http.Protocols),
 		DisableCompression:     true,
@@ -216,7 +215,7 @@ func (p *Proxy) newTransport(http2 bool, conns *conns.Dialed) *http.Transport {
 		MaxResponseHeaderBytes: maxHeader,
 		HTTP2:                  &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 10 * time.Second},
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return p.cfg.Identity.dial(ctx, ctx.Value(targetKey{}).(target).Endpoint, dial)
+			return p.dial(ctx, ctx.Value(targetKey{}).(target).endpoint, conns)
 		},
 	}
 	t.Protocols.SetHTTP1(!http2)
@@ -224,29 +223,25 @@ func (p *Proxy) newTransport(http2 bool, conns *conns.Dialed) *http.Transport {
 	return t
 }
 
-// Dial connects to an endpoint, with the TLS of the mesh, as a *tls.Conn, if it has an Identity. It takes 10 seconds at most.
-func (id *Identity) Dial(ctx context.Context, e Endpoint) (net.Conn, error) {
-	return id.dial(ctx, e, new(net.Dialer).DialContext)
-}
-
-func (id *Identity) dial(ctx context.Context, e Endpoint, dial func(ctx context.Context, network, addr string) (net.Conn, error)) (net.Conn, error) {
+// dial connects to an endpoint, with the TLS of the mesh if it has an identity.
+func (p *proxy) dial(ctx context.Context, e endpoint, conns *connections) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTime)
 	defer cancel()
-	if e.Identity == "" {
-		return dial(ctx, "tcp", e.Addr)
+	if e.identity == "" {
+		return conns.dial(ctx, e.addr)
 	}
-	config, err := id.ClientConfig(e)
+	config, err := p.cfg.identity.ClientConfig(e.identity, "")
 	if err != nil {
 		return nil, err
 	}
-	raw, err := dial(ctx, "tcp", e.Addr)
+	raw, err := conns.dial(ctx, e.addr)
 	if err != nil {
-		return nil, fmt.Errorf("linkerdproxy: dial %q: %w", e.Addr, err)
+		return nil, err
 	}
 	c := tls.Client(raw, config)
 	if err := c.HandshakeContext(ctx); err != nil {
 		_ = raw.Close()
-		return nil, fmt.Errorf("linkerdproxy: dial %q: %w", e.Addr, err)
+		return nil, fmt.Errorf("TLS with %q: %w", e.addr, err)
 	}
 	return c, nil
 }

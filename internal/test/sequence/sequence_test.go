@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
-	"github.com/svidkit/svidkit/internal/sequence"
+	"github.com/svidkit/svidkit/internal/test/sequence"
 )
 
 func TestTrace(t *testing.T) {

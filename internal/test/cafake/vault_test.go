@@ -1,4 +1,4 @@
-package caclienttest_test
+package cafake_test
 
 import (
 	"encoding/json"
@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient"
-	"github.com/svidkit/svidkit/caclient/caclienttest"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -48,7 +48,7 @@ func csrFor(t *testing.T, names ...pki.SAN) string {
 func TestVaultRules(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	v := caclienttest.NewVault(t, ca, "/web")
+	v := cafake.NewVault(t, ca, "/web")
 	e := v.Endpoint()
 	token, err := e.Token(t.Context())
 	require.NoError(t, err)
@@ -91,7 +91,7 @@ func TestVaultRules(t *testing.T) {
 		assert.Equal(t, c.code, code, name)
 		assert.Contains(t, answer, c.says, name)
 	}
-	v.Change(func(r *caclienttest.VaultRules) { r.Sealed = true })
+	v.Change(func(r *cafake.VaultRules) { r.Sealed = true })
 	code, answer := post(t, e, "LIST", "/v1/pki/issuers", nil, nil)
 	assert.Equal(t, 503, code)
 	assert.Contains(t, answer, "Vault is sealed")
@@ -102,7 +102,7 @@ func TestVaultRules(t *testing.T) {
 func TestVaultPatterns(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	v := caclienttest.NewVault(t, ca, "/web")
+	v := cafake.NewVault(t, ca, "/web")
 	e := v.Endpoint()
 	token, err := e.Token(t.Context())
 	require.NoError(t, err)
@@ -111,7 +111,7 @@ func TestVaultPatterns(t *testing.T) {
 		"spiffe://example.org/ns/a/sa/we": 400, "spiffe://example.org/ns/a/sa/web/": 400, "spiffe://example.org/ns/b/*": 400, "*/db": 400,
 		"spiffe://*/ns/b/*/web": 400, "": 400,
 	} {
-		v.Change(func(r *caclienttest.VaultRules) { r.AllowedURISANs = []string{pattern} })
+		v.Change(func(r *cafake.VaultRules) { r.AllowedURISANs = []string{pattern} })
 		csr := csrFor(t, pki.SAN{Type: pki.URI, Value: "spiffe://example.org/ns/a/sa/web"})
 		code, _ := post(t, e, "POST", "/v1/pki/sign/workload", map[string]string{"X-Vault-Token": token}, map[string]string{"csr": csr})
 		assert.Equal(t, want, code, pattern)
@@ -121,8 +121,8 @@ func TestVaultPatterns(t *testing.T) {
 // The token of a login ends with its lease.
 func TestVaultLease(t *testing.T) {
 	t.Parallel()
-	v := caclienttest.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
-	v.Change(func(r *caclienttest.VaultRules) { r.Kubernetes, r.Lease = true, time.Second })
+	v := cafake.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
+	v.Change(func(r *cafake.VaultRules) { r.Kubernetes, r.Lease = true, time.Second })
 	e := v.Endpoint()
 	jwt, err := e.Token(t.Context())
 	require.NoError(t, err)

@@ -1,4 +1,4 @@
-package linkerdproxy_test
+package main
 
 import (
 	"bufio"
@@ -24,6 +24,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/meshtest"
 )
 
 // plainApp is an application of HTTP/1 that has each connection, and the head of each request on it, as it came.
@@ -74,7 +75,7 @@ func say(t testing.TB, addr, raw string) string {
 // others there, with the identities of their clients.
 func TestConnect(t *testing.T) {
 	t.Parallel()
-	s := newService(t, time.Hour)
+	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	var heads atomic.Int64
 	tunnels := plainApp(t, func(c net.Conn, r *bufio.Reader, head string) bool {
 		heads.Add(1)
@@ -87,8 +88,8 @@ func TestConnect(t *testing.T) {
 		}
 		return true
 	})
-	at, _ := inbound(t, certified(t, s, web), func(c *linkerdproxy.ProxyConfig) { c.Application, c.ClientID = tunnels, true })
-	entry := outbound(t, certified(t, s, voting), linkerdproxy.Endpoint{Addr: tunnels})
+	at, _ := inbound(t, certified(t, s, web), func(c *config) { c.application, c.clientID = tunnels, true })
+	entry := outbound(t, certified(t, s, voting), endpoint{addr: tunnels})
 	for _, addr := range []string{at, entry} {
 		for range 3 {
 			answer := say(t, addr, "CONNECT app.test:443 HTTP/1.1\r\nHost: app.test:443\r\n\r\nGET /in/the/tunnel HTTP/1.1\r\nHost: app.test\r\n\r\n")
@@ -105,7 +106,7 @@ func TestConnect(t *testing.T) {
 // after one that has an end the connection goes on.
 func TestUnreadBodies(t *testing.T) {
 	t.Parallel()
-	s := newService(t, time.Hour)
+	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	var paths sync.Map
 	hasty := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		paths.Store(r.URL.Path, true)
@@ -115,7 +116,7 @@ func TestUnreadBodies(t *testing.T) {
 	t.Cleanup(hasty.Close)
 	id := certified(t, s, web)
 	for name, addr := range map[string]string{"hasty": hasty.Listener.Addr().String(), "down": "127.0.0.1:1"} {
-		at, _ := inbound(t, id, func(c *linkerdproxy.ProxyConfig) { c.Application = addr })
+		at, _ := inbound(t, id, func(c *config) { c.application = addr })
 		for body, answers := range map[string]int{
 			"Content-Length: 5\r\n\r\nhello":                                2,
 			"Content-Length: 100000\r\n\r\n" + strings.Repeat("x", 100_000): 2,
@@ -147,12 +148,12 @@ func TestUnreadBodies(t *testing.T) {
 // target of a request arrives as it was written.
 func TestSpellings(t *testing.T) {
 	t.Parallel()
-	s := newService(t, time.Hour)
+	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	echo := plainApp(t, func(c net.Conn, _ *bufio.Reader, head string) bool {
 		fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(head), head)
 		return true
 	})
-	at, _ := inbound(t, certified(t, s, web), func(c *linkerdproxy.ProxyConfig) { c.Application, c.ClientID = echo, true })
+	at, _ := inbound(t, certified(t, s, web), func(c *config) { c.application, c.clientID = echo, true })
 	for _, name := range []string{"l5d.client.id", "L5D~client!id", "l5d`client^ID", "l5d*require|id", "L5d#client$id", "l5d%client&id", "l5d'client+id", "l5d-client-id", "l5d_client_id"} {
 		answer := say(t, at, "GET / HTTP/1.1\r\nHost: app.test\r\n"+name+": admin\r\nX-Other.Name: kept\r\nConnection: close\r\n\r\n")
 		assert.Contains(t, answer, ": kept", name)
@@ -188,14 +189,14 @@ func (l *exhausted) Accept() (net.Conn, error) {
 // A process that is out of descriptors, which clients can bring about, serves on once it has some.
 func TestDescriptors(t *testing.T) {
 	t.Parallel()
-	s := newService(t, time.Hour)
+	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	id := certified(t, s, web)
-	p, err := linkerdproxy.NewProxy(linkerdproxy.ProxyConfig{Identity: id, Application: application(t)})
+	p, err := newProxy(config{name: id.name, identity: id.Identity, application: application(t)})
 	require.NoError(t, err)
 	at := serve(t, func(ctx context.Context, l net.Listener) error {
 		l = &exhausted{Listener: l}
 		l.(*exhausted).times.Store(4)
-		return p.ServeInbound(ctx, l)
+		return p.serveInbound(ctx, l)
 	})
 	status, _ := ask(t, browser(t, at, false, nil), "http://app.test/")
 	assert.Equal(t, http.StatusOK, status)
@@ -208,7 +209,7 @@ func TestDescriptors(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	done := make(chan error, 1)
-	go func() { done <- p.ServeInbound(ctx, out) }()
+	go func() { done <- p.serveInbound(ctx, out) }()
 	eventually(t, func() bool { return int64(1<<40)-out.times.Load() > 1 }, "another attempt")
 	begun := time.Now()
 	cancel()
@@ -219,17 +220,17 @@ func TestDescriptors(t *testing.T) {
 // A client that never sends the body of a request that was answered does not keep its connection.
 func TestUnsentBody(t *testing.T) {
 	t.Parallel()
+	id, err := linkerdproxy.New(meshtest.New(t, meshtest.Options{Life: time.Hour, Stopped: true}).Config(t, web))
+	require.NoError(t, err)
 	synctest.Test(t, func(t *testing.T) {
-		s := newService(t, time.Hour)
-		id := certified(t, s, web)
-		p, err := linkerdproxy.NewProxy(linkerdproxy.ProxyConfig{Identity: id, Route: func(context.Context, string) (linkerdproxy.Endpoint, error) {
-			return linkerdproxy.Endpoint{}, errors.New("there is no such service")
+		p, err := newProxy(config{name: web, identity: id, route: func(context.Context, string) (endpoint, error) {
+			return endpoint{}, errors.New("there is no such service")
 		}})
 		require.NoError(t, err)
 		l := memconn.Listen()
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
-		go func() { done <- p.ServeOutbound(ctx, l) }()
+		go func() { done <- p.serveOutbound(ctx, l) }()
 		c, err := l.DialContext(t.Context(), "tcp", "")
 		require.NoError(t, err)
 		defer c.Close()
@@ -248,7 +249,7 @@ func TestUnsentBody(t *testing.T) {
 // The end of a server is that of its connections to others, also of those whose requests it has cut after 5 seconds.
 func TestStopConnections(t *testing.T) {
 	t.Parallel()
-	s := newService(t, time.Hour)
+	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	id := certified(t, s, web)
 	var open atomic.Int64
 	started := make(chan struct{}, 100)
@@ -273,10 +274,10 @@ func TestStopConnections(t *testing.T) {
 		defer app.Close()
 		addrs = append(addrs, app.Listener.Addr().String())
 	}
-	p, err := linkerdproxy.NewProxy(linkerdproxy.ProxyConfig{Identity: id, Route: func(_ context.Context, authority string) (linkerdproxy.Endpoint, error) {
+	p, err := newProxy(config{name: id.name, identity: id.Identity, route: func(_ context.Context, authority string) (endpoint, error) {
 		_, port, _ := net.SplitHostPort(authority)
 		i, err := strconv.Atoi(port)
-		return linkerdproxy.Endpoint{Addr: addrs[i-1]}, err
+		return endpoint{addr: addrs[i-1]}, err
 	}})
 	require.NoError(t, err)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -284,7 +285,7 @@ func TestStopConnections(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	done := make(chan error, 1)
-	go func() { done <- p.ServeOutbound(ctx, l) }()
+	go func() { done <- p.serveOutbound(ctx, l) }()
 	for i := range addrs {
 		go func() {
 			if resp, err := browser(t, l.Addr().String(), true, nil).Get("http://app.test:" + strconv.Itoa(i+1) + "/"); err == nil {
@@ -305,15 +306,15 @@ func TestStopConnections(t *testing.T) {
 // The end of one direction of an upgraded connection is passed on, and the other goes on.
 func TestUpgradeHalfClosed(t *testing.T) {
 	t.Parallel()
-	s := newService(t, time.Hour)
+	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	app := plainApp(t, func(c net.Conn, r *bufio.Reader, _ string) bool {
 		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
 		all, _ := io.ReadAll(r)
 		_, _ = fmt.Fprintf(c, "all of it: %s", all)
 		return false
 	})
-	at, _ := inbound(t, certified(t, s, web), func(c *linkerdproxy.ProxyConfig) { c.Application = app })
-	entry := outbound(t, certified(t, s, voting), linkerdproxy.Endpoint{Addr: at, Identity: web})
+	at, _ := inbound(t, certified(t, s, web), func(c *config) { c.application = app })
+	entry := outbound(t, certified(t, s, voting), endpoint{addr: at, identity: web})
 	for name, addr := range map[string]string{"to the application": at, "by both proxies": entry} {
 		c, r := upgraded(t, addr)
 		_, err := io.WriteString(c, "hello")

@@ -1,4 +1,4 @@
-package caclienttest
+package cafake
 
 import (
 	"bytes"
@@ -90,7 +90,7 @@ func (s *suite) subject(t, t2 testing.TB, override func(*caclient.Endpoint)) *su
 	ca := spiffetest.NewCA(t, "example.org")
 	sub := &subject{t: t, ca: ca}
 	if s.fake == nil {
-		sub.f = newFake(t, ca, workload)
+		sub.f = New(t, ca, workload)
 	} else {
 		sub.f = s.fake(t2, ca, workload)
 	}
@@ -188,7 +188,7 @@ func (s *suite) signs(t *testing.T, sub *subject) {
 		if err := caclient.Check(chain, csr, sub.f.want, sub.ca.Bundle(), time.Now()); err != nil {
 			t.Error(err)
 		}
-		if left := time.Until(chain[0].NotAfter); lifetime > 0 && !sub.f.wire.ownLife && left > lifetime+time.Minute {
+		if left := time.Until(chain[0].NotAfter); lifetime > 0 && !sub.f.api.OwnLife && left > lifetime+time.Minute {
 			t.Errorf("asked for %v, got %v", lifetime, left)
 		}
 	}
@@ -508,18 +508,14 @@ func status(t *testing.T, m *secretcache.Manager, id spiffe.ID) secretcache.Stat
 func (s *suite) kinds(t *testing.T, sub *subject) {
 	sub.works("at first")
 	for _, kind := range []error{caclient.ErrUnavailable, caclient.ErrInvalid, caclient.ErrUnauthenticated, caclient.ErrDenied} {
-		want := kind
-		if k := sub.f.wire.kinds[kind]; k != nil {
-			want = k
-		}
 		sub.f.Refuse(&caclient.Error{Kind: kind, Err: errors.New("as the test says"), RetryAfter: retryAfter(kind)})
 		_, err := sub.sign(t.Context(), sub.c)
-		e := sub.fails(kind.Error(), err, want)
+		e := sub.fails(kind.Error(), err, kind)
 		if !strings.Contains(err.Error(), "as the test says") {
 			t.Errorf("%v: the error %v lacks what the CA says", kind, err)
 		}
 		after, ok := caclient.Retryable(err)
-		if ok != (want == caclient.ErrUnavailable || e.MayPass) {
+		if ok != (kind == caclient.ErrUnavailable || e.MayPass) {
 			t.Errorf("%v: Retryable(%v) is %v", kind, err, ok)
 		}
 		if kind == caclient.ErrUnavailable && after != 0 && (after < 7*time.Second || after > 8*time.Second) {
@@ -598,7 +594,7 @@ func (s *suite) endless(t *testing.T, sub *subject) {
 		sub.f.answerInstead(func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.Copy(io.Discard, r.Body)
 			contentType := "application/json"
-			if sub.f.wire.grpc {
+			if sub.f.api.GRPC {
 				contentType = "application/grpc"
 			}
 			w.Header().Set("Content-Type", contentType)

@@ -1,5 +1,5 @@
-// Package smallfile reads files that another process writes and that must be small: tokens, certificates and keys.
-package smallfile
+// Package files reads small files, such as tokens, certificates and keys, that another process writes.
+package files
 
 import (
 	"fmt"
@@ -23,12 +23,17 @@ func Read(name string, limit int) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close() // only read
-	data, err := io.ReadAll(io.LimitReader(f, int64(limit)+1))
+	return ReadAll(f, name, limit)
+}
+
+// ReadAll returns the rest of an open file. More than limit bytes are an error, for which the name is.
+func ReadAll(r io.Reader, name string, limit int) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(r, int64(limit)+1))
 	switch {
 	case err != nil:
 		return nil, err
 	case len(data) > limit:
-		return nil, fmt.Errorf("%s is larger than %d KiB", name, limit>>10)
+		return nil, fmt.Errorf("%s has more than %d bytes", name, limit)
 	}
 	return data, nil
 }

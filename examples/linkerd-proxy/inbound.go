@@ -1,4 +1,4 @@
-package linkerdproxy
+package main
 
 import (
 	"bytes"
@@ -11,6 +11,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
 )
 
 // stream is an inbound connection after TLS, if there was any.
@@ -23,9 +25,9 @@ type stream struct {
 func (s *stream) CloseWrite() error { return closeWrite(s.Conn) }
 
 // accept decides what becomes of an inbound connection.
-func (p *Proxy) accept(ctx context.Context, c net.Conn, ready *queue) {
-	defer context.AfterFunc(ready.ctx, func() { _ = c.SetReadDeadline(time.Now()) })() // the end does not wait for first bytes
+func (p *proxy) accept(ctx context.Context, c net.Conn, ready *queue) {
 	_ = c.SetReadDeadline(time.Now().Add(detectTime))
+	defer context.AfterFunc(ready.ctx, func() { _ = c.SetReadDeadline(time.Now()) })() // the end does not wait for first bytes
 	first := make([]byte, 1)
 	n, err := c.Read(first)
 	silent := errors.Is(err, os.ErrDeadlineExceeded) && ready.ctx.Err() == nil
@@ -44,7 +46,7 @@ func (p *Proxy) accept(ctx context.Context, c net.Conn, ready *queue) {
 		return
 	}
 	seen = &replayed{Conn: c, before: all}
-	if !ok || name != p.cfg.Identity.Name() {
+	if !ok || name != p.cfg.name {
 		p.passThrough(ctx, seen)
 		return
 	}
@@ -53,7 +55,7 @@ func (p *Proxy) accept(ctx context.Context, c net.Conn, ready *queue) {
 		p.refuse(c, "the TLS handshake has failed", err)
 		return
 	}
-	p.inbound["tls"].Inc()
+	p.inbound.inc("tls")
 	p.hand(ctx, s, ready)
 }
 
@@ -61,40 +63,40 @@ func (p *Proxy) accept(ctx context.Context, c net.Conn, ready *queue) {
 const recordHandshake = 22
 
 // plain has a connection without TLS.
-func (p *Proxy) plain(ctx context.Context, c *replayed, ready *queue) {
-	if p.cfg.RequireTLS || p.cfg.RequireIdentity {
+func (p *proxy) plain(ctx context.Context, c *replayed, ready *queue) {
+	if p.cfg.requireTLS || p.cfg.requireIdentity {
 		p.refuse(c, "it is without TLS", nil)
 		return
 	}
 	_ = c.SetReadDeadline(time.Time{})
-	p.inbound["plaintext"].Inc()
+	p.inbound.inc("plaintext")
 	p.hand(ctx, &stream{Conn: c}, ready)
 }
 
 // passThrough has a connection whose TLS is not for this proxy.
-func (p *Proxy) passThrough(ctx context.Context, c *replayed) {
-	if p.cfg.RequireTLS || p.cfg.RequireIdentity {
+func (p *proxy) passThrough(ctx context.Context, c *replayed) {
+	if p.cfg.requireTLS || p.cfg.requireIdentity {
 		p.refuse(c, "its TLS is not for the name of the proxy", nil)
 		return
 	}
 	_ = c.SetReadDeadline(time.Time{})
-	p.inbound["passthrough"].Inc()
+	p.inbound.inc("passthrough")
 	p.tunnel(ctx, c)
 }
 
 // terminate does the handshake of a connection.
-func (p *Proxy) terminate(ctx context.Context, c net.Conn) (*stream, error) {
-	if err := p.cfg.Identity.state(); err != nil { // before anything is decoded
+func (p *proxy) terminate(ctx context.Context, c net.Conn) (*stream, error) {
+	if _, err := p.cfg.identity.Credential(); err != nil { // before anything is decoded
 		return nil, err
 	}
-	tc := tls.Server(c, p.cfg.Identity.ServerConfig())
+	tc := tls.Server(c, p.cfg.identity.ServerConfig())
 	_ = tc.SetDeadline(time.Now().Add(detectTime))
 	if err := tc.HandshakeContext(ctx); err != nil {
 		return nil, err
 	}
 	_ = tc.SetDeadline(time.Time{})
-	client, ok := PeerName(tc.ConnectionState())
-	if !ok && p.cfg.RequireIdentity {
+	client, ok := linkerdproxy.PeerName(tc.ConnectionState())
+	if !ok && p.cfg.requireIdentity {
 		_ = tc.Close()
 		return nil, errors.New("the client has no identity, and one is required")
 	}
@@ -102,27 +104,27 @@ func (p *Proxy) terminate(ctx context.Context, c net.Conn) (*stream, error) {
 }
 
 // hand gives a connection to net/http, or forwards it as it is.
-func (p *Proxy) hand(ctx context.Context, s *stream, ready *queue) {
-	if p.cfg.Opaque {
+func (p *proxy) hand(ctx context.Context, s *stream, ready *queue) {
+	if p.cfg.opaque {
 		p.tunnel(ctx, s)
 		return
 	}
 	ready.put(s)
 }
 
-func (p *Proxy) refuse(c net.Conn, reason string, err error) {
-	p.inbound["refused"].Inc()
-	p.log.Warn("linkerdproxy: inbound connection refused", reason, slog.String("peer", c.RemoteAddr().String()), slog.Any("err", err))
+func (p *proxy) refuse(c net.Conn, reason string, err error) {
+	p.inbound.inc("refused")
+	p.log.warn("inbound connection refused", reason, slog.String("peer", c.RemoteAddr().String()), slog.Any("err", err))
 	_ = c.Close()
 }
 
 // tunnel copies bytes both ways between c and the application, until both sides are done or ctx is.
-func (p *Proxy) tunnel(ctx context.Context, c net.Conn) {
+func (p *proxy) tunnel(ctx context.Context, c net.Conn) {
 	defer c.Close()
-	app, err := (&net.Dialer{Timeout: dialTime}).DialContext(ctx, "tcp", p.cfg.Application)
+	app, err := (&net.Dialer{Timeout: dialTime}).DialContext(ctx, "tcp", p.cfg.application)
 	if err != nil {
-		p.failed["inbound"].Inc()
-		p.log.Warn("linkerdproxy: connection not forwarded", "the application does not answer", slog.Any("err", err))
+		p.failed.inc("inbound")
+		p.log.warn("connection not forwarded", "the application does not answer", slog.Any("err", err))
 		return
 	}
 	defer app.Close()

@@ -1,4 +1,4 @@
-package caclienttest_test
+package cafake_test
 
 import (
 	"testing"
@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/caclient/caclienttest"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -16,13 +16,13 @@ import (
 func TestGoogleCASRules(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	g := caclienttest.NewGoogleCAS(t, ca, "/web")
+	g := cafake.NewGoogleCAS(t, ca, "/web")
 	e := g.Endpoint()
 	token, err := e.Token(t.Context())
 	require.NoError(t, err)
 	type doc = map[string]any
 	const (
-		create = "/v1/" + caclienttest.GoogleCASPool + "/certificates"
+		create = "/v1/" + cafake.GoogleCASPool + "/certificates"
 		one    = "?requestId=00000000-0000-4000-8000-00000000000"
 	)
 	good := doc{"pemCsr": csrFor(t, pki.SAN{Type: pki.URI, Value: "spiffe://example.org/web"}), "lifetime": "3600s"}
@@ -47,7 +47,7 @@ func TestGoogleCASRules(t *testing.T) {
 		{"no token", "POST", create + one + "6&certificateId=d", "", good, 401, "UNAUTHENTICATED"},
 		{"bad token", "POST", create + one + "6&certificateId=d", "x", good, 401, "UNAUTHENTICATED"},
 		{"get", "GET", create, token, nil, 404, "NOT_FOUND"},
-		{"other method", "POST", "/v1/" + caclienttest.GoogleCASPool + ":x", token, nil, 404, "NOT_FOUND"},
+		{"other method", "POST", "/v1/" + cafake.GoogleCASPool + ":x", token, nil, 404, "NOT_FOUND"},
 		{"other pool", "POST", "/v1/projects/p/locations/l/caPools/x/certificates", token, good, 404, "NOT_FOUND"},
 	} {
 		code, answer := post(t, e, c.method, c.path, map[string]string{"Authorization": "Bearer " + c.token}, c.body)
@@ -56,7 +56,7 @@ func TestGoogleCASRules(t *testing.T) {
 	}
 	assert.Equal(t, 2, ca.Signed(), "a repetition is not a second certificate")
 
-	g.Change(func(r *caclienttest.GoogleCASRules) { r.Quota, r.RetryDelay = 1, 90*time.Second })
+	g.Change(func(r *cafake.GoogleCASRules) { r.Quota, r.RetryDelay = 1, 90*time.Second })
 	for i, want := range []string{`"pemCertificate"`, `"retryDelay":"90s"`} {
 		_, answer := post(t, e, "POST", create+"?certificateId=q"+string(rune('a'+i)), map[string]string{"Authorization": "Bearer " + token}, good)
 		assert.Contains(t, answer, want)

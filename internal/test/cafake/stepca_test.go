@@ -1,4 +1,4 @@
-package caclienttest
+package cafake
 
 import (
 	"crypto/ecdsa"
@@ -21,7 +21,7 @@ import (
 // The rules for one-time tokens, one broken at a time.
 func TestStepTokens(t *testing.T) {
 	t.Parallel()
-	f := newFake(t, spiffetest.NewCA(t, "example.org"), "/web")
+	f := New(t, spiffetest.NewCA(t, "example.org"), "/web")
 	f.url = "https://ca.test"
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)

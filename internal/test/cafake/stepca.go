@@ -1,4 +1,4 @@
-package caclienttest
+package cafake
 
 import (
 	"context"
@@ -7,7 +7,6 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -15,7 +14,6 @@ import (
 	"io"
 	"net/http"
 	"slices"
-	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -32,10 +30,10 @@ import (
 // day. The method Endpoint gives a client new tokens; one with a certificate renews it with TLS.
 func NewStepCA(t testing.TB, ca *spiffetest.CA, path string) *Fake {
 	t.Helper()
-	f := newFake(t, ca, path)
+	f := New(t, ca, path)
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		t.Fatalf("caclienttest: %v", err)
+		t.Fatalf("cafake: %v", err)
 	}
 	s := &stepCA{f: f, key: jose.JSONWebKey{Key: key, KeyID: rand.Text(), Algorithm: string(jose.ES256)}, used: map[string]bool{}}
 	mux := http.NewServeMux()
@@ -45,14 +43,14 @@ func NewStepCA(t testing.TB, ca *spiffetest.CA, path string) *Fake {
 		mux.HandleFunc("GET "+prefix+"/roots", s.roots)
 		mux.HandleFunc("GET "+prefix+"/root/{sha}", s.root)
 	}
-	f.serve(wire{
-		name: "step-ca", handler: mux, refuse: refuseStep, token: s.token,
-		signs: func(r *http.Request) bool { return r.Method == http.MethodPost },
-		garbled: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	f.Serve(API{
+		Name: "step-ca", Handler: mux, Refuse: refuseStep, Token: s.token,
+		Signs: func(r *http.Request) bool { return r.Method == http.MethodPost },
+		Garbled: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(http.StatusCreated)
 			_, _ = io.WriteString(w, "<html>this is no JSON</html>")
 		}),
-		tls: func(c *tls.Config) {
+		TLS: func(c *tls.Config) {
 			base := c.Clone()
 			c.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
 				one := base.Clone()
@@ -74,7 +72,7 @@ type stepCA struct {
 }
 
 const (
-	provisioner = "caclienttest"
+	provisioner = "cafake"
 	minStepLife = 5 * time.Minute
 	maxStepLife = 24 * time.Hour
 	tokenLeeway = time.Minute
@@ -223,7 +221,7 @@ func (s *stepCA) rekey(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	leaf := r.TLS.PeerCertificates[0]
-	names, err := pki.CertificateSANs(leaf)
+	names, err := pki.ParseSANs(leaf.Extensions)
 	if err != nil {
 		refuseStep(w, r, &caclient.Error{Kind: caclient.ErrInvalid, Err: err})
 		return
@@ -277,37 +275,4 @@ func (s *stepCA) root(w http.ResponseWriter, r *http.Request) {
 func refuseStep(w http.ResponseWriter, _ *http.Request, e *caclient.Error) {
 	code := statusOf(w, e)
 	answerJSON(w, code, map[string]any{"status": code, "message": e.Err.Error()})
-}
-
-// statusOf returns the status for the kind of e, and sets the header Retry-After.
-func statusOf(w http.ResponseWriter, e *caclient.Error) int {
-	if e.RetryAfter > 0 {
-		w.Header().Set("Retry-After", strconv.Itoa(int((e.RetryAfter+time.Second-1)/time.Second)))
-	}
-	switch e.Kind {
-	case caclient.ErrInvalid:
-		return http.StatusBadRequest
-	case caclient.ErrUnauthenticated:
-		return http.StatusUnauthorized
-	case caclient.ErrDenied:
-		return http.StatusForbidden
-	case caclient.ErrUnavailable:
-		return http.StatusServiceUnavailable
-	}
-	return http.StatusInternalServerError
-}
-
-func answerJSON(w http.ResponseWriter, code int, answer any) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(answer)
-}
-
-// pems returns each certificate as a text.
-func pems(certs []*x509.Certificate) []string {
-	out := make([]string, 0, len(certs))
-	for _, c := range certs {
-		out = append(out, string(pki.MarshalCertificatesPEM(c)))
-	}
-	return out
 }

@@ -1,4 +1,4 @@
-package caclienttest
+package cafake
 
 import (
 	"bytes"
@@ -231,7 +231,7 @@ func mutations(t testing.TB, f *Fake) []mutation {
 			return bytes.Replace(b, []byte{0x30, 0x82}, []byte{0x31, 0x82}, 1) // DER
 		}},
 	)
-	if !f.wire.grpc {
+	if !f.api.GRPC {
 		for text, name := range map[string]string{"null": "null", "{}": "no fields", "[]": "a list", `"x"`: "a text"} {
 			all = append(all, mutation{name: name, body: func([]byte) []byte { return []byte(text) }})
 		}

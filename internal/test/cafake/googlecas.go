@@ -1,4 +1,4 @@
-package caclienttest
+package cafake
 
 import (
 	"crypto/rand"
@@ -51,15 +51,15 @@ type casRequest struct{ body, answer string }
 // days at most, and its identity is that of the workload.
 func NewGoogleCAS(t testing.TB, ca *spiffetest.CA, path string) *GoogleCAS {
 	t.Helper()
-	g := &GoogleCAS{Fake: newFake(t, ca, path), token: "ya29." + rand.Text(), requests: map[string]casRequest{}, names: map[string]bool{}}
+	g := &GoogleCAS{Fake: New(t, ca, path), token: "ya29." + rand.Text(), requests: map[string]casRequest{}, names: map[string]bool{}}
 	g.rules = GoogleCASRules{Quota: -1, MaxLifetime: 30 * 24 * time.Hour}
-	g.serve(wire{
-		name:    "Google CAS",
-		handler: http.HandlerFunc(g.answerCall),
-		signs:   func(r *http.Request) bool { return strings.HasSuffix(r.URL.Path, "/certificates") },
-		refuse:  refuseGoogle,
-		garbled: garbled(`{"caCerts":7,"pemCertificate":["y"]}`),
-		token:   func() string { return g.token },
+	g.Serve(API{
+		Name:    "Google CAS",
+		Handler: http.HandlerFunc(g.answerCall),
+		Signs:   func(r *http.Request) bool { return strings.HasSuffix(r.URL.Path, "/certificates") },
+		Refuse:  refuseGoogle,
+		Garbled: garbled(`{"caCerts":7,"pemCertificate":["y"]}`),
+		Token:   func() string { return g.token },
 	})
 	return g
 }
@@ -93,7 +93,7 @@ func refuseGoogle(w http.ResponseWriter, _ *http.Request, e *caclient.Error) {
 }
 
 func googleError(w http.ResponseWriter, code int, status, message string, details []any) {
-	writeJSON(w, code, map[string]any{"error": map[string]any{"code": code, "status": status, "message": message, "details": details}})
+	answerJSON(w, code, map[string]any{"error": map[string]any{"code": code, "status": status, "message": message, "details": details}})
 }
 
 // answerCall is the API.
@@ -104,7 +104,7 @@ func (g *GoogleCAS) answerCall(w http.ResponseWriter, r *http.Request) {
 	call, ok := strings.CutPrefix(r.URL.Path, "/v1/"+GoogleCASPool)
 	token, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	switch {
-	case !bearer || !same(token, g.token):
+	case !bearer || !SameToken(token, g.token):
 		googleError(w, http.StatusUnauthorized, "UNAUTHENTICATED", "Request had invalid authentication credentials. Expected OAuth 2 access token.", nil)
 	case r.Method != http.MethodPost || call != "/certificates" && call != ":fetchCaCerts" && ok:
 		googleError(w, http.StatusNotFound, "NOT_FOUND", "Method not found.", nil)
@@ -124,7 +124,7 @@ func (g *GoogleCAS) fetchCACerts(w http.ResponseWriter) {
 	for _, root := range g.roots() {
 		chains = append(chains, map[string]any{"certificates": []string{string(pki.MarshalCertificatesPEM(root))}})
 	}
-	writeJSON(w, http.StatusOK, map[string]any{"caCerts": chains})
+	answerJSON(w, http.StatusOK, map[string]any{"caCerts": chains})
 }
 
 // What the documentation says of the form of IDs. They are never changed.
