@@ -375,10 +375,10 @@ func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]files
 	}
 	add := func(field, name string, file fileset.File) error {
 		if !isName(name) {
-			return fmt.Errorf("Config.%s has %q, %w", field, name, errNoName)
+			return fmt.Errorf("%s has %q, %w", field, name, errNoName)
 		}
 		if _, twice := files[name]; twice {
-			return fmt.Errorf("Config.%s has %q, which is the name of another file", field, name)
+			return fmt.Errorf("%s has %q, which is the name of another file", field, name)
 		}
 		files[name] = file
 		return nil
@@ -390,7 +390,7 @@ func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]files
 				continue
 			}
 			if name := cfg.FederatedName(td); name != "" {
-				if err := add("FederatedName", name, fileset.File{Data: b.MarshalPEM(), Mode: cfg.Mode}); err != nil {
+				if err := add("Config.FederatedName", name, fileset.File{Data: b.MarshalPEM(), Mode: cfg.Mode}); err != nil {
 					return nil, err
 				}
 			}
@@ -398,7 +398,7 @@ func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]files
 	}
 	if cfg.Tokens != nil {
 		for name, token := range cfg.Tokens() {
-			if err := add("Tokens", name, fileset.File{Data: []byte(token), Mode: cfg.KeyMode}); err != nil {
+			if err := add("Config.Tokens", name, fileset.File{Data: []byte(token), Mode: cfg.KeyMode}); err != nil {
 				return nil, err
 			}
 		}

@@ -49,7 +49,7 @@ func samples(t testing.TB, h *health.Handler) map[string]float64 {
 	require.NoError(t, err)
 	code, body := ask(t, h, "/metrics")
 	require.Equal(t, http.StatusOK, code)
-	_, err = metricstest.Parse(body)
+	_, err = metricstest.Page(body)
 	require.NoError(t, err)
 	return text.Samples
 }
