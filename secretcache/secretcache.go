@@ -97,6 +97,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/bundleorder"
+	"github.com/svidkit/svidkit/internal/certs/secretset"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
@@ -236,14 +237,15 @@ type Manager struct {
 	snap    atomic.Pointer[spiffe.Snapshot]
 	changed renew.Signal
 
-	life lifecycle.Life
+	life        lifecycle.Life
+	subscribers secretset.Subscribers
 
 	mu         sync.Mutex
 	watching   bool                                       // the CA's watch keeps the bundles fresh
 	offers     map[spiffe.TrustDomain]*bundleorder.Offers // of the CA, for bundles that are held
 	bundles    renew.Loop[*entry]
 	identities renew.Loop[*entry]
-	news       notifier
+	announced  []announcement // the newest bundle that all subscribers were told of, and newer ones; oldest first
 	counts     counts
 }
 

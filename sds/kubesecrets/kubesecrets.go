@@ -161,7 +161,6 @@ type Source struct {
 	life  lifecycle.Life
 	news  renew.Signal
 	subs  secretset.Subscribers
-	calls chan struct{} // has one while the subscribers are told something
 
 	pending renew.Signal // for promote
 	access  access
@@ -211,7 +210,7 @@ func New(cfg Config) (*Source, error) {
 	}
 	cfg.MaxBytes = cmp.Or(cfg.MaxBytes, maxBytes)
 	cfg.ReviewInterval = cmp.Or(cfg.ReviewInterval, reviewInterval)
-	s := &Source{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), api: api, objects: map[key]*object{}, crowded: map[key]int{}, calls: make(chan struct{}, 1)}
+	s := &Source{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), api: api, objects: map[key]*object{}, crowded: map[key]int{}}
 	s.path = kube.Path("api", "v1", "namespaces", cfg.Namespace, "secrets")
 	if cfg.AllNamespaces {
 		s.path = kube.Path("api", "v1", "secrets")
