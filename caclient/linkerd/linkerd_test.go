@@ -185,6 +185,7 @@ func (s *server) client(t testing.TB, edit ...func(*linkerd.Options)) *linkerd.C
 	}
 	c, err := linkerd.New(o)
 	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() }) // before the server ends, which would wait a second for the connection
 	return c
 }
 
@@ -583,6 +584,7 @@ func TestPlaintext(t *testing.T) {
 		o.HTTPClient = client
 		c, err := linkerd.New(o)
 		require.NoError(t, err)
+		defer c.Close()
 		_, err = c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)
 		requireKind(t, err, caclient.ErrUnavailable)
 		assert.Equal(t, "HTTP/2.0", <-asked)
