@@ -128,13 +128,13 @@ func (c *Caller) LogValue() slog.Value {
 		attrs = append(attrs, slog.Any("dns_names", c.DNSNames))
 	}
 	if c.Pod != nil {
-		attrs = append(attrs, slog.Any("pod", c.Pod))
+		attrs = append(attrs, slog.GroupAttrs("pod", c.Pod.attrs()...))
 	}
 	return slog.GroupValue(attrs...)
 }
 
-// LogValue returns all fields of the Pod except empty ones.
-func (p *Pod) LogValue() slog.Value {
+// attrs returns all fields except empty ones.
+func (p *Pod) attrs() []slog.Attr {
 	var attrs []slog.Attr
 	for _, a := range []slog.Attr{
 		slog.String("cluster", p.Cluster), slog.String("namespace", p.Namespace),
@@ -144,7 +144,7 @@ func (p *Pod) LogValue() slog.Value {
 			attrs = append(attrs, a)
 		}
 	}
-	return slog.GroupValue(attrs...)
+	return attrs
 }
 
 // An Authenticator proves the sender of a request. Its errors wrap [ErrNoCredential] or [ErrRefused] if

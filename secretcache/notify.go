@@ -4,10 +4,6 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
-	"slices"
-	"sync/atomic"
-
-	"github.com/svidkit/svidkit/internal/renew"
 )
 
 // Subscribe registers f to be called with the resource name of each secret that changes, as
@@ -28,88 +24,48 @@ import (
 // holds back what others are told and the certificates of a new root, nothing else, and the end of Run:
 // it returns when all has been told. Later, f is called only for what a call of GenerateSecret, Add or
 // Remove brings.
-func (m *Manager) Subscribe(f func(resourceName string)) (cancel func()) {
-	s := &subscriber{f: f}
-	m.mu.Lock()
-	m.news.subscribers = append(slices.Clip(m.news.subscribers), s) // a copy, for the teller reads the old one
-	m.mu.Unlock()
-	return func() {
-		s.gone.Store(true)
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.news.subscribers = slices.DeleteFunc(slices.Clone(m.news.subscribers), func(o *subscriber) bool { return o == s })
+func (m *Manager) Subscribe(f func(resourceName string)) (cancel func()) { return m.subscribers.Add(f) }
+
+// announcement is a bundle, and a channel that is closed when all subscribers have been told of it.
+type announcement struct {
+	*trust
+	told <-chan struct{}
+}
+
+func (a announcement) done() bool {
+	select {
+	case <-a.told:
+		return true
+	default:
+		return false
 	}
 }
 
-type subscriber struct {
-	f    func(string)
-	gone atomic.Bool
+// tell has name told to the subscribers. The caller has published.
+func (m *Manager) tell(name string) { m.subscribers.Tell(func() []string { return []string{name} }) }
+
+// announce has what differs between t and old told to the subscribers. The caller holds mu and has published t.
+func (m *Manager) announce(t, old *trust) {
+	m.forgetAnnounced()
+	m.announced = append(m.announced, announcement{t, m.subscribers.Tell(func() []string { return t.changedNames(old) })})
 }
 
-// notifier has what subscribers are to be told. The Manager's mu guards it.
-type notifier struct {
-	subscribers []*subscriber // replaced, never changed
-	names       []string      // to be told, in order
-	queued      map[string]bool
-	telling     chan struct{} // closed when all has been told; nil if no goroutine tells
-	now         string        // the name that is being told, or ""
-	trust       *trust        // what all subscribers were told of
-	told        renew.Signal  // of a change of these two
-}
-
-// tell has name told to the subscribers. The caller holds mu and has published.
-func (m *Manager) tell(name string) {
-	n := &m.news
-	if len(n.subscribers) == 0 && n.telling == nil {
-		n.trust = m.trust.Load()
-		return
-	}
-	if n.queued[name] {
-		return
-	}
-	if n.queued == nil {
-		n.queued = map[string]bool{}
-	}
-	n.queued[name] = true
-	n.names = append(n.names, name)
-	if n.telling == nil {
-		n.telling = make(chan struct{})
-		go m.tellAll()
+// forgetAnnounced drops the bundles that all subscribers know a newer one of. The caller holds mu.
+func (m *Manager) forgetAnnounced() {
+	for len(m.announced) > 1 && m.announced[1].done() {
+		m.announced = m.announced[1:]
 	}
 }
 
-// tellAll tells until there is nothing left to tell.
-func (m *Manager) tellAll() {
-	n := &m.news
-	for {
-		m.mu.Lock()
-		names, subscribers, t := n.names, n.subscribers, m.trust.Load()
-		n.names, n.queued = nil, nil
-		if len(names) == 0 {
-			close(n.telling)
-			n.telling = nil
-			m.mu.Unlock()
-			return
-		}
-		m.mu.Unlock()
-		for _, name := range names {
-			m.mu.Lock()
-			n.now = name
-			n.told.Notify()
-			m.mu.Unlock()
-			for _, s := range subscribers {
-				if !s.gone.Load() {
-					s.f(name)
-				}
-			}
-		}
-		m.mu.Lock()
-		n.now = ""
-		if n.trust != t {
-			n.trust = t // what changed from the bundles before it was among names
-			n.told.Notify()
-		}
-		m.mu.Unlock()
+// isKnown reports whether all subscribers were told of a bundle that has root, and that no later one takes it from. The
+// caller holds mu.
+func (m *Manager) isKnown(root *x509.Certificate) bool {
+	m.forgetAnnounced()
+	switch n := len(m.announced); {
+	case n == 0 || m.announced[n-1].done():
+		return true // what vouches for the certificate is the present bundle
+	default:
+		return m.announced[0].done() && m.announced[0].anchors(root)
 	}
 }
 
@@ -118,17 +74,16 @@ func (m *Manager) tellAll() {
 // be told.
 func (m *Manager) awaitNews(ctx context.Context, e *entry, root *x509.Certificate) error {
 	for {
+		name, changed := m.subscribers.Now() // before the rest is looked at, so that nothing is missed
+		awaited := name != "" && (name == e.name() || name == defaultName && e == m.first)
 		m.mu.Lock()
-		n := &m.news
-		awaited := n.now != "" && (n.now == e.name() || n.now == defaultName && e == m.first)
-		if n.telling == nil || n.trust != nil && n.trust.anchors(root) || awaited && !e.held.Load().good() {
-			m.mu.Unlock()
+		known := m.isKnown(root)
+		m.mu.Unlock()
+		if known || awaited && !e.held.Load().good() {
 			return nil
 		}
-		told := n.told.Changed()
-		m.mu.Unlock()
 		select {
-		case <-told:
+		case <-changed:
 		case <-ctx.Done():
 			return fmt.Errorf("a subscriber that was told of a new bundle has not returned: %w", context.Cause(ctx))
 		}

@@ -42,7 +42,7 @@ func (m *Manager) Close() error {
 	err := m.life.Close()
 	m.identities.Close()
 	m.bundles.Close()
-	m.awaitTold()
+	m.subscribers.Wait()
 	return err
 }
 
@@ -88,18 +88,8 @@ func (m *Manager) run(ctx context.Context) error {
 	m.identities.Run(ctx)
 	wg.Wait()
 
-	m.awaitTold()
+	m.subscribers.Wait()
 	return nil
-}
-
-// awaitTold waits until the subscribers were told of everything.
-func (m *Manager) awaitTold() {
-	m.mu.Lock()
-	told := m.news.telling
-	m.mu.Unlock()
-	if told != nil {
-		<-told
-	}
 }
 
 func (m *Manager) loopOf(e *entry) *renew.Loop[*entry] {

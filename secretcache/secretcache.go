@@ -96,7 +96,9 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/bundleorder"
+	"github.com/svidkit/svidkit/internal/certs/secretset"
 	"github.com/svidkit/svidkit/internal/lifecycle"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
@@ -217,8 +219,9 @@ type Config struct {
 }
 
 // Manager is a SecretManager. [Start] or [New] makes one. Its methods are safe for concurrent use, and those
-// that read work before, during and after [Manager.Run].
+// that read work before, during and after [Manager.Run]. It never prints a key.
 type Manager struct {
+	redacted
 	cfg   Config
 	roots *entry // the trust bundles; their ID is that of the trust domain
 	first *entry // the default identity
@@ -229,16 +232,19 @@ type Manager struct {
 	snap    atomic.Pointer[spiffe.Snapshot]
 	changed renew.Signal
 
-	life lifecycle.Life
+	life        lifecycle.Life
+	subscribers secretset.Subscribers
 
 	mu         sync.Mutex
 	watching   bool                                       // the CA's watch keeps the bundles fresh
 	offers     map[spiffe.TrustDomain]*bundleorder.Offers // of the CA, for bundles that are held
 	bundles    renew.Loop[*entry]
 	identities renew.Loop[*entry]
-	news       notifier
+	announced  []announcement // the newest bundle that all subscribers were told of, and newer ones; oldest first
 	counts     counts
 }
+
+type redacted = redact.Text // an alias, so that the embedded field is not exported
 
 // Start returns a Manager that is ready, and runs until [Manager.Close]. It is [New], [Manager.Run] in a goroutine, and
 // [Manager.Ready]. The end of ctx ends a start that is not done yet, and nothing after that. If it fails, nothing is left
@@ -274,7 +280,7 @@ func New(cfg Config) (*Manager, error) {
 	cfg.Role = cmp.Or(cfg.Role, spiffe.BothRoles)
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 
-	m := &Manager{cfg: cfg, offers: map[spiffe.TrustDomain]*bundleorder.Offers{}}
+	m := &Manager{redacted: redact.New("secretcache.Manager(" + cfg.Expect.String() + ")"), cfg: cfg, offers: map[spiffe.TrustDomain]*bundleorder.Offers{}}
 	m.roots = &entry{id: m.domain().ID()}
 	m.first = &entry{id: cfg.ID}
 	m.names.Store(m.first.name(), m.first)
@@ -391,9 +397,6 @@ func (m *Manager) noSnapshot() error {
 //	}
 func (m *Manager) Changed() <-chan struct{} { return m.changed.Changed() }
 
-// String names the default identity. A Manager does not print its keys.
-func (m *Manager) String() string { return "secretcache.Manager(" + m.cfg.Expect.String() + ")" }
-
 // domain returns the trust domain of the Manager.
 func (m *Manager) domain() spiffe.TrustDomain { return m.cfg.Expect.TrustDomain() }
 
@@ -404,12 +407,6 @@ func (m *Manager) want(e *entry) pki.Expectation {
 	}
 	return pki.ExpectID(e.id)
 }
-
-// GoString is String: the verb %#v must not walk to the keys either.
-func (m *Manager) GoString() string { return m.String() }
-
-// LogValue is String as a log value.
-func (m *Manager) LogValue() slog.Value { return slog.StringValue(m.String()) }
 
 // notReady is the error for e while it has nothing to hand out; cause says why a reader stopped
 // waiting, if one did.

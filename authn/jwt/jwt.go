@@ -51,7 +51,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
-	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
@@ -59,6 +58,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
@@ -137,6 +137,7 @@ func (c *Claims) Decode(into any) error {
 // Authenticator proves callers by the tokens of one issuer. [New] makes one. It is an [authn.Authenticator] and safe
 // for concurrent use. It starts a goroutine for each fetch of keys, which ends with it, and no other.
 type Authenticator struct {
+	redacted   // it remembers tokens
 	issuer     string
 	audiences  []string
 	caller     func(*Claims) (*authn.Caller, error)
@@ -146,6 +147,8 @@ type Authenticator struct {
 	keys       *keys
 	memory     *verifycache.Table[kept]
 }
+
+type redacted = redact.Text // an alias, so that the embedded field is not exported
 
 var errNotMade = errors.New("authn/jwt: the Authenticator was not made by New")
 
@@ -160,7 +163,8 @@ type kept struct {
 // New returns an Authenticator. It fetches nothing. The error says which option is missing or wrong.
 func New(o Options) (*Authenticator, error) {
 	a := &Authenticator{
-		issuer: o.Issuer, audiences: slices.Clone(o.Audiences), caller: o.Caller,
+		redacted: redact.New(fmt.Sprintf("jwt.Authenticator(%.256q)", o.Issuer)),
+		issuer:   o.Issuer, audiences: slices.Clone(o.Audiences), caller: o.Caller,
 		leeway: token.DefaultLeeway, plaintext: o.AllowPlaintext, memory: verifycache.New[kept](maxRemembered),
 	}
 	if o.Leeway != nil {
@@ -336,12 +340,3 @@ func (a *Authenticator) name(c *claims, payload []byte) (*authn.Caller, error) {
 	caller.Method, caller.NotAfter = method, c.expires.At
 	return &caller, nil
 }
-
-// String returns the issuer.
-func (a *Authenticator) String() string { return fmt.Sprintf("jwt.Authenticator(%.256q)", a.issuer) }
-
-// GoString returns the same as String: an Authenticator remembers tokens, which nothing may print.
-func (a *Authenticator) GoString() string { return a.String() }
-
-// LogValue implements [slog.LogValuer] with String.
-func (a *Authenticator) LogValue() slog.Value { return slog.StringValue(a.String()) }

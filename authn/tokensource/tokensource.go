@@ -66,6 +66,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/files"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 )
@@ -104,6 +105,7 @@ func (e *noToken) Is(target error) bool { return target == ErrNoToken || target 
 
 // Source gives tokens. It is safe for concurrent use. However it is printed, the token does not show.
 type Source struct {
+	redacted
 	name   string
 	direct bool // each call fetches
 	logger *slog.Logger
@@ -116,6 +118,10 @@ type Source struct {
 	loop   renew.Loop[*flight]
 	flight flight
 }
+
+type redacted = redact.Text // an alias, so that the embedded field is not exported
+
+func printed(name string) redacted { return redact.New("tokensource.Source(" + name + ")") }
 
 // flight is the entry of the loop: a Source has one fetch at a time.
 type flight struct{ renew.Entry }
@@ -142,7 +148,7 @@ func (st *state) due(now time.Time) bool { return renew.Elapsed(st.planned, now)
 
 // newSource returns a Source that keeps what fetch gives.
 func newSource(name string, logger *slog.Logger, fetch func(context.Context) (token, error)) *Source {
-	s := &Source{name: name, fetch: fetch, logger: cmp.Or(logger, slog.New(slog.DiscardHandler))}
+	s := &Source{redacted: printed(name), name: name, fetch: fetch, logger: cmp.Or(logger, slog.New(slog.DiscardHandler))}
 	s.state.Store(new(state))
 	s.loop = renew.Loop[*flight]{Mu: &s.mu, Attempt: s.attempt}
 	return s
@@ -274,34 +280,20 @@ func passes(err error) bool {
 	return again && after <= backoff.High
 }
 
-// String says where the tokens come from.
-func (s *Source) String() string {
-	if s == nil {
-		return "tokensource.Source(nil)"
-	}
-	return "tokensource.Source(" + s.name + ")"
-}
-
-// GoString returns the same as String.
-func (s *Source) GoString() string { return s.String() }
-
-// LogValue implements [slog.LogValuer] with String.
-func (s *Source) LogValue() slog.Value { return slog.StringValue(s.String()) }
-
 // Static returns a Source of one token that never changes. If it is a JWT that has expired, [Source.Token] fails.
 func Static(token string) *Source {
-	return &Source{name: "static", direct: true, fetch: reader(func() (string, error) { return token, nil })}
+	return newDirect("static", func() (string, error) { return token, nil })
 }
 
 // File returns a Source that reads a file at each call, without the white space around the token. If the token is a
 // JWT, one that has expired is refused. [ErrNoToken] holds for the error if the file does not exist or is empty.
 func File(path string) *Source {
-	return &Source{name: "file " + path, direct: true, fetch: reader(func() (string, error) { return readFile(path) })}
+	return newDirect("file "+path, func() (string, error) { return readFile(path) })
 }
 
-// reader makes a fetch of a function that returns a token at once.
-func reader(read func() (string, error)) func(context.Context) (token, error) {
-	return func(ctx context.Context) (token, error) {
+// newDirect returns a Source that reads a token at each call.
+func newDirect(name string, read func() (string, error)) *Source {
+	return &Source{redacted: printed(name), name: name, direct: true, fetch: func(ctx context.Context) (token, error) {
 		if ctx.Err() != nil {
 			return token{}, context.Cause(ctx)
 		}
@@ -310,7 +302,7 @@ func reader(read func() (string, error)) func(context.Context) (token, error) {
 			return token{}, err
 		}
 		return newToken(strings.TrimSpace(text), time.Time{})
-	}
+	}}
 }
 
 func readFile(path string) (string, error) {

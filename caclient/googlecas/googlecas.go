@@ -1,7 +1,7 @@
 // Package googlecas is a client of Google Cloud's Certificate Authority Service, over its REST API.
 //
 // [New] makes a [CA], which is a [caclient.CA]. Hand it to package secretcache. A program that calls it directly puts
-// [caclient.New] around it, for deadlines, repeated attempts and the check of every answer.
+// [caclient.New] around it, for deadlines and the check of every answer.
 //
 //	ca, err := googlecas.New(googlecas.Options{
 //		Endpoint: caclient.Endpoint{

@@ -2,7 +2,7 @@
 // any other server that speaks it.
 //
 // [New] makes a [CA], which is a [caclient.CA]. Hand it to package secretcache. A program that calls it
-// directly puts [caclient.New] around it, for deadlines, repeated attempts and the check of every answer.
+// directly puts [caclient.New] around it, for deadlines and the check of every answer.
 //
 //	ca, err := istioca.New(istioca.Options{
 //		Endpoint: caclient.Endpoint{

@@ -275,7 +275,7 @@ func TestCodes(t *testing.T) {
 			assert.InDelta(t, test.after, e.RetryAfter, float64(time.Millisecond))
 			assert.Equal(t, "sign", e.Op)
 			require.ErrorContains(t, err, `"because"`)
-			_, again := caclient.Retryable(err)
+			_, again := e.Retryable()
 			assert.Equal(t, test.again, again)
 		})
 	}

@@ -2,7 +2,7 @@
 // any other server that speaks it.
 //
 // [New] makes a [CA], which is a [caclient.CA]. Its certificates have the DNS name of a service account, and no SPIFFE ID.
-// [caclient.New] adds deadlines, repeated attempts, and the check of every answer against that name:
+// [caclient.New] adds deadlines, and the check of every answer against that name:
 //
 //	mesh := linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"}
 //	inner, err := linkerd.New(linkerd.Options{

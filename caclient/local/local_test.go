@@ -49,11 +49,16 @@ func newCSR(t testing.TB, sans ...pki.SAN) *pki.CSR {
 	return csr
 }
 
-func kind(t testing.TB, err error) error {
+func failure(t testing.TB, err error) *caclient.Error {
 	t.Helper()
 	e, ok := errors.AsType[*caclient.Error](err)
 	require.True(t, ok, "%v", err)
-	return e.Kind
+	return e
+}
+
+func kind(t testing.TB, err error) error {
+	t.Helper()
+	return failure(t, err).Kind
 }
 
 func TestNewRefuses(t *testing.T) {
@@ -194,11 +199,12 @@ func TestErrors(t *testing.T) {
 				chain, err := c.Sign(t.Context(), tt.csr, tt.ttl)
 				require.Error(t, err)
 				assert.Nil(t, chain)
-				assert.Equal(t, tt.kind, kind(t, err))
+				e := failure(t, err)
+				assert.Equal(t, tt.kind, e.Kind)
 				if tt.is != nil {
 					assert.ErrorIs(t, err, tt.is)
 				}
-				_, retry := caclient.Retryable(err)
+				_, retry := e.Retryable()
 				assert.Equal(t, tt.retry, retry)
 			})
 		})
@@ -218,8 +224,9 @@ func TestAgain(t *testing.T) {
 		_, err = c.Sign(t.Context(), newCSR(t), 0)
 		require.NoError(t, err)
 		_, err = c.Sign(t.Context(), newCSR(t), 0)
-		assert.Equal(t, caclient.ErrUnavailable, kind(t, err))
-		after, ok := caclient.Retryable(err)
+		e := failure(t, err)
+		assert.Equal(t, caclient.ErrUnavailable, e.Kind)
+		after, ok := e.Retryable()
 		assert.True(t, ok)
 		assert.Equal(t, 10*time.Second, after)
 

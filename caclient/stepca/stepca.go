@@ -1,7 +1,7 @@
 // Package stepca is a client of step-ca, the certificate authority of Smallstep, and of anything else that speaks its API.
 //
 // [New] makes a [CA], which is a [caclient.CA]. Hand it to package secretcache. A program that calls it directly puts
-// [caclient.New] around it, for deadlines, repeated attempts and the check of every answer.
+// [caclient.New] around it, for deadlines and the check of every answer.
 //
 //	var m *secretcache.Manager
 //	ca, err := stepca.New(stepca.Options{

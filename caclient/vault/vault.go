@@ -2,7 +2,7 @@
 // same API down to the names of the headers.
 //
 // [New] makes a [CA], which is a [caclient.CA]. Hand it to package secretcache. A program that calls it directly puts
-// [caclient.New] around it, for deadlines, repeated attempts and the check of every answer.
+// [caclient.New] around it, for deadlines and the check of every answer.
 //
 //	ca, err := vault.New(vault.Options{
 //		Endpoint: caclient.Endpoint{

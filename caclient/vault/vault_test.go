@@ -185,9 +185,10 @@ func TestBadRequests(t *testing.T) {
 		"negative lifetime": func() error { _, err := c.Sign(t.Context(), webCSR(t), -1); return err },
 		"two names in one":  func() error { _, err := c.Sign(t.Context(), comma, 0); return err },
 	} {
-		err := f()
-		require.ErrorIs(t, err, caclient.ErrInvalid, name)
-		_, again := caclient.Retryable(err)
+		e, ok := errors.AsType[*caclient.Error](f())
+		require.True(t, ok, name)
+		assert.Equal(t, caclient.ErrInvalid, e.Kind, name)
+		_, again := e.Retryable()
 		assert.False(t, again, name)
 	}
 	assert.Empty(t, s.paths())
@@ -286,7 +287,7 @@ func TestErrors(t *testing.T) {
 		require.True(t, ok, c.name)
 		assert.Equal(t, c.kind, told.Kind, c.name)
 		assert.Equal(t, "sign", told.Op, c.name)
-		_, again := caclient.Retryable(err)
+		_, again := told.Retryable()
 		assert.Equal(t, c.again, again, c.name)
 		assert.ErrorContains(t, err, c.says, c.name)
 		assert.NotContains(t, err.Error()+log.String(), secret, c.name)
@@ -341,13 +342,15 @@ func TestRetryAfter(t *testing.T) {
 	v := cafake.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
 	v.Refuse(&caclient.Error{Kind: caclient.ErrUnavailable, RetryAfter: 7 * time.Second, Err: errors.New("rate limit quota exceeded")})
 	c := newCA(t, vault.Options{Endpoint: v.Endpoint(), Role: "workload"})
-	_, err := c.Sign(t.Context(), webCSR(t), 0)
-	after, ok := caclient.Retryable(err)
-	assert.True(t, ok)
-	assert.Equal(t, 7*time.Second, after)
-	_, err = c.FetchBundles(t.Context())
-	after, _ = caclient.Retryable(err)
-	assert.Equal(t, 7*time.Second, after)
+	_, signErr := c.Sign(t.Context(), webCSR(t), 0)
+	_, fetchErr := c.FetchBundles(t.Context())
+	for _, err := range []error{signErr, fetchErr} {
+		e, ok := errors.AsType[*caclient.Error](err)
+		require.True(t, ok, "%v", err)
+		after, again := e.Retryable()
+		assert.True(t, again)
+		assert.Equal(t, 7*time.Second, after)
+	}
 }
 
 // Rules of the operator, one broken at a time.

@@ -157,7 +157,6 @@ type Source struct {
 	life  lifecycle.Life
 	news  renew.Signal
 	subs  secretset.Subscribers
-	calls chan struct{} // has one while the subscribers are told something
 
 	pending renew.Signal // for promote
 	access  access
@@ -210,7 +209,7 @@ func New(cfg Config) (*Source, error) {
 	s := &Source{
 		redacted: redact.New("kubesecrets.Source(" + cfg.Namespace + ")"),
 		cfg:      cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), api: api,
-		objects: map[key]*object{}, crowded: map[key]int{}, calls: make(chan struct{}, 1),
+		objects: map[key]*object{}, crowded: map[key]int{},
 	}
 	s.path = kube.Path("api", "v1", "namespaces", cfg.Namespace, "secrets")
 	if cfg.AllNamespaces {

@@ -210,7 +210,7 @@ func (s *source) follow(done, changed <-chan struct{}, old *secretset.Set) {
 		}
 		changed = s.changed()
 		set, _ := s.set()
-		s.subs.Tell(func() []string { return set.Changes(old) })
+		<-s.subs.Tell(func() []string { return set.Changes(old) })
 		old = set
 	}
 }

@@ -226,8 +226,7 @@ func newIdentity(cfg Config, service caclient.CA) (*Identity, error) {
 		service, id.conns = client, client
 	}
 	want := pki.ExpectDNSName(td, cfg.Name)
-	// One attempt, as the next is up to RenewIn.
-	ca, err := caclient.New(service, &caclient.Options{Attempts: 1, Timeout: callTimeout, Expect: want, Logger: cfg.Logger})
+	ca, err := caclient.New(service, &caclient.Options{Timeout: callTimeout, Expect: want})
 	if err != nil {
 		return nil, err
 	}

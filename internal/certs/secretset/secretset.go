@@ -15,7 +15,6 @@ import (
 	"iter"
 	"maps"
 	"slices"
-	"sync"
 
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/pki"
@@ -160,39 +159,4 @@ func (s *Set) Changes(old *Set) []string {
 		}
 	}
 	return append(bundles, pairs...)
-}
-
-// Subscribers are functions that are told names. The zero value has none. Its methods are safe for concurrent use.
-type Subscribers struct {
-	mu  sync.Mutex
-	all []*func(name string) // replaced, never changed
-}
-
-// Add has f told from now on, until cancel is called, which may be from f and more than once.
-func (s *Subscribers) Add(f func(name string)) (cancel func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	sub := &f
-	s.all = append(slices.Clip(s.all), sub) // a copy, for Tell reads the old one
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.all = slices.DeleteFunc(slices.Clone(s.all), func(o *func(string)) bool { return o == sub })
-	}
-}
-
-// Tell calls the functions with each of the names, which are computed only if there are functions. It holds no lock
-// meanwhile.
-func (s *Subscribers) Tell(names func() []string) {
-	s.mu.Lock()
-	all := s.all
-	s.mu.Unlock()
-	if len(all) == 0 {
-		return
-	}
-	for _, name := range names() {
-		for _, f := range all {
-			(*f)(name)
-		}
-	}
 }
