@@ -380,7 +380,7 @@ func TestRevokedRootIsReplacedAtOnce(t *testing.T) {
 			return err
 		}
 		require.NoError(t, verified())
-		_, err = a.RevokeNow(t.Context(), a.Roots()[0].ID)
+		_, err = a.RevokeNow(t.Context(), a.Status().Roots[0].ID)
 		require.NoError(t, err)
 		synctest.Wait()
 		time.Sleep(time.Second)

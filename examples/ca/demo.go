@@ -164,7 +164,7 @@ func (v *visitor) visit(ctx context.Context) error {
 	v.event(service, agent, "answers with a certificate under the new root, and both roots")
 	v.event(proxy, service, "Certify: name, token and signing request, by HTTP/2 without ALPN")
 	v.event(service, proxy, "answers with a certificate under the new root")
-	for _, root := range v.ca.Own.Roots() {
+	for _, root := range v.ca.Own.Status().Roots {
 		v.say("%s", root)
 	}
 	resp, err := http.Get("http://" + v.at.Admin.Addr().String() + "/ready")

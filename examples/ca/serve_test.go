@@ -675,7 +675,7 @@ func TestOperator(t *testing.T) {
 	require.NoFileExists(t, c.AuditLog)
 
 	s, _ := start(t, c)
-	first := s.ca.Own.Roots()[0]
+	first := s.ca.Own.Status().Roots[0]
 	out, err := shell(t, "", arguments(dir, append([]string{"-status"}, short...)...)...)
 	require.NoError(t, err)
 	require.Contains(t, out, first.ID)
@@ -684,7 +684,7 @@ func TestOperator(t *testing.T) {
 	out, err = shell(t, "", arguments(dir, append([]string{"-rotate"}, short...)...)...)
 	require.NoError(t, err)
 	require.Contains(t, out, "distributing")
-	require.Eventually(t, func() bool { return len(s.ca.Own.Roots()) == 2 }, 30*time.Second, 10*time.Millisecond, "the server follows")
+	require.Eventually(t, func() bool { return len(s.ca.Own.Status().Roots) == 2 }, 30*time.Second, 10*time.Millisecond, "the server follows")
 	_, err = shell(t, "", arguments(dir, append([]string{"-rotate"}, short...)...)...)
 	require.ErrorIs(t, err, ca.ErrRotating)
 	_, err = shell(t, "", arguments(dir, append([]string{"-revoke", first.ID}, short...)...)...)
@@ -695,7 +695,7 @@ func TestOperator(t *testing.T) {
 	out, err = shell(t, "", arguments(dir, append([]string{"-taint", first.ID}, short...)...)...)
 	require.NoError(t, err)
 	require.Contains(t, out, "tainted")
-	require.Eventually(t, func() bool { return s.ca.Own.Roots()[0].Phase == ca.Retiring }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return s.ca.Own.Status().Roots[0].Phase == ca.Retiring }, 30*time.Second, 10*time.Millisecond)
 	require.Eventually(t, func() bool { // until the server has written down that the other one signs
 		r, err := mustStore(t, c).Load(t.Context())
 		return err == nil && !bytes.Equal(r.Data()["ca-cert.pem"], pki.MarshalCertificatesPEM(first.Certificate))
@@ -703,7 +703,7 @@ func TestOperator(t *testing.T) {
 	out, err = shell(t, "", arguments(dir, append([]string{"-revoke", first.ID}, short...)...)...)
 	require.NoError(t, err)
 	require.NotContains(t, out, first.ID)
-	require.Eventually(t, func() bool { return len(s.ca.Own.Roots()) == 1 }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return len(s.ca.Own.Status().Roots) == 1 }, 30*time.Second, 10*time.Millisecond)
 }
 
 // A key that is known to be stolen is replaced at once, and the operator is told what that costs.
@@ -712,7 +712,7 @@ func TestRevokeNow(t *testing.T) {
 	dir := t.TempDir()
 	args := []string{"-refresh-hint", "1s", "-propagation", "8s"}
 	s, _ := start(t, newConfig(t, dir, args...))
-	first := s.ca.Own.Roots()[0]
+	first := s.ca.Own.Status().Roots[0]
 	_, err := shell(t, "", arguments(dir, append(args, "-revoke", first.ID)...)...)
 	require.ErrorContains(t, err, "signs")
 	out, err := shell(t, "", arguments(dir, append(args, "-revoke", first.ID, "-now")...)...)
@@ -722,7 +722,7 @@ func TestRevokeNow(t *testing.T) {
 	require.Contains(t, out, "make all workloads renew")
 	require.Contains(t, out, "active since")
 	require.Eventually(t, func() bool { // the server follows
-		roots := s.ca.Own.Roots()
+		roots := s.ca.Own.Status().Roots
 		return len(roots) == 1 && roots[0].ID != first.ID
 	}, 40*time.Second, 50*time.Millisecond)
 	_, err = shell(t, "", arguments(dir, append(args, "-taint", first.ID, "-now")...)...)
@@ -758,7 +758,7 @@ func TestTaintByCommand(t *testing.T) {
 			continue
 		}
 		require.NoError(t, renew())
-		_, err = shell(t, "", arguments(dir, append(args, "-taint", s.ca.Own.Roots()[0].ID)...)...)
+		_, err = shell(t, "", arguments(dir, append(args, "-taint", s.ca.Own.Status().Roots[0].ID)...)...)
 		require.NoError(t, err)
 		require.Eventually(t, func() bool { return errors.Is(renew(), caclient.ErrUnauthenticated) }, 30*time.Second, 100*time.Millisecond, "when the server has read the store")
 		_, _, err = istioRequest(t.Context(), thief, url, s.c.CA.TrustDomain, token(t, s, "demo/web"), key)
@@ -776,7 +776,7 @@ func TestKeyEvents(t *testing.T) {
 		a, err := newConfig(t, dir).Open(t.Context(), caconfig.OpenOptions{ReadOnly: true})
 		require.NoError(t, err)
 		defer a.Close()
-		for _, r := range a.Own.Roots() {
+		for _, r := range a.Own.Status().Roots {
 			ids = append(ids, r.ID)
 		}
 		return ids
@@ -820,7 +820,7 @@ func TestRecover(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	s, stop := start(t, newConfig(t, dir))
-	root := s.ca.Own.Roots()[0].ID
+	root := s.ca.Own.Status().Roots[0].ID
 	stop()
 	_, err := shell(t, "", arguments(dir, "-recover")...)
 	require.ErrorContains(t, err, "nothing to recover")
@@ -845,7 +845,7 @@ func TestRecover(t *testing.T) {
 		require.Contains(t, out, "the CA goes on with version ")
 		require.Contains(t, out, root)
 		again, stop := start(t, newConfig(t, dir))
-		require.Equal(t, root, again.ca.Own.Roots()[0].ID)
+		require.Equal(t, root, again.ca.Own.Status().Roots[0].ID)
 		stop()
 	}
 	_, args := cluster(t)

@@ -209,16 +209,13 @@ func TestKeyAlgorithms(t *testing.T) {
 func TestCannotPrintKeys(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t)
-	for verb, want := range map[string]string{
-		"%v": "authority of example.org", "%+v": "authority of example.org", "%s": "authority of example.org",
-		"%#v": "ca.Authority(example.org)",
-	} {
-		assert.Equal(t, want, fmt.Sprintf(verb, a), verb)
+	for _, verb := range []string{"%v", "%+v", "%s", "%#v"} {
+		assert.Equal(t, "ca.Authority(example.org)", fmt.Sprintf(verb, a), verb)
 	}
 	var buf bytes.Buffer
 	slog.New(slog.NewTextHandler(&buf, nil)).Info("m", "ca", a, "root", a.Roots()[0])
 	serial := a.Roots()[0].ID
-	assert.Contains(t, buf.String(), "ca.trust_domain=example.org ca.active_root="+serial+" ca.sequence=1")
+	assert.Contains(t, buf.String(), "ca=ca.Authority(example.org)")
 	assert.Contains(t, buf.String(), "root "+serial+": active since ")
 	assert.Less(t, buf.Len(), 400)
 }

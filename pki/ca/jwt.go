@@ -92,8 +92,9 @@ type JWTRequest struct {
 
 	TTL time.Duration // the lifetime from now; 0 or less means the default of [JWTConfig]
 
-	// Caller and Method are as in [Request].
+	// Caller, Method and Pod are as in [Request].
 	Caller, Method string
+	Pod            Pod
 }
 
 // SignJWT signs a JWT-SVID with the active JWT key; the public half is in [Authority.Bundle]. Beside
@@ -136,7 +137,7 @@ func (a *Authority) SignJWT(ctx context.Context, r JWTRequest) (string, error) {
 		err := a.audit(ctx, &Issuance{
 			Time: g.now.Round(0), Kind: "jwt-svid", Serial: jti, ID: r.ID, Audience: slices.Clone(r.Audience),
 			NotBefore: issued, NotAfter: issued.Add(ttl), Issuer: g.key.ID, Fingerprint: hex.EncodeToString(sum[:]),
-			Caller: r.Caller, Method: r.Method,
+			Caller: r.Caller, Method: r.Method, Pod: r.Pod,
 		})
 		if err != nil {
 			return "", err

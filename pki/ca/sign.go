@@ -91,8 +91,9 @@ type Request struct {
 	Profile Profile
 
 	// Caller is the authenticated caller, and Method how it authenticated: for limits per caller and for
-	// the audit record. An empty Caller means ID, or the first of DNSNames.
+	// the audit record. An empty Caller means ID, or the first of DNSNames. Pod is where it runs, for the audit record.
 	Caller, Method string
+	Pod            Pod
 
 	// Proven is when the workload last proved its identity by something else than a certificate of this CA, such
 	// as a token; zero, or the future, means now. A server that takes such a certificate as proof sets it to
@@ -184,9 +185,7 @@ func (a *Authority) Sign(ctx context.Context, r Request) ([]*x509.Certificate, e
 		return nil, generationError(r.ID, err)
 	}
 	if a.cfg.Auditor != nil {
-		i := NewIssuance(&r, leaf, g.key.Cert)
-		i.Time = g.now.Round(0)
-		if err := a.audit(ctx, i); err != nil {
+		if err := a.audit(ctx, newIssuance(&r, leaf, g.key.Cert, g.now)); err != nil {
 			return nil, err
 		}
 	}

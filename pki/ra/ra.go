@@ -42,6 +42,7 @@ package ra
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -248,9 +249,6 @@ func (a *RA) ask(source spiffe.BundleSource) (*spiffe.Bundle, error) {
 	return b, nil
 }
 
-// TrustDomain returns the trust domain of the IDs that it has certified.
-func (a *RA) TrustDomain() spiffe.TrustDomain { return a.cfg.TrustDomain }
-
 // Bundle returns the roots of all signers: those that are configured, as their sources give them now,
 // and those that were learned, each for as long as a certificate that leads to it is valid. It is the
 // same Bundle until they change. A source that fails counts with what it gave last. The bundle has no
@@ -437,7 +435,7 @@ func (a *RA) sign(ctx context.Context, r *ca.Request) ([]*x509.Certificate, *ca.
 		return nil, fail(ca.ErrGeneration, "the answer of the signer %q: %w", signer, err)
 	}
 	if a.cfg.Auditor != nil {
-		err := a.cfg.Auditor.Record(ctx, ca.NewIssuance(r, chain[0], issuer))
+		err := a.cfg.Auditor.Record(ctx, issuance(r, chain[0], issuer))
 		if err == nil || ctx.Err() == nil {
 			a.audited.Note(err)
 		}
@@ -446,4 +444,22 @@ func (a *RA) sign(ctx context.Context, r *ca.Request) ([]*x509.Certificate, *ca.
 		}
 	}
 	return chain, nil
+}
+
+// issuance is the audit record of a certificate, which the CA of the certificate issuer has signed; nil if that is not
+// known.
+func issuance(r *ca.Request, cert, issuer *x509.Certificate) *ca.Issuance {
+	i := &ca.Issuance{
+		Time: time.Now().Round(0), Kind: "x509-svid", Serial: cert.SerialNumber.Text(16),
+		ID: r.ID, DNSNames: cert.DNSNames, IPs: cert.IPAddresses, NotBefore: cert.NotBefore, NotAfter: cert.NotAfter,
+		Fingerprint: fmt.Sprintf("%x", sha256.Sum256(cert.Raw)), PublicKey: fmt.Sprintf("%x", sha256.Sum256(cert.RawSubjectPublicKeyInfo)),
+		Caller: r.Caller, Method: r.Method, Pod: r.Pod,
+	}
+	if r.Profile == ca.DNSOnly {
+		i.Kind = "dns"
+	}
+	if issuer != nil {
+		i.Issuer = issuer.SerialNumber.Text(16)
+	}
+	return i
 }

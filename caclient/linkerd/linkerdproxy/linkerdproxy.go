@@ -298,7 +298,7 @@ func parseAnchors(data []byte) ([]*x509.Certificate, error) {
 func meshOf(name string) (linkerdname.Mesh, error) {
 	labels := strings.SplitN(name, ".", 6)
 	if len(labels) < 6 {
-		return linkerdname.Mesh{}, fmt.Errorf("%.300q is not SERVICEACCOUNT.NAMESPACE.serviceaccount.identity.CONTROLNAMESPACE.TRUSTDOMAIN: %w", name, linkerdname.ErrName)
+		return linkerdname.Mesh{}, fmt.Errorf("%.300q is not SERVICEACCOUNT.NAMESPACE.serviceaccount.identity.CONTROLNAMESPACE.TRUSTDOMAIN", name)
 	}
 	mesh := linkerdname.Mesh{ControlNamespace: labels[4], TrustDomain: labels[5], Seed: labels[2] == "sa"}
 	_, _, err := mesh.Parse(name)

@@ -25,7 +25,6 @@ import (
 	"github.com/svidkit/svidkit/internal/test/meshtest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/pki"
-	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -412,7 +411,7 @@ func TestNewRefuses(t *testing.T) {
 		require.ErrorContains(t, err, c.want, name)
 	}
 	_, err := linkerdproxy.New(linkerdproxy.Config{Name: "web"})
-	require.ErrorIs(t, err, linkerdname.ErrName)
+	require.ErrorContains(t, err, "is not SERVICEACCOUNT.NAMESPACE")
 	for _, addr := range []string{"linkerd-identity", "linkerd-identity.linkerd.svc.cluster.local.:8080", "10.0.0.1", "[fd00::1]:8080", "fd00::1"} {
 		cfg := config(t, web, anchors)
 		cfg.Certifier.Addr = addr

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/kube"
@@ -62,7 +63,7 @@ func (c *Config) Open(ctx context.Context, o OpenOptions) (*Authority, error) {
 	}
 	o.Existing, o.Logger = o.Existing || o.ReadOnly, cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	a, cfg := new(Authority), c.CA
-	cfg.Logger, cfg.Actor, cfg.Create = o.Logger, ca.CurrentActor(), !o.Existing && c.mayCreate()
+	cfg.Logger, cfg.Actor, cfg.Create = o.Logger, currentActor(), !o.Existing && c.mayCreate()
 	if !o.Existing {
 		if err := c.makeStateDir(o.Logger); err != nil {
 			return nil, err
@@ -233,9 +234,9 @@ func (e *missingError) Unwrap() error { return e.err }
 // ownStore returns the names of the Secret and the folder of the self-signed CA.
 func (c *Config) ownStore() (secret, folder string) {
 	if c.cacerts {
-		return kubesecret.CACerts, "ca"
+		return "cacerts", "ca"
 	}
-	return kubesecret.DefaultName, "ca"
+	return "istio-ca-secret", "ca"
 }
 
 // replacesOwn refuses a CA that is plugged in beside one of our own, whose root clients trust, unless the operator has said
@@ -380,7 +381,7 @@ func (c *Config) Recover(ctx context.Context) (ca.Recovery, error) {
 	log, err := c.openAudit(slog.New(slog.DiscardHandler))
 	if err == nil {
 		err = errors.Join(log.RecordKeyEvent(ctx, &ca.KeyEvent{
-			Time: time.Now().Round(0), Event: "recovered", Key: "root", Serial: r.Root, NotAfter: r.RootEnds, Detail: r.Version, Actor: ca.CurrentActor(),
+			Time: time.Now().Round(0), Event: "recovered", Key: "root", Serial: r.Root, NotAfter: r.RootEnds, Detail: r.Version, Actor: currentActor(),
 		}), log.Close())
 	}
 	if err != nil {
@@ -515,7 +516,9 @@ func (c *Config) setAPIs(ctx context.Context, o *caserver.Options) error {
 		return err
 	}
 	if c.keepDNSNames {
-		o.Istio.Policy = istioca.KeepDNSNames
+		o.Istio.Policy = func(_ context.Context, caller *authn.Caller) (istioca.Grant, error) {
+			return istioca.Grant{ID: caller.ID, DNSNames: caller.DNSNames}, nil
+		}
 	}
 	if c.linkerdAddr != "" {
 		o.Linkerd = &proxies

@@ -96,7 +96,7 @@ func TestServe(t *testing.T) {
 			defer resp.Body.Close()
 			text, err := io.ReadAll(resp.Body)
 			assert.NoError(t, err)
-			assert.Contains(t, string(text), a.Own.Roots()[0].ID)
+			assert.Contains(t, string(text), a.Own.Status().Roots[0].ID)
 		}
 	})
 	require.NoError(t, err)
@@ -148,11 +148,11 @@ func TestWithoutCreate(t *testing.T) {
 
 	a, err := newConfig(t, dir).Open(t.Context(), caconfig.OpenOptions{})
 	require.NoError(t, err)
-	root := a.Own.Roots()[0].ID
+	root := a.Own.Status().Roots[0].ID
 	a.Close()
 	a, err = c.Open(t.Context(), caconfig.OpenOptions{})
 	require.NoError(t, err, "it is there now")
-	require.Equal(t, root, a.Own.Roots()[0].ID)
+	require.Equal(t, root, a.Own.Status().Roots[0].ID)
 	a.Close()
 }
 
@@ -237,7 +237,7 @@ func TestPluggedInBesideTheOwn(t *testing.T) {
 	dir := t.TempDir()
 	a, err := newConfig(t, dir).Open(t.Context(), caconfig.OpenOptions{})
 	require.NoError(t, err)
-	own := a.Own.Roots()[0].ID
+	own := a.Own.Status().Roots[0].ID
 	a.Close()
 	plugIn(t, filepath.Join(dir, "plugged-in"))
 	_, err = newConfig(t, dir).Open(t.Context(), caconfig.OpenOptions{})
@@ -250,11 +250,11 @@ func TestPluggedInBesideTheOwn(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(dir, "root-cert.pem"), "what clients trust was not replaced")
 	a, err = newConfig(t, dir, "-replace-own-ca").Open(t.Context(), caconfig.OpenOptions{})
 	require.NoError(t, err)
-	require.NotEqual(t, own, a.Own.Roots()[0].ID)
+	require.NotEqual(t, own, a.Own.Status().Roots[0].ID)
 	a.Close()
 	a, err = newConfig(t, dir, "-root-ca-dir", "").Open(t.Context(), caconfig.OpenOptions{})
 	require.NoError(t, err)
-	require.Equal(t, own, a.Own.Roots()[0].ID, "it is there as before")
+	require.Equal(t, own, a.Own.Status().Roots[0].ID, "it is there as before")
 	a.Close()
 }
 
@@ -308,7 +308,7 @@ func TestOpen(t *testing.T) {
 	reader, err := c.Open(t.Context(), caconfig.OpenOptions{ReadOnly: true})
 	require.NoError(t, err)
 	defer reader.Close()
-	require.NoError(t, reader.Own.Taint(t.Context(), a.Own.Roots()[0].ID))
+	require.NoError(t, reader.Own.Taint(t.Context(), a.Own.Status().Roots[0].ID))
 	var status bytes.Buffer
 	reader.WriteStatus(&status)
 	require.Contains(t, status.String(), "tainted")

@@ -53,8 +53,7 @@ type Config struct {
 	flags                 *flag.FlagSet
 	inCluster             bool // this process runs in a pod
 	grace                 int  // percent
-	keepKey, jitter       bool
-	istio                 ca.IstioRotation // with keepKey
+	jitter                bool
 	pluggedIn             ca.PluggedIn
 	create, replaceOwn    bool
 	temporary             bool            // Serve has made StateDir
@@ -113,11 +112,11 @@ func (c *Config) define(fs *flag.FlagSet) {
 	c.duration(fs, &c.CA.DefaultTTL, "default-ttl", day, "`lifetime` of a certificate whose request names none, or -max-ttl if that is less [DEFAULT_WORKLOAD_CERT_TTL]")
 	c.duration(fs, &c.CA.MaxTTL, "max-ttl", 90*day, "longest `lifetime` that a request may name; without -kubernetes one hour [MAX_WORKLOAD_CERT_TTL]")
 	c.duration(fs, &c.CA.Rotation.RootTTL, "root-ttl", 3650*day, "`lifetime` of a self-signed root [CITADEL_SELF_SIGNED_CA_CERT_TTL]")
-	c.duration(fs, &c.istio.CheckInterval, "root-check-interval", time.Hour, "`time` between two checks of the root's lifetime, with -keep-key; 0 or less: only -rotate replaces the root [CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL]")
+	c.duration(fs, &c.CA.Rotation.CheckInterval, "root-check-interval", time.Hour, "`time` between two checks of the root's lifetime, with -keep-key; 0 or less: only -rotate replaces the root [CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL]")
 	fs.IntVar(&c.grace, "root-grace-percent", 20, "`percent` of a root's lifetime that are left when it is replaced, 1 to 50 [CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE]")
 	fs.BoolVar(&c.jitter, "root-jitter", true, "make the first check after a random part of the interval [CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR]")
 	fs.Func("rsa-bits", "`size` of an RSA key for new roots: 2048, 3072 or 4096; 0: ECDSA P-256 [CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE]", c.setKeySize)
-	fs.BoolVar(&c.keepKey, "keep-key", false, "renew the root with its own key, as Istio does, instead of a rotation in four steps")
+	fs.BoolVar(&c.CA.Rotation.KeepKey, "keep-key", false, "renew the root with its own key, as Istio does, instead of a rotation in four steps")
 	fs.BoolVar(&c.CA.Rotation.Constrain, "constrain", false, "restrict new roots to the trust domain (critical name constraints)")
 	fs.BoolVar(&c.pluggedIn.MultiRoot, "multi-root", false, "allow the roots of a plugged-in CA to change while the server runs [ISTIO_MULTIROOT_MESH]")
 	c.duration(fs, &c.CA.Backdate, "backdate", 2*time.Minute, "`duration`: how far certificates are dated back, for peers whose clocks are slow")
@@ -265,11 +264,8 @@ func (c *Config) parse(args []string, getenv func(string) string) (err error) {
 		}
 	}
 	c.CA.Rotation.GraceRatio = float64(c.grace) / 100
-	c.CA.Rotation.Manual = c.istio.CheckInterval <= 0
-	c.istio.CheckInterval, c.istio.NoJitter = max(c.istio.CheckInterval, 0), !c.jitter
-	if c.keepKey {
-		c.CA.Rotation.Istio = &c.istio
-	}
+	c.CA.Rotation.Manual = c.CA.Rotation.CheckInterval <= 0
+	c.CA.Rotation.CheckInterval, c.CA.Rotation.NoJitter = max(c.CA.Rotation.CheckInterval, 0), !c.jitter
 	c.CA.JWT = &ca.JWTConfig{}
 	c.cluster.TrustDomain = c.CA.TrustDomain
 	c.ServerID, _ = c.CA.TrustDomain.KubernetesID(c.namespace, account) // checked

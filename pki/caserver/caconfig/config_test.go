@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/pki"
-	"github.com/svidkit/svidkit/pki/ca"
 )
 
 // env is an environment.
@@ -49,8 +48,9 @@ func TestDefaults(t *testing.T) {
 	assert.Equal(t, 24*time.Hour, cfg.DefaultTTL)
 	assert.Equal(t, 2160*time.Hour, cfg.MaxTTL)
 	assert.Equal(t, 87600*time.Hour, cfg.Rotation.RootTTL)
-	assert.Nil(t, cfg.Rotation.Istio)
-	assert.Equal(t, ca.IstioRotation{CheckInterval: time.Hour}, c.istio)
+	assert.False(t, cfg.Rotation.KeepKey)
+	assert.Equal(t, time.Hour, cfg.Rotation.CheckInterval)
+	assert.False(t, cfg.Rotation.NoJitter)
 	assert.InDelta(t, 0.2, cfg.Rotation.GraceRatio, 1e-9)
 	assert.False(t, cfg.Rotation.Manual)
 	assert.Empty(t, cfg.Rotation.KeyAlgorithm, "ECDSA P-256")
@@ -196,9 +196,9 @@ func TestEnvironment(t *testing.T) {
 		"DEFAULT_WORKLOAD_CERT_TTL":                             {"90m", 90 * time.Minute, func(c *Config) any { return c.CA.DefaultTTL }},
 		"MAX_WORKLOAD_CERT_TTL":                                 {"48h", 48 * time.Hour, func(c *Config) any { return c.CA.MaxTTL }},
 		"CITADEL_SELF_SIGNED_CA_CERT_TTL":                       {"8760h", 8760 * time.Hour, func(c *Config) any { return c.CA.Rotation.RootTTL }},
-		"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL":          {"30m", 30 * time.Minute, func(c *Config) any { return c.istio.CheckInterval }},
+		"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL":          {"30m", 30 * time.Minute, func(c *Config) any { return c.CA.Rotation.CheckInterval }},
 		"CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE": {"35", 0.35, func(c *Config) any { return c.CA.Rotation.GraceRatio }},
-		"CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR":           {"false", true, func(c *Config) any { return c.istio.NoJitter }},
+		"CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR":           {"false", true, func(c *Config) any { return c.CA.Rotation.NoJitter }},
 		"CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE":                   {"3072", pki.RSA3072, func(c *Config) any { return c.CA.Rotation.KeyAlgorithm }},
 		"USE_CACERTS_FOR_SELF_SIGNED_CA":                        {"true", true, func(c *Config) any { return c.cacerts }},
 		"ISTIO_MULTIROOT_MESH":                                  {"true", true, func(c *Config) any { return c.pluggedIn.MultiRoot }},

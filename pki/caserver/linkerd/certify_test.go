@@ -83,6 +83,7 @@ func TestCertify(t *testing.T) {
 	assert.Equal(t, ca.Request{
 		CSR: asked[0].CSR, Profile: ca.DNSOnly, DNSNames: []string{web}, CommonName: web,
 		TTL: 24*time.Hour + 10*time.Second, Backdate: 10 * time.Second, Caller: web, Method: "kubernetes-token",
+		Pod: ca.Pod{Namespace: "emojivoto", ServiceAccount: "web"},
 	}, asked[0])
 	assert.NotContains(t, s.logs.String(), webToken)
 	assert.Contains(t, s.logs.String(), web)
