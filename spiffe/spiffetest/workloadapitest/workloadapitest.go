@@ -49,14 +49,14 @@ import (
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
-// Server is a Workload API for tests. [NewServer] and [NewInMemory] make one, which serves until the
-// test is over. Its methods are safe for concurrent use; those that mint identities call t.Fatal if
-// they cannot and belong on the test's own goroutine.
+// Server is a Workload API for tests. [NewServer] and [NewInMemory] make one, which serves until the test is over. Its
+// methods are safe for concurrent use; those that mint identities call t.Fatal if they fail and must be called from the
+// test's own goroutine.
 //
-// It serves the bundles of its CA as they change, with a key for JWT-SVIDs added to the CA's own, and
-// issues and validates JWT-SVIDs. As it watches the CA, make it before the CA is told to fail.
+// It serves the bundles of its CA as they change, with an own key for JWT-SVIDs added to the CA's bundle, and issues and
+// validates JWT-SVIDs. It watches the CA, so make it before the CA fails.
 //
-// Beside those below it has methods that it shares with a federationtest.Endpoint:
+// It also has these methods, which it shares with a federationtest.Endpoint:
 //
 //	Deny()          // withdraws the identities: requests and open streams end with PermissionDenied
 //	Hang()          // answers nothing; open streams stay open and silent, and are told at Mend
