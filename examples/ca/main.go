@@ -104,7 +104,7 @@ func main() {
 		return
 	}
 	fmt.Fprintln(os.Stderr, message(err))
-	if _, ok := errors.AsType[usageError](err); ok {
+	if _, ok := errors.AsType[usageError](err); ok || errors.Is(err, caconfig.ErrUsage) {
 		os.Exit(2)
 	}
 	os.Exit(1)

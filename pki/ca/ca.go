@@ -305,7 +305,8 @@ func (cfg Config) withDefaults() (Config, error) {
 	case cfg.DefaultTTL > cfg.MaxTTL:
 		return cfg, fmt.Errorf("ca: invalid Config: DefaultTTL %v is more than MaxTTL %v", cfg.DefaultTTL, cfg.MaxTTL)
 	case r.Propagation >= r.RootTTL/2-cfg.DefaultTTL:
-		return cfg, fmt.Errorf("ca: invalid Config: Propagation %v and DefaultTTL %v do not fit into half of RootTTL %v", r.Propagation, cfg.DefaultTTL, r.RootTTL)
+		return cfg, fmt.Errorf("ca: invalid Config: the root's lifetime %v is not more than twice "+
+			"the time in which verifiers learn of its successor (%v) and the default lifetime of a leaf (%v) together", r.RootTTL, r.Propagation, cfg.DefaultTTL)
 	case !(r.GraceRatio > 0 && r.GraceRatio <= 0.5):
 		return cfg, fmt.Errorf("ca: invalid Config: GraceRatio is %v; it is more than 0 and at most 0.5", r.GraceRatio)
 	case cfg.SyncInterval > max(1, r.Propagation/4):

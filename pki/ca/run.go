@@ -204,7 +204,7 @@ func (a *Authority) Revoke(ctx context.Context, id string) error {
 			return errNoChange
 		}
 		if _, err := d.Revoke(id, nil, now); err != nil {
-			return fmt.Errorf("%w; taint it, and revoke it when its successor signs, or see RevokeNow", err)
+			return fmt.Errorf("%w; taint it, and revoke it when its successor signs, or revoke it now although it signs", err)
 		}
 		return nil
 	})

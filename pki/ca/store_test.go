@@ -300,7 +300,7 @@ func TestDirStoreLostPointer(t *testing.T) {
 			_, err = d.Load(t.Context())
 			require.ErrorIs(t, err, ca.ErrUnfit)
 			require.NotErrorIs(t, err, ca.ErrNoRecord)
-			require.ErrorContains(t, err, "RecoverDirStore")
+			require.ErrorContains(t, err, "recover the newest version that is complete")
 			for _, version := range []string{"", before.Version, "v-0123"} {
 				_, err = d.Save(t.Context(), ca.NewRecord(version, map[string][]byte{"key": nil}))
 				require.Error(t, err, version)

@@ -156,6 +156,54 @@ func TestWithoutCreate(t *testing.T) {
 	a.Close()
 }
 
+// A start that has failed leaves no folder behind, and one that was there stays.
+func TestFailedStartLeavesNothing(t *testing.T) {
+	t.Parallel()
+	top := t.TempDir()
+	dir := filepath.Join(top, "a", "b")
+	none := func(*caconfig.Authority, caserver.Listeners) { assert.Fail(t, "it serves") }
+	err := newConfig(t, dir, "-create=false").Serve(t.Context(), nil, none)
+	require.ErrorIs(t, err, ca.ErrNoRecord)
+	require.NotErrorIs(t, err, caconfig.ErrUsage)
+	require.NoDirExists(t, filepath.Join(top, "a"))
+
+	require.NoError(t, os.MkdirAll(dir, 0o700))
+	_, err = newConfig(t, dir, "-create=false").Open(t.Context(), caconfig.OpenOptions{})
+	require.ErrorIs(t, err, ca.ErrNoRecord)
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err, "it was there before")
+	require.Empty(t, left)
+
+	audit := filepath.Join(dir, "audit.jsonl")
+	require.NoError(t, os.WriteFile(audit, nil, 0o600))
+	_, err = newConfig(t, dir, "-create=false").Open(t.Context(), caconfig.OpenOptions{})
+	require.ErrorIs(t, err, ca.ErrNoRecord)
+	require.FileExists(t, audit)
+
+	_, err = newConfig(t, "").Open(t.Context(), caconfig.OpenOptions{})
+	require.ErrorIs(t, err, caconfig.ErrUsage)
+	require.ErrorContains(t, err, "-state-dir")
+}
+
+// A folder that has lost its file CURRENT names the flag that mends it.
+func TestLostPointer(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	c := newConfig(t, dir)
+	a, err := c.Open(t.Context(), caconfig.OpenOptions{})
+	require.NoError(t, err)
+	a.Close()
+	require.NoError(t, os.Remove(filepath.Join(dir, "ca", "CURRENT")))
+	_, err = c.Open(t.Context(), caconfig.OpenOptions{})
+	require.ErrorIs(t, err, ca.ErrUnfit)
+	require.ErrorContains(t, err, "recover the newest version that is complete; -recover goes on with v-")
+	_, err = c.Recover(t.Context())
+	require.NoError(t, err)
+	a, err = c.Open(t.Context(), caconfig.OpenOptions{})
+	require.NoError(t, err)
+	a.Close()
+}
+
 // Old audit files go where the operator says so, and the current one stays. The modes of a file that others can write to
 // are complained of.
 func TestAuditLog(t *testing.T) {
