@@ -11,19 +11,19 @@ import (
 // A call of f that is under way goes on after cancel has returned.
 //
 // A new certificate of the default identity is told as "default" and under its ID, that of another
-// identity under its ID, and a credential as "default" only. A change of the X.509 authorities of the own trust domain is told as
-// "ROOTCA" and "spiffe://TRUST-DOMAIN", of another trust domain as the latter. Each first
+// identity under its ID, and a credential as "default" only. A change of the X.509 authorities of the own trust domain is told
+// as "ROOTCA" and "spiffe://TRUST-DOMAIN", of another trust domain as the latter. Each first
 // appearance is told, and so are names that come with [Manager.Add] or go with [Manager.Remove].
 //
 // The calls come one at a time, after the change, in the order of the changes, from a goroutine that
-// holds no lock and ends when all has been told. Changes of one name that were not told yet are told
-// once. The bundle goes first: a certificate that only a new bundle vouches for is published when
-// every f has returned from the call for that bundle. So f should return soon, and must not wait for
-// another name: to call GenerateSecret with the name it was told is fine, and if that waits for a first
-// certificate of a new root, the certificate comes before the bundle is told. An f that does not return
-// holds back what others are told and the certificates of a new root, nothing else, and the end of Run:
-// it returns when all has been told. Later, f is called only for what a call of GenerateSecret, Add or
-// Remove brings.
+// holds no lock and ends when all has been told. Several changes of a name that were not told yet are told
+// once. The bundle goes first: a certificate of a root that only a new bundle has is published when
+// every f has returned from the call for that bundle.
+//
+// So f should return soon, and must not wait for another name. It may call GenerateSecret with the name it was told; if that
+// waits for a first certificate of a new root, the certificate is published before the bundle is told. An f that does not
+// return delays the calls of other functions, the certificates of a new root, and the end of Run, which waits until all has
+// been told. After Run, f is called only for changes by GenerateSecret, Add and Remove.
 func (m *Manager) Subscribe(f func(resourceName string)) (cancel func()) { return m.subscribers.Add(f) }
 
 // announcement is a bundle, and a channel that is closed when all subscribers have been told of it.
@@ -69,9 +69,8 @@ func (m *Manager) isKnown(root *x509.Certificate) bool {
 	}
 }
 
-// awaitNews waits until all subscribers were told of a bundle that has root. If e has nothing to hand out and
-// its name is being told, a subscriber may be waiting for it, and what comes after that would never
-// be told.
+// awaitNews waits until all subscribers were told of a bundle that has root. It does not wait if e has nothing to hand out and
+// its name is being told: a subscriber may be waiting for e, and nothing after it would ever be told.
 func (m *Manager) awaitNews(ctx context.Context, e *entry, root *x509.Certificate) error {
 	for {
 		name, changed := m.subscribers.Now() // before the rest is looked at, so that nothing is missed

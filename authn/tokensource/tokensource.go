@@ -22,32 +22,32 @@
 //
 // # How tokens are kept
 //
-// [Static] and [File] give what is there at each call. The others keep the token. It is fetched again when half of
-// its remaining life is over, a little earlier by chance, and only because a call needs it: an idle Source does
-// nothing. The call that finds it due, and the calls after it, get the old token while the new one is on its way. There
-// is one fetch at a time, however many calls wait for it. When a fetch fails, the old token is returned until it
-// expires, and the next fetch comes after a wait of a second or less, growing to 30 seconds. While there is no valid
-// token, calls return the last failure at once until it is time to try again, which is after 5 seconds at most. A token
-// that does not say when it expires is fetched again after 5 minutes.
+// [Static] and [File] read the token at each call. The others keep it, and fetch the next one when half of its remaining life
+// is over, a little earlier at random, and only when a call needs a token: an idle Source does nothing. Calls get the old
+// token while the new one is on its way. There is one fetch at a time, which all calls share.
 //
-// A fetch is up to five attempts, each with 5 seconds for every request, and ends after 30 seconds. What is tried again
-// is a failure of the network and a status of 500 or more, except 501, 505 and 511; from Azure, 404 and 410 too, which it
-// has while it is updated. The context of a call bounds how long that call waits; the fetch goes on for the others.
+// When a fetch fails, the old token is returned until it expires, and the next fetch comes after a second or less, growing to
+// 30 seconds. Without a valid token, calls return the last failure at once until it is time to try again, after 5 seconds at
+// most. A token without an expiry is fetched again after 5 minutes.
+//
+// A fetch is up to five attempts, with 5 seconds for each request, and ends after 30 seconds. Failures of the network are
+// tried again, and a status of 500 or more, except 501, 505 and 511; from Azure also 404 and 410, which it
+// answers while it is updated. The context of a call bounds its own wait; the fetch goes on for the others.
 //
 // # What it promises
 //
 // Tokens are not printed: not by a Source in any form, and not by errors or logs, even if a server quotes a token that
 // it was sent. Answers are bounded to 64 KiB, those of an API server to 4 MiB, and tokens to 16 KiB. Redirects are not
-// followed. A token that has expired is not returned. One that was asked for with an audience is for that audience, as far as
-// it says; [File] takes any.
+// followed. A token that has expired is not returned. A token that was requested for an audience is for that audience, as far
+// as it says; [File] takes any.
 //
-// Unencrypted http is for loopback addresses. Metadata servers also have it on link-local addresses, which no router
+// Unencrypted http is for loopback addresses. Metadata servers may also use it on link-local addresses, which no router
 // forwards, and are asked without a proxy whatever the environment says.
 //
 // # What it does not do
 //
-// It verifies no signature: the server that the token is for does that. What it reads in a token is when it ends and whom it is
-// for. JWT-SVIDs come from a SPIFFE agent: see packages workloadapi and jwtsvid.
+// It verifies no signature: the server that the token is for does that. It reads only the expiry and the audiences of a token.
+// JWT-SVIDs come from a SPIFFE agent: see packages workloadapi and jwtsvid.
 package tokensource
 
 import (

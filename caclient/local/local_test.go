@@ -179,7 +179,8 @@ func TestErrors(t *testing.T) {
 		retry  bool
 	}{
 		{"too long", func() (spiffe.ID, error) { return web, nil }, newCSR(t), 91 * 24 * time.Hour, 0, caclient.ErrInvalid, ca.ErrTTL, false},
-		{"a decision for another trust domain", func() (spiffe.ID, error) { return spiffe.ParseID("spiffe://example.com/web") }, newCSR(t), 0, 0, caclient.ErrInvalid, ca.ErrIdentity, false},
+		{"a decision for another trust domain", func() (spiffe.ID, error) { return spiffe.ParseID("spiffe://example.com/web") },
+			newCSR(t), 0, 0, caclient.ErrInvalid, ca.ErrIdentity, false},
 		{"no decision", func() (spiffe.ID, error) { return spiffe.ID{}, nil }, newCSR(t), 0, 0, caclient.ErrInvalid, ca.ErrIdentity, false},
 		{"a decision for the trust domain", func() (spiffe.ID, error) { return td.ID(), nil }, newCSR(t), 0, 0, caclient.ErrInvalid, ca.ErrIdentity, false},
 		{"no request", func() (spiffe.ID, error) { return web, nil }, nil, 0, 0, caclient.ErrInvalid, nil, false},

@@ -143,7 +143,8 @@ func TestWire(t *testing.T) {
 	}, s.paths())
 	assert.JSONEq(t, `{"role":"r","jwt":"`+secret+`"}`, s.calls[0].raw)
 	for i, ttl := range []any{nil, "1s", "90s"} {
-		want := doc{"csr": string(csr.PEM()), "common_name": "cn", "alt_names": "a.test,b.test", "uri_sans": webID.String(), "ip_sans": "192.0.2.1", "format": "pem", "exclude_cn_from_sans": true}
+		want := doc{"csr": string(csr.PEM()), "common_name": "cn", "alt_names": "a.test,b.test", "uri_sans": webID.String(),
+			"ip_sans": "192.0.2.1", "format": "pem", "exclude_cn_from_sans": true}
 		if ttl != nil {
 			want["ttl"] = ttl
 		}
@@ -254,7 +255,8 @@ func TestErrors(t *testing.T) {
 		{"bad token of OpenBao", 403, vaultErrors("permission denied", "invalid token"), caclient.ErrUnauthenticated, false, "permission denied; invalid token"},
 		{"no token", 400, vaultErrors("missing client token"), caclient.ErrUnauthenticated, false, "missing client token"},
 		{"bad request", 400, vaultErrors("unknown role: web"), caclient.ErrInvalid, false, "unknown role: web"},
-		{"beyond the CA's end", 400, vaultErrors("cannot satisfy request, as TTL would result in notAfter beyond the expiration of the CA certificate"), caclient.ErrInvalid, false, "cannot satisfy"},
+		{"beyond the CA's end", 400, vaultErrors("cannot satisfy request, as TTL would result in notAfter beyond the expiration of the CA certificate"),
+			caclient.ErrInvalid, false, "cannot satisfy"},
 		{"no engine", 404, vaultErrors(`no handler for route "pki/sign/web"`), caclient.ErrInvalid, false, "no handler"},
 		{"method", 405, vaultErrors("unsupported operation"), caclient.ErrInvalid, false, "unsupported"},
 		{"not heard of yet", 412, vaultErrors("required index state not present"), caclient.ErrUnavailable, true, "required index"},

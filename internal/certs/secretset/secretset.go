@@ -41,7 +41,8 @@ func Unknown(pkg, name string) error {
 	if len(name) > most {
 		name, cut = name[:most], "…"
 	}
-	return fmt.Errorf(`%s: no secret %q%s: the names are "default", "ROOTCA", "ALL", the IDs of the workload's identities, and "spiffe://" with a trust domain that has a bundle: %w`, pkg, name, cut, fs.ErrNotExist)
+	return fmt.Errorf(`%s: no secret %q%s: the names are "default", "ROOTCA", "ALL", the IDs of the workload's identities, `+
+		`and "spiffe://" with a trust domain that has a bundle: %w`, pkg, name, cut, fs.ErrNotExist)
 }
 
 // Set is what there is at one moment. A nil Set is empty.
@@ -55,8 +56,7 @@ type Set struct {
 	Joined bool
 }
 
-// Material is what a secret is made of: one of the first three. Materials of which two secrets with equal content are made
-// are equal if sources keep what does not change.
+// Material is what a secret is made of: one of the first three. Unchanged sources yield equal Materials.
 type Material struct {
 	SVID    *spiffe.SVID
 	Bundle  *spiffe.Bundle
@@ -140,8 +140,8 @@ func (s *Set) names(all map[string]bool) {
 	}
 }
 
-// Changes returns the names of the secrets that s has and old has not, or the other way round, or that are made of
-// something else: bundles first, so that no certificate is told of before what vouches for it.
+// Changes returns the names of the secrets that appear, disappear or change from old to s: bundles first, so that a
+// certificate is told after the bundle that vouches for it.
 func (s *Set) Changes(old *Set) []string {
 	all := make(map[string]bool)
 	s.names(all)
