@@ -243,6 +243,7 @@ type Manager struct {
 	identities renew.Loop[*entry]
 	news       notifier
 	counts     counts
+	reported   int // identities in the last report
 }
 
 // Start returns a Manager that is ready, and runs until [Manager.Close]. It is [New], [Manager.Run] in a goroutine, and
