@@ -233,6 +233,7 @@ type Manager struct {
 	identities renew.Loop[*entry]
 	announced  []announcement // the newest bundle that all subscribers were told of, and newer ones; oldest first
 	counts     counts
+	reported   int // identities in the last report
 }
 
 type redacted = redact.Text // an alias, so that the embedded field is not exported
