@@ -1,111 +1,73 @@
-// Package spiffetls makes TLS configurations in which both sides prove a SPIFFE ID, and on request one of them.
+// Package spiffetls makes TLS configurations in which both sides prove a SPIFFE ID.
 //
-// A server needs an identity, the trust bundles of its peers, and a policy:
+// A server needs its own identity, the trust bundles of its clients, and a policy:
 //
 //	server := &http.Server{Addr: ":8443", Handler: handler}
 //	err := spiffetls.ConfigureServer(server, self, bundles, spiffe.AllowIDs(web), nil)
 //	…
 //	err = server.ListenAndServeTLS("", "") // no files: the identity comes from self
 //
-// In the handler, [PeerFromContext] returns the proven client. A client needs the same three:
+// A client needs the same three:
 //
 //	transport, err := spiffetls.Transport(self, bundles, spiffe.AllowIDs(db), nil)
 //	…
 //	client := &http.Client{Transport: transport}
 //
-// [RequirePeer] protects a handler with a policy of its own. A client that calls several services says with
-// [Hosts] which of them it expects where, so that one cannot answer for another.
-//
-// # Other protocols
-//
-// [NewListener] and [NewDialer] make connections whose handshake is done, and [PeerFromConn] returns the other
-// side. Programs whose own packages speak TLS, such as drivers of databases and those with STARTTLS, take a
-// configuration from [ServerConfig] or [ClientConfig]; [PeerFromState] returns the other side of such a
-// connection, and [PeerFromRequest] that of a request.
+// In a handler, [PeerFromContext] returns the proven client; [RequirePeer] protects a handler with a policy of its own.
+// A client of several services takes [Hosts] as its policy, so that no service can answer for another. For protocols other
+// than HTTP there are [NewListener] and [NewDialer], and [ServerConfig] and [ClientConfig] for packages that start TLS
+// themselves, such as database drivers.
 //
 // # What it promises
 //
-// The identity and the bundles are read from their sources at every handshake, so that a renewal or a
-// rotation needs no restart and no new configuration. An SVID is presented until the second it expires,
-// and never after: then the handshake fails on this side, with an error that says so.
+// Every handshake reads the identity and the bundles from their sources, so a renewal or a rotation needs neither a restart
+// nor a new configuration. An expired SVID is never presented: the handshake fails on this side, with an error that says so.
 //
-// Every connection is checked, resumed ones too, because the check is in tls.Config.VerifyConnection
-// (VerifyPeerCertificate does not run when a session is resumed). Only the ID decides: host names and
-// the roots of the host are not used, unless [WebRoots] asks for them.
+// Every connection is verified, resumed ones too, in tls.Config.VerifyConnection (VerifyPeerCertificate does not run for
+// resumed sessions). Only the ID decides; host names and the roots of the host do not count, except with [WebRoots].
 //
-// Nothing is allowed by default: the policy is an argument, and one that can allow no peer is an error,
-// as are missing sources. A [spiffe.LivePolicy] can change while the program runs. TLS 1.3 is the default
-// and TLS 1.2, with forward-secret AEAD cipher suites, the lowest version. The key exchange is left to
-// crypto/tls, which prefers hybrid post-quantum groups.
+// Nothing is allowed by default: the policy is an argument, and a policy that can allow no peer is an error. A
+// [spiffe.LivePolicy] can change while the program runs. The lowest TLS version is 1.3, or on request 1.2 with
+// forward-secret AEAD cipher suites; crypto/tls prefers hybrid post-quantum key exchange.
 //
-// # What a refusal looks like
+// # Refusals
 //
-// The side that refuses gets a [*HandshakeError] from its handshake, as it is or wrapped by net/http,
-// and in it a [*spiffe.VerifyError], so that
+// The side that refuses gets a [*HandshakeError], which net/http may wrap. In it is a [*spiffe.VerifyError] with the ID and
+// the broken rule. The other side gets a TLS alert and no reason: "remote error: tls: bad certificate", or internal_error
+// from a server without an identity to present. In TLS 1.3 a client finishes its handshake before the server verifies it,
+// so a refused client sees the alert, or a reset connection, at its first read.
 //
-//	e, ok := errors.AsType[*spiffe.VerifyError](err)
-//
-// finds the ID and the broken rule. The HandshakeError adds whether a clock may be wrong. The other side
-// gets no reason, only the TLS alert bad_certificate: "remote error: tls: bad certificate". A side that
-// has no identity to present fails with the error of its source, wrapped too; if that is the server, the
-// client gets the alert internal_error.
-//
-// In TLS 1.3 the client has finished its handshake before the server checks it. A refused client
-// therefore sees the alert as the error of its first read or, if it is still writing, a connection
-// that was reset.
-//
-// A server that is used by another package, such as grpc-go, would refuse clients without a word: a Logger in
-// the options gets one line for each reason and minute, with the peer's ID and address. A [FailureLog] keeps
-// the last failures and shows them to operators, and [Metrics] count them.
+// A server inside another package, such as grpc-go, would refuse clients silently. A Logger in the [Options] gets one line
+// for each reason and minute, a [FailureLog] shows the last failures to operators, and [Metrics] count them.
 //
 // # Session tickets
 //
-// A server lets clients resume, which saves sending certificates and signing. A resumed session carries
-// the certificates of the original session, and they are verified again, which costs little as the
-// verifier remembers them. A server declines a ticket whose client certificate no longer verifies, and a
-// full handshake follows, so that a client that has renewed meanwhile is accepted; a refusal would make
-// it return with the same ticket for a week. A server also declines tickets from before a renewal of its
-// own SVID, so that clients see the new one. VerifyConnection checks every session that is resumed.
+// A server lets clients resume sessions. It verifies the certificates of a session again, which is cheap, as verified
+// chains are remembered. It declines a ticket whose client certificate no longer verifies, and tickets from before a
+// renewal of its own SVID; a full handshake follows.
 //
-// A client resumes only if its ClientSessionCache is set, which these configurations leave to the
-// caller. Each identity needs a cache of its own: the server takes the client of a resumed session for
-// the client of the original one. If the server's certificate in a session no longer verifies, or is no
-// longer allowed, the handshake fails, crypto/tls drops the session, and the next handshake is a full one.
+// A client resumes only if the caller sets ClientSessionCache. Each identity needs a cache of its own, because a resumed
+// session has the client of the original one. If the server of a session no longer verifies or is no longer allowed, that
+// handshake fails, and the next one is a full handshake.
 //
-// # Where one side proves no ID
+// # One-sided proof
 //
-// Both sides prove an ID unless the program says otherwise. What takes the place of self, the bundles or the
-// default says what is given up:
+// Each of these says what is given up; the other side is verified as ever:
 //
-//	NoIdentity()                    a client without an identity, which has a token perhaps, to get its first one
-//	OptionalIdentity(self)          a client that connects without its identity if that has expired or is missing
-//	Options.AllowAnonymousClients   a server that asks clients for a certificate and serves those without one, too
-//	WebCertificate(get)             a server with a certificate for its host name, which proves no ID to its clients
-//	WebRoots(roots)                 a client that takes the host name of the server as proof
+//	NoIdentity()                    the self of a client without an identity, which has a token perhaps, to get its first one
+//	OptionalIdentity(self)          the self of a client that connects without its identity if that is missing or has expired
+//	Options.AllowAnonymousClients   a server that also serves clients without a certificate
+//	WebCertificate(get)             the self of a server with a certificate for its host name, which proves no ID
+//	WebRoots(roots)                 the bundles of a client that takes the server's host name as proof
 //
-// The other side is verified as ever. A server for browsers that knows its workloads is
-//
-//	err := spiffetls.ConfigureServer(server, spiffetls.WebCertificate(manager.GetCertificate), bundles, allow,
-//		&spiffetls.Options{AllowAnonymousClients: true})
-//
-// and a workload calls it, or any other web server that asks for its SVID, with
-//
-//	transport, err := spiffetls.Transport(self, spiffetls.WebRoots(x509.SystemCertPool), nil, nil)
-//
-// A client that was served without a certificate is never taken for a proven one: [PeerFromContext] reports false,
-// [RequirePeer] denies, and its session tickets carry no proof. A certificate that was presented and does not verify
-// is a refusal, not an anonymous client. Combinations in which no side proves an ID, or that have no effect, are
-// errors.
+// A client without a certificate is never taken for a proven one: [PeerFromContext] reports false, and [RequirePeer]
+// denies. A certificate that does not verify is refused, and does not make its client anonymous. Combinations in which no
+// side proves an ID, or that have no effect, are errors.
 //
 // # Open connections
 //
-// A peer is proven by the handshake. If its authority is removed, the policy changes or its certificate
-// expires later, the connection ends only if a [Governor] is in the options and runs.
-//
-// # What it does not do
-//
-// It does not authorize requests by their content: [RequirePeer] checks the client alone. It does not
-// retry.
+// The handshake proves a peer. If an authority is removed, the policy changes or a certificate expires later, an open
+// connection ends only if the options have a [Governor], and it runs.
 package spiffetls
 
 import (

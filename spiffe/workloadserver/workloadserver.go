@@ -1,16 +1,16 @@
-// Package workloadserver serves the SPIFFE Workload API: the local endpoint at which a workload gets its
-// identity. It is the agent's side; package workloadapi is the workload's.
+// Package workloadserver serves the SPIFFE Workload API, the local endpoint from which a workload gets its identity.
+// Package workloadapi is the client.
 //
-// [NewHandler] serves the API over any [Provider]: a *secretcache.Manager, or a *workloadapi.Source (an
-// agent's agent). A unixsocket.Server puts it on a Unix socket:
+// [NewHandler] serves the API over any [Provider], such as a *secretcache.Manager, or a *workloadapi.Source (an agent's
+// agent). A unixsocket.Server puts it on a Unix socket:
 //
 //	handler, err := workloadserver.NewHandler(manager, nil)
 //	…
 //	server := &unixsocket.Server{Path: "/run/identity/api.sock", Handler: handler}
 //	err = server.Run(ctx)
 //
-// An agent that has several workloads decides with [Options].Identities which of them gets what. An
-// [Identity] names what renews it, for instance a *secretcache.Manager for each workload:
+// An agent of several workloads decides in [Options].Identities what each caller gets. Each [Identity] names the provider
+// that renews it, such as a *secretcache.Manager for each workload:
 //
 //	opts := &workloadserver.Options{
 //		Identities: func(ctx context.Context) ([]workloadserver.Identity, error) {
@@ -26,40 +26,36 @@
 //
 // # What it promises
 //
-// A stream gets its first response at once, and others when something has changed. Each response is made
-// once, however many callers it is for. Before each push the handler asks again which identities
-// the caller may have. A caller that reads slowly gets the newest state and not the history. A request
-// without the header "workload.spiffe.io: true" is refused before anything else is looked at.
+// A stream gets its first response at once, and another one whenever something has changed; a slow reader gets the newest
+// state and not the history. Each response is made once, however many callers it is for. Before each push the handler asks
+// again which identities the caller may have. A request without the header "workload.spiffe.io: true" is refused first.
 //
-// No identity expires at a caller because the handler was not told that there is another. A stream looks
-// again when half of the life of an identity that it serves is over, and from then on after waits of at most
-// 4 % of the life that is left, and of half a minute, until the identity is another one. Every five minutes,
-// give or take a tenth, it looks in any case: for bundles, and for registrations that have changed.
+// No identity expires at a caller because the handler was not told of its successor. A stream looks again when half of the
+// life of an identity is over, and then, until there is another one, after waits of at most 4 % of the life that is left
+// and at most half a minute. Every five minutes, give or take a tenth, it looks in any case, for changed bundles and
+// registrations.
 //
-// A failure of the provider, of Identities or of an issuer ends streams with code Unavailable, so that
-// callers keep what they have and come back. One that is found without a change, because it was time to look,
-// ends none. The reason goes to the log and not to the caller.
+// If the provider, Identities or an issuer fails, streams end with code Unavailable, so that callers keep what they have
+// and come back. A failure found by a scheduled look, without a change, ends no stream. The log has the reason; the caller
+// is told which part has failed.
 //
 // # What it does not do
 //
-// It does not attest processes beyond what the kernel says of a peer. Over TCP callers are not known at all,
-// so only those with a loopback or link-local address are served, unless [Options].AnyNetwork is set. It
-// parses no certificate revocation list. The WIT profile is Incubating, and off unless
-// [Options].IssueWITSVID is set.
+// It knows of a process what the kernel says, and attests nothing else. Over TCP it does not know its callers, so it serves
+// those with a loopback or link-local address only, unless [Options].AnyNetwork is set. It does not parse certificate
+// revocation lists. The WIT profile is Incubating, and off unless [Options].IssueWITSVID is set.
 //
 // # In a server of your own
 //
-// A [Handler] can be mounted on any http.Server that speaks HTTP/2 without TLS. Set the server's
-// ConnContext to unixsocket.ConnContext, so that peers are known, and leave its ReadTimeout and WriteTimeout
-// at zero, as they would end the streams.
+// A [Handler] works on any http.Server that speaks HTTP/2 without TLS. Set the server's ConnContext to
+// unixsocket.ConnContext, so that callers are known, and leave ReadTimeout and WriteTimeout at zero: they would end streams.
 //
 // # Limits
 //
-// Requests have at most 256 KiB and 64 audiences with 8 KiB, and must arrive within 30 seconds. At most 10,000 are
-// answered at the same time ([Options].MaxStreams), of one peer at most 1,000 ([Options].MaxPeerStreams): a
-// stream counts for as long as it lasts, and calls and reflection count too. Requests that are being received take
-// at most 128 MiB together, those of one peer 16 MiB. Compressed messages are refused.
-// A hook gets 30 seconds, by its context.
+// A request has at most 256 KiB, and 64 audiences with 8 KiB, and must arrive within 30 seconds. At most 10,000 requests
+// ([Options].MaxStreams), of one peer 1,000 ([Options].MaxPeerStreams), are answered at the same time: a stream counts for
+// as long as it lasts. Requests that are still arriving take at most 128 MiB together, those of one peer 16 MiB. Compressed
+// messages are refused. A hook gets 30 seconds, by its context.
 package workloadserver
 
 import (
