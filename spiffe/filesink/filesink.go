@@ -118,7 +118,8 @@ type Config struct {
 	// one: they can replace the files.
 	AllowWritable bool
 
-	// Logger gets what was written (Info), and what has failed or needs attention (Warn). Nil means no logs.
+	// Logger gets what was written (Info), failures and what needs attention (Warn), and that the source is not ready
+	// yet (Debug). Nil means no logs.
 	Logger *slog.Logger
 }
 
@@ -442,8 +443,8 @@ func (s *Sink) note(svid *spiffe.SVID, changed bool, err error) {
 	}
 }
 
-// Ready waits until the files have the identity of the source. The error wraps [spiffe.ErrNotReady], the cause of ctx and the
-// last failure; it comes before ctx is done after [Sink.Close]. If Run was never called, it says so.
+// Ready waits until the files have the identity of the source. The error wraps [spiffe.ErrNotReady], the cause of ctx
+// and the last failure; it comes before ctx is done after [Sink.Close]. If Run was never called, it says so.
 func (s *Sink) Ready(ctx context.Context) error {
 	err := s.life.Await(ctx, s.Changed, func() bool { return s.Status().Ready })
 	if err == nil {
@@ -473,8 +474,8 @@ func (s *Sink) notReady() error {
 // Close stops the Sink for good, waits for what it has started, and returns nil. The files stay.
 func (s *Sink) Close() error { return s.life.Close() }
 
-// Changed returns a channel that is closed when the files were written, and when the Sink becomes ready: for programs
-// that tell a reader to read the files. Take it before looking at [Sink.Status], so that no change is missed.
+// Changed returns a channel that is closed when the files were written, and when the Sink becomes ready, for programs
+// that tell a reader to read them again. Take it before looking at [Sink.Status], so that no change is missed.
 func (s *Sink) Changed() <-chan struct{} { return s.news.Changed() }
 
 // Status returns the state of the Sink.

@@ -74,20 +74,20 @@ import (
 // [New] copies it.
 type Config struct {
 	// CertFile has the certificates of the identity in PEM, leaf first, and KeyFile its private key in PEM, not
-	// encrypted. KeyFile is empty, or the same, for one file with both in any order. Without a CertFile the source has
-	// bundles only, for programs that verify peers and have no identity to present.
+	// encrypted. For one file with both, in any order, KeyFile is empty or the same. Without a CertFile the source has
+	// bundles only, for programs that verify peers and present no identity.
 	CertFile, KeyFile string
 
 	// ID is the identity that the certificate must have. The zero ID means any in the trust domain of the first
-	// certificate that is taken over.
+	// accepted certificate.
 	ID spiffe.ID
 
-	// Bundles are the files with trust bundles. Several may be for one trust domain: then their authorities count
-	// together, and the bundle has no sequence number.
+	// Bundles are the files with trust bundles. If several are for one trust domain, its bundle has the authorities of
+	// all of them and no sequence number.
 	Bundles []BundleFile
 
-	// Refuse are folders whose files are not read, by whatever name: those to which this program writes what it obtains,
-	// so that it does not take its own output for a new identity.
+	// Refuse are folders whose files are not read, by whatever name: those to which this program writes, so that it
+	// does not take its own output for a new identity.
 	Refuse []string
 
 	// Logger gets each change (Info), and what was refused or needs attention (Warn). Nil means no logs.
@@ -102,8 +102,8 @@ type BundleFile struct {
 	// Format is what is in it. Zero means PEM.
 	Format Format
 
-	// TrustDomain is that of the bundle, as the file does not name it. Zero means that of the identity. It must be
-	// zero for a Map, which names them.
+	// TrustDomain is that of the bundle, as the file does not name it. Zero means that of the identity. It must be zero
+	// for a Map, which names its trust domains.
 	TrustDomain spiffe.TrustDomain
 }
 
@@ -226,9 +226,9 @@ func (s *Source) work(ctx context.Context) error {
 	return s.follower.Run(ctx)
 }
 
-// Ready waits until the source has the identity, unless it is configured without one, and what is in each file of
-// bundles. The error wraps [spiffe.ErrNotReady], the cause of ctx and why the files were refused; it comes before ctx is
-// done after [Source.Close]. If Run was never called, it says so.
+// Ready waits until the source has the identity, unless it is configured without one, and the contents of each file of
+// bundles. The error wraps [spiffe.ErrNotReady], the cause of ctx and why the files were refused; it comes before ctx
+// is done after [Source.Close]. If Run was never called, it says so.
 func (s *Source) Ready(ctx context.Context) error {
 	err := s.life.Await(ctx, s.Changed, func() bool { return s.cur.Load().ready })
 	if err == nil {
@@ -259,9 +259,9 @@ func (s *Source) notReady() error {
 // Close stops the source for good, waits for what it has started, and returns nil. What was read stays readable.
 func (s *Source) Close() error { return s.life.Close() }
 
-// SVID returns the identity that is in force, with its key. It does not block, and it does not look at the clock: while
-// nothing better is in the files the identity stays, in the end as an expired one. Before the first, and without a
-// CertFile, the error wraps [spiffe.ErrNotReady].
+// SVID returns the identity in force, with its key. It neither blocks nor checks the clock: until the files have a
+// better one the identity stays, even after it has expired. Before the first, and without a CertFile, the error wraps
+// [spiffe.ErrNotReady].
 func (s *Source) SVID() (*spiffe.SVID, error) {
 	snap, err := s.Snapshot()
 	if err != nil {

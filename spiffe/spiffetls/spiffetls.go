@@ -101,57 +101,53 @@ type Options struct {
 	// Now gives the time to verify at. Nil means time.Now. It must be safe for concurrent use.
 	Now func() time.Time
 
-	// Remember is how many verified chains are remembered, so that a repeated peer and a resumed session
-	// cost no signature check. 0 means 1,024 and less than 0 none; see [spiffe.Verifier].
+	// Remember is how many verified chains are kept, so that repeated peers and resumed sessions cost no signature
+	// check. 0 means 1,024 and less than 0 none; see [spiffe.Verifier].
 	Remember int
 
-	// Logger gets a line (Warn) for the first handshake that fails, and the first request that [RequirePeer]
-	// denies, for each of a few reasons, and then a line with the number of those that followed, at most
-	// once a minute and reason; likewise if a client withholds an [OptionalIdentity]. The attributes are
-	// reason, remote, err, count and interval, and id if the peer has proved it or unverified_id if it has
-	// only claimed it. Nil means no logs. Any other handshake that succeeds writes nothing.
+	// Logger gets a line (Warn) for failed handshakes, requests that [RequirePeer] denies, and clients that withhold an
+	// [OptionalIdentity]: for the first of each of a few reasons, and then at most once a minute with the number of
+	// those that followed. The attributes are reason, remote, err, count and interval, and id if the peer has proved it
+	// or unverified_id if it has only claimed it. Nil means no logs.
 	Logger *slog.Logger
 
-	// Failures keeps the last handshakes that failed. Nil keeps none. It may be shared by many
-	// configurations.
+	// Failures keeps the last failed handshakes; nil keeps none. Many configurations may share it.
 	Failures *FailureLog
 
-	// Metrics counts handshakes and denied requests. Nil counts none. It may be shared by many configurations.
+	// Metrics counts handshakes and denied requests; nil counts none. Many configurations may share it.
 	Metrics *Metrics
 
-	// Governor ends the connections whose proof no longer holds. It works with ConfigureServer, with
-	// Transport, and with ServerConfig for connections that come from [Governor.Listener]; others are
-	// refused, as the Governor could not end them. Nil leaves connections open. It may be shared by many
-	// configurations.
+	// Governor ends connections whose proof no longer holds; nil leaves them open. It works with ConfigureServer,
+	// NewListener, Transport and NewDialer, and with ServerConfig for connections from [Governor.Listener]; a server
+	// refuses other connections, as the Governor could not end them. Many configurations may share it.
 	Governor *Governor
 
-	// HandshakeTimeout is how long a handshake may take, in connections of [NewListener], of a [Dialer], and of
-	// [Transport] unless the caller changes its TLSHandshakeTimeout. 0 means 10 seconds.
+	// HandshakeTimeout is how long a handshake may take in [NewListener], in a [Dialer], and in [Transport] unless the
+	// caller changes its TLSHandshakeTimeout. 0 means 10 seconds.
 	HandshakeTimeout time.Duration
 
-	// MaxHandshakes is how many connections of a [NewListener] may wait for the end of their handshake, or for
-	// Accept. 0 means 1,024.
+	// MaxHandshakes is how many connections of a [NewListener] may be unfinished, or finished and not yet accepted. 0
+	// means 1,024.
 	MaxHandshakes int
 
-	// AllowAnonymousClients lets clients without a certificate connect to a server, which asks for one and does
-	// not require it. [PeerFromContext] then reports false, and [RequirePeer] denies the request; every other
-	// handler must look itself. A certificate that is presented must verify and be allowed, or the handshake
-	// fails. It is an error for a client.
+	// AllowAnonymousClients makes a server ask for a client certificate without requiring one. For a client without one
+	// [PeerFromContext] reports false and [RequirePeer] denies; every other handler must check itself. A certificate
+	// that is presented must verify and be allowed, or the handshake fails. Clients refuse this option.
 	AllowAnonymousClients bool
 }
 
-// ServerConfig returns a new configuration for a TLS server that presents the identity of self,
-// requires a certificate of every client, verifies it against peers as that of a client, and accepts
-// those that allow allows. For others see [WebCertificate] and AllowAnonymousClients in [Options].
+// ServerConfig returns a new configuration for a TLS server that presents the identity of self, requires a certificate
+// of every client, verifies it against peers in the client role, and accepts the clients that allow allows. See
+// [WebCertificate] and [Options].AllowAnonymousClients for exceptions.
 //
-// The sources are asked at every handshake and must not block. The options may be nil. The caller may
-// change the configuration before it is used, except GetCertificate (with empty Certificates), ClientAuth
-// and VerifyConnection, and GetConfigForClient if there is one; it must be used as a server, as a client crypto/tls
-// would ask for a host name in the certificate of an SVID ("doesn't contain any IP SANs"); WrapSession and UnwrapSession must both stay
-// or both go. Clones use the ticket keys of the original: call SetSessionTicketKeys on that.
+// The sources are asked at every handshake and must not block. The options may be nil. Use the configuration for
+// servers only: as a client crypto/tls would look for a host name in the certificate of an SVID ("doesn't contain any
+// IP SANs"). The caller may change it before it is used, except GetCertificate (with empty Certificates), ClientAuth,
+// VerifyConnection, and GetConfigForClient if there is one; WrapSession and UnwrapSession must both stay or both go.
+// Clones use the ticket keys of the original: call SetSessionTicketKeys on that.
 //
-// [PeerFromState] returns the client of a connection, and [PeerFromRequest] that of a request.
-// [ConfigureServer] does more for net/http, and [NewListener] for servers that have their own connections.
+// [PeerFromState] returns the client of a connection, and [PeerFromRequest] that of a request. [ConfigureServer] does
+// more for net/http, and [NewListener] for servers with their own connections.
 func ServerConfig(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) (*tls.Config, error) {
 	e, err := newEndpoint(true, self, peers, allow, opts)
 	if err != nil {
@@ -162,7 +158,8 @@ func ServerConfig(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiff
 	return c, nil
 }
 
-// followHello makes c, which has VerifyConnection of serverConfig, tell each connection of this package its client.
+// followHello makes c, with the VerifyConnection of serverConfig, store the proven client in each connection of this
+// package.
 func (e *endpoint) followHello(c *tls.Config) {
 	c.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		conn, _ := hello.Conn.(*rawConn)
@@ -186,7 +183,7 @@ func (e *endpoint) followHello(c *tls.Config) {
 				conn.governedBy(e.govern(conn, spiffe.ClientRole, p, cs))
 			}
 		})
-		// A server of net/http adds its protocols to copies of its configuration, of which c knows nothing.
+		// net/http adds its protocols to its own copy of the configuration, which c does not see.
 		if s, ok := hello.Context().Value(http.ServerContextKey).(*http.Server); ok && s.TLSConfig != nil && e.opts.NextProtos == nil {
 			for _, p := range protocols(s) {
 				if !slices.Contains(mine.NextProtos, p) {
@@ -198,20 +195,19 @@ func (e *endpoint) followHello(c *tls.Config) {
 	}
 }
 
-// ClientConfig returns a new configuration for a TLS client that presents the identity of self if
-// the server asks for one, verifies the server against peers as a server, and accepts those that
-// allow allows. The name that was dialled is sent to the server and otherwise has no meaning, except to
-// [WebRoots]. A client without an identity has [NoIdentity] or [OptionalIdentity].
+// ClientConfig returns a new configuration for a TLS client that presents the identity of self if the server asks for
+// one, verifies the server against peers in the server role, and accepts the servers that allow allows. The dialled
+// name is sent to the server and means nothing else, except to [WebRoots]. See [NoIdentity] and [OptionalIdentity] for
+// clients without an identity.
 //
-// The sources are asked at every handshake and must not block. The options may be nil. The caller may
-// change the configuration before it is used, except GetClientCertificate (with empty Certificates),
-// InsecureSkipVerify and VerifyConnection. It must be used as a client, as it has no certificate for a server to
-// present ("neither Certificates, GetCertificate, nor GetConfigForClient set in Config").
+// The sources are asked at every handshake and must not block. The options may be nil. Use the configuration for
+// clients only: it has no certificate for a server to present ("neither Certificates, GetCertificate, nor
+// GetConfigForClient set in Config"). The caller may change it before it is used, except GetClientCertificate (with
+// empty Certificates), InsecureSkipVerify and VerifyConnection.
 //
-// This is the configuration for protocols that begin TLS themselves, such as PostgreSQL, MySQL, SMTP and LDAP
-// with STARTTLS: give it to the driver or to [tls.Client], and call [PeerFromState] for the server. A
-// configuration does not know the address that is dialled, so that it refuses [Hosts]: pass the policy of that
-// one address, or use [Dialer.Handshake].
+// It is meant for protocols that start TLS themselves, such as PostgreSQL, MySQL, SMTP and LDAP with STARTTLS: give it
+// to the driver or to [tls.Client], and call [PeerFromState] for the server. It does not know the dialled address, so
+// it refuses [Hosts]: pass the policy of that one address, or use [Dialer.Handshake].
 func ClientConfig(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) (*tls.Config, error) {
 	e, err := newEndpoint(false, self, peers, allow, opts)
 	if err != nil {
@@ -339,8 +335,8 @@ func (e *endpoint) serverConfig() *tls.Config {
 	return c
 }
 
-// forHello returns a copy of base for one connection, and a func that returns the certificate that it presents.
-// That of a web server depends on hello, and so do its tickets.
+// forHello returns a copy of base for one connection, and a func that returns the certificate to present. For a web
+// server both the certificate and the tickets depend on hello.
 func (e *endpoint) forHello(base *tls.Config, hello *tls.ClientHelloInfo) (c *tls.Config, own func() (*tls.Certificate, error)) {
 	c = base.Clone()
 	c.GetConfigForClient = nil
@@ -353,8 +349,8 @@ func (e *endpoint) forHello(base *tls.Config, hello *tls.ClientHelloInfo) (c *tl
 	return c, once
 }
 
-// configFor returns base for one connection, and passes its proof to verified. If finished is not nil, it
-// reports whether a handshake that has ended has succeeded.
+// configFor returns base for one connection, and passes its proof to verified. If finished is not nil, it reports
+// whether the ended handshake has succeeded.
 func (e *endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, finished func() bool, verified func(proof, tls.ConnectionState)) *tls.Config {
 	from := remote(hello.Conn)
 	var end struct {
@@ -417,8 +413,8 @@ func (e *endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, finis
 	return c
 }
 
-// overdue reports whether ctx has a deadline that has passed. Its error does not say so for certain: crypto/tls closes the
-// connection when the deadline passes, and cancels the context of the hello when the handshake fails because of that.
+// overdue reports whether ctx has a deadline that has passed. ctx.Err does not say so reliably: crypto/tls closes the
+// connection at the deadline, and then cancels the context of the hello because the handshake has failed.
 func overdue(ctx context.Context) bool {
 	end, ok := ctx.Deadline()
 	return ok && !time.Now().Before(end)
@@ -442,12 +438,12 @@ func (e *endpoint) failed(server bool, remote string, err error) error {
 	return err
 }
 
-// notes reports whether failures are of interest to the FailureLog, the Logger or the Metrics.
+// notes reports whether there is a FailureLog, a Logger or Metrics.
 func (e *endpoint) notes() bool {
 	return e.opts.Failures != nil || e.log != nil || e.opts.Metrics != nil
 }
 
-// note records a failure of which err is the cause.
+// note records a failure with the cause err.
 func (e *endpoint) note(f Failure, err error) {
 	f.clip()
 	e.opts.Failures.add(e.now(), f)
@@ -466,11 +462,10 @@ func remote(c net.Conn) string {
 func (e *endpoint) clientConfig() *tls.Config {
 	c := e.config()
 	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return e.certificate(false, nil) }
-	// A session outlives the moment in which this client had an identity, or had none.
+	// A session may be resumed after this client has obtained, or lost, its identity.
 	c.SessionTicketsDisabled = e.optional
-	// This turns off the check of the host name and of the host's roots, which is the wrong one: an SVID
-	// carries an ID, and its trust domain has roots of its own. VerifyConnection runs in every handshake
-	// and does the right check.
+	// This turns off the check of the host name and of the host's roots, which does not fit SVIDs: they carry an ID,
+	// and their trust domain has roots of its own. VerifyConnection runs in every handshake and does the right check.
 	c.InsecureSkipVerify = true
 	c.VerifyConnection = func(cs tls.ConnectionState) error {
 		_, err := e.verify(cs, spiffe.ServerRole)
@@ -500,8 +495,8 @@ func (e *endpoint) config() *tls.Config {
 	return c
 }
 
-// certificate returns the certificate to present in this handshake. Only expiry withholds it; the rest is
-// the peer's decision. The hello matters to a web server only.
+// certificate returns the certificate to present in this handshake. Only an expired one is withheld; the rest is for
+// the peer to decide. Only a web server needs the hello.
 func (e *endpoint) certificate(server bool, hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 	if e.web != nil {
 		if hello == nil {
@@ -535,8 +530,8 @@ func (e *endpoint) certificate(server bool, hello *tls.ClientHelloInfo) (*tls.Ce
 	return nil, &HandshakeError{Server: server, Err: err}
 }
 
-// verify runs before crypto/tls has checked that the peer holds its key. The proof that it returns is
-// valid once the handshake has succeeded.
+// verify runs before crypto/tls has checked that the peer holds its key, so the proof that it returns is valid only
+// once the handshake has succeeded.
 func (e *endpoint) verify(cs tls.ConnectionState, role spiffe.Role) (proof, error) {
 	var at hostport
 	q := questionIn(cs)
@@ -557,7 +552,8 @@ func (e *endpoint) verify(cs tls.ConnectionState, role spiffe.Role) (proof, erro
 	return p, nil
 }
 
-// judge decides about the chain of a peer. A server has the name, and the address if that is known, that was dialled.
+// judge decides about the chain of a peer. For a server, name is the dialled name, and at the dialled address if that
+// is known.
 func (e *endpoint) judge(chain []*x509.Certificate, role spiffe.Role, name string, at hostport) (proof, error) {
 	switch {
 	case e.roots != nil:
@@ -575,7 +571,7 @@ func (e *endpoint) judge(chain []*x509.Certificate, role spiffe.Role, name strin
 	return proof{peer: peer, notAfter: peer.NotAfter(), addr: at}, nil
 }
 
-// now returns the time. A nil endpoint is that of a test without a connection.
+// now returns the time. The endpoint is nil in a test without a connection.
 func (e *endpoint) now() time.Time {
 	if e != nil && e.opts.Now != nil {
 		return e.opts.Now()

@@ -1,6 +1,6 @@
-// Package provenpeer carries the proven client of a request in a context without a TLS connection. Package spiffetest uses it to
-// hand a peer to handlers of package spiffetls. Programs cannot import it: outside of tests the peer of a request is that of
-// its connection.
+// Package provenpeer carries the proven client of a request in a context without a TLS connection. Package spiffetest
+// uses it to hand a peer to handlers of package spiffetls. Programs cannot import it: outside of tests the peer of a
+// request is that of its connection.
 package provenpeer
 
 import (
