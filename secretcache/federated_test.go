@@ -178,7 +178,7 @@ func TestSpinningReaders(t *testing.T) {
 	for range 2 {
 		ca.Prepare()
 		time.Sleep(100 * time.Millisecond)
-		ca.Activate()
+		ca.Rotate()
 		time.Sleep(200 * time.Millisecond)
 	}
 	over.Store(true)

@@ -31,6 +31,7 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/health"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // Program is one of the three: [Agent], [Provider] or [SIA].
@@ -448,8 +449,10 @@ func (c *requests) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.Handler.ServeHTTP(a, r)
 }
 
-// WriteMetrics writes the answers by their status.
-func (c *requests) WriteMetrics(w io.Writer) error {
+// Report implements [report.Reporter] with the answers by their status.
+func (c *requests) Report() report.Report { return report.Report{Metrics: c.writeMetrics} }
+
+func (c *requests) writeMetrics(w io.Writer) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var m metrics.Set

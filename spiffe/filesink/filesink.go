@@ -33,7 +33,7 @@
 //
 // # When something fails
 //
-// A failure changes no file. It is in the log and in [Sink.Status], and is retried at intervals that are a share of the life
+// A failure changes no file. It is in the log and in [Sink.Report], and is retried at intervals that are a share of the life
 // that the written identity has left. An expired identity is not written. The files stay while the source has no identity,
 // even if it was withdrawn. Equal files are not written again. Every minute the Sink repairs files that another program has
 // changed or removed.
@@ -66,6 +66,7 @@ import (
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // Config configures a [Sink]. Source and Dir are required; every other zero means what is said here. [New] copies it.
@@ -137,26 +138,18 @@ type Sink struct {
 	told     map[string]bool // about the folder
 
 	mu     sync.Mutex // guards status
-	status Status
+	status status
 }
 
-// Status is the state of a [Sink] at one moment, for health checks and diagnosis. It has no secrets.
-type Status struct {
-	// Ready says that the files had what the source has when they were last looked at without a failure, at least once.
-	Ready bool
-
-	// ID and NotAfter are the identity in the files, and when its certificate ends; zero before Ready.
-	ID       spiffe.ID
-	NotAfter time.Time
-
-	// Writes counts how often the files were written; LastWrite is when that was last. What was there already does not
-	// count.
-	Writes    uint64
-	LastWrite time.Time
-
-	// Checked is when the files were last found or put in order. Err says why they could not be since, or is nil.
-	Checked time.Time
-	Err     error
+// status is the state of a [Sink] at one moment.
+type status struct {
+	Ready     bool      // the files had what the source has when they were last looked at without a failure, at least once
+	ID        spiffe.ID // of the identity in the files; zero before Ready
+	NotAfter  time.Time // when its certificate ends
+	Writes    uint64    // how often the files were written; what was there already does not count
+	LastWrite time.Time // when that was last
+	Checked   time.Time // when the files were last found or put in order
+	Err       error     // why they could not be since, or nil
 }
 
 const (
@@ -281,7 +274,7 @@ func (s *Sink) wait(f renew.Failure) time.Duration {
 	s.writing.Unlock()
 	var left time.Duration
 	if life > 0 {
-		left = time.Until(s.Status().NotAfter)
+		left = time.Until(s.state().NotAfter)
 	}
 	return min(patience.Wait(f, life, left, rand.Float64()), look)
 }
@@ -381,10 +374,10 @@ func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]files
 	}
 	add := func(field, name string, file fileset.File) error {
 		if !isName(name) {
-			return fmt.Errorf("Config.%s has %q, %w", field, name, errNoName)
+			return fmt.Errorf("%s has %q, %w", field, name, errNoName)
 		}
 		if _, twice := files[name]; twice {
-			return fmt.Errorf("Config.%s has %q, which is the name of another file", field, name)
+			return fmt.Errorf("%s has %q, which is the name of another file", field, name)
 		}
 		files[name] = file
 		return nil
@@ -396,7 +389,7 @@ func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]files
 				continue
 			}
 			if name := cfg.FederatedName(td); name != "" {
-				if err := add("FederatedName", name, fileset.File{Data: b.MarshalPEM(), Mode: cfg.Mode}); err != nil {
+				if err := add("Config.FederatedName", name, fileset.File{Data: b.MarshalPEM(), Mode: cfg.Mode}); err != nil {
 					return nil, err
 				}
 			}
@@ -404,7 +397,7 @@ func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]files
 	}
 	if cfg.Tokens != nil {
 		for name, token := range cfg.Tokens() {
-			if err := add("Tokens", name, fileset.File{Data: []byte(token), Mode: cfg.KeyMode}); err != nil {
+			if err := add("Config.Tokens", name, fileset.File{Data: []byte(token), Mode: cfg.KeyMode}); err != nil {
 				return nil, err
 			}
 		}
@@ -446,7 +439,7 @@ func (s *Sink) note(svid *spiffe.SVID, changed bool, err error) {
 // Ready waits until the files have the identity of the source. The error wraps [spiffe.ErrNotReady], the cause of ctx
 // and the last failure; it comes before ctx is done after [Sink.Close]. If Run was never called, it says so.
 func (s *Sink) Ready(ctx context.Context) error {
-	err := s.life.Await(ctx, s.Changed, func() bool { return s.Status().Ready })
+	err := s.life.Await(ctx, s.Changed, func() bool { return s.state().Ready })
 	if err == nil {
 		return nil
 	}
@@ -459,7 +452,7 @@ func (s *Sink) Ready(ctx context.Context) error {
 
 // notReady is the error while the files were not written.
 func (s *Sink) notReady() error {
-	idle, cause := s.life.Idle(), s.Status().Err
+	idle, cause := s.life.Idle(), s.state().Err
 	switch {
 	case idle != nil && cause != nil:
 		cause = fmt.Errorf("%w; %w", idle, cause)
@@ -475,20 +468,29 @@ func (s *Sink) notReady() error {
 func (s *Sink) Close() error { return s.life.Close() }
 
 // Changed returns a channel that is closed when the files were written, and when the Sink becomes ready, for programs
-// that tell a reader to read them again. Take it before looking at [Sink.Status], so that no change is missed.
+// that tell a reader to read them again. Take it before looking at [Sink.Report], so that no change is missed.
 func (s *Sink) Changed() <-chan struct{} { return s.news.Changed() }
 
-// Status returns the state of the Sink.
-func (s *Sink) Status() Status {
+// Report implements [report.Reporter] with the identity that the files have, and the files as the upstream. The metrics have
+// names that begin with svidkit_filesink.
+func (s *Sink) Report() report.Report {
+	st := s.state()
+	r := report.Report{Upstreams: []report.Upstream{{Name: "files that it writes", LastSuccess: st.Checked, Err: st.Err}}}
+	if !st.ID.IsZero() {
+		r.Identities = []report.Identity{{Name: st.ID.String(), NotAfter: st.NotAfter, LastSuccess: st.LastWrite}}
+	}
+	r.Metrics = func(w io.Writer) error { return st.metrics().Write(w) }
+	return r
+}
+
+func (s *Sink) state() status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.status
 }
 
-// WriteMetrics writes the state in the text format of Prometheus. The error is that of w.
-func (s *Sink) WriteMetrics(w io.Writer) error {
-	st := s.Status()
-	var m metrics.Set
+func (st *status) metrics() *metrics.Set {
+	m := new(metrics.Set)
 	gauge := func(name, help string, value float64, ok bool) {
 		m.Gauge("svidkit_filesink_"+name, help, func() (float64, bool) { return value, ok })
 	}
@@ -501,5 +503,5 @@ func (s *Sink) WriteMetrics(w io.Writer) error {
 	at("write", "When the files were last written", st.LastWrite)
 	at("checked", "When the files were last found or put in order", st.Checked)
 	at("svid_end", "When the certificate in the files expires", st.NotAfter)
-	return m.Write(w)
+	return m
 }

@@ -213,7 +213,7 @@ func TestRotation(t *testing.T) {
 				}
 				src.Renew()
 				if n%10 == 9 {
-					require.Eventually(t, func() bool { return leaf(t, reader).Equal(leaf(t, src)) && reader.Status().Err == nil }, patience, time.Millisecond)
+					require.Eventually(t, func() bool { return leaf(t, reader).Equal(leaf(t, src)) && reader.Report().Upstreams[0].Err == nil }, patience, time.Millisecond)
 					require.Equal(t, leaf(t, src), leaf(t, read(t, dir)))
 					continue
 				}
@@ -569,7 +569,7 @@ func TestLife(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, changed)
 	var text strings.Builder
-	require.NoError(t, s.WriteMetrics(&text))
+	require.NoError(t, s.Report().Metrics(&text))
 	require.Contains(t, text.String(), "svidkit_filesink_in_order 1\n")
 	require.Contains(t, text.String(), "svidkit_filesink_writes_total 1\n")
 	require.NoError(t, s.Close())

@@ -27,7 +27,7 @@
 // Kubernetes swaps.
 //
 // A bad file replaces nothing. The identity is one part, and so is each file of bundles: if a part is missing, does not
-// parse or may not be used, its last good state stays, and the other parts go on. The log and [Source.Status] say why. The
+// parse or may not be used, its last good state stays, and the other parts go on. The log and [Source.Report] say why. The
 // part recovers by itself.
 //
 // A new certificate replaces the old one if the key belongs to it; it is an X.509-SVID by the rules of [spiffe.NewSVID]; it
@@ -36,7 +36,7 @@
 // domain, the path is not checked, and Config.ID is required if there are other bundles.
 //
 // A new bundle replaces the old one at once, even if it does not vouch for the identity in force, because what was removed
-// from it may have been revoked; Status says so. A bundle document with a lower sequence number than the one in force is
+// from it may have been revoked; the Report says so. A bundle document with a lower sequence number than the one in force is
 // refused until the program restarts (FED-11).
 //
 // # Whose files
@@ -67,7 +67,9 @@ import (
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/sourcereport"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // Config configures a [Source]. CertFile, Bundles or both are required; every other zero means what is said here.
@@ -306,62 +308,67 @@ func (s *Source) Bundles() *spiffe.BundleSet { return s.cur.Load().bundles }
 //	}
 func (s *Source) Changed() <-chan struct{} { return s.news.Changed() }
 
-// Status is the state of a [Source] at one moment, for health checks and diagnosis. It has no secrets.
-type Status struct {
-	// Ready is what [Source.Ready] waits for.
-	Ready bool
-
-	// ID and NotAfter are the identity in force, and when its certificate ends; zero if there is none.
-	ID       spiffe.ID
-	NotAfter time.Time
-
-	// TrustDomains is how many trust domains there is a bundle for.
-	TrustDomains int
-
-	// Updates counts how often something of the files was taken over; LastUpdate is when that was last.
-	Updates    uint64
-	LastUpdate time.Time
-
-	// Checked is when all files were last found in order. Err says why a part of them was refused since then, or is
-	// nil.
-	Checked time.Time
-	Err     error
-
-	// Notes are about what is in force and needs attention: entries of bundles that were skipped, and an identity that
-	// peers will refuse.
-	Notes []error
+// Report implements [report.Reporter] with the identity, the trust bundles, and the files as the upstream. The problems are
+// about what is in force: entries of bundles that were skipped, and an identity that peers will refuse. The metrics have
+// names that begin with svidkit_filesource.
+func (s *Source) Report() report.Report {
+	st := s.status()
+	var identity spiffe.SVIDSource
+	if s.cfg.CertFile != "" {
+		identity = s
+	}
+	var bundles spiffe.BundleSource
+	if len(s.cfg.Bundles) > 0 {
+		bundles = s
+	}
+	r := sourcereport.Of(identity, bundles, "files")
+	if identity == nil && !st.Ready {
+		r.NotReady = s.notReady()
+	}
+	r.Upstreams = []report.Upstream{{Name: "files", LastSuccess: st.Checked, Err: st.Err}}
+	r.Problems = st.Notes
+	r.Metrics = func(w io.Writer) error { return st.metrics().Write(w) }
+	return r
 }
 
-// Status returns the state of the source.
-func (s *Source) Status() Status {
+// status is the state of a [Source] at one moment.
+type status struct {
+	Ready        bool
+	NotAfter     time.Time // of the identity in force; zero if there is none
+	TrustDomains int       // for which there is a bundle
+	Updates      uint64    // how often something of the files was taken over
+	LastUpdate   time.Time // when that was last
+	Checked      time.Time // when all files were last found in order
+	Err          error     // why a part of them was refused since then, or nil
+	Notes        []error
+}
+
+func (s *Source) status() status {
 	st := s.cur.Load()
-	out := Status{Ready: st.ready, TrustDomains: st.bundles.Len(), Updates: st.updates, LastUpdate: st.at, Notes: slices.Clone(st.notes)}
+	out := status{Ready: st.ready, TrustDomains: st.bundles.Len(), Updates: st.updates, LastUpdate: st.at, Notes: slices.Clone(st.notes)}
 	out.Checked, out.Err = s.follower.Status()
 	if st.snap != nil {
 		svid, _ := st.snap.SVID() // of a snapshot: never an error
-		out.ID, out.NotAfter = svid.ID(), svid.NotAfter()
+		out.NotAfter = svid.NotAfter()
 	}
 	return out
 }
 
-// WriteMetrics writes the state in the text format of Prometheus. The error is that of w.
-func (s *Source) WriteMetrics(w io.Writer) error {
-	st := s.Status()
-	var m metrics.Set
+func (st *status) metrics() *metrics.Set {
+	m := new(metrics.Set)
 	gauge := func(name, help string, value float64, ok bool) {
 		m.Gauge("svidkit_filesource_"+name, help, func() (float64, bool) { return value, ok })
 	}
 	at := func(name, help string, t time.Time) {
-		gauge(name+"_timestamp_seconds", help+", in seconds since 1970.", float64(t.UnixMilli())/1000, !t.IsZero())
+		gauge(name+"_timestamp_seconds", help+", in seconds since 1970.", metrics.Seconds(t), !t.IsZero())
 	}
-	truth := map[bool]float64{true: 1}
-	gauge("ready", "Whether there is all that the source is configured for.", truth[st.Ready], true)
-	gauge("in_order", "Whether all files were in order when they were read last.", truth[st.Err == nil], true)
+	gauge("ready", "Whether there is all that the source is configured for.", metrics.Bool(st.Ready), true)
+	gauge("in_order", "Whether all files were in order when they were read last.", metrics.Bool(st.Err == nil), true)
 	at("checked", "When all files were last found in order", st.Checked)
 	at("update", "When something was last taken over from the files", st.LastUpdate)
 	at("svid_end", "When the certificate of the identity expires", st.NotAfter)
 	gauge("trust_domains", "The number of trust domains with a bundle.", float64(st.TrustDomains), true)
-	return m.Write(w)
+	return m
 }
 
 // open opens a file that no other user has made or can change, or, if it has the private key, can read.

@@ -125,8 +125,11 @@ func TestLayouts(t *testing.T) {
 			require.NoError(t, err)
 			assert.Same(t, s.Bundles(), snap.Bundles())
 			assert.Equal(t, number(svid), serial(t, s))
-			assert.Equal(t, svid.ID(), st.ID)
-			assert.Len(t, st.ID.String(), len("spiffe://example.org/web"))
+			r := s.Report()
+			require.NoError(t, r.NotReady)
+			require.Len(t, r.Identities, 1)
+			assert.Equal(t, svid.ID().String(), r.Identities[0].Name)
+			assert.Equal(t, svid.NotAfter(), r.Identities[0].NotAfter)
 		})
 	}
 }
@@ -330,7 +333,7 @@ func TestOldBeforeNew(t *testing.T) {
 	}
 }
 
-func putBroken(t *testing.T, dir string, ca *spiffetest.CA, fault spiffetest.Fault) {
+func putBroken(t *testing.T, dir string, ca *spiffetest.CA, fault string) {
 	t.Helper()
 	chain, key := ca.Broken(fault)
 	put(t, dir, chain, key)
@@ -643,7 +646,7 @@ func TestUpdatesAndMetrics(t *testing.T) {
 	}
 	assert.Equal(t, []string{number(first), number(second)}, seen)
 	var b bytes.Buffer
-	require.NoError(t, s.WriteMetrics(&b))
+	require.NoError(t, s.Report().Metrics(&b))
 	for _, line := range []string{
 		"svidkit_filesource_ready 1\n", "svidkit_filesource_in_order 1\n", "svidkit_filesource_trust_domains 1\n",
 		"# TYPE svidkit_filesource_svid_end_timestamp_seconds gauge\n",

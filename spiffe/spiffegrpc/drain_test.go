@@ -30,7 +30,7 @@ type governed struct{ open, draining, ended uint64 }
 func counts(t testing.TB, g *spiffetls.Governor) (c governed) {
 	t.Helper()
 	var text bytes.Buffer
-	require.NoError(t, g.WriteMetrics(&text))
+	require.NoError(t, g.Report().Metrics(&text))
 	for line := range strings.Lines(text.String()) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), "} ")
 		n, _ := strconv.ParseUint(value, 10, 64)
@@ -163,7 +163,7 @@ func TestRotation(t *testing.T) {
 			const rotations = 2
 			for n := range uint64(rotations) {
 				all(ca.Prepare)
-				all(ca.Activate)
+				all(ca.Rotate)
 				all(func() {}) // leaves alone
 				all(ca.DropOldRoots)
 				for _, g := range governors {

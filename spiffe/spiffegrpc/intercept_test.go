@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -153,7 +154,8 @@ func TestInterceptorDenies(t *testing.T) {
 	require.NoError(t, err)
 	_, err = guard(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: unaryCall[1:]}, never)
 	assert.Equal(t, codes.PermissionDenied, status.Code(err))
-	proof := spiffetest.NewCA(t, "example.org").Peer("/web")
+	proof, err := spiffetls.PeerFromRequest(spiffetest.NewCA(t, "example.org").RequestFrom("/web", httptest.NewRequest("GET", "/", nil)))
+	require.NoError(t, err)
 	for _, ctx := range []context.Context{
 		t.Context(),
 		peer.NewContext(t.Context(), &peer.Peer{}),

@@ -141,7 +141,7 @@ func TestLoggerReasons(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	empty, err := spiffe.NewBundle(ca.TrustDomain(), spiffe.BundleContents{})
 	require.NoError(t, err)
-	broken := func(f spiffetest.Fault) []*x509.Certificate {
+	broken := func(f string) []*x509.Certificate {
 		chain, _ := ca.Broken(f)
 		return chain
 	}

@@ -22,14 +22,15 @@ import (
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
 // written returns what a part writes, read strictly.
-func written(t testing.TB, part interface{ WriteMetrics(io.Writer) error }) *metricstest.Text {
+func written(t testing.TB, part report.Reporter) *metricstest.Text {
 	t.Helper()
-	text, err := metricstest.Of(part)
+	text, err := metricstest.Of(part.Report().Metrics)
 	require.NoError(t, err)
 	return text
 }

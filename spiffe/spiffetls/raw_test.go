@@ -270,7 +270,7 @@ func TestRefusedClientIsNoErrorOfAccept(t *testing.T) {
 	inner := memconn.Listen()
 	l := listenerOf(t, ca, inner, &spiffetls.Options{Failures: &failures})
 	echoes(t, l)
-	for _, f := range []spiffetest.Fault{"Expired", "ForeignCA", "ServerOnly"} {
+	for _, f := range []string{"Expired", "ForeignCA", "ServerOnly"} {
 		below, err := inner.Dial(t.Context())
 		require.NoError(t, err)
 		conn := tls.Client(below, spiffetest.TLSConfig(ca.Broken(f)))

@@ -359,7 +359,7 @@ func TestPickSecrets(t *testing.T) {
 		assert.ElementsMatch(t, []string{"default", "ROOTCA"}, own.take())
 		gone(t, internal, "default")
 		var text bytes.Buffer
-		require.NoError(t, internal.WriteMetrics(&text))
+		require.NoError(t, internal.Report().Metrics(&text))
 		assert.Contains(t, text.String(), "svidkit_workloadapi_ready 0\n")
 
 		require.NoError(t, internal.Close())

@@ -13,6 +13,7 @@ import (
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
@@ -178,7 +179,7 @@ func (h *Handler) refused(ctx context.Context, r *http.Request, e *refusal) {
 
 // warn logs, at a bounded rate, an event that callers can cause.
 func (h *Handler) warn(ctx context.Context, r *http.Request, message, reason string, more ...slog.Attr) {
-	attrs := []slog.Attr{slog.String("method", workloadwire.Clip(strings.TrimPrefix(r.URL.Path, workloadwire.Service), 64))}
+	attrs := []slog.Attr{slog.String("method", redact.Clip(strings.TrimPrefix(r.URL.Path, workloadwire.Service), 64))}
 	if p, ok := unixsocket.PeerFromContext(ctx); ok {
 		attrs = append(attrs, slog.Int64("uid", int64(p.UID)), slog.Int64("pid", int64(p.PID)))
 	} else if r.RemoteAddr != "" {
@@ -208,5 +209,5 @@ func plain(text string) string {
 	if !utf8.ValidString(text) {
 		return "the reason is not a text"
 	}
-	return workloadwire.Clip(text, maxText)
+	return redact.Clip(text, maxText)
 }
