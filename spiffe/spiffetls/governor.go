@@ -56,9 +56,9 @@ import (
 // Grace.
 //
 // The use of a connection from [Governor.Listener], or of one that a handler has hijacked, is unknown: it is cut after
-// Grace. A program that knows the protocol can end such a connection itself: if what it passes to [Dialer.Handshake], or what the inner
-// listener of [Governor.Listener] returns, has a method Drain(), that is called once when draining begins, and must not
-// block. Package spiffegrpc does so.
+// Grace. A program that knows the protocol can end such a connection itself: if what it passes to [Dialer.Handshake],
+// or what the inner listener of [Governor.Listener] returns, has a method Drain(), that is called once when draining
+// begins, and must not block. Package spiffegrpc does so.
 //
 // A connection is cut without a TLS close_notify, as sending one can block. HTTP detects a truncated message by itself.
 //

@@ -289,7 +289,8 @@ func (m *Metrics) Report() report.Report { return report.Report{Metrics: m.write
 
 func (m *Metrics) write(w io.Writer) error {
 	var s metrics.Set
-	s.Totals("svidkit_tls_handshakes_total", "The number of TLS handshakes that have ended, by the side of this program, the outcome, and the reason of a failure.", func(add metrics.Add) {
+	const handshakes = "The number of TLS handshakes that have ended, by the side of this program, the outcome, and the reason of a failure."
+	s.Totals("svidkit_tls_handshakes_total", handshakes, func(add metrics.Add) {
 		for i, side := range []string{"client", "server"} {
 			add(float64(m.succeeded[i][0].Load()), "side", side, "outcome", "full")
 			add(float64(m.succeeded[i][1].Load()), "side", side, "outcome", "resumed")

@@ -186,11 +186,13 @@ func (e *endpoint) oneSided(server bool, peers spiffe.BundleSource, allow spiffe
 		return errors.New("with NoIdentity and WebRoots neither side proves a SPIFFE ID: use crypto/tls")
 	case e.roots != nil:
 	case peers == nil && server:
-		return errors.New("no bundle source to verify clients with, such as a Workload API source or a *spiffe.Bundle; AllowAnonymousClients does not replace it, as a certificate that is presented must verify")
+		return errors.New("no bundle source to verify clients with, such as a Workload API source or a *spiffe.Bundle; " +
+			"AllowAnonymousClients does not replace it, as a certificate that is presented must verify")
 	case peers == nil:
 		return errors.New("no bundle source to verify servers with, such as a Workload API source or a *spiffe.Bundle; a server that is verified by its host name needs WebRoots")
 	case allow == nil && server:
-		return errors.New("no policy that says which clients are allowed, such as spiffe.AllowIDs; AllowAnonymousClients does not replace it, as a certificate that is presented must be allowed")
+		return errors.New("no policy that says which clients are allowed, such as spiffe.AllowIDs; " +
+			"AllowAnonymousClients does not replace it, as a certificate that is presented must be allowed")
 	case allow == nil:
 		return errors.New("no policy that says which servers are allowed, such as spiffe.AllowIDs or, by address, Hosts")
 	}

@@ -423,9 +423,10 @@ func overdue(ctx context.Context) bool {
 var (
 	errUngoverned = errors.New("the connection was not accepted by the Governor's Listener, so the Governor cannot end it")
 	errSlow       = errors.New("the handshake was cut at HandshakeTimeout, before the client was verified")
-	errNotJudged  = errors.New("the handshake ended before the client was verified: no common TLS version, or the client refused this server, presented no certificate, or closed the connection")
-	errUnproven   = errors.New("the handshake failed although the client's certificate was good: the client does not hold its key, or closed the connection")
-	errAnonymous  = errors.New("the handshake failed although the client needs no certificate and presented none: the client closed the connection")
+	errNotJudged  = errors.New("the handshake ended before the client was verified: no common TLS version, or the client refused this server, " +
+		"presented no certificate, or closed the connection")
+	errUnproven  = errors.New("the handshake failed although the client's certificate was good: the client does not hold its key, or closed the connection")
+	errAnonymous = errors.New("the handshake failed although the client needs no certificate and presented none: the client closed the connection")
 )
 
 // failed notes err, if it is not nil, and returns it.

@@ -434,7 +434,8 @@ func (s *Source) publish() bool {
 	s.cur.Store(st)
 	was := s.isReady
 	s.isReady = s.ready(st.snap)
-	if s.isReady == was && st.denied == old.denied && st.snap == old.snap && st.bundles == old.bundles && sameIdentities(st.update, old.update) && slices.EqualFunc(st.crls(), old.crls(), slices.Equal) {
+	if s.isReady == was && st.denied == old.denied && st.snap == old.snap && st.bundles == old.bundles &&
+		sameIdentities(st.update, old.update) && slices.EqualFunc(st.crls(), old.crls(), slices.Equal) {
 		return false // sent again after a reconnect
 	}
 	s.news.Notify()
