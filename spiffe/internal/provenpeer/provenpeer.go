@@ -1,6 +1,6 @@
-// Package peercontext carries the proven client of a request in a context that no TLS connection belongs to. It is
-// how package spiffetest hands a peer to the handlers of package spiffetls. A program cannot import it, so that the
-// peer of a request is that of its connection, or that of a test.
+// Package provenpeer carries the proven client of a request in a context without a TLS connection. Package spiffetest
+// uses it to hand a peer to handlers of package spiffetls. Programs cannot import it: outside of tests the peer of a
+// request is that of its connection.
 package provenpeer
 
 import (
