@@ -29,10 +29,10 @@ var errUnreadable = errors.New("crypto/x509 cannot read a trust domain name with
 // would stop working early.
 var errOutlivesIssuer = errors.New("the certificate would outlive its issuer")
 
-// ProfileError says why a certificate was not signed, or is not fit to sign with.
+// ProfileError says why a certificate was not signed, or cannot be signed with.
 type ProfileError struct {
 	What   string // "leaf", "CA certificate" or "issuer"
-	Rule   string // the broken rule of spiffe/CONFORMANCE.md, such as "X5-6"; empty for rules that are not of the standard
+	Rule   string // the broken rule of spiffe/CONFORMANCE.md, such as "X5-6"; empty for a rule of our own
 	Reason string // the rule in words
 	Err    error  // such as ErrWeakKey or ErrKeyMismatch, or nil
 }
@@ -57,9 +57,9 @@ const (
 	whatIssuer = "issuer"
 )
 
-// CertificateOptions is everything that goes into a certificate. Of a [CSR], only the public key belongs in it.
+// CertificateOptions are the contents of a certificate. Only the public key may come from a [CSR].
 //
-// What it does not name is fixed. The key usage is digital signature, for an RSA key also key encipherment, and for a CA
+// Everything else is fixed. The key usage is digital signature, for an RSA key also key encipherment, and for a CA
 // certificate and CRL signing; it and the basic constraints are critical. A CA has a key identifier, and what it signs
 // names that.
 //

@@ -15,12 +15,10 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Credential is a certificate with its private key that is not an X.509-SVID, or need not be one: a workload of Linkerd, which
-// has a DNS name, a service of Athenz, a web server. It proves what its issuer and its names are worth to a peer; a function
-// that needs a SPIFFE ID takes a [*spiffe.SVID], which a Credential never becomes. It never changes and is safe for
-// concurrent use.
-//
-// No printer shows the key. [Credential.MarshalPEM] returns it.
+// Credential is a certificate with its private key that need not be an X.509-SVID: that of a workload of Linkerd, which has
+// a DNS name, of a service of Athenz, or of a web server. A function that needs a SPIFFE ID takes a [*spiffe.SVID], which a
+// Credential never becomes. It never changes and is safe for concurrent use. It does not print its key;
+// [Credential.MarshalPEM] returns it.
 type Credential struct {
 	redacted
 	chain []*x509.Certificate
@@ -28,9 +26,9 @@ type Credential struct {
 }
 
 // NewCredential returns the Credential of a chain, leaf first, and the leaf's private key, which may live in hardware. The
-// leaf must not be a CA, and the key must belong to it, else the error wraps [ErrKeyMismatch]. More than 16 certificates or 64 KiB of them give an
-// error that wraps [spiffe.ErrTooLarge]. The slice is copied; the certificates and the key are shared. Neither names nor
-// signatures nor validity are checked: see [Expectation].
+// leaf must not be a CA, and the key must belong to it, else the error wraps [ErrKeyMismatch]. More than 16 certificates,
+// or 64 KiB of them, give an error that wraps [spiffe.ErrTooLarge]. The slice is copied; the certificates and the key are
+// shared. Names, signatures and validity are not checked: see [Expectation].
 func NewCredential(chain []*x509.Certificate, key crypto.Signer) (*Credential, error) {
 	if err := certchain.CheckSize(chain); err != nil {
 		return nil, fmt.Errorf("pki: credential: %w", err)
@@ -78,8 +76,8 @@ func (c *Credential) Chain() []*x509.Certificate { return slices.Clone(c.chain) 
 // NotAfter returns the end of the leaf's validity.
 func (c *Credential) NotAfter() time.Time { return c.chain[0].NotAfter }
 
-// TLSCertificate returns the Credential as crypto/tls wants it. It is built once, is shared and must not be changed. Unlike
-// the Credential it may show the key when it is printed.
+// TLSCertificate returns the Credential for crypto/tls. It is built once, is shared and must not be changed. Unlike the
+// Credential it may show the key when it is printed.
 func (c *Credential) TLSCertificate() *tls.Certificate { return c.tls() }
 
 // MarshalPEM returns the Credential in the form that [ParseCredentialPEM] reads, the private key in the clear as PKCS#8. A
@@ -101,9 +99,9 @@ func leafNames(c *x509.Certificate) string {
 	return fmt.Sprintf("%.300v", sans)
 }
 
-// Expectation is what a certificate from a CA has to be for, so that no other one takes its place: a SPIFFE ID
-// ([ExpectID]), a DNS name ([ExpectDNSName]), or another form ([ExpectLeaf]). The zero Expectation expects nothing, and is met by
-// nothing. It never changes and is safe for concurrent use.
+// Expectation describes the certificate that a CA has to return, so that no other one takes its place: one for a SPIFFE ID
+// ([ExpectID]), for a DNS name ([ExpectDNSName]), or of another form ([ExpectLeaf]). No certificate meets the zero
+// Expectation. It never changes and is safe for concurrent use.
 type Expectation struct {
 	td    spiffe.TrustDomain
 	id    spiffe.ID
@@ -121,8 +119,8 @@ func ExpectID(id spiffe.ID) Expectation {
 	return e
 }
 
-// ExpectDNSName expects a certificate that has name as its one alternative name, byte for byte, as those of
-// Linkerd's workloads have. The roots are those of td.
+// ExpectDNSName expects a certificate whose one alternative name is name, byte for byte, as for Linkerd's workloads. The
+// roots are those of td.
 func ExpectDNSName(td spiffe.TrustDomain, name string) Expectation {
 	if name == "" {
 		return Expectation{}
@@ -140,9 +138,10 @@ func ExpectDNSName(td spiffe.TrustDomain, name string) Expectation {
 	}}
 }
 
-// ExpectLeaf expects a certificate of another form: check returns an error for a leaf that does not have it. It must look at all
-// names that a peer may take for the identity; it must not keep the certificate, and must be safe for concurrent use. The
-// form is how messages call it, names are what a signing request for such a certificate has, and the roots are those of td.
+// ExpectLeaf expects a certificate of another form: check returns an error for a leaf without it. It must look at all
+// names that a peer may take for the identity, must not keep the certificate, and must be safe for concurrent use. The
+// form is its name in messages, names are those of a signing request for such a certificate, and the roots are those of
+// td.
 func ExpectLeaf(td spiffe.TrustDomain, form string, names []SAN, check func(leaf *x509.Certificate) error) Expectation {
 	if check == nil {
 		return Expectation{}
@@ -159,16 +158,15 @@ func (e Expectation) ID() spiffe.ID { return e.id }
 // TrustDomain returns the trust domain whose roots count.
 func (e Expectation) TrustDomain() spiffe.TrustDomain { return e.td }
 
-// Names returns what a signing request for such a certificate asks for, in a new slice.
+// Names returns the names of a signing request for such a certificate, in a new slice.
 func (e Expectation) Names() []SAN { return slices.Clone(e.names) }
 
-// String returns what is expected, for messages.
+// String describes the expected certificate, for messages.
 func (e Expectation) String() string { return e.text }
 
-// Verify tests that chain, leaf first, is what e expects: the leaf has the form, is not a CA and may sign in a handshake, and has
-// a path over the others, in any order, to a root in the bundle of e's trust domain, on which every certificate
-// is valid at now and permits the role. It returns the path that lasts longest, the root last. The certificates are
-// shared.
+// Verify tests that chain, leaf first, meets e: the leaf has the form, is not a CA, may sign in a handshake, and has a path
+// over the other certificates, in any order, to a root in the bundle of e's trust domain. On the path every certificate is
+// valid at now and permits the role. It returns the path that is valid longest, root last. The certificates are shared.
 //
 // The error is a [*spiffe.VerifyError], whose stages mean the same for every form; its ID is zero unless one was expected.
 func (e Expectation) Verify(chain []*x509.Certificate, bundles spiffe.BundleSource, role spiffe.Role, now time.Time) ([]*x509.Certificate, error) {

@@ -37,8 +37,8 @@ var errCSR = errors.New("invalid certificate signing request")
 // CSR is a certificate signing request (PKCS#10) whose signature was verified and whose key is
 // acceptable. Only [NewCSR], [ParseCSR] and [ParseCSRPEM] make one. It never changes.
 //
-// A CSR proves that its sender holds the private key of [CSR.PublicKey], and nothing else. The names
-// in it are a wish: the identity of the sender must come from how it authenticated.
+// A CSR proves that its sender holds the private key of [CSR.PublicKey], and nothing else. The names in it are a wish: the
+// identity of the sender must come from its authentication.
 type CSR struct {
 	der        []byte
 	key        crypto.PublicKey
@@ -47,7 +47,7 @@ type CSR struct {
 	more       string // the first thing that is asked for beside names; empty for none
 }
 
-// CSROptions is what a request asks for. Every field may be empty.
+// CSROptions are the contents of a request. Every field may be empty.
 type CSROptions struct {
 	// Organization is the organization in the subject, at most 64 bytes, which some CAs want to see.
 	Organization string
@@ -57,8 +57,8 @@ type CSROptions struct {
 	// critical.
 	CommonName string
 
-	// SANs are the names to ask for: DNS, URI and IP. NewCSR refuses what no certificate should have: an empty name, a DNS name that is none, a URI without a
-	// scheme, a SPIFFE ID that [spiffe.ParseID] refuses, an IPv4 address in 16 bytes.
+	// SANs are the names to ask for: DNS, URI and IP. NewCSR refuses names that no certificate should have: an empty name, an
+	// invalid DNS name, a URI without a scheme, a SPIFFE ID that [spiffe.ParseID] refuses, an IPv4 address in 16 bytes.
 	SANs []SAN
 }
 
@@ -129,7 +129,7 @@ func ParseCSRPEM(data []byte) (*CSR, error) {
 // checks come first: size (64 KiB), form, key ([CheckPublicKey]), and only then the signature. It
 // copies der.
 //
-// It is strict about what it reads: no trailing bytes at any level, version 1, at most one request for
+// It reads strictly: no trailing bytes at any level, version 1, at most one request for
 // extensions with no extension twice, at most one common name of at most 253 bytes (proxies put whole
 // DNS names there), alternative names by the rules of [ParseSANs], a signature with SHA-256 or better. The
 // rest of the subject and other attributes are skipped, as is every extension but the alternative
@@ -192,8 +192,8 @@ func (c *CSR) PEM() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: c.der})
 }
 
-// SANs returns a copy of the names that were asked for. Nothing vouches for them: a CA may compare them
-// with what it knows of the caller, to refuse a confused one early, and must never sign them.
+// SANs returns a copy of the names in the request. Nothing vouches for them: a CA may compare them with the names of the
+// caller, to refuse a confused one early, and must never sign them.
 func (c *CSR) SANs() []SAN { return slices.Clone(c.sans) }
 
 // ID returns the SPIFFE ID that the request asks for. A request with no URI name, with a second one, or
@@ -219,8 +219,8 @@ func (c *CSR) ID() (spiffe.ID, error) {
 // [CSR.SANs]), and it may be longer than the 64 bytes that a certificate can have.
 func (c *CSR) CommonName() string { return c.commonName }
 
-// OnlyNames reports whether the request asks for nothing but alternative names and a common name, for
-// those that hand it to a signer that may grant all of it. The error names another
+// OnlyNames reports whether the request asks for nothing but alternative names and a common name. It is for programs that
+// pass the request on to a signer that may grant all of it. The error names another
 // attribute of the subject (an empty organization excepted, which some clients always send), another
 // extension or another attribute of the request, such as a challenge password.
 func (c *CSR) OnlyNames() error {

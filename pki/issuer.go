@@ -18,7 +18,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Issuer is a CA certificate with its key, and what links it to a root. It never changes and cannot
+// Issuer is a CA certificate with its key, and the certificates that link it to a root. It never changes and does not
 // print its key. It is safe for concurrent use if the key is, as the keys of [NewKey] are.
 type Issuer struct {
 	redacted
@@ -27,9 +27,8 @@ type Issuer struct {
 	key   func() signer
 }
 
-// signer signs with a key that may be anywhere, and stands by the public key of the certificate that
-// it signs for: crypto/x509 verifies each signature with what Public returns, so one by a key that was
-// replaced underneath does not get out.
+// signer signs with a key that may be anywhere. Its public key is that of the CA certificate: crypto/x509 verifies each
+// signature with it, so that one by a key that was replaced underneath does not get out.
 type signer struct {
 	crypto.Signer
 	public crypto.PublicKey
@@ -45,8 +44,8 @@ func (s signer) SignMessage(r io.Reader, msg []byte, opts crypto.SignerOpts) ([]
 // redacted is the text that a type which holds a key is printed as.
 type redacted = redact.Text
 
-// seal puts a secret where package fmt cannot follow it. A struct may have an Issuer in an unexported
-// field, and then fmt calls no String method and, for a verb that does not fit, follows pointers too.
+// seal keeps a secret where package fmt does not look. A struct may have an Issuer in an unexported field: then fmt calls
+// no String method and, for a verb that does not fit, follows pointers too.
 func seal[T any](secret T) func() T { return func() T { return secret } }
 
 // NewIssuer returns an Issuer for an existing CA. The chain has the CA certificate first and then each
@@ -134,9 +133,9 @@ func newSelfSigned(key crypto.Signer, o CertificateOptions) (*x509.Certificate, 
 	return sign(o.what(), tmpl, tmpl, signer{key, public})
 }
 
-// Renew returns an Issuer with the same key and a new certificate, which has the subject and the
-// extensions of the old one, and a serial number and dates of its own. What the old certificate signed
-// verifies under the new one, and the other way round. Fractions of a second are cut off.
+// Renew returns an Issuer with the same key and a new certificate, which has the subject and the extensions of the old one,
+// and its own serial number and dates. Leaves under either certificate verify with the other one. Fractions of a second
+// are cut off.
 //
 // The certificate must be self-signed: any other is renewed by the CA that signed it. The error is a
 // [*ProfileError], or says why the key did not sign.
@@ -182,7 +181,7 @@ func (i *Issuer) Renew(notBefore, notAfter time.Time) (*Issuer, error) {
 // Certificate returns the CA certificate. It is shared and must not be changed.
 func (i *Issuer) Certificate() *x509.Certificate { return i.chain[0] }
 
-// Chain returns the CA certificate and what links it to its root: a new slice of shared certificates.
+// Chain returns the CA certificate and those that link it to its root: a new slice of shared certificates.
 func (i *Issuer) Chain() []*x509.Certificate { return slices.Clone(i.chain) }
 
 // Issue signs a certificate for a workload, for a CA below this one, or for another server or client. The caller vouches
@@ -195,8 +194,8 @@ func (i *Issuer) Chain() []*x509.Certificate { return slices.Clone(i.chain) }
 // that leaves no room for it (X5-14); the validity is not empty and ends with the NotAfter of [Issuer.Certificate] or
 // before. A CA may be of another trust domain, as the standard allows (X5-12).
 //
-// The error is a [*ProfileError], or says why the issuer's key did not sign. What did not verify with the issuer's
-// certificate does not get out.
+// The error is a [*ProfileError], or says why the issuer's key did not sign. A certificate that does not verify with the
+// issuer's is never returned.
 func (i *Issuer) Issue(o CertificateOptions) (*x509.Certificate, error) {
 	tmpl, id, err := o.template()
 	if err != nil {

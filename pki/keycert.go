@@ -19,15 +19,15 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// keyCertPEM is what a CA is made of, in PEM, as it is found in files. It does not print its key.
+// keyCertPEM holds the files of a CA. It does not print its key.
 type keyCertPEM struct {
 	redacted
 
 	// Cert is the CA certificate. More certificates behind it count as part of Chain.
 	Cert []byte
 
-	// Chain is what links the CA certificate to a root, in any order. It may be empty, and may repeat
-	// the CA certificate and the roots.
+	// Chain links the CA certificate to a root, in any order. It may be empty, and may repeat the CA certificate and the
+	// roots.
 	Chain []byte
 
 	// Key belongs to the CA certificate, by the rules of ParsePrivateKeyPEM. It is empty if the key is
@@ -39,10 +39,9 @@ type keyCertPEM struct {
 	CRL   []byte // by the rules of parseCRLs; may be empty
 }
 
-// KeyCertBundle is a CA that was verified as a whole: a certificate that leads to a root, its key, all
-// roots, and CRLs if there are any. It never changes, so a program that holds one behind an atomic pointer
-// replaces everything in one step, and no reader sees the key of one CA with the chain of another. It
-// cannot print its key. It is safe for concurrent use.
+// KeyCertBundle is a CA that was verified as a whole: a certificate that leads to a root, its key, all roots, and CRLs if
+// there are any. It never changes, so that a program replaces everything in one step, and no reader sees the key of one CA
+// with the chain of another. It does not print its key. It is safe for concurrent use.
 type KeyCertBundle struct {
 	redacted
 	issuer *Issuer
@@ -298,7 +297,7 @@ func ReadKeyCertBundle(fsys fs.FS, key crypto.Signer, now time.Time) (*KeyCertBu
 	}
 }
 
-// finish says where an error is from, unless it does so itself.
+// finish adds to an error where it is from, unless it says so itself.
 func finish(b *KeyCertBundle, err error) (*KeyCertBundle, error) {
 	if _, told := err.(*ProfileError); err != nil && !told {
 		err = fmt.Errorf("pki: key-cert bundle: %w", err)

@@ -14,11 +14,10 @@ import (
 )
 
 var (
-	// ErrWeakKey says that a public key is too small, too large to be worth verifying with, or of a
-	// kind that is not accepted; see [CheckPublicKey].
+	// ErrWeakKey says that a public key is too small, too large, or of a kind that is not accepted; see [CheckPublicKey].
 	ErrWeakKey = errors.New("weak or unsupported key")
 
-	// ErrKeyMismatch says that a private key does not belong to the certificate it came with.
+	// ErrKeyMismatch says that a private key does not belong to its certificate.
 	ErrKeyMismatch = errors.New("the private key does not belong to the certificate")
 )
 
@@ -32,7 +31,7 @@ const (
 	RSA2048   KeyAlgorithm = "rsa-2048"
 	RSA3072   KeyAlgorithm = "rsa-3072"
 	RSA4096   KeyAlgorithm = "rsa-4096"
-	Ed25519   KeyAlgorithm = "ed25519" // not for what Envoy is to present
+	Ed25519   KeyAlgorithm = "ed25519" // not for certificates that Envoy presents
 )
 
 // Limits on the keys that are accepted. An RSA verification costs the square of the modulus, so an
@@ -72,10 +71,9 @@ func newKey[K crypto.Signer](key K, err error) (crypto.Signer, error) {
 	return key, nil
 }
 
-// CheckPublicKey reports whether pub is a key that this library signs for and verifies with: RSA of
-// 2048 to 8192 bits with an odd exponent of at least 65537; ECDSA on P-256, P-384 or P-521; Ed25519,
-// but for the points of small order, for which any party can make signatures. Anything else gives an
-// error that wraps [ErrWeakKey].
+// CheckPublicKey reports whether this library signs for pub and verifies with it: RSA of 2048 to 8192 bits with an odd
+// exponent of at least 65537; ECDSA on P-256, P-384 or P-521; Ed25519, except the points of small order, for which anyone
+// can make signatures. The error for any other key wraps [ErrWeakKey].
 func CheckPublicKey(pub crypto.PublicKey) error {
 	if err := checkKey(pub); err != nil {
 		return fmt.Errorf("pki: %w", err)

@@ -10,9 +10,9 @@ import (
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 )
 
-// ParseCertificatesPEM parses a file of certificates, such as a chain or a set of roots: one or more
-// CERTIFICATE blocks and no others. Text in front of a block is allowed, as tools write comments
-// there; text after the last one is not, nor is a damaged block anywhere. Input of more than 1 MiB or
+// ParseCertificatesPEM parses a file of certificates, such as a chain or a set of roots: one or more CERTIFICATE blocks and
+// no others. Text before a block is allowed, as tools write comments there; text after the last one is not, nor is a
+// damaged block anywhere. Input of more than 1 MiB or
 // 1,000 certificates gives an error that wraps [spiffe.ErrTooLarge].
 func ParseCertificatesPEM(data []byte) ([]*x509.Certificate, error) {
 	certs, err := certpem.Certificates(data)
@@ -75,7 +75,7 @@ func ParsePrivateKeyPEM(data []byte) (crypto.Signer, error) {
 	return key, nil
 }
 
-// parsePrivateKey is ParsePrivateKeyPEM without the words that all its errors begin with.
+// parsePrivateKey is ParsePrivateKeyPEM without the prefix of its errors.
 func parsePrivateKey(data []byte) (crypto.Signer, error) {
 	key, err := certpem.PrivateKey(data)
 	if err != nil {

@@ -25,7 +25,7 @@ const (
 	maxSecret     = 1 << 20  // bytes of all values
 )
 
-// Secret is the material that one SDS resource name stands for. It is one of the kinds that Envoy knows:
+// Secret is the material of one SDS resource name. It is one of the kinds that Envoy knows:
 //
 //   - a key pair, [NewKeyPairSecret] and [NewSecretPEM]; or a certificate chain whose key Envoy uses through a
 //     provider, [NewKeyProviderSecret]
@@ -34,10 +34,10 @@ const (
 //   - session ticket keys, [NewTicketKeysSecret]
 //   - values for filters, [NewGenericSecret]
 //
-// Certificates, keys and revocation lists are in PEM, which is made once, when the Secret is. A Secret never changes;
-// the slices and maps that it returns are shared and must not be changed. It cannot print what is secret.
+// Certificates, keys and revocation lists are in PEM, which is encoded once. A Secret never changes; the slices and maps
+// that it returns are shared and must not be changed. It does not print its keys and values.
 //
-// The zero Secret is not valid and has nothing in it.
+// The zero Secret is not valid and is empty.
 type Secret struct {
 	redacted
 	name     string
@@ -106,14 +106,12 @@ func NewTrustSecret(name string, bundle *spiffe.Bundle) (*Secret, error) {
 	return newSecret(name, time.Time{}, &contents{kind: kindRoots, roots: roots}), nil
 }
 
-// NewSecretPEM makes a Secret of PEM from elsewhere, such as files, which need not hold SPIFFE
-// identities. It takes either a chain with its key, or roots; the others are empty. Input is read by
-// the rules of [ParseCertificatesPEM] and [ParsePrivateKeyPEM] and written anew, without comments and
-// with the key as PKCS#8.
+// NewSecretPEM makes a Secret from PEM, such as that of files, which need not hold SPIFFE identities. It takes either a
+// chain with its key, or roots; the other arguments are empty. Input is read by the rules of [ParseCertificatesPEM] and
+// [ParsePrivateKeyPEM] and encoded again, without comments and with the key as PKCS#8.
 //
-// Of a pair, the key must belong to the first certificate, else the error wraps [ErrKeyMismatch]: files
-// that are being replaced are often seen half-way. Whether certificates are expired, chained or trusted
-// is not checked. Each root must be a CA.
+// The key must belong to the first certificate, else the error wraps [ErrKeyMismatch]: files are often read while they
+// are being replaced. Each root must be a CA. Expiry, chains and trust are not checked.
 //
 // The Secret's NotAfter is that of the first certificate, or notAfter if that is not zero and earlier.
 // For roots, notAfter must be zero.
@@ -415,11 +413,11 @@ func (s Secret) Generic() (values map[string][]byte, ok bool) {
 	return c.values, c.kind == kindGeneric
 }
 
-// NotAfter returns when peers begin to refuse what this is: the end of a certificate, or the earliest next update of
-// revocation lists. It is the zero time for all else.
+// NotAfter returns when peers begin to refuse the Secret: the end of a certificate, or the earliest next update of
+// revocation lists. It is zero for other kinds.
 func (s Secret) NotAfter() time.Time { return s.notAfter }
 
-// all returns what may be read, and not changed.
+// all returns the contents, which must not be changed.
 func (s Secret) all() *contents {
 	if s.contents == nil {
 		return &contents{kind: "empty"}

@@ -70,9 +70,8 @@ type Pod struct {
 // Err says whether records can be made at this moment. [Authority.Health] asks it, so that an authority that was taken
 // out of service for a full disk comes back. Without it the error of the last record counts, for ten seconds.
 type Auditor interface {
-	// Record returns nil when i is durable: the certificate leaves the authority only then. An
-	// error means that it never does. It should return when ctx is done, and may take its time
-	// before: the caller waits for its certificate, and so pays for a slow or a full sink.
+	// Record returns nil when i is durable: the certificate leaves the authority only then. An error means that it never
+	// does. Record should return when ctx is done, and may take its time before: the caller waits for its certificate.
 	Record(ctx context.Context, i *Issuance) error
 }
 

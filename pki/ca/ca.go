@@ -1,6 +1,5 @@
-// Package ca is a certificate authority for one trust domain: it signs X.509-SVIDs and JWT-SVIDs,
-// publishes the trust bundle that goes with them, and replaces its roots and keys without a moment
-// in which a good certificate is refused.
+// Package ca is a certificate authority for one trust domain. It signs X.509-SVIDs and JWT-SVIDs, publishes the trust
+// bundle that goes with them, and replaces its roots and keys without refusing a good certificate at any moment.
 //
 // Most programs need [Open] with a store, [Authority.Run] in a goroutine, and [Authority.Sign]:
 //
@@ -11,19 +10,19 @@
 //	go authority.Run(ctx) // in a group that waits for it
 //	chain, err := authority.Sign(ctx, ca.Request{CSR: csr, ID: id})
 //
-// With Create, Open makes the CA if the store has none; later starts do without.
+// With Create, Open makes the CA if the store has none; later starts do without. [New] makes an authority that lives in
+// memory only, for tests and demonstrations, and [Load] one whose CA an operator provides in files. Package
+// caclient/local gives the authority to a program that renews identities, packages caserver/istioca and
+// caserver/linkerd serve it, and federation.NewHandler publishes its bundle.
 //
-// [New] makes an authority that lives in memory only, for tests and demonstrations, and [Load] one
-// whose CA an operator provides in files. To give the authority to something that renews
-// identities, wrap it with package caclient/local; to serve it, take package caserver/istioca or
-// caserver/linkerd; to publish its bundle, give that to federation.NewHandler.
+// How to operate a CA, from the first start to a stolen key, is in OPERATING.md beside this package.
 //
 // # What is certified
 //
-// Sign takes the public key out of a signing request, and nothing else. The identity and every
-// other name come from the calling program, which must have authenticated the workload first: this
-// package authenticates no caller. With Config.Auditor each certificate has a durable record before it
-// leaves; with Config.Limits too many requests are refused instead of served late.
+// Sign takes the public key out of a signing request, and nothing else. The identity and every other name come from the
+// calling program, which must have authenticated the workload first: this package authenticates no caller. With
+// Config.Auditor each certificate has a durable record before it leaves. With Config.Limits too many requests are
+// refused instead of served late.
 //
 // # Rotation
 //
@@ -35,74 +34,19 @@
 //	retire      the old root leaves the bundle when the last leaf that it can have signed has
 //	            expired, plus Config.Backdate for verifiers whose clocks are slow
 //
-// So a leaf's root has been in the bundle for at least Propagation before the leaf exists (FED-2),
-// and stays there until the leaf is dead (FED-4). No method but [Authority.RevokeNow] takes these steps in another
-// order, or early. What holds is computed when it is asked for, so it is right even while Run is not called;
-// Run adds that waiters are told, that a root is replaced before it comes to its end, and that the
-// store is read and written. The keys of JWT-SVIDs are replaced by the same steps, each kind by itself.
+// So a leaf's root has been in the bundle for at least Propagation before the leaf exists (FED-2), and stays there until
+// the leaf has expired (FED-4). Only [Authority.RevokeNow] takes these steps in another order, or early. The state is
+// computed when it is asked for, so that it is right even while Run is not called. Run adds that waiters are told, that a
+// root is replaced before its end, and that the store is read and written. The keys of JWT-SVIDs rotate by the same
+// steps, each kind by itself.
 //
-// A step is taken when the wall clock and the monotonic clock both say that it is due: setting the
-// wall clock of a running process may delay a step, but never hastens one.
-//
-// # To operate it
-//
-// To start, nothing but the folder or Secret of the store is needed: the first authority with [Config.Create] makes the
-// CA, and those that start later, or at the same moment, use it. Without Create an empty store is an error, as it may
-// be a volume that is not mounted.
-//
-// To rotate, do nothing: Run does it in time. [Authority.Rotate] does it now.
-//
-// If a private key may be in wrong hands, call [Authority.Taint] with its serial number or key ID. From then on nothing
-// that it signed authenticates a caller to the CA ([Authority.CallerBundle]), so that a thief cannot renew; workloads that
-// have no other proof than such a certificate cannot either. Taint
-// starts a rotation, after which the old root leaves the bundle as soon as every workload that renews at
-// half life has a new leaf. If certificates that were signed with it do harm now, follow with
-// [Authority.Revoke] when the successor signs: what it takes out of the bundle is refused at once,
-// and workloads that have not renewed are refused with it.
-//
-// If a key is known to be stolen and the harm of each minute is more than that of failed handshakes, call
-// [Authority.RevokeNow]: it takes the key out of the bundle and puts another one in its place in one write. What that costs
-// is said there, in what it returns and in the log.
-//
-// # Records of what is done
-//
-// Whatever happens to a root or a key for tokens is in the log, and, with an [Auditor] such as a log of package auditlog, in
-// the audit record with [Config.Actor]: what was asked for, what time has done, what another process wrote into the store, and
-// with which CA, made or found, a process has begun. A record that fails prevents no change of keys; one of a certificate
-// prevents the certificate. [Authority.Health] says whether all of it works.
-//
-// # Backups
-//
-// To back up, copy the record: the folder of [NewDirStore], or the Secret. The copy holds the private keys
-// of the CA. Make a new one after each rotation, and when the store is not being written: a copy
-// of a folder that was made in the middle of a write does not open, and says so.
-//
-// To restore, stop all authorities, put the copy in its place, and start them. A backup from before a
-// rotation does not know the newer root: leaves that it signed are refused until they are renewed,
-// and as the sequence number of the bundle is behind, consumers that poll may keep the newer bundle until
-// it has caught up. A record that vanishes while an authority runs is written again, for it may be the last copy of the keys,
-// unless the folder that it was in is gone, which may be a volume that is not mounted; to get rid of a CA,
-// stop all of them first. A record that has lost its state and kept the copies in PEM is refused.
-//
-// Any number of replicas may share a store; see [Open] for what they owe each other and what happens
-// while the store does not answer. [Authority.Health] tells whether it does.
-//
-// # From Istio
-//
-// To move a CA over from Istio, open its Secret istio-ca-secret (package kubesecret) as the store. The CA is
-// adopted: its root stays active with its key, further roots
-// in root-cert.pem stay in the bundle until they expire, and our own state is added beside the
-// items that Istio has, which are kept up to date, so that the way back is open. Roots that Istio
-// made are RSA and have no SPIFFE ID (X5-10), which does not matter; the next rotation makes one that has.
-// If something else replaces ca-cert.pem in the record, it is followed: with the same key and
-// subject as the root renewed, otherwise as a new root that signs from now on while the old one
-// retires. That skips the distribution, so it should not be done to a running mesh.
+// A step is taken when the wall clock and the monotonic clock both say that it is due: setting the wall clock of a
+// running process may delay a step, but never hastens one.
 //
 // # What it does not do
 //
-// It keeps no list of what it signed, apart from what the Auditor writes, and revokes roots and
-// keys only, not single leaves: those are short. Intermediate certificates come from [Load] and from
-// requests with the profile [Intermediate].
+// It keeps no list of what it signed, apart from what the Auditor writes. It revokes roots and keys, not single leaves:
+// those are short-lived. Intermediate certificates come from [Load] and from requests with the profile [Intermediate].
 package ca
 
 import (
@@ -145,25 +89,25 @@ type Config struct {
 	// for as long after the end of its last leaf. The clocks of replicas must not differ by more.
 	Backdate time.Duration
 
-	// RefreshHint is how often consumers should fetch the bundle, and is published in it; whole
-	// seconds, 0 means 5 minutes.
+	// RefreshHint is how often consumers should fetch the bundle, in whole seconds. It is published in the bundle; 0 means
+	// 5 minutes.
 	RefreshHint time.Duration
 
 	// Rotation is how roots are made and replaced.
 	Rotation Rotation
 
 	// SyncInterval is how often Run reads the store; 0 means 30 seconds, or a quarter of Propagation
-	// if that is less. More than a quarter of Propagation is refused: a replica would learn of a root
-	// too late to tell its consumers in time.
+	// if that is less. More than a quarter of Propagation is refused: a replica would learn of a root too late to tell its
+	// consumers in time.
 	SyncInterval time.Duration
 
 	// JWT makes the authority sign JWT-SVIDs, too; nil means that it does not.
 	JWT *JWTConfig
 
-	// Create lets [Open] make a new CA, and [Load] the first key for JWT-SVIDs, if the store has no record. Without
-	// it the error wraps [ErrNoRecord]: a volume that is not mounted, or a Secret that was deleted, must not be taken
-	// for a first start. So a program sets it when its operator says that there is to be a CA, and not at every
-	// start. A CA that is in the store already, one of Istio's included, needs no permission.
+	// Create lets [Open] make a new CA, and [Load] the first key for JWT-SVIDs, if the store has no record. Without it the
+	// error wraps [ErrNoRecord]: a volume that is not mounted, or a Secret that was deleted, must not be taken for a first
+	// start. A program sets it when its operator asks for a new CA, and not at every start. A CA that is in the store
+	// already, one of Istio's included, needs no permission.
 	Create bool
 
 	// Actor is the process that operates the CA, for the records of what is done to keys. The zero value leaves it out.
@@ -179,29 +123,27 @@ type Config struct {
 type Rotation struct {
 	KeyAlgorithm pki.KeyAlgorithm // of the roots; the zero value is ECDSA P-256
 
-	// RootTTL is the lifetime of each root; 0 means ten years (3650 days). It must be more than
-	// twice Propagation and DefaultTTL together, so that a root can be replaced while leaves of the
-	// default lifetime still fit into its own; see [Authority.Run].
+	// RootTTL is the lifetime of each root; 0 means ten years (3650 days). It must be more than twice Propagation and
+	// DefaultTTL together, so that a root is replaced while leaves of the default lifetime still fit into its own; see
+	// [Authority.Run].
 	RootTTL time.Duration
 
-	// GraceRatio is the part of a root's life that is left when Run replaces the root, beside
-	// Propagation and MaxTTL; 0 means 0.2. It is at most 0.5.
+	// GraceRatio is the fraction of a root's lifetime that is left when Run replaces the root, beside Propagation and
+	// MaxTTL; 0 means 0.2. It is at most 0.5.
 	GraceRatio float64
 
-	// Propagation is how long a new root is in the bundle before it signs; 0 means five times
-	// RefreshHint. FED-3 asks for three to five times the hint; less is for programs in which every
-	// consumer watches the bundle and none polls.
+	// Propagation is how long a new root is in the bundle before it signs; 0 means five times RefreshHint. FED-3 asks for
+	// three to five times the hint. Less is for programs in which every consumer watches the bundle and none polls.
 	Propagation time.Duration
 
 	// TaintGrace is how long a tainted root stays in the bundle once its successor signs; 0 means half
 	// of DefaultTTL and Backdate. See [Authority.Taint].
 	TaintGrace time.Duration
 
-	// Constrain puts a critical extension into new roots that permits SPIFFE IDs of the trust domain
-	// and no other; see [pki.CertificateOptions]. Verifiers that do not know it refuse every leaf.
+	// Constrain adds a critical extension to new roots that permits SPIFFE IDs of the trust domain and no other; see [pki.CertificateOptions]. Verifiers that do not know it refuse every leaf.
 	Constrain bool
 
-	// Manual keeps Run from starting rotations; [Authority.Rotate] does.
+	// Manual keeps Run from starting rotations: only [Authority.Rotate] does.
 	Manual bool
 
 	// KeepKey makes a rotation renew the root's certificate with its own key, as Istio's CA does, instead of the four steps
@@ -215,14 +157,14 @@ type Rotation struct {
 	NoJitter      bool
 }
 
-// Limits say how much may be asked of an authority; zero means no such limit. What is over a limit is
-// refused with [ErrLimit] and the time at which to come back. Signing is limited, and not reading.
+// Limits bound the signing of an authority; zero means no such limit. A request over a limit is refused with [ErrLimit]
+// and the time at which to come back.
 type Limits struct {
 	Concurrent int // signings at the same time, the writing of their audit records included
 	Queue      int // how many more may wait for their turn; the rest is refused at once
 
-	// QueueTime is how long one of them should wait. In an overload, which is when more comes than can be signed for half
-	// a second, what would wait longer is refused at once as well; a burst may wait ten times as long.
+	// QueueTime is how long a request should wait in the queue. In an overload, when more requests come than can be signed
+	// for half a second, one that would wait longer is refused at once; a burst may wait ten times as long.
 	QueueTime time.Duration
 
 	Rate  float64 // signings per second, of all callers together
@@ -236,8 +178,8 @@ type Limits struct {
 // It starts no goroutine. The error says which setting is wrong, such as a trust domain whose certificates
 // crypto/x509 could not read.
 //
-// As no replica signs with its root, the authority knows the end of its last leaf: an old root
-// retires then, where one of [Open] has to wait for the longest life that a leaf may have.
+// As no replica signs with its root, the authority knows when its last leaf expires, and retires an old root then. An
+// authority of [Open] has to wait for the longest lifetime that a leaf may have.
 func New(cfg Config) (*Authority, error) {
 	a, err := newAuthority(cfg)
 	if err != nil {
@@ -334,8 +276,8 @@ func (cfg *Config) terms(kind rotation.Kind) rotation.Terms {
 // redacted is the text that a type is printed as: one that holds keys, or one that says more in words.
 type redacted = redact.Text
 
-// Authority is a certificate authority; [New], [Open] and [Load] make one. All methods may be called
-// at the same time. It cannot print its keys.
+// Authority is a certificate authority; [New], [Open] and [Load] make one. It is safe for concurrent use, and does not
+// print its keys.
 type Authority struct {
 	redacted
 	cfg     Config
@@ -492,17 +434,15 @@ func (a *Authority) logKey(level slog.Level, what string, k rotation.Key, more .
 	a.cfg.Logger.LogAttrs(context.Background(), level, kind.String()+" "+what, append([]slog.Attr{slog.String(kind.IDName(), k.ID)}, more...)...)
 }
 
-// Bundle returns the trust bundle of the present moment: every root and every JWT key from its
-// preparation to its retirement, oldest first. Its sequence number starts at 1 for a CA that is
-// new and grows with each change of what is in it (BND-17): without a store by one, and never
-// otherwise; with one by what keeps the numbers of replicas apart, and also when it is decided
-// when something changes. That of plugged-in files is in [Load]. Bundle does not block, except for the
-// first caller after a step of a rotation came due, which takes the step.
+// Bundle returns the current trust bundle: every root and every JWT key from its preparation to its retirement, oldest
+// first. Its sequence number starts at 1 for a new CA and grows with each change of the contents (BND-17). Without a store
+// it grows by one. With a store it grows in steps, so that replicas never share a number, and also when the time of a
+// change is decided. For plugged-in files see [Load]. Bundle does not block, except that the first caller after a
+// step of a rotation came due takes the step.
 func (a *Authority) Bundle() *spiffe.Bundle { return a.current().bundle }
 
-// Changed returns a channel that is closed at the next change of the bundle or of the state of a
-// key. Take it before reading, so that no change is missed. Changes that come with time are
-// announced when Run, or any reader, takes notice of them.
+// Changed returns a channel that is closed at the next change of the bundle or of the state of a key. Take it before
+// reading, so that no change is missed. A change that comes with time is announced when Run, or any reader, notices it.
 func (a *Authority) Changed() <-chan struct{} { return a.current().changed }
 
 // create returns the document of a new CA. No verifier has its bundle yet, so that its keys may sign at

@@ -12,16 +12,15 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// CallerBundle returns the authorities whose certificates and tokens may still authenticate a caller to
-// this CA: those of [Authority.Bundle] without the tainted ones. Servers that sign for callers verify them
-// with it, so that the thief of a tainted key cannot exchange what it signed for a certificate of its successor.
-// Workloads verify each other with Bundle, so that what the tainted key signed in good faith goes on working.
+// CallerBundle returns the authorities whose certificates and tokens may still authenticate a caller to this CA: those of
+// [Authority.Bundle] without the tainted ones. Servers that sign for callers verify them with it, so that a stolen key
+// cannot be exchanged for a certificate of its successor. Workloads verify each other with Bundle, so that leaves that the
+// tainted key signed in good faith go on working.
 //
-// A key is missing from the moment at which [Authority.Taint] returns, in other replicas when they have read the
-// store (SyncInterval); with it goes each root that has the same key. A workload whose certificate is from a
-// tainted root renews by another proof, such as its token. [Authority.Changed] tells of changes. The bundle is
-// not for publishing and has no sequence number. It is the same one until it changes; CallerBundle blocks no more
-// than Bundle does.
+// A key is missing when [Authority.Taint] returns, and in other replicas when they have read the store (SyncInterval), and
+// so is each root with the same key. A workload whose certificate is from a tainted root renews by another proof, such as
+// its token. [Authority.Changed] tells of changes. The bundle is not for publishing and has no sequence number. It is the
+// same one until it changes; CallerBundle blocks no more than Bundle does.
 func (a *Authority) CallerBundle() *spiffe.Bundle { return a.current().callers }
 
 // newCallers returns the bundle of callers for s, which follows old. A bundle that is equal stays the same one, for
@@ -84,13 +83,12 @@ func serialTime(n *big.Int) (time.Time, bool) {
 	return time.Unix(int64(binary.BigEndian.Uint64(seconds[:])), 0), true
 }
 
-// Proven returns when the holder of a leaf last proved its identity to the CA by something else than a
-// certificate, as [Request.Proven] had it when the leaf was signed, in whole seconds. The caller has verified
-// the leaf with [Authority.CallerBundle]. A server that takes certificates as proof passes the time on to
-// the request for the next one, and refuses when it is too long ago: so chains of renewals have an end.
+// Proven returns when the holder of a leaf last proved its identity to the CA by another proof than a certificate: the
+// [Request.Proven] of its signing, in whole seconds. The caller has verified the leaf with [Authority.CallerBundle]. A
+// server that takes certificates as proof passes the time on to the request for the next one, and refuses a time that is
+// too long ago: so chains of renewals have an end.
 //
-// Of a leaf that does not say, as it was signed by another program, or says what cannot be, it is the leaf's
-// NotBefore.
+// For a leaf without such a time, which another program has signed, or with an impossible one, it is the leaf's NotBefore.
 func (a *Authority) Proven(leaf *x509.Certificate) time.Time {
 	t, ok := serialTime(leaf.SerialNumber)
 	// The time is before the signature, and a leaf is backdated by no more than this.

@@ -46,7 +46,7 @@ var errPointer = errors.New("CURRENT does not say which version counts")
 // errGone says that the folder is not where this process has found a record before.
 var errGone = &unfitError{errors.New("the folder was there, and is gone; mount its volume, or make the folder again to have the record written to it")}
 
-// NewDirStore returns a [Store] in a folder of its own, which the first save makes if it is not there:
+// NewDirStore returns a [Store] in a folder of its own, which the first save makes if it does not exist:
 //
 //	CURRENT          the name of the version that counts, and the commit
 //	v-<…>/…          the items of that version, one file each
@@ -62,9 +62,9 @@ var errGone = &unfitError{errors.New("the folder was there, and is gone; mount i
 // contents, which a load compares. Two things are ever removed: the version that a save has replaced, after the new one
 // is durable, and one that a crash left unfinished. A version that no save has replaced stays.
 //
-// A folder that has versions and no valid CURRENT is not taken for an empty one: Load and Save return an
-// error that wraps [ErrUnfit], and make and remove nothing. [RecoverDirStore] writes CURRENT again. Nor does the store
-// make a folder that is gone in which it has found a record: its volume may have been unmounted.
+// A folder with versions and no valid CURRENT is not taken for an empty one: Load and Save return an error that wraps
+// [ErrUnfit], and make and remove nothing. [RecoverDirStore] writes CURRENT again. A folder that had a record and is gone
+// is not made again: its volume may have been unmounted.
 //
 // In Kubernetes, an emptyDir is refused, as all users can write to it, and a volume with an fsGroup needs
 // fsGroupChangePolicy: OnRootMismatch, as the files are opened to the group at each mount otherwise; or keep the CA in a Secret
@@ -74,11 +74,10 @@ var errGone = &unfitError{errors.New("the folder was there, and is gone; mount i
 // macOS and the BSDs. Elsewhere only one process at a time may use it. A network file system has to
 // honour locks and renames.
 //
-// A backup is a copy of the folder. It holds the private keys of the CA. To restore one, stop every
-// authority that uses the folder, put the copy in its place, and start again; the package comment
-// says what to think of.
+// A backup is a copy of the folder. It holds the private keys of the CA. To restore one, stop every authority that uses
+// the folder, put the copy in its place, and start again; see OPERATING.md.
 //
-// The error says what is wrong with a dir that is there and not a private folder.
+// The error says what is wrong with a folder that exists and is not private.
 func NewDirStore(dir string) (Store, error) {
 	d, err := newDirStore(dir)
 	if err != nil {

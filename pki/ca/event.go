@@ -38,8 +38,8 @@ type events struct {
 	recording sync.Mutex // held by the one that records, so that records are in order
 }
 
-// happened says what has become of keys in the log, and keeps it for the audit record, which [Authority.record]
-// makes. It does not block.
+// happened logs what happened to keys, and keeps it for the audit record, which [Authority.record] makes. It does not
+// block.
 func (a *Authority) happened(why string, all ...rotation.Event) {
 	kept := make([]*KeyEvent, len(all))
 	for i, e := range all {
@@ -104,8 +104,8 @@ func (a *Authority) keep(all ...*KeyEvent) {
 	}
 }
 
-// record makes the records of what happened to keys. It ends when ctx is done, or an event has waited for its patience;
-// what has no record then stays for the next call. It returns whether any is left.
+// record makes the records of what happened to keys. It ends when ctx is done, or when a record takes too long; events
+// without a record stay for the next call. It reports whether any is left.
 func (a *Authority) record(ctx context.Context) (left bool) {
 	auditor, ok := a.cfg.Auditor.(keyAuditor)
 	if !ok {
@@ -152,10 +152,10 @@ func (a *Authority) unrecorded() error {
 	return ev.err
 }
 
-// settle makes the records of what a caller has asked for, also if ctx is done: the caller may be about to end.
+// settle makes the records of an operation that a caller asked for, also if ctx is done: the process may be about to end.
 func (a *Authority) settle(ctx context.Context) { a.record(context.WithoutCancel(ctx)) }
 
-// started says how the authority began: with a CA that was "created", "adopted" or "loaded".
+// started reports how the authority began: with a CA that was "created", "adopted" or "loaded".
 func (a *Authority) started(how, where string) {
 	s := a.current()
 	k := s.active()

@@ -8,24 +8,25 @@ import (
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
-// Health says whether an [Authority], or a registration authority, can sign, and what is wrong with what it needs. It holds no secret.
+// Health says whether an [Authority], or a registration authority, can sign, and which of its parts fail. It holds no
+// secret.
 type Health struct {
-	// Signing is why a certificate of the default lifetime would not be signed at this moment: the active root is
-	// out of its time, the store has not answered for too long, or audit records cannot be made. Nil means that it
-	// would be, short of [Config.Limits].
+	// Signing is why a certificate of the default lifetime would not be signed now: the active root is not valid, the store
+	// has not answered for too long, or audit records cannot be made. Nil means that it would be signed, within
+	// [Config.Limits].
 	Signing error
 
-	// These are what is wrong with the parts, whether or not it keeps from signing yet; nil means nothing.
-	Store error // it does not answer, what it says is unfit, or Run does not ask: since Synced
-	Audit error // records cannot be made, or some of what happened to keys are missing
+	// The failures of the parts, whether or not they prevent signing yet; nil for none.
+	Store error // since Synced: it does not answer, its record is unfit, or Run does not read it
+	Audit error // records cannot be made, or records of key events are missing
 	Root  error // the active root should have been replaced by now, or is tainted
 
-	// Synced is as in [Status]. Until is when signing ends if nothing changes: with the active root, or, when the
-	// store does not answer, with what was granted before that.
+	// Synced is as in [Status]. Until is when signing ends if nothing changes: with the active root or, while the store does
+	// not answer, with the last lifetime that may be granted.
 	Synced, Until time.Time
 }
 
-// Health returns what the authority can do at this moment. Programs make their readiness and their metrics of it.
+// Health returns the health of the authority, for a program's readiness and metrics.
 func (a *Authority) Health() Health {
 	s, now := a.current(), time.Now()
 	h := Health{Audit: a.auditError()}

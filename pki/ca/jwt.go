@@ -26,9 +26,8 @@ var ErrNoJWT = errors.New("no JWT-SVIDs are signed here")
 
 // JWTConfig configures the JWT-SVIDs of an [Authority]. Zero means the default that is named here.
 type JWTConfig struct {
-	// Algorithm is the value of "alg" in the tokens: ES256, ES384, ES512, RS256, RS384, RS512,
-	// PS256, PS384 or PS512; empty means ES256. RSA keys have 2048 bits. Another algorithm counts
-	// for the next key.
+	// Algorithm is the value of "alg" in the tokens: ES256, ES384, ES512, RS256, RS384, RS512, PS256, PS384 or PS512; empty
+	// means ES256. RSA keys have 2048 bits. A change takes effect with the next key.
 	Algorithm string
 
 	// KeyTTL is how long a key signs before Run replaces it; 0 means 30 days. It is more than twice
@@ -38,8 +37,7 @@ type JWTConfig struct {
 	DefaultTTL time.Duration // the life of a token whose request names none; 0 means 5 minutes, or MaxTTL if that is less
 	MaxTTL     time.Duration // the longest life that may be asked for; 0 means an hour
 
-	// WideAudience permits tokens that are good for more than one receiver; see
-	// [jwtsvid.IssuerOptions].
+	// WideAudience permits tokens for more than one receiver; see [jwtsvid.IssuerOptions].
 	WideAudience bool
 }
 
@@ -84,8 +82,8 @@ func newJWTKey(alg string) (k rotation.Key, err error) {
 	return rotation.Key{ID: rotation.RandomID(), Algorithm: alg, Public: signer.Public(), Secret: rotation.Seal(signer)}, nil
 }
 
-// JWTRequest asks for a JWT-SVID. Everything in it is the word of the caller of [Authority.SignJWT],
-// and is signed as it stands.
+// JWTRequest asks for a JWT-SVID. The caller of [Authority.SignJWT] vouches for everything in it: it is signed as it
+// stands.
 type JWTRequest struct {
 	ID       spiffe.ID // the workload: in the authority's trust domain, with a path
 	Audience []string  // whom the token is for; more than one needs [JWTConfig.WideAudience]
@@ -97,9 +95,8 @@ type JWTRequest struct {
 	Pod            Pod
 }
 
-// SignJWT signs a JWT-SVID with the active JWT key; the public half is in [Authority.Bundle]. Beside
-// what the standard asks for, the token has a claim "jti", which is its serial number in the audit
-// record. The token is a credential.
+// SignJWT signs a JWT-SVID with the active JWT key; the public half is in [Authority.Bundle]. Beside the claims of the
+// standard the token has a "jti", which is its serial number in the audit record. The token is a credential.
 //
 // The error is a [*SignError], or wraps the cause of ctx's end. Its kind is [ErrNoJWT] without
 // Config.JWT, and [spiffe.ErrNotReady] while the first key of an authority that had none before is being
@@ -146,10 +143,9 @@ func (a *Authority) SignJWT(ctx context.Context, r JWTRequest) (string, error) {
 	return token, nil
 }
 
-// IssueJWTSVID is [Authority.SignJWT] for a caller that is the workload id itself, with the default
-// lifetime. By it an Authority is the issuer of a Workload API server: an error for a lack of audiences, or
-// for too many, wraps [io/fs.ErrInvalid], and one that passes has the method
-// Retryable() (after time.Duration, ok bool).
+// IssueJWTSVID is [Authority.SignJWT] for a caller that is the workload id itself, with the default lifetime. It makes an
+// Authority the issuer of a Workload API server: an error for no audience, or for too many, wraps [io/fs.ErrInvalid], and
+// one that passes has the method Retryable() (after time.Duration, ok bool).
 func (a *Authority) IssueJWTSVID(ctx context.Context, id spiffe.ID, audience []string) (token string, err error) {
 	token, err = a.SignJWT(ctx, JWTRequest{ID: id, Audience: audience})
 	if e, ok := errors.AsType[*SignError](err); ok && (e.Kind == ErrLimit || e.Kind == spiffe.ErrNotReady || e.Kind == ErrAudit) {
@@ -164,7 +160,7 @@ type passing struct{ *SignError }
 func (e passing) Unwrap() error                                { return e.SignError }
 func (e passing) Retryable() (after time.Duration, again bool) { return e.RetryAfter, true }
 
-// checkJWT tests what was asked for and fills in the default lifetime.
+// checkJWT tests the request and fills in the default lifetime.
 func (a *Authority) checkJWT(r *JWTRequest) (kind, err error) {
 	if a.cfg.JWT == nil {
 		return ErrNoJWT, errors.New("the CA has no key for them")

@@ -23,15 +23,15 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// PluggedIn is a CA for [Load] that an operator has put into files.
+// PluggedIn is a CA for [Load] whose files an operator provides.
 type PluggedIn struct {
 	// Dir is the folder with the files, of which there are three sets of names: those of
 	// [pki.ReadKeyCertBundle]. It is required.
 	Dir string
 
-	// Key returns the private key of the CA if it is not in a file, as one in an HSM or a KMS; nil means
-	// that it is in one. It is a function so that nothing prints the key, which must be safe for concurrent
-	// use. New files have to be for the key that it returns then.
+	// Key returns the private key of the CA if it is not in a file, such as one in an HSM or a KMS; nil means that it is in a
+	// file. It is a function so that nothing prints the key, which must be safe for concurrent use. New files must be for
+	// the key that it returns then.
 	Key func() crypto.Signer
 
 	// MultiRoot allows the root file to change while the authority runs.
@@ -45,26 +45,23 @@ type PluggedIn struct {
 	fsys fs.FS // of tests, in place of Dir
 }
 
-// Load makes an authority whose CA is in files that an operator has put there, and replaces when it is
-// time. If there are none, the error wraps [fs.ErrNotExist]: some programs then take a CA of their own, by
-// [Open]. Files that are incomplete or do not verify are another error. Config.Rotation counts only for
-// the keys of JWT-SVIDs.
+// Load makes an authority whose CA is in files that an operator provides, and replaces when it is time. If there are none,
+// the error wraps [fs.ErrNotExist]: some programs then make a CA of their own with [Open]. Files that are incomplete or do
+// not verify are another error. Config.Rotation applies to the keys of JWT-SVIDs only.
 //
-// The bundle has the roots of the root file, and a chain of [Authority.Sign] the certificates between
-// leaf and root. Before a CA is used, it signs a leaf for the trust domain with a key that is thrown
-// away, which is verified as a peer would: so a CA of another trust domain, one whose constraints or
-// path length do not allow leaves, and one that is expired are refused at the start, and not by the
-// peers. A leaf never outlives the certificates above it, so that the default lifetime shrinks at
-// the end of their life, from signature to signature.
+// The bundle has the roots of the root file, and a chain of [Authority.Sign] the certificates between leaf and root.
+// Before a CA is used, it signs a leaf of the trust domain for a key that is thrown away, and the leaf is verified as a
+// peer would verify it. So a CA of another trust domain, one that is expired, and one whose constraints or path length do
+// not allow leaves are refused at the start, and not by the peers. A leaf never outlives the certificates above it: near
+// their end the default lifetime shrinks from signature to signature.
 //
 // # New files
 //
-// [Authority.Run] follows the files, also through the links that Kubernetes swaps: it reads them when the
-// system announces a change, and every few seconds, and takes what two readings 100 milliseconds apart have found.
-// With an unchanged set of roots, the new CA takes over at once. A
-// change of the roots is refused, unless MultiRoot says that consumers take several; then
-// roots may be added, or taken away, but not exchanged in one step: to give consumers the time to
-// learn of a root before it signs is the operator's part. What is refused leaves the CA as it was, and is in the log and in Status.
+// [Authority.Run] follows the files, also through the links that Kubernetes swaps. It reads them when the system announces
+// a change, and every few seconds, and takes contents that two readings 100 milliseconds apart agree on. With the same
+// roots the new CA takes over at once. A change of the roots is refused, unless MultiRoot says that consumers take
+// several. Then roots may be added or removed, but not exchanged in one step: the operator has to give consumers the time
+// to learn of a root before it signs. A refused change leaves the CA as it was, and is in the log and in Status.
 //
 // The sequence number of the bundle is the time of the newest file when it was read, in milliseconds
 // since 1970, and at least one more than before when the roots change. So it does not go back when
@@ -75,10 +72,10 @@ type PluggedIn struct {
 //
 // # Whose files
 //
-// What is in the files becomes the CA of a trust domain. So the files, the folder, those above it and each link on
-// the way must belong to the user of this process or to root, and no other user may be able to change or replace them: a
-// folder that all users can write to needs the sticky bit, as the volumes of Kubernetes Secrets have it, and a group that
-// can write must be that of root or one of this process. Otherwise the error wraps [ErrUnfit] and says which chown or chmod helps. A private key that
+// The files decide which CA a trust domain has. So the files, the folder, the folders above it and each link on the way
+// must belong to the user of this process or to root, and no other user may be able to change or replace them. A folder
+// that all users can write to needs the sticky bit, as the volumes of Kubernetes Secrets have it, and a group that can
+// write must be that of root or one of this process. Otherwise the error wraps [ErrUnfit] and says which chown or chmod helps. A private key that
 // all users can read is used, with a warning, except in volumes of Kubernetes.
 func Load(ctx context.Context, cfg Config, from PluggedIn) (*Authority, error) {
 	if from.Dir == "" && from.fsys == nil {
@@ -120,7 +117,7 @@ func Load(ctx context.Context, cfg Config, from PluggedIn) (*Authority, error) {
 	return a, nil
 }
 
-// plugged is what signs, from files. It never changes.
+// plugged is a CA from files. It never changes.
 type plugged struct {
 	pair        *pki.KeyCertBundle
 	key         rotation.Key        // its certificate is that of the CA

@@ -17,7 +17,7 @@ import (
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
-// Recovery is what [RecoverDirStore] takes for the record of a CA. It holds no secret.
+// Recovery describes the version that [RecoverDirStore] takes for the record of a CA. It holds no secret.
 type Recovery struct {
 	redacted // prints the version in one line
 
@@ -27,7 +27,7 @@ type Recovery struct {
 	Root     string    // the serial number of the root that signs, in hexadecimal; empty for a store of JWT keys
 	RootEnds time.Time
 
-	// Left are the other versions, which stay where they are, each with the reason.
+	// Left are the versions that were not taken, each with the reason. They stay where they are.
 	Left []string
 }
 
@@ -43,13 +43,14 @@ func (r *Recovery) text() string {
 	return text
 }
 
-// RecoverDirStore finds what the folder of a [NewDirStore] should go on with when its file CURRENT is lost or wrong: the newest
-// version that is complete. It returns what it takes, and with write it makes CURRENT name that, durably. It removes
-// nothing, and needs no other authority to be stopped.
+// RecoverDirStore finds the newest complete version in the folder of a [NewDirStore] that has lost its file CURRENT, or has
+// a wrong one. It returns that version and, with write, makes CURRENT name it, durably. It removes nothing, and authorities
+// need not be stopped.
 //
-// A version is complete if its contents have the hash in its name. One of an older release, which has none, is complete if it has a
-// state that can be read, or the certificate and the key of a CA. The newest has the highest revision. Versions of
-// different CAs are refused: the operator moves those away that are wrong. So is a folder that is in order.
+// A version is complete if its contents have the hash in its name. A version of an older release, whose name has none, is
+// complete if it has a readable state, or the certificate and the key of a CA. The newest version has the highest
+// revision. Versions of different CAs are refused: the operator moves the wrong ones away. A folder that is in order is
+// refused, too.
 func RecoverDirStore(ctx context.Context, dir string, write bool) (Recovery, error) {
 	d, err := newDirStore(dir)
 	if err != nil {

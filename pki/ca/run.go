@@ -15,12 +15,13 @@ import (
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
-// Rotate prepares a new root and puts it into the bundle. The other steps follow by themselves: see
-// the package comment. It returns the new root, whose Activates says when it begins to sign. The
-// error wraps [ErrRotating] while an earlier rotation has not come to its activation, and when the
-// bundle already holds 64 roots, as old ones wait for their leaves to expire; and the error of the store, which leaves everything as it was,
-// unless the store did what it said it could not: then the root shows with the next look at it. Roots that
-// are not the authority's own are not rotated.
+// Rotate prepares a new root and puts it into the bundle. The other steps follow by themselves: see the package comment.
+// It returns the new root, whose Activates says when it begins to sign.
+//
+// The error wraps [ErrRotating] while the root of an earlier rotation does not sign yet, and when the bundle already
+// holds 64 roots, as old ones wait for their leaves to expire. An error of the store leaves everything as it was, unless
+// the store has written all the same: then the next read shows the root. Roots that are not the authority's own are
+// not rotated.
 //
 // With [Rotation].KeepKey Rotate renews the active root's certificate instead, and returns that.
 func (a *Authority) Rotate(ctx context.Context) (KeyStatus, error) {
@@ -70,7 +71,7 @@ func (a *Authority) rotate(ctx context.Context, why, op string, kind rotation.Ki
 	return status(a.prepared(fresh)), nil
 }
 
-// prepared returns a key that was prepared as it is now: a slow store may have made it wait longer.
+// prepared returns the current state of a key that was prepared: a slow store may have made it wait longer.
 func (a *Authority) prepared(k rotation.Key) rotation.Key {
 	if now := a.current().Find(k.ID); now != nil {
 		k = *now
@@ -78,7 +79,7 @@ func (a *Authority) prepared(k rotation.Key) rotation.Key {
 	return k
 }
 
-// opError says what failed, once.
+// opError returns err with the operation that failed, once.
 func (a *Authority) opError(op string, err error) error {
 	if _, ok := errors.AsType[*opError](err); ok {
 		return err
@@ -94,8 +95,8 @@ type opError struct {
 func (e *opError) Error() string { return "ca: " + e.op + ": " + within(e.err).Error() }
 func (e *opError) Unwrap() error { return e.err }
 
-// renew replaces the certificate of the active root by a new one with the same key and subject. What
-// either certificate's key signed verifies with the other one, so that no step has to wait.
+// renew replaces the certificate of the active root by a new one with the same key and subject. Leaves verify with either
+// certificate, so that no step has to wait.
 func (a *Authority) renew(ctx context.Context, why string) (KeyStatus, error) {
 	var renewed rotation.Key
 	err := a.update(ctx, why, func(d *rotation.Document, now time.Time) error {
@@ -126,21 +127,19 @@ func (a *Authority) renew(ctx context.Context, why string) (KeyStatus, error) {
 	return status(renewed), nil
 }
 
-// Taint says that the private key of a root, named by its serial number in hexadecimal, or of a JWT
-// key, named by its key ID, may be in wrong hands. It is for the case that what the key signed in
-// good faith shall go on working for a while; where it must not, follow with [Authority.Revoke].
+// Taint marks the private key of a root (id is its serial number in hexadecimal) or of a JWT key (id is its key ID) as
+// possibly stolen. Certificates that the key signed in good faith go on working for a while; if they must not, follow
+// with [Authority.Revoke].
 //
-// An active key gets a successor at once, as by Rotate, unless one is on its way; when that signs,
-// the tainted key stays in the bundle for no longer than [Rotation.TaintGrace], in which every workload that
-// renews at half of the default lifetime has done so. A distributing key leaves the bundle at once, and
-// another one is prepared in its place. A retiring or trusted one leaves after TaintGrace at the latest.
-// The successor of a JWT key comes from a replica that signs JWT-SVIDs, when it has read the store.
+// An active key gets a successor at once, as by Rotate, unless one is on its way. When the successor signs, the tainted
+// key stays in the bundle for at most [Rotation.TaintGrace], in which every workload that renews at half of the default
+// lifetime has renewed. A distributing key leaves the bundle at once, and another one is prepared in its place. A
+// retiring or trusted one leaves after TaintGrace at the latest. The successor of a JWT key comes from a replica that
+// signs JWT-SVIDs, when it has read the store.
 //
-// From the moment at which Taint returns, the key is missing from [Authority.CallerBundle]. Roots that have the same
-// private key are tainted with it.
-//
-// To taint a key twice changes nothing. The error wraps [ErrUnknownKey] or the error of the store,
-// or says that the root is plugged in.
+// When Taint returns, the key is missing from [Authority.CallerBundle]. Roots with the same private key are tainted too.
+// Tainting a key twice changes nothing. The error wraps [ErrUnknownKey] or the error of the store, or says that the root
+// is plugged in.
 func (a *Authority) Taint(ctx context.Context, id string) error {
 	const op = "taint a key of"
 	k, err := a.keyWithID(id)
@@ -189,10 +188,10 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 	return nil
 }
 
-// Revoke takes a root, named by its serial number in hexadecimal, or a JWT key, named by its key ID,
-// out of the bundle now, and with it each root that has the same private key. From then on verifiers that have
-// the new bundle refuse what it signed. The active key is not revoked: the way is to taint it, and to revoke it when
-// its successor signs, or [Authority.RevokeNow]. Other errors are those of [Authority.Taint].
+// Revoke takes a root (id is its serial number in hexadecimal) or a JWT key (id is its key ID) out of the bundle now, and
+// each root with the same private key. Verifiers that have the new bundle refuse everything that it signed. The active
+// key is not revoked: taint it, and revoke it when its successor signs, or use [Authority.RevokeNow]. Other errors are
+// those of [Authority.Taint].
 func (a *Authority) Revoke(ctx context.Context, id string) error {
 	const op = "revoke a key of"
 	if _, err := a.keyWithID(id); err != nil {
@@ -221,9 +220,9 @@ type Revocation struct {
 	Revoked   KeyStatus // as it was before
 	Successor KeyStatus // the key that signs in its place from now on; zero if the revoked key did not sign
 
-	// Known is when verifiers that read the bundle as often as they should know the successor. Until then those that
-	// have not read it refuse what it signs. Zero if the revoked key did not sign, and for a successor that they knew
-	// already.
+	// Known is when verifiers that read the bundle as often as they should know the successor. Until then, verifiers that
+	// have not read it refuse what the successor signs. It is zero if the revoked key did not sign, or if the successor was
+	// known already.
 	Known time.Time
 }
 
@@ -244,20 +243,20 @@ func (r *Revocation) text() string {
 	return text + "; make all workloads renew"
 }
 
-// RevokeNow is [Authority.Revoke] that does not spare the active key: it is for a key that is known to be stolen.
-// In the same write, its successor becomes active: the key that was being distributed, or else a new one. The
-// steps of a rotation that keep handshakes from failing are not taken, and that is what it costs:
+// RevokeNow is [Authority.Revoke] that also takes the active key: it is for a key that is known to be stolen. In the same
+// write its successor becomes active: the key that was being distributed, or else a new one. It skips the steps of a
+// rotation that keep handshakes from failing, which has a cost:
 //
-//   - Everything that the revoked key signed is refused by a verifier as soon as it has read the bundle. So is each
-//     workload, until it has renewed.
-//   - Everything that the successor signs is refused by a verifier until it has read the bundle: Propagation is
-//     how long that may take. A successor that had been distributed for its time costs nothing.
-//   - A replica that has not read the store yet (SyncInterval) goes on signing with the revoked key and shows the
-//     old bundle.
+//   - A verifier that has read the bundle refuses everything that the revoked key signed, and so each workload that has
+//     not renewed.
+//   - A verifier that has not read the bundle refuses everything that the successor signs: for up to Propagation. A
+//     successor that had been distributed for its time costs nothing.
+//   - A replica that has not read the store yet (SyncInterval) goes on signing with the revoked key and shows the old
+//     bundle.
 //
-// Without RevokeNow the key stays trusted for Propagation and TaintGrace. [Rotation].KeepKey does not matter: the
-// successor has another key. The successor of a JWT key has its algorithm, and is made by this authority even if it
-// signs no tokens. The error is that of Revoke otherwise; a failure of the Auditor prevents nothing.
+// Without RevokeNow the key stays trusted for Propagation and TaintGrace. The successor always has another key, also with
+// [Rotation].KeepKey. The successor of a JWT key has the same algorithm, and is made by this authority even if it signs no
+// tokens. Errors are those of Revoke; a failure of the Auditor prevents nothing.
 func (a *Authority) RevokeNow(ctx context.Context, id string) (Revocation, error) {
 	const op = "revoke a key of"
 	k, err := a.keyWithID(id)
@@ -326,20 +325,18 @@ const (
 	rotateRetry  = time.Minute // after a rotation that could not start
 )
 
-// Run does what comes due, until ctx is done.
+// Run does the work that comes due, until ctx is done.
 //
-// It takes the steps of rotations at their time, so that [Authority.Changed] tells of them. It
-// starts a rotation when the active root comes near its end: when no more is left than Propagation,
-// MaxTTL and GraceRatio of the root's life together, but never before half of its life; at once if
-// it is tainted; and when the active JWT key has almost had its KeyTTL. As [New] demands that
-// Propagation and DefaultTTL fit into half of RootTTL, a leaf of the default lifetime is never cut
-// short by the end of its root while Run runs.
+// It takes the steps of rotations at their time, so that [Authority.Changed] tells of them. It starts a rotation when no
+// more is left of the active root's lifetime than Propagation, MaxTTL and GraceRatio together, but never in the first half
+// of its life; at once if the root is tainted; and when the active JWT key nears its KeyTTL. As Propagation and
+// DefaultTTL fit into half of RootTTL, the end of a root never cuts a leaf of the default lifetime short while Run runs.
 //
 // With a store, it reads the record every SyncInterval, follows what others wrote, and writes down
 // what time has done. With plugged-in files, it follows them.
 //
-// Run returns nil when ctx is done, and nothing else ends it: what fails is logged
-// and tried again, and what was there before goes on working. One Run is enough; more do no harm.
+// Run returns nil when ctx is done, and nothing else ends it: failures are logged and tried again, and the CA goes on
+// working as before. One Run is enough; more do no harm.
 func (a *Authority) Run(ctx context.Context) error {
 	var following sync.WaitGroup
 	defer following.Wait()
@@ -374,7 +371,7 @@ func (a *Authority) Run(ctx context.Context) error {
 	return nil
 }
 
-// runner is what one Run remembers.
+// runner is the memory of one Run.
 type runner struct {
 	a         *Authority
 	nextSync  time.Time // when to read the store
@@ -383,7 +380,7 @@ type runner struct {
 	stuck     *state    // the state that could not be written down
 }
 
-// work does what is due at s and returns how long to wait, unless something changes before.
+// work does the work that is due at s, and returns how long to wait unless something changes before.
 func (r *runner) work(ctx context.Context, s *state) time.Duration {
 	a, wait := r.a, longestSleep
 	until := func(t time.Time) { wait = min(wait, time.Until(t)) }
@@ -429,9 +426,8 @@ func (r *runner) work(ctx context.Context, s *state) time.Duration {
 	return wait
 }
 
-// show writes down which distributing keys have been in the bundle of this process for long enough,
-// so that a process that comes later does not have to assume that no verifier knows them. It returns
-// how long to wait for the next one.
+// show writes down which distributing keys have been in the bundle of this process for long enough, so that a later
+// process does not have to assume that no verifier knows them. It returns how long to wait for the next one.
 func (r *runner) show(ctx context.Context, s *state) (time.Duration, error) {
 	left := longestSleep
 	due := false
@@ -456,7 +452,7 @@ func (r *runner) show(ctx context.Context, s *state) (time.Duration, error) {
 	})
 }
 
-// replaceAt returns when to replace the active key of a kind, and whether that is for Run to do at all.
+// replaceAt returns when to replace the active key of a kind, and whether Run has to do that at all.
 func (r *runner) replaceAt(s *state, kind rotation.Kind) (time.Time, bool) {
 	cfg, k := &r.a.cfg, s.In(kind, Active)
 	switch {

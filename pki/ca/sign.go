@@ -24,10 +24,9 @@ var (
 	// ErrIdentity says that the ID is not that of a workload of the authority's trust domain, that one of
 	// the other names cannot be in its certificate, or that a token has no audience, or too many.
 	ErrIdentity = errors.New("bad identity")
-	// ErrGeneration says that building or signing the certificate failed.
+	// ErrGeneration says that the certificate could not be built or signed.
 	ErrGeneration = errors.New("certificate generation failed")
-	// ErrLimit says that too much is asked for at the moment; [SignError.RetryAfter] says when to
-	// come back.
+	// ErrLimit says that there are too many requests at the moment; [SignError.RetryAfter] says when to come back.
 	ErrLimit = errors.New("too many requests")
 	// ErrAudit says that the record of the issuance could not be made durable, so that the
 	// certificate was thrown away.
@@ -67,8 +66,8 @@ func signCanceled(ctx context.Context, id spiffe.ID) error {
 // minTTL is the shortest lifetime: certificates carry whole seconds, so that less may be nothing.
 const minTTL = time.Second
 
-// Request asks for a certificate. Everything in it except the CSR is the word of the caller of
-// [Authority.Sign], and is signed as it stands.
+// Request asks for a certificate. The caller of [Authority.Sign] vouches for everything in it except the CSR: it is signed
+// as it stands.
 type Request struct {
 	// CSR holds the public key to certify. Nothing else of it is used: not its names, not its
 	// extensions, not its subject.
@@ -99,14 +98,13 @@ type Request struct {
 	Caller, Method string
 	Pod            Pod
 
-	// Proven is when the workload last proved its identity by something else than a certificate of this CA, such
-	// as a token; zero, or the future, means now. A server that takes such a certificate as proof sets it to
-	// [Authority.Proven] of that certificate, by which the leaf says so again.
+	// Proven is when the workload last proved its identity by another proof than a certificate of this CA, such as a token;
+	// zero, or the future, means now. A server that takes such a certificate as proof sets it to [Authority.Proven] of that
+	// certificate, so that the new leaf says the same.
 	Proven time.Time
 
-	// LimitKey is what the limits per caller count instead of Caller, where that is too much: such as the pod of a
-	// service account that many pods have, or the one workload for which a proxy asks that serves all of a node. Empty
-	// means Caller.
+	// LimitKey is what the limits per caller count instead of Caller, where one Caller stands for many: the pod, if many pods
+	// share a service account, or the workload, if a proxy asks for all workloads of a node. Empty means Caller.
 	LimitKey string
 
 	// Signer names one of several signers behind a registration authority; an [Authority] has one
@@ -114,8 +112,8 @@ type Request struct {
 	Signer string
 }
 
-// Signer is what a certificate service signs with: an [Authority], or a registration authority such as a
-// *ra.RA. Its methods are called from many goroutines.
+// Signer signs for a certificate service: an [Authority], or a registration authority such as a *ra.RA. It must be safe
+// for concurrent use.
 type Signer interface {
 	// Sign returns the chain for a request, leaf first. Its errors are those of [Authority.Sign]; one with a
 	// method Retryable() (after time.Duration, ok bool) may say that it passes.
@@ -128,9 +126,9 @@ type Signer interface {
 	// [Authority.CallerBundle]. It is nil or empty as Bundle is.
 	CallerBundle() *spiffe.Bundle
 
-	// Proven returns when the holder of a leaf of this signer last proved its identity by something else than a
-	// certificate: see [Authority.Proven]. It is zero if that cannot be known, as the signer does not choose what is
-	// in its certificates.
+	// Proven returns when the holder of a leaf of this signer last proved its identity by another proof than a certificate:
+	// see [Authority.Proven]. It is zero if that cannot be known, as the signer does not choose the contents of its
+	// certificates.
 	Proven(leaf *x509.Certificate) time.Time
 }
 
@@ -143,11 +141,11 @@ const (
 	// DNSOnly is a certificate for DNSNames (at least one) without a SPIFFE ID, as Linkerd's
 	// proxies and servers that are called by name have. ID must be zero.
 	DNSOnly
-	// Intermediate is the certificate of a CA below this one, such as that of one cluster, which signs
-	// leaves only. It needs [Config.MaxCATTL], which is also the default lifetime. ID, names and addresses
-	// must be empty. The new CA is of the same trust domain, and cannot sign for another one: a critical
-	// extension permits SPIFFE IDs of this trust domain only (see [pki.CertificateOptions]). The holder of its key
-	// can sign any identity of the trust domain, so this is for operators and their tools.
+	// Intermediate is the certificate of a CA below this one, such as that of one cluster, which signs leaves only. It needs
+	// [Config.MaxCATTL], which is also the default lifetime. ID, names and addresses must be empty. The new CA is of the
+	// same trust domain and cannot sign for another one: a critical extension permits SPIFFE IDs of this trust domain only
+	// (see [pki.CertificateOptions]). The holder of its key can sign any identity of the trust domain, so this is for
+	// operators and their tools.
 	Intermediate
 )
 
@@ -159,9 +157,9 @@ func (p Profile) kind() string {
 	return fmt.Sprintf("Profile(%d)", int(p))
 }
 
-// Sign certifies the public key of r.CSR for r.ID and returns the chain to present: the leaf first,
-// then what links it to a root of [Authority.Bundle], and not the root. Roots that the authority has
-// made sign leaves themselves, so that the chain is the leaf alone. The caller owns the result.
+// Sign certifies the public key of r.CSR for r.ID and returns the chain to present: the leaf first, then the certificates
+// between it and a root of [Authority.Bundle], without the root. Roots that the authority has made sign leaves themselves,
+// so that the chain is the leaf alone. The caller owns the result.
 //
 // The leaf is valid from Backdate before now until TTL from now, or until the end of the CA
 // certificates above it, if that is earlier. A TTL over the authority's MaxTTL is refused, not
@@ -196,7 +194,7 @@ func (a *Authority) Sign(ctx context.Context, r Request) ([]*x509.Certificate, e
 	return append([]*x509.Certificate{leaf}, g.above...), nil
 }
 
-// check tests what was asked for and fills in what was left out.
+// check tests the request and fills in the defaults.
 func (a *Authority) check(r *Request) (kind, err error) {
 	if r.CSR == nil || r.CSR.PublicKey() == nil {
 		return ErrCSR, errors.New("there is none; pki.ParseCSR makes one")
@@ -324,7 +322,7 @@ func (g *grant) issue(r *Request) (*x509.Certificate, error) {
 	})
 }
 
-// generationError says whether what was asked for was wrong, or the signing.
+// generationError returns the error of signing, which may be the request's fault.
 func generationError(id spiffe.ID, err error) error {
 	kind := ErrGeneration
 	if errors.Is(err, pki.ErrWeakKey) {
@@ -345,9 +343,8 @@ type grant struct {
 // errTooLong says that the store does not know yet that anything may live so long.
 var errTooLong = errors.New("the store does not know yet that lifetimes may be so long")
 
-// reserve chooses the key that signs something of this lifetime, and makes sure first that the key
-// stays in the bundle until the end of it, however long the signing takes and whatever happens
-// meanwhile.
+// reserve chooses the key for a certificate or token of this lifetime, and makes sure first that the key stays in the bundle
+// until its end, however long the signing takes and whatever happens meanwhile.
 func (a *Authority) reserve(ctx context.Context, kind rotation.Kind, id spiffe.ID, ttl time.Duration) (*grant, error) {
 	for again := true; ; again = false {
 		a.mu.Lock()
@@ -413,7 +410,7 @@ func (a *Authority) grant(s *state, kind rotation.Kind, ttl time.Duration, now t
 	return g, nil
 }
 
-// bound returns when what the key signs has to end, as the store may know more than s; zero for never. mu is held.
+// bound returns the latest end of what the key signs, as the store may know more than s; zero for none. mu is held.
 func (a *Authority) bound(s *state, kind rotation.Kind, key *rotation.Key) time.Time {
 	if a.store == nil || kind == rotation.Root && s.plugged != nil {
 		return time.Time{}

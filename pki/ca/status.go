@@ -44,8 +44,8 @@ const (
 	Trusted = rotation.Trusted
 )
 
-// KeyStatus describes one root or one key for JWT-SVIDs of an [Authority]. It is a copy and holds no
-// secret. Its times are the wall clock's.
+// KeyStatus describes one root or one key for JWT-SVIDs of an [Authority]. It is a copy and holds no secret. Its times are
+// wall-clock times.
 type KeyStatus struct {
 	redacted // prints what the key does and when that changes, in words
 
@@ -94,17 +94,15 @@ func (s KeyStatus) worded() KeyStatus {
 	return s
 }
 
-// Status is what an authority knows of itself at one moment, for pages about health. It holds no
-// secret.
+// Status is the state of an authority at one moment, for pages about health. It holds no secret.
 type Status struct {
 	TrustDomain spiffe.TrustDomain
 	Sequence    uint64      // of the bundle
 	Roots       []KeyStatus // that are in the bundle, oldest first
 	JWTKeys     []KeyStatus // likewise
 
-	// Synced is when the store last answered, or the files of a plugged-in CA were last found to be
-	// in order; zero for an authority of [New]. SyncError is what went wrong since, and nil if
-	// nothing did. What the authority had before goes on working: see [Open] for how long.
+	// Synced is when the store last answered, or the files of a plugged-in CA were last in order; zero for an authority of
+	// [New]. SyncError is the failure since then, or nil. The authority goes on working: see [Open] for how long.
 	Synced    time.Time
 	SyncError error
 }

@@ -11,17 +11,16 @@ import (
 
 // The errors that a [Store] wraps.
 var (
-	// ErrNoRecord says that the store was read, and that there is no record in it. An authority
-	// answers it by making a new CA, if [Config.Create] allows that, so a store returns it only when that is certain.
+	// ErrNoRecord says that the store was read and has no record. An authority then makes a new CA, if [Config.Create]
+	// allows that, so a store returns it only when it is certain.
 	ErrNoRecord = errors.New("no record")
 
-	// ErrUnfit says that waiting does not help, as an operator has to put something right: the store cannot keep keys
-	// as it is, such as a folder that others may read, or what is in it is not a record to work with. [Open] ends with
-	// it at once. Other errors of a store, beside ErrNoRecord, are believed to pass.
+	// ErrUnfit says that an operator has to act: the store cannot keep keys as it is, such as a folder that others may
+	// read, or its contents are not a usable record. [Open] ends with it at once. Other errors of a store, except
+	// ErrNoRecord, are expected to pass.
 	ErrUnfit = errors.New("unfit")
 
-	// ErrConflict says that the record is not the one that was to be replaced: another writer was
-	// faster.
+	// ErrConflict says that the record is not the one to be replaced: another writer was faster.
 	ErrConflict = errors.New("another writer has changed the record")
 )
 
@@ -30,21 +29,20 @@ var (
 // and then are replicas of one CA; see [Open]. All methods must be safe for concurrent use and
 // return when ctx is done.
 type Store interface {
-	// Load returns the record that the last Save to finish before the call has written, or a later
-	// one: not an older one from a cache or a lagging copy. It wraps [ErrNoRecord] if there is none;
-	// any other error says that the question could not be answered. The caller owns the result.
+	// Load returns the record of the last Save that finished before the call, or a later one: never an older one from a
+	// cache or a lagging copy. The error wraps [ErrNoRecord] if there is none; any other error says that the store could
+	// not tell. The caller owns the result.
 	Load(ctx context.Context) (Record, error)
 
-	// Save replaces the record whose version is r.Version by r.Data(), all of it or nothing, and
-	// returns the new version once the data would survive a crash. An empty r.Version means that
-	// there must be no record. It wraps [ErrConflict] if the record has another version, or is
-	// there or not there against expectation. After any other error the record may or may not have
-	// been replaced. Save does not keep or change what is in r.
+	// Save replaces the record whose version is r.Version by r.Data(), all of it or nothing, and returns the new version
+	// once the data would survive a crash. An empty r.Version means that there must be no record. The error wraps
+	// [ErrConflict] if the record has another version, or exists or is missing against expectation. After any other error
+	// the record may or may not have been replaced. Save does not keep or change r.Data().
 	Save(ctx context.Context, r Record) (version string, err error)
 }
 
-// Record is what a [Store] keeps. [NewRecord] makes one. It holds private keys and prints none of them,
-// whatever it is a part of.
+// Record is the contents of a [Store]. [NewRecord] makes one. It holds private keys and does not print them, whatever it
+// is a part of.
 type Record struct {
 	redacted
 
@@ -52,7 +50,7 @@ type Record struct {
 	// a record have the same version.
 	Version string
 
-	data func() map[string][]byte // where packages fmt, slog and json cannot follow it; nil for none
+	data func() map[string][]byte // packages fmt, slog and json do not look into a func; nil for none
 }
 
 // NewRecord returns a record with the given version and contents, which are not copied.

@@ -13,33 +13,31 @@ import (
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
-// Open makes an authority whose CA is in store, and survives it. If there is no record, it makes a
-// new CA with [Config.Create], and fails with [ErrNoRecord] without; if there is one that Istio made, it adopts that.
-// It starts no goroutine, but has to have
-// read the store, and tries again, with growing waits, until ctx is done; the error then wraps the
-// cause of that and the last error of the store. A record that is unfit, or a store that says so of itself, is an error
-// at once that wraps [ErrUnfit], and is left as it is. No error of the store is ever answered by making another CA.
+// Open makes an authority whose CA is kept in store. If there is no record, it makes a new CA with [Config.Create], and
+// fails with [ErrNoRecord] without. It adopts a CA that Istio made.
 //
-// Authorities that share a store are replicas of one CA: they have the same roots, keys and sequence
-// numbers, and take each step of a rotation at the same moment without talking to each other. They
-// write only when something is decided, and only in place of what they have read; a replica that is too late
-// reads again and decides again. Each needs [Authority.Run]. Their clocks must not differ by more
-// than Backdate, and those of their settings that are durations, and Rotation.KeepKey, should be the same.
+// Open starts no goroutine. It reads the store, and tries again with growing waits until ctx is done; the error then wraps
+// the cause of that and the last error of the store. A record or a store that is unfit is an error at once, which wraps
+// [ErrUnfit], and is left as it is. No error of the store leads to another CA.
+//
+// Authorities that share a store are replicas of one CA: they have the same roots, keys and sequence numbers, and take
+// each step of a rotation at the same moment without talking to each other. They write only decisions, and only in place
+// of the version that they have read; a replica that is too late reads and decides again. Each needs [Authority.Run].
+// Their clocks must not differ by more than Backdate, and their durations and Rotation.KeepKey should be the same.
 //
 // # While the store does not answer
 //
-// An authority goes on signing with what it read last. As another replica may have prepared a new
-// root right after, it grants no leaf beyond that reading plus Propagation plus the longest
-// lifetime: the old root stays in every replica's bundle at least as long. With the defaults that is
-// 90 days; then, and whenever nothing is left of a lifetime, it refuses with [spiffe.ErrNotReady].
+// An authority goes on signing with the keys that it read last. As another replica may have prepared a new root right
+// after, it grants no leaf beyond that reading plus Propagation plus the longest lifetime: the old root stays in every
+// replica's bundle at least as long. With the defaults that is 90 days. Then, and whenever nothing is left of a lifetime,
+// it refuses with [spiffe.ErrNotReady].
 //
 // # When no authority was running
 //
-// A root that was prepared and then not distributed, as no authority ran, must not sign because
-// its time has come. An authority that meets a distributing key for the first time with less than
-// three fifths of its Propagation left (three refreshes, FED-3) lets it wait for the whole of it
-// again, for all replicas. Not so when the old root has come to the end of its time meanwhile, as it
-// is then out of bundles that others may have shown, and all that it signed has expired.
+// A root that was prepared but not distributed, because no authority ran, must not sign when its time has come. An
+// authority that meets a distributing key for the first time with less than three fifths of its Propagation left (three
+// refreshes, FED-3) has it wait for the whole of it again, for all replicas. The exception is an old root that has come
+// to its retirement meanwhile: others may show bundles without it, and all that it signed has expired.
 func Open(ctx context.Context, cfg Config, store Store) (*Authority, error) {
 	if store == nil {
 		return nil, errors.New("ca: Open needs a store; New makes an authority without one")
@@ -101,10 +99,9 @@ var (
 	errRemark   = errors.New("only a remark") // it is to be stored, and no bundle is another one for it
 )
 
-// update decides and stores. The change edits a copy of the present document, at the time that it is
-// given; it is called again, on another copy, if another replica was faster. What it makes is saved
-// first and shown after, with why it happened. Without a change, update reads the store, follows what is there, and
-// writes down what time has done.
+// update decides and stores. The change edits a copy of the current document, at the time that it is given; it is called
+// again, on another copy, if another replica was faster. The result is saved first and shown after, with why it happened.
+// Without a change, update reads the store, follows the record, and writes down the steps that time has taken.
 func (a *Authority) update(ctx context.Context, why string, change func(d *rotation.Document, now time.Time) error) error {
 	select {
 	case a.writing <- struct{}{}:
@@ -159,8 +156,8 @@ func (a *Authority) updateMemory(why string, change func(d *rotation.Document, n
 	return err
 }
 
-// attempt is one turn of update; a slot of writing is held. A failure of the store is noted for
-// Status; one of the change is not the store's.
+// attempt is one turn of update; a slot of writing is held. A failure of the store is noted for Status; one of the change
+// is not.
 func (a *Authority) attempt(ctx context.Context, reload bool, why string, change func(d *rotation.Document, now time.Time) error) error {
 	base, err := a.base(ctx, reload)
 	if err != nil {
@@ -177,7 +174,7 @@ func (a *Authority) attempt(ctx context.Context, reload bool, why string, change
 	now := time.Now()
 	timed, _ := base.Advance(nil, now)
 	d, steps := d.Advance(nil, now)
-	d, decided, err := a.groom(d, now)
+	d, decided, err := a.withRequiredKeys(d, now)
 	if err != nil {
 		return a.note(ctx, err)
 	}
@@ -203,7 +200,7 @@ func (a *Authority) attempt(ctx context.Context, reload bool, why string, change
 	return nil
 }
 
-// missing says what to do about a store without a record, in which none may be made.
+// missing is the error for a store without a record, in which none may be made.
 func (a *Authority) missing(err error) error {
 	what := "there is no CA"
 	if a.files != nil {
@@ -246,8 +243,8 @@ type based struct {
 	vanished bool // there was a record, and there is none
 }
 
-// base returns the present document: the one in memory, or the one in the store if it is to be
-// read, which never goes back behind the one in memory.
+// base returns the current document: the one in memory or, with reload, the one in the store, which is never older than
+// the one in memory.
 func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 	mem := a.state.Load()
 	if !reload {
@@ -297,9 +294,9 @@ func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 	return based{Document: d.Merge(new(rotation.Document), start), version: r.Version, dirty: changed, read: start}, nil
 }
 
-// groom returns d with what this authority needs in it: keys that cover what it is set to grant with
-// them, and a key for tokens. The bool says whether the result is another one.
-func (a *Authority) groom(d *rotation.Document, now time.Time) (*rotation.Document, bool, error) {
+// withRequiredKeys returns d with the keys that this authority needs: their terms cover the lifetimes that it grants, and
+// there is a key for tokens. The bool reports whether d had to be changed.
+func (a *Authority) withRequiredKeys(d *rotation.Document, now time.Time) (*rotation.Document, bool, error) {
 	next := d.Clone()
 	edited := next.Raise(rotation.Root, a.cfg.terms(rotation.Root))
 	if a.cfg.JWT != nil {
@@ -378,8 +375,8 @@ func (a *Authority) load(ctx context.Context) (Record, error) {
 	return r, err
 }
 
-// patience is how long the store may take: what is decided must not be old when it is stored. A disk
-// that others use takes its time all the same.
+// patience is how long the store may take: a decision must not be old when it is stored. A busy disk needs some seconds all
+// the same.
 func (a *Authority) patience() time.Duration {
 	return min(10*time.Second, max(3*time.Second, a.cfg.Rotation.Propagation/8))
 }
@@ -389,8 +386,8 @@ func (a *Authority) syncWait() time.Duration {
 	return a.cfg.SyncInterval - rand.N(a.cfg.SyncInterval/10+1)
 }
 
-// install makes d, which the store has as version and had at the time read, what holds. What has become of keys since
-// the state before is told, with why; if there was none, since the document before, which may be nil.
+// install makes d the current document. The store has it as version, and had it at the time read. Changes of keys since
+// the state before are reported with why; if there was none, those since the document before, which may be nil.
 func (a *Authority) install(d *rotation.Document, version string, read, now time.Time, before *rotation.Document, why string) error {
 	a.mu.Lock()
 	// Meanwhile a reader may have taken a step.
@@ -431,7 +428,7 @@ func (a *Authority) install(d *rotation.Document, version string, read, now time
 	return err
 }
 
-// opened says how the authority began, once.
+// opened reports, once, how the authority began.
 func (a *Authority) opened(ctx context.Context) {
 	how, where := loaded, fmt.Sprintf("%T", a.store)
 	if named, ok := a.store.(fmt.Stringer); ok { // what another store prints may be its keys

@@ -116,9 +116,10 @@ import (
 
 // Limits.
 const (
-	maxLine    = 64 << 10    // bytes of a line without its newline
-	maxTorn    = 64 << 20    // bytes without a newline at the end of a file, after a crash
-	retryAfter = time.Second // from a failure to the next attempt to open the file
+	maxLine = 64 << 10 // bytes of a line without its newline
+	maxTorn = 64 << 20 // bytes without a newline at the end of a file, after a crash
+
+	attemptEvery = time.Second // from a failure to the next attempt to open the file, and how long an answer of Err counts
 )
 
 // Options changes how a [Log] works. The zero value is the usual.
@@ -144,9 +145,10 @@ type Options struct {
 // Log is an audit log in a file; [Open] makes one. It implements ca.Auditor. All methods may be
 // called at the same time. A goroutine runs while there is something to write or to look at, and none otherwise.
 type Log struct {
-	path string
-	o    Options
-	fs   fileSystem
+	path  string
+	o     Options
+	fs    fileSystem
+	every time.Duration // attemptEvery; less in tests of a real disk
 
 	mu      sync.Mutex
 	pending *batch        // the records that go into the next write; nil for none
@@ -206,7 +208,7 @@ func open(path string, o *Options, fsys fileSystem) (*Log, error) {
 	if err != nil {
 		return nil, fmt.Errorf("auditlog: %w", err)
 	}
-	l := &Log{path: path, o: *o, fs: fsys, taken: make(chan struct{}), told: map[string]bool{}}
+	l := &Log{path: path, o: *o, fs: fsys, every: attemptEvery, taken: make(chan struct{}), told: map[string]bool{}}
 	l.o.Queue, l.o.Logger = cmp.Or(o.Queue, 1024), cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	l.idle.L = &l.mu
 	if err := l.Reopen(); err != nil {
@@ -312,10 +314,9 @@ func (l *Log) write() {
 
 // Limits of Err.
 const (
-	checkEvery = time.Second // how long an answer counts
-	checkWait  = time.Second // for an answer; then the one before counts
-	tooSlow    = 10 * time.Second
-	probeSize  = 4 << 10 // bytes for which there has to be room
+	checkWait = time.Second // for an answer; then the one before counts
+	tooSlow   = 10 * time.Second
+	probeSize = 4 << 10 // bytes for which there has to be room
 )
 
 // Err returns nil if a record could be written now, and otherwise why not: the error of the last attempt, a disk without
@@ -350,7 +351,7 @@ func (l *Log) Err() error {
 func (l *Log) check() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed || time.Since(l.checked) < checkEvery || !l.disk.TryLock() {
+	if l.closed || time.Since(l.checked) < l.every || !l.disk.TryLock() {
 		return nil
 	}
 	done := make(chan struct{})
@@ -405,10 +406,10 @@ func (l *Log) Close() error {
 }
 
 // commit writes b, which may be nil, at the end of the file that is at path now, and waits for the
-// disk. After a failure it does not even try before retryAfter has passed. The lock disk is held, as in all
+// disk. After a failure it does not even try before attemptEvery has passed. The lock disk is held, as in all
 // that follows.
 func (l *Log) commit(b *batch) error {
-	if l.err != nil && time.Since(l.failed) < retryAfter {
+	if l.err != nil && time.Since(l.failed) < l.every {
 		return l.err
 	}
 	l.mu.Lock()

@@ -293,7 +293,7 @@ func TestErrOnDisk(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "log")
 	require.NoError(t, os.Mkdir(dir, 0o700))
 	path := filepath.Join(dir, "audit.jsonl")
-	l, err := auditlog.Open(path, nil)
+	l, err := auditlog.OpenHasty(path)
 	require.NoError(t, err)
 	defer l.Close()
 	require.NoError(t, l.Err())

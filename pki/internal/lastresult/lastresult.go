@@ -1,5 +1,5 @@
-// Package lastresult remembers why the last attempt at something failed, for a while: a server that reports it as
-// its health is taken out of service, gets no further attempts, and would not find out that they work again.
+// Package lastresult remembers for a while why the last attempt failed. Only for a while, because a server that reports
+// the failure as its health is taken out of service, gets no further attempts, and would not notice that they work again.
 package lastresult
 
 import (

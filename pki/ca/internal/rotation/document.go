@@ -22,9 +22,9 @@ const MaxKeys = 64
 // ErrRotating says that a key cannot be prepared.
 var ErrRotating = errors.New("a rotation is under way")
 
-// Document is what an authority must not lose. It never changes once it is shared: time moves it on, by
-// [Document.Advance] and in the same way for all that have it, and the other methods that change it
-// are for a [Document.Clone].
+// Document is the state of an authority, which it must not lose. A shared Document never changes: [Document.Advance]
+// returns the one that follows, the same on every replica, and the other methods that change it are for a
+// [Document.Clone].
 type Document struct {
 	Authority string   // random, chosen when the CA was made: two CAs of one trust domain are not the same
 	Revision  uint64   // grows by one with each write
@@ -82,9 +82,9 @@ func (d *Document) twins(id string) (all []*Key) {
 // ErrActive says that a key cannot be revoked, because it is the one that signs.
 var ErrActive = errors.New("the key is active")
 
-// Revoke takes a key out, and all that have the same private key. If one of them is active, the distributing key
-// takes its place at once, or else the one that successor makes; without successor the error wraps [ErrActive].
-// It returns the key that took the place, or nil.
+// Revoke removes a key and all with the same private key. If one of them is active, the distributing key takes its place
+// at once, or else the one that successor makes; with a nil successor the error wraps [ErrActive]. It returns the key that
+// took the place, or nil.
 func (d *Document) Revoke(id string, successor func() (Key, error), now time.Time) (*Key, error) {
 	twins := d.twins(id)
 	out := map[string]bool{}
@@ -157,10 +157,9 @@ func (d *Document) Next() time.Time {
 	return a
 }
 
-// NumberOfNext returns the sequence number of the bundle after an authority has decided something that
-// changes what is in d, or when. It is more than any number that time alone leads to from d: replicas that
-// have not heard of the decision yet may get there, and two bundles must not have one number
-// (BND-17).
+// NumberOfNext returns the sequence number of the bundle after an authority has decided a change of d, or of its times. It
+// is more than any number that time alone leads to from d: replicas that do not know of the decision yet may get there,
+// and two bundles must not share a number (BND-17).
 func (d *Document) NumberOfNext() uint64 {
 	n := d.Sequence + 1
 	for kind, keys := range d.Keys {
@@ -220,8 +219,8 @@ func (d *Document) MayPrepare(kind Kind, adds bool) error {
 	return nil
 }
 
-// Prepare adds a key, to be active after at least wait, when all verifiers have heard of it. It returns the
-// key as it was added.
+// Prepare adds a key that becomes active after at least wait, when all verifiers know it. It returns the key as it was
+// added.
 func (d *Document) Prepare(fresh Key, wait time.Duration, now time.Time) Key {
 	kind := fresh.Kind()
 	if k := d.In(kind, Active); k != nil {
@@ -249,8 +248,8 @@ func (d *Document) NeedsSuccessor(id string) bool {
 	})
 }
 
-// Taint taints a key, and all that have the same private key, which takes a distributing one out and limits the
-// rest of a retiring one's time. It reports whether any was there and not tainted yet.
+// Taint taints a key and all with the same private key. A distributing one is removed, and a retiring one leaves after
+// grace. It reports whether any of them exists and was not tainted yet.
 func (d *Document) Taint(id string, grace time.Duration, now time.Time) (tainted bool) {
 	for _, k := range d.twins(id) {
 		switch {
@@ -292,8 +291,8 @@ func (d *Document) Raise(kind Kind, to Terms) (raised bool) {
 	return raised
 }
 
-// Merge returns d, which was read at now, with what the keys that are known already have beside what is
-// stored: a reading of the monotonic clock, when they were first met, and the very same certificates.
+// Merge returns d, which was read at now, with the parts of known keys that are not stored: the readings of the monotonic
+// clock, when they were first read, and the same parsed certificates.
 func (d *Document) Merge(known *Document, now time.Time) *Document {
 	d = d.Clone()
 	for _, keys := range d.Keys {
@@ -321,8 +320,8 @@ func (d *Document) Merge(known *Document, now time.Time) *Document {
 	return d
 }
 
-// Postpone lets distributing keys that are not among the known wait again, if too little is left of
-// the time in which verifiers learn of them: which verifiers have seen them till now is not known.
+// Postpone has distributing keys that are not in known wait again if too little is left of the time in which verifiers learn
+// of them: it is not known which verifiers have seen them.
 func (d *Document) Postpone(known *Document, now time.Time) (_ *Document, changed bool) {
 	for _, kind := range Kinds {
 		k := d.In(kind, Distributing)
@@ -423,5 +422,5 @@ func RandomID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// Seal puts a secret where package fmt cannot follow it.
+// Seal keeps a secret where package fmt does not look.
 func Seal[T any](secret T) func() T { return func() T { return secret } }

@@ -1,6 +1,6 @@
-// Package rotation is how the keys of a certificate authority follow one another. It is arithmetic: from
-// a document with the keys, and a moment, follow the document at that moment and the steps that lead to it. Nothing
-// here reads a clock or a store, signs, or waits.
+// Package rotation computes how the keys of a certificate authority follow one another: from a document with the keys, and
+// a time, the document at that time and the steps that lead to it. It reads no clock and no store, signs nothing and never
+// waits.
 //
 // A key is distributing, then active, then retiring, and then gone:
 //
@@ -8,8 +8,8 @@
 //	activate    at Key.Activates it signs, and the key that signed before is retiring
 //	retire      at Key.Retires a retiring key leaves the bundle
 //
-// Time alone takes the last two steps, in Document.Advance, and all replicas that have one document take
-// them at the same moments.
+// Time alone takes the last two steps, in Document.Advance, and all replicas with the same document take them at the same
+// moment.
 package rotation
 
 import (
@@ -49,9 +49,9 @@ func (k Kind) IDName() string {
 	return "serial"
 }
 
-// Phase is the place of a root, or of a JWT key, in a rotation. A key moves forward only, except that a
-// distributing key waits again when no authority ran to distribute it. Before the first phase a key
-// does not exist; after the last it is out of the bundle, and forgotten.
+// Phase is the place of a root, or of a JWT key, in a rotation. A key moves forward only, except that a distributing key
+// waits again when no authority ran to distribute it. Before the first phase a key does not exist; after the last it is
+// out of the bundle, and forgotten.
 type Phase string
 
 // The phases of a key that is in the bundle.
@@ -83,14 +83,14 @@ type Key struct {
 	Tainted    bool
 	TaintGrace time.Duration
 
-	Met   time.Time // when this process came to know of a distributing key; not stored
+	Met   time.Time // when this process first read a distributing key; not stored
 	Shown bool      // a process has had the distributing key in its bundle for ShownAfter
 }
 
-// Terms are what all replicas have to respect in one another. They only grow while a key lives.
+// Terms are the limits of all replicas together. They only grow while a key lives.
 type Terms struct {
 	Longest     time.Duration // the longest lifetime that any replica may grant under the key
-	Grace       time.Duration // how much longer verifiers with slow clocks accept what it signed
+	Grace       time.Duration // how much longer verifiers with slow clocks accept its leaves
 	Propagation time.Duration // its successor is in the bundle for at least as long before it signs
 }
 
@@ -107,7 +107,7 @@ func (k *Key) Kind() Kind {
 	return Root
 }
 
-// sameKey reports whether k and o have the same private key, so that a thief of one has both.
+// sameKey reports whether k and o have the same private key.
 func (k *Key) sameKey(o *Key) bool {
 	if k.ID == o.ID {
 		return true
@@ -122,8 +122,8 @@ func (k *Key) sameKey(o *Key) bool {
 // With the default Propagation it is two refreshes: every consumer that polls has the key.
 func (k *Key) ShownAfter() time.Duration { return k.Propagation - k.wantsLeft() }
 
-// wantsLeft is how much of its time to be distributed a key that no process has shown must have left
-// when a process meets it: three refreshes by default (FED-3).
+// wantsLeft is how much of its Propagation a key must have left when a process first reads it, unless another process has
+// shown it: three refreshes by default (FED-3).
 func (k *Key) wantsLeft() time.Duration { return k.Propagation / 5 * 3 }
 
 // due returns when the key takes its next step by time; zero for never. The active key waits for
@@ -140,9 +140,9 @@ func (k *Key) due() time.Time {
 
 // retired returns k as it is when another key takes over at the time at.
 //
-// A sole signer knows the end of the last thing that the key signed, or that it signed nothing
-// (zero), and gives it as last. Replicas do not know what the others signed, and give nil: then the key
-// stays for the longest life that any of them may have granted until then.
+// A sole signer knows when the last certificate of the key ends, or that there is none (zero), and passes it as last.
+// Replicas do not know what the others signed, and pass nil: then the key stays for the longest lifetime that any of them
+// may have granted until then.
 func (k Key) retired(last *time.Time, at time.Time) Key {
 	end := at.Add(k.Longest).Add(k.Grace)
 	if last != nil {
@@ -169,7 +169,7 @@ func nextStep(keys []Key) time.Time {
 	return first
 }
 
-// Step is what happened to the keys of one kind at one time.
+// Step is a change of the keys of one kind at one time.
 type Step struct {
 	At        time.Time
 	Kind      Kind
@@ -177,10 +177,9 @@ type Step struct {
 	Retired   []Key // the keys that left the bundle
 }
 
-// advance returns keys as they are at now, and the steps that lead there, one for each moment at
-// which something happened: the result is the same however late and however often it is called, and
-// for all that have the same keys. For last see [Key.retired]. Phases only move forward: a now
-// that is earlier than the last one changes nothing. keys is not changed.
+// advance returns keys as they are at now, and the steps that lead there, one for each moment at which something happened.
+// The result is the same however late and however often it is called, and on every replica with the same keys. For last
+// see [Key.retired]. Phases only move forward: an earlier now than the last one changes nothing. keys is not changed.
 func advance(keys []Key, last *time.Time, now time.Time) ([]Key, []Step) {
 	var steps []Step
 	for {
