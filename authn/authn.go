@@ -89,6 +89,7 @@ type Pod struct {
 	Namespace      string
 	ServiceAccount string
 	Name, UID      string // empty for a credential that is not bound to a pod
+	Node           string // that the pod runs on; empty if the credential does not say
 }
 
 // proven reports whether c has a proven name.
@@ -138,7 +139,7 @@ func (p *Pod) attrs() []slog.Attr {
 	var attrs []slog.Attr
 	for _, a := range []slog.Attr{
 		slog.String("cluster", p.Cluster), slog.String("namespace", p.Namespace),
-		slog.String("service_account", p.ServiceAccount), slog.String("name", p.Name), slog.String("uid", p.UID),
+		slog.String("service_account", p.ServiceAccount), slog.String("name", p.Name), slog.String("uid", p.UID), slog.String("node", p.Node),
 	} {
 		if a.Value.String() != "" {
 			attrs = append(attrs, a)

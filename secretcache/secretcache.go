@@ -67,7 +67,7 @@
 //
 // A CA that is wrong for a moment changes nothing. It is not plausible that a sequence number rises by more than 10,000,
 // unless it is a time before and after, that it is lost, or that authorities disappear without a higher number. Such a bundle
-// is held: the one in force stays, each answer is a failure in the log and in [Manager.Status], and the CA is asked again, at
+// is held: the one in force stays, each answer is a failure in the log and in [Manager.Report], and the CA is asked again, at
 // most five minutes later. The bundle takes effect when the CA has repeated it at least 3 times in at least 30 minutes, with no
 // other answer between. An operator who knows better restarts the program, which then takes the bundle as the first one.
 //
@@ -84,7 +84,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"iter"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -98,11 +97,6 @@ import (
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
-
-// ErrNotReady says that there is nothing to return yet: no certificate or no trust bundle was obtained so far. To methods that
-// wait, [Manager.Ready] and [Manager.GenerateSecret], a certificate that has expired counts as none; [Manager.SVID] and
-// [Manager.Snapshot] return it. The error around it has the cause of the last failure.
-var ErrNotReady = errors.New("not ready")
 
 // CA is the authority that a [Manager] asks. Package caclient has implementations. Both methods must be safe for concurrent
 // use and return when ctx is done. Each call has a deadline.
@@ -239,6 +233,7 @@ type Manager struct {
 	identities renew.Loop[*entry]
 	announced  []announcement // the newest bundle that all subscribers were told of, and newer ones; oldest first
 	counts     counts
+	reported   int // identities in the last report
 }
 
 type redacted = redact.Text // an alias, so that the embedded field is not exported
@@ -336,7 +331,7 @@ func (c *Config) timing() (grace, jitter float64) {
 
 // SVID returns the current certificate of the default identity with its key. It does not block,
 // and it does not look at the clock: after an outage that lasted longer than the certificate, it
-// is an expired one. Before the first the error wraps [ErrNotReady]. If the default identity is a
+// is an expired one. Before the first the error wraps [spiffe.ErrNotReady]. If the default identity is a
 // [*pki.Credential], the error wraps [errors.ErrUnsupported].
 func (m *Manager) SVID() (*spiffe.SVID, error) {
 	if s := m.snap.Load(); s != nil {
@@ -358,7 +353,7 @@ func (m *Manager) Credential() (*pki.Credential, error) {
 }
 
 // Bundle returns the current trust bundle of td. It does not block. Before the first bundles the
-// error wraps [ErrNotReady]; for a trust domain that is not among them it wraps
+// error wraps [spiffe.ErrNotReady]; for a trust domain that is not among them it wraps
 // [spiffe.ErrUnknownTrustDomain].
 func (m *Manager) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	if t := m.trust.Load(); t != nil {
@@ -393,13 +388,6 @@ func (m *Manager) noSnapshot() error {
 //		<-changed
 //	}
 func (m *Manager) Changed() <-chan struct{} { return m.changed.Changed() }
-
-// Updates returns the current snapshot first, if there is one, and then each newer one until ctx is
-// done. A loop that is slow skips to the newest. The sequence may be used more than once. A credential is in no
-// snapshot: follow it with [Manager.Changed].
-func (m *Manager) Updates(ctx context.Context) iter.Seq[*spiffe.Snapshot] {
-	return renew.Follow(ctx, m.Changed, m.snap.Load)
-}
 
 // domain returns the trust domain of the Manager.
 func (m *Manager) domain() spiffe.TrustDomain { return m.cfg.Expect.TrustDomain() }
@@ -444,7 +432,7 @@ func (m *Manager) notReady(e *entry, cause error) error {
 	default:
 		add(idle)
 	}
-	return fmt.Errorf("secretcache: %s: %w: %w", m.title(e), ErrNotReady, why)
+	return fmt.Errorf("secretcache: %s: %[3]w: %[2]w", m.title(e), why, spiffe.ErrNotReady) // why may know when to come back, and is asked first
 }
 
 // silence is the error for a CA that has neither answered nor failed; see entry.asked.

@@ -12,14 +12,14 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
-
-// ErrNotReady says that a [Sidecar] has no identity yet.
-var ErrNotReady = errors.New("not ready")
 
 const defaultInterval = time.Hour
 
@@ -121,16 +121,16 @@ func (s *Sidecar) Run(ctx context.Context) error {
 // is always nil.
 func (s *Sidecar) Close() error { return s.life.Close() }
 
-// Ready waits until there is an identity that has not expired. The error wraps [ErrNotReady], the cause of ctx, and what the
+// Ready waits until there is an identity that has not expired. The error wraps [spiffe.ErrNotReady], the cause of ctx, and what the
 // last attempt failed with.
 func (s *Sidecar) Ready(ctx context.Context) error {
 	err := s.life.Await(ctx, s.Changed, func() bool { _, err := s.Identity(); return err == nil })
 	if err == nil {
 		return nil
 	}
-	why := ErrNotReady
+	why := spiffe.ErrNotReady
 	if last := s.cur.Load().err; last != nil {
-		why = fmt.Errorf("%w: %w", ErrNotReady, last)
+		why = fmt.Errorf("%[2]w: %[1]w", last, spiffe.ErrNotReady) // last may know when to come back, and is asked first
 	}
 	if idle := s.life.Idle(); idle != nil && !errors.Is(err, idle) {
 		why = fmt.Errorf("%w: %w", why, idle)
@@ -139,16 +139,16 @@ func (s *Sidecar) Ready(ctx context.Context) error {
 }
 
 // Identity returns the present identity. It does not block. Before the first, and after the end of the certificate, the error
-// wraps [ErrNotReady] and says what the last attempt failed with.
+// wraps [spiffe.ErrNotReady] and says what the last attempt failed with.
 func (s *Sidecar) Identity() (*Identity, error) {
 	st := s.cur.Load()
 	switch {
 	case st.identity == nil && st.err != nil:
-		return nil, fmt.Errorf("athenz: sidecar: %w: %w", ErrNotReady, st.err)
+		return nil, fmt.Errorf("athenz: sidecar: %[2]w: %[1]w", st.err, spiffe.ErrNotReady)
 	case st.identity == nil:
-		return nil, fmt.Errorf("athenz: sidecar: %w: there is no identity yet", ErrNotReady)
+		return nil, fmt.Errorf("athenz: sidecar: %w: there is no identity yet", spiffe.ErrNotReady)
 	case !time.Now().Before(st.identity.Credential.NotAfter()):
-		return nil, fmt.Errorf("athenz: sidecar: %w: the certificate has expired: %w", ErrNotReady, cmp.Or(st.err, errors.New("there was no attempt to refresh it")))
+		return nil, fmt.Errorf("athenz: sidecar: %[2]w: the certificate has expired: %[1]w", cmp.Or(st.err, errors.New("there was no attempt to refresh it")), spiffe.ErrNotReady)
 	}
 	return st.identity, nil
 }
@@ -157,21 +157,30 @@ func (s *Sidecar) Identity() (*Identity, error) {
 // reading.
 func (s *Sidecar) Changed() <-chan struct{} { return s.news.Changed() }
 
-// Status returns how many attempts have failed since the last one that did not, and the last failure, or nil.
-func (s *Sidecar) Status() (failures int, err error) {
-	st := s.cur.Load()
-	return st.failures, st.err
-}
-
-// WriteMetrics writes what the Sidecar has and does in the text format of Prometheus:
+// Report implements [report.Reporter] with the identity, and the agent as the upstream. The metrics are:
 //
 //	svidkit_athenz_sidecar_ready                               1 while there is an identity that has not expired
 //	svidkit_athenz_sidecar_refreshes_total                     identities that the agent has given
 //	svidkit_athenz_sidecar_failures                            failed attempts in a row
 //	svidkit_athenz_sidecar_identity_end_timestamp_seconds      when the certificate expires
-//
-// The error is that of w.
-func (s *Sidecar) WriteMetrics(w io.Writer) error {
+func (s *Sidecar) Report() report.Report {
+	st := s.cur.Load()
+	_, err := s.Identity()
+	i := report.Identity{Name: "default", Failures: st.failures, Err: st.err} // not its Own: a restart asks for another init, which the agent refuses
+	r := report.Report{
+		NotReady: err, Upstreams: []report.Upstream{{Name: "agent", OK: st.refreshes > 0, Failures: st.failures, Err: st.err}},
+		Metrics: s.writeMetrics,
+	}
+	if st.identity != nil {
+		chain := st.identity.Credential.Chain()
+		i.Name = cmp.Or(chain[0].Subject.CommonName, i.Name)
+		i.NotBefore, i.NotAfter, i.ChainEnd = chain[0].NotBefore, chain[0].NotAfter, certchain.End(chain)
+	}
+	r.Identities = []report.Identity{i}
+	return r
+}
+
+func (s *Sidecar) writeMetrics(w io.Writer) error {
 	st := s.cur.Load()
 	_, err := s.Identity()
 	var m metrics.Set

@@ -146,6 +146,7 @@ func (a *tokenReviewer) Authenticate(r *http.Request) (*authn.Caller, error) {
 			ServiceAccount: account.ServiceAccount,
 			Name:           account.PodName,
 			UID:            account.PodUID,
+			Node:           account.NodeName,
 		},
 	}, nil
 }

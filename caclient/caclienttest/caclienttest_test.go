@@ -181,7 +181,6 @@ func TestSigner(t *testing.T) {
 	authority := spiffetest.NewCA(t, "example.org")
 	f := caclienttest.NewIstio(t, authority, path)
 	s := f.Signer()
-	assert.Equal(t, authority.TrustDomain(), s.TrustDomain())
 	assert.Same(t, authority.Bundle(), s.Bundle())
 	assert.Same(t, authority.Bundle(), s.CallerBundle())
 	assert.True(t, s.Proven(nil).IsZero())
@@ -192,7 +191,7 @@ func TestSigner(t *testing.T) {
 	assert.Equal(t, id.String(), chain[0].URIs[0].String(), "what is granted counts, and not what is asked for")
 	assert.Equal(t, []string{"web.test"}, chain[0].DNSNames)
 	for kind, want := range map[error]error{
-		caclient.ErrUnavailable: ca.ErrNotReady, caclient.ErrInvalid: ca.ErrCSR, caclient.ErrDenied: ca.ErrIdentity, io.EOF: ca.ErrNotReady,
+		caclient.ErrUnavailable: spiffe.ErrNotReady, caclient.ErrInvalid: ca.ErrCSR, caclient.ErrDenied: ca.ErrIdentity, io.EOF: spiffe.ErrNotReady,
 	} {
 		authority.FailNext(1, &caclient.Error{Op: "sign", Kind: kind, Err: io.EOF, RetryAfter: time.Minute})
 		_, err = s.Sign(t.Context(), ca.Request{CSR: csr, ID: id})

@@ -566,7 +566,7 @@ func TestIdentity(t *testing.T) {
 			case 6 * 60:
 				ca.Prepare()
 			case 7 * 60:
-				ca.Activate()
+				ca.Rotate()
 			case 10 * 60:
 				ca.DropOldRoots()
 			}

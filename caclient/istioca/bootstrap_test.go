@@ -144,7 +144,7 @@ func TestBootstrap(t *testing.T) {
 		require.NoError(t, err)
 		stale.write(t, name, b)
 	}
-	for _, step := range []func(){host.Prepare, host.Activate, host.DropOldRoots} {
+	for _, step := range []func(){host.Prepare, host.Rotate, host.DropOldRoots} {
 		step()
 		writeRoots()
 		requireRenewal(second, byCertificate)

@@ -273,7 +273,7 @@ func (c *CA) renewable(csr *pki.CSR) bool {
 	if cert == nil {
 		return false
 	}
-	has, err := pki.CertificateSANs(cert.Leaf)
+	has, err := pki.ParseSANs(cert.Leaf.Extensions)
 	wants := csr.SANs()
 	return err == nil && len(has) == len(wants) && !slices.ContainsFunc(wants, func(s pki.SAN) bool { return !slices.Contains(has, s) })
 }

@@ -112,7 +112,7 @@ func TestFingerprint(t *testing.T) {
 	set, err := c.FetchBundles(t.Context())
 	require.NoError(t, err)
 	assert.True(t, slices.EqualFunc(authorities(t, set), slices.Collect(ca.Bundle().X509Authorities()), (*x509.Certificate).Equal))
-	ca.Activate()
+	ca.Rotate()
 	ca.DropOldRoots()
 	f.Drop() // so that connections are new
 	f.Mend()

@@ -87,7 +87,7 @@ func runAgent(ctx context.Context, v *settings.Values, o Options) error {
 	}
 	counted := o.count("agent", agent)
 	g := newGroup(ctx, v, o)
-	g.health(v, health.Part{Name: "agent", Metrics: counted, Check: func() error { return readable(v, "CERT_FILE", "KEY_FILE", "SERVER_CA_CERT", "SERVICE_CA_CERT") }})
+	g.health(v, health.Part{Name: "agent", Source: counted, Check: func() error { return readable(v, "CERT_FILE", "KEY_FILE", "SERVER_CA_CERT", "SERVICE_CA_CERT") }})
 	server := &unixsocket.Server{Path: v.Text("AGENT_SOCKET"), DirMode: 0o755, SocketMode: 0o666, Handler: counted, Logger: o.Logger}
 	if g.failed == nil {
 		if err := server.Listen(); err != nil {

@@ -22,7 +22,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/files/smallfile"
+	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/settings"
@@ -31,6 +31,7 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/health"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // Program is one of the three: [Agent], [Provider] or [SIA].
@@ -232,11 +233,11 @@ func readable(v *settings.Values, certFile, keyFile string, rootsFiles ...string
 const maxPEM = 256 << 10 // bytes of a file
 
 func readPair(certFile, keyFile string) (*pki.Credential, error) {
-	certs, err := smallfile.Read(certFile, maxPEM)
+	certs, err := files.Read(certFile, maxPEM)
 	if err != nil {
 		return nil, err
 	}
-	key, err := smallfile.Read(keyFile, maxPEM)
+	key, err := files.Read(keyFile, maxPEM)
 	if err != nil {
 		return nil, err
 	}
@@ -260,7 +261,7 @@ func trustDomain(v *settings.Values) (td spiffe.TrustDomain, named bool) {
 
 // readBundle returns the CA certificates in a file as the bundle of a trust domain.
 func readBundle(td spiffe.TrustDomain, file string) (*spiffe.Bundle, error) {
-	data, err := smallfile.Read(file, maxPEM)
+	data, err := files.Read(file, maxPEM)
 	if err != nil {
 		return nil, err
 	}
@@ -448,8 +449,10 @@ func (c *requests) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.Handler.ServeHTTP(a, r)
 }
 
-// WriteMetrics writes the answers by their status.
-func (c *requests) WriteMetrics(w io.Writer) error {
+// Report implements [report.Reporter] with the answers by their status.
+func (c *requests) Report() report.Report { return report.Report{Metrics: c.writeMetrics} }
+
+func (c *requests) writeMetrics(w io.Writer) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var m metrics.Set

@@ -121,11 +121,11 @@ func runProvider(ctx context.Context, v *settings.Values, o Options) error {
 	var parts []health.Part
 	if callback {
 		g.listen(v, "PROVIDER_ADDR", confirms, serverTLS(v))
-		parts = append(parts, health.Part{Name: "provider", Metrics: confirms, Check: ready})
+		parts = append(parts, health.Part{Name: "provider", Source: confirms, Check: ready})
 	}
 	if signs {
 		g.listen(v, "SIGNING_ADDR", documents, serverTLS(v))
-		parts = append(parts, health.Part{Name: "signing", Metrics: documents, Check: ready})
+		parts = append(parts, health.Part{Name: "signing", Source: documents, Check: ready})
 	}
 	g.health(v, parts...)
 	return g.wait()

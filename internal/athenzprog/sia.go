@@ -75,7 +75,7 @@ func runSIA(ctx context.Context, v *settings.Values, o Options) error {
 		return err
 	}
 	g := newGroup(ctx, v, o)
-	g.health(v, health.Part{Name: "identity", Metrics: s, Check: func() error { _, err := s.Identity(); return err }})
+	g.health(v, health.Part{Name: "identity", Source: s})
 	g.part(s.Run)
 	return g.wait()
 }

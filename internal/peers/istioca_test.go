@@ -244,7 +244,7 @@ func TestIstioCA(t *testing.T) {
 
 		a := open(t, "adopted") // without Create
 		stop := run(t, a)
-		require.Len(t, a.Roots(), 1)
+		require.Len(t, a.Status().Roots, 1)
 		verifies(t, a.Bundle(), before)
 		ours, err := a.Sign(t.Context(), ca.Request{CSR: csrFor(t, webID), ID: webID})
 		require.NoError(t, err)

@@ -29,6 +29,7 @@ import (
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/istioagent"
+	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -170,7 +171,7 @@ func TestFakeCA(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	_, err = istioagent.Start(ctx, cfg)
-	require.ErrorIs(t, err, istioagent.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	fake.Mend()
 	a := start(t, cfg)
@@ -206,7 +207,7 @@ func TestIntermediateEnds(t *testing.T) {
 		code, text := get(t, a, path)
 		require.Equal(t, http.StatusOK, code, text)
 	}
-	time.Sleep(time.Until(end) + 1100*time.Millisecond) // as certificates have whole seconds
+	time.Sleep(time.Until(end) + 50*time.Millisecond) // certificates have whole seconds: it has ended up to one earlier
 	for _, path := range []string{"/healthz/ready", "/healthz/live"} {
 		code, text := get(t, a, path)
 		assert.Equal(t, http.StatusServiceUnavailable, code, "%s: %s", path, text)

@@ -36,12 +36,11 @@ var (
 
 // What the adapters are for fits them.
 var (
-	_ = func(a *filesource.Source, b *source.LastGood, c *source.Merge, d *workloadapi.Picked, e *workloadapi.Source) {
+	_ = func(a *filesource.Source, b *source.LastGood, c source.Source, d *workloadapi.Source) {
 		sdssource.FromIdentity(a)
 		sdssource.FromIdentity(b)
 		sdssource.FromIdentity(c)
 		sdssource.FromIdentity(d)
-		sdssource.FromIdentity(e)
 	}
 	_ = func(a *filesource.Source, b *source.LastGood, c *federation.Manager) {
 		sdssource.FromBundles(a, td)
@@ -360,7 +359,7 @@ func TestMountedIdentity(t *testing.T) {
 	has(one)
 	require.NoError(t, os.Remove(filepath.Join(dir, "tls.crt")))
 	require.NoError(t, os.Remove(filepath.Join(dir, "ca.crt")))
-	require.Eventually(t, func() bool { return mounted.Status().Err != nil }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return mounted.Report().Upstreams[0].Err != nil }, patience, time.Millisecond)
 	has(one)
 	assert.Empty(t, asked.take())
 	assert.Empty(t, news.take())

@@ -272,8 +272,8 @@ func (f *files) judge(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Tim
 		return fmt.Errorf("it is the certificate of %q, and the identity in force is of the trust domain %q", svid.ID(), td)
 	case !now.Before(svid.NotAfter()):
 		return fmt.Errorf("the certificate of %q has expired at %s", svid.ID(), stamp(svid.NotAfter()))
-	case now.Before(svid.NotBefore()):
-		return fmt.Errorf("the certificate of %q is valid from %s on; compare the clocks", svid.ID(), stamp(svid.NotBefore()))
+	case now.Before(svid.Leaf().NotBefore):
+		return fmt.Errorf("the certificate of %q is valid from %s on; compare the clocks", svid.ID(), stamp(svid.Leaf().NotBefore))
 	}
 	server, client := certchain.Roles(svid.Chain())
 	if !server && !client {
@@ -319,7 +319,7 @@ func (f *files) doubts(bundles *spiffe.BundleSet, now time.Time) []error {
 	var notes []error
 	if bundle, err := bundles.Bundle(svid.ID().TrustDomain()); err == nil {
 		err := verify(svid, bundle, now)
-		if e, ok := errors.AsType[x509.CertificateInvalidError](err); err != nil && !(ok && e.Reason == x509.Expired) { // Status has NotAfter
+		if e, ok := errors.AsType[x509.CertificateInvalidError](err); err != nil && !(ok && e.Reason == x509.Expired) { // the Report has NotAfter
 			notes = append(notes, fmt.Errorf("filesource: peers will refuse %q: %w", svid.ID(), err))
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -16,13 +15,18 @@ import (
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/sourcereport"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // LastGoodConfig configures a [LastGood]. Source, Dir and MaxAge are required.
 type LastGoodConfig struct {
 	// Source is the live source, as its New has made it: the LastGood runs it, and closes it.
-	Source Runner
+	Source interface {
+		Source
+		Run(ctx context.Context) error
+	}
 
 	// Dir is a folder for the files, which Run makes if it is missing. It is for one source of one program. It must
 	// belong to the user of this process or to root, as must those above it. In one that other users can write to,
@@ -47,11 +51,9 @@ type LastGoodConfig struct {
 	Logger *slog.Logger
 }
 
-// Runner is a [Source] that was not started.
-type Runner interface {
+// runner is a [Source] that was not started.
+type runner interface {
 	Source
-
-	// Run keeps the source current until ctx is done or it is closed.
 	Run(ctx context.Context) error
 }
 
@@ -61,7 +63,7 @@ type Runner interface {
 // At its start it hands out what is stored and still good, until the live source is ready: from then on what the live
 // source hands out, and nothing else. What is stored is good if it is not older than MaxAge, if no other user can
 // have written it, and if it is not damaged; an identity must not have expired, and must verify with the stored
-// bundle of its trust domain. What is not good is not used, with the reason in the log and in [LastGood.Status], and
+// bundle of its trust domain. What is not good is not used, with the reason in the log and in [LastGood.Report], and
 // the program goes on without it.
 //
 // When the live source says that its server refuses the identity, or has withdrawn it, what is stored is deleted: that
@@ -71,7 +73,7 @@ type Runner interface {
 // safe for concurrent use. Those that read never wait for a file.
 type LastGood struct {
 	cfg   LastGoodConfig
-	live  Runner
+	live  runner
 	log   *slog.Logger
 	store *store.Store
 	life  lifecycle.Life
@@ -207,7 +209,7 @@ func (l *LastGood) current() (*spiffe.SVID, *spiffe.BundleSet, error) {
 }
 
 // Ready waits until there is something to hand out: until the live source is ready, or an identity is stored, or with
-// BundlesOnly bundles. The error wraps [ErrNotReady], the cause of ctx, the error of the live source, and why what
+// BundlesOnly bundles. The error wraps [spiffe.ErrNotReady], the cause of ctx, the error of the live source, and why what
 // was stored is not used.
 func (l *LastGood) Ready(ctx context.Context) error {
 	err := l.life.Await(ctx, l.Changed, func() bool {
@@ -236,9 +238,9 @@ func (l *LastGood) notReady(err error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.refused != nil {
-		return fmt.Errorf("source: last good: %w: %w; %w", ErrNotReady, err, l.refused)
+		return fmt.Errorf("source: last good: %w: %w; %w", spiffe.ErrNotReady, err, l.refused)
 	}
-	return fmt.Errorf("source: last good: %w: %w", ErrNotReady, err)
+	return fmt.Errorf("source: last good: %w: %w", spiffe.ErrNotReady, err)
 }
 
 // isLive reports whether the live source was ready.
@@ -327,50 +329,53 @@ var noBundles = new(spiffe.BundleSet)
 // no change is missed.
 func (l *LastGood) Changed() <-chan struct{} { return l.news.Changed() }
 
-// Updates returns the current snapshot first, if there is one, and then each newer one until ctx is done. A loop that
-// is slow skips to the newest.
-func (l *LastGood) Updates(ctx context.Context) iter.Seq[*spiffe.Snapshot] {
-	return renew.Follow(ctx, l.Changed, func() *spiffe.Snapshot {
-		snap, _ := l.Snapshot() // nil if there is none
-		return snap
-	})
+// Report implements [report.Reporter] with the identity, the trust bundles, and what is stored as the upstream. It is a
+// problem if that is in use, or was refused. The metrics have names that begin with svidkit_last_good.
+func (l *LastGood) Report() report.Report {
+	st := l.status()
+	var identity spiffe.SVIDSource
+	if !l.cfg.BundlesOnly {
+		identity = l
+	}
+	r := sourcereport.Of(identity, l, "")
+	if identity == nil && !st.Live && !st.InUse {
+		r.NotReady = l.notReady(nil)
+	}
+	r.Upstreams = []report.Upstream{{Name: "stored identity", LastSuccess: st.Saved, Err: st.Err}}
+	if st.InUse {
+		r.Problems = append(r.Problems, fmt.Errorf("what was stored at %s is in use, as the live source is not ready", st.Saved.UTC().Format("2006-01-02 15:04:05Z")))
+	}
+	if st.Refused != nil {
+		r.Problems = append(r.Problems, st.Refused)
+	}
+	r.Metrics = func(w io.Writer) error { return st.metrics().Write(w) }
+	return r
 }
 
-// LastGoodStatus is the state of a [LastGood] at one moment.
-type LastGoodStatus struct {
-	// Live says that the live source was ready, and that nothing else is handed out any more. InUse says that it was
-	// not, and that something is handed out that was stored.
-	Live, InUse bool
-
-	// Saved is when what is stored was last had from the live source; zero if nothing is stored.
-	Saved time.Time
-
-	// Refused says why what was stored when the program started is not used, or is nil.
-	Refused error
-
-	// Err is why the last attempt to store something has failed, or what the live source has ended with; else nil.
-	Err error
+// lastGoodStatus is the state of a [LastGood] at one moment.
+type lastGoodStatus struct {
+	Live    bool      // the live source was ready, and nothing else is handed out any more
+	InUse   bool      // it was not, and something is handed out that was stored
+	Saved   time.Time // when what is stored was last had from the live source; zero if nothing is stored
+	Refused error     // why what was stored when the program started is not used, or nil
+	Err     error     // why the last attempt to store something has failed, or what the live source has ended with; else nil
 }
 
-// Status returns the state of the source.
-func (l *LastGood) Status() LastGoodStatus {
+func (l *LastGood) status() lastGoodStatus {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	live := l.isLive()
-	return LastGoodStatus{Live: live, InUse: !live && l.past() != nil, Saved: l.saved, Refused: l.refused, Err: cmp.Or(l.ended, l.failed)}
+	return lastGoodStatus{Live: live, InUse: !live && l.past() != nil, Saved: l.saved, Refused: l.refused, Err: cmp.Or(l.ended, l.failed)}
 }
 
-// WriteMetrics writes the state in the text format of Prometheus. The error is that of w.
-func (l *LastGood) WriteMetrics(w io.Writer) error {
-	st := l.Status()
-	var m metrics.Set
-	truth := map[bool]float64{true: 1}
-	m.Gauge("svidkit_last_good_in_use", "Whether something is handed out that was stored before this program started.", func() (float64, bool) { return truth[st.InUse], true })
-	m.Gauge("svidkit_last_good_in_order", "Whether the last attempt to store has succeeded.", func() (float64, bool) { return truth[st.Err == nil], true })
+func (st *lastGoodStatus) metrics() *metrics.Set {
+	m := new(metrics.Set)
+	m.Gauge("svidkit_last_good_in_use", "Whether something is handed out that was stored before this program started.", func() (float64, bool) { return metrics.Bool(st.InUse), true })
+	m.Gauge("svidkit_last_good_in_order", "Whether the last attempt to store has succeeded.", func() (float64, bool) { return metrics.Bool(st.Err == nil), true })
 	m.Gauge("svidkit_last_good_saved_timestamp_seconds", "When what is stored was last had from the live source, in seconds since 1970.", func() (float64, bool) {
-		return float64(st.Saved.Unix()), !st.Saved.IsZero()
+		return metrics.Seconds(st.Saved), !st.Saved.IsZero()
 	})
-	return m.Write(w)
+	return m
 }
 
 // fail records that something was not written.

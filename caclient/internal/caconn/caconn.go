@@ -25,7 +25,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/conns"
-	"github.com/svidkit/svidkit/internal/files/smallfile"
+	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/pki"
@@ -234,7 +234,7 @@ func IsText(s string) bool {
 }
 
 func readToken(name string) (string, error) {
-	b, err := smallfile.Read(name, maxToken+1024)
+	b, err := files.Read(name, maxToken+1024)
 	if err != nil {
 		return "", err
 	}

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/caclient"
-	"github.com/svidkit/svidkit/internal/files/smallfile"
+	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
@@ -212,7 +212,7 @@ func (c *Conn) source(ctx context.Context) (*spiffe.Bundle, error) {
 
 // ReadBundle returns the CA certificates in a file as the bundle of a trust domain.
 func ReadBundle(td spiffe.TrustDomain, file string) (*spiffe.Bundle, error) {
-	data, err := smallfile.Read(file, maxFile)
+	data, err := files.Read(file, maxFile)
 	if err != nil {
 		return nil, err
 	}

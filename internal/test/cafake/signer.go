@@ -22,9 +22,6 @@ func (f *Fake) Signer() *Signer { return &Signer{f.ca} }
 // is safe for concurrent use.
 type Signer struct{ ca *spiffetest.CA }
 
-// TrustDomain returns that of the CA.
-func (s *Signer) TrustDomain() spiffe.TrustDomain { return s.ca.TrustDomain() }
-
 // Bundle returns that of the CA.
 func (s *Signer) Bundle() *spiffe.Bundle { return s.ca.Bundle() }
 
@@ -41,7 +38,7 @@ func (s *Signer) Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, e
 	if err == nil || ctx.Err() != nil {
 		return chain, err
 	}
-	kind := ca.ErrNotReady
+	kind := spiffe.ErrNotReady
 	e, _ := errors.AsType[*caclient.Error](err)
 	if e == nil {
 		e = new(caclient.Error)

@@ -221,7 +221,7 @@ func (s *stepCA) rekey(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	leaf := r.TLS.PeerCertificates[0]
-	names, err := pki.CertificateSANs(leaf)
+	names, err := pki.ParseSANs(leaf.Extensions)
 	if err != nil {
 		refuseStep(w, r, &caclient.Error{Kind: caclient.ErrInvalid, Err: err})
 		return

@@ -23,6 +23,7 @@ import (
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -409,7 +410,7 @@ func (s *suite) rotation(t *testing.T, sub *subject) {
 			sub.ca.Rotate()
 		} else {
 			sub.ca.Prepare()
-			sub.ca.Activate()
+			sub.ca.Rotate()
 		}
 		if _, err := sub.sign(t.Context(), c); err != nil {
 			t.Errorf("rotation %d: %v", i+1, err)
@@ -499,15 +500,15 @@ func (s *suite) credentialStays(t *testing.T) {
 	})
 }
 
-func status(t *testing.T, m *secretcache.Manager, id spiffe.ID) secretcache.Status {
+func status(t *testing.T, m *secretcache.Manager, id spiffe.ID) report.Identity {
 	t.Helper()
-	for _, st := range m.Status() {
-		if st.ID == id {
-			return st
+	for _, i := range m.Report().Identities {
+		if i.Name == id.String() {
+			return i
 		}
 	}
 	t.Fatalf("no status of %v", id)
-	return secretcache.Status{}
+	return report.Identity{}
 }
 
 func (s *suite) kinds(t *testing.T, sub *subject) {
