@@ -70,18 +70,20 @@ func (m *Manager) metrics(all []report.Identity, bundles report.Upstream) *metri
 		add(expired, "state", "expired")
 		add(missing, "state", "missing")
 	})
-	s.Gauges("svidkit_secretcache_identity_end_timestamp_seconds", "When the certificate of the identity, or something in its verified chain, ends, in seconds since 1970.", func(add metrics.Add) {
-		for _, i := range listed {
-			if !i.NotAfter.IsZero() {
-				add(metrics.Seconds(i.NotAfter), "identity", i.Name)
+	s.Gauges("svidkit_secretcache_identity_end_timestamp_seconds",
+		"When the certificate of the identity, or something in its verified chain, ends, in seconds since 1970.", func(add metrics.Add) {
+			for _, i := range listed {
+				if !i.NotAfter.IsZero() {
+					add(metrics.Seconds(i.NotAfter), "identity", i.Name)
+				}
 			}
-		}
-	})
-	s.Gauges("svidkit_secretcache_identity_failures", "The number of attempts to obtain a certificate for the identity that have failed since the last that did not.", func(add metrics.Add) {
-		for _, i := range listed {
-			add(float64(i.Failures), "identity", i.Name)
-		}
-	})
+		})
+	s.Gauges("svidkit_secretcache_identity_failures", "The number of attempts to obtain a certificate for the identity that have failed since the last that did not.",
+		func(add metrics.Add) {
+			for _, i := range listed {
+				add(float64(i.Failures), "identity", i.Name)
+			}
+		})
 	s.Gauges("svidkit_secretcache_bundles_failures", "The number of attempts to get the trust bundles that have failed since the last that did not.", func(add metrics.Add) {
 		add(float64(bundles.Failures))
 	})
