@@ -18,21 +18,21 @@ import (
 	"github.com/svidkit/svidkit/pki"
 )
 
-func TestCertificateSANs(t *testing.T) {
+func TestParseSANs(t *testing.T) {
 	t.Parallel()
 	root := newRoot(t)
 	o := leafOptions()
-	o.DNSNames = []string{"b", "*.a.b"}
-	leaf, err := root.IssueLeaf(o)
+	o.SANs = append(o.SANs, dnsSANs("b", "*.a.b")...)
+	leaf, err := root.Issue(o)
 	require.NoError(t, err)
-	sans, err := pki.CertificateSANs(leaf)
+	sans, err := pki.ParseSANs(leaf.Extensions)
 	require.NoError(t, err)
 	require.Equal(t, []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("b"), pki.DNSSAN("*.a.b")}, sans)
 	o2 := certOptions()
 	o2.CommonName, o2.SANs = "x", nil
-	cert, err := root.IssueCertificate(o2)
+	cert, err := root.Issue(o2)
 	require.NoError(t, err)
-	sans, err = pki.CertificateSANs(cert)
+	sans, err = pki.ParseSANs(cert.Extensions)
 	require.NoError(t, err)
 	require.Empty(t, sans)
 
@@ -40,13 +40,49 @@ func TestCertificateSANs(t *testing.T) {
 	withSAN := func(value []byte) *x509.Certificate {
 		return &x509.Certificate{Extensions: append(slices.Clone(leaf.Extensions[:1]), extension(value))}
 	}
-	sans, err = pki.CertificateSANs(withSAN(der(tagSeq, der(0xa0, der(tagOID, []byte{0x2a}), der(0xa0, der(tagNull))), der(0x81, []byte("a@b")), der(0x87, []byte{10, 0, 0, 1}))))
+	sans, err = pki.ParseSANs(withSAN(der(tagSeq, der(0xa0, der(tagOID, []byte{0x2a}), der(0xa0, der(tagNull))), der(0x81, []byte("a@b")), der(0x87, []byte{10, 0, 0, 1}))).Extensions)
 	require.NoError(t, err)
 	require.Equal(t, []pki.SAN{{Type: 0, Value: string(der(tagOID, []byte{0x2a})) + string(der(0xa0, der(tagNull)))}, {Type: pki.Email, Value: "a@b"}, {Type: pki.IP, Value: "\x0a\x00\x00\x01"}}, sans)
 	for _, bad := range [][]byte{nil, der(tagSeq), der(tagSeq, der(0x82, []byte("a\nb"))), append(der(tagSeq, der(0x82, []byte("a"))), 0)} {
-		sans, err = pki.CertificateSANs(withSAN(bad))
+		sans, err = pki.ParseSANs(withSAN(bad).Extensions)
 		require.ErrorIs(t, err, pki.ErrSAN)
 		require.Nil(t, sans)
+	}
+	_, err = pki.ParseSANs(slices.Concat(leaf.Extensions, leaf.Extensions))
+	require.EqualError(t, err, "pki: invalid subject alternative name: the extension is there twice")
+}
+
+func TestAppendCertificates(t *testing.T) {
+	t.Parallel()
+	root := newRoot(t)
+	a, b, c := root.Certificate(), newRoot(t).Certificate(), newRoot(t).Certificate()
+	again, err := x509.ParseCertificate(a.Raw) // the same in DER
+	require.NoError(t, err)
+	for _, tc := range []struct {
+		roots []*x509.Certificate
+		file  []byte
+		want  []*x509.Certificate
+	}{
+		{nil, certsPEM(a, b), []*x509.Certificate{a, b}},
+		{[]*x509.Certificate{a}, certsPEM(b, c), []*x509.Certificate{a, b, c}},
+		{[]*x509.Certificate{a, b}, certsPEM(again, c, c), []*x509.Certificate{a, b, c}},
+		{[]*x509.Certificate{a, again}, certsPEM(a), []*x509.Certificate{a}},
+	} {
+		in := slices.Clone(tc.roots)
+		got, err := pki.AppendCertificates(tc.roots, tc.file)
+		require.NoError(t, err)
+		require.Equal(t, certsPEM(tc.want...), certsPEM(got...))
+		require.Equal(t, in, tc.roots)
+	}
+	leaf, err := root.Issue(leafOptions())
+	require.NoError(t, err)
+	for says, file := range map[string][]byte{
+		"pki: append certificates: certificate 2 (\"\") is not a CA certificate": certsPEM(b, leaf),
+		"pki: append certificates: ": []byte("no PEM"),
+	} {
+		got, err := pki.AppendCertificates([]*x509.Certificate{a}, file)
+		require.ErrorContains(t, err, says)
+		require.Nil(t, got)
 	}
 }
 

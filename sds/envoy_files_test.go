@@ -107,7 +107,7 @@ func TestEnvoyOfFiles(t *testing.T) {
 				svids[workload] = swap(workload)
 			}
 			arrived()
-			authority.Activate()
+			authority.Rotate()
 		}
 		for workload := range envoys {
 			svids[workload] = swap(workload)

@@ -2,6 +2,7 @@ package secretcache
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/renew"
@@ -67,6 +68,6 @@ func (m *Manager) Status() (all []Status) {
 			all = append(all, Status{m.roots.id, time.Time{}, time.Time{}, roots.LastSuccess, roots.NextAttempt, roots.Failures, roots.Err})
 		}
 	}
-	slices.SortFunc(all[2:], func(a, b Status) int { return a.ID.Compare(b.ID) })
+	slices.SortFunc(all[2:], func(a, b Status) int { return strings.Compare(a.ID.String(), b.ID.String()) })
 	return all
 }

@@ -128,7 +128,7 @@ func TestCallersContext(t *testing.T) {
 			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errStop)
 			defer cancel()
 			_, err := m.GenerateSecret(ctx, "default")
-			assert.ErrorIs(t, err, secretcache.ErrNotReady)
+			assert.ErrorIs(t, err, spiffe.ErrNotReady)
 			assert.ErrorIs(t, err, errStop)
 			assert.Equal(t, time.Second, time.Since(begin))
 			_, err = m.GenerateSecret(t.Context(), "ROOTCA")
@@ -217,7 +217,7 @@ func TestSequences(t *testing.T) {
 		ca.Federate(spiffetest.NewCA(t, "other.test").Bundle())
 		assert.Equal(t, []string{"ALL", "spiffe://other.test"}, heard.take())
 
-		ca.Activate()
+		ca.Rotate()
 		ca.DropOldRoots()
 		assert.Equal(t, append(trust, leaf...), heard.take(), "the leaf's root is gone")
 		assert.Equal(t, 3, ca.Signed())

@@ -4,17 +4,18 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"unicode/utf8"
+	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
+	"github.com/svidkit/svidkit/internal/redact"
 )
 
 // ParseError says how input breaks the format of an ID, a trust domain name, a policy, a bundle
 // document, a bundle map, or an X.509-SVID.
 type ParseError struct {
-	What   string // what was parsed, such as "ID", "policy", "X.509-SVID" or `bundle of "example.org"`
-	Input  string // the name, or the part of a policy, that is wrong; empty for documents and certificates
-	Offset int    // the first byte of what was parsed that is wrong; -1 for a certificate
+	What   string // the kind of input, such as "ID", "policy", "X.509-SVID" or `bundle of "example.org"`
+	Input  string // the wrong name or part of a policy; empty for documents and certificates
+	Offset int    // the first wrong byte of the input; -1 for a certificate
 	Rule   string // the id of the rule in CONFORMANCE.md and testdata, such as "ID-8"; empty if none applies
 	Reason string // the rule in words
 	Err    error  // the cause, or nil
@@ -32,7 +33,7 @@ func (e *ParseError) Error() string {
 	}
 	b.WriteString(": " + e.Reason)
 	if e.Err != nil {
-		b.WriteString(": " + clip(inner(e.Err), 256))
+		b.WriteString(": " + redact.Clip(inner(e.Err), 256))
 	}
 	return b.String()
 }
@@ -42,6 +43,12 @@ func (e *ParseError) Unwrap() error { return e.Err }
 
 // Sentinels that callers can test with [errors.Is].
 var (
+	// ErrNotReady says that there is nothing to return yet: a source has no identity or bundle so far, or none that is
+	// still valid; files were not read or written yet; a CA cannot sign for the moment. The error around it has the
+	// cause of the last failure. It has a method Retryable() (after time.Duration, ok bool), which returns 0 and true,
+	// as a later attempt may succeed.
+	ErrNotReady error = notReady{}
+
 	// ErrZero says that a zero ID, TrustDomain or Policy was used where a valid one is needed.
 	ErrZero = errors.New("zero value")
 
@@ -59,21 +66,15 @@ var (
 	ErrTooLarge = certpem.ErrTooLarge
 )
 
+type notReady struct{}
+
+func (notReady) Error() string                                { return "not ready" }
+func (notReady) Retryable() (after time.Duration, again bool) { return 0, true }
+
 func errZero(what string) error { return fmt.Errorf("spiffe: invalid %s: %w", what, ErrZero) }
 
-// maxInError is how much of what a peer sent goes into an error, in bytes.
+// maxInError is how many bytes of a peer's input go into an error.
 const maxInError = 512
-
-// clip cuts s to at most n bytes, at the border of a character, and shows that it did.
-func clip(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n] + "…"
-}
 
 // short quotes s for an error and cuts it to 128 bytes.
 func short(s string) string {

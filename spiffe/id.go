@@ -93,9 +93,6 @@ func (id ID) Path() string {
 // ID is a member of no trust domain.
 func (id ID) MemberOf(td TrustDomain) bool { return !id.IsZero() && id.TrustDomain() == td }
 
-// Compare orders IDs by their bytes and returns -1, 0 or 1.
-func (id ID) Compare(other ID) int { return strings.Compare(id.s, other.s) }
-
 // URL returns the ID as a new URL, as certificate templates of crypto/x509 want it. The zero ID
 // gives nil.
 func (id ID) URL() *url.URL {
@@ -114,8 +111,7 @@ func (id ID) MarshalText() ([]byte, error) {
 	return []byte(id.s), nil
 }
 
-// UnmarshalText implements [encoding.TextUnmarshaler]. It refuses what [ParseID] refuses, and then
-// leaves id unchanged.
+// UnmarshalText implements [encoding.TextUnmarshaler] with [ParseID]. After an error id is unchanged.
 func (id *ID) UnmarshalText(text []byte) error {
 	p, err := ParseID(string(text))
 	if err == nil {

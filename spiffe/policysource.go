@@ -12,19 +12,19 @@ import (
 	"github.com/svidkit/svidkit/internal/renew"
 )
 
-// PolicySource gives the policy that holds at this moment. It is asked again for every peer. A [Policy]
-// is a source of itself; the policy of a [LivePolicy] can be replaced. Policy must not block and must be
-// safe for concurrent use. A source that has no policy yet returns the zero Policy, which allows no peer.
+// PolicySource returns the policy in force. It is asked again for every peer. A [Policy] is a source of itself;
+// the policy of a [LivePolicy] can be replaced. Policy must not block and must be safe for concurrent use. A
+// source without a policy yet returns the zero Policy, which allows no peer.
 //
-// A source may also have a method Changed() <-chan struct{}, which returns a channel that is closed at
-// the next change. Code that keeps connections open uses it to judge them again.
+// A source may also have a method Changed() <-chan struct{}, which returns a channel that is closed at the next
+// change. Code that keeps connections open uses it to check them again.
 type PolicySource interface {
 	Policy() Policy
 }
 
-// CheckPolicySource returns an error if allow is nil or a nil pointer, or is a [Policy] that is zero or was made by
-// mistake. A function that takes a PolicySource calls it, so that the error shows when the program
-// starts. Other sources may get their policy later and are accepted as they are.
+// CheckPolicySource returns an error if allow is nil, a nil pointer, or a [Policy] that is zero or has a mistake.
+// A function that takes a PolicySource calls it, so that the error shows when the program starts. Other sources
+// may get their policy later and are accepted as they are.
 func CheckPolicySource(allow PolicySource) error {
 	switch {
 	case allow == nil:
@@ -38,7 +38,7 @@ func CheckPolicySource(allow PolicySource) error {
 	return nil
 }
 
-// isNil reports whether a source is a nil pointer, such as what is returned beside an error. It would panic at the
+// isNil reports whether a source is a nil pointer, such as one returned beside an error. It would panic at the
 // first handshake.
 func isNil(source any) bool {
 	v := reflect.ValueOf(source)
@@ -52,8 +52,7 @@ func (p Policy) Policy() Policy { return p }
 // ready to use and allows no peer until Set is called. It is safe for concurrent use and must not be
 // copied.
 //
-// A new policy can be tried before it is set: after Try, each decision by the policy in force is compared
-// with the one that the new policy would have made, and Trial returns where they differ.
+// A new policy can be tried before it is set; see [LivePolicy.Try].
 type LivePolicy struct {
 	policy  atomic.Pointer[Policy] // with the trial, if there is one
 	changed renew.Signal
@@ -77,8 +76,8 @@ func (l *LivePolicy) Set(p Policy) error {
 	return nil
 }
 
-// Policy returns the policy that was set last, or the zero Policy. During a trial, the calls of its methods
-// Allows and Check are counted.
+// Policy returns the policy that was set last, or the zero Policy. A trial counts the calls of its methods Allows
+// and Check.
 func (l *LivePolicy) Policy() Policy {
 	if p := l.policy.Load(); p != nil {
 		return *p
@@ -86,21 +85,23 @@ func (l *LivePolicy) Policy() Policy {
 	return Policy{}
 }
 
-// Changed returns a channel that is closed at the next Set. Take it before reading the policy, so that
-// no change is missed.
+// Changed returns a channel that is closed at the next Set. Take the channel before reading the policy, or a
+// change may be missed.
 func (l *LivePolicy) Changed() <-chan struct{} { return l.changed.Changed() }
 
-// Try begins to count what would change if p were set, from zero, and ends the trial before. It allows and
-// refuses nothing: the policy that was set decides alone, and without one every peer is refused. The zero
-// Policy ends the trial; another policy that can allow no peer is an error, and the trial before goes on.
+// Try starts a trial, which counts the decisions that would change if p were set, and ends the trial before. It
+// allows and refuses nothing: the policy that was set decides alone, and without one every peer is refused. The
+// function that it returns gives the counts so far, with maps that are the caller's; [Policy.Explain] of p says
+// why a peer would be refused. The zero Policy ends the trial; another policy that can allow no peer is an error,
+// and the trial before goes on.
 //
 // A trial of a policy without its aliases, while the policy with them is set, counts the peers that come by
 // a name of an alias; see [Policy.WithAliases].
-func (l *LivePolicy) Try(p Policy) error {
+func (l *LivePolicy) Try(p Policy) (counts func() PolicyTrial, err error) {
 	var next *trial
 	if !p.IsZero() {
 		if err := p.usable(); err != nil {
-			return fmt.Errorf("spiffe: try policy: %w", err)
+			return nil, fmt.Errorf("spiffe: try policy: %w", err)
 		}
 		next = &trial{policy: Policy{s: p.s.withTrial(nil)}, refuses: make(map[ID]uint64), allows: make(map[ID]uint64)}
 	}
@@ -108,7 +109,7 @@ func (l *LivePolicy) Try(p Policy) error {
 	defer l.mu.Unlock()
 	l.trial = next
 	l.publish()
-	return nil
+	return next.counts, nil
 }
 
 // publish makes the policy and the trial visible together.
@@ -130,27 +131,13 @@ func (s *ruleSet) withTrial(t *trial) *ruleSet {
 	return &c
 }
 
-// PolicyTrial is what [LivePolicy.Try] has found.
+// PolicyTrial has the counts of a trial; see [LivePolicy.Try].
 type PolicyTrial struct {
-	Policy    Policy        // the policy that is tried; the zero Policy if there is no trial
+	Policy    Policy        // the policy under trial
 	Decisions uint64        // how many decisions were compared
 	Refuses   map[ID]uint64 // how often a peer was allowed that Policy would refuse
 	Allows    map[ID]uint64 // how often a peer was refused that Policy would allow
-	More      uint64        // decisions that differ, about peers for which the maps had no room: each holds 1,024
-}
-
-// Trial returns what the trial has found until now. The maps are the caller's. [Policy.Explain] of its
-// Policy says why a peer would be refused.
-func (l *LivePolicy) Trial() PolicyTrial {
-	l.mu.Lock()
-	t := l.trial
-	l.mu.Unlock()
-	if t == nil {
-		return PolicyTrial{}
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return PolicyTrial{t.policy, t.decisions.Load(), maps.Clone(t.refuses), maps.Clone(t.allows), t.more}
+	More      uint64        // decisions that differ, about peers beyond the 1,024 that each map holds
 }
 
 const maxInTrial = 1024 // IDs in each map
@@ -163,6 +150,16 @@ type trial struct {
 	mu              sync.Mutex
 	refuses, allows map[ID]uint64
 	more            uint64
+}
+
+// counts returns a copy of what t has counted, and nothing if there is no trial.
+func (t *trial) counts() PolicyTrial {
+	if t == nil {
+		return PolicyTrial{}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return PolicyTrial{t.policy, t.decisions.Load(), maps.Clone(t.refuses), maps.Clone(t.allows), t.more}
 }
 
 func (t *trial) compare(id ID, allowed bool) {

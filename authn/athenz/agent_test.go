@@ -28,7 +28,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/athenz"
-	"github.com/svidkit/svidkit/caclient/caclienttest"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/athenzname"
@@ -397,7 +397,7 @@ func TestAgentLateAnswer(t *testing.T) {
 	assert.Contains(t, ask(agent, "refresh", held[0], http.StatusBadRequest), "superseded")
 	ask(agent, "refresh", held[1], http.StatusOK)
 	ask(agent, "refresh", held[2], http.StatusOK)
-	instance := caclienttest.AthenzInstance(c.zts.Fake)
+	instance := cafake.AthenzInstance(c.zts.Fake)
 	instance.ID = "web-0"
 	assert.False(t, c.zts.Revoked(instance))
 }
@@ -595,7 +595,7 @@ func TestAgentNewAddress(t *testing.T) {
 	}
 	require.NoError(t, err)
 	assert.Equal(t, "10.1.2.100", first.Credential.Leaf().IPAddresses[0].String())
-	assert.False(t, c.zts.Revoked(caclienttest.AthenzInstance(c.zts.Fake)))
+	assert.False(t, c.zts.Revoked(cafake.AthenzInstance(c.zts.Fake)))
 }
 
 // TestSidecarAfterReboot has a node be rebooted: its volumes are mounted again, and the files of the pod are still there. The
@@ -729,7 +729,7 @@ func TestAgentClient(t *testing.T) {
 		require.ErrorContains(t, err, "this user may not connect to the agent")
 		require.NoError(t, os.Chmod(socket, 0o700))
 	}
-	cluster := caclienttest.NewZTS(t, newTestCA(t), "/ns/a/sa/b")
+	cluster := cafake.NewZTS(t, newTestCA(t), "/ns/a/sa/b")
 	good := cluster.Credential("a.b")
 	certs, key, err := good.MarshalPEM()
 	require.NoError(t, err)
@@ -799,7 +799,7 @@ func FuzzAgentRefresh(f *testing.F) {
 
 func FuzzConfirmation(f *testing.F) {
 	c := newCluster(f)
-	client := c.mutualTLS(caclienttest.ZTSName)
+	client := c.mutualTLS(cafake.ZTSName)
 	good, err := json.Marshal(confirmation(""))
 	require.NoError(f, err)
 	f.Add(string(good))

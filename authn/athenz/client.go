@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/files/smallfile"
+	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/pki"
 )
@@ -97,7 +97,7 @@ func (c *AgentClient) Refresh(ctx context.Context, current *pki.Credential) (*Id
 }
 
 func (c *AgentClient) ask(ctx context.Context, what string, in any, secrets ...string) (*Identity, error) {
-	data, err := smallfile.Read(c.handleFile, 4<<10)
+	data, err := files.Read(c.handleFile, 4<<10)
 	if err != nil {
 		return nil, fmt.Errorf("handle of the volume: %w", err)
 	}

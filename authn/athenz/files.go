@@ -12,8 +12,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/files/fileset"
-	"github.com/svidkit/svidkit/internal/files/smallfile"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -119,10 +119,10 @@ func (f IdentityFiles) Read() (*Identity, error) {
 		return nil, fmt.Errorf("athenz: read identity: %w", err)
 	}
 	defer folder.Close() // it has completed what was not
-	certs, err := smallfile.Read(f.CertificateFile, maxIdentityFile)
+	certs, err := files.Read(f.CertificateFile, maxIdentityFile)
 	var key []byte
 	if err == nil {
-		key, err = smallfile.Read(f.KeyFile, maxIdentityFile)
+		key, err = files.Read(f.KeyFile, maxIdentityFile)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("athenz: read identity: %w", err)
@@ -148,7 +148,7 @@ func (f IdentityFiles) optional(ctx context.Context, name string, use func([]byt
 	if name == "" {
 		return
 	}
-	data, err := smallfile.Read(name, maxIdentityFile)
+	data, err := files.Read(name, maxIdentityFile)
 	if err == nil && len(data) > 0 {
 		err = use(data)
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -187,9 +188,9 @@ func TestSidecarShortLife(t *testing.T) {
 		f.fail(errors.New("away"))
 		sleep(21 * time.Minute)
 		_, err = s.Identity()
-		require.ErrorIs(t, err, athenz.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		require.ErrorContains(t, err, "expired")
-		require.ErrorIs(t, s.Report().NotReady, athenz.ErrNotReady)
+		require.ErrorIs(t, s.Report().NotReady, spiffe.ErrNotReady)
 		var text bytes.Buffer
 		require.NoError(t, s.Report().Metrics(&text))
 		assert.Contains(t, text.String(), "svidkit_athenz_sidecar_ready 0\n")
@@ -282,18 +283,18 @@ func TestSidecarRefuses(t *testing.T) {
 		s, err := athenz.NewSidecar(athenz.SidecarConfig{Agent: f})
 		require.NoError(t, err)
 		_, err = s.Identity()
-		require.ErrorIs(t, err, athenz.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		err = s.Ready(ctx)
-		require.ErrorIs(t, err, athenz.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		away := errors.New("away")
 		f.fail(away)
 		ctx, cancel = context.WithTimeout(t.Context(), 10*time.Minute)
 		defer cancel()
 		_, err = athenz.StartSidecar(ctx, athenz.SidecarConfig{Agent: f})
-		require.ErrorIs(t, err, athenz.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		require.ErrorIs(t, err, away)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		synctest.Wait()
@@ -307,6 +308,6 @@ func TestSidecarRefuses(t *testing.T) {
 		s, err = athenz.NewSidecar(athenz.SidecarConfig{Agent: f, Identity: old})
 		require.NoError(t, err)
 		_, err = s.Identity()
-		require.ErrorIs(t, err, athenz.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 	})
 }

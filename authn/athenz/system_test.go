@@ -32,7 +32,7 @@ import (
 	"github.com/svidkit/svidkit/authn/athenz"
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	zts "github.com/svidkit/svidkit/caclient/athenz"
-	"github.com/svidkit/svidkit/caclient/caclienttest"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/pki"
@@ -111,7 +111,7 @@ func (k keys) verifier(t testing.TB) *athenz.Verifier {
 type cluster struct {
 	t        testing.TB
 	ca       *spiffetest.CA
-	zts      *caclienttest.ZTS
+	zts      *cafake.ZTS
 	api      *kubetest.Server
 	keys     keys
 	provider string // its URL
@@ -151,14 +151,14 @@ func newCluster(t testing.TB) *cluster {
 	t.Helper()
 	c := &cluster{t: t, ca: spiffetest.NewCA(t, "athenz.example"), api: kubetest.Start(t), keys: newKeys(t), log: new(record)}
 	logger := slog.New(slog.NewTextHandler(c.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	c.zts = caclienttest.NewZTS(t, c.ca, "/ns/"+namespace+"/sa/"+account)
+	c.zts = cafake.NewZTS(t, c.ca, "/ns/"+namespace+"/sa/"+account)
 	td := c.ca.TrustDomain()
-	instance := caclienttest.AthenzInstance(c.zts.Fake)
+	instance := cafake.AthenzInstance(c.zts.Fake)
 	c.put("web-0", nil)
 
 	apiServer, err := athenz.NewAPIServer(c.api.URL(), c.api.Client())
 	require.NoError(t, err)
-	ztsOnly, err := athenz.ClientCertificate(td, c.ca.Bundle(), caclienttest.ZTSName)
+	ztsOnly, err := athenz.ClientCertificate(td, c.ca.Bundle(), cafake.ZTSName)
 	require.NoError(t, err)
 	provider, err := athenz.NewProvider(athenz.ProviderConfig{
 		Service: instance.Provider, ZTS: ztsOnly, Verifier: c.keys.verifier(t), Pods: apiServer, Suffix: suffix,
@@ -166,7 +166,7 @@ func newCluster(t testing.TB) *cluster {
 	})
 	require.NoError(t, err)
 	c.provider = serveTLS(t, provider, c.zts.Credential(instance.Provider.String()))
-	c.zts.Change(func(r *caclienttest.ZTSRules) { r.Callback = c.provider })
+	c.zts.Change(func(r *cafake.ZTSRules) { r.Callback = c.provider })
 
 	nodes, err := athenz.ClientCertificate(td, c.ca.Bundle(), node)
 	require.NoError(t, err)
@@ -322,7 +322,7 @@ func TestSystem(t *testing.T) {
 		require.ErrorContains(t, err, "superseded")
 	}
 	assert.Equal(t, before, c.zts.Requests())
-	assert.False(t, c.zts.Revoked(caclienttest.AthenzInstance(c.zts.Fake)))
+	assert.False(t, c.zts.Revoked(cafake.AthenzInstance(c.zts.Fake)))
 
 	// The signing key is rotated: the public key first.
 	next := ecKey(t, elliptic.P256())
@@ -432,7 +432,7 @@ func TestProvider(t *testing.T) {
 		"ATH-11.2-5", "ATH-11.3-2", "ATH-12-1", "ATH-12-2", "ATH-12-3", "ATH-12-4", "ATH-12-5", "ATH-12-6", "ATH-12-8", "ATH-12-9", "ATH-12-10", "ATH-12-12",
 		"ATH-18-9")
 	c := newCluster(t)
-	client := c.mutualTLS(caclienttest.ZTSName)
+	client := c.mutualTLS(cafake.ZTSName)
 
 	for _, path := range []string{"/instance", "/identity"} {
 		doc := c.sign(nil)
@@ -460,7 +460,7 @@ func TestProvider(t *testing.T) {
 	stranger := spiffetest.NewCA(t, "athenz.example")
 	chain, key := stranger.Certificate("/zts", func(x *x509.Certificate) {
 		x.URIs = nil
-		x.Subject.CommonName = caclienttest.ZTSName
+		x.Subject.CommonName = cafake.ZTSName
 		x.DNSNames = []string{"zts"}
 	})
 	forged, err := pki.NewCredential(chain, key)
@@ -584,7 +584,7 @@ func TestReplayedInAnotherForm(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-12-12")
 	c := newCluster(t)
-	client := c.mutualTLS(caclienttest.ZTSName)
+	client := c.mutualTLS(cafake.ZTSName)
 	key := ecKey(t, elliptic.P256())
 	c.keys.add(t, "v2", key)
 	document := c.sign(nil)
@@ -620,7 +620,7 @@ func TestReplayedInAnotherForm(t *testing.T) {
 func TestProviderSharesUses(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	ztsOnly, err := athenz.ClientCertificate(c.ca.TrustDomain(), c.ca.Bundle(), caclienttest.ZTSName)
+	ztsOnly, err := athenz.ClientCertificate(c.ca.TrustDomain(), c.ca.Bundle(), cafake.ZTSName)
 	require.NoError(t, err)
 	apiServer, err := athenz.NewAPIServer(c.api.URL(), c.api.Client())
 	require.NoError(t, err)
@@ -644,12 +644,12 @@ func TestProviderSharesUses(t *testing.T) {
 		p, err := athenz.NewProvider(cfg)
 		require.NoError(t, err)
 		c.provider = serveTLS(t, p, c.zts.Credential("k8s.admin.athenz-callback"))
-		code, _ := c.confirm(c.mutualTLS(caclienttest.ZTSName), "/instance", confirmation(doc))
+		code, _ := c.confirm(c.mutualTLS(cafake.ZTSName), "/instance", confirmation(doc))
 		codes = append(codes, code)
 	}
 	assert.Equal(t, []int{200, 403}, codes)
 	failure = errors.New("the database is away")
-	code, text := c.confirm(c.mutualTLS(caclienttest.ZTSName), "/instance", confirmation(c.sign(nil)))
+	code, text := c.confirm(c.mutualTLS(cafake.ZTSName), "/instance", confirmation(c.sign(nil)))
 	assert.Equal(t, http.StatusServiceUnavailable, code)
 	assert.NotContains(t, text, "database")
 }
@@ -658,7 +658,7 @@ func TestNewProvider(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-2-12", "ATH-18-7")
 	c := newCluster(t)
-	ztsOnly, err := athenz.ClientCertificate(c.ca.TrustDomain(), c.ca.Bundle(), caclienttest.ZTSName)
+	ztsOnly, err := athenz.ClientCertificate(c.ca.TrustDomain(), c.ca.Bundle(), cafake.ZTSName)
 	require.NoError(t, err)
 	apiServer, err := athenz.NewAPIServer(c.api.URL(), c.api.Client())
 	require.NoError(t, err)
@@ -695,7 +695,7 @@ func TestNewProvider(t *testing.T) {
 		body := confirmation("")
 		body["domain"] = "foo.bar-baz"
 		body["attributes"] = object{"instanceId": "web-0", "sanDNS": name}
-		code, text := c.confirm(c.mutualTLS(caclienttest.ZTSName), "/refresh", body)
+		code, text := c.confirm(c.mutualTLS(cafake.ZTSName), "/refresh", body)
 		assert.Equal(t, want, code, "%s: %s", name, text)
 	}
 }
@@ -705,13 +705,13 @@ func TestLongPrincipal(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	long := strings.Repeat("a", 60)
-	c.zts.Change(func(r *caclienttest.ZTSRules) { r.Services = append(r.Services, "media.sports."+long) })
+	c.zts.Change(func(r *cafake.ZTSRules) { r.Services = append(r.Services, "media.sports."+long) })
 	c.put("web-0", func(o object) { o["spec"].(object)["serviceAccountName"] = long })
 	_, err := c.pod("web-0").Init(t.Context())
 	require.ErrorContains(t, err, "the pod cannot have an identity")
 	assert.Contains(t, c.log.String(), "a common name 64 at most")
 	c.put("web-0", func(o object) { o["spec"].(object)["serviceAccountName"] = long[:51] })
-	c.zts.Change(func(r *caclienttest.ZTSRules) { r.Services = append(r.Services, "media.sports."+long[:51]) })
+	c.zts.Change(func(r *cafake.ZTSRules) { r.Services = append(r.Services, "media.sports."+long[:51]) })
 	i, err := c.pod("web-0").Init(t.Context())
 	require.NoError(t, err)
 	assert.Len(t, i.Credential.Leaf().Subject.CommonName, 64)

@@ -1,9 +1,6 @@
 // Package istioca is a client of Istio's certificate API: of istiod, of package pki/caserver/istioca, or of
 // any other server that speaks it.
 //
-// [New] makes a [CA], which is a [caclient.CA]. Hand it to package secretcache. A program that calls it
-// directly puts [caclient.New] around it, for deadlines, repeated attempts and the check of every answer.
-//
 //	ca, err := istioca.New(istioca.Options{
 //		Endpoint: caclient.Endpoint{
 //			URL:         "https://istiod.istio-system.svc:15012",
@@ -16,33 +13,30 @@
 //	…
 //	m, err := secretcache.New(secretcache.Config{ID: web, CA: ca})
 //
+// A program that calls the [CA] without package secretcache wraps it with [caclient.New], for deadlines and the check of every
+// answer.
+//
 // # Trust bundles
 //
 // The API has no method for trust bundles: roots come only with certificates. So the bundle consists of
 //
 //   - what Options.Roots or Options.RootsFile have, read again each time;
 //   - the roots that came with the newest certificate;
-//   - roots that came with an older one, for as long as a certificate that was issued until then may
-//     live, as peers still have such certificates. Their lifetime is taken for that of our own.
+//   - the roots that came with an older one, for as long as a certificate issued under them may live, because peers may still
+//     present such a certificate. Their lifetime is assumed to be that of our own.
 //
-// A root that was in Options.Roots or Options.RootsFile and is gone from there is dropped at once, so
-// that an operator can withdraw one. It comes back if the CA still sends it with a certificate.
+// A root that disappears from Options.Roots or Options.RootsFile is dropped at once, so that an operator can withdraw one. It
+// comes back if the CA still sends it with a certificate.
 //
-// With neither of the two, the first [CA.FetchBundles] asks the CA for a certificate for a key that is
-// thrown away, only to learn the roots; a CA that looks for names in the request may refuse it. After that,
-// new roots arrive only with our own renewals. That is too late if the CA lets a new root sign before half
-// of the life of a certificate has passed. It is better to mount the roots, as Istio does in every pod, or
-// to fetch them from a bundle endpoint.
+// With neither of the two, the first FetchBundles has a throwaway key certified to learn the roots; a CA that looks for names
+// in the request may refuse that. After it, new roots arrive only with our own renewals. That is too late if the CA lets a new
+// root sign before half of the life of a certificate has passed. It is better to mount the roots, as Istio does in every pod,
+// or to fetch them from a bundle endpoint.
 //
 // # What it promises
 //
 // A token goes to the host of Options.URL and nowhere else: redirects are not followed, and a connection
-// without TLS is refused unless Options.AllowPlaintext allows it. No error and no log record has the token.
-//
-// # What it does not do
-//
-// It sets no deadline, repeats nothing and does not judge the certificates that it gets: package caclient
-// does.
+// without TLS is refused unless Options.AllowPlaintext allows it. No error and no log record contains the token.
 package istioca
 
 import (
@@ -50,8 +44,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"iter"
-	"log/slog"
 	"maps"
 	"net/http"
 	"strings"
@@ -63,7 +55,6 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/pki"
-	"github.com/svidkit/svidkit/spiffe"
 )
 
 // method is the path of the API's one method.
@@ -85,13 +76,17 @@ type Options struct {
 	Header http.Header
 }
 
-// CA is a [caclient.CA] that also has bundles to watch; [New] makes one. It is safe for concurrent use.
+// CA is a [caclient.CA]; [New] makes one. It also has the method WatchBundles, which package secretcache uses instead of
+// polling. It is safe for concurrent use, and never prints a token or a key.
 type CA struct {
+	client
 	opts     Options
 	conn     *caconn.Conn
 	rpc      *grpchttp.Client
 	metadata []byte // encoded field 4 of a request
 }
+
+type client = caconn.Client // an alias, so that the embedded field is not exported
 
 // New returns a CA. It does not connect and reads no file. The error says which option is wrong.
 func New(o Options) (*CA, error) {
@@ -103,7 +98,7 @@ func New(o Options) (*CA, error) {
 	if err != nil {
 		return nil, fmt.Errorf("istioca: invalid Options: %w", err)
 	}
-	c.conn, c.opts.Header = conn, o.Header.Clone()
+	c.conn, c.client, c.opts.Header = conn, conn.Client(), o.Header.Clone()
 	c.rpc = grpchttp.NewClient(conn.HTTP, conn.URL, caconn.MaxResponse)
 	c.metadata, err = encodeMetadata(o.CertSigner)
 	if err != nil {
@@ -154,15 +149,6 @@ func mayBeSet(name string) bool {
 			return !('a' <= r && r <= 'z' || '0' <= r && r <= '9' || r == '-' || r == '_' || r == '.')
 		})
 }
-
-// String names the CA and no secret.
-func (c *CA) String() string { return c.conn.String() }
-
-// GoString is String: the verb %#v must not walk to the header.
-func (c *CA) GoString() string { return c.String() }
-
-// LogValue is String as a log value.
-func (c *CA) LogValue() slog.Value { return slog.StringValue(c.String()) }
 
 // Sign implements [caclient.CA]. The lifetime is sent in whole seconds, at least one. The roots that come
 // with the chain are in the next [CA.FetchBundles]. The error is a [*caclient.Error], unless ctx is
@@ -242,19 +228,6 @@ func readChain(csr *pki.CSR, texts []string) (chain, roots []*x509.Certificate, 
 		return nil, nil, fmt.Errorf("the answer has %d roots, the limit is %d", len(roots), caconn.MaxRoots)
 	}
 	return chain, roots, nil
-}
-
-// FetchBundles implements [caclient.CA]: the package comment says where the roots come from. It calls the CA only if there
-// is no other way to know any. The error is a [*caclient.Error], unless ctx is done. If the source fails and roots are known
-// from before, the failure is logged.
-func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
-	return c.conn.FetchBundles(ctx)
-}
-
-// WatchBundles is what package secretcache uses instead of polling. It yields the bundles when a certificate brought new
-// roots, and reads the source every five minutes, or as often as the refresh hint of its bundle says.
-func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
-	return c.conn.WatchBundles(ctx)
 }
 
 // ask has a new key certified and drops it, for the roots that come with the certificate.

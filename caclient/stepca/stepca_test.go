@@ -23,8 +23,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient"
-	"github.com/svidkit/svidkit/caclient/caclienttest"
+	"github.com/svidkit/svidkit/caclient/internal/caconn"
 	"github.com/svidkit/svidkit/caclient/stepca"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -35,7 +36,7 @@ var _ caclient.CA = (*stepca.CA)(nil)
 
 const path = "/web"
 
-func newCSR(t testing.TB, f *caclienttest.Fake, more ...pki.SAN) (*pki.CSR, func(chain []*x509.Certificate) *tls.Certificate) {
+func newCSR(t testing.TB, f *cafake.Fake, more ...pki.SAN) (*pki.CSR, func(chain []*x509.Certificate) *tls.Certificate) {
 	t.Helper()
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
@@ -60,11 +61,12 @@ func newClient(t testing.TB, o stepca.Options) *stepca.CA {
 	return c
 }
 
-func requireKind(t testing.TB, err, kind error) {
+func requireKind(t testing.TB, err, kind error) *caclient.Error {
 	t.Helper()
 	e, ok := errors.AsType[*caclient.Error](err)
 	require.True(t, ok, "%v", err)
 	require.Equal(t, kind, e.Kind, "%v", err)
+	return e
 }
 
 // tokens counts how often a token is taken.
@@ -94,7 +96,7 @@ func (c *tokens) wrap(e *caclient.Endpoint) {
 func TestFingerprint(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	f := caclienttest.NewStepCA(t, ca, path)
+	f := cafake.NewStepCA(t, ca, path)
 	e := f.Endpoint()
 	e.HTTPClient = nil
 	for _, print := range []string{fingerprint(ca.Root()), strings.ToUpper(fingerprint(ca.Root()))} {
@@ -110,16 +112,17 @@ func TestFingerprint(t *testing.T) {
 	set, err := c.FetchBundles(t.Context())
 	require.NoError(t, err)
 	assert.True(t, slices.EqualFunc(authorities(t, set), slices.Collect(ca.Bundle().X509Authorities()), (*x509.Certificate).Equal))
-	ca.Activate()
+	ca.Rotate()
 	ca.DropOldRoots()
 	f.Drop() // so that connections are new
 	f.Mend()
 	c2 := newClient(t, stepca.Options{Endpoint: e, Fingerprint: fingerprint(ca.Root())})
 	for _, c := range []*stepca.CA{c, c2} {
 		csr, _ := newCSR(t, f)
-		checked, err := caclient.New(c, nil) // which asks again when a connection was cut
-		require.NoError(t, err)
-		_, err = checked.Sign(t.Context(), csr, 0)
+		_, err := c.Sign(t.Context(), csr, 0)
+		for tries := 0; tries < 5 && errors.Is(err, caclient.ErrUnavailable); tries++ { // its connection was cut
+			_, err = c.Sign(t.Context(), csr, 0)
+		}
 		require.NoError(t, err)
 		set, err = c.FetchBundles(t.Context())
 		require.NoError(t, err)
@@ -153,7 +156,7 @@ func TestServerIsVerified(t *testing.T) {
 	} {
 		t.Run(label, func(t *testing.T) {
 			t.Parallel()
-			f := caclienttest.NewStepCA(t, wrong, path)
+			f := cafake.NewStepCA(t, wrong, path)
 			o := stepca.Options{Endpoint: f.Endpoint()}
 			o.HTTPClient = nil
 			tt.edit(&o)
@@ -181,7 +184,7 @@ func TestServerIsVerified(t *testing.T) {
 		_ = json.NewEncoder(w).Encode(map[string]string{"ca": string(pki.MarshalCertificatesPEM(wrong.Root()))})
 	}))
 	defer srv.Close()
-	f := caclienttest.NewStepCA(t, wrong, path)
+	f := cafake.NewStepCA(t, wrong, path)
 	o := stepca.Options{Endpoint: f.Endpoint(), Fingerprint: fingerprint(right.Root())}
 	o.URL, o.HTTPClient = srv.URL, nil
 	csr, _ := newCSR(t, f)
@@ -195,8 +198,8 @@ func TestServerIsVerified(t *testing.T) {
 func TestRules(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	f := caclienttest.NewStepCA(t, ca, path)
-	other := caclienttest.NewStepCA(t, ca, path).Endpoint()
+	f := cafake.NewStepCA(t, ca, path)
+	other := cafake.NewStepCA(t, ca, path).Endpoint()
 	good, err := f.Endpoint().Token(t.Context())
 	require.NoError(t, err)
 	csr, _ := newCSR(t, f)
@@ -235,9 +238,9 @@ func TestRules(t *testing.T) {
 			}
 			continue
 		}
-		requireKind(t, err, tt.kind)
+		told := requireKind(t, err, tt.kind)
 		assert.ErrorContains(t, err, tt.says, tt.name)
-		_, again := caclient.Retryable(err)
+		_, again := told.Retryable()
 		assert.False(t, again, tt.name)
 	}
 }
@@ -256,7 +259,7 @@ func TestRenewal(t *testing.T) {
 		t.Run(label, func(t *testing.T) {
 			t.Parallel()
 			ca := spiffetest.NewCA(t, "example.org")
-			f := caclienttest.NewStepCA(t, ca, path)
+			f := cafake.NewStepCA(t, ca, path)
 			var took tokens
 			var current *tls.Certificate
 			o := stepca.Options{Endpoint: f.Endpoint(), Certificate: func() *tls.Certificate { return current }}
@@ -346,7 +349,7 @@ func TestDayWithOneToken(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
-		f := caclienttest.NewStepCA(caclienttest.InMemory(t), ca, path)
+		f := cafake.NewStepCA(cafake.InMemory(t), ca, path)
 		var took tokens
 		var m *secretcache.Manager
 		certificate := func() *tls.Certificate {
@@ -388,7 +391,7 @@ func TestDayWithOneToken(t *testing.T) {
 func TestAnswers(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	f := caclienttest.NewStepCA(t, ca, path)
+	f := cafake.NewStepCA(t, ca, path)
 	csr, _ := newCSR(t, f)
 	chain, err := ca.Intermediate().Sign(t.Context(), csr, 0)
 	require.NoError(t, err)
@@ -497,7 +500,7 @@ func TestNewRefuses(t *testing.T) {
 
 func BenchmarkSign(b *testing.B) {
 	ca := spiffetest.NewCA(b, "example.org")
-	f := caclienttest.NewStepCA(b, ca, path)
+	f := cafake.NewStepCA(b, ca, path)
 	var current *tls.Certificate
 	for name, o := range map[string]stepca.Options{
 		"Token":       {Endpoint: f.Endpoint()},
@@ -522,7 +525,7 @@ func BenchmarkSign(b *testing.B) {
 
 func FuzzAnswer(f *testing.F) {
 	ca := spiffetest.NewCA(f, "example.org")
-	fake := caclienttest.NewStepCA(f, ca, path)
+	fake := cafake.NewStepCA(f, ca, path)
 	csr, _ := newCSR(f, fake)
 	chain, err := ca.Intermediate().Sign(f.Context(), csr, 0)
 	require.NoError(f, err)
@@ -533,7 +536,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Add([]byte(`{"certChain":[]}`))
 	f.Add([]byte(`{"status":401,"message":"no"}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
-		_ = stepca.Message(body)
+		_ = caconn.Message(body)
 		chain, err := stepca.ReadAnswer(csr, body)
 		if (err == nil) == (len(chain) == 0) {
 			t.Fatalf("%d certificates and the error %v", len(chain), err)

@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	_ = flag.Set("test.parallel", "4") // most tests wait; -parallel, if it is given, is parsed after this
+	_ = flag.Set("test.parallel", "8") // most tests wait; -parallel, if it is given, is parsed after this
 	os.Exit(m.Run())
 }
 
@@ -74,14 +74,21 @@ func TestShell(t *testing.T) {
 		{"", arguments(dir, "-verify-audit", filepath.Join(dir, "none.jsonl")), 1, "", "ca: -verify-audit: open "},
 		{changed, arguments(dir, "-verify-audit", "-"), 1, "auditlog: line 2: the line before", "ca: -verify-audit: 1 of the lines"},
 		{"", arguments(dir, "-once", "none.pem", "-id", "spiffe://cluster.local/web"), 1, "", "ca: -once: open none.pem"},
+		{"", []string{"-status", "-rotate"}, 2, "", "ca: -status and -rotate: only one command at a time"},
+		{"", []string{"-install", "tls"}, 2, "", "is none of kubernetes.io/tls"},
+		{"", []string{"-version"}, 0, "ca ", ""},
+		{"", []string{"-version", "-ttl=none"}, 0, "ca ", ""},
 		{"", []string{"-help"}, 0, "", "-trusted-node-accounts"},
 		{"", []string{"-h"}, 0, "", "-trusted-node-accounts"},
-		{"", []string{"-nonsense"}, 1, "", "ca: flag provided but not defined: -nonsense; -help lists the flags"},
-		{"", []string{"-max-ttl", "90d"}, 1, "", `ca: invalid value "90d" for flag -max-ttl: time: unknown unit "d" in duration "90d"; it is a number with a unit`},
-		{"", []string{"-istio-addr", "localhost"}, 1, "", "ca: -istio-addr: it is not HOST:PORT, such as localhost:15012 or :15012; -help lists the flags"},
+		{"", []string{"-nonsense"}, 2, "", "ca: flag provided but not defined: -nonsense; -help lists the flags"},
+		{"", []string{"-max-ttl", "90d"}, 2, "", `ca: invalid value "90d" for flag -max-ttl: time: unknown unit "d" in duration "90d"; it is a number with a unit`},
+		{"", []string{"-istio-addr", "localhost"}, 2, "", "ca: -istio-addr: it is not HOST:PORT, such as localhost:15012 or :15012; -help lists the flags"},
 		{"", arguments(filepath.Join(dir, "none"), "-create=false"), 1, "", "ca: there is no CA in " + filepath.Join(dir, "none", "ca") + "; if there was one, mount its volume"},
 		{"", arguments(filepath.Join(dir, "none"), "-status"), 1, "", "ca: there is no CA in "},
-		{"", arguments(dir, "-taint", "5"), 1, "", `ca: taint a key of cluster.local: no such key: "5"`},
+		{"", arguments(dir, "-taint", "5"), 1, "", `ca: taint a key of cluster.local: no such key: "5"; -status lists the serial numbers and key IDs`},
+		{"", arguments(dir, "-revoke", "5"), 1, "", `no such key: "5"; -status lists`},
+		{"", arguments(dir, "-caller-rate", "abc"), 2, "", `ca: invalid value "abc" for flag -caller-rate: it is not a number, such as 10 or 0.5; -help lists the flags`},
+		{"", arguments(dir, "-istio-addr", "0.0.0.0:0"), 2, "", "ca: -istio-addr: not on loopback"},
 		{"", arguments(dir, "-recover"), 1, "", "ca: recover " + filepath.Join(dir, "ca") + ": there is nothing to recover"},
 		{"", arguments(dir, "-root-ca-dir", half, "-replace-own-ca", "-status"), 1, "", "ca: -root-ca-dir: load the CA of cluster.local: pki: key-cert bundle: the folder has some files of a CA"},
 		{"", arguments(dir, "-root-ca-dir", half, "-status"), 1, "", "set -replace-own-ca"},
@@ -109,6 +116,12 @@ func TestShell(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	require.Error(t, err)
 	require.Contains(t, string(out), `TRUST_DOMAIN="Example.org"`)
+	require.Equal(t, 2, cmd.ProcessState.ExitCode())
+	cmd = program(t, "-version")
+	cmd.Env = append(cmd.Env, "TRUST_DOMAIN=Example.org")
+	out, err = cmd.Output()
+	require.NoError(t, err)
+	require.Regexp(t, `^ca .*, go1\.\d+`, string(out))
 }
 
 // SIGTERM ends the server in order: its exit code is 0.

@@ -31,7 +31,9 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	caclientistio "github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/testtree"
 	istiowire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
@@ -40,6 +42,7 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/caconfig"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
+	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
@@ -193,6 +196,33 @@ func istioCSR(ctx context.Context, c *http.Client, url string, td spiffe.TrustDo
 	return chain, slices.Collect(b.X509Authorities()), nil
 }
 
+// certify asks Linkerd's API for a certificate for name, as a proxy does and without the checks of package
+// caclient/linkerd, and returns the chain, leaf first.
+func certify(ctx context.Context, c *http.Client, url, token, name string, csr *pki.CSR) ([]*x509.Certificate, error) {
+	request, err := protofield.Write(func(w *protofield.Writer) {
+		w.Text(1, name)
+		w.Bytes(2, []byte(token))
+		w.Bytes(3, csr.DER())
+	})
+	if err != nil {
+		return nil, err
+	}
+	response, err := grpchttp.NewClient(c, url, 1<<20).Unary(ctx, linkerd.Certify, nil, request)
+	if err != nil {
+		return nil, err
+	}
+	var chain []byte
+	err = protofield.Read(response, func(f *protofield.Field) {
+		if f.Number == 1 || f.Number == 2 { // the leaf, the intermediates
+			chain = append(chain, f.Data...)
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return x509.ParseCertificates(chain)
+}
+
 // proxyCSR returns a request as a Linkerd proxy makes it.
 func proxyCSR(t testing.TB, name string) *pki.CSR {
 	t.Helper()
@@ -246,10 +276,13 @@ var update = flag.Bool("update", false, "write the diagram in README.md")
 // The demo ends by itself and says what it did, and README.md has its trace.
 func TestDemo(t *testing.T) {
 	t.Parallel()
+	if testing.Short() {
+		t.Skip("it waits for a new root; .ci/run runs the program, too")
+	}
 	var out bytes.Buffer
-	trace, err := demo(t.Context(), spiffe.MustParseTrustDomain("cluster.local"), &out)
+	steps, err := demo(t.Context(), spiffe.MustParseTrustDomain("cluster.local"), 3*time.Second, &out)
 	require.NoError(t, err, out.String())
-	testtree.Section(t, *update, "README.md", "```mermaid\n", "```\n", trace.Diagram())
+	testtree.Section(t, *update, "README.md", "```mermaid\n", "```\n", diagram(steps, operator, agent, proxy, peer, service))
 	for _, want := range []string{
 		"DEVELOPMENT ONLY",
 		"demo/web is spiffe://cluster.local/ns/demo/sa/web",
@@ -261,6 +294,27 @@ func TestDemo(t *testing.T) {
 		assert.Contains(t, out.String(), want)
 	}
 	assert.Equal(t, 2, strings.Count(out.String(), "certificates are signed by root"), "the first and the new one")
+}
+
+// diagram returns steps as a sequence diagram in Mermaid. Texts that begin with "answers " have the arrow of an answer.
+func diagram(steps []step, participants ...string) string {
+	var b strings.Builder
+	b.WriteString("sequenceDiagram\n")
+	for i, name := range participants {
+		fmt.Fprintf(&b, "    participant p%d as %s\n", i, name)
+	}
+	for _, s := range steps {
+		arrow := "->>"
+		if strings.HasPrefix(s.text, "answers ") {
+			arrow = "-->>"
+		}
+		if s.from == "" {
+			fmt.Fprintf(&b, "    Note over p0,p%d: %s\n", len(participants)-1, s.text)
+			continue
+		}
+		fmt.Fprintf(&b, "    p%d%sp%d: %s\n", slices.Index(participants, s.from), arrow, slices.Index(participants, s.to), s.text)
+	}
+	return b.String()
 }
 
 // The demo ends early, without an error, when it is told to.
@@ -336,6 +390,8 @@ func TestServer(t *testing.T) {
 		assert.Contains(t, body, want, path)
 	}
 	_, metrics := get(t, admin+"/metrics")
+	_, err = metricstest.Page(metrics)
+	require.NoError(t, err)
 	assert.Contains(t, metrics, "issuer_cert_ttl_seconds")
 	assert.NotContains(t, metrics, "# HELP citadel_server_csr_count citadel_server_csr_count")
 	status, _ := get(t, admin+"/nothing")
@@ -353,6 +409,27 @@ func TestServer(t *testing.T) {
 
 	later, _ := start(t, c)
 	require.Equal(t, string(root), string(rootsOf(later)), "the same CA")
+}
+
+// In development mode an agent that asks for an hour gets it, and one that asks for 24, as Istio's does by default, is
+// refused: the documentation of the program says so.
+func TestAgentOfADay(t *testing.T) {
+	t.Parallel()
+	s, _ := start(t, newConfig(t, t.TempDir()))
+	client := newClient(s.ca.Bundle(), nil)
+	defer client.CloseIdleConnections()
+	agent, err := caclientistio.New(caclientistio.Options{Endpoint: caclient.Endpoint{
+		URL: "https://" + s.at.Istio.Addr().String(), HTTPClient: client, TrustDomain: s.c.CA.TrustDomain,
+		Token: func(context.Context) (string, error) { return token(t, s, "demo/web"), nil },
+	}})
+	require.NoError(t, err)
+	_, csr, err := newRequest()
+	require.NoError(t, err)
+	chain, err := agent.Sign(t.Context(), csr, time.Hour)
+	require.NoError(t, err)
+	require.WithinDuration(t, time.Now().Add(time.Hour), chain[0].NotAfter, time.Minute)
+	_, err = agent.Sign(t.Context(), csr, 24*time.Hour)
+	require.ErrorIs(t, err, caclient.ErrInvalid)
 }
 
 // What was announced is where it is, and the warning comes first.
@@ -547,6 +624,9 @@ func TestServerWithoutLinkerd(t *testing.T) {
 // A folder that cannot be written to does not end the server, and the roots are written when it can.
 func TestRootsFile(t *testing.T) {
 	t.Parallel()
+	if testing.Short() {
+		t.Skip("it waits for seconds")
+	}
 	_, args := cluster(t) // so that the CA is elsewhere
 	c := newConfig(t, filepath.Join(t.TempDir(), "state"), append(args, "-audit-log", "none", "-refresh-hint", "1s", "-propagation", "2s")...)
 	s, _ := start(t, c)
@@ -582,7 +662,10 @@ func mustStore(t testing.TB, c *caconfig.Config) ca.Store {
 func TestOperator(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	short := []string{"-refresh-hint", "1s", "-propagation", "8s"} // time enough for what has to come before the new root signs
+	if testing.Short() {
+		t.Skip("it waits for a new root")
+	}
+	short := []string{"-refresh-hint", "1s", "-propagation", "5s"} // time enough for what has to come before the new root signs
 	c := newConfig(t, dir, short...)
 	for _, args := range [][]string{{"-status"}, {"-rotate"}, {"-taint", "5"}, {"-revoke", "5"}} {
 		_, err := shell(t, "", arguments(dir, append(args, short...)...)...)
@@ -592,7 +675,7 @@ func TestOperator(t *testing.T) {
 	require.NoFileExists(t, c.AuditLog)
 
 	s, _ := start(t, c)
-	first := s.ca.Own.Roots()[0]
+	first := s.ca.Own.Status().Roots[0]
 	out, err := shell(t, "", arguments(dir, append([]string{"-status"}, short...)...)...)
 	require.NoError(t, err)
 	require.Contains(t, out, first.ID)
@@ -601,18 +684,18 @@ func TestOperator(t *testing.T) {
 	out, err = shell(t, "", arguments(dir, append([]string{"-rotate"}, short...)...)...)
 	require.NoError(t, err)
 	require.Contains(t, out, "distributing")
-	require.Eventually(t, func() bool { return len(s.ca.Own.Roots()) == 2 }, 30*time.Second, 10*time.Millisecond, "the server follows")
+	require.Eventually(t, func() bool { return len(s.ca.Own.Status().Roots) == 2 }, 30*time.Second, 10*time.Millisecond, "the server follows")
 	_, err = shell(t, "", arguments(dir, append([]string{"-rotate"}, short...)...)...)
 	require.ErrorIs(t, err, ca.ErrRotating)
 	_, err = shell(t, "", arguments(dir, append([]string{"-revoke", first.ID}, short...)...)...)
-	require.Error(t, err, "it signs")
+	require.ErrorContains(t, err, "with -now", "it signs")
 	_, err = shell(t, "", arguments(dir, append([]string{"-taint", "abcdef"}, short...)...)...)
 	require.ErrorIs(t, err, ca.ErrUnknownKey)
 
 	out, err = shell(t, "", arguments(dir, append([]string{"-taint", first.ID}, short...)...)...)
 	require.NoError(t, err)
 	require.Contains(t, out, "tainted")
-	require.Eventually(t, func() bool { return s.ca.Own.Roots()[0].Phase == ca.Retiring }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return s.ca.Own.Status().Roots[0].Phase == ca.Retiring }, 30*time.Second, 10*time.Millisecond)
 	require.Eventually(t, func() bool { // until the server has written down that the other one signs
 		r, err := mustStore(t, c).Load(t.Context())
 		return err == nil && !bytes.Equal(r.Data()["ca-cert.pem"], pki.MarshalCertificatesPEM(first.Certificate))
@@ -620,7 +703,7 @@ func TestOperator(t *testing.T) {
 	out, err = shell(t, "", arguments(dir, append([]string{"-revoke", first.ID}, short...)...)...)
 	require.NoError(t, err)
 	require.NotContains(t, out, first.ID)
-	require.Eventually(t, func() bool { return len(s.ca.Own.Roots()) == 1 }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return len(s.ca.Own.Status().Roots) == 1 }, 30*time.Second, 10*time.Millisecond)
 }
 
 // A key that is known to be stolen is replaced at once, and the operator is told what that costs.
@@ -629,7 +712,7 @@ func TestRevokeNow(t *testing.T) {
 	dir := t.TempDir()
 	args := []string{"-refresh-hint", "1s", "-propagation", "8s"}
 	s, _ := start(t, newConfig(t, dir, args...))
-	first := s.ca.Own.Roots()[0]
+	first := s.ca.Own.Status().Roots[0]
 	_, err := shell(t, "", arguments(dir, append(args, "-revoke", first.ID)...)...)
 	require.ErrorContains(t, err, "signs")
 	out, err := shell(t, "", arguments(dir, append(args, "-revoke", first.ID, "-now")...)...)
@@ -639,7 +722,7 @@ func TestRevokeNow(t *testing.T) {
 	require.Contains(t, out, "make all workloads renew")
 	require.Contains(t, out, "active since")
 	require.Eventually(t, func() bool { // the server follows
-		roots := s.ca.Own.Roots()
+		roots := s.ca.Own.Status().Roots
 		return len(roots) == 1 && roots[0].ID != first.ID
 	}, 40*time.Second, 50*time.Millisecond)
 	_, err = shell(t, "", arguments(dir, append(args, "-taint", first.ID, "-now")...)...)
@@ -675,7 +758,7 @@ func TestTaintByCommand(t *testing.T) {
 			continue
 		}
 		require.NoError(t, renew())
-		_, err = shell(t, "", arguments(dir, append(args, "-taint", s.ca.Own.Roots()[0].ID)...)...)
+		_, err = shell(t, "", arguments(dir, append(args, "-taint", s.ca.Own.Status().Roots[0].ID)...)...)
 		require.NoError(t, err)
 		require.Eventually(t, func() bool { return errors.Is(renew(), caclient.ErrUnauthenticated) }, 30*time.Second, 100*time.Millisecond, "when the server has read the store")
 		_, _, err = istioRequest(t.Context(), thief, url, s.c.CA.TrustDomain, token(t, s, "demo/web"), key)
@@ -693,7 +776,7 @@ func TestKeyEvents(t *testing.T) {
 		a, err := newConfig(t, dir).Open(t.Context(), caconfig.OpenOptions{ReadOnly: true})
 		require.NoError(t, err)
 		defer a.Close()
-		for _, r := range a.Own.Roots() {
+		for _, r := range a.Own.Status().Roots {
 			ids = append(ids, r.ID)
 		}
 		return ids
@@ -737,7 +820,7 @@ func TestRecover(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	s, stop := start(t, newConfig(t, dir))
-	root := s.ca.Own.Roots()[0].ID
+	root := s.ca.Own.Status().Roots[0].ID
 	stop()
 	_, err := shell(t, "", arguments(dir, "-recover")...)
 	require.ErrorContains(t, err, "nothing to recover")
@@ -762,7 +845,7 @@ func TestRecover(t *testing.T) {
 		require.Contains(t, out, "the CA goes on with version ")
 		require.Contains(t, out, root)
 		again, stop := start(t, newConfig(t, dir))
-		require.Equal(t, root, again.ca.Own.Roots()[0].ID)
+		require.Equal(t, root, again.ca.Own.Status().Roots[0].ID)
 		stop()
 	}
 	_, args := cluster(t)
@@ -770,9 +853,12 @@ func TestRecover(t *testing.T) {
 	require.ErrorContains(t, err, "-recover")
 }
 
-// To look, in the middle of a rotation that no server has shown to anybody, writes nothing.
+// To look, in the middle of a rotation that no server has published, writes nothing.
 func TestStatusWritesNothing(t *testing.T) {
 	t.Parallel()
+	if testing.Short() {
+		t.Skip("it waits for seconds")
+	}
 	dir := t.TempDir()
 	short := []string{"-refresh-hint", "1s", "-propagation", "10s"}
 	c := newConfig(t, dir, short...)
@@ -844,11 +930,11 @@ func plugIn(t testing.TB, dir string) {
 	rootKey, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
 	now := time.Now()
-	root, err := pki.NewRoot(rootKey, pki.CAOptions{TrustDomain: td, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour * 365)})
+	root, err := pki.NewRoot(rootKey, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour * 365)})
 	require.NoError(t, err)
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
-	cert, err := root.IssueCertificate(pki.CertificateOptions{
+	cert, err := root.Issue(pki.CertificateOptions{
 		PublicKey: key.Public(), CA: true, Organization: "mesh", SANs: []pki.SAN{pki.IDSAN(td.ID())},
 		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour * 30),
 	})
@@ -1002,7 +1088,10 @@ func TestExternalCA(t *testing.T) {
 	roots := filepath.Join(dir, "roots.pem")
 	require.NoError(t, os.WriteFile(roots, pki.MarshalCertificatesPEM(signer.root.Certificate()), 0o600))
 	args = append(args, "-external-ca", "ISTIOD_RA_KUBERNETES_API", "-k8s-signer", "example.com/mesh")
-	for name, more := range map[string][]string{"configured": {"-external-roots", roots}, "learned": {"-external-roots", filepath.Join(dir, "none"), "-cert-signer-domain", "example.com"}} {
+	for name, more := range map[string][]string{
+		"configured": {"-external-roots", roots},
+		"learned":    {"-external-roots", filepath.Join(dir, "none"), "-cert-signer-domain", "example.com"},
+	} {
 		c := newConfig(t, filepath.Join(dir, name), append(args, more...)...)
 		s, stop := start(t, c)
 		client := newClient(s.ca.Bundle(), nil)
@@ -1031,7 +1120,7 @@ func newClusterSigner(t testing.TB) *clusterSigner {
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
 	now := time.Now()
-	root, err := pki.NewRoot(key, pki.CAOptions{TrustDomain: spiffe.MustParseTrustDomain("cluster.local"), NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour)})
+	root, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseTrustDomain("cluster.local").ID())}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour)})
 	require.NoError(t, err)
 	return &clusterSigner{root}
 }
@@ -1080,7 +1169,7 @@ func (s *clusterSigner) sign(t *testing.T, k *kubetest.Server) {
 		if !assert.NoError(t, err) {
 			return
 		}
-		cert, err := s.root.IssueCertificate(pki.CertificateOptions{
+		cert, err := s.root.Issue(pki.CertificateOptions{
 			PublicKey: csr.PublicKey(), SANs: csr.SANs(), NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour),
 		})
 		if !assert.NoError(t, err) {

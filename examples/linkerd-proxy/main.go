@@ -1,14 +1,13 @@
-// Linkerd-proxy is a proxy beside a workload, with the identity of a member of a Linkerd mesh: it takes its certificate from
-// the mesh's identity service, carries the HTTP of its application to other workloads by mutual TLS, and theirs to it.
-//
-//	go run ./examples/linkerd-proxy -demo
-//
-// The identity is configured by environment variables, as an injector sets them; -help lists them. Flags say where to listen
-// and what to forward:
+// Linkerd-proxy is a proxy beside a workload of a Linkerd mesh: it takes the certificate of the workload from the mesh's
+// identity service, carries the HTTP of its application to other workloads by mutual TLS, and theirs to it.
 //
 //	linkerd-proxy -app 127.0.0.1:8080 -route voting.emojivoto:80=10.1.2.3:4143=voting.emojivoto.serviceaccount.identity.linkerd.cluster.local
 //
-// What has no route goes to the address in its Host, without TLS. The admin port answers /ready, /live and /metrics.
+// Environment variables configure the identity, as an injector sets them; -help lists them. Flags say where to listen and what
+// to forward. A request without a route goes to the address in its Host, without TLS. The admin port answers /ready, /live and
+// /metrics.
+//
+// The identity is package linkerdproxy of the library. The forwarding is part of this example; README.md has its limits.
 package main
 
 import (
@@ -22,6 +21,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -36,25 +36,30 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	if err := run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr, nil); err != nil && !errors.Is(err, flag.ErrHelp) {
-		fmt.Fprintln(os.Stderr, "linkerd-proxy:", err)
-		os.Exit(1)
+	err := run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr)
+	if err == nil || errors.Is(err, flag.ErrHelp) {
+		return
 	}
+	fmt.Fprintln(os.Stderr, "linkerd-proxy:", err)
+	if _, usage := errors.AsType[usageError](err); usage {
+		os.Exit(2)
+	}
+	os.Exit(1)
 }
+
+// usageError says what is wrong with the arguments or the environment.
+type usageError struct{ error }
 
 // options are the flags of the program.
 type options struct {
 	app, inbound, outbound, admin string
 	opaque, clientID, verbose     bool
-	routes                        map[string]linkerdproxy.Endpoint // by host:port
+	routes                        map[string]endpoint // by host:port
 }
 
-// addresses are where a proxy listens; inbound and outbound may be nil.
-type addresses struct{ inbound, outbound, admin net.Addr }
-
-// run is the program. It returns nil when a signal ends it. started, if it is not nil, is told where the proxy listens.
-func run(ctx context.Context, args, environ []string, out, errOut io.Writer, started func(addresses)) error {
-	o := options{routes: map[string]linkerdproxy.Endpoint{}}
+// run is the program. It returns nil when a signal ends it. It writes to out where it listens, a line for each port.
+func run(ctx context.Context, args, environ []string, out, errOut io.Writer) error {
+	o := options{routes: map[string]endpoint{}}
 	fs := flag.NewFlagSet("linkerd-proxy", flag.ContinueOnError)
 	fs.SetOutput(errOut)
 	fs.StringVar(&o.app, "app", "", "`host:port` of the application, for inbound connections")
@@ -65,28 +70,37 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer, sta
 	fs.BoolVar(&o.clientID, "client-id", false, "tell the application the client's identity, in the header l5d-client-id")
 	fs.BoolVar(&o.verbose, "v", false, "log more")
 	fs.Func("route", "`HOST:PORT=ADDRESS[=IDENTITY]`: where requests for a host go, and who must be there; may be repeated", o.route)
-	show := fs.Bool("demo", false, "show a mesh of two proxies in a few seconds, and end")
+	show := fs.Bool("version", false, "print the version and end")
 	fs.Usage = func() {
 		fmt.Fprintln(errOut, "Usage: linkerd-proxy [flags]")
 		fs.PrintDefaults()
 		fmt.Fprintln(errOut, "\nEnvironment:")
 		_ = linkerdproxy.WriteEnviron(errOut)
 	}
-	if err := fs.Parse(args); err != nil {
+	switch err := fs.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
 		return err
-	}
-	if fs.NArg() > 0 {
-		return fmt.Errorf("unexpected argument %q", fs.Arg(0))
-	}
-	if *show {
-		_, err := demo(ctx, out)
+	case err != nil:
+		return usageError{err}
+	case fs.NArg() > 0:
+		return usageError{fmt.Errorf("unexpected argument %q", fs.Arg(0))}
+	case *show:
+		_, err := fmt.Fprintln(out, "linkerd-proxy", version())
 		return err
 	}
 	level := slog.LevelInfo
 	if o.verbose {
 		level = slog.LevelDebug
 	}
-	return o.serve(ctx, environ, slog.New(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: level})), started)
+	return o.serve(ctx, environ, out, slog.New(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: level})))
+}
+
+// version returns what the program was built from, and with.
+func version() string {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		return info.Main.Version + " " + info.GoVersion
+	}
+	return "unknown"
 }
 
 // route reads a value of -route.
@@ -95,9 +109,9 @@ func (o *options) route(text string) error {
 	if len(parts) < 2 || parts[0] == "" || parts[1] == "" {
 		return errors.New("want HOST:PORT=ADDRESS or HOST:PORT=ADDRESS=IDENTITY")
 	}
-	e := linkerdproxy.Endpoint{Addr: parts[1]}
+	e := endpoint{addr: parts[1]}
 	if len(parts) == 3 {
-		e.Identity = parts[2]
+		e.identity = parts[2]
 	}
 	o.routes[authority(parts[0])] = e
 	return nil
@@ -112,10 +126,10 @@ func authority(host string) string {
 }
 
 // serve runs the proxy until ctx is done or a part of it fails.
-func (o *options) serve(ctx context.Context, environ []string, log *slog.Logger, started func(addresses)) (failed error) {
+func (o *options) serve(ctx context.Context, environ []string, out io.Writer, log *slog.Logger) (failed error) {
 	env, err := linkerdproxy.FromEnviron(environ, log)
 	if err != nil {
-		return err
+		return usageError{err}
 	}
 	id, err := linkerdproxy.New(env.Config)
 	if err != nil {
@@ -123,18 +137,18 @@ func (o *options) serve(ctx context.Context, environ []string, log *slog.Logger,
 	}
 	_, portText, _ := net.SplitHostPort(o.app)
 	port, _ := strconv.Atoi(portText)
-	proxy, err := linkerdproxy.NewProxy(linkerdproxy.ProxyConfig{
-		Identity: id, Application: o.app, Opaque: o.opaque, ClientID: o.clientID, Logger: log,
-		RequireTLS: slices.Contains(env.RequireTLS, port), RequireIdentity: slices.Contains(env.RequireIdentity, port),
-		Route: func(_ context.Context, host string) (linkerdproxy.Endpoint, error) {
+	p, err := newProxy(config{
+		name: env.Name, identity: id, application: o.app, opaque: o.opaque, clientID: o.clientID, logger: log,
+		requireTLS: slices.Contains(env.RequireTLS, port), requireIdentity: slices.Contains(env.RequireIdentity, port),
+		route: func(_ context.Context, host string) (endpoint, error) {
 			if e, ok := o.routes[authority(host)]; ok {
 				return e, nil
 			}
-			return linkerdproxy.Endpoint{Addr: authority(host)}, nil
+			return endpoint{addr: authority(host)}, nil
 		},
 	})
 	if err != nil {
-		return err
+		return usageError{err}
 	}
 
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -148,21 +162,20 @@ func (o *options) serve(ctx context.Context, environ []string, log *slog.Logger,
 			}
 		})
 	}
-	var at addresses
-	listen := func(address string, addr *net.Addr, serve func(context.Context, net.Listener) error) error {
+	listen := func(name, address string, serve func(context.Context, net.Listener) error) error {
 		if address == "" {
 			return nil
 		}
 		l, err := net.Listen("tcp", address)
 		if err != nil {
-			return err
+			return fmt.Errorf("-%s: %w", name, err)
 		}
-		*addr = l.Addr()
+		fmt.Fprintf(out, "%s: %s\n", name, l.Addr())
 		start(func(ctx context.Context) error { return serve(ctx, l) })
 		return nil
 	}
-	admin := &http.Server{Handler: id.Handler(proxy), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute}
-	err = listen(o.admin, &at.admin, func(ctx context.Context, l net.Listener) error {
+	admin := &http.Server{Handler: id.Handler(p), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute}
+	err = listen("admin", o.admin, func(ctx context.Context, l net.Listener) error {
 		defer context.AfterFunc(ctx, func() { _ = admin.Close() })()
 		if err := admin.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 			return err
@@ -170,18 +183,15 @@ func (o *options) serve(ctx context.Context, environ []string, log *slog.Logger,
 		return nil
 	})
 	if err == nil && o.app != "" {
-		err = listen(o.inbound, &at.inbound, proxy.ServeInbound)
+		err = listen("inbound", o.inbound, p.serveInbound)
 	}
 	if err == nil {
-		err = listen(o.outbound, &at.outbound, proxy.ServeOutbound)
+		err = listen("outbound", o.outbound, p.serveOutbound)
 	}
 	if err != nil {
 		return err
 	}
 	start(id.Run)
-	if started != nil {
-		started(at)
-	}
 	<-ctx.Done()
 	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
 		return err

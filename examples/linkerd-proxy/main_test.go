@@ -3,33 +3,38 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"flag"
 	"io"
 	"net"
+	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
+	"github.com/svidkit/svidkit/internal/test/meshtest"
 	"github.com/svidkit/svidkit/internal/test/testtree"
 )
 
-var update = flag.Bool("update", false, "write the diagram and the table in README.md")
+var update = flag.Bool("update", false, "write the table in README.md")
 
-// The demo ends well, and README.md has its trace and the table of the environment.
-func TestDemo(t *testing.T) {
+// TestMain has more tests run at once than there are processors, as those with certificates of seconds mostly wait.
+func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "16") // -parallel, if it is given, is parsed after this
+	os.Exit(m.Run())
+}
+
+// README.md has the table of the environment.
+func TestTable(t *testing.T) {
 	t.Parallel()
-	var out bytes.Buffer
-	trace, err := demo(t.Context(), &out)
-	require.NoError(t, err, out.String())
-	assert.Contains(t, out.String(), ", failed 0\n")
-
 	var table bytes.Buffer
 	require.NoError(t, linkerdproxy.WriteEnviron(&table))
 	testtree.Section(t, *update, "README.md", "<!-- environment -->\n", "<!-- /environment -->\n", "\n"+table.String()+"\n")
-	testtree.Section(t, *update, "README.md", "```mermaid\n", "```\n", trace.Diagram())
 }
 
 // What is wrong with the flags or the environment is told before anything listens or is written.
@@ -44,39 +49,119 @@ func TestRefuses(t *testing.T) {
 	}{
 		{[]string{"-route", "x"}, "HOST:PORT=ADDRESS"},
 		{[]string{"-route", "=127.0.0.1:1"}, "HOST:PORT=ADDRESS"},
+		{[]string{"-unknown"}, "unknown"},
 		{[]string{"surplus"}, "surplus"},
 		{[]string{"-admin", busy.Addr().String()}, "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB"},
 	} {
-		err := run(t.Context(), c.args, nil, io.Discard, io.Discard, nil)
+		err := run(t.Context(), c.args, nil, io.Discard, io.Discard)
+		require.ErrorAs(t, err, new(usageError))
 		require.ErrorContains(t, err, c.want)
 	}
-	var help bytes.Buffer
-	require.ErrorIs(t, run(t.Context(), []string{"-help"}, nil, io.Discard, &help, nil), flag.ErrHelp)
+	var out, help bytes.Buffer
+	require.ErrorIs(t, run(t.Context(), []string{"-help"}, nil, &out, &help), flag.ErrHelp)
 	assert.Contains(t, help.String(), "LINKERD2_PROXY_IDENTITY_STORE_DIR")
+	require.NoError(t, run(t.Context(), []string{"-version"}, nil, &out, io.Discard))
+	assert.Regexp(t, `^linkerd-proxy \S+ go\S+\n$`, out.String())
+}
+
+// place is what the program of a workload has to be given.
+type place struct {
+	*meshtest.Controller
+	token, store string
+}
+
+func newPlace(t *testing.T) *place {
+	t.Helper()
+	p := &place{Controller: meshtest.New(t, meshtest.Options{Life: time.Hour}), store: t.TempDir()}
+	p.token = p.Config(t, web).TokenFile
+	return p
+}
+
+// environ is the environment of a workload.
+func (p *place) environ() []string {
+	return []string{
+		"LINKERD2_PROXY_LOCAL_IDENTITY_NAME=" + web,
+		"LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB=" + base64.StdEncoding.EncodeToString(p.Authority.Bundle().MarshalPEM()),
+		"LINKERD2_PROXY_IDENTITY_TOKEN_FILE=" + p.token,
+		"LINKERD2_PROXY_IDENTITY_STORE_DIR=" + p.store,
+		"LINKERD2_PROXY_IDENTITY_ADDR=" + p.Addr,
+		"LINKERD2_PROXY_IDENTITY_IDENTITY=" + certifier,
+		"LINKERD2_PROXY_INBOUND_PORTS_REQUIRE_TLS=1",
+	}
+}
+
+// ports has the flags for any ports.
+func ports(more ...string) []string {
+	return append([]string{"-app", "127.0.0.1:1", "-inbound", "127.0.0.1:0", "-outbound", "127.0.0.1:0", "-admin", "127.0.0.1:0"}, more...)
 }
 
 // A port that is taken, and a store that is missing, end the program with their reason.
 func TestEnds(t *testing.T) {
 	t.Parallel()
-	d := &meshDemo{Trace: newTrace(io.Discard), dir: t.TempDir(), tokens: map[string]string{}}
-	d.PhaseWith("test", operator, operator, "begins")
-	busy, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer busy.Close()
-	d.addr = busy.Addr().String()
-	require.NoError(t, d.makeAuthority())
-	ctx, cancel := context.WithCancel(t.Context())
-	_, err = d.start(ctx, "web", "127.0.0.1:1", []string{"-admin", busy.Addr().String()})
-	require.ErrorContains(t, err, "address already in use")
-	cancel()
-	d.wg.Wait()
-
-	d.failed = nil
-	ctx, cancel = context.WithCancel(t.Context())
-	defer cancel()
-	environ, err := d.environ(&workload{name: "voting", token: filepath.Join(d.dir, "web-token"), store: filepath.Join(d.dir, "missing")})
-	require.NoError(t, err)
-	err = run(ctx, []string{"-inbound", "127.0.0.1:0", "-outbound", "127.0.0.1:0", "-admin", "127.0.0.1:0"}, environ, io.Discard, io.Discard, nil)
+	p := newPlace(t)
+	err := run(t.Context(), ports("-admin", p.listener(t)), p.environ(), io.Discard, io.Discard)
+	require.ErrorContains(t, err, "-admin: listen")
+	require.ErrorContains(t, err, "in use")
+	require.NotErrorAs(t, err, new(usageError))
+	err = run(t.Context(), ports("-opaque", "-client-id"), p.environ(), io.Discard, io.Discard)
+	require.ErrorContains(t, err, "-client-id is for HTTP")
+	p.store = filepath.Join(t.TempDir(), "missing")
+	err = run(t.Context(), ports(), p.environ(), io.Discard, io.Discard)
 	require.ErrorContains(t, err, "mount a folder in memory")
-	require.NoFileExists(t, filepath.Join(d.dir, "missing"))
+	require.NoFileExists(t, p.store)
+}
+
+func (p *place) listener(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	return l.Addr().String()
+}
+
+// lines passes on each line that is written.
+type lines func(string)
+
+func (f lines) Write(p []byte) (int, error) {
+	f(string(p))
+	return len(p), nil
+}
+
+// The program says where it listens, and requires TLS for the ports of the environment. A signal ends it well.
+func TestRunPorts(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	at, done := make(chan string, 10), make(chan error, 1)
+	go func() {
+		done <- run(ctx, ports("-v"), p.environ(), lines(func(line string) { at <- line }), io.Discard)
+	}()
+	addrs := map[string]string{}
+	for range 3 {
+		name, addr, ok := strings.Cut(strings.TrimSpace(<-at), ": ")
+		require.True(t, ok)
+		addrs[name] = addr
+	}
+	c, err := net.Dial("tcp", addrs["inbound"])
+	require.NoError(t, err)
+	defer c.Close()
+	_, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: app.test\r\n\r\n")
+	require.NoError(t, err)
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(10*time.Second)))
+	_, err = c.Read(make([]byte, 1))
+	require.Error(t, err, "it is without TLS")
+	require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
+	status, body := ask(t, browser(t, addrs["outbound"], false, nil), "http://127.0.0.1:1/")
+	assert.Equal(t, 502, status)
+	assert.Contains(t, body, "linkerd-proxy: outbound request not forwarded")
+	eventually(t, func() bool {
+		resp, err := browser(t, addrs["admin"], false, nil).Get("http://admin/ready")
+		if err != nil {
+			return false
+		}
+		_ = resp.Body.Close()
+		return resp.StatusCode == 200
+	}, "readiness")
+	cancel()
+	require.NoError(t, <-done)
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"flag"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -16,18 +17,59 @@ import (
 	"github.com/svidkit/svidkit/pki/ca"
 )
 
+// asProgram makes this test binary be the program.
+const asProgram = "SVIDKIT_EXAMPLE_QUICKSTART"
+
 // TestMain has more tests run at once than there are processors, as they mostly wait.
 func TestMain(m *testing.M) {
-	_ = flag.Set("test.parallel", "4") // -parallel, if it is given, is parsed after this
+	if os.Getenv(asProgram) != "" {
+		main()
+		return
+	}
+	_ = flag.Set("test.parallel", "8") // -parallel, if it is given, is parsed after this
 	os.Exit(m.Run())
 }
 
-// A whole show: everything happens that the summary counts, in order. Lifetimes are long enough for a
+// A usage error ends the program with 2, and everything else that is wrong with 1.
+func TestExitCodes(t *testing.T) {
+	t.Parallel()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	for _, c := range []struct {
+		args, out, errOut string
+		code              int
+	}{
+		{"-version", "quickstart ", "", 0},
+		{"-h", "", "-lifetime", 0},
+		{"-nonsense", "", "not defined: -nonsense", 2},
+		{"show", "", `"show" is not understood`, 2},
+		{"-lifetime 1s", "", "-lifetime is 1s", 2},
+		{"-ca https://localhost", "", "belong together", 2},
+		{"-ca localhost:15012 -ca-roots none.pem", "", "has to be a URL such as", 2},
+		{"-ca https://localhost:15012 -ca-roots none.pem", "", "quickstart: stat none.pem", 1},
+	} {
+		cmd := exec.CommandContext(t.Context(), self, strings.Fields(c.args)...)
+		cmd.Env = []string{asProgram + "=1", "GOCOVERDIR=" + t.TempDir()}
+		var out, errOut bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &errOut
+		_ = cmd.Run()
+		assert.Equal(t, c.code, cmd.ProcessState.ExitCode(), "%s: %s", c.args, errOut.String())
+		assert.Contains(t, out.String(), c.out)
+		assert.Contains(t, errOut.String(), c.errOut)
+	}
+}
+
+// A show until the old root is gone: everything happens that the summary counts, in order. Lifetimes are long enough for a
 // machine with more to do.
 func TestShow(t *testing.T) {
 	t.Parallel()
-	var out bytes.Buffer
-	require.NoError(t, show(t.Context(), options{duration: 12 * time.Second, lifetime: 4 * time.Second, json: true}, &out))
+	if testing.Short() {
+		t.Skip("it waits for the end of a root; .ci/run runs the program, too")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	out := &until{text: "root retired", then: cancel}
+	require.NoError(t, show(ctx, options{duration: time.Minute, every: time.Second, lifetime: 3 * time.Second, json: true}, out))
 	var steps []string
 	var last event
 	for line := range strings.Lines(out.String()) {
@@ -39,7 +81,7 @@ func TestShow(t *testing.T) {
 	}
 	assert.Equal(t, []string{"root created", "root prepared", "root distributed", "root activated", "root retiring", "root retired"}, steps)
 	require.NotNil(t, last.Summary, "the summary is last")
-	assert.GreaterOrEqual(t, last.Summary.Renewals, int64(6))
+	assert.GreaterOrEqual(t, last.Summary.Renewals, int64(4))
 	assert.Equal(t, int64(1), last.Summary.RootRotations)
 	assert.GreaterOrEqual(t, last.Summary.SDSUpdates, int64(5))
 	assert.Greater(t, last.Summary.Requests, int64(50))
@@ -67,7 +109,7 @@ func TestServe(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
 	out := &until{text: "root activated", then: cancel}
-	require.NoError(t, show(ctx, options{serve: true, lifetime: 5 * time.Second, every: 3 * time.Second}, out))
+	require.NoError(t, show(ctx, options{serve: true, lifetime: 4 * time.Second, every: time.Second}, out))
 	assert.Contains(t, out.String(), "root prepared")
 	assert.Contains(t, out.String(), "sds.sock")
 	assert.Contains(t, out.String(), "envoy.transport_sockets.tls")

@@ -18,8 +18,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/athenz"
-	"github.com/svidkit/svidkit/caclient/caclienttest"
 	"github.com/svidkit/svidkit/internal/athenzprog"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/pki/athenzname"
@@ -61,7 +61,7 @@ func newReplicas(t *testing.T) *replicas {
 	r.api.Put("/api/v1/namespaces/media-sports/pods/web-0", map[string]any{
 		"metadata": map[string]any{"uid": "1"}, "spec": map[string]any{"serviceAccountName": "frontend"}, "status": map[string]any{"phase": "Running", "podIP": "10.1.2.3"},
 	})
-	r.client = r.mutual(caclienttest.ZTSName)
+	r.client = r.mutual(cafake.ZTSName)
 	for range 2 {
 		r.add()
 	}

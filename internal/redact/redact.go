@@ -1,4 +1,5 @@
-// Package redact keeps keys and tokens out of logs. fmt and log/slog print the unexported fields of a struct, so a type
+// Package redact keeps out of logs and errors what does not belong there: keys and tokens, and more than a few bytes of
+// what peers sent, which [Clip] cuts. fmt and log/slog print the unexported fields of a struct, so a type
 // that holds a key or a token, or leads to one, embeds a [Text], and is printed as that text instead:
 //
 //	type redacted = redact.Text // an alias, so that the embedded field is not exported
@@ -16,10 +17,19 @@ import "log/slog"
 
 // Text is what a value is printed as, by every verb of fmt and by log/slog. The zero value prints "[redacted]". It is
 // copied with the struct that embeds it, and safe for concurrent use.
-type Text struct{ text string }
+type Text struct {
+	text  string
+	group *slog.Value // nil: log/slog shows text
+}
 
-// New returns a Text that prints as text, which names the value and holds nothing secret.
-func New(text string) Text { return Text{text} }
+// New returns a Text that prints as text, which names the value and holds nothing secret. If there are attrs, log/slog
+// shows them as a group in its place.
+func New(text string, attrs ...slog.Attr) Text {
+	if len(attrs) == 0 {
+		return Text{text: text}
+	}
+	return Text{text, new(slog.GroupValue(attrs...))}
+}
 
 // String implements [fmt.Stringer].
 func (t Text) String() string {
@@ -33,4 +43,9 @@ func (t Text) String() string {
 func (t Text) GoString() string { return t.String() }
 
 // LogValue implements [slog.LogValuer].
-func (t Text) LogValue() slog.Value { return slog.StringValue(t.String()) }
+func (t Text) LogValue() slog.Value {
+	if t.group != nil {
+		return *t.group
+	}
+	return slog.StringValue(t.String())
+}

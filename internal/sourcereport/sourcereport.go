@@ -38,7 +38,7 @@ func identity(src spiffe.SVIDSource) (i report.Identity, td spiffe.TrustDomain) 
 	}
 	first := slices.MinFunc(svid.Chain(), func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })
 	return report.Identity{
-		Name: svid.ID().String(), Own: true, NotBefore: svid.NotBefore(), NotAfter: svid.NotAfter(), ChainEnd: first.NotAfter,
+		Name: svid.ID().String(), Own: true, NotBefore: svid.Leaf().NotBefore, NotAfter: svid.NotAfter(), ChainEnd: first.NotAfter,
 	}, svid.ID().TrustDomain()
 }
 

@@ -38,7 +38,7 @@ func TestOf(t *testing.T) {
 	assert.Equal(t, "spiffe://example.org/web", r.Identities[0].Name)
 	assert.True(t, r.Identities[0].Own)
 	assert.Equal(t, web.NotAfter(), r.Identities[0].NotAfter)
-	assert.Equal(t, web.NotBefore(), r.Identities[0].NotBefore)
+	assert.Equal(t, web.Leaf().NotBefore, r.Identities[0].NotBefore)
 	assert.False(t, r.Identities[0].ChainEnd.After(web.NotAfter()))
 	assert.Equal(t, []string{"example.org", "other.test"}, domains(r))
 	assert.Equal(t, []string{"example.org"}, domains(sourcereport.Of(web, ca.Bundle(), "CA")))

@@ -20,6 +20,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/files/flock"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/renew"
@@ -229,7 +230,7 @@ func vanished(version string) error {
 // advise adds to err what an operator can do about it.
 func advise(err error) error {
 	if errors.Is(err, ErrUnfit) && !errors.Is(err, private.ErrUnsafe) {
-		err = fmt.Errorf("%w; no new CA is made and nothing is removed; restore the folder from a backup, or recover it: ca.RecoverDirStore takes the newest version that is complete (examples/ca -recover)", err)
+		err = fmt.Errorf("%w; no new CA is made and nothing is removed; restore the folder from a backup, or recover the newest version that is complete", err)
 	}
 	return err
 }
@@ -305,11 +306,7 @@ func (d *dirStore) read(root *os.Root, name string) ([]byte, error) {
 		return nil, lasting(err)
 	}
 	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, maxRecordBytes+1))
-	if err == nil && len(b) > maxRecordBytes {
-		err = fmt.Errorf("%s has more than %d bytes", filepath.Join(root.Name(), name), maxRecordBytes)
-	}
-	return b, err
+	return files.ReadAll(f, filepath.Join(root.Name(), name), maxRecordBytes)
 }
 
 // The name of a version is v-<random>-<random of the one that it replaces>-<hash of the contents>. What an older release

@@ -47,7 +47,7 @@ func (c JWTConfig) withDefaults(propagation time.Duration) (JWTConfig, error) {
 	c.Algorithm = cmp.Or(c.Algorithm, "ES256")
 	c.KeyTTL = cmp.Or(c.KeyTTL, 30*24*time.Hour)
 	c.MaxTTL = cmp.Or(c.MaxTTL, time.Hour)
-	c.DefaultTTL = cmp.Or(c.DefaultTTL, min(jwtsvid.DefaultLifetime, c.MaxTTL))
+	c.DefaultTTL = cmp.Or(c.DefaultTTL, min(5*time.Minute, c.MaxTTL))
 	switch {
 	case c.KeyTTL < 0 || c.DefaultTTL < 0 || c.MaxTTL < 0:
 		return c, fmt.Errorf("ca: invalid Config: JWT: KeyTTL %v, DefaultTTL %v or MaxTTL %v is negative", c.KeyTTL, c.DefaultTTL, c.MaxTTL)
@@ -92,8 +92,9 @@ type JWTRequest struct {
 
 	TTL time.Duration // the lifetime from now; 0 or less means the default of [JWTConfig]
 
-	// Caller and Method are as in [Request].
+	// Caller, Method and Pod are as in [Request].
 	Caller, Method string
+	Pod            Pod
 }
 
 // SignJWT signs a JWT-SVID with the active JWT key; the public half is in [Authority.Bundle]. Beside
@@ -101,14 +102,14 @@ type JWTRequest struct {
 // record. The token is a credential.
 //
 // The error is a [*SignError], or wraps the cause of ctx's end. Its kind is [ErrNoJWT] without
-// Config.JWT, and [ErrNotReady] while the first key of an authority that had none before is being
+// Config.JWT, and [spiffe.ErrNotReady] while the first key of an authority that had none before is being
 // distributed.
 func (a *Authority) SignJWT(ctx context.Context, r JWTRequest) (string, error) {
 	if ctx.Err() != nil {
 		return "", signCanceled(ctx, r.ID)
 	}
 	if kind, err := a.checkJWT(&r); err != nil {
-		return "", &SignError{Kind: kind, ID: r.ID, Err: err}
+		return "", refusal(kind, r.ID, err)
 	}
 	release, err := a.acquire(ctx, r.ID, r.Caller)
 	if err != nil {
@@ -136,7 +137,7 @@ func (a *Authority) SignJWT(ctx context.Context, r JWTRequest) (string, error) {
 		err := a.audit(ctx, &Issuance{
 			Time: g.now.Round(0), Kind: "jwt-svid", Serial: jti, ID: r.ID, Audience: slices.Clone(r.Audience),
 			NotBefore: issued, NotAfter: issued.Add(ttl), Issuer: g.key.ID, Fingerprint: hex.EncodeToString(sum[:]),
-			Caller: r.Caller, Method: r.Method,
+			Caller: r.Caller, Method: r.Method, Pod: r.Pod,
 		})
 		if err != nil {
 			return "", err
@@ -151,7 +152,7 @@ func (a *Authority) SignJWT(ctx context.Context, r JWTRequest) (string, error) {
 // Retryable() (after time.Duration, ok bool).
 func (a *Authority) IssueJWTSVID(ctx context.Context, id spiffe.ID, audience []string) (token string, err error) {
 	token, err = a.SignJWT(ctx, JWTRequest{ID: id, Audience: audience})
-	if e, ok := errors.AsType[*SignError](err); ok && (e.Kind == ErrLimit || e.Kind == ErrNotReady || e.Kind == ErrAudit) {
+	if e, ok := errors.AsType[*SignError](err); ok && (e.Kind == ErrLimit || e.Kind == spiffe.ErrNotReady || e.Kind == ErrAudit) {
 		err = passing{e}
 	}
 	return token, err
@@ -166,7 +167,7 @@ func (e passing) Retryable() (after time.Duration, again bool) { return e.RetryA
 // checkJWT tests what was asked for and fills in the default lifetime.
 func (a *Authority) checkJWT(r *JWTRequest) (kind, err error) {
 	if a.cfg.JWT == nil {
-		return ErrNoJWT, errors.New("set Config.JWT")
+		return ErrNoJWT, errors.New("the CA has no key for them")
 	}
 	if err := a.checkID(r.ID); err != nil {
 		return ErrIdentity, err
@@ -175,7 +176,7 @@ func (a *Authority) checkJWT(r *JWTRequest) (kind, err error) {
 	case len(r.Audience) == 0 || slices.Contains(r.Audience, ""):
 		return ErrIdentity, fmt.Errorf("%w: the audience is missing or empty: say whom the token is for", fs.ErrInvalid)
 	case len(r.Audience) > 1 && !a.cfg.JWT.WideAudience:
-		return ErrIdentity, fmt.Errorf("%w: %d audiences; ask for one token for each, or set WideAudience", fs.ErrInvalid, len(r.Audience))
+		return ErrIdentity, fmt.Errorf("%w: %d audiences; ask for one token for each, as this CA signs none for several", fs.ErrInvalid, len(r.Audience))
 	}
 	r.Caller = cmp.Or(r.Caller, r.ID.String())
 	if r.TTL <= 0 {

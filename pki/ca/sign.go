@@ -24,10 +24,6 @@ var (
 	// ErrIdentity says that the ID is not that of a workload of the authority's trust domain, that one of
 	// the other names cannot be in its certificate, or that a token has no audience, or too many.
 	ErrIdentity = errors.New("bad identity")
-	// ErrNotReady says that the authority cannot sign at the present moment: its active root has
-	// expired or is not valid yet, its store has not answered for too long, or its first JWT key is
-	// still being distributed. It may pass.
-	ErrNotReady = errors.New("not ready to sign")
 	// ErrGeneration says that building or signing the certificate failed.
 	ErrGeneration = errors.New("certificate generation failed")
 	// ErrLimit says that too much is asked for at the moment; [SignError.RetryAfter] says when to
@@ -41,21 +37,27 @@ var (
 // SignError is the error of [Authority.Sign] and [Authority.SignJWT], unless the context was done. It
 // wraps Kind and Err.
 type SignError struct {
-	// Kind is one of the errors above, or [ErrNoJWT].
+	// Kind is one of the errors above, or [ErrNoJWT], or [spiffe.ErrNotReady], which may pass: the active root has
+	// expired or is not valid yet, the store has not answered for too long, or the first JWT key is still being
+	// distributed.
 	Kind error
 	ID   spiffe.ID // as the caller gave it
 	Err  error     // what is wrong
 
 	// RetryAfter is when to come back; 0 if that is not known.
 	RetryAfter time.Duration
+
+	// Asked is the lifetime that was asked for and, of ErrTTL, Granted the one nearest to it that would be granted. Both
+	// are 0 if that is not what is wrong.
+	Asked, Granted time.Duration
 }
 
 func (e *SignError) Error() string {
 	return fmt.Sprintf("ca: sign %q: %v: %v", e.ID, e.Kind, e.Err)
 }
 
-// Unwrap returns Kind and Err.
-func (e *SignError) Unwrap() []error { return []error{e.Kind, e.Err} }
+// Unwrap returns Err, which may know when to come back, and Kind.
+func (e *SignError) Unwrap() []error { return []error{e.Err, e.Kind} }
 
 // signCanceled is the error of a context that is done.
 func signCanceled(ctx context.Context, id spiffe.ID) error {
@@ -93,8 +95,9 @@ type Request struct {
 	Profile Profile
 
 	// Caller is the authenticated caller, and Method how it authenticated: for limits per caller and for
-	// the audit record. An empty Caller means ID, or the first of DNSNames.
+	// the audit record. An empty Caller means ID, or the first of DNSNames. Pod is where it runs, for the audit record.
 	Caller, Method string
+	Pod            Pod
 
 	// Proven is when the workload last proved its identity by something else than a certificate of this CA, such
 	// as a token; zero, or the future, means now. A server that takes such a certificate as proof sets it to
@@ -143,7 +146,7 @@ const (
 	// Intermediate is the certificate of a CA below this one, such as that of one cluster, which signs
 	// leaves only. It needs [Config.MaxCATTL], which is also the default lifetime. ID, names and addresses
 	// must be empty. The new CA is of the same trust domain, and cannot sign for another one: a critical
-	// extension permits SPIFFE IDs of this trust domain only (see [pki.CAOptions]). The holder of its key
+	// extension permits SPIFFE IDs of this trust domain only (see [pki.CertificateOptions]). The holder of its key
 	// can sign any identity of the trust domain, so this is for operators and their tools.
 	Intermediate
 )
@@ -170,7 +173,7 @@ func (a *Authority) Sign(ctx context.Context, r Request) ([]*x509.Certificate, e
 		return nil, signCanceled(ctx, r.ID)
 	}
 	if kind, err := a.check(&r); err != nil {
-		return nil, &SignError{Kind: kind, ID: r.ID, Err: err}
+		return nil, refusal(kind, r.ID, err)
 	}
 	release, err := a.acquire(ctx, r.ID, cmp.Or(r.LimitKey, r.Caller))
 	if err != nil {
@@ -186,9 +189,7 @@ func (a *Authority) Sign(ctx context.Context, r Request) ([]*x509.Certificate, e
 		return nil, generationError(r.ID, err)
 	}
 	if a.cfg.Auditor != nil {
-		i := NewIssuance(&r, leaf, g.key.Cert)
-		i.Time = g.now.Round(0)
-		if err := a.audit(ctx, i); err != nil {
+		if err := a.audit(ctx, newIssuance(&r, leaf, g.key.Cert, g.now)); err != nil {
 			return nil, err
 		}
 	}
@@ -253,11 +254,30 @@ func (a *Authority) checkID(id spiffe.ID) error {
 func checkTTL(ttl, longest time.Duration) (kind, err error) {
 	switch {
 	case ttl > longest:
-		return ErrTTL, fmt.Errorf("%v was asked for, the longest is %v", ttl, longest)
+		return ErrTTL, &ttlError{ttl, longest}
 	case ttl < minTTL:
-		return ErrTTL, fmt.Errorf("%v was asked for, the shortest is %v", ttl, minTTL)
+		return ErrTTL, &ttlError{ttl, minTTL}
 	}
 	return nil, nil
+}
+
+// ttlError says which lifetime was refused, and which would be granted.
+type ttlError struct{ asked, granted time.Duration }
+
+func (e *ttlError) Error() string {
+	if e.asked > e.granted {
+		return fmt.Sprintf("%v was asked for, the longest is %v", e.asked, e.granted)
+	}
+	return fmt.Sprintf("%v was asked for, the shortest is %v", e.asked, e.granted)
+}
+
+// refusal returns the error for what was asked for.
+func refusal(kind error, id spiffe.ID, err error) *SignError {
+	e := &SignError{Kind: kind, ID: id, Err: err}
+	if ttl, ok := errors.AsType[*ttlError](err); ok {
+		e.Asked, e.Granted = ttl.asked, ttl.granted
+	}
+	return e
 }
 
 // acquire waits for a place among those that sign.
@@ -279,8 +299,9 @@ func (a *Authority) acquire(ctx context.Context, id spiffe.ID, caller string) (r
 func (g *grant) issue(r *Request) (*x509.Certificate, error) {
 	notBefore := g.now.Add(-r.Backdate)
 	if r.Profile == Intermediate {
-		return g.key.Issuer.IssueCA(pki.CAOptions{
-			PublicKey: r.CSR.PublicKey(), TrustDomain: r.ID.TrustDomain(), MaxPathLen: new(0), Constrain: true, NotBefore: notBefore, NotAfter: g.notAfter,
+		return g.key.Issuer.Issue(pki.CertificateOptions{
+			PublicKey: r.CSR.PublicKey(), SANs: []pki.SAN{pki.IDSAN(r.ID)}, CA: true, MaxPathLen: new(0),
+			PermittedTrustDomains: []spiffe.TrustDomain{r.ID.TrustDomain()}, NotBefore: notBefore, NotAfter: g.notAfter,
 		})
 	}
 	proven := g.now
@@ -297,7 +318,7 @@ func (g *grant) issue(r *Request) (*x509.Certificate, error) {
 	for _, ip := range r.IPs {
 		sans = append(sans, pki.IPSAN(ip))
 	}
-	return g.key.Issuer.IssueCertificate(pki.CertificateOptions{
+	return g.key.Issuer.Issue(pki.CertificateOptions{
 		PublicKey: r.CSR.PublicKey(), SANs: sans, CommonName: r.CommonName, NotBefore: notBefore, NotAfter: g.notAfter,
 		SerialNumber: newSerial(proven),
 	})
@@ -355,7 +376,7 @@ func (a *Authority) reserve(ctx context.Context, kind rotation.Kind, id spiffe.I
 // grant decides at now, and changes nothing; mu is held.
 func (a *Authority) grant(s *state, kind rotation.Kind, ttl time.Duration, now time.Time) (*grant, error) {
 	notReady := func(retry time.Duration, format string, args ...any) (*grant, error) {
-		return nil, &SignError{Kind: ErrNotReady, RetryAfter: retry, Err: fmt.Errorf(format, args...)}
+		return nil, &SignError{Kind: spiffe.ErrNotReady, RetryAfter: retry, Err: fmt.Errorf(format, args...)}
 	}
 	g := &grant{now: now}
 	wall, end := now.Round(0), now.Add(ttl)
@@ -363,7 +384,7 @@ func (a *Authority) grant(s *state, kind rotation.Kind, ttl time.Duration, now t
 		if g.key = s.In(kind, Active); g.key == nil {
 			first := s.In(kind, Distributing)
 			if first == nil {
-				return notReady(0, "there is no JWT key yet; see that Run runs and the store answers")
+				return notReady(0, "there is no JWT key yet; see that the authority is running and its store answers")
 			}
 			return notReady(max(0, first.Activates.Sub(now)), "the first JWT key %s signs from %s, when validators have heard of it", first.ID, first.Activates.UTC().Format(time.RFC3339))
 		}
@@ -427,7 +448,8 @@ func (a *Authority) bound(s *state, kind rotation.Kind, key *rotation.Key) time.
 //
 // mu is held.
 func (a *Authority) staleError(bound time.Time) error {
-	err := fmt.Errorf("the store was last read at %s, and a rotation that began since would not cover what is signed after %s; see that Run runs and the store answers",
+	err := fmt.Errorf("the store was last read at %s, and a rotation that began since would not cover what is signed after %s; "+
+		"see that the authority is running and its store answers",
 		a.synced.UTC().Format(time.RFC3339), bound.UTC().Format(time.RFC3339))
 	if a.syncErr != nil {
 		err = fmt.Errorf("%w: %w", err, within(a.syncErr))

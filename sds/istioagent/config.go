@@ -61,8 +61,8 @@ type Config struct {
 	CAAddress string
 
 	// CARoots and XDSRoots are files with the roots that vouch for the CA and for the control plane, or SYSTEM for those
-	// of the host: CA_ROOT_CA and XDS_ROOT_CA. Empty means what CertProvider and the others say, as in
-	// [istioca.RootsFile].
+	// of the host: CA_ROOT_CA and XDS_ROOT_CA. Empty means that CertProvider and ProvCert decide, as in Istio's agent, and
+	// for the control plane FileMounted and MountedRoots, too.
 	CARoots, XDSRoots string
 
 	// CertProvider is PILOT_CERT_PROVIDER.

@@ -66,20 +66,13 @@ import (
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/sds/xdsproxy"
+	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesink"
 	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/health"
 	"github.com/svidkit/svidkit/spiffe/report"
 	"github.com/svidkit/svidkit/spiffe/source"
 )
-
-// ErrNotReady says that the agent has no identity yet, or does not serve it yet. The error around it has the cause.
-var ErrNotReady error = notReady{}
-
-type notReady struct{}
-
-func (notReady) Error() string                                { return "not ready" }
-func (notReady) Retryable() (after time.Duration, again bool) { return 0, true }
 
 // part is the source of the identity: a *secretcache.Manager or a *filesource.Source.
 type part interface {
@@ -239,7 +232,7 @@ func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 		mode = 0o644
 	}
 	a.sink, err = filesink.New(filesink.Config{
-		Source: a.identity, Dir: a.cfg.path(a.cfg.OutputCerts), Layout: filesink.Plain,
+		Source: a.identity, Dir: a.cfg.path(a.cfg.OutputCerts), Plain: true,
 		CertName: certName, KeyName: keyName, RootsName: rootsName, Mode: mode, KeyMode: mode,
 		TraditionalKey: a.choice.Origin == CA && !a.cfg.PKCS8Key, AllowWritable: a.cfg.InPod, Logger: a.cfg.Logger,
 	})
@@ -384,7 +377,7 @@ func (a *Agent) await(ctx context.Context) {
 }
 
 // Ready waits until the agent serves its sockets, has an identity (unless another program serves that), and has tried to
-// write it to Config.OutputCerts. The error wraps [ErrNotReady], the cause of ctx, and the reason why there is no identity.
+// write it to Config.OutputCerts. The error wraps [spiffe.ErrNotReady], the cause of ctx, and the reason why there is no identity.
 // Ready fails early if the CA refuses for good, if a part has failed, and once the agent drains or ends.
 func (a *Agent) Ready(ctx context.Context) error {
 	var refused error
@@ -409,7 +402,7 @@ func (a *Agent) Ready(ctx context.Context) error {
 	if idle := a.life.Idle(); idle != nil && !errors.Is(err, idle) {
 		err = fmt.Errorf("%w: %w", idle, err)
 	}
-	return fmt.Errorf("istioagent: %w: %w", ErrNotReady, err)
+	return fmt.Errorf("istioagent: %w: %w", spiffe.ErrNotReady, err)
 }
 
 // Close ends [Agent.Run], or what [Start] has started, drains as Run does, and waits for the end. The error is always nil.
@@ -463,7 +456,7 @@ func (a *Agent) check() error {
 	case drains:
 		return errDraining
 	case !ready:
-		return cmp.Or(refused, error(ErrNotReady))
+		return cmp.Or(refused, spiffe.ErrNotReady)
 	case a.identity == nil:
 		if err := answers(a.choice.Socket); err != nil {
 			return err

@@ -172,7 +172,7 @@ func (a *access) run(ctx context.Context) {
 	}
 }
 
-func (a *access) tell() { a.subs.Tell(func() []string { return []string{""} }) }
+func (a *access) tell() { <-a.subs.Tell(func() []string { return []string{""} }) }
 
 // review is one attempt of the loop.
 func (a *access) review(running context.Context, r *rights) {

@@ -99,15 +99,6 @@ const (
 	overhead = 1 << 10 // that a Secret counts beside its content
 )
 
-// ErrNotReady says that a [Source] has not read the Secrets yet. The error around it has the reason. It has the method
-// Retryable and reports that a later attempt may succeed.
-var ErrNotReady error = notReady{}
-
-type notReady struct{}
-
-func (notReady) Error() string                                { return "not ready" }
-func (notReady) Retryable() (after time.Duration, again bool) { return 0, true }
-
 // Config configures a [Source]. The zero Config is for a gateway in a pod. [New] copies it.
 type Config struct {
 	// Namespace is the namespace of names without one and, without AllNamespaces, the only one that is served. Empty means
@@ -164,7 +155,6 @@ type Source struct {
 	life  lifecycle.Life
 	news  renew.Signal
 	subs  secretset.Subscribers
-	calls chan struct{} // has one while the subscribers are told something
 
 	pending renew.Signal // for promote
 	access  access
@@ -217,7 +207,7 @@ func New(cfg Config) (*Source, error) {
 	s := &Source{
 		redacted: redact.New("kubesecrets.Source(" + cfg.Namespace + ")"),
 		cfg:      cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), api: api,
-		objects: map[key]*object{}, crowded: map[key]int{}, calls: make(chan struct{}, 1),
+		objects: map[key]*object{}, crowded: map[key]int{},
 	}
 	s.path = kube.Path("api", "v1", "namespaces", cfg.Namespace, "secrets")
 	if cfg.AllNamespaces {
@@ -260,7 +250,7 @@ func (s *Source) Run(ctx context.Context) error {
 // Close stops the Source for good, waits for its goroutines, and returns nil. The last secrets stay readable.
 func (s *Source) Close() error { return s.life.Close() }
 
-// Ready waits until the Secrets were read. The error wraps [ErrNotReady], the cause of ctx, and the error of the API server.
+// Ready waits until the Secrets were read. The error wraps [spiffe.ErrNotReady], the cause of ctx, and the error of the API server.
 func (s *Source) Ready(ctx context.Context) error {
 	err := s.life.Await(ctx, s.news.Changed, func() bool {
 		s.mu.Lock()
@@ -290,7 +280,7 @@ func (s *Source) notReady() error {
 	case cause == nil:
 		cause = errors.New("the API server has not answered yet")
 	}
-	return fmt.Errorf("kubesecrets: %w: %w", ErrNotReady, cause)
+	return fmt.Errorf("kubesecrets: %w: %w", spiffe.ErrNotReady, cause)
 }
 
 // GenerateSecret returns the key pair or the roots of a Secret; see the package comment. A name of another form, of a

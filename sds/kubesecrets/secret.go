@@ -168,9 +168,7 @@ type changes struct{ roots, pairs []string }
 // tell tells the subscribers: roots first.
 func (s *Source) tell(c changes) {
 	s.news.Notify()
-	s.calls <- struct{}{}
-	defer func() { <-s.calls }()
-	s.subs.Tell(func() []string { return append(c.roots, c.pairs...) })
+	<-s.subs.Tell(func() []string { return append(c.roots, c.pairs...) })
 }
 
 // add adds the names of k.

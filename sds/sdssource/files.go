@@ -355,7 +355,7 @@ func (f *Files) take(ctx context.Context, read follow.Files) error {
 		}
 	}
 	f.news.Notify()
-	f.subs.Tell(func() []string { return changed })
+	<-f.subs.Tell(func() []string { return changed })
 	return refused
 }
 

@@ -70,7 +70,7 @@ import (
 )
 
 // FromIdentity returns a source of secrets over a source of one identity and its trust bundles: a *filesource.Source
-// with a certificate, a *source.LastGood, a *source.Merge, or a *workloadapi.Picked. The names are those of a
+// with a certificate, a *source.LastGood, what source.NewMerge returns, or a *workloadapi.Source. The names are those of a
 // *secretcache.Manager:
 //
 //	default                    the key pair of the identity
@@ -208,7 +208,7 @@ func (s *source) follow(done, changed <-chan struct{}, old *secretset.Set) {
 		}
 		changed = s.changed()
 		set, _ := s.set()
-		s.subs.Tell(func() []string { return set.Changes(old) })
+		<-s.subs.Tell(func() []string { return set.Changes(old) })
 		old = set
 	}
 }

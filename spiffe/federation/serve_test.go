@@ -19,6 +19,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -163,7 +164,7 @@ func TestMapHandler(t *testing.T) {
 func TestHandlerCannotEncode(t *testing.T) {
 	t.Parallel()
 	big := spiffetest.NewCA(t, "partner.test").Root()
-	many := make([]*x509.Certificate, spiffe.MaxBundleKeys)
+	many := make([]*x509.Certificate, jws.MaxSetKeys)
 	for i := range many {
 		c := *big
 		c.Raw = bytes.Clone(big.Raw)
@@ -267,7 +268,7 @@ func TestServerSVID(t *testing.T) {
 	require.NoError(t, err)
 
 	// What does not pass as an SVID cannot be given to it at all.
-	for _, f := range []spiffetest.Fault{"CALeaf", "NoURI", "PathlessID", "NoDigitalSignature"} {
+	for _, f := range []string{"CALeaf", "NoURI", "PathlessID", "NoDigitalSignature"} {
 		_, err := spiffe.NewSVID(ca.Broken(f))
 		require.Error(t, err, "%v", f)
 	}
@@ -329,7 +330,7 @@ func TestMutualFederation(t *testing.T) {
 		for range 3 {
 			b.Prepare()
 			time.Sleep(25 * time.Minute)
-			b.Activate()
+			b.Rotate()
 			assert.True(t, trusts(t, atA, b), "the key was known before it signed")
 			time.Sleep(2 * time.Hour)
 			b.DropOldRoots()

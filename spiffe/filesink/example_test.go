@@ -69,7 +69,7 @@ func ExampleSink_Write() {
 	}
 	defer os.RemoveAll(dir)
 
-	sink, err := filesink.New(filesink.Config{Source: source, Dir: dir, Layout: filesink.Plain, Mode: 0o644, KeyMode: 0o644})
+	sink, err := filesink.New(filesink.Config{Source: source, Dir: dir, Plain: true, Mode: 0o644, KeyMode: 0o644})
 	if err != nil {
 		fmt.Println(err)
 		return

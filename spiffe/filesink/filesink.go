@@ -15,17 +15,17 @@
 //	key.pem           the private key, in PKCS#8; see Config.TraditionalKey
 //	root-cert.pem     the authorities of its trust domain
 //
-// Config has other names for them, and one for a file with the bundles of all trust domains. The folder is made, with
-// mode 0755, if it is missing. For the OUTPUT_CERTS of Istio's agent the layout is [Plain], both modes are 0600, or 0644
+// Config has other names for them, and names for files with the bundles of other trust domains and with tokens. The
+// folder is made, with mode 0755, if it is missing. For the OUTPUT_CERTS of Istio's agent Plain is set, both modes are 0600, or 0644
 // in a pod, and the key is traditional unless PKCS8_KEY is set.
 //
 // # What readers see
 //
-// A reader never sees a part of a file. With [Links], which is the layout of the volumes of Kubernetes, all names lead
+// A reader never sees a part of a file. The names are links, as in the volumes of Kubernetes: all lead
 // to the files of one version at every moment, after a crash too. A reader that reads the key and the certificates
 // while they are replaced can still have one of each; it reads again if they do not match, or always reads twice.
 //
-// With [Plain] the files are written and made durable beside their names first, and then moved there one by one, with
+// With [Config].Plain the files are written and made durable beside their names first, and then moved there one by one, with
 // nothing in between: the roots (and the bundles), the key, and last the certificates. The roots come first, as a new
 // certificate may need them. The certificates come last, as that is the file that readers follow: when its change is
 // announced, the key that belongs to it is there. A reader that follows the folder gets its last notification when the
@@ -44,8 +44,7 @@
 // # Whose folder
 //
 // The folder, those above it and each link on the way must belong to the user of this process or to root, and other
-// users must not be able to write to the folder. An error about this wraps [ErrUnsafe] and says which chown or chmod
-// helps. A link in the place of a file is replaced, and never followed. On Windows owners and modes are not checked.
+// users must not be able to write to the folder. An error about this says which chown or chmod helps. A link in the place of a file is replaced, and never followed. On Windows owners and modes are not checked.
 package filesink
 
 import (
@@ -65,7 +64,6 @@ import (
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/files/fileset"
-	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/renew"
@@ -73,48 +71,22 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// Errors to test for with [errors.Is].
-var (
-	// ErrNotReady says that the files do not have the identity of the source yet. The error around it has the reason.
-	// It has the method Retryable and reports that a later attempt may succeed.
-	ErrNotReady error = notReady{}
-
-	// ErrUnsafe says that another user of this machine may have made or may change the folder.
-	ErrUnsafe = private.ErrUnsafe
-)
-
-type notReady struct{}
-
-func (notReady) Error() string                                { return "not ready" }
-func (notReady) Retryable() (after time.Duration, again bool) { return 0, true }
-
-// Source is what a [Sink] follows. Its methods must not block, and must be safe for concurrent use.
-type Source interface {
-	// Snapshot returns the identity and the bundles as they were published together.
-	Snapshot() (*spiffe.Snapshot, error)
-
-	// Changed returns a channel that is closed when the snapshot changes.
-	Changed() <-chan struct{}
-}
-
-// Layout is how the files are in the folder.
-type Layout int
-
-const (
-	Links Layout = iota // links through "..data", which is replaced in one step
-	Plain               // plain files, each replaced by a rename
-)
-
 // Config configures a [Sink]. Source and Dir are required; every other zero means what is said here. [New] copies it.
 type Config struct {
-	// Source has what is written. The Sink does not start and does not close it.
-	Source Source
+	// Source has what is written: the identity and the bundles as they were published together, and a channel that is
+	// closed when they change. Its methods must not block, and must be safe for concurrent use. The Sink does not start
+	// and does not close it.
+	Source interface {
+		Snapshot() (*spiffe.Snapshot, error)
+		Changed() <-chan struct{}
+	}
 
 	// Dir is the folder of the files. One Sink at a time writes to it.
 	Dir string
 
-	// Layout is how the files are in the folder. Zero means Links.
-	Layout Layout
+	// Plain makes plain files, each replaced by a rename. Without it the names are links through "..data", which is
+	// replaced in one step.
+	Plain bool
 
 	// CertName, KeyName and RootsName are the names of the files. Empty means those of the package comment. CertName and
 	// KeyName may be the same, for one file with the key and then the certificates.
@@ -123,6 +95,14 @@ type Config struct {
 	// BundlesName is the name of a file with the bundles of all trust domains, that of the identity and the federated
 	// ones, as a bundle map; see [spiffe.ParseBundleMap]. Empty means that there is none.
 	BundlesName string
+
+	// FederatedName, if set, returns the name of a file with the authorities of a federated trust domain, in PEM. An empty
+	// name means that there is none.
+	FederatedName func(spiffe.TrustDomain) string
+
+	// Tokens, if set, returns further files by their names, such as JWT-SVIDs, which are written with KeyMode. It must
+	// not block. Call [Sink.Write] when they change. With Plain, a file that is no longer named stays.
+	Tokens func() map[string]string
 
 	// Mode is the mode of the files without a private key: 0644, 0640, 0600 or the same without write permission. Zero
 	// means 0644.
@@ -205,8 +185,6 @@ func (s *Sink) check() error {
 		return errors.New("Config has no Source")
 	case cfg.Dir == "":
 		return errors.New("Config has no Dir")
-	case cfg.Layout != Links && cfg.Layout != Plain:
-		return fmt.Errorf("Config.Layout: there is no Layout(%d)", cfg.Layout)
 	}
 	for _, mode := range []fs.FileMode{cfg.Mode, cfg.KeyMode} {
 		if !slices.Contains([]fs.FileMode{0o644, 0o640, 0o600, 0o444, 0o440, 0o400}, mode) {
@@ -217,13 +195,20 @@ func (s *Sink) check() error {
 	for i, name := range names {
 		switch {
 		case name == "": // no BundlesName
-		case name != filepath.Base(name) || strings.HasPrefix(name, "..") || name == "." || !filepath.IsLocal(name):
-			return fmt.Errorf("Config has %q, which is not the name of a file, or begins with two dots", name)
+		case !isName(name):
+			return fmt.Errorf("Config has %q, %w", name, errNoName)
 		case i > 1 && slices.Contains(names[:i], name):
 			return fmt.Errorf("Config has two files with the name %q", name)
 		}
 	}
 	return nil
+}
+
+var errNoName = errors.New("which is not the name of a file, or begins with two dots")
+
+// isName reports whether a file in the folder can have the name.
+func isName(name string) bool {
+	return name == filepath.Base(name) && !strings.HasPrefix(name, "..") && name != "." && filepath.IsLocal(name)
 }
 
 // Start makes a Sink, runs it in the background and waits until the files have the identity of the source. The end of
@@ -297,7 +282,7 @@ func (s *Sink) wait(f renew.Failure) time.Duration {
 
 // Write writes what the source has now, once, and reports whether that changed anything in the folder. It needs no
 // [Sink.Run], for programs that write and end, and may be called beside it. The error is that of the source, says that
-// its identity has expired, wraps [ErrUnsafe], or says which file could not be written.
+// its identity has expired, says who else can write to the folder, or says which file could not be written.
 func (s *Sink) Write() (changed bool, err error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -344,7 +329,7 @@ func (s *Sink) open() error {
 		_ = s.folder.Close()
 		s.folder = nil
 	}
-	o := fileset.Options{Program: "filesink", Plain: s.cfg.Layout == Plain, Last: []string{s.cfg.KeyName, s.cfg.CertName}}
+	o := fileset.Options{Program: "this program", Plain: s.cfg.Plain, Last: []string{s.cfg.KeyName, s.cfg.CertName}}
 	if s.cfg.AllowWritable {
 		o.Warn = func(err error) {
 			if text := err.Error(); !s.told[text] {
@@ -388,6 +373,36 @@ func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]files
 		}
 		files[cfg.BundlesName] = fileset.File{Data: append(all, '\n'), Mode: cfg.Mode}
 	}
+	add := func(field, name string, file fileset.File) error {
+		if !isName(name) {
+			return fmt.Errorf("%s has %q, %w", field, name, errNoName)
+		}
+		if _, twice := files[name]; twice {
+			return fmt.Errorf("%s has %q, which is the name of another file", field, name)
+		}
+		files[name] = file
+		return nil
+	}
+	if cfg.FederatedName != nil {
+		for b := range snap.Bundles().All() {
+			td := b.TrustDomain()
+			if td == svid.ID().TrustDomain() {
+				continue
+			}
+			if name := cfg.FederatedName(td); name != "" {
+				if err := add("Config.FederatedName", name, fileset.File{Data: b.MarshalPEM(), Mode: cfg.Mode}); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	if cfg.Tokens != nil {
+		for name, token := range cfg.Tokens() {
+			if err := add("Config.Tokens", name, fileset.File{Data: []byte(token), Mode: cfg.KeyMode}); err != nil {
+				return nil, err
+			}
+		}
+	}
 	return files, nil
 }
 
@@ -400,7 +415,7 @@ func (s *Sink) note(svid *spiffe.SVID, changed bool, err error) {
 	st.Err = err
 	if err == nil {
 		st.Ready, st.ID, st.NotAfter, st.Checked = true, svid.ID(), svid.NotAfter(), now
-		s.lifetime = svid.NotAfter().Sub(svid.NotBefore())
+		s.lifetime = svid.NotAfter().Sub(svid.Leaf().NotBefore)
 	}
 	if changed {
 		st.Writes++
@@ -412,6 +427,8 @@ func (s *Sink) note(svid *spiffe.SVID, changed bool, err error) {
 	s.mu.Unlock()
 	ctx := context.Background()
 	switch {
+	case errors.Is(err, spiffe.ErrNotReady) && !before.Ready: // as in each normal start
+		s.log.LogAttrs(ctx, slog.LevelDebug, "filesink: the source is not ready yet", slog.String("folder", s.cfg.Dir), slog.Any("err", err))
 	case err != nil && (before.Err == nil || before.Err.Error() != err.Error()):
 		s.log.LogAttrs(ctx, slog.LevelWarn, "filesink: the files could not be written", slog.String("folder", s.cfg.Dir), slog.Any("err", err))
 	case err == nil && (changed || before.Err != nil):
@@ -420,7 +437,7 @@ func (s *Sink) note(svid *spiffe.SVID, changed bool, err error) {
 	}
 }
 
-// Ready waits until the files have the identity of the source. The error wraps [ErrNotReady], the cause of ctx and the
+// Ready waits until the files have the identity of the source. The error wraps [spiffe.ErrNotReady], the cause of ctx and the
 // last failure; it comes before ctx is done after [Sink.Close]. If Run was never called, it says so.
 func (s *Sink) Ready(ctx context.Context) error {
 	err := s.life.Await(ctx, s.Changed, func() bool { return s.state().Ready })
@@ -445,7 +462,7 @@ func (s *Sink) notReady() error {
 	case cause == nil:
 		cause = errors.New("nothing was written yet")
 	}
-	return fmt.Errorf("filesink: %w: %w", ErrNotReady, cause)
+	return fmt.Errorf("filesink: %w: %w", spiffe.ErrNotReady, cause)
 }
 
 // Close stops the Sink for good, waits for what it has started, and returns nil. The files stay.

@@ -23,6 +23,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/files/private"
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesource"
@@ -32,8 +34,9 @@ import (
 
 var (
 	_ source.Source    = (*filesource.Source)(nil)
-	_ source.Runner    = (*filesource.Source)(nil)
 	_ source.Federated = (*filesource.Source)(nil)
+
+	_ = source.LastGoodConfig{Source: (*filesource.Source)(nil)}
 )
 
 // Each layout of files that other programs write is understood.
@@ -112,10 +115,10 @@ func TestLayouts(t *testing.T) {
 			}
 			_, err := s.Bundle(spiffe.MustParseTrustDomain("unknown.test"))
 			require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
-			require.NotErrorIs(t, err, filesource.ErrNotReady)
+			require.NotErrorIs(t, err, spiffe.ErrNotReady)
 			snap, err := s.Snapshot()
 			if test.cert == "" {
-				require.ErrorIs(t, err, filesource.ErrNotReady)
+				require.ErrorIs(t, err, spiffe.ErrNotReady)
 				assert.ErrorContains(t, err, "bundles only")
 				return
 			}
@@ -175,13 +178,13 @@ func TestLife(t *testing.T) {
 	soon, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	err = s.Ready(soon)
-	require.ErrorIs(t, err, filesource.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, "neither called Start nor Run")
 	_, err = s.SVID()
 	require.ErrorContains(t, err, "neither called Start nor Run")
 	_, err = s.Bundle(td)
-	require.ErrorIs(t, err, filesource.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 
 	ctx, stop := context.WithCancel(t.Context())
@@ -287,10 +290,10 @@ func TestOldBeforeNew(t *testing.T) {
 		"a key for all": {damage: func(t *testing.T, dir string) {
 			putSVID(t, dir, ca.SVID("/web"))
 			require.NoError(t, os.Chmod(filepath.Join(dir, "tls.key"), 0o644))
-		}, want: "chmod o=", is: filesource.ErrUnsafe},
+		}, want: "chmod o=", is: private.ErrUnsafe},
 		"roots that all can write": {damage: func(t *testing.T, dir string) {
 			require.NoError(t, os.Chmod(filepath.Join(dir, "ca.crt"), 0o666))
-		}, want: "chmod ", is: filesource.ErrUnsafe},
+		}, want: "chmod ", is: private.ErrUnsafe},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -330,7 +333,7 @@ func TestOldBeforeNew(t *testing.T) {
 	}
 }
 
-func putBroken(t *testing.T, dir string, ca *spiffetest.CA, fault spiffetest.Fault) {
+func putBroken(t *testing.T, dir string, ca *spiffetest.CA, fault string) {
 	t.Helper()
 	chain, key := ca.Broken(fault)
 	put(t, dir, chain, key)
@@ -540,7 +543,7 @@ func TestNotReady(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 250*time.Millisecond)
 			defer cancel()
 			_, err := filesource.Start(ctx, cfg)
-			require.ErrorIs(t, err, filesource.ErrNotReady)
+			require.ErrorIs(t, err, spiffe.ErrNotReady)
 			require.ErrorContains(t, err, test.want)
 		})
 	}
@@ -602,7 +605,7 @@ func TestModes(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 			_, err := filesource.Start(ctx, layout(dir))
 			cancel()
-			require.ErrorIs(t, err, filesource.ErrUnsafe)
+			require.ErrorIs(t, err, private.ErrUnsafe)
 			assert.ErrorContains(t, err, "chown 0")
 		}
 	})
@@ -619,7 +622,7 @@ func TestModes(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
 		_, err := filesource.Start(ctx, layout(dir))
-		require.ErrorIs(t, err, filesource.ErrUnsafe)
+		require.ErrorIs(t, err, private.ErrUnsafe)
 		assert.ErrorContains(t, err, "chmod g=")
 	})
 }
@@ -634,7 +637,7 @@ func TestUpdatesAndMetrics(t *testing.T) {
 	cfg.Logger = log.logger()
 	s := start(t, cfg)
 	var seen []string
-	for snap := range s.Updates(t.Context()) {
+	for snap := range renew.Follow(t.Context(), s.Changed, func() *spiffe.Snapshot { snap, _ := s.Snapshot(); return snap }) {
 		seen = append(seen, serial(t, snap))
 		if len(seen) == 2 {
 			break
@@ -700,7 +703,7 @@ func TestRefuse(t *testing.T) {
 		go func() { _ = s.Run(t.Context()) }()
 		awaitErr(t, s, "to which this program writes")
 		_, err = s.SVID()
-		require.ErrorIs(t, err, filesource.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		require.NoError(t, s.Close())
 	}
 	cfg := layout(in)

@@ -29,10 +29,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer source.Close()
-	governor, err := spiffetls.NewGovernor(nil)
-	if err != nil {
-		log.Fatal(err)
-	}
+	governor := &spiffetls.Governor{}
 	var handshakes spiffetls.Metrics
 
 	h, err := health.New(

@@ -400,7 +400,7 @@ func addBundles(set *metrics.Set, all []state) {
 //
 //	ready, readyz    200 and "ok", or 503 and a line for each part that is not ready
 //	live, livez      200 and "ok", or 503 and a line for each part whose identity has expired
-//	metrics          the metrics, or 500 and the error of a part
+//	metrics          the metrics and svidkit_build_info, or 500 and the error of a part
 //
 // Other paths are answered with 404.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -419,6 +419,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(w, h.check(h.reports(), (*state).alive))
 	case "metrics":
 		var b bytes.Buffer
+		_ = metrics.WriteBuildInfo(&b)
 		if err := h.WriteMetrics(&b); err != nil {
 			http.Error(w, line(err), http.StatusInternalServerError)
 			return

@@ -50,7 +50,7 @@ func samples(t testing.TB, h *health.Handler) map[string]float64 {
 	require.NoError(t, err)
 	code, body := ask(t, h, "/metrics")
 	require.Equal(t, http.StatusOK, code)
-	_, err = metricstest.Parse(body)
+	_, err = metricstest.Page(body)
 	require.NoError(t, err)
 	return text.Samples
 }
@@ -92,7 +92,7 @@ func TestOutage(t *testing.T) {
 		go func() { done <- src.Run(ctx) }()
 		is(down, up, "no identity")
 		require.ErrorIs(t, h.Ready(), workloadapi.ErrDenied, "the workload is not registered")
-		require.ErrorIs(t, h.Ready(), workloadapi.ErrNotReady)
+		require.ErrorIs(t, h.Ready(), spiffe.ErrNotReady)
 
 		api.Mend()
 		time.Sleep(time.Minute)
@@ -208,7 +208,7 @@ func TestMetrics(t *testing.T) {
 		} {
 			s := samples(t, newHandler(t, health.Part{Name: "it", Source: health.FromSources(web, bundles)}))
 			const identity = `{identity="spiffe://example.org/web",part="it"}`
-			assert.EqualValues(t, web.NotBefore().Unix(), s["svidkit_identity_start_timestamp_seconds"+identity])
+			assert.EqualValues(t, web.Leaf().NotBefore.Unix(), s["svidkit_identity_start_timestamp_seconds"+identity])
 			assert.EqualValues(t, web.NotAfter().Unix(), s["svidkit_identity_end_timestamp_seconds"+identity])
 			assert.EqualValues(t, time.Now().Add(20*time.Minute).Unix(), s["svidkit_identity_chain_end_timestamp_seconds"+identity])
 			assert.Equal(t, 2., s[`svidkit_bundle_authorities{part="it",trust_domain="example.org",type="x509"}`])
@@ -244,8 +244,7 @@ type unknown struct{ spiffe.BundleSource }
 func TestParts(t *testing.T) {
 	t.Parallel()
 	var in, out spiffetls.Metrics
-	g, err := spiffetls.NewGovernor(nil)
-	require.NoError(t, err)
+	g := &spiffetls.Governor{}
 	fed, err := federation.New(federation.Config{})
 	require.NoError(t, err)
 	h := newHandler(t, health.Part{Name: "in", Source: &in}, health.Part{Name: `o"u\t`, Source: &out}, health.Part{Name: "governor", Source: g},

@@ -165,7 +165,8 @@ func TestMiddlewareLog(t *testing.T) {
 			lines = append(lines, line)
 			return len(p), nil
 		}), nil))
-		h := protect(t, validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{}), spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/db")), &jwtsvid.MiddlewareOptions{Logger: logger})
+		db := spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/db"))
+		h := protect(t, validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{}), db, &jwtsvid.MiddlewareOptions{Logger: logger})
 		send := func(authorization string) {
 			r := overTLS()
 			r.Header.Set("Authorization", authorization)
@@ -268,7 +269,7 @@ func TestGRPC(t *testing.T) {
 	p, err := v.ValidateHeader([]string{md["authorization"]})
 	require.NoError(t, err)
 	assert.Equal(t, webID, p.ID())
-	assert.Equal(t, token, p.Token())
+	assert.Equal(t, token, jwtsvid.Token(p))
 	for _, values := range [][]string{nil, {}, {"Basic x"}, {md["authorization"], md["authorization"]}} {
 		_, err = v.ValidateHeader(values)
 		refused(t, err, token, "no token", "JWT-32")

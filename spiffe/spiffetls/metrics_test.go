@@ -481,7 +481,7 @@ func TestMetricsLimit(t *testing.T) {
 func TestGovernorMetrics(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
-		g := newGovernor(t, &spiffetls.GovernorOptions{Grace: 10 * time.Second, Jitter: -1})
+		g := &spiffetls.Governor{Grace: 10 * time.Second, Jitter: -1}
 		govern(t, g)
 		var allow spiffe.LivePolicy
 		require.NoError(t, allow.Set(spiffe.AllowMembersOf(ca.TrustDomain())))

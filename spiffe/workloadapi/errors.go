@@ -6,16 +6,12 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
 // Errors to test for with [errors.Is].
 var (
-	// ErrNotReady says that a [Source] has nothing to hand out: nothing was received yet, the server has
-	// withdrawn what it sent, or no identity has the wanted hint. The error around it has the cause of
-	// the last failure. It has the method Retryable and reports that a later attempt may succeed.
-	ErrNotReady error = notReady{}
-
 	// ErrDenied says that the server has no identity for this caller, or not the one that was asked for
 	// (gRPC's PermissionDenied). It may have one later, when the workload is registered. On a stream it
 	// withdraws what was received before.
@@ -33,11 +29,6 @@ var (
 	// received before it stays in force.
 	ErrBadResponse = errors.New("response discarded")
 )
-
-type notReady struct{}
-
-func (notReady) Error() string                                { return "not ready" }
-func (notReady) Retryable() (after time.Duration, again bool) { return 0, true }
 
 // Error is what a call or a stream failed with. Texts of the server are quoted in it, cut to a length that
 // fits a log.
@@ -69,7 +60,7 @@ const maxText = 512
 // cutError is an error whose text may quote the server at any length.
 type cutError struct{ error }
 
-func (e cutError) Error() string { return workloadwire.Clip(e.error.Error(), maxText) }
+func (e cutError) Error() string { return redact.Clip(e.error.Error(), maxText) }
 func (e cutError) Unwrap() error { return e.error }
 
 // failure returns the Error for what a call failed with. Only a status that the server itself has sent
@@ -91,7 +82,7 @@ func (c *Client) failure(rpc string, err error) *Error {
 		e.Err = errors.New("status " + status.Code.String())
 	}
 	if status.Message != "" {
-		e.Err = fmt.Errorf("%w: %q", e.Err, workloadwire.Clip(status.Message, maxText))
+		e.Err = fmt.Errorf("%w: %q", e.Err, redact.Clip(status.Message, maxText))
 	}
 	e.Code, e.after = int(status.Code), status.RetryAfter
 	return e

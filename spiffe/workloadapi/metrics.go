@@ -28,7 +28,7 @@ func (s *Source) Report() report.Report {
 	}
 	r := sourcereport.Of(identity, s, st.Server)
 	if s.cfg.BundlesOnly && !st.Ready {
-		r.NotReady = s.notReady(s.choice())
+		r.NotReady = s.notReady()
 	}
 	add := func(stream string, st StreamStatus) {
 		r.Upstreams = append(r.Upstreams, report.Upstream{

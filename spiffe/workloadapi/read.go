@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/redact"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
@@ -89,7 +91,7 @@ func readEntries(p *workloadwire.Profile, svids []workloadwire.SVID) (all []entr
 	hints := make(map[string]bool)
 	for i, s := range svids {
 		if s.Hint != "" && hints[s.Hint] {
-			skipped = append(skipped, fmt.Errorf("workloadapi: SVID %d skipped: an earlier one has the hint %q too", i+1, workloadwire.Clip(s.Hint, 128)))
+			skipped = append(skipped, fmt.Errorf("workloadapi: SVID %d skipped: an earlier one has the hint %q too", i+1, redact.Clip(s.Hint, 128)))
 			continue
 		}
 		hints[s.Hint] = true
@@ -324,7 +326,7 @@ func trustDomain(key string) (spiffe.TrustDomain, error) {
 	case err != nil:
 		return spiffe.TrustDomain{}, fmt.Errorf("workloadapi: a bundle was skipped: its name: %w", err)
 	case id.Path() != "":
-		return spiffe.TrustDomain{}, fmt.Errorf("workloadapi: a bundle was skipped: its name %q is not the ID of a trust domain", workloadwire.Clip(key, 128))
+		return spiffe.TrustDomain{}, fmt.Errorf("workloadapi: a bundle was skipped: its name %q is not the ID of a trust domain", redact.Clip(key, 128))
 	}
 	return id.TrustDomain(), nil
 }
@@ -332,14 +334,14 @@ func trustDomain(key string) (spiffe.TrustDomain, error) {
 // parseX509Bundle parses certificates in DER, back to back. What is not a certificate damages the
 // whole; what is not fit for an authority is left out (X5-41). Nothing at all is the empty bundle.
 func parseX509Bundle(td spiffe.TrustDomain, der []byte) (*spiffe.Bundle, []error, error) {
-	if len(der) > spiffe.MaxBundleSize {
-		return nil, nil, fmt.Errorf("%d bytes, the limit is %d: %w", len(der), spiffe.MaxBundleSize, spiffe.ErrTooLarge)
+	if len(der) > jws.MaxSetSize {
+		return nil, nil, fmt.Errorf("%d bytes, the limit is %d: %w", len(der), jws.MaxSetSize, spiffe.ErrTooLarge)
 	}
 	var authorities []*x509.Certificate
 	var notes []error
 	for n := 1; len(der) > 0; n++ {
-		if n > spiffe.MaxBundleKeys {
-			return nil, nil, fmt.Errorf("more than %d certificates: %w", spiffe.MaxBundleKeys, spiffe.ErrTooLarge)
+		if n > jws.MaxSetKeys {
+			return nil, nil, fmt.Errorf("more than %d certificates: %w", jws.MaxSetKeys, spiffe.ErrTooLarge)
 		}
 		var one asn1.RawValue
 		rest, err := asn1.Unmarshal(der, &one)

@@ -267,14 +267,15 @@ func TestIdentities(t *testing.T) {
 			h.Refresh()
 			synctest.Wait()
 		}
-		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h), JWTBundles: true})
+		c := inMemory(t, h)
+		s, err := workloadapi.New(workloadapi.Config{Client: c, JWTBundles: true})
 		require.NoError(t, err)
 		run(t, s)
 		synctest.Wait()
 		for _, st := range []workloadapi.StreamStatus{s.Status().X509, s.Status().JWT} {
 			require.ErrorIs(t, st.Err, workloadapi.ErrDenied)
 		}
-		for _, err := range s.Client().WatchX509Bundles(t.Context()) {
+		for _, err := range c.WatchX509Bundles(t.Context()) {
 			require.ErrorIs(t, err, workloadapi.ErrDenied)
 			break
 		}
@@ -289,7 +290,7 @@ func TestIdentities(t *testing.T) {
 		assert.Equal(t, []string{"/db data", "/web front", "/web "}, got, "in order")
 		assert.Equal(t, [][]byte{[]byte("crl")}, s.CRLs())
 		assert.Equal(t, 2, s.Status().TrustDomains)
-		for bundles, err := range s.Client().WatchX509Bundles(t.Context()) {
+		for bundles, err := range c.WatchX509Bundles(t.Context()) {
 			require.NoError(t, err)
 			assert.Equal(t, 2, bundles.Bundles.Len())
 			assert.Equal(t, [][]byte{[]byte("crl")}, bundles.CRLs)
@@ -333,7 +334,7 @@ func TestIdentities(t *testing.T) {
 			_, err = s.SVID()
 			require.ErrorIs(t, err, workloadapi.ErrDenied)
 			_, err = s.Bundle(home.TrustDomain())
-			require.ErrorIs(t, err, workloadapi.ErrNotReady)
+			require.ErrorIs(t, err, spiffe.ErrNotReady)
 			assert.ErrorContains(t, err, "register the workload")
 			grant(nil, workloadserver.Identity{SVID: db})
 			require.NoError(t, s.Ready(t.Context()))
@@ -350,7 +351,8 @@ func TestProvider(t *testing.T) {
 		web := home.SVID("/web")
 		src := &provider{}
 		h := handler(t, src, nil)
-		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h)})
+		c := inMemory(t, h)
+		s, err := workloadapi.New(workloadapi.Config{Client: c})
 		require.NoError(t, err)
 		run(t, s)
 		synctest.Wait()
@@ -395,7 +397,7 @@ func TestProvider(t *testing.T) {
 		assert.ErrorContains(t, s.Status().X509.Err, "status unavailable")
 		_, err = s.SVID()
 		require.NoError(t, err)
-		for _, err := range s.Client().WatchX509Bundles(t.Context()) {
+		for _, err := range c.WatchX509Bundles(t.Context()) {
 			assert.ErrorContains(t, err, "status unavailable")
 			break
 		}
@@ -407,7 +409,7 @@ func TestProvider(t *testing.T) {
 		set(spiffe.NewSnapshot(web, bundles.With(revoked)), nil)
 		_, err = s.SVID()
 		require.ErrorIs(t, err, workloadapi.ErrDenied)
-		for u, err := range s.Client().WatchX509Bundles(t.Context()) {
+		for u, err := range c.WatchX509Bundles(t.Context()) {
 			require.NoError(t, err)
 			b, err := u.Bundles.Bundle(home.TrustDomain())
 			require.NoError(t, err)
@@ -700,7 +702,7 @@ func TestServeJWTSVID(t *testing.T) {
 
 	issuer.err = errors.New("kaputt")
 	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
-	require.ErrorContains(t, err, "status unavailable")
+	require.ErrorContains(t, err, "cannot issue tokens now")
 	assert.NotContains(t, err.Error(), "kaputt")
 	assert.Contains(t, log.String(), "kaputt")
 	issuer.err = fmt.Errorf("x: %w", workloadapi.ErrDenied)
@@ -709,13 +711,13 @@ func TestServeJWTSVID(t *testing.T) {
 	issuer.err = nil
 	ids = []workloadserver.Identity{{SVID: web, Hint: "h"}, {SVID: db, Hint: "h"}}
 	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
-	require.ErrorContains(t, err, "status unavailable")
+	require.ErrorContains(t, err, "cannot tell now which identities this caller has")
 	ids = nil
 	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
 	require.ErrorIs(t, err, workloadapi.ErrDenied)
 	src.set(nil, errors.New("not ready"))
 	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
-	require.ErrorContains(t, err, "status unavailable")
+	require.ErrorContains(t, err, "no identity and trust bundles to serve now")
 }
 
 func TestServeValidateJWTSVID(t *testing.T) {
@@ -784,7 +786,7 @@ func TestValidatorFails(t *testing.T) {
 		"says itself that it passes":              (&tokens{fmt.Errorf("kaputt: %w", passing(true))}).ValidateJWTSVID,
 	} {
 		_, _, err := serve(v).ValidateJWTSVID(t.Context(), "a", "token")
-		require.ErrorContains(t, err, "status unavailable", name)
+		require.ErrorContains(t, err, "cannot check tokens now", name)
 		assert.NotErrorIs(t, err, workloadapi.ErrRefused, name)
 		assert.NotContains(t, err.Error(), "gone", name)
 		e, ok := errors.AsType[*workloadapi.Error](err)

@@ -21,7 +21,7 @@ var refusals = map[string]string{
 
 // init adds the metrics of h.
 func (c *counts) init(h *Handler) {
-	c.Gauges("svidkit_workloadserver_streams", "The number of open streams and of calls that are being answered.", func(add metrics.Add) { add(float64(h.Streams())) })
+	c.Gauges("svidkit_workloadserver_streams", "The number of open streams and of calls that are being answered.", func(add metrics.Add) { add(float64(h.shares.Held())) })
 	c.responses = c.Counter("svidkit_workloadserver_responses_total", "The number of responses that were sent on streams.")
 	c.refused = c.Counters("svidkit_workloadserver_refused_requests_total", "The number of requests that were refused, by the reason.", "reason",
 		"no_header", "another_machine", "bad_request", "no_identity", "too_many_streams", "too_many_streams_of_peer", otherLabel)

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 
+	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
@@ -13,7 +14,7 @@ import (
 //
 //	GET /ready     200 "ready", or 503 "not ready" while there is no certificate that has not expired
 //	GET /live      200 "live", or 503 "expired" once the certificate has expired
-//	GET /metrics   those of the Identity and of more, such as a [*Proxy], in the text format of Prometheus
+//	GET /metrics   those of the Identity and of more, such as those of the proxy, in the text format of Prometheus
 //
 // A proxy that waits for its first certificate is alive. The answers have no secrets; the probes of the kubelet come without
 // TLS.
@@ -21,7 +22,7 @@ func (id *Identity) Handler(more ...report.Reporter) http.Handler {
 	mux := http.NewServeMux()
 	answer := func(path, good, bad string, failed func(error) bool) {
 		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) {
-			if failed(id.state()) {
+			if _, err := id.Credential(); failed(err) {
 				http.Error(w, bad, http.StatusServiceUnavailable)
 				return
 			}
@@ -33,7 +34,7 @@ func (id *Identity) Handler(more ...report.Reporter) http.Handler {
 	answer("/live", "live", "expired", func(err error) bool { return errors.Is(err, ErrExpired) })
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
 		var b bytes.Buffer
-		err := id.metrics.Write(&b)
+		err := errors.Join(metrics.WriteBuildInfo(&b), id.metrics.Write(&b))
 		for _, m := range more {
 			if write := m.Report().Metrics; write != nil {
 				err = errors.Join(err, write(&b))

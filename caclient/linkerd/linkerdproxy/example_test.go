@@ -2,41 +2,43 @@ package linkerdproxy_test
 
 import (
 	"context"
+	"crypto/tls"
 	"log"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 
 	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
 )
 
-// A proxy beside a workload on port 8080, as an injector has configured it.
+// A server beside its application on port 8080, as an injector has configured it: it terminates the TLS of the mesh.
 func Example() {
 	ctx := context.Background()
 	env, err := linkerdproxy.FromEnviron(os.Environ(), slog.Default())
 	if err != nil {
 		log.Fatal(err)
 	}
-	id, err := linkerdproxy.New(env.Config)
+	id, err := linkerdproxy.Start(ctx, env.Config)
 	if err != nil {
 		log.Fatal(err)
 	}
-	proxy, err := linkerdproxy.NewProxy(linkerdproxy.ProxyConfig{Identity: id, Application: "127.0.0.1:8080", ClientID: true})
+	defer id.Close()
+	l, err := tls.Listen("tcp", ":4143", id.ServerConfig())
 	if err != nil {
 		log.Fatal(err)
 	}
-	l, err := net.Listen("tcp", ":4143")
-	if err != nil {
-		log.Fatal(err)
+	go func() { log.Fatal(http.ListenAndServe(":4191", id.Handler())) }()
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			log.Fatal(err)
+		}
+		_ = c // examples/linkerd-proxy forwards it
 	}
-	go func() { log.Fatal(proxy.ServeInbound(ctx, l)) }() // plaintext at once, TLS once it is certified
-	go func() { log.Fatal(http.ListenAndServe(":4191", id.Handler(proxy))) }()
-	log.Fatal(id.Run(ctx))
 }
 
-// A program that is a member of the mesh itself serves and dials without a proxy.
-func ExampleIdentity_Dial() {
+// A program that is a member of the mesh itself calls another workload.
+func ExampleIdentity_ClientConfig() {
 	ctx := context.Background()
 	id, err := linkerdproxy.Start(ctx, linkerdproxy.Config{
 		Name:        "web.emojivoto.serviceaccount.identity.linkerd.cluster.local",
@@ -51,10 +53,11 @@ func ExampleIdentity_Dial() {
 		log.Fatal(err)
 	}
 	defer id.Close()
-	c, err := id.Dial(ctx, linkerdproxy.Endpoint{
-		Addr:     "10.1.2.3:4143",
-		Identity: "voting.emojivoto.serviceaccount.identity.linkerd.cluster.local",
-	})
+	cfg, err := id.ClientConfig("voting.emojivoto.serviceaccount.identity.linkerd.cluster.local", "")
+	if err != nil {
+		log.Fatal(err)
+	}
+	c, err := (&tls.Dialer{Config: cfg}).DialContext(ctx, "tcp", "10.1.2.3:4143")
 	if err != nil {
 		log.Fatal(err)
 	}

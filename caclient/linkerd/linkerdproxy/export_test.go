@@ -1,7 +1,6 @@
 package linkerdproxy
 
 import (
-	"net"
 	"time"
 
 	"github.com/svidkit/svidkit/caclient"
@@ -14,6 +13,3 @@ func NewWith(cfg Config, service caclient.CA) (*Identity, error) { return newIde
 func (id *Identity) RefreshIn(left time.Duration, failures int) time.Duration {
 	return id.refreshIn(left, failures)
 }
-
-// ServerName is serverName.
-func ServerName(c net.Conn) (name string, all []byte, ok bool) { return serverName(c) }

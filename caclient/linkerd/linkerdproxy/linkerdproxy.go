@@ -1,54 +1,46 @@
-// Package linkerdproxy is the side of Linkerd's mutual identity that runs beside a workload: the identity of a proxy, its
-// TLS with other proxies, and the forwarding of connections.
+// Package linkerdproxy is the identity of a workload in a Linkerd mesh: its key, its certificate and the renewal of that, and
+// the TLS configurations for both directions. It forwards no bytes: examples/linkerd-proxy is a proxy made of it.
 //
-// Most programs read the environment that an injector has set, start the [Identity], and give it to a [Proxy]:
+// A proxy beside a workload reads the environment that an injector has set:
 //
 //	env, err := linkerdproxy.FromEnviron(os.Environ(), log)
 //	…
 //	id, err := linkerdproxy.Start(ctx, env.Config)
 //	…
 //	defer id.Close()
-//	proxy, err := linkerdproxy.NewProxy(linkerdproxy.ProxyConfig{Identity: id, Application: "127.0.0.1:8080", Route: route})
-//	…
-//	go proxy.ServeInbound(ctx, inbound)
-//	go proxy.ServeOutbound(ctx, outbound)
+//	server := id.ServerConfig()
+//	client, err := id.ClientConfig("voting.emojivoto.serviceaccount.identity.linkerd.cluster.local", "")
 //
-// A program that forwards nothing and is a member of the mesh itself takes [Identity.ServerConfig] and
-// [Identity.ClientConfig]. A proxy that serves before it is certified takes [New], [Identity.Run] and [Identity.Ready] in the
-// place of Start.
+// A proxy that serves before it is certified uses [New], [Identity.Run] and [Identity.Ready] instead of Start.
 //
 // # What it promises
 //
-// Bad configuration is refused before there is a key: trust anchors that are not PEM, a name that is not one of the mesh,
-// a token file that cannot be read or is empty, a store folder that is missing or cannot be written.
+// Bad configuration is refused before a key is made: trust anchors that are not PEM, a name outside the mesh, a token file
+// that is empty or cannot be read, a store folder that is missing or read-only.
 //
-// The key is ECDSA P-256, is made once, and stays for the life of the process. It and the one signing request, which names
+// The key is ECDSA P-256, is made once, and lives as long as the process. It and the one signing request, which names
 // the workload and nothing else, are in the store folder with mode 0400; see [Config].Dir.
 //
-// The token goes to the certifier and nowhere else: to a loopback address, or after the server has proven to be the
-// certifier by the trust anchors. It is read again for each request, and is in no error and no log.
+// The token goes to the certifier and nowhere else: to a loopback address, or to a server that has proven by the trust
+// anchors that it is the certifier. It is read again for each request, and is in no error and no log.
 //
-// A certificate is renewed when 0.7 of its remaining life are over, but not before MinRefresh and not after MaxRefresh. What
-// the certifier answers is verified before it replaces anything. A failure changes the time of the next attempt and nothing
-// else: a 25th of the remaining life, at least MinRefresh, and MinRefresh while there is no valid certificate. No answer of
-// the certifier ends the attempts, as a new token or a new account may succeed.
+// A certificate is renewed after 0.7 of its remaining life, within MinRefresh and MaxRefresh. An answer of the certifier is
+// verified before it replaces anything. After a failure the next attempt comes after a 25th of the remaining life, or after
+// MinRefresh if that is longer or the certificate has expired. Attempts never end, as a new token or account may succeed.
 //
 // # TLS
 //
-// A server terminates TLS 1.3 for its own name, without ALPN, once it has a certificate and until that expires. It asks for a
-// client certificate and accepts clients without one; a certificate that does not verify is refused. A client expects the
-// identity of the server, which is any one DNS name or URI of its certificate, byte for byte, under the trust anchors. Without
-// a certificate of its own a client connects anonymously, as the identity of a proxy does when it asks for its first one. Once
-// its certificate has expired it does not connect; see [Config].AnonymousAfterExpiry. New certificates count in new handshakes;
-// connections that are open stay.
+// A server speaks TLS 1.3 for its own name, without ALPN, while its certificate is valid. It asks for a client certificate,
+// accepts clients without one, and refuses a certificate that does not verify. A client expects one identity of the server,
+// which is any DNS name or URI of its certificate, byte for byte, under the trust anchors. Before it has a certificate a
+// client connects anonymously, as it does to ask for the first one; once its certificate has expired it does not connect; see
+// [Config].AnonymousAfterExpiry. Each handshake uses the newest certificate; open connections keep theirs.
 //
 // # What it does not do
 //
-// It does not call Linkerd's destination and policy services: a route is what [ProxyConfig].Route returns. It does not
-// redirect connections, and does not read the original destination of those that the kernel has redirected. It makes no
-// tunnels: CONNECT by HTTP/1 is answered with 501. It does not follow the trust anchors, which last as long as the
-// process: a new set needs a restart, after which the proxy has a new key. It does not limit what an identity may do: see
-// linkerdname.Match for the patterns of policies.
+// It does not call Linkerd's destination and policy services, and does not decide what an identity may do: see
+// linkerdname.Match for the patterns of policies. It does not follow changes of the trust anchors: a new set needs a restart,
+// and so a new key.
 package linkerdproxy
 
 import (
@@ -71,9 +63,10 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/linkerd"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
-	"github.com/svidkit/svidkit/internal/files/smallfile"
+	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/secretcache"
@@ -83,14 +76,8 @@ import (
 
 // Errors to test for with [errors.Is].
 var (
-	// ErrNotReady says that the proxy has no certificate yet. The error around it has the cause of the last failure.
-	ErrNotReady = secretcache.ErrNotReady
-
 	// ErrExpired says that the certificate of the proxy has expired and was not renewed.
 	ErrExpired = errors.New("the certificate of the proxy has expired")
-
-	// ErrOtherName says that a client asks for another server name than that of the proxy.
-	ErrOtherName = errors.New("the server name is not that of the proxy")
 )
 
 // Service is a service of the control plane.
@@ -145,13 +132,15 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Identity is the identity of a proxy. [Start] or [New] makes one. Its methods are safe for concurrent use, and those that
-// read do not block. It is a [spiffe.BundleSource] with the trust anchors.
+type redacted = redact.Text // so that the embedded field is not exported
+
+// Identity is the identity of a workload. [Start] or [New] makes one. Its methods are safe for concurrent use, and those that
+// read do not block. It does not print its key.
 type Identity struct {
+	redacted
 	cfg     Config
 	td      spiffe.TrustDomain
-	anchors *spiffe.Bundle
-	bundles *spiffe.BundleSet // the anchors alone
+	bundles *spiffe.BundleSet // the trust anchors
 	manager *secretcache.Manager
 	conns   io.Closer // of the client of the certifier; nil for none
 	life    lifecycle.Life
@@ -210,7 +199,7 @@ func newIdentity(cfg Config, service caclient.CA) (*Identity, error) {
 		return nil, fmt.Errorf("Config.Name: %w", err)
 	}
 	cfg.TokenFile = tokenFile(cfg.TokenFile)
-	id := &Identity{cfg: cfg, td: td}
+	id := &Identity{redacted: redact.New("linkerdproxy.Identity(" + cfg.Name + ")"), cfg: cfg, td: td}
 	if err := id.readAnchors(); err != nil {
 		return nil, err
 	}
@@ -237,8 +226,7 @@ func newIdentity(cfg Config, service caclient.CA) (*Identity, error) {
 		service, id.conns = client, client
 	}
 	want := pki.ExpectDNSName(td, cfg.Name)
-	// One attempt, as the next is up to RenewIn.
-	ca, err := caclient.New(service, &caclient.Options{Attempts: 1, Timeout: callTimeout, Expect: want, Logger: cfg.Logger})
+	ca, err := caclient.New(service, &caclient.Options{Timeout: callTimeout, Expect: want})
 	if err != nil {
 		return nil, err
 	}
@@ -274,7 +262,7 @@ func (id *Identity) readAnchors() error {
 	case id.cfg.AnchorsFile != "":
 		field = "AnchorsFile"
 		var err error
-		if data, err = smallfile.Read(id.cfg.AnchorsFile, maxFile); err != nil {
+		if data, err = files.Read(id.cfg.AnchorsFile, maxFile); err != nil {
 			return fmt.Errorf("Config.AnchorsFile: %w", err)
 		}
 	}
@@ -282,11 +270,12 @@ func (id *Identity) readAnchors() error {
 	if err != nil {
 		return fmt.Errorf("the trust anchors, Config.%s: %w", field, err)
 	}
-	if id.anchors, err = spiffe.NewBundle(id.td, spiffe.BundleContents{X509Authorities: anchors}); err != nil {
+	bundle, err := spiffe.NewBundle(id.td, spiffe.BundleContents{X509Authorities: anchors})
+	if err != nil {
 		return fmt.Errorf("the trust anchors, Config.%s: %w", field, err)
 	}
 	id.cfg.Anchors = data
-	id.bundles, err = spiffe.NewBundleSet(id.anchors)
+	id.bundles, err = spiffe.NewBundleSet(bundle)
 	return err
 }
 
@@ -309,7 +298,7 @@ func parseAnchors(data []byte) ([]*x509.Certificate, error) {
 func meshOf(name string) (linkerdname.Mesh, error) {
 	labels := strings.SplitN(name, ".", 6)
 	if len(labels) < 6 {
-		return linkerdname.Mesh{}, fmt.Errorf("%.300q is not SERVICEACCOUNT.NAMESPACE.serviceaccount.identity.CONTROLNAMESPACE.TRUSTDOMAIN: %w", name, linkerdname.ErrName)
+		return linkerdname.Mesh{}, fmt.Errorf("%.300q is not SERVICEACCOUNT.NAMESPACE.serviceaccount.identity.CONTROLNAMESPACE.TRUSTDOMAIN", name)
 	}
 	mesh := linkerdname.Mesh{ControlNamespace: labels[4], TrustDomain: labels[5], Seed: labels[2] == "sa"}
 	_, _, err := mesh.Parse(name)
@@ -421,17 +410,17 @@ func (id *Identity) prepare() error {
 	return nil
 }
 
-// Ready waits until there is a certificate that has not expired. The error wraps [ErrNotReady], the cause of ctx, and what
+// Ready waits until there is a certificate that has not expired. The error wraps [spiffe.ErrNotReady], the cause of ctx, and what
 // the last attempt failed with.
 func (id *Identity) Ready(ctx context.Context) error {
-	err := id.life.Await(ctx, id.manager.Changed, func() bool { return id.state() == nil })
+	err := id.life.Await(ctx, id.manager.Changed, func() bool { _, err := id.Credential(); return err == nil })
 	if err == nil {
 		return nil
 	}
 	if last := id.Report().Identities[0].Err; last != nil {
 		err = fmt.Errorf("%w; the last attempt failed: %w", err, last)
 	}
-	return fmt.Errorf("linkerdproxy: %q: %w: %w", id.cfg.Name, ErrNotReady, err)
+	return fmt.Errorf("linkerdproxy: %q: %[3]w: %[2]w", id.cfg.Name, err, spiffe.ErrNotReady) // err may know when to come back, and is asked first
 }
 
 // Close ends [Identity.Run], or what [Start] has started, for good, and waits for it. The certificate stays readable. The
@@ -442,31 +431,9 @@ func (id *Identity) Close() error {
 	return err
 }
 
-// Credential returns the certificate with its key, which may have expired. Before the first the error wraps [ErrNotReady].
-func (id *Identity) Credential() (*pki.Credential, error) { return id.manager.Credential() }
-
-// Bundle implements [spiffe.BundleSource] with the trust anchors, for the trust domain of the mesh.
-func (id *Identity) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
-	return id.bundles.Bundle(td)
-}
-
-// Changed returns a channel that is closed when there is a new certificate.
-func (id *Identity) Changed() <-chan struct{} { return id.manager.Changed() }
-
-// Name returns the identity of the workload.
-func (id *Identity) Name() string { return id.cfg.Name }
-
-// String names the workload. An Identity does not print its key.
-func (id *Identity) String() string { return "linkerdproxy.Identity(" + id.cfg.Name + ")" }
-
-// GoString is String: the verb %#v must not walk to the key.
-func (id *Identity) GoString() string { return id.String() }
-
-// LogValue is String as a log value.
-func (id *Identity) LogValue() slog.Value { return slog.StringValue(id.String()) }
-
-// valid returns the certificate if it has not expired. The error wraps [ErrNotReady] or [ErrExpired].
-func (id *Identity) valid() (*pki.Credential, error) {
+// Credential returns the certificate with its key. Before the first the error wraps [spiffe.ErrNotReady], and once it has expired
+// [ErrExpired].
+func (id *Identity) Credential() (*pki.Credential, error) {
 	c, err := id.manager.Credential()
 	if err != nil {
 		return nil, err
@@ -477,11 +444,8 @@ func (id *Identity) valid() (*pki.Credential, error) {
 	return c, nil
 }
 
-// state returns why there is no valid certificate.
-func (id *Identity) state() error {
-	_, err := id.valid()
-	return err
-}
+// Changed returns a channel that is closed when there is a new certificate.
+func (id *Identity) Changed() <-chan struct{} { return id.manager.Changed() }
 
 func (id *Identity) newMetrics() {
 	id.metrics.Gauge("control_identity_cert_expiration_timestamp_seconds", "When the certificate of the proxy expires, in seconds since 1970.", func() (float64, bool) {

@@ -22,16 +22,18 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/pki"
-	"github.com/svidkit/svidkit/pki/linkerdname"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // A proxy is certified by the identity service over TLS, renews with the one key and the one request, and reads its token anew.
 func TestCertify(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-1-2", "LNK-1-4", "LNK-4-10", "LNK-8-5", "LNK-8-7", "LNK-10-2", "LNK-10-3", "LNK-10-12", "LNK-11-15", "LNK-3.3-13")
-	c := newController(t, 10*time.Second, false)
-	cfg := c.config(t, web)
+	c := meshtest.New(t, meshtest.Options{Life: 10 * time.Second})
+	cfg := c.Config(t, web)
 	cfg.Dir, cfg.MaxRefresh = t.TempDir(), 300*time.Millisecond
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
@@ -49,8 +51,8 @@ func TestCertify(t *testing.T) {
 
 	// The kubelet replaces the token, and the old one is good no longer.
 	require.NoError(t, os.WriteFile(cfg.TokenFile, []byte("another"), 0o600))
-	c.account("another", "emojivoto", "web")
-	c.account("token-of-"+web, "", "")
+	c.Account("another", "web")
+	c.Account(meshtest.Token(web), "")
 	for changed := id.Changed(); ; changed = id.Changed() {
 		now, err := id.Credential()
 		require.NoError(t, err)
@@ -64,9 +66,7 @@ func TestCertify(t *testing.T) {
 			t.Fatal(id.Report().Identities[0].Err)
 		}
 	}
-	c.mu.Lock()
-	assert.Equal(t, []string{"token-of-" + web, "another"}, c.seen[:2])
-	c.mu.Unlock()
+	assert.Equal(t, []string{meshtest.Token(web), "another"}, c.Seen()[:2])
 	again, err := os.ReadFile(filepath.Join(cfg.Dir, "key.der"))
 	require.NoError(t, err)
 	assert.Equal(t, key, again)
@@ -88,10 +88,10 @@ func TestCertify(t *testing.T) {
 func TestCertifyLoopback(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-1-9", "LNK-11-14")
-	c := newController(t, time.Minute, true)
+	c := meshtest.New(t, meshtest.Options{Life: time.Minute, Plaintext: true})
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	id, err := linkerdproxy.Start(ctx, c.config(t, web))
+	id, err := linkerdproxy.Start(ctx, c.Config(t, web))
 	require.NoError(t, err)
 	require.NoError(t, id.Close())
 }
@@ -99,11 +99,11 @@ func TestCertifyLoopback(t *testing.T) {
 // The names of this host, as Linkerd writes them, too, lead to it, and not to where a name server says.
 func TestLoopbackNames(t *testing.T) {
 	t.Parallel()
-	c := newController(t, time.Minute, true)
-	_, port, err := net.SplitHostPort(c.addr)
+	c := meshtest.New(t, meshtest.Options{Life: time.Minute, Plaintext: true})
+	_, port, err := net.SplitHostPort(c.Addr)
 	require.NoError(t, err)
 	for _, host := range []string{"localhost", "localhost.", "LOCALHOST", "[::ffff:127.0.0.1]"} {
-		cfg := c.config(t, web)
+		cfg := c.Config(t, web)
 		cfg.Certifier.Addr = host + ":" + port
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		id, err := linkerdproxy.Start(ctx, cfg)
@@ -117,9 +117,9 @@ func TestLoopbackNames(t *testing.T) {
 func TestRogueCertifier(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-11-16")
-	c, other := newController(t, time.Minute, false), newController(t, time.Minute, false)
-	cfg := c.config(t, web)
-	cfg.Certifier.Addr = other.addr // it has another root
+	c, other := meshtest.New(t, meshtest.Options{Life: time.Minute}), meshtest.New(t, meshtest.Options{Life: time.Minute})
+	cfg := c.Config(t, web)
+	cfg.Certifier.Addr = other.Addr // it has another root
 	id, err := linkerdproxy.New(cfg)
 	require.NoError(t, err)
 	run(t, id)
@@ -127,10 +127,10 @@ func TestRogueCertifier(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
 	err = id.Ready(ctx)
-	require.ErrorIs(t, err, linkerdproxy.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorContains(t, err, "certificate")
 	assert.NotContains(t, err.Error(), "token-of-")
-	assert.Zero(t, other.reviewed())
+	assert.Empty(t, other.Seen())
 }
 
 // The times of the requests to the certifier are those of the contract.
@@ -197,25 +197,25 @@ func TestNoMinRefresh(t *testing.T) {
 func TestCloseConnections(t *testing.T) {
 	t.Parallel()
 	for _, plaintext := range []bool{false, true} {
-		c := newController(t, time.Hour, plaintext)
+		c := meshtest.New(t, meshtest.Options{Life: time.Hour, Plaintext: plaintext})
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-		id, err := linkerdproxy.Start(ctx, c.config(t, web))
+		id, err := linkerdproxy.Start(ctx, c.Config(t, web))
 		cancel()
 		require.NoError(t, err)
-		assert.Positive(t, c.open.Load(), "a connection is kept")
+		assert.Positive(t, c.Open(), "a connection is kept")
 		require.NoError(t, id.Close())
-		eventually(t, func() bool { return c.open.Load() == 0 }, "the end of the connections to the certifier")
+		eventually(t, func() bool { return c.Open() == 0 }, "the end of the connections to the certifier")
 
-		id, err = linkerdproxy.New(c.config(t, web))
+		id, err = linkerdproxy.New(c.Config(t, web))
 		require.NoError(t, err)
 		ctx, cancel = context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- id.Run(ctx) }()
 		require.NoError(t, id.Ready(t.Context()))
-		assert.Positive(t, c.open.Load())
+		assert.Positive(t, c.Open())
 		cancel()
 		require.NoError(t, <-done)
-		eventually(t, func() bool { return c.open.Load() == 0 }, "the end of the connections to the certifier")
+		eventually(t, func() bool { return c.Open() == 0 }, "the end of the connections to the certifier")
 	}
 }
 
@@ -242,12 +242,14 @@ func TestLife(t *testing.T) {
 		assert.Equal(t, "503 not ready", get(t, admin, "/ready"))
 		assert.Equal(t, "200 live", get(t, admin, "/live"))
 		_, err = id.Credential()
-		require.ErrorIs(t, err, linkerdproxy.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 
 		s.fail(nil)
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		assert.Equal(t, "200 ready", get(t, admin, "/ready"))
+		_, err = metricstest.Page(strings.TrimPrefix(get(t, admin, "/metrics"), "200 ") + "\n")
+		require.NoError(t, err)
 		first, err := id.Credential()
 		require.NoError(t, err)
 
@@ -276,6 +278,8 @@ func TestLife(t *testing.T) {
 		synctest.Wait()
 		assert.Equal(t, "503 not ready", get(t, admin, "/ready"))
 		assert.Equal(t, "503 expired", get(t, admin, "/live"))
+		_, err = id.Credential()
+		require.ErrorIs(t, err, linkerdproxy.ErrExpired)
 		require.ErrorContains(t, id.Report().Identities[0].Err, "the certifier is down")
 
 		s.fail(nil)
@@ -407,7 +411,7 @@ func TestNewRefuses(t *testing.T) {
 		require.ErrorContains(t, err, c.want, name)
 	}
 	_, err := linkerdproxy.New(linkerdproxy.Config{Name: "web"})
-	require.ErrorIs(t, err, linkerdname.ErrName)
+	require.ErrorContains(t, err, "is not SERVICEACCOUNT.NAMESPACE")
 	for _, addr := range []string{"linkerd-identity", "linkerd-identity.linkerd.svc.cluster.local.:8080", "10.0.0.1", "[fd00::1]:8080", "fd00::1"} {
 		cfg := config(t, web, anchors)
 		cfg.Certifier.Addr = addr
@@ -429,7 +433,7 @@ func TestRun(t *testing.T) {
 	short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	err = id.Ready(short)
-	require.ErrorIs(t, err, linkerdproxy.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	ctx, stop := context.WithCancel(t.Context())
 	for range 2 { // the key stays
@@ -444,12 +448,24 @@ func TestRun(t *testing.T) {
 	for _, text := range []string{fmt.Sprint(id), fmt.Sprintf("%#v", id), slog.AnyValue(id).Resolve().String()} {
 		assert.Equal(t, "linkerdproxy.Identity("+web+")", text)
 	}
-	_, err = id.Bundle(td)
-	require.NoError(t, err)
-	assert.Equal(t, web, id.Name())
 	require.NoError(t, id.Close())
 	require.Error(t, id.Run(t.Context()))
 	c, err := id.Credential()
 	require.NoError(t, err)
 	assert.Equal(t, elliptic.P256(), c.Leaf().PublicKey.(*ecdsa.PublicKey).Curve)
+}
+
+// A certifier that changes its issuer before the proxies have the anchor of the new one replaces nothing.
+func TestIssuerBeforeAnchors(t *testing.T) {
+	t.Parallel()
+	s, next := newService(t, 2*time.Second), newService(t, time.Hour)
+	id := certified(t, s, web, func(c *linkerdproxy.Config) { c.MinRefresh = 100 * time.Millisecond })
+	first, err := id.Credential()
+	require.NoError(t, err)
+	s.sign(next.ca)
+	eventually(t, func() bool { return id.Report().Identities[0].Err != nil }, "a refusal")
+	now, err := id.Credential()
+	require.NoError(t, err)
+	assert.Same(t, first, now)
+	assert.Equal(t, "200 ready", get(t, id.Handler(), "/ready"))
 }

@@ -1,6 +1,7 @@
 package linkerdproxy
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -14,21 +15,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Endpoint is where a connection leads.
-type Endpoint struct {
-	// Addr is where to connect to, host:port.
-	Addr string
-
-	// Identity is what the server has to prove: a DNS name, or a URI with a ServerName. Empty means a connection without TLS.
-	Identity string
-
-	// ServerName is the name that is asked for in the TLS handshake. Empty means Identity.
-	ServerName string
-}
-
-// ServerConfig returns a configuration for the server side of the mesh, for connections with the server name of the
-// workload. [PeerName] tells the identity of the client. Handshakes fail before there is a certificate and after it has
-// expired, with an error that wraps [ErrNotReady] or [ErrExpired], and for other server names with [ErrOtherName].
+// ServerConfig returns the configuration of a server of the mesh. [PeerName] tells the identity of its client. A handshake
+// fails if the client asks for a server name other than that of the workload, and while there is no valid certificate, with
+// the error of [Identity.Credential].
 func (id *Identity) ServerConfig() *tls.Config {
 	client := pki.ExpectLeaf(id.td, "a client of the mesh", nil, func(leaf *x509.Certificate) error {
 		_, err := identities(leaf)
@@ -39,9 +28,9 @@ func (id *Identity) ServerConfig() *tls.Config {
 		ClientAuth: tls.RequestClientCert, // VerifyConnection verifies it
 		GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 			if hello.ServerName != id.cfg.Name {
-				return nil, fmt.Errorf("linkerdproxy: %q: %w, %q", hello.ServerName, ErrOtherName, id.cfg.Name)
+				return nil, fmt.Errorf("linkerdproxy: the client asks for the server name %.300q, and this is %q", hello.ServerName, id.cfg.Name)
 			}
-			c, err := id.valid()
+			c, err := id.Credential()
 			if err != nil {
 				return nil, err
 			}
@@ -57,23 +46,21 @@ func (id *Identity) ServerConfig() *tls.Config {
 	}
 }
 
-// ClientConfig returns a configuration for connections to an endpoint that has an Identity. Handshakes fail once the
-// certificate of the proxy has expired, with an error that wraps [ErrExpired], unless [Config].AnonymousAfterExpiry is set.
-func (id *Identity) ClientConfig(e Endpoint) (*tls.Config, error) {
-	name := e.ServerName
-	if name == "" {
-		name = e.Identity
-	}
+// ClientConfig returns a configuration for connections to a server with an identity, which is a DNS name or a URI. The TLS
+// handshake asks for serverName; empty means the identity, unless that is a URI. A handshake fails once the certificate of the
+// workload has expired, with an error that wraps [ErrExpired], unless [Config].AnonymousAfterExpiry is set.
+func (id *Identity) ClientConfig(identity, serverName string) (*tls.Config, error) {
+	name := cmp.Or(serverName, identity)
 	switch {
-	case e.Identity == "":
-		return nil, errors.New("linkerdproxy: the endpoint has no Identity to expect of the server")
+	case identity == "":
+		return nil, errors.New("linkerdproxy: the identity to expect of the server is empty")
 	case strings.ContainsAny(name, ":/") || net.ParseIP(name) != nil: // crypto/tls sends none of these
-		return nil, fmt.Errorf("linkerdproxy: the server name %.300q is not a DNS name: set the ServerName of the endpoint", name)
+		return nil, fmt.Errorf("linkerdproxy: the server name %.300q is not a DNS name: give the one that the server answers to", name)
 	}
-	server := pki.ExpectLeaf(id.td, "the server "+e.Identity, nil, func(leaf *x509.Certificate) error {
+	server := pki.ExpectLeaf(id.td, "the server "+identity, nil, func(leaf *x509.Certificate) error {
 		got, err := identities(leaf)
-		if err == nil && !slices.Contains(got, e.Identity) {
-			err = fmt.Errorf("it is for %.300q, and not for %q", got, e.Identity)
+		if err == nil && !slices.Contains(got, identity) {
+			err = fmt.Errorf("it is for %.300q, and not for %q", got, identity)
 		}
 		return err
 	})
@@ -81,7 +68,7 @@ func (id *Identity) ClientConfig(e Endpoint) (*tls.Config, error) {
 		MinVersion: tls.VersionTLS13,
 		ServerName: name,
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			c, err := id.valid()
+			c, err := id.Credential()
 			switch {
 			case err == nil:
 				return c.TLSCertificate(), nil
@@ -92,7 +79,7 @@ func (id *Identity) ClientConfig(e Endpoint) (*tls.Config, error) {
 		},
 		InsecureSkipVerify: true, //nolint:gosec // VerifyConnection verifies: identities that are not names of hosts
 		VerifyConnection: func(cs tls.ConnectionState) error {
-			if err := id.state(); errors.Is(err, ErrExpired) && !id.cfg.AnonymousAfterExpiry {
+			if _, err := id.Credential(); errors.Is(err, ErrExpired) && !id.cfg.AnonymousAfterExpiry {
 				return err
 			}
 			return id.verify(server, cs.PeerCertificates, spiffe.ServerRole, "server")
@@ -110,7 +97,7 @@ func (id *Identity) verify(want pki.Expectation, chain []*x509.Certificate, role
 
 // identities returns the DNS names and URIs of a certificate, in its order. A DNS name with a trailing dot is none.
 func identities(leaf *x509.Certificate) (all []string, err error) {
-	sans, err := pki.CertificateSANs(leaf)
+	sans, err := pki.ParseSANs(leaf.Extensions)
 	if err != nil {
 		return nil, err
 	}

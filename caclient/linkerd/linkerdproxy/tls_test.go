@@ -18,6 +18,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // shake does a handshake in memory, and returns the states and errors of both sides. The client reads a byte, as in TLS 1.3 it
@@ -46,9 +47,12 @@ func shake(t testing.TB, client, server *tls.Config) (c, s tls.ConnectionState, 
 	return c, s, clientErr, serverErr
 }
 
-func clientConfig(t testing.TB, id *linkerdproxy.Identity, e linkerdproxy.Endpoint) *tls.Config {
+// endpoint is what a client expects.
+type endpoint struct{ identity, serverName string }
+
+func clientConfig(t testing.TB, id *linkerdproxy.Identity, e endpoint) *tls.Config {
 	t.Helper()
-	config, err := id.ClientConfig(e)
+	config, err := id.ClientConfig(e.identity, e.serverName)
 	require.NoError(t, err)
 	return config
 }
@@ -72,7 +76,7 @@ func TestMutual(t *testing.T) {
 	conformance.Covers(t, "LNK-11-1", "LNK-11-3", "LNK-11-4", "LNK-11-6", "LNK-11-7", "LNK-11-10", "LNK-11-11")
 	s := newService(t, time.Hour)
 	client, server := certified(t, s, web), certified(t, s, voting)
-	config := clientConfig(t, client, linkerdproxy.Endpoint{Identity: voting})
+	config := clientConfig(t, client, endpoint{identity: voting})
 	assert.Equal(t, voting, config.ServerName)
 	assert.Nil(t, config.ClientSessionCache)
 	offered := config.Clone()
@@ -109,18 +113,18 @@ func TestServers(t *testing.T) {
 	client := certified(t, s, voting)
 	spiffeID, err := url.Parse("spiffe://root.linkerd.cluster.local/external-workload")
 	require.NoError(t, err)
-	external := linkerdproxy.Endpoint{Identity: spiffeID.String(), ServerName: "external-workload.cluster.local"}
-	plain := linkerdproxy.Endpoint{Identity: web}
+	external := endpoint{spiffeID.String(), "external-workload.cluster.local"}
+	plain := endpoint{identity: web}
 	for name, c := range map[string]struct {
 		by   *service
 		edit func(*x509.Certificate)
-		to   linkerdproxy.Endpoint
+		to   endpoint
 		want string // "" if it is accepted
 	}{
 		"good":              {s, func(*x509.Certificate) {}, plain, ""},
 		"any of its names":  {s, func(c *x509.Certificate) { c.DNSNames = []string{"other.test", web} }, plain, ""},
 		"a SPIFFE ID":       {s, func(c *x509.Certificate) { c.DNSNames, c.URIs = nil, []*url.URL{spiffeID} }, external, ""},
-		"another SPIFFE ID": {s, func(c *x509.Certificate) { c.DNSNames, c.URIs = []string{external.ServerName}, nil }, external, "and not for"},
+		"another SPIFFE ID": {s, func(c *x509.Certificate) { c.DNSNames, c.URIs = []string{external.serverName}, nil }, external, "and not for"},
 		"another name":      {s, func(c *x509.Certificate) { c.DNSNames = []string{voting} }, plain, "and not for"},
 		"a wildcard":        {s, func(c *x509.Certificate) { c.DNSNames = []string{"*" + web[len("web"):]} }, plain, "and not for"},
 		"a trailing dot":    {s, func(c *x509.Certificate) { c.DNSNames = []string{web + "."} }, plain, "and not for"},
@@ -144,8 +148,8 @@ func TestServers(t *testing.T) {
 		require.ErrorAs(t, clientErr, &invalid, name)
 		require.ErrorContains(t, clientErr, c.want, name)
 	}
-	for _, e := range []linkerdproxy.Endpoint{{}, {Identity: "spiffe://x/y"}, {Identity: "10.0.0.1"}, {Identity: web, ServerName: "a:1"}} {
-		_, err := client.ClientConfig(e)
+	for _, e := range []endpoint{{}, {identity: "spiffe://x/y"}, {identity: "10.0.0.1"}, {web, "a:1"}} {
+		_, err := client.ClientConfig(e.identity, e.serverName)
 		require.Error(t, err, e)
 	}
 }
@@ -196,7 +200,7 @@ func TestClients(t *testing.T) {
 	assert.False(t, ok)
 	for _, name := range []string{voting, "*", ""} {
 		_, _, _, serverErr := shake(t, &tls.Config{ServerName: name, InsecureSkipVerify: true}, server)
-		require.ErrorIs(t, serverErr, linkerdproxy.ErrOtherName, name)
+		require.ErrorContains(t, serverErr, "asks for the server name", name)
 	}
 }
 
@@ -223,7 +227,7 @@ func TestHandshakesOverALife(t *testing.T) {
 
 		// client returns what the server knows of the client, and the error of the client.
 		client := func(id *linkerdproxy.Identity) (string, error) {
-			_, ss, clientErr, serverErr := shake(t, clientConfig(t, id, linkerdproxy.Endpoint{Identity: voting}), other.ServerConfig())
+			_, ss, clientErr, serverErr := shake(t, clientConfig(t, id, endpoint{identity: voting}), other.ServerConfig())
 			if clientErr == nil {
 				require.NoError(t, serverErr)
 			}
@@ -231,7 +235,7 @@ func TestHandshakesOverALife(t *testing.T) {
 			return name, clientErr
 		}
 		server := func(id *linkerdproxy.Identity) error {
-			_, _, clientErr, serverErr := shake(t, clientConfig(t, other, linkerdproxy.Endpoint{Identity: web}), id.ServerConfig())
+			_, _, clientErr, serverErr := shake(t, clientConfig(t, other, endpoint{identity: web}), id.ServerConfig())
 			if serverErr == nil {
 				require.NoError(t, clientErr)
 			}
@@ -242,7 +246,7 @@ func TestHandshakesOverALife(t *testing.T) {
 			name, err := client(id)
 			require.NoError(t, err)
 			assert.Empty(t, name)
-			require.ErrorIs(t, server(id), linkerdproxy.ErrNotReady)
+			require.ErrorIs(t, server(id), spiffe.ErrNotReady)
 		}
 
 		mine.fail(nil)
@@ -276,7 +280,7 @@ func TestHandshakesOverALife(t *testing.T) {
 			require.NoError(t, server(id))
 			c, err := id.Credential()
 			require.NoError(t, err)
-			cs, _, _, _ := shake(t, clientConfig(t, other, linkerdproxy.Endpoint{Identity: web}), id.ServerConfig())
+			cs, _, _, _ := shake(t, clientConfig(t, other, endpoint{identity: web}), id.ServerConfig())
 			assert.True(t, cs.PeerCertificates[0].Equal(c.Leaf()))
 			assert.True(t, pki.PublicKeysEqual(c.Leaf().PublicKey, cs.PeerCertificates[0].PublicKey))
 		}
@@ -291,7 +295,7 @@ func TestExpiryInHandshake(t *testing.T) {
 		for _, anonymous := range []bool{false, true} {
 			s.fail(nil)
 			id := certified(t, s, web, func(c *linkerdproxy.Config) { c.AnonymousAfterExpiry = anonymous })
-			cfg := clientConfig(t, id, linkerdproxy.Endpoint{Identity: voting})
+			cfg := clientConfig(t, id, endpoint{identity: voting})
 			c, err := cfg.GetClientCertificate(nil)
 			require.NoError(t, err)
 			require.NotEmpty(t, c.Certificate)

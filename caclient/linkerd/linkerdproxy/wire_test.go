@@ -14,6 +14,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/linkerd"
 	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/meshtest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -25,7 +26,7 @@ func TestAnswersOnTheWire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "cluster.local")
 		fake := caclienttest.NewLinkerd(caclienttest.InMemory(t), ca, "/ns/emojivoto/sa/web")
-		service, err := linkerd.New(linkerd.Options{Endpoint: fake.Endpoint(), Mesh: mesh})
+		service, err := linkerd.New(linkerd.Options{Endpoint: fake.Endpoint(), Mesh: meshtest.Mesh()})
 		require.NoError(t, err)
 		id, err := linkerdproxy.NewWith(config(t, web, ca.Bundle().MarshalPEM()), service)
 		require.NoError(t, err)

@@ -118,7 +118,7 @@ func reach(t *testing.T, name string) map[string]pkg {
 		}
 	}
 	visit(module + "/" + name)
-	require.NotEmpty(t, reached, "there is no package %s", name)
+	require.False(t, len(reached) == 0, "there is no package %s", name)
 	return reached
 }
 

@@ -36,6 +36,26 @@ func Of(write func(io.Writer) error) (*Text, error) {
 	return t, nil
 }
 
+// Page reads the text of a whole page, which has svidkit_build_info once.
+func Page(text string) (*Text, error) {
+	t, err := Parse(text)
+	if err != nil {
+		return nil, err
+	}
+	var infos []string
+	for key, value := range t.Samples {
+		if strings.HasPrefix(key, "svidkit_build_info{") && value == 1 {
+			infos = append(infos, key)
+		}
+	}
+	if len(infos) != 1 || !buildInfo.MatchString(infos[0]) {
+		return nil, fmt.Errorf("svidkit_build_info is %q", infos)
+	}
+	return t, nil
+}
+
+var buildInfo = regexp.MustCompile(`^svidkit_build_info\{goversion="go1\.[^"]+",revision="[^"]*",version="[^"]+"\}$`)
+
 var (
 	metricName = regexp.MustCompile(`^[a-zA-Z_:][a-zA-Z0-9_:]*$`)
 	labelName  = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]*$`)

@@ -45,7 +45,7 @@ func (k *Kind) Parse(text string) (*Signed, *Error) {
 	return &Signed{Header: h, Payload: parts.Payload, Signature: parts.Signature, head: head}, nil
 }
 
-// errSignature is the error for every signature that is not good.
+// errSignature is the error for every bad signature.
 var errSignature = errors.New("the signature does not match the key")
 
 // Verify verifies the signature with a key that fits the algorithm of the header. The caller takes the
@@ -74,14 +74,6 @@ func (s *Signed) Verify(key crypto.PublicKey) error {
 
 func joseName(a jws.Algorithm) jose.SignatureAlgorithm { return jose.SignatureAlgorithm(a.String()) }
 
-// VerifyRaw verifies a signature of data that is no token.
-func VerifyRaw(a jws.Algorithm, key crypto.PublicKey, data, sig []byte) error {
-	if !a.Fits(key) {
-		return fmt.Errorf("the key is not one for %v", a)
-	}
-	return rawVerifier{key}.VerifyPayload(data, sig, joseName(a))
-}
-
 // rawVerifier verifies with the standard library. It is a [jose.OpaqueVerifier].
 type rawVerifier struct{ key crypto.PublicKey }
 
@@ -108,21 +100,19 @@ func (v rawVerifier) VerifyPayload(data, sig []byte, name jose.SignatureAlgorith
 	return nil
 }
 
-// Signer signs with one key and one algorithm. Its fields are funcs because no printer shows what they
-// hold.
+// Signer signs with one key and one algorithm. Its fields are funcs, because no printer looks into one.
 type Signer struct {
 	Algorithm jws.Algorithm
 
 	key   func() crypto.Signer
 	token func(payload []byte) (string, error)
-	raw   func(data []byte) ([]byte, error)
 }
 
 // Member is a further member of a header.
 type Member struct{ Name, Value string }
 
-// NewSigner returns a Signer of tokens with this "typ" and, if it is not empty, this "kid", and with what else there is
-// in the header. The key may live in hardware. The name of the algorithm is empty for the usual one for the key.
+// NewSigner returns a Signer of tokens with this "typ", this "kid" unless it is empty, and these further members in the
+// header. The key may live in hardware. An empty algorithm means the usual one for the key.
 func NewSigner(key crypto.Signer, algorithm, keyID, typ string, more ...Member) (*Signer, error) {
 	if key == nil {
 		return nil, errors.New("no key")
@@ -147,8 +137,7 @@ func NewSigner(key crypto.Signer, algorithm, keyID, typ string, more ...Member) 
 	for _, m := range more {
 		opts.WithHeader(jose.HeaderKey(m.Name), m.Value)
 	}
-	opaque := cryptosigner.Opaque(strictSigner{key})
-	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: joseName(alg), Key: opaque}, opts)
+	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: joseName(alg), Key: cryptosigner.Opaque(strictSigner{key})}, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -156,7 +145,6 @@ func NewSigner(key crypto.Signer, algorithm, keyID, typ string, more ...Member) 
 		Algorithm: alg,
 		key:       func() crypto.Signer { return key },
 		token:     func(payload []byte) (string, error) { return compact(signer, payload) },
-		raw:       func(data []byte) ([]byte, error) { return opaque.SignPayload(data, joseName(alg)) },
 	}, nil
 }
 
@@ -165,9 +153,6 @@ func (s *Signer) Key() crypto.Signer { return s.key() }
 
 // Token signs a payload, which is JSON, and returns the token.
 func (s *Signer) Token(payload []byte) (string, error) { return s.token(payload) }
-
-// Raw signs data that is no token. An ECDSA signature is R and S of fixed width.
-func (s *Signer) Raw(data []byte) ([]byte, error) { return s.raw(data) }
 
 func compact(signer jose.Signer, payload []byte) (string, error) {
 	signed, err := signer.Sign(payload)

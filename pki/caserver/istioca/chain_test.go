@@ -182,7 +182,7 @@ func TestMetrics(t *testing.T) {
 		"citadel_server_root_cert_expiry_timestamp gauge",
 		"citadel_server_root_cert_expiry_seconds gauge",
 	}, names)
-	end := a.Roots()[0].Certificate.NotAfter
+	end := a.Status().Roots[0].Certificate.NotAfter
 	assert.Equal(t, strconv.FormatInt(end.Unix(), 10), s.metric(t, "root_cert_expiry_timestamp"))
 	left, err := strconv.ParseFloat(s.metric(t, "root_cert_expiry_seconds"), 64)
 	require.NoError(t, err)

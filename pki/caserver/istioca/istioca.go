@@ -95,29 +95,6 @@ type Grant struct {
 	IPs      []net.IP  // further addresses, beside the ID
 }
 
-// Policy decides what a caller is certified for. An error refuses the caller with PermissionDenied. If the
-// error has a method Retryable() (after time.Duration, ok bool) that returns true, the code is Unavailable.
-// A Policy is safe for concurrent use.
-type Policy func(ctx context.Context, caller *authn.Caller) (Grant, error)
-
-// KeepDNSNames is a [Policy] that grants the caller its own ID and the DNS names that its proof proved, as
-// Istio's CA does: a caller that renews with a client certificate keeps all of its names.
-//
-// It is not the default, because a DNS name then outlives the decision to give it for as long as its
-// holder renews in time.
-func KeepDNSNames(_ context.Context, caller *authn.Caller) (Grant, error) {
-	return Grant{ID: caller.ID, DNSNames: caller.DNSNames}, nil
-}
-
-// NodeAuthorizer decides whether a caller may get a certificate for another identity, as a proxy does that
-// serves all workloads of a node.
-type NodeAuthorizer interface {
-	// Authorize returns nil if caller may have a certificate for requested, a workload's ID in the caller's
-	// own trust domain. It has to check that the caller is such a proxy, and that the workload runs on the
-	// caller's node; caller.Pod has what is known of the caller. It is safe for concurrent use.
-	Authorize(ctx context.Context, caller *authn.Caller, requested spiffe.ID) error
-}
-
 // Options are the choices of [New]. Signer and Authenticator are required.
 type Options struct {
 	// Signer is the authority. Roots in its chains are left out of the answers. While its bundle is nil or
@@ -125,12 +102,22 @@ type Options struct {
 	Signer        ca.Signer
 	Authenticator authn.Authenticator
 
-	// Policy decides what a caller is certified for. Nil means its own ID and nothing else.
-	Policy Policy
+	// Policy decides what a caller is certified for; nil means its own ID and nothing else. An error refuses the caller with
+	// PermissionDenied. If the error has a method Retryable() (after time.Duration, ok bool) that returns true, the code is
+	// Unavailable. Policy is safe for concurrent use.
+	//
+	// Istio's CA also grants the DNS names that the caller's certificate has, so that a caller that renews keeps all of its
+	// names: caller.DNSNames. It is not the default, because a DNS name then outlives the decision to give it for as long as
+	// its holder renews in time.
+	Policy func(ctx context.Context, caller *authn.Caller) (Grant, error)
 
-	// NodeAuthorizer decides which caller may impersonate which workload. Nil means none. Policy is not
-	// asked then: the certificate is for the one ID that was requested.
-	NodeAuthorizer NodeAuthorizer
+	// NodeAuthorizer decides whether a caller may get a certificate for another identity, as a proxy does that serves all
+	// workloads of a node; nil means that none may. It returns nil if the caller may have a certificate for requested, a
+	// workload's ID in the caller's own trust domain. It has to check that the caller is such a proxy, and that the workload
+	// runs on the caller's node; caller.Pod has what is known of the caller. It is safe for concurrent use: the method
+	// Authorize of a kube.NodeAuthorizer is one. Policy is not asked then: the certificate is for the one ID that was
+	// requested.
+	NodeAuthorizer func(ctx context.Context, caller *authn.Caller, requested spiffe.ID) error
 
 	// CertificateTTL is the longest lifetime for a caller that its certificate alone proves, to this server or to a proxy
 	// ([authn.ForwardedCertificate]). Such a caller gets this much if it asks for more or for none: so a key that was stolen for an hour is no way to a certificate of [ca.Config].MaxTTL. 0

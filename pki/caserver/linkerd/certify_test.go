@@ -83,6 +83,7 @@ func TestCertify(t *testing.T) {
 	assert.Equal(t, ca.Request{
 		CSR: asked[0].CSR, Profile: ca.DNSOnly, DNSNames: []string{web}, CommonName: web,
 		TTL: 24*time.Hour + 10*time.Second, Backdate: 10 * time.Second, Caller: web, Method: "kubernetes-token",
+		Pod: ca.Pod{Namespace: "emojivoto", ServiceAccount: "web"},
 	}, asked[0])
 	assert.NotContains(t, s.logs.String(), webToken)
 	assert.Contains(t, s.logs.String(), web)
@@ -259,7 +260,7 @@ func faults(t testing.TB) []fault {
 		{"signer knows no more", grpchttp.Internal, nil, func(s *signer) { s.err = errors.New("x") }},
 		{"lifetime is not granted", grpchttp.Internal, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrTTL, Err: errors.New("x")} }},
 		{"name is not granted", grpchttp.Internal, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrIdentity, Err: errors.New("x")} }},
-		{"signer is not ready", grpchttp.Unavailable, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrNotReady, Err: errors.New("x")} }},
+		{"signer is not ready", grpchttp.Unavailable, nil, func(s *signer) { s.err = &ca.SignError{Kind: spiffe.ErrNotReady, Err: errors.New("x")} }},
 		{"no audit record", grpchttp.Unavailable, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrAudit, Err: errors.New("x")} }},
 		{"limit", grpchttp.ResourceExhausted, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrLimit, Err: errors.New("x")} }},
 		{"key is not accepted", grpchttp.FailedPrecondition, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrCSR, Err: errors.New("x")} }},

@@ -1,0 +1,327 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
+	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/meshtest"
+)
+
+// plainApp is an application of HTTP/1 that has each connection, and the head of each request on it, as it came.
+func plainApp(t testing.TB, answer func(c net.Conn, r *bufio.Reader, head string) (more bool)) (addr string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				r := bufio.NewReader(c)
+				for more := true; more; {
+					var head strings.Builder
+					for line := ""; line != "\r\n"; head.WriteString(line) {
+						if line, err = r.ReadString('\n'); err != nil {
+							return
+						}
+					}
+					more = answer(c, r, head.String())
+				}
+			}()
+		}
+	}()
+	return l.Addr().String()
+}
+
+// say sends bytes on a new connection and returns what comes until the end of it.
+func say(t testing.TB, addr, raw string) string {
+	t.Helper()
+	c, err := net.Dial("tcp", addr)
+	require.NoError(t, err)
+	defer c.Close()
+	require.NoError(t, c.SetDeadline(time.Now().Add(10*time.Second)))
+	_, err = io.WriteString(c, raw)
+	require.NoError(t, err)
+	answer, err := io.ReadAll(c)
+	require.NoError(t, err)
+	return string(answer)
+}
+
+// CONNECT reaches no application by HTTP/1: one that takes the rest of its connection for a tunnel would have the requests of
+// others there, with the identities of their clients.
+func TestConnect(t *testing.T) {
+	t.Parallel()
+	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
+	var heads atomic.Int64
+	tunnels := plainApp(t, func(c net.Conn, r *bufio.Reader, head string) bool {
+		heads.Add(1)
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+		if strings.HasPrefix(head, "CONNECT ") {
+			rest := make([]byte, 1000)
+			n, _ := r.Read(rest)
+			t.Errorf("in the tunnel: %q", rest[:n])
+			return false
+		}
+		return true
+	})
+	at, _ := inbound(t, certified(t, s, web), func(c *config) { c.application, c.clientID = tunnels, true })
+	entry := outbound(t, certified(t, s, voting), endpoint{addr: tunnels})
+	for _, addr := range []string{at, entry} {
+		for range 3 {
+			answer := say(t, addr, "CONNECT app.test:443 HTTP/1.1\r\nHost: app.test:443\r\n\r\nGET /in/the/tunnel HTTP/1.1\r\nHost: app.test\r\n\r\n")
+			assert.True(t, strings.HasPrefix(answer, "HTTP/1.1 501 "), answer)
+			assert.Equal(t, 1, strings.Count(answer, "HTTP/1.1 "), answer)
+			answer = say(t, addr, "GET /secret HTTP/1.1\r\nHost: app.test\r\nConnection: close\r\n\r\n")
+			assert.True(t, strings.HasPrefix(answer, "HTTP/1.1 200 "), answer)
+		}
+	}
+	assert.EqualValues(t, 6, heads.Load())
+}
+
+// A request whose body was not read before its answer, or has no end, leaves nothing behind that is taken for a request; and
+// after one that has an end the connection goes on.
+func TestUnreadBodies(t *testing.T) {
+	t.Parallel()
+	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
+	var paths sync.Map
+	hasty := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		paths.Store(r.URL.Path, true)
+		assert.NoError(t, http.NewResponseController(w).EnableFullDuplex())
+		fmt.Fprint(w, "done")
+	}))
+	t.Cleanup(hasty.Close)
+	id := certified(t, s, web)
+	for name, addr := range map[string]string{"hasty": hasty.Listener.Addr().String(), "down": "127.0.0.1:1"} {
+		at, _ := inbound(t, id, func(c *config) { c.application = addr })
+		for body, answers := range map[string]int{
+			"Content-Length: 5\r\n\r\nhello":                                2,
+			"Content-Length: 100000\r\n\r\n" + strings.Repeat("x", 100_000): 2,
+			"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n":     2,
+			"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nzz\r\n":        1,
+			"Transfer-Encoding: chunked\r\n\r\n5\r\nhelloo\r\n":             1,
+			"Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n":      1,
+		} {
+			c, err := net.Dial("tcp", at)
+			require.NoError(t, err)
+			require.NoError(t, c.SetDeadline(time.Now().Add(20*time.Second)))
+			next := fmt.Sprintf("/%s/%x", name, sha256.Sum256([]byte(body)))
+			_, err = io.WriteString(c, "POST / HTTP/1.1\r\nHost: app.test\r\n"+body+"GET "+next+" HTTP/1.1\r\nHost: app.test\r\nConnection: close\r\n\r\n")
+			require.NoError(t, err)
+			got, err := io.ReadAll(c)
+			require.NoError(t, c.Close())
+			assert.LessOrEqual(t, strings.Count(string(got), "HTTP/1.1 "), answers, "%s %.60q: %s", name, body, got)
+			_, reached := paths.Load(next)
+			assert.Equal(t, name == "hasty" && answers == 2, reached, "%s %.60q: %s", name, body, got)
+			if answers == 2 {
+				require.NoError(t, err, body)
+				assert.Equal(t, 2, strings.Count(string(got), "HTTP/1.1 "), "%s %.60q: %s", name, body, got)
+			}
+		}
+	}
+}
+
+// No spelling of the header names of the proxy arrives that an application could have as the same variable; and the
+// target of a request arrives as it was written.
+func TestSpellings(t *testing.T) {
+	t.Parallel()
+	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
+	echo := plainApp(t, func(c net.Conn, _ *bufio.Reader, head string) bool {
+		fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(head), head)
+		return true
+	})
+	at, _ := inbound(t, certified(t, s, web), func(c *config) { c.application, c.clientID = echo, true })
+	for _, name := range []string{"l5d.client.id", "L5D~client!id", "l5d`client^ID", "l5d*require|id", "L5d#client$id", "l5d%client&id", "l5d'client+id", "l5d-client-id", "l5d_client_id"} {
+		answer := say(t, at, "GET / HTTP/1.1\r\nHost: app.test\r\n"+name+": admin\r\nX-Other.Name: kept\r\nConnection: close\r\n\r\n")
+		assert.Contains(t, answer, ": kept", name)
+		assert.NotContains(t, answer, "admin", name)
+	}
+	for _, target := range []string{
+		"/a|b{c}\"^`\\<>?x=|{}", "/%7Cx", "/a%2fb/../%2E", "//other.test/x", "/", "/?", "/??", "/a;b=c", "/[x]", "/\xc3\xa9", "/a#b", "/a:b@c//d",
+	} {
+		want := target
+		if target == "/a#b" { // which no client sends
+			want = "/a%23b"
+		}
+		answer := say(t, at, "GET "+target+" HTTP/1.1\r\nHost: app.test\r\nConnection: close\r\n\r\n")
+		assert.Contains(t, answer, "\r\n\r\nGET "+want+" HTTP/1.1\r\n", target)
+	}
+	answer := say(t, at, "GET http://other.test/x|y?z HTTP/1.1\r\nHost: app.test\r\nConnection: close\r\n\r\n")
+	assert.Contains(t, answer, "GET /x%7Cy?z HTTP/1.1\r\nHost: other.test\r\n")
+}
+
+// exhausted is a listener for which there are no descriptors for a while.
+type exhausted struct {
+	net.Listener
+	times atomic.Int64
+}
+
+func (l *exhausted) Accept() (net.Conn, error) {
+	if l.times.Add(-1) >= 0 {
+		return nil, &net.OpError{Op: "accept", Net: "tcp", Err: syscall.EMFILE}
+	}
+	return l.Listener.Accept()
+}
+
+// A process that is out of descriptors, which clients can bring about, serves on once it has some.
+func TestDescriptors(t *testing.T) {
+	t.Parallel()
+	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
+	id := certified(t, s, web)
+	p, err := newProxy(config{name: id.name, identity: id.Identity, application: application(t)})
+	require.NoError(t, err)
+	at := serve(t, func(ctx context.Context, l net.Listener) error {
+		l = &exhausted{Listener: l}
+		l.(*exhausted).times.Store(4)
+		return p.serveInbound(ctx, l)
+	})
+	status, _ := ask(t, browser(t, at, false, nil), "http://app.test/")
+	assert.Equal(t, http.StatusOK, status)
+
+	// And it stops meanwhile.
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	out := &exhausted{Listener: l}
+	out.times.Store(1 << 40)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- p.serveInbound(ctx, out) }()
+	eventually(t, func() bool { return int64(1<<40)-out.times.Load() > 1 }, "another attempt")
+	begun := time.Now()
+	cancel()
+	require.NoError(t, <-done)
+	assert.Less(t, time.Since(begun), 4*time.Second)
+}
+
+// A client that never sends the body of a request that was answered does not keep its connection.
+func TestUnsentBody(t *testing.T) {
+	t.Parallel()
+	id, err := linkerdproxy.New(meshtest.New(t, meshtest.Options{Life: time.Hour, Stopped: true}).Config(t, web))
+	require.NoError(t, err)
+	synctest.Test(t, func(t *testing.T) {
+		p, err := newProxy(config{name: web, identity: id, route: func(context.Context, string) (endpoint, error) {
+			return endpoint{}, errors.New("there is no such service")
+		}})
+		require.NoError(t, err)
+		l := memconn.Listen()
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- p.serveOutbound(ctx, l) }()
+		c, err := l.DialContext(t.Context(), "tcp", "")
+		require.NoError(t, err)
+		defer c.Close()
+		_, err = io.WriteString(c, "POST / HTTP/1.1\r\nHost: app.test\r\nContent-Length: 10\r\n\r\n")
+		require.NoError(t, err)
+		begun := time.Now()
+		answer, err := io.ReadAll(c)
+		require.NoError(t, err)
+		assert.Contains(t, string(answer), "502 Bad Gateway")
+		assert.Less(t, time.Since(begun), 15*time.Second)
+		cancel()
+		require.NoError(t, <-done)
+	})
+}
+
+// The end of a server is that of its connections to others, also of those whose requests it has cut after 5 seconds.
+func TestStopConnections(t *testing.T) {
+	t.Parallel()
+	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
+	id := certified(t, s, web)
+	var open atomic.Int64
+	started := make(chan struct{}, 100)
+	var addrs []string
+	for range 50 {
+		app := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_ = http.NewResponseController(w).Flush()
+			started <- struct{}{}
+			<-r.Context().Done()
+		}))
+		app.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+			switch state {
+			case http.StateNew:
+				open.Add(1)
+			case http.StateClosed:
+				open.Add(-1)
+			}
+		}
+		app.Config.Protocols = new(http.Protocols)
+		app.Config.Protocols.SetUnencryptedHTTP2(true)
+		app.Start()
+		defer app.Close()
+		addrs = append(addrs, app.Listener.Addr().String())
+	}
+	p, err := newProxy(config{name: id.name, identity: id.Identity, route: func(_ context.Context, authority string) (endpoint, error) {
+		_, port, _ := net.SplitHostPort(authority)
+		i, err := strconv.Atoi(port)
+		return endpoint{addr: addrs[i-1]}, err
+	}})
+	require.NoError(t, err)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- p.serveOutbound(ctx, l) }()
+	for i := range addrs {
+		go func() {
+			if resp, err := browser(t, l.Addr().String(), true, nil).Get("http://app.test:" + strconv.Itoa(i+1) + "/"); err == nil {
+				_, _ = io.Copy(io.Discard, resp.Body)
+				_ = resp.Body.Close()
+			}
+		}()
+	}
+	for range addrs {
+		<-started
+	}
+	require.EqualValues(t, len(addrs), open.Load())
+	cancel()
+	require.NoError(t, <-done)
+	assert.Eventually(t, func() bool { return open.Load() == 0 }, 2*time.Second, 10*time.Millisecond)
+}
+
+// The end of one direction of an upgraded connection is passed on, and the other goes on.
+func TestUpgradeHalfClosed(t *testing.T) {
+	t.Parallel()
+	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
+	app := plainApp(t, func(c net.Conn, r *bufio.Reader, _ string) bool {
+		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+		all, _ := io.ReadAll(r)
+		_, _ = fmt.Fprintf(c, "all of it: %s", all)
+		return false
+	})
+	at, _ := inbound(t, certified(t, s, web), func(c *config) { c.application = app })
+	entry := outbound(t, certified(t, s, voting), endpoint{addr: at, identity: web})
+	for name, addr := range map[string]string{"to the application": at, "by both proxies": entry} {
+		c, r := upgraded(t, addr)
+		_, err := io.WriteString(c, "hello")
+		require.NoError(t, err)
+		require.NoError(t, c.(*net.TCPConn).CloseWrite())
+		got, err := io.ReadAll(r)
+		require.NoError(t, err, name)
+		assert.Equal(t, "all of it: hello", string(got), name)
+	}
+}

@@ -1,0 +1,195 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
+)
+
+// stream is an inbound connection after TLS, if there was any.
+type stream struct {
+	net.Conn
+	client string // its proven identity, or ""
+}
+
+// CloseWrite says that nothing more follows.
+func (s *stream) CloseWrite() error { return closeWrite(s.Conn) }
+
+// accept decides what becomes of an inbound connection.
+func (p *proxy) accept(ctx context.Context, c net.Conn, ready *queue) {
+	_ = c.SetReadDeadline(time.Now().Add(detectTime))
+	defer context.AfterFunc(ready.ctx, func() { _ = c.SetReadDeadline(time.Now()) })() // the end does not wait for first bytes
+	first := make([]byte, 1)
+	n, err := c.Read(first)
+	silent := errors.Is(err, os.ErrDeadlineExceeded) && ready.ctx.Err() == nil
+	if err != nil && !silent {
+		_ = c.Close()
+		return
+	}
+	seen := &replayed{Conn: c, before: first[:n]}
+	if n == 0 || first[0] != recordHandshake {
+		p.plain(ctx, seen, ready)
+		return
+	}
+	name, all, ok := serverName(seen)
+	if !ok && ready.ctx.Err() != nil {
+		_ = c.Close()
+		return
+	}
+	seen = &replayed{Conn: c, before: all}
+	if !ok || name != p.cfg.name {
+		p.passThrough(ctx, seen)
+		return
+	}
+	s, err := p.terminate(ready.ctx, seen)
+	if err != nil {
+		p.refuse(c, "the TLS handshake has failed", err)
+		return
+	}
+	p.inbound.inc("tls")
+	p.hand(ctx, s, ready)
+}
+
+// recordHandshake is the first byte of a connection that begins with TLS.
+const recordHandshake = 22
+
+// plain has a connection without TLS.
+func (p *proxy) plain(ctx context.Context, c *replayed, ready *queue) {
+	if p.cfg.requireTLS || p.cfg.requireIdentity {
+		p.refuse(c, "it is without TLS", nil)
+		return
+	}
+	_ = c.SetReadDeadline(time.Time{})
+	p.inbound.inc("plaintext")
+	p.hand(ctx, &stream{Conn: c}, ready)
+}
+
+// passThrough has a connection whose TLS is not for this proxy.
+func (p *proxy) passThrough(ctx context.Context, c *replayed) {
+	if p.cfg.requireTLS || p.cfg.requireIdentity {
+		p.refuse(c, "its TLS is not for the name of the proxy", nil)
+		return
+	}
+	_ = c.SetReadDeadline(time.Time{})
+	p.inbound.inc("passthrough")
+	p.tunnel(ctx, c)
+}
+
+// terminate does the handshake of a connection.
+func (p *proxy) terminate(ctx context.Context, c net.Conn) (*stream, error) {
+	if _, err := p.cfg.identity.Credential(); err != nil { // before anything is decoded
+		return nil, err
+	}
+	tc := tls.Server(c, p.cfg.identity.ServerConfig())
+	_ = tc.SetDeadline(time.Now().Add(detectTime))
+	if err := tc.HandshakeContext(ctx); err != nil {
+		return nil, err
+	}
+	_ = tc.SetDeadline(time.Time{})
+	client, ok := linkerdproxy.PeerName(tc.ConnectionState())
+	if !ok && p.cfg.requireIdentity {
+		_ = tc.Close()
+		return nil, errors.New("the client has no identity, and one is required")
+	}
+	return &stream{Conn: tc, client: client}, nil
+}
+
+// hand gives a connection to net/http, or forwards it as it is.
+func (p *proxy) hand(ctx context.Context, s *stream, ready *queue) {
+	if p.cfg.opaque {
+		p.tunnel(ctx, s)
+		return
+	}
+	ready.put(s)
+}
+
+func (p *proxy) refuse(c net.Conn, reason string, err error) {
+	p.inbound.inc("refused")
+	p.log.warn("inbound connection refused", reason, slog.String("peer", c.RemoteAddr().String()), slog.Any("err", err))
+	_ = c.Close()
+}
+
+// tunnel copies bytes both ways between c and the application, until both sides are done or ctx is.
+func (p *proxy) tunnel(ctx context.Context, c net.Conn) {
+	defer c.Close()
+	app, err := (&net.Dialer{Timeout: dialTime}).DialContext(ctx, "tcp", p.cfg.application)
+	if err != nil {
+		p.failed.inc("inbound")
+		p.log.warn("connection not forwarded", "the application does not answer", slog.Any("err", err))
+		return
+	}
+	defer app.Close()
+	defer context.AfterFunc(ctx, func() {
+		_ = c.Close()
+		_ = app.Close()
+	})()
+	var wg sync.WaitGroup
+	wg.Go(func() { pour(app, c) })
+	wg.Go(func() { pour(c, app) })
+	wg.Wait()
+}
+
+// pour copies from one connection to the other, and passes the end on. A failure ends both directions.
+func pour(to, from net.Conn) {
+	if _, err := io.Copy(to, from); err != nil || closeWrite(to) != nil {
+		_ = to.Close()
+		_ = from.Close()
+	}
+}
+
+// replayed is a connection of which some bytes were read before.
+type replayed struct {
+	net.Conn
+	before []byte
+}
+
+func (r *replayed) Read(p []byte) (int, error) {
+	if len(r.before) > 0 {
+		n := copy(p, r.before)
+		r.before = r.before[n:]
+		return n, nil
+	}
+	return r.Conn.Read(p)
+}
+
+// CloseWrite says that nothing more follows.
+func (r *replayed) CloseWrite() error { return closeWrite(r.Conn) }
+
+// serverName reads a ClientHello, with the reader of crypto/tls. It returns the server name in it and all that was read; ok is
+// false if it was none.
+func serverName(c net.Conn) (name string, all []byte, ok bool) {
+	r := &recorder{Conn: c}
+	_ = tls.Server(r, &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+			name, ok = hello.ServerName, true
+			return nil, errSeen
+		},
+	}).Handshake()
+	return name, r.read.Bytes(), ok
+}
+
+var errSeen = errors.New("the server name is known")
+
+// recorder keeps what is read, and writes nothing.
+type recorder struct {
+	net.Conn
+	read bytes.Buffer
+}
+
+func (r *recorder) Read(p []byte) (int, error) {
+	n, err := r.Conn.Read(p)
+	r.read.Write(p[:n])
+	return n, err
+}
+
+func (r *recorder) Write(p []byte) (int, error) { return len(p), nil }

@@ -1,0 +1,240 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
+	"github.com/svidkit/svidkit/spiffe/report"
+)
+
+// config configures a proxy. name and identity are required, application for inbound connections, and route for outbound ones.
+type config struct {
+	// name is the identity of the workload. The proxy does not start and does not close identity.
+	name     string
+	identity *linkerdproxy.Identity
+
+	// application is the address, host:port, of the workload, which inbound connections are forwarded to. It speaks HTTP/1
+	// or HTTP/2 without TLS, and each request arrives by the version that the client has sent it in, without trailers.
+	application string
+
+	// opaque says that the application speaks another protocol: what comes in is forwarded byte for byte, and the
+	// application learns nothing of the client.
+	opaque bool
+
+	// route returns where an outbound request goes, by its Host, which may have a port. Its error is answered with 502. It
+	// must be safe for concurrent use.
+	route func(ctx context.Context, authority string) (endpoint, error)
+
+	// clientID tells the application the proven identity of the client, in the header l5d-client-id of each HTTP request.
+	// Without it the application gets no such header, and what a client sends under that name arrives in neither case.
+	clientID bool
+
+	// requireTLS refuses inbound connections that the proxy does not terminate TLS for. requireIdentity refuses clients
+	// without an identity, too.
+	requireTLS, requireIdentity bool
+
+	// logger gets connections that are refused and requests that cannot be forwarded (Warn): each reason at once, and then
+	// once in a minute with a count. Nil means no logs.
+	logger *slog.Logger
+}
+
+// endpoint is where a connection leads.
+type endpoint struct {
+	addr     string // host:port
+	identity string // that the server has to prove; empty means a connection without TLS
+}
+
+// proxy forwards connections. newProxy makes one. It is safe for concurrent use.
+type proxy struct {
+	cfg     config
+	log     warnings
+	inbound *counter // connections, by their kind
+	failed  *counter // requests, by their direction
+}
+
+const (
+	detectTime  = 10 * time.Second // for the first bytes of a connection, and the handshake
+	dialTime    = 10 * time.Second
+	idleTimeout = 5 * time.Minute  // of clients; longer than that of our own connections, so that no request meets a close
+	idleOut     = 90 * time.Second // of our own
+	drainTime   = 5 * time.Second
+	maxHeader   = 64 << 10
+	maxStreams  = 1000
+	clientID    = "L5d-Client-Id"
+	requireID   = "L5d-Require-Id"
+)
+
+// newProxy checks cfg and returns a proxy. It does nothing else.
+func newProxy(cfg config) (*proxy, error) {
+	switch {
+	case cfg.identity == nil || cfg.name == "":
+		return nil, errors.New("the proxy has no identity")
+	case cfg.application == "" && cfg.route == nil:
+		return nil, errors.New("there is neither an application nor a route: nothing could be forwarded")
+	case cfg.opaque && cfg.clientID:
+		return nil, errors.New("-client-id is for HTTP: it cannot be set with -opaque")
+	}
+	if cfg.application != "" {
+		if _, _, err := net.SplitHostPort(cfg.application); err != nil {
+			return nil, fmt.Errorf("the application: %w", err)
+		}
+	}
+	cfg.logger = cmp.Or(cfg.logger, slog.New(slog.DiscardHandler))
+	return &proxy{
+		cfg: cfg, log: warnings{log: cfg.logger},
+		inbound: newCounter("svidkit_linkerdproxy_inbound_connections_total", "The number of inbound connections: with TLS that the proxy terminates, plaintext, passed through with TLS for another name, or refused.", "kind", "tls", "plaintext", "passthrough", "refused"),
+		failed:  newCounter("svidkit_linkerdproxy_failed_requests_total", "The number of HTTP requests that could not be forwarded.", "direction", "inbound", "outbound"),
+	}, nil
+}
+
+// Report implements [report.Reporter] with these metrics:
+//
+//	svidkit_linkerdproxy_inbound_connections_total   by kind: tls, plaintext, passthrough for TLS with another name, or refused
+//	svidkit_linkerdproxy_failed_requests_total       by direction, inbound or outbound: those that could not be forwarded
+func (p *proxy) Report() report.Report {
+	return report.Report{Metrics: func(w io.Writer) error {
+		return errors.Join(p.inbound.WriteMetrics(w), p.failed.WriteMetrics(w))
+	}}
+}
+
+// serveInbound accepts the connections of clients on l, and forwards them to the application, until ctx is done; then it
+// gives requests 5 seconds to end, and returns nil. It takes over l and closes it. What it forwards byte for byte ends at
+// once, and upgraded connections, such as WebSockets, do with the last requests.
+//
+// TLS with the server name of the workload is terminated. While there is no valid certificate such connections are closed,
+// with none of their bytes forwarded. TLS with another server name is forwarded as it is, and so is what is not TLS, unless
+// requireTLS is set. A client has 10 seconds to begin; one that has sent nothing by then, as with protocols in which the
+// server speaks first, counts as not TLS.
+func (p *proxy) serveInbound(ctx context.Context, l net.Listener) error {
+	if p.cfg.application == "" {
+		_ = l.Close()
+		return errors.New("serve inbound: there is no application")
+	}
+	ready := &queue{Listener: l, conns: make(chan net.Conn)}
+	return p.serve(ctx, l, ready, p.inboundHandler, func(ctx context.Context, c net.Conn) { p.accept(ctx, c, ready) })
+}
+
+// serveOutbound accepts HTTP/1 and HTTP/2 requests of the application on l, without TLS, and forwards them by their routes, until
+// ctx is done; then it gives them 5 seconds to end, and returns nil. It takes over l and closes it.
+//
+// A request with the header l5d-require-id fails unless its route has that identity.
+func (p *proxy) serveOutbound(ctx context.Context, l net.Listener) error {
+	if p.cfg.route == nil {
+		_ = l.Close()
+		return errors.New("serve outbound: there is no route")
+	}
+	ready := &queue{Listener: l, conns: make(chan net.Conn)}
+	return p.serve(ctx, l, ready, p.outboundHandler, func(_ context.Context, c net.Conn) { ready.put(c) })
+}
+
+// queue is a listener of connections that are ready for net/http. They are not *tls.Conn, so that it looks for the preface of
+// HTTP/2, as the TLS of the mesh has no ALPN.
+type queue struct {
+	net.Listener
+	conns chan net.Conn
+	ctx   context.Context
+}
+
+// put waits until net/http has accepted c.
+func (q *queue) put(c net.Conn) {
+	select {
+	case q.conns <- c:
+	case <-q.ctx.Done():
+		_ = c.Close()
+	}
+}
+
+func (q *queue) Accept() (net.Conn, error) {
+	select {
+	case c := <-q.conns:
+		return c, nil
+	case <-q.ctx.Done():
+		return nil, net.ErrClosed
+	}
+}
+
+// serve accepts connections on l until ctx is done. Each is for begin, which puts those for net/http into ready.
+func (p *proxy) serve(ctx context.Context, l net.Listener, ready *queue, handler func(*connections) http.Handler, begin func(context.Context, net.Conn)) error {
+	accepting, stop := context.WithCancel(ctx)
+	defer stop()
+	open, cut := context.WithCancel(context.WithoutCancel(ctx)) // of requests, and connections that net/http does not end
+	defer cut()
+	ready.ctx = accepting
+	accepted := admit(l, func(c net.Conn, why string) {
+		p.log.warn("connection closed at once", why, slog.String("peer", c.RemoteAddr().String()))
+	})
+	others := connections{over: open}
+	srv := &http.Server{
+		Handler:           inTime(handler(&others), detectTime),
+		Protocols:         new(http.Protocols),
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
+		BaseContext:       func(net.Listener) context.Context { return open },
+		ConnContext:       func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
+		ReadHeaderTimeout: detectTime,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeader,
+
+		DisableGeneralOptionsHandler: true, // OPTIONS * is for the application
+
+		ErrorLog: slog.NewLogLogger(p.cfg.logger.Handler(), slog.LevelDebug),
+	}
+	srv.Protocols.SetHTTP1(true)
+	srv.Protocols.SetUnencryptedHTTP2(true)
+	var wg sync.WaitGroup
+	failed := make(chan error, 1)
+	wg.Go(func() { _ = srv.Serve(ready) })
+	wg.Go(func() {
+		for wait := time.Duration(0); ; {
+			c, err := accepted.Accept()
+			if passes(err) {
+				p.log.warn("connections cannot be accepted", "the system refuses them", slog.Any("err", err))
+				wait = min(max(2*wait, 5*time.Millisecond), time.Second)
+				select {
+				case <-accepting.Done():
+					return
+				case <-time.After(wait):
+				}
+				continue
+			}
+			if err != nil {
+				failed <- err
+				return
+			}
+			wait = 0
+			wg.Go(func() { begin(open, c) })
+		}
+	})
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+		err = fmt.Errorf("serve: %w", err)
+	}
+	_ = l.Close()
+	stop()
+	drain, done := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
+	defer done()
+	_ = srv.Shutdown(drain) // connections that are left are closed next
+	_ = srv.Close()
+	cut()
+	others.close()
+	wg.Wait()
+	return err
+}
+
+// passes reports whether connections can be accepted again after err, which says that the system has no room for one now.
+func passes(err error) bool {
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOBUFS) || errors.Is(err, syscall.ENOMEM)
+}
+
+type connKey struct{}

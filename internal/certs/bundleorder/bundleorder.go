@@ -1,0 +1,130 @@
+// Package bundleorder decides whether a trust bundle that an authenticated publisher offers replaces the one in force.
+// spiffe/federation and secretcache ask it.
+//
+// Sequence numbers order bundles, and a lower one never replaces a higher one (FED-11). So a number that is far too
+// high would keep out every later bundle, and after a bundle without a number the order would be lost. An endpoint that
+// is wrong for a moment must cause neither. A bundle that [Doubt] doubts is held: the bundle in force stays until an
+// operator decides, or until the publisher has repeated its answer for long enough ([Answers], [Time]), because
+// publishers do restart their counters and lose them.
+//
+// # Plausible numbers
+//
+// A publisher counts, or takes its number from a clock. Of a counter, a step of at most [MaxStep] is
+// plausible. Two numbers that are both times since 1970, in seconds, milliseconds, microseconds or
+// nanoseconds, may be any time apart, if the later one is not more than [MaxAhead] in the future. No other
+// step is, and so the first number that a publisher takes from a clock after it has counted from 1 is held,
+// too. No number over [MaxNumber] is plausible, unless it is a step from the one in force.
+package bundleorder
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// Bounds of plausible numbers, and of the repetition that overrides them.
+const (
+	// MaxStep is the largest step of a counter. A publisher that changes its bundle once an hour takes more
+	// than a year for it.
+	MaxStep = 10_000
+
+	// MaxAhead is by how much a number that is a time may be in the future.
+	MaxAhead = 24 * time.Hour
+
+	// MaxNumber is more than any clock says before the year 2116.
+	MaxNumber = 1 << 62
+
+	// Answers is how many equal answers in a row prevail, if at least Time is between the first and the
+	// last.
+	Answers = 3
+	Time    = 30 * time.Minute
+)
+
+// Doubt says why next is not a plausible successor of have, or returns "". A nil have means that nothing is in
+// force. A lower number is not doubted here: [spiffe.Bundle.Supersedes] says that it is lower.
+func Doubt(have, next *spiffe.Bundle, now time.Time) string {
+	n, numbered := next.Sequence()
+	last, was := uint64(0), false
+	if have != nil {
+		last, was = have.Sequence()
+	}
+	switch {
+	case was && !numbered && empty(next) && !empty(have):
+		return fmt.Sprintf("it has no authorities and no sequence number, and the bundle in force has authorities and number %d", last)
+	case was && !numbered:
+		return fmt.Sprintf("it has no sequence number, and the bundle in force has %d", last)
+	case was && n == last && empty(next) && !empty(have):
+		return fmt.Sprintf("it has no authorities, and the bundle in force has the same sequence number, %d, and authorities", last)
+	case was && n <= last:
+		return ""
+	case was && n-last <= MaxStep, was && times(last, n, now):
+		return ""
+	case was:
+		return fmt.Sprintf("its sequence number is %d, and the bundle in force has %d: the step is too large", n, last)
+	case numbered && n > MaxNumber:
+		return fmt.Sprintf("its sequence number is %d, which is too high for a counter and for a clock", n)
+	}
+	return ""
+}
+
+// times reports whether both numbers are times of one unit, and n is not far in the future.
+func times(last, n uint64, now time.Time) bool {
+	const first = 1_000_000_000 // in seconds: 2001
+	latest := now.Add(MaxAhead).Unix()
+	if latest < first {
+		return false // the clock was not set
+	}
+	for _, unit := range []uint64{1, 1e3, 1e6, 1e9} {
+		if last >= first*unit && n >= first*unit && n <= uint64(latest)*unit {
+			return true
+		}
+	}
+	return false
+}
+
+func empty(b *spiffe.Bundle) bool {
+	for range b.X509Authorities() {
+		return false
+	}
+	for range b.JWTAuthorities() {
+		return false
+	}
+	for range b.WITAuthorities() {
+		return false
+	}
+	return true
+}
+
+// Offers keeps the bundle of a publisher that is held. The zero Offers is ready to use. It is not safe for concurrent
+// use.
+type Offers struct {
+	held  *spiffe.Bundle // the newest
+	first time.Time
+	times int
+}
+
+// Judge records an answer and decides whether next replaces have. Prevailed means that it does although it was held.
+// The error says why it does not; the caller adds the operator's remedy.
+func (o *Offers) Judge(have, next *spiffe.Bundle, now time.Time) (prevailed bool, err error) {
+	doubt := Doubt(have, next, now)
+	if doubt == "" {
+		o.Forget()
+		return false, nil
+	}
+	if o.held == nil || !next.Supersedes(o.held) || Doubt(o.held, next, now) != "" && !next.Equal(o.held) {
+		*o = Offers{first: now}
+	}
+	o.held, o.times = next, o.times+1
+	if o.times >= Answers && now.Sub(o.first) >= Time {
+		o.Forget()
+		return true, nil
+	}
+	return false, fmt.Errorf("the bundle is held: %s (answer %d; it prevails if the publisher repeats it %d times in %v)", doubt, o.times, Answers, Time)
+}
+
+// Held returns the held bundle; nil for none.
+func (o *Offers) Held() *spiffe.Bundle { return o.held }
+
+// Forget ends the hold: the publisher has confirmed the bundle in force, or an operator has decided.
+func (o *Offers) Forget() { *o = Offers{} }

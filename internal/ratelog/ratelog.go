@@ -1,0 +1,128 @@
+// Package ratelog logs what a peer can cause as often as it likes, such as refused requests: the first event of a kind
+// at once, and those that follow as one line with their number in each interval. So a log neither misses an event nor
+// grows with a flood.
+//
+//	log := ratelog.New(logger, 0)
+//	…
+//	log.Warn("sds: request refused", "no header", slog.Int("uid", uid))
+package ratelog
+
+import (
+	"cmp"
+	"context"
+	"log"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Kinds of events that are told apart. What is beyond is counted under Other.
+const (
+	maxKinds = 128
+	Other    = "other reasons"
+)
+
+// Log is a logger that counts. New makes one. It is safe for concurrent use, and has no goroutine of its own: a timer
+// runs while events come.
+type Log struct {
+	logger   *slog.Logger
+	interval time.Duration
+
+	mu    sync.Mutex
+	kinds map[kind]*events
+}
+
+type kind struct {
+	level           slog.Level
+	message, reason string
+}
+
+type events struct {
+	count int         // since the last line
+	last  []slog.Attr // of the newest of them
+}
+
+// New returns a Log that writes to logger; nil discards. An interval of 0 means a minute.
+func New(logger *slog.Logger, interval time.Duration) *Log {
+	if logger == nil {
+		logger = slog.New(slog.DiscardHandler)
+	}
+	return &Log{logger: logger, interval: cmp.Or(interval, time.Minute), kinds: map[kind]*events{}}
+}
+
+// Warn is Log with level Warn.
+func (l *Log) Warn(message, reason string, attrs ...slog.Attr) {
+	l.Log(slog.LevelWarn, message, reason, attrs...)
+}
+
+// Log logs an event. Events are of one kind if level, message and reason are the same. The reason is one of a few texts
+// that the program has, and not one that a peer can choose. The first event of a kind is written at once, with attrs.
+// Others are written when the interval has passed, as one line with the attrs of the newest and the attributes count
+// and interval. A kind of which there was none for an interval begins anew.
+func (l *Log) Log(level slog.Level, message, reason string, attrs ...slog.Attr) {
+	if !l.logger.Enabled(context.Background(), level) {
+		return
+	}
+	k := kind{level, message, reason}
+	l.mu.Lock()
+	e, known := l.kinds[k]
+	if !known && len(l.kinds) >= maxKinds {
+		k = kind{level, Other, Other}
+		e, known = l.kinds[k]
+	}
+	if known {
+		e.count++
+		e.last = slices.Clone(attrs)
+		l.mu.Unlock()
+		return
+	}
+	l.kinds[k] = &events{}
+	l.mu.Unlock()
+	l.write(k, attrs)
+	time.AfterFunc(l.interval, func() { l.flush(k) })
+}
+
+// flush writes what came since the last line of a kind, or forgets the kind.
+func (l *Log) flush(k kind) {
+	l.mu.Lock()
+	e := l.kinds[k]
+	count, last := e.count, e.last
+	if count == 0 {
+		delete(l.kinds, k)
+	}
+	e.count, e.last = 0, nil
+	l.mu.Unlock()
+	if count == 0 {
+		return
+	}
+	l.write(k, append(last, slog.Int("count", count), slog.Duration("interval", l.interval)))
+	time.AfterFunc(l.interval, func() { l.flush(k) })
+}
+
+func (l *Log) write(k kind, attrs []slog.Attr) {
+	l.logger.LogAttrs(context.Background(), k.level, k.message, append([]slog.Attr{slog.String("reason", k.reason)}, attrs...)...)
+}
+
+// ErrorLog returns a logger for the ErrorLog of an [http.Server]. A failed TLS handshake, which any peer can cause, is an
+// event of l at the given level. All else, such as the panic of a handler, goes to the standard logger, as without an
+// ErrorLog.
+func ErrorLog(l *Log, level slog.Level) *log.Logger { return log.New(errorLog{l, level}, "", 0) }
+
+type errorLog struct {
+	log   *Log
+	level slog.Level
+}
+
+// Write takes one line of net/http.
+func (e errorLog) Write(p []byte) (int, error) {
+	line := strings.TrimSuffix(string(p), "\n")
+	if rest, ok := strings.CutPrefix(line, "http: TLS handshake error from "); ok {
+		remote, err, _ := strings.Cut(rest, ": ")
+		e.log.Log(e.level, "http: TLS handshake error", "handshake failed", slog.String("remote", remote), slog.String("err", err))
+	} else {
+		log.Print(line)
+	}
+	return len(p), nil
+}

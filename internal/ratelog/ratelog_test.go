@@ -1,0 +1,175 @@
+package ratelog_test
+
+import (
+	"bytes"
+	"fmt"
+	"log"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/ratelog"
+)
+
+// lines is a logger's output without times.
+type lines struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+// take returns the lines since the last call.
+func (l *lines) take() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := strings.Split(strings.TrimSuffix(l.buf.String(), "\n"), "\n")
+	l.buf.Reset()
+	return s
+}
+
+func (l *lines) logger() *slog.Logger {
+	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.Attr{}
+		}
+		return a
+	}}))
+}
+
+func TestWarn(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		out := &lines{}
+		log := ratelog.New(out.logger(), 0)
+		for i := range 12_000 {
+			log.Warn("refused", "no header", slog.Int("uid", i))
+			if i == 7 {
+				log.Warn("refused", "no identity", slog.Int("uid", i))
+			}
+		}
+		assert.Equal(t, []string{
+			`level=WARN msg=refused reason="no header" uid=0`,
+			`level=WARN msg=refused reason="no identity" uid=7`,
+		}, out.take(), "the first of each at once")
+
+		time.Sleep(time.Minute + time.Second)
+		assert.Equal(t, []string{`level=WARN msg=refused reason="no header" uid=11999 count=11999 interval=1m0s`}, out.take(), "the others counted")
+
+		log.Warn("refused", "no identity", slog.Int("uid", 9))
+		log.Warn("refused", "no header", slog.Int("uid", 1))
+		assert.Equal(t, []string{`level=WARN msg=refused reason="no identity" uid=9`}, out.take(), "which was forgotten after an interval without any; the other was not")
+		time.Sleep(time.Minute)
+		assert.Equal(t, []string{`level=WARN msg=refused reason="no header" uid=1 count=1 interval=1m0s`}, out.take(), "nothing is missed")
+
+		time.Sleep(10 * time.Minute) // all timers have ended, or the bubble would wait for ever
+		assert.Equal(t, []string{""}, out.take())
+		log.Warn("refused", "no header")
+		assert.Equal(t, []string{`level=WARN msg=refused reason="no header"`}, out.take())
+		time.Sleep(2 * time.Minute)
+	})
+}
+
+// TestWarnKinds sends more kinds of events than a program has.
+func TestWarnKinds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		out := &lines{}
+		log := ratelog.New(out.logger(), time.Second)
+		for i := range 10_000 {
+			log.Warn("refused", fmt.Sprint("reason ", i))
+		}
+		got := out.take()
+		require.Len(t, got, 129)
+		assert.Contains(t, got[128], ratelog.Other)
+		time.Sleep(1500 * time.Millisecond)
+		assert.Equal(t, []string{`level=WARN msg="other reasons" reason="other reasons" count=9871 interval=1s`}, out.take())
+		time.Sleep(3 * time.Second)
+	})
+}
+
+func TestWarnSilent(t *testing.T) { // not parallel, as it counts allocations
+	ratelog.New(nil, 0).Warn("refused", "for no reason")
+	out := &lines{}
+	quiet := slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: slog.LevelError}))
+	log := ratelog.New(quiet, 0)
+	assert.Zero(t, testing.AllocsPerRun(100, func() { log.Warn("refused", "for no reason") }))
+	assert.Equal(t, []string{""}, out.take())
+}
+
+func TestWarnConcurrent(t *testing.T) {
+	t.Parallel()
+	out := &lines{}
+	log := ratelog.New(out.logger(), time.Millisecond)
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for range 1000 {
+				log.Warn("refused", "no header", slog.Int("n", 1))
+			}
+		})
+	}
+	all.Wait()
+	total := 0
+	assert.Eventually(t, func() bool {
+		for _, line := range out.take() {
+			n := 1
+			if _, rest, ok := strings.Cut(line, "count="); ok {
+				fmt.Sscan(rest, &n)
+			} else if line == "" {
+				n = 0
+			}
+			total += n
+		}
+		return total == 8000
+	}, 5*time.Second, 2*time.Millisecond, "every event is counted once")
+}
+
+// A level is a part of what tells events apart, and one that the logger does not take costs nothing.
+func TestLevels(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		out := &lines{}
+		log := ratelog.New(out.logger(), 0)
+		for range 3 {
+			log.Log(slog.LevelDebug, "refused", "no header")
+			log.Log(slog.LevelInfo, "refused", "no header")
+			log.Log(slog.LevelError, "refused", "no header")
+		}
+		assert.Equal(t, []string{`level=INFO msg=refused reason="no header"`, `level=ERROR msg=refused reason="no header"`}, out.take())
+		time.Sleep(time.Minute + time.Second)
+		assert.ElementsMatch(t, []string{`level=INFO msg=refused reason="no header" count=2 interval=1m0s`, `level=ERROR msg=refused reason="no header" count=2 interval=1m0s`}, out.take())
+		time.Sleep(2 * time.Minute)
+	})
+}
+
+// TestErrorLog has the lines of net/http: failed handshakes are counted, and all else reaches the standard logger. It is not
+// parallel, as that is one for all.
+func TestErrorLog(t *testing.T) {
+	out, standard := &lines{}, &lines{}
+	flags := log.Flags()
+	log.SetOutput(standard)
+	log.SetFlags(0)
+	t.Cleanup(func() {
+		log.SetOutput(os.Stderr)
+		log.SetFlags(flags)
+	})
+	logger := ratelog.ErrorLog(ratelog.New(out.logger(), 0), slog.LevelWarn)
+	for i := range 100 {
+		logger.Printf("http: TLS handshake error from %s: %v", fmt.Sprintf("[::1]:%d", i), "remote error: tls: bad certificate")
+	}
+	logger.Printf("http: panic serving %s: %v\ngoroutine 1", "127.0.0.1:1", "oops")
+	assert.Equal(t, []string{`level=WARN msg="http: TLS handshake error" reason="handshake failed" remote=[::1]:0 err="remote error: tls: bad certificate"`}, out.take())
+	assert.Equal(t, []string{"http: panic serving 127.0.0.1:1: oops", "goroutine 1"}, standard.take())
+}

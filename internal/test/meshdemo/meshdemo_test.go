@@ -1,0 +1,479 @@
+package meshdemo
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"encoding/base64"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/programtest"
+	"github.com/svidkit/svidkit/internal/test/sequence"
+	"github.com/svidkit/svidkit/internal/test/testtree"
+	"github.com/svidkit/svidkit/pki/linkerdname"
+)
+
+var update = flag.Bool("update", false, "write the diagram in the README of examples/linkerd-proxy")
+
+// Participants, beside the two applications and their proxies.
+const (
+	injector  = "injector"
+	kubelet   = "kubelet"
+	identity  = "identity service"
+	apiServer = "API server"
+	operator  = "operator"
+)
+
+func proxyOf(name string) string { return name + " proxy" }
+
+func newTrace(out io.Writer) *sequence.Trace {
+	return sequence.New(out, true, operator, injector, kubelet, "voting", proxyOf("voting"), proxyOf("web"), "web", identity, apiServer)
+}
+
+// traced is a header of requests that the trace has.
+const traced = "X-Traced"
+
+// Lives of certificates in the demo, which end with a whole second: they are up to a second more.
+const (
+	life      = 2 * time.Second
+	shortLife = time.Second // of those that are to expire
+)
+
+// mesh is that of the demo, with names in the form of the first design.
+var mesh = linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local", Seed: true}
+
+// TestDemo runs an identity service with an API server that is made up, two applications, and the program beside each of
+// them, through the life of their certificates.
+func TestDemo(t *testing.T) {
+	t.Parallel()
+	program := filepath.Join(programtest.Build(t, "linkerd-proxy"), "linkerd-proxy")
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	d := &meshDemo{Trace: newTrace(t.Output()), t: t, program: program, dir: t.TempDir()}
+	err := d.show(ctx)
+	cancel()
+	d.wg.Wait()
+	require.NoError(t, cmp.Or(err, d.failure()))
+	testtree.Section(t, *update, "../../../examples/linkerd-proxy/README.md", "```mermaid\n", "```\n", d.Diagram())
+}
+
+// meshDemo is what the demo runs.
+type meshDemo struct {
+	*sequence.Trace
+	t        *testing.T
+	renewing atomic.Pointer[string] // the workload whose requests to the identity service the trace has from now on; nil for all
+
+	program, dir string
+	mesh         *meshtest.Controller
+	wg           sync.WaitGroup // of the applications
+
+	mu     sync.Mutex
+	failed error // of a part that runs in the background
+}
+
+// workload is an application with its proxy.
+type workload struct {
+	name                     string // of the service account
+	token                    string // file
+	store                    string
+	inbound, outbound, admin string
+}
+
+func (d *meshDemo) fail(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.failed = cmp.Or(d.failed, err)
+}
+
+func (d *meshDemo) failure() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.failed
+}
+
+func (d *meshDemo) show(ctx context.Context) (err error) {
+	// The service comes later, and the proxies know its address.
+	d.mesh = meshtest.New(d.t, meshtest.Options{Life: life, Mesh: mesh, Stopped: true, Review: d.reviewed})
+	d.PhaseWith("Before the identity service is there", injector, proxyOf("web"), "environment")
+	web, err := d.start("web", d.application(ctx, "web"))
+	if err != nil {
+		return err
+	}
+	d.Event(proxyOf("web"), proxyOf("web"), "checks anchors, token and store, then makes key.der, csr.p8 and trust-anchors.pem, each 0400")
+	if err := d.checkStore(web); err != nil {
+		return err
+	}
+	if err := d.probe(web, "ready", http.StatusServiceUnavailable); err != nil {
+		return err
+	}
+
+	// Certificates end with whole seconds: two that are made in one second end together, and are renewed together.
+	wait(ctx, time.Until(time.Now().Truncate(time.Second).Add(time.Second)))
+	d.PhaseWith("Certification", identity, identity, "begins to serve")
+	d.mesh.Start(d.t)
+	if err := d.until(ctx, func() bool { return d.status(web, "ready") == http.StatusOK }); err != nil {
+		return err
+	}
+	d.Event(identity, proxyOf("web"), "certificate for the name of web, alone")
+	if err := d.probe(web, "ready", http.StatusOK); err != nil {
+		return err
+	}
+	name, err := mesh.Name("emojivoto", "web")
+	if err != nil {
+		return err
+	}
+	voting, err := d.start("voting", d.application(ctx, "voting"), "-route", "web.emojivoto:80="+web.inbound+"="+name)
+	if err != nil {
+		return err
+	}
+	if err := d.until(ctx, func() bool { return d.status(voting, "ready") == http.StatusOK }); err != nil {
+		return err
+	}
+	d.Event(identity, proxyOf("voting"), "certificate for the name of voting, alone")
+
+	entry := voting.outbound
+	d.PhaseWith("Requests", "voting", proxyOf("voting"), get(false))
+	for _, http2 := range []bool{false, true} {
+		if err := d.request(entry, http2, true); err != nil {
+			return err
+		}
+	}
+	var good, bad atomic.Int64
+	pause := d.traffic(ctx, entry, &good, &bad)
+
+	d.renewing.Store(new("web"))
+	d.PhaseWith("Renewal, with a new token", kubelet, proxyOf("web"), "another token in the token file")
+	first, err := d.renewals(web, voting)
+	if err != nil {
+		return err
+	}
+	d.give("web-2", web)
+	if err := d.renewed(ctx, first); err != nil {
+		return err
+	}
+	d.Event(identity, proxyOf("web"), "certificate for the same key")
+
+	end, err := d.expiry(web)
+	if err != nil {
+		return err
+	}
+	left := time.Until(end)
+	wait(ctx, time.Until(end)-left/100*85)
+	d.PhaseWith("The identity service is down for 45 % of a life", operator, identity, "stops it")
+	d.mesh.Stop()
+	before, err := d.renewals(web, voting)
+	if err != nil {
+		return err
+	}
+	wait(ctx, time.Until(end)-left/100*40)
+	d.Event(operator, identity, "starts it")
+	d.mesh.Life(shortLife)
+	d.mesh.Start(d.t)
+	if err := d.renewed(ctx, before); err != nil {
+		return err
+	}
+	if !time.Now().Before(end) {
+		return errors.New("the renewal has come after the end of the certificate")
+	}
+	d.Event(identity, proxyOf("web"), "certificate, before the one from before ends")
+	pause()
+	if bad.Load() > 0 || good.Load() == 0 {
+		return fmt.Errorf("%d requests have failed, and %d not", bad.Load(), good.Load())
+	}
+
+	d.PhaseWith("The account is deleted", operator, apiServer, "deletes the account web")
+	d.mesh.Delete("web")
+	if err := d.until(ctx, func() bool { return d.status(web, "live") == http.StatusServiceUnavailable }); err != nil {
+		return err
+	}
+	if err := d.probe(web, "live", http.StatusServiceUnavailable); err != nil {
+		return err
+	}
+	c, err := tls.Dial("tcp", web.inbound, &tls.Config{ServerName: name, InsecureSkipVerify: true}) //nolint:gosec // it is to fail
+	if err == nil {
+		_ = c.Close()
+		return errors.New("a proxy with an expired certificate has accepted a new connection")
+	}
+	d.Event(operator, proxyOf("web"), "TLS for the name of web: refused")
+
+	d.PhaseWith("The account is there again", operator, apiServer, "makes the account web anew, with another token")
+	d.give("web-3", web)
+	if err := d.until(ctx, func() bool { return d.status(web, "ready") == http.StatusOK }); err != nil {
+		return err
+	}
+	if err := d.probe(web, "live", http.StatusOK); err != nil {
+		return err
+	}
+	if err := d.request(entry, true, true); err != nil {
+		return err
+	}
+	d.Say(fmt.Sprintf("requests through renewal and outage %d, failed %d", good.Load(), bad.Load()))
+	return d.failure()
+}
+
+// reviewed is told of each review of a token.
+func (d *meshDemo) reviewed(token string, _ bool) {
+	name, _, _ := strings.Cut(token, "-")
+	if only := d.renewing.Load(); only == nil || *only == name { // those of several workloads come in any order
+		d.Event(proxyOf(name), identity, "Certify: token, and the one signing request")
+		d.Event(identity, apiServer, "TokenReview of the token of "+name+", for identity.l5d.io")
+	}
+}
+
+// give makes the token good, and puts it into the file of a workload.
+func (d *meshDemo) give(token string, w *workload) {
+	d.mesh.Delete(w.name)
+	d.mesh.Account(token, w.name)
+	if err := os.WriteFile(w.token, []byte(token), 0o600); err != nil {
+		d.fail(err)
+	}
+}
+
+// application serves a toy application, by HTTP/1, and HTTP/2 without TLS. It returns its address.
+func (d *meshDemo) application(ctx context.Context, name string) (addr string) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		d.fail(err)
+		return ""
+	}
+	s := &http.Server{Protocols: new(http.Protocols), ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		client, _, _ := strings.Cut(r.Header.Get("l5d-client-id"), ".")
+		if r.Header.Get(traced) != "" {
+			d.Event(proxyOf(client), proxyOf(name), r.Proto+" by mutual TLS") // or there was no name
+			d.Event(proxyOf(name), name, fmt.Sprintf("GET by %s, with l5d-client-id of %s", r.Proto, client))
+		}
+		fmt.Fprintln(w, "hello", client)
+	})}
+	s.Protocols.SetHTTP1(true)
+	s.Protocols.SetUnencryptedHTTP2(true)
+	d.wg.Go(func() { _ = s.Serve(l) })
+	context.AfterFunc(ctx, func() { _ = s.Close() })
+	return l.Addr().String()
+}
+
+// start runs the program beside an application, with the environment of an injector.
+func (d *meshDemo) start(name, app string, flags ...string) (*workload, error) {
+	w := &workload{name: name, token: filepath.Join(d.dir, name+"-token"), store: filepath.Join(d.dir, name+"-store")}
+	if err := os.Mkdir(w.store, 0o700); err != nil {
+		return nil, err
+	}
+	d.give(name+"-1", w)
+	environ, err := d.environ(w)
+	if err != nil {
+		return nil, err
+	}
+	d.Event(injector, proxyOf(name), "environment")
+	args := append([]string{"-app", app, "-inbound", "127.0.0.1:0", "-outbound", "127.0.0.1:0", "-admin", "127.0.0.1:0", "-client-id"}, flags...)
+	p := programtest.Start(d.t, d.program, nil, environ, args...)
+	w.inbound, w.outbound, w.admin = p.Addr("inbound"), p.Addr("outbound"), p.Addr("admin")
+	return w, nil
+}
+
+// environ returns what an injector tells the proxy of a workload.
+func (d *meshDemo) environ(w *workload) ([]string, error) {
+	own, err := mesh.Name("emojivoto", w.name)
+	if err != nil {
+		return nil, err
+	}
+	certifier, err := mesh.Certifier()
+	if err != nil {
+		return nil, err
+	}
+	return []string{
+		"LINKERD2_PROXY_LOCAL_IDENTITY_NAME=" + own,
+		"LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB=" + base64.StdEncoding.EncodeToString(d.mesh.Authority.Bundle().MarshalPEM()),
+		"LINKERD2_PROXY_IDENTITY_TOKEN_FILE=" + w.token,
+		"LINKERD2_PROXY_IDENTITY_STORE_DIR=" + w.store,
+		"LINKERD2_PROXY_IDENTITY_ADDR=" + d.mesh.Addr, // this host, and no loopback address: the service has to prove its name
+		"LINKERD2_PROXY_IDENTITY_IDENTITY=" + certifier,
+		"LINKERD2_PROXY_IDENTITY_MIN_REFRESH=100ms", // certificates live for two seconds here
+		"LINKERD2_PROXY_IDENTITY_MAX_REFRESH=1s",
+	}, nil
+}
+
+// checkStore waits for the three files, and looks at their modes.
+func (d *meshDemo) checkStore(w *workload) error {
+	for _, name := range []string{"trust-anchors.pem", "key.der", "csr.p8"} {
+		var info os.FileInfo
+		if err := d.until(context.Background(), func() (ok bool) {
+			var err error
+			info, err = os.Stat(filepath.Join(w.store, name))
+			return err == nil
+		}); err != nil {
+			return err
+		}
+		if info.Mode() != 0o400 {
+			return fmt.Errorf("%s has mode %v", name, info.Mode())
+		}
+	}
+	return nil
+}
+
+// status asks the admin port of a proxy.
+func (d *meshDemo) status(w *workload, path string) int {
+	resp, err := http.Get("http://" + w.admin + "/" + path)
+	if err != nil {
+		return 0
+	}
+	_ = resp.Body.Close()
+	return resp.StatusCode
+}
+
+func (d *meshDemo) probe(w *workload, path string, want int) error {
+	got := d.status(w, path)
+	if got != want {
+		return fmt.Errorf("the proxy of %s answers /%s with %d, want %d", w.name, path, got, want)
+	}
+	d.Event(kubelet, proxyOf(w.name), fmt.Sprintf("GET /%s: %d", path, got))
+	return nil
+}
+
+// metric returns a metric of a proxy.
+func (d *meshDemo) metric(w *workload, name string) (value float64, err error) {
+	resp, err := http.Get("http://" + w.admin + "/metrics")
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if n, _ := fmt.Sscanf(line, name+" %g", &value); n == 1 {
+			return value, nil
+		}
+	}
+	return 0, fmt.Errorf("the proxy of %s has no metric %s", w.name, name)
+}
+
+// expiry returns when the certificate of a proxy ends.
+func (d *meshDemo) expiry(w *workload) (time.Time, error) {
+	seconds, err := d.metric(w, "control_identity_cert_expiration_timestamp_seconds")
+	return time.Unix(int64(seconds), 0), err
+}
+
+// renewals returns how many certificates each proxy has got.
+func (d *meshDemo) renewals(all ...*workload) (counts map[*workload]float64, err error) {
+	counts = map[*workload]float64{}
+	for _, w := range all {
+		if counts[w], err = d.metric(w, `control_identity_cert_refreshes_total{result="ok"}`); err != nil {
+			return nil, err
+		}
+	}
+	return counts, nil
+}
+
+// renewed waits until all proxies have got more certificates than before.
+func (d *meshDemo) renewed(ctx context.Context, before map[*workload]float64) error {
+	for w, count := range before {
+		if err := d.until(ctx, func() bool {
+			now, err := d.renewals(w)
+			return err == nil && now[w] > count
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// get is how the trace calls a request.
+func get(http2 bool) string {
+	if http2 {
+		return "GET http://web.emojivoto/ by HTTP/2"
+	}
+	return "GET http://web.emojivoto/ by HTTP/1.1"
+}
+
+// request sends one to the web application, through both proxies.
+func (d *meshDemo) request(entry string, http2, trace bool) error {
+	req, err := http.NewRequest(http.MethodGet, "http://web.emojivoto/", nil)
+	if err != nil {
+		return err
+	}
+	if trace {
+		req.Header.Set(traced, "yes")
+		d.Event("voting", proxyOf("voting"), get(http2))
+	}
+	resp, err := client(entry, http2).Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK || string(body) != "hello voting\n" {
+		return fmt.Errorf("the request was answered with %s and %q: %w", resp.Status, body, err)
+	}
+	return nil
+}
+
+// traffic sends requests until pause is called.
+func (d *meshDemo) traffic(ctx context.Context, entry string, good, bad *atomic.Int64) (pause func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	for _, http2 := range []bool{false, true} {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				if err := d.request(entry, http2, false); err != nil {
+					bad.Add(1)
+					d.fail(err)
+				} else {
+					good.Add(1)
+				}
+				wait(ctx, 10*time.Millisecond)
+			}
+		})
+	}
+	return func() {
+		cancel()
+		wg.Wait()
+	}
+}
+
+// client returns a client whose requests all go to a proxy, by HTTP/1 or HTTP/2 without TLS, over a connection of their own.
+func client(proxy string, http2 bool) *http.Client {
+	t := &http.Transport{Protocols: new(http.Protocols), DisableKeepAlives: true, DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, network, proxy)
+	}}
+	t.Protocols.SetHTTP1(!http2)
+	t.Protocols.SetUnencryptedHTTP2(http2)
+	return &http.Client{Transport: t, Timeout: 20 * time.Second}
+}
+
+// until waits until f is true.
+func (d *meshDemo) until(ctx context.Context, f func() bool) error {
+	for end := time.Now().Add(20 * time.Second); !f(); {
+		switch err := d.failure(); {
+		case err != nil:
+			return err
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case time.Now().After(end):
+			return errors.New("it took too long: " + d.Current())
+		}
+		wait(ctx, 10*time.Millisecond)
+	}
+	return nil
+}
+
+func wait(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}

@@ -1,0 +1,126 @@
+// Package programtest builds programs of the folder examples and runs them, for tests that have a program as its user has it.
+package programtest
+
+import (
+	"bufio"
+	"bytes"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// patience is for what a program is to do soon.
+const patience = 30 * time.Second
+
+// Build builds the programs with these names, and returns the folder that they are in. It skips the test with -short, and where
+// a program cannot be told to stop.
+func Build(t testing.TB, names ...string) (dir string) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("it builds programs and runs them for some seconds")
+	}
+	if runtime.GOOS == "windows" {
+		t.Skip("there are no signals to stop a program by")
+	}
+	dir = t.TempDir()
+	args := []string{"build", "-o", dir + string(filepath.Separator)}
+	for _, name := range names {
+		args = append(args, "github.com/svidkit/svidkit/examples/"+name)
+	}
+	if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	return dir
+}
+
+// Program is a program that runs.
+type Program struct {
+	t     testing.TB
+	cmd   *exec.Cmd
+	lines chan string
+	addrs map[string]string
+	stop  func()
+}
+
+// Start runs a program with this environment and no other variables until Stop is called or the test ends. Its logs go to log; if
+// that is nil, they are shown if the test fails. What it prints are lines of a name and an address; see [Program.Addr].
+func Start(t testing.TB, path string, log io.Writer, environ []string, args ...string) *Program {
+	t.Helper()
+	p := &Program{t: t, cmd: exec.Command(path, args...), lines: make(chan string, 100), addrs: map[string]string{}}
+	if log == nil {
+		logs := new(bytes.Buffer)
+		log = logs
+		t.Cleanup(func() {
+			if t.Failed() {
+				t.Logf("%s:\n%s", filepath.Base(path), logs)
+			}
+		})
+	}
+	p.cmd.Env, p.cmd.Stderr = environ, log
+	out, err := p.cmd.StdoutPipe()
+	if err == nil {
+		err = p.cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		defer close(p.lines)
+		for s := bufio.NewScanner(out); s.Scan(); {
+			p.lines <- s.Text()
+		}
+	}()
+	p.stop = sync.OnceFunc(func() {
+		_ = p.cmd.Process.Signal(os.Interrupt) // it may have ended
+		late := time.AfterFunc(patience, func() { _ = p.cmd.Process.Kill() })
+		defer late.Stop()
+		<-read // before Wait, which closes the pipe
+		if err := p.cmd.Wait(); err != nil {
+			t.Errorf("%s has ended: %v", filepath.Base(path), err)
+		}
+	})
+	t.Cleanup(p.stop)
+	return p
+}
+
+// Addr returns the address that the program has printed with a name, once it has.
+func (p *Program) Addr(name string) string {
+	p.t.Helper()
+	for late := time.After(patience); p.addrs[name] == ""; {
+		select {
+		case line, ok := <-p.lines:
+			if !ok {
+				p.stop()
+				p.t.Fatalf("the program has ended before it has printed %s", name)
+			}
+			if name, addr, ok := strings.Cut(line, ": "); ok {
+				p.addrs[name] = addr
+			}
+		case <-late:
+			p.t.Fatalf("the program does not print %s", name)
+		}
+	}
+	return p.addrs[name]
+}
+
+// Stop tells the program to stop, and waits for it. That it ends well is required.
+func (p *Program) Stop() { p.stop() }
+
+// Run runs a program to its end.
+func Run(t testing.TB, path string, log io.Writer, environ []string, args ...string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), path, args...)
+	cmd.Env, cmd.Stderr = environ, log
+	cmd.WaitDelay = patience
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%s: %v", filepath.Base(path), err)
+	}
+}
