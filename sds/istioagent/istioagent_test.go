@@ -197,7 +197,8 @@ func serial(t *testing.T, s *pki.Secret) string {
 // TestFromCA has a pod's agent: the identity by a token, served by SDS, renewed and pushed.
 func TestFromCA(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-7.5-2", "IST-6.3-6", "IST-6.5-1", "IST-8.1-1", "IST-8.1-5", "IST-8.2-5", "IST-9.1-6", "IST-9.1-7", "IST-9.2-1", "IST-9.2-5", "IST-9.2-12", "IST-9.2-13", "IST-9.2-26", "IST-9.2-27", "IST-9.6-1", "IST-9.7-1", "IST-9.7-2")
+	conformance.Covers(t, "IST-7.5-2", "IST-6.3-6", "IST-6.5-1", "IST-8.1-1", "IST-8.1-5", "IST-8.2-5", "IST-9.1-6",
+		"IST-9.1-7", "IST-9.2-1", "IST-9.2-5", "IST-9.2-12", "IST-9.2-13", "IST-9.2-26", "IST-9.2-27", "IST-9.6-1", "IST-9.7-1", "IST-9.7-2")
 	c := newControl(t)
 	root := c.root(t)
 	dead(t, filepath.Join(root, workloadSocket)) // of an agent that was killed

@@ -148,12 +148,13 @@ func TestBundles(t *testing.T) {
 			"of another domain": {health.Part{Source: health.FromSources(web, other.Bundle())}, `"example.org": no trust bundle`},
 			"without identity":  {health.Part{Source: health.FromSources(nil, empty)}, ""},
 			"both":              {health.Part{Source: health.FromSources(nil, both), TrustDomains: []spiffe.TrustDomain{ca.TrustDomain(), other.TrustDomain()}}, ""},
-			"one missing":       {health.Part{Source: health.FromSources(nil, ca.Bundle()), TrustDomains: []spiffe.TrustDomain{ca.TrustDomain(), other.TrustDomain()}}, `"other.test": no trust bundle`},
-			"none needed":       {health.Part{Source: health.FromSources(web, empty), TrustDomains: []spiffe.TrustDomain{}}, ""},
-			"nil":               {health.Part{Source: health.FromSources(web, nothing{})}, "returned no bundle"},
-			"nil identity":      {health.Part{Source: health.FromSources(nothing{}, nil)}, "returned no SVID"},
-			"own condition":     {health.Part{Source: health.FromSources(web, nil), Check: func() error { return errors.New("the disk is full") }}, "the disk is full"},
-			"check":             {health.Part{Check: func() error { return nil }}, ""},
+			"one missing": {health.Part{Source: health.FromSources(nil, ca.Bundle()),
+				TrustDomains: []spiffe.TrustDomain{ca.TrustDomain(), other.TrustDomain()}}, `"other.test": no trust bundle`},
+			"none needed":   {health.Part{Source: health.FromSources(web, empty), TrustDomains: []spiffe.TrustDomain{}}, ""},
+			"nil":           {health.Part{Source: health.FromSources(web, nothing{})}, "returned no bundle"},
+			"nil identity":  {health.Part{Source: health.FromSources(nothing{}, nil)}, "returned no SVID"},
+			"own condition": {health.Part{Source: health.FromSources(web, nil), Check: func() error { return errors.New("the disk is full") }}, "the disk is full"},
+			"check":         {health.Part{Check: func() error { return nil }}, ""},
 		} {
 			c.part.Name = "it"
 			h := newHandler(t, c.part, health.Part{Name: "well", Check: func() error { return nil }})
