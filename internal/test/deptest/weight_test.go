@@ -66,7 +66,7 @@ func TestWeight(t *testing.T) {
 		{"sds/xdsproxy", "xdsproxy.NewHandler, (*unixsocket.Server).Run", 7.2},
 		{"sds/kubesecrets", "kubesecrets.New, (*kubesecrets.Source).Run", 7.2},
 		{"sds/istioagent", "istioagent.Start, istioagent.FromEnvironment", 9.5},
-		{"sds/statuspage", "statuspage.New, (*statuspage.Handler).ServeHTTP", 10.5},
+		{"sds/statuspage", "statuspage.New, (*statuspage.Handler).ServeHTTP", 7.2},
 		{"authn", "authn.ClientCertificate, authn.FirstOf", 7},
 		{"authn/jwt", "jwt.New, jwt.SVID, jwt.UnverifiedIssuer", 7.5},
 		{"authn/kube", "kube.NewReviewer, kube.TokenReview", 8},
