@@ -15,49 +15,87 @@
 //
 // # The packages
 //
-//	spiffe                 IDs, trust domains, bundles, X.509-SVIDs, policies, and the Verifier
-//	spiffe/spiffetls       tls.Configs that read their source at every handshake
-//	spiffe/jwtsvid         JWT-SVIDs: issue, validate, keep fresh, send and receive
-//	spiffe/exp/witsvid         WIT-SVIDs and their proofs of possession (Incubating, opt-in)
-//	spiffe/federation      bundle endpoints: fetch, watch, cache and serve
-//	spiffe/workloadapi     the Workload API for a workload: a client that is a source
-//	spiffe/workloadserver  the Workload API for an agent: a handler over any source
-//	spiffe/filesource      identities and bundles from files that another program renews
-//	spiffe/filesink        an identity and bundles written to files, and kept current
-//	spiffe/source          sources made of others: the first, the last good one, several merged
-//	spiffe/health          readiness, liveness and metrics of a service, over any source
-//	spiffe/spiffegrpc      credentials and interceptors for grpc-go; a module of its own
-//	spiffe/gospiffe        adapters to and from go-spiffe; a module of its own
-//	spiffe/spiffetest      a CA and identities for tests, good and broken, and endpoints with faults
-//	pki                    keys, CSRs, the SAN extension, PEM, certificates, key-cert bundles
-//	pki/ca                 a certificate authority: stores, rotation, JWT-SVIDs, audit, limits
-//	pki/ca/auditlog        a durable record of what it signed
-//	pki/ca/kubesecret      its store in a Kubernetes Secret
-//	pki/ra                 a registration authority over the signers of Kubernetes
-//	pki/caserver           a server for a CA; istioca and linkerd are its two certificate APIs
-//	pki/caserver/caconfig  the flags and variables of a CA program
-//	pki/linkerdname        the names of Linkerd's identities
-//	pki/athenzname         the names of Athenz
-//	caclient               one interface to any CA; istioca, linkerd, athenz, stepca, vault, googlecas and local are CAs
-//	caclient/caclienttest  those CAs for tests, with faults, and the suite that their clients pass
-//	secretcache            the SecretManager: obtain identities, keep them fresh, notify
-//	sds                    Envoy's Secret Discovery Service, v3
-//	sds/sdssource          what sds serves: from any source, from files, by name from several
-//	sds/xdsproxy           Envoy's Aggregated Discovery Service, forwarded to a control plane
-//	sds/kubesecrets        Secrets of a Kubernetes API server for gateways
-//	sds/istioagent         Istio's agent for identity, configured by its variables
-//	sds/statuspage         a status page for programs that hold identities
-//	sds/sdstest            a conformance suite and a model test for SDS servers
-//	authn                  callers and authenticators; kube for the tokens of Kubernetes, jwt for other tokens
-//	authn/tokensource      tokens by which a program proves itself
-//	authn/unixsocket       a server for Unix sockets that knows its peers
-//	caclient/linkerd/linkerdproxy     the identity of a Linkerd proxy; inject is what its pod gets
-//	authn/athenz           Athenz on Kubernetes: documents, agent, provider, service tokens
-//	examples               programs that put them together
+// The core, whose names are stable:
 //
-// Packages are independent: siblings do not import each other, and each can be imported alone, but for istioagent and
-// statuspage, which put others together. They meet in the types of spiffe and pki and in interfaces of one to three methods that the importing
-// package declares. A test (internal/test/deptest) holds what each package may import.
+//	spiffe                  IDs, trust domains, bundles, X.509-SVIDs, policies, and the Verifier
+//	spiffe/spiffetls        tls.Configs that read their source at every handshake
+//	spiffe/workloadapi      the Workload API for a workload: a client that is a source
+//	pki                     keys, CSRs, the SAN extension, PEM, certificates, key-cert bundles
+//	caclient                one interface to any CA
+//	secretcache             the SecretManager: obtain identities, keep them fresh, notify
+//	sds                     Envoy's Secret Discovery Service, v3
+//
+// For services:
+//
+//	spiffe/jwtsvid          JWT-SVIDs: issue, validate, keep fresh, send and receive
+//	spiffe/federation       bundle endpoints: fetch, watch, cache and serve
+//	spiffe/filesource       identities and bundles from files that another program renews
+//	spiffe/filesink         an identity and bundles written to files, and kept current
+//	spiffe/source           sources made of others: the first, the last good one, several merged
+//	spiffe/health           readiness, liveness and metrics of a service
+//	spiffe/report           what a part says of its state, for health and for the status page
+//	spiffe/spiffegrpc       credentials and interceptors for grpc-go; a module of its own
+//	spiffe/gospiffe         adapters to and from go-spiffe; a module of its own
+//	spiffe/exp/witsvid      WIT-SVIDs and their proofs of possession (experimental)
+//
+// For agents and Envoy:
+//
+//	spiffe/workloadserver   the Workload API for an agent: a handler over any source
+//	sds/sdssource           what sds serves: from any source, from files, by name from several
+//	sds/xdsproxy            Envoy's Aggregated Discovery Service, forwarded to a control plane
+//	sds/kubesecrets         Secrets of a Kubernetes API server for gateways
+//	sds/istioagent          Istio's agent for identity, configured by its variables
+//	sds/statuspage          a status page for programs that hold identities
+//
+// For CAs and their clients:
+//
+//	pki/ca                  a certificate authority: stores, rotation, JWT-SVIDs, audit, limits
+//	pki/ca/auditlog         a durable record of what it signed
+//	pki/ca/kubesecret       its store in a Kubernetes Secret
+//	pki/ra                  a registration authority over the signers of Kubernetes
+//	pki/caserver            a server for a CA
+//	pki/caserver/istioca    Istio's certificate API
+//	pki/caserver/linkerd    Linkerd's certificate API
+//	pki/caserver/caconfig   the flags and variables of a CA program
+//	caclient/local          a CA in the same process
+//	caclient/istioca        a CA with Istio's API
+//	caclient/stepca         step-ca
+//	caclient/vault          the PKI engine of Vault and OpenBao
+//	caclient/googlecas      Google's Certificate Authority Service
+//
+// For callers, and for what proves a program:
+//
+//	authn                   callers and authenticators, by client certificates and by all that follows
+//	authn/kube              by tokens of Kubernetes; the workloads of a node
+//	authn/jwt               by tokens of OpenID Connect issuers, and by JWT-SVIDs
+//	authn/athenz            by identity documents, service tokens and certificates of Athenz
+//	authn/unixsocket        by the user of a Unix socket: a server that knows its peers
+//	authn/tokensource       tokens by which a program proves itself
+//
+// For Linkerd and Athenz:
+//
+//	caclient/linkerd               Linkerd's identity service
+//	caclient/linkerd/linkerdproxy  the identity of a Linkerd proxy, and its TLS
+//	caclient/linkerd/inject        what the pod of a proxy gets
+//	pki/linkerdname                the names of Linkerd's identities
+//	caclient/athenz                ZTS, the CA of Athenz
+//	caclient/athenz/nodeagent      the agent of a node, which vouches for its pods
+//	caclient/athenz/sidecar        the identity of a pod, kept fresh
+//	pki/athenzname                 the names of Athenz
+//
+// For tests:
+//
+//	spiffe/spiffetest                  a CA and identities, good and broken
+//	spiffe/spiffetest/workloadapitest  a Workload API with faults
+//	spiffe/spiffetest/federationtest   a bundle endpoint with faults
+//	caclient/caclienttest              Istio's and Linkerd's CA with faults, and the suite that every client passes
+//	sds/sdstest                        a conformance suite and a model test for SDS servers
+//
+// Packages are independent: each can be imported alone, and siblings do not import each other. They meet in the types of
+// spiffe and pki, and in interfaces of one to three methods that the importing package declares. Packs put others
+// together for one system: istioagent, caconfig, and what is below caclient/linkerd and caclient/athenz. Packs and
+// kits for tests are best effort, and none enters without a real peer in CI, or a stated reason why there is none;
+// RELEASING.md says what each tier promises. examples/PACKAGES.md says what each package links and weighs.
 //
 // # The security model
 //

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certchain"
-	"github.com/svidkit/svidkit/internal/files/smallfile"
+	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/pki"
 )
@@ -198,7 +198,7 @@ func reason(err error) string {
 
 // readRoots reads RootsFile. It changes nothing if the file is as it was, or if there is an error.
 func (t *transport) readRoots() error {
-	data, err := smallfile.Read(t.o.RootsFile, maxRootsFile)
+	data, err := files.Read(t.o.RootsFile, maxRootsFile)
 	if err != nil {
 		return err
 	}
@@ -234,11 +234,11 @@ func (t *transport) readPair() {
 }
 
 func (t *transport) loadPair() (*pair, error) {
-	chainPEM, err := smallfile.Read(t.o.CertificateFile, maxPairFile)
+	chainPEM, err := files.Read(t.o.CertificateFile, maxPairFile)
 	if err != nil {
 		return nil, err
 	}
-	keyPEM, err := smallfile.Read(t.o.KeyFile, maxPairFile)
+	keyPEM, err := files.Read(t.o.KeyFile, maxPairFile)
 	if err != nil {
 		return nil, err
 	}

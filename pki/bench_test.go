@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 func benchNames(b *testing.B) []pki.SAN {
@@ -49,7 +50,7 @@ func bare(b *testing.B, caKey crypto.Signer) func() {
 }
 
 // parseAndIssue returns what a CA does for one request.
-func parseAndIssue(b *testing.B, caKey crypto.Signer, edit ...func(*pki.CAOptions)) func() {
+func parseAndIssue(b *testing.B, caKey crypto.Signer, edit ...func(*pki.CertificateOptions)) func() {
 	b.Helper()
 	o := rootOptions()
 	for _, f := range edit {
@@ -63,7 +64,7 @@ func parseAndIssue(b *testing.B, caKey crypto.Signer, edit ...func(*pki.CAOption
 		if err != nil {
 			b.Fatal(err)
 		}
-		if _, err := issuer.IssueLeaf(pki.LeafOptions{PublicKey: csr.PublicKey(), ID: webID, NotBefore: base, NotAfter: base.Add(time.Hour)}); err != nil {
+		if _, err := issuer.Issue(pki.CertificateOptions{PublicKey: csr.PublicKey(), SANs: []pki.SAN{pki.IDSAN(webID)}, NotBefore: base, NotAfter: base.Add(time.Hour)}); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -126,7 +127,7 @@ func BenchmarkStandardLibrary(b *testing.B) {
 // multiples of the first.
 func BenchmarkRatio(b *testing.B) {
 	benchKeys(b, func(b *testing.B, key crypto.Signer) {
-		constrained := func(o *pki.CAOptions) { o.Constrain = true }
+		constrained := func(o *pki.CertificateOptions) { o.PermittedTrustDomains = []spiffe.TrustDomain{exampleOrg} }
 		all := []func(){bare(b, key), parseAndIssue(b, key), standardLibrary(b, key), parseAndIssue(b, key, constrained)}
 		spent := make([][]float64, len(all))
 		for b.Loop() {
@@ -151,7 +152,7 @@ func BenchmarkIssueLeaf(b *testing.B) {
 	issuer, pub := newRoot(b), newKey(b, pki.ECDSAP256).Public()
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := issuer.IssueLeaf(pki.LeafOptions{PublicKey: pub, ID: webID, NotBefore: base, NotAfter: base.Add(time.Hour)}); err != nil {
+		if _, err := issuer.Issue(pki.CertificateOptions{PublicKey: pub, SANs: []pki.SAN{pki.IDSAN(webID)}, NotBefore: base, NotAfter: base.Add(time.Hour)}); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -190,18 +191,18 @@ func BenchmarkMarshalSANs(b *testing.B) {
 	names := benchNames(b)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := pki.MarshalSANs(names...); err != nil {
+		if _, err := pki.MarshalSANValue(names...); err != nil {
 			b.Fatal(err)
 		}
 	}
 }
 
 func BenchmarkParseSANs(b *testing.B) {
-	der, err := pki.MarshalSANs(benchNames(b)...)
+	der, err := pki.MarshalSANValue(benchNames(b)...)
 	require.NoError(b, err)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := pki.ParseSANs(der); err != nil {
+		if _, err := pki.ParseSANValue(der); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -237,8 +238,8 @@ func BenchmarkParseCRL(b *testing.B) {
 
 func TestSANAllocations(t *testing.T) {
 	sans := []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("web.prod.svc"), ipSAN(t, "10.0.0.1")}
-	der, err := pki.MarshalSANs(sans...)
+	der, err := pki.MarshalSANValue(sans...)
 	require.NoError(t, err)
-	require.LessOrEqual(t, testing.AllocsPerRun(100, func() { _, _ = pki.ParseSANs(der) }), 2.0)
-	require.LessOrEqual(t, testing.AllocsPerRun(100, func() { _, _ = pki.MarshalSANs(sans...) }), 8.0)
+	require.LessOrEqual(t, testing.AllocsPerRun(100, func() { _, _ = pki.ParseSANValue(der) }), 2.0)
+	require.LessOrEqual(t, testing.AllocsPerRun(100, func() { _, _ = pki.MarshalSANValue(sans...) }), 8.0)
 }

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
-	"net"
 	"slices"
 	"strings"
 	"time"
@@ -22,11 +21,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-var (
-	// ErrUnreadableTrustDomain says that crypto/x509 cannot read certificates of a trust domain: its
-	// name has an empty label, as in "a..b" or "a." (GO-3). Such names are legal SPIFFE IDs.
-	ErrUnreadableTrustDomain = errors.New("crypto/x509 cannot read a trust domain name with an empty label")
-)
+// errUnreadable says that crypto/x509 cannot read certificates of a trust domain: its name has an empty label, as in
+// "a..b" or "a." (GO-3). Such names are legal SPIFFE IDs.
+var errUnreadable = errors.New("crypto/x509 cannot read a trust domain name with an empty label")
 
 // errOutlivesIssuer says that a certificate would end later than the certificate that signs it, so that it
 // would stop working early.
@@ -37,7 +34,7 @@ type ProfileError struct {
 	What   string // "leaf", "CA certificate" or "issuer"
 	Rule   string // the broken rule of spiffe/CONFORMANCE.md, such as "X5-6"; empty for rules that are not of the standard
 	Reason string // the rule in words
-	Err    error  // ErrWeakKey, ErrKeyMismatch, ErrSAN, ErrUnreadableTrustDomain in a chain, or nil
+	Err    error  // such as ErrWeakKey or ErrKeyMismatch, or nil
 }
 
 func (e *ProfileError) Error() string {
@@ -60,63 +57,30 @@ const (
 	whatIssuer = "issuer"
 )
 
-// LeafOptions is everything that goes into an X.509-SVID for a workload. What it does not name is
-// fixed: digital signature as key usage (and key encipherment for RSA), both server and client
-// authentication, not a CA.
-type LeafOptions struct {
-	PublicKey crypto.PublicKey // required, such as CSR.PublicKey
-	ID        spiffe.ID        // required, with a path; the one URI name
-
-	DNSNames []string // optional; "*.example.org" is a name, "" is not
-	IPs      []net.IP // optional
-
-	// CommonName is for readers that do not know alternative names ("dual use"): at most 64 bytes.
-	// Without it the subject is empty and the alternative names are critical.
-	CommonName string
-
-	NotBefore, NotAfter time.Time // required; fractions of a second are cut off
-}
-
-// CAOptions is everything that goes into a CA certificate of a trust domain. What it does not name is
-// fixed: the ID of the trust domain as the one URI name, certificate and CRL signing as key usage, no
-// extended key usage. The subject has the organization and the key identifier in hexadecimal as serial
-// number: two keys never share a subject, and a certificate that is renewed with its key keeps it.
-type CAOptions struct {
-	PublicKey   crypto.PublicKey   // required; NewRoot takes it from its key
-	TrustDomain spiffe.TrustDomain // required
-
-	// Organization is the organization in the subject, at most 64 bytes; empty means the name of the
-	// trust domain, if that is not longer.
-	Organization string
-
-	MaxPathLen *int // how many CAs may follow below; nil means any number
-
-	// Constrain adds a critical extension that permits SPIFFE IDs of TrustDomain and of no other, below
-	// this CA and whatever it signs: see [CertificateOptions.PermittedTrustDomains].
-	Constrain bool
-
-	NotBefore, NotAfter time.Time // required; fractions of a second are cut off
-}
-
-// CertificateOptions is everything that goes into a certificate that [LeafOptions] and [CAOptions] do
-// not describe, such as one for a server with DNS names and no SPIFFE ID. Of a [CSR], only the public
-// key belongs in it. The key usage is digital signature, for an RSA key also key encipherment, and for a CA
-// certificate and CRL signing. It and the basic constraints are critical. A CA has a key identifier, and what it signs names that.
+// CertificateOptions is everything that goes into a certificate. Of a [CSR], only the public key belongs in it.
 //
-// A certificate with a SPIFFE ID is an X.509-SVID, and has to keep the rules of one.
+// What it does not name is fixed. The key usage is digital signature, for an RSA key also key encipherment, and for a CA
+// certificate and CRL signing; it and the basic constraints are critical. A CA has a key identifier, and what it signs
+// names that.
+//
+// A certificate with a SPIFFE ID is an X.509-SVID and has to keep the rules of one: the ID is its only URI. That of a
+// workload has a path, and that of a CA, which is the ID of its trust domain, has none.
 type CertificateOptions struct {
-	PublicKey crypto.PublicKey // required, such as CSR.PublicKey
-
-	// Organization and CommonName make the subject; each is optional and has at most 64 bytes, which are
-	// not cut but refused beyond that. The common name is for readers that do not know alternative names
-	// ("dual use") and never an identity. The subject of a CA also has the key identifier in hexadecimal
-	// as serial number.
-	Organization string
-	CommonName   string
+	PublicKey crypto.PublicKey // required, such as CSR.PublicKey; NewRoot takes it from its key
 
 	// SANs are the names, by the rules of [CSROptions.SANs]; they are critical if the subject is empty.
 	// Only a CA, or a leaf with a subject, may have none.
 	SANs []SAN
+
+	// Organization and CommonName make the subject; each is optional and has at most 64 bytes, which are not cut but
+	// refused beyond that. The common name is for readers that do not know alternative names ("dual use") and never an
+	// identity.
+	//
+	// The subject of a CA also has the key identifier in hexadecimal as serial number: two keys never share a subject,
+	// and a certificate that is renewed with its key keeps it. Its organization is by default the name of its trust
+	// domain, if that is not longer.
+	Organization string
+	CommonName   string
 
 	CA         bool // makes a CA certificate; the next three fields are for CAs only
 	MaxPathLen *int // how many CAs may follow below; nil means any number
@@ -127,9 +91,8 @@ type CertificateOptions struct {
 	//
 	// RFC 5280 and crypto/x509 do not agree whether the name of a host covers the hosts below it, so the
 	// hosts below are excluded by name. What no such extension can express is refused: a trust domain
-	// that looks like an IP address, one that is below another of the list, and those of
-	// [ErrUnreadableTrustDomain]. Verifiers that do not know constraints of URIs refuse every certificate
-	// below such a CA (X5-15): see that yours do.
+	// that looks like an IP address, one that is below another of the list, and one with an empty label. Verifiers that
+	// do not know constraints of URIs refuse every certificate below such a CA (X5-15): see that yours do.
 	PermittedTrustDomains []spiffe.TrustDomain
 
 	// PermittedDNSDomains limits the DNS names below this CA to these domains and what is below them.
@@ -148,42 +111,6 @@ type CertificateOptions struct {
 	// section 4.1.2.2). Nil means 128 random bits, which is right for everything but a CA that keeps
 	// something in the number.
 	SerialNumber *big.Int
-}
-
-// certificate returns o in the general form.
-func (o *LeafOptions) certificate() (*CertificateOptions, error) {
-	if o.ID.IsZero() {
-		return nil, &ProfileError{What: whatLeaf, Rule: "X5-1", Reason: "no SPIFFE ID"}
-	}
-	sans := make([]SAN, 1, 1+len(o.DNSNames)+len(o.IPs))
-	sans[0] = IDSAN(o.ID)
-	for _, name := range o.DNSNames {
-		sans = append(sans, DNSSAN(name))
-	}
-	for _, ip := range o.IPs {
-		sans = append(sans, IPSAN(ip))
-	}
-	return &CertificateOptions{
-		PublicKey: o.PublicKey, CommonName: o.CommonName, SANs: sans, NotBefore: o.NotBefore, NotAfter: o.NotAfter,
-	}, nil
-}
-
-// certificate returns o in the general form.
-func (o *CAOptions) certificate() (*CertificateOptions, error) {
-	if o.TrustDomain.IsZero() {
-		return nil, &ProfileError{What: whatCA, Rule: "X5-10", Reason: "no trust domain"}
-	}
-	c := &CertificateOptions{
-		PublicKey: o.PublicKey, Organization: o.Organization, SANs: []SAN{IDSAN(o.TrustDomain.ID())},
-		CA: true, MaxPathLen: o.MaxPathLen, NotBefore: o.NotBefore, NotAfter: o.NotAfter,
-	}
-	if name := o.TrustDomain.String(); c.Organization == "" && len(name) <= maxOrganization {
-		c.Organization = name
-	}
-	if o.Constrain {
-		c.PermittedTrustDomains = []spiffe.TrustDomain{o.TrustDomain}
-	}
-	return c, nil
 }
 
 // what names the certificate in errors.
@@ -218,7 +145,11 @@ func (o *CertificateOptions) template() (*x509.Certificate, spiffe.ID, error) {
 		tmpl.SerialNumber = new(big.Int).Set(o.SerialNumber)
 	}
 	tmpl.PublicKey = o.PublicKey
-	if tmpl.Subject, err = subject(o.Organization, o.CommonName); err != nil {
+	organization := o.Organization
+	if name := id.TrustDomain().String(); o.CA && !id.IsZero() && organization == "" && len(name) <= maxOrganization {
+		organization = name
+	}
+	if tmpl.Subject, err = subject(organization, o.CommonName); err != nil {
 		return fail("", "", err)
 	}
 	named := o.Organization != "" || o.CommonName != "" || o.CA // in the subject
@@ -269,6 +200,12 @@ func (o *CertificateOptions) checkNames() (id spiffe.ID, rule string, err error)
 	for _, s := range o.SANs {
 		if s.Type == URI {
 			uris++
+			if s.Value == "" { // IDSAN of the zero ID
+				if rule = "X5-1"; o.CA {
+					rule = "X5-10"
+				}
+				return spiffe.ID{}, rule, sanError("the SPIFFE ID is empty")
+			}
 		}
 		if s.Type != URI || !strings.HasPrefix(s.Value, "spiffe:") {
 			if err := s.checkRequested(); err != nil {
@@ -280,7 +217,7 @@ func (o *CertificateOptions) checkNames() (id spiffe.ID, rule string, err error)
 			return spiffe.ID{}, "X5-1", sanError("there are two SPIFFE IDs")
 		}
 		if id, err = spiffe.ParseID(s.Value); err != nil {
-			return spiffe.ID{}, "X5-1", fmt.Errorf("%w: %w", ErrSAN, err)
+			return spiffe.ID{}, "X5-1", fmt.Errorf("%w: %w", errSAN, err)
 		}
 		if err := checkReadable(id.TrustDomain()); err != nil {
 			return spiffe.ID{}, "GO-3", fmt.Errorf("%s: %w", id.TrustDomain(), err)
@@ -351,7 +288,7 @@ func newSerial() *big.Int {
 // checkReadable refuses the trust domains whose certificates crypto/x509 cannot read.
 func checkReadable(td spiffe.TrustDomain) error {
 	if !readableHost(td.String()) {
-		return ErrUnreadableTrustDomain
+		return errUnreadable
 	}
 	return nil
 }

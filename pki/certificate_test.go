@@ -36,8 +36,8 @@ var exampleOrg = spiffe.MustParseTrustDomain("example.org")
 // base is a moment with a fraction of a second.
 var base = time.Date(2026, 3, 1, 12, 0, 0, 987654321, time.FixedZone("", 3600))
 
-func rootOptions() pki.CAOptions {
-	return pki.CAOptions{TrustDomain: exampleOrg, NotBefore: base, NotAfter: base.AddDate(10, 0, 0)}
+func rootOptions() pki.CertificateOptions {
+	return pki.CertificateOptions{CA: true, SANs: []pki.SAN{pki.IDSAN(exampleOrg.ID())}, NotBefore: base, NotAfter: base.AddDate(10, 0, 0)}
 }
 
 func newRoot(t testing.TB) *pki.Issuer {
@@ -47,8 +47,15 @@ func newRoot(t testing.TB) *pki.Issuer {
 	return issuer
 }
 
-func leafOptions() pki.LeafOptions {
-	return pki.LeafOptions{PublicKey: p256Key.Public(), ID: webID, NotBefore: base, NotAfter: base.Add(time.Hour)}
+func leafOptions() pki.CertificateOptions {
+	return pki.CertificateOptions{PublicKey: p256Key.Public(), SANs: []pki.SAN{pki.IDSAN(webID)}, NotBefore: base, NotAfter: base.Add(time.Hour)}
+}
+
+func dnsSANs(names ...string) (sans []pki.SAN) {
+	for _, name := range names {
+		sans = append(sans, pki.DNSSAN(name))
+	}
+	return sans
 }
 
 // rawCertificate is the part of a certificate that tests look at, as it is in the DER.
@@ -100,7 +107,7 @@ func keyID(t testing.TB, pub crypto.PublicKey) string {
 
 func sanLine(t testing.TB, critical bool, sans ...pki.SAN) string {
 	t.Helper()
-	b, err := pki.MarshalSANs(sans...)
+	b, err := pki.MarshalSANValue(sans...)
 	require.NoError(t, err)
 	return fmt.Sprintf("2.5.29.17 %t %x", critical, b)
 }
@@ -113,35 +120,35 @@ func TestLeafDER(t *testing.T) {
 	longID, err := exampleOrg.WorkloadID(strings.Repeat("a", 2048-len("spiffe://example.org/")))
 	require.NoError(t, err)
 	for name, tc := range map[string]struct {
-		edit    func(*pki.LeafOptions)
+		edit    func(*pki.CertificateOptions)
 		subject string
 		exts    []string
 	}{
 		"plain": {
-			func(*pki.LeafOptions) {}, "3000",
+			func(*pki.CertificateOptions) {}, "3000",
 			[]string{"2.5.29.15 true 03020780", extKeyUsageBoth, notCA, aki, "2.5.29.17 true 302586237370696666653a2f2f6578616d706c652e6f72672f6e732f70726f642f73612f776562"},
 		},
 		"RSA": {
-			func(o *pki.LeafOptions) { o.PublicKey = rsaKey().Public() }, "3000",
+			func(o *pki.CertificateOptions) { o.PublicKey = rsaKey().Public() }, "3000",
 			[]string{"2.5.29.15 true 030205a0", extKeyUsageBoth, notCA, aki, sanLine(t, true, pki.IDSAN(webID))},
 		},
 		"Ed25519": {
-			func(o *pki.LeafOptions) { o.PublicKey = ed.Public() }, "3000",
+			func(o *pki.CertificateOptions) { o.PublicKey = ed.Public() }, "3000",
 			[]string{"2.5.29.15 true 03020780", extKeyUsageBoth, notCA, aki, sanLine(t, true, pki.IDSAN(webID))},
 		},
 		"dual use": {
-			func(o *pki.LeafOptions) { o.CommonName = "web" }, "300e310c300a06035504031303776562",
+			func(o *pki.CertificateOptions) { o.CommonName = "web" }, "300e310c300a06035504031303776562",
 			[]string{"2.5.29.15 true 03020780", extKeyUsageBoth, notCA, aki, sanLine(t, false, pki.IDSAN(webID))},
 		},
 		"more names": {
-			func(o *pki.LeafOptions) {
-				o.DNSNames, o.IPs = []string{"b.example.org", "*.a.example.org"}, []net.IP{net.IPv4(192, 0, 2, 1), net.IPv6loopback}
+			func(o *pki.CertificateOptions) {
+				o.SANs = append(o.SANs, slices.Concat(dnsSANs("b.example.org", "*.a.example.org"), []pki.SAN{pki.IPSAN(net.IPv4(192, 0, 2, 1)), pki.IPSAN(net.IPv6loopback)})...)
 			}, "3000",
 			[]string{"2.5.29.15 true 03020780", extKeyUsageBoth, notCA, aki, sanLine(t, true, pki.IDSAN(webID), pki.DNSSAN("b.example.org"),
 				pki.DNSSAN("*.a.example.org"), ipSAN(t, "192.0.2.1"), ipSAN(t, "::1"))},
 		},
 		"the longest ID": {
-			func(o *pki.LeafOptions) { o.ID = longID }, "3000",
+			func(o *pki.CertificateOptions) { o.SANs[0] = pki.IDSAN(longID) }, "3000",
 			[]string{"2.5.29.15 true 03020780", extKeyUsageBoth, notCA, aki, sanLine(t, true, pki.IDSAN(longID))},
 		},
 	} {
@@ -149,7 +156,7 @@ func TestLeafDER(t *testing.T) {
 			t.Parallel()
 			o := leafOptions()
 			tc.edit(&o)
-			leaf, err := root.IssueLeaf(o)
+			leaf, err := root.Issue(o)
 			require.NoError(t, err)
 			r := raw(t, leaf)
 			assert.Equal(t, tc.subject, hex.EncodeToString(r.Subject.FullBytes))
@@ -164,7 +171,7 @@ func TestLeafDER(t *testing.T) {
 
 			id, err := spiffe.IDFromCertificate(leaf)
 			require.NoError(t, err)
-			assert.Equal(t, o.ID, id)
+			assert.Equal(t, o.SANs[0], pki.IDSAN(id))
 		})
 	}
 }
@@ -201,7 +208,7 @@ func TestCADER(t *testing.T) {
 			}
 			o = rootOptions()
 			o.PublicKey, o.Organization = subKey.Public(), "Example, Inc."
-			sub, err := root.IssueCA(o)
+			sub, err := root.Issue(o)
 			require.NoError(t, err)
 			r = raw(t, sub)
 			assert.Equal(t, []string{ku, "2.5.29.19 true 30030101ff", "2.5.29.14 false 0414" + subID, "2.5.29.35 false 30168014" + rootID, san}, r.extensionLines())
@@ -219,17 +226,17 @@ func TestChainVerifies(t *testing.T) {
 	for name, key := range map[string]crypto.Signer{"P-256": newKey(t, pki.ECDSAP256), "RSA": rsaKey(), "Ed25519": newKey(t, pki.Ed25519)} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			o := pki.CAOptions{TrustDomain: exampleOrg, NotBefore: now.Add(-time.Minute), NotAfter: now.Add(time.Hour)}
+			o := pki.CertificateOptions{CA: true, SANs: []pki.SAN{pki.IDSAN(exampleOrg.ID())}, NotBefore: now.Add(-time.Minute), NotAfter: now.Add(time.Hour)}
 			root, err := pki.NewRoot(key, o)
 			require.NoError(t, err)
 			subKey := newKey(t, pki.ECDSAP256)
 			o.PublicKey, o.MaxPathLen = subKey.Public(), new(0)
-			sub, err := root.IssueCA(o)
+			sub, err := root.Issue(o)
 			require.NoError(t, err)
 			issuer, err := pki.NewIssuer(append([]*x509.Certificate{sub}, root.Chain()...), subKey)
 			require.NoError(t, err)
 			leafKey := newKey(t, pki.ECDSAP256)
-			leaf, err := issuer.IssueLeaf(pki.LeafOptions{PublicKey: leafKey.Public(), ID: webID, NotBefore: now.Add(-time.Minute), NotAfter: now.Add(time.Hour)})
+			leaf, err := issuer.Issue(pki.CertificateOptions{PublicKey: leafKey.Public(), SANs: []pki.SAN{pki.IDSAN(webID)}, NotBefore: now.Add(-time.Minute), NotAfter: now.Add(time.Hour)})
 			require.NoError(t, err)
 
 			bundle, err := spiffe.NewBundle(exampleOrg, spiffe.BundleContents{X509Authorities: []*x509.Certificate{root.Certificate()}})
@@ -256,7 +263,7 @@ func TestRenewRoot(t *testing.T) {
 	o.NotBefore = o.NotBefore.AddDate(1, 0, 0)
 	after, err := pki.NewRoot(key, o)
 	require.NoError(t, err)
-	leaf, err := before.IssueLeaf(leafOptions())
+	leaf, err := before.Issue(leafOptions())
 	require.NoError(t, err)
 	require.NoError(t, leaf.CheckSignatureFrom(after.Certificate()))
 	require.Equal(t, before.Certificate().RawSubject, after.Certificate().RawSubject)
@@ -270,7 +277,7 @@ func TestSerials(t *testing.T) {
 	seen := map[string]bool{}
 	long := 0
 	for range 300 {
-		leaf, err := root.IssueLeaf(leafOptions())
+		leaf, err := root.Issue(leafOptions())
 		require.NoError(t, err)
 		n := leaf.SerialNumber
 		require.Positive(t, n.Sign())
@@ -295,7 +302,7 @@ func TestGivenSerialNumber(t *testing.T) {
 		o := pki.CertificateOptions{
 			PublicKey: newKey(t, pki.ECDSAP256).Public(), SANs: []pki.SAN{pki.DNSSAN("a.test")}, NotBefore: base, NotAfter: base.Add(time.Minute), SerialNumber: n,
 		}
-		leaf, err := root.IssueCertificate(o)
+		leaf, err := root.Issue(o)
 		if !ok {
 			require.ErrorContains(t, err, "serial number", "%v", n)
 			continue
@@ -319,42 +326,48 @@ func TestIssueLeafRefuses(t *testing.T) {
 	for name, tc := range map[string]struct {
 		rule string
 		also error
-		edit func(*pki.LeafOptions)
+		edit func(*pki.CertificateOptions)
 	}{
-		"no ID":                 {"X5-1", nil, func(o *pki.LeafOptions) { o.ID = spiffe.ID{} }},
-		"no path":               {"X5-6", nil, func(o *pki.LeafOptions) { o.ID = exampleOrg.ID() }},
-		"other domain":          {"X5-11", nil, func(o *pki.LeafOptions) { o.ID = spiffe.MustParseID("spiffe://other.test/web") }},
-		"longer domain":         {"X5-11", nil, func(o *pki.LeafOptions) { o.ID = spiffe.MustParseID("spiffe://example.org.evil.test/web") }},
-		"unreadable":            {"GO-3", pki.ErrUnreadableTrustDomain, func(o *pki.LeafOptions) { o.ID = spiffe.MustParseID("spiffe://a..b/web") }},
-		"no key":                {"", pki.ErrWeakKey, func(o *pki.LeafOptions) { o.PublicKey = nil }},
-		"weak key":              {"", pki.ErrWeakKey, func(o *pki.LeafOptions) { o.PublicKey = small.Public() }},
-		"private key":           {"", pki.ErrWeakKey, func(o *pki.LeafOptions) { o.PublicKey = p256Key }},
-		"the issuer's key":      {"X5-5", nil, func(o *pki.LeafOptions) { o.PublicKey = rootKey.Public() }},
-		"empty DNS name":        {"", pki.ErrSAN, func(o *pki.LeafOptions) { o.DNSNames = []string{""} }},
-		"DNS names in a string": {"", pki.ErrSAN, func(o *pki.LeafOptions) { o.DNSNames = []string{"a.com,b.com"} }},
-		"an ID as DNS name":     {"", pki.ErrSAN, func(o *pki.LeafOptions) { o.DNSNames = []string{"ok.com", "spiffe://example.org/admin"} }},
-		"an address as name":    {"", pki.ErrSAN, func(o *pki.LeafOptions) { o.DNSNames = []string{"192.0.2.1"} }},
-		"nil address":           {"", pki.ErrSAN, func(o *pki.LeafOptions) { o.IPs = []net.IP{nil} }},
-		"address of 5 bytes":    {"", pki.ErrSAN, func(o *pki.LeafOptions) { o.IPs = []net.IP{make(net.IP, 5)} }},
-		"too many names":        {"", spiffe.ErrTooLarge, func(o *pki.LeafOptions) { o.DNSNames = slices.Repeat([]string{"a"}, 1000) }},
-		"names too large": {"", spiffe.ErrTooLarge, func(o *pki.LeafOptions) {
-			o.DNSNames = slices.Repeat([]string{strings.Repeat("a.", 126) + "a"}, 258)
+		"no ID":        {"X5-1", pki.ErrSAN, func(o *pki.CertificateOptions) { o.SANs[0] = pki.IDSAN(spiffe.ID{}) }},
+		"no path":      {"X5-6", nil, func(o *pki.CertificateOptions) { o.SANs[0] = pki.IDSAN(exampleOrg.ID()) }},
+		"other domain": {"X5-11", nil, func(o *pki.CertificateOptions) { o.SANs[0] = pki.IDSAN(spiffe.MustParseID("spiffe://other.test/web")) }},
+		"longer domain": {"X5-11", nil, func(o *pki.CertificateOptions) {
+			o.SANs[0] = pki.IDSAN(spiffe.MustParseID("spiffe://example.org.evil.test/web"))
 		}},
-		"long CN":          {"", nil, func(o *pki.LeafOptions) { o.CommonName = strings.Repeat("a", 65) }},
-		"CN not UTF-8":     {"", nil, func(o *pki.LeafOptions) { o.CommonName = "\xff" }},
-		"CN with NUL":      {"", nil, func(o *pki.LeafOptions) { o.CommonName = "a\x00" }},
-		"no NotBefore":     {"", nil, func(o *pki.LeafOptions) { o.NotBefore = time.Time{} }},
-		"no NotAfter":      {"", nil, func(o *pki.LeafOptions) { o.NotAfter = time.Time{} }},
-		"backwards":        {"", nil, func(o *pki.LeafOptions) { o.NotBefore, o.NotAfter = o.NotAfter, o.NotBefore }},
-		"less than 1 s":    {"", nil, func(o *pki.LeafOptions) { o.NotAfter = o.NotBefore.Add(12 * time.Millisecond) }},
-		"before 1950":      {"", nil, func(o *pki.LeafOptions) { o.NotBefore = time.Date(1949, 12, 31, 0, 0, 0, 0, time.UTC) }},
-		"after 9999":       {"", nil, func(o *pki.LeafOptions) { o.NotAfter = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) }},
-		"outlives by 1 s":  {"", pki.ErrOutlivesIssuer, func(o *pki.LeafOptions) { o.NotAfter = end.Add(time.Second) }},
-		"after the issuer": {"", pki.ErrOutlivesIssuer, func(o *pki.LeafOptions) { o.NotBefore, o.NotAfter = end.Add(time.Hour), end.Add(2*time.Hour) }},
+		"unreadable":            {"GO-3", pki.ErrUnreadableTrustDomain, func(o *pki.CertificateOptions) { o.SANs[0] = pki.IDSAN(spiffe.MustParseID("spiffe://a..b/web")) }},
+		"no key":                {"", pki.ErrWeakKey, func(o *pki.CertificateOptions) { o.PublicKey = nil }},
+		"weak key":              {"", pki.ErrWeakKey, func(o *pki.CertificateOptions) { o.PublicKey = small.Public() }},
+		"private key":           {"", pki.ErrWeakKey, func(o *pki.CertificateOptions) { o.PublicKey = p256Key }},
+		"the issuer's key":      {"X5-5", nil, func(o *pki.CertificateOptions) { o.PublicKey = rootKey.Public() }},
+		"empty DNS name":        {"", pki.ErrSAN, func(o *pki.CertificateOptions) { o.SANs = append(o.SANs, dnsSANs("")...) }},
+		"DNS names in a string": {"", pki.ErrSAN, func(o *pki.CertificateOptions) { o.SANs = append(o.SANs, dnsSANs("a.com,b.com")...) }},
+		"an ID as DNS name": {"", pki.ErrSAN, func(o *pki.CertificateOptions) {
+			o.SANs = append(o.SANs, dnsSANs("ok.com", "spiffe://example.org/admin")...)
+		}},
+		"an address as name": {"", pki.ErrSAN, func(o *pki.CertificateOptions) { o.SANs = append(o.SANs, dnsSANs("192.0.2.1")...) }},
+		"nil address":        {"", pki.ErrSAN, func(o *pki.CertificateOptions) { o.SANs = append(o.SANs, pki.IPSAN(nil)) }},
+		"address of 5 bytes": {"", pki.ErrSAN, func(o *pki.CertificateOptions) { o.SANs = append(o.SANs, pki.IPSAN(make(net.IP, 5))) }},
+		"too many names": {"", spiffe.ErrTooLarge, func(o *pki.CertificateOptions) {
+			o.SANs = append(o.SANs, dnsSANs(slices.Repeat([]string{"a"}, 1000)...)...)
+		}},
+		"names too large": {"", spiffe.ErrTooLarge, func(o *pki.CertificateOptions) {
+			o.SANs = append(o.SANs, dnsSANs(slices.Repeat([]string{strings.Repeat("a.", 126) + "a"}, 258)...)...)
+		}},
+		"long CN":          {"", nil, func(o *pki.CertificateOptions) { o.CommonName = strings.Repeat("a", 65) }},
+		"CN not UTF-8":     {"", nil, func(o *pki.CertificateOptions) { o.CommonName = "\xff" }},
+		"CN with NUL":      {"", nil, func(o *pki.CertificateOptions) { o.CommonName = "a\x00" }},
+		"no NotBefore":     {"", nil, func(o *pki.CertificateOptions) { o.NotBefore = time.Time{} }},
+		"no NotAfter":      {"", nil, func(o *pki.CertificateOptions) { o.NotAfter = time.Time{} }},
+		"backwards":        {"", nil, func(o *pki.CertificateOptions) { o.NotBefore, o.NotAfter = o.NotAfter, o.NotBefore }},
+		"less than 1 s":    {"", nil, func(o *pki.CertificateOptions) { o.NotAfter = o.NotBefore.Add(12 * time.Millisecond) }},
+		"before 1950":      {"", nil, func(o *pki.CertificateOptions) { o.NotBefore = time.Date(1949, 12, 31, 0, 0, 0, 0, time.UTC) }},
+		"after 9999":       {"", nil, func(o *pki.CertificateOptions) { o.NotAfter = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) }},
+		"outlives by 1 s":  {"", pki.ErrOutlivesIssuer, func(o *pki.CertificateOptions) { o.NotAfter = end.Add(time.Second) }},
+		"after the issuer": {"", pki.ErrOutlivesIssuer, func(o *pki.CertificateOptions) { o.NotBefore, o.NotAfter = end.Add(time.Hour), end.Add(2*time.Hour) }},
 	} {
 		o := leafOptions()
 		tc.edit(&o)
-		leaf, err := root.IssueLeaf(o)
+		leaf, err := root.Issue(o)
 		require.Nil(t, leaf, name)
 		pe, ok := errors.AsType[*pki.ProfileError](err)
 		require.True(t, ok, "%s: %v", name, err)
@@ -373,7 +386,7 @@ func TestIssueLeafRefuses(t *testing.T) {
 	for _, d := range []time.Duration{0, 999 * time.Millisecond} {
 		o := leafOptions()
 		o.NotAfter = end.Add(d)
-		leaf, err := root.IssueLeaf(o)
+		leaf, err := root.Issue(o)
 		require.NoError(t, err)
 		require.Equal(t, end, leaf.NotAfter)
 	}
@@ -395,7 +408,7 @@ func TestCARefuses(t *testing.T) {
 		between := newKey(t, pki.ECDSAP256)
 		o := rootOptions()
 		o.PublicKey = between.Public()
-		cert, err := above.IssueCA(o)
+		cert, err := above.Issue(o)
 		require.NoError(t, err)
 		i, err := pki.NewIssuer([]*x509.Certificate{cert, above.Certificate()}, between)
 		require.NoError(t, err)
@@ -406,27 +419,27 @@ func TestCARefuses(t *testing.T) {
 		issuer *pki.Issuer
 		rule   string
 		also   error
-		edit   func(*pki.CAOptions)
+		edit   func(*pki.CertificateOptions)
 	}{
-		"no trust domain":  {root, "X5-10", nil, func(o *pki.CAOptions) { o.TrustDomain = spiffe.TrustDomain{} }},
-		"unreadable":       {root, "GO-3", pki.ErrUnreadableTrustDomain, func(o *pki.CAOptions) { o.TrustDomain = spiffe.MustParseTrustDomain("a.") }},
-		"no key":           {root, "", pki.ErrWeakKey, func(o *pki.CAOptions) { o.PublicKey = nil }},
-		"unknown key":      {root, "", pki.ErrWeakKey, func(o *pki.CAOptions) { o.PublicKey = unsupportedKey{} }},
-		"the issuer's key": {root, "", nil, func(o *pki.CAOptions) { o.PublicKey = key.Public() }},
-		"organization":     {root, "", nil, func(o *pki.CAOptions) { o.Organization = strings.Repeat("a", 65) }},
-		"organization NUL": {root, "", nil, func(o *pki.CAOptions) { o.Organization = "a\x00" }},
-		"negative length":  {root, "X5-14", nil, func(o *pki.CAOptions) { o.MaxPathLen = new(-1) }},
-		"below 0":          {none, "X5-14", nil, func(*pki.CAOptions) {}},
-		"as long":          {two, "X5-14", nil, func(o *pki.CAOptions) { o.MaxPathLen = new(2) }},
-		"none above":       {belowOne, "X5-14", nil, func(*pki.CAOptions) {}},
-		"as long as above": {belowTwo, "X5-14", nil, func(o *pki.CAOptions) { o.MaxPathLen = new(1) }},
-		"backwards":        {root, "", nil, func(o *pki.CAOptions) { o.NotAfter = o.NotBefore }},
-		"outlives":         {root, "", pki.ErrOutlivesIssuer, func(o *pki.CAOptions) { o.NotAfter = o.NotAfter.AddDate(0, 0, 1) }},
+		"no trust domain":  {root, "X5-10", nil, func(o *pki.CertificateOptions) { o.SANs = []pki.SAN{pki.IDSAN(spiffe.TrustDomain{}.ID())} }},
+		"unreadable":       {root, "GO-3", pki.ErrUnreadableTrustDomain, func(o *pki.CertificateOptions) { o.SANs = []pki.SAN{pki.IDSAN(spiffe.MustParseTrustDomain("a.").ID())} }},
+		"no key":           {root, "", pki.ErrWeakKey, func(o *pki.CertificateOptions) { o.PublicKey = nil }},
+		"unknown key":      {root, "", pki.ErrWeakKey, func(o *pki.CertificateOptions) { o.PublicKey = unsupportedKey{} }},
+		"the issuer's key": {root, "", nil, func(o *pki.CertificateOptions) { o.PublicKey = key.Public() }},
+		"organization":     {root, "", nil, func(o *pki.CertificateOptions) { o.Organization = strings.Repeat("a", 65) }},
+		"organization NUL": {root, "", nil, func(o *pki.CertificateOptions) { o.Organization = "a\x00" }},
+		"negative length":  {root, "X5-14", nil, func(o *pki.CertificateOptions) { o.MaxPathLen = new(-1) }},
+		"below 0":          {none, "X5-14", nil, func(*pki.CertificateOptions) {}},
+		"as long":          {two, "X5-14", nil, func(o *pki.CertificateOptions) { o.MaxPathLen = new(2) }},
+		"none above":       {belowOne, "X5-14", nil, func(*pki.CertificateOptions) {}},
+		"as long as above": {belowTwo, "X5-14", nil, func(o *pki.CertificateOptions) { o.MaxPathLen = new(1) }},
+		"backwards":        {root, "", nil, func(o *pki.CertificateOptions) { o.NotAfter = o.NotBefore }},
+		"outlives":         {root, "", pki.ErrOutlivesIssuer, func(o *pki.CertificateOptions) { o.NotAfter = o.NotAfter.AddDate(0, 0, 1) }},
 	} {
 		o := rootOptions()
 		o.PublicKey = subKey.Public()
 		tc.edit(&o)
-		cert, err := tc.issuer.IssueCA(o)
+		cert, err := tc.issuer.Issue(o)
 		require.Nil(t, cert, name)
 		pe, ok := errors.AsType[*pki.ProfileError](err)
 		require.True(t, ok, "%s: %v", name, err)
@@ -438,22 +451,22 @@ func TestCARefuses(t *testing.T) {
 	}
 	o := rootOptions()
 	o.PublicKey, o.MaxPathLen = subKey.Public(), new(1)
-	_, err := two.IssueCA(o)
+	_, err := two.Issue(o)
 	require.NoError(t, err)
 	for _, n := range []*int{nil, new(0)} {
 		last := o
 		last.MaxPathLen = n
-		cert, err := belowTwo.IssueCA(last)
+		cert, err := belowTwo.Issue(last)
 		require.NoError(t, err)
 		_, err = pki.NewIssuer(append([]*x509.Certificate{cert}, belowTwo.Chain()...), subKey)
 		require.NoError(t, err, "what was signed can sign")
 	}
-	o.TrustDomain = spiffe.MustParseTrustDomain("other.test") // X5-12
-	_, err = two.IssueCA(o)
+	o.SANs = []pki.SAN{pki.IDSAN(spiffe.MustParseTrustDomain("other.test").ID())} // X5-12
+	_, err = two.Issue(o)
 	require.NoError(t, err)
 	// A name that does not fit into an organization is left out of the subject.
-	o.TrustDomain = spiffe.MustParseTrustDomain(strings.Repeat("a", 65))
-	cert, err := root.IssueCA(o)
+	o.SANs = []pki.SAN{pki.IDSAN(spiffe.MustParseTrustDomain(strings.Repeat("a", 65)).ID())}
+	cert, err := root.Issue(o)
 	require.NoError(t, err)
 	require.Empty(t, cert.Subject.Organization)
 	require.NotEmpty(t, cert.Subject.SerialNumber)
@@ -546,10 +559,10 @@ func TestNewIssuerRefuses(t *testing.T) {
 		i, err := pki.NewIssuer([]*x509.Certificate{selfSigned(key, edit)}, remote{key})
 		require.NoError(t, err, name)
 		o := leafOptions()
-		_, err = i.IssueLeaf(o)
+		_, err = i.Issue(o)
 		require.NoError(t, err, name)
-		o.ID = spiffe.MustParseID("spiffe://other.test/web")
-		_, err = i.IssueLeaf(o)
+		o.SANs[0] = pki.IDSAN(spiffe.MustParseID("spiffe://other.test/web"))
+		_, err = i.Issue(o)
 		_, bound := errors.AsType[*pki.ProfileError](err)
 		require.Equal(t, len(i.Certificate().URIs) == 1 && i.Certificate().URIs[0].Scheme == "spiffe", bound, "%s: %v", name, err)
 	}
@@ -559,7 +572,7 @@ func TestNewIssuerRefuses(t *testing.T) {
 	require.NoError(t, err)
 	o := leafOptions()
 	o.CommonName = "web"
-	leaf, err := i.IssueLeaf(o)
+	leaf, err := i.Issue(o)
 	require.NoError(t, err)
 	require.Equal(t, ca.RawSubject, leaf.RawSubject)
 	require.Equal(t, []byte{1, 2, 3}, leaf.AuthorityKeyId)
@@ -571,7 +584,7 @@ func TestIssuerKeyFails(t *testing.T) {
 	key := newKey(t, pki.ECDSAP256)
 	o := rootOptions()
 	o.PublicKey = key.Public()
-	sub, err := root.IssueCA(o)
+	sub, err := root.Issue(o)
 	require.NoError(t, err)
 	errHSM := errors.New("the token is not there")
 	for name, sign := range map[string]func(io.Reader, []byte, crypto.SignerOpts) ([]byte, error){
@@ -584,7 +597,7 @@ func TestIssuerKeyFails(t *testing.T) {
 	} {
 		i, err := pki.NewIssuer([]*x509.Certificate{sub}, broken{key, sign})
 		require.NoError(t, err)
-		leaf, err := i.IssueLeaf(leafOptions())
+		leaf, err := i.Issue(leafOptions())
 		require.ErrorContains(t, err, "pki: leaf: sign: ", name)
 		require.Nil(t, leaf)
 		require.Equal(t, name == "fails", errors.Is(err, errHSM))
@@ -603,11 +616,11 @@ func TestReadableTrustDomains(t *testing.T) {
 		".": false, "..": false, ".a": false, "a.": false, "a..b": false, "1.2.3.4.": false, "...": false,
 	} {
 		td := spiffe.MustParseTrustDomain(name)
-		_, err := pki.NewRoot(key, pki.CAOptions{TrustDomain: td, NotBefore: base, NotAfter: base.AddDate(1, 0, 0)})
+		_, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: base, NotAfter: base.AddDate(1, 0, 0)})
 		assert.Equal(t, want, err == nil, "%q: %v", name, err)
 		assert.Equal(t, !want, errors.Is(err, pki.ErrUnreadableTrustDomain), "%q: %v", name, err)
 
-		san, err := pki.MarshalSANs(pki.IDSAN(td.ID()))
+		san, err := pki.MarshalSANValue(pki.IDSAN(td.ID()))
 		require.NoError(t, err)
 		tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), ExtraExtensions: []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 17}, Value: san}}}
 		b, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
@@ -629,7 +642,7 @@ func TestIssuerDoesNotPrintItsKey(t *testing.T) {
 	assert.Contains(t, buf.String(), "example.org")
 	assertNoKey(t, key.Seed(), &buf, i, *i, pki.Issuer{})
 	assert.Equal(t, "pki.Issuer("+i.Certificate().Subject.String()+")", i.String())
-	assert.Equal(t, "pki.Issuer()", pki.Issuer{}.String())
+	assert.Equal(t, "[redacted]", pki.Issuer{}.String())
 }
 
 // assertNoKey prints values, and structs that hold them out of reach of their methods, in every way.
@@ -670,7 +683,7 @@ func TestIssuerIsImmutableAndConcurrent(t *testing.T) {
 		wg.Go(func() {
 			o := leafOptions()
 			o.PublicKey = csr.PublicKey()
-			leaf, err := i.IssueLeaf(o)
+			leaf, err := i.Issue(o)
 			assert.NoError(t, err)
 			assert.NoError(t, leaf.CheckSignatureFrom(i.Certificate()))
 			_ = i.String()
@@ -693,7 +706,7 @@ func TestCSRIsNotAuthority(t *testing.T) {
 	require.Equal(t, "admin", csr.CommonName())
 	o := leafOptions()
 	o.PublicKey = csr.PublicKey()
-	leaf, err := newRoot(t).IssueLeaf(o)
+	leaf, err := newRoot(t).Issue(o)
 	require.NoError(t, err)
 	require.Equal(t, []byte{0x30, 0}, leaf.RawSubject)
 	require.False(t, leaf.IsCA)

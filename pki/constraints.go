@@ -77,7 +77,7 @@ func checkPermitted(ca *x509.Certificate, sans []SAN) error {
 			allowed = (len(ca.PermittedIPRanges) == 0 || inRanges(ca.PermittedIPRanges, ip)) && !inRanges(ca.ExcludedIPRanges, ip)
 		}
 		if !allowed {
-			return fmt.Errorf("%w: the name constraints of the issuer %.300q do not permit %.300s", ErrSAN, ca.Subject, s)
+			return fmt.Errorf("%w: the name constraints of the issuer %.300q do not permit %.300s", errSAN, ca.Subject, s)
 		}
 	}
 	return nil

@@ -64,7 +64,7 @@ func uriSAN(s string) pki.SAN { return pki.SAN{Type: pki.URI, Value: s} }
 func TestConstrain(t *testing.T) {
 	t.Parallel()
 	o := rootOptions()
-	o.Constrain = true
+	o.PermittedTrustDomains = []spiffe.TrustDomain{exampleOrg}
 	key := newKey(t, pki.ECDSAP256)
 	root, err := pki.NewRoot(key, o)
 	require.NoError(t, err)
@@ -73,8 +73,9 @@ func TestConstrain(t *testing.T) {
 	require.Contains(t, lines, "2.5.29.30 true "+hex.EncodeToString(der(tagSeq,
 		der(0xa0, der(tagSeq, der(0x86, []byte("example.org")))), der(0xa1, der(tagSeq, der(0x86, []byte(".example.org")))))))
 
-	leaf, err := root.IssueLeaf(pki.LeafOptions{PublicKey: p256Key.Public(), ID: webID, DNSNames: []string{"web.other.test", "*.web.test"},
-		IPs: []net.IP{net.IPv4(192, 0, 2, 1)}, NotBefore: base, NotAfter: base.Add(time.Hour)})
+	leaf, err := root.Issue(pki.CertificateOptions{PublicKey: p256Key.Public(), SANs: []pki.SAN{
+		pki.IDSAN(webID), pki.DNSSAN("web.other.test"), pki.DNSSAN("*.web.test"), pki.IPSAN(net.IPv4(192, 0, 2, 1)),
+	}, NotBefore: base, NotAfter: base.Add(time.Hour)})
 	require.NoError(t, err, "DNS names and addresses are not constrained")
 	require.NoError(t, verifyAt(cert, base.Add(time.Minute), leaf))
 
@@ -93,7 +94,7 @@ func TestConstrain(t *testing.T) {
 
 		// A CA from elsewhere, with no ID of its own but the same constraints.
 		bare := constrainedCA(t, key, []string{"example.org"}, []string{".example.org"})
-		_, err := bare.IssueLeaf(pki.LeafOptions{PublicKey: p256Key.Public(), ID: id, NotBefore: base, NotAfter: base.Add(time.Hour)})
+		_, err := bare.Issue(pki.CertificateOptions{PublicKey: p256Key.Public(), SANs: []pki.SAN{pki.IDSAN(id)}, NotBefore: base, NotAfter: base.Add(time.Hour)})
 		pe, ok := errors.AsType[*pki.ProfileError](err)
 		require.True(t, ok, "%s: %v", id, err)
 		require.Equal(t, "X5-15", pe.Rule, id)
@@ -104,19 +105,19 @@ func TestConstrain(t *testing.T) {
 	// Nor by way of a CA below it, whatever that one says of itself.
 	other := rootOptions()
 	subKey := newKey(t, pki.ECDSAP256)
-	other.PublicKey, other.TrustDomain = subKey.Public(), spiffe.MustParseTrustDomain("other.test")
-	_, err = root.IssueCA(other)
+	other.PublicKey, other.SANs = subKey.Public(), []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://other.test"))}
+	_, err = root.Issue(other)
 	pe, ok := errors.AsType[*pki.ProfileError](err)
 	require.True(t, ok, "%v", err)
 	require.Equal(t, "X5-15", pe.Rule)
-	other.TrustDomain = exampleOrg
-	sub, err := root.IssueCA(other)
+	other.SANs = []pki.SAN{pki.IDSAN(exampleOrg.ID())}
+	sub, err := root.Issue(other)
 	require.NoError(t, err)
 	require.Error(t, verifyAt(cert, base.Add(time.Minute), forge(t, sub, subKey, uriSAN("spiffe://other.test/web")), sub))
 	require.NoError(t, verifyAt(cert, base.Add(time.Minute), forge(t, sub, subKey, uriSAN("spiffe://example.org/web")), sub))
 	below, err := pki.NewIssuer([]*x509.Certificate{sub, cert}, subKey)
 	require.NoError(t, err)
-	_, err = below.IssueCertificate(pki.CertificateOptions{PublicKey: p256Key.Public(), SANs: []pki.SAN{uriSAN("https://other.test")}, NotBefore: base, NotAfter: base.Add(time.Hour)})
+	_, err = below.Issue(pki.CertificateOptions{PublicKey: p256Key.Public(), SANs: []pki.SAN{uriSAN("https://other.test")}, NotBefore: base, NotAfter: base.Add(time.Hour)})
 	require.ErrorIs(t, err, pki.ErrSAN, "the constraints of the CA above")
 }
 
@@ -194,7 +195,7 @@ func TestConstrainRefuses(t *testing.T) {
 	// What is left of the odd names: the extension is readable, and says what it should.
 	for _, td := range domains("a", "a_b.test", "-", "_", "1.2.3", "1.2.3.4.5", "256.1.1.1", "01.2.3.4", "0x7f.0.0.1", "xn--bcher-kva.example", strings.Repeat("a", 255)) {
 		o := rootOptions()
-		o.TrustDomain, o.Constrain = td, true
+		o.SANs, o.PermittedTrustDomains = []pki.SAN{pki.IDSAN(td.ID())}, []spiffe.TrustDomain{td}
 		root, err := pki.NewRoot(key, o)
 		require.NoError(t, err, td)
 		id, err := spiffe.ParseID("spiffe://" + td.String() + "/web")
@@ -257,7 +258,7 @@ func TestConstraintsAsVerified(t *testing.T) {
 		i := caWith(t, key, edit)
 		for _, s := range names {
 			want := verifyAt(i.Certificate(), base.Add(time.Minute), forge(t, i.Certificate(), key, s))
-			leaf, err := i.IssueCertificate(pki.CertificateOptions{PublicKey: p256Key.Public(), SANs: []pki.SAN{s}, NotBefore: base, NotAfter: base.Add(time.Hour)})
+			leaf, err := i.Issue(pki.CertificateOptions{PublicKey: p256Key.Public(), SANs: []pki.SAN{s}, NotBefore: base, NotAfter: base.Add(time.Hour)})
 			assert.Equal(t, want == nil, err == nil, "%s, %s: crypto/x509: %v, we: %v", name, s, want, err)
 			if err == nil {
 				allowed++

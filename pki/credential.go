@@ -6,12 +6,12 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/certs/certpem"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -22,6 +22,7 @@ import (
 //
 // No printer shows the key. [Credential.MarshalPEM] returns it.
 type Credential struct {
+	redacted
 	chain []*x509.Certificate
 	tls   func() *tls.Certificate // a func, because no printer sees what it holds
 }
@@ -46,7 +47,11 @@ func NewCredential(chain []*x509.Certificate, key crypto.Signer) (*Credential, e
 	for i, c := range chain {
 		cert.Certificate[i] = c.Raw
 	}
-	return &Credential{chain: slices.Clone(chain), tls: func() *tls.Certificate { return cert }}, nil
+	return &Credential{
+		redacted: redact.New("pki.Credential(" + leafNames(chain[0]) + ")"),
+		chain:    slices.Clone(chain),
+		tls:      func() *tls.Certificate { return cert },
+	}, nil
 }
 
 // ParseCredentialPEM parses a Credential from PEM, by the rules of [ParseCertificatesPEM], [ParsePrivateKeyPEM] and
@@ -85,17 +90,6 @@ func (c *Credential) MarshalPEM() (certs, key []byte, err error) {
 		return nil, nil, fmt.Errorf("pki: credential: %w", err)
 	}
 	return certpem.EncodeCertificates(c.chain), key, nil
-}
-
-// String returns the names of the leaf.
-func (c *Credential) String() string { return "pki.Credential(" + leafNames(c.chain[0]) + ")" }
-
-// GoString is String: the verb %#v must not walk to the key.
-func (c *Credential) GoString() string { return c.String() }
-
-// LogValue implements [slog.LogValuer]: the names of the leaf and when it ends.
-func (c *Credential) LogValue() slog.Value {
-	return slog.GroupValue(slog.String("names", leafNames(c.chain[0])), slog.Time("not_after", c.NotAfter()))
 }
 
 // leafNames returns the alternative names of a certificate, or its subject, for messages.

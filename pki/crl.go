@@ -28,28 +28,17 @@ const (
 // errCRL says that a certificate revocation list is not valid, or does not belong to a CA.
 var errCRL = errors.New("invalid certificate revocation list")
 
-// ParseCRLsPEM parses a file of certificate revocation lists (RFC 5280, section 5): one or more X509 CRL
-// blocks and no others. Text in front of a block is allowed, as tools write comments there; text after the
-// last one is not. That the lists are well formed does not mean that their
-// issuer signed them: that is for [x509.RevocationList.CheckSignatureFrom].
+// parseCRLs parses a file of certificate revocation lists (RFC 5280, section 5): one or more X509 CRL blocks and no
+// others. Text in front of a block is allowed, as tools write comments there; text after the last one is not. That the
+// lists are well formed does not mean that their issuer signed them: see checkCRL.
 //
-// Beyond what [x509.ParseRevocationList] checks, a list must have a signature with SHA-256 or better, an
-// issuer, a next update that is not before this one, no serial number twice, reasons that a complete list
-// can have, no extension twice, and no critical extension but that of an issuing distribution point. Lists
-// that are not what they seem are refused: delta lists, lists for attribute certificates, for some reasons,
-// or for other issuers' certificates.
+// Beyond what [x509.ParseRevocationList] checks, a list must have a signature with SHA-256 or better, an issuer, a next
+// update that is not before this one, no serial number twice, reasons that a complete list can have, no extension twice,
+// and no critical extension but that of an issuing distribution point. Lists that are not what they seem are refused:
+// delta lists, lists for attribute certificates, for some reasons, or for other issuers' certificates.
 //
 // Input of more than 1 MiB, a list of more than 700 KiB and more than 100 lists give an error that wraps
 // [spiffe.ErrTooLarge].
-func ParseCRLsPEM(data []byte) ([]*x509.RevocationList, error) {
-	crls, err := parseCRLs(data)
-	if err != nil {
-		return nil, fmt.Errorf("pki: %w: %w", errCRL, err)
-	}
-	return crls, nil
-}
-
-// parseCRLs is ParseCRLsPEM without the words that all its errors begin with.
 func parseCRLs(data []byte) (crls []*x509.RevocationList, err error) {
 	err = certpem.Each(data, "X509 CRL", "list", maxCRLs, func(der []byte) error {
 		list, err := parseCRL(der)

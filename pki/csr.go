@@ -31,8 +31,8 @@ const (
 	maxReadCommonName = 253 // bytes; Linkerd's proxies put the whole DNS name there
 )
 
-// ErrCSR says that a certificate signing request is not valid, or that one cannot be made.
-var ErrCSR = errors.New("invalid certificate signing request")
+// errCSR says that a certificate signing request is not valid, or that one cannot be made.
+var errCSR = errors.New("invalid certificate signing request")
 
 // CSR is a certificate signing request (PKCS#10) whose signature was verified and whose key is
 // acceptable. Only [NewCSR], [ParseCSR] and [ParseCSRPEM] make one. It never changes.
@@ -63,8 +63,7 @@ type CSROptions struct {
 }
 
 // NewCSR makes a request for the public key of key and signs it with key, which may live in hardware.
-// Errors wrap [ErrCSR]; those about the key wrap [ErrWeakKey] too, and those about a name [ErrSAN],
-// [spiffe.ErrTooLarge] or [ErrUnreadableTrustDomain].
+// Errors about the key wrap [ErrWeakKey], and those about too many names [spiffe.ErrTooLarge].
 func NewCSR(key crypto.Signer, opts CSROptions) (*CSR, error) {
 	if key == nil {
 		return nil, csrError("no private key")
@@ -79,16 +78,11 @@ func NewCSR(key crypto.Signer, opts CSROptions) (*CSR, error) {
 	}
 	tmpl := &x509.CertificateRequest{Subject: name}
 	if len(opts.SANs) > 0 {
-		for _, s := range opts.SANs {
-			if err := s.checkRequested(); err != nil {
-				return nil, csrError("%w", err)
-			}
-		}
-		value, err := marshalSANs(opts.SANs)
+		ext, err := sanExtension(opts.SANs, opts.Organization == "" && opts.CommonName == "")
 		if err != nil {
 			return nil, csrError("%w", err)
 		}
-		tmpl.ExtraExtensions = []pkix.Extension{{Id: oidSAN(), Critical: opts.Organization == "" && opts.CommonName == "", Value: value}}
+		tmpl.ExtraExtensions = []pkix.Extension{ext}
 	}
 	der, err := x509.CreateCertificateRequest(rand.Reader, tmpl, signer{key, pub}) // verifies its own signature
 	if err != nil {
@@ -137,13 +131,13 @@ func ParseCSRPEM(data []byte) (*CSR, error) {
 //
 // It is strict about what it reads: no trailing bytes at any level, version 1, at most one request for
 // extensions with no extension twice, at most one common name of at most 253 bytes (proxies put whole
-// DNS names there), alternative names by the rules of [CertificateSANs], a signature with SHA-256 or better. The
+// DNS names there), alternative names by the rules of [ParseSANs], a signature with SHA-256 or better. The
 // rest of the subject and other attributes are skipped, as is every extension but the alternative
 // names, with one exception: a request that insists on an extension (marks it critical) that is not one
 // of the usual ones (key usage, extended key usage, basic constraints, key identifier) is refused,
 // rather than granted in part.
 //
-// Errors wrap [ErrCSR]; where it applies also [spiffe.ErrTooLarge], [ErrWeakKey] or [ErrSAN].
+// Errors wrap [spiffe.ErrTooLarge] or [ErrWeakKey] where that applies.
 func ParseCSR(der []byte) (*CSR, error) {
 	if len(der) > maxCSR {
 		return nil, csrTooLarge("", len(der), maxCSR)
@@ -203,8 +197,7 @@ func (c *CSR) PEM() []byte {
 func (c *CSR) SANs() []SAN { return slices.Clone(c.sans) }
 
 // ID returns the SPIFFE ID that the request asks for. A request with no URI name, with a second one, or
-// with one that is not a SPIFFE ID gives an error that wraps [ErrCSR]. Nothing vouches for the ID: see
-// [CSR.SANs].
+// with one that is not a SPIFFE ID gives an error. Nothing vouches for the ID: see [CSR.SANs].
 func (c *CSR) ID() (spiffe.ID, error) {
 	var found []string
 	for _, s := range c.sans {
@@ -227,7 +220,7 @@ func (c *CSR) ID() (spiffe.ID, error) {
 func (c *CSR) CommonName() string { return c.commonName }
 
 // OnlyNames reports whether the request asks for nothing but alternative names and a common name, for
-// those that hand it to a signer that may grant all of it. The error, which wraps [ErrCSR], names another
+// those that hand it to a signer that may grant all of it. The error names another
 // attribute of the subject (an empty organization excepted, which some clients always send), another
 // extension or another attribute of the request, such as a challenge password.
 func (c *CSR) OnlyNames() error {
@@ -504,7 +497,7 @@ func oidText(raw cryptobyte.String) string {
 }
 
 func csrError(format string, args ...any) error {
-	return fmt.Errorf("pki: %w: %w", ErrCSR, fmt.Errorf(format, args...))
+	return fmt.Errorf("pki: %w: %w", errCSR, fmt.Errorf(format, args...))
 }
 
 func csrTooLarge(form string, n, limit int) error {

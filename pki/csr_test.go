@@ -61,7 +61,7 @@ func TestNewCSR(t *testing.T) {
 			require.Len(t, std.Extensions, 1)
 			require.Equal(t, asn1.ObjectIdentifier{2, 5, 29, 17}, std.Extensions[0].Id)
 			require.Equal(t, cn == "", std.Extensions[0].Critical)
-			want, err := pki.MarshalSANs(names...)
+			want, err := pki.MarshalSANValue(names...)
 			require.NoError(t, err)
 			require.Equal(t, want, std.Extensions[0].Value)
 			if cn == "" {

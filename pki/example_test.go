@@ -31,10 +31,10 @@ func Example() {
 	if err != nil {
 		panic(err)
 	}
-	root, err := pki.NewRoot(rootKey, pki.CAOptions{
-		TrustDomain: spiffe.MustParseTrustDomain("example.org"),
-		NotBefore:   now,
-		NotAfter:    now.AddDate(10, 0, 0),
+	root, err := pki.NewRoot(rootKey, pki.CertificateOptions{
+		SANs:      []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.org"))},
+		NotBefore: now,
+		NotAfter:  now.AddDate(10, 0, 0),
 	})
 	if err != nil {
 		panic(err)
@@ -43,9 +43,10 @@ func Example() {
 	if err != nil {
 		panic(err)
 	}
-	leaf, err := root.IssueLeaf(pki.LeafOptions{
-		PublicKey: csr.PublicKey(),                                // all that a request is good for
-		ID:        spiffe.MustParseID("spiffe://example.org/web"), // the caller, as it has authenticated
+	leaf, err := root.Issue(pki.CertificateOptions{
+		PublicKey: csr.PublicKey(), // all that a request is good for
+		// The caller, as it has authenticated.
+		SANs:      []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.org/web"))},
 		NotBefore: now,
 		NotAfter:  now.Add(time.Hour),
 	})
@@ -60,16 +61,16 @@ func Example() {
 }
 
 // A broken rule is named, and nothing is signed.
-func ExampleIssuer_IssueLeaf() {
+func ExampleIssuer_Issue() {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	key, err := pki.NewKey(pki.ECDSAP256)
 	if err != nil {
 		panic(err)
 	}
-	root, err := pki.NewRoot(key, pki.CAOptions{
-		TrustDomain: spiffe.MustParseTrustDomain("example.org"),
-		NotBefore:   now,
-		NotAfter:    now.AddDate(0, 0, 30),
+	root, err := pki.NewRoot(key, pki.CertificateOptions{
+		SANs:      []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.org"))},
+		NotBefore: now,
+		NotAfter:  now.AddDate(0, 0, 30),
 	})
 	if err != nil {
 		panic(err)
@@ -78,9 +79,9 @@ func ExampleIssuer_IssueLeaf() {
 	if err != nil {
 		panic(err)
 	}
-	_, err = root.IssueLeaf(pki.LeafOptions{
+	_, err = root.Issue(pki.CertificateOptions{
 		PublicKey: leafKey.Public(),
-		ID:        spiffe.MustParseID("spiffe://example.org"),
+		SANs:      []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.org"))},
 		NotBefore: now,
 		NotAfter:  now.Add(time.Hour),
 	})
@@ -89,9 +90,9 @@ func ExampleIssuer_IssueLeaf() {
 		fmt.Println(e.Rule)
 	}
 
-	_, err = root.IssueLeaf(pki.LeafOptions{
+	_, err = root.Issue(pki.CertificateOptions{
 		PublicKey: leafKey.Public(),
-		ID:        spiffe.MustParseID("spiffe://example.org/web"),
+		SANs:      []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.org/web"))},
 		NotBefore: now,
 		NotAfter:  now.AddDate(0, 0, 31),
 	})
@@ -105,10 +106,8 @@ func ExampleIssuer_IssueLeaf() {
 func ExampleParseCSRPEM() {
 	_, err := pki.ParseCSRPEM(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte{1, 2, 3}}))
 	fmt.Println(err)
-	fmt.Println(errors.Is(err, pki.ErrCSR))
 	// Output:
 	// pki: invalid certificate signing request: the PEM block is "CERTIFICATE", want CERTIFICATE REQUEST
-	// true
 }
 
 // Files that are being replaced are often seen half-way.
@@ -118,7 +117,7 @@ func ExampleNewSecretPEM() {
 	if err != nil {
 		panic(err)
 	}
-	root, err := pki.NewRoot(key, pki.CAOptions{TrustDomain: spiffe.MustParseTrustDomain("example.org"), NotBefore: now, NotAfter: now.AddDate(1, 0, 0)})
+	root, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.org"))}, NotBefore: now, NotAfter: now.AddDate(1, 0, 0)})
 	if err != nil {
 		panic(err)
 	}
@@ -139,17 +138,17 @@ func ExampleNewSecretPEM() {
 }
 
 // A server that is not a workload, with a name in DNS and none in SPIFFE.
-func ExampleIssuer_IssueCertificate() {
+func ExampleIssuer_Issue_withoutSPIFFE() {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	rootKey, err := pki.NewKey(pki.ECDSAP256)
 	if err != nil {
 		panic(err)
 	}
-	root, err := pki.NewRoot(rootKey, pki.CAOptions{
-		TrustDomain: spiffe.MustParseTrustDomain("example.org"),
-		Constrain:   true, // this CA cannot sign for another trust domain
-		NotBefore:   now.Add(-2 * time.Minute),
-		NotAfter:    now.AddDate(10, 0, 0),
+	root, err := pki.NewRoot(rootKey, pki.CertificateOptions{
+		SANs:                  []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.org"))},
+		PermittedTrustDomains: []spiffe.TrustDomain{spiffe.MustParseTrustDomain("example.org")}, // it signs for no other
+		NotBefore:             now.Add(-2 * time.Minute),
+		NotAfter:              now.AddDate(10, 0, 0),
 	})
 	if err != nil {
 		panic(err)
@@ -158,7 +157,7 @@ func ExampleIssuer_IssueCertificate() {
 	if err != nil {
 		panic(err)
 	}
-	cert, err := root.IssueCertificate(pki.CertificateOptions{
+	cert, err := root.Issue(pki.CertificateOptions{
 		PublicKey:   key.Public(),
 		SANs:        []pki.SAN{pki.DNSSAN("ca.infra.svc")},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
@@ -168,18 +167,20 @@ func ExampleIssuer_IssueCertificate() {
 	if err != nil {
 		panic(err)
 	}
-	fmt.Println(pki.CertificateSANs(cert))
+	fmt.Println(pki.ParseSANs(cert.Extensions))
 
-	_, err = root.IssueCertificate(pki.CertificateOptions{
+	_, err = root.Issue(pki.CertificateOptions{
 		PublicKey: key.Public(),
 		SANs:      []pki.SAN{{Type: pki.URI, Value: "https://other.test"}},
 		NotBefore: now,
 		NotAfter:  now.Add(24 * time.Hour),
 	})
-	fmt.Println(errors.Is(err, pki.ErrSAN))
+	if e, ok := errors.AsType[*pki.ProfileError](err); ok {
+		fmt.Println("not permitted:", e.Rule)
+	}
 	// Output:
 	// [DNS:ca.infra.svc] <nil>
-	// true
+	// not permitted: X5-15
 }
 
 // The files of a CA, read as one, and read again when they change.
@@ -194,7 +195,7 @@ func ExampleReadKeyCertBundle() {
 		if err != nil {
 			panic(err)
 		}
-		root, err := pki.NewRoot(key, pki.CAOptions{TrustDomain: spiffe.MustParseTrustDomain("example.org"), Organization: organization, NotBefore: now, NotAfter: now.AddDate(1, 0, 0)})
+		root, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.org"))}, Organization: organization, NotBefore: now, NotAfter: now.AddDate(1, 0, 0)})
 		if err != nil {
 			panic(err)
 		}
@@ -231,7 +232,7 @@ func ExampleIssuer_Renew() {
 	if err != nil {
 		panic(err)
 	}
-	root, err := pki.NewRoot(key, pki.CAOptions{TrustDomain: spiffe.MustParseTrustDomain("example.org"), NotBefore: now, NotAfter: now.AddDate(0, 0, 100)})
+	root, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.org"))}, NotBefore: now, NotAfter: now.AddDate(0, 0, 100)})
 	if err != nil {
 		panic(err)
 	}

@@ -5,23 +5,27 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
+	"slices"
 	"time"
 )
 
 // Errors that no caller has to tell from others.
 var (
-	ErrOutlivesIssuer = errOutlivesIssuer
-	ErrCRL            = errCRL
+	ErrOutlivesIssuer        = errOutlivesIssuer
+	ErrCRL                   = errCRL
+	ErrCSR                   = errCSR
+	ErrSAN                   = errSAN
+	ErrUnreadableTrustDomain = errUnreadable
 )
 
-// MarshalSANs returns the value of an extension.
-func MarshalSANs(sans ...SAN) ([]byte, error) {
+// MarshalSANValue returns the value of an extension.
+func MarshalSANValue(sans ...SAN) ([]byte, error) {
 	der, err := marshalSANs(sans)
 	return der, named(err)
 }
 
-// ParseSANs reads the value of an extension.
-func ParseSANs(der []byte) ([]SAN, error) {
+// ParseSANValue reads the value of an extension.
+func ParseSANValue(der []byte) ([]SAN, error) {
 	sans, err := parseSANs(der)
 	return sans, named(err)
 }
@@ -40,6 +44,18 @@ func CheckCRL(list *x509.RevocationList, ca *x509.Certificate) error {
 	}
 	return nil
 }
+
+// ParseCRLsPEM reads lists.
+func ParseCRLsPEM(data []byte) ([]*x509.RevocationList, error) {
+	crls, err := parseCRLs(data)
+	if err != nil {
+		return nil, fmt.Errorf("pki: %w: %w", errCRL, err)
+	}
+	return crls, nil
+}
+
+// CRLs returns the lists.
+func (b *KeyCertBundle) CRLs() []*x509.RevocationList { return slices.Clone(b.crls) }
 
 // MarshalCRLsPEM returns lists as X509 CRL blocks in the given order.
 func MarshalCRLsPEM(crls ...*x509.RevocationList) []byte {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -15,12 +14,14 @@ import (
 	"golang.org/x/crypto/cryptobyte"
 	"golang.org/x/crypto/cryptobyte/asn1"
 
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
 // Issuer is a CA certificate with its key, and what links it to a root. It never changes and cannot
 // print its key. It is safe for concurrent use if the key is, as the keys of [NewKey] are.
 type Issuer struct {
+	redacted
 	chain []*x509.Certificate // this CA first
 	id    spiffe.ID           // of the CA; zero if the certificate has none
 	key   func() signer
@@ -41,6 +42,9 @@ func (s signer) SignMessage(r io.Reader, msg []byte, opts crypto.SignerOpts) ([]
 	return crypto.SignMessage(s.Signer, r, msg, opts)
 }
 
+// redacted is the text that a type which holds a key is printed as.
+type redacted = redact.Text
+
 // seal puts a secret where package fmt cannot follow it. A struct may have an Issuer in an unexported
 // field, and then fmt calls no String method and, for a verb that does not fit, follows pointers too.
 func seal[T any](secret T) func() T { return func() T { return secret } }
@@ -51,8 +55,8 @@ func seal[T any](secret T) func() T { return func() T { return secret } }
 //
 // The CA certificate must have the CA flag and certificate signing among its key usages (X5-8, X5-17),
 // a subject, and a key that is strong enough and belongs to key. It need not have a SPIFFE ID (X5-10),
-// but if it has one, that is one without a path (X5-9), and [Issuer.IssueLeaf] signs for that trust
-// domain only. Whether it is expired shows when it signs. The error is a [*ProfileError].
+// but if it has one, that is one without a path (X5-9), and [Issuer.Issue] signs for workloads of
+// that trust domain only. Whether it is expired shows when it signs. The error is a [*ProfileError].
 func NewIssuer(chain []*x509.Certificate, key crypto.Signer) (*Issuer, error) {
 	fail := func(rule, reason string, err error) (*Issuer, error) {
 		return nil, &ProfileError{What: whatIssuer, Rule: rule, Reason: reason, Err: err}
@@ -92,18 +96,17 @@ func NewIssuer(chain []*x509.Certificate, key crypto.Signer) (*Issuer, error) {
 	if n := tooDeep(chain); n > 0 {
 		return fail("X5-14", fmt.Sprintf("certificate %d of the chain does not allow as many CAs below it", n+1), nil)
 	}
-	return &Issuer{chain: slices.Clone(chain), id: id, key: seal(signer{key, ca.PublicKey})}, nil
+	return &Issuer{
+		redacted: redact.New("pki.Issuer(" + ca.Subject.String() + ")"),
+		chain:    slices.Clone(chain), id: id, key: seal(signer{key, ca.PublicKey}),
+	}, nil
 }
 
-// NewRoot makes a self-signed CA certificate for key and returns an Issuer for it. The public key in o
-// may be nil; if it is not, it is that of key. The error is a [*ProfileError], or says why key did not
-// sign.
-func NewRoot(key crypto.Signer, o CAOptions) (*Issuer, error) {
-	c, err := o.certificate()
-	if err != nil {
-		return nil, err
-	}
-	cert, err := newSelfSigned(key, *c)
+// NewRoot makes a self-signed CA certificate for key and returns an Issuer for it. The public key in o may be nil; if it
+// is not, it is that of key. CA need not be set. The error is a [*ProfileError], or says why key did not sign.
+func NewRoot(key crypto.Signer, o CertificateOptions) (*Issuer, error) {
+	o.CA = true
+	cert, err := newSelfSigned(key, o)
 	if err != nil {
 		return nil, err
 	}
@@ -182,62 +185,19 @@ func (i *Issuer) Certificate() *x509.Certificate { return i.chain[0] }
 // Chain returns the CA certificate and what links it to its root: a new slice of shared certificates.
 func (i *Issuer) Chain() []*x509.Certificate { return slices.Clone(i.chain) }
 
-// String returns the subject of the CA.
-func (i Issuer) String() string { return "pki.Issuer(" + i.subject() + ")" }
-
-// GoString returns the same as String, so that %#v does not show the key.
-func (i Issuer) GoString() string { return i.String() }
-
-// LogValue implements [slog.LogValuer]: the subject and the end of the CA certificate.
-func (i Issuer) LogValue() slog.Value {
-	if len(i.chain) == 0 {
-		return slog.StringValue(i.String())
-	}
-	return slog.GroupValue(slog.String("subject", i.subject()), slog.Time("not_after", i.chain[0].NotAfter))
-}
-
-func (i Issuer) subject() string {
-	if len(i.chain) == 0 {
-		return ""
-	}
-	return i.chain[0].Subject.String()
-}
-
-// IssueLeaf signs an X.509-SVID for a workload. The caller vouches for every name in o.
+// Issue signs a certificate for a workload, for a CA below this one, or for another server or client. The caller vouches
+// for every name in o.
 //
-// Everything is checked before anything is signed: the ID has a path (X5-6) and belongs to the trust
-// domain of the issuer, if that has an ID (X5-11); crypto/x509 can read the trust domain
-// ([ErrUnreadableTrustDomain]); the key is strong enough ([ErrWeakKey]) and not the issuer's own; DNS
-// names and addresses are valid and few enough ([ErrSAN], [spiffe.ErrTooLarge]); no CA in
-// [Issuer.Chain] has name constraints that forbid one of the names (X5-15); the validity is not empty
-// and ends with the NotAfter of [Issuer.Certificate] or before. The error is a [*ProfileError], or says
-// why the issuer's key did not sign. What did not verify with the issuer's certificate does not get out.
-func (i *Issuer) IssueLeaf(o LeafOptions) (*x509.Certificate, error) {
-	c, err := o.certificate()
-	if err != nil {
-		return nil, err
-	}
-	return i.issue(c)
-}
-
-// IssueCA signs the certificate of a CA below this one, of the same or, as the standard allows
-// (X5-12), of another trust domain. The checks are those of [Issuer.IssueLeaf] as far as they apply;
-// also, the path length of every CA in [Issuer.Chain] must leave room for another CA (X5-14).
-func (i *Issuer) IssueCA(o CAOptions) (*x509.Certificate, error) {
-	c, err := o.certificate()
-	if err != nil {
-		return nil, err
-	}
-	return i.issue(c)
-}
-
-// IssueCertificate signs any other certificate, with the checks of [Issuer.IssueLeaf] or
-// [Issuer.IssueCA] and those that [CertificateOptions] names.
-func (i *Issuer) IssueCertificate(o CertificateOptions) (*x509.Certificate, error) {
-	return i.issue(&o)
-}
-
-func (i *Issuer) issue(o *CertificateOptions) (*x509.Certificate, error) {
+// Everything is checked before anything is signed: the names are valid and few enough; a SPIFFE ID is the only URI, has
+// a path or, for a CA, none (X5-6, X5-9), and that of a workload is in the trust domain of the issuer, if that has an ID
+// (X5-11); crypto/x509 can read its trust domain (GO-3); the key is strong enough ([ErrWeakKey]) and not the issuer's
+// own; no CA in [Issuer.Chain] has name constraints that forbid one of the names (X5-15), or, for a CA, a path length
+// that leaves no room for it (X5-14); the validity is not empty and ends with the NotAfter of [Issuer.Certificate] or
+// before. A CA may be of another trust domain, as the standard allows (X5-12).
+//
+// The error is a [*ProfileError], or says why the issuer's key did not sign. What did not verify with the issuer's
+// certificate does not get out.
+func (i *Issuer) Issue(o CertificateOptions) (*x509.Certificate, error) {
 	tmpl, id, err := o.template()
 	if err != nil {
 		return nil, err

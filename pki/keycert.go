@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -16,11 +15,14 @@ import (
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/files/private"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
 // keyCertPEM is what a CA is made of, in PEM, as it is found in files. It does not print its key.
 type keyCertPEM struct {
+	redacted
+
 	// Cert is the CA certificate. More certificates behind it count as part of Chain.
 	Cert []byte
 
@@ -34,18 +36,15 @@ type keyCertPEM struct {
 	Signer crypto.Signer // is shared; nil with Key
 
 	Roots []byte // one or more, by the rules of ParseCertificatesPEM
-	CRL   []byte // by the rules of ParseCRLsPEM; may be empty
+	CRL   []byte // by the rules of parseCRLs; may be empty
 }
-
-func (p keyCertPEM) String() string { return "pki.keyCertPEM(…)" }
-
-func (p keyCertPEM) GoString() string { return p.String() }
 
 // KeyCertBundle is a CA that was verified as a whole: a certificate that leads to a root, its key, all
 // roots, and CRLs if there are any. It never changes, so a program that holds one behind an atomic pointer
 // replaces everything in one step, and no reader sees the key of one CA with the chain of another. It
 // cannot print its key. It is safe for concurrent use.
 type KeyCertBundle struct {
+	redacted
 	issuer *Issuer
 	chain  []*x509.Certificate // the CA certificate and all that came with it
 	roots  []*x509.Certificate
@@ -106,6 +105,7 @@ func parseKeyCertBundle(p keyCertPEM, now time.Time) (*KeyCertBundle, error) {
 			return nil, err
 		}
 	}
+	b.redacted = redact.New(fmt.Sprintf("pki.KeyCertBundle(%s, %d roots, %d CRLs)", issuer.Certificate().Subject, len(b.roots), len(b.crls)))
 	return b, nil
 }
 
@@ -214,9 +214,6 @@ func (b *KeyCertBundle) Issuer() *Issuer { return b.issuer }
 // certificates.
 func (b *KeyCertBundle) Roots() []*x509.Certificate { return slices.Clone(b.roots) }
 
-// CRLs returns the CRLs: a new slice of shared lists, which is nil if there are none.
-func (b *KeyCertBundle) CRLs() []*x509.RevocationList { return slices.Clone(b.crls) }
-
 // Equal reports whether b and other are the same CA with the same sets of certificates, roots and CRLs,
 // in DER: order, repetition, and how the PEM and the key are written, do not matter.
 func (b *KeyCertBundle) Equal(other *KeyCertBundle) bool {
@@ -238,27 +235,6 @@ func sameSet[T any](a, b []T, der func(T) []byte) bool {
 		return in
 	}
 	return maps.Equal(set(a), set(b))
-}
-
-// String returns the subject of the CA and the number of roots, and no key.
-func (b KeyCertBundle) String() string {
-	if b.issuer == nil {
-		return "pki.KeyCertBundle()"
-	}
-	return fmt.Sprintf("pki.KeyCertBundle(%s, %d roots, %d CRLs)", b.issuer.subject(), len(b.roots), len(b.crls))
-}
-
-// GoString returns the same as String, so that %#v does not show the key.
-func (b KeyCertBundle) GoString() string { return b.String() }
-
-// LogValue implements [slog.LogValuer]: the subject and end of the CA certificate, how many roots and
-// how many CRLs.
-func (b KeyCertBundle) LogValue() slog.Value {
-	if b.issuer == nil {
-		return slog.StringValue(b.String())
-	}
-	return slog.GroupValue(slog.String("subject", b.issuer.subject()), slog.Time("not_after", b.issuer.Certificate().NotAfter),
-		slog.Int("roots", len(b.roots)), slog.Int("crls", len(b.crls)))
 }
 
 // keyCertFiles are the names that the parts of a CA have in a folder.

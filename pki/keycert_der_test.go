@@ -27,7 +27,7 @@ func TestReadKeyCertBundleDER(t *testing.T) {
 	pkcs8, err := x509.MarshalPKCS8PrivateKey(ec)
 	require.NoError(t, err)
 	pkcs1 := x509.MarshalPKCS1PrivateKey(other.(*rsa.PrivateKey))
-	o := pki.CAOptions{TrustDomain: spiffe.MustParseTrustDomain("example.org"), NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour)}
+	o := pki.CertificateOptions{CA: true, SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseTrustDomain("example.org").ID())}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour)}
 	read := func(cert *x509.Certificate, key []byte) error {
 		text := pki.MarshalCertificatesPEM(cert)
 		_, err := pki.ReadKeyCertBundle(fstest.MapFS{"crt.pem": {Data: text}, "key.pem": {Data: key}, "ca.crt": {Data: text}}, nil, now)

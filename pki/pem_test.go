@@ -190,7 +190,7 @@ func TestPEMErrorsAreShort(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("A", 300_000)
 	key := newKey(t, pki.ECDSAP256)
-	value, err := pki.MarshalSANs(uriSAN("https://" + strings.Repeat("%zz", 20_000)))
+	value, err := pki.MarshalSANValue(uriSAN("https://" + strings.Repeat("%zz", 20_000)))
 	require.NoError(t, err)
 	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: base, NotAfter: base.Add(time.Hour), ExtraExtensions: []pkix.Extension{extension(value)}}
 	cert, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
@@ -284,7 +284,7 @@ func FuzzParsePrivateKeyPEM(f *testing.F) {
 
 func FuzzParseCertificatesPEM(f *testing.F) {
 	root := newRoot(f)
-	leaf, err := root.IssueLeaf(leafOptions())
+	leaf, err := root.Issue(leafOptions())
 	require.NoError(f, err)
 	f.Add(pki.MarshalCertificatesPEM(leaf, root.Certificate()))
 	f.Add(append([]byte("# a comment\n"), pki.MarshalCertificatesPEM(leaf)...))

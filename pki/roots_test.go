@@ -18,21 +18,21 @@ import (
 	"github.com/svidkit/svidkit/pki"
 )
 
-func TestCertificateSANs(t *testing.T) {
+func TestParseSANs(t *testing.T) {
 	t.Parallel()
 	root := newRoot(t)
 	o := leafOptions()
-	o.DNSNames = []string{"b", "*.a.b"}
-	leaf, err := root.IssueLeaf(o)
+	o.SANs = append(o.SANs, dnsSANs("b", "*.a.b")...)
+	leaf, err := root.Issue(o)
 	require.NoError(t, err)
-	sans, err := pki.CertificateSANs(leaf)
+	sans, err := pki.ParseSANs(leaf.Extensions)
 	require.NoError(t, err)
 	require.Equal(t, []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("b"), pki.DNSSAN("*.a.b")}, sans)
 	o2 := certOptions()
 	o2.CommonName, o2.SANs = "x", nil
-	cert, err := root.IssueCertificate(o2)
+	cert, err := root.Issue(o2)
 	require.NoError(t, err)
-	sans, err = pki.CertificateSANs(cert)
+	sans, err = pki.ParseSANs(cert.Extensions)
 	require.NoError(t, err)
 	require.Empty(t, sans)
 
@@ -40,14 +40,16 @@ func TestCertificateSANs(t *testing.T) {
 	withSAN := func(value []byte) *x509.Certificate {
 		return &x509.Certificate{Extensions: append(slices.Clone(leaf.Extensions[:1]), extension(value))}
 	}
-	sans, err = pki.CertificateSANs(withSAN(der(tagSeq, der(0xa0, der(tagOID, []byte{0x2a}), der(0xa0, der(tagNull))), der(0x81, []byte("a@b")), der(0x87, []byte{10, 0, 0, 1}))))
+	sans, err = pki.ParseSANs(withSAN(der(tagSeq, der(0xa0, der(tagOID, []byte{0x2a}), der(0xa0, der(tagNull))), der(0x81, []byte("a@b")), der(0x87, []byte{10, 0, 0, 1}))).Extensions)
 	require.NoError(t, err)
 	require.Equal(t, []pki.SAN{{Type: 0, Value: string(der(tagOID, []byte{0x2a})) + string(der(0xa0, der(tagNull)))}, {Type: pki.Email, Value: "a@b"}, {Type: pki.IP, Value: "\x0a\x00\x00\x01"}}, sans)
 	for _, bad := range [][]byte{nil, der(tagSeq), der(tagSeq, der(0x82, []byte("a\nb"))), append(der(tagSeq, der(0x82, []byte("a"))), 0)} {
-		sans, err = pki.CertificateSANs(withSAN(bad))
+		sans, err = pki.ParseSANs(withSAN(bad).Extensions)
 		require.ErrorIs(t, err, pki.ErrSAN)
 		require.Nil(t, sans)
 	}
+	_, err = pki.ParseSANs(slices.Concat(leaf.Extensions, leaf.Extensions))
+	require.EqualError(t, err, "pki: invalid subject alternative name: the extension is there twice")
 }
 
 // A strict reader does not lose a certificate without a word.

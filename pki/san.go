@@ -2,6 +2,7 @@ package pki
 
 import (
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -23,8 +24,8 @@ const (
 	maxSANs     = 1000
 )
 
-// ErrSAN says that a subject alternative name, or the extension that holds it, is not valid.
-var ErrSAN = errors.New("invalid subject alternative name")
+// errSAN says that a subject alternative name, or the extension that holds it, is not valid.
+var errSAN = errors.New("invalid subject alternative name")
 
 // SANType is the kind of a subject alternative name: its context-specific tag in RFC 5280, section
 // 4.2.1.6. Kinds that have no constant here, such as a directory name (4), keep their tag when they
@@ -98,6 +99,69 @@ func IPSAN(ip net.IP) SAN {
 	}
 	return SAN{Type: IP, Value: string(ip)}
 }
+
+// MarshalSANs returns the subject alternative name extension (OID 2.5.29.17) with the names in the given order, for
+// programs that sign or ask for certificates by other means than this package. The names are checked by the rules of
+// [CSROptions.SANs]; there must be 1 to 1,000 of them, of at most 64 KiB.
+//
+// The extension is critical, as a certificate without a subject needs it. Set Critical to false for one that has a
+// subject (RFC 5280, section 4.2.1.6).
+func MarshalSANs(sans ...SAN) (pkix.Extension, error) {
+	ext, err := sanExtension(sans, true)
+	if err != nil {
+		return pkix.Extension{}, fmt.Errorf("pki: %w", err)
+	}
+	return ext, nil
+}
+
+// sanExtension returns the extension for names that were asked for.
+func sanExtension(sans []SAN, critical bool) (ext pkix.Extension, err error) {
+	for _, s := range sans {
+		if err := s.checkRequested(); err != nil {
+			return ext, err
+		}
+	}
+	value, err := marshalSANs(sans)
+	if err != nil {
+		return ext, err
+	}
+	return pkix.Extension{Id: oidSAN(), Critical: critical, Value: value}, nil
+}
+
+// ParseSANs returns all alternative names that are in the extensions of a certificate, or of a request, of every kind
+// and in order; without such an extension there are none, and no error. It is strict: one extension; DNS, URI and Email
+// names of printable ASCII; addresses of 4 or 16 bytes. Names of other kinds are returned with their own type and
+// bytes, and an empty DNS name as such. More than 64 KiB or 1,000 names give an error that wraps [spiffe.ErrTooLarge].
+//
+// The SPIFFE ID of a peer is not for this to find: a [spiffe.Verifier] returns it with the proof.
+func ParseSANs(extensions []pkix.Extension) ([]SAN, error) {
+	sans, err := findSANs(extensions)
+	if err != nil {
+		return nil, fmt.Errorf("pki: %w", err)
+	}
+	return sans, nil
+}
+
+// findSANs is ParseSANs without the name of the package.
+func findSANs(extensions []pkix.Extension) (sans []SAN, err error) {
+	found := false
+	for _, ext := range extensions {
+		if !ext.Id.Equal(oidSAN()) {
+			continue
+		}
+		if found { // crypto/x509 refuses that in a certificate
+			return nil, sanError("the extension is there twice")
+		}
+		found = true
+		if sans, err = parseSANs(ext.Value); err != nil {
+			return nil, err
+		}
+	}
+	return sans, nil
+}
+
+// certificateSANs returns the names of a certificate.
+func certificateSANs(cert *x509.Certificate) ([]SAN, error) { return findSANs(cert.Extensions) }
 
 // marshalSANs returns the value of a subject alternative name extension (OID 2.5.29.17) in DER, with
 // the names in the given order. It checks the encoding and not the sense: an empty DNS name is written as
@@ -194,31 +258,6 @@ func parseSANs(der []byte) ([]SAN, error) {
 	return sans, nil
 }
 
-// CertificateSANs returns all alternative names of cert, of every kind and in order; a certificate
-// without any gives none and no error. It is strict: DNS, URI and Email names are printable ASCII, and
-// addresses have 4 or 16 bytes. Names of other kinds are returned with their own type and bytes, and an empty
-// DNS name as such. More than 64 KiB or 1,000 names give an error that wraps [spiffe.ErrTooLarge]; other
-// errors wrap [ErrSAN].
-//
-// The SPIFFE ID of a peer is not for this to find: a spiffe.Verifier returns it with the proof.
-func CertificateSANs(cert *x509.Certificate) ([]SAN, error) {
-	sans, err := certificateSANs(cert)
-	if err != nil {
-		return nil, fmt.Errorf("pki: %w", err)
-	}
-	return sans, nil
-}
-
-// certificateSANs is CertificateSANs without the name of the package.
-func certificateSANs(cert *x509.Certificate) ([]SAN, error) {
-	for _, ext := range cert.Extensions {
-		if ext.Id.Equal(oidSAN()) { // crypto/x509 refuses a second one
-			return parseSANs(ext.Value)
-		}
-	}
-	return nil, nil
-}
-
 // The parts of an identifier octet.
 const (
 	tagNumber      = 0x1f
@@ -262,7 +301,7 @@ func (s SAN) checkRequested() error {
 		if u.Scheme == "spiffe" { // in any case, as url.Parse folds it and ParseID does not
 			id, err := spiffe.ParseID(s.Value)
 			if err != nil {
-				return fmt.Errorf("%w: %w", ErrSAN, err)
+				return fmt.Errorf("%w: %w", errSAN, err)
 			}
 			return checkReadable(id.TrustDomain())
 		}
@@ -314,13 +353,13 @@ func checkDNSName(name string) error {
 }
 
 func sanError(format string, args ...any) error {
-	return fmt.Errorf("%w: %s", ErrSAN, fmt.Sprintf(format, args...))
+	return fmt.Errorf("%w: %s", errSAN, fmt.Sprintf(format, args...))
 }
 
 func tooManySANs() error {
-	return fmt.Errorf("%w: more than %d names: %w", ErrSAN, maxSANs, spiffe.ErrTooLarge)
+	return fmt.Errorf("%w: more than %d names: %w", errSAN, maxSANs, spiffe.ErrTooLarge)
 }
 
 func sansTooLarge(n int) error {
-	return fmt.Errorf("%w: extension of %d bytes, the limit is %d: %w", ErrSAN, n, maxSANBytes, spiffe.ErrTooLarge)
+	return fmt.Errorf("%w: extension of %d bytes, the limit is %d: %w", errSAN, n, maxSANBytes, spiffe.ErrTooLarge)
 }

@@ -2,15 +2,20 @@ package pki_test
 
 import (
 	"bytes"
+	crand "crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/asn1"
 	"encoding/hex"
 	"encoding/json"
+	"math/big"
 	"math/rand/v2"
 	"net"
 	"os"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -80,7 +85,7 @@ func TestSANVectors(t *testing.T) {
 			t.Parallel()
 			der, err := hex.DecodeString(v.DER)
 			require.NoError(t, err)
-			sans, err := pki.ParseSANs(der)
+			sans, err := pki.ParseSANValue(der)
 			if !v.OK {
 				require.ErrorIs(t, err, pki.ErrSAN)
 				require.NotErrorIs(t, err, spiffe.ErrTooLarge)
@@ -91,7 +96,7 @@ func TestSANVectors(t *testing.T) {
 			require.NoError(t, err)
 			want := v.typed(t)
 			require.Equal(t, want, sans)
-			out, err := pki.MarshalSANs(want...)
+			out, err := pki.MarshalSANValue(want...)
 			if v.ReadOnly {
 				require.ErrorIs(t, err, pki.ErrSAN)
 				return
@@ -99,6 +104,48 @@ func TestSANVectors(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, v.DER, hex.EncodeToString(out))
 		})
+	}
+}
+
+// TestMarshalSANs builds the extension for a certificate that another program signs, and reads it back.
+func TestMarshalSANs(t *testing.T) {
+	t.Parallel()
+	key := newKey(t, pki.ECDSAP256)
+	names := []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("*.example.org"), pki.IPSAN(net.IPv6loopback)}
+	ext, err := pki.MarshalSANs(names...)
+	require.NoError(t, err)
+	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: base, NotAfter: base.Add(time.Hour), ExtraExtensions: []pkix.Extension{ext}}
+	der, err := x509.CreateCertificate(crand.Reader, tmpl, tmpl, key.Public(), key)
+	require.NoError(t, err)
+	cert, err := x509.ParseCertificate(der)
+	require.NoError(t, err)
+	got, err := pki.ParseSANs(cert.Extensions)
+	require.NoError(t, err)
+	assert.Equal(t, names, got)
+	assert.Empty(t, cert.UnhandledCriticalExtensions)
+	id, err := spiffe.IDFromCertificate(cert)
+	require.NoError(t, err)
+	assert.Equal(t, webID, id)
+	assert.True(t, ext.Critical, "the subject is empty")
+
+	request, err := x509.CreateCertificateRequest(crand.Reader, &x509.CertificateRequest{ExtraExtensions: []pkix.Extension{ext}}, key)
+	require.NoError(t, err)
+	csr, err := pki.ParseCSR(request)
+	require.NoError(t, err)
+	assert.Equal(t, names, csr.SANs())
+
+	for name, bad := range map[string][]pki.SAN{
+		"no name":               nil,
+		"a zero ID":             {pki.IDSAN(spiffe.ID{})},
+		"a bad ID":              {{Type: pki.URI, Value: "spiffe://Example.org/web"}},
+		"a comma":               {pki.DNSSAN("a,b")},
+		"an address as a name":  {pki.DNSSAN("192.0.2.1")},
+		"an IPv4 address in 16": {{Type: pki.IP, Value: string(net.IPv4(192, 0, 2, 1))}},
+		"an email":              {{Type: pki.Email, Value: "a@b.c"}},
+	} {
+		ext, err := pki.MarshalSANs(bad...)
+		assert.ErrorIs(t, err, pki.ErrSAN, name)
+		assert.Zero(t, ext, name)
 	}
 }
 
@@ -118,7 +165,7 @@ func TestMarshalSANsRefuses(t *testing.T) {
 		"IP as text":       {{Type: pki.IP, Value: "192.0.2.1"}},
 		"the second bad":   {pki.DNSSAN("a"), {Type: pki.IP}},
 	} {
-		der, err := pki.MarshalSANs(sans...)
+		der, err := pki.MarshalSANValue(sans...)
 		assert.ErrorIs(t, err, pki.ErrSAN, name)
 		assert.Nil(t, der, name)
 	}
@@ -130,31 +177,31 @@ func TestSANLimits(t *testing.T) {
 	for i := range many {
 		many[i] = pki.DNSSAN("a")
 	}
-	der, err := pki.MarshalSANs(many...)
+	der, err := pki.MarshalSANValue(many...)
 	require.NoError(t, err)
-	back, err := pki.ParseSANs(der)
+	back, err := pki.ParseSANValue(der)
 	require.NoError(t, err)
 	require.Equal(t, many, back)
 
-	_, err = pki.MarshalSANs(append(many, many[0])...)
+	_, err = pki.MarshalSANValue(append(many, many[0])...)
 	require.ErrorIs(t, err, spiffe.ErrTooLarge)
 	require.ErrorIs(t, err, pki.ErrSAN)
 	// 1,001 names, put together by hand.
 	content := append(der[4:], 0x82, 1, 'a')
-	_, err = pki.ParseSANs(append([]byte{0x30, 0x82, byte(len(content) >> 8), byte(len(content))}, content...))
+	_, err = pki.ParseSANValue(append([]byte{0x30, 0x82, byte(len(content) >> 8), byte(len(content))}, content...))
 	require.ErrorIs(t, err, spiffe.ErrTooLarge)
 
 	// A value of exactly 64 KiB: 4 bytes for the sequence, 4 for the name.
-	der, err = pki.MarshalSANs(pki.DNSSAN(strings.Repeat("a", 64<<10-8)))
+	der, err = pki.MarshalSANValue(pki.DNSSAN(strings.Repeat("a", 64<<10-8)))
 	require.NoError(t, err)
 	require.Len(t, der, 64<<10)
-	_, err = pki.ParseSANs(der)
+	_, err = pki.ParseSANValue(der)
 	require.NoError(t, err)
 	for _, n := range []int{64<<10 - 7, 64 << 10, 1 << 20} {
-		_, err = pki.MarshalSANs(pki.DNSSAN(strings.Repeat("a", n)))
+		_, err = pki.MarshalSANValue(pki.DNSSAN(strings.Repeat("a", n)))
 		require.ErrorIs(t, err, spiffe.ErrTooLarge)
 	}
-	_, err = pki.ParseSANs(make([]byte, 64<<10+1))
+	_, err = pki.ParseSANValue(make([]byte, 64<<10+1))
 	require.ErrorIs(t, err, spiffe.ErrTooLarge)
 }
 
@@ -169,7 +216,7 @@ func TestIPSAN(t *testing.T) {
 		assert.Equal(t, pki.SAN{Type: pki.IP, Value: want}, pki.IPSAN(net.ParseIP(text)))
 	}
 	for _, bad := range []net.IP{nil, {}, {1, 2, 3}, make(net.IP, 5), make(net.IP, 17)} {
-		_, err := pki.MarshalSANs(pki.IPSAN(bad))
+		_, err := pki.MarshalSANValue(pki.IPSAN(bad))
 		assert.ErrorIs(t, err, pki.ErrSAN)
 		assert.EqualError(t, err, "pki: invalid subject alternative name: IP address of "+strconv.Itoa(len(bad))+" bytes, want 4 or 16")
 	}
@@ -234,7 +281,7 @@ func FuzzParseSANs(f *testing.F) {
 		f.Add(der)
 	}
 	f.Fuzz(func(t *testing.T, der []byte) {
-		sans, err := pki.ParseSANs(der)
+		sans, err := pki.ParseSANValue(der)
 		if len(der) <= 64<<10 && len(sans) < 1000 {
 			if slow, ok := slowSANs(der); ok && len(slow) <= 1000 || err == nil {
 				require.Equal(t, ok, err == nil, "the slow reader disagrees: %v", err)
@@ -250,7 +297,7 @@ func FuzzParseSANs(f *testing.F) {
 				return // not written
 			}
 		}
-		out, err := pki.MarshalSANs(sans...)
+		out, err := pki.MarshalSANValue(sans...)
 		require.NoError(t, err)
 		require.Equal(t, der, out)
 	})
@@ -276,9 +323,9 @@ func TestSANRoundTrip(t *testing.T) {
 				sans[i] = pki.SAN{Type: pki.IP, Value: strings.Repeat("\x7f", 4+12*r.IntN(2))}
 			}
 		}
-		der, err := pki.MarshalSANs(sans...)
+		der, err := pki.MarshalSANValue(sans...)
 		require.NoError(t, err)
-		back, err := pki.ParseSANs(der)
+		back, err := pki.ParseSANValue(der)
 		require.NoError(t, err)
 		require.Equal(t, sans, back)
 	}

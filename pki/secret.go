@@ -6,12 +6,12 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 	"time"
 	"unicode/utf8"
 
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -39,6 +39,7 @@ const (
 //
 // The zero Secret is not valid and has nothing in it.
 type Secret struct {
+	redacted
 	name     string
 	notAfter time.Time
 	contents func() *contents // see seal; nil in the zero Secret
@@ -64,6 +65,15 @@ const (
 	kindGeneric  = "generic"
 )
 
+// newSecret returns a Secret that is printed as its name, its kind and its end.
+func newSecret(name string, notAfter time.Time, c *contents) *Secret {
+	text := fmt.Sprintf("pki.Secret(%q, %s)", name, c.kind)
+	if !notAfter.IsZero() {
+		text = fmt.Sprintf("pki.Secret(%q, %s until %s)", name, c.kind, notAfter.UTC().Format(time.RFC3339))
+	}
+	return &Secret{redacted: redact.New(text), name: name, notAfter: notAfter, contents: seal(c)}
+}
+
 // NewKeyPairSecret returns the certificate chain and the private key of pair, a [*spiffe.SVID] or a [*Credential],
 // under the given resource name, such as "default". The key is exported in the clear, so one in hardware is an error.
 func NewKeyPairSecret(name string, pair interface {
@@ -79,7 +89,7 @@ func NewKeyPairSecret(name string, pair interface {
 	if err != nil {
 		return nil, fmt.Errorf("pki: secret %q: %w", name, err)
 	}
-	return &Secret{name: name, notAfter: pair.NotAfter(), contents: seal(&contents{kind: kindPair, chain: chain, key: key})}, nil
+	return newSecret(name, pair.NotAfter(), &contents{kind: kindPair, chain: chain, key: key}), nil
 }
 
 // NewTrustSecret returns the X.509 authorities of bundle under the given resource name, such as
@@ -93,7 +103,7 @@ func NewTrustSecret(name string, bundle *spiffe.Bundle) (*Secret, error) {
 	if len(roots) == 0 {
 		return nil, fmt.Errorf("pki: secret %q: %w", name, spiffe.ErrNoAuthority)
 	}
-	return &Secret{name: name, contents: seal(&contents{kind: kindRoots, roots: roots})}, nil
+	return newSecret(name, time.Time{}, &contents{kind: kindRoots, roots: roots}), nil
 }
 
 // NewSecretPEM makes a Secret of PEM from elsewhere, such as files, which need not hold SPIFFE
@@ -118,22 +128,21 @@ func NewSecretPEM(name string, chainPEM, keyPEM, rootsPEM []byte, notAfter time.
 	case pair && roots:
 		err = errors.New("a key pair and roots, want one of them")
 	case pair:
-		s, err = pairFromPEM(chainPEM, keyPEM, notAfter)
+		s, err = pairFromPEM(name, chainPEM, keyPEM, notAfter)
 	case roots && !notAfter.IsZero():
 		err = errors.New("roots do not have a NotAfter of their own")
 	case roots:
-		s, err = rootsFromPEM(rootsPEM)
+		s, err = rootsFromPEM(name, rootsPEM)
 	default:
 		err = errors.New("neither a key pair nor roots")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("pki: secret %q: %w", name, err)
 	}
-	s.name = name
 	return s, nil
 }
 
-func pairFromPEM(chainPEM, keyPEM []byte, notAfter time.Time) (*Secret, error) {
+func pairFromPEM(name string, chainPEM, keyPEM []byte, notAfter time.Time) (*Secret, error) {
 	chain, err := ParseCertificatesPEM(chainPEM)
 	if err != nil {
 		return nil, err
@@ -152,10 +161,10 @@ func pairFromPEM(chainPEM, keyPEM []byte, notAfter time.Time) (*Secret, error) {
 	if end := chain[0].NotAfter; notAfter.IsZero() || end.Before(notAfter) {
 		notAfter = end
 	}
-	return &Secret{notAfter: notAfter, contents: seal(&contents{kind: kindPair, chain: MarshalCertificatesPEM(chain...), key: out})}, nil
+	return newSecret(name, notAfter, &contents{kind: kindPair, chain: MarshalCertificatesPEM(chain...), key: out}), nil
 }
 
-func rootsFromPEM(rootsPEM []byte) (*Secret, error) {
+func rootsFromPEM(name string, rootsPEM []byte) (*Secret, error) {
 	roots, err := ParseCertificatesPEM(rootsPEM)
 	if err != nil {
 		return nil, err
@@ -165,7 +174,7 @@ func rootsFromPEM(rootsPEM []byte) (*Secret, error) {
 			return nil, fmt.Errorf("root %d (%.300q) is not a CA certificate", n+1, c.Subject)
 		}
 	}
-	return &Secret{contents: seal(&contents{kind: kindRoots, roots: MarshalCertificatesPEM(roots...)})}, nil
+	return newSecret(name, time.Time{}, &contents{kind: kindRoots, roots: MarshalCertificatesPEM(roots...)}), nil
 }
 
 // isCA reports whether c can be a root; certificates of version 1 have no way to say so.
@@ -188,9 +197,9 @@ func NewKeyProviderSecret(name string, chainPEM, provider []byte) (*Secret, erro
 	if err != nil {
 		return nil, fmt.Errorf("pki: secret %q: %w", name, err)
 	}
-	return &Secret{name: name, notAfter: chain[0].NotAfter, contents: seal(&contents{
+	return newSecret(name, chain[0].NotAfter, &contents{
 		kind: kindProvider, chain: MarshalCertificatesPEM(chain...), provider: bytes.Clone(provider),
-	})}, nil
+	}), nil
 }
 
 // NewTrustDomainsSecret returns the X.509 authorities of several trust domains under the given resource name, such as
@@ -217,7 +226,7 @@ func NewTrustDomainsSecret(name string, set *spiffe.BundleSet) (*Secret, error) 
 	if err != nil {
 		return nil, fmt.Errorf("pki: secret %q: authorities of %d bytes, the limit is %d: %w", name, size, maxSecret, err)
 	}
-	return &Secret{name: name, contents: seal(&contents{kind: kindDomains, domains: domains})}, nil
+	return newSecret(name, time.Time{}, &contents{kind: kindDomains, domains: domains}), nil
 }
 
 // NewTicketKeysSecret returns keys for TLS session tickets, 80 random bytes each, 16 at most, and none twice. Envoy
@@ -240,7 +249,7 @@ func NewTicketKeysSecret(name string, keys ...[]byte) (*Secret, error) {
 		}
 		tickets[i] = bytes.Clone(key)
 	}
-	return &Secret{name: name, contents: seal(&contents{kind: kindTickets, tickets: tickets})}, nil
+	return newSecret(name, time.Time{}, &contents{kind: kindTickets, tickets: tickets}), nil
 }
 
 // NewGenericSecret returns values for Envoy's filters, such as passwords and tokens: one under the key "", or up to
@@ -270,11 +279,12 @@ func NewGenericSecret(name string, values map[string][]byte) (*Secret, error) {
 		}
 		copied[key] = bytes.Clone(value)
 	}
-	return &Secret{name: name, contents: seal(&contents{kind: kindGeneric, values: copied})}, nil
+	return newSecret(name, time.Time{}, &contents{kind: kindGeneric, values: copied}), nil
 }
 
-// WithCRLs returns s, which must hold roots that vouch for any peer, with certificate revocation lists in PEM
-// (see [ParseCRLsPEM]), in place of those that it has. Envoy then wants a list of every CA in a chain, so each root must
+// WithCRLs returns s, which must hold roots that vouch for any peer, with certificate revocation lists, in place of those
+// that it has: X509 CRL blocks in PEM, 100 at most, of complete lists that are signed with SHA-256 or better and name
+// their next update. Envoy then wants a list of every CA in a chain, so each root must
 // have signed one; with leafOnly it looks at the list of the CA that issued the leaf only, and the lists may be of any CA.
 //
 // The new Secret's NotAfter is the earliest next update of the lists: peers refuse every certificate once one has
@@ -284,17 +294,15 @@ func (s *Secret) WithCRLs(crlsPEM []byte, leafOnly bool) (*Secret, error) {
 	if c.kind != kindRoots {
 		return nil, fmt.Errorf("pki: secret %q: it holds %s; revocation lists go with roots", s.name, s.kind())
 	}
-	with := &Secret{name: s.name}
-	crls, err := with.readCRLs(crlsPEM, c.roots, leafOnly)
+	crls, end, err := readCRLs(crlsPEM, c.roots, leafOnly)
 	if err != nil {
 		return nil, fmt.Errorf("pki: secret %q: %w", s.name, err)
 	}
-	with.contents = seal(&contents{kind: kindRoots, roots: c.roots, crls: crls, leafOnly: leafOnly})
-	return with, nil
+	return newSecret(s.name, end, &contents{kind: kindRoots, roots: c.roots, crls: crls, leafOnly: leafOnly}), nil
 }
 
 // WithTrustDomainCRLs returns s, which must hold the roots of trust domains and no lists, with certificate revocation
-// lists in PEM (see [ParseCRLsPEM]) of those trust domains whose certificates are to be checked against them. Each
+// lists, as in [Secret.WithCRLs], of those trust domains whose certificates are to be checked against them. Each
 // authority of such a trust domain must have signed one, as Envoy wants a list of every CA in a chain; there may be
 // more, of intermediates. NotAfter is as for [Secret.WithCRLs].
 func (s *Secret) WithTrustDomainCRLs(crls map[spiffe.TrustDomain][]byte) (*Secret, error) {
@@ -302,16 +310,19 @@ func (s *Secret) WithTrustDomainCRLs(crls map[spiffe.TrustDomain][]byte) (*Secre
 	if c.kind != kindDomains || !s.notAfter.IsZero() {
 		return nil, fmt.Errorf("pki: secret %q: it holds %s, or has revocation lists; they go with trust domains that have none", s.name, s.kind())
 	}
-	with, size := &Secret{name: s.name}, 0
-	domains := maps.Clone(c.domains)
+	domains, size := maps.Clone(c.domains), 0
+	var first time.Time // end of a list
 	for td, list := range crls {
 		roots := c.domains[td]
 		if roots == nil {
 			return nil, fmt.Errorf("pki: secret %q: revocation lists of %q, which has no bundle here: %w", s.name, td, spiffe.ErrNoAuthority)
 		}
-		list, err := with.readCRLs(list, roots, false)
+		list, end, err := readCRLs(list, roots, false)
 		if err != nil {
 			return nil, fmt.Errorf("pki: secret %q: trust domain %q: %w", s.name, td, err)
+		}
+		if first.IsZero() || end.Before(first) {
+			first = end
 		}
 		domains[td] = slices.Concat(roots, list)
 	}
@@ -321,34 +332,32 @@ func (s *Secret) WithTrustDomainCRLs(crls map[spiffe.TrustDomain][]byte) (*Secre
 	if size > maxSecret {
 		return nil, fmt.Errorf("pki: secret %q: authorities and revocation lists of %d bytes, the limit is %d: %w", s.name, size, maxSecret, spiffe.ErrTooLarge)
 	}
-	with.contents = seal(&contents{kind: kindDomains, domains: domains})
-	return with, nil
+	return newSecret(s.name, first, &contents{kind: kindDomains, domains: domains}), nil
 }
 
-// readCRLs returns lists in PEM, written anew, of which one is signed by each of the roots unless they are for leaves
-// only, and brings the end of s forward to their earliest next update.
-func (s *Secret) readCRLs(crlsPEM, rootsPEM []byte, leafOnly bool) ([]byte, error) {
+// readCRLs returns lists in PEM, written anew, and their earliest next update. Unless they are for leaves only, each of
+// the roots must have signed one of them.
+func readCRLs(crlsPEM, rootsPEM []byte, leafOnly bool) (out []byte, end time.Time, err error) {
 	lists, err := parseCRLs(crlsPEM)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errCRL, err)
+		return nil, end, fmt.Errorf("%w: %w", errCRL, err)
 	}
 	roots, err := ParseCertificatesPEM(rootsPEM)
 	if err != nil {
-		return nil, err
+		return nil, end, err
 	}
 	for n, root := range roots {
 		if !leafOnly && !slices.ContainsFunc(lists, func(l *x509.RevocationList) bool { return checkCRL(l, root) == nil }) {
-			return nil, fmt.Errorf("%w: root %d (%.300q) has signed none of them, and so every certificate under it would be refused", errCRL, n+1, root.Subject)
+			return nil, end, fmt.Errorf("%w: root %d (%.300q) has signed none of them, and so every certificate under it would be refused", errCRL, n+1, root.Subject)
 		}
 	}
-	var out []byte
 	for _, l := range lists {
-		if s.notAfter.IsZero() || l.NextUpdate.Before(s.notAfter) {
-			s.notAfter = l.NextUpdate
+		if end.IsZero() || l.NextUpdate.Before(end) {
+			end = l.NextUpdate
 		}
 		out = append(out, pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: l.Raw})...)
 	}
-	return out, nil
+	return out, end, nil
 }
 
 // Name returns the resource name.
@@ -409,26 +418,6 @@ func (s Secret) Generic() (values map[string][]byte, ok bool) {
 // NotAfter returns when peers begin to refuse what this is: the end of a certificate, or the earliest next update of
 // revocation lists. It is the zero time for all else.
 func (s Secret) NotAfter() time.Time { return s.notAfter }
-
-// String returns the name, the kind and the end, and no key.
-func (s Secret) String() string {
-	if s.notAfter.IsZero() {
-		return fmt.Sprintf("pki.Secret(%q, %s)", s.name, s.kind())
-	}
-	return fmt.Sprintf("pki.Secret(%q, %s until %s)", s.name, s.kind(), s.notAfter.UTC().Format(time.RFC3339))
-}
-
-// GoString returns the same as String, so that %#v does not show the key.
-func (s Secret) GoString() string { return s.String() }
-
-// LogValue implements [slog.LogValuer]: the name, the kind and, if it has one, the end.
-func (s Secret) LogValue() slog.Value {
-	attrs := []slog.Attr{slog.String("name", s.name), slog.String("kind", s.kind())}
-	if !s.notAfter.IsZero() {
-		attrs = append(attrs, slog.Time("not_after", s.notAfter))
-	}
-	return slog.GroupValue(attrs...)
-}
 
 // all returns what may be read, and not changed.
 func (s Secret) all() *contents {

@@ -25,7 +25,7 @@ func svidOf(t testing.TB, root *pki.Issuer, key crypto.Signer) *spiffe.SVID {
 	t.Helper()
 	o := leafOptions()
 	o.PublicKey = key.Public()
-	leaf, err := root.IssueLeaf(o)
+	leaf, err := root.Issue(o)
 	require.NoError(t, err)
 	svid, err := spiffe.NewSVID([]*x509.Certificate{leaf}, key)
 	require.NoError(t, err)
@@ -98,7 +98,7 @@ func TestSecretPEM(t *testing.T) {
 	root := newRoot(t)
 	o := leafOptions()
 	o.PublicKey = rsaKey().Public()
-	leaf, err := root.IssueLeaf(o)
+	leaf, err := root.Issue(o)
 	require.NoError(t, err)
 	chain := pki.MarshalCertificatesPEM(leaf, root.Certificate())
 	key, err := pki.MarshalPrivateKeyPEM(rsaKey())
@@ -176,14 +176,14 @@ func TestSecretDoesNotPrintItsKey(t *testing.T) {
 	assert.Equal(t, `pki.Secret("default", key pair until 2026-03-01T12:00:00Z)`, s.String())
 	assert.Equal(t, s.String(), s.GoString())
 	assert.Equal(t, `pki.Secret("ROOTCA", roots)`, roots.String())
-	assert.Equal(t, `pki.Secret("", empty)`, pki.Secret{}.String())
+	assert.Equal(t, "[redacted]", pki.Secret{}.String())
 
 	var buf bytes.Buffer
 	for _, log := range []*slog.Logger{slog.New(slog.NewTextHandler(&buf, nil)), slog.New(slog.NewJSONHandler(&buf, nil))} {
 		log.Info("x", "secret", s, "value", *s, "any", struct{ S *pki.Secret }{s}, "roots", roots)
 	}
-	assert.Contains(t, buf.String(), "secret.kind=\"key pair\" secret.not_after=2026-03-01T12:00:00.000Z")
-	assert.Contains(t, buf.String(), `"roots":{"name":"ROOTCA","kind":"roots"}`)
+	assert.Contains(t, buf.String(), `secret="pki.Secret(\"default\", key pair until 2026-03-01T12:00:00Z)"`)
+	assert.Contains(t, buf.String(), `"roots":"pki.Secret(\"ROOTCA\", roots)"`)
 	secret := key.(ed25519.PrivateKey).Seed()
 	assertNoKey(t, secret, &buf, s, *s, roots, pki.Secret{})
 	// The PEM of the key: its base64, from behind the header that all keys share.
@@ -390,7 +390,7 @@ func TestOtherSecrets(t *testing.T) {
 	require.NoError(t, err)
 
 	root := newRoot(t)
-	leaf, err := root.IssueLeaf(leafOptions())
+	leaf, err := root.Issue(leafOptions())
 	require.NoError(t, err)
 	chain := pki.MarshalCertificatesPEM(leaf, root.Certificate())
 	provider := []byte("provider")

@@ -139,12 +139,12 @@ func testEnvoyKinds(t *testing.T, api string) {
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
 	td := spiffe.MustParseTrustDomain("crl.example")
-	root, err := pki.NewRoot(key, pki.CAOptions{TrustDomain: td, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
+	root, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
 	require.NoError(t, err)
 	leaf := func(path string) *tls.Certificate {
 		k, err := pki.NewKey(pki.ECDSAP256)
 		require.NoError(t, err)
-		c, err := root.IssueLeaf(pki.LeafOptions{PublicKey: k.Public(), ID: spiffe.MustParseID("spiffe://crl.example" + path), NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
+		c, err := root.Issue(pki.CertificateOptions{PublicKey: k.Public(), SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://crl.example" + path))}, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
 		require.NoError(t, err)
 		return &tls.Certificate{Certificate: [][]byte{c.Raw}, PrivateKey: k, Leaf: c}
 	}

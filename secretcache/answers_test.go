@@ -135,9 +135,9 @@ func TestBrokenFirstAnswer(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
 				_, err = m.GenerateSecret(ctx, "default")
-				assert.ErrorIs(t, err, secretcache.ErrNotReady)
+				assert.ErrorIs(t, err, spiffe.ErrNotReady)
 				_, err = m.SVID()
-				assert.ErrorIs(t, err, secretcache.ErrNotReady)
+				assert.ErrorIs(t, err, spiffe.ErrNotReady)
 				assert.ErrorContains(t, err, want)
 			})
 		})
@@ -212,11 +212,11 @@ func TestShorterLives(t *testing.T) {
 				first, _ := ready(t, m)
 				ca.EditTemplates(func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(short) })
 				for current(t, m) == first {
-					require.Less(t, time.Since(first.NotBefore()), 13*time.Hour)
+					require.Less(t, time.Since(first.Leaf().NotBefore), 13*time.Hour)
 					time.Sleep(10 * time.Second)
 				}
 				assert.EqualValues(t, 2, p.signed.Load(), "the first short one is taken")
-				assert.LessOrEqual(t, time.Since(first.NotBefore()), 12*time.Hour+time.Minute)
+				assert.LessOrEqual(t, time.Since(first.Leaf().NotBefore), 12*time.Hour+time.Minute)
 				const lives = 40
 				for range lives * 10 {
 					time.Sleep(short / 10)
@@ -311,7 +311,7 @@ func TestEndlessCertificate(t *testing.T) {
 			end := time.Date(year, 12, 31, 23, 59, 59, 0, time.UTC)
 			key, err := pki.NewKey(pki.ECDSAP256)
 			require.NoError(t, err)
-			root, err := pki.NewRoot(key, pki.CAOptions{PublicKey: key.Public(), TrustDomain: domain, NotBefore: time.Now(), NotAfter: end})
+			root, err := pki.NewRoot(key, pki.CertificateOptions{PublicKey: key.Public(), SANs: []pki.SAN{pki.IDSAN(domain.ID())}, NotBefore: time.Now(), NotAfter: end})
 			require.NoError(t, err)
 			ca := &issuerCA{issuer: root, notAfter: end}
 			ca.bundles.Store(set(t, bundle(t, spiffe.BundleContents{X509Authorities: answer{root.Certificate()}})))
@@ -410,7 +410,7 @@ func TestRefusedForGood(t *testing.T) {
 			begin := time.Now()
 			for range 10 {
 				_, err = m.GenerateSecret(t.Context(), "default")
-				assert.ErrorIs(t, err, secretcache.ErrNotReady)
+				assert.ErrorIs(t, err, spiffe.ErrNotReady)
 				assert.ErrorIs(t, err, no)
 			}
 			assert.Zero(t, time.Since(begin))

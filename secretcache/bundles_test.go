@@ -334,7 +334,7 @@ func TestReissuedRoot(t *testing.T) {
 		key, err := pki.NewKey(pki.ECDSAP256)
 		require.NoError(t, err)
 		root := func(years int) *pki.Issuer {
-			i, err := pki.NewRoot(key, pki.CAOptions{PublicKey: key.Public(), TrustDomain: domain, NotBefore: time.Now(), NotAfter: time.Now().AddDate(years, 0, 0)})
+			i, err := pki.NewRoot(key, pki.CertificateOptions{PublicKey: key.Public(), SANs: []pki.SAN{pki.IDSAN(domain.ID())}, NotBefore: time.Now(), NotAfter: time.Now().AddDate(years, 0, 0)})
 			require.NoError(t, err)
 			return i
 		}
@@ -368,7 +368,7 @@ func (c *issuerCA) Sign(_ context.Context, csr *pki.CSR, _ time.Duration) ([]*x5
 	if end.IsZero() {
 		end = time.Now().Add(time.Hour)
 	}
-	leaf, err := c.issuer.IssueLeaf(pki.LeafOptions{PublicKey: csr.PublicKey(), ID: web, NotBefore: time.Now(), NotAfter: end})
+	leaf, err := c.issuer.Issue(pki.CertificateOptions{PublicKey: csr.PublicKey(), SANs: []pki.SAN{pki.IDSAN(web)}, NotBefore: time.Now(), NotAfter: end})
 	return append(answer{leaf}, c.tail...), err
 }
 
@@ -514,7 +514,7 @@ func TestImplausibleFirstBundles(t *testing.T) {
 		start(t, m)
 		time.Sleep(time.Minute)
 		_, err := m.Bundle(domain)
-		require.ErrorIs(t, err, secretcache.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		require.ErrorContains(t, err, "too high for a counter and for a clock")
 
 		p.bundles.Store(set(t, ca.Bundle(), highest(other)))
@@ -593,7 +593,7 @@ func TestEmptyBundle(t *testing.T) {
 		time.Sleep(30 * time.Minute) // renewal came due
 		assert.EqualValues(t, 1, p.signed.Load())
 		assert.Zero(t, status(t, m, web).Failures, "that is not a failure of its own")
-		assert.ErrorIs(t, err, secretcache.ErrNotReady)
+		assert.ErrorIs(t, err, spiffe.ErrNotReady)
 
 		p.bundles.Store(nil)
 		ca.Rotate()

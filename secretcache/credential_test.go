@@ -144,7 +144,7 @@ func TestCredential(t *testing.T) {
 		var out strings.Builder
 		m := ca.manager(t, secretcache.Config{Lifetime: life, Logger: slog.New(slog.NewTextHandler(&out, nil))})
 		_, err := m.Credential()
-		require.ErrorIs(t, err, secretcache.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		require.ErrorContains(t, err, `"`+dnsName+`"`)
 		var heard told
 		m.Subscribe(heard.add)
@@ -177,7 +177,7 @@ func TestCredential(t *testing.T) {
 			svid, err := m.SVID()
 			assert.Nil(t, svid)
 			assert.ErrorIs(t, err, errors.ErrUnsupported)
-			assert.NotErrorIs(t, err, secretcache.ErrNotReady)
+			assert.NotErrorIs(t, err, spiffe.ErrNotReady)
 			assert.ErrorContains(t, err, "is no X.509-SVID, and Credential returns it")
 			snap, err := m.Snapshot()
 			assert.Nil(t, snap)
@@ -190,7 +190,7 @@ func TestCredential(t *testing.T) {
 		assert.Equal(t, slices.Repeat([]string{"default"}, 20), heard.take())
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
-		for range m.Updates(ctx) {
+		for range updates(ctx, m) {
 			t.Error("a snapshot without an SVID")
 		}
 		for _, csr := range ca.requests() {
@@ -433,10 +433,10 @@ func TestBrokenCredentials(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
 				_, err = m.GenerateSecret(ctx, "default")
-				assert.ErrorIs(t, err, secretcache.ErrNotReady)
+				assert.ErrorIs(t, err, spiffe.ErrNotReady)
 				c, err := m.Credential()
 				assert.Nil(t, c)
-				assert.ErrorIs(t, err, secretcache.ErrNotReady)
+				assert.ErrorIs(t, err, spiffe.ErrNotReady)
 				assert.ErrorContains(t, err, f.want)
 				_, err = m.SVID()
 				assert.ErrorIs(t, err, errors.ErrUnsupported, "even if it is an SVID that the CA has sent")
@@ -501,7 +501,7 @@ func TestCredentialExpired(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, err := m.GenerateSecret(ctx, "default")
-		assert.ErrorIs(t, err, secretcache.ErrNotReady)
+		assert.ErrorIs(t, err, spiffe.ErrNotReady)
 		assert.ErrorIs(t, err, errDown)
 		assert.Same(t, had, credential(t, m), "Credential does not look at the clock")
 		ca.FailNext(0, nil)

@@ -48,7 +48,7 @@ func newNameCA(td spiffe.TrustDomain) nameCA {
 		log.Fatal(err)
 	}
 	now := time.Now()
-	root, err := pki.NewRoot(key, pki.CAOptions{PublicKey: key.Public(), TrustDomain: td, NotBefore: now, NotAfter: now.AddDate(1, 0, 0)})
+	root, err := pki.NewRoot(key, pki.CertificateOptions{PublicKey: key.Public(), SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: now, NotAfter: now.AddDate(1, 0, 0)})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func newNameCA(td spiffe.TrustDomain) nameCA {
 
 func (c nameCA) Sign(_ context.Context, csr *pki.CSR, _ time.Duration) ([]*x509.Certificate, error) {
 	now := time.Now()
-	leaf, err := c.root.IssueCertificate(pki.CertificateOptions{
+	leaf, err := c.root.Issue(pki.CertificateOptions{
 		PublicKey: csr.PublicKey(), SANs: csr.SANs(), NotBefore: now, NotAfter: now.Add(24 * time.Hour),
 	})
 	return []*x509.Certificate{leaf}, err

@@ -24,13 +24,18 @@ func Example() {
 	}
 	defer m.Close()
 
-	for snap := range m.Updates(ctx) { // the present one, and each one that follows
-		svid, err := snap.SVID()
+	for ctx.Err() == nil { // the present identity, and each one that follows
+		changed := m.Changed() // before reading, so that no change is missed
+		svid, err := m.SVID()
 		if err != nil {
 			log.Fatal(err)
 		}
 		fmt.Println("I am", svid.ID())
 		cancel()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
 	}
 	// Output:
 	// I am spiffe://example.org/web

@@ -47,7 +47,7 @@ func (m *Manager) Close() error {
 }
 
 // Ready waits until there are trust bundles and a certificate of the default identity that has not expired. The error
-// wraps [ErrNotReady], the cause of ctx, and what the last attempt failed with; it comes before ctx is done if the CA
+// wraps [spiffe.ErrNotReady], the cause of ctx, and what the last attempt failed with; it comes before ctx is done if the CA
 // has refused for good, if the trust bundle is empty, and after [Manager.Close]. If Run was never called, it says so: unlike
 // [Manager.GenerateSecret], Ready asks the CA for nothing.
 func (m *Manager) Ready(ctx context.Context) error {

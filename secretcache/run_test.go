@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"log/slog"
 	"runtime"
 	"strings"
@@ -19,6 +20,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -84,7 +86,7 @@ func TestShutdown(t *testing.T) {
 			wg.Go(func() {
 				_, err := m.GenerateSecret(t.Context(), fmt.Sprintf("spiffe://example.org/w/%d", i))
 				assert.ErrorIs(t, err, errStop)
-				assert.ErrorIs(t, err, secretcache.ErrNotReady)
+				assert.ErrorIs(t, err, spiffe.ErrNotReady)
 			})
 		}
 		synctest.Wait()
@@ -256,7 +258,12 @@ func TestStatus(t *testing.T) {
 	})
 }
 
-// TestUpdates shows that the newest wins, and that the sequence ends.
+// updates yields the current snapshot of m, and each newer one until ctx is done.
+func updates(ctx context.Context, m *secretcache.Manager) iter.Seq[*spiffe.Snapshot] {
+	return renew.Follow(ctx, m.Changed, func() *spiffe.Snapshot { snap, _ := m.Snapshot(); return snap })
+}
+
+// TestUpdates follows Changed: the newest wins, and the sequence ends.
 func TestUpdates(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -267,7 +274,7 @@ func TestUpdates(t *testing.T) {
 		start(t, m)
 		n := 0
 		var last *spiffe.Snapshot
-		for snap := range m.Updates(ctx) {
+		for snap := range updates(ctx, m) {
 			assert.NotSame(t, last, snap)
 			last = snap
 			switch n++; n {
@@ -284,10 +291,10 @@ func TestUpdates(t *testing.T) {
 			}
 		}
 		assert.Equal(t, 3, n)
-		for range m.Updates(t.Context()) {
+		for range updates(t.Context(), m) {
 			break
 		}
-		for range m.Updates(ctx) {
+		for range updates(ctx, m) {
 			assert.Fail(t, "it has ended")
 		}
 	})
@@ -402,7 +409,7 @@ func TestEmptyBundleIsLoud(t *testing.T) {
 		stop()
 		assert.Contains(t, buf.String(), `level=WARN msg="secretcache: the trust bundle is empty: every identity of the trust domain is revoked" trust_domain=example.org authorities=0`)
 		_, err := m.SVID()
-		assert.ErrorIs(t, err, secretcache.ErrNotReady)
+		assert.ErrorIs(t, err, spiffe.ErrNotReady)
 	})
 }
 

@@ -34,7 +34,7 @@ const (
 //
 // GenerateSecret waits for one that is not there, until ctx is done: that ends the wait and not the work,
 // which is shared by all calls that wait. Only if the CA refuses for good, or the trust bundle is empty, or Run ends,
-// is the wait over before, with an error. The error wraps [ErrNotReady] and the last cause.
+// is the wait over before, with an error. The error wraps [spiffe.ErrNotReady] and the last cause.
 //
 // Run does the work. While it is not running, calls that wait have it done, one attempt at a time
 // for each identity and with the same waits after failures. Such an attempt has a goroutine of its

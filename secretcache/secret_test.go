@@ -128,7 +128,7 @@ func TestCallersContext(t *testing.T) {
 			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errStop)
 			defer cancel()
 			_, err := m.GenerateSecret(ctx, "default")
-			assert.ErrorIs(t, err, secretcache.ErrNotReady)
+			assert.ErrorIs(t, err, spiffe.ErrNotReady)
 			assert.ErrorIs(t, err, errStop)
 			assert.Equal(t, time.Second, time.Since(begin))
 			_, err = m.GenerateSecret(t.Context(), "ROOTCA")

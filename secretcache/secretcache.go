@@ -90,7 +90,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"iter"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -102,10 +101,6 @@ import (
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
-
-// ErrNotReady says that there is nothing to return yet: no certificate was obtained so far, or only one
-// that has expired, or no trust bundle. The error around it has the cause of the last failure.
-var ErrNotReady = errors.New("not ready")
 
 // CA is the authority that a [Manager] asks. Package caclient has implementations, and rules for
 // one that repeats and checks by itself. Both methods must be safe for concurrent use and return
@@ -338,7 +333,7 @@ func (c *Config) timing() (grace, jitter float64) {
 
 // SVID returns the current certificate of the default identity with its key. It does not block,
 // and it does not look at the clock: after an outage that lasted longer than the certificate, it
-// is an expired one. Before the first the error wraps [ErrNotReady]. If the default identity is a
+// is an expired one. Before the first the error wraps [spiffe.ErrNotReady]. If the default identity is a
 // [*pki.Credential], the error wraps [errors.ErrUnsupported].
 func (m *Manager) SVID() (*spiffe.SVID, error) {
 	if s := m.snap.Load(); s != nil {
@@ -360,7 +355,7 @@ func (m *Manager) Credential() (*pki.Credential, error) {
 }
 
 // Bundle returns the current trust bundle of td. It does not block. Before the first bundles the
-// error wraps [ErrNotReady]; for a trust domain that is not among them it wraps
+// error wraps [spiffe.ErrNotReady]; for a trust domain that is not among them it wraps
 // [spiffe.ErrUnknownTrustDomain].
 func (m *Manager) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	if t := m.trust.Load(); t != nil {
@@ -395,13 +390,6 @@ func (m *Manager) noSnapshot() error {
 //		<-changed
 //	}
 func (m *Manager) Changed() <-chan struct{} { return m.changed.Changed() }
-
-// Updates returns the current snapshot first, if there is one, and then each newer one until ctx is
-// done. A loop that is slow skips to the newest. The sequence may be used more than once. A credential is in no
-// snapshot: follow it with [Manager.Changed].
-func (m *Manager) Updates(ctx context.Context) iter.Seq[*spiffe.Snapshot] {
-	return renew.Follow(ctx, m.Changed, m.snap.Load)
-}
 
 // String names the default identity. A Manager does not print its keys.
 func (m *Manager) String() string { return "secretcache.Manager(" + m.cfg.Expect.String() + ")" }
@@ -455,7 +443,7 @@ func (m *Manager) notReady(e *entry, cause error) error {
 	default:
 		add(idle)
 	}
-	return fmt.Errorf("secretcache: %s: %w: %w", m.title(e), ErrNotReady, why)
+	return fmt.Errorf("secretcache: %s: %[3]w: %[2]w", m.title(e), why, spiffe.ErrNotReady) // why may know when to come back, and is asked first
 }
 
 // silence is the error for a CA that has neither answered nor failed; see entry.asked.

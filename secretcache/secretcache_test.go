@@ -180,7 +180,7 @@ func TestNewDoesNothing(t *testing.T) {
 			func() error { _, err := m.Snapshot(); return err },
 			func() error { _, err := m.Bundle(domain); return err },
 		} {
-			assert.ErrorIs(t, read(), secretcache.ErrNotReady)
+			assert.ErrorIs(t, read(), spiffe.ErrNotReady)
 			assert.ErrorContains(t, read(), "has neither called Start nor Run")
 		}
 	})
@@ -208,7 +208,7 @@ func TestTiming(t *testing.T) {
 				last := time.Time{}
 				ctx, cancel := context.WithTimeout(t.Context(), 24*time.Hour)
 				defer cancel()
-				for range m.Updates(ctx) {
+				for range updates(ctx, m) {
 					if !last.IsZero() {
 						took = append(took, time.Since(last))
 					}
@@ -239,7 +239,7 @@ func TestRenewsForDays(t *testing.T) {
 		var old *spiffe.SVID
 		ctx, cancel := context.WithTimeout(t.Context(), 10*24*time.Hour)
 		defer cancel()
-		for snap := range m.Updates(ctx) {
+		for snap := range updates(ctx, m) {
 			svid, err := snap.SVID()
 			require.NoError(t, err)
 			b, err := snap.Bundle(domain)

@@ -84,7 +84,7 @@ func TestReadySays(t *testing.T) {
 				cfg := secretcache.Config{ID: web, CA: ca}
 				check := func(err error, after time.Duration) {
 					t.Helper()
-					require.ErrorIs(t, err, secretcache.ErrNotReady)
+					require.ErrorIs(t, err, spiffe.ErrNotReady)
 					require.ErrorContains(t, err, r.want)
 					require.NotErrorIs(t, err, lifecycle.ErrNotStarted)
 					if r.is != nil {
@@ -117,7 +117,7 @@ func TestReadySays(t *testing.T) {
 				cancel()
 				require.NoError(t, <-ended)
 				_, err = m.SVID()
-				require.ErrorIs(t, err, secretcache.ErrNotReady)
+				require.ErrorIs(t, err, spiffe.ErrNotReady)
 				require.ErrorIs(t, err, lifecycle.ErrEnded)
 				if r.is == nil || !r.final {
 					require.ErrorContains(t, err, r.want, "it is known after the end of Run, too")
@@ -135,7 +135,7 @@ func TestReadySaysNeverStarted(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
 	err := m.Ready(ctx)
-	require.ErrorIs(t, err, secretcache.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, lifecycle.ErrNotStarted)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	assert.Zero(t, counted.fetched.Load())
@@ -201,7 +201,7 @@ func TestCloseWaits(t *testing.T) {
 			assert.Equal(t, 3, told, "of the bundle, by three names")
 			for range 2 {
 				err := <-waiting
-				require.ErrorIs(t, err, secretcache.ErrNotReady)
+				require.ErrorIs(t, err, spiffe.ErrNotReady)
 				require.ErrorIs(t, err, lifecycle.ErrClosed)
 			}
 			_, err := m.GenerateSecret(t.Context(), "default")

@@ -2,6 +2,7 @@ package secretcache
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/spiffe"
@@ -42,7 +43,7 @@ func (m *Manager) Status() []Status {
 			entries = append(entries, e)
 		}
 	}
-	slices.SortFunc(entries[2:], func(a, b *entry) int { return a.id.Compare(b.id) })
+	slices.SortFunc(entries[2:], func(a, b *entry) int { return strings.Compare(a.id.String(), b.id.String()) })
 	all := make([]Status, len(entries))
 	for i, e := range entries {
 		all[i] = m.status(e)

@@ -80,15 +80,15 @@ type authority struct {
 // a certificate that is not a CA's or has an RSA key of more than 8192 bits (X5-41), a JWT or WIT key
 // that none of the nine algorithms of JWT-SVID can use (BND-32), a key ID that is empty or belongs to
 // a JWT and a WIT key (WIT-61), and a refresh hint that is negative or not in whole seconds. More than
-// [MaxBundleKeys] authorities give an error that wraps [ErrTooLarge], the zero trust domain one that
+// 1,000 authorities give an error that wraps [ErrTooLarge], the zero trust domain one that
 // wraps [ErrZero].
 func NewBundle(td TrustDomain, c BundleContents) (*Bundle, error) {
 	if td.IsZero() {
 		return nil, errZero("trust domain")
 	}
 	b := &Bundle{td: td, hint: c.RefreshHint}
-	if n := len(c.X509Authorities) + len(c.JWTAuthorities) + len(c.WITAuthorities); n > MaxBundleKeys {
-		return nil, b.errorf("%d authorities, the limit is %d: %w", n, MaxBundleKeys, ErrTooLarge)
+	if n := len(c.X509Authorities) + len(c.JWTAuthorities) + len(c.WITAuthorities); n > maxBundleKeys {
+		return nil, b.errorf("%d authorities, the limit is %d: %w", n, maxBundleKeys, ErrTooLarge)
 	}
 	if c.RefreshHint < 0 || c.RefreshHint%time.Second != 0 {
 		return nil, b.errorf("the refresh hint %v is not a number of whole seconds", c.RefreshHint)

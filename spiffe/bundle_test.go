@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -129,7 +130,7 @@ func TestNewBundleRefuses(t *testing.T) {
 	moved := bundleJWTKey("1") // a point of P-256 is not one of P-384
 	moved.Curve = elliptic.P384()
 	many := map[string]crypto.PublicKey{}
-	for i := range spiffe.MaxBundleKeys {
+	for i := range jws.MaxSetKeys {
 		many[fmt.Sprint(i)] = bundleJWTKey("1")
 	}
 	for want, c := range map[string]spiffe.BundleContents{

@@ -21,10 +21,10 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 )
 
-// Limits on bundle documents (BND-33).
+// Limits on bundle documents (BND-33), and on the authorities of a Bundle.
 const (
-	MaxBundleSize = 1 << 20 // bytes of a document
-	MaxBundleKeys = 1000    // entries of a document, and authorities of a Bundle
+	maxBundleSize = jws.MaxSetSize
+	maxBundleKeys = jws.MaxSetKeys
 )
 
 // Values of a JWK's "use" that this package understands.
@@ -39,7 +39,7 @@ const (
 // configuration as the document's address. The result shares no memory with doc.
 //
 // A document that breaks the format is refused with a [*ParseError]: keep the last good bundle. A
-// document over [MaxBundleSize] or [MaxBundleKeys] is refused before more of it is read, and the error
+// document of more than 1 MiB or 1,000 entries is refused before more of it is read, and the error
 // wraps [ErrTooLarge]. The zero trust domain is an error that wraps [ErrZero].
 //
 // An entry that is unknown or damaged is skipped and does not hide the others (BND-15); see
@@ -149,8 +149,8 @@ func jsonFault(e *ParseError, err error) *ParseError {
 }
 
 func (p *bundleParser) parse() error {
-	if len(p.doc) > MaxBundleSize {
-		return p.tooLarge(MaxBundleSize, fmt.Sprintf("longer than %d bytes", MaxBundleSize))
+	if len(p.doc) > maxBundleSize {
+		return p.tooLarge(maxBundleSize, fmt.Sprintf("longer than %d bytes", maxBundleSize))
 	}
 	p.r = strictjson.NewReader(p.doc)
 	object := p.r.Kind() == strictjson.Object
@@ -207,10 +207,10 @@ func (p *bundleParser) readKeys() *ParseError {
 		return p.fault(p.r.Offset(), "BND-9", `"keys" is not an array`)
 	}
 	p.seen = true
-	p.entries = make([]jwk, 0, min(bytes.Count(p.doc, []byte{'{'})-1, MaxBundleKeys)) // a good guess
+	p.entries = make([]jwk, 0, min(bytes.Count(p.doc, []byte{'{'})-1, maxBundleKeys)) // a good guess
 	for i := range p.r.Elements() {
-		if i == MaxBundleKeys {
-			return p.tooLarge(p.r.Offset(), fmt.Sprintf("more than %d keys", MaxBundleKeys))
+		if i == maxBundleKeys {
+			return p.tooLarge(p.r.Offset(), fmt.Sprintf("more than %d keys", maxBundleKeys))
 		}
 		p.entries = append(p.entries, jwk{offset: p.r.Offset(), object: p.r.Kind() == strictjson.Object})
 		k := &p.entries[i]
@@ -404,8 +404,8 @@ func (k *jwk) isKeyOf(cert *x509.Certificate) bool {
 // Some consumers refuse a document with an entry of an unknown use. For them, make another bundle from
 // [Bundle.Contents] with nil WITAuthorities.
 //
-// It fails for a certificate whose key a JWK cannot hold, such as one on P-224. A document over
-// [MaxBundleSize] gives an error that wraps [ErrTooLarge].
+// It fails for a certificate whose key a JWK cannot hold, such as one on P-224. A document of more
+// than 1 MiB gives an error that wraps [ErrTooLarge].
 func (b *Bundle) Marshal() ([]byte, error) { return b.marshal(b.hint) }
 
 // marshal is Marshal with another refresh hint.
@@ -458,8 +458,8 @@ func (b *Bundle) marshal(hint time.Duration) ([]byte, error) {
 		return nil, err
 	}
 	doc = append(doc, "]}"...)
-	if len(doc) > MaxBundleSize {
-		return nil, b.errorf("the document would have %d bytes, the limit is %d: %w", len(doc), MaxBundleSize, ErrTooLarge)
+	if len(doc) > maxBundleSize {
+		return nil, b.errorf("the document would have %d bytes, the limit is %d: %w", len(doc), maxBundleSize, ErrTooLarge)
 	}
 	return doc, nil
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -401,7 +402,7 @@ func TestBundleParseErrorText(t *testing.T) {
 	t.Parallel()
 	_, err := spiffe.ParseBundle(bundleTD, []byte(`{"keys":{}}`))
 	require.EqualError(t, err, `spiffe: invalid bundle of "example.org" at byte 8: "keys" is not an array`)
-	_, err = spiffe.ParseBundle(bundleTD, bytes.Repeat([]byte(" "), spiffe.MaxBundleSize+1))
+	_, err = spiffe.ParseBundle(bundleTD, bytes.Repeat([]byte(" "), jws.MaxSetSize+1))
 	require.EqualError(t, err, `spiffe: invalid bundle of "example.org" at byte 1048576: longer than 1048576 bytes: input too large`)
 
 	b, err := spiffe.ParseBundle(bundleTD, readBundleFile(t, "BV-12.json"))
@@ -447,19 +448,19 @@ func TestBundleLimits(t *testing.T) {
 	entries := func(n int) []byte {
 		return []byte(`{"keys":[` + strings.TrimSuffix(strings.Repeat(`{"use":"sig"},`, n), ",") + `]}`)
 	}
-	b, err := spiffe.ParseBundle(bundleTD, entries(spiffe.MaxBundleKeys))
+	b, err := spiffe.ParseBundle(bundleTD, entries(jws.MaxSetKeys))
 	require.NoError(t, err)
-	assert.Len(t, b.Skipped(), spiffe.MaxBundleKeys)
-	_, err = spiffe.ParseBundle(bundleTD, entries(spiffe.MaxBundleKeys+1))
+	assert.Len(t, b.Skipped(), jws.MaxSetKeys)
+	_, err = spiffe.ParseBundle(bundleTD, entries(jws.MaxSetKeys+1))
 	require.ErrorIs(t, err, spiffe.ErrTooLarge)
 
 	pad := func(n int) []byte {
 		const empty = `{"keys":[]}`
 		return append([]byte(empty), bytes.Repeat([]byte(" "), n-len(empty))...)
 	}
-	_, err = spiffe.ParseBundle(bundleTD, pad(spiffe.MaxBundleSize))
+	_, err = spiffe.ParseBundle(bundleTD, pad(jws.MaxSetSize))
 	require.NoError(t, err)
-	_, err = spiffe.ParseBundle(bundleTD, pad(spiffe.MaxBundleSize+1))
+	_, err = spiffe.ParseBundle(bundleTD, pad(jws.MaxSetSize+1))
 	require.ErrorIs(t, err, spiffe.ErrTooLarge)
 
 	// What cannot be read back is not written: 1,000 keys of 8192 bits are too much.
@@ -468,7 +469,7 @@ func TestBundleLimits(t *testing.T) {
 	require.NoError(t, err)
 	key, ok := wide.JWTAuthority("8192")
 	require.True(t, ok)
-	for i := range spiffe.MaxBundleKeys {
+	for i := range jws.MaxSetKeys {
 		keys[fmt.Sprint(i)] = key
 	}
 	full, err := spiffe.NewBundle(bundleTD, spiffe.BundleContents{JWTAuthorities: keys})
@@ -480,13 +481,13 @@ func TestBundleLimits(t *testing.T) {
 // Documents of a megabyte that are made to be expensive. Not parallel: it counts memory.
 func TestParseBundleHostile(t *testing.T) {
 	fill := func(before, unit, after string) string {
-		n := (spiffe.MaxBundleSize - len(before) - len(after)) / len(unit)
+		n := (jws.MaxSetSize - len(before) - len(after)) / len(unit)
 		return before + strings.Repeat(unit, n) + after
 	}
 	names := func(format string) string {
 		var s strings.Builder
 		s.WriteString(`{"keys":[]`)
-		for i := 0; s.Len() < spiffe.MaxBundleSize-16; i++ {
+		for i := 0; s.Len() < jws.MaxSetSize-16; i++ {
 			fmt.Fprintf(&s, format, i)
 		}
 		return s.String() + "}"
@@ -518,8 +519,8 @@ func TestParseBundleHostile(t *testing.T) {
 		"not UTF-8 at the end": {fill(`{"keys":[]}`, " ", "\xff"), refused},
 	} {
 		t.Run(name, func(t *testing.T) {
-			require.LessOrEqual(t, len(c.doc), spiffe.MaxBundleSize)
-			require.Greater(t, len(c.doc), spiffe.MaxBundleSize-100)
+			require.LessOrEqual(t, len(c.doc), jws.MaxSetSize)
+			require.Greater(t, len(c.doc), jws.MaxSetSize-100)
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
 			_, err := spiffe.ParseBundle(bundleTD, []byte(c.doc))

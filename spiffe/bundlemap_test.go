@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -210,12 +211,12 @@ func TestBundleMapMarshalCountsAllKeys(t *testing.T) {
 	t.Parallel()
 	key := bundleKey(elliptic.P256(), "svidkit-bundle-wit").Public()
 	c := spiffe.BundleContents{WITAuthorities: map[string]crypto.PublicKey{}}
-	for i := range spiffe.MaxBundleKeys {
+	for i := range jws.MaxSetKeys {
 		c.WITAuthorities[fmt.Sprint(i)] = key
 	}
 	set := new(spiffe.BundleSet)
 	full := set
-	for i := range 100_000/spiffe.MaxBundleKeys + 1 {
+	for i := range 100_000/jws.MaxSetKeys + 1 {
 		full, set = set, set.With(mustBundle(t, spiffe.MustParseTrustDomain(fmt.Sprintf("%d.test", i)), c))
 	}
 	_, err := set.Marshal()

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
@@ -42,6 +43,12 @@ func (e *ParseError) Unwrap() error { return e.Err }
 
 // Sentinels that callers can test with [errors.Is].
 var (
+	// ErrNotReady says that there is nothing to return yet: a source has no identity or bundle so far, or none that is
+	// still valid; files were not read or written yet; a CA cannot sign for the moment. The error around it has the
+	// cause of the last failure. It has a method Retryable() (after time.Duration, ok bool), which returns 0 and true,
+	// as a later attempt may succeed.
+	ErrNotReady error = notReady{}
+
 	// ErrZero says that a zero ID, TrustDomain or Policy was used where a valid one is needed.
 	ErrZero = errors.New("zero value")
 
@@ -58,6 +65,11 @@ var (
 	// ErrTooLarge says that input is over a documented limit and was refused before it was parsed.
 	ErrTooLarge = certpem.ErrTooLarge
 )
+
+type notReady struct{}
+
+func (notReady) Error() string                                { return "not ready" }
+func (notReady) Retryable() (after time.Duration, again bool) { return 0, true }
 
 func errZero(what string) error { return fmt.Errorf("spiffe: invalid %s: %w", what, ErrZero) }
 

@@ -68,7 +68,8 @@ func ExampleLivePolicy_Try() {
 	if err := allow.Set(spiffe.AllowMembersOf(home)); err != nil {
 		log.Fatal(err)
 	}
-	if err := allow.Try(spiffe.AllowPathPrefix(home, "/ns/prod")); err != nil {
+	counts, err := allow.Try(spiffe.AllowPathPrefix(home, "/ns/prod"))
+	if err != nil {
 		log.Fatal(err)
 	}
 
@@ -79,7 +80,7 @@ func ExampleLivePolicy_Try() {
 		}
 	}
 
-	trial := allow.Trial()
+	trial := counts()
 	fmt.Println(trial.Decisions, "decisions")
 	for id, times := range trial.Refuses {
 		_, why := trial.Policy.Explain(id)

@@ -93,9 +93,6 @@ func (id ID) Path() string {
 // ID is a member of no trust domain.
 func (id ID) MemberOf(td TrustDomain) bool { return !id.IsZero() && id.TrustDomain() == td }
 
-// Compare orders IDs by their bytes and returns -1, 0 or 1.
-func (id ID) Compare(other ID) int { return strings.Compare(id.s, other.s) }
-
 // URL returns the ID as a new URL, as certificate templates of crypto/x509 want it. The zero ID
 // gives nil.
 func (id ID) URL() *url.URL {

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -90,8 +91,8 @@ func TestParseJWKS(t *testing.T) {
 		"empty":                      {``, nil, "", "not JSON"},
 		"an HTML page":               {`<html>`, nil, "", "not JSON"},
 		"something behind":           {set() + "{}", nil, "", "follows"},
-		"too many":                   {set(slices.Repeat([]string{"0"}, spiffe.MaxBundleKeys+1)...), nil, "", "more than 1000 keys"},
-		"too large":                  {strings.Repeat(" ", spiffe.MaxBundleSize) + "{}", nil, "", "longer than"},
+		"too many":                   {set(slices.Repeat([]string{"0"}, jws.MaxSetKeys+1)...), nil, "", "more than 1000 keys"},
+		"too large":                  {strings.Repeat(" ", jws.MaxSetSize) + "{}", nil, "", "longer than"},
 		"keys of the other spelling": {`{"Keys":[]}`, nil, "", `"keys" is missing`},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -52,8 +52,7 @@ func (p Policy) Policy() Policy { return p }
 // ready to use and allows no peer until Set is called. It is safe for concurrent use and must not be
 // copied.
 //
-// A new policy can be tried before it is set: after Try, each decision by the policy in force is compared
-// with the one that the new policy would have made, and Trial returns where they differ.
+// A new policy can be tried before it is set; see [LivePolicy.Try].
 type LivePolicy struct {
 	policy  atomic.Pointer[Policy] // with the trial, if there is one
 	changed renew.Signal
@@ -90,17 +89,19 @@ func (l *LivePolicy) Policy() Policy {
 // no change is missed.
 func (l *LivePolicy) Changed() <-chan struct{} { return l.changed.Changed() }
 
-// Try begins to count what would change if p were set, from zero, and ends the trial before. It allows and
-// refuses nothing: the policy that was set decides alone, and without one every peer is refused. The zero
-// Policy ends the trial; another policy that can allow no peer is an error, and the trial before goes on.
+// Try starts a trial, which counts the decisions that would change if p were set, and ends the trial before. It
+// allows and refuses nothing: the policy that was set decides alone, and without one every peer is refused. The
+// function that it returns gives the counts so far, with maps that are the caller's; [Policy.Explain] of p says
+// why a peer would be refused. The zero Policy ends the trial; another policy that can allow no peer is an error,
+// and the trial before goes on.
 //
 // A trial of a policy without its aliases, while the policy with them is set, counts the peers that come by
 // a name of an alias; see [Policy.WithAliases].
-func (l *LivePolicy) Try(p Policy) error {
+func (l *LivePolicy) Try(p Policy) (counts func() PolicyTrial, err error) {
 	var next *trial
 	if !p.IsZero() {
 		if err := p.usable(); err != nil {
-			return fmt.Errorf("spiffe: try policy: %w", err)
+			return nil, fmt.Errorf("spiffe: try policy: %w", err)
 		}
 		next = &trial{policy: Policy{s: p.s.withTrial(nil)}, refuses: make(map[ID]uint64), allows: make(map[ID]uint64)}
 	}
@@ -108,7 +109,7 @@ func (l *LivePolicy) Try(p Policy) error {
 	defer l.mu.Unlock()
 	l.trial = next
 	l.publish()
-	return nil
+	return next.counts, nil
 }
 
 // publish makes the policy and the trial visible together.
@@ -130,27 +131,13 @@ func (s *ruleSet) withTrial(t *trial) *ruleSet {
 	return &c
 }
 
-// PolicyTrial is what [LivePolicy.Try] has found.
+// PolicyTrial is what a trial has counted; see [LivePolicy.Try].
 type PolicyTrial struct {
-	Policy    Policy        // the policy that is tried; the zero Policy if there is no trial
+	Policy    Policy        // the policy that is tried
 	Decisions uint64        // how many decisions were compared
 	Refuses   map[ID]uint64 // how often a peer was allowed that Policy would refuse
 	Allows    map[ID]uint64 // how often a peer was refused that Policy would allow
 	More      uint64        // decisions that differ, about peers for which the maps had no room: each holds 1,024
-}
-
-// Trial returns what the trial has found until now. The maps are the caller's. [Policy.Explain] of its
-// Policy says why a peer would be refused.
-func (l *LivePolicy) Trial() PolicyTrial {
-	l.mu.Lock()
-	t := l.trial
-	l.mu.Unlock()
-	if t == nil {
-		return PolicyTrial{}
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return PolicyTrial{t.policy, t.decisions.Load(), maps.Clone(t.refuses), maps.Clone(t.allows), t.more}
 }
 
 const maxInTrial = 1024 // IDs in each map
@@ -163,6 +150,16 @@ type trial struct {
 	mu              sync.Mutex
 	refuses, allows map[ID]uint64
 	more            uint64
+}
+
+// counts returns a copy of what t has counted, and nothing if there is no trial.
+func (t *trial) counts() PolicyTrial {
+	if t == nil {
+		return PolicyTrial{}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return PolicyTrial{t.policy, t.decisions.Load(), maps.Clone(t.refuses), maps.Clone(t.allows), t.more}
 }
 
 func (t *trial) compare(id ID, allowed bool) {

@@ -732,15 +732,14 @@ func TestPolicyTrial(t *testing.T) {
 	td := webID.TrustDomain()
 	db, dev := spiffe.MustParseID("spiffe://example.org/ns/prod/sa/db"), spiffe.MustParseID("spiffe://example.org/ns/dev/sa/web")
 	var live spiffe.LivePolicy
-	assert.Zero(t, live.Trial().Decisions)
-	assert.True(t, live.Trial().Policy.IsZero())
 
 	// Without a policy in force.
-	require.NoError(t, live.Try(spiffe.AllowAnyPeer()))
+	counts, err := live.Try(spiffe.AllowAnyPeer())
+	require.NoError(t, err)
 	assert.True(t, live.Policy().IsZero(), "what is tried is not in force")
 	assert.False(t, live.Policy().Allows(webID))
 	assert.ErrorContains(t, live.Policy().Check(webID), "the policy is zero")
-	_, err := live.Policy().Explain(webID)
+	_, err = live.Policy().Explain(webID)
 	assert.ErrorContains(t, err, "the policy is zero")
 	_, err = live.Policy().MarshalText()
 	assert.ErrorIs(t, err, spiffe.ErrZero)
@@ -749,22 +748,24 @@ func TestPolicyTrial(t *testing.T) {
 	assert.ErrorContains(t, live.Policy().WithAliases(td, td).Check(webID), "the zero Policy")
 	assert.ErrorContains(t, live.Set(live.Policy()), "the policy is zero")
 	assert.Empty(t, live.Policy().Warnings())
-	assert.Equal(t, map[spiffe.ID]uint64{webID: 2}, live.Trial().Allows)
+	assert.Equal(t, map[spiffe.ID]uint64{webID: 2}, counts().Allows)
 
 	// With one.
 	changed := live.Changed()
 	require.NoError(t, live.Set(spiffe.AllowMembersOf(td).Except(spiffe.AllowIDs(db))))
 	<-changed
-	assert.Equal(t, map[spiffe.ID]uint64{webID: 2}, live.Trial().Allows, "Set does not end it")
+	assert.Equal(t, map[spiffe.ID]uint64{webID: 2}, counts().Allows, "Set does not end it")
 	next := spiffe.AllowPathPrefix(td, "/ns/prod")
 	changed = live.Changed()
-	require.NoError(t, live.Try(next))
+	before := counts
+	counts, err = live.Try(next)
+	require.NoError(t, err)
 	select {
 	case <-changed:
 		t.Error("nothing has changed for connections")
 	default:
 	}
-	got := live.Trial()
+	got := counts()
 	assert.Equal(t, next.String(), got.Policy.String())
 	assert.Equal(t, spiffe.PolicyTrial{Policy: got.Policy, Refuses: map[spiffe.ID]uint64{}, Allows: map[spiffe.ID]uint64{}}, got, "from zero")
 	for id, want := range map[spiffe.ID]bool{webID: true, dev: true, db: false, spiffe.MustParseID("spiffe://other.test/a"): false} {
@@ -773,32 +774,37 @@ func TestPolicyTrial(t *testing.T) {
 		}
 	}
 	assert.False(t, live.Policy().Allows(spiffe.ID{}))
-	got = live.Trial()
+	got = counts()
 	assert.EqualValues(t, 12, got.Decisions)
 	assert.Equal(t, map[spiffe.ID]uint64{dev: 3}, got.Refuses)
 	assert.Equal(t, map[spiffe.ID]uint64{db: 3}, got.Allows)
 	assert.Zero(t, got.More)
 	assert.False(t, got.Policy.Allows(dev))
-	assert.Equal(t, got, live.Trial(), "the policy of a report is not counted")
+	assert.Equal(t, got, counts(), "the policy of a report is not counted")
 	clear(got.Refuses)
-	assert.Len(t, live.Trial().Refuses, 1, "the maps are the caller's")
+	assert.Len(t, counts().Refuses, 1, "the maps are the caller's")
+	assert.Equal(t, map[spiffe.ID]uint64{webID: 2}, before().Allows, "the trial before has ended, and what it counted stays")
 
 	// What is made of a policy with a trial has none, and neither has another LivePolicy.
 	assert.True(t, spiffe.AnyOf(live.Policy(), spiffe.AllowIDs(db)).Allows(db))
 	var other spiffe.LivePolicy
 	require.NoError(t, other.Set(live.Policy()))
 	assert.True(t, other.Policy().Allows(dev))
-	require.NoError(t, other.Try(live.Policy()))
+	others, err := other.Try(live.Policy())
+	require.NoError(t, err)
 	assert.True(t, other.Policy().Allows(dev))
-	assert.EqualValues(t, 12, live.Trial().Decisions)
-	assert.EqualValues(t, 1, other.Trial().Decisions)
+	assert.EqualValues(t, 12, counts().Decisions)
+	assert.EqualValues(t, 1, others().Decisions)
 
 	// A mistake changes nothing; the zero Policy ends the trial.
-	assert.EqualError(t, live.Try(spiffe.AllowIDs()), "spiffe: try policy: the policy is not valid: AllowIDs needs at least one ID")
-	assert.EqualValues(t, 12, live.Trial().Decisions)
-	require.NoError(t, live.Try(spiffe.Policy{}))
+	_, err = live.Try(spiffe.AllowIDs())
+	assert.EqualError(t, err, "spiffe: try policy: the policy is not valid: AllowIDs needs at least one ID")
+	assert.EqualValues(t, 12, counts().Decisions)
+	none, err := live.Try(spiffe.Policy{})
+	require.NoError(t, err)
 	assert.True(t, live.Policy().Allows(dev))
-	assert.Equal(t, spiffe.PolicyTrial{}, live.Trial())
+	assert.Equal(t, spiffe.PolicyTrial{}, none())
+	assert.EqualValues(t, 12, counts().Decisions, "it has ended")
 }
 
 // TestPolicyTrialOfVerifier: the peers of a verifier are counted, among them those that need an alias.
@@ -811,7 +817,8 @@ func TestPolicyTrialOfVerifier(t *testing.T) {
 	policy := spiffe.AllowMembersOf(td)
 	var live spiffe.LivePolicy
 	require.NoError(t, live.Set(policy.WithAliases(td, old)))
-	require.NoError(t, live.Try(policy))
+	counts, err := live.Try(policy)
+	require.NoError(t, err)
 	v, err := spiffe.NewVerifier(set, &live, &spiffe.VerifierOptions{Now: func() time.Time { return now }})
 	require.NoError(t, err)
 	renamed := spiffe.MustParseID("spiffe://old.test/db")
@@ -823,7 +830,7 @@ func TestPolicyTrialOfVerifier(t *testing.T) {
 	}
 	_, err = v.VerifyChain([]*x509.Certificate{leafSpec("spiffe://old.test/thief").issue(home).parse(t)}, spiffe.AnyRole)
 	require.Error(t, err)
-	got := live.Trial()
+	got := counts()
 	assert.EqualValues(t, 4, got.Decisions, "an ID that is not proved is not counted")
 	assert.Equal(t, map[spiffe.ID]uint64{renamed: 2}, got.Refuses)
 	assert.Empty(t, got.Allows)
@@ -836,14 +843,15 @@ func TestPolicyTrialBounds(t *testing.T) {
 	other := spiffe.MustParseID("spiffe://other.test/a")
 	var live spiffe.LivePolicy
 	require.NoError(t, live.Set(spiffe.AllowMembersOf(webID.TrustDomain())))
-	require.NoError(t, live.Try(spiffe.AllowIDs(other)))
+	counts, err := live.Try(spiffe.AllowIDs(other))
+	require.NoError(t, err)
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
 			for i, id := range ids {
 				assert.True(t, live.Policy().Allows(id))
 				if i%100 == 0 {
-					live.Trial()
+					counts()
 				}
 			}
 			assert.False(t, live.Policy().Allows(other))
@@ -851,7 +859,7 @@ func TestPolicyTrialBounds(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	got := live.Trial()
+	got := counts()
 	assert.EqualValues(t, 4*3001, got.Decisions)
 	assert.Len(t, got.Refuses, 1024)
 	assert.Equal(t, map[spiffe.ID]uint64{other: 4}, got.Allows, "one kind leaves room for the other")
@@ -867,7 +875,8 @@ func TestPolicyTrialAllocations(t *testing.T) {
 	var live spiffe.LivePolicy
 	require.NoError(t, live.Set(spiffe.AllowMembersOf(webID.TrustDomain())))
 	for _, tried := range []spiffe.Policy{spiffe.AllowIDs(webID), spiffe.AllowIDs(webID.TrustDomain().ID())} {
-		require.NoError(t, live.Try(tried))
+		_, err := live.Try(tried)
+		require.NoError(t, err)
 		assert.Zero(t, testing.AllocsPerRun(100, func() { live.Policy().Allows(webID) }))
 	}
 }

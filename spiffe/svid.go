@@ -13,13 +13,18 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
+	"github.com/svidkit/svidkit/internal/redact"
 )
+
+type redacted = redact.Text // an alias, so that the embedded field is not exported
 
 // SVID is an X.509-SVID with its private key: the identity that a program has. It never changes and
 // is safe for concurrent use. It is an [SVIDSource] of itself.
 //
-// No printer shows the key. [SVID.MarshalDER] and [SVID.MarshalPEM] return it.
+// It prints as its ID, and in package log/slog as a group of "id" and "not_after". No printer shows the key;
+// [SVID.MarshalDER] and [SVID.MarshalPEM] return it.
 type SVID struct {
+	redacted
 	id    ID
 	chain []*x509.Certificate
 	tls   func() *tls.Certificate // a func, because no printer, not even one that uses reflection, sees what it holds
@@ -70,7 +75,8 @@ func NewSVID(chain []*x509.Certificate, key crypto.Signer) (*SVID, error) {
 	for i, c := range chain {
 		cert.Certificate[i] = c.Raw
 	}
-	return &SVID{id: id, chain: slices.Clone(chain), tls: func() *tls.Certificate { return cert }}, nil
+	text := redact.New(id.s, slog.String("id", id.s), slog.Time("not_after", chain[0].NotAfter))
+	return &SVID{redacted: text, id: id, chain: slices.Clone(chain), tls: func() *tls.Certificate { return cert }}, nil
 }
 
 // ParseSVID parses an SVID in the form of the Workload API: certificates in DER, concatenated, leaf
@@ -142,9 +148,6 @@ func (s *SVID) Chain() []*x509.Certificate { return slices.Clone(s.chain) }
 // Signer returns the private key, to sign with.
 func (s *SVID) Signer() crypto.Signer { return s.tls().PrivateKey.(crypto.Signer) }
 
-// NotBefore returns the start of the leaf's validity.
-func (s *SVID) NotBefore() time.Time { return s.chain[0].NotBefore }
-
 // NotAfter returns the end of the leaf's validity.
 func (s *SVID) NotAfter() time.Time { return s.chain[0].NotAfter }
 
@@ -174,17 +177,6 @@ func (s *SVID) MarshalPEM() (certs, key []byte, err error) {
 
 // SVID returns s, which makes a fixed identity an [SVIDSource]. The error is always nil.
 func (s *SVID) SVID() (*SVID, error) { return s, nil }
-
-// String returns the ID.
-func (s *SVID) String() string { return s.id.String() }
-
-// GoString returns the ID in a form that is not taken for Go source.
-func (s *SVID) GoString() string { return fmt.Sprintf("spiffe.SVID(%s)", s.id) }
-
-// LogValue implements [slog.LogValuer]: the ID and when the leaf ends.
-func (s *SVID) LogValue() slog.Value {
-	return slog.GroupValue(slog.String("id", s.id.String()), slog.Time("not_after", s.NotAfter()))
-}
 
 // IDFromCertificate returns the SPIFFE ID in cert: that of a workload or, in a CA certificate, that of
 // a trust domain, which has no path. It reads the bytes of the extension, because cert.URIs has been

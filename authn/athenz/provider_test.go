@@ -24,8 +24,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/athenz"
-	"github.com/svidkit/svidkit/caclient/caclienttest"
 	"github.com/svidkit/svidkit/internal/test/athenztest"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/pki"
@@ -98,7 +98,7 @@ func TestProvider(t *testing.T) {
 		"ATH-11.2-5", "ATH-11.3-2", "ATH-12-1", "ATH-12-2", "ATH-12-3", "ATH-12-4", "ATH-12-5", "ATH-12-6", "ATH-12-8", "ATH-12-9", "ATH-12-10", "ATH-12-12",
 		"ATH-18-9")
 	c := athenztest.New(t)
-	client := c.MutualTLS(caclienttest.ZTSName)
+	client := c.MutualTLS(cafake.ZTSName)
 
 	for _, path := range []string{"/instance", "/identity"} {
 		doc := c.Sign(nil)
@@ -126,7 +126,7 @@ func TestProvider(t *testing.T) {
 	stranger := spiffetest.NewCA(t, "athenz.example")
 	chain, key := stranger.Certificate("/zts", func(x *x509.Certificate) {
 		x.URIs = nil
-		x.Subject.CommonName = caclienttest.ZTSName
+		x.Subject.CommonName = cafake.ZTSName
 		x.DNSNames = []string{"zts"}
 	})
 	forged, err := pki.NewCredential(chain, key)
@@ -250,7 +250,7 @@ func TestReplayedInAnotherForm(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-12-12")
 	c := athenztest.New(t)
-	client := c.MutualTLS(caclienttest.ZTSName)
+	client := c.MutualTLS(cafake.ZTSName)
 	key := ecKey(t, elliptic.P256())
 	c.Keys.Add(t, "v2", key)
 	document := c.Sign(nil)
@@ -302,12 +302,12 @@ func TestProviderSharesUses(t *testing.T) {
 	var codes []int
 	for range 2 {
 		c.Provider = c.ServeProvider(cfg)
-		code, _ := confirm(t, c, c.MutualTLS(caclienttest.ZTSName), "/instance", confirmation(doc))
+		code, _ := confirm(t, c, c.MutualTLS(cafake.ZTSName), "/instance", confirmation(doc))
 		codes = append(codes, code)
 	}
 	assert.Equal(t, []int{200, 403}, codes)
 	failure = errors.New("the database is away")
-	code, text := confirm(t, c, c.MutualTLS(caclienttest.ZTSName), "/instance", confirmation(c.Sign(nil)))
+	code, text := confirm(t, c, c.MutualTLS(cafake.ZTSName), "/instance", confirmation(c.Sign(nil)))
 	assert.Equal(t, http.StatusServiceUnavailable, code)
 	assert.NotContains(t, text, "database")
 }
@@ -345,14 +345,14 @@ func TestNewProvider(t *testing.T) {
 		body := confirmation("")
 		body["domain"] = "foo.bar-baz"
 		body["attributes"] = object{"instanceId": "web-0", "sanDNS": name}
-		code, text := confirm(t, c, c.MutualTLS(caclienttest.ZTSName), "/refresh", body)
+		code, text := confirm(t, c, c.MutualTLS(cafake.ZTSName), "/refresh", body)
 		assert.Equal(t, want, code, "%s: %s", name, text)
 	}
 }
 
 func FuzzConfirmation(f *testing.F) {
 	c := athenztest.New(f)
-	client := c.MutualTLS(caclienttest.ZTSName)
+	client := c.MutualTLS(cafake.ZTSName)
 	good, err := json.Marshal(confirmation(""))
 	require.NoError(f, err)
 	f.Add(string(good))

@@ -15,8 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/athenz"
-	"github.com/svidkit/svidkit/caclient/caclienttest"
 	"github.com/svidkit/svidkit/internal/test/athenztest"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 )
@@ -34,7 +34,7 @@ type replicas struct {
 func newReplicas(t *testing.T) *replicas {
 	t.Helper()
 	r := &replicas{Cluster: athenztest.New(t), t: t}
-	r.client = r.MutualTLS(caclienttest.ZTSName)
+	r.client = r.MutualTLS(cafake.ZTSName)
 	for range 2 {
 		r.add()
 	}

@@ -8,6 +8,7 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
+	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -182,14 +183,12 @@ func signHeader(header string, changes map[string]any) string {
 		panic(err)
 	}
 	input := base64.RawURLEncoding.EncodeToString([]byte(header)) + "." + base64.RawURLEncoding.EncodeToString(payload)
-	s, err := token.NewSigner(keys()["p256"], "", "", "")
+	sum := sha256.Sum256([]byte(input))
+	r, s, err := ecdsa.Sign(rand.Reader, keys()["p256"].(*ecdsa.PrivateKey), sum[:])
 	if err != nil {
 		panic(err)
 	}
-	sig, err := s.Raw([]byte(input))
-	if err != nil {
-		panic(err)
-	}
+	sig := append(r.FillBytes(make([]byte, 32)), s.FillBytes(make([]byte, 32))...)
 	return input + "." + base64.RawURLEncoding.EncodeToString(sig)
 }
 

@@ -65,7 +65,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/files/smallfile"
+	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 )
@@ -314,7 +314,7 @@ func reader(read func() (string, error)) func(context.Context) (token, error) {
 }
 
 func readFile(path string) (string, error) {
-	data, err := smallfile.Read(path, maxAnswer)
+	data, err := files.Read(path, maxAnswer)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = &noToken{err}
 	}

@@ -85,7 +85,7 @@ func TestFileIsReadAgain(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 
 	require.NoError(t, os.WriteFile(file, make([]byte, 64<<10+1), 0o600))
-	require.ErrorContains(t, requireNone(t, s), "larger than 64 KiB")
+	require.ErrorContains(t, requireNone(t, s), "has more than 65536 bytes")
 	require.NoError(t, os.Remove(file))
 	require.ErrorIs(t, requireNone(t, s), tokensource.ErrNoToken)
 	require.ErrorContains(t, requireNone(t, tokensource.File(dir)), "not a regular file")

@@ -43,7 +43,7 @@
 //
 // It makes no attestation data, and deletes no instance. It asks for no SSH certificates and no tokens but service tokens.
 //
-// No ZTS could be had for the tests: they run against caclienttest.ZTS, which was built from the public documentation.
+// No ZTS could be had for the tests: they run against cafake.ZTS, which was built from the public documentation.
 package athenz
 
 import (
@@ -52,12 +52,8 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"iter"
-	"log/slog"
-	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -70,7 +66,6 @@ import (
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/athenzname"
-	"github.com/svidkit/svidkit/spiffe"
 )
 
 // Options are the choices of [New]. URL, TrustDomain, and Roots or RootsFile of the Endpoint, and Instance, are required.
@@ -94,8 +89,10 @@ type Options struct {
 	WithServiceToken bool
 }
 
-// CA is a [caclient.CA] that also has bundles to watch; [New] makes one. It is safe for concurrent use.
+// CA is a [caclient.CA]; [New] makes one. It also has the method WatchBundles, which package secretcache uses instead of
+// polling. It is safe for concurrent use, and never prints a token or a key.
 type CA struct {
+	client
 	opts      Options
 	namespace string // of the SPIFFE ID
 	conn      *caconn.Conn
@@ -108,6 +105,8 @@ type CA struct {
 	presented string        // the serial number of the certificate that was presented last
 	received  string        // that of the one that came last
 }
+
+type client = caconn.Client // an alias, so that the embedded field is not exported
 
 // New returns a CA. It does not connect and reads no file. The error says which option is wrong.
 func New(o Options) (*CA, error) {
@@ -176,6 +175,7 @@ func (c *CA) connect() error {
 	}
 	var err error
 	if c.conn, err = dial(nil); err == nil {
+		c.client = c.conn.Client()
 		c.refreshes, err = dial(c.clientCertificate)
 	}
 	return err
@@ -183,23 +183,8 @@ func (c *CA) connect() error {
 
 // current returns the present certificate, if it may be presented.
 func (c *CA) current() *tls.Certificate {
-	if c.opts.Certificate == nil {
-		return nil
-	}
-	cert := c.opts.Certificate()
-	if cert == nil || len(cert.Certificate) == 0 {
-		return nil
-	}
-	if cert.Leaf == nil {
-		leaf, err := x509.ParseCertificate(cert.Certificate[0])
-		if err != nil {
-			return nil
-		}
-		whole := *cert
-		whole.Leaf = leaf
-		cert = &whole
-	}
-	if now := time.Now(); now.Before(cert.Leaf.NotBefore) || !now.Before(cert.Leaf.NotAfter) {
+	cert := caconn.Present(c.opts.Certificate)
+	if cert == nil {
 		return nil
 	}
 	c.mu.Lock()
@@ -220,15 +205,6 @@ func (c *CA) clientCertificate(asked *tls.CertificateRequestInfo) (*tls.Certific
 	}
 	return new(tls.Certificate), nil
 }
-
-// String names the CA and no secret.
-func (c *CA) String() string { return c.conn.String() }
-
-// GoString is String: the verb %#v must not walk to a key or a token.
-func (c *CA) GoString() string { return c.String() }
-
-// LogValue is String as a log value.
-func (c *CA) LogValue() slog.Value { return slog.StringValue(c.String()) }
 
 // ServiceToken returns the service token that came with the last certificate; empty if none did. It is a secret.
 func (c *CA) ServiceToken() string {
@@ -285,7 +261,7 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 		path := "/" + i.Provider.String() + "/" + i.Service.Domain + "/" + i.Service.Name + "/" + i.ID
 		c.refreshes.Reconnect() // a connection belongs to one certificate
 		chain, err := c.certify(context.WithValue(ctx, certificateKey{}, cert), c.refreshes, csr, path, r)
-		if err == nil || !isRefusal(err) {
+		if err == nil || !caconn.Refused(err) {
 			return chain, err
 		}
 		refused = err
@@ -303,14 +279,6 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	return c.certify(ctx, c.conn, csr, "", r)
 }
 
-// isRefusal reports whether attestation data may be better than the certificate.
-func isRefusal(err error) bool {
-	if alert, ok := errors.AsType[*net.OpError](err); ok && alert.Op == "remote error" { // of TLS: ZTS knows no root of the certificate
-		return true
-	}
-	return errors.Is(err, caclient.ErrUnauthenticated) || errors.Is(err, caclient.ErrDenied) || errors.Is(err, caclient.ErrInvalid)
-}
-
 // note keeps the serial number of a certificate.
 func (c *CA) note(which *string, leaf *x509.Certificate) {
 	c.mu.Lock()
@@ -320,7 +288,7 @@ func (c *CA) note(which *string, leaf *x509.Certificate) {
 
 func (c *CA) certify(ctx context.Context, conn *caconn.Conn, csr *pki.CSR, path string, r request) ([]*x509.Certificate, error) {
 	var a answer
-	call := caconn.Request{Op: "sign", Method: http.MethodPost, Path: "/zts/v1/instance" + path, Body: r, Secrets: []string{r.AttestationData}, Message: message}
+	call := caconn.Request{Op: "sign", Method: http.MethodPost, Path: "/zts/v1/instance" + path, Body: r, Secrets: []string{r.AttestationData}, Message: caconn.Message}
 	if err := conn.Do(ctx, call, &a); err != nil {
 		return nil, err
 	}
@@ -404,25 +372,3 @@ func complete(chain, above []*x509.Certificate) []*x509.Certificate {
 const maxAbove = 4 // intermediate certificates
 
 const maxServiceToken = 16 << 10 // bytes
-
-// message returns what ZTS says in a refusal.
-func message(body []byte) string {
-	var m struct {
-		Message string `json:"message"`
-	}
-	_ = json.Unmarshal(body, &m)
-	return m.Message
-}
-
-// FetchBundles implements [caclient.CA]: the bundle has the roots of the Endpoint, and those that came with certificates. The
-// error is a [*caclient.Error], unless ctx is done. If the source fails and roots are known from before, the failure is
-// logged.
-func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
-	return c.conn.FetchBundles(ctx)
-}
-
-// WatchBundles is what package secretcache uses instead of polling. It yields the bundles when they have changed, and
-// reads the source every five minutes, or as often as the refresh hint of its bundle says.
-func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
-	return c.conn.WatchBundles(ctx)
-}

@@ -26,7 +26,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/athenz"
-	"github.com/svidkit/svidkit/caclient/caclienttest"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/athenzname"
@@ -39,7 +39,7 @@ import (
 type client struct {
 	t    testing.TB
 	ca   *spiffetest.CA
-	zts  *caclienttest.ZTS
+	zts  *cafake.ZTS
 	opts athenz.Options
 	*athenz.CA
 	current *pki.Credential
@@ -48,9 +48,9 @@ type client struct {
 func newClient(t testing.TB, edit func(*athenz.Options)) *client {
 	t.Helper()
 	c := &client{t: t, ca: spiffetest.NewCA(t, "athenz.example")}
-	c.zts = caclienttest.NewZTS(t, c.ca, "/ns/media-sports/sa/frontend")
+	c.zts = cafake.NewZTS(t, c.ca, "/ns/media-sports/sa/frontend")
 	c.opts = athenz.Options{
-		Endpoint: c.zts.Endpoint(), Instance: caclienttest.AthenzInstance(c.zts.Fake), WithServiceToken: true,
+		Endpoint: c.zts.Endpoint(), Instance: cafake.AthenzInstance(c.zts.Fake), WithServiceToken: true,
 		Certificate: func() *tls.Certificate {
 			if c.current == nil {
 				return nil
@@ -546,8 +546,8 @@ func TestManager(t *testing.T) {
 	conformance.Covers(t, "ATH-18-11")
 	synctest.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "athenz.example")
-		zts := caclienttest.NewZTS(caclienttest.InMemory(t), ca, "/ns/media-sports/sa/frontend")
-		instance := caclienttest.AthenzInstance(zts.Fake)
+		zts := cafake.NewZTS(cafake.InMemory(t), ca, "/ns/media-sports/sa/frontend")
+		instance := cafake.AthenzInstance(zts.Fake)
 		registered := 0
 		var m *secretcache.Manager
 		e := zts.Endpoint()
@@ -685,10 +685,10 @@ func TestZTSRules(t *testing.T) {
 			assert.NotEmpty(t, e.Message)
 		}
 	}
-	c.zts.Change(func(r *caclienttest.ZTSRules) { r.ReadOnly = true })
+	c.zts.Change(func(r *cafake.ZTSRules) { r.ReadOnly = true })
 	code, _ := post(anonymous, "", nil, good)
 	assert.Equal(t, 400, code)
-	c.zts.Change(func(r *caclienttest.ZTSRules) { r.ReadOnly = false })
+	c.zts.Change(func(r *cafake.ZTSRules) { r.ReadOnly = false })
 
 	const path = "/k8s.admin.athenz-callback/media.sports/frontend/frontend-0"
 	with := func(credential *pki.Credential) *http.Client {
@@ -748,7 +748,7 @@ func TestZTSCallback(t *testing.T) {
 	const provider = "k8s.admin.athenz-callback"
 	say := func(code int, text string) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
-			assert.Equal(t, caclienttest.ZTSName, r.TLS.PeerCertificates[0].Subject.CommonName)
+			assert.Equal(t, cafake.ZTSName, r.TLS.PeerCertificates[0].Subject.CommonName)
 			assert.Contains(t, []string{"/instance", "/refresh"}, r.URL.Path)
 			w.WriteHeader(code)
 			_, _ = io.WriteString(w, text)
@@ -768,21 +768,21 @@ func TestZTSCallback(t *testing.T) {
 		"403":          {serve(provider, say(403, "the pod has ended")), caclient.ErrDenied},
 		"no JSON":      {serve(provider, say(200, "ok")), caclient.ErrDenied},
 	} {
-		c.zts.Change(func(r *caclienttest.ZTSRules) { r.Callback = v.url })
+		c.zts.Change(func(r *cafake.ZTSRules) { r.Callback = v.url })
 		_, err := c.get()
 		require.ErrorIs(t, err, v.kind, name)
 	}
-	c.zts.Change(func(r *caclienttest.ZTSRules) {
+	c.zts.Change(func(r *cafake.ZTSRules) {
 		r.Callback = serve(provider, say(200, `{"attributes":{"certExpiryTime":"5","x":"y"}}`))
 	})
 	c.use()
 	assert.WithinDuration(t, time.Now().Add(5*time.Minute), c.current.NotAfter(), 10*time.Second)
 	c.use()
-	c.zts.Change(func(r *caclienttest.ZTSRules) { r.WithoutRoots = true })
+	c.zts.Change(func(r *cafake.ZTSRules) { r.WithoutRoots = true })
 	c.use()
 	// Without records there is nothing to revoke.
 	old := c.current
-	c.zts.Change(func(r *caclienttest.ZTSRules) {
+	c.zts.Change(func(r *cafake.ZTSRules) {
 		r.Callback = serve(provider, say(200, `{"attributes":{"certRefresh":"false"}}`))
 	})
 	for range 3 {

@@ -5,15 +5,15 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/athenz"
-	"github.com/svidkit/svidkit/caclient/caclienttest"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	caclienttest.Run(t, func(t testing.TB, ca *spiffetest.CA, path string) *caclienttest.Fake {
-		return caclienttest.NewZTS(t, ca, path).Fake
-	}, func(f *caclienttest.Fake) (caclient.CA, error) {
-		return athenz.New(athenz.Options{Endpoint: f.Endpoint(), Instance: caclienttest.AthenzInstance(f)})
+	cafake.Run(t, func(t testing.TB, ca *spiffetest.CA, path string) *cafake.Fake {
+		return cafake.NewZTS(t, ca, path).Fake
+	}, func(f *cafake.Fake) (caclient.CA, error) {
+		return athenz.New(athenz.Options{Endpoint: f.Endpoint(), Instance: cafake.AthenzInstance(f)})
 	})
 }

@@ -2,13 +2,10 @@ package caclienttest_test
 
 import (
 	"context"
-	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
-	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -21,10 +18,11 @@ import (
 	"github.com/svidkit/svidkit/caclient/caclienttest"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/caclient/linkerd"
-	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/caclient/stepca"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -32,28 +30,42 @@ import (
 
 const path = "/ns/default/sa/web"
 
-var _ local.Authority = (*caclienttest.Signer)(nil)
+// fake is what the tests need of a CA.
+type fake interface {
+	Endpoint() caclient.Endpoint
+	Expectation() pki.Expectation
+}
 
 // api is a Fake with its client.
 type api struct {
-	fake   func(t testing.TB, ca *spiffetest.CA, path string) *caclienttest.Fake
-	client func(*caclienttest.Fake) (caclient.CA, error)
+	fake   func(t testing.TB, ca *spiffetest.CA, path string) fake
+	client func(caclient.Endpoint) (caclient.CA, error)
 }
 
+// apis are those of this package, and one whose server is made for tests.
 var apis = map[string]api{
-	"Istio": {caclienttest.NewIstio, func(f *caclienttest.Fake) (caclient.CA, error) {
-		return istioca.New(istioca.Options{Endpoint: f.Endpoint()})
-	}},
-	"Linkerd": {caclienttest.NewLinkerd, func(f *caclienttest.Fake) (caclient.CA, error) {
-		e := f.Endpoint()
-		return linkerd.New(linkerd.Options{Endpoint: e, Mesh: caclienttest.Mesh(e.TrustDomain)})
-	}},
-	"step-ca": {caclienttest.NewStepCA, func(f *caclienttest.Fake) (caclient.CA, error) {
-		return stepca.New(stepca.Options{Endpoint: f.Endpoint()})
-	}},
+	"Istio": {
+		func(t testing.TB, ca *spiffetest.CA, path string) fake { return caclienttest.NewIstio(t, ca, path) },
+		func(e caclient.Endpoint) (caclient.CA, error) { return istioca.New(istioca.Options{Endpoint: e}) },
+	},
+	"Linkerd": {
+		func(t testing.TB, ca *spiffetest.CA, path string) fake { return caclienttest.NewLinkerd(t, ca, path) },
+		func(e caclient.Endpoint) (caclient.CA, error) {
+			return linkerd.New(linkerd.Options{Endpoint: e, Mesh: mesh(e.TrustDomain)})
+		},
+	},
+	"step-ca": {
+		func(t testing.TB, ca *spiffetest.CA, path string) fake { return cafake.NewStepCA(t, ca, path) },
+		func(e caclient.Endpoint) (caclient.CA, error) { return stepca.New(stepca.Options{Endpoint: e}) },
+	},
 }
 
-func newCSR(t testing.TB, f *caclienttest.Fake) *pki.CSR {
+// mesh is that of NewLinkerd.
+func mesh(td spiffe.TrustDomain) linkerdname.Mesh {
+	return linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: td.String()}
+}
+
+func newCSR(t testing.TB, f fake) *pki.CSR {
 	t.Helper()
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
@@ -70,7 +82,7 @@ func TestEditsReachTheWire(t *testing.T) {
 			t.Parallel()
 			authority := spiffetest.NewCA(t, "example.org")
 			f := a.fake(t, authority, path)
-			c, err := a.client(f)
+			c, err := a.client(f.Endpoint())
 			require.NoError(t, err)
 			authority.EditTemplates(func(c *x509.Certificate) { c.Subject.CommonName, c.IsCA = "edited", true })
 			chain, err := c.Sign(t.Context(), newCSR(t, f), 0)
@@ -100,15 +112,7 @@ func TestOtherCallersAreRefused(t *testing.T) {
 			require.NoError(t, err)
 			e := f.Endpoint()
 			e.Token = func(context.Context) (string, error) { return token, nil }
-			var c caclient.CA
-			switch name {
-			case "Istio":
-				c, err = istioca.New(istioca.Options{Endpoint: e})
-			case "Linkerd":
-				c, err = linkerd.New(linkerd.Options{Endpoint: e, Mesh: caclienttest.Mesh(e.TrustDomain)})
-			case "step-ca":
-				c, err = stepca.New(stepca.Options{Endpoint: e})
-			}
+			c, err := a.client(e)
 			require.NoError(t, err)
 			_, err = c.Sign(t.Context(), newCSR(t, f), 0)
 			failure, ok := errors.AsType[*caclient.Error](err)
@@ -117,69 +121,6 @@ func TestOtherCallersAreRefused(t *testing.T) {
 			assert.Zero(t, authority.Signed())
 		})
 	}
-}
-
-func TestDial(t *testing.T) {
-	t.Parallel()
-	authority := spiffetest.NewCA(t, "example.org")
-	f := caclienttest.NewStepCA(t, authority, path)
-	client := f.Endpoint().HTTPClient
-	url := f.Endpoint().URL + "/roots"
-	get := func() (int, string, error) {
-		resp, err := client.Get(url)
-		if err != nil {
-			return 0, "", err
-		}
-		defer resp.Body.Close()
-		body, err := io.ReadAll(resp.Body)
-		return resp.StatusCode, string(body), err
-	}
-	code, _, err := get()
-	require.NoError(t, err)
-	assert.Equal(t, http.StatusCreated, code)
-	f.Deny()
-	code, body, err := get()
-	require.NoError(t, err)
-	assert.Equal(t, http.StatusForbidden, code)
-	assert.JSONEq(t, `{"status":403,"message":"denied by the test"}`, body)
-	open, err := tls.Dial("tcp", strings.TrimPrefix(f.Endpoint().URL, "https://"), &tls.Config{RootCAs: authority.Bundle().CertPool(), ServerName: "localhost"})
-	require.NoError(t, err)
-	defer open.Close()
-	f.Drop()
-	require.NoError(t, open.SetReadDeadline(time.Now().Add(5*time.Second)))
-	_, err = open.Read(make([]byte, 1))
-	assert.NotErrorIs(t, err, os.ErrDeadlineExceeded, "an open connection is cut")
-	require.Error(t, err)
-	_, _, err = get()
-	assert.Error(t, err)
-	f.Hang()
-	hung := make(chan error)
-	go func() {
-		_, _, err := get()
-		hung <- err
-	}()
-	time.Sleep(20 * time.Millisecond)
-	f.Mend()
-	require.NoError(t, <-hung, "what hung is answered")
-	assert.GreaterOrEqual(t, f.Requests(), 3)
-	f.Refuse(&caclient.Error{Kind: caclient.ErrUnavailable, Err: errors.New("later"), RetryAfter: 1500 * time.Millisecond})
-	resp, err := client.Get(url)
-	require.NoError(t, err)
-	resp.Body.Close()
-	assert.Equal(t, "2", resp.Header.Get("Retry-After"))
-
-	// Another name or another root is not this server.
-	tr := client.Transport.(*http.Transport).Clone()
-	tr.TLSClientConfig = &tls.Config{RootCAs: x509.NewCertPool()}
-	defer tr.CloseIdleConnections()
-	_, err = (&http.Client{Transport: tr}).Get(url)
-	assert.ErrorContains(t, err, "unknown authority")
-	token, err := f.Endpoint().Token(t.Context())
-	require.NoError(t, err)
-	for _, format := range []string{"%v", "%+v", "%#v", "%s"} {
-		assert.NotContains(t, fmt.Sprintf(format, f), token)
-	}
-	assert.NotContains(t, f.LogValue().String(), token)
 }
 
 // In a bubble, a day passes at once.
@@ -221,7 +162,7 @@ func TestLinkerdInMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		authority := spiffetest.NewCA(t, "example.org")
 		f := caclienttest.NewLinkerd(caclienttest.InMemory(t), authority, path)
-		inner, err := linkerd.New(linkerd.Options{Endpoint: f.Endpoint(), Mesh: caclienttest.Mesh(authority.TrustDomain())})
+		inner, err := linkerd.New(linkerd.Options{Endpoint: f.Endpoint(), Mesh: mesh(authority.TrustDomain())})
 		require.NoError(t, err)
 		c, err := caclient.New(inner, &caclient.Options{Expect: f.Expectation()})
 		require.NoError(t, err)
@@ -251,7 +192,7 @@ func TestSigner(t *testing.T) {
 	assert.Equal(t, id.String(), chain[0].URIs[0].String(), "what is granted counts, and not what is asked for")
 	assert.Equal(t, []string{"web.test"}, chain[0].DNSNames)
 	for kind, want := range map[error]error{
-		caclient.ErrUnavailable: ca.ErrNotReady, caclient.ErrInvalid: ca.ErrCSR, caclient.ErrDenied: ca.ErrIdentity, io.EOF: ca.ErrNotReady,
+		caclient.ErrUnavailable: spiffe.ErrNotReady, caclient.ErrInvalid: ca.ErrCSR, caclient.ErrDenied: ca.ErrIdentity, io.EOF: spiffe.ErrNotReady,
 	} {
 		authority.FailNext(1, &caclient.Error{Op: "sign", Kind: kind, Err: io.EOF, RetryAfter: time.Minute})
 		_, err = s.Sign(t.Context(), ca.Request{CSR: csr, ID: id})

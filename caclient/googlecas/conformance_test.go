@@ -4,16 +4,16 @@ import (
 	"testing"
 
 	"github.com/svidkit/svidkit/caclient"
-	"github.com/svidkit/svidkit/caclient/caclienttest"
 	"github.com/svidkit/svidkit/caclient/googlecas"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	caclienttest.Run(t, func(t testing.TB, ca *spiffetest.CA, path string) *caclienttest.Fake {
-		return caclienttest.NewGoogleCAS(t, ca, path).Fake
-	}, func(f *caclienttest.Fake) (caclient.CA, error) {
+	cafake.Run(t, func(t testing.TB, ca *spiffetest.CA, path string) *cafake.Fake {
+		return cafake.NewGoogleCAS(t, ca, path).Fake
+	}, func(f *cafake.Fake) (caclient.CA, error) {
 		return googlecas.New(googlecas.Options{Endpoint: f.Endpoint(), Pool: pool})
 	})
 }

@@ -49,7 +49,7 @@
 // It sets no deadline, repeats nothing and does not judge the certificates that it gets: package caclient does. It
 // revokes nothing and gets no tokens.
 //
-// The service itself could not be had for the tests: they run against caclienttest.GoogleCAS, which was built from the
+// The service itself could not be had for the tests: they run against cafake.GoogleCAS, which was built from the
 // public documentation.
 package googlecas
 
@@ -61,8 +61,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"iter"
-	"log/slog"
 	"net/http"
 	"net/url"
 	"slices"
@@ -74,7 +72,6 @@ import (
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/pki"
-	"github.com/svidkit/svidkit/spiffe"
 )
 
 // Options are the choices of [New]. TrustDomain and a source of tokens of the Endpoint, and Pool, are required.
@@ -97,12 +94,16 @@ type Options struct {
 	ReflectSPIFFE bool
 }
 
-// CA is a [caclient.CA] that also has bundles to watch; [New] makes one. It is safe for concurrent use.
+// CA is a [caclient.CA]; [New] makes one. It also has the method WatchBundles, which package secretcache uses instead of
+// polling. It is safe for concurrent use, and never prints a token or a key.
 type CA struct {
+	client
 	opts Options
 	conn *caconn.Conn
 	ids  requestIDs
 }
+
+type client = caconn.Client // an alias, so that the embedded field is not exported
 
 // New returns a CA. It does not connect and reads no file. The error says which option is wrong.
 func New(o Options) (*CA, error) {
@@ -123,7 +124,7 @@ func New(o Options) (*CA, error) {
 	if err != nil {
 		return nil, fmt.Errorf("googlecas: invalid Options: %w", err)
 	}
-	c.conn = conn
+	c.conn, c.client = conn, conn.Client()
 	return c, nil
 }
 
@@ -157,15 +158,6 @@ func isID(s string) bool {
 		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' || r == '_')
 	})
 }
-
-// String names the CA and no secret.
-func (c *CA) String() string { return c.conn.String() }
-
-// GoString is String: the verb %#v must not walk to the token.
-func (c *CA) GoString() string { return c.String() }
-
-// LogValue is String as a log value.
-func (c *CA) LogValue() slog.Value { return slog.StringValue(c.String()) }
 
 const (
 	defaultLifetime = 24 * time.Hour
@@ -239,9 +231,7 @@ func (c *CA) call(ctx context.Context, op, path string, body, answer any) error 
 	err = c.conn.Do(ctx, request, answer)
 	if e, ok := errors.AsType[*caclient.Error](err); ok {
 		refusal.refine(e)
-		if e.Kind == caclient.ErrUnauthenticated && missing != nil { //nolint:errorlint // the kind itself
-			e.Err = fmt.Errorf("%w (there was no token to send: %w)", e.Err, missing)
-		}
+		caconn.ExplainMissing(e, missing)
 	}
 	return err
 }
@@ -290,18 +280,6 @@ func (r *refusal) refine(e *caclient.Error) {
 	if _, ok := e.Retryable(); ok {
 		e.RetryAfter = max(e.RetryAfter, r.retryAfter)
 	}
-}
-
-// FetchBundles implements [caclient.CA]: the package comment says where the roots come from. The error is a
-// [*caclient.Error], unless ctx is done. If the source fails and roots are known from before, the failure is logged.
-func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
-	return c.conn.FetchBundles(ctx)
-}
-
-// WatchBundles is what package secretcache uses instead of polling. It yields the bundles when they have changed, and
-// reads the source every five minutes, or as often as the refresh hint of its bundle says.
-func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
-	return c.conn.WatchBundles(ctx)
 }
 
 // caCerts is the answer of fetchCaCerts.

@@ -19,8 +19,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient"
-	"github.com/svidkit/svidkit/caclient/caclienttest"
 	"github.com/svidkit/svidkit/caclient/googlecas"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -45,7 +45,7 @@ func rootsOf(t testing.TB, c *googlecas.CA) ([]*x509.Certificate, error) {
 func TestSign(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	g := caclienttest.NewGoogleCAS(t, ca.Intermediate(), "/web")
+	g := cafake.NewGoogleCAS(t, ca.Intermediate(), "/web")
 	file := g.Endpoint()
 	token, err := file.Token(t.Context())
 	require.NoError(t, err)
@@ -68,8 +68,8 @@ func TestSign(t *testing.T) {
 // The identity of the caller is what is certified, whatever the request says.
 func TestReflected(t *testing.T) {
 	t.Parallel()
-	g := caclienttest.NewGoogleCAS(t, spiffetest.NewCA(t, "example.org"), "/web")
-	g.Change(func(r *caclienttest.GoogleCASRules) { r.SelfOnly = true })
+	g := cafake.NewGoogleCAS(t, spiffetest.NewCA(t, "example.org"), "/web")
+	g.Change(func(r *cafake.GoogleCASRules) { r.SelfOnly = true })
 	csr := newCSR(t, spiffe.MustParseID("spiffe://example.org/admin"))
 	_, err := newCA(t, googlecas.Options{Endpoint: g.Endpoint()}).Sign(t.Context(), csr, 0)
 	require.ErrorIs(t, err, caclient.ErrDenied)
@@ -140,7 +140,7 @@ func TestWire(t *testing.T) {
 func TestLostAnswer(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	g := caclienttest.NewGoogleCAS(t, ca, "/web")
+	g := cafake.NewGoogleCAS(t, ca, "/web")
 	e := g.Endpoint()
 	lossy := &loses{RoundTripper: e.HTTPClient.Transport, n: 2}
 	e.HTTPClient = &http.Client{Transport: lossy}
@@ -400,15 +400,15 @@ func TestRules(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name   string
-		change func(*caclienttest.GoogleCASRules)
+		change func(*cafake.GoogleCASRules)
 		edit   func(*googlecas.Options)
 		kind   error
 		after  time.Duration
 	}{
-		{"disabled", func(r *caclienttest.GoogleCASRules) { r.Disabled = true }, nil, caclient.ErrInvalid, 0},
-		{"quota", func(r *caclienttest.GoogleCASRules) { r.Quota, r.RetryDelay = 0, 1500*time.Millisecond }, nil, caclient.ErrUnavailable, 1500 * time.Millisecond},
-		{"permission", func(r *caclienttest.GoogleCASRules) { r.Forbidden = true }, nil, caclient.ErrDenied, 0},
-		{"lifetime", func(r *caclienttest.GoogleCASRules) { r.MaxLifetime = 23 * time.Hour }, nil, caclient.ErrInvalid, 0},
+		{"disabled", func(r *cafake.GoogleCASRules) { r.Disabled = true }, nil, caclient.ErrInvalid, 0},
+		{"quota", func(r *cafake.GoogleCASRules) { r.Quota, r.RetryDelay = 0, 1500*time.Millisecond }, nil, caclient.ErrUnavailable, 1500 * time.Millisecond},
+		{"permission", func(r *cafake.GoogleCASRules) { r.Forbidden = true }, nil, caclient.ErrDenied, 0},
+		{"lifetime", func(r *cafake.GoogleCASRules) { r.MaxLifetime = 23 * time.Hour }, nil, caclient.ErrInvalid, 0},
 		{"other pool", nil, func(o *googlecas.Options) { o.Pool = "projects/p/locations/l/caPools/x" }, caclient.ErrInvalid, 0},
 		{"other token", nil, func(o *googlecas.Options) { o.Token = give(secret) }, caclient.ErrUnauthenticated, 0},
 		{"empty token", nil, func(o *googlecas.Options) { o.Token = give("") }, caclient.ErrUnauthenticated, 0},
@@ -416,7 +416,7 @@ func TestRules(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			g := caclienttest.NewGoogleCAS(t, spiffetest.NewCA(t, "example.org"), "/web")
+			g := cafake.NewGoogleCAS(t, spiffetest.NewCA(t, "example.org"), "/web")
 			if c.change != nil {
 				g.Change(c.change)
 			}
@@ -438,14 +438,14 @@ func TestRules(t *testing.T) {
 // A quota is passed by waiting as long as the service asks.
 func TestQuota(t *testing.T) {
 	t.Parallel()
-	g := caclienttest.NewGoogleCAS(t, spiffetest.NewCA(t, "example.org"), "/web")
-	g.Change(func(r *caclienttest.GoogleCASRules) { r.Quota, r.RetryDelay = 0, 300*time.Millisecond })
+	g := cafake.NewGoogleCAS(t, spiffetest.NewCA(t, "example.org"), "/web")
+	g.Change(func(r *cafake.GoogleCASRules) { r.Quota, r.RetryDelay = 0, 300*time.Millisecond })
 	client, err := caclient.New(newCA(t, googlecas.Options{Endpoint: g.Endpoint()}), nil)
 	require.NoError(t, err)
 	_, err = client.FetchBundles(t.Context())
 	require.NoError(t, err)
 	start := time.Now()
-	time.AfterFunc(100*time.Millisecond, func() { g.Change(func(r *caclienttest.GoogleCASRules) { r.Quota = 1 }) })
+	time.AfterFunc(100*time.Millisecond, func() { g.Change(func(r *cafake.GoogleCASRules) { r.Quota = 1 }) })
 	_, err = client.Sign(t.Context(), newCSR(t, webID), 0)
 	require.NoError(t, err)
 	assert.GreaterOrEqual(t, time.Since(start), 300*time.Millisecond)

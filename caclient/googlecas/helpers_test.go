@@ -14,8 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient"
-	"github.com/svidkit/svidkit/caclient/caclienttest"
 	"github.com/svidkit/svidkit/caclient/googlecas"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -23,7 +23,7 @@ import (
 
 const (
 	secret = "ya29.token.c2VjcmV0" // what must not be seen
-	pool   = caclienttest.GoogleCASPool
+	pool   = cafake.GoogleCASPool
 )
 
 var (

@@ -50,8 +50,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"iter"
-	"log/slog"
 	"maps"
 	"net/http"
 	"strings"
@@ -63,7 +61,6 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/pki"
-	"github.com/svidkit/svidkit/spiffe"
 )
 
 // method is the path of the API's one method.
@@ -85,13 +82,17 @@ type Options struct {
 	Header http.Header
 }
 
-// CA is a [caclient.CA] that also has bundles to watch; [New] makes one. It is safe for concurrent use.
+// CA is a [caclient.CA]; [New] makes one. It also has the method WatchBundles, which package secretcache uses instead of
+// polling. It is safe for concurrent use, and never prints a token or a key.
 type CA struct {
+	client
 	opts     Options
 	conn     *caconn.Conn
 	rpc      *grpchttp.Client
 	metadata []byte // encoded field 4 of a request
 }
+
+type client = caconn.Client // an alias, so that the embedded field is not exported
 
 // New returns a CA. It does not connect and reads no file. The error says which option is wrong.
 func New(o Options) (*CA, error) {
@@ -103,7 +104,7 @@ func New(o Options) (*CA, error) {
 	if err != nil {
 		return nil, fmt.Errorf("istioca: invalid Options: %w", err)
 	}
-	c.conn, c.opts.Header = conn, o.Header.Clone()
+	c.conn, c.client, c.opts.Header = conn, conn.Client(), o.Header.Clone()
 	c.rpc = grpchttp.NewClient(conn.HTTP, conn.URL, caconn.MaxResponse)
 	c.metadata, err = encodeMetadata(o.CertSigner)
 	if err != nil {
@@ -154,15 +155,6 @@ func mayBeSet(name string) bool {
 			return !('a' <= r && r <= 'z' || '0' <= r && r <= '9' || r == '-' || r == '_' || r == '.')
 		})
 }
-
-// String names the CA and no secret.
-func (c *CA) String() string { return c.conn.String() }
-
-// GoString is String: the verb %#v must not walk to the header.
-func (c *CA) GoString() string { return c.String() }
-
-// LogValue is String as a log value.
-func (c *CA) LogValue() slog.Value { return slog.StringValue(c.String()) }
 
 // Sign implements [caclient.CA]. The lifetime is sent in whole seconds, at least one. The roots that come
 // with the chain are in the next [CA.FetchBundles]. The error is a [*caclient.Error], unless ctx is
@@ -242,19 +234,6 @@ func readChain(csr *pki.CSR, texts []string) (chain, roots []*x509.Certificate, 
 		return nil, nil, fmt.Errorf("the answer has %d roots, the limit is %d", len(roots), caconn.MaxRoots)
 	}
 	return chain, roots, nil
-}
-
-// FetchBundles implements [caclient.CA]: the package comment says where the roots come from. It calls the CA only if there
-// is no other way to know any. The error is a [*caclient.Error], unless ctx is done. If the source fails and roots are known
-// from before, the failure is logged.
-func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
-	return c.conn.FetchBundles(ctx)
-}
-
-// WatchBundles is what package secretcache uses instead of polling. It yields the bundles when a certificate brought new
-// roots, and reads the source every five minutes, or as often as the refresh hint of its bundle says.
-func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
-	return c.conn.WatchBundles(ctx)
 }
 
 // ask has a new key certified and drops it, for the roots that come with the certificate.

@@ -168,7 +168,7 @@ func TestToken(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte(strings.Repeat("secret", 20000)), 0o600))
 	_, err = c.Sign(t.Context(), csr, 0)
 	requireKind(t, err, caclient.ErrUnauthenticated)
-	require.ErrorContains(t, err, "is larger than")
+	require.ErrorContains(t, err, "has more than")
 	assert.NotContains(t, err.Error()+l.String(), "secret")
 	assert.NotContains(t, l.String(), token)
 }

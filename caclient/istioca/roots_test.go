@@ -20,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
@@ -357,7 +358,7 @@ func TestManyRoots(t *testing.T) {
 	for range 6 {
 		var many []*x509.Certificate
 		for range 50 {
-			r, err := pki.NewRoot(key, pki.CAOptions{TrustDomain: domain, NotBefore: now, NotAfter: now.Add(time.Hour)})
+			r, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(domain.ID())}, NotBefore: now, NotAfter: now.Add(time.Hour)})
 			require.NoError(t, err)
 			many = append(many, r.Certificate())
 		}
@@ -490,7 +491,7 @@ func TestRenewalOverTLS(t *testing.T) {
 	defer wg.Wait()
 	defer cancel()
 	serials := map[string]bool{}
-	for range m.Updates(ctx) {
+	for range renew.Follow(ctx, m.Changed, func() *spiffe.Snapshot { snap, _ := m.Snapshot(); return snap }) {
 		svid, err := m.SVID()
 		require.NoError(t, err)
 		v, err := spiffe.NewVerifier(m, spiffe.AllowIDs(webID), nil)

@@ -50,8 +50,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"iter"
-	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -86,8 +84,10 @@ type Options struct {
 	Mesh linkerdname.Mesh
 }
 
-// CA is a [caclient.CA] that also has bundles to watch; [New] makes one. It is safe for concurrent use.
+// CA is a [caclient.CA]; [New] makes one. It also has the method WatchBundles, which package secretcache uses instead of
+// polling. It is safe for concurrent use, and never prints a token or a key.
 type CA struct {
+	client
 	mesh linkerdname.Mesh
 	conn *caconn.Conn
 	rpc  *grpchttp.Client
@@ -98,6 +98,8 @@ type CA struct {
 	mu    sync.Mutex
 	shown []*x509.Certificate // by the certifier in the last handshake; nil before one
 }
+
+type client = caconn.Client // an alias, so that the embedded field is not exported
 
 // New returns a CA. It does not connect and reads no file. The error says which option is wrong.
 func New(o Options) (*CA, error) {
@@ -118,6 +120,7 @@ func New(o Options) (*CA, error) {
 	if err != nil {
 		return nil, fmt.Errorf("linkerd: invalid Options: %w", err)
 	}
+	c.client = c.conn.Client()
 	c.rpc = grpchttp.NewClient(c.conn.HTTP, c.conn.URL, caconn.MaxResponse)
 	return c, nil
 }
@@ -189,15 +192,6 @@ func (c *CA) Close() error {
 	c.conn.Close()
 	return nil
 }
-
-// String names the CA and no secret.
-func (c *CA) String() string { return c.conn.String() }
-
-// GoString is String: the verb %#v must not walk to a token.
-func (c *CA) GoString() string { return c.String() }
-
-// LogValue is String as a log value.
-func (c *CA) LogValue() slog.Value { return slog.StringValue(c.String()) }
 
 // Sign implements [caclient.CA]. csr has one DNS name, that of a service account in the mesh, and no other name but the same
 // as its common name; its key is ECDSA. The lifetime is the certifier's choice. The error is a [*caclient.Error], unless ctx
@@ -336,15 +330,3 @@ func readResponse(message []byte, now time.Time) ([]*x509.Certificate, error) {
 }
 
 func text(t time.Time) string { return t.UTC().Format(time.RFC3339) }
-
-// FetchBundles implements [caclient.CA] with the trust anchors, which are read again. It does not call the certifier. The
-// error is a [*caclient.Error], unless ctx is done. If they cannot be read and are known from before, the failure is logged.
-func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
-	return c.conn.FetchBundles(ctx)
-}
-
-// WatchBundles is what package secretcache uses instead of polling. It reads the trust anchors every five minutes, or as
-// often as the refresh hint of their bundle says.
-func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
-	return c.conn.WatchBundles(ctx)
-}

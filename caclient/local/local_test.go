@@ -179,7 +179,7 @@ func TestErrors(t *testing.T) {
 		{"a decision for the trust domain", func() (spiffe.ID, error) { return td.ID(), nil }, newCSR(t), 0, 0, caclient.ErrInvalid, ca.ErrIdentity, false},
 		{"no request", func() (spiffe.ID, error) { return web, nil }, nil, 0, 0, caclient.ErrInvalid, nil, false},
 		{"an empty request", func() (spiffe.ID, error) { return web, nil }, new(pki.CSR), 0, 0, caclient.ErrInvalid, ca.ErrCSR, false},
-		{"an expired root", func() (spiffe.ID, error) { return web, nil }, newCSR(t), 0, 3650 * 24 * time.Hour, caclient.ErrUnavailable, ca.ErrNotReady, true},
+		{"an expired root", func() (spiffe.ID, error) { return web, nil }, newCSR(t), 0, 3650 * 24 * time.Hour, caclient.ErrUnavailable, spiffe.ErrNotReady, true},
 		{"a refusal", func() (spiffe.ID, error) { return spiffe.ID{}, io.ErrNoProgress }, newCSR(t), 0, 0, caclient.ErrDenied, io.ErrNoProgress, false},
 		{"a refusal with a code", func() (spiffe.ID, error) {
 			return spiffe.ID{}, &caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: io.ErrNoProgress}

@@ -4,13 +4,13 @@ import (
 	"testing"
 
 	"github.com/svidkit/svidkit/caclient"
-	"github.com/svidkit/svidkit/caclient/caclienttest"
 	"github.com/svidkit/svidkit/caclient/stepca"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 )
 
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	caclienttest.Run(t, caclienttest.NewStepCA, func(f *caclienttest.Fake) (caclient.CA, error) {
+	cafake.Run(t, cafake.NewStepCA, func(f *cafake.Fake) (caclient.CA, error) {
 		return stepca.New(stepca.Options{Endpoint: f.Endpoint()})
 	})
 }

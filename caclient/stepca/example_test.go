@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/svidkit/svidkit/caclient/caclienttest"
 	"github.com/svidkit/svidkit/caclient/stepca"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -35,7 +35,7 @@ func Example() {
 	t := new(exampleT)
 	defer t.end()
 	root := spiffetest.NewCA(t, "example.org")
-	step := caclienttest.NewStepCA(t, root, "/web")
+	step := cafake.NewStepCA(t, root, "/web")
 
 	endpoint := step.Endpoint() // its URL, and where tokens come from
 	endpoint.HTTPClient = nil

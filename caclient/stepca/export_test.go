@@ -15,6 +15,3 @@ func ReadAnswer(csr *pki.CSR, body []byte) ([]*x509.Certificate, error) {
 	}
 	return r.chain(csr)
 }
-
-// Message is message for fuzzing.
-var Message = message

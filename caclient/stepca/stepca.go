@@ -47,12 +47,8 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"iter"
-	"log/slog"
-	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -62,7 +58,6 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
 	"github.com/svidkit/svidkit/pki"
-	"github.com/svidkit/svidkit/spiffe"
 )
 
 // Options are the choices of [New]. URL and TrustDomain of the Endpoint are required.
@@ -81,8 +76,10 @@ type Options struct {
 	Certificate func() *tls.Certificate
 }
 
-// CA is a [caclient.CA] that also has bundles to watch; [New] makes one. It is safe for concurrent use.
+// CA is a [caclient.CA]; [New] makes one. It also has the method WatchBundles, which package secretcache uses instead of
+// polling. It is safe for concurrent use, and never prints a token or a key.
 type CA struct {
+	client
 	opts        Options
 	fingerprint []byte
 	conn        *caconn.Conn
@@ -92,6 +89,8 @@ type CA struct {
 	mu   sync.Mutex
 	root *x509.Certificate // with the fingerprint; nil before it was fetched
 }
+
+type client = caconn.Client // an alias, so that the embedded field is not exported
 
 // New returns a CA. It does not connect and reads no file. The error says which option is wrong.
 func New(o Options) (*CA, error) {
@@ -127,6 +126,7 @@ func (c *CA) connect() error {
 	if c.conn, err = caconn.New(cfg); err != nil {
 		return err
 	}
+	c.client = c.conn.Client()
 	c.renewals, c.unverified = c.conn, c.conn
 	if c.opts.HTTPClient != nil {
 		return nil
@@ -204,7 +204,7 @@ func (c *CA) pinned(ctx context.Context) (*x509.Certificate, error) {
 		CA string `json:"ca"`
 	}
 	path := "/1.0/root/" + hex.EncodeToString(c.fingerprint)
-	if err := c.unverified.Do(ctx, caconn.Request{Op: op, Method: http.MethodGet, Path: path, Message: message}, &answer); err != nil {
+	if err := c.unverified.Do(ctx, caconn.Request{Op: op, Method: http.MethodGet, Path: path, Message: caconn.Message}, &answer); err != nil {
 		return nil, err
 	}
 	certs, err := pki.ParseCertificatesPEM([]byte(answer.CA))
@@ -230,15 +230,6 @@ func (c *CA) clientCertificate(*tls.CertificateRequestInfo) (*tls.Certificate, e
 	return new(tls.Certificate), nil
 }
 
-// String names the CA and no secret.
-func (c *CA) String() string { return c.conn.String() }
-
-// GoString is String: the verb %#v must not walk to a key.
-func (c *CA) GoString() string { return c.String() }
-
-// LogValue is String as a log value.
-func (c *CA) LogValue() slog.Value { return slog.StringValue(c.String()) }
-
 // Sign implements [caclient.CA]: the package comment says with which proof. A token is sent with a lifetime in whole seconds,
 // at least one; a renewal has that of the certificate before. The error is a [*caclient.Error], unless ctx is done.
 func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
@@ -251,7 +242,7 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 			c.conn.Reconnect()
 		}
 		chain, err := c.certify(ctx, c.renewals, csr, "/1.0/rekey", request{CSR: string(csr.PEM())}, "")
-		if err == nil || !isRefusal(err) {
+		if err == nil || !caconn.Refused(err) {
 			return chain, err
 		}
 		refused = err
@@ -274,34 +265,13 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 
 // renewable reports whether there is a certificate that proves what csr asks for.
 func (c *CA) renewable(csr *pki.CSR) bool {
-	if c.opts.Certificate == nil {
+	cert := caconn.Present(c.opts.Certificate)
+	if cert == nil {
 		return false
 	}
-	cert := c.opts.Certificate()
-	if cert == nil || len(cert.Certificate) == 0 {
-		return false
-	}
-	leaf := cert.Leaf
-	if leaf == nil {
-		var err error
-		if leaf, err = x509.ParseCertificate(cert.Certificate[0]); err != nil {
-			return false
-		}
-	}
-	if now := time.Now(); now.Before(leaf.NotBefore) || !now.Before(leaf.NotAfter) {
-		return false
-	}
-	has, err := pki.CertificateSANs(leaf)
+	has, err := pki.ParseSANs(cert.Leaf.Extensions)
 	wants := csr.SANs()
 	return err == nil && len(has) == len(wants) && !slices.ContainsFunc(wants, func(s pki.SAN) bool { return !slices.Contains(has, s) })
-}
-
-// isRefusal reports whether a token may be better than the certificate.
-func isRefusal(err error) bool {
-	if alert, ok := errors.AsType[*net.OpError](err); ok && alert.Op == "remote error" { // of TLS: the CA knows no root of the certificate
-		return true
-	}
-	return errors.Is(err, caclient.ErrUnauthenticated) || errors.Is(err, caclient.ErrDenied) || errors.Is(err, caclient.ErrInvalid)
 }
 
 type request struct {
@@ -312,7 +282,7 @@ type request struct {
 
 func (c *CA) certify(ctx context.Context, conn *caconn.Conn, csr *pki.CSR, path string, r request, token string) ([]*x509.Certificate, error) {
 	var answer response
-	if err := conn.Do(ctx, caconn.Request{Op: "sign", Method: http.MethodPost, Path: path, Body: r, Secrets: []string{token}, Message: message}, &answer); err != nil {
+	if err := conn.Do(ctx, caconn.Request{Op: "sign", Method: http.MethodPost, Path: path, Body: r, Secrets: []string{token}, Message: caconn.Message}, &answer); err != nil {
 		return nil, err
 	}
 	chain, err := answer.chain(csr)
@@ -342,34 +312,13 @@ func (r *response) chain(csr *pki.CSR) ([]*x509.Certificate, error) {
 
 const maxTexts = 16
 
-// message returns what an answer says that is none.
-func message(body []byte) string {
-	var m struct {
-		Message string `json:"message"`
-	}
-	_ = json.Unmarshal(body, &m)
-	return m.Message
-}
-
-// FetchBundles implements [caclient.CA]. The error is a [*caclient.Error], unless ctx is done. If the roots cannot be had and
-// are known from before, the failure is logged.
-func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
-	return c.conn.FetchBundles(ctx)
-}
-
-// WatchBundles is what package secretcache uses instead of polling. It asks for the roots every five minutes, or as often as the
-// refresh hint of Endpoint.Roots says.
-func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
-	return c.conn.WatchBundles(ctx)
-}
-
 // fetchRoots asks the CA for its roots.
 func (c *CA) fetchRoots(ctx context.Context) ([]*x509.Certificate, error) {
 	var answer struct {
 		Certs []string `json:"crts"`
 	}
 	const op = "fetch bundles"
-	if err := c.conn.Do(ctx, caconn.Request{Op: op, Method: http.MethodGet, Path: "/1.0/roots", Message: message}, &answer); err != nil {
+	if err := c.conn.Do(ctx, caconn.Request{Op: op, Method: http.MethodGet, Path: "/1.0/roots", Message: caconn.Message}, &answer); err != nil {
 		return nil, err
 	}
 	if n := len(answer.Certs); n > caconn.MaxRoots {

@@ -23,8 +23,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient"
-	"github.com/svidkit/svidkit/caclient/caclienttest"
+	"github.com/svidkit/svidkit/caclient/internal/caconn"
 	"github.com/svidkit/svidkit/caclient/stepca"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -35,7 +36,7 @@ var _ caclient.CA = (*stepca.CA)(nil)
 
 const path = "/web"
 
-func newCSR(t testing.TB, f *caclienttest.Fake, more ...pki.SAN) (*pki.CSR, func(chain []*x509.Certificate) *tls.Certificate) {
+func newCSR(t testing.TB, f *cafake.Fake, more ...pki.SAN) (*pki.CSR, func(chain []*x509.Certificate) *tls.Certificate) {
 	t.Helper()
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
@@ -94,7 +95,7 @@ func (c *tokens) wrap(e *caclient.Endpoint) {
 func TestFingerprint(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	f := caclienttest.NewStepCA(t, ca, path)
+	f := cafake.NewStepCA(t, ca, path)
 	e := f.Endpoint()
 	e.HTTPClient = nil
 	for _, print := range []string{fingerprint(ca.Root()), strings.ToUpper(fingerprint(ca.Root()))} {
@@ -153,7 +154,7 @@ func TestServerIsVerified(t *testing.T) {
 	} {
 		t.Run(label, func(t *testing.T) {
 			t.Parallel()
-			f := caclienttest.NewStepCA(t, wrong, path)
+			f := cafake.NewStepCA(t, wrong, path)
 			o := stepca.Options{Endpoint: f.Endpoint()}
 			o.HTTPClient = nil
 			tt.edit(&o)
@@ -181,7 +182,7 @@ func TestServerIsVerified(t *testing.T) {
 		_ = json.NewEncoder(w).Encode(map[string]string{"ca": string(pki.MarshalCertificatesPEM(wrong.Root()))})
 	}))
 	defer srv.Close()
-	f := caclienttest.NewStepCA(t, wrong, path)
+	f := cafake.NewStepCA(t, wrong, path)
 	o := stepca.Options{Endpoint: f.Endpoint(), Fingerprint: fingerprint(right.Root())}
 	o.URL, o.HTTPClient = srv.URL, nil
 	csr, _ := newCSR(t, f)
@@ -195,8 +196,8 @@ func TestServerIsVerified(t *testing.T) {
 func TestRules(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	f := caclienttest.NewStepCA(t, ca, path)
-	other := caclienttest.NewStepCA(t, ca, path).Endpoint()
+	f := cafake.NewStepCA(t, ca, path)
+	other := cafake.NewStepCA(t, ca, path).Endpoint()
 	good, err := f.Endpoint().Token(t.Context())
 	require.NoError(t, err)
 	csr, _ := newCSR(t, f)
@@ -256,7 +257,7 @@ func TestRenewal(t *testing.T) {
 		t.Run(label, func(t *testing.T) {
 			t.Parallel()
 			ca := spiffetest.NewCA(t, "example.org")
-			f := caclienttest.NewStepCA(t, ca, path)
+			f := cafake.NewStepCA(t, ca, path)
 			var took tokens
 			var current *tls.Certificate
 			o := stepca.Options{Endpoint: f.Endpoint(), Certificate: func() *tls.Certificate { return current }}
@@ -346,7 +347,7 @@ func TestDayWithOneToken(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
-		f := caclienttest.NewStepCA(caclienttest.InMemory(t), ca, path)
+		f := cafake.NewStepCA(cafake.InMemory(t), ca, path)
 		var took tokens
 		var m *secretcache.Manager
 		certificate := func() *tls.Certificate {
@@ -388,7 +389,7 @@ func TestDayWithOneToken(t *testing.T) {
 func TestAnswers(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	f := caclienttest.NewStepCA(t, ca, path)
+	f := cafake.NewStepCA(t, ca, path)
 	csr, _ := newCSR(t, f)
 	chain, err := ca.Intermediate().Sign(t.Context(), csr, 0)
 	require.NoError(t, err)
@@ -497,7 +498,7 @@ func TestNewRefuses(t *testing.T) {
 
 func BenchmarkSign(b *testing.B) {
 	ca := spiffetest.NewCA(b, "example.org")
-	f := caclienttest.NewStepCA(b, ca, path)
+	f := cafake.NewStepCA(b, ca, path)
 	var current *tls.Certificate
 	for name, o := range map[string]stepca.Options{
 		"Token":       {Endpoint: f.Endpoint()},
@@ -522,7 +523,7 @@ func BenchmarkSign(b *testing.B) {
 
 func FuzzAnswer(f *testing.F) {
 	ca := spiffetest.NewCA(f, "example.org")
-	fake := caclienttest.NewStepCA(f, ca, path)
+	fake := cafake.NewStepCA(f, ca, path)
 	csr, _ := newCSR(f, fake)
 	chain, err := ca.Intermediate().Sign(f.Context(), csr, 0)
 	require.NoError(f, err)
@@ -533,7 +534,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Add([]byte(`{"certChain":[]}`))
 	f.Add([]byte(`{"status":401,"message":"no"}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
-		_ = stepca.Message(body)
+		_ = caconn.Message(body)
 		chain, err := stepca.ReadAnswer(csr, body)
 		if (err == nil) == (len(chain) == 0) {
 			t.Fatalf("%d certificates and the error %v", len(chain), err)

@@ -15,8 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient"
-	"github.com/svidkit/svidkit/caclient/caclienttest"
 	"github.com/svidkit/svidkit/caclient/vault"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -227,8 +227,8 @@ func TestDeniedAtOnce(t *testing.T) {
 // The same over a socket: all tokens of logins are revoked.
 func TestRevokedOverTLS(t *testing.T) {
 	t.Parallel()
-	v := caclienttest.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
-	v.Change(func(r *caclienttest.VaultRules) { r.Kubernetes = true })
+	v := cafake.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
+	v.Change(func(r *cafake.VaultRules) { r.Kubernetes = true })
 	c := newCA(t, vault.Options{Endpoint: v.Endpoint(), Role: "workload", Login: vault.KubernetesLogin("", "workload")})
 	for i := range 3 {
 		_, err := c.Sign(t.Context(), webCSR(t), 0)

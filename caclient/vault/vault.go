@@ -52,7 +52,7 @@
 // certificates that it gets: package caclient does. It revokes nothing, neither certificates nor its own token, which
 // ends with its lease.
 //
-// No Vault and no OpenBao could be had for the tests: they run against caclienttest.Vault, which was built from the
+// No Vault and no OpenBao could be had for the tests: they run against cafake.Vault, which was built from the
 // public documentation.
 package vault
 
@@ -63,8 +63,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"iter"
-	"log/slog"
 	"net"
 	"net/http"
 	"slices"
@@ -76,7 +74,6 @@ import (
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/pki"
-	"github.com/svidkit/svidkit/spiffe"
 )
 
 const (
@@ -102,8 +99,10 @@ type Options struct {
 	Login Login
 }
 
-// CA is a [caclient.CA] that also has bundles to watch; [New] makes one. It is safe for concurrent use.
+// CA is a [caclient.CA]; [New] makes one. It also has the method WatchBundles, which package secretcache uses instead of
+// polling. It is safe for concurrent use, and never prints a token or a key.
 type CA struct {
+	client
 	conn  *caconn.Conn
 	login Login
 	mount string // /v1/MOUNT
@@ -111,6 +110,8 @@ type CA struct {
 	space string
 	session
 }
+
+type client = caconn.Client // an alias, so that the embedded field is not exported
 
 // New returns a CA. It does not connect and reads no file. The error says which option is wrong.
 func New(o Options) (*CA, error) {
@@ -130,7 +131,7 @@ func New(o Options) (*CA, error) {
 	if err != nil {
 		return nil, fmt.Errorf("vault: invalid Options: %w", err)
 	}
-	c.conn = conn
+	c.conn, c.client = conn, conn.Client()
 	return c, nil
 }
 
@@ -151,15 +152,6 @@ func isName(s string) bool {
 		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' || r == '_' || r == '.')
 	})
 }
-
-// String names the CA and no secret.
-func (c *CA) String() string { return c.conn.String() }
-
-// GoString is String: the verb %#v must not walk to the token.
-func (c *CA) GoString() string { return c.String() }
-
-// LogValue is String as a log value.
-func (c *CA) LogValue() slog.Value { return slog.StringValue(c.String()) }
 
 // signRequest is the body of sign/ROLE.
 type signRequest struct {
@@ -235,9 +227,7 @@ func (c *CA) sign(ctx context.Context, body *signRequest) (*signAnswer, error) {
 			c.drop(token.text) // its lease may have been revoked, or Vault was restored from a backup
 			continue
 		}
-		if e, ok := errors.AsType[*caclient.Error](err); ok && e.Kind == caclient.ErrUnauthenticated && missing != nil { //nolint:errorlint // the kind itself
-			e.Err = fmt.Errorf("%w (there was no token to send: %w)", e.Err, missing)
-		}
+		caconn.ExplainMissing(err, missing)
 		if err != nil {
 			return nil, err
 		}
@@ -312,18 +302,6 @@ func refine(e *caclient.Error, s *caconn.Status) {
 			e.Kind = caclient.ErrUnauthenticated
 		}
 	}
-}
-
-// FetchBundles implements [caclient.CA]: the package comment says where the roots come from. The error is a
-// [*caclient.Error], unless ctx is done. If the source fails and roots are known from before, the failure is logged.
-func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
-	return c.conn.FetchBundles(ctx)
-}
-
-// WatchBundles is what package secretcache uses instead of polling. It yields the bundles when they have changed, and
-// reads the source every five minutes, or as often as the refresh hint of its bundle says.
-func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
-	return c.conn.WatchBundles(ctx)
 }
 
 // issuerList is the answer of issuers.

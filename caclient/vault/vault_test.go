@@ -21,8 +21,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient"
-	"github.com/svidkit/svidkit/caclient/caclienttest"
 	"github.com/svidkit/svidkit/caclient/vault"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -49,8 +49,8 @@ func TestSign(t *testing.T) {
 			t.Run(fmt.Sprint(login, ignore), func(t *testing.T) {
 				t.Parallel()
 				ca := spiffetest.NewCA(t, "example.org")
-				v := caclienttest.NewVault(t, ca.Intermediate(), "/web")
-				v.Change(func(r *caclienttest.VaultRules) {
+				v := cafake.NewVault(t, ca.Intermediate(), "/web")
+				v.Change(func(r *cafake.VaultRules) {
 					r.IgnoreCSRSANs, r.Kubernetes, r.Namespace = ignore, login == "kubernetes", "team/prod"
 				})
 				o := vault.Options{Endpoint: v.Endpoint(), Role: "workload", Namespace: "/team/prod/"}
@@ -91,8 +91,8 @@ func TestSign(t *testing.T) {
 func TestOtherNames(t *testing.T) {
 	t.Parallel()
 	for _, ignore := range []bool{false, true} {
-		v := caclienttest.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
-		v.Change(func(r *caclienttest.VaultRules) {
+		v := cafake.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
+		v.Change(func(r *cafake.VaultRules) {
 			r.IgnoreCSRSANs, r.RequireCN = ignore, true
 			r.AllowedDomains = []string{"web.test", "db.test", "cn.test"}
 		})
@@ -100,7 +100,7 @@ func TestOtherNames(t *testing.T) {
 		names := []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("web.test"), pki.DNSSAN("db.test"), pki.IPSAN([]byte{192, 0, 2, 1}), pki.IPSAN(make([]byte, 15+1))}
 		chain, err := c.Sign(t.Context(), newCSR(t, pki.CSROptions{CommonName: "cn.test", SANs: names}), 0)
 		require.NoError(t, err)
-		got, err := pki.CertificateSANs(chain[0])
+		got, err := pki.ParseSANs(chain[0].Extensions)
 		require.NoError(t, err)
 		assert.ElementsMatch(t, names, got)
 		assert.Equal(t, "cn.test", chain[0].Subject.CommonName)
@@ -338,7 +338,7 @@ func TestAnotherServer(t *testing.T) {
 // The wait that Vault asks for is in the error.
 func TestRetryAfter(t *testing.T) {
 	t.Parallel()
-	v := caclienttest.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
+	v := cafake.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
 	v.Refuse(&caclient.Error{Kind: caclient.ErrUnavailable, RetryAfter: 7 * time.Second, Err: errors.New("rate limit quota exceeded")})
 	c := newCA(t, vault.Options{Endpoint: v.Endpoint(), Role: "workload"})
 	_, err := c.Sign(t.Context(), webCSR(t), 0)
@@ -355,30 +355,30 @@ func TestRules(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name   string
-		change func(*caclienttest.VaultRules)
+		change func(*cafake.VaultRules)
 		edit   func(*vault.Options)
 		kind   error
 	}{
-		{"sealed", func(r *caclienttest.VaultRules) { r.Sealed = true }, nil, caclient.ErrUnavailable},
-		{"policy", func(r *caclienttest.VaultRules) { r.Forbidden = true }, nil, caclient.ErrDenied},
-		{"other ID", func(r *caclienttest.VaultRules) { r.AllowedURISANs = []string{"spiffe://example.org/db"} }, nil, caclient.ErrInvalid},
-		{"other namespace", func(r *caclienttest.VaultRules) { r.Namespace = "prod" }, nil, caclient.ErrInvalid},
+		{"sealed", func(r *cafake.VaultRules) { r.Sealed = true }, nil, caclient.ErrUnavailable},
+		{"policy", func(r *cafake.VaultRules) { r.Forbidden = true }, nil, caclient.ErrDenied},
+		{"other ID", func(r *cafake.VaultRules) { r.AllowedURISANs = []string{"spiffe://example.org/db"} }, nil, caclient.ErrInvalid},
+		{"other namespace", func(r *cafake.VaultRules) { r.Namespace = "prod" }, nil, caclient.ErrInvalid},
 		{"other role", nil, func(o *vault.Options) { o.Role = "admin" }, caclient.ErrDenied},
 		{"other engine", nil, func(o *vault.Options) { o.Mount = "kv" }, caclient.ErrInvalid},
 		{"other token", nil, func(o *vault.Options) { o.Token = give(secret) }, caclient.ErrUnauthenticated},
 		{"empty token", nil, func(o *vault.Options) { o.Token = give("") }, caclient.ErrUnauthenticated},
 		{"no such file", nil, func(o *vault.Options) { o.Token, o.TokenFile = nil, "/nowhere" }, caclient.ErrUnauthenticated},
 		{"vault's token for a login", nil, func(o *vault.Options) { o.Login = vault.KubernetesLogin("", "workload") }, caclient.ErrUnauthenticated},
-		{"login role", func(r *caclienttest.VaultRules) { r.Kubernetes = true }, func(o *vault.Options) { o.Login = vault.KubernetesLogin("", "other") }, caclient.ErrUnauthenticated},
-		{"token not believed", func(r *caclienttest.VaultRules) {
+		{"login role", func(r *cafake.VaultRules) { r.Kubernetes = true }, func(o *vault.Options) { o.Login = vault.KubernetesLogin("", "other") }, caclient.ErrUnauthenticated},
+		{"token not believed", func(r *cafake.VaultRules) {
 			r.Kubernetes, r.Review = true, func(string) bool { return false }
 		}, func(o *vault.Options) { o.Login = vault.KubernetesLogin("", "workload") }, caclient.ErrUnauthenticated},
-		{"service account's token without a login", func(r *caclienttest.VaultRules) { r.Kubernetes = true }, nil, caclient.ErrUnauthenticated},
+		{"service account's token without a login", func(r *cafake.VaultRules) { r.Kubernetes = true }, nil, caclient.ErrUnauthenticated},
 		{"no client certificate", nil, func(o *vault.Options) { o.Token, o.Login = nil, vault.CertLogin("", "") }, caclient.ErrUnauthenticated},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			v := caclienttest.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
+			v := cafake.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
 			if c.change != nil {
 				v.Change(c.change)
 			}
@@ -399,7 +399,7 @@ func TestRules(t *testing.T) {
 func TestCertLoginOfAnother(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	v := caclienttest.NewVault(t, ca, "/web")
+	v := cafake.NewVault(t, ca, "/web")
 	for name, svid := range map[string]*spiffe.SVID{"other ID": ca.SVID("/db"), "other CA": spiffetest.NewCA(t, "example.org").SVID("/web")} {
 		o := vault.Options{Endpoint: v.Endpoint(), Role: "workload", Login: vault.CertLogin("", "")}
 		o.Token, o.HTTPClient = nil, certClient(t, o.Endpoint, svid)
@@ -413,7 +413,7 @@ func TestCertLoginOfAnother(t *testing.T) {
 // The longest lifetime of the role is what a longer wish gets.
 func TestLifetimeOfTheRole(t *testing.T) {
 	t.Parallel()
-	v := caclienttest.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
+	v := cafake.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
 	chain, err := newCA(t, vault.Options{Endpoint: v.Endpoint(), Role: "workload"}).Sign(t.Context(), webCSR(t), 1000*time.Hour)
 	require.NoError(t, err)
 	assert.WithinDuration(t, time.Now().Add(24*time.Hour), chain[0].NotAfter, time.Minute)
@@ -421,7 +421,7 @@ func TestLifetimeOfTheRole(t *testing.T) {
 
 func TestContextEnds(t *testing.T) {
 	t.Parallel()
-	v := caclienttest.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
+	v := cafake.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
 	v.Hang()
 	for _, login := range []vault.Login{{}, vault.KubernetesLogin("", "workload")} {
 		c := newCA(t, vault.Options{Endpoint: v.Endpoint(), Role: "workload", Login: login})
@@ -439,8 +439,8 @@ func TestContextEnds(t *testing.T) {
 // The printers show the address, and nothing of what a login gave.
 func TestPrinting(t *testing.T) {
 	t.Parallel()
-	v := caclienttest.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
-	v.Change(func(r *caclienttest.VaultRules) { r.Kubernetes = true })
+	v := cafake.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
+	v.Change(func(r *cafake.VaultRules) { r.Kubernetes = true })
 	e := v.Endpoint()
 	c := newCA(t, vault.Options{Endpoint: e, Role: "workload", Login: vault.KubernetesLogin("", "workload")})
 	_, err := c.Sign(t.Context(), webCSR(t), 0)

@@ -232,16 +232,21 @@ func (d *demonstration) startWorkload(name, address, roots string) (src *filesou
 	}
 	d.run(name, func(ctx context.Context) error {
 		var serial string
-		for snap := range src.Updates(ctx) {
-			if svid, err := snap.SVID(); err == nil && svid.Leaf().SerialNumber.Text(16) != serial {
+		for {
+			changed := src.Changed() // before reading, so that no change is missed
+			if svid, err := src.SVID(); err == nil && svid.Leaf().SerialNumber.Text(16) != serial {
 				if serial != "" {
 					d.rotations.Add(1)
 				}
 				serial = svid.Leaf().SerialNumber.Text(16)
 				d.say("%s: has %s, certificate %.8s… until %s", name, svid.ID(), serial, svid.NotAfter().Local().Format(time.TimeOnly))
 			}
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return nil
+			}
 		}
-		return nil
 	})
 	return src, done, nil
 }

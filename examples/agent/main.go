@@ -19,13 +19,15 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/signal"
+	"runtime/debug"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/loopback"
 	"github.com/svidkit/svidkit/sds/istioagent"
 	"github.com/svidkit/svidkit/sds/statuspage"
 )
@@ -34,10 +36,40 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	if err := run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr); err != nil && !errors.Is(err, flag.ErrHelp) {
-		fmt.Fprintln(os.Stderr, "agent:", err)
-		os.Exit(1)
+	err := run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr)
+	if err == nil || errors.Is(err, flag.ErrHelp) {
+		return
 	}
+	fmt.Fprintln(os.Stderr, "agent:", err)
+	if _, ok := errors.AsType[usageError](err); ok {
+		os.Exit(2)
+	}
+	os.Exit(1)
+}
+
+// usageError says what is wrong with the flags or the variables.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+func misused(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+// version is that of the module, with the revision of its source and the version of Go.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	text := info.Main.Version
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			text += ", revision " + s.Value
+		case s.Key == "vcs.modified" && s.Value == "true":
+			text += " (modified)"
+		}
+	}
+	return text + ", " + info.GoVersion
 }
 
 // options are the flags: what is not in the environment of Istio's agent.
@@ -45,6 +77,7 @@ type options struct {
 	admin, logFormat, root string
 	allowFiles             []string
 	bootstrap, demo        bool
+	version                bool
 	duration               time.Duration
 }
 
@@ -52,7 +85,7 @@ type options struct {
 func run(ctx context.Context, args, environ []string, out, errOut io.Writer) error {
 	var o options
 	flags := flag.NewFlagSet("agent", flag.ContinueOnError)
-	flags.SetOutput(errOut)
+	flags.SetOutput(io.Discard) // or it prints all flags and variables for each error
 	flags.StringVar(&o.admin, "admin", "127.0.0.1:15020", "`address` of the status page, health and metrics; empty: none")
 	flags.StringVar(&o.logFormat, "log-format", "text", "`text` or json")
 	flags.StringVar(&o.root, "root", "", "`folder` to which relative paths are relative, those of the variables too (default: the working folder)")
@@ -65,18 +98,28 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	})
 	flags.BoolVar(&o.bootstrap, "bootstrap", false, "write a configuration for an Envoy to standard output, and end")
 	flags.BoolVar(&o.demo, "demo", false, "run a CA, two agents and two workloads in a temporary folder, without the environment")
-	flags.DurationVar(&o.duration, "for", 0, "end after this `time`; 0: when a signal comes")
-	flags.Usage = func() {
+	flags.Func("for", "end after this `time`, such as 1m (default: when a signal comes)", func(text string) (err error) {
+		o.duration, err = time.ParseDuration(text)
+		return err
+	})
+	flags.BoolVar(&o.version, "version", false, "print the version, and end")
+	switch err := flags.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
 		fmt.Fprint(errOut, "Usage of agent:\n\n")
+		flags.SetOutput(errOut)
 		flags.PrintDefaults()
 		fmt.Fprint(errOut, "\nEnvironment variables:\n\n")
-		_ = istioagent.WriteHelp(errOut, false) // there is no better place to say that it failed
+		return errors.Join(err, istioagent.WriteHelp(errOut, false))
+	case err != nil:
+		return misused("%w; -h lists the flags", err)
+	case o.version:
+		fmt.Fprintln(out, "agent", version())
+		return nil
+	case flags.NArg() > 0:
+		return misused("%q is not understood; flags begin with a hyphen", flags.Arg(0))
 	}
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-	if flags.NArg() > 0 {
-		return fmt.Errorf("%q is not understood; flags begin with a hyphen", flags.Arg(0))
+	if _, _, err := net.SplitHostPort(o.admin); o.admin != "" && err != nil {
+		return misused("-admin: %w", err)
 	}
 	handler := slog.Handler(slog.NewTextHandler(errOut, nil))
 	switch o.logFormat {
@@ -84,10 +127,10 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	case "json":
 		handler = slog.NewJSONHandler(errOut, nil)
 	default:
-		return fmt.Errorf("-log-format is %q, and has to be text or json", o.logFormat)
+		return misused("-log-format is %q, and has to be text or json", o.logFormat)
 	}
 	if o.duration < 0 {
-		return fmt.Errorf("-for is %v, and may not be negative", o.duration)
+		return misused("-for is %v, and may not be negative", o.duration)
 	}
 	if o.duration > 0 {
 		var cancel context.CancelFunc
@@ -100,7 +143,7 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	}
 	cfg, err := istioagent.FromEnvironment(environ)
 	if err != nil {
-		return err
+		return usageError{err}
 	}
 	cfg.Root, cfg.Logger = o.root, slog.New(handler)
 	cfg.AllowFiles = append(cfg.AllowFiles, o.allowFiles...)
@@ -164,11 +207,17 @@ func admin(agent *istioagent.Agent, address string, out io.Writer) (stop func(),
 	}, nil
 }
 
-// local serves h, and refuses requests over loopback for another host: a page in a browser on this machine could make
-// them.
+// local serves h, and refuses requests over loopback for another host: a page of a browser on this machine can make
+// them, if the name of its site leads to loopback (DNS rebinding).
 func local(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if loopback.Reached(r) && !loopback.Host(r.Host) {
+		host, _, err := net.SplitHostPort(r.Host)
+		if err != nil {
+			host = strings.Trim(r.Host, "[]") // without a port
+		}
+		_, notAddress := netip.ParseAddr(host)
+		at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+		if ok && at.IP.IsLoopback() && notAddress != nil && !strings.EqualFold(host, "localhost") {
 			http.Error(w, "this server is localhost; it has no other name over loopback", http.StatusMisdirectedRequest)
 			return
 		}

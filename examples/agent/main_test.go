@@ -8,7 +8,9 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -25,6 +27,51 @@ import (
 	"github.com/svidkit/svidkit/sds/istioagent"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
+
+// asProgram makes this test binary be the program.
+const asProgram = "SVIDKIT_EXAMPLE_AGENT"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// TestExitCodes runs the program as a process: a usage error, in a flag or a variable, ends it with 2, and everything else
+// that is wrong with 1.
+func TestExitCodes(t *testing.T) {
+	t.Parallel()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	dir := t.TempDir()
+	for _, c := range []struct {
+		args, environ, out, errOut string
+		code                       int
+	}{
+		{"-version", "", "agent ", "", 0},
+		{"-h", "", "", "Environment variables:", 0},
+		{"-nonsense", "", "", "agent: flag provided but not defined: -nonsense; -h lists the flags\n", 2},
+		{"-for x", "", "", "agent: invalid value \"x\" for flag -for: time: invalid duration \"x\"; -h lists the flags\n", 2},
+		{"serve", "", "", "hyphen", 2},
+		{"", "SECRET_TTL=1d", "", "SECRET_TTL", 2},
+		{"-admin nowhere", "", "", "agent: -admin: address nowhere: missing port", 2},
+		{"-admin 192.0.2.1:0 -root " + dir, "PROXY_XDS_VIA_AGENT=false POD_NAMESPACE=a SERVICE_ACCOUNT=b CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1", "", "agent: -admin: listen", 1},
+	} {
+		cmd := exec.CommandContext(t.Context(), self, strings.Fields(c.args)...)
+		cmd.Env = append(strings.Fields(c.environ), asProgram+"=1", "GOCOVERDIR="+dir)
+		var out, errOut bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &errOut
+		_ = cmd.Run()
+		assert.Equal(t, c.code, cmd.ProcessState.ExitCode(), "%s: %s", c.args, errOut.String())
+		assert.True(t, strings.HasPrefix(out.String(), c.out), out.String())
+		assert.Contains(t, errOut.String(), c.errOut)
+		if c.code == 2 {
+			assert.Equal(t, 1, strings.Count(errOut.String(), "\n"), errOut.String())
+		}
+	}
+}
 
 var update = flag.Bool("update", false, "write the table in README.md again")
 
@@ -308,6 +355,28 @@ func TestAllowFiles(t *testing.T) {
 				ended = true
 			case <-time.After(5 * time.Millisecond):
 			}
+		}
+	}
+}
+
+// TestLocal asks over loopback, by names that lead nowhere else and by others.
+func TestLocal(t *testing.T) {
+	t.Parallel()
+	h := local(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	for host, want := range map[string]int{
+		"localhost": 200, "LOCALHOST:15020": 200, "127.0.0.1:15020": 200, "[::1]:15020": 200, "[::1]": 200, "10.0.0.1": 200,
+		"rebound.example": 421, "rebound.example:15020": 421, "localhost.evil.test": 421, "": 421, "[rebound.example]": 421,
+	} {
+		for at, refused := range map[string]bool{"127.0.0.1": true, "10.1.2.3": false} {
+			r := httptest.NewRequest(http.MethodGet, "/metrics", nil)
+			r.Host = host
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, r.WithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.ParseIP(at)})))
+			code := 200
+			if refused {
+				code = want
+			}
+			assert.Equal(t, code, w.Code, "%q at %s", host, at)
 		}
 	}
 }

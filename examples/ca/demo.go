@@ -16,13 +16,10 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
-	"github.com/svidkit/svidkit/internal/grpchttp"
-	"github.com/svidkit/svidkit/internal/protofield"
-	"github.com/svidkit/svidkit/internal/test/sequence"
+	"github.com/svidkit/svidkit/caclient/linkerd"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/caconfig"
-	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
 )
@@ -36,10 +33,34 @@ const (
 	service  = "CA"
 )
 
-// demo starts a server on ports that are free, takes certificates over both APIs, replaces the root with
-// the operator's command, and goes on taking certificates and checking old ones until the new root signs.
-// The first failure is its error. It returns the trace.
-func demo(ctx context.Context, td spiffe.TrustDomain, out io.Writer) (*sequence.Trace, error) {
+// trace prints what the participants send to each other, and keeps it for the diagram in README.md.
+type trace struct {
+	out   io.Writer
+	begun time.Time
+	steps []step
+}
+
+// step is what one participant sends to another or, without participants, the title of a phase.
+type step struct{ from, to, text string }
+
+func (t *trace) say(format string, args ...any) {
+	fmt.Fprintf(t.out, "%5.1fs  %s\n", time.Since(t.begun).Seconds(), fmt.Sprintf(format, args...))
+}
+
+func (t *trace) phase(title string) {
+	t.steps = append(t.steps, step{text: title})
+	t.say("%s", title)
+}
+
+func (t *trace) event(from, to, text string) {
+	t.steps = append(t.steps, step{from, to, text})
+	fmt.Fprintf(t.out, "        %s → %s: %s\n", from, to, text)
+}
+
+// demo starts a server on free ports, takes certificates over both APIs, replaces the root with the
+// operator's command, and goes on taking certificates and checking old ones until the new root signs.
+// Its error is the first failure. It returns what the participants sent.
+func demo(ctx context.Context, td spiffe.TrustDomain, out io.Writer) ([]step, error) {
 	dir, err := os.MkdirTemp("", "svidkit-ca-demo")
 	if err != nil {
 		return nil, err
@@ -54,10 +75,7 @@ func demo(ctx context.Context, td spiffe.TrustDomain, out io.Writer) (*sequence.
 	if err != nil {
 		return nil, err
 	}
-	v := &visitor{
-		options: o, out: out, signed: make(map[string]bool),
-		Trace: sequence.New(out, false, operator, agent, proxy, peer, service),
-	}
+	v := &visitor{options: o, signed: make(map[string]bool), trace: trace{out: out, begun: time.Now()}}
 	inner, stop := context.WithCancel(ctx)
 	var failed error
 	err = o.Serve(inner, nil, func(a *caconfig.Authority, at caserver.Listeners) {
@@ -67,28 +85,25 @@ func demo(ctx context.Context, td spiffe.TrustDomain, out io.Writer) (*sequence.
 	})
 	stop()
 	if ctx.Err() != nil { // an early end is no failure
-		return v.Trace, nil
+		return v.steps, nil
 	}
 	if err = cmp.Or(err, failed); err != nil {
 		return nil, err
 	}
-	return v.Trace, v.audit()
+	return v.steps, v.audit()
 }
 
 // visitor is the workloads, the proxies and the operator of the demo.
 type visitor struct {
 	*options
-	*sequence.Trace
+	trace
 	ca     *caconfig.Authority
 	at     caserver.Listeners
-	out    io.Writer
 	secret string         // which tokens begin with
 	bundle *spiffe.Bundle // as the endpoint gave it last
 	leaves []*x509.Certificate
 	signed map[string]bool // by the serial numbers of roots
 }
-
-func (v *visitor) say(format string, args ...any) { v.Say(fmt.Sprintf(format, args...)) }
 
 // visit is the demo while the server runs.
 func (v *visitor) visit(ctx context.Context) error {
@@ -99,39 +114,39 @@ func (v *visitor) visit(ctx context.Context) error {
 		return err
 	}
 	v.secret = string(secret) + ":"
-	v.Phase("Certificates")
+	v.phase("Certificates")
 	web, db, err := v.round(ctx)
 	if err != nil {
 		return err
 	}
-	v.Event(peer, service, "GET the bundle, from a server that the bundle of before proves")
-	v.Event(agent, service, "CreateCertificate: token and signing request")
-	v.Event(service, service, "writes a record to the audit log, before each certificate leaves")
-	v.Event(service, agent, "answers with a certificate for the SPIFFE ID of the token, and the roots")
+	v.event(peer, service, "GET the bundle, from a server that the bundle of before proves")
+	v.event(agent, service, "CreateCertificate: token and signing request")
+	v.event(service, service, "writes a record to the audit log, before each certificate leaves")
+	v.event(service, agent, "answers with a certificate for the SPIFFE ID of the token, and the roots")
 	v.say("Istio's API: demo/web is %s, until %s", web.ID(), web.NotAfter().Local().Format(time.TimeOnly))
 	if web, err = v.istio(ctx, "", web); err != nil {
 		return err
 	}
-	v.Event(agent, service, "CreateCertificate: signing request, by mutual TLS without a token")
-	v.Event(service, agent, "answers with a certificate for the same SPIFFE ID")
+	v.event(agent, service, "CreateCertificate: signing request, by mutual TLS without a token")
+	v.event(service, agent, "answers with a certificate for the same SPIFFE ID")
 	v.say("Istio's API: the same again, by its certificate instead of a token: %s", web.ID())
-	v.Event(proxy, service, "Certify: name, token and signing request, by HTTP/2 without ALPN")
-	v.Event(service, proxy, "answers with a certificate for that DNS name alone")
+	v.event(proxy, service, "Certify: name, token and signing request, by HTTP/2 without ALPN")
+	v.event(service, proxy, "answers with a certificate for that DNS name alone")
 	v.say("Linkerd's API: demo/db is %s, until %s", db.DNSNames[0], db.NotAfter.Local().Format(time.TimeOnly))
-	v.Phase("Refusals")
+	v.phase("Refusals")
 	if _, err = v.istio(ctx, v.secret+"spiffe://elsewhere.test/web", nil); !errors.Is(err, caclient.ErrUnauthenticated) {
 		return fmt.Errorf("a caller of another trust domain was not refused: %w", err)
 	}
-	v.Event(agent, service, "CreateCertificate: token of another trust domain")
-	v.Event(service, agent, "answers Unauthenticated")
+	v.event(agent, service, "CreateCertificate: token of another trust domain")
+	v.event(service, agent, "answers Unauthenticated")
 	if _, err = v.istio(ctx, "demo/web", nil); !errors.Is(err, caclient.ErrUnauthenticated) {
 		return fmt.Errorf("a caller without the secret was not refused: %w", err)
 	}
-	v.Event(agent, service, "CreateCertificate: token without the secret")
-	v.Event(service, agent, "answers Unauthenticated")
+	v.event(agent, service, "CreateCertificate: token without the secret")
+	v.event(service, agent, "answers Unauthenticated")
 	v.say("Istio's API: spiffe://elsewhere.test/web is refused, and so is demo/web without the secret")
-	v.Phase("The root is replaced")
-	v.Event(operator, service, "ca -rotate: a new root, in the store")
+	v.phase("The root is replaced")
+	v.event(operator, service, "ca -rotate: a new root, in the store")
 	rotate := *v.options
 	rotate.command = "rotate"
 	if err := rotate.do(ctx, nil, io.Discard); err != nil {
@@ -143,11 +158,11 @@ func (v *visitor) visit(ctx context.Context) error {
 			return err
 		}
 	}
-	v.Event(service, service, "signs with the new root")
-	v.Event(agent, service, "CreateCertificate: token and signing request")
-	v.Event(service, agent, "answers with a certificate under the new root, and both roots")
-	v.Event(proxy, service, "Certify: name, token and signing request, by HTTP/2 without ALPN")
-	v.Event(service, proxy, "answers with a certificate under the new root")
+	v.event(service, service, "signs with the new root")
+	v.event(agent, service, "CreateCertificate: token and signing request")
+	v.event(service, agent, "answers with a certificate under the new root, and both roots")
+	v.event(proxy, service, "Certify: name, token and signing request, by HTTP/2 without ALPN")
+	v.event(service, proxy, "answers with a certificate under the new root")
 	for _, root := range v.ca.Own.Roots() {
 		v.say("%s", root)
 	}
@@ -196,7 +211,7 @@ func (v *visitor) fetch(ctx context.Context) error {
 	before, _ := v.bundle.Sequence()
 	if sequence, _ := b.Sequence(); sequence != before {
 		v.say("bundle endpoint: bundle %d", sequence)
-		v.Event(peer, service, "GET the bundle: it has both roots, before the new one signs")
+		v.event(peer, service, "GET the bundle: it has both roots, before the new one signs")
 		for root := range b.X509Authorities() {
 			v.say("    with root %.8s…", root.SerialNumber.Text(16))
 		}
@@ -234,14 +249,23 @@ func (v *visitor) istio(ctx context.Context, token string, own *spiffe.SVID) (*s
 
 // linkerd takes a certificate for demo/db over Linkerd's API, as a proxy does.
 func (v *visitor) linkerd(ctx context.Context) (*x509.Certificate, error) {
-	name := "db.demo.serviceaccount.identity.linkerd." + v.CA.TrustDomain.String()
+	name, err := v.mesh.Name("demo", "db")
+	if err != nil {
+		return nil, err
+	}
 	_, csr, err := newRequest(pki.DNSSAN(name))
 	if err != nil {
 		return nil, err
 	}
-	client := newClient(v.bundle, nil)
-	defer client.CloseIdleConnections()
-	chain, err := certify(ctx, client, "https://"+v.at.Linkerd.Addr().String(), v.secret+"demo/db", name, csr)
+	api, err := linkerd.New(linkerd.Options{Mesh: v.mesh, Endpoint: caclient.Endpoint{
+		URL: "https://" + v.at.Linkerd.Addr().String(), TrustDomain: v.CA.TrustDomain, Roots: v.bundle,
+		Token: func(context.Context) (string, error) { return v.secret + "demo/db", nil },
+	}})
+	if err != nil {
+		return nil, err
+	}
+	defer api.Close()
+	chain, err := api.Sign(ctx, csr, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -280,30 +304,4 @@ func newClient(b *spiffe.Bundle, own *spiffe.SVID) *http.Client {
 		cfg.Certificates = []tls.Certificate{*own.TLSCertificate()}
 	}
 	return &http.Client{Transport: &http.Transport{TLSClientConfig: cfg, ForceAttemptHTTP2: true}, Timeout: 10 * time.Second}
-}
-
-// certify asks Linkerd's API for a certificate for name, and returns the chain, leaf first.
-func certify(ctx context.Context, c *http.Client, url, token, name string, csr *pki.CSR) ([]*x509.Certificate, error) {
-	request, err := protofield.Write(func(w *protofield.Writer) {
-		w.Text(1, name)
-		w.Bytes(2, []byte(token))
-		w.Bytes(3, csr.DER())
-	})
-	if err != nil {
-		return nil, err
-	}
-	response, err := grpchttp.NewClient(c, url, 1<<20).Unary(ctx, linkerd.Certify, nil, request)
-	if err != nil {
-		return nil, err
-	}
-	var chain []byte
-	err = protofield.Read(response, func(f *protofield.Field) {
-		if f.Number == 1 || f.Number == 2 { // the leaf, the intermediates
-			chain = append(chain, f.Data...)
-		}
-	})
-	if err != nil {
-		return nil, err
-	}
-	return x509.ParseCertificates(chain)
 }

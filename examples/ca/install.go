@@ -8,10 +8,10 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/spiffe"
@@ -45,10 +45,10 @@ const (
 func install(out io.Writer, scheme, dir string, mesh linkerdname.Mesh, life time.Duration) error {
 	l, ok := layouts[scheme]
 	if !ok {
-		return fmt.Errorf("-install: %.100q is none of kubernetes.io/tls, linkerd.io/tls and design", scheme)
+		return misused("-install: %.100q is none of kubernetes.io/tls, linkerd.io/tls and design", scheme)
 	}
 	if dir == "" {
-		return errors.New("-install: -anchor-dir names the folder for the trust anchor and its key, which the next issuer needs")
+		return misused("-install: -anchor-dir names the folder for the trust anchor and its key, which the next issuer needs")
 	}
 	issuerName, err := mesh.Issuer()
 	if err != nil {
@@ -72,7 +72,7 @@ func install(out io.Writer, scheme, dir string, mesh linkerdname.Mesh, life time
 		return err
 	}
 	pathLen := 0
-	cert, err := anchor.IssueCertificate(pki.CertificateOptions{
+	cert, err := anchor.Issue(pki.CertificateOptions{
 		PublicKey: key.Public(), CA: true, MaxPathLen: &pathLen, CommonName: issuerName, SANs: []pki.SAN{pki.IDSAN(td.ID())},
 		NotBefore: now.Add(-2 * time.Minute), NotAfter: end,
 	})
@@ -124,11 +124,21 @@ func indent(text []byte) string {
 
 // openAnchor returns the trust anchor in the folder, and makes one if there is none.
 func openAnchor(dir string, td spiffe.TrustDomain, now time.Time) (*pki.Issuer, error) {
-	root, err := private.MakeDir(dir, private.Options{Keys: true})
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, err
 	}
 	defer root.Close()
+	info, err := root.Stat(".")
+	if err != nil {
+		return nil, err
+	}
+	if err := checkPrivate(dir, info); err != nil {
+		return nil, err
+	}
 	certPEM, errCert := readFile(root, anchorCert)
 	keyPEM, errKey := readFile(root, anchorKey)
 	switch noCert, noKey := errors.Is(errCert, fs.ErrNotExist), errors.Is(errKey, fs.ErrNotExist); {
@@ -166,7 +176,7 @@ func makeAnchor(root *os.Root, td spiffe.TrustDomain, now time.Time) (*pki.Issue
 	if err != nil {
 		return nil, err
 	}
-	issuer, err := pki.NewRoot(key, pki.CAOptions{TrustDomain: td, NotBefore: now.Add(-2 * time.Minute), NotAfter: now.Add(anchorLife)})
+	issuer, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: now.Add(-2 * time.Minute), NotAfter: now.Add(anchorLife)})
 	if err != nil {
 		return nil, err
 	}
@@ -191,10 +201,17 @@ func makeAnchor(root *os.Root, td spiffe.TrustDomain, now time.Time) (*pki.Issue
 }
 
 func readFile(root *os.Root, name string) ([]byte, error) {
-	f, err := private.OpenIn(root, name, private.Options{Keys: true})
+	f, err := root.Open(name)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if err := checkPrivate(filepath.Join(root.Name(), name), info); err != nil {
+		return nil, err
+	}
 	return io.ReadAll(io.LimitReader(f, 1<<20))
 }

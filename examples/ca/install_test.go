@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -93,13 +94,16 @@ func TestInstall(t *testing.T) {
 
 func TestInstallRefuses(t *testing.T) {
 	t.Parallel()
-	half, foreign, broken, open := t.TempDir(), filepath.Join(t.TempDir(), "a"), t.TempDir(), t.TempDir()
+	half, foreign, broken, open, readable := t.TempDir(), filepath.Join(t.TempDir(), "a"), t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "a")
 	require.NoError(t, os.WriteFile(filepath.Join(half, anchorKey), []byte("x"), 0o600))
 	for _, dir := range []string{half, broken} {
 		require.NoError(t, os.Chmod(dir, 0o700))
 	}
 	_, err := shell(t, "", "-install", "design", "-anchor-dir", foreign, "-trust-domain", "example.org")
 	require.NoError(t, err)
+	_, err = shell(t, "", "-install", "design", "-anchor-dir", readable)
+	require.NoError(t, err)
+	require.NoError(t, os.Chmod(filepath.Join(readable, anchorKey), 0o640))
 	for _, name := range []string{anchorKey, anchorCert} {
 		require.NoError(t, os.WriteFile(filepath.Join(broken, name), []byte("x"), 0o600))
 	}
@@ -111,12 +115,16 @@ func TestInstallRefuses(t *testing.T) {
 		{"not for the trust domain cluster.local", "-install", "design", "-anchor-dir", foreign},
 		{"-anchor-dir", "-install", "design", "-anchor-dir", broken},
 		{"chmod", "-install", "design", "-anchor-dir", open},
+		{"run: chmod 0600", "-install", "design", "-anchor-dir", readable},
 		{"-issuer-ttl: the trust anchor", "-install", "design", "-trust-domain", "example.org", "-anchor-dir", foreign, "-issuer-ttl", "100000h"},
 		{"less than an hour", "-install", "design", "-anchor-dir", foreign, "-issuer-ttl", "1m"},
 		{"-linkerd-namespace", "-install", "design", "-anchor-dir", foreign, "-linkerd-namespace", "a.b"},
 		{"it is for -install", "-status", "-anchor-dir", foreign},
 		{"one command", "-install", "design", "-status"},
 	} {
+		if runtime.GOOS == "windows" && strings.Contains(v[0], "chmod") {
+			continue // there are no modes
+		}
 		out, err := shell(t, "", v[1:]...)
 		if v[0] == "-linkerd-namespace" { // checked with all that has a mesh
 			require.Error(t, err)
@@ -124,6 +132,22 @@ func TestInstallRefuses(t *testing.T) {
 		}
 		require.ErrorContains(t, err, v[0], "%v", v)
 		assert.NotContains(t, out, "BEGIN")
+	}
+}
+
+// A folder or a key of another user is refused.
+func TestInstallForeign(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("only root can give files away")
+	}
+	for _, foreign := range []string{".", anchorKey} {
+		dir := filepath.Join(t.TempDir(), "anchors")
+		_, err := shell(t, "", "-install", "design", "-anchor-dir", dir)
+		require.NoError(t, err)
+		require.NoError(t, os.Chown(filepath.Join(dir, foreign), 54321, -1))
+		_, err = shell(t, "", "-install", "design", "-anchor-dir", dir)
+		require.ErrorContains(t, err, "belongs to user 54321; run: chown 0")
 	}
 }
 

@@ -82,6 +82,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"strings"
 	"syscall"
 	"time"
@@ -98,10 +99,40 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	if err := run(ctx, os.Args[1:], os.Getenv, os.Stdin, os.Stdout, os.Stderr); err != nil && !errors.Is(err, flag.ErrHelp) {
-		fmt.Fprintln(os.Stderr, message(err))
-		os.Exit(1)
+	err := run(ctx, os.Args[1:], os.Getenv, os.Stdin, os.Stdout, os.Stderr)
+	if err == nil || errors.Is(err, flag.ErrHelp) {
+		return
 	}
+	fmt.Fprintln(os.Stderr, message(err))
+	if _, ok := errors.AsType[usageError](err); ok {
+		os.Exit(2)
+	}
+	os.Exit(1)
+}
+
+// usageError says what is wrong with the flags, or with the variables that set them.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+func misused(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+// version is that of the module, with the revision of its source and the version of Go.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	text := info.Main.Version
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			text += ", revision " + s.Value
+		case s.Key == "vcs.modified" && s.Value == "true":
+			text += " (modified)"
+		}
+	}
+	return text + ", " + info.GoVersion
 }
 
 // message is an error in one line, in which the name of the program, which is that of package ca, is there once.
@@ -116,14 +147,17 @@ func run(ctx context.Context, args []string, getenv func(string) string, in io.R
 	if err != nil {
 		return err
 	}
-	if o.command == "demo" {
+	switch o.command {
+	case "":
+	case "version":
+		fmt.Fprintln(out, "ca", version())
+		return nil
+	case "demo":
 		_, err := demo(ctx, o.CA.TrustDomain, out)
 		return err
-	}
-	if o.command == "install" {
+	case "install":
 		return install(out, o.argument, o.anchorDir, o.mesh, o.issuerTTL)
-	}
-	if o.command != "" {
+	default:
 		return o.do(ctx, in, out)
 	}
 	level := slog.LevelInfo
@@ -174,13 +208,18 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 	fs.StringVar(&o.anchorDir, "anchor-dir", "", "`folder` of the trust anchor for -install, which is made if the folder is empty")
 	fs.DurationVar(&o.issuerTTL, "issuer-ttl", 365*24*time.Hour, "`lifetime` of the issuer that -install makes")
 	fs.BoolVar(&o.verbose, "v", false, "log more")
-	if o.Config, err = caconfig.Parse(fs, args, getenv); err != nil {
-		return nil, err
+	showVersion := fs.Bool("version", false, "print the version, and end")
+	o.Config, err = caconfig.Parse(fs, args, getenv)
+	if *showVersion { // whatever the environment says
+		return &options{command: "version"}, nil
+	}
+	if err != nil {
+		return nil, usageError{err}
 	}
 	for _, name := range []string{"demo", "status", "once", "jwt", "rotate", "taint", "revoke", "recover", "verify-audit", "install"} {
 		if f := fs.Lookup(name); f.Value.String() != f.DefValue {
 			if o.command != "" {
-				return nil, fmt.Errorf("-%s and -%s: only one command at a time", o.command, name)
+				return nil, misused("-%s and -%s: only one command at a time", o.command, name)
 			}
 			o.command, o.argument = name, f.Value.String()
 		}
@@ -188,17 +227,17 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 	o.mesh = linkerdname.Mesh{ControlNamespace: fs.Lookup("linkerd-namespace").Value.String(), TrustDomain: o.CA.TrustDomain.String()}
 	switch sign := o.command == "once" || o.command == "jwt"; {
 	case sign == o.id.IsZero():
-		return nil, errors.New("-id: -once and -jwt need a SPIFFE ID, and nothing else does")
+		return nil, misused("-id: -once and -jwt need a SPIFFE ID, and nothing else does")
 	case o.ttl < 0:
-		return nil, errors.New("-ttl: it is negative")
+		return nil, misused("-ttl: it is negative")
 	case o.ttl > 0 && !sign:
-		return nil, errors.New("-ttl: it is for -once and -jwt; a server has -default-ttl and -max-ttl")
+		return nil, misused("-ttl: it is for -once and -jwt; a server has -default-ttl and -max-ttl")
 	case o.now && o.command != "revoke":
-		return nil, errors.New("-now: it is for -revoke")
+		return nil, misused("-now: it is for -revoke")
 	case o.anchorDir != "" && o.command != "install":
-		return nil, errors.New("-anchor-dir: it is for -install")
+		return nil, misused("-anchor-dir: it is for -install")
 	case o.issuerTTL < time.Hour:
-		return nil, errors.New("-issuer-ttl: it is less than an hour")
+		return nil, misused("-issuer-ttl: it is less than an hour")
 	}
 	return o, nil
 }

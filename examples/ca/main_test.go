@@ -74,11 +74,15 @@ func TestShell(t *testing.T) {
 		{"", arguments(dir, "-verify-audit", filepath.Join(dir, "none.jsonl")), 1, "", "ca: -verify-audit: open "},
 		{changed, arguments(dir, "-verify-audit", "-"), 1, "auditlog: line 2: the line before", "ca: -verify-audit: 1 of the lines"},
 		{"", arguments(dir, "-once", "none.pem", "-id", "spiffe://cluster.local/web"), 1, "", "ca: -once: open none.pem"},
+		{"", []string{"-status", "-rotate"}, 2, "", "ca: -status and -rotate: only one command at a time"},
+		{"", []string{"-install", "tls"}, 2, "", "is none of kubernetes.io/tls"},
+		{"", []string{"-version"}, 0, "ca ", ""},
+		{"", []string{"-version", "-ttl=none"}, 0, "ca ", ""},
 		{"", []string{"-help"}, 0, "", "-trusted-node-accounts"},
 		{"", []string{"-h"}, 0, "", "-trusted-node-accounts"},
-		{"", []string{"-nonsense"}, 1, "", "ca: flag provided but not defined: -nonsense; -help lists the flags"},
-		{"", []string{"-max-ttl", "90d"}, 1, "", `ca: invalid value "90d" for flag -max-ttl: time: unknown unit "d" in duration "90d"; it is a number with a unit`},
-		{"", []string{"-istio-addr", "localhost"}, 1, "", "ca: -istio-addr: it is not HOST:PORT, such as localhost:15012 or :15012; -help lists the flags"},
+		{"", []string{"-nonsense"}, 2, "", "ca: flag provided but not defined: -nonsense; -help lists the flags"},
+		{"", []string{"-max-ttl", "90d"}, 2, "", `ca: invalid value "90d" for flag -max-ttl: time: unknown unit "d" in duration "90d"; it is a number with a unit`},
+		{"", []string{"-istio-addr", "localhost"}, 2, "", "ca: -istio-addr: it is not HOST:PORT, such as localhost:15012 or :15012; -help lists the flags"},
 		{"", arguments(filepath.Join(dir, "none"), "-create=false"), 1, "", "ca: there is no CA in " + filepath.Join(dir, "none", "ca") + "; if there was one, mount its volume"},
 		{"", arguments(filepath.Join(dir, "none"), "-status"), 1, "", "ca: there is no CA in "},
 		{"", arguments(dir, "-taint", "5"), 1, "", `ca: taint a key of cluster.local: no such key: "5"`},
@@ -109,6 +113,12 @@ func TestShell(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	require.Error(t, err)
 	require.Contains(t, string(out), `TRUST_DOMAIN="Example.org"`)
+	require.Equal(t, 2, cmd.ProcessState.ExitCode())
+	cmd = program(t, "-version")
+	cmd.Env = append(cmd.Env, "TRUST_DOMAIN=Example.org")
+	out, err = cmd.Output()
+	require.NoError(t, err)
+	require.Regexp(t, `^ca .*, go1\.\d+`, string(out))
 }
 
 // SIGTERM ends the server in order: its exit code is 0.

@@ -31,6 +31,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	caclientistio "github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/testtree"
 	istiowire "github.com/svidkit/svidkit/internal/test/wire/istioca"
@@ -40,6 +41,7 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/caconfig"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
+	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
@@ -193,6 +195,33 @@ func istioCSR(ctx context.Context, c *http.Client, url string, td spiffe.TrustDo
 	return chain, slices.Collect(b.X509Authorities()), nil
 }
 
+// certify asks Linkerd's API for a certificate for name, as a proxy does and without the checks of package
+// caclient/linkerd, and returns the chain, leaf first.
+func certify(ctx context.Context, c *http.Client, url, token, name string, csr *pki.CSR) ([]*x509.Certificate, error) {
+	request, err := protofield.Write(func(w *protofield.Writer) {
+		w.Text(1, name)
+		w.Bytes(2, []byte(token))
+		w.Bytes(3, csr.DER())
+	})
+	if err != nil {
+		return nil, err
+	}
+	response, err := grpchttp.NewClient(c, url, 1<<20).Unary(ctx, linkerd.Certify, nil, request)
+	if err != nil {
+		return nil, err
+	}
+	var chain []byte
+	err = protofield.Read(response, func(f *protofield.Field) {
+		if f.Number == 1 || f.Number == 2 { // the leaf, the intermediates
+			chain = append(chain, f.Data...)
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return x509.ParseCertificates(chain)
+}
+
 // proxyCSR returns a request as a Linkerd proxy makes it.
 func proxyCSR(t testing.TB, name string) *pki.CSR {
 	t.Helper()
@@ -247,9 +276,9 @@ var update = flag.Bool("update", false, "write the diagram in README.md")
 func TestDemo(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	trace, err := demo(t.Context(), spiffe.MustParseTrustDomain("cluster.local"), &out)
+	steps, err := demo(t.Context(), spiffe.MustParseTrustDomain("cluster.local"), &out)
 	require.NoError(t, err, out.String())
-	testtree.Section(t, *update, "README.md", "```mermaid\n", "```\n", trace.Diagram())
+	testtree.Section(t, *update, "README.md", "```mermaid\n", "```\n", diagram(steps, operator, agent, proxy, peer, service))
 	for _, want := range []string{
 		"DEVELOPMENT ONLY",
 		"demo/web is spiffe://cluster.local/ns/demo/sa/web",
@@ -261,6 +290,27 @@ func TestDemo(t *testing.T) {
 		assert.Contains(t, out.String(), want)
 	}
 	assert.Equal(t, 2, strings.Count(out.String(), "certificates are signed by root"), "the first and the new one")
+}
+
+// diagram returns steps as a sequence diagram in Mermaid. Texts that begin with "answers " have the arrow of an answer.
+func diagram(steps []step, participants ...string) string {
+	var b strings.Builder
+	b.WriteString("sequenceDiagram\n")
+	for i, name := range participants {
+		fmt.Fprintf(&b, "    participant p%d as %s\n", i, name)
+	}
+	for _, s := range steps {
+		arrow := "->>"
+		if strings.HasPrefix(s.text, "answers ") {
+			arrow = "-->>"
+		}
+		if s.from == "" {
+			fmt.Fprintf(&b, "    Note over p0,p%d: %s\n", len(participants)-1, s.text)
+			continue
+		}
+		fmt.Fprintf(&b, "    p%d%sp%d: %s\n", slices.Index(participants, s.from), arrow, slices.Index(participants, s.to), s.text)
+	}
+	return b.String()
 }
 
 // The demo ends early, without an error, when it is told to.
@@ -844,11 +894,11 @@ func plugIn(t testing.TB, dir string) {
 	rootKey, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
 	now := time.Now()
-	root, err := pki.NewRoot(rootKey, pki.CAOptions{TrustDomain: td, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour * 365)})
+	root, err := pki.NewRoot(rootKey, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour * 365)})
 	require.NoError(t, err)
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
-	cert, err := root.IssueCertificate(pki.CertificateOptions{
+	cert, err := root.Issue(pki.CertificateOptions{
 		PublicKey: key.Public(), CA: true, Organization: "mesh", SANs: []pki.SAN{pki.IDSAN(td.ID())},
 		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour * 30),
 	})
@@ -1031,7 +1081,7 @@ func newClusterSigner(t testing.TB) *clusterSigner {
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
 	now := time.Now()
-	root, err := pki.NewRoot(key, pki.CAOptions{TrustDomain: spiffe.MustParseTrustDomain("cluster.local"), NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour)})
+	root, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseTrustDomain("cluster.local").ID())}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour)})
 	require.NoError(t, err)
 	return &clusterSigner{root}
 }
@@ -1080,7 +1130,7 @@ func (s *clusterSigner) sign(t *testing.T, k *kubetest.Server) {
 		if !assert.NoError(t, err) {
 			return
 		}
-		cert, err := s.root.IssueCertificate(pki.CertificateOptions{
+		cert, err := s.root.Issue(pki.CertificateOptions{
 			PublicKey: csr.PublicKey(), SANs: csr.SANs(), NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour),
 		})
 		if !assert.NoError(t, err) {

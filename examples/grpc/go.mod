@@ -4,8 +4,8 @@ go 1.26.0
 
 require (
 	github.com/stretchr/testify v1.12.1
-	github.com/svidkit/svidkit v0.0.0
-	github.com/svidkit/svidkit/spiffe/spiffegrpc v0.0.0
+	github.com/svidkit/svidkit v0.1.0
+	github.com/svidkit/svidkit/spiffe/spiffegrpc v0.1.0
 	google.golang.org/grpc v1.85.0
 )
 

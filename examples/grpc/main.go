@@ -12,11 +12,13 @@ package main
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"sync"
 	"syscall"
 	"time"
@@ -35,12 +37,40 @@ import (
 )
 
 func main() {
+	showVersion := flag.Bool("version", false, "print the version, and end")
+	flag.Parse() // which exits with 2 for a flag that is wrong
+	if *showVersion {
+		fmt.Println("grpc", version())
+		return
+	}
+	if flag.NArg() > 0 {
+		fmt.Fprintf(os.Stderr, "grpc: %q is not understood; there is only -version\n", flag.Arg(0))
+		os.Exit(2)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := show(ctx, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "grpc:", err)
 		os.Exit(1)
 	}
+}
+
+// version is that of the module, with the revision of its source and the version of Go.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	text := info.Main.Version
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			text += ", revision " + s.Value
+		case s.Key == "vcs.modified" && s.Value == "true":
+			text += " (modified)"
+		}
+	}
+	return text + ", " + info.GoVersion
 }
 
 // The workloads, and the operators.

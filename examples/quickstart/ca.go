@@ -145,9 +145,14 @@ func (r *rotation) distributed(ctx context.Context, root ca.KeyStatus) {
 	ctx, cancel := context.WithDeadline(ctx, root.Activates)
 	defer cancel()
 	for _, w := range r.workloads {
-		for snap := range w.manager.Updates(ctx) {
-			if b, err := snap.Bundle(trustDomain); err == nil && slices.ContainsFunc(slices.Collect(b.X509Authorities()), root.Certificate.Equal) {
+		for ctx.Err() == nil {
+			changed := w.manager.Changed() // before reading, so that no change is missed
+			if b, err := w.manager.Bundle(trustDomain); err == nil && slices.ContainsFunc(slices.Collect(b.X509Authorities()), root.Certificate.Equal) {
 				break
+			}
+			select {
+			case <-changed:
+			case <-ctx.Done():
 			}
 		}
 	}

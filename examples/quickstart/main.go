@@ -26,9 +26,11 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"syscall"
 	"time"
@@ -61,9 +63,14 @@ func main() {
 	flag.BoolVar(&o.json, "json", false, "write one JSON object per event")
 	flag.StringVar(&o.ca, "ca", "", "`URL` of a CA with Istio's certificate API, for the trust domain example.org (default: a CA in this process)")
 	flag.StringVar(&o.caRoots, "ca-roots", "", "`file` with the roots of -ca in PEM; the secret of examples/ca is beside it")
-	flag.Parse()
-	if flag.NArg() > 0 || o.lifetime < 2*time.Second || (o.ca == "") != (o.caRoots == "") {
-		flag.Usage()
+	showVersion := flag.Bool("version", false, "print the version, and end")
+	flag.Parse() // which exits with 2 for a flag that is wrong
+	if *showVersion {
+		fmt.Println("quickstart", version())
+		return
+	}
+	if err := o.check(flag.Args()); err != nil {
+		fmt.Fprintln(os.Stderr, "quickstart:", err)
 		os.Exit(2)
 	}
 	if s, err := os.Stdout.Stat(); err == nil && s.Mode()&os.ModeCharDevice != 0 && os.Getenv("TERM") != "dumb" {
@@ -75,6 +82,40 @@ func main() {
 		fmt.Fprintln(os.Stderr, "quickstart:", err)
 		os.Exit(1)
 	}
+}
+
+// check returns what is wrong with the command line.
+func (o *options) check(args []string) error {
+	ca, err := url.Parse(o.ca)
+	switch {
+	case len(args) > 0:
+		return fmt.Errorf("%q is not understood; flags begin with a hyphen", args[0])
+	case o.lifetime < 2*time.Second:
+		return fmt.Errorf("-lifetime is %v, and has to be 2s or more", o.lifetime)
+	case (o.ca == "") != (o.caRoots == ""):
+		return errors.New("-ca and -ca-roots belong together")
+	case o.ca != "" && (err != nil || ca.Scheme != "https" || ca.Host == ""):
+		return fmt.Errorf("-ca is %q, and has to be a URL such as https://localhost:15012", o.ca)
+	}
+	return nil
+}
+
+// version is that of the module, with the revision of its source and the version of Go.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	text := info.Main.Version
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			text += ", revision " + s.Value
+		case s.Key == "vcs.modified" && s.Value == "true":
+			text += " (modified)"
+		}
+	}
+	return text + ", " + info.GoVersion
 }
 
 // errOver ends a run whose duration has passed.

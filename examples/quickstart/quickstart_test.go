@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"flag"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -16,10 +17,46 @@ import (
 	"github.com/svidkit/svidkit/pki/ca"
 )
 
+// asProgram makes this test binary be the program.
+const asProgram = "SVIDKIT_EXAMPLE_QUICKSTART"
+
 // TestMain has more tests run at once than there are processors, as they mostly wait.
 func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+		return
+	}
 	_ = flag.Set("test.parallel", "4") // -parallel, if it is given, is parsed after this
 	os.Exit(m.Run())
+}
+
+// A usage error ends the program with 2, and everything else that is wrong with 1.
+func TestExitCodes(t *testing.T) {
+	t.Parallel()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	for _, c := range []struct {
+		args, out, errOut string
+		code              int
+	}{
+		{"-version", "quickstart ", "", 0},
+		{"-h", "", "-lifetime", 0},
+		{"-nonsense", "", "not defined: -nonsense", 2},
+		{"show", "", `"show" is not understood`, 2},
+		{"-lifetime 1s", "", "-lifetime is 1s", 2},
+		{"-ca https://localhost", "", "belong together", 2},
+		{"-ca localhost:15012 -ca-roots none.pem", "", "has to be a URL such as", 2},
+		{"-ca https://localhost:15012 -ca-roots none.pem", "", "quickstart: stat none.pem", 1},
+	} {
+		cmd := exec.CommandContext(t.Context(), self, strings.Fields(c.args)...)
+		cmd.Env = []string{asProgram + "=1", "GOCOVERDIR=" + t.TempDir()}
+		var out, errOut bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &errOut
+		_ = cmd.Run()
+		assert.Equal(t, c.code, cmd.ProcessState.ExitCode(), "%s: %s", c.args, errOut.String())
+		assert.Contains(t, out.String(), c.out)
+		assert.Contains(t, errOut.String(), c.errOut)
+	}
 }
 
 // A whole show: everything happens that the summary counts, in order. Lifetimes are long enough for a

@@ -68,27 +68,39 @@ func startWorkload(g *group, n *narrator, issuer issuer, name string, lifetime t
 // narrate describes each new identity.
 func (w *workload) narrate(ctx context.Context, n *narrator) error {
 	var old *spiffe.SVID
-	for snap := range w.manager.Updates(ctx) {
-		svid, err := snap.SVID()
-		if err != nil || svid == old {
-			continue
+	for {
+		changed := w.manager.Changed() // before reading, so that no change is missed
+		if snap, err := w.manager.Snapshot(); err == nil {
+			old = w.describe(n, snap, old)
 		}
-		e := event{Who: w.name, What: "issued", ID: svid.ID().String(), Serial: short(svid.Leaf()), NotAfter: svid.NotAfter()}
-		if old != nil {
-			w.renewals.Add(1)
-			e.What, e.ID = "renewed", ""
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil
 		}
-		if bundle, err := snap.Bundle(trustDomain); err == nil {
-			for root := range bundle.X509Authorities() {
-				if svid.Leaf().CheckSignatureFrom(root) == nil {
-					e.Detail = "by root " + short(root)
-				}
+	}
+}
+
+// describe describes the identity of snap unless that is old, and returns it.
+func (w *workload) describe(n *narrator, snap *spiffe.Snapshot, old *spiffe.SVID) *spiffe.SVID {
+	svid, err := snap.SVID()
+	if err != nil || svid == old {
+		return old
+	}
+	e := event{Who: w.name, What: "issued", ID: svid.ID().String(), Serial: short(svid.Leaf()), NotAfter: svid.NotAfter()}
+	if old != nil {
+		w.renewals.Add(1)
+		e.What, e.ID = "renewed", ""
+	}
+	if bundle, err := snap.Bundle(trustDomain); err == nil {
+		for root := range bundle.X509Authorities() {
+			if svid.Leaf().CheckSignatureFrom(root) == nil {
+				e.Detail = "by root " + short(root)
 			}
 		}
-		n.say(e)
-		old = svid
 	}
-	return nil
+	n.say(e)
+	return svid
 }
 
 // traffic is the stream of requests from frontend to backend.

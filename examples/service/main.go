@@ -25,6 +25,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"sync"
 	"syscall"
 	"time"
@@ -51,9 +52,14 @@ func main() {
 	flag.IntVar(&o.requests, "requests", -1, "how many requests to make; 0 means without end (default 8 in the demo, else 0)")
 	flag.DurationVar(&o.interval, "interval", 500*time.Millisecond, "time between two requests")
 	flag.DurationVar(&o.wait, "wait", 30*time.Second, "how long to wait for an identity")
-	flag.Parse()
-	if flag.NArg() > 0 {
-		flag.Usage()
+	showVersion := flag.Bool("version", false, "print the version, and end")
+	flag.Parse() // which exits with 2 for a flag that is wrong
+	if *showVersion {
+		fmt.Println("service", version())
+		return
+	}
+	if err := o.check(flag.Args()); err != nil {
+		fmt.Fprintln(os.Stderr, "service:", err)
 		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -64,11 +70,47 @@ func main() {
 	}
 }
 
-// start runs the service beside the agent that o names, or beside one of its own.
-func start(ctx context.Context, o options, out io.Writer) error {
+// check returns what is wrong with the command line.
+func (o *options) check(args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("%q is not understood; flags begin with a hyphen", args[0])
+	}
 	if o.interval <= 0 || o.wait <= 0 {
 		return fmt.Errorf("-interval %v and -wait %v have to be more than 0", o.interval, o.wait)
 	}
+	if o.healthAddr != "" {
+		if _, _, err := net.SplitHostPort(o.healthAddr); err != nil {
+			return fmt.Errorf("-health-addr: %w", err)
+		}
+	}
+	if o.socket != "" {
+		if _, err := workloadapi.New(workloadapi.Config{Address: o.socket}); err != nil {
+			return fmt.Errorf("-socket: %w", err)
+		}
+	}
+	return nil
+}
+
+// version is that of the module, with the revision of its source and the version of Go.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	text := info.Main.Version
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			text += ", revision " + s.Value
+		case s.Key == "vcs.modified" && s.Value == "true":
+			text += " (modified)"
+		}
+	}
+	return text + ", " + info.GoVersion
+}
+
+// start runs the service beside the agent that o names, or beside one of its own.
+func start(ctx context.Context, o options, out io.Writer) error {
 	if o.socket != "" {
 		o.requests = max(o.requests, 0)
 		return run(ctx, o, out)

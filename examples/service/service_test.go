@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"net"
 	"net/http"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -14,7 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/spiffe/workloadapi"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // The demo ends by itself, and the identity is renewed on the way.
@@ -88,7 +91,10 @@ func TestHealth(t *testing.T) {
 	assert.Contains(t, asked["metrics"], `svidkit_ready{part="identity"} 1`)
 	assert.Regexp(t, regexp.MustCompile(`handshakes_total\{part="tls",.*side="server".*\} [1-9]`), asked["metrics"])
 
-	err := start(t.Context(), options{healthAddr: "nowhere", interval: time.Second, wait: 30 * time.Second}, io.Discard)
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer taken.Close()
+	err = start(t.Context(), options{healthAddr: taken.Addr().String(), interval: time.Second, wait: 30 * time.Second}, io.Discard)
 	require.ErrorContains(t, err, "-health-addr")
 }
 
@@ -98,7 +104,7 @@ func TestNoAgent(t *testing.T) {
 	var out bytes.Buffer
 	socket := "unix://" + filepath.ToSlash(t.TempDir()) + "/none"
 	err := start(t.Context(), options{socket: socket, interval: time.Second, wait: 100 * time.Millisecond}, &out)
-	require.ErrorIs(t, err, workloadapi.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorContains(t, err, socket)
 	err = start(t.Context(), options{socket: "unix://run/api.sock", interval: time.Second, wait: time.Second}, &out)
 	require.ErrorContains(t, err, "write unix:///run/api.sock")
@@ -110,6 +116,46 @@ func TestBadTimes(t *testing.T) {
 	t.Parallel()
 	for _, o := range []options{{wait: time.Second}, {interval: -1, wait: time.Second}, {interval: time.Second}} {
 		o.requests = 2
-		require.ErrorContains(t, start(t.Context(), o, io.Discard), "-interval")
+		require.ErrorContains(t, o.check(nil), "-interval")
+	}
+}
+
+// asProgram makes this test binary be the program.
+const asProgram = "SVIDKIT_EXAMPLE_SERVICE"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// A usage error ends the program with 2, and everything else that is wrong with 1.
+func TestExitCodes(t *testing.T) {
+	t.Parallel()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	for _, c := range []struct {
+		args, out, errOut string
+		code              int
+	}{
+		{"-version", "service ", "", 0},
+		{"-h", "", "-health-addr", 0},
+		{"-nonsense", "", "not defined: -nonsense", 2},
+		{"serve", "", `"serve" is not understood`, 2},
+		{"-interval 0s", "", "-interval", 2},
+		{"-health-addr nowhere", "", "-health-addr: address nowhere: missing port", 2},
+		{"-socket unix://run/api.sock", "", "write unix:///run/api.sock", 2},
+		{"-socket unix:///nowhere/api.sock -wait 100ms", "", "service: ", 1},
+	} {
+		cmd := exec.CommandContext(t.Context(), self, strings.Fields(c.args)...)
+		cmd.Env = []string{asProgram + "=1", "GOCOVERDIR=" + t.TempDir()}
+		var out, errOut bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &errOut
+		_ = cmd.Run()
+		assert.Equal(t, c.code, cmd.ProcessState.ExitCode(), "%s: %s", c.args, errOut.String())
+		assert.Contains(t, out.String(), c.out)
+		assert.Contains(t, errOut.String(), c.errOut)
 	}
 }

@@ -25,6 +25,8 @@ import (
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -150,7 +152,7 @@ func TestFetchFails(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "bundle.pem"), []byte("mine"), 0o644))
 	got = svid(t, "fetch", "-socket", api.Address(), "-dir", dir)
 	assert.Equal(t, 3, got.code)
-	assert.Contains(t, got.errOut, "was not made by svid")
+	assert.Contains(t, got.errOut, "was not made by this program")
 	assert.Equal(t, "mine", read(t, dir, "bundle.pem"))
 	require.NoFileExists(t, filepath.Join(dir, "svid-key.pem"))
 	if runtime.GOOS != "windows" {
@@ -161,12 +163,13 @@ func TestFetchFails(t *testing.T) {
 		assert.Equal(t, 3, got.code)
 		assert.Contains(t, got.errOut, "chmod")
 	}
-	f, err := openFolder(dir)
-	require.NoError(t, err)
-	defer f.Close()
+	require.NoError(t, os.Remove(filepath.Join(dir, "bundle.pem")))
+	_, stop := watching(t, "-socket", api.Address(), "-dir", dir)
+	defer stop()
+	eventually(t, written(dir), "the files of another program")
 	got = svid(t, "fetch", "-socket", api.Address(), "-dir", dir)
 	assert.Equal(t, 3, got.code)
-	assert.Contains(t, got.errOut, "another svid writes")
+	assert.Contains(t, got.errOut, "another program writes")
 }
 
 // watching starts watch, until stop is called, which returns what it has shown.
@@ -572,9 +575,14 @@ func TestDoctorSteps(t *testing.T) {
 		c.NotBefore, c.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(5*time.Minute)
 	})})
 
+	other, err := sds.NewHandler(sdssource.FromIdentity(ca.Source("/web")), nil)
+	require.NoError(t, err)
+	envoys := serveHandler(t, other)
+
 	for _, c := range []struct {
 		socket, step, detail, remedy string
 	}{
+		{envoys, "identity", "unimplemented", "SDS for an Envoy"},
 		{"", "environment", "is not set", "set it to"},
 		{"/run/agent.sock", "environment", "write unix:///run/agent.sock", ""},
 		{"unix://" + dir + "/none", "socket", "there is nothing at", "mount"},
@@ -592,7 +600,7 @@ func TestDoctorSteps(t *testing.T) {
 		step := steps(t, got)[c.step]
 		assert.Equal(t, failed, step.Result, "%s: %v", c.socket, got.out)
 		assert.Contains(t, step.Detail, c.detail)
-		assert.Contains(t, step.Remedy, c.remedy)
+		assert.Contains(t, step.Remedy, c.remedy, step.Detail)
 	}
 }
 
@@ -601,6 +609,14 @@ func serve(t *testing.T, p workloadserver.Provider, opts *workloadserver.Options
 	t.Helper()
 	h, err := workloadserver.NewHandler(p, opts)
 	require.NoError(t, err)
+	address = serveHandler(t, h)
+	t.Cleanup(func() { _ = h.Close() })
+	return address
+}
+
+// serveHandler serves on a Unix socket.
+func serveHandler(t *testing.T, h http.Handler) (address string) {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "svid")
 	require.NoError(t, err)
 	server := &unixsocket.Server{Path: filepath.Join(dir, "api.sock"), Handler: h}
@@ -609,7 +625,6 @@ func serve(t *testing.T, p workloadserver.Provider, opts *workloadserver.Options
 	done := make(chan struct{})
 	go func() { _ = server.Run(ctx); close(done) }()
 	t.Cleanup(func() {
-		_ = h.Close()
 		cancel()
 		<-done
 		_ = os.RemoveAll(dir)
@@ -674,6 +689,18 @@ func TestDoctorPermission(t *testing.T) {
 	step := steps(t, outcome{out: string(out)})["permission"]
 	assert.Equal(t, failed, step.Result, "%s", out)
 	assert.Contains(t, step.Remedy, "write permission")
+
+	if os.Geteuid() != 0 {
+		return // nobody else can be that user
+	}
+	folder := filepath.Dir(socket)
+	require.NoError(t, os.Chmod(folder, 0o700))
+	cmd = program(t, "doctor", "-json", "-socket", api.Address())
+	unprivileged(cmd)
+	out, err = cmd.Output()
+	require.Error(t, err)
+	step = steps(t, outcome{out: string(out)})["socket"]
+	assert.Equal(t, "let this user pass the folder: chmod o+x "+folder, step.Remedy, "%s", out)
 }
 
 // From a shell: the exit code says how it went, answers come to standard output and everything else to standard

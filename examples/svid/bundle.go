@@ -19,18 +19,20 @@ import (
 var convertCommand = command{
 	"bundle convert", "FILE|-", `write a trust bundle in another form
 
-The forms are a SPIFFE bundle document, a bundle map of several trust domains, and roots in PEM. The result goes to
-standard output. What the other form cannot hold is left out, and named on standard error: PEM has no keys for
-tokens, no sequence number and no refresh hint, and a map no refresh hint.`,
+The forms are a SPIFFE bundle document, a bundle map of several trust domains,
+and roots in PEM. The result goes to standard output. What the other form cannot
+hold is left out, and named on standard error: PEM has no keys for tokens, no
+sequence number and no refresh hint, and a map no refresh hint.`,
 	convert,
 }
 
 var diffCommand = command{
-	"bundle diff", "OLD NEW", `say which authorities came and went between two trust bundles, by their fingerprints
+	"bundle diff", "OLD NEW", `say which authorities came and went between two bundles
 
-Both may have any form. The fingerprint is the SHA-256 of a certificate, or of a public key in DER
-(SubjectPublicKeyInfo). The exit code is 0 if the authorities are the same, and 1 if not; a sequence number or refresh
-hint that differs is shown, and does not count.`,
+Both may have any form. Authorities are compared by their fingerprints: the
+SHA-256 of a certificate, or of a public key in DER (SubjectPublicKeyInfo). The
+exit code is 0 if the authorities are the same, and 1 if not; a sequence number
+or refresh hint that differs is shown, and does not count.`,
 	diff,
 }
 

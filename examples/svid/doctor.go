@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -22,10 +23,12 @@ import (
 var doctorCommand = command{
 	"doctor", "", `go through everything between a workload and its identity
 
-It looks at the environment, the socket, the permission to use it, the identity, the trust bundle, the time that is left
-and the clock, one line each, with the remedy for what failed. What cannot be tried is skipped, and the reason given.
-Run it as the user, and in the container, of the workload. For the clock it asks the agent for a JWT-SVID with an
-audience of its own, which is neither shown nor kept. The exit code is 1 if a step fails.`,
+It looks at the environment, the socket, the permission to use it, the identity,
+the trust bundle, the time that is left and the clock, one line each, with the
+remedy for what failed. What cannot be tried is skipped, and the reason given.
+Run it as the user, and in the container, of the workload. For the clock it asks
+the agent for a JWT-SVID with an audience of its own, which is neither shown nor
+kept. The exit code is 1 if a step fails.`,
 	doctor,
 }
 
@@ -141,13 +144,22 @@ func (p *patient) socket() check {
 	case errors.Is(err, fs.ErrNotExist):
 		return check{Result: failed, Detail: "there is nothing at " + p.target, Remedy: "start the agent, or mount the folder of its socket into this container"}
 	case errors.Is(err, fs.ErrPermission):
-		return check{Result: failed, Detail: err.Error(), Remedy: "let this user pass the folders of the socket: chmod o+x"}
+		return check{Result: failed, Detail: err.Error(), Remedy: "let this user pass the folder: chmod o+x " + closed(p.target)}
 	case err != nil:
 		return check{Result: failed, Detail: err.Error()}
 	case info.Mode()&fs.ModeSocket == 0:
 		return check{Result: failed, Detail: fmt.Sprintf("%s is not a socket (%v)", p.target, info.Mode()), Remedy: "a mount of a socket that was not there yet makes a folder: mount the folder above it instead"}
 	}
 	return check{Result: ok, Detail: fmt.Sprintf("%s (%v)", p.target, info.Mode())}
+}
+
+// closed returns the folder above path that this user may not pass.
+func closed(path string) string {
+	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(dir); err == nil || dir == filepath.Dir(dir) {
+			return dir
+		}
+	}
 }
 
 // permission connects.
@@ -173,7 +185,7 @@ func (p *patient) identity() check {
 			p.update = update
 			break
 		}
-		if errors.Is(err, workloadapi.ErrDenied) || errors.Is(err, workloadapi.ErrBadResponse) {
+		if errors.Is(err, workloadapi.ErrDenied) || errors.Is(err, workloadapi.ErrBadResponse) || otherAPI(err) {
 			break
 		}
 	}
@@ -182,6 +194,8 @@ func (p *patient) identity() check {
 		switch {
 		case errors.Is(last, workloadapi.ErrDenied):
 			c.Remedy = fmt.Sprintf("register this workload: the agent sees user %d, process %d", os.Getuid(), os.Getpid())
+		case otherAPI(last):
+			c.Remedy = "the server at this address has another API, such as SDS for an Envoy: set the address of the Workload API"
 		case last == nil:
 			last = context.Cause(p.ctx)
 			c.Remedy = "the agent is up and silent: see its log, and whether it reaches its server"
@@ -199,6 +213,11 @@ func (p *patient) identity() check {
 		ids = append(ids, id)
 	}
 	return check{Result: ok, Detail: strings.Join(ids, ", ")}
+}
+
+// otherAPI reports whether a server does not have the Workload API: it says so by the code of gRPC, or by HTTP's 404.
+func otherAPI(err error) bool {
+	return errors.Is(err, workloadapi.ErrUnimplemented) || err != nil && strings.Contains(err.Error(), ": unimplemented: ")
 }
 
 // bundle verifies the identity by the bundle that came with it, as a peer would.
@@ -227,7 +246,7 @@ func (p *patient) bundle() check {
 
 // expiry looks at the time that is left.
 func (p *patient) expiry() check {
-	now, from, end := time.Now(), p.svid.NotBefore(), p.svid.NotAfter()
+	now, from, end := time.Now(), p.svid.Leaf().NotBefore, p.svid.NotAfter()
 	life, left := end.Sub(from), end.Sub(now)
 	c := check{Result: ok, Detail: fmt.Sprintf("%s of %s are left", span(left), span(life))}
 	switch {
@@ -245,12 +264,12 @@ func (p *patient) expiry() check {
 // certificate.
 func (p *patient) clock() check {
 	now := time.Now()
-	if early := p.svid.NotBefore().Sub(now); early > 0 {
+	if early := p.svid.Leaf().NotBefore.Sub(now); early > 0 {
 		return check{Result: failed, Detail: fmt.Sprintf("the identity becomes valid only in %s", span(early)), Remedy: "this clock is slow: set it by NTP"}
 	}
 	tokens, err := p.client.FetchJWTSVIDs(p.ctx, p.svid.ID(), "svid-doctor-"+rand.Text()) // which no cache has
 	if err != nil {
-		return check{Result: ok, Detail: fmt.Sprintf("the identity is valid since %s; no token to compare with", span(now.Sub(p.svid.NotBefore())))}
+		return check{Result: ok, Detail: fmt.Sprintf("the identity is valid since %s; no token to compare with", span(now.Sub(p.svid.Leaf().NotBefore)))}
 	}
 	_, claims := payload(tokens[0].Token())
 	issued := claims.Issued.time()

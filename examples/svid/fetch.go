@@ -7,15 +7,17 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/files/fileset"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/filesink"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
@@ -25,16 +27,19 @@ var fetchCommand = command{
 
 In the folder of -dir it writes
 
-	svid.pem                   the certificates, leaf first
-	svid-key.pem               the private key, in PKCS#8, with the mode of -mode
-	bundle.pem                 the authorities of the own trust domain
-	bundle-TRUST-DOMAIN.pem    those of each trust domain that it federates with
-	bundles.json               all of them as a bundle map, with the keys for JWT-SVIDs if -jwt-bundles asks for them
+  svid.pem                 the certificates, leaf first
+  svid-key.pem             the private key, in PKCS#8, with the mode of -mode
+  bundle.pem               the authorities of the own trust domain
+  bundle-TRUST-DOMAIN.pem  those of each trust domain that it federates with
+  bundles.json             all of them as a bundle map; with -jwt-bundles, with
+                           the keys for JWT-SVIDs
 
-and the tokens of -jwt. The names are links through "..data", as in the volumes of Kubernetes, and all of them are
-replaced in one step: a reader that finds a key and a certificate that do not match reads both again. The folder is
-made with mode 0755; other users must not be able to write to it. The version before stays until the next. The command
-of -exec runs each time. The exit code is 1 if the agent has no identity for this workload, or the command fails.`,
+and the tokens of -jwt. The names are links through "..data", as in the volumes
+of Kubernetes, and all of them are replaced in one step: a reader that finds a
+key and a certificate that do not match reads both again. The folder is made
+with mode 0755; other users must not be able to write to it. The version before
+stays until the next. The command of -exec runs each time. The exit code is 1 if
+the agent has no identity for this workload, or the command fails.`,
 	func(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {
 		return a.fetch(ctx, fs, args, false)
 	},
@@ -43,10 +48,12 @@ of -exec runs each time. The exit code is 1 if the agent has no identity for thi
 var watchCommand = command{
 	"watch", "", `keep these files fresh, and run a command after each change
 
-It is fetch that goes on until it is interrupted. While the agent is away, and after it has withdrawn the identity,
-the files stay as they are, and standard error has the reason. The command runs at the start and after each change,
-one at a time. One that fails, or that is killed after its time, is reported and runs again after half a minute or with
-the next change. With -json there is one line for each change.`,
+It is fetch that goes on until it is interrupted. While the agent is away, and
+after it has withdrawn the identity, the files stay as they are, and standard
+error has the reason. The command runs at the start and after each change, one
+at a time. One that fails, or that is killed after its time, is reported and
+runs again after half a minute or with the next change. With -json there is one
+line for each change.`,
 	func(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {
 		return a.fetch(ctx, fs, args, true)
 	},
@@ -68,8 +75,9 @@ type fetcher struct {
 
 	source *workloadapi.Source
 	cache  *jwtsvid.Cache
-	folder *fileset.Folder
-	last   map[string]fileset.File // what was there to be written
+
+	mu      sync.Mutex
+	current map[string]string // tokens by the names of their files
 }
 
 // tokenFile is a file with a JWT-SVID for an audience.
@@ -104,11 +112,6 @@ func (f *fetcher) flags(a *app, fs *flag.FlagSet) {
 	fs.DurationVar(&f.commandTimeout, "exec-timeout", 30*time.Second, "how long that command may take")
 }
 
-// openFolder opens the folder of the files.
-func openFolder(path string) (*fileset.Folder, error) {
-	return fileset.Open(path, fileset.Options{Program: "svid"})
-}
-
 // check refuses flags that do not fit together.
 func (f *fetcher) check() error {
 	switch {
@@ -141,7 +144,7 @@ const mapName = "bundles.json"
 
 // fetch is the command, and watch if it goes on.
 func (a *app) fetch(ctx context.Context, fs *flag.FlagSet, args []string, on bool) error {
-	var f fetcher
+	f := fetcher{current: map[string]string{}}
 	f.flags(a, fs)
 	wait := 30 * time.Second
 	if on {
@@ -163,17 +166,12 @@ func (a *app) fetch(ctx context.Context, fs *flag.FlagSet, args []string, on boo
 	if _, err := workloadapi.New(cfg); err != nil { // before a folder is made
 		return usageError{err}
 	}
-	var err error
-	if f.folder, err = openFolder(f.dir); err != nil {
-		return err
-	}
-	defer f.folder.Close()
-
 	first, cancel := ctx, context.CancelFunc(func() {})
 	if f.timeout > 0 {
 		first, cancel = context.WithTimeoutCause(ctx, f.timeout, fmt.Errorf("no answer in %s; see -timeout", f.timeout))
 	}
 	defer cancel()
+	var err error
 	f.source, err = workloadapi.Start(first, cfg)
 	if err != nil {
 		if on && ctx.Err() != nil {
@@ -188,22 +186,40 @@ func (a *app) fetch(ctx context.Context, fs *flag.FlagSet, args []string, on boo
 	if f.cache, err = jwtsvid.NewCache(f.source, &jwtsvid.CacheOptions{Logger: cfg.Logger}); err != nil {
 		return err
 	}
-	if !on {
-		return a.once(ctx, first, &f)
+	files := filesink.Config{
+		Source: f.source, Dir: f.dir, CertName: f.cert, KeyName: f.key, RootsName: f.bundle, BundlesName: mapName,
+		FederatedName: federatedName, Tokens: f.tokenFiles, KeyMode: f.mode, Logger: cfg.Logger,
 	}
-	return a.follow(ctx, &f, log)
-}
-
-// once writes the files one time. What it waits for of the agent ends with first.
-func (a *app) once(ctx, first context.Context, f *fetcher) error {
-	files, _, err := f.files(first)
+	sink, err := filesink.New(files)
 	if err != nil {
 		return err
 	}
-	if _, err := f.folder.Write(files); err != nil {
+	defer sink.Close()
+	if !on {
+		return a.once(ctx, first, &f, sink)
+	}
+	return a.follow(ctx, &f, sink, log)
+}
+
+// federatedName names the file with the authorities of a federated trust domain. One with a very long name is in
+// bundles.json alone.
+func federatedName(td spiffe.TrustDomain) string {
+	const longest = 200
+	if len(td.String()) > longest {
+		return ""
+	}
+	return "bundle-" + td.String() + ".pem"
+}
+
+// once writes the files one time. What it waits for of the agent ends with first.
+func (a *app) once(ctx, first context.Context, f *fetcher, sink *filesink.Sink) error {
+	if _, err := f.fetchTokens(first); err != nil {
 		return err
 	}
-	if err := a.told(f, files); err != nil || f.command == "" {
+	if _, err := sink.Write(); err != nil {
+		return err
+	}
+	if err := a.told(f, sink); err != nil || f.command == "" {
 		return err
 	}
 	if err := a.exec(ctx, f.command, f.dir, f.commandTimeout); err != nil {
@@ -212,146 +228,113 @@ func (a *app) once(ctx, first context.Context, f *fetcher) error {
 	return nil
 }
 
-// follow writes the files until ctx is done, which is no error.
-func (a *app) follow(ctx context.Context, f *fetcher, log *slog.Logger) error {
-	stop := f.renewTokens(ctx)
+// follow keeps the files fresh until ctx is done, which is no error.
+func (a *app) follow(ctx context.Context, f *fetcher, sink *filesink.Sink, log *slog.Logger) error {
+	ctx, stop := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
 	defer stop()
-	pending := f.command != "" // it is to run: at the start too, as the one before may have ended before it did
-	for {
-		changed := f.source.Changed()
-		next := time.Duration(-1)
-		files, due, err := f.files(ctx)
-		if files != nil {
-			wrote, writeErr := f.folder.Write(files)
-			if err = errors.Join(err, writeErr); wrote {
-				pending = f.command != ""
-				if err := a.told(f, files); err != nil {
-					return err
-				}
-			}
-		}
-		if ctx.Err() != nil {
+	running.Go(func() { _ = f.cache.Run(ctx) }) // keeps the tokens fresh
+	renew := func() <-chan time.Time {
+		if len(f.tokens) == 0 {
 			return nil
 		}
-		if err != nil {
-			log.Warn("not all files could be renewed, and what is there stays", slog.Any("err", err), slog.Duration("retry_in", a.retry))
-			next = a.retry
-		} else if len(f.tokens) > 0 {
-			next = max(due, time.Second)
+		due, err := f.fetchTokens(ctx)
+		if err != nil && ctx.Err() == nil {
+			log.Warn("not all tokens could be renewed, and their files stay", slog.Any("err", err), slog.Duration("retry_in", a.retry))
+			due = a.retry
 		}
-		if pending && files != nil {
+		return time.After(due)
+	}
+	renewal := renew() // so that they are among the first files
+	running.Go(func() { _ = sink.Run(ctx) })
+
+	pending := f.command != "" // it is to run: at the start too, as the one before may have ended before it did
+	for writes := uint64(0); ; {
+		changed, status := sink.Changed(), sink.Status()
+		if status.Writes != writes {
+			writes, pending = status.Writes, f.command != ""
+			if err := a.told(f, sink); err != nil {
+				return err
+			}
+		}
+		var again <-chan time.Time
+		if pending && status.Ready {
 			if err := a.exec(ctx, f.command, f.dir, f.commandTimeout); err == nil {
 				pending = false
 			} else if ctx.Err() == nil {
 				log.Warn("the command failed", slog.Any("err", err), slog.Duration("retry_in", a.retry))
-				next = a.retry
+				again = time.After(a.retry)
 			}
-		}
-		var timer <-chan time.Time
-		if next >= 0 {
-			timer = time.After(next)
 		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-changed:
-		case <-timer:
+		case <-again:
+		case <-renewal:
+			renewal = renew()
+			_, _ = sink.Write() // which logs what it cannot write, and tries again
 		}
 	}
-}
-
-// renewTokens keeps the tokens in the cache fresh, until stop is called.
-func (f *fetcher) renewTokens(ctx context.Context) (stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	done := make(chan struct{})
-	go func() {
-		_ = f.cache.Run(ctx) // until stop
-		close(done)
-	}()
-	return func() { cancel(); <-done }
 }
 
 // tokenWait is how long one round waits for a token that there is none of.
 const tokenWait = 5 * time.Second
 
-// files returns what is to be in the folder, and when to look for newer tokens. If a token is not to be had, the one
-// from before stays, and there is an error beside the files.
-func (f *fetcher) files(ctx context.Context) (files map[string]fileset.File, due time.Duration, err error) {
-	snap, err := f.source.Snapshot()
-	if err != nil {
-		return nil, 0, err
-	}
-	svid, err := snap.SVID()
-	if err != nil {
-		return nil, 0, err
-	}
-	certs, key, err := svid.MarshalPEM()
-	if err != nil {
-		return nil, 0, err
-	}
-	own := svid.ID().TrustDomain()
-	bundle, err := snap.Bundle(own)
-	if err != nil {
-		return nil, 0, err
-	}
-	all, err := snap.Bundles().Marshal()
-	if err != nil {
-		return nil, 0, err
-	}
-	const public = 0o644
-	files = map[string]fileset.File{
-		f.cert: {Data: certs, Mode: public}, f.key: {Data: key, Mode: f.mode},
-		f.bundle: {Data: bundle.MarshalPEM(), Mode: public}, mapName: {Data: append(all, '\n'), Mode: public},
-	}
-	for b := range snap.Bundles().All() {
-		const longest = 200 // bytes of a name; the others are in bundles.json
-		if td := b.TrustDomain(); td != own && len(td.String()) <= longest {
-			files["bundle-"+td.String()+".pem"] = fileset.File{Data: b.MarshalPEM(), Mode: public}
-		}
-	}
+// fetchTokens fetches the tokens, and returns when to fetch newer ones. One that is not to be had stays as it was, and
+// there is an error.
+func (f *fetcher) fetchTokens(ctx context.Context) (due time.Duration, err error) {
 	due = time.Hour
 	var missing []error
 	for _, t := range f.tokens {
-		one, next, err := f.token(ctx, t)
+		text, next, err := f.token(ctx, t.audience)
 		if err != nil {
 			missing = append(missing, fmt.Errorf("JWT-SVID for %q: %w", t.audience, err))
-			if one = f.last[t.name]; one.Data == nil {
-				continue
-			}
+			continue
 		}
-		files[t.name], due = one, min(due, next)
+		due = min(due, next)
+		f.mu.Lock()
+		f.current[t.name] = text
+		f.mu.Unlock()
 	}
-	f.last = files
-	return files, due, errors.Join(missing...)
+	return due, errors.Join(missing...)
 }
 
-// token returns the file of a token, and when the cache has the next.
-func (f *fetcher) token(ctx context.Context, t tokenFile) (fileset.File, time.Duration, error) {
+// token returns a token, and when the cache has the next.
+func (f *fetcher) token(ctx context.Context, audience string) (string, time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, tokenWait)
 	defer cancel()
-	text, err := f.cache.Fetch(ctx, t.audience)
+	text, err := f.cache.Fetch(ctx, audience)
 	if err != nil {
-		return fileset.File{}, 0, err
+		return "", 0, err
 	}
 	u, err := jwtsvid.ParseUnverified(text)
 	if err != nil {
-		return fileset.File{}, 0, err
+		return "", 0, err
 	}
-	return fileset.File{Data: []byte(text), Mode: f.mode}, time.Until(u.Expires)/2 + time.Second, nil
+	return text, max(time.Until(u.Expires)/2+time.Second, time.Second), nil
 }
 
-// told prints what was written.
-func (a *app) told(f *fetcher, files map[string]fileset.File) error {
-	svid, err := f.source.SVID()
+// tokenFiles returns the tokens by the names of their files.
+func (f *fetcher) tokenFiles() map[string]string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.current)
+}
+
+// told prints what is in the folder.
+func (a *app) told(f *fetcher, sink *filesink.Sink) error {
+	entries, err := os.ReadDir(filepath.Join(f.dir, "..data"))
 	if err != nil {
-		return nil // withdrawn meanwhile
+		return err
 	}
 	var names []string
-	for name := range files {
-		names = append(names, name)
+	for _, entry := range entries {
+		names = append(names, entry.Name())
 	}
-	slices.Sort(names)
-	return a.print(record{{"spiffe_id", svid.ID().String()}, {"not_after", svid.NotAfter()}, {"folder", f.dir}, {"files", names}})
+	status := sink.Status()
+	return a.print(record{{"spiffe_id", status.ID.String()}, {"not_after", status.NotAfter}, {"folder", f.dir}, {"files", names}})
 }
 
 // snapshot takes the identity and the bundles from a Workload API.

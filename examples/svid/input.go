@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/x509"
 	"encoding/json"
@@ -218,6 +219,11 @@ func (in *input) bundles(td spiffe.TrustDomain) (*spiffe.BundleSet, error) {
 	case "PEM", "DER":
 		if len(in.certs) == 0 {
 			return nil, errors.New("there is no certificate in it")
+		}
+		for i, c := range in.certs {
+			if !c.IsCA {
+				return nil, fmt.Errorf("certificate %d, of %s, is not one of a CA: a trust bundle has the CA certificates (roots) that sign those of workloads", i+1, cmp.Or(idText(chainID(in.certs[i:])), "no SPIFFE ID"))
+			}
 		}
 		if td.IsZero() {
 			td = nameIn(in.certs)

@@ -23,12 +23,13 @@ import (
 )
 
 var inspectCommand = command{
-	"inspect", "FILE|HOST:PORT|-", `show certificates, a token, a trust bundle or a TLS server, and judge them
+	"inspect", "FILE|HOST:PORT|-", `show and judge certificates, a token, a bundle or a TLS server
 
-A file has certificates in PEM or DER, a JWT-SVID or WIT-SVID, a SPIFFE trust bundle or a bundle map. HOST:PORT is
-dialled: the chain of the server is shown and judged, and with -socket, or -cert and -key, this side presents an
-identity. Without a bundle the form and the time are judged and nothing is verified. The exit code is 1 if a
-check fails.`,
+A file has certificates in PEM or DER, a JWT-SVID or WIT-SVID, a SPIFFE trust
+bundle or a bundle map. HOST:PORT is dialled: the chain of the server is shown
+and judged, and with -socket, or -cert and -key, this side presents an identity.
+Without a bundle the form and the time are judged and nothing is verified. The
+exit code is 1 if a check fails.`,
 	func(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {
 		return a.look(ctx, fs, args, false)
 	},
@@ -37,8 +38,9 @@ check fails.`,
 var verifyCommand = command{
 	"verify", "FILE|HOST:PORT|-", `judge a chain or a token by a bundle and a policy
 
-It is inspect with -allow and with -bundle or -socket required, and shows the judgement alone: which check failed, for
-which certificate (1 is the leaf), and which rule of the standards it breaks, by its id in spiffe/CONFORMANCE.md.`,
+It is inspect with -allow and with -bundle or -socket required, and shows the
+judgement alone: which check failed, for which certificate (1 is the leaf), and
+which rule of the standards it breaks, by its id in spiffe/CONFORMANCE.md.`,
 	func(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {
 		return a.look(ctx, fs, args, true)
 	},
@@ -249,7 +251,7 @@ func describeAll(certs []*x509.Certificate) (all []record) {
 // describe is a certificate as a record.
 func describe(c *x509.Certificate) record {
 	var names []string
-	sans, err := pki.CertificateSANs(c)
+	sans, err := pki.ParseSANs(c.Extensions)
 	for _, san := range sans {
 		names = append(names, cut(san.String()))
 	}

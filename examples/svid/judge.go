@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
@@ -183,7 +182,8 @@ func advice(chain []*x509.Certificate, e *spiffe.VerifyError, bundles *spiffe.Bu
 	if n := blame(chain, e.Err); n > 0 && len(chain[n-1].AuthorityKeyId) > 0 {
 		from = "key " + short(chain[n-1].AuthorityKeyId)
 	}
-	return fmt.Sprintf("it was signed by %s, and the bundle has %s", from, strings.Join(few(have), ", "))
+	return fmt.Sprintf("it was signed by %s, and the bundle has %s: it is the bundle of another CA or an old one, or the chain lacks an intermediate certificate",
+		from, strings.Join(few(have), ", "))
 }
 
 // short is the beginning of a key identifier, which a certificate may have at any length.
@@ -272,17 +272,23 @@ func (j *judgement) wit(text string) check {
 	if err == nil {
 		_, err = v.Validate(text, "", witsvid.Call{Target: "https://unnamed.invalid/"})
 	}
-	if e, refused := errors.AsType[*token.Error](err); refused && e.What == "proof" {
+	if e, refused := errors.AsType[ruled](err); refused && strings.HasPrefix(e.RuleID(), "WPT-") { // of the proof
 		return check{Name: "proof", Result: ok, Detail: "signature and time are good"}
 	}
 	return tokenCheck("proof", err)
 }
 
+// ruled is an error of packages jwtsvid and witsvid that says which rule of spiffe/CONFORMANCE.md a token breaks.
+type ruled interface {
+	error
+	RuleID() string
+}
+
 // tokenCheck is the failure of a token.
 func tokenCheck(name string, err error) check {
 	c := check{Name: name, Result: failed, Detail: err.Error()}
-	if e, ok := errors.AsType[*token.Error](err); ok {
-		c.Rule = e.Rule
+	if e, ok := errors.AsType[ruled](err); ok {
+		c.Rule = e.RuleID()
 		_, c.Detail, _ = strings.Cut(c.Detail, ": ") // without the name of the package
 	}
 	return c
@@ -309,10 +315,12 @@ func (d date) time() time.Time {
 	return time.Unix(int64(d), 0)
 }
 
+const maxToken = 16 << 10 // bytes, as in packages jwtsvid and witsvid
+
 // payload reads what is shown of a token beside what its package reads. Of other claims it has the names.
 func payload(text string) (h header, c claims) {
 	parts := strings.Split(text, ".")
-	if len(parts) != 3 || len(text) > token.MaxSize {
+	if len(parts) != 3 || len(text) > maxToken {
 		return h, c
 	}
 	head, _ := base64.RawURLEncoding.DecodeString(parts[0])

@@ -9,9 +9,10 @@
 //	svid bundle diff OLD NEW         say which authorities came and went
 //	svid doctor                      go through everything between a workload and its identity
 //
-// Each command explains its flags with -h. The flags come before the other arguments; "-" is standard input. Output
-// is for people, with colour on a terminal unless -no-color or the variable NO_COLOR says otherwise, or one JSON
-// document with -json. SPIFFE_ENDPOINT_SOCKET is the address of the Workload API where -socket does not name another.
+// Each command explains its flags with -h; svid -version prints the version. The flags come before the other arguments;
+// "-" is standard input. Output is for people, with colour on a terminal unless -no-color or the variable NO_COLOR says
+// otherwise, or one JSON document with -json. SPIFFE_ENDPOINT_SOCKET is the address of the Workload API where -socket
+// does not name another.
 //
 // The exit code is
 //
@@ -32,6 +33,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"strings"
 	"syscall"
 	"time"
@@ -58,6 +60,24 @@ const (
 
 // errNo is the answer no. What led to it was printed, unless another error is around it.
 var errNo = errors.New("no")
+
+// version is that of the module, with the revision of its source and the version of Go.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	text := info.Main.Version
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			text += ", revision " + s.Value
+		case s.Key == "vcs.modified" && s.Value == "true":
+			text += " (modified)"
+		}
+	}
+	return text + ", " + info.GoVersion
+}
 
 // usageError says what is wrong with the command line.
 type usageError struct{ error }
@@ -98,12 +118,18 @@ func (a *app) run(ctx context.Context, args []string) int {
 		fs.BoolVar(&a.plain, "no-color", a.getenv("NO_COLOR") != "", "no colours, also on a terminal; NO_COLOR does the same")
 		err := c.run(a, ctx, fs, args[len(words):])
 		if errors.Is(err, flag.ErrHelp) {
-			fmt.Fprintf(a.out, "usage: svid %s [flags] %s\n\n%s\n\nflags:\n", c.words, c.args, c.doc)
+			line := strings.TrimSpace("usage: svid " + c.words + " [flags] " + c.args)
+			fmt.Fprintf(a.out, "%s\n\n%s\n\nflags:\n", line, c.doc)
+			fs.VisitAll(func(f *flag.Flag) { f.Usage = fold(f.Usage, columns-8, columns-8) }) // PrintDefaults indents by eight
 			fs.SetOutput(a.out)
 			fs.PrintDefaults()
 			return exitYes
 		}
 		return a.exit(c.words, err)
+	}
+	if len(args) > 0 && (args[0] == "-version" || args[0] == "--version") {
+		fmt.Fprintln(a.out, "svid", version())
+		return exitYes
 	}
 	out, code := a.errOut, exitUsage
 	if len(args) > 0 && (args[0] == "-h" || args[0] == "-help" || args[0] == "--help" || args[0] == "help") {
@@ -114,7 +140,8 @@ func (a *app) run(ctx context.Context, args []string) int {
 		summary, _, _ := strings.Cut(c.doc, "\n")
 		fmt.Fprintf(out, "  %-15s %s\n", c.words, summary)
 	}
-	fmt.Fprintln(out, "Each command explains itself with -h.\nExit codes: 0 yes, 1 no, 2 the command line is wrong, 3 it could not be found out.")
+	fmt.Fprintln(out, "Each command explains itself with -h; svid -version prints the version.\n"+
+		"Exit codes: 0 yes, 1 no, 2 wrong command line, 3 could not be found out.")
 	return code
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf8"
 )
 
 // record is what a command has found, in order: lines for people, and an object in JSON. Fields without a value are
@@ -171,12 +172,46 @@ func (a *app) lines(b *bytes.Buffer, indent string, r record) {
 				longest = max(longest, len(c.Name))
 			}
 			for _, c := range v {
-				fmt.Fprintf(b, "%s%s  %-*s  %s\n", indent, a.paint(colors[c.Result], fmt.Sprintf("%-7s", c.Result)), longest, c.Name, c.text())
+				head := fmt.Sprintf("  %-*s  ", longest, c.Name)
+				fmt.Fprintf(b, "%s%s%s%s\n", indent, a.paint(colors[c.Result], fmt.Sprintf("%-7s", c.Result)), head, a.flow(indent, 7+len(head), c.text()))
 			}
 		default:
-			fmt.Fprintf(b, "%s%s  %s\n", indent, a.paint(faint, fmt.Sprintf("%-*s", width, name)), a.text(v))
+			fmt.Fprintf(b, "%s%s  %s\n", indent, a.paint(faint, fmt.Sprintf("%-*s", width, name)), a.flow(indent, width+2, a.text(v)))
 		}
 	}
+}
+
+const columns = 80 // of a terminal
+
+// flow breaks text, which begins at a column behind indent, between words if it is for a terminal.
+func (a *app) flow(indent string, at int, text string) string {
+	if !a.terminal {
+		return text
+	}
+	const hanging = "    "
+	room := columns - len(indent)
+	return strings.ReplaceAll(fold(text, room-at, room-len(hanging)), "\n", "\n"+indent+hanging)
+}
+
+// fold breaks text between words: so many characters are for its first line, and for each other one. A word that is
+// longer than a line stays whole.
+func fold(text string, first, others int) string {
+	var b strings.Builder
+	room, used := first, 0
+	for i, word := range strings.Split(text, " ") {
+		n := utf8.RuneCountInString(word)
+		switch {
+		case i > 0 && used+1+n <= room:
+			b.WriteByte(' ')
+			used++
+		case i > 0, n > first && n <= others:
+			b.WriteByte('\n')
+			room, used = others, 0
+		}
+		b.WriteString(word)
+		used += n
+	}
+	return b.String()
 }
 
 func singular(name string) string {

@@ -115,9 +115,9 @@ func materials(t *testing.T) map[string][]byte {
 		files["token.jwt"] = []byte(token + "\n")
 		wit, err := witsvid.NewIssuer(ca.TrustDomain(), jwtKey, nil)
 		require.NoError(t, err)
-		witSVID, err := wit.IssueSVID(web.ID())
+		witToken, _, err := wit.IssueWITSVID(t.Context(), web.ID(), "")
 		require.NoError(t, err)
-		files["token.wit"] = []byte(witSVID.Token())
+		files["token.wit"] = []byte(witToken)
 
 		write := func(name string, root *spiffetest.CA, edit func(*spiffe.BundleContents)) *spiffe.Bundle {
 			c := root.Bundle().Contents()

@@ -31,10 +31,10 @@ import (
 	"github.com/svidkit/svidkit/authn/athenz"
 	"github.com/svidkit/svidkit/caclient"
 	ztsclient "github.com/svidkit/svidkit/caclient/athenz"
-	"github.com/svidkit/svidkit/caclient/caclienttest"
 	"github.com/svidkit/svidkit/internal/athenzprog"
-	"github.com/svidkit/svidkit/internal/test/sequence"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/sequence"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -123,7 +123,7 @@ type demo struct {
 	*sequence.Trace
 	t    testing.TB
 	ca   *spiffetest.CA
-	zts  *caclienttest.ZTS
+	zts  *cafake.ZTS
 	kube Kubernetes
 	dir  string
 
@@ -169,7 +169,7 @@ func (d *demo) path(names ...string) string {
 
 // begin starts everything but the agent.
 func (d *demo) begin() {
-	d.zts = caclienttest.NewZTS(d.t, d.ca, "/ns/"+Namespace+"/sa/"+Account)
+	d.zts = cafake.NewZTS(d.t, d.ca, "/ns/"+Namespace+"/sa/"+Account)
 	d.volumes = athenz.NewVolumes(d.path("volumes"))
 	for _, dir := range []string{"private", "public", "agent"} {
 		d.must(os.Mkdir(d.path(dir), 0o700))
@@ -187,9 +187,9 @@ func (d *demo) begin() {
 	at := d.start(athenzprog.Provider(), athenzprog.Options{Kubernetes: &http.Client{Transport: tracing{d, d.kube.Client}}},
 		"PROVIDER_SERVICE="+d.provider.String(), "ADMIN_DOMAIN=k8s.admin", "PROVIDER_ADDR=127.0.0.1:0", "SIGNING_ADDR=127.0.0.1:0",
 		"CERT_FILE="+d.path("provider.pem"), "KEY_FILE="+d.path("provider.key"), "SERVER_CA_CERT="+d.path("roots.pem"), "SERVICE_CA_CERT="+d.path("roots.pem"),
-		"ZTS_NAME="+caclienttest.ZTSName, "NODE_NAMES="+node, "KUBERNETES_API="+d.kube.URL, "PRIVATE_KEY_DIR="+d.path("private"), "PUBLIC_KEY_DIR="+d.path("public")).at
+		"ZTS_NAME="+cafake.ZTSName, "NODE_NAMES="+node, "KUBERNETES_API="+d.kube.URL, "PRIVATE_KEY_DIR="+d.path("private"), "PUBLIC_KEY_DIR="+d.path("public")).at
 	d.callback, d.signing = at["PROVIDER_ADDR"], at["SIGNING_ADDR"]
-	d.zts.Change(func(r *caclienttest.ZTSRules) {
+	d.zts.Change(func(r *cafake.ZTSRules) {
 		r.Callback = "https://" + d.callback.String()
 		r.Services = append(r.Services, "media.sports.backend")
 		r.Observe = func(q *http.Request, code int) {

@@ -22,7 +22,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/files/smallfile"
+	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/settings"
@@ -232,11 +232,11 @@ func readable(v *settings.Values, certFile, keyFile string, rootsFiles ...string
 const maxPEM = 256 << 10 // bytes of a file
 
 func readPair(certFile, keyFile string) (*pki.Credential, error) {
-	certs, err := smallfile.Read(certFile, maxPEM)
+	certs, err := files.Read(certFile, maxPEM)
 	if err != nil {
 		return nil, err
 	}
-	key, err := smallfile.Read(keyFile, maxPEM)
+	key, err := files.Read(keyFile, maxPEM)
 	if err != nil {
 		return nil, err
 	}
@@ -260,7 +260,7 @@ func trustDomain(v *settings.Values) (td spiffe.TrustDomain, named bool) {
 
 // readBundle returns the CA certificates in a file as the bundle of a trust domain.
 func readBundle(td spiffe.TrustDomain, file string) (*spiffe.Bundle, error) {
-	data, err := smallfile.Read(file, maxPEM)
+	data, err := files.Read(file, maxPEM)
 	if err != nil {
 		return nil, err
 	}

@@ -26,8 +26,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/caclient/caclienttest"
 	"github.com/svidkit/svidkit/internal/athenzprog"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -40,7 +40,7 @@ type place struct {
 	t   *testing.T
 	dir string
 	ca  *spiffetest.CA
-	zts *caclienttest.ZTS
+	zts *cafake.ZTS
 }
 
 func newPlace(t *testing.T) *place {
@@ -49,7 +49,7 @@ func newPlace(t *testing.T) *place {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	p := &place{t: t, dir: dir, ca: spiffetest.NewCA(t, "athenz.io")}
-	p.zts = caclienttest.NewZTS(t, p.ca, "/ns/media-sports/sa/frontend")
+	p.zts = cafake.NewZTS(t, p.ca, "/ns/media-sports/sa/frontend")
 	p.write("roots.pem", p.ca.Bundle().MarshalPEM())
 	p.certify("provider", providerName)
 	p.certify("node", "k8s.admin.k8s-node")
@@ -96,7 +96,7 @@ func (p *place) environ(program athenzprog.Program, changes ...string) (list []s
 	case "athenz-provider":
 		maps.Copy(env, map[string]string{
 			"PROVIDER_SERVICE": providerName, "PROVIDER_ADDR": "127.0.0.1:0", "SIGNING_ADDR": "127.0.0.1:0", "CERT_FILE": p.path("provider.pem"), "KEY_FILE": p.path("provider.key"),
-			"SERVER_CA_CERT": p.path("roots.pem"), "SERVICE_CA_CERT": p.path("roots.pem"), "ZTS_NAME": caclienttest.ZTSName, "NODE_NAMES": "k8s.admin.k8s-node", "KUBERNETES_API": "http://127.0.0.1:1",
+			"SERVER_CA_CERT": p.path("roots.pem"), "SERVICE_CA_CERT": p.path("roots.pem"), "ZTS_NAME": cafake.ZTSName, "NODE_NAMES": "k8s.admin.k8s-node", "KUBERNETES_API": "http://127.0.0.1:1",
 			"PRIVATE_KEY_DIR": p.path("private"), "PUBLIC_KEY_DIR": p.path("public"),
 		})
 	case "athenz-sia":
@@ -247,10 +247,10 @@ func TestProvider(t *testing.T) {
 	}{
 		{"", "PROVIDER_ADDR", "/instance", 401},
 		{"k8s.admin.k8s-node", "PROVIDER_ADDR", "/instance", 401},
-		{caclienttest.ZTSName, "PROVIDER_ADDR", "/instance", 400},
-		{caclienttest.ZTSName, "PROVIDER_ADDR", "/v1/jwt", 404},
+		{cafake.ZTSName, "PROVIDER_ADDR", "/instance", 400},
+		{cafake.ZTSName, "PROVIDER_ADDR", "/v1/jwt", 404},
 		{"", "SIGNING_ADDR", "/v1/jwt", 401},
-		{caclienttest.ZTSName, "SIGNING_ADDR", "/v1/jwt", 401},
+		{cafake.ZTSName, "SIGNING_ADDR", "/v1/jwt", 401},
 		{"k8s.admin.k8s-node", "SIGNING_ADDR", "/instance", 404},
 	} {
 		assert.Equal(t, c.code, post(p.mutual(c.cn), c.variable, c.path), c)

@@ -575,7 +575,7 @@ var calls = []struct {
 				return err
 			})
 		}},
-		{note: "Or loop over `source.Updates(ctx)`. `WaitUntilUpdated(ctx)` waits for the same channel.", like: []any{(*peerapi.JWTSource).Updated, (*peerapi.BundleSource).Updated}, from: func(t *testing.T, e theirProgram) any {
+		{note: "For `WaitUntilUpdated(ctx)`, receive from the same channel.", like: []any{(*peerapi.JWTSource).Updated, (*peerapi.BundleSource).Updated}, from: func(t *testing.T, e theirProgram) any {
 			changed := e.source.Updated()
 
 			return changed != nil

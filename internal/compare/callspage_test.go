@@ -195,7 +195,10 @@ func program(t *testing.T) (theirProgram, ourProgram) {
 	bundle, err := api.Snapshot().Bundle(ca.TrustDomain())
 	require.NoError(t, err)
 
-	source, err := workloadapi.Start(ctx, workloadapi.Config{Address: api.Address(), JWTBundles: true})
+	ownClient, err := workloadapi.NewClient(api.Address(), nil)
+	require.NoError(t, err)
+	t.Cleanup(ownClient.CloseIdleConnections)
+	source, err := workloadapi.Start(ctx, workloadapi.Config{Client: ownClient, JWTBundles: true})
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, source.Close()) })
 	at := peerapi.WithClientOptions(peerapi.WithAddr(api.Address()))
@@ -253,7 +256,7 @@ func program(t *testing.T) (theirProgram, ourProgram) {
 			bundle: peerBundle(t, bundle), partner: peerBundle(t, profile.Initial), endpointID: peerID(profile.EndpointID), source: peerSource, jwtSource: jwtSource, client: client,
 		}, ourProgram{
 			common: c, td: ca.TrustDomain(), partnerTD: partner.TrustDomain(), id: svid.ID(), svid: svid,
-			bundle: bundle, partner: profile.Initial, endpointID: profile.EndpointID, source: source, client: source.Client(), policy: spiffe.AllowMembersOf(ca.TrustDomain()),
+			bundle: bundle, partner: profile.Initial, endpointID: profile.EndpointID, source: source, client: ownClient, policy: spiffe.AllowMembersOf(ca.TrustDomain()),
 		}
 }
 

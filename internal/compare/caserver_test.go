@@ -130,7 +130,7 @@ var signFailures = []struct {
 	istio, linkerd codes.Code
 }{
 	{ca.ErrLimit, codes.ResourceExhausted, codes.ResourceExhausted},
-	{ca.ErrNotReady, codes.Unavailable, codes.Unavailable},
+	{spiffe.ErrNotReady, codes.Unavailable, codes.Unavailable},
 	{ca.ErrAudit, codes.Unavailable, codes.Unavailable},
 	{ca.ErrGeneration, codes.Internal, codes.Internal},
 	{ca.ErrTTL, codes.InvalidArgument, codes.Internal},

@@ -65,7 +65,7 @@ var features = []struct {
 	{"present and check JWT-SVIDs in net/http", jwtsvid.Middleware, nil},
 	{"validate a WIT-SVID", witsvid.NewValidator, peerwit.ParseAndValidate},
 	{"issue a WIT-SVID", witsvid.NewIssuer, nil},
-	{"prove possession of a WIT-SVID", witsvid.NewProver, nil},
+	{"prove possession of a WIT-SVID", (*witsvid.Prover).Prove, nil},
 	{"Workload API, client", workloadapi.NewClient, peerapi.New},
 	{"Workload API, identity that stays current", workloadapi.Start, peerapi.NewX509Source},
 	{"Workload API, server", workloadserver.NewHandler, nil},

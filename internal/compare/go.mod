@@ -9,8 +9,9 @@ require (
 	github.com/linkerd/linkerd2-proxy-api v0.16.0
 	github.com/spiffe/go-spiffe/v2 v2.9.0
 	github.com/stretchr/testify v1.12.1
-	github.com/svidkit/svidkit v0.0.0
-	github.com/svidkit/svidkit/spiffe/spiffegrpc v0.0.0
+	github.com/svidkit/svidkit v0.1.0
+	github.com/svidkit/svidkit/spiffe/spiffegrpc v0.1.0
+	golang.org/x/mod v0.42.0
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20251213004720-97cd9d5aeac2
 	google.golang.org/grpc v1.79.3
 	google.golang.org/protobuf v1.36.12

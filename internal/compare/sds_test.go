@@ -161,7 +161,7 @@ func secretKinds(t testing.TB) map[string]*pki.Secret {
 	require.NoError(t, err)
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
-	root, err := pki.NewRoot(key, pki.CAOptions{TrustDomain: ca.TrustDomain(), NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
+	root, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(ca.TrustDomain().ID())}, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
 	require.NoError(t, err)
 	der, err := x509.CreateRevocationList(rand.Reader, &x509.RevocationList{
 		Number: big.NewInt(1), ThisUpdate: time.Now().Add(-time.Minute), NextUpdate: time.Now().Add(time.Hour),

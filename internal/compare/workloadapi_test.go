@@ -464,7 +464,7 @@ func TestPeerServerSource(t *testing.T) {
 	until(has(second))
 
 	p.src.set(nil, errors.New("not registered"))
-	until(func() bool { _, err := source.SVID(); return errors.Is(err, workloadapi.ErrNotReady) })
+	until(func() bool { _, err := source.SVID(); return errors.Is(err, spiffe.ErrNotReady) })
 	_, err = source.SVID()
 	assert.ErrorIs(t, err, workloadapi.ErrDenied)
 }

@@ -5,7 +5,7 @@ go 1.26.0
 require (
 	github.com/go-jose/go-jose/v4 v4.1.8
 	github.com/stretchr/testify v1.12.1
-	github.com/svidkit/svidkit v0.0.0
+	github.com/svidkit/svidkit v0.1.0
 	golang.org/x/sys v0.49.0
 	google.golang.org/protobuf v1.36.12
 )

@@ -495,7 +495,7 @@ func TestOutage(t *testing.T) {
 	c.KillServer()
 	review, signed = others()
 	require.ErrorIs(t, review, kube.ErrReviewFailed)
-	require.ErrorIs(t, signed, ca.ErrNotReady)
+	require.ErrorIs(t, signed, spiffe.ErrNotReady)
 	require.Eventually(t, func() bool { return a.Health().Store != nil }, passing, often, "the outage is reported")
 	assert.NoError(t, a.Health().Signing)
 	require.NoError(t, sign(a), "it goes on signing with what it read last")

@@ -278,7 +278,7 @@ func testRegistrationAuthority(t *testing.T, c *cluster) {
 		grant(t, c.Cluster, namespace, "other", "ClusterRole", strings.ReplaceAll(documented(t, "pki/ra"), signerName, "example.com/none"))
 		a := s.registration(t, c.ClientOf(t, namespace, "other"), func(c *ra.Config) { c.Signer, c.Timeout = "example.com/none", 2*time.Second })
 		_, err := a.Sign(t.Context(), ca.Request{CSR: csrFor(t, webID), ID: webID})
-		assert.ErrorIs(t, err, ca.ErrNotReady)
+		assert.ErrorIs(t, err, spiffe.ErrNotReady)
 		assert.ErrorContains(t, err, "does the signer")
 		assert.Zero(t, s.pending(t, namespace, "other"))
 	})

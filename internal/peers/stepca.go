@@ -87,7 +87,7 @@ func (s *StepCA) addRoot(t testing.TB) {
 	t.Helper()
 	now := time.Now()
 	var err error
-	s.next, err = pki.NewRoot(newKey(t), pki.CAOptions{TrustDomain: s.td, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(48 * time.Hour)})
+	s.next, err = pki.NewRoot(newKey(t), pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(s.td.ID())}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(48 * time.Hour)})
 	require.NoError(t, err)
 	s.roots = append([]*x509.Certificate{s.next.Certificate()}, s.roots...)
 	require.NoError(t, os.WriteFile(s.RootsFile(), pki.MarshalCertificatesPEM(s.roots...), 0o600))
@@ -96,7 +96,7 @@ func (s *StepCA) addRoot(t testing.TB) {
 func (s *StepCA) useRoot(t testing.TB) {
 	t.Helper()
 	now, key := time.Now(), newKey(t)
-	intermediate, err := s.next.IssueCA(pki.CAOptions{PublicKey: key.Public(), TrustDomain: s.td, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour)})
+	intermediate, err := s.next.Issue(pki.CertificateOptions{PublicKey: key.Public(), CA: true, SANs: []pki.SAN{pki.IDSAN(s.td.ID())}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour)})
 	require.NoError(t, err)
 	keyPEM, err := pki.MarshalPrivateKeyPEM(key)
 	require.NoError(t, err)

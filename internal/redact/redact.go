@@ -16,10 +16,19 @@ import "log/slog"
 
 // Text is what a value is printed as, by every verb of fmt and by log/slog. The zero value prints "[redacted]". It is
 // copied with the struct that embeds it, and safe for concurrent use.
-type Text struct{ text string }
+type Text struct {
+	text  string
+	group *slog.Value // nil: log/slog shows text
+}
 
-// New returns a Text that prints as text, which names the value and holds nothing secret.
-func New(text string) Text { return Text{text} }
+// New returns a Text that prints as text, which names the value and holds nothing secret. If there are attrs, log/slog
+// shows them as a group in its place.
+func New(text string, attrs ...slog.Attr) Text {
+	if len(attrs) == 0 {
+		return Text{text: text}
+	}
+	return Text{text, new(slog.GroupValue(attrs...))}
+}
 
 // String implements [fmt.Stringer].
 func (t Text) String() string {
@@ -33,4 +42,9 @@ func (t Text) String() string {
 func (t Text) GoString() string { return t.String() }
 
 // LogValue implements [slog.LogValuer].
-func (t Text) LogValue() slog.Value { return slog.StringValue(t.String()) }
+func (t Text) LogValue() slog.Value {
+	if t.group != nil {
+		return *t.group
+	}
+	return slog.StringValue(t.String())
+}

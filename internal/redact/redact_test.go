@@ -46,6 +46,10 @@ func TestText(t *testing.T) {
 		}
 		assert.NotContains(t, fmt.Sprintf("%+v", outer{&c.value}), "s3cr3t")
 	}
+	var log bytes.Buffer
+	slog.New(slog.NewTextHandler(&log, nil)).Info("m", "v", holder{redact.New("a holder", slog.Int("n", 1)), "s3cr3t"})
+	assert.Contains(t, log.String(), "v.n=1")
+	assert.NotContains(t, log.String(), "s3cr3t")
 	var none *holder
 	assert.NotPanics(t, func() { _ = fmt.Sprint(none) })
 }

@@ -247,7 +247,7 @@ func (i Instance) Expectation(td spiffe.TrustDomain) (pki.Expectation, error) {
 		return pki.Expectation{}, err
 	}
 	return pki.ExpectLeaf(td, fmt.Sprintf("the Athenz service %s", i.Service), names, func(leaf *x509.Certificate) error {
-		has, err := pki.CertificateSANs(leaf)
+		has, err := pki.ParseSANs(leaf.Extensions)
 		if err != nil {
 			return err
 		}

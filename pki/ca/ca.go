@@ -198,7 +198,7 @@ type Rotation struct {
 	TaintGrace time.Duration
 
 	// Constrain puts a critical extension into new roots that permits SPIFFE IDs of the trust domain
-	// and no other; see [pki.CAOptions]. Verifiers that do not know it refuse every leaf.
+	// and no other; see [pki.CertificateOptions]. Verifiers that do not know it refuse every leaf.
 	Constrain bool
 
 	// Manual keeps Run from starting rotations; [Authority.Rotate] does.
@@ -238,8 +238,8 @@ type Limits struct {
 }
 
 // New makes an authority with one new root, which is active at once and lives in this process only.
-// It starts no goroutine. The error says which setting is wrong; it wraps
-// [pki.ErrUnreadableTrustDomain] for a trust domain whose certificates crypto/x509 could not read.
+// It starts no goroutine. The error says which setting is wrong, such as a trust domain whose certificates
+// crypto/x509 could not read.
 //
 // As no replica signs with its root, the authority knows the end of its last leaf: an old root
 // retires then, where one of [Open] has to wait for the longest life that a leaf may have.
@@ -343,7 +343,7 @@ type Authority struct {
 	cfg     Config
 	limiter *limit.Limiter // nil for none
 	store   Store          // nil: what it knows is all there is
-	files   *files         // nil: the roots are its own
+	files   *pluggedFiles  // nil: the roots are its own
 
 	state   atomic.Pointer[state] // replaced under mu, read without it
 	writing chan struct{}         // has a slot for the one caller that reads and writes the store
@@ -565,12 +565,15 @@ func (a *Authority) newRoot() (k rotation.Key, err error) {
 		return k, err
 	}
 	now := time.Now()
-	issuer, err := pki.NewRoot(signer, pki.CAOptions{
-		TrustDomain: a.cfg.TrustDomain,
-		Constrain:   a.cfg.Rotation.Constrain,
-		NotBefore:   now.Add(-a.cfg.Backdate),
-		NotAfter:    now.Add(a.cfg.Rotation.RootTTL),
-	})
+	o := pki.CertificateOptions{
+		SANs:      []pki.SAN{pki.IDSAN(a.cfg.TrustDomain.ID())},
+		NotBefore: now.Add(-a.cfg.Backdate),
+		NotAfter:  now.Add(a.cfg.Rotation.RootTTL),
+	}
+	if a.cfg.Rotation.Constrain {
+		o.PermittedTrustDomains = []spiffe.TrustDomain{a.cfg.TrustDomain}
+	}
+	issuer, err := pki.NewRoot(signer, o)
 	if err != nil {
 		return k, err
 	}

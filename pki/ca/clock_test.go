@@ -53,14 +53,14 @@ func TestSignAfterAStepOfTheWallClock(t *testing.T) {
 		require.NoError(t, err)
 		assert.True(t, g.notAfter.Round(0).Equal(until), "%v, not %v", g.notAfter, until)
 		_, err = grant(2 * time.Hour)
-		require.ErrorIs(t, err, ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		left := until.Sub(now.Round(0))
 		_, err = grant(left - time.Second)
 		require.NoError(t, err)
 		_, err = grant(left - time.Second + 1)
-		require.ErrorIs(t, err, ErrNotReady, "certificates carry whole seconds")
+		require.ErrorIs(t, err, spiffe.ErrNotReady, "certificates carry whole seconds")
 	}
 	_, err = a.grant(s, rotation.Root, time.Hour, stepped(t, now, -time.Hour))
-	require.ErrorIs(t, err, ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	assert.ErrorContains(t, err, "is valid from")
 }

@@ -170,7 +170,7 @@ func crash(t *testing.T, dir string, kill int) {
 		require.NoError(t, err, "kill %d: %s", kill, out)
 		bundle, roots = a.Bundle(), a.Roots()
 		chain, err = a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
-		if !errors.Is(err, ca.ErrNotReady) {
+		if !errors.Is(err, spiffe.ErrNotReady) {
 			require.NoError(t, err, "kill %d: the active key is there", kill)
 			break
 		}

@@ -20,6 +20,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/files/flock"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/renew"
@@ -305,11 +306,7 @@ func (d *dirStore) read(root *os.Root, name string) ([]byte, error) {
 		return nil, lasting(err)
 	}
 	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, maxRecordBytes+1))
-	if err == nil && len(b) > maxRecordBytes {
-		err = fmt.Errorf("%s has more than %d bytes", filepath.Join(root.Name(), name), maxRecordBytes)
-	}
-	return b, err
+	return files.ReadAll(f, filepath.Join(root.Name(), name), maxRecordBytes)
 }
 
 // The name of a version is v-<random>-<random of the one that it replaces>-<hash of the contents>. What an older release

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 func TestHealthy(t *testing.T) {
@@ -53,7 +54,7 @@ func TestHealthOfTheStore(t *testing.T) {
 			require.Equal(t, time.Until(until) < time.Second, err != nil)
 			time.Sleep(59 * time.Second)
 		}
-		require.ErrorIs(t, a.Health().Signing, ca.ErrNotReady)
+		require.ErrorIs(t, a.Health().Signing, spiffe.ErrNotReady)
 		require.Equal(t, until, a.Health().Until)
 		store.behave(nil)
 		time.Sleep(31 * time.Second)
@@ -80,7 +81,7 @@ func TestHealthOfTheRoot(t *testing.T) {
 		require.NoError(t, a.Health().Root)
 		require.NoError(t, a.Revoke(t.Context(), next.ID))
 		time.Sleep(time.Until(end))
-		require.ErrorIs(t, a.Health().Signing, ca.ErrNotReady)
+		require.ErrorIs(t, a.Health().Signing, spiffe.ErrNotReady)
 
 		a = newAuthority(t)
 		require.NoError(t, a.Taint(t.Context(), a.Roots()[0].ID))
@@ -106,7 +107,7 @@ func TestHealthOfFiles(t *testing.T) {
 		require.ErrorContains(t, a.Health().Root, "replace its files")
 		require.NoError(t, a.Health().Signing)
 		time.Sleep(10 * time.Minute)
-		require.ErrorIs(t, a.Health().Signing, ca.ErrNotReady)
+		require.ErrorIs(t, a.Health().Signing, spiffe.ErrNotReady)
 	})
 }
 

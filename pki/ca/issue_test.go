@@ -259,7 +259,7 @@ func TestSignIntermediate(t *testing.T) {
 		require.NoError(t, err)
 		leafKey := newCSR(t).PublicKey()
 		issue := func(id spiffe.ID) error {
-			leaf, err := below.IssueLeaf(pki.LeafOptions{PublicKey: leafKey, ID: id, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
+			leaf, err := below.Issue(pki.CertificateOptions{PublicKey: leafKey, SANs: []pki.SAN{pki.IDSAN(id)}, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
 			if err != nil {
 				return err
 			}
@@ -272,7 +272,7 @@ func TestSignIntermediate(t *testing.T) {
 		}
 		require.NoError(t, issue(web))
 		require.Error(t, issue(spiffe.MustParseID("spiffe://example.com/web")))
-		_, err = below.IssueCA(pki.CAOptions{PublicKey: leafKey, TrustDomain: td, NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour)})
+		_, err = below.Issue(pki.CertificateOptions{PublicKey: leafKey, CA: true, SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour)})
 		require.Error(t, err, "no CA below it")
 		short, err := a.Sign(t.Context(), ca.Request{Profile: ca.Intermediate, CSR: csr, TTL: time.Hour})
 		require.NoError(t, err)

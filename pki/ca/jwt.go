@@ -47,7 +47,7 @@ func (c JWTConfig) withDefaults(propagation time.Duration) (JWTConfig, error) {
 	c.Algorithm = cmp.Or(c.Algorithm, "ES256")
 	c.KeyTTL = cmp.Or(c.KeyTTL, 30*24*time.Hour)
 	c.MaxTTL = cmp.Or(c.MaxTTL, time.Hour)
-	c.DefaultTTL = cmp.Or(c.DefaultTTL, min(jwtsvid.DefaultLifetime, c.MaxTTL))
+	c.DefaultTTL = cmp.Or(c.DefaultTTL, min(5*time.Minute, c.MaxTTL))
 	switch {
 	case c.KeyTTL < 0 || c.DefaultTTL < 0 || c.MaxTTL < 0:
 		return c, fmt.Errorf("ca: invalid Config: JWT: KeyTTL %v, DefaultTTL %v or MaxTTL %v is negative", c.KeyTTL, c.DefaultTTL, c.MaxTTL)
@@ -101,7 +101,7 @@ type JWTRequest struct {
 // record. The token is a credential.
 //
 // The error is a [*SignError], or wraps the cause of ctx's end. Its kind is [ErrNoJWT] without
-// Config.JWT, and [ErrNotReady] while the first key of an authority that had none before is being
+// Config.JWT, and [spiffe.ErrNotReady] while the first key of an authority that had none before is being
 // distributed.
 func (a *Authority) SignJWT(ctx context.Context, r JWTRequest) (string, error) {
 	if ctx.Err() != nil {
@@ -151,7 +151,7 @@ func (a *Authority) SignJWT(ctx context.Context, r JWTRequest) (string, error) {
 // Retryable() (after time.Duration, ok bool).
 func (a *Authority) IssueJWTSVID(ctx context.Context, id spiffe.ID, audience []string) (token string, err error) {
 	token, err = a.SignJWT(ctx, JWTRequest{ID: id, Audience: audience})
-	if e, ok := errors.AsType[*SignError](err); ok && (e.Kind == ErrLimit || e.Kind == ErrNotReady || e.Kind == ErrAudit) {
+	if e, ok := errors.AsType[*SignError](err); ok && (e.Kind == ErrLimit || e.Kind == spiffe.ErrNotReady || e.Kind == ErrAudit) {
 		err = passing{e}
 	}
 	return token, err

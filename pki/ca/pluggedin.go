@@ -88,7 +88,7 @@ func Load(ctx context.Context, cfg Config, from PluggedIn) (*Authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &files{a: a, dir: from.Dir, multiRoot: from.MultiRoot, key: from.Key}
+	f := &pluggedFiles{a: a, dir: from.Dir, multiRoot: from.MultiRoot, key: from.Key}
 	paths, o := slices.Clone(fileNames), &follow.Options{FS: from.fsys, Open: f.open, Logger: a.cfg.Logger}
 	if from.fsys != nil {
 		o.Poll = time.Second
@@ -143,8 +143,8 @@ func (p *plugged) status() []KeyStatus {
 	return out
 }
 
-// files are the files of a plugged-in CA.
-type files struct {
+// pluggedFiles are the files of a plugged-in CA.
+type pluggedFiles struct {
 	a         *Authority
 	dir       string
 	multiRoot bool
@@ -155,7 +155,7 @@ type files struct {
 }
 
 // open opens a file that no other user has made or can change.
-func (f *files) open(path string) (*os.File, error) {
+func (f *pluggedFiles) open(path string) (*os.File, error) {
 	file, err := private.OpenFile(path, os.O_RDONLY, private.Options{})
 	if err != nil {
 		return nil, lasting(err)
@@ -184,7 +184,7 @@ var fileNames = []string{
 }
 
 // take takes over the CA in the files if it may. Only the follower calls it.
-func (f *files) take(ctx context.Context, read follow.Files) error {
+func (f *pluggedFiles) take(ctx context.Context, read follow.Files) error {
 	folder := follow.Files{}
 	for path, file := range read {
 		folder[filepath.Base(path)] = file
@@ -257,7 +257,7 @@ func mayReplace(old, next []*x509.Certificate, multiRoot bool) (same bool, err e
 }
 
 // parse returns the CA in the files if it is fit to sign for the trust domain.
-func (f *files) parse(folder follow.Files, now time.Time) (*plugged, error) {
+func (f *pluggedFiles) parse(folder follow.Files, now time.Time) (*plugged, error) {
 	var signer crypto.Signer
 	if f.key != nil {
 		signer = f.key()
@@ -322,8 +322,8 @@ func probe(td spiffe.TrustDomain, issuer *pki.Issuer, above []*x509.Certificate,
 	if err != nil {
 		return fail(err)
 	}
-	leaf, err := issuer.IssueLeaf(pki.LeafOptions{
-		PublicKey: signer.Public(), ID: id,
+	leaf, err := issuer.Issue(pki.CertificateOptions{
+		PublicKey: signer.Public(), SANs: []pki.SAN{pki.IDSAN(id)},
 		NotBefore: now.Add(-time.Minute), NotAfter: rotation.Earlier(now.Add(time.Minute), issuer.Certificate().NotAfter),
 	})
 	if err != nil {

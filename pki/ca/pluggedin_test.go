@@ -33,11 +33,11 @@ type offline struct {
 	issuer *pki.Issuer
 }
 
-func newOffline(t testing.TB, edit ...func(*pki.CAOptions)) *offline {
+func newOffline(t testing.TB, edit ...func(*pki.CertificateOptions)) *offline {
 	t.Helper()
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
-	o := pki.CAOptions{TrustDomain: td, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(10 * 365 * 24 * time.Hour)}
+	o := pki.CertificateOptions{CA: true, SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(10 * 365 * 24 * time.Hour)}
 	for _, e := range edit {
 		e(&o)
 	}
@@ -49,15 +49,15 @@ func newOffline(t testing.TB, edit ...func(*pki.CAOptions)) *offline {
 func (o *offline) cert() *x509.Certificate { return o.issuer.Certificate() }
 
 // files are those of a CA below o, with Istio's names.
-func (o *offline) files(t testing.TB, life time.Duration, edit ...func(*pki.CAOptions)) map[string][]byte {
+func (o *offline) files(t testing.TB, life time.Duration, edit ...func(*pki.CertificateOptions)) map[string][]byte {
 	t.Helper()
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
-	opts := pki.CAOptions{PublicKey: key.Public(), TrustDomain: td, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(life)}
+	opts := pki.CertificateOptions{PublicKey: key.Public(), CA: true, SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(life)}
 	for _, e := range edit {
 		e(&opts)
 	}
-	cert, err := o.issuer.IssueCA(opts)
+	cert, err := o.issuer.Issue(opts)
 	require.NoError(t, err)
 	keyPEM, err := pki.MarshalPrivateKeyPEM(key)
 	require.NoError(t, err)
@@ -194,7 +194,7 @@ func TestPluggedInKey(t *testing.T) {
 		again, err := a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
 		require.NoError(t, err)
 		assert.True(t, again[1].Equal(chain[1]))
-		renewed, err := root.issuer.IssueCA(pki.CAOptions{PublicKey: key.Public(), TrustDomain: td, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(48 * time.Hour)})
+		renewed, err := root.issuer.Issue(pki.CertificateOptions{PublicKey: key.Public(), CA: true, SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(48 * time.Hour)})
 		require.NoError(t, err)
 		fsys.put(map[string][]byte{"ca-cert.pem": pki.MarshalCertificatesPEM(renewed), "cert-chain.pem": pki.MarshalCertificatesPEM(renewed)})
 		time.Sleep(5 * time.Second)
@@ -221,13 +221,13 @@ func TestPluggedInLifetimes(t *testing.T) {
 		require.ErrorIs(t, err, ca.ErrTTL)
 		time.Sleep(time.Second)
 		_, err = a.Sign(t.Context(), ca.Request{CSR: csr, ID: web})
-		require.ErrorIs(t, err, ca.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 	})
 	// The root ends first.
 	synctest.Test(t, func(t *testing.T) {
 		key, err := pki.NewKey(pki.ECDSAP256)
 		require.NoError(t, err)
-		o := pki.CAOptions{TrustDomain: td, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(5 * time.Hour)}
+		o := pki.CertificateOptions{CA: true, SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(5 * time.Hour)}
 		short, err := pki.NewRoot(key, o)
 		require.NoError(t, err)
 		o.NotAfter = time.Now().Add(50 * time.Hour)
@@ -245,11 +245,11 @@ func TestPluggedInLifetimes(t *testing.T) {
 		root := newOffline(t)
 		key, err := pki.NewKey(pki.ECDSAP256)
 		require.NoError(t, err)
-		o := pki.CAOptions{PublicKey: key.Public(), TrustDomain: td, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(5 * time.Hour)}
-		short, err := root.issuer.IssueCA(o)
+		o := pki.CertificateOptions{PublicKey: key.Public(), CA: true, SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(5 * time.Hour)}
+		short, err := root.issuer.Issue(o)
 		require.NoError(t, err)
 		o.NotAfter = time.Now().Add(50 * time.Hour)
-		long, err := root.issuer.IssueCA(o)
+		long, err := root.issuer.Issue(o)
 		require.NoError(t, err)
 		issuer, err := pki.NewIssuer([]*x509.Certificate{long}, key)
 		require.NoError(t, err)
@@ -272,12 +272,19 @@ func TestLoadRefuses(t *testing.T) {
 		says  string
 	}{
 		"another trust domain": {func(t *testing.T) map[string][]byte {
-			other := spiffe.MustParseTrustDomain("example.com")
-			return newOffline(t, func(o *pki.CAOptions) { o.TrustDomain = other }).files(t, time.Hour, func(o *pki.CAOptions) { o.TrustDomain = other })
+			other := func(o *pki.CertificateOptions) {
+				o.SANs = []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.com"))}
+			}
+			return newOffline(t, other).files(t, time.Hour, other)
 		}, "cannot sign for the trust domain \"example.org\""},
 		"a root that permits another trust domain": {func(t *testing.T) map[string][]byte {
-			other := spiffe.MustParseTrustDomain("example.com")
-			return newOffline(t, func(o *pki.CAOptions) { o.TrustDomain, o.Constrain = other, true }).files(t, time.Hour, func(o *pki.CAOptions) { o.TrustDomain = other })
+			other := func(o *pki.CertificateOptions) {
+				o.SANs = []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.com"))}
+			}
+			permits := func(o *pki.CertificateOptions) {
+				o.PermittedTrustDomains = []spiffe.TrustDomain{spiffe.MustParseTrustDomain("example.com")}
+			}
+			return newOffline(t, other, permits).files(t, time.Hour, other)
 		}, "cannot sign"},
 		"no private key": {func(t *testing.T) map[string][]byte {
 			f := newOffline(t).files(t, time.Hour)
@@ -302,7 +309,7 @@ func TestLoadRefuses(t *testing.T) {
 			f := o.files(t, time.Hour)
 			key, err := pki.ParsePrivateKeyPEM(f["ca-key.pem"])
 			require.NoError(t, err)
-			leaf, err := o.issuer.IssueLeaf(pki.LeafOptions{PublicKey: key.Public(), ID: web, NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour)})
+			leaf, err := o.issuer.Issue(pki.CertificateOptions{PublicKey: key.Public(), SANs: []pki.SAN{pki.IDSAN(web)}, NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour)})
 			require.NoError(t, err)
 			f["ca-cert.pem"] = pki.MarshalCertificatesPEM(leaf)
 			return f

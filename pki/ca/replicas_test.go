@@ -207,7 +207,7 @@ func replicas(t *testing.T, n int, seed uint64) {
 				live = append(live, issued{leaf: chain[0], until: chain[0].NotAfter})
 				leaves++
 			} else {
-				require.ErrorIs(t, err, ca.ErrNotReady, "seed %d", seed)
+				require.ErrorIs(t, err, spiffe.ErrNotReady, "seed %d", seed)
 				refused++
 			}
 		}

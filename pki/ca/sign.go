@@ -24,10 +24,6 @@ var (
 	// ErrIdentity says that the ID is not that of a workload of the authority's trust domain, that one of
 	// the other names cannot be in its certificate, or that a token has no audience, or too many.
 	ErrIdentity = errors.New("bad identity")
-	// ErrNotReady says that the authority cannot sign at the present moment: its active root has
-	// expired or is not valid yet, its store has not answered for too long, or its first JWT key is
-	// still being distributed. It may pass.
-	ErrNotReady = errors.New("not ready to sign")
 	// ErrGeneration says that building or signing the certificate failed.
 	ErrGeneration = errors.New("certificate generation failed")
 	// ErrLimit says that too much is asked for at the moment; [SignError.RetryAfter] says when to
@@ -41,7 +37,9 @@ var (
 // SignError is the error of [Authority.Sign] and [Authority.SignJWT], unless the context was done. It
 // wraps Kind and Err.
 type SignError struct {
-	// Kind is one of the errors above, or [ErrNoJWT].
+	// Kind is one of the errors above, or [ErrNoJWT], or [spiffe.ErrNotReady], which may pass: the active root has
+	// expired or is not valid yet, the store has not answered for too long, or the first JWT key is still being
+	// distributed.
 	Kind error
 	ID   spiffe.ID // as the caller gave it
 	Err  error     // what is wrong
@@ -54,8 +52,8 @@ func (e *SignError) Error() string {
 	return fmt.Sprintf("ca: sign %q: %v: %v", e.ID, e.Kind, e.Err)
 }
 
-// Unwrap returns Kind and Err.
-func (e *SignError) Unwrap() []error { return []error{e.Kind, e.Err} }
+// Unwrap returns Err, which may know when to come back, and Kind.
+func (e *SignError) Unwrap() []error { return []error{e.Err, e.Kind} }
 
 // signCanceled is the error of a context that is done.
 func signCanceled(ctx context.Context, id spiffe.ID) error {
@@ -143,7 +141,7 @@ const (
 	// Intermediate is the certificate of a CA below this one, such as that of one cluster, which signs
 	// leaves only. It needs [Config.MaxCATTL], which is also the default lifetime. ID, names and addresses
 	// must be empty. The new CA is of the same trust domain, and cannot sign for another one: a critical
-	// extension permits SPIFFE IDs of this trust domain only (see [pki.CAOptions]). The holder of its key
+	// extension permits SPIFFE IDs of this trust domain only (see [pki.CertificateOptions]). The holder of its key
 	// can sign any identity of the trust domain, so this is for operators and their tools.
 	Intermediate
 )
@@ -279,8 +277,9 @@ func (a *Authority) acquire(ctx context.Context, id spiffe.ID, caller string) (r
 func (g *grant) issue(r *Request) (*x509.Certificate, error) {
 	notBefore := g.now.Add(-r.Backdate)
 	if r.Profile == Intermediate {
-		return g.key.Issuer.IssueCA(pki.CAOptions{
-			PublicKey: r.CSR.PublicKey(), TrustDomain: r.ID.TrustDomain(), MaxPathLen: new(0), Constrain: true, NotBefore: notBefore, NotAfter: g.notAfter,
+		return g.key.Issuer.Issue(pki.CertificateOptions{
+			PublicKey: r.CSR.PublicKey(), SANs: []pki.SAN{pki.IDSAN(r.ID)}, CA: true, MaxPathLen: new(0),
+			PermittedTrustDomains: []spiffe.TrustDomain{r.ID.TrustDomain()}, NotBefore: notBefore, NotAfter: g.notAfter,
 		})
 	}
 	proven := g.now
@@ -297,7 +296,7 @@ func (g *grant) issue(r *Request) (*x509.Certificate, error) {
 	for _, ip := range r.IPs {
 		sans = append(sans, pki.IPSAN(ip))
 	}
-	return g.key.Issuer.IssueCertificate(pki.CertificateOptions{
+	return g.key.Issuer.Issue(pki.CertificateOptions{
 		PublicKey: r.CSR.PublicKey(), SANs: sans, CommonName: r.CommonName, NotBefore: notBefore, NotAfter: g.notAfter,
 		SerialNumber: newSerial(proven),
 	})
@@ -355,7 +354,7 @@ func (a *Authority) reserve(ctx context.Context, kind rotation.Kind, id spiffe.I
 // grant decides at now, and changes nothing; mu is held.
 func (a *Authority) grant(s *state, kind rotation.Kind, ttl time.Duration, now time.Time) (*grant, error) {
 	notReady := func(retry time.Duration, format string, args ...any) (*grant, error) {
-		return nil, &SignError{Kind: ErrNotReady, RetryAfter: retry, Err: fmt.Errorf(format, args...)}
+		return nil, &SignError{Kind: spiffe.ErrNotReady, RetryAfter: retry, Err: fmt.Errorf(format, args...)}
 	}
 	g := &grant{now: now}
 	wall, end := now.Round(0), now.Add(ttl)

@@ -156,7 +156,7 @@ func TestSignRefuses(t *testing.T) {
 			e, ok := errors.AsType[*ca.SignError](err)
 			require.True(t, ok)
 			assert.Equal(t, tt.r.ID, e.ID)
-			for _, kind := range []error{ca.ErrCSR, ca.ErrTTL, ca.ErrIdentity, ca.ErrNotReady, ca.ErrGeneration} {
+			for _, kind := range []error{ca.ErrCSR, ca.ErrTTL, ca.ErrIdentity, spiffe.ErrNotReady, ca.ErrGeneration} {
 				assert.Equal(t, kind == tt.kind, errors.Is(err, kind), "errors.Is(%v, %v)", err, kind)
 			}
 		})
@@ -347,7 +347,7 @@ func TestExpiredRootDoesNotSign(t *testing.T) {
 		before := a.Bundle()
 		time.Sleep(time.Hour) // without Run
 		_, err := a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
-		require.ErrorIs(t, err, ca.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		assert.ErrorContains(t, err, "is valid from 1999-12-31T23:58:00Z to 2000-01-01T01:00:00Z; rotate it")
 		assert.Same(t, before, a.Bundle())
 
@@ -356,7 +356,7 @@ func TestExpiredRootDoesNotSign(t *testing.T) {
 		require.NoError(t, err)
 		time.Sleep(25*time.Minute - 1)
 		_, err = a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
-		require.ErrorIs(t, err, ca.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		time.Sleep(time.Nanosecond)
 		leaf := sign(t, a, newCSR(t), 0)
 		assert.NoError(t, verify(a.Bundle(), leaf, time.Now()))

@@ -233,7 +233,7 @@ func istioLeaf(t testing.TB, cert *x509.Certificate, key *rsa.PrivateKey) *x509.
 	t.Helper()
 	issuer, err := pki.NewIssuer([]*x509.Certificate{cert}, key)
 	require.NoError(t, err)
-	leaf, err := issuer.IssueLeaf(pki.LeafOptions{PublicKey: newCSR(t).PublicKey(), ID: web, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(90 * 24 * time.Hour)})
+	leaf, err := issuer.Issue(pki.CertificateOptions{PublicKey: newCSR(t).PublicKey(), SANs: []pki.SAN{pki.IDSAN(web)}, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(90 * 24 * time.Hour)})
 	require.NoError(t, err)
 	return leaf
 }
@@ -271,7 +271,7 @@ func TestAdoptionRefuses(t *testing.T) {
 		c.NotBefore, c.NotAfter = time.Now().Add(-2*time.Hour), time.Now().Add(-time.Hour)
 	})
 	noCA := istioRoot(t, key, func(c *x509.Certificate) { c.IsCA = false })
-	below, err := newOffline(t).issuer.IssueCA(pki.CAOptions{PublicKey: key.Public(), TrustDomain: td, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)})
+	below, err := newOffline(t).issuer.Issue(pki.CertificateOptions{PublicKey: key.Public(), CA: true, SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)})
 	require.NoError(t, err)
 	foreign := istioRoot(t, key, func(c *x509.Certificate) {
 		c.PermittedURIDomains, c.PermittedDNSDomainsCritical = []string{"example.com"}, true

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
@@ -32,7 +31,7 @@ import (
 // An authority goes on signing with what it read last. As another replica may have prepared a new
 // root right after, it grants no leaf beyond that reading plus Propagation plus the longest
 // lifetime: the old root stays in every replica's bundle at least as long. With the defaults that is
-// 90 days; then, and whenever nothing is left of a lifetime, it refuses with [ErrNotReady].
+// 90 days; then, and whenever nothing is left of a lifetime, it refuses with [spiffe.ErrNotReady].
 //
 // # When no authority was running
 //
@@ -77,7 +76,7 @@ func (a *Authority) open(ctx context.Context) error {
 			}
 			return fmt.Errorf("ca: open the store of %s: %w: %w", a.cfg.TrustDomain, context.Cause(ctx), within(last))
 		}
-		if errors.Is(err, ErrUnfit) || errors.Is(err, pki.ErrUnreadableTrustDomain) {
+		if errors.Is(err, ErrUnfit) {
 			return err
 		}
 		if _, ok := errors.AsType[*creationError](err); ok {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // health returns what the CA knows of itself, if it does.
@@ -106,7 +107,7 @@ var kinds = []struct {
 	err    error
 	result string
 }{
-	{ca.ErrLimit, "limit"}, {ca.ErrAudit, "audit"}, {ca.ErrNotReady, "not_ready"}, {ca.ErrCSR, "csr"}, {ca.ErrTTL, "ttl"}, {ca.ErrIdentity, "identity"},
+	{ca.ErrLimit, "limit"}, {ca.ErrAudit, "audit"}, {spiffe.ErrNotReady, "not_ready"}, {ca.ErrCSR, "csr"}, {ca.ErrTTL, "ttl"}, {ca.ErrIdentity, "identity"},
 }
 
 func results() []string {

@@ -18,7 +18,7 @@ func ExampleRA_Sign() {
 	if err != nil {
 		panic(err)
 	}
-	root, err := pki.NewRoot(rootKey, pki.CAOptions{TrustDomain: td, NotBefore: notBefore, NotAfter: notAfter})
+	root, err := pki.NewRoot(rootKey, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: notBefore, NotAfter: notAfter})
 	if err != nil {
 		panic(err)
 	}

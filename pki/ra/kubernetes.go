@@ -18,6 +18,7 @@ import (
 	k8s "github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 const (
@@ -273,7 +274,7 @@ func (j *job) failure(ctx context.Context, doing string, err error) *ca.SignErro
 		} else {
 			err = fmt.Errorf("%w (%w)", cause, err)
 		}
-		return fail(ca.ErrNotReady, "%s the request: %w", doing, err)
+		return fail(spiffe.ErrNotReady, "%s the request: %w", doing, err)
 	}
 	f := fail(ca.ErrGeneration, "%s the request: %w", doing, err)
 	if e, ok := errors.AsType[*k8s.StatusError](err); ok {
@@ -282,14 +283,14 @@ func (j *job) failure(ctx context.Context, doing string, err error) *ca.SignErro
 		case e.Code == http.StatusTooManyRequests:
 			f.Kind = ca.ErrLimit
 		case e.Code == http.StatusUnauthorized: // until our token has rotated
-			f.Kind = ca.ErrNotReady
+			f.Kind = spiffe.ErrNotReady
 		case e.Code == http.StatusForbidden:
 			f.Err = fmt.Errorf("%w; let the service account of this program create, get, watch and delete certificatesigningrequests, "+
 				"update certificatesigningrequests/approval, and approve signers named %s, all in the group certificates.k8s.io", f.Err, j.spec.SignerName)
 		}
 	}
 	if f.Kind == ca.ErrGeneration && passing(err) {
-		f.Kind = ca.ErrNotReady
+		f.Kind = spiffe.ErrNotReady
 	}
 	return f
 }

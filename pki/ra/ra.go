@@ -380,7 +380,7 @@ func fail(kind error, format string, args ...any) *ca.SignError {
 // [*ca.SignError], or wraps the cause of ctx's end:
 //
 //   - [ca.ErrCSR], [ca.ErrIdentity], [ca.ErrTTL]: the request is refused; so is one for an unknown signer.
-//   - [ca.ErrNotReady]: the API server does not answer, or there was no certificate in time.
+//   - [spiffe.ErrNotReady]: the API server does not answer, or there was no certificate in time.
 //   - [ca.ErrLimit]: over a limit of Config, or the API server asks to come back later.
 //   - [ca.ErrGeneration]: the signer or the API server refused, or what came back is not good.
 //   - [ca.ErrAudit]: there is no record, so that the certificate was thrown away.
@@ -409,7 +409,7 @@ func (a *RA) sign(ctx context.Context, r *ca.Request) ([]*x509.Certificate, *ca.
 	}
 	roots, err := a.roots(signer)
 	if err != nil {
-		return nil, fail(ca.ErrNotReady, "the roots of the signer %q: %w", signer, err)
+		return nil, fail(spiffe.ErrNotReady, "the roots of the signer %q: %w", signer, err)
 	}
 	if err := a.limiter.Acquire(ctx, cmp.Or(r.LimitKey, r.Caller)); err != nil {
 		f := fail(ca.ErrLimit, "%w", err)
@@ -421,7 +421,7 @@ func (a *RA) sign(ctx context.Context, r *ca.Request) ([]*x509.Certificate, *ca.
 	defer a.limiter.Release()
 	answer, f := a.obtain(ctx, r, signer)
 	switch {
-	case f == nil || !errors.Is(f, ca.ErrNotReady):
+	case f == nil || !errors.Is(f, spiffe.ErrNotReady):
 		a.asked.Note(nil)
 	case ctx.Err() == nil:
 		a.asked.Note(f)

@@ -131,7 +131,7 @@ func TestSignNeverAnswered(t *testing.T) {
 			a := c.ra(trust(t, root), func(c *ra.Config) { c.Timeout = timeout })
 			began := time.Now()
 			_, err := a.Sign(t.Context(), web(t))
-			signError(t, err, ca.ErrNotReady, "no certificate within "+want.String(), `does the signer "example.com/mesh" run?`)
+			signError(t, err, spiffe.ErrNotReady, "no certificate within "+want.String(), `does the signer "example.com/mesh" run?`)
 			assert.Equal(t, want, time.Since(began))
 			assert.Equal(t, 1, c.Count(http.MethodDelete, csrs))
 			assert.Zero(t, c.left())
@@ -425,14 +425,14 @@ func TestSignAPIFails(t *testing.T) {
 		deletes int
 	}{
 		{"creation forbidden", 1, kubetest.Fault{Code: 403, Reason: "Forbidden"}, creation, ca.ErrGeneration, []string{"create the request", "let the service account of this program create", "approve signers named example.com/mesh"}, 0, 0},
-		{"creation unauthorized", 1, kubetest.Fault{Code: 401}, creation, ca.ErrNotReady, []string{"401"}, 0, 0},
+		{"creation unauthorized", 1, kubetest.Fault{Code: 401}, creation, spiffe.ErrNotReady, []string{"401"}, 0, 0},
 		{"creation invalid", 1, kubetest.Fault{Code: 422, Reason: "Invalid", Message: "spec.signerName"}, creation, ca.ErrGeneration, []string{"422 Invalid: spec.signerName"}, 0, 0},
 		{"no such API", 1, kubetest.Fault{Code: 404}, creation, ca.ErrGeneration, []string{"404"}, 0, 0},
 		{"creation busy", 1, kubetest.Fault{Code: 429, RetryAfter: 7 * time.Second}, creation, ca.ErrLimit, []string{"429"}, 7 * time.Second, 0},
-		{"creation broken", 1, kubetest.Fault{Code: 500}, creation, ca.ErrNotReady, []string{"500"}, 0, 4},
-		{"creation unavailable", 1, kubetest.Fault{Code: 503, RetryAfter: 2 * time.Second}, creation, ca.ErrNotReady, []string{"503"}, 2 * time.Second, 4},
-		{"creation landed, and the answer is lost", 1, kubetest.Fault{Landed: true}, creation, ca.ErrNotReady, []string{"create the request"}, 0, 1},
-		{"creation landed, and the server fails", 1, kubetest.Fault{Code: 500, Landed: true}, creation, ca.ErrNotReady, []string{"500"}, 0, 1},
+		{"creation broken", 1, kubetest.Fault{Code: 500}, creation, spiffe.ErrNotReady, []string{"500"}, 0, 4},
+		{"creation unavailable", 1, kubetest.Fault{Code: 503, RetryAfter: 2 * time.Second}, creation, spiffe.ErrNotReady, []string{"503"}, 2 * time.Second, 4},
+		{"creation landed, and the answer is lost", 1, kubetest.Fault{Landed: true}, creation, spiffe.ErrNotReady, []string{"create the request"}, 0, 1},
+		{"creation landed, and the server fails", 1, kubetest.Fault{Code: 500, Landed: true}, creation, spiffe.ErrNotReady, []string{"500"}, 0, 1},
 		{"creation is sent twice", 1, kubetest.Fault{Code: 409, Reason: "AlreadyExists", Landed: true}, creation, ca.ErrGeneration, []string{"409 AlreadyExists"}, 0, 1},
 		{"approval forbidden", 1, kubetest.Fault{Code: 403, Reason: "Forbidden"}, approval, ca.ErrGeneration, []string{"approve the request", "certificatesigningrequests/approval"}, 0, 1},
 		{"approval invalid", 1, kubetest.Fault{Code: 422}, approval, ca.ErrGeneration, []string{"422"}, 0, 1},
@@ -471,7 +471,7 @@ func TestSignAPIFails(t *testing.T) {
 		a, err := ra.New(ra.Config{TrustDomain: td, Signer: signerName, Roots: bundle(t, root), APIServer: "http://" + l.Addr().String(), HTTPClient: &http.Client{}})
 		require.NoError(t, err)
 		_, err = a.Sign(t.Context(), web(t))
-		signError(t, err, ca.ErrNotReady, "create the request")
+		signError(t, err, spiffe.ErrNotReady, "create the request")
 	})
 }
 
@@ -518,7 +518,7 @@ func TestSignLeadsNowhere(t *testing.T) {
 				})}
 				began := time.Now()
 				_, err := c.ra(trust(t, newAuthority(t, "root", nil)), func(c *ra.Config) { c.HTTPClient = liar }).Sign(t.Context(), web(t))
-				signError(t, err, ca.ErrNotReady, "no certificate within 1m0s")
+				signError(t, err, spiffe.ErrNotReady, "no certificate within 1m0s")
 				assert.Equal(t, time.Minute, time.Since(began))
 				assert.Less(t, asked, 60)
 				if asked < 1000 {
@@ -768,8 +768,8 @@ func TestHealth(t *testing.T) {
 		a := c.ra(trust(t, root), func(c *ra.Config) { c.Auditor = sink })
 		assert.Equal(t, ca.Health{}, a.Health())
 		_, err := a.Sign(t.Context(), web(t))
-		signError(t, err, ca.ErrNotReady)
-		require.ErrorIs(t, a.Health().Store, ca.ErrNotReady)
+		signError(t, err, spiffe.ErrNotReady)
+		require.ErrorIs(t, a.Health().Store, spiffe.ErrNotReady)
 		require.NoError(t, a.Health().Signing)
 		time.Sleep(11 * time.Second)
 		assert.Equal(t, ca.Health{}, a.Health())

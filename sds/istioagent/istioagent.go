@@ -66,19 +66,12 @@ import (
 	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/sds/xdsproxy"
 	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesink"
 	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/health"
 	"github.com/svidkit/svidkit/spiffe/source"
 )
-
-// ErrNotReady says that the agent has no identity yet, or does not serve it yet. The error around it has the cause.
-var ErrNotReady error = notReady{}
-
-type notReady struct{}
-
-func (notReady) Error() string                                { return "not ready" }
-func (notReady) Retryable() (after time.Duration, again bool) { return 0, true }
 
 // part is what has the identity: a *secretcache.Manager or a *filesource.Source.
 type part interface {
@@ -380,7 +373,7 @@ func (a *Agent) await(ctx context.Context) {
 }
 
 // Ready waits until the agent serves its sockets and has an identity, unless another program serves that, and has tried to
-// write it to Config.OutputCerts. The error wraps [ErrNotReady], the cause of ctx, and why there is no identity; it comes
+// write it to Config.OutputCerts. The error wraps [spiffe.ErrNotReady], the cause of ctx, and why there is no identity; it comes
 // before ctx is done if the CA refuses for good, if a part has failed, and once the agent drains or ends.
 func (a *Agent) Ready(ctx context.Context) error {
 	var refused error
@@ -405,7 +398,7 @@ func (a *Agent) Ready(ctx context.Context) error {
 	if idle := a.life.Idle(); idle != nil && !errors.Is(err, idle) {
 		err = fmt.Errorf("%w: %w", idle, err)
 	}
-	return fmt.Errorf("istioagent: %w: %w", ErrNotReady, err)
+	return fmt.Errorf("istioagent: %w: %w", spiffe.ErrNotReady, err)
 }
 
 // Close ends [Agent.Run], or what [Start] has started, as the end of its context does, with the time for draining, and
@@ -460,7 +453,7 @@ func (a *Agent) check() error {
 	case drains:
 		return errDraining
 	case !ready:
-		return cmp.Or(refused, error(ErrNotReady))
+		return cmp.Or(refused, spiffe.ErrNotReady)
 	case a.identity == nil:
 		if err := answers(a.choice.Socket); err != nil {
 			return err

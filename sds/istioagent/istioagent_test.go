@@ -244,7 +244,7 @@ func TestFromCA(t *testing.T) {
 	_, err = os.Stat(a.Choice().Socket)
 	require.ErrorIs(t, err, os.ErrNotExist, "the socket is gone")
 	require.Error(t, a.Run(t.Context()), "an agent runs once")
-	require.ErrorIs(t, a.Ready(t.Context()), istioagent.ErrNotReady)
+	require.ErrorIs(t, a.Ready(t.Context()), spiffe.ErrNotReady)
 }
 
 // TestMachine is a virtual machine: it begins with a token, and goes on with what it has written, over a restart and
@@ -550,7 +550,7 @@ func TestHalfPair(t *testing.T) {
 	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	err = a.Ready(short)
-	require.ErrorIs(t, err, istioagent.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	assert.Contains(t, err.Error(), "key.pem")
 	code, text := get(t, a, "/healthz/ready")
@@ -579,7 +579,7 @@ func TestOutputByLink(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	_, err := istioagent.Start(ctx, config(t, root, pod+"OUTPUT_CERTS=out"))
-	require.ErrorIs(t, err, istioagent.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	assert.Contains(t, err.Error(), filepath.Join(root, "out"))
 }
 
@@ -709,7 +709,7 @@ func TestDrain(t *testing.T) {
 	go func() { ended <- a.Ready(context.Background()) }()
 	select {
 	case err := <-ended:
-		require.ErrorIs(t, err, istioagent.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 	case <-time.After(wait):
 		require.Fail(t, "Ready waits for an agent that has ended")
 	}
@@ -790,7 +790,7 @@ func TestOrders(t *testing.T) {
 	code, text = get(t, a, "/healthz/ready")
 	assert.Equal(t, http.StatusServiceUnavailable, code)
 	assert.Contains(t, text, "draining")
-	require.ErrorIs(t, a.Ready(t.Context()), istioagent.ErrNotReady)
+	require.ErrorIs(t, a.Ready(t.Context()), spiffe.ErrNotReady)
 	time.Sleep(cfg.Drain)
 	_, err = fetch(t, choice.Socket, "default")
 	require.NoError(t, err, "it has not ended")
@@ -806,7 +806,7 @@ func TestOrders(t *testing.T) {
 	assert.Contains(t, log.String(), `"istioagent: the agent ends" drain=0s`, "it has had its time for draining")
 	assert.Equal(t, 3, strings.Count(log.String(), "a program on this host has asked for"), "two times /drain, and /quitquitquit")
 	assert.NoFileExists(t, choice.Socket)
-	require.ErrorIs(t, a.Ready(t.Context()), istioagent.ErrNotReady)
+	require.ErrorIs(t, a.Ready(t.Context()), spiffe.ErrNotReady)
 	code, _ = order(t, a, "/quitquitquit", nil)
 	assert.Equal(t, http.StatusOK, code, "it has ended already")
 }
@@ -900,7 +900,7 @@ func TestRefused(t *testing.T) {
 	write(t, root, "var/run/secrets/tokens/istio-token", []byte("stolen-token"))
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr)
 	_, err := istioagent.Start(t.Context(), cfg)
-	require.ErrorIs(t, err, istioagent.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, caclient.ErrUnauthenticated)
 	assert.NotContains(t, err.Error(), "stolen-token")
 }

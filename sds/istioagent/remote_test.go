@@ -24,10 +24,12 @@ import (
 
 	"github.com/svidkit/svidkit/caclient/caclienttest"
 	"github.com/svidkit/svidkit/internal/protofield"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/istioagent"
+	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -169,7 +171,7 @@ func TestFakeCA(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	_, err = istioagent.Start(ctx, cfg)
-	require.ErrorIs(t, err, istioagent.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	fake.Mend()
 	a := start(t, cfg)
@@ -217,7 +219,7 @@ func TestGoogle(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-6.5-2", "IST-9.2-2", "IST-9.2-22", "IST-9.2-23", "IST-9.3-1")
 	authority := spiffetest.NewCA(t, "example.org")
-	fake := caclienttest.NewGoogleCAS(t, authority, "/ns/shop/sa/web")
+	fake := cafake.NewGoogleCAS(t, authority, "/ns/shop/sa/web")
 	token, err := fake.Endpoint().Token(t.Context())
 	require.NoError(t, err)
 	metadata := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -236,7 +238,7 @@ func TestGoogle(t *testing.T) {
 	t.Cleanup(exchange.Close)
 	root := folder(t)
 	write(t, root, "root.pem", authority.Bundle().MarshalPEM())
-	cfg := config(t, root, pod+"CA_PROVIDER=GoogleCA CA_ADDR="+caclienttest.GoogleCASPool+" CA_ROOT_CA={root}/root.pem CREDENTIAL_FETCHER_TYPE=GoogleComputeEngine CREDENTIAL_IDENTITY_PROVIDER=provider")
+	cfg := config(t, root, pod+"CA_PROVIDER=GoogleCA CA_ADDR="+cafake.GoogleCASPool+" CA_ROOT_CA={root}/root.pem CREDENTIAL_FETCHER_TYPE=GoogleComputeEngine CREDENTIAL_IDENTITY_PROVIDER=provider")
 	a := start(t, cfg.WithGoogle(fake.Endpoint().URL, exchange.URL, metadata.URL))
 	svid, err := a.Source().SVID()
 	require.NoError(t, err)

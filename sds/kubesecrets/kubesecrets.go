@@ -98,15 +98,6 @@ const (
 	overhead = 1 << 10 // that a Secret counts beside its content
 )
 
-// ErrNotReady says that a [Source] has not read the Secrets yet. The error around it has the reason. It has the method
-// Retryable and reports that a later attempt may succeed.
-var ErrNotReady error = notReady{}
-
-type notReady struct{}
-
-func (notReady) Error() string                                { return "not ready" }
-func (notReady) Retryable() (after time.Duration, again bool) { return 0, true }
-
 // Config configures a [Source]. The zero Config is for a gateway in a pod. [New] copies it.
 type Config struct {
 	// Namespace is the namespace of names without one and, without AllNamespaces, the only one that is served. Empty
@@ -252,7 +243,7 @@ func (s *Source) Run(ctx context.Context) error {
 // Close stops it for good, waits for what it has started, and returns nil. The last secrets stay readable.
 func (s *Source) Close() error { return s.life.Close() }
 
-// Ready waits until the Secrets were read. The error wraps [ErrNotReady], the cause of ctx and why the API server was not
+// Ready waits until the Secrets were read. The error wraps [spiffe.ErrNotReady], the cause of ctx and why the API server was not
 // read.
 func (s *Source) Ready(ctx context.Context) error {
 	err := s.life.Await(ctx, s.news.Changed, func() bool {
@@ -283,7 +274,7 @@ func (s *Source) notReady() error {
 	case cause == nil:
 		cause = errors.New("the API server has not answered yet")
 	}
-	return fmt.Errorf("kubesecrets: %w: %w", ErrNotReady, cause)
+	return fmt.Errorf("kubesecrets: %w: %w", spiffe.ErrNotReady, cause)
 }
 
 // GenerateSecret returns what a Secret has under a resource name; see the package comment. A name that is not of this

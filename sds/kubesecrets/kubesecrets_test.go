@@ -864,7 +864,7 @@ func TestStart(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		_, err := kubesecrets.Start(ctx, cfg)
-		require.ErrorIs(t, err, kubesecrets.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorContains(t, err, `Role in namespace "gw"`)
 
@@ -874,10 +874,10 @@ func TestStart(t *testing.T) {
 		short, stop := context.WithTimeout(t.Context(), time.Second)
 		defer stop()
 		_, err = src.GenerateSecret(short, "kubernetes://s")
-		require.ErrorIs(t, err, kubesecrets.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		api.Faults(nil)
 		require.NoError(t, src.Close())
-		require.ErrorIs(t, src.Ready(t.Context()), kubesecrets.ErrNotReady)
+		require.ErrorIs(t, src.Ready(t.Context()), spiffe.ErrNotReady)
 		require.Error(t, src.Run(t.Context()))
 	})
 }

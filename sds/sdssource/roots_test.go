@@ -20,7 +20,7 @@ import (
 )
 
 // What is joined fits, too.
-var _ = func(m *secretcache.Manager, f source.Federated) (*source.Merge, error) {
+var _ = func(m *secretcache.Manager, f source.Federated) (source.Source, error) {
 	return source.NewUnion(td, m, f)
 }
 

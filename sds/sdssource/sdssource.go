@@ -71,7 +71,7 @@ import (
 )
 
 // FromIdentity returns a source of secrets over a source of one identity and its trust bundles: a *filesource.Source
-// with a certificate, a *source.LastGood, a *source.Merge, or a *workloadapi.Picked. The names are those of a
+// with a certificate, a *source.LastGood, what source.NewMerge returns, or a *workloadapi.Source. The names are those of a
 // *secretcache.Manager:
 //
 //	default                    the key pair of the identity

@@ -36,12 +36,11 @@ var (
 
 // What the adapters are for fits them.
 var (
-	_ = func(a *filesource.Source, b *source.LastGood, c *source.Merge, d *workloadapi.Picked, e *workloadapi.Source) {
+	_ = func(a *filesource.Source, b *source.LastGood, c source.Source, d *workloadapi.Source) {
 		sdssource.FromIdentity(a)
 		sdssource.FromIdentity(b)
 		sdssource.FromIdentity(c)
 		sdssource.FromIdentity(d)
-		sdssource.FromIdentity(e)
 	}
 	_ = func(a *filesource.Source, b *source.LastGood, c *federation.Manager) {
 		sdssource.FromBundles(a, td)

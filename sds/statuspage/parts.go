@@ -56,7 +56,7 @@ func ofSource(src any) (r Report) {
 		case err != nil:
 			r.Identities = []Identity{{Err: err}}
 		case svid != nil:
-			r.Identities = []Identity{{Name: svid.ID().String(), NotBefore: svid.NotBefore(), NotAfter: svid.NotAfter()}}
+			r.Identities = []Identity{{Name: svid.ID().String(), NotBefore: svid.Leaf().NotBefore, NotAfter: svid.NotAfter()}}
 			own = append(own, svid.ID().TrustDomain())
 		}
 	}

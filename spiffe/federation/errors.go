@@ -9,33 +9,15 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// ErrNotReady says that a [Manager] lacks the bundle of a relationship. The error around it has the cause of the last
-// failure.
-var ErrNotReady = errors.New("not ready")
-
-// Errors that a [FetchError] wraps, for errors.Is.
+// What a fetchError wraps, beside the causes that [Fetch] names.
 var (
-	// ErrNotAuthenticated says that the endpoint did not authenticate as its profile asks. Nothing that
-	// it sent was read.
-	ErrNotAuthenticated = errors.New("endpoint not authenticated")
-
-	// ErrRedirect says that the endpoint redirected to a URL that is not allowed, too often, or while
-	// redirects are switched off.
-	ErrRedirect = errors.New("redirect refused")
-
-	// ErrSequence says that the bundle's sequence number does not follow that of the one in force: it is
-	// lower, missing, or too high to be plausible. The bundle is [Status].Refused.
-	ErrSequence = errors.New("does not follow the known bundle")
+	errNotAuthenticated = errors.New("endpoint not authenticated") // nothing that it sent was read
+	errRedirect         = errors.New("redirect refused")
+	errSequence         = errors.New("does not follow the known bundle") // which is Status.Refused
 )
 
-// FetchError is a failed fetch. The bundle in force stays.
-//
-// The cause wraps [ErrNotAuthenticated], with a [*spiffe.VerifyError], a
-// tls.CertificateVerificationError or the error of a [spiffe.BundleSource]; [ErrRedirect];
-// [ErrSequence]; [context.DeadlineExceeded] for a fetch that was not done in time or was silent for
-// too long; [spiffe.ErrTooLarge]; a [*spiffe.ParseError] for what is not a bundle document; the cause
-// of the caller's context; or an error of the network. A Status other than 200 is a cause of its own.
-type FetchError struct {
+// fetchError is a failed fetch.
+type fetchError struct {
 	TrustDomain spiffe.TrustDomain
 	URL         string // of the last request, without its query
 	Status      int    // the HTTP status, if one was received
@@ -45,7 +27,7 @@ type FetchError struct {
 // Error names the trust domain, the URL and the cause. The cause may quote what the endpoint sent, such as
 // the names in a certificate that failed to verify, so it is cut to 512 bytes, and characters that do not
 // print are replaced.
-func (e *FetchError) Error() string {
+func (e *fetchError) Error() string {
 	why := fmt.Sprint(e.Err)
 	if len(why) > 512 {
 		why = strings.ToValidUTF8(why[:512], "") + "…"
@@ -59,5 +41,4 @@ func (e *FetchError) Error() string {
 	return fmt.Sprintf("federation: bundle of %q from %s: %s", e.TrustDomain, e.URL, why)
 }
 
-// Unwrap returns e.Err.
-func (e *FetchError) Unwrap() error { return e.Err }
+func (e *fetchError) Unwrap() error { return e.Err }

@@ -1,8 +1,7 @@
 // Package federation fetches the trust bundles of other trust domains from their bundle endpoints, keeps
 // them fresh, and serves bundles to others.
 //
-// Most programs need [Start], which waits for the bundles, and the [Manager] itself, which is a
-// [spiffe.BundleSource]:
+// Most programs need [Start], which waits for the bundles. The [Manager] is a [spiffe.BundleSource]:
 //
 //	m, err := federation.Start(ctx, federation.Config{Relationships: []federation.Relationship{
 //		{TrustDomain: partner, URL: "https://bundles.partner.test/", Profile: federation.Web{}},
@@ -11,65 +10,56 @@
 //	defer m.Close()
 //	v, err := spiffe.NewVerifier(m, allow, nil)
 //
-// [Fetch] gets one bundle once. To be the endpoint, mount the handler of
-// [NewHandler] on a server that has its TLS configuration from [ServerConfig] or
-// [WebServerConfig].
+// [Fetch] gets one bundle once. A bundle endpoint is the handler of [NewHandler] on a server with the TLS configuration
+// of [ServerConfig] or [WebServerConfig].
 //
-// # A relationship
+// # Relationships
 //
-// An operator configures three things, and none follows from another: the name of the trust domain, the
-// URL of its endpoint, and the profile, by which the endpoint is authenticated (FED-20, FED-21). [Web] is
-// https_web: a certificate for the URL's host from an authority that the host trusts. [SPIFFE] is
-// https_spiffe: an X.509-SVID with one exact ID.
+// For each relationship an operator configures the name of the trust domain, the URL of its endpoint, and the profile by
+// which the endpoint authenticates; none follows from another (FED-20, FED-21). [Web] is https_web: a certificate for the
+// URL's host from an authority that the host trusts. [SPIFFE] is https_spiffe: an X.509-SVID with one exact ID.
 //
 // A relationship has one direction: it lets this side verify the other, and not the other way round.
 //
-// # What it promises
+// # Guarantees
 //
 // Readers load pointers: they never wait for a lock, for an endpoint or for each other.
 //
-// A failed fetch replaces nothing. An answer that is late, too long, malformed, from the wrong peer or with
-// the wrong status leaves the last good bundle in force, however old it is: [Manager.Status] tells its age.
+// A failed fetch replaces nothing. The last good bundle stays in force, however old it is; [Manager.Status] tells its age.
 //
-// An empty bundle is an answer. It says that everything in that trust domain is revoked, and
-// replaces the one before it (BND-10, BND-11), if that has no sequence number or a lower one.
+// An empty bundle is an answer: everything in that trust domain is revoked (BND-10, BND-11).
 //
 // Sequence numbers do not go down. A bundle with a lower one than that in force is refused and reported; an
 // operator can accept it with [Manager.Set] (AMB-25).
 //
-// An endpoint that is wrong for a moment decides nothing. A sequence number that rises by more than 10,000,
-// without being a time before and after, a number that is lost, and authorities that are gone without a higher
-// number are not plausible. Such a bundle is held: the one in force stays, each answer is reported, and
-// [Status] has the bundle as Refused. It takes effect when an operator gives it to [Manager.Set], or when the
-// endpoint has repeated it, at least 3 times in at least 30 minutes, with no other answer between. Until then
-// it is asked every five minutes if the interval is longer, and nothing of it is stored. So a publisher that
-// changes from counting to a clock is held for half an hour, too: announce it, or call Set.
+// A single implausible answer changes nothing. A sequence number that rises by more than 10,000 without being a time
+// before and after, a number that is lost, and authorities that disappear without a higher number are implausible. Such a
+// bundle is held as [Status].Refused until an operator gives it to [Manager.Set], or until the endpoint has repeated it at
+// least 3 times in at least 30 minutes, with no other answer between. Meanwhile the endpoint is asked at least every five
+// minutes, unless MinInterval is longer. So a publisher that changes from counting to a clock is held for half an hour too.
 //
-// An endpoint cannot take more than its share. A document may have 1 MiB. A fetch has an overall deadline
-// and one for silence. Redirects lead only to further https URLs whose servers authenticate in the same
-// way, and proxies of the environment are not used. An endpoint that hangs delays no other: a fetch that is
-// slow gives its slot to the next, and endpoints that failed last time are asked after those that did not.
+// An endpoint cannot take more than its share. A document may have 1 MiB. A fetch has a deadline, and one for silence.
+// Redirects lead only to further https URLs whose servers authenticate in the same way, and proxies of the environment
+// are not used. A slow fetch gives its slot to the next, and endpoints that failed last time are asked last.
 //
-// There is one request per interval. The interval is the bundle's refresh hint within bounds, give or take
-// a tenth, and five minutes without one. A failure waits for the next interval too (FED-9).
+// There is one request per interval: the bundle's refresh hint within bounds, give or take a tenth, or five minutes
+// without a hint. A failure waits for the next interval too (FED-9).
 //
-// [Manager.Remove] takes effect at once. When it returns, a verifier that asks the Manager accepts no peer
-// of that trust domain, nothing more is fetched, and the stored copy is deleted.
+// [Manager.Remove] takes effect at once: when it returns, a verifier that asks the Manager accepts no peer of that trust
+// domain.
 //
 // # Self-serving endpoints
 //
-// An endpoint that authenticates with an SVID of the trust domain that it serves is verified by the newest
-// known bundle of that domain: at first the configured one, from then on the fetched one (FED-67). So a
-// consumer that was away for longer than the roots overlap needs help from an operator, and so does one
-// that has received an empty bundle: configure a newer bundle, or call [Manager.Set]. [Config].Dir keeps the
-// last good bundles over a restart, which makes that rarer.
+// An endpoint whose SVID is in the trust domain that it serves is verified by the newest known bundle of that domain: at
+// first the configured one, then the fetched one (FED-67). So a consumer that was away for longer than the roots overlap,
+// or that has received an empty bundle, needs an operator: configure a newer bundle, or call [Manager.Set]. [Config].Dir
+// keeps the last good bundles over a restart, which makes that rarer.
 //
-// # What it does not do
+// # Limits
 //
-// It does not merge: the bundle of one domain never speaks for another (FED-14). It does not hold the
-// bundle of the program's own trust domain, which comes from a CA or the Workload API. It does not decide
-// which trust domains to trust: relationships come from the operator, by a way that others cannot write to
-// (FED-22).
+// Bundles are never merged: the bundle of one domain never speaks for another (FED-14). A Manager does not hold the bundle
+// of the program's own trust domain, which comes from a CA or the Workload API. It does not decide which trust domains to
+// trust: relationships come from the operator, by a way that others cannot write to (FED-22).
 package federation
 
 import (
@@ -108,7 +98,7 @@ type Options struct {
 	// context is done. Nil means the one of [net.Dialer].
 	DialContext func(ctx context.Context, network, addr string) (net.Conn, error)
 
-	// Logger gets a record of every fetch (FED-19): at Info if it succeeded, at Warn if it failed or
+	// Logger gets a record of every fetch (FED-19), at Info if it succeeded and at Warn if it failed or
 	// needs attention, with the attributes trust_domain, url, redirected_to, peer, sequence, outcome,
 	// authorities, skipped, next and err. URLs are without their query. Nil means no logs.
 	Logger *slog.Logger
@@ -182,9 +172,8 @@ type Manager struct {
 }
 
 // Start returns a Manager that has a bundle of every relationship, and runs until [Manager.Close]. It is [New],
-// [Manager.Run] in a goroutine, and [Manager.Ready]. The end of ctx ends a start that is not done yet, and nothing after
-// that. If it fails, nothing is left running, and the error is that of New or of Ready: it names each bundle that is
-// missing, and says why.
+// [Manager.Run] in a goroutine, and [Manager.Ready]. ctx bounds the start only. If Start fails, nothing is left running,
+// and the error is that of New or of Ready: it names each bundle that is missing, and says why.
 //
 // A program that must start while the endpoint of a partner is away calls New and Run: peers of the trust domains whose
 // bundles are missing are refused until they come.
@@ -340,11 +329,11 @@ func (m *Manager) Remove(td spiffe.TrustDomain) error {
 	return nil
 }
 
-// Set puts a bundle in force, in the place of the one of its trust domain, which must have a
-// relationship. It does not compare sequence numbers: an operator uses it to accept a bundle with a lower
-// or an implausible one, such as [Status].Refused, or to verify a self-serving endpoint again after a missed rotation.
-// It stays until a fetch that begins later brings one that supersedes it and is plausible (FED-13). A [SPIFFE.Initial] with a higher
-// number counts as newer again after a restart, so configure a newer one of those, too.
+// Set replaces the bundle of a trust domain, which must have a relationship. It does not compare sequence numbers: an
+// operator uses it to accept a bundle with a lower or an implausible one, such as [Status].Refused, or to verify a
+// self-serving endpoint again after a missed rotation. The bundle stays until a later fetch brings one that supersedes it
+// and is plausible (FED-13). After a restart a [SPIFFE.Initial] with a higher number counts as newer again, so update that
+// as well.
 //
 // If the last fetch failed because the endpoint could not be authenticated, the next one is due at
 // once.
@@ -362,7 +351,7 @@ func (m *Manager) Set(b *spiffe.Bundle) error {
 	r.offers.Forget()
 	r.decree.Store(true)
 	m.publish(r, b)
-	if errors.Is(r.err, ErrNotAuthenticated) {
+	if errors.Is(r.err, errNotAuthenticated) {
 		m.loop.Hasten(r, 0)
 	}
 	m.mu.Unlock()
@@ -409,22 +398,22 @@ type Status struct {
 	// Bundle is the bundle in force, with its sequence number; nil before the first.
 	Bundle *spiffe.Bundle
 
-	// Fresh says that the last attempt confirmed Bundle, and that it was not longer ago than twice the
-	// interval. A bundle that is not fresh stays in force all the same.
+	// Fresh says that the last attempt confirmed Bundle, at most twice the interval ago. A bundle that is
+	// not fresh stays in force.
 	Fresh bool
 
-	// LastSuccess is when the endpoint last answered well, be it that nothing has changed; zero if it
-	// never has since the relationship was added. NextAttempt is when Run will try again; zero while an
-	// attempt is under way.
+	// LastSuccess is when the endpoint last answered well, even if nothing had changed; zero if it has not
+	// since the relationship was added. NextAttempt is when Run will try again; zero while an attempt is
+	// under way.
 	LastSuccess, NextAttempt time.Time
 
-	// Failures counts the failed attempts since the last that did not fail. Err is the last failure, a
-	// [*FetchError], or nil.
+	// Failures counts the failed attempts since the last that did not fail. Err is the last failure, as of
+	// [Fetch], or nil.
 	Failures int
 	Err      error
 
 	// Refused is the bundle that the endpoint offered and that was refused for its sequence number, or
-	// nil: the number is lower, or not plausible; Err wraps [ErrSequence] and says which. It is an alarm for
+	// nil: the number is lower, or not plausible; Err says which. It is an alarm for
 	// an operator, who accepts the bundle all the same with [Manager.Set].
 	Refused *spiffe.Bundle
 }

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -25,8 +26,13 @@ const (
 	maxETag      = 256      // bytes of an entity tag that is kept
 )
 
-// Fetch fetches the bundle of a relationship once, without regard to earlier ones. The options may be
-// nil. An error about the parameters comes before anything is sent; every other one is a [*FetchError].
+// Fetch fetches the bundle of a relationship once, without regard to earlier ones. The options may be nil.
+//
+// The error names the trust domain, the URL and the cause. It wraps a [*spiffe.VerifyError], a
+// [*tls.CertificateVerificationError] or the error of a [spiffe.BundleSource] if the endpoint did not authenticate as its
+// profile asks; [context.DeadlineExceeded] if the fetch was not done in time or the endpoint was silent for too long;
+// [spiffe.ErrTooLarge], or a [*spiffe.ParseError], for an answer that is no bundle document; the cause of the caller's
+// context; or an error of the network.
 //
 // A bundle without authorities is a result like any other: nothing of the trust domain is trusted any more
 // (BND-10). Fetch does not compare sequence numbers; a [Manager] does.
@@ -92,18 +98,18 @@ type tag struct{ value, url string }
 // fetch asks the endpoint once. With an etag the answer may be that it is not modified. Each fetch
 // has a connection of its own, and starts at the configured URL: authorities that were removed count
 // at once, and redirects are not remembered (FED-42, FED-67).
-func (e *endpoint) fetch(parent context.Context, o *Options, etag tag) (a answer, failed *FetchError) {
+func (e *endpoint) fetch(parent context.Context, o *Options, etag tag) (a answer, failed *fetchError) {
 	ctx, cancel := context.WithTimeout(parent, o.Timeout)
 	d := &dialling{e: e, o: o, parent: parent, ctx: ctx}
 	a.url = e.where
 	err := e.anchored()
 	if a.unasked = err != nil; a.unasked {
-		err = fmt.Errorf("%w: %w", ErrNotAuthenticated, err)
+		err = fmt.Errorf("%w: %w", errNotAuthenticated, err)
 	} else {
 		err = d.follow(etag, &a)
 	}
 	if err != nil {
-		failed = &FetchError{TrustDomain: e.td, URL: a.url, Status: a.received, Err: err}
+		failed = &fetchError{TrustDomain: e.td, URL: a.url, Status: a.received, Err: err}
 	}
 	cancel()
 	a.peer = d.end()
@@ -170,14 +176,14 @@ func (o *Options) next(response *http.Response, hops int) (*url.URL, error) {
 	next, err := response.Location()
 	switch {
 	case o.NoRedirects:
-		return nil, fmt.Errorf("%w: status %d, and redirects are switched off", ErrRedirect, response.StatusCode)
+		return nil, fmt.Errorf("%w: status %d, and redirects are switched off", errRedirect, response.StatusCode)
 	case hops == maxRedirects:
-		return nil, fmt.Errorf("%w: more than %d", ErrRedirect, maxRedirects)
+		return nil, fmt.Errorf("%w: more than %d", errRedirect, maxRedirects)
 	case err != nil || len(next.String()) > maxURL:
-		return nil, fmt.Errorf("%w: status %d without a usable Location", ErrRedirect, response.StatusCode)
+		return nil, fmt.Errorf("%w: status %d without a usable Location", errRedirect, response.StatusCode)
 	}
 	if reason := unfitURL(next); reason != "" { // (FED-40)
-		return nil, fmt.Errorf("%w: the URL %s %s", ErrRedirect, display(next), reason)
+		return nil, fmt.Errorf("%w: the URL %s %s", errRedirect, display(next), reason)
 	}
 	return next, nil
 }
@@ -299,12 +305,12 @@ func (w *watched) Write(p []byte) (int, error) {
 
 // readDocument reads the body of a response, up to the size limit of a document.
 func readDocument(response *http.Response) ([]byte, error) {
-	tooLarge := fmt.Errorf("more than %d bytes: %w", spiffe.MaxBundleSize, spiffe.ErrTooLarge)
-	if response.ContentLength > spiffe.MaxBundleSize {
+	tooLarge := fmt.Errorf("more than %d bytes: %w", jws.MaxSetSize, spiffe.ErrTooLarge)
+	if response.ContentLength > jws.MaxSetSize {
 		return nil, tooLarge
 	}
-	doc, err := io.ReadAll(io.LimitReader(response.Body, spiffe.MaxBundleSize+1))
-	if err == nil && len(doc) > spiffe.MaxBundleSize {
+	doc, err := io.ReadAll(io.LimitReader(response.Body, jws.MaxSetSize+1))
+	if err == nil && len(doc) > jws.MaxSetSize {
 		return nil, tooLarge
 	}
 	return doc, err
@@ -327,7 +333,7 @@ func usableETag(tag string) string {
 	return tag
 }
 
-// classify returns a network error with its cause, as [FetchError] lists them.
+// classify returns a network error with its cause, as [Fetch] lists them.
 func (d *dialling) classify(err error) error {
 	_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
 	_, unverified := errors.AsType[*spiffe.VerifyError](err)
@@ -343,13 +349,13 @@ func (d *dialling) classify(err error) error {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("silent for %v: %w", d.o.IdleTimeout, context.DeadlineExceeded)
 	case untrusted || unverified:
-		return fmt.Errorf("%w: %w", ErrNotAuthenticated, err)
+		return fmt.Errorf("%w: %w", errNotAuthenticated, err)
 	}
 	return err
 }
 
 // log reports a fetch. The bundle is the one that is in force now, and may be nil.
-func (e *endpoint) log(ctx context.Context, o *Options, a answer, failed *FetchError, b *spiffe.Bundle, outcome string, more ...slog.Attr) {
+func (e *endpoint) log(ctx context.Context, o *Options, a answer, failed *fetchError, b *spiffe.Bundle, outcome string, more ...slog.Attr) {
 	level, msg := slog.LevelInfo, "federation: bundle fetched"
 	attrs := []slog.Attr{slog.String("trust_domain", e.td.String()), slog.String("url", e.where)}
 	if a.url != e.where {

@@ -23,6 +23,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -308,7 +309,7 @@ func TestHostileEndpoints(t *testing.T) {
 		}, code: badDocument},
 		{name: "100,000 keys", handler: func([]byte) http.HandlerFunc { return answer(200, entries) }, code: badDocument, cause: "more than 1000 keys"},
 		{name: "one byte too much", handler: func(good []byte) http.HandlerFunc {
-			return answer(200, append(good, bytes.Repeat([]byte(" "), spiffe.MaxBundleSize+1-len(good))...))
+			return answer(200, append(good, bytes.Repeat([]byte(" "), jws.MaxSetSize+1-len(good))...))
 		}, code: tooLarge},
 		{name: "endless body", handler: func([]byte) http.HandlerFunc { return stream(bytes.Repeat([]byte(" "), 32<<10), 0) }, code: tooLarge},
 		{name: "announced body", handler: func([]byte) http.HandlerFunc {

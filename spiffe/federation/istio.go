@@ -12,17 +12,12 @@ import (
 //
 //	example.org|https://example.org/bundle||other.test|https://other.test:8443/bundle
 //
-// Tuples are separated by "||" and have a trust domain and a URL, separated by "|". As there,
-// "https://" is put before a URL that does not begin with exactly that, and of two tuples for one
-// trust domain the later one counts. The relationships have the profile [Web] with the roots of the
-// host; set another one for those with roots of their own. Their order is that in which the trust
-// domains first appear.
+// Each tuple has a trust domain and a URL. As in Istio, "https://" is put before a URL that does not begin
+// with it, and of two tuples for one trust domain the later one counts. The relationships have the profile
+// [Web] with the roots of the host, and the order in which the trust domains first appear.
 //
-// A tuple of another form, and the empty string, are errors that name the tuple. So is a name that is
-// not one of a trust domain, which wraps a [*spiffe.ParseError], and a URL that cannot be that of an
-// endpoint.
-//
-// [New] takes them.
+// The error names the tuple that has another form, or a URL that cannot be that of an endpoint, and wraps a
+// [*spiffe.ParseError] for a name that is not one of a trust domain.
 func ParseIstioString(s string) ([]Relationship, error) {
 	var all []Relationship
 	at := map[spiffe.TrustDomain]int{}

@@ -21,9 +21,9 @@ type Relationship struct {
 	// Profile is how the endpoint authenticates: [Web] or [SPIFFE].
 	Profile Profile
 
-	// JWKS says that the URL is not that of a bundle but of the JWK Set of another issuer, such as an OpenID Connect
-	// provider, whose keys become the JWT authorities of TrustDomain: see [spiffe.ParseJWKS]. The bundle has nothing
-	// else, so that it cannot verify an endpoint in TrustDomain itself.
+	// JWKS says that the URL is that of a JWK Set, such as an OpenID Connect provider has, and not of a bundle. Its keys
+	// become the JWT authorities of TrustDomain: see [spiffe.ParseJWKS]. The bundle has nothing else, so it cannot verify
+	// an endpoint in TrustDomain itself.
 	JWKS bool
 }
 
@@ -62,10 +62,9 @@ type SPIFFE struct {
 	// fetched, the endpoint is called self-serving (FED-61).
 	EndpointID spiffe.ID
 
-	// Initial is for a self-serving endpoint, and is required there: a bundle of the trust domain that
-	// was obtained in another way. The endpoint is verified by it until a bundle was fetched, and for as
-	// long as it has the higher sequence number. It does not become the bundle in force; [Manager.Set]
-	// does that.
+	// Initial is required for a self-serving endpoint: a bundle of the trust domain that was obtained in
+	// another way. It verifies the endpoint until a bundle has been fetched, and for as long as it has the
+	// higher sequence number. It is not put in force; [Manager.Set] does that.
 	Initial *spiffe.Bundle
 
 	// Bundles is for an endpoint in another trust domain: the source of that domain's bundle,

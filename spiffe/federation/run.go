@@ -84,12 +84,11 @@ func (m *Manager) Run(ctx context.Context) error {
 	return nil
 }
 
-// Close ends [Manager.Run], or what [Start] has started, for good, and waits for it. What was fetched stays in force. The
-// error is always nil.
+// Close ends [Manager.Run] for good, and waits for it. What was fetched stays in force. The error is always nil.
 func (m *Manager) Close() error { return m.life.Close() }
 
-// Ready waits until there is a bundle of every relationship, be it from the directory or from its endpoint. The error
-// wraps [ErrNotReady], the cause of ctx, and for each bundle that is missing the [*FetchError] of the last attempt; it comes
+// Ready waits until there is a bundle of every relationship, from the directory or from its endpoint. The error
+// wraps [spiffe.ErrNotReady], the cause of ctx, and for each bundle that is missing the error of the last attempt, as of [Fetch]; it comes
 // before ctx is done if Run has failed, and after [Manager.Close]. If Run was never called, it says so.
 func (m *Manager) Ready(ctx context.Context) error {
 	err := m.life.Await(ctx, m.Changed, func() bool {
@@ -105,9 +104,9 @@ func (m *Manager) Ready(ctx context.Context) error {
 	case err == nil || missing == nil:
 		return nil
 	case errors.Is(missing, err):
-		return fmt.Errorf("federation: %w: %w", ErrNotReady, missing)
+		return fmt.Errorf("federation: %[2]w: %[1]w", missing, spiffe.ErrNotReady) // missing may know when to come back, and is asked first
 	}
-	return fmt.Errorf("federation: %w: %w; waited for it: %w", ErrNotReady, missing, err)
+	return fmt.Errorf("federation: %[3]w: %[1]w; waited for it: %[2]w", missing, err, spiffe.ErrNotReady)
 }
 
 // mostMissing is how many bundles an error names.
@@ -249,11 +248,11 @@ func (m *Manager) attempt(ctx context.Context, rel *relation) {
 
 // apply takes the bundle of an answer into force, by the rules about sequence numbers (FED-11,
 // FED-12) and by what is plausible (see internal/certs/bundleorder). The caller holds mu.
-func (m *Manager) apply(rel *relation, a answer) (outcome string, failed *FetchError) {
+func (m *Manager) apply(rel *relation, a answer) (outcome string, failed *fetchError) {
 	have, known := rel.bundle.Load(), rel.newest()
-	refuse := func(format string, args ...any) *FetchError {
+	refuse := func(format string, args ...any) *fetchError {
 		rel.refused = a.bundle
-		return &FetchError{TrustDomain: rel.e.td, URL: a.url, Status: a.received, Err: fmt.Errorf("%w: "+format, append([]any{ErrSequence}, args...)...)}
+		return &fetchError{TrustDomain: rel.e.td, URL: a.url, Status: a.received, Err: fmt.Errorf("%w: "+format, append([]any{errSequence}, args...)...)}
 	}
 	if !a.bundle.Supersedes(known) {
 		n, _ := a.bundle.Sequence()

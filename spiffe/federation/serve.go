@@ -20,10 +20,9 @@ import (
 // bundle that the source gives at that moment (FED-34); it is encoded when it has changed, and equal
 // bundles have equal bytes. The handler does not look at the path of the request.
 //
-// It answers GET and HEAD, does not authenticate clients (FED-33), has a strong entity tag for conditional
-// requests, and lets caches keep an answer for as long as the refresh hint says, or five minutes
-// without one. While the source has no bundle, and for one that cannot be encoded, the status is
-// 503.
+// It answers GET and HEAD, does not authenticate clients (FED-33), supports conditional requests by a
+// strong entity tag, and lets caches keep an answer for the refresh hint, or five minutes without one.
+// While the source has no bundle, or one that cannot be encoded, the status is 503.
 func NewHandler(source spiffe.BundleSource, td spiffe.TrustDomain) (http.Handler, error) {
 	switch {
 	case source == nil:
@@ -45,8 +44,8 @@ func NewHandler(source spiffe.BundleSource, td spiffe.TrustDomain) (http.Handler
 }
 
 // NewMapHandler returns a handler that serves the bundles of many trust domains as a bundle map. The
-// function returns the present set, nil for none, and must not block; [Manager.Bundles] is one, and
-// another may select the bundles that the consumer is to have. Members have no refresh hint of their own
+// function returns the current set, nil for none, and must not block, such as [Manager.Bundles] or one
+// that selects what the consumer may have. Members have no refresh hint of their own
 // (MAP-5): refresh is how long caches may keep the map, in whole seconds; 0 means five minutes.
 // Everything else is as for [NewHandler].
 func NewMapHandler(bundles func() *spiffe.BundleSet, refresh time.Duration) (http.Handler, error) {
@@ -187,8 +186,8 @@ func WebServerConfig(certificate func(*tls.ClientHelloInfo) (*tls.Certificate, e
 	return c, nil
 }
 
-// baseConfig has what FED-25 says: six cipher suites of TLS 1.2, as those of 1.3 are good, and three
-// curves, with a post-quantum hybrid before them.
+// baseConfig has what FED-25 asks for: six cipher suites of TLS 1.2 and three curves, after a post-quantum
+// hybrid. The suites of TLS 1.3 are all good.
 func baseConfig() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12,

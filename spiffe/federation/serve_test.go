@@ -19,6 +19,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -163,7 +164,7 @@ func TestMapHandler(t *testing.T) {
 func TestHandlerCannotEncode(t *testing.T) {
 	t.Parallel()
 	big := spiffetest.NewCA(t, "partner.test").Root()
-	many := make([]*x509.Certificate, spiffe.MaxBundleKeys)
+	many := make([]*x509.Certificate, jws.MaxSetKeys)
 	for i := range many {
 		c := *big
 		c.Raw = bytes.Clone(big.Raw)

@@ -40,7 +40,7 @@ func TestReadySays(t *testing.T) {
 		const slow, broken = `no bundle of "slow.test": https://slow.test/bundle has not answered for 5s`, `no bundle of "broken.test": federation: bundle of "broken.test" from https://broken.test/bundle: `
 		check := func(err error) {
 			t.Helper()
-			require.ErrorIs(t, err, federation.ErrNotReady)
+			require.ErrorIs(t, err, spiffe.ErrNotReady)
 			require.ErrorIs(t, err, errOver)
 			require.ErrorContains(t, err, slow)
 			require.ErrorContains(t, err, broken)
@@ -92,7 +92,7 @@ func TestReadySaysNeverStarted(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
 	err := m.Ready(ctx)
-	require.ErrorIs(t, err, federation.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, lifecycle.ErrNotStarted)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, `no bundle of "d09.test"`)
@@ -141,6 +141,6 @@ func TestStartOfBadDir(t *testing.T) {
 	_, err := federation.Start(t.Context(), federation.Config{Dir: file, Relationships: []federation.Relationship{
 		{TrustDomain: ca.TrustDomain(), URL: "https://nowhere.test", Profile: federation.Web{}},
 	}})
-	require.ErrorIs(t, err, federation.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorContains(t, err, "Config.Dir: ")
 }

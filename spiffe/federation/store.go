@@ -10,6 +10,7 @@ import (
 	"log/slog"
 
 	"github.com/svidkit/svidkit/internal/files/store"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -61,7 +62,7 @@ func (m *Manager) load(ctx context.Context, r *relation) {
 	}
 	var b *spiffe.Bundle
 	err := m.stored(func(dir *store.Folder) error {
-		doc, err := dir.Read(fileName(r.e.td), spiffe.MaxBundleSize, false)
+		doc, err := dir.Read(fileName(r.e.td), jws.MaxSetSize, false)
 		if err == nil {
 			b, err = spiffe.ParseBundle(r.e.td, doc)
 		}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -147,7 +148,7 @@ func TestStoreBroken(t *testing.T) {
 	for name, damage := range map[string]func(file string) error{
 		"garbage":     func(file string) error { return os.WriteFile(file, []byte("garbage"), 0o600) },
 		"empty":       func(file string) error { return os.WriteFile(file, nil, 0o600) },
-		"huge":        func(file string) error { return os.WriteFile(file, make([]byte, spiffe.MaxBundleSize*2), 0o600) },
+		"huge":        func(file string) error { return os.WriteFile(file, make([]byte, jws.MaxSetSize*2), 0o600) },
 		"a directory": func(file string) error { return os.Mkdir(file, 0o700) },
 		"a link":      func(file string) error { return os.Symlink(filepath.Join(filepath.Dir(file), "elsewhere"), file) },
 		"for others": func(file string) error {

@@ -15,8 +15,8 @@
 //	key.pem           the private key, in PKCS#8; see Config.TraditionalKey
 //	root-cert.pem     the authorities of its trust domain
 //
-// Config has other names for them, and one for a file with the bundles of all trust domains. The folder is made, with
-// mode 0755, if it is missing. For the OUTPUT_CERTS of Istio's agent the layout is [Plain], both modes are 0600, or 0644
+// Config has other names for them, and names for files with the bundles of other trust domains and with tokens. The
+// folder is made, with mode 0755, if it is missing. For the OUTPUT_CERTS of Istio's agent the layout is [Plain], both modes are 0600, or 0644
 // in a pod, and the key is traditional unless PKCS8_KEY is set.
 //
 // # What readers see
@@ -72,20 +72,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Errors to test for with [errors.Is].
-var (
-	// ErrNotReady says that the files do not have the identity of the source yet. The error around it has the reason.
-	// It has the method Retryable and reports that a later attempt may succeed.
-	ErrNotReady error = notReady{}
-
-	// ErrUnsafe says that another user of this machine may have made or may change the folder.
-	ErrUnsafe = private.ErrUnsafe
-)
-
-type notReady struct{}
-
-func (notReady) Error() string                                { return "not ready" }
-func (notReady) Retryable() (after time.Duration, again bool) { return 0, true }
+// ErrUnsafe says that another user of this machine may have made or may change the folder.
+var ErrUnsafe = private.ErrUnsafe
 
 // Source is what a [Sink] follows. Its methods must not block, and must be safe for concurrent use.
 type Source interface {
@@ -122,6 +110,14 @@ type Config struct {
 	// BundlesName is the name of a file with the bundles of all trust domains, that of the identity and the federated
 	// ones, as a bundle map; see [spiffe.ParseBundleMap]. Empty means that there is none.
 	BundlesName string
+
+	// FederatedName, if set, returns the name of a file with the authorities of a federated trust domain, in PEM. An empty
+	// name means that there is none.
+	FederatedName func(spiffe.TrustDomain) string
+
+	// Tokens, if set, returns further files by their names, such as JWT-SVIDs, which are written with KeyMode. It must
+	// not block. Call [Sink.Write] when they change. With Plain, a file that is no longer named stays.
+	Tokens func() map[string]string
 
 	// Mode is the mode of the files without a private key: 0644, 0640, 0600 or the same without write permission. Zero
 	// means 0644.
@@ -224,13 +220,20 @@ func (s *Sink) check() error {
 	for i, name := range names {
 		switch {
 		case name == "": // no BundlesName
-		case name != filepath.Base(name) || strings.HasPrefix(name, "..") || name == "." || !filepath.IsLocal(name):
-			return fmt.Errorf("Config has %q, which is not the name of a file, or begins with two dots", name)
+		case !isName(name):
+			return fmt.Errorf("Config has %q, %w", name, errNoName)
 		case i > 1 && slices.Contains(names[:i], name):
 			return fmt.Errorf("Config has two files with the name %q", name)
 		}
 	}
 	return nil
+}
+
+var errNoName = errors.New("which is not the name of a file, or begins with two dots")
+
+// isName reports whether a file in the folder can have the name.
+func isName(name string) bool {
+	return name == filepath.Base(name) && !strings.HasPrefix(name, "..") && name != "." && filepath.IsLocal(name)
 }
 
 // Start makes a Sink, runs it in the background and waits until the files have the identity of the source. The end of
@@ -351,7 +354,7 @@ func (s *Sink) open() error {
 		_ = s.folder.Close()
 		s.folder = nil
 	}
-	o := fileset.Options{Program: "filesink", Plain: s.cfg.Layout == Plain, Last: []string{s.cfg.KeyName, s.cfg.CertName}}
+	o := fileset.Options{Program: "this program", Plain: s.cfg.Layout == Plain, Last: []string{s.cfg.KeyName, s.cfg.CertName}}
 	if s.cfg.AllowWritable {
 		o.Warn = func(err error) {
 			if text := err.Error(); !s.told[text] {
@@ -395,6 +398,36 @@ func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]files
 		}
 		files[cfg.BundlesName] = fileset.File{Data: append(all, '\n'), Mode: cfg.Mode}
 	}
+	add := func(field, name string, file fileset.File) error {
+		if !isName(name) {
+			return fmt.Errorf("Config.%s has %q, %w", field, name, errNoName)
+		}
+		if _, twice := files[name]; twice {
+			return fmt.Errorf("Config.%s has %q, which is the name of another file", field, name)
+		}
+		files[name] = file
+		return nil
+	}
+	if cfg.FederatedName != nil {
+		for b := range snap.Bundles().All() {
+			td := b.TrustDomain()
+			if td == svid.ID().TrustDomain() {
+				continue
+			}
+			if name := cfg.FederatedName(td); name != "" {
+				if err := add("FederatedName", name, fileset.File{Data: b.MarshalPEM(), Mode: cfg.Mode}); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	if cfg.Tokens != nil {
+		for name, token := range cfg.Tokens() {
+			if err := add("Tokens", name, fileset.File{Data: []byte(token), Mode: cfg.KeyMode}); err != nil {
+				return nil, err
+			}
+		}
+	}
 	return files, nil
 }
 
@@ -407,7 +440,7 @@ func (s *Sink) note(svid *spiffe.SVID, changed bool, err error) {
 	st.Err = err
 	if err == nil {
 		st.Ready, st.ID, st.NotAfter, st.Checked = true, svid.ID(), svid.NotAfter(), now
-		s.lifetime = svid.NotAfter().Sub(svid.NotBefore())
+		s.lifetime = svid.NotAfter().Sub(svid.Leaf().NotBefore)
 	}
 	if changed {
 		st.Writes++
@@ -427,7 +460,7 @@ func (s *Sink) note(svid *spiffe.SVID, changed bool, err error) {
 	}
 }
 
-// Ready waits until the files have the identity of the source. The error wraps [ErrNotReady], the cause of ctx and the
+// Ready waits until the files have the identity of the source. The error wraps [spiffe.ErrNotReady], the cause of ctx and the
 // last failure; it comes before ctx is done after [Sink.Close]. If Run was never called, it says so.
 func (s *Sink) Ready(ctx context.Context) error {
 	err := s.life.Await(ctx, s.Changed, func() bool { return s.Status().Ready })
@@ -452,7 +485,7 @@ func (s *Sink) notReady() error {
 	case cause == nil:
 		cause = errors.New("nothing was written yet")
 	}
-	return fmt.Errorf("filesink: %w: %w", ErrNotReady, cause)
+	return fmt.Errorf("filesink: %w: %w", spiffe.ErrNotReady, cause)
 }
 
 // Close stops the Sink for good, waits for what it has started, and returns nil. The files stay.

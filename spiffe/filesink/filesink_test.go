@@ -337,6 +337,66 @@ func TestExpired(t *testing.T) {
 	}
 }
 
+// Federated bundles have files of their own, and tokens the mode of the key; what is not asked for any more goes.
+func TestMoreFiles(t *testing.T) {
+	t.Parallel()
+	for _, layout := range layouts {
+		ca, partner, unnamed := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "partner.test"), spiffetest.NewCA(t, "unnamed.test")
+		ca.Federate(partner.Bundle())
+		ca.Federate(unnamed.Bundle())
+		dir := filepath.Join(t.TempDir(), "out")
+		tokens := map[string]string{"db.token": "a.b.c"}
+		asked := map[string]int{}
+		s, err := filesink.New(filesink.Config{
+			Source: ca.Source("/web"), Dir: dir, Layout: layout, Tokens: func() map[string]string { return tokens },
+			FederatedName: func(td spiffe.TrustDomain) string {
+				if asked[td.String()]++; td == partner.TrustDomain() {
+					return td.String() + ".pem"
+				}
+				return ""
+			},
+		})
+		require.NoError(t, err)
+		write := func() bool {
+			changed, err := s.Write()
+			require.NoError(t, err)
+			return changed
+		}
+		require.True(t, write())
+		require.False(t, write())
+		require.Equal(t, map[string]int{"partner.test": 2, "unnamed.test": 2}, asked, "not for its own trust domain")
+		text, err := os.ReadFile(filepath.Join(dir, "partner.test.pem"))
+		require.NoError(t, err)
+		require.Equal(t, partner.Bundle().MarshalPEM(), text)
+		text, err = os.ReadFile(filepath.Join(dir, "db.token"))
+		require.NoError(t, err)
+		require.Equal(t, "a.b.c", string(text))
+		if runtime.GOOS != "windows" {
+			for name, mode := range map[string]fs.FileMode{"partner.test.pem": 0o644, "db.token": 0o600} {
+				info, err := os.Stat(filepath.Join(dir, name))
+				require.NoError(t, err)
+				require.Equal(t, mode, info.Mode(), name)
+			}
+		}
+		tokens = map[string]string{"db.token": "d.e.f"}
+		require.True(t, write())
+		text, err = os.ReadFile(filepath.Join(dir, "db.token"))
+		require.NoError(t, err)
+		require.Equal(t, "d.e.f", string(text))
+		for _, bad := range []string{"", "..data", "a/b", "../x", "key.pem", "partner.test.pem"} {
+			tokens = map[string]string{bad: "secret"}
+			_, err := s.Write()
+			require.ErrorContains(t, err, "Config.Tokens has ")
+			require.NotContains(t, err.Error(), "secret")
+		}
+		tokens = nil
+		require.Equal(t, layout == filesink.Links, write(), "plain files that nothing replaces stay")
+		_, err = os.Stat(filepath.Join(dir, "db.token"))
+		require.Equal(t, layout == filesink.Links, errors.Is(err, fs.ErrNotExist))
+		require.NoError(t, s.Close())
+	}
+}
+
 // A folder that cannot be written leaves the last good set, is retried at a share of what is left, and ends nothing.
 func TestRetry(t *testing.T) {
 	t.Parallel()
@@ -354,7 +414,7 @@ func TestRetry(t *testing.T) {
 			src.Renew()
 			time.Sleep(20 * time.Minute)
 			st := s.Status()
-			require.ErrorContains(t, st.Err, "bundles.json is there and was not made by filesink: remove it")
+			require.ErrorContains(t, st.Err, "bundles.json is there and was not made by this program: remove it")
 			require.Equal(t, before, leaf(t, read(t, dir)))
 			require.True(t, st.Ready)
 			require.Equal(t, before.NotAfter, st.NotAfter)
@@ -384,7 +444,7 @@ func TestUnsafe(t *testing.T) {
 	defer cancel()
 	_, err := filesink.Start(ctx, cfg)
 	require.ErrorIs(t, err, filesink.ErrUnsafe)
-	require.ErrorIs(t, err, filesink.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, "run: chmod")
 	cfg.AllowWritable = true
@@ -468,7 +528,7 @@ func TestLife(t *testing.T) {
 	cancel()
 	err = s.Ready(ctx)
 	require.ErrorIs(t, err, lifecycle.ErrNotStarted)
-	require.ErrorIs(t, err, filesink.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	_, err = s.Write()
 	require.ErrorContains(t, err, "the agent is away")
 
@@ -492,5 +552,5 @@ func TestLife(t *testing.T) {
 	other := start(t, filesink.Config{Source: src, Dir: dir})
 	require.NotNil(t, other, "the folder was let go")
 	_, err = s.Write()
-	require.ErrorContains(t, err, "another filesink writes to")
+	require.ErrorContains(t, err, "another program writes to")
 }

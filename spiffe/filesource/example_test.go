@@ -121,8 +121,13 @@ func Example_spiffeHelper() {
 	}
 	defer src.Close()
 	renewed := ca.SVID("/web", func(c *x509.Certificate) { c.NotAfter = c.NotAfter.Add(time.Hour) })
-	for snap := range src.Updates(ctx) {
-		svid, _ := snap.SVID()
+	for ctx.Err() == nil {
+		changed := src.Changed() // before reading, so that no change is missed
+		svid, err := src.SVID()
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
 		if svid.NotAfter().Equal(renewed.NotAfter()) {
 			fmt.Println("renewed")
 			break
@@ -131,6 +136,10 @@ func Example_spiffeHelper() {
 		certs, key, _ := renewed.MarshalPEM()
 		os.WriteFile(filepath.Join(dir, "svid.pem"), certs, 0o600)
 		os.WriteFile(filepath.Join(dir, "svid_key.pem"), key, 0o600)
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
 	}
 	// Output:
 	// spiffe://example.org/web

@@ -272,8 +272,8 @@ func (f *files) judge(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Tim
 		return fmt.Errorf("it is the certificate of %q, and the identity in force is of the trust domain %q", svid.ID(), td)
 	case !now.Before(svid.NotAfter()):
 		return fmt.Errorf("the certificate of %q has expired at %s", svid.ID(), stamp(svid.NotAfter()))
-	case now.Before(svid.NotBefore()):
-		return fmt.Errorf("the certificate of %q is valid from %s on; compare the clocks", svid.ID(), stamp(svid.NotBefore()))
+	case now.Before(svid.Leaf().NotBefore):
+		return fmt.Errorf("the certificate of %q is valid from %s on; compare the clocks", svid.ID(), stamp(svid.Leaf().NotBefore))
 	}
 	server, client := certchain.Roles(svid.Chain())
 	if !server && !client {

@@ -61,7 +61,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"log/slog"
 	"os"
 	"slices"
@@ -76,21 +75,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Errors to test for with [errors.Is].
-var (
-	// ErrNotReady says that a [Source] has nothing to hand out, or not all that it is configured for. The error
-	// around it has the reason. It has the method Retryable and reports that a later attempt may succeed.
-	ErrNotReady error = notReady{}
-
-	// ErrUnsafe says that another user of this machine may have made or may change a file, or may read the
-	// private key in it.
-	ErrUnsafe = private.ErrUnsafe
-)
-
-type notReady struct{}
-
-func (notReady) Error() string                                { return "not ready" }
-func (notReady) Retryable() (after time.Duration, again bool) { return 0, true }
+// ErrUnsafe says that another user of this machine may have made or may change a file, or may read the
+// private key in it.
+var ErrUnsafe = private.ErrUnsafe
 
 // Config configures a [Source]. CertFile, Bundles or both are required; every other zero means what is said here.
 // [New] copies it.
@@ -249,7 +236,7 @@ func (s *Source) work(ctx context.Context) error {
 }
 
 // Ready waits until the source has the identity, unless it is configured without one, and what is in each file of
-// bundles. The error wraps [ErrNotReady], the cause of ctx and why the files were refused; it comes before ctx is
+// bundles. The error wraps [spiffe.ErrNotReady], the cause of ctx and why the files were refused; it comes before ctx is
 // done after [Source.Close]. If Run was never called, it says so.
 func (s *Source) Ready(ctx context.Context) error {
 	err := s.life.Await(ctx, s.Changed, func() bool { return s.cur.Load().ready })
@@ -275,7 +262,7 @@ func (s *Source) notReady() error {
 	case cause == nil:
 		cause = errors.New("the files were not read yet")
 	}
-	return fmt.Errorf("filesource: %w: %w", ErrNotReady, cause)
+	return fmt.Errorf("filesource: %w: %w", spiffe.ErrNotReady, cause)
 }
 
 // Close stops the source for good, waits for what it has started, and returns nil. What was read stays readable.
@@ -283,7 +270,7 @@ func (s *Source) Close() error { return s.life.Close() }
 
 // SVID returns the identity that is in force, with its key. It does not block, and it does not look at the clock: while
 // nothing better is in the files the identity stays, in the end as an expired one. Before the first, and without a
-// CertFile, the error wraps [ErrNotReady].
+// CertFile, the error wraps [spiffe.ErrNotReady].
 func (s *Source) SVID() (*spiffe.SVID, error) {
 	snap, err := s.Snapshot()
 	if err != nil {
@@ -299,13 +286,13 @@ func (s *Source) Snapshot() (*spiffe.Snapshot, error) {
 		return snap, nil
 	}
 	if s.cfg.CertFile == "" {
-		return nil, fmt.Errorf("filesource: %w: Config has no CertFile, so there are bundles only", ErrNotReady)
+		return nil, fmt.Errorf("filesource: %w: Config has no CertFile, so there are bundles only", spiffe.ErrNotReady)
 	}
 	return nil, s.notReady()
 }
 
 // Bundle returns the bundle of td that is in force. It does not block. For a trust domain that no file is for, the
-// error wraps [spiffe.ErrUnknownTrustDomain]; before the files were read it wraps [ErrNotReady] as well.
+// error wraps [spiffe.ErrUnknownTrustDomain]; before the files were read it wraps [spiffe.ErrNotReady] as well.
 func (s *Source) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	st := s.cur.Load()
 	b, err := st.bundles.Bundle(td)
@@ -327,12 +314,6 @@ func (s *Source) Bundles() *spiffe.BundleSet { return s.cur.Load().bundles }
 //		<-changed
 //	}
 func (s *Source) Changed() <-chan struct{} { return s.news.Changed() }
-
-// Updates returns the current snapshot first, if there is one, and then each newer one until ctx is done. A loop that
-// is slow skips to the newest. The sequence may be used more than once.
-func (s *Source) Updates(ctx context.Context) iter.Seq[*spiffe.Snapshot] {
-	return renew.Follow(ctx, s.Changed, func() *spiffe.Snapshot { return s.cur.Load().snap })
-}
 
 // Status is the state of a [Source] at one moment, for health checks and diagnosis. It has no secrets.
 type Status struct {

@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesource"
@@ -32,8 +33,9 @@ import (
 
 var (
 	_ source.Source    = (*filesource.Source)(nil)
-	_ source.Runner    = (*filesource.Source)(nil)
 	_ source.Federated = (*filesource.Source)(nil)
+
+	_ = source.LastGoodConfig{Source: (*filesource.Source)(nil)}
 )
 
 // Each layout of files that other programs write is understood.
@@ -112,10 +114,10 @@ func TestLayouts(t *testing.T) {
 			}
 			_, err := s.Bundle(spiffe.MustParseTrustDomain("unknown.test"))
 			require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
-			require.NotErrorIs(t, err, filesource.ErrNotReady)
+			require.NotErrorIs(t, err, spiffe.ErrNotReady)
 			snap, err := s.Snapshot()
 			if test.cert == "" {
-				require.ErrorIs(t, err, filesource.ErrNotReady)
+				require.ErrorIs(t, err, spiffe.ErrNotReady)
 				assert.ErrorContains(t, err, "bundles only")
 				return
 			}
@@ -172,13 +174,13 @@ func TestLife(t *testing.T) {
 	soon, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	err = s.Ready(soon)
-	require.ErrorIs(t, err, filesource.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, "neither called Start nor Run")
 	_, err = s.SVID()
 	require.ErrorContains(t, err, "neither called Start nor Run")
 	_, err = s.Bundle(td)
-	require.ErrorIs(t, err, filesource.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 
 	ctx, stop := context.WithCancel(t.Context())
@@ -537,7 +539,7 @@ func TestNotReady(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 250*time.Millisecond)
 			defer cancel()
 			_, err := filesource.Start(ctx, cfg)
-			require.ErrorIs(t, err, filesource.ErrNotReady)
+			require.ErrorIs(t, err, spiffe.ErrNotReady)
 			require.ErrorContains(t, err, test.want)
 		})
 	}
@@ -631,7 +633,7 @@ func TestUpdatesAndMetrics(t *testing.T) {
 	cfg.Logger = log.logger()
 	s := start(t, cfg)
 	var seen []string
-	for snap := range s.Updates(t.Context()) {
+	for snap := range renew.Follow(t.Context(), s.Changed, func() *spiffe.Snapshot { snap, _ := s.Snapshot(); return snap }) {
 		seen = append(seen, serial(t, snap))
 		if len(seen) == 2 {
 			break
@@ -697,7 +699,7 @@ func TestRefuse(t *testing.T) {
 		go func() { _ = s.Run(t.Context()) }()
 		awaitErr(t, s, "to which this program writes")
 		_, err = s.SVID()
-		require.ErrorIs(t, err, filesource.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		require.NoError(t, s.Close())
 	}
 	cfg := layout(in)

@@ -5,7 +5,7 @@ go 1.26.0
 require (
 	github.com/spiffe/go-spiffe/v2 v2.9.0
 	github.com/stretchr/testify v1.12.1
-	github.com/svidkit/svidkit v0.0.0
+	github.com/svidkit/svidkit v0.1.0
 )
 
 require (

@@ -134,7 +134,7 @@ func TestFromTokenSourceRefuses(t *testing.T) {
 		return svid
 	}
 	down := errors.New("down")
-	recent, _ := newIssuer(t, td, func() time.Time { return time.Now().Add(-jwtsvid.DefaultLifetime - 20*time.Second) }) // within the leeway of go-spiffe
+	recent, _ := newIssuer(t, td, func() time.Time { return time.Now().Add(-5*time.Minute - 20*time.Second) }) // within the leeway of go-spiffe
 	expired, err := recent.IssueJWTSVID(t.Context(), spiffe.MustParseID("spiffe://example.org/web"), []string{"db"})
 	require.NoError(t, err)
 	renamed := parse(issue(t, td, "db"))

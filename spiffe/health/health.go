@@ -347,7 +347,7 @@ func (h *Handler) metrics(now time.Time) *metrics.Set {
 		name, help string
 		at         func(*spiffe.SVID) time.Time
 	}{
-		{"svidkit_identity_start_timestamp_seconds", "When the SVID begins to be valid, in seconds since 1970.", (*spiffe.SVID).NotBefore},
+		{"svidkit_identity_start_timestamp_seconds", "When the SVID begins to be valid, in seconds since 1970.", func(s *spiffe.SVID) time.Time { return s.Leaf().NotBefore }},
 		{"svidkit_identity_end_timestamp_seconds", "When the SVID expires, in seconds since 1970.", (*spiffe.SVID).NotAfter},
 		{"svidkit_identity_chain_end_timestamp_seconds", "When the first certificate in the chain of the SVID expires, in seconds since 1970.", func(s *spiffe.SVID) time.Time {
 			return slices.MinFunc(s.Chain(), func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) }).NotAfter

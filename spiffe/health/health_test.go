@@ -90,7 +90,7 @@ func TestOutage(t *testing.T) {
 		go func() { done <- src.Run(ctx) }()
 		is(down, up, "no identity")
 		require.ErrorIs(t, h.Ready(), workloadapi.ErrDenied, "the workload is not registered")
-		require.ErrorIs(t, h.Ready(), workloadapi.ErrNotReady)
+		require.ErrorIs(t, h.Ready(), spiffe.ErrNotReady)
 
 		api.Mend()
 		time.Sleep(time.Minute)
@@ -206,7 +206,7 @@ func TestMetrics(t *testing.T) {
 		} {
 			s := samples(t, newHandler(t, health.Part{Name: "it", Identity: web, Bundles: bundles}))
 			const identity = `{identity="spiffe://example.org/web",part="it"}`
-			assert.EqualValues(t, web.NotBefore().Unix(), s["svidkit_identity_start_timestamp_seconds"+identity])
+			assert.EqualValues(t, web.Leaf().NotBefore.Unix(), s["svidkit_identity_start_timestamp_seconds"+identity])
 			assert.EqualValues(t, web.NotAfter().Unix(), s["svidkit_identity_end_timestamp_seconds"+identity])
 			assert.EqualValues(t, time.Now().Add(20*time.Minute).Unix(), s["svidkit_identity_chain_end_timestamp_seconds"+identity])
 			assert.Equal(t, 2., s[`svidkit_bundle_authorities{part="it",trust_domain="example.org",type="x509"}`])

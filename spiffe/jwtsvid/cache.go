@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/lifecycle"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
 )
 
@@ -52,13 +53,14 @@ type CacheOptions struct {
 }
 
 // Cache keeps the tokens of this workload fresh, one for each set of audiences that was asked for. It is
-// safe for concurrent use, and itself a [Source]. However it is printed, the tokens do not show.
+// safe for concurrent use, and itself a [Source]. No printer shows the tokens.
 //
 // A token is fetched again when half of its life is over, a little earlier by chance. Until the new one
 // is in hand the old one is served, to the moment it expires. There is at most one attempt for a set of
 // audiences at a time; after a failure the next comes after a wait of a second or less, growing to 30
 // seconds while there is a token, and to 5 without one.
 type Cache struct {
+	redacted
 	source Source
 	opts   CacheOptions // with the defaults
 
@@ -111,7 +113,7 @@ func NewCache(source Source, opts *CacheOptions) (*Cache, error) {
 	case o.Timeout < 0 || o.Size < 0:
 		return nil, fmt.Errorf("jwtsvid: new cache: Timeout is %v and Size %d: none may be negative", o.Timeout, o.Size)
 	}
-	c := &Cache{source: source, opts: CacheOptions{
+	c := &Cache{redacted: redact.New("jwtsvid.Cache"), source: source, opts: CacheOptions{
 		cmp.Or(o.Timeout, 30*time.Second), cmp.Or(o.Size, 1000), cmp.Or(o.Logger, slog.New(slog.DiscardHandler)),
 	}}
 	c.entries.Store(new(map[entryKey]*entry))
@@ -280,8 +282,8 @@ func (c *Cache) renew(ctx context.Context, rejected, audience string) (string, e
 	return c.wait(ctx, e, rejected)
 }
 
-// doubt has a token fetched in the place of one that a server has refused, without waiting for it.
-func (c *Cache) doubt(rejected, audience string) {
+// replaceRefused starts fetching a replacement for a refused token.
+func (c *Cache) replaceRefused(rejected, audience string) {
 	e, err := c.entry([]string{audience})
 	if err != nil {
 		return
@@ -383,18 +385,3 @@ func (e *entry) check(token string) (expires time.Time, err error) {
 	}
 	return u.Expires, nil
 }
-
-// String returns how many sets of audiences there are tokens for.
-func (c *Cache) String() string {
-	n := 0
-	if c != nil {
-		n = len(*c.entries.Load())
-	}
-	return fmt.Sprintf("jwtsvid.Cache(%d)", n)
-}
-
-// GoString returns the same as String.
-func (c *Cache) GoString() string { return c.String() }
-
-// LogValue implements [slog.LogValuer] with String.
-func (c *Cache) LogValue() slog.Value { return slog.StringValue(c.String()) }

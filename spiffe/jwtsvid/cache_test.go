@@ -390,12 +390,12 @@ func TestCacheForgets(t *testing.T) {
 		c, source := newCache(t, nil)
 		start(t, c)
 		fetch(t, c, "once")
-		assert.Equal(t, "jwtsvid.Cache(1)", c.String())
+		assert.Equal(t, 1, jwtsvid.Entries(c))
 		time.Sleep(5*time.Minute - time.Second)
-		assert.Equal(t, "jwtsvid.Cache(1)", c.String())
+		assert.Equal(t, 1, jwtsvid.Entries(c))
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		assert.Equal(t, "jwtsvid.Cache(0)", c.String())
+		assert.Equal(t, 0, jwtsvid.Entries(c))
 		assert.Equal(t, 1, source.count())
 
 		fetch(t, c, "db")
@@ -408,7 +408,7 @@ func TestCacheForgets(t *testing.T) {
 		_, err := c.Fetch(t.Context(), "never")
 		assert.Error(t, err)
 		time.Sleep(10 * time.Minute)
-		assert.Equal(t, "jwtsvid.Cache(0)", c.String())
+		assert.Equal(t, 0, jwtsvid.Entries(c))
 	})
 }
 
@@ -423,7 +423,7 @@ func TestCacheSize(t *testing.T) {
 		fetch(t, c, "a0")
 		time.Sleep(2 * time.Second)
 		fetch(t, c, "a3") // in the place of a1
-		assert.Equal(t, "jwtsvid.Cache(3)", c.String())
+		assert.Equal(t, 3, jwtsvid.Entries(c))
 		assert.Equal(t, 4, source.count())
 		fetch(t, c, "a0")
 		fetch(t, c, "a2")

@@ -13,6 +13,12 @@ func PutBack(c *Cache, d time.Duration, audience string) {
 	e.asked.Add(int64(d))
 }
 
+// Entries returns how many sets of audiences c has an entry for.
+func Entries(c *Cache) int { return len(*c.entries.Load()) }
+
+// Token returns the token that was verified.
+func Token(p *Verified) string { return p.token() }
+
 // Locked calls f while c is locked against writers.
 func Locked(c *Cache, f func()) {
 	c.mu.Lock()

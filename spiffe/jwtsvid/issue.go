@@ -8,17 +8,18 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// DefaultLifetime is how long a token lasts by default. It is short because a stolen token cannot be
-// revoked (JWT-21).
-const DefaultLifetime = 5 * time.Minute
+type redacted = redact.Text // an alias, so that the embedded field is not exported
+
+// defaultLifetime is short because a stolen token cannot be revoked (JWT-21).
+const defaultLifetime = 5 * time.Minute
 
 // IssuerOptions are the choices of an [Issuer] that have a default.
 type IssuerOptions struct {
@@ -27,7 +28,8 @@ type IssuerOptions struct {
 	// PS384 and PS512.
 	Algorithm string
 
-	// Lifetime is that of a token whose [Request] does not say; 0 means DefaultLifetime.
+	// Lifetime is that of a token whose [Request] does not say; 0 means 5 minutes. Keep it short:
+	// a stolen token cannot be revoked (JWT-21).
 	Lifetime time.Duration
 
 	// WideAudience permits tokens for more than one receiver: several values in "aud" (JWT-16), and the ID
@@ -40,8 +42,9 @@ type IssuerOptions struct {
 }
 
 // Issuer signs tokens for the workloads of one trust domain with one key. It is safe for concurrent
-// use if the key is. However it is printed, the key does not show.
+// use if the key is. It prints as its trust domain, algorithm and key ID, never with the key.
 type Issuer struct {
+	redacted
 	issuer *token.Issuer
 	wide   bool
 }
@@ -53,12 +56,12 @@ type Issuer struct {
 func NewIssuer(td spiffe.TrustDomain, keyID string, key crypto.Signer, opts *IssuerOptions) (*Issuer, error) {
 	o := *cmp.Or(opts, &IssuerOptions{})
 	issuer, err := token.NewIssuer(kind, key, token.IssuerConfig{
-		Domain: td, KeyID: keyID, Type: "JWT", Algorithm: o.Algorithm, Lifetime: cmp.Or(o.Lifetime, DefaultLifetime), Now: o.Now,
+		Domain: td, KeyID: keyID, Type: "JWT", Algorithm: o.Algorithm, Lifetime: cmp.Or(o.Lifetime, defaultLifetime), Now: o.Now,
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &Issuer{issuer, o.WideAudience}, nil
+	return &Issuer{redact.New(issuer.String()), issuer, o.WideAudience}, nil
 }
 
 // Request is what a token says. The caller of [Issuer.Issue] fills it in, after it has authenticated the
@@ -136,17 +139,3 @@ func (i *Issuer) checkAudience(audience []string) error {
 	}
 	return nil
 }
-
-// String returns the trust domain, the algorithm and the key ID.
-func (i *Issuer) String() string {
-	if i == nil || i.issuer == nil {
-		return "jwtsvid.Issuer(none)"
-	}
-	return i.issuer.String()
-}
-
-// GoString returns the same as String, so that %#v does not show the key.
-func (i *Issuer) GoString() string { return i.String() }
-
-// LogValue implements [slog.LogValuer] with String.
-func (i *Issuer) LogValue() slog.Value { return slog.StringValue(i.String()) }

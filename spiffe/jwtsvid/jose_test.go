@@ -31,7 +31,7 @@ func josed(token string, key crypto.PublicKey) (*jwt.Claims, error) {
 // accepts, and accepts some that a Validator refuses.
 func agrees(t *testing.T, proof *jwtsvid.Verified, key crypto.PublicKey) {
 	t.Helper()
-	c, err := josed(proof.Token(), key)
+	c, err := josed(jwtsvid.Token(proof), key)
 	if err != nil {
 		return
 	}

@@ -48,9 +48,9 @@
 // tokens short: five minutes by default. It keeps them to one receiver: an [Issuer] needs an option to name
 // more, and a Validator has no option to accept tokens for others. It keeps them out of sight: no error
 // carries one, and no value prints one with a verb of package fmt, a slog handler or a JSON encoder; the
-// strings from [Issuer.Issue], [Cache.Fetch] and [Verified.Token] are the caller's to guard. And it keeps
-// them on their way: a [Transport] sends one to the hosts that it was given, over TLS, and never after a
-// redirect to another host.
+// strings from [Issuer.Issue] and [Cache.Fetch] are the caller's to guard. And it keeps them on their way:
+// what [NewTransport] returns sends one to the hosts that it was given, over TLS, and never after a redirect
+// to another host.
 //
 // # Guarantees
 //

@@ -21,7 +21,8 @@ var kind = &token.Kind{
 
 // Reasons for refusing a token that a program may branch on, with [errors.Is]. The text of the error has
 // the reason in detail and the ID that the token claims, cut to a bounded length, and never the token.
-// The error for a trust domain without a bundle wraps [spiffe.ErrUnknownTrustDomain].
+// The error for a trust domain without a bundle wraps [spiffe.ErrUnknownTrustDomain]. Its method RuleID() string returns
+// the rule in CONFORMANCE.md of package spiffe that the token breaks, or nothing.
 var (
 	// ErrNoToken says that there is no "authorization" value with the scheme Bearer, or more than one
 	// value. Only [Validator.ValidateHeader] returns it.

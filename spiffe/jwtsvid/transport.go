@@ -15,7 +15,7 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/token"
 )
 
-// TransportOptions are the choices of a [Transport] that have a default.
+// TransportOptions are the choices of [NewTransport] that have a default.
 type TransportOptions struct {
 	// Base sends the requests. Nil means a new [http.Transport] that trusts the roots of the host and uses
 	// no proxy, and none from the environment. For mutual TLS with SPIFFE IDs see spiffetls.Transport.
@@ -30,29 +30,28 @@ type TransportOptions struct {
 	UnixSocket string
 }
 
-// Transport is an [http.RoundTripper] that presents tokens: each request to a host that it knows gets a
-// header "Authorization: Bearer TOKEN" (RFC 6750 section 2.1) with the token for that host's audience.
-// [NewTransport] makes one. It is safe for concurrent use.
-//
-// A token goes nowhere else. A request to another host is refused, before anything is sent, unless a
-// redirect led there: then it is sent without a token, and so is every request that follows, because the
-// first host must not choose which other hosts see a token. A request over http is refused unless the options allow
-// it. A request that has an Authorization header already is passed on as it is.
-//
-// If a server answers 401, the token may have been taken back. Then a new one is fetched, at most every
-// ten seconds, and the request is repeated once, if its body can be sent again ([http.Request.GetBody]);
-// if it cannot, the new token is for the requests that follow.
-type Transport struct {
+// transport is what [NewTransport] returns.
+type transport struct {
 	cache     *Cache
 	audiences map[string]string // by host and port
 	opts      TransportOptions  // with the defaults
 }
 
-// NewTransport returns a Transport that takes tokens from cache. The map gives for each host, as it
-// stands in URLs, the audience that the service there expects: "db.example.org" is that host at the
-// default port of the URL's scheme, "db.example.org:8443" that host and port. The map is copied. The
-// options may be nil.
-func NewTransport(cache *Cache, audiences map[string]string, opts *TransportOptions) (*Transport, error) {
+// NewTransport returns an [http.RoundTripper] that presents tokens from cache: each request to a host that it
+// knows gets a header "Authorization: Bearer TOKEN" (RFC 6750 section 2.1). The map gives for each host, as it
+// stands in URLs, the audience that the service there expects: "db.example.org" is that host at the default
+// port of the URL's scheme, "db.example.org:8443" that host and port. The map is copied. The options may be
+// nil. The result is safe for concurrent use, and [http.Client.CloseIdleConnections] closes its connections.
+//
+// A token goes nowhere else. A request to another host is refused, before anything is sent, unless a redirect
+// led there: then it is sent without a token, and so is every request that follows, because the first host must
+// not choose which other hosts see a token. A request over http is refused unless the options allow it. A
+// request that has an Authorization header already is passed on as it is.
+//
+// If a server answers 401, the token may have been revoked. Then a new one is fetched, at most every ten
+// seconds, and the request is repeated once, if its body can be sent again ([http.Request.GetBody]); if it
+// cannot, the new token is for the requests that follow.
+func NewTransport(cache *Cache, audiences map[string]string, opts *TransportOptions) (http.RoundTripper, error) {
 	o := *cmp.Or(opts, &TransportOptions{})
 	switch {
 	case cache == nil:
@@ -65,7 +64,7 @@ func NewTransport(cache *Cache, audiences map[string]string, opts *TransportOpti
 	if o.Base == nil {
 		o.Base = token.BaseTransport(o.UnixSocket)
 	}
-	t := &Transport{cache, make(map[string]string, len(audiences)), o}
+	t := &transport{cache, make(map[string]string, len(audiences)), o}
 	for _, name := range slices.Sorted(maps.Keys(audiences)) {
 		u, err := url.Parse("https://" + name)
 		if err != nil || u.Host != name || u.Hostname() == "" || strings.HasSuffix(name, ":") {
@@ -84,7 +83,7 @@ func NewTransport(cache *Cache, audiences map[string]string, opts *TransportOpti
 }
 
 // RoundTrip implements [http.RoundTripper].
-func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
+func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	audience, err := t.audienceFor(r)
 	if err != nil {
 		token.CloseBody(r)
@@ -104,7 +103,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	body, ok := bodyAgain(r)
 	if !ok {
-		t.cache.doubt(bearer, audience)
+		t.cache.replaceRefused(bearer, audience)
 		return resp, nil
 	}
 	if bearer, err = t.cache.renew(r.Context(), bearer, audience); err != nil {
@@ -119,7 +118,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // audienceFor returns the audience of the token that r gets, or "" if it is to be sent without.
-func (t *Transport) audienceFor(r *http.Request) (string, error) {
+func (t *transport) audienceFor(r *http.Request) (string, error) {
 	if r.URL == nil {
 		return "", errors.New("the request has no URL")
 	}
@@ -155,7 +154,7 @@ func isLoopback(host string) bool {
 }
 
 // send sends a copy of r with this body and token. The response refers to r itself, without the token.
-func (t *Transport) send(r *http.Request, body io.ReadCloser, bearer string) (*http.Response, error) {
+func (t *transport) send(r *http.Request, body io.ReadCloser, bearer string) (*http.Response, error) {
 	c := token.CloneRequest(r)
 	c.Header.Set("Authorization", "Bearer "+bearer)
 	c.Body = body
@@ -178,8 +177,7 @@ func bodyAgain(r *http.Request) (io.ReadCloser, bool) {
 	return body, err == nil
 }
 
-// CloseIdleConnections closes the idle connections of the base transport, if it can;
-// [http.Client.CloseIdleConnections] calls it.
-func (t *Transport) CloseIdleConnections() {
+// CloseIdleConnections is called by the method of that name of [http.Client].
+func (t *transport) CloseIdleConnections() {
 	(&http.Client{Transport: t.opts.Base}).CloseIdleConnections()
 }

@@ -607,7 +607,7 @@ func TestNewTransportMistakes(t *testing.T) {
 	// The default base knows the roots of the host only, and uses no proxy.
 	transport, err := jwtsvid.NewTransport(cache, one, nil)
 	require.NoError(t, err)
-	transport.CloseIdleConnections()
+	(&http.Client{Transport: transport}).CloseIdleConnections()
 	s := newReceiver(t, true, nil)
 	source := &mint{issuer: longIssuer(t)}
 	cache, err = jwtsvid.NewCache(source, nil)

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/spiffe"
@@ -155,7 +156,11 @@ func (v *Validator) verify(text string) (*Verified, *spiffe.Bundle, *token.Error
 	}
 	text = strings.Clone(text)               // which may be a small part of something large
 	claims.Confirmation = jws.Confirmation{} // shares memory with the payload
-	p := &Verified{claims: claims, token: func() string { return text }}
+	id := claims.ID.String()
+	p := &Verified{
+		redacted: redact.New(id, slog.String("id", id), slog.Time("expires", claims.Expires.At)),
+		claims:   claims, token: func() string { return text },
+	}
 	b, e := v.check.Bundle(claims.ID.TrustDomain())
 	if e == nil {
 		e = v.verifySignature(s, b)
@@ -241,9 +246,10 @@ func (v *Validator) judge(c *token.Claims, audience []string) *token.Error {
 // [Validator] makes one, so a function that takes a *Verified cannot be called with an unproven name. It
 // never changes. The zero Verified proves nothing: its ID is the zero ID.
 //
-// A token is a bearer credential: any holder can present it. Verified holds the token and, however it is
-// printed, does not show it; see [Verified.Token].
+// A token is a bearer credential, so Verified neither returns nor prints it: it prints as its ID, and in
+// package log/slog as a group of "id" and "expires".
 type Verified struct {
+	redacted
 	claims token.Claims
 	token  func() string // a func, because no printer shows what it holds
 }
@@ -257,16 +263,6 @@ func (p *Verified) Audience() []string { return slices.Clone(p.claims.Audience) 
 // Expires returns "exp", without leeway: the proof counts for nothing later. It may end sooner, when the
 // key leaves the bundle.
 func (p *Verified) Expires() time.Time { return p.claims.Expires.At }
-
-// Token returns the token itself. It is a credential: until it expires, any reader can act as the
-// workload towards all of its audience. The one use for it is to have another party validate it; do not
-// log or store it. The zero Verified returns "".
-func (p *Verified) Token() string {
-	if p.token == nil {
-		return ""
-	}
-	return p.token()
-}
 
 // Claims decodes the whole payload into what into points to, a struct of the caller's or, to have it
 // as it is, a [json.RawMessage]. The trust domain of the ID vouches for them, and no other (SVID-8):
@@ -289,21 +285,8 @@ func (p *Verified) Claims(into any) error {
 
 // payload decodes the payload again.
 func (p *Verified) payload() ([]byte, error) {
-	_, rest, _ := strings.Cut(p.Token(), ".")
-	text, _, ok := strings.Cut(rest, ".")
-	if !ok {
+	if p.token == nil {
 		return nil, errors.New("nothing was verified")
 	}
-	return base64.RawURLEncoding.DecodeString(text)
-}
-
-// String returns the ID.
-func (p *Verified) String() string { return p.ID().String() }
-
-// GoString returns the ID in a form that is not taken for Go source.
-func (p *Verified) GoString() string { return fmt.Sprintf("jwtsvid.Verified(%s)", p.ID()) }
-
-// LogValue implements [slog.LogValuer]: the ID and when the token ends.
-func (p *Verified) LogValue() slog.Value {
-	return slog.GroupValue(slog.String("id", p.ID().String()), slog.Time("expires", p.Expires()))
+	return base64.RawURLEncoding.DecodeString(strings.Split(p.token(), ".")[1])
 }

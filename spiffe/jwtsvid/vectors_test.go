@@ -136,7 +136,7 @@ func TestVectors(t *testing.T) {
 					}
 					assert.Equal(t, id, proof.ID().String())
 					assert.Contains(t, proof.Audience(), "db")
-					assert.Equal(t, token, proof.Token())
+					assert.Equal(t, token, jwtsvid.Token(proof))
 					u, err := jwtsvid.ParseUnverified(token)
 					require.NoError(t, err)
 					assert.Equal(t, u.ID, proof.ID())

@@ -6,8 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
+
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // Candidate is a source that [First] may choose.
@@ -44,7 +45,7 @@ type Choice struct {
 // is closed, and those after the chosen one are not started. The log gets the choice: at Info if it is the first
 // candidate, else at Warn with the reasons; nil means no log.
 //
-// If none is ready, or ctx is done before, the error wraps [ErrNotReady], and has the reason of each.
+// If none is ready, or ctx is done before, the error wraps [spiffe.ErrNotReady], and has the reason of each.
 func First(ctx context.Context, log *slog.Logger, candidates ...Candidate) (*Choice, error) {
 	log = cmp.Or(log, slog.New(slog.DiscardHandler))
 	names := map[string]bool{}
@@ -70,7 +71,11 @@ func First(ctx context.Context, log *slog.Logger, candidates ...Candidate) (*Cho
 			if i > 0 {
 				level = slog.LevelWarn
 			}
-			log.LogAttrs(ctx, level, "source: chosen", slog.Any("choice", choice))
+			attrs := []slog.Attr{slog.String("name", choice.Name)}
+			if err := choice.passed(); err != nil {
+				attrs = append(attrs, slog.Any("passed", err))
+			}
+			log.LogAttrs(ctx, level, "source: chosen", slog.GroupAttrs("choice", attrs...))
 			return choice, nil
 		}
 		choice.Passed = append(choice.Passed, fmt.Errorf("%s: %w", c.Name, err))
@@ -78,7 +83,7 @@ func First(ctx context.Context, log *slog.Logger, candidates ...Candidate) (*Cho
 			break
 		}
 	}
-	err := fmt.Errorf("source: first: %w: %w", ErrNotReady, choice.passed())
+	err := fmt.Errorf("source: first: %w: %w", spiffe.ErrNotReady, choice.passed())
 	if skipped := len(candidates) - len(choice.Passed); skipped > 0 {
 		err = fmt.Errorf("%w; %d more were not tried: %w", err, skipped, context.Cause(ctx))
 	}
@@ -115,28 +120,4 @@ func (c *Choice) passed() (all error) {
 		}
 	}
 	return all
-}
-
-// String returns the name of the source, and why the ones before it were not chosen.
-func (c *Choice) String() string {
-	if len(c.Passed) == 0 {
-		return c.Name
-	}
-	reasons := make([]string, len(c.Passed))
-	for i, err := range c.Passed {
-		reasons[i] = err.Error()
-	}
-	return c.Name + ", because these are not ready: " + strings.Join(reasons, "; ")
-}
-
-// GoString returns the same as String.
-func (c *Choice) GoString() string { return c.String() }
-
-// LogValue implements [slog.LogValuer]: the name, and why the ones before it were not chosen.
-func (c *Choice) LogValue() slog.Value {
-	attrs := []slog.Attr{slog.String("name", c.Name)}
-	if err := c.passed(); err != nil {
-		attrs = append(attrs, slog.Any("passed", err))
-	}
-	return slog.GroupValue(attrs...)
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -22,7 +21,10 @@ import (
 // LastGoodConfig configures a [LastGood]. Source, Dir and MaxAge are required.
 type LastGoodConfig struct {
 	// Source is the live source, as its New has made it: the LastGood runs it, and closes it.
-	Source Runner
+	Source interface {
+		Source
+		Run(ctx context.Context) error
+	}
 
 	// Dir is a folder for the files, which Run makes if it is missing. It is for one source of one program. It must
 	// belong to the user of this process or to root, as must those above it. In one that other users can write to,
@@ -47,11 +49,9 @@ type LastGoodConfig struct {
 	Logger *slog.Logger
 }
 
-// Runner is a [Source] that was not started.
-type Runner interface {
+// runner is a [Source] that was not started.
+type runner interface {
 	Source
-
-	// Run keeps the source current until ctx is done or it is closed.
 	Run(ctx context.Context) error
 }
 
@@ -71,7 +71,7 @@ type Runner interface {
 // safe for concurrent use. Those that read never wait for a file.
 type LastGood struct {
 	cfg   LastGoodConfig
-	live  Runner
+	live  runner
 	log   *slog.Logger
 	store *store.Store
 	life  lifecycle.Life
@@ -207,7 +207,7 @@ func (l *LastGood) current() (*spiffe.SVID, *spiffe.BundleSet, error) {
 }
 
 // Ready waits until there is something to hand out: until the live source is ready, or an identity is stored, or with
-// BundlesOnly bundles. The error wraps [ErrNotReady], the cause of ctx, the error of the live source, and why what
+// BundlesOnly bundles. The error wraps [spiffe.ErrNotReady], the cause of ctx, the error of the live source, and why what
 // was stored is not used.
 func (l *LastGood) Ready(ctx context.Context) error {
 	err := l.life.Await(ctx, l.Changed, func() bool {
@@ -236,9 +236,9 @@ func (l *LastGood) notReady(err error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.refused != nil {
-		return fmt.Errorf("source: last good: %w: %w; %w", ErrNotReady, err, l.refused)
+		return fmt.Errorf("source: last good: %w: %w; %w", spiffe.ErrNotReady, err, l.refused)
 	}
-	return fmt.Errorf("source: last good: %w: %w", ErrNotReady, err)
+	return fmt.Errorf("source: last good: %w: %w", spiffe.ErrNotReady, err)
 }
 
 // isLive reports whether the live source was ready.
@@ -326,15 +326,6 @@ var noBundles = new(spiffe.BundleSet)
 // Changed returns a channel that is closed when what the source hands out changes. Take it before reading, so that
 // no change is missed.
 func (l *LastGood) Changed() <-chan struct{} { return l.news.Changed() }
-
-// Updates returns the current snapshot first, if there is one, and then each newer one until ctx is done. A loop that
-// is slow skips to the newest.
-func (l *LastGood) Updates(ctx context.Context) iter.Seq[*spiffe.Snapshot] {
-	return renew.Follow(ctx, l.Changed, func() *spiffe.Snapshot {
-		snap, _ := l.Snapshot() // nil if there is none
-		return snap
-	})
-}
 
 // LastGoodStatus is the state of a [LastGood] at one moment.
 type LastGoodStatus struct {

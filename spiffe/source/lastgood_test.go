@@ -35,14 +35,14 @@ import (
 )
 
 var (
-	_ source.Runner    = (*workloadapi.Source)(nil)
 	_ source.Federated = (*workloadapi.Source)(nil)
-	_ source.Runner    = (*secretcache.Manager)(nil)
 	_ source.Federated = (*federation.Manager)(nil)
-	_ source.Runner    = (*source.LastGood)(nil)
 	_ source.Federated = (*source.LastGood)(nil)
-	_ source.Source    = (*source.Merge)(nil)
 	_ source.Source    = (*source.Choice)(nil)
+
+	_ = source.LastGoodConfig{Source: (*workloadapi.Source)(nil)}
+	_ = source.LastGoodConfig{Source: (*secretcache.Manager)(nil)}
+	_ = source.LastGoodConfig{Source: (*source.LastGood)(nil)}
 )
 
 var (
@@ -248,11 +248,11 @@ func TestStoredEnds(t *testing.T) {
 					require.NoError(t, handshake(t, l, l))
 					time.Sleep(test.life) // and then it ends
 					_, err = l.SVID()
-					require.ErrorIs(t, err, source.ErrNotReady)
+					require.ErrorIs(t, err, spiffe.ErrNotReady)
 					require.NoError(t, l.Close())
 					return
 				}
-				require.ErrorIs(t, err, source.ErrNotReady)
+				require.ErrorIs(t, err, spiffe.ErrNotReady)
 				require.ErrorIs(t, err, context.DeadlineExceeded)
 				require.ErrorContains(t, err, test.reason)
 				require.ErrorContains(t, err, "workloadapi", "and what the agent says")
@@ -425,7 +425,7 @@ func TestDamaged(t *testing.T) {
 				test.damage(t, path)
 				w.api.Drop()
 				_, err := w.try(t, time.Second)
-				require.ErrorIs(t, err, source.ErrNotReady)
+				require.ErrorIs(t, err, spiffe.ErrNotReady)
 				require.ErrorContains(t, err, test.want)
 				assert.NotContains(t, err.Error(), "PRIVATE KEY---")
 				if strings.HasPrefix(test.want, "belongs") {
@@ -469,7 +469,7 @@ func TestIdentityOnlyWhenAsked(t *testing.T) {
 		w.cfg.Identity = false
 		w.api.Drop()
 		_, err := w.try(t, time.Second)
-		require.ErrorIs(t, err, source.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		assert.NoFileExists(t, path, "one from before is deleted")
 		w.api.Mend()
 		l, stop := w.start(t)
@@ -501,7 +501,7 @@ func TestBundlesOnly(t *testing.T) {
 		require.NoError(t, err)
 		assert.True(t, sameRoots(b, w.ca.Bundle()))
 		_, err = l.SVID()
-		require.ErrorIs(t, err, source.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		w.ca.Rotate()
 		w.api.Mend()
 		time.Sleep(time.Minute)
@@ -536,7 +536,7 @@ func TestLastGoodConfig(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
 	err = l.Ready(ctx)
-	require.ErrorIs(t, err, source.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorContains(t, err, "neither called Start nor Run")
 	assert.NoDirExists(t, "dir", "New does nothing")
 	require.NoError(t, l.Close())

@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/svidkit/svidkit/internal/certs/certchain"
-	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -26,10 +24,8 @@ type Federated interface {
 	Changed() <-chan struct{}
 }
 
-// Merge is a [Source] with the identity of one source and the bundles of several; see [NewMerge] and [NewUnion].
-//
-// It runs nothing: its sources are started and closed by the program. Its methods are safe for concurrent use.
-type Merge struct {
+// merge is a [Source] with the identity of one source and the bundles of several.
+type merge struct {
 	td        spiffe.TrustDomain
 	own       Source
 	federated []Federated
@@ -50,17 +46,28 @@ type merged struct {
 	snap *spiffe.Snapshot
 }
 
-// NewMerge returns the Merge of own, which has an identity of td, and of the federated sources. The bundle of the own
-// trust domain is always the one of the own source. That of another trust domain comes from the first of the federated
-// sources that has it, and from the own source if none has.
-func NewMerge(td spiffe.TrustDomain, own Source, federated ...Federated) (*Merge, error) {
+// NewMerge returns a Source with the identity of own, which must be of td, and the bundles of own and of the federated
+// sources. The bundle of td is always that of own. The bundle of another trust domain comes from the first of the federated
+// sources that has it, and from own if none has.
+//
+// The program starts and closes the sources. Ready waits for own alone. Changed tells of changes of any of them: while
+// its channel is waited for there is a goroutine for each source. Close ends these, and closes no source.
+func NewMerge(td spiffe.TrustDomain, own Source, federated ...Federated) (Source, error) {
+	m, err := newMerge(td, own, federated)
+	if err != nil {
+		return nil, err // and not a nil *merge
+	}
+	return m, nil
+}
+
+func newMerge(td spiffe.TrustDomain, own Source, federated []Federated) (*merge, error) {
 	switch {
 	case td.IsZero():
 		return nil, fmt.Errorf("source: merge: %w: the own trust domain is required, as no other source may speak for it", spiffe.ErrZero)
 	case own == nil || slices.Contains(federated, nil):
 		return nil, errors.New("source: merge: a source is nil")
 	}
-	return &Merge{td: td, own: own, federated: slices.Clone(federated)}, nil
+	return &merge{td: td, own: own, federated: slices.Clone(federated)}, nil
 }
 
 // NewUnion is NewMerge for sources that add to each other: a trust domain, the own one included, has the X.509
@@ -71,19 +78,20 @@ func NewMerge(td spiffe.TrustDomain, own Source, federated ...Federated) (*Merge
 // that; a *federation.Manager speaks for the trust domains that the program has listed for it only.
 //
 // Sources keep what was good last. What one of them takes away is taken away: a root is trusted while any of them has it,
-// and a bundle without authorities adds nothing. More than [spiffe.MaxBundleKeys] authorities of a trust domain replace
+// and a bundle without authorities adds nothing. More than 1,000 authorities of a trust domain replace
 // nothing; if there is nothing to keep, Bundle returns the error, which wraps [spiffe.ErrTooLarge], and so does Snapshot
 // for the own trust domain, while it leaves out another one.
-func NewUnion(td spiffe.TrustDomain, own Source, sources ...Federated) (*Merge, error) {
-	m, err := NewMerge(td, own, sources...)
-	if err == nil {
-		m.union = true
+func NewUnion(td spiffe.TrustDomain, own Source, sources ...Federated) (Source, error) {
+	m, err := newMerge(td, own, sources)
+	if err != nil {
+		return nil, err
 	}
-	return m, err
+	m.union = true
+	return m, nil
 }
 
 // SVID returns the identity of the own source. One of another trust domain is an error.
-func (m *Merge) SVID() (*spiffe.SVID, error) {
+func (m *merge) SVID() (*spiffe.SVID, error) {
 	svid, err := m.own.SVID()
 	if err != nil {
 		return nil, err
@@ -94,7 +102,7 @@ func (m *Merge) SVID() (*spiffe.SVID, error) {
 	return svid, nil
 }
 
-func (m *Merge) check(svid *spiffe.SVID) error {
+func (m *merge) check(svid *spiffe.SVID) error {
 	if td := svid.ID().TrustDomain(); td != m.td {
 		return fmt.Errorf("source: merge: the own source has an identity of %q, and was said to be of %q", td, m.td)
 	}
@@ -102,7 +110,7 @@ func (m *Merge) check(svid *spiffe.SVID) error {
 }
 
 // Bundle returns the bundle of td. The error for an unknown one wraps [spiffe.ErrUnknownTrustDomain].
-func (m *Merge) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+func (m *merge) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	if m.union {
 		return m.unionOf(td)
 	}
@@ -117,8 +125,8 @@ func (m *Merge) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 }
 
 // Snapshot returns the identity with all bundles. It is the same until one of them changes. The error is that of the
-// own source, or of [Merge.SVID].
-func (m *Merge) Snapshot() (*spiffe.Snapshot, error) {
+// own source, or of SVID.
+func (m *merge) Snapshot() (*spiffe.Snapshot, error) {
 	own, err := m.own.Snapshot()
 	if err != nil {
 		return nil, err
@@ -215,7 +223,7 @@ func unite(bundles []*spiffe.Bundle) (*spiffe.Bundle, error) {
 }
 
 // unionOf is Bundle of a NewUnion, which has bundles while there is no identity, too, and says why there is none.
-func (m *Merge) unionOf(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+func (m *merge) unionOf(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	if snap, err := m.Snapshot(); err == nil {
 		if b, err := snap.Bundle(td); err == nil {
 			return b, nil
@@ -237,7 +245,7 @@ func (m *Merge) unionOf(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return unite(parts)
 }
 
-func (m *Merge) unchanged(sets []*spiffe.BundleSet) bool {
+func (m *merge) unchanged(sets []*spiffe.BundleSet) bool {
 	for i, f := range m.federated {
 		if f.Bundles() != sets[i] {
 			return false
@@ -247,8 +255,8 @@ func (m *Merge) unchanged(sets []*spiffe.BundleSet) bool {
 }
 
 // Changed returns a channel that is closed when one of the sources changes. Take it before reading, so that no
-// change is missed. While a channel is waited for there is a goroutine for each source, which [Merge.Close] ends.
-func (m *Merge) Changed() <-chan struct{} {
+// change is missed. While a channel is waited for there is a goroutine for each source, which Close ends.
+func (m *merge) Changed() <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.changed != nil {
@@ -280,20 +288,11 @@ func (m *Merge) Changed() <-chan struct{} {
 	return all
 }
 
-// Updates returns the current snapshot first, if there is one, and then each newer one until ctx is done. A loop that
-// is slow skips to the newest.
-func (m *Merge) Updates(ctx context.Context) iter.Seq[*spiffe.Snapshot] {
-	return renew.Follow(ctx, m.Changed, func() *spiffe.Snapshot {
-		snap, _ := m.Snapshot() // nil if there is none
-		return snap
-	})
-}
-
 // Ready waits until the own source is ready. It does not wait for the federated ones.
-func (m *Merge) Ready(ctx context.Context) error { return m.own.Ready(ctx) }
+func (m *merge) Ready(ctx context.Context) error { return m.own.Ready(ctx) }
 
 // Close ends what waits for changes, and returns nil. It does not close the sources.
-func (m *Merge) Close() error {
+func (m *merge) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.closed && m.stop != nil {

@@ -115,7 +115,7 @@ func TestMerge(t *testing.T) {
 		own.Fail(nil)
 
 		var seen []string
-		for snap := range m.Updates(t.Context()) {
+		for snap := range renew.Follow(t.Context(), m.Changed, func() *spiffe.Snapshot { snap, _ := m.Snapshot(); return snap }) {
 			seen = append(seen, serial(t, snap))
 			if len(seen) == 3 {
 				break

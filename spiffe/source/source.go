@@ -26,7 +26,6 @@ package source
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -49,14 +48,6 @@ type Source interface {
 	// Close stops the source.
 	Close() error
 }
-
-// ErrNotReady says that no source is ready. It has the method Retryable and reports that a later attempt may succeed.
-var ErrNotReady error = notReady{}
-
-type notReady struct{}
-
-func (notReady) Error() string                                { return "not ready" }
-func (notReady) Retryable() (after time.Duration, again bool) { return 0, true }
 
 // withdrawn reports whether a source has nothing because its server has taken back what it had given, or never gave
 // anything: errors say so with a method Withdrawn.

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/source"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -29,7 +30,7 @@ func rootsIn(t testing.TB, m interface {
 }
 
 // hasRoots checks that there are these roots, in their order.
-func hasRoots(t testing.TB, m *source.Merge, td spiffe.TrustDomain, cas ...*spiffetest.CA) {
+func hasRoots(t testing.TB, m source.Source, td spiffe.TrustDomain, cas ...*spiffetest.CA) {
 	t.Helper()
 	var want []*x509.Certificate
 	for _, ca := range cas {
@@ -107,7 +108,7 @@ func TestUnion(t *testing.T) {
 
 		// What is too much replaces nothing.
 		var crowd []*x509.Certificate
-		for i := range spiffe.MaxBundleKeys {
+		for i := range jws.MaxSetKeys {
 			c := *more.Root()
 			c.Raw = append([]byte{byte(i), byte(i >> 8)}, c.Raw...)
 			crowd = append(crowd, &c)
@@ -131,7 +132,7 @@ func TestUnionOfTooManyAbroad(t *testing.T) {
 	t.Parallel()
 	ca, partner := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "partner.test")
 	var crowd []*x509.Certificate
-	for i := range spiffe.MaxBundleKeys {
+	for i := range jws.MaxSetKeys {
 		c := *partner.Root()
 		c.Raw = append([]byte{byte(i), byte(i >> 8)}, c.Raw...)
 		crowd = append(crowd, &c)

@@ -156,7 +156,7 @@ func Example_hangingAgent() {
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
 	_, err := workloadapi.Start(ctx, api.Config())
-	fmt.Println("while it hangs:", errors.Is(err, workloadapi.ErrNotReady))
+	fmt.Println("while it hangs:", errors.Is(err, spiffe.ErrNotReady))
 
 	api.Mend()
 	source, err := workloadapi.Start(context.Background(), api.Config())

@@ -64,7 +64,7 @@ func TestGoodIdentities(t *testing.T) {
 	}
 	svid := ca.SVID("/web")
 	assert.Equal(t, "spiffe://example.org/web", svid.ID().String())
-	assert.Equal(t, time.Hour, svid.NotAfter().Sub(svid.NotBefore()))
+	assert.Equal(t, time.Hour, svid.NotAfter().Sub(svid.Leaf().NotBefore))
 	assert.Len(t, svid.Chain(), 1, "the root is not part of the chain")
 	assert.Len(t, intermediate.SVID("/web").Chain(), 2)
 	assert.Equal(t, "example.org", ca.TrustDomain().String())
@@ -267,7 +267,7 @@ func TestSign(t *testing.T) {
 
 	assert.Zero(t, ca.Signed(), "an intermediate counts for itself")
 	svid := mustSVID(t, ca, 0)
-	assert.Equal(t, time.Hour, svid.NotAfter().Sub(svid.NotBefore()))
+	assert.Equal(t, time.Hour, svid.NotAfter().Sub(svid.Leaf().NotBefore))
 	assert.Equal(t, 1, ca.Signed())
 
 	second := csr(t, "spiffe://example.org/web", pki.IDSAN(spiffe.MustParseID("spiffe://example.org/two")))
@@ -400,7 +400,7 @@ func TestBubble(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		svid := ca.SVID("/web")
-		assert.Equal(t, 2000, svid.NotBefore().Year())
+		assert.Equal(t, 2000, svid.Leaf().NotBefore.Year())
 		time.Sleep(59 * time.Minute)
 		_, err := verify(t, ca.Bundle(), svid.Chain(), spiffe.AnyRole)
 		require.NoError(t, err)

@@ -95,7 +95,7 @@ func (e *endpoint) refused(role spiffe.Role, err error) *HandshakeError {
 	now, cert := e.now(), invalid.Cert
 	var own time.Time // when this side's identity was issued, by the CA's clock
 	if svid, err := e.self.SVID(); err == nil && svid != nil {
-		own = svid.NotBefore()
+		own = svid.Leaf().NotBefore
 	}
 	switch {
 	case now.Before(cert.NotBefore):

@@ -26,6 +26,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
@@ -345,7 +346,7 @@ func TestLateServer(t *testing.T) {
 			run(t, s)
 			require.Eventually(t, func() bool { return s.Status().X509.Failures > 0 }, patient, time.Millisecond)
 			_, err = s.SVID()
-			require.ErrorIs(t, err, workloadapi.ErrNotReady)
+			require.ErrorIs(t, err, spiffe.ErrNotReady)
 			assert.ErrorContains(t, err, target)
 			l, err := net.Listen(network, target)
 			require.NoError(t, err)
@@ -421,7 +422,7 @@ func TestHostileServer(t *testing.T) {
 
 	// 24 domains, each with a megabyte of certificates that are read and cannot be used.
 	leaf := home.SVID("/leaf").Leaf().Raw
-	leaves := slices.Repeat(leaf, min(spiffe.MaxBundleKeys, mb/len(leaf)))
+	leaves := slices.Repeat(leaf, min(jws.MaxSetKeys, mb/len(leaf)))
 	var manyBundles []byte
 	for i := 0; len(manyBundles)+len(leaves) < 24*mb; i++ {
 		manyBundles = append(manyBundles, federated(fmt.Sprintf("d%d.test", i), leaves)...)

@@ -11,11 +11,6 @@ import (
 
 // Errors to test for with [errors.Is].
 var (
-	// ErrNotReady says that a [Source] has nothing to hand out: nothing was received yet, the server has
-	// withdrawn what it sent, or no identity has the wanted hint. The error around it has the cause of
-	// the last failure. It has the method Retryable and reports that a later attempt may succeed.
-	ErrNotReady error = notReady{}
-
 	// ErrDenied says that the server has no identity for this caller, or not the one that was asked for
 	// (gRPC's PermissionDenied). It may have one later, when the workload is registered. On a stream it
 	// withdraws what was received before.
@@ -33,11 +28,6 @@ var (
 	// received before it stays in force.
 	ErrBadResponse = errors.New("response discarded")
 )
-
-type notReady struct{}
-
-func (notReady) Error() string                                { return "not ready" }
-func (notReady) Retryable() (after time.Duration, again bool) { return 0, true }
 
 // Error is what a call or a stream failed with. Texts of the server are quoted in it, cut to a length that
 // fits a log.

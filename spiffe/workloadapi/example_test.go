@@ -105,7 +105,7 @@ func ExampleSource_Ready() {
 	err = src.Ready(patience)
 	cancel()
 	<-ended
-	fmt.Println(errors.Is(err, workloadapi.ErrNotReady), errors.Is(err, workloadapi.ErrDenied))
+	fmt.Println(errors.Is(err, spiffe.ErrNotReady), errors.Is(err, workloadapi.ErrDenied))
 	e, _ := errors.AsType[*workloadapi.Error](err)
 	fmt.Println(e.Err)
 	// Output:

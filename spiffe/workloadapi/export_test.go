@@ -52,6 +52,9 @@ func SetDial(s *Source, dial func(ctx context.Context) (net.Conn, error)) {
 	s.client.http.Transport.(*http.Transport).DialContext = s.client.conns.Dial(func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) })
 }
 
+// ClientOf returns the client of a source.
+func ClientOf(s *Source) *Client { return s.client }
+
 // Reader reads responses as a watch does.
 type Reader struct{ r reader }
 

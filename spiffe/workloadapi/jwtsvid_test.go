@@ -36,7 +36,11 @@ func ExampleSource_Fetch() {
 	address, stop := tokensForExample(ca)
 	defer stop()
 
-	src, err := workloadapi.New(workloadapi.Config{Address: address, JWTBundles: true})
+	client, err := workloadapi.NewClient(address, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	src, err := workloadapi.New(workloadapi.Config{Client: client, JWTBundles: true})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -65,7 +69,7 @@ func ExampleSource_Fetch() {
 		log.Fatal(err)
 	}
 	fmt.Println("this is", proof.ID())
-	_, _, err = src.Client().ValidateJWTSVID(ctx, "mail", token)
+	_, _, err = client.ValidateJWTSVID(ctx, "mail", token)
 	fmt.Println("the server refuses it for mail:", errors.Is(err, workloadapi.ErrRefused))
 	cancel()
 	<-ended
@@ -135,7 +139,7 @@ func TestTokensEndToEnd(t *testing.T) {
 		assert.Equal(t, "spiffe://example.org/web", id.String())
 		assert.Equal(t, []any{"a", "b"}, claims["aud"])
 		assert.Equal(t, id.String(), claims["sub"])
-		assert.InDelta(t, time.Now().Add(jwtsvid.DefaultLifetime).Unix(), claims["exp"], 60)
+		assert.InDelta(t, time.Now().Add(5*time.Minute).Unix(), claims["exp"], 60)
 		v, err := jwtsvid.NewValidator(s, []string{audience}, nil)
 		require.NoError(t, err)
 		proof, err := v.Validate(both)
@@ -205,7 +209,7 @@ func TestFetch(t *testing.T) {
 		s, err := workloadapi.New(workloadapi.Config{Client: c, Hint: "none"})
 		require.NoError(t, err)
 		_, err = s.Fetch(t.Context(), "a")
-		require.ErrorIs(t, err, workloadapi.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		assert.ErrorContains(t, err, `no identity with the hint "none"`)
 		_, err = s.Fetch(t.Context())
 		require.ErrorIs(t, err, workloadapi.ErrRefused, "no audience")

@@ -1,20 +1,17 @@
 package workloadapi
 
 import (
-	"context"
+	"cmp"
 	"errors"
 	"fmt"
-	"iter"
-	"log/slog"
 	"strings"
-	"sync/atomic"
 
-	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
-// Choice says which of the identities that a server has for this workload a [Picked] hands out: the first, in the order of
+// Choice says which of the identities that a server has for this workload [Source.Pick] returns: the first, in the order of
 // the server, that meets all of its conditions. The zero Choice is the default identity.
 type Choice struct {
 	// Hint is the label that the identity has; "" means any.
@@ -39,8 +36,8 @@ func (c Choice) index(n int, at func(int) (hint string, id spiffe.ID)) (i int, f
 	return 0, true, c.OrDefault && n > 0
 }
 
-// of returns the identity of u, which may be nil, that c picks, or nil.
-func (c Choice) of(u *Update) (svid *spiffe.SVID, fallback bool) {
+// pick returns the identity of u, which may be nil, that c says, or nil.
+func (c Choice) pick(u *Update) (svid *spiffe.SVID, fallback bool) {
 	if u == nil {
 		return nil, false
 	}
@@ -53,12 +50,12 @@ func (c Choice) of(u *Update) (svid *spiffe.SVID, fallback bool) {
 
 // meets reports whether there is an identity in u for c.
 func (c Choice) meets(u *Update) bool {
-	svid, _ := c.of(u)
+	svid, _ := c.pick(u)
 	return svid != nil
 }
 
-// String describes the conditions, for errors.
-func (c Choice) String() string {
+// text describes the conditions, for errors.
+func (c Choice) text() string {
 	var all []string
 	if c.Hint != "" {
 		all = append(all, fmt.Sprintf("with the hint %q", workloadwire.Clip(c.Hint, 128)))
@@ -74,7 +71,7 @@ const mostNamed = 5
 
 // missing is the error for a choice that the identities of u, which may be nil, do not meet.
 func (c Choice) missing(u *Update) error {
-	err := fmt.Errorf("workloadapi: source: %w: the server has no identity %v", ErrNotReady, c)
+	err := fmt.Errorf("workloadapi: source: %w: the server has no identity %s", spiffe.ErrNotReady, c.text())
 	if u == nil || len(u.Identities) == 0 {
 		return err
 	}
@@ -89,33 +86,20 @@ func (c Choice) missing(u *Update) error {
 	return fmt.Errorf("%w; it has %s", err, strings.Join(have, ", "))
 }
 
-// Picked is another identity of a [Source], over the same stream: [Source.Pick] makes one. It follows its source, which is
-// run, started and closed, and has nothing to be closed itself. It is a [spiffe.SVIDSource], a [spiffe.BundleSource] and a
-// jwtsvid.Source. Its methods are safe for concurrent use, and read without blocking.
-//
-// An identity and the bundles of a [Picked.Snapshot] are of one response, as those of the source are.
-type Picked struct {
-	source *Source
-	choice Choice
-	cur    atomic.Pointer[picking] // nil before the first read
-}
-
-// picking is what was picked of a state of the source. It never changes.
-type picking struct {
-	of       *state
-	snap     *spiffe.Snapshot // nil if there is no identity
-	fallback bool
-}
-
-// Pick returns the identity that c says, which may change from one response to the next. A program picks each identity
-// once, at its start, before the source is ready or after:
+// Pick returns a Source of the identity that c says, which may change from one response to the next. It reads the stream
+// of s: what is received, run and closed is s, so that Run of the returned Source is an error, and Close does nothing. A
+// program picks each identity once, at its start, before the source is ready or after:
 //
 //	internal, err := src.Pick(workloadapi.Choice{Hint: "internal"})
 //	…
 //	cfg, err := spiffetls.ClientConfig(internal, internal, allow, nil)
 //
+// While no identity meets c, and it is strict, SVID and the other readers of the identity return an error that wraps
+// [spiffe.ErrNotReady] and names the identities that there are. Bundles do not depend on c. Changed tells of changes of
+// other identities, too.
+//
 // The error says that the policy can allow no identity, or that the source has [Config].BundlesOnly.
-func (s *Source) Pick(c Choice) (*Picked, error) {
+func (s *Source) Pick(c Choice) (*Source, error) {
 	if s.cfg.BundlesOnly {
 		return nil, errors.New("workloadapi: pick: the source is configured for bundles only")
 	}
@@ -124,93 +108,41 @@ func (s *Source) Pick(c Choice) (*Picked, error) {
 			return nil, fmt.Errorf("workloadapi: pick: %w", err)
 		}
 	}
-	return &Picked{source: s, choice: c}, nil
+	name := strings.TrimSpace(fmt.Sprintf("workloadapi.Source(%s) %s", s.client.server, c.text()))
+	return &Source{redacted: redact.New(name), feed: s.feed, choice: c, from: cmp.Or(s.from, s)}, nil
 }
 
-// now returns what is picked of the present state. The first reader after a change picks for all.
-func (p *Picked) now() *picking {
+// now returns the present state. Of a Source that was picked, the first reader after a change picks for all.
+func (s *Source) now() *state {
+	if s.from == nil {
+		return s.cur.Load()
+	}
 	for {
-		last := p.cur.Load() // before the state, which is then never older than what was picked from
-		st := p.source.cur.Load()
-		if last != nil && last.of == st {
+		last := s.cur.Load() // before the state of from, which is then never older than what was picked from
+		all := s.from.cur.Load()
+		if last != nil && last.of == all {
 			return last
 		}
-		next := &picking{of: st}
-		svid, fallback := p.choice.of(st.update)
-		if svid != nil {
-			next.fallback = fallback
-			if last != nil && snapshotOf(last.snap, svid, st.bundles) {
-				next.snap = last.snap
-			} else {
-				next.snap = spiffe.NewSnapshot(svid, st.bundles)
-			}
-		}
-		if p.cur.CompareAndSwap(last, next) {
+		next := s.choice.from(all, last)
+		if s.cur.CompareAndSwap(last, next) {
 			return next
 		}
 	}
 }
 
-// SVID returns the present X.509-SVID of the identity with its key, as [Source.SVID] does. While no identity meets the
-// [Choice], and it is strict, the error wraps [ErrNotReady] and names the identities that there are.
-func (p *Picked) SVID() (*spiffe.SVID, error) {
-	snap, err := p.Snapshot()
-	if err != nil {
-		return nil, err
+// from returns the state of a Source that was picked, of that of the one it was picked from. The snapshot of last, which may be nil,
+// is kept if it is what a new one would be.
+func (c Choice) from(all, last *state) *state {
+	next := &state{of: all, bundles: all.bundles, update: all.update, denied: all.denied}
+	svid, fallback := c.pick(all.update)
+	if svid == nil {
+		return next
 	}
-	return snap.SVID()
-}
-
-// Bundle is that of the source: see [Source.Bundle].
-func (p *Picked) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) { return p.source.Bundle(td) }
-
-// Snapshot returns the identity and the trust bundles as they were published together. The error is that of [Picked.SVID].
-func (p *Picked) Snapshot() (*spiffe.Snapshot, error) {
-	if snap := p.now().snap; snap != nil {
-		return snap, nil
+	next.fallback = fallback
+	if last != nil && snapshotOf(last.snap, svid, all.bundles) {
+		next.snap = last.snap
+	} else {
+		next.snap = spiffe.NewSnapshot(svid, all.bundles)
 	}
-	return nil, p.source.notReady(p.choice)
+	return next
 }
-
-// Changed is that of the source: see [Source.Changed]. It tells of changes of other identities, too.
-func (p *Picked) Changed() <-chan struct{} { return p.source.Changed() }
-
-// Updates returns the present snapshot first, if there is one, and then each newer one, as [Source.Updates] does.
-func (p *Picked) Updates(ctx context.Context) iter.Seq[*spiffe.Snapshot] {
-	return renew.Follow(ctx, p.Changed, func() *spiffe.Snapshot { return p.now().snap })
-}
-
-// Fetch asks the server for a JWT-SVID of the identity, as [Source.Fetch] does.
-func (p *Picked) Fetch(ctx context.Context, audience ...string) (token string, err error) {
-	return p.source.fetch(ctx, p.choice, p.now().snap, audience)
-}
-
-// Ready waits as [Source.Ready] does, for this identity.
-func (p *Picked) Ready(ctx context.Context) error {
-	return p.source.await(ctx, func() error { return p.source.notReady(p.choice) }, p.ready)
-}
-
-func (p *Picked) ready() bool {
-	p.source.mu.Lock()
-	defer p.source.mu.Unlock()
-	return p.source.ready(p.now().snap)
-}
-
-// Status returns the state of the source, with the ID, NotAfter, Fallback and Ready of this identity.
-func (p *Picked) Status() Status {
-	p.source.mu.Lock()
-	defer p.source.mu.Unlock()
-	now := p.now()
-	return p.source.status(now.snap, now.fallback)
-}
-
-// String names the server and the choice. A Picked does not print its keys.
-func (p *Picked) String() string {
-	return strings.TrimSpace(fmt.Sprintf("workloadapi.Picked(%s) %v", p.source.client.server, p.choice))
-}
-
-// GoString is String: the verb %#v must not walk to the keys either.
-func (p *Picked) GoString() string { return p.String() }
-
-// LogValue is String as a log value.
-func (p *Picked) LogValue() slog.Value { return slog.StringValue(p.String()) }

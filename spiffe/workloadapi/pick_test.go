@@ -1,6 +1,7 @@
 package workloadapi_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net/http"
@@ -16,15 +17,8 @@ import (
 
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/spiffe"
-	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
-)
-
-var (
-	_ spiffe.SVIDSource   = (*workloadapi.Picked)(nil)
-	_ spiffe.BundleSource = (*workloadapi.Picked)(nil)
-	_ jwtsvid.Source      = (*workloadapi.Picked)(nil)
 )
 
 // several is a response with an identity for each path and hint, in turn.
@@ -37,7 +31,7 @@ func (d domain) several(t testing.TB, pathsAndHints ...string) *wire.X509SVIDRes
 	return m
 }
 
-func pick(t testing.TB, s *workloadapi.Source, c workloadapi.Choice) *workloadapi.Picked {
+func pick(t testing.TB, s *workloadapi.Source, c workloadapi.Choice) *workloadapi.Source {
 	t.Helper()
 	p, err := s.Pick(c)
 	require.NoError(t, err)
@@ -71,11 +65,11 @@ func TestPick(t *testing.T) {
 			{"hint and policy", workloadapi.Choice{Hint: "internal", Policy: only("/db")}, [3]string{"/db", "", ""}, `no identity with the hint "internal" and that the policy allows (`},
 			{"a hint in other case", workloadapi.Choice{Hint: "Internal"}, [3]string{}, `with the hint "Internal"`},
 		}
-		picked := make([]*workloadapi.Picked, len(rows))
+		picked := make([]*workloadapi.Source, len(rows))
 		for i, r := range rows {
 			picked[i] = pick(t, s, r.choice)
 			_, err := picked[i].SVID()
-			require.ErrorIs(t, err, workloadapi.ErrNotReady)
+			require.ErrorIs(t, err, spiffe.ErrNotReady)
 			require.ErrorContains(t, err, "neither called Start nor Run", r.name)
 		}
 		run(t, s)
@@ -92,18 +86,18 @@ func TestPick(t *testing.T) {
 				status := p.Status()
 				if want == "" {
 					_, err := p.SVID()
-					require.ErrorIs(t, err, workloadapi.ErrNotReady, r.name)
+					require.ErrorIs(t, err, spiffe.ErrNotReady, r.name)
 					if n == len(states)-1 {
 						assert.ErrorContains(t, err, r.err, r.name)
 					}
 					_, err = p.Snapshot()
-					require.ErrorIs(t, err, workloadapi.ErrNotReady, r.name)
+					require.ErrorIs(t, err, spiffe.ErrNotReady, r.name)
 					assert.False(t, status.Ready)
 					assert.Zero(t, status.ID)
 					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 					err = p.Ready(ctx)
 					cancel()
-					require.ErrorIs(t, err, workloadapi.ErrNotReady)
+					require.ErrorIs(t, err, spiffe.ErrNotReady)
 					require.ErrorIs(t, err, context.DeadlineExceeded)
 				} else {
 					snap, err := p.Snapshot()
@@ -198,7 +192,7 @@ func TestPickFetch(t *testing.T) {
 			require.NoError(t, err)
 			assert.Equal(t, "token of spiffe://example.org/db", token)
 			_, err = none.Fetch(t.Context(), "db")
-			require.ErrorIs(t, err, workloadapi.ErrNotReady)
+			require.ErrorIs(t, err, spiffe.ErrNotReady)
 			token, err = instead.Fetch(t.Context(), "db")
 			require.NoError(t, err)
 			assert.Equal(t, "token of spiffe://example.org/web", token)
@@ -237,7 +231,7 @@ func TestSpinningReadersOfPicked(t *testing.T) {
 	run(t, s)
 	require.NoError(t, s.Ready(t.Context()))
 	type wanted struct {
-		picked *workloadapi.Picked
+		picked *workloadapi.Source
 		want   map[string]bool
 	}
 	var picks []wanted
@@ -319,4 +313,63 @@ func ExampleSource_Pick() {
 	status := internal.Status()
 	fmt.Println(status.ID, "instead of another:", status.Fallback)
 	// Output: spiffe://example.org/web instead of another: true
+}
+
+// A Source that was picked has secrets of its own identity, tells of their changes, and is run and closed by the one it was
+// picked from.
+func TestPickSecrets(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		web, db, db2 := home.SVID("/web"), home.SVID("/db"), home.SVID("/db2")
+		response := func(db *spiffe.SVID, hint string) *wire.X509SVIDResponse {
+			return &wire.X509SVIDResponse{Svids: []*wire.X509SVID{home.message(t, web, ""), home.message(t, db, hint)}}
+		}
+		streams := make(feed)
+		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, fake(t, streams.serve))})
+		require.NoError(t, err)
+		internal := pick(t, s, workloadapi.Choice{Hint: "internal"})
+		again, err := internal.Pick(workloadapi.Choice{})
+		require.NoError(t, err)
+		var all, own told
+		s.Subscribe(all.add)
+		cancel := internal.Subscribe(own.add)
+		require.ErrorContains(t, internal.Run(t.Context()), "was picked from another")
+		run(t, s)
+
+		streams.send(response(db, "internal"))
+		synctest.Wait()
+		isPair(t, s, "default", web)
+		isPair(t, again, "default", web)
+		isPair(t, internal, "default", db)
+		isPair(t, internal, webName, web)
+		isRoots(t, internal, "ROOTCA", home)
+		assert.ElementsMatch(t, []string{"ALL", "ROOTCA", homeName, "default", webName, dbName}, all.take())
+		assert.ElementsMatch(t, []string{"ALL", "ROOTCA", homeName, "default", webName, dbName}, own.take())
+
+		streams.send(response(db2, "internal"))
+		synctest.Wait()
+		isPair(t, internal, "default", db2)
+		assert.ElementsMatch(t, []string{dbName, dbName + "2"}, all.take())
+		assert.ElementsMatch(t, []string{"default", dbName, dbName + "2"}, own.take())
+
+		streams.send(response(db2, "other"))
+		synctest.Wait()
+		assert.Empty(t, all.take())
+		assert.ElementsMatch(t, []string{"default", "ROOTCA"}, own.take())
+		gone(t, internal, "default")
+		var text bytes.Buffer
+		require.NoError(t, internal.WriteMetrics(&text))
+		assert.Contains(t, text.String(), "svidkit_workloadapi_ready 0\n")
+
+		require.NoError(t, internal.Close())
+		streams.send(response(db, "internal"))
+		synctest.Wait()
+		isPair(t, internal, "default", db)
+		assert.NotEmpty(t, own.take())
+		cancel()
+		streams.send(response(db2, "internal"))
+		synctest.Wait()
+		assert.Empty(t, own.take())
+	})
 }

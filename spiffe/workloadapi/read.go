@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
@@ -332,14 +333,14 @@ func trustDomain(key string) (spiffe.TrustDomain, error) {
 // parseX509Bundle parses certificates in DER, back to back. What is not a certificate damages the
 // whole; what is not fit for an authority is left out (X5-41). Nothing at all is the empty bundle.
 func parseX509Bundle(td spiffe.TrustDomain, der []byte) (*spiffe.Bundle, []error, error) {
-	if len(der) > spiffe.MaxBundleSize {
-		return nil, nil, fmt.Errorf("%d bytes, the limit is %d: %w", len(der), spiffe.MaxBundleSize, spiffe.ErrTooLarge)
+	if len(der) > jws.MaxSetSize {
+		return nil, nil, fmt.Errorf("%d bytes, the limit is %d: %w", len(der), jws.MaxSetSize, spiffe.ErrTooLarge)
 	}
 	var authorities []*x509.Certificate
 	var notes []error
 	for n := 1; len(der) > 0; n++ {
-		if n > spiffe.MaxBundleKeys {
-			return nil, nil, fmt.Errorf("more than %d certificates: %w", spiffe.MaxBundleKeys, spiffe.ErrTooLarge)
+		if n > jws.MaxSetKeys {
+			return nil, nil, fmt.Errorf("more than %d certificates: %w", jws.MaxSetKeys, spiffe.ErrTooLarge)
 		}
 		var one asn1.RawValue
 		rest, err := asn1.Unmarshal(der, &one)

@@ -3,6 +3,7 @@ package workloadapi
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/secretset"
@@ -26,7 +27,7 @@ import (
 //
 // A secret that is there is returned without blocking. A certificate that has expired is not returned.
 // GenerateSecret waits for its successor, and for the first answer of the server, until ctx is done or the server
-// has refused for good; then the error wraps [ErrNotReady]. It needs [Source.Run] to run.
+// has refused for good; then the error wraps [spiffe.ErrNotReady]. It needs [Source.Run] to run.
 func (s *Source) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
 	var found secretset.Material
 	var there, none bool
@@ -34,9 +35,9 @@ func (s *Source) GenerateSecret(ctx context.Context, resourceName string) (*pki.
 		if there {
 			return s.expired(found.SVID)
 		}
-		return s.notReady(s.choice())
+		return s.notReady()
 	}, func() bool {
-		st := s.cur.Load()
+		st := s.now()
 		found, there = st.secrets().Lookup(resourceName)
 		none = !there && (st.update != nil || st.denied || !secretset.IsName(resourceName))
 		return none || there && (found.SVID == nil || time.Now().Before(found.SVID.NotAfter()))
@@ -54,7 +55,7 @@ func (s *Source) GenerateSecret(ctx context.Context, resourceName string) (*pki.
 func (s *Source) expired(svid *spiffe.SVID) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	err := fmt.Errorf("workloadapi: source: %w: %q has expired at %s", ErrNotReady, svid.ID(), svid.NotAfter().UTC().Format(time.RFC3339))
+	err := fmt.Errorf("workloadapi: source: %w: %q has expired at %s", spiffe.ErrNotReady, svid.ID(), svid.NotAfter().UTC().Format(time.RFC3339))
 	if s.x509.Err != nil {
 		err = fmt.Errorf("%w: %w", err, s.x509.Err)
 	}
@@ -85,13 +86,31 @@ func (st *state) secrets() *secretset.Set {
 //
 // The calls come one at a time, after the change, from the goroutine of [Source.Run], which holds no lock.
 // Bundles come first. f must return at once: while it does not, Run takes over nothing new.
-func (s *Source) Subscribe(f func(resourceName string)) (cancel func()) { return s.subscribers.Add(f) }
+func (s *Source) Subscribe(f func(resourceName string)) (cancel func()) {
+	if s.from != nil {
+		s.mu.Lock()
+		if !slices.Contains(s.told, s) {
+			s.told = append(slices.Clip(s.told), s) // a copy, for tell reads the old one
+		}
+		s.mu.Unlock()
+	}
+	return s.subscribers.Add(f)
+}
 
-// tell tells the subscribers of what has changed since old. Its caller is the one goroutine that follows the
-// stream of identities.
+// tell tells the subscribers of what has changed since old, those of the picked sources too. Its caller is the one
+// goroutine that follows the stream of identities.
 func (s *Source) tell(old *state) {
 	st := s.cur.Load()
-	if st.update != old.update || st.snap != old.snap {
-		s.subscribers.Tell(func() []string { return st.secrets().Changes(old.secrets()) })
+	if st.update == old.update && st.snap == old.snap {
+		return
+	}
+	s.subscribers.Tell(func() []string { return st.secrets().Changes(old.secrets()) })
+	s.mu.Lock()
+	picked := s.told
+	s.mu.Unlock()
+	for _, p := range picked {
+		p.subscribers.Tell(func() []string {
+			return p.choice.from(st, nil).secrets().Changes(p.choice.from(old, nil).secrets())
+		})
 	}
 }

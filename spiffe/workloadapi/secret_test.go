@@ -116,7 +116,7 @@ func TestGenerateSecret(t *testing.T) {
 		gone(t, s, "", "x", "*", "rootca", "spiffe://example.org/", "file-root:system", strings.Repeat("x", 1<<20))
 		for _, name := range []string{"default", "ROOTCA", "ALL", webName, homeName} {
 			_, err := now(t, s, name)
-			require.ErrorIs(t, err, workloadapi.ErrNotReady, name)
+			require.ErrorIs(t, err, spiffe.ErrNotReady, name)
 			require.ErrorIs(t, err, context.Canceled, name)
 			require.NotErrorIs(t, err, fs.ErrNotExist, name)
 		}
@@ -196,7 +196,7 @@ func TestGenerateSecret(t *testing.T) {
 		// An expired certificate is not handed out; a look-up waits for the next.
 		time.Sleep(time.Until(renewed.NotAfter()))
 		_, err = now(t, s, "default")
-		require.ErrorIs(t, err, workloadapi.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		assert.ErrorContains(t, err, "has expired at")
 		isRoots(t, s, "ROOTCA", home)
 		go func() {

@@ -16,6 +16,7 @@ import (
 	"github.com/svidkit/svidkit/internal/certs/secretset"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/ratelog"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -46,7 +47,7 @@ type Config struct {
 	JWTBundles bool
 
 	// BundlesOnly is for programs that verify peers and have no identity to present: the source
-	// watches the bundles alone, and SVID and Snapshot return errors that wrap [ErrNotReady].
+	// watches the bundles alone, and SVID and Snapshot return errors that wrap [spiffe.ErrNotReady].
 	BundlesOnly bool
 
 	// Logger gets each change (Info), and what failed, was skipped or was withdrawn (Warn), with the
@@ -60,23 +61,31 @@ type Config struct {
 // methods for readers that a *secretcache.Manager has. Its methods are safe for concurrent use, and those that
 // read work before, during and after [Source.Run].
 type Source struct {
+	redacted
+	*feed
+	choice      Choice
+	from        *Source               // that it was picked from; nil if it follows the feed itself
+	cur         atomic.Pointer[state] // what readers read; writers hold mu, unless it was picked: see now
+	subscribers secretset.Subscribers
+}
+
+type redacted = redact.Text
+
+// feed is what a Source shares with those that were picked from it.
+type feed struct {
 	cfg    Config
 	client *Client
 	log    *slog.Logger
 	bad    *ratelog.Log // of responses
-
-	cur  atomic.Pointer[state] // what readers read; writers hold mu
-	news renew.Signal
-
-	life lifecycle.Life
+	news   renew.Signal
+	life   lifecycle.Life
 
 	mu       sync.Mutex
 	isReady  bool // when it was published last
 	x509     track
 	jwt      track
-	unmerged []error // why some bundles have authorities of one kind only
-
-	subscribers secretset.Subscribers
+	unmerged []error   // why some bundles have authorities of one kind only
+	told     []*Source // were picked, and have had subscribers
 }
 
 // state is what was published together. It never changes.
@@ -85,6 +94,9 @@ type state struct {
 	bundles *spiffe.BundleSet // nil if there are none
 	update  *Update           // of the X.509 stream, nil if there is none
 	denied  bool              // the server has said that there is none
+
+	of       *state // that of the Source which it was picked from, or nil
+	fallback bool   // snap has the default identity in the place of the one that was picked
 }
 
 // Start returns a Source that is ready, and runs until [Source.Close]. It is [New], [Source.Run] in a goroutine, and
@@ -105,7 +117,10 @@ func Start(ctx context.Context, cfg Config) (*Source, error) {
 // New checks cfg and returns a Source. It does nothing else: no goroutine, no connection. The caller calls
 // [Source.Run].
 func New(cfg Config) (*Source, error) {
-	s := &Source{cfg: cfg, client: cfg.Client, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))}
+	s := &Source{
+		feed:   &feed{cfg: cfg, client: cfg.Client, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))},
+		choice: Choice{Hint: cfg.Hint},
+	}
 	switch {
 	case cfg.Client != nil && cfg.Address != "":
 		return nil, errors.New("workloadapi: new source: Config has an Address and a Client, which has an address of its own")
@@ -118,18 +133,16 @@ func New(cfg Config) (*Source, error) {
 			return nil, err
 		}
 	}
+	s.redacted = redact.New("workloadapi.Source(" + s.client.server + ")")
 	s.bad = ratelog.New(s.log, 0)
 	s.cur.Store(&state{})
 	return s, nil
 }
 
-// Client returns the client that the source uses, for calls of its own.
-func (s *Source) Client() *Client { return s.client }
-
 // SVID returns the current X.509-SVID with its key: the identity with the wanted hint, or the default
 // one. It does not block, and it does not look at the clock: while the server cannot be reached the
 // identity stays, in the end as an expired one. Before the first, and after the server has
-// withdrawn it, the error wraps [ErrNotReady].
+// withdrawn it, the error wraps [spiffe.ErrNotReady].
 func (s *Source) SVID() (*spiffe.SVID, error) {
 	snap, err := s.Snapshot()
 	if err != nil {
@@ -139,40 +152,37 @@ func (s *Source) SVID() (*spiffe.SVID, error) {
 }
 
 // Bundle returns the current trust bundle of td. It does not block. Before the first bundles, and
-// after the server has withdrawn them, the error wraps [ErrNotReady]; for a trust domain that is not
+// after the server has withdrawn them, the error wraps [spiffe.ErrNotReady]; for a trust domain that is not
 // among them it wraps [spiffe.ErrUnknownTrustDomain].
 func (s *Source) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
-	if set := s.cur.Load().bundles; set != nil {
+	if set := s.now().bundles; set != nil {
 		return set.Bundle(td)
 	}
-	return nil, s.notReady(s.choice())
+	return nil, s.notReady()
 }
-
-// choice is that of [Config].
-func (s *Source) choice() Choice { return Choice{Hint: s.cfg.Hint} }
 
 // Snapshot returns the identity and the trust bundles as they were published together. It does not
 // block. The error is that of [Source.SVID].
 func (s *Source) Snapshot() (*spiffe.Snapshot, error) {
-	if snap := s.cur.Load().snap; snap != nil {
+	if snap := s.now().snap; snap != nil {
 		return snap, nil
 	}
-	return nil, s.notReady(s.choice())
+	return nil, s.notReady()
 }
 
 // X509 returns all identities of the workload, with their bundles, as the server last sent them: for
 // programs that have several and choose by themselves. It does not block. Before the first, after the
-// server has withdrawn them, and with BundlesOnly the error wraps [ErrNotReady].
+// server has withdrawn them, and with BundlesOnly the error wraps [spiffe.ErrNotReady].
 func (s *Source) X509() (*Update, error) {
-	if u := s.cur.Load().update; u != nil && len(u.Identities) > 0 {
+	if u := s.now().update; u != nil && len(u.Identities) > 0 {
 		return u, nil
 	}
-	return nil, s.notReady(s.choice())
+	return nil, s.notReady()
 }
 
 // CRLs returns the certificate revocation lists that came with the bundles, in DER and as they were
 // received: nil if there are none. They are shared.
-func (s *Source) CRLs() [][]byte { return s.cur.Load().crls() }
+func (s *Source) CRLs() [][]byte { return s.now().crls() }
 
 func (st *state) crls() [][]byte {
 	if st.update == nil {
@@ -186,15 +196,10 @@ func (st *state) crls() [][]byte {
 // the method of a jwtsvid.Source, and each call makes a new token: a program that sends many requests
 // puts a *jwtsvid.Cache in front.
 //
-// The error is an [*Error], or wraps [ErrNotReady] if no identity has the wanted hint.
+// The error is an [*Error], or wraps [spiffe.ErrNotReady] if no identity has the wanted hint.
 func (s *Source) Fetch(ctx context.Context, audience ...string) (token string, err error) {
-	return s.fetch(ctx, s.choice(), s.cur.Load().snap, audience)
-}
-
-// fetch asks for a token of the identity in snap or, if that is nil, of the one that c picks.
-func (s *Source) fetch(ctx context.Context, c Choice, snap *spiffe.Snapshot, audience []string) (string, error) {
 	var id spiffe.ID
-	if snap != nil {
+	if snap := s.now().snap; snap != nil {
 		svid, _ := snap.SVID() // of a snapshot: never an error
 		id = svid.ID()
 	}
@@ -202,9 +207,9 @@ func (s *Source) fetch(ctx context.Context, c Choice, snap *spiffe.Snapshot, aud
 	if err != nil {
 		return "", err
 	}
-	i, _, ok := c.index(len(all), func(i int) (string, spiffe.ID) { return all[i].Hint, all[i].ID })
+	i, _, ok := s.choice.index(len(all), func(i int) (string, spiffe.ID) { return all[i].Hint, all[i].ID })
 	if !ok {
-		return "", c.missing(s.cur.Load().update)
+		return "", s.choice.missing(s.now().update)
 	}
 	return all[i].Token(), nil
 }
@@ -220,22 +225,15 @@ func (s *Source) fetch(ctx context.Context, c Choice, snap *spiffe.Snapshot, aud
 //	}
 func (s *Source) Changed() <-chan struct{} { return s.news.Changed() }
 
-// Updates returns the current snapshot first, if there is one, and then each newer one until ctx is
-// done. A loop that is slow skips to the newest. That the server has withdrawn the identity is not a
-// snapshot: a program that must know waits for [Source.Changed]. The sequence may be used more than once.
-func (s *Source) Updates(ctx context.Context) iter.Seq[*spiffe.Snapshot] {
-	return renew.Follow(ctx, s.Changed, func() *spiffe.Snapshot { return s.cur.Load().snap })
-}
-
 // Ready waits until the source has what it is configured for: the identity with the wanted hint and
-// its bundles, with JWTBundles those too, and with BundlesOnly the bundles alone. The error wraps [ErrNotReady], the
+// its bundles, with JWTBundles those too, and with BundlesOnly the bundles alone. The error wraps [spiffe.ErrNotReady], the
 // cause of ctx, and what the last attempt failed with; it comes before ctx is done if the server has refused for good,
 // and after [Source.Close]. If Run was never called, it says so.
 func (s *Source) Ready(ctx context.Context) error {
-	return s.await(ctx, func() error { return s.notReady(s.choice()) }, func() bool {
+	return s.await(ctx, s.notReady, func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return s.ready(s.cur.Load().snap)
+		return s.ready(s.now().snap)
 	})
 }
 
@@ -264,20 +262,20 @@ func (s *Source) final() bool {
 	return s.x509.final || s.jwt.final
 }
 
-// notReady is the error while something is missing of what c picks.
-func (s *Source) notReady(c Choice) error {
+// notReady is the error while something is missing.
+func (s *Source) notReady() error {
 	idle := s.life.Idle()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t, missing := &s.x509, ""
 	switch {
 	case s.x509.update == nil:
-	case !s.cfg.BundlesOnly && !c.meets(s.x509.update):
-		return c.missing(s.x509.update)
+	case !s.cfg.BundlesOnly && !s.choice.meets(s.x509.update):
+		return s.choice.missing(s.x509.update)
 	case s.cfg.JWTBundles && s.jwt.update == nil:
 		t, missing = &s.jwt, "no bundles for JWT-SVIDs: "
 	case s.cfg.BundlesOnly:
-		return fmt.Errorf("workloadapi: source: %w: it is configured for bundles only", ErrNotReady)
+		return fmt.Errorf("workloadapi: source: %w: it is configured for bundles only", spiffe.ErrNotReady)
 	}
 	cause := t.Err
 	if cause == nil && t == &s.x509 {
@@ -293,7 +291,7 @@ func (s *Source) notReady(c Choice) error {
 	default:
 		cause = fmt.Errorf("%w; %w", cause, idle)
 	}
-	return fmt.Errorf("workloadapi: source: %w: %s%w", ErrNotReady, missing, cause)
+	return fmt.Errorf("workloadapi: source: %w: %s%w", spiffe.ErrNotReady, missing, cause)
 }
 
 // Run keeps the source current. It blocks until ctx is done or [Source.Close] is called, then ends what it has started,
@@ -304,6 +302,9 @@ func (s *Source) notReady(c Choice) error {
 // It uses one stream, and one more with JWTBundles. If the server does not implement the latter, Run
 // goes on without it.
 func (s *Source) Run(ctx context.Context) error {
+	if s.from != nil {
+		return errors.New("workloadapi: run: this source was picked from another; run that one")
+	}
 	err := s.life.Run(ctx, s.run)
 	if err == nil {
 		return nil
@@ -318,6 +319,9 @@ func (s *Source) Run(ctx context.Context) error {
 // such as [Source.Fetch] fail from then on, unless [Config] has a Client, which stays the caller's. What was received stays
 // readable. Close must not be called by a function of [Source.Subscribe]. The error is always nil.
 func (s *Source) Close() error {
+	if s.from != nil {
+		return nil
+	}
 	err := s.life.Close()
 	if s.cfg.Client == nil {
 		s.client.conns.End(lifecycle.ErrClosed)
@@ -426,7 +430,7 @@ func (s *Source) publish() bool {
 	old := s.cur.Load()
 	st := &state{update: s.x509.update, bundles: s.bundles(old.bundles), denied: s.x509.denied}
 	if st.update != nil {
-		if svid, _ := s.choice().of(st.update); svid != nil {
+		if svid, _ := s.choice.pick(st.update); svid != nil {
 			if st.snap = old.snap; !snapshotOf(st.snap, svid, st.bundles) {
 				st.snap = spiffe.NewSnapshot(svid, st.bundles)
 			}
@@ -504,12 +508,3 @@ func setOf(bundles map[spiffe.TrustDomain]*spiffe.Bundle) *spiffe.BundleSet {
 	}
 	return set
 }
-
-// String names the server. A Source does not print its keys.
-func (s *Source) String() string { return "workloadapi.Source(" + s.client.server + ")" }
-
-// GoString is String: the verb %#v must not walk to the keys either.
-func (s *Source) GoString() string { return s.String() }
-
-// LogValue is String as a log value.
-func (s *Source) LogValue() slog.Value { return slog.StringValue(s.String()) }

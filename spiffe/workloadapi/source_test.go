@@ -29,8 +29,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
@@ -86,9 +88,8 @@ func TestSource(t *testing.T) {
 		}))
 		s, err := workloadapi.New(workloadapi.Config{Client: c})
 		require.NoError(t, err)
-		assert.Same(t, c, s.Client())
 		_, err = s.SVID()
-		require.ErrorIs(t, err, workloadapi.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		assert.ErrorContains(t, err, "has neither called Start nor Run")
 		stop := run(t, s)
 		synctest.Wait()
@@ -98,7 +99,7 @@ func TestSource(t *testing.T) {
 			func() error { _, err := s.Snapshot(); return err },
 			func() error { _, err := s.X509(); return err },
 		} {
-			require.ErrorIs(t, read(), workloadapi.ErrNotReady)
+			require.ErrorIs(t, read(), spiffe.ErrNotReady)
 			assert.ErrorContains(t, read(), "has not answered for 0s")
 		}
 		require.ErrorContains(t, s.Run(t.Context()), "already running")
@@ -178,7 +179,7 @@ func TestSource(t *testing.T) {
 	})
 }
 
-// Updates yields each snapshot once, and skips to the newest.
+// TestUpdates follows Changed: each snapshot comes once, and a slow loop skips to the newest.
 func TestUpdates(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -189,9 +190,10 @@ func TestUpdates(t *testing.T) {
 		var got []string
 		release := make(chan struct{})
 		done := make(chan struct{})
+		snapshot := func() *spiffe.Snapshot { snap, _ := s.Snapshot(); return snap }
 		go func() {
 			defer close(done)
-			for snap := range s.Updates(ctx) {
+			for snap := range renew.Follow(ctx, s.Changed, snapshot) {
 				svid, _ := snap.SVID()
 				got = append(got, svid.ID().Path())
 				<-release
@@ -207,7 +209,7 @@ func TestUpdates(t *testing.T) {
 		cancel()
 		<-done
 		assert.Equal(t, []string{"/a", "/d"}, got)
-		for snap := range s.Updates(t.Context()) {
+		for snap := range renew.Follow(t.Context(), s.Changed, snapshot) {
 			svid, _ := snap.SVID()
 			assert.Equal(t, "/d", svid.ID().Path())
 			break
@@ -524,7 +526,7 @@ func TestExtendedKeyUsages(t *testing.T) {
 
 		refuses(mint("/web", sign), "neither a server nor a client")
 		_, err := s.SVID()
-		require.ErrorIs(t, err, workloadapi.ErrNotReady, "it is of no use as the first one either")
+		require.ErrorIs(t, err, spiffe.ErrNotReady, "it is of no use as the first one either")
 		takes(mint("/web", server), "permit a server only")
 		takes(mint("/web", client, sign), "permit a client only")
 		takes(mint("/web"), "")
@@ -568,10 +570,10 @@ func TestHints(t *testing.T) {
 			synctest.Wait()
 			svid, err := s.SVID()
 			if want == "" {
-				require.ErrorIs(t, err, workloadapi.ErrNotReady)
+				require.ErrorIs(t, err, spiffe.ErrNotReady)
 				assert.ErrorContains(t, err, `no identity with the hint "c"`)
 				_, err = s.Snapshot()
-				assert.ErrorIs(t, err, workloadapi.ErrNotReady)
+				assert.ErrorIs(t, err, spiffe.ErrNotReady)
 				_, err = s.Bundle(home.TrustDomain())
 				assert.NoError(t, err)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
@@ -632,12 +634,12 @@ func TestWithdraw(t *testing.T) {
 		streams.do(func(c *call) { c.end(codePermissionDenied, "no identity issued") })
 		<-changed
 		_, err = s.SVID()
-		require.ErrorIs(t, err, workloadapi.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		require.ErrorIs(t, err, workloadapi.ErrDenied)
 		assert.ErrorContains(t, err, `"no identity issued"`)
 		for _, d := range []domain{home, other} {
 			_, err = s.Bundle(d.TrustDomain())
-			require.ErrorIs(t, err, workloadapi.ErrNotReady)
+			require.ErrorIs(t, err, spiffe.ErrNotReady)
 		}
 		_, err = s.X509()
 		require.ErrorIs(t, err, workloadapi.ErrDenied)
@@ -955,7 +957,7 @@ func TestReady(t *testing.T) {
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errStop)
 		defer cancel()
 		err := s.Ready(ctx)
-		require.ErrorIs(t, err, workloadapi.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		require.ErrorIs(t, err, workloadapi.ErrDenied)
 		require.ErrorIs(t, err, errStop)
 		e, ok := errors.AsType[*workloadapi.Error](err)
@@ -1043,7 +1045,7 @@ func TestJWTBundles(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		err := s.Ready(ctx)
 		cancel()
-		require.ErrorIs(t, err, workloadapi.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		assert.ErrorContains(t, err, "no bundles for JWT-SVIDs: the server of ClientOptions.HTTPClient has not answered for 1m0s")
 		jwts.send(&wire.JWTBundlesResponse{Bundles: map[string][]byte{
 			home.key(): jwks(t, nil, a, b), other.key(): jwks(t, nil, b), "spiffe://broken.test": []byte("{"),
@@ -1159,7 +1161,7 @@ func TestTooManyAuthorities(t *testing.T) {
 	t.Parallel()
 	home := newDomain(t, "example.org")
 	web := home.SVID("/web")
-	keys := slices.Repeat([]*ecdsa.PublicKey{newKey(t).Public().(*ecdsa.PublicKey)}, spiffe.MaxBundleKeys)
+	keys := slices.Repeat([]*ecdsa.PublicKey{newKey(t).Public().(*ecdsa.PublicKey)}, jws.MaxSetKeys)
 	set := jwks(t, nil, keys...)
 	synctest.Test(t, func(t *testing.T) {
 		s := source(t, workloadapi.Config{JWTBundles: true}, func(c *call) {
@@ -1194,10 +1196,10 @@ func TestBundleLimits(t *testing.T) {
 		_, err := r.JWTBundles(marshal(t, &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.key(): value}}))
 		return err
 	}
-	require.NoError(t, ders(slices.Repeat(root, spiffe.MaxBundleKeys)))
+	require.NoError(t, ders(slices.Repeat(root, jws.MaxSetKeys)))
 	r = workloadapi.Reader{}
-	require.ErrorIs(t, ders(slices.Repeat(root, spiffe.MaxBundleKeys+1)), spiffe.ErrTooLarge)
-	for n, tooLarge := range map[int]bool{spiffe.MaxBundleSize: false, spiffe.MaxBundleSize + 1: true} {
+	require.ErrorIs(t, ders(slices.Repeat(root, jws.MaxSetKeys+1)), spiffe.ErrTooLarge)
+	for n, tooLarge := range map[int]bool{jws.MaxSetSize: false, jws.MaxSetSize + 1: true} {
 		r = workloadapi.Reader{}
 		err := ders(append(slices.Clone(root), make([]byte, n-len(root))...))
 		require.Error(t, err)
@@ -1253,7 +1255,7 @@ func TestJWTBundleValues(t *testing.T) {
 		"use twice":              {bytes.Replace(set, []byte(`"kty"`), []byte(`"use":"sig","use":"jwt-svid","kty"`), 1), nil, 0, "twice"},
 		"something after it":     {append(slices.Clone(set), "{}"...), nil, 0, "invalid JWK Set of"},
 		"not UTF-8":              {append(slices.Clone(set), 0xff), nil, 0, "invalid JWK Set of"},
-		"more than a megabyte":   {bytes.Repeat([]byte(" "), spiffe.MaxBundleSize+1), nil, 0, "input too large"},
+		"more than a megabyte":   {bytes.Repeat([]byte(" "), jws.MaxSetSize+1), nil, 0, "input too large"},
 		"more than 1,000 keys":   {[]byte(`{"keys":[` + strings.Repeat("0,", 1000) + `0]}`), nil, 0, "BND-33"},
 		"a name with an escape":  {bytes.Replace(set, []byte(`"kid"`), []byte(`"\u006bid"`), 1), []string{"key-0"}, 0, ""},
 		"use with an escape":     {bytes.Replace(set, []byte(`"kid"`), []byte(`"\u0075se":"si\u0067","kid"`), 1), []string{"key-0"}, 0, ""},
@@ -1313,7 +1315,7 @@ func TestBundlesOnly(t *testing.T) {
 		}
 		assert.Equal(t, [][]byte{{1}, {2}}, s.CRLs())
 		_, err := s.SVID()
-		require.ErrorIs(t, err, workloadapi.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		assert.ErrorContains(t, err, "bundles only")
 		streams.send(&wire.X509BundlesResponse{})
 		assert.ErrorContains(t, s.Status().X509.Err, "it has no bundles")
@@ -1382,12 +1384,12 @@ func TestNoSecretsInPrint(t *testing.T) {
 			c.wait()
 		})
 		require.NoError(t, s.Ready(t.Context()))
-		tokens, err := s.Client().FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
+		tokens, err := workloadapi.ClientOf(s).FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
 		require.NoError(t, err)
 		token := &tokens[0]
 		assert.Equal(t, "to.ke.n", token.Token())
 		var wit workloadapi.TokenSVID
-		for all, err := range s.Client().WatchWITSVIDs(t.Context(), spiffe.ID{}) {
+		for all, err := range workloadapi.ClientOf(s).WatchWITSVIDs(t.Context(), spiffe.ID{}) {
 			require.NoError(t, err)
 			wit = all[0]
 			break
@@ -1399,8 +1401,8 @@ func TestNoSecretsInPrint(t *testing.T) {
 		picked := pick(t, s, workloadapi.Choice{Policy: spiffe.AllowMembersOf(home.TrustDomain())})
 		_, err = picked.SVID()
 		require.NoError(t, err)
-		assert.Equal(t, `workloadapi.Picked(the server of ClientOptions.HTTPClient) that the policy allows (`+spiffe.AllowMembersOf(home.TrustDomain()).String()+`)`, picked.String())
-		for _, v := range []any{s, picked, s.Client(), token, *token, wit, &wit, u, *u, u.Identities[0], s.Status()} {
+		assert.Equal(t, `workloadapi.Source(the server of ClientOptions.HTTPClient) that the policy allows (`+spiffe.AllowMembersOf(home.TrustDomain()).String()+`)`, picked.String())
+		for _, v := range []any{s, picked, workloadapi.ClientOf(s), token, *token, wit, &wit, u, *u, u.Identities[0], s.Status()} {
 			for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q"} {
 				text := fmt.Sprintf(verb, v)
 				assert.NotContains(t, text, "to.ke.n", "%s of %T", verb, v)

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/lifecycle"
+	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
@@ -79,7 +80,7 @@ func TestReadySays(t *testing.T) {
 				}
 				check := func(err error, after time.Duration) {
 					t.Helper()
-					require.ErrorIs(t, err, workloadapi.ErrNotReady)
+					require.ErrorIs(t, err, spiffe.ErrNotReady)
 					require.ErrorContains(t, err, r.want)
 					require.NotErrorIs(t, err, lifecycle.ErrNotStarted)
 					if r.is != nil {
@@ -112,7 +113,7 @@ func TestReadySays(t *testing.T) {
 				assert.Equal(t, r.final, err != nil, "%v", err)
 				if !r.cfg.BundlesOnly && !r.cfg.JWTBundles {
 					_, err = s.SVID()
-					require.ErrorIs(t, err, workloadapi.ErrNotReady)
+					require.ErrorIs(t, err, spiffe.ErrNotReady)
 					require.ErrorContains(t, err, r.want)
 					if r.cfg.Hint == "" {
 						require.ErrorIs(t, err, lifecycle.ErrEnded)
@@ -142,7 +143,7 @@ func TestReadySaysNeverStarted(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
 	err = s.Ready(ctx)
-	require.ErrorIs(t, err, workloadapi.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, lifecycle.ErrNotStarted)
 	assert.EqualError(t, err, "workloadapi: source: not ready: this program has neither called Start nor Run, so nothing was tried; waited for it: context deadline exceeded")
 	require.NoError(t, s.Close())
@@ -220,7 +221,7 @@ func TestCloseWaits(t *testing.T) {
 			t.Error("Close has not waited")
 		case err := <-waiting:
 			require.ErrorIs(t, err, lifecycle.ErrClosed)
-			require.ErrorIs(t, err, workloadapi.ErrNotReady)
+			require.ErrorIs(t, err, spiffe.ErrNotReady)
 		}
 		<-closed
 		assert.True(t, over)

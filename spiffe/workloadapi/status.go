@@ -51,16 +51,16 @@ type StreamStatus struct {
 func (s *Source) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.status(s.cur.Load().snap, false)
+	return s.status()
 }
 
-// status returns the state with the identity of snap, which may be nil. The caller holds mu.
-func (s *Source) status(snap *spiffe.Snapshot, fallback bool) Status {
-	st := s.cur.Load()
-	out := Status{Server: s.client.server, Fallback: fallback, Ready: s.ready(snap), X509: s.x509.StreamStatus, JWT: s.jwt.StreamStatus}
+// status is Status for a caller that holds mu.
+func (s *Source) status() Status {
+	st := s.now()
+	out := Status{Server: s.client.server, Fallback: st.fallback, Ready: s.ready(st.snap), X509: s.x509.StreamStatus, JWT: s.jwt.StreamStatus}
 	out.X509.Skipped, out.JWT.Skipped = slices.Clone(s.x509.Skipped), slices.Concat(s.jwt.Skipped, s.unmerged)
-	if snap != nil {
-		svid, _ := snap.SVID() // of a snapshot: never an error
+	if st.snap != nil {
+		svid, _ := st.snap.SVID() // of a snapshot: never an error
 		out.ID, out.NotAfter = svid.ID(), svid.NotAfter()
 	}
 	if st.bundles != nil {

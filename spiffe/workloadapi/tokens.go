@@ -5,17 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"log/slog"
 	"slices"
 
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
 // TokenSVID is a JWT-SVID, or a WIT-SVID with the private key that it is bound to, as the server sent it:
 // it is not parsed or verified. Any process that has a JWT-SVID can use it until it expires, so a
-// TokenSVID does not print its secrets.
+// TokenSVID prints as its ID alone.
 type TokenSVID struct {
+	redacted
+
 	// ID is the identity that the token is for, as the server says.
 	ID spiffe.ID
 
@@ -43,15 +45,6 @@ func (s *TokenSVID) KeyJWK() []byte {
 	_, key := s.secret()
 	return slices.Clone(key)
 }
-
-// String returns the ID.
-func (s TokenSVID) String() string { return s.ID.String() }
-
-// GoString returns the ID in a form that is not taken for Go source.
-func (s TokenSVID) GoString() string { return "workloadapi.TokenSVID(" + s.ID.String() + ")" }
-
-// LogValue is String as a log value.
-func (s TokenSVID) LogValue() slog.Value { return slog.StringValue(s.ID.String()) }
 
 // FetchJWTSVIDs asks for JWT-SVIDs for one or more audiences: one of each identity that the caller has,
 // the default one first or, if id is not the zero ID, of that identity only. It asks once, and takes 30
@@ -102,7 +95,7 @@ func readTokens(p *workloadwire.Profile, data []byte, want spiffe.ID) ([]TokenSV
 			return nil, fmt.Errorf("SVID %d: it is that of %q, not %q", e.n, e.id, want)
 		}
 		token, key := string(e.Parts[0]), e.Parts[1]
-		all[i] = TokenSVID{ID: e.id, Hint: e.Hint, secret: func() (string, []byte) { return token, key }}
+		all[i] = TokenSVID{redacted: redact.New(e.id.String()), ID: e.id, Hint: e.Hint, secret: func() (string, []byte) { return token, key }}
 	}
 	return all, nil
 }

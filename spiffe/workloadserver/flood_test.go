@@ -129,9 +129,11 @@ func TestFlood(t *testing.T) {
 
 	// The workloads.
 	var sources []*workloadapi.Source
+	var clients []*workloadapi.Client
 	for range 3 {
 		c, err := workloadapi.NewClient("", &workloadapi.ClientOptions{HTTPClient: client()})
 		require.NoError(t, err)
+		clients = append(clients, c)
 		s, err := workloadapi.New(workloadapi.Config{Client: c, JWTBundles: true})
 		require.NoError(t, err)
 		sources = append(sources, s)
@@ -193,8 +195,8 @@ func TestFlood(t *testing.T) {
 
 	require.Eventually(t, func() bool { return h.Streams() == 0 }, patient, time.Millisecond)
 	stop()
-	for _, s := range sources {
-		s.Client().CloseIdleConnections()
+	for _, c := range clients {
+		c.CloseIdleConnections()
 	}
 	assert.Eventually(t, func() bool { return runtime.NumGoroutine() <= goroutines+3 }, patient, 10*time.Millisecond, "%s", lazyStacks{})
 }

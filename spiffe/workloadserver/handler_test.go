@@ -267,14 +267,15 @@ func TestIdentities(t *testing.T) {
 			h.Refresh()
 			synctest.Wait()
 		}
-		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h), JWTBundles: true})
+		c := inMemory(t, h)
+		s, err := workloadapi.New(workloadapi.Config{Client: c, JWTBundles: true})
 		require.NoError(t, err)
 		run(t, s)
 		synctest.Wait()
 		for _, st := range []workloadapi.StreamStatus{s.Status().X509, s.Status().JWT} {
 			require.ErrorIs(t, st.Err, workloadapi.ErrDenied)
 		}
-		for _, err := range s.Client().WatchX509Bundles(t.Context()) {
+		for _, err := range c.WatchX509Bundles(t.Context()) {
 			require.ErrorIs(t, err, workloadapi.ErrDenied)
 			break
 		}
@@ -289,7 +290,7 @@ func TestIdentities(t *testing.T) {
 		assert.Equal(t, []string{"/db data", "/web front", "/web "}, got, "in order")
 		assert.Equal(t, [][]byte{[]byte("crl")}, s.CRLs())
 		assert.Equal(t, 2, s.Status().TrustDomains)
-		for bundles, err := range s.Client().WatchX509Bundles(t.Context()) {
+		for bundles, err := range c.WatchX509Bundles(t.Context()) {
 			require.NoError(t, err)
 			assert.Equal(t, 2, bundles.Bundles.Len())
 			assert.Equal(t, [][]byte{[]byte("crl")}, bundles.CRLs)
@@ -333,7 +334,7 @@ func TestIdentities(t *testing.T) {
 			_, err = s.SVID()
 			require.ErrorIs(t, err, workloadapi.ErrDenied)
 			_, err = s.Bundle(home.TrustDomain())
-			require.ErrorIs(t, err, workloadapi.ErrNotReady)
+			require.ErrorIs(t, err, spiffe.ErrNotReady)
 			assert.ErrorContains(t, err, "register the workload")
 			grant(nil, workloadserver.Identity{SVID: db})
 			require.NoError(t, s.Ready(t.Context()))
@@ -350,7 +351,8 @@ func TestProvider(t *testing.T) {
 		web := home.SVID("/web")
 		src := &provider{}
 		h := handler(t, src, nil)
-		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h)})
+		c := inMemory(t, h)
+		s, err := workloadapi.New(workloadapi.Config{Client: c})
 		require.NoError(t, err)
 		run(t, s)
 		synctest.Wait()
@@ -395,7 +397,7 @@ func TestProvider(t *testing.T) {
 		assert.ErrorContains(t, s.Status().X509.Err, "status unavailable")
 		_, err = s.SVID()
 		require.NoError(t, err)
-		for _, err := range s.Client().WatchX509Bundles(t.Context()) {
+		for _, err := range c.WatchX509Bundles(t.Context()) {
 			assert.ErrorContains(t, err, "status unavailable")
 			break
 		}
@@ -407,7 +409,7 @@ func TestProvider(t *testing.T) {
 		set(spiffe.NewSnapshot(web, bundles.With(revoked)), nil)
 		_, err = s.SVID()
 		require.ErrorIs(t, err, workloadapi.ErrDenied)
-		for u, err := range s.Client().WatchX509Bundles(t.Context()) {
+		for u, err := range c.WatchX509Bundles(t.Context()) {
 			require.NoError(t, err)
 			b, err := u.Bundles.Bundle(home.TrustDomain())
 			require.NoError(t, err)

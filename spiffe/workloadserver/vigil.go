@@ -32,7 +32,7 @@ func (w *vigil) seen(ids []Identity) {
 	}
 	w.ids, w.lives, w.times = ids, w.lives[:0], 0
 	for _, id := range ids {
-		l := life{id.SVID.NotBefore(), id.SVID.NotAfter()}
+		l := life{id.SVID.Leaf().NotBefore, id.SVID.NotAfter()}
 		for _, c := range id.SVID.Chain()[1:] {
 			if c.NotAfter.Before(l.end) {
 				l.end = c.NotAfter

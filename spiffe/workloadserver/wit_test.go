@@ -278,9 +278,7 @@ func TestServeWIT(t *testing.T) {
 		for _, s := range first {
 			svid, err := witsvid.NewSVID(s.Token(), signer(t, s))
 			require.NoError(t, err, "token and key fit")
-			assert.Equal(t, s.ID, svid.ID())
-			prover, err := witsvid.NewProver(svid, nil)
-			require.NoError(t, err)
+			prover := &witsvid.Prover{Source: func() (*witsvid.SVID, error) { return svid, nil }}
 			call := witsvid.Call{Target: "https://db.example.org/"}
 			token, proof, err := prover.Prove(call)
 			require.NoError(t, err)
@@ -800,9 +798,9 @@ func TestWITThatStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		home := newDomain(t, "example.org")
 		issuer := newWITs(t, home)
-		svid, err := issuer.issuer.IssueSVID(spiffe.MustParseID("spiffe://example.org/web"))
+		token, key, err := issuer.issuer.IssueWITSVID(t.Context(), spiffe.MustParseID("spiffe://example.org/web"), "")
 		require.NoError(t, err)
-		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueWITSVID: odd{svid.Token(), svid.Signer()}.IssueWITSVID})
+		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueWITSVID: odd{token, key}.IssueWITSVID})
 		w := watchWIT(t, inMemory(t, h), spiffe.ID{})
 		w.one(t)
 		time.Sleep(time.Hour - time.Second)
@@ -845,13 +843,14 @@ func TestWITOverSocket(t *testing.T) {
 func TestCheckWITAtTheEnd(t *testing.T) {
 	t.Parallel()
 	issuer := newWITs(t, newDomain(t, "example.org"))
-	svid, err := issuer.issuer.IssueSVID(spiffe.MustParseID("spiffe://example.org/web"))
+	id := spiffe.MustParseID("spiffe://example.org/web")
+	token, key, err := issuer.issuer.IssueWITSVID(t.Context(), id, "")
 	require.NoError(t, err)
-	exp, _, err := workloadserver.CheckWIT(svid.Token(), svid.ID(), svid.Signer(), time.Now())
+	exp, _, err := workloadserver.CheckWIT(token, id, key, time.Now())
 	require.NoError(t, err)
-	_, _, err = workloadserver.CheckWIT(svid.Token(), svid.ID(), svid.Signer(), exp.Add(-1))
+	_, _, err = workloadserver.CheckWIT(token, id, key, exp.Add(-1))
 	require.NoError(t, err)
-	_, _, err = workloadserver.CheckWIT(svid.Token(), svid.ID(), svid.Signer(), exp)
+	_, _, err = workloadserver.CheckWIT(token, id, key, exp)
 	require.ErrorContains(t, err, "it has expired")
 }
 

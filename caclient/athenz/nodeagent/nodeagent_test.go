@@ -38,8 +38,8 @@ import (
 	"github.com/svidkit/svidkit/caclient/athenz/internal/agentapi"
 	"github.com/svidkit/svidkit/caclient/athenz/nodeagent"
 	"github.com/svidkit/svidkit/caclient/athenz/sidecar"
-	"github.com/svidkit/svidkit/caclient/caclienttest"
 	"github.com/svidkit/svidkit/internal/test/athenztest"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/athenzname"
@@ -191,7 +191,7 @@ func TestSystem(t *testing.T) {
 		require.ErrorContains(t, err, "superseded")
 	}
 	assert.Equal(t, before, c.ZTS.Requests())
-	assert.False(t, c.ZTS.Revoked(caclienttest.AthenzInstance(c.ZTS.Fake)))
+	assert.False(t, c.ZTS.Revoked(cafake.AthenzInstance(c.ZTS.Fake)))
 
 	// The signing key is rotated: the public key first.
 	next := ecKey(t, elliptic.P256())
@@ -245,13 +245,13 @@ func TestLongPrincipal(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	long := strings.Repeat("a", 60)
-	c.ZTS.Change(func(r *caclienttest.ZTSRules) { r.Services = append(r.Services, "media.sports."+long) })
+	c.ZTS.Change(func(r *cafake.ZTSRules) { r.Services = append(r.Services, "media.sports."+long) })
 	c.Put("web-0", func(o object) { o["spec"].(object)["serviceAccountName"] = long })
 	_, err := c.pod("web-0").Init(t.Context())
 	require.ErrorContains(t, err, "the pod cannot have an identity")
 	assert.Contains(t, c.Log.String(), "a common name 64 at most")
 	c.Put("web-0", func(o object) { o["spec"].(object)["serviceAccountName"] = long[:51] })
-	c.ZTS.Change(func(r *caclienttest.ZTSRules) { r.Services = append(r.Services, "media.sports."+long[:51]) })
+	c.ZTS.Change(func(r *cafake.ZTSRules) { r.Services = append(r.Services, "media.sports."+long[:51]) })
 	i, err := c.pod("web-0").Init(t.Context())
 	require.NoError(t, err)
 	assert.Len(t, i.Credential.Leaf().Subject.CommonName, 64)
@@ -607,7 +607,7 @@ func TestAgentLateAnswer(t *testing.T) {
 	assert.Contains(t, ask(agent, "refresh", held[0], http.StatusBadRequest), "superseded")
 	ask(agent, "refresh", held[1], http.StatusOK)
 	ask(agent, "refresh", held[2], http.StatusOK)
-	instance := caclienttest.AthenzInstance(c.ZTS.Fake)
+	instance := cafake.AthenzInstance(c.ZTS.Fake)
 	instance.ID = "web-0"
 	assert.False(t, c.ZTS.Revoked(instance))
 }
@@ -797,7 +797,7 @@ func TestAgentNewAddress(t *testing.T) {
 	}
 	require.NoError(t, err)
 	assert.Equal(t, "10.1.2.100", first.Credential.Leaf().IPAddresses[0].String())
-	assert.False(t, c.ZTS.Revoked(caclienttest.AthenzInstance(c.ZTS.Fake)))
+	assert.False(t, c.ZTS.Revoked(cafake.AthenzInstance(c.ZTS.Fake)))
 }
 
 // TestSidecarAfterReboot has a node be rebooted: its volumes are mounted again, and the files of the pod are still there. The

@@ -36,8 +36,8 @@ func (f Files) Check() error { return f.check() }
 
 // Write writes an identity into the files.
 func (f Files) Write(ctx context.Context, i *Identity, log *slog.Logger) error {
-	return files{f, log}.write(ctx, i)
+	return store{f, log}.write(ctx, i)
 }
 
 // Read reads an identity from the files.
-func (f Files) Read(log *slog.Logger) (*Identity, error) { return files{f, log}.read() }
+func (f Files) Read(log *slog.Logger) (*Identity, error) { return store{f, log}.read() }

@@ -12,8 +12,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/files/fileset"
-	"github.com/svidkit/svidkit/internal/files/smallfile"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -49,14 +49,14 @@ func (f Files) check() error {
 	return nil
 }
 
-// files are Files that are in order.
-type files struct {
+// store is Files that are in order.
+type store struct {
 	Files
 	logger *slog.Logger
 }
 
 // write replaces the files.
-func (f files) write(ctx context.Context, i *Identity) error {
+func (f store) write(ctx context.Context, i *Identity) error {
 	certs, key, err := i.Credential.MarshalPEM()
 	if err != nil {
 		return err
@@ -78,7 +78,7 @@ func (f files) write(ctx context.Context, i *Identity) error {
 	return f.replace(ctx, filepath.Dir(f.KeyFile), set, keyName, certName)
 }
 
-func (f files) replace(ctx context.Context, dir string, set map[string]fileset.File, last ...string) error {
+func (f store) replace(ctx context.Context, dir string, set map[string]fileset.File, last ...string) error {
 	folder, err := f.open(ctx, dir, last...)
 	if err != nil {
 		return err
@@ -87,7 +87,7 @@ func (f files) replace(ctx context.Context, dir string, set map[string]fileset.F
 	return errors.Join(err, folder.Close())
 }
 
-func (f files) open(ctx context.Context, dir string, last ...string) (*fileset.Folder, error) {
+func (f store) open(ctx context.Context, dir string, last ...string) (*fileset.Folder, error) {
 	return fileset.Open(dir, fileset.Options{Program: "athenz", Plain: true, Last: last, Warn: func(err error) {
 		f.logger.LogAttrs(ctx, slog.LevelWarn, "sidecar: other users may replace the files of the identity", slog.Any("err", err))
 	}})
@@ -95,7 +95,7 @@ func (f files) open(ctx context.Context, dir string, last ...string) (*fileset.F
 
 // read returns the identity that write has written. The error wraps [fs.ErrNotExist] if there is none. Roots or a service token
 // that cannot be read are none, and the logger is warned: the next refresh writes them anew.
-func (f files) read() (*Identity, error) {
+func (f store) read() (*Identity, error) {
 	if _, err := os.Stat(filepath.Dir(f.KeyFile)); err != nil {
 		return nil, err
 	}
@@ -105,10 +105,10 @@ func (f files) read() (*Identity, error) {
 		return nil, err
 	}
 	defer folder.Close() // it has completed what was not
-	certs, err := smallfile.Read(f.CertificateFile, maxIdentityFile)
+	certs, err := files.Read(f.CertificateFile, maxIdentityFile)
 	var key []byte
 	if err == nil {
-		key, err = smallfile.Read(f.KeyFile, maxIdentityFile)
+		key, err = files.Read(f.KeyFile, maxIdentityFile)
 	}
 	if err != nil {
 		return nil, err
@@ -131,11 +131,11 @@ func (f files) read() (*Identity, error) {
 }
 
 // optional reads a file without which an identity is one, too.
-func (f files) optional(ctx context.Context, name string, use func([]byte) error) {
+func (f store) optional(ctx context.Context, name string, use func([]byte) error) {
 	if name == "" {
 		return
 	}
-	data, err := smallfile.Read(name, maxIdentityFile)
+	data, err := files.Read(name, maxIdentityFile)
 	if err == nil && len(data) > 0 {
 		err = use(data)
 	}

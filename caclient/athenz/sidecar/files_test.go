@@ -229,6 +229,6 @@ func TestNewReadsFiles(t *testing.T) {
 	s, err = sidecar.New(cfg)
 	require.NoError(t, err, "the agent says whether another one is to be had")
 	_, err = s.Identity()
-	require.ErrorIs(t, err, sidecar.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	assert.Contains(t, log.String(), "the files have no identity that can be used")
 }

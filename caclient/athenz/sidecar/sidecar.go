@@ -38,10 +38,8 @@ import (
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
 )
-
-// ErrNotReady says that a [Sidecar] has no identity yet.
-var ErrNotReady = errors.New("not ready")
 
 const (
 	defaultInterval = time.Hour
@@ -143,7 +141,7 @@ func New(cfg Config) (*Sidecar, error) {
 	if err := cfg.Files.check(); err != nil {
 		return nil, fmt.Errorf("sidecar: new: %w", err)
 	}
-	kept := files{cfg.Files, cfg.Logger}
+	kept := store{cfg.Files, cfg.Logger}
 	first, err := kept.read()
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the agent says whether another one is to be had
 		cfg.Logger.LogAttrs(context.Background(), slog.LevelWarn, "sidecar: the files have no identity that can be used", slog.Any("err", err))
@@ -197,16 +195,16 @@ func (s *Sidecar) Run(ctx context.Context) error {
 // is always nil.
 func (s *Sidecar) Close() error { return s.life.Close() }
 
-// Ready waits until there is an identity that has not expired. The error wraps [ErrNotReady], the cause of ctx, and what the
+// Ready waits until there is an identity that has not expired. The error wraps [spiffe.ErrNotReady], the cause of ctx, and what the
 // last attempt failed with.
 func (s *Sidecar) Ready(ctx context.Context) error {
 	err := s.life.Await(ctx, s.Changed, func() bool { _, err := s.Identity(); return err == nil })
 	if err == nil {
 		return nil
 	}
-	why := ErrNotReady
+	why := spiffe.ErrNotReady
 	if last := s.cur.Load().err; last != nil {
-		why = fmt.Errorf("%w: %w", ErrNotReady, last)
+		why = fmt.Errorf("%[2]w: %[1]w", last, spiffe.ErrNotReady) // last may know when to come back, and is asked first
 	}
 	if idle := s.life.Idle(); idle != nil && !errors.Is(err, idle) {
 		why = fmt.Errorf("%w: %w", why, idle)
@@ -215,16 +213,16 @@ func (s *Sidecar) Ready(ctx context.Context) error {
 }
 
 // Identity returns the present identity. It does not block. Before the first, and after the end of the certificate, the error
-// wraps [ErrNotReady] and says what the last attempt failed with.
+// wraps [spiffe.ErrNotReady] and says what the last attempt failed with.
 func (s *Sidecar) Identity() (*Identity, error) {
 	st := s.cur.Load()
 	switch {
 	case st.identity == nil && st.err != nil:
-		return nil, fmt.Errorf("sidecar: %w: %w", ErrNotReady, st.err)
+		return nil, fmt.Errorf("sidecar: %[2]w: %[1]w", st.err, spiffe.ErrNotReady)
 	case st.identity == nil:
-		return nil, fmt.Errorf("sidecar: %w: there is no identity yet", ErrNotReady)
+		return nil, fmt.Errorf("sidecar: %w: there is no identity yet", spiffe.ErrNotReady)
 	case !time.Now().Before(st.identity.Credential.NotAfter()):
-		return nil, fmt.Errorf("sidecar: %w: the certificate has expired: %w", ErrNotReady, cmp.Or(st.err, errors.New("there was no attempt to refresh it")))
+		return nil, fmt.Errorf("sidecar: %[2]w: the certificate has expired: %[1]w", cmp.Or(st.err, errors.New("there was no attempt to refresh it")), spiffe.ErrNotReady)
 	}
 	return st.identity, nil
 }

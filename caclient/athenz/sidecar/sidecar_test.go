@@ -21,6 +21,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -183,7 +184,7 @@ func TestSidecarShortLife(t *testing.T) {
 		f.fail(errors.New("away"))
 		sleep(21 * time.Minute)
 		_, err = s.Identity()
-		require.ErrorIs(t, err, sidecar.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		require.ErrorContains(t, err, "expired")
 		var text bytes.Buffer
 		require.NoError(t, s.WriteMetrics(&text))
@@ -288,18 +289,18 @@ func TestSidecarRefuses(t *testing.T) {
 		s, err := sidecar.NewWith(sidecar.Config{}, f, nil, nil)
 		require.NoError(t, err)
 		_, err = s.Identity()
-		require.ErrorIs(t, err, sidecar.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		err = s.Ready(ctx)
-		require.ErrorIs(t, err, sidecar.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		away := errors.New("away")
 		f.fail(away)
 		ctx, cancel = context.WithTimeout(t.Context(), 10*time.Minute)
 		defer cancel()
 		_, err = sidecar.StartWith(ctx, sidecar.Config{}, f, nil, nil)
-		require.ErrorIs(t, err, sidecar.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		require.ErrorIs(t, err, away)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		synctest.Wait()
@@ -313,6 +314,6 @@ func TestSidecarRefuses(t *testing.T) {
 		s, err = sidecar.NewWith(sidecar.Config{}, f, nil, sidecar.IdentityOf(old.Credential))
 		require.NoError(t, err)
 		_, err = s.Identity()
-		require.ErrorIs(t, err, sidecar.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 	})
 }

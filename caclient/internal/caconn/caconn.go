@@ -25,7 +25,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/conns"
-	"github.com/svidkit/svidkit/internal/files/smallfile"
+	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/pki"
@@ -186,9 +186,6 @@ func NewTransport(cfg Config) *http.Transport {
 // Name returns the name of the client's package.
 func (c *Conn) Name() string { return c.cfg.Name }
 
-// String names the CA and no secret.
-func (c *Conn) String() string { return c.cfg.Name + ".CA(" + c.URL + ")" }
-
 // Token returns the token to send, and why there is none if there should be one. It is text that fits into a header. The
 // error is a [*caclient.Error] of op, or says that ctx is done.
 func (c *Conn) Token(ctx context.Context, op string) (token string, missing, err error) {
@@ -237,7 +234,7 @@ func IsText(s string) bool {
 }
 
 func readToken(name string) (string, error) {
-	b, err := smallfile.Read(name, maxToken+1024)
+	b, err := files.Read(name, maxToken+1024)
 	if err != nil {
 		return "", err
 	}
@@ -279,6 +276,47 @@ func (c *Conn) Begin() {
 // Close closes the connections to the CA that were made here, and so ends the calls that are under way on them. The next call
 // makes a new one.
 func (c *Conn) Close() { c.cfg.conns.Close() }
+
+// Refused reports whether err says that the CA refuses the client certificate of a call, so that a token may be better.
+func Refused(err error) bool {
+	if alert, ok := errors.AsType[*net.OpError](err); ok && alert.Op == "remote error" { // of TLS: the CA knows no root of the certificate
+		return true
+	}
+	return errors.Is(err, caclient.ErrUnauthenticated) || errors.Is(err, caclient.ErrDenied) || errors.Is(err, caclient.ErrInvalid)
+}
+
+// ExplainMissing adds to err, if it says that the CA could not authenticate the caller, why there was no token to send;
+// missing is nil if there was one.
+func ExplainMissing(err, missing error) {
+	e, ok := errors.AsType[*caclient.Error](err)
+	if ok && missing != nil && e.Kind == caclient.ErrUnauthenticated { //nolint:errorlint // the kind itself
+		e.Err = fmt.Errorf("%w (there was no token to send: %w)", e.Err, missing)
+	}
+}
+
+// Present returns the certificate that get returns, with its Leaf, if it is valid now; nil otherwise, and if get is nil.
+func Present(get func() *tls.Certificate) *tls.Certificate {
+	if get == nil {
+		return nil
+	}
+	cert := get()
+	if cert == nil || len(cert.Certificate) == 0 {
+		return nil
+	}
+	if cert.Leaf == nil {
+		leaf, err := x509.ParseCertificate(cert.Certificate[0])
+		if err != nil {
+			return nil
+		}
+		whole := *cert
+		whole.Leaf = leaf
+		cert = &whole
+	}
+	if now := time.Now(); now.Before(cert.Leaf.NotBefore) || !now.Before(cert.Leaf.NotAfter) {
+		return nil
+	}
+	return cert
+}
 
 // Untrusted reports whether the CA's own certificate did not verify: the roots may be older than it, and are read again.
 func Untrusted(err error) bool {
@@ -327,6 +365,15 @@ type Request struct {
 
 	// Message returns what the body of a refusal says; nil means that it is not looked at.
 	Message func(body []byte) string
+}
+
+// Message is the Message of a [Request] to a server whose refusals are objects with the member "message".
+func Message(body []byte) string {
+	var m struct {
+		Message string `json:"message"`
+	}
+	_ = json.Unmarshal(body, &m)
+	return m.Message
 }
 
 // Status is an answer of HTTP that is not 200 to 299. It is in the chain of the error of [Conn.Do].

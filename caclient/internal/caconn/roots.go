@@ -12,7 +12,8 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/caclient"
-	"github.com/svidkit/svidkit/internal/files/smallfile"
+	"github.com/svidkit/svidkit/internal/files"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -36,7 +37,7 @@ type olderRoot struct {
 	until time.Time
 }
 
-// LearnRoots notes the roots that came with leaf. They are in the next [Conn.FetchBundles], and stay there for as long as
+// LearnRoots notes the roots that came with leaf. They are in the next [Client.FetchBundles], and stay there for as long as
 // a certificate that was issued under them may live. An error changes nothing.
 func (c *Conn) LearnRoots(certs []*x509.Certificate, leaf *x509.Certificate) error {
 	return c.roots.learn(certs, leaf)
@@ -128,11 +129,24 @@ func (r *roots) state() (known bool, wait time.Duration) {
 	return r.last != nil, wait
 }
 
-// FetchBundles returns the bundle of the trust domain, of all that is known of its roots. It calls the CA only if the
-// Endpoint has no source of roots. The error is a [*caclient.Error], unless ctx is done. If the source fails and roots are
-// known from before, the failure is logged.
-func (c *Conn) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+// Client is what all clients have in common to their users: trust bundles, and a text in the place of tokens and keys when
+// they are printed. A client embeds it under an unexported alias.
+type Client struct {
+	redacted
+	conn *Conn
+}
+
+type redacted = redact.Text
+
+// Client returns the common part of the client of c.
+func (c *Conn) Client() Client { return Client{redact.New(c.cfg.Name + ".CA(" + c.URL + ")"), c} }
+
+// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls the CA
+// only if the Endpoint has no source of roots. The error is a [*caclient.Error], unless ctx is done. If the source fails and
+// roots are known from before, the failure is logged.
+func (l *Client) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	const op = "fetch bundles"
+	c := l.conn
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("%s: %s: %w", c.cfg.Name, op, context.Cause(ctx))
 	}
@@ -198,7 +212,7 @@ func (c *Conn) source(ctx context.Context) (*spiffe.Bundle, error) {
 
 // ReadBundle returns the CA certificates in a file as the bundle of a trust domain.
 func ReadBundle(td spiffe.TrustDomain, file string) (*spiffe.Bundle, error) {
-	data, err := smallfile.Read(file, maxFile)
+	data, err := files.Read(file, maxFile)
 	if err != nil {
 		return nil, err
 	}
@@ -209,14 +223,15 @@ func ReadBundle(td spiffe.TrustDomain, file string) (*spiffe.Bundle, error) {
 	return b, nil
 }
 
-// WatchBundles is what package secretcache uses instead of polling. It yields the bundles when a certificate brought new
-// roots, and reads the source every five minutes, or as often as the refresh hint of its bundle says.
-func (c *Conn) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
+// WatchBundles yields the bundles, and again whenever they change, until ctx is done: package secretcache uses it instead of
+// polling. Roots that come with a certificate are yielded at once. The source of roots is read every five minutes, or as often
+// as the refresh hint of its bundle says.
+func (l *Client) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
 	return func(yield func(*spiffe.BundleSet, error) bool) {
 		var last *spiffe.BundleSet
 		for ctx.Err() == nil {
-			changed := c.roots.changed.Changed() // before reading, so that nothing is missed
-			set, err := c.FetchBundles(ctx)
+			changed := l.conn.roots.changed.Changed() // before reading, so that nothing is missed
+			set, err := l.FetchBundles(ctx)
 			if ctx.Err() != nil {
 				return
 			}
@@ -227,7 +242,7 @@ func (c *Conn) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, er
 				last = set
 				continue // the reading itself may have been the change
 			}
-			_, wait := c.roots.state()
+			_, wait := l.conn.roots.state()
 			renew.Wait(ctx, wait-time.Duration(rand.Float64()*float64(wait)/10), changed) // so that a fleet spreads out
 		}
 	}

@@ -31,9 +31,7 @@ func Error(ctx context.Context, c *caconn.Conn, err error, token string, missing
 		e = c.Error("sign", e.Kind, fmt.Errorf("the CA says %v: %q", status.Code, bearer.Redact(status.Message, token)))
 		e.RetryAfter = status.RetryAfter
 	}
-	if e.Kind == caclient.ErrUnauthenticated && missing != nil { //nolint:errorlint // the kind itself
-		e.Err = fmt.Errorf("%w (there was no token to send: %w)", e.Err, missing)
-	}
+	caconn.ExplainMissing(e, missing)
 	if status.Code == grpchttp.Unauthenticated || status.Code == grpchttp.Unavailable || caconn.Untrusted(status) {
 		c.Reconnect()
 	}

@@ -63,7 +63,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/linkerd"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
-	"github.com/svidkit/svidkit/internal/files/smallfile"
+	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/redact"
@@ -75,9 +75,6 @@ import (
 
 // Errors to test for with [errors.Is].
 var (
-	// ErrNotReady says that the proxy has no certificate yet. The error around it has the cause of the last failure.
-	ErrNotReady = secretcache.ErrNotReady
-
 	// ErrExpired says that the certificate of the proxy has expired and was not renewed.
 	ErrExpired = errors.New("the certificate of the proxy has expired")
 )
@@ -265,7 +262,7 @@ func (id *Identity) readAnchors() error {
 	case id.cfg.AnchorsFile != "":
 		field = "AnchorsFile"
 		var err error
-		if data, err = smallfile.Read(id.cfg.AnchorsFile, maxFile); err != nil {
+		if data, err = files.Read(id.cfg.AnchorsFile, maxFile); err != nil {
 			return fmt.Errorf("Config.AnchorsFile: %w", err)
 		}
 	}
@@ -413,7 +410,7 @@ func (id *Identity) prepare() error {
 	return nil
 }
 
-// Ready waits until there is a certificate that has not expired. The error wraps [ErrNotReady], the cause of ctx, and what
+// Ready waits until there is a certificate that has not expired. The error wraps [spiffe.ErrNotReady], the cause of ctx, and what
 // the last attempt failed with.
 func (id *Identity) Ready(ctx context.Context) error {
 	err := id.life.Await(ctx, id.manager.Changed, func() bool { _, err := id.Credential(); return err == nil })
@@ -423,7 +420,7 @@ func (id *Identity) Ready(ctx context.Context) error {
 	if last := id.Status().Err; last != nil {
 		err = fmt.Errorf("%w; the last attempt failed: %w", err, last)
 	}
-	return fmt.Errorf("linkerdproxy: %q: %w: %w", id.cfg.Name, ErrNotReady, err)
+	return fmt.Errorf("linkerdproxy: %q: %[3]w: %[2]w", id.cfg.Name, err, spiffe.ErrNotReady) // err may know when to come back, and is asked first
 }
 
 // Close ends [Identity.Run], or what [Start] has started, for good, and waits for it. The certificate stays readable. The
@@ -434,7 +431,7 @@ func (id *Identity) Close() error {
 	return err
 }
 
-// Credential returns the certificate with its key. Before the first the error wraps [ErrNotReady], and once it has expired
+// Credential returns the certificate with its key. Before the first the error wraps [spiffe.ErrNotReady], and once it has expired
 // [ErrExpired].
 func (id *Identity) Credential() (*pki.Credential, error) {
 	c, err := id.manager.Credential()

@@ -25,6 +25,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/meshtest"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/linkerdname"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // A proxy is certified by the identity service over TLS, renews with the one key and the one request, and reads its token anew.
@@ -126,7 +127,7 @@ func TestRogueCertifier(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
 	err = id.Ready(ctx)
-	require.ErrorIs(t, err, linkerdproxy.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorContains(t, err, "certificate")
 	assert.NotContains(t, err.Error(), "token-of-")
 	assert.Empty(t, other.Seen())
@@ -241,7 +242,7 @@ func TestLife(t *testing.T) {
 		assert.Equal(t, "503 not ready", get(t, admin, "/ready"))
 		assert.Equal(t, "200 live", get(t, admin, "/live"))
 		_, err = id.Credential()
-		require.ErrorIs(t, err, linkerdproxy.ErrNotReady)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
 
 		s.fail(nil)
 		time.Sleep(10 * time.Second)
@@ -430,7 +431,7 @@ func TestRun(t *testing.T) {
 	short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	err = id.Ready(short)
-	require.ErrorIs(t, err, linkerdproxy.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	ctx, stop := context.WithCancel(t.Context())
 	for range 2 { // the key stays

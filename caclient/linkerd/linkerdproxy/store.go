@@ -14,9 +14,9 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/files/fileset"
 	"github.com/svidkit/svidkit/internal/files/private"
-	"github.com/svidkit/svidkit/internal/files/smallfile"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -42,7 +42,7 @@ func (c *Config) names() (key, csr, anchors string) {
 
 // checkToken tells a token file that cannot serve before a key is made for nothing.
 func checkToken(file string) error {
-	data, err := smallfile.Read(file, maxFile)
+	data, err := files.Read(file, maxFile)
 	switch {
 	case err != nil:
 		return fmt.Errorf("the token file, Config.TokenFile: %w", err)
@@ -133,7 +133,7 @@ func readStore(cfg *Config) (*store, error) {
 	if !ok || key.Curve != elliptic.P256() {
 		return nil, fmt.Errorf("the key %s, Config.KeyFile, is not ECDSA with P-256", cfg.KeyFile)
 	}
-	data, err := smallfile.Read(cfg.CSRFile, maxFile)
+	data, err := files.Read(cfg.CSRFile, maxFile)
 	if err != nil {
 		return nil, fmt.Errorf("the signing request, Config.CSRFile: %w", err)
 	}

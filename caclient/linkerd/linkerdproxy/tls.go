@@ -97,7 +97,7 @@ func (id *Identity) verify(want pki.Expectation, chain []*x509.Certificate, role
 
 // identities returns the DNS names and URIs of a certificate, in its order. A DNS name with a trailing dot is none.
 func identities(leaf *x509.Certificate) (all []string, err error) {
-	sans, err := pki.CertificateSANs(leaf)
+	sans, err := pki.ParseSANs(leaf.Extensions)
 	if err != nil {
 		return nil, err
 	}

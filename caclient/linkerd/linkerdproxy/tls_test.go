@@ -18,6 +18,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // shake does a handshake in memory, and returns the states and errors of both sides. The client reads a byte, as in TLS 1.3 it
@@ -245,7 +246,7 @@ func TestHandshakesOverALife(t *testing.T) {
 			name, err := client(id)
 			require.NoError(t, err)
 			assert.Empty(t, name)
-			require.ErrorIs(t, server(id), linkerdproxy.ErrNotReady)
+			require.ErrorIs(t, server(id), spiffe.ErrNotReady)
 		}
 
 		mine.fail(nil)

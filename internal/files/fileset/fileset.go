@@ -1,6 +1,6 @@
 // Package fileset writes files that belong together, such as a private key with its certificates, to a folder.
 //
-//	f, err := fileset.Open("/run/identity", fileset.Options{Program: "svid"})
+//	f, err := fileset.Open("/run/identity", fileset.Options{Program: "this program"})
 //	if err != nil { … }
 //	defer f.Close()
 //	changed, err := f.Write(map[string]fileset.File{"key.pem": {key, 0o600}, "cert.pem": {certs, 0o644}})
@@ -115,7 +115,7 @@ func openRoot(path string, o Options, open func(string, private.Options) (*os.Ro
 	info, err := root.Stat(".")
 	if err == nil && private.HasOwner(info) && info.Mode()&fs.ModeSticky != 0 && info.Mode().Perm()&0o022 != 0 {
 		err = fmt.Errorf("%s: %w: it has mode %04o, so that all users can make files in it; choose a folder in it, such as %q",
-			path, private.ErrUnsafe, info.Mode().Perm(), filepath.Join(path, cmp.Or(o.Program, "identity")))
+			path, private.ErrUnsafe, info.Mode().Perm(), filepath.Join(path, "identity"))
 		if o.Warn != nil {
 			o.Warn(err)
 			err = nil
@@ -146,7 +146,7 @@ func (f *Folder) takeLock() (err error) {
 	case err != nil && f.o.Plain:
 		return nil
 	case err == nil && !got:
-		return fmt.Errorf("another %s writes to %s", f.o.Program, f.path)
+		return fmt.Errorf("another program writes to %s", f.path)
 	}
 	return err
 }

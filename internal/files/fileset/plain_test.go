@@ -408,7 +408,7 @@ func TestOneWriter(t *testing.T) {
 		f := open(t, dir, plain)
 		if runtime.GOOS != "windows" {
 			_, err := Open(dir, options(plain))
-			require.ErrorContains(t, err, "another test writes to "+dir)
+			require.ErrorContains(t, err, "another program writes to "+dir)
 		}
 		require.NoError(t, f.Close())
 		f = open(t, dir, plain)

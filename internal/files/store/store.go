@@ -6,13 +6,13 @@ package store
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
 	"sync"
 
+	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/files/fileset"
 	"github.com/svidkit/svidkit/internal/files/flock"
 	"github.com/svidkit/svidkit/internal/files/private"
@@ -109,11 +109,7 @@ func (f *Folder) Read(name string, limit int64, keys bool) ([]byte, error) {
 	} else if writableByOthers(info) {
 		return nil, fmt.Errorf("%s can be written to by others (%v)", file.Name(), info.Mode())
 	}
-	data, err := io.ReadAll(io.LimitReader(file, limit+1))
-	if err == nil && int64(len(data)) > limit {
-		err = fmt.Errorf("%s has more than %d bytes", file.Name(), limit)
-	}
-	return data, err
+	return files.ReadAll(file, file.Name(), int(limit))
 }
 
 // Write replaces a file, which this user alone can read. After a crash there is the old one or the new one, and after

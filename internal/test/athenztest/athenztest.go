@@ -23,7 +23,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/authn/athenz"
-	"github.com/svidkit/svidkit/caclient/caclienttest"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/athenzname"
@@ -121,7 +121,7 @@ func (l *Log) String() string {
 // Cluster is all of it.
 type Cluster struct {
 	CA       *spiffetest.CA
-	ZTS      *caclienttest.ZTS
+	ZTS      *cafake.ZTS
 	API      *kubetest.Server
 	Keys     Keys
 	Provider string           // its URL
@@ -139,13 +139,13 @@ func New(t testing.TB) *Cluster {
 	t.Helper()
 	c := &Cluster{t: t, CA: spiffetest.NewCA(t, "athenz.example"), API: kubetest.Start(t), Keys: NewKeys(t), Log: new(Log)}
 	logger := c.Logger()
-	c.ZTS = caclienttest.NewZTS(t, c.CA, "/ns/"+Namespace+"/sa/"+Account)
+	c.ZTS = cafake.NewZTS(t, c.CA, "/ns/"+Namespace+"/sa/"+Account)
 	c.Put("web-0", nil)
 
 	cfg := c.ProviderConfig()
 	cfg.TrustDomain, cfg.Lifetime = c.CA.TrustDomain(), 90*time.Minute
 	c.Provider = c.ServeProvider(cfg)
-	c.ZTS.Change(func(r *caclienttest.ZTSRules) { r.Callback = c.Provider })
+	c.ZTS.Change(func(r *cafake.ZTSRules) { r.Callback = c.Provider })
 
 	nodes, err := athenz.ClientCertificate(c.CA.TrustDomain(), c.CA.Bundle(), Node)
 	must(t, err)
@@ -180,7 +180,7 @@ func (c *Cluster) Logger() *slog.Logger {
 
 // Callback returns the name of the provider's service.
 func (c *Cluster) Callback() athenzname.Service {
-	return caclienttest.AthenzInstance(c.ZTS.Fake).Provider
+	return cafake.AthenzInstance(c.ZTS.Fake).Provider
 }
 
 // Mapping returns which domain a namespace is.
@@ -191,7 +191,7 @@ func (c *Cluster) ProviderConfig() athenz.ProviderConfig {
 	c.t.Helper()
 	pods, err := athenz.NewAPIServer(c.API.URL(), c.API.Client())
 	must(c.t, err)
-	ztsOnly, err := athenz.ClientCertificate(c.CA.TrustDomain(), c.CA.Bundle(), caclienttest.ZTSName)
+	ztsOnly, err := athenz.ClientCertificate(c.CA.TrustDomain(), c.CA.Bundle(), cafake.ZTSName)
 	must(c.t, err)
 	return athenz.ProviderConfig{
 		Service: c.Callback(), ZTS: ztsOnly, Verifier: c.Keys.Verifier(c.t), Pods: pods, Suffix: Suffix, Mapping: c.Mapping(), Logger: c.Logger(),

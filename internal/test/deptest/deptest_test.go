@@ -1,4 +1,4 @@
-// Package deptest holds the picture of the packages: what each may import. There is no code to import
+// Package deptest holds the picture of the packages: what each may import, link and weigh. There is no code to import
 // here, only tests.
 package deptest
 
@@ -7,13 +7,18 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"go/parser"
+	"go/token"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -22,7 +27,10 @@ import (
 
 const module = "github.com/svidkit/svidkit"
 
-var update = flag.Bool("update", false, "write imports.txt again; each new line needs a reviewer")
+var (
+	update = flag.Bool("update", false, "write imports.txt and examples/PACKAGES.md again; each new line needs a reviewer")
+	long   = flag.Bool("long", false, "link a program with each package, to weigh it, and build modules that import one")
+)
 
 // others are the modules of others that our code may import, with the reason.
 var others = map[string]string{
@@ -37,35 +45,86 @@ var forbidden = []string{
 	"google.golang.org/grpc", "connectrpc.com/", "github.com/envoyproxy/", "istio.io/", "k8s.io/", "github.com/linkerd/", "github.com/spiffe/",
 }
 
+// pkg is what "go list" says of a package.
 type pkg struct {
-	ImportPath   string
-	Standard     bool
-	Imports      []string
-	TestImports  []string
-	XTestImports []string
+	ImportPath, Doc, ForTest, Dir      string
+	Standard                           bool
+	Module                             *struct{ Path string }
+	GoFiles                            []string
+	Imports, TestImports, XTestImports []string
 }
 
-func list(t *testing.T, args ...string) []pkg {
-	t.Helper()
-	cmd := exec.Command("go", append([]string{"list", "-json=ImportPath,Standard,Imports,TestImports,XTestImports"}, args...)...)
-	cmd.Dir = root(t)
+// name returns the path of a package of ours below the module.
+func (p pkg) name() string { return strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, module), "/") }
+
+// listed returns the packages of this module, what they and their tests import, and so on down, by import path. All tests
+// share one run of "go list".
+var listed = sync.OnceValues(func() (map[string]pkg, error) {
+	cmd := exec.Command("go", "list", "-deps", "-test", "-json=ImportPath,Doc,ForTest,Dir,Standard,Module,GoFiles,Imports,TestImports,XTestImports", "./...")
+	cmd.Dir, cmd.Stderr = rootDir, os.Stderr
 	out, err := cmd.Output()
-	require.NoError(t, err, "go list")
-	var pkgs []pkg
+	if err != nil {
+		return nil, fmt.Errorf("go list: %w", err)
+	}
+	pkgs := make(map[string]pkg)
 	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
 		var p pkg
 		if err := d.Decode(&p); errors.Is(err, io.EOF) {
-			return pkgs
-		} else {
-			require.NoError(t, err)
+			return pkgs, nil
+		} else if err != nil {
+			return nil, err
 		}
-		pkgs = append(pkgs, p)
+		if p.ForTest == "" && !strings.HasSuffix(p.ImportPath, ".test") {
+			pkgs[p.ImportPath] = p
+		}
 	}
+})
+
+const rootDir = "../../.."
+
+func packages(t *testing.T) map[string]pkg {
+	t.Helper()
+	pkgs, err := listed()
+	require.NoError(t, err)
+	return pkgs
+}
+
+// ours returns the packages of this module in the order of their paths.
+func ours(t *testing.T) []pkg {
+	t.Helper()
+	var list []pkg
+	for _, p := range packages(t) {
+		if among(p.ImportPath, module) {
+			list = append(list, p)
+		}
+	}
+	slices.SortFunc(list, func(a, b pkg) int { return strings.Compare(a.ImportPath, b.ImportPath) })
+	return list
+}
+
+// reach returns the packages that a program with the package called name links.
+func reach(t *testing.T, name string) map[string]pkg {
+	t.Helper()
+	pkgs, reached := packages(t), make(map[string]pkg)
+	var visit func(path string)
+	visit = func(path string) {
+		p, ok := pkgs[path]
+		if _, seen := reached[path]; seen || !ok {
+			return
+		}
+		reached[path] = p
+		for _, imp := range p.Imports {
+			visit(imp)
+		}
+	}
+	visit(module + "/" + name)
+	require.False(t, len(reached) == 0, "there is no package %s", name)
+	return reached
 }
 
 func root(t *testing.T) string {
 	t.Helper()
-	dir, err := filepath.Abs("../../..")
+	dir, err := filepath.Abs(rootDir)
 	require.NoError(t, err)
 	return dir
 }
@@ -73,11 +132,12 @@ func root(t *testing.T) string {
 // TestImports compares what each package imports beside the standard library with imports.txt.
 func TestImports(t *testing.T) {
 	t.Parallel()
+	allowed := slices.Collect(maps.Keys(others))
 	var file strings.Builder
-	for _, p := range list(t, "./...") {
-		name := strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, module), "/")
+	for _, p := range ours(t) {
+		name := p.name()
 		if strings.HasPrefix(name, "examples/") {
-			continue // programs may import all of our packages; TestForbidden holds the rest
+			continue // programs may import all of our packages; TestPrograms holds the rest
 		}
 		var imports []string
 		for _, imp := range p.Imports {
@@ -85,11 +145,11 @@ func TestImports(t *testing.T) {
 				imports = append(imports, short)
 			} else if !std(imp) {
 				imports = append(imports, imp)
-				assert.True(t, among(imp, slices.Collect(maps.Keys(others))...), "%s imports %s, for which there is no reason in others", name, imp)
+				assert.True(t, among(imp, allowed...), "%s imports %s, for which there is no reason in others", name, imp)
 			}
 		}
 		for _, imp := range slices.Concat(p.TestImports, p.XTestImports) {
-			ok := std(imp) || among(imp, module, "github.com/stretchr/testify") || among(imp, slices.Collect(maps.Keys(others))...)
+			ok := std(imp) || among(imp, module, "github.com/stretchr/testify") || among(imp, allowed...)
 			assert.True(t, ok, "the tests of %s import %s", name, imp)
 		}
 		if name == "" {
@@ -98,12 +158,18 @@ func TestImports(t *testing.T) {
 		}
 		fmt.Fprintln(&file, strings.TrimSpace(name+": "+strings.Join(imports, " ")))
 	}
+	compare(t, "imports.txt", file.String())
+}
+
+// compare holds the file called name against what it should be; with -update it writes it.
+func compare(t *testing.T, name, want string) {
+	t.Helper()
 	if *update {
-		require.NoError(t, os.WriteFile("imports.txt", []byte(file.String()), 0o644))
+		require.NoError(t, os.WriteFile(name, []byte(want), 0o644))
 	}
-	want, err := os.ReadFile("imports.txt")
+	have, err := os.ReadFile(name)
 	require.NoError(t, err)
-	assert.Equal(t, string(want), file.String(), "if the change is meant, run the test with -update")
+	assert.Equal(t, string(have), want, "if the change is meant, run the test with -update")
 }
 
 // TestReach holds what packages link of others, through other packages too.
@@ -125,12 +191,72 @@ func TestReach(t *testing.T) {
 		}, []string{cryptobyte, jose, fsnotify, sys}},
 	} {
 		for _, name := range c.packages {
-			for _, p := range list(t, "-deps", "./"+name) {
+			for _, p := range reach(t, name) {
 				ok := p.Standard || among(p.ImportPath, module) || among(p.ImportPath, c.may...)
 				assert.True(t, ok, "%s reaches %s", name, p.ImportPath)
 			}
 		}
 	}
+}
+
+// TestRooms holds what no import of a single package shows: authn asks who is calling and by what we prove ourselves, and
+// asks no CA; the status page links none of the parts whose reports it shows; and what is for tests is linked by kits alone.
+func TestRooms(t *testing.T) {
+	t.Parallel()
+	for _, p := range ours(t) {
+		name := p.name()
+		if among(name, "authn") {
+			for path := range reach(t, name) {
+				assert.False(t, among(path, module+"/caclient", module+"/secretcache"), "%s links %s", name, path)
+			}
+		}
+		if among(name, "internal") || slices.Contains(floors[kits].packages, name) {
+			continue
+		}
+		for path := range reach(t, name) {
+			assert.False(t, path == "testing" || among(path, module+"/internal/test"), "%s links %s, which is for tests", name, path)
+		}
+	}
+	for path := range reach(t, "sds/statuspage") {
+		parts := slices.Concat(floors[packs].packages, floors[delivery].packages, []string{"secretcache", "spiffe/federation", "spiffe/source", "spiffe/filesource", "spiffe/filesink"})
+		name := strings.TrimPrefix(path, module+"/")
+		assert.False(t, name != "sds/statuspage" && slices.Contains(parts, name), "sds/statuspage links %s", name)
+	}
+}
+
+// TestPrograms: programs link no test code, and a user can copy their source, as it imports no internal package.
+func TestPrograms(t *testing.T) {
+	t.Parallel()
+	var programs int
+	for _, p := range ours(t) {
+		name := p.name()
+		if !among(name, "examples") {
+			continue
+		}
+		programs++
+		for path := range reach(t, name) {
+			forTests := path == "testing" || among(path, module+"/internal/test") || slices.Contains(floors[kits].packages, strings.TrimPrefix(path, module+"/"))
+			assert.False(t, forTests, "%s links %s, which is for tests", name, path)
+		}
+	}
+	assert.Greater(t, programs, 5)
+	err := filepath.WalkDir(filepath.Join(rootDir, "examples"), func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		for _, imp := range file.Imports {
+			name, err := strconv.Unquote(imp.Path.Value)
+			require.NoError(t, err)
+			ours := among(name, module) && slices.Contains(strings.Split(name, "/"), "internal")
+			assert.False(t, ours, "%s imports %s, which the code of a user cannot", path, name)
+		}
+		return nil
+	})
+	require.NoError(t, err)
 }
 
 // among reports whether imp is one of the paths, or below one.
@@ -141,9 +267,9 @@ func among(imp string, paths ...string) bool {
 // TestForbidden shows that no package links what is forbidden, tests included.
 func TestForbidden(t *testing.T) {
 	t.Parallel()
-	for _, p := range list(t, "-deps", "-test", "./...") {
+	for path := range packages(t) {
 		for _, f := range forbidden {
-			assert.False(t, strings.HasPrefix(p.ImportPath, f), "%s is linked", p.ImportPath)
+			assert.False(t, strings.HasPrefix(path, f), "%s is linked", path)
 		}
 	}
 }
@@ -152,7 +278,7 @@ func TestForbidden(t *testing.T) {
 func TestTopLevel(t *testing.T) {
 	t.Parallel()
 	want := []string{
-		"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "SECURITY.md", "authn", "caclient", "doc.go",
+		"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "RELEASING.md", "SECURITY.md", "authn", "caclient", "doc.go",
 		"examples", "go.mod", "go.sum", "internal", "pki", "sds", "secretcache", "spiffe",
 	}
 	entries, err := os.ReadDir(root(t))
@@ -164,61 +290,6 @@ func TestTopLevel(t *testing.T) {
 		}
 	}
 	assert.Equal(t, want, got)
-}
-
-// TestConsumer builds a module that imports one of our packages, and compares what that adds to its
-// go.mod: for spiffe, one line, which is our module.
-func TestConsumer(t *testing.T) {
-	t.Parallel()
-	if testing.Short() {
-		t.Skip("builds other modules")
-	}
-	for _, c := range []struct {
-		imports string
-		want    []string
-	}{
-		{"spiffe", []string{module}},
-		{"spiffe/spiffetls", []string{module}},
-		{"secretcache", []string{module, "golang.org/x/crypto"}},
-	} {
-		t.Run(c.imports, func(t *testing.T) {
-			t.Parallel()
-			assert.Equal(t, c.want, Consumer(t, c.imports))
-		})
-	}
-}
-
-// Consumer returns the modules that the tidied go.mod of a program requires if it imports only the given
-// package.
-func Consumer(t *testing.T, imports string) []string {
-	t.Helper()
-	dir := t.TempDir()
-	write := func(name, text string) {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
-	}
-	write("go.mod", "module consumer.test\n\ngo 1.26.0\n\nrequire "+module+" v0.0.0\n\nreplace "+module+" => "+root(t)+"\n")
-	write("main.go", "package main\n\nimport _ \""+module+"/"+imports+"\"\n\nfunc main() {}\n")
-	run := func(args ...string) string {
-		cmd := exec.Command("go", args...)
-		cmd.Dir = dir
-		cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOWORK=off")
-		out, err := cmd.CombinedOutput()
-		require.NoError(t, err, "go %s: %s", strings.Join(args, " "), out)
-		return string(out)
-	}
-	run("mod", "tidy")
-	run("build", "-o", filepath.Join(dir, "consumer"), ".")
-	var mod struct{ Require []struct{ Path string } }
-	require.NoError(t, json.Unmarshal([]byte(run("mod", "edit", "-json")), &mod))
-	var paths []string
-	for _, r := range mod.Require {
-		paths = append(paths, r.Path)
-	}
-	slices.Sort(paths)
-	slices.SortFunc(paths, func(a, b string) int { // ours first
-		return strings.Compare(strings.Replace(a, module, "", 1), strings.Replace(b, module, "", 1))
-	})
-	return paths
 }
 
 func std(imp string) bool {

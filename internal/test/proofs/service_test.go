@@ -29,7 +29,7 @@ func TestMuteAgent(t *testing.T) {
 			ctx, cancel := context.WithTimeoutCause(t.Context(), patience, errGivenUp)
 			defer cancel()
 			_, err := workloadapi.Start(ctx, api.Config())
-			require.ErrorIs(t, err, workloadapi.ErrNotReady, patience)
+			require.ErrorIs(t, err, spiffe.ErrNotReady, patience)
 			require.ErrorIs(t, err, errGivenUp, patience)
 			assert.NotContains(t, err.Error(), "nothing was tried", patience)
 			assert.Contains(t, err.Error(), "answer", patience)

@@ -73,9 +73,9 @@ type holder struct {
 func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	t.Helper()
 	key, root, token := newKey(t, alg), newKey(t, alg), newKey(t, pki.ECDSAP256)
-	issuer, err := pki.NewRoot(root, pki.CAOptions{TrustDomain: td, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(24 * time.Hour)})
+	issuer, err := pki.NewRoot(root, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(24 * time.Hour)})
 	require.NoError(t, err)
-	leaf, err := issuer.IssueLeaf(pki.LeafOptions{PublicKey: key.Public(), ID: id, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
+	leaf, err := issuer.Issue(pki.CertificateOptions{PublicKey: key.Public(), SANs: []pki.SAN{pki.IDSAN(id)}, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
 	require.NoError(t, err)
 	svid, err := spiffe.NewSVID([]*x509.Certificate{leaf}, key)
 	require.NoError(t, err)
@@ -182,6 +182,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	endpoint, served := federationtest.NewEndpoint(t, testCA), workloadapitest.NewServer(t, testCA, "/web")
 	keys, signers := []crypto.Signer{key}, []crypto.Signer{token}
 	other := newKey(t, pki.ECDSAP256) // of a workload; an issuer refuses its own
+	witSVID := wit(t, wits, other)
 	dialer, err := spiffetls.NewDialer(svid, set, spiffe.AllowIDs(id), nil)
 	require.NoError(t, err)
 	step, err := stepca.New(stepca.Options{
@@ -194,9 +195,6 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	}, Login: vault.CertLogin("", ""), Mount: "pki", Role: "web"})
 	require.NoError(t, err)
 	member, memberKey := linkerdProxy(t, issuer)
-	forward := linkerdproxy.ProxyConfig{Identity: member, Application: "127.0.0.1:1"}
-	proxy, err := linkerdproxy.NewProxy(forward)
-	require.NoError(t, err)
 	instance := athenzname.Instance{
 		Provider: athenzname.Service{Domain: "k8s.admin", Name: "provider"}, Service: athenzname.Service{Domain: "media", Name: "web"}, ID: "web-0", Suffix: "example.org",
 	}
@@ -211,8 +209,6 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	require.NoError(t, err)
 	return map[string]holder{
 		"caclient/linkerd/linkerdproxy.Identity":    {member, memberKey},
-		"caclient/linkerd/linkerdproxy.Proxy":       {proxy, memberKey},
-		"caclient/linkerd/linkerdproxy.ProxyConfig": {&forward, memberKey},
 		"authn/athenz.AgentRequest":                 {athenz.AgentRequest{Instance: instance, Certificate: func() *tls.Certificate { return svid.TLSCertificate() }}, keys},
 		"authn/athenz.Identity":                     {podIdentity, keys},
 		"authn/athenz.Sidecar":                      {sidecar, keys},
@@ -244,7 +240,8 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 		"spiffe.Snapshot":                           {snapshot, keys},
 		"spiffe/jwtsvid.Issuer":                     {tokens, signers},
 		"spiffe/exp/witsvid.Issuer":                 {wits, signers},
-		"spiffe/exp/witsvid.SVID":                   {wit(t, wits, other), []crypto.Signer{other}},
+		"spiffe/exp/witsvid.Prover":                 {&witsvid.Prover{Source: func() (*witsvid.SVID, error) { return witSVID, nil }}, []crypto.Signer{other}},
+		"spiffe/exp/witsvid.SVID":                   {witSVID, []crypto.Signer{other}},
 		"spiffe/spiffetls.Dialer":                   {dialer, keys},
 		"spiffe/spiffetest.CA":                      {testCA, nil},
 		"spiffe/spiffetest/federationtest.Endpoint": {endpoint, nil},

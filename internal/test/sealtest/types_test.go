@@ -150,10 +150,6 @@ const (
 var open = map[string]string{
 	"pki/caserver.ServeOptions":                 callers,
 	"caclient/caclienttest.Fake":                fixture,
-	"caclient/caclienttest.GoogleCAS":           fixture,
-	"caclient/caclienttest.Signer":              fixture,
-	"caclient/caclienttest.Vault":               fixture,
-	"caclient/caclienttest.ZTS":                 fixture,
 	"caclient/athenz.Options":                   callers,
 	"caclient/stepca.Options":                   callers,
 	"spiffe/spiffetest.Source":                  fixture,

@@ -49,7 +49,10 @@ import (
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
-var long = flag.Bool("long", false, "run for 30 minutes")
+var (
+	long   = flag.Bool("long", false, "run for 30 minutes")
+	attack = flag.Duration("attack", 1500*time.Millisecond, "how long clients take what they can get; .ci/run has 5 s")
+)
 
 const (
 	roleKey = "SVIDKIT_SOAK_ROLE" // the processes of the test are this test binary
@@ -160,7 +163,7 @@ func TestSoak(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("the clients run as other users, which takes root")
 	}
-	quiet, attack := 2*time.Second, 5*time.Second
+	quiet, attack := *attack*2/5, *attack
 	if *long {
 		quiet, attack = time.Minute, 28*time.Minute
 	}

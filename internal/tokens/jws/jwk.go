@@ -22,6 +22,12 @@ const (
 	maxRSABits = 8192
 )
 
+// Limits on a JWK Set, such as a bundle document (BND-33).
+const (
+	MaxSetSize = 1 << 20 // bytes
+	MaxSetKeys = 1000    // entries
+)
+
 // JWK is the public members of a JSON Web Key as they are in a document. A member that is missing or
 // not a string is nil.
 type JWK struct{ Kty, Crv, X, Y, N, E []byte }

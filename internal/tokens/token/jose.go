@@ -74,14 +74,6 @@ func (s *Signed) Verify(key crypto.PublicKey) error {
 
 func joseName(a jws.Algorithm) jose.SignatureAlgorithm { return jose.SignatureAlgorithm(a.String()) }
 
-// VerifyRaw verifies a signature of data that is no token.
-func VerifyRaw(a jws.Algorithm, key crypto.PublicKey, data, sig []byte) error {
-	if !a.Fits(key) {
-		return fmt.Errorf("the key is not one for %v", a)
-	}
-	return rawVerifier{key}.VerifyPayload(data, sig, joseName(a))
-}
-
 // rawVerifier verifies with the standard library. It is a [jose.OpaqueVerifier].
 type rawVerifier struct{ key crypto.PublicKey }
 
@@ -115,7 +107,6 @@ type Signer struct {
 
 	key   func() crypto.Signer
 	token func(payload []byte) (string, error)
-	raw   func(data []byte) ([]byte, error)
 }
 
 // Member is a further member of a header.
@@ -147,8 +138,7 @@ func NewSigner(key crypto.Signer, algorithm, keyID, typ string, more ...Member) 
 	for _, m := range more {
 		opts.WithHeader(jose.HeaderKey(m.Name), m.Value)
 	}
-	opaque := cryptosigner.Opaque(strictSigner{key})
-	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: joseName(alg), Key: opaque}, opts)
+	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: joseName(alg), Key: cryptosigner.Opaque(strictSigner{key})}, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -156,7 +146,6 @@ func NewSigner(key crypto.Signer, algorithm, keyID, typ string, more ...Member) 
 		Algorithm: alg,
 		key:       func() crypto.Signer { return key },
 		token:     func(payload []byte) (string, error) { return compact(signer, payload) },
-		raw:       func(data []byte) ([]byte, error) { return opaque.SignPayload(data, joseName(alg)) },
 	}, nil
 }
 
@@ -165,9 +154,6 @@ func (s *Signer) Key() crypto.Signer { return s.key() }
 
 // Token signs a payload, which is JSON, and returns the token.
 func (s *Signer) Token(payload []byte) (string, error) { return s.token(payload) }
-
-// Raw signs data that is no token. An ECDSA signature is R and S of fixed width.
-func (s *Signer) Raw(data []byte) ([]byte, error) { return s.raw(data) }
 
 func compact(signer jose.Signer, payload []byte) (string, error) {
 	signed, err := signer.Sign(payload)

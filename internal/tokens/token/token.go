@@ -32,8 +32,6 @@ const (
 	BundleSource Reason = "bundle source"
 	Audience     Reason = "audience"
 	Expired      Reason = "expired"
-	TooLarge     Reason = "too large"
-	Replay       Reason = "replay"
 	Busy         Reason = "busy"
 	Denied       Reason = "denied"
 )
@@ -41,7 +39,7 @@ const (
 // ErrUnavailable is in every Error with the reason BundleSource or Busy.
 var ErrUnavailable = errors.New("not now")
 
-// Error says why a token, a proof or a message is refused. It never carries a token: the most that it
+// Error says why a token, a proof or a request is refused. It never carries a token: the most that it
 // shows of one is a claim or a key ID, quoted and cut. Programs see its Reason, through the sentinels of
 // their package, and Err.
 type Error struct {
@@ -80,6 +78,9 @@ func (e *Error) Is(target error) bool {
 func (e *Error) Retryable() (after time.Duration, ok bool) {
 	return 0, e.Reason == BundleSource || e.Reason == Busy
 }
+
+// RuleID returns the id of the broken rule, or nothing, for programs, which reach it by an interface.
+func (e *Error) RuleID() string { return e.Rule }
 
 // Kind is a kind of token or proof: its words for errors, and the ids of its rules for tests.
 type Kind struct {

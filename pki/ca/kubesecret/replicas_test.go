@@ -444,7 +444,7 @@ func chaos(t *testing.T, n int, span time.Duration) {
 		chain, err := r.Sign(t.Context(), ca.Request{CSR: csr, ID: worker})
 		if err != nil {
 			refused++
-			require.ErrorIs(t, err, ca.ErrNotReady)
+			require.ErrorIs(t, err, spiffe.ErrNotReady)
 		} else {
 			alive = append(alive, issued{chain[0], fmt.Sprint(r.Roots())})
 		}

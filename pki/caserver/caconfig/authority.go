@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/pki"
@@ -331,7 +332,7 @@ func readSafe(name string) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, 1<<20))
+	return files.ReadAll(f, name, 1<<20)
 }
 
 // Close closes the audit log. Nothing must be signed afterwards.

@@ -264,7 +264,7 @@ func plugIn(t testing.TB, dir string) {
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
 	now := time.Now()
-	root, err := pki.NewRoot(key, pki.CAOptions{TrustDomain: spiffe.MustParseTrustDomain("cluster.local"), NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour * 365)})
+	root, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseTrustDomain("cluster.local").ID())}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour * 365)})
 	require.NoError(t, err)
 	keyPEM, err := pki.MarshalPrivateKeyPEM(key)
 	require.NoError(t, err)

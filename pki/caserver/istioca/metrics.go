@@ -7,6 +7,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 type serverMetrics struct {
@@ -20,7 +21,7 @@ var labels = []struct {
 	err   error
 	label string
 }{
-	{ca.ErrCSR, "CSR_ERROR"}, {ca.ErrTTL, "TTL_ERROR"}, {ca.ErrNotReady, "CA_NOT_READY"}, {ca.ErrGeneration, "CERT_GEN_ERROR"},
+	{ca.ErrCSR, "CSR_ERROR"}, {ca.ErrTTL, "TTL_ERROR"}, {spiffe.ErrNotReady, "CA_NOT_READY"}, {ca.ErrGeneration, "CERT_GEN_ERROR"},
 	{ca.ErrIdentity, "ID_ERROR"}, {ca.ErrLimit, "LIMIT_ERROR"}, {ca.ErrAudit, "AUDIT_ERROR"},
 }
 

@@ -259,7 +259,7 @@ func faults(t testing.TB) []fault {
 		{"signer knows no more", grpchttp.Internal, nil, func(s *signer) { s.err = errors.New("x") }},
 		{"lifetime is not granted", grpchttp.Internal, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrTTL, Err: errors.New("x")} }},
 		{"name is not granted", grpchttp.Internal, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrIdentity, Err: errors.New("x")} }},
-		{"signer is not ready", grpchttp.Unavailable, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrNotReady, Err: errors.New("x")} }},
+		{"signer is not ready", grpchttp.Unavailable, nil, func(s *signer) { s.err = &ca.SignError{Kind: spiffe.ErrNotReady, Err: errors.New("x")} }},
 		{"no audit record", grpchttp.Unavailable, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrAudit, Err: errors.New("x")} }},
 		{"limit", grpchttp.ResourceExhausted, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrLimit, Err: errors.New("x")} }},
 		{"key is not accepted", grpchttp.FailedPrecondition, nil, func(s *signer) { s.err = &ca.SignError{Kind: ca.ErrCSR, Err: errors.New("x")} }},

@@ -1,6 +1,7 @@
 package witsvid_test
 
 import (
+	"context"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -14,6 +15,15 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
 )
+
+// newSVID makes a token and a key for a workload.
+func newSVID(issuer *witsvid.Issuer, id spiffe.ID) (*witsvid.SVID, error) {
+	token, key, err := issuer.IssueWITSVID(context.Background(), id, "")
+	if err != nil {
+		return nil, err
+	}
+	return witsvid.NewSVID(token, key)
+}
 
 // newExample makes what a deployment has before a program starts: an issuer with its key, and the trust
 // bundle that says so.
@@ -61,16 +71,12 @@ func Example() {
 	defer server.Close()
 
 	// The client.
-	svid, err := issuer.IssueSVID(web)
+	svid, err := newSVID(issuer, web)
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	prover, err := witsvid.NewProver(svid, nil)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+	prover := &witsvid.Prover{Source: func() (*witsvid.SVID, error) { return svid, nil }}
 	transport, err := witsvid.NewTransport(prover, &witsvid.TransportOptions{Base: server.Client().Transport})
 	if err != nil {
 		fmt.Println(err)
@@ -103,16 +109,12 @@ func ExampleValidator_Validate() {
 		fmt.Println(err)
 		return
 	}
-	svid, err := issuer.IssueSVID(spiffe.MustParseID("spiffe://example.org/orders"))
+	svid, err := newSVID(issuer, spiffe.MustParseID("spiffe://example.org/orders"))
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	prover, err := witsvid.NewProver(svid, nil)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+	prover := &witsvid.Prover{Source: func() (*witsvid.SVID, error) { return svid, nil }}
 	token, proof, err := prover.Prove(witsvid.Call{Target: "queue:payments"})
 	if err != nil {
 		fmt.Println(err)
@@ -130,77 +132,12 @@ func ExampleValidator_Validate() {
 			fmt.Println(target, "refused:", e.What, e.Reason, e.Rule)
 			continue
 		}
-		fmt.Println(target, "called by", caller)
+		fmt.Println(target, "called by", caller.ID())
 	}
 	// Output:
 	// queue:refunds refused: proof audience WPT-5
 	// queue:payments called by spiffe://example.org/orders
 	// queue:payments refused: proof replay WPT-9
-}
-
-// A client that does not trust what stands between it and the server signs its requests, body included,
-// and wants the answers signed.
-func ExampleFromResponse() {
-	issuer, bundle, err := newExample()
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	newProver := func(id string) (*witsvid.Prover, error) {
-		svid, err := issuer.IssueSVID(spiffe.MustParseID(id))
-		if err != nil {
-			return nil, err
-		}
-		return witsvid.NewProver(svid, nil)
-	}
-	web, err := newProver("spiffe://example.org/web")
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	db, err := newProver("spiffe://example.org/db")
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	clients, err := witsvid.NewValidator(bundle, spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/web")), nil)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	servers, err := witsvid.NewValidator(bundle, spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/db")), nil)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-
-	server := httptest.NewUnstartedServer(nil)
-	wrap, err := witsvid.Middleware(clients, []string{"https://" + server.Listener.Addr().String()}, &witsvid.MiddlewareOptions{Prover: db})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	server.Config.Handler = wrap(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "stored") }))
-	server.StartTLS()
-	defer server.Close()
-
-	transport, err := witsvid.NewTransport(web, &witsvid.TransportOptions{
-		Base: server.Client().Transport, SignMessages: true, Responses: servers,
-	})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	resp, err := (&http.Client{Transport: transport}).Get(server.URL)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer resp.Body.Close()
-	signer, ok := witsvid.FromResponse(resp)
-	fmt.Println(resp.Status, "signed by", signer, ok)
-	// Output:
-	// 200 OK signed by spiffe://example.org/db true
 }
 
 // A token names its holder. It does not authenticate without a proof.
@@ -210,12 +147,12 @@ func ExampleParseUnverified() {
 		fmt.Println(err)
 		return
 	}
-	svid, err := issuer.IssueSVID(spiffe.MustParseID("spiffe://example.org/web"))
+	token, _, err := issuer.IssueWITSVID(context.Background(), spiffe.MustParseID("spiffe://example.org/web"), "")
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	claimed, err := witsvid.ParseUnverified(svid.Token())
+	claimed, err := witsvid.ParseUnverified(token)
 	if err != nil {
 		fmt.Println(err)
 		return

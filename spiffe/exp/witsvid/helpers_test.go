@@ -2,6 +2,7 @@ package witsvid_test
 
 import (
 	"context"
+	"crypto"
 	"log/slog"
 	"strconv"
 	"sync"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
 )
 
@@ -58,12 +60,38 @@ func (l *logged) take() error {
 	return err
 }
 
+// workload is a WIT-SVID with what it was made of.
+type workload struct {
+	*witsvid.SVID
+	id    spiffe.ID
+	token string
+	key   crypto.Signer
+}
+
+// issue makes a WIT-SVID with a key of its own.
+func issue(t testing.TB, i *witsvid.Issuer, id string) *workload {
+	t.Helper()
+	w := &workload{id: spiffe.MustParseID(id)}
+	var err error
+	w.token, w.key, err = i.IssueWITSVID(t.Context(), w.id, "")
+	require.NoError(t, err)
+	w.SVID, err = witsvid.NewSVID(w.token, w.key)
+	require.NoError(t, err)
+	return w
+}
+
+// fixed is a source of one SVID.
+func fixed(s *witsvid.SVID) func() (*witsvid.SVID, error) {
+	return func() (*witsvid.SVID, error) { return s, nil }
+}
+
+// proverOf returns a Prover of one SVID.
+func proverOf(s *witsvid.SVID) *witsvid.Prover { return &witsvid.Prover{Source: fixed(s)} }
+
 // prove makes a proof with s at the time of now, or by the real clock if that is nil.
 func prove(t testing.TB, s *witsvid.SVID, now func() time.Time, c witsvid.Call) (token, proof string) {
 	t.Helper()
-	p, err := witsvid.NewProver(s, &witsvid.ProverOptions{Now: now})
-	require.NoError(t, err)
-	token, proof, err = p.Prove(c)
+	token, proof, err := (&witsvid.Prover{Source: fixed(s), Now: now}).Prove(c)
 	require.NoError(t, err)
 	return token, proof
 }

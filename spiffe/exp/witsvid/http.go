@@ -10,7 +10,7 @@ import (
 )
 
 // The header fields that carry a token and a Workload Proof Token (WIT-49, WPT-1): each is there exactly
-// once. A message signature is in Signature-Input and Signature (RFC 9421).
+// once.
 const (
 	headerToken = "Workload-Identity-Token"
 	headerProof = "Workload-Proof-Token"
@@ -18,15 +18,11 @@ const (
 
 // Header fields, in lower case as proofs name them.
 const (
-	tokenField  = "workload-identity-token"
-	authField   = "authorization"
-	txnField    = "txn-token"
-	digestField = "content-digest"
-	typeField   = "content-type"
+	tokenField = "workload-identity-token"
+	proofField = "workload-proof-token"
+	authField  = "authorization"
+	txnField   = "txn-token"
 )
-
-// defaultMaxBody is the size of a body that a digest is made of, by default.
-const defaultMaxBody = 1 << 20
 
 // tokenFields checks the names of further header fields that carry tokens, and returns them in lower case.
 func tokenFields(names []string) ([]string, error) {
@@ -36,7 +32,7 @@ func tokenFields(names []string) ([]string, error) {
 		switch {
 		case f == "" || strings.ContainsFunc(f, func(c rune) bool { return c <= ' ' || c > '~' || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, c) }):
 			return nil, fmt.Errorf("%q is not the name of a header field", token.Clip(n, token.MaxQuoted))
-		case slices.Contains([]string{tokenField, strings.ToLower(headerProof), authField, txnField, digestField, typeField, "signature", "signature-input", "host"}, f):
+		case slices.Contains([]string{tokenField, proofField, authField, txnField, "host"}, f):
 			return nil, fmt.Errorf("the field %q is always covered and must not be among Tokens", f)
 		case slices.Contains(list, f):
 			return nil, fmt.Errorf("the field %q is there twice", f)
@@ -125,9 +121,9 @@ func misplaced(h http.Header) *token.Error {
 }
 
 // single returns the only value of a header field.
-func single(h http.Header, k *token.Kind, name, rule string) (string, *token.Error) {
+func single(h http.Header, name, rule string) (string, *token.Error) {
 	if lines := h[name]; len(lines) != 1 {
-		return "", k.Refuse("missing", rule, "%s is there %d times, not once", name, len(lines))
+		return "", requests.Refuse("missing", rule, "%s is there %d times, not once", name, len(lines))
 	}
 	return h[name][0], nil
 }

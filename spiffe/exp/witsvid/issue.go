@@ -11,11 +11,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
 
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/spiffe"
@@ -44,8 +44,11 @@ type IssuerOptions struct {
 }
 
 // Issuer signs tokens for the workloads of one trust domain with one key. It is safe for concurrent
-// use if the key is. However it is printed, the key does not show.
-type Issuer struct{ issuer *token.Issuer }
+// use if the key is. It prints as its trust domain, algorithm and key ID.
+type Issuer struct {
+	redacted
+	issuer *token.Issuer
+}
 
 // NewIssuer returns an Issuer of tokens for the trust domain td. The key may live in hardware; it is an
 // ECDSA key on P-256, P-384 or P-521, or an RSA key of 2048 to 8192 bits. Validators accept the tokens
@@ -64,7 +67,7 @@ func NewIssuer(td spiffe.TrustDomain, key crypto.Signer, opts *IssuerOptions) (*
 	if err != nil {
 		return nil, err
 	}
-	return &Issuer{issuer}, nil
+	return &Issuer{redact.New(issuer.String()), issuer}, nil
 }
 
 // Authority returns the key ID and the public key of the tokens, for [spiffe.BundleContents]:
@@ -77,19 +80,9 @@ func (i *Issuer) Authority() (keyID string, key crypto.PublicKey) {
 	return i.issuer.KeyID(), i.issuer.Key().Public()
 }
 
-// IssueSVID makes a new key for the workload id, on P-256, and returns it with a token that confirms it.
-// Use it when the workload and the Issuer are one process or the key is sent to the workload. A key is not
-// used for a second token (WIT-52).
-func (i *Issuer) IssueSVID(id spiffe.ID) (*SVID, error) {
-	token, key, err := i.IssueWITSVID(context.Background(), id, "")
-	if err != nil {
-		return nil, err
-	}
-	return NewSVID(token, key)
-}
-
-// IssueWITSVID is [Issuer.IssueSVID] with the results as they are. It lets an Issuer answer the Workload
-// API of an agent, which has found that the caller has this ID. The hint is ignored.
+// IssueWITSVID makes a new key for the workload id, on P-256, and a token that confirms it. It is for an agent, which
+// has found that its caller has this ID, and for a program that is its own issuer; [NewSVID] puts the two together. The
+// context and the hint are ignored. A key is not used for a second token (WIT-52).
 func (i *Issuer) IssueWITSVID(_ context.Context, id spiffe.ID, _ string) (token string, key crypto.Signer, err error) {
 	made, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -102,16 +95,16 @@ func (i *Issuer) IssueWITSVID(_ context.Context, id spiffe.ID, _ string) (token 
 }
 
 // Issue returns a new token that confirms a public key of the workload id, which must be in the Issuer's
-// trust domain and have a path. The caller must know that the workload has the private key: it has
-// authenticated the workload, and has verified a signature by the key or made the key. The key is of a
-// kind that an Issuer may have too, and new with each token (WIT-52); its "alg" is the usual one for it.
+// trust domain and have a path. The caller must have authenticated the workload, and have verified that it
+// has the private key. The key is of a kind that an Issuer may have too, and new with each token (WIT-52);
+// its "alg" is the usual one for it.
 //
 // The header has "alg", "kid" and "typ", the payload "sub", "exp" and "iat" in whole seconds, a random
 // "jti", and "cnf" (WIT-28). "iat" is the present second and never later, because some validators refuse
 // a token that was issued in their future.
 //
-// The token is verified with the public key before it is returned, so a signer that does not hold the
-// key that it says fails here.
+// The token is verified with the Issuer's public key before it is returned, so a signer whose public key is
+// another one fails here.
 func (i *Issuer) Issue(id spiffe.ID, workload crypto.PublicKey) (string, error) {
 	if i == nil || i.issuer == nil {
 		return "", errors.New("witsvid: issue: the Issuer was not made by NewIssuer")
@@ -140,17 +133,3 @@ func random() string {
 	_, _ = rand.Read(b[:]) // never fails
 	return base64.RawURLEncoding.EncodeToString(b[:])
 }
-
-// String returns the trust domain, the algorithm and the key ID.
-func (i *Issuer) String() string {
-	if i == nil || i.issuer == nil {
-		return "witsvid.Issuer(none)"
-	}
-	return i.issuer.String()
-}
-
-// GoString returns the same as String, so that %#v does not show the key.
-func (i *Issuer) GoString() string { return i.String() }
-
-// LogValue implements [slog.LogValuer] with String.
-func (i *Issuer) LogValue() slog.Value { return slog.StringValue(i.String()) }

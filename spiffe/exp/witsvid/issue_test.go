@@ -14,6 +14,7 @@ import (
 	"io"
 	"log/slog"
 	"math/big"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -135,23 +136,6 @@ func TestIssueAlgorithms(t *testing.T) {
 	}
 }
 
-func TestIssueSVID(t *testing.T) {
-	t.Parallel()
-	conformance.Covers(t, "WIT-52")
-	i := newIssuer(t, nil)
-	a, err := i.IssueSVID(spiffe.MustParseID(webID))
-	require.NoError(t, err)
-	b, err := i.IssueSVID(spiffe.MustParseID(webID))
-	require.NoError(t, err)
-	assert.False(t, a.Signer().Public().(*ecdsa.PublicKey).Equal(b.Signer().Public()), "a new key for each token")
-	assert.Equal(t, webID, a.ID().String())
-	assert.WithinDuration(t, time.Now().Add(time.Hour), a.NotAfter(), 5*time.Second)
-	u, err := witsvid.ParseUnverified(a.Token())
-	require.NoError(t, err)
-	assert.Equal(t, a.ID(), u.ID)
-	assert.Equal(t, a.NotAfter(), u.Expires)
-}
-
 func TestIssuerKeyID(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WIT-4", "WIT-3")
@@ -243,7 +227,7 @@ func TestIssueRefuses(t *testing.T) {
 		require.ErrorContains(t, err, "witsvid: issue for ")
 		assert.Empty(t, token)
 	}
-	_, err = i.IssueSVID(spiffe.ID{})
+	_, _, err = i.IssueWITSVID(t.Context(), spiffe.ID{}, "")
 	require.ErrorIs(t, err, spiffe.ErrZero)
 	_, err = (&witsvid.Issuer{}).Issue(web, wk.Public())
 	require.ErrorContains(t, err, "not made by NewIssuer")
@@ -268,20 +252,21 @@ func TestNewSVID(t *testing.T) {
 	token := baseToken()
 	s, err := witsvid.NewSVID(token, wk)
 	require.NoError(t, err)
-	assert.Equal(t, token, s.Token())
-	assert.Equal(t, webID, s.ID().String())
-	assert.Equal(t, int64(1767225900), s.NotAfter().Unix())
-	assert.Same(t, wk, s.Signer())
-	self, err := s.WITSVID()
+	call := witsvid.Call{Target: vectorTarget}
+	sent, proof := prove(t, s, atNow().Now, call)
+	assert.Equal(t, token, sent)
+	v := newValidator(t, wit1Bundle(t), atNow())
+	_, err = v.Validate(sent, proof, call)
 	require.NoError(t, err)
-	assert.Same(t, s, self)
 
 	scalar, err := wk.Bytes()
 	require.NoError(t, err)
 	private := `{` + jwk(wk) + `,"alg":"ES256","d":"` + base64.RawURLEncoding.EncodeToString(scalar) + `"}`
 	parsed, err := witsvid.ParseSVID(token, []byte(private))
 	require.NoError(t, err)
-	assert.True(t, wk.Equal(parsed.Signer()))
+	sent, proof = prove(t, parsed, atNow().Now, call)
+	_, err = v.Validate(sent, proof, call)
+	require.NoError(t, err)
 	_, err = witsvid.ParseSVID(token, []byte(private[1:]))
 	require.EqualError(t, err, "witsvid: SVID: the private key is not a JSON Web Key")
 	_, err = witsvid.ParseSVID(token, []byte(`{`+jwk(wk)+`}`))
@@ -293,10 +278,6 @@ func TestNewSVID(t *testing.T) {
 	require.ErrorContains(t, err, "no key")
 	_, err = witsvid.NewSVID(token+".", wk)
 	assert.Equal(t, "malformed WIT-1", outcome(t, err))
-	_, err = (&witsvid.SVID{}).WITSVID()
-	require.ErrorContains(t, err, "not made by NewSVID")
-	_, err = (*witsvid.SVID)(nil).WITSVID()
-	require.Error(t, err)
 }
 
 // Neither keys nor tokens show, however a value is printed.
@@ -306,21 +287,17 @@ func TestNothingPrints(t *testing.T) {
 	s, err := witsvid.NewSVID(token, wk)
 	require.NoError(t, err)
 	i := newIssuer(t, &witsvid.IssuerOptions{KeyID: "wit-1"})
-	p, err := witsvid.NewProver(s, nil)
-	require.NoError(t, err)
+	p := proverOf(s)
 	tr, err := witsvid.NewTransport(p, nil)
-	require.NoError(t, err)
-	signing, err := witsvid.NewTransport(p, &witsvid.TransportOptions{SignMessages: true})
 	require.NoError(t, err)
 	proof, err := newValidator(t, bundleOf(t, i), atNow()).Validate(token, proofFor(token, "1"), witsvid.Call{Target: vectorTarget})
 	require.NoError(t, err)
 	for v, want := range map[any]string{
-		s: webID, i: `witsvid.Issuer(example.org, ES256, "wit-1")`, proof: webID,
+		s: "witsvid.SVID(" + webID + ")", i: `witsvid.Issuer(example.org, ES256, "wit-1")`, &witsvid.SVID{}: "[redacted]", &witsvid.Issuer{}: "[redacted]",
 	} {
 		assert.Equal(t, want, fmt.Sprint(v))
+		assert.Equal(t, want, fmt.Sprintf("%#v", v))
 	}
-	assert.Equal(t, "witsvid.SVID("+webID+")", fmt.Sprintf("%#v", s))
-	assert.Equal(t, "witsvid.Issuer(none)", (*witsvid.Issuer)(nil).String())
 
 	var out strings.Builder
 	log := slog.New(slog.NewTextHandler(&out, nil))
@@ -328,7 +305,7 @@ func TestNothingPrints(t *testing.T) {
 	require.NoError(t, err)
 	witScalar, err := wit1.Bytes()
 	require.NoError(t, err)
-	for _, v := range []any{s, i, p, tr, signing, proof, struct{ V any }{s}, struct{ V any }{i}, struct{ V any }{p}, struct{ V any }{tr}} {
+	for _, v := range []any{s, i, p, *p, tr, proof, struct{ V any }{s}, struct{ V any }{i}, struct{ V any }{p}, struct{ V any }{tr}} {
 		log.Info("x", "v", v)
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d"} {
 			fmt.Fprintf(&out, verb+"\n", v)
@@ -360,13 +337,16 @@ func TestSentinels(t *testing.T) {
 	_, full := v.Validate(token, proofFor(token, "2"), call)
 	down := sourceFunc(func(spiffe.TrustDomain) (*spiffe.Bundle, error) { return nil, errors.New("down") })
 	_, unavailable := newValidator(t, down, atNow()).Validate(token, proofFor(token, "1"), call)
+	picky, err := witsvid.NewValidator(wit1Bundle(t), spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/other")), atNow())
+	require.NoError(t, err)
+	_, denied := picky.Validate(token, proofFor(token, "1"), call)
 	for _, c := range []struct {
 		err  error
 		want error // nil for none of the sentinels
 	}{
-		{malformed, nil}, {expired, witsvid.ErrExpired}, {replayed, witsvid.ErrReplay}, {full, witsvid.ErrUnavailable}, {unavailable, witsvid.ErrUnavailable},
+		{malformed, nil}, {expired, nil}, {replayed, nil}, {full, witsvid.ErrUnavailable}, {unavailable, witsvid.ErrUnavailable}, {denied, spiffe.ErrDenied},
 	} {
-		for _, s := range []error{witsvid.ErrExpired, witsvid.ErrReplay, witsvid.ErrUnavailable, spiffe.ErrDenied} {
+		for _, s := range []error{witsvid.ErrUnavailable, spiffe.ErrDenied} {
 			assert.Equal(t, s == c.want, errors.Is(c.err, s), "%v is %v", c.err, s)
 		}
 	}
@@ -375,15 +355,19 @@ func TestSentinels(t *testing.T) {
 // An Issuer answers a Workload API with a new key each time.
 func TestIssueWITSVID(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "WIT-52")
 	i := newIssuer(t, nil)
 	token, key, err := i.IssueWITSVID(t.Context(), spiffe.MustParseID(webID), "hint")
 	require.NoError(t, err)
-	svid, err := witsvid.NewSVID(token, key)
+	_, err = witsvid.NewSVID(token, key)
 	require.NoError(t, err)
-	assert.Equal(t, webID, svid.ID().String())
+	u, err := witsvid.ParseUnverified(token)
+	require.NoError(t, err)
+	assert.Equal(t, webID, u.ID.String())
+	assert.WithinDuration(t, time.Now().Add(time.Hour), u.Expires, 5*time.Second)
 	_, second, err := i.IssueWITSVID(t.Context(), spiffe.MustParseID(webID), "hint")
 	require.NoError(t, err)
-	assert.False(t, key.(*ecdsa.PrivateKey).Equal(second))
+	assert.False(t, key.(*ecdsa.PrivateKey).Equal(second), "a new key for each token")
 	token, key, err = i.IssueWITSVID(t.Context(), spiffe.MustParseID("spiffe://other.test/web"), "")
 	require.ErrorContains(t, err, "the ID is not in")
 	assert.Empty(t, token)
@@ -393,5 +377,8 @@ func TestIssueWITSVID(t *testing.T) {
 func TestRevision(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "STAB-3")
-	assert.Contains(t, witsvid.Revision, "665a28f3253ecdce59f26f3ef29c0d6408b37c3d")
+	doc, err := os.ReadFile("witsvid.go")
+	require.NoError(t, err)
+	assert.Contains(t, string(doc), "665a28f3253ecdce59f26f3ef29c0d6408b37c3d")
+	assert.Contains(t, string(doc), "draft-ietf-wimse-wpt-01")
 }

@@ -56,8 +56,13 @@ func (c *Call) check() error {
 	return nil
 }
 
-// ProverOptions are the choices of a [Prover] that have a default.
-type ProverOptions struct {
+// Prover makes proofs with the key of the current WIT-SVID. It is safe for concurrent use, and its fields must not change
+// once it is in use.
+type Prover struct {
+	// Source returns the current WIT-SVID, and is asked for each proof. It must not block and must be safe for concurrent
+	// use. Required.
+	Source func() (*SVID, error)
+
 	// Lifetime is that of the proofs, in whole seconds up to five minutes; 0 means one
 	// minute. A proof never outlives its token.
 	Lifetime time.Duration
@@ -66,43 +71,25 @@ type ProverOptions struct {
 	Now func() time.Time
 }
 
-// Prover makes proofs with the key of the current WIT-SVID. It is safe for concurrent use.
-type Prover struct {
-	source Source
-	opts   ProverOptions // with the defaults
-}
-
-// NewProver returns a Prover with the identity of source, which is asked for each proof. The options may
-// be nil.
-func NewProver(source Source, opts *ProverOptions) (*Prover, error) {
-	o := *cmp.Or(opts, &ProverOptions{})
-	o.Lifetime = cmp.Or(o.Lifetime, defaultProofLifetime)
-	if o.Now == nil {
-		o.Now = time.Now
-	}
+func (p *Prover) check() error {
 	switch {
-	case source == nil:
-		return nil, errors.New("witsvid: new prover: no source of a WIT-SVID")
-	case o.Lifetime < time.Second || o.Lifetime > maxProofLifetime:
-		return nil, fmt.Errorf("witsvid: new prover: the lifetime is %v, not from 1s to %v", o.Lifetime, maxProofLifetime)
+	case p == nil || p.Source == nil:
+		return errors.New("the Prover has no Source of a WIT-SVID")
+	case p.Lifetime != 0 && (p.Lifetime < time.Second || p.Lifetime > maxProofLifetime):
+		return fmt.Errorf("the Prover's Lifetime is %v, not from 1s to %v", p.Lifetime, maxProofLifetime)
 	}
-	return &Prover{source, o}, nil
+	return nil
 }
 
 // Prove returns the token and a new Workload Proof Token for one call: over HTTP the values of the header
-// fields Workload-Identity-Token and Workload-Proof-Token, for which [NewTransport] does all the work. Send both over TLS
-// or another secure channel, once.
+// fields Workload-Identity-Token and Workload-Proof-Token, which [NewTransport] sets. Send both over TLS or another
+// secure channel, once.
 //
 // The proof has "aud", "exp", a random "jti" of 128 bits, "wth" and, for the tokens of the call, "ath",
 // "tth" and "oth".
 func (p *Prover) Prove(c Call) (token, proof string, err error) {
-	if p == nil || p.source == nil {
-		return "", "", errors.New("witsvid: prove: the Prover was not made by NewProver")
-	}
-	s, now, err := p.current()
-	if err == nil {
-		token = s.Token()
-		proof, err = p.prove(s, now, c)
+	if err = p.check(); err == nil {
+		token, proof, err = p.prove(c)
 	}
 	if err != nil {
 		return "", "", fmt.Errorf("witsvid: prove: %w", err)
@@ -110,31 +97,26 @@ func (p *Prover) Prove(c Call) (token, proof string, err error) {
 	return token, proof, nil
 }
 
-// current returns the SVID, if it can still be used, and the present second.
-func (p *Prover) current() (*SVID, time.Time, error) {
-	now := p.opts.Now()
-	s, err := p.source.WITSVID()
+func (p *Prover) prove(c Call) (text, proof string, err error) {
+	if err := c.check(); err != nil {
+		return "", "", err
+	}
+	now := time.Now
+	if p.Now != nil {
+		now = p.Now
+	}
+	at := now()
+	s, err := p.Source()
 	switch {
 	case err != nil:
-		return nil, now, err
+		return "", "", err
 	case s == nil || s.signer == nil:
-		return nil, now, errors.New("the source gave no WIT-SVID")
-	case !now.Before(s.notAfter):
-		return nil, now, fmt.Errorf("the WIT-SVID of %q expired at %v, and its key is not used any more",
+		return "", "", errors.New("the source gave no WIT-SVID")
+	case !at.Before(s.notAfter):
+		return "", "", fmt.Errorf("the WIT-SVID of %q expired at %v, and its key is not used any more",
 			token.Clip(s.id.String(), token.MaxInError), s.notAfter.UTC().Format(time.RFC3339))
 	}
-	return s, now, nil
-}
-
-// expiry returns when a proof that is made now expires, in seconds since 1970.
-func (p *Prover) expiry(s *SVID, now time.Time) int64 {
-	return min(now.Unix()+int64(p.opts.Lifetime/time.Second), s.notAfter.Unix())
-}
-
-func (p *Prover) prove(s *SVID, now time.Time, c Call) (string, error) {
-	if err := c.check(); err != nil {
-		return "", err
-	}
+	text = s.token()
 	claims := struct {
 		Aud string            `json:"aud"`
 		Exp int64             `json:"exp"`
@@ -143,7 +125,10 @@ func (p *Prover) prove(s *SVID, now time.Time, c Call) (string, error) {
 		ATH string            `json:"ath,omitempty"`
 		TTH string            `json:"tth,omitempty"`
 		Oth map[string]string `json:"oth,omitempty"`
-	}{Aud: c.Target, Exp: p.expiry(s, now), JTI: random(), WTH: hash(s.Token()), Oth: map[string]string{}}
+	}{
+		Aud: c.Target, Exp: min(at.Unix()+int64(cmp.Or(p.Lifetime, defaultProofLifetime)/time.Second), s.notAfter.Unix()),
+		JTI: random(), WTH: hash(text), Oth: map[string]string{},
+	}
 	if c.AccessToken != "" {
 		claims.ATH = hash(c.AccessToken)
 	}
@@ -155,9 +140,10 @@ func (p *Prover) prove(s *SVID, now time.Time, c Call) (string, error) {
 	}
 	payload, err := json.Marshal(claims)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
-	return s.signer().Token(payload)
+	proof, err = s.signer().Token(payload)
+	return text, proof, err
 }
 
 // trim removes the white space that may stand around the value of a header field.

@@ -55,7 +55,7 @@ func newReplays(each int) *replays {
 	}
 }
 
-// use notes that h has used a proof. The name is its "jti" or "nonce", the owner something that only the
+// use notes that h has used a proof. The name is its "jti", the owner something that only the
 // holder of one key can have, so that no peer uses up the names of another; end is when the proof can
 // be forgotten.
 func (r *replays) use(h *holder, owner, name string, now, end time.Time) (fresh, full bool) {

@@ -17,28 +17,18 @@ var (
 		Package: "witsvid", What: "token",
 		Form: "WIT-1", Algorithm: "WIT-6", Subject: "WIT-10", Bundle: "WIT-53", Expires: "WIT-16", NotBefore: "WIT-18",
 	}
-	proofs     = &token.Kind{Package: "witsvid", What: "proof", Form: "WPT-2", Algorithm: "WPT-3", Expires: "WPT-6", NotBefore: "WPT-6"}
-	signatures = &token.Kind{Package: "witsvid", What: "message signature", Expires: "HSIG-4", NotBefore: "HSIG-4"}
-	requests   = &token.Kind{Package: "witsvid", What: "request"}
-	responses  = &token.Kind{Package: "witsvid", What: "response"}
+	proofs   = &token.Kind{Package: "witsvid", What: "proof", Form: "WPT-2", Algorithm: "WPT-3", Expires: "WPT-6", NotBefore: "WPT-6"}
+	requests = &token.Kind{Package: "witsvid", What: "request"}
 )
 
-// Reasons for refusing a token, a proof or a message that a program may branch on, with [errors.Is]. The
-// text of the error has the reason in detail and the ID that the token claims, cut to a bounded length,
-// and never a token or proof. Errors may also wrap [spiffe.ErrUnknownTrustDomain], [spiffe.ErrDenied] when
-// the proof is good and the policy does not allow the ID, and [spiffe.ErrTooLarge] for a body.
-var (
-	// ErrExpired says that a token or proof is over.
-	ErrExpired error = token.Expired
-
-	// ErrReplay says that a proof was used before.
-	ErrReplay error = token.Replay
-
-	// ErrUnavailable says that the bundle source failed, or that more proofs were used than can be
-	// remembered, so that nothing was judged. The client may try again later. Such an error also has a
-	// method Retryable() (after time.Duration, ok bool).
-	ErrUnavailable = token.ErrUnavailable
-)
+// ErrUnavailable says that the bundle source failed, or that more proofs were used than can be remembered, so that
+// nothing was judged. The client may try again later. Such an error also has a method
+// Retryable() (after time.Duration, ok bool).
+//
+// Any other error of a [Validator] says why the token or proof is refused, and names the ID that the token claims, cut to
+// a bounded length. It wraps [spiffe.ErrUnknownTrustDomain] for a trust domain without a bundle, and [spiffe.ErrDenied]
+// for a good proof whose ID the policy does not allow.
+var ErrUnavailable = token.ErrUnavailable
 
 // The media types of RFC 7515's "typ".
 const (
@@ -46,9 +36,9 @@ const (
 	proofType = "wpt+jwt"
 )
 
-// Unverified is what a token says about itself. Its signature is not checked and its holder has proved
-// nothing, and anyone can write such a token. It tells a client what it holds; it must never decide
-// whether a caller is let in. For that see [Validator]. It does not hold the token.
+// Unverified is what a token says about itself. Its signature is not checked, and anyone can write such a token. It
+// tells a client what it holds, and must never decide whether a caller is let in; a [Validator] does that. It does not
+// hold the token.
 type Unverified struct {
 	ID      spiffe.ID // "sub"
 	Expires time.Time // "exp"

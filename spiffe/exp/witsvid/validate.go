@@ -30,24 +30,23 @@ type ValidatorOptions struct {
 	// (WIT-19). 0 means any.
 	MaxLifetime time.Duration
 
-	// MaxProofLifetime is the longest that a proof may last from now, and for a message signature also from
-	// "created" (WPT-7): up to five minutes, which 0 stands for.
+	// MaxProofLifetime is the longest that a proof may last from now (WPT-7): up to five minutes, which 0
+	// stands for.
 	MaxProofLifetime time.Duration
 
-	// Proofs is how many used proofs of one holder are remembered, each until it is over, so that none is
-	// accepted twice. If there are as many, its further proofs are refused with [ErrUnavailable]: so it must be
-	// more than a client sends in a proof's lifetime and the leeway, in two minutes for most. Each costs about
-	// 150 bytes. 0 means 100,000, at most 10,000,000; -1 means that proofs may come any number of times while
-	// they last.
+	// Proofs is how many used proofs of one holder are remembered, each until it expires, so that none is accepted
+	// twice. Further proofs of a holder that has as many are refused with [ErrUnavailable], so set more than a client
+	// sends in a proof's lifetime and the leeway: two minutes for most. Each costs about 150 bytes. 0 means 100,000,
+	// at most 10,000,000; -1 means that a proof may be used any number of times until it expires.
 	//
-	// A holder is a key of an ID. All together get half as many again, and of that an ID with many keys at
-	// most four fifths. What is left is shared in the same way: each that comes gets at most two thirds of
-	// what it finds, so that no allowed caller locks the others out.
+	// A holder is a key of an ID. All holders together have room for half as many again, and an ID with many keys
+	// has at most four fifths of that. Each further holder gets at most two thirds of what is left, so that no allowed
+	// caller locks the others out.
 	Proofs int
 
-	// Remember is how many verified tokens are remembered, so that the signature of one that comes again is
-	// not checked again, while that of its new proof is: at most 1,048,576; 0 means 1,000, and -1 means
-	// none. Each costs about two kilobytes; tokens of more than 4 KiB are not remembered.
+	// Remember is how many verified tokens are remembered, whose signature is not checked again; that of each new
+	// proof is. At most 1,048,576; 0 means 1,000, and -1 means none. Each costs about two kilobytes; tokens of more
+	// than 4 KiB are not remembered.
 	Remember int
 
 	// Now gives the time to validate at. Nil means time.Now. It must be safe for concurrent use.
@@ -113,8 +112,8 @@ type Proof struct {
 // ID returns the ID that the holder proved.
 func (p *Proof) ID() spiffe.ID { return p.id }
 
-// NotAfter returns when the token expires: a holder that is known by it has to come back with another
-// one. The proof itself was for one call.
+// NotAfter returns when the token expires, which is the latest end of a session that the proof opened. The proof
+// itself was for one call.
 func (p *Proof) NotAfter() time.Time { return p.notAfter }
 
 // Covers reports whether the proof covers a header field, by its name in whatever case: whether the
@@ -122,9 +121,6 @@ func (p *Proof) NotAfter() time.Time { return p.notAfter }
 // must not decide what is allowed (WPT-13). For a call that is not HTTP, the name of an access token is
 // "authorization", and that of a transaction token "txn-token".
 func (p *Proof) Covers(field string) bool { return slices.Contains(p.covered, strings.ToLower(field)) }
-
-// String returns the ID.
-func (p *Proof) String() string { return p.id.String() }
 
 // Validate verifies a token and a Workload Proof Token for one call, and returns the proof. There is no
 // way to accept a token alone (WIT-30). The call says what was received; its Target is from the
@@ -142,7 +138,7 @@ func (p *Proof) String() string { return p.id.String() }
 //  6. The policy; and last that the proof was not used before, so that only allowed callers fill the
 //     memory.
 //
-// The error carries neither token nor proof. See [ErrExpired] and its siblings.
+// The error carries neither token nor proof. See [ErrUnavailable] for what it may wrap.
 func (v *Validator) Validate(token, proof string, c Call) (*Proof, error) {
 	p, err := v.validate(token, proof, c)
 	if err != nil {
@@ -160,8 +156,7 @@ func (v *Validator) validate(text, proof string, c Call) (*Proof, *token.Error) 
 		return nil, e
 	}
 	want := canonicalTarget(c.Target)
-	ev, e := v.verifyProof(h, text, proof, &c, now, func(aud string) bool { return canonicalTarget(aud) == want })
-	return v.admit(h, text, now, e, ev)
+	return v.verifyProof(h, text, proof, &c, now, func(aud string) bool { return canonicalTarget(aud) == want })
 }
 
 // verifyToken verifies all that can be verified about a token without a proof. Its result never leaves
@@ -236,17 +231,25 @@ func (v *Validator) checkTime(h *holder, now time.Time) *token.Error {
 	return nil
 }
 
-// checkProofTime judges the times of a proof. A zero begin means none.
-func (v *Validator) checkProofTime(k *token.Kind, lifetimeRule string, begin, end, now time.Time) *token.Error {
-	e := v.check.InTime(k, end, begin, now)
-	if e == nil && end.After(now.Add(v.maxProof+v.check.Leeway())) {
-		e = k.Refuse("lifetime", lifetimeRule, "it lasts until %s, and no more than %v is accepted", token.Stamp(end), v.maxProof)
+// verifyProof verifies a Workload Proof Token of h, asks the policy, and notes that the proof was used.
+func (v *Validator) verifyProof(h *holder, text, proof string, c *Call, now time.Time, accept func(aud string) bool) (*Proof, *token.Error) {
+	p, e := v.checkProof(h, text, proof, c, now, accept)
+	if e == nil {
+		if err := v.allow.Policy().Check(h.id); err != nil {
+			e = &token.Error{Kind: proofs, Reason: token.Denied, Err: err}
+		} else {
+			e = v.use(h, hash(text), p, now)
+		}
 	}
-	return e
+	if e != nil {
+		e.ID = h.id
+		return nil, e
+	}
+	return &Proof{h.id, h.expires, c.covered()}, nil
 }
 
-// verifyProof verifies a Workload Proof Token.
-func (v *Validator) verifyProof(h *holder, text, proof string, c *Call, now time.Time, accept func(aud string) bool) (evidence, *token.Error) {
+// checkProof judges what a proof says and whose key signed it.
+func (v *Validator) checkProof(h *holder, text, proof string, c *Call, now time.Time, accept func(aud string) bool) (*proofClaims, *token.Error) {
 	s, e := parseSigned(proofs, proof)
 	switch {
 	case e != nil:
@@ -256,10 +259,10 @@ func (v *Validator) verifyProof(h *holder, text, proof string, c *Call, now time
 		e = typeFault(proofs, s, proofType, "WPT-2", "WPT-2")
 	}
 	if e != nil {
-		return evidence{}, e
+		return nil, e
 	}
 	if err := v.check.Verify(s, h.key); err != nil {
-		return evidence{}, proofs.Refuse("signature", "WPT-4", "%w", err)
+		return nil, proofs.Refuse("signature", "WPT-4", "%w", err)
 	}
 	p, e := readProof(s.Payload)
 	switch {
@@ -267,18 +270,21 @@ func (v *Validator) verifyProof(h *holder, text, proof string, c *Call, now time
 	case !accept(p.aud):
 		e = proofs.Refuse(token.Audience, "WPT-5", `"aud" is %q, which is not what is called here`, token.Clip(p.aud, 4*token.MaxQuoted))
 	default:
-		e = v.checkProofTime(proofs, "WPT-7", p.nbf.At, p.exp.At, now)
+		e = v.check.InTime(proofs, p.exp.At, p.nbf.At, now)
 	}
-	if e == nil && p.texts["wth"] != hash(text) {
+	switch {
+	case e != nil:
+	case p.exp.At.After(now.Add(v.maxProof + v.check.Leeway())):
+		e = proofs.Refuse("lifetime", "WPT-7", "it lasts until %s, and no more than %v is accepted", token.Stamp(p.exp.At), v.maxProof)
+	case p.texts["wth"] != hash(text):
 		e = proofs.Refuse("binding", "WPT-10", `"wth" is that of another token`)
-	}
-	if e == nil {
+	default:
 		e = p.checkTokens(c)
 	}
 	if e != nil {
-		return evidence{}, e
+		return nil, e
 	}
-	return evidence{proofs, p.texts["jti"], p.exp.At, c.covered()}, nil
+	return p, nil
 }
 
 // proofClaims is what the payload of a Workload Proof Token says.
@@ -388,46 +394,17 @@ func (p *proofClaims) checkTokens(c *Call) *token.Error {
 	return nil
 }
 
-// evidence is a proof or message signature that was verified.
-type evidence struct {
-	kind    *token.Kind
-	name    string // its "jti" or "nonce"
-	end     time.Time
-	covered []string
-}
-
-// admit asks the policy, and then whether the evidence was used before, unless e says that it is not good.
-func (v *Validator) admit(h *holder, text string, now time.Time, e *token.Error, all ...evidence) (*Proof, *token.Error) {
-	p := &Proof{id: h.id, notAfter: h.expires}
-	for i := 0; i < len(all) && e == nil; i++ {
-		p.covered = append(p.covered, all[i].covered...)
-		if err := v.allow.Policy().Check(h.id); err != nil {
-			e = &token.Error{Kind: all[i].kind, Reason: token.Denied, Err: err}
-		} else {
-			e = v.use(h, hash(text), all[i], now)
-		}
-	}
-	if e != nil {
-		e.ID = h.id
-		return nil, e
-	}
-	return p, nil
-}
-
-// use notes that evidence was used. The owner is something that only the holder of one key can have.
-func (v *Validator) use(h *holder, owner string, ev evidence, now time.Time) *token.Error {
+// use notes that a proof was used. The owner is something that only the holder of one key can have.
+func (v *Validator) use(h *holder, owner string, p *proofClaims, now time.Time) *token.Error {
 	if v.replays == nil {
 		return nil
 	}
-	rule := "WPT-9"
-	if ev.kind != proofs {
-		rule, owner = "HSIG-9", owner+ev.kind.What
-	}
-	switch fresh, full := v.replays.use(h, owner, ev.name, now, ev.end.Add(v.check.Leeway())); {
+	switch fresh, full := v.replays.use(h, owner, p.texts["jti"], now, p.exp.At.Add(v.check.Leeway())); {
 	case full:
-		return ev.kind.Refuse(token.Busy, rule, "its holder has used so many proofs that are not over yet that no more can be told apart; send fewer, or raise the option Proofs from %d", v.replays.each)
+		return proofs.Refuse(token.Busy, "WPT-9",
+			"its holder has used so many proofs that are not over yet that no more can be told apart; send fewer, or raise the option Proofs from %d", v.replays.each)
 	case !fresh:
-		return ev.kind.Refuse(token.Replay, rule, "it was used before")
+		return proofs.Refuse("replay", "WPT-9", "it was used before")
 	}
 	return nil
 }

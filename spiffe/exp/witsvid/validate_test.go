@@ -475,9 +475,7 @@ func TestProof(t *testing.T) {
 		require.ErrorContains(t, err, want)
 		svid, err := witsvid.NewSVID(token, wk)
 		require.NoError(t, err)
-		p, err := witsvid.NewProver(svid, &witsvid.ProverOptions{Now: atNow().Now})
-		require.NoError(t, err)
-		_, _, err = p.Prove(c)
+		_, _, err = (&witsvid.Prover{Source: fixed(svid), Now: atNow().Now}).Prove(c)
 		require.ErrorContains(t, err, want)
 	}
 }
@@ -567,8 +565,7 @@ func TestProve(t *testing.T) {
 	assert.NotEqual(t, jti, payload2["jti"])
 
 	at := func(seconds int64, lifetime time.Duration) (map[string]any, error) {
-		p, err := witsvid.NewProver(svid, &witsvid.ProverOptions{Lifetime: lifetime, Now: func() time.Time { return time.Unix(now+seconds, 0) }})
-		require.NoError(t, err)
+		p := &witsvid.Prover{Source: fixed(svid), Lifetime: lifetime, Now: func() time.Time { return time.Unix(now+seconds, 0) }}
 		_, proof, err := p.Prove(witsvid.Call{Target: "x"})
 		if err != nil {
 			return nil, err
@@ -585,42 +582,23 @@ func TestProve(t *testing.T) {
 	_, err = at(300, 0)
 	require.EqualError(t, err, `witsvid: prove: the WIT-SVID of "`+webID+`" expired at 2026-01-01T00:05:00Z, and its key is not used any more`)
 
-	for want, c := range map[string]struct {
-		source witsvid.Source
-		opts   witsvid.ProverOptions
-	}{
-		"no source of a WIT-SVID":                   {nil, witsvid.ProverOptions{}},
-		"the lifetime is 1ns, not from 1s to 5m0s":  {svid, witsvid.ProverOptions{Lifetime: 1}},
-		"the lifetime is 6m0s, not from 1s to 5m0s": {svid, witsvid.ProverOptions{Lifetime: 6 * time.Minute}},
-	} {
-		_, err := witsvid.NewProver(c.source, &c.opts)
-		require.ErrorContains(t, err, "witsvid: new prover: "+want)
-	}
 	notReady := errors.New("not ready")
-	for want, src := range map[string]witsvid.Source{
-		"witsvid: prove: not ready":              svidSource{err: notReady},
-		"witsvid: prove: the source gave no":     svidSource{},
-		"witsvid: prove: the source gave no WIT": svidSource{svid: &witsvid.SVID{}},
+	for want, p := range map[string]*witsvid.Prover{
+		"the Prover has no Source of a WIT-SVID":              {},
+		"the Prover's Lifetime is 1ns, not from 1s to 5m0s":   {Source: fixed(svid), Lifetime: 1},
+		"the Prover's Lifetime is -1m0s, not from 1s to 5m0s": {Source: fixed(svid), Lifetime: -time.Minute},
+		"the Prover's Lifetime is 6m0s, not from 1s to 5m0s":  {Source: fixed(svid), Lifetime: 6 * time.Minute},
+		"not ready":                   {Source: func() (*witsvid.SVID, error) { return nil, notReady }},
+		"the source gave no WIT-SVID": {Source: fixed(nil)},
+		"the source gave no WIT":      {Source: fixed(&witsvid.SVID{})},
+		"the token would have":        {Source: fixed(svid), Now: atNow().Now},
 	} {
-		p, err := witsvid.NewProver(src, nil)
-		require.NoError(t, err)
-		_, _, err = p.Prove(witsvid.Call{Target: "x"})
-		require.ErrorContains(t, err, want)
+		_, _, err := p.Prove(witsvid.Call{Target: strings.Repeat("x", maxSize)})
+		require.ErrorContains(t, err, "witsvid: prove: "+want)
 	}
-	_, _, err = (&witsvid.Prover{}).Prove(witsvid.Call{Target: "x"})
-	require.ErrorContains(t, err, "not made by NewProver")
-	p, err := witsvid.NewProver(svid, &witsvid.ProverOptions{Now: atNow().Now})
-	require.NoError(t, err)
-	_, _, err = p.Prove(witsvid.Call{Target: strings.Repeat("x", maxSize)})
-	require.ErrorContains(t, err, "the limit is 16384")
+	_, _, err = (*witsvid.Prover)(nil).Prove(witsvid.Call{Target: "x"})
+	require.ErrorContains(t, err, "the Prover has no Source")
 }
-
-type svidSource struct {
-	svid *witsvid.SVID
-	err  error
-}
-
-func (s svidSource) WITSVID() (*witsvid.SVID, error) { return s.svid, s.err }
 
 // A proof is accepted once while it lasts, whatever else happens.
 func TestReplay(t *testing.T) {
@@ -629,18 +607,17 @@ func TestReplay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		i, err := witsvid.NewIssuer(exampleOrg, wit1, nil)
 		require.NoError(t, err)
-		svid, err := i.IssueSVID(spiffe.MustParseID(webID))
-		require.NoError(t, err)
+		svid := issue(t, i, webID)
 		v := newValidator(t, bundleOf(t, i), nil)
 		time.Sleep(3 * time.Second) // so that ends are not where what is remembered is counted anew
-		token, proof := prove(t, svid, nil, witsvid.Call{Target: "x"})
+		token, proof := prove(t, svid.SVID, nil, witsvid.Call{Target: "x"})
 		use := func() string {
 			_, err := v.Validate(token, proof, witsvid.Call{Target: "x"})
 			return outcome(t, err)
 		}
 		require.Empty(t, use())
 		for range 119 {
-			_, next := prove(t, svid, nil, witsvid.Call{Target: "x"}) // makes room
+			_, next := prove(t, svid.SVID, nil, witsvid.Call{Target: "x"}) // makes room
 			_, err := v.Validate(token, next, witsvid.Call{Target: "x"})
 			require.NoError(t, err)
 			require.Equal(t, "replay WPT-9", use())
@@ -651,7 +628,7 @@ func TestReplay(t *testing.T) {
 		require.Equal(t, "expired WPT-6", use(), "over, with the leeway, and only now forgotten")
 
 		off := newValidator(t, bundleOf(t, i), &witsvid.ValidatorOptions{Proofs: -1})
-		token, proof = prove(t, svid, nil, witsvid.Call{Target: "x"})
+		token, proof = prove(t, svid.SVID, nil, witsvid.Call{Target: "x"})
 		for range 3 {
 			_, err := off.Validate(token, proof, witsvid.Call{Target: "x"})
 			require.NoError(t, err)
@@ -665,12 +642,11 @@ func TestReplayFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		i, err := witsvid.NewIssuer(exampleOrg, wit1, nil)
 		require.NoError(t, err)
-		svid, err := i.IssueSVID(spiffe.MustParseID(webID))
-		require.NoError(t, err)
+		svid := issue(t, i, webID)
 		v := newValidator(t, bundleOf(t, i), &witsvid.ValidatorOptions{Proofs: 3})
 		var first string
 		for n := range 5 {
-			token, proof := prove(t, svid, nil, witsvid.Call{Target: "x"})
+			token, proof := prove(t, svid.SVID, nil, witsvid.Call{Target: "x"})
 			if n == 0 {
 				first = proof
 			}
@@ -680,12 +656,12 @@ func TestReplayFull(t *testing.T) {
 			} else {
 				require.Equal(t, "busy WPT-9", outcome(t, err))
 			}
-			_, err = v.Validate(svid.Token(), first, witsvid.Call{Target: "x"})
+			_, err = v.Validate(svid.token, first, witsvid.Call{Target: "x"})
 			require.Equal(t, "replay WPT-9", outcome(t, err))
 		}
 		time.Sleep(130 * time.Second)
 		for range 3 {
-			token, proof := prove(t, svid, nil, witsvid.Call{Target: "x"})
+			token, proof := prove(t, svid.SVID, nil, witsvid.Call{Target: "x"})
 			_, err = v.Validate(token, proof, witsvid.Call{Target: "x"})
 			require.NoError(t, err, "there is room again")
 		}
@@ -699,16 +675,12 @@ func TestReplayFlood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		i, err := witsvid.NewIssuer(exampleOrg, wit1, nil)
 		require.NoError(t, err)
-		issue := func(id string) *witsvid.SVID {
-			svid, err := i.IssueSVID(spiffe.MustParseID(id))
-			require.NoError(t, err)
-			return svid
-		}
-		good, sibling, greedy := issue(webID), issue("spiffe://example.org/batch"), issue("spiffe://example.org/batch")
+		const batch = "spiffe://example.org/batch"
+		good, sibling, greedy := issue(t, i, webID), issue(t, i, batch), issue(t, i, batch)
 		v, err := witsvid.NewValidator(bundleOf(t, i), spiffe.AllowMembersOf(exampleOrg), &witsvid.ValidatorOptions{Proofs: 600})
 		require.NoError(t, err)
-		use := func(svid *witsvid.SVID) error {
-			token, proof := prove(t, svid, nil, witsvid.Call{Target: "x"})
+		use := func(svid *workload) error {
+			token, proof := prove(t, svid.SVID, nil, witsvid.Call{Target: "x"})
 			_, err := v.Validate(token, proof, witsvid.Call{Target: "x"})
 			return err
 		}
@@ -721,7 +693,7 @@ func TestReplayFlood(t *testing.T) {
 				}
 			}
 			if second > 200 {
-				greedy = issue("spiffe://example.org/batch") // a new key each time
+				greedy = issue(t, i, batch) // a new key each time
 			}
 			require.NoError(t, use(good), "second %d", second)
 			if second < 200 && second%10 == 0 {

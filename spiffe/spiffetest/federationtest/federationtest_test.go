@@ -141,14 +141,13 @@ func TestDial(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "FED-45")
 	for name, c := range map[string]struct {
-		turn   func(*federationtest.Endpoint)
-		status int
-		says   string
+		turn func(*federationtest.Endpoint)
+		says string
 	}{
-		"Deny":   {(*federationtest.Endpoint).Deny, 403, "HTTP status 403"},
-		"Hang":   {(*federationtest.Endpoint).Hang, 0, "deadline exceeded"},
-		"Garble": {(*federationtest.Endpoint).Garble, 200, "is not an array"},
-		"Drop":   {(*federationtest.Endpoint).Drop, 0, ""},
+		"Deny":   {(*federationtest.Endpoint).Deny, "HTTP status 403"},
+		"Hang":   {(*federationtest.Endpoint).Hang, "deadline exceeded"},
+		"Garble": {(*federationtest.Endpoint).Garble, "is not an array"},
+		"Drop":   {(*federationtest.Endpoint).Drop, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -168,12 +167,10 @@ func TestDial(t *testing.T) {
 				assert.Same(t, first, have, "what was there stays")
 
 				_, err = fetch(t, e.Relationship(), e)
-				fe, ok := errors.AsType[*federation.FetchError](err)
-				require.True(t, ok, "%v", err)
-				assert.ErrorContains(t, fe, c.says)
-				assert.Equal(t, c.status, fe.Status)
-				assert.NotErrorIs(t, fe, federation.ErrNotAuthenticated)
-				assert.Equal(t, name == "Hang", errors.Is(fe, context.DeadlineExceeded))
+				require.ErrorContains(t, err, `federation: bundle of "partner.test" from `)
+				assert.ErrorContains(t, err, c.says)
+				assert.NotContains(t, err.Error(), "not authenticated")
+				assert.Equal(t, name == "Hang", errors.Is(err, context.DeadlineExceeded))
 
 				e.Mend()
 				time.Sleep(20 * time.Minute)

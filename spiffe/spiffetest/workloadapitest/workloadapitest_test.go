@@ -133,7 +133,7 @@ func TestServes(t *testing.T) {
 func TestJWT(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(t *testing.T, ca *spiffetest.CA, api *workloadapitest.Server, s *workloadapi.Source) {
-		c := s.Client()
+		c := api.Config().Client
 		tokens, err := c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "db", "cache")
 		require.NoError(t, err)
 		assert.Equal(t, "spiffe://example.org/web", tokens[0].ID.String())
@@ -221,7 +221,7 @@ func TestDial(t *testing.T) {
 				wait(5 * time.Minute)
 				now, err := s.SVID()
 				if c.withdrawn {
-					assert.ErrorIs(t, err, workloadapi.ErrNotReady)
+					assert.ErrorIs(t, err, spiffe.ErrNotReady)
 					assert.ErrorIs(t, err, workloadapi.ErrDenied)
 				} else {
 					require.NoError(t, err)
@@ -240,7 +240,7 @@ func TestDial(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
 				var failed error
-				for u, err := range s.Client().WatchX509SVIDs(ctx) {
+				for u, err := range api.Config().Client.WatchX509SVIDs(ctx) {
 					assert.Nil(t, u)
 					failed = errors.Join(failed, err)
 				}

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/files/smallfile"
+	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/jsonapi"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/pki"
@@ -68,7 +68,7 @@ func (c *Client) Refresh(ctx context.Context, current *pki.Credential) (*Answer,
 }
 
 func (c *Client) ask(ctx context.Context, what string, in any, secrets ...string) (*Answer, error) {
-	data, err := smallfile.Read(c.handleFile, 4<<10)
+	data, err := files.Read(c.handleFile, 4<<10)
 	if err != nil {
 		return nil, fmt.Errorf("handle of the volume: %w", err)
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient/athenz/internal/agentapi"
-	"github.com/svidkit/svidkit/caclient/caclienttest"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -80,7 +80,7 @@ func TestClient(t *testing.T) {
 		require.ErrorContains(t, err, "this user may not connect to the agent")
 		require.NoError(t, os.Chmod(socket, 0o700))
 	}
-	cluster := caclienttest.NewZTS(t, spiffetest.NewCA(t, "athenz.example"), "/ns/a/sa/b")
+	cluster := cafake.NewZTS(t, spiffetest.NewCA(t, "athenz.example"), "/ns/a/sa/b")
 	good := cluster.Credential("a.b")
 	certs, key, err := good.MarshalPEM()
 	require.NoError(t, err)

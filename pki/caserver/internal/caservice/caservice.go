@@ -25,6 +25,7 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 const (
@@ -188,7 +189,7 @@ func (s *Service) reason(e *grpchttp.Error) string {
 
 // reasons are those that every service tells apart.
 var reasons = []error{
-	errPanic, ca.ErrLimit, ca.ErrNotReady, ca.ErrAudit, ca.ErrCSR, ca.ErrTTL, ca.ErrIdentity, ca.ErrGeneration,
+	errPanic, ca.ErrLimit, spiffe.ErrNotReady, ca.ErrAudit, ca.ErrCSR, ca.ErrTTL, ca.ErrIdentity, ca.ErrGeneration,
 }
 
 var errPanic = errors.New("panic")
@@ -246,7 +247,7 @@ func SignError(ctx context.Context, err error) *grpchttp.Error {
 	switch {
 	case errors.Is(err, ca.ErrLimit):
 		e.Code, e.Message = grpchttp.ResourceExhausted, textLimit
-	case errors.Is(err, ca.ErrNotReady):
+	case errors.Is(err, spiffe.ErrNotReady):
 		e.Code, e.Message = grpchttp.Unavailable, "the CA is not ready to sign; try again later"
 	case errors.Is(err, ca.ErrAudit):
 		e.Code, e.Message = grpchttp.Unavailable, TextUnavailable

@@ -71,7 +71,7 @@ func TestHangingAgent(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	_, err := workloadapi.Start(ctx, api.Config())
-	require.ErrorIs(t, err, workloadapi.ErrNotReady)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	api.Mend()
 	me, err := workloadapi.Start(t.Context(), api.Config())
 	require.NoError(t, err)

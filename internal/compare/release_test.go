@@ -1,0 +1,123 @@
+package compare
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/mod/module"
+	"golang.org/x/mod/zip"
+
+	"github.com/svidkit/svidkit/internal/test/readme"
+)
+
+// release is the version that RELEASING.md releases next. The nested modules require it of the root.
+const release = "v0.1.0"
+
+// TestRelease has the modules as a stranger has them: zipped as the module proxy does it, and without the replace
+// directives of this repository. In an empty module "go get" adds the root and the two nested modules, the snippets of
+// README.md build, and a test with spiffetest passes.
+func TestRelease(t *testing.T) {
+	t.Parallel()
+	const root = "github.com/svidkit/svidkit"
+	repository, err := filepath.Abs("../..")
+	require.NoError(t, err)
+	proxy, dir := t.TempDir(), t.TempDir()
+	for path, folder := range map[string]string{
+		root:                        "",
+		root + "/spiffe/spiffegrpc": "spiffe/spiffegrpc",
+		root + "/spiffe/gospiffe":   "spiffe/gospiffe",
+	} {
+		publish(t, proxy, module.Version{Path: path, Version: release}, filepath.Join(repository, folder))
+	}
+
+	source, err := readme.Source(repository)
+	require.NoError(t, err)
+	for name, text := range map[string]string{
+		"go.mod":               "module stranger.test/program\n\ngo 1.26.0\n",
+		"snippets/snippets.go": source,
+		"adapters.go": `package program
+
+import (
+	_ "` + root + `/spiffe/gospiffe"
+	_ "` + root + `/spiffe/spiffegrpc"
+)
+`,
+		"program_test.go": `package program
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"` + root + `/spiffe"
+	"` + root + `/spiffe/spiffetest"
+)
+
+func TestVerify(t *testing.T) {
+	ca := spiffetest.NewCA(t, "example.org")
+	db := ca.SVID("/db")
+	verifier, err := spiffe.NewVerifier(ca.Bundle(), spiffe.AllowIDs(db.ID()), nil)
+	require.NoError(t, err)
+	_, err = verifier.VerifyChain(db.Chain(), spiffe.AnyRole)
+	require.NoError(t, err)
+	_, err = verifier.VerifyChain(ca.SVID("/web").Chain(), spiffe.AnyRole)
+	require.Error(t, err)
+}
+`,
+	} {
+		file := filepath.Join(dir, filepath.FromSlash(name))
+		require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o700))
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+	}
+
+	// What these modules need of others comes from the cache of this machine, where it is, or from the usual proxy. The
+	// modules themselves go into a cache of their own: the same version has another content after each commit.
+	cache := strings.TrimSpace(run(t, "", nil, "go", "env", "GOMODCACHE"))
+	usual := strings.TrimSpace(run(t, "", nil, "go", "env", "GOPROXY"))
+	env := []string{
+		"GOWORK=off", "GOFLAGS=-modcacherw -trimpath", "GOMODCACHE=" + t.TempDir(), "GONOSUMDB=" + root, "GONOPROXY=none", "GOPRIVATE=",
+		"GOPROXY=" + fileURL(proxy) + "," + fileURL(filepath.Join(cache, "cache", "download")) + "," + usual,
+	}
+	run(t, dir, env, "go", "get", root+"@"+release, root+"/spiffe/spiffegrpc@"+release, root+"/spiffe/gospiffe@"+release)
+	run(t, dir, env, "go", "get", "-t", "./...")
+	run(t, dir, env, "go", "build", "./...")
+	run(t, dir, env, "go", "test", "./...")
+	got := run(t, dir, env, "go", "list", "-m", "-f", "{{.Path}} {{.Version}}", root, root+"/spiffe/spiffegrpc", root+"/spiffe/gospiffe")
+	require.Equal(t, 3, strings.Count(got, " "+release+"\n"), got)
+}
+
+func fileURL(dir string) string { return "file://" + filepath.ToSlash(dir) }
+
+// publish puts a version of the module in dir into a folder that is laid out as a proxy serves it.
+func publish(t *testing.T, proxy string, v module.Version, dir string) {
+	t.Helper()
+	at := filepath.Join(proxy, filepath.FromSlash(v.Path), "@v")
+	require.NoError(t, os.MkdirAll(at, 0o700))
+	mod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+	require.NoError(t, err)
+	for name, data := range map[string][]byte{
+		"list":              []byte(v.Version + "\n"),
+		v.Version + ".info": []byte(`{"Version":"` + v.Version + `"}`),
+		v.Version + ".mod":  mod,
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(at, name), data, 0o600))
+	}
+	f, err := os.Create(filepath.Join(at, v.Version+".zip"))
+	require.NoError(t, err)
+	require.NoError(t, zip.CreateFromDir(f, v, dir), "%s", v)
+	require.NoError(t, f.Close())
+}
+
+// run runs a command with more variables, and returns what it prints.
+func run(t *testing.T, dir string, env []string, name string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command(name, args...)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s %s: %s", name, strings.Join(args, " "), out)
+	return string(out)
+}

@@ -1,0 +1,193 @@
+package deptest
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// The floors of the house, from the top. A package imports its own floor and those below, and a kit imports all of them.
+const (
+	packs = iota
+	delivery
+	core
+	ground
+	exp
+	kits
+)
+
+var floors = []struct {
+	id, title, text string
+	packages        []string
+}{
+	packs: {"packs", "Packs", "Each puts other packages together for one system. They are best effort.", []string{
+		"caclient/athenz/nodeagent", "caclient/athenz/sidecar", "caclient/linkerd/inject", "caclient/linkerd/linkerdproxy", "pki/caserver/caconfig", "sds/istioagent",
+	}},
+	delivery: {"delivery", "Delivery", "What is served and asked for by gRPC, which is spoken over net/http.", []string{
+		"caclient/istioca", "caclient/linkerd", "pki/caserver", "pki/caserver/istioca", "pki/caserver/linkerd", "sds", "sds/kubesecrets", "sds/sdssource", "sds/statuspage",
+		"sds/xdsproxy", "spiffe/workloadapi", "spiffe/workloadserver",
+	}},
+	core: {"core", "Core", "The standard library, go-jose for tokens, x/crypto for ASN.1, fsnotify for files.", []string{
+		"authn", "authn/athenz", "authn/jwt", "authn/kube", "authn/tokensource", "authn/unixsocket",
+		"caclient", "caclient/athenz", "caclient/googlecas", "caclient/local", "caclient/stepca", "caclient/vault",
+		"pki", "pki/athenzname", "pki/ca", "pki/ca/auditlog", "pki/ca/kubesecret", "pki/linkerdname", "pki/ra", "secretcache",
+		"spiffe/federation", "spiffe/filesink", "spiffe/filesource", "spiffe/health", "spiffe/jwtsvid", "spiffe/source", "spiffe/spiffetls",
+	}},
+	ground: {"ground", "Ground", "The standard library alone.", []string{"spiffe"}},
+	exp:    {"exp", "Experiments", "They may change or go with any version.", []string{"spiffe/exp/witsvid"}},
+	kits: {"kits", "Kits for tests", "They are best effort.", []string{
+		"caclient/caclienttest", "sds/sdstest", "spiffe/spiffetest", "spiffe/spiffetest/federationtest", "spiffe/spiffetest/workloadapitest",
+	}},
+}
+
+// stable are the packages whose names stay.
+var stable = []string{"caclient", "pki", "sds", "secretcache", "spiffe", "spiffe/spiffetls", "spiffe/workloadapi"}
+
+// TestFloors: each package that a user can import has a floor, and imports no higher one.
+func TestFloors(t *testing.T) {
+	t.Parallel()
+	floor := make(map[string]int)
+	for i, f := range floors {
+		assert.True(t, slices.IsSorted(f.packages), f.id)
+		for _, name := range f.packages {
+			floor[name] = i
+			_, ok := packages(t)[module+"/"+name]
+			assert.True(t, ok, "there is no package %s", name)
+		}
+	}
+	doc, err := os.ReadFile(filepath.Join(rootDir, "doc.go"))
+	require.NoError(t, err)
+	for _, p := range ours(t) {
+		name := p.name()
+		if name == "" || among(name, "examples") || slices.Contains(strings.Split(name, "/"), "internal") {
+			continue
+		}
+		at, ok := floor[name]
+		if !assert.True(t, ok, "%s has no floor", name) {
+			continue
+		}
+		assert.True(t, regexp.MustCompile(`(?m)^//\t`+regexp.QuoteMeta(name)+` `).Match(doc), "doc.go does not list %s", name)
+		for _, imp := range p.Imports {
+			below, ok := floor[strings.TrimPrefix(imp, module+"/")]
+			if ok && at != exp && at != kits {
+				assert.GreaterOrEqual(t, below, at, "%s, of the %s, imports %s, of the %s", name, floors[at].id, imp, floors[below].id)
+				assert.Less(t, below, exp, "%s imports %s", name, imp)
+			}
+		}
+	}
+}
+
+const pageName = "../../../examples/PACKAGES.md"
+
+var row = regexp.MustCompile("(?m)^\\| \\[`([^`]+)`\\].*\\| ([0-9.]+|–) \\|$")
+
+// TestPage holds examples/PACKAGES.md, which is written from the tree, against it. The sizes in it stay as they are here;
+// TestWeight measures them.
+func TestPage(t *testing.T) {
+	t.Parallel()
+	old, err := os.ReadFile(pageName)
+	require.NoError(t, err)
+	compare(t, pageName, page(t, sizes(string(old))))
+}
+
+// sizes returns the sizes in a page, by the name of the package.
+func sizes(page string) map[string]string {
+	cells := make(map[string]string)
+	for _, m := range row.FindAllStringSubmatch(page, -1) {
+		cells[m[1]] = m[2]
+	}
+	return cells
+}
+
+func page(t *testing.T, sizes map[string]string) string {
+	t.Helper()
+	var b strings.Builder
+	b.WriteString("# The packages\n\n```mermaid\nflowchart TD\n")
+	for i, f := range floors {
+		fmt.Fprintf(&b, "    %s[\"<b>%s</b><br/>%s\"]\n", f.id, strings.ToLower(f.title), strings.Join(f.packages, "<br/>"))
+		if i > 0 && i < exp {
+			fmt.Fprintf(&b, "    %s --> %s\n", floors[i-1].id, f.id)
+		}
+	}
+	b.WriteString("    exp --> ground\n    kits --> delivery\n```\n\n" + `An arrow means "imports, and what is below". Packages on the same floor meet in the types of spiffe and pki, and in small
+interfaces that the importing package declares. The names of these packages are stable: ` + list(stable) + `.
+
+The tables say what each package imports of ours, which modules it links beside the standard library, and the size in
+10⁶ bytes of a stripped program that uses it (linux/amd64, Go 1.26; a program that only gets an https URL with net/http
+has 5.9). The page is written from the tree by ` + "`go test ./internal/test/deptest -update`" + `, and with ` + "`-long`" + ` its sizes, too.
+`)
+	for _, f := range floors {
+		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n| package | what it does | imports | links | program |\n|---|---|---|---|--:|\n", f.title, f.text)
+		for _, name := range f.packages {
+			p := packages(t)[module+"/"+name]
+			first := strings.TrimSuffix(p.Doc, ".")
+			if _, after, ok := strings.Cut(first, "Package "+filepath.Base(name)+" "); ok {
+				first = after
+			}
+			size := sizes[name]
+			if size == "" {
+				size = "–"
+			}
+			fmt.Fprintf(&b, "| [`%s`](../%[1]s) | %s | %s | %s | %s |\n", name, first, list(imports(p)), links(t, name), size)
+		}
+	}
+	return b.String()
+}
+
+// imports returns what p imports of our packages that a user can import, too.
+func imports(p pkg) []string {
+	var names []string
+	for _, imp := range p.Imports {
+		if name, ok := strings.CutPrefix(imp, module+"/"); ok && !slices.Contains(strings.Split(name, "/"), "internal") {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+func list(names []string) string {
+	if len(names) == 0 {
+		return "–"
+	}
+	return "`" + strings.Join(names, "`, `") + "`"
+}
+
+// short are the names of modules on the page.
+var short = map[string]string{
+	"github.com/fsnotify/fsnotify":  "fsnotify",
+	"github.com/go-jose/go-jose/v4": "go-jose",
+	"github.com/stretchr/testify":   "testify",
+	"golang.org/x/crypto":           "x/crypto",
+	"golang.org/x/sys":              "x/sys",
+	"google.golang.org/protobuf":    "protobuf",
+}
+
+// links returns the modules that a program with the package links beside ours, as a cell of the page.
+func links(t *testing.T, name string) string {
+	t.Helper()
+	mods := make(map[string]bool)
+	for _, p := range reach(t, name) {
+		if p.Module != nil && p.Module.Path != module {
+			mods[p.Module.Path] = true
+		}
+	}
+	var cells []string
+	for m := range maps.Keys(mods) {
+		if assert.NotEmpty(t, short[m], m) {
+			cells = append(cells, short[m])
+		}
+	}
+	if len(cells) == 0 {
+		return "–"
+	}
+	slices.Sort(cells)
+	return strings.Join(cells, ", ")
+}
