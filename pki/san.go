@@ -27,22 +27,18 @@ const (
 // errSAN says that a subject alternative name, or the extension that holds it, is not valid.
 var errSAN = errors.New("invalid subject alternative name")
 
-// SANType is the kind of a subject alternative name: its context-specific tag in RFC 5280, section
-// 4.2.1.6. Kinds that have no constant here, such as a directory name (4), keep their tag when they
-// are read, and are never written.
-type SANType int
-
-// The kinds of names that are read with a meaning.
+// The kinds of subject alternative names that have a meaning here: their context-specific tags in RFC 5280, section
+// 4.2.1.6. Other kinds, such as a directory name (4), keep their tag when they are read, and are never written.
 const (
-	Email SANType = 1 // an RFC 822 name; read only
-	DNS   SANType = 2
-	URI   SANType = 6
-	IP    SANType = 7
+	Email = 1 // an RFC 822 name; read only
+	DNS   = 2
+	URI   = 6
+	IP    = 7
 )
 
-// name returns "email", "DNS", "URI", "IP", or "type n" for other kinds.
-func (t SANType) name() string {
-	switch t {
+// kindName returns "email", "DNS", "URI", "IP", or "type n" for other kinds.
+func kindName(kind int) string {
+	switch kind {
 	case Email:
 		return "email"
 	case DNS:
@@ -52,13 +48,13 @@ func (t SANType) name() string {
 	case IP:
 		return "IP"
 	default:
-		return "type " + strconv.Itoa(int(t))
+		return "type " + strconv.Itoa(kind)
 	}
 }
 
 // SAN is one subject alternative name. It works with == and as a map key.
 type SAN struct {
-	Type SANType
+	Type int // one of the kinds above, or another tag
 
 	// Value is text for DNS, URI and Email; the 4 or 16 bytes of the address for IP, as in
 	// net.IP(san.Value); and the contents of the DER element for other kinds.
@@ -77,7 +73,7 @@ func (s SAN) String() string {
 	case !printable(v):
 		v = strconv.QuoteToASCII(v)
 	}
-	return s.Type.name() + ":" + v
+	return kindName(s.Type) + ":" + v
 }
 
 // IDSAN returns id as a URI name. The zero ID gives an empty URI, which [NewCSR] refuses.
@@ -176,7 +172,7 @@ func marshalSANs(sans []SAN) ([]byte, error) {
 	size := 4
 	for _, s := range sans {
 		if s.Type != DNS && s.Type != URI && s.Type != IP {
-			return nil, sanError("a name of %s cannot be written", s.Type.name())
+			return nil, sanError("a name of %s cannot be written", kindName(s.Type))
 		}
 		if err := s.check(); err != nil {
 			return nil, err
@@ -207,7 +203,7 @@ func (s SAN) check() error {
 	switch s.Type {
 	case DNS, URI, Email:
 		if !printable(s.Value) {
-			return sanError("%s name %.80q is not printable ASCII", s.Type.name(), s.Value)
+			return sanError("%s name %.80q is not printable ASCII", kindName(s.Type), s.Value)
 		}
 	case IP:
 		if n := len(s.Value); n != net.IPv4len && n != net.IPv6len {
@@ -249,7 +245,7 @@ func parseSANs(der []byte) ([]SAN, error) {
 			return nil, sanError("name %d is not DER", len(sans)+1)
 		}
 		end := len(text) - len(names)
-		s := SAN{Type: SANType(tag & tagNumber), Value: text[end-len(value) : end]}
+		s := SAN{Type: int(tag & tagNumber), Value: text[end-len(value) : end]}
 		if err := s.checkRead(tag); err != nil {
 			return nil, err
 		}
@@ -273,7 +269,7 @@ func (s SAN) checkRead(tag asn1.Tag) error {
 	switch s.Type {
 	case DNS, URI, Email, IP:
 		if tag&tagConstructed != 0 {
-			return sanError("%s name in constructed form", s.Type.name())
+			return sanError("%s name in constructed form", kindName(s.Type))
 		}
 	}
 	return s.check()

@@ -56,7 +56,7 @@ func (v sanVector) typed(t testing.TB) []pki.SAN {
 			require.NoError(t, err)
 			raw, err := hex.DecodeString(text)
 			require.NoError(t, err)
-			sans = append(sans, pki.SAN{Type: pki.SANType(tag), Value: string(raw)})
+			sans = append(sans, pki.SAN{Type: tag, Value: string(raw)})
 		}
 	}
 	return sans
@@ -251,7 +251,7 @@ func slowSANs(der []byte) (sans []pki.SAN, ok bool) {
 		if rest, err = asn1.Unmarshal(rest, &v); err != nil || v.Class != asn1.ClassContextSpecific || v.Tag > 30 {
 			return nil, false
 		}
-		s := pki.SAN{Type: pki.SANType(v.Tag), Value: string(v.Bytes)}
+		s := pki.SAN{Type: v.Tag, Value: string(v.Bytes)}
 		switch s.Type {
 		case pki.DNS, pki.URI, pki.Email:
 			for _, c := range v.Bytes {

@@ -107,7 +107,7 @@ func TestEnvoyOfFiles(t *testing.T) {
 				svids[workload] = swap(workload)
 			}
 			arrived()
-			authority.Activate()
+			authority.Rotate()
 		}
 		for workload := range envoys {
 			svids[workload] = swap(workload)
@@ -118,8 +118,8 @@ func TestEnvoyOfFiles(t *testing.T) {
 	require.NoError(t, os.Remove(filepath.Join(dir, "frontend", "ca.crt")))
 	require.Eventually(t, func() bool {
 		refused := 0
-		for _, st := range files.Status() {
-			if st.Err != nil && st.Have {
+		for _, u := range files.Report().Upstreams {
+			if u.Err != nil && u.OK {
 				refused++
 			}
 		}

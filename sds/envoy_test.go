@@ -264,15 +264,15 @@ func testEnvoy(t *testing.T, clientAPI, serverAPI string) {
 	}, 20*time.Second, 50*time.Millisecond, "both leaves rotate and /certs shows the new serials")
 
 	// A root rotation, all four steps.
-	before := authority.Roots()
+	before := authority.Status().Roots
 	require.Len(t, before, 1)
 	_, err = authority.Rotate(t.Context())
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
-		roots := authority.Roots()
+		roots := authority.Status().Roots
 		return len(roots) == 1 && roots[0].ID != before[0].ID
 	}, 60*time.Second, 50*time.Millisecond, "the old root retires")
-	newRoot := envoytest.Serial(authority.Roots()[0].Certificate.SerialNumber)
+	newRoot := envoytest.Serial(authority.Status().Roots[0].Certificate.SerialNumber)
 	for name, e := range map[string]*envoytest.Envoy{"client": client, "server": server} {
 		require.Eventually(t, func() bool {
 			_, roots := e.Serials()

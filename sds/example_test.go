@@ -195,7 +195,7 @@ func ExampleOptions_callers() {
 // agentForExample is a SPIFFE agent that has these identities for its callers.
 func agentForExample(paths ...string) (address string, stop func()) {
 	t := &exampleTB{}
-	return workloadapitest.NewServer(t, spiffetest.NewCA(t, "example.org"), paths...).Address(), t.end
+	return workloadapitest.NewServer(t, spiffetest.NewCA(t, "example.org"), paths...).Config().Address, t.end
 }
 
 // exampleTB is what a test function is given; an example has none, and these do not fail.

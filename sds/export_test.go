@@ -19,3 +19,12 @@ func (h *Handler) Incoming() int { return h.incoming.Held() }
 func Allow(f func(ctx context.Context, name string) error) func(context.Context, string) (string, error) {
 	return func(ctx context.Context, name string) (string, error) { return name, f(ctx, name) }
 }
+
+// These are the types of a Handler's Status.
+type (
+	Push = push
+	NACK = nack
+)
+
+// Status returns what h does now.
+func (h *Handler) Status() status { return h.status() }

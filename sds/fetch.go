@@ -15,11 +15,11 @@ import (
 	"github.com/svidkit/svidkit/internal/strictjson"
 )
 
-// fetch answers one request from the table, like a stream that ends with its first response. It
-// waits for what has not been looked up yet.
+// fetch answers one request from the table, like a stream that ends with its first response. It waits for names that were not
+// looked up yet.
 //
-// If some of the names exist they are the answer. None is an error, as an empty answer means to
-// Envoy that it may open its port without a certificate.
+// The answer has the names that exist. None is an error, as an empty answer means to Envoy that it may open its port without
+// a certificate.
 func (h *Handler) fetch(ctx context.Context, p peerkey.Holder, r *request) (*response, error) {
 	s := newSession(false, h.opts.MaxNames, h.opts.Wildcard, h.frames)
 	out, err := s.request(r)
@@ -35,6 +35,25 @@ func (h *Handler) fetch(ctx context.Context, p peerkey.Holder, r *request) (*res
 	if len(out.added) == 0 {
 		return nil, grpchttp.Errorf(grpchttp.InvalidArgument, "sds: fetch: name at least one resource")
 	}
+	l := lookups{h: h, peer: p, node: s.node, items: out.added}
+	defer l.end()
+	waited, err := l.wait(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return l.answer(ctx, waited)
+}
+
+// lookups are the names of a fetch.
+type lookups struct {
+	h     *Handler
+	peer  peerkey.Holder
+	node  string
+	items []*item // without a watch if the client may not have the name
+}
+
+// wait waits until the table has looked up each name, and reports whether it had to.
+func (l *lookups) wait(ctx context.Context) (waited bool, err error) {
 	news := make(chan struct{}, 1)
 	in := &inbox{wake: func() {
 		select {
@@ -42,15 +61,13 @@ func (h *Handler) fetch(ctx context.Context, p peerkey.Holder, r *request) (*res
 		default:
 		}
 	}}
-	turn := h.table.turn.Load()
-	for _, it := range out.added {
-		if source, ok := h.resolve(ctx, p, s.node, it); ok {
-			it.watch = h.table.watch(source, it.name, in, nil, turn)
-			defer h.table.unwatch(it.watch)
+	turn := l.h.table.turn.Load()
+	for _, it := range l.items {
+		if source, ok := l.h.resolve(ctx, l.peer, l.node, it); ok {
+			it.watch = l.h.table.watch(source, it.name, in, nil, turn)
 		}
 	}
-	waited := false
-	for _, it := range out.added {
+	for _, it := range l.items {
 		if it.watch == nil {
 			continue
 		}
@@ -60,20 +77,34 @@ func (h *Handler) fetch(ctx context.Context, p peerkey.Holder, r *request) (*res
 			case <-news:
 				in.take(nil)
 			case <-ctx.Done():
-				return nil, ended(ctx.Err())
-			case <-h.table.ctx.Done():
-				return nil, errClosing()
+				return false, ended(ctx.Err())
+			case <-l.h.table.ctx.Done():
+				return false, errClosing()
 			}
 		}
 	}
+	return waited, nil
+}
+
+// end ends what wait has begun.
+func (l *lookups) end() {
+	for _, it := range l.items {
+		if it.watch != nil {
+			l.h.table.unwatch(it.watch)
+		}
+	}
+}
+
+// answer returns the secrets of the names. If wait has waited, they are resolved and read again, as they may have changed.
+func (l *lookups) answer(ctx context.Context, waited bool) (*response, error) {
 	var resp response
-	var failed bool
-	for _, it := range out.added {
+	failed := false
+	for _, it := range l.items {
 		if it.watch == nil {
 			continue
 		}
-		if waited { // what was permitted, and the newest, may have changed since
-			source, ok := h.resolve(ctx, p, s.node, it)
+		if waited {
+			source, ok := l.h.resolve(ctx, l.peer, l.node, it)
 			if !ok {
 				continue
 			}
@@ -93,13 +124,13 @@ func (h *Handler) fetch(ctx context.Context, p peerkey.Holder, r *request) (*res
 			failed = true
 		}
 	}
-	if len(resp.entries) > 0 {
+	switch {
+	case len(resp.entries) > 0:
 		return &resp, nil
-	}
-	if failed { // the reason is in our log; it is not the client's business
+	case failed: // the reason is in our log; it is not the client's business
 		return nil, grpchttp.Errorf(grpchttp.Unavailable, "sds: fetch: the secret is not available now; try again")
 	}
-	return nil, errNotFound(out.added[0].name)
+	return nil, errNotFound(l.items[0].name)
 }
 
 // serveFetch is FetchSecrets in gRPC.

@@ -1,8 +1,6 @@
 package sds
 
 import (
-	"io"
-
 	"github.com/svidkit/svidkit/internal/metrics"
 )
 
@@ -47,17 +45,3 @@ func (t *table) count() (served, missing int) {
 	}
 	return served, missing
 }
-
-// WriteMetrics writes what the handler does in the text format of Prometheus:
-//
-//	svidkit_sds_streams                  open streams
-//	svidkit_sds_names                    that clients ask for, by state: served, or missing
-//	svidkit_sds_responses_total          responses on streams
-//	svidkit_sds_nacks_total              responses that clients rejected
-//	svidkit_sds_refused_requests_total   requests that were refused
-//	svidkit_sds_failed_lookups_total     look-ups in the source that failed
-//
-// Nothing that a client says is among the labels. The error is that of w.
-//
-// Two handlers in one text need package health, which tells them apart.
-func (h *Handler) WriteMetrics(w io.Writer) error { return h.counts.Write(w) }

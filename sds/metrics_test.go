@@ -21,7 +21,7 @@ func TestWriteMetrics(t *testing.T) {
 	src.fail("down", errors.New("CA down"))
 	h := handler(t, src, &sds.Options{MaxPeerStreams: 2})
 	read := func() map[string]float64 {
-		text, err := metricstest.Of(h)
+		text, err := metricstest.Of(h.Report().Metrics)
 		require.NoError(t, err)
 		return text.Samples
 	}

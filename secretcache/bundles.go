@@ -204,9 +204,7 @@ func (m *Manager) publishTrust(ctx context.Context, ca *spiffe.BundleSet) {
 		m.snap.Store(spiffe.NewSnapshot(h.svid, t.set))
 	}
 	m.changed.Notify()
-	for _, name := range t.changedNames(old) {
-		m.tell(name)
-	}
+	m.announce(t, old)
 	if old == nil || old.own != t.own {
 		m.findOrphans(t)
 	}

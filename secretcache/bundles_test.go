@@ -58,7 +58,7 @@ func TestBundleFirst(t *testing.T) {
 			func(ca *spiffetest.CA) secretcache.CA { return ca },
 			func(ca *spiffetest.CA) {
 				ca.Prepare()
-				ca.Activate()
+				ca.Rotate()
 				ca.DropOldRoots()
 			},
 		},
@@ -177,7 +177,7 @@ func TestCallbackThatHangs(t *testing.T) {
 		second := current(t, m)
 		assert.NotSame(t, first, second, "renewed by the old root")
 
-		ca.Activate()
+		ca.Rotate()
 		time.Sleep(40 * time.Minute)
 		assert.Same(t, second, current(t, m))
 		assert.ErrorContains(t, status(t, m, web).Err, "a subscriber that was told of a new bundle has not returned")

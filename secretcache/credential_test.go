@@ -536,7 +536,7 @@ func TestCredentialRotation(t *testing.T) {
 			ca.Prepare()
 			assert.Equal(t, trust, heard.take())
 			assert.Same(t, had, credential(t, m), "the old root is still there")
-			ca.Activate()
+			ca.Rotate()
 			ca.DropOldRoots()
 			assert.Equal(t, append(trust, "default"), heard.take())
 			assert.NotSame(t, had, credential(t, m))

@@ -36,6 +36,14 @@ type held struct {
 	notAfter   time.Time // the earliest in the verified chain
 }
 
+// chain returns the certificates of the default identity, the leaf first.
+func (h *held) chain() []*x509.Certificate {
+	if h.svid != nil {
+		return h.svid.Chain()
+	}
+	return h.credential.Chain()
+}
+
 // good reports whether there is a certificate that has not expired.
 func (h *held) good() bool { return h != nil && time.Now().Before(h.notAfter) }
 

@@ -2,11 +2,13 @@ package secretcache
 
 import (
 	"context"
-	"io"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // counts are what a Manager has done since New.
@@ -40,40 +42,21 @@ func (m *Manager) confirmed() { m.counts.confirmed.Store(time.Now().UnixNano()) 
 // maxListed is how many identities have samples of their own.
 const maxListed = 1000
 
-// WriteMetrics writes what the Manager has and does in the text format of Prometheus:
-//
-//	svidkit_secretcache_identities                            by state: valid, expired, or missing before the first
-//	svidkit_secretcache_identity_end_timestamp_seconds        by identity: when its certificate ends
-//	svidkit_secretcache_identity_failures                     by identity: failed attempts in a row
-//	svidkit_secretcache_bundles_failures                      likewise for the trust bundles
-//	svidkit_secretcache_bundles_confirmed_timestamp_seconds   when the CA last said what they are
-//	svidkit_secretcache_bundles_watched                       1 while the CA tells of new ones by itself, else 0
-//	svidkit_secretcache_attempts_total                        by kind, certificate or bundles, and outcome, good or failed
-//
-// The label identity is the SPIFFE ID of an identity of the Manager, or the name of a credential. The default
-// identity and the first 999 others, in the order of their IDs, have samples of their own; all count in
-// svidkit_secretcache_identities. The error is that of w.
-//
-// Two Managers in one text need package health, which tells them apart.
-func (m *Manager) WriteMetrics(w io.Writer) error {
-	all := m.Status()
+// metrics returns the metrics of [Manager.Report].
+func (m *Manager) metrics(all []report.Identity, bundles report.Upstream) *metrics.Set {
 	m.mu.Lock()
 	watching := m.watching
 	m.mu.Unlock()
-	identities, bundles := append(all[:1:1], all[2:]...), all[1]
-	name := func(i int) string {
-		if i == 0 {
-			return m.label(m.first)
-		}
-		return identities[i].ID.String()
-	}
+	identities := slices.Clone(all)
+	identities[0].Name = m.label(m.first)
+	slices.SortFunc(identities[1:], func(a, b report.Identity) int { return strings.Compare(a.Name, b.Name) })
 	var valid, expired, missing float64
 	now := time.Now()
-	for _, s := range identities {
-		switch {
-		case s.NotAfter.IsZero():
+	for i := range identities {
+		switch end := identities[i].NotAfter; {
+		case end.IsZero():
 			missing++
-		case now.Before(s.NotAfter):
+		case now.Before(end):
 			valid++
 		default:
 			expired++
@@ -81,22 +64,22 @@ func (m *Manager) WriteMetrics(w io.Writer) error {
 	}
 	listed := identities[:min(len(identities), maxListed)]
 
-	var s metrics.Set
+	s := new(metrics.Set)
 	s.Gauges("svidkit_secretcache_identities", "The number of identities, by the state of their certificate.", func(add metrics.Add) {
 		add(valid, "state", "valid")
 		add(expired, "state", "expired")
 		add(missing, "state", "missing")
 	})
 	s.Gauges("svidkit_secretcache_identity_end_timestamp_seconds", "When the certificate of the identity, or something in its verified chain, ends, in seconds since 1970.", func(add metrics.Add) {
-		for i, s := range listed {
-			if !s.NotAfter.IsZero() {
-				add(metrics.Seconds(s.NotAfter), "identity", name(i))
+		for _, i := range listed {
+			if !i.NotAfter.IsZero() {
+				add(metrics.Seconds(i.NotAfter), "identity", i.Name)
 			}
 		}
 	})
 	s.Gauges("svidkit_secretcache_identity_failures", "The number of attempts to obtain a certificate for the identity that have failed since the last that did not.", func(add metrics.Add) {
-		for i, s := range listed {
-			add(float64(s.Failures), "identity", name(i))
+		for _, i := range listed {
+			add(float64(i.Failures), "identity", i.Name)
 		}
 	})
 	s.Gauges("svidkit_secretcache_bundles_failures", "The number of attempts to get the trust bundles that have failed since the last that did not.", func(add metrics.Add) {
@@ -116,5 +99,5 @@ func (m *Manager) WriteMetrics(w io.Writer) error {
 		add(float64(m.counts.bundles.good.Load()), "kind", "bundles", "outcome", "good")
 		add(float64(m.counts.bundles.failed.Load()), "kind", "bundles", "outcome", "failed")
 	})
-	return s.Write(w)
+	return s
 }

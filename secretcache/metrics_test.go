@@ -29,7 +29,7 @@ func TestWriteMetrics(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, m.Add(db))
 		read := func() map[string]float64 {
-			text, err := metricstest.Of(m)
+			text, err := metricstest.Of(m.Report().Metrics)
 			require.NoError(t, err)
 			return text.Samples
 		}
@@ -89,7 +89,7 @@ func TestWriteMetricsBounded(t *testing.T) {
 	for i := range 1500 {
 		require.NoError(t, m.Add(spiffe.MustParseID(fmt.Sprintf("spiffe://example.org/w%04d", i))))
 	}
-	text, err := metricstest.Of(m)
+	text, err := metricstest.Of(m.Report().Metrics)
 	require.NoError(t, err)
 	assert.Equal(t, 1501., text.Samples[`svidkit_secretcache_identities{state="missing"}`])
 	assert.Contains(t, text.Samples, `svidkit_secretcache_identity_failures{identity="spiffe://example.org/w0998"}`)

@@ -16,7 +16,7 @@ import (
 // How long the Manager waits between attempts.
 const (
 	shortestPoll = time.Second    // wins over a shorter refresh hint (BND-21)
-	longestPoll  = 24 * time.Hour // a root that was withdrawn must not live on for the length of a typing error
+	longestPoll  = 24 * time.Hour // a typing error in a refresh hint must not keep a withdrawn root for years
 	longestWish  = time.Hour      // of the CA that is granted while there is nothing to serve
 	impatient    = 30 * time.Second
 )
@@ -42,7 +42,7 @@ func (m *Manager) Close() error {
 	err := m.life.Close()
 	m.identities.Close()
 	m.bundles.Close()
-	m.awaitTold()
+	m.subscribers.Wait()
 	return err
 }
 
@@ -88,18 +88,8 @@ func (m *Manager) run(ctx context.Context) error {
 	m.identities.Run(ctx)
 	wg.Wait()
 
-	m.awaitTold()
+	m.subscribers.Wait()
 	return nil
-}
-
-// awaitTold waits until the subscribers were told of everything.
-func (m *Manager) awaitTold() {
-	m.mu.Lock()
-	told := m.news.telling
-	m.mu.Unlock()
-	if told != nil {
-		<-told
-	}
 }
 
 func (m *Manager) loopOf(e *entry) *renew.Loop[*entry] {

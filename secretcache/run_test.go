@@ -336,7 +336,7 @@ func TestReadersDuringRotation(t *testing.T) {
 			time.Sleep(3 * time.Second)
 			ca.Prepare()
 			time.Sleep(time.Second)
-			ca.Activate()
+			ca.Rotate()
 			time.Sleep(11 * time.Second) // until the last leaf of the old root has ended
 			ca.DropOldRoots()
 		}

@@ -217,7 +217,7 @@ func TestSequences(t *testing.T) {
 		ca.Federate(spiffetest.NewCA(t, "other.test").Bundle())
 		assert.Equal(t, []string{"ALL", "spiffe://other.test"}, heard.take())
 
-		ca.Activate()
+		ca.Rotate()
 		ca.DropOldRoots()
 		assert.Equal(t, append(trust, leaf...), heard.take(), "the leaf's root is gone")
 		assert.Equal(t, 3, ca.Signed())

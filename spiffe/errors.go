@@ -5,17 +5,17 @@ import (
 	"fmt"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
+	"github.com/svidkit/svidkit/internal/redact"
 )
 
 // ParseError says how input breaks the format of an ID, a trust domain name, a policy, a bundle
 // document, a bundle map, or an X.509-SVID.
 type ParseError struct {
-	What   string // what was parsed, such as "ID", "policy", "X.509-SVID" or `bundle of "example.org"`
-	Input  string // the name, or the part of a policy, that is wrong; empty for documents and certificates
-	Offset int    // the first byte of what was parsed that is wrong; -1 for a certificate
+	What   string // the kind of input, such as "ID", "policy", "X.509-SVID" or `bundle of "example.org"`
+	Input  string // the wrong name or part of a policy; empty for documents and certificates
+	Offset int    // the first wrong byte of the input; -1 for a certificate
 	Rule   string // the id of the rule in CONFORMANCE.md and testdata, such as "ID-8"; empty if none applies
 	Reason string // the rule in words
 	Err    error  // the cause, or nil
@@ -33,7 +33,7 @@ func (e *ParseError) Error() string {
 	}
 	b.WriteString(": " + e.Reason)
 	if e.Err != nil {
-		b.WriteString(": " + clip(inner(e.Err), 256))
+		b.WriteString(": " + redact.Clip(inner(e.Err), 256))
 	}
 	return b.String()
 }
@@ -73,19 +73,8 @@ func (notReady) Retryable() (after time.Duration, again bool) { return 0, true }
 
 func errZero(what string) error { return fmt.Errorf("spiffe: invalid %s: %w", what, ErrZero) }
 
-// maxInError is how much of what a peer sent goes into an error, in bytes.
+// maxInError is how many bytes of a peer's input go into an error.
 const maxInError = 512
-
-// clip cuts s to at most n bytes, at the border of a character, and shows that it did.
-func clip(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n] + "…"
-}
 
 // short quotes s for an error and cuts it to 128 bytes.
 func short(s string) string {

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/redact"
 )
@@ -27,7 +28,7 @@ type SVID struct {
 	redacted
 	id    ID
 	chain []*x509.Certificate
-	tls   func() *tls.Certificate // a func, because no printer, not even one that uses reflection, sees what it holds
+	tls   func() *tls.Certificate // a func, because no printer looks into one, not even by reflection
 }
 
 // NewSVID returns the SVID made of a chain, leaf first, and the leaf's private key, which may live
@@ -54,7 +55,7 @@ func NewSVID(chain []*x509.Certificate, key crypto.Signer) (*SVID, error) {
 	if len(chain) == 0 {
 		return nil, errors.New("spiffe: SVID: no certificate")
 	}
-	if err := checkSize(chain); err != nil {
+	if err := certchain.CheckCost(chain); err != nil {
 		return nil, fmt.Errorf("spiffe: SVID: chain: %w", err)
 	}
 	id, err := checkLeaf(chain[0])
@@ -65,11 +66,11 @@ func NewSVID(chain []*x509.Certificate, key crypto.Signer) (*SVID, error) {
 		return nil, err
 	}
 	if key == nil {
-		return nil, fmt.Errorf("spiffe: SVID: %q: no private key", clip(id.s, maxInError))
+		return nil, fmt.Errorf("spiffe: SVID: %q: no private key", redact.Clip(id.s, maxInError))
 	}
 	pub, ok := key.Public().(interface{ Equal(crypto.PublicKey) bool })
 	if !ok || !pub.Equal(chain[0].PublicKey) {
-		return nil, fmt.Errorf("spiffe: SVID: %q: the private key does not belong to the first certificate", clip(id.s, maxInError))
+		return nil, fmt.Errorf("spiffe: SVID: %q: the private key does not belong to the first certificate", redact.Clip(id.s, maxInError))
 	}
 	cert := &tls.Certificate{PrivateKey: key, Leaf: chain[0], Certificate: make([][]byte, len(chain))}
 	for i, c := range chain {
@@ -81,8 +82,8 @@ func NewSVID(chain []*x509.Certificate, key crypto.Signer) (*SVID, error) {
 
 // ParseSVID parses an SVID in the form of the Workload API: certificates in DER, concatenated, leaf
 // first, and the private key in PKCS#8 DER, not encrypted (WAPI-32, WAPI-33). The rules and errors are
-// those of [NewSVID]; input of more than 1 MiB gives an error that wraps [ErrTooLarge]. Errors do not
-// carry the input.
+// those of [NewSVID]; input of more than 1 MiB gives an error that wraps [ErrTooLarge]. No error carries the
+// input.
 func ParseSVID(certsDER, keyDER []byte) (*SVID, error) {
 	chain, err := parseChain(certsDER)
 	if err != nil {
@@ -102,8 +103,8 @@ func parseChain(der []byte) ([]*x509.Certificate, error) {
 	}
 	var chain []*x509.Certificate
 	for len(der) > 0 {
-		if len(chain) == maxChain {
-			return nil, fmt.Errorf("more than %d certificates: %w", maxChain, ErrTooLarge)
+		if len(chain) == certchain.MaxChain {
+			return nil, fmt.Errorf("more than %d certificates: %w", certchain.MaxChain, ErrTooLarge)
 		}
 		var one asn1.RawValue
 		rest, err := asn1.Unmarshal(der, &one)
@@ -120,9 +121,9 @@ func parseChain(der []byte) ([]*x509.Certificate, error) {
 }
 
 // ParseSVIDPEM parses an SVID from PEM: the CERTIFICATE blocks of certsPEM, leaf first, and the one private
-// key of keyPEM, in PKCS#8, PKCS#1 or SEC1, not encrypted. A file that has both may be given twice: a
-// private key in certsPEM and certificates in keyPEM do not count, and are not parsed. The rules and errors
-// are those of [NewSVID]; each input may have up to 1 MiB. Errors do not carry the input.
+// key of keyPEM, in PKCS#8, PKCS#1 or SEC1, not encrypted. A file that has both may be given twice: a private
+// key in certsPEM and certificates in keyPEM are ignored. The rules and errors are those of [NewSVID]; each input
+// may have up to 1 MiB. No error carries the input.
 func ParseSVIDPEM(certsPEM, keyPEM []byte) (*SVID, error) {
 	chain, err := certpem.CertificatesAmongKeys(certsPEM)
 	if err != nil {
@@ -160,7 +161,7 @@ func (s *SVID) TLSCertificate() *tls.Certificate { return s.tls() }
 func (s *SVID) MarshalDER() (certs, key []byte, err error) {
 	key, err = x509.MarshalPKCS8PrivateKey(s.Signer())
 	if err != nil {
-		return nil, nil, fmt.Errorf("spiffe: SVID: %q: a key of type %T cannot be exported", clip(s.id.s, maxInError), s.Signer())
+		return nil, nil, fmt.Errorf("spiffe: SVID: %q: a key of type %T cannot be exported", redact.Clip(s.id.s, maxInError), s.Signer())
 	}
 	return bytes.Join(s.tls().Certificate, nil), key, nil
 }
@@ -170,7 +171,7 @@ func (s *SVID) MarshalDER() (certs, key []byte, err error) {
 func (s *SVID) MarshalPEM() (certs, key []byte, err error) {
 	key, err = certpem.EncodePrivateKey(s.Signer())
 	if err != nil {
-		return nil, nil, fmt.Errorf("spiffe: SVID: %q: %w", clip(s.id.s, maxInError), err)
+		return nil, nil, fmt.Errorf("spiffe: SVID: %q: %w", redact.Clip(s.id.s, maxInError), err)
 	}
 	return certpem.EncodeCertificates(s.chain), key, nil
 }
@@ -271,8 +272,7 @@ func checkSigners(signers []*x509.Certificate) error {
 	return nil
 }
 
-// checkLeaf applies the rules for the leaf of a workload and returns its ID, which is set for some
-// errors too.
+// checkLeaf applies the rules for the leaf of a workload and returns its ID, with some errors too.
 func checkLeaf(leaf *x509.Certificate) (ID, error) {
 	id, err := IDFromCertificate(leaf)
 	if err != nil {

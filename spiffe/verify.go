@@ -2,7 +2,6 @@ package spiffe
 
 import (
 	"cmp"
-	"crypto/rsa"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -10,14 +9,8 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/tokens/verifycache"
-)
-
-// Limits on what is verified. They are checked before any signature, as an unproven peer chooses the
-// input.
-const (
-	maxChain   = 16   // certificates in a chain
-	maxRSABits = 8192 // of an RSA key in a chain; crypto/tls draws the same line for the leaf
 )
 
 // Role is the side of the handshake that the peer was on, or the sides that a certificate is meant for. If a
@@ -50,18 +43,18 @@ type VerifyError struct {
 	Err  error
 }
 
-// Error names the peer, the stage and the reason. It quotes what the peer sent, and cuts it to at most
+// Error names the peer, the stage and the reason. It quotes what the peer sent, cut to at most
 // 2 KiB.
 func (e *VerifyError) Error() string {
 	peer := ""
 	if !e.ID.IsZero() {
-		peer = fmt.Sprintf(" %q", clip(e.ID.s, maxInError))
+		peer = fmt.Sprintf(" %q", redact.Clip(e.ID.s, maxInError))
 	}
 	reason := inner(e.Err)
 	if d, ok := e.Err.(*denial); ok {
 		reason = d.reason()
 	}
-	return fmt.Sprintf("spiffe: verify peer%s: %s: %s", peer, e.Stage, clip(reason, 2*maxInError))
+	return fmt.Sprintf("spiffe: verify peer%s: %s: %s", peer, e.Stage, redact.Clip(reason, 2*maxInError))
 }
 
 // Unwrap returns e.Err.
@@ -81,20 +74,19 @@ type VerifierOptions struct {
 // Verifier decides whether a chain of certificates proves an identity that is allowed. It is safe
 // for concurrent use.
 //
-// # What it remembers
+// # Memory
 //
-// Each call asks the bundle source and the policy again, so that an authority or a peer that was
-// removed is refused at once. A Verifier remembers only that a chain, byte for byte and in one role,
-// leads to an authority of one [*Bundle], until the first certificate on that path expires. When the
-// source returns another Bundle, even an equal one, the chain is verified again, so a source should
-// return the same Bundle until there is a newer one. A refusal is never remembered.
+// A Verifier remembers verified chains, which makes the second handshake of a peer, and the resumption of a
+// session, a thousand times cheaper. It remembers that a chain, byte for byte and in one role, leads to an
+// authority of one [*Bundle], until the first certificate on that path expires. When the source returns another
+// Bundle, even an equal one, the chain is verified again, so a source should return the same Bundle until there
+// is a newer one. Each call still asks the bundle source and the policy, so that a removed authority or peer is
+// refused at once. A refusal is never remembered.
 //
-// Remembering is on by default. It makes the second handshake of a peer, and the resumption of a
-// session, a thousand times cheaper to verify. Unauthorized peers cannot fill the memory: only chains
-// that the policy allows are remembered, of at most 32 KiB and without certificates beside the path.
-// 1,024 chains of the usual two certificates take 7 MiB. A chain's place is chosen by a hash with a
-// random seed, and a hit compares all bytes, so that a peer cannot choose which place to take, or be
-// taken for another.
+// Unauthorized peers cannot fill the memory: only chains that the policy allows are remembered, of at most 32 KiB
+// and without certificates beside the path. 1,024 chains of the usual two certificates take 7 MiB. A chain's
+// place is chosen by a hash with a random seed, and a hit compares all bytes, so that a peer cannot choose its
+// place or pass for another.
 type Verifier struct {
 	bundles BundleSource
 	allow   PolicySource
@@ -103,8 +95,8 @@ type Verifier struct {
 }
 
 // NewVerifier returns a Verifier that trusts the authorities of bundles, each for its own trust
-// domain only, and accepts the peers that allow allows. What [CheckPolicySource] refuses is an error.
-// The options may be nil.
+// domain only, and accepts the peers that allow allows. It returns the error of [CheckPolicySource]. The options
+// may be nil.
 func NewVerifier(bundles BundleSource, allow PolicySource, opts *VerifierOptions) (*Verifier, error) {
 	switch {
 	case bundles == nil:
@@ -155,7 +147,7 @@ func (v *Verifier) VerifyChain(chain []*x509.Certificate, role Role) (*Peer, err
 	if needed == nil {
 		return nil, &VerifyError{Stage: "leaf", Err: fmt.Errorf("unknown Role(%d)", int(role))}
 	}
-	if err := checkSize(chain); err != nil {
+	if err := certchain.CheckCost(chain); err != nil {
 		return nil, &VerifyError{Stage: "chain", Err: err}
 	}
 	id, err := checkLeaf(chain[0])
@@ -230,30 +222,6 @@ func verifyPath(chain []*x509.Certificate, b *Bundle, needed []x509.ExtKeyUsage,
 		return nil, err
 	}
 	return &Peer{chain: path, notAfter: certchain.End(path)}, nil
-}
-
-// checkSize refuses a chain that would cost too much to verify.
-func checkSize(chain []*x509.Certificate) error {
-	if len(chain) > maxChain {
-		return fmt.Errorf("%d certificates, the limit is %d: %w", len(chain), maxChain, ErrTooLarge)
-	}
-	if slices.Contains(chain, nil) {
-		return errors.New("a certificate in the chain is nil")
-	}
-	for i, c := range chain {
-		if bits := rsaBits(c); bits > maxRSABits {
-			return fmt.Errorf("certificate %d has an RSA key of %d bits, the limit is %d: %w", i+1, bits, maxRSABits, ErrTooLarge)
-		}
-	}
-	return nil
-}
-
-// rsaBits returns the size of an RSA key, and 0 for other keys, whose size is that of their curve.
-func rsaBits(c *x509.Certificate) int {
-	if k, ok := c.PublicKey.(*rsa.PublicKey); ok {
-		return k.N.BitLen()
-	}
-	return 0
 }
 
 // chainRule names the rule behind an error of path validation.

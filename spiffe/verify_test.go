@@ -186,12 +186,12 @@ func TestVerifyErrors(t *testing.T) {
 		{
 			name: "nil leaf", chain: chain(nil), src: home, allow: webOnly,
 			want: spiffe.VerifyError{Stage: "chain"},
-			text: "spiffe: verify peer: chain: a certificate in the chain is nil",
+			text: "spiffe: verify peer: chain: the chain has a nil certificate",
 		},
 		{
 			name: "nil certificate", chain: chain(good, nil), src: home, allow: webOnly,
 			want: spiffe.VerifyError{Stage: "chain"},
-			text: "spiffe: verify peer: chain: a certificate in the chain is nil",
+			text: "spiffe: verify peer: chain: the chain has a nil certificate",
 		},
 		{
 			name: "17 certificates", chain: chain(make([]*x509.Certificate, 17)...), src: home, allow: webOnly,

@@ -50,7 +50,7 @@ func TestTokenReview(t *testing.T) {
 		ID:       spiffe.MustParseID("spiffe://example.org/ns/prod/sa/web"),
 		Method:   "kubernetes-token",
 		NotAfter: time.Unix(4102444800, 0),
-		Pod:      &authn.Pod{Namespace: "prod", ServiceAccount: "web", Name: "web-0", UID: "pod-uid"},
+		Pod:      &authn.Pod{Namespace: "prod", ServiceAccount: "web", Name: "web-0", UID: "pod-uid", Node: "node-1.example.org"},
 	}, c)
 	assert.Equal(t, kubetest.TokenReviewSpec{Token: tok, Audiences: []string{"istio-ca"}}, asked)
 
@@ -204,17 +204,4 @@ func TestTokenReviewOptions(t *testing.T) {
 	require.NoError(t, err)
 	_, err = a.Authenticate(request("sesame", "x"))
 	require.Error(t, err)
-}
-
-func TestParseJWTPolicy(t *testing.T) {
-	t.Parallel()
-	for text, want := range map[string]bool{"": false, "third-party-jwt": false, "first-party-jwt": true} {
-		first, err := kube.ParseJWTPolicy(text)
-		require.NoError(t, err)
-		assert.Equal(t, want, first, text)
-	}
-	for _, text := range []string{"none", "first-party-jwt ", "FIRST-PARTY-JWT", "third-party"} {
-		_, err := kube.ParseJWTPolicy(text)
-		require.ErrorContains(t, err, "neither third-party-jwt nor first-party-jwt")
-	}
 }

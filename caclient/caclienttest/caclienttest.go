@@ -20,9 +20,9 @@ import (
 	"testing"
 
 	"github.com/svidkit/svidkit/caclient"
-	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -55,7 +55,7 @@ func (f *Fake) Refuse(e *caclient.Error) { f.fake.Refuse(e) }
 
 // Signer returns the CA as the servers of package caserver and caclient/local take it, with its faults. An error of FailNext
 // that is a [*caclient.Error] comes as a *ca.SignError of the nearest kind.
-func (f *Fake) Signer() local.Authority { return f.fake.Signer() }
+func (f *Fake) Signer() ca.Signer { return f.fake.Signer() }
 
 // InMemory returns t for [NewIstio] and [NewLinkerd], which then make a Fake without a socket, as a testing/synctest bubble
 // needs. Only the HTTPClient of its Endpoint reaches it. That of NewLinkerd is then without TLS, as for a proxy on the same

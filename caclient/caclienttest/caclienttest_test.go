@@ -181,7 +181,6 @@ func TestSigner(t *testing.T) {
 	authority := spiffetest.NewCA(t, "example.org")
 	f := caclienttest.NewIstio(t, authority, path)
 	s := f.Signer()
-	assert.Equal(t, authority.TrustDomain(), s.TrustDomain())
 	assert.Same(t, authority.Bundle(), s.Bundle())
 	assert.Same(t, authority.Bundle(), s.CallerBundle())
 	assert.True(t, s.Proven(nil).IsZero())

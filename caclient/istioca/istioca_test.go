@@ -100,7 +100,8 @@ func TestRequest(t *testing.T) {
 	assert.Empty(t, got.header.Values("Authorization"))
 	assert.Equal(t, "application/grpc", got.header.Get("Content-Type"))
 
-	send(istioca.Options{Endpoint: caclient.Endpoint{Token: give(token)}, ClusterID: "Kubernetes", CertSigner: "special", Header: http.Header{"X_custom.a": {"1", "2"}}}, 90*time.Minute+999*time.Millisecond)
+	send(istioca.Options{Endpoint: caclient.Endpoint{Token: give(token)}, ClusterID: "Kubernetes", CertSigner: "special",
+		Header: http.Header{"X_custom.a": {"1", "2"}}}, 90*time.Minute+999*time.Millisecond)
 	assert.Equal(t, int64(5400), got.msg.GetValidityDuration())
 	assert.Equal(t, "special", got.msg.GetMetadata().GetFields()["CertSigner"].GetStringValue())
 	assert.Equal(t, []string{"Kubernetes"}, got.header.Values("Clusterid"))
@@ -275,7 +276,7 @@ func TestCodes(t *testing.T) {
 			assert.InDelta(t, test.after, e.RetryAfter, float64(time.Millisecond))
 			assert.Equal(t, "sign", e.Op)
 			require.ErrorContains(t, err, `"because"`)
-			_, again := caclient.Retryable(err)
+			_, again := e.Retryable()
 			assert.Equal(t, test.again, again)
 		})
 	}

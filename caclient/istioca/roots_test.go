@@ -131,7 +131,7 @@ func must[T any](v T, err error) T {
 func issued(t testing.TB, s *server.Server) string {
 	t.Helper()
 	var b metricsBuffer
-	require.NoError(t, s.WriteMetrics(&b))
+	require.NoError(t, s.Report().Metrics(&b))
 	return b.value("citadel_server_success_cert_issuance_count")
 }
 
@@ -514,7 +514,7 @@ func TestRootsFileVouchesForServer(t *testing.T) {
 	srv.StartTLS()
 	t.Cleanup(srv.Close)
 	file := filepath.Join(t.TempDir(), "root-cert.pem")
-	workloads := pki.MarshalCertificatesPEM(authority.Roots()[0].Certificate)
+	workloads := pki.MarshalCertificatesPEM(authority.Status().Roots[0].Certificate)
 	require.NoError(t, os.WriteFile(file, workloads, 0o600))
 	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: srv.URL, RootsFile: file, Token: give(token)}})
 	_, err := c.Sign(t.Context(), freshCSR(t), 0)

@@ -1,12 +1,12 @@
-// Package local is the CA in this process: a caclient.CA over an authority of package pki/ca, or over a registration
-// authority of package pki/ra, which lets the signers of a Kubernetes cluster sign.
+// Package local is a [caclient.CA] over an authority in this process: one of package pki/ca, or a registration authority of
+// package pki/ra, which has the signers of a Kubernetes cluster sign.
 //
 // Most programs need [New] with the identities that they are to have. A program whose workloads come and
 // go decides for each request with [NewFunc].
 //
-// The identity of the caller is what the constructor was given, and is never taken from the request. The
-// ID that a request names is only compared with it. A registration authority sends the request on as it is, so that over one a
-// request has to name exactly that ID and nothing else.
+// The caller's identity is what was given to the constructor, and never comes from the request: the ID that a request names
+// is only compared with it. A registration authority passes the request on as it is, so over one a request must name exactly
+// that ID and nothing else.
 package local
 
 import (
@@ -24,33 +24,32 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Authority signs in this process. A [*ca.Authority] is one, and so is the *ra.RA of package pki/ra. One that also has a method
-// Changed() <-chan struct{}, which returns a channel that is closed when its bundle changes, is not asked in vain by
-// [CA.WatchBundles].
-type Authority interface {
-	ca.Signer
-	TrustDomain() spiffe.TrustDomain
-}
-
 // CA is a [caclient.CA]; [New] and [NewFunc] make one. It is safe for concurrent use.
 type CA struct {
-	authority Authority
+	authority ca.Signer
 	signed    renew.Signal // an authority without Changed may have learned a root
 	decide    func(context.Context, *pki.CSR) (spiffe.ID, error)
 }
 
-// New returns a CA that certifies requests for the given IDs, which have to be workloads' IDs in the
-// authority's trust domain. With one ID, every request is for it, and may name it or none. With several,
+// New returns a CA that certifies requests for the given IDs, which have to be workloads' IDs in the trust domain of the
+// authority, a *ca.Authority or a *ra.RA. An authority that also has a method Changed() <-chan struct{}, which returns a
+// channel that is closed when its bundle changes, is not asked in vain by [CA.WatchBundles].
+//
+// With one ID, every request is for it, and may name it or none. With several,
 // as for a secretcache.Manager that serves several identities, a request has to name the one that it is
 // for; to decide while the program runs, use [NewFunc].
-func New(authority Authority, ids ...spiffe.ID) (*CA, error) {
+func New(authority ca.Signer, ids ...spiffe.ID) (*CA, error) {
 	if authority == nil || len(ids) == 0 {
 		return nil, errors.New("local: New needs an authority and an ID")
 	}
 	allowed := make(map[spiffe.ID]bool, len(ids))
+	td := ids[0].TrustDomain()
+	if b := authority.Bundle(); b != nil { // else the signer does not know its roots yet, and Sign refuses
+		td = b.TrustDomain()
+	}
 	for _, id := range ids {
-		if !id.MemberOf(authority.TrustDomain()) || id.Path() == "" {
-			return nil, fmt.Errorf("local: %q is not the ID of a workload in the trust domain %q", id, authority.TrustDomain())
+		if !id.MemberOf(td) || id.Path() == "" {
+			return nil, fmt.Errorf("local: %q is not the ID of a workload in the trust domain %q", id, td)
 		}
 		allowed[id] = true
 	}
@@ -71,7 +70,7 @@ func New(authority Authority, ids ...spiffe.ID) (*CA, error) {
 // knows the public key or has started the workload that is named there. What the request says is a
 // wish. An error of decide refuses the request: as it is if it is a [*caclient.Error], and of the
 // kind [caclient.ErrDenied] otherwise. decide has to be safe for concurrent use.
-func NewFunc(authority Authority, decide func(ctx context.Context, csr *pki.CSR) (spiffe.ID, error)) (*CA, error) {
+func NewFunc(authority ca.Signer, decide func(ctx context.Context, csr *pki.CSR) (spiffe.ID, error)) (*CA, error) {
 	if authority == nil || decide == nil {
 		return nil, errors.New("local: NewFunc needs an authority and a function")
 	}

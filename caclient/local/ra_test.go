@@ -29,8 +29,8 @@ import (
 )
 
 var (
-	_ local.Authority = (*ca.Authority)(nil)
-	_ local.Authority = (*ra.RA)(nil)
+	_ ca.Signer = (*ca.Authority)(nil)
+	_ ca.Signer = (*ra.RA)(nil)
 )
 
 const csrs = "/apis/certificates.k8s.io/v1/certificatesigningrequests"

@@ -307,7 +307,7 @@ func TestIdentity(t *testing.T) {
 			case 6 * 60:
 				l.ca.Prepare()
 			case 7 * 60:
-				l.ca.Activate()
+				l.ca.Rotate()
 			case 10 * 60:
 				l.ca.DropOldRoots()
 			case 20 * 60:

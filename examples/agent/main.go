@@ -60,16 +60,16 @@ func version() string {
 	if !ok {
 		return "unknown"
 	}
-	text := info.Main.Version
+	var revision, modified string
 	for _, s := range info.Settings {
 		switch {
 		case s.Key == "vcs.revision":
-			text += ", revision " + s.Value
+			revision = ", revision " + s.Value
 		case s.Key == "vcs.modified" && s.Value == "true":
-			text += " (modified)"
+			modified = " (modified)"
 		}
 	}
-	return text + ", " + info.GoVersion
+	return info.Main.Version + revision + modified + ", " + info.GoVersion
 }
 
 // options are the flags: what is not in the environment of Istio's agent.
@@ -177,7 +177,7 @@ func admin(agent *istioagent.Agent, address string, out io.Writer) (stop func(),
 	if address == "" {
 		return func() {}, nil
 	}
-	parts := []statuspage.Part{{Name: "origin", Source: origin{agent}}}
+	parts := []statuspage.Part{{Name: "origin", Source: agent}}
 	for name, source := range agent.Parts() {
 		parts = append(parts, statuspage.Part{Name: name, Source: source})
 	}
@@ -223,11 +223,4 @@ func local(h http.Handler) http.Handler {
 		}
 		h.ServeHTTP(w, r)
 	})
-}
-
-// origin is where the identity comes from, for the status page.
-type origin struct{ *istioagent.Agent }
-
-func (o origin) Report() statuspage.Report {
-	return statuspage.Report{Upstreams: []statuspage.Upstream{{Name: o.Choice().String(), OK: true}}}
 }

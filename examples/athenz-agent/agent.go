@@ -30,7 +30,7 @@ func serve(ctx context.Context, s settings, out io.Writer, log *slog.Logger) err
 		return err
 	}
 	counted := count("agent", agent)
-	status, err := health.New(health.Part{Name: "agent", Metrics: counted, Check: func() error { return readable(s, "SERVER_CA_CERT", "SERVICE_CA_CERT") }})
+	status, err := health.New(health.Part{Name: "agent", Source: counted, Check: func() error { return readable(s, "SERVER_CA_CERT", "SERVICE_CA_CERT") }})
 	if err != nil {
 		return err
 	}

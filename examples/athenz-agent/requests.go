@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // requests counts the answers of a handler by their status.
@@ -48,8 +50,10 @@ func (c *requests) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.Handler.ServeHTTP(a, r)
 }
 
-// WriteMetrics writes the counts in the text format of Prometheus.
-func (c *requests) WriteMetrics(w io.Writer) error {
+// Report implements [report.Reporter] with the counts as metrics.
+func (c *requests) Report() report.Report { return report.Report{Metrics: c.writeMetrics} }
+
+func (c *requests) writeMetrics(w io.Writer) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.answers) == 0 {

@@ -52,7 +52,7 @@ func serve(ctx context.Context, s settings, out io.Writer, log *slog.Logger) err
 			return err
 		}
 		counted := count(name, h)
-		status = append(status, health.Part{Name: name, Metrics: counted, Check: func() error { return errors.Join(readable(s, roots...), keys.check()) }})
+		status = append(status, health.Part{Name: name, Source: counted, Check: func() error { return errors.Join(readable(s, roots...), keys.check()) }})
 		parts = append(parts, serving(l, caserver.ServeOptions{Handler: counted, TLS: serverTLS(s), Logger: log}))
 		return nil
 	}

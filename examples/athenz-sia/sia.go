@@ -38,7 +38,7 @@ func serve(ctx context.Context, v settings, out io.Writer, log *slog.Logger) err
 		}
 		return s.Close()
 	}
-	status, err := health.New(health.Part{Name: "identity", Metrics: s, Check: func() error { _, err := s.Identity(); return err }})
+	status, err := health.New(health.Part{Name: "identity", Source: s})
 	if err != nil {
 		return err
 	}

@@ -226,7 +226,7 @@ func TestGatewayAfterTaint(t *testing.T) {
 	header := forwardedHeader("URI=spiffe://cluster.local/ns/demo/sa/behind")
 	_, err := asCaller(t, s, plain, "", header, 0)
 	require.NoError(t, err)
-	require.NoError(t, s.ca.Own.Taint(t.Context(), s.ca.Own.Roots()[0].ID))
+	require.NoError(t, s.ca.Own.Taint(t.Context(), s.ca.Own.Status().Roots[0].ID))
 	_, err = asCaller(t, s, plain, "", header, 0)
 	require.ErrorIs(t, err, caclient.ErrUnauthenticated)
 	_, err = asCaller(t, s, plain, token(t, s, "demo/web"), header, 0)

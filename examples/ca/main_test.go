@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	_ = flag.Set("test.parallel", "4") // most tests wait; -parallel, if it is given, is parsed after this
+	_ = flag.Set("test.parallel", "8") // most tests wait; -parallel, if it is given, is parsed after this
 	os.Exit(m.Run())
 }
 
@@ -85,7 +85,10 @@ func TestShell(t *testing.T) {
 		{"", []string{"-istio-addr", "localhost"}, 2, "", "ca: -istio-addr: it is not HOST:PORT, such as localhost:15012 or :15012; -help lists the flags"},
 		{"", arguments(filepath.Join(dir, "none"), "-create=false"), 1, "", "ca: there is no CA in " + filepath.Join(dir, "none", "ca") + "; if there was one, mount its volume"},
 		{"", arguments(filepath.Join(dir, "none"), "-status"), 1, "", "ca: there is no CA in "},
-		{"", arguments(dir, "-taint", "5"), 1, "", `ca: taint a key of cluster.local: no such key: "5"`},
+		{"", arguments(dir, "-taint", "5"), 1, "", `ca: taint a key of cluster.local: no such key: "5"; -status lists the serial numbers and key IDs`},
+		{"", arguments(dir, "-revoke", "5"), 1, "", `no such key: "5"; -status lists`},
+		{"", arguments(dir, "-caller-rate", "abc"), 2, "", `ca: invalid value "abc" for flag -caller-rate: it is not a number, such as 10 or 0.5; -help lists the flags`},
+		{"", arguments(dir, "-istio-addr", "0.0.0.0:0"), 2, "", "ca: -istio-addr: not on loopback"},
 		{"", arguments(dir, "-recover"), 1, "", "ca: recover " + filepath.Join(dir, "ca") + ": there is nothing to recover"},
 		{"", arguments(dir, "-root-ca-dir", half, "-replace-own-ca", "-status"), 1, "", "ca: -root-ca-dir: load the CA of cluster.local: pki: key-cert bundle: the folder has some files of a CA"},
 		{"", arguments(dir, "-root-ca-dir", half, "-status"), 1, "", "set -replace-own-ca"},

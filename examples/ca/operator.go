@@ -88,8 +88,23 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 			fmt.Fprintln(out, r)
 		}
 	}
-	if err == nil {
-		a.WriteStatus(out)
+	if err != nil {
+		return o.advise(a, err)
+	}
+	a.WriteStatus(out)
+	return nil
+}
+
+// advise adds the flag that helps to the error of a command.
+func (o *options) advise(a *caconfig.Authority, err error) error {
+	if errors.Is(err, ca.ErrUnknownKey) {
+		return fmt.Errorf("%w; -status lists the serial numbers and key IDs", err)
+	}
+	s := a.Own.Status()
+	for _, k := range append(s.Roots, s.JWTKeys...) {
+		if o.command == "revoke" && !o.now && k.ID == o.argument && k.Phase == ca.Active {
+			return fmt.Errorf("%w: with -now", err)
+		}
 	}
 	return err
 }

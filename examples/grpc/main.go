@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
@@ -61,16 +62,16 @@ func version() string {
 	if !ok {
 		return "unknown"
 	}
-	text := info.Main.Version
+	var revision, modified string
 	for _, s := range info.Settings {
 		switch {
 		case s.Key == "vcs.revision":
-			text += ", revision " + s.Value
+			revision = ", revision " + s.Value
 		case s.Key == "vcs.modified" && s.Value == "true":
-			text += " (modified)"
+			modified = " (modified)"
 		}
 	}
-	return text + ", " + info.GoVersion
+	return info.Main.Version + revision + modified + ", " + info.GoVersion
 }
 
 // The workloads, and the operators.
@@ -109,17 +110,14 @@ func show(ctx context.Context, out io.Writer) error {
 	if err := allow.Set(spiffe.AllowIDs(web, ops)); err != nil {
 		return err
 	}
-	governor, err := spiffetls.NewGovernor(&spiffetls.GovernorOptions{Jitter: -1})
-	if err != nil {
-		return err
-	}
+	governor := &spiffetls.Governor{Jitter: -1}
 	running.Go(func() { _ = governor.Run(ctx) })
 	me := workloads[greeter]
 	creds, err := spiffegrpc.ServerCredentials(me, me, &allow, &spiffetls.Options{Governor: governor})
 	if err != nil {
 		return err
 	}
-	guard, err := spiffegrpc.RequirePeer(spiffegrpc.Methods{
+	unary, stream, err := spiffegrpc.RequirePeer(spiffegrpc.Methods{
 		"/grpc.health.v1.Health/":      spiffe.AllowIDs(ops),
 		"/grpc.health.v1.Health/Check": spiffe.AllowIDs(ops, web),
 	})
@@ -127,7 +125,7 @@ func show(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	log := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-		peer, _ := spiffegrpc.PeerFromContext(ctx) // which guard has required
+		peer, _ := spiffegrpc.PeerFromContext(ctx) // which unary has required
 		fmt.Fprintln(out, "server:", info.FullMethod, "by", peer.ID())
 		return next(ctx, req)
 	}
@@ -135,13 +133,13 @@ func show(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	server := grpc.NewServer(grpc.Creds(creds), grpc.ChainUnaryInterceptor(guard.Unary, log), grpc.ChainStreamInterceptor(guard.Stream))
+	server := grpc.NewServer(grpc.Creds(creds), grpc.ChainUnaryInterceptor(unary, log), grpc.ChainStreamInterceptor(stream))
 	grpc_health_v1.RegisterHealthServer(server, health.NewServer())
 	running.Go(func() { _ = server.Serve(listener) })
 	defer server.Stop()
 
 	// The clients say which server they expect at the address.
-	open := make(map[spiffe.ID]grpc_health_v1.HealthClient)
+	conns := make(map[spiffe.ID]*grpc.ClientConn)
 	for _, id := range []spiffe.ID{web, other} {
 		self := workloads[id]
 		creds, err := spiffegrpc.ClientCredentials(self, self, spiffetls.Hosts{"127.0.0.1": spiffe.AllowIDs(greeter)}, nil)
@@ -153,14 +151,14 @@ func show(ctx context.Context, out io.Writer) error {
 			return err
 		}
 		defer conn.Close()
-		open[id] = grpc_health_v1.NewHealthClient(conn)
+		conns[id] = conn
 	}
 	check := func(id spiffe.ID) {
-		_, err := open[id].Check(ctx, &grpc_health_v1.HealthCheckRequest{})
+		_, err := grpc_health_v1.NewHealthClient(conns[id]).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
 		fmt.Fprintln(out, id.Path()[1:]+": Check:", status.Code(err))
 	}
 	check(web)
-	_, err = open[web].List(ctx, &grpc_health_v1.HealthListRequest{})
+	_, err = grpc_health_v1.NewHealthClient(conns[web]).List(ctx, &grpc_health_v1.HealthListRequest{})
 	fmt.Fprintln(out, "web: List:", status.Code(err))
 	check(other)
 
@@ -168,10 +166,8 @@ func show(ctx context.Context, out io.Writer) error {
 	if err := allow.Set(spiffe.AllowIDs(ops)); err != nil {
 		return err
 	}
-	for governor.Status().Ended == 0 && ctx.Err() == nil { // at most a second
-		time.Sleep(10 * time.Millisecond)
-	}
-	fmt.Fprintln(out, "governor: connections ended:", governor.Status().Ended)
+	conns[web].WaitForStateChange(ctx, connectivity.Ready) // at most a second
+	fmt.Fprintln(out, "governor: the connection of web has ended")
 	check(web)
 	return ctx.Err()
 }

@@ -56,7 +56,7 @@ web: Check: OK
 web: List: PermissionDenied
 other: Check: Unavailable
 operator: only spiffe://example.org/ops from now on
-governor: connections ended: 1
+governor: the connection of web has ended
 web: Check: Unavailable
 `, out.String())
 }

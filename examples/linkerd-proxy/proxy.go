@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // config configures a proxy. name and identity are required, application for inbound connections, and route for outbound ones.
@@ -96,12 +97,14 @@ func newProxy(cfg config) (*proxy, error) {
 	}, nil
 }
 
-// WriteMetrics writes metrics in the text format of Prometheus:
+// Report implements [report.Reporter] with these metrics:
 //
 //	svidkit_linkerdproxy_inbound_connections_total   by kind: tls, plaintext, passthrough for TLS with another name, or refused
 //	svidkit_linkerdproxy_failed_requests_total       by direction, inbound or outbound: those that could not be forwarded
-func (p *proxy) WriteMetrics(w io.Writer) error {
-	return errors.Join(p.inbound.WriteMetrics(w), p.failed.WriteMetrics(w))
+func (p *proxy) Report() report.Report {
+	return report.Report{Metrics: func(w io.Writer) error {
+		return errors.Join(p.inbound.WriteMetrics(w), p.failed.WriteMetrics(w))
+	}}
 }
 
 // serveInbound accepts the connections of clients on l, and forwards them to the application, until ctx is done; then it

@@ -252,7 +252,7 @@ func TestPair(t *testing.T) {
 		assert.Contains(t, body, "no such service")
 	}
 	var metrics strings.Builder
-	require.NoError(t, p.WriteMetrics(&metrics))
+	require.NoError(t, p.Report().Metrics(&metrics))
 	assert.Contains(t, metrics.String(), `svidkit_linkerdproxy_inbound_connections_total{kind="tls"} 2`)
 	assert.Contains(t, get(t, server.Handler(p), "/metrics"), "svidkit_linkerdproxy_failed_requests_total")
 
@@ -605,7 +605,7 @@ func traffic(t testing.TB, entries ...string) (stop func() (failures []string)) 
 // renewals counts new certificates of an identity.
 func renewals(id *member) int {
 	var b strings.Builder
-	_ = id.WriteMetrics(&b)
+	_ = id.Report().Metrics(&b)
 	n := 0
 	for line := range strings.Lines(b.String()) {
 		_, _ = fmt.Sscanf(line, `control_identity_cert_refreshes_total{result="ok"} %d`, &n)
@@ -648,13 +648,13 @@ func TestRotationAndOutage(t *testing.T) {
 	outage := func(t *testing.T) {
 		c := meshtest.New(t, meshtest.Options{Life: 6 * time.Second})
 		server, client, stop := start(t, c, time.Hour)
-		end := server.Status().NotAfter
+		end := server.Report().Identities[0].NotAfter
 		life := time.Until(end)
 		time.Sleep(time.Until(end.Add(-life / 100 * 65)))
 		c.Stop()
 		time.Sleep(time.Until(end.Add(-life / 100 * 20)))
 		require.Equal(t, 1, renewals(server))
-		require.Error(t, server.Status().Err, "it has tried")
+		require.Error(t, server.Report().Identities[0].Err, "it has tried")
 		c.Start(t)
 		eventually(t, func() bool { return renewals(server) > 1 && renewals(client) > 1 }, "a renewal after the outage")
 		require.Empty(t, stop())
@@ -723,7 +723,7 @@ func TestRecovery(t *testing.T) {
 			assert.Equal(t, "503 not ready", get(t, id.Handler(), "/ready"))
 			assert.False(t, works(in))
 			assert.False(t, works(out))
-			require.Error(t, id.Status().Err)
+			require.Error(t, id.Report().Identities[0].Err)
 
 			fault.end(t, c, &cfg)
 			eventually(t, func() bool { return get(t, id.Handler(), "/ready") == "200 ready" }, "recovery")
@@ -806,7 +806,7 @@ func TestApplicationDown(t *testing.T) {
 	require.Error(t, err)
 	require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
 	var metrics strings.Builder
-	require.NoError(t, p.WriteMetrics(&metrics))
+	require.NoError(t, p.Report().Metrics(&metrics))
 	assert.Contains(t, metrics.String(), `svidkit_linkerdproxy_failed_requests_total{direction="inbound"} 1`)
 }
 

@@ -42,7 +42,7 @@ func newIssuer(n *narrator, o options) (issuer, *ca.Authority, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	root := authority.Roots()[0].Certificate
+	root := authority.Status().Roots[0].Certificate
 	n.say(event{Who: "ca", What: "root created", Serial: short(root), NotAfter: root.NotAfter})
 	return inside(authority), authority, nil
 }
@@ -85,7 +85,7 @@ type rotation struct {
 
 // begin prepares a new root, once or, with -serve, again and again. The other steps follow by time.
 func (r *rotation) begin(ctx context.Context, o options) error {
-	wait := o.duration * 3 / 10
+	wait := cmp.Or(o.every, o.duration*3/10)
 	if o.serve {
 		wait = cmp.Or(o.every, 6*o.lifetime)
 	}
@@ -111,11 +111,11 @@ func (r *rotation) narrate(ctx context.Context) error {
 		ca.Active:       {What: "root activated", Detail: "it signs every leaf from now on"},
 		ca.Retiring:     {What: "root retiring", Detail: "it waits for its last leaf to expire"},
 	}
-	known := map[string]ca.Phase{short(r.authority.Roots()[0].Certificate): ca.Active}
+	known := map[string]ca.Phase{short(r.authority.Status().Roots[0].Certificate): ca.Active}
 	for {
 		changed := r.authority.Changed() // before the state is read, so that no change is missed
 		now := map[string]ca.Phase{}
-		for _, root := range slices.Backward(r.authority.Roots()) { // newest first
+		for _, root := range slices.Backward(r.authority.Status().Roots) { // newest first
 			e := steps[root.Phase]
 			e.Who, e.Serial = "ca", short(root.Certificate)
 			if now[e.Serial] = root.Phase; root.Phase == known[e.Serial] {

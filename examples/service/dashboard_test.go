@@ -65,21 +65,20 @@ func everything(t *testing.T) *metricstest.Text {
 	t.Cleanup(func() { _ = envoy.Close() })
 	workloads, err := workloadserver.NewHandler(manager, nil)
 	require.NoError(t, err)
-	governor, err := spiffetls.NewGovernor(nil)
-	require.NoError(t, err)
+	governor := &spiffetls.Governor{}
 	contents, n := ca.Bundle().Contents(), uint64(1)
 	contents.Sequence, contents.RefreshHint = &n, time.Minute
 	own, err := spiffe.NewBundle(ca.TrustDomain(), contents)
 	require.NoError(t, err)
 	h, err := health.New(
-		health.Part{Name: "identity", Identity: src, Bundles: src, Metrics: src}, health.Part{Name: "federation", Bundles: fed, Metrics: fed},
-		health.Part{Name: "fixed", Bundles: own}, health.Part{Name: "agent", Identity: manager, Metrics: manager},
-		health.Part{Name: "tls", Metrics: new(spiffetls.Metrics)}, health.Part{Name: "connections", Metrics: governor},
-		health.Part{Name: "sds", Metrics: envoy}, health.Part{Name: "workloads", Metrics: workloads},
+		health.Part{Name: "identity", Source: src}, health.Part{Name: "federation", Source: fed},
+		health.Part{Name: "fixed", Source: health.FromSources(nil, own)}, health.Part{Name: "agent", Source: manager},
+		health.Part{Name: "tls", Source: new(spiffetls.Metrics)}, health.Part{Name: "connections", Source: governor},
+		health.Part{Name: "sds", Source: envoy}, health.Part{Name: "workloads", Source: workloads},
 	)
 	require.NoError(t, err)
 	require.NoError(t, h.Ready())
-	text, err := metricstest.Of(h)
+	text, err := metricstest.Of(h.WriteMetrics)
 	require.NoError(t, err)
 	return text
 }

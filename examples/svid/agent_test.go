@@ -60,10 +60,10 @@ func TestFetch(t *testing.T) {
 	ca.Federate(spiffetest.NewCA(t, "partner.test").Bundle())
 	api := workloadapitest.NewServer(t, ca, "/ns/prod/sa/web")
 	dir := filepath.Join(t.TempDir(), "identity")
-	args := []string{"fetch", "-socket", api.Address(), "-dir", dir, "-jwt", "db=db.token"}
+	args := []string{"fetch", "-socket", api.Config().Address, "-dir", dir, "-jwt", "db=db.token"}
 	got := svid(t, args...)
 	require.Equal(t, 0, got.code, got.errOut)
-	settledGolden(t, "fetch", got, args, api.Address(), "unix:///run/agent/api.sock", dir, "/run/identity")
+	settledGolden(t, "fetch", got, args, api.Config().Address, "unix:///run/agent/api.sock", dir, "/run/identity")
 
 	svid, err := spiffe.ParseSVIDPEM([]byte(read(t, dir, "svid.pem")), []byte(read(t, dir, "svid-key.pem")))
 	require.NoError(t, err)
@@ -86,7 +86,8 @@ func TestFetch(t *testing.T) {
 	require.NoError(t, err)
 	if runtime.GOOS != "windows" {
 		for name, mode := range map[string]fs.FileMode{
-			"svid.pem": 0o644, "svid-key.pem": 0o600, "bundle.pem": 0o644, "bundle-partner.test.pem": 0o644, "bundles.json": 0o644, "db.token": 0o600, ".": 0o755 | fs.ModeDir, "..data": 0o755 | fs.ModeDir,
+			"svid.pem": 0o644, "svid-key.pem": 0o600, "bundle.pem": 0o644, "bundle-partner.test.pem": 0o644, "bundles.json": 0o644,
+			"db.token": 0o600, ".": 0o755 | fs.ModeDir, "..data": 0o755 | fs.ModeDir,
 		} {
 			info, err := os.Stat(filepath.Join(dir, name))
 			require.NoError(t, err)
@@ -102,7 +103,7 @@ func TestFetchChoices(t *testing.T) {
 	api := workloadapitest.NewServer(t, ca, "/a", "/b")
 	api.SetIdentities(workloadserver.Identity{SVID: ca.SVID("/a"), Hint: "first"}, workloadserver.Identity{SVID: ca.SVID("/b"), Hint: "second"})
 	dir := t.TempDir()
-	got := svid(t, "fetch", "-socket", api.Address(), "-dir", dir, "-hint", "second", "-mode", "0640", "-jwt-bundles", "-json",
+	got := svid(t, "fetch", "-socket", api.Config().Address, "-dir", dir, "-hint", "second", "-mode", "0640", "-jwt-bundles", "-json",
 		"-cert-name", "tls.crt", "-key-name", "tls.key", "-bundle-name", "ca.crt", "-jwt", "https://db?a=b=x.token")
 	require.Equal(t, 0, got.code, got.errOut)
 	var shown struct {
@@ -123,7 +124,7 @@ func TestFetchChoices(t *testing.T) {
 	require.NoError(t, err)
 	assert.NotEmpty(t, own.Contents().JWTAuthorities)
 
-	got = svid(t, "fetch", "-socket", api.Address(), "-dir", dir)
+	got = svid(t, "fetch", "-socket", api.Config().Address, "-dir", dir)
 	require.Equal(t, 0, got.code, got.all())
 	names, err := filepath.Glob(filepath.Join(dir, "[a-z]*"))
 	require.NoError(t, err)
@@ -136,12 +137,12 @@ func TestFetchFails(t *testing.T) {
 	api := workloadapitest.NewServer(t, ca, "/web")
 	api.Deny()
 	dir := t.TempDir()
-	got := svid(t, "fetch", "-socket", api.Address(), "-dir", dir, "-timeout", "700ms")
+	got := svid(t, "fetch", "-socket", api.Config().Address, "-dir", dir, "-timeout", "700ms")
 	assert.Equal(t, 1, got.code, "denied is an answer")
 	assert.Contains(t, got.errOut, "told to deny")
 	api.Mend()
 	api.Hang()
-	got = svid(t, "fetch", "-socket", api.Address(), "-dir", dir, "-timeout", "200ms")
+	got = svid(t, "fetch", "-socket", api.Config().Address, "-dir", dir, "-timeout", "200ms")
 	assert.Equal(t, 3, got.code, "silence is none")
 	assert.Contains(t, got.errOut, "see -timeout")
 	got = svid(t, "fetch", "-socket", "unix:///nowhere/api.sock", "-dir", dir, "-timeout", "200ms")
@@ -150,7 +151,7 @@ func TestFetchFails(t *testing.T) {
 	api.Mend()
 
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "bundle.pem"), []byte("mine"), 0o644))
-	got = svid(t, "fetch", "-socket", api.Address(), "-dir", dir)
+	got = svid(t, "fetch", "-socket", api.Config().Address, "-dir", dir)
 	assert.Equal(t, 3, got.code)
 	assert.Contains(t, got.errOut, "was not made by this program")
 	assert.Equal(t, "mine", read(t, dir, "bundle.pem"))
@@ -159,15 +160,15 @@ func TestFetchFails(t *testing.T) {
 		open := filepath.Join(t.TempDir(), "open")
 		require.NoError(t, os.Mkdir(open, 0o700))
 		require.NoError(t, os.Chmod(open, 0o777))
-		got = svid(t, "fetch", "-socket", api.Address(), "-dir", open)
+		got = svid(t, "fetch", "-socket", api.Config().Address, "-dir", open)
 		assert.Equal(t, 3, got.code)
 		assert.Contains(t, got.errOut, "chmod")
 	}
 	require.NoError(t, os.Remove(filepath.Join(dir, "bundle.pem")))
-	_, stop := watching(t, "-socket", api.Address(), "-dir", dir)
+	_, stop := watching(t, "-socket", api.Config().Address, "-dir", dir)
 	defer stop()
 	eventually(t, written(dir), "the files of another program")
-	got = svid(t, "fetch", "-socket", api.Address(), "-dir", dir)
+	got = svid(t, "fetch", "-socket", api.Config().Address, "-dir", dir)
 	assert.Equal(t, 3, got.code)
 	assert.Contains(t, got.errOut, "another program writes")
 }
@@ -214,7 +215,7 @@ func TestWatchPair(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	api := workloadapitest.NewServer(t, ca, "/web")
 	dir := t.TempDir()
-	_, stop := watching(t, "-socket", api.Address(), "-dir", dir, "-json")
+	_, stop := watching(t, "-socket", api.Config().Address, "-dir", dir, "-json")
 	cert, key := filepath.Join(dir, "svid.pem"), filepath.Join(dir, "svid-key.pem")
 	eventually(t, written(dir), "the first files")
 
@@ -285,7 +286,7 @@ func TestWatchOutage(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	api := workloadapitest.NewServer(t, ca, "/web")
 	dir := t.TempDir()
-	errOut, stop := watching(t, "-socket", api.Address(), "-dir", dir, "-jwt", "db=db.token")
+	errOut, stop := watching(t, "-socket", api.Config().Address, "-dir", dir, "-jwt", "db=db.token")
 	key := filepath.Join(dir, "svid-key.pem")
 	eventually(t, written(dir), "the first files")
 	before, token := read(t, key), read(t, dir, "db.token")
@@ -343,7 +344,7 @@ func TestWatchExec(t *testing.T) {
 	api := workloadapitest.NewServer(t, ca, "/ns/prod/sa/web")
 	base := t.TempDir()
 	dir, record := filepath.Join(base, "identity"), filepath.Join(base, "log")
-	args := []string{"-socket", api.Address(), "-dir", dir, "-exec", "cat $SVID_DIR/svid.pem >>" + record}
+	args := []string{"-socket", api.Config().Address, "-dir", dir, "-exec", "cat $SVID_DIR/svid.pem >>" + record}
 	_, stop := watching(t, args...)
 	logged := func() string { data, _ := os.ReadFile(record); return string(data) }
 	eventually(t, func() bool { return strings.Count(logged(), "BEGIN") == 1 }, "the first")
@@ -352,7 +353,8 @@ func TestWatchExec(t *testing.T) {
 	assert.True(t, strings.HasSuffix(logged(), read(t, dir, "svid.pem")))
 	got := stop()
 	require.Equal(t, 0, got.code, got.errOut)
-	settledGolden(t, "watch", got, append([]string{"watch"}, args...), api.Address(), "unix:///run/agent/api.sock", "cat "+"$SVID_DIR/svid.pem >>"+record, "nginx -s reload", dir, "/run/identity")
+	settledGolden(t, "watch", got, append([]string{"watch"}, args...),
+		api.Config().Address, "unix:///run/agent/api.sock", "cat "+"$SVID_DIR/svid.pem >>"+record, "nginx -s reload", dir, "/run/identity")
 }
 
 // A command that fails is reported and runs again; commands do not overlap.
@@ -361,7 +363,7 @@ func TestWatchExecFails(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	api := workloadapitest.NewServer(t, ca, "/web")
 	dir, record := t.TempDir(), filepath.Join(t.TempDir(), "log")
-	errOut, stop := watching(t, "-socket", api.Address(), "-dir", dir, "-exec",
+	errOut, stop := watching(t, "-socket", api.Config().Address, "-dir", dir, "-exec",
 		"echo begin >>"+record+"; sleep 0.05; echo end >>"+record+"; test $(grep -c end "+record+") -gt 2")
 	logged := func() string { data, _ := os.ReadFile(record); return string(data) }
 	eventually(t, func() bool { return strings.Count(logged(), "end") >= 3 }, "the third attempt")
@@ -385,7 +387,7 @@ func TestExecBounded(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	api := workloadapitest.NewServer(t, ca, "/web")
 	pid := filepath.Join(t.TempDir(), "pid")
-	got := svid(t, "fetch", "-socket", api.Address(), "-dir", t.TempDir(), "-exec-timeout", "300ms", "-exec", "sleep 300 & echo $! >"+pid+"; sleep 300")
+	got := svid(t, "fetch", "-socket", api.Config().Address, "-dir", t.TempDir(), "-exec-timeout", "300ms", "-exec", "sleep 300 & echo $! >"+pid+"; sleep 300")
 	assert.Equal(t, 1, got.code)
 	assert.Contains(t, got.errOut, "killed after 300ms")
 	child := strings.TrimSpace(read(t, pid))
@@ -412,11 +414,11 @@ func TestLive(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	api := workloadapitest.NewServer(t, ca, "/ns/prod/sa/web")
 	addr := tlsServer(t, ca.SVID("/ns/prod/sa/db"), ca.Bundle())
-	args := []string{"inspect", "-socket", api.Address(), "-allow", "spiffe://example.org/ns/prod/sa/db", addr}
+	args := []string{"inspect", "-socket", api.Config().Address, "-allow", "spiffe://example.org/ns/prod/sa/db", addr}
 	got := svid(t, args...)
 	require.Equal(t, 0, got.code, got.all())
 	assert.Contains(t, got.out, "the server accepts our identity")
-	settledGolden(t, "inspect-live", got, args, api.Address(), "unix:///run/agent/api.sock")
+	settledGolden(t, "inspect-live", got, args, api.Config().Address, "unix:///run/agent/api.sock")
 }
 
 func TestLiveRefused(t *testing.T) {
@@ -437,13 +439,13 @@ func TestVerifyByAgent(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	api := workloadapitest.NewServer(t, ca, "/web")
 	dir := t.TempDir()
-	require.Equal(t, 0, svid(t, "fetch", "-socket", api.Address(), "-dir", dir, "-jwt", "db=db.token").code)
+	require.Equal(t, 0, svid(t, "fetch", "-socket", api.Config().Address, "-dir", dir, "-jwt", "db=db.token").code)
 	for _, name := range []string{"svid.pem", "db.token"} {
-		got := svid(t, "verify", "-socket", api.Address(), "-allow", "spiffe://example.org/web", "-audience", "db", filepath.Join(dir, name))
+		got := svid(t, "verify", "-socket", api.Config().Address, "-allow", "spiffe://example.org/web", "-audience", "db", filepath.Join(dir, name))
 		assert.Equal(t, 0, got.code, got.all())
 		assert.Contains(t, got.out, "accepted")
 	}
-	got := svid(t, "verify", "-socket", api.Address(), "-allow", "*", "testdata/web.pem")
+	got := svid(t, "verify", "-socket", api.Config().Address, "-allow", "*", "testdata/web.pem")
 	assert.Equal(t, 1, got.code)
 	got = svid(t, "verify", "-socket", "unix:///nowhere/api.sock", "-timeout", "100ms", "-allow", "*", "testdata/web.pem")
 	assert.Equal(t, 3, got.code, got.all())
@@ -529,9 +531,9 @@ func TestDoctor(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	ca.Federate(spiffetest.NewCA(t, "partner.test").Bundle())
 	api := workloadapitest.NewServer(t, ca, "/ns/prod/sa/web")
-	got := svidWith(t.Context(), env{workloadapi.SocketEnv: api.Address()}, "", "doctor")
+	got := svidWith(t.Context(), env{workloadapi.SocketEnv: api.Config().Address}, "", "doctor")
 	require.Equal(t, 0, got.code, got.all())
-	socket := strings.TrimPrefix(api.Address(), "unix://")
+	socket := strings.TrimPrefix(api.Config().Address, "unix://")
 	settledGolden(t, "doctor", got, []string{"doctor"}, socket, "/run/agent/api.sock", "Srwxr-xr-x", "Srwxrwxrwx", "less than 2s", "less than 1s")
 }
 
@@ -540,10 +542,10 @@ func TestDoctorDenied(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	api := workloadapitest.NewServer(t, ca, "/ns/prod/sa/web")
 	api.Deny()
-	args := []string{"doctor", "-socket", api.Address()}
+	args := []string{"doctor", "-socket", api.Config().Address}
 	got := svid(t, args...)
 	require.Equal(t, 1, got.code, got.all())
-	socket := strings.TrimPrefix(api.Address(), "unix://")
+	socket := strings.TrimPrefix(api.Config().Address, "unix://")
 	settledGolden(t, "doctor-denied", got, args, socket, "/run/agent/api.sock", "Srwxr-xr-x", "Srwxrwxrwx")
 }
 
@@ -590,10 +592,10 @@ func TestDoctorSteps(t *testing.T) {
 		{"unix://" + dir, "socket", "is not a socket", "mount the folder"},
 		{"unix://" + dead, "permission", "refused", "start the agent"},
 		{"tcp://" + closed.Addr().String(), "permission", "refused", "listens"},
-		{hanging.Address(), "identity", "no answer in 300ms", "silent"},
-		{garbled.Address(), "identity", "FetchX509SVID", "log of the agent"},
-		{expired.Address(), "expiry", "has expired", "reaches its server"},
-		{ending.Address(), "expiry", "are left", "renewed"},
+		{hanging.Config().Address, "identity", "no answer in 300ms", "silent"},
+		{garbled.Config().Address, "identity", "FetchX509SVID", "log of the agent"},
+		{expired.Config().Address, "expiry", "has expired", "reaches its server"},
+		{ending.Config().Address, "expiry", "are left", "renewed"},
 	} {
 		got := svid(t, "doctor", "-json", "-timeout", "300ms", "-socket", c.socket)
 		assert.Equal(t, 1, got.code, c.socket)
@@ -653,18 +655,18 @@ func TestDoctorClock(t *testing.T) {
 			Now: func() time.Time { return time.Now().Add(c.ahead) },
 		})
 		require.NoError(t, err)
-		socket := serve(t, workloadserver.Fixed(snap), &workloadserver.Options{IssueJWTSVID: issuer.IssueJWTSVID})
+		socket := serve(t, fixed{snap}, &workloadserver.Options{IssueJWTSVID: issuer.IssueJWTSVID})
 		step := steps(t, svid(t, "doctor", "-json", "-socket", socket))["clock"]
 		assert.Equal(t, c.want, step.Result, "%v", step)
 		assert.Contains(t, step.Detail, c.detail)
 	}
-	socket := serve(t, workloadserver.Fixed(snap), nil) // no tokens: the certificate has to do
+	socket := serve(t, fixed{snap}, nil) // no tokens: the certificate has to do
 	got := svid(t, "doctor", "-json", "-socket", socket)
 	assert.Equal(t, 0, got.code)
 	assert.Contains(t, steps(t, got)["clock"].Detail, "no token to compare with")
 
 	early := spiffe.NewSnapshot(ca.SVID("/web", later), snap.Bundles())
-	step := steps(t, svid(t, "doctor", "-json", "-socket", serve(t, workloadserver.Fixed(early), nil)))
+	step := steps(t, svid(t, "doctor", "-json", "-socket", serve(t, fixed{early}, nil)))
 	assert.Equal(t, failed, step["clock"].Result)
 	assert.Contains(t, step["clock"].Remedy, "slow")
 }
@@ -677,10 +679,10 @@ func TestDoctorPermission(t *testing.T) {
 	}
 	ca := spiffetest.NewCA(t, "example.org")
 	api := workloadapitest.NewServer(t, ca, "/web")
-	socket := strings.TrimPrefix(api.Address(), "unix://")
+	socket := strings.TrimPrefix(api.Config().Address, "unix://")
 	require.NoError(t, os.Chmod(filepath.Dir(socket), 0o755))
 	require.NoError(t, os.Chmod(socket, 0o600))
-	cmd := program(t, "doctor", "-json", "-socket", api.Address())
+	cmd := program(t, "doctor", "-json", "-socket", api.Config().Address)
 	if !unprivileged(cmd) {
 		require.NoError(t, os.Chmod(socket, 0o000))
 	}
@@ -691,11 +693,11 @@ func TestDoctorPermission(t *testing.T) {
 	assert.Contains(t, step.Remedy, "write permission")
 
 	if os.Geteuid() != 0 {
-		return // nobody else can be that user
+		return // only root can be another user
 	}
 	folder := filepath.Dir(socket)
 	require.NoError(t, os.Chmod(folder, 0o700))
-	cmd = program(t, "doctor", "-json", "-socket", api.Address())
+	cmd = program(t, "doctor", "-json", "-socket", api.Config().Address)
 	unprivileged(cmd)
 	out, err = cmd.Output()
 	require.Error(t, err)
@@ -726,7 +728,7 @@ func TestShell(t *testing.T) {
 
 	dir := t.TempDir()
 	cmd = program(t, "watch", "-dir", dir)
-	cmd.Env = append(cmd.Env, workloadapi.SocketEnv+"="+api.Address())
+	cmd.Env = append(cmd.Env, workloadapi.SocketEnv+"="+api.Config().Address)
 	require.NoError(t, cmd.Start())
 	eventually(t, written(dir), "the first files")
 	require.NoError(t, cmd.Process.Signal(os.Interrupt))
@@ -741,11 +743,17 @@ func TestFetchExec(t *testing.T) {
 	}
 	api := workloadapitest.NewServer(t, spiffetest.NewCA(t, "example.org"), "/web")
 	dir := t.TempDir()
-	got := svid(t, "fetch", "-socket", api.Address(), "-dir", dir, "-timeout", "700ms", "-exec", "sleep 0.8; echo done in $SVID_DIR")
+	got := svid(t, "fetch", "-socket", api.Config().Address, "-dir", dir, "-timeout", "700ms", "-exec", "sleep 0.8; echo done in $SVID_DIR")
 	assert.Equal(t, 0, got.code, got.all())
 	assert.Equal(t, "done in "+dir+"\n", got.errOut)
-	got = svid(t, "fetch", "-socket", api.Address(), "-dir", dir, "-exec", "exit 7")
+	got = svid(t, "fetch", "-socket", api.Config().Address, "-dir", dir, "-exec", "exit 7")
 	assert.Equal(t, 1, got.code)
 	assert.Contains(t, got.errOut, "exit status 7")
 	assert.NotContains(t, got.errOut, ": no\n")
 }
+
+// fixed is a Provider that always has the same snapshot.
+type fixed struct{ snap *spiffe.Snapshot }
+
+func (f fixed) Snapshot() (*spiffe.Snapshot, error) { return f.snap, nil }
+func (f fixed) Changed() <-chan struct{}            { return nil }

@@ -250,16 +250,16 @@ func (a *app) follow(ctx context.Context, f *fetcher, sink *filesink.Sink, log *
 	running.Go(func() { _ = sink.Run(ctx) })
 
 	pending := f.command != "" // it is to run: at the start too, as the one before may have ended before it did
-	for writes := uint64(0); ; {
-		changed, status := sink.Changed(), sink.Status()
-		if status.Writes != writes {
-			writes, pending = status.Writes, f.command != ""
+	for written := (time.Time{}); ; {
+		changed, state := sink.Changed(), sink.Report()
+		if len(state.Identities) > 0 && !state.Identities[0].LastSuccess.Equal(written) {
+			written, pending = state.Identities[0].LastSuccess, f.command != ""
 			if err := a.told(f, sink); err != nil {
 				return err
 			}
 		}
 		var again <-chan time.Time
-		if pending && status.Ready {
+		if pending && !state.Upstreams[0].LastSuccess.IsZero() { // the files are there
 			if err := a.exec(ctx, f.command, f.dir, f.commandTimeout); err == nil {
 				pending = false
 			} else if ctx.Err() == nil {
@@ -333,8 +333,8 @@ func (a *app) told(f *fetcher, sink *filesink.Sink) error {
 	for _, entry := range entries {
 		names = append(names, entry.Name())
 	}
-	status := sink.Status()
-	return a.print(record{{"spiffe_id", status.ID.String()}, {"not_after", status.NotAfter}, {"folder", f.dir}, {"files", names}})
+	identity := sink.Report().Identities[0]
+	return a.print(record{{"spiffe_id", identity.Name}, {"not_after", identity.NotAfter}, {"folder", f.dir}, {"files", names}})
 }
 
 // snapshot takes the identity and the bundles from a Workload API.

@@ -195,23 +195,23 @@ func program(t *testing.T) (theirProgram, ourProgram) {
 	bundle, err := api.Snapshot().Bundle(ca.TrustDomain())
 	require.NoError(t, err)
 
-	ownClient, err := workloadapi.NewClient(api.Address(), nil)
+	ownClient, err := workloadapi.NewClient(api.Config().Address, nil)
 	require.NoError(t, err)
 	t.Cleanup(ownClient.CloseIdleConnections)
 	source, err := workloadapi.Start(ctx, workloadapi.Config{Client: ownClient, JWTBundles: true})
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, source.Close()) })
-	at := peerapi.WithClientOptions(peerapi.WithAddr(api.Address()))
+	at := peerapi.WithClientOptions(peerapi.WithAddr(api.Config().Address))
 	peerSource, err := peerapi.NewX509Source(ctx, at)
 	require.NoError(t, err)
 	jwtSource, err := peerapi.NewJWTSource(ctx, at)
 	require.NoError(t, err)
-	client, err := peerapi.New(ctx, peerapi.WithAddr(api.Address()))
+	client, err := peerapi.New(ctx, peerapi.WithAddr(api.Config().Address))
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, errors.Join(peerSource.Close(), jwtSource.Close(), client.Close())) })
 
 	c := common{
-		ctx: ctx, address: api.Address(), name: svid.ID().String(), url: relation.URL, chain: svid.Chain(), key: svid.Signer(), root: ca.Root(),
+		ctx: ctx, address: api.Config().Address, name: svid.ID().String(), url: relation.URL, chain: svid.Chain(), key: svid.Signer(), root: ca.Root(),
 	}
 	c.uri, err = url.Parse(c.name)
 	require.NoError(t, err)
@@ -229,6 +229,8 @@ func program(t *testing.T) (theirProgram, ourProgram) {
 	c.doc, err = bundle.Marshal()
 	require.NoError(t, err)
 	c.keys = maps.Collect(bundle.JWTAuthorities())
+	for c.keyID = range c.keys {
+	}
 	c.token, err = source.Fetch(ctx, "db")
 	require.NoError(t, err)
 	c.newRoot = spiffetest.NewCA(t, "example.org").Root()

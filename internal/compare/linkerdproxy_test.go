@@ -136,7 +136,7 @@ func TestLinkerdProxy(t *testing.T) {
 				select {
 				case <-changed:
 				case <-ctx.Done():
-					t.Fatal(id.Status().Err)
+					t.Fatal(id.Report().Identities[0].Err)
 				}
 				held, err = id.Credential()
 				require.NoError(t, err)

@@ -46,6 +46,7 @@ import (
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -376,7 +377,9 @@ func TestPeerSDSClient(t *testing.T) {
 	require.NoError(t, sotw.Send(&discovery.DiscoveryRequest{
 		ResponseNonce: second.GetNonce(), ResourceNames: []string{"default"}, ErrorDetail: &rpcstatus.Status{Code: 13, Message: "no"},
 	}))
-	require.Eventually(t, func() bool { return h.Status().NACKs == 1 }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool {
+		return slices.ContainsFunc(h.Report().Servers[0].Events, func(e report.Event) bool { return e.NACK })
+	}, 20*time.Second, time.Millisecond)
 
 	fetched, err := c.FetchSecrets(ctx, &discovery.DiscoveryRequest{Node: node, ResourceNames: []string{"ROOTCA"}, TypeUrl: secretType})
 	require.NoError(t, err)

@@ -111,7 +111,7 @@ func (s *istioCA) client(t testing.TB, token string, edit func(*istioca.Options)
 // checked asks for a certificate that has to pass every check of package caclient.
 func checked(t testing.TB, a caclient.CA, id spiffe.ID) ([]*x509.Certificate, error) {
 	t.Helper()
-	strict, err := caclient.New(a, &caclient.Options{Attempts: 1})
+	strict, err := caclient.New(a, nil)
 	require.NoError(t, err)
 	return strict.Sign(t.Context(), csrFor(t, id), time.Hour)
 }
@@ -244,7 +244,7 @@ func TestIstioCA(t *testing.T) {
 
 		a := open(t, "adopted") // without Create
 		stop := run(t, a)
-		require.Len(t, a.Roots(), 1)
+		require.Len(t, a.Status().Roots, 1)
 		verifies(t, a.Bundle(), before)
 		ours, err := a.Sign(t.Context(), ca.Request{CSR: csrFor(t, webID), ID: webID})
 		require.NoError(t, err)

@@ -123,7 +123,7 @@ func watchSecret(t *testing.T, c *peers.Cluster, namespace string) func() []vers
 	path := "/api/v1/namespaces/" + namespace + "/secrets"
 	c.Do(t, "GET", path, nil, &list)
 	r, err := http.NewRequestWithContext(t.Context(), "GET",
-		c.URL+path+"?watch=1&fieldSelector=metadata.name%3D"+kubesecret.DefaultName+"&resourceVersion="+list.Metadata.ResourceVersion, nil)
+		c.URL+path+"?watch=1&fieldSelector=metadata.name%3D"+"istio-ca-secret"+"&resourceVersion="+list.Metadata.ResourceVersion, nil)
 	require.NoError(t, err)
 	client := *c.Admin()
 	client.Timeout = 0
@@ -201,14 +201,14 @@ func testReplicas(t *testing.T, c *cluster) {
 		t.Helper()
 		require.EventuallyWithT(t, func(t *assert.CollectT) {
 			for _, a := range replicas {
-				require.Len(t, a.Roots(), roots)
+				require.Len(t, a.Status().Roots, roots)
 				require.True(t, a.Bundle().Equal(first.Bundle()))
 			}
 		}, passing, often)
 	}
 	converged(1)
 	web := spiffe.MustParseID("spiffe://example.org/ns/prod/sa/web")
-	active := first.Roots()[0].ID
+	active := first.Status().Roots[0].ID
 	for round := range 2 {
 		var mu sync.Mutex
 		var winners []string
@@ -269,7 +269,7 @@ func request(t require.TestingT) *pki.CSR {
 }
 
 func rootOf(t require.TestingT, a *ca.Authority, id string) *x509.Certificate {
-	for _, r := range a.Roots() {
+	for _, r := range a.Status().Roots {
 		if r.ID == id {
 			return r.Certificate
 		}

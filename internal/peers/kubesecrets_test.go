@@ -116,7 +116,7 @@ func testGatewaySecrets(t *testing.T, c *cluster) {
 		await(name+"0", nil)
 		putSecret(t, c.Cluster, namespace, "web-0", "kubernetes.io/tls", first)
 		await(name+"0", first)
-		require.NoError(t, src.Status().Err)
+		require.NoError(t, src.Report().Upstreams[0].Err)
 		if cfg.TrustDomain.IsZero() {
 			continue
 		}
@@ -152,7 +152,7 @@ func useSecrets(t *testing.T, c *cluster, namespace string, client *http.Client)
 	putSecret(t, c.Cluster, namespace, "web", "kubernetes.io/tls", pairOf(t, ca))
 	for end := time.Now().Add(passing); ; time.Sleep(often) {
 		_, err := src.GenerateSecret(t.Context(), "kubernetes://"+namespace+"/web")
-		if failed := src.Status().Err; failed != nil {
+		if failed := src.Report().Upstreams[0].Err; failed != nil {
 			return failed
 		}
 		if err == nil {

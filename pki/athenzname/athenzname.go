@@ -6,7 +6,7 @@
 //	web, err := mapping.Service("media-sports", "frontend") // media.sports.frontend
 //	…
 //	instance := athenzname.Instance{Provider: provider, Service: web, ID: "web-0", Suffix: "svc.cluster.local"}
-//	names, err := instance.Names()
+//	expectation, err := instance.Expectation(td) // its Names are those of a signing request
 //
 // Names are lower case, as ZTS makes every name that it is sent, and are compared byte for byte.
 package athenzname
@@ -23,8 +23,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// ErrName is wrapped by every error of this package.
-var ErrName = errors.New("invalid Athenz name")
+// errName is in every error of this package.
+var errName = errors.New("invalid Athenz name")
 
 // maxName is the most bytes that a principal, and so a namespace in it, has here: those of a DNS name.
 const maxName = 253
@@ -36,11 +36,12 @@ type Service struct {
 }
 
 // ParseService reads the name of a principal, DOMAIN.NAME. The name is what follows the last dot. Letters have to be
-// lower case.
+// lower case: the common name of a certificate, which is a principal too, may have others. The certificate of a role, such
+// as media.sports:role.reader, names no service.
 func ParseService(s string) (Service, error) {
 	i := strings.LastIndexByte(s, '.')
 	if i < 0 {
-		return Service{}, fmt.Errorf("athenzname: service %.100q: it is not DOMAIN.NAME: %w", s, ErrName)
+		return Service{}, fmt.Errorf("athenzname: service %.100q: it is not DOMAIN.NAME: %w", s, errName)
 	}
 	service := Service{s[:i], s[i+1:]}
 	return service, service.Check()
@@ -50,7 +51,7 @@ func ParseService(s string) (Service, error) {
 func (s Service) Check() error {
 	if !isDomain(s.Domain) || !isSimple(s.Name) || len(s.Domain)+len(s.Name) >= maxName {
 		return fmt.Errorf("athenzname: service %.200q in domain %.200q: names consist of a-z, 0-9, _ and inner hyphens, with dots between those of a domain, %d bytes in all at most: %w",
-			s.Name, s.Domain, maxName, ErrName)
+			s.Name, s.Domain, maxName, errName)
 	}
 	return nil
 }
@@ -67,7 +68,7 @@ func (s Service) ID() (spiffe.ID, error) {
 // spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/DOMAIN.NAME. Without Kubernetes the namespace is "default".
 func (s Service) IDIn(td spiffe.TrustDomain, namespace string) (spiffe.ID, error) {
 	if !isSimple(namespace) || td.IsZero() {
-		return spiffe.ID{}, fmt.Errorf("athenzname: SPIFFE ID of %.300q: the trust domain is empty or the namespace %.100q is not a name: %w", s, namespace, ErrName)
+		return spiffe.ID{}, fmt.Errorf("athenzname: SPIFFE ID of %.300q: the trust domain is empty or the namespace %.100q is not a name: %w", s, namespace, errName)
 	}
 	return s.id("spiffe://" + td.String() + "/ns/" + namespace + "/sa/" + s.String())
 }
@@ -78,7 +79,7 @@ func (s Service) id(text string) (spiffe.ID, error) {
 	}
 	id, err := spiffe.ParseID(text)
 	if err != nil {
-		return spiffe.ID{}, fmt.Errorf("athenzname: SPIFFE ID of %.300q: %w: %w", s, ErrName, err)
+		return spiffe.ID{}, fmt.Errorf("athenzname: SPIFFE ID of %.300q: %w: %w", s, errName, err)
 	}
 	return id, nil
 }
@@ -95,7 +96,7 @@ func ServiceOfID(id spiffe.ID) (s Service, namespace string, err error) {
 		namespace = parts[2]
 		s, err = ParseService(parts[4])
 	default:
-		err = fmt.Errorf("athenzname: SPIFFE ID %.300q: it is neither spiffe://DOMAIN/sa/NAME nor spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/DOMAIN.NAME: %w", id, ErrName)
+		err = fmt.Errorf("athenzname: SPIFFE ID %.300q: it is neither spiffe://DOMAIN/sa/NAME nor spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/DOMAIN.NAME: %w", id, errName)
 	}
 	if err != nil {
 		return Service{}, "", err
@@ -112,12 +113,6 @@ func (s Service) DNSName(suffix string, doubled bool) string {
 		domain = strings.ReplaceAll(domain, "-", "--")
 	}
 	return s.Name + "." + strings.ReplaceAll(domain, ".", "-") + "." + suffix
-}
-
-// ServiceOfCertificate returns the service in the common name of a certificate, which the caller has verified. Letters
-// may be upper case there. The certificate of a role, such as media.sports:role.reader, names no service.
-func ServiceOfCertificate(leaf *x509.Certificate) (Service, error) {
-	return ParseService(strings.ToLower(leaf.Subject.CommonName))
 }
 
 // Mapping says which Athenz domain a namespace of Kubernetes is: media-sports is media.sports, and foo-bar--baz is
@@ -139,7 +134,7 @@ func (m Mapping) isSystem(namespace string) bool {
 // get the domain of one of the cluster's own is refused.
 func (m Mapping) Domain(namespace string) (string, error) {
 	if !isNamespace(namespace) || m.AdminDomain != "" && !isDomain(m.AdminDomain) {
-		return "", fmt.Errorf("athenzname: domain of namespace %.100q: the namespace is not an RFC 1123 label, or the AdminDomain %.100q not a domain: %w", namespace, m.AdminDomain, ErrName)
+		return "", fmt.Errorf("athenzname: domain of namespace %.100q: the namespace is not an RFC 1123 label, or the AdminDomain %.100q not a domain: %w", namespace, m.AdminDomain, errName)
 	}
 	if m.isSystem(namespace) {
 		return m.AdminDomain + "." + namespace, nil
@@ -147,9 +142,9 @@ func (m Mapping) Domain(namespace string) (string, error) {
 	domain := strings.ReplaceAll(strings.ReplaceAll(namespace, "-", "."), "..", "-")
 	switch {
 	case !isDomain(domain):
-		return "", fmt.Errorf("athenzname: domain of namespace %q: %q is not a domain: %w", namespace, domain, ErrName)
+		return "", fmt.Errorf("athenzname: domain of namespace %q: %q is not a domain: %w", namespace, domain, errName)
 	case m.AdminDomain != "" && strings.HasPrefix(domain, m.AdminDomain+"."):
-		return "", fmt.Errorf("athenzname: domain of namespace %q: %q is below the AdminDomain, and the namespace is not listed as a system namespace: %w", namespace, domain, ErrName)
+		return "", fmt.Errorf("athenzname: domain of namespace %q: %q is below the AdminDomain, and the namespace is not listed as a system namespace: %w", namespace, domain, errName)
 	}
 	return domain, nil
 }
@@ -164,7 +159,7 @@ func (m Mapping) Namespace(domain string) (string, error) {
 		namespace = strings.ReplaceAll(strings.ReplaceAll(domain, "-", "--"), ".", "-")
 	}
 	if back, err := m.Domain(namespace); err != nil || back != domain {
-		return "", fmt.Errorf("athenzname: namespace of domain %.200q: no namespace has this domain: %w", domain, ErrName)
+		return "", fmt.Errorf("athenzname: namespace of domain %.200q: no namespace has this domain: %w", domain, errName)
 	}
 	return namespace, nil
 }
@@ -204,18 +199,18 @@ func (i Instance) Check() error {
 		return err
 	}
 	if !isHost(i.ID) || !isHost(i.Suffix) || len(i.InstanceName()) > maxName {
-		return fmt.Errorf("athenzname: instance %.100q with suffix %.100q: both have to be DNS names in lower case, %d bytes with what is between them: %w", i.ID, i.Suffix, maxName, ErrName)
+		return fmt.Errorf("athenzname: instance %.100q with suffix %.100q: both have to be DNS names in lower case, %d bytes with what is between them: %w", i.ID, i.Suffix, maxName, errName)
 	}
 	for _, ip := range i.IPs {
 		if !ip.IsValid() || ip.Zone() != "" {
-			return fmt.Errorf("athenzname: instance %q: an address is not valid or has a zone: %w", i.ID, ErrName)
+			return fmt.Errorf("athenzname: instance %q: an address is not valid or has a zone: %w", i.ID, errName)
 		}
 	}
 	if i.SPIFFE.IsZero() {
 		return nil
 	}
 	if s, _, err := ServiceOfID(i.SPIFFE); err != nil || s != i.Service {
-		return fmt.Errorf("athenzname: instance %q: the SPIFFE ID %.300q is not one of %q: %w", i.ID, i.SPIFFE, i.Service, ErrName)
+		return fmt.Errorf("athenzname: instance %q: the SPIFFE ID %.300q is not one of %q: %w", i.ID, i.SPIFFE, i.Service, errName)
 	}
 	return nil
 }
@@ -223,9 +218,9 @@ func (i Instance) Check() error {
 // InstanceName returns the DNS name that carries the ID: ID.instanceid.athenz.SUFFIX.
 func (i Instance) InstanceName() string { return i.ID + ".instanceid.athenz." + i.Suffix }
 
-// Names returns the names of a signing request for the instance: its DNS names, its addresses and its SPIFFE ID. The
+// names returns the names of a signing request for the instance: its DNS names, its addresses and its SPIFFE ID. The
 // common name of such a request is the principal.
-func (i Instance) Names() ([]pki.SAN, error) {
+func (i Instance) names() ([]pki.SAN, error) {
 	if err := i.Check(); err != nil {
 		return nil, err
 	}
@@ -241,8 +236,11 @@ func (i Instance) Names() ([]pki.SAN, error) {
 
 // Expectation returns what a certificate of the instance has to be: its common name is the principal, or it is empty and
 // the SPIFFE ID of the instance is there, and it has no name that is not the instance's. The roots are those of td.
+//
+// Its Names are those of a signing request for the instance: its DNS names, its addresses and its SPIFFE ID. The common
+// name of such a request is the principal.
 func (i Instance) Expectation(td spiffe.TrustDomain) (pki.Expectation, error) {
-	names, err := i.Names()
+	names, err := i.names()
 	if err != nil {
 		return pki.Expectation{}, err
 	}

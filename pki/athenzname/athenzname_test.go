@@ -2,7 +2,7 @@ package athenzname_test
 
 import (
 	"crypto/x509"
-	"crypto/x509/pkix"
+
 	"fmt"
 	"net/netip"
 	"net/url"
@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -134,11 +135,11 @@ func TestService(t *testing.T) {
 	_, _, err = athenzname.ServiceOfID(spiffe.ID{})
 	require.ErrorIs(t, err, athenzname.ErrName)
 
-	got, err := athenzname.ServiceOfCertificate(&x509.Certificate{Subject: pkix.Name{CommonName: "Media.Sports.Frontend"}})
+	got, err := athenzname.ParseService(strings.ToLower("Media.Sports.Frontend"))
 	require.NoError(t, err)
 	assert.Equal(t, "media.sports.frontend", got.String())
 	for _, cn := range []string{"", "frontend", "media.sports:role.reader", "joe@example.org"} {
-		_, err := athenzname.ServiceOfCertificate(&x509.Certificate{Subject: pkix.Name{CommonName: cn}})
+		_, err := athenzname.ParseService(strings.ToLower(cn))
 		require.ErrorIs(t, err, athenzname.ErrName, cn)
 	}
 }
@@ -151,13 +152,19 @@ func instance() athenzname.Instance {
 	}
 }
 
+// names are those of a signing request.
+func names(i athenzname.Instance) ([]pki.SAN, error) {
+	e, err := i.Expectation(spiffe.MustParseTrustDomain("athenz.example"))
+	return e.Names(), err
+}
+
 func TestInstance(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-9-3", "ATH-9-6", "ATH-9-8", "ATH-9-9", "ATH-9-10", "ATH-9-13")
-	names, err := instance().Names()
+	all, err := names(instance())
 	require.NoError(t, err)
 	var text []string
-	for _, name := range names {
+	for _, name := range all {
 		text = append(text, name.String())
 	}
 	assert.Equal(t, []string{
@@ -178,9 +185,8 @@ func TestInstance(t *testing.T) {
 	} {
 		i := instance()
 		edit(&i)
-		_, err := i.Names()
-		require.ErrorIs(t, err, athenzname.ErrName, name)
-		_, err = i.Expectation(spiffe.MustParseTrustDomain("athenz.example"))
+		require.ErrorIs(t, i.Check(), athenzname.ErrName, name)
+		_, err := i.Expectation(spiffe.MustParseTrustDomain("athenz.example"))
 		require.ErrorIs(t, err, athenzname.ErrName, name)
 	}
 }
@@ -234,18 +240,18 @@ func TestExpectation(t *testing.T) {
 	require.NoError(t, verify(without, func(c *x509.Certificate) { c.URIs = nil }))
 }
 
-func ExampleInstance_Names() {
+func ExampleInstance_Expectation() {
 	i := athenzname.Instance{
 		Provider: athenzname.Service{Domain: "k8s.admin", Name: "athenz-callback"},
 		Service:  athenzname.Service{Domain: "media.sports", Name: "frontend"},
 		ID:       "web-0", Suffix: "svc.cluster.local",
 	}
-	names, err := i.Names()
+	e, err := i.Expectation(spiffe.MustParseTrustDomain("media.sports"))
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	for _, name := range names {
+	for _, name := range e.Names() {
 		fmt.Println(name)
 	}
 	// Output:

@@ -44,12 +44,31 @@ type Issuance struct {
 
 	Caller string `json:"caller,omitempty"` // the authenticated caller; see [Request]
 	Method string `json:"method,omitempty"` // how it authenticated
+	Pod           // where it runs
 }
 
-// Auditor makes records of what an [Authority] signs; see [Config]. It must be safe for concurrent
-// use. If it has a method Err() error, [Authority.Health] asks that whether records can be made at this moment, so
-// that an authority that was taken out of service for a full disk comes back. Else the error of the last record counts,
-// for ten seconds.
+// Pod is where the caller of a [Request] runs in Kubernetes, as far as its proof says. A field that is not known is empty.
+type Pod struct {
+	Cluster        string `json:"cluster,omitempty"` // that has proven the caller; empty for the server's own
+	Namespace      string `json:"namespace,omitempty"`
+	ServiceAccount string `json:"service_account,omitempty"`
+	Name           string `json:"pod,omitempty"`
+	UID            string `json:"pod_uid,omitempty"`
+	Node           string `json:"node,omitempty"`
+}
+
+// Auditor makes records of what an [Authority] signs; see [Config]. It must be safe for concurrent use. It may have two
+// more methods:
+//
+//	RecordKeyEvent(context.Context, *KeyEvent) error
+//	Err() error
+//
+// RecordKeyEvent records what becomes of the keys of the CA. It returns nil when the event is durable, and should return
+// when its context is done. An error prevents nothing, as the event has happened, and an emergency must not wait for a
+// disk: the log has all of it, [Authority.Health] the error, and it is recorded again when that may work.
+//
+// Err says whether records can be made at this moment. [Authority.Health] asks it, so that an authority that was taken
+// out of service for a full disk comes back. Without it the error of the last record counts, for ten seconds.
 type Auditor interface {
 	// Record returns nil when i is durable: the certificate leaves the authority only then. An
 	// error means that it never does. It should return when ctx is done, and may take its time
@@ -74,17 +93,13 @@ func (a *Authority) audit(ctx context.Context, i *Issuance) error {
 	return &SignError{Kind: ErrAudit, ID: i.ID, Err: err}
 }
 
-// NewIssuance describes a certificate that was signed for r, now, by the CA of the certificate issuer, which
-// may be nil.
-func NewIssuance(r *Request, cert, issuer *x509.Certificate) *Issuance {
+// newIssuance describes a certificate that the CA of the certificate issuer has signed for r at now.
+func newIssuance(r *Request, cert, issuer *x509.Certificate, now time.Time) *Issuance {
 	der, key := sha256.Sum256(cert.Raw), sha256.Sum256(cert.RawSubjectPublicKeyInfo)
-	i := &Issuance{
-		Time: time.Now().Round(0), Kind: r.Profile.kind(), Serial: rotation.Serial(cert),
+	return &Issuance{
+		Time: now.Round(0), Kind: r.Profile.kind(), Serial: rotation.Serial(cert),
 		ID: r.ID, DNSNames: cert.DNSNames, IPs: cert.IPAddresses, NotBefore: cert.NotBefore, NotAfter: cert.NotAfter,
-		Fingerprint: hex.EncodeToString(der[:]), PublicKey: hex.EncodeToString(key[:]), Caller: r.Caller, Method: r.Method,
+		Fingerprint: hex.EncodeToString(der[:]), PublicKey: hex.EncodeToString(key[:]),
+		Issuer: rotation.Serial(issuer), Caller: r.Caller, Method: r.Method, Pod: r.Pod,
 	}
-	if issuer != nil {
-		i.Issuer = rotation.Serial(issuer)
-	}
-	return i
 }

@@ -66,7 +66,7 @@
 //
 // # Records of what is done
 //
-// Whatever happens to a root or a key for tokens is in the log, and, with a [KeyAuditor] such as a log of package auditlog, in
+// Whatever happens to a root or a key for tokens is in the log, and, with an [Auditor] such as a log of package auditlog, in
 // the audit record with [Config.Actor]: what was asked for, what time has done, what another process wrote into the store, and
 // with which CA, made or found, a process has begun. A record that fails prevents no change of keys; one of a certificate
 // prevents the certificate. [Authority.Health] says whether all of it works.
@@ -117,6 +117,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 	"github.com/svidkit/svidkit/pki/internal/lastresult"
@@ -165,12 +166,11 @@ type Config struct {
 	// start. A CA that is in the store already, one of Istio's included, needs no permission.
 	Create bool
 
-	// Actor is the process that operates the CA, for the records of what is done to keys; [CurrentActor] returns it. The
-	// zero value leaves it out.
+	// Actor is the process that operates the CA, for the records of what is done to keys. The zero value leaves it out.
 	Actor Actor
 
 	Limits  Limits       // on what is signed at once, and in a second
-	Auditor Auditor      // keeps a record of everything that is signed, and of keys if it is a [KeyAuditor]; nil means none
+	Auditor Auditor      // keeps a record of everything that is signed, and of keys; nil means none
 	Logger  *slog.Logger // nil means silence
 }
 
@@ -204,18 +204,13 @@ type Rotation struct {
 	// Manual keeps Run from starting rotations; [Authority.Rotate] does.
 	Manual bool
 
-	// Istio makes a rotation renew the root's certificate with its own key, as Istio's CA does,
-	// instead of the four steps with a new key; nil means the four steps. The new certificate replaces
-	// the old one at once, as leaves verify with either. A root that is tainted still gets a successor with
-	// a new key.
-	Istio *IstioRotation
-}
+	// KeepKey makes a rotation renew the root's certificate with its own key, as Istio's CA does, instead of the four steps
+	// with a new key. The new certificate replaces the old one at once, as leaves verify with either. A root that is tainted
+	// still gets a successor with a new key.
+	KeepKey bool
 
-// IstioRotation is when Run renews a root with its own key; see [Rotation].
-type IstioRotation struct {
-	// CheckInterval is how often Run looks whether the root is to be renewed; 0 means an hour. The
-	// first look is one interval after the start and, unless NoJitter is set, a random part of another
-	// one.
+	// CheckInterval is how often, with KeepKey, Run looks whether the root is to be renewed; 0 means an hour. The first look
+	// is one interval after the start and, unless NoJitter is set, a random part of another one.
 	CheckInterval time.Duration
 	NoJitter      bool
 }
@@ -267,7 +262,10 @@ func newAuthority(cfg Config) (*Authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &Authority{cfg: cfg, writing: make(chan struct{}, 1), events: events{kept: make(chan struct{}, 1)}}
+	a := &Authority{
+		redacted: redact.New("ca.Authority(" + cfg.TrustDomain.String() + ")"),
+		cfg:      cfg, writing: make(chan struct{}, 1), events: events{kept: make(chan struct{}, 1)},
+	}
 	if cfg.Limits != (Limits{}) {
 		a.limiter = limit.New(limit.Options(cfg.Limits))
 	}
@@ -277,16 +275,10 @@ func newAuthority(cfg Config) (*Authority, error) {
 func (cfg Config) withDefaults() (Config, error) {
 	const day = 24 * time.Hour
 	r := &cfg.Rotation
-	if r.Istio != nil {
-		r.Istio = new(*r.Istio)
-		if r.Istio.CheckInterval < 0 {
-			return cfg, fmt.Errorf("ca: invalid Config: CheckInterval is negative (%v)", r.Istio.CheckInterval)
-		}
-		r.Istio.CheckInterval = cmp.Or(r.Istio.CheckInterval, time.Hour)
-	}
 	for name, d := range map[string]time.Duration{
 		"RootTTL": r.RootTTL, "DefaultTTL": cfg.DefaultTTL, "MaxTTL": cfg.MaxTTL, "MaxCATTL": cfg.MaxCATTL, "Backdate": cfg.Backdate,
-		"RefreshHint": cfg.RefreshHint, "Propagation": r.Propagation, "TaintGrace": r.TaintGrace, "SyncInterval": cfg.SyncInterval,
+		"RefreshHint": cfg.RefreshHint, "Propagation": r.Propagation, "TaintGrace": r.TaintGrace,
+		"CheckInterval": r.CheckInterval, "SyncInterval": cfg.SyncInterval,
 	} {
 		if d < 0 {
 			return cfg, fmt.Errorf("ca: invalid Config: %s is negative (%v)", name, d)
@@ -299,6 +291,7 @@ func (cfg Config) withDefaults() (Config, error) {
 	r.RootTTL = cmp.Or(r.RootTTL, 3650*day)
 	r.Propagation = cmp.Or(r.Propagation, 5*min(cfg.RefreshHint, math.MaxInt64/5))
 	r.GraceRatio = cmp.Or(r.GraceRatio, 0.2)
+	r.CheckInterval = cmp.Or(r.CheckInterval, time.Hour)
 	r.TaintGrace = cmp.Or(r.TaintGrace, cfg.DefaultTTL/2+cfg.Backdate)
 	cfg.SyncInterval = cmp.Or(cfg.SyncInterval, max(1, min(30*time.Second, r.Propagation/4)))
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)).With(slog.Any("trust_domain", cfg.TrustDomain))
@@ -312,7 +305,8 @@ func (cfg Config) withDefaults() (Config, error) {
 	case cfg.DefaultTTL > cfg.MaxTTL:
 		return cfg, fmt.Errorf("ca: invalid Config: DefaultTTL %v is more than MaxTTL %v", cfg.DefaultTTL, cfg.MaxTTL)
 	case r.Propagation >= r.RootTTL/2-cfg.DefaultTTL:
-		return cfg, fmt.Errorf("ca: invalid Config: Propagation %v and DefaultTTL %v do not fit into half of RootTTL %v", r.Propagation, cfg.DefaultTTL, r.RootTTL)
+		return cfg, fmt.Errorf("ca: invalid Config: the root's lifetime %v is not more than twice "+
+			"the time in which verifiers learn of its successor (%v) and the default lifetime of a leaf (%v) together", r.RootTTL, r.Propagation, cfg.DefaultTTL)
 	case !(r.GraceRatio > 0 && r.GraceRatio <= 0.5):
 		return cfg, fmt.Errorf("ca: invalid Config: GraceRatio is %v; it is more than 0 and at most 0.5", r.GraceRatio)
 	case cfg.SyncInterval > max(1, r.Propagation/4):
@@ -337,9 +331,13 @@ func (cfg *Config) terms(kind rotation.Kind) rotation.Terms {
 	return t
 }
 
+// redacted is the text that a type is printed as: one that holds keys, or one that says more in words.
+type redacted = redact.Text
+
 // Authority is a certificate authority; [New], [Open] and [Load] make one. All methods may be called
 // at the same time. It cannot print its keys.
 type Authority struct {
+	redacted
 	cfg     Config
 	limiter *limit.Limiter // nil for none
 	store   Store          // nil: what it knows is all there is
@@ -494,9 +492,6 @@ func (a *Authority) logKey(level slog.Level, what string, k rotation.Key, more .
 	a.cfg.Logger.LogAttrs(context.Background(), level, kind.String()+" "+what, append([]slog.Attr{slog.String(kind.IDName(), k.ID)}, more...)...)
 }
 
-// TrustDomain returns the trust domain that the authority serves.
-func (a *Authority) TrustDomain() spiffe.TrustDomain { return a.cfg.TrustDomain }
-
 // Bundle returns the trust bundle of the present moment: every root and every JWT key from its
 // preparation to its retirement, oldest first. Its sequence number starts at 1 for a CA that is
 // new and grows with each change of what is in it (BND-17): without a store by one, and never
@@ -509,22 +504,6 @@ func (a *Authority) Bundle() *spiffe.Bundle { return a.current().bundle }
 // key. Take it before reading, so that no change is missed. Changes that come with time are
 // announced when Run, or any reader, takes notice of them.
 func (a *Authority) Changed() <-chan struct{} { return a.current().changed }
-
-// String names the authority and nothing secret.
-func (a *Authority) String() string { return "authority of " + a.cfg.TrustDomain.String() }
-
-// GoString names the authority and nothing secret.
-func (a *Authority) GoString() string { return "ca.Authority(" + a.cfg.TrustDomain.String() + ")" }
-
-// LogValue names the authority, its active root and nothing secret.
-func (a *Authority) LogValue() slog.Value {
-	s := a.current()
-	return slog.GroupValue(
-		slog.String("trust_domain", a.cfg.TrustDomain.String()),
-		slog.String("active_root", s.active().ID),
-		slog.Uint64("sequence", s.sequence),
-	)
-}
 
 // create returns the document of a new CA. No verifier has its bundle yet, so that its keys may sign at
 // once.

@@ -230,7 +230,7 @@ func vanished(version string) error {
 // advise adds to err what an operator can do about it.
 func advise(err error) error {
 	if errors.Is(err, ErrUnfit) && !errors.Is(err, private.ErrUnsafe) {
-		err = fmt.Errorf("%w; no new CA is made and nothing is removed; restore the folder from a backup, or recover it: ca.RecoverDirStore takes the newest version that is complete (examples/ca -recover)", err)
+		err = fmt.Errorf("%w; no new CA is made and nothing is removed; restore the folder from a backup, or recover the newest version that is complete", err)
 	}
 	return err
 }

@@ -20,7 +20,7 @@ const (
 	followed = "another process wrote it"
 )
 
-// maxEvents bounds the events that wait for the [KeyAuditor]: of more, the oldest are in the log only.
+// maxEvents bounds the events that wait for the Auditor: of more, the oldest are in the log only.
 const maxEvents = 256
 
 const (
@@ -88,7 +88,7 @@ func (a *Authority) keyEvent(what string, k *rotation.Key, at time.Time, success
 
 // keep keeps events for the audit record, if there is one.
 func (a *Authority) keep(all ...*KeyEvent) {
-	if _, ok := a.cfg.Auditor.(KeyAuditor); !ok || len(all) == 0 {
+	if _, ok := a.cfg.Auditor.(keyAuditor); !ok || len(all) == 0 {
 		return
 	}
 	ev := &a.events
@@ -107,7 +107,7 @@ func (a *Authority) keep(all ...*KeyEvent) {
 // record makes the records of what happened to keys. It ends when ctx is done, or an event has waited for its patience;
 // what has no record then stays for the next call. It returns whether any is left.
 func (a *Authority) record(ctx context.Context) (left bool) {
-	auditor, ok := a.cfg.Auditor.(KeyAuditor)
+	auditor, ok := a.cfg.Auditor.(keyAuditor)
 	if !ok {
 		return false
 	}

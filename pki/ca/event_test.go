@@ -223,7 +223,7 @@ func TestKeyEventsOfIstioRotation(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
 		records := &keyAuditor{}
-		a := make(func(c *ca.Config) { c.Auditor, c.Rotation.Istio = records, &ca.IstioRotation{} })
+		a := make(func(c *ca.Config) { c.Auditor, c.Rotation.KeepKey = records, true })
 		records.take()
 		renewed, err := a.Rotate(t.Context())
 		require.NoError(t, err)

@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // Errors that no caller has to tell from others.
@@ -18,6 +19,15 @@ var (
 	ErrActive    = rotation.ErrActive
 	ErrPluggedIn = errPluggedIn
 )
+
+// Roots returns the roots that are in the bundle, oldest first.
+func (a *Authority) Roots() []KeyStatus { return a.Status().Roots }
+
+// TrustDomain returns the trust domain that the authority serves.
+func (a *Authority) TrustDomain() spiffe.TrustDomain { return a.cfg.TrustDomain }
+
+// Signer returns the serial number of the CA certificate that signs.
+func (a *Authority) Signer() string { return a.current().active().ID }
 
 // In has p read from a file system that is polled once a second, in place of a folder of the host.
 func (p PluggedIn) In(fsys fs.FS) PluggedIn {
@@ -80,9 +90,6 @@ func clone(r Record) Record {
 	}
 	return NewRecord(r.Version, data)
 }
-
-// Command is the command line of an [Actor].
-func Command(args []string) string { return command(args) }
 
 // Disk is how a store in a folder changes it, and OSDisk is the one that is in use.
 type (

@@ -32,7 +32,7 @@ func (a *Authority) Health() Health {
 	st := a.Status()
 	h.Synced, h.Store = st.Synced, st.SyncError
 	if wait := 4 * a.cfg.SyncInterval; h.Store == nil && a.store != nil && now.Sub(h.Synced) > wait {
-		h.Store = fmt.Errorf("ca: the store of %s was last read at %s; see that Run runs", a.cfg.TrustDomain, h.Synced.UTC().Format(time.RFC3339))
+		h.Store = fmt.Errorf("ca: the store of %s was last read at %s; see that the authority is running", a.cfg.TrustDomain, h.Synced.UTC().Format(time.RFC3339))
 	}
 	key := s.active()
 	h.Until = key.Cert.NotAfter

@@ -37,7 +37,7 @@ func TestHealthOfTheStore(t *testing.T) {
 		a, csr := open(t, store), newCSR(t)
 		assert.WithinDuration(t, time.Now().Add(85*time.Minute), a.Health().Until, 0, "Propagation and MaxTTL")
 		time.Sleep(121 * time.Second)
-		require.ErrorContains(t, a.Health().Store, "see that Run runs")
+		require.ErrorContains(t, a.Health().Store, "see that the authority is running")
 		run(t, a)
 		time.Sleep(31 * time.Second)
 		synctest.Wait()

@@ -92,8 +92,9 @@ type JWTRequest struct {
 
 	TTL time.Duration // the lifetime from now; 0 or less means the default of [JWTConfig]
 
-	// Caller and Method are as in [Request].
+	// Caller, Method and Pod are as in [Request].
 	Caller, Method string
+	Pod            Pod
 }
 
 // SignJWT signs a JWT-SVID with the active JWT key; the public half is in [Authority.Bundle]. Beside
@@ -108,7 +109,7 @@ func (a *Authority) SignJWT(ctx context.Context, r JWTRequest) (string, error) {
 		return "", signCanceled(ctx, r.ID)
 	}
 	if kind, err := a.checkJWT(&r); err != nil {
-		return "", &SignError{Kind: kind, ID: r.ID, Err: err}
+		return "", refusal(kind, r.ID, err)
 	}
 	release, err := a.acquire(ctx, r.ID, r.Caller)
 	if err != nil {
@@ -136,7 +137,7 @@ func (a *Authority) SignJWT(ctx context.Context, r JWTRequest) (string, error) {
 		err := a.audit(ctx, &Issuance{
 			Time: g.now.Round(0), Kind: "jwt-svid", Serial: jti, ID: r.ID, Audience: slices.Clone(r.Audience),
 			NotBefore: issued, NotAfter: issued.Add(ttl), Issuer: g.key.ID, Fingerprint: hex.EncodeToString(sum[:]),
-			Caller: r.Caller, Method: r.Method,
+			Caller: r.Caller, Method: r.Method, Pod: r.Pod,
 		})
 		if err != nil {
 			return "", err
@@ -166,7 +167,7 @@ func (e passing) Retryable() (after time.Duration, again bool) { return e.RetryA
 // checkJWT tests what was asked for and fills in the default lifetime.
 func (a *Authority) checkJWT(r *JWTRequest) (kind, err error) {
 	if a.cfg.JWT == nil {
-		return ErrNoJWT, errors.New("set Config.JWT")
+		return ErrNoJWT, errors.New("the CA has no key for them")
 	}
 	if err := a.checkID(r.ID); err != nil {
 		return ErrIdentity, err
@@ -175,7 +176,7 @@ func (a *Authority) checkJWT(r *JWTRequest) (kind, err error) {
 	case len(r.Audience) == 0 || slices.Contains(r.Audience, ""):
 		return ErrIdentity, fmt.Errorf("%w: the audience is missing or empty: say whom the token is for", fs.ErrInvalid)
 	case len(r.Audience) > 1 && !a.cfg.JWT.WideAudience:
-		return ErrIdentity, fmt.Errorf("%w: %d audiences; ask for one token for each, or set WideAudience", fs.ErrInvalid, len(r.Audience))
+		return ErrIdentity, fmt.Errorf("%w: %d audiences; ask for one token for each, as this CA signs none for several", fs.ErrInvalid, len(r.Audience))
 	}
 	r.Caller = cmp.Or(r.Caller, r.ID.String())
 	if r.TTL <= 0 {

@@ -2,11 +2,6 @@ package ca_test
 
 import (
 	"encoding/json"
-	"os"
-	"path/filepath"
-	"runtime"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -16,40 +11,8 @@ import (
 	"github.com/svidkit/svidkit/pki/ca"
 )
 
-func TestCommandHasNoSecrets(t *testing.T) {
+func TestKeyEventInJSON(t *testing.T) {
 	t.Parallel()
-	for _, tc := range []struct {
-		args []string
-		want string
-	}{
-		{nil, ""},
-		{[]string{"/usr/bin/ca"}, "ca"},
-		{[]string{"ca", "-taint", "1f", "-state-dir=/x"}, "ca -taint 1f -state-dir=/x"},
-		{[]string{"ca", "-api-token", "hunter2", "-rotate"}, "ca -api-token … -rotate"},
-		{[]string{"ca", "--API-Token=hunter2", "-rotate"}, "ca --API-Token=… -rotate"},
-		{[]string{"ca", "-password=", "-v"}, "ca -password=… -v"},
-		{[]string{"ca", "-client-secret", "-rotate"}, "ca -client-secret -rotate"},
-		{[]string{"ca", "-credentials", "hunter2", "hunter"}, "ca -credentials … hunter"},
-		{[]string{"ca", "-server", "https://me:hunter2@host/x"}, "ca -server https://…@host/x"},
-		{[]string{"ca", "-server=https://hunter2@host"}, "ca -server=https://…@host"},
-		{[]string{"ca", "-a=https://x:y@h/1,http://b@h,ftp://h/p@q,://@"}, "ca -a=https://…@h/1,http://…@h,ftp://h/p@q,://…@"},
-		{[]string{"ca", "bad\xff"}, "ca bad\uFFFD"},
-		{[]string{"ca", strings.Repeat("ä", 2000)}, "ca " + strings.Repeat("ä", 510) + "…"},
-	} {
-		assert.Equal(t, tc.want, ca.Command(tc.args))
-	}
-}
-
-func TestCurrentActor(t *testing.T) {
-	t.Parallel()
-	a := ca.CurrentActor()
-	host, err := os.Hostname()
-	require.NoError(t, err)
-	assert.Equal(t, host, a.Host)
-	if runtime.GOOS != "windows" {
-		assert.Equal(t, strconv.Itoa(os.Getuid()), a.UID)
-	}
-	assert.True(t, strings.HasPrefix(a.Command, filepath.Base(os.Args[0])), a.Command)
 	b, err := json.Marshal(ca.KeyEvent{Time: time.Unix(0, 0).UTC(), Event: "taint", Key: "root", Serial: "1f", Actor: ca.Actor{UID: "0", Host: "h", Command: "ca -taint 1f"}})
 	require.NoError(t, err)
 	assert.JSONEq(t, `{"time":"1970-01-01T00:00:00Z","event":"taint","key":"root","serial":"1f","uid":"0","host":"h","command":"ca -taint 1f"}`, string(b))

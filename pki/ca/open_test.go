@@ -248,7 +248,7 @@ func TestOpenRefuses(t *testing.T) {
 		{"a grace ratio over a half", func(c *ca.Config) { c.Rotation.GraceRatio = 0.6 }, "GraceRatio"},
 		{"a negative grace ratio", func(c *ca.Config) { c.Rotation.GraceRatio = -0.1 }, "GraceRatio"},
 		{"too seldom in sync", func(c *ca.Config) { c.SyncInterval = 7 * time.Minute }, "SyncInterval 7m0s is more than a quarter of Propagation 25m0s"},
-		{"a negative check interval", func(c *ca.Config) { c.Rotation.Istio = &ca.IstioRotation{CheckInterval: -1} }, "CheckInterval is negative"},
+		{"a negative check interval", func(c *ca.Config) { c.Rotation.CheckInterval = -1 }, "CheckInterval is negative"},
 		{"a negative grace of taint", func(c *ca.Config) { c.Rotation.TaintGrace = -1 }, "TaintGrace is negative"},
 		{"a negative MaxCATTL", func(c *ca.Config) { c.MaxCATTL = -1 }, "MaxCATTL is negative"},
 		{"a strange JWT algorithm", func(c *ca.Config) { c.JWT = &ca.JWTConfig{Algorithm: "HS256"} }, `"HS256" is none of`},

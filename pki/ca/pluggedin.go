@@ -139,6 +139,7 @@ func (p *plugged) status() []KeyStatus {
 		if c.Equal(p.key.Cert) {
 			out[i].Phase = Active
 		}
+		out[i] = out[i].worded()
 	}
 	return out
 }

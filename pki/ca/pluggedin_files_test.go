@@ -88,7 +88,7 @@ func TestReloadRefusesFilesOfOthers(t *testing.T) {
 	a, err := tryLoadFrom(t.Context(), ca.PluggedIn{Dir: dir})
 	require.NoError(t, err)
 	run(t, a)
-	before := a.LogValue().String()
+	before := a.Signer()
 	for name, b := range newOffline(t).files(t, 1000*time.Hour) {
 		if name == "ca-key.pem" {
 			require.NoError(t, os.WriteFile(filepath.Join(dir, name), b, 0o600))
@@ -97,7 +97,7 @@ func TestReloadRefusesFilesOfOthers(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return a.Status().SyncError != nil }, 30*time.Second, 10*time.Millisecond)
 	require.ErrorIs(t, a.Status().SyncError, ca.ErrUnfit)
-	assert.Equal(t, before, a.LogValue().String())
+	assert.Equal(t, before, a.Signer())
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "ca-key.pem"), files["ca-key.pem"], 0o600))
 	require.NoError(t, os.Chmod(filepath.Join(dir, "ca-key.pem"), 0o600))
 	require.Eventually(t, func() bool { return a.Status().SyncError == nil }, 30*time.Second, 10*time.Millisecond)

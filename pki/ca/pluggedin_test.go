@@ -442,14 +442,14 @@ func TestReloadOfSwappedLinks(t *testing.T) {
 	require.NoError(t, err)
 	run(t, a)
 	changed := a.Changed()
-	old := a.LogValue().String()
+	old := a.Signer()
 	version("..2", root.files(t, 1000*time.Hour))
 	select {
 	case <-changed:
 	case <-time.After(30 * time.Second):
 		t.Fatal("the change was not noticed")
 	}
-	assert.NotEqual(t, old, a.LogValue().String())
+	assert.NotEqual(t, old, a.Signer())
 	require.NoError(t, a.Status().SyncError)
 }
 

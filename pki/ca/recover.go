@@ -13,11 +13,14 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/files/private"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
 // Recovery is what [RecoverDirStore] takes for the record of a CA. It holds no secret.
 type Recovery struct {
+	redacted // prints the version in one line
+
 	Version  string    // the name of its folder
 	Written  time.Time // by the time of the folder
 	Revision uint64    // counts the saves of the CA; 0 if the version does not say
@@ -28,8 +31,8 @@ type Recovery struct {
 	Left []string
 }
 
-// String describes the version in one line.
-func (r Recovery) String() string {
+// text describes the version in one line.
+func (r *Recovery) text() string {
 	text := fmt.Sprintf("%s, written %s", r.Version, r.Written.UTC().Format(time.RFC3339))
 	if r.Revision > 0 {
 		text += fmt.Sprintf(", revision %d", r.Revision)
@@ -135,7 +138,7 @@ func (d *dirStore) newest(root *os.Root) (Recovery, error) {
 	best := found[0]
 	for _, c := range found[1:] {
 		if c.authority != best.authority {
-			return Recovery{}, fmt.Errorf("%w: there are versions of different CAs: %v; and %v; move those away that are wrong", ErrUnfit, best.Recovery, c.Recovery)
+			return Recovery{}, fmt.Errorf("%w: there are versions of different CAs: %s; and %s; move those away that are wrong", ErrUnfit, best.Recovery, c.Recovery)
 		}
 		left = append(left, c.Recovery.String()+": older")
 	}
@@ -180,5 +183,6 @@ func (d *dirStore) candidate(root *os.Root, name string) (c candidate, err error
 	if c.authority == "" {
 		c.authority = c.Root
 	}
+	c.redacted = redact.New(c.text())
 	return c, nil
 }

@@ -20,11 +20,11 @@ import (
 func TestRevokeNow(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
-		for _, istio := range []*ca.IstioRotation{nil, {}} {
+		for _, keepKey := range []bool{false, true} {
 			for _, distributing := range []bool{false, true} {
 				var log bytes.Buffer
 				a := make(func(c *ca.Config) {
-					c.MaxTTL, c.Rotation.Istio, c.Logger = 90*24*time.Hour, istio, slog.New(slog.NewTextHandler(&log, nil))
+					c.MaxTTL, c.Rotation.KeepKey, c.Logger = 90*24*time.Hour, keepKey, slog.New(slog.NewTextHandler(&log, nil))
 				})
 				n, csr := namer{}, newCSR(t)
 				n.see(t, a)
@@ -62,7 +62,7 @@ func TestRevokeNow(t *testing.T) {
 				require.ErrorIs(t, err, ca.ErrUnknownKey)
 
 				// Life goes on.
-				if istio == nil {
+				if !keepKey {
 					_, err = a.Rotate(t.Context())
 					require.NoError(t, err)
 					n.see(t, a)

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
@@ -21,7 +22,7 @@ import (
 // unless the store did what it said it could not: then the root shows with the next look at it. Roots that
 // are not the authority's own are not rotated.
 //
-// With [Rotation.Istio] Rotate renews the active root's certificate instead, and returns that.
+// With [Rotation].KeepKey Rotate renews the active root's certificate instead, and returns that.
 func (a *Authority) Rotate(ctx context.Context) (KeyStatus, error) {
 	if a.files != nil {
 		return KeyStatus{}, a.opError("rotate", fmt.Errorf("%w; replace the files with those of another CA", errPluggedIn))
@@ -45,7 +46,7 @@ func (a *Authority) rotate(ctx context.Context, why, op string, kind rotation.Ki
 		return KeyStatus{}, a.opError(op, context.Cause(ctx))
 	}
 	s := a.current()
-	renews := kind == rotation.Root && a.cfg.Rotation.Istio != nil && !s.In(kind, Active).Tainted
+	renews := kind == rotation.Root && a.cfg.Rotation.KeepKey && !s.In(kind, Active).Tainted
 	if err := s.MayPrepare(kind, !renews); err != nil {
 		return KeyStatus{}, a.opError(op, err)
 	}
@@ -203,7 +204,7 @@ func (a *Authority) Revoke(ctx context.Context, id string) error {
 			return errNoChange
 		}
 		if _, err := d.Revoke(id, nil, now); err != nil {
-			return fmt.Errorf("%w; taint it, and revoke it when its successor signs, or see RevokeNow", err)
+			return fmt.Errorf("%w; taint it, and revoke it when its successor signs, or revoke it now although it signs", err)
 		}
 		return nil
 	})
@@ -215,6 +216,8 @@ func (a *Authority) Revoke(ctx context.Context, id string) error {
 
 // Revocation is what [Authority.RevokeNow] did, and what it costs.
 type Revocation struct {
+	redacted // prints what was done and what it costs, in words
+
 	Revoked   KeyStatus // as it was before
 	Successor KeyStatus // the key that signs in its place from now on; zero if the revoked key did not sign
 
@@ -224,8 +227,8 @@ type Revocation struct {
 	Known time.Time
 }
 
-// String says in words what was done and what it costs.
-func (r Revocation) String() string {
+// text says in words what was done and what it costs.
+func (r *Revocation) text() string {
 	kind := rotation.Root
 	if r.Revoked.Certificate == nil {
 		kind = rotation.Token
@@ -252,7 +255,7 @@ func (r Revocation) String() string {
 //   - A replica that has not read the store yet (SyncInterval) goes on signing with the revoked key and shows the
 //     old bundle.
 //
-// Without RevokeNow the key stays trusted for Propagation and TaintGrace. [Rotation.Istio] does not matter: the
+// Without RevokeNow the key stays trusted for Propagation and TaintGrace. [Rotation].KeepKey does not matter: the
 // successor has another key. The successor of a JWT key has its algorithm, and is made by this authority even if it
 // signs no tokens. The error is that of Revoke otherwise; a failure of the Auditor prevents nothing.
 func (a *Authority) RevokeNow(ctx context.Context, id string) (Revocation, error) {
@@ -288,8 +291,9 @@ func (a *Authority) RevokeNow(ctx context.Context, id string) (Revocation, error
 			r.Known = known.Round(0)
 		}
 	}
+	r.redacted = redact.New(r.text())
 	if made != nil {
-		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "the active key was revoked", slog.String("cost", r.String()))
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "the active key was revoked", slog.String("cost", r.text()))
 	}
 	return r, nil
 }
@@ -343,7 +347,7 @@ func (a *Authority) Run(ctx context.Context) error {
 		following.Go(func() { _ = a.files.follower.Run(ctx) })
 	}
 	r := runner{a: a, nextSync: time.Now().Add(a.syncWait())}
-	if o := a.cfg.Rotation.Istio; o != nil {
+	if o := &a.cfg.Rotation; o.KeepKey {
 		r.nextCheck = time.Now().Add(o.CheckInterval)
 		if !o.NoJitter {
 			r.nextCheck = r.nextCheck.Add(rand.N(o.CheckInterval))
@@ -465,12 +469,12 @@ func (r *runner) replaceAt(s *state, kind rotation.Kind) (time.Time, bool) {
 	}
 	at := r.a.schedule().ReplaceAt(k.Cert)
 	switch {
-	case cfg.Rotation.Istio == nil:
+	case !cfg.Rotation.KeepKey:
 		return at, true
 	case time.Until(r.nextCheck) > 0:
 		return r.nextCheck, true
 	}
-	r.nextCheck = time.Now().Add(cfg.Rotation.Istio.CheckInterval)
+	r.nextCheck = time.Now().Add(cfg.Rotation.CheckInterval)
 	if time.Until(at) <= 0 {
 		return at, true
 	}
@@ -481,7 +485,7 @@ func (r *runner) replaceAt(s *state, kind rotation.Kind) (time.Time, bool) {
 func (a *Authority) schedule() rotation.Schedule {
 	r := &a.cfg.Rotation
 	return rotation.Schedule{
-		TTL: r.RootTTL, Longest: a.cfg.terms(rotation.Root).Longest, Propagation: r.Propagation, GraceRatio: r.GraceRatio, SameKey: r.Istio != nil,
+		TTL: r.RootTTL, Longest: a.cfg.terms(rotation.Root).Longest, Propagation: r.Propagation, GraceRatio: r.GraceRatio, SameKey: r.KeepKey,
 	}
 }
 

@@ -46,6 +46,10 @@ type SignError struct {
 
 	// RetryAfter is when to come back; 0 if that is not known.
 	RetryAfter time.Duration
+
+	// Asked is the lifetime that was asked for and, of ErrTTL, Granted the one nearest to it that would be granted. Both
+	// are 0 if that is not what is wrong.
+	Asked, Granted time.Duration
 }
 
 func (e *SignError) Error() string {
@@ -91,8 +95,9 @@ type Request struct {
 	Profile Profile
 
 	// Caller is the authenticated caller, and Method how it authenticated: for limits per caller and for
-	// the audit record. An empty Caller means ID, or the first of DNSNames.
+	// the audit record. An empty Caller means ID, or the first of DNSNames. Pod is where it runs, for the audit record.
 	Caller, Method string
+	Pod            Pod
 
 	// Proven is when the workload last proved its identity by something else than a certificate of this CA, such
 	// as a token; zero, or the future, means now. A server that takes such a certificate as proof sets it to
@@ -168,7 +173,7 @@ func (a *Authority) Sign(ctx context.Context, r Request) ([]*x509.Certificate, e
 		return nil, signCanceled(ctx, r.ID)
 	}
 	if kind, err := a.check(&r); err != nil {
-		return nil, &SignError{Kind: kind, ID: r.ID, Err: err}
+		return nil, refusal(kind, r.ID, err)
 	}
 	release, err := a.acquire(ctx, r.ID, cmp.Or(r.LimitKey, r.Caller))
 	if err != nil {
@@ -184,9 +189,7 @@ func (a *Authority) Sign(ctx context.Context, r Request) ([]*x509.Certificate, e
 		return nil, generationError(r.ID, err)
 	}
 	if a.cfg.Auditor != nil {
-		i := NewIssuance(&r, leaf, g.key.Cert)
-		i.Time = g.now.Round(0)
-		if err := a.audit(ctx, i); err != nil {
+		if err := a.audit(ctx, newIssuance(&r, leaf, g.key.Cert, g.now)); err != nil {
 			return nil, err
 		}
 	}
@@ -251,11 +254,30 @@ func (a *Authority) checkID(id spiffe.ID) error {
 func checkTTL(ttl, longest time.Duration) (kind, err error) {
 	switch {
 	case ttl > longest:
-		return ErrTTL, fmt.Errorf("%v was asked for, the longest is %v", ttl, longest)
+		return ErrTTL, &ttlError{ttl, longest}
 	case ttl < minTTL:
-		return ErrTTL, fmt.Errorf("%v was asked for, the shortest is %v", ttl, minTTL)
+		return ErrTTL, &ttlError{ttl, minTTL}
 	}
 	return nil, nil
+}
+
+// ttlError says which lifetime was refused, and which would be granted.
+type ttlError struct{ asked, granted time.Duration }
+
+func (e *ttlError) Error() string {
+	if e.asked > e.granted {
+		return fmt.Sprintf("%v was asked for, the longest is %v", e.asked, e.granted)
+	}
+	return fmt.Sprintf("%v was asked for, the shortest is %v", e.asked, e.granted)
+}
+
+// refusal returns the error for what was asked for.
+func refusal(kind error, id spiffe.ID, err error) *SignError {
+	e := &SignError{Kind: kind, ID: id, Err: err}
+	if ttl, ok := errors.AsType[*ttlError](err); ok {
+		e.Asked, e.Granted = ttl.asked, ttl.granted
+	}
+	return e
 }
 
 // acquire waits for a place among those that sign.
@@ -362,7 +384,7 @@ func (a *Authority) grant(s *state, kind rotation.Kind, ttl time.Duration, now t
 		if g.key = s.In(kind, Active); g.key == nil {
 			first := s.In(kind, Distributing)
 			if first == nil {
-				return notReady(0, "there is no JWT key yet; see that Run runs and the store answers")
+				return notReady(0, "there is no JWT key yet; see that the authority is running and its store answers")
 			}
 			return notReady(max(0, first.Activates.Sub(now)), "the first JWT key %s signs from %s, when validators have heard of it", first.ID, first.Activates.UTC().Format(time.RFC3339))
 		}
@@ -426,7 +448,8 @@ func (a *Authority) bound(s *state, kind rotation.Kind, key *rotation.Key) time.
 //
 // mu is held.
 func (a *Authority) staleError(bound time.Time) error {
-	err := fmt.Errorf("the store was last read at %s, and a rotation that began since would not cover what is signed after %s; see that Run runs and the store answers",
+	err := fmt.Errorf("the store was last read at %s, and a rotation that began since would not cover what is signed after %s; "+
+		"see that the authority is running and its store answers",
 		a.synced.UTC().Format(time.RFC3339), bound.UTC().Format(time.RFC3339))
 	if a.syncErr != nil {
 		err = fmt.Errorf("%w: %w", err, within(a.syncErr))

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -46,6 +47,8 @@ const (
 // KeyStatus describes one root or one key for JWT-SVIDs of an [Authority]. It is a copy and holds no
 // secret. Its times are the wall clock's.
 type KeyStatus struct {
+	redacted // prints what the key does and when that changes, in words
+
 	ID string // the serial number of a root in hexadecimal, or the key ID
 
 	Certificate *x509.Certificate // of a root, shared; do not change
@@ -65,12 +68,12 @@ func status(k rotation.Key) KeyStatus {
 		Prepared:  k.Prepared.Round(0), // without the monotonic reading, which means nothing to others
 		Activates: k.Activates.Round(0),
 		Retires:   k.Retires.Round(0),
-	}
+	}.worded()
 }
 
-// String says in words what the key does and when that changes, such as
+// worded returns s with the words that it is printed as, such as
 // "root 5d1c…: distributing, signs from 2000-01-01T00:25:00Z".
-func (s KeyStatus) String() string {
+func (s KeyStatus) worded() KeyStatus {
 	kind := rotation.Root
 	if s.Certificate == nil {
 		kind = rotation.Token
@@ -81,13 +84,14 @@ func (s KeyStatus) String() string {
 	}
 	switch {
 	case s.Phase == Distributing:
-		return what + ", signs from " + s.Activates.UTC().Format(time.RFC3339)
+		what += ", signs from " + s.Activates.UTC().Format(time.RFC3339)
 	case s.Phase == Active:
-		return what + " since " + s.Activates.UTC().Format(time.RFC3339)
+		what += " since " + s.Activates.UTC().Format(time.RFC3339)
 	case !s.Retires.IsZero():
-		return what + ", leaves the bundle at " + s.Retires.UTC().Format(time.RFC3339)
+		what += ", leaves the bundle at " + s.Retires.UTC().Format(time.RFC3339)
 	}
-	return what
+	s.redacted = redact.New(what)
+	return s
 }
 
 // Status is what an authority knows of itself at one moment, for pages about health. It holds no
@@ -124,9 +128,6 @@ func (a *Authority) Status() Status {
 	}
 	return out
 }
-
-// Roots returns the roots that are in the bundle, oldest first.
-func (a *Authority) Roots() []KeyStatus { return a.current().roots() }
 
 func (s *state) roots() []KeyStatus {
 	if s.plugged != nil {

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
@@ -46,6 +46,8 @@ type Store interface {
 // Record is what a [Store] keeps. [NewRecord] makes one. It holds private keys and prints none of them,
 // whatever it is a part of.
 type Record struct {
+	redacted
+
 	// Version names this state of the record. Only the store knows what it means. No two states of
 	// a record have the same version.
 	Version string
@@ -55,7 +57,10 @@ type Record struct {
 
 // NewRecord returns a record with the given version and contents, which are not copied.
 func NewRecord(version string, data map[string][]byte) Record {
-	return Record{Version: version, data: rotation.Seal(data)}
+	return Record{
+		redacted: redact.New(fmt.Sprintf("ca.Record(%q, %d items)", version, len(data))),
+		Version:  version, data: rotation.Seal(data),
+	}
 }
 
 // Data returns the contents by name: letters, digits, dots, hyphens and underscores, as in a
@@ -65,21 +70,6 @@ func (r Record) Data() map[string][]byte {
 		return nil
 	}
 	return r.data()
-}
-
-// Format writes the version and no contents for every verb.
-func (r Record) Format(f fmt.State, _ rune) {
-	_, _ = fmt.Fprintf(f, "ca.Record(%q, %d items)", r.Version, len(r.Data()))
-}
-
-// LogValue implements [slog.LogValuer]: the version and no contents.
-func (r Record) LogValue() slog.Value {
-	return slog.GroupValue(slog.String("version", r.Version), slog.Int("items", len(r.Data())))
-}
-
-// MarshalJSON refuses: a record holds private keys.
-func (r Record) MarshalJSON() ([]byte, error) {
-	return nil, errors.New("ca: a Record holds private keys and is not for JSON")
 }
 
 // The limits on a record, which are those of a Kubernetes Secret.

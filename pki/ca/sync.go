@@ -24,7 +24,7 @@ import (
 // numbers, and take each step of a rotation at the same moment without talking to each other. They
 // write only when something is decided, and only in place of what they have read; a replica that is too late
 // reads again and decides again. Each needs [Authority.Run]. Their clocks must not differ by more
-// than Backdate, and those of their settings that are durations, and Rotation.Istio, should be the same.
+// than Backdate, and those of their settings that are durations, and Rotation.KeepKey, should be the same.
 //
 // # While the store does not answer
 //

@@ -212,7 +212,7 @@ func TestIstioRotationInAFullBundle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := ca.NewMemoryStore()
 		edit := func(c *ca.Config) {
-			c.Rotation = ca.Rotation{Istio: &ca.IstioRotation{}, Manual: true, Propagation: time.Second, TaintGrace: 100 * time.Hour}
+			c.Rotation = ca.Rotation{KeepKey: true, Manual: true, Propagation: time.Second, TaintGrace: 100 * time.Hour}
 			c.MaxTTL, c.JWT = 90*24*time.Hour, &ca.JWTConfig{MaxTTL: 90 * 24 * time.Hour}
 		}
 		a := open(t, store, edit)
@@ -280,7 +280,7 @@ func TestTaintIsStoredFirst(t *testing.T) {
 func TestIstioRotation(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
-		a := make(func(c *ca.Config) { c.Rotation.Istio = &ca.IstioRotation{} })
+		a := make(func(c *ca.Config) { c.Rotation.KeepKey = true })
 		csr := newCSR(t)
 		before, bundle := sign(t, a, csr, 50*time.Minute), a.Bundle()
 		old := a.Roots()[0]
@@ -314,7 +314,7 @@ func TestIstioRotationRun(t *testing.T) {
 			both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
 				start := time.Now()
 				a := make(func(c *ca.Config) {
-					c.Rotation = ca.Rotation{RootTTL: life, Istio: &ca.IstioRotation{CheckInterval: check, NoJitter: !tt.jitter}}
+					c.Rotation = ca.Rotation{RootTTL: life, KeepKey: true, CheckInterval: check, NoJitter: !tt.jitter}
 				})
 				run(t, a)
 				key := a.Roots()[0].Certificate.SubjectKeyId
@@ -347,7 +347,7 @@ func TestIstioRotationRollsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &faultStore{Store: ca.NewMemoryStore()}
 		a := open(t, store, func(c *ca.Config) {
-			c.Rotation = ca.Rotation{RootTTL: 100 * time.Hour, Istio: &ca.IstioRotation{NoJitter: true}}
+			c.Rotation = ca.Rotation{RootTTL: 100 * time.Hour, KeepKey: true, NoJitter: true}
 		})
 		old := a.Roots()
 		run(t, a)
@@ -368,7 +368,7 @@ func TestIstioRotationRollsBack(t *testing.T) {
 func TestIstioRotationTainted(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
-		a := make(func(c *ca.Config) { c.Rotation.Istio = &ca.IstioRotation{} })
+		a := make(func(c *ca.Config) { c.Rotation.KeepKey = true })
 		n := namer{}
 		n.see(t, a)
 		require.NoError(t, a.Taint(t.Context(), a.Roots()[0].ID))

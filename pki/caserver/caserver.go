@@ -37,6 +37,7 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/files/fileset"
 	"github.com/svidkit/svidkit/internal/loopback"
+	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -87,8 +88,7 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// Server serves a CA. [New] makes one. It is safe for concurrent use. It is a [spiffe.BundleSource] with the
-// one bundle of the CA.
+// Server serves a CA. [New] makes one. It is safe for concurrent use.
 type Server struct {
 	opts           Options
 	signer         *counter // the CA, as the APIs ask it
@@ -109,16 +109,16 @@ func New(o Options) (*Server, error) {
 	if s.identity, err = newIdentity(o); err != nil {
 		return nil, fmt.Errorf("caserver: identity of the server: %w", err)
 	}
-	if s.bundle, err = federation.NewHandler(s, o.ID.TrustDomain()); err != nil {
+	if s.bundle, err = federation.NewHandler(bundles{o.CA}, o.ID.TrustDomain()); err != nil {
 		return nil, err
 	}
-	metrics := []func(io.Writer) error{s.newMetrics().Write}
+	metrics := []func(io.Writer) error{metrics.WriteBuildInfo, s.newMetrics().Write}
 	if o.Istio != nil {
 		h, err := s.newIstio(*o.Istio)
 		if err != nil {
 			return nil, err
 		}
-		s.istio, metrics = only(istioca.CreateCertificate, h), append(metrics, h.WriteMetrics)
+		s.istio, metrics = only(istioca.CreateCertificate, h), append(metrics, h.Report().Metrics)
 	}
 	if o.Linkerd != nil {
 		api := *o.Linkerd
@@ -127,7 +127,7 @@ func New(o Options) (*Server, error) {
 		if err != nil {
 			return nil, err
 		}
-		s.linkerd, metrics = only(linkerd.Certify, h), append(metrics, h.WriteMetrics)
+		s.linkerd, metrics = only(linkerd.Certify, h), append(metrics, h.Report().Metrics)
 	}
 	s.admin = s.newAdmin(metrics)
 	return s, nil
@@ -153,9 +153,12 @@ func only(path string, h http.Handler) http.Handler {
 	return mux
 }
 
+// bundles is the source of the one bundle of the CA.
+type bundles struct{ ca ca.Signer }
+
 // Bundle implements [spiffe.BundleSource].
-func (s *Server) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
-	if b := s.opts.CA.Bundle(); b != nil && b.TrustDomain() == td {
+func (b bundles) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	if b := b.ca.Bundle(); b != nil && b.TrustDomain() == td {
 		return b, nil
 	}
 	return nil, fmt.Errorf("caserver: the CA has no bundle of %q: %w", td, spiffe.ErrUnknownTrustDomain)

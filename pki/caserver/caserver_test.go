@@ -211,7 +211,7 @@ func TestTaintEvictsTheThief(t *testing.T) {
 	require.NoError(t, err, "as long as the key is not known to be stolen")
 	require.WithinDuration(t, time.Now().Add(24*time.Hour), leaf.NotAfter, time.Minute, "an hour does not buy 90 days")
 
-	require.NoError(t, a.Taint(t.Context(), a.Roots()[0].ID))
+	require.NoError(t, a.Taint(t.Context(), a.Status().Roots[0].ID))
 	for _, c := range []*client{thief, again} {
 		for _, token := range []string{"", "stolen:spiffe://example.org/admin"} {
 			_, err = c.ask(token, 0)
@@ -331,9 +331,9 @@ func TestReady(t *testing.T) {
 		require.Error(t, err)
 	}
 	_, metrics := admin("/metrics")
-	_, err = metricstest.Parse(metrics)
+	_, err = metricstest.Page(metrics)
 	require.NoError(t, err)
-	root := a.Roots()[0].Certificate
+	root := a.Status().Roots[0].Certificate
 	for _, line := range []string{
 		`svidkit_ca_signatures_total{result="signed"} 1`, `svidkit_ca_signatures_total{result="limit"} 1`, `svidkit_ca_signatures_total{result="audit"} 1`,
 		"svidkit_ca_store_up 1", "svidkit_ca_root_up 1", fmt.Sprintf("svidkit_ca_signing_end_timestamp_seconds %d", root.NotAfter.Unix()),
@@ -341,7 +341,7 @@ func TestReady(t *testing.T) {
 	} {
 		assert.Contains(t, metrics, line+"\n")
 	}
-	require.NoError(t, a.Taint(t.Context(), a.Roots()[0].ID))
+	require.NoError(t, a.Taint(t.Context(), a.Status().Roots[0].ID))
 	_, metrics = admin("/metrics")
 	assert.Contains(t, metrics, "svidkit_ca_root_up 0\n")
 	code, _ := admin("/ready")
@@ -493,7 +493,7 @@ func TestLearnedRoots(t *testing.T) {
 	assert.True(t, net.IPv4(127, 0, 0, 1).Equal(l.signed[1].IPs[0]))
 }
 
-// The Server is the source of the one bundle of its CA.
+// The Server serves the one bundle of its CA.
 func TestBundle(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t)

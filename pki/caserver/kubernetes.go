@@ -48,7 +48,7 @@ func (k Kubernetes) Set(istio *istioca.Options, linkerd *linkerd.Options) (check
 		if err != nil {
 			return nil, err
 		}
-		istio.NodeAuthorizer = nodes
+		istio.NodeAuthorizer = nodes.Authorize
 		check = func(ctx context.Context) error { return errors.Join(reviewer.Check(ctx), nodes.Check(ctx)) }
 	}
 	if linkerd != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// ErrName is wrapped by every error of this package.
-var ErrName = errors.New("invalid name")
+// errName is in every error of this package.
+var errName = errors.New("invalid name")
 
 const (
 	maxLabel = 63  // bytes of an RFC 1123 label
@@ -54,11 +54,11 @@ func (m Mesh) name(namespace, serviceAccount string) (string, error) {
 		return "", err
 	}
 	if !isLabel(namespace) || !isLabel(serviceAccount) {
-		return "", fmt.Errorf("both must be RFC 1123 labels (1 to 63 of a-z, 0-9 and inner hyphens): %w", ErrName)
+		return "", fmt.Errorf("both must be RFC 1123 labels (1 to 63 of a-z, 0-9 and inner hyphens): %w", errName)
 	}
 	name := serviceAccount + "." + namespace + m.suffix()
 	if len(name) > maxName {
-		return "", fmt.Errorf("%d bytes, the limit of a DNS name is %d: %w", len(name), maxName, ErrName)
+		return "", fmt.Errorf("%d bytes, the limit of a DNS name is %d: %w", len(name), maxName, errName)
 	}
 	return name, nil
 }
@@ -67,9 +67,9 @@ func (m Mesh) name(namespace, serviceAccount string) (string, error) {
 func (m Mesh) check() error {
 	switch {
 	case !isLabel(m.ControlNamespace):
-		return fmt.Errorf("the control namespace %.100q of the mesh is not an RFC 1123 label (1 to 63 of a-z, 0-9 and inner hyphens): %w", m.ControlNamespace, ErrName)
+		return fmt.Errorf("the control namespace %.100q of the mesh is not an RFC 1123 label (1 to 63 of a-z, 0-9 and inner hyphens): %w", m.ControlNamespace, errName)
 	case !isSubdomain(m.TrustDomain):
-		return fmt.Errorf("the trust domain %.300q of the mesh is not an RFC 1123 subdomain (labels of a-z, 0-9 and inner hyphens, at most 253 bytes): %w", m.TrustDomain, ErrName)
+		return fmt.Errorf("the trust domain %.300q of the mesh is not an RFC 1123 subdomain (labels of a-z, 0-9 and inner hyphens, at most 253 bytes): %w", m.TrustDomain, errName)
 	}
 	return nil
 }
@@ -90,7 +90,7 @@ func (m Mesh) Parse(name string) (namespace, serviceAccount string, err error) {
 	namespace, _, _ = strings.Cut(rest, ".")
 	want, err := m.name(namespace, serviceAccount)
 	if err == nil && name != want {
-		err = fmt.Errorf("it does not end with %q: %w", m.suffix(), ErrName)
+		err = fmt.Errorf("it does not end with %q: %w", m.suffix(), errName)
 	}
 	if err != nil {
 		return "", "", fmt.Errorf("linkerdname: parse %.300q: %w", name, err)
@@ -153,7 +153,7 @@ func Match(pattern, identity string) (bool, error) {
 func checkPattern(pattern string) error {
 	if strings.HasPrefix(pattern, "spiffe:") {
 		if _, err := spiffe.ParseID(pattern); err != nil {
-			return fmt.Errorf("%w: %w", ErrName, err)
+			return fmt.Errorf("%w: %w", errName, err)
 		}
 		return nil
 	}
@@ -162,7 +162,7 @@ func checkPattern(pattern string) error {
 	}
 	for label := range strings.SplitSeq(strings.TrimPrefix(pattern, "*."), ".") {
 		if !isLongLabel(label) {
-			return fmt.Errorf("neither a DNS name in lower case, whose first label may be \"*\", nor a SPIFFE ID: %w", ErrName)
+			return fmt.Errorf("neither a DNS name in lower case, whose first label may be \"*\", nor a SPIFFE ID: %w", errName)
 		}
 	}
 	return nil

@@ -81,7 +81,7 @@ func (a *RA) checkLeaf(leaf *x509.Certificate, r *ca.Request, now time.Time) err
 	case !allows(leaf, x509.ExtKeyUsageServerAuth) || !allows(leaf, x509.ExtKeyUsageClientAuth):
 		return errors.New("its extended key usage does not allow both servers and clients; choose a signer that gives both")
 	case leaf.NotAfter.Sub(now) > a.cfg.MaxTTL+clockSkew:
-		return fmt.Errorf("it is valid until %s, and the longest lifetime is %v: configure the signer to give less, or Config.MaxTTL to allow more",
+		return fmt.Errorf("it is valid until %s, and the longest lifetime is %v: have the signer give less, or allow more",
 			leaf.NotAfter.UTC().Format(time.RFC3339), a.cfg.MaxTTL)
 	}
 	for _, attr := range leaf.Subject.Names {
@@ -101,7 +101,7 @@ func allows(leaf *x509.Certificate, purpose x509.ExtKeyUsage) bool {
 // lastOf returns the last certificate of a chain as the root.
 func (a *RA) lastOf(chain []*x509.Certificate) (*spiffe.Bundle, error) {
 	if len(chain) < 2 {
-		return nil, errors.New("the chain ends with the leaf, so that there is no root to learn: set Config.Roots")
+		return nil, errors.New("the chain ends with the leaf, so that there is no root to learn: configure the roots of the signer")
 	}
 	return spiffe.NewBundle(a.cfg.TrustDomain, spiffe.BundleContents{X509Authorities: chain[len(chain)-1:]})
 }

@@ -180,7 +180,7 @@ func TestAnswersRefused(t *testing.T) {
 		}), "both servers and clients"},
 		{"expired", edit(func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Second) }), "expired"},
 		{"not yet valid", edit(func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Minute) }), "not yet valid"},
-		{"too long", edit(func(c *x509.Certificate) { c.NotAfter = time.Now().Add(90*24*time.Hour + 6*time.Minute) }), "Config.MaxTTL"},
+		{"too long", edit(func(c *x509.Certificate) { c.NotAfter = time.Now().Add(90*24*time.Hour + 6*time.Minute) }), "have the signer give less, or allow more"},
 		{"a common name", edit(func(c *x509.Certificate) { c.Subject.CommonName = "admin" }), `its common name is "admin"`},
 		{"a common name that is the ID", edit(func(c *x509.Certificate) { c.Subject.CommonName = same }), "its common name"},
 		{"two common names", edit(func(c *x509.Certificate) {

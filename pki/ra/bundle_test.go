@@ -201,13 +201,13 @@ func TestLearnRoots(t *testing.T) {
 		b = a.Bundle()
 		unrelated := newAuthority(t, "unrelated", nil)
 		_, err = sign(time.Hour, unrelated)
-		signError(t, err, ca.ErrGeneration, "there is no root to learn: set Config.Roots")
+		signError(t, err, ca.ErrGeneration, "there is no root to learn: configure the roots of the signer")
 		_, err = sign(time.Hour, root, unrelated.cert)
 		signError(t, err, ca.ErrGeneration, "signed by unknown authority")
 		_, err = sign(time.Hour, unrelated, root.leaf(t, &x509.CertificateRequest{PublicKey: unrelated.key.Public()}, time.Hour))
 		signError(t, err, ca.ErrGeneration, "not a CA")
 		_, err = sign(91*24*time.Hour, unrelated, unrelated.cert)
-		signError(t, err, ca.ErrGeneration, "MaxTTL")
+		signError(t, err, ca.ErrGeneration, "the longest lifetime is 2160h0m0s")
 		assert.Same(t, b, a.Bundle())
 
 		// a root goes when the last certificate that leads to it has ended
@@ -257,7 +257,7 @@ func TestLearnRootsBounded(t *testing.T) {
 			require.NoError(t, a.Learn(newAuthority(t, "root", nil).cert, time.Now().Add(time.Hour)))
 		}
 		_, err := a.Sign(t.Context(), web(t))
-		signError(t, err, ca.ErrGeneration, "64 roots with valid certificates already: set Config.Roots")
+		signError(t, err, ca.ErrGeneration, "64 roots with valid certificates already: configure the roots of the signers")
 		assert.Len(t, roots(a), ra.MaxLearned)
 		time.Sleep(2 * time.Hour)
 		_, err = a.Sign(t.Context(), web(t))

@@ -42,6 +42,7 @@ package ra
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -146,7 +147,7 @@ func New(cfg Config) (*RA, error) {
 	cfg.SignerRoots = maps.Clone(cfg.SignerRoots)
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	if err := cfg.check(); err != nil {
-		return nil, fmt.Errorf("ra: %w", err)
+		return nil, fmt.Errorf("ra: invalid Config: %w", err)
 	}
 	api, err := k8s.New(k8s.Options{URL: cfg.APIServer, Client: cfg.HTTPClient})
 	if err != nil {
@@ -158,30 +159,30 @@ func New(cfg Config) (*RA, error) {
 func (c *Config) check() error {
 	switch {
 	case c.TrustDomain.IsZero():
-		return fmt.Errorf("Config.TrustDomain: %w", spiffe.ErrZero)
+		return fmt.Errorf("the trust domain: %w", spiffe.ErrZero)
 	case c.Signer == "" && c.SignerDomain == "":
-		return errors.New("Config.Signer or Config.SignerDomain is required")
+		return errors.New("a signer, or a domain of signers, is required")
 	case c.Signer != "" && !validSigner(c.Signer):
-		return fmt.Errorf("Config.Signer %.300q is not DOMAIN/NAME", c.Signer)
+		return fmt.Errorf("the signer %.300q is not DOMAIN/NAME", c.Signer)
 	case c.SignerDomain != "" && !validDomain(c.SignerDomain):
-		return fmt.Errorf("Config.SignerDomain %.300q is not a domain", c.SignerDomain)
+		return fmt.Errorf("the signers' domain %.300q is not a domain", c.SignerDomain)
 	case c.SignerDomain == kubernetesDomain || strings.HasSuffix(c.SignerDomain, "."+kubernetesDomain):
-		return fmt.Errorf("Config.SignerDomain %q belongs to Kubernetes: its signers are not for callers to choose from", c.SignerDomain)
+		return fmt.Errorf("the signers' domain %q belongs to Kubernetes: its signers are not for callers to choose from", c.SignerDomain)
 	case c.MaxTTL < minTTL || c.MaxTTL > math.MaxInt32*time.Second:
-		return fmt.Errorf("Config.MaxTTL is %v, want %v to %v", c.MaxTTL, minTTL, math.MaxInt32*time.Second)
+		return fmt.Errorf("the longest lifetime is %v, want %v to %v", c.MaxTTL, minTTL, math.MaxInt32*time.Second)
 	case c.Timeout < 0:
-		return fmt.Errorf("Config.Timeout is %v", c.Timeout)
+		return fmt.Errorf("the timeout is negative (%v)", c.Timeout)
 	}
 	for name, roots := range c.SignerRoots {
 		if !validSigner(name) || roots == nil {
-			return fmt.Errorf("Config.SignerRoots: %.300q is not the full name of a signer (DOMAIN/NAME), or has no roots", name)
+			return fmt.Errorf("the roots of %.300q: that is not the full name of a signer (DOMAIN/NAME), or it has no roots", name)
 		}
 	}
 	if c.Signer != "" && c.Roots == nil && c.SignerRoots[c.Signer] == nil && !c.LearnRoots {
-		return fmt.Errorf("there are no roots for the signer %q: set Roots or SignerRoots, or LearnRoots to trust the answers", c.Signer)
+		return fmt.Errorf("there are no roots for the signer %q: give them, or allow that they are learned from the answers", c.Signer)
 	}
 	if c.Signer == "" && c.Roots == nil && len(c.SignerRoots) == 0 && !c.LearnRoots {
-		return errors.New("there are no roots: set Roots or SignerRoots, or LearnRoots to trust the answers")
+		return errors.New("there are no roots: give them, or allow that they are learned from the answers")
 	}
 	return nil
 }
@@ -247,9 +248,6 @@ func (a *RA) ask(source spiffe.BundleSource) (*spiffe.Bundle, error) {
 	}
 	return b, nil
 }
-
-// TrustDomain returns the trust domain of the IDs that it has certified.
-func (a *RA) TrustDomain() spiffe.TrustDomain { return a.cfg.TrustDomain }
 
 // Bundle returns the roots of all signers: those that are configured, as their sources give them now,
 // and those that were learned, each for as long as a certificate that leads to it is valid. It is the
@@ -353,7 +351,7 @@ func (a *RA) learn(root *x509.Certificate, leafEnd time.Time) error {
 		}
 	}
 	if len(a.learned) >= maxLearned {
-		return fmt.Errorf("the signers have %d roots with valid certificates already: set Config.Roots", maxLearned)
+		return fmt.Errorf("the signers have %d roots with valid certificates already: configure the roots of the signers", maxLearned)
 	}
 	a.learned = append(a.learned, learnedRoot{root, leafEnd})
 	a.stale = true
@@ -437,7 +435,7 @@ func (a *RA) sign(ctx context.Context, r *ca.Request) ([]*x509.Certificate, *ca.
 		return nil, fail(ca.ErrGeneration, "the answer of the signer %q: %w", signer, err)
 	}
 	if a.cfg.Auditor != nil {
-		err := a.cfg.Auditor.Record(ctx, ca.NewIssuance(r, chain[0], issuer))
+		err := a.cfg.Auditor.Record(ctx, issuance(r, chain[0], issuer))
 		if err == nil || ctx.Err() == nil {
 			a.audited.Note(err)
 		}
@@ -446,4 +444,22 @@ func (a *RA) sign(ctx context.Context, r *ca.Request) ([]*x509.Certificate, *ca.
 		}
 	}
 	return chain, nil
+}
+
+// issuance is the audit record of a certificate, which the CA of the certificate issuer has signed; nil if that is not
+// known.
+func issuance(r *ca.Request, cert, issuer *x509.Certificate) *ca.Issuance {
+	i := &ca.Issuance{
+		Time: time.Now().Round(0), Kind: "x509-svid", Serial: cert.SerialNumber.Text(16),
+		ID: r.ID, DNSNames: cert.DNSNames, IPs: cert.IPAddresses, NotBefore: cert.NotBefore, NotAfter: cert.NotAfter,
+		Fingerprint: fmt.Sprintf("%x", sha256.Sum256(cert.Raw)), PublicKey: fmt.Sprintf("%x", sha256.Sum256(cert.RawSubjectPublicKeyInfo)),
+		Caller: r.Caller, Method: r.Method, Pod: r.Pod,
+	}
+	if r.Profile == ca.DNSOnly {
+		i.Kind = "dns"
+	}
+	if issuer != nil {
+		i.Issuer = issuer.SerialNumber.Text(16)
+	}
+	return i
 }

@@ -64,7 +64,7 @@ func TestSign(t *testing.T) {
 	assert.Equal(t, 1, c.Count(http.MethodPut, csrs))
 	assert.Equal(t, 1, c.Count(http.MethodDelete, csrs))
 	assert.Zero(t, c.left())
-	assert.Equal(t, td, a.TrustDomain())
+	assert.Equal(t, td, a.Bundle().TrustDomain())
 }
 
 // Without a lifetime the signer has the choice.

@@ -21,9 +21,13 @@ func (a *RA) check(r *ca.Request) *ca.SignError {
 	case r.CSR == nil || r.CSR.PublicKey() == nil:
 		return fail(ca.ErrCSR, "there is none; pki.ParseCSR makes one")
 	case r.TTL > a.cfg.MaxTTL:
-		return fail(ca.ErrTTL, "%v was asked for, the longest is %v", r.TTL, a.cfg.MaxTTL)
+		f := fail(ca.ErrTTL, "%v was asked for, the longest is %v", r.TTL, a.cfg.MaxTTL)
+		f.Asked, f.Granted = r.TTL, a.cfg.MaxTTL
+		return f
 	case r.TTL > 0 && r.TTL < minTTL:
-		return fail(ca.ErrTTL, "%v was asked for, the shortest that Kubernetes allows is %v", r.TTL, minTTL)
+		f := fail(ca.ErrTTL, "%v was asked for, the shortest that Kubernetes allows is %v", r.TTL, minTTL)
+		f.Asked, f.Granted = r.TTL, minTTL
+		return f
 	}
 	switch r.Profile {
 	case ca.SVID:
@@ -103,7 +107,7 @@ func checkCSR(r *ca.Request, granted map[pki.SAN]bool) error {
 		return errors.New("it asks for no name, and the signer can only give what it asks for")
 	}
 	if _, err := x509.ParseCertificateRequest(r.CSR.DER()); err != nil {
-		return errors.New("crypto/x509 cannot read it") // nor can Kubernetes
+		return errors.New("crypto/x509 cannot read it") // with which Kubernetes reads it; it refuses some that package pki takes
 	}
 	if cn := r.CSR.CommonName(); cn != "" && cn != r.CommonName {
 		return fmt.Errorf("its common name (%s) is not granted to the caller", oidCommonName())

@@ -1,6 +1,6 @@
-// Package istioagent is the part of Istio's agent that has to do with identity, as a library: it obtains the identity
-// of a workload, keeps it fresh, serves it to an Envoy by SDS, writes it to files, and forwards the Envoy's other
-// configuration from the control plane. It is configured by the environment variables of Istio's agent.
+// Package istioagent is the identity part of Istio's agent as a library: it obtains the identity of a workload, keeps it
+// fresh, serves it to an Envoy by SDS, writes it to files, and forwards the Envoy's other configuration from the control
+// plane. The environment variables of Istio's agent configure it.
 //
 //	cfg, err := istioagent.FromEnvironment(os.Environ())
 //	if err != nil { … } // a line for each variable, with the remedy
@@ -12,33 +12,33 @@
 //
 // # Where the identity comes from
 //
-// [Choose] looks once, at the start, and takes the first that there is:
+// [Choose] looks once, at the start, and takes the first of these that exists:
 //
-//  1. A socket at var/run/secrets/workload-spiffe-uds/socket on which a server answers: Envoy is pointed there, and this
-//     agent has no server of secrets. A socket on which no server answers is replaced.
-//  2. Files: those of FILE_MOUNTED_CERTS, those in var/run/secrets/workload-spiffe-credentials, or those in etc/certs. They
-//     are followed. There is a server of secrets.
-//  3. The CA, with a token or with the certificate in PROV_CERT. There is a server of secrets.
+//  1. A socket at var/run/secrets/workload-spiffe-uds/socket on which a server answers: Envoy uses that, and this agent
+//     serves no secrets. A socket on which no server answers is replaced.
+//  2. Files, which are followed and served: those of FILE_MOUNTED_CERTS, those in var/run/secrets/workload-spiffe-credentials,
+//     or those in etc/certs.
+//  3. The CA, with a token or with the certificate in PROV_CERT. The identity is served.
 //
-// The choice stays until the program ends. Files that are removed later do not make the agent ask the CA: the last good
-// ones stay in use. A half pair of files counts as files, which the agent waits to see completed. The folders of
-// OUTPUT_CERTS and PROV_CERT never count: they are not what a workload is given.
+// The choice stays until the program ends. If files are removed later, the agent does not ask the CA: the last good ones
+// stay in use. A certificate without its key, or the reverse, counts as files, which the agent waits for. The folders of
+// OUTPUT_CERTS and PROV_CERT never count, as they are not what a workload is given.
 //
 // # What it serves
 //
-// The workload socket has the Secret Discovery Service with the names default, ROOTCA, ALL, the SPIFFE IDs of the
-// workload and of the trust domain, and those of files (file-cert:, file-root:). In a pod it also has the Secrets of the
-// pod's namespace, for gateways (kubernetes://NAME, kubernetes://NAMESPACE/NAME, and with -cacert behind them), as
-// package kubesecrets does: they are read with the pod's service account, which may list and watch them, once the
-// first of these names is asked for. The socket XDS in the folder of the
-// proxy's configuration has ADS, which is forwarded to the control plane, and the same secrets. [Agent.Bootstrap]
-// writes a configuration with which an Envoy uses both. If another program serves the workload socket, secrets that an
-// Envoy asks for over ADS are the control plane's to answer.
+// The workload socket has the Secret Discovery Service with the names default, ROOTCA, ALL, the SPIFFE IDs of the workload
+// and of the trust domain, and those of files (file-cert:, file-root:). In a pod it also has the Secrets of the pod's
+// namespace, for gateways (kubernetes://NAME, as in package kubesecrets). They are read with the pod's service account, which
+// needs the right to list and watch them, once the first of these names is asked for.
+//
+// The socket XDS in the folder of the proxy's configuration has ADS, which is forwarded to the control plane, and the same
+// secrets. If another program serves the workload socket, the control plane answers for secrets on the socket XDS.
+// [Agent.Bootstrap] writes a configuration with which an Envoy uses both sockets.
 //
 // # What it does not do
 //
-// It does not start Envoy, does not probe the application, has no DNS proxy, and fetches no WebAssembly modules.
-// Variables of Istio's agent for those are accepted, and a note says that they are not used.
+// It does not start Envoy, does not probe the application, has no DNS proxy, and fetches no WebAssembly modules. Variables
+// of Istio's agent for those are accepted, and a note says that they are not used.
 package istioagent
 
 import (
@@ -61,27 +61,29 @@ import (
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/loopback"
 	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/sds/xdsproxy"
-	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesink"
 	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/health"
+	"github.com/svidkit/svidkit/spiffe/report"
 	"github.com/svidkit/svidkit/spiffe/source"
 )
 
-// part is what has the identity: a *secretcache.Manager or a *filesource.Source.
+// part is the source of the identity: a *secretcache.Manager or a *filesource.Source.
 type part interface {
 	source.Source
+	report.Reporter
 	Run(ctx context.Context) error
-	WriteMetrics(w io.Writer) error
 }
 
 // Agent is Istio's agent for identity. [New] and [Start] make one. It runs once. Its methods are safe for concurrent use.
 type Agent struct {
+	redacted
 	cfg    Config
 	choice Choice
 
@@ -105,9 +107,9 @@ type Agent struct {
 	refused error     // why it is not ready and will not be soon
 }
 
-// Start chooses where the identity comes from, makes an Agent, runs it in the background and waits until it is ready. The
-// end of ctx ends the waiting and not the Agent, which runs until [Agent.Close]. On failure nothing is left running, and
-// the error is that of [Choose], [New] or [Agent.Ready].
+// Start chooses where the identity comes from, makes an Agent, runs it in the background and waits until it is ready. ctx
+// bounds the waiting only: the Agent runs until [Agent.Close]. If Start fails, nothing is left running, and the error is that
+// of [Choose], [New] or [Agent.Ready].
 func Start(ctx context.Context, cfg Config) (*Agent, error) {
 	choice, err := Choose(ctx, cfg)
 	if err != nil {
@@ -124,10 +126,13 @@ func Start(ctx context.Context, cfg Config) (*Agent, error) {
 	return a, nil
 }
 
-// New returns an Agent for what [Choose] has chosen. It looks whether the files with the roots of the CA and the control
-// plane exist, and does nothing else. The caller calls [Agent.Run] or [Agent.Close].
+// New returns an Agent for the choice of [Choose]. It checks that the files with the roots of the CA and the control plane
+// exist, and does nothing else. The caller calls [Agent.Run] or [Agent.Close].
 func New(cfg Config, choice Choice) (_ *Agent, err error) {
-	a := &Agent{cfg: cfg.withDefaults(), choice: choice, servers: make(map[string]*unixsocket.Server), made: time.Now()}
+	a := &Agent{
+		redacted: redact.New("istioagent.Agent(" + choice.String() + ")"),
+		cfg:      cfg.withDefaults(), choice: choice, servers: make(map[string]*unixsocket.Server), made: time.Now(),
+	}
 	defer func() {
 		if err != nil {
 			a.closeHandlers()
@@ -137,7 +142,7 @@ func New(cfg Config, choice Choice) (_ *Agent, err error) {
 	if err := a.cfg.check(); err != nil {
 		return nil, err
 	}
-	parts := []health.Part{{Name: "agent", Check: a.check, Metrics: (*own)(a)}}
+	parts := []health.Part{{Name: "agent", Check: a.check, Source: (*own)(a)}}
 	switch choice.Origin {
 	case Socket:
 		if a.cfg.OutputCerts != "" {
@@ -162,13 +167,13 @@ func New(cfg Config, choice Choice) (_ *Agent, err error) {
 			return nil, fmt.Errorf("control plane: %w", err)
 		}
 		a.servers[a.cfg.xdsSocket()] = a.server(a.cfg.xdsSocket(), a.xds)
-		parts = append(parts, health.Part{Name: "xds", Metrics: a.xds})
+		parts = append(parts, health.Part{Name: "xds", Source: a.xds})
 	}
 	a.health, err = health.New(parts...)
 	return a, err
 }
 
-// newIdentity makes what has the identity, and what serves and writes it.
+// newIdentity makes the source of the identity, and the parts that serve and write it.
 func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 	var src sds.Source
 	if a.choice.Origin == CA {
@@ -207,7 +212,7 @@ func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 	}
 	if a.gateway = a.cfg.newGateway(); a.gateway != nil {
 		routes["kubernetes://*"] = a.gateway
-		*parts = append(*parts, health.Part{Name: "kubernetes", Metrics: a.gateway})
+		*parts = append(*parts, health.Part{Name: "kubernetes", Source: a.gateway})
 	}
 	mux, err := sdssource.Mux(routes)
 	if err != nil {
@@ -218,8 +223,7 @@ func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 	}
 	a.servers[a.choice.Socket] = a.server(a.choice.Socket, a.secrets)
 	*parts = append(*parts,
-		health.Part{Name: "identity", Identity: a.identity, Bundles: a.identity, Metrics: a.identity},
-		health.Part{Name: "files", Metrics: a.files}, health.Part{Name: "sds", Metrics: a.secrets})
+		health.Part{Name: "identity", Source: a.identity}, health.Part{Name: "files", Source: a.files}, health.Part{Name: "sds", Source: a.secrets})
 	if a.cfg.OutputCerts == "" {
 		return nil
 	}
@@ -228,11 +232,11 @@ func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 		mode = 0o644
 	}
 	a.sink, err = filesink.New(filesink.Config{
-		Source: a.identity, Dir: a.cfg.path(a.cfg.OutputCerts), Layout: filesink.Plain,
+		Source: a.identity, Dir: a.cfg.path(a.cfg.OutputCerts), Plain: true,
 		CertName: certName, KeyName: keyName, RootsName: rootsName, Mode: mode, KeyMode: mode,
 		TraditionalKey: a.choice.Origin == CA && !a.cfg.PKCS8Key, AllowWritable: a.cfg.InPod, Logger: a.cfg.Logger,
 	})
-	*parts = append(*parts, health.Part{Name: "outputs", Metrics: a.sink})
+	*parts = append(*parts, health.Part{Name: "outputs", Source: a.sink})
 	return err
 }
 
@@ -241,10 +245,10 @@ func (a *Agent) server(path string, h http.Handler) *unixsocket.Server {
 	return &unixsocket.Server{Path: path, DirMode: 0o750, SocketMode: a.cfg.SocketMode, Handler: h, Logger: a.cfg.Logger}
 }
 
-// Run runs the Agent, for programs that do not use [Start]. It blocks until ctx is done or [Agent.Close] is called, or
-// a part fails, such as a socket that another program has. After the end of ctx and after Close it goes on serving for
-// Config.Drain, while it is not ready any more; then it ends all streams, removes its sockets, and returns nil. It is
-// an error to call it a second time.
+// Run runs the Agent, for programs that do not use [Start]. It blocks until ctx is done, [Agent.Close] is called, or a part
+// fails, such as a socket that another program has. When ctx is done or Close is called, the Agent is no longer ready, but
+// goes on serving for Config.Drain; then it ends all streams, removes its sockets, and Run returns nil. It is an error to
+// call it a second time.
 func (a *Agent) Run(ctx context.Context) error {
 	a.mu.Lock()
 	ran := a.ran
@@ -337,10 +341,10 @@ func (a *Agent) drain() (end time.Time) {
 
 var errDraining = errors.New("the agent is draining or ending")
 
-// errEnded is why a part is not there any more.
+// errEnded is the error of a part that has ended without one.
 var errEnded = errors.New("it has ended by itself")
 
-// await notes when the agent becomes ready, and that it is refused an identity.
+// await notes when the agent becomes ready, or that the CA refuses it.
 func (a *Agent) await(ctx context.Context) {
 	for {
 		var err error
@@ -372,9 +376,9 @@ func (a *Agent) await(ctx context.Context) {
 	}
 }
 
-// Ready waits until the agent serves its sockets and has an identity, unless another program serves that, and has tried to
-// write it to Config.OutputCerts. The error wraps [spiffe.ErrNotReady], the cause of ctx, and why there is no identity; it comes
-// before ctx is done if the CA refuses for good, if a part has failed, and once the agent drains or ends.
+// Ready waits until the agent serves its sockets, has an identity (unless another program serves that), and has tried to
+// write it to Config.OutputCerts. The error wraps [spiffe.ErrNotReady], the cause of ctx, and the reason why there is no identity.
+// Ready fails early if the CA refuses for good, if a part has failed, and once the agent drains or ends.
 func (a *Agent) Ready(ctx context.Context) error {
 	var refused error
 	err := a.life.Await(ctx, a.news.Changed, func() bool {
@@ -401,8 +405,7 @@ func (a *Agent) Ready(ctx context.Context) error {
 	return fmt.Errorf("istioagent: %w: %w", spiffe.ErrNotReady, err)
 }
 
-// Close ends [Agent.Run], or what [Start] has started, as the end of its context does, with the time for draining, and
-// waits for it. The error is always nil.
+// Close ends [Agent.Run], or what [Start] has started, drains as Run does, and waits for the end. The error is always nil.
 func (a *Agent) Close() error {
 	err := a.life.Close()
 	a.closeHandlers()
@@ -430,14 +433,14 @@ func (a *Agent) closeHandlers() {
 // Choice returns where the identity comes from.
 func (a *Agent) Choice() Choice { return a.choice }
 
-// Source returns what has the identity and the trust bundles, or nil if another program serves them. The Agent runs and
+// Source returns the source of the identity and the trust bundles, or nil if another program serves them. The Agent runs and
 // closes it.
 func (a *Agent) Source() source.Source { return a.identity }
 
-// Parts returns the parts of the agent by their names, for a status page: the identity, the files by name, the handlers
-// of the sockets, and the output.
-func (a *Agent) Parts() iter.Seq2[string, any] {
-	return func(yield func(string, any) bool) {
+// Parts returns the parts of the agent by their names, for a status page: the identity, the files that Envoy asks for by
+// name, the handlers of the sockets, and the output. The Agent itself tells where the identity comes from.
+func (a *Agent) Parts() iter.Seq2[string, report.Reporter] {
+	return func(yield func(string, report.Reporter) bool) {
 		_ = (a.identity == nil || yield("identity", a.identity) && yield("files", a.files) && yield("sds", a.secrets)) &&
 			(a.xds == nil || yield("xds", a.xds)) &&
 			(a.sink == nil || yield("outputs", a.sink))
@@ -464,21 +467,7 @@ func (a *Agent) check() error {
 			return err
 		}
 	}
-	return a.expired()
-}
-
-// expired returns an error once the certificate of the CA is not served any more, also if it is one above it that has
-// ended.
-func (a *Agent) expired() error {
-	m, ok := a.identity.(*secretcache.Manager)
-	if !ok {
-		return nil
-	}
-	st := m.Status()[0]
-	if st.NotAfter.IsZero() || time.Now().Before(st.NotAfter) {
-		return nil
-	}
-	return fmt.Errorf("the certificate of %q, or one above it, has expired at %s and was not renewed", st.ID, st.NotAfter.UTC().Format(time.RFC3339))
+	return nil
 }
 
 // answers returns why clients cannot connect to a socket.
@@ -493,15 +482,17 @@ func answers(socket string) error {
 	return conn.Close()
 }
 
-// ServeHTTP answers for the agent, as package health does: 200 or 503 at /healthz/ready, where it has to have an
-// identity that has not expired and sockets that answer, and at /healthz/live, where the identity must not have expired;
-// and the metrics at /metrics and /stats/prometheus. Like them, it is for operators: serve it on loopback, or on a port
-// that only the kubelet and Prometheus reach.
+// ServeHTTP answers for the agent, as package health does:
 //
-// POST /drain makes the agent not ready for good, while it goes on serving, and POST /quitquitquit ends it as
-// [Agent.Close] does, so that Run returns nil. The time for draining begins with the first of them. They answer 200 at
-// once, and 503 before Run. They are for programs on the same host, over loopback: requests of others, and those of pages
-// of other sites in a browser, are refused with 403, whatever the port is reached by.
+//	GET /healthz/ready      200, or 503 without an identity that has not expired, or if a socket does not answer
+//	GET /healthz/live       200, or 503 once the identity has expired
+//	GET /metrics            the metrics, also at /stats/prometheus
+//	POST /drain             makes the agent not ready for good, while it goes on serving
+//	POST /quitquitquit      ends the agent as [Agent.Close] does, so that Run returns nil
+//
+// It is for operators: serve it on loopback, or on a port that only the kubelet and Prometheus reach. The two POST requests
+// are for programs on the same host, over loopback: those of others, and of other sites in a browser, are refused with 403.
+// They answer 200 at once, and 503 before Run. The time for draining begins with the first of them.
 func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.URL.Path {
 	case "/quitquitquit":
@@ -510,12 +501,6 @@ func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/drain":
 		a.order(w, r, func() { a.drain() })
 		return
-	case "/healthz/live":
-		if err := a.expired(); err != nil {
-			w.Header().Set("Cache-Control", "no-store")
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
-		}
 	case "/stats/prometheus":
 		r = r.Clone(r.Context())
 		r.URL.Path = "/metrics"
@@ -523,7 +508,7 @@ func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.health.ServeHTTP(w, r)
 }
 
-// order has do called if a program on this host wants it.
+// order calls do if a program on this host asks for it.
 func (a *Agent) order(w http.ResponseWriter, r *http.Request, do func()) {
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	switch err := loopback.Local(r); {
@@ -547,15 +532,18 @@ func (a *Agent) order(w http.ResponseWriter, r *http.Request, do func()) {
 	do()
 }
 
-// WriteMetrics writes the metrics of all parts in the text format of Prometheus, with the label part. Those of the
-// agent itself have the names of Istio's agent. The error is that of w.
-func (a *Agent) WriteMetrics(w io.Writer) error { return a.health.WriteMetrics(w) }
+// Report implements [report.Reporter] with where the identity comes from. The metrics are those of all [Agent.Parts], with
+// the label part, and those of the agent itself, which have the names of Istio's agent.
+func (a *Agent) Report() report.Report {
+	return report.Report{Upstreams: []report.Upstream{{Name: a.choice.String(), OK: true}}, Metrics: a.health.WriteMetrics}
+}
 
-// own writes the metrics of the agent itself.
+// own has the metrics of the agent itself.
 type own Agent
 
-func (o *own) WriteMetrics(w io.Writer) error {
-	a := (*Agent)(o)
+func (o *own) Report() report.Report { return report.Report{Metrics: (*Agent)(o).writeMetrics} }
+
+func (a *Agent) writeMetrics(w io.Writer) error {
 	var set metrics.Set
 	set.Gauge("istio_agent_startup_duration_seconds", "The time from when the agent was made until it was ready.", func() (float64, bool) {
 		a.mu.Lock()
@@ -574,12 +562,3 @@ func (o *own) WriteMetrics(w io.Writer) error {
 	}
 	return set.Write(w)
 }
-
-// String says where the identity comes from.
-func (a *Agent) String() string { return "istioagent.Agent(" + a.choice.String() + ")" }
-
-// GoString returns the same as String.
-func (a *Agent) GoString() string { return a.String() }
-
-// LogValue returns the same as String.
-func (a *Agent) LogValue() slog.Value { return slog.StringValue(a.String()) }

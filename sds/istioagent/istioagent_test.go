@@ -28,6 +28,7 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -228,6 +229,8 @@ func TestFromCA(t *testing.T) {
 		assert.Contains(t, text, `istio_agent_cert_expiry_seconds{part="agent",resource_name="default"}`)
 		assert.Contains(t, text, "istio_agent_startup_duration_seconds")
 		assert.Contains(t, text, "svidkit_sds_streams")
+		_, err = metricstest.Page(text)
+		require.NoError(t, err)
 		assert.Regexp(t, `istio_agent_num_outgoing_requests\{part="agent",request_type="csr"\} [1-9]`, text)
 		assert.Contains(t, text, `istio_agent_num_failed_outgoing_requests{part="agent",request_type="csr"} 0`)
 		assert.Regexp(t, `istio_agent_outgoing_latency\{part="agent",request_type="csr"\} [0-9.]+`, text)

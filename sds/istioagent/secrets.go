@@ -2,7 +2,6 @@ package istioagent
 
 import (
 	"context"
-	"io"
 	"log/slog"
 	"sync"
 	"time"
@@ -11,6 +10,7 @@ import (
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/kubesecrets"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // traditional is a source whose keys are in PKCS#1 and SEC 1.
@@ -75,12 +75,12 @@ func (g *gateway) Run(ctx context.Context) error {
 	}
 }
 
-// WriteMetrics writes nothing before the first name is asked for, as the source would be reported to be down.
-func (g *gateway) WriteMetrics(w io.Writer) error {
+// Report is empty before the first name is asked for, as the source would be reported to be down.
+func (g *gateway) Report() report.Report {
 	select {
 	case <-g.asked:
-		return g.Source.WriteMetrics(w)
+		return g.Source.Report()
 	default:
-		return nil
+		return report.Report{}
 	}
 }

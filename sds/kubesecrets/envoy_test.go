@@ -167,7 +167,7 @@ func testEnvoyGateway(t *testing.T, api string) {
 	bad := with(renew(), data{"tls.key": tls(t, servers.SVID("/other"))["tls.key"]})
 	last := current
 	put(w.api, "gw/web", bad)
-	require.Eventually(t, func() bool { return w.status("gw", "web").PairErr != nil }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return w.src.SecretStatus("gw", "web").PairErr != nil }, 20*time.Second, time.Millisecond)
 	time.Sleep(300 * time.Millisecond)
 	serial, err := ask()
 	require.NoError(t, err)

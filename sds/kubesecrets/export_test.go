@@ -44,3 +44,16 @@ func (s *Source) Lookup(name string) (*pki.Secret, error) {
 	}
 	return s.lookup(k, roots)
 }
+
+// Status returns the state of s.
+func (s *Source) Status() status { return s.status() }
+
+// SecretStatus returns the state of one Secret.
+func (s *Source) SecretStatus(namespace, name string) (none secretStatus) {
+	for _, st := range s.status().Secrets {
+		if st.namespace == namespace && st.name == name {
+			return st
+		}
+	}
+	return none
+}

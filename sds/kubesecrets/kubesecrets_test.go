@@ -177,15 +177,6 @@ func (w *world) fails(name, text string) {
 	require.NotErrorIs(w.t, err, fs.ErrNotExist, name)
 }
 
-func (w *world) status(namespace, name string) kubesecrets.SecretStatus {
-	for _, st := range w.src.Status().Secrets {
-		if st.Namespace == namespace && st.Name == name {
-			return st
-		}
-	}
-	return kubesecrets.SecretStatus{}
-}
-
 func pair(d data) string { return string(d["tls.crt"]) + string(d["tls.key"]) }
 
 // issuer is a root that signs revocation lists.
@@ -336,7 +327,7 @@ func TestNothingGoodIsReplaced(t *testing.T) {
 				w.is("kubernetes://s", pair(good))
 				w.is("kubernetes://s-cacert", string(roots))
 				assert.Empty(t, w.heard())
-				st := w.status("gw", "s")
+				st := w.src.SecretStatus("gw", "s")
 				assert.True(t, st.Pair && st.Roots)
 				for text, err := range map[string]error{c.pair: st.PairErr, c.roots: st.RootsErr} {
 					if text == "" {
@@ -345,13 +336,13 @@ func TestNothingGoodIsReplaced(t *testing.T) {
 						assert.Contains(t, w.log.String(), "the last good content stays in use")
 					}
 				}
-				m, err := metricstest.Of(w.src)
+				m, err := metricstest.Of(w.src.Report().Metrics)
 				require.NoError(t, err)
 				assert.Equal(t, 1.0, m.Samples["svidkit_kubesecrets_secrets_refused"])
 				put(w.api, "gw/s", with(other, data{"ca.crt": roots}))
 				w.is("kubernetes://s", pair(other))
 				assert.Equal(t, []string{"kubernetes://gw/s", "kubernetes://s"}, w.heard(), "the roots are the same")
-				st = w.status("gw", "s")
+				st = w.src.SecretStatus("gw", "s")
 				assert.NoError(t, st.PairErr)
 				assert.NoError(t, st.RootsErr)
 
@@ -391,7 +382,7 @@ func TestRootsOfTheirOwn(t *testing.T) {
 			put(w.api, "gw/s-cacert", bad)
 			w.fails("kubernetes://s-cacert", text)
 			assert.Empty(t, w.heard(), "streams that have roots keep them")
-			assert.ErrorContains(t, w.status("gw", "s-cacert").RootsErr, text)
+			assert.ErrorContains(t, w.src.SecretStatus("gw", "s-cacert").RootsErr, text)
 			assert.Contains(t, w.log.String(), text)
 			w.is("kubernetes://s", pair(d))
 			put(w.api, "gw/s-cacert", data{"cacert": others})
@@ -420,7 +411,7 @@ func TestSomeRoots(t *testing.T) {
 		leaf := tls(t, ca.SVID("/a"))["tls.crt"]
 		put(w.api, "gw/s-cacert", data{"cacert": slices.Concat(leaf, ca.Bundle().MarshalPEM())})
 		w.is("kubernetes://s-cacert", string(ca.Bundle().MarshalPEM()))
-		assert.ErrorContains(t, w.status("gw", "s-cacert").Note, "1 of 2 certificates are left out")
+		assert.ErrorContains(t, w.src.SecretStatus("gw", "s-cacert").Note, "1 of 2 certificates are left out")
 		assert.Contains(t, w.log.String(), "needs attention")
 	})
 }
@@ -446,7 +437,7 @@ func TestTimes(t *testing.T) {
 		assert.ElementsMatch(t, []string{"kubernetes://gw/s", "kubernetes://s", "kubernetes://gw/late", "kubernetes://late"}, w.heard())
 		w.is("kubernetes://s", pair(later))
 		w.is("kubernetes://late", pair(later))
-		assert.NoError(t, w.status("gw", "s").PairErr)
+		assert.NoError(t, w.src.SecretStatus("gw", "s").PairErr)
 		time.Sleep(3 * time.Hour)
 		w.fails("kubernetes://s", "has expired at")
 
@@ -490,12 +481,12 @@ func TestPassedOver(t *testing.T) {
 		w.is("kubernetes://s", pair(long))
 		w.fails("kubernetes://new", "before it came into use")
 		assert.Equal(t, []string{"kubernetes://gw/first", "kubernetes://first"}, w.heard())
-		assert.ErrorContains(t, w.status("gw", "s").PairErr, "has expired at")
+		assert.ErrorContains(t, w.src.SecretStatus("gw", "s").PairErr, "has expired at")
 		assert.Contains(t, w.log.String(), "the last good content stays in use\" name=kubernetes://gw/s err=\"the certificate has expired")
 		fresh := tls(t, ca.SVID("/fresh"))
 		put(w.api, "gw/s", fresh)
 		w.is("kubernetes://s", pair(fresh))
-		assert.NoError(t, w.status("gw", "s").PairErr)
+		assert.NoError(t, w.src.SecretStatus("gw", "s").PairErr)
 	})
 }
 
@@ -712,7 +703,7 @@ func TestFollow(t *testing.T) {
 		w.api.EndWatches()
 		time.Sleep(time.Hour)
 		assert.ErrorContains(t, w.src.Status().Err, "ClusterRole")
-		m, err := metricstest.Of(w.src)
+		m, err := metricstest.Of(w.src.Report().Metrics)
 		require.NoError(t, err)
 		assert.Zero(t, m.Samples["svidkit_kubesecrets_up"])
 		w.api.Faults(nil)
@@ -830,7 +821,7 @@ func TestRoom(t *testing.T) {
 
 		put(w.api, "gw/s0", large) // one that is kept does not become larger than there is room
 		w.is("kubernetes://s0", pair(d))
-		assert.ErrorContains(t, w.status("gw", "s0").PairErr, "no room")
+		assert.ErrorContains(t, w.src.SecretStatus("gw", "s0").PairErr, "no room")
 		assert.Equal(t, 10-have+1, w.src.Status().Refused)
 		for i := range 7 {
 			w.api.Remove(path(fmt.Sprint("gw/s", i+1)))
@@ -839,10 +830,10 @@ func TestRoom(t *testing.T) {
 		w.fails("kubernetes://s9", "Config.MaxBytes")
 		time.Sleep(11 * time.Minute) // with the next list
 		w.is("kubernetes://s9", pair(d))
-		assert.NoError(t, w.status("gw", "s9").PairErr)
+		assert.NoError(t, w.src.SecretStatus("gw", "s9").PairErr)
 		put(w.api, "gw/s0", d)
 		w.is("kubernetes://s0", pair(d))
-		assert.NoError(t, w.status("gw", "s0").PairErr)
+		assert.NoError(t, w.src.SecretStatus("gw", "s0").PairErr)
 		assert.Zero(t, w.src.Status().Refused)
 		for i := range 10 {
 			w.api.Remove(path(fmt.Sprint("gw/s", i)))

@@ -242,7 +242,7 @@ func TestFiles(t *testing.T) {
 	assert.ErrorContains(t, statusOf(f, roots).Note, "1 of 3 certificates are left out")
 	news.await(t, roots)
 	var metrics bytes.Buffer
-	require.NoError(t, f.WriteMetrics(&metrics))
+	require.NoError(t, f.Report().Metrics(&metrics))
 	assert.Contains(t, metrics.String(), "svidkit_sdssource_files_names 2\n")
 	assert.Contains(t, metrics.String(), "svidkit_sdssource_files_refused 0\n")
 }

@@ -359,7 +359,7 @@ func TestMountedIdentity(t *testing.T) {
 	has(one)
 	require.NoError(t, os.Remove(filepath.Join(dir, "tls.crt")))
 	require.NoError(t, os.Remove(filepath.Join(dir, "ca.crt")))
-	require.Eventually(t, func() bool { return mounted.Status().Err != nil }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return mounted.Report().Upstreams[0].Err != nil }, patience, time.Millisecond)
 	has(one)
 	assert.Empty(t, asked.take())
 	assert.Empty(t, news.take())

@@ -115,7 +115,7 @@ func TestFaulty(t *testing.T) {
 				return play(t.Context(), startFaulty(t, fault), contents, 100*time.Millisecond, lines)
 			}
 			found := 0
-			for _, c := range parseCases(cases) {
+			for _, c := range cases() {
 				if found < 3 && len(c.options.Wildcard) == 0 && c.options.MaxNames == 0 && fails(c.lines) != nil {
 					found++
 				}
@@ -153,7 +153,7 @@ func TestScripts(t *testing.T) {
 		assert.Contains(t, err.Error(), "line 1")
 	}
 	seen := make(map[string]bool)
-	for _, c := range parseCases(cases) {
+	for _, c := range cases() {
 		assert.False(t, seen[c.name], c.name)
 		seen[c.name] = true
 		assert.NotEmpty(t, c.lines, c.name)

@@ -28,6 +28,8 @@ import (
 	"github.com/svidkit/svidkit/sds/statuspage"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/health"
+	"github.com/svidkit/svidkit/spiffe/report"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -232,9 +234,9 @@ func TestBrowser(t *testing.T) {
 	start, fine := time.Now(), new(atomic.Bool)
 	h := newPage(t,
 		statuspage.Part{Name: "identity", Source: me},
-		statuspage.Part{Name: "db", Source: renewed},
+		statuspage.Part{Name: "db", Source: health.FromSources(renewed, renewed)},
 		statuspage.Part{Name: "sds", Source: secrets},
-		statuspage.Part{Name: "sample", Source: reporter(func() (r statuspage.Report) {
+		statuspage.Part{Name: "sample", Source: reporter(func() (r report.Report) {
 			if !fine.Load() {
 				r = sample(start)
 			}

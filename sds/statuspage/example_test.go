@@ -1,6 +1,7 @@
 package statuspage_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -8,15 +9,24 @@ import (
 	"testing"
 
 	"github.com/svidkit/svidkit/sds"
-	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/sds/statuspage"
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
 // The status page of a program that serves its identity to Envoy, and the same status for a script.
 func Example() {
-	identity := spiffetest.NewCA(new(testing.T), "example.org").Source("/web") // a *secretcache.Manager, for instance
-	secrets, err := sds.NewHandler(sdssource.FromIdentity(identity), nil)
+	ctx := context.Background()
+	identity, err := secretcache.Start(ctx, secretcache.Config{
+		ID: spiffe.MustParseID("spiffe://example.org/web"), CA: spiffetest.NewCA(new(testing.T), "example.org"),
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer identity.Close()
+	secrets, err := sds.NewHandler(identity, nil)
 	if err != nil {
 		fmt.Println(err)
 		return

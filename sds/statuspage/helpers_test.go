@@ -15,15 +15,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/sds/statuspage"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // reporter is a part that says what it is told to.
-type reporter func() statuspage.Report
+type reporter func() report.Report
 
-func (r reporter) Report() statuspage.Report { return r() }
+func (r reporter) Report() report.Report { return r() }
 
 // fixed says always the same.
-func fixed(r statuspage.Report) reporter { return func() statuspage.Report { return r } }
+func fixed(r report.Report) reporter { return func() report.Report { return r } }
 
 func newPage(t testing.TB, parts ...statuspage.Part) *statuspage.Handler {
 	t.Helper()
@@ -34,7 +35,7 @@ func newPage(t testing.TB, parts ...statuspage.Part) *statuspage.Handler {
 }
 
 // of is a page of one part.
-func of(t testing.TB, r statuspage.Report) *statuspage.Handler {
+func of(t testing.TB, r report.Report) *statuspage.Handler {
 	t.Helper()
 	return newPage(t, statuspage.Part{Name: "part", Source: fixed(r)})
 }

@@ -37,6 +37,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/filesink"
 	"github.com/svidkit/svidkit/spiffe/filesource"
+	"github.com/svidkit/svidkit/spiffe/health"
 	"github.com/svidkit/svidkit/spiffe/source"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/federationtest"
@@ -149,7 +150,7 @@ func TestManager(t *testing.T) {
 	var r envoysds.DiscoveryResponse
 	require.NoError(t, proto.Unmarshal(b, &r))
 	send(&envoysds.DiscoveryRequest{ResponseNonce: r.GetNonce(), ResourceNames: []string{"default"}, ErrorDetail: &envoysds.Status{Message: "KEY_VALUES_MISMATCH"}})
-	require.Eventually(t, func() bool { return handler.Status().NACKs == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(handler.Report().Servers[0].Events) == 2 }, 10*time.Second, time.Millisecond)
 
 	// A page is kept for twenty times as long as it took to make.
 	require.Eventually(t, func() bool { s = read(t, h); return len(s.Events.Rows) == 2 }, 10*time.Second, 10*time.Millisecond)
@@ -180,7 +181,7 @@ func TestManager(t *testing.T) {
 
 	ca.FailNext(-1, errCA)
 	require.NoError(t, m.Add(spiffe.MustParseID("spiffe://example.org/late")))
-	require.Eventually(t, func() bool { return m.Status()[3].Err != nil }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return m.Report().Upstreams[0].Err != nil }, 10*time.Second, time.Millisecond)
 	require.Eventually(t, func() bool { s = read(t, h); return s.Upstreams.Rows[0].State == "failing" }, 10*time.Second, 10*time.Millisecond)
 	assert.Contains(t, s.Upstreams.Rows[0].Error, "the CA is down")
 	assert.NotEmpty(t, s.Upstreams.Rows[0].NextAttempt)
@@ -201,7 +202,7 @@ func TestManagerOfCredential(t *testing.T) {
 	done := make(chan struct{})
 	go func() { defer close(done); _ = m.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-done })
-	require.Eventually(t, func() bool { return !m.Status()[1].LastSuccess.IsZero() }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return !m.Report().Upstreams[0].LastSuccess.IsZero() }, 10*time.Second, time.Millisecond)
 	s := read(t, newPage(t, statuspage.Part{Name: "identity", Source: m}))
 	require.Len(t, s.Identities.Rows, 1)
 	assert.Equal(t, "default", s.Identities.Rows[0].Name)
@@ -287,9 +288,9 @@ func TestSources(t *testing.T) {
 		statuspage.Part{Name: "named", Source: named},
 		statuspage.Part{Name: "federation", Source: partners},
 		statuspage.Part{Name: "last good", Source: lastGood},
-		statuspage.Part{Name: "fixture", Source: fixture},
-		statuspage.Part{Name: "bundle", Source: ca.Bundle()},
-		statuspage.Part{Name: "svid", Source: svid},
+		statuspage.Part{Name: "fixture", Source: health.FromSources(fixture, fixture)},
+		statuspage.Part{Name: "bundle", Source: health.FromSources(nil, ca.Bundle())},
+		statuspage.Part{Name: "svid", Source: health.FromSources(svid, nil)},
 		statuspage.Part{Name: "xds", Source: proxy},
 	)
 	s := read(t, h)

@@ -1,5 +1,5 @@
-// Package statuspage shows an operator how a program stands that holds identities: an [http.Handler] for a browser on
-// the same machine, over parts that describe themselves.
+// Package statuspage shows the state of a program's identities: an [http.Handler] for a browser on the same machine, made
+// of the reports of the program's parts.
 //
 //	page, err := statuspage.New("agent",
 //		statuspage.Part{Name: "workload", Source: manager}, // a *secretcache.Manager
@@ -10,30 +10,31 @@
 //	server.RegisterOnShutdown(func() { _ = page.Close() })
 //	err = server.ListenAndServe()
 //
+// Package report says how a program adds a part of its own.
+//
 // # What it shows
 //
-// The identities with their lifetimes as bars and the time of the next renewal; the trust roots and which part has them
-// from where; what the parts depend on, such as a CA, an agent, files or a control plane, with the last success, the
-// error and the next attempt; open streams and the names that clients ask for; the last pushes and the responses that
-// clients rejected; and, above all that, what is wrong now.
+// First, what is wrong now. Then the identities with their lifetimes and next renewals; what the parts depend on, such as a
+// CA, an agent, files or a control plane, with the last success, the error and the next attempt; open streams and the names
+// that clients ask for; the last pushes and rejections; and the trust roots, with the parts that have them.
 //
-// Of more than 200 identities or roots those with the next event are shown, and of other lists the first; the number of
-// the others is below.
+// It shows at most 200 identities and 200 roots, those that expire or are renewed next, and the first of other lists. Below
+// each list is how many are left out.
 //
 // # Live
 //
-// The page is complete without script. With it, parts of the page that change are replaced while it is open, once a
-// second at most, by server-sent events. 16 pages can be live at the same time; another one stays as it was loaded.
-// The parts are asked only while a page is being loaded or is live.
+// The page is complete without script. With script, sections that change are replaced by server-sent events, once a second
+// at most. 16 pages can be live at the same time; others stay as they were loaded. The parts are asked only while a page is
+// being loaded or is live.
 //
-// # Whom it answers
+// # Who gets an answer
 //
-// The page has no keys and no tokens. It does have IDs, paths, addresses and errors, for operators. A request is
-// answered if it came to a loopback address, or a Unix socket, and is for localhost or for an address: a page of
-// another site whose name was made to lead to this machine (DNS rebinding) is refused, and what it embeds gets nothing.
-// It uses neither inline script nor inline style, which its Content-Security-Policy forbids. All text in it is escaped.
+// The page has no keys and no tokens, but it has IDs, paths, addresses and errors, for operators. A request must come to a
+// loopback address or a Unix socket, and be for localhost or an IP address. So a site whose name was made to lead to this
+// machine (DNS rebinding) is refused, and other sites cannot embed the page. Its Content-Security-Policy forbids inline
+// scripts and styles. All text is escaped.
 //
-// An operator reaches the page of a pod by kubectl port-forward.
+// Operators reach the page of a pod by kubectl port-forward.
 package statuspage
 
 import (
@@ -45,103 +46,30 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/loopback"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
-	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // Part is a part of a program.
 type Part struct {
-	// Name is a word of the program's choice, which tells the part from the others.
+	// Name is a word of the program's choice. No two parts have the same.
 	Name string
 
-	// Source is what describes itself. It is a [Reporter], or a pointer to one of these:
-	//
-	//	secretcache.Manager     its identities, the roots, and the CA
-	//	workloadapi.Source      its identity, the roots, and the agent
-	//	filesource.Source       its identity, the roots, and the files
-	//	filesink.Sink           the files that it writes
-	//	federation.Manager      the roots of each trust domain, and its endpoint
-	//	source.LastGood         its identity, the roots, and what is stored
-	//	sdssource.Files         the names, and their files
-	//	sds.Handler             the streams, the names, the pushes and the NACKs
-	//	xdsproxy.Handler        the streams, and the control plane
-	//
-	// Any other [spiffe.SVIDSource] or [spiffe.BundleSource] shows its identity and its roots.
-	Source any
-}
-
-// Reporter is a part that describes itself.
-type Reporter interface {
-	// Report returns the state of the part now. It must not block, and must be safe for concurrent use. What it returns
-	// is not changed any more.
-	Report() Report
-}
-
-// Report is the state of a part at one moment. It has no keys and no tokens. All of it may be empty.
-type Report struct {
-	Identities []Identity
-	Roots      []Roots
-	Upstreams  []Upstream
-	Servers    []Server
-	Problems   []error // that need the operator's attention, beside the Err of those above
-}
-
-// Identity is an identity, or another secret that ends.
-type Identity struct {
-	Name      string    // SPIFFE ID, or resource name
-	NotBefore time.Time // zero if unknown
-	NotAfter  time.Time // zero if there is none yet
-	Renewal   time.Time // when it is renewed, or this is tried again; zero if unknown, or under way
-	Failures  int       // attempts since the last success
-	Err       error     // why there is none, or the last attempt has failed; or nil
-}
-
-// Roots is the trust bundle of one trust domain as a part has it.
-type Roots struct {
-	Bundle *spiffe.Bundle
-	Origin string // where it came from, such as "CA" or an address; empty means the part
-}
-
-// Upstream is what a part depends on: a CA, an agent, files, a control plane.
-type Upstream struct {
-	Name        string
-	OK          bool      // it is in order, where LastSuccess is not known
-	LastSuccess time.Time // zero if there was none yet, or it is not known
-	NextAttempt time.Time // zero if unknown, under way, or not needed
-	Failures    int       // attempts since the last success
-	Err         error     // why the last attempt failed, or nil
-}
-
-// Server is what a part serves to clients.
-type Server struct {
-	Protocol string            // such as "SDS"
-	Streams  int               // that are open
-	Names    map[string]string // that clients ask for, with the version that is served; "" while there is nothing to serve
-	Events   []Event           // the last ones
-}
-
-// Event is a push to clients, or what a client answered to one.
-type Event struct {
-	Time    time.Time
-	NACK    bool     // a client rejected it
-	Names   []string // of the resources
-	Version string
-	Streams int    // that it went to
-	Client  string // the name that the client gives itself, or ""
-	Message string // of the client, for a NACK; not to be trusted
+	// Source tells the state of the part: a *secretcache.Manager, a *sds.Handler, or any other [report.Reporter]. Function
+	// health.FromSources makes one of other sources of identities and trust bundles.
+	Source report.Reporter
 }
 
 // maxLive is how many pages can be live at the same time.
 const maxLive = 16
 
-// Handler is a status page. [New] makes one. It is safe for concurrent use, and starts no goroutine.
+// Handler is a status page. [New] makes one. It is safe for concurrent use and starts no goroutine.
 type Handler struct {
 	title string
-	parts []part
+	parts []Part
 	live  *limit.Shares[struct{}]
 	done  chan struct{} // closed by Close
 	close func()
@@ -150,12 +78,7 @@ type Handler struct {
 	now *rendering // nil before the first
 }
 
-type part struct {
-	name   string
-	report func() Report
-}
-
-// New returns a page with this title over these parts, of which there is at least one. It asks them nothing yet.
+// New returns a page with this title of at least one part. It does not ask the parts yet.
 func New(title string, parts ...Part) (*Handler, error) {
 	if len(parts) == 0 {
 		return nil, errors.New("statuspage: new: no parts, such as the source of the identity")
@@ -163,29 +86,28 @@ func New(title string, parts ...Part) (*Handler, error) {
 	h := &Handler{title: title, live: limit.NewShares[struct{}](maxLive, 0), done: make(chan struct{})}
 	h.close = sync.OnceFunc(func() { close(h.done) })
 	for i, p := range parts {
-		report, ok := reporter(p.Source)
 		switch {
 		case p.Name == "" || bearer.Redact(p.Name) != p.Name:
 			return nil, fmt.Errorf("statuspage: new: part %d needs a Name of at most 500 printable characters", i+1)
-		case slices.ContainsFunc(h.parts, func(q part) bool { return q.name == p.Name }):
+		case slices.ContainsFunc(h.parts, func(q Part) bool { return q.Name == p.Name }):
 			return nil, fmt.Errorf("statuspage: new: two parts have the name %q", p.Name)
-		case !ok:
-			return nil, fmt.Errorf("statuspage: new: part %q: %T does not describe itself; give it the method Report", p.Name, p.Source)
+		case p.Source == nil:
+			return nil, fmt.Errorf("statuspage: new: part %q has no Source", p.Name)
 		}
-		h.parts = append(h.parts, part{p.Name, report})
+		h.parts = append(h.parts, p)
 	}
 	return h, nil
 }
 
-// Close ends the pages that are live, and refuses others from then on; what is loaded is still answered. It is for
-// [http.Server.RegisterOnShutdown], as Shutdown waits for requests. It may be called twice. It returns nil.
+// Close ends the live pages and refuses new ones; a page can still be loaded. It is for [http.Server.RegisterOnShutdown], as
+// Shutdown waits for requests. It may be called twice. It returns nil.
 func (h *Handler) Close() error {
 	h.close()
 	return nil
 }
 
-// ServeHTTP implements [http.Handler] for GET and HEAD. The last element of the path says what is asked for, so that the
-// page can be mounted anywhere:
+// ServeHTTP implements [http.Handler] for GET and HEAD. Only the last element of the path counts, so the page can be mounted
+// anywhere:
 //
 //	/              the page; a mount point ends with a slash
 //	status.json    the same as JSON
@@ -193,8 +115,7 @@ func (h *Handler) Close() error {
 //	page.css       the style of the page
 //	page.js        the script of the page
 //
-// Other paths are answered with 404, requests over other addresses than loopback and those of other sites with 403, and
-// those for another host with 421.
+// Other paths get 404, requests that come from the network or from other sites 403, and requests for another host 421.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	header := w.Header()
 	for name, value := range map[string]string{

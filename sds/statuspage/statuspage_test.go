@@ -24,8 +24,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/sourcereport"
 	"github.com/svidkit/svidkit/sds/statuspage"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -33,15 +35,14 @@ var update = flag.Bool("update", false, "write testdata again")
 
 func TestNew(t *testing.T) {
 	t.Parallel()
-	good := statuspage.Part{Name: "part", Source: fixed(statuspage.Report{})}
+	good := statuspage.Part{Name: "part", Source: fixed(report.Report{})}
 	for want, parts := range map[string][]statuspage.Part{
-		"no parts":                  {},
-		"part 1 needs a Name":       {{Source: good.Source}},
-		"part 2 needs a Name":       {good, {Name: "a\nb", Source: good.Source}},
-		"needs a Name of at most":   {{Name: strings.Repeat("a", 501), Source: good.Source}},
-		`two parts have the name`:   {good, good},
-		`part "x": <nil> does not`:  {{Name: "x"}},
-		`part "x": string does not`: {{Name: "x", Source: "me"}},
+		"no parts":                {},
+		"part 1 needs a Name":     {{Source: good.Source}},
+		"part 2 needs a Name":     {good, {Name: "a\nb", Source: good.Source}},
+		"needs a Name of at most": {{Name: strings.Repeat("a", 501), Source: good.Source}},
+		`two parts have the name`: {good, good},
+		`part "x" has no Source`:  {{Name: "x"}},
 	} {
 		_, err := statuspage.New("agent", parts...)
 		require.ErrorContains(t, err, want)
@@ -57,7 +58,7 @@ func TestNew(t *testing.T) {
 func TestGolden(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		h := newPage(t, statuspage.Part{Name: "sample", Source: reporter(func() statuspage.Report { return sample(time.Now()) })})
+		h := newPage(t, statuspage.Part{Name: "sample", Source: reporter(func() report.Report { return sample(time.Now()) })})
 		time.Sleep(time.Hour)
 		for file, path := range map[string]string{"page.html": "/", "status.json": "/status.json"} {
 			got := body(t, ask(t, h, http.MethodGet, path))
@@ -142,15 +143,15 @@ var hostile = []string{
 	"-->]]>",
 }
 
-func everywhere(s string) statuspage.Report {
+func everywhere(s string) report.Report {
 	now := time.Now()
 	err := errors.New(s)
-	return statuspage.Report{
-		Identities: []statuspage.Identity{{Name: s, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour), Err: err}},
-		Upstreams:  []statuspage.Upstream{{Name: s, Err: err}},
-		Servers: []statuspage.Server{{
+	return report.Report{
+		Identities: []report.Identity{{Name: s, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour), Err: err}},
+		Upstreams:  []report.Upstream{{Name: s, Err: err}},
+		Servers: []report.Server{{
 			Protocol: s, Names: map[string]string{s: s},
-			Events: []statuspage.Event{{Time: now, NACK: true, Names: []string{s, s}, Version: s, Client: s, Message: s}},
+			Events: []report.Event{{Time: now, NACK: true, Names: []string{s, s}, Version: s, Client: s, Message: s}},
 		}},
 		Problems: []error{err},
 	}
@@ -160,7 +161,7 @@ func TestEscaping(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	plain := everywhere("x")
-	plain.Roots = []statuspage.Roots{{Bundle: ca.Bundle(), Origin: "x"}}
+	plain.Bundles = []report.Bundle{sourcereport.Bundle(ca.Bundle(), "x")}
 	tags := regexp.MustCompile(`<[^<>]*`)
 	elements := func(html string) (all []string) {
 		for _, tag := range tags.FindAllString(html, -1) {
@@ -172,7 +173,7 @@ func TestEscaping(t *testing.T) {
 	want := elements(page(t, of(t, plain)))
 	for _, s := range hostile {
 		r := everywhere(s)
-		r.Roots = []statuspage.Roots{{Bundle: ca.Bundle(), Origin: s}}
+		r.Bundles = []report.Bundle{sourcereport.Bundle(ca.Bundle(), s)}
 		h, err := statuspage.New(s, statuspage.Part{Name: "part", Source: fixed(r)})
 		require.NoError(t, err)
 		html := page(t, h)
@@ -266,8 +267,8 @@ func TestStates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		now := time.Now()
 		in := func(d time.Duration) time.Time { return now.Add(d) }
-		h := of(t, statuspage.Report{
-			Identities: []statuspage.Identity{
+		h := of(t, report.Report{
+			Identities: []report.Identity{
 				{Name: "a-missing"},
 				{Name: "b-expired", NotAfter: in(-time.Second), Err: errCA},
 				{Name: "c-early", NotBefore: in(time.Second), NotAfter: in(time.Hour)},
@@ -275,7 +276,7 @@ func TestStates(t *testing.T) {
 				{Name: "e-renewing", NotAfter: in(time.Hour), Renewal: in(-time.Second)},
 				{Name: "f-valid", NotAfter: in(0), Renewal: in(time.Second)},
 			},
-			Upstreams: []statuspage.Upstream{{Name: "waiting"}, {Name: "ok", LastSuccess: now}, {Name: "ok", OK: true}, {Name: "failing", OK: true, LastSuccess: now, Err: errCA}},
+			Upstreams: []report.Upstream{{Name: "waiting"}, {Name: "ok", LastSuccess: now}, {Name: "ok", OK: true}, {Name: "failing", OK: true, LastSuccess: now, Err: errCA}},
 		})
 		s := read(t, h)
 		var states []string
@@ -298,12 +299,12 @@ func TestStates(t *testing.T) {
 func TestEachProblem(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
-	var r statuspage.Report
+	var r report.Report
 	for _, name := range []string{"one", "two"} {
 		empty, err := spiffe.NewBundle(spiffe.MustParseTrustDomain(name+".test"), spiffe.BundleContents{})
 		require.NoError(t, err)
-		r.Identities = append(r.Identities, statuspage.Identity{Name: name, NotAfter: now.Add(-time.Hour)})
-		r.Roots = append(r.Roots, statuspage.Roots{Bundle: empty, Origin: "CA"})
+		r.Identities = append(r.Identities, report.Identity{Name: name, NotAfter: now.Add(-time.Hour)})
+		r.Bundles = append(r.Bundles, sourcereport.Bundle(empty, "CA"))
 	}
 	var told []string
 	for _, p := range read(t, of(t, r)).Problems.Rows {
@@ -319,7 +320,7 @@ func TestOrigin(t *testing.T) {
 	t.Parallel()
 	empty, err := spiffe.NewBundle(spiffe.MustParseTrustDomain("empty.test"), spiffe.BundleContents{})
 	require.NoError(t, err)
-	h := of(t, statuspage.Report{Roots: []statuspage.Roots{{Bundle: empty, Origin: "a\r\revent: summary\rdata: No problems" + strings.Repeat("x", 3000)}}})
+	h := of(t, report.Report{Bundles: []report.Bundle{sourcereport.Bundle(empty, "a\r\revent: summary\rdata: No problems"+strings.Repeat("x", 3000))}})
 	assert.NotContains(t, page(t, h), "\r")
 	s := read(t, h)
 	require.Len(t, s.Problems.Rows, 1)
@@ -333,12 +334,12 @@ func TestFarTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		now := time.Now()
 		never := time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
-		h := of(t, statuspage.Report{
-			Identities: []statuspage.Identity{
+		h := of(t, report.Report{
+			Identities: []report.Identity{
 				{Name: "a", NotBefore: now.AddDate(-100, 0, 0), NotAfter: never},
 				{Name: "b", NotBefore: now, NotAfter: time.Date(30_000, 1, 1, 0, 0, 0, 0, time.UTC), Renewal: time.Date(-5, 1, 1, 0, 0, 0, 0, time.UTC)},
 			},
-			Upstreams: []statuspage.Upstream{{Name: "c", LastSuccess: time.Date(2, 1, 1, 0, 0, 0, 0, time.UTC)}},
+			Upstreams: []report.Upstream{{Name: "c", LastSuccess: time.Date(2, 1, 1, 0, 0, 0, 0, time.UTC)}},
 		})
 		html := page(t, h)
 		identities := section(t, html, "identities")
@@ -353,24 +354,24 @@ func TestFarTimes(t *testing.T) {
 func TestBounds(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
-	var r statuspage.Report
+	var r report.Report
 	names := map[string]string{}
 	const many = 10_000
 	for i := range many {
 		id := fmt.Sprintf("spiffe://example.org/%05d/%s", i, strings.Repeat("x", 200))
-		r.Identities = append(r.Identities, statuspage.Identity{
+		r.Identities = append(r.Identities, report.Identity{
 			Name: id, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour), Renewal: now.Add(time.Duration(many-i) * time.Second),
 		})
 		names[id] = "version"
-		r.Upstreams = append(r.Upstreams, statuspage.Upstream{Name: id, Err: fmt.Errorf("error %d: %w", i, errCA)})
+		r.Upstreams = append(r.Upstreams, report.Upstream{Name: id, Err: fmt.Errorf("error %d: %w", i, errCA)})
 	}
 	r.Identities[7].NotAfter = now.Add(-time.Hour) // expired, with a renewal far away
 	names["late"] = ""
-	server := statuspage.Server{Protocol: "SDS", Names: names}
+	server := report.Server{Protocol: "SDS", Names: names}
 	for i := range 1000 {
-		server.Events = append(server.Events, statuspage.Event{Time: now.Add(time.Duration(i) * time.Second), Names: make([]string, 1000), Version: fmt.Sprint(i)})
+		server.Events = append(server.Events, report.Event{Time: now.Add(time.Duration(i) * time.Second), Names: make([]string, 1000), Version: fmt.Sprint(i)})
 	}
-	r.Servers = []statuspage.Server{server}
+	r.Servers = []report.Server{server}
 	h := of(t, r)
 	s := read(t, h)
 	assert.Len(t, s.Identities.Rows, 200)
@@ -397,9 +398,9 @@ func TestBounds(t *testing.T) {
 // A program with 10,000 identities.
 func BenchmarkPage(b *testing.B) {
 	now := time.Now()
-	var r statuspage.Report
+	var r report.Report
 	for i := range 10_000 {
-		r.Identities = append(r.Identities, statuspage.Identity{
+		r.Identities = append(r.Identities, report.Identity{
 			Name: fmt.Sprintf("spiffe://example.org/%d", i), NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour), Renewal: now.Add(time.Duration(i%999) * time.Second),
 		})
 	}
@@ -413,10 +414,10 @@ func TestRate(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		asked := 0
-		h := newPage(t, statuspage.Part{Name: "slow", Source: reporter(func() statuspage.Report {
+		h := newPage(t, statuspage.Part{Name: "slow", Source: reporter(func() report.Report {
 			asked++
 			time.Sleep(time.Second)
-			return statuspage.Report{}
+			return report.Report{}
 		})})
 		for range 100 {
 			page(t, h)
@@ -435,8 +436,10 @@ func TestRoots(t *testing.T) {
 	empty, err := spiffe.NewBundle(spiffe.MustParseTrustDomain("empty.test"), spiffe.BundleContents{})
 	require.NoError(t, err)
 	h := newPage(t,
-		statuspage.Part{Name: "identity", Source: fixed(statuspage.Report{Roots: []statuspage.Roots{{ca.Bundle(), "CA"}, {partner.Bundle(), "CA"}}})},
-		statuspage.Part{Name: "federation", Source: fixed(statuspage.Report{Roots: []statuspage.Roots{{partner.Bundle(), "https://partner.test"}, {empty, ""}, {nil, "x"}}})},
+		statuspage.Part{Name: "identity", Source: fixed(report.Report{Bundles: []report.Bundle{sourcereport.Bundle(ca.Bundle(), "CA"), sourcereport.Bundle(partner.Bundle(), "CA")}})},
+		statuspage.Part{Name: "federation", Source: fixed(report.Report{Bundles: []report.Bundle{
+			sourcereport.Bundle(partner.Bundle(), "https://partner.test"), sourcereport.Bundle(empty, ""), {TrustDomain: "late.test", Err: errors.New("not yet")},
+		}})},
 	)
 	s := read(t, h)
 	require.Len(t, s.Roots.Rows, 3)
@@ -515,10 +518,10 @@ func TestEvents(t *testing.T) {
 	t.Parallel()
 	var failing atomic.Bool
 	end := time.Now().Add(100*time.Hour + time.Minute)
-	h := newPage(t, statuspage.Part{Name: "part", Source: reporter(func() (r statuspage.Report) {
-		r.Identities = []statuspage.Identity{{Name: "spiffe://example.org/web", NotAfter: end}}
+	h := newPage(t, statuspage.Part{Name: "part", Source: reporter(func() (r report.Report) {
+		r.Identities = []report.Identity{{Name: "spiffe://example.org/web", NotAfter: end}}
 		if failing.Load() {
-			r.Upstreams = []statuspage.Upstream{{Name: "CA", Err: errCA}}
+			r.Upstreams = []report.Upstream{{Name: "CA", Err: errCA}}
 		}
 		return r
 	})})
@@ -576,7 +579,7 @@ func TestEvents(t *testing.T) {
 // As many pages are live as may be, and a page that is closed makes room for another.
 func TestEventsBound(t *testing.T) {
 	t.Parallel()
-	h := of(t, statuspage.Report{})
+	h := of(t, report.Report{})
 	server := httptest.NewServer(h)
 	t.Cleanup(server.Close)
 	t.Cleanup(func() { _ = h.Close() }) // before the server waits
@@ -629,7 +632,7 @@ func TestEventsStuck(t *testing.T) {
 	t.Parallel()
 	for takes, want := range map[int]time.Duration{0: 10 * time.Second, 1: 11 * time.Second} {
 		synctest.Test(t, func(t *testing.T) {
-			h := of(t, statuspage.Report{})
+			h := of(t, report.Report{})
 			began := time.Now()
 			for range 17 { // one after the other
 				h.ServeHTTP(&stuck{ResponseWriter: httptest.NewRecorder(), takes: takes}, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost/events", nil))

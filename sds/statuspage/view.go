@@ -2,18 +2,17 @@ package statuspage
 
 import (
 	"cmp"
-	"crypto"
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/hex"
 	"fmt"
-	"iter"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // What is shown of each list.
@@ -127,74 +126,132 @@ const (
 
 // view asks the parts. Texts are made fit to be shown once it is clear which rows are.
 func (h *Handler) view(now time.Time) *view {
-	v := &view{Title: h.title, Time: now.UTC()}
-	var problems []problem
-	var identities []identity
-	var names []name
-	roots := map[string]*root{}
-	for _, p := range h.parts {
-		r := p.report()
-		wrong := func(what string, err error) {
-			if err != nil {
-				problems = append(problems, problem{Part: p.name, What: what, Error: err.Error()})
-			}
+	c := collection{view: view{Title: h.title, Time: now.UTC()}, now: now, roots: map[string]*root{}, order: map[string]int{}}
+	for i, p := range h.parts {
+		c.order[p.Name] = i
+		c.add(p.Name, p.Source.Report())
+	}
+	return c.limited()
+}
+
+// collection is what the parts have told, before it is sorted and cut.
+type collection struct {
+	view
+	now   time.Time
+	roots map[string]*root // by what they are
+	order map[string]int   // of the parts
+}
+
+// wrong adds a problem, if err is one.
+func (c *collection) wrong(part, what string, err error) {
+	if err != nil {
+		c.Problems.Rows = append(c.Problems.Rows, problem{Part: part, What: what, Error: err.Error()})
+	}
+}
+
+// add adds what a part has told.
+func (c *collection) add(part string, r report.Report) {
+	for _, i := range r.Identities {
+		row := identity{part, i.Name, identityState(&i, c.now), utc(i.NotBefore), utc(i.NotAfter), utc(i.Renewal), i.Failures, errorText(i.Err)}
+		c.Identities.Rows = append(c.Identities.Rows, row)
+		if i.Err == nil && (row.State == expired || row.State == notYet) {
+			c.Problems.Rows = append(c.Problems.Rows, problem{part, row.Name, row.State, true})
 		}
-		for _, i := range r.Identities {
-			row := identity{p.name, i.Name, i.state(now), utc(i.NotBefore), utc(i.NotAfter), utc(i.Renewal), i.Failures, errorText(i.Err)}
-			identities = append(identities, row)
-			if i.Err == nil && (row.State == expired || row.State == notYet) {
-				problems = append(problems, problem{p.name, row.Name, row.State, true})
-			}
-			wrong(row.Name, i.Err)
-		}
-		for _, b := range r.Roots {
-			if b.Bundle != nil {
-				addRoots(roots, cmp.Or(b.Origin, p.name), p.name, b, now)
-			}
-		}
-		for _, u := range r.Upstreams {
-			v.Upstreams.Rows = append(v.Upstreams.Rows, upstream{p.name, u.Name, u.state(), utc(u.LastSuccess), utc(u.NextAttempt), u.Failures, errorText(u.Err)})
-			wrong(u.Name, u.Err)
-		}
-		for _, s := range r.Servers {
-			row := server{Part: p.name, Protocol: s.Protocol, Streams: s.Streams}
-			for n, version := range s.Names {
-				if version == "" {
-					row.Waiting++
-				} else {
-					row.Served++
-				}
-				names = append(names, name{p.name, n, version})
-			}
-			v.Servers.Rows = append(v.Servers.Rows, row)
-			for _, e := range s.Events {
-				kind := "push"
-				if e.NACK {
-					kind = "NACK"
-				}
-				v.Events.Rows = append(v.Events.Rows, event{utc(e.Time), p.name, kind, e.Names, e.Version, e.Streams, e.Client, e.Message})
-			}
-		}
-		for _, err := range r.Problems {
-			wrong("", err)
+		c.wrong(part, row.Name, i.Err)
+	}
+	for _, b := range r.Bundles {
+		if b.Err == nil {
+			c.addRoots(part, &b)
 		}
 	}
-	for _, r := range roots {
+	for _, u := range r.Upstreams {
+		row := upstream{part, u.Name, upstreamState(&u), utc(u.LastSuccess), utc(u.NextAttempt), u.Failures, errorText(u.Err)}
+		c.Upstreams.Rows = append(c.Upstreams.Rows, row)
+		c.wrong(part, u.Name, u.Err)
+	}
+	for _, s := range r.Servers {
+		c.addServer(part, &s)
+	}
+	for _, err := range r.Problems {
+		c.wrong(part, "", err)
+	}
+}
+
+// addRoots adds the authorities of a bundle to those that other parts have, too.
+func (c *collection) addRoots(part string, b *report.Bundle) {
+	origin := part
+	if b.Origin != "" && b.Origin != part {
+		origin += " (" + b.Origin + ")"
+	}
+	add := func(r root) {
+		key := b.TrustDomain + " " + r.Kind + " " + r.SHA256 + " " + r.Name
+		have := c.roots[key]
+		if have == nil {
+			r.TrustDomain = b.TrustDomain
+			have = &r
+			c.roots[key] = have
+		}
+		if !slices.Contains(have.From, origin) {
+			have.From = append(have.From, origin)
+		}
+	}
+	for _, cert := range b.X509 {
+		sum := sha256.Sum256(cert.Raw)
+		r := root{Kind: "X.509", Name: subject(cert), SHA256: hex.EncodeToString(sum[:]), State: valid, Begin: utc(cert.NotBefore), End: utc(cert.NotAfter)}
+		switch {
+		case c.now.After(cert.NotAfter):
+			r.State = expired
+		case c.now.Before(cert.NotBefore):
+			r.State = notYet
+		}
+		add(r)
+	}
+	for _, id := range b.JWT {
+		add(root{Kind: "JWT", Name: id, State: valid})
+	}
+	for _, id := range b.WIT {
+		add(root{Kind: "WIT", Name: id, State: valid})
+	}
+	if len(b.X509)+len(b.JWT)+len(b.WIT) == 0 {
+		add(root{Kind: "none", State: empty})
+	}
+}
+
+func (c *collection) addServer(part string, s *report.Server) {
+	row := server{Part: part, Protocol: s.Protocol, Streams: s.Streams}
+	for n, version := range s.Names {
+		if version == "" {
+			row.Waiting++
+		} else {
+			row.Served++
+		}
+		c.Names.Rows = append(c.Names.Rows, name{part, n, version})
+	}
+	c.Servers.Rows = append(c.Servers.Rows, row)
+	for _, e := range s.Events {
+		kind := "push"
+		if e.NACK {
+			kind = "NACK"
+		}
+		c.Events.Rows = append(c.Events.Rows, event{utc(e.Time), part, kind, e.Names, e.Version, e.Streams, e.Client, e.Message})
+	}
+}
+
+// limited returns the rows that are shown, in their order.
+func (c *collection) limited() *view {
+	v := &c.view
+	for _, r := range c.roots {
 		if r.State == empty || r.State == expired {
-			problems = append(problems, problem{strings.Join(r.From, ", "), r.TrustDomain, strings.TrimSpace("the trust bundle is " + r.State + " " + r.Name), true})
+			what := strings.TrimSpace("the trust bundle is " + r.State + " " + r.Name)
+			v.Problems.Rows = append(v.Problems.Rows, problem{strings.Join(r.From, ", "), r.TrustDomain, what, true})
 		}
 		v.Roots.Rows = append(v.Roots.Rows, *r)
 	}
-
-	order := map[string]int{}
-	for i, p := range h.parts {
-		order[p.name] = i
-	}
-	v.Problems = first(maxRows, unique(problems))
-	v.Identities = first(maxRows, identities, func(a, b identity) int {
+	v.Problems = first(maxRows, unique(v.Problems.Rows))
+	v.Identities = first(maxRows, v.Identities.Rows, func(a, b identity) int {
 		return cmp.Or(a.next().Compare(b.next()), strings.Compare(a.Name, b.Name))
 	}, func(a, b identity) int {
-		return cmp.Or(order[a.Part]-order[b.Part], strings.Compare(a.Name, b.Name))
+		return cmp.Or(c.order[a.Part]-c.order[b.Part], strings.Compare(a.Name, b.Name))
 	})
 	v.Roots = first(maxRows, v.Roots.Rows, func(a, b root) int {
 		return cmp.Or(a.End.Compare(b.End), strings.Compare(a.SHA256+a.Name, b.SHA256+b.Name))
@@ -203,8 +260,8 @@ func (h *Handler) view(now time.Time) *view {
 	})
 	v.Upstreams = first(maxRows, v.Upstreams.Rows)
 	v.Servers = first(maxRows, v.Servers.Rows)
-	v.Names = first(maxRows, names, func(a, b name) int { // what is waited for comes first
-		return cmp.Or(min(len(a.Version), 1)-min(len(b.Version), 1), order[a.Part]-order[b.Part], strings.Compare(a.Name, b.Name))
+	v.Names = first(maxRows, v.Names.Rows, func(a, b name) int { // what is waited for comes first
+		return cmp.Or(min(len(a.Version), 1)-min(len(b.Version), 1), c.order[a.Part]-c.order[b.Part], strings.Compare(a.Name, b.Name))
 	})
 	v.Events = first(maxEvents, v.Events.Rows, func(a, b event) int { return b.Time.Compare(a.Time) })
 	v.clean()
@@ -260,7 +317,7 @@ func (v *view) clean() {
 	}
 	for i := range v.Roots.Rows {
 		r := &v.Roots.Rows[i]
-		text(&r.Name)
+		text(&r.TrustDomain, &r.Name)
 		for j := range r.From {
 			text(&r.From[j])
 		}
@@ -298,8 +355,7 @@ func errorText(err error) string {
 	return err.Error()
 }
 
-// state says how i is at a time.
-func (i *Identity) state(now time.Time) string {
+func identityState(i *report.Identity, now time.Time) string {
 	switch {
 	case i.NotAfter.IsZero():
 		return missing
@@ -323,7 +379,7 @@ func (i identity) next() time.Time {
 	return i.Renewal
 }
 
-func (u *Upstream) state() string {
+func upstreamState(u *report.Upstream) string {
 	switch {
 	case u.Err != nil:
 		return failing
@@ -331,51 +387,6 @@ func (u *Upstream) state() string {
 		return waiting
 	}
 	return good
-}
-
-// addRoots adds the authorities of a bundle to those that are known, by what they are.
-func addRoots(all map[string]*root, origin, part string, b Roots, now time.Time) {
-	if origin != part {
-		origin = part + " (" + origin + ")"
-	}
-	td := b.Bundle.TrustDomain().String()
-	add := func(r root) {
-		key := td + " " + r.Kind + " " + r.SHA256 + " " + r.Name
-		have := all[key]
-		if have == nil {
-			r.TrustDomain = td
-			have = &r
-			all[key] = have
-		}
-		if !slices.Contains(have.From, origin) {
-			have.From = append(have.From, origin)
-		}
-	}
-	n := 0
-	for c := range b.Bundle.X509Authorities() {
-		n++
-		sum := sha256.Sum256(c.Raw)
-		r := root{Kind: "X.509", Name: subject(c), SHA256: hex.EncodeToString(sum[:]), State: valid, Begin: utc(c.NotBefore), End: utc(c.NotAfter)}
-		switch {
-		case now.After(c.NotAfter):
-			r.State = expired
-		case now.Before(c.NotBefore):
-			r.State = notYet
-		}
-		add(r)
-	}
-	for _, keys := range []struct {
-		kind string
-		ids  iter.Seq2[string, crypto.PublicKey]
-	}{{"JWT", b.Bundle.JWTAuthorities()}, {"WIT", b.Bundle.WITAuthorities()}} {
-		for id := range keys.ids {
-			n++
-			add(root{Kind: keys.kind, Name: id, State: valid})
-		}
-	}
-	if n == 0 {
-		add(root{Kind: "none", State: empty})
-	}
 }
 
 // subject names a root.

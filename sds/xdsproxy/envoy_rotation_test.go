@@ -464,7 +464,7 @@ func testRotation(t *testing.T, bin string, delta bool) {
 	phase("begins")
 	renewed("the first renewal")
 
-	old := authority.Roots()[0]
+	old := authority.Status().Roots[0]
 	_, err = authority.Rotate(t.Context())
 	require.NoError(t, err)
 	phase("root rotation begins")
@@ -482,14 +482,14 @@ func testRotation(t *testing.T, bin string, delta bool) {
 	phase("control planes are back")
 
 	require.Eventually(t, func() bool {
-		roots := authority.Roots()
+		roots := authority.Status().Roots
 		return len(roots) == 1 && roots[0].ID != old.ID
 	}, 3*within, 50*time.Millisecond, "the old root retires")
 	renewed("from the new root")
 	for s, e := range envoys {
 		require.Eventually(t, func() bool {
 			_, roots := e.Serials()
-			return slices.Contains(roots, envoytest.Serial(authority.Roots()[0].Certificate.SerialNumber)) &&
+			return slices.Contains(roots, envoytest.Serial(authority.Status().Roots[0].Certificate.SerialNumber)) &&
 				!slices.Contains(roots, envoytest.Serial(old.Certificate.SerialNumber))
 		}, within, 50*time.Millisecond, "%s trusts the new root only", s.ID)
 	}

@@ -2,7 +2,7 @@ package xdsproxy
 
 import "github.com/svidkit/svidkit/internal/metrics"
 
-// proxyMetrics are the numbers of [Handler.WriteMetrics].
+// proxyMetrics are the numbers of [Handler.Report].
 type proxyMetrics struct {
 	metrics.Set
 	requests, responses, dropped, failures *metrics.Counter

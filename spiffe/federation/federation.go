@@ -243,7 +243,11 @@ func (m *Manager) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	if b := r.bundle.Load(); b != nil {
 		return b, nil
 	}
-	return nil, fmt.Errorf("federation: no bundle was fetched yet for trust domain %q: %w", td, spiffe.ErrUnknownTrustDomain)
+	return nil, errNotFetched(td)
+}
+
+func errNotFetched(td spiffe.TrustDomain) error {
+	return fmt.Errorf("federation: no bundle was fetched yet for trust domain %q: %w", td, spiffe.ErrUnknownTrustDomain)
 }
 
 // Bundles returns all bundles that are in force. The same set is returned until something changes.

@@ -936,7 +936,7 @@ func TestSelfServing(t *testing.T) {
 		assert.Equal(t, "spiffe://partner.test/endpoint", w.diary.read()[0]["peer"])
 
 		// The endpoint's new root is not in the configured bundle.
-		w.ca.Activate()
+		w.ca.Rotate()
 		w.site.present(svidCert(w.ca, "/endpoint"))
 		w.ca.DropOldRoots()
 		w.site.serve(serving(t, w.ca.Bundle()))

@@ -6,9 +6,11 @@ import (
 	"strings"
 
 	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/sourcereport"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// WriteMetrics writes the state of all relationships in the text format of Prometheus:
+// Report implements [report.Reporter] with the trust bundles, and the endpoints as upstreams. The metrics are:
 //
 //	svidkit_federation_bundle_present                       by trust_domain: 1 if a bundle is in force, else 0
 //	svidkit_federation_bundle_fresh                         by trust_domain: 1 if it is fresh, as in [Status], else 0
@@ -18,16 +20,31 @@ import (
 //	                                                        is an alarm for an operator, else 0
 //	svidkit_federation_fetches_total                        by outcome, as in the log: new, unchanged, failed and others
 //
-// There are as many trust domains as relationships, which the operator configures. The error is that of w.
-//
-// Two Managers in one text need package health, which tells them apart.
-func (m *Manager) WriteMetrics(w io.Writer) error {
+// There are as many trust domains as relationships, which the operator configures.
+func (m *Manager) Report() report.Report {
 	all := m.Status()
+	r := report.Report{Metrics: func(w io.Writer) error { return m.metrics(all).Write(w) }}
+	for _, st := range all {
+		b := report.Bundle{TrustDomain: st.TrustDomain.String(), Origin: st.URL}
+		if st.Bundle != nil {
+			b = sourcereport.Bundle(st.Bundle, st.URL)
+		} else {
+			b.Err = errNotFetched(st.TrustDomain)
+		}
+		r.Bundles = append(r.Bundles, b)
+		r.Upstreams = append(r.Upstreams, report.Upstream{
+			Name: st.TrustDomain.String() + " at " + st.URL, LastSuccess: st.LastSuccess, NextAttempt: st.NextAttempt, Failures: st.Failures, Err: st.Err,
+		})
+	}
+	return r
+}
+
+func (m *Manager) metrics(all []Status) *metrics.Set {
 	m.mu.Lock()
 	outcomes := maps.Clone(m.outcomes)
 	m.mu.Unlock()
 
-	var s metrics.Set
+	s := new(metrics.Set)
 	each := func(name, help string, value func(Status) (float64, bool)) {
 		s.Gauges(name, help, func(add metrics.Add) {
 			for _, st := range all {
@@ -59,5 +76,5 @@ func (m *Manager) WriteMetrics(w io.Writer) error {
 			add(float64(outcomes[outcome]), "outcome", strings.ReplaceAll(outcome, " ", "_"))
 		}
 	})
-	return s.Write(w)
+	return s
 }

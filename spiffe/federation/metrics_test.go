@@ -25,7 +25,7 @@ func TestWriteMetrics(t *testing.T) {
 		})
 		require.NoError(t, err)
 		read := func() map[string]float64 {
-			text, err := metricstest.Of(m)
+			text, err := metricstest.Of(m.Report().Metrics)
 			require.NoError(t, err)
 			return text.Samples
 		}

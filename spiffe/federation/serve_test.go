@@ -268,7 +268,7 @@ func TestServerSVID(t *testing.T) {
 	require.NoError(t, err)
 
 	// What does not pass as an SVID cannot be given to it at all.
-	for _, f := range []spiffetest.Fault{"CALeaf", "NoURI", "PathlessID", "NoDigitalSignature"} {
+	for _, f := range []string{"CALeaf", "NoURI", "PathlessID", "NoDigitalSignature"} {
 		_, err := spiffe.NewSVID(ca.Broken(f))
 		require.Error(t, err, "%v", f)
 	}
@@ -330,7 +330,7 @@ func TestMutualFederation(t *testing.T) {
 		for range 3 {
 			b.Prepare()
 			time.Sleep(25 * time.Minute)
-			b.Activate()
+			b.Rotate()
 			assert.True(t, trusts(t, atA, b), "the key was known before it signed")
 			time.Sleep(2 * time.Hour)
 			b.DropOldRoots()

@@ -50,10 +50,10 @@ func Example() {
 	written := sink.Changed()
 	source.Renew()
 	<-written // now the server may be told to read its files
-	fmt.Println(sink.Status().ID, sink.Status().Writes)
+	fmt.Println(sink.Report().Identities[0].Name)
 	printFiles(dir)
 	// Output:
-	// spiffe://example.org/ns/prod/sa/web 2
+	// spiffe://example.org/ns/prod/sa/web
 	// cert-chain.pem -rw-r--r--
 	// key.pem -rw-------
 	// root-cert.pem -rw-r--r--
@@ -69,7 +69,7 @@ func ExampleSink_Write() {
 	}
 	defer os.RemoveAll(dir)
 
-	sink, err := filesink.New(filesink.Config{Source: source, Dir: dir, Layout: filesink.Plain, Mode: 0o644, KeyMode: 0o644})
+	sink, err := filesink.New(filesink.Config{Source: source, Dir: dir, Plain: true, Mode: 0o644, KeyMode: 0o644})
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -16,16 +16,16 @@
 //	root-cert.pem     the authorities of its trust domain
 //
 // Config has other names for them, and names for files with the bundles of other trust domains and with tokens. The
-// folder is made, with mode 0755, if it is missing. For the OUTPUT_CERTS of Istio's agent the layout is [Plain], both modes are 0600, or 0644
+// folder is made, with mode 0755, if it is missing. For the OUTPUT_CERTS of Istio's agent Plain is set, both modes are 0600, or 0644
 // in a pod, and the key is traditional unless PKCS8_KEY is set.
 //
 // # What readers see
 //
-// A reader never sees a part of a file. With [Links], which is the layout of the volumes of Kubernetes, all names lead
+// A reader never sees a part of a file. The names are links, as in the volumes of Kubernetes: all lead
 // to the files of one version at every moment, after a crash too. A reader that reads the key and the certificates
 // while they are replaced can still have one of each; it reads again if they do not match, or always reads twice.
 //
-// With [Plain] the files are written and made durable beside their names first, and then moved there one by one, with
+// With [Config].Plain the files are written and made durable beside their names first, and then moved there one by one, with
 // nothing in between: the roots (and the bundles), the key, and last the certificates. The roots come first, as a new
 // certificate may need them. The certificates come last, as that is the file that readers follow: when its change is
 // announced, the key that belongs to it is there. A reader that follows the folder gets its last notification when the
@@ -36,7 +36,7 @@
 //
 // # When something fails
 //
-// A failure changes nothing in the files, is in the log and in [Sink.Status], and is retried, at intervals that are a
+// A failure changes nothing in the files, is in the log and in [Sink.Report], and is retried, at intervals that are a
 // share of the life that the written identity has left. An expired identity is not written. While the source has no
 // identity, also because it was withdrawn, the files stay. Files that are equal already are not written again, and
 // every minute files that were changed or removed by another program are put in order.
@@ -44,8 +44,7 @@
 // # Whose folder
 //
 // The folder, those above it and each link on the way must belong to the user of this process or to root, and other
-// users must not be able to write to the folder. An error about this wraps [ErrUnsafe] and says which chown or chmod
-// helps. A link in the place of a file is replaced, and never followed. On Windows owners and modes are not checked.
+// users must not be able to write to the folder. An error about this says which chown or chmod helps. A link in the place of a file is replaced, and never followed. On Windows owners and modes are not checked.
 package filesink
 
 import (
@@ -65,43 +64,29 @@ import (
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/files/fileset"
-	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
-)
-
-// ErrUnsafe says that another user of this machine may have made or may change the folder.
-var ErrUnsafe = private.ErrUnsafe
-
-// Source is what a [Sink] follows. Its methods must not block, and must be safe for concurrent use.
-type Source interface {
-	// Snapshot returns the identity and the bundles as they were published together.
-	Snapshot() (*spiffe.Snapshot, error)
-
-	// Changed returns a channel that is closed when the snapshot changes.
-	Changed() <-chan struct{}
-}
-
-// Layout is how the files are in the folder.
-type Layout int
-
-const (
-	Links Layout = iota // links through "..data", which is replaced in one step
-	Plain               // plain files, each replaced by a rename
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // Config configures a [Sink]. Source and Dir are required; every other zero means what is said here. [New] copies it.
 type Config struct {
-	// Source has what is written. The Sink does not start and does not close it.
-	Source Source
+	// Source has what is written: the identity and the bundles as they were published together, and a channel that is
+	// closed when they change. Its methods must not block, and must be safe for concurrent use. The Sink does not start
+	// and does not close it.
+	Source interface {
+		Snapshot() (*spiffe.Snapshot, error)
+		Changed() <-chan struct{}
+	}
 
 	// Dir is the folder of the files. One Sink at a time writes to it.
 	Dir string
 
-	// Layout is how the files are in the folder. Zero means Links.
-	Layout Layout
+	// Plain makes plain files, each replaced by a rename. Without it the names are links through "..data", which is
+	// replaced in one step.
+	Plain bool
 
 	// CertName, KeyName and RootsName are the names of the files. Empty means those of the package comment. CertName and
 	// KeyName may be the same, for one file with the key and then the certificates.
@@ -154,26 +139,18 @@ type Sink struct {
 	told     map[string]bool // about the folder
 
 	mu     sync.Mutex // guards status
-	status Status
+	status status
 }
 
-// Status is the state of a [Sink] at one moment, for health checks and diagnosis. It has no secrets.
-type Status struct {
-	// Ready says that the files had what the source has when they were last looked at without a failure, at least once.
-	Ready bool
-
-	// ID and NotAfter are the identity in the files, and when its certificate ends; zero before Ready.
-	ID       spiffe.ID
-	NotAfter time.Time
-
-	// Writes counts how often the files were written; LastWrite is when that was last. What was there already does not
-	// count.
-	Writes    uint64
-	LastWrite time.Time
-
-	// Checked is when the files were last found or put in order. Err says why they could not be since, or is nil.
-	Checked time.Time
-	Err     error
+// status is the state of a [Sink] at one moment.
+type status struct {
+	Ready     bool      // the files had what the source has when they were last looked at without a failure, at least once
+	ID        spiffe.ID // of the identity in the files; zero before Ready
+	NotAfter  time.Time // when its certificate ends
+	Writes    uint64    // how often the files were written; what was there already does not count
+	LastWrite time.Time // when that was last
+	Checked   time.Time // when the files were last found or put in order
+	Err       error     // why they could not be since, or nil
 }
 
 const (
@@ -208,8 +185,6 @@ func (s *Sink) check() error {
 		return errors.New("Config has no Source")
 	case cfg.Dir == "":
 		return errors.New("Config has no Dir")
-	case cfg.Layout != Links && cfg.Layout != Plain:
-		return fmt.Errorf("Config.Layout: there is no Layout(%d)", cfg.Layout)
 	}
 	for _, mode := range []fs.FileMode{cfg.Mode, cfg.KeyMode} {
 		if !slices.Contains([]fs.FileMode{0o644, 0o640, 0o600, 0o444, 0o440, 0o400}, mode) {
@@ -300,14 +275,14 @@ func (s *Sink) wait(f renew.Failure) time.Duration {
 	s.writing.Unlock()
 	var left time.Duration
 	if life > 0 {
-		left = time.Until(s.Status().NotAfter)
+		left = time.Until(s.state().NotAfter)
 	}
 	return min(patience.Wait(f, life, left, rand.Float64()), look)
 }
 
 // Write writes what the source has now, once, and reports whether that changed anything in the folder. It needs no
 // [Sink.Run], for programs that write and end, and may be called beside it. The error is that of the source, says that
-// its identity has expired, wraps [ErrUnsafe], or says which file could not be written.
+// its identity has expired, says who else can write to the folder, or says which file could not be written.
 func (s *Sink) Write() (changed bool, err error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -354,7 +329,7 @@ func (s *Sink) open() error {
 		_ = s.folder.Close()
 		s.folder = nil
 	}
-	o := fileset.Options{Program: "this program", Plain: s.cfg.Layout == Plain, Last: []string{s.cfg.KeyName, s.cfg.CertName}}
+	o := fileset.Options{Program: "this program", Plain: s.cfg.Plain, Last: []string{s.cfg.KeyName, s.cfg.CertName}}
 	if s.cfg.AllowWritable {
 		o.Warn = func(err error) {
 			if text := err.Error(); !s.told[text] {
@@ -400,10 +375,10 @@ func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]files
 	}
 	add := func(field, name string, file fileset.File) error {
 		if !isName(name) {
-			return fmt.Errorf("Config.%s has %q, %w", field, name, errNoName)
+			return fmt.Errorf("%s has %q, %w", field, name, errNoName)
 		}
 		if _, twice := files[name]; twice {
-			return fmt.Errorf("Config.%s has %q, which is the name of another file", field, name)
+			return fmt.Errorf("%s has %q, which is the name of another file", field, name)
 		}
 		files[name] = file
 		return nil
@@ -415,7 +390,7 @@ func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]files
 				continue
 			}
 			if name := cfg.FederatedName(td); name != "" {
-				if err := add("FederatedName", name, fileset.File{Data: b.MarshalPEM(), Mode: cfg.Mode}); err != nil {
+				if err := add("Config.FederatedName", name, fileset.File{Data: b.MarshalPEM(), Mode: cfg.Mode}); err != nil {
 					return nil, err
 				}
 			}
@@ -423,7 +398,7 @@ func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]files
 	}
 	if cfg.Tokens != nil {
 		for name, token := range cfg.Tokens() {
-			if err := add("Tokens", name, fileset.File{Data: []byte(token), Mode: cfg.KeyMode}); err != nil {
+			if err := add("Config.Tokens", name, fileset.File{Data: []byte(token), Mode: cfg.KeyMode}); err != nil {
 				return nil, err
 			}
 		}
@@ -452,6 +427,8 @@ func (s *Sink) note(svid *spiffe.SVID, changed bool, err error) {
 	s.mu.Unlock()
 	ctx := context.Background()
 	switch {
+	case errors.Is(err, spiffe.ErrNotReady) && !before.Ready: // as in each normal start
+		s.log.LogAttrs(ctx, slog.LevelDebug, "filesink: the source is not ready yet", slog.String("folder", s.cfg.Dir), slog.Any("err", err))
 	case err != nil && (before.Err == nil || before.Err.Error() != err.Error()):
 		s.log.LogAttrs(ctx, slog.LevelWarn, "filesink: the files could not be written", slog.String("folder", s.cfg.Dir), slog.Any("err", err))
 	case err == nil && (changed || before.Err != nil):
@@ -463,7 +440,7 @@ func (s *Sink) note(svid *spiffe.SVID, changed bool, err error) {
 // Ready waits until the files have the identity of the source. The error wraps [spiffe.ErrNotReady], the cause of ctx and the
 // last failure; it comes before ctx is done after [Sink.Close]. If Run was never called, it says so.
 func (s *Sink) Ready(ctx context.Context) error {
-	err := s.life.Await(ctx, s.Changed, func() bool { return s.Status().Ready })
+	err := s.life.Await(ctx, s.Changed, func() bool { return s.state().Ready })
 	if err == nil {
 		return nil
 	}
@@ -476,7 +453,7 @@ func (s *Sink) Ready(ctx context.Context) error {
 
 // notReady is the error while the files were not written.
 func (s *Sink) notReady() error {
-	idle, cause := s.life.Idle(), s.Status().Err
+	idle, cause := s.life.Idle(), s.state().Err
 	switch {
 	case idle != nil && cause != nil:
 		cause = fmt.Errorf("%w; %w", idle, cause)
@@ -492,20 +469,29 @@ func (s *Sink) notReady() error {
 func (s *Sink) Close() error { return s.life.Close() }
 
 // Changed returns a channel that is closed when the files were written, and when the Sink becomes ready: for programs
-// that tell a reader to read the files. Take it before looking at [Sink.Status], so that no change is missed.
+// that tell a reader to read the files. Take it before looking at [Sink.Report], so that no change is missed.
 func (s *Sink) Changed() <-chan struct{} { return s.news.Changed() }
 
-// Status returns the state of the Sink.
-func (s *Sink) Status() Status {
+// Report implements [report.Reporter] with the identity that the files have, and the files as the upstream. The metrics have
+// names that begin with svidkit_filesink.
+func (s *Sink) Report() report.Report {
+	st := s.state()
+	r := report.Report{Upstreams: []report.Upstream{{Name: "files that it writes", LastSuccess: st.Checked, Err: st.Err}}}
+	if !st.ID.IsZero() {
+		r.Identities = []report.Identity{{Name: st.ID.String(), NotAfter: st.NotAfter, LastSuccess: st.LastWrite}}
+	}
+	r.Metrics = func(w io.Writer) error { return st.metrics().Write(w) }
+	return r
+}
+
+func (s *Sink) state() status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.status
 }
 
-// WriteMetrics writes the state in the text format of Prometheus. The error is that of w.
-func (s *Sink) WriteMetrics(w io.Writer) error {
-	st := s.Status()
-	var m metrics.Set
+func (st *status) metrics() *metrics.Set {
+	m := new(metrics.Set)
 	gauge := func(name, help string, value float64, ok bool) {
 		m.Gauge("svidkit_filesink_"+name, help, func() (float64, bool) { return value, ok })
 	}
@@ -518,5 +504,5 @@ func (s *Sink) WriteMetrics(w io.Writer) error {
 	at("write", "When the files were last written", st.LastWrite)
 	at("checked", "When the files were last found or put in order", st.Checked)
 	at("svid_end", "When the certificate in the files expires", st.NotAfter)
-	return m.Write(w)
+	return m
 }

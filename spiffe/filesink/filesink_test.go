@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -22,6 +23,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
@@ -33,7 +35,7 @@ import (
 
 const patience = 30 * time.Second // for a slow machine
 
-var layouts = []filesink.Layout{filesink.Links, filesink.Plain}
+var layouts = []bool{false, true} // Config.Plain
 
 func start(t testing.TB, cfg filesink.Config) *filesink.Sink {
 	t.Helper()
@@ -160,14 +162,14 @@ func TestTraditionalKey(t *testing.T) {
 // before and after the key has a pair with links; with plain files it may have to read again.
 func TestRotation(t *testing.T) {
 	t.Parallel()
-	for _, layout := range layouts {
-		t.Run(map[filesink.Layout]string{filesink.Links: "links", filesink.Plain: "plain"}[layout], func(t *testing.T) {
+	for _, plain := range layouts {
+		t.Run(map[bool]string{false: "links", true: "plain"}[plain], func(t *testing.T) {
 			t.Parallel()
 			ca := spiffetest.NewCA(t, "example.org")
 			ca.Federate(spiffetest.NewCA(t, "partner.test").Bundle())
 			src := ca.Source("/web")
 			dir := t.TempDir()
-			sink := start(t, filesink.Config{Source: src, Dir: dir, Layout: layout, BundlesName: "bundles.json"})
+			sink := start(t, filesink.Config{Source: src, Dir: dir, Plain: plain, BundlesName: "bundles.json"})
 			var log diary
 			cfg := reads(dir)
 			cfg.Logger = log.logger()
@@ -185,7 +187,7 @@ func TestRotation(t *testing.T) {
 			readers.Go(func() {
 				file := func(name string) []byte {
 					data, err := os.ReadFile(filepath.Join(dir, name))
-					if layout == filesink.Links && errors.Is(err, fs.ErrNotExist) {
+					if !plain && errors.Is(err, fs.ErrNotExist) {
 						return nil // two versions later the folder that the name led to is gone
 					}
 					assert.NoError(t, err)
@@ -198,7 +200,7 @@ func TestRotation(t *testing.T) {
 					case certs == nil || key == nil:
 					case err == nil:
 						pairs.Add(1)
-					case layout == filesink.Plain || !bytes.Equal(certs, again):
+					case plain || !bytes.Equal(certs, again):
 						mixed.Add(1) // a moment of the rotation
 					default:
 						assert.NoError(t, err)
@@ -211,7 +213,7 @@ func TestRotation(t *testing.T) {
 				}
 				src.Renew()
 				if n%10 == 9 {
-					require.Eventually(t, func() bool { return leaf(t, reader).Equal(leaf(t, src)) && reader.Status().Err == nil }, patience, time.Millisecond)
+					require.Eventually(t, func() bool { return leaf(t, reader).Equal(leaf(t, src)) && reader.Report().Upstreams[0].Err == nil }, patience, time.Millisecond)
 					require.Equal(t, leaf(t, src), leaf(t, read(t, dir)))
 					continue
 				}
@@ -220,7 +222,7 @@ func TestRotation(t *testing.T) {
 			st := sink.Status()
 			assert.Equal(t, leaf(t, src).NotAfter, st.NotAfter)
 			assert.NoError(t, st.Err)
-			if layout == filesink.Links { // a machine that stands still between two of the moves can show plain files twice
+			if !plain { // a machine that stands still between two of the moves can show plain files twice
 				assert.Zero(t, log.count("files refused"), "what two equal readings found was in order")
 			}
 			t.Logf("%d writes, %d pairs read, %d mixed", st.Writes, pairs.Load(), mixed.Load())
@@ -238,7 +240,7 @@ func TestOutputCerts(t *testing.T) {
 	for _, mode := range []fs.FileMode{0, 0o600, 0o644} {
 		dir := t.TempDir()
 		var log diary
-		cfg := filesink.Config{Source: ca.Source("/web"), Dir: dir, Layout: filesink.Plain, Mode: mode, KeyMode: mode, Logger: log.logger()}
+		cfg := filesink.Config{Source: ca.Source("/web"), Dir: dir, Plain: true, Mode: mode, KeyMode: mode, Logger: log.logger()}
 		changed, err := writeOnce(t, cfg)
 		require.NoError(t, err)
 		require.True(t, changed)
@@ -268,11 +270,11 @@ func TestOutputCerts(t *testing.T) {
 func TestRestart(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-7.9-1")
-	for _, layout := range layouts {
+	for _, plain := range layouts {
 		synctest.Test(t, func(t *testing.T) {
 			dir := t.TempDir()
 			src := spiffetest.NewCA(t, "example.org").Source("/web")
-			cfg := filesink.Config{Source: src, Dir: dir, Layout: layout}
+			cfg := filesink.Config{Source: src, Dir: dir, Plain: plain}
 			first := start(t, cfg)
 			require.Equal(t, uint64(1), first.Status().Writes)
 			require.NoError(t, first.Close())
@@ -301,17 +303,17 @@ func TestRestart(t *testing.T) {
 // An identity that has expired takes the place of nothing; the next valid one does.
 func TestExpired(t *testing.T) {
 	t.Parallel()
-	for _, layout := range layouts {
+	for _, plain := range layouts {
 		synctest.Test(t, func(t *testing.T) {
 			ca := spiffetest.NewCA(t, "example.org")
 			dir := t.TempDir()
 			src, good := ca.Source("/web"), ca.Source("/web")
 			time.Sleep(2 * time.Hour) // the lifetime is an hour
 			good.Renew()
-			_, err := writeOnce(t, filesink.Config{Source: good, Dir: dir, Layout: layout})
+			_, err := writeOnce(t, filesink.Config{Source: good, Dir: dir, Plain: plain})
 			require.NoError(t, err)
 			var log diary
-			s, err := filesink.New(filesink.Config{Source: src, Dir: dir, Layout: layout, Logger: log.logger()})
+			s, err := filesink.New(filesink.Config{Source: src, Dir: dir, Plain: plain, Logger: log.logger()})
 			require.NoError(t, err)
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
@@ -340,7 +342,7 @@ func TestExpired(t *testing.T) {
 // Federated bundles have files of their own, and tokens the mode of the key; what is not asked for any more goes.
 func TestMoreFiles(t *testing.T) {
 	t.Parallel()
-	for _, layout := range layouts {
+	for _, plain := range layouts {
 		ca, partner, unnamed := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "partner.test"), spiffetest.NewCA(t, "unnamed.test")
 		ca.Federate(partner.Bundle())
 		ca.Federate(unnamed.Bundle())
@@ -348,7 +350,7 @@ func TestMoreFiles(t *testing.T) {
 		tokens := map[string]string{"db.token": "a.b.c"}
 		asked := map[string]int{}
 		s, err := filesink.New(filesink.Config{
-			Source: ca.Source("/web"), Dir: dir, Layout: layout, Tokens: func() map[string]string { return tokens },
+			Source: ca.Source("/web"), Dir: dir, Plain: plain, Tokens: func() map[string]string { return tokens },
 			FederatedName: func(td spiffe.TrustDomain) string {
 				if asked[td.String()]++; td == partner.TrustDomain() {
 					return td.String() + ".pem"
@@ -390,9 +392,9 @@ func TestMoreFiles(t *testing.T) {
 			require.NotContains(t, err.Error(), "secret")
 		}
 		tokens = nil
-		require.Equal(t, layout == filesink.Links, write(), "plain files that nothing replaces stay")
+		require.Equal(t, !plain, write(), "plain files that nothing replaces stay")
 		_, err = os.Stat(filepath.Join(dir, "db.token"))
-		require.Equal(t, layout == filesink.Links, errors.Is(err, fs.ErrNotExist))
+		require.Equal(t, !plain, errors.Is(err, fs.ErrNotExist))
 		require.NoError(t, s.Close())
 	}
 }
@@ -401,13 +403,13 @@ func TestMoreFiles(t *testing.T) {
 func TestRetry(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-7.3-8")
-	for _, layout := range layouts {
+	for _, plain := range layouts {
 		synctest.Test(t, func(t *testing.T) {
 			ca := spiffetest.NewCA(t, "example.org")
 			dir := filepath.Join(t.TempDir(), "out")
 			src := ca.Source("/web")
 			var log diary
-			s := start(t, filesink.Config{Source: src, Dir: dir, Layout: layout, BundlesName: "bundles.json", Logger: log.logger()})
+			s := start(t, filesink.Config{Source: src, Dir: dir, Plain: plain, BundlesName: "bundles.json", Logger: log.logger()})
 			before := leaf(t, src)
 			require.NoError(t, os.Remove(filepath.Join(dir, "bundles.json")))
 			require.NoError(t, os.Mkdir(filepath.Join(dir, "bundles.json"), 0o755)) // what cannot be replaced
@@ -430,6 +432,34 @@ func TestRetry(t *testing.T) {
 	}
 }
 
+// A source that is not ready yet is part of each normal start, and no warning; one that fails later is.
+func TestStartWithoutWarning(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		src := spiffetest.NewCA(t, "example.org").Source("/web")
+		src.Fail(fmt.Errorf("%w: nothing was received yet", spiffe.ErrNotReady))
+		var log diary
+		logger := slog.New(slog.NewJSONHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+		s, err := filesink.New(filesink.Config{Source: src, Dir: t.TempDir(), Logger: logger})
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- s.Run(ctx) }()
+		time.Sleep(10 * time.Minute)
+		require.ErrorIs(t, s.Status().Err, spiffe.ErrNotReady)
+		require.NotZero(t, log.count("the source is not ready yet"))
+		require.Zero(t, log.count("WARN"))
+		src.Fail(nil)
+		require.NoError(t, s.Ready(t.Context()))
+		require.Equal(t, 1, log.count("are current"))
+		src.Fail(fmt.Errorf("%w: withdrawn", spiffe.ErrNotReady))
+		time.Sleep(10 * time.Minute)
+		require.Equal(t, 1, log.count("could not be written"), "told once")
+		cancel()
+		require.NoError(t, <-ended)
+	})
+}
+
 // A folder that other users can write to is refused with the remedy, and accepted if the program says so.
 func TestUnsafe(t *testing.T) {
 	t.Parallel()
@@ -439,11 +469,11 @@ func TestUnsafe(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.Chmod(dir, 0o777))
 	var log diary
-	cfg := filesink.Config{Source: spiffetest.NewCA(t, "example.org").Source("/web"), Dir: dir, Layout: filesink.Plain, Logger: log.logger()}
+	cfg := filesink.Config{Source: spiffetest.NewCA(t, "example.org").Source("/web"), Dir: dir, Plain: true, Logger: log.logger()}
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	_, err := filesink.Start(ctx, cfg)
-	require.ErrorIs(t, err, filesink.ErrUnsafe)
+	require.ErrorIs(t, err, private.ErrUnsafe)
 	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, "run: chmod")
@@ -457,7 +487,7 @@ func TestUnsafe(t *testing.T) {
 		require.NoError(t, os.Chown(other, 54321, -1))
 		cfg.Dir = other
 		_, err = writeOnce(t, cfg)
-		require.ErrorIs(t, err, filesink.ErrUnsafe)
+		require.ErrorIs(t, err, private.ErrUnsafe)
 		require.ErrorContains(t, err, "run: chown 0")
 	}
 }
@@ -467,7 +497,7 @@ func TestOneFile(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	src := spiffetest.NewCA(t, "example.org").Source("/web")
-	_, err := writeOnce(t, filesink.Config{Source: src, Dir: dir, Layout: filesink.Plain, CertName: "all.pem", KeyName: "all.pem", RootsName: "ca.pem"})
+	_, err := writeOnce(t, filesink.Config{Source: src, Dir: dir, Plain: true, CertName: "all.pem", KeyName: "all.pem", RootsName: "ca.pem"})
 	require.NoError(t, err)
 	reader, err := filesource.Start(t.Context(), filesource.Config{
 		CertFile: filepath.Join(dir, "all.pem"), Bundles: []filesource.BundleFile{{Path: filepath.Join(dir, "ca.pem")}},
@@ -492,8 +522,6 @@ func TestNew(t *testing.T) {
 	for text, edit := range map[string]func(*filesink.Config){
 		"no Source":                 func(c *filesink.Config) { c.Source = nil },
 		"no Dir":                    func(c *filesink.Config) { c.Dir = "" },
-		"Layout(2)":                 func(c *filesink.Config) { c.Layout = 2 },
-		"Layout(-1)":                func(c *filesink.Config) { c.Layout = -1 },
 		"mode 0666":                 func(c *filesink.Config) { c.KeyMode = 0o666 },
 		"mode 0700":                 func(c *filesink.Config) { c.Mode = 0o700 },
 		"mode 0200":                 func(c *filesink.Config) { c.Mode = 0o200 },
@@ -541,7 +569,7 @@ func TestLife(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, changed)
 	var text strings.Builder
-	require.NoError(t, s.WriteMetrics(&text))
+	require.NoError(t, s.Report().Metrics(&text))
 	require.Contains(t, text.String(), "svidkit_filesink_in_order 1\n")
 	require.Contains(t, text.String(), "svidkit_filesink_writes_total 1\n")
 	require.NoError(t, s.Close())

@@ -27,3 +27,6 @@ func Taking(t testing.TB, cfg Config) (*Source, func(files map[string][]byte) er
 		return s.files.take(t.Context(), read)
 	}
 }
+
+// Status returns the state of s.
+func (s *Source) Status() status { return s.status() }

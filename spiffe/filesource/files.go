@@ -319,7 +319,7 @@ func (f *files) doubts(bundles *spiffe.BundleSet, now time.Time) []error {
 	var notes []error
 	if bundle, err := bundles.Bundle(svid.ID().TrustDomain()); err == nil {
 		err := verify(svid, bundle, now)
-		if e, ok := errors.AsType[x509.CertificateInvalidError](err); err != nil && !(ok && e.Reason == x509.Expired) { // Status has NotAfter
+		if e, ok := errors.AsType[x509.CertificateInvalidError](err); err != nil && !(ok && e.Reason == x509.Expired) { // the Report has NotAfter
 			notes = append(notes, fmt.Errorf("filesource: peers will refuse %q: %w", svid.ID(), err))
 		}
 	}

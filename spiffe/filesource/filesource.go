@@ -31,7 +31,7 @@
 //
 // What is not good replaces nothing. The identity is one part, and so is each file of bundles: of a part that is
 // missing, cannot be parsed or may not be used the last good one stays, and the others go on. The reason is in the
-// log and in [Source.Status], and the part recovers by itself when its files are in order again, or when their time
+// log and in [Source.Report], and the part recovers by itself when its files are in order again, or when their time
 // has come.
 //
 // A new certificate takes the place of the old one if its key belongs to it, it is an X.509-SVID by the rules of
@@ -40,7 +40,7 @@
 // domain. Only if no file of bundles is for that trust domain, the path is not looked for; then Config.ID is required
 // if there are any.
 //
-// A bundle is taken over at once, even if it does not vouch for the identity in force, which then is in Status: what
+// A bundle is taken over at once, even if it does not vouch for the identity in force, which then is a problem in the Report: what
 // was removed from a bundle may have been revoked. A bundle document with a lower sequence number than the one in
 // force is refused until the program starts again (FED-11).
 //
@@ -52,7 +52,7 @@
 // this process and root's do not count as other users, as the fsGroup of a pod. In a volume of Kubernetes, whose
 // files are behind folders like ..2026_01_02_15_04_05.123, the mode is that of the volume, and is not looked at. A
 // file that is mounted with a subPath is no such file, and Kubernetes never renews it: mount the volume. An error
-// about this wraps [ErrUnsafe] and says which chown or chmod helps. On Windows nothing of this is checked.
+// about this says which chown or chmod helps. On Windows nothing of this is checked.
 package filesource
 
 import (
@@ -72,12 +72,10 @@ import (
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/sourcereport"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
-
-// ErrUnsafe says that another user of this machine may have made or may change a file, or may read the
-// private key in it.
-var ErrUnsafe = private.ErrUnsafe
 
 // Config configures a [Source]. CertFile, Bundles or both are required; every other zero means what is said here.
 // [New] copies it.
@@ -315,62 +313,67 @@ func (s *Source) Bundles() *spiffe.BundleSet { return s.cur.Load().bundles }
 //	}
 func (s *Source) Changed() <-chan struct{} { return s.news.Changed() }
 
-// Status is the state of a [Source] at one moment, for health checks and diagnosis. It has no secrets.
-type Status struct {
-	// Ready is what [Source.Ready] waits for.
-	Ready bool
-
-	// ID and NotAfter are the identity in force, and when its certificate ends; zero if there is none.
-	ID       spiffe.ID
-	NotAfter time.Time
-
-	// TrustDomains is how many trust domains there is a bundle for.
-	TrustDomains int
-
-	// Updates counts how often something of the files was taken over; LastUpdate is when that was last.
-	Updates    uint64
-	LastUpdate time.Time
-
-	// Checked is when all files were last found in order. Err says why a part of them was refused since then, or is
-	// nil.
-	Checked time.Time
-	Err     error
-
-	// Notes are about what is in force and needs attention: entries of bundles that were skipped, and an identity that
-	// peers will refuse.
-	Notes []error
+// Report implements [report.Reporter] with the identity, the trust bundles, and the files as the upstream. The problems are
+// about what is in force: entries of bundles that were skipped, and an identity that peers will refuse. The metrics have
+// names that begin with svidkit_filesource.
+func (s *Source) Report() report.Report {
+	st := s.status()
+	var identity spiffe.SVIDSource
+	if s.cfg.CertFile != "" {
+		identity = s
+	}
+	var bundles spiffe.BundleSource
+	if len(s.cfg.Bundles) > 0 {
+		bundles = s
+	}
+	r := sourcereport.Of(identity, bundles, "files")
+	if identity == nil && !st.Ready {
+		r.NotReady = s.notReady()
+	}
+	r.Upstreams = []report.Upstream{{Name: "files", LastSuccess: st.Checked, Err: st.Err}}
+	r.Problems = st.Notes
+	r.Metrics = func(w io.Writer) error { return st.metrics().Write(w) }
+	return r
 }
 
-// Status returns the state of the source.
-func (s *Source) Status() Status {
+// status is the state of a [Source] at one moment.
+type status struct {
+	Ready        bool
+	NotAfter     time.Time // of the identity in force; zero if there is none
+	TrustDomains int       // for which there is a bundle
+	Updates      uint64    // how often something of the files was taken over
+	LastUpdate   time.Time // when that was last
+	Checked      time.Time // when all files were last found in order
+	Err          error     // why a part of them was refused since then, or nil
+	Notes        []error
+}
+
+func (s *Source) status() status {
 	st := s.cur.Load()
-	out := Status{Ready: st.ready, TrustDomains: st.bundles.Len(), Updates: st.updates, LastUpdate: st.at, Notes: slices.Clone(st.notes)}
+	out := status{Ready: st.ready, TrustDomains: st.bundles.Len(), Updates: st.updates, LastUpdate: st.at, Notes: slices.Clone(st.notes)}
 	out.Checked, out.Err = s.follower.Status()
 	if st.snap != nil {
 		svid, _ := st.snap.SVID() // of a snapshot: never an error
-		out.ID, out.NotAfter = svid.ID(), svid.NotAfter()
+		out.NotAfter = svid.NotAfter()
 	}
 	return out
 }
 
-// WriteMetrics writes the state in the text format of Prometheus. The error is that of w.
-func (s *Source) WriteMetrics(w io.Writer) error {
-	st := s.Status()
-	var m metrics.Set
+func (st *status) metrics() *metrics.Set {
+	m := new(metrics.Set)
 	gauge := func(name, help string, value float64, ok bool) {
 		m.Gauge("svidkit_filesource_"+name, help, func() (float64, bool) { return value, ok })
 	}
 	at := func(name, help string, t time.Time) {
-		gauge(name+"_timestamp_seconds", help+", in seconds since 1970.", float64(t.UnixMilli())/1000, !t.IsZero())
+		gauge(name+"_timestamp_seconds", help+", in seconds since 1970.", metrics.Seconds(t), !t.IsZero())
 	}
-	truth := map[bool]float64{true: 1}
-	gauge("ready", "Whether there is all that the source is configured for.", truth[st.Ready], true)
-	gauge("in_order", "Whether all files were in order when they were read last.", truth[st.Err == nil], true)
+	gauge("ready", "Whether there is all that the source is configured for.", metrics.Bool(st.Ready), true)
+	gauge("in_order", "Whether all files were in order when they were read last.", metrics.Bool(st.Err == nil), true)
 	at("checked", "When all files were last found in order", st.Checked)
 	at("update", "When something was last taken over from the files", st.LastUpdate)
 	at("svid_end", "When the certificate of the identity expires", st.NotAfter)
 	gauge("trust_domains", "The number of trust domains with a bundle.", float64(st.TrustDomains), true)
-	return m.Write(w)
+	return m
 }
 
 // open opens a file that no other user has made or can change, or, if it has the private key, can read.

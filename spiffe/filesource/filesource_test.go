@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/spiffe"
@@ -124,8 +125,11 @@ func TestLayouts(t *testing.T) {
 			require.NoError(t, err)
 			assert.Same(t, s.Bundles(), snap.Bundles())
 			assert.Equal(t, number(svid), serial(t, s))
-			assert.Equal(t, svid.ID(), st.ID)
-			assert.Len(t, st.ID.String(), len("spiffe://example.org/web"))
+			r := s.Report()
+			require.NoError(t, r.NotReady)
+			require.Len(t, r.Identities, 1)
+			assert.Equal(t, svid.ID().String(), r.Identities[0].Name)
+			assert.Equal(t, svid.NotAfter(), r.Identities[0].NotAfter)
 		})
 	}
 }
@@ -286,10 +290,10 @@ func TestOldBeforeNew(t *testing.T) {
 		"a key for all": {damage: func(t *testing.T, dir string) {
 			putSVID(t, dir, ca.SVID("/web"))
 			require.NoError(t, os.Chmod(filepath.Join(dir, "tls.key"), 0o644))
-		}, want: "chmod o=", is: filesource.ErrUnsafe},
+		}, want: "chmod o=", is: private.ErrUnsafe},
 		"roots that all can write": {damage: func(t *testing.T, dir string) {
 			require.NoError(t, os.Chmod(filepath.Join(dir, "ca.crt"), 0o666))
-		}, want: "chmod ", is: filesource.ErrUnsafe},
+		}, want: "chmod ", is: private.ErrUnsafe},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -329,7 +333,7 @@ func TestOldBeforeNew(t *testing.T) {
 	}
 }
 
-func putBroken(t *testing.T, dir string, ca *spiffetest.CA, fault spiffetest.Fault) {
+func putBroken(t *testing.T, dir string, ca *spiffetest.CA, fault string) {
 	t.Helper()
 	chain, key := ca.Broken(fault)
 	put(t, dir, chain, key)
@@ -601,7 +605,7 @@ func TestModes(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 			_, err := filesource.Start(ctx, layout(dir))
 			cancel()
-			require.ErrorIs(t, err, filesource.ErrUnsafe)
+			require.ErrorIs(t, err, private.ErrUnsafe)
 			assert.ErrorContains(t, err, "chown 0")
 		}
 	})
@@ -618,7 +622,7 @@ func TestModes(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
 		_, err := filesource.Start(ctx, layout(dir))
-		require.ErrorIs(t, err, filesource.ErrUnsafe)
+		require.ErrorIs(t, err, private.ErrUnsafe)
 		assert.ErrorContains(t, err, "chmod g=")
 	})
 }
@@ -642,7 +646,7 @@ func TestUpdatesAndMetrics(t *testing.T) {
 	}
 	assert.Equal(t, []string{number(first), number(second)}, seen)
 	var b bytes.Buffer
-	require.NoError(t, s.WriteMetrics(&b))
+	require.NoError(t, s.Report().Metrics(&b))
 	for _, line := range []string{
 		"svidkit_filesource_ready 1\n", "svidkit_filesource_in_order 1\n", "svidkit_filesource_trust_domains 1\n",
 		"# TYPE svidkit_filesource_svid_end_timestamp_seconds gauge\n",

@@ -18,21 +18,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// FromBundle returns the bundle that go-spiffe has as b, as it is now, held to the rules of
-// [spiffe.NewBundle], whose errors it returns. One authority that breaks them makes the whole bundle an
-// error. The certificates and keys are shared; changes of b itself do not reach the result.
-func FromBundle(b *spiffebundle.Bundle) (*spiffe.Bundle, error) {
-	if b == nil {
-		return nil, errorf("bundle: there is none")
-	}
-	td, err := FromTrustDomain(b.TrustDomain())
-	if err != nil {
-		return nil, err
-	}
-	return fromBundle(td, b.Clone())
-}
-
-// fromBundle is FromBundle for a bundle that does not change any more.
+// fromBundle converts a bundle that does not change any more.
 func fromBundle(td spiffe.TrustDomain, b *spiffebundle.Bundle) (*spiffe.Bundle, error) {
 	c := spiffe.BundleContents{X509Authorities: b.X509Authorities(), JWTAuthorities: b.JWTAuthorities(), WITAuthorities: b.WITAuthorities()}
 	if n, ok := b.SequenceNumber(); ok {
@@ -42,16 +28,8 @@ func fromBundle(td spiffe.TrustDomain, b *spiffebundle.Bundle) (*spiffe.Bundle, 
 	return spiffe.NewBundle(td, c)
 }
 
-// ToBundle returns b as go-spiffe has it. The certificates and keys are shared, and the result is the
-// caller's own.
-func ToBundle(b *spiffe.Bundle) (*spiffebundle.Bundle, error) {
-	if b == nil {
-		return nil, errorf("bundle: there is none")
-	}
-	td, err := ToTrustDomain(b.TrustDomain())
-	if err != nil {
-		return nil, err
-	}
+// toBundle converts the bundle of td.
+func toBundle(td spiffeid.TrustDomain, b *spiffe.Bundle) *spiffebundle.Bundle {
 	theirs := spiffebundle.New(td)
 	theirs.SetX509Authorities(slices.Collect(b.X509Authorities()))
 	theirs.SetJWTAuthorities(maps.Collect(b.JWTAuthorities()))
@@ -62,13 +40,16 @@ func ToBundle(b *spiffe.Bundle) (*spiffebundle.Bundle, error) {
 	if d, ok := b.RefreshHint(); ok {
 		theirs.SetRefreshHint(d)
 	}
-	return theirs, nil
+	return theirs
 }
 
-// FromBundleSource returns a source of the bundles that src has, converted by [FromBundle], with both kinds
-// of authorities, sequence number and refresh hint. A BundleSource of go-spiffe's workloadapi and a
-// [spiffebundle.Set] are such sources. Sources that have one kind of authorities only are for
-// [FromX509BundleSource] and [FromJWTBundleSource].
+// FromBundleSource returns a source of the bundles that src has, with all their authorities, sequence number
+// and refresh hint. A BundleSource of go-spiffe's workloadapi, a [spiffebundle.Set] and a [spiffebundle.Bundle]
+// are such sources. Sources that have one kind of authorities only are for [FromX509BundleSource] and
+// [FromJWTBundleSource].
+//
+// A bundle is held to the rules of [spiffe.NewBundle], whose errors the source returns: one authority that
+// breaks them makes the whole bundle an error. The certificates and keys are shared.
 //
 // It returns the same [*spiffe.Bundle] until the contents of what src returns change. src must not block.
 // A bundle is kept for each trust domain that src had one of, until src is asked again and has none.
@@ -156,7 +137,7 @@ func fromBundles[C any](get func(spiffeid.TrustDomain) (C, spiffeid.TrustDomain,
 	var mu sync.RWMutex
 	known := map[spiffe.TrustDomain]*converted{}
 	return bundleSource(func(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
-		theirs, err := ToTrustDomain(td)
+		theirs, err := toTrustDomain(td)
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", err, spiffe.ErrUnknownTrustDomain)
 		}
@@ -196,22 +177,20 @@ type bundleSource func(spiffe.TrustDomain) (*spiffe.Bundle, error)
 
 func (f bundleSource) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) { return f(td) }
 
-// BundleSource is every kind of bundle source that go-spiffe has.
-type BundleSource interface {
+// ToBundleSource returns a source for go-spiffe, of each kind that it has, of the bundles that src has. Each
+// bundle that it returns is the caller's own, so that an authority which one reader adds is trusted by no other;
+// the certificates and keys are shared. The error for a trust domain that src has no bundle of is that of src,
+// wrapped.
+func ToBundleSource(src spiffe.BundleSource) interface {
 	x509bundle.Source
 	jwtbundle.Source
 	spiffebundle.Source
-}
-
-// ToBundleSource returns a source for go-spiffe of the bundles that src has. Each bundle that it returns is
-// the caller's own, so that an authority which one reader adds is trusted by no other. The error for a trust
-// domain that src has no bundle of is that of src, wrapped.
-func ToBundleSource(src spiffe.BundleSource) BundleSource {
+} {
 	if src == nil {
 		panic("gospiffe: ToBundleSource needs a source")
 	}
 	return bundlesFor(func(theirs spiffeid.TrustDomain) (*spiffe.Bundle, error) {
-		td, err := FromTrustDomain(theirs)
+		td, err := fromTrustDomain(theirs)
 		if err != nil {
 			return nil, err
 		}
@@ -257,5 +236,5 @@ func (f bundlesFor) GetBundleForTrustDomain(td spiffeid.TrustDomain) (*spiffebun
 	if err != nil {
 		return nil, err
 	}
-	return ToBundle(b)
+	return toBundle(td, b), nil
 }

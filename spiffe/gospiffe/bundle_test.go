@@ -46,7 +46,7 @@ func fullBundle(t testing.TB, ca *spiffetest.CA) *spiffe.Bundle {
 
 func toBundle(t testing.TB, b *spiffe.Bundle) *spiffebundle.Bundle {
 	t.Helper()
-	theirs, err := gospiffe.ToBundle(b)
+	theirs, err := gospiffe.ToBundleSource(b).GetBundleForTrustDomain(spiffeid.RequireTrustDomainFromString(b.TrustDomain().String()))
 	require.NoError(t, err)
 	return theirs
 }
@@ -59,7 +59,7 @@ func TestBundles(t *testing.T) {
 	require.NoError(t, err)
 	for _, ours := range []*spiffe.Bundle{fullBundle(t, ca), ca.Bundle(), empty} {
 		theirs := toBundle(t, ours)
-		back, err := gospiffe.FromBundle(theirs)
+		back, err := gospiffe.FromBundleSource(theirs).Bundle(td)
 		require.NoError(t, err)
 		assert.True(t, ours.Equal(back))
 
@@ -75,9 +75,7 @@ func TestBundles(t *testing.T) {
 		theirs.SetJWTAuthorities(nil)
 		assert.True(t, ours.Equal(back))
 	}
-	_, err = gospiffe.ToBundle(nil)
-	assert.ErrorContains(t, err, "there is none")
-	_, err = gospiffe.ToBundle(&spiffe.Bundle{})
+	_, err = gospiffe.ToBundleSource(&spiffe.Bundle{}).GetBundleForTrustDomain(spiffeid.TrustDomain{})
 	assert.ErrorIs(t, err, spiffe.ErrZero)
 }
 
@@ -97,15 +95,11 @@ func TestBundlesRefused(t *testing.T) {
 	} {
 		theirs := toBundle(t, fullBundle(t, ca))
 		spoil(theirs)
-		b, err := gospiffe.FromBundle(theirs)
+		b, err := gospiffe.FromBundleSource(theirs).Bundle(td)
 		assert.Nil(t, b, name)
 		assert.ErrorContains(t, err, `"example.org"`, name)
-		_, err = gospiffe.FromBundleSource(theirs).Bundle(td)
-		assert.Error(t, err, name)
 	}
-	_, err = gospiffe.FromBundle(nil)
-	assert.ErrorContains(t, err, "there is none")
-	_, err = gospiffe.FromBundle(spiffebundle.New(spiffeid.TrustDomain{}))
+	_, err = gospiffe.FromBundleSource((*spiffebundle.Bundle)(nil)).Bundle(spiffe.TrustDomain{})
 	assert.ErrorIs(t, err, spiffe.ErrZero)
 }
 

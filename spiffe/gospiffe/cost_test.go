@@ -4,7 +4,6 @@ import (
 	"context"
 	"testing"
 
-	"github.com/spiffe/go-spiffe/v2/bundle/spiffebundle"
 	theirjwt "github.com/spiffe/go-spiffe/v2/svid/jwtsvid"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -35,24 +34,24 @@ func reads(t testing.TB) []struct {
 		read, anew  func() error
 	}{
 		{"FromSVIDSource", 0, func() error { _, err := fromSVIDs.SVID(); return err },
-			func() error { _, err := gospiffe.FromSVID(theirSVID); return err }},
+			func() error { _, err := gospiffe.FromSVIDSource(theirSVID).SVID(); return err }},
 		{"ToSVIDSource", 0, func() error { _, err := toSVIDs.GetX509SVID(); return err },
-			func() error { _, err := gospiffe.ToSVID(svid); return err }},
+			func() error { _, err := gospiffe.ToSVIDSource(svid).GetX509SVID(); return err }},
 		// The list of certificates, which go-spiffe copies for each reader.
 		{"FromX509BundleSource", 1, func() error { _, err := fromX509.Bundle(td); return err },
 			func() error {
-				_, err := gospiffe.FromBundle(spiffebundle.FromX509Bundle(theirs.X509Bundle()))
+				_, err := gospiffe.FromX509BundleSource(theirs.X509Bundle()).Bundle(td)
 				return err
 			}},
 		// The map of keys, likewise.
 		{"FromJWTBundleSource", 2, func() error { _, err := fromJWT.Bundle(td); return err },
 			func() error {
-				_, err := gospiffe.FromBundle(spiffebundle.FromJWTBundle(theirs.JWTBundle()))
+				_, err := gospiffe.FromJWTBundleSource(theirs.JWTBundle()).Bundle(td)
 				return err
 			}},
 		// The bundle, with one list and two maps.
 		{"FromBundleSource", 8, func() error { _, err := from.Bundle(td); return err },
-			func() error { _, err := gospiffe.FromBundle(theirs); return err }},
+			func() error { _, err := gospiffe.FromBundleSource(theirs).Bundle(td); return err }},
 		// The bundle and its list, which are the reader's own.
 		{"ToBundleSource, X.509", 2, func() error { _, err := to.GetX509BundleForTrustDomain(theirTD); return err }, nil},
 		{"ToBundleSource, JWT", 3, func() error { _, err := to.GetJWTBundleForTrustDomain(theirTD); return err }, nil},

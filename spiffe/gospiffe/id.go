@@ -8,18 +8,16 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// FromID returns the ID that go-spiffe has as id. An ID that this library refuses, such as one of more than
-// 2048 bytes or with the characters that go-spiffe takes if it is built with the tag
-// spiffeid_charset_backcompat, is a [*spiffe.ParseError]. For the zero ID the error wraps [spiffe.ErrZero].
-func FromID(id spiffeid.ID) (spiffe.ID, error) {
+// fromID converts an ID. This library refuses one of more than 2048 bytes, or with the characters that go-spiffe
+// takes if it is built with the tag spiffeid_charset_backcompat.
+func fromID(id spiffeid.ID) (spiffe.ID, error) {
 	if id.IsZero() {
 		return spiffe.ID{}, errorf("SPIFFE ID: %w", spiffe.ErrZero)
 	}
 	return spiffe.ParseID(id.String())
 }
 
-// ToID returns id as go-spiffe has it. For the zero ID the error wraps [spiffe.ErrZero].
-func ToID(id spiffe.ID) (spiffeid.ID, error) {
+func toID(id spiffe.ID) (spiffeid.ID, error) {
 	if id.IsZero() {
 		return spiffeid.ID{}, errorf("SPIFFE ID: %w", spiffe.ErrZero)
 	}
@@ -30,16 +28,14 @@ func ToID(id spiffe.ID) (spiffeid.ID, error) {
 	return theirs, nil
 }
 
-// FromTrustDomain returns the trust domain that go-spiffe has as td. Errors are as those of [FromID].
-func FromTrustDomain(td spiffeid.TrustDomain) (spiffe.TrustDomain, error) {
+func fromTrustDomain(td spiffeid.TrustDomain) (spiffe.TrustDomain, error) {
 	if td.IsZero() {
 		return spiffe.TrustDomain{}, errorf("trust domain: %w", spiffe.ErrZero)
 	}
 	return spiffe.ParseTrustDomain(td.Name())
 }
 
-// ToTrustDomain returns td as go-spiffe has it. For the zero trust domain the error wraps [spiffe.ErrZero].
-func ToTrustDomain(td spiffe.TrustDomain) (spiffeid.TrustDomain, error) {
+func toTrustDomain(td spiffe.TrustDomain) (spiffeid.TrustDomain, error) {
 	if td.IsZero() {
 		return spiffeid.TrustDomain{}, errorf("trust domain: %w", spiffe.ErrZero)
 	}
@@ -59,7 +55,7 @@ func ToMatcher(allow spiffe.PolicySource) spiffeid.Matcher {
 		panic("gospiffe: ToMatcher needs a policy")
 	}
 	return func(theirs spiffeid.ID) error {
-		id, err := FromID(theirs)
+		id, err := fromID(theirs)
 		if err != nil {
 			return err
 		}

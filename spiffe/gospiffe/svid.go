@@ -11,18 +11,12 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// FromSVID returns the X.509-SVID that go-spiffe has as svid. It is held to the rules of [spiffe.NewSVID],
-// whose errors it returns, and the field ID must be the ID in the certificate. The hint is left out. The
-// certificates and the key are shared; changes of svid itself do not reach the result.
-func FromSVID(svid *x509svid.SVID) (*spiffe.SVID, error) {
-	if svid == nil {
-		return nil, errorf("SVID: there is none")
-	}
+func fromSVID(svid *x509svid.SVID) (*spiffe.SVID, error) {
 	ours, err := spiffe.NewSVID(svid.Certificates, svid.PrivateKey)
 	if err != nil {
 		return nil, err
 	}
-	id, err := FromID(svid.ID)
+	id, err := fromID(svid.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -32,23 +26,24 @@ func FromSVID(svid *x509svid.SVID) (*spiffe.SVID, error) {
 	return ours, nil
 }
 
-// ToSVID returns svid as go-spiffe has it, without a hint. The certificates and the key are shared. Unlike
-// a [spiffe.SVID], the result shows its key when it is printed.
-func ToSVID(svid *spiffe.SVID) (*x509svid.SVID, error) {
+func toSVID(svid *spiffe.SVID) (*x509svid.SVID, error) {
 	if svid == nil {
-		return nil, errorf("SVID: there is none")
+		return nil, errorf("SVID: the source returned none, and no error")
 	}
-	id, err := ToID(svid.ID())
+	id, err := toID(svid.ID())
 	if err != nil {
 		return nil, err
 	}
 	return &x509svid.SVID{ID: id, Certificates: slices.Clip(svid.Chain()), PrivateKey: svid.Signer()}, nil
 }
 
-// FromSVIDSource returns a source of what src has, converted by [FromSVID]. It returns the same
-// [*spiffe.SVID] until src returns another identity, certificate or key, in the same place or in another.
-// SVID takes as long as GetX509SVID of src, which must not block. A program that changes an SVID in place must
-// not do so while it is read.
+// FromSVIDSource returns a source of what src has; an [x509svid.SVID] is a source of itself. An SVID is held to
+// the rules of [spiffe.NewSVID], whose errors the source returns, and its field ID must be the ID in the
+// certificate. The hint is left out. The certificates and the key are shared.
+//
+// The source returns the same [*spiffe.SVID] until src returns another identity, certificate or key, in the
+// same place or in another. SVID takes as long as GetX509SVID of src, which must not block. A program that
+// changes an SVID in place must not do so while it is read.
 func FromSVIDSource(src x509svid.Source) spiffe.SVIDSource {
 	if src == nil {
 		panic("gospiffe: FromSVIDSource needs a source")
@@ -72,7 +67,7 @@ func FromSVIDSource(src x509svid.Source) spiffe.SVIDSource {
 			return l.svid, l.err
 		}
 		c := &converted{from: shallow(theirs)}
-		c.svid, c.err = FromSVID(&c.from)
+		c.svid, c.err = fromSVID(&c.from)
 		if !last.CompareAndSwap(l, c) {
 			if l = last.Load(); same(&c.from, &l.from) { // another reader was faster
 				c = l
@@ -82,9 +77,10 @@ func FromSVIDSource(src x509svid.Source) spiffe.SVIDSource {
 	})
 }
 
-// ToSVIDSource returns a source for go-spiffe of what src has, converted by [ToSVID]. Readers share the
-// result, as they share that of a source of go-spiffe, until src has another SVID; one that a reader has
-// changed is not handed out again.
+// ToSVIDSource returns a source for go-spiffe of what src has, without a hint. The certificates and the key are
+// shared. Unlike a [spiffe.SVID], what it returns shows its key when it is printed. Readers share the result, as
+// they share that of a source of go-spiffe, until src has another SVID; one that a reader has changed is not
+// handed out again.
 func ToSVIDSource(src spiffe.SVIDSource) x509svid.Source {
 	if src == nil {
 		panic("gospiffe: ToSVIDSource needs a source")
@@ -104,7 +100,7 @@ func ToSVIDSource(src spiffe.SVIDSource) x509svid.Source {
 		if l != nil && l.from == ours && same(l.svid, &l.copy) {
 			return l.svid, nil
 		}
-		theirs, err := ToSVID(ours)
+		theirs, err := toSVID(ours)
 		if err != nil {
 			return nil, err
 		}

@@ -53,7 +53,7 @@ func start(t *testing.T, api *workloadapitest.Server) sources {
 	ours, err := workloadapi.Start(ctx, cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, ours.Close()) })
-	at := theirapi.WithClientOptions(theirapi.WithAddr(api.Address()))
+	at := theirapi.WithClientOptions(theirapi.WithAddr(api.Config().Address))
 	theirs, err := theirapi.NewX509Source(ctx, at)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = theirs.Close() })
@@ -208,7 +208,7 @@ func TestMutualTLS(t *testing.T) {
 	}
 	rotations := 0
 	for range 2 { // of the root, each with leaves before and after
-		for _, step := range []func(){api.Rotate, ca.Prepare, func() { ca.Activate(); api.Rotate() }, ca.DropOldRoots} {
+		for _, step := range []func(){api.Rotate, ca.Prepare, func() { ca.Rotate(); api.Rotate() }, ca.DropOldRoots} {
 			step()
 			rotations++
 			s.follow(t, api)
@@ -340,7 +340,7 @@ func TestClosed(t *testing.T) {
 	ctx := timeout(t)
 	api := workloadapitest.NewServer(t, spiffetest.NewCA(t, "example.org"), "/web")
 	s := start(t, api)
-	both, err := theirapi.NewBundleSource(ctx, theirapi.WithClientOptions(theirapi.WithAddr(api.Address())))
+	both, err := theirapi.NewBundleSource(ctx, theirapi.WithClientOptions(theirapi.WithAddr(api.Config().Address)))
 	require.NoError(t, err)
 	other := spiffe.MustParseTrustDomain("other.test")
 	bundles := map[string]spiffe.BundleSource{
@@ -392,7 +392,9 @@ func TestPrinting(t *testing.T) {
 	require.NoError(t, err)
 	_, err = fromTokens.Fetch(t.Context(), "db")
 	require.NoError(t, err)
-	for _, v := range []any{fromSVIDs, toSVIDs, toTokens, fromTokens, gospiffe.ToBundleSource(svidAndBundles{svid, ca.Bundle()}), gospiffe.FromX509BundleSource(gospiffe.ToBundleSource(ca.Bundle()))} {
+	for _, v := range []any{
+		fromSVIDs, toSVIDs, toTokens, fromTokens, gospiffe.ToBundleSource(svidAndBundles{svid, ca.Bundle()}), gospiffe.FromX509BundleSource(gospiffe.ToBundleSource(ca.Bundle())),
+	} {
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%x", "%d"} {
 			text := fmt.Sprintf(verb, v) + fmt.Sprintf(verb, struct{ V any }{v})
 			assert.NotContains(t, text, token)

@@ -43,7 +43,7 @@ func FromTokenSource(src theirjwt.Source) jwtsvid.Source {
 		if err != nil {
 			return "", errorf("token: %w", err)
 		}
-		id, err := FromID(svid.ID)
+		id, err := fromID(svid.ID)
 		switch {
 		case err != nil:
 			return "", err

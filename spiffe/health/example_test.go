@@ -29,16 +29,13 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer source.Close()
-	governor, err := spiffetls.NewGovernor(nil)
-	if err != nil {
-		log.Fatal(err)
-	}
+	governor := &spiffetls.Governor{}
 	var handshakes spiffetls.Metrics
 
 	h, err := health.New(
-		health.Part{Name: "identity", Identity: source, Bundles: source, Metrics: source},
-		health.Part{Name: "tls", Metrics: &handshakes},
-		health.Part{Name: "connections", Metrics: governor},
+		health.Part{Name: "identity", Source: source},
+		health.Part{Name: "tls", Source: &handshakes},
+		health.Part{Name: "connections", Source: governor},
 	)
 	if err != nil {
 		log.Fatal(err)
@@ -76,7 +73,7 @@ func (exampleTB) Helper() {}
 func ExampleHandler() {
 	ca := spiffetest.NewCA(t, "example.org")
 	source := ca.Source("/web")
-	h, err := health.New(health.Part{Name: "identity", Identity: source, Bundles: source})
+	h, err := health.New(health.Part{Name: "identity", Source: health.FromSources(source, source)})
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -16,10 +16,12 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/sourcereport"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/health"
+	"github.com/svidkit/svidkit/spiffe/report"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -44,11 +46,11 @@ func ask(t testing.TB, h http.Handler, path string) (code int, body string) {
 
 func samples(t testing.TB, h *health.Handler) map[string]float64 {
 	t.Helper()
-	text, err := metricstest.Of(h)
+	text, err := metricstest.Of(h.WriteMetrics)
 	require.NoError(t, err)
 	code, body := ask(t, h, "/metrics")
 	require.Equal(t, http.StatusOK, code)
-	_, err = metricstest.Parse(body)
+	_, err = metricstest.Page(body)
 	require.NoError(t, err)
 	return text.Samples
 }
@@ -62,7 +64,7 @@ func TestOutage(t *testing.T) {
 		api.Deny()
 		src, err := workloadapi.New(api.Config())
 		require.NoError(t, err)
-		h := newHandler(t, health.Part{Name: "identity", Identity: src, Bundles: src, Metrics: src})
+		h := newHandler(t, health.Part{Name: "identity", Source: src})
 		is := func(ready, live int, why string) {
 			t.Helper()
 			synctest.Wait()
@@ -140,17 +142,17 @@ func TestBundles(t *testing.T) {
 			part health.Part
 			why  string
 		}{
-			"good":              {health.Part{Identity: web, Bundles: ca.Bundle()}, ""},
-			"empty":             {health.Part{Identity: web, Bundles: empty}, `the trust bundle of "example.org" is empty`},
-			"for tokens":        {health.Part{Identity: web, Bundles: tokens}, ""},
-			"of another domain": {health.Part{Identity: web, Bundles: other.Bundle()}, `"example.org": no trust bundle`},
-			"without identity":  {health.Part{Bundles: empty}, ""},
-			"both":              {health.Part{Bundles: both, TrustDomains: []spiffe.TrustDomain{ca.TrustDomain(), other.TrustDomain()}}, ""},
-			"one missing":       {health.Part{Bundles: ca.Bundle(), TrustDomains: []spiffe.TrustDomain{ca.TrustDomain(), other.TrustDomain()}}, `"other.test": no trust bundle`},
-			"none needed":       {health.Part{Identity: web, Bundles: empty, TrustDomains: []spiffe.TrustDomain{}}, ""},
-			"nil":               {health.Part{Identity: web, Bundles: nothing{}}, "returned no bundle"},
-			"nil identity":      {health.Part{Identity: nothing{}}, "returned no SVID"},
-			"own condition":     {health.Part{Identity: web, Check: func() error { return errors.New("the disk is full") }}, "the disk is full"},
+			"good":              {health.Part{Source: health.FromSources(web, ca.Bundle())}, ""},
+			"empty":             {health.Part{Source: health.FromSources(web, empty)}, `the trust bundle of "example.org" is empty`},
+			"for tokens":        {health.Part{Source: health.FromSources(web, tokens)}, ""},
+			"of another domain": {health.Part{Source: health.FromSources(web, other.Bundle())}, `"example.org": no trust bundle`},
+			"without identity":  {health.Part{Source: health.FromSources(nil, empty)}, ""},
+			"both":              {health.Part{Source: health.FromSources(nil, both), TrustDomains: []spiffe.TrustDomain{ca.TrustDomain(), other.TrustDomain()}}, ""},
+			"one missing":       {health.Part{Source: health.FromSources(nil, ca.Bundle()), TrustDomains: []spiffe.TrustDomain{ca.TrustDomain(), other.TrustDomain()}}, `"other.test": no trust bundle`},
+			"none needed":       {health.Part{Source: health.FromSources(web, empty), TrustDomains: []spiffe.TrustDomain{}}, ""},
+			"nil":               {health.Part{Source: health.FromSources(web, nothing{})}, "returned no bundle"},
+			"nil identity":      {health.Part{Source: health.FromSources(nothing{}, nil)}, "returned no SVID"},
+			"own condition":     {health.Part{Source: health.FromSources(web, nil), Check: func() error { return errors.New("the disk is full") }}, "the disk is full"},
 			"check":             {health.Part{Check: func() error { return nil }}, ""},
 		} {
 			c.part.Name = "it"
@@ -163,7 +165,7 @@ func TestBundles(t *testing.T) {
 			assert.NoError(t, h.Alive(), name)
 			samples(t, h)
 		}
-		h := newHandler(t, health.Part{Name: "it", Identity: web, Bundles: ca.Bundle()})
+		h := newHandler(t, health.Part{Name: "it", Source: health.FromSources(web, ca.Bundle())})
 		end := time.Time{}
 		for c := range ca.Bundle().X509Authorities() {
 			end = c.NotAfter
@@ -204,7 +206,7 @@ func TestMetrics(t *testing.T) {
 		for name, bundles := range map[string]spiffe.BundleSource{
 			"set": set, "snapshot": spiffe.NewSnapshot(web, set), "source": snapshots{set, web}, "manager": managed{set}, "unknown": unknown{set}, "bundle": own,
 		} {
-			s := samples(t, newHandler(t, health.Part{Name: "it", Identity: web, Bundles: bundles}))
+			s := samples(t, newHandler(t, health.Part{Name: "it", Source: health.FromSources(web, bundles)}))
 			const identity = `{identity="spiffe://example.org/web",part="it"}`
 			assert.EqualValues(t, web.Leaf().NotBefore.Unix(), s["svidkit_identity_start_timestamp_seconds"+identity])
 			assert.EqualValues(t, web.NotAfter().Unix(), s["svidkit_identity_end_timestamp_seconds"+identity])
@@ -242,18 +244,17 @@ type unknown struct{ spiffe.BundleSource }
 func TestParts(t *testing.T) {
 	t.Parallel()
 	var in, out spiffetls.Metrics
-	g, err := spiffetls.NewGovernor(nil)
-	require.NoError(t, err)
+	g := &spiffetls.Governor{}
 	fed, err := federation.New(federation.Config{})
 	require.NoError(t, err)
-	h := newHandler(t, health.Part{Name: "in", Metrics: &in}, health.Part{Name: `o"u\t`, Metrics: &out}, health.Part{Name: "governor", Metrics: g},
-		health.Part{Name: "federation", Bundles: fed, Metrics: fed})
+	h := newHandler(t, health.Part{Name: "in", Source: &in}, health.Part{Name: `o"u\t`, Source: &out}, health.Part{Name: "governor", Source: g},
+		health.Part{Name: "federation", Source: fed})
 	s := samples(t, h)
 	assert.Contains(t, s, `svidkit_tls_handshakes_total{outcome="full",part="in",side="server"}`)
 	assert.Contains(t, s, `svidkit_tls_handshakes_total{outcome="full",part="o\"u\\t",side="server"}`)
 	assert.Contains(t, s, `svidkit_governor_connections{part="governor",state="open"}`)
 
-	h = newHandler(t, health.Part{Name: "in", Metrics: &in}, health.Part{Name: "bad", Metrics: failing{}})
+	h = newHandler(t, health.Part{Name: "in", Source: &in}, health.Part{Name: "bad", Source: failing{}})
 	code, body := ask(t, h, "/metrics")
 	assert.Equal(t, http.StatusInternalServerError, code)
 	assert.Equal(t, "health: metrics of \"bad\": no numbers  today\n", body)
@@ -262,7 +263,66 @@ func TestParts(t *testing.T) {
 
 type failing struct{}
 
-func (failing) WriteMetrics(io.Writer) error { return errors.New("no\nnumbers\x1b today") }
+func (failing) Report() report.Report {
+	return report.Report{Metrics: func(io.Writer) error { return errors.New("no\nnumbers\x1b today") }}
+}
+
+type reporter func() report.Report
+
+func (r reporter) Report() report.Report { return r() }
+
+// TestReporter: whatever a part of a program's own tells, the answers are right, and the metrics are valid.
+func TestReporter(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		now, fault := time.Now(), errors.New("no connection")
+		ca := spiffetest.NewCA(t, "example.org")
+		bundle := sourcereport.Of(nil, ca.Bundle(), "").Bundles[0]
+		td := ca.TrustDomain()
+		id := func(name string, end time.Time, err error) report.Identity {
+			return report.Identity{Name: name, Own: true, NotAfter: end, Err: err}
+		}
+		const web = "spiffe://example.org/web"
+		for name, c := range map[string]struct {
+			r           report.Report
+			domains     []spiffe.TrustDomain
+			ready, live string // the errors
+		}{
+			"empty":            {report.Report{}, nil, "", ""},
+			"problems":         {report.Report{Problems: []error{fault}, Upstreams: []report.Upstream{{Err: fault}}}, nil, "", ""},
+			"not ready":        {report.Report{NotReady: fault}, nil, "no connection", ""},
+			"none yet":         {report.Report{Identities: []report.Identity{id(web, time.Time{}, nil)}}, nil, "there is no identity yet", ""},
+			"none, with cause": {report.Report{Identities: []report.Identity{id(web, time.Time{}, fault)}}, nil, "no connection", ""},
+			"old, with cause":  {report.Report{Identities: []report.Identity{id(web, now.Add(time.Hour), fault)}}, nil, "", ""},
+			"expired":          {report.Report{Identities: []report.Identity{id(web, now.Add(-time.Hour), fault)}}, nil, "expired at", "expired at"},
+			"of others":        {report.Report{Identities: []report.Identity{{Name: web, NotAfter: now.Add(-time.Hour), Err: fault}}}, nil, "", ""},
+			"second expired":   {report.Report{Identities: []report.Identity{id("db", now.Add(time.Hour), nil), id(web, now.Add(-time.Hour), nil)}}, nil, "expired at", "expired at"},
+			"twice": {report.Report{
+				Identities: []report.Identity{id(web, now.Add(time.Hour), nil), id(web, now.Add(2*time.Hour), nil)}, Bundles: []report.Bundle{bundle, bundle},
+			}, nil, "", ""},
+			"no bundle of its own": {report.Report{
+				Identities: []report.Identity{id(web, now.Add(time.Hour), nil)}, Bundles: []report.Bundle{{TrustDomain: "other.test"}},
+			}, nil, "no trust bundle", ""},
+			"no bundles":        {report.Report{Identities: []report.Identity{id(web, now.Add(time.Hour), nil)}}, nil, "", ""},
+			"no needed bundle":  {report.Report{}, []spiffe.TrustDomain{td}, "no trust bundle", ""},
+			"bundle that fails": {report.Report{Bundles: []report.Bundle{{TrustDomain: "example.org", Err: fault}}}, []spiffe.TrustDomain{td}, "no connection", ""},
+			"needed bundle":     {report.Report{Bundles: []report.Bundle{bundle}}, []spiffe.TrustDomain{td}, "", ""},
+		} {
+			h := newHandler(t, health.Part{Name: "it", Source: reporter(func() report.Report { return c.r }), TrustDomains: c.domains})
+			for _, answer := range []struct {
+				got  error
+				want string
+			}{{h.Ready(), c.ready}, {h.Alive(), c.live}} {
+				if answer.want == "" {
+					assert.NoError(t, answer.got, name)
+				} else {
+					assert.ErrorContains(t, answer.got, answer.want, name)
+				}
+			}
+			samples(t, h)
+		}
+	})
+}
 
 func TestServeHTTP(t *testing.T) {
 	t.Parallel()
@@ -301,8 +361,8 @@ func TestNewRefuses(t *testing.T) {
 		"part 2 needs a Name":                 {{Name: "a", Check: check}, {Name: "b\n", Check: check}},
 		`two parts have the name "a"`:         {{Name: "a", Check: check}, {Name: "a", Check: check}},
 		`part "a" has nothing`:                {{Name: "a"}},
-		"TrustDomains and no Bundles":         {{Name: "a", Check: check, TrustDomains: []spiffe.TrustDomain{spiffe.MustParseTrustDomain("example.org")}}},
-		"a trust domain is missing: zero val": {{Name: "a", Bundles: nothing{}, TrustDomains: []spiffe.TrustDomain{{}}}},
+		"TrustDomains and no Source":          {{Name: "a", Check: check, TrustDomains: []spiffe.TrustDomain{spiffe.MustParseTrustDomain("example.org")}}},
+		"a trust domain is missing: zero val": {{Name: "a", Source: health.FromSources(nil, nothing{}), TrustDomains: []spiffe.TrustDomain{{}}}},
 	} {
 		h, err := health.New(parts...)
 		assert.ErrorContains(t, err, want)

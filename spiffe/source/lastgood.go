@@ -15,7 +15,9 @@ import (
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/sourcereport"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // LastGoodConfig configures a [LastGood]. Source, Dir and MaxAge are required.
@@ -61,7 +63,7 @@ type runner interface {
 // At its start it hands out what is stored and still good, until the live source is ready: from then on what the live
 // source hands out, and nothing else. What is stored is good if it is not older than MaxAge, if no other user can
 // have written it, and if it is not damaged; an identity must not have expired, and must verify with the stored
-// bundle of its trust domain. What is not good is not used, with the reason in the log and in [LastGood.Status], and
+// bundle of its trust domain. What is not good is not used, with the reason in the log and in [LastGood.Report], and
 // the program goes on without it.
 //
 // When the live source says that its server refuses the identity, or has withdrawn it, what is stored is deleted: that
@@ -327,41 +329,53 @@ var noBundles = new(spiffe.BundleSet)
 // no change is missed.
 func (l *LastGood) Changed() <-chan struct{} { return l.news.Changed() }
 
-// LastGoodStatus is the state of a [LastGood] at one moment.
-type LastGoodStatus struct {
-	// Live says that the live source was ready, and that nothing else is handed out any more. InUse says that it was
-	// not, and that something is handed out that was stored.
-	Live, InUse bool
-
-	// Saved is when what is stored was last had from the live source; zero if nothing is stored.
-	Saved time.Time
-
-	// Refused says why what was stored when the program started is not used, or is nil.
-	Refused error
-
-	// Err is why the last attempt to store something has failed, or what the live source has ended with; else nil.
-	Err error
+// Report implements [report.Reporter] with the identity, the trust bundles, and what is stored as the upstream. It is a
+// problem if that is in use, or was refused. The metrics have names that begin with svidkit_last_good.
+func (l *LastGood) Report() report.Report {
+	st := l.status()
+	var identity spiffe.SVIDSource
+	if !l.cfg.BundlesOnly {
+		identity = l
+	}
+	r := sourcereport.Of(identity, l, "")
+	if identity == nil && !st.Live && !st.InUse {
+		r.NotReady = l.notReady(nil)
+	}
+	r.Upstreams = []report.Upstream{{Name: "stored identity", LastSuccess: st.Saved, Err: st.Err}}
+	if st.InUse {
+		r.Problems = append(r.Problems, fmt.Errorf("what was stored at %s is in use, as the live source is not ready", st.Saved.UTC().Format("2006-01-02 15:04:05Z")))
+	}
+	if st.Refused != nil {
+		r.Problems = append(r.Problems, st.Refused)
+	}
+	r.Metrics = func(w io.Writer) error { return st.metrics().Write(w) }
+	return r
 }
 
-// Status returns the state of the source.
-func (l *LastGood) Status() LastGoodStatus {
+// lastGoodStatus is the state of a [LastGood] at one moment.
+type lastGoodStatus struct {
+	Live    bool      // the live source was ready, and nothing else is handed out any more
+	InUse   bool      // it was not, and something is handed out that was stored
+	Saved   time.Time // when what is stored was last had from the live source; zero if nothing is stored
+	Refused error     // why what was stored when the program started is not used, or nil
+	Err     error     // why the last attempt to store something has failed, or what the live source has ended with; else nil
+}
+
+func (l *LastGood) status() lastGoodStatus {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	live := l.isLive()
-	return LastGoodStatus{Live: live, InUse: !live && l.past() != nil, Saved: l.saved, Refused: l.refused, Err: cmp.Or(l.ended, l.failed)}
+	return lastGoodStatus{Live: live, InUse: !live && l.past() != nil, Saved: l.saved, Refused: l.refused, Err: cmp.Or(l.ended, l.failed)}
 }
 
-// WriteMetrics writes the state in the text format of Prometheus. The error is that of w.
-func (l *LastGood) WriteMetrics(w io.Writer) error {
-	st := l.Status()
-	var m metrics.Set
-	truth := map[bool]float64{true: 1}
-	m.Gauge("svidkit_last_good_in_use", "Whether something is handed out that was stored before this program started.", func() (float64, bool) { return truth[st.InUse], true })
-	m.Gauge("svidkit_last_good_in_order", "Whether the last attempt to store has succeeded.", func() (float64, bool) { return truth[st.Err == nil], true })
+func (st *lastGoodStatus) metrics() *metrics.Set {
+	m := new(metrics.Set)
+	m.Gauge("svidkit_last_good_in_use", "Whether something is handed out that was stored before this program started.", func() (float64, bool) { return metrics.Bool(st.InUse), true })
+	m.Gauge("svidkit_last_good_in_order", "Whether the last attempt to store has succeeded.", func() (float64, bool) { return metrics.Bool(st.Err == nil), true })
 	m.Gauge("svidkit_last_good_saved_timestamp_seconds", "When what is stored was last had from the live source, in seconds since 1970.", func() (float64, bool) {
-		return float64(st.Saved.Unix()), !st.Saved.IsZero()
+		return metrics.Seconds(st.Saved), !st.Saved.IsZero()
 	})
-	return m.Write(w)
+	return m
 }
 
 // fail records that something was not written.

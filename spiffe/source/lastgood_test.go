@@ -179,7 +179,7 @@ func TestRestartDuringAnOutage(t *testing.T) {
 		_, err = l.Bundle(partner)
 		require.Error(t, err)
 		var metrics bytes.Buffer
-		require.NoError(t, l.WriteMetrics(&metrics))
+		require.NoError(t, l.Report().Metrics(&metrics))
 		assert.Contains(t, metrics.String(), "svidkit_last_good_in_use 1\n")
 
 		// The agent is back, with another root.

@@ -66,7 +66,7 @@ func Example() {
 // Web may check, and only ops may list what there is to check.
 func ExampleRequirePeer() {
 	ca := spiffetest.NewCA(t, "example.org")
-	guard, err := spiffegrpc.RequirePeer(spiffegrpc.Methods{
+	unary, stream, err := spiffegrpc.RequirePeer(spiffegrpc.Methods{
 		"/grpc.health.v1.Health/":      spiffe.AllowIDs(ops),
 		"/grpc.health.v1.Health/Check": spiffe.AllowIDs(ops, web),
 	})
@@ -77,7 +77,7 @@ func ExampleRequirePeer() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	server := grpc.NewServer(grpc.Creds(creds), grpc.ChainUnaryInterceptor(guard.Unary), grpc.ChainStreamInterceptor(guard.Stream))
+	server := grpc.NewServer(grpc.Creds(creds), grpc.ChainUnaryInterceptor(unary), grpc.ChainStreamInterceptor(stream))
 	grpc_health_v1.RegisterHealthServer(server, health.NewServer())
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

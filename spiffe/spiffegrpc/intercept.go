@@ -24,36 +24,32 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
-// An Interceptor decides about each call of a server before its handler runs. Its methods Unary and Stream are
-// interceptors of grpc-go, and a server needs both. The zero Interceptor denies all calls. It is safe for concurrent
-// use.
-type Interceptor struct {
-	admit func(ctx context.Context, method string) (context.Context, error)
-}
+// admit decides about a call, and returns the context for its handler. Nil denies all calls.
+type admit func(ctx context.Context, method string) (context.Context, error)
 
-// Unary is a [grpc.UnaryServerInterceptor].
-func (i *Interceptor) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	ctx, err := i.ask(ctx, info.FullMethod)
+// unary is a [grpc.UnaryServerInterceptor].
+func (a admit) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	ctx, err := a.ask(ctx, info.FullMethod)
 	if err != nil {
 		return nil, err
 	}
 	return handler(ctx, req)
 }
 
-// Stream is a [grpc.StreamServerInterceptor]. A stream is judged when it begins.
-func (i *Interceptor) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	ctx, err := i.ask(ss.Context(), info.FullMethod)
+// stream is a [grpc.StreamServerInterceptor]. A stream is judged when it begins.
+func (a admit) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	ctx, err := a.ask(ss.Context(), info.FullMethod)
 	if err != nil {
 		return err
 	}
 	return handler(srv, stream{ss, ctx})
 }
 
-func (i *Interceptor) ask(ctx context.Context, method string) (context.Context, error) {
-	if i == nil || i.admit == nil || !strings.HasPrefix(method, "/") { // grpc-go can be told to serve paths without a slash
+func (a admit) ask(ctx context.Context, method string) (context.Context, error) {
+	if a == nil || !strings.HasPrefix(method, "/") { // grpc-go can be told to serve paths without a slash
 		return nil, errDenied
 	}
-	return i.admit(ctx, method)
+	return a(ctx, method)
 }
 
 // What the client sees of a refusal.
@@ -81,17 +77,21 @@ type Methods map[string]spiffe.PolicySource
 // Policy implements [spiffe.PolicySource]. It returns the zero Policy, which allows no peer.
 func (Methods) Policy() spiffe.Policy { return spiffe.Policy{} }
 
-// MethodsFunc is [Methods] as a function of the full name of a method. Nil denies. It is called for every call, and must
-// not block.
-type MethodsFunc func(method string) spiffe.PolicySource
+// MethodsFunc is [Methods] by a function of the full name of a method. Nil denies. The function is called for every call,
+// and must not block.
+func MethodsFunc(policy func(method string) spiffe.PolicySource) spiffe.PolicySource {
+	return methodsFunc(policy)
+}
 
-// Policy implements [spiffe.PolicySource]. It returns the zero Policy, which allows no peer.
-func (MethodsFunc) Policy() spiffe.Policy { return spiffe.Policy{} }
+type methodsFunc func(method string) spiffe.PolicySource
+
+// Policy implements [spiffe.PolicySource].
+func (methodsFunc) Policy() spiffe.Policy { return spiffe.Policy{} }
 
 // methodsOf returns the function for any policy.
-func methodsOf(allow spiffe.PolicySource) (MethodsFunc, error) {
+func methodsOf(allow spiffe.PolicySource) (methodsFunc, error) {
 	switch allow := allow.(type) {
-	case MethodsFunc:
+	case methodsFunc:
 		if allow == nil {
 			return nil, errors.New("the MethodsFunc is nil")
 		}
@@ -124,7 +124,7 @@ func methodsOf(allow spiffe.PolicySource) (MethodsFunc, error) {
 // checkPolicy returns an error for a policy that can allow no peer, whatever the method.
 func checkPolicy(allow spiffe.PolicySource) error {
 	switch allow.(type) {
-	case Methods, MethodsFunc, spiffetls.Hosts, spiffetls.HostsFunc:
+	case Methods, methodsFunc, spiffetls.Hosts:
 		return fmt.Errorf("a %T allows no peer here", allow)
 	}
 	return spiffe.CheckPolicySource(allow)
@@ -141,8 +141,13 @@ func (p policyOf) Policy() spiffe.Policy {
 	return p.allow.Policy()
 }
 
-// RequirePeer returns an Interceptor that lets calls through whose client allow allows, by a policy for all methods, by
-// [Methods] or by [MethodsFunc]. It is for servers with [ServerCredentials], whose own policy decides about connections;
+func interceptors(a admit, err error) (grpc.UnaryServerInterceptor, grpc.StreamServerInterceptor, error) {
+	return a.unary, a.stream, err
+}
+
+// RequirePeer returns interceptors that let calls through whose client allow allows, by a policy for all methods, by
+// [Methods] or by [MethodsFunc]. A server needs both: one is for unary calls, and the other for streams, which are judged
+// when they begin. They are for servers with [ServerCredentials], whose own policy decides about connections;
 // allow can only be narrower. What [spiffe.CheckPolicySource] refuses is an error.
 //
 // The client is verified again for each call, as by [spiffetls.RequirePeer], so that one whose certificate has expired,
@@ -150,12 +155,13 @@ func (p policyOf) Policy() spiffe.Policy {
 //
 // Other calls end with PermissionDenied, or with Unauthenticated if the client is not or no longer proven, and nothing
 // says why. The FailureLog and the Logger of the credentials get the reason, at the stage "request".
-func RequirePeer(allow spiffe.PolicySource) (*Interceptor, error) {
+// With an error the interceptors deny all calls.
+func RequirePeer(allow spiffe.PolicySource) (grpc.UnaryServerInterceptor, grpc.StreamServerInterceptor, error) {
 	policy, err := methodsOf(allow)
 	if err != nil {
-		return nil, fmt.Errorf("spiffegrpc: require peer: %w", err)
+		return interceptors(nil, fmt.Errorf("spiffegrpc: require peer: %w", err))
 	}
-	return &Interceptor{func(ctx context.Context, method string) (context.Context, error) {
+	return interceptors(func(ctx context.Context, method string) (context.Context, error) {
 		var info AuthInfo
 		if p, ok := peer.FromContext(ctx); ok {
 			info, _ = p.AuthInfo.(AuthInfo)
@@ -175,27 +181,28 @@ func RequirePeer(allow spiffe.PolicySource) (*Interceptor, error) {
 			return nil, errUnauthenticated
 		}
 		return nil, errDenied
-	}}, nil
+	}, nil)
 }
 
-// RequireCaller returns an Interceptor that lets calls through whose sender a proves, by the token in the metadata
+// RequireCaller returns interceptors, of which a server needs both, that let calls through whose sender a proves, by the token in the metadata
 // "authorization" for example. Handlers read the [authn.Caller] with [authn.CallerFromContext]. For JWT-SVIDs:
 //
 //	a, err := jwt.SVID(validator, spiffe.AllowIDs(web)) // of package authn/jwt
 //	…
-//	tokens, err := spiffegrpc.RequireCaller(a, logger)
+//	unary, stream, err := spiffegrpc.RequireCaller(a, logger)
 //
 // The method gets a request with the metadata as header, the TLS state and the addresses of the connection, which may
 // have been made with other credentials: it refuses tokens on a connection that others can read.
 //
 // Other calls end with Unauthenticated, or with Unavailable if the question could not be answered now, and nothing says
 // why. The logger gets the reason, as from [authn.Require]. Nil means silence.
-func RequireCaller(a authn.Authenticator, logger *slog.Logger) (*Interceptor, error) {
+// With an error the interceptors deny all calls.
+func RequireCaller(a authn.Authenticator, logger *slog.Logger) (grpc.UnaryServerInterceptor, grpc.StreamServerInterceptor, error) {
 	if a == nil {
-		return nil, errors.New("spiffegrpc: require caller: no authn.Authenticator")
+		return interceptors(nil, errors.New("spiffegrpc: require caller: no authn.Authenticator"))
 	}
 	handler := authn.Require(a, http.HandlerFunc(admitted), logger)
-	return &Interceptor{func(ctx context.Context, method string) (context.Context, error) {
+	return interceptors(func(ctx context.Context, method string) (context.Context, error) {
 		r := request(ctx, method)
 		setHeader(r)
 		answer := ask(handler, r)
@@ -206,7 +213,7 @@ func RequireCaller(a authn.Authenticator, logger *slog.Logger) (*Interceptor, er
 			return nil, errUnavailable
 		}
 		return nil, errUnauthenticated
-	}}, nil
+	}, nil)
 }
 
 // request returns a call as one of HTTP, which is how packages authn and spiffetls judge it, without its metadata.

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -35,9 +36,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
-// guarded are the options of a server with an Interceptor.
-func guarded(i *spiffegrpc.Interceptor) []grpc.ServerOption {
-	return []grpc.ServerOption{grpc.ChainUnaryInterceptor(i.Unary), grpc.ChainStreamInterceptor(i.Stream)}
+// guarded are the options of a server with interceptors.
+func guarded(unary grpc.UnaryServerInterceptor, stream grpc.StreamServerInterceptor) []grpc.ServerOption {
+	return []grpc.ServerOption{grpc.ChainUnaryInterceptor(unary), grpc.ChainStreamInterceptor(stream)}
 }
 
 // outcome is that of a unary call, and of a stream.
@@ -88,11 +89,11 @@ func TestRequirePeer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			guard, err := spiffegrpc.RequirePeer(c.allow)
+			guardUnary, guardStream, err := spiffegrpc.RequirePeer(c.allow)
 			require.NoError(t, err)
 			failures := new(spiffetls.FailureLog)
 			creds := serverCreds(t, ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), &spiffetls.Options{Failures: failures})
-			addr := serve(t, creds, &service{}, guarded(guard)...)
+			addr := serve(t, creds, &service{}, guarded(guardUnary, guardStream)...)
 			unary, stream := outcome(t, connect(t, addr, clientCreds(t, ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(db), nil)))
 			assert.Equal(t, c.unary, unary)
 			assert.Equal(t, c.stream, stream)
@@ -117,12 +118,12 @@ func TestRequirePeer(t *testing.T) {
 func TestRequirePeerOnOpenConnection(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	guard, err := spiffegrpc.RequirePeer(spiffe.AllowAnyPeer())
+	guardUnary, guardStream, err := spiffegrpc.RequirePeer(spiffe.AllowAnyPeer())
 	require.NoError(t, err)
 	source := ca.Source("/db")
 	var allow spiffe.LivePolicy
 	require.NoError(t, allow.Set(spiffe.AllowIDs(web, ops)))
-	addr := serve(t, serverCreds(t, source, source, &allow, nil), &service{}, guarded(guard)...)
+	addr := serve(t, serverCreds(t, source, source, &allow, nil), &service{}, guarded(guardUnary, guardStream)...)
 	bundles := ca.Bundle()
 	client := connect(t, addr, clientCreds(t, ca.SVID("/web"), bundles, spiffe.AllowIDs(db), nil))
 	unary, stream := outcome(t, client)
@@ -149,28 +150,45 @@ func TestInterceptorDenies(t *testing.T) {
 		return nil, nil
 	}
 	info := &grpc.UnaryServerInfo{FullMethod: unaryCall}
-	for _, i := range []*spiffegrpc.Interceptor{nil, {}} {
-		_, err := i.Unary(t.Context(), nil, info, never)
-		assert.Equal(t, codes.PermissionDenied, status.Code(err))
-	}
-	guard, err := spiffegrpc.RequirePeer(spiffe.AllowAnyPeer())
+	guard, _, err := spiffegrpc.RequirePeer(spiffe.AllowAnyPeer())
 	require.NoError(t, err)
-	_, err = guard.Unary(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: unaryCall[1:]}, never)
+	_, err = guard(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: unaryCall[1:]}, never)
 	assert.Equal(t, codes.PermissionDenied, status.Code(err))
-	proof := spiffetest.NewCA(t, "example.org").Peer("/web")
+	proof, err := spiffetls.PeerFromRequest(spiffetest.NewCA(t, "example.org").RequestFrom("/web", httptest.NewRequest("GET", "/", nil)))
+	require.NoError(t, err)
 	for _, ctx := range []context.Context{
 		t.Context(),
 		peer.NewContext(t.Context(), &peer.Peer{}),
 		peer.NewContext(t.Context(), &peer.Peer{AuthInfo: credentials.TLSInfo{}}),
 		peer.NewContext(t.Context(), &peer.Peer{AuthInfo: spiffegrpc.AuthInfo{Peer: proof}}), // of no connection
 	} {
-		_, err := guard.Unary(ctx, nil, info, never)
+		_, err := guard(ctx, nil, info, never)
 		assert.Equal(t, codes.Unauthenticated, status.Code(err))
 	}
 }
 
+// inContext is a stream with a context and nothing else.
+type inContext struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s inContext) Context() context.Context { return s.ctx }
+
 func TestRequirePeerMistakes(t *testing.T) {
 	t.Parallel()
+	denyAll := func(unary grpc.UnaryServerInterceptor, stream grpc.StreamServerInterceptor) {
+		_, err := unary(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: unaryCall}, func(context.Context, any) (any, error) {
+			t.Error("the handler was called")
+			return nil, nil
+		})
+		assert.Equal(t, codes.PermissionDenied, status.Code(err))
+		err = stream(nil, inContext{ctx: t.Context()}, &grpc.StreamServerInfo{FullMethod: duplex}, func(any, grpc.ServerStream) error {
+			t.Error("the handler was called")
+			return nil
+		})
+		assert.Equal(t, codes.PermissionDenied, status.Code(err))
+	}
 	some := spiffe.AllowAnyPeer()
 	for _, allow := range []spiffe.PolicySource{
 		nil, spiffe.Policy{}, spiffegrpc.MethodsFunc(nil), spiffegrpc.Methods{}, spiffegrpc.Methods(nil), spiffetls.Hosts{"a": some},
@@ -179,13 +197,13 @@ func TestRequirePeerMistakes(t *testing.T) {
 		spiffegrpc.Methods{"/a.S/B": nil}, spiffegrpc.Methods{"/a.S/B": spiffe.Policy{}},
 		spiffegrpc.Methods{"/a.S/B": spiffegrpc.Methods{"/a.S/B": some}},
 	} {
-		guard, err := spiffegrpc.RequirePeer(allow)
+		unary, stream, err := spiffegrpc.RequirePeer(allow)
 		assert.ErrorContains(t, err, "spiffegrpc: require peer: ", "%v", allow)
-		assert.Nil(t, guard)
+		denyAll(unary, stream)
 	}
-	guard, err := spiffegrpc.RequireCaller(nil, nil)
+	unary, stream, err := spiffegrpc.RequireCaller(nil, nil)
 	assert.Error(t, err)
-	assert.Nil(t, guard)
+	denyAll(unary, stream)
 	assert.True(t, spiffegrpc.Methods{"/a.S/B": some}.Policy().IsZero())
 	assert.True(t, spiffegrpc.MethodsFunc(nil).Policy().IsZero())
 }
@@ -244,7 +262,7 @@ func TestRequireCaller(t *testing.T) {
 			method, err := jwt.SVID(validator, spiffe.AllowIDs(ops))
 			require.NoError(t, err)
 			var log notes
-			tokens, err := spiffegrpc.RequireCaller(method, slog.New(slog.NewTextHandler(&log, nil)))
+			tokens, tokenStream, err := spiffegrpc.RequireCaller(method, slog.New(slog.NewTextHandler(&log, nil)))
 			require.NoError(t, err)
 			var callers []string
 			note := func(ctx context.Context) {
@@ -253,11 +271,11 @@ func TestRequireCaller(t *testing.T) {
 				callers = append(callers, caller.String()+" by "+idOf(ctx))
 			}
 			addr := serve(t, serverCreds(t, ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), nil), &service{},
-				grpc.ChainUnaryInterceptor(tokens.Unary, func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+				grpc.ChainUnaryInterceptor(tokens, func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 					note(ctx)
 					return next(ctx, req)
 				}),
-				grpc.ChainStreamInterceptor(tokens.Stream, func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+				grpc.ChainStreamInterceptor(tokenStream, func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 					note(ss.Context())
 					return next(srv, ss)
 				}))
@@ -288,12 +306,12 @@ func TestRequireCallerSeesTheCall(t *testing.T) {
 	v, err := spiffe.NewVerifier(ca.Bundle(), spiffe.AllowIDs(web), nil)
 	require.NoError(t, err)
 	var seen *http.Request
-	tokens, err := spiffegrpc.RequireCaller(authn.Func(func(r *http.Request) (*authn.Caller, error) {
+	tokens, tokenStream, err := spiffegrpc.RequireCaller(authn.Func(func(r *http.Request) (*authn.Caller, error) {
 		seen = r
 		return authn.ClientCertificate(v).Authenticate(r)
 	}), nil)
 	require.NoError(t, err)
-	addr := serve(t, serverCreds(t, ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), nil), &service{}, guarded(tokens)...)
+	addr := serve(t, serverCreds(t, ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), nil), &service{}, guarded(tokens, tokenStream)...)
 	client := connect(t, addr, clientCreds(t, ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(db), nil))
 	ctx := metadata.AppendToOutgoingContext(callContext(t), "x-request-id", "a", "x-request-id", "b", "x-raw-bin", "\x00")
 	_, err = client.UnaryCall(ctx, &testpb.SimpleRequest{})
@@ -328,9 +346,9 @@ func TestTokensNeedTLS(t *testing.T) {
 	method, err := jwt.SVID(validator, spiffe.AllowIDs(ops))
 	require.NoError(t, err)
 	var log notes
-	tokens, err := spiffegrpc.RequireCaller(method, slog.New(slog.NewTextHandler(&log, nil)))
+	tokens, tokenStream, err := spiffegrpc.RequireCaller(method, slog.New(slog.NewTextHandler(&log, nil)))
 	require.NoError(t, err)
-	addr := serve(t, insecure.NewCredentials(), &service{}, guarded(tokens)...)
+	addr := serve(t, insecure.NewCredentials(), &service{}, guarded(tokens, tokenStream)...)
 	client := connect(t, addr, insecure.NewCredentials())
 	ctx := metadata.AppendToOutgoingContext(callContext(t), "authorization", "Bearer "+text)
 	_, err = client.UnaryCall(ctx, &testpb.SimpleRequest{})
@@ -340,7 +358,7 @@ func TestTokensNeedTLS(t *testing.T) {
 	// With grpc-go's own credentials for TLS it may.
 	config, err := spiffetls.ServerConfig(ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), nil)
 	require.NoError(t, err)
-	addr = serve(t, credentials.NewTLS(config), &service{}, guarded(tokens)...)
+	addr = serve(t, credentials.NewTLS(config), &service{}, guarded(tokens, tokenStream)...)
 	client = connect(t, addr, clientCreds(t, ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(db), nil), grpc.WithPerRPCCredentials(creds))
 	_, err = client.UnaryCall(callContext(t), &testpb.SimpleRequest{})
 	assert.NoError(t, err)

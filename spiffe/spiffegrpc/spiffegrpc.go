@@ -22,19 +22,18 @@
 //
 // # Calls
 //
-// The policy of the credentials decides about connections. An [Interceptor] decides about calls, by the client
+// The policy of the credentials decides about connections. Interceptors decide about calls, by the client
 // ([RequirePeer]) or by a token ([RequireCaller]):
 //
-//	guard, err := spiffegrpc.RequirePeer(spiffegrpc.Methods{
+//	unary, stream, err := spiffegrpc.RequirePeer(spiffegrpc.Methods{
 //		"/billing.Invoices/":       spiffe.AllowIDs(web, ops), // all methods of the service
 //		"/billing.Invoices/Delete": spiffe.AllowIDs(ops),
 //	})
 //	…
 //	server := grpc.NewServer(grpc.Creds(creds),
-//		grpc.ChainUnaryInterceptor(guard.Unary), grpc.ChainStreamInterceptor(guard.Stream))
+//		grpc.ChainUnaryInterceptor(unary), grpc.ChainStreamInterceptor(stream))
 //
-// A server needs both methods, as one of them is for unary calls and the other one for streams. Clients send tokens by
-// [TokenCredentials].
+// Clients send tokens by [TokenCredentials].
 //
 // # Open connections
 //

@@ -190,13 +190,13 @@ func TestPeers(t *testing.T) {
 func TestOneSided(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	guard, err := spiffegrpc.RequirePeer(spiffegrpc.Methods{"/grpc.testing.TestService/EmptyCall": spiffe.AllowAnyPeer()})
+	guard, _, err := spiffegrpc.RequirePeer(spiffegrpc.Methods{"/grpc.testing.TestService/EmptyCall": spiffe.AllowAnyPeer()})
 	require.NoError(t, err)
 	skip := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		if strings.HasSuffix(info.FullMethod, "/UnaryCall") {
 			return next(ctx, req)
 		}
-		return guard.Unary(ctx, req, info, next)
+		return guard(ctx, req, info, next)
 	}
 	failures := new(spiffetls.FailureLog)
 	addr := serve(t, serverCreds(t, ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), &spiffetls.Options{AllowAnonymousClients: true, Failures: failures}),

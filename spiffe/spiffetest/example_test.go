@@ -41,7 +41,7 @@ func ExampleCA_Broken() {
 		fmt.Println(err)
 		return
 	}
-	for _, f := range []spiffetest.Fault{"TwoURIs", "UnknownDomain", "Expired"} {
+	for _, f := range []string{"TwoURIs", "UnknownDomain", "Expired"} {
 		chain, _ := ca.Broken(f)
 		_, err := verifier.VerifyChain(chain, spiffe.ClientRole)
 		if e, ok := errors.AsType[*spiffe.VerifyError](err); ok {

@@ -7,13 +7,19 @@ import (
 	"encoding/asn1"
 	"net/url"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Fault is the name of one way in which an identity can be wrong; see [Faults] and [CA.Broken].
-type Fault string
+// Fault is one way in which an identity can be wrong; see [Faults].
+type Fault struct {
+	Name    string        // for [CA.Broken]
+	Stage   string        // the stage at which a [spiffe.Verifier] refuses what has this fault
+	Rule    string        // the id of the rule that it breaks, as in [spiffe.VerifyError]
+	Refused []spiffe.Role // the roles in which a peer is refused for it
+}
 
 // Faults returns all faults, in the order in which a verifier meets them:
 //
@@ -41,20 +47,31 @@ type Fault string
 func Faults() []Fault {
 	faults := make([]Fault, len(faultTable))
 	for i, info := range faultTable {
-		faults[i] = info.fault
+		faults[i] = Fault{info.name, info.stage, info.rule, []spiffe.Role{spiffe.AnyRole, spiffe.ServerRole, spiffe.ClientRole, spiffe.BothRoles}}
+		switch info.name {
+		case "ServerOnly":
+			faults[i].Refused = []spiffe.Role{spiffe.ClientRole, spiffe.BothRoles}
+		case "ClientOnly":
+			faults[i].Refused = []spiffe.Role{spiffe.ServerRole, spiffe.BothRoles}
+		}
 	}
 	return faults
 }
 
-// Broken mints an identity that is good but for f: the chain, leaf first, and the leaf's key. Its ID
-// is the trust domain followed by "/broken", unless the ID is what is wrong. Times are relative to
+// Broken mints an identity that is good but for the fault of that name: the chain, leaf first, and the leaf's
+// key. Its ID is the trust domain followed by "/broken", unless the ID is what is wrong. Times are relative to
 // the present, so use it soon, or in a testing/synctest bubble.
-func (ca *CA) Broken(f Fault) ([]*x509.Certificate, crypto.Signer) {
+func (ca *CA) Broken(fault string) ([]*x509.Certificate, crypto.Signer) {
 	ca.t.Helper()
-	info := f.info()
-	if info.fault == "" {
-		ca.t.Fatalf("spiffetest: broken: there is no fault %q; Faults returns %v", string(f), Faults())
+	i := slices.IndexFunc(faultTable, func(info faultInfo) bool { return info.name == fault })
+	if i < 0 {
+		var names []string
+		for _, info := range faultTable {
+			names = append(names, info.name)
+		}
+		ca.t.Fatalf("spiffetest: broken: there is no fault %q; the names are %s", fault, strings.Join(names, ", "))
 	}
+	info := faultTable[i]
 	id, err := ca.trust.td.WorkloadID("broken")
 	if err != nil {
 		ca.t.Fatalf("spiffetest: broken: %v", err)
@@ -63,7 +80,7 @@ func (ca *CA) Broken(f Fault) ([]*x509.Certificate, crypto.Signer) {
 	if info.template != nil {
 		info.template(template, ca.trust.td)
 	}
-	switch f {
+	switch fault {
 	case "ForeignCA":
 		if by, err = newRoot(ca.trust.td, "foreign root"); err != nil {
 			ca.t.Fatalf("spiffetest: broken: %v", err)
@@ -79,36 +96,11 @@ func (ca *CA) Broken(f Fault) ([]*x509.Certificate, crypto.Signer) {
 	return ca.mustSign(by, template, key.Public(), nil), key
 }
 
-// Stage returns the stage at which a [spiffe.Verifier] refuses what has this fault.
-func (f Fault) Stage() string { return f.info().stage }
-
-// Rule returns the id of the rule that the fault breaks, as in [spiffe.VerifyError].
-func (f Fault) Rule() string { return f.info().rule }
-
-// Refused reports whether a peer in this role is refused for the fault. That is so for all but
-// ServerOnly and ClientOnly, which are refused in the other role and as [spiffe.BothRoles].
-func (f Fault) Refused(role spiffe.Role) bool {
-	switch f {
-	case "ServerOnly":
-		return role == spiffe.ClientRole || role == spiffe.BothRoles
-	case "ClientOnly":
-		return role == spiffe.ServerRole || role == spiffe.BothRoles
-	}
-	return f.info().rule != ""
-}
-
-func (f Fault) info() faultInfo {
-	if i := slices.IndexFunc(faultTable, func(info faultInfo) bool { return info.fault == f }); i >= 0 {
-		return faultTable[i]
-	}
-	return faultInfo{}
-}
-
 // edit spoils a template.
 type edit = func(c *x509.Certificate, td spiffe.TrustDomain)
 
 type faultInfo struct {
-	fault    Fault
+	name     string
 	stage    string
 	rule     string
 	template edit // nil if the template is not what is wrong

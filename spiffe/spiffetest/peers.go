@@ -13,15 +13,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/internal/provenpeer"
 )
 
-// Peer returns the proof of a client whose ID is the trust domain followed by path, for functions that take
-// one. It is made by a [spiffe.Verifier], from a new identity such as [CA.SVID] mints and from the bundle as it
-// is now; an identity that it refuses, as the edits can make one, fails the test.
-func (ca *CA) Peer(path string, edit ...func(*x509.Certificate)) *spiffe.Peer {
-	ca.t.Helper()
-	peer, _ := ca.peer(path, edit)
-	return peer
-}
-
+// peer returns the proof of a client, and its certificates.
 func (ca *CA) peer(path string, edit []func(*x509.Certificate)) (*spiffe.Peer, []*x509.Certificate) {
 	ca.t.Helper()
 	chain, _ := ca.Certificate(path, edit...)
@@ -36,11 +28,14 @@ func (ca *CA) peer(path string, edit []func(*x509.Certificate)) (*spiffe.Peer, [
 	return peer, chain
 }
 
-// RequestFrom returns r, which is from httptest.NewRequest for example, as a handler gets it from the client
-// that [CA.Peer] proves: the functions of package spiffetls return that peer, RequirePeer judges it, and TLS
-// has its certificates. A request that is not given to RequestFrom has no peer.
+// RequestFrom returns r, which is from httptest.NewRequest for example, as a handler gets it from a client
+// whose ID is the trust domain followed by path: the functions of package spiffetls return the proof of that
+// peer, RequirePeer judges it, and TLS has its certificates. A request that is not given to RequestFrom has no
+// peer.
 //
-// It fails in a program that was not built by "go test".
+// The proof is made by a [spiffe.Verifier], from a new identity such as [CA.SVID] mints and from the bundle as
+// it is now. An identity that the verifier refuses, as the edits can make one, fails the test. So does a call in
+// a program that was not built by "go test".
 func (ca *CA) RequestFrom(path string, r *http.Request, edit ...func(*x509.Certificate)) *http.Request {
 	ca.t.Helper()
 	if !testing.Testing() {
@@ -55,9 +50,8 @@ func (ca *CA) RequestFrom(path string, r *http.Request, edit ...func(*x509.Certi
 	return r
 }
 
-// TLSConfig returns a configuration, for a client or a server, that presents chain, leaf first, whatever that
-// is: expired, of another trust domain, broken. It verifies nothing, so that the other side is the one that
-// refuses:
+// TLSConfig returns a configuration, for a client or a server, that presents any chain, leaf first: expired, of
+// another trust domain, broken. It verifies nothing, so that the other side is the one that refuses:
 //
 //	conn, err := tls.Dial("tcp", addr, spiffetest.TLSConfig(ca.Broken("Expired")))
 //
@@ -77,11 +71,13 @@ func TLSConfig(chain []*x509.Certificate, key crypto.Signer) *tls.Config {
 	}
 }
 
-// StartTLS starts an httptest.Server with a configuration such as that of spiffetls.ServerConfig. The method of
-// that name would set a certificate of its own, which crypto/tls prefers for clients that dial the server's IP
-// address. Handlers find their client with spiffetls.PeerFromRequest. It serves HTTP/2 if the server has
-// EnableHTTP2. The server's own client does not trust it; make one with spiffetls.Transport. A server that
-// spiffetls.ConfigureServer prepared needs no more than the method.
+// StartTLS starts an httptest.Server with a configuration such as that of spiffetls.ServerConfig. The server's own
+// method StartTLS would add a certificate, which crypto/tls prefers for clients that dial an IP address. The server
+// speaks HTTP/2 if it has EnableHTTP2. Handlers find their client with spiffetls.PeerFromRequest. The server's own
+// client does not trust it; make one with spiffetls.Transport.
+//
+// A server of spiffetls.ConfigureServer needs no StartTLS: set server.TLS to server.Config.TLSConfig and call
+// server.StartTLS().
 func StartTLS(server *httptest.Server, config *tls.Config) {
 	if config == nil {
 		panic("spiffetest: StartTLS: no configuration; spiffetls.ServerConfig returns one, or an error")

@@ -25,7 +25,12 @@ import (
 func TestPeerIsVerified(t *testing.T) {
 	t.Parallel()
 	ca, failed := fallible(t, "example.org")
-	peer := ca.Peer("/web")
+	proof := func(path string, edit ...func(*x509.Certificate)) *spiffe.Peer {
+		peer, err := spiffetls.PeerFromRequest(ca.RequestFrom(path, httptest.NewRequest("GET", "/", nil), edit...))
+		require.NoError(t, err)
+		return peer
+	}
+	peer := proof("/web")
 	assert.Equal(t, "spiffe://example.org/web", peer.ID().String())
 	assert.True(t, peer.Chain()[1].Equal(ca.Root()))
 	assert.WithinDuration(t, time.Now().Add(time.Hour), peer.NotAfter(), time.Minute)
@@ -33,13 +38,12 @@ func TestPeerIsVerified(t *testing.T) {
 	past := func(c *x509.Certificate) {
 		c.NotBefore, c.NotAfter = c.NotBefore.Add(-time.Hour), c.NotBefore.Add(-time.Minute)
 	}
-	failed(func() { ca.Peer("/web", past) })
-	failed(func() { ca.Peer("/web", func(c *x509.Certificate) { c.IsCA = true }) })
-	failed(func() { ca.Peer("/web", func(c *x509.Certificate) { c.URIs[0].Host = "other.test" }) })
-	failed(func() { ca.Peer("web") })
-	failed(func() { ca.RequestFrom("/web", httptest.NewRequest("GET", "/", nil), past) })
+	failed(func() { proof("/web", past) })
+	failed(func() { proof("/web", func(c *x509.Certificate) { c.IsCA = true }) })
+	failed(func() { proof("/web", func(c *x509.Certificate) { c.URIs[0].Host = "other.test" }) })
+	failed(func() { proof("web") })
 	server := func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }
-	failed(func() { ca.Peer("/web", server) }) // it is no client
+	failed(func() { proof("/web", server) }) // it is no client
 }
 
 func TestRequestFrom(t *testing.T) {

@@ -33,37 +33,42 @@ func (ca *CA) Bundle() *spiffe.Bundle {
 	return ca.trust.bundle
 }
 
-// Bundles returns what [CA.FetchBundles] returns now: the bundle of the CA and those given to
-// [CA.Federate].
+// Bundles returns the bundle of the CA and those given to [CA.Federate], as they are now.
 func (ca *CA) Bundles() *spiffe.BundleSet { return ca.trust.bundles.Load() }
 
 // Root returns the certificate of the root that signs now. It is shared and must not be changed.
 func (ca *CA) Root() *x509.Certificate { return ca.trust.activeRoot().cert }
 
-// Rotate adds a new root to the bundle and signs with it from now on. Older roots stay in the
-// bundle until [CA.DropOldRoots], so that identities signed by them stay valid. Verifiers with an older
-// bundle refuse what is signed from now on; call [CA.Prepare] first to avoid that.
+// Rotate signs with a new root from now on: the newest that [CA.Prepare] has added or, if there is none, one
+// that it adds to the bundle itself, so that verifiers with an older bundle refuse what is signed from now on.
+// Older roots stay in the bundle until [CA.DropOldRoots], so that identities signed by them stay valid.
 func (ca *CA) Rotate() {
 	ca.t.Helper()
-	ca.addRoot(true)
+	if !ca.trust.activateNewest() {
+		ca.addRoot(true)
+	}
 }
 
-// Prepare adds a new root to the bundle and keeps signing with the present one, until
-// [CA.Activate].
+// Prepare adds a new root to the bundle and keeps signing with the present one, until [CA.Rotate].
 func (ca *CA) Prepare() {
 	ca.t.Helper()
 	ca.addRoot(false)
 }
 
-// Activate signs with the newest root of the bundle from now on. The bundle stays as it is.
-func (ca *CA) Activate() {
-	ca.trust.mu.Lock()
-	defer ca.trust.mu.Unlock()
-	ca.trust.active = ca.trust.roots[len(ca.trust.roots)-1]
+// activateNewest signs with the newest root, and reports false if it signs already.
+func (tr *trust) activateNewest() bool {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	newest := tr.roots[len(tr.roots)-1]
+	if newest == tr.active {
+		return false
+	}
+	tr.active = newest
+	return true
 }
 
-// DropOldRoots removes the roots that are older than the one that signs from the bundle. Verifiers with
-// the new bundle refuse what they signed.
+// DropOldRoots removes the roots before the active one from the bundle. Verifiers with the new bundle refuse the
+// certificates of those roots.
 func (ca *CA) DropOldRoots() {
 	ca.t.Helper()
 	tr := ca.trust
@@ -76,7 +81,7 @@ func (ca *CA) DropOldRoots() {
 	ca.publish(tr.roots[first:])
 }
 
-// Federate adds the bundle of another trust domain to what [CA.FetchBundles] returns, or replaces it.
+// Federate adds the bundle of another trust domain to the bundles of the CA, or replaces it.
 func (ca *CA) Federate(other *spiffe.Bundle) {
 	ca.t.Helper()
 	tr := ca.trust

@@ -2,17 +2,18 @@ package spiffetest
 
 import (
 	"crypto/x509"
-	"log/slog"
 	"sync/atomic"
 
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Source is an identity and the bundles that go with it, as an agent hands them out: a [spiffe.SVIDSource] and
-// a [spiffe.BundleSource]. [CA.Source] makes one. It changes when the test says so. Its methods are safe for
-// concurrent use; Renew belongs on the test's own goroutine.
+// Source is an identity with its bundles, as an agent hands them out: a [spiffe.SVIDSource] and a
+// [spiffe.BundleSource]. [CA.Source] makes one. Only the test changes it. Its methods are safe for concurrent use;
+// Renew must be called from the test's own goroutine.
 type Source struct {
+	redacted
 	ca      *CA
 	path    string
 	now     atomic.Pointer[spiffe.Snapshot]
@@ -23,14 +24,14 @@ type Source struct {
 // Source returns a source with the identity that [CA.SVID] mints, and the bundles of the CA as they are now.
 func (ca *CA) Source(path string, edit ...func(*x509.Certificate)) *Source {
 	ca.t.Helper()
-	s := &Source{ca: ca, path: path}
+	s := &Source{redacted: redact.New("spiffetest.Source(" + ca.trust.td.ID().String() + path + ")"), ca: ca, path: path}
 	s.Renew(edit...)
 	return s
 }
 
-// Renew mints the identity anew, with a new key and from the root that signs now, and takes the bundles of the
-// CA as they are now. Until then the source has the older ones, as a workload has that was not told of a
-// rotation yet. It does not end an outage.
+// Renew mints the identity anew, with a new key and from the active root, and takes the present bundles of the CA.
+// Until then the source has the older ones, like a workload that has not heard of a rotation yet. Renew does not end
+// an outage.
 func (s *Source) Renew(edit ...func(*x509.Certificate)) {
 	s.ca.t.Helper()
 	s.now.Store(spiffe.NewSnapshot(s.ca.SVID(s.path, edit...), s.ca.Bundles()))
@@ -76,14 +77,3 @@ func (s *Source) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 
 // Changed returns a channel that is closed at the next Renew or Fail.
 func (s *Source) Changed() <-chan struct{} { return s.changed.Changed() }
-
-// String names the identity and not its key.
-func (s *Source) String() string {
-	return "spiffetest.Source(" + s.ca.trust.td.ID().String() + s.path + ")"
-}
-
-// GoString is String: the verb %#v must not print the key either.
-func (s *Source) GoString() string { return s.String() }
-
-// LogValue is String as a log value.
-func (s *Source) LogValue() slog.Value { return slog.StringValue(s.String()) }

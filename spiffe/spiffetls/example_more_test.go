@@ -25,10 +25,7 @@ func ExampleGovernor() {
 		log.Fatal(err)
 	}
 
-	governor, err := spiffetls.NewGovernor(&spiffetls.GovernorOptions{Grace: -1, Jitter: -1}) // no mercy
-	if err != nil {
-		log.Fatal(err)
-	}
+	governor := &spiffetls.Governor{Grace: -1, Jitter: -1} // ends a connection at once
 	server := &http.Server{}
 	if err := spiffetls.ConfigureServer(server, ca.SVID("/db"), ca.Bundle(), &allow, &spiffetls.Options{Governor: governor}); err != nil {
 		log.Fatal(err)

@@ -14,6 +14,24 @@ func JudgeAll(g *Governor, ctx context.Context) {
 	g.judgeAll(ctx)
 }
 
+// GovernorStatus counts connections.
+type GovernorStatus struct {
+	Open     int    // governed now, the draining ones included
+	Draining int    // about to end
+	Ended    uint64 // ended while they were draining, so far
+}
+
+// Status returns the counts of this moment, as WriteMetrics writes them.
+func (g *Governor) Status() GovernorStatus {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	st := GovernorStatus{Open: len(g.queue), Draining: g.draining}
+	for _, n := range g.endedBy {
+		st.Ended += n
+	}
+	return st
+}
+
 // Hooked returns how many connections the hook of net/http knows.
 func Hooked(g *Governor) int {
 	n := 0
@@ -30,6 +48,9 @@ func Holds(t *http.Transport, host, port string, id spiffe.ID) func() error {
 	_ = t.TLSClientConfig.VerifyConnection(q.in(tls.ConnectionState{}))
 	return q.e.holds(hostport{host, port}, id)
 }
+
+// OtherSees returns what the Failure of e says that the other side sees.
+func (e *HandshakeError) OtherSees() string { return e.otherSees() }
 
 // Count counts a handshake.
 func Count(m *Metrics) { m.good(true, false) }

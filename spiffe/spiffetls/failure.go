@@ -60,8 +60,8 @@ func (e *HandshakeError) Error() string {
 // Unwrap returns e.Err.
 func (e *HandshakeError) Unwrap() error { return e.Err }
 
-// OtherSees returns the error that the other side gets for this failure, if it is written in Go.
-func (e *HandshakeError) OtherSees() string {
+// otherSees returns the error that the other side gets for this failure, if it is written in Go.
+func (e *HandshakeError) otherSees() string {
 	switch {
 	case e.refusal():
 		return "remote error: tls: bad certificate"
@@ -147,7 +147,7 @@ type Failure struct {
 
 	Reason    string `json:"reason"`               // the error, cut if it is long
 	Clock     string `json:"clock,omitempty"`      // as in [HandshakeError]
-	OtherSees string `json:"other_sees,omitempty"` // as in [HandshakeError.OtherSees]
+	OtherSees string `json:"other_sees,omitempty"` // the error that the other side gets, if it is written in Go
 }
 
 // same reports whether f and g are the same failure at another time. A client has a new port each time.
@@ -212,7 +212,7 @@ func failureOf(server bool, remote string, err error) Failure {
 		f.Side = "server"
 	}
 	if he, ok := errors.AsType[*HandshakeError](err); ok {
-		f.Reason, f.Clock, f.OtherSees = he.Err.Error(), he.Clock, he.OtherSees()
+		f.Reason, f.Clock, f.OtherSees = he.Err.Error(), he.Clock, he.otherSees()
 	}
 	if ve, ok := errors.AsType[*spiffe.VerifyError](err); ok {
 		f.Rule, f.ID, f.TrustDomain = ve.Rule, ve.ID, ve.ID.TrustDomain()

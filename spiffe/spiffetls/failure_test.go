@@ -323,7 +323,7 @@ func TestFailureKinds(t *testing.T) {
 	p := newParty(ca.SVID("/db"), ca.Bundles())
 	verify := p.client(t, spiffe.AllowAnyPeer(), &spiffetls.Options{Failures: &failures}).VerifyConnection
 	for range 2 {
-		for _, f := range []spiffetest.Fault{"NoKeyUsage", "CertSignLeaf", "ForeignCA"} {
+		for _, f := range []string{"NoKeyUsage", "CertSignLeaf", "ForeignCA"} {
 			chain, _ := ca.Broken(f)
 			require.Error(t, verify(tls.ConnectionState{PeerCertificates: chain}))
 		}

@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"math"
@@ -20,32 +21,12 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// GovernorOptions are the choices of a [Governor] that have a default.
-type GovernorOptions struct {
-	// Interval is how often all connections are judged: a change of a source without a Changed method is
-	// noticed after so long at the latest. 0 means one minute.
-	Interval time.Duration
-
-	// Grace is how long a draining connection may finish its requests. 0 means 30 seconds and less than
-	// 0 none.
-	Grace time.Duration
-
-	// Jitter spreads the ends of connections, by a random part of it each, so that their peers do not all
-	// reconnect at once. 0 means 10 seconds and less than 0 none.
-	Jitter time.Duration
-
-	// Logger logs each connection that is drained and why (Info), and sources that fail (Warn), with the
-	// attributes peer, remote, side, reason and err. Nil means silence.
-	Logger *slog.Logger
-}
-
 // Governor ends connections whose proof no longer holds. A handshake proves a peer once; a Governor
 // judges every open connection again, by the same [spiffe.Verifier], when a bundle or a policy
 // changes, and ends it before the proof expires. Name it in [Options] and run it:
 //
-//	g, err := spiffetls.NewGovernor(nil)
-//	…
-//	err = spiffetls.ConfigureServer(server, self, bundles, allow, &spiffetls.Options{Governor: g})
+//	g := &spiffetls.Governor{}
+//	err := spiffetls.ConfigureServer(server, self, bundles, allow, &spiffetls.Options{Governor: g})
 //	…
 //	go g.Run(ctx) // in a group that waits for it
 //
@@ -95,10 +76,25 @@ type GovernorOptions struct {
 // holds anyway. To judge a connection again takes less than a microsecond if its bundle has not changed,
 // and about a tenth of a millisecond if it has. The Governor keeps no connection alive.
 //
-// A Governor is safe for concurrent use and may be shared by servers and transports.
+// The zero Governor is ready to use. A Governor is safe for concurrent use and may be shared by servers and transports;
+// it must not be copied, nor its fields changed once it is in use.
 type Governor struct {
-	opts    GovernorOptions // with the defaults
-	wake    chan struct{}   // a connection was added
+	// Interval is how often all connections are judged: a change of a source without a Changed method is
+	// noticed after so long at the latest. 0 means one minute.
+	Interval time.Duration
+
+	// Grace is how long a draining connection may finish its requests. 0 means 30 seconds and less than
+	// 0 none.
+	Grace time.Duration
+
+	// Jitter spreads the ends of connections, by a random part of it each, so that their peers do not all
+	// reconnect at once. 0 means 10 seconds and less than 0 none.
+	Jitter time.Duration
+
+	// Logger logs each connection that is drained and why (Info), and sources that fail (Warn), with the
+	// attributes peer, remote, side, reason and err. Nil means silence.
+	Logger *slog.Logger
+
 	running atomic.Bool
 	hooked  sync.Map // weak.Pointer[tls.Conn] to *governed, for the ConnState hook of net/http
 
@@ -107,18 +103,11 @@ type Governor struct {
 	heard map[*endpoint][]<-chan struct{}
 
 	mu        sync.Mutex
+	wake      chan struct{} // a connection was added; see woken
 	queue     queue
 	endpoints map[*endpoint]int // connections of each
 	draining  int
-	ended     uint64
 	endedBy   [numCauses]uint64
-}
-
-// GovernorStatus counts connections.
-type GovernorStatus struct {
-	Open     int    // governed now, the draining ones included
-	Draining int    // about to end
-	Ended    uint64 // ended while they were draining, so far
 }
 
 const (
@@ -128,27 +117,30 @@ const (
 	maxSources    = 1000            // that can wake Run; others are noticed after Interval
 )
 
-// NewGovernor returns a Governor, which does nothing until it is run. The options may be nil.
-func NewGovernor(opts *GovernorOptions) (*Governor, error) {
-	o := *cmp.Or(opts, &GovernorOptions{})
-	if o.Interval < 0 {
-		return nil, errors.New("spiffetls: governor: the interval is negative")
+// check reports what is wrong with the fields.
+func (g *Governor) check() error {
+	if g.Interval < 0 {
+		return errors.New("the Interval of the Governor is negative; 0 means one minute")
 	}
-	return &Governor{
-		opts: GovernorOptions{
-			cmp.Or(o.Interval, time.Minute), max(0, cmp.Or(o.Grace, 30*time.Second)), max(0, cmp.Or(o.Jitter, 10*time.Second)),
-			cmp.Or(o.Logger, slog.New(slog.DiscardHandler)),
-		},
-		wake:      make(chan struct{}, 1),
-		endpoints: make(map[*endpoint]int),
-	}, nil
+	return nil
 }
 
-// Status returns the counts of this moment.
-func (g *Governor) Status() GovernorStatus {
+// Of the fields, with their defaults.
+func (g *Governor) interval() time.Duration { return cmp.Or(g.Interval, time.Minute) }
+func (g *Governor) grace() time.Duration    { return max(0, cmp.Or(g.Grace, 30*time.Second)) }
+func (g *Governor) jitter() time.Duration   { return max(0, cmp.Or(g.Jitter, 10*time.Second)) }
+func (g *Governor) logger() *slog.Logger    { return cmp.Or(g.Logger, noLogger) }
+
+var noLogger = slog.New(slog.DiscardHandler)
+
+// woken returns the channel that tells Run of a new connection.
+func (g *Governor) woken() chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return GovernorStatus{Open: len(g.queue), Draining: g.draining, Ended: g.ended}
+	if g.wake == nil {
+		g.wake = make(chan struct{}, 1)
+	}
+	return g.wake
 }
 
 // state is the next step for a connection.
@@ -207,14 +199,21 @@ func (e *endpoint) govern(l link, role spiffe.Role, p proof, cs tls.ConnectionSt
 // add puts a connection under the Governor. It is judged once more, as the sources may have changed
 // since the handshake.
 func (g *Governor) add(c *governed) {
-	g.mu.Lock()
-	heap.Push(&g.queue, c)
-	g.endpoints[c.e]++
-	g.mu.Unlock()
+	g.put(c)
 	select {
-	case g.wake <- struct{}{}:
+	case g.woken() <- struct{}{}:
 	default: // Run is awake already
 	}
+}
+
+func (g *Governor) put(c *governed) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.endpoints == nil {
+		g.endpoints = make(map[*endpoint]int)
+	}
+	g.endpoints[c.e]++
+	heap.Push(&g.queue, c)
 }
 
 // remove forgets a connection. It may be called more than once.
@@ -230,7 +229,6 @@ func (g *Governor) remove(c *governed) {
 	}
 	if c.state == draining {
 		g.draining--
-		g.ended++
 		g.endedBy[c.cause]++
 	}
 	if s, ok := c.link.(*served); ok {
@@ -241,6 +239,9 @@ func (g *Governor) remove(c *governed) {
 // Run judges and ends connections until ctx is done, and then returns nil. Connections stay open
 // when it returns. It may be run once at a time.
 func (g *Governor) Run(ctx context.Context) error {
+	if err := g.check(); err != nil {
+		return fmt.Errorf("spiffetls: governor: %w", err)
+	}
 	if !g.running.CompareAndSwap(false, true) {
 		return errors.New("spiffetls: governor: Run is running already")
 	}
@@ -250,7 +251,7 @@ func (g *Governor) Run(ctx context.Context) error {
 	own := []reflect.SelectCase{
 		{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ctx.Done())},
 		{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(timer.C)},
-		{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(g.wake)},
+		{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(g.woken())},
 	}
 	var (
 		round = time.Now() // when all are judged again
@@ -262,7 +263,7 @@ func (g *Governor) Run(ctx context.Context) error {
 		due := !round.After(now)
 		cases := g.listen(own, due) // before judging, so that no change is missed
 		if due {
-			last, told, round = now, false, now.Add(g.opts.Interval)
+			last, told, round = now, false, now.Add(g.interval())
 			g.judgeAll(ctx)
 		}
 		next := g.act(ctx)
@@ -335,7 +336,7 @@ func (g *Governor) judgeAll(ctx context.Context) {
 		}
 	}
 	if stay > 0 {
-		g.opts.Logger.Warn("connections cannot be judged and stay open", slog.Int("connections", stay), slog.Any("err", failure))
+		g.logger().Warn("connections cannot be judged and stay open", slog.Int("connections", stay), slog.Any("err", failure))
 	}
 }
 
@@ -385,7 +386,7 @@ func undecided(err error) bool {
 }
 
 func (g *Governor) spread(c *governed) time.Duration {
-	return time.Duration(c.share * float64(g.opts.Jitter))
+	return time.Duration(c.share * float64(g.jitter()))
 }
 
 // end returns when a proof expires, on the clock of the timers.
@@ -403,7 +404,7 @@ func (c *governed) end(now time.Time) time.Time {
 // farewell returns when to drain a connection so that it is closed when its proof expires.
 func (g *Governor) farewell(c *governed, now time.Time) time.Time {
 	end := c.end(now)
-	start := end.Add(-g.opts.Grace).Add(-g.spread(c)) // one by one, as their sum may overflow a Duration
+	start := end.Add(-g.grace()).Add(-g.spread(c)) // one by one, as their sum may overflow a Duration
 	if start.Before(c.since) {
 		return end
 	}
@@ -458,10 +459,10 @@ func (g *Governor) act(ctx context.Context) time.Time {
 
 // drain begins to end a connection.
 func (g *Governor) drain(c *governed, now time.Time) {
-	g.opts.Logger.Info("connection is drained", slog.String("peer", c.proof.String()), slog.String("remote", c.link.remote()),
+	g.logger().Info("connection is drained", slog.String("peer", c.proof.String()), slog.String("remote", c.link.remote()),
 		slog.String("side", c.side()), slog.String("reason", c.reason))
 	c.cut = c.end(now)
-	if by := now.Add(g.opts.Grace); by.Before(c.cut) {
+	if by := now.Add(g.grace()); by.Before(c.cut) {
 		c.cut = by
 	}
 	g.schedule(c, draining, now)

@@ -95,13 +95,6 @@ const (
 	instant = time.Millisecond
 )
 
-func newGovernor(t *testing.T, opts *spiffetls.GovernorOptions) *spiffetls.Governor {
-	t.Helper()
-	g, err := spiffetls.NewGovernor(opts)
-	require.NoError(t, err)
-	return g
-}
-
 // govern runs g until the test ends.
 func govern(t *testing.T, g *spiffetls.Governor) {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(t.Context()))
@@ -115,20 +108,20 @@ func govern(t *testing.T, g *spiffetls.Governor) {
 }
 
 // open makes a town. A test changes what self, peers and allow return.
-func open(t *testing.T, opts *spiffetls.GovernorOptions, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource) *town {
+func open(t *testing.T, g *spiffetls.Governor, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource) *town {
 	t.Helper()
-	return openAt(t, nil, opts, self, peers, allow)
+	return openAt(t, nil, g, self, peers, allow)
 }
 
 // openAt makes a town with a clock of its own.
-func openAt(t *testing.T, clock func() time.Time, opts *spiffetls.GovernorOptions, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource) *town {
+func openAt(t *testing.T, clock func() time.Time, g *spiffetls.Governor, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource) *town {
 	t.Helper()
 	w := &town{t: t, l: memconn.Listen(), release: make(chan struct{})}
-	if opts == nil {
-		opts = &spiffetls.GovernorOptions{}
+	if g == nil {
+		g = &spiffetls.Governor{}
 	}
-	opts.Logger = slog.New(slog.NewTextHandler(&w.log, nil))
-	w.g = newGovernor(t, opts)
+	g.Logger = slog.New(slog.NewTextHandler(&w.log, nil))
+	w.g = g
 	mux := http.NewServeMux()
 	mux.Handle("/", who)
 	mux.HandleFunc("/wait", func(rw http.ResponseWriter, r *http.Request) {
@@ -403,7 +396,7 @@ func TestClientGovernor(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		home, other, both := twoDomains(t)
 		w := open(t, nil, home.SVID("/town"), both, spiffe.AllowAnyPeer())
-		g := newGovernor(t, nil)
+		g := &spiffetls.Governor{}
 		govern(t, g)
 		mine := announcing(newParty(other.SVID("/mine"), both))
 		losing := w.crowd(mine, mine, spiffetls.Options{Governor: g})
@@ -463,7 +456,7 @@ func TestQuiet(t *testing.T) {
 		home, other, both := twoDomains(t)
 		self := newParty(home.SVID("/town"), both)
 		peers := announcing(self)
-		w := open(t, &spiffetls.GovernorOptions{Jitter: -1}, self, peers, spiffe.AllowAnyPeer())
+		w := open(t, &spiffetls.Governor{Jitter: -1}, self, peers, spiffe.AllowAnyPeer())
 		h2, h1 := w.citizen(other.SVID("/bad"), both, nil), w.citizen(other.SVID("/bad"), both, http1)
 		after(pause)
 		h2.ask()
@@ -492,7 +485,7 @@ func TestSlowFirstByte(t *testing.T) {
 		defer wg.Wait()
 		defer s.Close()
 		w := &town{t: t, l: l}
-		g := newGovernor(t, &spiffetls.GovernorOptions{Jitter: -1})
+		g := &spiffetls.Governor{Jitter: -1}
 		govern(t, g)
 		mine := announcing(newParty(home.SVID("/mine"), both))
 		c := w.citizen(mine, mine, &spiffetls.Options{Governor: g, NextProtos: http1.NextProtos})
@@ -512,7 +505,7 @@ func TestClosedInTheHandshake(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	p := newParty(ca.SVID("/db"), ca.Bundles())
-	g := newGovernor(t, nil)
+	g := &spiffetls.Governor{}
 	below := memconn.Listen()
 	l := g.Listener(below)
 	var accepted net.Conn
@@ -579,7 +572,7 @@ func TestShorterPath(t *testing.T) {
 
 		self := newParty(ca.SVID("/town"), bundles(long))
 		peers := announcing(self)
-		w := open(t, &spiffetls.GovernorOptions{Interval: 24 * time.Hour}, self, peers, spiffe.AllowAnyPeer())
+		w := open(t, &spiffetls.Governor{Interval: 24 * time.Hour}, self, peers, spiffe.AllowAnyPeer())
 		crowd := w.crowd(client, ca.Bundles(), spiffetls.Options{})
 		after(time.Minute)
 		peers.learn(bundles(root(2, 20*time.Minute)))
@@ -612,7 +605,7 @@ func TestSlowAnswer(t *testing.T) {
 		defer wg.Wait()
 		defer s.Close()
 		w := &town{t: t, l: l}
-		g := newGovernor(t, &spiffetls.GovernorOptions{Jitter: -1})
+		g := &spiffetls.Governor{Jitter: -1}
 		govern(t, g)
 		mine := announcing(newParty(home.SVID("/mine"), both))
 		for _, opts := range []*spiffetls.Options{{Governor: g, NextProtos: http1.NextProtos}, {Governor: g}} {
@@ -639,7 +632,7 @@ func TestConnectionClosesWhenProofExpires(t *testing.T) {
 		start := time.Now()
 		self := newParty(ca.SVID("/town"), ca.Bundles())
 		w := open(t, nil, self, self, spiffe.AllowAnyPeer())
-		g := newGovernor(t, nil)
+		g := &spiffetls.Governor{}
 		govern(t, g)
 		client := newParty(ca.SVID("/client"), ca.Bundles())
 		var working []*citizen
@@ -706,7 +699,7 @@ func TestCondemnedDoesNotOutliveTheProof(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		allow := new(spiffe.LivePolicy)
 		require.NoError(t, allow.Set(spiffe.AllowAnyPeer()))
-		w := open(t, &spiffetls.GovernorOptions{Jitter: 24 * time.Hour}, ca.SVID("/town"), ca.Bundles(), allow)
+		w := open(t, &spiffetls.Governor{Jitter: 24 * time.Hour}, ca.SVID("/town"), ca.Bundles(), allow)
 		start := time.Now()
 		var crowds []*crowd
 		for range 4 {
@@ -732,7 +725,7 @@ func TestClockLeaps(t *testing.T) {
 		var leap atomic.Int64
 		self := ca.SVID("/town", func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(24 * time.Hour) })
 		w := openAt(t, func() time.Time { return time.Now().Add(time.Duration(leap.Load())) },
-			&spiffetls.GovernorOptions{Jitter: 24 * time.Hour}, self, ca.Bundles(), spiffe.AllowAnyPeer())
+			&spiffetls.Governor{Jitter: 24 * time.Hour}, self, ca.Bundles(), spiffe.AllowAnyPeer())
 		crowd := w.crowd(ca.SVID("/client"), ca.Bundles(), spiffetls.Options{})
 		after(10 * time.Second)
 		leap.Store(int64(2 * time.Hour))
@@ -746,7 +739,7 @@ func TestClockLeaps(t *testing.T) {
 func TestEndlessGrace(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
-		w := open(t, &spiffetls.GovernorOptions{Grace: math.MaxInt64, Jitter: math.MaxInt64, Interval: math.MaxInt64}, ca.SVID("/town"), ca.Bundles(), spiffe.AllowAnyPeer())
+		w := open(t, &spiffetls.Governor{Grace: math.MaxInt64, Jitter: math.MaxInt64, Interval: math.MaxInt64}, ca.SVID("/town"), ca.Bundles(), spiffe.AllowAnyPeer())
 		crowd := w.crowd(ca.SVID("/client"), ca.Bundles(), spiffetls.Options{})
 		after(time.Hour - instant)
 		crowd.unharmed(t)
@@ -783,7 +776,7 @@ func TestSpread(t *testing.T) {
 		home, other, both := twoDomains(t)
 		self := newParty(home.SVID("/town"), both)
 		peers := announcing(self)
-		w := open(t, &spiffetls.GovernorOptions{Jitter: time.Minute, Interval: time.Hour}, self, peers, spiffe.AllowAnyPeer())
+		w := open(t, &spiffetls.Governor{Jitter: time.Minute, Interval: time.Hour}, self, peers, spiffe.AllowAnyPeer())
 		bad := other.SVID("/bad")
 		for range 24 {
 			w.citizen(bad, both, http1).ask()
@@ -857,7 +850,7 @@ func TestChangeDuringHandshake(t *testing.T) {
 		self := announcing(newParty(home.SVID("/town"), both))
 		var fall sync.Once
 		source := &falling{announcer: self, then: func() { fall.Do(func() { self.learn(home.Bundles()) }) }}
-		w := open(t, &spiffetls.GovernorOptions{Interval: 24 * time.Hour, Grace: -1, Jitter: -1}, self, source, spiffe.AllowAnyPeer())
+		w := open(t, &spiffetls.Governor{Interval: 24 * time.Hour, Grace: -1, Jitter: -1}, self, source, spiffe.AllowAnyPeer())
 		c := w.citizen(other.SVID("/bad"), both, http1)
 		if resp, err := c.Get("https://town.test/"); err == nil { // it may be quicker than the Governor
 			_, _ = io.Copy(io.Discard, resp.Body)
@@ -876,7 +869,7 @@ func TestChangeWhileOthersCome(t *testing.T) {
 		home, other, both := twoDomains(t)
 		self := newParty(home.SVID("/town"), both)
 		peers := announcing(self)
-		w := open(t, &spiffetls.GovernorOptions{Interval: 24 * time.Hour, Jitter: -1}, self, peers, spiffe.AllowAnyPeer())
+		w := open(t, &spiffetls.Governor{Interval: 24 * time.Hour, Jitter: -1}, self, peers, spiffe.AllowAnyPeer())
 		bad := w.citizen(other.SVID("/bad"), both, nil)
 		bad.ask()
 		after(time.Minute)
@@ -933,7 +926,7 @@ func TestChangeOfNewSource(t *testing.T) {
 					}
 					return self.Bundle(td)
 				})
-				w := open(t, &spiffetls.GovernorOptions{Interval: interval, Grace: -1, Jitter: -1}, self, struct {
+				w := open(t, &spiffetls.Governor{Interval: interval, Grace: -1, Jitter: -1}, self, struct {
 					spiffe.BundleSource
 					*turning
 				}{peers, rounds}, spiffe.AllowAnyPeer())
@@ -969,7 +962,7 @@ func TestChangeDuringDial(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		home, other, both := twoDomains(t)
 		w := open(t, nil, home.SVID("/town"), both, spiffe.AllowAnyPeer())
-		g := newGovernor(t, nil)
+		g := &spiffetls.Governor{}
 		govern(t, g)
 		self := announcing(newParty(other.SVID("/mine"), both))
 		source := &falling{announcer: self, then: func() { self.learn(other.Bundles()) }}
@@ -1045,7 +1038,7 @@ func TestHijackedConnection(t *testing.T) {
 		home, other, both := twoDomains(t)
 		self := newParty(home.SVID("/town"), both)
 		peers := announcing(self)
-		w := open(t, &spiffetls.GovernorOptions{Jitter: -1}, self, peers, spiffe.AllowAnyPeer())
+		w := open(t, &spiffetls.Governor{Jitter: -1}, self, peers, spiffe.AllowAnyPeer())
 		c := w.citizen(other.SVID("/bad"), both, http1)
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://town.test/hijack", nil)
 		require.NoError(t, err)
@@ -1100,7 +1093,7 @@ func TestListener(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		home, other, both := twoDomains(t)
 		peers := announcing(newParty(home.SVID("/db"), both))
-		g := newGovernor(t, &spiffetls.GovernorOptions{Jitter: -1})
+		g := &spiffetls.Governor{Jitter: -1}
 		govern(t, g)
 		config, err := spiffetls.ServerConfig(peers, peers, spiffe.AllowAnyPeer(), &spiffetls.Options{Governor: g})
 		require.NoError(t, err)
@@ -1201,7 +1194,7 @@ func TestDrainMethod(t *testing.T) {
 				ca := spiffetest.NewCA(t, "example.org")
 				var allow spiffe.LivePolicy
 				require.NoError(t, allow.Set(spiffe.AllowAnyPeer()))
-				g := newGovernor(t, &spiffetls.GovernorOptions{Jitter: -1})
+				g := &spiffetls.Governor{Jitter: -1}
 				govern(t, g)
 				opts := map[string]*spiffetls.Options{governed: {Governor: g}}
 				below, told := memconn.Listen(), make(chan struct{}, 10)
@@ -1248,7 +1241,7 @@ func TestUngovernedIsRefused(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	p := newParty(ca.SVID("/db"), ca.Bundles())
-	g := newGovernor(t, nil)
+	g := &spiffetls.Governor{}
 	opts := &spiffetls.Options{Governor: g}
 	_, err := spiffetls.ClientConfig(p, p, spiffe.AllowAnyPeer(), opts)
 	assert.ErrorContains(t, err, "spiffetls: client: ")
@@ -1259,7 +1252,7 @@ func TestUngovernedIsRefused(t *testing.T) {
 	assert.Error(t, c.err)
 
 	below := memconn.Listen()
-	foreign := tls.NewListener(newGovernor(t, nil).Listener(below), p.server(t, spiffe.AllowAnyPeer(), opts))
+	foreign := tls.NewListener(new(spiffetls.Governor).Listener(below), p.server(t, spiffe.AllowAnyPeer(), opts))
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		conn, err := foreign.Accept()
@@ -1282,11 +1275,15 @@ func TestUngovernedIsRefused(t *testing.T) {
 
 func TestGovernorOptions(t *testing.T) {
 	t.Parallel()
-	_, err := spiffetls.NewGovernor(&spiffetls.GovernorOptions{Interval: -1})
-	assert.EqualError(t, err, "spiffetls: governor: the interval is negative")
-	g := newGovernor(t, nil)
+	wrong := &spiffetls.Governor{Interval: -1}
+	assert.EqualError(t, wrong.Run(t.Context()), "spiffetls: governor: the Interval of the Governor is negative; 0 means one minute")
+	ca := spiffetest.NewCA(t, "example.org")
+	p := newParty(ca.SVID("/db"), ca.Bundles())
+	_, err := spiffetls.ServerConfig(p, p, spiffe.AllowAnyPeer(), &spiffetls.Options{Governor: wrong})
+	assert.ErrorContains(t, err, "the Interval of the Governor is negative")
+	g := &spiffetls.Governor{}
 	synctest.Test(t, func(t *testing.T) {
-		g := newGovernor(t, nil)
+		g := &spiffetls.Governor{}
 		govern(t, g)
 		synctest.Wait()
 		assert.EqualError(t, g.Run(t.Context()), "spiffetls: governor: Run is running already")
@@ -1304,7 +1301,7 @@ func TestGovernedHandlers(t *testing.T) {
 	p := newParty(ca.SVID("/db"), ca.Bundles())
 	var states atomic.Int64
 	s := &http.Server{ConnState: func(net.Conn, http.ConnState) { states.Add(1) }}
-	require.NoError(t, spiffetls.ConfigureServer(s, p, p, spiffe.AllowAnyPeer(), &spiffetls.Options{Governor: newGovernor(t, nil)}))
+	require.NoError(t, spiffetls.ConfigureServer(s, p, p, spiffe.AllowAnyPeer(), &spiffetls.Options{Governor: &spiffetls.Governor{}}))
 	url := serve(t, s, nil)
 	resp, err := clientOf(t, ca, "/web", nil).Get(url + "/nothing-is-here")
 	require.NoError(t, err)
@@ -1313,7 +1310,7 @@ func TestGovernedHandlers(t *testing.T) {
 	assert.Positive(t, states.Load())
 
 	plain := &http.Server{Handler: who}
-	require.NoError(t, spiffetls.ConfigureServer(plain, p, p, spiffe.AllowAnyPeer(), &spiffetls.Options{Governor: newGovernor(t, nil)}))
+	require.NoError(t, spiffetls.ConfigureServer(plain, p, p, spiffe.AllowAnyPeer(), &spiffetls.Options{Governor: &spiffetls.Governor{}}))
 	url = serve(t, plain, plain.Serve)
 	assert.Equal(t, "1 nobody", get(t, http.DefaultClient, "http"+strings.TrimPrefix(url, "https")), "without TLS")
 }
@@ -1322,7 +1319,7 @@ func TestGovernedHandlers(t *testing.T) {
 func TestGoroutines(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	peers := announcing(newParty(ca.SVID("/db"), ca.Bundles()))
-	g := newGovernor(t, nil)
+	g := &spiffetls.Governor{}
 	config, err := spiffetls.ServerConfig(peers, peers, spiffe.AllowAnyPeer(), &spiffetls.Options{Governor: g})
 	require.NoError(t, err)
 	below := memconn.Listen()
@@ -1359,8 +1356,7 @@ func BenchmarkGovernor(b *testing.B) {
 	for _, n := range []int{100, 1000} {
 		b.Run(fmt.Sprintf("%d-connections", n), func(b *testing.B) {
 			peers := announcing(newParty(ca.SVID("/db"), ca.Bundles()))
-			g, err := spiffetls.NewGovernor(&spiffetls.GovernorOptions{Interval: time.Nanosecond})
-			require.NoError(b, err)
+			g := &spiffetls.Governor{Interval: time.Nanosecond}
 			config, err := spiffetls.ServerConfig(peers, peers, spiffe.AllowAnyPeer(), &spiffetls.Options{Governor: g})
 			require.NoError(b, err)
 			below := memconn.Listen()

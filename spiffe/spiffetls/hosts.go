@@ -40,16 +40,20 @@ type Hosts map[string]spiffe.PolicySource
 // Policy implements [spiffe.PolicySource]. It returns the zero Policy, which allows no peer.
 func (Hosts) Policy() spiffe.Policy { return spiffe.Policy{} }
 
-// HostsFunc is [Hosts] as a function, which returns the policy for a host and port. The host is in lower case
+// HostsFunc is [Hosts] by a function, which returns the policy for a host and port. The host is in lower case
 // and without brackets; the port is empty if none was given to [Dialer.Handshake].
 //
-// It is called for every connection, and again whenever something is sent, and must not block. The server is
+// The function is called for every connection, and again whenever something is sent, and must not block. The server is
 // refused if it returns an error or no policy. An error that wraps [spiffe.ErrDenied] says that the host is not
 // known; others, such as that of a registry that is down, end no open connection.
-type HostsFunc func(host, port string) (spiffe.PolicySource, error)
+func HostsFunc(policy func(host, port string) (spiffe.PolicySource, error)) spiffe.PolicySource {
+	return hostsFunc(policy)
+}
 
-// Policy implements [spiffe.PolicySource]. It returns the zero Policy, which allows no peer.
-func (HostsFunc) Policy() spiffe.Policy { return spiffe.Policy{} }
+type hostsFunc func(host, port string) (spiffe.PolicySource, error)
+
+// Policy implements [spiffe.PolicySource].
+func (hostsFunc) Policy() spiffe.Policy { return spiffe.Policy{} }
 
 // hostport is an address. The host has no brackets.
 type hostport struct{ host, port string }
@@ -71,9 +75,9 @@ func (a hostport) String() string {
 }
 
 // hostsOf returns the function for a policy that depends on the address, or nil for other policies.
-func hostsOf(allow spiffe.PolicySource) (HostsFunc, error) {
+func hostsOf(allow spiffe.PolicySource) (hostsFunc, error) {
 	switch allow := allow.(type) {
-	case HostsFunc:
+	case hostsFunc:
 		if allow == nil {
 			return nil, errors.New("the HostsFunc is nil")
 		}
@@ -107,7 +111,7 @@ func hostsOf(allow spiffe.PolicySource) (HostsFunc, error) {
 }
 
 func (Hosts) byHost()     {}
-func (HostsFunc) byHost() {}
+func (hostsFunc) byHost() {}
 
 // keyOf parses a key of [Hosts]. One that no address could ever match is an error.
 func keyOf(key string) (hostport, error) {

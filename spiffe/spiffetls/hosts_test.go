@@ -406,7 +406,7 @@ func TestGovernorWithHosts(t *testing.T) {
 	s.names.put("b.example:443", db)
 	var atA spiffe.LivePolicy
 	require.NoError(t, atA.Set(spiffe.AllowIDs(dbID)))
-	g := newGovernor(t, &spiffetls.GovernorOptions{Grace: -1, Jitter: -1, Interval: time.Hour})
+	g := &spiffetls.Governor{Grace: -1, Jitter: -1, Interval: time.Hour}
 	govern(t, g)
 	c, _ := s.client(t, spiffetls.Hosts{"a.example": &atA, "b.example": spiffe.AllowIDs(dbID)}, &spiffetls.Options{Governor: g})
 	get(t, c, "https://a.example/")
@@ -426,7 +426,7 @@ func TestGovernorWithAFailingHostsFunc(t *testing.T) {
 	s := newStreet(t)
 	s.names.put("a.example:443", s.server(t, "/db", nil))
 	var failure atomic.Pointer[error]
-	g := newGovernor(t, &spiffetls.GovernorOptions{Grace: -1, Jitter: -1, Interval: 10 * time.Millisecond})
+	g := &spiffetls.Governor{Grace: -1, Jitter: -1, Interval: 10 * time.Millisecond}
 	c, _ := s.client(t, spiffetls.HostsFunc(func(string, string) (spiffe.PolicySource, error) {
 		if err := failure.Load(); err != nil {
 			return nil, *err

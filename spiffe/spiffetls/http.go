@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
@@ -14,6 +15,7 @@ import (
 	"time"
 	"weak"
 
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -22,8 +24,12 @@ import (
 // serves, then call s.ServeTLS or s.ListenAndServeTLS with empty file names.
 //
 // It sets s.TLSConfig, and it is an error if s has one. It wraps s.ConnContext, so a ConnContext of the
-// caller's must be set before; with a Governor or Metrics also s.ConnState, and with a Governor s.Handler. s.Protocols decides which
-// versions of HTTP are offered, unless the options name protocols.
+// caller's must be set before; with a Governor or Metrics also s.ConnState, and with a Governor s.Handler. s.Protocols
+// decides which versions of HTTP are offered, unless the options name protocols.
+//
+// If s.ErrorLog is nil, it is set, so that clients cannot fill the log: what net/http says of failed handshakes goes to
+// the Logger in the options, at Debug, as that has a line with the reason already, or without a Logger to
+// [slog.Default], at Warn; either way at most once a minute. Other lines go to the standard logger.
 func ConfigureServer(s *http.Server, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) error {
 	e, err := newEndpoint(true, self, peers, allow, opts)
 	switch {
@@ -64,6 +70,11 @@ func ConfigureServer(s *http.Server, self spiffe.SVIDSource, peers spiffe.Bundle
 		return c, nil
 	}
 	s.TLSConfig = base
+	if s.ErrorLog == nil && e.log != nil {
+		s.ErrorLog = ratelog.ErrorLog(e.log, slog.LevelDebug)
+	} else if s.ErrorLog == nil {
+		s.ErrorLog = ratelog.ErrorLog(ratelog.New(slog.Default(), 0), slog.LevelWarn)
+	}
 	e.hook(s)
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -18,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -139,7 +141,7 @@ func TestLoggerReasons(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	empty, err := spiffe.NewBundle(ca.TrustDomain(), spiffe.BundleContents{})
 	require.NoError(t, err)
-	broken := func(f spiffetest.Fault) []*x509.Certificate {
+	broken := func(f string) []*x509.Certificate {
 		chain, _ := ca.Broken(f)
 		return chain
 	}
@@ -272,4 +274,47 @@ func TestLoggerIsCheap(t *testing.T) {
 	t.Logf("allocations of a handshake: %v, with a Logger %v", without, with)
 	assert.LessOrEqual(t, with, without*1.03)
 	assert.Empty(t, j.take(t))
+}
+
+// TestErrorLog is a server of net/http, which writes a line for each failed handshake: that goes to the Logger at Debug and
+// is counted, unless the server has an ErrorLog of its own.
+func TestErrorLog(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	for _, own := range []bool{false, true} {
+		var j, theirs journal
+		s := &http.Server{Handler: who}
+		if own {
+			s.ErrorLog = slog.NewLogLogger(slog.NewJSONHandler(&theirs, nil), slog.LevelInfo)
+		}
+		logger := slog.New(slog.NewJSONHandler(&j, &slog.HandlerOptions{Level: slog.LevelDebug}))
+		require.NoError(t, spiffetls.ConfigureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Options{Logger: logger}))
+		l := memconn.Listen()
+		var wg sync.WaitGroup
+		wg.Go(func() { assert.ErrorIs(t, s.ServeTLS(l, "", ""), http.ErrServerClosed) })
+		for range 5 {
+			c, err := l.DialContext(t.Context(), "", "")
+			require.NoError(t, err)
+			_, err = c.Write([]byte("GET / HTTP/1.1\r\n\r\n"))
+			require.NoError(t, err)
+			_, _ = io.Copy(io.Discard, c) // until the server has closed it
+			require.NoError(t, c.Close())
+		}
+		require.NoError(t, s.Shutdown(t.Context()))
+		wg.Wait()
+		var debug []map[string]any
+		for _, line := range j.take(t) {
+			if line["msg"] == "http: TLS handshake error" {
+				debug = append(debug, line)
+			}
+		}
+		if own {
+			assert.Empty(t, debug)
+			assert.Len(t, theirs.take(t), 5)
+			continue
+		}
+		require.Len(t, debug, 1)
+		assert.Equal(t, "DEBUG", debug[0]["level"])
+		assert.NotEmpty(t, debug[0]["err"])
+	}
 }

@@ -15,12 +15,13 @@ import (
 
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // Metrics counts the handshakes of the configurations whose [Options] name it, and the requests that [RequirePeer]
 // denies. Its zero value is ready to use. It is safe for concurrent use and must not be copied.
 //
-// [Metrics.WriteMetrics] writes
+// [Metrics.Report] has these counts:
 //
 //	svidkit_tls_handshakes_total         by side (of this program): server or client; outcome: full, resumed or
 //	                                     failed; and reason, for those that failed
@@ -284,8 +285,10 @@ func (m *Metrics) heard(conn *tls.Conn) (first bool) {
 	return first
 }
 
-// WriteMetrics writes the counts in the text format of Prometheus. The error is that of w.
-func (m *Metrics) WriteMetrics(w io.Writer) error {
+// Report implements [report.Reporter] with the counts.
+func (m *Metrics) Report() report.Report { return report.Report{Metrics: m.write} }
+
+func (m *Metrics) write(w io.Writer) error {
 	var s metrics.Set
 	s.Totals("svidkit_tls_handshakes_total", "The number of TLS handshakes that have ended, by the side of this program, the outcome, and the reason of a failure.", func(add metrics.Add) {
 		for i, side := range []string{"client", "server"} {
@@ -316,15 +319,15 @@ func byReason(first, last cause, count func(cause) uint64, add func(v float64, r
 	}
 }
 
-// WriteMetrics writes what the Governor does in the text format of Prometheus:
+// Report implements [report.Reporter] with these metrics:
 //
 //	svidkit_governor_connections                that it holds, by state: open or draining
 //	svidkit_governor_ended_connections_total    that have ended while they were drained, by reason: proof_ends, as
 //	                                            the proof was about to expire, or one of those for which [Metrics]
 //	                                            says that the other side was refused
-//
-// The error is that of w.
-func (g *Governor) WriteMetrics(w io.Writer) error {
+func (g *Governor) Report() report.Report { return report.Report{Metrics: g.writeMetrics} }
+
+func (g *Governor) writeMetrics(w io.Writer) error {
 	g.mu.Lock()
 	held, draining, ended := len(g.queue), g.draining, g.endedBy
 	g.mu.Unlock()

@@ -22,14 +22,15 @@ import (
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
 // written returns what a part writes, read strictly.
-func written(t testing.TB, part interface{ WriteMetrics(io.Writer) error }) *metricstest.Text {
+func written(t testing.TB, part report.Reporter) *metricstest.Text {
 	t.Helper()
-	text, err := metricstest.Of(part)
+	text, err := metricstest.Of(part.Report().Metrics)
 	require.NoError(t, err)
 	return text
 }
@@ -480,7 +481,7 @@ func TestMetricsLimit(t *testing.T) {
 func TestGovernorMetrics(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
-		g := newGovernor(t, &spiffetls.GovernorOptions{Grace: 10 * time.Second, Jitter: -1})
+		g := &spiffetls.Governor{Grace: 10 * time.Second, Jitter: -1}
 		govern(t, g)
 		var allow spiffe.LivePolicy
 		require.NoError(t, allow.Set(spiffe.AllowMembersOf(ca.TrustDomain())))

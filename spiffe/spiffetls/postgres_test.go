@@ -290,7 +290,7 @@ func TestPostgreSQL(t *testing.T) {
 		web.Renew()
 		p.files(t, ca, db)
 		reload()
-		ca.Activate()
+		ca.Rotate()
 		web.Renew()
 		db = ca.SVID("/db")
 		p.files(t, ca, db)

@@ -270,7 +270,7 @@ func TestRefusedClientIsNoErrorOfAccept(t *testing.T) {
 	inner := memconn.Listen()
 	l := listenerOf(t, ca, inner, &spiffetls.Options{Failures: &failures})
 	echoes(t, l)
-	for _, f := range []spiffetest.Fault{"Expired", "ForeignCA", "ServerOnly"} {
+	for _, f := range []string{"Expired", "ForeignCA", "ServerOnly"} {
 		below, err := inner.Dial(t.Context())
 		require.NoError(t, err)
 		conn := tls.Client(below, spiffetest.TLSConfig(ca.Broken(f)))
@@ -364,7 +364,7 @@ func TestGovernorEndsRawConnections(t *testing.T) {
 				ca := spiffetest.NewCA(t, "example.org")
 				var allow spiffe.LivePolicy
 				require.NoError(t, allow.Set(spiffe.AllowMembersOf(ca.TrustDomain())))
-				g := newGovernor(t, &spiffetls.GovernorOptions{Grace: -1, Jitter: -1})
+				g := &spiffetls.Governor{Grace: -1, Jitter: -1}
 				governed := &spiffetls.Options{Governor: g}
 				server, client := (*spiffetls.Options)(nil), governed
 				if atServer {
@@ -479,7 +479,7 @@ func TestNoPeerFromConn(t *testing.T) {
 	assert.ErrorContains(t, err, "proved no SPIFFE ID")
 
 	// A client that has shown a certificate and does not hold its key is not proven yet.
-	g := newGovernor(t, nil)
+	g := &spiffetls.Governor{}
 	config, err := spiffetls.ServerConfig(ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Options{Governor: g})
 	require.NoError(t, err)
 	inner = memconn.Listen()

@@ -287,7 +287,7 @@ type endpoint struct {
 	web        *webCertificate  // what a server presents in place of self; nil for self
 	verifier   *spiffe.Verifier // nil if roots is not
 	roots      *webRoots        // what a client verifies servers with in place of verifier
-	hosts      HostsFunc        // the policy of a client if it depends on the address; else nil, and verifier has it
+	hosts      hostsFunc        // the policy of a client if it depends on the address; else nil, and verifier has it
 	fixedHosts bool             // hosts is from a Hosts
 	opts       Options
 	log        *ratelog.Log // nil for none
@@ -305,6 +305,11 @@ func newEndpoint(server bool, self spiffe.SVIDSource, peers spiffe.BundleSource,
 	}
 	if err := e.oneSided(server, peers, allow); err != nil {
 		return nil, err
+	}
+	if e.opts.Governor != nil {
+		if err := e.opts.Governor.check(); err != nil {
+			return nil, err
+		}
 	}
 	if e.opts.HandshakeTimeout < 0 || e.opts.MaxHandshakes < 0 {
 		return nil, errors.New("HandshakeTimeout or MaxHandshakes is negative; 0 means the default")

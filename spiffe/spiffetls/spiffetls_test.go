@@ -286,16 +286,16 @@ func TestFaults(t *testing.T) {
 	for _, version := range versions {
 		opts := &spiffetls.Options{MinVersion: version}
 		for _, f := range spiffetest.Faults() {
-			t.Run(tls.VersionName(version)+"/"+string(f), func(t *testing.T) {
+			t.Run(tls.VersionName(version)+"/"+f.Name, func(t *testing.T) {
 				t.Parallel()
-				bad := bare(ca.Broken(f))
+				bad := bare(ca.Broken(f.Name))
 				bad.MaxVersion = version
 
 				server := good.server(t, spiffe.AllowMembersOf(ca.TrustDomain()), opts)
 				server.MaxVersion = version
 				s, c := connect(t, server, bad)
-				if f.Refused(spiffe.ClientRole) {
-					assert.Equal(t, f.Rule(), verifyError(t, s.err, f.Stage()).Rule)
+				if slices.Contains(f.Refused, spiffe.ClientRole) {
+					assert.Equal(t, f.Rule, verifyError(t, s.err, f.Stage).Rule)
 					refusedBy(t, c.err)
 				} else {
 					assert.NoError(t, s.err)
@@ -303,8 +303,8 @@ func TestFaults(t *testing.T) {
 				}
 
 				s, c = connect(t, bad, good.client(t, spiffe.AllowMembersOf(ca.TrustDomain()), opts))
-				if f.Refused(spiffe.ServerRole) {
-					assert.Equal(t, f.Rule(), verifyError(t, c.err, f.Stage()).Rule)
+				if slices.Contains(f.Refused, spiffe.ServerRole) {
+					assert.Equal(t, f.Rule, verifyError(t, c.err, f.Stage).Rule)
 					refusedBy(t, s.err)
 				} else {
 					assert.NoError(t, s.err)
@@ -551,7 +551,7 @@ func TestRotation(t *testing.T) {
 		ca.Prepare()
 		db.learn(ca.Bundles())
 		web.learn(ca.Bundles())
-		ca.Activate()
+		ca.Rotate()
 		web.renew(ca.SVID("/web"))
 		s, c := connect(t, server, client) // one side has renewed
 		assert.NoError(t, s.err)

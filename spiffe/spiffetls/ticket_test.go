@@ -172,7 +172,7 @@ func TestCarefulRotationWithResumption(t *testing.T) {
 			step(ca.Prepare)
 			step(func() { db.learn(ca.Bundles()) })
 			step(func() { web.learn(ca.Bundles()) })
-			step(ca.Activate)
+			step(ca.Rotate)
 			step(func() { web.renew(ca.SVID("/web")) })
 			step(func() { db.renew(ca.SVID("/db")) })
 			step(ca.DropOldRoots)

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
+	"github.com/svidkit/svidkit/internal/redact"
 )
 
 // address says where a Workload API is served.
@@ -22,7 +22,7 @@ type addressError struct {
 }
 
 func (e *addressError) Error() string {
-	s := fmt.Sprintf("workloadapi: address %q: %s", workloadwire.Clip(e.input, 128), e.reason)
+	s := fmt.Sprintf("workloadapi: address %q: %s", redact.Clip(e.input, 128), e.reason)
 	if e.corrected != "" {
 		s += "; write " + e.corrected
 	}
@@ -72,7 +72,7 @@ func readAddress(s string) (a address, reason string) {
 	case "unix-abstract":
 		return a, "abstract sockets are not in the standard, and have no permissions; use a path"
 	}
-	return a, fmt.Sprintf(`the scheme is %q, not "unix" or "tcp"`, workloadwire.Clip(scheme, 32))
+	return a, fmt.Sprintf(`the scheme is %q, not "unix" or "tcp"`, redact.Clip(scheme, 32))
 }
 
 func isScheme(s string) bool {
@@ -97,7 +97,7 @@ func readUnix(rest string) (a address, reason string) {
 	case strings.ContainsAny(rest, "?#"):
 		return a, "a query or fragment is not allowed"
 	case host != "":
-		return a, fmt.Sprintf("%q is in the place of a host, because a path begins with a slash of its own", workloadwire.Clip(host, 64))
+		return a, fmt.Sprintf("%q is in the place of a host, because a path begins with a slash of its own", redact.Clip(host, 64))
 	case path == "":
 		return a, "there is no path"
 	case path[0] != '/':

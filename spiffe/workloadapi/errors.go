@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
@@ -59,7 +60,7 @@ const maxText = 512
 // cutError is an error whose text may quote the server at any length.
 type cutError struct{ error }
 
-func (e cutError) Error() string { return workloadwire.Clip(e.error.Error(), maxText) }
+func (e cutError) Error() string { return redact.Clip(e.error.Error(), maxText) }
 func (e cutError) Unwrap() error { return e.error }
 
 // failure returns the Error for what a call failed with. Only a status that the server itself has sent
@@ -81,7 +82,7 @@ func (c *Client) failure(rpc string, err error) *Error {
 		e.Err = errors.New("status " + status.Code.String())
 	}
 	if status.Message != "" {
-		e.Err = fmt.Errorf("%w: %q", e.Err, workloadwire.Clip(status.Message, maxText))
+		e.Err = fmt.Errorf("%w: %q", e.Err, redact.Clip(status.Message, maxText))
 	}
 	e.Code, e.after = int(status.Code), status.RetryAfter
 	return e

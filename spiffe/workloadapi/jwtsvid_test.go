@@ -84,7 +84,7 @@ func tokensForExample(ca *spiffetest.CA) (address string, stop func()) {
 		log.Fatal(err)
 	}
 	snap := spiffe.NewSnapshot(ca.SVID("/web"), ca.Bundles().With(bundle))
-	handler, err := workloadserver.NewHandler(workloadserver.Fixed(snap), &workloadserver.Options{IssueJWTSVID: service.IssueJWTSVID, ValidateJWTSVID: service.ValidateJWTSVID})
+	handler, err := workloadserver.NewHandler(fixed{snap}, &workloadserver.Options{IssueJWTSVID: service.IssueJWTSVID, ValidateJWTSVID: service.ValidateJWTSVID})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -122,7 +122,7 @@ func TestTokensEndToEnd(t *testing.T) {
 	require.NoError(t, err)
 	service.Validator, err = jwtsvid.NewAgentValidator(home.Bundles().With(bundle).With(other.Bundle()), nil)
 	require.NoError(t, err)
-	h, err := workloadserver.NewHandler(workloadserver.Fixed(spiffe.NewSnapshot(home.SVID("/web"), home.Bundles().With(bundle))), &workloadserver.Options{IssueJWTSVID: service.IssueJWTSVID, ValidateJWTSVID: service.ValidateJWTSVID})
+	h, err := workloadserver.NewHandler(fixed{spiffe.NewSnapshot(home.SVID("/web"), home.Bundles().With(bundle))}, &workloadserver.Options{IssueJWTSVID: service.IssueJWTSVID, ValidateJWTSVID: service.ValidateJWTSVID})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = h.Close() })
 	c := inMemory(t, h)

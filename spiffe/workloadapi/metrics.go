@@ -4,9 +4,12 @@ import (
 	"io"
 
 	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/sourcereport"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// WriteMetrics writes what the source has and does in the text format of Prometheus:
+// Report implements [report.Reporter] with the identity, the trust bundles, and the streams as upstreams. The metrics are:
 //
 //	svidkit_workloadapi_ready                            1 if the source has what [Source.Ready] waits for, else 0
 //	svidkit_workloadapi_identity_end_timestamp_seconds   by identity, the SPIFFE ID: when its certificate ends
@@ -16,16 +19,37 @@ import (
 //	svidkit_workloadapi_update_timestamp_seconds         by stream: when the last good response came
 //	svidkit_workloadapi_skipped                          by stream: parts of it that were not taken over
 //
-// The streams are x509 and, with JWTBundles, jwt. The error is that of w.
-//
-// Two sources in one text need package health, which tells them apart.
-func (s *Source) WriteMetrics(w io.Writer) error {
+// The streams are x509 and, with JWTBundles, jwt.
+func (s *Source) Report() report.Report {
 	st := s.Status()
+	var identity spiffe.SVIDSource
+	if !s.cfg.BundlesOnly {
+		identity = s
+	}
+	r := sourcereport.Of(identity, s, st.Server)
+	if s.cfg.BundlesOnly && !st.Ready {
+		r.NotReady = s.notReady()
+	}
+	add := func(stream string, st StreamStatus) {
+		r.Upstreams = append(r.Upstreams, report.Upstream{
+			Name: s.client.server + " (" + stream + ")", LastSuccess: st.LastUpdate, NextAttempt: st.NextAttempt, Failures: st.Failures, Err: st.Err,
+		})
+		r.Problems = append(r.Problems, st.Skipped...)
+	}
+	add("X.509", st.X509)
+	if st.JWT.Updates > 0 || st.JWT.Err != nil { // else it is not asked for
+		add("JWT bundles", st.JWT)
+	}
+	r.Metrics = func(w io.Writer) error { return s.metrics(st).Write(w) }
+	return r
+}
+
+func (s *Source) metrics(st Status) *metrics.Set {
 	s.mu.Lock()
 	x509, jwt := s.x509.failed, s.jwt.failed
 	s.mu.Unlock()
 
-	var set metrics.Set
+	set := new(metrics.Set)
 	set.Gauges("svidkit_workloadapi_ready", "Whether the source has what it is configured for: 1 or 0.", func(add metrics.Add) { add(metrics.Bool(st.Ready)) })
 	set.Gauges("svidkit_workloadapi_identity_end_timestamp_seconds", "When the certificate of the identity ends, in seconds since 1970.", func(add metrics.Add) {
 		if !st.ID.IsZero() {
@@ -57,5 +81,5 @@ func (s *Source) WriteMetrics(w io.Writer) error {
 	each(set.Gauges, "svidkit_workloadapi_skipped", "The number of parts of the last good response that were not taken over.", func(s StreamStatus, _ uint64) (float64, bool) {
 		return float64(len(s.Skipped)), true
 	})
-	return set.Write(w)
+	return set
 }

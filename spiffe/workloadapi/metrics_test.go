@@ -24,7 +24,7 @@ func TestWriteMetrics(t *testing.T) {
 		src, err := workloadapi.New(cfg)
 		require.NoError(t, err)
 		read := func() map[string]float64 {
-			text, err := metricstest.Of(src)
+			text, err := metricstest.Of(src.Report().Metrics)
 			require.NoError(t, err)
 			return text.Samples
 		}

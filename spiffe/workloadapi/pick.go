@@ -8,7 +8,6 @@ import (
 
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/spiffe"
-	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
 // Choice says which of the identities that a server has for this workload [Source.Pick] returns: the first, in the order of
@@ -58,10 +57,10 @@ func (c Choice) meets(u *Update) bool {
 func (c Choice) text() string {
 	var all []string
 	if c.Hint != "" {
-		all = append(all, fmt.Sprintf("with the hint %q", workloadwire.Clip(c.Hint, 128)))
+		all = append(all, fmt.Sprintf("with the hint %q", redact.Clip(c.Hint, 128)))
 	}
 	if !c.Policy.IsZero() {
-		all = append(all, fmt.Sprintf("that the policy allows (%s)", workloadwire.Clip(c.Policy.String(), maxText)))
+		all = append(all, fmt.Sprintf("that the policy allows (%s)", redact.Clip(c.Policy.String(), maxText)))
 	}
 	return strings.Join(all, " and ")
 }
@@ -81,7 +80,7 @@ func (c Choice) missing(u *Update) error {
 			have = append(have, fmt.Sprintf("%d more", len(u.Identities)-i))
 			break
 		}
-		have = append(have, fmt.Sprintf("%q with the hint %q", id.SVID.ID(), workloadwire.Clip(id.Hint, 128)))
+		have = append(have, fmt.Sprintf("%q with the hint %q", id.SVID.ID(), redact.Clip(id.Hint, 128)))
 	}
 	return fmt.Errorf("%w; it has %s", err, strings.Join(have, ", "))
 }

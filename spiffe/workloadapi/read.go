@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
@@ -90,7 +91,7 @@ func readEntries(p *workloadwire.Profile, svids []workloadwire.SVID) (all []entr
 	hints := make(map[string]bool)
 	for i, s := range svids {
 		if s.Hint != "" && hints[s.Hint] {
-			skipped = append(skipped, fmt.Errorf("workloadapi: SVID %d skipped: an earlier one has the hint %q too", i+1, workloadwire.Clip(s.Hint, 128)))
+			skipped = append(skipped, fmt.Errorf("workloadapi: SVID %d skipped: an earlier one has the hint %q too", i+1, redact.Clip(s.Hint, 128)))
 			continue
 		}
 		hints[s.Hint] = true
@@ -325,7 +326,7 @@ func trustDomain(key string) (spiffe.TrustDomain, error) {
 	case err != nil:
 		return spiffe.TrustDomain{}, fmt.Errorf("workloadapi: a bundle was skipped: its name: %w", err)
 	case id.Path() != "":
-		return spiffe.TrustDomain{}, fmt.Errorf("workloadapi: a bundle was skipped: its name %q is not the ID of a trust domain", workloadwire.Clip(key, 128))
+		return spiffe.TrustDomain{}, fmt.Errorf("workloadapi: a bundle was skipped: its name %q is not the ID of a trust domain", redact.Clip(key, 128))
 	}
 	return id.TrustDomain(), nil
 }

@@ -299,9 +299,9 @@ func TestDiscard(t *testing.T) {
 		"too many SVIDs": {&wire.X509SVIDResponse{Svids: slices.Repeat([]*wire.X509SVID{{}}, workloadapi.MaxIdentities+1)}, "the limit is 256"},
 	}
 	for _, f := range spiffetest.Faults() {
-		if rule := f.Rule(); !slices.Contains([]string{"X5-30", "X5-31", "X5-38", "X5-39"}, rule) { // those are the peers' business, or of TestExtendedKeyUsages
-			chain, key := home.Broken(f)
-			tests["leaf with "+string(f)] = struct {
+		if rule := f.Rule; !slices.Contains([]string{"X5-30", "X5-31", "X5-38", "X5-39"}, rule) { // those are the peers' business, or of TestExtendedKeyUsages
+			chain, key := home.Broken(f.Name)
+			tests["leaf with "+f.Name] = struct {
 				m    proto.Message
 				want string
 			}{edit(fromChain(chain, key)), rule}

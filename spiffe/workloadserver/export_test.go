@@ -16,6 +16,17 @@ const (
 	RetryFull    = retryFull
 )
 
+// Streams returns how many streams are open and calls are being answered.
+func (h *Handler) Streams() int { return h.shares.Held() }
+
+// Fixed returns a Provider that always has the same snapshot.
+func Fixed(s *spiffe.Snapshot) Provider { return fixed{s} }
+
+type fixed struct{ snap *spiffe.Snapshot }
+
+func (f fixed) Snapshot() (*spiffe.Snapshot, error) { return f.snap, nil }
+func (f fixed) Changed() <-chan struct{}            { return nil }
+
 func WithoutToken(text, token string) string { return withoutToken(text, token) }
 
 // Encodings returns for how many identities responses are kept.

@@ -455,6 +455,3 @@ func (h *Handler) Close() error {
 	}
 	return nil
 }
-
-// Streams returns how many streams are open and calls are being answered, for metrics.
-func (h *Handler) Streams() int { return h.shares.Held() }

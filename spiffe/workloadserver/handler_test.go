@@ -702,7 +702,7 @@ func TestServeJWTSVID(t *testing.T) {
 
 	issuer.err = errors.New("kaputt")
 	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
-	require.ErrorContains(t, err, "status unavailable")
+	require.ErrorContains(t, err, "cannot issue tokens now")
 	assert.NotContains(t, err.Error(), "kaputt")
 	assert.Contains(t, log.String(), "kaputt")
 	issuer.err = fmt.Errorf("x: %w", workloadapi.ErrDenied)
@@ -711,13 +711,13 @@ func TestServeJWTSVID(t *testing.T) {
 	issuer.err = nil
 	ids = []workloadserver.Identity{{SVID: web, Hint: "h"}, {SVID: db, Hint: "h"}}
 	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
-	require.ErrorContains(t, err, "status unavailable")
+	require.ErrorContains(t, err, "cannot tell now which identities this caller has")
 	ids = nil
 	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
 	require.ErrorIs(t, err, workloadapi.ErrDenied)
 	src.set(nil, errors.New("not ready"))
 	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
-	require.ErrorContains(t, err, "status unavailable")
+	require.ErrorContains(t, err, "no identity and trust bundles to serve now")
 }
 
 func TestServeValidateJWTSVID(t *testing.T) {
@@ -786,7 +786,7 @@ func TestValidatorFails(t *testing.T) {
 		"says itself that it passes":              (&tokens{fmt.Errorf("kaputt: %w", passing(true))}).ValidateJWTSVID,
 	} {
 		_, _, err := serve(v).ValidateJWTSVID(t.Context(), "a", "token")
-		require.ErrorContains(t, err, "status unavailable", name)
+		require.ErrorContains(t, err, "cannot check tokens now", name)
 		assert.NotErrorIs(t, err, workloadapi.ErrRefused, name)
 		assert.NotContains(t, err.Error(), "gone", name)
 		e, ok := errors.AsType[*workloadapi.Error](err)

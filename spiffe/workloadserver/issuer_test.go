@@ -63,10 +63,10 @@ func TestIssuerErrors(t *testing.T) {
 		"invalid":                            {fails(fmt.Errorf("not %w", fs.ErrInvalid)), []string{"a"}, codeInvalidArgument, "not invalid argument", 0},
 		"invalid, and not a text":            {fails(fmt.Errorf("\xff %w", fs.ErrInvalid)), []string{"a"}, codeInvalidArgument, "is not a text", 0},
 		"denied":                             {fails(fmt.Errorf("kaputt: %w", workloadserver.ErrDenied)), []string{"a"}, codePermissionDenied, "register the workload", 0},
-		"later":                              {fails(fmt.Errorf("x: %w", later(7*time.Second))), []string{"a"}, codeUnavailable, "try again later", 7 * time.Second},
-		"invalid, but later":                 {fails(errors.Join(fs.ErrInvalid, later(7*time.Second))), []string{"a"}, codeUnavailable, "try again later", 7 * time.Second},
-		"later, of another server":           {upstream(fails(later(7 * time.Second))), []string{"a"}, codeUnavailable, "try again later", 7 * time.Second},
-		"anything else":                      {fails(errors.New("kaputt")), []string{"a"}, codeUnavailable, "try again later", 0},
+		"later":                              {fails(fmt.Errorf("x: %w", later(7*time.Second))), []string{"a"}, codeUnavailable, "cannot issue tokens now; its log says why; try again later", 7 * time.Second},
+		"invalid, but later":                 {fails(errors.Join(fs.ErrInvalid, later(7*time.Second))), []string{"a"}, codeUnavailable, "cannot issue tokens now; its log says why; try again later", 7 * time.Second},
+		"later, of another server":           {upstream(fails(later(7 * time.Second))), []string{"a"}, codeUnavailable, "cannot issue tokens now; its log says why; try again later", 7 * time.Second},
+		"anything else":                      {fails(errors.New("kaputt")), []string{"a"}, codeUnavailable, "cannot issue tokens now; its log says why; try again later", 0},
 		"audiences that no token could have": {narrow.IssueJWTSVID, []string{strings.Repeat("a", 9<<10)}, codeInvalidArgument, "8 KiB", 0},
 	} {
 		raw := http2(t, handler(t, src, &workloadserver.Options{IssueJWTSVID: c.issue}))

@@ -1,10 +1,9 @@
 package workloadserver
 
 import (
-	"io"
-
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // counts are what a Handler counts.
@@ -22,7 +21,7 @@ var refusals = map[string]string{
 
 // init adds the metrics of h.
 func (c *counts) init(h *Handler) {
-	c.Gauges("svidkit_workloadserver_streams", "The number of open streams and of calls that are being answered.", func(add metrics.Add) { add(float64(h.Streams())) })
+	c.Gauges("svidkit_workloadserver_streams", "The number of open streams and of calls that are being answered.", func(add metrics.Add) { add(float64(h.shares.Held())) })
 	c.responses = c.Counter("svidkit_workloadserver_responses_total", "The number of responses that were sent on streams.")
 	c.refused = c.Counters("svidkit_workloadserver_refused_requests_total", "The number of requests that were refused, by the reason.", "reason",
 		"no_header", "another_machine", "bad_request", "no_identity", "too_many_streams", "too_many_streams_of_peer", otherLabel)
@@ -41,7 +40,7 @@ func inc(counters map[string]*metrics.Counter, label string) {
 	c.Inc()
 }
 
-// WriteMetrics writes what the handler does in the text format of Prometheus:
+// Report implements [report.Reporter] with these metrics:
 //
 //	svidkit_workloadserver_streams                  open streams, and calls that are being answered
 //	svidkit_workloadserver_responses_total          responses on streams
@@ -49,7 +48,5 @@ func inc(counters map[string]*metrics.Counter, label string) {
 //	                                                too_many_streams, too_many_streams_of_peer, other
 //	svidkit_workloadserver_failed_requests_total    by component: provider, identities, issuer, validator, other
 //
-// Nothing that a caller says is among the labels. The error is that of w.
-//
-// Two handlers in one text need package health, which tells them apart.
-func (h *Handler) WriteMetrics(w io.Writer) error { return h.counts.Write(w) }
+// Nothing that a caller says is among the labels.
+func (h *Handler) Report() report.Report { return report.Report{Metrics: h.counts.Write} }

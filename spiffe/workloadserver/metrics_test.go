@@ -29,7 +29,7 @@ func TestWriteMetrics(t *testing.T) {
 		require.NoError(t, err)
 		read := func() map[string]float64 {
 			synctest.Wait()
-			text, err := metricstest.Of(h)
+			text, err := metricstest.Of(h.Report().Metrics)
 			require.NoError(t, err)
 			return text.Samples
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
@@ -130,9 +131,27 @@ func (h *Handler) told(ctx context.Context, r *http.Request, err error) error {
 		return ended(ctx)
 	}
 	h.failed(ctx, r, err)
-	e := status(grpchttp.Unavailable, "the server has nothing to serve now; try again later")
+	e := status(grpchttp.Unavailable, unavailable(err))
 	e.RetryAfter, _ = retryable(err)
 	return e
+}
+
+// unavailable is what a caller is told of a failure: which part has failed, and not why.
+func unavailable(err error) string {
+	text := "the server cannot answer now"
+	if f, ok := errors.AsType[*failure](err); ok {
+		switch f.part {
+		case "provider":
+			text = "the server has no identity and trust bundles to serve now"
+		case "identities":
+			text = "the server cannot tell now which identities this caller has"
+		case "issuer":
+			text = "the server cannot issue tokens now"
+		case "validator":
+			text = "the server cannot check tokens now"
+		}
+	}
+	return text + "; its log says why; try again later"
 }
 
 // failed logs a failure, for which the caller is not to blame.
@@ -160,7 +179,7 @@ func (h *Handler) refused(ctx context.Context, r *http.Request, e *refusal) {
 
 // warn logs what callers can cause as often as they like.
 func (h *Handler) warn(ctx context.Context, r *http.Request, message, reason string, more ...slog.Attr) {
-	attrs := []slog.Attr{slog.String("method", workloadwire.Clip(strings.TrimPrefix(r.URL.Path, workloadwire.Service), 64))}
+	attrs := []slog.Attr{slog.String("method", redact.Clip(strings.TrimPrefix(r.URL.Path, workloadwire.Service), 64))}
 	if p, ok := unixsocket.PeerFromContext(ctx); ok {
 		attrs = append(attrs, slog.Int64("uid", int64(p.UID)), slog.Int64("pid", int64(p.PID)))
 	} else if r.RemoteAddr != "" {
@@ -191,5 +210,5 @@ func plain(text string) string {
 	if !utf8.ValidString(text) {
 		return "the reason is not a text"
 	}
-	return workloadwire.Clip(text, maxText)
+	return redact.Clip(text, maxText)
 }

@@ -1,8 +1,8 @@
 // Package workloadserver serves the SPIFFE Workload API: the local endpoint at which a workload gets its
 // identity. It is the agent's side; package workloadapi is the workload's.
 //
-// [NewHandler] serves the API over any [Provider]: a *secretcache.Manager, a *workloadapi.Source (an agent's
-// agent), or a fixed snapshot, made a Provider by [Fixed]. A unixsocket.Server puts it on a Unix socket:
+// [NewHandler] serves the API over any [Provider]: a *secretcache.Manager, or a *workloadapi.Source (an
+// agent's agent). A unixsocket.Server puts it on a Unix socket:
 //
 //	handler, err := workloadserver.NewHandler(manager, nil)
 //	…
@@ -20,7 +20,7 @@
 //			}
 //			return []workloadserver.Identity{{Provider: managers[peer.UID]}}, nil
 //		},
-//		IssueJWTSVID:    authority.IssueJWTSVID,    // of a *ca.Authority
+//		IssueJWTSVID:    authority.IssueJWTSVID,    // of a *ca.Authority whose Config has JWT
 //		ValidateJWTSVID: validator.ValidateJWTSVID, // of a *jwtsvid.Validator
 //	}
 //
@@ -115,15 +115,6 @@ type Provider interface {
 	// never.
 	Changed() <-chan struct{}
 }
-
-// Fixed returns a Provider that always has the same snapshot, for tests and for identities that are not
-// renewed.
-func Fixed(s *spiffe.Snapshot) Provider { return fixed{s} }
-
-type fixed struct{ snap *spiffe.Snapshot }
-
-func (f fixed) Snapshot() (*spiffe.Snapshot, error) { return f.snap, nil }
-func (f fixed) Changed() <-chan struct{}            { return nil }
 
 // Identity is what has an X.509-SVID, with a label. It has a Provider or an SVID.
 type Identity struct {

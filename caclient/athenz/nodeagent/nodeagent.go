@@ -42,6 +42,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -401,7 +402,7 @@ func (a *agent) next(w http.ResponseWriter, r *http.Request, handle string) (*ag
 		return nil, nil, failed(http.StatusBadRequest, "the body has no certificate with its key", err)
 	}
 	leaf := current.Leaf()
-	if s, err := athenzname.ServiceOfCertificate(leaf); leaf.Subject.CommonName != "" && (err != nil || s != instance.Service) {
+	if s, err := athenzname.ParseService(strings.ToLower(leaf.Subject.CommonName)); leaf.Subject.CommonName != "" && (err != nil || s != instance.Service) {
 		return nil, nil, failed(http.StatusBadRequest, "the certificate is that of another service", err)
 	}
 	if !slices.Contains(known.Serials, leaf.SerialNumber.Text(16)) {

@@ -833,8 +833,7 @@ func TestSidecarAfterReboot(t *testing.T) {
 		if !present(s).Equal(first) {
 			break
 		}
-		_, err := s.Status()
-		require.NoError(t, err, "the attempt is to succeed")
+		require.NoError(t, s.Report().Upstreams[0].Err, "the attempt is to succeed")
 		select {
 		case <-changed:
 		case <-ctx.Done():
@@ -851,7 +850,8 @@ func TestSidecarAfterReboot(t *testing.T) {
 	require.NoError(t, err)
 	for failures := 0; failures == 0; {
 		changed := s.Changed()
-		if failures, err = s.Status(); failures == 0 {
+		agent := s.Report().Upstreams[0]
+		if failures, err = agent.Failures, agent.Err; failures == 0 {
 			<-changed
 		}
 	}

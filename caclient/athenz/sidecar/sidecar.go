@@ -31,6 +31,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/caclient/athenz/internal/agentapi"
+	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/jsonapi"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
@@ -39,6 +40,7 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 const (
@@ -231,21 +233,30 @@ func (s *Sidecar) Identity() (*Identity, error) {
 // reading.
 func (s *Sidecar) Changed() <-chan struct{} { return s.news.Changed() }
 
-// Status returns how many attempts have failed since the last one that did not, and the last failure, or nil.
-func (s *Sidecar) Status() (failures int, err error) {
-	st := s.cur.Load()
-	return st.failures, st.err
-}
-
-// WriteMetrics writes what the Sidecar has and does in the text format of Prometheus:
+// Report implements [report.Reporter] with the identity, and the agent as the upstream. The metrics are:
 //
 //	svidkit_athenz_sidecar_ready                               1 while there is an identity that has not expired
 //	svidkit_athenz_sidecar_refreshes_total                     identities that the agent has given
 //	svidkit_athenz_sidecar_failures                            failed attempts in a row
 //	svidkit_athenz_sidecar_identity_end_timestamp_seconds      when the certificate expires
-//
-// The error is that of w.
-func (s *Sidecar) WriteMetrics(w io.Writer) error {
+func (s *Sidecar) Report() report.Report {
+	st := s.cur.Load()
+	_, err := s.Identity()
+	i := report.Identity{Name: "default", Failures: st.failures, Err: st.err} // not its Own: a restart asks for another init, which the agent refuses
+	r := report.Report{
+		NotReady: err, Upstreams: []report.Upstream{{Name: "agent", OK: st.refreshes > 0, Failures: st.failures, Err: st.err}},
+		Metrics: s.writeMetrics,
+	}
+	if st.identity != nil {
+		chain := st.identity.Credential.Chain()
+		i.Name = cmp.Or(chain[0].Subject.CommonName, i.Name)
+		i.NotBefore, i.NotAfter, i.ChainEnd = chain[0].NotBefore, chain[0].NotAfter, certchain.End(chain)
+	}
+	r.Identities = []report.Identity{i}
+	return r
+}
+
+func (s *Sidecar) writeMetrics(w io.Writer) error {
 	st := s.cur.Load()
 	_, err := s.Identity()
 	var m metrics.Set

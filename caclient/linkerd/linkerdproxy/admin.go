@@ -5,6 +5,9 @@ import (
 	"errors"
 	"io"
 	"net/http"
+
+	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // Handler returns the handler for the admin port of a proxy:
@@ -15,7 +18,7 @@ import (
 //
 // A proxy that waits for its first certificate is alive. The answers have no secrets; the probes of the kubelet come without
 // TLS.
-func (id *Identity) Handler(more ...interface{ WriteMetrics(w io.Writer) error }) http.Handler {
+func (id *Identity) Handler(more ...report.Reporter) http.Handler {
 	mux := http.NewServeMux()
 	answer := func(path, good, bad string, failed func(error) bool) {
 		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) {
@@ -31,9 +34,11 @@ func (id *Identity) Handler(more ...interface{ WriteMetrics(w io.Writer) error }
 	answer("/live", "live", "expired", func(err error) bool { return errors.Is(err, ErrExpired) })
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
 		var b bytes.Buffer
-		err := id.WriteMetrics(&b)
+		err := errors.Join(metrics.WriteBuildInfo(&b), id.metrics.Write(&b))
 		for _, m := range more {
-			err = errors.Join(err, m.WriteMetrics(&b))
+			if write := m.Report().Metrics; write != nil {
+				err = errors.Join(err, write(&b))
+			}
 		}
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)

@@ -71,6 +71,7 @@ import (
 	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // Errors to test for with [errors.Is].
@@ -225,8 +226,7 @@ func newIdentity(cfg Config, service caclient.CA) (*Identity, error) {
 		service, id.conns = client, client
 	}
 	want := pki.ExpectDNSName(td, cfg.Name)
-	// One attempt, as the next is up to RenewIn.
-	ca, err := caclient.New(service, &caclient.Options{Attempts: 1, Timeout: callTimeout, Expect: want, Logger: cfg.Logger})
+	ca, err := caclient.New(service, &caclient.Options{Timeout: callTimeout, Expect: want})
 	if err != nil {
 		return nil, err
 	}
@@ -298,7 +298,7 @@ func parseAnchors(data []byte) ([]*x509.Certificate, error) {
 func meshOf(name string) (linkerdname.Mesh, error) {
 	labels := strings.SplitN(name, ".", 6)
 	if len(labels) < 6 {
-		return linkerdname.Mesh{}, fmt.Errorf("%.300q is not SERVICEACCOUNT.NAMESPACE.serviceaccount.identity.CONTROLNAMESPACE.TRUSTDOMAIN: %w", name, linkerdname.ErrName)
+		return linkerdname.Mesh{}, fmt.Errorf("%.300q is not SERVICEACCOUNT.NAMESPACE.serviceaccount.identity.CONTROLNAMESPACE.TRUSTDOMAIN", name)
 	}
 	mesh := linkerdname.Mesh{ControlNamespace: labels[4], TrustDomain: labels[5], Seed: labels[2] == "sa"}
 	_, _, err := mesh.Parse(name)
@@ -417,7 +417,7 @@ func (id *Identity) Ready(ctx context.Context) error {
 	if err == nil {
 		return nil
 	}
-	if last := id.Status().Err; last != nil {
+	if last := id.Report().Identities[0].Err; last != nil {
 		err = fmt.Errorf("%w; the last attempt failed: %w", err, last)
 	}
 	return fmt.Errorf("linkerdproxy: %q: %[3]w: %[2]w", id.cfg.Name, err, spiffe.ErrNotReady) // err may know when to come back, and is asked first
@@ -447,12 +447,9 @@ func (id *Identity) Credential() (*pki.Credential, error) {
 // Changed returns a channel that is closed when there is a new certificate.
 func (id *Identity) Changed() <-chan struct{} { return id.manager.Changed() }
 
-// Status returns the state of the identity, for health checks and diagnosis.
-func (id *Identity) Status() secretcache.Status { return id.manager.Status()[0] }
-
 func (id *Identity) newMetrics() {
 	id.metrics.Gauge("control_identity_cert_expiration_timestamp_seconds", "When the certificate of the proxy expires, in seconds since 1970.", func() (float64, bool) {
-		end := id.Status().NotAfter
+		end := id.Report().Identities[0].NotAfter
 		return metrics.Seconds(end), !end.IsZero()
 	})
 	id.metrics.Gauge("control_identity_cert_refresh_timestamp_seconds", "When the certificate of the proxy was last renewed, in seconds since 1970.", func() (float64, bool) {
@@ -461,9 +458,15 @@ func (id *Identity) newMetrics() {
 	})
 }
 
-// WriteMetrics writes metrics in the text format of Prometheus, by the names that Linkerd's proxies have for them:
+// Report implements [report.Reporter] with the identity of the workload, the trust anchors, and the certifier as the
+// upstream. The metrics have the names that Linkerd's proxies have for them:
 //
 //	control_identity_cert_expiration_timestamp_seconds   when the certificate expires
 //	control_identity_cert_refresh_timestamp_seconds      when it was last renewed
 //	control_identity_cert_refreshes_total                by result: ok, or error for a certificate that was not acceptable
-func (id *Identity) WriteMetrics(w io.Writer) error { return id.metrics.Write(w) }
+func (id *Identity) Report() report.Report {
+	r := id.manager.Report()
+	r.Identities[0].Name = id.cfg.Name
+	r.Metrics = id.metrics.Write
+	return r
+}

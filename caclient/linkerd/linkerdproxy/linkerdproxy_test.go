@@ -23,8 +23,8 @@ import (
 	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/pki"
-	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -63,7 +63,7 @@ func TestCertify(t *testing.T) {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			t.Fatal(id.Status().Err)
+			t.Fatal(id.Report().Identities[0].Err)
 		}
 	}
 	assert.Equal(t, []string{meshtest.Token(web), "another"}, c.Seen()[:2])
@@ -78,7 +78,7 @@ func TestCertify(t *testing.T) {
 	assert.True(t, pki.PublicKeysEqual(parsed.(*ecdsa.PrivateKey).Public(), first.Leaf().PublicKey))
 
 	var metrics strings.Builder
-	require.NoError(t, id.WriteMetrics(&metrics))
+	require.NoError(t, id.Report().Metrics(&metrics))
 	assert.Contains(t, metrics.String(), `control_identity_cert_refreshes_total{result="error"} 0`)
 	assert.Contains(t, metrics.String(), "control_identity_cert_expiration_timestamp_seconds ")
 	assert.Contains(t, metrics.String(), "control_identity_cert_refresh_timestamp_seconds ")
@@ -123,7 +123,7 @@ func TestRogueCertifier(t *testing.T) {
 	id, err := linkerdproxy.New(cfg)
 	require.NoError(t, err)
 	run(t, id)
-	eventually(t, func() bool { return id.Status().Err != nil }, "a failure")
+	eventually(t, func() bool { return id.Report().Identities[0].Err != nil }, "a failure")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
 	err = id.Ready(ctx)
@@ -179,7 +179,7 @@ func TestNoMinRefresh(t *testing.T) {
 				s.fail(&caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: errors.New("down")})
 				time.Sleep(life)
 				synctest.Wait()
-				require.ErrorIs(t, id.Status().Err, caclient.ErrUnavailable)
+				require.ErrorIs(t, id.Report().Identities[0].Err, caclient.ErrUnavailable)
 				n := len(s.asked())
 				time.Sleep(time.Minute)
 				synctest.Wait()
@@ -248,6 +248,8 @@ func TestLife(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		assert.Equal(t, "200 ready", get(t, admin, "/ready"))
+		_, err = metricstest.Page(strings.TrimPrefix(get(t, admin, "/metrics"), "200 ") + "\n")
+		require.NoError(t, err)
 		first, err := id.Credential()
 		require.NoError(t, err)
 
@@ -278,7 +280,7 @@ func TestLife(t *testing.T) {
 		assert.Equal(t, "503 expired", get(t, admin, "/live"))
 		_, err = id.Credential()
 		require.ErrorIs(t, err, linkerdproxy.ErrExpired)
-		require.ErrorContains(t, id.Status().Err, "the certifier is down")
+		require.ErrorContains(t, id.Report().Identities[0].Err, "the certifier is down")
 
 		s.fail(nil)
 		time.Sleep(10 * time.Second)
@@ -347,7 +349,7 @@ func TestBadAnswers(t *testing.T) {
 			now, err := id.Credential()
 			require.NoError(t, err)
 			require.Same(t, first, now, name)
-			require.ErrorIs(t, id.Status().Err, caclient.ErrBadAnswer, name)
+			require.ErrorIs(t, id.Report().Identities[0].Err, caclient.ErrBadAnswer, name)
 		}
 		s.ca.EditTemplates(nil)
 		time.Sleep(time.Until(first.NotAfter()) - time.Second)
@@ -356,7 +358,7 @@ func TestBadAnswers(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, now.NotAfter().After(first.NotAfter()))
 		var metrics strings.Builder
-		require.NoError(t, id.WriteMetrics(&metrics))
+		require.NoError(t, id.Report().Metrics(&metrics))
 		assert.NotContains(t, metrics.String(), `{result="error"} 0`)
 	})
 }
@@ -409,7 +411,7 @@ func TestNewRefuses(t *testing.T) {
 		require.ErrorContains(t, err, c.want, name)
 	}
 	_, err := linkerdproxy.New(linkerdproxy.Config{Name: "web"})
-	require.ErrorIs(t, err, linkerdname.ErrName)
+	require.ErrorContains(t, err, "is not SERVICEACCOUNT.NAMESPACE")
 	for _, addr := range []string{"linkerd-identity", "linkerd-identity.linkerd.svc.cluster.local.:8080", "10.0.0.1", "[fd00::1]:8080", "fd00::1"} {
 		cfg := config(t, web, anchors)
 		cfg.Certifier.Addr = addr
@@ -461,7 +463,7 @@ func TestIssuerBeforeAnchors(t *testing.T) {
 	first, err := id.Credential()
 	require.NoError(t, err)
 	s.sign(next.ca)
-	eventually(t, func() bool { return id.Status().Err != nil }, "a refusal")
+	eventually(t, func() bool { return id.Report().Identities[0].Err != nil }, "a refusal")
 	now, err := id.Credential()
 	require.NoError(t, err)
 	assert.Same(t, first, now)

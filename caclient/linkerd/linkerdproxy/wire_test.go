@@ -55,7 +55,7 @@ func TestAnswersOnTheWire(t *testing.T) {
 			now, err := id.Credential()
 			require.NoError(t, err)
 			require.Same(t, first, now, what)
-			require.Error(t, id.Status().Err, what)
+			require.Error(t, id.Report().Identities[0].Err, what)
 		}
 		lives(-time.Second)
 		keeps("valid until a second ago")

@@ -1,5 +1,6 @@
-// Package certchain has what caclient and secretcache both ask of the chains that a CA answers
-// with, before anything is verified.
+// Package certchain has the operations on certificate chains that package spiffe shares with packages that obtain, load,
+// serve and merge them: limits on the cost of a chain, the order in which it is presented, the path from a leaf to a
+// root for a role, and the end of that path. Which ID a chain proves is decided by its callers.
 package certchain
 
 import (
@@ -14,31 +15,43 @@ import (
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 )
 
-// Limits. Every peer of the workload receives the chain in every handshake.
+// Limits on a chain. Every peer of the workload receives it in every handshake.
 const (
-	maxChain = 16
-	maxBytes = 64 << 10 // in DER
+	MaxChain   = 16   // certificates
+	MaxRSABits = 8192 // of a key: one of 64 KiB takes a quarter of a minute to verify with; crypto/tls has this limit for the leaf
 
-	maxRSABits = 8192 // of a key; what fills 64 KiB takes a quarter of a minute to verify with
+	maxBytes = 64 << 10 // in DER, of an answer of a CA
 )
 
-// CheckSize refuses a chain that is empty, has a nil certificate, or has more than 16 certificates, more
-// than 64 KiB or an RSA key of more than 8192 bits, which wraps [certpem.ErrTooLarge].
-func CheckSize(chain []*x509.Certificate) error {
+// CheckCost refuses a chain that has a nil certificate, more than 16 certificates or an RSA key of more than 8192 bits,
+// before anything is verified. The errors for the last two wrap [certpem.ErrTooLarge].
+func CheckCost(chain []*x509.Certificate) error {
 	switch {
-	case len(chain) == 0:
-		return errors.New("the chain is empty")
-	case len(chain) > maxChain:
-		return fmt.Errorf("%d certificates, the limit is %d: %w", len(chain), maxChain, certpem.ErrTooLarge)
+	case len(chain) > MaxChain:
+		return fmt.Errorf("%d certificates, the limit is %d: %w", len(chain), MaxChain, certpem.ErrTooLarge)
 	case slices.Contains(chain, nil):
 		return errors.New("the chain has a nil certificate")
 	}
-	size := 0
 	for i, c := range chain {
-		size += len(c.Raw)
-		if bits := rsaBits(c); bits > maxRSABits {
-			return fmt.Errorf("certificate %d has an RSA key of %d bits, the limit is %d: %w", i+1, bits, maxRSABits, certpem.ErrTooLarge)
+		if bits := RSABits(c); bits > MaxRSABits {
+			return fmt.Errorf("certificate %d has an RSA key of %d bits, the limit is %d: %w", i+1, bits, MaxRSABits, certpem.ErrTooLarge)
 		}
+	}
+	return nil
+}
+
+// CheckSize is [CheckCost] for the answer of a CA: it also refuses an empty chain, and one of more than 64 KiB with an
+// error that wraps [certpem.ErrTooLarge].
+func CheckSize(chain []*x509.Certificate) error {
+	if len(chain) == 0 {
+		return errors.New("the chain is empty")
+	}
+	if err := CheckCost(chain); err != nil {
+		return err
+	}
+	size := 0
+	for _, c := range chain {
+		size += len(c.Raw)
 	}
 	if size > maxBytes {
 		return fmt.Errorf("%d bytes of certificates, the limit is %d: %w", size, maxBytes, certpem.ErrTooLarge)
@@ -46,14 +59,14 @@ func CheckSize(chain []*x509.Certificate) error {
 	return nil
 }
 
-// SelfSigned reports whether c is a root. A CA's certificate for its own name under another key,
-// which links an old root to a new one, is not, nor is what [CheckSize] refuses for its key.
+// SelfSigned reports whether c is a root. A CA's certificate for its own name under another key, which links an old
+// root to a new one, is not, nor is a certificate whose key [CheckCost] refuses.
 func SelfSigned(c *x509.Certificate) bool {
-	return c.IsCA && bytes.Equal(c.RawSubject, c.RawIssuer) && rsaBits(c) <= maxRSABits && c.CheckSignatureFrom(c) == nil
+	return c.IsCA && bytes.Equal(c.RawSubject, c.RawIssuer) && RSABits(c) <= MaxRSABits && c.CheckSignatureFrom(c) == nil
 }
 
-// rsaBits returns the size of an RSA key, and 0 for other keys.
-func rsaBits(c *x509.Certificate) int {
+// RSABits returns the size of an RSA key, and 0 for other keys, whose size is that of their curve.
+func RSABits(c *x509.Certificate) int {
 	if k, ok := c.PublicKey.(*rsa.PublicKey); ok {
 		return k.N.BitLen()
 	}
@@ -62,8 +75,8 @@ func rsaBits(c *x509.Certificate) int {
 
 // Tidy returns chain as it is presented: the leaf, which is the certificate for key, then each
 // certificate after the one that it signed, without self-signed roots, which peers have, and without
-// repetitions. CAs send chains with roots, twice, and in any order. What does not fit stays at the end,
-// for verification to judge. chain has passed [CheckSize] and is not changed.
+// repetitions. CAs send chains with roots, twice, and in any order. Certificates that do not fit stay at the end,
+// for verification to refuse. chain has passed [CheckSize] and is not changed.
 func Tidy(chain []*x509.Certificate, key crypto.PublicKey) []*x509.Certificate {
 	isLeaf := func(c *x509.Certificate) bool {
 		k, ok := c.PublicKey.(interface{ Equal(crypto.PublicKey) bool })
@@ -86,14 +99,14 @@ func Tidy(chain []*x509.Certificate, key crypto.PublicKey) []*x509.Certificate {
 	return out
 }
 
-// signed reports whether parent says that it signed child; the signature is the verifier's business.
+// signed reports whether parent names itself as the issuer of child; the signature is not checked.
 func signed(parent, child *x509.Certificate) bool {
 	return bytes.Equal(parent.RawSubject, child.RawIssuer) &&
 		(len(child.AuthorityKeyId) == 0 || len(parent.SubjectKeyId) == 0 || bytes.Equal(child.AuthorityKeyId, parent.SubjectKeyId))
 }
 
-// Set sorts certificates by their bytes, so that it does not matter where they come from, and drops those that are there
-// twice. It works in place.
+// Set sorts certificates by their bytes and drops duplicates, in place, so that the result does not depend on the order
+// of their sources.
 func Set(certs []*x509.Certificate) []*x509.Certificate {
 	slices.SortFunc(certs, func(a, b *x509.Certificate) int { return bytes.Compare(a.Raw, b.Raw) })
 	return slices.CompactFunc(certs, func(a, b *x509.Certificate) bool { return bytes.Equal(a.Raw, b.Raw) })

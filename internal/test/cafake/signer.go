@@ -22,9 +22,6 @@ func (f *Fake) Signer() *Signer { return &Signer{f.ca} }
 // is safe for concurrent use.
 type Signer struct{ ca *spiffetest.CA }
 
-// TrustDomain returns that of the CA.
-func (s *Signer) TrustDomain() spiffe.TrustDomain { return s.ca.TrustDomain() }
-
 // Bundle returns that of the CA.
 func (s *Signer) Bundle() *spiffe.Bundle { return s.ca.Bundle() }
 

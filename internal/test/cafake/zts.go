@@ -403,7 +403,7 @@ func (z *ZTS) checkCSR(csr *pki.CSR, i *athenzname.Instance, in *ztsRequest, rul
 
 // presents checks who refreshes.
 func (z *ZTS) presents(leaf *x509.Certificate, i athenzname.Instance, id string) error {
-	switch principal, err := athenzname.ServiceOfCertificate(leaf); {
+	switch principal, err := athenzname.ParseService(strings.ToLower(leaf.Subject.CommonName)); {
 	case err != nil || principal != i.Service:
 		return refuseWith(http.StatusBadRequest, "the certificate is that of %q", leaf.Subject.CommonName)
 	case i.ID != id || !slices.Contains(leaf.DNSNames, i.InstanceName()):

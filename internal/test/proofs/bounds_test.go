@@ -262,7 +262,7 @@ func TestHostileInput(t *testing.T) { // not parallel: it counts what is allocat
 	require.NoError(t, err)
 	sdsHandler, err := sds.NewHandler(noSecrets{}, nil)
 	require.NoError(t, err)
-	workload, err := workloadserver.NewHandler(workloadserver.Fixed(spiffe.NewSnapshot(web, fixture.Bundles())), &workloadserver.Options{
+	workload, err := workloadserver.NewHandler(fixed{spiffe.NewSnapshot(web, fixture.Bundles())}, &workloadserver.Options{
 		IssueJWTSVID:    func(context.Context, spiffe.ID, []string) (string, error) { return "", workloadserver.ErrDenied },
 		ValidateJWTSVID: jwtValidator.ValidateJWTSVID,
 	})
@@ -378,3 +378,9 @@ func TestHostileInput(t *testing.T) { // not parallel: it counts what is allocat
 	}
 	t.Logf("%d parsers, %d inputs, at worst %v and %d bytes", len(parsers), len(inputs), worst.time, worst.memory)
 }
+
+// fixed is a Provider that always has the same snapshot.
+type fixed struct{ snap *spiffe.Snapshot }
+
+func (f fixed) Snapshot() (*spiffe.Snapshot, error) { return f.snap, nil }
+func (f fixed) Changed() <-chan struct{}            { return nil }

@@ -433,8 +433,7 @@ func withdrawalEndsConnections(t *testing.T) {
 	bundles.put(set)
 	policy := new(spiffe.LivePolicy)
 	require.NoError(t, policy.Set(spiffe.AllowIDs(ids...)))
-	governor, err := spiffetls.NewGovernor(&spiffetls.GovernorOptions{Grace: -1, Jitter: -1})
-	require.NoError(t, err)
+	governor := &spiffetls.Governor{Grace: -1, Jitter: -1}
 	source := struct {
 		*foreign
 		spiffe.BundleSource

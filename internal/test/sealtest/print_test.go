@@ -283,12 +283,12 @@ func linkerdProxy(t *testing.T, issuer *pki.Issuer) (*linkerdproxy.Identity, []c
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- id.Run(ctx) }()
-	for end := time.Now().Add(20 * time.Second); id.Status().Err == nil && time.Now().Before(end); {
+	for end := time.Now().Add(20 * time.Second); id.Report().Identities[0].Err == nil && time.Now().Before(end); {
 		time.Sleep(time.Millisecond) // until it has asked, with its key
 	}
 	cancel()
 	require.NoError(t, <-done)
-	require.ErrorContains(t, id.Status().Err, "refused")
+	require.ErrorContains(t, id.Report().Identities[0].Err, "refused")
 	return id, []crypto.Signer{key}
 }
 

@@ -47,6 +47,8 @@
 //	public_key   SHA-256 of the SubjectPublicKeyInfo (DER), in hexadecimal
 //	caller       the authenticated caller
 //	method       how it authenticated
+//	cluster, namespace, service_account, pod, pod_uid, node
+//	             where the caller runs in Kubernetes, as far as its proof says
 //	prev         SHA-256 of the line before, without its newline, in hexadecimal
 //
 // The line of a change of keys, a [ca.KeyEvent], has these members instead, by the same rules; event is never left out:
@@ -225,7 +227,7 @@ func (l *Log) Record(ctx context.Context, i *ca.Issuance) error {
 	return nil
 }
 
-// RecordKeyEvent is Record for a change of the keys; it makes a Log a [ca.KeyAuditor].
+// RecordKeyEvent is Record for a change of the keys; see [ca.Auditor].
 func (l *Log) RecordKeyEvent(ctx context.Context, e *ca.KeyEvent) error {
 	if err := l.record(ctx, Entry{KeyEvent: e}); err != nil {
 		return fmt.Errorf("auditlog: record of the event %q of key %q: %w", e.Event, e.Serial, err)

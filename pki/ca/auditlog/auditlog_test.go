@@ -29,7 +29,11 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-var _ ca.KeyAuditor = (*auditlog.Log)(nil)
+var _ interface {
+	ca.Auditor
+	RecordKeyEvent(context.Context, *ca.KeyEvent) error
+	Err() error
+} = (*auditlog.Log)(nil)
 
 // full has every field.
 func full() *ca.Issuance {
@@ -39,6 +43,7 @@ func full() *ca.Issuance {
 		DNSNames: []string{"a.example.org", "b"}, IPs: []net.IP{net.ParseIP("192.0.2.1"), net.ParseIP("2001:db8::1")},
 		Audience: []string{"x", "y"}, NotBefore: at.Truncate(time.Second), NotAfter: at.Truncate(time.Second).Add(time.Hour),
 		Issuer: "77", Fingerprint: "00ff", PublicKey: "ff00", Caller: "spiffe://example.org/node", Method: "token-review",
+		Pod: ca.Pod{Cluster: "east", Namespace: "kube-system", ServiceAccount: "ztunnel", Name: "ztunnel-x", UID: "u-1", Node: "n1"},
 	}
 }
 
@@ -137,7 +142,8 @@ func TestFormat(t *testing.T) {
 	assert.Equal(t, `{"time":"2026-01-02T03:04:05.678Z","kind":"x509-svid","serial":"5d1c","id":"spiffe://example.org/ns/a/sa/b",`+
 		`"dns_names":["a.example.org","b"],"ips":["192.0.2.1","2001:db8::1"],"audience":["x","y"],`+
 		`"not_before":"2026-01-02T03:04:05Z","not_after":"2026-01-02T04:04:05Z","issuer":"77","fingerprint":"00ff","public_key":"ff00",`+
-		`"caller":"spiffe://example.org/node","method":"token-review","prev":"`+strings.Repeat("0", 64)+`"}`, first)
+		`"caller":"spiffe://example.org/node","method":"token-review",`+
+		`"cluster":"east","namespace":"kube-system","service_account":"ztunnel","pod":"ztunnel-x","pod_uid":"u-1","node":"n1","prev":"`+strings.Repeat("0", 64)+`"}`, first)
 	assert.Equal(t, fmt.Sprintf(`{"time":"0001-01-01T00:00:00Z","prev":"%x"}`+"\n", sha256.Sum256([]byte(first))), second)
 
 	var got []auditlog.Entry

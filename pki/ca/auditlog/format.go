@@ -53,7 +53,8 @@ func encode(e Entry) ([]byte, error) {
 	c := *e.Issuance
 	c.Time, c.NotBefore, c.NotAfter = c.Time.UTC(), c.NotBefore.UTC(), c.NotAfter.UTC()
 	c.DNSNames, c.Audience = slices.Clone(c.DNSNames), slices.Clone(c.Audience)
-	valid(&c.Kind, &c.Serial, &c.Issuer, &c.Fingerprint, &c.PublicKey, &c.Caller, &c.Method)
+	valid(&c.Kind, &c.Serial, &c.Issuer, &c.Fingerprint, &c.PublicKey, &c.Caller, &c.Method,
+		&c.Cluster, &c.Namespace, &c.ServiceAccount, &c.Pod.Name, &c.UID, &c.Node)
 	for _, list := range [][]string{c.DNSNames, c.Audience} {
 		for n := range list {
 			valid(&list[n])

@@ -32,7 +32,7 @@ func ExampleNew() {
 		}
 		replicas = append(replicas, a)
 	}
-	fmt.Println("roots:", len(replicas[0].Roots()))
+	fmt.Println("roots:", len(replicas[0].Status().Roots))
 	fmt.Println("the same:", replicas[0].Bundle().Equal(replicas[1].Bundle()))
 
 	// Output:

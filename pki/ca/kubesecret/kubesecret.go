@@ -43,30 +43,24 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
 
 	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki/ca"
 )
 
+// The names of Secrets, and their type, are those of Istio.
 const (
-	// DefaultName is the Secret of a self-signed CA.
-	DefaultName = "istio-ca-secret"
-
-	// CACerts is the Secret in which Istio looks for a CA that an operator has made. With this name a
-	// Store creates the Secret with the mark istio-generated, and refuses one without it, whose CA
-	// is not its to replace.
-	CACerts = "cacerts"
-
-	// Type is the type of the Secret.
-	Type = "istio.io/ca-root"
+	defaultName = "istio-ca-secret"
+	caCerts     = "cacerts"
+	secretType  = "istio.io/ca-root"
 )
 
 const (
-	mark     = "istio-generated" // a name in the data of CACerts
+	mark     = "istio-generated" // a name in the data of cacerts
 	ours     = "svidkit-"        // the prefix of names that are not Istio's
 	maxBytes = 1 << 20           // of all values of a Secret together
 )
@@ -76,7 +70,11 @@ var istios = []string{"ca-cert.pem", "ca-key.pem", "cert-chain.pem", "key.pem", 
 
 // Options configures a [Store]. Zero means the default that is named here.
 type Options struct {
-	Name      string // of the Secret; empty means DefaultName
+	// Name is that of the Secret; empty means istio-ca-secret, which Istio has for a self-signed CA. In cacerts Istio looks
+	// for a CA that an operator has made: with this name a Store creates the Secret with the mark istio-generated, and
+	// refuses one without it, whose CA is not its to replace.
+	Name string
+
 	Namespace string // of the Secret; empty means that of the pod that this process runs in
 
 	// APIServer is the URL of the API server, and HTTPClient authenticates itself to it. Empty and
@@ -87,10 +85,14 @@ type Options struct {
 	HTTPClient *http.Client
 }
 
+// redacted is the text that a Store is printed as.
+type redacted = redact.Text
+
 // Store is a [ca.Store] in one Secret. [New] makes one. It keeps nothing in memory, and may be used
 // from many goroutines. It repeats nothing by itself. The version of its records is the
 // resourceVersion of the Secret.
 type Store struct {
+	redacted
 	client          *kube.Client
 	namespace, name string
 }
@@ -99,7 +101,7 @@ var _ ca.Store = (*Store)(nil)
 
 // New checks the options. It sends nothing.
 func New(o Options) (*Store, error) {
-	o.Name = cmp.Or(o.Name, DefaultName)
+	o.Name = cmp.Or(o.Name, defaultName)
 	if !kube.ValidName(o.Name) {
 		return nil, fmt.Errorf("kubesecret: invalid Options: Name %q cannot be that of a Secret", o.Name)
 	}
@@ -119,7 +121,10 @@ func New(o Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kubesecret: invalid Options: %w", err)
 	}
-	return &Store{client: client, namespace: o.Namespace, name: o.Name}, nil
+	return &Store{
+		redacted: redact.New("kubesecret.Store(" + o.Namespace + "/" + o.Name + ")"),
+		client:   client, namespace: o.Namespace, name: o.Name,
+	}, nil
 }
 
 // Load implements [ca.Store]. Without a deadline in ctx it takes at most ten seconds. A Secret
@@ -182,7 +187,7 @@ func (s *Store) save(ctx context.Context, r ca.Record) (string, error) {
 	case r.Version != "" && r.Version != o.Metadata.ResourceVersion:
 		return "", fmt.Errorf("%w: resourceVersion %s was to be replaced, there is %s", ca.ErrConflict, r.Version, o.Metadata.ResourceVersion)
 	}
-	body, err := o.with(r.Data(), s.name == CACerts)
+	body, err := o.with(r.Data(), s.name == caCerts)
 	if err != nil {
 		return "", err
 	}
@@ -199,12 +204,12 @@ func (s *Store) save(ctx context.Context, r ca.Record) (string, error) {
 
 // create makes the Secret.
 func (s *Store) create(ctx context.Context, data map[string][]byte) (string, error) {
-	body, err := new(object).with(data, s.name == CACerts)
+	body, err := new(object).with(data, s.name == caCerts)
 	if err != nil {
 		return "", err
 	}
 	for name, v := range map[string]any{
-		"apiVersion": "v1", "kind": "Secret", "type": Type,
+		"apiVersion": "v1", "kind": "Secret", "type": secretType,
 		"metadata": kube.ObjectMeta{Name: s.name, Namespace: s.namespace},
 	} {
 		if body[name], err = json.Marshal(v); err != nil {
@@ -256,11 +261,11 @@ func (s *Store) get(ctx context.Context) (*object, error) {
 	switch {
 	case o.Kind != "Secret" || o.Metadata.Name != s.name || o.Metadata.Namespace != s.namespace || o.Metadata.ResourceVersion == "":
 		return nil, errors.New("the API server answered with something else: is its URL right?")
-	case o.Type != Type:
-		return nil, fmt.Errorf("%w: the Secret has the type %.64q, not %q: use another name, or delete it if it is not needed", ca.ErrUnfit, o.Type, Type)
+	case o.Type != secretType:
+		return nil, fmt.Errorf("%w: the Secret has the type %.64q, not %q: use another name, or delete it if it is not needed", ca.ErrUnfit, o.Type, secretType)
 	case o.Immutable:
 		return nil, fmt.Errorf("%w: the Secret is immutable, so a root in it could never be replaced: create it anew without that", ca.ErrUnfit)
-	case s.name == CACerts && o.holdsRecord() && !o.marked():
+	case s.name == caCerts && o.holdsRecord() && !o.marked():
 		return nil, fmt.Errorf("%w: the Secret has no %s in it, so an operator has made this CA: load it as a plugged-in CA, from the files of a volume", ca.ErrUnfit, mark)
 	}
 	return o, nil
@@ -345,12 +350,3 @@ func (o *object) with(record map[string][]byte, marked bool) (map[string]json.Ra
 }
 
 func (s *Store) title() string { return "Secret " + s.namespace + "/" + s.name }
-
-// String names the Secret and nothing in it.
-func (s *Store) String() string { return "kubesecret.Store(" + s.namespace + "/" + s.name + ")" }
-
-// GoString returns the same as String.
-func (s *Store) GoString() string { return s.String() }
-
-// LogValue names the Secret and nothing in it.
-func (s *Store) LogValue() slog.Value { return slog.StringValue(s.namespace + "/" + s.name) }

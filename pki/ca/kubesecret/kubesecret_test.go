@@ -27,7 +27,7 @@ import (
 
 const (
 	secrets = "/api/v1/namespaces/istio-system/secrets"
-	path    = secrets + "/" + kubesecret.DefaultName
+	path    = secrets + "/" + "istio-ca-secret"
 	private = "a-value-that-is-private"
 )
 
@@ -141,7 +141,7 @@ func TestForeign(t *testing.T) {
 		"managedFields":   []any{map[string]any{"manager": "helm", "fieldsV1": map[string]any{"f:data": map[string]any{}}}},
 	}
 	version := s.Put(path, map[string]any{
-		"type": kubesecret.Type, "immutable": false, "metadata": metadata, "x-new": 1e9,
+		"type": "istio.io/ca-root", "immutable": false, "metadata": metadata, "x-new": 1e9,
 		"data": map[string][]byte{"ca-cert.pem": []byte("old"), "key.pem": {}, "tls.crt": []byte("foreign"), "empty": {}, "CA-CERT.PEM": []byte("other")},
 	})
 	r, err := store.Load(ctx)
@@ -167,7 +167,7 @@ func TestForeign(t *testing.T) {
 func TestPrepared(t *testing.T) {
 	t.Parallel()
 	s := kubetest.Start(t)
-	s.Put(path, map[string]any{"type": kubesecret.Type, "metadata": map[string]any{"labels": map[string]any{"app": "istiod"}}, "data": map[string][]byte{"ca-key.pem": {}, "note": {1}}})
+	s.Put(path, map[string]any{"type": "istio.io/ca-root", "metadata": map[string]any{"labels": map[string]any{"app": "istiod"}}, "data": map[string][]byte{"ca-key.pem": {}, "note": {1}}})
 	s.FailNext(1<<20, kubetest.Fault{Code: 403, Reason: "Forbidden"}, func(r *http.Request) bool { return r.Method == http.MethodPost })
 	s.Latency(2 * time.Millisecond)
 	var mu sync.Mutex
@@ -203,7 +203,7 @@ func TestPrepared(t *testing.T) {
 func TestCACerts(t *testing.T) {
 	t.Parallel()
 	s := kubetest.Start(t)
-	store, ctx := storeOf(t, s, kubesecret.CACerts), t.Context()
+	store, ctx := storeOf(t, s, "cacerts"), t.Context()
 	version, err := store.Save(ctx, record("", "root"))
 	require.NoError(t, err)
 	where := secrets + "/cacerts"
@@ -218,7 +218,7 @@ func TestCACerts(t *testing.T) {
 	assert.NotContains(t, r.Data(), "istio-generated")
 
 	// Without the mark, it is the operator's.
-	s.Put(where, map[string]any{"type": kubesecret.Type, "data": map[string][]byte{"ca-cert.pem": []byte("theirs"), "ca-key.pem": []byte(private)}})
+	s.Put(where, map[string]any{"type": "istio.io/ca-root", "data": map[string][]byte{"ca-cert.pem": []byte("theirs"), "ca-key.pem": []byte(private)}})
 	o := stored(t, s, where)
 	_, err = store.Load(ctx)
 	assert.ErrorContains(t, err, "has no istio-generated in it, so an operator has made this CA: load it as a plugged-in CA")
@@ -230,7 +230,7 @@ func TestCACerts(t *testing.T) {
 	assert.Equal(t, o, stored(t, s, where))
 
 	// One that is empty holds no CA yet.
-	s.Put(where, map[string]any{"type": kubesecret.Type})
+	s.Put(where, map[string]any{"type": "istio.io/ca-root"})
 	_, err = store.Save(ctx, record("", "root"))
 	require.NoError(t, err)
 	assert.Contains(t, stored(t, s, where).Data, "istio-generated")
@@ -248,7 +248,7 @@ func TestUnfit(t *testing.T) {
 		`has the type "Opaque", not "istio.io/ca-root": use another name`: {"type": "Opaque", "data": data},
 		`has the type "kubernetes.io/tls"`:                                {"type": "kubernetes.io/tls"},
 		`has the type "istio.io/ca-root "`:                                {"type": "istio.io/ca-root ", "data": data},
-		`is immutable, so a root in it could never be replaced`:           {"type": kubesecret.Type, "immutable": true, "data": data},
+		`is immutable, so a root in it could never be replaced`:           {"type": "istio.io/ca-root", "immutable": true, "data": data},
 	} {
 		s := kubetest.Start(t)
 		store := storeOf(t, s, "")
@@ -490,7 +490,7 @@ func TestRecordsThatAreRefused(t *testing.T) {
 	assert.Equal(t, large, r.Data()["ca-cert.pem"])
 	_, err = store.Save(t.Context(), ca.NewRecord(version, map[string][]byte{"ca-cert.pem": large, "svidkit-a": {1}}))
 	assert.ErrorContains(t, err, "1048577 bytes")
-	s.Put(path, map[string]any{"type": kubesecret.Type, "data": map[string][]byte{"foreign": {1}}})
+	s.Put(path, map[string]any{"type": "istio.io/ca-root", "data": map[string][]byte{"foreign": {1}}})
 	_, err = store.Save(t.Context(), ca.NewRecord("", map[string][]byte{"ca-cert.pem": large}))
 	assert.ErrorContains(t, err, "1048577 bytes", "what others have in there counts, too")
 	assert.Zero(t, s.Count(http.MethodPut, "/"))
@@ -555,7 +555,7 @@ func FuzzSecret(f *testing.F) {
 			Type string            `json:"type"`
 			Data map[string][]byte `json:"data"`
 		}
-		if json.Unmarshal(body, &want) != nil || want.Kind != "Secret" || want.Type != kubesecret.Type {
+		if json.Unmarshal(body, &want) != nil || want.Kind != "Secret" || want.Type != "istio.io/ca-root" {
 			if err == nil || errors.Is(err, ca.ErrNoRecord) {
 				t.Fatalf("%q gives %v", body, err)
 			}

@@ -187,11 +187,11 @@ func (f *fleet) converged() {
 	synctest.Wait()
 	first := f.replicas[0]
 	for _, r := range f.replicas[1:] {
-		require.True(f.t, first.Bundle().Equal(r.Bundle()), "%v\n%v", first.Roots(), r.Roots())
+		require.True(f.t, first.Bundle().Equal(r.Bundle()), "%v\n%v", first.Status().Roots, r.Status().Roots)
 		a, _ := first.Bundle().Sequence()
 		b, _ := r.Bundle().Sequence()
 		require.Equal(f.t, a, b)
-		require.Equal(f.t, describe(first.Roots()), describe(r.Roots()))
+		require.Equal(f.t, describe(first.Status().Roots), describe(r.Status().Roots))
 	}
 }
 
@@ -257,8 +257,8 @@ func TestRacingCreate(t *testing.T) {
 						assert.Equal(t, history[0].roots, s.roots)
 					}
 					for _, r := range f.replicas {
-						require.Len(t, r.Roots(), 1)
-						assert.Equal(t, history[0].active, r.Roots()[0].ID)
+						require.Len(t, r.Status().Roots, 1)
+						assert.Equal(t, history[0].active, r.Status().Roots[0].ID)
 					}
 				})
 			})
@@ -312,7 +312,7 @@ func TestRacingRotate(t *testing.T) {
 						}
 						f.converged()
 						added := 0
-						for _, root := range f.replicas[0].Roots() {
+						for _, root := range f.replicas[0].Status().Roots {
 							if root.Phase == ca.Distributing {
 								added++
 							}
@@ -446,7 +446,7 @@ func chaos(t *testing.T, n int, span time.Duration) {
 			refused++
 			require.ErrorIs(t, err, spiffe.ErrNotReady)
 		} else {
-			alive = append(alive, issued{chain[0], fmt.Sprint(r.Roots())})
+			alive = append(alive, issued{chain[0], fmt.Sprint(r.Status().Roots)})
 		}
 		f.random.Shuffle(max(0, len(alive)-1), func(i, j int) { alive[i], alive[j] = alive[j], alive[i] })
 		alive = slices.DeleteFunc(alive, func(l issued) bool { return !time.Now().Before(l.leaf.NotAfter) })
@@ -454,7 +454,7 @@ func chaos(t *testing.T, n int, span time.Duration) {
 			o := x509.VerifyOptions{Roots: other.Bundle().CertPool(), CurrentTime: time.Now(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}
 			for _, l := range alive[max(0, len(alive)-5):] { // the new one, and some of the others
 				_, err := l.leaf.Verify(o)
-				require.NoError(t, err, "signed by one with %s, refused by one with %v", l.by, other.Roots())
+				require.NoError(t, err, "signed by one with %s, refused by one with %v", l.by, other.Status().Roots)
 			}
 		}
 	}
@@ -513,9 +513,9 @@ func TestOthersTouchTheSecret(t *testing.T) {
 		time.Sleep(f.cfg.Rotation.Propagation)
 		f.converged()
 		for _, r := range f.replicas {
-			i := slices.IndexFunc(r.Roots(), func(s ca.KeyStatus) bool { return s.ID == root.ID })
+			i := slices.IndexFunc(r.Status().Roots, func(s ca.KeyStatus) bool { return s.ID == root.ID })
 			require.GreaterOrEqual(t, i, 0)
-			assert.Equal(t, ca.Active, r.Roots()[i].Phase)
+			assert.Equal(t, ca.Active, r.Status().Roots[i].Phase)
 		}
 	})
 }
@@ -576,9 +576,9 @@ func TestAdoption(t *testing.T) {
 				f.open(3)
 				f.converged()
 				for _, r := range f.replicas {
-					require.Len(t, r.Roots(), 1)
-					assert.True(t, r.Roots()[0].Certificate.Equal(root))
-					assert.Equal(t, ca.Active, r.Roots()[0].Phase)
+					require.Len(t, r.Status().Roots, 1)
+					assert.True(t, r.Status().Roots[0].Certificate.Equal(root))
+					assert.Equal(t, ca.Active, r.Status().Roots[0].Phase)
 					chain, err := r.Sign(t.Context(), ca.Request{CSR: request(t), ID: worker})
 					require.NoError(t, err)
 					require.NoError(t, chain[0].CheckSignatureFrom(root))
@@ -595,8 +595,8 @@ func TestAdoption(t *testing.T) {
 				time.Sleep(f.cfg.Rotation.Propagation)
 				f.converged()
 				for _, r := range f.replicas {
-					require.Len(t, r.Roots(), 2)
-					assert.Equal(t, ca.Active, r.Roots()[1].Phase)
+					require.Len(t, r.Status().Roots, 2)
+					assert.Equal(t, ca.Active, r.Status().Roots[1].Phase)
 					_, err := theirs.Verify(x509.VerifyOptions{Roots: r.Bundle().CertPool(), CurrentTime: time.Now()})
 					assert.NoError(t, err, "a leaf that Istio has signed")
 				}
@@ -681,7 +681,7 @@ func TestRevokeNow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, settings())
 		f.open(3)
-		stolen := f.replicas[0].Roots()[0]
+		stolen := f.replicas[0].Status().Roots[0]
 		writes := len(f.server.History(path))
 		var wg sync.WaitGroup
 		for _, r := range f.replicas {
@@ -693,7 +693,7 @@ func TestRevokeNow(t *testing.T) {
 		wg.Wait()
 		f.converged()
 		assert.Len(t, f.server.History(path), writes+1)
-		roots := f.replicas[0].Roots()
+		roots := f.replicas[0].Status().Roots
 		require.Len(t, roots, 1)
 		assert.Equal(t, ca.Active, roots[0].Phase)
 		assert.True(t, readsAsIstio(t, stored(t, f.server, path)).Equal(roots[0].Certificate))

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/kube"
@@ -58,33 +59,63 @@ type OpenOptions struct {
 // meanwhile. The caller closes the Authority.
 func (c *Config) Open(ctx context.Context, o OpenOptions) (*Authority, error) {
 	if c.StateDir == "" {
-		return nil, errors.New("-state-dir: the flag is empty, or this user has no home folder; name a folder")
+		return nil, misused("-state-dir: the flag is empty, or this user has no home folder; name a folder")
 	}
 	o.Existing, o.Logger = o.Existing || o.ReadOnly, cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	a, cfg := new(Authority), c.CA
-	cfg.Logger, cfg.Actor, cfg.Create = o.Logger, ca.CurrentActor(), !o.Existing && c.mayCreate()
+	cfg.Logger, cfg.Actor, cfg.Create = o.Logger, currentActor(), !o.Existing && c.mayCreate()
+	undo := c.missing()
+	err := a.open(ctx, c, cfg, o)
+	if err != nil {
+		a.Close()
+		undo()
+		return nil, err
+	}
+	return a, nil
+}
+
+// open opens the CA, after the folder of the state and the audit log.
+func (a *Authority) open(ctx context.Context, c *Config, cfg ca.Config, o OpenOptions) error {
 	if !o.Existing {
 		if err := c.makeStateDir(o.Logger); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	open, err := a.find(ctx, c, o)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if !o.ReadOnly {
 		if c.AuditLog != "none" {
 			if a.audit, err = c.openAudit(o.Logger); err != nil {
-				return nil, err
+				return err
 			}
 			cfg.Auditor = a.audit // stays nil without a log: a nil *auditlog.Log in it would not be
 		}
 	}
-	if err := open(cfg); err != nil {
-		a.Close()
-		return nil, err
+	return open(cfg)
+}
+
+// missing returns what removes the audit log and the folders of the state that are not there now, if they are empty: a
+// start that has failed leaves nothing behind.
+func (c *Config) missing() (remove func()) {
+	var paths []string
+	if _, err := os.Lstat(c.AuditLog); errors.Is(err, fs.ErrNotExist) && c.AuditLog != "none" {
+		paths = append(paths, c.AuditLog)
 	}
-	return a, nil
+	for dir := c.StateDir; ; dir = filepath.Dir(dir) {
+		if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir) {
+			break
+		}
+		paths = append(paths, dir)
+	}
+	return func() {
+		for _, path := range paths {
+			if info, err := os.Lstat(path); err == nil && (info.IsDir() || info.Size() == 0) {
+				_ = os.Remove(path) // which a folder with something in it refuses
+			}
+		}
+	}
 }
 
 // mayCreate reports whether Open may make a CA.
@@ -206,8 +237,13 @@ func (a *Authority) find(ctx context.Context, c *Config, o OpenOptions) (open fu
 		}
 	}
 	return func(cfg ca.Config) (err error) {
-		if a.Own, err = ca.Open(ctx, cfg, store); errors.Is(err, ca.ErrNoRecord) {
+		switch a.Own, err = ca.Open(ctx, cfg, store); {
+		case errors.Is(err, ca.ErrNoRecord):
 			return a.missing(err)
+		case errors.Is(err, ca.ErrUnfit) && !c.Kubernetes:
+			if r, lost := ca.RecoverDirStore(ctx, filepath.Join(c.StateDir, folder), false); lost == nil { // a look
+				return fmt.Errorf("%w; -recover goes on with %s", err, r)
+			}
 		}
 		a.Signer = a.Own
 		return err
@@ -233,9 +269,9 @@ func (e *missingError) Unwrap() error { return e.err }
 // ownStore returns the names of the Secret and the folder of the self-signed CA.
 func (c *Config) ownStore() (secret, folder string) {
 	if c.cacerts {
-		return kubesecret.CACerts, "ca"
+		return "cacerts", "ca"
 	}
-	return kubesecret.DefaultName, "ca"
+	return "istio-ca-secret", "ca"
 }
 
 // replacesOwn refuses a CA that is plugged in beside one of our own, whose root clients trust, unless the operator has said
@@ -319,10 +355,18 @@ func (c *Config) newRA(own ca.Config) (*ra.RA, error) {
 		if err != nil {
 			return nil, fmt.Errorf("-external-roots: %s: %w", name, err)
 		}
-		return ra.New(cfg)
+		return newRA(cfg)
 	}
 	cfg.LearnRoots = true
-	return ra.New(cfg)
+	return newRA(cfg)
+}
+
+func newRA(cfg ra.Config) (*ra.RA, error) {
+	a, err := ra.New(cfg)
+	if err != nil {
+		return nil, misused("-external-ca: %w", err)
+	}
+	return a, nil
 }
 
 // readSafe reads a file that other users cannot change.
@@ -371,7 +415,7 @@ func (a *Authority) WriteStatus(out io.Writer) {
 // version that is complete; see [ca.RecoverDirStore]. It is recorded in the audit log.
 func (c *Config) Recover(ctx context.Context) (ca.Recovery, error) {
 	if c.Kubernetes || c.StateDir == "" {
-		return ca.Recovery{}, errors.New("-recover: it is for the folder in -state-dir; a Secret has one version, to be restored from a backup")
+		return ca.Recovery{}, misused("-recover: it is for the folder in -state-dir; a Secret has one version, to be restored from a backup")
 	}
 	r, err := ca.RecoverDirStore(ctx, filepath.Join(c.StateDir, "ca"), true)
 	if err != nil || c.AuditLog == "none" {
@@ -380,7 +424,7 @@ func (c *Config) Recover(ctx context.Context) (ca.Recovery, error) {
 	log, err := c.openAudit(slog.New(slog.DiscardHandler))
 	if err == nil {
 		err = errors.Join(log.RecordKeyEvent(ctx, &ca.KeyEvent{
-			Time: time.Now().Round(0), Event: "recovered", Key: "root", Serial: r.Root, NotAfter: r.RootEnds, Detail: r.Version, Actor: ca.CurrentActor(),
+			Time: time.Now().Round(0), Event: "recovered", Key: "root", Serial: r.Root, NotAfter: r.RootEnds, Detail: r.Version, Actor: currentActor(),
 		}), log.Close())
 	}
 	if err != nil {
@@ -410,6 +454,7 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		if err != nil {
 			return err
 		}
+		defer func() { _ = os.Remove(dir) }() // unless there is something in it: a start that has failed leaves nothing behind
 		c.temporary = true
 		c.setStateDir(dir)
 	}
@@ -515,7 +560,9 @@ func (c *Config) setAPIs(ctx context.Context, o *caserver.Options) error {
 		return err
 	}
 	if c.keepDNSNames {
-		o.Istio.Policy = istioca.KeepDNSNames
+		o.Istio.Policy = func(_ context.Context, caller *authn.Caller) (istioca.Grant, error) {
+			return istioca.Grant{ID: caller.ID, DNSNames: caller.DNSNames}, nil
+		}
 	}
 	if c.linkerdAddr != "" {
 		o.Linkerd = &proxies

@@ -96,7 +96,7 @@ func TestServe(t *testing.T) {
 			defer resp.Body.Close()
 			text, err := io.ReadAll(resp.Body)
 			assert.NoError(t, err)
-			assert.Contains(t, string(text), a.Own.Roots()[0].ID)
+			assert.Contains(t, string(text), a.Own.Status().Roots[0].ID)
 		}
 	})
 	require.NoError(t, err)
@@ -148,11 +148,59 @@ func TestWithoutCreate(t *testing.T) {
 
 	a, err := newConfig(t, dir).Open(t.Context(), caconfig.OpenOptions{})
 	require.NoError(t, err)
-	root := a.Own.Roots()[0].ID
+	root := a.Own.Status().Roots[0].ID
 	a.Close()
 	a, err = c.Open(t.Context(), caconfig.OpenOptions{})
 	require.NoError(t, err, "it is there now")
-	require.Equal(t, root, a.Own.Roots()[0].ID)
+	require.Equal(t, root, a.Own.Status().Roots[0].ID)
+	a.Close()
+}
+
+// A start that has failed leaves no folder behind, and one that was there stays.
+func TestFailedStartLeavesNothing(t *testing.T) {
+	t.Parallel()
+	top := t.TempDir()
+	dir := filepath.Join(top, "a", "b")
+	none := func(*caconfig.Authority, caserver.Listeners) { assert.Fail(t, "it serves") }
+	err := newConfig(t, dir, "-create=false").Serve(t.Context(), nil, none)
+	require.ErrorIs(t, err, ca.ErrNoRecord)
+	require.NotErrorIs(t, err, caconfig.ErrUsage)
+	require.NoDirExists(t, filepath.Join(top, "a"))
+
+	require.NoError(t, os.MkdirAll(dir, 0o700))
+	_, err = newConfig(t, dir, "-create=false").Open(t.Context(), caconfig.OpenOptions{})
+	require.ErrorIs(t, err, ca.ErrNoRecord)
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err, "it was there before")
+	require.Empty(t, left)
+
+	audit := filepath.Join(dir, "audit.jsonl")
+	require.NoError(t, os.WriteFile(audit, nil, 0o600))
+	_, err = newConfig(t, dir, "-create=false").Open(t.Context(), caconfig.OpenOptions{})
+	require.ErrorIs(t, err, ca.ErrNoRecord)
+	require.FileExists(t, audit)
+
+	_, err = newConfig(t, "").Open(t.Context(), caconfig.OpenOptions{})
+	require.ErrorIs(t, err, caconfig.ErrUsage)
+	require.ErrorContains(t, err, "-state-dir")
+}
+
+// A folder that has lost its file CURRENT names the flag that mends it.
+func TestLostPointer(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	c := newConfig(t, dir)
+	a, err := c.Open(t.Context(), caconfig.OpenOptions{})
+	require.NoError(t, err)
+	a.Close()
+	require.NoError(t, os.Remove(filepath.Join(dir, "ca", "CURRENT")))
+	_, err = c.Open(t.Context(), caconfig.OpenOptions{})
+	require.ErrorIs(t, err, ca.ErrUnfit)
+	require.ErrorContains(t, err, "recover the newest version that is complete; -recover goes on with v-")
+	_, err = c.Recover(t.Context())
+	require.NoError(t, err)
+	a, err = c.Open(t.Context(), caconfig.OpenOptions{})
+	require.NoError(t, err)
 	a.Close()
 }
 
@@ -237,7 +285,7 @@ func TestPluggedInBesideTheOwn(t *testing.T) {
 	dir := t.TempDir()
 	a, err := newConfig(t, dir).Open(t.Context(), caconfig.OpenOptions{})
 	require.NoError(t, err)
-	own := a.Own.Roots()[0].ID
+	own := a.Own.Status().Roots[0].ID
 	a.Close()
 	plugIn(t, filepath.Join(dir, "plugged-in"))
 	_, err = newConfig(t, dir).Open(t.Context(), caconfig.OpenOptions{})
@@ -250,11 +298,11 @@ func TestPluggedInBesideTheOwn(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(dir, "root-cert.pem"), "what clients trust was not replaced")
 	a, err = newConfig(t, dir, "-replace-own-ca").Open(t.Context(), caconfig.OpenOptions{})
 	require.NoError(t, err)
-	require.NotEqual(t, own, a.Own.Roots()[0].ID)
+	require.NotEqual(t, own, a.Own.Status().Roots[0].ID)
 	a.Close()
 	a, err = newConfig(t, dir, "-root-ca-dir", "").Open(t.Context(), caconfig.OpenOptions{})
 	require.NoError(t, err)
-	require.Equal(t, own, a.Own.Roots()[0].ID, "it is there as before")
+	require.Equal(t, own, a.Own.Status().Roots[0].ID, "it is there as before")
 	a.Close()
 }
 
@@ -308,7 +356,7 @@ func TestOpen(t *testing.T) {
 	reader, err := c.Open(t.Context(), caconfig.OpenOptions{ReadOnly: true})
 	require.NoError(t, err)
 	defer reader.Close()
-	require.NoError(t, reader.Own.Taint(t.Context(), a.Own.Roots()[0].ID))
+	require.NoError(t, reader.Own.Taint(t.Context(), a.Own.Status().Roots[0].ID))
 	var status bytes.Buffer
 	reader.WriteStatus(&status)
 	require.Contains(t, status.String(), "tainted")

@@ -18,11 +18,13 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -53,8 +55,7 @@ type Config struct {
 	flags                 *flag.FlagSet
 	inCluster             bool // this process runs in a pod
 	grace                 int  // percent
-	keepKey, jitter       bool
-	istio                 ca.IstioRotation // with keepKey
+	jitter                bool
 	pluggedIn             ca.PluggedIn
 	create, replaceOwn    bool
 	temporary             bool            // Serve has made StateDir
@@ -89,6 +90,19 @@ const (
 	developmentTTL = time.Hour // the longest lifetime in development mode
 )
 
+// ErrUsage says that a flag, or the variable that sets it, is wrong: a program ends with status 2 for it. It is wrapped by
+// the errors of [Parse], but for [flag.ErrHelp], and by those of [Config.Open] and [Config.Serve] that are about flags.
+var ErrUsage = errors.New("usage")
+
+// usageError is an ErrUsage with a text of its own.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error        { return e.error }
+func (e usageError) Is(target error) bool { return target == ErrUsage }
+
+// misused returns an error about a flag.
+func misused(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
 // Development reports whether the server is in development mode, without Kubernetes and without an issuer whose tokens
 // prove callers: it trusts the name in a token that has the secret of the server.
 func (c *Config) Development() bool {
@@ -113,11 +127,11 @@ func (c *Config) define(fs *flag.FlagSet) {
 	c.duration(fs, &c.CA.DefaultTTL, "default-ttl", day, "`lifetime` of a certificate whose request names none, or -max-ttl if that is less [DEFAULT_WORKLOAD_CERT_TTL]")
 	c.duration(fs, &c.CA.MaxTTL, "max-ttl", 90*day, "longest `lifetime` that a request may name; without -kubernetes one hour [MAX_WORKLOAD_CERT_TTL]")
 	c.duration(fs, &c.CA.Rotation.RootTTL, "root-ttl", 3650*day, "`lifetime` of a self-signed root [CITADEL_SELF_SIGNED_CA_CERT_TTL]")
-	c.duration(fs, &c.istio.CheckInterval, "root-check-interval", time.Hour, "`time` between two checks of the root's lifetime, with -keep-key; 0 or less: only -rotate replaces the root [CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL]")
-	fs.IntVar(&c.grace, "root-grace-percent", 20, "`percent` of a root's lifetime that are left when it is replaced, 1 to 50 [CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE]")
+	c.duration(fs, &c.CA.Rotation.CheckInterval, "root-check-interval", time.Hour, "`time` between two checks of the root's lifetime, with -keep-key; 0 or less: only -rotate replaces the root [CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL]")
+	number(fs, &c.grace, "root-grace-percent", 20, "`percent` of a root's lifetime that are left when it is replaced, 1 to 50 [CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE]")
 	fs.BoolVar(&c.jitter, "root-jitter", true, "make the first check after a random part of the interval [CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR]")
 	fs.Func("rsa-bits", "`size` of an RSA key for new roots: 2048, 3072 or 4096; 0: ECDSA P-256 [CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE]", c.setKeySize)
-	fs.BoolVar(&c.keepKey, "keep-key", false, "renew the root with its own key, as Istio does, instead of a rotation in four steps")
+	fs.BoolVar(&c.CA.Rotation.KeepKey, "keep-key", false, "renew the root with its own key, as Istio does, instead of a rotation in four steps")
 	fs.BoolVar(&c.CA.Rotation.Constrain, "constrain", false, "restrict new roots to the trust domain (critical name constraints)")
 	fs.BoolVar(&c.pluggedIn.MultiRoot, "multi-root", false, "allow the roots of a plugged-in CA to change while the server runs [ISTIO_MULTIROOT_MESH]")
 	c.duration(fs, &c.CA.Backdate, "backdate", 2*time.Minute, "`duration`: how far certificates are dated back, for peers whose clocks are slow")
@@ -144,14 +158,14 @@ func (c *Config) define(fs *flag.FlagSet) {
 	fs.StringVar(&c.external.SignerDomain, "cert-signer-domain", "", "`domain` of the signers that a request may choose from [CERT_SIGNER_DOMAIN]")
 	fs.StringVar(&c.rootsOfRA, "external-roots", rootsOfRA, "`file` with the roots of the signers, with -external-ca (default in a pod /etc/external-ca-cert/root-cert.pem)")
 
-	fs.IntVar(&c.CA.Limits.Concurrent, "concurrent", 64, "signings at the same time, audit record included; 0: no limit")
-	fs.IntVar(&c.CA.Limits.Queue, "queue", 1024, "how many more wait")
-	fs.DurationVar(&c.CA.Limits.QueueTime, "queue-time", 50*time.Millisecond, "how long one of them should wait: beyond that, requests are told when to come back; 0: no limit")
-	fs.Float64Var(&c.CA.Limits.Rate, "rate", 0, "signings per `second`; 0: no limit")
-	fs.Float64Var(&c.CA.Limits.CallerRate, "caller-rate", 10, "signings per `second` for each caller; 0: no limit")
+	number(fs, &c.CA.Limits.Concurrent, "concurrent", 64, "`number` of signings at the same time, audit record included; 0: no limit")
+	number(fs, &c.CA.Limits.Queue, "queue", 1024, "`number` of those that wait")
+	c.duration(fs, &c.CA.Limits.QueueTime, "queue-time", 50*time.Millisecond, "`duration`: how long one of them should wait: beyond that, requests are told when to come back; 0: no limit")
+	number(fs, &c.CA.Limits.Rate, "rate", 0, "signings per `second`; 0: no limit")
+	number(fs, &c.CA.Limits.CallerRate, "caller-rate", 10, "signings per `second` for each caller; 0: no limit")
 	fs.StringVar(&c.AuditLog, "audit-log", "", "`file` for the audit log, or none (default: in -state-dir)")
-	fs.Int64Var(&c.auditOptions.MaxSize, "audit-size", 100<<20, "`bytes` at which the audit log begins a new file; 0: never")
-	fs.Int64Var(&c.auditOptions.KeepSize, "audit-keep-size", 0, "`bytes` of full audit files that are kept, before the oldest is removed; 0: all, until the disk is full and nothing is signed")
+	number(fs, &c.auditOptions.MaxSize, "audit-size", 100<<20, "`bytes` at which the audit log begins a new file; 0: never")
+	number(fs, &c.auditOptions.KeepSize, "audit-keep-size", 0, "`bytes` of full audit files that are kept, before the oldest is removed; 0: all, until the disk is full and nothing is signed")
 	c.duration(fs, &c.auditOptions.KeepAge, "audit-keep-age", 0, "`duration`: how long a full audit file is kept; 0: for ever")
 
 	fs.StringVar(&c.istioAddr, "istio-addr", "127.0.0.1:15012", "`address` of Istio's API; empty: none")
@@ -170,8 +184,8 @@ func variable(f *flag.Flag) string {
 
 // Parse defines the flags of a CA in fs, which may have flags of the program already, and sets them: from the
 // environment, then from args, which win. It sets each flag of fs whose usage ends with the name of a variable
-// in brackets from that variable. An error is one line that names the flag and its variable. With -help, Parse prints the
-// flags as fs does, and the error is [flag.ErrHelp]. A flag set that exits for errors does that.
+// in brackets from that variable. An error is one line that names the flag and its variable, and wraps [ErrUsage]. With
+// -help, Parse prints the flags as fs does, and the error is [flag.ErrHelp]. A flag set that exits for errors does that.
 func Parse(fs *flag.FlagSet, args []string, getenv func(string) string) (*Config, error) {
 	c := &Config{flags: fs, inCluster: getenv("KUBERNETES_SERVICE_HOST") != ""}
 	c.define(fs)
@@ -188,7 +202,7 @@ func Parse(fs *flag.FlagSet, args []string, getenv func(string) string) (*Config
 		return c, nil
 	}
 	if help := errors.Is(err, flag.ErrHelp); !help {
-		err = fmt.Errorf("%w; -help lists the flags", err)
+		err = misused("%w; -help lists the flags", err)
 	} else if usage != nil {
 		usage()
 	} else {
@@ -219,6 +233,9 @@ func (c *Config) parse(args []string, getenv func(string) string) (err error) {
 		}
 	})
 	if err = cmp.Or(err, fs.Parse(args)); err != nil {
+		if text, ok := strings.CutSuffix(err.Error(), ": parse error"); ok { // of a flag that is on or off
+			err = errors.New(text + "; it is true or false")
+		}
 		return err
 	}
 	if fs.NArg() > 0 {
@@ -251,6 +268,12 @@ func (c *Config) parse(args []string, getenv func(string) string) (err error) {
 	if !c.given["linkerd-ttl"] {
 		c.linkerd.Lifetime = min(c.linkerd.Lifetime, usual-c.linkerd.ClockSkew)
 	}
+	if c.CA.Rotation.Propagation == 0 {
+		c.CA.Rotation.Propagation = 5 * min(c.CA.RefreshHint, math.MaxInt64/5)
+		if c.istioAddr != "" && c.CA.DefaultTTL < c.CA.Rotation.RootTTL/2-c.CA.DefaultTTL { // else a root would not live long enough
+			c.CA.Rotation.Propagation = max(c.CA.Rotation.Propagation, c.CA.DefaultTTL)
+		}
+	}
 	if err := c.check(false); err != nil {
 		return err
 	}
@@ -258,19 +281,11 @@ func (c *Config) parse(args []string, getenv func(string) string) (err error) {
 	if strings.HasPrefix(c.cluster.API.APIServer, "http:") {
 		c.cluster.API.HTTPClient = &http.Client{} // such as kubectl proxy, which authenticates us
 	}
-	if c.CA.Rotation.Propagation == 0 {
-		c.CA.Rotation.Propagation = 5 * c.CA.RefreshHint
-		if c.istioAddr != "" && c.CA.DefaultTTL < c.CA.Rotation.RootTTL/2-c.CA.DefaultTTL { // else a root would not live long enough
-			c.CA.Rotation.Propagation = max(c.CA.Rotation.Propagation, c.CA.DefaultTTL)
-		}
-	}
 	c.CA.Rotation.GraceRatio = float64(c.grace) / 100
-	c.CA.Rotation.Manual = c.istio.CheckInterval <= 0
-	c.istio.CheckInterval, c.istio.NoJitter = max(c.istio.CheckInterval, 0), !c.jitter
-	if c.keepKey {
-		c.CA.Rotation.Istio = &c.istio
-	}
-	c.CA.JWT = &ca.JWTConfig{}
+	c.CA.Rotation.Manual = c.CA.Rotation.CheckInterval <= 0
+	c.CA.Rotation.CheckInterval, c.CA.Rotation.NoJitter = max(c.CA.Rotation.CheckInterval, 0), !c.jitter
+	// A key for tokens signs for longer than its successor takes to be distributed.
+	c.CA.JWT = &ca.JWTConfig{KeyTTL: max(30*24*time.Hour, 3*min(c.CA.Rotation.Propagation, math.MaxInt64/3))}
 	c.cluster.TrustDomain = c.CA.TrustDomain
 	c.ServerID, _ = c.CA.TrustDomain.KubernetesID(c.namespace, account) // checked
 	c.CA.Limits.CallerBurst = int(10 * c.CA.Limits.CallerRate)
@@ -298,6 +313,41 @@ func (d *duration) Set(text string) error {
 	return nil
 }
 
+// number defines a flag whose errors say what is wrong with a number.
+func number[T int | int64 | float64](fs *flag.FlagSet, to *T, name string, value T, usage string) {
+	*to = value
+	fs.Var(numeric[T]{to}, name, usage)
+}
+
+// numeric is a [flag.Value].
+type numeric[T int | int64 | float64] struct{ to *T }
+
+// String returns the number. Package flag asks the zero value, too.
+func (n numeric[T]) String() string {
+	if n.to == nil {
+		return "0"
+	}
+	return fmt.Sprint(*n.to)
+}
+
+// Set implements [flag.Value].
+func (n numeric[T]) Set(text string) error {
+	if to, ok := any(n.to).(*float64); ok {
+		v, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			return errors.New("it is not a number, such as 10 or 0.5")
+		}
+		*to = v
+		return nil
+	}
+	v, err := strconv.ParseInt(text, 0, 64)
+	if err != nil || int64(T(v)) != v {
+		return errors.New("it is not a whole number")
+	}
+	*n.to = T(v)
+	return nil
+}
+
 // setStateDir sets the folder of the state and the files in it. An empty dir sets nothing.
 func (c *Config) setStateDir(dir string) {
 	if c.StateDir = dir; dir != "" {
@@ -315,6 +365,7 @@ func (c *Config) check(serve bool) error {
 	if badNames == nil {
 		_, badNames = pki.NewCSR(key, pki.CSROptions{SANs: c.names()})
 	}
+	linkerdTTL := c.given["linkerd-ttl"]
 	exposes := func(addr string) bool { return serve && c.Development() && addr != "" && !isLoopback(addr) }
 	for _, rule := range []struct {
 		flag   string
@@ -323,18 +374,23 @@ func (c *Config) check(serve bool) error {
 	}{
 		{"max-ttl", c.CA.MaxTTL < time.Second, tooShort},
 		{"default-ttl", serve && c.Development() && c.CA.DefaultTTL > developmentTTL, tooLong},
-		{"linkerd-ttl", serve && c.Development() && c.linkerd.Lifetime > developmentTTL, tooLong},
-		{"max-ttl", serve && c.Development() && c.CA.MaxTTL > developmentTTL && !c.given["linkerd-ttl"], tooLong},
+		{"linkerd-ttl", serve && linkerdTTL && c.Development() && c.linkerd.Lifetime > developmentTTL, tooLong},
+		{"max-ttl", serve && c.Development() && c.CA.MaxTTL > developmentTTL && !linkerdTTL, tooLong},
 		{"renew-by-certificate", c.renew > 0 && c.ExternalCA != "", "with -external-ca it is off or unlimited: what the signers of a cluster sign does not say when a caller was last proven by a token"},
 		{"default-ttl", c.CA.DefaultTTL < time.Second, tooShort},
 		{"default-ttl", c.CA.DefaultTTL > c.CA.MaxTTL, "it is more than -max-ttl"},
-		{"linkerd-ttl", c.linkerd.Lifetime < time.Second, tooShort},
-		{"linkerd-ttl", c.linkerd.Lifetime > c.CA.MaxTTL-c.linkerd.ClockSkew, "with -linkerd-clock-skew it is more than -max-ttl"},
 		{"linkerd-clock-skew", c.linkerd.ClockSkew <= 0, "it is not more than 0"},
+		{"linkerd-ttl", linkerdTTL && c.linkerd.Lifetime < time.Second, tooShort},
+		{"linkerd-ttl", linkerdTTL && c.linkerd.Lifetime > c.CA.MaxTTL-c.linkerd.ClockSkew, "with -linkerd-clock-skew it is more than -max-ttl"},
+		{"max-ttl", serve && !linkerdTTL && c.linkerdAddr != "" && c.linkerd.Lifetime < time.Second,
+			"without -linkerd-clock-skew it leaves less than a second for certificates of Linkerd's API; -linkerd-addr= serves without that API"},
 		{"root-ttl", c.CA.Rotation.RootTTL < time.Second, tooShort},
+		{"root-ttl", c.ExternalCA == "" && c.CA.Rotation.Propagation >= c.CA.Rotation.RootTTL/2-c.CA.DefaultTTL,
+			fmt.Sprintf("it is not more than twice -propagation (%v) and -default-ttl (%v) together, so that a root could not be replaced in time", c.CA.Rotation.Propagation, c.CA.DefaultTTL)},
 		{"root-grace-percent", c.grace < 1 || c.grace > 50, "it is not from 1 to 50"},
 		{"backdate", c.CA.Backdate < time.Second, tooShort},
 		{"refresh-hint", c.CA.RefreshHint < time.Second, tooShort},
+		{"refresh-hint", c.CA.RefreshHint%time.Second != 0, "it is not a number of whole seconds"},
 		{"propagation", c.CA.Rotation.Propagation < 0, negative},
 		{"concurrent", c.CA.Limits.Concurrent < 0, negative},
 		{"queue", c.CA.Limits.Queue < 0, negative},
@@ -374,7 +430,7 @@ func (c *Config) check(serve bool) error {
 			if v := variable(c.flags.Lookup(name)); v != "" {
 				name += " (" + v + ")"
 			}
-			return fmt.Errorf("-%s: %v", name, rule.reason)
+			return misused("-%s: %v", name, rule.reason)
 		}
 	}
 	return nil

@@ -49,8 +49,9 @@ func TestDefaults(t *testing.T) {
 	assert.Equal(t, 24*time.Hour, cfg.DefaultTTL)
 	assert.Equal(t, 2160*time.Hour, cfg.MaxTTL)
 	assert.Equal(t, 87600*time.Hour, cfg.Rotation.RootTTL)
-	assert.Nil(t, cfg.Rotation.Istio)
-	assert.Equal(t, ca.IstioRotation{CheckInterval: time.Hour}, c.istio)
+	assert.False(t, cfg.Rotation.KeepKey)
+	assert.Equal(t, time.Hour, cfg.Rotation.CheckInterval)
+	assert.False(t, cfg.Rotation.NoJitter)
 	assert.InDelta(t, 0.2, cfg.Rotation.GraceRatio, 1e-9)
 	assert.False(t, cfg.Rotation.Manual)
 	assert.Empty(t, cfg.Rotation.KeyAlgorithm, "ECDSA P-256")
@@ -196,9 +197,9 @@ func TestEnvironment(t *testing.T) {
 		"DEFAULT_WORKLOAD_CERT_TTL":                             {"90m", 90 * time.Minute, func(c *Config) any { return c.CA.DefaultTTL }},
 		"MAX_WORKLOAD_CERT_TTL":                                 {"48h", 48 * time.Hour, func(c *Config) any { return c.CA.MaxTTL }},
 		"CITADEL_SELF_SIGNED_CA_CERT_TTL":                       {"8760h", 8760 * time.Hour, func(c *Config) any { return c.CA.Rotation.RootTTL }},
-		"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL":          {"30m", 30 * time.Minute, func(c *Config) any { return c.istio.CheckInterval }},
+		"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL":          {"30m", 30 * time.Minute, func(c *Config) any { return c.CA.Rotation.CheckInterval }},
 		"CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE": {"35", 0.35, func(c *Config) any { return c.CA.Rotation.GraceRatio }},
-		"CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR":           {"false", true, func(c *Config) any { return c.istio.NoJitter }},
+		"CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR":           {"false", true, func(c *Config) any { return c.CA.Rotation.NoJitter }},
 		"CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE":                   {"3072", pki.RSA3072, func(c *Config) any { return c.CA.Rotation.KeyAlgorithm }},
 		"USE_CACERTS_FOR_SELF_SIGNED_CA":                        {"true", true, func(c *Config) any { return c.cacerts }},
 		"ISTIO_MULTIROOT_MESH":                                  {"true", true, func(c *Config) any { return c.pluggedIn.MultiRoot }},
@@ -303,6 +304,13 @@ func TestBadFlags(t *testing.T) {
 		{"-kubernetes -linkerd-ttl 2160h", "-linkerd-ttl"},
 		{"-backdate 0", "-backdate"},
 		{"-refresh-hint 10ms", "-refresh-hint"},
+		{"-refresh-hint 1500ms", "-refresh-hint: it is not a number of whole seconds"},
+		{"-root-ttl 2h", "-root-ttl (CITADEL_SELF_SIGNED_CA_CERT_TTL): it is not more than twice -propagation (25m0s) and -default-ttl (1h0m0s) together"},
+		{"-kubernetes -root-ttl 100h -propagation 30h", "-root-ttl (CITADEL_SELF_SIGNED_CA_CERT_TTL): it is not more than twice -propagation (30h0m0s)"},
+		{"-refresh-hint 2000000h", "-root-ttl"},
+		{"-kubernetes -max-ttl 15s", "-max-ttl (MAX_WORKLOAD_CERT_TTL): without -linkerd-clock-skew it leaves less than a second for certificates of Linkerd's API; -linkerd-addr= serves"},
+		{"-kubernetes -max-ttl 15s -linkerd-ttl 10s", "-linkerd-ttl: with -linkerd-clock-skew it is more than -max-ttl"},
+		{"-kubernetes -linkerd-addr= -linkerd-ttl 1ms", "-linkerd-ttl: it is less than a second"},
 		{"-trusted-gateway-cidr 10.0.0.0/8 -renew-by-certificate off", "-trusted-gateway-cidr"},
 		{"-trusted-gateway-cidr 10.0.0.0/8 -renew-by-certificate 720h", "-trusted-gateway-cidr"},
 		{`-jwt-rule {"issuer":"https://a.test","audiences":["a"]} -linkerd-addr 127.0.0.1:0`, "-linkerd-addr"},
@@ -310,6 +318,17 @@ func TestBadFlags(t *testing.T) {
 	} {
 		_, err := parse(strings.Fields(tc.args), env{}.get, io.Discard, true)
 		require.ErrorContains(t, err, tc.want, tc.args)
+		require.ErrorIs(t, err, ErrUsage, tc.args)
+	}
+	for _, args := range []string{
+		"-kubernetes -max-ttl 15s -linkerd-addr=", // no certificate is for Linkerd
+		"-kubernetes -default-ttl 480h",           // and so a new key for tokens is distributed for 480h
+		"-kubernetes -audit-size 0x100 -rate 1e3 -queue 0",
+	} {
+		c, err := parse(strings.Fields(args), env{}.get, io.Discard, true)
+		require.NoError(t, err, args)
+		_, err = ca.New(c.CA)
+		require.NoError(t, err, args)
 	}
 }
 
@@ -327,8 +346,11 @@ func TestMessages(t *testing.T) {
 		{"-refresh-hint 24", nil, `time: missing unit in duration "24"`},
 		{"", env{"MAX_WORKLOAD_CERT_TTL": "90d"}, `MAX_WORKLOAD_CERT_TTL="90d" in the environment: time: unknown unit "d"`},
 		{"-istio-addr localhost", nil, "-istio-addr: it is not HOST:PORT, such as localhost:15012 or :15012"},
-		{"-queue x", nil, `invalid value "x" for flag -queue`},
-		{"-create=maybe", nil, `invalid boolean value "maybe" for -create`},
+		{"-queue x", nil, `invalid value "x" for flag -queue: it is not a whole number`},
+		{"-queue 99999999999999999999", nil, `for flag -queue: it is not a whole number`},
+		{"-caller-rate abc", nil, `invalid value "abc" for flag -caller-rate: it is not a number, such as 10 or 0.5`},
+		{"-create=maybe", nil, `invalid boolean value "maybe" for -create; it is true or false`},
+		{"", env{"ISTIO_MULTIROOT_MESH": "maybe"}, `ISTIO_MULTIROOT_MESH="maybe" in the environment; it is true or false`},
 		{"-trust-domain A_B", nil, "-trust-domain"},
 		{"csr.pem", nil, `"csr.pem" is not understood`},
 		{"-default-ttl 1ms", nil, "-default-ttl (DEFAULT_WORKLOAD_CERT_TTL): it is less than a second"},
@@ -337,6 +359,7 @@ func TestMessages(t *testing.T) {
 		_, err := parse(strings.Fields(tc.args), tc.env.get, &out, true)
 		require.ErrorContains(t, err, tc.want, tc.args)
 		assert.NotContains(t, err.Error(), "\n")
+		assert.ErrorIs(t, err, ErrUsage)
 		if _, parseErr := parse(strings.Fields(tc.args), tc.env.get, &out, false); parseErr != nil {
 			assert.True(t, strings.HasSuffix(parseErr.Error(), "; -help lists the flags"), parseErr)
 		}
@@ -408,6 +431,9 @@ func TestHelp(t *testing.T) {
 	var out strings.Builder
 	_, err := parse([]string{"-help"}, env{}.get, &out, false)
 	require.ErrorIs(t, err, flag.ErrHelp)
+	require.NotErrorIs(t, err, ErrUsage)
+	assert.Regexp(t, `(?m)^  -caller-rate second\n.*\(default 10\)$`, out.String())
+	assert.NotContains(t, out.String(), "(default 0)")
 	for flag, variable := range variables() {
 		assert.Regexp(t, `-`+flag+`\b.*\n.*\[`+variable+`\]`, out.String())
 	}

@@ -165,7 +165,7 @@ func TestMetrics(t *testing.T) {
 	a := authority(t)
 	s := serve(t, istioca.Options{Signer: a})
 	var b bytes.Buffer
-	require.NoError(t, s.WriteMetrics(&b))
+	require.NoError(t, s.Report().Metrics(&b))
 	var names []string
 	for line := range strings.SplitSeq(b.String(), "\n") {
 		if rest, ok := strings.CutPrefix(line, "# TYPE "); ok {
@@ -182,7 +182,7 @@ func TestMetrics(t *testing.T) {
 		"citadel_server_root_cert_expiry_timestamp gauge",
 		"citadel_server_root_cert_expiry_seconds gauge",
 	}, names)
-	end := a.Roots()[0].Certificate.NotAfter
+	end := a.Status().Roots[0].Certificate.NotAfter
 	assert.Equal(t, strconv.FormatInt(end.Unix(), 10), s.metric(t, "root_cert_expiry_timestamp"))
 	left, err := strconv.ParseFloat(s.metric(t, "root_cert_expiry_seconds"), 64)
 	require.NoError(t, err)

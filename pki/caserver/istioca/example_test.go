@@ -34,7 +34,7 @@ func Example() {
 	mux.Handle(istioca.CreateCertificate, srv)
 	mux.HandleFunc("/metrics", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4")
-		_ = srv.WriteMetrics(w)
+		_ = srv.Report().Metrics(w)
 	})
 	// Its TLSConfig asks for certificates and does not demand them; package authn verifies them.
 	server := &http.Server{Addr: ":15012", Handler: mux}

@@ -300,7 +300,7 @@ func goodRequest(t testing.TB) *wire.IstioCertificateRequest {
 func (s *server) metric(t testing.TB, name string) string {
 	t.Helper()
 	var b strings.Builder
-	require.NoError(t, s.WriteMetrics(&b))
+	require.NoError(t, s.Report().Metrics(&b))
 	for line := range strings.SplitSeq(b.String(), "\n") {
 		if v, ok := strings.CutPrefix(line, "citadel_server_"+name+" "); ok {
 			return v

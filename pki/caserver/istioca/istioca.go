@@ -68,7 +68,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -83,6 +82,7 @@ import (
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/internal/caservice"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // CreateCertificate is the path of the API's one method.
@@ -95,29 +95,6 @@ type Grant struct {
 	IPs      []net.IP  // further addresses, beside the ID
 }
 
-// Policy decides what a caller is certified for. An error refuses the caller with PermissionDenied. If the
-// error has a method Retryable() (after time.Duration, ok bool) that returns true, the code is Unavailable.
-// A Policy is safe for concurrent use.
-type Policy func(ctx context.Context, caller *authn.Caller) (Grant, error)
-
-// KeepDNSNames is a [Policy] that grants the caller its own ID and the DNS names that its proof proved, as
-// Istio's CA does: a caller that renews with a client certificate keeps all of its names.
-//
-// It is not the default, because a DNS name then outlives the decision to give it for as long as its
-// holder renews in time.
-func KeepDNSNames(_ context.Context, caller *authn.Caller) (Grant, error) {
-	return Grant{ID: caller.ID, DNSNames: caller.DNSNames}, nil
-}
-
-// NodeAuthorizer decides whether a caller may get a certificate for another identity, as a proxy does that
-// serves all workloads of a node.
-type NodeAuthorizer interface {
-	// Authorize returns nil if caller may have a certificate for requested, a workload's ID in the caller's
-	// own trust domain. It has to check that the caller is such a proxy, and that the workload runs on the
-	// caller's node; caller.Pod has what is known of the caller. It is safe for concurrent use.
-	Authorize(ctx context.Context, caller *authn.Caller, requested spiffe.ID) error
-}
-
 // Options are the choices of [New]. Signer and Authenticator are required.
 type Options struct {
 	// Signer is the authority. Roots in its chains are left out of the answers. While its bundle is nil or
@@ -125,12 +102,22 @@ type Options struct {
 	Signer        ca.Signer
 	Authenticator authn.Authenticator
 
-	// Policy decides what a caller is certified for. Nil means its own ID and nothing else.
-	Policy Policy
+	// Policy decides what a caller is certified for; nil means its own ID and nothing else. An error refuses the caller with
+	// PermissionDenied. If the error has a method Retryable() (after time.Duration, ok bool) that returns true, the code is
+	// Unavailable. Policy is safe for concurrent use.
+	//
+	// Istio's CA also grants the DNS names that the caller's certificate has, so that a caller that renews keeps all of its
+	// names: caller.DNSNames. It is not the default, because a DNS name then outlives the decision to give it for as long as
+	// its holder renews in time.
+	Policy func(ctx context.Context, caller *authn.Caller) (Grant, error)
 
-	// NodeAuthorizer decides which caller may impersonate which workload. Nil means none. Policy is not
-	// asked then: the certificate is for the one ID that was requested.
-	NodeAuthorizer NodeAuthorizer
+	// NodeAuthorizer decides whether a caller may get a certificate for another identity, as a proxy does that serves all
+	// workloads of a node; nil means that none may. It returns nil if the caller may have a certificate for requested, a
+	// workload's ID in the caller's own trust domain. It has to check that the caller is such a proxy, and that the workload
+	// runs on the caller's node; caller.Pod has what is known of the caller. It is safe for concurrent use: the method
+	// Authorize of a kube.NodeAuthorizer is one. Policy is not asked then: the certificate is for the one ID that was
+	// requested.
+	NodeAuthorizer func(ctx context.Context, caller *authn.Caller, requested spiffe.ID) error
 
 	// CertificateTTL is the longest lifetime for a caller that its certificate alone proves, to this server or to a proxy
 	// ([authn.ForwardedCertificate]). Such a caller gets this much if it asks for more or for none: so a key that was stolen for an hour is no way to a certificate of [ca.Config].MaxTTL. 0
@@ -189,11 +176,10 @@ func New(o Options) (*Server, error) {
 // ServeHTTP answers one request. A request that is not gRPC over HTTP/2 is refused with an HTTP status.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.handler.ServeHTTP(w, r) }
 
-// WriteMetrics writes the server's metrics in the text format of Prometheus (version 0.0.4), under the
-// names that Istio's CA gives them: requests, refusals and certificates counted, and when the first root
-// and the intermediate that signs expire. What is not known, such as the intermediate before the first
-// certificate, is left out.
-func (s *Server) WriteMetrics(w io.Writer) error { return s.metrics.Write(w) }
+// Report implements [report.Reporter] with metrics under the names that Istio's CA gives them: requests, refusals and
+// certificates counted, and when the first root and the intermediate that signs expire. What is not known, such as the
+// intermediate before the first certificate, is left out.
+func (s *Server) Report() report.Report { return report.Report{Metrics: s.metrics.Write} }
 
 // tail is the part of an answer after the leaf, as it was last. It never changes.
 type tail struct {

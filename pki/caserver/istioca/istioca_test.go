@@ -14,6 +14,8 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -30,6 +32,7 @@ import (
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/ca/auditlog"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -88,7 +91,7 @@ func TestIssue(t *testing.T) {
 	assert.True(t, pki.PublicKeysEqual(testKey().Public(), leaf.PublicKey))
 	assert.WithinRange(t, leaf.NotBefore, before.Add(-2*time.Minute), time.Now().Add(-2*time.Minute))
 	assert.WithinRange(t, leaf.NotAfter, before.Add(time.Hour), time.Now().Add(time.Hour))
-	assert.Equal(t, raw(chain[1]), raw([]*x509.Certificate{a.Roots()[0].Certificate}))
+	assert.Equal(t, raw(chain[1]), raw([]*x509.Certificate{a.Status().Roots[0].Certificate}))
 
 	v, err := spiffe.NewVerifier(a.Bundle(), spiffe.AllowIDs(spiffe.MustParseID(webID)), nil)
 	require.NoError(t, err)
@@ -253,7 +256,7 @@ func TestLimitKeys(t *testing.T) {
 	node.Pod = &authn.Pod{Namespace: "kube-system", ServiceAccount: "ztunnel", UID: "n1"}
 	s := serve(t, istioca.Options{
 		Signer: limited, Authenticator: tokens{"web": caller(webID), "1": pod("1"), "2": pod("2"), "node": node},
-		NodeAuthorizer: nodes(func(context.Context, *authn.Caller, spiffe.ID) error { return nil }),
+		NodeAuthorizer: func(context.Context, *authn.Caller, spiffe.ID) error { return nil },
 	})
 	ask := func(token, as string) grpchttp.Code {
 		m := goodRequest(t)
@@ -279,7 +282,7 @@ func TestClientCertificate(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-5.1-5")
 	a := authority(t)
-	v, err := spiffe.NewVerifier(a.Bundle(), spiffe.AllowMembersOf(a.TrustDomain()), nil)
+	v, err := spiffe.NewVerifier(a.Bundle(), spiffe.AllowMembersOf(a.Bundle().TrustDomain()), nil)
 	require.NoError(t, err)
 	s := serve(t, istioca.Options{Signer: a, Authenticator: authn.FirstOf(authn.ClientCertificate(v), callers)})
 	renew := func(id string) [][]byte {
@@ -321,7 +324,7 @@ func TestPolicy(t *testing.T) {
 	named := caller(webID)
 	named.DNSNames = []string{"web.test", "www.web.test"}
 	known := tokens{"web": named}
-	names := func(p istioca.Policy) []string {
+	names := func(p func(context.Context, *authn.Caller) (istioca.Grant, error)) []string {
 		leaf := serve(t, istioca.Options{Authenticator: known, Policy: p}).issue(t, "web", goodRequest(t))[0][0]
 		sans := append([]string{}, leaf.DNSNames...)
 		for _, u := range leaf.URIs {
@@ -333,7 +336,9 @@ func TestPolicy(t *testing.T) {
 		return sans
 	}
 	assert.Equal(t, []string{webID}, names(nil))
-	assert.Equal(t, []string{"web.test", "www.web.test", webID}, names(istioca.KeepDNSNames))
+	assert.Equal(t, []string{"web.test", "www.web.test", webID}, names(func(_ context.Context, c *authn.Caller) (istioca.Grant, error) {
+		return istioca.Grant{ID: c.ID, DNSNames: c.DNSNames}, nil
+	}), "as Istio's CA does")
 	assert.Equal(t, []string{"other.test", "spiffe://example.org/other", "10.0.0.1"}, names(func(_ context.Context, c *authn.Caller) (istioca.Grant, error) {
 		assert.Same(t, named, c)
 		return istioca.Grant{ID: spiffe.MustParseID("spiffe://example.org/other"), DNSNames: []string{"other.test"}, IPs: []net.IP{net.IPv4(10, 0, 0, 1)}}, nil
@@ -370,13 +375,6 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
-// nodes is a NodeAuthorizer.
-type nodes func(context.Context, *authn.Caller, spiffe.ID) error
-
-func (f nodes) Authorize(ctx context.Context, c *authn.Caller, id spiffe.ID) error {
-	return f(ctx, c, id)
-}
-
 func impersonate(t testing.TB, v *structpb.Value) *wire.IstioCertificateRequest {
 	t.Helper()
 	m := goodRequest(t)
@@ -393,7 +391,7 @@ func TestImpersonation(t *testing.T) {
 	}
 	var mu sync.Mutex
 	var asked []string
-	s := serve(t, istioca.Options{Signer: a, Policy: policy, NodeAuthorizer: nodes(func(_ context.Context, c *authn.Caller, id spiffe.ID) error {
+	s := serve(t, istioca.Options{Signer: a, Policy: policy, NodeAuthorizer: func(_ context.Context, c *authn.Caller, id spiffe.ID) error {
 		mu.Lock()
 		defer mu.Unlock()
 		asked = append(asked, c.ID.String()+" "+id.String())
@@ -401,7 +399,7 @@ func TestImpersonation(t *testing.T) {
 			return errors.New("secret reason")
 		}
 		return nil
-	})})
+	}})
 	leaf := s.issue(t, "node", impersonate(t, structpb.NewStringValue(webID)))[0][0]
 	require.Len(t, leaf.URIs, 1)
 	assert.Equal(t, webID, leaf.URIs[0].String())
@@ -458,6 +456,41 @@ func TestRequest(t *testing.T) {
 	assert.Equal(t, ca.Request{ID: spiffe.MustParseID(webID), TTL: time.Minute, Signer: "special", Caller: webID, Method: "test-token"}, got)
 }
 
+// TestAuditRecord reads the audit record back, which has all of the caller: also of one that asks for another workload.
+func TestAuditRecord(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "audit.jsonl")
+	audit, err := auditlog.Open(path, nil)
+	require.NoError(t, err)
+	a, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), Auditor: audit})
+	require.NoError(t, err)
+	node := caller(nodeID)
+	node.Pod = &authn.Pod{Cluster: "east", Namespace: "kube-system", ServiceAccount: "ztunnel", Name: "ztunnel-x", UID: "u-1", Node: "n1"}
+	s := serve(t, istioca.Options{
+		Signer: a, Authenticator: tokens{"node": node, "web": caller(webID)},
+		NodeAuthorizer: func(context.Context, *authn.Caller, spiffe.ID) error { return nil },
+	})
+	s.issue(t, "node", goodRequest(t))
+	s.issue(t, "node", impersonate(t, structpb.NewStringValue(webID)))
+	s.issue(t, "web", goodRequest(t))
+	require.NoError(t, audit.Close())
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	var got []ca.Issuance
+	for e, err := range auditlog.Read(bytes.NewReader(text)) {
+		require.NoError(t, err)
+		if e.Issuance != nil {
+			got = append(got, ca.Issuance{ID: e.Issuance.ID, Caller: e.Issuance.Caller, Method: e.Issuance.Method, Pod: e.Issuance.Pod})
+		}
+	}
+	pod := ca.Pod{Cluster: "east", Namespace: "kube-system", ServiceAccount: "ztunnel", Name: "ztunnel-x", UID: "u-1", Node: "n1"}
+	assert.Equal(t, []ca.Issuance{
+		{ID: spiffe.MustParseID(nodeID), Caller: nodeID, Method: "test-token", Pod: pod},
+		{ID: spiffe.MustParseID(webID), Caller: nodeID, Method: "test-token", Pod: pod},
+		{ID: spiffe.MustParseID(webID), Caller: webID, Method: "test-token"},
+	}, got)
+}
+
 func TestValidity(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-4.1-7", "IST-4.2-5", "IST-4.3-7")
@@ -480,7 +513,11 @@ func TestValidity(t *testing.T) {
 	tooLong := []int64{7201, math.MaxInt64 / int64(time.Second), math.MaxInt64/int64(time.Second) + 1, 1 << 62, math.MaxInt64}
 	for _, seconds := range tooLong {
 		_, err := ask(seconds)
-		refused(t, err, grpchttp.InvalidArgument, "CSR signing error (the lifetime is longer than the CA grants, or shorter than a second)")
+		asked := time.Duration(math.MaxInt64)
+		if seconds <= math.MaxInt64/int64(time.Second) {
+			asked = time.Duration(seconds) * time.Second
+		}
+		refused(t, err, grpchttp.InvalidArgument, fmt.Sprintf("CSR signing error (the CA does not grant the lifetime that was asked for: %v; the longest is 2h0m0s)", asked))
 	}
 	assert.Equal(t, strconv.Itoa(len(tooLong)), s.metric(t, `csr_sign_err_count{error="TTL_ERROR"}`))
 }
@@ -518,7 +555,7 @@ func TestSignerErrors(t *testing.T) {
 		after time.Duration
 	}{
 		"CSR":              {kind(ca.ErrCSR, 0), grpchttp.InvalidArgument, "CSR_ERROR", "the key of the request must not be certified", 0},
-		"TTL":              {kind(ca.ErrTTL, 0), grpchttp.InvalidArgument, "TTL_ERROR", "the lifetime is longer than the CA grants, or shorter than a second", 0},
+		"TTL":              {kind(ca.ErrTTL, 0), grpchttp.InvalidArgument, "TTL_ERROR", "the CA does not grant the lifetime that was asked for", 0},
 		"identity":         {kind(ca.ErrIdentity, 0), grpchttp.PermissionDenied, "ID_ERROR", "the CA does not certify this caller", 0},
 		"not ready":        {kind(spiffe.ErrNotReady, 0), grpchttp.Unavailable, "CA_NOT_READY", "the CA is not ready to sign; try again later", 0},
 		"not ready, until": {kind(spiffe.ErrNotReady, time.Minute), grpchttp.Unavailable, "CA_NOT_READY", "the CA is not ready to sign; try again later", time.Minute + time.Millisecond},

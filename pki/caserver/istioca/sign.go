@@ -96,10 +96,12 @@ func (s *Server) sign(ctx context.Context, c *caservice.Call, caller *authn.Call
 		CSR: csr, ID: grant.ID, DNSNames: grant.DNSNames, IPs: grant.IPs, CommonName: caservice.CommonName(csr, grant.ID.String()),
 		Caller: caller.ID.String(), Method: caller.Method, LimitKey: limitKey(caller, grant.ID), Signer: r.signer,
 	}
+	if caller.Pod != nil {
+		req.Pod = ca.Pod(*caller.Pod)
+	}
 	switch {
 	case r.validity > math.MaxInt64/int64(time.Second):
-		err := fmt.Errorf("%d seconds were asked for", r.validity)
-		return nil, s.failed("TTL_ERROR", caservice.Refuse(grpchttp.InvalidArgument, caservice.TextTTL, err))
+		req.TTL = math.MaxInt64 // which no signer grants
 	case r.validity > 0:
 		req.TTL = time.Duration(r.validity) * time.Second
 	}
@@ -170,7 +172,7 @@ func (s *Server) impersonate(ctx context.Context, caller *authn.Caller, text str
 	case id.Path() == "":
 		return spiffe.ID{}, errors.New("the requested ID is that of the trust domain, and of no workload")
 	}
-	return id, s.opts.NodeAuthorizer.Authorize(ctx, caller, id)
+	return id, s.opts.NodeAuthorizer(ctx, caller, id)
 }
 
 // failed counts a failure and gives the text the form that Istio's CA has for it.

@@ -79,17 +79,20 @@ func (s *Server) certify(ctx context.Context, c *caservice.Call) ([]byte, error)
 	case len(r.csr) == 0:
 		return nil, invalid("the certificate signing request is missing")
 	}
-	if err := readable(r.csr); err != nil {
-		return nil, caservice.Refuse(grpchttp.InvalidArgument, "the certificate signing request is not PKCS#10 in DER", err)
+	csr, err := c.ParseCSR(ctx, func() (*pki.CSR, error) { return checkCSR(r.csr, r.identity) })
+	over, limited := errors.AsType[*grpchttp.Error](err)
+	if err != nil && !limited {
+		if err := readable(r.csr); err != nil {
+			return nil, caservice.Refuse(grpchttp.InvalidArgument, "the certificate signing request is not PKCS#10 in DER", err)
+		}
 	}
 	if err := s.verifyIssuer(anchors); err != nil {
 		return nil, s.badIssuer(ctx, &r, err)
 	}
-	csr, err := c.ParseCSR(ctx, func() (*pki.CSR, error) { return checkCSR(r.csr, r.identity) })
-	if over, ok := errors.AsType[*grpchttp.Error](err); ok {
+	switch {
+	case limited:
 		return nil, over
-	}
-	if err != nil {
+	case err != nil:
 		return nil, failed("the certificate signing request is refused: "+err.Error(), err)
 	}
 	account, err := s.review(ctx, &r)
@@ -112,8 +115,8 @@ func failed(text string, cause error) error {
 	return caservice.Refuse(grpchttp.FailedPrecondition, text, cause)
 }
 
-// readable reports whether der is a request at all. The standard library decides that, as in Linkerd. What
-// package pki rejects has another code, later.
+// readable reports whether der, which package pki refuses, is a request at all: then it is refused by another code. The
+// standard library decides that, as in Linkerd.
 func readable(der []byte) error {
 	if len(der) > maxCSR {
 		return fmt.Errorf("%d bytes, the limit is %d", len(der), maxCSR)
@@ -190,6 +193,10 @@ func (s *Server) sign(ctx context.Context, r *request, account *kube.Account, cs
 		CSR: csr, Profile: ca.DNSOnly, DNSNames: []string{r.identity}, CommonName: caservice.CommonName(csr, r.identity),
 		TTL: s.opts.Lifetime + s.opts.ClockSkew, Backdate: s.opts.ClockSkew,
 		Caller: r.identity, Method: "kubernetes-token", LimitKey: account.PodUID,
+		Pod: ca.Pod{
+			Namespace: account.Namespace, ServiceAccount: account.ServiceAccount,
+			Name: account.PodName, UID: account.PodUID, Node: account.NodeName,
+		},
 	})
 	if err != nil {
 		e := caservice.SignError(ctx, err)

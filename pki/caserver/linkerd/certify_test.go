@@ -83,6 +83,7 @@ func TestCertify(t *testing.T) {
 	assert.Equal(t, ca.Request{
 		CSR: asked[0].CSR, Profile: ca.DNSOnly, DNSNames: []string{web}, CommonName: web,
 		TTL: 24*time.Hour + 10*time.Second, Backdate: 10 * time.Second, Caller: web, Method: "kubernetes-token",
+		Pod: ca.Pod{Namespace: "emojivoto", ServiceAccount: "web"},
 	}, asked[0])
 	assert.NotContains(t, s.logs.String(), webToken)
 	assert.Contains(t, s.logs.String(), web)
@@ -322,7 +323,7 @@ func TestCodes(t *testing.T) {
 			assert.NotContains(t, s.logs.String(), webToken)
 			assert.NotContains(t, s.logs.String(), "panic")
 			var m strings.Builder
-			require.NoError(t, s.WriteMetrics(&m))
+			require.NoError(t, s.Report().Metrics(&m))
 			assert.Contains(t, m.String(), fmt.Sprintf("linkerd_identity_certify_total{code=%q} 1\n", f.code.String()))
 			assert.Contains(t, m.String(), "linkerd_identity_certify_total{code=\"ok\"} 0\n")
 		})
@@ -457,7 +458,7 @@ func TestEventsAndMetrics(t *testing.T) {
 	}})
 	ttl := func() (seconds float64) {
 		var m strings.Builder
-		require.NoError(t, s.WriteMetrics(&m))
+		require.NoError(t, s.Report().Metrics(&m))
 		for line := range strings.Lines(m.String()) {
 			if _, err := fmt.Sscanf(line, "issuer_cert_ttl_seconds %g", &seconds); err == nil {
 				return seconds
@@ -502,7 +503,7 @@ func TestEventsAndMetrics(t *testing.T) {
 	got[0].Message = ""
 	assert.Equal(t, linkerd.Event{Reason: "IssuerValidationFailed", Warning: true}, got[0])
 	var m strings.Builder
-	require.NoError(t, s.WriteMetrics(&m))
+	require.NoError(t, s.Report().Metrics(&m))
 	assert.Contains(t, m.String(), "linkerd_identity_certify_total{code=\"ok\"} 3\n")
 	assert.Contains(t, m.String(), "linkerd_identity_certify_total{code=\"unavailable\"} 1\n")
 }

@@ -1,6 +1,7 @@
 package linkerd_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -8,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -25,6 +28,7 @@ import (
 	wire "github.com/svidkit/svidkit/internal/test/wire/linkerd"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/ca/auditlog"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -43,7 +47,7 @@ func anchorsOf(a *ca.Authority) []*x509.Certificate {
 // issuerOf is for the option of that name.
 func issuerOf(a *ca.Authority) func() []*x509.Certificate {
 	return func() []*x509.Certificate {
-		for _, r := range a.Roots() {
+		for _, r := range a.Status().Roots {
 			if r.Phase == ca.Active {
 				return []*x509.Certificate{r.Certificate}
 			}
@@ -101,7 +105,7 @@ func TestCluster(t *testing.T) {
 	_, err = s.certify(t, r)
 	assert.Equal(t, grpchttp.Internal, codeOf(err))
 	var m strings.Builder
-	require.NoError(t, s.WriteMetrics(&m))
+	require.NoError(t, s.Report().Metrics(&m))
 	assert.Contains(t, m.String(), "linkerd_identity_certify_total{code=\"ok\"} 1\n")
 	assert.NotContains(t, m.String(), "issuer_cert_ttl_seconds 0\n")
 }
@@ -142,6 +146,36 @@ func TestTokenAudience(t *testing.T) {
 	expired.Store(true)
 	assert.Equal(t, grpchttp.InvalidArgument, codeOf(certify("first")))
 	assert.NoError(t, certify("second"), "the next token of the same pod")
+}
+
+// TestAuditRecord reads the audit record back, which has all of the caller.
+func TestAuditRecord(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "audit.jsonl")
+	audit, err := auditlog.Open(path, nil)
+	require.NoError(t, err)
+	authority, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("cluster.local"), Auditor: audit})
+	require.NoError(t, err)
+	s := serve(t, linkerd.Options{Signer: authority, Review: func(context.Context, string, []string) (*kube.Account, error) {
+		return &kube.Account{Namespace: "emojivoto", ServiceAccount: "web", UID: "account", PodName: "web-0", PodUID: "u-1", NodeName: "n1"}, nil
+	}})
+	_, err = s.certify(t, goodRequest(t))
+	require.NoError(t, err)
+	require.NoError(t, audit.Close())
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	var records []*ca.Issuance
+	for e, err := range auditlog.Read(bytes.NewReader(text)) {
+		require.NoError(t, err)
+		if e.Issuance != nil {
+			records = append(records, e.Issuance)
+		}
+	}
+	require.Len(t, records, 1)
+	assert.Equal(t, web, records[0].Caller)
+	assert.Equal(t, "kubernetes-token", records[0].Method)
+	assert.Equal(t, ca.Pod{Namespace: "emojivoto", ServiceAccount: "web", Name: "web-0", UID: "u-1", Node: "n1"}, records[0].Pod)
+	assert.Equal(t, []string{web}, records[0].DNSNames)
 }
 
 // TestSAN has certificates of a real authority: the extension is critical only when the subject is empty (RFC 5280, 4.2.1.6).

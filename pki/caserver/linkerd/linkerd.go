@@ -58,7 +58,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"math"
 	"net/http"
@@ -72,6 +71,7 @@ import (
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/internal/caservice"
 	"github.com/svidkit/svidkit/pki/linkerdname"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // Certify is the path of the API's one method.
@@ -202,9 +202,9 @@ func (o *Options) check() error {
 // ServeHTTP answers one request. A request that is not gRPC over HTTP/2 is refused with an HTTP status.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.handler.ServeHTTP(w, r) }
 
-// WriteMetrics writes the server's metrics in the text format of Prometheus (version 0.0.4):
-// issuer_cert_ttl_seconds, under Linkerd's name, and how many requests were answered with which code.
-func (s *Server) WriteMetrics(w io.Writer) error { return s.metrics.Write(w) }
+// Report implements [report.Reporter] with the metrics issuer_cert_ttl_seconds, under Linkerd's name, and how many requests
+// were answered with which code.
+func (s *Server) Report() report.Report { return report.Report{Metrics: s.metrics.Write} }
 
 // knownIssuer returns the certificate that signs, as far as it is known.
 func (s *Server) knownIssuer() *x509.Certificate {

@@ -249,15 +249,3 @@ func WriteTexts(texts ...string) ([]byte, error) {
 		}
 	})
 }
-
-// Clip cuts s to at most n bytes, at the border of a character, and shows that it did: what the other side
-// sends goes into errors and logs.
-func Clip(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n] + "…"
-}

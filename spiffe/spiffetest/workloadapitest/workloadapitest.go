@@ -1,4 +1,4 @@
-// Package workloadapitest gives tests a Workload API that fails when the test says so.
+// Package workloadapitest gives tests a Workload API whose faults the test injects.
 //
 //	ca := spiffetest.NewCA(t, "example.org")
 //	api := workloadapitest.NewServer(t, ca, "/web")
@@ -7,20 +7,14 @@
 //	api.Rotate()          // the identity is renewed, and pushed
 //	api.ExpireIn(time.Minute)
 //	api.Deny()            // it is withdrawn
-//	api.Mend()            // and there again
+//	api.Mend()            // it is there again
 //
-// # The dial
+// The methods Deny, Hang, Garble and Drop of a [Server] each inject one fault in the place of the last, and Mend ends
+// it. They stand for a workload that is no longer registered, an agent that is stuck, one that speaks another
+// protocol, and one that is gone.
 //
-// The methods Deny, Hang, Garble and Drop of a [Server] each turn the same dial, and Mend turns it back.
-// They stand for a workload that is not registered any more, an agent that is stuck, one that speaks
-// another protocol, and one that is gone.
-//
-// # In a bubble
-//
-// Clients back off, for seconds. [NewInMemory] makes a server that is reached without a socket, so
-// that in a testing/synctest bubble those seconds cost nothing.
-//
-// # What it does not do
+// Clients back off, for seconds. [NewInMemory] makes a server without a socket, so that in a testing/synctest bubble
+// those seconds take no time.
 //
 // It does not look at which process is calling: all callers get the same identities. Use it in tests only.
 package workloadapitest
@@ -45,6 +39,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/test/faulty"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/spiffe"
@@ -54,34 +49,36 @@ import (
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
-// Server is a Workload API for tests. [NewServer] and [NewInMemory] make one, which serves until the
-// test is over. Its methods are safe for concurrent use; those that mint identities call t.Fatal if
-// they cannot and belong on the test's own goroutine.
+// Server is a Workload API for tests. [NewServer] and [NewInMemory] make one, which serves until the test is over. Its
+// methods are safe for concurrent use; those that mint identities call t.Fatal if they fail and must be called from the
+// test's own goroutine.
 //
-// It serves the bundles of its CA as they change, with a key for JWT-SVIDs added to the CA's own, and
-// issues and validates JWT-SVIDs. As it watches the CA, make it before the CA is told to fail.
+// It serves the bundles of its CA as they change, with an own key for JWT-SVIDs added to the CA's bundle, and issues and
+// validates JWT-SVIDs. It watches the CA, so make it before the CA fails.
 //
-// Beside those below it has methods that it shares with a federationtest.Endpoint:
+// It also has these methods, which it shares with a federationtest.Endpoint:
 //
 //	Deny()          // withdraws the identities: requests and open streams end with PermissionDenied
 //	Hang()          // answers nothing; open streams stay open and silent, and are told at Mend
 //	Garble()        // cuts the connections, and answers every request with a message that makes no sense
 //	Drop()          // cuts the connections, open and new ones, like a server that keeps crashing
-//	Mend()          // turns the dial back: the server works, and answers what was asked while it hung
-//	Requests() int  // how many requests have come so far, whatever became of them; a stream is one
+//	Mend()          // ends the fault, and answers the requests that hung
+//	Requests() int  // the number of requests so far, whatever their answer; a stream is one
 type Server struct {
+	redacted
 	t       testing.TB
 	ca      *spiffetest.CA
 	address string
 	client  *workloadapi.Client // in memory; else nil
 	*dial
-	handler *workloadserver.Handler
-	jwtKey  crypto.PublicKey
+	handler  *workloadserver.Handler
+	jwtKeyID string // no other server's, as a validator may trust several
+	jwtKey   crypto.PublicKey
 
 	mu      sync.Mutex
 	ids     []workloadserver.Identity
 	snap    *spiffe.Snapshot
-	told    told          // what clients are told: not the newest, while the server hangs
+	told    told          // what clients are told: not the newest state while the server hangs
 	changed chan struct{} // closed when that changes
 }
 
@@ -90,9 +87,11 @@ type told struct {
 	snap *spiffe.Snapshot
 }
 
-type dial = faulty.Dial
-
-const jwtKeyID = "jwt-1"
+// Aliases, so that the embedded fields are not exported.
+type (
+	dial     = faulty.Dial
+	redacted = redact.Text
+)
 
 // NewServer serves an identity of the CA's trust domain for each path, such as "/web", on a Unix
 // socket in a temporary folder. The first is the default identity. At least one is needed. The
@@ -108,17 +107,15 @@ func NewServer(t testing.TB, ca *spiffetest.CA, paths ...string) *Server {
 	if err != nil {
 		t.Fatalf("workloadapitest: %v", err)
 	}
-	s := newServer(t, ca, l, paths)
-	s.address = "unix://" + l.Addr().String()
-	return s
+	return newServer(t, ca, l, "unix://"+l.Addr().String(), paths)
 }
 
-// NewInMemory is [NewServer] without a socket: only the clients of [Server.Config] reach it. Make it
-// inside the bubble.
+// NewInMemory is [NewServer] without a socket: only the clients of [Server.Config] reach it. Call it inside the
+// bubble.
 func NewInMemory(t testing.TB, ca *spiffetest.CA, paths ...string) *Server {
 	t.Helper()
 	l := memconn.Listen()
-	s := newServer(t, ca, l, paths)
+	s := newServer(t, ca, l, "", paths)
 	transport := &http.Transport{Protocols: new(http.Protocols), DialContext: l.DialContext}
 	transport.Protocols.SetUnencryptedHTTP2(true)
 	var err error
@@ -130,7 +127,7 @@ func NewInMemory(t testing.TB, ca *spiffetest.CA, paths ...string) *Server {
 	return s
 }
 
-func newServer(t testing.TB, ca *spiffetest.CA, l net.Listener, paths []string) *Server {
+func newServer(t testing.TB, ca *spiffetest.CA, l net.Listener, address string, paths []string) *Server {
 	t.Helper()
 	if len(paths) == 0 {
 		t.Fatalf("workloadapitest: no identity to serve: give a path, such as \"/web\"")
@@ -139,8 +136,11 @@ func newServer(t testing.TB, ca *spiffetest.CA, l net.Listener, paths []string) 
 	if err != nil {
 		t.Fatalf("workloadapitest: %v", err)
 	}
-	s := &Server{t: t, ca: ca, jwtKey: key.Public(), changed: make(chan struct{})}
-	issuer, err := jwtsvid.NewIssuer(ca.TrustDomain(), jwtKeyID, key, &jwtsvid.IssuerOptions{WideAudience: true})
+	s := &Server{
+		redacted: redact.New("workloadapitest.Server(" + cmp.Or(address, "in memory") + ")"),
+		t:        t, ca: ca, address: address, jwtKeyID: "jwt-" + rand.Text(), jwtKey: key.Public(), changed: make(chan struct{}),
+	}
+	issuer, err := jwtsvid.NewIssuer(ca.TrustDomain(), s.jwtKeyID, key, &jwtsvid.IssuerOptions{WideAudience: true})
 	if err != nil {
 		t.Fatalf("workloadapitest: %v", err)
 	}
@@ -175,11 +175,8 @@ func newServer(t testing.TB, ca *spiffetest.CA, l net.Listener, paths []string) 
 	return s
 }
 
-// Address returns where the server is, as a [workloadapi.Config] has it, and "" if it is in
-// memory.
-func (s *Server) Address() string { return s.address }
-
-// Config returns the configuration of a source for this server.
+// Config returns the configuration of a source for this server. It has the address of the server or, if that
+// is in memory, a client that reaches it.
 func (s *Server) Config() workloadapi.Config {
 	return workloadapi.Config{Address: s.address, Client: s.client}
 }
@@ -216,14 +213,6 @@ func (s *Server) Snapshot() *spiffe.Snapshot {
 	defer s.mu.Unlock()
 	return s.snap
 }
-
-// String names the server and not its keys.
-func (s *Server) String() string {
-	return "workloadapitest.Server(" + cmp.Or(s.address, "in memory") + ")"
-}
-
-// GoString is String: the verb %#v must not print the keys either.
-func (s *Server) GoString() string { return s.String() }
 
 // wake tells open streams to look again, unless they hang.
 func (s *Server) wake() {
@@ -289,7 +278,7 @@ func (s *Server) publish(ids []workloadserver.Identity) error {
 		return err
 	}
 	c := own.Contents()
-	c.JWTAuthorities = map[string]crypto.PublicKey{jwtKeyID: s.jwtKey}
+	c.JWTAuthorities = map[string]crypto.PublicKey{s.jwtKeyID: s.jwtKey}
 	if own, err = spiffe.NewBundle(own.TrustDomain(), c); err != nil {
 		return err
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
@@ -61,7 +62,7 @@ func TestSocket(t *testing.T) {
 	var address string
 	t.Run("server", func(t *testing.T) {
 		api := workloadapitest.NewServer(t, ca, "/web")
-		address = api.Address()
+		address = api.Config().Address
 		assert.True(t, strings.HasPrefix(address, "unix:///"), address)
 		assert.Equal(t, "workloadapitest.Server("+address+")", fmt.Sprint(api))
 		s := start(t, api)
@@ -95,7 +96,7 @@ func TestServes(t *testing.T) {
 		assert.Equal(t, want.Leaf().Raw, svid(t, s).Leaf().Raw)
 		assert.Equal(t, "workloadapitest.Server(in memory)", fmt.Sprintf("%v", api))
 		assert.Equal(t, "workloadapitest.Server(in memory)", fmt.Sprintf("%#v", api))
-		assert.Empty(t, api.Address())
+		assert.Empty(t, api.Config().Address)
 
 		// What happens to the CA is passed on.
 		partner := spiffetest.NewCA(t, "partner.test")
@@ -148,8 +149,14 @@ func TestJWT(t *testing.T) {
 			require.NoError(t, err)
 			b, err := u.Bundles.Bundle(ca.TrustDomain())
 			require.NoError(t, err)
-			_, ok := b.JWTAuthority("jwt-1")
+			claim, err := jwtsvid.ParseUnverified(tokens[0].Token())
+			require.NoError(t, err)
+			_, ok := b.JWTAuthority(claim.KeyID)
 			assert.True(t, ok)
+			other, err := workloadapitest.NewInMemory(t, ca, "/web").Snapshot().Bundle(ca.TrustDomain())
+			require.NoError(t, err)
+			_, ok = other.JWTAuthority(claim.KeyID)
+			assert.False(t, ok, "another server has another key and another key ID")
 			break
 		}
 

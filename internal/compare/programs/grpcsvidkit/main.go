@@ -41,14 +41,14 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	guard, err := spiffegrpc.RequirePeer(spiffegrpc.Methods{
+	unary, stream, err := spiffegrpc.RequirePeer(spiffegrpc.Methods{
 		"/grpc.health.v1.Health/":      spiffe.AllowIDs(ops),
 		"/grpc.health.v1.Health/Check": spiffe.AllowIDs(web, ops),
 	})
 	if err != nil {
 		log.Fatal(err)
 	}
-	server := grpc.NewServer(grpc.Creds(creds), grpc.ChainUnaryInterceptor(guard.Unary), grpc.ChainStreamInterceptor(guard.Stream))
+	server := grpc.NewServer(grpc.Creds(creds), grpc.ChainUnaryInterceptor(unary), grpc.ChainStreamInterceptor(stream))
 	grpc_health_v1.RegisterHealthServer(server, health{})
 	listener, err := net.Listen("tcp", os.Args[2])
 	if err != nil {

@@ -232,11 +232,11 @@ func Refuse(code grpchttp.Code, text string, cause error) *grpchttp.Error {
 // What clients are told about a failure of the signer.
 const (
 	TextNotGranted  = "the CA does not certify this caller"
-	TextTTL         = "the lifetime is longer than the CA grants, or shorter than a second"
 	TextUnavailable = "the CA cannot answer now; try again later"
 	TextInternal    = "the certificate could not be made"
 
 	textLimit = "too many requests; try again later"
+	textTTL   = "the CA does not grant the lifetime that was asked for"
 )
 
 // SignError returns the error for a call whose signer failed with err.
@@ -254,7 +254,7 @@ func SignError(ctx context.Context, err error) *grpchttp.Error {
 	case errors.Is(err, ca.ErrCSR):
 		e.Code, e.Message = grpchttp.InvalidArgument, "the key of the request must not be certified"
 	case errors.Is(err, ca.ErrTTL):
-		e.Code, e.Message = grpchttp.InvalidArgument, TextTTL
+		e.Code, e.Message = grpchttp.InvalidArgument, lifetimeText(err)
 	case errors.Is(err, ca.ErrIdentity):
 		e.Code, e.Message = grpchttp.PermissionDenied, TextNotGranted
 	case ctx.Err() != nil:
@@ -265,6 +265,18 @@ func SignError(ctx context.Context, err error) *grpchttp.Error {
 		e.Code, e.Message = grpchttp.Internal, TextInternal
 	}
 	return e
+}
+
+// lifetimeText tells a client which lifetime was refused, and which would be granted.
+func lifetimeText(err error) string {
+	e, ok := errors.AsType[*ca.SignError](err)
+	switch {
+	case !ok || e.Granted <= 0:
+		return textTTL
+	case e.Asked > e.Granted:
+		return fmt.Sprintf("%s: %v; the longest is %v", textTTL, e.Asked, e.Granted)
+	}
+	return fmt.Sprintf("%s: %v; the shortest is %v", textTTL, e.Asked, e.Granted)
 }
 
 // Ended returns the error for a call that failed with err because its context is done: it tells the limit

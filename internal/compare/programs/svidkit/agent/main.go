@@ -55,7 +55,7 @@ func run() error {
 		}
 		defer m.Close()
 		managers[uid] = m
-		parts = append(parts, health.Part{Name: id.Path(), Identity: m, Bundles: m, Metrics: m})
+		parts = append(parts, health.Part{Name: id.Path(), Source: m})
 	}
 	validator, err := jwtsvid.NewAgentValidator(managers[1001], nil)
 	if err != nil {
@@ -76,7 +76,7 @@ func run() error {
 		return err
 	}
 	defer handler.Close()
-	report, err := health.New(append(parts, health.Part{Name: "api", Metrics: handler})...)
+	report, err := health.New(append(parts, health.Part{Name: "api", Source: handler})...)
 	if err != nil {
 		return err
 	}

@@ -3,7 +3,9 @@ package ratelog_test
 import (
 	"bytes"
 	"fmt"
+	"log"
 	"log/slog"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -150,4 +152,24 @@ func TestLevels(t *testing.T) {
 		assert.ElementsMatch(t, []string{`level=INFO msg=refused reason="no header" count=2 interval=1m0s`, `level=ERROR msg=refused reason="no header" count=2 interval=1m0s`}, out.take())
 		time.Sleep(2 * time.Minute)
 	})
+}
+
+// TestErrorLog has the lines of net/http: failed handshakes are counted, and all else reaches the standard logger. It is not
+// parallel, as that is one for all.
+func TestErrorLog(t *testing.T) {
+	out, standard := &lines{}, &lines{}
+	flags := log.Flags()
+	log.SetOutput(standard)
+	log.SetFlags(0)
+	t.Cleanup(func() {
+		log.SetOutput(os.Stderr)
+		log.SetFlags(flags)
+	})
+	logger := ratelog.ErrorLog(ratelog.New(out.logger(), 0), slog.LevelWarn)
+	for i := range 100 {
+		logger.Printf("http: TLS handshake error from %s: %v", fmt.Sprintf("[::1]:%d", i), "remote error: tls: bad certificate")
+	}
+	logger.Printf("http: panic serving %s: %v\ngoroutine 1", "127.0.0.1:1", "oops")
+	assert.Equal(t, []string{`level=WARN msg="http: TLS handshake error" reason="handshake failed" remote=[::1]:0 err="remote error: tls: bad certificate"`}, out.take())
+	assert.Equal(t, []string{"http: panic serving 127.0.0.1:1: oops", "goroutine 1"}, standard.take())
 }

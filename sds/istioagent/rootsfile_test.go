@@ -1,8 +1,7 @@
-package istioca_test
+package istioagent_test
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -10,8 +9,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/sds/istioagent"
 )
 
 // The order of the files with roots, for the connection to the CA and that for xDS. "-" is the host's roots, and "!" an error
@@ -77,24 +76,14 @@ func TestRootsFile(t *testing.T) {
 			at := fmt.Sprintf("%s with %q and %q", what, c.env, c.files)
 			if text, bad := strings.CutPrefix(want, "!"); bad {
 				require.ErrorContains(t, err, text, at)
-				require.ErrorContains(t, err, "istioca: roots: ", at)
+				require.ErrorContains(t, err, "roots: ", at)
 				assert.Empty(t, got, at)
 				return
 			}
 			require.NoError(t, err, at)
 			assert.Equal(t, strings.TrimPrefix(want, "-"), got, at)
 		}
-		check("CA", c.ca, istioca.RootsFile)
-		check("XDS", c.xds, istioca.XDSRootsFile)
+		check("CA", c.ca, istioagent.CARootsFile)
+		check("XDS", c.xds, istioagent.XDSRootsFile)
 	}
-}
-
-func ExampleRootsFile() {
-	regular := func(file string) bool {
-		info, err := os.Stat(file)
-		return err == nil && info.Mode().IsRegular()
-	}
-	env := map[string]string{"PROV_CERT": "/etc/certs"} // os.Getenv in a program
-	fmt.Println(istioca.RootsFile(func(name string) string { return env[name] }, regular))
-	// Output: /etc/certs/root-cert.pem <nil>
 }

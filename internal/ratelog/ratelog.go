@@ -1,8 +1,8 @@
-// Package summary logs what a peer can cause as often as it likes, such as refused requests: the first event of a kind
+// Package ratelog logs what a peer can cause as often as it likes, such as refused requests: the first event of a kind
 // at once, and those that follow as one line with their number in each interval. So a log neither misses an event nor
 // grows with a flood.
 //
-//	log := summary.New(logger, 0)
+//	log := ratelog.New(logger, 0)
 //	…
 //	log.Warn("sds: request refused", "no header", slog.Int("uid", uid))
 package ratelog
@@ -10,8 +10,10 @@ package ratelog
 import (
 	"cmp"
 	"context"
+	"log"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -101,4 +103,26 @@ func (l *Log) flush(k kind) {
 
 func (l *Log) write(k kind, attrs []slog.Attr) {
 	l.logger.LogAttrs(context.Background(), k.level, k.message, append([]slog.Attr{slog.String("reason", k.reason)}, attrs...)...)
+}
+
+// ErrorLog returns a logger for the ErrorLog of an [http.Server]. A failed TLS handshake, which any peer can cause, is an
+// event of l at the given level. All else, such as the panic of a handler, goes to the standard logger, as without an
+// ErrorLog.
+func ErrorLog(l *Log, level slog.Level) *log.Logger { return log.New(errorLog{l, level}, "", 0) }
+
+type errorLog struct {
+	log   *Log
+	level slog.Level
+}
+
+// Write takes one line of net/http.
+func (e errorLog) Write(p []byte) (int, error) {
+	line := strings.TrimSuffix(string(p), "\n")
+	if rest, ok := strings.CutPrefix(line, "http: TLS handshake error from "); ok {
+		remote, err, _ := strings.Cut(rest, ": ")
+		e.log.Log(e.level, "http: TLS handshake error", "handshake failed", slog.String("remote", remote), slog.String("err", err))
+	} else {
+		log.Print(line)
+	}
+	return len(p), nil
 }

@@ -1,0 +1,98 @@
+// Package sourcereport makes the report of a source of SPIFFE identities and trust bundles.
+package sourcereport
+
+import (
+	"crypto"
+	"crypto/x509"
+	"errors"
+	"iter"
+	"slices"
+
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
+)
+
+// Of returns the identity and the trust bundles of sources, each of which may be nil. The bundles are all of them, if
+// the source can list them, and those of the identity's trust domain and of domains.
+func Of(svids spiffe.SVIDSource, bundles spiffe.BundleSource, origin string, domains ...spiffe.TrustDomain) (r report.Report) {
+	if svids != nil {
+		i, td := identity(svids)
+		r.Identities, r.NotReady = []report.Identity{i}, i.Err
+		if !td.IsZero() && !slices.Contains(domains, td) {
+			domains = append([]spiffe.TrustDomain{td}, domains...)
+		}
+	}
+	if bundles != nil {
+		r.Bundles = list(bundles, origin, domains)
+	}
+	return r
+}
+
+func identity(src spiffe.SVIDSource) (i report.Identity, td spiffe.TrustDomain) {
+	svid, err := src.SVID()
+	switch {
+	case err != nil:
+		return report.Identity{Own: true, Err: err}, td
+	case svid == nil:
+		return report.Identity{Own: true, Err: errors.New("the source returned no SVID and no error")}, td
+	}
+	first := slices.MinFunc(svid.Chain(), func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })
+	return report.Identity{
+		Name: svid.ID().String(), Own: true, NotBefore: svid.Leaf().NotBefore, NotAfter: svid.NotAfter(), ChainEnd: first.NotAfter,
+	}, svid.ID().TrustDomain()
+}
+
+// list returns the bundles that src can list, and those of the trust domains.
+func list(src spiffe.BundleSource, origin string, domains []spiffe.TrustDomain) (all []report.Bundle) {
+	var set *spiffe.BundleSet
+	switch s := src.(type) {
+	case *spiffe.Bundle:
+		all = append(all, Bundle(s, origin))
+	case *spiffe.BundleSet:
+		set = s
+	case interface{ Bundles() *spiffe.BundleSet }:
+		set = s.Bundles()
+	case interface {
+		Snapshot() (*spiffe.Snapshot, error)
+	}:
+		if snap, err := s.Snapshot(); err == nil && snap != nil {
+			set = snap.Bundles()
+		}
+	}
+	if set != nil {
+		for b := range set.All() {
+			all = append(all, Bundle(b, origin))
+		}
+	}
+	for _, td := range domains {
+		if slices.ContainsFunc(all, func(b report.Bundle) bool { return b.TrustDomain == td.String() }) {
+			continue
+		}
+		switch b, err := src.Bundle(td); {
+		case err != nil:
+			all = append(all, report.Bundle{TrustDomain: td.String(), Origin: origin, Err: err})
+		case b == nil:
+			all = append(all, report.Bundle{TrustDomain: td.String(), Origin: origin, Err: errors.New("the source returned no bundle and no error")})
+		default:
+			all = append(all, Bundle(b, origin))
+		}
+	}
+	return all
+}
+
+// Bundle returns what is in b.
+func Bundle(b *spiffe.Bundle, origin string) report.Bundle {
+	out := report.Bundle{TrustDomain: b.TrustDomain().String(), Origin: origin, X509: slices.Collect(b.X509Authorities()), JWT: ids(b.JWTAuthorities()), WIT: ids(b.WITAuthorities())}
+	if n, ok := b.Sequence(); ok {
+		out.Sequence = &n
+	}
+	out.RefreshHint, _ = b.RefreshHint()
+	return out
+}
+
+func ids(keys iter.Seq2[string, crypto.PublicKey]) (all []string) {
+	for id := range keys {
+		all = append(all, id)
+	}
+	return all
+}

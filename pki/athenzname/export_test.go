@@ -1,0 +1,4 @@
+package athenzname
+
+// ErrName is in every error of this package.
+var ErrName = errName

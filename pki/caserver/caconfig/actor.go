@@ -1,0 +1,85 @@
+package caconfig
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"unicode"
+
+	"github.com/svidkit/svidkit/pki/ca"
+)
+
+// maxCommand is the length in bytes at which the command line is cut.
+const maxCommand = 1024
+
+// currentActor describes this process. Its command line is the name of the program and its arguments, of which the value
+// of each flag that has "key", "secret", "token", "pass" or "credential" in its name is replaced by "…", as is what comes before the "@"
+// of a URL. It is cut after 1024 bytes.
+func currentActor() ca.Actor {
+	a := ca.Actor{Command: command(os.Args)}
+	if uid := os.Getuid(); uid >= 0 { // there are none on Windows
+		a.UID = strconv.Itoa(uid)
+	}
+	a.Host, _ = os.Hostname() // without a name it is left out
+	return a
+}
+
+// secretFlag returns the name of a flag, with its hyphens, if that says that its value is a secret.
+func secretFlag(arg string) string {
+	name, _, _ := strings.Cut(arg, "=")
+	if lower := strings.ToLower(name); strings.HasPrefix(name, "-") {
+		for _, word := range []string{"key", "secret", "token", "pass", "credential"} {
+			if strings.Contains(lower, word) {
+				return name
+			}
+		}
+	}
+	return ""
+}
+
+// hideUsers replaces what comes before the "@" of URLs.
+func hideUsers(text string) string {
+	const scheme = "://"
+	var out strings.Builder
+	for {
+		before, rest, found := strings.Cut(text, scheme)
+		out.WriteString(before)
+		if !found {
+			return out.String()
+		}
+		out.WriteString(scheme)
+		text = rest
+		if end := strings.IndexFunc(rest, func(c rune) bool { return c == '/' || c == '@' || unicode.IsSpace(c) }); end >= 0 && rest[end] == '@' {
+			out.WriteString("…")
+			text = rest[end:]
+		}
+	}
+}
+
+func command(args []string) string {
+	if len(args) == 0 {
+		return ""
+	}
+	out := []string{filepath.Base(args[0])}
+	hide := false // the value of the flag before
+	for _, arg := range args[1:] {
+		name := secretFlag(arg)
+		switch {
+		case name != "" && len(name) < len(arg):
+			arg, hide = name+"=…", false
+		case name != "":
+			hide = true
+		case hide && !strings.HasPrefix(arg, "-"):
+			arg, hide = "…", false
+		default:
+			arg, hide = hideUsers(arg), false
+		}
+		out = append(out, arg)
+	}
+	text := strings.ToValidUTF8(strings.Join(out, " "), "\uFFFD")
+	if len(text) > maxCommand {
+		text = strings.ToValidUTF8(text[:maxCommand], "") + "…"
+	}
+	return text
+}

@@ -1,0 +1,47 @@
+package xdsproxy
+
+import (
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
+	"github.com/svidkit/svidkit/spiffe/report"
+)
+
+// plane is what is known of the control plane.
+type plane struct {
+	mu       sync.Mutex
+	answer   time.Time // when it last sent a response; zero if it never has
+	failures int       // streams to it that have failed since
+	err      error     // why the last of them has; Envoy, and not the Handler, connects again
+}
+
+// answered notes a response.
+func (p *plane) answered() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.answer, p.failures, p.err = time.Now(), 0, nil
+}
+
+// failed notes the end of a stream.
+func (p *plane) failed(e *grpchttp.Error) {
+	told := *e
+	told.Message, told.Err = bearer.Redact(e.Message), nil
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.failures++
+	p.err = &told
+}
+
+// Report implements [report.Reporter] with the open streams of Envoys, and the control plane as the upstream. The metrics
+// have the names of Istio's agent.
+func (h *Handler) Report() report.Report {
+	h.plane.mu.Lock()
+	defer h.plane.mu.Unlock()
+	return report.Report{
+		Servers:   []report.Server{{Protocol: "ADS", Streams: h.open.Held()}},
+		Upstreams: []report.Upstream{{Name: h.cfg.url(), LastSuccess: h.plane.answer, Failures: h.plane.failures, Err: h.plane.err}},
+		Metrics:   h.metrics.Write,
+	}
+}

@@ -1,0 +1,103 @@
+package secretcache
+
+import (
+	"cmp"
+	"io"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/sourcereport"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
+)
+
+// Report implements [report.Reporter] with the identities, the default one first, the trust bundles, and the CA as the
+// upstream. The name of the default identity is "default" if it is no SPIFFE ID. The metrics are:
+//
+//	svidkit_secretcache_identities                            by state: valid, expired, or missing before the first
+//	svidkit_secretcache_identity_end_timestamp_seconds        by identity: when its certificate ends
+//	svidkit_secretcache_identity_failures                     by identity: failed attempts in a row
+//	svidkit_secretcache_bundles_failures                      likewise for the trust bundles
+//	svidkit_secretcache_bundles_confirmed_timestamp_seconds   when the CA last said what they are
+//	svidkit_secretcache_bundles_watched                       1 while the CA tells of new ones by itself, else 0
+//	svidkit_secretcache_attempts_total                        by kind, certificate or bundles, and outcome, good or failed
+//
+// The label identity is the SPIFFE ID of an identity of the Manager, or the name of a credential. The default
+// identity and the first 999 others, in the order of their IDs, have samples of their own; all count in
+// svidkit_secretcache_identities.
+func (m *Manager) Report() report.Report {
+	const ca = "CA"
+	var bundles spiffe.BundleSource = m
+	if t := m.trust.Load(); t != nil {
+		bundles = t.set
+	}
+	r := sourcereport.Of(nil, bundles, ca, m.domain())
+	identities, roots := m.states()
+	if h := m.first.held.Load(); h != nil {
+		identities[0].ChainEnd = certchain.End(h.chain())
+	} else {
+		r.NotReady = m.notReady(m.first, nil)
+	}
+	r.Identities = identities
+	up := report.Upstream{Name: ca}
+	for i := range identities {
+		one := &identities[i]
+		attempted(&up, one.LastSuccess, one.Renewal, one.Failures, one.Err)
+		if i == 0 {
+			attempted(&up, roots.LastSuccess, roots.NextAttempt, roots.Failures, roots.Err)
+		}
+	}
+	r.Upstreams = []report.Upstream{up}
+	r.Metrics = func(w io.Writer) error { return m.metrics(identities, roots).Write(w) }
+	return r
+}
+
+// attempted adds the attempts for one thing to those of the CA.
+func attempted(up *report.Upstream, success, next time.Time, failures int, err error) {
+	if success.After(up.LastSuccess) {
+		up.LastSuccess = success
+	}
+	if err == nil {
+		return
+	}
+	up.Failures = max(up.Failures, failures)
+	up.Err = cmp.Or(up.Err, err)
+	if !next.IsZero() && (up.NextAttempt.IsZero() || next.Before(up.NextAttempt)) {
+		up.NextAttempt = next
+	}
+}
+
+// states returns the state of the identities, the default one first, and of the trust bundles: when the CA last told them,
+// when it is asked again, which is zero while it tells of new ones by itself, and how often that has failed.
+func (m *Manager) states() (identities []report.Identity, roots report.Upstream) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	identities = append(make([]report.Identity, 0, m.reported), m.state(m.first))
+	identities[0].Own = true
+	if m.first.id.IsZero() {
+		identities[0].Name = "default"
+	}
+	for _, v := range m.names.Range {
+		if e := v.(*entry); e != m.first {
+			identities = append(identities, m.state(e))
+		}
+	}
+	m.reported = len(identities)
+	roots = report.Upstream{Failures: m.roots.Failures(), Err: m.roots.err()}
+	if at := m.counts.confirmed.Load(); at != 0 {
+		roots.LastSuccess = time.Unix(0, at)
+	}
+	if !m.watching {
+		roots.NextAttempt = m.bundles.Next(m.roots)
+	}
+	return identities, roots
+}
+
+// state returns the state of an identity. The caller holds mu.
+func (m *Manager) state(e *entry) report.Identity {
+	i := report.Identity{Name: e.id.String(), Renewal: m.loopOf(e).Next(e), Failures: e.Failures(), Err: e.err()}
+	if h := e.held.Load(); h != nil {
+		i.NotBefore, i.NotAfter, i.LastSuccess = h.notBefore, h.notAfter, h.received
+	}
+	return i
+}

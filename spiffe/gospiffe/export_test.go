@@ -1,0 +1,6 @@
+package gospiffe
+
+var (
+	FromID, ToID                   = fromID, toID
+	FromTrustDomain, ToTrustDomain = fromTrustDomain, toTrustDomain
+)

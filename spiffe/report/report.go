@@ -1,0 +1,107 @@
+// Package report is how the parts of a program tell their state: which identities and trust bundles they have, what they
+// depend on, what they serve, and their metrics. A part is a [Reporter], such as a *secretcache.Manager, a
+// *workloadapi.Source or a *sds.Handler. Package health answers probes and Prometheus from reports, and package statuspage
+// makes a page of them. This package imports the standard library only.
+//
+// # A part of your own
+//
+// It has one method, Report, which is called for each probe, scrape and page, from many goroutines at the same time.
+//
+//   - It does not block: it reads what the part already knows, and asks no other server.
+//   - What it returns is the caller's: neither side changes it. Copy slices and maps that the part still writes to.
+//   - It has no keys and no tokens. Everything else in it is for operators, and probes and Prometheus see it, too.
+//   - Zero means unknown, or none. All of a Report may be empty.
+//   - Readers cut long texts and escape them. Texts of other programs need no care, beyond having no secrets.
+package report
+
+import (
+	"crypto/x509"
+	"io"
+	"time"
+)
+
+// Reporter is a part of a program that tells its state.
+type Reporter interface {
+	// Report returns the state of the part at this moment. It must not block and must be safe for concurrent use.
+	Report() Report
+}
+
+// Report is the state of a part at one moment.
+type Report struct {
+	// NotReady says why the part cannot do its work now, such as an identity that has not come yet; nil means that it
+	// can. A part that works, but not as well as it should, is ready and has Problems.
+	NotReady error
+
+	Identities []Identity
+	Bundles    []Bundle
+	Upstreams  []Upstream
+	Servers    []Server
+
+	// Problems need an operator's attention. The errors in the lists above need not be here again.
+	Problems []error
+
+	// Metrics writes the metrics of the part in the text format of Prometheus, version 0.0.4; nil means none. It must be
+	// safe for concurrent use. None of its labels is called part: package health adds that one. The error is that of w,
+	// or says why there are no metrics.
+	Metrics func(w io.Writer) error
+}
+
+// Identity is an identity, or another secret that expires.
+type Identity struct {
+	Name string // SPIFFE ID, or name of the secret
+
+	// Own says that it is the part's own identity, and not one that it keeps for others: the part is not ready without
+	// it, and not alive once it has expired.
+	Own bool
+
+	NotBefore   time.Time
+	NotAfter    time.Time // when it expires, or one above it that the part has verified; zero if there is none yet
+	ChainEnd    time.Time // when the first certificate of its chain expires
+	LastSuccess time.Time // when it was obtained
+	Renewal     time.Time // when it will be renewed, or that is tried again; zero while that is under way
+	Failures    int       // attempts since LastSuccess
+	Err         error     // why there is none, or the last attempt has failed; or nil
+}
+
+// Bundle is the trust bundle of one trust domain, as a part has it.
+type Bundle struct {
+	TrustDomain string
+	Origin      string // where the part has it from, such as "CA" or an address; empty means the part itself
+
+	X509     []*x509.Certificate // authorities for X.509-SVIDs
+	JWT, WIT []string            // IDs of the authorities for these tokens
+
+	Sequence    *uint64       // nil if it has no sequence number
+	RefreshHint time.Duration // how often its publisher suggests to fetch it
+
+	Err error // why there is no bundle; nil if there is one
+}
+
+// Upstream is something that a part depends on: a CA, an agent, files, a control plane.
+type Upstream struct {
+	Name        string
+	OK          bool      // it is in order, where LastSuccess is not known
+	LastSuccess time.Time // zero if there was none yet
+	NextAttempt time.Time // zero if none is needed, or one is under way
+	Failures    int       // attempts since LastSuccess
+	Err         error     // why the last attempt has failed, or nil
+}
+
+// Server is something that a part offers to clients.
+type Server struct {
+	Protocol string            // such as "SDS"
+	Streams  int               // that are open
+	Names    map[string]string // that clients ask for, with the version that is served; "" while there is nothing to serve
+	Events   []Event           // the last ones
+}
+
+// Event is a push to clients, or a client's rejection of one.
+type Event struct {
+	Time    time.Time
+	NACK    bool     // a client has rejected it
+	Names   []string // of the resources
+	Version string
+	Streams int    // that it was sent on, or clients that have rejected it
+	Client  string // the name that the client gives itself
+	Message string // the client's reason for a rejection; not to be trusted
+}
