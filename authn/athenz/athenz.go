@@ -29,8 +29,8 @@
 //
 // # What it does not do
 //
-// It does not speak to ZTS but for public keys: package caclient/athenz does, for an agent as for a program that registers
-// itself.
+// It asks ZTS for public keys and for nothing else: package caclient/athenz obtains certificates, for an agent as for a program
+// that registers itself.
 package athenz
 
 import (
@@ -40,17 +40,17 @@ import (
 )
 
 var (
-	// ErrDocument says that an identity document, or what one is to be made of, is not valid.
+	// ErrDocument says that an identity document, or the subject of one, is not valid.
 	ErrDocument = errors.New("invalid identity document")
 
-	// ErrNoPod says that there is no pod of this name.
+	// ErrNoPod says that there is no pod with this name.
 	ErrNoPod = errors.New("there is no such pod")
 
 	// ErrServiceToken says that a service token is not valid.
 	ErrServiceToken = errors.New("invalid service token")
 )
 
-// useOf returns what a document is known by that was used. The signature is no part of it, as ECDSA has two for each.
+// useOf identifies a document that was used. The signature is left out, as ECDSA has two for each.
 func useOf(text string) [32]byte {
 	return sha256.Sum256([]byte(text[:max(strings.LastIndexByte(text, '.'), 0)]))
 }

@@ -145,7 +145,7 @@ func NewVerifier(o VerifierOptions) (*Verifier, error) {
 	return v, nil
 }
 
-// Document is what an identity document says, which was verified.
+// Document is what a verified identity document says.
 type Document struct {
 	Subject         PodSubject
 	KeyVersion      int
@@ -155,7 +155,7 @@ type Document struct {
 }
 
 // Verify verifies an identity document: its form, the signature by the version of the key that it names, the audience,
-// the times, and that header and claims name the same issuer. That the pod is what the document says is for the provider to
+// the times, and that header and claims name the same issuer. Whether the pod is what the document says is for the provider to
 // find out. The error wraps [ErrDocument], or says that the key could not be read.
 func (v *Verifier) Verify(text string) (*Document, error) {
 	d, err := v.verify(text)

@@ -20,10 +20,10 @@ type Pod struct {
 	IP                   netip.Addr   // the primary address; zero if there is none yet
 	IPs                  []netip.Addr // all addresses, IP among them
 	Phase                string       // such as "Running"
-	Deleting             bool         // its end was asked for
+	Deleting             bool         // its deletion was requested
 }
 
-// PodSource looks up pods. [NewKubelet] and [NewAPIServer] make one each. It has to be safe for concurrent use.
+// PodSource looks up pods. [NewKubelet] and [NewAPIServer] return one. It has to be safe for concurrent use.
 type PodSource interface {
 	// Pod returns the pod as it is now. The error wraps [ErrNoPod] if there is none.
 	Pod(ctx context.Context, namespace, name string) (*Pod, error)

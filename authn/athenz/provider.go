@@ -69,7 +69,7 @@ type provider struct {
 
 // NewProvider returns the handler of a provider's callback, which answers ZTS whether an instance is what it says. POST
 // /instance, with /identity as its old name, is for a new instance, which comes with a document; POST /refresh is for one that
-// has a certificate. GET /healthz is for anyone. The handler has to be served with TLS that asks for client certificates. The
+// has a certificate. GET /healthz asks for no certificate. The handler has to be served with TLS that asks for client certificates. The
 // error says which field is wrong.
 //
 // An instance is confirmed if all of this holds:

@@ -36,7 +36,7 @@ type PublicKeys func(ctx context.Context, owner athenzname.Service, keyID string
 type keyCache struct {
 	url     string
 	client  http.Client
-	anyone  *limit.Limiter // of keys that are not known: anyone can name them
+	unknown *limit.Limiter // of keys that are not known: any caller can name them
 	renewal *limit.Limiter // of those that are, each of which is asked for once in a minute
 
 	mu   sync.Mutex
@@ -60,7 +60,7 @@ func NewPublicKeys(address string, client *http.Client) (PublicKeys, error) {
 	}
 	p := &keyCache{
 		url: "https://" + u.Host, client: *client, keys: map[string]fetchedKey{},
-		anyone:  limit.New(limit.Options{Concurrent: 8, Queue: 256, Rate: 50, Burst: 200}),
+		unknown: limit.New(limit.Options{Concurrent: 8, Queue: 256, Rate: 50, Burst: 200}),
 		renewal: limit.New(limit.Options{Concurrent: 8, Queue: maxKeys}),
 	}
 	p.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
@@ -76,7 +76,7 @@ func (p *keyCache) key(ctx context.Context, owner athenzname.Service, keyID stri
 	now := time.Now()
 	known, usable, ask := p.known(path, now)
 	if ask {
-		from, l := ctx, p.anyone
+		from, l := ctx, p.unknown
 		if usable { // the others rely on this caller, which may be gone before there is an answer
 			from, l = context.WithoutCancel(ctx), p.renewal
 		}
@@ -120,7 +120,7 @@ func (p *keyCache) remember(path string, k fetchedKey) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if _, there := p.keys[path]; !there && len(p.keys) >= maxKeys {
-		// One that is not there, as anyone can name those; else any, which costs its users one call.
+		// One that is not there, as any caller can name those; else any, which costs its users one call.
 		drop := ""
 		for other, old := range p.keys {
 			if drop = other; old.key == nil {

@@ -38,9 +38,9 @@ type signAnswer struct {
 	JWT string `json:"jwt"`
 }
 
-// NewSigningHandler returns a signing service: POST /v1/jwt has a document signed, for callers that are proven, such as the
-// agents by [ClientCertificate]. GET /healthz is for anyone. It signs for whatever pod its callers name: they are the
-// agents of all nodes. The logger gets what is refused or fails; nil means no logs.
+// NewSigningHandler returns a signing service: POST /v1/jwt signs a document for a caller that is proven, such as an agent by
+// [ClientCertificate]. It signs for any pod that the caller names, as its callers are the agents of all nodes. GET /healthz needs
+// no proof. The logger gets what is refused or fails; nil means no logs.
 func NewSigningHandler(s Signer, callers authn.Authenticator, logger *slog.Logger) (http.Handler, error) {
 	if s == nil || callers == nil {
 		return nil, errors.New("athenz: new signing handler: the signer or the authenticator of the callers is missing")

@@ -30,10 +30,10 @@ type usedDocuments struct {
 	turn            chan struct{} // replicas race; the requests of one replica need not
 }
 
-// FirstUseInConfigMap returns a function for [ProviderConfig].FirstUse that all replicas of a provider share: it notes hashes of
-// the documents that were used in a ConfigMap, such as athenz/used-documents, until a minute after their end. An operator
-// creates that without data, and gives the provider the rights to get and update it. 4,096 documents can be noted at a time. The
-// address and the client are those of [NewAPIServer].
+// FirstUseInConfigMap returns a [ProviderConfig].FirstUse that all replicas of a provider share. It notes a hash of each document
+// in a ConfigMap, such as athenz/used-documents, until a minute after the document has expired, and 4,096 of them at a time. An
+// operator creates the ConfigMap without data, and lets the provider get and update it. The address and the client are those of
+// [NewAPIServer].
 func FirstUseInConfigMap(address string, client *http.Client, object string) (func(ctx context.Context, document [32]byte, expires time.Time) (bool, error), error) {
 	namespace, name, _ := strings.Cut(object, "/")
 	if !kube.ValidLabel(namespace) || !kube.ValidName(name) {

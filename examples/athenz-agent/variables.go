@@ -25,7 +25,10 @@ var variables = []variable{
 	{"ZTS_ENDPOINT", "", "URL of ZTS, without a path; required", cluster, isHTTPS},
 	{"SERVER_CA_CERT", "", "file of the CA certificates of ZTS itself, in PEM; required", athenzs, nil},
 	{"SERVICE_CA_CERT", "", "file of the CA certificates of what ZTS issues, and of the nodes, in PEM; required", cluster, nil},
-	{"SPIFFE_TRUST_DOMAIN", "", "trust domain of SPIFFE IDs with a namespace, spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/DOMAIN.SERVICE; not set: spiffe://DOMAIN/sa/SERVICE", here, isTrustDomain},
+	{
+		"SPIFFE_TRUST_DOMAIN", "", "trust domain of SPIFFE IDs with a namespace, spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/DOMAIN.SERVICE; " +
+			"not set: spiffe://DOMAIN/sa/SERVICE", here, isTrustDomain,
+	},
 	{"SIGNING_ENDPOINT", "", "URL of the signing service, without a path; required", here, isHTTPS},
 	{"CERT_FILE", "", "certificate of the node with its intermediates, in PEM; required", here, nil},
 	{"KEY_FILE", "", "key of the node, in PEM; required", here, nil},

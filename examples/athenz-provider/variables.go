@@ -22,7 +22,10 @@ var variables = []variable{
 	{"DNS_SUFFIX", "svc.cluster.local", "suffix of the provider's DNS names", athenzs, isDNSName},
 	{"ADMIN_DOMAIN", "", "domain of the system namespaces: kube-system is ADMIN_DOMAIN.kube-system", cluster, isDomain},
 	{"SYSTEM_NAMESPACES", "", "system namespaces beside those that begin with kube-, with commas between", cluster, areLabels},
-	{"SPIFFE_TRUST_DOMAIN", "", "trust domain of SPIFFE IDs with a namespace, spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/DOMAIN.SERVICE; not set: spiffe://DOMAIN/sa/SERVICE", here, isTrustDomain},
+	{
+		"SPIFFE_TRUST_DOMAIN", "", "trust domain of SPIFFE IDs with a namespace, spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/DOMAIN.SERVICE; " +
+			"not set: spiffe://DOMAIN/sa/SERVICE", here, isTrustDomain,
+	},
 	{"PROVIDER_ADDR", ":4443", "address of the callback that ZTS calls, or off", here, isAddr},
 	{"SIGNING_ADDR", ":4444", "address of the signing service that the nodes call, or off", here, isAddr},
 	{"CERT_FILE", "", "certificate with its intermediates, in PEM, whose common name is PROVIDER_SERVICE; required", here, nil},
@@ -32,7 +35,10 @@ var variables = []variable{
 	{"ZTS_NAME", "", "common name of ZTS, such as zts.example.cloud; required with PROVIDER_ADDR", here, isCommonName},
 	{"NODE_NAMES", "", "common names of the nodes that may have documents signed, such as k8s.admin.k8s-node, with commas between; required with SIGNING_ADDR", here, isCommonName},
 	{"KUBERNETES_API", "", "URL of the API server; not set: that of the cluster that the program runs in", here, isAPI},
-	{"USED_DOCUMENTS", "", "ConfigMap, as NAMESPACE/NAME, in which the replicas of the provider note which documents were used; not set: each replica remembers that by itself", here, isObject},
+	{
+		"USED_DOCUMENTS", "", "ConfigMap, as NAMESPACE/NAME, in which the replicas of the provider note which documents were used; " +
+			"not set: each replica remembers that by itself", here, isObject,
+	},
 	{"PRIVATE_KEY_DIR", "/var/keys/private", "folder of the private keys, in PEM, one file for each version: SECRET_NAME.v1 and so on", here, nil},
 	{"PUBLIC_KEY_DIR", "/var/keys/public", "folder of the public keys, likewise", here, nil},
 	{"SECRET_NAME", "athenz-init-secret", "name of the key", here, isDNSName},

@@ -142,7 +142,7 @@ type turn struct {
 }
 
 // New returns the handler that pods ask for their identity, over a Unix socket that is mounted into them. POST
-// /v1/init/HANDLE gives the first one, and POST /v1/refresh/HANDLE each further. GET /healthz is for anyone. The error says
+// /v1/init/HANDLE gives the first one, and POST /v1/refresh/HANDLE each further. GET /healthz needs no handle. The error says
 // which field is wrong.
 //
 // An answer is a JSON object with the members ntoken, which is a service token, and keyPEM, certPEM and caCertPEM, which are
@@ -246,7 +246,8 @@ func (a *agent) serve(w http.ResponseWriter, r *http.Request, work func(http.Res
 	})
 	switch {
 	case err == nil:
-		a.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "identity given", slog.String("path", r.Pattern), slog.String("service", known.Domain+"."+known.Service), slog.String("instance", known.InstanceID))
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "identity given",
+			slog.String("path", r.Pattern), slog.String("service", known.Domain+"."+known.Service), slog.String("instance", known.InstanceID))
 	case given != nil:
 		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "identity given, and not written down", slog.String("err", bearer.Redact(err.Error(), handle)))
 	default:
@@ -372,7 +373,8 @@ func (a *agent) instance(pod *athenz.Pod) (athenzname.Instance, error) {
 		return athenzname.Instance{}, errors.New("the pod has no address yet")
 	}
 	if n := len(service.String()); n > maxCommonName { // by which ZTS knows a service that refreshes
-		return athenzname.Instance{}, fmt.Errorf("the service %q has %d bytes, and a common name %d at most: shorten the name of the namespace or of the service account", service, n, maxCommonName)
+		return athenzname.Instance{}, fmt.Errorf("the service %q has %d bytes, and a common name %d at most: shorten the name of the namespace or of the service account",
+			service, n, maxCommonName)
 	}
 	id, err := a.cfg.SPIFFE(service, pod)
 	if err != nil {
