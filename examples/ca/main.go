@@ -214,7 +214,7 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 		return &options{command: "version"}, nil
 	}
 	if err != nil {
-		return nil, usageError{err}
+		return nil, err
 	}
 	for _, name := range []string{"demo", "status", "once", "jwt", "rotate", "taint", "revoke", "recover", "verify-audit", "install"} {
 		if f := fs.Lookup(name); f.Value.String() != f.DefValue {

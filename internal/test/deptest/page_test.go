@@ -41,7 +41,7 @@ var floors = []struct {
 		"pki", "pki/athenzname", "pki/ca", "pki/ca/auditlog", "pki/ca/kubesecret", "pki/linkerdname", "pki/ra", "secretcache",
 		"spiffe/federation", "spiffe/filesink", "spiffe/filesource", "spiffe/health", "spiffe/jwtsvid", "spiffe/source", "spiffe/spiffetls",
 	}},
-	ground: {"ground", "Ground", "The standard library alone.", []string{"spiffe"}},
+	ground: {"ground", "Ground", "The standard library alone.", []string{"spiffe", "spiffe/report"}},
 	exp:    {"exp", "Experiments", "They may change or go with any version.", []string{"spiffe/exp/witsvid"}},
 	kits: {"kits", "Kits for tests", "They are best effort.", []string{
 		"caclient/caclienttest", "sds/sdstest", "spiffe/spiffetest", "spiffe/spiffetest/federationtest", "spiffe/spiffetest/workloadapitest",
