@@ -237,6 +237,17 @@ type ObjectMeta struct {
 	Annotations       map[string]string `json:"annotations,omitempty"`
 }
 
+// PodEnded returns why a pod in a phase is no longer to be served, or "" if it is.
+func PodEnded(phase string, deleting bool) string {
+	switch {
+	case phase == "Succeeded" || phase == "Failed":
+		return "it has ended: its phase is " + phase
+	case deleting:
+		return "it is being deleted"
+	}
+	return ""
+}
+
 // Close closes the connections that the Client has made, and so ends what is under way on them. Those of an http.Client in
 // the Options are up to its owner. Later requests make a new connection; one that follows at once may still find the old
 // one, and fail. The error is always nil.

@@ -231,7 +231,8 @@ func newIdentity(cfg Config, service caclient.CA) (*Identity, error) {
 		return nil, err
 	}
 	id.newMetrics()
-	refreshes := id.metrics.Counters("control_identity_cert_refreshes_total", "The number of answers of the certifier, by result: ok, or error for a certificate that was not acceptable.", "result", "ok", "error")
+	refreshes := id.metrics.Counters("control_identity_cert_refreshes_total",
+		"The number of answers of the certifier, by result: ok, or error for a certificate that was not acceptable.", "result", "ok", "error")
 	id.manager, err = secretcache.New(secretcache.Config{
 		Expect: want, CA: &certifierCA{CA: ca, id: id, rejected: refreshes["error"].Inc}, NewKey: id.signer, RenewIn: id.refreshIn, Timeout: callTimeout, Logger: cfg.Logger,
 	})

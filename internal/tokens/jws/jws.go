@@ -82,6 +82,7 @@ type Header struct {
 	HasKeyID, HasType bool
 	NotText           string   // "kid" or "typ", if that is there and not a string
 	Extra             []string // the names of all other members, in order
+	Issuer            string   // "iss", which is one of those; empty if it is not a string
 }
 
 // ParseHeader reads a header. The error is an [*Error].
@@ -104,6 +105,10 @@ func ParseHeader(data []byte) (Header, error) {
 		case "typ":
 			text, typ = r.Text()
 			h.Type, h.HasType = string(text), true
+		case "iss":
+			text, _ = r.Text()
+			h.Issuer = string(text)
+			h.Extra = append(h.Extra, "iss")
 		default:
 			h.Extra = append(h.Extra, string(name))
 		}

@@ -1,8 +1,6 @@
-package athenz
+package nodeagent
 
 import (
-	"crypto/sha256"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +12,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/svidkit/svidkit/caclient/athenz/internal/agentapi"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/files/store"
 	"github.com/svidkit/svidkit/internal/kube"
@@ -27,39 +26,28 @@ const (
 	maxVolume   = 64 << 10 // bytes of a file
 )
 
-// VolumeHandle returns the handle of the volume that is mounted at a path of the host: the SHA-256 of the path in base64 for
-// URLs. It is what a pod proves itself with to the agent of its node.
-func VolumeHandle(mountPath string) string {
-	sum := sha256.Sum256([]byte(mountPath))
-	return base64.RawURLEncoding.EncodeToString(sum[:])
-}
-
-// isHandle reports whether s can be a handle, which is safe in a path.
-func isHandle(s string) bool {
-	sum, err := base64.RawURLEncoding.Strict().DecodeString(s)
-	return err == nil && len(sum) == sha256.Size && len(s) == 43
-}
-
-// Volumes is the folder of a node in which the agent and the driver of the volumes keep what they know of them. Both run as
-// the same user, or as root: other users can read nothing in it. It is safe for concurrent use, by several processes, too.
-type Volumes struct{ dir string }
-
-// NewVolumes returns the Volumes in a folder, such as /var/athenz/volumes. It does nothing else.
-func NewVolumes(dir string) *Volumes { return &Volumes{dir} }
+// Volumes is the folder of a node, such as /var/athenz/volumes, in which the agent and the driver of the volumes keep what they
+// know of them. Both run as the same user, or as root: other users can read nothing in it. It is safe for concurrent use, by
+// several processes, too.
+type Volumes string
 
 type volumeData struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 }
 
-// Add notes that a volume was mounted for a pod, for a driver of volumes to call, and returns its handle. The folder
+// Add notes that a volume was mounted for a pod, for a driver of volumes to call, and returns its handle, which is what the pod
+// proves itself with to the agent. The folder
 // mount in the folder of the handle is what the driver mounts at the path: the pod finds the handle there, in the file id.
 // A volume that was there before is forgotten, so that the pod can take its identity again.
-func (v *Volumes) Add(mountPath, namespace, pod string) (handle string, err error) {
-	if !filepath.IsAbs(mountPath) || !kube.ValidLabel(namespace) || !kube.ValidName(pod) {
-		return "", fmt.Errorf("athenz: add volume: the path %.200q is not absolute, or %.100q and %.100q are not the names of a namespace and a pod", mountPath, namespace, pod)
+func (v Volumes) Add(mountPath, namespace, pod string) (handle string, err error) {
+	if v == "" {
+		return "", errors.New("nodeagent: add volume: there is no folder for it")
 	}
-	handle = VolumeHandle(mountPath)
+	if !filepath.IsAbs(mountPath) || !kube.ValidLabel(namespace) || !kube.ValidName(pod) {
+		return "", fmt.Errorf("nodeagent: add volume: the path %.200q is not absolute, or %.100q and %.100q are not the names of a namespace and a pod", mountPath, namespace, pod)
+	}
+	handle = agentapi.Handle(mountPath)
 	data, err := json.Marshal(volumeData{namespace, pod})
 	if err == nil {
 		err = v.use(handle, func(f *store.Folder) error {
@@ -70,14 +58,14 @@ func (v *Volumes) Add(mountPath, namespace, pod string) (handle string, err erro
 		err = v.writeID(handle)
 	}
 	if err != nil {
-		return "", fmt.Errorf("athenz: add volume: %w", err)
+		return "", fmt.Errorf("nodeagent: add volume: %w", err)
 	}
 	return handle, nil
 }
 
 // writeID makes what the pod sees, which each user in it can read.
-func (v *Volumes) writeID(handle string) error {
-	root, err := private.OpenDir(filepath.Join(v.dir, handle), private.Options{})
+func (v Volumes) writeID(handle string) error {
+	root, err := private.OpenDir(filepath.Join(string(v), handle), private.Options{})
 	if err != nil {
 		return err
 	}
@@ -90,29 +78,32 @@ func (v *Volumes) writeID(handle string) error {
 
 // Remove forgets the volume that was mounted at a path, with what the agent knows of the pod. One that is not there is
 // forgotten already. What the driver has mounted into it, at mount/connect for example, has to be unmounted before.
-func (v *Volumes) Remove(mountPath string) error {
+func (v Volumes) Remove(mountPath string) error {
+	if v == "" {
+		return errors.New("nodeagent: remove volume: there is no folder for it")
+	}
 	// One by one: what is still mounted is an error, and not deleted through the mount. A crash leaves drafts of the files.
 	for _, name := range []string{dataFile, dataFile + ".new", contextFile, contextFile + ".new", "mount/id", "mount/connect", "mount", ""} {
-		err := os.Remove(filepath.Join(v.dir, VolumeHandle(mountPath), name))
+		err := os.Remove(filepath.Join(string(v), agentapi.Handle(mountPath), name))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("athenz: remove volume: %w", err)
+			return fmt.Errorf("nodeagent: remove volume: %w", err)
 		}
 	}
 	return nil
 }
 
-func (v *Volumes) use(handle string, f func(*store.Folder) error) error {
-	return store.New(filepath.Join(v.dir, handle), "agent", func(error) {}).Use(f)
+func (v Volumes) use(handle string, f func(*store.Folder) error) error {
+	return store.New(filepath.Join(string(v), handle), "agent", func(error) {}).Use(f)
 }
 
 // there reports whether there is a volume with the handle.
-func (v *Volumes) there(handle string) bool {
-	_, err := os.Stat(filepath.Join(v.dir, handle, dataFile))
+func (v Volumes) there(handle string) bool {
+	_, err := os.Stat(filepath.Join(string(v), handle, dataFile))
 	return err == nil
 }
 
 // data returns the pod of a volume.
-func (v *Volumes) data(handle string) (d volumeData, err error) {
+func (v Volumes) data(handle string) (d volumeData, err error) {
 	err = v.read(handle, dataFile, &d)
 	if err == nil && (!kube.ValidLabel(d.Namespace) || !kube.ValidName(d.Name)) {
 		err = errors.New("the data of the volume does not name a pod")
@@ -120,7 +111,7 @@ func (v *Volumes) data(handle string) (d volumeData, err error) {
 	return d, err
 }
 
-func (v *Volumes) read(handle, name string, into any) error {
+func (v Volumes) read(handle, name string, into any) error {
 	if !v.there(handle) {
 		return fs.ErrNotExist
 	}
@@ -192,12 +183,12 @@ func (c *volumeContext) instance(suffix string) (athenzname.Instance, error) {
 	return i, i.Check()
 }
 
-func (v *Volumes) context(handle string) (*volumeContext, error) {
+func (v Volumes) context(handle string) (*volumeContext, error) {
 	c := new(volumeContext)
 	return c, v.read(handle, contextFile, c)
 }
 
-func (v *Volumes) save(handle string, c *volumeContext) error {
+func (v Volumes) save(handle string, c *volumeContext) error {
 	data, err := json.Marshal(c)
 	if err != nil {
 		return err
@@ -207,6 +198,3 @@ func (v *Volumes) save(handle string, c *volumeContext) error {
 	}
 	return v.use(handle, func(f *store.Folder) error { return f.Write(contextFile, data) })
 }
-
-// String names the folder.
-func (v *Volumes) String() string { return "athenz.Volumes(" + v.dir + ")" }

@@ -1,15 +1,19 @@
-package athenz_test
+package nodeagent_test
 
 import (
 	"bytes"
 	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -28,6 +32,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/caclient"
+	ztsclient "github.com/svidkit/svidkit/caclient/athenz"
+	"github.com/svidkit/svidkit/caclient/athenz/internal/agentapi"
+	"github.com/svidkit/svidkit/caclient/athenz/nodeagent"
+	"github.com/svidkit/svidkit/caclient/athenz/sidecar"
+	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
@@ -35,6 +46,223 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
+
+const (
+	account   = athenztest.Account
+	namespace = athenztest.Namespace
+	secret    = athenztest.Secret
+)
+
+type object = athenztest.Object
+
+// cluster is a cluster with an agent.
+type cluster struct {
+	*athenztest.Cluster
+	t       testing.TB
+	volumes nodeagent.Volumes
+	socket  string
+	config  nodeagent.Config
+	stop    func() // the agent
+}
+
+func newCluster(t testing.TB) *cluster {
+	t.Helper()
+	c, folder := &cluster{Cluster: athenztest.New(t), t: t}, t.TempDir()
+	c.volumes, c.socket = nodeagent.Volumes(filepath.Join(folder, "volumes")), filepath.Join(folder, "agent.sock")
+	zts := c.ZTS.Endpoint()
+	zts.Token = nil
+	c.config = nodeagent.Config{
+		Volumes: c.volumes, Pods: c.Pods, Signer: c.Signer, ZTS: ztsclient.Options{Endpoint: zts}, Provider: c.Callback(), Suffix: athenztest.Suffix,
+		Mapping: c.Mapping(), Logger: c.Logger(),
+	}
+	c.start()
+	return c
+}
+
+// start starts the agent, and stops one that runs.
+func (c *cluster) start() {
+	c.t.Helper()
+	if c.stop != nil {
+		c.stop()
+	}
+	agent, err := nodeagent.New(c.config)
+	require.NoError(c.t, err)
+	server := &unixsocket.Server{Path: c.socket, Handler: agent}
+	require.NoError(c.t, server.Listen())
+	ctx, cancel := context.WithCancel(context.WithoutCancel(c.t.Context()))
+	var wg sync.WaitGroup
+	wg.Go(func() { assert.NoError(c.t, server.Run(ctx)) })
+	c.stop = sync.OnceFunc(func() { cancel(); wg.Wait() })
+	c.t.Cleanup(c.stop)
+}
+
+func mountOf(pod string) string {
+	return "/var/lib/kubelet/pods/" + pod + "/volumes/athenz.kubernetes.io~athenz-volume-driver/sia-identity"
+}
+
+// mount mounts a volume for a pod and returns the file with its handle.
+func (c *cluster) mount(name string) (handleFile string) {
+	c.t.Helper()
+	mount := mountOf(name)
+	handle, err := c.volumes.Add(mount, namespace, name)
+	require.NoError(c.t, err)
+	assert.Equal(c.t, agentapi.Handle(mount), handle)
+	return filepath.Join(filepath.Dir(c.socket), "volumes", handle, "mount", "id")
+}
+
+// pod mounts a volume for a pod and returns the client that is in it.
+func (c *cluster) pod(name string) *agentapi.Client {
+	c.t.Helper()
+	client, err := agentapi.NewClient(c.socket, c.mount(name))
+	require.NoError(c.t, err)
+	return client
+}
+
+func newAgent(t testing.TB, c *cluster, edit func(*nodeagent.Config), ca func(ztsclient.Options) (nodeagent.CA, error)) http.Handler {
+	t.Helper()
+	cfg := c.config
+	if edit != nil {
+		edit(&cfg)
+	}
+	if ca == nil {
+		ca = nodeagent.NewCA
+	}
+	a, err := nodeagent.NewWith(cfg, ca)
+	require.NoError(t, err)
+	return a
+}
+
+func ecKey(t testing.TB, curve elliptic.Curve) *ecdsa.PrivateKey {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(curve, rand.Reader)
+	require.NoError(t, err)
+	return key
+}
+
+// TestSystem takes a pod through its life.
+func TestSystem(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "ATH-1-1", "ATH-1-2", "ATH-1-3", "ATH-1-4", "ATH-1-5", "ATH-2-1", "ATH-2-8", "ATH-7.1-1", "ATH-7.1-3", "ATH-7.1-4",
+		"ATH-7.1-6", "ATH-7.1-11", "ATH-7.2-1", "ATH-7.2-2", "ATH-7.2-3", "ATH-7.2-4", "ATH-7.2-5", "ATH-7.2-6", "ATH-9-3", "ATH-9-6", "ATH-9-8",
+		"ATH-9-9", "ATH-9-10", "ATH-11.1-4", "ATH-11.1-8", "ATH-11.3-2", "ATH-12-2", "ATH-18-5")
+	c := newCluster(t)
+	pod := c.pod("web-0")
+
+	first, err := pod.Init(t.Context())
+	require.NoError(t, err)
+	leaf := first.Credential.Leaf()
+	assert.Equal(t, "media.sports.frontend", leaf.Subject.CommonName)
+	assert.Equal(t, []string{"frontend.media-sports.svc.cluster.local", "web-0.instanceid.athenz.svc.cluster.local"}, leaf.DNSNames)
+	require.Len(t, leaf.IPAddresses, 1)
+	assert.Equal(t, "10.1.2.3", leaf.IPAddresses[0].String())
+	require.Len(t, leaf.URIs, 1)
+	assert.Equal(t, "spiffe://media.sports/sa/frontend", leaf.URIs[0].String())
+	assert.WithinDuration(t, time.Now().Add(90*time.Minute), leaf.NotAfter, time.Minute, "certExpiryTime of the provider")
+	key, ok := leaf.PublicKey.(*rsa.PublicKey)
+	require.True(t, ok)
+	assert.Equal(t, 2048, key.N.BitLen())
+	require.Len(t, first.Roots, 1)
+	assert.True(t, first.Roots[0].Equal(c.CA.Root()))
+	ntoken, err := athenz.VerifyServiceToken(t.Context(), first.Token(), func(_ context.Context, owner athenzname.Service, id string) (crypto.PublicKey, error) {
+		assert.Equal(t, "sys.auth.zts", owner.String())
+		assert.Equal(t, "0", id)
+		return c.ZTS.PublicKey(), nil
+	})
+	require.NoError(t, err)
+	assert.Equal(t, "media.sports.frontend", ntoken.Service.String())
+
+	_, err = pod.Init(t.Context())
+	require.ErrorContains(t, err, "answers 403", "a second init")
+
+	second, err := pod.Refresh(t.Context(), first.Credential)
+	require.NoError(t, err)
+	assert.NotEqual(t, leaf.PublicKey, second.Credential.Leaf().PublicKey)
+
+	// The answer was lost: the certificate before is good once more, and again.
+	again, err := pod.Refresh(t.Context(), first.Credential)
+	require.NoError(t, err)
+	again, err = pod.Refresh(t.Context(), again.Credential)
+	require.NoError(t, err)
+
+	// One that was superseded twice would revoke the instance for good: the agent does not show it to ZTS.
+	before := c.ZTS.Requests()
+	for _, old := range []*pki.Credential{first.Credential, second.Credential} {
+		_, err = pod.Refresh(t.Context(), old)
+		require.ErrorContains(t, err, "superseded")
+	}
+	assert.Equal(t, before, c.ZTS.Requests())
+	assert.False(t, c.ZTS.Revoked(cafake.AthenzInstance(c.ZTS.Fake)))
+
+	// The signing key is rotated: the public key first.
+	next := ecKey(t, elliptic.P256())
+	c.Keys.AddPublic(t, "v2", next)
+	c.Put("web-1", nil)
+	_, err = c.pod("web-1").Init(t.Context())
+	require.NoError(t, err)
+	c.Keys.Add(t, "v2", next)
+	require.NoError(t, os.Remove(filepath.Join(c.Keys.Public, secret+".v1")))
+	c.Put("web-2", nil)
+	_, err = c.pod("web-2").Init(t.Context())
+	require.NoError(t, err)
+
+	// The agent is restarted, and knows all that it has to.
+	c.start()
+	_, err = pod.Refresh(t.Context(), first.Credential)
+	require.ErrorContains(t, err, "superseded")
+	last, err := pod.Refresh(t.Context(), again.Credential)
+	require.NoError(t, err)
+
+	// The pod ends, and is gone.
+	c.Put("web-0", func(o object) { o["status"].(object)["phase"] = "Succeeded" })
+	_, err = pod.Refresh(t.Context(), last.Credential)
+	require.ErrorContains(t, err, "answers 500")
+	assert.Contains(t, c.Log.String(), "its phase is Succeeded")
+	c.Remove("web-0")
+	_, err = pod.Refresh(t.Context(), last.Credential)
+	require.ErrorContains(t, err, "answers 500")
+	_, err = c.pod("web-0").Init(t.Context())
+	require.ErrorContains(t, err, "the kubelet does not know the pod")
+
+	// Nothing that is secret is in a log or in a file.
+	secrets := []string{"eyJ", "PRIVATE KEY", "MII", ";s="}
+	for _, s := range secrets {
+		assert.NotContains(t, c.Log.String(), s)
+	}
+	require.NoError(t, filepath.WalkDir(filepath.Dir(c.socket), func(path string, d os.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		for _, s := range secrets {
+			assert.NotContains(t, string(data), s, path)
+		}
+		return err
+	}))
+}
+
+// TestLongPrincipal has one that is too long for a common name: ZTS would not refresh what has none.
+func TestLongPrincipal(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	long := strings.Repeat("a", 60)
+	c.ZTS.Change(func(r *cafake.ZTSRules) { r.Services = append(r.Services, "media.sports."+long) })
+	c.Put("web-0", func(o object) { o["spec"].(object)["serviceAccountName"] = long })
+	_, err := c.pod("web-0").Init(t.Context())
+	require.ErrorContains(t, err, "the pod cannot have an identity")
+	assert.Contains(t, c.Log.String(), "a common name 64 at most")
+	c.Put("web-0", func(o object) { o["spec"].(object)["serviceAccountName"] = long[:51] })
+	c.ZTS.Change(func(r *cafake.ZTSRules) { r.Services = append(r.Services, "media.sports."+long[:51]) })
+	i, err := c.pod("web-0").Init(t.Context())
+	require.NoError(t, err)
+	assert.Len(t, i.Credential.Leaf().Subject.CommonName, 64)
+	_, err = c.pod("gone-0").Init(t.Context())
+	var told interface {
+		Retryable() (time.Duration, bool)
+	}
+	require.ErrorAs(t, err, &told)
+	_, retry := told.Retryable()
+	assert.True(t, retry, "the kubelet may not know it yet")
+}
 
 // call asks an agent without a socket.
 func call(t testing.TB, agent http.Handler, method, path string, body any) (int, string) {
@@ -48,17 +276,6 @@ func call(t testing.TB, agent http.Handler, method, path string, body any) (int,
 	w := httptest.NewRecorder()
 	agent.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), method, path, strings.NewReader(data)))
 	return w.Code, w.Body.String()
-}
-
-func newAgent(t testing.TB, c *cluster, edit func(*athenz.AgentConfig)) *athenz.Agent {
-	t.Helper()
-	cfg := c.config
-	if edit != nil {
-		edit(&cfg)
-	}
-	a, err := athenz.NewAgent(cfg)
-	require.NoError(t, err)
-	return a
 }
 
 // given is an answer as its bytes are.
@@ -81,7 +298,7 @@ func TestAgentWire(t *testing.T) {
 	conformance.Covers(t, "ATH-7.1-2", "ATH-7.1-3", "ATH-7.1-4", "ATH-7.1-6", "ATH-7.1-7", "ATH-7.1-8", "ATH-7.1-9", "ATH-7.1-10", "ATH-7.1-11", "ATH-7.1-12", "ATH-7.1-13",
 		"ATH-7.2-1", "ATH-7.2-4", "ATH-7.2-7", "ATH-7.3-2", "ATH-7.3-3", "ATH-7.3-4", "ATH-9-1", "ATH-18-3", "ATH-18-4")
 	c := newCluster(t)
-	agent := newAgent(t, c, nil)
+	agent := newAgent(t, c, nil, nil)
 	const mount = "/var/lib/kubelet/pods/0001/volumes/athenz.kubernetes.io~athenz-volume-driver/sia-identity"
 	handle, err := c.volumes.Add(mount, namespace, "web-0")
 	require.NoError(t, err)
@@ -115,7 +332,7 @@ func TestAgentWire(t *testing.T) {
 	certs, err := pki.ParseCertificatesPEM(cert)
 	require.NoError(t, err)
 	assert.True(t, private.PublicKey.Equal(certs[0].PublicKey))
-	assert.Equal(t, string(pki.MarshalCertificatesPEM(c.ca.Root())), string(decode(t, first.CA)))
+	assert.Equal(t, string(pki.MarshalCertificatesPEM(c.CA.Root())), string(decode(t, first.CA)))
 
 	data, err = os.ReadFile(filepath.Join(folder, "context.json"))
 	require.NoError(t, err)
@@ -146,9 +363,9 @@ func TestAgentWire(t *testing.T) {
 	var third given
 	require.NoError(t, json.Unmarshal([]byte(text), &third))
 
-	before := c.zts.Requests()
+	before := c.ZTS.Requests()
 	own := object{"keyPEM": third.Key, "certPEM": third.Cert}
-	other := c.zts.Credential("media.sports.backend")
+	other := c.ZTS.Credential("media.sports.backend")
 	otherCert, otherKey, err := other.MarshalPEM()
 	require.NoError(t, err)
 	for name, body := range map[string]any{
@@ -178,7 +395,7 @@ func TestAgentWire(t *testing.T) {
 		code, text := call(t, agent, http.MethodPost, "/v1/init/"+name, nil)
 		assert.Equal(t, http.StatusBadRequest, code, "%s: %s", name, text)
 	}
-	assert.Equal(t, before, c.zts.Requests(), "ZTS sees nothing of it")
+	assert.Equal(t, before, c.ZTS.Requests(), "ZTS sees nothing of it")
 	for path, want := range map[string]int{"/v1/init/": 404, "/v1/other/" + handle: 404, "/init/" + handle: 404} {
 		code, _ := call(t, agent, http.MethodPost, path, nil)
 		assert.Equal(t, want, code, path)
@@ -198,7 +415,7 @@ func TestAgentWire(t *testing.T) {
 	data, err = json.Marshal(stored)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(folder, "context.json"), data, 0o600))
-	c.keys.add(t, "v4", rsaKey()) // or the document of this second was used
+	c.Keys.Add(t, "v4", athenztest.RSAKey()) // or the document of this second was used
 	code, text = call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
 	assert.Equal(t, http.StatusOK, code, text)
 	code, _ = call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
@@ -212,13 +429,13 @@ func TestAgentWire(t *testing.T) {
 		assert.GreaterOrEqual(t, code, 400)
 		assert.NotContains(t, text, handle)
 	}
-	assert.Contains(t, c.log.String(), "not safe from other users")
-	assert.NotContains(t, c.log.String(), handle)
+	assert.Contains(t, c.Log.String(), "not safe from other users")
+	assert.NotContains(t, c.Log.String(), handle)
 
 	// A volume that is mounted again begins anew; one that is gone is gone.
 	_, err = c.volumes.Add(mount, namespace, "web-0")
 	require.NoError(t, err)
-	c.keys.add(t, "v5", rsaKey()) // or the document of this second was used
+	c.Keys.Add(t, "v5", athenztest.RSAKey()) // or the document of this second was used
 	code, text = call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
 	assert.Equal(t, http.StatusOK, code, text)
 	connect := filepath.Join(folder, "mount", "connect") // where the driver mounts the folder of the socket
@@ -256,20 +473,18 @@ func TestAgentFailures(t *testing.T) {
 	conformance.Covers(t, "ATH-7.1-10", "ATH-7.1-12", "ATH-7.1-13", "ATH-7.2-2", "ATH-7.2-3", "ATH-1-6")
 	c := newCluster(t)
 	away := errors.New("a secret reason")
-	other, _ := c.ca.Certificate("/other")
-	answers := func(f *fixedCA) func(*athenz.AgentConfig) {
-		f.set = c.ca.Bundles()
-		return func(cfg *athenz.AgentConfig) {
-			cfg.CA = func(r athenz.AgentRequest) (athenz.InstanceCA, error) {
-				assert.NotContains(t, fmt.Sprintf("%v %+v %#v %s", r, r, r, &r), "eyJ")
-				return f, nil
-			}
+	other, _ := c.CA.Certificate("/other")
+	answers := func(f *fixedCA) func(ztsclient.Options) (nodeagent.CA, error) {
+		f.set = c.CA.Bundles()
+		return func(o ztsclient.Options) (nodeagent.CA, error) {
+			assert.NotContains(t, fmt.Sprintf("%v %+v %#v", o, o, o), "eyJ")
+			return f, nil
 		}
 	}
-	pods := func(edit func(*athenz.Pod)) func(*athenz.AgentConfig) {
-		return func(cfg *athenz.AgentConfig) {
+	pods := func(edit func(*athenz.Pod)) func(*nodeagent.Config) {
+		return func(cfg *nodeagent.Config) {
 			kubelet := cfg.Pods
-			cfg.Pods = podFunc(func(ctx context.Context, ns, name string) (*athenz.Pod, error) {
+			cfg.Pods = athenztest.PodFunc(func(ctx context.Context, ns, name string) (*athenz.Pod, error) {
 				pod, err := kubelet.Pod(ctx, ns, name)
 				if err == nil {
 					edit(pod)
@@ -280,43 +495,47 @@ func TestAgentFailures(t *testing.T) {
 	}
 	var wg sync.WaitGroup
 	for name, v := range map[string]struct {
-		edit func(*athenz.AgentConfig)
+		edit func(*nodeagent.Config)
+		ca   func(ztsclient.Options) (nodeagent.CA, error)
 		code int
 	}{
-		"no kubelet": {func(cfg *athenz.AgentConfig) {
-			cfg.Pods = podFunc(func(context.Context, string, string) (*athenz.Pod, error) { return nil, away })
+		"no kubelet": {func(cfg *nodeagent.Config) {
+			cfg.Pods = athenztest.PodFunc(func(context.Context, string, string) (*athenz.Pod, error) { return nil, away })
+		}, nil, 500},
+		"no pod": {func(cfg *nodeagent.Config) {
+			cfg.Pods = athenztest.PodFunc(func(context.Context, string, string) (*athenz.Pod, error) { return nil, athenz.ErrNoPod })
+		}, nil, 400},
+		"a namespace without a domain":  {pods(func(p *athenz.Pod) { p.Namespace = "k8s-admin-x" }), nil, 500},
+		"an account that is no service": {pods(func(p *athenz.Pod) { p.ServiceAccount = "a.b" }), nil, 500},
+		"no signer": {func(cfg *nodeagent.Config) {
+			cfg.Signer = athenztest.SignFunc(func(context.Context, athenz.PodSubject) (string, error) { return "", away })
+		}, nil, 500},
+		"no ZTS":     {nil, answers(&fixedCA{err: away}), 500},
+		"no chain":   {nil, answers(&fixedCA{}), 500},
+		"nil":        {nil, answers(&fixedCA{chain: []*x509.Certificate{nil}}), 500},
+		"other leaf": {nil, answers(&fixedCA{chain: other}), 500},
+		"no CA": {nil, func(o ztsclient.Options) (nodeagent.CA, error) {
+			if o.Instance.ID == "any" { // of New
+				return nil, nil
+			}
+			return nil, away
 		}, 500},
-		"no pod": {func(cfg *athenz.AgentConfig) {
-			cfg.Pods = podFunc(func(context.Context, string, string) (*athenz.Pod, error) { return nil, athenz.ErrNoPod })
-		}, 400},
-		"a namespace without a domain":  {pods(func(p *athenz.Pod) { p.Namespace = "k8s-admin-x" }), 500},
-		"an account that is no service": {pods(func(p *athenz.Pod) { p.ServiceAccount = "a.b" }), 500},
-		"no signer": {func(cfg *athenz.AgentConfig) {
-			cfg.Signer = signFunc(func(context.Context, athenz.PodSubject) (string, error) { return "", away })
-		}, 500},
-		"no ZTS":     {answers(&fixedCA{err: away}), 500},
-		"no chain":   {answers(&fixedCA{}), 500},
-		"nil":        {answers(&fixedCA{chain: []*x509.Certificate{nil}}), 500},
-		"other leaf": {answers(&fixedCA{chain: other}), 500},
-		"no CA": {func(cfg *athenz.AgentConfig) {
-			cfg.CA = func(athenz.AgentRequest) (athenz.InstanceCA, error) { return nil, away }
-		}, 500},
-		"no SPIFFE ID": {func(cfg *athenz.AgentConfig) {
+		"no SPIFFE ID": {func(cfg *nodeagent.Config) {
 			cfg.SPIFFE = func(athenzname.Service, *athenz.Pod) (spiffe.ID, error) { return spiffe.ID{}, away }
-		}, 500},
-		"another's SPIFFE ID": {func(cfg *athenz.AgentConfig) {
+		}, nil, 500},
+		"another's SPIFFE ID": {func(cfg *nodeagent.Config) {
 			cfg.SPIFFE = func(athenzname.Service, *athenz.Pod) (spiffe.ID, error) {
 				return spiffe.ParseID("spiffe://media.sports/sa/root")
 			}
-		}, 500},
+		}, nil, 500},
 		// What the provider refuses, of which only the log has the reason.
-		"another address": {pods(func(p *athenz.Pod) { p.IP = p.IP.Next() }), 500},
-		"another account": {pods(func(p *athenz.Pod) { p.ServiceAccount = "backend" }), 500},
-		"another pod":     {pods(func(p *athenz.Pod) { p.Name = "web-9" }), 500},
+		"another address": {pods(func(p *athenz.Pod) { p.IP = p.IP.Next() }), nil, 500},
+		"another account": {pods(func(p *athenz.Pod) { p.ServiceAccount = "backend" }), nil, 500},
+		"another pod":     {pods(func(p *athenz.Pod) { p.Name = "web-9" }), nil, 500},
 	} {
 		handle, err := c.volumes.Add("/"+name, namespace, "web-0")
 		require.NoError(t, err)
-		agent := newAgent(t, c, v.edit)
+		agent := newAgent(t, c, v.edit, v.ca)
 		wg.Go(func() { // all at once, as a refusal takes a second
 			code, text := call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
 			assert.Equal(t, v.code, code, "%s: %s", name, text)
@@ -330,10 +549,10 @@ func TestAgentFailures(t *testing.T) {
 		"failed":     func(o object) { o["status"].(object)["phase"] = "Failed" },
 		"deleted":    func(o object) { o["metadata"].(object)["deletionTimestamp"] = "2026-01-01T00:00:00Z" },
 	} {
-		c.put("bad-0", pod)
+		c.Put("bad-0", pod)
 		handle, err := c.volumes.Add("/bad", namespace, "bad-0")
 		require.NoError(t, err)
-		code, text := call(t, newAgent(t, c, nil), http.MethodPost, "/v1/init/"+handle, nil)
+		code, text := call(t, newAgent(t, c, nil, nil), http.MethodPost, "/v1/init/"+handle, nil)
 		assert.GreaterOrEqual(t, code, 400, name)
 		assert.Contains(t, text, "the pod", name)
 	}
@@ -341,12 +560,12 @@ func TestAgentFailures(t *testing.T) {
 
 // slowCA is a ZTS whose answers come, if they are to be lost, when the agent waits no more.
 type slowCA struct {
-	athenz.InstanceCA
+	nodeagent.CA
 	lose *atomic.Bool
 }
 
 func (s slowCA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
-	set, err := s.InstanceCA.FetchBundles(context.WithoutCancel(ctx))
+	set, err := s.CA.FetchBundles(context.WithoutCancel(ctx))
 	if s.lose.Load() {
 		<-ctx.Done()
 	}
@@ -360,21 +579,12 @@ func TestAgentLateAnswer(t *testing.T) {
 	conformance.Covers(t, "ATH-18-11")
 	c := newCluster(t)
 	var lose atomic.Bool
-	agent := newAgent(t, c, func(cfg *athenz.AgentConfig) {
-		ca := cfg.CA
-		cfg.CA = func(r athenz.AgentRequest) (athenz.InstanceCA, error) {
-			next, err := ca(r)
-			return slowCA{next, &lose}, err
-		}
-	})
-	late := newAgent(t, c, func(cfg *athenz.AgentConfig) {
-		ca := cfg.CA
-		cfg.Timeout = time.Second
-		cfg.CA = func(r athenz.AgentRequest) (athenz.InstanceCA, error) {
-			next, err := ca(r)
-			return slowCA{next, &lose}, err
-		}
-	})
+	slow := func(o ztsclient.Options) (nodeagent.CA, error) {
+		next, err := nodeagent.NewCA(o)
+		return slowCA{next, &lose}, err
+	}
+	agent := newAgent(t, c, nil, slow)
+	late := newAgent(t, c, func(cfg *nodeagent.Config) { cfg.Timeout = time.Second }, slow)
 	handle, err := c.volumes.Add("/late", namespace, "web-0")
 	require.NoError(t, err)
 	var held []object
@@ -397,15 +607,9 @@ func TestAgentLateAnswer(t *testing.T) {
 	assert.Contains(t, ask(agent, "refresh", held[0], http.StatusBadRequest), "superseded")
 	ask(agent, "refresh", held[1], http.StatusOK)
 	ask(agent, "refresh", held[2], http.StatusOK)
-	instance := cafake.AthenzInstance(c.zts.Fake)
+	instance := cafake.AthenzInstance(c.ZTS.Fake)
 	instance.ID = "web-0"
-	assert.False(t, c.zts.Revoked(instance))
-}
-
-type signFunc func(context.Context, athenz.PodSubject) (string, error)
-
-func (f signFunc) SignDocument(ctx context.Context, s athenz.PodSubject) (string, error) {
-	return f(ctx, s)
+	assert.False(t, c.ZTS.Revoked(instance))
 }
 
 // lost is a client that is gone before it has its answer.
@@ -418,11 +622,11 @@ func TestAgentAnswerLost(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-7.1-11", "ATH-7.2-8")
 	c := newCluster(t)
-	agent := newAgent(t, c, nil)
+	agent := newAgent(t, c, nil, nil)
 	handle, err := c.volumes.Add("/lost", namespace, "web-0")
 	require.NoError(t, err)
 	agent.ServeHTTP(lost{httptest.NewRecorder()}, httptest.NewRequest(http.MethodPost, "/v1/init/"+handle, nil))
-	c.keys.add(t, "v5", rsaKey()) // or the document of this second was used
+	c.Keys.Add(t, "v5", athenztest.RSAKey()) // or the document of this second was used
 
 	// Of many at once one is given it.
 	var wg sync.WaitGroup
@@ -443,9 +647,9 @@ func TestAgentAnswerLost(t *testing.T) {
 	assert.Equal(t, []int32{1, 4, 0}, []int32{ok.Load(), forbidden.Load(), others.Load()})
 
 	// A pod that asks too often waits, and others do not.
-	agent = newAgent(t, c, func(cfg *athenz.AgentConfig) {
-		cfg.Signer = signFunc(func(context.Context, athenz.PodSubject) (string, error) { return "", errors.New("away") })
-	})
+	agent = newAgent(t, c, func(cfg *nodeagent.Config) {
+		cfg.Signer = athenztest.SignFunc(func(context.Context, athenz.PodSubject) (string, error) { return "", errors.New("away") })
+	}, nil)
 	codes := map[int]int{}
 	for _, mount := range []string{"/often", "/seldom"} {
 		if handle, err = c.volumes.Add(mount, namespace, "web-0"); err != nil {
@@ -463,17 +667,16 @@ func TestAgentAnswerLost(t *testing.T) {
 
 // virtualConfig is that of an agent without sockets, for tests in virtual time: all of its pods run, and have the address
 // 10.1.2.3.
-func virtualConfig(t testing.TB, ca athenz.InstanceCA) athenz.AgentConfig {
+func virtualConfig(t testing.TB) nodeagent.Config {
 	t.Helper()
-	return athenz.AgentConfig{
-		Volumes: athenz.NewVolumes(filepath.Join(t.TempDir(), "volumes")), Provider: athenzname.Service{Domain: "k8s.admin", Name: "callback"}, Suffix: suffix,
-		TrustDomain: spiffe.MustParseTrustDomain("athenz.example"),
-		Pods: podFunc(func(_ context.Context, namespace, name string) (*athenz.Pod, error) {
+	return nodeagent.Config{
+		Volumes: nodeagent.Volumes(filepath.Join(t.TempDir(), "volumes")), Provider: athenzname.Service{Domain: "k8s.admin", Name: "callback"}, Suffix: athenztest.Suffix,
+		ZTS: ztsclient.Options{Endpoint: caclient.Endpoint{TrustDomain: spiffe.MustParseTrustDomain("athenz.example")}},
+		Pods: athenztest.PodFunc(func(_ context.Context, namespace, name string) (*athenz.Pod, error) {
 			ip := netip.MustParseAddr("10.1.2.3")
 			return &athenz.Pod{Namespace: namespace, Name: name, ServiceAccount: account, IP: ip, IPs: []netip.Addr{ip}, Phase: "Running"}, nil
 		}),
-		Signer: signFunc(func(context.Context, athenz.PodSubject) (string, error) { return "x.y.z", nil }),
-		CA:     func(athenz.AgentRequest) (athenz.InstanceCA, error) { return ca, nil },
+		Signer: athenztest.SignFunc(func(context.Context, athenz.PodSubject) (string, error) { return "x.y.z", nil }),
 	}
 }
 
@@ -481,18 +684,18 @@ func virtualConfig(t testing.TB, ca athenz.InstanceCA) athenz.AgentConfig {
 // which they get another document, are theirs alone.
 func TestAgentFailuresHoldNothing(t *testing.T) {
 	t.Parallel()
-	cfg := virtualConfig(t, &fixedCA{err: errors.New("no consent")})
+	cfg := virtualConfig(t)
 	synctest.Test(t, func(t *testing.T) {
 		begun := time.Now()
 		var mu sync.Mutex
 		waited := map[string]time.Duration{}
-		cfg.Signer = signFunc(func(_ context.Context, s athenz.PodSubject) (string, error) {
+		cfg.Signer = athenztest.SignFunc(func(_ context.Context, s athenz.PodSubject) (string, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			waited[s.Pod] = time.Since(begun)
 			return "x.y.z", nil
 		})
-		agent, err := athenz.NewAgent(cfg)
+		agent, err := nodeagent.NewWith(cfg, func(ztsclient.Options) (nodeagent.CA, error) { return &fixedCA{err: errors.New("no consent")}, nil })
 		require.NoError(t, err)
 		var wg sync.WaitGroup
 		for n := range 10 {
@@ -527,12 +730,11 @@ func (certifier) ServiceToken() string { return "" }
 func TestAgentLostRefresh(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-7.1-11")
-	cfg := virtualConfig(t, nil)
+	cfg := virtualConfig(t)
 	synctest.Test(t, func(t *testing.T) {
-		ca := newTestCA(t)
+		ca := spiffetest.NewCA(t, "athenz.example")
 		ca.EditTemplates(func(c *x509.Certificate) { c.NotBefore, c.NotAfter = time.Now(), time.Now().Add(time.Hour) })
-		cfg.CA = func(athenz.AgentRequest) (athenz.InstanceCA, error) { return certifier{ca}, nil }
-		agent, err := athenz.NewAgent(cfg)
+		agent, err := nodeagent.NewWith(cfg, func(ztsclient.Options) (nodeagent.CA, error) { return certifier{ca}, nil })
 		require.NoError(t, err)
 		for _, arrives := range []bool{false, true} {
 			handle, err := cfg.Volumes.Add(fmt.Sprintf("/%v", arrives), namespace, "web-0")
@@ -573,16 +775,16 @@ func TestAgentNewAddress(t *testing.T) {
 	pod := c.pod("web-0")
 	first, err := pod.Init(t.Context())
 	require.NoError(t, err)
-	c.put("web-0", func(o object) { o["status"] = object{"phase": "Running", "podIP": "10.1.2.99"} })
+	c.Put("web-0", func(o object) { o["status"] = object{"phase": "Running", "podIP": "10.1.2.99"} })
 	second, err := pod.Refresh(t.Context(), first.Credential)
 	require.NoError(t, err)
 	require.Len(t, second.Credential.Leaf().IPAddresses, 1)
 	assert.Equal(t, "10.1.2.99", second.Credential.Leaf().IPAddresses[0].String())
 
 	// A kubelet that is away, or does not know the address yet: the next refresh has it.
-	c.put("web-0", func(o object) { o["status"] = object{"phase": "Running", "podIP": "10.1.2.100"} })
+	c.Put("web-0", func(o object) { o["status"] = object{"phase": "Running", "podIP": "10.1.2.100"} })
 	kubelet := c.config.Pods
-	for _, pods := range []podFunc{
+	for _, pods := range []athenztest.PodFunc{
 		func(context.Context, string, string) (*athenz.Pod, error) { return nil, errors.New("away") },
 		func(context.Context, string, string) (*athenz.Pod, error) { return new(athenz.Pod), nil },
 		kubelet.Pod,
@@ -595,7 +797,7 @@ func TestAgentNewAddress(t *testing.T) {
 	}
 	require.NoError(t, err)
 	assert.Equal(t, "10.1.2.100", first.Credential.Leaf().IPAddresses[0].String())
-	assert.False(t, c.zts.Revoked(cafake.AthenzInstance(c.zts.Fake)))
+	assert.False(t, c.ZTS.Revoked(cafake.AthenzInstance(c.ZTS.Fake)))
 }
 
 // TestSidecarAfterReboot has a node be rebooted: its volumes are mounted again, and the files of the pod are still there. The
@@ -603,20 +805,32 @@ func TestAgentNewAddress(t *testing.T) {
 func TestSidecarAfterReboot(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-18-11")
-	c := newCluster(t)
-	first, err := c.pod("web-0").Init(t.Context())
-	require.NoError(t, err)
-	c.keys.add(t, "v2", rsaKey()) // or the document of this second was used
-	again := c.pod("web-0")
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	c, dir := newCluster(t), t.TempDir()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	s, err := athenz.StartSidecar(ctx, athenz.SidecarConfig{Agent: again, Identity: first})
-	require.NoError(t, err)
-	defer func() { require.NoError(t, s.Close()) }()
+	start := func(folder string) *sidecar.Sidecar {
+		t.Helper()
+		s, err := sidecar.Start(ctx, sidecar.Config{Socket: c.socket, HandleFile: c.mount("web-0"), Files: sidecar.Files{
+			KeyFile: filepath.Join(folder, "key"), CertificateFile: filepath.Join(folder, "cert"), RootsFile: filepath.Join(folder, "roots"),
+		}})
+		require.NoError(t, err)
+		return s
+	}
+	present := func(s *sidecar.Sidecar) *x509.Certificate {
+		t.Helper()
+		i, err := s.Identity()
+		require.NoError(t, err)
+		return i.Credential.Leaf()
+	}
+	s := start(filepath.Join(dir, "tls"))
+	first := present(s)
+	require.NoError(t, s.Close())
+	require.NoError(t, os.CopyFS(filepath.Join(dir, "before"), os.DirFS(filepath.Join(dir, "tls"))))
+	c.Keys.Add(t, "v2", athenztest.RSAKey()) // or the document of this second was used
+	s = start(filepath.Join(dir, "tls"))
 	for {
 		changed := s.Changed()
-		i := must(t, s)
-		if !i.Credential.Leaf().Equal(first.Credential.Leaf()) {
+		if !present(s).Equal(first) {
 			break
 		}
 		require.NoError(t, s.Report().Upstreams[0].Err, "the attempt is to succeed")
@@ -626,10 +840,13 @@ func TestSidecarAfterReboot(t *testing.T) {
 			require.FailNow(t, "no new identity")
 		}
 	}
+	require.NoError(t, s.Close())
 
 	// An agent that knows of a newer certificate than the pod has gives no first one, and the present one stays.
-	require.NoError(t, s.Close())
-	s, err = athenz.StartSidecar(ctx, athenz.SidecarConfig{Agent: again, Identity: first})
+	handle := agentapi.Handle(mountOf("web-0"))
+	s, err := sidecar.Start(ctx, sidecar.Config{Socket: c.socket, HandleFile: filepath.Join(string(c.volumes), handle, "mount", "id"), Files: sidecar.Files{
+		KeyFile: filepath.Join(dir, "before", "key"), CertificateFile: filepath.Join(dir, "before", "cert"), RootsFile: filepath.Join(dir, "before", "roots"),
+	}})
 	require.NoError(t, err)
 	for failures := 0; failures == 0; {
 		changed := s.Changed()
@@ -639,7 +856,7 @@ func TestSidecarAfterReboot(t *testing.T) {
 		}
 	}
 	require.ErrorContains(t, err, "superseded")
-	assert.Same(t, first, must(t, s))
+	assert.True(t, present(s).Equal(first))
 	require.NoError(t, s.Close())
 }
 
@@ -647,7 +864,7 @@ func TestSidecarAfterReboot(t *testing.T) {
 func TestVolumesAfterCrash(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	v := athenz.NewVolumes(dir)
+	v := nodeagent.Volumes(dir)
 	for _, draft := range []string{"context.json.new", "data.json.new"} {
 		handle, err := v.Add("/crash", namespace, "web-0")
 		require.NoError(t, err)
@@ -657,112 +874,31 @@ func TestVolumesAfterCrash(t *testing.T) {
 	}
 }
 
-func TestNewAgentRefuses(t *testing.T) {
+func TestNewRefuses(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	for name, edit := range map[string]func(*athenz.AgentConfig){
-		"no provider":  func(cfg *athenz.AgentConfig) { cfg.Provider = athenzname.Service{} },
-		"no volumes":   func(cfg *athenz.AgentConfig) { cfg.Volumes = nil },
-		"no pods":      func(cfg *athenz.AgentConfig) { cfg.Pods = nil },
-		"no signer":    func(cfg *athenz.AgentConfig) { cfg.Signer = nil },
-		"no CA":        func(cfg *athenz.AgentConfig) { cfg.CA = nil },
-		"no suffix":    func(cfg *athenz.AgentConfig) { cfg.Suffix = "" },
-		"a suffix":     func(cfg *athenz.AgentConfig) { cfg.Suffix = ".x" },
-		"no domain":    func(cfg *athenz.AgentConfig) { cfg.TrustDomain = spiffe.TrustDomain{} },
-		"admin domain": func(cfg *athenz.AgentConfig) { cfg.Mapping.AdminDomain = "A" },
-		"timeout":      func(cfg *athenz.AgentConfig) { cfg.Timeout = -1 },
+	for name, edit := range map[string]func(*nodeagent.Config){
+		"no provider":  func(cfg *nodeagent.Config) { cfg.Provider = athenzname.Service{} },
+		"no volumes":   func(cfg *nodeagent.Config) { cfg.Volumes = "" },
+		"no pods":      func(cfg *nodeagent.Config) { cfg.Pods = nil },
+		"no signer":    func(cfg *nodeagent.Config) { cfg.Signer = nil },
+		"no ZTS":       func(cfg *nodeagent.Config) { cfg.ZTS.URL = "" },
+		"no roots":     func(cfg *nodeagent.Config) { cfg.ZTS.Roots, cfg.ZTS.RootsFile = nil, "" },
+		"a proof":      func(cfg *nodeagent.Config) { cfg.ZTS.TokenFile = "/token" },
+		"no suffix":    func(cfg *nodeagent.Config) { cfg.Suffix = "" },
+		"a suffix":     func(cfg *nodeagent.Config) { cfg.Suffix = ".x" },
+		"no domain":    func(cfg *nodeagent.Config) { cfg.ZTS.TrustDomain = spiffe.TrustDomain{} },
+		"admin domain": func(cfg *nodeagent.Config) { cfg.Mapping.AdminDomain = "A" },
+		"timeout":      func(cfg *nodeagent.Config) { cfg.Timeout = -1 },
 	} {
 		cfg := c.config
 		edit(&cfg)
-		_, err := athenz.NewAgent(cfg)
-		require.ErrorContains(t, err, "athenz: new agent: ", name)
+		_, err := nodeagent.New(cfg)
+		require.ErrorContains(t, err, "nodeagent: new: ", name)
 	}
 	for _, args := range [][3]string{{"relative", "ns", "pod"}, {"/x", "", "pod"}, {"/x", "ns", ""}, {"/x", "a/b", "pod"}, {"/x", "ns", "../x"}} {
 		_, err := c.volumes.Add(args[0], args[1], args[2])
-		require.ErrorContains(t, err, "athenz: add volume: ")
-	}
-}
-
-func TestAgentClient(t *testing.T) {
-	t.Parallel()
-	conformance.Covers(t, "ATH-7.1-1", "ATH-7.1-2", "ATH-8-10")
-	for _, args := range [][2]string{{"", "/x"}, {"/x", ""}} {
-		_, err := athenz.NewAgentClient(args[0], args[1])
-		require.ErrorContains(t, err, "athenz: new agent client: ")
-	}
-	dir := t.TempDir()
-	socket, id := filepath.Join(dir, "agent.sock"), filepath.Join(dir, "id")
-	c, err := athenz.NewAgentClient(socket, id)
-	require.NoError(t, err)
-	_, err = c.Init(t.Context())
-	require.ErrorIs(t, err, os.ErrNotExist)
-	require.NoError(t, os.WriteFile(id, []byte("x"), 0o600))
-	_, err = c.Init(t.Context())
-	require.ErrorContains(t, err, "43 letters")
-	handle := athenz.VolumeHandle("/x")
-	require.NoError(t, os.WriteFile(id, []byte(handle+"\n"), 0o600))
-	_, err = c.Init(t.Context())
-	require.ErrorContains(t, err, "connect:")
-	assert.NotContains(t, err.Error(), handle)
-	_, err = c.Refresh(t.Context(), nil)
-	require.ErrorContains(t, err, "use Init")
-
-	var answer atomic.Value
-	l, err := net.Listen("unix", socket)
-	require.NoError(t, err)
-	server := &http.Server{ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body := new(bytes.Buffer)
-		_, _ = body.ReadFrom(r.Body)
-		text := answer.Load().(string)
-		if text == "echo" {
-			w.WriteHeader(http.StatusInternalServerError)
-			text = r.URL.Path + body.String()
-		}
-		_, _ = w.Write([]byte(text))
-	})}
-	var wg sync.WaitGroup
-	wg.Go(func() { _ = server.Serve(l) })
-	t.Cleanup(func() { _ = server.Close(); wg.Wait() })
-	if os.Geteuid() != 0 { // whom no mode stops
-		require.NoError(t, os.Chmod(socket, 0))
-		_, err = c.Init(t.Context())
-		require.ErrorContains(t, err, "this user may not connect to the agent")
-		require.NoError(t, os.Chmod(socket, 0o700))
-	}
-	cluster := cafake.NewZTS(t, newTestCA(t), "/ns/a/sa/b")
-	good := cluster.Credential("a.b")
-	certs, key, err := good.MarshalPEM()
-	require.NoError(t, err)
-	body := func(edit func(object)) string {
-		o := object{"ntoken": "v=S1;s=secret", "keyPEM": key, "certPEM": certs, "caCertPEM": certs}
-		edit(o)
-		data, err := json.Marshal(o)
-		require.NoError(t, err)
-		return string(data)
-	}
-	answer.Store(body(func(object) {}))
-	i, err := c.Init(t.Context())
-	require.NoError(t, err)
-	assert.True(t, i.Credential.Leaf().Equal(good.Leaf()))
-	var log bytes.Buffer
-	slog.New(slog.NewTextHandler(&log, nil)).Info("x", "identity", i)
-	for _, text := range []string{fmt.Sprintf("%v %+v %#v %s %q", i, i, i, i, i), log.String()} {
-		assert.NotContains(t, text, "secret")
-		assert.Contains(t, text, "a.b until")
-	}
-	for name, text := range map[string]string{
-		"nothing": "", "noise": "x", "a list": "[]", "no fields": "{}", "another's key": body(func(o object) { o["keyPEM"] = []byte(mustKey(t)) }),
-		"no key": body(func(o object) { delete(o, "keyPEM") }), "not base64": body(func(o object) { o["certPEM"] = "?" }), "roots": body(func(o object) { o["caCertPEM"] = key }),
-		"2 MiB": body(func(o object) { o["x"] = strings.Repeat("x", 2<<20) }), "echo": "echo",
-	} {
-		answer.Store(text)
-		_, err = c.Init(t.Context())
-		require.Error(t, err, name)
-		_, err = c.Refresh(t.Context(), good)
-		require.Error(t, err, name)
-		assert.NotContains(t, err.Error(), string(key)[40:80], name)
-		assert.NotContains(t, err.Error(), base64.StdEncoding.EncodeToString(key)[40:80], name)
-		assert.NotContains(t, err.Error(), handle, name)
+		require.ErrorContains(t, err, "nodeagent: add volume: ")
 	}
 }
 
@@ -773,16 +909,9 @@ func must2[T any](v T, err error) T {
 	return v
 }
 
-func mustKey(t testing.TB) string {
-	t.Helper()
-	text, err := pki.MarshalPrivateKeyPEM(rsaKey())
-	require.NoError(t, err)
-	return string(text)
-}
-
 func FuzzAgentRefresh(f *testing.F) {
 	c := newCluster(f)
-	agent := newAgent(f, c, nil)
+	agent := newAgent(f, c, nil, nil)
 	handle, err := c.volumes.Add("/fuzz", namespace, "web-0")
 	require.NoError(f, err)
 	code, text := call(f, agent, http.MethodPost, "/v1/init/"+handle, nil)
@@ -792,23 +921,6 @@ func FuzzAgentRefresh(f *testing.F) {
 	f.Add(text[:len(text)-1])
 	f.Fuzz(func(t *testing.T, body string) {
 		if code, text := call(t, agent, http.MethodPost, "/v1/refresh/"+handle, body); code != http.StatusBadRequest && code != http.StatusTooManyRequests {
-			t.Fatalf("%d %s", code, text)
-		}
-	})
-}
-
-func FuzzConfirmation(f *testing.F) {
-	c := newCluster(f)
-	client := c.mutualTLS(cafake.ZTSName)
-	good, err := json.Marshal(confirmation(""))
-	require.NoError(f, err)
-	f.Add(string(good))
-	f.Add(`{"provider":"a.b","domain":"a","service":"b","attestationData":"x.y.z","attributes":{"sanIP":",,"}}`)
-	f.Fuzz(func(t *testing.T, body string) {
-		own := *c
-		own.t = t
-		code, text := own.confirm(client, "/instance", body)
-		if code != http.StatusBadRequest && code != http.StatusForbidden {
 			t.Fatalf("%d %s", code, text)
 		}
 	})

@@ -1,14 +1,11 @@
-package athenzprog_test
+package athenz_test
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
-	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -18,50 +15,26 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/athenz"
-	"github.com/svidkit/svidkit/internal/athenzprog"
+	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
-	"github.com/svidkit/svidkit/pki/athenzname"
 )
 
 const usedObject = "/api/v1/namespaces/athenz/configmaps/used-documents"
 
 // replicas are providers of one cluster.
 type replicas struct {
-	*place
-	api    *kubetest.Server
+	*athenztest.Cluster
+	t      *testing.T
 	client *http.Client
 	urls   []string
-	log    record
-	signed time.Duration
-}
-
-// record is a log that the test reads.
-type record struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (r *record) Write(p []byte) (int, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.text.Write(p)
-}
-
-func (r *record) String() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.text.String()
 }
 
 func newReplicas(t *testing.T) *replicas {
 	t.Helper()
-	r := &replicas{place: newPlace(t), api: kubetest.Start(t)}
-	r.api.Put("/api/v1/namespaces/media-sports/pods/web-0", map[string]any{
-		"metadata": map[string]any{"uid": "1"}, "spec": map[string]any{"serviceAccountName": "frontend"}, "status": map[string]any{"phase": "Running", "podIP": "10.1.2.3"},
-	})
-	r.client = r.mutual(cafake.ZTSName)
+	r := &replicas{Cluster: athenztest.New(t), t: t}
+	r.client = r.MutualTLS(cafake.ZTSName)
 	for range 2 {
 		r.add()
 	}
@@ -71,37 +44,26 @@ func newReplicas(t *testing.T) *replicas {
 // add starts a replica.
 func (r *replicas) add() {
 	r.t.Helper()
-	at := r.start(athenzprog.Provider(), &r.log, "KUBERNETES_API="+r.api.URL(), "USED_DOCUMENTS=athenz/used-documents", "HEALTH_ADDR=off")
-	r.urls = append(r.urls, "https://"+at["PROVIDER_ADDR"].String()+"/instance")
-}
-
-// sign returns another document each time.
-func (r *replicas) sign() string {
-	r.t.Helper()
-	r.signed += time.Second
-	signer, err := athenz.NewSigner(athenz.SignerOptions{Dir: r.path("private"), Lifetime: time.Minute + r.signed})
+	cfg := r.ProviderConfig()
+	var err error
+	cfg.Verifier, err = athenz.NewVerifier(athenz.VerifierOptions{Dir: r.Keys.Public, Leeway: 5 * time.Second})
 	require.NoError(r.t, err)
-	text, err := signer.SignDocument(r.t.Context(), athenz.PodSubject{
-		Namespace: "media-sports", Pod: "web-0", Service: athenzname.Service{Domain: "media.sports", Name: "frontend"}, IP: netip.MustParseAddr("10.1.2.3"),
-	})
+	cfg.FirstUse, err = athenz.FirstUseInConfigMap(r.API.URL(), nil, "athenz/used-documents")
 	require.NoError(r.t, err)
-	return text
+	r.urls = append(r.urls, r.ServeProvider(cfg)+"/instance")
 }
 
 // confirm shows a document to a replica.
 func (r *replicas) confirm(replica int, document string) int {
-	body, err := json.Marshal(map[string]any{
-		"provider": providerName, "domain": "media.sports", "service": "frontend", "attestationData": document, "attributes": map[string]string{"instanceId": "web-0"},
-	})
+	body, err := json.Marshal(confirmation(document))
 	if !assert.NoError(r.t, err) {
 		return 0
 	}
-	answer, err := r.client.Post(r.urls[replica], "application/json", bytes.NewReader(body))
+	answer, err := r.client.Post(r.urls[replica], "application/json", strings.NewReader(string(body)))
 	if !assert.NoError(r.t, err) {
 		return 0
 	}
-	defer answer.Body.Close()
-	_, _ = io.Copy(io.Discard, answer.Body)
+	_ = answer.Body.Close()
 	return answer.StatusCode
 }
 
@@ -110,10 +72,10 @@ func TestUsedDocuments(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-12-12")
 	r := newReplicas(t)
-	r.api.Put(usedObject, map[string]any{"metadata": map[string]any{"labels": map[string]any{"team": "a"}}, "data": map[string]any{"other": "text"}})
+	r.API.Put(usedObject, map[string]any{"metadata": map[string]any{"labels": map[string]any{"team": "a"}}, "data": map[string]any{"other": "text"}})
 	var documents []string
 	for range 12 {
-		documents = append(documents, r.sign())
+		documents = append(documents, r.Sign(nil))
 	}
 	var mu sync.Mutex
 	codes := map[string]map[int]int{}
@@ -135,13 +97,13 @@ func TestUsedDocuments(t *testing.T) {
 	}
 	r.add()
 	assert.Equal(t, 403, r.confirm(2, documents[0]))
-	assert.Equal(t, 200, r.confirm(2, r.sign()))
+	assert.Equal(t, 200, r.confirm(2, r.Sign(nil)))
 
 	var object struct {
 		Metadata struct{ Labels map[string]string }
 		Data     map[string]string
 	}
-	require.True(t, r.api.Get(usedObject, &object))
+	require.True(t, r.API.Get(usedObject, &object))
 	assert.Equal(t, "a", object.Metadata.Labels["team"], "what others have written stays")
 	assert.Equal(t, "text", object.Data["other"])
 	var used map[string]int64
@@ -149,7 +111,7 @@ func TestUsedDocuments(t *testing.T) {
 	assert.Len(t, used, 13)
 	first := documents[0]
 	sum := sha256.Sum256([]byte(first[:strings.LastIndexByte(first, '.')]))
-	assert.InDelta(t, time.Now().Add(2*time.Minute).Unix(), used[base64.RawURLEncoding.EncodeToString(sum[:])], 20)
+	assert.InDelta(t, time.Now().Add(6*time.Minute).Unix(), used[base64.RawURLEncoding.EncodeToString(sum[:])], 20)
 	assert.NotContains(t, object.Data["documents"], "eyJ")
 }
 
@@ -158,12 +120,10 @@ func TestUsedDocuments(t *testing.T) {
 func TestClocksApart(t *testing.T) {
 	t.Parallel()
 	r := newReplicas(t)
-	r.api.Put(usedObject, map[string]any{})
-	signer, err := athenz.NewSigner(athenz.SignerOptions{Dir: r.path("private"), Lifetime: time.Second})
+	r.API.Put(usedObject, map[string]any{})
+	signer, err := athenz.NewSigner(athenz.SignerOptions{Dir: r.Keys.Private, Lifetime: time.Second})
 	require.NoError(t, err)
-	document, err := signer.SignDocument(t.Context(), athenz.PodSubject{
-		Namespace: "media-sports", Pod: "web-0", Service: athenzname.Service{Domain: "media.sports", Name: "frontend"}, IP: netip.MustParseAddr("10.1.2.3"),
-	})
+	document, err := signer.SignDocument(t.Context(), athenztest.Subject())
 	require.NoError(t, err)
 	time.Sleep(1100 * time.Millisecond)
 	assert.Equal(t, 200, r.confirm(0, document))
@@ -175,14 +135,14 @@ func TestClocksApart(t *testing.T) {
 func TestUsedDocumentsFail(t *testing.T) {
 	t.Parallel()
 	r := newReplicas(t)
-	assert.Equal(t, 503, r.confirm(0, r.sign()), "there is none")
-	assert.Contains(t, r.log.String(), "create it, without data")
+	assert.Equal(t, 503, r.confirm(0, r.Sign(nil)), "there is none")
+	assert.Contains(t, r.Log.String(), "create it, without data")
 	put := func(text string) {
-		r.api.Put(usedObject, map[string]any{"data": map[string]any{"documents": text}})
+		r.API.Put(usedObject, map[string]any{"data": map[string]any{"documents": text}})
 	}
 	for _, text := range []string{"x", "[]", "null", `"x"`, `{"a":"b"}`, `{"a":null}{}`} {
 		put(text)
-		assert.Equal(t, 503, r.confirm(0, r.sign()), text)
+		assert.Equal(t, 503, r.confirm(0, r.Sign(nil)), text)
 	}
 	many := func(until time.Time) string {
 		used := map[string]int64{}
@@ -194,12 +154,12 @@ func TestUsedDocumentsFail(t *testing.T) {
 		return string(text)
 	}
 	put(many(time.Now().Add(time.Hour)))
-	assert.Equal(t, 503, r.confirm(0, r.sign()), "it is full")
-	assert.Contains(t, r.log.String(), "TOKEN_EXPIRY")
+	assert.Equal(t, 503, r.confirm(0, r.Sign(nil)), "it is full")
+	assert.Contains(t, r.Log.String(), "shorten the lifetime of documents")
 	put(many(time.Now().Add(-time.Second)))
-	assert.Equal(t, 200, r.confirm(0, r.sign()), "what has expired is forgotten")
+	assert.Equal(t, 200, r.confirm(0, r.Sign(nil)), "what has expired is forgotten")
 	var object struct{ Data map[string]string }
-	require.True(t, r.api.Get(usedObject, &object))
+	require.True(t, r.API.Get(usedObject, &object))
 	assert.Less(t, len(object.Data["documents"]), 100)
 
 	at := func(method string) func(*http.Request) bool {
@@ -210,18 +170,28 @@ func TestUsedDocumentsFail(t *testing.T) {
 			if method == http.MethodGet && fault.Code == 0 {
 				continue // net/http repeats it
 			}
-			document := r.sign()
-			r.api.FailNext(1, fault, at(method))
+			document := r.Sign(nil)
+			r.API.FailNext(1, fault, at(method))
 			assert.Equal(t, 503, r.confirm(0, document), "%s %+v", method, fault)
 			assert.Equal(t, 200, r.confirm(1, document), "%s %+v", method, fault)
 		}
 	}
 	// It is not known whether the note was written: it was.
-	document := r.sign()
-	r.api.FailNext(1, kubetest.Fault{Code: 504, Landed: true}, at(http.MethodPut))
+	document := r.Sign(nil)
+	r.API.FailNext(1, kubetest.Fault{Code: 504, Landed: true}, at(http.MethodPut))
 	assert.Equal(t, 503, r.confirm(0, document))
 	assert.Equal(t, 403, r.confirm(1, document))
-	r.api.FailNext(5, kubetest.Fault{Code: 409, Reason: "Conflict"}, at(http.MethodPut))
-	assert.Equal(t, 200, r.confirm(0, r.sign()), "another replica was faster")
-	assert.NotContains(t, r.log.String(), "eyJ")
+	r.API.FailNext(5, kubetest.Fault{Code: 409, Reason: "Conflict"}, at(http.MethodPut))
+	assert.Equal(t, 200, r.confirm(0, r.Sign(nil)), "another replica was faster")
+	assert.NotContains(t, r.Log.String(), "eyJ")
+}
+
+func TestFirstUseInConfigMapRefuses(t *testing.T) {
+	t.Parallel()
+	for _, object := range []string{"", "used-documents", "athenz/a/b", "/used", "athenz/", "A/b"} {
+		_, err := athenz.FirstUseInConfigMap("http://127.0.0.1:1", nil, object)
+		require.ErrorContains(t, err, "namespace and the name", object)
+	}
+	_, err := athenz.FirstUseInConfigMap("http://10.0.0.1", nil, "athenz/used-documents")
+	require.ErrorContains(t, err, "athenz: first use: ")
 }

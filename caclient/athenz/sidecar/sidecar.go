@@ -1,48 +1,96 @@
-package athenz
+// Package sidecar is the client in a pod that has an identity of Athenz: it takes the identity from the agent of the node,
+// package nodeagent, and keeps it fresh, in memory and in files.
+//
+//	s, err := sidecar.Start(ctx, sidecar.Config{
+//		Socket: "/identity/connect/agent.sock", HandleFile: "/identity/id",
+//		Files: sidecar.Files{KeyFile: "/tls/service.key", CertificateFile: "/tls/service.cert", RootsFile: "/tls/cacert.pem"},
+//	})
+//	…
+//	defer s.Close()
+//	identity, err := s.Identity()
+//
+// # What it promises
+//
+// An identity that is still valid is never dropped because a refresh failed. One that cannot be written to the files is not
+// published, and is written again soon: the agent gives the first one once. The key and the token are never in a log or an
+// error.
+package sidecar
 
 import (
 	"cmp"
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/caclient/athenz/internal/agentapi"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/jsonapi"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-const defaultInterval = time.Hour
+const (
+	defaultInterval = time.Hour
+	defaultTimeout  = 30 * time.Second
+)
 
 // patience is for an agent that does not answer: it is on the same machine.
 var patience = renew.Patience{Impatient: 30 * time.Second, Longest: 5 * time.Minute}
 
-// SidecarConfig configures a [Sidecar]. Agent is required.
-type SidecarConfig struct {
-	// Agent gives the identities: an [AgentClient]. If that says that the agent cannot refresh the present one, the Sidecar asks
-	// for a first one.
-	Agent interface {
-		Init(ctx context.Context) (*Identity, error)
-		Refresh(ctx context.Context, current *pki.Credential) (*Identity, error)
+type redacted = redact.Text // so that the embedded field is not exported
+
+// Identity is what a pod is given by the agent of its node. It does not print its key and its token.
+type Identity struct {
+	redacted
+
+	// Credential is the certificate with its key. If the certificate has a SPIFFE ID, its PEM makes an X.509-SVID, too.
+	Credential *pki.Credential
+
+	// Roots are those of the certificates that ZTS issues.
+	Roots []*x509.Certificate
+
+	token func() string // a func, because no printer shows what it holds
+}
+
+func newIdentity(c *pki.Credential, roots []*x509.Certificate, serviceToken func() string) *Identity {
+	text := "sidecar.Identity(" + c.Leaf().Subject.CommonName + " until " + token.Stamp(c.NotAfter()) + ")"
+	return &Identity{redact.New(text), c, roots, serviceToken}
+}
+
+// ServiceToken returns the service token that came with the certificate; empty if none did. It is a secret.
+func (i *Identity) ServiceToken() string {
+	if i.token == nil {
+		return ""
 	}
+	return i.token()
+}
 
-	// Identity is the one to begin with, such as what an init container has written to files. Nil, or one whose certificate
-	// has expired, means that the Sidecar asks for the first one.
-	Identity *Identity
+// Config configures a [Sidecar]. Socket and HandleFile are required.
+type Config struct {
+	// Socket is the Unix socket of the agent, such as /identity/connect/agent.sock.
+	Socket string
 
-	// Keep is called with each new identity before it is published, such as to write it to files. If it fails, the identity
-	// before stays the present one, and Keep is called again soon with the same new one, as the agent gives the first but
-	// once. Nil keeps it in memory alone: then a restart takes another init, which the agent refuses.
-	Keep func(ctx context.Context, i *Identity) error
+	// HandleFile is the file with the handle of the pod's volume, such as /identity/id.
+	HandleFile string
+
+	// Files is where the identity is kept. A Sidecar begins with what is there, such as what an init container has written, if
+	// that has not expired. The zero value keeps it in memory alone: then a restart takes another first identity, which the
+	// agent refuses until the last one has expired.
+	Files Files
 
 	// Interval is how often the identity is refreshed, give or take a tenth; 0 means an hour. It is refreshed when half of
 	// its life is over, too.
@@ -51,57 +99,85 @@ type SidecarConfig struct {
 	// Timeout bounds each attempt; 0 means 30 seconds.
 	Timeout time.Duration
 
-	// Logger gets each new identity (Info) and each failure (Warn). Nil means no logs.
+	// Logger gets each new identity (Info) and each failure (Warn), and is warned of files that cannot be read or that other
+	// users may replace. Nil means no logs.
 	Logger *slog.Logger
 }
 
-// Sidecar keeps the identity of a pod fresh. [StartSidecar] or [NewSidecar] makes one. Its methods are safe for concurrent
-// use. An identity that is still valid is never dropped because a refresh failed.
+// Sidecar keeps the identity of a pod fresh. [Start] or [New] makes one. Its methods are safe for concurrent use.
 type Sidecar struct {
-	cfg  SidecarConfig
-	life lifecycle.Life
-	cur  atomic.Pointer[sidecarState]
-	news renew.Signal
+	cfg   Config
+	agent agent
+	keep  func(ctx context.Context, i *Identity) error // nil for memory alone
+	life  lifecycle.Life
+	cur   atomic.Pointer[state]
+	news  renew.Signal
 
 	unkept *Identity // was given, and could not be kept so far; only for what runs
 }
 
-// sidecarState was published together. It never changes.
-type sidecarState struct {
+// agent is a client of the agent.
+type agent interface {
+	Init(ctx context.Context) (*agentapi.Answer, error)
+	Refresh(ctx context.Context, current *pki.Credential) (*agentapi.Answer, error)
+}
+
+// state was published together. It never changes.
+type state struct {
 	identity  *Identity // nil before the first
 	refreshes uint64
 	failures  int
 	err       error // of the last attempt
 }
 
-// NewSidecar checks cfg and returns a Sidecar. It does nothing else.
-func NewSidecar(cfg SidecarConfig) (*Sidecar, error) {
+// New checks cfg, reads the Files, and returns a Sidecar. It asks the agent for nothing.
+func New(cfg Config) (*Sidecar, error) {
+	client, err := agentapi.NewClient(cfg.Socket, cfg.HandleFile)
+	if err != nil {
+		return nil, fmt.Errorf("sidecar: new: %w", err)
+	}
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	if cfg.Files == (Files{}) {
+		return newSidecar(cfg, client, nil, nil)
+	}
+	if err := cfg.Files.check(); err != nil {
+		return nil, fmt.Errorf("sidecar: new: %w", err)
+	}
+	kept := store{cfg.Files, cfg.Logger}
+	first, err := kept.read()
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the agent says whether another one is to be had
+		cfg.Logger.LogAttrs(context.Background(), slog.LevelWarn, "sidecar: the files have no identity that can be used", slog.Any("err", err))
+	}
+	return newSidecar(cfg, client, kept.write, first)
+}
+
+// newSidecar returns a Sidecar that begins with an identity, if that is not nil.
+func newSidecar(cfg Config, from agent, keep func(context.Context, *Identity) error, first *Identity) (*Sidecar, error) {
 	cfg.Interval, cfg.Timeout = cmp.Or(cfg.Interval, defaultInterval), cmp.Or(cfg.Timeout, defaultTimeout)
-	cfg.Logger = discard(cfg.Logger)
-	switch {
-	case cfg.Agent == nil:
-		return nil, errors.New("athenz: new sidecar: the Agent is missing")
-	case cfg.Interval < time.Minute || cfg.Timeout < 0:
-		return nil, fmt.Errorf("athenz: new sidecar: the Interval is %v and the Timeout %v; an Interval is at least a minute", cfg.Interval, cfg.Timeout)
-	case cfg.Identity != nil && cfg.Identity.Credential == nil:
-		return nil, errors.New("athenz: new sidecar: the Identity has no Credential")
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	if cfg.Interval < time.Minute || cfg.Timeout < 0 {
+		return nil, fmt.Errorf("sidecar: new: the Interval is %v and the Timeout %v; an Interval is at least a minute", cfg.Interval, cfg.Timeout)
 	}
-	s := &Sidecar{cfg: cfg}
-	first := new(sidecarState)
-	if i := cfg.Identity; i != nil && time.Now().Before(i.Credential.NotAfter()) {
-		first.identity = i
+	s := &Sidecar{cfg: cfg, agent: from, keep: keep}
+	begin := new(state)
+	if first != nil && time.Now().Before(first.Credential.NotAfter()) {
+		begin.identity = first
 	}
-	s.cur.Store(first)
+	s.cur.Store(begin)
 	return s, nil
 }
 
-// StartSidecar returns a Sidecar that has an identity, and runs until [Sidecar.Close]. The end of ctx ends a start that is not
-// done yet, and nothing after that. If it fails, nothing is left running, and the error is that of NewSidecar or of Ready.
-func StartSidecar(ctx context.Context, cfg SidecarConfig) (*Sidecar, error) {
-	s, err := NewSidecar(cfg)
+// Start returns a Sidecar that has an identity, and runs until [Sidecar.Close]. The end of ctx ends a start that is not done
+// yet, and nothing after that. If it fails, nothing is left running, and the error is that of New or of Ready.
+func Start(ctx context.Context, cfg Config) (*Sidecar, error) {
+	s, err := New(cfg)
 	if err != nil {
 		return nil, err
 	}
+	return start(ctx, s)
+}
+
+func start(ctx context.Context, s *Sidecar) (*Sidecar, error) {
 	if err := s.life.Start(ctx, s.work, s.Ready); err != nil {
 		return nil, err
 	}
@@ -112,12 +188,12 @@ func StartSidecar(ctx context.Context, cfg SidecarConfig) (*Sidecar, error) {
 // once if it is running already or closed.
 func (s *Sidecar) Run(ctx context.Context) error {
 	if err := s.life.Run(ctx, s.work); err != nil {
-		return fmt.Errorf("athenz: run sidecar: %w", err)
+		return fmt.Errorf("sidecar: run: %w", err)
 	}
 	return nil
 }
 
-// Close ends Run, or what StartSidecar has started, for good, and waits for it. What was obtained stays readable. The error
+// Close ends Run, or what Start has started, for good, and waits for it. What was obtained stays readable. The error
 // is always nil.
 func (s *Sidecar) Close() error { return s.life.Close() }
 
@@ -135,7 +211,7 @@ func (s *Sidecar) Ready(ctx context.Context) error {
 	if idle := s.life.Idle(); idle != nil && !errors.Is(err, idle) {
 		why = fmt.Errorf("%w: %w", why, idle)
 	}
-	return fmt.Errorf("athenz: sidecar: %w; waited for it: %w", why, err)
+	return fmt.Errorf("sidecar: %w; waited for it: %w", why, err)
 }
 
 // Identity returns the present identity. It does not block. Before the first, and after the end of the certificate, the error
@@ -144,11 +220,11 @@ func (s *Sidecar) Identity() (*Identity, error) {
 	st := s.cur.Load()
 	switch {
 	case st.identity == nil && st.err != nil:
-		return nil, fmt.Errorf("athenz: sidecar: %[2]w: %[1]w", st.err, spiffe.ErrNotReady)
+		return nil, fmt.Errorf("sidecar: %[2]w: %[1]w", st.err, spiffe.ErrNotReady)
 	case st.identity == nil:
-		return nil, fmt.Errorf("athenz: sidecar: %w: there is no identity yet", spiffe.ErrNotReady)
+		return nil, fmt.Errorf("sidecar: %w: there is no identity yet", spiffe.ErrNotReady)
 	case !time.Now().Before(st.identity.Credential.NotAfter()):
-		return nil, fmt.Errorf("athenz: sidecar: %[2]w: the certificate has expired: %[1]w", cmp.Or(st.err, errors.New("there was no attempt to refresh it")), spiffe.ErrNotReady)
+		return nil, fmt.Errorf("sidecar: %[2]w: the certificate has expired: %[1]w", cmp.Or(st.err, errors.New("there was no attempt to refresh it")), spiffe.ErrNotReady)
 	}
 	return st.identity, nil
 }
@@ -219,7 +295,7 @@ func (s *Sidecar) attempt(ctx context.Context) time.Duration {
 		st.identity, st.refreshes, st.failures, st.err = i, st.refreshes+1, 0, nil
 		s.cur.Store(&st)
 		s.news.Notify()
-		s.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "athenz: new identity", slog.Any("identity", i), slog.Duration("refresh_in", wait))
+		s.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "sidecar: new identity", slog.Any("identity", i), slog.Duration("refresh_in", wait))
 		return wait
 	}
 	st.failures, st.err = st.failures+1, err
@@ -230,7 +306,7 @@ func (s *Sidecar) attempt(ctx context.Context) time.Duration {
 		life, left = st.identity.Credential.NotAfter().Sub(st.identity.Credential.Leaf().NotBefore), st.identity.Credential.NotAfter().Sub(now)
 	}
 	wait := patience.Wait(renew.NewFailure(st.failures, err), life, left, rand.Float64())
-	s.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "athenz: no new identity", slog.Any("err", err), slog.Int("attempt", st.failures), slog.Duration("retry_in", wait))
+	s.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "sidecar: no new identity", slog.Any("err", err), slog.Int("attempt", st.failures), slog.Duration("retry_in", wait))
 	return wait
 }
 
@@ -238,40 +314,36 @@ func (s *Sidecar) get(ctx context.Context, current *Identity) (*Identity, error)
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 	i, err := s.unkept, error(nil)
+	var a *agentapi.Answer
 	switch {
 	case i != nil && time.Now().Before(i.Credential.NotAfter()):
 	case current != nil && time.Now().Before(current.Credential.NotAfter()):
-		i, err = s.cfg.Agent.Refresh(ctx, current.Credential)
+		a, err = s.agent.Refresh(ctx, current.Credential)
 		// An agent that cannot refresh it says so by 400, as after a reboot of the node, which mounts the volumes anew. It gives a
 		// first one if no other was given, and there is none to wait for.
-		if e, ok := errors.AsType[*statusError](err); ok && e.code == http.StatusBadRequest {
-			if first, failed := s.cfg.Agent.Init(ctx); failed == nil {
-				i, err = first, nil
+		if e, ok := errors.AsType[*jsonapi.StatusError](err); ok && e.Code == http.StatusBadRequest {
+			if first, failed := s.agent.Init(ctx); failed == nil {
+				a, err = first, nil
 			}
 		}
 	default:
-		i, err = s.cfg.Agent.Init(ctx)
+		a, err = s.agent.Init(ctx)
 	}
 	s.unkept = nil
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
-	case i == nil || i.Credential == nil || !time.Now().Before(i.Credential.NotAfter()):
-		return nil, errors.New("the agent gave an identity without a certificate that is valid")
-	case current != nil && i.Roots == nil: // ZTS need not send them
-		i = &Identity{Credential: i.Credential, Roots: current.Roots, token: i.token}
 	}
-	if s.cfg.Keep != nil {
-		if err := s.cfg.Keep(ctx, i); err != nil {
+	if a != nil {
+		if current != nil && a.Roots == nil { // ZTS need not send them
+			a.Roots = current.Roots
+		}
+		i = newIdentity(a.Credential, a.Roots, a.Token)
+	}
+	if s.keep != nil {
+		if err := s.keep(ctx, i); err != nil {
 			s.unkept = i
 			return nil, fmt.Errorf("keep the identity: %w", err)
 		}
 	}
 	return i, nil
-}
-
-// Retryable reports whether the agent or the signing service may answer otherwise later. The kubelet may not know a pod yet,
-// which is 400.
-func (e *statusError) Retryable() (after time.Duration, ok bool) {
-	return 0, e.code != http.StatusForbidden && e.code != http.StatusUnauthorized
 }

@@ -1,4 +1,28 @@
-package athenz
+// Package nodeagent is the agent of a Kubernetes node that gives its pods the identities of Athenz.
+//
+// The kubelet is the source of truth: the agent looks up the pod that asks, has an identity document signed for it, and
+// registers it with ZTS, Athenz's certificate authority. ZTS asks the provider, which verifies the document and compares it
+// with the live pod at the API server: see package authn/athenz for that, and for the signing service.
+//
+//	agent, err := nodeagent.New(nodeagent.Config{
+//		Volumes: "/var/athenz/volumes", Pods: kubelet, Signer: signing,
+//		ZTS: athenz.Options{Endpoint: caclient.Endpoint{URL: "https://zts.athenz.svc:4443", TrustDomain: td, RootsFile: roots}},
+//		Provider: provider, Suffix: "svc.cluster.local",
+//	})
+//	…
+//	server := &unixsocket.Server{Path: "/var/athenz/agent/agent.sock", SocketMode: 0o666, Handler: agent}
+//
+// A pod takes its identity with package sidecar.
+//
+// # What it promises
+//
+// Documents and keys are in memory only, and never in a log or an error. A certificate that was superseded is not shown to
+// ZTS again, which would revoke the instance for good.
+//
+// # What it does not do
+//
+// It does not mount what pods see: [Volumes] has the files that a driver of FlexVolumes keeps.
+package nodeagent
 
 import (
 	"cmp"
@@ -22,6 +46,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/authn/athenz"
+	ztsclient "github.com/svidkit/svidkit/caclient/athenz"
+	"github.com/svidkit/svidkit/caclient/athenz/internal/agentapi"
+	"github.com/svidkit/svidkit/internal/jsonapi"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/renew"
@@ -48,62 +76,35 @@ const (
 	kubeletWait = 5 * time.Second // of a refresh, which has to end without the kubelet, too
 )
 
-// InstanceCA is ZTS for one instance: a *CA of package caclient/athenz.
-type InstanceCA interface {
-	// Sign registers the instance or refreshes its certificate, as the [AgentRequest] says.
+// instanceCA is ZTS for one instance.
+type instanceCA interface {
 	Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error)
-
-	// FetchBundles returns the bundle whose roots are those of the certificates.
 	FetchBundles(ctx context.Context) (*spiffe.BundleSet, error)
-
-	// ServiceToken returns the service token that came with the certificate; empty if none did.
 	ServiceToken() string
 }
 
-// AgentRequest says for which instance an agent needs ZTS, and how that is proven: by a document, to register it, or by the
-// certificate that it has. Both are what package caclient/athenz takes.
-type AgentRequest struct {
-	Instance athenzname.Instance
-
-	// Token returns the document, which is the attestation data; empty for a refresh.
-	Token func(context.Context) (string, error)
-
-	// Certificate returns the present certificate with its key; nil for a registration.
-	Certificate func() *tls.Certificate
-}
-
-func agentRequest(i athenzname.Instance, document string, certificate *tls.Certificate) AgentRequest {
-	return AgentRequest{
-		Instance:    i,
-		Token:       func(context.Context) (string, error) { return document, nil },
-		Certificate: func() *tls.Certificate { return certificate },
+func newCA(o ztsclient.Options) (instanceCA, error) {
+	ca, err := ztsclient.New(o)
+	if err != nil {
+		return nil, err
 	}
+	return ca, nil
 }
 
-// String names the instance, and no secret.
-func (r AgentRequest) String() string {
-	return "athenz.AgentRequest(" + r.Instance.Service.String() + " " + r.Instance.ID + ")"
-}
-
-// GoString is String: the verb %#v must not walk to the key.
-func (r AgentRequest) GoString() string { return r.String() }
-
-// LogValue is String as a log value.
-func (r AgentRequest) LogValue() slog.Value { return slog.StringValue(r.String()) }
-
-// AgentConfig configures an [Agent]. All fields up to TrustDomain are required.
-type AgentConfig struct {
+// Config configures [New]. All fields up to Suffix are required.
+type Config struct {
 	// Volumes says which pod has which handle.
-	Volumes *Volumes
+	Volumes Volumes
 
-	// Pods says what a pod of this node is: see [NewKubelet].
-	Pods PodSource
+	// Pods says what a pod of this node is: see [athenz.NewKubelet].
+	Pods athenz.PodSource
 
-	// Signer signs the documents: see [NewSigningClient].
-	Signer DocumentSigner
+	// Signer signs the documents: see [athenz.NewSigningClient].
+	Signer athenz.Signer
 
-	// CA returns ZTS for an instance. It is called for each request and connects to nothing.
-	CA func(AgentRequest) (InstanceCA, error)
+	// ZTS says where ZTS is and which roots count. The agent sets the Instance, its proof, which is a document or the
+	// Certificate, and WithServiceToken.
+	ZTS ztsclient.Options
 
 	// Provider is the name of the provider's service, which ZTS asks about the instances.
 	Provider athenzname.Service
@@ -111,15 +112,12 @@ type AgentConfig struct {
 	// Suffix is that of the provider's DNS names, such as svc.cluster.local.
 	Suffix string
 
-	// TrustDomain is that of the bundle with the roots of the certificates.
-	TrustDomain spiffe.TrustDomain
-
 	// Mapping says which domain a namespace is, as for the provider.
 	Mapping athenzname.Mapping
 
 	// SPIFFE returns the SPIFFE ID in the certificate of a pod, such as Service.ID or Service.IDIn of its service; the zero ID
 	// means none. A nil func means Service.ID.
-	SPIFFE func(s athenzname.Service, pod *Pod) (spiffe.ID, error)
+	SPIFFE func(s athenzname.Service, pod *athenz.Pod) (spiffe.ID, error)
 
 	// Timeout bounds what a request waits for; 0 means 30 seconds.
 	Timeout time.Duration
@@ -128,20 +126,9 @@ type AgentConfig struct {
 	Logger *slog.Logger
 }
 
-// Agent is the identity agent of a node: the handler that pods ask for their identity, over a Unix socket that is mounted
-// into them. POST /v1/init/HANDLE gives the first one, and POST /v1/refresh/HANDLE each further. GET /healthz is for anyone.
-//
-// An answer is a JSON object with the members ntoken, which is a service token, and keyPEM, certPEM and caCertPEM, which are
-// base64 of PEM: an RSA key of 2048 bits in PKCS#1, the chain, and the roots. The body of a refresh has keyPEM and certPEM of
-// the present identity, in base64 or as they are. [AgentClient] speaks this.
-//
-// A pod is known by the handle of its volume; see [Volumes]. The first identity is given once for each volume: when it has
-// reached the pod, and until the last that has reached it has expired, a second init is refused with 403. A refresh takes the
-// certificate that was given last, or the one before, if the last was lost on the way; an older one is refused here, as ZTS
-// would revoke the instance for good. A pod that has another address than before gets a certificate for that.
-type Agent struct {
-	cfg   AgentConfig
-	mux   *http.ServeMux
+type agent struct {
+	cfg   Config
+	newCA func(ztsclient.Options) (instanceCA, error)
 	limit *limit.Limiter
 
 	mu   sync.Mutex
@@ -154,101 +141,94 @@ type turn struct {
 	users int
 }
 
-// NewAgent returns an Agent. The error says which field is wrong.
-func NewAgent(cfg AgentConfig) (*Agent, error) {
-	cfg.Logger = discard(cfg.Logger)
+// New returns the handler that pods ask for their identity, over a Unix socket that is mounted into them. POST
+// /v1/init/HANDLE gives the first one, and POST /v1/refresh/HANDLE each further. GET /healthz needs no handle. The error says
+// which field is wrong.
+//
+// An answer is a JSON object with the members ntoken, which is a service token, and keyPEM, certPEM and caCertPEM, which are
+// base64 of PEM: an RSA key of 2048 bits in PKCS#1, the chain, and the roots. The body of a refresh has keyPEM and certPEM of
+// the present identity, in base64 or as they are.
+//
+// A pod is known by the handle of its volume; see [Volumes]. The first identity is given once for each volume: when it has
+// reached the pod, and until the last that has reached it has expired, a second init is refused with 403. A refresh takes the
+// certificate that was given last, or the one before, if the last was lost on the way; an older one is refused here, as ZTS
+// would revoke the instance for good. A pod that has another address than before gets a certificate for that.
+func New(cfg Config) (http.Handler, error) { return newAgent(cfg, newCA) }
+
+func newAgent(cfg Config, newCA func(ztsclient.Options) (instanceCA, error)) (http.Handler, error) {
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	cfg.Timeout = cmp.Or(cfg.Timeout, defaultTimeout)
 	if cfg.SPIFFE == nil {
-		cfg.SPIFFE = func(s athenzname.Service, _ *Pod) (spiffe.ID, error) { return s.ID() }
+		cfg.SPIFFE = func(s athenzname.Service, _ *athenz.Pod) (spiffe.ID, error) { return s.ID() }
 	}
+	a := &agent{cfg: cfg, newCA: newCA, busy: map[string]*turn{}, limit: limit.New(limit.Options{
+		Concurrent: issuesAtOnce, Queue: issuesWaiting, CallerRate: perHandle, CallerBurst: perHandleBurst,
+	})}
 	err := cfg.Provider.Check()
 	switch {
 	case err != nil:
 		err = fmt.Errorf("provider: %w", err)
-	case cfg.Volumes == nil || cfg.Pods == nil || cfg.Signer == nil || cfg.CA == nil:
-		err = errors.New("one of Volumes, Pods, Signer and CA is missing")
+	case cfg.Volumes == "" || cfg.Pods == nil || cfg.Signer == nil:
+		err = errors.New("one of Volumes, Pods and Signer is missing")
 	case !kube.ValidName(cfg.Suffix):
 		err = fmt.Errorf("the Suffix %.100q is not a DNS name, such as svc.cluster.local", cfg.Suffix)
-	case cfg.TrustDomain.IsZero():
-		err = errors.New("the TrustDomain is missing")
+	case cfg.ZTS.Token != nil || cfg.ZTS.TokenFile != "" || cfg.ZTS.Certificate != nil:
+		err = errors.New("ZTS has a Token, a TokenFile or a Certificate: the proof is that of each pod")
 	case cfg.Timeout < 0:
 		err = fmt.Errorf("the Timeout is %v", cfg.Timeout)
 	default:
-		_, err = cfg.Mapping.Domain("default") // which says what is wrong with the AdminDomain
+		// What is wrong with the AdminDomain or with ZTS is told for any pod.
+		var any athenzname.Service
+		if any, err = cfg.Mapping.Service("default", "default"); err == nil {
+			_, err = newCA(a.request(athenzname.Instance{Provider: cfg.Provider, Service: any, ID: "any", Suffix: cfg.Suffix}, "", nil))
+		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("athenz: new agent: %w", err)
+		return nil, fmt.Errorf("nodeagent: new: %w", err)
 	}
-	a := &Agent{cfg: cfg, mux: http.NewServeMux(), busy: map[string]*turn{}, limit: limit.New(limit.Options{
-		Concurrent: issuesAtOnce, Queue: issuesWaiting, CallerRate: perHandle, CallerBurst: perHandleBurst,
-	})}
-	a.mux.HandleFunc("GET /healthz", healthy)
-	a.mux.HandleFunc("POST /v1/init/{handle}", func(w http.ResponseWriter, r *http.Request) { a.serve(w, r, a.first) })
-	a.mux.HandleFunc("POST /v1/refresh/{handle}", func(w http.ResponseWriter, r *http.Request) { a.serve(w, r, a.next) })
-	return a, nil
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", jsonapi.Healthy)
+	mux.HandleFunc("POST /v1/init/{handle}", func(w http.ResponseWriter, r *http.Request) { a.serve(w, r, a.first) })
+	mux.HandleFunc("POST /v1/refresh/{handle}", func(w http.ResponseWriter, r *http.Request) { a.serve(w, r, a.next) })
+	return mux, nil
 }
 
-// ServeHTTP implements [http.Handler].
-func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) { a.mux.ServeHTTP(w, r) }
+// request returns how ZTS is asked for an instance, by a document, to register it, or by the certificate that it has.
+func (a *agent) request(i athenzname.Instance, document string, certificate *tls.Certificate) ztsclient.Options {
+	o := a.cfg.ZTS
+	o.Instance, o.WithServiceToken = i, true
+	o.Token = func(context.Context) (string, error) { return document, nil }
+	o.Certificate = func() *tls.Certificate { return certificate }
+	if o.Logger == nil {
+		o.Logger = a.cfg.Logger
+	}
+	return o
+}
 
-// agentError is an answer of the agent that is no identity.
-type agentError struct {
+// refusal is an answer of the agent that is no identity.
+type refusal struct {
 	code int
 	text string // for the pod
 	err  error  // for the log
 }
 
-func (e *agentError) Error() string {
+func (e *refusal) Error() string {
 	if e.err == nil {
 		return e.text
 	}
 	return e.text + ": " + e.err.Error()
 }
 
-func (e *agentError) Unwrap() error { return e.err }
+func (e *refusal) Unwrap() error { return e.err }
 
-func failed(code int, text string, err error) error { return &agentError{code, text, err} }
-
-// heldIdentity is the body of a refresh: an identity that the caller has.
-type heldIdentity struct {
-	Key  pemText `json:"keyPEM"`
-	Cert pemText `json:"certPEM"`
-}
-
-// givenIdentity is an answer.
-type givenIdentity struct {
-	Token string  `json:"ntoken"`
-	Key   pemText `json:"keyPEM"`
-	Cert  pemText `json:"certPEM"`
-	CA    pemText `json:"caCertPEM"`
-}
-
-// pemText is PEM that is base64 in JSON. On input, PEM itself is taken, too, which the original's documentation shows.
-type pemText []byte
-
-func (p *pemText) UnmarshalJSON(data []byte) error {
-	var s string
-	if err := json.Unmarshal(data, &s); err != nil {
-		return errors.New("not a string")
-	}
-	if len(s) > 5 && s[:5] == "-----" {
-		*p = pemText(s)
-		return nil
-	}
-	var b []byte
-	if json.Unmarshal(data, &b) != nil {
-		return errors.New("not base64") // the text may be a key
-	}
-	*p = b
-	return nil
-}
+func failed(code int, text string, err error) error { return &refusal{code, text, err} }
 
 // serve answers a request. The result of work is what the pod is given, and what is written down of it.
-func (a *Agent) serve(w http.ResponseWriter, r *http.Request, work func(http.ResponseWriter, *http.Request, string) (*givenIdentity, *volumeContext, error)) {
+func (a *agent) serve(w http.ResponseWriter, r *http.Request, work func(http.ResponseWriter, *http.Request, string) (*agentapi.Given, *volumeContext, error)) {
 	handle := r.PathValue("handle")
 	ctx, cancel := context.WithTimeout(r.Context(), a.cfg.Timeout)
 	defer cancel()
-	given, known, err := a.exclusive(ctx, handle, func() (*givenIdentity, *volumeContext, error) {
+	given, known, err := a.exclusive(ctx, handle, func() (*agentapi.Given, *volumeContext, error) {
 		given, known, err := work(w, r.WithContext(ctx), handle)
 		if err != nil {
 			return nil, nil, err
@@ -257,7 +237,7 @@ func (a *Agent) serve(w http.ResponseWriter, r *http.Request, work func(http.Res
 		if ctx.Err() != nil {
 			return nil, nil, failed(http.StatusInternalServerError, "the identity came too late", context.Cause(ctx))
 		}
-		writeJSON(w, http.StatusOK, given)
+		jsonapi.Write(w, given)
 		if http.NewResponseController(w).Flush() == nil && r.Context().Err() == nil {
 			known.Delivered, known.Expires = true, known.ends
 			err = a.cfg.Volumes.save(handle, known)
@@ -266,7 +246,8 @@ func (a *Agent) serve(w http.ResponseWriter, r *http.Request, work func(http.Res
 	})
 	switch {
 	case err == nil:
-		a.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "identity given", slog.String("path", r.Pattern), slog.String("service", known.Domain+"."+known.Service), slog.String("instance", known.InstanceID))
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "identity given",
+			slog.String("path", r.Pattern), slog.String("service", known.Domain+"."+known.Service), slog.String("instance", known.InstanceID))
 	case given != nil:
 		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "identity given, and not written down", slog.String("err", bearer.Redact(err.Error(), handle)))
 	default:
@@ -281,7 +262,7 @@ func answerError(w http.ResponseWriter, err error) {
 		http.Error(w, "too many requests", http.StatusTooManyRequests)
 		return
 	}
-	if e, ok := errors.AsType[*agentError](err); ok {
+	if e, ok := errors.AsType[*refusal](err); ok {
 		http.Error(w, e.text, e.code)
 		return
 	}
@@ -289,8 +270,8 @@ func answerError(w http.ResponseWriter, err error) {
 }
 
 // exclusive calls f while no other call for the handle does.
-func (a *Agent) exclusive(ctx context.Context, handle string, f func() (*givenIdentity, *volumeContext, error)) (*givenIdentity, *volumeContext, error) {
-	if !isHandle(handle) || !a.cfg.Volumes.there(handle) {
+func (a *agent) exclusive(ctx context.Context, handle string, f func() (*agentapi.Given, *volumeContext, error)) (*agentapi.Given, *volumeContext, error) {
+	if !agentapi.IsHandle(handle) || !a.cfg.Volumes.there(handle) {
 		return nil, nil, failed(http.StatusBadRequest, "there is no volume with this handle", nil)
 	}
 	a.mu.Lock()
@@ -324,7 +305,7 @@ func (a *Agent) exclusive(ctx context.Context, handle string, f func() (*givenId
 }
 
 // first gives the first identity.
-func (a *Agent) first(_ http.ResponseWriter, r *http.Request, handle string) (*givenIdentity, *volumeContext, error) {
+func (a *agent) first(_ http.ResponseWriter, r *http.Request, handle string) (*agentapi.Given, *volumeContext, error) {
 	ctx := r.Context()
 	data, err := a.cfg.Volumes.data(handle)
 	if err != nil {
@@ -347,31 +328,31 @@ func (a *Agent) first(_ http.ResponseWriter, r *http.Request, handle string) (*g
 
 // register registers the pod of a volume, in one of the slots. It reports whether there was a document, too, which may be used
 // up now.
-func (a *Agent) register(ctx context.Context, handle string, data volumeData) (given *givenIdentity, known *volumeContext, signed bool, err error) {
+func (a *agent) register(ctx context.Context, handle string, data volumeData) (given *agentapi.Given, known *volumeContext, signed bool, err error) {
 	if err := a.limit.Acquire(ctx, handle); err != nil {
 		return nil, nil, false, err
 	}
 	defer a.limit.Release()
 	pod, err := a.cfg.Pods.Pod(ctx, data.Namespace, data.Name)
 	switch {
-	case errors.Is(err, ErrNoPod):
+	case errors.Is(err, athenz.ErrNoPod):
 		return nil, nil, false, failed(http.StatusBadRequest, "the kubelet does not know the pod of the volume", err)
 	case err != nil:
 		return nil, nil, false, failed(http.StatusInternalServerError, "the kubelet cannot be asked", err)
-	case pod.ended() != "":
-		return nil, nil, false, failed(http.StatusForbidden, "the pod is to have no identity: "+pod.ended(), nil)
+	case kube.PodEnded(pod.Phase, pod.Deleting) != "":
+		return nil, nil, false, failed(http.StatusForbidden, "the pod is to have no identity: "+kube.PodEnded(pod.Phase, pod.Deleting), nil)
 	}
 	instance, err := a.instance(pod)
 	if err != nil {
 		return nil, nil, false, failed(http.StatusInternalServerError, "the pod cannot have an identity, or not yet", err)
 	}
-	document, err := a.cfg.Signer.SignDocument(ctx, PodSubject{Namespace: pod.Namespace, Pod: pod.Name, Service: instance.Service, IP: pod.IP})
+	document, err := a.cfg.Signer.SignDocument(ctx, athenz.PodSubject{Namespace: pod.Namespace, Pod: pod.Name, Service: instance.Service, IP: pod.IP})
 	if err != nil {
 		return nil, nil, false, failed(http.StatusInternalServerError, "the identity document could not be signed", err)
 	}
 	known, err = newContext(instance)
 	if err == nil {
-		given, err = a.issue(ctx, agentRequest(instance, document, nil), known)
+		given, err = a.issue(ctx, a.request(instance, document, nil), known)
 	}
 	if err == nil {
 		err = a.cfg.Volumes.save(handle, known)
@@ -383,7 +364,7 @@ func (a *Agent) register(ctx context.Context, handle string, data volumeData) (g
 }
 
 // instance returns what a pod is for Athenz.
-func (a *Agent) instance(pod *Pod) (athenzname.Instance, error) {
+func (a *agent) instance(pod *athenz.Pod) (athenzname.Instance, error) {
 	service, err := a.cfg.Mapping.Service(pod.Namespace, pod.ServiceAccount)
 	if err != nil {
 		return athenzname.Instance{}, err
@@ -392,7 +373,8 @@ func (a *Agent) instance(pod *Pod) (athenzname.Instance, error) {
 		return athenzname.Instance{}, errors.New("the pod has no address yet")
 	}
 	if n := len(service.String()); n > maxCommonName { // by which ZTS knows a service that refreshes
-		return athenzname.Instance{}, fmt.Errorf("the service %q has %d bytes, and a common name %d at most: shorten the name of the namespace or of the service account", service, n, maxCommonName)
+		return athenzname.Instance{}, fmt.Errorf("the service %q has %d bytes, and a common name %d at most: shorten the name of the namespace or of the service account",
+			service, n, maxCommonName)
 	}
 	id, err := a.cfg.SPIFFE(service, pod)
 	if err != nil {
@@ -403,7 +385,7 @@ func (a *Agent) instance(pod *Pod) (athenzname.Instance, error) {
 }
 
 // next gives the identity that follows one.
-func (a *Agent) next(w http.ResponseWriter, r *http.Request, handle string) (*givenIdentity, *volumeContext, error) {
+func (a *agent) next(w http.ResponseWriter, r *http.Request, handle string) (*agentapi.Given, *volumeContext, error) {
 	known, err := a.cfg.Volumes.context(handle)
 	if err != nil {
 		return nil, nil, failed(http.StatusBadRequest, "this volume has no identity yet: begin with init", err)
@@ -412,8 +394,8 @@ func (a *Agent) next(w http.ResponseWriter, r *http.Request, handle string) (*gi
 	if err != nil {
 		return nil, nil, failed(http.StatusBadRequest, "what is known of the volume is not valid", err)
 	}
-	var held heldIdentity
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxAnswer))
+	var held agentapi.Held
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, jsonapi.MaxAnswer))
 	if err != nil || json.Unmarshal(body, &held) != nil {
 		return nil, nil, failed(http.StatusBadRequest, "the body is not the JSON of an identity", nil)
 	}
@@ -438,12 +420,12 @@ func (a *Agent) next(w http.ResponseWriter, r *http.Request, handle string) (*gi
 	// Whether or not the answer of ZTS arrives, the one before is superseded when this one has been presented.
 	known.Serials = []string{leaf.SerialNumber.Text(16)}
 	err = a.cfg.Volumes.save(handle, known)
-	var given *givenIdentity
+	var given *agentapi.Given
 	if err == nil {
-		given, err = a.issue(r.Context(), agentRequest(instance, "", current.TLSCertificate()), known)
+		given, err = a.issue(r.Context(), a.request(instance, "", current.TLSCertificate()), known)
 	}
 	if err != nil && a.moved(r.Context(), handle, &instance) {
-		given, err = a.issue(r.Context(), agentRequest(instance, "", current.TLSCertificate()), known)
+		given, err = a.issue(r.Context(), a.request(instance, "", current.TLSCertificate()), known)
 	}
 	if err == nil {
 		err = a.cfg.Volumes.save(handle, known)
@@ -456,7 +438,7 @@ func (a *Agent) next(w http.ResponseWriter, r *http.Request, handle string) (*gi
 
 // moved reports whether the pod of an instance has another address by now, as when its sandbox was made anew, and notes it. The
 // provider refuses the one before.
-func (a *Agent) moved(ctx context.Context, handle string, i *athenzname.Instance) bool {
+func (a *agent) moved(ctx context.Context, handle string, i *athenzname.Instance) bool {
 	ctx, cancel := context.WithTimeout(ctx, kubeletWait)
 	defer cancel()
 	data, err := a.cfg.Volumes.data(handle)
@@ -472,8 +454,8 @@ func (a *Agent) moved(ctx context.Context, handle string, i *athenzname.Instance
 }
 
 // issue obtains a certificate for a new key, and notes in known which it is.
-func (a *Agent) issue(ctx context.Context, request AgentRequest, known *volumeContext) (*givenIdentity, error) {
-	want, err := request.Instance.Expectation(a.cfg.TrustDomain)
+func (a *agent) issue(ctx context.Context, request ztsclient.Options, known *volumeContext) (*agentapi.Given, error) {
+	want, err := request.Instance.Expectation(request.TrustDomain)
 	if err != nil {
 		return nil, err
 	}
@@ -485,7 +467,7 @@ func (a *Agent) issue(ctx context.Context, request AgentRequest, known *volumeCo
 	if err != nil {
 		return nil, err
 	}
-	ca, err := a.cfg.CA(request)
+	ca, err := a.newCA(request)
 	if err != nil {
 		return nil, err
 	}
@@ -503,7 +485,7 @@ func (a *Agent) issue(ctx context.Context, request AgentRequest, known *volumeCo
 	if _, err := want.Verify(chain, bundles, spiffe.ClientRole, time.Now()); err != nil {
 		return nil, fmt.Errorf("the answer of ZTS: %w", err)
 	}
-	b, err := bundles.Bundle(a.cfg.TrustDomain)
+	b, err := bundles.Bundle(request.TrustDomain)
 	if err != nil {
 		return nil, err
 	}
@@ -512,7 +494,7 @@ func (a *Agent) issue(ctx context.Context, request AgentRequest, known *volumeCo
 	if before := request.Certificate(); before != nil {
 		known.Serials = append(known.Serials, before.Leaf.SerialNumber.Text(16))
 	}
-	return &givenIdentity{
+	return &agentapi.Given{
 		Token: ca.ServiceToken(),
 		Key:   pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}),
 		Cert:  pki.MarshalCertificatesPEM(chain...),

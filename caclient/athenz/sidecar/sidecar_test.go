@@ -1,4 +1,4 @@
-package athenz_test
+package sidecar_test
 
 import (
 	"bytes"
@@ -16,7 +16,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/caclient/athenz/internal/agentapi"
+	"github.com/svidkit/svidkit/caclient/athenz/sidecar"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/pki"
@@ -36,17 +37,17 @@ type fakeAgent struct {
 	mu    sync.Mutex
 	err   error
 	shown []*pki.Credential
-	given []*athenz.Identity
+	given []*agentapi.Answer
 }
 
-func (f *fakeAgent) give() (*athenz.Identity, error) {
+func (f *fakeAgent) give() (*agentapi.Answer, error) {
 	if f.err != nil {
 		return nil, f.err
 	}
 	chain, key := f.ca.Certificate("/web", func(c *x509.Certificate) { c.NotBefore, c.NotAfter = time.Now(), time.Now().Add(f.life) })
 	credential, err := pki.NewCredential(chain, key)
 	assert.NoError(f.t, err)
-	i := &athenz.Identity{Credential: credential}
+	i := &agentapi.Answer{Credential: credential, Token: func() string { return "" }}
 	if len(f.given) == 0 { // later ones have none
 		i.Roots = []*x509.Certificate{f.ca.Root()}
 	}
@@ -54,7 +55,7 @@ func (f *fakeAgent) give() (*athenz.Identity, error) {
 	return i, nil
 }
 
-func (f *fakeAgent) Init(context.Context) (*athenz.Identity, error) {
+func (f *fakeAgent) Init(context.Context) (*agentapi.Answer, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.inits.Add(1)
@@ -64,7 +65,7 @@ func (f *fakeAgent) Init(context.Context) (*athenz.Identity, error) {
 	return f.give()
 }
 
-func (f *fakeAgent) Refresh(_ context.Context, current *pki.Credential) (*athenz.Identity, error) {
+func (f *fakeAgent) Refresh(_ context.Context, current *pki.Credential) (*agentapi.Answer, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.refreshs.Add(1)
@@ -79,16 +80,16 @@ func (f *fakeAgent) fail(err error) {
 }
 
 // history returns what was given and what was shown, so far.
-func (f *fakeAgent) history() ([]*athenz.Identity, []*pki.Credential) {
+func (f *fakeAgent) history() ([]*agentapi.Answer, []*pki.Credential) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Clone(f.given), slices.Clone(f.shown)
 }
 
-func (f *fakeAgent) last() *athenz.Identity {
+func (f *fakeAgent) last() *pki.Credential {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.given[len(f.given)-1]
+	return f.given[len(f.given)-1].Credential
 }
 
 // sleep lets all that is due happen, too.
@@ -104,22 +105,18 @@ func TestSidecar(t *testing.T) {
 		f := &fakeAgent{t: t, ca: spiffetest.NewCA(t, "athenz.example"), life: 30 * 24 * time.Hour}
 		var log bytes.Buffer
 		var mu sync.Mutex
-		var kept []*athenz.Identity
-		s, err := athenz.StartSidecar(t.Context(), athenz.SidecarConfig{
-			Agent: f,
-			Keep: func(_ context.Context, i *athenz.Identity) error {
-				mu.Lock()
-				defer mu.Unlock()
-				kept = append(kept, i)
-				return nil
-			},
-			Logger: slog.New(slog.NewTextHandler(&log, nil)),
-		})
+		var kept []*sidecar.Identity
+		s, err := sidecar.StartWith(t.Context(), sidecar.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}, f, func(_ context.Context, i *sidecar.Identity) error {
+			mu.Lock()
+			defer mu.Unlock()
+			kept = append(kept, i)
+			return nil
+		}, nil)
 		require.NoError(t, err)
 		changed := s.Changed()
 		i, err := s.Identity()
 		require.NoError(t, err)
-		assert.Same(t, f.last(), i)
+		assert.Same(t, f.last(), i.Credential)
 		sleep(50 * time.Minute)
 		assert.Zero(t, f.refreshs.Load())
 		sleep(20 * time.Minute)
@@ -172,7 +169,7 @@ func TestSidecarShortLife(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeAgent{t: t, ca: spiffetest.NewCA(t, "athenz.example"), life: 20 * time.Minute}
-		s, err := athenz.StartSidecar(t.Context(), athenz.SidecarConfig{Agent: f})
+		s, err := sidecar.StartWith(t.Context(), sidecar.Config{}, f, nil, nil)
 		require.NoError(t, err)
 		sleep(11 * time.Minute)
 		assert.Equal(t, int32(1), f.refreshs.Load(), "half of the life is over before the interval")
@@ -183,7 +180,7 @@ func TestSidecarShortLife(t *testing.T) {
 		require.NoError(t, err)
 		f.fail(nil)
 		sleep(time.Minute)
-		assert.Same(t, f.last().Credential, must(t, s).Credential, "soon after it is back")
+		assert.Same(t, f.last(), must(t, s).Credential, "soon after it is back")
 		// One that lasts: the identity ends, and the next is asked for by init.
 		f.fail(errors.New("away"))
 		sleep(21 * time.Minute)
@@ -202,7 +199,7 @@ func TestSidecarShortLife(t *testing.T) {
 	})
 }
 
-func must(t testing.TB, s *athenz.Sidecar) *athenz.Identity {
+func must(t testing.TB, s *sidecar.Sidecar) *sidecar.Identity {
 	t.Helper()
 	i, err := s.Identity()
 	require.NoError(t, err)
@@ -215,17 +212,17 @@ func TestSidecarKeepsFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeAgent{t: t, ca: spiffetest.NewCA(t, "athenz.example"), life: 24 * time.Hour}
 		full := errors.New("the disk is full")
-		var kept []*athenz.Identity
+		var kept []*sidecar.Identity
 		ctx, cancel := context.WithCancel(t.Context())
 		soon, stop := context.WithTimeout(t.Context(), time.Hour)
 		defer stop()
-		s, err := athenz.StartSidecar(soon, athenz.SidecarConfig{Agent: f, Keep: func(_ context.Context, i *athenz.Identity) error {
+		s, err := sidecar.StartWith(soon, sidecar.Config{}, f, func(_ context.Context, i *sidecar.Identity) error {
 			f.fail(errors.New("given already"))
 			if kept = append(kept, i); len(kept) < 4 {
 				return full
 			}
 			return nil
-		}})
+		}, nil)
 		require.NoError(t, err)
 		assert.Equal(t, int32(1), f.inits.Load())
 		assert.Same(t, kept[0], must(t, s))
@@ -233,10 +230,10 @@ func TestSidecarKeepsFirst(t *testing.T) {
 
 		// One that was kept while the Sidecar is told to stop is the present one.
 		f.fail(nil)
-		s, err = athenz.NewSidecar(athenz.SidecarConfig{Agent: f, Keep: func(context.Context, *athenz.Identity) error { cancel(); return nil }})
+		s, err = sidecar.NewWith(sidecar.Config{}, f, func(context.Context, *sidecar.Identity) error { cancel(); return nil }, nil)
 		require.NoError(t, err)
 		require.NoError(t, s.Run(ctx))
-		assert.Same(t, f.last(), must(t, s))
+		assert.Same(t, f.last(), must(t, s).Credential)
 	})
 }
 
@@ -249,9 +246,7 @@ func TestSidecarKeeps(t *testing.T) {
 		first, err := f.Init(t.Context())
 		require.NoError(t, err)
 		full, tries := errors.New("the disk is full"), 0
-		s, err := athenz.NewSidecar(athenz.SidecarConfig{
-			Agent: f, Identity: &athenz.Identity{Credential: first.Credential}, Keep: func(context.Context, *athenz.Identity) error { tries++; return full },
-		})
+		s, err := sidecar.NewWith(sidecar.Config{}, f, func(context.Context, *sidecar.Identity) error { tries++; return full }, sidecar.IdentityOf(first.Credential))
 		require.NoError(t, err)
 		assert.Same(t, first.Credential, must(t, s).Credential)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -274,13 +269,25 @@ func TestSidecarRefuses(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeAgent{t: t, ca: spiffetest.NewCA(t, "athenz.example"), life: time.Hour}
-		for _, cfg := range []athenz.SidecarConfig{{}, {Agent: f, Interval: time.Second}, {Agent: f, Interval: -1}, {Agent: f, Timeout: -1}, {Agent: f, Identity: new(athenz.Identity)}} {
-			_, err := athenz.NewSidecar(cfg)
-			require.ErrorContains(t, err, "athenz: new sidecar: ")
-			_, err = athenz.StartSidecar(t.Context(), cfg)
+		good := sidecar.Config{Socket: "/agent.sock", HandleFile: "/id"}
+		for _, edit := range []func(*sidecar.Config){
+			func(c *sidecar.Config) { c.Socket = "" },
+			func(c *sidecar.Config) { c.HandleFile = "" },
+			func(c *sidecar.Config) { c.Interval = time.Second },
+			func(c *sidecar.Config) { c.Interval = -1 },
+			func(c *sidecar.Config) { c.Timeout = -1 },
+			func(c *sidecar.Config) { c.Files.TokenFile = "/ntoken" },
+		} {
+			cfg := good
+			edit(&cfg)
+			_, err := sidecar.New(cfg)
+			require.ErrorContains(t, err, "sidecar: new: ")
+			_, err = sidecar.Start(t.Context(), cfg)
 			require.Error(t, err)
 		}
-		s, err := athenz.NewSidecar(athenz.SidecarConfig{Agent: f})
+		_, err := sidecar.New(good)
+		require.NoError(t, err)
+		s, err := sidecar.NewWith(sidecar.Config{}, f, nil, nil)
 		require.NoError(t, err)
 		_, err = s.Identity()
 		require.ErrorIs(t, err, spiffe.ErrNotReady)
@@ -293,7 +300,7 @@ func TestSidecarRefuses(t *testing.T) {
 		f.fail(away)
 		ctx, cancel = context.WithTimeout(t.Context(), 10*time.Minute)
 		defer cancel()
-		_, err = athenz.StartSidecar(ctx, athenz.SidecarConfig{Agent: f})
+		_, err = sidecar.StartWith(ctx, sidecar.Config{}, f, nil, nil)
 		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		require.ErrorIs(t, err, away)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
@@ -305,7 +312,7 @@ func TestSidecarRefuses(t *testing.T) {
 		old, err := f.Init(t.Context())
 		require.NoError(t, err)
 		sleep(time.Hour)
-		s, err = athenz.NewSidecar(athenz.SidecarConfig{Agent: f, Identity: old})
+		s, err = sidecar.NewWith(sidecar.Config{}, f, nil, sidecar.IdentityOf(old.Credential))
 		require.NoError(t, err)
 		_, err = s.Identity()
 		require.ErrorIs(t, err, spiffe.ErrNotReady)
