@@ -85,6 +85,8 @@ func TestFloors(t *testing.T) {
 	}
 }
 
+var link = regexp.MustCompile(`\[([\w.]+)\]`) // of a doc comment
+
 const pageName = "../../../examples/PACKAGES.md"
 
 var row = regexp.MustCompile("(?m)^\\| \\[`([^`]+)`\\].*\\| ([0-9.]+|–) \\|$")
@@ -132,6 +134,7 @@ has 5.9). The page is written from the tree by ` + "`go test ./internal/test/dep
 			if _, after, ok := strings.Cut(first, "Package "+filepath.Base(name)+" "); ok {
 				first = after
 			}
+			first = link.ReplaceAllString(first, "$1")
 			size := sizes[name]
 			if size == "" {
 				size = "–"

@@ -74,7 +74,10 @@ func TestWeight(t *testing.T) {
 		{"authn/unixsocket", "(*unixsocket.Server).Run, unixsocket.PeerFromContext", 7.2},
 		{"caclient/linkerd/linkerdproxy", "linkerdproxy.Start", 8.5},
 		{"caclient/linkerd/inject", "inject.New, (*inject.Injector).ServeHTTP", 7.2},
-		{"authn/athenz", "athenz.NewAgent, athenz.NewProvider, athenz.NewSigner, athenz.StartSidecar", 7.5},
+		{"authn/athenz", "athenz.NewProvider, athenz.NewSigner, athenz.VerifyServiceToken", 7.5},
+		{"caclient/athenz/nodeagent", "nodeagent.New", 7.5},
+		{"caclient/athenz/sidecar", "sidecar.Start", 7.5},
+		{"spiffe/report", "report.Report{}", 3},
 	} {
 		mb := build(t, c.name, c.uses)
 		t.Logf("%s: %.1f MB", c.name, mb)
