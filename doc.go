@@ -45,7 +45,7 @@
 //	sds/xdsproxy            Envoy's Aggregated Discovery Service, forwarded to a control plane
 //	sds/kubesecrets         Secrets of a Kubernetes API server for gateways
 //	sds/istioagent          Istio's agent for identity, configured by its variables
-//	sds/statuspage          a status page for programs that hold identities
+//	sds/statuspage          a page that shows the state of a program's identities
 //
 // For CAs and their clients:
 //

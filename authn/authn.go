@@ -4,7 +4,7 @@
 // ones included) and returns the proven [Caller], or an error. [ClientCertificate] proves
 // a caller by the X.509-SVID of its TLS connection, and [ForwardedCertificate] by what a trusted proxy says of
 // such a connection. Below this package, kube proves callers by the tokens of their Kubernetes service accounts,
-// jwt by other signed tokens, and unixsocket by their users on this machine. [FirstOf] asks several methods in order.
+// jwt by other signed tokens, and unixsocket by their users on this machine. [FirstOf] tries several methods in order.
 //
 //	v, err := spiffe.NewVerifier(bundles, spiffe.AllowMembersOf(td), nil)
 //	…
@@ -18,12 +18,12 @@
 // or with one that a method does not know, gives [ErrNoCredential]; a credential that is refused gives
 // [ErrRefused]. There is no anonymous caller.
 //
-// Methods accept tokens over TLS and Unix sockets only, unless an option says otherwise: a token that can
-// be read can be used.
+// Methods accept tokens over TLS and Unix sockets only, unless an option says otherwise: a token that others can
+// read, they can use.
 //
 // # What it does not do
 //
-// It does not decide what a caller may have: certificate authorities and secret servers do that, from
+// It does not decide what a caller may have: certificate authorities and secret servers decide that from
 // the Caller. Servers that only need the peer of a TLS connection use spiffetls.PeerFromContext instead.
 package authn
 
@@ -52,11 +52,11 @@ var (
 // errNothing is the error for an [Authenticator] that has proven no name and returned no error.
 var errNothing = fmt.Errorf("authn: the method returned neither a caller with a name nor an error: %w", ErrNoCredential)
 
-// Caller is the proven sender of a request. It must not be changed, as one that is remembered is given to
-// many requests. Only an [Authenticator] should make one, from a credential that it verified.
+// Caller is the proven sender of a request. It must not be changed, because requests with the same credential may share
+// one. Only an [Authenticator] should make a Caller, from a credential that it verified.
 //
 // A caller has at least one proven name: ID, Name or DNSNames. Most have an ID. A Unix peer, the holder of a
-// token of another system, or a certificate with DNS names alone has none: its ID is the zero ID, and the other
+// token of another system, or a certificate with DNS names alone has the zero ID, and the other
 // names say what was proven. A server that decides by the ID refuses such a caller, and a server that lets every
 // proven caller in decides by [Caller.String].
 type Caller struct {
@@ -92,7 +92,7 @@ type Pod struct {
 	Node           string // that the pod runs on; empty if the credential does not say
 }
 
-// proven reports whether c is a caller of which a name was proven.
+// proven reports whether c has a proven name.
 func (c *Caller) proven() bool {
 	return c != nil && (!c.ID.IsZero() || c.Name != "" || len(c.DNSNames) > 0)
 }
@@ -129,13 +129,13 @@ func (c *Caller) LogValue() slog.Value {
 		attrs = append(attrs, slog.Any("dns_names", c.DNSNames))
 	}
 	if c.Pod != nil {
-		attrs = append(attrs, slog.Any("pod", c.Pod))
+		attrs = append(attrs, slog.GroupAttrs("pod", c.Pod.attrs()...))
 	}
 	return slog.GroupValue(attrs...)
 }
 
-// LogValue returns all fields of the Pod except empty ones.
-func (p *Pod) LogValue() slog.Value {
+// attrs returns all fields except empty ones.
+func (p *Pod) attrs() []slog.Attr {
 	var attrs []slog.Attr
 	for _, a := range []slog.Attr{
 		slog.String("cluster", p.Cluster), slog.String("namespace", p.Namespace),
@@ -145,7 +145,7 @@ func (p *Pod) LogValue() slog.Value {
 			attrs = append(attrs, a)
 		}
 	}
-	return slog.GroupValue(attrs...)
+	return attrs
 }
 
 // An Authenticator proves the sender of a request. Its errors wrap [ErrNoCredential] or [ErrRefused] if
@@ -226,12 +226,11 @@ func validName(name string) bool {
 	return !wild || strings.Contains(rest, ".")
 }
 
-// FirstOf asks each method in order and returns the first Caller. A credential that one method
-// refuses does not keep a later method from proving the caller by another one, such as a workload with
-// a token and an expired certificate; so each method must be sufficient by itself. A method that returns
-// neither an error nor a Caller with a name has proven nothing, and the next one is asked. A caller that has
-// another name than an ID is a caller: where the ID decides, methods that prove such callers come last. If none
-// proves the caller, the error wraps the errors of all; without methods it wraps [ErrNoCredential].
+// FirstOf tries each method in order and returns the first Caller. If one method refuses a credential, a later one may still
+// prove the caller by another, such as a workload with a token and an expired certificate; so each method must be sufficient
+// by itself. A method that returns neither an error nor a Caller with a name has proven nothing, and the next one is tried. A
+// Caller without an ID counts: where the ID decides, methods that prove such callers come last. If none proves the caller,
+// the error wraps the errors of all; without methods it wraps [ErrNoCredential].
 func FirstOf(methods ...Authenticator) Authenticator {
 	return Func(func(r *http.Request) (*Caller, error) {
 		var errs []error

@@ -34,9 +34,9 @@ type ForwardedOptions struct {
 // ForwardedCertificate proves a caller by the header x-forwarded-client-cert, in which a proxy that ends TLS, such as
 // Envoy, says which certificate the client had. The method of the Caller is "forwarded-certificate".
 //
-// The header counts if it comes from a proxy that the options name, told by the address of the connection; from others
-// it is as if it were not there. The proxy must have verified the certificate, and must remove or extend a
-// header that the client sent. The settings of Envoy for which that is so:
+// The header counts if it comes from a proxy that the options name, by the address of the connection; from others it is
+// ignored. The proxy must have verified the certificate, and must remove or extend a header that the client sent. An Envoy
+// does with these settings:
 //
 //   - forward_client_cert_details is SANITIZE_SET or APPEND_FORWARD. With SANITIZE there is no header. With FORWARD_ONLY and
 //     ALWAYS_FORWARD_ONLY a client can name itself as any caller.
@@ -48,9 +48,9 @@ type ForwardedOptions struct {
 //     the Subject, but writes these names as they are, and what follows the comma or semicolon would be read as names that the
 //     CA did not sign. uri alone is enough if the CAs sign any DNS name, but no URI other than a SPIFFE ID.
 //
-// Of several elements the last counts, which the nearest proxy has added about its own client. All earlier
-// ones are what that client said. Istio's CA takes the names of all elements together: a client that comes
-// through a proxy that appends can then add any name to its own.
+// Of several elements the last counts, which the nearest proxy has added about its own client. That client wrote all earlier
+// ones. Istio's CA takes the names of all elements together: there, a client behind a proxy that appends can add any name to
+// its own.
 //
 // Of that element, the URI that is a SPIFFE ID becomes the caller's ID, valid DNS names its DNSNames, and the one
 // common name of a Subject in the form of RFC 2253 its Name. Two SPIFFE IDs are refused, as in a certificate; other URIs

@@ -61,7 +61,8 @@ func TestForwardedCertificate(t *testing.T) {
 		`Subject="2.5.4.3=J\C3\BCrgen"`:                                                                  {Name: "Jürgen"},
 		// As Envoy 1.40 writes subjects that have a backslash at the end of a value, and a quote.
 		`By=spiffe://example.org/gateway;Hash=00;Subject="CN=end\\,O=Shop";URI=spiffe://example.org/web`: {ID: spiffe.MustParseID("spiffe://example.org/web"), Name: `end\`},
-		`Hash=00;Subject="CN=x\"\,URI=spiffe://example.org/admin\;Subject=\"y";URI=;DNS=web.test`:        {Name: `x",URI=spiffe://example.org/admin;Subject="y`, DNSNames: []string{"web.test"}},
+		`Hash=00;Subject="CN=x\"\,URI=spiffe://example.org/admin\;Subject=\"y";URI=;DNS=web.test`: {Name: `x",URI=spiffe://example.org/admin;Subject="y`,
+			DNSNames: []string{"web.test"}},
 		`Subject=CN=web`: {Name: "web"},
 		// The last element counts: what the nearest proxy has added.
 		web + ",URI=spiffe://example.org/gateway":                                         {ID: spiffe.MustParseID("spiffe://example.org/gateway")},

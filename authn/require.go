@@ -15,13 +15,13 @@ import (
 	"github.com/svidkit/svidkit/internal/ratelog"
 )
 
-// Require returns a handler that has next serve the requests whose sender a proves. The handler, and every hook that
+// Require returns a handler that passes a request on to next if a proves its sender. The next handler, and every hook that
 // gets the request's context, reads the [Caller] with [CallerFromContext]. Require does not decide what a
 // caller may have, and a caller need not have a SPIFFE ID.
 //
 // Other requests are answered with a constant text: 401 with "WWW-Authenticate: Bearer" if no credential is good,
 // and 503, with Retry-After if that is known, if the question could not be answered now: see [Unavailable]. A gRPC
-// call, told by its content type, gets the status UNAUTHENTICATED or UNAVAILABLE in the header, as gRPC has it for a
+// call, recognised by its content type, gets the status UNAUTHENTICATED or UNAVAILABLE in the header, as gRPC has it for a
 // response without a message.
 //
 // The logger gets a warning for requests that are refused, with the error and the address of the peer: the first of

@@ -1,22 +1,21 @@
-// Package caclient says what a certificate authority is to a program that needs certificates: the
-// interface [CA], the rules of when to ask again ([Retryable]), and the test that an answer has to
-// pass before anything uses it ([Check]).
+// Package caclient declares [CA], a certificate authority as its client sees it, and the checks that an answer must pass
+// before a program uses it.
 //
-// The packages below this one are the CAs; caclient/local is the one in this process, and caclient/caclienttest has CAs for
-// tests, with faults. Package
-// secretcache takes any of them as it is, and repeats and checks by itself. A program that asks a CA
-// without it puts [New] around the CA.
+// The packages below this one are clients of certificate authorities; caclient/local is for an authority in this process.
+// Package secretcache takes any of them as it is, and repeats calls and checks answers by itself. A program that calls a CA
+// directly wraps it with [New], and repeats a call that failed if the method Retryable of the [*Error] says so.
 //
 // # What it promises
 //
-// A chain that comes out of [New] has the public key of the request and the ID that the request names, or
-// what Options.Expect says, is valid now, leads to a root of that trust domain, and carries no root and no certificate
-// twice. A call ends when its context does.
+// A chain from a CA that [New] has wrapped has the public key of the request and the ID that the request names, or what
+// Options.Expect says. It is valid now, leads to a root of that trust domain, and has no root and no repetition in it. A call
+// ends when its context does.
 //
 // # What it does not do
 //
-// It keeps no identity and renews nothing: see package secretcache. It does not authenticate
-// the caller to the CA: the package of each CA does.
+// It keeps no identity and renews nothing: see package secretcache. The package of each CA authenticates the caller to it.
+//
+// For tests, caclient/caclienttest has CAs that fail in every way, and a suite for clients.
 package caclient
 
 import (
@@ -33,8 +32,8 @@ import (
 type CA interface {
 	// Sign asks for a certificate for the public key of csr, valid for lifetime from now; 0 means
 	// the CA's default, and the CA may have a limit. It returns the chain to present: leaf first,
-	// then intermediates, no roots. Which ID is certified is the CA's decision, from what it knows about
-	// the caller; what csr asks for may be compared with that.
+	// then intermediates, no roots. The CA decides which ID it certifies, from what it knows about
+	// the caller; it may compare that with what csr asks for.
 	Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error)
 
 	// FetchBundles returns the current trust bundles: that of the CA's own trust domain, and those

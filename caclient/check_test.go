@@ -42,7 +42,7 @@ func requireBadAnswer(t testing.TB, err error) {
 	e, ok := errors.AsType[*caclient.Error](err)
 	require.True(t, ok, "%v", err)
 	require.Equal(t, caclient.ErrBadAnswer, e.Kind)
-	_, ok = caclient.Retryable(err)
+	_, ok = e.Retryable()
 	require.False(t, ok, "a CA that sent nonsense is not asked again")
 }
 

@@ -1,14 +1,12 @@
 package caclient_test
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
 	"io"
-	"log/slog"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -63,10 +61,8 @@ func TestNewRefuses(t *testing.T) {
 	t.Parallel()
 	_, err := caclient.New(nil, nil)
 	assert.EqualError(t, err, "caclient: New needs a CA")
-	for _, o := range []caclient.Options{{Attempts: -1}, {Timeout: -1}} {
-		_, err := caclient.New(spiffetest.NewCA(t, "example.org"), &o)
-		assert.ErrorContains(t, err, "neither may be negative")
-	}
+	_, err = caclient.New(spiffetest.NewCA(t, "example.org"), &caclient.Options{Timeout: -1})
+	assert.ErrorContains(t, err, "may not be negative")
 	for _, role := range []spiffe.Role{-1, spiffe.BothRoles + 1} {
 		_, err := caclient.New(spiffetest.NewCA(t, "example.org"), &caclient.Options{Role: role})
 		assert.ErrorContains(t, err, "want ServerRole, ClientRole or BothRoles")
@@ -128,134 +124,67 @@ func TestSignRefusesRequests(t *testing.T) {
 	assert.Empty(t, inner.calls, "the CA was not asked")
 }
 
-// When is the CA called again, and what comes out in the end?
-func TestAttempts(t *testing.T) {
+// A failure is the caller's, as the CA has told it, and the CA is not asked again.
+func TestFailuresAreHandedOn(t *testing.T) {
 	t.Parallel()
-	const ms = time.Millisecond
-	unavailable := &caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: errors.New("down")}
-	asks := func(d time.Duration) error {
-		return &caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, RetryAfter: d, Err: errors.New("slow down")}
-	}
-	normal := [][2]time.Duration{{50 * ms, 150 * ms}, {50 * ms, 300 * ms}, {50 * ms, 600 * ms}, {50 * ms, 1200 * ms}}
-	for _, tt := range []struct {
-		name     string
-		opts     caclient.Options
-		deadline time.Duration // of the whole call; 0: none
-		fail     int           // how many times
-		with     error
-		waits    [][2]time.Duration // least and most, between calls
-		good     bool
-	}{
-		{"no failure", caclient.Options{}, 0, 0, nil, nil, true},
-		{"one failure", caclient.Options{}, 0, 1, unavailable, normal[:1], true},
-		{"four failures", caclient.Options{}, 0, 4, unavailable, normal, true},
-		{"five failures", caclient.Options{}, 0, 5, unavailable, normal, false},
-		{"two attempts", caclient.Options{Attempts: 2}, 0, 5, unavailable, normal[:1], false},
-		{"one attempt", caclient.Options{Attempts: 1}, 0, 5, unavailable, nil, false},
-		{"seven attempts wait no longer", caclient.Options{Attempts: 7}, 0, 9, unavailable, append(slices.Clone(normal), normal[3], normal[3]), false},
-		{"the network", caclient.Options{}, 0, 1, io.ErrUnexpectedEOF, normal[:1], true},
-		{"denied", caclient.Options{}, 0, 1, &caclient.Error{Kind: caclient.ErrDenied, Err: io.EOF}, nil, false},
-		{"unauthenticated", caclient.Options{}, 0, 1, &caclient.Error{Kind: caclient.ErrUnauthenticated, Err: io.EOF}, nil, false},
-		{"invalid", caclient.Options{}, 0, 1, &caclient.Error{Kind: caclient.ErrInvalid, Err: io.EOF}, nil, false},
-		{"unknown", caclient.Options{}, 0, 1, errors.New("unknown"), nil, false},
-		{"the CA says when", caclient.Options{}, 0, 1, asks(3 * time.Second), [][2]time.Duration{{3000 * ms, 3300 * ms}}, true},
-		{"the CA says sooner than we would", caclient.Options{}, 0, 4, asks(ms), normal, true},
-		{"the CA wants ten seconds", caclient.Options{}, 0, 1, asks(10 * time.Second), [][2]time.Duration{{10 * time.Second, 11 * time.Second}}, true},
-		{"the CA wants too much", caclient.Options{}, 0, 1, asks(10*time.Second + 1), nil, false},
-		{"the CA wants more than there is", caclient.Options{}, 2 * time.Second, 1, asks(3 * time.Second), nil, false},
-		{"no time for a second attempt", caclient.Options{}, 50 * ms, 1, unavailable, nil, false},
+	for _, failure := range []error{
+		&caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, RetryAfter: 3 * time.Second, Err: errors.New("down")},
+		&caclient.Error{Op: "sign", Kind: caclient.ErrDenied, Err: io.EOF},
+		io.ErrUnexpectedEOF,
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			for range 20 { // the waits are random
-				synctest.Test(t, func(t *testing.T) {
-					inner := newPlain(spiffetest.NewCA(t, "example.org"))
-					inner.before = func(_ context.Context, n int) error {
-						if n <= tt.fail {
-							return tt.with
-						}
-						return nil
-					}
-					c := newClient(t, inner, &tt.opts)
-					ctx := t.Context()
-					if tt.deadline > 0 {
-						var cancel context.CancelFunc
-						ctx, cancel = context.WithTimeout(ctx, tt.deadline)
-						defer cancel()
-					}
-					chain, err := c.Sign(ctx, newCSR(t, web), 0)
-					assert.Equal(t, tt.good, err == nil, "%v", err)
-					assert.Equal(t, tt.good, chain != nil)
-					if err != nil {
-						assert.ErrorIs(t, err, tt.with, "the last error stays readable")
-					}
-					require.Len(t, inner.calls, len(tt.waits)+1)
-					for i, w := range tt.waits {
-						d := inner.calls[i+1] - inner.calls[i]
-						assert.GreaterOrEqual(t, d, w[0], "wait %d", i+1)
-						assert.LessOrEqual(t, d, w[1], "wait %d", i+1)
-					}
-					assert.Equal(t, inner.calls[len(inner.calls)-1], time.Since(inner.start), "no wait after the last attempt")
-				})
-			}
-		})
+		inner := newPlain(spiffetest.NewCA(t, "example.org"))
+		inner.before = func(context.Context, int) error { return failure }
+		chain, err := newClient(t, inner, nil).Sign(t.Context(), newCSR(t, web), 0)
+		assert.Equal(t, failure, err)
+		assert.Nil(t, chain)
+		assert.Len(t, inner.calls, 1)
 	}
 }
 
-func TestEachAttemptHasADeadline(t *testing.T) {
+func TestEachCallHasADeadline(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
-		inner := newPlain(ca)
-		inner.before = func(ctx context.Context, n int) error {
-			if n < 3 {
-				<-ctx.Done() // hangs
-				return ctx.Err()
-			}
-			return nil
+		for timeout, want := range map[time.Duration]time.Duration{0: 10 * time.Second, time.Second: time.Second} {
+			ca := spiffetest.NewCA(t, "example.org")
+			inner := newPlain(ca)
+			ca.Delay(time.Hour)
+			_, err := newClient(t, inner, &caclient.Options{Timeout: timeout}).Sign(t.Context(), newCSR(t, web), 0)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			assert.Equal(t, want, time.Since(inner.start))
 		}
-		var log bytes.Buffer
-		c := newClient(t, inner, &caclient.Options{Timeout: time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))})
-		_, err := c.Sign(t.Context(), newCSR(t, web), 0)
-		require.NoError(t, err)
-		assert.GreaterOrEqual(t, time.Since(inner.start), 2100*time.Millisecond)
-		assert.LessOrEqual(t, time.Since(inner.start), 2450*time.Millisecond)
-		assert.Equal(t, 2, strings.Count(log.String(), `level=WARN msg="caclient: attempt failed" op=sign attempt=`))
-
-		// A CA that is down for good costs five deadlines, and says what it was.
-		ca.Delay(time.Hour)
-		inner.before, inner.start = nil, time.Now()
-		_, err = c.Sign(t.Context(), newCSR(t, web), 0)
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		assert.ErrorContains(t, err, "caclient: sign: attempt 5 of 5: ")
-		assert.Less(t, time.Since(inner.start), 5*time.Second+2250*time.Millisecond)
 	})
 }
 
 func TestCancel(t *testing.T) {
 	t.Parallel()
 	cause := errors.New("going home")
-	for name, hang := range map[string]bool{"in an attempt": true, "between attempts": false} {
+	for name, says := range map[string]error{"the CA says why": nil, "the CA says another thing": io.EOF} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				inner := newPlain(spiffetest.NewCA(t, "example.org"))
 				inner.before = func(ctx context.Context, _ int) error {
-					if hang {
-						<-ctx.Done()
-						return ctx.Err()
-					}
-					return &caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, RetryAfter: 5 * time.Second, Err: io.EOF}
+					<-ctx.Done()
+					return cmp.Or(says, context.Cause(ctx))
 				}
 				ctx, cancel := context.WithCancelCause(t.Context())
 				time.AfterFunc(3*time.Second, func() { cancel(cause) })
-				_, err := newClient(t, inner, nil).Sign(ctx, newCSR(t, web), 0)
+				c := newClient(t, inner, nil)
+				_, err := c.Sign(ctx, newCSR(t, web), 0)
 				assert.ErrorIs(t, err, cause)
+				if says != nil {
+					assert.ErrorIs(t, err, says)
+				}
 				assert.Equal(t, 3*time.Second, time.Since(inner.start))
 				assert.Len(t, inner.calls, 1)
 
-				_, err = newClient(t, inner, nil).FetchBundles(ctx)
-				assert.ErrorIs(t, err, cause)
+				for _, c := range []caclient.CA{c, newClient(t, inner, nil)} {
+					_, err = c.Sign(ctx, newCSR(t, web), 0)
+					assert.ErrorIs(t, err, cause)
+					_, err = c.FetchBundles(ctx)
+					assert.ErrorIs(t, err, cause)
+				}
+				assert.Len(t, inner.calls, 1, "the CA is not asked for a caller that has gone")
 				assert.Len(t, inner.fetches, 1, "the CA is not asked for a caller that has gone")
 			})
 		})
@@ -412,14 +341,13 @@ func TestFetchBundles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		c := newClient(t, ca, nil)
-		ca.FailNext(3, io.EOF)
 		set, err := c.FetchBundles(t.Context())
 		require.NoError(t, err)
 		assert.True(t, set.Equal(ca.Bundles()))
 
-		ca.FailNext(10, &caclient.Error{Op: "fetch bundles", Kind: caclient.ErrUnauthenticated, Err: io.EOF})
+		ca.FailNext(1, &caclient.Error{Op: "fetch bundles", Kind: caclient.ErrUnauthenticated, Err: io.EOF})
 		_, err = c.FetchBundles(t.Context())
-		assert.EqualError(t, err, "caclient: fetch bundles: attempt 1 of 5: caclient: fetch bundles: not authenticated: EOF")
+		assert.EqualError(t, err, "caclient: fetch bundles: not authenticated: EOF")
 
 		_, err = newClient(t, nothing{}, nil).FetchBundles(t.Context())
 		requireBadAnswer(t, err)

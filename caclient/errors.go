@@ -1,12 +1,8 @@
 package caclient
 
 import (
-	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"time"
 )
 
@@ -56,49 +52,12 @@ func (e *Error) Unwrap() []error {
 	return []error{e.Kind, e.Err}
 }
 
-// Retryable reports whether the failure may go away by itself, which is so for [ErrUnavailable] and where MayPass
-// is set, and how long the CA asked its clients to wait; see the function [Retryable].
+// Retryable reports whether the failure may go away by itself, so that the same call is worth repeating, and how long the CA
+// asked its clients to wait first; 0 means that it did not say. It is true for [ErrUnavailable], and where MayPass is set.
+// Package secretcache plans by it, and so can callers, who find it in any error of a CA with [errors.AsType].
 func (e *Error) Retryable() (after time.Duration, ok bool) {
 	if e.Kind == ErrUnavailable || e.MayPass { //nolint:errorlint // the kind itself
 		return e.RetryAfter, true
 	}
 	return 0, false
-}
-
-// Retryable reports whether err may go away by itself, so that the same call is worth repeating,
-// and how long the CA asked its clients to wait first; 0 means that it did not say.
-//
-// An error that says so itself, by a method Retryable like that of [*Error], is believed; the
-// outermost one counts. Otherwise failures of the network and deadlines may pass. A cancelled
-// context may not, as no caller waits for the answer; neither may a certificate that failed to verify,
-// nor an error of which nothing is known. A caller that has run out of time sees that from its own
-// context, not from this function.
-func Retryable(err error) (after time.Duration, ok bool) {
-	if e, ok := errors.AsType[interface {
-		error
-		Retryable() (time.Duration, bool)
-	}](err); ok {
-		return e.Retryable()
-	}
-	return 0, mayPass(err)
-}
-
-func mayPass(err error) bool {
-	if errors.Is(err, context.Canceled) {
-		return false
-	}
-	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
-		return false
-	}
-	// Not every net.Error: *url.Error is one around whatever went wrong.
-	if _, ok := errors.AsType[*net.OpError](err); ok {
-		return true
-	}
-	if _, ok := errors.AsType[*net.DNSError](err); ok {
-		return true
-	}
-	if e, ok := errors.AsType[net.Error](err); ok && e.Timeout() { // context.DeadlineExceeded is one
-		return true
-	}
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed)
 }

@@ -46,12 +46,14 @@ func Example() {
 	// Output: spiffe://example.org/web <nil>
 }
 
-func ExampleRetryable() {
-	busy := &caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, RetryAfter: 30 * time.Second, Err: errors.New("too many requests")}
-	fmt.Println(caclient.Retryable(fmt.Errorf("renew: %w", busy)))
+func ExampleError_Retryable() {
+	failed := fmt.Errorf("renew: %w", &caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, RetryAfter: 30 * time.Second, Err: errors.New("too many requests")})
+	if e, ok := errors.AsType[*caclient.Error](failed); ok {
+		fmt.Println(e.Retryable())
+	}
 
 	denied := &caclient.Error{Op: "sign", Kind: caclient.ErrDenied, Err: errors.New("not on this node")}
-	fmt.Println(caclient.Retryable(denied))
+	fmt.Println(denied.Retryable())
 	fmt.Println(denied)
 	// Output:
 	// 30s true

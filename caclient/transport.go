@@ -17,6 +17,7 @@ import (
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/ratelog"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -70,7 +71,7 @@ func NewHTTPClient(o TLSOptions) (*http.Client, error) {
 	if o.Roots != nil {
 		o.Roots = o.Roots.Clone()
 	}
-	t := &transport{o: o, log: ratelog.New(o.Logger, 0)}
+	t := &transport{redacted: redact.New("caclient.transport"), o: o, log: ratelog.New(o.Logger, 0)}
 	if err := t.check(); err != nil {
 		return nil, fmt.Errorf("caclient: TLS of the CA connection: %w", err)
 	}
@@ -88,6 +89,7 @@ const connectTimeout = 10 * time.Second
 
 // transport is an [http.RoundTripper] that reads its files again at each request.
 type transport struct {
+	redacted
 	o   TLSOptions
 	log *ratelog.Log
 
@@ -96,6 +98,8 @@ type transport struct {
 	pair  *pair  // the last good one; nil if there is none
 	conns *conns // nil before the first request
 }
+
+type redacted = redact.Text
 
 // roots are what a file had. They do not change.
 type roots struct {
@@ -294,9 +298,3 @@ func (t *transport) connect(r *roots, p *pair) *conns {
 	tr.Protocols.SetHTTP2(true)
 	return &conns{tr, r, p}
 }
-
-// String names the type and no secret.
-func (t *transport) String() string { return "caclient.transport" }
-
-// GoString returns the same as String.
-func (t *transport) GoString() string { return t.String() }

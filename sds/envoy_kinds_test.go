@@ -144,7 +144,9 @@ func testEnvoyKinds(t *testing.T, api string) {
 	leaf := func(path string) *tls.Certificate {
 		k, err := pki.NewKey(pki.ECDSAP256)
 		require.NoError(t, err)
-		c, err := root.Issue(pki.CertificateOptions{PublicKey: k.Public(), SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://crl.example" + path))}, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
+		c, err := root.Issue(pki.CertificateOptions{PublicKey: k.Public(),
+			SANs:      []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://crl.example" + path))},
+			NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
 		require.NoError(t, err)
 		return &tls.Certificate{Certificate: [][]byte{c.Raw}, PrivateKey: k, Leaf: c}
 	}

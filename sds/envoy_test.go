@@ -202,7 +202,8 @@ func testEnvoy(t *testing.T, clientAPI, serverAPI string) {
 	run := background(t)
 
 	td := spiffe.MustParseTrustDomain("example.org")
-	authority, err := ca.New(ca.Config{TrustDomain: td, DefaultTTL: 8 * time.Second, MaxTTL: 8 * time.Second, Backdate: time.Second, Rotation: ca.Rotation{Propagation: 3 * time.Second}})
+	authority, err := ca.New(ca.Config{TrustDomain: td, DefaultTTL: 8 * time.Second, MaxTTL: 8 * time.Second,
+		Backdate: time.Second, Rotation: ca.Rotation{Propagation: 3 * time.Second}})
 	require.NoError(t, err)
 	run("ca", authority.Run)
 	start := func(name string) workload {

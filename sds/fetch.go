@@ -15,11 +15,11 @@ import (
 	"github.com/svidkit/svidkit/internal/strictjson"
 )
 
-// fetch answers one request from the table, like a stream that ends with its first response. It
-// waits for what has not been looked up yet.
+// fetch answers one request from the table, like a stream that ends with its first response. It waits for names that were not
+// looked up yet.
 //
-// If some of the names exist they are the answer. None is an error, as an empty answer means to
-// Envoy that it may open its port without a certificate.
+// The answer has the names that exist. None is an error, as an empty answer means to Envoy that it may open its port without
+// a certificate.
 func (h *Handler) fetch(ctx context.Context, p peerkey.Holder, r *request) (*response, error) {
 	s := newSession(false, h.opts.MaxNames, h.opts.Wildcard, h.frames)
 	out, err := s.request(r)
@@ -44,12 +44,12 @@ func (h *Handler) fetch(ctx context.Context, p peerkey.Holder, r *request) (*res
 	return l.answer(ctx, waited)
 }
 
-// lookups are the names of a request for which there is no stream.
+// lookups are the names of a fetch.
 type lookups struct {
 	h     *Handler
 	peer  peerkey.Holder
 	node  string
-	items []*item // those that the client may not have are not watched
+	items []*item // without a watch if the client may not have the name
 }
 
 // wait waits until the table has looked up each name, and reports whether it had to.
@@ -95,7 +95,7 @@ func (l *lookups) end() {
 	}
 }
 
-// answer returns what there is of the names. After a wait, what is permitted, and the newest, may have changed.
+// answer returns the secrets of the names. If wait has waited, they are resolved and read again, as they may have changed.
 func (l *lookups) answer(ctx context.Context, waited bool) (*response, error) {
 	var resp response
 	failed := false

@@ -32,7 +32,7 @@ const (
 	retryFull = 10 * time.Second // after which a client that found no room is to come back
 )
 
-// attrs is what the log says of a caller, which ctx is the context of.
+// attrs returns the attributes of a caller for the log. ctx is that of its request.
 func attrs(ctx context.Context, p peerkey.Holder) []slog.Attr {
 	if p, ok := unixsocket.PeerFromContext(ctx); ok {
 		return []slog.Attr{slog.Uint64("uid", uint64(p.UID)), slog.Int64("pid", int64(p.PID))}
@@ -43,7 +43,7 @@ func attrs(ctx context.Context, p peerkey.Holder) []slog.Attr {
 	return nil
 }
 
-// enter counts a stream or a fetch of p. At its end it leaves with h.open.Give.
+// enter counts a stream or a fetch of p, which h.open.Give ends.
 func (h *Handler) enter(r *http.Request, p peerkey.Holder) error {
 	if err := h.open.Take(p, 1); err != nil {
 		what := "too many streams are open"
@@ -62,7 +62,7 @@ func isOfPeer(err error) bool {
 	return ok && e.Reason == limit.CallerShare
 }
 
-// full is a refusal for want of room.
+// full refuses a request because a limit is reached.
 func full(text string) *grpchttp.Error {
 	return &grpchttp.Error{Code: grpchttp.ResourceExhausted, Message: text, RetryAfter: retryFull}
 }

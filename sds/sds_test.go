@@ -26,6 +26,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 func TestStatus(t *testing.T) {
@@ -146,6 +147,7 @@ func TestNACK(t *testing.T) {
 	src.put("default", fresh)
 	want(t, s.recv(), fresh)
 
+	reported := h.Report().Servers[0]
 	st := h.Status()
 	assert.Equal(t, uint64(1), st.NACKs)
 	require.NotNil(t, st.LastNACK)
@@ -163,6 +165,19 @@ func TestNACK(t *testing.T) {
 	assert.Equal(t, sds.Push{Time: oldest.Time, Names: []string{"default"}, Version: r.GetVersionInfo(), Streams: 1, NACKs: 1, LastNACK: st.LastNACK}, oldest)
 	_, key, _ := web.KeyPair()
 	assert.NotContains(t, log.String(), string(key[30:60]))
+
+	// The report has the same, the newest push first, and each rejection behind its push.
+	assert.Equal(t, "SDS", reported.Protocol)
+	assert.Equal(t, 1, reported.Streams)
+	assert.Equal(t, st.Names, reported.Names)
+	require.Len(t, reported.Events, 4)
+	rejected := reported.Events[3]
+	assert.WithinRange(t, rejected.Time, before, time.Now())
+	rejected.Time = time.Time{}
+	assert.Equal(t, report.Event{
+		NACK: true, Names: []string{"default"}, Version: r.GetVersionInfo(), Streams: 1, Client: "raw", Message: "KEY_VALUES_MISMATCH",
+	}, rejected)
+	assert.Equal(t, report.Event{Time: oldest.Time, Names: []string{"default"}, Version: r.GetVersionInfo(), Streams: 1}, reported.Events[2])
 }
 
 // The same response on several streams is one push, and the last 16 are kept.

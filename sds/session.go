@@ -6,11 +6,11 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 )
 
-// session is the protocol state of one stream, without the transport: requests and news about names
-// go in, responses come out. It is used by one goroutine at a time.
+// session is the protocol state of one stream, without the transport: requests and news about names go in, responses come
+// out. One goroutine at a time uses it.
 //
-// At most one response is out at a time. News that arrives while it is unanswered waits, by name,
-// and the next response has the newest of each: so a session's memory is bounded by its names.
+// At most one response is unanswered at a time. News that arrives meanwhile waits, by name, and the next response has the
+// newest of each, so a session's memory is bounded by its names.
 type session struct {
 	delta    bool
 	maxNames int
@@ -18,9 +18,9 @@ type session struct {
 	wildcard []string // what "everything" means; empty: nothing
 	frames   *frames
 
-	// allow is asked about content before it is sent, which may be long after it became known, and whenever
-	// there is news about it; nil allows all. What it refuses is not there until there is news again. It makes
-	// the item's cur nil if the client is to get something else, of which there will be news.
+	// allow decides about content before it is sent, which may be long after it became known, and whenever there is news
+	// about it; nil allows all. Content that it refuses does not exist for the client until there is news again. It sets
+	// the item's cur to nil if the client is to get other content, about which there will be news.
 	allow func(*item) bool
 
 	strict  bool  // a name that is asked for has to exist
@@ -53,7 +53,7 @@ type item struct {
 	watch  *watch // the stream's; not used here
 }
 
-// absent is the state of a name that there is not, as far as the client is concerned.
+// absent is the state of a name that does not exist for the client.
 var absent = &state{}
 
 // outcome is what a request did to a session.
@@ -199,7 +199,7 @@ func (s *session) change(r *request, out *outcome) error {
 // everything reports whether a name stands for those of the wildcard.
 func (s *session) everything(name string) bool { return name == "*" && len(s.wildcard) > 0 }
 
-// add returns the item with that name, made if need be.
+// add returns the item with that name, and makes it if it is new.
 func (s *session) add(name string, out *outcome) *item {
 	it := s.items[name]
 	if it == nil {
@@ -225,7 +225,7 @@ func (s *session) drop(it *item, out *outcome) {
 // dropped reports whether the client no longer wants it.
 func (s *session) dropped(it *item) bool { return s.items[it.name] != it }
 
-// forget makes the next response have it, whatever was sent before.
+// forget makes the next response include it, whatever was sent before.
 func (s *session) forget(it *item) {
 	s.mark(it, version{})
 	s.enqueue(it)

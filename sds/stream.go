@@ -14,9 +14,8 @@ import (
 	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
-// stream connects a session to its client and to the table. The goroutine of the HTTP request receives,
-// and answers what it has received. News of the table is sent by a goroutine that lasts until that is
-// done, so that an idle stream has one goroutine.
+// stream connects a session to its client and to the table. The goroutine of the HTTP request receives requests and answers
+// them. News of the table is sent by another goroutine, which ends when that is done, so that an idle stream has one.
 type stream struct {
 	h      *Handler
 	ctx    context.Context
@@ -92,8 +91,8 @@ func (s *stream) run() error {
 	}
 }
 
-// ended says why a request is over whose context is done: a push has failed, its client has gone and does
-// not hear it, its deadline has passed, or the handler is closed.
+// ended returns why a request is over whose context is done: a push has failed, the client has gone (and does not see it), its
+// deadline has passed, or the handler is closed.
 func ended(cause error) error {
 	switch e, ok := errors.AsType[*grpchttp.Error](cause); {
 	case ok:
@@ -137,8 +136,8 @@ func (s *stream) request(msg []byte) error {
 	return s.send(f)
 }
 
-// next takes a message, unless it is nil, and what is in the inbox. It returns what there is to send then, with out
-// locked, or nil. The answer to it often comes before the send has returned, and does not wait for that.
+// next takes a message, unless it is nil, and the news in the inbox. It returns the response to send then, with out locked,
+// or nil. The client's answer often arrives before the send has returned, and does not wait for that.
 func (s *stream) next(msg []byte) (*frame, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -193,16 +192,16 @@ func (s *stream) take(msg []byte) error {
 	return nil
 }
 
-// begin asks what the client may have under a name, and watches that.
+// begin resolves a name for the client, and watches the result.
 func (s *stream) begin(it *item) {
 	if !s.resolve(it) {
 		s.session.news(it, absent)
 	}
 }
 
-// resolve asks what the client may have under a name now, and reports whether it is anything. The stream watches
-// that from then on. A name that the client may not have is neither looked up for it nor kept for it, and asked
-// about again when the table tells so.
+// resolve resolves a name for the client again, and reports whether the client may have it. From then on the stream watches
+// the result. A name that the client may not have is neither looked up nor kept for it, and resolved again when the table
+// says so.
 func (s *stream) resolve(it *item) bool {
 	turn := s.h.table.turn.Load()
 	source, ok := s.h.resolve(s.ctx, s.held.peer, s.session.node, it)
@@ -262,8 +261,8 @@ func (s *stream) tell(w *watch) {
 	}
 }
 
-// resolve asks Resolve what a client may have under a name, and whether it may have anything. It logs the first
-// refusal.
+// resolve calls [Options].Resolve: which secret the client gets under a name, and whether it may have the name at all. It logs
+// the first refusal.
 func (h *Handler) resolve(ctx context.Context, p peerkey.Holder, node string, it *item) (source string, ok bool) {
 	if h.opts.Resolve == nil {
 		return it.name, true

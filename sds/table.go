@@ -25,7 +25,7 @@ const (
 // patience is for look-ups that fail, and for the streams of a client.
 var patience = renew.Patience{Low: firstRetry / 2, Impatient: emptyRetry, Longest: lastRetry, Wish: lastRetry}
 
-// waitAfter returns how long to wait after f. What is in use, if have, ends at end; zero if it does not.
+// waitAfter returns how long to wait after f. If have, a secret is in use that expires at end, which is zero for never.
 func waitAfter(f renew.Failure, have bool, end time.Time) time.Duration {
 	switch left := time.Until(end); {
 	case have && end.IsZero():
@@ -36,10 +36,9 @@ func waitAfter(f renew.Failure, have bool, end time.Time) time.Duration {
 	return patience.Wait(f, 0, 0, rand.Float64())
 }
 
-// table has the names that streams watch, each with what the source says about it now. A name is
-// looked up and encoded once, however many streams watch it, outside of any lock; nothing is kept of a
-// name that is no longer watched. What clients ask for under another name than the source's has that name
-// in its encoding, so it counts as another.
+// table has the names that streams watch, each with its current state in the source. A name is looked up and encoded once,
+// outside of any lock, however many streams watch it, and forgotten when none does. A secret that clients ask for under
+// another name than the source's is a separate entry, as its encoding has the clients' name.
 type table struct {
 	src    Source
 	log    *slog.Logger
@@ -54,7 +53,7 @@ type table struct {
 	loop  renew.Loop[*resource]
 	names map[string]map[string]*resource // by the source's name, and then by the clients'
 
-	// waits has what was refused, by name, for streams to ask again. Nothing is looked up for it.
+	// waits has the streams that were refused a name, by that name, to ask again. Nothing is looked up for them.
 	waits map[string]map[*watch]struct{}
 
 	// turn counts the occasions on which streams ask again. It is written with mu locked.
@@ -73,8 +72,8 @@ type resource struct {
 	dirty   bool // changed while it is looked up
 }
 
-// state is what is known of a name: an entry, or that there is no such name (neither), or that the
-// look-up failed and there is nothing older to serve.
+// state is what is known of a name: an entry; or an error, if the look-up failed and there is nothing older to serve; or
+// neither, if there is no such name.
 type state struct {
 	entry *entry
 	err   error
@@ -88,8 +87,8 @@ type watch struct {
 	dirty bool  // in the inbox; belongs to inbox.mu
 }
 
-// inbox tells one stream which of its watches have news. It holds each at most once, so a stream
-// that is busy piles up nothing and finds the newest.
+// inbox tells one stream which of its watches have news. It holds each at most once, so nothing piles up for a busy stream,
+// which finds the newest state.
 type inbox struct {
 	wake func() // called when there is news after there was none; it returns at once
 
@@ -134,9 +133,9 @@ func newTable(src Source, log *slog.Logger) *table {
 	return t
 }
 
-// watch tells in about the source's secret, as clients ask for it by name, from now on: at once if something is
-// known. The decision for this secret is as old as turn: if there was an occasion to ask again since, it tells at once,
-// too, as a look-up may take its time.
+// watch tells in from now on about the source's secret, which clients ask for by name: at once if its state is known. The
+// decision for this secret is as old as turn: if streams were to ask again since, watch tells at once as well, as a look-up
+// may be slow.
 func (t *table) watch(source, name string, in *inbox, it *item, turn uint64) *watch {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -163,8 +162,8 @@ func (t *table) watch(source, name string, in *inbox, it *item, turn uint64) *wa
 	return w
 }
 
-// wait tells in to ask again about a name that was refused, when its secret changes or all are to ask
-// again. The refusal is as old as turn: if there was an occasion since, it tells at once.
+// wait tells in to ask again about a name that was refused, when its secret changes or all streams are to ask again. The
+// refusal is as old as turn: if streams were to ask again since, wait tells at once.
 func (t *table) wait(name string, in *inbox, it *item, turn uint64) *watch {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -41,8 +41,8 @@ type rootSecret struct {
 	err    error
 }
 
-// newTrust returns the trust of the CA's bundles and of federated, which may be nil and does not speak
-// for td. Secrets that are those of old, which may be nil, are taken over.
+// newTrust returns the trust of the CA's bundles and of federated, which may be nil and whose bundle of td is ignored.
+// Unchanged secrets are those of old, which may be nil.
 func newTrust(ca, federated *spiffe.BundleSet, td spiffe.TrustDomain, old *trust) *trust {
 	t := &trust{ca: ca, set: ca, secrets: map[string]rootSecret{}}
 	t.own, _ = ca.Bundle(td)
@@ -75,7 +75,7 @@ func newTrust(ca, federated *spiffe.BundleSet, td spiffe.TrustDomain, old *trust
 	return t
 }
 
-// same returns before if it has the same in it as s, and s otherwise. Both may be nil.
+// same returns before if its content equals that of s, and s otherwise. Both may be nil.
 func same(before, s *pki.Secret) *pki.Secret {
 	if before == nil || s == nil {
 		return s
@@ -204,9 +204,7 @@ func (m *Manager) publishTrust(ctx context.Context, ca *spiffe.BundleSet) {
 		m.snap.Store(spiffe.NewSnapshot(h.svid, t.set))
 	}
 	m.changed.Notify()
-	for _, name := range t.changedNames(old) {
-		m.tell(name)
-	}
+	m.announce(t, old)
 	if old == nil || old.own != t.own {
 		m.findOrphans(t)
 	}
@@ -231,10 +229,10 @@ func (m *Manager) followFederated(ctx context.Context) {
 	}
 }
 
-// merge returns set, with the bundles of old, which may be nil, in place of those that do not follow them: the
-// sequence number went down (FED-11), or is not plausible. What takes the place of nothing and is not plausible
-// is left out. refused says which, and prevailed names those that were held until now. A nil set is an error,
-// and so is one without a bundle of the own trust domain. The caller holds mu.
+// merge returns set without the bundles that are refused, because their sequence number went down (FED-11) or is not
+// plausible: the bundle of old, which may be nil, stands in for each, if there is one. refused says which were refused and why,
+// and prevailed names the trust domains whose bundles were held until now. A nil set is an error, and so is one without a
+// bundle of the own trust domain. The caller holds mu.
 func (m *Manager) merge(old, set *spiffe.BundleSet) (merged *spiffe.BundleSet, prevailed []spiffe.TrustDomain, refused, err error) {
 	own := m.domain()
 	if set == nil {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // Unhurried has m notice a suspension within a minute and not within a second, which makes days of virtual time
@@ -48,13 +49,25 @@ func Pace(cfg Config) (renewAt func(received, notAfter time.Time, u float64) tim
 	return renewAt, retryAfter
 }
 
-// Status is the state of one identity, or of the trust bundles.
-type Status = status
+// Status is the state of one identity, or of the trust bundles, whose ID is that of the trust domain.
+type Status struct {
+	ID                                            spiffe.ID
+	NotBefore, NotAfter, LastSuccess, NextAttempt time.Time
+	Failures                                      int
+	Err                                           error
+}
 
-// Status returns the state of everything: the default identity first, then the bundles, then what was added, in the
-// order of the IDs.
-func (m *Manager) Status() []Status {
-	all := m.statuses()
-	slices.SortFunc(all[rootsIndex+1:], func(a, b status) int { return strings.Compare(a.ID.String(), b.ID.String()) })
+// Status returns the state of everything, as reports tell it: the default identity first, then the bundles, then what was
+// added, in the order of the IDs.
+func (m *Manager) Status() (all []Status) {
+	identities, roots := m.states()
+	for k, i := range identities {
+		id, _ := spiffe.ParseID(i.Name) // zero for a credential
+		all = append(all, Status{id, i.NotBefore, i.NotAfter, i.LastSuccess, i.Renewal, i.Failures, i.Err})
+		if k == 0 {
+			all = append(all, Status{m.roots.id, time.Time{}, time.Time{}, roots.LastSuccess, roots.NextAttempt, roots.Failures, roots.Err})
+		}
+	}
+	slices.SortFunc(all[2:], func(a, b Status) int { return strings.Compare(a.ID.String(), b.ID.String()) })
 	return all
 }

@@ -175,7 +175,7 @@ func TestSpinningReaders(t *testing.T) {
 		})
 	}
 	signed := ca.Signed()
-	for range 8 {
+	for range 2 {
 		ca.Prepare()
 		time.Sleep(100 * time.Millisecond)
 		ca.Rotate()
@@ -186,7 +186,7 @@ func TestSpinningReaders(t *testing.T) {
 	assert.Zero(t, missing.Load(), "of %d reads", reads.Load())
 	assert.Zero(t, mixed.Load())
 	assert.Zero(t, expired.Load())
-	assert.Greater(t, ca.Signed()-signed, 5, "renewals")
+	assert.Greater(t, ca.Signed()-signed, 1, "renewals")
 }
 
 // vouchesFor reports whether an authority in b has signed svid.

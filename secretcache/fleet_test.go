@@ -193,7 +193,8 @@ func TestFleet(t *testing.T) {
 	}
 	fleets := play(paceOf(secretcache.Config{}))
 	for _, f := range fleets {
-		t.Logf("%s: at most %.2f times the mean; %.2f where what is due must not wait", f.title, f.peak(0, fleetBins), float64(slices.Max(f.bins[f.work[0]:max(f.work[1], f.work[0]+1)]))/f.mean)
+		t.Logf("%s: at most %.2f times the mean; %.2f where what is due must not wait", f.title, f.peak(0, fleetBins),
+			float64(slices.Max(f.bins[f.work[0]:max(f.work[1], f.work[0]+1)]))/f.mean)
 		assert.LessOrEqual(t, f.peak(0, fleetBins), 3.0, f.title)
 	}
 	for _, f := range play(paceOf(secretcache.Config{Jitter: 0.01})) {

@@ -72,7 +72,7 @@ type material interface {
 	MarshalPEM() (certs, key []byte, err error)
 }
 
-// form makes what is wanted of a chain and its key, whose form it checks. An SVID is wanted if an ID is.
+// form returns the chain and its key as an SVID if want is for an ID, and as a credential otherwise, and checks their form.
 func form(want pki.Expectation, chain []*x509.Certificate, key crypto.Signer) (material, error) {
 	if want.ID().IsZero() {
 		return pki.NewCredential(chain, key)
@@ -84,7 +84,7 @@ func form(want pki.Expectation, chain []*x509.Certificate, key crypto.Signer) (m
 	return svid, err
 }
 
-// verify proves that got is what was wanted and good now, by the bundles in t. It returns the path to the root.
+// verify proves with the bundles in t that got is what was wanted and is valid now. It returns the path to the root.
 func (m *Manager) verify(t *trust, want pki.Expectation, got material) ([]*x509.Certificate, error) {
 	leaf, now := got.Leaf(), time.Now()
 	if now.Before(leaf.NotBefore) || !now.Before(got.NotAfter()) {
@@ -97,8 +97,8 @@ func (m *Manager) verify(t *trust, want pki.Expectation, got material) ([]*x509.
 	return path, err
 }
 
-// unvouched reports whether err says that the bundles do not vouch for a chain. What a certificate may be used for is not
-// for bundles to say.
+// unvouched reports whether err says that the bundles do not vouch for a chain. A wrong key usage (X5-39) is no such error, as
+// other bundles would not mend it.
 func unvouched(err error) bool {
 	v, ok := errors.AsType[*spiffe.VerifyError](err)
 	return ok && (v.Stage == "bundle" || v.Stage == "chain") && v.Rule != "X5-39"
@@ -169,8 +169,8 @@ func (m *Manager) adopt(s *spiffe.Snapshot) error {
 	return nil
 }
 
-// outlastsRenewal reports whether h leaves time for two attempts after its own renewal has begun. One that ends
-// sooner than the certificate that it replaces is a CA's decision to shorten lives if it does, and else a fault.
+// outlastsRenewal reports whether h leaves time for two attempts after its own renewal has begun. If it does, a certificate that
+// ends sooner than the one it replaces is the CA's decision to shorten lifetimes; otherwise it is a fault.
 func (m *Manager) outlastsRenewal(h *held) bool {
 	begin := renew.RenewAt(h.received, h.notBefore, h.notAfter, m.cfg.GraceRatio, 0, 0)
 	if m.cfg.RenewIn != nil {
@@ -186,7 +186,7 @@ func (t *tooShort) Error() string {
 	return fmt.Sprintf("the CA's answer is refused: it ends at %s, before it could be renewed again, and the certificate that it is to replace at %s", text(t.end), text(t.old))
 }
 
-// hold makes what readers get of what was obtained for e, which path proves.
+// hold returns what readers get of a certificate for e, which path proves.
 func (m *Manager) hold(e *entry, got material, received time.Time, path []*x509.Certificate) *held {
 	h := &held{anchor: path[len(path)-1], received: received.Round(0), notBefore: got.Leaf().NotBefore, notAfter: certchain.End(path)}
 	h.secret, h.noSecret = pki.NewKeyPairSecret(e.name(), got)

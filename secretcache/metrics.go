@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // counts are what a Manager has done since New.
@@ -42,25 +43,20 @@ func (m *Manager) confirmed() { m.counts.confirmed.Store(time.Now().UnixNano()) 
 const maxListed = 1000
 
 // metrics returns the metrics of [Manager.Report].
-func (m *Manager) metrics(all []status) *metrics.Set {
+func (m *Manager) metrics(all []report.Identity, bundles report.Upstream) *metrics.Set {
 	m.mu.Lock()
 	watching := m.watching
 	m.mu.Unlock()
-	identities, bundles := append(all[:rootsIndex:rootsIndex], all[rootsIndex+1:]...), all[rootsIndex]
-	slices.SortFunc(identities[1:], func(a, b status) int { return strings.Compare(a.ID.String(), b.ID.String()) })
-	name := func(i int) string {
-		if i == 0 {
-			return m.label(m.first)
-		}
-		return identities[i].ID.String()
-	}
+	identities := slices.Clone(all)
+	identities[0].Name = m.label(m.first)
+	slices.SortFunc(identities[1:], func(a, b report.Identity) int { return strings.Compare(a.Name, b.Name) })
 	var valid, expired, missing float64
 	now := time.Now()
-	for _, s := range identities {
-		switch {
-		case s.NotAfter.IsZero():
+	for i := range identities {
+		switch end := identities[i].NotAfter; {
+		case end.IsZero():
 			missing++
-		case now.Before(s.NotAfter):
+		case now.Before(end):
 			valid++
 		default:
 			expired++
@@ -74,18 +70,20 @@ func (m *Manager) metrics(all []status) *metrics.Set {
 		add(expired, "state", "expired")
 		add(missing, "state", "missing")
 	})
-	s.Gauges("svidkit_secretcache_identity_end_timestamp_seconds", "When the certificate of the identity, or something in its verified chain, ends, in seconds since 1970.", func(add metrics.Add) {
-		for i, s := range listed {
-			if !s.NotAfter.IsZero() {
-				add(metrics.Seconds(s.NotAfter), "identity", name(i))
+	s.Gauges("svidkit_secretcache_identity_end_timestamp_seconds",
+		"When the certificate of the identity, or something in its verified chain, ends, in seconds since 1970.", func(add metrics.Add) {
+			for _, i := range listed {
+				if !i.NotAfter.IsZero() {
+					add(metrics.Seconds(i.NotAfter), "identity", i.Name)
+				}
 			}
-		}
-	})
-	s.Gauges("svidkit_secretcache_identity_failures", "The number of attempts to obtain a certificate for the identity that have failed since the last that did not.", func(add metrics.Add) {
-		for i, s := range listed {
-			add(float64(s.Failures), "identity", name(i))
-		}
-	})
+		})
+	s.Gauges("svidkit_secretcache_identity_failures", "The number of attempts to obtain a certificate for the identity that have failed since the last that did not.",
+		func(add metrics.Add) {
+			for _, i := range listed {
+				add(float64(i.Failures), "identity", i.Name)
+			}
+		})
 	s.Gauges("svidkit_secretcache_bundles_failures", "The number of attempts to get the trust bundles that have failed since the last that did not.", func(add metrics.Add) {
 		add(float64(bundles.Failures))
 	})

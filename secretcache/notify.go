@@ -4,10 +4,6 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
-	"slices"
-	"sync/atomic"
-
-	"github.com/svidkit/svidkit/internal/renew"
 )
 
 // Subscribe registers f to be called with the resource name of each secret that changes, as
@@ -15,120 +11,78 @@ import (
 // A call of f that is under way goes on after cancel has returned.
 //
 // A new certificate of the default identity is told as "default" and under its ID, that of another
-// identity under its ID, and a credential as "default" only. A change of the X.509 authorities of the own trust domain is told as
-// "ROOTCA" and "spiffe://TRUST-DOMAIN", of another trust domain as the latter. Each first
+// identity under its ID, and a credential as "default" only. A change of the X.509 authorities of the own trust domain is told
+// as "ROOTCA" and "spiffe://TRUST-DOMAIN", of another trust domain as the latter. Each first
 // appearance is told, and so are names that come with [Manager.Add] or go with [Manager.Remove].
 //
 // The calls come one at a time, after the change, in the order of the changes, from a goroutine that
-// holds no lock and ends when all has been told. Changes of one name that were not told yet are told
-// once. The bundle goes first: a certificate that only a new bundle vouches for is published when
-// every f has returned from the call for that bundle. So f should return soon, and must not wait for
-// another name: to call GenerateSecret with the name it was told is fine, and if that waits for a first
-// certificate of a new root, the certificate comes before the bundle is told. An f that does not return
-// holds back what others are told and the certificates of a new root, nothing else, and the end of Run:
-// it returns when all has been told. Later, f is called only for what a call of GenerateSecret, Add or
-// Remove brings.
-func (m *Manager) Subscribe(f func(resourceName string)) (cancel func()) {
-	s := &subscriber{f: f}
-	m.mu.Lock()
-	m.news.subscribers = append(slices.Clip(m.news.subscribers), s) // a copy, for the teller reads the old one
-	m.mu.Unlock()
-	return func() {
-		s.gone.Store(true)
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.news.subscribers = slices.DeleteFunc(slices.Clone(m.news.subscribers), func(o *subscriber) bool { return o == s })
+// holds no lock and ends when all has been told. Several changes of a name that were not told yet are told
+// once. The bundle goes first: a certificate of a root that only a new bundle has is published when
+// every f has returned from the call for that bundle.
+//
+// So f should return soon, and must not wait for another name. It may call GenerateSecret with the name it was told; if that
+// waits for a first certificate of a new root, the certificate is published before the bundle is told. An f that does not
+// return delays the calls of other functions, the certificates of a new root, and the end of Run, which waits until all has
+// been told. After Run, f is called only for changes by GenerateSecret, Add and Remove.
+func (m *Manager) Subscribe(f func(resourceName string)) (cancel func()) { return m.subscribers.Add(f) }
+
+// announcement is a bundle, and a channel that is closed when all subscribers have been told of it.
+type announcement struct {
+	*trust
+	told <-chan struct{}
+}
+
+func (a announcement) done() bool {
+	select {
+	case <-a.told:
+		return true
+	default:
+		return false
 	}
 }
 
-type subscriber struct {
-	f    func(string)
-	gone atomic.Bool
+// tell has name told to the subscribers. The caller has published.
+func (m *Manager) tell(name string) { m.subscribers.Tell(func() []string { return []string{name} }) }
+
+// announce has what differs between t and old told to the subscribers. The caller holds mu and has published t.
+func (m *Manager) announce(t, old *trust) {
+	m.forgetAnnounced()
+	m.announced = append(m.announced, announcement{t, m.subscribers.Tell(func() []string { return t.changedNames(old) })})
 }
 
-// notifier has what subscribers are to be told. The Manager's mu guards it.
-type notifier struct {
-	subscribers []*subscriber // replaced, never changed
-	names       []string      // to be told, in order
-	queued      map[string]bool
-	telling     chan struct{} // closed when all has been told; nil if no goroutine tells
-	now         string        // the name that is being told, or ""
-	trust       *trust        // what all subscribers were told of
-	told        renew.Signal  // of a change of these two
-}
-
-// tell has name told to the subscribers. The caller holds mu and has published.
-func (m *Manager) tell(name string) {
-	n := &m.news
-	if len(n.subscribers) == 0 && n.telling == nil {
-		n.trust = m.trust.Load()
-		return
-	}
-	if n.queued[name] {
-		return
-	}
-	if n.queued == nil {
-		n.queued = map[string]bool{}
-	}
-	n.queued[name] = true
-	n.names = append(n.names, name)
-	if n.telling == nil {
-		n.telling = make(chan struct{})
-		go m.tellAll()
+// forgetAnnounced drops the bundles that all subscribers know a newer one of. The caller holds mu.
+func (m *Manager) forgetAnnounced() {
+	for len(m.announced) > 1 && m.announced[1].done() {
+		m.announced = m.announced[1:]
 	}
 }
 
-// tellAll tells until there is nothing left to tell.
-func (m *Manager) tellAll() {
-	n := &m.news
-	for {
-		m.mu.Lock()
-		names, subscribers, t := n.names, n.subscribers, m.trust.Load()
-		n.names, n.queued = nil, nil
-		if len(names) == 0 {
-			close(n.telling)
-			n.telling = nil
-			m.mu.Unlock()
-			return
-		}
-		m.mu.Unlock()
-		for _, name := range names {
-			m.mu.Lock()
-			n.now = name
-			n.told.Notify()
-			m.mu.Unlock()
-			for _, s := range subscribers {
-				if !s.gone.Load() {
-					s.f(name)
-				}
-			}
-		}
-		m.mu.Lock()
-		n.now = ""
-		if n.trust != t {
-			n.trust = t // what changed from the bundles before it was among names
-			n.told.Notify()
-		}
-		m.mu.Unlock()
+// isKnown reports whether all subscribers were told of a bundle that has root, and that no later one takes it from. The
+// caller holds mu.
+func (m *Manager) isKnown(root *x509.Certificate) bool {
+	m.forgetAnnounced()
+	switch n := len(m.announced); {
+	case n == 0 || m.announced[n-1].done():
+		return true // what vouches for the certificate is the present bundle
+	default:
+		return m.announced[0].done() && m.announced[0].anchors(root)
 	}
 }
 
-// awaitNews waits until all subscribers were told of a bundle that has root. If e has nothing to hand out and
-// its name is being told, a subscriber may be waiting for it, and what comes after that would never
-// be told.
+// awaitNews waits until all subscribers were told of a bundle that has root. It does not wait if e has nothing to hand out and
+// its name is being told: a subscriber may be waiting for e, and nothing after it would ever be told.
 func (m *Manager) awaitNews(ctx context.Context, e *entry, root *x509.Certificate) error {
 	for {
+		name, changed := m.subscribers.Now() // before the rest is looked at, so that nothing is missed
+		awaited := name != "" && (name == e.name() || name == defaultName && e == m.first)
 		m.mu.Lock()
-		n := &m.news
-		awaited := n.now != "" && (n.now == e.name() || n.now == defaultName && e == m.first)
-		if n.telling == nil || n.trust != nil && n.trust.anchors(root) || awaited && !e.held.Load().good() {
-			m.mu.Unlock()
+		known := m.isKnown(root)
+		m.mu.Unlock()
+		if known || awaited && !e.held.Load().good() {
 			return nil
 		}
-		told := n.told.Changed()
-		m.mu.Unlock()
 		select {
-		case <-told:
+		case <-changed:
 		case <-ctx.Done():
 			return fmt.Errorf("a subscriber that was told of a new bundle has not returned: %w", context.Cause(ctx))
 		}

@@ -32,90 +32,72 @@ func (m *Manager) Report() report.Report {
 		bundles = t.set
 	}
 	r := sourcereport.Of(nil, bundles, ca, m.domain())
-	all := m.statuses()
-	up := report.Upstream{Name: ca}
-	r.Identities = make([]report.Identity, 0, len(all)-1)
-	for i, st := range all {
-		if st.LastSuccess.After(up.LastSuccess) {
-			up.LastSuccess = st.LastSuccess
-		}
-		if st.Err != nil {
-			up.Failures = max(up.Failures, st.Failures)
-			up.Err = cmp.Or(up.Err, st.Err)
-			up.NextAttempt = sooner(up.NextAttempt, st.NextAttempt)
-		}
-		if i != rootsIndex {
-			r.Identities = append(r.Identities, st.identity(i == 0))
-		}
-	}
-	r.Upstreams = []report.Upstream{up}
+	identities, roots := m.states()
 	if h := m.first.held.Load(); h != nil {
-		r.Identities[0].ChainEnd = certchain.End(h.chain())
+		identities[0].ChainEnd = certchain.End(h.chain())
 	} else {
 		r.NotReady = m.notReady(m.first, nil)
 	}
-	r.Metrics = func(w io.Writer) error { return m.metrics(all).Write(w) }
+	r.Identities = identities
+	up := report.Upstream{Name: ca}
+	for i := range identities {
+		one := &identities[i]
+		attempted(&up, one.LastSuccess, one.Renewal, one.Failures, one.Err)
+		if i == 0 {
+			attempted(&up, roots.LastSuccess, roots.NextAttempt, roots.Failures, roots.Err)
+		}
+	}
+	r.Upstreams = []report.Upstream{up}
+	r.Metrics = func(w io.Writer) error { return m.metrics(identities, roots).Write(w) }
 	return r
 }
 
-// sooner returns the earlier of two times, of which a zero one is none.
-func sooner(a, b time.Time) time.Time {
-	if a.IsZero() || !b.IsZero() && b.Before(a) {
-		return b
+// attempted adds the attempts for one thing to those of the CA.
+func attempted(up *report.Upstream, success, next time.Time, failures int, err error) {
+	if success.After(up.LastSuccess) {
+		up.LastSuccess = success
 	}
-	return a
+	if err == nil {
+		return
+	}
+	up.Failures = max(up.Failures, failures)
+	up.Err = cmp.Or(up.Err, err)
+	if !next.IsZero() && (up.NextAttempt.IsZero() || next.Before(up.NextAttempt)) {
+		up.NextAttempt = next
+	}
 }
 
-// status is the state of one identity, or of the trust bundles, at one moment.
-type status struct {
-	ID spiffe.ID // without a path, that of the trust domain, for the bundles; zero for a default identity that is a credential
-
-	NotBefore, NotAfter time.Time // of the certificate; NotAfter may be that of one above it; zero before the first, and for the bundles
-
-	LastSuccess time.Time // when the certificate was received, or the CA last said what the bundles are; zero before the first
-	NextAttempt time.Time // zero while one is under way, and for bundles while the CA tells of new ones by itself
-	Failures    int       // since the last that did not fail
-	Err         error     // of the last, or nil
-}
-
-// rootsIndex is where the trust bundles are in the list of [Manager.statuses].
-const rootsIndex = 1
-
-// statuses returns the state of everything: the default identity first, then the bundles, then what was added, in no order.
-func (m *Manager) statuses() []status {
+// states returns the state of the identities, the default one first, and of the trust bundles: when the CA last told them,
+// when it is asked again, which is zero while it tells of new ones by itself, and how often that has failed.
+func (m *Manager) states() (identities []report.Identity, roots report.Upstream) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	all := []status{m.status(m.first), m.status(m.roots)}
+	identities = append(make([]report.Identity, 0, m.reported), m.state(m.first))
+	identities[0].Own = true
+	if m.first.id.IsZero() {
+		identities[0].Name = "default"
+	}
 	for _, v := range m.names.Range {
 		if e := v.(*entry); e != m.first {
-			all = append(all, m.status(e))
+			identities = append(identities, m.state(e))
 		}
 	}
-	return all
+	m.reported = len(identities)
+	roots = report.Upstream{Failures: m.roots.Failures(), Err: m.roots.err()}
+	if at := m.counts.confirmed.Load(); at != 0 {
+		roots.LastSuccess = time.Unix(0, at)
+	}
+	if !m.watching {
+		roots.NextAttempt = m.bundles.Next(m.roots)
+	}
+	return identities, roots
 }
 
-// status returns the state of e. The caller holds mu.
-func (m *Manager) status(e *entry) status {
-	s := status{ID: e.id, Failures: e.Failures(), Err: e.err()}
+// state returns the state of an identity. The caller holds mu.
+func (m *Manager) state(e *entry) report.Identity {
+	i := report.Identity{Name: e.id.String(), Renewal: m.loopOf(e).Next(e), Failures: e.Failures(), Err: e.err()}
 	if h := e.held.Load(); h != nil {
-		s.NotBefore, s.NotAfter, s.LastSuccess = h.notBefore, h.notAfter, h.received
+		i.NotBefore, i.NotAfter, i.LastSuccess = h.notBefore, h.notAfter, h.received
 	}
-	if at := m.counts.confirmed.Load(); at != 0 && e == m.roots {
-		s.LastSuccess = time.Unix(0, at)
-	}
-	if e != m.roots || !m.watching {
-		s.NextAttempt = m.loopOf(e).Next(e)
-	}
-	return s
-}
-
-func (s *status) identity(own bool) report.Identity {
-	name := "default"
-	if !s.ID.IsZero() {
-		name = s.ID.String()
-	}
-	return report.Identity{
-		Name: name, Own: own, NotBefore: s.NotBefore, NotAfter: s.NotAfter, LastSuccess: s.LastSuccess,
-		Renewal: s.NextAttempt, Failures: s.Failures, Err: s.Err,
-	}
+	return i
 }

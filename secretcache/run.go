@@ -16,7 +16,7 @@ import (
 // How long the Manager waits between attempts.
 const (
 	shortestPoll = time.Second    // wins over a shorter refresh hint (BND-21)
-	longestPoll  = 24 * time.Hour // a root that was withdrawn must not live on for the length of a typing error
+	longestPoll  = 24 * time.Hour // a typing error in a refresh hint must not keep a withdrawn root for years
 	longestWish  = time.Hour      // of the CA that is granted while there is nothing to serve
 	impatient    = 30 * time.Second
 )
@@ -24,8 +24,8 @@ const (
 var patience = renew.Patience{Impatient: impatient, Longest: 30 * time.Minute, Wish: longestWish}
 
 // Run keeps the identities and the bundles fresh. It blocks until ctx is done or [Manager.Close] is called, then ends
-// what it has started, waits for it, and returns nil. It returns at once, with an error, if it is
-// running already or closed; else it may be called again after it has returned.
+// its goroutines, waits for them, and returns nil. It returns an error at once if it is
+// running already or closed; otherwise it may be called again after it has returned.
 //
 // At its start it fetches the bundles, and asks for whatever is missing or due.
 func (m *Manager) Run(ctx context.Context) error {
@@ -35,19 +35,18 @@ func (m *Manager) Run(ctx context.Context) error {
 	return nil
 }
 
-// Close ends [Manager.Run], or what [Start] has started, and what calls of [Manager.GenerateSecret] have started, for
-// good, and waits for it, and for the functions of [Manager.Subscribe], which must not call Close. What was obtained stays
-// readable. The error is always nil.
+// Close ends the work of [Start], [Manager.Run] and [Manager.GenerateSecret] for good, and waits for it and for the functions
+// of [Manager.Subscribe], which must not call Close. The last certificate and bundles stay readable. The error is always nil.
 func (m *Manager) Close() error {
 	err := m.life.Close()
 	m.identities.Close()
 	m.bundles.Close()
-	m.awaitTold()
+	m.subscribers.Wait()
 	return err
 }
 
 // Ready waits until there are trust bundles and a certificate of the default identity that has not expired. The error
-// wraps [spiffe.ErrNotReady], the cause of ctx, and what the last attempt failed with; it comes before ctx is done if the CA
+// wraps [spiffe.ErrNotReady], the cause of ctx, and the failure of the last attempt; it comes before ctx is done if the CA
 // has refused for good, if the trust bundle is empty, and after [Manager.Close]. If Run was never called, it says so: unlike
 // [Manager.GenerateSecret], Ready asks the CA for nothing.
 func (m *Manager) Ready(ctx context.Context) error {
@@ -88,18 +87,8 @@ func (m *Manager) run(ctx context.Context) error {
 	m.identities.Run(ctx)
 	wg.Wait()
 
-	m.awaitTold()
+	m.subscribers.Wait()
 	return nil
-}
-
-// awaitTold waits until the subscribers were told of everything.
-func (m *Manager) awaitTold() {
-	m.mu.Lock()
-	told := m.news.telling
-	m.mu.Unlock()
-	if told != nil {
-		<-told
-	}
 }
 
 func (m *Manager) loopOf(e *entry) *renew.Loop[*entry] {
@@ -155,7 +144,7 @@ func (m *Manager) attempt(ctx context.Context, e *entry) {
 	}
 }
 
-// renewIn returns how long what was just obtained for e is good enough.
+// renewIn returns how long after a success the next attempt for e comes.
 func (m *Manager) renewIn(e *entry) time.Duration {
 	switch h := e.held.Load(); {
 	case e == m.roots && m.watching:

@@ -30,16 +30,15 @@ const (
 // Any other name gives an error that wraps [io/fs.ErrNotExist]. The authorities of a bundle that is
 // empty are an error that wraps [spiffe.ErrNoAuthority].
 //
-// A secret that is there is returned without blocking. A certificate that has expired is not returned.
+// A secret that exists is returned without blocking. A certificate that has expired is not returned.
 //
-// GenerateSecret waits for one that is not there, until ctx is done: that ends the wait and not the work,
-// which is shared by all calls that wait. Only if the CA refuses for good, or the trust bundle is empty, or Run ends,
-// is the wait over before, with an error. The error wraps [spiffe.ErrNotReady] and the last cause.
+// GenerateSecret waits for a secret that does not exist yet, until ctx is done: that ends the wait and not the work,
+// which all waiting calls share. The wait ends sooner, with an error, if the CA refuses for good, if the trust bundle is
+// empty, and when Run ends. The error wraps [spiffe.ErrNotReady] and the last cause.
 //
-// Run does the work. While it is not running, calls that wait have it done, one attempt at a time
-// for each identity and with the same waits after failures. Such an attempt has a goroutine of its
-// own, which ends with the attempt, after Config.Timeout at the latest, even if no call waits any
-// more.
+// Run does the work. While it is not running, waiting calls start attempts themselves, one at a time
+// for each identity and with the same waits after failures. Such an attempt runs on its own goroutine, which ends with the
+// attempt, after Config.Timeout at the latest, even if no call waits any more.
 func (m *Manager) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
 	switch resourceName {
 	case defaultName:

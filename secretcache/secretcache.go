@@ -15,7 +15,7 @@
 // [Manager.Ready] instead. To serve identities to Envoy, give the Manager to package sds. Further identities for the same
 // process come with [Manager.Add].
 //
-// # What is no X.509-SVID
+// # Certificates without a SPIFFE ID
 //
 // A workload of Linkerd has a DNS name, and a service of Athenz a principal. With an expectation in place of an ID the
 // default identity is a [*pki.Credential], which is obtained, checked, renewed and published by the same rules:
@@ -25,40 +25,36 @@
 //	credential, err := m.Credential()
 //
 // [Manager.GenerateSecret] serves it as "default". It never passes for an SVID: [Manager.SVID] and [Manager.Snapshot]
-// refuse. What is added with [Manager.Add] is an SVID with any Manager.
+// refuse. An identity that is added with [Manager.Add] is always an SVID.
 //
 // # What it promises
 //
-// Readers load a pointer. They never wait for a lock, for the CA or for each other, and what they
-// get never changes under them: a [spiffe.Snapshot] is a key, its chain and the trust bundles that
-// go with them.
+// Readers load a pointer. They never wait for a lock, for the CA or for each other, and a value that they got never changes
+// under them: a [spiffe.Snapshot] is a key, its chain and the trust bundles that go with them.
 //
-// A failure replaces nothing. What the CA sends is verified before it takes the place of what works: the
-// key, the ID, the validity, the form, the size, the extended key usages, and the path to the current trust bundle. A failure
-// changes the time of the next attempt and nothing else.
+// A failure replaces nothing. An answer of the CA is verified before it replaces a certificate that works: its key, ID,
+// validity, form, size, extended key usages, and path to the current trust bundle. A failure changes the time of the next
+// attempt and nothing else.
 //
 // The bundle comes before the leaf. A leaf of a new root is published after the bundle with that root was
-// published and all subscribers have been told of it.
+// published and all subscribers were told of it.
 //
-// A certificate that ends sooner than the one that it is to replace is taken if it leaves time to be renewed in
-// turn, which is a third of [Config].Timeout, and refused otherwise: then the CA is asked again when a quarter
-// of what is left has passed. So a CA that lowers lifetimes has its way at the next renewal, and one that
-// issues what ends at once displaces nothing.
+// A CA that lowers lifetimes gets its way at the next renewal. A certificate that ends sooner than the one it would replace is
+// taken only if it leaves time for its own renewal, a third of [Config].Timeout; otherwise it is refused, and the CA is asked
+// again when a quarter of the remaining life has passed.
 //
-// An identity is renewed when half of its life is over, or earlier by a random part of it, so that a fleet
-// does not renew at the same time. After a failure the next attempt comes after a
-// random wait of at most 4 % of the life that remains, and never in a tight loop; a wait that the
-// CA asks for with a method Retryable() (time.Duration, bool) of its error is respected.
+// # When it renews
 //
-// The wait is never less than a second. The exception are certificates that live for less than 500 seconds: there it is
-// never less than a five-hundredth of the life, which is 120 ms for a minute, as after an outage of 45 % of such a life less
-// than 25 seconds may remain, of which a second is more than 4 %. A CA that is away from the first renewal to the end of a
-// certificate is asked about 110 times for lives of up to 500 seconds, 210 times for an hour, and 370 times for a day; one that
-// refuses for good, as its errors say, about a third less often.
+// An identity is renewed when half of its life is over, or earlier by a random part of it, so that a fleet does not renew at
+// the same time: in no hundredth of a life does the CA see more than three times the average number of renewals (see
+// testdata/fleet.svg). Renewals that must not wait are the exception: the backlog of an outage, which each client renews within
+// another 5 % of its remaining life, and renewals forced because a root was withdrawn.
 //
-// What the CA of a fleet sees is drawn in testdata/fleet.svg: in no hundredth of a life are there more than three times as
-// many renewals as on the average, except for what must not wait. That is the backlog of an outage, of which each client
-// renews before another 5 % of what it has left are gone, and the renewal of what a root has signed that was withdrawn.
+// After a failure the next attempt comes after a random wait of at most 4 % of the remaining life, and of at least a second,
+// or a five-hundredth of the life if that is less. A wait that the CA asks for, with a method Retryable() (time.Duration, bool) of
+// its error, is respected. A CA that is away from the first renewal to the end of a certificate is asked about 110 times for
+// lives of up to 500 seconds, 210 times for an hour, and 370 times for a day; one that refuses for good, as its errors say,
+// about a third less often.
 //
 // The number of goroutines does not depend on the number of identities.
 //
@@ -67,20 +63,18 @@
 // A trust bundle without authorities is a statement: everything of that trust domain is revoked
 // (BND-10, BND-11). Such a bundle replaces the one before it, with a warning in the log, and
 // [Manager.Bundle] returns it, so that no peer is trusted any more. An answer that lacks the
-// bundle of the own trust domain, or whose sequence number went down, is not a statement but a
-// fault, and replaces nothing.
+// bundle of the own trust domain, or whose sequence number went down, is a fault, and replaces nothing.
 //
-// A CA that is wrong for a moment decides nothing. A sequence number that rises by more than 10,000,
-// without being a time before and after, a number that is lost, and authorities that are gone without a
-// higher number are not plausible. Such a bundle is held: the one in force stays, each answer is a
-// failure in the log and in [Manager.Report], and the CA is asked again, at most five minutes later. The
-// bundle takes effect when the CA has repeated it, at least 3 times in at least 30 minutes, with no other answer between. An operator that
-// knows better restarts the program, which then takes the bundle as the first one.
+// A CA that is wrong for a moment changes nothing. It is not plausible that a sequence number rises by more than 10,000,
+// unless it is a time before and after, that it is lost, or that authorities disappear without a higher number. Such a bundle
+// is held: the one in force stays, each answer is a failure in the log and in [Manager.Report], and the CA is asked again, at
+// most five minutes later. The bundle takes effect when the CA has repeated it at least 3 times in at least 30 minutes, with no
+// other answer between. An operator who knows better restarts the program, which then takes the bundle as the first one.
 //
 // # What it does not do
 //
-// It writes nothing to disk, and it does not verify peers: see package spiffe. It does not authenticate the
-// workload: the CA in [Config] does that to the authority behind it.
+// It writes nothing to disk, and it does not verify peers: see package spiffe. The CA in [Config] authenticates the workload to
+// the authority.
 package secretcache
 
 import (
@@ -96,19 +90,20 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/bundleorder"
+	"github.com/svidkit/svidkit/internal/certs/secretset"
 	"github.com/svidkit/svidkit/internal/lifecycle"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// CA is the authority that a [Manager] asks. Package caclient has implementations, and rules for
-// one that repeats and checks by itself. Both methods must be safe for concurrent use and return
-// when ctx is done. Each call has a deadline.
+// CA is the authority that a [Manager] asks. Package caclient has implementations. Both methods must be safe for concurrent
+// use and return when ctx is done. Each call has a deadline.
 //
-// An error may say when to ask again: the method Retryable() (after time.Duration, ok bool) of any
-// error in the chain is found. If ok is false the CA has refused for good; the Manager still asks
-// again, after long waits. An error that says nothing is taken for one that passes.
+// An error may say when to ask again, by the method Retryable() (after time.Duration, ok bool) of any
+// error in the chain. If ok is false the CA has refused for good; the Manager still asks
+// again, after long waits. An error without the method is assumed to pass.
 //
 // A CA may also have the method
 //
@@ -118,8 +113,7 @@ import (
 // instead of polling, and started again when it ends.
 type CA interface {
 	// Sign asks for a certificate for the public key of csr, and returns the chain, leaf first. A
-	// self-signed root at its end is dropped. The lifetime is what is wished for; 0 means the CA's
-	// default.
+	// self-signed root at its end is dropped. The CA may grant another lifetime than it is asked for; 0 means its default.
 	Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error)
 
 	// FetchBundles returns the current trust bundles, among them that of the own trust domain.
@@ -140,8 +134,8 @@ type Config struct {
 	// CA issues the certificates.
 	CA CA
 
-	// Names are DNS names and IP addresses that the signing requests for the default identity have beside its own,
-	// for a CA that certifies what is requested. What the CA grants of them is its decision.
+	// Names are further DNS names and IP addresses in the signing requests for the default identity, for a CA that certifies
+	// requested names. The CA decides which of them it grants.
 	Names []pki.SAN
 
 	// CommonName is the common name in these requests, at most 64 bytes, for a CA that takes it for the principal,
@@ -154,7 +148,7 @@ type Config struct {
 	Role spiffe.Role
 
 	// Federated has the bundles of other trust domains, such as a *federation.Manager. They are handed
-	// out with those that the CA gives, and take their place for trust domains that both have. A bundle
+	// out with those of the CA, and replace those for the same trust domain. A bundle
 	// of the Manager's own trust domain does not count. Run follows each change. Nil means none.
 	Federated interface {
 		// Bundles returns the present bundles; nil means none. It does not block.
@@ -165,11 +159,11 @@ type Config struct {
 	}
 
 	// Previous is the default identity with its trust bundles from an earlier run of the program, such as the Snapshot
-	// of a *filesource.Source that reads what a *filesink.Sink has written. [New] publishes it, so that a program that
+	// of a *filesource.Source that reads the files of a *filesink.Sink. [New] publishes it, so that a program that
 	// restarts serves at once, and asks the CA for a certificate when the renewal of this one is due; its life counts from
-	// its NotBefore. Run fetches the bundles at its start as always, and takes what the CA has as the first ones. What
-	// has expired or is for another ID, or what the bundles beside it do not vouch for, is not used, with a warning in the
-	// log. Nil means none; with an Expect that is not for a SPIFFE ID it must be nil.
+	// its NotBefore. Run fetches the bundles at its start as always, and takes those of the CA as the first ones. A
+	// certificate that has expired, is for another ID, or does not verify with the bundles beside it is not used, with a
+	// warning in the log. Nil means none; with an Expect that is not for a SPIFFE ID it must be nil.
 	Previous *spiffe.Snapshot
 
 	// NewKey returns the private key of the next certificate, and should make a new one for each. It must be safe for
@@ -193,18 +187,17 @@ type Config struct {
 	// be less than 1.
 	Jitter float64
 
-	// RenewIn is for a protocol that says itself when a certificate is renewed. It takes the place of GraceRatio and Jitter, and
-	// of the waits after failures: it returns how long after an attempt the next one comes. left is how long the certificate that is
-	// held has to live, 0 if there is none or it has expired; failures counts the attempts that have failed since the last
-	// that did not. A longer wait that the CA asks for is respected, up to half of left, or an hour if left is 0. It must be
-	// safe for concurrent use, return at once, and call no method of the Manager, which waits for it. Nil means the rules above.
+	// RenewIn is for a protocol that has rules of its own for renewal. It replaces GraceRatio, Jitter and the waits after
+	// failures: it returns how long after an attempt the next one comes. left is the remaining life of the present
+	// certificate, 0 if there is none or it has expired; failures counts the failed attempts since the last success. A longer
+	// wait that the CA asks for is respected, up to half of left, or an hour if left is 0. RenewIn must be safe for concurrent
+	// use, return at once, and call no method of the Manager, which waits for it. Nil means the rules above.
 	RenewIn func(left time.Duration, failures int) time.Duration
 
-	// Timeout bounds each attempt to get a certificate or bundles, retries within the CA included.
-	// While an identity with little life left is being renewed, an attempt gets less, down to a
-	// sixth, so that one that hangs leaves time for the next. 0 means 30 seconds. Where certificates live for
-	// less than ten minutes and the CA may hang, a twentieth of their life is better: each attempt that hangs takes its
-	// time from the life that remains.
+	// Timeout bounds each attempt to get a certificate or bundles. An identity with little life left gets less, down to a
+	// sixth, so that an attempt that hangs leaves time for the next. 0 means 30 seconds. Where certificates live for
+	// less than ten minutes and the CA may hang, a twentieth of their life is better, because each attempt that hangs uses up
+	// remaining life.
 	Timeout time.Duration
 
 	// Concurrency is how many certificates are asked for at the same time; 0 means 16.
@@ -217,28 +210,33 @@ type Config struct {
 }
 
 // Manager is a SecretManager. [Start] or [New] makes one. Its methods are safe for concurrent use, and those
-// that read work before, during and after [Manager.Run].
+// that read work before, during and after [Manager.Run]. It never prints a key.
 type Manager struct {
+	redacted
 	cfg   Config
 	roots *entry // the trust bundles; their ID is that of the trust domain
 	first *entry // the default identity
 
-	// What readers read. Writers hold mu.
+	// Readers read these without a lock. Writers hold mu.
 	names   sync.Map // string: *entry, all identities by ID
 	trust   atomic.Pointer[trust]
 	snap    atomic.Pointer[spiffe.Snapshot]
 	changed renew.Signal
 
-	life lifecycle.Life
+	life        lifecycle.Life
+	subscribers secretset.Subscribers
 
 	mu         sync.Mutex
 	watching   bool                                       // the CA's watch keeps the bundles fresh
 	offers     map[spiffe.TrustDomain]*bundleorder.Offers // of the CA, for bundles that are held
 	bundles    renew.Loop[*entry]
 	identities renew.Loop[*entry]
-	news       notifier
+	announced  []announcement // the newest bundle that all subscribers were told of, and newer ones; oldest first
 	counts     counts
+	reported   int // identities in the last report
 }
+
+type redacted = redact.Text // an alias, so that the embedded field is not exported
 
 // Start returns a Manager that is ready, and runs until [Manager.Close]. It is [New], [Manager.Run] in a goroutine, and
 // [Manager.Ready]. The end of ctx ends a start that is not done yet, and nothing after that. If it fails, nothing is left
@@ -274,7 +272,7 @@ func New(cfg Config) (*Manager, error) {
 	cfg.Role = cmp.Or(cfg.Role, spiffe.BothRoles)
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 
-	m := &Manager{cfg: cfg, offers: map[spiffe.TrustDomain]*bundleorder.Offers{}}
+	m := &Manager{redacted: redact.New("secretcache.Manager(" + cfg.Expect.String() + ")"), cfg: cfg, offers: map[spiffe.TrustDomain]*bundleorder.Offers{}}
 	m.roots = &entry{id: m.domain().ID()}
 	m.first = &entry{id: cfg.ID}
 	m.names.Store(m.first.name(), m.first)
@@ -391,9 +389,6 @@ func (m *Manager) noSnapshot() error {
 //	}
 func (m *Manager) Changed() <-chan struct{} { return m.changed.Changed() }
 
-// String names the default identity. A Manager does not print its keys.
-func (m *Manager) String() string { return "secretcache.Manager(" + m.cfg.Expect.String() + ")" }
-
 // domain returns the trust domain of the Manager.
 func (m *Manager) domain() spiffe.TrustDomain { return m.cfg.Expect.TrustDomain() }
 
@@ -404,12 +399,6 @@ func (m *Manager) want(e *entry) pki.Expectation {
 	}
 	return pki.ExpectID(e.id)
 }
-
-// GoString is String: the verb %#v must not walk to the keys either.
-func (m *Manager) GoString() string { return m.String() }
-
-// LogValue is String as a log value.
-func (m *Manager) LogValue() slog.Value { return slog.StringValue(m.String()) }
 
 // notReady is the error for e while it has nothing to hand out; cause says why a reader stopped
 // waiting, if one did.

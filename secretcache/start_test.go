@@ -75,7 +75,8 @@ func TestReadySays(t *testing.T) {
 		{name: "a CA that is mute about its bundles", fetch: func(ctx context.Context) (*spiffe.BundleSet, error) { return nil, hang(ctx) }, want: "the CA has not answered for 10s"},
 		{name: "no bundles", fetch: func(context.Context) (*spiffe.BundleSet, error) { return nil, errDown }, want: "fetch bundles: the CA is down", is: errDown},
 		{name: "refused for good", sign: func(context.Context) error { return refused }, final: true, want: "no such account", is: caclient.ErrDenied},
-		{name: "an empty bundle", fetch: func(context.Context) (*spiffe.BundleSet, error) { return none, nil }, final: true, want: "the trust bundle is empty", is: spiffe.ErrNoAuthority},
+		{name: "an empty bundle", fetch: func(context.Context) (*spiffe.BundleSet, error) { return none, nil }, final: true,
+			want: "the trust bundle is empty", is: spiffe.ErrNoAuthority},
 	} {
 		t.Run(r.name, func(t *testing.T) {
 			t.Parallel()

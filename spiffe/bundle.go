@@ -43,9 +43,9 @@ type BundleContents struct {
 	RefreshHint time.Duration
 }
 
-// Bundle is the trust bundle of one trust domain: the authorities that may speak for it, and the name of
-// the domain, which the published document does not have (BND-3). A Bundle without authorities is valid
-// and means that no peer of the domain is trusted (BND-10).
+// Bundle is the trust bundle of one trust domain: its name, which the published document lacks (BND-3), and the
+// authorities that may speak for it. A Bundle without authorities is valid and means that no peer of the domain is
+// trusted (BND-10).
 //
 // A Bundle never changes and is safe for concurrent use. The certificates and keys that its methods
 // return are shared and must not be changed. It is a [BundleSource] of itself.
@@ -58,7 +58,7 @@ type Bundle struct {
 	hint    time.Duration
 	skipped []error
 
-	// Made when first needed: a process may hold the bundles of many domains and meet few of their peers.
+	// Made when first needed: a process may hold the bundles of many domains and see few of their peers.
 	poolOnce sync.Once
 	roots    *x509.CertPool
 	pemOnce  sync.Once
@@ -77,7 +77,7 @@ type authority struct {
 	key crypto.PublicKey // *ecdsa.PublicKey or *rsa.PublicKey
 }
 
-// NewBundle returns the bundle of td with the contents c, whose slice and maps it copies. It refuses
+// NewBundle returns the bundle of td with a copy of the contents c. It refuses
 // a certificate that is not a CA's or has an RSA key of more than 8192 bits (X5-41), a JWT or WIT key
 // that none of the nine algorithms of JWT-SVID can use (BND-32), a key ID that is empty or belongs to
 // a JWT and a WIT key (WIT-61), and a refresh hint that is negative or not in whole seconds. More than
@@ -205,8 +205,8 @@ func find(list []authority, keyID string) (crypto.PublicKey, bool) {
 // Sequence returns the sequence number and whether there is one; see [Bundle.Supersedes].
 func (b *Bundle) Sequence() (n uint64, ok bool) { return b.seq.n, b.seq.ok }
 
-// RefreshHint returns how often the publisher suggests to fetch the bundle, in whole seconds, and
-// whether it does. A hostile publisher may send any positive number: callers must bound it.
+// RefreshHint returns how often the publisher suggests to fetch the bundle, in whole seconds, and whether there is
+// a hint. A hostile publisher may send any positive number: callers must bound it.
 func (b *Bundle) RefreshHint() (d time.Duration, ok bool) { return b.hint, b.hint > 0 }
 
 // CertPool returns a new pool of the CA certificates, for use with other packages. It is empty, not
@@ -244,9 +244,8 @@ func (b *Bundle) Equal(other *Bundle) bool {
 // sequence numbers and that of b is lower (FED-11, FED-12). A nil old is always superseded, a bundle of
 // another trust domain never (FED-14).
 //
-// Callers should raise an alert for a lower number: an old bundle is replayed, or the publisher has lost
-// its counter, and an operator must decide. An equal number on a bundle that is not Equal is a fault of
-// the publisher.
+// Callers should raise an alert for a lower number: an attacker replays an old bundle, or the publisher has lost its
+// counter, and an operator must decide. An equal number on a bundle that is not Equal is a fault of the publisher.
 func (b *Bundle) Supersedes(old *Bundle) bool {
 	if old == nil {
 		return true
@@ -314,9 +313,9 @@ func distinct(certs []*x509.Certificate) []*x509.Certificate {
 	return kept
 }
 
-// unfitAnchor says why cert must not be a trust anchor, or returns "". crypto/x509 trusts every
-// certificate among the roots, even a leaf, so only CAs may be there. An RSA key that makes verification
-// too slow is refused too, as the authorities of a federated domain may be hostile.
+// unfitAnchor says why cert must not be a trust anchor, or returns "". crypto/x509 trusts every certificate among
+// the roots, even a leaf, so only CAs may be there. The authorities of a federated domain may be hostile, so an RSA
+// key that makes verification slow is refused too.
 func unfitAnchor(cert *x509.Certificate) string {
 	switch {
 	case !cert.BasicConstraintsValid || !cert.IsCA:

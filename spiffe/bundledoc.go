@@ -58,13 +58,13 @@ func ParseBundleWIT(td TrustDomain, doc []byte) (*Bundle, error) {
 }
 
 // ParseJWKS parses a JWK Set (RFC 7517) of another issuer of tokens, such as the key document of an OpenID Connect
-// provider, as the JWT authorities of td: whatever has one of its keys can issue JWT-SVIDs of that trust domain.
-// Unlike in a bundle document, "use" may be missing or "sig". The keys of other uses are skipped, and so are secret
-// keys and those whose "key_ops" or "alg" do not permit to verify a signature with one of the nine algorithms of
+// provider, as the JWT authorities of td: any holder of one of its private keys can issue JWT-SVIDs of that trust
+// domain. Unlike in a bundle document, "use" may be missing or "sig". Keys of other uses are skipped, and so are
+// secret keys and those whose "key_ops" or "alg" forbid to verify a signature with one of the nine algorithms of
 // JWT-SVID.
 //
-// The result has no X.509 authorities, sequence number and refresh hint, whatever the document says. The rest, with
-// its limits and errors, is as in [ParseBundle].
+// The result never has X.509 authorities, a sequence number or a refresh hint. The rest, with its limits and errors,
+// is as in [ParseBundle].
 func ParseJWKS(td TrustDomain, doc []byte) (*Bundle, error) {
 	if td.IsZero() {
 		return nil, errZero("trust domain")
@@ -237,7 +237,7 @@ func (p *bundleParser) readKeys() *ParseError {
 	return nil
 }
 
-// readIssuer reads the value of the member name from r if it says what a key of another issuer is for.
+// readIssuer reads the value of the member name from r if it says what the key of another issuer may be used for.
 func (k *jwk) readIssuer(name []byte, r *strictjson.Reader) bool {
 	switch string(name) {
 	case "use":
@@ -313,7 +313,7 @@ func (p *bundleParser) integer(name string) ([]byte, *ParseError) {
 	return lit, nil
 }
 
-// refused in place of a rule says that the document is refused, and not only the entry.
+// refused in place of a rule means that the whole document is refused.
 const refused = "refused"
 
 // add takes the authority of an entry into the bundle, or returns the rule that the entry breaks.
@@ -380,7 +380,7 @@ func (p *bundleParser) addCertificate(k *jwk) (rule, reason string, err error) {
 	return "", "", nil
 }
 
-// isKeyOf reports whether the key members of k are there and say what the certificate says.
+// isKeyOf reports whether the key members of k are those of the certificate's key.
 func (k *jwk) isKeyOf(cert *x509.Certificate) bool {
 	switch pub := cert.PublicKey.(type) {
 	case *ecdsa.PublicKey:
@@ -487,10 +487,9 @@ func (b *Bundle) appendTokens(doc []byte, use string, list []authority) ([]byte,
 // so many bytes.
 var spkiHeader = map[int]int{32: 26, 48: 23, 66: 25}
 
-// certificatePoint returns the uncompressed point of a certificate's key, or nil if a JWK cannot hold its
-// curve. It is the end of a SubjectPublicKeyInfo that has the shortest encoding, which leaves no room for
-// anything else. Of others the key's Bytes method returns it, which takes a third of the time of Marshal,
-// as it checks again that the point is on the curve.
+// certificatePoint returns the uncompressed point of a certificate's key, or nil if a JWK cannot hold its curve. A
+// SubjectPublicKeyInfo of the shortest encoding ends with the point. For others the key's Bytes method returns it,
+// which takes a third of the time of Marshal, because it checks again that the point is on the curve.
 func certificatePoint(cert *x509.Certificate, key *ecdsa.PublicKey) []byte {
 	size := jws.CurveSize(key.Curve)
 	header := spkiHeader[size]

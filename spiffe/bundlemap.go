@@ -7,8 +7,7 @@ import (
 	"github.com/svidkit/svidkit/internal/strictjson"
 )
 
-// Limits on bundle maps. Each member has those of a bundle document
-// as well.
+// Limits on bundle maps. Each member has those of a bundle document as well.
 const (
 	maxMapSize    = 16 << 20 // bytes of a map
 	maxMapDomains = 10_000   // members of a map
@@ -16,8 +15,8 @@ const (
 )
 
 // ParseBundleMap parses a bundle map, which holds the bundle documents of many trust domains by
-// their names, as [BundleSet.Marshal] writes it. The result is the state of the world: it replaces the
-// previous set, and a domain that is not in it is gone (MAP-7). It shares no memory with doc.
+// their names, as [BundleSet.Marshal] writes it. The result is complete: it replaces the previous set, and a
+// domain that is not in it is removed (MAP-7). It shares no memory with doc.
 //
 // If one member is malformed or duplicate, the whole map is refused with a [*ParseError], whose offset
 // counts from the start of the map: keep the last good set. In a member, entries that are unknown or

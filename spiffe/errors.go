@@ -13,9 +13,9 @@ import (
 // ParseError says how input breaks the format of an ID, a trust domain name, a policy, a bundle
 // document, a bundle map, or an X.509-SVID.
 type ParseError struct {
-	What   string // what was parsed, such as "ID", "policy", "X.509-SVID" or `bundle of "example.org"`
-	Input  string // the name, or the part of a policy, that is wrong; empty for documents and certificates
-	Offset int    // the first byte of what was parsed that is wrong; -1 for a certificate
+	What   string // the kind of input, such as "ID", "policy", "X.509-SVID" or `bundle of "example.org"`
+	Input  string // the wrong name or part of a policy; empty for documents and certificates
+	Offset int    // the first wrong byte of the input; -1 for a certificate
 	Rule   string // the id of the rule in CONFORMANCE.md and testdata, such as "ID-8"; empty if none applies
 	Reason string // the rule in words
 	Err    error  // the cause, or nil
@@ -73,7 +73,7 @@ func (notReady) Retryable() (after time.Duration, again bool) { return 0, true }
 
 func errZero(what string) error { return fmt.Errorf("spiffe: invalid %s: %w", what, ErrZero) }
 
-// maxInError is how much of what a peer sent goes into an error, in bytes.
+// maxInError is how many bytes of a peer's input go into an error.
 const maxInError = 512
 
 // short quotes s for an error and cuts it to 128 bytes.

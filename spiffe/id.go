@@ -111,8 +111,7 @@ func (id ID) MarshalText() ([]byte, error) {
 	return []byte(id.s), nil
 }
 
-// UnmarshalText implements [encoding.TextUnmarshaler]. It refuses what [ParseID] refuses, and then
-// leaves id unchanged.
+// UnmarshalText implements [encoding.TextUnmarshaler] with [ParseID]. After an error id is unchanged.
 func (id *ID) UnmarshalText(text []byte) error {
 	p, err := ParseID(string(text))
 	if err == nil {

@@ -13,13 +13,13 @@ import (
 
 // Policy says which verified peers are allowed. It is made by [AllowIDs], [AllowMembersOf],
 // [AllowPathPrefix] and [AllowAnyPeer], or from text by [ParsePolicy], joined by [AnyOf] and narrowed by
-// [Policy.Except]. It never changes and is safe for concurrent use. It is a [PolicySource] of itself; one
-// that can be replaced while it is in use is a [LivePolicy].
+// [Policy.Except]. It never changes and is safe for concurrent use. It is a [PolicySource] of itself; a
+// [LivePolicy] can be replaced while it is in use.
 //
-// A policy fails closed. The zero Policy allows no peer. Neither does a policy that was made by mistake:
-// from the zero ID, from an empty list, or from a prefix that is not a path, even if another part of it
-// is sound. [CheckPolicySource] says what is wrong, and [NewVerifier] calls it, so that the mistake shows
-// when the program starts. What is sound and yet probably not meant is told by [Policy.Warnings].
+// A policy fails closed. The zero Policy allows no peer. Neither does a policy with a mistake: one made from the
+// zero ID, an empty list, or a prefix that is not a path, even if another part of it is sound.
+// [CheckPolicySource] reports the mistake, and [NewVerifier] calls it, so that it shows when the program starts.
+// [Policy.Warnings] lists rules that are valid but probably not meant.
 //
 // Only AllowIDs can allow an ID without a path, which names a trust domain. All other policies allow
 // workloads only.
@@ -28,16 +28,16 @@ type Policy struct {
 	s *ruleSet  // nil in the zero Policy, if it has no trial
 }
 
-// ruleSet is what a Policy shares with its copies.
+// ruleSet holds the rules of a Policy and its copies.
 type ruleSet struct {
 	clauses []clause          // in the order of their exceptions, which are different
 	notes   map[string]string // for Explain: where a rule is from, if from a set or an alias
 	mistake string            // why the policy cannot be used; then there are no clauses
 	short   func() string     // for errors: sorts once, as a peer must not cause a sort at each refusal
-	trial   *trial            // nil, or what is told of each decision
+	trial   *trial            // counts each decision; nil for none
 }
 
-// clause allows what allow has and except has not.
+// clause allows the IDs that a rule of allow covers and no rule of except.
 type clause struct{ allow, except rules }
 
 // lists are the rules of a clause that is being made. Without exceptions, except is nil.
@@ -117,9 +117,8 @@ func AllowAnyPeer() Policy {
 	return newPolicy(nil, lists{allow: map[string]struct{}{anyRule: {}}})
 }
 
-// AnyOf allows what at least one of the policies allows, each with its own exceptions. An empty list, the
-// zero Policy, a policy that was made by mistake, and more than 16 different lists of exceptions are
-// mistakes; see [Policy].
+// AnyOf allows an ID if at least one of the policies does, each with its own exceptions. An empty list, the zero
+// Policy, a policy with a mistake, and more than 16 different lists of exceptions are mistakes; see [Policy].
 func AnyOf(policies ...Policy) Policy {
 	if len(policies) == 0 {
 		return mistaken("AnyOf needs at least one policy")
@@ -139,11 +138,11 @@ func AnyOf(policies ...Policy) Policy {
 	return newPolicy(notes, all...)
 }
 
-// Except returns p without what except allows: the result allows an ID if p does and except does not. An
-// exception holds for the rules of p only; [AnyOf] can allow again what it takes away.
+// Except returns a policy that allows an ID if p does and except does not. An exception applies to the rules of
+// p only; [AnyOf] can allow the same ID by another policy.
 //
-// The zero Policy, a policy that was made by mistake, an except that has exceptions itself, exceptions that
-// leave nothing of a part of p, and more than 16 different places of stars are mistakes; see [Policy].
+// The zero Policy, a policy with a mistake, an except that has exceptions itself, exceptions that leave nothing
+// of a part of p, and more than 16 different places of stars are mistakes; see [Policy].
 func (p Policy) Except(except Policy) Policy {
 	switch {
 	case p.IsZero(), except.IsZero():
@@ -172,18 +171,18 @@ func (p Policy) Except(except Policy) Policy {
 }
 
 // WithAliases returns p with every rule about td repeated for each alias: if p allows spiffe://td/web,
-// the result also allows spiffe://alias/web. It is for the time in which a trust domain is renamed. Rules
-// about other trust domains are unchanged, [AllowAnyPeer] needs no alias, and aliases do not chain.
-// Exceptions are repeated like rules. [Policy.String] shows the result, [Policy.Explain] says of which rule
-// it is that an alias made it, and [LivePolicy.Try] of p without the alias counts the peers that need it.
+// the result also allows spiffe://alias/web. Use it while a trust domain is renamed. Rules about other trust
+// domains are unchanged, [AllowAnyPeer] needs no alias, and aliases do not chain. Exceptions are repeated like
+// rules. [Policy.String] shows the result, [Policy.Explain] marks the rules that an alias made, and
+// [LivePolicy.Try] of p without the alias counts the peers that need it.
 //
 // An alias changes what is allowed, not what is trusted. A peer still proves its own ID, against the
 // bundle of the trust domain in that ID, so the verifier needs a bundle for the alias. [Peer.ID] is that
 // ID, so other code that decides by ID sees both names.
 //
-// The authority of an alias can issue the ID of any workload that the rules name. Use an alias only for
-// a second name of the same organisation, and remove it after the renaming. To allow some peers of a
-// partner, name those peers.
+// The authority of an alias can issue the ID of any workload that the rules name. Use an alias only for a second
+// name of the same organisation, and remove it after the renaming. To allow some peers of a partner organisation,
+// name those peers.
 //
 // The zero TrustDomain, an empty list, td as its own alias, and a policy without a rule about td are
 // mistakes; see [Policy].
@@ -248,7 +247,7 @@ func (s *ruleSet) lists() []lists {
 	return all
 }
 
-// newPolicy makes a policy of rules that are valid each. Lists with the same exceptions become one clause.
+// newPolicy makes a policy of valid rules. Lists with the same exceptions become one clause.
 func newPolicy(notes map[string]string, all ...lists) Policy {
 	s := &ruleSet{notes: notes}
 	if all = merge(all); len(all) > maxClauses {
@@ -296,7 +295,7 @@ func merge(all []lists) []lists {
 	return sorted
 }
 
-// alive reports whether an exception leaves something of a rule.
+// alive reports whether the exceptions leave something of at least one rule.
 func (c *clause) alive() bool {
 	for rule := range c.allow.set {
 		if !c.excepts(rule) {
@@ -329,9 +328,9 @@ func joinRules(set map[string]struct{}) string {
 
 func mistaken(why string) Policy { return Policy{s: &ruleSet{mistake: why}} }
 
-// Allows reports whether p allows id. It does not allocate, and its time does not grow with the number of
-// rules in p, but with the lists of exceptions and the different places of stars, of which there are at
-// most 16 each. The zero ID is never allowed.
+// Allows reports whether p allows id. It does not allocate. Its time grows with the lists of exceptions and the
+// different places of stars, of which there are at most 16 each, and not with the number of rules. The zero ID
+// is never allowed.
 //
 // An ID proves nothing by itself: pass the ID of a [Peer], or give the policy to a [Verifier].
 func (p Policy) Allows(id ID) bool {
@@ -356,9 +355,9 @@ func (s *ruleSet) allows(id ID) bool {
 	return false
 }
 
-// Check returns nil if p allows id, or else an error that wraps [ErrDenied]. Its text names the ID and
-// shows the policy, shortened if it is long. The text is made when it is read, so a refusal that is not
-// logged costs one allocation.
+// Check returns nil if p allows id, or else an error that wraps [ErrDenied]. Its text names the ID and shows the
+// policy, shortened if it is long. The text is formatted when it is read, so a refusal that is not logged costs
+// one allocation.
 func (p Policy) Check(id ID) error {
 	if p.Allows(id) {
 		return nil
@@ -386,7 +385,7 @@ func (d *denial) reason() string {
 	return ErrDenied.Error() + ", which allows " + d.policy.s.short() + d.policy.s.hint(d.id)
 }
 
-// hint says that a rule is the ID of what is above id, if one is, as it was probably meant for id, too.
+// hint returns a note if a rule is an ID above id, which was probably meant to cover id too.
 func (s *ruleSet) hint(id ID) string {
 	for i := range s.clauses {
 		for above := id.s; ; {
@@ -412,7 +411,7 @@ func oneID(rule string) string {
 func (p Policy) usable() error {
 	switch {
 	case p.IsZero():
-		return errors.New("the policy is zero; use AllowIDs, AllowMembersOf, AllowPathPrefix or AllowAnyPeer")
+		return errors.New("the policy is zero; use AllowIDs, AllowMembersOf, AllowPathPrefix or AllowAnyPeer, or call Set of the LivePolicy")
 	case p.s.mistake != "":
 		return errors.New("the policy is not valid: " + p.s.mistake)
 	}
@@ -440,8 +439,8 @@ func (p Policy) String() string {
 	return p.s.text(0)
 }
 
-// text lists the rules, and stops before limit bytes are passed unless limit is 0. The first rule
-// is always there, cut if it must be.
+// text lists the rules in at most limit bytes; 0 means no limit. The first rule is always there, cut if it must
+// be.
 func (s *ruleSet) text(limit int) string {
 	var b strings.Builder
 	left := 0

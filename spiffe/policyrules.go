@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// A rule is one string: an ID allows that ID, a string that ends in a slash everything below it, and "*"
-// every workload. A path segment that is a star stands for any one segment. No ID ends in a slash or has
-// a star, so a rule is never taken for an ID.
+// A rule is a string: an ID allows that ID, a string that ends in a slash allows everything below it, and "*"
+// allows every workload. A path segment that is a star stands for any one segment. No ID ends in a slash or has a
+// star, so a rule cannot be mistaken for an ID.
 
 const (
 	maxFew         = 4  // rules without stars up to which a scan is faster than a map
@@ -17,10 +17,9 @@ const (
 	maxArrangement = 16 // different places of the stars in a policy
 )
 
-// rules is a set of rules for look-ups. A look-up of a part of an ID's own string does not allocate, and
-// its time is bounded by the length of the ID and the number of arrangements of stars, not by the number
-// of rules: for each arrangement the segments of the ID that stand at its stars become stars, and the
-// result is looked up as it is.
+// rules is a set of rules for look-ups. A look-up does not allocate. Its time is bounded by the length of the ID
+// and the number of arrangements of stars, not by the number of rules: for each arrangement, the segments of the
+// ID at its stars become stars, and the result is looked up in a map.
 type rules struct {
 	set     map[string]struct{}
 	few     []string // those without a star, if they are few and set is not asked for them
@@ -147,7 +146,7 @@ func (r *rules) narrowest(id ID) (best string) {
 }
 
 // compareRules orders rules that cover the same ID, the narrowest first: the one with more segments, an ID
-// before what is below, then the one with fewer stars.
+// before the rule for everything below it, then the one with fewer stars.
 func compareRules(a, b string) int {
 	below := func(rule string) int { return len(rule) - len(strings.TrimSuffix(rule, "/")) }
 	return cmp.Or(

@@ -12,19 +12,19 @@ import (
 	"github.com/svidkit/svidkit/internal/renew"
 )
 
-// PolicySource gives the policy that holds at this moment. It is asked again for every peer. A [Policy]
-// is a source of itself; the policy of a [LivePolicy] can be replaced. Policy must not block and must be
-// safe for concurrent use. A source that has no policy yet returns the zero Policy, which allows no peer.
+// PolicySource returns the policy in force. It is asked again for every peer. A [Policy] is a source of itself;
+// the policy of a [LivePolicy] can be replaced. Policy must not block and must be safe for concurrent use. A
+// source without a policy yet returns the zero Policy, which allows no peer.
 //
-// A source may also have a method Changed() <-chan struct{}, which returns a channel that is closed at
-// the next change. Code that keeps connections open uses it to judge them again.
+// A source may also have a method Changed() <-chan struct{}, which returns a channel that is closed at the next
+// change. Code that keeps connections open uses it to check them again.
 type PolicySource interface {
 	Policy() Policy
 }
 
-// CheckPolicySource returns an error if allow is nil or a nil pointer, or is a [Policy] that is zero or was made by
-// mistake. A function that takes a PolicySource calls it, so that the error shows when the program
-// starts. Other sources may get their policy later and are accepted as they are.
+// CheckPolicySource returns an error if allow is nil, a nil pointer, or a [Policy] that is zero or has a mistake.
+// A function that takes a PolicySource calls it, so that the error shows when the program starts. Other sources
+// may get their policy later and are accepted as they are.
 func CheckPolicySource(allow PolicySource) error {
 	switch {
 	case allow == nil:
@@ -38,7 +38,7 @@ func CheckPolicySource(allow PolicySource) error {
 	return nil
 }
 
-// isNil reports whether a source is a nil pointer, such as what is returned beside an error. It would panic at the
+// isNil reports whether a source is a nil pointer, such as one returned beside an error. It would panic at the
 // first handshake.
 func isNil(source any) bool {
 	v := reflect.ValueOf(source)
@@ -76,8 +76,8 @@ func (l *LivePolicy) Set(p Policy) error {
 	return nil
 }
 
-// Policy returns the policy that was set last, or the zero Policy. During a trial, the calls of its methods
-// Allows and Check are counted.
+// Policy returns the policy that was set last, or the zero Policy. A trial counts the calls of its methods Allows
+// and Check.
 func (l *LivePolicy) Policy() Policy {
 	if p := l.policy.Load(); p != nil {
 		return *p
@@ -85,8 +85,8 @@ func (l *LivePolicy) Policy() Policy {
 	return Policy{}
 }
 
-// Changed returns a channel that is closed at the next Set. Take it before reading the policy, so that
-// no change is missed.
+// Changed returns a channel that is closed at the next Set. Take the channel before reading the policy, or a
+// change may be missed.
 func (l *LivePolicy) Changed() <-chan struct{} { return l.changed.Changed() }
 
 // Try starts a trial, which counts the decisions that would change if p were set, and ends the trial before. It
@@ -131,13 +131,13 @@ func (s *ruleSet) withTrial(t *trial) *ruleSet {
 	return &c
 }
 
-// PolicyTrial is what a trial has counted; see [LivePolicy.Try].
+// PolicyTrial has the counts of a trial; see [LivePolicy.Try].
 type PolicyTrial struct {
-	Policy    Policy        // the policy that is tried
+	Policy    Policy        // the policy under trial
 	Decisions uint64        // how many decisions were compared
 	Refuses   map[ID]uint64 // how often a peer was allowed that Policy would refuse
 	Allows    map[ID]uint64 // how often a peer was refused that Policy would allow
-	More      uint64        // decisions that differ, about peers for which the maps had no room: each holds 1,024
+	More      uint64        // decisions that differ, about peers beyond the 1,024 that each map holds
 }
 
 const maxInTrial = 1024 // IDs in each map

@@ -30,15 +30,14 @@ const (
 // rule it stands for one segment or more, elsewhere for exactly one. Stars can stand in at most 16
 // different places of a policy.
 //
-// The word except takes away from the rules before it, up to the semicolon or the end, what any of the
-// rules after it covers, as [Policy.Except]. A semicolon joins parts with their own exceptions, as [AnyOf].
-// There are at most 16 different lists of exceptions, and 1,024 parts:
+// The rules after the word except are exceptions from those before it, up to the semicolon or the end, as
+// [Policy.Except]. A semicolon joins parts with their own exceptions, as [AnyOf]. There are at most 16 different
+// lists of exceptions, and 1,024 parts:
 //
 //	spiffe://example.org/* except spiffe://example.org/ns/dev/*, spiffe://example.org/ns/test/*; spiffe://example.org/ns/dev/sa/debugger
 //
-// A part can also define a set, a name for rules that later parts use in the place of a rule. The name
-// begins with a letter and has at most 63 letters, digits, '-' and '_'. A policy is printed with the rules
-// of its sets, and without their names:
+// A part can also define a set: a name for rules, which later parts use like a rule. The name begins with a
+// letter and has at most 63 letters, digits, '-' and '_'. A policy prints the rules of its sets, not their names:
 //
 //	prod = spiffe://example.org/ns/prod/*, spiffe://example.org/ns/canary/*;
 //	fuzzers = spiffe://example.org/ns/*/sa/fuzzer;
@@ -46,12 +45,11 @@ const (
 //
 // The space after a comma or a semicolon may be a line break instead.
 //
-// It is strict: an empty rule, a rule that occurs twice in a list, a star elsewhere, other white space, a
-// name that was not defined before, exceptions that leave nothing of a part, and an ID that [ParseID] refuses
-// are each a [*ParseError], whose offset counts from the start of text. There is no text for a policy that
-// allows no peer; the empty text is an error. Text of more than 1 MiB, or that is larger with its sets
-// written out, gives an error that wraps [ErrTooLarge]. [Policy.Warnings] tells what is sound and probably
-// not meant.
+// Parsing is strict: an empty rule, a rule that occurs twice in a list, a star elsewhere, other white space, an
+// undefined name, exceptions that leave nothing of a part, and an ID that [ParseID] refuses are each a
+// [*ParseError], whose offset counts from the start of text. There is no text for a policy that allows no peer;
+// the empty text is an error. Text of more than 1 MiB, with its sets written out, gives an error that wraps
+// [ErrTooLarge]. [Policy.Warnings] lists rules that are valid but probably not meant.
 func ParsePolicy(text string) (Policy, error) {
 	p := policyParser{text: text, sets: make(map[string]map[string]struct{}), notes: make(map[string]string)}
 	if err := p.grow(len(text)); err != nil {
@@ -218,7 +216,7 @@ func (p *policyParser) commas(start int) int {
 	return strings.Count(list, ",")
 }
 
-// word returns the text up to what ends a rule.
+// word returns the text up to the end of a rule.
 func (p *policyParser) word() string {
 	start := p.at
 	if n := strings.IndexAny(p.text[start:], ",; \n"); n >= 0 {
@@ -268,7 +266,7 @@ func isSetName(s string) bool {
 	return s != "" && len(s) <= maxSetName
 }
 
-// explain adds to the error for a word that is no rule what it could have been.
+// explain adds to the error for an invalid rule what its author probably meant.
 func (p *policyParser) explain(err *ParseError, at int, word string) *ParseError {
 	switch {
 	case word == "" && p.at < len(p.text) && (p.text[p.at] == ' ' || p.text[p.at] == '\n'):
@@ -324,7 +322,7 @@ func parseRule(rule string, at int) (string, *ParseError) {
 	return rule, nil
 }
 
-// checkStars refuses a star in id, a rule without what is below, that is not a whole segment.
+// checkStars refuses a star in id, a rule without its final "/*", that is not a whole segment.
 func checkStars(id string) *ParseError {
 	name, path, _ := strings.Cut(strings.TrimPrefix(id, scheme), "/")
 	switch {
@@ -359,9 +357,9 @@ func ruleError(at int, rule, reason string) *ParseError {
 	return &ParseError{What: "policy", Input: rule, Offset: at, Reason: reason}
 }
 
-// MarshalText implements [encoding.TextMarshaler]. It returns [Policy.String], and refuses a policy that
-// can allow no peer and one of more than 1 MiB, which [ParsePolicy] could not read; the errors wrap
-// [ErrZero] for the zero Policy and [ErrTooLarge]. For an optional field in JSON use the tag "omitzero".
+// MarshalText implements [encoding.TextMarshaler] with [Policy.String]. It refuses a policy that can allow no
+// peer, and one of more than 1 MiB, which [ParsePolicy] could not read; the errors wrap [ErrZero] for the zero
+// Policy and [ErrTooLarge]. For an optional field in JSON use the tag "omitzero".
 func (p Policy) MarshalText() ([]byte, error) {
 	if p.IsZero() {
 		return nil, errZero("policy")
@@ -376,8 +374,7 @@ func (p Policy) MarshalText() ([]byte, error) {
 	return []byte(text), nil
 }
 
-// UnmarshalText implements [encoding.TextUnmarshaler]. It refuses what [ParsePolicy] refuses, and then
-// leaves p unchanged.
+// UnmarshalText implements [encoding.TextUnmarshaler] with [ParsePolicy]. After an error p is unchanged.
 func (p *Policy) UnmarshalText(text []byte) error {
 	parsed, err := ParsePolicy(string(text))
 	if err == nil {
@@ -386,10 +383,10 @@ func (p *Policy) UnmarshalText(text []byte) error {
 	return err
 }
 
-// Explain returns the narrowest rule of p that allows id, as [Policy.String] writes it, or an error
-// that wraps [ErrDenied] and says why no rule allows id: no rule is about its trust domain, an exception
-// covers it, or which rule comes closest. A rule that is of a set or was made by [Policy.WithAliases] says
-// so in parentheses. It is for operators: unlike [Policy.Allows] its time grows with the number of rules.
+// Explain returns the narrowest rule of p that allows id, as [Policy.String] writes it, or an error that wraps
+// [ErrDenied] and says why no rule allows id: no rule is about its trust domain, an exception covers it, or which
+// rule comes closest. A note in parentheses says that a rule is from a set or was made by [Policy.WithAliases].
+// Explain is for operators: unlike that of [Policy.Allows], its time grows with the number of rules.
 func (p Policy) Explain(id ID) (rule string, err error) {
 	err = p.usable()
 	if err == nil {
@@ -417,7 +414,7 @@ func (p Policy) Explain(id ID) (rule string, err error) {
 	return "", fmt.Errorf("spiffe: %q: %w: %w", redact.Clip(id.String(), maxInError), ErrDenied, err)
 }
 
-// noted is a rule as it is written, and where it is from.
+// noted returns a rule as it is written, and where it is from.
 func (s *ruleSet) noted(rule string) string {
 	if note := s.notes[rule]; note != "" {
 		return ruleText(rule) + " (" + note + ")"
@@ -425,7 +422,7 @@ func (s *ruleSet) noted(rule string) string {
 	return ruleText(rule)
 }
 
-// quoted is noted for an error.
+// quoted is noted with the rule in quotes, for an error.
 func (s *ruleSet) quoted(rule string) string {
 	text := fmt.Sprintf("%q", redact.Clip(ruleText(rule), maxInError))
 	if note := s.notes[rule]; note != "" {
@@ -486,15 +483,15 @@ func sharedPrefix(rule, id string) int {
 	return n
 }
 
-// Warnings returns what is sound in p and probably not meant, sorted, for the log of a program that has
-// read a policy, each with the remedy:
+// Warnings lists the parts of p that are valid but probably not meant, sorted, each with the remedy. A program
+// logs them after it has read a policy:
 //
 //   - a rule or an exception that is the ID of a trust domain, or that ends within the path of a Kubernetes
-//     workload, such as "spiffe://example.org/ns/prod": it is one exact ID, and nothing below it;
-//   - a rule that an exception takes away whole;
+//     workload, such as "spiffe://example.org/ns/prod": it is one exact ID and covers nothing below it;
+//   - a rule that an exception covers completely;
 //   - an exception about a trust domain that none of its rules allows.
 //
-// A policy that can allow no peer has none: it is an error elsewhere; see [CheckPolicySource].
+// A policy that can allow no peer has no warnings; see [CheckPolicySource].
 func (p Policy) Warnings() []string {
 	var warnings []string
 	if p.s == nil {
@@ -523,7 +520,7 @@ func (p Policy) Warnings() []string {
 	return warnings
 }
 
-// incomplete reports whether a rule is an ID that no workload has by the usual conventions: the ID of a
+// incomplete reports whether a rule is an ID that by convention no workload has: the ID of a
 // trust domain, or a Kubernetes name that ends early.
 func incomplete(rule string) bool {
 	_, path, ok := strings.Cut(strings.TrimPrefix(rule, scheme), "/")

@@ -553,7 +553,7 @@ func TestPolicyExplain(t *testing.T) {
 		{p, "spiffe://d.test/other", "", `"spiffe://d.test/other": not allowed by policy: the one rule about its trust domain is "spiffe://d.test/only"`},
 		{p, "spiffe://b.test/ns/production/sa/web", "", `"spiffe://b.test/ns/production/sa/web": not allowed by policy: none of the 4 rules about its trust domain; the closest is "spiffe://b.test/ns/prod/*"`},
 		{p, "spiffe://b.test/ns/prod/sa", "spiffe://b.test/ns/prod/*", ""},
-		{spiffe.Policy{}, "spiffe://b.test/a", "", `"spiffe://b.test/a": not allowed by policy: the policy is zero; use AllowIDs, AllowMembersOf, AllowPathPrefix or AllowAnyPeer`},
+		{spiffe.Policy{}, "spiffe://b.test/a", "", `"spiffe://b.test/a": not allowed by policy: the policy is zero; use AllowIDs, AllowMembersOf, AllowPathPrefix or AllowAnyPeer, or call Set of the LivePolicy`},
 		{spiffe.AllowIDs(), "spiffe://b.test/a", "", `"spiffe://b.test/a": not allowed by policy: the policy is not valid: AllowIDs needs at least one ID`},
 	} {
 		id := spiffe.MustParseID(c.id)

@@ -14,16 +14,15 @@ type BundleSource interface {
 	Bundle(td TrustDomain) (*Bundle, error)
 }
 
-// Snapshot is an identity and the trust bundles that go with it, published together, so that a reader
-// never sees a key with the chain of another certificate, or a chain without its roots. It never
-// changes. It is an [SVIDSource] and a [BundleSource].
+// Snapshot is an identity with its trust bundles, published together, so that a reader never sees a key with
+// the chain of another certificate, or a chain without its roots. It never changes. It is an [SVIDSource] and a
+// [BundleSource].
 type Snapshot struct {
 	svid    *SVID
 	bundles *BundleSet
 }
 
-// NewSnapshot returns a Snapshot of both parts, which never change and are shared. It panics if one is
-// nil.
+// NewSnapshot returns a Snapshot that shares both parts. It panics if one is nil.
 func NewSnapshot(svid *SVID, bundles *BundleSet) *Snapshot {
 	if svid == nil || bundles == nil {
 		panic("spiffe: NewSnapshot needs an SVID and bundles")

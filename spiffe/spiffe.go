@@ -1,45 +1,41 @@
-// Package spiffe has the types of SPIFFE workload identity: IDs and trust domains, X.509-SVIDs, trust
-// bundles, policies, and the verification of peers. It imports the standard library only.
+// Package spiffe has the types of SPIFFE workload identity: IDs and trust domains, X.509-SVIDs, trust bundles,
+// policies, and the verification of peers. It depends on the standard library only.
 //
 // Start with these four:
 //
 //   - [ParseID] and [ParseTrustDomain] parse names.
-//   - [AllowIDs] and its siblings make a policy, which says which peers are allowed. [ParsePolicy] reads
-//     one from configuration. A [LivePolicy] may change while it is in use, and counts what a new policy
-//     would change before it is set.
-//   - [NewVerifier] and [Verifier.VerifyChain] turn a chain of certificates into a [Peer].
-//     For TLS, package spiffetls calls them at the right moment of the handshake.
-//   - [SVIDSource] and [BundleSource] are the two interfaces of everything that obtains and renews an
-//     identity. [ParseSVIDPEM] and [ParseBundlePEM] read a fixed identity.
+//   - [AllowIDs], [AllowMembersOf] and others make a [Policy], which says which peers are allowed. [ParsePolicy]
+//     reads one from configuration. A [LivePolicy] can be replaced while it is in use, and can try the next
+//     policy first.
+//   - [NewVerifier] and [Verifier.VerifyChain] turn a chain of certificates into a [Peer]. For TLS, package
+//     spiffetls calls them at the right moment of the handshake.
+//   - [SVIDSource] and [BundleSource] are the interfaces of everything that obtains and renews an identity.
+//     [ParseSVIDPEM] and [ParseBundlePEM] read a fixed identity.
 //
 // # An ID is a claim, a Peer is proof
 //
-// An [ID] is a name that was parsed, and proves nothing. A [Peer] is a name that was proved: its chain of
-// certificates was verified against the bundle of the name's own trust domain, and the policy allows the
-// name. Only a [Verifier] makes a Peer, so a function that takes a *Peer cannot be called with an
-// unproven name.
+// An [ID] is a parsed name and proves nothing. A [Peer] is a proven name: its chain of certificates was verified
+// against the bundle of the name's own trust domain, and the policy allows the name. Only a [Verifier] makes a
+// Peer, so a function that takes a *Peer cannot be called with an unproven name.
 //
-// # What it promises
+// # Guarantees
 //
-// Trust is by domain. An authority speaks for the trust domain whose bundle it is in and for no
-// other. No call verifies against the roots of several domains or of the host.
+// Trust is by domain. An authority speaks only for the trust domain whose bundle holds it. No call verifies
+// against the roots of several domains or of the host.
 //
-// The default is no. A policy is a required argument, the zero [Policy] allows no peer, [NewVerifier]
-// refuses a policy that was made by mistake, and the open choice is called [AllowAnyPeer].
+// The default is no. A policy is a required argument, the zero [Policy] allows no peer, [NewVerifier] refuses a
+// mistaken policy, and the open choice is called [AllowAnyPeer].
 //
-// Only a leaf authenticates. A certificate that may sign others, that carries more than one URI
-// name, no path, or no digitalSignature usage is refused, each by its own rule in [ParseError].
+// Only a leaf authenticates. A certificate that may sign others, has more than one URI name, or lacks a path in
+// its ID or the digitalSignature usage is refused, each by its own rule in [ParseError].
 //
-// Values do not change. An SVID, a Bundle, a BundleSet, a Snapshot and a Policy are fixed when they
-// are made and are safe for concurrent use; a newer one is a new value. The certificates and keys that
-// they return are shared and must not be changed.
+// Values do not change. An SVID, Bundle, BundleSet, Snapshot or Policy is fixed when it is made and safe for
+// concurrent use. The certificates and keys that it returns are shared and must not be changed.
 //
-// Keys do not print. No verb of package fmt, no slog handler and no JSON encoder shows the key of an
-// [SVID].
+// Keys do not print. No verb of package fmt, no slog handler and no JSON encoder shows the key of an [SVID].
 //
-// Input is bounded before it is parsed: IDs at 2048 bytes, chains at 16 certificates, RSA keys of
-// certificates at 8192 bits, documents and PEM at 1 MiB. What a peer sent is cut before it goes into an
-// error.
+// Input is bounded before it is parsed: IDs at 2048 bytes, chains at 16 certificates, RSA keys of certificates at
+// 8192 bits, documents and PEM at 1 MiB. Errors quote a bounded part of it.
 //
 // # Strict readings
 //
@@ -51,9 +47,9 @@
 //     an IP address, a DNS name or neither, and is handled as bytes (ID-12).
 //   - An ID of more than 2048 bytes is refused, in parsing and in building (AMB-22).
 //   - A leaf without key usage, or without digitalSignature, is refused (X5-40). The extended key
-//     usage, if there is one, must include the peer's role, and nothing more is asked of it (AMB-16).
+//     usage, if there is one, must include the peer's role and may have others (AMB-16).
 //   - Signing certificates may have digitalSignature, no URI name, or a URI name that breaks the
-//     rules: those are their issuer's faults, and the anchor stays usable (AMB-4, AMB-14, AMB-27).
+//     rules: the fault is the issuer's, and the anchor stays usable (AMB-4, AMB-14, AMB-27).
 //   - The names of a certificate are read from its bytes, because crypto/x509 passes them through a
 //     URL parser, which normalises them (GO-1, GO-2).
 //   - An ID without a path names a trust domain. It is a member of that domain, but only [AllowIDs]
@@ -62,12 +58,11 @@
 // Ids such as ID-8 or X5-36 name a rule in CONFORMANCE.md. The field Rule of an error and the test
 // vectors in testdata have the same ids.
 //
-// # What it does not do
+// # Other packages
 //
-// It makes no certificates: see package pki. It obtains and renews nothing: see packages workloadapi,
-// secretcache and, for the bundles of other trust domains, federation. It reads no JWT-SVIDs, only the
-// keys for them in a [Bundle]: see package jwtsvid. It reads no revocation lists: an authority is revoked
-// by leaving its bundle, and a leaf by not being renewed.
+// Package pki makes certificates. Packages workloadapi and secretcache obtain and renew identities, and package
+// federation the bundles of other trust domains. Package jwtsvid reads JWT-SVIDs; a [Bundle] holds the keys for
+// them. Revocation lists are not read: an authority is revoked by removal from its bundle, and a leaf expires.
 //
 // Two things are legal in SPIFFE and not supported by crypto/x509: a trust domain name with an empty
 // label, such as "a..b", parses here but cannot be read from a certificate (GO-3), and URI name

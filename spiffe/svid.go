@@ -28,7 +28,7 @@ type SVID struct {
 	redacted
 	id    ID
 	chain []*x509.Certificate
-	tls   func() *tls.Certificate // a func, because no printer, not even one that uses reflection, sees what it holds
+	tls   func() *tls.Certificate // a func, because no printer looks into one, not even by reflection
 }
 
 // NewSVID returns the SVID made of a chain, leaf first, and the leaf's private key, which may live
@@ -82,8 +82,8 @@ func NewSVID(chain []*x509.Certificate, key crypto.Signer) (*SVID, error) {
 
 // ParseSVID parses an SVID in the form of the Workload API: certificates in DER, concatenated, leaf
 // first, and the private key in PKCS#8 DER, not encrypted (WAPI-32, WAPI-33). The rules and errors are
-// those of [NewSVID]; input of more than 1 MiB gives an error that wraps [ErrTooLarge]. Errors do not
-// carry the input.
+// those of [NewSVID]; input of more than 1 MiB gives an error that wraps [ErrTooLarge]. No error carries the
+// input.
 func ParseSVID(certsDER, keyDER []byte) (*SVID, error) {
 	chain, err := parseChain(certsDER)
 	if err != nil {
@@ -121,9 +121,9 @@ func parseChain(der []byte) ([]*x509.Certificate, error) {
 }
 
 // ParseSVIDPEM parses an SVID from PEM: the CERTIFICATE blocks of certsPEM, leaf first, and the one private
-// key of keyPEM, in PKCS#8, PKCS#1 or SEC1, not encrypted. A file that has both may be given twice: a
-// private key in certsPEM and certificates in keyPEM do not count, and are not parsed. The rules and errors
-// are those of [NewSVID]; each input may have up to 1 MiB. Errors do not carry the input.
+// key of keyPEM, in PKCS#8, PKCS#1 or SEC1, not encrypted. A file that has both may be given twice: a private
+// key in certsPEM and certificates in keyPEM are ignored. The rules and errors are those of [NewSVID]; each input
+// may have up to 1 MiB. No error carries the input.
 func ParseSVIDPEM(certsPEM, keyPEM []byte) (*SVID, error) {
 	chain, err := certpem.CertificatesAmongKeys(certsPEM)
 	if err != nil {
@@ -272,8 +272,7 @@ func checkSigners(signers []*x509.Certificate) error {
 	return nil
 }
 
-// checkLeaf applies the rules for the leaf of a workload and returns its ID, which is set for some
-// errors too.
+// checkLeaf applies the rules for the leaf of a workload and returns its ID, with some errors too.
 func checkLeaf(leaf *x509.Certificate) (ID, error) {
 	id, err := IDFromCertificate(leaf)
 	if err != nil {

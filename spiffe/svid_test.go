@@ -171,7 +171,8 @@ func TestSVIDSigners(t *testing.T) {
 		{"no CA", "X5-13", "spiffe: invalid X.509-SVID: certificate 2 of the chain is not a CA certificate", func(s *certSpec) { s.ca, s.usage = false, x509.KeyUsageDigitalSignature }},
 		{"no CA, but the key usage of one", "X5-13", "spiffe: invalid X.509-SVID: certificate 2 of the chain is not a CA certificate", func(s *certSpec) { s.ca = false }},
 		{"without basic constraints", "X5-13", "spiffe: invalid X.509-SVID: certificate 2 of the chain is not a CA certificate", func(s *certSpec) { s.ca, s.noBasic = false, true }},
-		{"without keyCertSign", "X5-17", "spiffe: invalid X.509-SVID: the key usage of certificate 2 of the chain lacks keyCertSign", func(s *certSpec) { s.usage = x509.KeyUsageCRLSign }},
+		{"without keyCertSign", "X5-17", "spiffe: invalid X.509-SVID: the key usage of certificate 2 of the chain lacks keyCertSign",
+			func(s *certSpec) { s.usage = x509.KeyUsageCRLSign }},
 	} {
 		mid := caSpec("int1", "spiffe://example.org").with(c.edit).issue(root)
 		leaf := leafSpec(webID.String()).issue(mid)
@@ -244,7 +245,8 @@ func TestParseSVIDPEMOfOneFile(t *testing.T) {
 		{"the key in the place of the certificates only", both(certs, pkcs8), certs, "spiffe: SVID: private key: no private key found"},
 		{"two keys", certs, both(pkcs8, certs, other), `spiffe: SVID: private key: a block "PRIVATE KEY" after the private key`},
 		{"the same key twice", certs, both(pkcs8, pkcs8), `spiffe: SVID: private key: a block "PRIVATE KEY" after the private key`},
-		{"a key of another certificate", both(certs, pkcs8), both(certs, other), `spiffe: SVID: "spiffe://example.org/ns/prod/sa/web": the private key does not belong to the first certificate`},
+		{"a key of another certificate", both(certs, pkcs8), both(certs, other),
+			`spiffe: SVID: "spiffe://example.org/ns/prod/sa/web": the private key does not belong to the first certificate`},
 		{"an encrypted key", certs, both(certs, block("ENCRYPTED PRIVATE KEY", []byte{0x30, 0})), "spiffe: SVID: private key: the private key is encrypted; decrypt it first"},
 		{"a damaged certificate", both(damaged, certs, pkcs8), pkcs8, "spiffe: SVID: certificates: 1 damaged PEM blocks"},
 		{"something else", both(certs, block("CERTIFICATE REQUEST", nil)), pkcs8, `spiffe: SVID: certificates: block 3 is "CERTIFICATE REQUEST", not CERTIFICATE`},

@@ -13,9 +13,8 @@ const maxTrustDomain = 255
 // it.
 type TrustDomain struct{ name string }
 
-// ParseTrustDomain parses a trust domain name of at most 255 bytes. It takes the name only: the ID form,
-// "spiffe://example.org", is refused with an error that has the name, and is for [ParseID] and
-// [ID.TrustDomain]. The error is a [*ParseError].
+// ParseTrustDomain parses a trust domain name of at most 255 bytes. It refuses the form of an ID,
+// "spiffe://example.org", which is for [ParseID] and [ID.TrustDomain]. The error is a [*ParseError].
 func ParseTrustDomain(name string) (TrustDomain, error) {
 	if e := checkName(name); e != nil {
 		e.What, e.Input = "trust domain", name
@@ -98,8 +97,7 @@ func (td TrustDomain) MarshalText() ([]byte, error) {
 	return []byte(td.name), nil
 }
 
-// UnmarshalText implements [encoding.TextUnmarshaler]. It refuses what [ParseTrustDomain] refuses,
-// and then leaves td unchanged.
+// UnmarshalText implements [encoding.TextUnmarshaler] with [ParseTrustDomain]. After an error td is unchanged.
 func (td *TrustDomain) UnmarshalText(text []byte) error {
 	p, err := ParseTrustDomain(string(text))
 	if err == nil {

@@ -43,7 +43,7 @@ type VerifyError struct {
 	Err  error
 }
 
-// Error names the peer, the stage and the reason. It quotes what the peer sent, and cuts it to at most
+// Error names the peer, the stage and the reason. It quotes what the peer sent, cut to at most
 // 2 KiB.
 func (e *VerifyError) Error() string {
 	peer := ""
@@ -74,20 +74,19 @@ type VerifierOptions struct {
 // Verifier decides whether a chain of certificates proves an identity that is allowed. It is safe
 // for concurrent use.
 //
-// # What it remembers
+// # Memory
 //
-// Each call asks the bundle source and the policy again, so that an authority or a peer that was
-// removed is refused at once. A Verifier remembers only that a chain, byte for byte and in one role,
-// leads to an authority of one [*Bundle], until the first certificate on that path expires. When the
-// source returns another Bundle, even an equal one, the chain is verified again, so a source should
-// return the same Bundle until there is a newer one. A refusal is never remembered.
+// A Verifier remembers verified chains, which makes the second handshake of a peer, and the resumption of a
+// session, a thousand times cheaper. It remembers that a chain, byte for byte and in one role, leads to an
+// authority of one [*Bundle], until the first certificate on that path expires. When the source returns another
+// Bundle, even an equal one, the chain is verified again, so a source should return the same Bundle until there
+// is a newer one. Each call still asks the bundle source and the policy, so that a removed authority or peer is
+// refused at once. A refusal is never remembered.
 //
-// Remembering is on by default. It makes the second handshake of a peer, and the resumption of a
-// session, a thousand times cheaper to verify. Unauthorized peers cannot fill the memory: only chains
-// that the policy allows are remembered, of at most 32 KiB and without certificates beside the path.
-// 1,024 chains of the usual two certificates take 7 MiB. A chain's place is chosen by a hash with a
-// random seed, and a hit compares all bytes, so that a peer cannot choose which place to take, or be
-// taken for another.
+// Unauthorized peers cannot fill the memory: only chains that the policy allows are remembered, of at most 32 KiB
+// and without certificates beside the path. 1,024 chains of the usual two certificates take 7 MiB. A chain's
+// place is chosen by a hash with a random seed, and a hit compares all bytes, so that a peer cannot choose its
+// place or pass for another.
 type Verifier struct {
 	bundles BundleSource
 	allow   PolicySource
@@ -96,8 +95,8 @@ type Verifier struct {
 }
 
 // NewVerifier returns a Verifier that trusts the authorities of bundles, each for its own trust
-// domain only, and accepts the peers that allow allows. What [CheckPolicySource] refuses is an error.
-// The options may be nil.
+// domain only, and accepts the peers that allow allows. It returns the error of [CheckPolicySource]. The options
+// may be nil.
 func NewVerifier(bundles BundleSource, allow PolicySource, opts *VerifierOptions) (*Verifier, error) {
 	switch {
 	case bundles == nil:

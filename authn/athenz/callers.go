@@ -11,10 +11,10 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// ClientCertificate proves a caller by the common name of a client certificate that the roots of td vouch for: the
-// principal of a service, such as k8s.admin.k8s-node, or the name of ZTS, such as zts.example.cloud. It is the caller's Name,
-// in lower case. Only the names that are given are let in, at least one; the certificate of a role is that of no service.
-// It is [authn.NamedCertificate] otherwise.
+// ClientCertificate proves a caller by the common name of its client certificate, below the roots of td: the principal of a
+// service, such as k8s.admin.k8s-node, or the name of ZTS, such as zts.example.cloud. Only the given names are admitted, at
+// least one; the certificate of a role proves no service. The Name of the Caller is the common name in lower case. In all else
+// it is [authn.NamedCertificate].
 func ClientCertificate(td spiffe.TrustDomain, bundles spiffe.BundleSource, names ...string) (authn.Authenticator, error) {
 	for _, name := range names {
 		if name == "" || name != strings.ToLower(name) || strings.Contains(name, ":") {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/strictjson"
@@ -22,10 +23,11 @@ const (
 	defaultKeyName  = "athenz-init-secret"
 )
 
-// DocumentSigner signs identity documents: a [Signer], which has the keys, or a [SigningClient], which asks the program
-// that has them.
-type DocumentSigner interface {
-	// SignDocument returns an identity document for the pod, to be used once and soon. It is a secret.
+// Signer signs identity documents: [NewSigner] makes one that has the keys, and [NewSigningClient] one that asks the program
+// that has them. It has to be safe for concurrent use.
+type Signer interface {
+	// SignDocument returns an identity document for the pod, to be used once and soon. It is a secret. The error wraps
+	// [ErrDocument] if the subject is not valid.
 	SignDocument(ctx context.Context, subject PodSubject) (string, error)
 }
 
@@ -45,16 +47,15 @@ type SignerOptions struct {
 	Logger *slog.Logger
 }
 
-// Signer signs identity documents with the newest version of a key in a folder. It is safe for concurrent use.
-type Signer struct {
+type signer struct {
 	keys     keyDir
 	lifetime time.Duration
 }
 
-// NewSigner returns a Signer. It reads nothing: keys are read for each document, so that a new version is used as soon as
-// it is there. Give it to the verifiers first.
-func NewSigner(o SignerOptions) (*Signer, error) {
-	s := &Signer{keyDir{o.Dir, cmp.Or(o.KeyName, defaultKeyName), true, discard(o.Logger)}, cmp.Or(o.Lifetime, defaultLifetime)}
+// NewSigner returns a Signer with the newest version of a key in a folder. It reads nothing: keys are read for each document,
+// so that a new version is used as soon as it is there. Give its public key to the verifiers first.
+func NewSigner(o SignerOptions) (Signer, error) {
+	s := &signer{keyDir{o.Dir, cmp.Or(o.KeyName, defaultKeyName), true, discard(o.Logger)}, cmp.Or(o.Lifetime, defaultLifetime)}
 	err := s.keys.check()
 	if err == nil && (s.lifetime < time.Second || s.lifetime > maxLifetime) {
 		err = fmt.Errorf("the Lifetime is %v, want at least a second and at most %v", o.Lifetime, maxLifetime)
@@ -72,9 +73,8 @@ func discard(l *slog.Logger) *slog.Logger {
 	return l
 }
 
-// SignDocument implements [DocumentSigner]. The error wraps [ErrDocument] if the subject cannot be signed for.
-func (s *Signer) SignDocument(_ context.Context, subject PodSubject) (string, error) {
-	if err := subject.Check(); err != nil {
+func (s *signer) SignDocument(_ context.Context, subject PodSubject) (string, error) {
+	if err := subject.check(); err != nil {
 		return "", err
 	}
 	text, err := s.sign(subject)
@@ -84,18 +84,18 @@ func (s *Signer) SignDocument(_ context.Context, subject PodSubject) (string, er
 	return text, nil
 }
 
-func (s *Signer) sign(subject PodSubject) (string, error) {
+func (s *signer) sign(subject PodSubject) (string, error) {
 	key, version, err := s.keys.signer()
 	if err != nil {
 		return "", err
 	}
 	issuer := s.keys.uri(version)
-	signer, err := token.NewSigner(key, "", "", "JWT", token.Member{Name: "iss", Value: issuer})
+	with, err := token.NewSigner(key, "", "", "JWT", token.Member{Name: "iss", Value: issuer})
 	if err != nil {
 		return "", err
 	}
-	if !allowed(signer.Algorithm) {
-		return "", fmt.Errorf("version v%d of the key %q is for %v; use an RSA key or an ECDSA key on P-256", version, s.keys.name, signer.Algorithm)
+	if !allowed(with.Algorithm) {
+		return "", fmt.Errorf("version v%d of the key %q is for %v; use an RSA key or an ECDSA key on P-256", version, s.keys.name, with.Algorithm)
 	}
 	now := time.Now().Unix()
 	payload, err := json.Marshal(struct {
@@ -108,14 +108,14 @@ func (s *Signer) sign(subject PodSubject) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return signer.Token(payload)
+	return with.Token(payload)
 }
 
 func allowed(a jws.Algorithm) bool { return a == jws.RS256 || a == jws.ES256 }
 
 // VerifierOptions are the choices of [NewVerifier]. Dir is required.
 type VerifierOptions struct {
-	// Dir is the folder of the public keys in PEM (PKIX), one file for each version, as for a [Signer].
+	// Dir is the folder of the public keys in PEM (PKIX), one file for each version, as for [NewSigner].
 	Dir string
 
 	// KeyName is the name of the key; empty means "athenz-init-secret". Issuers with another name are refused.
@@ -145,7 +145,7 @@ func NewVerifier(o VerifierOptions) (*Verifier, error) {
 	return v, nil
 }
 
-// Document is what an identity document says, which was verified.
+// Document is what a verified identity document says.
 type Document struct {
 	Subject         PodSubject
 	KeyVersion      int
@@ -155,8 +155,8 @@ type Document struct {
 }
 
 // Verify verifies an identity document: its form, the signature by the version of the key that it names, the audience,
-// the times, and that header and claims name the same issuer. That the pod is what the document says is for a [Provider]
-// to find out. The error wraps [ErrDocument], or says that the key could not be read.
+// the times, and that header and claims name the same issuer. Whether the pod is what the document says is for the provider to
+// find out. The error wraps [ErrDocument], or says that the key could not be read.
 func (v *Verifier) Verify(text string) (*Document, error) {
 	d, err := v.verify(text)
 	if err != nil {
@@ -178,10 +178,9 @@ func (v *Verifier) verify(text string) (*Document, error) {
 	if refused != nil {
 		return nil, bad("%w", refused.Err)
 	}
-	issuer, err := headerIssuer(text)
 	switch {
-	case err != nil:
-		return nil, err
+	case !slices.Equal(signed.Extra, []string{"iss"}) || signed.Issuer == "":
+		return nil, bad(`its header has no "iss" that is a string, or a member that is none of alg, iss and typ`)
 	case !allowed(signed.Algorithm):
 		return nil, bad("its algorithm is %v, want RS256 or ES256", signed.Algorithm)
 	case signed.Type != "JWT":
@@ -189,7 +188,7 @@ func (v *Verifier) verify(text string) (*Document, error) {
 	case signed.HasKeyID:
 		return nil, bad("its header has a key ID")
 	}
-	version, err := v.keys.version(issuer)
+	version, err := v.keys.version(signed.Issuer)
 	if err != nil {
 		return nil, bad("%w", err)
 	}
@@ -203,32 +202,7 @@ func (v *Verifier) verify(text string) (*Document, error) {
 	if err := signed.Verify(key); err != nil {
 		return nil, bad("%w", err)
 	}
-	return v.claims(text, signed.Payload, issuer, version)
-}
-
-// headerIssuer returns the "iss" of the header, which was parsed strictly before, and refuses any other member that a
-// document does not have.
-func headerIssuer(text string) (string, error) {
-	parts, err := jws.Parse(text)
-	if err != nil {
-		return "", bad("%w", err)
-	}
-	var issuer []byte
-	there, other := false, false
-	r := strictjson.NewReader(parts.Header)
-	for name := range r.Members() {
-		switch string(name) {
-		case "iss":
-			issuer, there = r.Text()
-		case "alg", "typ":
-		default:
-			other = true
-		}
-	}
-	if err := r.End(); err != nil || !there || other {
-		return "", bad(`its header has no "iss" that is a string, or a member that is none of alg, iss and typ`)
-	}
-	return string(issuer), nil
+	return v.claims(text, signed.Payload, signed.Issuer, version)
 }
 
 func (v *Verifier) claims(text string, payload []byte, headIssuer string, version int) (*Document, error) {
@@ -272,7 +246,7 @@ func (v *Verifier) claims(text string, payload []byte, headIssuer string, versio
 	case !hasSub:
 		return nil, bad(`its "sub" is not a string`)
 	}
-	subject, err := ParsePodSubject(string(sub))
+	subject, err := parsePodSubject(string(sub))
 	if err != nil {
 		return nil, err
 	}

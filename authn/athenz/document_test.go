@@ -27,6 +27,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 )
@@ -34,12 +35,12 @@ import (
 func TestPodSubject(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-4-1", "ATH-4-2", "ATH-4-3", "ATH-4-4", "ATH-4-5", "ATH-4-6", "ATH-4-7", "ATH-4-8", "ATH-4-9")
-	s := subject()
+	s := athenztest.Subject()
 	const text = "pod:media-sports/web-0?d=media.sports&n=frontend&i=10.1.2.3"
 	assert.Equal(t, text, s.String())
 	s.IP = netip.MustParseAddr("fd00::1")
 	assert.Equal(t, "pod:media-sports/web-0?d=media.sports&n=frontend&i=fd00%3A%3A1", s.String())
-	for _, good := range []athenz.PodSubject{subject(), s} {
+	for _, good := range []athenz.PodSubject{athenztest.Subject(), s} {
 		got, err := athenz.ParsePodSubject(good.String())
 		require.NoError(t, err)
 		assert.Equal(t, good, got)
@@ -50,7 +51,7 @@ func TestPodSubject(t *testing.T) {
 	} {
 		got, err := athenz.ParsePodSubject(same)
 		require.NoError(t, err)
-		assert.Equal(t, subject(), got)
+		assert.Equal(t, athenztest.Subject(), got)
 	}
 	got, err := athenz.ParsePodSubject("pod:media-sports/web-0?d=media.sports&n=frontend&i=fd00::1")
 	require.NoError(t, err)
@@ -113,7 +114,7 @@ func newClaims() *claims {
 	const issuer = "secret:athenz-init-secret?version=v1"
 	return &claims{
 		head: object{"alg": "RS256", "iss": issuer, "typ": "JWT"},
-		body: object{"aud": "k8s-athenz-identity", "exp": now + 900, "iat": now, "iss": issuer, "sub": subject().String()},
+		body: object{"aud": "k8s-athenz-identity", "exp": now + 900, "iat": now, "iss": issuer, "sub": athenztest.Subject().String()},
 	}
 }
 
@@ -138,7 +139,7 @@ func (c *claims) document(t testing.TB) string {
 	}
 	key := c.key
 	if key == nil {
-		key = rsaKey()
+		key = athenztest.RSAKey()
 	}
 	sum := sha256.Sum256([]byte(data))
 	if k, ok := key.(*ecdsa.PrivateKey); ok {
@@ -158,8 +159,8 @@ func TestDocument(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-3.1-1", "ATH-3.1-2", "ATH-3.1-3", "ATH-3.1-4", "ATH-3.1-5", "ATH-3.2-1", "ATH-3.2-2", "ATH-3.2-3", "ATH-3.2-4", "ATH-3.2-5", "ATH-3.2-7",
 		"ATH-3.2-9", "ATH-5-1", "ATH-5-9", "ATH-5-4", "ATH-5-5", "ATH-18-1", "ATH-18-2")
-	k := newKeys(t)
-	text, err := k.signer(t).SignDocument(t.Context(), subject())
+	k := athenztest.NewKeys(t)
+	text, err := k.Signer(t).SignDocument(t.Context(), athenztest.Subject())
 	require.NoError(t, err)
 	head, rest, _ := strings.Cut(text, ".")
 	assert.Equal(t, "eyJhbGciOiJSUzI1NiIsImlzcyI6InNlY3JldDphdGhlbnotaW5pdC1zZWNyZXQ_dmVyc2lvbj12MSIsInR5cCI6IkpXVCJ9", head, "the bytes of the vector")
@@ -176,18 +177,18 @@ func TestDocument(t *testing.T) {
 	assert.InDelta(t, float64(time.Now().Unix()), body["iat"], 5)
 
 	for _, text := range []string{text, newClaims().document(t)} {
-		d, err := k.verifier(t).Verify(text)
+		d, err := k.Verifier(t).Verify(text)
 		require.NoError(t, err)
-		assert.Equal(t, subject(), d.Subject)
+		assert.Equal(t, athenztest.Subject(), d.Subject)
 		assert.Equal(t, 1, d.KeyVersion)
 		assert.LessOrEqual(t, d.Expires.Sub(d.Issued), 15*time.Minute)
 	}
 	// The newest version signs: 10 is more than 9.
-	k.add(t, "v9", rsaKey())
-	k.add(t, "v10", ecKey(t, elliptic.P256()))
-	text, err = k.signer(t).SignDocument(t.Context(), subject())
+	k.Add(t, "v9", athenztest.RSAKey())
+	k.Add(t, "v10", ecKey(t, elliptic.P256()))
+	text, err = k.Signer(t).SignDocument(t.Context(), athenztest.Subject())
 	require.NoError(t, err)
-	d, err := k.verifier(t).Verify(text)
+	d, err := k.Verifier(t).Verify(text)
 	require.NoError(t, err)
 	assert.Equal(t, 10, d.KeyVersion)
 	head, _, _ = strings.Cut(text, ".")
@@ -195,8 +196,8 @@ func TestDocument(t *testing.T) {
 	require.NoError(t, err)
 	assert.JSONEq(t, `{"alg":"ES256","iss":"secret:athenz-init-secret?version=v10","typ":"JWT"}`, string(decoded))
 	// A version that is removed counts no more.
-	require.NoError(t, os.Remove(filepath.Join(k.public, secret+".v10")))
-	_, err = k.verifier(t).Verify(text)
+	require.NoError(t, os.Remove(filepath.Join(k.Public, secret+".v10")))
+	_, err = k.Verifier(t).Verify(text)
 	require.ErrorIs(t, err, athenz.ErrDocument)
 	require.ErrorContains(t, err, "no version v10")
 }
@@ -205,14 +206,14 @@ func TestDocumentVectors(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-3.1-1", "ATH-3.1-2", "ATH-3.1-3", "ATH-3.1-4", "ATH-3.1-5", "ATH-3.2-1", "ATH-3.2-2", "ATH-3.2-3", "ATH-3.2-4", "ATH-3.2-5", "ATH-3.2-6", "ATH-5-1",
 		"ATH-5-2", "ATH-5-3", "ATH-5-6", "ATH-12-1", "ATH-18-1", "ATH-18-2")
-	k := newKeys(t)
+	k := athenztest.NewKeys(t)
 	p256, p384 := ecKey(t, elliptic.P256()), ecKey(t, elliptic.P384())
-	k.addPublic(t, "v2", p256)
-	k.addPublic(t, "v3", p384)
+	k.AddPublic(t, "v2", p256)
+	k.AddPublic(t, "v3", p384)
 	issuer := func(c *claims, s string) { c.head["iss"], c.body["iss"] = s, s }
 	now := time.Now().Unix()
 	symmetric := func(data string) []byte {
-		public, err := os.ReadFile(filepath.Join(k.public, secret+".v1"))
+		public, err := os.ReadFile(filepath.Join(k.Public, secret+".v1"))
 		require.NoError(t, err)
 		m := hmac.New(sha256.New, public)
 		m.Write([]byte(data))
@@ -255,7 +256,7 @@ func TestDocumentVectors(t *testing.T) {
 			c.head["alg"] = "RS512"
 			c.sign = func(data string) []byte {
 				sum := sha512.Sum512([]byte(data))
-				sig, err := rsaKey().Sign(rand.Reader, sum[:], crypto.SHA512)
+				sig, err := athenztest.RSAKey().Sign(rand.Reader, sum[:], crypto.SHA512)
 				require.NoError(t, err)
 				return sig
 			}
@@ -264,7 +265,7 @@ func TestDocumentVectors(t *testing.T) {
 			c.head["alg"] = "PS256"
 			c.sign = func(data string) []byte {
 				sum := sha256.Sum256([]byte(data))
-				sig, err := rsaKey().Sign(rand.Reader, sum[:], &rsa.PSSOptions{SaltLength: rsa.PSSSaltLengthEqualsHash, Hash: crypto.SHA256})
+				sig, err := athenztest.RSAKey().Sign(rand.Reader, sum[:], &rsa.PSSOptions{SaltLength: rsa.PSSSaltLengthEqualsHash, Hash: crypto.SHA256})
 				require.NoError(t, err)
 				return sig
 			}
@@ -323,15 +324,15 @@ func TestDocumentVectors(t *testing.T) {
 		}, false},
 		{"a claim twice", func(c *claims) {
 			c.raw = signedRaw(t, `{"alg":"RS256","iss":"secret:athenz-init-secret?version=v1","typ":"JWT"}`,
-				fmt.Sprintf(`{"aud":"k8s-athenz-identity","exp":%d,"iat":%d,"iss":"secret:athenz-init-secret?version=v1","sub":"pod:a/b?d=a&n=b&i=1.2.3.4","sub":%q}`, now+60, now, subject().String()))
+				fmt.Sprintf(`{"aud":"k8s-athenz-identity","exp":%d,"iat":%d,"iss":"secret:athenz-init-secret?version=v1","sub":"pod:a/b?d=a&n=b&i=1.2.3.4","sub":%q}`, now+60, now, athenztest.Subject().String()))
 		}, false},
 		{"a header twice", func(c *claims) {
 			c.raw = signedRaw(t, `{"alg":"RS256","iss":"secret:athenz-init-secret?version=v2","iss":"secret:athenz-init-secret?version=v1","typ":"JWT"}`,
-				fmt.Sprintf(`{"aud":"k8s-athenz-identity","exp":%d,"iat":%d,"iss":"secret:athenz-init-secret?version=v1","sub":%q}`, now+60, now, subject().String()))
+				fmt.Sprintf(`{"aud":"k8s-athenz-identity","exp":%d,"iat":%d,"iss":"secret:athenz-init-secret?version=v1","sub":%q}`, now+60, now, athenztest.Subject().String()))
 		}, false},
 		{"an escaped ampersand", func(c *claims) {
 			c.raw = signedRaw(t, `{"alg":"RS256","iss":"secret:athenz-init-secret?version=v1","typ":"JWT"}`,
-				fmt.Sprintf(`{"aud":"k8s-athenz-identity","exp":%d,"iat":%d,"iss":"secret:athenz-init-secret?version=v1","sub":"%s"}`, now+60, now, strings.ReplaceAll(subject().String(), "&", `\u0026`)))
+				fmt.Sprintf(`{"aud":"k8s-athenz-identity","exp":%d,"iat":%d,"iss":"secret:athenz-init-secret?version=v1","sub":"%s"}`, now+60, now, strings.ReplaceAll(athenztest.Subject().String(), "&", `\u0026`)))
 		}, true},
 		{"17 KiB", func(c *claims) { c.body["x"] = strings.Repeat("x", 17<<10) }, false},
 	} {
@@ -339,10 +340,10 @@ func TestDocumentVectors(t *testing.T) {
 			c := newClaims()
 			v.edit(c)
 			text := c.document(t)
-			d, err := k.verifier(t).Verify(text)
+			d, err := k.Verifier(t).Verify(text)
 			if v.good {
 				require.NoError(t, err)
-				assert.Equal(t, subject(), d.Subject)
+				assert.Equal(t, athenztest.Subject(), d.Subject)
 				return
 			}
 			require.ErrorIs(t, err, athenz.ErrDocument)
@@ -357,7 +358,7 @@ func signedRaw(t testing.TB, head, payload string) string {
 	t.Helper()
 	data := base64.RawURLEncoding.EncodeToString([]byte(head)) + "." + base64.RawURLEncoding.EncodeToString([]byte(payload))
 	sum := sha256.Sum256([]byte(data))
-	sig, err := rsaKey().Sign(rand.Reader, sum[:], crypto.SHA256)
+	sig, err := athenztest.RSAKey().Sign(rand.Reader, sum[:], crypto.SHA256)
 	require.NoError(t, err)
 	return data + "." + base64.RawURLEncoding.EncodeToString(sig)
 }
@@ -372,14 +373,14 @@ func rsaOther(t testing.TB) crypto.Signer {
 func TestDocumentTimes(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-3.2-2", "ATH-3.2-3", "ATH-3.2-7", "ATH-3.2-8")
-	k := newKeys(t)
+	k := athenztest.NewKeys(t)
 	synctest.Test(t, func(t *testing.T) {
-		signer, err := athenz.NewSigner(athenz.SignerOptions{Dir: k.private, Lifetime: 15 * time.Minute})
+		signer, err := athenz.NewSigner(athenz.SignerOptions{Dir: k.Private, Lifetime: 15 * time.Minute})
 		require.NoError(t, err)
-		text, err := signer.SignDocument(t.Context(), subject())
+		text, err := signer.SignDocument(t.Context(), athenztest.Subject())
 		require.NoError(t, err)
-		strict := k.verifier(t)
-		lax, err := athenz.NewVerifier(athenz.VerifierOptions{Dir: k.public, Leeway: time.Minute})
+		strict := k.Verifier(t)
+		lax, err := athenz.NewVerifier(athenz.VerifierOptions{Dir: k.Public, Leeway: time.Minute})
 		require.NoError(t, err)
 		time.Sleep(15*time.Minute - time.Nanosecond)
 		_, err = strict.Verify(text)
@@ -414,8 +415,8 @@ func TestSignerRefuses(t *testing.T) {
 		require.ErrorContains(t, err, "athenz: new verifier: ")
 	}
 
-	k := newKeys(t)
-	s := k.signer(t)
+	k := athenztest.NewKeys(t)
+	s := k.Signer(t)
 	for _, edit := range []func(*athenz.PodSubject){
 		func(p *athenz.PodSubject) { p.IP = netip.Addr{} },
 		func(p *athenz.PodSubject) { p.Pod = "" },
@@ -423,13 +424,13 @@ func TestSignerRefuses(t *testing.T) {
 		func(p *athenz.PodSubject) { p.Service.Domain = "" },
 		func(p *athenz.PodSubject) { p.Service.Name = "A" },
 	} {
-		p := subject()
+		p := athenztest.Subject()
 		edit(&p)
 		_, err := s.SignDocument(t.Context(), p)
 		require.ErrorIs(t, err, athenz.ErrDocument)
 	}
 
-	file := filepath.Join(k.private, secret+".v2")
+	file := filepath.Join(k.Private, secret+".v2")
 	write := func(text []byte, mode os.FileMode) {
 		require.NoError(t, os.RemoveAll(file))
 		require.NoError(t, os.WriteFile(file, text, mode))
@@ -443,29 +444,29 @@ func TestSignerRefuses(t *testing.T) {
 	require.NoError(t, err)
 	for name, text := range map[string][]byte{"nothing": nil, "noise": []byte("noise"), "P-384": p384, "Ed25519": ed, "large": make([]byte, 1<<17)} {
 		write(text, 0o600)
-		_, err = s.SignDocument(t.Context(), subject())
+		_, err = s.SignDocument(t.Context(), athenztest.Subject())
 		require.ErrorContains(t, err, "athenz: sign identity document: ", name)
 	}
 	ec := ecKey(t, elliptic.P256())
 	der, err := x509.MarshalECPrivateKey(ec)
 	require.NoError(t, err)
-	rsaDER := x509.MarshalPKCS1PrivateKey(rsaKey().(*rsa.PrivateKey))
+	rsaDER := x509.MarshalPKCS1PrivateKey(athenztest.RSAKey().(*rsa.PrivateKey))
 	write(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: rsaDER}), 0o644)
-	_, err = s.SignDocument(t.Context(), subject())
+	_, err = s.SignDocument(t.Context(), athenztest.Subject())
 	require.ErrorContains(t, err, "not safe from other users", "a key that all can read")
 	for label, der := range map[string][]byte{"RSA PRIVATE KEY": rsaDER, "EC PRIVATE KEY": der, "ECDSA PRIVATE KEY": der} {
 		write(pem.EncodeToMemory(&pem.Block{Type: label, Bytes: der}), 0o600)
-		_, err = s.SignDocument(t.Context(), subject())
+		_, err = s.SignDocument(t.Context(), athenztest.Subject())
 		require.NoError(t, err, label)
 	}
 	for _, other := range []string{"x", secret, secret + ".v", secret + ".vx", secret + ".v03", "..data", secret + ".v3.tmp"} {
-		require.NoError(t, os.WriteFile(filepath.Join(k.private, other), []byte("noise"), 0o600))
+		require.NoError(t, os.WriteFile(filepath.Join(k.Private, other), []byte("noise"), 0o600))
 	}
-	_, err = s.SignDocument(t.Context(), subject())
+	_, err = s.SignDocument(t.Context(), athenztest.Subject())
 	require.NoError(t, err, "other files are skipped")
 	require.NoError(t, os.Remove(file))
-	require.NoError(t, os.Remove(filepath.Join(k.private, secret+".v1")))
-	_, err = s.SignDocument(t.Context(), subject())
+	require.NoError(t, os.Remove(filepath.Join(k.Private, secret+".v1")))
+	_, err = s.SignDocument(t.Context(), athenztest.Subject())
 	require.ErrorIs(t, err, os.ErrNotExist)
 
 	// Public keys that are none.
@@ -473,16 +474,16 @@ func TestSignerRefuses(t *testing.T) {
 	for name, data := range map[string][]byte{
 		"nothing": nil, "private": pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: rsaDER}), "noise": pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: []byte{1}}),
 	} {
-		require.NoError(t, os.WriteFile(filepath.Join(k.public, secret+".v1"), data, 0o600))
-		_, err = k.verifier(t).Verify(text)
+		require.NoError(t, os.WriteFile(filepath.Join(k.Public, secret+".v1"), data, 0o600))
+		_, err = k.Verifier(t).Verify(text)
 		require.Error(t, err, name)
 		assert.NotErrorIs(t, err, athenz.ErrDocument, "it is not the fault of the document")
 	}
 }
 
 func FuzzVerify(f *testing.F) {
-	k := newKeys(f)
-	v := k.verifier(f)
+	k := athenztest.NewKeys(f)
+	v := k.Verifier(f)
 	text := newClaims().document(f)
 	f.Add(text)
 	f.Add("..")
@@ -492,7 +493,7 @@ func FuzzVerify(f *testing.F) {
 		d, err := v.Verify(other)
 		if err == nil {
 			require.Equal(t, text, other)
-			require.Equal(t, subject(), d.Subject)
+			require.Equal(t, athenztest.Subject(), d.Subject)
 			return
 		}
 		require.Nil(t, d)

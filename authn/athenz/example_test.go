@@ -1,81 +1,49 @@
 package athenz_test
 
 import (
-	"context"
+	"crypto/tls"
 	"fmt"
 	"net/http"
 	"net/netip"
-	"os"
-	"path/filepath"
 
 	"github.com/svidkit/svidkit/authn/athenz"
-	"github.com/svidkit/svidkit/authn/unixsocket"
-	"github.com/svidkit/svidkit/caclient"
-	zts "github.com/svidkit/svidkit/caclient/athenz"
 	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// The agent of a node. The client has the certificate of the node.
-func ExampleNewAgent() {
-	client := new(http.Client) // of caclient.NewHTTPClient, for example
+// The provider that ZTS asks about pods. The verifier has the public keys of the signing service.
+func ExampleNewProvider() {
 	td := spiffe.MustParseTrustDomain("athenz.example")
-	signing, err := athenz.NewSigningClient("https://jwt-service.k8s-admin.svc:4443", client)
+	verifier, err := athenz.NewVerifier(athenz.VerifierOptions{Dir: "/var/keys/public"})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	kubelet, err := athenz.NewKubelet("http://127.0.0.1:10255", nil)
+	bundle, err := spiffe.NewBundle(td, spiffe.BundleContents{}) // with the roots of ZTS
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	agent, err := athenz.NewAgent(athenz.AgentConfig{
-		Volumes: athenz.NewVolumes("/var/athenz/volumes"), Pods: kubelet, Signer: signing,
-		CA: func(r athenz.AgentRequest) (athenz.InstanceCA, error) {
-			ca, err := zts.New(zts.Options{
-				Endpoint: caclient.Endpoint{URL: "https://zts.athenz.svc:4443", TrustDomain: td, RootsFile: "/var/cluster/athenz-service.pem", Token: r.Token},
-				Instance: r.Instance, Certificate: r.Certificate, WithServiceToken: true, ServerRootsFile: "/var/cluster/athenz.pem",
-			})
-			if err != nil {
-				return nil, err
-			}
-			return ca, nil
-		},
-		Provider: athenzname.Service{Domain: "k8s.admin", Name: "athenz-callback"}, Suffix: "svc.cluster.local", TrustDomain: td,
-		Mapping: athenzname.Mapping{AdminDomain: "k8s.admin"},
+	zts, err := athenz.ClientCertificate(td, bundle, "zts.example.cloud")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	pods, err := athenz.NewAPIServer("https://kubernetes.default.svc", new(http.Client)) // which authenticates itself
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	provider, err := athenz.NewProvider(athenz.ProviderConfig{
+		Service: athenzname.Service{Domain: "k8s.admin", Name: "athenz-callback"}, ZTS: zts, Verifier: verifier, Pods: pods, Suffix: "svc.cluster.local",
 	})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	server := &unixsocket.Server{Path: "/var/athenz/agent/agent.sock", DirMode: 0o755, SocketMode: 0o666, Handler: agent}
-	fmt.Println(server.Path)
-	// Output: /var/athenz/agent/agent.sock
-}
-
-// A sidecar that keeps the identity of its pod in memory.
-func ExampleStartSidecar() {
-	dir, err := os.MkdirTemp("", "sidecar")
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer os.RemoveAll(dir)
-	client, err := athenz.NewAgentClient("/identity/connect/agent.sock", filepath.Join(dir, "id")) // /identity/id in a pod
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel() // there is no agent here, to wait for
-	sidecar, err := athenz.StartSidecar(ctx, athenz.SidecarConfig{Agent: client})
-	if err != nil {
-		fmt.Println("no identity")
-		return
-	}
-	defer sidecar.Close()
-	// Output: no identity
+	server := &http.Server{Addr: ":4443", Handler: provider, TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, ClientAuth: tls.RequestClientCert}}
+	fmt.Println(server.Addr)
+	// Output: :4443
 }
 
 // The subject of an identity document says what the provider compares with the live pod.

@@ -20,21 +20,10 @@ type Pod struct {
 	IP                   netip.Addr   // the primary address; zero if there is none yet
 	IPs                  []netip.Addr // all addresses, IP among them
 	Phase                string       // such as "Running"
-	Deleting             bool         // its end was asked for
+	Deleting             bool         // its deletion was requested
 }
 
-// ended returns why the pod is not to have an identity, or "".
-func (p *Pod) ended() string {
-	switch {
-	case p.Phase == "Succeeded" || p.Phase == "Failed":
-		return "it has ended: its phase is " + p.Phase
-	case p.Deleting:
-		return "it is being deleted"
-	}
-	return ""
-}
-
-// PodSource looks up pods. [NewKubelet] and [NewAPIServer] make one each. It has to be safe for concurrent use.
+// PodSource looks up pods. [NewKubelet] and [NewAPIServer] return one. It has to be safe for concurrent use.
 type PodSource interface {
 	// Pod returns the pod as it is now. The error wraps [ErrNoPod] if there is none.
 	Pod(ctx context.Context, namespace, name string) (*Pod, error)
@@ -86,10 +75,7 @@ func NewKubelet(address string, client *http.Client) (PodSource, error) {
 	if address == "" {
 		return nil, errors.New("athenz: new kubelet: the address is empty: give that of the kubelet, such as https://127.0.0.1:10250")
 	}
-	if client == nil && strings.HasPrefix(address, "http://") {
-		client = new(http.Client) // no token
-	}
-	api, err := kube.New(kube.Options{URL: address, Client: client, MaxAnswer: maxPods})
+	api, err := kube.New(kube.Options{URL: address, Client: withoutTLS(address, client), MaxAnswer: maxPods})
 	if err != nil {
 		return nil, fmt.Errorf("athenz: new kubelet: %w", err)
 	}
@@ -106,7 +92,7 @@ func (k kubelet) Pod(ctx context.Context, namespace, name string) (*Pod, error) 
 	var found *Pod
 	for i := range list.Items {
 		// One that has ended may be there still beside the one that has its name now.
-		if o := &list.Items[i]; o.Metadata.Namespace == namespace && o.Metadata.Name == name && (found == nil || found.ended() != "") {
+		if o := &list.Items[i]; o.Metadata.Namespace == namespace && o.Metadata.Name == name && (found == nil || kube.PodEnded(found.Phase, found.Deleting) != "") {
 			found = o.pod()
 		}
 	}
@@ -116,12 +102,21 @@ func (k kubelet) Pod(ctx context.Context, namespace, name string) (*Pod, error) 
 	return nil, fmt.Errorf("athenz: pod %.64q in namespace %.64q on this node: %w", name, namespace, ErrNoPod)
 }
 
+// withoutTLS returns a client for an address: without TLS one that presents no token, if none is given.
+func withoutTLS(address string, client *http.Client) *http.Client {
+	if client == nil && strings.HasPrefix(address, "http://") {
+		return new(http.Client)
+	}
+	return client
+}
+
 type apiServer struct{ api *kube.Client }
 
 // NewAPIServer returns a PodSource that asks an API server, at each call. This program needs the right to get pods. An
-// empty address is that of the cluster that it runs in; a nil client presents the token of its service account.
+// empty address is that of the cluster that it runs in. A nil client presents the token of its service account, but not by
+// http, which is for an address of this machine, such as that of kubectl proxy.
 func NewAPIServer(address string, client *http.Client) (PodSource, error) {
-	api, err := kube.New(kube.Options{URL: address, Client: client})
+	api, err := kube.New(kube.Options{URL: address, Client: withoutTLS(address, client)})
 	if err != nil {
 		return nil, fmt.Errorf("athenz: new API server: %w", err)
 	}

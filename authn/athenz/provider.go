@@ -16,13 +16,14 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/jsonapi"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// ProviderConfig configures a [Provider]. All fields up to Suffix are required.
+// ProviderConfig configures [NewProvider]. All fields up to Suffix are required.
 type ProviderConfig struct {
 	// Service is the provider's own name, such as k8s.admin.athenz-callback. Confirmations for another one are refused.
 	Service athenzname.Service
@@ -53,18 +54,23 @@ type ProviderConfig struct {
 	Lifetime time.Duration
 
 	// FirstUse reports whether a document, which is known by a hash of it, is used for the first time, and remembers it until
-	// it has expired. An error refuses it this time. Nil means the memory of this process: several replicas of a provider need
-	// one that they share, such as the ConfigMap of the program in examples/athenz-provider, or each lets a document through
-	// once.
+	// it has expired. An error refuses it this time. Nil means the memory of this process. Several replicas of a provider need
+	// one that they share, such as [FirstUseInConfigMap], or each lets a document through once.
 	FirstUse func(ctx context.Context, document [32]byte, expires time.Time) (bool, error)
 
 	// Logger gets what was confirmed (Info) and what was refused, with the reason (Warn). Nil means no logs.
 	Logger *slog.Logger
 }
 
-// Provider answers ZTS whether an instance is what it says: it is the handler of the provider's callback. POST /instance, with
-// /identity as its old name, is for a new instance, which comes with a document; POST /refresh is for one that has a
-// certificate. GET /healthz is for anyone. It has to be served with TLS that asks for client certificates.
+type provider struct {
+	cfg  ProviderConfig
+	used firstUses
+}
+
+// NewProvider returns the handler of a provider's callback, which answers ZTS whether an instance is what it says. POST
+// /instance, with /identity as its old name, is for a new instance, which comes with a document; POST /refresh is for one that
+// has a certificate. GET /healthz asks for no certificate. The handler has to be served with TLS that asks for client certificates. The
+// error says which field is wrong.
 //
 // An instance is confirmed if all of this holds:
 //
@@ -78,16 +84,9 @@ type ProviderConfig struct {
 //
 // A refresh has no document: the pod is the one with the instance ID as its name in the namespace of the domain, and 3 to 7
 // hold for it all the same. If a refresh has a document, that has to be good too.
-type Provider struct {
-	cfg  ProviderConfig
-	mux  *http.ServeMux
-	used firstUses
-}
-
-// NewProvider returns a Provider. The error says which field is wrong.
-func NewProvider(cfg ProviderConfig) (*Provider, error) {
+func NewProvider(cfg ProviderConfig) (http.Handler, error) {
 	cfg.Logger = discard(cfg.Logger)
-	p := &Provider{cfg: cfg, mux: http.NewServeMux()}
+	p, mux := &provider{cfg: cfg}, http.NewServeMux()
 	err := cfg.Service.Check()
 	switch {
 	case err != nil:
@@ -106,17 +105,14 @@ func NewProvider(cfg ProviderConfig) (*Provider, error) {
 	if cfg.FirstUse == nil {
 		p.cfg.FirstUse = p.used.first
 	}
-	p.mux.HandleFunc("GET /healthz", healthy)
+	mux.HandleFunc("GET /healthz", jsonapi.Healthy)
 	for pattern, refresh := range map[string]bool{"POST /instance": false, "POST /identity": false, "POST /refresh": true} {
-		p.mux.Handle(pattern, authn.Require(cfg.ZTS, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mux.Handle(pattern, authn.Require(cfg.ZTS, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			p.confirm(w, r, refresh)
 		}), cfg.Logger))
 	}
-	return p, nil
+	return mux, nil
 }
-
-// ServeHTTP implements [http.Handler].
-func (p *Provider) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.mux.ServeHTTP(w, r) }
 
 // confirmation is what ZTS asks and is answered. It does not print: the attestation data is a secret.
 type confirmation struct {
@@ -183,7 +179,7 @@ func malformed(format string, args ...any) error {
 	return &refusal{http.StatusBadRequest, fmt.Errorf(format, args...)}
 }
 
-func (p *Provider) confirm(w http.ResponseWriter, r *http.Request, refresh bool) {
+func (p *provider) confirm(w http.ResponseWriter, r *http.Request, refresh bool) {
 	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if err != nil {
 		http.Error(w, "the body cannot be read, or has more than 64 KiB", http.StatusBadRequest)
@@ -218,12 +214,12 @@ func (p *Provider) confirm(w http.ResponseWriter, r *http.Request, refresh bool)
 		}
 		c.Attributes["certExpiryTime"] = strconv.Itoa(int(p.cfg.Lifetime / time.Minute))
 	}
-	writeJSON(w, http.StatusOK, c)
+	jsonapi.Write(w, c)
 }
 
 // check returns nil if the instance is what it says, a refusal if it is not, and another error if that could not be found
 // out.
-func (p *Provider) check(ctx context.Context, c *confirmation, refresh bool) error {
+func (p *provider) check(ctx context.Context, c *confirmation, refresh bool) error {
 	service := athenzname.Service{Domain: strings.ToLower(c.Domain), Name: strings.ToLower(c.Service)}
 	if !strings.EqualFold(c.Provider, p.cfg.Service.String()) {
 		return refused("the confirmation is for another provider")
@@ -272,7 +268,7 @@ func (p *Provider) check(ctx context.Context, c *confirmation, refresh bool) err
 	return err
 }
 
-func (p *Provider) document(text string, service athenzname.Service, namespace string) (*Document, error) {
+func (p *provider) document(text string, service athenzname.Service, namespace string) (*Document, error) {
 	doc, err := p.cfg.Verifier.Verify(text)
 	switch {
 	case errors.Is(err, ErrDocument):
@@ -288,7 +284,7 @@ func (p *Provider) document(text string, service athenzname.Service, namespace s
 }
 
 // pod returns the live pod, if it is to have an identity as this service.
-func (p *Provider) pod(ctx context.Context, namespace, name string, service athenzname.Service) (*Pod, error) {
+func (p *provider) pod(ctx context.Context, namespace, name string, service athenzname.Service) (*Pod, error) {
 	pod, err := p.cfg.Pods.Pod(ctx, namespace, name)
 	if errors.Is(err, ErrNoPod) {
 		return nil, refused("%w", err)
@@ -304,8 +300,8 @@ func (p *Provider) pod(ctx context.Context, namespace, name string, service athe
 		return nil, errors.New("the source of pods answered with another pod")
 	case is != service:
 		return nil, refused("the service account of the pod is not the service")
-	case pod.ended() != "":
-		return nil, refused("the pod is to have no identity: %s", pod.ended())
+	case kube.PodEnded(pod.Phase, pod.Deleting) != "":
+		return nil, refused("the pod is to have no identity: %s", kube.PodEnded(pod.Phase, pod.Deleting))
 	case !pod.IP.IsValid():
 		return nil, refused("the pod has no address")
 	}
@@ -313,7 +309,7 @@ func (p *Provider) pod(ctx context.Context, namespace, name string, service athe
 }
 
 // names returns a refusal if the signing request asks for a name that is not one of the pod.
-func (p *Provider) names(c *confirmation, service athenzname.Service, pod *Pod) error {
+func (p *provider) names(c *confirmation, service athenzname.Service, pod *Pod) error {
 	for _, text := range parts(c.Attributes["sanIP"]) {
 		if ip, err := netip.ParseAddr(text); err != nil || !slices.Contains(pod.IPs, ip) {
 			return refused("the request has the address %.64q, which is not the pod's", text)

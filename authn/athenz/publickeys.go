@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/jsonapi"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
@@ -27,13 +28,15 @@ const (
 	maxKeys      = 4096
 )
 
-// PublicKeys fetches the public keys of services from ZTS, for [VerifyServiceToken] and [ServiceTokenAuthenticator], and
-// remembers them for ten minutes, and for an hour while ZTS does not answer, which is asked again each minute then. It is
-// safe for concurrent use.
-type PublicKeys struct {
+// PublicKeys returns the public key of a service by its ID. The error wraps [ErrServiceToken] if there is none, and else says
+// that it cannot be had now. It has to be safe for concurrent use.
+type PublicKeys func(ctx context.Context, owner athenzname.Service, keyID string) (crypto.PublicKey, error)
+
+// keyCache fetches public keys from ZTS and remembers them.
+type keyCache struct {
 	url     string
 	client  http.Client
-	anyone  *limit.Limiter // of keys that are not known: anyone can name them
+	unknown *limit.Limiter // of keys that are not known: any caller can name them
 	renewal *limit.Limiter // of those that are, each of which is asked for once in a minute
 
 	mu   sync.Mutex
@@ -47,25 +50,25 @@ type fetchedKey struct {
 	tried time.Time // when a newer answer was asked for
 }
 
-// NewPublicKeys returns PublicKeys of the ZTS at an https address without a path, such as https://zts.athenz.svc:4443. The
-// client decides which server is trusted; it is copied, and follows no redirects. Nothing is fetched yet.
-func NewPublicKeys(address string, client *http.Client) (*PublicKeys, error) {
+// NewPublicKeys returns the PublicKeys of the ZTS at an https address without a path, such as https://zts.athenz.svc:4443. It
+// remembers a key for ten minutes, and for an hour while ZTS does not answer, which is asked again each minute then. The client
+// decides which server is trusted; it is copied, and follows no redirects. Nothing is fetched yet.
+func NewPublicKeys(address string, client *http.Client) (PublicKeys, error) {
 	u, err := url.Parse(address)
 	if err != nil || u.Scheme != "https" || u.Host == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" || client == nil {
 		return nil, errors.New("athenz: new public keys: the address has to be https://host:port, and there has to be a client")
 	}
-	p := &PublicKeys{
+	p := &keyCache{
 		url: "https://" + u.Host, client: *client, keys: map[string]fetchedKey{},
-		anyone:  limit.New(limit.Options{Concurrent: 8, Queue: 256, Rate: 50, Burst: 200}),
+		unknown: limit.New(limit.Options{Concurrent: 8, Queue: 256, Rate: 50, Burst: 200}),
 		renewal: limit.New(limit.Options{Concurrent: 8, Queue: maxKeys}),
 	}
 	p.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	return p, nil
+	return p.key, nil
 }
 
-// Key returns the public key of a service with an ID. The error wraps [ErrServiceToken] if there is none, and else says that
-// it cannot be had now.
-func (p *PublicKeys) Key(ctx context.Context, owner athenzname.Service, keyID string) (crypto.PublicKey, error) {
+// key is for [PublicKeys].
+func (p *keyCache) key(ctx context.Context, owner athenzname.Service, keyID string) (crypto.PublicKey, error) {
 	if err := owner.Check(); err != nil || !isTokenText(keyID) || keyID == "" || strings.Trim(keyID, ".") == "" {
 		return nil, badToken("there is no such public key")
 	}
@@ -73,7 +76,7 @@ func (p *PublicKeys) Key(ctx context.Context, owner athenzname.Service, keyID st
 	now := time.Now()
 	known, usable, ask := p.known(path, now)
 	if ask {
-		from, l := ctx, p.anyone
+		from, l := ctx, p.unknown
 		if usable { // the others rely on this caller, which may be gone before there is an answer
 			from, l = context.WithoutCancel(ctx), p.renewal
 		}
@@ -94,7 +97,7 @@ func (p *PublicKeys) Key(ctx context.Context, owner athenzname.Service, keyID st
 
 // known returns what ZTS has answered, whether that may be used if ZTS does not answer now, and whether it is to be asked. Of
 // the callers that could use a key, one asks in a minute: the others do not wait for a server that is away.
-func (p *PublicKeys) known(path string, now time.Time) (k fetchedKey, usable, ask bool) {
+func (p *keyCache) known(path string, now time.Time) (k fetchedKey, usable, ask bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	k, ok := p.keys[path]
@@ -113,11 +116,11 @@ func (p *PublicKeys) known(path string, now time.Time) (k fetchedKey, usable, as
 	return k, usable, ask
 }
 
-func (p *PublicKeys) remember(path string, k fetchedKey) {
+func (p *keyCache) remember(path string, k fetchedKey) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if _, there := p.keys[path]; !there && len(p.keys) >= maxKeys {
-		// One that is not there, as anyone can name those; else any, which costs its users one call.
+		// One that is not there, as any caller can name those; else any, which costs its users one call.
 		drop := ""
 		for other, old := range p.keys {
 			if drop = other; old.key == nil {
@@ -130,7 +133,7 @@ func (p *PublicKeys) remember(path string, k fetchedKey) {
 }
 
 // fetch asks ZTS. A nil key without an error means that there is none.
-func (p *PublicKeys) fetch(ctx context.Context, path string, l *limit.Limiter) (crypto.PublicKey, error) {
+func (p *keyCache) fetch(ctx context.Context, path string, l *limit.Limiter) (crypto.PublicKey, error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
 	if err := l.Acquire(ctx, ""); err != nil {
@@ -153,7 +156,7 @@ func (p *PublicKeys) fetch(ctx context.Context, path string, l *limit.Limiter) (
 	case answer.StatusCode == http.StatusNotFound:
 		return nil, nil //nolint:nilnil // there is none
 	case answer.StatusCode != http.StatusOK:
-		return nil, &statusError{answer.StatusCode, strings.TrimSpace(bearer.Redact(string(data)))}
+		return nil, &jsonapi.StatusError{Code: answer.StatusCode, Text: strings.TrimSpace(bearer.Redact(string(data)))}
 	case len(data) > maxKeyFile:
 		return nil, fmt.Errorf("the answer of ZTS has more than %d bytes", maxKeyFile)
 	}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki/athenzname"
 )
@@ -38,7 +39,7 @@ func (f answerFunc) RoundTrip(r *http.Request) (*http.Response, error) {
 func TestPublicKeys(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-10.1-7", "ATH-14-19", "ATH-14-20")
-	der, err := x509.MarshalPKIXPublicKey(rsaKey().Public())
+	der, err := x509.MarshalPKIXPublicKey(athenztest.RSAKey().Public())
 	require.NoError(t, err)
 	document := func(key string) string {
 		data, err := json.Marshal(object{"key": key, "id": "0"})
@@ -55,25 +56,25 @@ func TestPublicKeys(t *testing.T) {
 			return code, text, failure
 		})})
 		require.NoError(t, err)
-		owner := subject().Service
+		owner := athenztest.Subject().Service
 		for range 3 {
-			key, err := p.Key(t.Context(), owner, "v1")
+			key, err := p(t.Context(), owner, "v1")
 			require.NoError(t, err)
-			assert.Equal(t, rsaKey().Public(), key)
+			assert.Equal(t, athenztest.RSAKey().Public(), key)
 		}
 		assert.Equal(t, 1, calls)
 		time.Sleep(10 * time.Minute)
-		_, err = p.Key(t.Context(), owner, "v1")
+		_, err = p(t.Context(), owner, "v1")
 		require.NoError(t, err)
 		assert.Equal(t, 2, calls)
 
 		// While ZTS does not answer the key counts for an hour.
 		failure = errors.New("away")
 		time.Sleep(time.Hour - time.Second)
-		_, err = p.Key(t.Context(), owner, "v1")
+		_, err = p(t.Context(), owner, "v1")
 		require.NoError(t, err)
 		time.Sleep(time.Second)
-		_, err = p.Key(t.Context(), owner, "v1")
+		_, err = p(t.Context(), owner, "v1")
 		require.ErrorIs(t, err, failure)
 		require.NotErrorIs(t, err, athenz.ErrServiceToken)
 
@@ -81,41 +82,41 @@ func TestPublicKeys(t *testing.T) {
 		failure, code = nil, 404
 		calls = 0
 		for range 3 {
-			_, err = p.Key(t.Context(), owner, "v1")
+			_, err = p(t.Context(), owner, "v1")
 			require.ErrorIs(t, err, athenz.ErrServiceToken)
 		}
 		assert.Equal(t, 1, calls)
 		time.Sleep(time.Minute)
 		code = 200
-		_, err = p.Key(t.Context(), owner, "v1")
+		_, err = p(t.Context(), owner, "v1")
 		require.NoError(t, err)
 
 		time.Sleep(2 * time.Hour)
 		for _, bad := range []string{"", "x", "[]", document("?"), document(""), document(y64([]byte("x"))), document(y64(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))), strings.Repeat(" ", 1<<17) + good} {
 			text = bad
-			_, err = p.Key(t.Context(), owner, "v1")
+			_, err = p(t.Context(), owner, "v1")
 			require.Error(t, err)
 			require.NotErrorIs(t, err, athenz.ErrServiceToken)
 		}
 		text = good
 		for _, code = range []int{302, 401, 500} {
-			_, err = p.Key(t.Context(), owner, "v1")
+			_, err = p(t.Context(), owner, "v1")
 			require.ErrorContains(t, err, "answers")
 		}
 		calls = 0
 		for _, id := range []string{"", ".", "..", "a/b", "a b", strings.Repeat("x", 300)} {
-			_, err = p.Key(t.Context(), owner, id)
+			_, err = p(t.Context(), owner, id)
 			require.ErrorIs(t, err, athenz.ErrServiceToken, id)
 		}
-		_, err = p.Key(t.Context(), athenzname.Service{Domain: "a/..", Name: "b"}, "v1")
+		_, err = p(t.Context(), athenzname.Service{Domain: "a/..", Name: "b"}, "v1")
 		require.ErrorIs(t, err, athenz.ErrServiceToken)
 		assert.Zero(t, calls)
 
 		// The two together.
 		code = 200
-		token, err := athenz.SignServiceToken(athenz.ServiceToken{Service: owner, KeyID: "v1"}, rsaKey())
+		token, err := athenz.SignServiceToken(athenz.ServiceToken{Service: owner, KeyID: "v1"}, athenztest.RSAKey())
 		require.NoError(t, err)
-		a := athenz.ServiceTokenAuthenticator(p.Key)
+		a := athenz.ServiceTokenAuthenticator(p)
 		r := httptest.NewRequest(http.MethodGet, "/", nil)
 		r.TLS = new(tls.ConnectionState)
 		r.Header.Set("Athenz-Principal-Auth", token)
@@ -142,7 +143,7 @@ func TestPublicKeys(t *testing.T) {
 // publicKeyAnswer is what ZTS answers about the public key of rsaKey.
 func publicKeyAnswer(t *testing.T) []byte {
 	t.Helper()
-	der, err := x509.MarshalPKIXPublicKey(rsaKey().Public())
+	der, err := x509.MarshalPKIXPublicKey(athenztest.RSAKey().Public())
 	require.NoError(t, err)
 	answer, err := json.Marshal(object{"key": y64(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))})
 	require.NoError(t, err)
@@ -167,10 +168,10 @@ func TestPublicKeysAway(t *testing.T) {
 			return 404, "", nil
 		})})
 		require.NoError(t, err)
-		owner := subject().Service
+		owner := athenztest.Subject().Service
 		key := func(id string) (time.Duration, error) {
 			begin := time.Now()
-			_, err := p.Key(t.Context(), owner, id)
+			_, err := p(t.Context(), owner, id)
 			return time.Since(begin), err
 		}
 		_, err = key("good")
@@ -228,31 +229,31 @@ func TestPublicKeysFlood(t *testing.T) {
 			return 404, "", r.Context().Err()
 		})})
 		require.NoError(t, err)
-		owner := subject().Service
+		owner := athenztest.Subject().Service
 		gone, leave := context.WithCancel(t.Context())
 		leave()
-		_, err = p.Key(t.Context(), owner, "good")
+		_, err = p(t.Context(), owner, "good")
 		require.NoError(t, err)
 		withdrawn = true
 		time.Sleep(10 * time.Minute)
-		_, _ = p.Key(gone, owner, "good")
-		_, err = p.Key(t.Context(), owner, "good")
+		_, _ = p(gone, owner, "good")
+		_, err = p(t.Context(), owner, "good")
 		require.ErrorIs(t, err, athenz.ErrServiceToken)
 
 		withdrawn = false
 		time.Sleep(time.Minute)
-		_, err = p.Key(t.Context(), owner, "good")
+		_, err = p(t.Context(), owner, "good")
 		require.NoError(t, err)
 		withdrawn = true
 		time.Sleep(10 * time.Minute)
 		refused := 0
 		for i := range 1000 {
-			if _, err := p.Key(t.Context(), owner, "x"+strconv.Itoa(i)); !errors.Is(err, athenz.ErrServiceToken) {
+			if _, err := p(t.Context(), owner, "x"+strconv.Itoa(i)); !errors.Is(err, athenz.ErrServiceToken) {
 				refused++
 			}
 		}
 		assert.Greater(t, refused, 500, "they are limited")
-		_, err = p.Key(t.Context(), owner, "good")
+		_, err = p(t.Context(), owner, "good")
 		require.ErrorIs(t, err, athenz.ErrServiceToken)
 	})
 }

@@ -36,16 +36,16 @@ type ServiceToken struct {
 	Service athenzname.Service // that it is for: the domain of a user is "user"
 	KeyID   string             // of the key that signed it; "0" if it does not say
 
-	// KeyService is "zms" or "zts" for a token that one of these servers has signed; empty for one that the service has
-	// signed.
+	// KeyService is "zms" or "zts" for a token that one of these servers has signed, with a key of sys.auth.zms or
+	// sys.auth.zts; empty for one that the service has signed. A token for a user is signed by ZMS.
 	KeyService string
 
 	Host, IP        string // of the instance, as it says; may be empty
 	Issued, Expires time.Time
 }
 
-// KeyOwner returns the service whose public key, by KeyID, verifies the token.
-func (t *ServiceToken) KeyOwner() athenzname.Service {
+// keyOwner returns the service whose public key, by KeyID, verifies the token.
+func (t *ServiceToken) keyOwner() athenzname.Service {
 	switch {
 	case t.KeyService == "zts":
 		return athenzname.Service{Domain: "sys.auth", Name: "zts"}
@@ -79,8 +79,8 @@ func (t *ServiceToken) check(now time.Time) error {
 	return nil
 }
 
-// SignServiceToken returns a token with a signature by key, which is the one with t.KeyID of t.KeyOwner. An Issued that is
-// zero means now, and an Expires that is zero an hour later. The token is a secret.
+// SignServiceToken returns a token that is signed by key, whose ID is t.KeyID. A zero Issued means now, and a zero Expires an
+// hour later. The token is a secret.
 func SignServiceToken(t ServiceToken, key crypto.Signer) (string, error) {
 	now := time.Now()
 	if t.Version == "" {
@@ -136,9 +136,10 @@ func isTokenText(s string) bool {
 	})
 }
 
-// VerifyServiceToken verifies a token by the public key of its owner, which key returns, and by the time: issued five
-// minutes ahead at most, not expired, and valid for 30 days at most. The error wraps [ErrServiceToken], or is that of key.
-func VerifyServiceToken(ctx context.Context, text string, key func(ctx context.Context, owner athenzname.Service, keyID string) (crypto.PublicKey, error)) (*ServiceToken, error) {
+// VerifyServiceToken verifies a token by the public key of the service or server that has signed it, and by the time: issued
+// five minutes ahead at most, not expired, and valid for 30 days at most. The error wraps [ErrServiceToken], or is that of
+// keys.
+func VerifyServiceToken(ctx context.Context, text string, keys PublicKeys) (*ServiceToken, error) {
 	t, signed, sig, err := parseServiceToken(text)
 	if err != nil {
 		return nil, err
@@ -146,12 +147,12 @@ func VerifyServiceToken(ctx context.Context, text string, key func(ctx context.C
 	if err := t.check(time.Now()); err != nil {
 		return nil, err
 	}
-	pub, err := key(ctx, t.KeyOwner(), t.KeyID)
+	pub, err := keys(ctx, t.keyOwner(), t.KeyID)
 	if err != nil {
-		return nil, fmt.Errorf("athenz: service token: public key %q of %q: %w", token.Clip(t.KeyID, token.MaxQuoted), t.KeyOwner(), err)
+		return nil, fmt.Errorf("athenz: service token: public key %q of %q: %w", token.Clip(t.KeyID, token.MaxQuoted), t.keyOwner(), err)
 	}
 	if err := pki.CheckPublicKey(pub); err != nil {
-		return nil, fmt.Errorf("athenz: service token: public key %q of %q: %w", token.Clip(t.KeyID, token.MaxQuoted), t.KeyOwner(), err)
+		return nil, fmt.Errorf("athenz: service token: public key %q of %q: %w", token.Clip(t.KeyID, token.MaxQuoted), t.keyOwner(), err)
 	}
 	sum, good := sha256.Sum256([]byte(signed)), false
 	switch k := pub.(type) {
@@ -212,10 +213,9 @@ func parseServiceToken(text string) (t *ServiceToken, signed string, sig []byte,
 }
 
 // ServiceTokenAuthenticator proves a caller by the service token in the header Athenz-Principal-Auth, which comes over TLS or
-// a Unix socket. The Name of the Caller is the principal, and the method "athenz-service-token". Key is that of
-// [VerifyServiceToken]; an error of it that wraps [ErrServiceToken] refuses the token, and any other says that it cannot
-// be judged now.
-func ServiceTokenAuthenticator(key func(ctx context.Context, owner athenzname.Service, keyID string) (crypto.PublicKey, error)) authn.Authenticator {
+// a Unix socket. The Name of the Caller is the principal, and the method "athenz-service-token". An error of keys that wraps
+// [ErrServiceToken] refuses the token; any other says that it cannot be judged now.
+func ServiceTokenAuthenticator(keys PublicKeys) authn.Authenticator {
 	return authn.Func(func(r *http.Request) (*authn.Caller, error) {
 		fields := r.Header.Values(serviceTokenHead)
 		switch {
@@ -226,7 +226,7 @@ func ServiceTokenAuthenticator(key func(ctx context.Context, owner athenzname.Se
 		case !bearer.Confidential(r):
 			return nil, fmt.Errorf("athenz: service token: %w: the connection is neither TLS nor a Unix socket", authn.ErrRefused)
 		}
-		t, err := VerifyServiceToken(r.Context(), fields[0], key)
+		t, err := VerifyServiceToken(r.Context(), fields[0], keys)
 		if errors.Is(err, ErrServiceToken) {
 			return nil, fmt.Errorf("%w: %w", authn.ErrRefused, err)
 		}

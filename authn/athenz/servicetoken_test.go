@@ -25,6 +25,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki/athenzname"
 )
@@ -38,7 +39,7 @@ func y64(data []byte) string {
 func signText(t testing.TB, text string) string {
 	t.Helper()
 	sum := sha256.Sum256([]byte(text))
-	sig, err := rsa.SignPKCS1v15(rand.Reader, rsaKey().(*rsa.PrivateKey), crypto.SHA256, sum[:])
+	sig, err := rsa.SignPKCS1v15(rand.Reader, athenztest.RSAKey().(*rsa.PrivateKey), crypto.SHA256, sum[:])
 	require.NoError(t, err)
 	return text + ";s=" + y64(sig)
 }
@@ -53,10 +54,10 @@ func TestServiceToken(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-14-1", "ATH-14-2", "ATH-14-3", "ATH-14-4", "ATH-14-5", "ATH-14-6", "ATH-14-7", "ATH-14-8", "ATH-14-9", "ATH-14-10", "ATH-14-13", "ATH-14-17",
 		"ATH-14-18", "ATH-14-19", "ATH-14-24")
-	for _, key := range []crypto.Signer{rsaKey(), ecKey(t, elliptic.P256()), ecKey(t, elliptic.P384())} {
+	for _, key := range []crypto.Signer{athenztest.RSAKey(), ecKey(t, elliptic.P256()), ecKey(t, elliptic.P384())} {
 		now := time.Now()
 		text, err := athenz.SignServiceToken(athenz.ServiceToken{
-			Service: subject().Service, KeyID: "v1", Host: "host1", IP: "10.1.2.3", Issued: now, Expires: now.Add(2 * time.Hour),
+			Service: athenztest.Subject().Service, KeyID: "v1", Host: "host1", IP: "10.1.2.3", Issued: now, Expires: now.Add(2 * time.Hour),
 		}, key)
 		require.NoError(t, err)
 		begin, rest, _ := strings.Cut(text, ";a=")
@@ -73,18 +74,18 @@ func TestServiceToken(t *testing.T) {
 		})
 		require.NoError(t, err)
 		assert.Equal(t, athenz.ServiceToken{
-			Version: "S1", Service: subject().Service, KeyID: "v1", Host: "host1", IP: "10.1.2.3", Issued: time.Unix(now.Unix(), 0), Expires: time.Unix(now.Unix()+7200, 0),
+			Version: "S1", Service: athenztest.Subject().Service, KeyID: "v1", Host: "host1", IP: "10.1.2.3", Issued: time.Unix(now.Unix(), 0), Expires: time.Unix(now.Unix()+7200, 0),
 		}, *got)
 	}
 	for want, token := range map[string]athenz.ServiceToken{
-		"media.sports.frontend": {Version: "S1", Service: subject().Service},
-		"sys.auth.zts":          {Version: "S1", Service: subject().Service, KeyService: "zts"},
+		"media.sports.frontend": {Version: "S1", Service: athenztest.Subject().Service},
+		"sys.auth.zts":          {Version: "S1", Service: athenztest.Subject().Service, KeyService: "zts"},
 		"sys.auth.zms":          {Version: "U1", Service: athenzname.Service{Domain: "user", Name: "joe"}},
 	} {
-		assert.Equal(t, want, token.KeyOwner().String())
+		assert.Equal(t, want, token.KeyOwner())
 	}
 	zms := athenz.ServiceToken{KeyService: "zms", Version: "S1"}
-	assert.Equal(t, "sys.auth.zms", zms.KeyOwner().String())
+	assert.Equal(t, "sys.auth.zms", zms.KeyOwner())
 }
 
 func TestServiceTokenVectors(t *testing.T) {
@@ -104,7 +105,7 @@ func TestServiceTokenVectors(t *testing.T) {
 		"a user":             with("v=S1;d=media.sports;n=frontend", "v=U1;d=user;n=joe"),
 		"ahead by less":      with("t="+strconv.FormatInt(now, 10), "t="+strconv.FormatInt(now+200, 10)),
 	} {
-		_, err := athenz.VerifyServiceToken(t.Context(), token, oneKey(rsaKey()))
+		_, err := athenz.VerifyServiceToken(t.Context(), token, oneKey(athenztest.RSAKey()))
 		require.NoError(t, err, name)
 	}
 	sig := good[strings.LastIndex(good, ";s="):]
@@ -128,7 +129,7 @@ func TestServiceTokenVectors(t *testing.T) {
 		"an empty part":        with("k=v1", "k=v1;"),
 		"17 KiB":               signText(t, text+";x="+strings.Repeat("x", 17<<10)),
 	} {
-		got, err := athenz.VerifyServiceToken(t.Context(), token, oneKey(rsaKey()))
+		got, err := athenz.VerifyServiceToken(t.Context(), token, oneKey(athenztest.RSAKey()))
 		require.ErrorIs(t, err, athenz.ErrServiceToken, name)
 		assert.Nil(t, got, name)
 		if len(sig) > 40 {
@@ -155,14 +156,14 @@ func TestServiceTokenVectors(t *testing.T) {
 		"past":         func(s *athenz.ServiceToken) { s.Expires = time.Now() },
 		"version":      func(s *athenz.ServiceToken) { s.Version = "Z1" },
 	} {
-		s := athenz.ServiceToken{Service: subject().Service, KeyID: "v1"}
+		s := athenz.ServiceToken{Service: athenztest.Subject().Service, KeyID: "v1"}
 		edit(&s)
-		_, err := athenz.SignServiceToken(s, rsaKey())
+		_, err := athenz.SignServiceToken(s, athenztest.RSAKey())
 		require.ErrorIs(t, err, athenz.ErrServiceToken, name)
 	}
-	_, err = athenz.SignServiceToken(athenz.ServiceToken{Service: subject().Service, KeyID: "v1"}, nil)
+	_, err = athenz.SignServiceToken(athenz.ServiceToken{Service: athenztest.Subject().Service, KeyID: "v1"}, nil)
 	require.ErrorIs(t, err, athenz.ErrServiceToken)
-	_, err = athenz.SignServiceToken(athenz.ServiceToken{Service: subject().Service, KeyID: "v1"}, ed)
+	_, err = athenz.SignServiceToken(athenz.ServiceToken{Service: athenztest.Subject().Service, KeyID: "v1"}, ed)
 	require.ErrorIs(t, err, athenz.ErrServiceToken)
 }
 
@@ -170,13 +171,13 @@ func TestServiceTokenTimes(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-14-21", "ATH-14-22")
 	synctest.Test(t, func(t *testing.T) {
-		text, err := athenz.SignServiceToken(athenz.ServiceToken{Service: subject().Service, KeyID: "0"}, rsaKey())
+		text, err := athenz.SignServiceToken(athenz.ServiceToken{Service: athenztest.Subject().Service, KeyID: "0"}, athenztest.RSAKey())
 		require.NoError(t, err)
 		time.Sleep(time.Hour - time.Nanosecond)
-		_, err = athenz.VerifyServiceToken(t.Context(), text, oneKey(rsaKey()))
+		_, err = athenz.VerifyServiceToken(t.Context(), text, oneKey(athenztest.RSAKey()))
 		require.NoError(t, err)
 		time.Sleep(time.Nanosecond)
-		_, err = athenz.VerifyServiceToken(t.Context(), text, oneKey(rsaKey()))
+		_, err = athenz.VerifyServiceToken(t.Context(), text, oneKey(athenztest.RSAKey()))
 		require.ErrorContains(t, err, "expired at")
 	})
 }
@@ -184,9 +185,9 @@ func TestServiceTokenTimes(t *testing.T) {
 func TestServiceTokenAuthenticator(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-14-23", "ATH-14-24")
-	text, err := athenz.SignServiceToken(athenz.ServiceToken{Service: subject().Service, KeyID: "0"}, rsaKey())
+	text, err := athenz.SignServiceToken(athenz.ServiceToken{Service: athenztest.Subject().Service, KeyID: "0"}, athenztest.RSAKey())
 	require.NoError(t, err)
-	a := athenz.ServiceTokenAuthenticator(oneKey(rsaKey()))
+	a := athenz.ServiceTokenAuthenticator(oneKey(athenztest.RSAKey()))
 	request := func(tokens ...string) *http.Request {
 		r := httptest.NewRequest(http.MethodGet, "/", nil)
 		r.TLS = &tls.ConnectionState{}
@@ -221,7 +222,7 @@ func FuzzVerifyServiceToken(f *testing.F) {
 	f.Add("v=S1;s=;s=")
 	f.Add(";;;=;s=....")
 	f.Fuzz(func(t *testing.T, text string) {
-		got, err := athenz.VerifyServiceToken(t.Context(), text, oneKey(rsaKey()))
+		got, err := athenz.VerifyServiceToken(t.Context(), text, oneKey(athenztest.RSAKey()))
 		if err == nil { // what follows the signature is not looked at
 			require.True(t, strings.HasPrefix(text, good), text)
 			require.Equal(t, "media.sports.frontend", got.Service.String())

@@ -1,7 +1,6 @@
 package athenz
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,13 +14,13 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/authn"
-	"github.com/svidkit/svidkit/internal/tokens/bearer"
+	"github.com/svidkit/svidkit/internal/jsonapi"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/pki/athenzname"
 )
 
 const (
-	maxBody        = 64 << 10 // bytes of a request or an answer
+	maxBody        = 64 << 10 // bytes of a request
 	signingTimeout = 10 * time.Second
 )
 
@@ -39,28 +38,23 @@ type signAnswer struct {
 	JWT string `json:"jwt"`
 }
 
-// NewSigningHandler returns a signing service: POST /v1/jwt has a document signed, for callers that are proven, such as the
-// agents by [ClientCertificate]. GET /healthz is for anyone. It signs for whatever pod its callers name: they are the
-// agents of all nodes. The logger gets what is refused or fails; nil means no logs.
-func NewSigningHandler(s DocumentSigner, callers authn.Authenticator, logger *slog.Logger) (http.Handler, error) {
+// NewSigningHandler returns a signing service: POST /v1/jwt signs a document for a caller that is proven, such as an agent by
+// [ClientCertificate]. It signs for any pod that the caller names, as its callers are the agents of all nodes. GET /healthz needs
+// no proof. The logger gets what is refused or fails; nil means no logs.
+func NewSigningHandler(s Signer, callers authn.Authenticator, logger *slog.Logger) (http.Handler, error) {
 	if s == nil || callers == nil {
 		return nil, errors.New("athenz: new signing handler: the signer or the authenticator of the callers is missing")
 	}
 	logger = discard(logger)
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", healthy)
+	mux.HandleFunc("GET /healthz", jsonapi.Healthy)
 	mux.Handle("POST /v1/jwt", authn.Require(callers, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		serveSigning(w, r, s, logger)
 	}), logger))
 	return mux, nil
 }
 
-func healthy(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	_, _ = io.WriteString(w, "ok")
-}
-
-func serveSigning(w http.ResponseWriter, r *http.Request, s DocumentSigner, logger *slog.Logger) {
+func serveSigning(w http.ResponseWriter, r *http.Request, s Signer, logger *slog.Logger) {
 	var in signRequest
 	if err := readBody(w, r, &in); err != nil {
 		http.Error(w, "the body is not the JSON of a request", http.StatusBadRequest)
@@ -70,7 +64,7 @@ func serveSigning(w http.ResponseWriter, r *http.Request, s DocumentSigner, logg
 	if err == nil {
 		var text string
 		if text, err = s.SignDocument(r.Context(), subject); err == nil {
-			writeJSON(w, http.StatusOK, signAnswer{text})
+			jsonapi.Write(w, signAnswer{text})
 			return
 		}
 	}
@@ -91,9 +85,9 @@ func callerName(r *http.Request) string {
 
 func (in *signRequest) subject() (PodSubject, error) {
 	namespace, pod, _ := strings.Cut(in.Subject.ID, "/")
-	ip, _ := netip.ParseAddr(in.Subject.IP) // of the zero address Check says what is wrong
+	ip, _ := netip.ParseAddr(in.Subject.IP) // of the zero address check says what is wrong
 	s := PodSubject{Namespace: namespace, Pod: pod, Service: athenzname.Service{Domain: in.Subject.Domain, Name: in.Subject.Service}, IP: ip}
-	return s, s.Check()
+	return s, s.check()
 }
 
 // readBody reads JSON of at most 64 KiB.
@@ -105,39 +99,26 @@ func readBody(w http.ResponseWriter, r *http.Request, into any) error {
 	return json.Unmarshal(data, into)
 }
 
-func writeJSON(w http.ResponseWriter, code int, v any) {
-	data, err := json.Marshal(v)
-	if err != nil { // there is nothing in these types that fails
-		http.Error(w, "the answer could not be written", http.StatusInternalServerError)
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Cache-Control", "no-store")
-	w.WriteHeader(code)
-	_, _ = w.Write(data)
-}
-
-// SigningClient asks a signing service for identity documents. It is safe for concurrent use.
-type SigningClient struct {
+type signingClient struct {
 	url    string
 	client http.Client
 }
 
-// NewSigningClient returns a client of the signing service at an https address, without the path. The client proves this
-// program by its certificate and decides which server is trusted; it is copied, and follows no redirects.
-func NewSigningClient(address string, client *http.Client) (*SigningClient, error) {
+// NewSigningClient returns a Signer that asks the signing service at an https address, without the path, and waits for 10
+// seconds at most. The client proves this program by its certificate and decides which server is trusted; it is copied, and
+// follows no redirects.
+func NewSigningClient(address string, client *http.Client) (Signer, error) {
 	u, err := url.Parse(address)
 	if err != nil || u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" || client == nil {
 		return nil, errors.New("athenz: new signing client: the address has to be an https URL without a query, and the client has to present a certificate")
 	}
-	c := &SigningClient{url: strings.TrimRight(address, "/") + "/v1/jwt", client: *client}
+	c := &signingClient{url: strings.TrimRight(address, "/") + "/v1/jwt", client: *client}
 	c.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return c, nil
 }
 
-// SignDocument implements [DocumentSigner]. It waits for 10 seconds at most.
-func (c *SigningClient) SignDocument(ctx context.Context, subject PodSubject) (string, error) {
-	if err := subject.Check(); err != nil {
+func (c *signingClient) SignDocument(ctx context.Context, subject PodSubject) (string, error) {
+	if err := subject.check(); err != nil {
 		return "", err
 	}
 	text, err := c.sign(ctx, subject)
@@ -147,14 +128,14 @@ func (c *SigningClient) SignDocument(ctx context.Context, subject PodSubject) (s
 	return text, nil
 }
 
-func (c *SigningClient) sign(ctx context.Context, subject PodSubject) (string, error) {
+func (c *signingClient) sign(ctx context.Context, subject PodSubject) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, signingTimeout)
 	defer cancel()
 	var in signRequest
 	in.Subject.ID, in.Subject.IP = subject.Namespace+"/"+subject.Pod, subject.IP.String()
 	in.Subject.Domain, in.Subject.Service = subject.Service.Domain, subject.Service.Name
 	var out signAnswer
-	if err := post(ctx, &c.client, c.url, in, &out); err != nil {
+	if err := jsonapi.Post(ctx, &c.client, c.url, in, &out); err != nil {
 		return "", err
 	}
 	if _, err := jws.Parse(out.JWT); err != nil {
@@ -162,47 +143,3 @@ func (c *SigningClient) sign(ctx context.Context, subject PodSubject) (string, e
 	}
 	return out.JWT, nil
 }
-
-// statusError is an answer of an HTTP server that is not 200.
-type statusError struct {
-	code int
-	text string
-}
-
-func (e *statusError) Error() string { return fmt.Sprintf("the server answers %d: %s", e.code, e.text) }
-
-// post sends JSON, or nothing, and reads an answer of at most 1 MiB. No error has any of the secrets.
-func post(ctx context.Context, client *http.Client, url string, in, out any, secrets ...string) error {
-	var body []byte
-	if in != nil {
-		var err error
-		if body, err = json.Marshal(in); err != nil {
-			return err
-		}
-	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	r.Header.Set("Content-Type", "application/json")
-	answer, err := client.Do(r)
-	if err != nil {
-		return bearer.RedactError(err, secrets...)
-	}
-	defer answer.Body.Close() // the answer is read or given up
-	data, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer+1))
-	switch {
-	case err != nil:
-		return err
-	case len(data) > maxAnswer:
-		return fmt.Errorf("the answer has more than %d bytes", maxAnswer)
-	case answer.StatusCode != http.StatusOK:
-		return &statusError{answer.StatusCode, strings.TrimSpace(bearer.Redact(string(data), secrets...))}
-	}
-	if err := json.Unmarshal(data, out); err != nil {
-		return errors.New("the answer is not the JSON of this API")
-	}
-	return nil
-}
-
-const maxAnswer = 1 << 20

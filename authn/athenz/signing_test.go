@@ -19,20 +19,21 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
 func anyCaller(*http.Request) (*authn.Caller, error) {
-	return &authn.Caller{Name: node, Method: "test"}, nil
+	return &authn.Caller{Name: athenztest.Node, Method: "test"}, nil
 }
 
 func TestSigningHandler(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-1-3", "ATH-6-1", "ATH-6-2", "ATH-6-3", "ATH-6-4", "ATH-6-5")
-	k := newKeys(t)
-	h, err := athenz.NewSigningHandler(k.signer(t), authn.Func(anyCaller), nil)
+	k := athenztest.NewKeys(t)
+	h, err := athenz.NewSigningHandler(k.Signer(t), authn.Func(anyCaller), nil)
 	require.NoError(t, err)
 	const good = `{"subject":{"ID":"media-sports/web-0","Domain":"media.sports","Service":"frontend","IP":"10.1.2.3"}}`
 	code, text := call(t, h, http.MethodPost, "/v1/jwt", good)
@@ -40,9 +41,9 @@ func TestSigningHandler(t *testing.T) {
 	var answer map[string]string
 	require.NoError(t, json.Unmarshal([]byte(text), &answer))
 	require.Len(t, answer, 1)
-	d, err := k.verifier(t).Verify(answer["jwt"])
+	d, err := k.Verifier(t).Verify(answer["jwt"])
 	require.NoError(t, err)
-	assert.Equal(t, subject(), d.Subject)
+	assert.Equal(t, athenztest.Subject(), d.Subject)
 
 	for body, want := range map[string]int{
 		"": 400, "x": 400, "[]": 400, `{"subject":7}`: 400, strings.Repeat(" ", 1<<17): 400, "null": 500, "{}": 500,
@@ -62,7 +63,7 @@ func TestSigningHandler(t *testing.T) {
 	assert.Equal(t, http.StatusMethodNotAllowed, code)
 
 	nobody := authn.Func(func(*http.Request) (*authn.Caller, error) { return nil, authn.ErrNoCredential })
-	h, err = athenz.NewSigningHandler(k.signer(t), nobody, nil)
+	h, err = athenz.NewSigningHandler(k.Signer(t), nobody, nil)
 	require.NoError(t, err)
 	code, _ = call(t, h, http.MethodPost, "/v1/jwt", good)
 	assert.Equal(t, http.StatusUnauthorized, code)
@@ -70,7 +71,7 @@ func TestSigningHandler(t *testing.T) {
 	assert.Equal(t, http.StatusOK, code)
 	_, err = athenz.NewSigningHandler(nil, nobody, nil)
 	require.Error(t, err)
-	_, err = athenz.NewSigningHandler(k.signer(t), nil, nil)
+	_, err = athenz.NewSigningHandler(k.Signer(t), nil, nil)
 	require.Error(t, err)
 }
 
@@ -78,15 +79,15 @@ func TestSigningHandler(t *testing.T) {
 func TestSigningCallers(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-6-2", "ATH-2-10")
-	c := newCluster(t)
-	for cn, good := range map[string]bool{node: true, "K8s.Admin.K8s-Node": true, "": false, "media.sports.frontend": false, "k8s.admin.k8s-nodes": false, "k8s.admin:role.k8s-node": false} {
-		a, err := athenz.ClientCertificate(c.ca.TrustDomain(), c.ca.Bundle(), node)
+	c := athenztest.New(t)
+	for cn, good := range map[string]bool{athenztest.Node: true, "K8s.Admin.K8s-Node": true, "": false, "media.sports.frontend": false, "k8s.admin.k8s-nodes": false, "k8s.admin:role.k8s-node": false} {
+		a, err := athenz.ClientCertificate(c.CA.TrustDomain(), c.CA.Bundle(), athenztest.Node)
 		require.NoError(t, err)
-		h, err := athenz.NewSigningHandler(c.keys.signer(t), a, nil)
+		h, err := athenz.NewSigningHandler(c.Keys.Signer(t), a, nil)
 		require.NoError(t, err)
-		s, err := athenz.NewSigningClient(serveTLS(t, h, c.zts.Credential("x.y")), c.mutualTLS(cn))
+		s, err := athenz.NewSigningClient(c.ServeTLS(h, "x.y"), c.MutualTLS(cn))
 		require.NoError(t, err)
-		_, err = s.SignDocument(t.Context(), subject())
+		_, err = s.SignDocument(t.Context(), athenztest.Subject())
 		if good {
 			require.NoError(t, err)
 			continue
@@ -94,17 +95,17 @@ func TestSigningCallers(t *testing.T) {
 		require.ErrorContains(t, err, "answers 401", cn)
 	}
 	for _, names := range [][]string{nil, {""}, {"A.b"}, {"a:role.b"}} {
-		_, err := athenz.ClientCertificate(c.ca.TrustDomain(), c.ca.Bundle(), names...)
+		_, err := athenz.ClientCertificate(c.CA.TrustDomain(), c.CA.Bundle(), names...)
 		require.ErrorContains(t, err, "athenz: client certificate: ")
 	}
-	_, err := athenz.ClientCertificate(spiffe.TrustDomain{}, c.ca.Bundle(), "a.b")
+	_, err := athenz.ClientCertificate(spiffe.TrustDomain{}, c.CA.Bundle(), "a.b")
 	require.Error(t, err)
 
 	// A SPIFFE ID is no principal.
-	a, err := athenz.ClientCertificate(c.ca.TrustDomain(), c.ca.Bundle(), node)
+	a, err := athenz.ClientCertificate(c.CA.TrustDomain(), c.CA.Bundle(), athenztest.Node)
 	require.NoError(t, err)
 	r := httptest.NewRequest(http.MethodGet, "/", nil)
-	chain, _ := c.ca.Certificate("/"+node, func(*x509.Certificate) {})
+	chain, _ := c.CA.Certificate("/"+athenztest.Node, func(*x509.Certificate) {})
 	r.TLS = &tls.ConnectionState{PeerCertificates: chain}
 	_, err = a.Authenticate(r)
 	require.ErrorIs(t, err, authn.ErrRefused)
@@ -138,25 +139,25 @@ func TestSigningClient(t *testing.T) {
 	require.NoError(t, err)
 	good := newClaims().document(t)
 	answer = `{"jwt":"` + good + `"}`
-	text, err := c.SignDocument(t.Context(), subject())
+	text, err := c.SignDocument(t.Context(), athenztest.Subject())
 	require.NoError(t, err)
 	assert.Equal(t, good, text)
 	for _, answer = range []string{"", "x", "{}", `{"jwt":7}`, `{"jwt":""}`, `{"jwt":"a.b"}`, `{"jwt":"` + strings.Repeat("a", 2<<20) + `"}`} {
-		_, err = c.SignDocument(t.Context(), subject())
+		_, err = c.SignDocument(t.Context(), athenztest.Subject())
 		require.ErrorContains(t, err, "athenz: ask the signing service: ", "%.30s", answer)
 	}
 	answer = "a reason"
 	for _, code = range []int{201, 302, 400, 401, 500} {
-		_, err = c.SignDocument(t.Context(), subject())
+		_, err = c.SignDocument(t.Context(), athenztest.Subject())
 		require.ErrorContains(t, err, fmt.Sprint("answers ", code))
 	}
-	bad := subject()
+	bad := athenztest.Subject()
 	bad.Pod = ""
 	_, err = c.SignDocument(t.Context(), bad)
 	require.ErrorIs(t, err, athenz.ErrDocument)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = c.SignDocument(ctx, subject())
+	_, err = c.SignDocument(ctx, athenztest.Subject())
 	require.ErrorIs(t, err, context.Canceled)
 }
 
@@ -172,7 +173,7 @@ func TestPods(t *testing.T) {
 	})
 	p, err := pods.Pod(t.Context(), namespace, "web-0")
 	require.NoError(t, err)
-	assert.Equal(t, subject().IP, p.IP)
+	assert.Equal(t, athenztest.Subject().IP, p.IP)
 	assert.Len(t, p.IPs, 2)
 	assert.Equal(t, []string{"media-sports", "web-0", "u", "frontend", "Running"}, []string{p.Namespace, p.Name, p.UID, p.ServiceAccount, p.Phase})
 	for _, name := range []string{"web-1", "", "..", "A", "a/b"} {
@@ -198,7 +199,7 @@ func TestPods(t *testing.T) {
 	require.NoError(t, err)
 	p, err = pods.Pod(t.Context(), namespace, "web-0")
 	require.NoError(t, err)
-	assert.Equal(t, subject().IP, p.IP)
+	assert.Equal(t, athenztest.Subject().IP, p.IP)
 	assert.True(t, p.Deleting)
 	assert.Equal(t, "default", p.ServiceAccount)
 	_, err = pods.Pod(t.Context(), namespace, "web-1")
@@ -228,6 +229,12 @@ func TestPods(t *testing.T) {
 	}
 	_, err = athenz.NewKubelet("http://10.1.2.3:10255", new(http.Client))
 	require.Error(t, err)
-	_, err = athenz.NewAPIServer("http://10.1.2.3", new(http.Client))
-	require.ErrorContains(t, err, "athenz: new API server: ")
+	for _, client := range []*http.Client{nil, new(http.Client)} {
+		_, err = athenz.NewAPIServer("http://10.1.2.3", client)
+		require.ErrorContains(t, err, "athenz: new API server: ")
+	}
+	pods, err = athenz.NewAPIServer(api.URL(), nil)
+	require.NoError(t, err)
+	_, err = pods.Pod(t.Context(), namespace, "web-0")
+	require.NoError(t, err)
 }

@@ -19,16 +19,16 @@ type PodSubject struct {
 	IP             netip.Addr
 }
 
-// Check reports whether each part is there and is what it has to be. A pod that has no address yet gets no document. The
+// check reports whether each part is there and is what it has to be. A pod that has no address yet gets no document. The
 // error wraps [ErrDocument].
-func (s PodSubject) Check() error {
-	if err := s.check(); err != nil {
+func (s PodSubject) check() error {
+	if err := s.parts(); err != nil {
 		return fmt.Errorf("athenz: pod %.64q in namespace %.64q: %w: %w", s.Pod, s.Namespace, ErrDocument, err)
 	}
 	return nil
 }
 
-func (s PodSubject) check() error {
+func (s PodSubject) parts() error {
 	switch {
 	case !kube.ValidLabel(s.Namespace) || !kube.ValidName(s.Pod):
 		return errors.New("they are not the names of a namespace and of a pod")
@@ -50,17 +50,17 @@ func (s PodSubject) String() string {
 // maxSubject is more bytes than a subject has whose parts are valid.
 const maxSubject = 2 << 10
 
-// ParsePodSubject reads a subject as [PodSubject.String] writes it. The parameters may be in any order, and others are
+// parsePodSubject reads a subject as [PodSubject.String] writes it. The parameters may be in any order, and others are
 // ignored; one of the three that is there twice is refused. The error wraps [ErrDocument].
-func ParsePodSubject(text string) (PodSubject, error) {
-	s, err := parsePodSubject(text)
+func parsePodSubject(text string) (PodSubject, error) {
+	s, err := readPodSubject(text)
 	if err != nil {
 		return PodSubject{}, fmt.Errorf("athenz: pod subject %q: %w: %w", token.Clip(text, token.MaxQuoted), ErrDocument, err)
 	}
 	return s, nil
 }
 
-func parsePodSubject(text string) (PodSubject, error) {
+func readPodSubject(text string) (PodSubject, error) {
 	if len(text) > maxSubject {
 		return PodSubject{}, fmt.Errorf("it has %d bytes, the limit is %d", len(text), maxSubject)
 	}
@@ -84,5 +84,5 @@ func parsePodSubject(text string) (PodSubject, error) {
 		return PodSubject{}, fmt.Errorf("the parameter \"i\" is not an IP address: %.64q", values.Get("i"))
 	}
 	s := PodSubject{Namespace: namespace, Pod: pod, Service: athenzname.Service{Domain: values.Get("d"), Name: values.Get("n")}, IP: ip}
-	return s, s.check()
+	return s, s.parts()
 }

@@ -25,7 +25,8 @@ func again(t testing.TB) map[string]struct {
 	require.NoError(t, err)
 	pod := sign("rsa", map[string]any{"kubernetes.io": map[string]any{
 		"namespace": "prod", "node": map[string]any{"name": "node-1", "uid": "3b9a2f6e-5d0c-4d2e-9f4b-0c6f0a2d7f11"},
-		"pod": map[string]any{"name": "web-6c5d8c7b9-abcde", "uid": "6f9c7a34-2a49-4a8e-8f6c-2d7b6f0a1c22"}, "serviceaccount": map[string]any{"name": "web", "uid": "0d7c1b2a-8e4f-4b6d-9a3c-5e8f7d6c4b33"},
+		"pod":            map[string]any{"name": "web-6c5d8c7b9-abcde", "uid": "6f9c7a34-2a49-4a8e-8f6c-2d7b6f0a1c22"},
+		"serviceaccount": map[string]any{"name": "web", "uid": "0d7c1b2a-8e4f-4b6d-9a3c-5e8f7d6c4b33"},
 	}, "jti": "9d1c2b3a-7e6f-4a5b-8c9d-0e1f2a3b4c5d"})
 	return map[string]struct {
 		a authn.Authenticator

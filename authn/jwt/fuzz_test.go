@@ -18,7 +18,8 @@ func FuzzAuthenticate(f *testing.F) {
 	for _, text := range []string{sign("p256", late), sign("rsa", late), sign("other", late), "..", "e30.e30.", "a.b.c.d.e"} {
 		f.Add("", set, text)
 	}
-	f.Add(`{"issuer":"https://oidc.example.org","jwks_uri":"https://oidc.example.org/jwks","more":[1]}`, `{"keys":[{"kty":"oct","k":"AAAA"},`+jwk("p256", `,"alg":"ES256"`)+`]}`, signHeader(`{"alg":"ES256"}`, late))
+	f.Add(`{"issuer":"https://oidc.example.org","jwks_uri":"https://oidc.example.org/jwks","more":[1]}`,
+		`{"keys":[{"kty":"oct","k":"AAAA"},`+jwk("p256", `,"alg":"ES256"`)+`]}`, signHeader(`{"alg":"ES256"}`, late))
 	f.Add(`{"issuer":"https://evil.example.org","jwks_uri":"http://oidc.example.org/jwks"}`, set, sign("p256", late))
 	f.Add(``, `{"keys":[{}]}`, signHeader(`{"alg":"none"}`, late))
 	f.Fuzz(func(t *testing.T, discovery, jwks, text string) {

@@ -21,28 +21,27 @@
 // option says otherwise.
 //
 // Tokens are read strictly: three parts of canonical base64url of at most 16 KiB, and JSON without duplicate members.
-// A header with "crit" is refused, and so is a "typ" other than JWT, JOSE and at+jwt: a token of another kind that the
+// A header with "crit" is refused, and so is a "typ" other than JWT, JOSE and at+jwt: another kind of token that the
 // issuer signs, such as for a logout, is no proof. Other members of a header are ignored.
 //
 // # Keys
 //
 // The keys are fetched when the first token needs them, or by [Authenticator.Fetch]. They are fetched again for a
-// token with a key that is not known, at most once in 10 seconds, and when they are older than 5 minutes and in use,
-// without a token having to wait. So a key that the issuer withdraws counts for about 5 minutes. While a fetch fails,
-// the keys that were fetched before count on: an issuer that is away takes no caller's identity. Waits after a failure
-// grow from a second to half a minute. Many callers wait for one fetch, and their leaving does not end it.
+// token with an unknown key, at most once in 10 seconds, and when they are older than 5 minutes and in use,
+// without delaying a request. So a key that the issuer withdraws counts for about 5 minutes. While fetches fail,
+// the last keys stay in use, so that an outage of the issuer takes no caller's identity. Waits after a failure
+// grow from a second to half a minute. Callers share one fetch, which goes on if they leave.
 //
 // A document has at most 1 MiB, and a key set 256 keys. Keys of other types and for other uses are left out; a set
 // without a usable key is a failure.
 //
-// A verified token is remembered while the key set is the same, so that one that comes again costs no signature
-// check. Tokens of more than 4 KiB are not remembered.
+// A verified token is cached while the key set is the same, so that it costs one signature check. Tokens of more than 4 KiB
+// are not cached.
 //
 // # What it does not do
 //
-// A token that is good proves that it was issued, and not that its holder still exists: package kube asks the API
-// server about that. There are no sessions, no refresh tokens and no flows of OpenID Connect, only tokens that
-// clients present.
+// A good token proves that it was issued, and not that its holder still exists: package kube asks the API
+// server about that. There are no sessions, no refresh tokens and no flows of OpenID Connect.
 package jwt
 
 import (
@@ -51,7 +50,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
-	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
@@ -59,6 +57,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
@@ -137,6 +136,7 @@ func (c *Claims) Decode(into any) error {
 // Authenticator proves callers by the tokens of one issuer. [New] makes one. It is an [authn.Authenticator] and safe
 // for concurrent use. It starts a goroutine for each fetch of keys, which ends with it, and no other.
 type Authenticator struct {
+	redacted   // it remembers tokens
 	issuer     string
 	audiences  []string
 	caller     func(*Claims) (*authn.Caller, error)
@@ -146,6 +146,8 @@ type Authenticator struct {
 	keys       *keys
 	memory     *verifycache.Table[kept]
 }
+
+type redacted = redact.Text // an alias, so that the embedded field is not exported
 
 var errNotMade = errors.New("authn/jwt: the Authenticator was not made by New")
 
@@ -160,7 +162,8 @@ type kept struct {
 // New returns an Authenticator. It fetches nothing. The error says which option is missing or wrong.
 func New(o Options) (*Authenticator, error) {
 	a := &Authenticator{
-		issuer: o.Issuer, audiences: slices.Clone(o.Audiences), caller: o.Caller,
+		redacted: redact.New(fmt.Sprintf("jwt.Authenticator(%.256q)", o.Issuer)),
+		issuer:   o.Issuer, audiences: slices.Clone(o.Audiences), caller: o.Caller,
 		leeway: token.DefaultLeeway, plaintext: o.AllowPlaintext, memory: verifycache.New[kept](maxRemembered),
 	}
 	if o.Leeway != nil {
@@ -336,12 +339,3 @@ func (a *Authenticator) name(c *claims, payload []byte) (*authn.Caller, error) {
 	caller.Method, caller.NotAfter = method, c.expires.At
 	return &caller, nil
 }
-
-// String returns the issuer.
-func (a *Authenticator) String() string { return fmt.Sprintf("jwt.Authenticator(%.256q)", a.issuer) }
-
-// GoString returns the same as String: an Authenticator remembers tokens, which nothing may print.
-func (a *Authenticator) GoString() string { return a.String() }
-
-// LogValue implements [slog.LogValuer] with String.
-func (a *Authenticator) LogValue() slog.Value { return slog.StringValue(a.String()) }

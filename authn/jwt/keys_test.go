@@ -319,7 +319,8 @@ func TestKeysBesideOthers(t *testing.T) {
 	t.Parallel()
 	i := newIssuer()
 	i.jwks = `{"more":1,"keys":[{"kty":"OKP","crv":"Ed25519","x":"AAAA","kid":"p256"},{"kty":"new"},7,` + jwk("other", `,"kid":"p256","use":"enc"`) + "," +
-		jwk("p384", `,"kid":"p256"`) + "," + jwk("p256", `,"kid":"p256","alg":"ES256","key_ops":["verify"],"x5c":["AAAA"]`) + "," + jwk("rsa", `,"kid":"rsa","alg":"PS256"`) + "," + jwk("p521", "") + `]}`
+		jwk("p384", `,"kid":"p256"`) + "," + jwk("p256", `,"kid":"p256","alg":"ES256","key_ops":["verify"],"x5c":["AAAA"]`) + "," + jwk("rsa",
+		`,"kid":"rsa","alg":"PS256"`) + "," + jwk("p521", "") + `]}`
 	a := newAuthenticator(t, i)
 	for name, text := range map[string]string{
 		"the one of several with this ID":          sign("p256", nil),

@@ -174,20 +174,3 @@ func (a *tokenReviewer) choose(h http.Header) (r *Reviewer, cluster string, err 
 	}
 	return nil, "", fmt.Errorf("the cluster %.253q is not one of %.64q", name, known)
 }
-
-// ParseJWTPolicy reads Istio's JWT_POLICY, which says what tokens callers have: "third-party-jwt", or nothing, for those
-// that Kubernetes issued for the server, and "first-party-jwt" for those that it issued for the API server, in clusters
-// that have no others. Any other policy is an error.
-//
-// Both mean the same for [TokenReview], as for Istio's CA today: it names its audiences in every review. A server that
-// should take first-party tokens has the audience of the API server among them; every token of the cluster is good for
-// it then.
-func ParseJWTPolicy(s string) (firstParty bool, err error) {
-	switch s {
-	case "", "third-party-jwt":
-		return false, nil
-	case "first-party-jwt":
-		return true, nil
-	}
-	return false, fmt.Errorf("authn/kube: the policy %.64q is neither third-party-jwt nor first-party-jwt", s)
-}

@@ -205,16 +205,3 @@ func TestTokenReviewOptions(t *testing.T) {
 	_, err = a.Authenticate(request("sesame", "x"))
 	require.Error(t, err)
 }
-
-func TestParseJWTPolicy(t *testing.T) {
-	t.Parallel()
-	for text, want := range map[string]bool{"": false, "third-party-jwt": false, "first-party-jwt": true} {
-		first, err := kube.ParseJWTPolicy(text)
-		require.NoError(t, err)
-		assert.Equal(t, want, first, text)
-	}
-	for _, text := range []string{"none", "first-party-jwt ", "FIRST-PARTY-JWT", "third-party"} {
-		_, err := kube.ParseJWTPolicy(text)
-		require.ErrorContains(t, err, "neither third-party-jwt nor first-party-jwt")
-	}
-}

@@ -11,8 +11,7 @@ import (
 // maxCached is how many answers a cache keeps.
 const maxCached = 4096
 
-// cache remembers answers about tokens for a short time. It keeps no token, only hashes of them. The nil cache
-// remembers nothing.
+// cache keeps answers about tokens for a short time, by hashes of the tokens. The nil cache keeps nothing.
 type cache struct {
 	keep    time.Duration
 	entries *verifycache.Table[cached]
@@ -37,7 +36,7 @@ func cacheKey(token string, audiences []string) [sha256.Size]byte {
 	return sha256.Sum256(text)
 }
 
-// get returns the answer that is remembered, if there is one.
+// get returns the cached answer, if there is one.
 func (c *cache) get(key [sha256.Size]byte) (a *Account, err error, ok bool) { //nolint:revive // the answer, which may be an error
 	if c == nil {
 		return nil, nil, false
@@ -53,8 +52,7 @@ func (c *cache) get(key [sha256.Size]byte) (a *Account, err error, ok bool) { //
 	return &account, nil, true
 }
 
-// put remembers an answer until then at the latest, unless that is unknown or has come. It replaces the answer that ends
-// first.
+// put caches the answer until end; a zero or past end caches nothing. A full cache drops the answer that ends first.
 func (c *cache) put(key [sha256.Size]byte, a Account, err error, end time.Time) {
 	if c == nil || end.IsZero() {
 		return

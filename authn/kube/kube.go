@@ -22,23 +22,21 @@
 // Answers are not trusted: the user name must be that of a service account, in four parts with names that
 // Kubernetes allows, and the groups must agree.
 //
-// A review ends after ten seconds at the latest, unless an option says otherwise. No error has a token in
-// it.
+// A review ends after ten seconds at the latest, unless an option says otherwise. No error contains a token.
 //
 // # Limits
 //
-// Before the review of its token a caller has proven nothing, so what it can cause is bounded. There are at most 64
-// reviews at a time and 500 in a second ([ReviewerOptions]). A peer, which is the address of a TLS connection or a
-// user of this machine, has at most 256 of those that run or wait, and half of those in a second. A peer of which 64
-// tokens were refused is heard once a second: the others are refused without a review, as are all
-// tokens for a second after they were refused. A request that is given up during its review counts as refused. Good tokens do not count, so an address that
-// stands for many callers is not held back, unless one of them sends bad tokens all the time.
-// Behind a proxy that ends TLS there are only the limits of all, as the address is that of the proxy.
+// Before the review of its token a caller has proven nothing, so the work that it can cause is bounded: at most 64
+// reviews at a time and 500 in a second ([ReviewerOptions]). One peer has at most half of these in a second, and 256 running or
+// waiting. A peer is the address of a TLS connection, or a user of this machine. After 64 refused tokens a peer
+// gets one review a second; its other tokens are refused without a review, as is every token for a second after it was
+// refused. A request that is given up during its review counts as refused. Good tokens do not count, so an address that
+// stands for many callers is not held back unless one of them sends bad tokens all the time. Behind a proxy that ends TLS
+// only the total limits apply, because all requests have the address of the proxy.
 //
-// What a token says of itself is not proven, but can rule it out: it ended more than 5 minutes ago, it is for other
-// audiences, or it has another issuer than the cluster ([ReviewerOptions].Issuers). It is refused without a review then. A token
-// that does not say, such as one from a Secret, is reviewed, and so is one that is no JWT, as the API server may have a
-// webhook that knows it.
+// A token is refused without a review if its own claims, which are not proven, rule it out: it ended more than 5 minutes ago,
+// it is for other audiences, or it has another issuer than the cluster ([ReviewerOptions].Issuers). A token without these
+// claims, such as one from a Secret, is reviewed, and so is one that is no JWT, because a webhook of the API server may know it.
 //
 // A request that a limit refuses gets an error that wraps [ErrReviewFailed] and has a method Retryable, which says when to
 // come back.
@@ -204,9 +202,10 @@ type Account struct {
 	NotAfter time.Time
 }
 
-// Review asks the API server for the account of a token, which must be good for one of the audiences;
-// there must be at least one. A line break at the end of the token, as in a file, is removed. The error wraps [ErrNotAuthenticated], [ErrInvalidToken] or [ErrReviewFailed], and with the
-// last one the cause, such as that of ctx's end. The Account is the caller's.
+// Review asks the API server for the account of a token, which must be good for one of the audiences; at least one is
+// required. A line break at the end of the token, as in a file, is removed. The error wraps [ErrNotAuthenticated],
+// [ErrInvalidToken] or [ErrReviewFailed], and with the last one the cause, such as that of ctx's end. The caller may change
+// the Account.
 func (r *Reviewer) Review(ctx context.Context, token string, audiences []string) (*Account, error) {
 	a, err := r.review(ctx, strings.TrimRight(token, "\r\n"), audiences)
 	if err != nil {
@@ -267,9 +266,8 @@ func (r *Reviewer) judge(ctx context.Context, token string, audiences []string) 
 	return s.account(token, wanted)
 }
 
-// ruleOut refuses a token by what it says of itself, which is not proven: the API server would refuse it too. What
-// cannot be read is for the API server to judge, and so is a token that is no JWT, as a webhook of the API server may
-// know it.
+// ruleOut refuses a token by its unproven claims if the API server would refuse it, too. The API server judges claims that
+// cannot be read, and tokens that are no JWT, because a webhook of it may know them.
 func (r *Reviewer) ruleOut(c jws.Claims, audiences []string) error {
 	switch {
 	case !c.Expires.IsZero() && time.Now().Round(0).After(c.Expires.Add(clockLeeway)):
@@ -301,7 +299,8 @@ const (
 // maxValues is how many values the answer to a review may have. Of a user in many groups it has hundreds.
 const maxValues = 10_000
 
-// reviewed is an answer. Values of a byte or two, of which 4 MiB have a million, would take many times that in memory.
+// reviewed is an answer. Its number of values is bounded, because a million values of a byte or two, which fit into 4 MiB,
+// would take many times that in memory.
 type reviewed struct{ tokenReview }
 
 // UnmarshalJSON implements [json.Unmarshaler].

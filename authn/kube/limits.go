@@ -9,7 +9,7 @@ import (
 	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
-// limits bound what callers that have proven nothing can ask of an API server.
+// limits bound the requests that unproven callers cause to an API server.
 type limits struct {
 	slots   *limit.Limiter        // at the same time
 	rates   *limit.Limiter        // in a second
@@ -28,9 +28,8 @@ func newLimits(concurrent, perSecond int) limits {
 	}
 }
 
-// do calls review within the limits: those of all, and those of the peer that is in ctx. Without one there are
-// those of all alone. The error of a limit wraps [ErrReviewFailed], and says when to come back. The caller's context is
-// the one that ctx was made of, with less time.
+// do calls review within the total limits, and within those of the peer in ctx if there is one. The error of a limit wraps
+// [ErrReviewFailed], and says when to come back. ctx is the caller's context with less time.
 func (l *limits) do(ctx, caller context.Context, review func() (*Account, error)) (*Account, error) {
 	from := peerkey.FromContext(ctx)
 	if from != "" {

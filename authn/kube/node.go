@@ -58,8 +58,8 @@ type NodeAuthorizerOptions struct {
 // [NodeAuthorizer.Check].
 //
 // It reads from the API server 64 times at once, and 500 times a second, at most. For one caller's pod it reads 50 times
-// a second after 500 at once, so that a proxy that asks for all that it can think of keeps no other waiting. What is
-// beyond gives an error that has a method Retryable, which says when to come back.
+// a second after 500 at once, so that one proxy with many requests delays no other. A request beyond these limits gets an
+// error with a method Retryable, which says when to come back.
 type NodeAuthorizer struct {
 	api     *k8s.Client
 	timeout time.Duration

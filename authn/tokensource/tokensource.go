@@ -22,32 +22,32 @@
 //
 // # How tokens are kept
 //
-// [Static] and [File] give what is there at each call. The others keep the token. It is fetched again when half of
-// its remaining life is over, a little earlier by chance, and only because a call needs it: an idle Source does
-// nothing. The call that finds it due, and the calls after it, get the old token while the new one is on its way. There
-// is one fetch at a time, however many calls wait for it. When a fetch fails, the old token is returned until it
-// expires, and the next fetch comes after a wait of a second or less, growing to 30 seconds. While there is no valid
-// token, calls return the last failure at once until it is time to try again, which is after 5 seconds at most. A token
-// that does not say when it expires is fetched again after 5 minutes.
+// [Static] and [File] read the token at each call. The others keep it, and fetch the next one when half of its remaining life
+// is over, a little earlier at random, and only when a call needs a token: an idle Source does nothing. Calls get the old
+// token while the new one is on its way. There is one fetch at a time, which all calls share.
 //
-// A fetch is up to five attempts, each with 5 seconds for every request, and ends after 30 seconds. What is tried again
-// is a failure of the network and a status of 500 or more, except 501, 505 and 511; from Azure, 404 and 410 too, which it
-// has while it is updated. The context of a call bounds how long that call waits; the fetch goes on for the others.
+// When a fetch fails, the old token is returned until it expires, and the next fetch comes after a second or less, growing to
+// 30 seconds. Without a valid token, calls return the last failure at once until it is time to try again, after 5 seconds at
+// most. A token without an expiry is fetched again after 5 minutes.
+//
+// A fetch is up to five attempts, with 5 seconds for each request, and ends after 30 seconds. Failures of the network are
+// tried again, and a status of 500 or more, except 501, 505 and 511; from Azure also 404 and 410, which it
+// answers while it is updated. The context of a call bounds its own wait; the fetch goes on for the others.
 //
 // # What it promises
 //
 // Tokens are not printed: not by a Source in any form, and not by errors or logs, even if a server quotes a token that
 // it was sent. Answers are bounded to 64 KiB, those of an API server to 4 MiB, and tokens to 16 KiB. Redirects are not
-// followed. A token that has expired is not returned. One that was asked for with an audience is for that audience, as far as
-// it says; [File] takes any.
+// followed. A token that has expired is not returned. A token that was requested for an audience is for that audience, as far
+// as it says; [File] takes any.
 //
-// Unencrypted http is for loopback addresses. Metadata servers also have it on link-local addresses, which no router
+// Unencrypted http is for loopback addresses. Metadata servers may also use it on link-local addresses, which no router
 // forwards, and are asked without a proxy whatever the environment says.
 //
 // # What it does not do
 //
-// It verifies no signature: the server that the token is for does that. What it reads in a token is when it ends and whom it is
-// for. JWT-SVIDs come from a SPIFFE agent: see packages workloadapi and jwtsvid.
+// It verifies no signature: the server that the token is for does that. It reads only the expiry and the audiences of a token.
+// JWT-SVIDs come from a SPIFFE agent: see packages workloadapi and jwtsvid.
 package tokensource
 
 import (
@@ -66,6 +66,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/files"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 )
@@ -104,6 +105,7 @@ func (e *noToken) Is(target error) bool { return target == ErrNoToken || target 
 
 // Source gives tokens. It is safe for concurrent use. However it is printed, the token does not show.
 type Source struct {
+	redacted
 	name   string
 	direct bool // each call fetches
 	logger *slog.Logger
@@ -116,6 +118,10 @@ type Source struct {
 	loop   renew.Loop[*flight]
 	flight flight
 }
+
+type redacted = redact.Text // an alias, so that the embedded field is not exported
+
+func printed(name string) redacted { return redact.New("tokensource.Source(" + name + ")") }
 
 // flight is the entry of the loop: a Source has one fetch at a time.
 type flight struct{ renew.Entry }
@@ -142,7 +148,7 @@ func (st *state) due(now time.Time) bool { return renew.Elapsed(st.planned, now)
 
 // newSource returns a Source that keeps what fetch gives.
 func newSource(name string, logger *slog.Logger, fetch func(context.Context) (token, error)) *Source {
-	s := &Source{name: name, fetch: fetch, logger: cmp.Or(logger, slog.New(slog.DiscardHandler))}
+	s := &Source{redacted: printed(name), name: name, fetch: fetch, logger: cmp.Or(logger, slog.New(slog.DiscardHandler))}
 	s.state.Store(new(state))
 	s.loop = renew.Loop[*flight]{Mu: &s.mu, Attempt: s.attempt}
 	return s
@@ -274,34 +280,20 @@ func passes(err error) bool {
 	return again && after <= backoff.High
 }
 
-// String says where the tokens come from.
-func (s *Source) String() string {
-	if s == nil {
-		return "tokensource.Source(nil)"
-	}
-	return "tokensource.Source(" + s.name + ")"
-}
-
-// GoString returns the same as String.
-func (s *Source) GoString() string { return s.String() }
-
-// LogValue implements [slog.LogValuer] with String.
-func (s *Source) LogValue() slog.Value { return slog.StringValue(s.String()) }
-
 // Static returns a Source of one token that never changes. If it is a JWT that has expired, [Source.Token] fails.
 func Static(token string) *Source {
-	return &Source{name: "static", direct: true, fetch: reader(func() (string, error) { return token, nil })}
+	return newDirect("static", func() (string, error) { return token, nil })
 }
 
 // File returns a Source that reads a file at each call, without the white space around the token. If the token is a
 // JWT, one that has expired is refused. [ErrNoToken] holds for the error if the file does not exist or is empty.
 func File(path string) *Source {
-	return &Source{name: "file " + path, direct: true, fetch: reader(func() (string, error) { return readFile(path) })}
+	return newDirect("file "+path, func() (string, error) { return readFile(path) })
 }
 
-// reader makes a fetch of a function that returns a token at once.
-func reader(read func() (string, error)) func(context.Context) (token, error) {
-	return func(ctx context.Context) (token, error) {
+// newDirect returns a Source that reads a token at each call.
+func newDirect(name string, read func() (string, error)) *Source {
+	return &Source{redacted: printed(name), name: name, direct: true, fetch: func(ctx context.Context) (token, error) {
 		if ctx.Err() != nil {
 			return token{}, context.Cause(ctx)
 		}
@@ -310,7 +302,7 @@ func reader(read func() (string, error)) func(context.Context) (token, error) {
 			return token{}, err
 		}
 		return newToken(strings.TrimSpace(text), time.Time{})
-	}
+	}}
 }
 
 func readFile(path string) (string, error) {

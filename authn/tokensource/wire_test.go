@@ -201,7 +201,8 @@ func TestExchange(t *testing.T) {
 	}{
 		{bare, types, "", ""},
 		{all, with("audience", all.Audience, "scope", all.Scope), "", ""},
-		{basic, with("audience", all.Audience, "scope", all.Scope, "resource", "https://ca.example/"), "", "Basic " + base64.StdEncoding.EncodeToString([]byte("me%3A1:pa%2Fss%2B"+secret))},
+		{basic, with("audience", all.Audience, "scope", all.Scope, "resource", "https://ca.example/"), "",
+			"Basic " + base64.StdEncoding.EncodeToString([]byte("me%3A1:pa%2Fss%2B"+secret))},
 		{bearer, types, "", "Bearer mine-" + secret},
 		{other, with("subject_token_type", "urn:s", "requested_token_type", "urn:r"), "", ""},
 		{inJSON, nil, `{"audience":"identitynamespace:td:GoogleComputeEngine","grantType":"` + grant + `","requestedTokenType":"urn:ietf:params:oauth:token-type:access_token",

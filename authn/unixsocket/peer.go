@@ -11,8 +11,8 @@ import (
 	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
-// Peer is the process that opened a connection, as the kernel saw it at that moment. That process may
-// have handed the connection on, or have ended, and its PID may belong to another process by now. A server
+// Peer is the process that opened a connection, as the kernel saw it at that moment. By now the process may
+// have passed the connection on, or have ended, and its PID may belong to another process. A server
 // that inspects the process further must make sure that it started before the connection did.
 type Peer struct {
 	UID, GID uint32 // effective
@@ -41,9 +41,9 @@ func ConnContext(ctx context.Context, c net.Conn) context.Context {
 // Authenticator returns an [authn.Authenticator] that proves a caller by its user on this machine: by the [Peer] of
 // the connection. The method of the Caller is "unix-peer".
 //
-// Identity, if it is not nil, says which caller a peer is: it sets the ID or another name, such as of a user for which
-// the operator has registered a workload. The method is set by this package. For a nil Caller without an error, and without
-// Identity, the caller has no SPIFFE ID; its Name is "uid:" and the user's number. An error refuses the peer. A PID can
+// Identity, if it is not nil, says which caller a peer is: it sets the ID or another name, such as that of a workload that the
+// operator has registered for the user. This package sets the method. If Identity is nil or returns neither a Caller nor an
+// error, the caller has no SPIFFE ID; its Name is "uid:" and the user's number. An error refuses the peer. The PID may
 // belong to another process by now; see [Peer].
 //
 // A peer that is not known, as on connections that are not Unix sockets, gives [authn.ErrNoCredential]; a peer that

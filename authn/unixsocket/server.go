@@ -26,22 +26,20 @@
 //		return name, nil
 //	}}
 //
-// [Authenticator] makes a caller of the peer, for servers that take an authn.Authenticator.
-//
-// Peers are known on Linux. An [http.Server] of the caller's own finds them too: set its ConnContext to
-// [ConnContext].
+// [Authenticator] makes a caller of the peer, for servers that take an authn.Authenticator. Peers are known on Linux. With
+// [ConnContext] an [http.Server] of the caller's own finds them, too.
 //
 // # Limits
 //
-// Every local process that may connect can open connections, and keep them. So a connection on which no request is in
-// progress is closed after 5 minutes, and one whose first request, or rest of a body, does not come after 10 seconds.
-// A connection with a request in progress, such as a stream of secrets, is not closed for its age.
+// Any local process that may connect can open connections and keep them. So a connection is closed after 5 minutes without a
+// request in progress, and after 10 seconds if its first request, or the rest of a body, does not come. A connection with a
+// request in progress, such as a stream of secrets, is not closed for its age.
 //
 // [Server.MaxConns] bounds the connections of the server, and [Server.MaxConnsPerUser] those of each user, except root
-// and the user of this process. A user may also not have more than twice as many as are free, so that some users together
-// leave room for one more. What is beyond is closed at once, which delays no other client. A quarter of the
-// process's file descriptors, from 64 to 1,024 of them, is never taken by accepted connections, of this and other
-// servers of this library together, so that the program can always reach its certificate authority and open its files.
+// and the user of this process. A user may also have no more than twice as many as are free, so that several users together
+// leave room for one more. A connection beyond a limit is closed at once, which delays no other client. Accepted connections,
+// of this and other servers of this library together, never take the last quarter of the process's file descriptors, from 64
+// to 1,024 of them, so that the program can always reach its certificate authority and open its files.
 //
 // # How a socket appears
 //
@@ -51,13 +49,12 @@
 // /run/identity/.sds.sock.X7ZQ2A/sds.sock.
 //
 // The folder of the socket, and the folders above it, must belong to this user or to root. If others may write to one
-// without sticky bit, as to an emptyDir volume of Kubernetes, they may replace the socket, which is worth a warning.
+// without sticky bit, such as an emptyDir volume of Kubernetes, they may replace the socket; the log warns of that.
 //
-// A socket that no server answers on is replaced. A socket in use, and
-// anything that is not a socket, is left alone. Starting servers lock the folder, so that two of them do not
-// both replace the same dead socket; a process that holds that lock for long delays a start by 10 seconds and
-// does not prevent it. On Windows there are neither modes nor locks: the folder's access list decides
-// which processes may connect.
+// A dead socket, on which no server answers, is replaced. A socket in use, and anything that is not a socket, is left alone.
+// Starting servers lock the folder, so that two of them do not both replace the same dead socket; a process that holds that
+// lock for long delays a start by 10 seconds and does not prevent it. On Windows there are neither modes nor locks: the
+// folder's access list decides which processes may connect.
 package unixsocket
 
 import (
@@ -134,8 +131,8 @@ type Server struct {
 	MaxConnsPerUser int
 
 	// Logger gets the messages of net/http at level Debug, a warning if users other than the
-	// owner may replace the socket, and one for connections beyond a limit, with the user and the process. Of the latter
-	// there is one line per limit and minute, with their number. Nil means no logs.
+	// owner may replace the socket, and one for connections beyond a limit, with the user and the process: one line per limit
+	// and minute, with the number of connections. Nil means no logs.
 	Logger *slog.Logger
 
 	exempt func(uid uint32) bool // from MaxConnsPerUser
@@ -287,7 +284,7 @@ func (s *Server) Run(ctx context.Context) error {
 		err = fmt.Errorf("unixsocket: serve on %.256q: %w", s.name(), failure)
 		failed <- failure
 	}
-	s.remove() // before the listener is closed: until then no other server takes the path
+	s.remove() // before the listener is closed, as no other server takes the path until then
 	end()
 	drain, stop := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
 	defer stop()
@@ -371,7 +368,7 @@ func removeDead(root *os.Root, path, name string) error {
 		c.Close()
 		return ErrInUse
 	}
-	if !refused(err) { // for instance a server whose queue is full
+	if !refused(err) { // such as a server whose queue is full
 		return fmt.Errorf("%w, or its state is unknown: %w", ErrInUse, err)
 	}
 	return root.Remove(name)

@@ -92,6 +92,13 @@ func deadSocket(t testing.TB, path string) {
 	require.NoError(t, err)
 	l.SetUnlinkOnClose(false)
 	require.NoError(t, l.Close())
+	require.Eventually(t, func() bool { // a process that another test starts has the socket, too, until it begins its program
+		c, err := net.Dial("unix", path)
+		if err == nil {
+			_ = c.Close()
+		}
+		return err != nil
+	}, patient, time.Millisecond)
 }
 
 func mode(t testing.TB, path string) fs.FileMode {

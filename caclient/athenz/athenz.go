@@ -1,7 +1,7 @@
 // Package athenz is a client of ZTS, the certificate authority of Athenz, for one instance of a service.
 //
-// [New] makes a [CA], which is a [caclient.CA]. Hand it to package secretcache, with what a certificate of the instance
-// has to be, as its common name is the principal:
+// The common name of a certificate is the principal, so package secretcache is told what a certificate of the instance has to
+// be:
 //
 //	var m *secretcache.Manager
 //	ca, err := athenz.New(athenz.Options{
@@ -24,14 +24,14 @@
 // The first certificate takes attestation data, which the provider of the instance understands: an identity document of
 // package authn/athenz, or a token of the pod's service account. It is the token of the Endpoint.
 //
-// After that the certificate itself is the proof, if Options.Certificate has it: [CA.Sign] presents it in TLS, and ZTS
+// After that the certificate itself is the proof, if Options.Certificate returns it: [CA.Sign] presents it in TLS, and ZTS
 // refreshes the instance. If ZTS refuses that, or the certificate has expired, Sign registers the instance anew, if there is
 // a token.
 //
 // ZTS remembers the serial numbers of the last two certificates of an instance, and revokes the instance for good if an older
-// one is presented. So a CA presents the certificate that it has got last, or the one that it has presented last if that
-// answer was lost, and never an older one; and no two programs may refresh one instance. A program that keeps its
-// certificate in a file replaces it there before it uses the new one.
+// one is presented. So a CA presents the certificate that it received last, or the one that it presented last if the answer
+// to that was lost, and never an older one. No two programs may refresh one instance. A program that keeps its certificate in
+// a file replaces it there before it uses the new one.
 //
 // # Trust
 //
@@ -41,9 +41,8 @@
 //
 // # What it does not do
 //
-// It makes no attestation data, and deletes no instance. It asks for no SSH certificates and no tokens but service tokens.
-//
-// No ZTS could be had for the tests: they run against cafake.ZTS, which was built from the public documentation.
+// It makes no attestation data, and deletes no instance. It asks for no SSH certificates, and for no tokens but service tokens.
+// Its tests run against a fake of ZTS, written from the public documentation.
 package athenz
 
 import (
@@ -273,7 +272,8 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	case token == "" && refused != nil:
 		return nil, refused
 	case token == "":
-		return nil, c.conn.Error("sign", caclient.ErrUnauthenticated, errors.Join(errors.New("there is neither attestation data nor a certificate that ZTS would take; set Token or TokenFile"), missing))
+		err = errors.New("there is neither attestation data nor a certificate that ZTS would take; set Token or TokenFile")
+		return nil, c.conn.Error("sign", caclient.ErrUnauthenticated, errors.Join(err, missing))
 	}
 	r.Provider, r.Domain, r.Service, r.AttestationData = i.Provider.String(), i.Service.Domain, i.Service.Name, token
 	return c.certify(ctx, c.conn, csr, "", r)

@@ -596,7 +596,8 @@ func TestManager(t *testing.T) {
 // TestZTSRules has the fake refuse what ZTS refuses.
 func TestZTSRules(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "ATH-10.4-1", "ATH-10.4-3", "ATH-10.4-4", "ATH-10.4-5", "ATH-10.4-7", "ATH-10.4-9", "ATH-10.4-10", "ATH-10.4-12", "ATH-10.4-14", "ATH-10.4-15", "ATH-10.5-1", "ATH-10.5-3",
+	conformance.Covers(t, "ATH-10.4-1", "ATH-10.4-3", "ATH-10.4-4", "ATH-10.4-5", "ATH-10.4-7", "ATH-10.4-9", "ATH-10.4-10",
+		"ATH-10.4-12", "ATH-10.4-14", "ATH-10.4-15", "ATH-10.5-1", "ATH-10.5-3",
 		"ATH-13-7")
 	c := newClient(t, nil)
 	own := athenzname.Instance{ID: "frontend-0", Suffix: "svc.cluster.local"}.InstanceName()
@@ -647,11 +648,12 @@ func TestZTSRules(t *testing.T) {
 		csr  pki.CSROptions
 		code int
 	}{
-		"good":                    {nil, good, 201},
-		"basic ID":                {nil, uri("spiffe://media.sports/sa/frontend"), 201},
-		"ID with a namespace":     {nil, uri("spiffe://athenz.io/ns/default/sa/media.sports.frontend"), 201},
-		"ID with its namespace":   {set("namespace", "ns1"), uri("spiffe://athenz.io/ns/ns1/sa/media.sports.frontend"), 201},
-		"instance by URI":         {nil, pki.CSROptions{CommonName: "media.sports.frontend", SANs: []pki.SAN{{Type: pki.URI, Value: "athenz://instanceid/k8s.admin.athenz-callback/frontend-0"}, pki.DNSSAN(own)}}, 201},
+		"good":                  {nil, good, 201},
+		"basic ID":              {nil, uri("spiffe://media.sports/sa/frontend"), 201},
+		"ID with a namespace":   {nil, uri("spiffe://athenz.io/ns/default/sa/media.sports.frontend"), 201},
+		"ID with its namespace": {set("namespace", "ns1"), uri("spiffe://athenz.io/ns/ns1/sa/media.sports.frontend"), 201},
+		"instance by URI": {nil, pki.CSROptions{CommonName: "media.sports.frontend", SANs: []pki.SAN{{Type: pki.URI,
+			Value: "athenz://instanceid/k8s.admin.athenz-callback/frontend-0"}, pki.DNSSAN(own)}}, 201},
 		"a wildcard":              {nil, dns(own, "*.frontend.media-sports.svc.cluster.local"), 201},
 		"unknown domain":          {set("domain", "media.news"), good, 404},
 		"unknown service":         {set("service", "backend"), good, 400},

@@ -56,7 +56,9 @@ func Example() {
 	istiod.Refuse(&caclient.Error{Kind: caclient.ErrUnavailable, Err: errors.New("the CA restarts"), RetryAfter: 5 * time.Second})
 	_, err = client.Sign(context.Background(), csr, time.Hour)
 	fmt.Println(err)
-	fmt.Println(caclient.Retryable(err))
+	if e, ok := errors.AsType[*caclient.Error](err); ok {
+		fmt.Println(e.Retryable())
+	}
 
 	istiod.Refuse(nil)
 	istiod.Deny()

@@ -1,8 +1,5 @@
 // Package googlecas is a client of Google Cloud's Certificate Authority Service, over its REST API.
 //
-// [New] makes a [CA], which is a [caclient.CA]. Hand it to package secretcache. A program that calls it directly puts
-// [caclient.New] around it, for deadlines, repeated attempts and the check of every answer.
-//
 //	ca, err := googlecas.New(googlecas.Options{
 //		Endpoint: caclient.Endpoint{
 //			TrustDomain: spiffe.MustParseTrustDomain("example.org"),
@@ -13,44 +10,39 @@
 //	…
 //	m, err := secretcache.New(secretcache.Config{ID: web, CA: ca})
 //
+// A program that calls the [CA] without package secretcache wraps it with [caclient.New], for deadlines and the check of every
+// answer.
+//
 // # What the service needs
 //
-// The token is an OAuth 2.0 access token with the scope https://www.googleapis.com/auth/cloud-platform: that of the
-// metadata server, or one that Google's token service gives for a Kubernetes token. An identity token is not one. Its
+// The token is an OAuth 2.0 access token with the scope https://www.googleapis.com/auth/cloud-platform: from the
+// metadata server, or from Google's token service in exchange for a Kubernetes token. An identity token is not one. Its
 // account needs privateca.certificates.create on the pool (roles/privateca.certificateRequester), or
-// privateca.certificates.createForSelf with ReflectSPIFFE (roles/privateca.workloadCertificateRequester), and
-// privateca.caPools.get (roles/privateca.poolReader), for the roots, unless Endpoint.Roots or Endpoint.RootsFile is
-// set.
-//
-// Istio's agent chooses its provider GoogleCA by an address that contains googleapis.com. Nothing is chosen by an
-// address here: a program that should ask this service makes this client.
+// privateca.certificates.createForSelf with ReflectSPIFFE (roles/privateca.workloadCertificateRequester). For the roots it
+// needs privateca.caPools.get (roles/privateca.poolReader), unless Endpoint.Roots or Endpoint.RootsFile is set.
 //
 // # Trust bundles
 //
 // Without Endpoint.Roots and Endpoint.RootsFile the bundle has the last certificate of each chain of the pool's
 // authorities, if it is self-signed. These are the authorities that are enabled, disabled or staged, so a new root is
 // known before it signs, and an old one until it is deleted. A chain that does not end in a self-signed certificate
-// adds nothing: its root is to be had from a file.
+// adds nothing: mount its root as a file.
 //
 // # Requests that are repeated
 //
 // A certificate request has an ID, by which the service recognises a repetition and answers with the certificate that
-// it has already issued. The ID is new for each call of Sign, except that a call with the same CSR and lifetime as one
-// that failed and may have been carried out, or is under way, has the ID of that one, for up to 50 minutes; the service
-// remembers it for 60.
+// it has already issued. Each call of Sign has a new ID, unless a call with the same CSR and lifetime is under way, or
+// failed in a way that the service may have carried it out: then that call's ID is used again for up to 50 minutes. The
+// service remembers an ID for 60.
 //
 // # What it promises
 //
 // The token goes to the host of Options.URL and nowhere else: redirects are not followed, and a connection without TLS
-// is refused unless Options.AllowPlaintext allows it. No error and no log record has the token.
+// is refused unless Options.AllowPlaintext allows it. No error and no log record contains the token.
 //
 // # What it does not do
 //
-// It sets no deadline, repeats nothing and does not judge the certificates that it gets: package caclient does. It
-// revokes nothing and gets no tokens.
-//
-// The service itself could not be had for the tests: they run against cafake.GoogleCAS, which was built from the
-// public documentation.
+// It revokes nothing and gets no tokens. Its tests run against a fake of the service, written from the public documentation.
 package googlecas
 
 import (

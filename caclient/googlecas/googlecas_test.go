@@ -149,6 +149,10 @@ func TestLostAnswer(t *testing.T) {
 	_, err = client.FetchBundles(t.Context())
 	require.NoError(t, err)
 	csr := newCSR(t, webID)
+	for range 2 {
+		_, err = client.Sign(t.Context(), csr, time.Hour)
+		require.ErrorIs(t, err, caclient.ErrUnavailable)
+	}
 	chain, err := client.Sign(t.Context(), csr, time.Hour)
 	require.NoError(t, err)
 	assert.Equal(t, 1, ca.Signed(), "one certificate for three requests")
@@ -272,13 +276,15 @@ func TestErrors(t *testing.T) {
 	}{
 		{"no credentials", 401, refusal(401, "UNAUTHENTICATED", "Request had invalid authentication credentials."), caclient.ErrUnauthenticated, false, 0, "UNAUTHENTICATED Request had"},
 		{"denied", 403, refusal(403, "PERMISSION_DENIED", "Permission 'privateca.certificates.create' denied"), caclient.ErrDenied, false, 0, "privateca.certificates.create"},
-		{"API not enabled", 403, refusal(403, "PERMISSION_DENIED", "Certificate Authority API has not been used in project 1 before or it is disabled."), caclient.ErrDenied, false, 0, "disabled"},
+		{"API not enabled", 403, refusal(403, "PERMISSION_DENIED", "Certificate Authority API has not been used in project 1 before or it is disabled."),
+			caclient.ErrDenied, false, 0, "disabled"},
 		{"bad request", 400, refusal(400, "INVALID_ARGUMENT", "Malformed CSR"), caclient.ErrInvalid, false, 0, "Malformed CSR"},
 		{"pool disabled", 400, refusal(400, "FAILED_PRECONDITION", "There are no enabled CAs"), caclient.ErrInvalid, false, 0, "no enabled CAs"},
 		{"no pool", 404, refusal(404, "NOT_FOUND", "Resource was not found"), caclient.ErrInvalid, false, 0, "not found"},
 		{"name taken", 409, refusal(409, "ALREADY_EXISTS", "exists"), caclient.ErrInvalid, true, 0, "exists"},
 		{"aborted", 409, refusal(409, "ABORTED", "concurrent"), caclient.ErrUnavailable, true, 0, "concurrent"},
-		{"quota", 429, refusal(429, "RESOURCE_EXHAUSTED", "Quota exceeded", doc{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "RATE_LIMIT_EXCEEDED"}, retry), caclient.ErrUnavailable, true, 3500 * time.Millisecond, "Quota"},
+		{"quota", 429, refusal(429, "RESOURCE_EXHAUSTED", "Quota exceeded",
+			doc{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "RATE_LIMIT_EXCEEDED"}, retry), caclient.ErrUnavailable, true, 3500 * time.Millisecond, "Quota"},
 		{"quota without a wait", 429, refusal(429, "RESOURCE_EXHAUSTED", "Quota exceeded"), caclient.ErrUnavailable, true, 0, "Quota"},
 		{"absurd wait", 429, refusal(429, "RESOURCE_EXHAUSTED", "x", doc{"@type": retry["@type"], "retryDelay": "99999999s"}), caclient.ErrUnavailable, true, time.Hour, ""},
 		{"negative wait", 429, refusal(429, "RESOURCE_EXHAUSTED", "x", doc{"@type": retry["@type"], "retryDelay": "-3s"}), caclient.ErrUnavailable, true, 0, ""},
@@ -318,7 +324,7 @@ func TestErrors(t *testing.T) {
 			require.True(t, ok, c.name)
 			assert.Equal(t, c.kind, told.Kind, c.name)
 			assert.Equal(t, op, told.Op, c.name)
-			after, again := caclient.Retryable(err)
+			after, again := told.Retryable()
 			assert.Equal(t, c.again, again, c.name)
 			assert.Equal(t, c.after, after, c.name)
 			assert.ErrorContains(t, err, c.says, c.name)
@@ -426,7 +432,9 @@ func TestRules(t *testing.T) {
 			}
 			_, err := newCA(t, o).Sign(t.Context(), newCSR(t, webID), 0)
 			require.ErrorIs(t, err, c.kind)
-			after, _ := caclient.Retryable(err)
+			told, ok := errors.AsType[*caclient.Error](err)
+			require.True(t, ok)
+			after, _ := told.Retryable()
 			assert.Equal(t, c.after, after)
 			if o.TokenFile != "" {
 				assert.ErrorIs(t, err, os.ErrNotExist, "the reason for the missing token")
@@ -435,20 +443,22 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// A quota is passed by waiting as long as the service asks.
+// A quota that is used up passes, and the error says when.
 func TestQuota(t *testing.T) {
 	t.Parallel()
 	g := cafake.NewGoogleCAS(t, spiffetest.NewCA(t, "example.org"), "/web")
 	g.Change(func(r *cafake.GoogleCASRules) { r.Quota, r.RetryDelay = 0, 300*time.Millisecond })
-	client, err := caclient.New(newCA(t, googlecas.Options{Endpoint: g.Endpoint()}), nil)
+	client := newCA(t, googlecas.Options{Endpoint: g.Endpoint()})
+	csr := newCSR(t, webID)
+	_, err := client.Sign(t.Context(), csr, 0)
+	e, ok := errors.AsType[*caclient.Error](err)
+	require.True(t, ok, "%v", err)
+	after, again := e.Retryable()
+	assert.True(t, again)
+	assert.Equal(t, 300*time.Millisecond, after)
+	g.Change(func(r *cafake.GoogleCASRules) { r.Quota = 1 })
+	_, err = client.Sign(t.Context(), csr, 0)
 	require.NoError(t, err)
-	_, err = client.FetchBundles(t.Context())
-	require.NoError(t, err)
-	start := time.Now()
-	time.AfterFunc(100*time.Millisecond, func() { g.Change(func(r *cafake.GoogleCASRules) { r.Quota = 1 }) })
-	_, err = client.Sign(t.Context(), newCSR(t, webID), 0)
-	require.NoError(t, err)
-	assert.GreaterOrEqual(t, time.Since(start), 300*time.Millisecond)
 }
 
 func TestBadOptions(t *testing.T) {

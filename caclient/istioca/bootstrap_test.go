@@ -43,10 +43,8 @@ func (m *machine) write(t testing.TB, name string, data []byte) {
 // start returns what a process that starts on the machine asks the CA with.
 func (m *machine) start(t testing.TB, l *logs) *istioca.CA {
 	t.Helper()
-	file, err := istioca.RootsFile(func(name string) string { return map[string]string{"PROV_CERT": m.dir}[name] }, nil)
-	require.NoError(t, err)
 	client, err := caclient.NewHTTPClient(caclient.TLSOptions{
-		RootsFile: file, ServerName: "ca.test", Logger: l.logger(),
+		RootsFile: filepath.Join(m.dir, "root-cert.pem"), ServerName: "ca.test", Logger: l.logger(),
 		CertificateFile: filepath.Join(m.dir, "cert-chain.pem"), KeyFile: filepath.Join(m.dir, "key.pem"),
 	})
 	require.NoError(t, err)

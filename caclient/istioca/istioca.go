@@ -1,9 +1,6 @@
 // Package istioca is a client of Istio's certificate API: of istiod, of package pki/caserver/istioca, or of
 // any other server that speaks it.
 //
-// [New] makes a [CA], which is a [caclient.CA]. Hand it to package secretcache. A program that calls it
-// directly puts [caclient.New] around it, for deadlines, repeated attempts and the check of every answer.
-//
 //	ca, err := istioca.New(istioca.Options{
 //		Endpoint: caclient.Endpoint{
 //			URL:         "https://istiod.istio-system.svc:15012",
@@ -16,33 +13,30 @@
 //	…
 //	m, err := secretcache.New(secretcache.Config{ID: web, CA: ca})
 //
+// A program that calls the [CA] without package secretcache wraps it with [caclient.New], for deadlines and the check of every
+// answer.
+//
 // # Trust bundles
 //
 // The API has no method for trust bundles: roots come only with certificates. So the bundle consists of
 //
 //   - what Options.Roots or Options.RootsFile have, read again each time;
 //   - the roots that came with the newest certificate;
-//   - roots that came with an older one, for as long as a certificate that was issued until then may
-//     live, as peers still have such certificates. Their lifetime is taken for that of our own.
+//   - the roots that came with an older one, for as long as a certificate issued under them may live, because peers may still
+//     present such a certificate. Their lifetime is assumed to be that of our own.
 //
-// A root that was in Options.Roots or Options.RootsFile and is gone from there is dropped at once, so
-// that an operator can withdraw one. It comes back if the CA still sends it with a certificate.
+// A root that disappears from Options.Roots or Options.RootsFile is dropped at once, so that an operator can withdraw one. It
+// comes back if the CA still sends it with a certificate.
 //
-// With neither of the two, the first [CA.FetchBundles] asks the CA for a certificate for a key that is
-// thrown away, only to learn the roots; a CA that looks for names in the request may refuse it. After that,
-// new roots arrive only with our own renewals. That is too late if the CA lets a new root sign before half
-// of the life of a certificate has passed. It is better to mount the roots, as Istio does in every pod, or
-// to fetch them from a bundle endpoint.
+// With neither of the two, the first FetchBundles has a throwaway key certified to learn the roots; a CA that looks for names
+// in the request may refuse that. After it, new roots arrive only with our own renewals. That is too late if the CA lets a new
+// root sign before half of the life of a certificate has passed. It is better to mount the roots, as Istio does in every pod,
+// or to fetch them from a bundle endpoint.
 //
 // # What it promises
 //
 // A token goes to the host of Options.URL and nowhere else: redirects are not followed, and a connection
-// without TLS is refused unless Options.AllowPlaintext allows it. No error and no log record has the token.
-//
-// # What it does not do
-//
-// It sets no deadline, repeats nothing and does not judge the certificates that it gets: package caclient
-// does.
+// without TLS is refused unless Options.AllowPlaintext allows it. No error and no log record contains the token.
 package istioca
 
 import (

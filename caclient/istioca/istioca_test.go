@@ -11,6 +11,7 @@ import (
 	"net/http/cookiejar"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -53,6 +54,7 @@ func TestNew(t *testing.T) {
 		"two tokens":          func(o *istioca.Options) { o.Token, o.TokenFile = give("x"), "x" },
 		"two sources":         func(o *istioca.Options) { o.Roots, o.RootsFile = bundle, "x" },
 		"a line in ClusterID": func(o *istioca.Options) { o.ClusterID = "a\nb" },
+		"CertSigner":          func(o *istioca.Options) { o.CertSigner = "\xff" },
 		"a line in a value":   func(o *istioca.Options) { o.Header = http.Header{"X": {"secret\r\nb"}} },
 		"a blank in a name":   func(o *istioca.Options) { o.Header = http.Header{"a b": {"x"}} },
 		"no name":             func(o *istioca.Options) { o.Header = http.Header{"": {"x"}} },
@@ -100,7 +102,8 @@ func TestRequest(t *testing.T) {
 	assert.Empty(t, got.header.Values("Authorization"))
 	assert.Equal(t, "application/grpc", got.header.Get("Content-Type"))
 
-	send(istioca.Options{Endpoint: caclient.Endpoint{Token: give(token)}, ClusterID: "Kubernetes", CertSigner: "special", Header: http.Header{"X_custom.a": {"1", "2"}}}, 90*time.Minute+999*time.Millisecond)
+	send(istioca.Options{Endpoint: caclient.Endpoint{Token: give(token)}, ClusterID: "Kubernetes", CertSigner: "special",
+		Header: http.Header{"X_custom.a": {"1", "2"}}}, 90*time.Minute+999*time.Millisecond)
 	assert.Equal(t, int64(5400), got.msg.GetValidityDuration())
 	assert.Equal(t, "special", got.msg.GetMetadata().GetFields()["CertSigner"].GetStringValue())
 	assert.Equal(t, []string{"Kubernetes"}, got.header.Values("Clusterid"))
@@ -275,7 +278,7 @@ func TestCodes(t *testing.T) {
 			assert.InDelta(t, test.after, e.RetryAfter, float64(time.Millisecond))
 			assert.Equal(t, "sign", e.Op)
 			require.ErrorContains(t, err, `"because"`)
-			_, again := caclient.Retryable(err)
+			_, again := e.Retryable()
 			assert.Equal(t, test.again, again)
 		})
 	}
@@ -431,6 +434,7 @@ func TestChainForms(t *testing.T) {
 		"the leaf is not first":      {[]string{pem(mid), pem(leaf), pem(r)}, nil, nil},
 		"a key":                      {[]string{pem(leaf), "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"}, nil, nil},
 		"too many roots":             {[]string{pem(leaf), strings.Repeat(pem(r), 257)}, nil, nil},
+		"too many texts":             {slices.Concat([]string{pem(leaf)}, slices.Repeat([]string{""}, 1000), []string{pem(r)}), nil, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

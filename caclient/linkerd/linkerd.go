@@ -1,8 +1,8 @@
 // Package linkerd is a client of Linkerd's identity API: of a mesh's certifier, of package pki/caserver/linkerd, or of
 // any other server that speaks it.
 //
-// [New] makes a [CA], which is a [caclient.CA]. Its certificates have the DNS name of a service account, and no SPIFFE ID.
-// [caclient.New] adds deadlines, repeated attempts, and the check of every answer against that name:
+// Its certificates have the DNS name of a service account, and no SPIFFE ID. [caclient.New] adds a deadline, and the check of
+// every answer against that name:
 //
 //	mesh := linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"}
 //	inner, err := linkerd.New(linkerd.Options{
@@ -22,15 +22,15 @@
 // # What it promises
 //
 // The token goes to the certifier of the mesh and nowhere else: before it is sent, the server has proven in a TLS handshake
-// that one of its names is [linkerdname.Mesh.Certifier], with a chain to the trust anchors; on a connection that is kept, the
-// chain has to be valid under the trust anchors of that moment, too. Names in the URL
-// count for nothing, and wildcards in certificates neither. The connection is TLS 1.3 without ALPN, as Linkerd's.
+// that one of its names is [linkerdname.Mesh.Certifier], with a chain to the trust anchors. On a connection that is kept, that
+// chain must still lead to the trust anchors of the moment. The host in the URL proves nothing, and neither does a wildcard in
+// a certificate. The connection is TLS 1.3 without ALPN, as Linkerd's.
 //
 // The token is read again for each call. It is in the body of the request, as the API has it. No error and no log record
-// has it.
+// contains it.
 //
-// An answer has one certificate for the key of the request, and says until when it is valid: a time that is still to come,
-// and that of the certificate to the second, give or take one for servers that round.
+// An answer has one certificate for the key of the request, and an expiry in the future that is that of the certificate to the
+// second, give or take one for servers that round.
 //
 // # Retries
 //
@@ -40,8 +40,8 @@
 //
 // # What it does not do
 //
-// The API has no trust bundle: the anchors are Endpoint.Roots or Endpoint.RootsFile, one of which is required. It has no
-// lifetime either: that is the certifier's choice. No client certificate is presented.
+// The API has no trust bundle: one of Endpoint.Roots and Endpoint.RootsFile is required, for the anchors. It has no lifetime
+// either: the certifier chooses it. No client certificate is presented.
 package linkerd
 
 import (

@@ -30,6 +30,7 @@ import (
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/linkerdname"
+	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -184,6 +185,7 @@ func (s *server) client(t testing.TB, edit ...func(*linkerd.Options)) *linkerd.C
 	}
 	c, err := linkerd.New(o)
 	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() }) // before the server ends, which would wait a second for the connection
 	return c
 }
 
@@ -443,8 +445,7 @@ func TestStatuses(t *testing.T) {
 	} {
 		code = tt.code
 		_, err := c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)
-		requireKind(t, err, tt.kind)
-		_, ok := caclient.Retryable(err)
+		_, ok := requireKind(t, err, tt.kind).Retryable()
 		assert.Equal(t, tt.mayPass, ok, "%v", err)
 		assert.ErrorContains(t, err, `"about [redacted]"`)
 	}
@@ -476,10 +477,14 @@ func TestInvalidArgumentIsRepeated(t *testing.T) {
 	_, err = c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)
 	requireKind(t, err, caclient.ErrInvalid)
 	require.NoError(t, os.WriteFile(name, []byte("two"), 0o600))
-	checked, err := caclient.New(c, &caclient.Options{Expect: pki.ExpectDNSName(td, web)})
+	m, err := secretcache.Start(t.Context(), secretcache.Config{Expect: pki.ExpectDNSName(td, web), CA: c, RenewIn: func(_ time.Duration, failures int) time.Duration {
+		if failures > 0 {
+			return time.Millisecond
+		}
+		return time.Hour
+	}})
 	require.NoError(t, err)
-	_, err = checked.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)
-	require.NoError(t, err)
+	require.NoError(t, m.Close())
 	var tokens []string
 	for _, r := range s.seen() {
 		tokens = append(tokens, r.token)
@@ -579,6 +584,7 @@ func TestPlaintext(t *testing.T) {
 		o.HTTPClient = client
 		c, err := linkerd.New(o)
 		require.NoError(t, err)
+		defer c.Close()
 		_, err = c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)
 		requireKind(t, err, caclient.ErrUnavailable)
 		assert.Equal(t, "HTTP/2.0", <-asked)

@@ -1,12 +1,12 @@
-// Package local is the CA in this process: a caclient.CA over an authority of package pki/ca, or over a registration
-// authority of package pki/ra, which lets the signers of a Kubernetes cluster sign.
+// Package local is a [caclient.CA] over an authority in this process: one of package pki/ca, or a registration authority of
+// package pki/ra, which has the signers of a Kubernetes cluster sign.
 //
 // Most programs need [New] with the identities that they are to have. A program whose workloads come and
 // go decides for each request with [NewFunc].
 //
-// The identity of the caller is what the constructor was given, and is never taken from the request. The
-// ID that a request names is only compared with it. A registration authority sends the request on as it is, so that over one a
-// request has to name exactly that ID and nothing else.
+// The caller's identity is what was given to the constructor, and never comes from the request: the ID that a request names
+// is only compared with it. A registration authority passes the request on as it is, so over one a request must name exactly
+// that ID and nothing else.
 package local
 
 import (

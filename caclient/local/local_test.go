@@ -49,11 +49,16 @@ func newCSR(t testing.TB, sans ...pki.SAN) *pki.CSR {
 	return csr
 }
 
-func kind(t testing.TB, err error) error {
+func failure(t testing.TB, err error) *caclient.Error {
 	t.Helper()
 	e, ok := errors.AsType[*caclient.Error](err)
 	require.True(t, ok, "%v", err)
-	return e.Kind
+	return e
+}
+
+func kind(t testing.TB, err error) error {
+	t.Helper()
+	return failure(t, err).Kind
 }
 
 func TestNewRefuses(t *testing.T) {
@@ -174,7 +179,8 @@ func TestErrors(t *testing.T) {
 		retry  bool
 	}{
 		{"too long", func() (spiffe.ID, error) { return web, nil }, newCSR(t), 91 * 24 * time.Hour, 0, caclient.ErrInvalid, ca.ErrTTL, false},
-		{"a decision for another trust domain", func() (spiffe.ID, error) { return spiffe.ParseID("spiffe://example.com/web") }, newCSR(t), 0, 0, caclient.ErrInvalid, ca.ErrIdentity, false},
+		{"a decision for another trust domain", func() (spiffe.ID, error) { return spiffe.ParseID("spiffe://example.com/web") },
+			newCSR(t), 0, 0, caclient.ErrInvalid, ca.ErrIdentity, false},
 		{"no decision", func() (spiffe.ID, error) { return spiffe.ID{}, nil }, newCSR(t), 0, 0, caclient.ErrInvalid, ca.ErrIdentity, false},
 		{"a decision for the trust domain", func() (spiffe.ID, error) { return td.ID(), nil }, newCSR(t), 0, 0, caclient.ErrInvalid, ca.ErrIdentity, false},
 		{"no request", func() (spiffe.ID, error) { return web, nil }, nil, 0, 0, caclient.ErrInvalid, nil, false},
@@ -194,11 +200,12 @@ func TestErrors(t *testing.T) {
 				chain, err := c.Sign(t.Context(), tt.csr, tt.ttl)
 				require.Error(t, err)
 				assert.Nil(t, chain)
-				assert.Equal(t, tt.kind, kind(t, err))
+				e := failure(t, err)
+				assert.Equal(t, tt.kind, e.Kind)
 				if tt.is != nil {
 					assert.ErrorIs(t, err, tt.is)
 				}
-				_, retry := caclient.Retryable(err)
+				_, retry := e.Retryable()
 				assert.Equal(t, tt.retry, retry)
 			})
 		})
@@ -218,8 +225,9 @@ func TestAgain(t *testing.T) {
 		_, err = c.Sign(t.Context(), newCSR(t), 0)
 		require.NoError(t, err)
 		_, err = c.Sign(t.Context(), newCSR(t), 0)
-		assert.Equal(t, caclient.ErrUnavailable, kind(t, err))
-		after, ok := caclient.Retryable(err)
+		e := failure(t, err)
+		assert.Equal(t, caclient.ErrUnavailable, e.Kind)
+		after, ok := e.Retryable()
 		assert.True(t, ok)
 		assert.Equal(t, 10*time.Second, after)
 

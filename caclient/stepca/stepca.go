@@ -1,42 +1,44 @@
 // Package stepca is a client of step-ca, the certificate authority of Smallstep, and of anything else that speaks its API.
 //
-// [New] makes a [CA], which is a [caclient.CA]. Hand it to package secretcache. A program that calls it directly puts
-// [caclient.New] around it, for deadlines, repeated attempts and the check of every answer.
-//
 //	var m *secretcache.Manager
 //	ca, err := stepca.New(stepca.Options{
 //		Endpoint: caclient.Endpoint{
 //			URL:         "https://ca.example.org",
 //			TrustDomain: td,
-//			Token:       oneTimeToken, // asks what knows the provisioner's key
+//			Token:       oneTimeToken, // from a program that has the provisioner's key
 //		},
 //		Fingerprint: "0d7d3834cf187726cf331c40a31aa7ef6b29ba4df601416c9788f6ee01058cf3",
 //		Certificate: func() *tls.Certificate { … }, // the manager's present identity
 //	})
+//	…
+//	m, err = secretcache.New(secretcache.Config{ID: web, CA: ca})
+//
+// A program that calls the [CA] without package secretcache wraps it with [caclient.New], for deadlines and the check of every
+// answer.
 //
 // # Proof of identity
 //
 // The first certificate takes a token: [CA.Sign] sends it with the request to /1.0/sign. The token of a JWK provisioner is
-// good for one request with exactly the names that it has, so Endpoint.Token makes one for each call. That of a provisioner
+// good for one request with exactly the names in the token, so Endpoint.Token makes one for each call. That of a provisioner
 // for Kubernetes service accounts is a file, Endpoint.TokenFile.
 //
-// After that the certificate itself is the proof, if Options.Certificate has it: Sign presents it in TLS and sends the request
-// to /1.0/rekey, by which step-ca gives a certificate with the names and the lifetime of the one before for the
-// new key; /1.0/renew would keep the old key. If step-ca refuses that, as it does when the provisioner allows no renewal
-// and after its root was lost, or if the certificate has expired or has other names than the request, Sign uses a token.
+// After that the certificate itself is the proof, if Options.Certificate returns it: Sign presents it in TLS and sends the
+// request to /1.0/rekey, which certifies the new key with the names and the lifetime of the old certificate; /1.0/renew would
+// keep the old key. Sign falls back to a token if the certificate has expired, if it has other names than the request, or if
+// step-ca refuses it, as it does when the provisioner allows no renewal or after its root was lost.
 //
 // # Trust
 //
 // The server is trusted by the roots in Endpoint.Roots or Endpoint.RootsFile; by the root with the SHA-256 in
-// Options.Fingerprint, which is fetched from the CA and trusted only if it has it; or, with none of these, by
-// the roots of the host. With a fingerprint, the roots that /1.0/roots lists over a connection that was verified count too,
-// so that the CA can change its root. Nothing is trusted because it came first.
+// Options.Fingerprint, which is fetched from the CA and compared; or, with none of these, by the roots of the host. With a
+// fingerprint, the roots that /1.0/roots lists over a verified connection count too, so that the CA can change its root.
+// Nothing is trusted on first use.
 //
 // The bundle of the trust domain is that in Endpoint.Roots or Endpoint.RootsFile, or what /1.0/roots lists.
 //
 // # What it does not do
 //
-// It makes no tokens: the key of a provisioner does not belong into a workload. It revokes nothing, and knows nothing of SSH
+// It makes no tokens: the key of a provisioner does not belong in a workload. It revokes nothing, and knows nothing of SSH
 // and ACME.
 package stepca
 
@@ -212,7 +214,8 @@ func (c *CA) pinned(ctx context.Context) (*x509.Certificate, error) {
 		return nil, c.conn.Error(op, caclient.ErrBadAnswer, fmt.Errorf("root: %w", err))
 	}
 	if sum := sha256.Sum256(certs[0].Raw); len(certs) != 1 || !bytes.Equal(sum[:], c.fingerprint) {
-		return nil, c.conn.Error(op, caclient.ErrBadAnswer, fmt.Errorf("the server has a root with the fingerprint %x, and not the one in Options: it is not this CA, or the root was replaced", sum))
+		return nil, c.conn.Error(op, caclient.ErrBadAnswer, fmt.Errorf(
+			"the server has a root with the fingerprint %x, and not the one in Options: it is not this CA, or the root was replaced", sum))
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -254,7 +257,8 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	case token == "" && refused != nil:
 		return nil, refused
 	case token == "":
-		return nil, c.conn.Error("sign", caclient.ErrUnauthenticated, errors.Join(errors.New("there is neither a token nor a valid certificate to send; set Token or TokenFile"), missing))
+		err = errors.New("there is neither a token nor a valid certificate to send; set Token or TokenFile")
+		return nil, c.conn.Error("sign", caclient.ErrUnauthenticated, errors.Join(err, missing))
 	}
 	r := request{CSR: string(csr.PEM()), Token: token}
 	if lifetime > 0 {

@@ -15,8 +15,8 @@ import (
 )
 
 // Login is a way to get a token of Vault. The token is used until a third of its lease is left, then the client logs in
-// again; if that fails, it stays in use until its end. One that Vault refuses before is replaced at once, and the call
-// repeated.
+// again; if that fails, it stays in use until its end. If Vault refuses it earlier, the client logs in again at once and
+// repeats the call.
 type Login struct {
 	method, mount, role string
 }

@@ -65,21 +65,22 @@ func TestRoots(t *testing.T) {
 		"two":                   {[]doc{{"certificate": pem(a.Root())}, {"certificate": pem(b.Root())}}, []*x509.Certificate{a.Root(), b.Root()}},
 		"above an intermediate": {[]doc{{"certificate": pem(ma), "ca_chain": []string{pem(ma), pem(a.Root())}}}, []*x509.Certificate{a.Root()}},
 		"revoked":               {[]doc{{"certificate": pem(a.Root()), "revocation_time": 1700000000}, {"certificate": pem(b.Root())}}, []*x509.Certificate{b.Root()}},
-		"revoked after another": {[]doc{{"certificate": pem(ma), "ca_chain": []string{pem(ma), pem(a.Root())}}, {"certificate": pem(a.Root()), "revocation_time": 1}, {"certificate": pem(b.Root())}}, []*x509.Certificate{b.Root()}},
-		"revocation as text":    {[]doc{{"certificate": pem(a.Root()), "revocation_time": "7"}, {"certificate": pem(b.Root()), "revocation_time": "0"}}, []*x509.Certificate{b.Root()}},
-		"not revoked":           {[]doc{{"certificate": pem(a.Root()), "revocation_time": 0}}, []*x509.Certificate{a.Root()}},
-		"no issuers":            {nil, nil},
-		"intermediate alone":    {[]doc{{"certificate": pem(ma)}}, nil},
-		"all revoked":           {[]doc{{"certificate": pem(a.Root()), "revocation_time": 1}}, nil},
-		"no certificate":        {[]doc{{"ca_chain": []string{pem(a.Root())}}}, nil},
-		"one of two without":    {[]doc{{"certificate": pem(a.Root())}, {}}, nil},
-		"junk":                  {[]doc{{"certificate": "MII"}}, nil},
-		"junk above":            {[]doc{{"certificate": pem(a.Root()), "ca_chain": []string{"x"}}}, nil},
-		"chain that is a text":  {[]doc{{"certificate": pem(a.Root()), "ca_chain": pem(a.Root())}}, nil},
-		"workload":              {[]doc{{"certificate": pem(a.SVID("/web").Leaf())}}, nil},
-		"long chain":            {[]doc{{"certificate": pem(a.Root()), "ca_chain": []string{pem(many(t, 100)...)}}}, nil},
-		"too many":              {make([]doc, 65), nil},
-		"signature of another":  {[]doc{{"certificate": pem(forged(t, a.Root()))}}, nil},
+		"revoked after another": {[]doc{{"certificate": pem(ma), "ca_chain": []string{pem(ma), pem(a.Root())}},
+			{"certificate": pem(a.Root()), "revocation_time": 1}, {"certificate": pem(b.Root())}}, []*x509.Certificate{b.Root()}},
+		"revocation as text":   {[]doc{{"certificate": pem(a.Root()), "revocation_time": "7"}, {"certificate": pem(b.Root()), "revocation_time": "0"}}, []*x509.Certificate{b.Root()}},
+		"not revoked":          {[]doc{{"certificate": pem(a.Root()), "revocation_time": 0}}, []*x509.Certificate{a.Root()}},
+		"no issuers":           {nil, nil},
+		"intermediate alone":   {[]doc{{"certificate": pem(ma)}}, nil},
+		"all revoked":          {[]doc{{"certificate": pem(a.Root()), "revocation_time": 1}}, nil},
+		"no certificate":       {[]doc{{"ca_chain": []string{pem(a.Root())}}}, nil},
+		"one of two without":   {[]doc{{"certificate": pem(a.Root())}, {}}, nil},
+		"junk":                 {[]doc{{"certificate": "MII"}}, nil},
+		"junk above":           {[]doc{{"certificate": pem(a.Root()), "ca_chain": []string{"x"}}}, nil},
+		"chain that is a text": {[]doc{{"certificate": pem(a.Root()), "ca_chain": pem(a.Root())}}, nil},
+		"workload":             {[]doc{{"certificate": pem(a.SVID("/web").Leaf())}}, nil},
+		"long chain":           {[]doc{{"certificate": pem(a.Root()), "ca_chain": []string{pem(many(t, 100)...)}}}, nil},
+		"too many":             {make([]doc, 65), nil},
+		"signature of another": {[]doc{{"certificate": pem(forged(t, a.Root()))}}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -114,7 +115,8 @@ func forged(t testing.TB, root *x509.Certificate) *x509.Certificate {
 	signer, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
 	der, err := x509.CreateCertificate(nil, &x509.Certificate{
-		SerialNumber: big.NewInt(1), RawSubject: root.RawSubject, NotBefore: root.NotBefore, NotAfter: root.NotAfter, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		SerialNumber: big.NewInt(1), RawSubject: root.RawSubject, NotBefore: root.NotBefore, NotAfter: root.NotAfter, IsCA: true,
+		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}, &x509.Certificate{RawSubject: root.RawSubject}, key.Public(), signer)
 	require.NoError(t, err)
 	cert, err := x509.ParseCertificate(der)
@@ -143,7 +145,10 @@ func TestRootsStay(t *testing.T) {
 	e := s.endpoint()
 	e.Logger = log.logger()
 	c := newCA(t, vault.Options{Endpoint: e, Role: "web"})
-	for _, bad := range []*script{good, mount(), mount(doc{"certificate": "x"}), {answer: func(call) (int, any) { return 503, vaultErrors("Vault is sealed") }}, {answer: func(call) (int, any) { return 404, vaultErrors() }}} {
+	for _, bad := range []*script{good, mount(), mount(doc{"certificate": "x"}), {answer: func(call) (int, any) {
+		return 503,
+			vaultErrors("Vault is sealed")
+	}}, {answer: func(call) (int, any) { return 404, vaultErrors() }}} {
 		s.answer = bad.answer
 		got, err := rootsOf(t, c)
 		require.NoError(t, err)

@@ -1,9 +1,6 @@
 // Package vault is a client of the PKI secrets engine of HashiCorp Vault (1.11 or newer) and of OpenBao, which has the
 // same API down to the names of the headers.
 //
-// [New] makes a [CA], which is a [caclient.CA]. Hand it to package secretcache. A program that calls it directly puts
-// [caclient.New] around it, for deadlines, repeated attempts and the check of every answer.
-//
 //	ca, err := vault.New(vault.Options{
 //		Endpoint: caclient.Endpoint{
 //			URL:         "https://vault.vault.svc:8200",
@@ -16,26 +13,28 @@
 //	…
 //	m, err := secretcache.New(secretcache.Config{ID: web, CA: ca})
 //
+// A program that calls the [CA] without package secretcache wraps it with [caclient.New], for deadlines and the check of every
+// answer.
+//
 // # What Vault needs
 //
 // The client calls POST sign/ROLE, and never sign-verbatim, which would certify whatever a request says. So the role
-// decides which names a workload may have, and the token's policy which roles. A policy and a role for one workload:
+// decides which names a workload may have, and the token's policy decides which roles. A policy and a role for one workload:
 //
 //	path "pki/sign/web" { capabilities = ["update"] }
 //
 //	vault write pki/roles/web require_cn=false key_type=any max_ttl=24h no_store=true \
 //	    allowed_uri_sans=spiffe://example.org/web
 //
-// With no_store the certificates, of which there is one for each renewal, do not fill Vault's storage. The names of the
-// request are sent beside it, for roles with use_csr_sans=false. A common name is sent only if the request has one, and
-// does not become an alternative name.
+// Without no_store each renewal leaves a certificate in Vault's storage. The names of the request are also sent beside it, for
+// roles with use_csr_sans=false. A common name is sent only if the request has one, and does not become an alternative name.
 //
 // # Trust bundles
 //
 // Without Endpoint.Roots and Endpoint.RootsFile the bundle has the self-signed certificates among the issuers of the
-// mount and in their chains, without those that are revoked there. Vault shows them without a token. An intermediate
-// certificate is never a root, and a root that came only with a certificate does not count. If the root lives
-// elsewhere, import its certificate into the mount, which needs no key, or mount it as a file.
+// mount and in their chains, without revoked ones. Vault shows them without a token. An intermediate certificate is never a
+// root, and a root that came only with a certificate does not count. If the root lives elsewhere, import its certificate into
+// the mount, which needs no key, or mount it as a file.
 //
 // To change a root, add the new one as an issuer of the mount, wait until all workloads have it (the list is read every
 // five minutes), make it the default issuer, and delete the old one when the last certificate under it has ended.
@@ -43,17 +42,13 @@
 // # What it promises
 //
 // Tokens go to the host of Options.URL and nowhere else: redirects are not followed, and a connection without TLS is
-// refused unless Options.AllowPlaintext allows it. No error and no log record has a token, neither the one that logs in
+// refused unless Options.AllowPlaintext allows it. No error and no log record contains a token, neither the one that logs in
 // nor Vault's.
 //
 // # What it does not do
 //
-// It sets no deadline, repeats nothing that Vault refused but a call whose token had ended, and does not judge the
-// certificates that it gets: package caclient does. It revokes nothing, neither certificates nor its own token, which
-// ends with its lease.
-//
-// No Vault and no OpenBao could be had for the tests: they run against cafake.Vault, which was built from the
-// public documentation.
+// It repeats a call only if the token of a login had ended. It revokes neither certificates nor its own token, which ends with
+// its lease. Its tests run against a fake of Vault, written from the public documentation.
 package vault
 
 import (

@@ -143,7 +143,8 @@ func TestWire(t *testing.T) {
 	}, s.paths())
 	assert.JSONEq(t, `{"role":"r","jwt":"`+secret+`"}`, s.calls[0].raw)
 	for i, ttl := range []any{nil, "1s", "90s"} {
-		want := doc{"csr": string(csr.PEM()), "common_name": "cn", "alt_names": "a.test,b.test", "uri_sans": webID.String(), "ip_sans": "192.0.2.1", "format": "pem", "exclude_cn_from_sans": true}
+		want := doc{"csr": string(csr.PEM()), "common_name": "cn", "alt_names": "a.test,b.test", "uri_sans": webID.String(),
+			"ip_sans": "192.0.2.1", "format": "pem", "exclude_cn_from_sans": true}
 		if ttl != nil {
 			want["ttl"] = ttl
 		}
@@ -185,9 +186,10 @@ func TestBadRequests(t *testing.T) {
 		"negative lifetime": func() error { _, err := c.Sign(t.Context(), webCSR(t), -1); return err },
 		"two names in one":  func() error { _, err := c.Sign(t.Context(), comma, 0); return err },
 	} {
-		err := f()
-		require.ErrorIs(t, err, caclient.ErrInvalid, name)
-		_, again := caclient.Retryable(err)
+		e, ok := errors.AsType[*caclient.Error](f())
+		require.True(t, ok, name)
+		assert.Equal(t, caclient.ErrInvalid, e.Kind, name)
+		_, again := e.Retryable()
 		assert.False(t, again, name)
 	}
 	assert.Empty(t, s.paths())
@@ -253,7 +255,8 @@ func TestErrors(t *testing.T) {
 		{"bad token of OpenBao", 403, vaultErrors("permission denied", "invalid token"), caclient.ErrUnauthenticated, false, "permission denied; invalid token"},
 		{"no token", 400, vaultErrors("missing client token"), caclient.ErrUnauthenticated, false, "missing client token"},
 		{"bad request", 400, vaultErrors("unknown role: web"), caclient.ErrInvalid, false, "unknown role: web"},
-		{"beyond the CA's end", 400, vaultErrors("cannot satisfy request, as TTL would result in notAfter beyond the expiration of the CA certificate"), caclient.ErrInvalid, false, "cannot satisfy"},
+		{"beyond the CA's end", 400, vaultErrors("cannot satisfy request, as TTL would result in notAfter beyond the expiration of the CA certificate"),
+			caclient.ErrInvalid, false, "cannot satisfy"},
 		{"no engine", 404, vaultErrors(`no handler for route "pki/sign/web"`), caclient.ErrInvalid, false, "no handler"},
 		{"method", 405, vaultErrors("unsupported operation"), caclient.ErrInvalid, false, "unsupported"},
 		{"not heard of yet", 412, vaultErrors("required index state not present"), caclient.ErrUnavailable, true, "required index"},
@@ -286,7 +289,7 @@ func TestErrors(t *testing.T) {
 		require.True(t, ok, c.name)
 		assert.Equal(t, c.kind, told.Kind, c.name)
 		assert.Equal(t, "sign", told.Op, c.name)
-		_, again := caclient.Retryable(err)
+		_, again := told.Retryable()
 		assert.Equal(t, c.again, again, c.name)
 		assert.ErrorContains(t, err, c.says, c.name)
 		assert.NotContains(t, err.Error()+log.String(), secret, c.name)
@@ -341,13 +344,15 @@ func TestRetryAfter(t *testing.T) {
 	v := cafake.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
 	v.Refuse(&caclient.Error{Kind: caclient.ErrUnavailable, RetryAfter: 7 * time.Second, Err: errors.New("rate limit quota exceeded")})
 	c := newCA(t, vault.Options{Endpoint: v.Endpoint(), Role: "workload"})
-	_, err := c.Sign(t.Context(), webCSR(t), 0)
-	after, ok := caclient.Retryable(err)
-	assert.True(t, ok)
-	assert.Equal(t, 7*time.Second, after)
-	_, err = c.FetchBundles(t.Context())
-	after, _ = caclient.Retryable(err)
-	assert.Equal(t, 7*time.Second, after)
+	_, signErr := c.Sign(t.Context(), webCSR(t), 0)
+	_, fetchErr := c.FetchBundles(t.Context())
+	for _, err := range []error{signErr, fetchErr} {
+		e, ok := errors.AsType[*caclient.Error](err)
+		require.True(t, ok, "%v", err)
+		after, again := e.Retryable()
+		assert.True(t, again)
+		assert.Equal(t, 7*time.Second, after)
+	}
 }
 
 // Rules of the operator, one broken at a time.

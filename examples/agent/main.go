@@ -60,16 +60,16 @@ func version() string {
 	if !ok {
 		return "unknown"
 	}
-	text := info.Main.Version
+	var revision, modified string
 	for _, s := range info.Settings {
 		switch {
 		case s.Key == "vcs.revision":
-			text += ", revision " + s.Value
+			revision = ", revision " + s.Value
 		case s.Key == "vcs.modified" && s.Value == "true":
-			text += " (modified)"
+			modified = " (modified)"
 		}
 	}
-	return text + ", " + info.GoVersion
+	return info.Main.Version + revision + modified + ", " + info.GoVersion
 }
 
 // options are the flags: what is not in the environment of Istio's agent.

@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/testtree"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/istioagent"
@@ -36,6 +37,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
+	_ = flag.Set("test.parallel", "8") // most tests wait; -parallel, if it is given, is parsed after this
 	os.Exit(m.Run())
 }
 
@@ -148,6 +150,8 @@ func TestDemo(t *testing.T) {
 	}
 	_, metrics := get(t, at+"/metrics")
 	assert.Contains(t, metrics, "istio_agent_cert_expiry_seconds")
+	_, err := metricstest.Page(metrics)
+	require.NoError(t, err)
 	bootstrap := regexp.MustCompile(`envoy -c (\S+)`).FindStringSubmatch(out.String())
 	require.NotNil(t, bootstrap)
 	data, err := os.ReadFile(bootstrap[1])

@@ -210,7 +210,8 @@ func TestLoad(t *testing.T) {
 		slices.Sort(took)
 		if n := len(took); n > 0 {
 			at := func(part float64) time.Duration { return took[int(part*float64(n-1))].Round(10 * time.Microsecond) }
-			t.Logf("%d of %d requests at %d/s with audit %s: p50 %v, p90 %v, p99 %v, p99.9 %v, longest %v", len(took), len(errs), *loadRate, kind, at(0.5), at(0.9), at(0.99), at(0.999), at(1))
+			t.Logf("%d of %d requests at %d/s with audit %s: p50 %v, p90 %v, p99 %v, p99.9 %v, longest %v",
+				len(took), len(errs), *loadRate, kind, at(0.5), at(0.9), at(0.99), at(0.999), at(1))
 		}
 	}
 	require.Len(t, audited(t, l.server.c), len(served)+connections+1, "one record for each certificate, ours included")

@@ -59,8 +59,9 @@ func (t *trace) event(from, to, text string) {
 
 // demo starts a server on free ports, takes certificates over both APIs, replaces the root with the
 // operator's command, and goes on taking certificates and checking old ones until the new root signs.
-// Its error is the first failure. It returns what the participants sent.
-func demo(ctx context.Context, td spiffe.TrustDomain, out io.Writer) ([]step, error) {
+// Its error is the first failure. It returns what the participants sent. A new root is known for the time of propagation
+// before it signs.
+func demo(ctx context.Context, td spiffe.TrustDomain, propagation time.Duration, out io.Writer) ([]step, error) {
 	dir, err := os.MkdirTemp("", "svidkit-ca-demo")
 	if err != nil {
 		return nil, err
@@ -70,7 +71,7 @@ func demo(ctx context.Context, td spiffe.TrustDomain, out io.Writer) ([]step, er
 		"-trust-domain", td.String(), "-state-dir", dir, "-create",
 		"-istio-addr", "127.0.0.1:0", "-linkerd-addr", "127.0.0.1:0", "-bundle-addr", "127.0.0.1:0", "-admin-addr", "127.0.0.1:0",
 		"-root-ttl", "1h", "-default-ttl", "5m", "-linkerd-ttl", "5m", "-max-ttl", "10m",
-		"-refresh-hint", "1s", "-propagation", "5s", "-caller-rate", "0",
+		"-refresh-hint", "1s", "-propagation", propagation.String(), "-caller-rate", "0",
 	}, func(string) string { return "" }, io.Discard)
 	if err != nil {
 		return nil, err

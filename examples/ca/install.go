@@ -65,7 +65,8 @@ func install(out io.Writer, scheme, dir string, mesh linkerdname.Mesh, life time
 	}
 	end := now.Add(life)
 	if last := anchor.Certificate().NotAfter; end.After(last) {
-		return fmt.Errorf("-issuer-ttl: the trust anchor in %s ends at %s, before an issuer of %v would: make it shorter, or begin with another folder", dir, last.Format(time.RFC3339), life)
+		return fmt.Errorf("-issuer-ttl: the trust anchor in %s ends at %s, before an issuer of %v would: make it shorter, or begin with another folder",
+			dir, last.Format(time.RFC3339), life)
 	}
 	key, err := pki.NewKey(pki.ECDSAP256)
 	if err != nil {

@@ -3,28 +3,29 @@
 //
 //	go run ./examples/ca
 //
-// Without flags it is in development mode: it keeps a self-signed CA in the user's home, one for each trust
-// domain, listens on 127.0.0.1, trusts the name in a token that has the secret of this start, and says so. What it signs
-// lasts an hour. An agent whose token is made by the command that is printed, and that trusts the root-cert.pem in
-// that folder, becomes spiffe://cluster.local/ns/demo/sa/web.
+// Without flags it runs in development mode: it keeps a self-signed CA in the user's home, one for each trust domain,
+// listens on 127.0.0.1, and trusts the name in any token that has the secret of this start. What it signs lasts an
+// hour at most. An agent becomes spiffe://cluster.local/ns/demo/sa/web with the token that the printed command makes,
+// with the root-cert.pem in that folder as its roots, and with SECRET_TTL=1h: without that variable Istio's agent asks
+// for 24 hours, which is refused.
 //
-// In a cluster, -kubernetes keeps the CA in the Secret istio-ca-secret, which all replicas share, and
-// has the API server judge the tokens of service accounts; -istio-addr=:15012 and its like open the
-// ports to others. A CA that was plugged in is found in -root-ca-dir, as with Istio. With -external-ca the
-// signers of the cluster sign instead.
+// In a cluster, -kubernetes keeps the CA in the Secret istio-ca-secret, which all replicas share, and has the API
+// server judge the tokens of service accounts; -istio-addr=:15012 and the like open the ports to others. A CA that was
+// plugged in is found in -root-ca-dir, as with Istio. With -external-ca the signers of the cluster sign instead.
 //
-// Callers of Istio's API are proven by the first of these that they have, in the order of Istio's CA: a certificate of
-// the CA; a token of the OpenID Connect issuer in -jwt-rule; the token of a service account, which the API server
-// judges; the header x-forwarded-client-cert of a gateway in -trusted-gateway-cidr, whose last element counts; a token of
-// the issuer that signed this server's own, for a CA outside the cluster. With -jwt-rule alone the CA needs no
-// cluster, and is not in development mode; Linkerd's API needs -kubernetes. A request that a gateway forwards is never
-// proven by the gateway's own certificate, and while a root is tainted what a gateway says proves nothing.
+// A caller of Istio's API is authenticated by the first of these that it presents, in the order of Istio's CA: a
+// certificate of the CA; a token of the OpenID Connect issuer in -jwt-rule; the token of a service account, which the
+// API server judges; the header x-forwarded-client-cert of a gateway in -trusted-gateway-cidr, whose last element
+// counts; a token of the issuer that signed this server's own, for a CA outside the cluster. With -jwt-rule alone the
+// CA needs no cluster, and is not in development mode; Linkerd's API needs -kubernetes. A gateway's own
+// certificate never authenticates what it forwards, and while a root is tainted what a gateway says counts for nothing.
 //
-// A CA is made by the first start in the default folder, and elsewhere, the Secret included, by a start with -create: an
-// empty store may be a volume that is not mounted. Folders and files that other users can change are refused.
+// The first start makes a CA in the default folder. Elsewhere, in the Secret too, that takes -create: an empty store may
+// be a volume that is not mounted. Folders and files that other users can change are refused.
 //
-// -help lists the flags. Those with a name in brackets can be set in the environment as well, under the
-// name that configures Istio's CA; a flag wins over its variable. Other variables are not read.
+// -help lists the flags. One with a name in brackets can also be set by that environment variable, as with Istio's CA;
+// the flag wins. Other variables are not read. The exit code is 2 if a flag or variable is wrong, and 1 after any
+// other failure. -version prints what was built.
 //
 // # For operators
 //
@@ -39,37 +40,36 @@
 //	ca -verify-audit audit.jsonl           see that no line of the audit log was changed or taken out
 //	ca -install SCHEME -anchor-dir DIR     print what a Linkerd mesh begins with, as YAML
 //
-// The commands work on the store: they need its rights, and the flags that say where it is, but no server.
-// A server on the same store follows, usually within 30 seconds. From -taint on, what the key signed proves nothing
-// to the CA, while workloads go on trusting it until they have renewed. Before -revoke of a root that was active,
-// wait until -status says that another one is, or add -now: its successor signs at once, peers that have not fetched the
-// bundle refuse what that signs, and those that have refuse what the revoked root signed. The command says until when.
+// The commands work on the store: they need access to it, and the flags that say where it is, but no running server. A
+// server on the same store follows, usually within 30 seconds. After -taint the CA takes nothing that the key signed as
+// proof, while workloads go on trusting it until they have renewed. Before -revoke of a root that was active, wait
+// until -status says that another one is, or add -now: then its successor signs at once, peers that have not fetched
+// the bundle refuse what that signs, and those that have refuse what the revoked root signed. The command says until
+// when.
 //
-// Istio's API takes certificates of the CA as proof, so that a virtual machine renews without a token, for
-// -default-ttl at most each time. -renew-by-certificate=720h gives that an end, -renew-by-certificate=off
-// forbids it; without the flag it has no end, as with Istio.
+// Istio's API takes certificates of the CA as proof, so that a virtual machine can renew without a token, for
+// -default-ttl at most each time. -renew-by-certificate=720h ends that 720 hours after the last
+// token, and -renew-by-certificate=off forbids it; without the flag there is no end, as with Istio.
 //
-// A backup is a copy of the store: of the folder
-// -state-dir/ca, or of the Secret. It holds the private keys. To restore it, stop all replicas, put it
-// back, and start them.
+// A backup is a copy of the store: of the folder -state-dir/ca, or of the Secret. It holds the private keys. To restore
+// it, stop all replicas, put it back, and start them.
 //
-// Everything that is signed, by the server or by a command, has a line in the audit log before it
-// leaves, and so has every change of keys: see package auditlog for the form. A disk that is full or slow holds the
-// CA up, and /ready says so.
+// Everything that is signed, by the server or by a command, has a line in the audit log before it leaves, and so has
+// every change of keys; package auditlog documents the lines. A full or slow disk holds the CA up, and /ready says so.
 //
 // # For Linkerd
 //
-// -install makes a trust anchor in the folder -anchor-dir, or takes the one that is there, and an issuer of -issuer-ttl below it,
-// and prints a ConfigMap and a Secret for kubectl apply. SCHEME is kubernetes.io/tls or linkerd.io/tls, the two forms of the
-// credentials of Linkerd's identity service, or design, with the names of the first design and a key in DER. The key of the
-// anchor stays in the folder, which belongs off the cluster. A CA whose -root-ca-dir is the volume of that Secret signs
-// with the issuer, and takes over the next one without a restart.
+// -install takes the trust anchor in the folder -anchor-dir, or makes one, makes an issuer of -issuer-ttl below it, and
+// prints a ConfigMap and a Secret for kubectl apply. SCHEME is kubernetes.io/tls or linkerd.io/tls, the two forms in
+// which Linkerd's identity service reads its credentials, or design, with the names of the first design and a key in
+// DER. The key of the anchor stays in the folder, which belongs outside the cluster. A CA whose -root-ca-dir is the
+// volume of that Secret signs with the issuer, and takes over the next one without a restart.
 //
-// With -kubernetes, what happens at Linkerd's API is an event of the service account, or of the Deployment
-// linkerd-identity, in the cluster: issued certificates, a new issuer, and files that were refused. The service
-// account of the CA needs the verb create for events; -linkerd-events=false turns this off.
+// With -kubernetes, issued certificates, a new issuer and refused files become events of the service account, or of the
+// Deployment linkerd-identity. The CA's service account needs the verb create for events; -linkerd-events=false turns
+// them off.
 //
-// -demo shows all of it in a few seconds.
+// -demo shows a server at work in a few seconds.
 package main
 
 import (
@@ -123,16 +123,16 @@ func version() string {
 	if !ok {
 		return "unknown"
 	}
-	text := info.Main.Version
+	var revision, modified string
 	for _, s := range info.Settings {
 		switch {
 		case s.Key == "vcs.revision":
-			text += ", revision " + s.Value
+			revision = ", revision " + s.Value
 		case s.Key == "vcs.modified" && s.Value == "true":
-			text += " (modified)"
+			modified = " (modified)"
 		}
 	}
-	return text + ", " + info.GoVersion
+	return info.Main.Version + revision + modified + ", " + info.GoVersion
 }
 
 // message is an error in one line, in which the name of the program, which is that of package ca, is there once.
@@ -153,7 +153,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, in io.R
 		fmt.Fprintln(out, "ca", version())
 		return nil
 	case "demo":
-		_, err := demo(ctx, o.CA.TrustDomain, out)
+		_, err := demo(ctx, o.CA.TrustDomain, 5*time.Second, out)
 		return err
 	case "install":
 		return install(out, o.argument, o.anchorDir, o.mesh, o.issuerTTL)
@@ -189,7 +189,7 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 	o = new(options)
 	fs := flag.NewFlagSet("ca", flag.ContinueOnError)
 	fs.SetOutput(errOut)
-	fs.Bool("demo", false, "show all of it in a few seconds, and end")
+	fs.Bool("demo", false, "show a server at work in a few seconds, and end")
 	fs.Bool("status", false, "print the state of the CA, and end")
 	fs.String("once", "", "sign the request in the `file` (- for standard input) for -id, print the chain, and end")
 	fs.String("jwt", "", "print a JWT-SVID of -id for the `audience`, and end")
@@ -214,7 +214,7 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 		return &options{command: "version"}, nil
 	}
 	if err != nil {
-		return nil, usageError{err}
+		return nil, err
 	}
 	for _, name := range []string{"demo", "status", "once", "jwt", "rotate", "taint", "revoke", "recover", "verify-audit", "install"} {
 		if f := fs.Lookup(name); f.Value.String() != f.DefValue {
@@ -244,7 +244,7 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 
 // warning is printed at each start in development mode.
 const warning = `*** DEVELOPMENT ONLY: any program that can read the file of the secret gets a certificate for any name, of
-*** one hour. Use -kubernetes, or another authn.Authenticator, for everything else.`
+*** one hour. Use -kubernetes or -jwt-rule for everything else.`
 
 // announce says where everything is.
 func announce(out io.Writer, c *caconfig.Config, a *caconfig.Authority, at caserver.Listeners) {

@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	_ = flag.Set("test.parallel", "4") // most tests wait; -parallel, if it is given, is parsed after this
+	_ = flag.Set("test.parallel", "8") // most tests wait; -parallel, if it is given, is parsed after this
 	os.Exit(m.Run())
 }
 

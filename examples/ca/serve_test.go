@@ -33,6 +33,7 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/testtree"
 	istiowire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
@@ -275,8 +276,11 @@ var update = flag.Bool("update", false, "write the diagram in README.md")
 // The demo ends by itself and says what it did, and README.md has its trace.
 func TestDemo(t *testing.T) {
 	t.Parallel()
+	if testing.Short() {
+		t.Skip("it waits for a new root; .ci/run runs the program, too")
+	}
 	var out bytes.Buffer
-	steps, err := demo(t.Context(), spiffe.MustParseTrustDomain("cluster.local"), &out)
+	steps, err := demo(t.Context(), spiffe.MustParseTrustDomain("cluster.local"), 3*time.Second, &out)
 	require.NoError(t, err, out.String())
 	testtree.Section(t, *update, "README.md", "```mermaid\n", "```\n", diagram(steps, operator, agent, proxy, peer, service))
 	for _, want := range []string{
@@ -386,6 +390,8 @@ func TestServer(t *testing.T) {
 		assert.Contains(t, body, want, path)
 	}
 	_, metrics := get(t, admin+"/metrics")
+	_, err = metricstest.Page(metrics)
+	require.NoError(t, err)
 	assert.Contains(t, metrics, "issuer_cert_ttl_seconds")
 	assert.NotContains(t, metrics, "# HELP citadel_server_csr_count citadel_server_csr_count")
 	status, _ := get(t, admin+"/nothing")
@@ -403,6 +409,27 @@ func TestServer(t *testing.T) {
 
 	later, _ := start(t, c)
 	require.Equal(t, string(root), string(rootsOf(later)), "the same CA")
+}
+
+// In development mode an agent that asks for an hour gets it, and one that asks for 24, as Istio's does by default, is
+// refused: the documentation of the program says so.
+func TestAgentOfADay(t *testing.T) {
+	t.Parallel()
+	s, _ := start(t, newConfig(t, t.TempDir()))
+	client := newClient(s.ca.Bundle(), nil)
+	defer client.CloseIdleConnections()
+	agent, err := caclientistio.New(caclientistio.Options{Endpoint: caclient.Endpoint{
+		URL: "https://" + s.at.Istio.Addr().String(), HTTPClient: client, TrustDomain: s.c.CA.TrustDomain,
+		Token: func(context.Context) (string, error) { return token(t, s, "demo/web"), nil },
+	}})
+	require.NoError(t, err)
+	_, csr, err := newRequest()
+	require.NoError(t, err)
+	chain, err := agent.Sign(t.Context(), csr, time.Hour)
+	require.NoError(t, err)
+	require.WithinDuration(t, time.Now().Add(time.Hour), chain[0].NotAfter, time.Minute)
+	_, err = agent.Sign(t.Context(), csr, 24*time.Hour)
+	require.ErrorIs(t, err, caclient.ErrInvalid)
 }
 
 // What was announced is where it is, and the warning comes first.
@@ -597,6 +624,9 @@ func TestServerWithoutLinkerd(t *testing.T) {
 // A folder that cannot be written to does not end the server, and the roots are written when it can.
 func TestRootsFile(t *testing.T) {
 	t.Parallel()
+	if testing.Short() {
+		t.Skip("it waits for seconds")
+	}
 	_, args := cluster(t) // so that the CA is elsewhere
 	c := newConfig(t, filepath.Join(t.TempDir(), "state"), append(args, "-audit-log", "none", "-refresh-hint", "1s", "-propagation", "2s")...)
 	s, _ := start(t, c)
@@ -632,7 +662,10 @@ func mustStore(t testing.TB, c *caconfig.Config) ca.Store {
 func TestOperator(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	short := []string{"-refresh-hint", "1s", "-propagation", "8s"} // time enough for what has to come before the new root signs
+	if testing.Short() {
+		t.Skip("it waits for a new root")
+	}
+	short := []string{"-refresh-hint", "1s", "-propagation", "5s"} // time enough for what has to come before the new root signs
 	c := newConfig(t, dir, short...)
 	for _, args := range [][]string{{"-status"}, {"-rotate"}, {"-taint", "5"}, {"-revoke", "5"}} {
 		_, err := shell(t, "", arguments(dir, append(args, short...)...)...)
@@ -820,9 +853,12 @@ func TestRecover(t *testing.T) {
 	require.ErrorContains(t, err, "-recover")
 }
 
-// To look, in the middle of a rotation that no server has shown to anybody, writes nothing.
+// To look, in the middle of a rotation that no server has published, writes nothing.
 func TestStatusWritesNothing(t *testing.T) {
 	t.Parallel()
+	if testing.Short() {
+		t.Skip("it waits for seconds")
+	}
 	dir := t.TempDir()
 	short := []string{"-refresh-hint", "1s", "-propagation", "10s"}
 	c := newConfig(t, dir, short...)
@@ -1052,7 +1088,10 @@ func TestExternalCA(t *testing.T) {
 	roots := filepath.Join(dir, "roots.pem")
 	require.NoError(t, os.WriteFile(roots, pki.MarshalCertificatesPEM(signer.root.Certificate()), 0o600))
 	args = append(args, "-external-ca", "ISTIOD_RA_KUBERNETES_API", "-k8s-signer", "example.com/mesh")
-	for name, more := range map[string][]string{"configured": {"-external-roots", roots}, "learned": {"-external-roots", filepath.Join(dir, "none"), "-cert-signer-domain", "example.com"}} {
+	for name, more := range map[string][]string{
+		"configured": {"-external-roots", roots},
+		"learned":    {"-external-roots", filepath.Join(dir, "none"), "-cert-signer-domain", "example.com"},
+	} {
 		c := newConfig(t, filepath.Join(dir, name), append(args, more...)...)
 		s, stop := start(t, c)
 		client := newClient(s.ca.Bundle(), nil)

@@ -50,6 +50,9 @@ func main() {
 // usageError says what is wrong with the arguments or the environment.
 type usageError struct{ error }
 
+// Unwrap returns the error.
+func (e usageError) Unwrap() error { return e.error }
+
 // options are the flags of the program.
 type options struct {
 	app, inbound, outbound, admin string
@@ -70,7 +73,7 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	fs.BoolVar(&o.clientID, "client-id", false, "tell the application the client's identity, in the header l5d-client-id")
 	fs.BoolVar(&o.verbose, "v", false, "log more")
 	fs.Func("route", "`HOST:PORT=ADDRESS[=IDENTITY]`: where requests for a host go, and who must be there; may be repeated", o.route)
-	show := fs.Bool("version", false, "print the version and end")
+	show := fs.Bool("version", false, "print the version, and end")
 	fs.Usage = func() {
 		fmt.Fprintln(errOut, "Usage: linkerd-proxy [flags]")
 		fs.PrintDefaults()
@@ -95,12 +98,22 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	return o.serve(ctx, environ, out, slog.New(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: level})))
 }
 
-// version returns what the program was built from, and with.
+// version is that of the module, with the revision of its source and the version of Go.
 func version() string {
-	if info, ok := debug.ReadBuildInfo(); ok {
-		return info.Main.Version + " " + info.GoVersion
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
 	}
-	return "unknown"
+	var revision, modified string
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			revision = ", revision " + s.Value
+		case s.Key == "vcs.modified" && s.Value == "true":
+			modified = " (modified)"
+		}
+	}
+	return info.Main.Version + revision + modified + ", " + info.GoVersion
 }
 
 // route reads a value of -route.

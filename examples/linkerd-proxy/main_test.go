@@ -61,7 +61,7 @@ func TestRefuses(t *testing.T) {
 	require.ErrorIs(t, run(t.Context(), []string{"-help"}, nil, &out, &help), flag.ErrHelp)
 	assert.Contains(t, help.String(), "LINKERD2_PROXY_IDENTITY_STORE_DIR")
 	require.NoError(t, run(t.Context(), []string{"-version"}, nil, &out, io.Discard))
-	assert.Regexp(t, `^linkerd-proxy \S+ go\S+\n$`, out.String())
+	assert.Regexp(t, `^linkerd-proxy \S.*, go\S+\n$`, out.String())
 }
 
 // place is what the program of a workload has to be given.

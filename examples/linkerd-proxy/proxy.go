@@ -92,8 +92,10 @@ func newProxy(cfg config) (*proxy, error) {
 	cfg.logger = cmp.Or(cfg.logger, slog.New(slog.DiscardHandler))
 	return &proxy{
 		cfg: cfg, log: warnings{log: cfg.logger},
-		inbound: newCounter("svidkit_linkerdproxy_inbound_connections_total", "The number of inbound connections: with TLS that the proxy terminates, plaintext, passed through with TLS for another name, or refused.", "kind", "tls", "plaintext", "passthrough", "refused"),
-		failed:  newCounter("svidkit_linkerdproxy_failed_requests_total", "The number of HTTP requests that could not be forwarded.", "direction", "inbound", "outbound"),
+		inbound: newCounter("svidkit_linkerdproxy_inbound_connections_total",
+			"The number of inbound connections: with TLS that the proxy terminates, plaintext, passed through with TLS for another name, or refused.",
+			"kind", "tls", "plaintext", "passthrough", "refused"),
+		failed: newCounter("svidkit_linkerdproxy_failed_requests_total", "The number of HTTP requests that could not be forwarded.", "direction", "inbound", "outbound"),
 	}, nil
 }
 

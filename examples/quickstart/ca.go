@@ -85,7 +85,7 @@ type rotation struct {
 
 // begin prepares a new root, once or, with -serve, again and again. The other steps follow by time.
 func (r *rotation) begin(ctx context.Context, o options) error {
-	wait := o.duration * 3 / 10
+	wait := cmp.Or(o.every, o.duration*3/10)
 	if o.serve {
 		wait = cmp.Or(o.every, 6*o.lifetime)
 	}

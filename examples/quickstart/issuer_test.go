@@ -43,12 +43,15 @@ func outsider(t *testing.T) (*ca.Authority, *httptest.Server) {
 // The show with a CA outside.
 func TestShowWithCAOutside(t *testing.T) {
 	t.Parallel()
+	if testing.Short() {
+		t.Skip("it waits for seconds")
+	}
 	authority, server := outsider(t)
 	roots := filepath.Join(t.TempDir(), "root-cert.pem")
 	pem := pki.MarshalCertificatesPEM(server.Certificate(), authority.Status().Roots[0].Certificate)
 	require.NoError(t, os.WriteFile(roots, pem, 0o600))
 	var out bytes.Buffer
-	require.NoError(t, show(t.Context(), options{duration: 6 * time.Second, lifetime: 4 * time.Second, ca: server.URL, caRoots: roots}, &out))
+	require.NoError(t, show(t.Context(), options{duration: 4 * time.Second, lifetime: 4 * time.Second, ca: server.URL, caRoots: roots}, &out))
 	assert.Contains(t, out.String(), "renewed")
 	assert.Contains(t, out.String(), "failed handshakes: 0")
 

@@ -48,7 +48,7 @@ type options struct {
 	socket   string
 	json     bool
 	live     bool
-	every    time.Duration // between two replacements of the root, with serve; 0 means six lifetimes
+	every    time.Duration // before the root is replaced, each time with serve; 0 means a share of duration, or six lifetimes
 
 	ca      string // URL of the CA; empty for one in this process
 	caRoots string // file
@@ -106,16 +106,16 @@ func version() string {
 	if !ok {
 		return "unknown"
 	}
-	text := info.Main.Version
+	var revision, modified string
 	for _, s := range info.Settings {
 		switch {
 		case s.Key == "vcs.revision":
-			text += ", revision " + s.Value
+			revision = ", revision " + s.Value
 		case s.Key == "vcs.modified" && s.Value == "true":
-			text += " (modified)"
+			modified = " (modified)"
 		}
 	}
-	return text + ", " + info.GoVersion
+	return info.Main.Version + revision + modified + ", " + info.GoVersion
 }
 
 // errOver ends a run whose duration has passed.

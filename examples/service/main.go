@@ -49,7 +49,7 @@ func main() {
 	var o options
 	flag.StringVar(&o.socket, "socket", os.Getenv(workloadapi.SocketEnv), "address of the Workload API (default: a demo)")
 	flag.StringVar(&o.healthAddr, "health-addr", "", "host and port of /ready, /live and /metrics, such as 127.0.0.1:9090 (default: none)")
-	flag.IntVar(&o.requests, "requests", -1, "how many requests to make; 0 means without end (default 8 in the demo, else 0)")
+	flag.IntVar(&o.requests, "requests", -1, "how many requests to make; 0: without end; -1: 8 in the demo, and without end beside an agent")
 	flag.DurationVar(&o.interval, "interval", 500*time.Millisecond, "time between two requests")
 	flag.DurationVar(&o.wait, "wait", 30*time.Second, "how long to wait for an identity")
 	showVersion := flag.Bool("version", false, "print the version, and end")
@@ -97,16 +97,16 @@ func version() string {
 	if !ok {
 		return "unknown"
 	}
-	text := info.Main.Version
+	var revision, modified string
 	for _, s := range info.Settings {
 		switch {
 		case s.Key == "vcs.revision":
-			text += ", revision " + s.Value
+			revision = ", revision " + s.Value
 		case s.Key == "vcs.modified" && s.Value == "true":
-			text += " (modified)"
+			modified = " (modified)"
 		}
 	}
-	return text + ", " + info.GoVersion
+	return info.Main.Version + revision + modified + ", " + info.GoVersion
 }
 
 // start runs the service beside the agent that o names, or beside one of its own.

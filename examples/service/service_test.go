@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"flag"
 	"io"
 	"net"
 	"net/http"
@@ -17,14 +18,18 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// The demo ends by itself, and the identity is renewed on the way.
+// The demo ends by itself, and the identity is renewed on the way: halfway through its four seconds.
 func TestDemo(t *testing.T) {
 	t.Parallel()
+	if testing.Short() {
+		t.Skip("it waits for a renewal; .ci/run runs the program, too")
+	}
 	var out bytes.Buffer
-	require.NoError(t, start(t.Context(), options{requests: -1, interval: 500 * time.Millisecond, wait: 30 * time.Second}, &out))
+	require.NoError(t, start(t.Context(), options{requests: -1, interval: 400 * time.Millisecond, wait: 30 * time.Second}, &out))
 	assert.Equal(t, 8, strings.Count(out.String(), "hello spiffe://example.org/ns/demo/sa/service"))
 	assert.Regexp(t, regexp.MustCompile(`8 requests, [2-8] certificates, no failure`), out.String())
 }
@@ -88,6 +93,8 @@ func TestHealth(t *testing.T) {
 	require.NoError(t, start(ctx, options{healthAddr: "127.0.0.1:0", requests: 0, interval: 100 * time.Millisecond, wait: 30 * time.Second}, out))
 	assert.Equal(t, "ok\n", asked["ready"])
 	assert.Equal(t, "ok\n", asked["live"])
+	_, err := metricstest.Page(asked["metrics"])
+	require.NoError(t, err)
 	assert.Contains(t, asked["metrics"], `svidkit_ready{part="identity"} 1`)
 	assert.Regexp(t, regexp.MustCompile(`handshakes_total\{part="tls",.*side="server".*\} [1-9]`), asked["metrics"])
 
@@ -128,6 +135,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
+	_ = flag.Set("test.parallel", "8") // most tests wait; -parallel, if it is given, is parsed after this
 	os.Exit(m.Run())
 }
 

@@ -86,7 +86,8 @@ func TestFetch(t *testing.T) {
 	require.NoError(t, err)
 	if runtime.GOOS != "windows" {
 		for name, mode := range map[string]fs.FileMode{
-			"svid.pem": 0o644, "svid-key.pem": 0o600, "bundle.pem": 0o644, "bundle-partner.test.pem": 0o644, "bundles.json": 0o644, "db.token": 0o600, ".": 0o755 | fs.ModeDir, "..data": 0o755 | fs.ModeDir,
+			"svid.pem": 0o644, "svid-key.pem": 0o600, "bundle.pem": 0o644, "bundle-partner.test.pem": 0o644, "bundles.json": 0o644,
+			"db.token": 0o600, ".": 0o755 | fs.ModeDir, "..data": 0o755 | fs.ModeDir,
 		} {
 			info, err := os.Stat(filepath.Join(dir, name))
 			require.NoError(t, err)
@@ -352,7 +353,8 @@ func TestWatchExec(t *testing.T) {
 	assert.True(t, strings.HasSuffix(logged(), read(t, dir, "svid.pem")))
 	got := stop()
 	require.Equal(t, 0, got.code, got.errOut)
-	settledGolden(t, "watch", got, append([]string{"watch"}, args...), api.Config().Address, "unix:///run/agent/api.sock", "cat "+"$SVID_DIR/svid.pem >>"+record, "nginx -s reload", dir, "/run/identity")
+	settledGolden(t, "watch", got, append([]string{"watch"}, args...),
+		api.Config().Address, "unix:///run/agent/api.sock", "cat "+"$SVID_DIR/svid.pem >>"+record, "nginx -s reload", dir, "/run/identity")
 }
 
 // A command that fails is reported and runs again; commands do not overlap.
@@ -691,7 +693,7 @@ func TestDoctorPermission(t *testing.T) {
 	assert.Contains(t, step.Remedy, "write permission")
 
 	if os.Geteuid() != 0 {
-		return // nobody else can be that user
+		return // only root can be another user
 	}
 	folder := filepath.Dir(socket)
 	require.NoError(t, os.Chmod(folder, 0o700))

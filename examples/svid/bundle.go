@@ -214,7 +214,10 @@ func fingerprints(b *spiffe.Bundle) (all []authority) {
 		all = append(all, authority{kind, print, append(record{{"kind", kind}, {"sha256", print}}, r...)})
 	}
 	for c := range b.X509Authorities() {
-		add("X.509", c.Raw, record{{"subject", cut(c.Subject.String())}, {"not_before", c.NotBefore}, {"not_after", c.NotAfter}, {"key", keyName(c.PublicKey)}, {"key_id", short(c.SubjectKeyId)}})
+		add("X.509", c.Raw, record{
+			{"subject", cut(c.Subject.String())}, {"not_before", c.NotBefore}, {"not_after", c.NotAfter},
+			{"key", keyName(c.PublicKey)}, {"key_id", short(c.SubjectKeyId)},
+		})
 	}
 	key := func(kind, id string, pub any) {
 		der, err := x509.MarshalPKIXPublicKey(pub)

@@ -148,7 +148,10 @@ func (p *patient) socket() check {
 	case err != nil:
 		return check{Result: failed, Detail: err.Error()}
 	case info.Mode()&fs.ModeSocket == 0:
-		return check{Result: failed, Detail: fmt.Sprintf("%s is not a socket (%v)", p.target, info.Mode()), Remedy: "a mount of a socket that was not there yet makes a folder: mount the folder above it instead"}
+		return check{
+			Result: failed, Detail: fmt.Sprintf("%s is not a socket (%v)", p.target, info.Mode()),
+			Remedy: "a mount of a socket that was not there yet makes a folder: mount the folder above it instead",
+		}
 	}
 	return check{Result: ok, Detail: fmt.Sprintf("%s (%v)", p.target, info.Mode())}
 }
@@ -167,7 +170,10 @@ func (p *patient) permission() check {
 	conn, err := new(net.Dialer).DialContext(p.ctx, p.network, p.target)
 	switch {
 	case errors.Is(err, fs.ErrPermission):
-		return check{Result: failed, Detail: fmt.Sprintf("user %d may not connect", os.Getuid()), Remedy: "a socket needs write permission: run as a user that has it, or have the agent widen its mode"}
+		return check{
+			Result: failed, Detail: fmt.Sprintf("user %d may not connect", os.Getuid()),
+			Remedy: "a socket needs write permission: run as a user that has it, or have the agent widen its mode",
+		}
 	case err != nil && p.network == "unix":
 		return check{Result: failed, Detail: err.Error(), Remedy: "the socket was left behind by an agent that is gone: start the agent"}
 	case err != nil:

@@ -5,12 +5,14 @@ import (
 	"context"
 	"crypto"
 	"crypto/x509"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -37,11 +39,21 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
+	_ = flag.Set("test.parallel", "8") // most tests wait; -parallel, if it is given, is parsed after this
+	fuzzing := slices.ContainsFunc(os.Args, func(arg string) bool { return strings.HasPrefix(arg, "-test.fuzz") })
+	if !fuzzing { // which starts no program, and whose workers are killed
+		if err := copyProgram(); err != nil {
+			panic(err)
+		}
+	}
 	code := m.Run()
 	if *update { // now that all golden files are written
 		if readme, err := readmeOf("README.md"); err != nil || os.WriteFile("README.md", readme, 0o644) != nil {
 			code = 1
 		}
+	}
+	if !fuzzing {
+		_ = os.RemoveAll(filepath.Dir(programPath))
 	}
 	os.Exit(code)
 }
@@ -290,22 +302,33 @@ func TestReadme(t *testing.T) {
 	}
 }
 
-// program returns the program as a process, in a folder where every user may run it.
+var programPath string
+
+// copyProgram copies the program to a folder where every user may run it. It does so before there are tests: a process that
+// another test starts while the file is written has it open for a moment, and then it cannot be run ("text file busy").
+func copyProgram() error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	binary, err := os.ReadFile(self)
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "svid")
+	if err != nil {
+		return err
+	}
+	programPath = filepath.Join(dir, "svid"+filepath.Ext(self))
+	return errors.Join(os.Chmod(dir, 0o755), os.WriteFile(programPath, binary, 0o755))
+}
+
+// program returns the program as a process that any user may be.
 func program(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
-	self, err := os.Executable()
-	require.NoError(t, err)
-	binary, err := os.ReadFile(self)
-	require.NoError(t, err)
-	dir, err := os.MkdirTemp("", "svid")
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	require.NoError(t, os.Chmod(dir, 0o755))
-	name := filepath.Join(dir, "svid"+filepath.Ext(self))
-	require.NoError(t, os.WriteFile(name, binary, 0o755))
-	cmd := exec.CommandContext(t.Context(), name, args...)
+	cmd := exec.CommandContext(t.Context(), programPath, args...)
 	cmd.Env = []string{asProgram + "=1"}
-	cmd.Dir = dir
+	cmd.Dir = filepath.Dir(programPath)
 	return cmd
 }
 

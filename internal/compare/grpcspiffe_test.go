@@ -243,7 +243,7 @@ func TestGRPCPrograms(t *testing.T) {
 func endedBy(t *testing.T, g *spiffetls.Governor) (n uint64) {
 	t.Helper()
 	var text strings.Builder
-	require.NoError(t, g.WriteMetrics(&text))
+	require.NoError(t, g.Report().Metrics(&text))
 	for line := range strings.Lines(text.String()) {
 		if rest, ok := strings.CutPrefix(line, "svidkit_governor_ended_connections_total{"); ok {
 			_, value, _ := strings.Cut(strings.TrimSpace(rest), "} ")

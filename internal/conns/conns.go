@@ -1,5 +1,5 @@
-// Package conns bounds the connections of a server: how many there are, in total and of each peer, and how long one may
-// last on which nothing comes.
+// Package conns bounds the connections that a server has, in total and for each peer, and the time that the body of a
+// request may take to arrive. [Dialed] holds the connections that a client has made, to close them all.
 package conns
 
 import (

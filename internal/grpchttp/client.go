@@ -19,17 +19,16 @@ type Client struct {
 	max  int
 }
 
-// NewClient returns a client that sends its requests with c, which must speak HTTP/2 with the server,
-// to url, behind which the path of the method comes: "http://localhost" + "/Service/Method".
-// Redirections are not followed. A message that is received has at most maxMessage bytes.
+// NewClient returns a client that sends its requests with c, which must speak HTTP/2 with the server. The path of the method
+// is appended to url: "http://localhost" + "/Service/Method". Redirections are not followed. A received message may have
+// maxMessage bytes.
 func NewClient(c *http.Client, url string, maxMessage int) *Client {
 	one := *c
 	one.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return &Client{http: &one, url: url, max: maxMessage}
 }
 
-// Unary calls a method with one request and one response. The metadata may be nil. The deadline of ctx
-// is sent along.
+// Unary calls a method with one request and one response. The metadata may be nil. The deadline of ctx is sent to the server.
 func (c *Client) Unary(ctx context.Context, method string, metadata http.Header, request []byte) ([]byte, error) {
 	s, err := c.Stream(ctx, method, metadata, request)
 	if err != nil {
@@ -51,8 +50,8 @@ func (c *Client) Unary(ctx context.Context, method string, metadata http.Header,
 	return nil, err
 }
 
-// Stream calls a method with one request and any number of responses. It returns when the server has
-// begun to answer. The Stream lasts until its end was received, it is closed, or ctx is done.
+// Stream calls a method with one request and any number of responses. It returns when the server has begun to answer. The
+// Stream ends when its end was received, when it is closed, or when ctx is done.
 func (c *Client) Stream(ctx context.Context, method string, metadata http.Header, request []byte) (*Stream, error) {
 	req, err := c.request(ctx, method, metadata, bytes.NewReader(frame(request)))
 	if err != nil {
@@ -66,9 +65,8 @@ func (c *Client) Stream(ctx context.Context, method string, metadata http.Header
 	return s, nil
 }
 
-// Open calls a method with any number of requests and responses, which need not wait for each other. It
-// returns at once: a failure to reach the server is what [Stream.Receive] returns. The Stream has to be
-// closed, unless ctx ends.
+// Open calls a method with any number of requests and responses, which need not wait for each other. It returns at once:
+// [Stream.Receive] returns a failure to reach the server. The Stream has to be closed, unless ctx ends.
 func (c *Client) Open(ctx context.Context, method string, metadata http.Header) *Stream {
 	ctx, cancel := context.WithCancel(ctx)
 	body, requests := io.Pipe()
@@ -145,8 +143,8 @@ func (s *Stream) begin(c *http.Client, req *http.Request) {
 	}
 }
 
-// Send sends a request of a call that [Client.Open] has made. It blocks while the server does not read.
-// Its error says only that the call has ended; why is for [Stream.Receive] to say.
+// Send sends a request of a call that [Client.Open] has made. It blocks while the server does not read. Its error says only
+// that the call has ended; [Stream.Receive] has the reason.
 func (s *Stream) Send(msg []byte) error {
 	if _, err := s.requests.Write(frame(msg)); err != nil {
 		return Errorf(Unavailable, "the request cannot be sent: %w", err)
@@ -154,7 +152,7 @@ func (s *Stream) Send(msg []byte) error {
 	return nil
 }
 
-// CloseSend says that there are no more requests.
+// CloseSend tells the server that there are no more requests.
 func (s *Stream) CloseSend() { _ = s.requests.Close() }
 
 // check refuses an answer that is not gRPC over HTTP/2.
@@ -173,8 +171,8 @@ func (s *Stream) check() error {
 	return nil
 }
 
-// Header returns the metadata that the responses begin with; nil if there is no answer. It waits for
-// the answer to begin. The result is shared.
+// Header waits for the answer to begin and returns the metadata before the responses; nil if there is no answer. The result
+// is shared.
 func (s *Stream) Header() http.Header {
 	if <-s.begun; s.resp == nil {
 		return nil
@@ -182,8 +180,7 @@ func (s *Stream) Header() http.Header {
 	return s.resp.Header
 }
 
-// Trailer returns the metadata that the responses end with: nil before [Stream.Receive] has returned an
-// error. It is shared.
+// Trailer returns the metadata after the responses: nil before [Stream.Receive] has returned an error. The result is shared.
 func (s *Stream) Trailer() http.Header {
 	if <-s.begun; s.err == nil || s.resp == nil {
 		return nil
@@ -191,8 +188,8 @@ func (s *Stream) Trailer() http.Header {
 	return s.resp.Trailer
 }
 
-// Receive returns the next response, which is the caller's own. After the last it returns io.EOF if the
-// server has ended the call with OK, and else an [*Error].
+// Receive returns the next response, which the caller may keep. After the last one it returns io.EOF if the server has ended
+// the call with OK, and otherwise an [*Error].
 func (s *Stream) Receive() ([]byte, error) {
 	<-s.begun
 	if s.err != nil {
@@ -237,8 +234,8 @@ func (s *streamBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// status returns what the call has ended with: io.EOF for OK. An answer without messages may have it in
-// the header.
+// status returns the status with which the call has ended: io.EOF for OK. An answer without messages may have it in the
+// header.
 func (s *Stream) status() error {
 	h := s.resp.Trailer
 	if h.Get(headerStatus) == "" && !s.some {
@@ -272,7 +269,7 @@ func (s *Stream) Close() error {
 	return s.resp.Body.Close()
 }
 
-// transportError makes an Error of one of net/http.
+// transportError returns an error of net/http as an Error.
 func transportError(ctx context.Context, err error) *Error {
 	if e := fromContext(ctx); e != nil {
 		return e
@@ -294,8 +291,7 @@ func transportError(ctx context.Context, err error) *Error {
 	return &Error{Code: code, Message: err.Error(), Err: err}
 }
 
-// streamError has the fields of the type in net/http that says that a stream was reset; that has a
-// method As which sets any struct of the same form.
+// streamError has the fields of net/http's error for a stream that was reset, whose method As sets any struct of this form.
 type streamError struct {
 	StreamID uint32
 	Code     uint32

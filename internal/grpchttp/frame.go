@@ -25,10 +25,10 @@ func frame(msg []byte) []byte {
 // errShort says that a message ends before its length.
 var errShort = errors.New("a message is cut short")
 
-// readFrame returns the next message and its flags. At the end it returns io.EOF, in the middle of a
-// message errShort, and for one over the limit an Error. Other errors are those of r, io.ErrUnexpectedEOF
-// among them, which net/http has for a connection that was cut. The prefix is room for one. Before memory
-// beyond uncounted is set aside grow is asked, unless it is nil, for so many bytes more.
+// readFrame returns the next message and its flags. At the end it returns io.EOF, in the middle of a message errShort, and
+// for a message over the limit an Error. Other errors are those of r, such as io.ErrUnexpectedEOF, which net/http returns if
+// the connection was cut. prefix is a buffer for a prefix. Before readFrame allocates more than uncounted bytes it calls
+// grow, unless that is nil, with the number of bytes.
 func readFrame(r io.Reader, prefix *[prefixSize]byte, limit int, grow func(n int) error) (flags byte, msg []byte, err error) {
 	if err := fill(r, prefix[:]); err != nil {
 		return 0, nil, err
@@ -66,7 +66,7 @@ func readFrame(r io.Reader, prefix *[prefixSize]byte, limit int, grow func(n int
 	return prefix[0], msg, nil
 }
 
-// fill reads until p is full. The error is io.EOF if nothing could be read, and errShort if too little.
+// fill reads until p is full. The error is io.EOF if r ends at once, and errShort if it ends in between.
 func fill(r io.Reader, p []byte) error {
 	for n := 0; n < len(p); {
 		k, err := r.Read(p[n:])

@@ -1,27 +1,25 @@
-// Package grpchttp speaks the gRPC wire protocol over net/http, as a client and as a server: unary and
-// streaming methods whose messages are bytes. It knows no service, no generated messages and no
-// compression, which keeps small programs small.
+// Package grpchttp speaks the gRPC wire protocol over net/http, as a client and as a server: unary and streaming methods
+// whose messages are bytes. It has no generated messages and no compression, which keeps small programs small.
 //
-// It follows "gRPC over HTTP2" of the gRPC project. HTTP/2 is required on both sides; whether it comes
-// with TLS or without is up to the http.Client and the http.Server.
+// It follows "gRPC over HTTP2" of the gRPC project. Both sides need HTTP/2; the http.Client and the http.Server decide whether
+// with TLS or without.
 //
 // # Errors
 //
-// Every failure of a call is an [*Error] with one of gRPC's codes. Remote tells what the other side has
-// said, in grpc-status, from what was made of a broken connection, of a proxy's answer or of nonsense.
+// Every failure of a call is an [*Error] with one of gRPC's codes. Its field Remote is set if the other side has sent the code
+// in grpc-status, and not if it stands for a broken connection, the answer of a proxy, or a malformed one.
 //
 // # Limits
 //
-// A message that is larger than allowed is refused by its prefix, before memory is set aside for it,
-// and memory for the others grows with what has arrived and not with what was promised. Compressed
-// messages are refused. A server gives a request [Handler].ReceiveTimeout to come, and no longer than
-// its context; where a middleware hides the methods of net/http's ResponseWriter it cannot.
+// A message that is larger than allowed is refused by its prefix, before memory is allocated, and memory for others grows
+// with the bytes that have arrived, not with the announced length. Compressed messages are refused. A server waits for a
+// request for [Handler].ReceiveTimeout and no longer than its context, unless a middleware hides the methods of net/http's
+// ResponseWriter.
 //
 // # What it does not do
 //
-// Names of metadata that end in "-bin" have values in base64, which is up to the caller. There are no
-// retries but those of net/http, and no load balancing. Of the details of an error
-// (grpc-status-details-bin) it knows google.rpc.RetryInfo.
+// Callers encode the values of metadata whose names end in "-bin". Only net/http retries, and there is no load balancing. Of
+// the details of an error (grpc-status-details-bin) only google.rpc.RetryInfo is understood.
 package grpchttp
 
 import (
@@ -92,13 +90,13 @@ func (e *Error) Error() string { return e.Code.String() + ": " + e.Message }
 // Unwrap returns e.Err.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Errorf returns an Error with a message. It wraps what a verb %w stands for.
+// Errorf returns an Error with a message. Like fmt.Errorf it wraps the error of a verb %w.
 func Errorf(code Code, format string, args ...any) *Error {
 	err := fmt.Errorf(format, args...)
 	return &Error{Code: code, Message: err.Error(), Err: errors.Unwrap(err)}
 }
 
-// toError returns the Error that err is, or what to make of it.
+// toError returns err as an Error.
 func toError(err error) *Error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e
@@ -196,7 +194,7 @@ func encodeMessage(s string) string {
 
 func visible(c byte) bool { return c >= ' ' && c <= '~' && c != '%' }
 
-// decodeMessage is the reverse. What is not a valid escape stays as it is, so that no text is lost.
+// decodeMessage is the reverse. Invalid escapes stay as they are, so that no text is lost.
 func decodeMessage(s string) string {
 	if !strings.Contains(s, "%") {
 		return s

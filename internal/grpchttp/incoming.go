@@ -9,8 +9,8 @@ import (
 	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
-// Incoming bounds the memory of the requests that a server is receiving, in total and of each peer: so clients that
-// never finish their requests do not take it all. NewIncoming makes one. It is safe for concurrent use.
+// Incoming bounds the memory for requests that are being received, in total and of each peer, so that clients that never
+// finish their requests cannot take all of it. NewIncoming makes one. It is safe for concurrent use.
 type Incoming struct {
 	name   string
 	shares *limit.Shares[peerkey.Holder]
@@ -19,7 +19,7 @@ type Incoming struct {
 // retryIncoming is after what time a client that found no room is to come back.
 const retryIncoming = 10 * time.Second
 
-// NewIncoming returns an Incoming with room for total bytes, and for each bytes of one peer. Its errors begin with name.
+// NewIncoming returns an Incoming with room for total bytes, of which one peer may take each. Its errors begin with name.
 func NewIncoming(name string, total, each int) *Incoming {
 	return &Incoming{name, limit.NewShares[peerkey.Holder](total, each)}
 }

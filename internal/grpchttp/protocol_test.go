@@ -211,18 +211,24 @@ func TestClientProtocol(t *testing.T) {
 		answer answer
 		want   want // OK is a good answer
 	}{
-		"good":                         {body(good, "0"), want{}},
-		"good, by its full name":       {field("Content-Type", "application/grpc+proto"), want{}},
-		"good, with a parameter":       {field("Content-Type", "application/grpc; x=y"), want{}},
-		"good, identity":               {field("Grpc-Encoding", "identity"), want{}},
-		"an error":                     {body("", "5"), want{grpchttp.NotFound, true, "as sent"}},
-		"an error after a message":     {body(good, "5"), want{grpchttp.NotFound, true, "as sent"}},
-		"an error in a message":        {body(good[:6], "5"), want{grpchttp.NotFound, true, "as sent"}},
-		"an error in a prefix":         {body(good[:2], "5"), want{grpchttp.NotFound, true, "as sent"}},
-		"trailers only":                {func(w http.ResponseWriter) { w.Header().Set("Grpc-Status", "7"); w.Header().Set("Grpc-Message", "no") }, want{grpchttp.PermissionDenied, true, "no"}},
-		"trailers only, flushed":       {func(w http.ResponseWriter) { w.Header().Set("Grpc-Status", "7"); w.(http.Flusher).Flush() }, want{grpchttp.PermissionDenied, true, ""}},
-		"trailers only, OK":            {func(w http.ResponseWriter) { w.Header().Set("Grpc-Status", "0") }, want{grpchttp.Internal, false, "no response"}},
-		"status before a message":      {func(w http.ResponseWriter) { w.Header().Set("Grpc-Status", "7"); _, _ = io.WriteString(w, good) }, want{grpchttp.Internal, false, "without grpc-status"}},
+		"good":                     {body(good, "0"), want{}},
+		"good, by its full name":   {field("Content-Type", "application/grpc+proto"), want{}},
+		"good, with a parameter":   {field("Content-Type", "application/grpc; x=y"), want{}},
+		"good, identity":           {field("Grpc-Encoding", "identity"), want{}},
+		"an error":                 {body("", "5"), want{grpchttp.NotFound, true, "as sent"}},
+		"an error after a message": {body(good, "5"), want{grpchttp.NotFound, true, "as sent"}},
+		"an error in a message":    {body(good[:6], "5"), want{grpchttp.NotFound, true, "as sent"}},
+		"an error in a prefix":     {body(good[:2], "5"), want{grpchttp.NotFound, true, "as sent"}},
+		"trailers only": {func(w http.ResponseWriter) {
+			w.Header().Set("Grpc-Status", "7")
+			w.Header().Set("Grpc-Message", "no")
+		}, want{grpchttp.PermissionDenied, true, "no"}},
+		"trailers only, flushed": {func(w http.ResponseWriter) { w.Header().Set("Grpc-Status", "7"); w.(http.Flusher).Flush() }, want{grpchttp.PermissionDenied, true, ""}},
+		"trailers only, OK":      {func(w http.ResponseWriter) { w.Header().Set("Grpc-Status", "0") }, want{grpchttp.Internal, false, "no response"}},
+		"status before a message": {func(w http.ResponseWriter) {
+			w.Header().Set("Grpc-Status", "7")
+			_, _ = io.WriteString(w, good)
+		}, want{grpchttp.Internal, false, "without grpc-status"}},
 		"two statuses, the last is OK": {func(w http.ResponseWriter) { w.Header().Set("Grpc-Status", "7"); body(good, "0")(w) }, want{}},
 		"status 17":                    {body("", "17"), want{17, true, "as sent"}},
 		"status 4294967295":            {body("", "4294967295"), want{4294967295, true, "as sent"}},

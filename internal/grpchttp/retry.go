@@ -42,8 +42,7 @@ func setRetryAfter(h http.Header, prefix string, e *Error) {
 	h.Set(prefix+headerPushback, strconv.FormatInt(after.Milliseconds(), 10))
 }
 
-// retryAfter returns when the server wants the client to come back, or 0. What is malformed or out of
-// bounds says nothing.
+// retryAfter returns how long the server wants the client to wait, or 0. A malformed or unbounded time is ignored.
 func retryAfter(h http.Header) (after time.Duration) {
 	details, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(h.Get(headerDetails), "="))
 	if err == nil {

@@ -14,11 +14,11 @@ import (
 	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
-// Handler serves methods by path, such as "/Service/Method". It is an http.Handler for servers that
-// speak HTTP/2. Set the fields before it is used.
+// Handler serves methods by path, such as "/Service/Method". It is an http.Handler for servers that speak HTTP/2. Set the
+// fields before it is used.
 //
-// What is not HTTP/2 is answered with 505, other methods than POST with 405, and what is not gRPC with
-// 415. A path that is not there is Unimplemented.
+// A request that is not HTTP/2 is answered with 505, one whose method is not POST with 405, and one that is not gRPC with
+// 415. An unknown path is Unimplemented.
 type Handler struct {
 	Methods map[string]Method
 
@@ -52,10 +52,9 @@ type Handler struct {
 // ErrTimeout is the cause of the end of a call that has taken longer than [Handler].Timeout.
 var ErrTimeout = errors.New("the server took too long")
 
-// Method answers one call. What it returns is the status of the call: OK for nil, that of an [*Error],
-// DeadlineExceeded or Canceled for those of package context, and else Unknown. The context is done when
-// the client has gone or its deadline has passed. A panic becomes Internal, by way of net/http, which
-// logs it.
+// Method answers one call. Its error is the status of the call: OK for nil, the code of an [*Error], DeadlineExceeded or
+// Canceled for the errors of package context, and otherwise Unknown. The context is done when the client has gone or its
+// deadline has passed. A panic becomes Internal, by way of net/http, which logs it.
 type Method func(ctx context.Context, c *Call) error
 
 // Unary returns a method with one request and one response.
@@ -73,8 +72,8 @@ func Unary(f func(ctx context.Context, request []byte) (response []byte, err err
 	}
 }
 
-// readAhead is the size of the buffer in front of the body of a request: enough for a small message with
-// its prefix, as net/http hands each Read of a body to the goroutine that serves the connection.
+// readAhead is the size of the buffer in front of the body of a request: room for a small message with its prefix, as net/http
+// hands each Read of a body to the goroutine that serves the connection.
 const readAhead = 512
 
 // ServeHTTP serves one call.
@@ -140,8 +139,7 @@ func (h *Handler) serve(c *Call) error {
 	return method(ctx, c)
 }
 
-// Call is one call that a server answers. It may be received from and sent to at the same time, by one
-// goroutine each.
+// Call is one call that a server answers. One goroutine may receive while another sends.
 type Call struct {
 	h       *Handler
 	ctx     context.Context
@@ -156,23 +154,21 @@ type Call struct {
 	in, out [prefixSize]byte
 }
 
-// Request returns the HTTP request, for what is known of the client: the metadata in its header, its
-// address, TLS. It is shared, and its body is not the caller's to read.
+// Request returns the HTTP request, with the metadata in its header, and the client's address and TLS state. It is shared. The
+// method must not read its body.
 func (c *Call) Request() *http.Request { return c.r }
 
-// Header returns the header fields of the request, its metadata among them. It is shared.
+// Header returns the header of the request with its metadata. It is shared.
 func (c *Call) Header() http.Header { return c.r.Header }
 
-// SetHeader sets metadata that the responses begin with, before the first is sent. Names of the
-// protocol's own are ignored.
+// SetHeader sets metadata to send before the first response. Names that the protocol uses itself are ignored.
 func (c *Call) SetHeader(name string, values ...string) {
 	if !reserved(name) {
 		c.w.Header()[http.CanonicalHeaderKey(name)] = values
 	}
 }
 
-// SetTrailer sets metadata that goes with the status of the call. Names of the protocol's own are
-// ignored.
+// SetTrailer sets metadata to send with the status of the call. Names that the protocol uses itself are ignored.
 func (c *Call) SetTrailer(name string, values ...string) {
 	if reserved(name) {
 		return
@@ -183,9 +179,8 @@ func (c *Call) SetTrailer(name string, values ...string) {
 	c.trailer[http.CanonicalHeaderKey(name)] = values
 }
 
-// Receive returns the next request, which is the caller's own. After the last it returns io.EOF. Other
-// errors are to be returned by the [Method]. While it waits it holds no memory
-// for a large one.
+// Receive returns the next request, which the caller may keep. After the last one it returns io.EOF. The [Method] must return
+// other errors. While Receive waits it holds no memory for a large request.
 func (c *Call) Receive() ([]byte, error) {
 	c.shrink()
 	c.limitReceiving()
@@ -259,18 +254,17 @@ func (c *Call) ReceiveOnly() ([]byte, error) {
 	}
 }
 
-// StopReceiving makes [Call.Receive] fail, also one that waits in another goroutine. A method that
-// receives in a goroutine of its own stops it this way before it returns, and waits for its end.
+// StopReceiving makes [Call.Receive] fail, also one that waits in another goroutine. A method that receives in a goroutine of
+// its own stops it this way before it returns, and waits for its end.
 func (c *Call) StopReceiving() { _ = c.r.Body.Close() }
 
-// Frame is a message with its prefix, as it is sent. Any number of calls can send the same one.
+// Frame is a message with its prefix, as it is on the wire. Any number of calls can send the same Frame.
 type Frame struct{ b []byte }
 
 // NewFrame returns the frame of a message.
 func NewFrame(msg []byte) Frame { return Frame{frame(msg)} }
 
-// Send sends a response, at once. It blocks while the client does not read. The message may be shared: it
-// is neither changed nor kept.
+// Send sends a response at once. It blocks while the client does not read. It neither changes nor keeps the message.
 func (c *Call) Send(msg []byte) error { return c.send(appendPrefix(c.out[:0], len(msg)), msg) }
 
 // SendFrame sends a frame as [Call.Send] sends a message.
@@ -291,7 +285,7 @@ func (c *Call) SendOnly(msg []byte) error {
 	return cannotSend(err)
 }
 
-// SendHeader sends the header now, not with the first response: proxies wait for it.
+// SendHeader sends the header now and not with the first response: proxies wait for it.
 func (c *Call) SendHeader() error { return c.send() }
 
 func (c *Call) send(parts ...[]byte) error {

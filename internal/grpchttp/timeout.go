@@ -16,8 +16,8 @@ var units = []struct {
 
 const maxTimeoutDigits = 8
 
-// formatTimeout returns d as grpc-timeout has it: at most 8 digits in the smallest unit that they
-// suffice for, rounded up, as the server must not give up before its client does.
+// formatTimeout returns d as grpc-timeout has it: at most 8 digits in the smallest unit that they suffice for, rounded up, as
+// the server must not give up before its client.
 func formatTimeout(d time.Duration) string {
 	if d <= 0 {
 		return "0n"
@@ -34,7 +34,7 @@ func formatTimeout(d time.Duration) string {
 	return "99999999H" // not reached: the longest Duration has 2,562,048 hours
 }
 
-// parseTimeout is the reverse. What is longer than a Duration can be is the longest.
+// parseTimeout is the reverse. Longer times than a Duration can hold become the longest Duration.
 func parseTimeout(s string) (time.Duration, bool) {
 	if len(s) < 2 || len(s) > maxTimeoutDigits+1 {
 		return 0, false

@@ -303,7 +303,8 @@ func TestBadServiceAccounts(t *testing.T) {
 		assert.False(t, kube.MayHaveLanded(err))
 	}
 	assert.Empty(t, s.tokens)
-	for want, namespace := range map[string]string{"no such file|not exist": "-", "is empty": "", "Istio": "Istio", "a/b": "a/b", "larger than 1024 bytes": strings.Repeat("a", 1025)} {
+	for want, namespace := range map[string]string{"no such file|not exist": "-", "is empty": "", "Istio": "Istio",
+		"a/b": "a/b", "larger than 1024 bytes": strings.Repeat("a", 1025)} {
 		_, err := s.machine("", "", account("x", ca, namespace)).Namespace()
 		require.Error(t, err)
 		assert.Regexp(t, want, err.Error())

@@ -19,7 +19,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"mime"
 	"net"
 	"net/http"
@@ -29,6 +28,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/conns"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
@@ -60,6 +60,7 @@ type Options struct {
 
 // Client is a client of one API server, made by [New]. It is safe for concurrent use.
 type Client struct {
+	redacted
 	base    *url.URL
 	http    *http.Client
 	watch   *http.Client    // the same without a Timeout
@@ -67,6 +68,8 @@ type Client struct {
 	conns   conns.Dialed    // of the account
 	limit   int             // of an answer
 }
+
+type redacted = redact.Text // an alias, so that the embedded field is not exported
 
 // New checks the options. It opens no file and sends nothing. In a process that is not in a cluster,
 // options that need one give an error that says so.
@@ -84,7 +87,7 @@ func newClient(o Options, env environment) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kube: API server %q: %w", display(raw), err)
 	}
-	c := &Client{base: base, limit: cmp.Or(o.MaxAnswer, maxAnswer)}
+	c := &Client{redacted: redact.New("kube.Client(" + base.String() + ")"), base: base, limit: cmp.Or(o.MaxAnswer, maxAnswer)}
 	hc := http.Client{}
 	if o.Client != nil {
 		hc = *o.Client
@@ -234,6 +237,17 @@ type ObjectMeta struct {
 	Annotations       map[string]string `json:"annotations,omitempty"`
 }
 
+// PodEnded returns why a pod in a phase is no longer to be served, or "" if it is.
+func PodEnded(phase string, deleting bool) string {
+	switch {
+	case phase == "Succeeded" || phase == "Failed":
+		return "it has ended: its phase is " + phase
+	case deleting:
+		return "it is being deleted"
+	}
+	return ""
+}
+
 // Close closes the connections that the Client has made, and so ends what is under way on them. Those of an http.Client in
 // the Options are up to its owner. Later requests make a new connection; one that follows at once may still find the old
 // one, and fail. The error is always nil.
@@ -241,15 +255,6 @@ func (c *Client) Close() error {
 	c.conns.Close()
 	return nil
 }
-
-// String names the API server and nothing secret.
-func (c *Client) String() string { return "kube.Client(" + c.base.String() + ")" }
-
-// GoString names the API server and nothing secret.
-func (c *Client) GoString() string { return c.String() }
-
-// LogValue names the API server and nothing secret.
-func (c *Client) LogValue() slog.Value { return slog.StringValue(c.base.String()) }
 
 // exchange is one request, for its errors.
 type exchange struct {

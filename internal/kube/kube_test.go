@@ -117,7 +117,8 @@ func TestPathsAndNames(t *testing.T) {
 	assert.Equal(t, []string{"/k8s/clusters/c-1/api/v1", "/k8s/clusters/c-1/a%2Fb/c%3Fd/e%252ff/g%23h", "/k8s/clusters/c-1/x"}, asked)
 
 	for _, p := range []string{
-		"", "api", "/", "//x", "/api/", "/api//v1", "/./x", "/x/..", "/../x", "/%2e%2e/x", "/x/%2E", "/%zz", "/x\x00", "/x y\n", "/x?y/..", kube.Path(), kube.Path("a", "", "b"), kube.Path(".."),
+		"", "api", "/", "//x", "/api/", "/api//v1", "/./x", "/x/..", "/../x", "/%2e%2e/x", "/x/%2E", "/%zz", "/x\x00", "/x y\n",
+		"/x?y/..", kube.Path(), kube.Path("a", "", "b"), kube.Path(".."),
 	} {
 		err := c.Get(t.Context(), p, nil, nil)
 		assert.Error(t, err, "%q", p)
@@ -246,7 +247,8 @@ func TestStatusErrors(t *testing.T) {
 		want         kube.StatusError
 		is           is
 	}{
-		{404, "", `{"kind":"Status","reason":"NotFound","message":"gone fishing","code":404}`, kube.StatusError{Code: 404, Reason: "NotFound", Message: "gone fishing"}, is{notFound: true}},
+		{404, "", `{"kind":"Status","reason":"NotFound","message":"gone fishing","code":404}`, kube.StatusError{Code: 404,
+			Reason: "NotFound", Message: "gone fishing"}, is{notFound: true}},
 		{404, "", `{"kind":"Status","message":"no such path"}`, kube.StatusError{Code: 404, Message: "no such path"}, is{}},
 		{404, "text", `404 page not found`, kube.StatusError{Code: 404}, is{}},
 		{403, "", `{"kind":"Status","reason":"Forbidden"}`, kube.StatusError{Code: 403, Reason: "Forbidden"}, is{forbidden: true}},
@@ -256,7 +258,8 @@ func TestStatusErrors(t *testing.T) {
 		{410, "", `{"kind":"Status","reason":"Expired"}`, kube.StatusError{Code: 410, Reason: "Expired"}, is{gone: true}},
 		{410, "text", ``, kube.StatusError{Code: 410}, is{gone: true}},
 		{422, "", `{"kind":"Status","reason":"Invalid","code":200}`, kube.StatusError{Code: 422, Reason: "Invalid"}, is{}},
-		{429, "7", `{"kind":"Status","reason":"TooManyRequests","details":{"retryAfterSeconds":3}}`, kube.StatusError{Code: 429, Reason: "TooManyRequests", RetryAfter: 7 * time.Second}, is{}},
+		{429, "7", `{"kind":"Status","reason":"TooManyRequests","details":{"retryAfterSeconds":3}}`, kube.StatusError{Code: 429,
+			Reason: "TooManyRequests", RetryAfter: 7 * time.Second}, is{}},
 		{429, "", `{"kind":"Status","details":{"retryAfterSeconds":3}}`, kube.StatusError{Code: 429, RetryAfter: 3 * time.Second}, is{}},
 		{429, "-1", `{"kind":"Status"}`, kube.StatusError{Code: 429}, is{}},
 		{429, "soon", `{"kind":"Pod","message":"x","reason":"x"}`, kube.StatusError{Code: 429}, is{}},
@@ -297,11 +300,13 @@ func TestNothingSentIsQuoted(t *testing.T) {
 	const opaque = "abcdef.0123456789abcdef"
 	const name = "a-name-that-is-long-enough-to-look-odd"
 	for _, secret := range []string{jwt, opaque, strings.Repeat("k", 64)} {
-		body := map[string]any{"metadata": map[string]any{"name": name}, "spec": map[string]any{"token": secret}, "data": map[string][]byte{"k": []byte("-----BEGIN\n" + strings.Repeat("s3cr3t", 30) + "\n" + strings.Repeat("e4d", 6) + "\n-----END"), "l": []byte("l1ttl3-s3cr3t-v4lu3")}}
+		body := map[string]any{"metadata": map[string]any{"name": name}, "spec": map[string]any{"token": secret},
+			"data": map[string][]byte{"k": []byte("-----BEGIN\n" + strings.Repeat("s3cr3t", 30) + "\n" + strings.Repeat("e4d", 6) + "\n-----END"), "l": []byte("l1ttl3-s3cr3t-v4lu3")}}
 		sent, err := json.Marshal(body)
 		require.NoError(t, err)
 		for _, format := range []string{"%s", "bad token %q.", "denied: %s: at ", "token=%s", "(%s)", "%s"} {
-			status, err := json.Marshal(map[string]any{"kind": "Status", "message": fmt.Sprintf(format, secret) + " of " + name + " in " + string(sent) + " or " + strings.Repeat("e4d", 6) + " or l1ttl3-s3cr3t-v4lu3"})
+			status, err := json.Marshal(map[string]any{"kind": "Status", "message": fmt.Sprintf(format,
+				secret) + " of " + name + " in " + string(sent) + " or " + strings.Repeat("e4d", 6) + " or l1ttl3-s3cr3t-v4lu3"})
 			require.NoError(t, err)
 			c := asks(t, func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusBadRequest, string(status)) })
 			err = c.Create(t.Context(), "/apis/authentication.k8s.io/v1/tokenreviews", body, nil)
@@ -331,7 +336,8 @@ func TestNothingSentIsQuoted(t *testing.T) {
 	err := c.Create(t.Context(), "/apis/authentication.k8s.io/v1/tokenreviews", map[string]any{"spec": map[string]any{"token": jwt}}, nil)
 	require.ErrorContains(t, err, "malformed HTTP response")
 	assert.NotContains(t, err.Error(), jwt[:40])
-	e := kube.ParseStatus(403, []byte(`{"kind":"Status","message":"User \"system:serviceaccount:istio-system:istiod\" cannot get resource \"secrets\" in API group \"\" in the namespace \"istio-system\""}`), `{}`, opaque)
+	e := kube.ParseStatus(403, []byte(`{"kind":"Status","message":"User \"system:serviceaccount:istio-system:istiod\" cannot get resource \"secrets\" in API group \"\" in the namespace \"istio-system\""}`),
+		`{}`, opaque)
 	assert.Equal(t, `User "system:serviceaccount:istio-system:istiod" cannot get resource "secrets" in API group "" in the namespace "istio-system"`, e.Message)
 	e = kube.ParseStatus(401, []byte(`{"kind":"Status","message":"who is `+opaque+`?"}`), ``, opaque)
 	assert.Equal(t, `who is [redacted]?`, e.Message)

@@ -1,12 +1,11 @@
-// Package life starts, runs and stops what works in the background for the readers of a value, such as a source of
-// identities. It is what the methods Run and Close and the functions Start of such packages are made of, so that they
-// mean the same everywhere:
+// Package lifecycle starts, runs and stops background work, such as keeping a source of identities current. The methods
+// Run, Ready and Close and the functions Start of such packages are made of a [Life], so that they mean the same everywhere:
 //
 //   - Run blocks. It returns nil after a clean stop, which is the end of its context or Close, and an error only if the
 //     work cannot go on.
-//   - Start is Run in a goroutine, once the first success is there. Its context bounds the start and not the work.
+//   - Start is Run in a goroutine, and returns after the first success. Its context bounds the start and not the work.
 //   - Ready, by [Life.Await], waits for that success.
-//   - Close ends either of them, and waits for it.
+//   - Close ends the work for good, and waits for it.
 package lifecycle
 
 import (

@@ -1,5 +1,5 @@
-// Package limit keeps a server from doing more at once, or more in a second, than it should: slots
-// for what runs at the same time, a queue in front of them, and rates in total and per caller.
+// Package limit bounds what a server does at once and in a second: slots for what runs at the same time, a queue in front of
+// them, and rates in total and for each caller.
 //
 //	l := limit.New(limit.Options{Concurrent: 4, Queue: 100, Rate: 1000, CallerRate: 10, CallerBurst: 20})
 //	…
@@ -8,19 +8,15 @@
 //	}
 //	defer l.Release()
 //
-// # What it promises
+// Requests that wait for a slot are served in order of arrival. A refused request takes nothing, neither a slot nor a place
+// in the queue nor a token, so a caller over its own rate cannot use up what is there for others. A refusal says when there
+// will be room again.
 //
-// Requests that wait for a slot are served in the order of arrival. A request that is
-// refused takes nothing: neither a slot, nor a place in the queue, nor a token. So a
-// caller that is over its own rate cannot use up what is there for the others. A refusal says when
-// there will be room again.
+// [Shares] bound what is held for longer than a request, such as streams, and [Strikes] what is refused after it was
+// examined.
 //
-// What is held for longer than a request, such as streams, is bounded by [Shares], and what is
-// refused after it was looked at by [Strikes].
-//
-// Memory is bounded: by Options.Queue, and by 65,536 callers that are remembered, whatever their
-// names. More than that and those that asked longest ago are forgotten, so that each begins anew
-// with a full burst; the total rate holds all the same.
+// Memory is bounded by Options.Queue, and by 65,536 callers that are remembered, whatever their names. Beyond that the
+// callers that asked longest ago are forgotten and begin anew with a full burst; the total rate holds all the same.
 package limit
 
 import (

@@ -1,5 +1,6 @@
-// Package loopback tells requests that are for this machine from those of a page of another site in a browser on it,
-// whose own name was made to lead to loopback (DNS rebinding). The Host of such a request is that name.
+// Package loopback recognizes requests of programs on this machine. A page of another site in a browser on this machine can
+// send requests to loopback, too: for localhost, or for the site's own name, made to lead to loopback (DNS rebinding). Such a
+// request has that name as its Host, or another Origin.
 package loopback
 
 import (
@@ -11,23 +12,23 @@ import (
 	"strings"
 )
 
-// Reached reports whether a request came in at a loopback address. A request whose server does not say so, such as one
-// on a Unix socket, did not.
+// Reached reports whether a request came in at a loopback address. It is false if the server does not say, as on a Unix
+// socket.
 func Reached(r *http.Request) bool {
 	at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
 	return ok && at.IP.IsLoopback()
 }
 
-// Host reports whether a host, with or without a port, is an address, or localhost. No name leads to these but their own.
+// Host reports whether a host, with or without a port, is an IP address or localhost, which DNS cannot redirect.
 func Host(host string) bool {
 	name := Name(host)
 	_, err := netip.ParseAddr(strings.Trim(name, "[]"))
 	return err == nil || strings.EqualFold(name, "localhost")
 }
 
-// OtherSite reports whether the browser that sends a request says that it is because of a page of another site, or of
-// another port: such a page can make requests for localhost, too, and does not get the answers. Old browsers say it by
-// the Origin alone, and of some requests only. Clients that are no browsers say nothing.
+// OtherSite reports whether a browser says that a page of another site, or of another port, has caused the request: such a
+// page can send requests to localhost, but does not see the answers. Old browsers say it only by the Origin of some requests.
+// Other clients never say it.
 func OtherSite(r *http.Request) bool {
 	site, origin := r.Header.Get("Sec-Fetch-Site"), r.Header.Get("Origin")
 	if site == "" && origin != "" {
@@ -37,8 +38,8 @@ func OtherSite(r *http.Request) bool {
 	return site != "" && site != "same-origin" && site != "none"
 }
 
-// Local returns nil for a request of a program on this machine, for what others must not ask for, and otherwise why it is
-// refused. A request on a Unix socket has no addresses, and is left to the permissions of the socket.
+// Local returns nil for a request of a program on this machine, and otherwise why it is refused: for what only such programs
+// may ask for. A request on a Unix socket is accepted, as the permissions of the socket decide.
 func Local(r *http.Request) error {
 	if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil { // a Unix socket has none
 		if ip, err := netip.ParseAddr(host); err != nil || !ip.IsLoopback() {

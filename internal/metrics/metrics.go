@@ -1,9 +1,9 @@
-// Package metrics counts events and writes the counts in the text format of Prometheus (version 0.0.4).
-// It has counters, counters that one label tells apart, and counters and gauges with any labels that are computed
-// when they are written. [Merge] makes one text of several.
+// Package metrics counts events and writes metrics in the text format of Prometheus (version 0.0.4): counters, with or
+// without a label, and counters and gauges with any labels that are computed when they are written. [Merge] makes one text
+// of several.
 //
-// A [Set] is filled before it is used. After that all methods are safe for concurrent use. A part that has its
-// numbers elsewhere, in its Status for instance, fills a Set each time that it is written.
+// A [Set] is filled before it is used; then all methods are safe for concurrent use. A part that computes its numbers from a
+// snapshot fills a new Set each time.
 package metrics
 
 import (
@@ -62,8 +62,8 @@ func (s *Set) Totals(name, help string, read func(Add)) {
 	s.families = append(s.families, family{name, help, "counter", read})
 }
 
-// Gauge adds a number that read returns when the Set is written. If ok is false, there is no number now
-// and nothing is written. read must be safe for concurrent use.
+// Gauge adds a number that read returns when the Set is written. If ok is false, nothing is written. read must be safe for
+// concurrent use.
 func (s *Set) Gauge(name, help string, read func() (v float64, ok bool)) {
 	s.Gauges(name, help, func(add Add) {
 		if v, ok := read(); ok {
@@ -72,7 +72,7 @@ func (s *Set) Gauge(name, help string, read func() (v float64, ok bool)) {
 	})
 }
 
-// Gauges adds a gauge whose samples read adds when the Set is written: none, and nothing is written. read must be safe
+// Gauges adds a gauge whose samples read adds when the Set is written. Without samples nothing is written. read must be safe
 // for concurrent use.
 func (s *Set) Gauges(name, help string, read func(Add)) {
 	s.families = append(s.families, family{name, help, "gauge", read})
@@ -126,7 +126,7 @@ func text(labels []string) string {
 	return b.String() + "}"
 }
 
-// format writes whole numbers without an exponent: people compare them with the clock.
+// format writes whole numbers without an exponent, so that people can compare times with the clock.
 func format(v float64) string {
 	if v == math.Trunc(v) && math.Abs(v) < 1<<53 {
 		return strconv.FormatFloat(v, 'f', 0, 64)

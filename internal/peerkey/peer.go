@@ -1,10 +1,8 @@
-// Package peer says which peer a request comes from, for limits that count for each peer. Servers put it into the
-// context of the request.
+// Package peerkey says which peer a request comes from, for limits by peer. Servers put it into the context of the request.
 //
-// A peer is a user of this machine on a Unix socket, and an IP address, with all of its ports, on a TLS connection.
-// An address behind a NAT or a gateway stands for many clients, so limits by peer are wide, and count what goes wrong
-// rather than what is asked. Where a proxy ends TLS, the address is that of the proxy and says nothing of its clients, so
-// there is no peer.
+// A peer is a user of this machine on a Unix socket, and an IP address, with all of its ports, on a TLS connection. An
+// address behind a NAT or a gateway stands for many clients, so limits by peer are wide, and count failures rather than
+// requests. Where a proxy ends TLS there is no peer, because the address is that of the proxy.
 package peerkey
 
 import (

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/internal/athenzdemo"
+	"github.com/svidkit/svidkit/internal/test/athenzdemo"
 )
 
 // testAthenz takes pods of the cluster through their lives with the programs of Athenz. The kubelet is made up: it has
@@ -23,7 +23,7 @@ func testAthenz(t *testing.T, c *cluster) {
 	phase := func(pod, ip, phase string) {
 		c.Do(t, "PATCH", pods+"/"+pod+"/status", map[string]any{"status": map[string]any{"phase": phase, "podIP": ip, "podIPs": []any{map[string]any{"ip": ip}}}}, nil)
 	}
-	trace := athenzdemo.Show(t, io.Discard, athenzdemo.Kubernetes{
+	trace := athenzdemo.Show(t, athenzdemo.Build(t), io.Discard, athenzdemo.Kubernetes{
 		URL: c.URL, Client: c.ClientOf(t, "k8s-admin", "athenz-callback"),
 		List: func() ([]byte, error) {
 			answer, err := c.Admin().Get(c.URL + pods)

@@ -111,7 +111,7 @@ func (s *istioCA) client(t testing.TB, token string, edit func(*istioca.Options)
 // checked asks for a certificate that has to pass every check of package caclient.
 func checked(t testing.TB, a caclient.CA, id spiffe.ID) ([]*x509.Certificate, error) {
 	t.Helper()
-	strict, err := caclient.New(a, &caclient.Options{Attempts: 1})
+	strict, err := caclient.New(a, nil)
 	require.NoError(t, err)
 	return strict.Sign(t.Context(), csrFor(t, id), time.Hour)
 }

@@ -1,8 +1,7 @@
-// Package protofield reads and writes messages of Protocol Buffers field by field. It uses no generated
-// code and no reflection, which are larger than the rest of a small program.
+// Package protofield reads and writes messages of Protocol Buffers field by field, without generated code and reflection,
+// which would be larger than the rest of a small program.
 //
-// A message is read with a function that looks at the number of each field and says where its value
-// goes:
+// A message is read with a function that stores each field by its number:
 //
 //	func (v *version) read(f *protofield.Field) {
 //		switch f.Number {
@@ -15,9 +14,8 @@
 //
 //	err := protofield.Read(data, v.read)
 //
-// The rules are those of generated code: of a field that comes twice the last value counts, embedded
-// messages that come twice are merged, a field that is not asked for is skipped, and so is one that has
-// another wire type than it should.
+// The rules are those of generated code: the last value of a repeated singular field counts, repeated embedded messages are
+// merged, and unknown fields and fields of another wire type are skipped.
 package protofield
 
 import (
@@ -28,14 +26,13 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// ErrMalformed is the error for bytes that are not an encoded message, or have a text that is not UTF-8.
+// ErrMalformed says that bytes are not an encoded message, or that a string in it is not UTF-8.
 var ErrMalformed = errors.New("malformed protobuf message")
 
 // Number is the number of a field.
 type Number = protowire.Number
 
-// Field is one field of a message that is being read. It is valid until the function that was given to
-// [Read] returns.
+// Field is one field of a message that is being read. It is valid until the function passed to [Read] returns.
 type Field struct {
 	Number Number
 	Type   protowire.Type
@@ -44,8 +41,8 @@ type Field struct {
 	err    error
 }
 
-// Read calls read for each field of a message, in their order, until one of them fails. Groups are
-// skipped. The error is [ErrMalformed], or what [Field.Fail] was called with.
+// Read calls read for each field of a message, in their order, until one of them fails. Groups are skipped. The error is
+// [ErrMalformed] or the error passed to [Field.Fail].
 func Read(message []byte, read func(*Field)) error {
 	var f Field
 	return f.readAll(message, read)
@@ -137,8 +134,8 @@ func (f *Field) Message(read func(*Field)) {
 	}
 }
 
-// Entry reads an entry of a map whose keys are strings. value reads the field of its value; it is not
-// called if the entry has none. The key is "" if the entry has none.
+// Entry reads an entry of a map whose keys are strings. value reads the value; it is not called if the entry has none. An
+// entry without a key has the key "".
 func (f *Field) Entry(value func(*Field)) (key string) {
 	f.Message(func(f *Field) {
 		switch f.Number {
@@ -171,7 +168,7 @@ func (f *Field) Fail(err error) {
 	}
 }
 
-// Write returns the message whose fields write has added, in memory of just that size.
+// Write returns the message whose fields write adds, in memory of exactly that size.
 func Write(write func(*Writer)) ([]byte, error) {
 	var w Writer
 	write(&w)
@@ -181,9 +178,9 @@ func Write(write func(*Writer)) ([]byte, error) {
 	return append(make([]byte, 0, len(w.b)), w.b...), nil
 }
 
-// Writer takes the fields of a message in the order in which they are encoded. The methods Text, Bytes
-// and Varint are for singular fields, which are left out if they have their zero value. Those that
-// begin with Add are for elements of lists and members of oneofs, which are always there.
+// Writer takes the fields of a message in the order in which they are encoded. The methods Text, Bytes and Varint are for
+// singular fields, which are left out if they are zero. Those that begin with Add are for elements of lists and members of
+// oneofs, which are always written.
 type Writer struct {
 	b   []byte
 	err error

@@ -36,6 +36,7 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/files/fileset"
 	"github.com/svidkit/svidkit/internal/loopback"
+	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -109,7 +110,7 @@ func New(o Options) (*Server, error) {
 	if s.bundle, err = federation.NewHandler(bundles{o.CA}, o.ID.TrustDomain()); err != nil {
 		return nil, err
 	}
-	metrics := []func(io.Writer) error{s.newMetrics().Write}
+	metrics := []func(io.Writer) error{metrics.WriteBuildInfo, s.newMetrics().Write}
 	if o.Istio != nil {
 		h, err := s.newIstio(*o.Istio)
 		if err != nil {

@@ -103,7 +103,7 @@ func (c *Config) newIstioCA() (*istioca.CA, error) {
 		c.Logger.Warn("istioagent: the connection to the CA has no TLS, by its port 15010: the token is readable on it", slog.String("address", address))
 		o.URL, o.AllowPlaintext = "http://"+address, true
 	} else {
-		roots, err := c.roots(istioca.RootsFile)
+		roots, err := c.roots(caRootsFile)
 		if err != nil {
 			return nil, err
 		}
@@ -147,7 +147,7 @@ func (c *Config) newGoogleCA() (*googlecas.CA, error) {
 	}
 	o := googlecas.Options{Endpoint: caclient.Endpoint{URL: c.urls.service, TrustDomain: c.TrustDomain, Token: token.Token, Logger: c.Logger}, Pool: c.CAAddress}
 	if c.CARoots != "" {
-		roots, err := c.roots(istioca.RootsFile)
+		roots, err := c.roots(caRootsFile)
 		if err != nil {
 			return nil, err
 		}
@@ -183,7 +183,7 @@ func (c *Config) newXDS(secrets http.Handler) (*xdsproxy.Handler, error) {
 		x.URL, x.AllowPlaintext, x.HTTPClient = "http://"+c.Discovery, true, &http.Client{Transport: t}
 		c.clients = append(c.clients, x.HTTPClient)
 	} else {
-		roots, err := c.roots(istioca.XDSRootsFile)
+		roots, err := c.roots(xdsRootsFile)
 		if err != nil {
 			return nil, err
 		}

@@ -41,9 +41,9 @@ type Choice struct {
 // String returns the origin and why.
 func (c Choice) String() string { return string(c.Origin) + ": " + c.Why }
 
-// Choose looks where the identity comes from, once: see the package comment. It changes nothing. It fails if something
-// is at the path of the socket that is no socket, if the server there does not answer like one, and if the
-// configuration requires a server or files that are not there.
+// Choose looks where the identity comes from, once: see the package comment. It changes nothing. It fails if something other
+// than a socket is at the path of the socket, if the server there does not answer like one, and if the configuration requires
+// a server or files that are missing.
 func Choose(ctx context.Context, cfg Config) (Choice, error) {
 	c := cfg.withDefaults()
 	if err := c.check(); err != nil {
@@ -58,7 +58,8 @@ func Choose(ctx context.Context, cfg Config) (Choice, error) {
 		choice.Origin, choice.Why = Socket, found
 		return choice, nil
 	case c.SocketFile != socketName:
-		return Choice{}, fmt.Errorf("istioagent: choose: workload socket: %s, and SocketFile (WORKLOAD_IDENTITY_SOCKET_FILE) requires a server: start that, or leave the variable out", found)
+		return Choice{}, fmt.Errorf("istioagent: choose: workload socket: %s, and WORKLOAD_IDENTITY_SOCKET_FILE requires a server: "+
+			"start that, or leave the variable out", found)
 	}
 	if err := c.chooseFiles(&choice); err != nil {
 		return Choice{}, fmt.Errorf("istioagent: choose: %w", err)

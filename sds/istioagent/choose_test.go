@@ -89,7 +89,8 @@ func dead(t *testing.T, socket string) {
 
 func TestChoose(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-7.4-1", "IST-7.4-2", "IST-7.8-1", "IST-7.8-2", "IST-7.8-3", "IST-8.2-1", "IST-8.2-2", "IST-8.2-3", "IST-8.2-4", "IST-8.2-5", "IST-9.1-6", "IST-9.2-11", "IST-9.2-24")
+	conformance.Covers(t, "IST-7.4-1", "IST-7.4-2", "IST-7.8-1", "IST-7.8-2", "IST-7.8-3", "IST-8.2-1", "IST-8.2-2",
+		"IST-8.2-3", "IST-8.2-4", "IST-8.2-5", "IST-9.1-6", "IST-9.2-11", "IST-9.2-24")
 	text := []byte("some text")
 	for _, c := range []struct {
 		name    string

@@ -20,7 +20,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// The values of Config.Provider that mean something. Every other one is a CA with Istio's API.
+// The values of Config.Provider with a meaning of their own. Every other one is a CA with Istio's API.
 const (
 	googleCA  = "GoogleCA"
 	googleCAS = "GoogleCAS"
@@ -30,7 +30,7 @@ const (
 type redacted = redact.Text
 
 // Config configures an [Agent]. [FromEnvironment] makes one; a program that makes its own sets at least the identity and
-// the CA. [New] copies it. Comments have the variables of Istio's agent that the fields are for.
+// the CA. [New] copies it. Each comment has the variables of Istio's agent for the field.
 type Config struct {
 	redacted // headers may have tokens
 
@@ -48,8 +48,8 @@ type Config struct {
 	Pod, Address string
 	Metadata     map[string]string
 
-	// InPod says that the process runs in a pod: KUBERNETES_SERVICE_HOST is set. It decides about the modes of OutputCerts,
-	// and about Secrets of Kubernetes, which every client of the sockets can have: see SocketMode.
+	// InPod says that the process runs in a pod: KUBERNETES_SERVICE_HOST is set. Then the files of OutputCerts have the mode
+	// 0644, and every client of the sockets can have the Secrets of the pod's namespace: see SocketMode.
 	InPod bool
 
 	// Provider is the kind of CA: CA_PROVIDER. GoogleCA and GoogleCAS are Google's Certificate Authority Service,
@@ -61,8 +61,8 @@ type Config struct {
 	CAAddress string
 
 	// CARoots and XDSRoots are files with the roots that vouch for the CA and for the control plane, or SYSTEM for those
-	// of the host: CA_ROOT_CA and XDS_ROOT_CA. Empty means what CertProvider and the others say, as in
-	// [istioca.RootsFile].
+	// of the host: CA_ROOT_CA and XDS_ROOT_CA. Empty means that CertProvider and ProvCert decide, as in Istio's agent, and
+	// for the control plane FileMounted and MountedRoots, too.
 	CARoots, XDSRoots string
 
 	// CertProvider is PILOT_CERT_PROVIDER.
@@ -107,25 +107,25 @@ type Config struct {
 	TTL time.Duration
 
 	// GraceRatio is the part of the lifetime that is left when renewal starts, and Jitter is added to it or taken from it
-	// at random: SECRET_GRACE_PERIOD_RATIO and SECRET_GRACE_PERIOD_RATIO_JITTER, from 0 to 1. A renewal never starts in
-	// the first or the last hundredth of the lifetime: so with 0 a certificate is renewed before it ends, and with 1 the
-	// CA is not asked without end.
+	// at random: SECRET_GRACE_PERIOD_RATIO and SECRET_GRACE_PERIOD_RATIO_JITTER, from 0 to 1. A renewal never starts in the
+	// first or the last hundredth of the lifetime, so that 0 still renews before the end, and 1 does not ask the CA
+	// without a pause.
 	GraceRatio, Jitter float64
 
 	// Key is the algorithm of private keys: WORKLOAD_RSA_KEY_SIZE, ECC_SIGNATURE_ALGORITHM and ECC_CURVE. Empty means
 	// ECDSA P-256.
 	Key pki.KeyAlgorithm
 
-	// PKCS8Key says that Envoy and the files of OutputCerts get the key from the CA in PKCS#8, and not in PKCS#1 if it is
-	// an RSA key and SEC 1 if it is an ECDSA key: PKCS8_KEY. With files as the origin it is always in PKCS#8.
+	// PKCS8Key says that Envoy and the files of OutputCerts get the key in PKCS #8: PKCS8_KEY. Otherwise an RSA key is in
+	// PKCS #1 and an ECDSA key in SEC 1, unless the identity comes from files.
 	PKCS8Key bool
 
 	// AllowTLS12 lets connections to the CA and the control plane use TLS 1.2: COMPLIANCE_POLICY.
 	AllowTLS12 bool
 
 	// SocketFile is the name of the workload socket: WORKLOAD_IDENTITY_SOCKET_FILE. Empty means "socket". With another
-	// name there has to be a live socket. SocketMode is the mode of the sockets of this agent; 0 means 0600, for an Envoy
-	// of the same user. A process that can connect can have all secrets.
+	// name there has to be a live socket. SocketMode is the mode of the sockets of this agent; 0 means 0600, for an Envoy of
+	// the same user. A process that can connect can have all secrets.
 	SocketFile string
 	SocketMode fs.FileMode
 
@@ -140,12 +140,12 @@ type Config struct {
 	// [xdsproxy.Handler.ServeDebug]: 127.0.0.1:15004 with PROXY_XDS_DEBUG_VIA_AGENT. Empty means none.
 	DebugAddress string
 
-	// GRPCBootstrap is a file that Run writes, with XDS, for programs with gRPC that take their configuration by xDS
-	// without a proxy: GRPC_XDS_BOOTSTRAP. It names the files of OutputCerts. Empty means none.
+	// GRPCBootstrap is a file that Run writes, with XDS, for gRPC programs that use xDS without a proxy:
+	// GRPC_XDS_BOOTSTRAP. It names the files of OutputCerts. Empty means none.
 	GRPCBootstrap string
 
-	// Drain is how long the agent goes on serving after it was told to stop, while it is not ready any more, so that an
-	// Envoy can drain: MINIMUM_DRAIN_DURATION.
+	// Drain is how long the agent goes on serving after it was told to stop, so that an Envoy can drain:
+	// MINIMUM_DRAIN_DURATION.
 	Drain time.Duration
 
 	// Notes are about variables that have no effect, or are unknown. Run logs them as warnings.

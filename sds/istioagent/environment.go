@@ -28,19 +28,51 @@ const (
 var variables = settings.Table{
 	Prefixes: []string{"CA_", "XDS_", "PROXY_XDS_", "PILOT_CERT_", "PROV_CERT", "OUTPUT_CERT", "FILE_MOUNTED_", "CREDENTIAL_", "SECRET_GRACE_", "SECRET_TTL"},
 	Variables: []settings.Variable{
-		{Name: "CA_ADDR", Doc: "address of the CA, HOST:PORT, or the CA pool with GoogleCA; without it that of the control plane, discoveryAddress in PROXY_CONFIG. Port 15010 has no TLS", Origin: document},
-		{Name: "CA_PROVIDER", Default: "Citadel", Doc: "kind of CA: GoogleCA and GoogleCAS are Google's Certificate Authority Service, GkeWorkloadCertificate means files, and everything else a CA with Istio's API", Origin: document},
+		{
+			Name: "CA_ADDR", Origin: document,
+			Doc: "address of the CA, HOST:PORT, or the CA pool with GoogleCA; without it that of the control plane, " +
+				"discoveryAddress in PROXY_CONFIG. Port 15010 has no TLS",
+		},
+		{
+			Name: "CA_PROVIDER", Default: "Citadel", Origin: document,
+			Doc: "kind of CA: GoogleCA and GoogleCAS are Google's Certificate Authority Service, " +
+				"GkeWorkloadCertificate means files, and everything else a CA with Istio's API",
+		},
 		{Name: "CA_ROOT_CA", Form: settings.Path, Doc: "file with the roots that vouch for the CA, or SYSTEM for those of the host", Origin: document},
 		{Name: "XDS_ROOT_CA", Form: settings.Path, Doc: "the same for the control plane", Origin: document},
-		{Name: "PILOT_CERT_PROVIDER", Default: "istiod", Check: checkCertProvider, Doc: "which file has these roots, if the two above do not say: istiod, k8s.io/SIGNER, custom or none", Origin: document},
-		{Name: "PROV_CERT", Form: settings.Path, Doc: "folder with cert-chain.pem, key.pem and root-cert.pem for the connections to the CA and the control plane; never served to Envoy", Origin: document},
-		{Name: "OUTPUT_CERTS", Form: settings.Path, Doc: "folder to which the identity is written at each change, as key.pem, cert-chain.pem and root-cert.pem with mode 0600, or 0644 in a pod; never read as the workload's files", Origin: document},
+		{
+			Name: "PILOT_CERT_PROVIDER", Default: "istiod", Check: checkCertProvider, Origin: document,
+			Doc: "which file has these roots, if the two above do not say: istiod, k8s.io/SIGNER, custom or none",
+		},
+		{
+			Name: "PROV_CERT", Form: settings.Path, Origin: document,
+			Doc: "folder with cert-chain.pem, key.pem and root-cert.pem for the connections to the CA and the control " +
+				"plane; never served to Envoy",
+		},
+		{
+			Name: "OUTPUT_CERTS", Form: settings.Path, Origin: document,
+			Doc: "folder to which the identity is written at each change, as key.pem, cert-chain.pem and root-cert.pem " +
+				"with mode 0600, or 0644 in a pod; never read as the workload's files",
+		},
 		{Name: "FILE_MOUNTED_CERTS", Form: settings.Bool, Default: "false", Doc: "no CA: the files in ISTIO_META_TLS_CLIENT_* are the identity", Origin: document},
-		{Name: "CREDENTIAL_FETCHER_TYPE", Default: "JWT", Choices: []string{"JWT", "GoogleComputeEngine"}, Doc: "where the token comes from: the file var/run/secrets/tokens/istio-token, or the metadata server", Origin: document},
-		{Name: "CREDENTIAL_IDENTITY_PROVIDER", Default: "GoogleComputeEngine", Doc: "provider in the audience identitynamespace:TRUST-DOMAIN:PROVIDER, for which the token is exchanged with GoogleCA", Origin: document},
+		{
+			Name: "CREDENTIAL_FETCHER_TYPE", Default: "JWT", Choices: []string{"JWT", "GoogleComputeEngine"}, Origin: document,
+			Doc: "where the token comes from: the file var/run/secrets/tokens/istio-token, or the metadata server",
+		},
+		{
+			Name: "CREDENTIAL_IDENTITY_PROVIDER", Default: "GoogleComputeEngine", Origin: document,
+			Doc: "provider in the audience identitynamespace:TRUST-DOMAIN:PROVIDER, for which the token is exchanged " +
+				"with GoogleCA",
+		},
 		{Name: "PROXY_XDS_VIA_AGENT", Form: settings.Bool, Default: "true", Doc: "forward Envoy's other configuration (ADS) from the control plane", Origin: document},
-		{Name: "PROXY_XDS_DEBUG_VIA_AGENT", Form: settings.Bool, Default: "true", Doc: "with PROXY_XDS_VIA_AGENT: forward debug requests (GET /debug/NAME) at 127.0.0.1, port 15004", Origin: document},
-		{Name: "SECRET_GRACE_PERIOD_RATIO", Form: settings.Ratio, Default: "0.5", Doc: "part of the lifetime that is left when renewal starts; 0 and 1 mean the last and the first hundredth", Origin: document},
+		{
+			Name: "PROXY_XDS_DEBUG_VIA_AGENT", Form: settings.Bool, Default: "true", Origin: document,
+			Doc: "with PROXY_XDS_VIA_AGENT: forward debug requests (GET /debug/NAME) at 127.0.0.1, port 15004",
+		},
+		{
+			Name: "SECRET_GRACE_PERIOD_RATIO", Form: settings.Ratio, Default: "0.5", Origin: document,
+			Doc: "part of the lifetime that is left when renewal starts; 0 and 1 mean the last and the first hundredth",
+		},
 
 		{Name: "SECRET_GRACE_PERIOD_RATIO_JITTER", Form: settings.Ratio, Default: "0.01", Doc: "random part of the lifetime by which renewal starts earlier or later", Origin: implied},
 		{Name: "PROXY_XDS_DEBUG_VIA_AGENT_PORT", Form: settings.Integer, Default: "15004", Check: checkPort, Doc: "another port for debug requests", Origin: implied},
@@ -67,19 +99,40 @@ var variables = settings.Table{
 		{Name: "WORKLOAD_RSA_KEY_SIZE", Form: settings.Integer, Default: "2048", Check: checkRSA, Doc: "bits of RSA keys: 2048, 3072 or 4096", Origin: implied},
 		{Name: "ECC_SIGNATURE_ALGORITHM", Choices: []string{"ECDSA"}, Doc: "keys for this algorithm, and not RSA", Origin: implied},
 		{Name: "ECC_CURVE", Default: "P256", Choices: []string{"P256", "P384"}, Doc: "curve of these keys", Origin: implied},
-		{Name: "PKCS8_KEY", Form: settings.Bool, Default: "false", Doc: "give Envoy and OUTPUT_CERTS keys in PKCS #8, and not in PKCS #1 (RSA) or SEC 1 (ECDSA); keys from files are always in PKCS #8", Origin: implied},
-		{Name: "COMPLIANCE_POLICY", Choices: []string{"fips-140-2", "fips-140-3"}, Doc: "with fips-140-2 connections may have TLS 1.2; the cryptography is that of the build (GOFIPS140)", Origin: implied},
-		{Name: "JWT_POLICY", Default: "third-party-jwt", Choices: []string{"third-party-jwt", "first-party-jwt"}, Doc: "kind of token; the second is treated as the first, as by Istio's agent", Origin: implied},
-		{Name: "WORKLOAD_IDENTITY_SOCKET_FILE", Default: socketName, Check: checkSocketFile, Doc: "name of the workload socket; with another name a server has to be there", Origin: implied},
+		{
+			Name: "PKCS8_KEY", Form: settings.Bool, Default: "false", Origin: implied,
+			Doc: "give Envoy and OUTPUT_CERTS keys in PKCS #8, and not in PKCS #1 (RSA) or SEC 1 (ECDSA); keys from " +
+				"files are always in PKCS #8",
+		},
+		{
+			Name: "COMPLIANCE_POLICY", Choices: []string{"fips-140-2", "fips-140-3"}, Origin: implied,
+			Doc: "with fips-140-2 connections may have TLS 1.2; the cryptography is that of the build (GOFIPS140)",
+		},
+		{
+			Name: "JWT_POLICY", Default: "third-party-jwt", Choices: []string{"third-party-jwt", "first-party-jwt"}, Origin: implied,
+			Doc: "kind of token; the second is treated as the first, as by Istio's agent",
+		},
+		{
+			Name: "WORKLOAD_IDENTITY_SOCKET_FILE", Default: socketName, Check: checkSocketFile, Origin: implied,
+			Doc: "name of the workload socket; with another name a server has to be there",
+		},
 		{Name: "PROXY_CONFIG", Check: checkProxyConfig, Doc: "JSON, of which discoveryAddress, configPath and controlPlaneAuthPolicy are read", Origin: implied},
 		{Name: "GRPC_XDS_BOOTSTRAP", Form: settings.Path, Doc: "file to write for programs with gRPC and without a proxy; without it none is written", Origin: implied},
 		{Name: "MINIMUM_DRAIN_DURATION", Form: settings.Duration, Default: "5s", Doc: "how long the agent goes on serving after it was told to stop", Origin: implied},
-		{Name: "KUBERNETES_SERVICE_HOST", Doc: "set in a pod, where files of OUTPUT_CERTS have mode 0644, and Envoy may ask for Secrets of the pod's namespace by names such as kubernetes://NAME; with KUBERNETES_SERVICE_PORT the API server that has them", Origin: implied},
+		{
+			Name: "KUBERNETES_SERVICE_HOST", Origin: implied,
+			Doc: "set in a pod, where files of OUTPUT_CERTS have mode 0644, and Envoy may ask for Secrets of the pod's " +
+				"namespace by names such as kubernetes://NAME; with KUBERNETES_SERVICE_PORT the API server that has " +
+				"them",
+		},
 
-		{Name: "FILE_DEBOUNCE_DURATION", Unused: true, Form: settings.Duration, Doc: "files are taken over as soon as they match, and are looked at every five seconds, too", Origin: implied},
+		{
+			Name: "FILE_DEBOUNCE_DURATION", Unused: true, Form: settings.Duration, Origin: implied,
+			Doc: "files are taken over as soon as they match, and are looked at every five seconds, too",
+		},
 		{Name: "GRPC_KEEPALIVE_INTERVAL", Unused: true, Form: settings.Duration, Doc: "it is 30s", Origin: implied},
 		{Name: "GRPC_KEEPALIVE_TIMEOUT", Unused: true, Form: settings.Duration, Doc: "it is 10s", Origin: implied},
-		{Name: "ISTIO_GPRC_MAXSTREAMS", Unused: true, Form: settings.Integer, Doc: "the limits are those of packages sds and xdsproxy", Origin: implied},
+		{Name: "ISTIO_GPRC_MAXSTREAMS", Unused: true, Form: settings.Integer, Doc: "1,000 streams of configuration and 20,000 of secrets may be open", Origin: implied},
 		{Name: "ISTIO_GPRC_MAXRECVMSGSIZE", Unused: true, Form: settings.Integer, Doc: "a request has 4 MiB at most", Origin: implied},
 		{Name: "USE_EXTERNAL_WORKLOAD_SDS", Unused: true, Form: settings.Bool, Doc: "a live socket is always used; WORKLOAD_IDENTITY_SOCKET_FILE requires one", Origin: implied},
 		{Name: "PROXY_CONFIG_XDS_AGENT", Unused: true, Form: settings.Bool, Doc: "trust bundles do not come by xDS", Origin: implied},
@@ -257,5 +310,6 @@ func checkPool(address string) error {
 	if len(parts) == 6 && parts[0] == "projects" && parts[2] == "locations" && parts[4] == "caPools" {
 		return nil
 	}
-	return errors.New("the service is Google's Certificate Authority Service, as Mesh CA is no more: set it to a pool of the Certificate Authority Service, projects/PROJECT/locations/LOCATION/caPools/POOL")
+	return errors.New("the service is Google's Certificate Authority Service, as Mesh CA is no more: set it to a pool of the " +
+		"Certificate Authority Service, projects/PROJECT/locations/LOCATION/caPools/POOL")
 }

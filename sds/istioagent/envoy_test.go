@@ -83,7 +83,8 @@ func TestEnvoy(t *testing.T) {
 	require.Eventually(t, func() bool {
 		svid, err := a.Source().SVID()
 		require.NoError(t, err)
-		conn, err := tls.Dial("tcp", at, &tls.Config{RootCAs: c.authority.Bundle().CertPool(), InsecureSkipVerify: true, Certificates: []tls.Certificate{*svid.TLSCertificate()}}) //nolint:gosec // the certificate is compared
+		conn, err := tls.Dial("tcp", at, &tls.Config{RootCAs: c.authority.Bundle().CertPool(), InsecureSkipVerify: true,
+			Certificates: []tls.Certificate{*svid.TLSCertificate()}}) //nolint:gosec // the certificate is compared
 		if err != nil {
 			return false
 		}

@@ -16,3 +16,9 @@ func (c Config) WithKubernetes(server string, client *http.Client) Config {
 
 // Timing returns the grace ratio and the jitter for package secretcache.
 func (c Config) Timing() (grace, jitter float64) { return c.timing() }
+
+// The rules for the files with roots.
+var (
+	CARootsFile  = caRootsFile
+	XDSRootsFile = xdsRootsFile
+)

@@ -1,6 +1,6 @@
-// Package istioagent is the part of Istio's agent that has to do with identity, as a library: it obtains the identity
-// of a workload, keeps it fresh, serves it to an Envoy by SDS, writes it to files, and forwards the Envoy's other
-// configuration from the control plane. It is configured by the environment variables of Istio's agent.
+// Package istioagent is the identity part of Istio's agent as a library: it obtains the identity of a workload, keeps it
+// fresh, serves it to an Envoy by SDS, writes it to files, and forwards the Envoy's other configuration from the control
+// plane. The environment variables of Istio's agent configure it.
 //
 //	cfg, err := istioagent.FromEnvironment(os.Environ())
 //	if err != nil { … } // a line for each variable, with the remedy
@@ -12,33 +12,33 @@
 //
 // # Where the identity comes from
 //
-// [Choose] looks once, at the start, and takes the first that there is:
+// [Choose] looks once, at the start, and takes the first of these that exists:
 //
-//  1. A socket at var/run/secrets/workload-spiffe-uds/socket on which a server answers: Envoy is pointed there, and this
-//     agent has no server of secrets. A socket on which no server answers is replaced.
-//  2. Files: those of FILE_MOUNTED_CERTS, those in var/run/secrets/workload-spiffe-credentials, or those in etc/certs. They
-//     are followed. There is a server of secrets.
-//  3. The CA, with a token or with the certificate in PROV_CERT. There is a server of secrets.
+//  1. A socket at var/run/secrets/workload-spiffe-uds/socket on which a server answers: Envoy uses that, and this agent
+//     serves no secrets. A socket on which no server answers is replaced.
+//  2. Files, which are followed and served: those of FILE_MOUNTED_CERTS, those in var/run/secrets/workload-spiffe-credentials,
+//     or those in etc/certs.
+//  3. The CA, with a token or with the certificate in PROV_CERT. The identity is served.
 //
-// The choice stays until the program ends. Files that are removed later do not make the agent ask the CA: the last good
-// ones stay in use. A half pair of files counts as files, which the agent waits to see completed. The folders of
-// OUTPUT_CERTS and PROV_CERT never count: they are not what a workload is given.
+// The choice stays until the program ends. If files are removed later, the agent does not ask the CA: the last good ones
+// stay in use. A certificate without its key, or the reverse, counts as files, which the agent waits for. The folders of
+// OUTPUT_CERTS and PROV_CERT never count, as they are not what a workload is given.
 //
 // # What it serves
 //
-// The workload socket has the Secret Discovery Service with the names default, ROOTCA, ALL, the SPIFFE IDs of the
-// workload and of the trust domain, and those of files (file-cert:, file-root:). In a pod it also has the Secrets of the
-// pod's namespace, for gateways (kubernetes://NAME, kubernetes://NAMESPACE/NAME, and with -cacert behind them), as
-// package kubesecrets does: they are read with the pod's service account, which may list and watch them, once the
-// first of these names is asked for. The socket XDS in the folder of the
-// proxy's configuration has ADS, which is forwarded to the control plane, and the same secrets. [Agent.Bootstrap]
-// writes a configuration with which an Envoy uses both. If another program serves the workload socket, secrets that an
-// Envoy asks for over ADS are the control plane's to answer.
+// The workload socket has the Secret Discovery Service with the names default, ROOTCA, ALL, the SPIFFE IDs of the workload
+// and of the trust domain, and those of files (file-cert:, file-root:). In a pod it also has the Secrets of the pod's
+// namespace, for gateways (kubernetes://NAME, as in package kubesecrets). They are read with the pod's service account, which
+// needs the right to list and watch them, once the first of these names is asked for.
+//
+// The socket XDS in the folder of the proxy's configuration has ADS, which is forwarded to the control plane, and the same
+// secrets. If another program serves the workload socket, the control plane answers for secrets on the socket XDS.
+// [Agent.Bootstrap] writes a configuration with which an Envoy uses both sockets.
 //
 // # What it does not do
 //
-// It does not start Envoy, does not probe the application, has no DNS proxy, and fetches no WebAssembly modules.
-// Variables of Istio's agent for those are accepted, and a note says that they are not used.
+// It does not start Envoy, does not probe the application, has no DNS proxy, and fetches no WebAssembly modules. Variables
+// of Istio's agent for those are accepted, and a note says that they are not used.
 package istioagent
 
 import (
@@ -66,7 +66,6 @@ import (
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/sds/xdsproxy"
-	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesink"
 	"github.com/svidkit/svidkit/spiffe/filesource"
@@ -75,7 +74,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/source"
 )
 
-// part is what has the identity: a *secretcache.Manager or a *filesource.Source.
+// part is the source of the identity: a *secretcache.Manager or a *filesource.Source.
 type part interface {
 	source.Source
 	report.Reporter
@@ -108,9 +107,9 @@ type Agent struct {
 	refused error     // why it is not ready and will not be soon
 }
 
-// Start chooses where the identity comes from, makes an Agent, runs it in the background and waits until it is ready. The
-// end of ctx ends the waiting and not the Agent, which runs until [Agent.Close]. On failure nothing is left running, and
-// the error is that of [Choose], [New] or [Agent.Ready].
+// Start chooses where the identity comes from, makes an Agent, runs it in the background and waits until it is ready. ctx
+// bounds the waiting only: the Agent runs until [Agent.Close]. If Start fails, nothing is left running, and the error is that
+// of [Choose], [New] or [Agent.Ready].
 func Start(ctx context.Context, cfg Config) (*Agent, error) {
 	choice, err := Choose(ctx, cfg)
 	if err != nil {
@@ -127,8 +126,8 @@ func Start(ctx context.Context, cfg Config) (*Agent, error) {
 	return a, nil
 }
 
-// New returns an Agent for what [Choose] has chosen. It looks whether the files with the roots of the CA and the control
-// plane exist, and does nothing else. The caller calls [Agent.Run] or [Agent.Close].
+// New returns an Agent for the choice of [Choose]. It checks that the files with the roots of the CA and the control plane
+// exist, and does nothing else. The caller calls [Agent.Run] or [Agent.Close].
 func New(cfg Config, choice Choice) (_ *Agent, err error) {
 	a := &Agent{
 		redacted: redact.New("istioagent.Agent(" + choice.String() + ")"),
@@ -174,7 +173,7 @@ func New(cfg Config, choice Choice) (_ *Agent, err error) {
 	return a, err
 }
 
-// newIdentity makes what has the identity, and what serves and writes it.
+// newIdentity makes the source of the identity, and the parts that serve and write it.
 func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 	var src sds.Source
 	if a.choice.Origin == CA {
@@ -246,10 +245,10 @@ func (a *Agent) server(path string, h http.Handler) *unixsocket.Server {
 	return &unixsocket.Server{Path: path, DirMode: 0o750, SocketMode: a.cfg.SocketMode, Handler: h, Logger: a.cfg.Logger}
 }
 
-// Run runs the Agent, for programs that do not use [Start]. It blocks until ctx is done or [Agent.Close] is called, or
-// a part fails, such as a socket that another program has. After the end of ctx and after Close it goes on serving for
-// Config.Drain, while it is not ready any more; then it ends all streams, removes its sockets, and returns nil. It is
-// an error to call it a second time.
+// Run runs the Agent, for programs that do not use [Start]. It blocks until ctx is done, [Agent.Close] is called, or a part
+// fails, such as a socket that another program has. When ctx is done or Close is called, the Agent is no longer ready, but
+// goes on serving for Config.Drain; then it ends all streams, removes its sockets, and Run returns nil. It is an error to
+// call it a second time.
 func (a *Agent) Run(ctx context.Context) error {
 	a.mu.Lock()
 	ran := a.ran
@@ -342,10 +341,10 @@ func (a *Agent) drain() (end time.Time) {
 
 var errDraining = errors.New("the agent is draining or ending")
 
-// errEnded is why a part is not there any more.
+// errEnded is the error of a part that has ended without one.
 var errEnded = errors.New("it has ended by itself")
 
-// await notes when the agent becomes ready, and that it is refused an identity.
+// await notes when the agent becomes ready, or that the CA refuses it.
 func (a *Agent) await(ctx context.Context) {
 	for {
 		var err error
@@ -377,9 +376,9 @@ func (a *Agent) await(ctx context.Context) {
 	}
 }
 
-// Ready waits until the agent serves its sockets and has an identity, unless another program serves that, and has tried to
-// write it to Config.OutputCerts. The error wraps [spiffe.ErrNotReady], the cause of ctx, and why there is no identity; it comes
-// before ctx is done if the CA refuses for good, if a part has failed, and once the agent drains or ends.
+// Ready waits until the agent serves its sockets, has an identity (unless another program serves that), and has tried to
+// write it to Config.OutputCerts. The error wraps [spiffe.ErrNotReady], the cause of ctx, and the reason why there is no identity.
+// Ready fails early if the CA refuses for good, if a part has failed, and once the agent drains or ends.
 func (a *Agent) Ready(ctx context.Context) error {
 	var refused error
 	err := a.life.Await(ctx, a.news.Changed, func() bool {
@@ -406,8 +405,7 @@ func (a *Agent) Ready(ctx context.Context) error {
 	return fmt.Errorf("istioagent: %w: %w", spiffe.ErrNotReady, err)
 }
 
-// Close ends [Agent.Run], or what [Start] has started, as the end of its context does, with the time for draining, and
-// waits for it. The error is always nil.
+// Close ends [Agent.Run], or what [Start] has started, drains as Run does, and waits for the end. The error is always nil.
 func (a *Agent) Close() error {
 	err := a.life.Close()
 	a.closeHandlers()
@@ -435,12 +433,12 @@ func (a *Agent) closeHandlers() {
 // Choice returns where the identity comes from.
 func (a *Agent) Choice() Choice { return a.choice }
 
-// Source returns what has the identity and the trust bundles, or nil if another program serves them. The Agent runs and
+// Source returns the source of the identity and the trust bundles, or nil if another program serves them. The Agent runs and
 // closes it.
 func (a *Agent) Source() source.Source { return a.identity }
 
-// Parts returns the parts of the agent by their names, for a status page: the identity, the files by name, the handlers
-// of the sockets, and the output.
+// Parts returns the parts of the agent by their names, for a status page: the identity, the files that Envoy asks for by
+// name, the handlers of the sockets, and the output. The Agent itself tells where the identity comes from.
 func (a *Agent) Parts() iter.Seq2[string, report.Reporter] {
 	return func(yield func(string, report.Reporter) bool) {
 		_ = (a.identity == nil || yield("identity", a.identity) && yield("files", a.files) && yield("sds", a.secrets)) &&
@@ -469,21 +467,7 @@ func (a *Agent) check() error {
 			return err
 		}
 	}
-	return a.expired()
-}
-
-// expired returns an error once the certificate of the CA is not served any more, also if it is one above it that has
-// ended.
-func (a *Agent) expired() error {
-	m, ok := a.identity.(*secretcache.Manager)
-	if !ok {
-		return nil
-	}
-	i := m.Report().Identities[0]
-	if i.NotAfter.IsZero() || time.Now().Before(i.NotAfter) {
-		return nil
-	}
-	return fmt.Errorf("the certificate of %q, or one above it, has expired at %s and was not renewed", i.Name, i.NotAfter.UTC().Format(time.RFC3339))
+	return nil
 }
 
 // answers returns why clients cannot connect to a socket.
@@ -498,15 +482,17 @@ func answers(socket string) error {
 	return conn.Close()
 }
 
-// ServeHTTP answers for the agent, as package health does: 200 or 503 at /healthz/ready, where it has to have an
-// identity that has not expired and sockets that answer, and at /healthz/live, where the identity must not have expired;
-// and the metrics at /metrics and /stats/prometheus. Like them, it is for operators: serve it on loopback, or on a port
-// that only the kubelet and Prometheus reach.
+// ServeHTTP answers for the agent, as package health does:
 //
-// POST /drain makes the agent not ready for good, while it goes on serving, and POST /quitquitquit ends it as
-// [Agent.Close] does, so that Run returns nil. The time for draining begins with the first of them. They answer 200 at
-// once, and 503 before Run. They are for programs on the same host, over loopback: requests of others, and those of pages
-// of other sites in a browser, are refused with 403, whatever the port is reached by.
+//	GET /healthz/ready      200, or 503 without an identity that has not expired, or if a socket does not answer
+//	GET /healthz/live       200, or 503 once the identity has expired
+//	GET /metrics            the metrics, also at /stats/prometheus
+//	POST /drain             makes the agent not ready for good, while it goes on serving
+//	POST /quitquitquit      ends the agent as [Agent.Close] does, so that Run returns nil
+//
+// It is for operators: serve it on loopback, or on a port that only the kubelet and Prometheus reach. The two POST requests
+// are for programs on the same host, over loopback: those of others, and of other sites in a browser, are refused with 403.
+// They answer 200 at once, and 503 before Run. The time for draining begins with the first of them.
 func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.URL.Path {
 	case "/quitquitquit":
@@ -515,12 +501,6 @@ func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/drain":
 		a.order(w, r, func() { a.drain() })
 		return
-	case "/healthz/live":
-		if err := a.expired(); err != nil {
-			w.Header().Set("Cache-Control", "no-store")
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
-		}
 	case "/stats/prometheus":
 		r = r.Clone(r.Context())
 		r.URL.Path = "/metrics"
@@ -528,7 +508,7 @@ func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.health.ServeHTTP(w, r)
 }
 
-// order has do called if a program on this host wants it.
+// order calls do if a program on this host asks for it.
 func (a *Agent) order(w http.ResponseWriter, r *http.Request, do func()) {
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	switch err := loopback.Local(r); {

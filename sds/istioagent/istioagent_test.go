@@ -28,6 +28,7 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -196,7 +197,8 @@ func serial(t *testing.T, s *pki.Secret) string {
 // TestFromCA has a pod's agent: the identity by a token, served by SDS, renewed and pushed.
 func TestFromCA(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-7.5-2", "IST-6.3-6", "IST-6.5-1", "IST-8.1-1", "IST-8.1-5", "IST-8.2-5", "IST-9.1-6", "IST-9.1-7", "IST-9.2-1", "IST-9.2-5", "IST-9.2-12", "IST-9.2-13", "IST-9.2-26", "IST-9.2-27", "IST-9.6-1", "IST-9.7-1", "IST-9.7-2")
+	conformance.Covers(t, "IST-7.5-2", "IST-6.3-6", "IST-6.5-1", "IST-8.1-1", "IST-8.1-5", "IST-8.2-5", "IST-9.1-6",
+		"IST-9.1-7", "IST-9.2-1", "IST-9.2-5", "IST-9.2-12", "IST-9.2-13", "IST-9.2-26", "IST-9.2-27", "IST-9.6-1", "IST-9.7-1", "IST-9.7-2")
 	c := newControl(t)
 	root := c.root(t)
 	dead(t, filepath.Join(root, workloadSocket)) // of an agent that was killed
@@ -228,6 +230,8 @@ func TestFromCA(t *testing.T) {
 		assert.Contains(t, text, `istio_agent_cert_expiry_seconds{part="agent",resource_name="default"}`)
 		assert.Contains(t, text, "istio_agent_startup_duration_seconds")
 		assert.Contains(t, text, "svidkit_sds_streams")
+		_, err = metricstest.Page(text)
+		require.NoError(t, err)
 		assert.Regexp(t, `istio_agent_num_outgoing_requests\{part="agent",request_type="csr"\} [1-9]`, text)
 		assert.Contains(t, text, `istio_agent_num_failed_outgoing_requests{part="agent",request_type="csr"} 0`)
 		assert.Regexp(t, `istio_agent_outgoing_latency\{part="agent",request_type="csr"\} [0-9.]+`, text)

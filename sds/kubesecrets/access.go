@@ -29,8 +29,8 @@ const (
 	idleIntervals  = 3    // after which a caller that has no stream is forgotten
 )
 
-// Resolve is for the option Resolve of an sds.Handler behind [authn.Require]. It returns the name that the caller of the
-// request may have, with its namespace, if all of this holds:
+// Resolve is for the option Resolve of an sds.Handler behind [authn.Require]. It permits a name, and adds the namespace, if
+// all of this holds:
 //
 //   - The caller has an ID of Config.TrustDomain, which names a service account, of this cluster.
 //   - The name has no namespace, or that of the caller.
@@ -39,12 +39,12 @@ const (
 //
 // Config.Others decides about names that do not begin with "kubernetes://".
 //
-// Resolve does not block: a caller that is not known yet is refused, and asked about. The answer is asked for again at
-// each Config.ReviewInterval while a stream is open that needs it, and each change of it is told to the functions of
-// [Source.OnAccess], without which no stream learns of it. While the API server does not answer, the last answer counts for
-// an hour. What is known of 10,000 callers is kept, and of 1,000 of one namespace; more at a time are refused.
+// Resolve does not block: it refuses an unknown caller and asks the API server in the background. The answer is asked for again
+// every Config.ReviewInterval while a stream needs it, and a change is told to the functions of [Source.OnAccess]; without one
+// no stream learns of it. While the API server does not answer, the last answer counts for an hour. 10,000 callers can be
+// known, and 1,000 of one namespace; more are refused.
 //
-// Errors never say whether there is a Secret.
+// Errors never say whether a Secret exists.
 func (s *Source) Resolve(ctx context.Context, resourceName string) (sourceName string, err error) {
 	if !strings.HasPrefix(resourceName, scheme) {
 		if s.cfg.Others == nil {
@@ -91,8 +91,8 @@ func (s *Source) caller(ctx context.Context) (key, error) {
 	return key{namespace, account}, nil
 }
 
-// OnAccess registers f, to be called whenever [Source.Resolve] may answer differently: give it the method Refresh of the
-// sds.Handler. f returns at once. cancel ends that.
+// OnAccess registers f, to be called whenever [Source.Resolve] may answer differently: pass it the method Refresh of the
+// sds.Handler. f must return at once. cancel ends that.
 func (s *Source) OnAccess(f func()) (cancel func()) {
 	return s.access.subs.Add(func(string) { f() })
 }
@@ -172,7 +172,7 @@ func (a *access) run(ctx context.Context) {
 	}
 }
 
-func (a *access) tell() { a.subs.Tell(func() []string { return []string{""} }) }
+func (a *access) tell() { <-a.subs.Tell(func() []string { return []string{""} }) }
 
 // review is one attempt of the loop.
 func (a *access) review(running context.Context, r *rights) {
@@ -186,7 +186,8 @@ func (a *access) review(running context.Context, r *rights) {
 		}
 	}
 	if kube.Forbidden(err) {
-		err = fmt.Errorf("this program may not ask for the rights of others: bind the ClusterRole system:auth-delegator, or one that may create subjectaccessreviews in the group authorization.k8s.io, to its service account: %w", err)
+		err = fmt.Errorf("this program may not ask for the rights of others: bind the ClusterRole system:auth-delegator, "+
+			"or one that may create subjectaccessreviews in the group authorization.k8s.io, to its service account: %w", err)
 	}
 	a.mu.Lock()
 	now := time.Now()

@@ -126,12 +126,13 @@ func TestResolve(t *testing.T) {
 			`is not of trust domain "example.org"`:     {byID(t, "spiffe://other.test/ns/gw/sa/gateway"), "kubernetes://s"},
 			"does not name a service account":          {byID(t, "spiffe://example.org/gateway"), "kubernetes://s"},
 			`"unix-peer:uid:0" is not of trust domain`: {of(t, &authn.Caller{Name: "uid:0", Method: "unix-peer"}), "kubernetes://s"},
-			"and not of this one":                      {of(t, &authn.Caller{ID: id, Method: "test", Pod: &authn.Pod{Cluster: "remote", Namespace: "gw", ServiceAccount: "gateway"}}), "kubernetes://s"},
-			`may not have Secrets of "app"`:            {good, "kubernetes://app/s"},
-			`may not have Secrets of "gw"`:             {byID(t, "spiffe://example.org/ns/app/sa/gateway"), "kubernetes://gw/s"},
-			"no valid name":                            {good, "kubernetes://gw/a/b"},
-			"no valid namespace":                       {good, "kubernetes:///s"},
-			"no others":                                {good, "default"},
+			"and not of this one": {of(t, &authn.Caller{ID: id, Method: "test",
+				Pod: &authn.Pod{Cluster: "remote", Namespace: "gw", ServiceAccount: "gateway"}}), "kubernetes://s"},
+			`may not have Secrets of "app"`: {good, "kubernetes://app/s"},
+			`may not have Secrets of "gw"`:  {byID(t, "spiffe://example.org/ns/app/sa/gateway"), "kubernetes://gw/s"},
+			"no valid name":                 {good, "kubernetes://gw/a/b"},
+			"no valid namespace":            {good, "kubernetes:///s"},
+			"no others":                     {good, "default"},
 		} {
 			_, err := ask(c.ctx, c.name)
 			require.ErrorContains(t, err, text)

@@ -5,14 +5,14 @@
 //	kubernetes://NAMESPACE/NAME-cacert    the roots in a Secret, with its revocation lists
 //	kubernetes://NAME, NAME-cacert        the same, of the gateway's own namespace
 //
-// An agent of one gateway serves the Secrets of the namespace that it runs in; the permissions of its socket decide:
+// The agent of one gateway serves the Secrets of its own namespace; the permissions of its socket decide who gets them:
 //
 //	src, err := kubesecrets.Start(ctx, kubesecrets.Config{})
 //	if err != nil { … }
 //	defer src.Close()
 //	handler, err := sds.NewHandler(src, nil)
 //
-// A server of many gateways takes callers that were proven, and asks the API server what each of them may read:
+// A server of many gateways authenticates its callers, and asks the API server what each of them may read:
 //
 //	src, err := kubesecrets.Start(ctx, kubesecrets.Config{AllNamespaces: true, TrustDomain: td})
 //	…
@@ -36,29 +36,28 @@
 //
 // # What it promises
 //
-// A certificate and its key travel together. What is not good replaces nothing: half of a pair, a key of another
-// certificate, a certificate that has expired, PEM that cannot be parsed, and roots that are taken out of a Secret that
-// stays. The last good content stays in use, and the reason is in the log and in [Source.Report]. A certificate that is not
-// valid yet takes its place when it is, unless it has expired by then. Roots are told of before certificates.
+// A certificate and its key travel together. The last good content of a Secret stays in use while the new content is half
+// of a pair, has a key of another certificate, an expired certificate or PEM that cannot be parsed, or lacks the roots; the
+// reason is in the log and in [Source.Report]. A certificate that is not valid yet is served when it becomes valid. Roots are
+// pushed before certificates.
 //
-// The last good content is that of the same Secret. A new Secret NAME-cacert whose content is not good has none: streams
-// that have the roots of NAME keep them, and new ones get an error until NAME-cacert is good or deleted.
+// A new Secret NAME-cacert whose content is not good has no last good content: streams that have the roots of NAME keep them,
+// and new ones get an error until NAME-cacert is good or deleted.
 //
-// While the API server does not answer, or refuses, all stays as it is, and the source comes back by itself.
+// While the API server does not answer, or refuses, everything stays as it is, and the source comes back by itself.
 //
-// A Secret that was deleted is withdrawn, and so is one that has left the selection: the API server says that it is not
-// there, so its key is not kept. New streams do not get it, and delta streams are told; an Envoy that has it keeps it until
-// it restarts. When it returns, streams that ask for it get it.
+// A Secret that was deleted, or has left the selection, is withdrawn, and its key is not kept. New streams do not get it, and
+// delta streams are told; an Envoy that has it keeps it until it restarts.
 //
-// # Who may have what
+// # Authorization
 //
-// [Source.Resolve] lets a caller have the Secrets of its own namespace, if its service account may list or get the
-// Secrets there, which a SubjectAccessReview tells. See there.
+// [Source.Resolve] lets a caller have the Secrets of its own namespace, if a SubjectAccessReview says that its service
+// account may list or get the Secrets there.
 //
 // # Rights
 //
-// The service account of this program needs these rules, in a ClusterRole with AllNamespaces, or else in a Role. Without
-// [Source.Resolve] the second rule is not needed, which is for a ClusterRole in any case:
+// The service account of this program needs the first of these rules, in a ClusterRole with AllNamespaces and otherwise in a
+// Role, and with [Source.Resolve] the second, in a ClusterRole:
 //
 //	rules:
 //	- {apiGroups: [""], resources: [secrets], verbs: [list, watch]}
@@ -102,49 +101,48 @@ const (
 
 // Config configures a [Source]. The zero Config is for a gateway in a pod. [New] copies it.
 type Config struct {
-	// Namespace is the namespace of names without one and, without AllNamespaces, the only one that is served. Empty
-	// means that of the pod that this process runs in.
+	// Namespace is the namespace of names without one and, without AllNamespaces, the only one that is served. Empty means
+	// that of this pod.
 	Namespace string
 
 	// AllNamespaces serves the Secrets of all namespaces. Set it together with a TrustDomain and [Source.Resolve], unless
 	// every client of the handler may read all of them.
 	AllNamespaces bool
 
-	// LabelSelector selects Secrets by their labels, in the syntax of Kubernetes; empty means all. Type selects Secrets
-	// by their type, such as "kubernetes.io/tls"; empty means all but those of service account tokens and of Helm. What
-	// is not selected is not received.
+	// LabelSelector selects Secrets by their labels, in the syntax of Kubernetes; empty means all. Type selects Secrets by
+	// their type, such as "kubernetes.io/tls"; empty means all but service account tokens and releases of Helm. The API
+	// server does not send the others.
 	LabelSelector, Type string
 
-	// TrustDomain is that of the callers that [Source.Resolve] lets in. The zero TrustDomain means that it refuses all.
+	// TrustDomain is that of the callers that [Source.Resolve] accepts; if it is zero, all are refused.
 	TrustDomain spiffe.TrustDomain
 
-	// ReviewInterval is how often it is asked again what a caller may have, from a second to half an hour; 0 means 30
-	// seconds.
+	// ReviewInterval is how often the API server is asked again what a caller may read, from a second to half an hour; 0
+	// means 30 seconds.
 	ReviewInterval time.Duration
 
-	// Others decides for [Source.Resolve] about names that do not begin with "kubernetes://", as Resolve of
-	// sds.Options does. Nil refuses them.
+	// Others decides for [Source.Resolve] about names that do not begin with "kubernetes://", like Resolve of sds.Options.
+	// Nil refuses them.
 	Others func(ctx context.Context, resourceName string) (sourceName string, err error)
 
-	// APIServer is the URL of the API server, and HTTPClient authenticates itself to it. Empty and nil mean the cluster
-	// that this process runs in, and the service account of its pod, whose token is read anew for each request.
-	// Unencrypted http is for loopback addresses, and needs a client.
+	// APIServer is the URL of the API server, and HTTPClient authenticates itself to it. Empty and nil mean the cluster of
+	// this pod, and its service account, whose token is read anew for each request. Unencrypted http is for loopback
+	// addresses, and needs a client.
 	APIServer  string
 	HTTPClient *http.Client
 
-	// MaxBytes bounds what is kept of all Secrets together, in bytes of PEM, where each Secret counts 1 KiB more; 0
-	// means 64 MiB. Secrets without certificates are not kept, beyond that there is one named NAME-cacert. What is
-	// beyond MaxBytes is refused.
+	// MaxBytes bounds the PEM that is kept of all Secrets, in bytes; each Secret counts 1 KiB more. 0 means 64 MiB. More is
+	// refused. Nothing is kept of Secrets without certificates, except that one named NAME-cacert exists.
 	MaxBytes int
 
-	// Logger gets what was taken over and withdrawn (Info), and what was refused (Warn). Nil means no logs.
+	// Logger gets the Secrets that are taken over and withdrawn (Info), and those that are refused (Warn). Nil means no logs.
 	Logger *slog.Logger
 }
 
 type redacted = redact.Text
 
-// Source is an [sds.Source] of the Secrets of an API server, which it watches; see the package comment. [New] and [Start]
-// make one. Its methods are safe for concurrent use, and it never prints a key.
+// Source is an [sds.Source] of the Secrets of an API server, which it watches. [New] and [Start] make one. Its methods are
+// safe for concurrent use, and it never prints a key.
 //
 // [sds.Source]: https://pkg.go.dev/github.com/svidkit/svidkit/sds#Source
 type Source struct {
@@ -157,7 +155,6 @@ type Source struct {
 	life  lifecycle.Life
 	news  renew.Signal
 	subs  secretset.Subscribers
-	calls chan struct{} // has one while the subscribers are told something
 
 	pending renew.Signal // for promote
 	access  access
@@ -210,7 +207,7 @@ func New(cfg Config) (*Source, error) {
 	s := &Source{
 		redacted: redact.New("kubesecrets.Source(" + cfg.Namespace + ")"),
 		cfg:      cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), api: api,
-		objects: map[key]*object{}, crowded: map[key]int{}, calls: make(chan struct{}, 1),
+		objects: map[key]*object{}, crowded: map[key]int{},
 	}
 	s.path = kube.Path("api", "v1", "namespaces", cfg.Namespace, "secrets")
 	if cfg.AllNamespaces {
@@ -228,8 +225,8 @@ func New(cfg Config) (*Source, error) {
 	return s, nil
 }
 
-// Start makes a Source, runs it in the background until [Source.Close], and waits until it has read the Secrets. ctx
-// bounds that and not the work. If it fails, all is stopped, and the error is that of [Source.Ready].
+// Start makes a Source, runs it in the background until [Source.Close], and waits until it has read the Secrets. ctx bounds
+// the waiting only. If Start fails, nothing is left running, and the error is that of [New] or [Source.Ready].
 func Start(ctx context.Context, cfg Config) (*Source, error) {
 	s, err := New(cfg)
 	if err != nil {
@@ -250,11 +247,10 @@ func (s *Source) Run(ctx context.Context) error {
 	return nil
 }
 
-// Close stops it for good, waits for what it has started, and returns nil. The last secrets stay readable.
+// Close stops the Source for good, waits for its goroutines, and returns nil. The last secrets stay readable.
 func (s *Source) Close() error { return s.life.Close() }
 
-// Ready waits until the Secrets were read. The error wraps [spiffe.ErrNotReady], the cause of ctx and why the API server was not
-// read.
+// Ready waits until the Secrets were read. The error wraps [spiffe.ErrNotReady], the cause of ctx, and the error of the API server.
 func (s *Source) Ready(ctx context.Context) error {
 	err := s.life.Await(ctx, s.news.Changed, func() bool {
 		s.mu.Lock()
@@ -287,10 +283,10 @@ func (s *Source) notReady() error {
 	return fmt.Errorf("kubesecrets: %w: %w", spiffe.ErrNotReady, cause)
 }
 
-// GenerateSecret returns what a Secret has under a resource name; see the package comment. A name that is not of this
-// form, of a namespace that is not served, or of a Secret that is not there gives an error that wraps [fs.ErrNotExist].
-// One of a Secret whose content is not good gives another error, with the reason, and so does a certificate that has
-// expired. It waits for the first look at the Secrets, until ctx is done.
+// GenerateSecret returns the key pair or the roots of a Secret; see the package comment. A name of another form, of a
+// namespace that is not served, or of a Secret that does not exist gives an error that wraps [fs.ErrNotExist]. If the content
+// is not good, or the certificate has expired, it gives another error, with the reason. GenerateSecret blocks until the
+// Secrets were read for the first time, or ctx is done.
 func (s *Source) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
 	k, roots, err := parse(resourceName)
 	if err == nil && k.namespace == "" {
@@ -369,8 +365,8 @@ var (
 	errSame    = errors.New("the Secret is as it was")
 )
 
-// Subscribe registers f to be called with each name whose secret has changed, appeared or is gone: roots first. cancel
-// ends that; it may be called from f, and more than once. The calls come one at a time, after the change; f must return at
+// Subscribe registers f to be called with each name whose secret has changed, appeared or is gone: roots first. The calls
+// come one at a time, after the change; f must return at once. cancel ends that; it may be called from f, and more than
 // once.
 func (s *Source) Subscribe(f func(resourceName string)) (cancel func()) { return s.subs.Add(f) }
 

@@ -336,7 +336,19 @@ func TestNothingGoodIsReplaced(t *testing.T) {
 						assert.Contains(t, w.log.String(), "the last good content stays in use")
 					}
 				}
-				m, err := metricstest.Of(w.src.Report().Metrics)
+				r := w.src.Report()
+				require.Len(t, r.Identities, 1)
+				assert.Equal(t, "kubernetes://gw/s", r.Identities[0].Name)
+				assert.Equal(t, st.PairEnd, r.Identities[0].NotAfter, "of what is in use")
+				assert.Equal(t, st.PairErr, r.Identities[0].Err)
+				if c.roots == "" {
+					assert.Empty(t, r.Problems)
+				} else if assert.Len(t, r.Problems, 1) {
+					assert.ErrorContains(t, r.Problems[0], "roots of kubernetes://gw/s: ")
+					assert.ErrorIs(t, r.Problems[0], st.RootsErr)
+				}
+				assert.True(t, r.Upstreams[0].OK)
+				m, err := metricstest.Of(r.Metrics)
 				require.NoError(t, err)
 				assert.Equal(t, 1.0, m.Samples["svidkit_kubesecrets_secrets_refused"])
 				put(w.api, "gw/s", with(other, data{"ca.crt": roots}))
@@ -542,6 +554,8 @@ func TestWithdrawn(t *testing.T) {
 				require.NoError(t, err)
 				assert.Equal(t, pair(d), got, "nothing is withdrawn because nothing can be read")
 				assert.Error(t, w.src.Status().Err)
+				assert.Error(t, w.src.Report().Upstreams[0].Err)
+				assert.False(t, w.src.Report().Upstreams[0].OK)
 				w.api.Faults(nil)
 				time.Sleep(time.Minute)
 			},
@@ -823,6 +837,7 @@ func TestRoom(t *testing.T) {
 		w.is("kubernetes://s0", pair(d))
 		assert.ErrorContains(t, w.src.SecretStatus("gw", "s0").PairErr, "no room")
 		assert.Equal(t, 10-have+1, w.src.Status().Refused)
+		assert.ErrorContains(t, w.src.Report().Problems[0], fmt.Sprintf("no room for %d Secrets", 10-have+1))
 		for i := range 7 {
 			w.api.Remove(path(fmt.Sprint("gw/s", i+1)))
 		}

@@ -97,7 +97,8 @@ var errTakenOut = errors.New("it was taken out of the Secret; to withdraw it, de
 // related reports whether a Secret has something that is served, or a part of it, or has a name by which it counts
 // whatever it has.
 func related(k key, data map[string][]byte) bool {
-	return strings.HasSuffix(k.name, caSuffix) || slices.ContainsFunc([]string{"cert", "tls.crt", "tls.key", "cacert", "ca.crt"}, func(name string) bool { return len(data[name]) > 0 })
+	names := []string{"cert", "tls.crt", "tls.key", "cacert", "ca.crt"}
+	return strings.HasSuffix(k.name, caSuffix) || slices.ContainsFunc(names, func(name string) bool { return len(data[name]) > 0 })
 }
 
 // pairOf returns the key pair of a Secret.
@@ -167,9 +168,7 @@ type changes struct{ roots, pairs []string }
 // tell tells the subscribers: roots first.
 func (s *Source) tell(c changes) {
 	s.news.Notify()
-	s.calls <- struct{}{}
-	defer func() { <-s.calls }()
-	s.subs.Tell(func() []string { return append(c.roots, c.pairs...) })
+	<-s.subs.Tell(func() []string { return append(c.roots, c.pairs...) })
 }
 
 // add adds the names of k.

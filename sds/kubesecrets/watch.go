@@ -103,7 +103,8 @@ func (s *Source) remedy(err error) error {
 	case s.cfg.AllNamespaces:
 		return fmt.Errorf("the service account of this program may not read the Secrets of all namespaces: bind it to a ClusterRole with the verbs list and watch for secrets: %w", err)
 	}
-	return fmt.Errorf("the service account of this program may not read the Secrets: bind it to a Role in namespace %q with the verbs list and watch for secrets: %w", s.cfg.Namespace, err)
+	return fmt.Errorf("the service account of this program may not read the Secrets: "+
+		"bind it to a Role in namespace %q with the verbs list and watch for secrets: %w", s.cfg.Namespace, err)
 }
 
 // list reads all Secrets, page by page, and returns the version to watch from.

@@ -45,22 +45,22 @@ const (
 
 // FilesConfig configures [Files]. Without Allow and SystemRoots there are no names.
 type FilesConfig struct {
-	// Allow are the files that names may be of: a file itself, or all that are in a folder and below. Links in a folder
-	// may lead to files below one of Allow only; a file that is listed itself may be a link to anywhere. Nothing else
-	// is looked at, as names come from clients.
+	// Allow lists the files that clients may name, and folders whose files, at any depth, they may name. A link in a
+	// folder may lead only to files below one of Allow; a file that is listed itself may be a link to anywhere. No other
+	// file is touched.
 	Allow []string
 
-	// SystemRoots is the file behind the name file-root:system, such as what [FindSystemRoots] returns. Empty means
-	// that the name does not exist.
+	// SystemRoots is the file behind the name file-root:system; see [FindSystemRoots]. Empty means that the name does not
+	// exist.
 	SystemRoots string
 
-	// Refuse are folders whose files are not read, by whatever name: those to which this program writes what it obtains.
+	// Refuse lists folders whose files are never read: those to which this program writes its identity.
 	Refuse []string
 
 	// MaxNames is how many names there may be at a time; 0 means 256.
 	MaxNames int
 
-	// Logger gets what was read (Info), and what was refused (Warn). Nil means no logs.
+	// Logger gets the files that were read (Info), and those that were refused (Warn). Nil means no logs.
 	Logger *slog.Logger
 }
 
@@ -72,15 +72,14 @@ type FilesConfig struct {
 //
 // Paths are absolute and clean, as [filepath.Clean] returns them, so that each file has one name.
 //
-// A name is followed once it was asked for: its files are read when the system announces a change, and every five
-// seconds. What is not good replaces nothing: while a file is missing, cannot be parsed, is of another owner or may be
-// changed by other users, while a key belongs to another certificate, and while a certificate has expired or is not
-// valid yet, the last good secret stays. The reason is in the log and in [Files.Status]. Roots that cannot be parsed or
-// are no CA certificates are left out, if others are left. Whose files may be read is as in package filesource.
+// A name is followed once it was asked for: its files are read when the system announces a change, and every five seconds.
+// The last good secret stays while a file is missing, cannot be parsed, has another owner or can be changed by other users,
+// while a key belongs to another certificate, and while a certificate has expired or is not valid yet. The reason is in the
+// log and in [Files.Report]. Roots that cannot be parsed or are no CA certificates are left out, if others are left. The
+// owners of files are checked as in package filesource.
 //
-// One goroutine follows all names. A name with a secret is followed until Close, whether there is a subscriber or not;
-// there are no more of them than files below Allow that fit together. A name without one is forgotten when room is
-// needed and nothing has asked for it for a minute.
+// One goroutine follows all names. A name with a secret is followed until Close, whether there is a subscriber or not. A name
+// without one is forgotten if room is needed and it was not asked for in the last minute.
 //
 // [NewFiles] and [StartFiles] make one. Its methods are safe for concurrent use.
 type Files struct {
@@ -160,11 +159,11 @@ func (f *Files) Run(ctx context.Context) error {
 	return nil
 }
 
-// Close stops it for good, waits for what it has started, and returns nil. The last secrets stay readable.
+// Close stops Files for good, waits for its goroutines, and returns nil. The last secrets stay readable.
 func (f *Files) Close() error { return f.life.Close() }
 
-// FindSystemRoots returns the first file that there is of those in which operating systems have the roots that they
-// trust, or nothing.
+// FindSystemRoots returns the file with the roots that the operating system trusts: the first that exists of the usual ones,
+// or "".
 func FindSystemRoots() string {
 	for _, path := range []string{
 		"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/pki/tls/cacert.pem",
@@ -223,12 +222,10 @@ func below(path, folder string) bool {
 	return err == nil && filepath.IsLocal(rel) && rel != "."
 }
 
-// GenerateSecret returns the secret with the given resource name; see [Files]. A name that cannot be of a file, or is of
-// one that is not below FilesConfig.Allow, gives an error that wraps [fs.ErrNotExist]. One of files that are missing or
-// not good gives another error: it may be asked for again, and while it is, the files are followed.
-//
-// A secret that is there is returned without blocking, but for a certificate that has expired, which is an error.
-// GenerateSecret waits for the first look at the files, until ctx is done.
+// GenerateSecret returns the secret with the given resource name; see [Files]. A name that is not allowed gives an error that
+// wraps [fs.ErrNotExist]. If the files are missing or not good, or the certificate has expired, it gives another error, and
+// the files are followed while the name is asked for. GenerateSecret blocks until the files were read for the first time, or
+// ctx is done.
 func (f *Files) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
 	e, err := f.entry(resourceName)
 	if err != nil {
@@ -358,7 +355,7 @@ func (f *Files) take(ctx context.Context, read follow.Files) error {
 		}
 	}
 	f.news.Notify()
-	f.subs.Tell(func() []string { return changed })
+	<-f.subs.Tell(func() []string { return changed })
 	return refused
 }
 

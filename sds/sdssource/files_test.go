@@ -326,7 +326,8 @@ func TestFilesOfClients(t *testing.T) {
 		assert.ErrorIs(t, err, fs.ErrNotExist, "%.100q", path)
 		assert.Less(t, len(fmt.Sprint(err)), 600)
 	}
-	for _, rest := range []string{"", "~", "a~b", dir + "/a", dir + "/a~", "~" + dir + "/a", dir + "/a~" + dir + "/b~" + dir + "/c", dir + "/a~/etc/shadow", "/etc/shadow~" + dir + "/a"} {
+	for _, rest := range []string{"", "~", "a~b", dir + "/a", dir + "/a~", "~" + dir + "/a",
+		dir + "/a~" + dir + "/b~" + dir + "/c", dir + "/a~/etc/shadow", "/etc/shadow~" + dir + "/a"} {
 		_, err := f.GenerateSecret(t.Context(), "file-cert:"+rest)
 		assert.ErrorIs(t, err, fs.ErrNotExist, rest)
 	}

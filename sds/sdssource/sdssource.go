@@ -1,5 +1,5 @@
-// Package sdssource makes sources for package sds: of other sources, of several by name, and of files by the names that
-// Istio gives them.
+// Package sdssource makes sources for package sds: of identities and bundles, of files by Istio's names, and of several
+// sources by name.
 //
 //	files, err := sdssource.StartFiles(ctx, sdssource.FilesConfig{
 //		Allow:       []string{"/etc/gateway-certs"},
@@ -19,19 +19,19 @@
 //
 // # The workload's own files
 //
-// The names default and ROOTCA of files are those of a *filesource.Source, given to [FromIdentity], or to [FromBundles]
-// if there are roots and no certificate. Istio has the files in one of these folders:
+// A *filesource.Source serves files under the names default and ROOTCA, by [FromIdentity], or by [FromBundles] if there are
+// roots and no certificate. Istio has the files in one of these folders:
 //
 //	etc/certs, var/run/secrets/workload-spiffe-credentials     cert-chain.pem, key.pem, root-cert.pem
 //	var/run/secrets/workload-spiffe-credentials, of GKE        certificates.pem, private_key.pem, ca_certificates.pem
 //
-// With FILE_MOUNTED_CERTS the proxy asks for its files by the names file-cert: and file-root:. These
-// files go into FilesConfig.Allow, one by one. This package reads no environment variables.
+// With FILE_MOUNTED_CERTS the proxy asks for its files by the names file-cert: and file-root:. List these files in
+// FilesConfig.Allow. This package reads no environment variables.
 //
 // # Several trust domains
 //
-// The roots of a mesh come from several places: the answer of the CA, files, the configuration of the mesh, which
-// changes, and the bundle endpoints of others. Package source joins them, and FromIdentity serves what it has joined:
+// The roots of a mesh come from several places: the CA, files, the configuration of the mesh, and the bundle endpoints of
+// other trust domains. Package source joins them, and FromIdentity serves the union:
 //
 //	var mesh source.Configured // mesh.Set has the PEM of the configuration, with its trust domains, whenever that changes
 //	all, err := source.NewUnion(td, manager, files, &mesh, federated)
@@ -40,18 +40,17 @@
 //	handler, err := sds.NewHandler(sdssource.FromIdentity(all), nil)
 //
 // Here manager is a *secretcache.Manager, files a *filesource.Source of roots, and federated a *federation.Manager. Each
-// root is served once, in an order that does not depend on where it came from. Each place keeps what was good last, and a
-// place that says that a trust domain has no roots takes its own away. Roots are told of before the certificate that
-// needs them, as both are one snapshot of the manager.
+// root is served once, in an order that does not depend on its place. Each place keeps its last good roots, and withdraws
+// only its own. Roots are pushed before the certificate that needs them.
 //
-// Envoy trusts several trust domains in one of two forms. With its SPIFFE validator it asks for ALL, in which each root
-// vouches for peers of its own trust domain. In Istio's form it asks for ROOTCA and expects all roots in it: that takes
-// [FromIdentityWithAllRoots]. Without that, ROOTCA has the roots of the own trust domain.
+// Envoy trusts several trust domains in one of two ways. With its SPIFFE validator it asks for ALL, in which each root
+// vouches for peers of its own trust domain. In Istio's way it asks for ROOTCA and expects all roots in it:
+// [FromIdentityWithAllRoots]. With FromIdentity, ROOTCA has the roots of the workload's own trust domain.
 //
-// # Folders of its own
+// # Output is not input
 //
-// A program that writes its identity to a folder (OUTPUT_CERTS) lists that in Config.Refuse of filesource and in
-// FilesConfig.Refuse, so that it never takes its own output for its input.
+// A program that writes its identity to a folder (OUTPUT_CERTS) lists that folder in Config.Refuse of filesource and in
+// FilesConfig.Refuse, so that it never reads its own output.
 package sdssource
 
 import (
@@ -81,8 +80,8 @@ import (
 //	ALL                        those of all of them, each for its own trust domain; see [pki.NewTrustDomainsSecret]
 //
 // Other names give an error that wraps [fs.ErrNotExist], and so do all names once an error of src has a method Withdrawn
-// that reports true. While src has no snapshot otherwise, or an expired certificate, GenerateSecret waits until ctx is
-// done; then its error wraps that of src. It panics if src is nil.
+// that reports true. While src has no snapshot, or an expired certificate, GenerateSecret waits until ctx is done; then its
+// error wraps that of src. FromIdentity panics if src is nil.
 //
 // The source of secrets needs no Close: a goroutine follows src while there is a subscriber.
 func FromIdentity(src interface {
@@ -92,11 +91,10 @@ func FromIdentity(src interface {
 	return fromIdentity(src, false)
 }
 
-// FromIdentityWithAllRoots is FromIdentity with a ROOTCA that has the X.509 authorities of all trust domains with a
-// bundle, each once: Istio's form of several trust domains. With it an authority of any trust domain vouches for any
-// peer, and only the names that Envoy is configured to match (match_typed_subject_alt_names) say which. Envoy's SPIFFE
-// validator with the name ALL has each vouch for its own trust domain; prefer it where Envoy's configuration can be
-// changed. The package comment has both.
+// FromIdentityWithAllRoots is FromIdentity with a ROOTCA that has the X.509 authorities of all trust domains with a bundle, as
+// Istio does it. Then an authority of any trust domain vouches for any peer, and only the names that Envoy is configured to
+// match (match_typed_subject_alt_names) protect from that. Where Envoy's configuration can be changed, prefer its SPIFFE
+// validator with the name ALL: there each authority vouches for its own trust domain only.
 func FromIdentityWithAllRoots(src interface {
 	Snapshot() (*spiffe.Snapshot, error)
 	Changed() <-chan struct{}
@@ -122,9 +120,9 @@ func fromIdentity(src interface {
 }
 
 // FromBundles returns a source of secrets over a source of trust bundles: a *federation.Manager, or a *filesource.Source
-// without a certificate. It has the names ROOTCA, for the authorities of td unless that is zero, spiffe://TRUST-DOMAIN
-// and ALL, as [FromIdentity] has them. A name whose bundle is not there (yet) gives an error that wraps
-// [fs.ErrNotExist]. It panics if src is nil.
+// without a certificate. It has the names spiffe://TRUST-DOMAIN and ALL as [FromIdentity] has them, and ROOTCA for the
+// authorities of td unless td is zero. A name whose bundle does not exist (yet) gives an error that wraps [fs.ErrNotExist].
+// FromBundles panics if src is nil.
 func FromBundles(src interface {
 	Bundles() *spiffe.BundleSet
 	Changed() <-chan struct{}
@@ -210,15 +208,15 @@ func (s *source) follow(done, changed <-chan struct{}, old *secretset.Set) {
 		}
 		changed = s.changed()
 		set, _ := s.set()
-		s.subs.Tell(func() []string { return set.Changes(old) })
+		<-s.subs.Tell(func() []string { return set.Changes(old) })
 		old = set
 	}
 }
 
-// Mux returns a source that asks another one for each name. The keys of routes are names, such as "ROOTCA", and prefixes
-// of names with a "*" at the end, such as "file-cert:*"; "*" alone is for all names. A name is asked of the source whose
-// key is the name itself, or else the longest of the prefixes, and of no other: if that source does not have it, or
-// fails, no other is tried. A name without a source gives an error that wraps [fs.ErrNotExist]. The map is copied.
+// Mux returns a source that routes each name to another source. The keys of routes are names, such as "ROOTCA", and prefixes
+// of names with a "*" at the end, such as "file-cert:*"; "*" alone is for all names. The name itself wins over prefixes, and
+// the longest prefix over the others. If the source of a name fails, or does not have it, no other is tried. A name without
+// a source gives an error that wraps [fs.ErrNotExist]. Mux copies routes.
 func Mux(routes map[string]sds.Source) (sds.Source, error) {
 	if len(routes) == 0 {
 		return nil, errors.New("sdssource: mux: there are no routes")

@@ -163,7 +163,8 @@ func TestFromIdentity(t *testing.T) {
 		synctest.Wait()
 		assert.Equal(t, []string{"ALL", "ROOTCA", "spiffe://example.org", "spiffe://partner.test", "default", "spiffe://example.org/web"}, news.take(), "bundles first")
 
-		for name, want := range map[string]string{"ROOTCA": string(ca.Bundle().MarshalPEM()), "spiffe://example.org": string(ca.Bundle().MarshalPEM()), "spiffe://partner.test": string(other.Bundle().MarshalPEM())} {
+		for name, want := range map[string]string{"ROOTCA": string(ca.Bundle().MarshalPEM()),
+			"spiffe://example.org": string(ca.Bundle().MarshalPEM()), "spiffe://partner.test": string(other.Bundle().MarshalPEM())} {
 			s, err := src.GenerateSecret(t.Context(), name)
 			require.NoError(t, err, name)
 			roots, ok := s.Roots()

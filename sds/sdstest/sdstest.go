@@ -1,7 +1,7 @@
-// Package sdstest is a conformance suite for servers of Envoy's Secret Discovery Service, version 3. [Run] holds a server
-// against the rules of the protocol, case by case, and [RunModel] against a reference model, with random clients that
-// come and go, reject, and do not read. The server may be written in any language: it is reached by an HTTP client, and
-// [Server].Set changes what it serves.
+// Package sdstest is a conformance suite for servers of Envoy's Secret Discovery Service, version 3. [Run] checks a server
+// case by case against the rules of the protocol, and [RunModel] against a reference model, with random clients that come
+// and go, reject, and do not read. The server may be written in any language: the suite reaches it by an HTTP client, and
+// changes its secrets by [Server].Set.
 //
 //	func TestConformance(t *testing.T) {
 //		sdstest.Run(t, func(t testing.TB, o sdstest.Options) *sdstest.Server {
@@ -39,8 +39,8 @@
 // response removes. CONTENT is a number from 1 to 9, which are different roots, or pair, otherpair, tickets, generic,
 // values or domains.
 //
-// Of each response it is checked, too, that it has a type, a version and a nonce that is new on the stream, no secret
-// twice, names that the client has asked for, and content that the source has had, none older than what the client has.
+// Each response must have a type, a version, a nonce that is new on the stream, no secret twice, only names that the client
+// has asked for, and content that the source has had, none of it older than the client's.
 package sdstest
 
 import (
@@ -52,10 +52,10 @@ import (
 	"github.com/svidkit/svidkit/pki"
 )
 
-// Options are what a case wants of the server. Both fields are rarely set.
+// Options are what a case needs of the server. Both fields are rarely set.
 type Options struct {
-	// Wildcard lists the names that a client receives which asks for everything: which has never named
-	// anything, or names "*". If it is empty, such a client receives nothing.
+	// Wildcard lists the names that a client receives if it asks for everything: if it has never named anything, or names
+	// "*". Empty means that it receives nothing.
 	Wildcard []string
 
 	// MaxNames is how many names one stream may ask for; 0 means 100 or more.
@@ -67,12 +67,11 @@ type Server struct {
 	Client *http.Client // speaks HTTP/2 with it, and has no Timeout
 	URL    string       // what comes before the paths of the methods, such as "http://localhost"
 
-	// Set makes s what the server has under a name, and nothing if s is nil. Streams that have the name are told
-	// soon; a request that comes for a name that no stream has sees it. It is called by one goroutine at a time.
+	// Set makes the server serve s under a name, or nothing if s is nil. Streams with the name are told soon, and a request
+	// for a name that no stream has sees the change at once. One goroutine at a time calls it.
 	Set func(name string, s *pki.Secret)
 
-	// Lacks lists what the server is known not to do: the beginnings of the names of cases, such as "rest". They are
-	// skipped.
+	// Lacks lists known gaps of the server: the beginnings of the names of cases to skip, such as "rest".
 	Lacks []string
 }
 

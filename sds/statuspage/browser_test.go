@@ -264,7 +264,8 @@ func TestBrowser(t *testing.T) {
 	require.Nil(t, b.eval("window.hacked"))
 
 	// Its own policy is in force, and nothing of the page breaks it.
-	require.Equal(t, true, b.eval(`(() => { const s = document.createElement('script'); s.textContent = 'window.inline = 1'; document.body.append(s); return window.inline === undefined })()`))
+	require.Equal(t, true,
+		b.eval(`(() => { const s = document.createElement('script'); s.textContent = 'window.inline = 1'; document.body.append(s); return window.inline === undefined })()`))
 
 	// Text that an operator has selected is not replaced under him.
 	b.eval("document.getSelection().selectAllChildren(document.getElementById('problems'))")

@@ -1,5 +1,5 @@
-// Package statuspage shows the state of a program's identities: an [http.Handler] for a browser on the same machine, over
-// the reports of the program's parts.
+// Package statuspage shows the state of a program's identities: an [http.Handler] for a browser on the same machine, made
+// of the reports of the program's parts.
 //
 //	page, err := statuspage.New("agent",
 //		statuspage.Part{Name: "workload", Source: manager}, // a *secretcache.Manager
@@ -10,30 +10,31 @@
 //	server.RegisterOnShutdown(func() { _ = page.Close() })
 //	err = server.ListenAndServe()
 //
+// Package report says how a program adds a part of its own.
+//
 // # What it shows
 //
-// The identities with their lifetimes as bars and the time of the next renewal; the trust roots and which part has them
-// from where; what the parts depend on, such as a CA, an agent, files or a control plane, with the last success, the
-// error and the next attempt; open streams and the names that clients ask for; the last pushes and the responses that
-// clients rejected; and, above all that, what is wrong now.
+// First, what is wrong now. Then the identities with their lifetimes and next renewals; what the parts depend on, such as a
+// CA, an agent, files or a control plane, with the last success, the error and the next attempt; open streams and the names
+// that clients ask for; the last pushes and rejections; and the trust roots, with the parts that have them.
 //
-// Of more than 200 identities or roots those with the next event are shown, and of other lists the first; the number of
-// the others is below.
+// It shows at most 200 identities and 200 roots, those that expire or are renewed next, and the first of other lists. Below
+// each list is how many are left out.
 //
 // # Live
 //
-// The page is complete without script. With it, parts of the page that change are replaced while it is open, once a
-// second at most, by server-sent events. 16 pages can be live at the same time; another one stays as it was loaded.
-// The parts are asked only while a page is being loaded or is live.
+// The page is complete without script. With script, sections that change are replaced by server-sent events, once a second
+// at most. 16 pages can be live at the same time; others stay as they were loaded. The parts are asked only while a page is
+// being loaded or is live.
 //
-// # Whom it answers
+// # Who gets an answer
 //
-// The page has no keys and no tokens. It does have IDs, paths, addresses and errors, for operators. A request is
-// answered if it came to a loopback address, or a Unix socket, and is for localhost or for an address: a page of
-// another site whose name was made to lead to this machine (DNS rebinding) is refused, and what it embeds gets nothing.
-// It uses neither inline script nor inline style, which its Content-Security-Policy forbids. All text in it is escaped.
+// The page has no keys and no tokens, but it has IDs, paths, addresses and errors, for operators. A request must come to a
+// loopback address or a Unix socket, and be for localhost or an IP address. So a site whose name was made to lead to this
+// machine (DNS rebinding) is refused, and other sites cannot embed the page. Its Content-Security-Policy forbids inline
+// scripts and styles. All text is escaped.
 //
-// An operator reaches the page of a pod by kubectl port-forward.
+// Operators reach the page of a pod by kubectl port-forward.
 package statuspage
 
 import (
@@ -65,7 +66,7 @@ type Part struct {
 // maxLive is how many pages can be live at the same time.
 const maxLive = 16
 
-// Handler is a status page. [New] makes one. It is safe for concurrent use, and starts no goroutine.
+// Handler is a status page. [New] makes one. It is safe for concurrent use and starts no goroutine.
 type Handler struct {
 	title string
 	parts []Part
@@ -77,7 +78,7 @@ type Handler struct {
 	now *rendering // nil before the first
 }
 
-// New returns a page with this title over these parts, of which there is at least one. It asks them nothing yet.
+// New returns a page with this title of at least one part. It does not ask the parts yet.
 func New(title string, parts ...Part) (*Handler, error) {
 	if len(parts) == 0 {
 		return nil, errors.New("statuspage: new: no parts, such as the source of the identity")
@@ -98,15 +99,15 @@ func New(title string, parts ...Part) (*Handler, error) {
 	return h, nil
 }
 
-// Close ends the pages that are live, and refuses others from then on; what is loaded is still answered. It is for
-// [http.Server.RegisterOnShutdown], as Shutdown waits for requests. It may be called twice. It returns nil.
+// Close ends the live pages and refuses new ones; a page can still be loaded. It is for [http.Server.RegisterOnShutdown], as
+// Shutdown waits for requests. It may be called twice. It returns nil.
 func (h *Handler) Close() error {
 	h.close()
 	return nil
 }
 
-// ServeHTTP implements [http.Handler] for GET and HEAD. The last element of the path says what is asked for, so that the
-// page can be mounted anywhere:
+// ServeHTTP implements [http.Handler] for GET and HEAD. Only the last element of the path counts, so the page can be mounted
+// anywhere:
 //
 //	/              the page; a mount point ends with a slash
 //	status.json    the same as JSON
@@ -114,8 +115,7 @@ func (h *Handler) Close() error {
 //	page.css       the style of the page
 //	page.js        the script of the page
 //
-// Other paths are answered with 404, requests over other addresses than loopback and those of other sites with 403, and
-// those for another host with 421.
+// Other paths get 404, requests that come from the network or from other sites 403, and requests for another host 421.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	header := w.Header()
 	for name, value := range map[string]string{

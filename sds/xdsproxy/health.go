@@ -17,12 +17,12 @@ type reports struct {
 	legs    map[*leg]struct{} // whose Envoy has asked for listeners
 }
 
-// ReportHealth tells the control plane whether the workload is healthy, for programs that probe it: nil means that it
-// is, and an error says what is wrong. A report that does not change this, whatever its text is, is not sent. The last
-// report is sent on each stream when its Envoy has asked for listeners, and never before. Of the error, the control
-// plane gets the first 500 bytes of the text.
+// ReportHealth tells the control plane whether the workload is healthy, for programs that probe it: nil means healthy, and an
+// error says what is wrong, in at most 500 bytes. The last report is sent on each stream once its Envoy has asked for
+// listeners, and then when healthy becomes unhealthy or the other way round. ReportHealth does not wait for that. What the
+// control plane answers is not for Envoy, and is dropped.
 //
-// The report is a request of the type istio.v1.HealthInformation. ReportHealth does not wait for it to be sent.
+// The report is a request of the type istio.v1.HealthInformation.
 func (h *Handler) ReportHealth(err error) {
 	r := &h.health
 	r.mu.Lock()

@@ -1,13 +1,12 @@
-// Package filesink writes an identity and trust bundles of any source to files, and keeps these files current, for
-// programs that read certificates from files.
+// Package filesink writes an identity and trust bundles of any source to files, and keeps them current, for programs that
+// read certificates from files.
 //
 //	sink, err := filesink.Start(ctx, filesink.Config{Source: src, Dir: "/run/identity"})
 //	if err != nil { … }
 //	defer sink.Close()
 //
-// A [Sink] follows a *workloadapi.Source, a *secretcache.Manager (its default identity), a *filesource.Source or what
-// package source makes of them, and writes on every change. [Sink.Write] writes once. Package filesource reads what a
-// Sink writes.
+// A [Sink] follows a *workloadapi.Source, a *secretcache.Manager (its default identity), a *filesource.Source or a source of
+// package source, and writes on every change. [Sink.Write] writes once. Package filesource reads what a Sink writes.
 //
 // # Which files
 //
@@ -15,36 +14,35 @@
 //	key.pem           the private key, in PKCS#8; see Config.TraditionalKey
 //	root-cert.pem     the authorities of its trust domain
 //
-// Config has other names for them, and names for files with the bundles of other trust domains and with tokens. The
-// folder is made, with mode 0755, if it is missing. For the OUTPUT_CERTS of Istio's agent Plain is set, both modes are 0600, or 0644
-// in a pod, and the key is traditional unless PKCS8_KEY is set.
+// [Config] can rename them, and add files with the bundles of other trust domains and with tokens. A missing folder is made,
+// with mode 0755. For OUTPUT_CERTS of Istio's agent set Plain and both modes to 0600, or 0644 in a pod, and TraditionalKey
+// unless PKCS8_KEY is set.
 //
 // # What readers see
 //
-// A reader never sees a part of a file. The names are links, as in the volumes of Kubernetes: all lead
-// to the files of one version at every moment, after a crash too. A reader that reads the key and the certificates
-// while they are replaced can still have one of each; it reads again if they do not match, or always reads twice.
+// A reader never sees part of a file. The names are links, as in the volumes of Kubernetes: at every moment, after a crash
+// too, all of them lead to files of one version. A reader of the key and the certificates can still get one of each while
+// they are replaced; it reads again if they do not match.
 //
-// With [Config].Plain the files are written and made durable beside their names first, and then moved there one by one, with
-// nothing in between: the roots (and the bundles), the key, and last the certificates. The roots come first, as a new
-// certificate may need them. The certificates come last, as that is the file that readers follow: when its change is
-// announced, the key that belongs to it is there. A reader that follows the folder gets its last notification when the
-// whole set is there, and one that takes what it has read twice at an interval does not read the same mixed set twice.
-// A process that is killed between two of the moves leaves files of two versions; the next one finishes the moves
-// before it does anything else, and without the source. One name for the key and the certificates makes one file of
-// them, which always match.
+// With [Config].Plain the files are first written beside their names, durably, and then moved into place one by one: roots
+// and bundles, then the key, then the certificates. A new certificate may need the new roots, and readers follow the
+// certificates, whose key is in place when the change is announced. A reader that follows the folder gets its last
+// notification when the set is complete; one that reads twice, and uses what agrees, does not use a mixed set. If a process
+// is killed between two moves, the next one finishes them before it does anything else. Give the key and the certificates
+// the same name to have one file, which always matches.
 //
 // # When something fails
 //
-// A failure changes nothing in the files, is in the log and in [Sink.Report], and is retried, at intervals that are a
-// share of the life that the written identity has left. An expired identity is not written. While the source has no
-// identity, also because it was withdrawn, the files stay. Files that are equal already are not written again, and
-// every minute files that were changed or removed by another program are put in order.
+// A failure changes no file. It is in the log and in [Sink.Report], and is retried at intervals that are a share of the life
+// that the written identity has left. An expired identity is not written. The files stay while the source has no identity,
+// even if it was withdrawn. Equal files are not written again. Every minute the Sink repairs files that another program has
+// changed or removed.
 //
 // # Whose folder
 //
-// The folder, those above it and each link on the way must belong to the user of this process or to root, and other
-// users must not be able to write to the folder. An error about this says which chown or chmod helps. A link in the place of a file is replaced, and never followed. On Windows owners and modes are not checked.
+// The folder, those above it and each link on the way must belong to the user of this process or to root, and other users
+// must not be able to write to the folder. An error says which chown or chmod helps. A link in the place of a file is
+// replaced, never followed. On Windows owners and modes are not checked.
 package filesink
 
 import (
@@ -121,7 +119,8 @@ type Config struct {
 	// one: they can replace the files.
 	AllowWritable bool
 
-	// Logger gets what was written (Info), and what has failed or needs attention (Warn). Nil means no logs.
+	// Logger gets what was written (Info), failures and what needs attention (Warn), and that the source is not ready
+	// yet (Debug). Nil means no logs.
 	Logger *slog.Logger
 }
 
@@ -375,10 +374,10 @@ func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]files
 	}
 	add := func(field, name string, file fileset.File) error {
 		if !isName(name) {
-			return fmt.Errorf("Config.%s has %q, %w", field, name, errNoName)
+			return fmt.Errorf("%s has %q, %w", field, name, errNoName)
 		}
 		if _, twice := files[name]; twice {
-			return fmt.Errorf("Config.%s has %q, which is the name of another file", field, name)
+			return fmt.Errorf("%s has %q, which is the name of another file", field, name)
 		}
 		files[name] = file
 		return nil
@@ -390,7 +389,7 @@ func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]files
 				continue
 			}
 			if name := cfg.FederatedName(td); name != "" {
-				if err := add("FederatedName", name, fileset.File{Data: b.MarshalPEM(), Mode: cfg.Mode}); err != nil {
+				if err := add("Config.FederatedName", name, fileset.File{Data: b.MarshalPEM(), Mode: cfg.Mode}); err != nil {
 					return nil, err
 				}
 			}
@@ -398,7 +397,7 @@ func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]files
 	}
 	if cfg.Tokens != nil {
 		for name, token := range cfg.Tokens() {
-			if err := add("Tokens", name, fileset.File{Data: []byte(token), Mode: cfg.KeyMode}); err != nil {
+			if err := add("Config.Tokens", name, fileset.File{Data: []byte(token), Mode: cfg.KeyMode}); err != nil {
 				return nil, err
 			}
 		}
@@ -437,8 +436,8 @@ func (s *Sink) note(svid *spiffe.SVID, changed bool, err error) {
 	}
 }
 
-// Ready waits until the files have the identity of the source. The error wraps [spiffe.ErrNotReady], the cause of ctx and the
-// last failure; it comes before ctx is done after [Sink.Close]. If Run was never called, it says so.
+// Ready waits until the files have the identity of the source. The error wraps [spiffe.ErrNotReady], the cause of ctx
+// and the last failure; it comes before ctx is done after [Sink.Close]. If Run was never called, it says so.
 func (s *Sink) Ready(ctx context.Context) error {
 	err := s.life.Await(ctx, s.Changed, func() bool { return s.state().Ready })
 	if err == nil {
@@ -468,8 +467,8 @@ func (s *Sink) notReady() error {
 // Close stops the Sink for good, waits for what it has started, and returns nil. The files stay.
 func (s *Sink) Close() error { return s.life.Close() }
 
-// Changed returns a channel that is closed when the files were written, and when the Sink becomes ready: for programs
-// that tell a reader to read the files. Take it before looking at [Sink.Report], so that no change is missed.
+// Changed returns a channel that is closed when the files were written, and when the Sink becomes ready, for programs
+// that tell a reader to read them again. Take it before looking at [Sink.Report], so that no change is missed.
 func (s *Sink) Changed() <-chan struct{} { return s.news.Changed() }
 
 // Report implements [report.Reporter] with the identity that the files have, and the files as the upstream. The metrics have

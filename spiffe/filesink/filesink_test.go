@@ -451,6 +451,7 @@ func TestStartWithoutWarning(t *testing.T) {
 		require.Zero(t, log.count("WARN"))
 		src.Fail(nil)
 		require.NoError(t, s.Ready(t.Context()))
+		synctest.Wait() // the log is written after readers are told
 		require.Equal(t, 1, log.count("are current"))
 		src.Fail(fmt.Errorf("%w: withdrawn", spiffe.ErrNotReady))
 		time.Sleep(10 * time.Minute)

@@ -9,9 +9,6 @@
 //	if err != nil { … }
 //	defer src.Close()
 //
-// A [Source] is a [spiffe.SVIDSource] and a [spiffe.BundleSource], and has the methods for readers that a
-// *workloadapi.Source has.
-//
 // # Which files
 //
 //	cert-manager, a mounted Secret    CertFile tls.crt, KeyFile tls.key, Bundles {Path: ca.crt}
@@ -25,34 +22,32 @@
 //
 // # When files change
 //
-// The files are read when the system announces a change, and every five seconds. What counts is their contents: a
-// write in place, a rename and the links that Kubernetes swaps are all the same. The files are taken over when two
-// readings 100 milliseconds apart agree, and what is published together never changes.
+// The source reads the files when the system announces a change, and every five seconds. It takes their contents over when
+// two readings 100 milliseconds apart agree, however they were written: in place, by a rename, or by the links that
+// Kubernetes swaps.
 //
-// What is not good replaces nothing. The identity is one part, and so is each file of bundles: of a part that is
-// missing, cannot be parsed or may not be used the last good one stays, and the others go on. The reason is in the
-// log and in [Source.Report], and the part recovers by itself when its files are in order again, or when their time
-// has come.
+// A bad file replaces nothing. The identity is one part, and so is each file of bundles: if a part is missing, does not
+// parse or may not be used, its last good state stays, and the other parts go on. The log and [Source.Report] say why. The
+// part recovers by itself.
 //
-// A new certificate takes the place of the old one if its key belongs to it, it is an X.509-SVID by the rules of
-// [spiffe.NewSVID], it is valid now, its ID is the expected one, or else in the trust domain of the first, its
-// extended key usages permit what the ones in force permit, and a path leads from it to the bundle of its trust
-// domain. Only if no file of bundles is for that trust domain, the path is not looked for; then Config.ID is required
-// if there are any.
+// A new certificate replaces the old one if the key belongs to it; it is an X.509-SVID by the rules of [spiffe.NewSVID]; it
+// is valid now; its ID is Config.ID, or else in the trust domain of the first one; its extended key usages permit what
+// those in force permit; and a path leads from it to the bundle of its trust domain. If no file has a bundle of that trust
+// domain, the path is not checked, and Config.ID is required if there are other bundles.
 //
-// A bundle is taken over at once, even if it does not vouch for the identity in force, which then is a problem in the Report: what
-// was removed from a bundle may have been revoked. A bundle document with a lower sequence number than the one in
-// force is refused until the program starts again (FED-11).
+// A new bundle replaces the old one at once, even if it does not vouch for the identity in force, because what was removed
+// from it may have been revoked; the Report says so. A bundle document with a lower sequence number than the one in force is
+// refused until the program restarts (FED-11).
 //
 // # Whose files
 //
-// The files, the folders above them and each link on the way must belong to the user of this process or to root. A
-// file that another user can write to is refused. A folder in which all users can write is used, with a warning, as
-// an emptyDir of Kubernetes is one. The file with the private key must not be readable for other users. Groups of
-// this process and root's do not count as other users, as the fsGroup of a pod. In a volume of Kubernetes, whose
-// files are behind folders like ..2026_01_02_15_04_05.123, the mode is that of the volume, and is not looked at. A
-// file that is mounted with a subPath is no such file, and Kubernetes never renews it: mount the volume. An error
-// about this says which chown or chmod helps. On Windows nothing of this is checked.
+// The files, the folders above them and each link on the way must belong to the user of this process or to root. A file
+// that another user can write to is refused, and a key file that another user can read. A folder in which all users can
+// write, such as an emptyDir of Kubernetes, is used with a warning. Groups of this process and root's do not count as other
+// users, as they include the fsGroup of a pod. In a volume of Kubernetes, whose files are behind folders like
+// ..2026_01_02_15_04_05.123, modes are not checked, as they are those of the volume. Do not mount single files with
+// subPath: they are no such volume, and Kubernetes never renews them. An error says which chown or chmod helps. On Windows
+// none of this is checked.
 package filesource
 
 import (
@@ -81,20 +76,20 @@ import (
 // [New] copies it.
 type Config struct {
 	// CertFile has the certificates of the identity in PEM, leaf first, and KeyFile its private key in PEM, not
-	// encrypted. KeyFile is empty, or the same, for one file with both in any order. Without a CertFile the source has
-	// bundles only, for programs that verify peers and have no identity to present.
+	// encrypted. For one file with both, in any order, KeyFile is empty or the same. Without a CertFile the source has
+	// bundles only, for programs that verify peers and present no identity.
 	CertFile, KeyFile string
 
 	// ID is the identity that the certificate must have. The zero ID means any in the trust domain of the first
-	// certificate that is taken over.
+	// accepted certificate.
 	ID spiffe.ID
 
-	// Bundles are the files with trust bundles. Several may be for one trust domain: then their authorities count
-	// together, and the bundle has no sequence number.
+	// Bundles are the files with trust bundles. If several are for one trust domain, its bundle has the authorities of
+	// all of them and no sequence number.
 	Bundles []BundleFile
 
-	// Refuse are folders whose files are not read, by whatever name: those to which this program writes what it obtains,
-	// so that it does not take its own output for a new identity.
+	// Refuse are folders whose files are not read, by whatever name: those to which this program writes, so that it
+	// does not take its own output for a new identity.
 	Refuse []string
 
 	// Logger gets each change (Info), and what was refused or needs attention (Warn). Nil means no logs.
@@ -109,8 +104,8 @@ type BundleFile struct {
 	// Format is what is in it. Zero means PEM.
 	Format Format
 
-	// TrustDomain is that of the bundle, as the file does not name it. Zero means that of the identity. It must be
-	// zero for a Map, which names them.
+	// TrustDomain is that of the bundle, as the file does not name it. Zero means that of the identity. It must be zero
+	// for a Map, which names its trust domains.
 	TrustDomain spiffe.TrustDomain
 }
 
@@ -233,9 +228,9 @@ func (s *Source) work(ctx context.Context) error {
 	return s.follower.Run(ctx)
 }
 
-// Ready waits until the source has the identity, unless it is configured without one, and what is in each file of
-// bundles. The error wraps [spiffe.ErrNotReady], the cause of ctx and why the files were refused; it comes before ctx is
-// done after [Source.Close]. If Run was never called, it says so.
+// Ready waits until the source has the identity, unless it is configured without one, and the contents of each file of
+// bundles. The error wraps [spiffe.ErrNotReady], the cause of ctx and why the files were refused; it comes before ctx
+// is done after [Source.Close]. If Run was never called, it says so.
 func (s *Source) Ready(ctx context.Context) error {
 	err := s.life.Await(ctx, s.Changed, func() bool { return s.cur.Load().ready })
 	if err == nil {
@@ -266,9 +261,9 @@ func (s *Source) notReady() error {
 // Close stops the source for good, waits for what it has started, and returns nil. What was read stays readable.
 func (s *Source) Close() error { return s.life.Close() }
 
-// SVID returns the identity that is in force, with its key. It does not block, and it does not look at the clock: while
-// nothing better is in the files the identity stays, in the end as an expired one. Before the first, and without a
-// CertFile, the error wraps [spiffe.ErrNotReady].
+// SVID returns the identity in force, with its key. It neither blocks nor checks the clock: until the files have a
+// better one the identity stays, even after it has expired. Before the first, and without a CertFile, the error wraps
+// [spiffe.ErrNotReady].
 func (s *Source) SVID() (*spiffe.SVID, error) {
 	snap, err := s.Snapshot()
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
+	"flag"
 	"fmt"
 	"log/slog"
 	"os"
@@ -21,6 +22,15 @@ import (
 	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
+
+// TestMain lets more tests run at the same time than there are processors, as they wait for files more than they compute.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+		_ = f.Value.Set("8")
+	}
+	os.Exit(m.Run())
+}
 
 const patience = 30 * time.Second // for a slow machine
 

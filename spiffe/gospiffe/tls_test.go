@@ -392,7 +392,9 @@ func TestPrinting(t *testing.T) {
 	require.NoError(t, err)
 	_, err = fromTokens.Fetch(t.Context(), "db")
 	require.NoError(t, err)
-	for _, v := range []any{fromSVIDs, toSVIDs, toTokens, fromTokens, gospiffe.ToBundleSource(svidAndBundles{svid, ca.Bundle()}), gospiffe.FromX509BundleSource(gospiffe.ToBundleSource(ca.Bundle()))} {
+	for _, v := range []any{
+		fromSVIDs, toSVIDs, toTokens, fromTokens, gospiffe.ToBundleSource(svidAndBundles{svid, ca.Bundle()}), gospiffe.FromX509BundleSource(gospiffe.ToBundleSource(ca.Bundle())),
+	} {
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%x", "%d"} {
 			text := fmt.Sprintf(verb, v) + fmt.Sprintf(verb, struct{ V any }{v})
 			assert.NotContains(t, text, token)

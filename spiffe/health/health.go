@@ -1,36 +1,34 @@
-// Package health tells orchestrators and monitoring how a service is: whether it is ready and alive, and metrics in
-// the text format of Prometheus. It works with any source of identities and bundles, and imports the standard library
-// only.
+// Package health answers the probes of an orchestrator and the scrapes of Prometheus: whether a service is ready and
+// alive, and its metrics. It works with any source of identities and bundles, and with the standard library only.
 //
 // A service names its parts, and serves the [Handler] on a port of its own:
 //
 //	h, err := health.New(
-//		health.Part{Name: "identity", Identity: source, Bundles: source, Metrics: source},
-//		health.Part{Name: "tls", Metrics: handshakes}, // a *spiffetls.Metrics
+//		health.Part{Name: "identity", Source: source}, // a *workloadapi.Source
+//		health.Part{Name: "tls", Source: handshakes},  // a *spiffetls.Metrics
 //	)
 //	…
 //	go http.ListenAndServe("127.0.0.1:9090", h)
 //
 // # Readiness
 //
-// A part is ready if it has an identity that has not expired, and bundles with which peers can be verified. How fresh
-// they are does not matter: while the agent or the CA is away, a service stays ready until its identity expires. The
-// answer names each part that is not ready, and has the error of its source, which says why: that the workload is not
-// registered, for example.
+// A part is ready if its identity has not expired, and if it has bundles with which peers can be verified. How fresh they
+// are does not matter: while the agent or the CA is away, a service stays ready until its identity expires. The answer names
+// each part that is not ready with the reason, such as that the workload is not registered.
 //
 // # Liveness
 //
-// A part is alive until its identity has expired. A service that waits for its first identity is alive, and one whose
-// identity was withdrawn too, as a restart would not help. Once the identity has expired, no connection can be made
-// any more; whether an orchestrator should then restart the service is the operator's choice. A new process makes a
-// new connection to its agent; an outage of the CA it only repeats.
+// A part is alive until its identity expires. A service that waits for its first identity is alive, and so is one whose
+// identity was withdrawn: a restart would not help. After the identity has expired no connection can be made. Whether an
+// orchestrator should restart the service then is the operator's choice: a new process connects to its agent anew, but an
+// outage of the CA is only repeated.
 //
 // # Where to serve it
 //
 // The answers have no keys or tokens. They do have IDs, addresses and errors, which are for operators. Serve them on
-// loopback if a process on the same machine reads them. The probes of Kubernetes and most Prometheus servers come over
-// the network, without an SVID: give them a port of their own, apart from that of the service, and let a network policy
-// decide what reaches it. Do not mount the handler on the port that the service offers to its clients.
+// loopback if a process on the same machine reads them. The probes of Kubernetes and most Prometheus servers come over the
+// network, without an SVID: give them a port of their own, and let a network policy decide what reaches it. Do not mount
+// the handler on the port that the service offers to its clients.
 //
 // # Metrics
 //
@@ -38,7 +36,7 @@
 //
 //	svidkit_ready                                           1 if the part is ready, else 0
 //	svidkit_alive                                           1 if the part is alive, else 0
-//	svidkit_identity_start_timestamp_seconds                when the SVID begins to be valid
+//	svidkit_identity_start_timestamp_seconds                when the identity begins to be valid
 //	svidkit_identity_end_timestamp_seconds                  when it expires
 //	svidkit_identity_chain_end_timestamp_seconds            when the first certificate of its chain expires
 //	svidkit_bundle_authorities                              by type: x509, jwt or wit
@@ -47,14 +45,12 @@
 //	svidkit_bundle_first_authority_end_timestamp_seconds    when the first of the X.509 authorities expires
 //	svidkit_bundle_last_authority_end_timestamp_seconds     when the last does, after which no peer is verified
 //
-// Those of an identity have the label identity, the service's own SPIFFE ID, and those of a bundle the label
-// trust_domain. Both are bounded by what the service is configured for. Ages are differences of times, such as
+// Identities are those of the service itself, with their SPIFFE ID in the label identity. Bundles have the label
+// trust_domain. The configuration of the service bounds both. Alert on differences of times, such as
 //
 //	svidkit_identity_end_timestamp_seconds - time()
 //
-// The part's Metrics add what the part knows of its own work. The parts of this module do that with the method
-// WriteMetrics, which can also be called alone; then two parts of one kind cannot be in one text, as they have the
-// same names. [Handler.WriteMetrics] makes them one text, in which the label part tells them apart.
+// Each part adds metrics of its own work: the Metrics of its report.
 package health
 
 import (
@@ -81,23 +77,23 @@ type Part struct {
 	// Name is a word of the program's choice. No two parts have the same.
 	Name string
 
-	// Source tells the state of the part: a *workloadapi.Source, a *secretcache.Manager, a *spiffetls.Metrics, what
-	// [FromSources] returns, or any other [report.Reporter].
+	// Source tells the state of the part: a *workloadapi.Source, a *secretcache.Manager, a *spiffetls.Metrics, or any other
+	// [report.Reporter]. [FromSources] makes one of sources that have no reports.
 	Source report.Reporter
 
-	// TrustDomains are those whose peers the service cannot do without: the part is ready if the Source has a bundle of
-	// each of them, with an authority that has not expired. Nil means that of the identity, if the Source tells of
-	// bundles; empty means none.
+	// TrustDomains are those whose peers the service cannot do without: the part is ready only if the Source has a bundle
+	// of each, with an authority that has not expired. Nil means the trust domain of the identity, if the Source has
+	// bundles at all; empty means none.
 	TrustDomains []spiffe.TrustDomain
 
-	// Check is a condition of the program's own: an error means that the part is not ready. It must not block and
-	// must be safe for concurrent use.
+	// Check is another condition: an error means that the part is not ready. It must not block and must be safe for
+	// concurrent use.
 	Check func() error
 }
 
-// FromSources returns the state of an identity and of trust bundles whose source is no [report.Reporter]; one of them may
-// be nil. The bundles are all that the source has, if it is a set of them or has a method Bundles or Snapshot, and
-// otherwise those of the identity's trust domain and of [Part].TrustDomains.
+// FromSources makes a part of sources that have no reports. One of them may be nil. The bundles in the report are all that
+// the source can list, as a set of bundles or by a method Bundles or Snapshot, and those of the identity's trust domain and
+// of [Part].TrustDomains.
 func FromSources(identity spiffe.SVIDSource, bundles spiffe.BundleSource) report.Reporter {
 	return sources{identity, bundles, nil}
 }
@@ -112,12 +108,11 @@ func (s sources) Report() report.Report {
 	return sourcereport.Of(s.identity, s.bundles, "", s.domains...)
 }
 
-// Handler answers for the parts of a service. [New] makes one. It never changes and is safe for concurrent use. It asks
-// the sources anew for each answer.
+// Handler answers for the parts of a service. [New] makes one. It is safe for concurrent use. It asks the sources anew for
+// each answer.
 type Handler struct{ parts []Part }
 
-// New returns a Handler for these parts, of which there is at least one. It copies them, and asks their sources
-// nothing yet.
+// New returns a Handler for at least one part. It copies the parts, and does not ask their sources yet.
 func New(parts ...Part) (*Handler, error) {
 	if len(parts) == 0 {
 		return nil, errors.New("health: new: no parts, such as the source of the identity")
@@ -148,8 +143,8 @@ func New(parts ...Part) (*Handler, error) {
 	return h, nil
 }
 
-// Ready returns nil if all parts are ready, and otherwise which are not and why, one line for each. The error wraps
-// those of the sources.
+// Ready returns nil if all parts are ready. Otherwise the error has a line for each part that is not, with the reason, and
+// wraps the errors of the sources.
 func (h *Handler) Ready() error { return errors.Join(h.check(h.reports(), (*state).ready)...) }
 
 // Alive returns nil if the identity of no part has expired.
@@ -321,7 +316,11 @@ func addConditions(set *metrics.Set, all []state) {
 		name, help string
 		of         func(*state) error
 	}{
-		{"svidkit_ready", "Whether the part is ready: 1, or 0 for one without a valid identity, without a bundle that it needs, or by its own condition.", (*state).ready},
+		{
+			"svidkit_ready",
+			"Whether the part is ready: 1, or 0 for one without a valid identity, without a bundle that it needs, or by its own condition.",
+			(*state).ready,
+		},
 		{"svidkit_alive", "Whether the part is alive: 1, or 0 if its identity has expired.", (*state).alive},
 	} {
 		set.Gauges(m.name, m.help, func(add metrics.Add) {
@@ -337,11 +336,11 @@ func addIdentities(set *metrics.Set, all []state) {
 		name, help string
 		at         func(*report.Identity) time.Time
 	}{
-		{"svidkit_identity_start_timestamp_seconds", "When the SVID begins to be valid, in seconds since 1970.", func(i *report.Identity) time.Time { return i.NotBefore }},
-		{"svidkit_identity_end_timestamp_seconds", "When the SVID expires, in seconds since 1970.", func(i *report.Identity) time.Time { return i.NotAfter }},
-		{"svidkit_identity_chain_end_timestamp_seconds", "When the first certificate in the chain of the SVID expires, in seconds since 1970.", func(i *report.Identity) time.Time { return i.ChainEnd }},
+		{"start", "the SVID begins to be valid", func(i *report.Identity) time.Time { return i.NotBefore }},
+		{"end", "the SVID expires", func(i *report.Identity) time.Time { return i.NotAfter }},
+		{"chain_end", "the first certificate in the chain of the SVID expires", func(i *report.Identity) time.Time { return i.ChainEnd }},
 	} {
-		set.Gauges(m.name, m.help, func(add metrics.Add) {
+		set.Gauges("svidkit_identity_"+m.name+"_timestamp_seconds", "When "+m.help+", in seconds since 1970.", func(add metrics.Add) {
 			for i := range all {
 				for _, id := range all[i].own() {
 					if at := m.at(id); !at.IsZero() {
@@ -381,13 +380,14 @@ func addBundles(set *metrics.Set, all []state) {
 		}
 	})
 	for _, m := range []struct {
-		name, help string
-		at         func(first, last time.Time) time.Time
+		name string
+		at   func(first, last time.Time) time.Time
 	}{
-		{"first", "When the first of the X.509 authorities in the trust bundle expires, in seconds since 1970.", func(first, _ time.Time) time.Time { return first }},
-		{"last", "When the last of the X.509 authorities in the trust bundle expires, in seconds since 1970.", func(_, last time.Time) time.Time { return last }},
+		{"first", func(first, _ time.Time) time.Time { return first }},
+		{"last", func(_, last time.Time) time.Time { return last }},
 	} {
-		each("svidkit_bundle_"+m.name+"_authority_end_timestamp_seconds", m.help, func(b *report.Bundle, add metrics.Add) {
+		help := "When the " + m.name + " of the X.509 authorities in the trust bundle expires, in seconds since 1970."
+		each("svidkit_bundle_"+m.name+"_authority_end_timestamp_seconds", help, func(b *report.Bundle, add metrics.Add) {
 			if len(b.X509) > 0 {
 				add(metrics.Seconds(m.at(ends(b))))
 			}
@@ -395,12 +395,12 @@ func addBundles(set *metrics.Set, all []state) {
 	}
 }
 
-// ServeHTTP implements [http.Handler] for GET and HEAD. The last element of the path says what is asked for, so that it
-// can be mounted anywhere:
+// ServeHTTP implements [http.Handler] for GET and HEAD. Only the last element of the path counts, so the handler can be
+// mounted anywhere:
 //
 //	ready, readyz    200 and "ok", or 503 and a line for each part that is not ready
 //	live, livez      200 and "ok", or 503 and a line for each part whose identity has expired
-//	metrics          the metrics, or 500 and the error of a part
+//	metrics          the metrics and svidkit_build_info, or 500 and the error of a part
 //
 // Other paths are answered with 404.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -419,6 +419,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(w, h.check(h.reports(), (*state).alive))
 	case "metrics":
 		var b bytes.Buffer
+		_ = metrics.WriteBuildInfo(&b)
 		if err := h.WriteMetrics(&b); err != nil {
 			http.Error(w, line(err), http.StatusInternalServerError)
 			return

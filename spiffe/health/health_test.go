@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/sourcereport"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
@@ -49,7 +50,7 @@ func samples(t testing.TB, h *health.Handler) map[string]float64 {
 	require.NoError(t, err)
 	code, body := ask(t, h, "/metrics")
 	require.Equal(t, http.StatusOK, code)
-	_, err = metricstest.Parse(body)
+	_, err = metricstest.Page(body)
 	require.NoError(t, err)
 	return text.Samples
 }
@@ -147,12 +148,13 @@ func TestBundles(t *testing.T) {
 			"of another domain": {health.Part{Source: health.FromSources(web, other.Bundle())}, `"example.org": no trust bundle`},
 			"without identity":  {health.Part{Source: health.FromSources(nil, empty)}, ""},
 			"both":              {health.Part{Source: health.FromSources(nil, both), TrustDomains: []spiffe.TrustDomain{ca.TrustDomain(), other.TrustDomain()}}, ""},
-			"one missing":       {health.Part{Source: health.FromSources(nil, ca.Bundle()), TrustDomains: []spiffe.TrustDomain{ca.TrustDomain(), other.TrustDomain()}}, `"other.test": no trust bundle`},
-			"none needed":       {health.Part{Source: health.FromSources(web, empty), TrustDomains: []spiffe.TrustDomain{}}, ""},
-			"nil":               {health.Part{Source: health.FromSources(web, nothing{})}, "returned no bundle"},
-			"nil identity":      {health.Part{Source: health.FromSources(nothing{}, nil)}, "returned no SVID"},
-			"own condition":     {health.Part{Source: health.FromSources(web, nil), Check: func() error { return errors.New("the disk is full") }}, "the disk is full"},
-			"check":             {health.Part{Check: func() error { return nil }}, ""},
+			"one missing": {health.Part{Source: health.FromSources(nil, ca.Bundle()),
+				TrustDomains: []spiffe.TrustDomain{ca.TrustDomain(), other.TrustDomain()}}, `"other.test": no trust bundle`},
+			"none needed":   {health.Part{Source: health.FromSources(web, empty), TrustDomains: []spiffe.TrustDomain{}}, ""},
+			"nil":           {health.Part{Source: health.FromSources(web, nothing{})}, "returned no bundle"},
+			"nil identity":  {health.Part{Source: health.FromSources(nothing{}, nil)}, "returned no SVID"},
+			"own condition": {health.Part{Source: health.FromSources(web, nil), Check: func() error { return errors.New("the disk is full") }}, "the disk is full"},
+			"check":         {health.Part{Check: func() error { return nil }}, ""},
 		} {
 			c.part.Name = "it"
 			h := newHandler(t, c.part, health.Part{Name: "well", Check: func() error { return nil }})
@@ -264,6 +266,63 @@ type failing struct{}
 
 func (failing) Report() report.Report {
 	return report.Report{Metrics: func(io.Writer) error { return errors.New("no\nnumbers\x1b today") }}
+}
+
+type reporter func() report.Report
+
+func (r reporter) Report() report.Report { return r() }
+
+// TestReporter: whatever a part of a program's own tells, the answers are right, and the metrics are valid.
+func TestReporter(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		now, fault := time.Now(), errors.New("no connection")
+		ca := spiffetest.NewCA(t, "example.org")
+		bundle := sourcereport.Of(nil, ca.Bundle(), "").Bundles[0]
+		td := ca.TrustDomain()
+		id := func(name string, end time.Time, err error) report.Identity {
+			return report.Identity{Name: name, Own: true, NotAfter: end, Err: err}
+		}
+		const web = "spiffe://example.org/web"
+		for name, c := range map[string]struct {
+			r           report.Report
+			domains     []spiffe.TrustDomain
+			ready, live string // the errors
+		}{
+			"empty":            {report.Report{}, nil, "", ""},
+			"problems":         {report.Report{Problems: []error{fault}, Upstreams: []report.Upstream{{Err: fault}}}, nil, "", ""},
+			"not ready":        {report.Report{NotReady: fault}, nil, "no connection", ""},
+			"none yet":         {report.Report{Identities: []report.Identity{id(web, time.Time{}, nil)}}, nil, "there is no identity yet", ""},
+			"none, with cause": {report.Report{Identities: []report.Identity{id(web, time.Time{}, fault)}}, nil, "no connection", ""},
+			"old, with cause":  {report.Report{Identities: []report.Identity{id(web, now.Add(time.Hour), fault)}}, nil, "", ""},
+			"expired":          {report.Report{Identities: []report.Identity{id(web, now.Add(-time.Hour), fault)}}, nil, "expired at", "expired at"},
+			"of others":        {report.Report{Identities: []report.Identity{{Name: web, NotAfter: now.Add(-time.Hour), Err: fault}}}, nil, "", ""},
+			"second expired":   {report.Report{Identities: []report.Identity{id("db", now.Add(time.Hour), nil), id(web, now.Add(-time.Hour), nil)}}, nil, "expired at", "expired at"},
+			"twice": {report.Report{
+				Identities: []report.Identity{id(web, now.Add(time.Hour), nil), id(web, now.Add(2*time.Hour), nil)}, Bundles: []report.Bundle{bundle, bundle},
+			}, nil, "", ""},
+			"no bundle of its own": {report.Report{
+				Identities: []report.Identity{id(web, now.Add(time.Hour), nil)}, Bundles: []report.Bundle{{TrustDomain: "other.test"}},
+			}, nil, "no trust bundle", ""},
+			"no bundles":        {report.Report{Identities: []report.Identity{id(web, now.Add(time.Hour), nil)}}, nil, "", ""},
+			"no needed bundle":  {report.Report{}, []spiffe.TrustDomain{td}, "no trust bundle", ""},
+			"bundle that fails": {report.Report{Bundles: []report.Bundle{{TrustDomain: "example.org", Err: fault}}}, []spiffe.TrustDomain{td}, "no connection", ""},
+			"needed bundle":     {report.Report{Bundles: []report.Bundle{bundle}}, []spiffe.TrustDomain{td}, "", ""},
+		} {
+			h := newHandler(t, health.Part{Name: "it", Source: reporter(func() report.Report { return c.r }), TrustDomains: c.domains})
+			for _, answer := range []struct {
+				got  error
+				want string
+			}{{h.Ready(), c.ready}, {h.Alive(), c.live}} {
+				if answer.want == "" {
+					assert.NoError(t, answer.got, name)
+				} else {
+					assert.ErrorContains(t, answer.got, answer.want, name)
+				}
+			}
+			samples(t, h)
+		}
+	})
 }
 
 func TestServeHTTP(t *testing.T) {

@@ -30,12 +30,11 @@ type Source interface {
 const (
 	shortestLife   = time.Second      // between two fetches, for tokens with less than two seconds to live
 	forcedInterval = 10 * time.Second // between two fetches for a token that a server has refused
-	remembered     = time.Minute      // how long Run cares about a token that there is none of, after the last call
+	remembered     = time.Minute      // how long Run tries to get a missing token after the last call for it
 	concurrency    = 16               // fetches that Run makes at the same time
 )
 
-// patience is shorter than for certificates, because a caller without a token fails until the next
-// fetch.
+// patience is shorter than for certificates, because a caller without a token fails until the next fetch.
 var patience = renew.Patience{Impatient: 5 * time.Second, Longest: 30 * time.Second, Wish: 5 * time.Second}
 
 // CacheOptions are the choices of a [Cache] that have a default.
@@ -43,22 +42,22 @@ type CacheOptions struct {
 	// Timeout bounds each attempt to fetch a token; 0 means 30 seconds.
 	Timeout time.Duration
 
-	// Size is how many tokens are kept, one for each set of audiences; 0 means 1,000. When there are more,
-	// the one that was not asked for the longest goes.
+	// Size is how many tokens are kept, one for each set of audiences; 0 means 1,000. Beyond it the least
+	// recently used one is dropped.
 	Size int
 
-	// Logger is told of each new token (Debug) and of attempts that failed while no call waited for them
-	// (Warn), with the attributes audience, err, retry_in and expires. Nil means silence.
+	// Logger gets a record of each new token (Debug) and of each failed attempt that no call waited for
+	// (Warn), with the attributes audience, err, retry_in and expires. Nil means no logs.
 	Logger *slog.Logger
 }
 
-// Cache keeps the tokens of this workload fresh, one for each set of audiences that was asked for. It is
-// safe for concurrent use, and itself a [Source]. No printer shows the tokens.
+// Cache keeps the tokens of this workload fresh, one for each requested set of audiences. It is safe for
+// concurrent use, and itself a [Source]. No printer shows the tokens.
 //
-// A token is fetched again when half of its life is over, a little earlier by chance. Until the new one
-// is in hand the old one is served, to the moment it expires. There is at most one attempt for a set of
-// audiences at a time; after a failure the next comes after a wait of a second or less, growing to 30
-// seconds while there is a token, and to 5 without one.
+// A token is fetched again when half of its life is over, or a little earlier, by chance. The old token is served
+// until the new one is there or the old one expires. There is at most one attempt for a set of audiences at a
+// time. The wait after a failure begins at a second or less and grows to 30 seconds while there is a token, and to
+// 5 without one.
 type Cache struct {
 	redacted
 	source Source
@@ -87,7 +86,7 @@ type entry struct {
 	asked    atomic.Int64 // the last time, in nanoseconds since 1970, give or take a second
 	used     atomic.Bool  // the token was asked for since it came
 
-	forced  time.Time // when a server last refused a token; guarded by mu
+	forced  time.Time // when a token was last fetched because a server had refused one; guarded by mu
 	waiting int       // calls that wait; guarded by mu
 }
 
@@ -104,7 +103,7 @@ type entryState struct {
 func (st *entryState) valid(now time.Time) bool { return st.token != "" && now.Before(st.expires) }
 func (st *entryState) due(now time.Time) bool   { return renew.Elapsed(st.planned, now) >= st.wait }
 
-// NewCache returns a Cache of what source fetches. It starts nothing. The options may be nil.
+// NewCache returns a Cache of the tokens that source fetches. It starts nothing. The options may be nil.
 func NewCache(source Source, opts *CacheOptions) (*Cache, error) {
 	o := *cmp.Or(opts, &CacheOptions{})
 	switch {
@@ -124,9 +123,9 @@ func NewCache(source Source, opts *CacheOptions) (*Cache, error) {
 // Fetch returns a token for the audience: the one in the cache, at once and without a lock, or a new one.
 // The order of several values does not matter. The result is a credential.
 //
-// Only a caller for whom there is no token waits, until there is one or ctx is done; others may wait for
-// the same attempt, which goes on when one of them leaves. While the source fails and there is nothing to
-// serve, calls return the last failure at once until it is time to try again.
+// A caller waits only if there is no token, until there is one or ctx is done. Several callers may wait for one
+// attempt, which goes on when one of them leaves. While the source fails and there is no token to serve, calls
+// return the last failure at once until the next attempt is due.
 func (c *Cache) Fetch(ctx context.Context, audience ...string) (token string, err error) {
 	e, err := c.entry(audience)
 	if err != nil {
@@ -148,13 +147,12 @@ func (c *Cache) Fetch(ctx context.Context, audience ...string) (token string, er
 	return st.token, nil
 }
 
-// Run fetches tokens again when they are due, so that no caller has to find them so. It blocks until ctx
-// is done, then ends what it has started, waits for it, and returns nil. It returns at once,
-// with an error, if it is running already; it may be called again after it has returned.
+// Run renews tokens when they are due, before a caller asks for them. It blocks until ctx is done, then cancels its
+// attempts, waits for them, and returns nil. A second call at the same time returns an error at once; Run may be
+// called again after it has returned.
 //
-// Without Run a Cache works too: a token that is due is then fetched again when it is next asked for, by
-// a goroutine that lasts as long as the attempt, while the old one is served. With Run, tokens that are
-// not asked for any more are dropped when they expire.
+// A Cache works without Run too: a token that is due is then renewed when it is next asked for, by a goroutine that
+// lasts as long as the attempt, while the old one is served. With Run, unused tokens are dropped when they expire.
 func (c *Cache) Run(ctx context.Context) error {
 	err := c.life.Run(ctx, func(ctx context.Context) error {
 		c.loop.Run(ctx)
@@ -221,7 +219,7 @@ func (c *Cache) evict(m map[entryKey]*entry) {
 	c.loop.Remove(oldest)
 }
 
-// touch notes a call. It writes once a second only, as all readers share the cache line, and reports
+// touch records a call. It writes at most once a second, because all readers share the cache line, and reports
 // whether it did.
 func (e *entry) touch(now time.Time) bool {
 	if !e.used.Load() {
@@ -235,7 +233,7 @@ func (e *entry) touch(now time.Time) bool {
 	return true
 }
 
-// wait returns a token other than rejected for a caller that has none. The caller holds mu, and has it again after the wait.
+// wait waits for a token other than rejected and returns it. The caller holds mu, which is released during the wait.
 func (c *Cache) wait(ctx context.Context, e *entry, rejected string) (string, error) {
 	for {
 		st, now := e.state.Load(), time.Now()
@@ -267,15 +265,15 @@ func (e *entry) failed(err error) error {
 	return fmt.Errorf("jwtsvid: fetch a token for %s: %w", quote(e.audience), err)
 }
 
-// renew returns a token for one audience other than rejected, which a server has refused, or an error if
-// there is no point in another one.
+// renew returns a token for one audience other than rejected, which a server has refused, or an error if another
+// token would not help.
 func (c *Cache) renew(ctx context.Context, rejected, audience string) (string, error) {
 	e, err := c.entry([]string{audience})
 	if err != nil {
 		return "", err
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock() // from the look at what is under way until it is under way, or another request would give up between
+	defer c.mu.Unlock() // held from the check until the attempt has started, or another request would give up in between
 	if e.state.Load().token == rejected && !e.Busy() && !e.force(time.Now()) {
 		return "", e.failed(fmt.Errorf("a server has refused another one in the last %v: it is not the token's fault", forcedInterval))
 	}
@@ -295,8 +293,8 @@ func (c *Cache) replaceRefused(rejected, audience string) {
 	}
 }
 
-// force reports whether it is not too soon to ask for a token only because a server has refused one, and
-// notes that this was done. The caller holds mu.
+// force reports whether enough time has passed to fetch a token because a server has refused one, and records that
+// it is fetched. The caller holds mu.
 func (e *entry) force(now time.Time) bool {
 	if !e.forced.IsZero() && renew.Elapsed(e.forced, now) < forcedInterval {
 		return false
@@ -306,7 +304,7 @@ func (e *entry) force(now time.Time) bool {
 	return true
 }
 
-// attempt fetches a token for e, unless it is not wanted any more, and plans the next attempt.
+// attempt fetches a token for e, unless it is unused, and plans the next attempt.
 func (c *Cache) attempt(base context.Context, e *entry) {
 	if c.rest(e) {
 		return
@@ -350,8 +348,8 @@ func (c *Cache) attempt(base context.Context, e *entry) {
 	}
 }
 
-// rest ends the attempt for e if the token was not asked for since it came, or for a while if there is
-// none: it is looked at again when it expires, and then dropped.
+// rest ends the attempt for e if the token was not asked for since it came or, if there is none, for a while. The
+// entry is checked again when the token expires, and then dropped.
 func (c *Cache) rest(e *entry) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -370,7 +368,7 @@ func (c *Cache) rest(e *entry) bool {
 	return true
 }
 
-// check looks at what a source has fetched, as far as its client can judge it.
+// check checks a token from the source, as far as a client can.
 func (e *entry) check(token string) (expires time.Time, err error) {
 	u, err := ParseUnverified(token)
 	if err != nil {

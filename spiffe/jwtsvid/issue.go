@@ -64,7 +64,7 @@ func NewIssuer(td spiffe.TrustDomain, keyID string, key crypto.Signer, opts *Iss
 	return &Issuer{redact.New(issuer.String()), issuer, o.WideAudience}, nil
 }
 
-// Request is what a token says. The caller of [Issuer.Issue] fills it in, after it has authenticated the
+// Request is the contents of a token. The caller of [Issuer.Issue] fills it in, after it has authenticated the
 // workload.
 type Request struct {
 	// ID is the workload: in the Issuer's trust domain, with a path. Required.
@@ -87,9 +87,9 @@ type Request struct {
 // array, "exp" and "iat" in whole seconds, and the claims of the request. "iat" is the present second
 // and never later, because some validators refuse a token that was issued in their future.
 //
-// The token is verified with the public key before it is returned, so a signer that does not hold the
-// key that it says fails here. The token is a credential; the error does not carry it. It wraps
-// [io/fs.ErrInvalid] if the audience is missing or empty, or wider than the Issuer permits.
+// The token is verified with the public key before it is returned, so that a signer with another key fails here.
+// The token is a credential; the error does not carry it. It wraps [io/fs.ErrInvalid] if the audience is missing
+// or empty, or wider than the Issuer permits.
 func (i *Issuer) Issue(r Request) (string, error) {
 	if i == nil || i.issuer == nil {
 		return "", errors.New("jwtsvid: issue: the Issuer was not made by NewIssuer")
@@ -118,8 +118,8 @@ func (i *Issuer) Issue(r Request) (string, error) {
 	})
 }
 
-// IssueJWTSVID returns a new token for id with the default lifetime. It lets an Issuer answer the Workload
-// API of an agent, which has found that the caller has this ID.
+// IssueJWTSVID returns a new token for id with the default lifetime. It lets an Issuer serve the Workload API of an
+// agent, which has authenticated the caller as id.
 func (i *Issuer) IssueJWTSVID(_ context.Context, id spiffe.ID, audience []string) (string, error) {
 	return i.Issue(Request{ID: id, Audience: audience})
 }

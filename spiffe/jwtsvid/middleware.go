@@ -35,7 +35,7 @@ func (v *Validator) ValidateHeader(values []string) (*Verified, error) {
 	return nil, &token.Error{Kind: kind, Reason: token.NoToken, Rule: "JWT-32", Err: err}
 }
 
-// What is wrong with a request. The second and the last are broken requests; the others ask for a token.
+// Reasons for refusing a request. The second and the last mean a broken request; the others ask for a token.
 var (
 	errNoHeader = errors.New("there is no Authorization header")
 	errHeaders  = errors.New("there is more than one Authorization header")
@@ -49,9 +49,9 @@ type MiddlewareOptions struct {
 	// or read the link between them. Otherwise a request that came neither by TLS nor on a Unix socket is refused.
 	TLSTerminated bool
 
-	// Logger gets warnings about requests that are refused: the first for each reason at once, and then
-	// their number each minute, as clients can send as many as they like. Their attributes are reason, err,
-	// remote and, if the token was valid, id. At level Debug it gets each of them. Nil means silence.
+	// Logger gets warnings about refused requests: the first for each reason at once, and then their number
+	// each minute, as clients can send as many as they like. The attributes are reason, err, remote and, if
+	// the token was valid, id. At level Debug each refusal is logged. Nil means no logs.
 	Logger *slog.Logger
 }
 
@@ -66,7 +66,7 @@ type MiddlewareOptions struct {
 // the answer is 503 without that header.
 //
 // A request that came neither by TLS nor on a Unix socket is answered 400, with a token or without (JWT-34), and the
-// token is not looked at: anyone who sees a token on the network can use it. See [MiddlewareOptions].TLSTerminated.
+// token is not read: any reader on the network could use it. See [MiddlewareOptions].TLSTerminated.
 // gRPC over net/http is served by the same middleware (JWT-33).
 func Middleware(v *Validator, allow spiffe.PolicySource, opts *MiddlewareOptions) (func(http.Handler) http.Handler, error) {
 	err := spiffe.CheckPolicySource(allow)

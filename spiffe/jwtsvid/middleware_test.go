@@ -165,7 +165,8 @@ func TestMiddlewareLog(t *testing.T) {
 			lines = append(lines, line)
 			return len(p), nil
 		}), nil))
-		h := protect(t, validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{}), spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/db")), &jwtsvid.MiddlewareOptions{Logger: logger})
+		db := spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/db"))
+		h := protect(t, validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{}), db, &jwtsvid.MiddlewareOptions{Logger: logger})
 		send := func(authorization string) {
 			r := overTLS()
 			r.Header.Set("Authorization", authorization)

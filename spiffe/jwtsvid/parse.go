@@ -13,7 +13,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// kind is what the errors about tokens say, and the ids of the rules that package token checks.
+// kind has the words for errors about tokens, and the ids of the rules that package token checks.
 var kind = &token.Kind{
 	Package: "jwtsvid", What: "token",
 	Form: "JWT-26", Algorithm: "JWT-4", Subject: "JWT-11", Bundle: "JWT-29", Expires: "JWT-19", NotBefore: "JWT-22",
@@ -35,14 +35,14 @@ var (
 	// ErrExpired says that "exp" is missing, not a number, or over.
 	ErrExpired error = token.Expired
 
-	// ErrUnavailable says that the bundle source failed, so that the token was not judged. The client
-	// may try again later. Such an error also has a method Retryable() (after time.Duration, ok bool).
+	// ErrUnavailable says that the bundle source failed, so that the token was not checked. The client may
+	// try again later. Such an error also has a method Retryable() (after time.Duration, ok bool).
 	ErrUnavailable = token.ErrUnavailable
 )
 
-// Unverified is what a token says about itself. Its signature is not checked, and anyone can write such a
-// token. It tells a client what it holds; it must never decide whether a caller is let in. For that see
-// [Validator]. It does not hold the token.
+// Unverified has the claims of a token whose signature was not checked: anyone can write such a token. A client can
+// inspect its own token with it. It must never decide whether a caller is allowed; see [Validator]. It does not
+// hold the token.
 type Unverified struct {
 	ID       spiffe.ID // "sub"
 	Audience []string  // "aud", at least one

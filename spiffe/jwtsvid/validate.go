@@ -20,7 +20,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// maxTrials is how many keys are tried for a token that names none. It covers any rotation and bounds the
+// maxTrials is how many keys are tried for a token that names none: enough for any rotation, and a bound on the
 // cost of a hostile token.
 const maxTrials = 16
 
@@ -61,10 +61,10 @@ func NewValidator(bundles spiffe.BundleSource, audience []string, opts *Validato
 	return newValidator(bundles, slices.Clone(audience), opts)
 }
 
-// NewAgentValidator returns a Validator for an agent, which validates tokens for its workloads, each for
-// the audience that the workload names: see [Validator.ValidateJWTSVID]. It has no audience of its own, so
-// Validate and ValidateHeader refuse every token, and [Middleware] does not take it. Otherwise it is as
-// from [NewValidator].
+// NewAgentValidator returns a Validator for an agent, which validates tokens for its workloads, each for the audience
+// that the workload names: see [Validator.ValidateJWTSVID]. It has no audience of its own, so Validate and
+// ValidateHeader refuse every token, and [Middleware] refuses the Validator. Otherwise it is like that of
+// [NewValidator].
 func NewAgentValidator(bundles spiffe.BundleSource, opts *ValidatorOptions) (*Validator, error) {
 	return newValidator(bundles, nil, opts)
 }
@@ -93,7 +93,7 @@ func newValidator(bundles spiffe.BundleSource, audience []string, opts *Validato
 // until it expires. An ID without a path is valid: it names no workload, and a [spiffe.Policy] refuses it
 // unless it lists that ID.
 //
-// The error never carries the token. See [ErrExpired] and its siblings.
+// The error never carries the token; see [ErrExpired] and the other reasons.
 func (v *Validator) Validate(token string) (*Verified, error) {
 	var audience []string
 	if v != nil {
@@ -106,9 +106,9 @@ func (v *Validator) Validate(token string) (*Verified, error) {
 	return p, nil
 }
 
-// ValidateJWTSVID validates a token for this audience, in place of those of [NewValidator], and returns
-// its ID and all its claims, with numbers as float64. It lets a Validator answer the Workload API of an
-// agent, on behalf of the workload that calls itself audience.
+// ValidateJWTSVID validates a token for this audience, in place of those of [NewValidator], and returns its ID and
+// all its claims, with numbers as float64. It lets a Validator serve the Workload API of an agent, on behalf of the
+// workload whose audience is given.
 func (v *Validator) ValidateJWTSVID(_ context.Context, audience, token string) (id spiffe.ID, claims map[string]any, err error) {
 	p, e := v.validate(token, []string{audience})
 	if e != nil {
@@ -251,7 +251,7 @@ func (v *Validator) judge(c *token.Claims, audience []string) *token.Error {
 type Verified struct {
 	redacted
 	claims token.Claims
-	token  func() string // a func, because no printer shows what it holds
+	token  func() string // a func, because no printer looks into one
 }
 
 // ID returns the ID that was proved.
@@ -264,14 +264,12 @@ func (p *Verified) Audience() []string { return slices.Clone(p.claims.Audience) 
 // key leaves the bundle.
 func (p *Verified) Expires() time.Time { return p.claims.Expires.At }
 
-// Claims decodes the whole payload into what into points to, a struct of the caller's or, to have it
-// as it is, a [json.RawMessage]. The trust domain of the ID vouches for them, and no other (SVID-8):
-// "admin" there is not "admin" here.
+// Claims decodes the whole payload into a struct that into points to or, unchanged, into a [json.RawMessage]. Only the
+// trust domain of the ID vouches for the claims (SVID-8): "admin" there is not "admin" here.
 //
-// Names of claims are case-sensitive (RFC 7519 section 10.1.1), which package encoding/json is not.
-// So a claim whose name differs from that of a field by case only is left out: give each field a json
-// tag. Numbers that go into an interface are a [json.Number]. Within the value of a claim the rules are
-// those of encoding/json.
+// Names of claims are case-sensitive (RFC 7519 section 10.1.1), which package encoding/json is not. So a claim whose
+// name differs from that of a field by case only is left out: give each field a json tag. A number in an interface is
+// a [json.Number]. Within the value of a claim the rules are those of encoding/json.
 func (p *Verified) Claims(into any) error {
 	payload, err := p.payload()
 	if err == nil {

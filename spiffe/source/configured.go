@@ -15,25 +15,24 @@ import (
 
 // Roots are X.509 authorities of trust domains, as the configuration of a mesh lists them.
 type Roots struct {
-	// PEM has the certificates. Empty is a statement: from here, the trust domains have none.
+	// PEM has the certificates. If it is empty, this entry gives the trust domains an empty bundle.
 	PEM []byte
 
-	// TrustDomains are those for which they vouch; at least one.
+	// TrustDomains are those that the roots vouch for; at least one.
 	TrustDomains []spiffe.TrustDomain
 }
 
-// Configured is a [Federated] source of roots that the program gives it, such as those in the configuration of a mesh,
-// which change while it runs. The zero Configured has no bundle and is ready to use. It must not be copied. Its methods
-// are safe for concurrent use.
+// Configured is a [Federated] source of roots that the program sets, such as those in the configuration of a mesh. The
+// zero Configured has no bundle and is ready to use. It must not be copied. Its methods are safe for concurrent use.
 type Configured struct {
 	mu   sync.Mutex // of Set
 	set  atomic.Pointer[spiffe.BundleSet]
 	news renew.Signal
 }
 
-// Set puts the roots in list in place of all that were there before. A trust domain of several entries has the roots of
-// all of them, each once. If an entry is not good, nothing changes, and the error says which: what was set last stays in
-// force. An empty list takes all bundles away. list is not kept.
+// Set replaces all roots by those in list. A trust domain of several entries has the roots of all of them, each once.
+// If an entry is bad, nothing changes, and the error says which. An empty list takes all bundles away. list is not
+// kept.
 func (c *Configured) Set(list []Roots) error {
 	roots := map[spiffe.TrustDomain][]*x509.Certificate{}
 	for i, entry := range list {

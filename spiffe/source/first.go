@@ -28,8 +28,8 @@ type Candidate struct {
 // usualWithin is the default of Candidate.Within.
 const usualWithin = 10 * time.Second
 
-// Choice is the source that [First] has chosen. It stays the same source until it is closed, whatever happens to it:
-// it never fails over to another one, which may be weaker.
+// Choice is the source that [First] has chosen. It stays that source until it is closed, whatever happens: it never
+// fails over to another one, which may be weaker.
 type Choice struct {
 	// Source is the one that was chosen. Close closes it.
 	Source
@@ -41,11 +41,11 @@ type Choice struct {
 	Passed []error
 }
 
-// First starts the candidates one after the other, in order, until one is ready, and returns that one. What has failed
-// is closed, and those after the chosen one are not started. The log gets the choice: at Info if it is the first
-// candidate, else at Warn with the reasons; nil means no log.
+// First starts the candidates one after the other until one is ready, and returns that one. It closes those that
+// failed, and does not start those after it. The log gets the choice, at Info if it is the first candidate, else at
+// Warn with the reasons; nil means no log.
 //
-// If none is ready, or ctx is done before, the error wraps [spiffe.ErrNotReady], and has the reason of each.
+// If none is ready, or ctx is done before, the error wraps [spiffe.ErrNotReady] and has the reason of each.
 func First(ctx context.Context, log *slog.Logger, candidates ...Candidate) (*Choice, error) {
 	log = cmp.Or(log, slog.New(slog.DiscardHandler))
 	names := map[string]bool{}

@@ -22,31 +22,31 @@ import (
 
 // LastGoodConfig configures a [LastGood]. Source, Dir and MaxAge are required.
 type LastGoodConfig struct {
-	// Source is the live source, as its New has made it: the LastGood runs it, and closes it.
+	// Source is the live source, as its New returned it: the LastGood runs and closes it.
 	Source interface {
 		Source
 		Run(ctx context.Context) error
 	}
 
-	// Dir is a folder for the files, which Run makes if it is missing. It is for one source of one program. It must
-	// belong to the user of this process or to root, as must those above it. In one that other users can write to,
-	// such as an emptyDir of Kubernetes, the files are in a folder svidkit-last-good, which Run makes.
+	// Dir is the folder of the files, for one source of one program. Run makes it if it is missing. It and the folders
+	// above it must belong to the user of this process or to root. In a folder that other users can write to, such as
+	// an emptyDir of Kubernetes, Run makes and uses a folder svidkit-last-good.
 	Dir string
 
-	// MaxAge is how long what is stored is handed out after the last time that a running program had it from the live
-	// source. A bundle that was revoked since then is trusted for that long, so it should be little more than the
-	// longest outage that matters. It must be positive.
+	// MaxAge is how long what is stored may be used after a running program last had it from the live source. A bundle
+	// that was revoked since then is trusted for that long, so make it little more than the longest outage that
+	// matters. It must be positive.
 	MaxAge time.Duration
 
-	// Identity stores the identity too, with its private key in the clear, in a file that this user alone can read.
-	// Without it, bundles alone are stored, and a file with an identity from before is deleted.
+	// Identity stores the identity too, with its private key in the clear, in a file that only this user can read.
+	// Without it bundles alone are stored, and a stored identity from before is deleted.
 	Identity bool
 
-	// BundlesOnly says that the live source has no identity, so that the stored bundles are enough to be ready. The
-	// source must have a method Bundles, as a [Federated] has it.
+	// BundlesOnly says that the live source has no identity, so that stored bundles are enough to be ready. The source
+	// must have the method Bundles of [Federated].
 	BundlesOnly bool
 
-	// Logger gets what was loaded and that the live source has taken over (Info), and what was refused or could not be
+	// Logger gets what was loaded and when the live source takes over (Info), and what was refused or could not be
 	// stored (Warn). Nil means no logs.
 	Logger *slog.Logger
 }
@@ -57,20 +57,20 @@ type runner interface {
 	Run(ctx context.Context) error
 }
 
-// LastGood is a [Source] that stores the last good bundles of another one, and its identity if asked for, so that a
+// LastGood is a [Source] that stores the last good bundles of another one, and on request its identity, so that a
 // program that restarts while the agent or CA is away works from its start.
 //
-// At its start it hands out what is stored and still good, until the live source is ready: from then on what the live
-// source hands out, and nothing else. What is stored is good if it is not older than MaxAge, if no other user can
-// have written it, and if it is not damaged; an identity must not have expired, and must verify with the stored
-// bundle of its trust domain. What is not good is not used, with the reason in the log and in [LastGood.Report], and
-// the program goes on without it.
+// Until the live source is ready, a LastGood returns what is stored and still good; from then on it returns what the
+// live source has, and nothing else. What is stored is good if it is not older than MaxAge, no other user can have
+// written it, and it is not damaged; an identity must also not have expired, and must verify with the stored bundle of
+// its trust domain. What is not good is not used; the log and [LastGood.Report] say why, and the program goes on
+// without it.
 //
-// When the live source says that its server refuses the identity, or has withdrawn it, what is stored is deleted: that
+// When the live source says that its server refuses the identity or has withdrawn it, what is stored is deleted: that
 // is an answer, and not an outage.
 //
-// Each change is stored at once, atomically and durably, and the time of what does not change regularly. Methods are
-// safe for concurrent use. Those that read never wait for a file.
+// Each change is stored at once, atomically and durably, and regularly the time. The methods are safe for concurrent
+// use, and those that read never wait for a file.
 type LastGood struct {
 	cfg   LastGoodConfig
 	live  runner
@@ -112,9 +112,9 @@ func NewLastGood(cfg LastGoodConfig) (*LastGood, error) {
 	return l, nil
 }
 
-// StartLastGood makes a LastGood, runs it and its source in the background, and waits until it is ready, be it by
-// what is stored. The end of ctx ends the waiting and not the source, which runs until [LastGood.Close]. On failure
-// nothing is left running.
+// StartLastGood makes a LastGood, runs it and its source in the background, and waits until it is ready, which may be
+// with what is stored. The end of ctx ends the waiting and not the source, which runs until [LastGood.Close]. On
+// failure nothing is left running.
 func StartLastGood(ctx context.Context, cfg LastGoodConfig) (*LastGood, error) {
 	l, err := NewLastGood(cfg)
 	if err != nil {
@@ -208,9 +208,8 @@ func (l *LastGood) current() (*spiffe.SVID, *spiffe.BundleSet, error) {
 	return nil, nil, err
 }
 
-// Ready waits until there is something to hand out: until the live source is ready, or an identity is stored, or with
-// BundlesOnly bundles. The error wraps [spiffe.ErrNotReady], the cause of ctx, the error of the live source, and why what
-// was stored is not used.
+// Ready waits until the live source is ready, or an identity is stored, or with BundlesOnly bundles. The error wraps
+// [spiffe.ErrNotReady], the cause of ctx, the error of the live source, and why what was stored is not used.
 func (l *LastGood) Ready(ctx context.Context) error {
 	err := l.life.Await(ctx, l.Changed, func() bool {
 		st := l.past()
@@ -294,8 +293,8 @@ func (l *LastGood) SVID() (*spiffe.SVID, error) {
 	return snap.SVID()
 }
 
-// Bundle returns the bundle of td. It does not block. Until the live source is ready, what it does not have comes from
-// what is stored.
+// Bundle returns the bundle of td. It does not block. Until the live source is ready, stored bundles complement its
+// own.
 func (l *LastGood) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	st := l.past() // before the live source is asked, which may take over meanwhile
 	b, err := l.live.Bundle(td)

@@ -70,24 +70,24 @@ func (d *diary) String() string {
 
 func (d *diary) logger() *slog.Logger { return slog.New(slog.NewTextHandler(d, nil)) }
 
-// town is an agent, and where its workload stores the last good.
-type town struct {
+// fixture is an agent, and where its workload stores the last good.
+type fixture struct {
 	ca  *spiffetest.CA
 	api *workloadapitest.Server
 	cfg source.LastGoodConfig
 	log *diary
 }
 
-func newTown(t testing.TB) *town {
+func newFixture(t testing.TB) *fixture {
 	t.Helper()
 	ca := spiffetest.NewCA(t, "example.org")
-	w := &town{ca: ca, api: workloadapitest.NewInMemory(t, ca, "/web"), log: &diary{}}
+	w := &fixture{ca: ca, api: workloadapitest.NewInMemory(t, ca, "/web"), log: &diary{}}
 	w.cfg = source.LastGoodConfig{Dir: filepath.Join(t.TempDir(), "store"), MaxAge: 24 * time.Hour, Identity: true, Logger: w.log.logger()}
 	return w
 }
 
 // live returns a source that was not started.
-func (w *town) live(t testing.TB) *workloadapi.Source {
+func (w *fixture) live(t testing.TB) *workloadapi.Source {
 	t.Helper()
 	cfg := w.api.Config()
 	cfg.BundlesOnly = w.cfg.BundlesOnly
@@ -97,7 +97,7 @@ func (w *town) live(t testing.TB) *workloadapi.Source {
 }
 
 // start starts a LastGood, as a program does when it starts, and returns what ends it.
-func (w *town) start(t testing.TB) (*source.LastGood, func()) {
+func (w *fixture) start(t testing.TB) (*source.LastGood, func()) {
 	t.Helper()
 	l, err := w.try(t, time.Minute)
 	require.NoError(t, err)
@@ -107,7 +107,7 @@ func (w *town) start(t testing.TB) (*source.LastGood, func()) {
 	return l, stop
 }
 
-func (w *town) try(t testing.TB, patience time.Duration) (*source.LastGood, error) {
+func (w *fixture) try(t testing.TB, patience time.Duration) (*source.LastGood, error) {
 	t.Helper()
 	w.cfg.Source = w.live(t)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -147,7 +147,7 @@ func handshake(t testing.TB, server, client source.Source) error {
 func TestRestartDuringAnOutage(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newTown(t)
+		w := newFixture(t)
 		l, stop := w.start(t)
 		st := l.Status()
 		assert.True(t, st.Live)
@@ -227,7 +227,7 @@ func TestStoredEnds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				w := newTown(t)
+				w := newFixture(t)
 				w.cfg.MaxAge = test.maxAge
 				w.api.ExpireIn(test.life)
 				_, stop := w.start(t)
@@ -281,7 +281,7 @@ func TestStoredEnds(t *testing.T) {
 func TestStaysYoung(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newTown(t)
+		w := newFixture(t)
 		w.cfg.MaxAge = 2 * time.Hour
 		w.api.ExpireIn(1000 * time.Hour)
 		l, stop := w.start(t)
@@ -310,7 +310,7 @@ func TestStaysYoung(t *testing.T) {
 // That the server refuses the identity is an answer, and not an outage: what is stored is deleted.
 func TestWithdrawn(t *testing.T) {
 	t.Parallel()
-	files := func(w *town) (n int) {
+	files := func(w *fixture) (n int) {
 		entries, err := os.ReadDir(w.cfg.Dir)
 		require.NoError(t, err)
 		return len(entries)
@@ -318,7 +318,7 @@ func TestWithdrawn(t *testing.T) {
 	t.Run("at the start", func(t *testing.T) {
 		t.Parallel()
 		synctest.Test(t, func(t *testing.T) {
-			w := newTown(t)
+			w := newFixture(t)
 			_, stop := w.start(t)
 			stop()
 			require.Equal(t, 2, files(w))
@@ -349,7 +349,7 @@ func TestWithdrawn(t *testing.T) {
 	t.Run("later", func(t *testing.T) {
 		t.Parallel()
 		synctest.Test(t, func(t *testing.T) {
-			w := newTown(t)
+			w := newFixture(t)
 			l, stop := w.start(t)
 			w.api.Deny()
 			synctest.Wait()
@@ -418,7 +418,7 @@ func TestDamaged(t *testing.T) {
 				t.Skip("owners and modes")
 			}
 			synctest.Test(t, func(t *testing.T) {
-				w := newTown(t)
+				w := newFixture(t)
 				_, stop := w.start(t)
 				stop()
 				path := filepath.Join(w.cfg.Dir, test.file)
@@ -455,7 +455,7 @@ func TestDamaged(t *testing.T) {
 func TestIdentityOnlyWhenAsked(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newTown(t)
+		w := newFixture(t)
 		_, stop := w.start(t)
 		stop()
 		path := filepath.Join(w.cfg.Dir, "identity.pem")
@@ -490,7 +490,7 @@ func TestIdentityOnlyWhenAsked(t *testing.T) {
 func TestBundlesOnly(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newTown(t)
+		w := newFixture(t)
 		w.cfg.Identity, w.cfg.BundlesOnly = false, true
 		_, stop := w.start(t)
 		stop()
@@ -544,7 +544,7 @@ func TestLastGoodConfig(t *testing.T) {
 
 	// A source that was started already is a mistake of the program, which is told.
 	synctest.Test(t, func(t *testing.T) {
-		w := newTown(t)
+		w := newFixture(t)
 		live, err := workloadapi.Start(t.Context(), w.api.Config())
 		require.NoError(t, err)
 		w.cfg.Source = live

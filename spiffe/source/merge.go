@@ -71,16 +71,17 @@ func newMerge(td spiffe.TrustDomain, own Source, federated []Federated) (*merge,
 }
 
 // NewUnion is NewMerge for sources that add to each other: a trust domain, the own one included, has the X.509
-// authorities of all sources that have a bundle of it, each once and in an order that does not depend on the source. All
-// else in the bundle, such as the keys for tokens, is that of the own source, or else of the first that has it.
+// authorities of all sources that have a bundle of it, each once and in an order that does not depend on the source.
+// Everything else in the bundle, such as the keys for tokens, is that of the own source, or else of the first that has
+// it.
 //
-// So each of the sources can make the own trust domain trust a root. Files and configuration of the operator can be
-// that; a *federation.Manager speaks for the trust domains that the program has listed for it only.
+// So each of the sources can make the own trust domain trust a root. Files and configuration of the operator may be
+// such sources; a *federation.Manager speaks only for the trust domains that the program has listed for it.
 //
-// Sources keep what was good last. What one of them takes away is taken away: a root is trusted while any of them has it,
-// and a bundle without authorities adds nothing. More than 1,000 authorities of a trust domain replace
-// nothing; if there is nothing to keep, Bundle returns the error, which wraps [spiffe.ErrTooLarge], and so does Snapshot
-// for the own trust domain, while it leaves out another one.
+// A root is trusted while any of the sources has it: what all of them take away is gone, and a bundle without
+// authorities adds nothing. If the union would have more than [spiffe.MaxBundleKeys] authorities, the previous one
+// stays; if there is none, Bundle returns an error that wraps [spiffe.ErrTooLarge], and so does Snapshot for the own
+// trust domain, while it leaves out another one.
 func NewUnion(td spiffe.TrustDomain, own Source, sources ...Federated) (Source, error) {
 	m, err := newMerge(td, own, sources)
 	if err != nil {

@@ -1,26 +1,25 @@
-// Package source composes sources of identities and trust bundles: it chooses one, keeps the last good of one over a
-// restart, and merges bundles of several.
+// Package source composes sources of identities and trust bundles: it chooses among them, keeps the last good state of one
+// across restarts, and merges the bundles of several.
 //
-// [First] starts the first of several sources that becomes ready, such as an agent, and files where there is none:
+// [First] starts the first source that becomes ready, such as an agent, or files where there is no agent:
 //
 //	src, err := source.First(ctx, logger,
 //		source.Candidate{Name: "agent", Start: func(ctx context.Context) (source.Source, error) { return workloadapi.Start(ctx, agent) }},
 //		source.Candidate{Name: "files", Start: func(ctx context.Context) (source.Source, error) { return filesource.Start(ctx, files) }},
 //	)
 //
-// [LastGood] is a source that works during an outage of an agent from the moment that the program starts, by what it
-// has stored before:
+// [LastGood] lets a program start during an outage of its agent, with what it stored before:
 //
 //	live, err := workloadapi.New(agent)
 //	…
 //	src, err := source.StartLastGood(ctx, source.LastGoodConfig{Source: live, Dir: "/var/lib/web/last-good", MaxAge: 24 * time.Hour, Identity: true})
 //
-// [Merge] adds the bundles of other trust domains:
+// [NewMerge] adds the bundles of other trust domains:
 //
 //	src, err := source.NewMerge(td, own, federated) // a *workloadapi.Source and a *federation.Manager
 //
-// [NewUnion] joins the roots that several sources have of one trust domain, and [Configured] is a source of those that the
-// program takes from its configuration.
+// [NewUnion] joins the roots that several sources have of one trust domain. [Configured] is a source of roots from the
+// configuration of a program.
 package source
 
 import (

@@ -30,7 +30,7 @@ type governed struct{ open, draining, ended uint64 }
 func counts(t testing.TB, g *spiffetls.Governor) (c governed) {
 	t.Helper()
 	var text bytes.Buffer
-	require.NoError(t, g.WriteMetrics(&text))
+	require.NoError(t, g.Report().Metrics(&text))
 	for line := range strings.Lines(text.String()) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), "} ")
 		n, _ := strconv.ParseUint(value, 10, 64)

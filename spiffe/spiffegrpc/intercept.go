@@ -69,9 +69,9 @@ type stream struct {
 func (s stream) Context() context.Context { return s.ctx }
 
 // Methods is the policy of [RequirePeer] that says for each method which clients may call it. A key is a method,
-// "/package.Service/Method", or a service, "/package.Service/", for those of its methods that have no key of their own.
-// A method without a policy is denied. The map is copied; the policies in it may be live. As a policy by itself it
-// allows no peer.
+// "/package.Service/Method", or a service, "/package.Service/", for those of its methods without a key of their own. A
+// method without a policy is denied. The map is copied; the policies in it may be live. As a policy by itself it allows
+// no peer.
 type Methods map[string]spiffe.PolicySource
 
 // Policy implements [spiffe.PolicySource]. It returns the zero Policy, which allows no peer.
@@ -146,16 +146,16 @@ func interceptors(a admit, err error) (grpc.UnaryServerInterceptor, grpc.StreamS
 }
 
 // RequirePeer returns interceptors that let calls through whose client allow allows, by a policy for all methods, by
-// [Methods] or by [MethodsFunc]. A server needs both: one is for unary calls, and the other for streams, which are judged
-// when they begin. They are for servers with [ServerCredentials], whose own policy decides about connections;
-// allow can only be narrower. What [spiffe.CheckPolicySource] refuses is an error.
+// [Methods] or by [MethodsFunc]. A server needs both, one for unary calls and one for streams, which are judged when
+// they begin. They are for servers with [ServerCredentials], whose own policy decides about connections; allow can only
+// narrow it. What [spiffe.CheckPolicySource] refuses is an error.
 //
-// The client is verified again for each call, as by [spiffetls.RequirePeer], so that one whose certificate has expired,
-// or whose authority was removed, is refused on an open connection, too. This costs some microseconds.
+// The client is verified again for each call, as by [spiffetls.RequirePeer], so that a client whose certificate has
+// expired, or whose authority was removed, is refused on an open connection, too. This costs some microseconds.
 //
-// Other calls end with PermissionDenied, or with Unauthenticated if the client is not or no longer proven, and nothing
-// says why. The FailureLog and the Logger of the credentials get the reason, at the stage "request".
-// With an error the interceptors deny all calls.
+// Other calls end with PermissionDenied, or with Unauthenticated if the client is not or no longer proven, and no
+// reason. The FailureLog and the Logger of the credentials get the reason, at the stage "request". With an error the
+// interceptors deny all calls.
 func RequirePeer(allow spiffe.PolicySource) (grpc.UnaryServerInterceptor, grpc.StreamServerInterceptor, error) {
 	policy, err := methodsOf(allow)
 	if err != nil {
@@ -184,19 +184,20 @@ func RequirePeer(allow spiffe.PolicySource) (grpc.UnaryServerInterceptor, grpc.S
 	}, nil)
 }
 
-// RequireCaller returns interceptors, of which a server needs both, that let calls through whose sender a proves, by the token in the metadata
-// "authorization" for example. Handlers read the [authn.Caller] with [authn.CallerFromContext]. For JWT-SVIDs:
+// RequireCaller returns interceptors, of which a server needs both, that let calls through whose sender a proves, for
+// example by the token in the metadata "authorization". Handlers read the [authn.Caller] with
+// [authn.CallerFromContext]. For JWT-SVIDs:
 //
 //	a, err := jwt.SVID(validator, spiffe.AllowIDs(web)) // of package authn/jwt
 //	…
 //	unary, stream, err := spiffegrpc.RequireCaller(a, logger)
 //
-// The method gets a request with the metadata as header, the TLS state and the addresses of the connection, which may
-// have been made with other credentials: it refuses tokens on a connection that others can read.
+// The Authenticator gets a request with the metadata as header, the TLS state and the addresses of the connection,
+// which may have been made with other credentials: it refuses tokens on a connection that others can read.
 //
-// Other calls end with Unauthenticated, or with Unavailable if the question could not be answered now, and nothing says
-// why. The logger gets the reason, as from [authn.Require]. Nil means silence.
-// With an error the interceptors deny all calls.
+// Other calls end with Unauthenticated, or with Unavailable if the question could not be answered now, and no reason.
+// The logger gets the reason, as from [authn.Require]; nil means no logs. With an error the interceptors deny all
+// calls.
 func RequireCaller(a authn.Authenticator, logger *slog.Logger) (grpc.UnaryServerInterceptor, grpc.StreamServerInterceptor, error) {
 	if a == nil {
 		return interceptors(nil, errors.New("spiffegrpc: require caller: no authn.Authenticator"))

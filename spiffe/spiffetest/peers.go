@@ -50,9 +50,8 @@ func (ca *CA) RequestFrom(path string, r *http.Request, edit ...func(*x509.Certi
 	return r
 }
 
-// TLSConfig returns a configuration, for a client or a server, that presents chain, leaf first, whatever that
-// is: expired, of another trust domain, broken. It verifies nothing, so that the other side is the one that
-// refuses:
+// TLSConfig returns a configuration, for a client or a server, that presents any chain, leaf first: expired, of
+// another trust domain, broken. It verifies nothing, so that the other side is the one that refuses:
 //
 //	conn, err := tls.Dial("tcp", addr, spiffetest.TLSConfig(ca.Broken("Expired")))
 //
@@ -72,11 +71,13 @@ func TLSConfig(chain []*x509.Certificate, key crypto.Signer) *tls.Config {
 	}
 }
 
-// StartTLS starts an httptest.Server with a configuration such as that of spiffetls.ServerConfig. The method of
-// that name would set a certificate of its own, which crypto/tls prefers for clients that dial the server's IP
-// address. Handlers find their client with spiffetls.PeerFromRequest. It serves HTTP/2 if the server has
-// EnableHTTP2. The server's own client does not trust it; make one with spiffetls.Transport. A server that
-// spiffetls.ConfigureServer prepared needs no more than the method.
+// StartTLS starts an httptest.Server with a configuration such as that of spiffetls.ServerConfig. The server's own
+// method StartTLS would add a certificate, which crypto/tls prefers for clients that dial an IP address. The server
+// speaks HTTP/2 if it has EnableHTTP2. Handlers find their client with spiffetls.PeerFromRequest. The server's own
+// client does not trust it; make one with spiffetls.Transport.
+//
+// A server of spiffetls.ConfigureServer needs no StartTLS: set server.TLS to server.Config.TLSConfig and call
+// server.StartTLS().
 func StartTLS(server *httptest.Server, config *tls.Config) {
 	if config == nil {
 		panic("spiffetest: StartTLS: no configuration; spiffetls.ServerConfig returns one, or an error")

@@ -33,8 +33,7 @@ func (ca *CA) Bundle() *spiffe.Bundle {
 	return ca.trust.bundle
 }
 
-// Bundles returns what [CA.FetchBundles] returns now: the bundle of the CA and those given to
-// [CA.Federate].
+// Bundles returns the bundle of the CA and those given to [CA.Federate], as they are now.
 func (ca *CA) Bundles() *spiffe.BundleSet { return ca.trust.bundles.Load() }
 
 // Root returns the certificate of the root that signs now. It is shared and must not be changed.
@@ -68,8 +67,8 @@ func (tr *trust) activateNewest() bool {
 	return true
 }
 
-// DropOldRoots removes the roots that are older than the one that signs from the bundle. Verifiers with
-// the new bundle refuse what they signed.
+// DropOldRoots removes the roots before the active one from the bundle. Verifiers with the new bundle refuse the
+// certificates of those roots.
 func (ca *CA) DropOldRoots() {
 	ca.t.Helper()
 	tr := ca.trust
@@ -82,7 +81,7 @@ func (ca *CA) DropOldRoots() {
 	ca.publish(tr.roots[first:])
 }
 
-// Federate adds the bundle of another trust domain to what [CA.FetchBundles] returns, or replaces it.
+// Federate adds the bundle of another trust domain to the bundles of the CA, or replaces it.
 func (ca *CA) Federate(other *spiffe.Bundle) {
 	ca.t.Helper()
 	tr := ca.trust

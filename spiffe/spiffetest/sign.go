@@ -35,10 +35,9 @@ type behaviour struct {
 	signed       int
 }
 
-// FailNext makes the next n calls of each of [CA.Sign], [CA.FetchBundles] and [CA.WatchBundles] return err; a
-// nil err stands for an unspecified error. A negative n begins an outage: all calls fail until FailNext is
-// called again. It replaces an earlier FailNext, so FailNext(0, nil) ends an outage. A watch that already runs
-// continues.
+// FailNext makes the next n calls of each of [CA.Sign], [CA.FetchBundles] and [CA.WatchBundles] return err, or an
+// unspecified error if err is nil. A negative n begins an outage: all calls fail until FailNext is called again.
+// It replaces an earlier FailNext, so FailNext(0, nil) ends an outage. A running watch continues.
 func (ca *CA) FailNext(n int, err error) {
 	if err == nil {
 		err = errors.New("spiffetest: injected failure")
@@ -51,9 +50,8 @@ func (ca *CA) FailNext(n int, err error) {
 	}
 }
 
-// Delay makes every call of Sign, FetchBundles and WatchBundles wait for d before it answers or
-// fails, or until its context is done. 0, the default, ends that. Calls that already wait are not
-// changed.
+// Delay makes every call of Sign, FetchBundles and WatchBundles wait for d before it answers or fails, or until its
+// context is done. 0, the default, ends that. Calls that already wait are not affected.
 func (ca *CA) Delay(d time.Duration) {
 	ca.mu.Lock()
 	defer ca.mu.Unlock()
@@ -94,9 +92,9 @@ func (ca *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([
 	return ca.certify(ctx, csr, csr.SANs(), 1, lifetime)
 }
 
-// Certify is [CA.Sign] for a server that decides by itself what its caller is called: the certificate has names, and not
-// those in csr. Without a URI name among them it is no X.509-SVID but has a DNS name, as Linkerd's certificates do. Beside a
-// DNS name the URI may be a SPIFFE ID of another trust domain, as ZTS of Athenz signs those of all its domains.
+// Certify is [CA.Sign] for a server that names its caller itself: the certificate has names, and not those in csr.
+// Without a URI name it needs a DNS name and is no X.509-SVID, like Linkerd's certificates. Beside a DNS name the URI
+// may be a SPIFFE ID of another trust domain, because ZTS of Athenz signs those of all its domains.
 func (ca *CA) Certify(ctx context.Context, csr *pki.CSR, names []pki.SAN, lifetime time.Duration) ([]*x509.Certificate, error) {
 	return ca.certify(ctx, csr, names, 0, lifetime)
 }
@@ -173,7 +171,7 @@ func (ca *CA) begin(ctx context.Context, call int) error {
 	return ca.err
 }
 
-// template returns that of a leaf with names, among which are ids URI names or one.
+// template returns the template of a leaf with these names. The number of URI names must be ids or one.
 func (ca *CA) template(csr *pki.CSR, names []pki.SAN, ids int, lifetime time.Duration) (*x509.Certificate, error) {
 	var uris, dnsNames []string
 	var ips []net.IP

@@ -9,9 +9,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Source is an identity and the bundles that go with it, as an agent hands them out: a [spiffe.SVIDSource] and
-// a [spiffe.BundleSource]. [CA.Source] makes one. It changes when the test says so. Its methods are safe for
-// concurrent use; Renew belongs on the test's own goroutine.
+// Source is an identity with its bundles, as an agent hands them out: a [spiffe.SVIDSource] and a
+// [spiffe.BundleSource]. [CA.Source] makes one. Only the test changes it. Its methods are safe for concurrent use;
+// Renew must be called from the test's own goroutine.
 type Source struct {
 	redacted
 	ca      *CA
@@ -29,9 +29,9 @@ func (ca *CA) Source(path string, edit ...func(*x509.Certificate)) *Source {
 	return s
 }
 
-// Renew mints the identity anew, with a new key and from the root that signs now, and takes the bundles of the
-// CA as they are now. Until then the source has the older ones, as a workload has that was not told of a
-// rotation yet. It does not end an outage.
+// Renew mints the identity anew, with a new key and from the active root, and takes the present bundles of the CA.
+// Until then the source has the older ones, like a workload that has not heard of a rotation yet. Renew does not end
+// an outage.
 func (s *Source) Renew(edit ...func(*x509.Certificate)) {
 	s.ca.t.Helper()
 	s.now.Store(spiffe.NewSnapshot(s.ca.SVID(s.path, edit...), s.ca.Bundles()))

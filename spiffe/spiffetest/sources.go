@@ -12,7 +12,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Enough for the race detector to see a race of a source.
+// Enough for the race detector to find a race in a source.
 const (
 	readers  = 8
 	readings = 50
@@ -22,8 +22,8 @@ const (
 const patience = 30 * time.Second
 
 // TestSVIDSource checks that a source keeps the promises of [spiffe.SVIDSource]: it does not block, is
-// safe for concurrent use, returns either an identity or an error, and never changes an identity that it
-// has returned. If the source has these methods, they are checked too:
+// safe for concurrent use, returns either an identity or an error, and never changes a returned identity. If the
+// source has these methods, they are checked too:
 //
 //   - Snapshot() (*spiffe.Snapshot, error): the bundles of a snapshot verify its identity.
 //   - Changed() <-chan struct{}: it does not block.
@@ -127,8 +127,8 @@ func snapshotFault(snap *spiffe.Snapshot, err error) string {
 }
 
 // TestBundleSource checks that a source keeps the promises of [spiffe.BundleSource]: it does not block,
-// is safe for concurrent use, and returns the bundle of exactly the trust domain that was asked for, or an
-// error. For an unknown trust domain the error wraps [spiffe.ErrUnknownTrustDomain] and names it.
+// is safe for concurrent use, and returns the bundle of exactly the requested trust domain, or an error. For an
+// unknown trust domain the error wraps [spiffe.ErrUnknownTrustDomain] and names it.
 //
 // newSource returns a source, and the trust domains that it knows. The source must not know others
 // that end in "spiffetest.invalid" or extend those that it knows. Faults are reported with t.Errorf.

@@ -78,15 +78,17 @@ func TestBrokenSVIDSources(t *testing.T) {
 	good := svidFunc(svid.SVID)
 	fail := errors.New("out of order")
 	for want, source := range map[string]spiffe.SVIDSource{
-		"newSource returned nil":                                                 nil,
-		"it returned neither an identity nor an error":                           svidFunc(func() (*spiffe.SVID, error) { return nil, nil }),
-		"it returned an identity and an error":                                   svidFunc(func() (*spiffe.SVID, error) { return svid, fail }),
-		"it returned an SVID that was not made by a function of package spiffe":  svidFunc(func() (*spiffe.SVID, error) { return new(spiffe.SVID), nil }),
-		"no identity, though it should have one: out of order":                   svidFunc(func() (*spiffe.SVID, error) { return nil, fail }),
-		"it returned neither a snapshot nor an error":                            whole{good, func() (*spiffe.Snapshot, error) { return nil, nil }},
-		"it returned a snapshot and an error":                                    whole{good, func() (*spiffe.Snapshot, error) { return spiffe.NewSnapshot(svid, ca.Bundles()), fail }},
-		"no snapshot, though it has an identity: out of order":                   whole{good, func() (*spiffe.Snapshot, error) { return nil, fail }},
-		"the identity of a snapshot is not verified by its bundles: spiffe: ver": whole{good, func() (*spiffe.Snapshot, error) { return spiffe.NewSnapshot(svid, stranger.Bundles()), nil }},
+		"newSource returned nil":                                                nil,
+		"it returned neither an identity nor an error":                          svidFunc(func() (*spiffe.SVID, error) { return nil, nil }),
+		"it returned an identity and an error":                                  svidFunc(func() (*spiffe.SVID, error) { return svid, fail }),
+		"it returned an SVID that was not made by a function of package spiffe": svidFunc(func() (*spiffe.SVID, error) { return new(spiffe.SVID), nil }),
+		"no identity, though it should have one: out of order":                  svidFunc(func() (*spiffe.SVID, error) { return nil, fail }),
+		"it returned neither a snapshot nor an error":                           whole{good, func() (*spiffe.Snapshot, error) { return nil, nil }},
+		"it returned a snapshot and an error":                                   whole{good, func() (*spiffe.Snapshot, error) { return spiffe.NewSnapshot(svid, ca.Bundles()), fail }},
+		"no snapshot, though it has an identity: out of order":                  whole{good, func() (*spiffe.Snapshot, error) { return nil, fail }},
+		"the identity of a snapshot is not verified by its bundles: spiffe: ver": whole{good, func() (*spiffe.Snapshot, error) {
+			return spiffe.NewSnapshot(svid, stranger.Bundles()), nil
+		}},
 	} {
 		l := &listener{TB: t}
 		spiffetest.TestSVIDSource(l, func(testing.TB) spiffe.SVIDSource { return source })

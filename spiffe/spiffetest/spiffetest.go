@@ -1,17 +1,18 @@
-// Package spiffetest gives tests a trust domain in one line. It is to package spiffe what httptest
-// is to net/http.
+// Package spiffetest gives tests a trust domain in one line. It is to package spiffe what httptest is to net/http.
 //
 //	ca := spiffetest.NewCA(t, "example.org")
 //	web := ca.SVID("/web")     // an identity: a [spiffe.SVID], good for one hour
 //	bundle := ca.Bundle()      // what a verifier needs
 //
-// An SVID and a bundle are sources of themselves, so that both can be given to a verifier or a TLS
-// configuration.
+// An SVID and a bundle are sources of themselves: give them to a verifier or a TLS configuration. [CA.Source] returns
+// a source with both, as an agent would, that the test renews ([Source.Renew]) and breaks ([Source.Fail]).
+//
+// Two packages below this one have servers whose faults tests inject: workloadapitest a Workload API, and
+// federationtest a bundle endpoint.
 //
 // # Broken identities
 //
-// [Faults] lists identities with exactly one thing wrong, each with the rule that it breaks;
-// [CA.Broken] mints one:
+// [Faults] lists identities with exactly one thing wrong, each with the rule that it breaks; [CA.Broken] mints one:
 //
 //	for _, f := range spiffetest.Faults() {
 //		chain, key := ca.Broken(f.Name)
@@ -24,107 +25,51 @@
 //
 // # A certificate authority to call
 //
-// A CA also answers signing requests ([CA.Sign]) and returns bundles ([CA.FetchBundles],
-// [CA.WatchBundles]), as packages caclient and secretcache expect. Tests make it fail ([CA.FailNext]), for some calls
-// or until they say otherwise, wait ([CA.Delay]) and give wrong answers ([CA.EditTemplates], [CA.EditAnswers]).
-// [CA.Rotate] replaces its root in one step, [CA.Prepare], [CA.Activate] and [CA.DropOldRoots] in three.
+// A CA also answers signing requests ([CA.Sign]) and returns bundles ([CA.FetchBundles], [CA.WatchBundles]), as
+// packages caclient and secretcache expect. Tests make it fail ([CA.FailNext]), wait ([CA.Delay]) and give wrong
+// answers ([CA.EditTemplates], [CA.EditAnswers]). [CA.Rotate] replaces its root; [CA.Prepare] before it and
+// [CA.DropOldRoots] after it are the other steps of a careful rotation.
 //
-// # A source to renew and to break
+// # Handlers and servers
 //
-// [CA.Source] returns an identity with its bundles, as an agent would, that the test renews ([Source.Renew])
-// and fails until it says otherwise ([Source.Fail]).
-//
-// # Handlers without a connection
-//
-// A handler that asks for its client, by the functions of package spiffetls, is tested without TLS:
+// A handler that asks package spiffetls for its client is tested without TLS:
 //
 //	w := httptest.NewRecorder()
 //	handler.ServeHTTP(w, ca.RequestFrom("/web", httptest.NewRequest("GET", "/", nil)))
 //
-// [CA.Peer] is the proof alone. Both are made by verifying a certificate of the CA, and a program that is no
-// test cannot make such a request.
-//
-// # A server of httptest
-//
-// [StartTLS] starts an httptest.Server with a configuration of package spiffetls. Its own client does not trust it;
-// make one with spiffetls.Transport:
+// [StartTLS] starts an httptest.Server with a configuration of package spiffetls. The server's own client does not
+// trust it; make one with spiffetls.Transport:
 //
 //	server := httptest.NewUnstartedServer(handler)
 //	config, err := spiffetls.ServerConfig(ca.SVID("/db"), ca.Bundle(), allow, nil)
 //	…
 //	spiffetest.StartTLS(server, config)
 //
-// One that spiffetls.ConfigureServer prepared is started with server.TLS = server.Config.TLSConfig and
-// server.StartTLS().
-//
 // # Tests that fail for the right reason
 //
-// A client of spiffetls presents no expired identity, so a test in which the connection fails may never have
-// reached the server. [TLSConfig] presents whatever it is given. The server refuses it; the recipes show how a
-// test begins, and the examples how each continues.
-//
-// A client of another trust domain, whose bundle the server does not have:
-//
-//	other := spiffetest.NewCA(t, "other.test")
-//	conn, err := tls.Dial("tcp", addr, spiffetest.TLSConfig(other.Certificate("/web")))
-//
-// An SVID that expired a minute ago:
+// A client of spiffetls presents no expired identity, so a test in which the connection fails may never have reached
+// the server. [TLSConfig] presents any chain, so that the server is the side that refuses:
 //
 //	conn, err := tls.Dial("tcp", addr, spiffetest.TLSConfig(ca.Broken("Expired")))
 //
-// An SVID whose root was rotated away:
+// In TLS 1.3 the refusal is the error of the client's first read; the spiffetls.FailureLog of the server's options
+// has the reason. The examples show the usual cases: a client of another trust domain, an expired SVID, a root that
+// was rotated away, an agent that hangs, and a CA that is down for half a day, in a testing/synctest bubble.
 //
-//	chain, key := ca.Certificate("/web")
-//	ca.Rotate()
-//	ca.DropOldRoots()
-//	source.Renew() // of the server, which learns the new bundle
-//	conn, err := tls.Dial("tcp", addr, spiffetest.TLSConfig(chain, key))
+// # Sources
 //
-// In TLS 1.3 the refusal is the error of the client's first read. What the server says of it is in the
-// spiffetls.FailureLog of its options.
+// [TestSVIDSource] and [TestBundleSource] check that a source of identities or bundles keeps the promises of its
+// interface.
 //
-// An agent that hangs, with package workloadapitest:
+// # Guarantees
 //
-//	api := workloadapitest.NewServer(t, ca, "/web")
-//	api.Hang()
-//	_, err := workloadapi.Start(ctx, api.Config()) // which ends with ctx
-//	…
-//	api.Mend()
-//	source, err := workloadapi.Start(t.Context(), api.Config()) // and Close it
+// Certificates are made with crypto/x509 and nothing of this library, so that the code under test does not check
+// itself. Validity starts at the present second, read from time.Now when the certificate is minted: make the CA
+// inside a testing/synctest bubble for the bubble's clock. There is no network and no goroutine. All methods are safe
+// for concurrent use. Methods without an error result call t.Fatal if they fail, and must be called from the test's
+// own goroutine.
 //
-// A CA that is down for half a day, which takes no time in a bubble of testing/synctest:
-//
-//	synctest.Test(t, func(t *testing.T) {
-//		ca := spiffetest.NewCA(t, "example.org") // in the bubble, for its clock
-//		source, err := secretcache.Start(t.Context(), secretcache.Config{ID: web, CA: ca, Lifetime: 24 * time.Hour})
-//		…
-//		defer source.Close()
-//		ca.FailNext(-1, errors.New("the CA is down"))
-//		time.Sleep(12 * time.Hour)
-//		ca.FailNext(0, nil)
-//		…
-//	})
-//
-// # Suites for sources
-//
-// [TestSVIDSource] and [TestBundleSource] check that a source of identities or bundles keeps what its
-// interface promises. A Workload API and a bundle endpoint, with faults that tests inject, are in the
-// packages workloadapitest and federationtest below this one.
-//
-// # What it promises
-//
-// Certificates are made with crypto/x509 and nothing of this library, so that the code under test
-// does not check itself. Validity starts at the present second, read from time.Now when the
-// certificate is minted: in a testing/synctest bubble that is the bubble's clock, so make the CA
-// inside. There is no network and no goroutine. All methods are safe for concurrent use.
-//
-// Methods without an error result call t.Fatal if they fail, and must be called from the test's own
-// goroutine.
-//
-// # What it does not do
-//
-// It has no policy. It signs every request of every caller in its trust domain: never use it outside
-// tests.
+// A CA signs every request for its trust domain: never use it outside tests.
 package spiffetest
 
 import (
@@ -169,7 +114,7 @@ type authority struct {
 	tail []*x509.Certificate  // the intermediates that link a leaf to the root
 }
 
-// seal puts a key where package fmt cannot follow it, as it does follow unexported fields.
+// seal hides a key from package fmt, which prints unexported fields.
 func seal(key crypto.Signer) func() crypto.Signer { return func() crypto.Signer { return key } }
 
 // NewCA returns a CA for the trust domain, which is a name such as "example.org", with one root:
@@ -203,10 +148,9 @@ func (ca *CA) SVID(path string, edit ...func(*x509.Certificate)) *spiffe.SVID {
 	return svid
 }
 
-// Certificate mints what [CA.SVID] mints and returns it as bare certificates, leaf first and
-// without the root, and the leaf's key. Nothing is checked, so the edits can break any rule. To
-// break the SAN extension in ways that a template cannot express, put it into ExtraExtensions: it
-// then replaces the usual one.
+// Certificate is [CA.SVID] that returns bare certificates, leaf first and without the root, and the leaf's key.
+// Nothing is checked, so the edits can break any rule. To break the SAN extension in ways that a template cannot
+// express, put it into ExtraExtensions: it then replaces the usual one.
 func (ca *CA) Certificate(path string, edit ...func(*x509.Certificate)) ([]*x509.Certificate, crypto.Signer) {
 	ca.t.Helper()
 	if path != "" && path[0] != '/' {
@@ -223,13 +167,12 @@ func (ca *CA) Certificate(path string, edit ...func(*x509.Certificate)) ([]*x509
 	return ca.mustSign(ca.signer(), leafTemplate(id, leafLifetime), key.Public(), edit), key
 }
 
-// Intermediate returns a CA below ca: what it signs comes with its certificate in the chain, and is
-// verified by the bundle of the root. The certificate is valid from now for a year; the edits change
-// its template and may break any rule.
+// Intermediate returns a CA below ca. Its leaves have its certificate in their chain, and the bundle of the root
+// verifies them. The certificate is valid from now for a year; the edits change its template and may break any rule.
 //
-// Bundle, Rotate and the other methods for roots act on the root CA. After a rotation an intermediate
-// still signs below the root that made it, as a real one would: make another. Faults such as
-// [CA.FailNext] are the intermediate's own.
+// Bundle, Rotate and the other methods for roots act on the root CA. After a rotation an intermediate still signs
+// below the root that made it, as a real one would: make another. Faults such as [CA.FailNext] are the
+// intermediate's own.
 func (ca *CA) Intermediate(edit ...func(*x509.Certificate)) *CA {
 	ca.t.Helper()
 	parent, key := ca.signer(), ca.newKey()

@@ -507,7 +507,7 @@ func TestRequirePeerAfterExpiry(t *testing.T) {
 				handler, err := spiffetls.RequirePeer(spiffe.AllowAnyPeer(), who)
 				require.NoError(t, err)
 				s := &http.Server{Handler: handler, ErrorLog: log.New(io.Discard, "", 0)}
-				require.NoError(t, spiffetls.ConfigureServer(s, newParty(ca.SVID("/town", func(c *x509.Certificate) {
+				require.NoError(t, spiffetls.ConfigureServer(s, newParty(ca.SVID("/server", func(c *x509.Certificate) {
 					c.NotAfter = c.NotBefore.Add(2 * time.Hour)
 				}), ca.Bundles()), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Options{Failures: &failures, Logger: j.logger()}))
 				l := memconn.Listen()
@@ -520,7 +520,7 @@ func TestRequirePeerAfterExpiry(t *testing.T) {
 				transport.DialContext, transport.IdleConnTimeout = l.DialContext, 0
 				client := &http.Client{Transport: transport}
 				ask := func() int {
-					resp, err := client.Get("https://town.test/")
+					resp, err := client.Get("https://server.test/")
 					require.NoError(t, err)
 					_, _ = io.Copy(io.Discard, resp.Body)
 					require.NoError(t, resp.Body.Close())
@@ -537,7 +537,7 @@ func TestRequirePeerAfterExpiry(t *testing.T) {
 				assert.Equal(t, "its proof has expired", lines[0]["reason"])
 				assert.Equal(t, "spiffe://example.org/web", lines[0]["id"])
 				after(2 * time.Second)
-				_, err = client.Get("https://town.test/")
+				_, err = client.Get("https://server.test/")
 				assert.ErrorContains(t, err, "no identity to present", "on a new connection")
 			})
 		})

@@ -21,9 +21,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Governor ends connections whose proof no longer holds. A handshake proves a peer once; a Governor
-// judges every open connection again, by the same [spiffe.Verifier], when a bundle or a policy
-// changes, and ends it before the proof expires. Name it in [Options] and run it:
+// Governor ends connections whose proof no longer holds. A handshake proves a peer once; a Governor judges every open
+// connection again, with the same [spiffe.Verifier], when a bundle or a policy changes, and ends it before the proof
+// expires. Name it in [Options] and run it:
 //
 //	g := &spiffetls.Governor{}
 //	err := spiffetls.ConfigureServer(server, self, bundles, allow, &spiffetls.Options{Governor: g})
@@ -32,52 +32,43 @@ import (
 //
 // # When
 //
-// A change of a source with a method Changed() <-chan struct{} is noticed at once, but at most once a
-// second; any other change after at most Interval. Connections that no longer hold are drained, each
-// after a random part of Jitter, and are cut Grace later: all of them within Interval + Jitter + Grace,
-// or 1 second + Jitter + Grace if the source has Changed. A peer that is trusted again before it is
-// drained stays. A source that fails ends no connection.
+// A change of a source with a method Changed() <-chan struct{} is noticed at once, but at most once a second; any other
+// change after at most Interval. A connection that no longer holds is drained after a random part of Jitter, and cut Grace
+// later: within Interval + Jitter + Grace, or 1 second + Jitter + Grace if the source has Changed. A peer that is trusted
+// again before it is drained stays. A source that fails ends no connection.
 //
-// No connection outlives its proof: draining begins Grace and a random part of Jitter before
-// [spiffe.Peer.NotAfter], and the connection is cut after Grace. A connection that was made later than
-// that is not drained, so that a peer with little lifetime left can work, and is cut when the proof
-// expires. The connection of a client without a certificate has no proof that could end. A server also
-// drains before the certificate that it has presented expires, so that its clients reconnect before their
-// own Governor cuts them off.
+// No connection outlives its proof. Draining begins Grace and a random part of Jitter before [spiffe.Peer.NotAfter]. A
+// connection made later than that is not drained, so that a peer with little lifetime left can work, and is cut when the
+// proof expires. A client without a certificate has no proof that could expire. A server also drains before the certificate
+// that it has presented expires, so that clients reconnect before their own Governor cuts them off.
 //
-// These times are counted from the moment at which Run notices, on a computer that is not overloaded.
+// These times count from the moment at which Run notices, on a computer that is not overloaded.
 //
 // # How
 //
-// Draining closes an idle connection at once. For a server made by [ConfigureServer] net/http reports
-// which connections are idle; an HTTP/2 connection counts once it was idle for a second. A busy
-// connection gets "Connection: close" on its next response, which ends an HTTP/1.1 connection after the
-// response, and makes an HTTP/2 connection send GOAWAY and end with the last request. After Grace it is
-// cut.
+// Draining closes an idle connection at once. In a server of [ConfigureServer] net/http reports which connections are idle;
+// an HTTP/2 connection counts as idle after a second. A busy connection gets "Connection: close" on its next response,
+// which ends an HTTP/1.1 connection after the response, and makes an HTTP/2 connection send GOAWAY and end with its last
+// request. After Grace it is cut.
 //
-// For a [Transport] net/http reports nothing, and a connection counts as idle if no byte has moved for
-// five seconds and the last ones came in: a request that waits longer than that for the next byte of its
-// response may be cut before the end of Grace.
+// In a [Transport] net/http reports nothing. A connection counts as idle if no byte has moved for five seconds and the last
+// ones came in, so a request that waits longer than that for the next byte of its response may be cut before the end of
+// Grace.
 //
-// A connection from [Governor.Listener] is cut after Grace, as its use is unknown. So is a connection
-// that a handler has hijacked.
+// The use of a connection from [Governor.Listener], or of one that a handler has hijacked, is unknown: it is cut after
+// Grace. A program that knows the protocol can end such a connection itself: if what it passes to [Dialer.Handshake],
+// or what the inner listener of [Governor.Listener] returns, has a method Drain(), that is called once when draining
+// begins, and must not block. Package spiffegrpc does so.
 //
-// A program that knows the protocol of its connections can end them itself. If what it passes to
-// [Dialer.Handshake], or what the inner listener of [Governor.Listener] returns, has a method Drain(), that is
-// called once when draining begins, and must not block; such a connection does not count as idle, and is cut
-// after Grace if it is still open. Package spiffegrpc does so.
-//
-// A connection is cut without a TLS close_notify, as sending one can block. HTTP detects a truncated
-// message by itself.
+// A connection is cut without a TLS close_notify, as sending one can block. HTTP detects a truncated message by itself.
 //
 // # What it costs
 //
-// One goroutine for all connections, and some 300 bytes for each, beside the chain that the connection
-// holds anyway. To judge a connection again takes less than a microsecond if its bundle has not changed,
-// and about a tenth of a millisecond if it has. The Governor keeps no connection alive.
+// One goroutine for all connections, and some 300 bytes for each. Judging a connection again takes less than a microsecond
+// if its bundle has not changed, and about a tenth of a millisecond if it has. The Governor keeps no connection alive.
 //
-// The zero Governor is ready to use. A Governor is safe for concurrent use and may be shared by servers and transports;
-// it must not be copied, nor its fields changed once it is in use.
+// The zero Governor is ready to use. A Governor is safe for concurrent use and may be shared by servers and transports. It
+// must not be copied, and its fields must not change once it is in use.
 type Governor struct {
 	// Interval is how often all connections are judged: a change of a source without a Changed method is
 	// noticed after so long at the latest. 0 means one minute.
@@ -149,7 +140,7 @@ type state int
 const (
 	fresh     state = iota // to be judged, as a source may have changed during the handshake
 	watched                // to be drained, as the proof is about to expire
-	condemned              // to be drained, as the proof does not hold
+	disproved              // to be drained, as the proof does not hold
 	draining               // to be cut, or closed if it is idle
 )
 
@@ -359,13 +350,13 @@ func (g *Governor) judge(c *governed) error {
 			g.schedule(c, watched, g.farewell(c, now))
 		}
 		return err
-	case c.state != condemned:
+	case c.state != disproved:
 		c.reason, c.cause = err.Error(), causeOf(stageOf(err), err)
 		at := now.Add(g.spread(c))
 		if end := c.end(now); end.Before(at) {
 			at = end
 		}
-		g.schedule(c, condemned, at)
+		g.schedule(c, disproved, at)
 	}
 	return nil
 }
@@ -448,7 +439,7 @@ func (g *Governor) act(ctx context.Context) time.Time {
 		case watched:
 			c.reason, c.cause = "the proof is about to expire", causeProofEnds
 			g.drain(c, now)
-		case condemned:
+		case disproved:
 			g.drain(c, now)
 		case draining:
 			g.finish(c, now)

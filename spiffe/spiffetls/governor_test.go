@@ -58,8 +58,8 @@ func (a *announcer) learn(bundles *spiffe.BundleSet) {
 	a.ch = make(chan struct{})
 }
 
-// town is a server in memory, in a bubble, with a running Governor.
-type town struct {
+// fixture is a server in memory, in a bubble, with a running Governor.
+type fixture struct {
 	t       *testing.T
 	g       *spiffetls.Governor
 	l       *memconn.Listener
@@ -85,7 +85,7 @@ func (n *notes) String() string {
 	return n.b.String()
 }
 
-// bounds of the Governor that towns have, and a little.
+// bounds of the Governor that fixtures have, and a little.
 const (
 	grace   = 30 * time.Second
 	jitter  = 10 * time.Second
@@ -107,16 +107,16 @@ func govern(t *testing.T, g *spiffetls.Governor) {
 	})
 }
 
-// open makes a town. A test changes what self, peers and allow return.
-func open(t *testing.T, g *spiffetls.Governor, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource) *town {
+// open makes a fixture. A test changes what self, peers and allow return.
+func open(t *testing.T, g *spiffetls.Governor, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource) *fixture {
 	t.Helper()
 	return openAt(t, nil, g, self, peers, allow)
 }
 
-// openAt makes a town with a clock of its own.
-func openAt(t *testing.T, clock func() time.Time, g *spiffetls.Governor, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource) *town {
+// openAt makes a fixture with a clock of its own.
+func openAt(t *testing.T, clock func() time.Time, g *spiffetls.Governor, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource) *fixture {
 	t.Helper()
-	w := &town{t: t, l: memconn.Listen(), release: make(chan struct{})}
+	w := &fixture{t: t, l: memconn.Listen(), release: make(chan struct{})}
 	if g == nil {
 		g = &spiffetls.Governor{}
 	}
@@ -153,8 +153,8 @@ func openAt(t *testing.T, clock func() time.Time, g *spiffetls.Governor, self sp
 	return w
 }
 
-// citizen is a client with the connections that it has made.
-type citizen struct {
+// caller is a client with the connections that it has made.
+type caller struct {
 	t *testing.T
 	*http.Client
 	mu    sync.Mutex
@@ -180,12 +180,12 @@ func (c *noted) Close() error {
 	return c.Conn.Close()
 }
 
-func (w *town) citizen(self spiffe.SVIDSource, peers spiffe.BundleSource, opts *spiffetls.Options) *citizen {
+func (w *fixture) caller(self spiffe.SVIDSource, peers spiffe.BundleSource, opts *spiffetls.Options) *caller {
 	w.t.Helper()
 	transport, err := spiffetls.Transport(self, peers, spiffe.AllowAnyPeer(), opts)
 	require.NoError(w.t, err)
 	transport.IdleConnTimeout = 0
-	c := &citizen{t: w.t, Client: &http.Client{Transport: transport}}
+	c := &caller{t: w.t, Client: &http.Client{Transport: transport}}
 	transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
 		conn, err := w.l.Dial(ctx)
 		if err != nil {
@@ -200,16 +200,16 @@ func (w *town) citizen(self spiffe.SVIDSource, peers spiffe.BundleSource, opts *
 	return c
 }
 
-func (c *citizen) ask() string {
+func (c *caller) ask() string {
 	c.t.Helper()
-	return get(c.t, c.Client, "https://town.test/")
+	return get(c.t, c.Client, "https://server.test/")
 }
 
-// wait begins a request that is answered when the town says so, and returns a func that waits for what
+// wait begins a request that is answered when the fixture says so, and returns a func that waits for what
 // became of it.
-func (c *citizen) wait() func() (string, error) {
+func (c *caller) wait() func() (string, error) {
 	c.t.Helper()
-	resp, err := c.Get("https://town.test/wait")
+	resp, err := c.Get("https://server.test/wait")
 	require.NoError(c.t, err)
 	var body []byte
 	var wg sync.WaitGroup
@@ -224,32 +224,32 @@ func (c *citizen) wait() func() (string, error) {
 }
 
 // last returns the connection that was made last, and when it ended.
-func (c *citizen) last() *noted {
+func (c *caller) last() *noted {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.conns[len(c.conns)-1]
 }
 
-func (c *citizen) isOpen() bool { return c.last().ended.Load() == nil }
+func (c *caller) isOpen() bool { return c.last().ended.Load() == nil }
 
-func (c *citizen) made() int {
+func (c *caller) made() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.conns)
 }
 
-// crowd is a citizen for each version of HTTP that is idle, and one that waits.
+// crowd is a caller for each version of HTTP that is idle, and one that waits.
 type crowd struct {
-	idle, busy []*citizen
+	idle, busy []*caller
 	waiting    []func() (string, error)
 }
 
-func (w *town) crowd(self spiffe.SVIDSource, peers spiffe.BundleSource, opts spiffetls.Options) *crowd {
+func (w *fixture) crowd(self spiffe.SVIDSource, peers spiffe.BundleSource, opts spiffetls.Options) *crowd {
 	w.t.Helper()
 	c := &crowd{}
 	for _, protos := range [][]string{nil, {"http/1.1"}} {
 		opts.NextProtos = protos
-		idle, busy := w.citizen(self, peers, &opts), w.citizen(self, peers, &opts)
+		idle, busy := w.caller(self, peers, &opts), w.caller(self, peers, &opts)
 		idle.ask()
 		c.idle, c.busy = append(c.idle, idle), append(c.busy, busy)
 		c.waiting = append(c.waiting, busy.wait())
@@ -317,7 +317,7 @@ func TestServerGovernor(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				home, other, both := twoDomains(t)
-				self := newParty(home.SVID("/town"), both)
+				self := newParty(home.SVID("/server"), both)
 				allow := new(spiffe.LivePolicy)
 				require.NoError(t, allow.Set(spiffe.AllowAnyPeer()))
 				peers := announcing(self)
@@ -371,7 +371,7 @@ func TestServerGovernor(t *testing.T) {
 func TestBusyConnectionsEndAfterTheirWork(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		home, other, both := twoDomains(t)
-		self := newParty(home.SVID("/town"), both)
+		self := newParty(home.SVID("/server"), both)
 		peers := announcing(self)
 		w := open(t, nil, self, peers, spiffe.AllowAnyPeer())
 		bad := w.crowd(other.SVID("/bad"), both, spiffetls.Options{})
@@ -395,7 +395,7 @@ func TestBusyConnectionsEndAfterTheirWork(t *testing.T) {
 func TestClientGovernor(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		home, other, both := twoDomains(t)
-		w := open(t, nil, home.SVID("/town"), both, spiffe.AllowAnyPeer())
+		w := open(t, nil, home.SVID("/server"), both, spiffe.AllowAnyPeer())
 		g := &spiffetls.Governor{}
 		govern(t, g)
 		mine := announcing(newParty(other.SVID("/mine"), both))
@@ -414,7 +414,7 @@ func TestClientGovernor(t *testing.T) {
 		losing.cutOff(t)
 		keeping.unharmed(t)
 		require.Equal(t, spiffetls.GovernorStatus{Open: 4, Ended: 4}, g.Status())
-		_, err := losing.idle[0].Get("https://town.test/")
+		_, err := losing.idle[0].Get("https://server.test/")
 		assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 
 		// What a client closes by itself, leaves.
@@ -436,9 +436,9 @@ func TestClientGovernor(t *testing.T) {
 func TestClosedByClient(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
-		w := open(t, nil, ca.SVID("/town"), ca.Bundles(), spiffe.AllowAnyPeer())
+		w := open(t, nil, ca.SVID("/server"), ca.Bundles(), spiffe.AllowAnyPeer())
 		for _, opts := range []*spiffetls.Options{nil, http1} {
-			c := w.citizen(ca.SVID("/client"), ca.Bundles(), opts)
+			c := w.caller(ca.SVID("/client"), ca.Bundles(), opts)
 			c.ask()
 			require.Equal(t, 1, w.g.Status().Open)
 			require.Equal(t, 1, spiffetls.Hooked(w.g))
@@ -454,10 +454,10 @@ func TestClosedByClient(t *testing.T) {
 func TestQuiet(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		home, other, both := twoDomains(t)
-		self := newParty(home.SVID("/town"), both)
+		self := newParty(home.SVID("/server"), both)
 		peers := announcing(self)
 		w := open(t, &spiffetls.Governor{Jitter: -1}, self, peers, spiffe.AllowAnyPeer())
-		h2, h1 := w.citizen(other.SVID("/bad"), both, nil), w.citizen(other.SVID("/bad"), both, http1)
+		h2, h1 := w.caller(other.SVID("/bad"), both, nil), w.caller(other.SVID("/bad"), both, http1)
 		after(pause)
 		h2.ask()
 		h1.ask()
@@ -479,16 +479,16 @@ func TestSlowFirstByte(t *testing.T) {
 			time.Sleep(grace - 10*time.Second)
 			who(rw, r)
 		}), ErrorLog: log.New(io.Discard, "", 0)}
-		require.NoError(t, spiffetls.ConfigureServer(s, home.SVID("/town"), both, spiffe.AllowAnyPeer(), nil))
+		require.NoError(t, spiffetls.ConfigureServer(s, home.SVID("/server"), both, spiffe.AllowAnyPeer(), nil))
 		var wg sync.WaitGroup
 		wg.Go(func() { assert.ErrorIs(t, s.ServeTLS(l, "", ""), http.ErrServerClosed) })
 		defer wg.Wait()
 		defer s.Close()
-		w := &town{t: t, l: l}
+		w := &fixture{t: t, l: l}
 		g := &spiffetls.Governor{Jitter: -1}
 		govern(t, g)
 		mine := announcing(newParty(home.SVID("/mine"), both))
-		c := w.citizen(mine, mine, &spiffetls.Options{Governor: g, NextProtos: http1.NextProtos})
+		c := w.caller(mine, mine, &spiffetls.Options{Governor: g, NextProtos: http1.NextProtos})
 		wg.Go(func() { assert.Equal(t, "1 spiffe://example.org/mine", c.ask()) })
 		after(2 * time.Second)
 		mine.learn(spiffetest.NewCA(t, "example.org").Bundles())
@@ -570,7 +570,7 @@ func TestShorterPath(t *testing.T) {
 		client, err := spiffe.NewSVID([]*x509.Certificate{leaf}, key)
 		require.NoError(t, err)
 
-		self := newParty(ca.SVID("/town"), bundles(long))
+		self := newParty(ca.SVID("/server"), bundles(long))
 		peers := announcing(self)
 		w := open(t, &spiffetls.Governor{Interval: 24 * time.Hour}, self, peers, spiffe.AllowAnyPeer())
 		crowd := w.crowd(client, ca.Bundles(), spiffetls.Options{})
@@ -599,18 +599,18 @@ func TestSlowAnswer(t *testing.T) {
 			}
 			_, _ = io.WriteString(rw, "end")
 		}), ErrorLog: log.New(io.Discard, "", 0)}
-		require.NoError(t, spiffetls.ConfigureServer(s, home.SVID("/town"), both, spiffe.AllowAnyPeer(), nil))
+		require.NoError(t, spiffetls.ConfigureServer(s, home.SVID("/server"), both, spiffe.AllowAnyPeer(), nil))
 		var wg sync.WaitGroup
 		wg.Go(func() { assert.ErrorIs(t, s.ServeTLS(l, "", ""), http.ErrServerClosed) })
 		defer wg.Wait()
 		defer s.Close()
-		w := &town{t: t, l: l}
+		w := &fixture{t: t, l: l}
 		g := &spiffetls.Governor{Jitter: -1}
 		govern(t, g)
 		mine := announcing(newParty(home.SVID("/mine"), both))
 		for _, opts := range []*spiffetls.Options{{Governor: g, NextProtos: http1.NextProtos}, {Governor: g}} {
 			mine.learn(both)
-			c := w.citizen(mine, mine, opts)
+			c := w.caller(mine, mine, opts)
 			wg.Go(func() { assert.Equal(t, "slow slow slow slow slow end", c.ask()) })
 			after(2 * time.Second)
 			mine.learn(spiffetest.NewCA(t, "example.org").Bundles())
@@ -630,16 +630,16 @@ func TestConnectionClosesWhenProofExpires(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		start := time.Now()
-		self := newParty(ca.SVID("/town"), ca.Bundles())
+		self := newParty(ca.SVID("/server"), ca.Bundles())
 		w := open(t, nil, self, self, spiffe.AllowAnyPeer())
 		g := &spiffetls.Governor{}
 		govern(t, g)
 		client := newParty(ca.SVID("/client"), ca.Bundles())
-		var working []*citizen
+		var working []*caller
 		for _, opts := range []*spiffetls.Options{
 			nil, {NextProtos: http1.NextProtos}, {Governor: g}, {Governor: g, NextProtos: http1.NextProtos},
 		} {
-			working = append(working, w.citizen(client, ca.Bundles(), opts))
+			working = append(working, w.caller(client, ca.Bundles(), opts))
 		}
 		lazy := w.crowd(ca.SVID("/lazy"), ca.Bundles(), spiffetls.Options{})
 
@@ -651,7 +651,7 @@ func TestConnectionClosesWhenProofExpires(t *testing.T) {
 				time.Sleep(7*time.Second + 10*time.Millisecond)
 			}
 			client.renew(ca.SVID("/client"))
-			self.renew(ca.SVID("/town"))
+			self.renew(ca.SVID("/server"))
 		}
 		for time.Since(start) < time.Hour+10*time.Minute {
 			for _, c := range working {
@@ -680,7 +680,7 @@ func TestConnectionClosesWhenProofExpires(t *testing.T) {
 func TestShortProof(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
-		w := open(t, nil, ca.SVID("/town"), ca.Bundles(), spiffe.AllowAnyPeer())
+		w := open(t, nil, ca.SVID("/server"), ca.Bundles(), spiffe.AllowAnyPeer())
 		start := time.Now()
 		short := w.crowd(ca.SVID("/short", func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(20 * time.Second) }), ca.Bundles(), spiffetls.Options{})
 		after(19 * time.Second)
@@ -693,13 +693,13 @@ func TestShortProof(t *testing.T) {
 	})
 }
 
-// TestCondemnedDoesNotOutliveTheProof: a peer that is no longer trusted gets no more time than its proof had.
-func TestCondemnedDoesNotOutliveTheProof(t *testing.T) {
+// TestDisprovedDoesNotOutliveTheProof: a peer that is no longer trusted gets no more time than its proof had.
+func TestDisprovedDoesNotOutliveTheProof(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		allow := new(spiffe.LivePolicy)
 		require.NoError(t, allow.Set(spiffe.AllowAnyPeer()))
-		w := open(t, &spiffetls.Governor{Jitter: 24 * time.Hour}, ca.SVID("/town"), ca.Bundles(), allow)
+		w := open(t, &spiffetls.Governor{Jitter: 24 * time.Hour}, ca.SVID("/server"), ca.Bundles(), allow)
 		start := time.Now()
 		var crowds []*crowd
 		for range 4 {
@@ -723,7 +723,7 @@ func TestClockLeaps(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		var leap atomic.Int64
-		self := ca.SVID("/town", func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(24 * time.Hour) })
+		self := ca.SVID("/server", func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(24 * time.Hour) })
 		w := openAt(t, func() time.Time { return time.Now().Add(time.Duration(leap.Load())) },
 			&spiffetls.Governor{Jitter: 24 * time.Hour}, self, ca.Bundles(), spiffe.AllowAnyPeer())
 		crowd := w.crowd(ca.SVID("/client"), ca.Bundles(), spiffetls.Options{})
@@ -739,7 +739,7 @@ func TestClockLeaps(t *testing.T) {
 func TestEndlessGrace(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
-		w := open(t, &spiffetls.Governor{Grace: math.MaxInt64, Jitter: math.MaxInt64, Interval: math.MaxInt64}, ca.SVID("/town"), ca.Bundles(), spiffe.AllowAnyPeer())
+		w := open(t, &spiffetls.Governor{Grace: math.MaxInt64, Jitter: math.MaxInt64, Interval: math.MaxInt64}, ca.SVID("/server"), ca.Bundles(), spiffe.AllowAnyPeer())
 		crowd := w.crowd(ca.SVID("/client"), ca.Bundles(), spiffetls.Options{})
 		after(time.Hour - instant)
 		crowd.unharmed(t)
@@ -752,12 +752,12 @@ func TestEndlessGrace(t *testing.T) {
 func TestServerDrainsBeforeItsOwnExpiry(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
-		self := newParty(ca.SVID("/town", func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(20 * time.Minute) }), ca.Bundles())
+		self := newParty(ca.SVID("/server", func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(20 * time.Minute) }), ca.Bundles())
 		w := open(t, nil, self, self, spiffe.AllowAnyPeer())
 		start := time.Now()
 		crowd := w.crowd(ca.SVID("/client"), ca.Bundles(), spiffetls.Options{})
 		after(10 * time.Minute)
-		self.renew(ca.SVID("/town"))
+		self.renew(ca.SVID("/server"))
 		crowd.unharmed(t)
 		after(10*time.Minute - grace - jitter - instant)
 		crowd.unharmed(t)
@@ -774,12 +774,12 @@ func TestServerDrainsBeforeItsOwnExpiry(t *testing.T) {
 func TestSpread(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		home, other, both := twoDomains(t)
-		self := newParty(home.SVID("/town"), both)
+		self := newParty(home.SVID("/server"), both)
 		peers := announcing(self)
 		w := open(t, &spiffetls.Governor{Jitter: time.Minute, Interval: time.Hour}, self, peers, spiffe.AllowAnyPeer())
 		bad := other.SVID("/bad")
 		for range 24 {
-			w.citizen(bad, both, http1).ask()
+			w.caller(bad, both, http1).ask()
 		}
 		after(pause)
 		peers.learn(home.Bundles())
@@ -789,7 +789,7 @@ func TestSpread(t *testing.T) {
 		assert.Less(t, left, 22)
 		peers.learn(both)
 		after(time.Hour / 2)
-		assert.Equal(t, left, w.g.Status().Open, "pardoned")
+		assert.Equal(t, left, w.g.Status().Open, "trusted again")
 	})
 }
 
@@ -804,7 +804,7 @@ func TestSilentSource(t *testing.T) {
 			}
 			return ca.Bundle().Bundle(td)
 		})
-		w := open(t, nil, ca.SVID("/town"), source, spiffe.AllowAnyPeer())
+		w := open(t, nil, ca.SVID("/server"), source, spiffe.AllowAnyPeer())
 		crowd := w.crowd(ca.SVID("/client"), ca.Bundles(), spiffetls.Options{})
 		down.Store(true)
 		after(10*time.Minute + instant)
@@ -826,8 +826,8 @@ func TestSourceFallsSilent(t *testing.T) {
 			}
 			return ca.Bundle().Bundle(td)
 		})
-		w := open(t, nil, ca.SVID("/town"), source, spiffe.AllowAnyPeer())
-		c := w.citizen(ca.SVID("/client"), ca.Bundles(), nil)
+		w := open(t, nil, ca.SVID("/server"), source, spiffe.AllowAnyPeer())
+		c := w.caller(ca.SVID("/client"), ca.Bundles(), nil)
 		c.ask()
 		after(10 * time.Minute)
 		require.True(t, c.isOpen())
@@ -847,12 +847,12 @@ func (f bundleFunc) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) { retu
 func TestChangeDuringHandshake(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		home, other, both := twoDomains(t)
-		self := announcing(newParty(home.SVID("/town"), both))
+		self := announcing(newParty(home.SVID("/server"), both))
 		var fall sync.Once
 		source := &falling{announcer: self, then: func() { fall.Do(func() { self.learn(home.Bundles()) }) }}
 		w := open(t, &spiffetls.Governor{Interval: 24 * time.Hour, Grace: -1, Jitter: -1}, self, source, spiffe.AllowAnyPeer())
-		c := w.citizen(other.SVID("/bad"), both, http1)
-		if resp, err := c.Get("https://town.test/"); err == nil { // it may be quicker than the Governor
+		c := w.caller(other.SVID("/bad"), both, http1)
+		if resp, err := c.Get("https://server.test/"); err == nil { // it may be quicker than the Governor
 			_, _ = io.Copy(io.Discard, resp.Body)
 			require.NoError(t, resp.Body.Close())
 		}
@@ -867,22 +867,22 @@ func TestChangeDuringHandshake(t *testing.T) {
 func TestChangeWhileOthersCome(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		home, other, both := twoDomains(t)
-		self := newParty(home.SVID("/town"), both)
+		self := newParty(home.SVID("/server"), both)
 		peers := announcing(self)
 		w := open(t, &spiffetls.Governor{Interval: 24 * time.Hour, Jitter: -1}, self, peers, spiffe.AllowAnyPeer())
-		bad := w.citizen(other.SVID("/bad"), both, nil)
+		bad := w.caller(other.SVID("/bad"), both, nil)
 		bad.ask()
 		after(time.Minute)
 		require.True(t, bad.isOpen())
 
-		late := &turning{announcer: announcing(newParty(home.SVID("/newcomer"), both))}
+		late := &turning{announcer: announcing(newParty(home.SVID("/joining"), both))}
 		late.next.Store(new(func() { peers.learn(home.Bundles()) }))
-		newcomer := w.citizen(late, late, &spiffetls.Options{Governor: w.g})
-		newcomer.ask()
+		joining := w.caller(late, late, &spiffetls.Options{Governor: w.g})
+		joining.ask()
 		after(pause + quiet + instant)
 		require.Nil(t, late.next.Load(), "the source has changed")
 		require.False(t, bad.isOpen())
-		require.True(t, newcomer.isOpen())
+		require.True(t, joining.isOpen())
 	})
 }
 
@@ -908,7 +908,7 @@ func TestChangeOfNewSource(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				home, _, both := twoDomains(t)
-				var newcomer *citizen
+				var joining *caller
 				late := newParty(home.SVID("/late"), both)
 				fickle := announcing(late)
 				var asked atomic.Int64
@@ -917,12 +917,12 @@ func TestChangeOfNewSource(t *testing.T) {
 						fickle.learn(spiffetest.NewCA(t, "example.org").Bundles())
 					}
 				}}
-				self := newParty(home.SVID("/town"), both)
+				self := newParty(home.SVID("/server"), both)
 				rounds := &turning{announcer: announcing(self)}
 				var judged atomic.Int64
 				peers := bundleFunc(func(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 					if judged.Add(1) == 2 && !round { // after the handshake: by Run
-						newcomer.ask()
+						joining.ask()
 					}
 					return self.Bundle(td)
 				})
@@ -930,16 +930,16 @@ func TestChangeOfNewSource(t *testing.T) {
 					spiffe.BundleSource
 					*turning
 				}{peers, rounds}, spiffe.AllowAnyPeer())
-				newcomer = w.citizen(late, source, &spiffetls.Options{Governor: w.g})
-				w.citizen(home.SVID("/first"), both, nil).ask()
+				joining = w.caller(late, source, &spiffetls.Options{Governor: w.g})
+				w.caller(home.SVID("/first"), both, nil).ask()
 				if round {
 					after(interval / 2)
-					rounds.next.Store(new(func() { newcomer.ask() }))
+					rounds.next.Store(new(func() { joining.ask() }))
 					after(interval / 2)
 				}
 				after(pause + instant)
 				require.GreaterOrEqual(t, asked.Load(), int64(3))
-				require.False(t, newcomer.isOpen())
+				require.False(t, joining.isOpen())
 			})
 		})
 	}
@@ -961,14 +961,14 @@ func (f *falling) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 func TestChangeDuringDial(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		home, other, both := twoDomains(t)
-		w := open(t, nil, home.SVID("/town"), both, spiffe.AllowAnyPeer())
+		w := open(t, nil, home.SVID("/server"), both, spiffe.AllowAnyPeer())
 		g := &spiffetls.Governor{}
 		govern(t, g)
 		self := announcing(newParty(other.SVID("/mine"), both))
 		source := &falling{announcer: self, then: func() { self.learn(other.Bundles()) }}
-		c := w.citizen(self, source, &spiffetls.Options{Governor: g})
+		c := w.caller(self, source, &spiffetls.Options{Governor: g})
 		for range 2 { // in the handshake the second time
-			_, err := c.Get("https://town.test/")
+			_, err := c.Get("https://server.test/")
 			assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 			synctest.Wait()
 			assert.False(t, c.isOpen())
@@ -984,8 +984,8 @@ func TestRestlessSource(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		source := &restless{BundleSet: ca.Bundles()}
-		w := open(t, nil, ca.SVID("/town"), source, spiffe.AllowAnyPeer())
-		c := w.citizen(ca.SVID("/client"), ca.Bundles(), nil)
+		w := open(t, nil, ca.SVID("/server"), source, spiffe.AllowAnyPeer())
+		c := w.caller(ca.SVID("/client"), ca.Bundles(), nil)
 		c.ask()
 		synctest.Wait()
 		before := source.asked.Load()
@@ -995,18 +995,18 @@ func TestRestlessSource(t *testing.T) {
 	})
 }
 
-// TestRestlessSourceCondemns: to be judged again and again does not put off the end.
-func TestRestlessSourceCondemns(t *testing.T) {
+// TestRestlessSourceEndsConnections: to be judged again and again does not put off the end.
+func TestRestlessSourceEndsConnections(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		home, other, both := twoDomains(t)
-		self := newParty(home.SVID("/town"), both)
+		self := newParty(home.SVID("/server"), both)
 		var never restless
 		w := open(t, nil, self, struct {
 			*party
 			changer
 		}{self, &never}, spiffe.AllowAnyPeer())
 		for range 5 {
-			w.citizen(other.SVID("/bad"), both, http1).ask()
+			w.caller(other.SVID("/bad"), both, http1).ask()
 		}
 		self.learn(home.Bundles())
 		after(pause + jitter + instant)
@@ -1036,11 +1036,11 @@ func (r *restless) Changed() <-chan struct{} {
 func TestHijackedConnection(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		home, other, both := twoDomains(t)
-		self := newParty(home.SVID("/town"), both)
+		self := newParty(home.SVID("/server"), both)
 		peers := announcing(self)
 		w := open(t, &spiffetls.Governor{Jitter: -1}, self, peers, spiffe.AllowAnyPeer())
-		c := w.citizen(other.SVID("/bad"), both, http1)
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://town.test/hijack", nil)
+		c := w.caller(other.SVID("/bad"), both, http1)
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://server.test/hijack", nil)
 		require.NoError(t, err)
 		req.Header.Set("Connection", "Upgrade")
 		req.Header.Set("Upgrade", "test")
@@ -1067,10 +1067,10 @@ func TestHijackedConnection(t *testing.T) {
 func TestForgottenConnection(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
-		w := open(t, nil, ca.SVID("/town"), ca.Bundles(), spiffe.AllowAnyPeer())
+		w := open(t, nil, ca.SVID("/server"), ca.Bundles(), spiffe.AllowAnyPeer())
 		func() {
-			c := w.citizen(ca.SVID("/client"), ca.Bundles(), http1)
-			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://town.test/hijack", nil)
+			c := w.caller(ca.SVID("/client"), ca.Bundles(), http1)
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://server.test/hijack", nil)
 			require.NoError(t, err)
 			req.Header.Set("Connection", "Upgrade")
 			req.Header.Set("Upgrade", "test")

@@ -14,38 +14,36 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Hosts is the policy of a client that says for each address which servers may answer there. With one policy for all
-// addresses, every server that it allows could answer for every other. Pass it as the policy of [Transport] or
-// [NewDialer]:
+// Hosts is a client's policy by address: it says which servers may answer where. With one policy for all addresses,
+// every server that it allows could answer for every other. Pass it as the policy of [Transport] or [NewDialer]:
 //
 //	spiffetls.Hosts{
 //		"billing.example:8443": spiffe.AllowIDs(billing),
 //		"db.example":           spiffe.AllowIDs(db), // any port
 //	}
 //
-// A key is a host and port as they are dialled, such as "[::1]:8443", or a host alone, which is for the ports
-// that have no key of their own. Names are in lower case and in ASCII; an upper-case name that is dialled is
-// the same one, and one with a dot at the end is another. There are no wildcards. An address without a policy
-// is refused before it is dialled, with an error that wraps [spiffe.ErrDenied].
+// A key is a dialled host and port, such as "[::1]:8443", or a host alone, for the ports without a key of their own.
+// Names are in lower case and in ASCII; a dialled name in upper case is the same name, and one with a dot at the end is
+// another. There are no wildcards. An address without a policy is refused before it is dialled, with an error that
+// wraps [spiffe.ErrDenied].
 //
-// A connection, and a session that is resumed, is used for the one host and port that it was made for. Whenever
-// something is to be sent, the policy for that is asked again; if it allows the server no more, nothing is sent
-// and the connection is closed.
+// A connection or resumed session is used only for the host and port for which it was made. The policy is asked again
+// whenever something is sent; if it no longer allows the server, nothing is sent and the connection is closed.
 //
-// The map is copied; the policies in it may be live. As a policy by itself it allows no peer: servers,
-// [ClientConfig] and a [spiffe.Verifier] do not know what was dialled. [HostsFunc] is for addresses that are
-// not known when the program starts.
+// The map is copied; the policies in it may be live. As a policy by itself it allows no peer, because servers,
+// [ClientConfig] and a [spiffe.Verifier] do not know the dialled address. See [HostsFunc] for addresses that are not
+// known when the program starts.
 type Hosts map[string]spiffe.PolicySource
 
 // Policy implements [spiffe.PolicySource]. It returns the zero Policy, which allows no peer.
 func (Hosts) Policy() spiffe.Policy { return spiffe.Policy{} }
 
-// HostsFunc is [Hosts] by a function, which returns the policy for a host and port. The host is in lower case
-// and without brackets; the port is empty if none was given to [Dialer.Handshake].
+// HostsFunc is [Hosts] as a function that returns the policy for a host and port. The host is in lower case and without
+// brackets; the port is empty if none was given to [Dialer.Handshake].
 //
-// The function is called for every connection, and again whenever something is sent, and must not block. The server is
-// refused if it returns an error or no policy. An error that wraps [spiffe.ErrDenied] says that the host is not
-// known; others, such as that of a registry that is down, end no open connection.
+// The function is called for every connection, and again whenever something is sent, and must not block. An error, or
+// no policy, refuses the server. An error that wraps [spiffe.ErrDenied] says that the host is unknown; other errors,
+// such as that of a registry that is down, end no open connection.
 func HostsFunc(policy func(host, port string) (spiffe.PolicySource, error)) spiffe.PolicySource {
 	return hostsFunc(policy)
 }
@@ -58,7 +56,7 @@ func (hostsFunc) Policy() spiffe.Policy { return spiffe.Policy{} }
 // hostport is an address. The host has no brackets.
 type hostport struct{ host, port string }
 
-// addressOf splits what was dialled, which may have no port.
+// addressOf splits a dialled address, which may have no port.
 func addressOf(addr string) hostport {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -113,7 +111,7 @@ func hostsOf(allow spiffe.PolicySource) (hostsFunc, error) {
 func (Hosts) byHost()     {}
 func (hostsFunc) byHost() {}
 
-// keyOf parses a key of [Hosts]. One that no address could ever match is an error.
+// keyOf parses a key of [Hosts]. A key that no address could match is an error.
 func keyOf(key string) (hostport, error) {
 	at := addressOf(key)
 	ip, err := netip.ParseAddr(at.host)

@@ -19,17 +19,17 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// ConfigureServer makes s serve HTTP/2 and HTTP/1.1 over TLS as [ServerConfig] describes, and makes
-// the proof of the client readable from the context of each request with [PeerFromContext]. Call it once, before s
-// serves, then call s.ServeTLS or s.ListenAndServeTLS with empty file names.
+// ConfigureServer makes s serve HTTP/2 and HTTP/1.1 over TLS as [ServerConfig] describes, and makes the proven client
+// of each request available through [PeerFromContext]. Call it once, before s serves, then call s.ServeTLS or
+// s.ListenAndServeTLS with empty file names.
 //
-// It sets s.TLSConfig, and it is an error if s has one. It wraps s.ConnContext, so a ConnContext of the
-// caller's must be set before; with a Governor or Metrics also s.ConnState, and with a Governor s.Handler. s.Protocols
-// decides which versions of HTTP are offered, unless the options name protocols.
+// It sets s.TLSConfig, and it is an error if s has one. It wraps s.ConnContext, so set your own ConnContext before;
+// with a Governor or Metrics also s.ConnState, and with a Governor s.Handler. s.Protocols decides which versions of
+// HTTP are offered, unless the options name protocols.
 //
-// If s.ErrorLog is nil, it is set, so that clients cannot fill the log: what net/http says of failed handshakes goes to
-// the Logger in the options, at Debug, as that has a line with the reason already, or without a Logger to
-// [slog.Default], at Warn; either way at most once a minute. Other lines go to the standard logger.
+// If s.ErrorLog is nil, it is set, so that clients cannot fill the log: the lines of net/http about failed handshakes
+// go, at most once a minute, to the Logger in the options at Debug, as that gets the reason at Warn already, or without
+// a Logger to [slog.Default] at Warn. Other lines go to the standard logger.
 func ConfigureServer(s *http.Server, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) error {
 	e, err := newEndpoint(true, self, peers, allow, opts)
 	switch {
@@ -79,7 +79,7 @@ func ConfigureServer(s *http.Server, self spiffe.SVIDSource, peers spiffe.Bundle
 	return nil
 }
 
-// hook wraps the hooks of s through which connections, and a Governor, learn about each other.
+// hook wraps the hooks of s that tell of connections, for requests and the Governor.
 func (e *endpoint) hook(s *http.Server) {
 	inner, state := s.ConnContext, s.ConnState
 	s.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
@@ -112,8 +112,8 @@ func (e *endpoint) hook(s *http.Server) {
 
 var errForeign = errors.New("the connection was not accepted by the configured server, so the Governor cannot end it")
 
-// connKey is the key of a *connection in the context of the connection. net/http gives that context
-// to the handshake, where the connection learns its peer, and to every request.
+// connKey is the key of a *connection in the context of a connection. net/http passes that context to the handshake,
+// which stores the peer, and to every request.
 type connKey struct{}
 
 type connection struct {
@@ -142,7 +142,7 @@ func (c *connection) govern(p proof, cs tls.ConnectionState) {
 	g.add(entry)
 }
 
-// leaving tells the clients of draining connections to make another one.
+// leaving tells the clients of draining connections to connect anew.
 type leaving struct{ http.Handler }
 
 // ServeHTTP implements [http.Handler].
@@ -172,17 +172,16 @@ func protocols(s *http.Server) []string {
 	return protos
 }
 
-// Transport returns a new HTTP transport, for HTTP/2 and HTTP/1.1, that connects as [ClientConfig] describes.
-// The host in a URL is where to connect to; allow decides which servers are accepted, and [Hosts] which of them
-// at that host. No proxy is used, not even from the environment: the transport's Proxy finds none, and refuses
-// URLs that are not https. The caller may change the transport before it is used.
+// Transport returns a new HTTP transport, for HTTP/2 and HTTP/1.1, that connects as [ClientConfig] describes. The host
+// in a URL is where to connect; allow decides which servers are accepted, or with [Hosts] which of them at that host.
+// The transport uses no proxy, not even from the environment, and refuses URLs that are not https, in redirects too, as
+// they would prove no peer. The caller may change it before it is used.
 //
-// Connections that stay open keep the identity that they were made with; they are closed after 90
-// idle seconds. A request to an http URL, by a redirect too, is an error, as it would prove no peer.
+// An open connection keeps the identity with which it was made; it is closed after 90 idle seconds.
 //
-// With a Governor, a FailureLog, a Logger, Metrics, Hosts or [WebRoots] the transport has a DialTLSContext, which uses the
-// current DialContext, TLSClientConfig and TLSHandshakeTimeout of the transport; a clone continues to use
-// those of the original.
+// With a Governor, a FailureLog, a Logger, Metrics, Hosts or [WebRoots] the transport has a DialTLSContext, which uses
+// the DialContext, TLSClientConfig and TLSHandshakeTimeout that the transport has then; a clone continues to use those
+// of the original.
 func Transport(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) (*http.Transport, error) {
 	e, err := newEndpoint(false, self, peers, allow, opts)
 	if err != nil {

@@ -27,7 +27,7 @@ import (
 //	                                     failed; and reason, for those that failed
 //	svidkit_tls_denied_requests_total    by reason
 //
-// The reasons are few, and none has anything in it that the other side can choose. The other side was refused:
+// The other side cannot choose any part of a reason. It was refused:
 //
 //	not_an_svid             its certificate is not an X.509-SVID
 //	unknown_trust_domain    there is no bundle of its trust domain
@@ -59,14 +59,13 @@ import (
 //	ungoverned      the connection was not accepted by way of the Governor
 //	other           anything else
 //
-// A handshake counts when it ends. A server of TLS 1.3 sees that its client has refused it as not_verified or
-// not_proven, and a client that its server has refused it only after the handshake, which therefore counts as good.
-// Configurations of [ServerConfig] and [ClientConfig] are told of the verification, not of the end of the handshake:
-// theirs counts as good when the other side is verified, and connections that end before the hello of a client are not
-// counted. [ConfigureServer], [NewListener], [Transport] and [Dialer] know the end.
+// A handshake counts when it ends. A TLS 1.3 server sees that its client has refused it as not_verified or not_proven; a
+// client learns only after the handshake, which therefore counts as good, that its server has refused it. Configurations
+// of [ServerConfig] and [ClientConfig] learn of the verification and not of the end: their handshakes count as good when the
+// other side is verified, and connections that end before the client's hello do not count. [ConfigureServer], [NewListener],
+// [Transport] and [Dialer] know the end.
 //
-// To count takes some ten nanoseconds and no memory. A server of ConfigureServer or ServerConfig notices the end of a
-// handshake by the same means as for a Logger, which costs less than two in a hundred of its allocations.
+// Counting takes some ten nanoseconds and no memory.
 type Metrics struct {
 	succeeded [2][2]atomic.Uint64 // by side, and resumed or not
 	failures  [2][numCauses]atomic.Uint64
@@ -290,7 +289,8 @@ func (m *Metrics) Report() report.Report { return report.Report{Metrics: m.write
 
 func (m *Metrics) write(w io.Writer) error {
 	var s metrics.Set
-	s.Totals("svidkit_tls_handshakes_total", "The number of TLS handshakes that have ended, by the side of this program, the outcome, and the reason of a failure.", func(add metrics.Add) {
+	const handshakes = "The number of TLS handshakes that have ended, by the side of this program, the outcome, and the reason of a failure."
+	s.Totals("svidkit_tls_handshakes_total", handshakes, func(add metrics.Add) {
 		for i, side := range []string{"client", "server"} {
 			add(float64(m.succeeded[i][0].Load()), "side", side, "outcome", "full")
 			add(float64(m.succeeded[i][1].Load()), "side", side, "outcome", "resumed")

@@ -8,21 +8,19 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// RequirePeer returns a handler that calls next for requests whose client is proven, as [PeerFromRequest] finds it,
-// is allowed by allow, and whose proof has not expired. The server's own
-// policy decides about connections; allow decides about these requests, and can only be narrower:
+// RequirePeer returns a handler that calls next for requests with a proven client, as [PeerFromRequest] finds it, that
+// allow allows and whose proof has not expired. The server's own policy decides about connections; allow can only
+// narrow it:
 //
 //	admin, err := spiffetls.RequirePeer(spiffe.AllowIDs(operator), adminHandler)
 //	…
 //	mux.Handle("/admin/", admin)
 //
-// [spiffe.AllowAnyPeer] requires a proof and nothing more. What [spiffe.CheckPolicySource] refuses is an
-// error.
+// [spiffe.AllowAnyPeer] requires a proof and nothing more. What [spiffe.CheckPolicySource] refuses is an error.
 //
-// Other requests, those of clients without a certificate among them, are answered with 403 and the word
-// "forbidden", without the policy or the reason. If the proof has expired, the answer has "Connection:
-// close", so that the client makes a new connection. The FailureLog and the Logger of the server get the
-// reason, at the stage "request".
+// Other requests are answered with 403 and the word "forbidden", without the policy or the reason. If the proof has
+// expired, the answer has "Connection: close", so that the client connects anew. The FailureLog and the Logger of the
+// server get the reason, at the stage "request".
 func RequirePeer(allow spiffe.PolicySource, next http.Handler) (http.Handler, error) {
 	if next == nil {
 		return nil, errors.New("spiffetls: require peer: no handler")

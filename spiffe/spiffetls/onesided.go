@@ -13,9 +13,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// NoIdentity is the self of a client that has no identity: it presents no certificate, and the server is verified as
-// usual. The server must have AllowAnonymousClients, or authenticate this client by other means, such as a token.
-// Servers refuse NoIdentity.
+// NoIdentity is the self of a client without an identity: it presents no certificate, and verifies the server as usual.
+// The server must have AllowAnonymousClients, or authenticate this client by other means, such as a token. Servers
+// refuse NoIdentity.
 func NoIdentity() spiffe.SVIDSource { return noIdentity{} }
 
 type noIdentity struct{}
@@ -25,26 +25,26 @@ func (noIdentity) SVID() (*spiffe.SVID, error) {
 	return nil, errors.New("spiffetls: NoIdentity has no identity")
 }
 
-// OptionalIdentity is the self of a client that presents the identity of self while it is valid. If self fails
-// or its SVID has expired, the client presents no certificate, as with [NoIdentity], instead of failing the
-// handshake, and the Logger in the options gets a line. It is for a client that can also prove itself by other
-// means, such as a token with which it renews that identity. Servers refuse OptionalIdentity.
+// OptionalIdentity is the self of a client that presents the identity of self while it is valid. If self fails or its
+// SVID has expired, the client presents no certificate, as with [NoIdentity], and the Logger in the options gets a
+// line. It is for a client that can also prove itself by other means, such as a token with which it renews that
+// identity. Servers refuse OptionalIdentity.
 //
-// Such a client does not resume sessions, because the server takes the client of a resumed session for that of
-// the original one, with or without its identity. An open connection stays as it was made, too: close idle
-// connections when the identity has come.
+// Such a client does not resume sessions, because the server takes the client of a resumed session for that of the
+// original one, with or without its identity. An open connection stays as it was made, too: close idle connections once
+// there is an identity.
 func OptionalIdentity(self spiffe.SVIDSource) spiffe.SVIDSource { return optionalIdentity{self} }
 
 type optionalIdentity struct{ spiffe.SVIDSource }
 
 // WebCertificate is the self of a server that presents a certificate for its host name, such as one of a web PKI,
-// in place of an SVID, while it verifies its clients by their SPIFFE IDs. Its clients must verify it by its name:
-// it proves no ID.
+// instead of an SVID, and verifies its clients by their SPIFFE IDs. Its clients must verify it by its name: it proves
+// no ID.
 //
-// The function is called once for every handshake, like GetCertificate of a tls.Config, and must not block; the
-// methods of that name of ACME clients and certificate watchers fit. The certificate is shared and not changed.
-// An error, or a certificate that has expired, fails the handshake on this side. A server declines tickets from
-// before a renewal, as for an SVID. Clients refuse WebCertificate.
+// The function is called for every handshake, like GetCertificate of a tls.Config, and must not block; those of ACME
+// clients and certificate watchers fit. The certificate is shared and not changed. If the function fails or its
+// certificate has expired, the handshake fails on this side. A server declines tickets from before a renewal, as for an
+// SVID. Clients refuse WebCertificate.
 func WebCertificate(get func(*tls.ClientHelloInfo) (*tls.Certificate, error)) spiffe.SVIDSource {
 	return &webCertificate{get}
 }
@@ -82,17 +82,17 @@ func (w *webCertificate) certificate(hello *tls.ClientHelloInfo, now time.Time) 
 	return cert, nil
 }
 
-// WebRoots is the peers of a client that verifies the server by the host name that was dialled and by roots for
-// host names, in place of SPIFFE IDs, while it presents its own identity. The policy must be nil, as there is no
-// ID that it could allow. A ServerName in the configuration is the name to verify, wherever the server is.
+// WebRoots is the peers of a client that presents its own identity and verifies the server by the dialled host name,
+// with roots for host names, instead of by SPIFFE ID. The policy must be nil, as there is no ID that it could allow. A
+// ServerName in the configuration replaces the dialled name.
 //
-// The function is called at every handshake, resumed ones too, and must not block; [x509.SystemCertPool] gives the
+// The function is called at every handshake, resumed ones too, and must not block; [x509.SystemCertPool] returns the
 // roots of the host. The certificate must be for server authentication. A refusal is a
-// [*tls.CertificateVerificationError]. Servers refuse WebRoots, and so does a client with [NoIdentity], as neither
-// side would prove an ID: use crypto/tls.
+// [*tls.CertificateVerificationError]. Servers refuse WebRoots, and so does a client with [NoIdentity], as neither side
+// would prove an ID: use crypto/tls.
 //
-// crypto/tls does not tell the name to verify if it is an IP address. A [Transport] knows it; a server that is
-// dialled by its address with [ClientConfig] is refused.
+// crypto/tls does not pass on a dialled IP address. A [Transport] knows it; with [ClientConfig] a server that is
+// dialled by its IP address is refused.
 func WebRoots(roots func() (*x509.CertPool, error)) spiffe.BundleSource { return &webRoots{roots} }
 
 type webRoots struct {
@@ -104,7 +104,7 @@ func (*webRoots) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return nil, fmt.Errorf("spiffetls: WebRoots has no bundle of %q: %w", td, spiffe.ErrUnknownTrustDomain)
 }
 
-// errNoWebRoots is for a function of WebRoots that failed.
+// errNoWebRoots says that the function of WebRoots failed.
 var errNoWebRoots = errors.New("there are no roots to verify a web server with")
 
 // verify verifies the chain of a server by its name. The error is a [*tls.CertificateVerificationError], as that of
@@ -150,7 +150,7 @@ func (p proof) String() string {
 	return p.name
 }
 
-// oneSided settles which sides prove a SPIFFE ID. What makes no sense is an error when the program starts.
+// oneSided determines which sides prove a SPIFFE ID. Combinations without sense are errors when the program starts.
 func (e *endpoint) oneSided(server bool, peers spiffe.BundleSource, allow spiffe.PolicySource) error {
 	if optional, ok := e.self.(optionalIdentity); ok {
 		e.self, e.optional = optional.SVIDSource, true
@@ -186,11 +186,13 @@ func (e *endpoint) oneSided(server bool, peers spiffe.BundleSource, allow spiffe
 		return errors.New("with NoIdentity and WebRoots neither side proves a SPIFFE ID: use crypto/tls")
 	case e.roots != nil:
 	case peers == nil && server:
-		return errors.New("no bundle source to verify clients with, such as a Workload API source or a *spiffe.Bundle; AllowAnonymousClients does not replace it, as a certificate that is presented must verify")
+		return errors.New("no bundle source to verify clients with, such as a Workload API source or a *spiffe.Bundle; " +
+			"AllowAnonymousClients does not replace it, as a certificate that is presented must verify")
 	case peers == nil:
 		return errors.New("no bundle source to verify servers with, such as a Workload API source or a *spiffe.Bundle; a server that is verified by its host name needs WebRoots")
 	case allow == nil && server:
-		return errors.New("no policy that says which clients are allowed, such as spiffe.AllowIDs; AllowAnonymousClients does not replace it, as a certificate that is presented must be allowed")
+		return errors.New("no policy that says which clients are allowed, such as spiffe.AllowIDs; " +
+			"AllowAnonymousClients does not replace it, as a certificate that is presented must be allowed")
 	case allow == nil:
 		return errors.New("no policy that says which servers are allowed, such as spiffe.AllowIDs or, by address, Hosts")
 	}

@@ -1012,8 +1012,8 @@ func TestForeignConnectionOfAWebServer(t *testing.T) {
 	})
 }
 
-// oneSidedTown is a server in memory, with a Governor, in a bubble.
-func oneSidedTown(t *testing.T, self spiffe.SVIDSource, peers spiffe.BundleSource, opts spiffetls.Options) (*memconn.Listener, *spiffetls.Governor) {
+// oneSidedServer is a server in memory, with a Governor, in a bubble.
+func oneSidedServer(t *testing.T, self spiffe.SVIDSource, peers spiffe.BundleSource, opts spiffetls.Options) (*memconn.Listener, *spiffetls.Governor) {
 	t.Helper()
 	opts.Governor = &spiffetls.Governor{}
 	s := &http.Server{Handler: who, ErrorLog: log.New(io.Discard, "", 0)}
@@ -1055,7 +1055,7 @@ func TestGovernorAndAnonymousClients(t *testing.T) {
 				ca := spiffetest.NewCA(t, "example.org")
 				lasting := func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(9 * time.Hour) }
 				peers := announcing(newParty(ca.SVID("/x", lasting), ca.Bundles()))
-				l, g := oneSidedTown(t, selfOf(ca), peers, spiffetls.Options{AllowAnonymousClients: true})
+				l, g := oneSidedServer(t, selfOf(ca), peers, spiffetls.Options{AllowAnonymousClients: true})
 				nobody := &http.Client{Transport: &http.Transport{
 					DialContext:     func(ctx context.Context, _, _ string) (net.Conn, error) { return l.Dial(ctx) },
 					TLSClientConfig: &tls.Config{InsecureSkipVerify: true},

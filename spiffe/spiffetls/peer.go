@@ -13,9 +13,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe/internal/provenpeer"
 )
 
-// PeerFromContext returns the proven client of the request that ctx comes from, if the request was
-// received by a server that [ConfigureServer] prepared, or made by a test with package spiffetest. For every other
-// context, and for a client without a certificate, it reports false.
+// PeerFromContext returns the proven client of the request that ctx comes from, if a server of [ConfigureServer]
+// received it, or a test made it with package spiffetest. For other contexts, and for a client without a certificate,
+// it reports false.
 func PeerFromContext(ctx context.Context) (*spiffe.Peer, bool) {
 	conn, ok := ctx.Value(connKey{}).(*connection)
 	if !ok {
@@ -26,10 +26,10 @@ func PeerFromContext(ctx context.Context) (*spiffe.Peer, bool) {
 	return peer, peer != nil
 }
 
-// PeerFromRequest returns the proven client of a request. Beside the servers of [PeerFromContext] it is for
-// those whose TLSConfig is a configuration from [ServerConfig], or a clone of one: then the client is verified
-// again, as by [PeerFromState]. The peer is nil if and only if there is an error, which says why; a client
-// without a certificate is an error, too.
+// PeerFromRequest returns the proven client of a request. It works for the servers of [PeerFromContext], and for those
+// whose TLSConfig is from [ServerConfig] or a clone of such; there it verifies the client again, as [PeerFromState]
+// does. The peer is nil if and only if there is an error, which says why; a client without a certificate is an error,
+// too.
 func PeerFromRequest(r *http.Request) (*spiffe.Peer, error) {
 	_, peer, err := provenBy(r)
 	if err != nil {
@@ -38,17 +38,17 @@ func PeerFromRequest(r *http.Request) (*spiffe.Peer, error) {
 	return peer, nil
 }
 
-// PeerFromState returns the proven other side of a connection that was made with config, which is from this
-// package, a clone of such, or wraps its VerifyConnection. It is for the many packages that take a
-// [*tls.Config] and hand out the [tls.ConnectionState], such as net/smtp, database drivers and grpc-go.
+// PeerFromState returns the proven other side of a connection made with config, which is from this package, a clone of
+// such, or wraps its VerifyConnection. It is for packages that take a [*tls.Config] and return the
+// [tls.ConnectionState], such as net/smtp, database drivers and grpc-go.
 //
-// The state must come from crypto/tls, which has checked that the other side holds its key. VerifyConnection of
-// config verifies it once more, so that the peer that is returned holds now; this costs about a microsecond if
-// the verifier remembers the chain, as it does by default. An error is that of the verification, a
-// [*HandshakeError], or says that there is nothing to verify: the handshake is not complete, config is of
-// another kind, a client presented no certificate, or a server was verified by its host name.
+// The state must come from crypto/tls, which has checked that the other side holds its key. PeerFromState verifies it
+// again, so the peer that it returns holds now; this takes about a microsecond if the verifier remembers the chain, as
+// it does by default. The error is that of the verification, a [*HandshakeError], or says that there is nothing to
+// verify: the handshake is not complete, config is not of this kind, a client presented no certificate, or a server was
+// verified by its host name.
 //
-// The policies of [Hosts] depend on the address, which the state does not tell: see [PeerFromConn].
+// The policies of [Hosts] depend on the address, which the state does not have: see [PeerFromConn].
 func PeerFromState(config *tls.Config, cs tls.ConnectionState) (*spiffe.Peer, error) {
 	_, peer, err := ask(config, cs)
 	if err != nil {
@@ -57,10 +57,9 @@ func PeerFromState(config *tls.Config, cs tls.ConnectionState) (*spiffe.Peer, er
 	return peer, nil
 }
 
-// PeerFromConn returns the proven other side of a connection that a listener of [NewListener] or
-// [Governor.Listener], a [Dialer], or a [Transport] with a DialTLSContext has made, as it was proved by the
-// handshake. The peer is nil if and only if there is an error: for other connections, before the end of the
-// handshake, and if the other side proved no ID.
+// PeerFromConn returns the proven other side of a connection from [NewListener], from [Governor.Listener], from a
+// [Dialer], or from a [Transport] with a DialTLSContext, as the handshake proved it. The peer is nil if and only if
+// there is an error: for other connections, before the end of the handshake, and if the other side proved no ID.
 func PeerFromConn(c net.Conn) (*spiffe.Peer, error) {
 	tc, ok := c.(*tls.Conn)
 	if !ok {
@@ -84,8 +83,8 @@ var (
 	errNoID       = errors.New("the other side proved no SPIFFE ID, and the configuration requires none")
 )
 
-// provenBy returns the client of r and the endpoint that has verified it, which is nil in a test. On an error the
-// endpoint is that which requires a proof, if there is one.
+// provenBy returns the client of r and the endpoint that verified it, which is nil in a test. With an error the
+// endpoint is the one that requires a proof, if any.
 func provenBy(r *http.Request) (*endpoint, *spiffe.Peer, error) {
 	server, served := r.Context().Value(http.ServerContextKey).(*http.Server)
 	if conn, ok := r.Context().Value(connKey{}).(*connection); ok {
@@ -120,9 +119,8 @@ func provenBy(r *http.Request) (*endpoint, *spiffe.Peer, error) {
 	return e, peer, err
 }
 
-// question is put to VerifyConnection of a configuration, which is the one way to what is behind it that clones
-// and wrappers keep. It is where the chains of a verification by crypto/tls would be, of which these
-// configurations have none. Nothing outside this package can make one.
+// question is passed to VerifyConnection of a configuration, as clones and wrappers keep that alone. It is in the place
+// of the chains that crypto/tls would have verified; these configurations have none. Only this package can make one.
 type question struct {
 	addr hostport // that was dialled, if that is known
 	cert x509.Certificate

@@ -17,8 +17,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// NewListener returns a listener that accepts connections whose handshake is done. It takes what [ServerConfig]
-// takes. Each connection is a [*tls.Conn], and [PeerFromConn] returns its client:
+// NewListener returns a listener that accepts connections whose handshake is done. It takes the arguments of
+// [ServerConfig]. Each connection is a [*tls.Conn], and [PeerFromConn] returns its client:
 //
 //	l, err := spiffetls.NewListener(inner, self, bundles, spiffe.AllowIDs(web), nil)
 //	…
@@ -26,16 +26,15 @@ import (
 //	…
 //	peer, err := spiffetls.PeerFromConn(conn)
 //
-// Handshakes run beside each other, so that a slow or silent client delays no other. Each must end within
-// HandshakeTimeout, and no more than MaxHandshakes may be unfinished, or finished and not yet accepted; more
-// connections are closed at once, first those of an address that has many. A connection is closed, too, if it
-// would take one of the last file descriptors of the process, a quarter of them and at most 1,024. Neither is
-// an error of Accept, nor is a client that is refused: those go to the Logger and the FailureLog. Errors of
-// inner are.
+// Handshakes run concurrently, so a slow or silent client delays no other. Each must end within HandshakeTimeout, and
+// at most MaxHandshakes may be unfinished, or finished and not yet accepted; beyond that connections are closed at
+// once, first those of an address that has many. So is a connection that would take one of the last file descriptors of
+// the process, a quarter of them and at most 1,024. Accept returns errors of inner only; closed connections and refused
+// clients go to the Logger and the FailureLog.
 //
-// The first Accept starts a goroutine. Close closes inner and the connections that were not accepted yet, and
-// waits until their handshakes have ended. The Governor in the options, if there is one, ends these
-// connections; [Governor.Listener] is not needed. A net/http server is prepared with [ConfigureServer] instead.
+// The first Accept starts a goroutine. Close closes inner and the connections that were not accepted yet, and waits
+// until their handshakes have ended. A Governor in the options governs the connections without [Governor.Listener]. For
+// net/http use [ConfigureServer].
 func NewListener(inner net.Listener, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) (net.Listener, error) {
 	e, err := newEndpoint(true, self, peers, allow, opts)
 	switch {
@@ -155,15 +154,15 @@ func (l *listener) handshake(c net.Conn) {
 	}
 }
 
-// Dialer makes client connections whose handshake is done and whose server is verified; [PeerFromConn] returns
-// it. [NewDialer] makes one. It is safe for concurrent use.
+// Dialer makes client connections whose handshake is done and whose server is verified; see [PeerFromConn]. It is safe
+// for concurrent use.
 type Dialer struct {
 	e      *endpoint
 	config *tls.Config
 }
 
-// NewDialer returns a Dialer. It takes what [Transport] takes: policies by address ([Hosts]), a [Governor] and
-// [WebRoots], too. Sessions are not resumed.
+// NewDialer returns a Dialer. It takes the arguments of [Transport], including [Hosts], a [Governor] and [WebRoots].
+// Sessions are not resumed.
 func NewDialer(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) (*Dialer, error) {
 	e, err := newEndpoint(false, self, peers, allow, opts)
 	if err != nil {
@@ -172,9 +171,8 @@ func NewDialer(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.P
 	return &Dialer{e, e.clientConfig()}, nil
 }
 
-// DialContext connects to an address, such as "db.example:5432", and returns a [*tls.Conn]. To connect takes 30
-// seconds at the most, and the handshake HandshakeTimeout. An address for which [Hosts] has no policy is not
-// dialled.
+// DialContext connects to an address, such as "db.example:5432", and returns a [*tls.Conn]. Connecting takes at most 30
+// seconds, and the handshake at most HandshakeTimeout. An address without a policy in [Hosts] is not dialled.
 func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	if err := d.known(addr); err != nil {
 		return nil, err
@@ -190,10 +188,10 @@ func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Con
 	return conn, nil
 }
 
-// Handshake begins TLS on a connection that the caller has made, through a proxy or with STARTTLS for example,
-// and returns when the server is verified. The address is what was dialled: its host is sent to the server,
-// [WebRoots] verifies that, and [Hosts] finds the policy by it. The port may be missing. The Dialer owns below
-// from now on, and closes it on an error. The handshake may take as long as HandshakeTimeout.
+// Handshake starts TLS on a connection that the caller has made, through a proxy or with STARTTLS for example, and
+// returns when the server is verified, within HandshakeTimeout. addr is the dialled address, whose port may be missing:
+// its host is sent to the server and verified with [WebRoots], and [Hosts] finds the policy by it. The Dialer owns
+// below from now on, and closes it on an error.
 func (d *Dialer) Handshake(ctx context.Context, below net.Conn, addr string) (*tls.Conn, error) {
 	if err := d.known(addr); err != nil {
 		_ = below.Close()

@@ -1,111 +1,73 @@
-// Package spiffetls makes TLS configurations in which both sides prove a SPIFFE ID, and on request one of them.
+// Package spiffetls makes TLS configurations in which both sides prove a SPIFFE ID.
 //
-// A server needs an identity, the trust bundles of its peers, and a policy:
+// A server needs its own identity, the trust bundles of its clients, and a policy:
 //
 //	server := &http.Server{Addr: ":8443", Handler: handler}
 //	err := spiffetls.ConfigureServer(server, self, bundles, spiffe.AllowIDs(web), nil)
 //	…
 //	err = server.ListenAndServeTLS("", "") // no files: the identity comes from self
 //
-// In the handler, [PeerFromContext] returns the proven client. A client needs the same three:
+// A client needs the same three:
 //
 //	transport, err := spiffetls.Transport(self, bundles, spiffe.AllowIDs(db), nil)
 //	…
 //	client := &http.Client{Transport: transport}
 //
-// [RequirePeer] protects a handler with a policy of its own. A client that calls several services says with
-// [Hosts] which of them it expects where, so that one cannot answer for another.
-//
-// # Other protocols
-//
-// [NewListener] and [NewDialer] make connections whose handshake is done, and [PeerFromConn] returns the other
-// side. Programs whose own packages speak TLS, such as drivers of databases and those with STARTTLS, take a
-// configuration from [ServerConfig] or [ClientConfig]; [PeerFromState] returns the other side of such a
-// connection, and [PeerFromRequest] that of a request.
+// In a handler, [PeerFromContext] returns the proven client; [RequirePeer] protects a handler with a policy of its own.
+// A client of several services takes [Hosts] as its policy, so that no service can answer for another. For protocols other
+// than HTTP there are [NewListener] and [NewDialer], and [ServerConfig] and [ClientConfig] for packages that start TLS
+// themselves, such as database drivers.
 //
 // # What it promises
 //
-// The identity and the bundles are read from their sources at every handshake, so that a renewal or a
-// rotation needs no restart and no new configuration. An SVID is presented until the second it expires,
-// and never after: then the handshake fails on this side, with an error that says so.
+// Every handshake reads the identity and the bundles from their sources, so a renewal or a rotation needs neither a restart
+// nor a new configuration. An expired SVID is never presented: the handshake fails on this side, with an error that says so.
 //
-// Every connection is checked, resumed ones too, because the check is in tls.Config.VerifyConnection
-// (VerifyPeerCertificate does not run when a session is resumed). Only the ID decides: host names and
-// the roots of the host are not used, unless [WebRoots] asks for them.
+// Every connection is verified, resumed ones too, in tls.Config.VerifyConnection (VerifyPeerCertificate does not run for
+// resumed sessions). Only the ID decides; host names and the roots of the host do not count, except with [WebRoots].
 //
-// Nothing is allowed by default: the policy is an argument, and one that can allow no peer is an error,
-// as are missing sources. A [spiffe.LivePolicy] can change while the program runs. TLS 1.3 is the default
-// and TLS 1.2, with forward-secret AEAD cipher suites, the lowest version. The key exchange is left to
-// crypto/tls, which prefers hybrid post-quantum groups.
+// Nothing is allowed by default: the policy is an argument, and a policy that can allow no peer is an error. A
+// [spiffe.LivePolicy] can change while the program runs. The lowest TLS version is 1.3, or on request 1.2 with
+// forward-secret AEAD cipher suites; crypto/tls prefers hybrid post-quantum key exchange.
 //
-// # What a refusal looks like
+// # Refusals
 //
-// The side that refuses gets a [*HandshakeError] from its handshake, as it is or wrapped by net/http,
-// and in it a [*spiffe.VerifyError], so that
+// The side that refuses gets a [*HandshakeError], which net/http may wrap. In it is a [*spiffe.VerifyError] with the ID and
+// the broken rule. The other side gets a TLS alert and no reason: "remote error: tls: bad certificate", or internal_error
+// from a server without an identity to present. In TLS 1.3 a client finishes its handshake before the server verifies it,
+// so a refused client sees the alert, or a reset connection, at its first read.
 //
-//	e, ok := errors.AsType[*spiffe.VerifyError](err)
-//
-// finds the ID and the broken rule. The HandshakeError adds whether a clock may be wrong. The other side
-// gets no reason, only the TLS alert bad_certificate: "remote error: tls: bad certificate". A side that
-// has no identity to present fails with the error of its source, wrapped too; if that is the server, the
-// client gets the alert internal_error.
-//
-// In TLS 1.3 the client has finished its handshake before the server checks it. A refused client
-// therefore sees the alert as the error of its first read or, if it is still writing, a connection
-// that was reset.
-//
-// A server that is used by another package, such as grpc-go, would refuse clients without a word: a Logger in
-// the options gets one line for each reason and minute, with the peer's ID and address. A [FailureLog] keeps
-// the last failures and shows them to operators, and [Metrics] count them.
+// A server inside another package, such as grpc-go, would refuse clients silently. A Logger in the [Options] gets one line
+// for each reason and minute, a [FailureLog] shows the last failures to operators, and [Metrics] count them.
 //
 // # Session tickets
 //
-// A server lets clients resume, which saves sending certificates and signing. A resumed session carries
-// the certificates of the original session, and they are verified again, which costs little as the
-// verifier remembers them. A server declines a ticket whose client certificate no longer verifies, and a
-// full handshake follows, so that a client that has renewed meanwhile is accepted; a refusal would make
-// it return with the same ticket for a week. A server also declines tickets from before a renewal of its
-// own SVID, so that clients see the new one. VerifyConnection checks every session that is resumed.
+// A server lets clients resume sessions. It verifies the certificates of a session again, which is cheap, as verified
+// chains are remembered. It declines a ticket whose client certificate no longer verifies, and tickets from before a
+// renewal of its own SVID; a full handshake follows.
 //
-// A client resumes only if its ClientSessionCache is set, which these configurations leave to the
-// caller. Each identity needs a cache of its own: the server takes the client of a resumed session for
-// the client of the original one. If the server's certificate in a session no longer verifies, or is no
-// longer allowed, the handshake fails, crypto/tls drops the session, and the next handshake is a full one.
+// A client resumes only if the caller sets ClientSessionCache. Each identity needs a cache of its own, because a resumed
+// session has the client of the original one. If the server of a session no longer verifies or is no longer allowed, that
+// handshake fails, and the next one is a full handshake.
 //
-// # Where one side proves no ID
+// # One-sided proof
 //
-// Both sides prove an ID unless the program says otherwise. What takes the place of self, the bundles or the
-// default says what is given up:
+// Each of these says what is given up; the other side is verified as ever:
 //
-//	NoIdentity()                    a client without an identity, which has a token perhaps, to get its first one
-//	OptionalIdentity(self)          a client that connects without its identity if that has expired or is missing
-//	Options.AllowAnonymousClients   a server that asks clients for a certificate and serves those without one, too
-//	WebCertificate(get)             a server with a certificate for its host name, which proves no ID to its clients
-//	WebRoots(roots)                 a client that takes the host name of the server as proof
+//	NoIdentity()                    the self of a client without an identity, which has a token perhaps, to get its first one
+//	OptionalIdentity(self)          the self of a client that connects without its identity if that is missing or has expired
+//	Options.AllowAnonymousClients   a server that also serves clients without a certificate
+//	WebCertificate(get)             the self of a server with a certificate for its host name, which proves no ID
+//	WebRoots(roots)                 the bundles of a client that takes the server's host name as proof
 //
-// The other side is verified as ever. A server for browsers that knows its workloads is
-//
-//	err := spiffetls.ConfigureServer(server, spiffetls.WebCertificate(manager.GetCertificate), bundles, allow,
-//		&spiffetls.Options{AllowAnonymousClients: true})
-//
-// and a workload calls it, or any other web server that asks for its SVID, with
-//
-//	transport, err := spiffetls.Transport(self, spiffetls.WebRoots(x509.SystemCertPool), nil, nil)
-//
-// A client that was served without a certificate is never taken for a proven one: [PeerFromContext] reports false,
-// [RequirePeer] denies, and its session tickets carry no proof. A certificate that was presented and does not verify
-// is a refusal, not an anonymous client. Combinations in which no side proves an ID, or that have no effect, are
-// errors.
+// A client without a certificate is never taken for a proven one: [PeerFromContext] reports false, and [RequirePeer]
+// denies. A certificate that does not verify is refused, and does not make its client anonymous. Combinations in which no
+// side proves an ID, or that have no effect, are errors.
 //
 // # Open connections
 //
-// A peer is proven by the handshake. If its authority is removed, the policy changes or its certificate
-// expires later, the connection ends only if a [Governor] is in the options and runs.
-//
-// # What it does not do
-//
-// It does not authorize requests by their content: [RequirePeer] checks the client alone. It does not
-// retry.
+// The handshake proves a peer. If an authority is removed, the policy changes or a certificate expires later, an open
+// connection ends only if the options have a [Governor], and it runs.
 package spiffetls
 
 import (
@@ -139,57 +101,53 @@ type Options struct {
 	// Now gives the time to verify at. Nil means time.Now. It must be safe for concurrent use.
 	Now func() time.Time
 
-	// Remember is how many verified chains are remembered, so that a repeated peer and a resumed session
-	// cost no signature check. 0 means 1,024 and less than 0 none; see [spiffe.Verifier].
+	// Remember is how many verified chains are kept, so that repeated peers and resumed sessions cost no signature
+	// check. 0 means 1,024 and less than 0 none; see [spiffe.Verifier].
 	Remember int
 
-	// Logger gets a line (Warn) for the first handshake that fails, and the first request that [RequirePeer]
-	// denies, for each of a few reasons, and then a line with the number of those that followed, at most
-	// once a minute and reason; likewise if a client withholds an [OptionalIdentity]. The attributes are
-	// reason, remote, err, count and interval, and id if the peer has proved it or unverified_id if it has
-	// only claimed it. Nil means no logs. Any other handshake that succeeds writes nothing.
+	// Logger gets a line (Warn) for failed handshakes, requests that [RequirePeer] denies, and clients that withhold an
+	// [OptionalIdentity]: for the first of each of a few reasons, and then at most once a minute with the number of
+	// those that followed. The attributes are reason, remote, err, count and interval, and id if the peer has proved it
+	// or unverified_id if it has only claimed it. Nil means no logs.
 	Logger *slog.Logger
 
-	// Failures keeps the last handshakes that failed. Nil keeps none. It may be shared by many
-	// configurations.
+	// Failures keeps the last failed handshakes; nil keeps none. Many configurations may share it.
 	Failures *FailureLog
 
-	// Metrics counts handshakes and denied requests. Nil counts none. It may be shared by many configurations.
+	// Metrics counts handshakes and denied requests; nil counts none. Many configurations may share it.
 	Metrics *Metrics
 
-	// Governor ends the connections whose proof no longer holds. It works with ConfigureServer, with
-	// Transport, and with ServerConfig for connections that come from [Governor.Listener]; others are
-	// refused, as the Governor could not end them. Nil leaves connections open. It may be shared by many
-	// configurations.
+	// Governor ends connections whose proof no longer holds; nil leaves them open. It works with ConfigureServer,
+	// NewListener, Transport and NewDialer, and with ServerConfig for connections from [Governor.Listener]; a server
+	// refuses other connections, as the Governor could not end them. Many configurations may share it.
 	Governor *Governor
 
-	// HandshakeTimeout is how long a handshake may take, in connections of [NewListener], of a [Dialer], and of
-	// [Transport] unless the caller changes its TLSHandshakeTimeout. 0 means 10 seconds.
+	// HandshakeTimeout is how long a handshake may take in [NewListener], in a [Dialer], and in [Transport] unless the
+	// caller changes its TLSHandshakeTimeout. 0 means 10 seconds.
 	HandshakeTimeout time.Duration
 
-	// MaxHandshakes is how many connections of a [NewListener] may wait for the end of their handshake, or for
-	// Accept. 0 means 1,024.
+	// MaxHandshakes is how many connections of a [NewListener] may be unfinished, or finished and not yet accepted. 0
+	// means 1,024.
 	MaxHandshakes int
 
-	// AllowAnonymousClients lets clients without a certificate connect to a server, which asks for one and does
-	// not require it. [PeerFromContext] then reports false, and [RequirePeer] denies the request; every other
-	// handler must look itself. A certificate that is presented must verify and be allowed, or the handshake
-	// fails. It is an error for a client.
+	// AllowAnonymousClients makes a server ask for a client certificate without requiring one. For a client without one
+	// [PeerFromContext] reports false and [RequirePeer] denies; every other handler must check itself. A certificate
+	// that is presented must verify and be allowed, or the handshake fails. Clients refuse this option.
 	AllowAnonymousClients bool
 }
 
-// ServerConfig returns a new configuration for a TLS server that presents the identity of self,
-// requires a certificate of every client, verifies it against peers as that of a client, and accepts
-// those that allow allows. For others see [WebCertificate] and AllowAnonymousClients in [Options].
+// ServerConfig returns a new configuration for a TLS server that presents the identity of self, requires a certificate
+// of every client, verifies it against peers in the client role, and accepts the clients that allow allows. See
+// [WebCertificate] and [Options].AllowAnonymousClients for exceptions.
 //
-// The sources are asked at every handshake and must not block. The options may be nil. The caller may
-// change the configuration before it is used, except GetCertificate (with empty Certificates), ClientAuth
-// and VerifyConnection, and GetConfigForClient if there is one; it must be used as a server, as a client crypto/tls
-// would ask for a host name in the certificate of an SVID ("doesn't contain any IP SANs"); WrapSession and UnwrapSession must both stay
-// or both go. Clones use the ticket keys of the original: call SetSessionTicketKeys on that.
+// The sources are asked at every handshake and must not block. The options may be nil. Use the configuration for
+// servers only: as a client crypto/tls would look for a host name in the certificate of an SVID ("doesn't contain any
+// IP SANs"). The caller may change it before it is used, except GetCertificate (with empty Certificates), ClientAuth,
+// VerifyConnection, and GetConfigForClient if there is one; WrapSession and UnwrapSession must both stay or both go.
+// Clones use the ticket keys of the original: call SetSessionTicketKeys on that.
 //
-// [PeerFromState] returns the client of a connection, and [PeerFromRequest] that of a request.
-// [ConfigureServer] does more for net/http, and [NewListener] for servers that have their own connections.
+// [PeerFromState] returns the client of a connection, and [PeerFromRequest] that of a request. [ConfigureServer] does
+// more for net/http, and [NewListener] for servers with their own connections.
 func ServerConfig(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) (*tls.Config, error) {
 	e, err := newEndpoint(true, self, peers, allow, opts)
 	if err != nil {
@@ -200,7 +158,8 @@ func ServerConfig(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiff
 	return c, nil
 }
 
-// followHello makes c, which has VerifyConnection of serverConfig, tell each connection of this package its client.
+// followHello makes c, with the VerifyConnection of serverConfig, store the proven client in each connection of this
+// package.
 func (e *endpoint) followHello(c *tls.Config) {
 	c.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		conn, _ := hello.Conn.(*rawConn)
@@ -224,7 +183,7 @@ func (e *endpoint) followHello(c *tls.Config) {
 				conn.governedBy(e.govern(conn, spiffe.ClientRole, p, cs))
 			}
 		})
-		// A server of net/http adds its protocols to copies of its configuration, of which c knows nothing.
+		// net/http adds its protocols to its own copy of the configuration, which c does not see.
 		if s, ok := hello.Context().Value(http.ServerContextKey).(*http.Server); ok && s.TLSConfig != nil && e.opts.NextProtos == nil {
 			for _, p := range protocols(s) {
 				if !slices.Contains(mine.NextProtos, p) {
@@ -236,20 +195,19 @@ func (e *endpoint) followHello(c *tls.Config) {
 	}
 }
 
-// ClientConfig returns a new configuration for a TLS client that presents the identity of self if
-// the server asks for one, verifies the server against peers as a server, and accepts those that
-// allow allows. The name that was dialled is sent to the server and otherwise has no meaning, except to
-// [WebRoots]. A client without an identity has [NoIdentity] or [OptionalIdentity].
+// ClientConfig returns a new configuration for a TLS client that presents the identity of self if the server asks for
+// one, verifies the server against peers in the server role, and accepts the servers that allow allows. The dialled
+// name is sent to the server and means nothing else, except to [WebRoots]. See [NoIdentity] and [OptionalIdentity] for
+// clients without an identity.
 //
-// The sources are asked at every handshake and must not block. The options may be nil. The caller may
-// change the configuration before it is used, except GetClientCertificate (with empty Certificates),
-// InsecureSkipVerify and VerifyConnection. It must be used as a client, as it has no certificate for a server to
-// present ("neither Certificates, GetCertificate, nor GetConfigForClient set in Config").
+// The sources are asked at every handshake and must not block. The options may be nil. Use the configuration for
+// clients only: it has no certificate for a server to present ("neither Certificates, GetCertificate, nor
+// GetConfigForClient set in Config"). The caller may change it before it is used, except GetClientCertificate (with
+// empty Certificates), InsecureSkipVerify and VerifyConnection.
 //
-// This is the configuration for protocols that begin TLS themselves, such as PostgreSQL, MySQL, SMTP and LDAP
-// with STARTTLS: give it to the driver or to [tls.Client], and call [PeerFromState] for the server. A
-// configuration does not know the address that is dialled, so that it refuses [Hosts]: pass the policy of that
-// one address, or use [Dialer.Handshake].
+// It is meant for protocols that start TLS themselves, such as PostgreSQL, MySQL, SMTP and LDAP with STARTTLS: give it
+// to the driver or to [tls.Client], and call [PeerFromState] for the server. It does not know the dialled address, so
+// it refuses [Hosts]: pass the policy of that one address, or use [Dialer.Handshake].
 func ClientConfig(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) (*tls.Config, error) {
 	e, err := newEndpoint(false, self, peers, allow, opts)
 	if err != nil {
@@ -377,8 +335,8 @@ func (e *endpoint) serverConfig() *tls.Config {
 	return c
 }
 
-// forHello returns a copy of base for one connection, and a func that returns the certificate that it presents.
-// That of a web server depends on hello, and so do its tickets.
+// forHello returns a copy of base for one connection, and a func that returns the certificate to present. For a web
+// server both the certificate and the tickets depend on hello.
 func (e *endpoint) forHello(base *tls.Config, hello *tls.ClientHelloInfo) (c *tls.Config, own func() (*tls.Certificate, error)) {
 	c = base.Clone()
 	c.GetConfigForClient = nil
@@ -391,8 +349,8 @@ func (e *endpoint) forHello(base *tls.Config, hello *tls.ClientHelloInfo) (c *tl
 	return c, once
 }
 
-// configFor returns base for one connection, and passes its proof to verified. If finished is not nil, it
-// reports whether a handshake that has ended has succeeded.
+// configFor returns base for one connection, and passes its proof to verified. If finished is not nil, it reports
+// whether the ended handshake has succeeded.
 func (e *endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, finished func() bool, verified func(proof, tls.ConnectionState)) *tls.Config {
 	from := remote(hello.Conn)
 	var end struct {
@@ -455,8 +413,8 @@ func (e *endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, finis
 	return c
 }
 
-// overdue reports whether ctx has a deadline that has passed. Its error does not say so for certain: crypto/tls closes the
-// connection when the deadline passes, and cancels the context of the hello when the handshake fails because of that.
+// overdue reports whether ctx has a deadline that has passed. ctx.Err does not say so reliably: crypto/tls closes the
+// connection at the deadline, and then cancels the context of the hello because the handshake has failed.
 func overdue(ctx context.Context) bool {
 	end, ok := ctx.Deadline()
 	return ok && !time.Now().Before(end)
@@ -465,9 +423,10 @@ func overdue(ctx context.Context) bool {
 var (
 	errUngoverned = errors.New("the connection was not accepted by the Governor's Listener, so the Governor cannot end it")
 	errSlow       = errors.New("the handshake was cut at HandshakeTimeout, before the client was verified")
-	errNotJudged  = errors.New("the handshake ended before the client was verified: no common TLS version, or the client refused this server, presented no certificate, or closed the connection")
-	errUnproven   = errors.New("the handshake failed although the client's certificate was good: the client does not hold its key, or closed the connection")
-	errAnonymous  = errors.New("the handshake failed although the client needs no certificate and presented none: the client closed the connection")
+	errNotJudged  = errors.New("the handshake ended before the client was verified: no common TLS version, or the client refused this server, " +
+		"presented no certificate, or closed the connection")
+	errUnproven  = errors.New("the handshake failed although the client's certificate was good: the client does not hold its key, or closed the connection")
+	errAnonymous = errors.New("the handshake failed although the client needs no certificate and presented none: the client closed the connection")
 )
 
 // failed notes err, if it is not nil, and returns it.
@@ -480,12 +439,12 @@ func (e *endpoint) failed(server bool, remote string, err error) error {
 	return err
 }
 
-// notes reports whether failures are of interest to the FailureLog, the Logger or the Metrics.
+// notes reports whether there is a FailureLog, a Logger or Metrics.
 func (e *endpoint) notes() bool {
 	return e.opts.Failures != nil || e.log != nil || e.opts.Metrics != nil
 }
 
-// note records a failure of which err is the cause.
+// note records a failure with the cause err.
 func (e *endpoint) note(f Failure, err error) {
 	f.clip()
 	e.opts.Failures.add(e.now(), f)
@@ -504,11 +463,10 @@ func remote(c net.Conn) string {
 func (e *endpoint) clientConfig() *tls.Config {
 	c := e.config()
 	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return e.certificate(false, nil) }
-	// A session outlives the moment in which this client had an identity, or had none.
+	// A session may be resumed after this client has obtained, or lost, its identity.
 	c.SessionTicketsDisabled = e.optional
-	// This turns off the check of the host name and of the host's roots, which is the wrong one: an SVID
-	// carries an ID, and its trust domain has roots of its own. VerifyConnection runs in every handshake
-	// and does the right check.
+	// This turns off the check of the host name and of the host's roots, which does not fit SVIDs: they carry an ID,
+	// and their trust domain has roots of its own. VerifyConnection runs in every handshake and does the right check.
 	c.InsecureSkipVerify = true
 	c.VerifyConnection = func(cs tls.ConnectionState) error {
 		_, err := e.verify(cs, spiffe.ServerRole)
@@ -538,8 +496,8 @@ func (e *endpoint) config() *tls.Config {
 	return c
 }
 
-// certificate returns the certificate to present in this handshake. Only expiry withholds it; the rest is
-// the peer's decision. The hello matters to a web server only.
+// certificate returns the certificate to present in this handshake. Only an expired one is withheld; the rest is for
+// the peer to decide. Only a web server needs the hello.
 func (e *endpoint) certificate(server bool, hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 	if e.web != nil {
 		if hello == nil {
@@ -573,8 +531,8 @@ func (e *endpoint) certificate(server bool, hello *tls.ClientHelloInfo) (*tls.Ce
 	return nil, &HandshakeError{Server: server, Err: err}
 }
 
-// verify runs before crypto/tls has checked that the peer holds its key. The proof that it returns is
-// valid once the handshake has succeeded.
+// verify runs before crypto/tls has checked that the peer holds its key, so the proof that it returns is valid only
+// once the handshake has succeeded.
 func (e *endpoint) verify(cs tls.ConnectionState, role spiffe.Role) (proof, error) {
 	var at hostport
 	q := questionIn(cs)
@@ -595,7 +553,8 @@ func (e *endpoint) verify(cs tls.ConnectionState, role spiffe.Role) (proof, erro
 	return p, nil
 }
 
-// judge decides about the chain of a peer. A server has the name, and the address if that is known, that was dialled.
+// judge decides about the chain of a peer. For a server, name is the dialled name, and at the dialled address if that
+// is known.
 func (e *endpoint) judge(chain []*x509.Certificate, role spiffe.Role, name string, at hostport) (proof, error) {
 	switch {
 	case e.roots != nil:
@@ -613,7 +572,7 @@ func (e *endpoint) judge(chain []*x509.Certificate, role spiffe.Role, name strin
 	return proof{peer: peer, notAfter: peer.NotAfter(), addr: at}, nil
 }
 
-// now returns the time. A nil endpoint is that of a test without a connection.
+// now returns the time. The endpoint is nil in a test without a connection.
 func (e *endpoint) now() time.Time {
 	if e != nil && e.opts.Now != nil {
 		return e.opts.Now()

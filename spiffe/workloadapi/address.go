@@ -68,7 +68,8 @@ func readAddress(s string) (a address, reason string) {
 	case "tcp":
 		return readTCP(rest)
 	case "npipe":
-		return a, "named pipes are not in the standard, and Go's standard library does not speak to them; have the server listen on a Unix socket, which Windows has too, or on a loopback port"
+		return a, "named pipes are not in the standard, and Go's standard library does not speak to them; " +
+			"have the server listen on a Unix socket, which Windows has too, or on a loopback port"
 	case "unix-abstract":
 		return a, "abstract sockets are not in the standard, and have no permissions; use a path"
 	}

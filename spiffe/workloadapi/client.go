@@ -20,18 +20,18 @@ import (
 
 // ClientOptions are the choices of a [Client] that have a default.
 type ClientOptions struct {
-	// HTTPClient reaches the server, whatever the host in a URL. It must speak HTTP/2 without TLS
-	// and have no Timeout, which would end the streams. Nil means one that is made for the address.
-	// With it the address may be empty, to reach a server by other means, such as a named pipe.
+	// HTTPClient reaches the server, whatever the host in a URL. It must speak HTTP/2 without TLS and have no Timeout,
+	// which would end the streams. With it the address may be empty, for servers reached by other means, such as a
+	// named pipe. Nil means a new one for the address.
 	HTTPClient *http.Client
 
-	// MaxMessage is the largest message in bytes that is received; 0 means 64 MiB. Responses with
-	// tokens may have 1 MiB at most.
+	// MaxMessage is the largest accepted message in bytes; 0 means 64 MiB. A response with tokens may have at most 1
+	// MiB.
 	MaxMessage int
 }
 
-// Client calls the Workload API. It is safe for concurrent use, and keeps nothing but connections. For
-// an identity that is always current use a [Source].
+// Client calls the Workload API. It is safe for concurrent use. Its only state is its connections; for an identity that
+// stays current use a [Source].
 type Client struct {
 	server     string // the address, as errors and logs show it
 	http       *http.Client
@@ -93,7 +93,7 @@ func httpClient(a address, open *conns.Dialed) *http.Client {
 }
 
 // CloseIdleConnections closes connections that are not in use, such as those of watches that have ended, which would
-// stay open for another 90 seconds. The Client stays usable.
+// otherwise stay open for 90 seconds. The Client stays usable.
 func (c *Client) CloseIdleConnections() { c.http.CloseIdleConnections() }
 
 func (c *Client) rpc(maxMessage int) *grpchttp.Client {
@@ -118,15 +118,13 @@ func (c *Client) call(ctx context.Context, name string, maxMessage int, request 
 	return data, nil
 }
 
-// WatchX509SVIDs yields the identities and trust bundles of this workload as the server has them:
-// first as they are, then at each change, until ctx is done, the loop ends, or the server says that
-// repeating does not help. A slow loop receives each change all the same.
+// WatchX509SVIDs yields the identities and trust bundles of this workload: the current ones, and then those after each
+// change, until ctx is done, the loop ends, or the server refuses for good. A slow loop misses no change.
 //
-// Failures are yielded as an [*Error]. Unless it is Final, the watch goes on with a new stream: at once
-// after a stream that brought something, and else after [Error].RetryIn, or when another watch of the same
-// Client is answered. What was received before stays
-// valid, with one exception: an error that wraps [ErrDenied] withdraws it. One that wraps
-// [ErrBadResponse] reports a response that was discarded.
+// Failures are yielded as an [*Error]. Unless it is Final, the watch goes on with a new stream: at once after a stream
+// that brought something, and else after [Error].RetryIn, or when another watch of the same Client is answered. What
+// was received stays valid, except that an error that wraps [ErrDenied] withdraws it. An error that wraps
+// [ErrBadResponse] reports a discarded response.
 func (c *Client) WatchX509SVIDs(ctx context.Context) iter.Seq2[*Update, error] {
 	return c.watchUpdates(ctx, workloadwire.FetchX509SVID, (*reader).x509SVIDs)
 }
@@ -204,8 +202,8 @@ func (w *watch[U]) run(ctx context.Context, yield func(U, error) bool) {
 			return
 		}
 		if w.brought || err.after > 0 {
-			// A stream that told the others is not told, or two that end at once would wake each other
-			// without end. A server that names a time is obeyed.
+			// A stream that woke the others is not woken by them, or two that end at once would wake each other without
+			// end. A server that names a time is obeyed.
 			wake = nil
 		}
 		renew.Wait(ctx, err.RetryIn, wake)

@@ -12,26 +12,25 @@ import (
 
 // Errors to test for with [errors.Is].
 var (
-	// ErrDenied says that the server has no identity for this caller, or not the one that was asked for
-	// (gRPC's PermissionDenied). It may have one later, when the workload is registered. On a stream it
-	// withdraws what was received before.
+	// ErrDenied says that the server has no identity for this caller, or not the one that was asked for (gRPC's
+	// PermissionDenied). It may have one later, when the workload is registered. On a stream it withdraws what was
+	// received.
 	ErrDenied = workloadwire.ErrDenied
 
-	// ErrRefused says that the server takes the request for a mistake (gRPC's InvalidArgument), such as a
-	// token that is not valid. Repeating it does not help.
+	// ErrRefused says that the server calls the request a mistake (gRPC's InvalidArgument), for instance because a
+	// token is not valid. Repeating it does not help.
 	ErrRefused = workloadwire.ErrRefused
 
 	// ErrUnimplemented says that the server does not implement the method, or that its operator has
 	// switched it off (gRPC's Unimplemented). Repeating the call does not help.
 	ErrUnimplemented = workloadwire.ErrUnimplemented
 
-	// ErrBadResponse says that a response broke the rules of the API and was discarded as a whole. What was
-	// received before it stays in force.
+	// ErrBadResponse says that a response broke the rules of the API and was discarded as a whole. What was received
+	// before stays in force.
 	ErrBadResponse = errors.New("response discarded")
 )
 
-// Error is what a call or a stream failed with. Texts of the server are quoted in it, cut to a length that
-// fits a log.
+// Error is why a call or a stream failed. It quotes texts of the server, cut to a length that fits a log.
 type Error struct {
 	RPC     string        // the method, such as "FetchX509SVID"
 	Server  string        // its address
@@ -63,8 +62,8 @@ type cutError struct{ error }
 func (e cutError) Error() string { return redact.Clip(e.error.Error(), maxText) }
 func (e cutError) Unwrap() error { return e.error }
 
-// failure returns the Error for what a call failed with. Only a status that the server itself has sent
-// has a meaning: a proxy's 403 must not withdraw an identity.
+// failure returns the Error for a call that failed with err. Only a status that the server itself has sent has a
+// meaning: a proxy's 403 must not withdraw an identity.
 func (c *Client) failure(rpc string, err error) *Error {
 	e := &Error{RPC: rpc, Server: c.server, Err: cutError{err}}
 	status, ok := errors.AsType[*grpchttp.Error](err)

@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"io/fs"
 	"log"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -162,19 +162,14 @@ func serveForExample(h *workloadserver.Handler) (address string, stop func()) {
 	if err != nil {
 		log.Fatal(err)
 	}
-	server := &unixsocket.Server{Path: filepath.Join(dir, "api.sock"), Handler: h}
-	if err := server.Listen(); err != nil {
+	path := filepath.Join(dir, "api.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
 		log.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = server.Run(ctx)
-	}()
-	return "unix://" + server.Path, func() {
-		cancel()
-		<-done
+	end := serveOn(l, h) // a unixsocket.Server would wait for a second for its clients
+	return "unix://" + path, func() {
+		end()
 		_ = os.RemoveAll(dir)
 	}
 }

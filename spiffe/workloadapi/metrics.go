@@ -72,7 +72,8 @@ func (s *Source) metrics(st Status) *metrics.Set {
 	each(set.Totals, "svidkit_workloadapi_updates_total", "The number of good responses.", func(s StreamStatus, _ uint64) (float64, bool) {
 		return float64(s.Updates), true
 	})
-	each(set.Totals, "svidkit_workloadapi_failures_total", "The number of streams that have failed, and of responses that were discarded.", func(_ StreamStatus, failed uint64) (float64, bool) {
+	const failures = "The number of streams that have failed, and of responses that were discarded."
+	each(set.Totals, "svidkit_workloadapi_failures_total", failures, func(_ StreamStatus, failed uint64) (float64, bool) {
 		return float64(failed), true
 	})
 	each(set.Gauges, "svidkit_workloadapi_update_timestamp_seconds", "When the last good response came, in seconds since 1970.", func(s StreamStatus, _ uint64) (float64, bool) {

@@ -10,8 +10,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Choice says which of the identities that a server has for this workload [Source.Pick] returns: the first, in the order of
-// the server, that meets all of its conditions. The zero Choice is the default identity.
+// Choice says which of several identities [Source.Pick] returns: the first, in the order of the server, that meets all
+// of its conditions. The zero Choice is the default identity.
 type Choice struct {
 	// Hint is the label that the identity has; "" means any.
 	Hint string
@@ -19,8 +19,8 @@ type Choice struct {
 	// Policy allows the ID of the identity; the zero Policy means any.
 	Policy spiffe.Policy
 
-	// OrDefault makes the default identity, which is the first, stand in while no identity meets the conditions.
-	// [Status].Fallback says so. Without it the choice is strict: there is no identity then, and readers get an error.
+	// OrDefault makes the default identity, the first one, stand in while no identity meets the conditions;
+	// [Status].Fallback says so. Without it there is no identity then, and readers get an error.
 	OrDefault bool
 }
 
@@ -85,17 +85,17 @@ func (c Choice) missing(u *Update) error {
 	return fmt.Errorf("%w; it has %s", err, strings.Join(have, ", "))
 }
 
-// Pick returns a Source of the identity that c says, which may change from one response to the next. It reads the stream
-// of s: what is received, run and closed is s, so that Run of the returned Source is an error, and Close does nothing. A
-// program picks each identity once, at its start, before the source is ready or after:
+// Pick returns a Source of the identity that c selects, which may change from one response to the next. It reads the
+// stream of s, which is run and closed through s: Run of the returned Source is an error, and its Close does nothing. A
+// program picks each identity once, when it starts, before the source is ready or after:
 //
 //	internal, err := src.Pick(workloadapi.Choice{Hint: "internal"})
 //	…
 //	cfg, err := spiffetls.ClientConfig(internal, internal, allow, nil)
 //
-// While no identity meets c, and it is strict, SVID and the other readers of the identity return an error that wraps
-// [spiffe.ErrNotReady] and names the identities that there are. Bundles do not depend on c. Changed tells of changes of
-// other identities, too.
+// While no identity meets c, SVID and the other readers of the identity return an error that wraps [spiffe.ErrNotReady]
+// and names the identities that there are. Bundles do not depend on c. Changed also tells of changes of other
+// identities.
 //
 // The error says that the policy can allow no identity, or that the source has [Config].BundlesOnly.
 func (s *Source) Pick(c Choice) (*Source, error) {
@@ -111,7 +111,7 @@ func (s *Source) Pick(c Choice) (*Source, error) {
 	return &Source{redacted: redact.New(name), feed: s.feed, choice: c, from: cmp.Or(s.from, s)}, nil
 }
 
-// now returns the present state. Of a Source that was picked, the first reader after a change picks for all.
+// now returns the current state. The first reader of a picked Source after a change picks for all.
 func (s *Source) now() *state {
 	if s.from == nil {
 		return s.cur.Load()
@@ -129,8 +129,8 @@ func (s *Source) now() *state {
 	}
 }
 
-// from returns the state of a Source that was picked, of that of the one it was picked from. The snapshot of last, which may be nil,
-// is kept if it is what a new one would be.
+// from returns the state of a picked Source for the state of the Source that it was picked from. The snapshot of last,
+// which may be nil, is kept if a new one would be equal.
 func (c Choice) from(all, last *state) *state {
 	next := &state{of: all, bundles: all.bundles, update: all.update, denied: all.denied}
 	svid, fallback := c.pick(all.update)

@@ -203,7 +203,7 @@ func TestPickFetch(t *testing.T) {
 // Readers that never rest, in real time, of picked identities while the server sends one set after the other: at no
 // moment is there nothing, another identity, or a mixture of two sets.
 func TestSpinningReadersOfPicked(t *testing.T) {
-	duration := time.Second
+	duration := 500 * time.Millisecond
 	if *long {
 		duration = 30 * time.Second
 	}
@@ -275,15 +275,15 @@ func TestSpinningReadersOfPicked(t *testing.T) {
 		})
 	}
 	time.Sleep(duration)
-	for end := time.Now().Add(patient); time.Now().Before(end) && s.Status().X509.Updates < 100; time.Sleep(10 * time.Millisecond) { // on a machine that is busy
+	for end := time.Now().Add(patient); time.Now().Before(end) && s.Status().X509.Updates < 50; time.Sleep(10 * time.Millisecond) { // on a machine that is busy
 	}
 	stop.Store(true)
 	all.Wait()
 	updates := s.Status().X509.Updates
 	assert.Zero(t, misses.Load(), "of %d reads while there were %d updates", reads.Load(), updates)
 	assert.Zero(t, mixtures.Load())
-	assert.GreaterOrEqual(t, updates, uint64(100))
-	assert.Greater(t, reads.Load(), int64(20_000))
+	assert.GreaterOrEqual(t, updates, uint64(50))
+	assert.Greater(t, reads.Load(), int64(10_000))
 	t.Logf("%d reads, %d updates", reads.Load(), updates)
 }
 

@@ -19,40 +19,38 @@ import (
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
-// Identity is an X.509-SVID with the label that the operator has given it.
+// Identity is an X.509-SVID with the operator's label.
 type Identity struct {
 	SVID *spiffe.SVID
 
-	// Hint says what the identity is for, where a workload has several: a word that the operator and
-	// the workload have agreed upon, or "".
+	// Hint says what the identity is for, in a workload that has several: a word agreed between operator and workload,
+	// or "".
 	Hint string
 }
 
-// Update is what one response says: all that the workload has, or may trust, never a change to what was
-// before. It does not change and is shared.
+// Update is one response: everything that the workload has or may trust, not a change to earlier responses. It never
+// changes and is shared.
 type Update struct {
-	// Identities are what the workload may present. The first is the default. Hints that are not empty
-	// are distinct. Responses with bundles have none, those with SVIDs at least one.
+	// Identities are what the workload may present, the default one first. Hints other than "" are distinct. A response
+	// with bundles has none, and one with SVIDs at least one.
 	Identities []Identity
 
-	// Bundles are the trust bundles: those of the identities' own trust domains, and those that the
-	// workload may trust beside them. They have authorities of the one kind that was asked for. A bundle
-	// that was received without any content is here, and is empty: nothing of its trust domain is trusted.
+	// Bundles are the trust bundles of the identities' own trust domains, and of others that the workload may trust.
+	// They have authorities of one kind, that of the response. A bundle that was received without content is an empty
+	// one: nothing of its trust domain is trusted.
 	Bundles *spiffe.BundleSet
 
-	// CRLs are certificate revocation lists in DER, as they were received and without having been
-	// parsed. Responses of JWT bundles have none.
+	// CRLs are certificate revocation lists in DER, unparsed. Responses of JWT bundles have none.
 	CRLs [][]byte
 
-	// Skipped says what was not taken over: the bundle of a foreign trust domain that is damaged, for
-	// which the one from before stays, an authority in a bundle, an identity with the hint of an earlier
-	// one. It also reports identities that peers will refuse, or that serve on one side of a connection only.
-	// Each is worth a line in a log.
+	// Skipped says what of the response was not used: a damaged bundle of a foreign trust domain, whose previous one
+	// stays, an authority in a bundle, or an identity with the hint of an earlier one. It also reports identities that
+	// peers will refuse, or that serve on one side of a connection only. Each is worth a line in a log.
 	Skipped []error
 }
 
-// reader reads the responses of one watch. What has not changed since the last good response is not
-// parsed again, and is the same value to readers that compare.
+// reader reads the responses of one watch. What has not changed since the last good response is not parsed again, and
+// is the same value, for readers that compare.
 type reader struct {
 	svids map[[sha256.Size]byte]*spiffe.SVID
 	shelf shelf
@@ -79,8 +77,8 @@ type entry struct {
 	n  int // in the response, counted from 1
 }
 
-// readEntries checks the SVIDs of a response. One that is not whole makes the response bad as a whole: it
-// says what the caller has, and half of that is not what the server meant (WAPI-14, WAPI-26).
+// readEntries checks the SVIDs of a response. One incomplete SVID makes the whole response bad: the response says what
+// the workload has, and half of that is not what the server meant (WAPI-14, WAPI-26).
 func readEntries(p *workloadwire.Profile, svids []workloadwire.SVID) (all []entry, skipped []error, err error) {
 	switch n := len(svids); {
 	case n == 0:
@@ -189,17 +187,16 @@ func (r *reader) identity(e entry, svids map[[sha256.Size]byte]*spiffe.SVID, nex
 		notes = append(slices.Clip(notes), limited)
 	}
 	if err := verify(svid, own.bundle); err != nil {
-		// Not a reason to discard the response: a root that was revoked may have left the bundle before
-		// the identity is renewed, and to keep the bundle from before would be to trust that root.
+		// This does not discard the response: a revoked root may have left the bundle before the identity is renewed,
+		// and keeping the previous bundle would mean trusting that root.
 		notes = append(slices.Clip(notes), fmt.Errorf("workloadapi: peers will refuse %q: %w", e.id, err))
 	}
 	svids[sum], next[td] = svid, own
 	return svid, notes, nil
 }
 
-// checkRoles refuses an identity that is of no use on either side of a connection, and one that is of use on
-// one side if the identity in force is of use on both (X5-20, X5-39). Without such a one it is taken, with a
-// note.
+// checkRoles refuses an identity that serves on neither side of a connection, and one that serves on one side if the
+// identity in force serves on both (X5-20, X5-39). Without an identity in force it is accepted, with a note.
 func (r *reader) checkRoles(svid *spiffe.SVID, hint string) (note, err error) {
 	server, client := certchain.Roles(svid.Chain())
 	switch {
@@ -222,8 +219,8 @@ func (r *reader) checkRoles(svid *spiffe.SVID, hint string) (note, err error) {
 	return fmt.Errorf("workloadapi: the extended key usages of %q permit a %s only", svid.ID(), side), nil
 }
 
-// verify tells whether svid has a path to its own bundle, as peers will look for one. Whether it is
-// valid today is another question, which passes with time.
+// verify reports whether svid has a path to its own bundle, as peers will look for one. Whether it is valid now is
+// another question, which passes with time.
 func verify(svid *spiffe.SVID, bundle *spiffe.Bundle) error {
 	leaf := svid.Leaf()
 	now := func() time.Time {
@@ -283,8 +280,8 @@ func (r *reader) take(td spiffe.TrustDomain, value []byte, parse parser) (kept, 
 	return k, err
 }
 
-// takeAll puts the bundles of a map into next, each by itself: one that is damaged hides no other and
-// leaves the one from before in place. A trust domain that next has already is left alone.
+// takeAll puts the bundles of a map into next, each by itself: a damaged one affects no other and leaves the previous
+// one in place. It skips a trust domain that next already has.
 func (r *reader) takeAll(next shelf, m map[string][]byte, parse parser) (skipped []error) {
 	for _, key := range slices.Sorted(maps.Keys(m)) {
 		td, err := trustDomain(key)
@@ -331,8 +328,8 @@ func trustDomain(key string) (spiffe.TrustDomain, error) {
 	return id.TrustDomain(), nil
 }
 
-// parseX509Bundle parses certificates in DER, back to back. What is not a certificate damages the
-// whole; what is not fit for an authority is left out (X5-41). Nothing at all is the empty bundle.
+// parseX509Bundle parses concatenated certificates in DER. If one does not parse, the whole bundle is damaged; a
+// certificate that cannot be an authority is left out (X5-41). No content is the empty bundle.
 func parseX509Bundle(td spiffe.TrustDomain, der []byte) (*spiffe.Bundle, []error, error) {
 	if len(der) > jws.MaxSetSize {
 		return nil, nil, fmt.Errorf("%d bytes, the limit is %d: %w", len(der), jws.MaxSetSize, spiffe.ErrTooLarge)
@@ -363,9 +360,8 @@ func parseX509Bundle(td spiffe.TrustDomain, der []byte) (*spiffe.Bundle, []error
 	return b, notes, err
 }
 
-// parseJWTBundle parses a JWK Set. The keys of a standard one have no "use", which a bundle document
-// demands (WAPI-46); keys of another use are left out. Nothing at all, and a set without usable keys, is the empty
-// bundle.
+// parseJWTBundle parses a JWK Set. The keys of a standard one have no "use", which a bundle document demands (WAPI-46);
+// keys of another use are left out. No content, and a set without usable keys, is the empty bundle.
 func parseJWTBundle(td spiffe.TrustDomain, doc []byte) (*spiffe.Bundle, []error, error) {
 	if len(doc) == 0 {
 		b, err := spiffe.NewBundle(td, spiffe.BundleContents{})

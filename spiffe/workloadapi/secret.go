@@ -80,12 +80,12 @@ func (st *state) secrets() *secretset.Set {
 	return set
 }
 
-// Subscribe registers f to be called with the resource name of each secret that changes, appears or is gone, as
-// [Source.GenerateSecret] takes it. cancel ends that; it may be called from f, and more than once. A call of f
-// that is under way goes on after cancel has returned.
+// Subscribe registers f to be called with the resource name, as [Source.GenerateSecret] takes it, of each secret that
+// changes, appears or is gone. cancel ends that; it may be called from f, and more than once. A call of f under way
+// goes on after cancel has returned.
 //
-// The calls come one at a time, after the change, from the goroutine of [Source.Run], which holds no lock.
-// Bundles come first. f must return at once: while it does not, Run takes over nothing new.
+// The calls come one at a time, after the change, from a goroutine that holds no lock. Bundles come
+// first. f must return at once: until it does, Run adopts nothing new.
 func (s *Source) Subscribe(f func(resourceName string)) (cancel func()) {
 	if s.from != nil {
 		s.mu.Lock()
@@ -104,12 +104,12 @@ func (s *Source) tell(old *state) {
 	if st.update == old.update && st.snap == old.snap {
 		return
 	}
-	s.subscribers.Tell(func() []string { return st.secrets().Changes(old.secrets()) })
+	<-s.subscribers.Tell(func() []string { return st.secrets().Changes(old.secrets()) })
 	s.mu.Lock()
 	picked := s.told
 	s.mu.Unlock()
 	for _, p := range picked {
-		p.subscribers.Tell(func() []string {
+		<-p.subscribers.Tell(func() []string {
 			return p.choice.from(st, nil).secrets().Changes(p.choice.from(old, nil).secrets())
 		})
 	}

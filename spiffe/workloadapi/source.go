@@ -34,32 +34,31 @@ type Config struct {
 	// standard, set [ClientOptions].HTTPClient.
 	Address string
 
-	// Client, if set, is used in the place of one that is made for Address.
+	// Client, if set, is used instead of a new one for Address. The program may share it with other Sources and make
+	// calls of its own with it.
 	Client *Client
 
-	// Hint picks the identity with that label among several. Empty means the default identity, which
-	// is the first. If the server has no identity with the hint, the source has bundles and no identity.
-	// [Source.Pick] gives a program that has several identities the others, over the same stream.
+	// Hint selects the identity with that label among several. Empty means the default identity, the first one. If the
+	// server has no identity with the hint, the source has bundles and no identity. See [Source.Pick] for programs with
+	// several identities.
 	Hint string
 
-	// JWTBundles makes the source watch the bundles for JWT-SVIDs too, so that those it hands out have
-	// JWT authorities. Without it they have none.
+	// JWTBundles makes the source watch the bundles for JWT-SVIDs too. Without it the bundles have no JWT authorities.
 	JWTBundles bool
 
-	// BundlesOnly is for programs that verify peers and have no identity to present: the source
-	// watches the bundles alone, and SVID and Snapshot return errors that wrap [spiffe.ErrNotReady].
+	// BundlesOnly is for programs that verify peers and present no identity: the source watches the bundles alone, and
+	// SVID and Snapshot return errors that wrap [spiffe.ErrNotReady].
 	BundlesOnly bool
 
-	// Logger gets each change (Info), and what failed, was skipped or was withdrawn (Warn), with the
-	// attributes rpc, server, id, not_after, err and retry_in. Of responses that were discarded it gets the
-	// first at once, and then their number each minute. Nil means no logs.
+	// Logger gets each change (Info), and failures and what was skipped or withdrawn (Warn), with the attributes rpc,
+	// server, id, not_after, err and retry_in. The first discarded response is logged at once, and then their number
+	// each minute. Nil means no logs.
 	Logger *slog.Logger
 }
 
-// Source keeps the identity and the trust bundles that the Workload API has for this workload. [Start] or [New]
-// makes one. It is a [spiffe.SVIDSource], a [spiffe.BundleSource], a jwtsvid.Source and an sds.Source, and has the
-// methods for readers that a *secretcache.Manager has. Its methods are safe for concurrent use, and those that
-// read work before, during and after [Source.Run].
+// Source has the current identity and trust bundles of this workload. [Start] or [New] makes one. It is a
+// [spiffe.SVIDSource], a [spiffe.BundleSource], a jwtsvid.Source and an sds.Source. Its methods are safe for concurrent
+// use, and those that read work before, during and after [Source.Run].
 type Source struct {
 	redacted
 	*feed
@@ -71,7 +70,7 @@ type Source struct {
 
 type redacted = redact.Text
 
-// feed is what a Source shares with those that were picked from it.
+// feed is the stream that a Source shares with the Sources that were picked from it.
 type feed struct {
 	cfg    Config
 	client *Client
@@ -99,9 +98,9 @@ type state struct {
 	fallback bool   // snap has the default identity in the place of the one that was picked
 }
 
-// Start returns a Source that is ready, and runs until [Source.Close]. It is [New], [Source.Run] in a goroutine, and
-// [Source.Ready]. The end of ctx ends a start that is not done yet, and nothing after that. If it fails, nothing is left
-// running, and the error is that of New or of Ready: it says why there is no identity.
+// Start returns a Source that is ready, and runs it until [Source.Close]. The end of ctx ends a start that is not done
+// yet, and nothing after that. If Start fails, nothing is left running, and the error is that of [New] or
+// [Source.Ready]: it says why there is no identity.
 func Start(ctx context.Context, cfg Config) (*Source, error) {
 	s, err := New(cfg)
 	if err != nil {
@@ -139,10 +138,9 @@ func New(cfg Config) (*Source, error) {
 	return s, nil
 }
 
-// SVID returns the current X.509-SVID with its key: the identity with the wanted hint, or the default
-// one. It does not block, and it does not look at the clock: while the server cannot be reached the
-// identity stays, in the end as an expired one. Before the first, and after the server has
-// withdrawn it, the error wraps [spiffe.ErrNotReady].
+// SVID returns the current X.509-SVID with its key: the identity with the wanted hint, or the default one. It neither
+// blocks nor checks the clock: while the server cannot be reached the identity stays, even after it has expired. Before
+// the first identity, and after the server has withdrawn it, the error wraps [spiffe.ErrNotReady].
 func (s *Source) SVID() (*spiffe.SVID, error) {
 	snap, err := s.Snapshot()
 	if err != nil {
@@ -170,9 +168,9 @@ func (s *Source) Snapshot() (*spiffe.Snapshot, error) {
 	return nil, s.notReady()
 }
 
-// X509 returns all identities of the workload, with their bundles, as the server last sent them: for
-// programs that have several and choose by themselves. It does not block. Before the first, after the
-// server has withdrawn them, and with BundlesOnly the error wraps [spiffe.ErrNotReady].
+// X509 returns all identities of the workload, with their bundles, as the server last sent them, for programs that
+// choose among them themselves. It does not block. Before the first response, after the server has withdrawn them, and
+// with BundlesOnly the error wraps [spiffe.ErrNotReady].
 func (s *Source) X509() (*Update, error) {
 	if u := s.now().update; u != nil && len(u.Identities) > 0 {
 		return u, nil
@@ -180,8 +178,8 @@ func (s *Source) X509() (*Update, error) {
 	return nil, s.notReady()
 }
 
-// CRLs returns the certificate revocation lists that came with the bundles, in DER and as they were
-// received: nil if there are none. They are shared.
+// CRLs returns the certificate revocation lists that came with the bundles, in DER as they were received; nil if there
+// are none. The caller must not change them.
 func (s *Source) CRLs() [][]byte { return s.now().crls() }
 
 func (st *state) crls() [][]byte {
@@ -191,10 +189,9 @@ func (st *state) crls() [][]byte {
 	return st.update.CRLs
 }
 
-// Fetch asks the server for a JWT-SVID for one or more audiences: that of the identity that the source
-// hands out, or, before there is one, of the default identity. It works while Run is running or not. It is
-// the method of a jwtsvid.Source, and each call makes a new token: a program that sends many requests
-// puts a *jwtsvid.Cache in front.
+// Fetch asks the server for a JWT-SVID of the identity of the source, or of the default identity while there is none,
+// for one or more audiences. It works without Run. Each call makes a new token: put a *jwtsvid.Cache, of which this is
+// the Source, in front for many requests.
 //
 // The error is an [*Error], or wraps [spiffe.ErrNotReady] if no identity has the wanted hint.
 func (s *Source) Fetch(ctx context.Context, audience ...string) (token string, err error) {
@@ -225,10 +222,10 @@ func (s *Source) Fetch(ctx context.Context, audience ...string) (token string, e
 //	}
 func (s *Source) Changed() <-chan struct{} { return s.news.Changed() }
 
-// Ready waits until the source has what it is configured for: the identity with the wanted hint and
-// its bundles, with JWTBundles those too, and with BundlesOnly the bundles alone. The error wraps [spiffe.ErrNotReady], the
-// cause of ctx, and what the last attempt failed with; it comes before ctx is done if the server has refused for good,
-// and after [Source.Close]. If Run was never called, it says so.
+// Ready waits until the source has what it is configured for: the identity with the wanted hint and its bundles, the
+// JWT bundles with JWTBundles, and the bundles alone with BundlesOnly. The error wraps [spiffe.ErrNotReady], the cause
+// of ctx and the last failure. It comes before ctx is done if the server refuses for good, and after [Source.Close]. If
+// Run was never called, it says so.
 func (s *Source) Ready(ctx context.Context) error {
 	return s.await(ctx, s.notReady, func() bool {
 		s.mu.Lock()
@@ -237,8 +234,8 @@ func (s *Source) Ready(ctx context.Context) error {
 	})
 }
 
-// await waits until have reports true, which it calls after each change. If it is in vain, await returns the error
-// of why.
+// await waits until have, which is called after each change, reports true. If it never does, await returns the error of
+// why.
 func (s *Source) await(ctx context.Context, why func() error, have func() bool) error {
 	there := false
 	ended := s.life.Await(ctx, s.Changed, func() bool {
@@ -294,13 +291,12 @@ func (s *Source) notReady() error {
 	return fmt.Errorf("workloadapi: source: %w: %s%w", spiffe.ErrNotReady, missing, cause)
 }
 
-// Run keeps the source current. It blocks until ctx is done or [Source.Close] is called, then ends what it has started,
-// waits for it, and returns nil; or until the server says that repeating is useless, and returns
-// that error, an [*Error] that is Final. What was received stays readable after that. It returns at
-// once, with an error, if it is running already or closed; else it may be called again after it has returned.
+// Run keeps the source current. It blocks until ctx is done or [Source.Close] is called, waits for what it has started,
+// and returns nil; or until the server refuses for good, and returns that [*Error], which is Final. What was received
+// stays readable. It is an error to call Run while it runs, or after Close; else it may be called again.
 //
-// It uses one stream, and one more with JWTBundles. If the server does not implement the latter, Run
-// goes on without it.
+// It uses one stream, and another one with JWTBundles. If the server does not implement the latter, Run goes on without
+// it.
 func (s *Source) Run(ctx context.Context) error {
 	if s.from != nil {
 		return errors.New("workloadapi: run: this source was picked from another; run that one")
@@ -315,9 +311,9 @@ func (s *Source) Run(ctx context.Context) error {
 	return fmt.Errorf("workloadapi: run: %w", err)
 }
 
-// Close ends [Source.Run], or what [Start] has started, for good, and waits for it. It closes all connections, and calls
-// such as [Source.Fetch] fail from then on, unless [Config] has a Client, which stays the caller's. What was received stays
-// readable. Close must not be called by a function of [Source.Subscribe]. The error is always nil.
+// Close ends [Source.Run], or what [Start] has started, for good, and waits for it. Unless [Config] has a Client, which
+// stays the caller's, it closes all connections, and calls such as [Source.Fetch] fail from then on. What was received
+// stays readable. Do not call Close from a function of [Source.Subscribe]. The error is always nil.
 func (s *Source) Close() error {
 	if s.from != nil {
 		return nil
@@ -358,7 +354,7 @@ func (s *Source) run(ctx context.Context) error {
 	return err
 }
 
-// follow takes over what a watch yields, and returns its last failure.
+// follow adopts what a watch yields, and returns its last failure.
 func (s *Source) follow(ctx context.Context, t *track, updates iter.Seq2[*Update, error]) (last error) {
 	for u, err := range updates {
 		if last = err; err == nil {
@@ -370,7 +366,7 @@ func (s *Source) follow(ctx context.Context, t *track, updates iter.Seq2[*Update
 	return last
 }
 
-// took takes a good response over, and publishes what follows from it.
+// took adopts a good response, and publishes the new state.
 func (s *Source) took(ctx context.Context, t *track, u *Update) {
 	s.mu.Lock()
 	before, old := t.Skipped, s.cur.Load()
@@ -424,8 +420,7 @@ func (s *Source) failed(ctx context.Context, t *track, e *Error) {
 	s.log.LogAttrs(ctx, slog.LevelWarn, msg, slog.String("rpc", e.RPC), slog.String("server", s.client.server), slog.Any("err", e.Err), slog.Duration("retry_in", e.RetryIn))
 }
 
-// publish makes what was taken over visible to readers, and reports whether that is anything new. The
-// caller holds mu.
+// publish makes the adopted state visible to readers, and reports whether anything is new. The caller holds mu.
 func (s *Source) publish() bool {
 	old := s.cur.Load()
 	st := &state{update: s.x509.update, bundles: s.bundles(old.bundles), denied: s.x509.denied}
@@ -439,7 +434,8 @@ func (s *Source) publish() bool {
 	s.cur.Store(st)
 	was := s.isReady
 	s.isReady = s.ready(st.snap)
-	if s.isReady == was && st.denied == old.denied && st.snap == old.snap && st.bundles == old.bundles && sameIdentities(st.update, old.update) && slices.EqualFunc(st.crls(), old.crls(), slices.Equal) {
+	if s.isReady == was && st.denied == old.denied && st.snap == old.snap && st.bundles == old.bundles &&
+		sameIdentities(st.update, old.update) && slices.EqualFunc(st.crls(), old.crls(), slices.Equal) {
 		return false // sent again after a reconnect
 	}
 	s.news.Notify()

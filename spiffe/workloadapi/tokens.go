@@ -12,9 +12,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
-// TokenSVID is a JWT-SVID, or a WIT-SVID with the private key that it is bound to, as the server sent it:
-// it is not parsed or verified. Any process that has a JWT-SVID can use it until it expires, so a
-// TokenSVID prints as its ID alone.
+// TokenSVID is a JWT-SVID, or a WIT-SVID with the private key that it is bound to, as the server sent it, neither
+// parsed nor verified. It prints as its ID alone, because any process that has a JWT-SVID can use it until it expires.
 type TokenSVID struct {
 	redacted
 
@@ -46,12 +45,10 @@ func (s *TokenSVID) KeyJWK() []byte {
 	return slices.Clone(key)
 }
 
-// FetchJWTSVIDs asks for JWT-SVIDs for one or more audiences: one of each identity that the caller has,
-// the default one first or, if id is not the zero ID, of that identity only. It asks once, and takes 30
-// seconds at most.
+// FetchJWTSVIDs asks once for JWT-SVIDs for one or more audiences: one of each identity that the caller has, the
+// default one first, or of id alone unless that is the zero ID. It takes at most 30 seconds.
 //
-// Each call makes a new token. For programs that send many requests, [Source.Fetch] behind a
-// *jwtsvid.Cache keeps tokens until they are due.
+// Each call makes a new token. A program that sends many requests puts a *jwtsvid.Cache in front of [Source.Fetch].
 func (c *Client) FetchJWTSVIDs(ctx context.Context, id spiffe.ID, audience ...string) ([]TokenSVID, error) {
 	const rpc = workloadwire.FetchJWTSVID
 	if len(audience) == 0 || slices.Contains(audience, "") {
@@ -100,12 +97,12 @@ func readTokens(p *workloadwire.Profile, data []byte, want spiffe.ID) ([]TokenSV
 	return all, nil
 }
 
-// ValidateJWTSVID has the server judge a token that a peer has sent, for one audience: a name of this
-// workload. It returns the ID in the token and its claims, with numbers as float64 and times in seconds
-// since 1970. A token that is not valid is an error that wraps [ErrRefused].
+// ValidateJWTSVID asks the server to judge a token from a peer, for one audience, a name of this workload. It returns
+// the ID in the token and its claims, with numbers as float64 and times in seconds since 1970. If the token is not
+// valid, the error wraps [ErrRefused].
 //
-// A program that receives many requests validates them itself, with a *jwtsvid.Validator and a [Source]
-// that has [Config].JWTBundles.
+// A program that receives many requests validates tokens itself, with a *jwtsvid.Validator and a [Source] that has
+// [Config].JWTBundles.
 func (c *Client) ValidateJWTSVID(ctx context.Context, audience, token string) (id spiffe.ID, claims map[string]any, err error) {
 	const rpc = workloadwire.ValidateJWTSVID
 	if audience == "" || token == "" {

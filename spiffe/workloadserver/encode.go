@@ -11,14 +11,14 @@ import (
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
-// encodings are the responses that belong to one snapshot, each made once, by the first caller that
-// is to have it, and shared by all whose answer is the same.
+// encodings has the responses for one snapshot. The first caller that needs a response makes it, and all callers with
+// the same answer share it.
 type encodings struct {
 	mu  sync.Mutex
 	cur *generation
 }
 
-// generation has the responses of one snapshot with one list of CRLs.
+// generation has the responses for one snapshot and one list of CRLs.
 type generation struct {
 	snap    *spiffe.Snapshot
 	crls    [][]byte
@@ -28,8 +28,8 @@ type generation struct {
 	lists map[link]*list
 }
 
-// list stands for a list of identities, and link for one that is one identity longer. The links hold on to
-// the identities, so that no other SVID can have the address of one of them.
+// list stands for a list of identities, and link for a list that is one identity longer. The links keep the identities
+// alive, so that no other SVID can get the address of one of them.
 type list struct{ encode func() ([]byte, error) }
 
 type link struct {
@@ -37,7 +37,7 @@ type link struct {
 	id     Identity
 }
 
-// of returns what belongs to snap, and drops what belongs to another.
+// of returns the generation of snap, and drops that of any other snapshot.
 func (e *encodings) of(snap *spiffe.Snapshot, crls [][]byte) *generation {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -83,7 +83,7 @@ func encodeSVIDs(snap *spiffe.Snapshot, crls [][]byte, ids []Identity) ([]byte, 
 				return nil, err
 			}
 			if own[td] = authorities(b); len(own[td]) == 0 {
-				// Everything of the trust domain is revoked, and this is the only way to say it.
+				// An empty bundle revokes everything of the trust domain; this is the only way to say so.
 				return nil, fmt.Errorf("the bundle of %q is empty: %w", td, ErrDenied)
 			}
 		}
@@ -145,8 +145,8 @@ func keySet(td spiffe.TrustDomain, c spiffe.BundleContents, use string) ([]byte,
 	return bytes.ReplaceAll(doc, []byte(`"use":`+use+`,`), nil), err
 }
 
-// encode makes the response with all bundles that have authorities of the kind, and that of the server's
-// own trust domain in any case (WAPI-34, WAPI-44, WAPI-62).
+// encode makes the response with all bundles that have authorities of the kind, and with that of the server's own trust
+// domain in any case (WAPI-34, WAPI-44, WAPI-62).
 func (k kind) encode(snap *spiffe.Snapshot, crls [][]byte) ([]byte, error) {
 	svid, err := snap.SVID()
 	if err != nil {

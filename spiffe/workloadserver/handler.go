@@ -25,8 +25,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
-// Handler serves the Workload API. It is safe for concurrent use, and keeps an idle stream with the one
-// goroutine of its request. Close it to end the streams.
+// Handler serves the Workload API. It is safe for concurrent use. An idle stream costs one goroutine, that of its
+// request. Close ends the streams.
 type Handler struct {
 	src     Provider
 	opts    Options
@@ -97,9 +97,8 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 	return h, nil
 }
 
-// ServeHTTP serves one request: a stream for as long as it lasts. Methods that Options leave switched off,
-// and unknown ones, answer Unimplemented. A request that is not gRPC is answered with 415, and one that is
-// not HTTP/2 with 505.
+// ServeHTTP serves one request; a stream lasts until its context ends. Unknown methods, and those that [Options] leave
+// off, answer Unimplemented. A request that is not gRPC is answered with 415, and one that is not HTTP/2 with 505.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { h.grpc.ServeHTTP(w, r) }
 
 // admit runs before anything of a request is read.
@@ -120,7 +119,7 @@ func (h *Handler) admit(r *http.Request) error {
 	return nil
 }
 
-// counted returns the method with its part in the shares, and with what callers are told of its error.
+// counted returns the method with a count of its requests in the shares, and with the errors that callers are told.
 func (h *Handler) counted(method grpchttp.Method) grpchttp.Method {
 	return func(ctx context.Context, c *grpchttp.Call) error {
 		p := peerkey.HolderOf(c.Request())
@@ -172,8 +171,7 @@ func (h *Handler) look(ctx context.Context) (v view, err error) {
 	return v, nil
 }
 
-// take takes over what the Identities hook has returned. An identity that its Provider was denied is left
-// out.
+// take adopts what the Identities hook returned. An identity that its Provider is denied is left out.
 func (v *view) take(ids []Identity) error {
 	if err := checkIdentities(ids); err != nil {
 		return err
@@ -237,14 +235,13 @@ func (h *Handler) crls() [][]byte {
 	return nil
 }
 
-// answer makes the current response of a stream for its caller. If that changes by itself, next is when
-// to ask again; else it is zero.
+// answer makes the current response of a stream. next is when it changes by itself; zero if it does not.
 type answer func(ctx context.Context, snap *spiffe.Snapshot, ids []Identity) (m []byte, next time.Time, err error)
 
-// begin returns what answers one request for a stream.
+// begin returns the answer for one request for a stream.
 type begin func(r *http.Request, request []byte) (answer, error)
 
-// always returns what begins a stream whose response does not depend on the request or the time.
+// always returns the begin of a stream whose response depends on neither the request nor the time.
 func always(f func(snap *spiffe.Snapshot, ids []Identity) ([]byte, error)) begin {
 	return func(*http.Request, []byte) (answer, error) {
 		return func(_ context.Context, snap *spiffe.Snapshot, ids []Identity) ([]byte, time.Time, error) {
@@ -254,11 +251,11 @@ func always(f func(snap *spiffe.Snapshot, ids []Identity) ([]byte, error)) begin
 	}
 }
 
-// serve answers one request with a stream: the first response at once, and another after each change of
-// it. While a caller does not read, changes become one: the newest.
+// serve answers one request with a stream: the first response at once, and another one after each change. Changes
+// during which a caller does not read become one response, the newest.
 //
-// A stream looks for a change when it is told of one, and when the time has come for one; see vigil. What
-// fails in a look for the latter reason is no news, and the caller keeps the stream.
+// A stream looks for a change when it is told of one, and when vigil says so. A failure of the latter kind of look is
+// not told to the caller, who keeps the stream.
 func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) error {
 	request, err := c.ReceiveOnly()
 	if err != nil {
@@ -438,14 +435,13 @@ func (h *Handler) validateJWTSVID(ctx context.Context, request []byte) ([]byte, 
 	return workloadwire.WriteClaims(id.String(), claims)
 }
 
-// Refresh has [Options].Identities asked again for each stream, at once. Call it when the hook would answer
-// differently, for instance after a workload was registered or removed. Without it streams ask for
-// themselves, within five minutes or so.
+// Refresh makes each stream ask [Options].Identities again, at once. Call it when the hook would answer differently,
+// for instance after a workload was registered or removed. Without it streams ask within five minutes or so.
 func (h *Handler) Refresh() { h.refresh.Notify() }
 
-// Close ends all streams with code Unavailable, so that clients keep what they have and look for
-// another server. It does not wait for them: they belong to the http.Server. Requests that come later
-// are refused. Close may be called twice; it returns nil.
+// Close ends all streams with code Unavailable, so that clients keep what they have and look for another server. It
+// does not wait for the streams: they belong to the http.Server. Later requests are refused. Close may be called twice;
+// it returns nil.
 func (h *Handler) Close() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

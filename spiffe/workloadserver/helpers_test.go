@@ -63,7 +63,7 @@ func inMemory(t testing.TB, h http.Handler) *workloadapi.Client {
 func serveOn(l net.Listener, h http.Handler) (stop func()) {
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(true)
-	srv := &http.Server{Handler: h, Protocols: &protocols, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)}
+	srv := &http.Server{Handler: h, Protocols: &protocols, ConnContext: unixsocket.ConnContext, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -210,19 +210,14 @@ func serveForExample(h *workloadserver.Handler) (address string, stop func()) {
 	if err != nil {
 		log.Fatal(err)
 	}
-	server := &unixsocket.Server{Path: filepath.Join(dir, "api.sock"), Handler: h}
-	if err := server.Listen(); err != nil {
+	path := filepath.Join(dir, "api.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
 		log.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = server.Run(ctx)
-	}()
-	return "unix://" + server.Path, func() {
-		cancel()
-		<-done
+	end := serveOn(l, h) // a unixsocket.Server would wait for a second for its clients
+	return "unix://" + path, func() {
+		end()
 		_ = os.RemoveAll(dir)
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe/workloadserver/internal/descriptors"
 )
 
-// reflection returns the methods of server reflection (WEP-20), by which tools that have no .proto file
-// learn what is served. There is one service to show.
+// reflection returns the methods of server reflection (WEP-20), which tools without the .proto file use to learn what
+// the server offers. It shows one service.
 func reflection() map[string]grpchttp.Method {
 	files := described()
 	methods := make(map[string]grpchttp.Method)

@@ -18,7 +18,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
-// refusal is what a caller is told, with what the log is told of it.
+// refusal is the refusal of a request: what the caller is told, and what is logged.
 type refusal struct {
 	status *grpchttp.Error
 	reason string    // one of a few
@@ -41,7 +41,7 @@ func badRequest(text string) error {
 }
 func errClosing() error { return status(grpchttp.Unavailable, "the server is shutting down") }
 
-// errDenied is the refusal of a caller for which there is nothing, or not the ID that it asks for.
+// errDenied is the refusal of a caller that has no identity, or not the one that it asks for.
 func errDenied(id spiffe.ID) error {
 	e := status(grpchttp.PermissionDenied, "there is no identity for this caller; register the workload, or try again later")
 	e.Err = ErrDenied
@@ -59,8 +59,8 @@ func tooMany(err error) error {
 	return r
 }
 
-// ended returns the status for a context that is done: its client has gone and does not hear it, or its
-// deadline has passed, or the server is stopping.
+// ended returns the status for a context that is done: the client has gone, the deadline has passed, or the server is
+// stopping.
 func ended(ctx context.Context) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return status(grpchttp.DeadlineExceeded, "the deadline of the call has passed")
@@ -68,7 +68,7 @@ func ended(ctx context.Context) error {
 	return errClosing()
 }
 
-// failure is an error of one of the parts that a handler is made of.
+// failure is an error of a part of the handler.
 type failure struct {
 	part string // "provider", "identities", "issuer" or "validator"
 	err  error
@@ -77,7 +77,7 @@ type failure struct {
 func (f *failure) Error() string { return f.part + ": " + f.err.Error() }
 func (f *failure) Unwrap() error { return f.err }
 
-// issuerError returns the error for what an issuer of tokens for id has failed with.
+// issuerError returns the error for an issuer that failed with err to issue a token for id.
 func issuerError(id spiffe.ID, err error) error {
 	_, again := retryable(err)
 	switch {
@@ -112,8 +112,8 @@ func passes(ctx context.Context, err error) bool {
 	return ctx.Err() == nil && !errors.Is(err, ErrDenied)
 }
 
-// told returns what the caller is told of an error: a status as it is; of any other that there is nothing
-// for it, or to come back. The log has what the caller is refused for, and the failures.
+// told returns what the caller is told of an error: a status as it is, and otherwise that there is nothing for it, or
+// to come back. It logs refusals and failures.
 func (h *Handler) told(ctx context.Context, r *http.Request, err error) error {
 	switch e := err.(type) { //nolint:errorlint // not one that a hook has wrapped
 	case nil:
@@ -177,7 +177,7 @@ func (h *Handler) refused(ctx context.Context, r *http.Request, e *refusal) {
 	h.warn(ctx, r, "workloadserver: request refused", e.reason, more...)
 }
 
-// warn logs what callers can cause as often as they like.
+// warn logs, at a bounded rate, an event that callers can cause.
 func (h *Handler) warn(ctx context.Context, r *http.Request, message, reason string, more ...slog.Attr) {
 	attrs := []slog.Attr{slog.String("method", redact.Clip(strings.TrimPrefix(r.URL.Path, workloadwire.Service), 64))}
 	if p, ok := unixsocket.PeerFromContext(ctx); ok {
@@ -194,8 +194,7 @@ func unjudged(err error) bool {
 	return again || errors.Is(err, workloadwire.ErrUnimplemented) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// withoutToken returns a text that a caller may see and log: not one that has a part of the token
-// (WAPI-53).
+// withoutToken returns text as a caller may see and log it: without any part of the token (WAPI-53).
 func withoutToken(text, token string) string {
 	for part := range strings.SplitSeq(token, ".") {
 		if len(part) > 8 && strings.Contains(text, part[:len(part)/2]) {

@@ -9,10 +9,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// vigil decides when a stream looks again that nothing tells of a change: when half of the life of an
-// identity that it serves is over, which is when its source has renewed it; again and again from then on, as
-// long as it is the same; after a look that failed; and every five minutes in any case, for all that has no
-// end.
+// vigil decides when a stream looks again although it was told of no change: when half of the life of an identity that
+// it serves is over, because its source should have renewed it by then; repeatedly after that, until there is another
+// identity; after a look that failed; and every five minutes, for everything that has no lifetime.
 type vigil struct {
 	ids      []Identity
 	lives    []life // of ids

@@ -61,9 +61,9 @@ func (h *Handler) fetchWITSVID(r *http.Request, request []byte) (answer, error) 
 	return (&witStream{h: h, r: r, want: want}).answer, err
 }
 
-// answer makes the current response. In the first one every identity of the caller has a WIT-SVID. After
-// that one that cannot be issued is left out until it can, so that neither the renewal nor the withdrawal
-// of the others waits for it; so is one that has expired meanwhile (WIT-51).
+// answer makes the current response. The first one has a WIT-SVID for every identity of the caller. Later ones leave
+// out an identity whose WIT-SVID cannot be issued, or has expired (WIT-51), so that neither the renewal nor the
+// withdrawal of the others waits for it.
 func (s *witStream) answer(ctx context.Context, snap *spiffe.Snapshot, ids []Identity) ([]byte, time.Time, error) {
 	now := time.Now()
 	attempt := !now.Before(s.retry)
@@ -171,9 +171,8 @@ func (s *witStream) issue(ctx context.Context, l label, now time.Time) (*heldWIT
 	}, nil
 }
 
-// checkWIT refuses a token that a workload could not use, and returns when it expires, and the
-// algorithm of the workload's key. It does not verify the signature: verifiers with the authorities
-// do.
+// checkWIT refuses a token that a workload could not use, and returns its expiry and the algorithm of the workload's
+// key. It does not verify the signature; verifiers do that.
 func checkWIT(token string, id spiffe.ID, key crypto.Signer, now time.Time) (exp time.Time, alg jws.Algorithm, err error) {
 	t, err := jws.Parse(token)
 	if err != nil {
@@ -263,8 +262,8 @@ func privateJWK(key crypto.Signer, alg jws.Algorithm) (string, error) {
 		if len(k.Primes) != 2 || k.Validate() != nil {
 			return "", errors.New("it is not a valid RSA key with two primes")
 		}
-		// The values of a key that was never precomputed are not there, and to put them there would be
-		// to write to what others may read.
+		// Values of a key that was never precomputed are missing; computing them in place would be a write that
+		// concurrent readers may see.
 		p, q, one := k.Primes[0], k.Primes[1], big.NewInt(1)
 		b, ok = jws.AppendKey(b, k.Public())
 		add("d", k.D.Bytes())

@@ -1,6 +1,6 @@
-// Package inject decides what a pod of a Linkerd mesh gets for its identity: the environment variables of the proxy, the
-// memory volume for its key, and a token. It also decides which pods are refused. An [Injector] does so as a function,
-// and as the handler of a mutating admission webhook.
+// Package inject adds to a pod of a Linkerd mesh what its proxy needs for an identity: environment variables, a memory volume
+// for the key, and a token. It refuses pods that cannot have one. An [Injector] does so as a function, and as the handler of a
+// mutating admission webhook.
 //
 //	injector, err := inject.New(inject.Config{
 //		Mesh:         linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"},
@@ -51,9 +51,8 @@
 //
 // # What it does not do
 //
-// It puts no proxy container and no rules for iptables into a pod. Names have no UID of the service account in them: the
-// first design had it as an idea, and no proxy reads such names. After an account was deleted because its token
-// was stolen, one of the same name has the same identity.
+// It adds no proxy container and no iptables rules to a pod. Names carry no UID of the service account, as no proxy reads such
+// names: an account that is deleted because its token was stolen, and created again, has the same identity.
 package inject
 
 import (
@@ -191,7 +190,8 @@ func (in *Injector) SetTrustAnchors(anchors []byte) error {
 		return fmt.Errorf("inject: trust anchors: %w", err)
 	}
 	if len(anchors) > maxAnchors {
-		return fmt.Errorf("inject: trust anchors: %d bytes, and the variable of a proxy has room for %d: leave out roots that issue for no proxy: %w", len(anchors), maxAnchors, spiffe.ErrTooLarge)
+		return fmt.Errorf("inject: trust anchors: %d bytes, and the variable of a proxy has room for %d: leave out roots that issue for no proxy: %w",
+			len(anchors), maxAnchors, spiffe.ErrTooLarge)
 	}
 	anchors = bytes.Clone(anchors)
 	in.anchors.Store(&anchors)

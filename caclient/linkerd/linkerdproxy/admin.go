@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 
+	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
@@ -33,7 +34,7 @@ func (id *Identity) Handler(more ...report.Reporter) http.Handler {
 	answer("/live", "live", "expired", func(err error) bool { return errors.Is(err, ErrExpired) })
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
 		var b bytes.Buffer
-		err := id.metrics.Write(&b)
+		err := errors.Join(metrics.WriteBuildInfo(&b), id.metrics.Write(&b))
 		for _, m := range more {
 			if write := m.Report().Metrics; write != nil {
 				err = errors.Join(err, write(&b))

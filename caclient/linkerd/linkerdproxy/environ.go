@@ -71,7 +71,10 @@ var variables = settings.Table{
 		{Name: envDir, Form: settings.Path, Doc: "folder in memory that gets key.p8 and csr.der", Origin: today},
 		{Name: envSvcAddr, Doc: "certifier: host:port", Origin: today},
 		{Name: envSvcName, Doc: "name of the certifier; ignored if it is on this host", Origin: today},
-		{Name: envMinRefresh, Default: "10s", Check: checkMinRefresh, Doc: "shortest time between requests to the certifier: digits and ms, s, m, h or d, at least 100ms; 0 means 1s", Origin: today},
+		{
+			Name: envMinRefresh, Default: "10s", Check: checkMinRefresh, Origin: today,
+			Doc: "shortest time between requests to the certifier: digits and ms, s, m, h or d, at least 100ms; 0 means 1s",
+		},
 		{Name: envMaxRefresh, Default: "24h", Check: checkPeriod, Doc: "longest time", Origin: today},
 		{Name: envDstSvcAddr, Doc: "destination service, for the program's routes", Origin: today},
 		{Name: envDstSvcName, Doc: "its name; ignored if it is on this host", Origin: today},

@@ -226,13 +226,13 @@ func newIdentity(cfg Config, service caclient.CA) (*Identity, error) {
 		service, id.conns = client, client
 	}
 	want := pki.ExpectDNSName(td, cfg.Name)
-	// One attempt, as the next is up to RenewIn.
-	ca, err := caclient.New(service, &caclient.Options{Attempts: 1, Timeout: callTimeout, Expect: want, Logger: cfg.Logger})
+	ca, err := caclient.New(service, &caclient.Options{Timeout: callTimeout, Expect: want})
 	if err != nil {
 		return nil, err
 	}
 	id.newMetrics()
-	refreshes := id.metrics.Counters("control_identity_cert_refreshes_total", "The number of answers of the certifier, by result: ok, or error for a certificate that was not acceptable.", "result", "ok", "error")
+	refreshes := id.metrics.Counters("control_identity_cert_refreshes_total",
+		"The number of answers of the certifier, by result: ok, or error for a certificate that was not acceptable.", "result", "ok", "error")
 	id.manager, err = secretcache.New(secretcache.Config{
 		Expect: want, CA: &certifierCA{CA: ca, id: id, rejected: refreshes["error"].Inc}, NewKey: id.signer, RenewIn: id.refreshIn, Timeout: callTimeout, Logger: cfg.Logger,
 	})

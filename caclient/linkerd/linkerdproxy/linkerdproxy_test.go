@@ -23,6 +23,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -247,6 +248,8 @@ func TestLife(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		assert.Equal(t, "200 ready", get(t, admin, "/ready"))
+		_, err = metricstest.Page(strings.TrimPrefix(get(t, admin, "/metrics"), "200 ") + "\n")
+		require.NoError(t, err)
 		first, err := id.Credential()
 		require.NoError(t, err)
 

@@ -1,13 +1,13 @@
-// Package succession decides whether a trust bundle that an authenticated publisher offers takes the place of
-// the one in force. It is the one place for that decision: spiffe/federation and secretcache ask it.
+// Package bundleorder decides whether a trust bundle that an authenticated publisher offers replaces the one in force.
+// spiffe/federation and secretcache ask it.
 //
-// Sequence numbers order bundles, and a lower one never takes the place of a higher one (FED-11). So a number
-// that is far too high would keep out every later bundle, and a bundle without a number would forget which one
-// was the newest. An endpoint that is wrong for a moment must cause neither. What [Doubt] doubts is held: the
-// bundle in force stays, until an operator decides, or until the publisher has repeated its answer for long
-// enough ([Answers], [Time]). Publishers do restart their counters, and lose them.
+// Sequence numbers order bundles, and a lower one never replaces a higher one (FED-11). So a number that is far too
+// high would keep out every later bundle, and after a bundle without a number the order would be lost. An endpoint that
+// is wrong for a moment must cause neither. A bundle that [Doubt] doubts is held: the bundle in force stays until an
+// operator decides, or until the publisher has repeated its answer for long enough ([Answers], [Time]), because
+// publishers do restart their counters and lose them.
 //
-// # What is plausible
+// # Plausible numbers
 //
 // A publisher counts, or takes its number from a clock. Of a counter, a step of at most [MaxStep] is
 // plausible. Two numbers that are both times since 1970, in seconds, milliseconds, microseconds or
@@ -23,7 +23,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Bounds of what is plausible, and what prevails over them.
+// Bounds of plausible numbers, and of the repetition that overrides them.
 const (
 	// MaxStep is the largest step of a counter. A publisher that changes its bundle once an hour takes more
 	// than a year for it.
@@ -35,8 +35,8 @@ const (
 	// MaxNumber is more than any clock says before the year 2116.
 	MaxNumber = 1 << 62
 
-	// Answers is how many answers prevail, if there is no other one between them and there are at least
-	// Time between the first and the last.
+	// Answers is how many equal answers in a row prevail, if at least Time is between the first and the
+	// last.
 	Answers = 3
 	Time    = 30 * time.Minute
 )
@@ -96,16 +96,16 @@ func empty(b *spiffe.Bundle) bool {
 	return true
 }
 
-// Offers is what a publisher has offered and what is held. The zero Offers is ready to use. It is not safe for
-// concurrent use.
+// Offers keeps the bundle of a publisher that is held. The zero Offers is ready to use. It is not safe for concurrent
+// use.
 type Offers struct {
 	held  *spiffe.Bundle // the newest
 	first time.Time
 	times int
 }
 
-// Judge takes note of an answer, and reports whether next takes the place of have. Prevailed means that it does
-// although it was held. The error says why it does not; the caller says what an operator can do.
+// Judge records an answer and decides whether next replaces have. Prevailed means that it does although it was held.
+// The error says why it does not; the caller adds the operator's remedy.
 func (o *Offers) Judge(have, next *spiffe.Bundle, now time.Time) (prevailed bool, err error) {
 	doubt := Doubt(have, next, now)
 	if doubt == "" {
@@ -123,7 +123,7 @@ func (o *Offers) Judge(have, next *spiffe.Bundle, now time.Time) (prevailed bool
 	return false, fmt.Errorf("the bundle is held: %s (answer %d; it prevails if the publisher repeats it %d times in %v)", doubt, o.times, Answers, Time)
 }
 
-// Held returns the bundle that is held; nil for none.
+// Held returns the held bundle; nil for none.
 func (o *Offers) Held() *spiffe.Bundle { return o.held }
 
 // Forget ends the hold: the publisher has confirmed the bundle in force, or an operator has decided.

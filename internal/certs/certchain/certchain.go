@@ -1,6 +1,6 @@
-// Package certchain has the rules for chains of certificates that package spiffe shares with the packages that obtain,
-// load and merge them: limits on what a chain may cost, the order in which it is presented, the path from a leaf to a
-// root for a role, and when a path ends. It decides whom a chain speaks for nowhere: that is package spiffe's.
+// Package certchain has the operations on certificate chains that package spiffe shares with packages that obtain, load,
+// serve and merge them: limits on the cost of a chain, the order in which it is presented, the path from a leaf to a
+// root for a role, and the end of that path. Which ID a chain proves is decided by its callers.
 package certchain
 
 import (
@@ -18,7 +18,7 @@ import (
 // Limits on a chain. Every peer of the workload receives it in every handshake.
 const (
 	MaxChain   = 16   // certificates
-	MaxRSABits = 8192 // of a key; 64 KiB of one key take a quarter of a minute to verify with. crypto/tls has the same limit for the leaf
+	MaxRSABits = 8192 // of a key: one of 64 KiB takes a quarter of a minute to verify with; crypto/tls has this limit for the leaf
 
 	maxBytes = 64 << 10 // in DER, of an answer of a CA
 )
@@ -59,8 +59,8 @@ func CheckSize(chain []*x509.Certificate) error {
 	return nil
 }
 
-// SelfSigned reports whether c is a root. A CA's certificate for its own name under another key,
-// which links an old root to a new one, is not, nor is what [CheckSize] refuses for its key.
+// SelfSigned reports whether c is a root. A CA's certificate for its own name under another key, which links an old
+// root to a new one, is not, nor is a certificate whose key [CheckCost] refuses.
 func SelfSigned(c *x509.Certificate) bool {
 	return c.IsCA && bytes.Equal(c.RawSubject, c.RawIssuer) && RSABits(c) <= MaxRSABits && c.CheckSignatureFrom(c) == nil
 }
@@ -75,8 +75,8 @@ func RSABits(c *x509.Certificate) int {
 
 // Tidy returns chain as it is presented: the leaf, which is the certificate for key, then each
 // certificate after the one that it signed, without self-signed roots, which peers have, and without
-// repetitions. CAs send chains with roots, twice, and in any order. What does not fit stays at the end,
-// for verification to judge. chain has passed [CheckSize] and is not changed.
+// repetitions. CAs send chains with roots, twice, and in any order. Certificates that do not fit stay at the end,
+// for verification to refuse. chain has passed [CheckSize] and is not changed.
 func Tidy(chain []*x509.Certificate, key crypto.PublicKey) []*x509.Certificate {
 	isLeaf := func(c *x509.Certificate) bool {
 		k, ok := c.PublicKey.(interface{ Equal(crypto.PublicKey) bool })
@@ -99,14 +99,14 @@ func Tidy(chain []*x509.Certificate, key crypto.PublicKey) []*x509.Certificate {
 	return out
 }
 
-// signed reports whether parent says that it signed child; the signature is the verifier's business.
+// signed reports whether parent names itself as the issuer of child; the signature is not checked.
 func signed(parent, child *x509.Certificate) bool {
 	return bytes.Equal(parent.RawSubject, child.RawIssuer) &&
 		(len(child.AuthorityKeyId) == 0 || len(parent.SubjectKeyId) == 0 || bytes.Equal(child.AuthorityKeyId, parent.SubjectKeyId))
 }
 
-// Set sorts certificates by their bytes, so that it does not matter where they come from, and drops those that are there
-// twice. It works in place.
+// Set sorts certificates by their bytes and drops duplicates, in place, so that the result does not depend on the order
+// of their sources.
 func Set(certs []*x509.Certificate) []*x509.Certificate {
 	slices.SortFunc(certs, func(a, b *x509.Certificate) int { return bytes.Compare(a.Raw, b.Raw) })
 	return slices.CompactFunc(certs, func(a, b *x509.Certificate) bool { return bytes.Equal(a.Raw, b.Raw) })

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Usages returns the extended key usages that a role needs, all of them: one of the numbers of spiffe.Role, of which any
-// other gives none. None at all would mean serverAuth to crypto/x509 (GO-5).
+// Usages returns all extended key usages that a role needs, where role is a spiffe.Role, and nil for any other number.
+// To crypto/x509 no usage would mean serverAuth (GO-5).
 func Usages(role int) []x509.ExtKeyUsage {
 	switch role {
 	case 0:
@@ -22,9 +22,9 @@ func Usages(role int) []x509.ExtKeyUsage {
 	return nil
 }
 
-// Path returns the path from the first certificate of chain over the others, in any order, to one of roots, on which no
-// certificate rules out one of usages, of which there is at least one. While roots overlap there may be several; this is
-// the one that lasts longest. The caller has looked at the size of chain. The error is one of crypto/x509.
+// Path returns a path from the first certificate of chain over the others, in any order, to one of roots, on which no
+// certificate rules out one of usages, of which there is at least one. While roots overlap there may be several paths;
+// this is the one that lasts longest. chain has passed [CheckCost]. The error is one of crypto/x509.
 func Path(chain []*x509.Certificate, roots *x509.CertPool, usages []x509.ExtKeyUsage, now time.Time) ([]*x509.Certificate, error) {
 	opts := x509.VerifyOptions{Roots: roots, CurrentTime: now, KeyUsages: usages[:1]}
 	if len(chain) > 1 {
@@ -39,7 +39,7 @@ func Path(chain []*x509.Certificate, roots *x509.CertPool, usages []x509.ExtKeyU
 	}
 	var longest []*x509.Certificate
 	for _, p := range paths {
-		if !permits(p, usages[1:]) { // crypto/x509 is content with one of several usages
+		if !permits(p, usages[1:]) { // for crypto/x509 one of several usages is enough
 			continue
 		}
 		if longest == nil || End(p).After(End(longest)) {
@@ -67,12 +67,12 @@ func permits(path []*x509.Certificate, usages []x509.ExtKeyUsage) bool {
 	return true
 }
 
-// Roles reports in which roles chain can authenticate: those that no certificate of it rules out.
+// Roles reports the roles in which chain can authenticate: those that none of its certificates rules out.
 func Roles(chain []*x509.Certificate) (server, client bool) {
 	return permits(chain, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}), permits(chain, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth})
 }
 
-// End returns when the first certificate of a path expires.
+// End returns the time at which the first certificate of a path expires.
 func End(path []*x509.Certificate) time.Time {
 	first := slices.MinFunc(path, func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })
 	return first.NotAfter

@@ -1,5 +1,5 @@
-// Package certpem reads and writes certificates and private keys in PEM, with limits, for the
-// packages spiffe and pki. Errors never carry the input, which may be a secret.
+// Package certpem reads and writes certificates and private keys in PEM, with limits. Errors never carry the input, which
+// may be a secret.
 package certpem
 
 import (
@@ -16,7 +16,7 @@ import (
 	"strings"
 )
 
-// Limits on what is parsed.
+// Limits on the input.
 const (
 	MaxInput        = 1 << 20 // bytes of PEM
 	MaxCertificates = 1000    // certificates in one input
@@ -32,8 +32,8 @@ var ErrTooLarge = errors.New("input too large")
 
 const begin = "-----BEGIN "
 
-// Blocks counts the beginnings of PEM blocks. Package pem takes a damaged block for a comment in
-// front of the next one: that there are fewer blocks than beginnings is how to see it.
+// Blocks counts the beginnings of PEM blocks. Package pem takes a damaged block for a comment in front of the next one,
+// so a caller that parses fewer blocks has met a damaged one.
 func Blocks(data []byte) int { return bytes.Count(data, []byte(begin)) }
 
 // Check refuses text that would make package pem spend memory out of proportion: too much of it, too
@@ -233,8 +233,8 @@ func readKey(der []byte, parse func([]byte) (any, error)) (crypto.Signer, error)
 	return s, nil
 }
 
-// Short returns err, or the beginning of its text if that is long: crypto/x509 quotes whole names and
-// object identifiers, and the author of a certificate should not fill our log.
+// Short returns err, or an error with the beginning of its text if that is long: crypto/x509 quotes whole names and
+// object identifiers, and the author of a certificate must not fill the log.
 func Short(err error) error {
 	if text := err.Error(); len(text) > maxText {
 		return errors.New(strings.ToValidUTF8(text[:maxText], "") + "…")
@@ -288,8 +288,8 @@ func TraditionalKey(block []byte) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: typ, Bytes: der}), nil
 }
 
-// label returns the label of a block for an error. It is quoted only if it may be a usual one: a server that was sent a
-// token could repeat it as a label.
+// label returns the label of a block for an error. It is quoted only if it looks usual: a server that was sent a token
+// could repeat it as a label.
 func label(typ string) string {
 	if len(typ) > 40 || strings.Trim(typ, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 ") != "" {
 		return "something else"

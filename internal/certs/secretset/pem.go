@@ -35,7 +35,7 @@ func NotYet(from time.Time) error {
 	return fmt.Errorf("the certificate is valid from %s on; compare the clocks", stamp(from))
 }
 
-// Expired reports whether peers refuse what s is.
+// Expired reports whether s is a certificate that has expired.
 func Expired(s *pki.Secret) bool { return !s.NotAfter().IsZero() && !time.Now().Before(s.NotAfter()) }
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }

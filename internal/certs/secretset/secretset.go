@@ -15,7 +15,6 @@ import (
 	"iter"
 	"maps"
 	"slices"
-	"sync"
 
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/pki"
@@ -42,7 +41,8 @@ func Unknown(pkg, name string) error {
 	if len(name) > most {
 		name, cut = name[:most], "…"
 	}
-	return fmt.Errorf(`%s: no secret %q%s: the names are "default", "ROOTCA", "ALL", the IDs of the workload's identities, and "spiffe://" with a trust domain that has a bundle: %w`, pkg, name, cut, fs.ErrNotExist)
+	return fmt.Errorf(`%s: no secret %q%s: the names are "default", "ROOTCA", "ALL", the IDs of the workload's identities, `+
+		`and "spiffe://" with a trust domain that has a bundle: %w`, pkg, name, cut, fs.ErrNotExist)
 }
 
 // Set is what there is at one moment. A nil Set is empty.
@@ -56,8 +56,7 @@ type Set struct {
 	Joined bool
 }
 
-// Material is what a secret is made of: one of the first three. Materials of which two secrets with equal content are made
-// are equal if sources keep what does not change.
+// Material is what a secret is made of: one of the first three. Unchanged sources yield equal Materials.
 type Material struct {
 	SVID    *spiffe.SVID
 	Bundle  *spiffe.Bundle
@@ -141,8 +140,8 @@ func (s *Set) names(all map[string]bool) {
 	}
 }
 
-// Changes returns the names of the secrets that s has and old has not, or the other way round, or that are made of
-// something else: bundles first, so that no certificate is told of before what vouches for it.
+// Changes returns the names of the secrets that appear, disappear or change from old to s: bundles first, so that a
+// certificate is told after the bundle that vouches for it.
 func (s *Set) Changes(old *Set) []string {
 	all := make(map[string]bool)
 	s.names(all)
@@ -160,39 +159,4 @@ func (s *Set) Changes(old *Set) []string {
 		}
 	}
 	return append(bundles, pairs...)
-}
-
-// Subscribers are functions that are told names. The zero value has none. Its methods are safe for concurrent use.
-type Subscribers struct {
-	mu  sync.Mutex
-	all []*func(name string) // replaced, never changed
-}
-
-// Add has f told from now on, until cancel is called, which may be from f and more than once.
-func (s *Subscribers) Add(f func(name string)) (cancel func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	sub := &f
-	s.all = append(slices.Clip(s.all), sub) // a copy, for Tell reads the old one
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.all = slices.DeleteFunc(slices.Clone(s.all), func(o *func(string)) bool { return o == sub })
-	}
-}
-
-// Tell calls the functions with each of the names, which are computed only if there are functions. It holds no lock
-// meanwhile.
-func (s *Subscribers) Tell(names func() []string) {
-	s.mu.Lock()
-	all := s.all
-	s.mu.Unlock()
-	if len(all) == 0 {
-		return
-	}
-	for _, name := range names() {
-		for _, f := range all {
-			(*f)(name)
-		}
-	}
 }

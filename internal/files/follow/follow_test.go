@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/pem"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"io/fs"
@@ -27,6 +28,15 @@ import (
 	"github.com/svidkit/svidkit/internal/files/follow"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 )
+
+// TestMain lets more tests run at the same time than there are processors, as they wait for files more than they compute.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+		_ = f.Value.Set("8")
+	}
+	os.Exit(m.Run())
+}
 
 const patience = 30 * time.Second // for a slow machine
 

@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -181,7 +182,10 @@ func (g *GoogleCAS) create(w http.ResponseWriter, r *http.Request, rules GoogleC
 	case taken:
 		refuse(409, "ALREADY_EXISTS", "Resource %q already exists", name)
 	case rules.Quota == 0:
-		refuseGoogle(w, r, &caclient.Error{Kind: caclient.ErrUnavailable, RetryAfter: max(rules.RetryDelay, time.Nanosecond), Err: fmt.Errorf("quota exceeded for quota metric 'Create certificate requests'")})
+		refuseGoogle(w, r, &caclient.Error{
+			Kind: caclient.ErrUnavailable, RetryAfter: max(rules.RetryDelay, time.Nanosecond),
+			Err: errors.New("quota exceeded for quota metric 'Create certificate requests'"),
+		})
 	case rules.Disabled:
 		refuse(400, "FAILED_PRECONDITION", "There are no enabled CAs in the CaPool.")
 	case rules.SelfOnly && !reflected:

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -95,147 +96,238 @@ func (f *forger) below(edit func(*x509.Certificate)) *forger {
 	return &forger{f.t, append([]*x509.Certificate{f.sign(template, key.Public())}, f.chain...), key}
 }
 
-// mutations returns what [Run] has every client refuse, for answers of ca to requests for what f certifies.
-func mutations(t testing.TB, f *Fake) []mutation {
+// hostile is what the faults in the tables below are made of.
+type hostile struct {
+	t       testing.TB
+	ca      *spiffetest.CA
+	td      spiffe.TrustDomain
+	hasID   bool    // the leaf has a SPIFFE ID, and no DNS name
+	name    pki.SAN // of the leaf
+	good    *forger
+	earlier []*x509.Certificate // the answer to another request
+}
+
+func newHostile(t testing.TB, f *Fake) *hostile {
 	t.Helper()
-	ca := f.ca
-	id := !f.want.ID().IsZero()
-	td := ca.TrustDomain()
-	name := f.want.Names()[0]
-	other := func(c *x509.Certificate) { // the certificate of another workload
-		if id {
-			c.URIs = []*url.URL{{Scheme: "spiffe", Host: td.String(), Path: "/ns/kube-system/sa/admin"}}
+	h := &hostile{t: t, ca: f.ca, td: f.ca.TrustDomain(), hasID: !f.want.ID().IsZero(), name: f.want.Names()[0], good: newForger(t, f.ca)}
+	h.earlier, _ = f.ca.Certificate(f.id.Path())
+	return h
+}
+
+// leafFaults are those of a leaf, before it is signed.
+var leafFaults = []struct {
+	name, says string
+	edit       func(h *hostile, c *x509.Certificate)
+}{
+	{"the names of another workload", "the leaf is for", func(h *hostile, c *x509.Certificate) {
+		if h.hasID {
+			c.URIs = []*url.URL{{Scheme: "spiffe", Host: h.td.String(), Path: "/ns/kube-system/sa/admin"}}
 		} else {
-			c.DNSNames = []string{"admin" + name.Value}
+			c.DNSNames = []string{"admin" + h.name.Value}
 		}
-	}
-	two := func(c *x509.Certificate) {
-		c.URIs = append(c.URIs, c.URIs...)
-		c.DNSNames = append(c.DNSNames, c.DNSNames...)
-	}
-	uri := func(s string) func(*x509.Certificate) {
-		u, err := url.Parse(s)
+	}},
+	{"two names", "2 URI names", func(_ *hostile, c *x509.Certificate) {
+		c.URIs, c.DNSNames = append(c.URIs, c.URIs...), append(c.DNSNames, c.DNSNames...)
+	}},
+	{"no name", "no subject alternative name", func(h *hostile, c *x509.Certificate) {
+		c.URIs, c.DNSNames, c.Subject.CommonName = nil, nil, h.name.Value
+	}},
+	{"an ID of another trust domain", `the leaf is for "spiffe://foreign.test/web"`, uri("spiffe://foreign.test/web")},
+	{"the ID of the trust domain", `for "spiffe://example.org"`, uri("spiffe://example.org")},
+	{"an ID in capitals", "upper case", uri("spiffe://EXAMPLE.ORG/web")},
+	{"an ID with a query", "invalid ID", uri("spiffe://example.org/web?admin")},
+	{"a URI that is no ID", "invalid ID", uri("https://example.org/web")},
+	{"a CA's leaf", "CA", func(_ *hostile, c *x509.Certificate) { c.IsCA = true }},
+	{"a leaf that may sign certificates", "keyCertSign", func(_ *hostile, c *x509.Certificate) { c.KeyUsage |= x509.KeyUsageCertSign }},
+	{"a leaf that may sign revocation lists", "cRLSign", func(_ *hostile, c *x509.Certificate) { c.KeyUsage |= x509.KeyUsageCRLSign }},
+	{"a leaf that may not sign in a handshake", "digitalSignature", func(_ *hostile, c *x509.Certificate) { c.KeyUsage = x509.KeyUsageKeyAgreement }},
+	{"no key usage", "no key usage", func(_ *hostile, c *x509.Certificate) { c.KeyUsage = 0 }},
+	{"usage for signing code", "incompatible key usage", ofLeaf(usage(x509.ExtKeyUsageCodeSigning))},
+	{"usage for clients alone", "key usage", ofLeaf(usage(x509.ExtKeyUsageClientAuth))},
+	{"usage for servers alone", "key usage", ofLeaf(usage(x509.ExtKeyUsageServerAuth))},
+	{"expired", "expired", ofLeaf(valid(-48*time.Hour, -time.Hour))},
+	{"not yet valid", "not yet valid", ofLeaf(valid(time.Hour, 2*time.Hour))},
+	{"an unknown critical extension", "unhandled critical extension", func(_ *hostile, c *x509.Certificate) {
+		c.ExtraExtensions = []pkix.Extension{{Id: []int{1, 3, 6, 1, 4, 1, 99999, 1}, Critical: true, Value: []byte{5, 0}}}
+	}},
+	{"a leaf of 70 KiB", "the limit is", func(_ *hostile, c *x509.Certificate) {
+		c.Subject.OrganizationalUnit = []string{strings.Repeat("x", 70<<10)}
+	}},
+}
+
+// issuerFaults are those of the CA certificates above a leaf that is good.
+var issuerFaults = []struct {
+	name, says string
+	issuer     func(h *hostile) *forger
+}{
+	{"another root", "signed by unknown authority", func(h *hostile) *forger { return newForger(h.t, spiffetest.NewCA(h.t, h.td.String())) }},
+	{"the root of another trust domain", "signed by unknown authority", func(h *hostile) *forger {
+		return newForger(h.t, spiffetest.NewCA(h.t, "foreign."+h.td.String()))
+	}},
+	{"an intermediate that is no CA", "is not a CA", func(h *hostile) *forger {
+		return newForger(h.t, h.ca, func(c *x509.Certificate) { c.IsCA, c.KeyUsage = false, x509.KeyUsageDigitalSignature })
+	}},
+	{"an intermediate that may not sign", "chain", func(h *hostile) *forger {
+		return newForger(h.t, h.ca, func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageCRLSign })
+	}},
+	{"an expired intermediate", "expired", func(h *hostile) *forger { return newForger(h.t, h.ca, valid(-48*time.Hour, -time.Hour)) }},
+	{"an intermediate of tomorrow", "not yet valid", func(h *hostile) *forger { return newForger(h.t, h.ca, valid(24*time.Hour, 48*time.Hour)) }},
+	{"an intermediate too deep", "too many intermediates", func(h *hostile) *forger {
+		return newForger(h.t, h.ca, func(c *x509.Certificate) { c.MaxPathLenZero = true }).below(func(*x509.Certificate) {})
+	}},
+	{"an intermediate for other names", "not permitted", func(h *hostile) *forger {
+		return newForger(h.t, h.ca, func(c *x509.Certificate) {
+			c.PermittedURIDomains, c.PermittedDNSDomains, c.PermittedDNSDomainsCritical = []string{"foreign.test"}, []string{"foreign.test"}, true
+		})
+	}},
+	{"an intermediate for signing code", "key usage", func(h *hostile) *forger {
+		return newForger(h.t, h.ca, usage(x509.ExtKeyUsageCodeSigning))
+	}},
+}
+
+// chainFaults are those of a chain that is good otherwise.
+var chainFaults = []struct {
+	name, says string
+	edit       func(h *hostile, chain []*x509.Certificate) []*x509.Certificate
+}{
+	{"no certificate", "", func(*hostile, []*x509.Certificate) []*x509.Certificate { return nil }},
+	{"the answer to another request", "public key", func(h *hostile, _ []*x509.Certificate) []*x509.Certificate { return h.earlier }},
+	{"the root in the place of the leaf", "public key", func(h *hostile, _ []*x509.Certificate) []*x509.Certificate {
+		return []*x509.Certificate{h.ca.Root()}
+	}},
+	{"two leaves", "is not a CA", func(h *hostile, c []*x509.Certificate) []*x509.Certificate {
+		return append(slices.Clone(c), h.earlier[0])
+	}},
+	{"another root, and that root", "signed by unknown authority", func(h *hostile, c []*x509.Certificate) []*x509.Certificate {
+		stranger := spiffetest.NewCA(h.t, h.td.String())
+		return append(newForger(h.t, stranger).again(c[0]), stranger.Root())
+	}},
+	{"a missing intermediate", "signed by unknown authority", func(h *hostile, c []*x509.Certificate) []*x509.Certificate {
+		return h.good.again(c[0])[:1]
+	}},
+	{"another intermediate than the issuer", "signed by unknown authority", func(h *hostile, c []*x509.Certificate) []*x509.Certificate {
+		return append(h.good.again(c[0])[:1], newForger(h.t, h.ca).chain...)
+	}},
+	{"a forged signature", "signed by unknown authority", func(h *hostile, c []*x509.Certificate) []*x509.Certificate {
+		der := slices.Clone(c[0].Raw)
+		der[len(der)-1] ^= 1
+		leaf, err := x509.ParseCertificate(der)
 		if err != nil {
-			t.Fatalf("caclienttest: %v", err)
+			h.t.Errorf("caclienttest: %v", err)
+			return nil
 		}
-		return func(c *x509.Certificate) { c.URIs, c.DNSNames = []*url.URL{u}, nil }
-	}
-	usage := func(u ...x509.ExtKeyUsage) func(*x509.Certificate) {
-		return func(c *x509.Certificate) { c.ExtKeyUsage = u }
-	}
-	ends := func(from, to time.Duration) func(*x509.Certificate) {
-		return func(c *x509.Certificate) {
-			now := time.Now()
-			c.NotBefore, c.NotAfter = now.Add(from), now.Add(to)
+		return append([]*x509.Certificate{leaf}, c[1:]...)
+	}},
+	{"17 certificates", "16", func(h *hostile, c []*x509.Certificate) []*x509.Certificate {
+		chain := slices.Clone(c)
+		for range 17 {
+			chain = append(chain, h.good.below(func(*x509.Certificate) {}).chain[0])
 		}
+		return chain
+	}},
+	{"an RSA key of 16,384 bits", "bits", func(h *hostile, c []*x509.Certificate) []*x509.Certificate {
+		return append(slices.Clone(c), h.good.giant())
+	}},
+}
+
+// bodyFaults are those of an answer on the wire.
+var bodyFaults = []struct {
+	name string
+	edit func(body []byte) []byte
+}{
+	{"nothing", func([]byte) []byte { return nil }},
+	{"noise", func(b []byte) []byte { return bytes.Repeat([]byte{0xa5, 0x5a, '"', 0}, len(b)/4) }},
+	{"the first half", func(b []byte) []byte { return b[:len(b)/2] }},
+	{"3 MiB behind it", func(b []byte) []byte { return append(slices.Clone(b), bytes.Repeat([]byte{' '}, 3<<20)...) }},
+	{"a private key", func([]byte) []byte {
+		key, err := pki.NewKey(pki.ECDSAP256)
+		if err != nil {
+			panic(err) // there is no randomness
+		}
+		text, err := pki.MarshalPrivateKeyPEM(key)
+		if err != nil {
+			panic(err)
+		}
+		return text
+	}},
+	{"a certificate that is damaged", func(b []byte) []byte {
+		if bytes.Contains(b, []byte("-----BEGIN CERTIFICATE-----")) {
+			return bytes.Replace(b, []byte("MII"), []byte("AII"), 1)
+		}
+		return bytes.Replace(b, []byte{0x30, 0x82}, []byte{0x31, 0x82}, 1) // DER
+	}},
+}
+
+// jsonFaults are those of an answer in JSON.
+var jsonFaults = map[string]string{
+	"null": "null", "no fields": "{}", "a list": "[]", "a text": `"x"`, "a million brackets": strings.Repeat("[", 1<<20),
+}
+
+// uri returns a fault: the one name of the leaf is a URI.
+func uri(text string) func(*hostile, *x509.Certificate) {
+	u, err := url.Parse(text)
+	if err != nil {
+		panic(err) // a constant
 	}
-	stranger := spiffetest.NewCA(t, td.String())
-	foreign := spiffetest.NewCA(t, "foreign."+td.String())
-	by := func(fo *forger, edit ...func(*x509.Certificate)) func([]*x509.Certificate) []*x509.Certificate {
-		return func(chain []*x509.Certificate) []*x509.Certificate { return fo.again(chain[0], edit...) }
+	return func(_ *hostile, c *x509.Certificate) { c.URIs, c.DNSNames = []*url.URL{u}, nil }
+}
+
+// usage returns an edit of the extended key usages.
+func usage(u ...x509.ExtKeyUsage) func(*x509.Certificate) {
+	return func(c *x509.Certificate) { c.ExtKeyUsage = u }
+}
+
+// valid returns an edit of the dates, which are given from now.
+func valid(from, to time.Duration) func(*x509.Certificate) {
+	return func(c *x509.Certificate) {
+		now := time.Now()
+		c.NotBefore, c.NotAfter = now.Add(from), now.Add(to)
 	}
-	earlier, _ := ca.Certificate(f.id.Path()) // for another key
-	good := newForger(t, ca)
-	many := make([]*x509.Certificate, 17)
-	for i := range many {
-		many[i] = good.below(func(*x509.Certificate) {}).chain[0]
-	}
-	// A key of which there is no half that signs: that it is large is enough to keep verifiers busy.
+}
+
+func ofLeaf(edit func(*x509.Certificate)) func(*hostile, *x509.Certificate) {
+	return func(_ *hostile, c *x509.Certificate) { edit(c) }
+}
+
+// giant returns a CA certificate with a key of which there is no half that signs: that it is large is enough to keep verifiers
+// busy.
+func (f *forger) giant() *x509.Certificate {
 	modulus := new(big.Int).SetBit(new(big.Int).Lsh(big.NewInt(1), 16383), 0, 1)
-	giant := good.sign(&x509.Certificate{
-		Subject: pkix.Name{CommonName: "giant"}, NotBefore: good.chain[0].NotBefore, NotAfter: good.chain[0].NotAfter, IsCA: true,
+	return f.sign(&x509.Certificate{
+		Subject: pkix.Name{CommonName: "giant"}, NotBefore: f.chain[0].NotBefore, NotAfter: f.chain[0].NotAfter, IsCA: true,
 		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}, &rsa.PublicKey{N: modulus, E: 65537})
-	all := []mutation{
-		{name: "the names of another workload", template: other, says: "the leaf is for"},
-		{name: "two names", template: two, says: "2 URI names"},
-		{name: "no name", template: func(c *x509.Certificate) { c.URIs, c.DNSNames = nil, nil; c.Subject.CommonName = name.Value }, says: "no subject alternative name"},
-		{name: "an ID of another trust domain", template: uri("spiffe://foreign.test/web"), says: `the leaf is for "spiffe://foreign.test/web"`},
-		{name: "the ID of the trust domain", template: uri("spiffe://" + td.String()), says: `for "spiffe://example.org"`},
-		{name: "an ID in capitals", template: uri("spiffe://" + strings.ToUpper(td.String()) + "/web"), says: "upper case"},
-		{name: "an ID with a query", template: uri("spiffe://" + td.String() + "/web?admin"), says: "invalid ID"},
-		{name: "a URI that is no ID", template: uri("https://" + td.String() + "/web"), says: "invalid ID"},
-		{name: "a CA's leaf", template: func(c *x509.Certificate) { c.IsCA = true }, says: "CA"},
-		{name: "a leaf that may sign certificates", template: func(c *x509.Certificate) { c.KeyUsage |= x509.KeyUsageCertSign }, says: "keyCertSign"},
-		{name: "a leaf that may sign revocation lists", template: func(c *x509.Certificate) { c.KeyUsage |= x509.KeyUsageCRLSign }, says: "cRLSign"},
-		{name: "a leaf that may not sign in a handshake", template: func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageKeyAgreement }, says: "digitalSignature"},
-		{name: "no key usage", template: func(c *x509.Certificate) { c.KeyUsage = 0 }, says: "no key usage"},
-		{name: "usage for signing code", template: usage(x509.ExtKeyUsageCodeSigning), says: "incompatible key usage"},
-		{name: "usage for clients alone", template: usage(x509.ExtKeyUsageClientAuth), says: "key usage"},
-		{name: "usage for servers alone", template: usage(x509.ExtKeyUsageServerAuth), says: "key usage"},
-		{name: "expired", template: ends(-48*time.Hour, -time.Hour), says: "expired"},
-		{name: "not yet valid", template: ends(time.Hour, 2*time.Hour), says: "not yet valid"},
-		{name: "an unknown critical extension", template: func(c *x509.Certificate) {
-			c.ExtraExtensions = []pkix.Extension{{Id: []int{1, 3, 6, 1, 4, 1, 99999, 1}, Critical: true, Value: []byte{5, 0}}}
-		}, says: "unhandled critical extension"},
-		{name: "a leaf of 70 KiB", template: func(c *x509.Certificate) { c.Subject.OrganizationalUnit = []string{strings.Repeat("x", 70<<10)} }, says: "the limit is"},
+}
 
-		{name: "no certificate", chain: func([]*x509.Certificate) []*x509.Certificate { return nil }},
-		{name: "the answer to another request", chain: func([]*x509.Certificate) []*x509.Certificate { return earlier }, says: "public key"},
-		{name: "the root in the place of the leaf", chain: func([]*x509.Certificate) []*x509.Certificate { return []*x509.Certificate{ca.Root()} }, says: "public key"},
-		{name: "two leaves", chain: func(c []*x509.Certificate) []*x509.Certificate { return append(slices.Clone(c), earlier[0]) }, says: "is not a CA"},
-		{name: "another root", chain: by(newForger(t, stranger)), says: "signed by unknown authority"},
-		{name: "another root, and that root", chain: func(c []*x509.Certificate) []*x509.Certificate {
-			return append(newForger(t, stranger).again(c[0]), stranger.Root())
-		}, says: "signed by unknown authority"},
-		{name: "the root of another trust domain", chain: by(newForger(t, foreign)), says: "signed by unknown authority"},
-		{name: "a missing intermediate", chain: func(c []*x509.Certificate) []*x509.Certificate { return good.again(c[0])[:1] }, says: "signed by unknown authority"},
-		{name: "another intermediate than the issuer", chain: func(c []*x509.Certificate) []*x509.Certificate {
-			return append(good.again(c[0])[:1], newForger(t, ca).chain...)
-		}, says: "signed by unknown authority"},
-		{name: "an intermediate that is no CA", chain: by(newForger(t, ca, func(c *x509.Certificate) { c.IsCA = false; c.KeyUsage = x509.KeyUsageDigitalSignature })), says: "is not a CA"},
-		{name: "an intermediate that may not sign", chain: by(newForger(t, ca, func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageCRLSign })), says: "chain"},
-		{name: "an expired intermediate", chain: by(newForger(t, ca, ends(-48*time.Hour, -time.Hour))), says: "expired"},
-		{name: "an intermediate of tomorrow", chain: by(newForger(t, ca, ends(24*time.Hour, 48*time.Hour))), says: "not yet valid"},
-		{name: "an intermediate too deep", chain: by(newForger(t, ca, func(c *x509.Certificate) { c.MaxPathLenZero = true }).below(func(*x509.Certificate) {})), says: "too many intermediates"},
-		{name: "an intermediate for other names", chain: by(newForger(t, ca, func(c *x509.Certificate) {
-			c.PermittedURIDomains, c.PermittedDNSDomains, c.PermittedDNSDomainsCritical = []string{"foreign.test"}, []string{"foreign.test"}, true
-		})), says: "not permitted"},
-		{name: "an intermediate for signing code", chain: by(newForger(t, ca, usage(x509.ExtKeyUsageCodeSigning))), says: "key usage"},
-		{name: "a forged signature", chain: func(c []*x509.Certificate) []*x509.Certificate {
-			der := slices.Clone(c[0].Raw)
-			der[len(der)-1] ^= 1
-			leaf, err := x509.ParseCertificate(der)
-			if err != nil {
-				t.Errorf("caclienttest: %v", err)
-				return nil
-			}
-			return append([]*x509.Certificate{leaf}, c[1:]...)
-		}, says: "signed by unknown authority"},
-		{name: "17 certificates", chain: func(c []*x509.Certificate) []*x509.Certificate { return append(slices.Clone(c), many...) }, says: "16"},
-		{name: "an RSA key of 16,384 bits", chain: func(c []*x509.Certificate) []*x509.Certificate { return append(slices.Clone(c), giant) }, says: "bits"},
+// mutations returns what [Run] has every client refuse, for answers to requests for what f certifies.
+func mutations(t testing.TB, f *Fake) []mutation {
+	t.Helper()
+	h := newHostile(t, f)
+	var all []mutation
+	for _, fault := range leafFaults {
+		all = append(all, mutation{name: fault.name, says: fault.says, template: func(c *x509.Certificate) { fault.edit(h, c) }})
+	}
+	for _, fault := range issuerFaults {
+		issuer := fault.issuer(h)
+		all = append(all, mutation{name: fault.name, says: fault.says, chain: func(chain []*x509.Certificate) []*x509.Certificate {
+			return issuer.again(chain[0])
+		}})
+	}
+	for _, fault := range chainFaults {
+		all = append(all, mutation{name: fault.name, says: fault.says, chain: func(chain []*x509.Certificate) []*x509.Certificate {
+			return fault.edit(h, chain)
+		}})
 	}
 	if f.dial == nil {
 		return all
 	}
-	all = append(all,
-		mutation{name: "nothing", body: func([]byte) []byte { return nil }},
-		mutation{name: "noise", body: func(b []byte) []byte { return bytes.Repeat([]byte{0xa5, 0x5a, '"', 0}, len(b)/4) }},
-		mutation{name: "the first half", body: func(b []byte) []byte { return b[:len(b)/2] }},
-		mutation{name: "3 MiB behind it", body: func(b []byte) []byte { return append(slices.Clone(b), bytes.Repeat([]byte{' '}, 3<<20)...) }},
-		mutation{name: "a private key", body: func(b []byte) []byte {
-			key, err := pki.NewKey(pki.ECDSAP256)
-			if err != nil {
-				t.Errorf("caclienttest: %v", err)
-			}
-			text, err := pki.MarshalPrivateKeyPEM(key)
-			if err != nil {
-				t.Errorf("caclienttest: %v", err)
-			}
-			return text
-		}},
-		mutation{name: "a certificate that is damaged", body: func(b []byte) []byte {
-			if bytes.Contains(b, []byte("-----BEGIN CERTIFICATE-----")) {
-				return bytes.Replace(b, []byte("MII"), []byte("AII"), 1)
-			}
-			return bytes.Replace(b, []byte{0x30, 0x82}, []byte{0x31, 0x82}, 1) // DER
-		}},
-	)
+	for _, fault := range bodyFaults {
+		all = append(all, mutation{name: fault.name, body: fault.edit})
+	}
 	if !f.api.GRPC {
-		for text, name := range map[string]string{"null": "null", "{}": "no fields", "[]": "a list", `"x"`: "a text"} {
+		for name, text := range jsonFaults {
 			all = append(all, mutation{name: name, body: func([]byte) []byte { return []byte(text) }})
 		}
-		all = append(all, mutation{name: "a million brackets", body: func([]byte) []byte { return bytes.Repeat([]byte{'['}, 1<<20) }})
 	}
 	return all
 }

@@ -41,7 +41,7 @@ var floors = []struct {
 		"pki", "pki/athenzname", "pki/ca", "pki/ca/auditlog", "pki/ca/kubesecret", "pki/linkerdname", "pki/ra", "secretcache",
 		"spiffe/federation", "spiffe/filesink", "spiffe/filesource", "spiffe/health", "spiffe/jwtsvid", "spiffe/source", "spiffe/spiffetls",
 	}},
-	ground: {"ground", "Ground", "The standard library alone.", []string{"spiffe"}},
+	ground: {"ground", "Ground", "The standard library alone.", []string{"spiffe", "spiffe/report"}},
 	exp:    {"exp", "Experiments", "They may change or go with any version.", []string{"spiffe/exp/witsvid"}},
 	kits: {"kits", "Kits for tests", "They are best effort.", []string{
 		"caclient/caclienttest", "sds/sdstest", "spiffe/spiffetest", "spiffe/spiffetest/federationtest", "spiffe/spiffetest/workloadapitest",
@@ -84,6 +84,8 @@ func TestFloors(t *testing.T) {
 		}
 	}
 }
+
+var link = regexp.MustCompile(`\[([\w.]+)\]`) // of a doc comment
 
 const pageName = "../../../examples/PACKAGES.md"
 
@@ -132,6 +134,7 @@ has 5.9). The page is written from the tree by ` + "`go test ./internal/test/dep
 			if _, after, ok := strings.Cut(first, "Package "+filepath.Base(name)+" "); ok {
 				first = after
 			}
+			first = link.ReplaceAllString(first, "$1")
 			size := sizes[name]
 			if size == "" {
 				size = "–"

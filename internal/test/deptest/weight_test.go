@@ -52,7 +52,7 @@ func TestWeight(t *testing.T) {
 		{"pki/caserver/linkerd", "linkerd.New, (*linkerd.Server).ServeHTTP, caserver.Serve", 7.2},
 		{"pki/athenzname", "athenzname.Mapping.Service, athenzname.Instance.Expectation", 4},
 		{"pki/linkerdname", "linkerdname.Mesh.Name, linkerdname.Match", 4},
-		{"caclient", "caclient.New, caclient.Check, caclient.Retryable", 5},
+		{"caclient", "caclient.New, caclient.Check", 5},
 		{"caclient/local", "local.New, (*ca.Authority).Run", 6},
 		{"caclient/istioca", "istioca.New, (*istioca.CA).Sign", 7.2},
 		{"caclient/linkerd", "linkerd.New, (*linkerd.CA).Sign", 7.2},
@@ -66,7 +66,7 @@ func TestWeight(t *testing.T) {
 		{"sds/xdsproxy", "xdsproxy.NewHandler, (*unixsocket.Server).Run", 7.2},
 		{"sds/kubesecrets", "kubesecrets.New, (*kubesecrets.Source).Run", 7.2},
 		{"sds/istioagent", "istioagent.Start, istioagent.FromEnvironment", 9.5},
-		{"sds/statuspage", "statuspage.New, (*statuspage.Handler).ServeHTTP", 10.5},
+		{"sds/statuspage", "statuspage.New, (*statuspage.Handler).ServeHTTP", 7.2},
 		{"authn", "authn.ClientCertificate, authn.FirstOf", 7},
 		{"authn/jwt", "jwt.New, jwt.SVID, jwt.UnverifiedIssuer", 7.5},
 		{"authn/kube", "kube.NewReviewer, kube.TokenReview", 8},
@@ -74,7 +74,10 @@ func TestWeight(t *testing.T) {
 		{"authn/unixsocket", "(*unixsocket.Server).Run, unixsocket.PeerFromContext", 7.2},
 		{"caclient/linkerd/linkerdproxy", "linkerdproxy.Start", 8.5},
 		{"caclient/linkerd/inject", "inject.New, (*inject.Injector).ServeHTTP", 7.2},
-		{"authn/athenz", "athenz.NewAgent, athenz.NewProvider, athenz.NewSigner, athenz.StartSidecar", 7.5},
+		{"authn/athenz", "athenz.NewProvider, athenz.NewSigner, athenz.VerifyServiceToken", 7.5},
+		{"caclient/athenz/nodeagent", "nodeagent.New", 7.5},
+		{"caclient/athenz/sidecar", "sidecar.Start", 7.5},
+		{"spiffe/report", "report.Report{}", 3},
 	} {
 		mb := build(t, c.name, c.uses)
 		t.Logf("%s: %.1f MB", c.name, mb)

@@ -1,4 +1,4 @@
-// Package envoytest runs a real Envoy in tests. See [Binary] and [Old] for where it is found.
+// Package envoytest runs a real Envoy in tests. [Binary] and [Old] say where it finds one.
 package envoytest
 
 import (
@@ -26,8 +26,8 @@ type Envoy struct {
 	stop  func()
 }
 
-// Binary returns the path of the Envoy to run: the ENVOY_PATH variable, else "envoy" in PATH. It
-// skips the test if there is none.
+// Binary returns the path of the Envoy to run: the variable ENVOY_PATH, or else "envoy" in PATH. Without one it skips the
+// test.
 func Binary(t testing.TB) string {
 	t.Helper()
 	if p := os.Getenv("ENVOY_PATH"); p != "" {
@@ -43,8 +43,8 @@ func Binary(t testing.TB) string {
 	return p
 }
 
-// Old returns the paths of the older Envoys to run, besides the one of [Binary]: those in the variable ENVOY_OLD_PATHS,
-// which is a list like PATH. There are none if it is not set.
+// Old returns the paths of older Envoys to run beside that of [Binary]: those in the variable ENVOY_OLD_PATHS, a list like
+// PATH.
 func Old(t testing.TB) []string {
 	t.Helper()
 	paths := filepath.SplitList(os.Getenv("ENVOY_OLD_PATHS"))

@@ -1,5 +1,5 @@
-// Package faulty serves HTTP for tests, and misbehaves when a test turns its [Dial]. It works on sockets
-// and, in a testing/synctest bubble, on listeners in memory.
+// Package faulty serves HTTP for tests, with faults that a test injects by a [Dial]. It works on sockets and, in a
+// testing/synctest bubble, on listeners in memory.
 package faulty
 
 import (
@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// Position is what a server does with requests.
+// Position of a Dial says how a server answers requests.
 type Position int
 
 // The positions.
@@ -26,7 +26,7 @@ const (
 	Drop                   // connections are cut, those that are open and those that come
 )
 
-// Config is what [Start] serves.
+// Config configures [Start].
 type Config struct {
 	Listener              net.Listener
 	Handler, Deny, Garble http.Handler
@@ -34,12 +34,12 @@ type Config struct {
 	ConnContext           func(context.Context, net.Conn) context.Context
 	Turned                func() // called after each turn of the dial; may be nil
 
-	// Serve serves h until ctx is done, in the place of a server of net/http, TLS and ConnContext. Nil means that one.
+	// Serve serves h until ctx is done, in place of a server of net/http with TLS and ConnContext. Nil means that server.
 	Serve func(ctx context.Context, l net.Listener, h http.Handler) error
 }
 
-// Dial says what a server does with requests. A test server embeds it, so that its methods become the
-// server's own. They are safe for concurrent use.
+// Dial injects faults into a server. A test server embeds it, so that its methods become the server's own. They are safe
+// for concurrent use.
 type Dial struct {
 	cfg Config
 
@@ -103,8 +103,8 @@ func (d *Dial) Drop() { d.turn(Drop) }
 // Mend turns the dial back: the server works, and requests that hung are answered.
 func (d *Dial) Mend() { d.turn(Good) }
 
-// Requests returns how many requests have come so far, whatever became of them. A stream is one.
-// Connections that were cut by [Dial.Drop] are not among them.
+// Requests returns the number of requests so far, whatever their answer. A stream is one. Connections that [Dial.Drop]
+// has cut do not count.
 func (d *Dial) Requests() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -147,7 +147,7 @@ func (d *Dial) turn(p Position) {
 	}
 }
 
-// serve does what the dial says.
+// serve answers a request as the position of the dial says.
 func (d *Dial) serve(w http.ResponseWriter, r *http.Request) {
 	d.mu.Lock()
 	d.requests++
@@ -222,7 +222,7 @@ func (d *Dial) state(c net.Conn, state http.ConnState) {
 	}
 }
 
-// cut closes a connection without a word.
+// cut closes a connection without an alert.
 func cut(c net.Conn) {
 	if t, ok := c.(*tls.Conn); ok {
 		c = t.NetConn()

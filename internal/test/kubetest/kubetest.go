@@ -2,7 +2,7 @@
 // memory, with the rules that clients depend on. [Start] serves one on 127.0.0.1.
 //
 // It has resource versions that grow with each change; 409 AlreadyExists and 409 Conflict; updates
-// without a version, of which the last wins; preconditions of deletions; uid and creationTimestamp;
+// without a version, where the last one wins; preconditions of deletions; uid and creationTimestamp;
 // lists, in pages too, and watches from a version, with bookmarks, with a timeout, and with 410 Gone after
 // [Server.Compact]; secrets in base64 whose type does not change; the approval and status subresources of
 // certificate signing requests; and reviews of tokens and of access, which functions of the test answer.

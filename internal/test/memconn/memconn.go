@@ -4,9 +4,8 @@
 // net.Pipe has no buffer, so two sides that both write first wait for each other; a resumed TLS 1.3
 // handshake does that. Here a write returns once there is room, as on a socket.
 //
-// Whatever waits, waits on a condition variable or a channel that was made by [Pipe] or [Listen].
-// In a testing/synctest bubble that counts as idle, so time moves on while a peer is silent. No
-// goroutine is started.
+// Every wait is on a condition variable or channel made by [Pipe] or [Listen], which in a testing/synctest bubble
+// counts as idle, so that time moves on while a peer is silent. No goroutine is started.
 package memconn
 
 import (
@@ -68,7 +67,7 @@ func (c *Conn) CloseWrite() error {
 // Close implements [net.Conn]. What was written before can still be read by the other end. Closing
 // again does nothing.
 func (c *Conn) Close() error {
-	c.in.mu.Lock() // which is that of both: neither end acts on the end of one direction while the other is still open
+	c.in.mu.Lock() // shared by both directions, so that they end at the same moment
 	defer c.in.mu.Unlock()
 	c.out.closeWriter()
 	c.in.closeReader()

@@ -1,4 +1,4 @@
-// Package metricstest reads the text format of Prometheus (version 0.0.4) strictly, for tests of what writes it.
+// Package metricstest is a strict reader of the text format of Prometheus (version 0.0.4), for tests.
 package metricstest
 
 import (
@@ -14,13 +14,13 @@ import (
 	"unicode/utf8"
 )
 
-// Text is a text that was read.
+// Text is the content of a text.
 type Text struct {
 	Types   map[string]string  // by the name of the metric: counter or gauge
 	Samples map[string]float64 // by name and labels, sorted: name{a="x",b="y"}, with the values as they were before escaping
 }
 
-// Of reads what write writes, such as the Metrics of a report. That Lint finds something is an error.
+// Of reads the text that write writes, such as the Metrics of a report. Findings of Lint are an error.
 func Of(write func(io.Writer) error) (*Text, error) {
 	var b strings.Builder
 	if err := write(&b); err != nil {
@@ -36,15 +36,34 @@ func Of(write func(io.Writer) error) (*Text, error) {
 	return t, nil
 }
 
+// Page reads the text of a whole page, which has svidkit_build_info once.
+func Page(text string) (*Text, error) {
+	t, err := Parse(text)
+	if err != nil {
+		return nil, err
+	}
+	var infos []string
+	for key, value := range t.Samples {
+		if strings.HasPrefix(key, "svidkit_build_info{") && value == 1 {
+			infos = append(infos, key)
+		}
+	}
+	if len(infos) != 1 || !buildInfo.MatchString(infos[0]) {
+		return nil, fmt.Errorf("svidkit_build_info is %q", infos)
+	}
+	return t, nil
+}
+
+var buildInfo = regexp.MustCompile(`^svidkit_build_info\{goversion="go1\.[^"]+",revision="[^"]*",version="[^"]+"\}$`)
+
 var (
 	metricName = regexp.MustCompile(`^[a-zA-Z_:][a-zA-Z0-9_:]*$`)
 	labelName  = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]*$`)
 )
 
-// Parse reads a text. Everything that a strict reader of the format would refuse is an error: HELP and TYPE are there
-// once for each metric, in this order and before its samples, which follow without another metric between; a sample
-// has a finite value, no time, and labels that are distinct, escaped as they must be, and not those of another sample.
-// Each metric has samples.
+// Parse reads a text. It accepts only what the strictest reader would: each metric has one HELP, one TYPE and then its
+// samples, at least one, without another metric in between; a sample has a finite value, no time, and distinct, correctly
+// escaped labels that no other sample has.
 func Parse(text string) (*Text, error) {
 	t := &Text{Types: map[string]string{}, Samples: map[string]float64{}}
 	if text == "" {
@@ -182,8 +201,8 @@ func Key(name string, labels map[string]string) string {
 	return name + "{" + strings.Join(all, ",") + "}"
 }
 
-// Lint returns what in t breaks the conventions of Prometheus about names, and ours: a prefix, base units, counters
-// and nothing else ending in _total.
+// Lint returns the names in t that break the conventions of Prometheus, and ours: a prefix, base units, and _total at the
+// end of counters and of nothing else.
 func (t *Text) Lint() (faults []string) {
 	for _, name := range slices.Sorted(maps.Keys(t.Types)) {
 		fault := func(s string) { faults = append(faults, name+": "+s) }

@@ -4,6 +4,7 @@ package programtest
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"io"
 	"os"
 	"os/exec"
@@ -29,7 +30,7 @@ func Build(t testing.TB, names ...string) (dir string) {
 		t.Skip("there are no signals to stop a program by")
 	}
 	dir = t.TempDir()
-	args := []string{"build", "-o", dir + string(filepath.Separator)}
+	args := []string{"build", "-ldflags=-s -w", "-o", dir + string(filepath.Separator)} // which links faster
 	for _, name := range names {
 		args = append(args, "github.com/svidkit/svidkit/examples/"+name)
 	}
@@ -114,13 +115,33 @@ func (p *Program) Addr(name string) string {
 // Stop tells the program to stop, and waits for it. That it ends well is required.
 func (p *Program) Stop() { p.stop() }
 
-// Run runs a program to its end.
+// Run runs a program to its end, which is to come soon.
 func Run(t testing.TB, path string, log io.Writer, environ []string, args ...string) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), path, args...)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Env, cmd.Stderr = environ, log
-	cmd.WaitDelay = patience
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("%s: %v", filepath.Base(path), err)
+	}
+}
+
+// ExitCodes requires that the programs in a folder end with 0 for -version and -help, and with 2 for what is wrong with an argument
+// or with a variable of theirs.
+func ExitCodes(t *testing.T, dir string, programs map[string]string) {
+	t.Helper()
+	for name, variable := range programs {
+		for _, c := range []struct {
+			environ, args []string
+			code          int
+		}{{nil, []string{"-version"}, 0}, {nil, []string{"-help"}, 0}, {nil, []string{"-none"}, 2}, {nil, []string{"none"}, 2}, {[]string{variable}, nil, 2}} {
+			cmd := exec.CommandContext(t.Context(), filepath.Join(dir, name), c.args...)
+			cmd.Env = append(c.environ, "GODEBUG=") // or else it is that of the test
+			out, _ := cmd.CombinedOutput()
+			if got := cmd.ProcessState.ExitCode(); got != c.code {
+				t.Errorf("%s %v %v ends with %d and not with %d:\n%s", name, c.args, c.environ, got, c.code, out)
+			}
+		}
 	}
 }

@@ -27,9 +27,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/authn/athenz"
 	"github.com/svidkit/svidkit/caclient"
 	ztsclient "github.com/svidkit/svidkit/caclient/athenz"
+	"github.com/svidkit/svidkit/caclient/athenz/sidecar"
 	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/caclient/stepca"
@@ -203,16 +203,20 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 		Certificate: func() *tls.Certificate { return svid.TLSCertificate() },
 	})
 	require.NoError(t, err)
-	podIdentity := &athenz.Identity{Credential: credential}
-	sidecarConfig := athenz.SidecarConfig{Agent: new(athenz.AgentClient), Identity: podIdentity}
-	sidecar, err := athenz.NewSidecar(sidecarConfig)
+	podFiles := t.TempDir()
+	for name, b := range map[string][]byte{"cert": certsPEM, "key": keyPEM} {
+		require.NoError(t, os.WriteFile(filepath.Join(podFiles, name), b, 0o600))
+	}
+	pod, err := sidecar.New(sidecar.Config{Socket: "agent.sock", HandleFile: "id", Files: sidecar.Files{
+		KeyFile: filepath.Join(podFiles, "key"), CertificateFile: filepath.Join(podFiles, "cert"), RootsFile: filepath.Join(podFiles, "roots"),
+	}})
+	require.NoError(t, err)
+	podIdentity, err := pod.Identity()
 	require.NoError(t, err)
 	return map[string]holder{
 		"caclient/linkerd/linkerdproxy.Identity":    {member, memberKey},
-		"authn/athenz.AgentRequest":                 {athenz.AgentRequest{Instance: instance, Certificate: func() *tls.Certificate { return svid.TLSCertificate() }}, keys},
-		"authn/athenz.Identity":                     {podIdentity, keys},
-		"authn/athenz.Sidecar":                      {sidecar, keys},
-		"authn/athenz.SidecarConfig":                {&sidecarConfig, keys},
+		"caclient/athenz/sidecar.Identity":          {podIdentity, keys},
+		"caclient/athenz/sidecar.Sidecar":           {pod, keys},
 		"caclient/athenz.CA":                        {ztsCA, keys},
 		"caclient.NewHTTPClient":                    {httpClient(t, leaf, key), keys},
 		"caclient/stepca.CA":                        {step, keys},

@@ -1,4 +1,6 @@
-// Package bearer is the one rule for where a server takes bearer tokens from.
+// Package bearer has the rules for bearer tokens in HTTP. [Token] reads one from a header, and [Confidential] says
+// whether others on the network could have read the request. [Redact] and [RedactError] make texts of a server, which
+// may quote a token that it was sent, fit for a log.
 package bearer
 
 import (
@@ -7,8 +9,8 @@ import (
 	"strings"
 )
 
-// Confidential reports whether a token in r could be read by its sender and this server only: r came by TLS or over a
-// Unix socket. A token that others can read can be used by them.
+// Confidential reports whether only its sender and this server could read a token in r: r came by TLS or over a Unix
+// socket. Any other reader could use the token.
 func Confidential(r *http.Request) bool {
 	if r.TLS != nil {
 		return true
@@ -17,7 +19,7 @@ func Confidential(r *http.Request) bool {
 	return ok && (a.Network() == "unix" || a.Network() == "unixpacket")
 }
 
-// Token returns what follows "Bearer " in the first authorization field that begins so. It is not checked.
+// Token returns the token in the first authorization field that begins with "Bearer ". It is not checked.
 func Token(h http.Header) (token string, ok bool) {
 	for _, f := range h["Authorization"] {
 		if token, ok = strings.CutPrefix(f, "Bearer "); ok {

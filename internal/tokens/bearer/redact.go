@@ -5,11 +5,11 @@ import (
 	"unicode"
 )
 
-// Redact makes a text of a server fit for a log: one line of at most about 500 bytes without any 16 bytes of the secrets,
-// which servers may quote, and without the whole of shorter ones.
+// Redact makes a text of a server fit for a log: one line of at most about 500 bytes, without any 16 bytes of the
+// secrets, which servers may quote, and without the whole of shorter ones.
 func Redact(text string, secrets ...string) string {
 	const limit, piece = 500, 16
-	if most := 4 * limit; len(text) > most { // and less of a word that is cut there, of which fewer than 16 bytes of a secret may be left
+	if most := 4 * limit; len(text) > most { // not inside a word: fewer than 16 bytes of a secret could be left of it
 		end := most
 		for end > most-64 && TokenRune(rune(text[end-1])) {
 			end--

@@ -6,8 +6,7 @@ import (
 	"github.com/svidkit/svidkit/internal/strictjson"
 )
 
-// Claims is what a token says of itself. None of it is verified. A claim that is missing or has another form is
-// zero.
+// Claims are some claims of a token, unverified. A claim that is missing or has another form is zero.
 type Claims struct {
 	Expires  time.Time // "exp"
 	Audience []string  // "aud"

@@ -1,9 +1,9 @@
 // Package jws reads JSON Web Signatures in compact form (RFC 7515) and JSON Web Keys (RFC 7517)
-// strictly, with the standard library alone. It verifies and signs nothing. It is the check that runs
-// before go-jose in package internal/tokens/token, and all that packages need that link no go-jose.
+// strictly, with the standard library alone. It verifies and signs nothing. Package internal/tokens/token
+// runs it before go-jose; packages that do not link go-jose use it alone.
 //
-// It is strict where readers differ: a token has three parts, each in base64url without padding, line
-// breaks or stray bits at the end; a header is one JSON object without duplicate members.
+// It is strict where readers differ: a token has three parts, each in base64url without padding, line breaks or stray
+// bits at the end; a header is one JSON object without duplicate members.
 package jws
 
 import (
@@ -75,13 +75,14 @@ func Parse(token string) (*Token, error) {
 	return t, nil
 }
 
-// Header is what the header of a token says. None of it is verified.
+// Header has the members of the header of a token, unverified.
 type Header struct {
 	Algorithm         Algorithm
 	KeyID, Type       string // "kid" and "typ"
 	HasKeyID, HasType bool
 	NotText           string   // "kid" or "typ", if that is there and not a string
 	Extra             []string // the names of all other members, in order
+	Issuer            string   // "iss", which is one of those; empty if it is not a string
 }
 
 // ParseHeader reads a header. The error is an [*Error].
@@ -104,6 +105,10 @@ func ParseHeader(data []byte) (Header, error) {
 		case "typ":
 			text, typ = r.Text()
 			h.Type, h.HasType = string(text), true
+		case "iss":
+			text, _ = r.Text()
+			h.Issuer = string(text)
+			h.Extra = append(h.Extra, "iss")
 		default:
 			h.Extra = append(h.Extra, string(name))
 		}
@@ -129,7 +134,7 @@ func ParseHeader(data []byte) (Header, error) {
 
 // NumericDate returns the time that a JSON number means: seconds since 1970, possibly with a fraction
 // (RFC 7519 section 2). Integers are exact. A time before the year 1 or after the year 9999 becomes the
-// first or last second of that range, because package time cannot compute with what is beyond.
+// first or last second of that range, because package time cannot compute beyond it.
 func NumericDate(number string) time.Time {
 	const first, last = -62135596800, 253402300799
 	if n, err := strconv.ParseInt(number, 10, 64); err == nil {

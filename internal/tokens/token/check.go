@@ -23,12 +23,12 @@ const (
 
 	defaultRemember = 1000
 	maxRemember     = 1 << 20
-	heads           = 64      // of tokens, that are remembered as go-jose has parsed them
+	heads           = 64      // headers of tokens that are remembered as go-jose has parsed them
 	longestKept     = 4 << 10 // bytes of a token that is remembered
 )
 
-// Checker judges tokens with the bundles and the time, and remembers the verified ones with what their
-// package makes of them, a V.
+// Checker checks tokens against the bundles and the time. It remembers a verified token with a value of its package,
+// a V.
 type Checker[V any] struct {
 	*Kind
 	bundles spiffe.BundleSource
@@ -84,7 +84,7 @@ func NewChecker[V any](k *Kind, bundles spiffe.BundleSource, leeway *time.Durati
 	return c, nil
 }
 
-// Bundle returns the bundle of a trust domain, and checks that the source answered what was asked.
+// Bundle returns the bundle of a trust domain, and checks that the source returned the right one.
 func (c *Checker[V]) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, *Error) {
 	b, err := c.bundles.Bundle(td)
 	if err == nil && b == nil {
@@ -133,8 +133,8 @@ func (h Heads) Verify(s *Signed, key crypto.PublicKey) error {
 	return err
 }
 
-// Recall returns what was kept for a token that would still be verified: with the bundle that the source
-// gives now. If it cannot give one, that is the error.
+// Recall returns the value that was kept for a token, if the token was verified with the bundle that the source
+// returns now. The error is that of the source.
 func (c *Checker[V]) Recall(token string) (value V, ok bool, e *Error) {
 	if c.memory == nil || len(token) > longestKept {
 		return value, false, nil
@@ -154,8 +154,8 @@ func (c *Checker[V]) Recall(token string) (value V, ok bool, e *Error) {
 	return k.value, true, nil
 }
 
-// Keep remembers a token that was verified with b, in the place of the one that ends first. The token is
-// no part of a larger string, which would be remembered too.
+// Keep remembers a token that was verified with b, in the place of the one that ends first. The token must not be
+// part of a larger string, which would be kept alive too.
 func (c *Checker[V]) Keep(token string, id spiffe.ID, ends time.Time, b *spiffe.Bundle, value V) {
 	if c.memory == nil || len(token) > longestKept {
 		return

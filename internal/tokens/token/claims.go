@@ -24,8 +24,7 @@ func ReadDate(r *strictjson.Reader) Date {
 	return d
 }
 
-// Claims is what the payload of an SVID says. Only its form and "sub" are checked: all else is for the
-// packages to judge.
+// Claims are the claims of an SVID. Only their form and "sub" are checked; the packages check the rest.
 type Claims struct {
 	ID                 spiffe.ID
 	Audience           []string // "aud", a string or an array

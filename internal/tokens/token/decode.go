@@ -11,9 +11,9 @@ import (
 	"github.com/svidkit/svidkit/internal/strictjson"
 )
 
-// Decode decodes a payload, which was read strictly before, into what into points to. Names of claims are case-sensitive
-// (RFC 7519 section 10.1.1), which package encoding/json is not: a claim whose name differs from that of a field by
-// case only is left out. Numbers that go into an interface are a [json.Number].
+// Decode decodes a payload, which was read strictly before, into the value that into points to. Names of claims are
+// case-sensitive (RFC 7519 section 10.1.1), which package encoding/json is not: a claim whose name differs from that of
+// a field by case only is left out. A number in an interface is a [json.Number].
 func Decode(payload []byte, into any) error {
 	d := json.NewDecoder(bytes.NewReader(exact(payload, into)))
 	d.UseNumber()

@@ -45,7 +45,7 @@ func (k *Kind) Parse(text string) (*Signed, *Error) {
 	return &Signed{Header: h, Payload: parts.Payload, Signature: parts.Signature, head: head}, nil
 }
 
-// errSignature is the error for every signature that is not good.
+// errSignature is the error for every bad signature.
 var errSignature = errors.New("the signature does not match the key")
 
 // Verify verifies the signature with a key that fits the algorithm of the header. The caller takes the
@@ -100,8 +100,7 @@ func (v rawVerifier) VerifyPayload(data, sig []byte, name jose.SignatureAlgorith
 	return nil
 }
 
-// Signer signs with one key and one algorithm. Its fields are funcs because no printer shows what they
-// hold.
+// Signer signs with one key and one algorithm. Its fields are funcs, because no printer looks into one.
 type Signer struct {
 	Algorithm jws.Algorithm
 
@@ -112,8 +111,8 @@ type Signer struct {
 // Member is a further member of a header.
 type Member struct{ Name, Value string }
 
-// NewSigner returns a Signer of tokens with this "typ" and, if it is not empty, this "kid", and with what else there is
-// in the header. The key may live in hardware. The name of the algorithm is empty for the usual one for the key.
+// NewSigner returns a Signer of tokens with this "typ", this "kid" unless it is empty, and these further members in the
+// header. The key may live in hardware. An empty algorithm means the usual one for the key.
 func NewSigner(key crypto.Signer, algorithm, keyID, typ string, more ...Member) (*Signer, error) {
 	if key == nil {
 		return nil, errors.New("no key")

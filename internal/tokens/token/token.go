@@ -1,8 +1,9 @@
-// Package token holds what JWT-SVIDs and WIT-SVIDs have in common: the error, the form of a token, its
-// claims, the bundle and the time that it is judged with, the memory of what was verified, issuing, and
-// the care that a transport takes of it. Packages jwtsvid and witsvid add the rules of their standard.
+// Package token has the parts that all kinds of signed tokens share: JWT-SVIDs and WIT-SVIDs, the tokens of other
+// issuers in package authn/jwt, and the identity documents of package authn/athenz. These are the error, the strict
+// form of a token and its claims, the checks of signature, bundle and time, the memory of verified tokens, signing,
+// and the helpers of an HTTP client that presents tokens. The rules of each kind are in its own package.
 //
-// go-jose parses, verifies and signs. Package jws runs before it and refuses what go-jose lets pass.
+// go-jose parses, verifies and signs. Package jws runs before it and is stricter.
 package token
 
 import (
@@ -25,7 +26,7 @@ type Reason string
 
 func (r Reason) Error() string { return string(r) }
 
-// The reasons that code branches on. All others stand where they are given.
+// The reasons that code branches on. All others stand where they are used.
 const (
 	NoToken      Reason = "no token"
 	Malformed    Reason = "malformed"
@@ -39,18 +40,17 @@ const (
 // ErrUnavailable is in every Error with the reason BundleSource or Busy.
 var ErrUnavailable = errors.New("not now")
 
-// Error says why a token, a proof or a request is refused. It never carries a token: the most that it
-// shows of one is a claim or a key ID, quoted and cut. Programs see its Reason, through the sentinels of
-// their package, and Err.
+// Error says why a token, a proof or a request is refused. It never carries a token, only quoted and cut claims and
+// key IDs. Programs see its Reason, through the sentinels of their package, and Err.
 type Error struct {
 	*Kind
 	Reason Reason
-	ID     spiffe.ID // what the token claims, unproven; zero if that was not read
+	ID     spiffe.ID // the claim of the token, unproven; zero if it was not read
 	Rule   string    // the id of the broken rule, for tests
 	Err    error     // the reason in detail
 }
 
-// Error names what is refused, the ID that the token claims, and the reason.
+// Error names the kind of token, the ID that it claims, and the reason.
 func (e *Error) Error() string {
 	var b strings.Builder
 	b.WriteString(e.Package + ": " + e.What)
@@ -84,7 +84,7 @@ func (e *Error) RuleID() string { return e.Rule }
 
 // Kind is a kind of token or proof: its words for errors, and the ids of its rules for tests.
 type Kind struct {
-	Package string // "jwtsvid" or "witsvid"
+	Package string // "jwtsvid", "witsvid", …
 	What    string // "token", "proof", …
 
 	Form, Algorithm, Subject, Bundle, Expires, NotBefore string
@@ -95,7 +95,7 @@ func (k *Kind) Refuse(r Reason, rule, format string, args ...any) *Error {
 	return &Error{Kind: k, Reason: r, Rule: rule, Err: fmt.Errorf(format, args...)}
 }
 
-// How much of what a peer sent goes into an error, in bytes.
+// How many bytes of a peer's input go into an error.
 const (
 	MaxInError = 512
 	MaxQuoted  = 64 // of a single value

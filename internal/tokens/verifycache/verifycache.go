@@ -1,8 +1,7 @@
-// Package memory remembers credentials that were verified, so that one that comes again costs no
-// signature check.
+// Package verifycache remembers verified credentials, so that a repeated one costs no signature check.
 //
-// A [Table] decides nothing. What Find returns was verified once, against one trust bundle and at one
-// time; the caller compares the present bundle and time.
+// A [Table] decides nothing. The entry that Find returns was verified once, against one trust bundle and at one time;
+// the caller compares the present bundle and time.
 package verifycache
 
 import (
@@ -37,8 +36,8 @@ func (t *Table[E]) set(places []atomic.Pointer[E], hash uint64) []atomic.Pointer
 	return places[i : i+t.ways]
 }
 
-// Find returns the entry for the credential with this hash that is reports true for, or nil. Different
-// credentials may have the same hash, so is compares them whole.
+// Find returns the entry with this hash for which is reports true, or nil. Different credentials may have the same
+// hash, so is must compare them whole.
 func (t *Table[E]) Find(hash uint64, is func(*E) bool) *E {
 	places := t.places.Load()
 	if places == nil {
@@ -53,8 +52,8 @@ func (t *Table[E]) Find(hash uint64, is func(*E) bool) *E {
 	return nil
 }
 
-// Keep stores e for the credential with this hash, in the place of the entry with the least worth. Older
-// is the worth of an entry for the same credential, which goes first; a free place comes next.
+// Keep stores e for the credential with this hash, in the place of the entry with the least worth. An entry for the
+// same credential has the worth Older and is replaced first; a free place comes next.
 func (t *Table[E]) Keep(hash uint64, e *E, worth func(old *E) int64) {
 	if t.places.Load() == nil {
 		fresh := make([]atomic.Pointer[E], t.sets*t.ways)

@@ -21,7 +21,6 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/jwt"
-	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
@@ -56,9 +55,22 @@ func (c *Config) defineCallers(fs *flag.FlagSet) {
 	fs.StringVar(&c.callers.audience, "audience", "", "`audience` of these tokens (default that of -own-token) [AUDIENCE]")
 	fs.Func("trusted-gateway-cidr", "`prefixes` of the addresses of proxies that name callers of Istio's API in the header x-forwarded-client-cert; those of this machine are trusted then, too [TRUSTED_GATEWAY_CIDR]", c.callers.setGateways)
 	fs.Func("jwt-policy", "`policy` of Istio for tokens, third-party-jwt or first-party-jwt, which means the same: a token has to be for one of -token-audiences [JWT_POLICY]", func(text string) (err error) {
-		c.callers.firstParty, err = kube.ParseJWTPolicy(text)
+		c.callers.firstParty, err = parseJWTPolicy(text)
 		return err
 	})
+}
+
+// parseJWTPolicy reads Istio's JWT_POLICY, which says what tokens callers have: "third-party-jwt", or nothing, for those that
+// Kubernetes issued for the server, and "first-party-jwt" for those that it issued for the API server, in clusters that have
+// no others.
+func parseJWTPolicy(s string) (firstParty bool, err error) {
+	switch s {
+	case "", "third-party-jwt":
+		return false, nil
+	case "first-party-jwt":
+		return true, nil
+	}
+	return false, fmt.Errorf("the policy %.64q is neither third-party-jwt nor first-party-jwt", s)
 }
 
 func (c *callers) setRule(text string) error {

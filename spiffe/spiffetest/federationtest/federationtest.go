@@ -1,4 +1,4 @@
-// Package federationtest gives tests a bundle endpoint that fails when the test says so.
+// Package federationtest gives tests a bundle endpoint whose faults the test injects.
 //
 //	partner := federationtest.NewEndpoint(t, spiffetest.NewCA(t, "partner.test"))
 //	m, err := federation.New(federation.Config{
@@ -10,20 +10,14 @@
 //	partner.Garble() // answers, but not with a bundle
 //	partner.Mend()
 //
-// # The dial
+// The methods Deny, Hang, Garble and Drop of an [Endpoint] each inject one fault in the place of the last, and Mend
+// ends it.
 //
-// The methods Deny, Hang, Garble and Drop of an [Endpoint] each turn the same dial, and Mend turns it
-// back.
+// Bundles are fetched every few minutes. [NewInMemory] makes an endpoint without a socket, so that in a
+// testing/synctest bubble those minutes take no time.
 //
-// # In a bubble
-//
-// Bundles are fetched every few minutes. [NewInMemory] makes an endpoint that is reached without a
-// socket, so that in a testing/synctest bubble those minutes cost nothing.
-//
-// # What it does not do
-//
-// It is an endpoint for tests: its certificate is an SVID and a website's certificate at the same time,
-// which that of a real endpoint should not be.
+// The endpoint's certificate is an SVID and a website's certificate at the same time, which that of a real endpoint
+// should not be.
 package federationtest
 
 import (
@@ -48,18 +42,18 @@ import (
 // path is the endpoint's own identity.
 const path = "/bundle-endpoint"
 
-// Endpoint is a bundle endpoint that serves the bundle of a CA. [NewEndpoint] and [NewInMemory] make
-// one, which serves until the test is over. Its methods are safe for concurrent use; those that mint
-// certificates call t.Fatal if they cannot and belong on the test's own goroutine.
+// Endpoint is a bundle endpoint that serves the bundle of a CA. [NewEndpoint] and [NewInMemory] make one, which
+// serves until the test is over. Its methods are safe for concurrent use; those that mint certificates call t.Fatal
+// if they fail and must be called from the test's own goroutine.
 //
-// Beside those below it has methods that it shares with a workloadapitest.Server:
+// It also has these methods, which it shares with a workloadapitest.Server:
 //
 //	Deny()          // answers every request with the status 403
 //	Hang()          // answers nothing, until Mend
 //	Garble()        // answers every request with the status 200 and something that is not a bundle
 //	Drop()          // cuts the connections, open and new ones
-//	Mend()          // turns the dial back: the endpoint works
-//	Requests() int  // how many requests have come so far, whatever became of them
+//	Mend()          // ends the fault
+//	Requests() int  // the number of requests so far, whatever their answer
 type Endpoint struct {
 	redacted
 	t      testing.TB
@@ -91,8 +85,8 @@ func NewEndpoint(t testing.TB, ca *spiffetest.CA) *Endpoint {
 	return e
 }
 
-// NewInMemory is [NewEndpoint] without a socket: only clients with the [Options] of the endpoint reach
-// it, by the name of the trust domain. Make it inside the bubble.
+// NewInMemory is [NewEndpoint] without a socket: only clients with the [Options] of the endpoint reach it, by the
+// name of the trust domain. Call it inside the bubble.
 func NewInMemory(t testing.TB, ca *spiffetest.CA) *Endpoint {
 	t.Helper()
 	e := &Endpoint{t: t, ca: ca, host: ca.TrustDomain().String(), memory: memconn.Listen()}
@@ -129,9 +123,9 @@ func (s source) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 
 func (e *Endpoint) url() string { return "https://" + e.host + "/" }
 
-// Relationship returns what a consumer configures: the endpoint authenticates itself with its SVID,
-// and the CA's present bundle is the initial one. For a consumer that knows the endpoint by its host name,
-// set the Profile to federation.Web with the roots of the CA:
+// Relationship returns the configuration of a consumer: the endpoint authenticates itself with its SVID, and the CA's
+// present bundle is the initial one. For a consumer that knows the endpoint by its host name, set the Profile to
+// federation.Web with the roots of the CA:
 //
 //	r := partner.Relationship()
 //	r.Profile = federation.Web{Roots: ca.Bundle().CertPool()}
@@ -146,8 +140,7 @@ func (e *Endpoint) Relationship() federation.Relationship {
 	}
 }
 
-// Options returns the options of a consumer that is to reach these endpoints, in memory or not. It
-// reaches no others in memory, and everything on the network.
+// Options returns the options of a consumer that reaches these endpoints, in memory or not, and all others by the network.
 func Options(endpoints ...*Endpoint) federation.Options {
 	memory := map[string]*memconn.Listener{}
 	for _, e := range endpoints {
@@ -163,17 +156,16 @@ func Options(endpoints ...*Endpoint) federation.Options {
 	}}
 }
 
-// Rotate replaces the root of the CA as a careful operator does: the new root is in the bundle from now
-// on, with a higher sequence number, and signs. The endpoint itself gets a new certificate from the root
-// that was active before, so that consumers that were present at the last rotation can verify it.
+// Rotate adds a root to the CA, which signs from now on. The bundle has it, and a higher sequence number. The
+// endpoint gets a new certificate from the root before, so that consumers with the last bundle can verify it.
 func (e *Endpoint) Rotate() {
 	e.t.Helper()
 	e.mint(func(*x509.Certificate) {})
 	e.ca.Rotate()
 }
 
-// ExpireIn replaces the certificate of the endpoint by one that ends in d, which may be in the past.
-// It is presented beyond its end, until [Endpoint.Rotate].
+// ExpireIn replaces the certificate of the endpoint by one that ends in d, which may be negative. The endpoint
+// presents it even after its end, until [Endpoint.Rotate].
 func (e *Endpoint) ExpireIn(d time.Duration) {
 	e.t.Helper()
 	e.mint(faulty.Ending(d))

@@ -1,4 +1,4 @@
-// Package workloadapitest gives tests a Workload API that fails when the test says so.
+// Package workloadapitest gives tests a Workload API whose faults the test injects.
 //
 //	ca := spiffetest.NewCA(t, "example.org")
 //	api := workloadapitest.NewServer(t, ca, "/web")
@@ -7,20 +7,14 @@
 //	api.Rotate()          // the identity is renewed, and pushed
 //	api.ExpireIn(time.Minute)
 //	api.Deny()            // it is withdrawn
-//	api.Mend()            // and there again
+//	api.Mend()            // it is there again
 //
-// # The dial
+// The methods Deny, Hang, Garble and Drop of a [Server] each inject one fault in the place of the last, and Mend ends
+// it. They stand for a workload that is no longer registered, an agent that is stuck, one that speaks another
+// protocol, and one that is gone.
 //
-// The methods Deny, Hang, Garble and Drop of a [Server] each turn the same dial, and Mend turns it back.
-// They stand for a workload that is not registered any more, an agent that is stuck, one that speaks
-// another protocol, and one that is gone.
-//
-// # In a bubble
-//
-// Clients back off, for seconds. [NewInMemory] makes a server that is reached without a socket, so
-// that in a testing/synctest bubble those seconds cost nothing.
-//
-// # What it does not do
+// Clients back off, for seconds. [NewInMemory] makes a server without a socket, so that in a testing/synctest bubble
+// those seconds take no time.
 //
 // It does not look at which process is calling: all callers get the same identities. Use it in tests only.
 package workloadapitest
@@ -55,21 +49,21 @@ import (
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
-// Server is a Workload API for tests. [NewServer] and [NewInMemory] make one, which serves until the
-// test is over. Its methods are safe for concurrent use; those that mint identities call t.Fatal if
-// they cannot and belong on the test's own goroutine.
+// Server is a Workload API for tests. [NewServer] and [NewInMemory] make one, which serves until the test is over. Its
+// methods are safe for concurrent use; those that mint identities call t.Fatal if they fail and must be called from the
+// test's own goroutine.
 //
-// It serves the bundles of its CA as they change, with a key for JWT-SVIDs added to the CA's own, and
-// issues and validates JWT-SVIDs. As it watches the CA, make it before the CA is told to fail.
+// It serves the bundles of its CA as they change, with an own key for JWT-SVIDs added to the CA's bundle, and issues and
+// validates JWT-SVIDs. It watches the CA, so make it before the CA fails.
 //
-// Beside those below it has methods that it shares with a federationtest.Endpoint:
+// It also has these methods, which it shares with a federationtest.Endpoint:
 //
 //	Deny()          // withdraws the identities: requests and open streams end with PermissionDenied
 //	Hang()          // answers nothing; open streams stay open and silent, and are told at Mend
 //	Garble()        // cuts the connections, and answers every request with a message that makes no sense
 //	Drop()          // cuts the connections, open and new ones, like a server that keeps crashing
-//	Mend()          // turns the dial back: the server works, and answers what was asked while it hung
-//	Requests() int  // how many requests have come so far, whatever became of them; a stream is one
+//	Mend()          // ends the fault, and answers the requests that hung
+//	Requests() int  // the number of requests so far, whatever their answer; a stream is one
 type Server struct {
 	redacted
 	t       testing.TB
@@ -84,7 +78,7 @@ type Server struct {
 	mu      sync.Mutex
 	ids     []workloadserver.Identity
 	snap    *spiffe.Snapshot
-	told    told          // what clients are told: not the newest, while the server hangs
+	told    told          // what clients are told: not the newest state while the server hangs
 	changed chan struct{} // closed when that changes
 }
 
@@ -116,8 +110,8 @@ func NewServer(t testing.TB, ca *spiffetest.CA, paths ...string) *Server {
 	return newServer(t, ca, l, "unix://"+l.Addr().String(), paths)
 }
 
-// NewInMemory is [NewServer] without a socket: only the clients of [Server.Config] reach it. Make it
-// inside the bubble.
+// NewInMemory is [NewServer] without a socket: only the clients of [Server.Config] reach it. Call it inside the
+// bubble.
 func NewInMemory(t testing.TB, ca *spiffetest.CA, paths ...string) *Server {
 	t.Helper()
 	l := memconn.Listen()

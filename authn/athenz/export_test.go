@@ -1,0 +1,10 @@
+package athenz
+
+// ParsePodSubject is parsePodSubject.
+func ParsePodSubject(text string) (PodSubject, error) { return parsePodSubject(text) }
+
+// Check is check.
+func (s PodSubject) Check() error { return s.check() }
+
+// KeyOwner is keyOwner.
+func (t *ServiceToken) KeyOwner() string { return t.keyOwner().String() }

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// readable returns an error for each of the files that is not of its kind: CERT_FILE with KEY_FILE, and CA certificates.
+func readable(s settings, rootsFiles ...string) error {
+	var bad []error
+	if _, err := readPair(s); err != nil {
+		bad = append(bad, s.reject("CERT_FILE", fmt.Errorf("%w; set it to a file with certificates in PEM, and KEY_FILE to one with their key", err)))
+	}
+	for _, name := range rootsFiles {
+		if _, err := readBundle(nameless, s[name]); err != nil {
+			bad = append(bad, s.reject(name, fmt.Errorf("%w; set it to a file of CA certificates in PEM", err)))
+		}
+	}
+	return errors.Join(bad...)
+}
+
+// readPair reads CERT_FILE and KEY_FILE.
+func readPair(s settings) (*pki.Credential, error) {
+	certs, err := os.ReadFile(s["CERT_FILE"])
+	if err != nil {
+		return nil, err
+	}
+	key, err := os.ReadFile(s["KEY_FILE"])
+	if err != nil {
+		return nil, err
+	}
+	c, err := pki.ParseCredentialPEM(certs, key)
+	if err == nil && !time.Now().Before(c.NotAfter()) {
+		err = fmt.Errorf("the certificate in %s has expired", s["CERT_FILE"])
+	}
+	return c, err
+}
+
+// nameless is the trust domain of the roots where no certificate has a SPIFFE ID of it.
+var nameless = spiffe.MustParseTrustDomain("athenz.io")
+
+// trustDomain returns the trust domain of the SPIFFE IDs, and whether they have a namespace.
+func trustDomain(s settings) (td spiffe.TrustDomain, named bool) {
+	if text := s["SPIFFE_TRUST_DOMAIN"]; text != "" {
+		return spiffe.MustParseTrustDomain(text), true // it was checked
+	}
+	return nameless, false
+}
+
+// readBundle returns the CA certificates in a file as the bundle of a trust domain.
+func readBundle(td spiffe.TrustDomain, file string) (*spiffe.Bundle, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	b, err := spiffe.ParseBundlePEM(td, data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return b, nil
+}

@@ -1,0 +1,255 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"encoding/pem"
+	"flag"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/internal/test/athenztest"
+	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/testtree"
+)
+
+var update = flag.Bool("update", false, "write the table in README.md")
+
+// environ returns a good environment with changes: names with their values, of which "" takes one away.
+func environ(p *athenztest.Place, changes ...string) []string {
+	return athenztest.Environ(map[string]string{
+		"HEALTH_ADDR": "127.0.0.1:0", "PROVIDER_SERVICE": athenztest.Provider().String(), "PROVIDER_ADDR": "127.0.0.1:0", "SIGNING_ADDR": "127.0.0.1:0",
+		"CERT_FILE": p.Path("provider.pem"), "KEY_FILE": p.Path("provider.key"), "SERVER_CA_CERT": p.Path("roots.pem"), "SERVICE_CA_CERT": p.Path("roots.pem"),
+		"ZTS_NAME": cafake.ZTSName, "NODE_NAMES": athenztest.Node, "KUBERNETES_API": "http://127.0.0.1:1",
+		"PRIVATE_KEY_DIR": p.Path("private"), "PUBLIC_KEY_DIR": p.Path("public"),
+	}, changes...)
+}
+
+// start runs the program until the test ends. It returns where it listens.
+func start(t *testing.T, environ []string, log io.Writer, ports int) map[string]string {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	lines, ended := make(chan string, 10), make(chan error, 1)
+	go func() { ended <- run(ctx, nil, environ, writer(func(line string) { lines <- line }), log) }()
+	at := map[string]string{}
+	for range ports {
+		select {
+		case line := <-lines:
+			name, addr, _ := strings.Cut(strings.TrimSpace(line), ": ")
+			at[name] = addr
+		case err := <-ended:
+			cancel()
+			require.FailNow(t, "the program has ended", "%v", err)
+		}
+	}
+	t.Cleanup(func() { cancel(); assert.NoError(t, <-ended, "a clean stop") })
+	return at
+}
+
+type writer func(string)
+
+func (w writer) Write(p []byte) (int, error) {
+	w(string(p))
+	return len(p), nil
+}
+
+func get(t *testing.T, at map[string]string, path string) (int, string) {
+	t.Helper()
+	answer, err := http.Get("http://" + at["HEALTH_ADDR"] + path)
+	require.NoError(t, err)
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	require.NoError(t, err)
+	return answer.StatusCode, string(text)
+}
+
+// README.md has the variables.
+func TestTable(t *testing.T) {
+	t.Parallel()
+	var table strings.Builder
+	table.WriteString("\n| Variable | Default | What it is for | From |\n|---|---|---|---|\n")
+	for _, v := range variables {
+		def := ""
+		if v.def != "" {
+			def = "`" + v.def + "`"
+		}
+		table.WriteString("| `" + v.name + "` | " + def + " | " + v.doc + " | " + v.from + " |\n")
+	}
+	testtree.Section(t, *update, "README.md", "<!-- environment -->\n", "<!-- end of environment -->\n", table.String()+"\n")
+}
+
+func TestCommand(t *testing.T) {
+	t.Parallel()
+	var out, help bytes.Buffer
+	require.ErrorIs(t, run(t.Context(), []string{"-help"}, nil, io.Discard, &help), flag.ErrHelp)
+	for _, v := range variables {
+		assert.Contains(t, help.String(), "  "+v.name)
+	}
+	require.NoError(t, run(t.Context(), []string{"-version"}, nil, &out, io.Discard))
+	assert.Regexp(t, `^athenz-provider \S.*, go\S+\n$`, out.String())
+	for _, args := range [][]string{{"surplus"}, {"-surplus"}} {
+		err := run(t.Context(), args, nil, io.Discard, io.Discard)
+		require.ErrorContains(t, err, "surplus")
+		require.ErrorAs(t, err, new(usageError))
+	}
+	err := run(t.Context(), nil, []string{"LOG_LEVEL=loud"}, io.Discard, io.Discard)
+	require.ErrorContains(t, err, "LOG_LEVEL")
+	require.ErrorAs(t, err, new(usageError))
+}
+
+// Each bad value is told by its variable, before anything is made.
+func TestRefuses(t *testing.T) {
+	t.Parallel()
+	p := athenztest.NewPlace(t)
+	busy, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer busy.Close()
+	p.Certify("other", "k8s.admin.other")
+	require.NoError(t, os.Mkdir(p.Path("empty"), 0o700))
+	require.NoError(t, os.Mkdir(p.Path("mixed"), 0o700))
+	data, err := os.ReadFile(p.Path("public/athenz-init-secret.v1"))
+	require.NoError(t, err)
+	p.NewKey("other-secret.v1")
+	p.Write("mixed/other-secret.v1", data)
+	for _, c := range []struct{ changes, want []string }{
+		{[]string{"PROVIDER_SERVICE=", "CERT_FILE=", "KEY_FILE=", "SERVICE_CA_CERT="}, []string{"PROVIDER_SERVICE", "CERT_FILE", "KEY_FILE", "SERVICE_CA_CERT"}},
+		{[]string{"ZTS_NAME=", "SERVER_CA_CERT=", "NODE_NAMES="}, []string{"ZTS_NAME", "SERVER_CA_CERT", "NODE_NAMES"}},
+		{[]string{"PROVIDER_ADDR=off", "SIGNING_ADDR=off"}, []string{"PROVIDER_ADDR", "set one of them"}},
+		{[]string{"CERT_FILE=" + p.Path("other.pem"), "KEY_FILE=" + p.Path("other.key")}, []string{"CERT_FILE", "k8s.admin.other", athenztest.Provider().String()}},
+		{[]string{"NODE_NAMES=Node"}, []string{"NODE_NAMES", "lower case"}},
+		{[]string{"ZTS_NAME=role:x"}, []string{"ZTS_NAME"}},
+		{[]string{"TOKEN_EXPIRY=16m"}, []string{"TOKEN_EXPIRY", "15m"}},
+		{[]string{"TOKEN_EXPIRY=0s"}, []string{"TOKEN_EXPIRY", "1s"}},
+		{[]string{"SECRET_NAME=a/b"}, []string{"SECRET_NAME"}},
+		{[]string{"PRIVATE_KEY_DIR=" + p.Path("empty")}, []string{"PRIVATE_KEY_DIR", "put a key there"}},
+		{[]string{"PUBLIC_KEY_DIR=" + p.Path("empty")}, []string{"PUBLIC_KEY_DIR", "public key"}},
+		{[]string{"SECRET_NAME=other-secret", "PUBLIC_KEY_DIR=" + p.Path("mixed")}, []string{"PUBLIC_KEY_DIR"}},
+		{[]string{"KUBERNETES_API=http://10.0.0.1"}, []string{"KUBERNETES_API"}},
+		{[]string{"USED_DOCUMENTS=used-documents"}, []string{"USED_DOCUMENTS", "namespace and the name"}},
+		{[]string{"USED_DOCUMENTS=athenz/a/b"}, []string{"USED_DOCUMENTS"}},
+		{[]string{"USED_DOCUMENTS=/used"}, []string{"USED_DOCUMENTS"}},
+		{[]string{"SIGNING_ADDR=" + busy.Addr().String()}, []string{"SIGNING_ADDR", "in use"}},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // for a program that does not refuse it
+		err := run(ctx, nil, environ(p, c.changes...), io.Discard, io.Discard)
+		cancel()
+		require.Error(t, err, c.changes)
+		for _, want := range c.want {
+			require.ErrorContains(t, err, want, c.changes)
+		}
+		assert.NotContains(t, err.Error(), "TOP-SECRET", c.changes)
+		assert.NoDirExists(t, p.Path("made"), c.changes)
+	}
+}
+
+// TestProvider runs the provider with its signing service.
+func TestProvider(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "ATH-11.1-5", "ATH-11.1-6", "ATH-15-8")
+	p := athenztest.NewPlace(t)
+	at := start(t, environ(p, "SPIFFE_TRUST_DOMAIN=athenz.io", "SYSTEM_NAMESPACES=a, b"), io.Discard, 3)
+	assert.Equal(t, []string{"HEALTH_ADDR", "PROVIDER_ADDR", "SIGNING_ADDR"}, slices.Sorted(maps.Keys(at)))
+	code, text := get(t, at, "/ready")
+	assert.Equal(t, http.StatusOK, code, text)
+
+	post := func(client *http.Client, variable, path string) int {
+		answer, err := client.Post("https://"+at[variable]+path, "application/json", strings.NewReader("{}"))
+		require.NoError(t, err)
+		require.NoError(t, answer.Body.Close())
+		return answer.StatusCode
+	}
+	for _, c := range []struct {
+		cn, variable, path string
+		code               int
+	}{
+		{"", "PROVIDER_ADDR", "/instance", 401},
+		{"k8s.admin.k8s-node", "PROVIDER_ADDR", "/instance", 401},
+		{cafake.ZTSName, "PROVIDER_ADDR", "/instance", 400},
+		{cafake.ZTSName, "PROVIDER_ADDR", "/v1/jwt", 404},
+		{"", "SIGNING_ADDR", "/v1/jwt", 401},
+		{cafake.ZTSName, "SIGNING_ADDR", "/v1/jwt", 401},
+		{"k8s.admin.k8s-node", "SIGNING_ADDR", "/instance", 404},
+	} {
+		assert.Equal(t, c.code, post(p.MutualTLS(c.cn), c.variable, c.path), c)
+	}
+	_, text = get(t, at, "/metrics")
+	assert.Contains(t, text, `svidkit_athenz_provider_requests_total{part="provider",code="401"} 2`)
+	assert.Contains(t, text, `svidkit_athenz_signing_requests_total{part="signing",code="401"} 2`)
+
+	// Another certificate is served when it is there, and the loss of a key is told.
+	p.Certify("provider", athenztest.Provider().String())
+	want, err := os.ReadFile(p.Path("provider.pem"))
+	require.NoError(t, err)
+	block, _ := pem.Decode(want)
+	require.NotNil(t, block)
+	served := func() []byte {
+		conn, err := tls.Dial("tcp", at["PROVIDER_ADDR"], &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: p.CA.Bundle().CertPool()})
+		require.NoError(t, err)
+		defer conn.Close()
+		return conn.ConnectionState().PeerCertificates[0].Raw
+	}
+	assert.Equal(t, block.Bytes, served())
+	p.Write("provider.key", []byte("half of a key")) // while the files are replaced
+	assert.Equal(t, block.Bytes, served())
+	code, text = get(t, at, "/ready")
+	assert.Equal(t, http.StatusServiceUnavailable, code)
+	assert.Contains(t, text, "CERT_FILE")
+	p.Certify("provider", athenztest.Provider().String())
+	assert.NotEqual(t, block.Bytes, served())
+	require.NoError(t, os.Remove(p.Path("public/athenz-init-secret.v1")))
+	code, text = get(t, at, "/ready")
+	assert.Equal(t, http.StatusServiceUnavailable, code)
+	assert.Contains(t, text, "PUBLIC_KEY_DIR")
+}
+
+// TestAlone runs each half of the provider without the other.
+func TestAlone(t *testing.T) {
+	t.Parallel()
+	p := athenztest.NewPlace(t)
+	at := start(t, environ(p, "PROVIDER_ADDR=off", "ZTS_NAME=", "SERVER_CA_CERT=", "KUBERNETES_API=", "PUBLIC_KEY_DIR="+p.Path("none"), "CERT_FILE="+p.Path("node.pem"), "KEY_FILE="+p.Path("node.key")), io.Discard, 2)
+	assert.Equal(t, []string{"HEALTH_ADDR", "SIGNING_ADDR"}, slices.Sorted(maps.Keys(at)))
+	at = start(t, environ(p, "SIGNING_ADDR=off", "NODE_NAMES=", "HEALTH_ADDR=off", "PRIVATE_KEY_DIR="+p.Path("none")), io.Discard, 1)
+	assert.Equal(t, []string{"PROVIDER_ADDR"}, slices.Sorted(maps.Keys(at)))
+}
+
+// With USED_DOCUMENTS the replicas share what was used: see package authn/athenz for all that can go wrong.
+func TestUsedDocuments(t *testing.T) {
+	t.Parallel()
+	p, api := athenztest.NewPlace(t), kubetest.Start(t)
+	api.Put("/api/v1/namespaces/athenz/configmaps/used-documents", map[string]any{})
+	api.Put("/api/v1/namespaces/media-sports/pods/web-0", map[string]any{
+		"metadata": map[string]any{"uid": "1"}, "spec": map[string]any{"serviceAccountName": "frontend"}, "status": map[string]any{"phase": "Running", "podIP": "10.1.2.3"},
+	})
+	signer, err := athenz.NewSigner(athenz.SignerOptions{Dir: p.Path("private")})
+	require.NoError(t, err)
+	document, err := signer.SignDocument(t.Context(), athenztest.Subject())
+	require.NoError(t, err)
+	body, err := json.Marshal(map[string]any{
+		"provider": athenztest.Provider().String(), "domain": "media.sports", "service": "frontend", "attestationData": document, "attributes": map[string]string{"instanceId": "web-0"},
+	})
+	require.NoError(t, err)
+	var codes []int
+	for range 2 {
+		at := start(t, environ(p, "KUBERNETES_API="+api.URL(), "USED_DOCUMENTS=athenz/used-documents", "SIGNING_ADDR=off", "HEALTH_ADDR=off"), io.Discard, 1)
+		answer, err := p.MutualTLS(cafake.ZTSName).Post("https://"+at["PROVIDER_ADDR"]+"/instance", "application/json", bytes.NewReader(body))
+		require.NoError(t, err)
+		require.NoError(t, answer.Body.Close())
+		codes = append(codes, answer.StatusCode)
+	}
+	assert.Equal(t, []int{200, 403}, codes)
+}

@@ -1,0 +1,225 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/pki/athenzname"
+	"github.com/svidkit/svidkit/pki/caserver"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/health"
+)
+
+// clockLeeway is how far the clocks of a signing service and of a provider may be apart, which are on different nodes if there
+// are replicas.
+const clockLeeway = 5 * time.Second
+
+// serve runs the provider and the signing service until ctx is done.
+func serve(ctx context.Context, s settings, out io.Writer, log *slog.Logger) error {
+	roots, err := required(s)
+	if err != nil {
+		return usageError{err}
+	}
+	if err := readable(s, roots...); err != nil {
+		return err
+	}
+	keys, err := newKeys(s, log)
+	if err != nil {
+		return err
+	}
+	var parts []func(context.Context) error
+	var status []health.Part
+	add := func(name, variable string, make func() (http.Handler, error)) error {
+		if s[variable] == off {
+			return nil
+		}
+		h, err := make()
+		if err != nil {
+			return err
+		}
+		l, err := listen(s, variable, out)
+		if err != nil {
+			return err
+		}
+		counted := count(name, h)
+		status = append(status, health.Part{Name: name, Source: counted, Check: func() error { return errors.Join(readable(s, roots...), keys.check()) }})
+		parts = append(parts, serving(l, caserver.ServeOptions{Handler: counted, TLS: serverTLS(s), Logger: log}))
+		return nil
+	}
+	err = add("provider", "PROVIDER_ADDR", func() (http.Handler, error) { return newCallback(s, keys.verifier, log) })
+	if err == nil {
+		err = add("signing", "SIGNING_ADDR", func() (http.Handler, error) { return newSigning(s, keys.signer, log) })
+	}
+	if err == nil && s["HEALTH_ADDR"] != off {
+		err = addHealth(s, out, log, status, &parts)
+	}
+	if err != nil {
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		_ = together(ended, parts...) // which closes the ports that are open
+		return err
+	}
+	return together(ctx, parts...)
+}
+
+func addHealth(s settings, out io.Writer, log *slog.Logger, status []health.Part, parts *[]func(context.Context) error) error {
+	h, err := health.New(status...)
+	if err != nil {
+		return err
+	}
+	l, err := listen(s, "HEALTH_ADDR", out)
+	if err != nil {
+		return err
+	}
+	*parts = append(*parts, serving(l, caserver.ServeOptions{Handler: h, Plaintext: true, Logger: log}))
+	return nil
+}
+
+func serving(l net.Listener, o caserver.ServeOptions) func(context.Context) error {
+	return func(ctx context.Context) error { return caserver.Serve(ctx, l, o) }
+}
+
+// required returns an error for what is not set, and the variables that name files of CA certificates.
+func required(s settings) (roots []string, err error) {
+	err = s.need("PROVIDER_SERVICE", "CERT_FILE", "KEY_FILE", "SERVICE_CA_CERT")
+	roots = []string{"SERVICE_CA_CERT"}
+	if s["PROVIDER_ADDR"] != off {
+		err = errors.Join(err, s.need("SERVER_CA_CERT", "ZTS_NAME"))
+		roots = append(roots, "SERVER_CA_CERT")
+	}
+	if s["SIGNING_ADDR"] != off {
+		err = errors.Join(err, s.need("NODE_NAMES"))
+	}
+	if s["PROVIDER_ADDR"] == off && s["SIGNING_ADDR"] == off {
+		err = errors.Join(err, s.reject("PROVIDER_ADDR", errors.New("SIGNING_ADDR is off, too: set one of them to an address")))
+	}
+	return roots, err
+}
+
+// keys are those that documents are signed and verified with.
+type keys struct {
+	s        settings
+	signer   athenz.Signer
+	verifier *athenz.Verifier
+}
+
+func newKeys(s settings, log *slog.Logger) (*keys, error) {
+	expiry, err := time.ParseDuration(s["TOKEN_EXPIRY"])
+	if err != nil {
+		return nil, s.reject("TOKEN_EXPIRY", err)
+	}
+	k := &keys{s: s}
+	if k.signer, err = athenz.NewSigner(athenz.SignerOptions{Dir: s["PRIVATE_KEY_DIR"], KeyName: s["SECRET_NAME"], Lifetime: expiry, Logger: log}); err != nil {
+		return nil, s.reject("PRIVATE_KEY_DIR", err)
+	}
+	if k.verifier, err = athenz.NewVerifier(athenz.VerifierOptions{Dir: s["PUBLIC_KEY_DIR"], KeyName: s["SECRET_NAME"], Leeway: clockLeeway}); err != nil {
+		return nil, s.reject("PUBLIC_KEY_DIR", err)
+	}
+	return k, k.check()
+}
+
+// check signs a document that is never used, and verifies it if there are both.
+func (k *keys) check() error {
+	if k.s["SIGNING_ADDR"] == off {
+		return nil // what the nodes present will show it
+	}
+	text, err := k.signer.SignDocument(context.Background(), athenz.PodSubject{
+		Namespace: "default", Pod: "none", Service: athenzname.Service{Domain: "default", Name: "none"}, IP: netip.AddrFrom4([4]byte{192, 0, 2, 1}),
+	})
+	if err != nil {
+		return k.s.reject("PRIVATE_KEY_DIR", fmt.Errorf("%w; put a key there, and give its public key to the verifiers before", err))
+	}
+	if k.s["PROVIDER_ADDR"] != off {
+		if _, err := k.verifier.Verify(text); err != nil {
+			return k.s.reject("PUBLIC_KEY_DIR", fmt.Errorf("%w; put the public key of each version there, the newest before its private key", err))
+		}
+	}
+	return nil
+}
+
+func newCallback(s settings, verifier *athenz.Verifier, log *slog.Logger) (http.Handler, error) {
+	service, err := athenzname.ParseService(s["PROVIDER_SERVICE"])
+	if err != nil {
+		return nil, s.reject("PROVIDER_SERVICE", err)
+	}
+	own, err := readPair(s)
+	if err != nil {
+		return nil, s.reject("CERT_FILE", err)
+	}
+	if cn := own.Leaf().Subject.CommonName; cn != service.String() {
+		return nil, s.reject("CERT_FILE", fmt.Errorf("the common name is %.200q; ZTS asks for that of the provider: set it to the certificate of %s", cn, service))
+	}
+	pods, err := athenz.NewAPIServer(s["KUBERNETES_API"], nil)
+	if err != nil {
+		return nil, s.reject("KUBERNETES_API", err)
+	}
+	td, named := trustDomain(s)
+	zts, err := athenz.ClientCertificate(td, rootsFile{td, s["SERVER_CA_CERT"]}, s["ZTS_NAME"])
+	if err != nil {
+		return nil, s.reject("ZTS_NAME", err)
+	}
+	cfg := athenz.ProviderConfig{
+		Service: service, ZTS: zts, Verifier: verifier, Pods: pods, Suffix: s["DNS_SUFFIX"], Logger: log,
+		Mapping: athenzname.Mapping{AdminDomain: s["ADMIN_DOMAIN"], SystemNamespaces: s.list("SYSTEM_NAMESPACES")},
+	}
+	if named {
+		cfg.TrustDomain = td
+	}
+	if object := s["USED_DOCUMENTS"]; object != "" {
+		if cfg.FirstUse, err = athenz.FirstUseInConfigMap(s["KUBERNETES_API"], nil, object); err != nil {
+			return nil, s.reject("USED_DOCUMENTS", err)
+		}
+	}
+	return athenz.NewProvider(cfg)
+}
+
+func newSigning(s settings, signer athenz.Signer, log *slog.Logger) (http.Handler, error) {
+	td, _ := trustDomain(s)
+	nodes, err := athenz.ClientCertificate(td, rootsFile{td, s["SERVICE_CA_CERT"]}, s.list("NODE_NAMES")...)
+	if err != nil {
+		return nil, s.reject("NODE_NAMES", err)
+	}
+	return athenz.NewSigningHandler(signer, nodes, log)
+}
+
+// rootsFile is a file of CA certificates, which is read each time. It is a [spiffe.BundleSource].
+type rootsFile struct {
+	td   spiffe.TrustDomain
+	path string
+}
+
+// Bundle implements [spiffe.BundleSource].
+func (r rootsFile) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	if td != r.td {
+		return nil, spiffe.ErrUnknownTrustDomain
+	}
+	return readBundle(td, r.path)
+}
+
+// serverTLS asks for client certificates, which the handler judges, and reads its own from the files for each handshake. While
+// they cannot be used, as when they are being replaced, the last pair stays until it expires.
+func serverTLS(s settings) *tls.Config {
+	var mu sync.Mutex
+	last, _ := readPair(s) // an error comes again below
+	return &tls.Config{MinVersion: tls.VersionTLS12, ClientAuth: tls.RequestClientCert, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		c, err := readPair(s)
+		mu.Lock()
+		defer mu.Unlock()
+		if err == nil {
+			last = c
+		} else if last == nil || !time.Now().Before(last.NotAfter()) {
+			return nil, err
+		}
+		return last.TLSCertificate(), nil
+	}}
+}

@@ -1,0 +1,153 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/athenztest"
+	"github.com/svidkit/svidkit/internal/test/testtree"
+)
+
+var update = flag.Bool("update", false, "write the table in README.md")
+
+// environ returns a good environment with changes: names with their values, of which "" takes one away.
+func environ(p *athenztest.Place, changes ...string) []string {
+	return athenztest.Environ(map[string]string{
+		"HEALTH_ADDR": "127.0.0.1:0", "MODE": "refresh", "ENDPOINT": "unix://" + p.Path("made/agent.sock"), "ID_FILE": p.Path("id"), "KEY_FILE": p.Path("made/service.key"),
+		"CERT_FILE": p.Path("made/service.cert"), "CA_CERT_FILE": p.Path("made/cacert.pem"), "TOKEN_FILE": p.Path("made/ntoken"),
+	}, changes...)
+}
+
+// start runs the program until the test ends. It returns where it listens.
+func start(t *testing.T, environ []string, log io.Writer, ports int) map[string]string {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	lines, ended := make(chan string, 10), make(chan error, 1)
+	go func() { ended <- run(ctx, nil, environ, writer(func(line string) { lines <- line }), log) }()
+	at := map[string]string{}
+	for range ports {
+		select {
+		case line := <-lines:
+			name, addr, _ := strings.Cut(strings.TrimSpace(line), ": ")
+			at[name] = addr
+		case err := <-ended:
+			cancel()
+			require.FailNow(t, "the program has ended", "%v", err)
+		}
+	}
+	t.Cleanup(func() { cancel(); assert.NoError(t, <-ended, "a clean stop") })
+	return at
+}
+
+type writer func(string)
+
+func (w writer) Write(p []byte) (int, error) {
+	w(string(p))
+	return len(p), nil
+}
+
+func get(t *testing.T, at map[string]string, path string) (int, string) {
+	t.Helper()
+	answer, err := http.Get("http://" + at["HEALTH_ADDR"] + path)
+	require.NoError(t, err)
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	require.NoError(t, err)
+	return answer.StatusCode, string(text)
+}
+
+// README.md has the variables.
+func TestTable(t *testing.T) {
+	t.Parallel()
+	var table strings.Builder
+	table.WriteString("\n| Variable | Default | What it is for | From |\n|---|---|---|---|\n")
+	for _, v := range variables {
+		def := ""
+		if v.def != "" {
+			def = "`" + v.def + "`"
+		}
+		table.WriteString("| `" + v.name + "` | " + def + " | " + v.doc + " | " + v.from + " |\n")
+	}
+	testtree.Section(t, *update, "README.md", "<!-- environment -->\n", "<!-- end of environment -->\n", table.String()+"\n")
+}
+
+func TestCommand(t *testing.T) {
+	t.Parallel()
+	var out, help bytes.Buffer
+	require.ErrorIs(t, run(t.Context(), []string{"-help"}, nil, io.Discard, &help), flag.ErrHelp)
+	for _, v := range variables {
+		assert.Contains(t, help.String(), "  "+v.name)
+	}
+	require.NoError(t, run(t.Context(), []string{"-version"}, nil, &out, io.Discard))
+	assert.Regexp(t, `^athenz-sia \S.*, go\S+\n$`, out.String())
+	for _, args := range [][]string{{"surplus"}, {"-surplus"}} {
+		err := run(t.Context(), args, nil, io.Discard, io.Discard)
+		require.ErrorContains(t, err, "surplus")
+		require.ErrorAs(t, err, new(usageError))
+	}
+	err := run(t.Context(), nil, []string{"LOG_LEVEL=loud"}, io.Discard, io.Discard)
+	require.ErrorContains(t, err, "LOG_LEVEL")
+	require.ErrorAs(t, err, new(usageError))
+}
+
+// Each bad value is told by its variable, before anything is made.
+func TestRefuses(t *testing.T) {
+	t.Parallel()
+	p := athenztest.NewPlace(t)
+	for _, c := range []struct{ changes, want []string }{
+		{[]string{"MODE=loop"}, []string{"MODE", "init, refresh"}},
+		{[]string{"ENDPOINT=/agent.sock"}, []string{"ENDPOINT", "unix:///"}},
+		{[]string{"ENDPOINT=tcp://127.0.0.1:1"}, []string{"ENDPOINT"}},
+		{[]string{"KEY_FILE=/elsewhere/service.key"}, []string{"KEY_FILE", "one folder"}},
+		{[]string{"REFRESH_INTERVAL=59s"}, []string{"REFRESH_INTERVAL", "a minute"}},
+		{[]string{"REFRESH_INTERVAL=hourly"}, []string{"REFRESH_INTERVAL"}},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // for a program that does not refuse it
+		err := run(ctx, nil, environ(p, c.changes...), io.Discard, io.Discard)
+		cancel()
+		require.ErrorAs(t, err, new(usageError), c.changes)
+		for _, want := range c.want {
+			require.ErrorContains(t, err, want, c.changes)
+		}
+		assert.NotContains(t, err.Error(), "TOP-SECRET", c.changes)
+		assert.NoDirExists(t, p.Path("made"), c.changes)
+	}
+}
+
+// A sidecar without an agent is alive, and not ready.
+func TestSidecar(t *testing.T) {
+	t.Parallel()
+	p := athenztest.NewPlace(t)
+	at := start(t, environ(p), io.Discard, 1)
+	code, text := get(t, at, "/ready")
+	assert.Equal(t, http.StatusServiceUnavailable, code)
+	assert.Contains(t, text, "identity")
+	code, _ = get(t, at, "/live")
+	assert.Equal(t, http.StatusOK, code)
+	_, text = get(t, at, "/metrics")
+	assert.Contains(t, text, `svidkit_athenz_sidecar_ready{part="identity"} 0`)
+
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	err := run(ctx, nil, environ(p, "MODE=init"), io.Discard, io.Discard)
+	require.Error(t, err, "an init container that has no identity does not say that all is well")
+}
+
+// Whatever the reason is: a program that is told to stop and does has not failed.
+func TestStop(t *testing.T) {
+	t.Parallel()
+	p := athenztest.NewPlace(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	require.NoError(t, run(ctx, nil, environ(p), writer(func(string) { cancel(errors.New("enough")) }), io.Discard))
+	require.Error(t, ctx.Err())
+}

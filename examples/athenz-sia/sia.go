@@ -1,0 +1,56 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/svidkit/svidkit/caclient/athenz/sidecar"
+	"github.com/svidkit/svidkit/pki/caserver"
+	"github.com/svidkit/svidkit/spiffe/health"
+)
+
+// serve gets the first identity, or keeps it fresh until ctx is done.
+func serve(ctx context.Context, v settings, out io.Writer, log *slog.Logger) error {
+	interval, err := time.ParseDuration(v["REFRESH_INTERVAL"])
+	if err != nil {
+		return usageError{v.reject("REFRESH_INTERVAL", err)}
+	}
+	cfg := sidecar.Config{
+		Socket: strings.TrimPrefix(v["ENDPOINT"], "unix://"), HandleFile: v["ID_FILE"],
+		Files:    sidecar.Files{KeyFile: v["KEY_FILE"], CertificateFile: v["CERT_FILE"], RootsFile: v["CA_CERT_FILE"], TokenFile: v["TOKEN_FILE"]},
+		Interval: interval, Logger: log,
+	}
+	s, err := sidecar.New(cfg)
+	if err != nil {
+		return usageError{v.reject("KEY_FILE", fmt.Errorf("%w; set KEY_FILE, CERT_FILE and CA_CERT_FILE to three paths in one folder", err))}
+	}
+	if v["MODE"] == "init" {
+		if i, err := s.Identity(); err == nil {
+			log.Info("the files have an identity that is still valid", slog.Any("identity", i)) // the agent gives none a second time
+			return nil
+		}
+		if s, err = sidecar.Start(ctx, cfg); err != nil {
+			return err
+		}
+		return s.Close()
+	}
+	status, err := health.New(health.Part{Name: "identity", Source: s})
+	if err != nil {
+		return err
+	}
+	l, err := listen(v, "HEALTH_ADDR", out)
+	if err != nil {
+		return err
+	}
+	parts := []func(context.Context) error{s.Run}
+	if l != nil {
+		parts = append(parts, func(ctx context.Context) error {
+			return caserver.Serve(ctx, l, caserver.ServeOptions{Handler: status, Plaintext: true, Logger: log})
+		})
+	}
+	return together(ctx, parts...)
+}

@@ -1,0 +1,139 @@
+package secretset
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/svidkit/svidkit/internal/renew"
+)
+
+// Subscribers are functions that are told names, one call at a time, from a goroutine that holds no lock and ends when all
+// has been told. The zero value has none. Its methods are safe for concurrent use, and may be called with a lock held that a
+// function takes.
+type Subscribers struct {
+	mu     sync.Mutex
+	all    []*subscriber   // replaced, never changed
+	names  []string        // to be told, in order
+	queued map[string]bool // the names
+	told   chan struct{}   // closed when names have been told; nil if there are none
+	last   chan struct{}   // closed when all has been told; nil if it has
+	now    string          // the name that is being told; empty for none
+	news   renew.Signal    // of a change of now, and of the end of a batch of names
+}
+
+type subscriber struct {
+	f    func(name string)
+	gone atomic.Bool
+}
+
+// Add has f told from now on, until cancel is called, which may be from f and more than once. A call of f that is under way
+// goes on after that.
+func (s *Subscribers) Add(f func(name string)) (cancel func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sub := &subscriber{f: f}
+	s.all = append(slices.Clip(s.all), sub) // a copy, for tell reads the old one
+	return func() {
+		sub.gone.Store(true)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.all = slices.DeleteFunc(slices.Clone(s.all), func(o *subscriber) bool { return o == sub })
+	}
+}
+
+var nothingToTell = func() <-chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// Tell has the functions called with each of the names, which are computed only if there are functions. A name that is to be
+// told already, and not yet being told, is told once. The channel is closed when the names, and all that was to be told
+// before, have been told.
+func (s *Subscribers) Tell(names func() []string) (told <-chan struct{}) {
+	s.mu.Lock()
+	idle := len(s.all) == 0 && s.last == nil
+	s.mu.Unlock()
+	if idle {
+		return nothingToTell
+	}
+	list := names()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, name := range list {
+		if s.queued[name] {
+			continue
+		}
+		if s.queued == nil {
+			s.queued = map[string]bool{}
+		}
+		s.queued[name] = true
+		s.names = append(s.names, name)
+	}
+	switch {
+	case len(s.names) > 0 && s.told == nil:
+		s.told = make(chan struct{})
+		if s.last == nil {
+			go s.tell()
+		}
+		s.last = s.told
+	case s.last == nil:
+		return nothingToTell
+	}
+	return s.last
+}
+
+// tell tells until there is nothing left to tell.
+func (s *Subscribers) tell() {
+	for {
+		s.mu.Lock()
+		names, told, all := s.names, s.told, s.all
+		s.names, s.queued, s.told = nil, nil, nil
+		s.mu.Unlock()
+		for _, name := range names {
+			s.mu.Lock()
+			s.now = name
+			s.news.Notify()
+			s.mu.Unlock()
+			for _, sub := range all {
+				if !sub.gone.Load() {
+					sub.f(name)
+				}
+			}
+		}
+		s.mu.Lock()
+		ended := s.told == nil
+		if ended {
+			s.last = nil
+		}
+		s.now = ""
+		close(told)
+		s.news.Notify()
+		s.mu.Unlock()
+		if ended {
+			return
+		}
+	}
+}
+
+// Now returns the name that is being told, or nothing, and a channel that is closed when another one is, or when a channel
+// of Tell has been closed.
+func (s *Subscribers) Now() (name string, changed <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.now, s.news.Changed()
+}
+
+// Wait waits until all has been told.
+func (s *Subscribers) Wait() {
+	for {
+		s.mu.Lock()
+		last := s.last
+		s.mu.Unlock()
+		if last == nil {
+			return
+		}
+		<-last
+	}
+}

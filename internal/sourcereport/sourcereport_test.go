@@ -1,0 +1,94 @@
+package sourcereport_test
+
+import (
+	"crypto"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/sourcereport"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+func TestOf(t *testing.T) {
+	t.Parallel()
+	ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
+	web := ca.SVID("/web")
+	both, err := spiffe.NewBundleSet(ca.Bundle(), other.Bundle())
+	require.NoError(t, err)
+	fault := errors.New("withdrawn")
+	failing := ca.Source("/web")
+	failing.Fail(fault)
+	domains := func(r report.Report) (all []string) {
+		for _, b := range r.Bundles {
+			assert.Equal(t, "CA", b.Origin)
+			all = append(all, b.TrustDomain)
+		}
+		return all
+	}
+
+	r := sourcereport.Of(web, both, "CA")
+	require.NoError(t, r.NotReady)
+	require.Len(t, r.Identities, 1)
+	assert.Equal(t, "spiffe://example.org/web", r.Identities[0].Name)
+	assert.True(t, r.Identities[0].Own)
+	assert.Equal(t, web.NotAfter(), r.Identities[0].NotAfter)
+	assert.Equal(t, web.Leaf().NotBefore, r.Identities[0].NotBefore)
+	assert.False(t, r.Identities[0].ChainEnd.After(web.NotAfter()))
+	assert.Equal(t, []string{"example.org", "other.test"}, domains(r))
+	assert.Equal(t, []string{"example.org"}, domains(sourcereport.Of(web, ca.Bundle(), "CA")))
+	assert.Equal(t, []string{"example.org", "other.test"}, domains(sourcereport.Of(nil, spiffe.NewSnapshot(web, both), "CA")))
+	assert.Empty(t, sourcereport.Of(web, nil, "CA").Bundles)
+
+	// A source that cannot list its bundles is asked for those that are needed.
+	r = sourcereport.Of(web, unlisted{both}, "CA", spiffe.MustParseTrustDomain("third.test"), other.TrustDomain())
+	assert.Equal(t, []string{"example.org", "third.test", "other.test"}, domains(r))
+	require.NoError(t, r.Bundles[0].Err)
+	require.ErrorIs(t, r.Bundles[1].Err, spiffe.ErrUnknownTrustDomain)
+	require.NoError(t, r.Bundles[2].Err)
+
+	for _, src := range []spiffe.SVIDSource{failing, nothing{}} {
+		r = sourcereport.Of(src, nil, "CA", ca.TrustDomain())
+		require.Error(t, r.NotReady)
+		require.Len(t, r.Identities, 1)
+		assert.Equal(t, r.NotReady, r.Identities[0].Err)
+		assert.Zero(t, r.Identities[0].NotAfter)
+	}
+	require.ErrorIs(t, sourcereport.Of(failing, failing, "CA").NotReady, fault)
+	require.ErrorIs(t, sourcereport.Of(nil, failing, "CA", ca.TrustDomain()).Bundles[0].Err, fault)
+	assert.ErrorContains(t, sourcereport.Of(nil, nothing{}, "CA", ca.TrustDomain()).Bundles[0].Err, "returned no bundle")
+}
+
+func TestBundle(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	c := ca.Bundle().Contents()
+	key := ca.SVID("/web").Leaf().PublicKey
+	n := uint64(7)
+	c.JWTAuthorities, c.WITAuthorities = map[string]crypto.PublicKey{"b": key, "a": key}, map[string]crypto.PublicKey{"w": key}
+	c.Sequence, c.RefreshHint = &n, time.Minute
+	b, err := spiffe.NewBundle(ca.TrustDomain(), c)
+	require.NoError(t, err)
+	got := sourcereport.Bundle(b, "file")
+	assert.Equal(t, report.Bundle{
+		TrustDomain: "example.org", Origin: "file", X509: c.X509Authorities, JWT: []string{"a", "b"}, WIT: []string{"w"}, Sequence: &n, RefreshHint: time.Minute,
+	}, got)
+	b, err = spiffe.NewBundle(ca.TrustDomain(), spiffe.BundleContents{})
+	require.NoError(t, err)
+	got = sourcereport.Bundle(b, "")
+	assert.Nil(t, got.Sequence)
+	assert.Zero(t, got.RefreshHint)
+}
+
+type unlisted struct{ spiffe.BundleSource }
+
+// nothing is a source that breaks its promise.
+type nothing struct{}
+
+func (nothing) SVID() (*spiffe.SVID, error)                       { return nil, nil }
+func (nothing) Bundle(spiffe.TrustDomain) (*spiffe.Bundle, error) { return nil, nil }
