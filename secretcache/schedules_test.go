@@ -17,6 +17,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
+
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
@@ -45,7 +47,7 @@ var oneSchedule = flag.Int64("schedule", -1, "the one schedule that TestSchedule
 func TestSchedules(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-7.3-5")
-	n := int64(250) // 10,000 take minutes, most of them in signatures
+	n := int64(rounds.Of(64)) // 10,000 take minutes, most of them in signatures
 	switch {
 	case *long:
 		n = 10_000

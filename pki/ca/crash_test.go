@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
+
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -116,7 +118,7 @@ func TestCrash(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts and kills processes")
 	}
-	kills := 50
+	kills := rounds.Of(15)
 	if *long {
 		kills = 1000
 	}

@@ -11,6 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
+
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -251,12 +253,12 @@ func TestNoHandshakeFails(t *testing.T) {
 				for _, a := range m.replicas {
 					run(t, a)
 				}
-				start, rotations := time.Now(), 10 // what is different has been seen then
+				start, rotations := time.Now(), rounds.Of(5)
 				switch {
 				case *long:
 					rotations = 1000
 				case replicas == 2:
-					rotations = 50
+					rotations = rounds.Of(12)
 				}
 				m.run(t, rotations)
 				assert.Zero(t, m.failed, "of %d handshakes", m.tried)

@@ -14,6 +14,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
+
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -364,7 +366,7 @@ func (e *proxied) apply(msg []byte) {
 func TestScripts(t *testing.T) {
 	t.Parallel()
 	const each = 50 // scripts of a subtest
-	tests := 20
+	tests := rounds.Of(5)
 	if raced {
 		tests = 2
 	}

@@ -19,6 +19,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
+
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -277,7 +279,7 @@ func TestMatrixChanges(t *testing.T) {
 		defer runs.Wait()
 		defer cancel()
 		synctest.Wait()
-		events := 2000
+		events := rounds.Of(500)
 		if *long {
 			events = 100_000
 		}
@@ -324,12 +326,12 @@ func (l *liveBundles) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return nil, spiffe.ErrUnknownTrustDomain
 }
 
-// TestEntitlementEvents: 250,000 random changes (-long: 20 million) of bundles and policies, against a model that is two tables. A verifier
+// TestEntitlementEvents: random changes of bundles and policies, against a model that is two tables: 250,000, 20 million with -long. A verifier
 // remembers what it has verified, and never what may no longer be: each change counts at the next question.
 func TestEntitlementEvents(t *testing.T) {
 	t.Parallel()
 	const peers = 60
-	events, rotations := 250_000, 50
+	events, rotations := rounds.Of(250_000), rounds.Of(50)
 	if *long {
 		events, rotations = 20_000_000, 10_000
 	}

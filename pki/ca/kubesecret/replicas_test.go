@@ -25,6 +25,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
+
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -280,7 +282,7 @@ func TestRacingRotate(t *testing.T) {
 					f.server.Latency(50 * time.Millisecond)
 					accepted := map[string]bool{}
 					uncertain := 0
-					for round := range 3 {
+					for round := range rounds.Of(1) {
 						for _, fault := range faults {
 							f.server.FailNext(1, fault, isWrite)
 						}
