@@ -200,7 +200,8 @@ func (a *Authority) adopt(d *rotation.Document, r Record, now time.Time) (*rotat
 	}
 	if d == nil {
 		if c := active.Cert; len(c.SubjectKeyId) > 0 && c.Subject.SerialNumber == hex.EncodeToString(c.SubjectKeyId) {
-			a.cfg.Logger.Warn("the CA that is adopted is one of this package, and its "+stateName+" is missing: roots and keys that were to retire or to sign next are unknown; restore the record from a backup",
+			a.cfg.Logger.Warn("the CA that is adopted is one of this package, and its "+stateName+" is missing: roots and keys "+
+				"that were to retire or to sign next are unknown; restore the record from a backup",
 				"serial", active.ID)
 		}
 		d = &rotation.Document{Authority: rotation.RandomID(), Sequence: 1}

@@ -48,13 +48,18 @@ type rule struct {
 
 // defineCallers defines the flags about callers in fs.
 func (c *Config) defineCallers(fs *flag.FlagSet) {
-	fs.Func("jwt-rule", "`rule` for tokens of an OpenID Connect issuer that prove callers of Istio's API, in JSON: issuer, audiences, and jwks_uri, or none for discovery [JWT_RULE]", c.callers.setRule)
+	fs.Func("jwt-rule", "`rule` for tokens of an OpenID Connect issuer that prove callers of Istio's API, in JSON: "+
+		"issuer, audiences, and jwks_uri, or none for discovery [JWT_RULE]", c.callers.setRule)
 	fs.StringVar(&c.callers.roots, "jwt-roots", "", "`file` with the roots that the servers of -jwt-rule and -token-issuer are verified by, in PEM (default those of the host)")
-	fs.StringVar(&c.callers.ownToken, "own-token", "/var/run/secrets/tokens/istio-token", "`file` with the token of this server, if it is there, whose issuer and first audience are the defaults of -token-issuer and -audience")
-	fs.StringVar(&c.callers.issuer, "token-issuer", "", "`issuer` whose service account tokens prove callers when all else does not; in a pod it has no effect (default that of -own-token) [TOKEN_ISSUER]")
+	fs.StringVar(&c.callers.ownToken, "own-token", "/var/run/secrets/tokens/istio-token", "`file` with the token of this "+
+		"server, if it is there, whose issuer and first audience are the defaults of -token-issuer and -audience")
+	fs.StringVar(&c.callers.issuer, "token-issuer", "", "`issuer` whose service account tokens prove callers when all "+
+		"else does not; in a pod it has no effect (default that of -own-token) [TOKEN_ISSUER]")
 	fs.StringVar(&c.callers.audience, "audience", "", "`audience` of these tokens (default that of -own-token) [AUDIENCE]")
-	fs.Func("trusted-gateway-cidr", "`prefixes` of the addresses of proxies that name callers of Istio's API in the header x-forwarded-client-cert; those of this machine are trusted then, too [TRUSTED_GATEWAY_CIDR]", c.callers.setGateways)
-	fs.Func("jwt-policy", "`policy` of Istio for tokens, third-party-jwt or first-party-jwt, which means the same: a token has to be for one of -token-audiences [JWT_POLICY]", func(text string) (err error) {
+	fs.Func("trusted-gateway-cidr", "`prefixes` of the addresses of proxies that name callers of Istio's API in the "+
+		"header x-forwarded-client-cert; those of this machine are trusted then, too [TRUSTED_GATEWAY_CIDR]", c.callers.setGateways)
+	fs.Func("jwt-policy", "`policy` of Istio for tokens, third-party-jwt or first-party-jwt, which means the same: a "+
+		"token has to be for one of -token-audiences [JWT_POLICY]", func(text string) (err error) {
 		c.callers.firstParty, err = parseJWTPolicy(text)
 		return err
 	})
@@ -241,7 +246,8 @@ func forwarded(signer ca.Signer, td spiffe.TrustDomain, proxies []netip.Prefix) 
 		case caller.ID.IsZero():
 			return nil, fmt.Errorf("caconfig: forwarded certificate: %w: %q has no SPIFFE ID", authn.ErrRefused, caller)
 		case all == nil || good == nil || all != good && !all.Equal(good):
-			return nil, fmt.Errorf("caconfig: forwarded certificate: %w: a root of the CA is tainted, and the header does not say which one has signed; use a token until the root is gone", authn.ErrRefused)
+			return nil, fmt.Errorf("caconfig: forwarded certificate: %w: a root of the CA is tainted, and the header does not "+
+				"say which one has signed; use a token until the root is gone", authn.ErrRefused)
 		}
 		return caller, nil
 	}), nil

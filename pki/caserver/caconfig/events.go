@@ -118,6 +118,7 @@ func (r *recorder) send(ctx context.Context, e event) {
 		"reportingComponent": component, "reportingInstance": r.instance,
 	}, nil)
 	if err != nil && ctx.Err() == nil {
-		r.log.Warn("caconfig: event not reported", "the API server has refused it; the service account needs the verb create for events", slog.String("event", e.Reason), slog.Any("err", err))
+		r.log.Warn("caconfig: event not reported", "the API server has refused it; the service account needs the verb create "+
+			"for events", slog.String("event", e.Reason), slog.Any("err", err))
 	}
 }
