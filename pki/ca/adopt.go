@@ -9,6 +9,7 @@ import (
 	"maps"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 	"github.com/svidkit/svidkit/spiffe"
@@ -179,7 +180,7 @@ func (a *Authority) foreign(r Record, now time.Time) (k rotation.Key, err error)
 	t := a.cfg.terms(rotation.Root)
 	t.Longest = max(t.Longest, foreignTTL)
 	return rotation.Key{
-		ID: rotation.Serial(cert), Cert: cert, Issuer: issuer, Secret: rotation.Seal(signer),
+		ID: rotation.Serial(cert), Cert: cert, Issuer: issuer, Secret: redact.Seal(signer),
 		Phase: Active, Prepared: now, Activates: now, Terms: t,
 	}, nil
 }

@@ -497,5 +497,5 @@ func (a *Authority) newRoot() (k rotation.Key, err error) {
 	if err != nil {
 		return k, err
 	}
-	return rotation.Key{ID: rotation.Serial(issuer.Certificate()), Cert: issuer.Certificate(), Issuer: issuer, Secret: rotation.Seal(signer)}, nil
+	return rotation.Key{ID: rotation.Serial(issuer.Certificate()), Cert: issuer.Certificate(), Issuer: issuer, Secret: redact.Seal(signer)}, nil
 }
