@@ -44,10 +44,6 @@ func (s signer) SignMessage(r io.Reader, msg []byte, opts crypto.SignerOpts) ([]
 // redacted is the text that a type which holds a key is printed as.
 type redacted = redact.Text
 
-// seal keeps a secret where package fmt does not look. A struct may have an Issuer in an unexported field: then fmt calls
-// no String method and, for a verb that does not fit, follows pointers too.
-func seal[T any](secret T) func() T { return func() T { return secret } }
-
 // NewIssuer returns an Issuer for an existing CA. The chain has the CA certificate first and then each
 // certificate that signed the one before; it may, but need not, end with the root. The slice is copied,
 // the certificates are shared and must not be changed.
@@ -97,7 +93,7 @@ func NewIssuer(chain []*x509.Certificate, key crypto.Signer) (*Issuer, error) {
 	}
 	return &Issuer{
 		redacted: redact.New("pki.Issuer(" + ca.Subject.String() + ")"),
-		chain:    slices.Clone(chain), id: id, key: seal(signer{key, ca.PublicKey}),
+		chain:    slices.Clone(chain), id: id, key: redact.Seal(signer{key, ca.PublicKey}),
 	}, nil
 }
 

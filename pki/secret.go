@@ -71,7 +71,7 @@ func newSecret(name string, notAfter time.Time, c *contents) *Secret {
 	if !notAfter.IsZero() {
 		text = fmt.Sprintf("pki.Secret(%q, %s until %s)", name, c.kind, notAfter.UTC().Format(time.RFC3339))
 	}
-	return &Secret{redacted: redact.New(text), name: name, notAfter: notAfter, contents: seal(c)}
+	return &Secret{redacted: redact.New(text), name: name, notAfter: notAfter, contents: redact.Seal(c)}
 }
 
 // NewKeyPairSecret returns the certificate chain and the private key of pair, a [*spiffe.SVID] or a [*Credential],

@@ -1,4 +1,4 @@
-// Package files reads small files, such as tokens, certificates and keys, that another process writes.
+// Package files reads small files that other processes write, such as tokens, certificates and keys.
 package files
 
 import (
@@ -8,7 +8,7 @@ import (
 )
 
 // Read returns the contents of the regular file with the name, links followed. A file of more than limit bytes is an
-// error, and so is one that is not regular: a named pipe would block its reader. If there is no file, the error is an
+// error, and so is one that is not regular: a named pipe would block its reader. If there is no file, the error wraps
 // fs.ErrNotExist.
 func Read(name string, limit int) ([]byte, error) {
 	info, err := os.Stat(name)
@@ -26,7 +26,7 @@ func Read(name string, limit int) ([]byte, error) {
 	return ReadAll(f, name, limit)
 }
 
-// ReadAll returns the rest of an open file. More than limit bytes are an error, for which the name is.
+// ReadAll returns the rest of an open file. More than limit bytes are an error, which has the name.
 func ReadAll(r io.Reader, name string, limit int) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(r, int64(limit)+1))
 	switch {

@@ -134,7 +134,8 @@ func (m Mapping) isSystem(namespace string) bool {
 // get the domain of one of the cluster's own is refused.
 func (m Mapping) Domain(namespace string) (string, error) {
 	if !isNamespace(namespace) || m.AdminDomain != "" && !isDomain(m.AdminDomain) {
-		return "", fmt.Errorf("athenzname: domain of namespace %.100q: the namespace is not an RFC 1123 label, or the AdminDomain %.100q not a domain: %w", namespace, m.AdminDomain, errName)
+		return "", fmt.Errorf("athenzname: domain of namespace %.100q: the namespace is not an RFC 1123 label, or the "+
+			"AdminDomain %.100q not a domain: %w", namespace, m.AdminDomain, errName)
 	}
 	if m.isSystem(namespace) {
 		return m.AdminDomain + "." + namespace, nil
@@ -199,7 +200,8 @@ func (i Instance) Check() error {
 		return err
 	}
 	if !isHost(i.ID) || !isHost(i.Suffix) || len(i.InstanceName()) > maxName {
-		return fmt.Errorf("athenzname: instance %.100q with suffix %.100q: both have to be DNS names in lower case, %d bytes with what is between them: %w", i.ID, i.Suffix, maxName, errName)
+		return fmt.Errorf("athenzname: instance %.100q with suffix %.100q: both have to be DNS names in lower case, %d bytes "+
+			"with what is between them: %w", i.ID, i.Suffix, maxName, errName)
 	}
 	for _, ip := range i.IPs {
 		if !ip.IsValid() || ip.Zone() != "" {

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 	"github.com/svidkit/svidkit/spiffe"
@@ -179,7 +180,7 @@ func (a *Authority) foreign(r Record, now time.Time) (k rotation.Key, err error)
 	t := a.cfg.terms(rotation.Root)
 	t.Longest = max(t.Longest, foreignTTL)
 	return rotation.Key{
-		ID: rotation.Serial(cert), Cert: cert, Issuer: issuer, Secret: rotation.Seal(signer),
+		ID: rotation.Serial(cert), Cert: cert, Issuer: issuer, Secret: redact.Seal(signer),
 		Phase: Active, Prepared: now, Activates: now, Terms: t,
 	}, nil
 }
@@ -200,7 +201,8 @@ func (a *Authority) adopt(d *rotation.Document, r Record, now time.Time) (*rotat
 	}
 	if d == nil {
 		if c := active.Cert; len(c.SubjectKeyId) > 0 && c.Subject.SerialNumber == hex.EncodeToString(c.SubjectKeyId) {
-			a.cfg.Logger.Warn("the CA that is adopted is one of this package, and its "+stateName+" is missing: roots and keys that were to retire or to sign next are unknown; restore the record from a backup",
+			a.cfg.Logger.Warn("the CA that is adopted is one of this package, and its "+stateName+" is missing: roots and keys "+
+				"that were to retire or to sign next are unknown; restore the record from a backup",
 				"serial", active.ID)
 		}
 		d = &rotation.Document{Authority: rotation.RandomID(), Sequence: 1}

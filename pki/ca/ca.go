@@ -140,7 +140,8 @@ type Rotation struct {
 	// of DefaultTTL and Backdate. See [Authority.Taint].
 	TaintGrace time.Duration
 
-	// Constrain adds a critical extension to new roots that permits SPIFFE IDs of the trust domain and no other; see [pki.CertificateOptions]. Verifiers that do not know it refuse every leaf.
+	// Constrain adds a critical extension to new roots that permits SPIFFE IDs of the trust domain and no other; see
+	// [pki.CertificateOptions]. Verifiers that do not know it refuse every leaf.
 	Constrain bool
 
 	// Manual keeps Run from starting rotations: only [Authority.Rotate] does.
@@ -496,5 +497,5 @@ func (a *Authority) newRoot() (k rotation.Key, err error) {
 	if err != nil {
 		return k, err
 	}
-	return rotation.Key{ID: rotation.Serial(issuer.Certificate()), Cert: issuer.Certificate(), Issuer: issuer, Secret: rotation.Seal(signer)}, nil
+	return rotation.Key{ID: rotation.Serial(issuer.Certificate()), Cert: issuer.Certificate(), Issuer: issuer, Secret: redact.Seal(signer)}, nil
 }

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 	"github.com/svidkit/svidkit/spiffe"
@@ -79,7 +80,7 @@ func newJWTKey(alg string) (k rotation.Key, err error) {
 	if err != nil {
 		return k, err
 	}
-	return rotation.Key{ID: rotation.RandomID(), Algorithm: alg, Public: signer.Public(), Secret: rotation.Seal(signer)}, nil
+	return rotation.Key{ID: rotation.RandomID(), Algorithm: alg, Public: signer.Public(), Secret: redact.Seal(signer)}, nil
 }
 
 // JWTRequest asks for a JWT-SVID. The caller of [Authority.SignJWT] vouches for everything in it: it is signed as it

@@ -156,6 +156,11 @@ func TestSignRefuses(t *testing.T) {
 			e, ok := errors.AsType[*ca.SignError](err)
 			require.True(t, ok)
 			assert.Equal(t, tt.r.ID, e.ID)
+			if tt.kind == ca.ErrTTL {
+				assert.Equal(t, []time.Duration{tt.r.TTL, 90 * 24 * time.Hour}, []time.Duration{e.Asked, e.Granted})
+			} else {
+				assert.Zero(t, e.Granted)
+			}
 			for _, kind := range []error{ca.ErrCSR, ca.ErrTTL, ca.ErrIdentity, spiffe.ErrNotReady, ca.ErrGeneration} {
 				assert.Equal(t, kind == tt.kind, errors.Is(err, kind), "errors.Is(%v, %v)", err, kind)
 			}

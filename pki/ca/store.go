@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"github.com/svidkit/svidkit/internal/redact"
-	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
 // The errors that a [Store] wraps.
@@ -57,7 +56,7 @@ type Record struct {
 func NewRecord(version string, data map[string][]byte) Record {
 	return Record{
 		redacted: redact.New(fmt.Sprintf("ca.Record(%q, %d items)", version, len(data))),
-		Version:  version, data: rotation.Seal(data),
+		Version:  version, data: redact.Seal(data),
 	}
 }
 

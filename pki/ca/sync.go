@@ -285,9 +285,11 @@ func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 	if mem != nil {
 		switch {
 		case d.Authority != mem.Authority:
-			return based{}, fmt.Errorf("ca: %w: another CA of the same trust domain has taken the place of this one; stop all authorities but one, and restore the record that is right", errRecord)
+			return based{}, fmt.Errorf("ca: %w: another CA of the same trust domain has taken the place of this one; stop all "+
+				"authorities but one, and restore the record that is right", errRecord)
 		case d.Revision < mem.Revision, d.Revision == mem.Revision && d.Writer != mem.Writer:
-			return based{}, fmt.Errorf("ca: %w: it is older than what this process has read or written before (revision %d, not %d); after restoring a backup, restart all authorities", errRecord, d.Revision, mem.Revision)
+			return based{}, fmt.Errorf("ca: %w: it is older than what this process has read or written before (revision %d, "+
+				"not %d); after restoring a backup, restart all authorities", errRecord, d.Revision, mem.Revision)
 		}
 		return based{Document: d.Merge(mem.Document, start), version: r.Version, dirty: changed, read: start}, nil
 	}

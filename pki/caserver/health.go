@@ -57,12 +57,14 @@ func (s *Server) newMetrics() *metrics.Set {
 		name, help string
 		value      func(ca.Health) float64
 	}{
-		{"svidkit_ca_signing", "Whether the CA signs: 1, or 0 for a root out of its time, a store that has not answered for too long, or an audit log that cannot be written.", func(h ca.Health) float64 { return up(h.Signing) }},
+		{"svidkit_ca_signing", "Whether the CA signs: 1, or 0 for a root out of its time, a store that has not answered for " +
+			"too long, or an audit log that cannot be written.", func(h ca.Health) float64 { return up(h.Signing) }},
 		{"svidkit_ca_store_up", "Whether the store of the CA answers: 1 or 0.", func(h ca.Health) float64 { return up(h.Store) }},
 		{"svidkit_ca_audit_up", "Whether the audit log can be written: 1 or 0.", func(h ca.Health) float64 { return up(h.Audit) }},
 		{"svidkit_ca_root_up", "Whether the root that signs is in order: 1, or 0 for one that is tainted or should have been replaced.", func(h ca.Health) float64 { return up(h.Root) }},
 		{"svidkit_ca_store_synced_timestamp_seconds", "When the store of the CA answered last, in seconds since 1970.", func(h ca.Health) float64 { return metrics.Seconds(h.Synced) }},
-		{"svidkit_ca_signing_end_timestamp_seconds", "When the CA signs no more if nothing changes, in seconds since 1970.", func(h ca.Health) float64 { return metrics.Seconds(h.Until) }},
+		{"svidkit_ca_signing_end_timestamp_seconds", "When the CA signs no more if nothing changes, in seconds since 1970.",
+			func(h ca.Health) float64 { return metrics.Seconds(h.Until) }},
 	} {
 		m.Gauge(g.name, g.help, func() (float64, bool) {
 			h, ok := s.health()

@@ -17,8 +17,8 @@ import (
 // maxAnswer is the longest answer in bytes of PEM: a chain of 64 KiB in DER, and some text.
 const maxAnswer = 128 << 10
 
-// accept tests the answer of a signer, and returns the chain to present and the issuer of the leaf. Nil
-// roots are learned from the answer.
+// accept checks the answer of a signer, and returns the chain to present and the issuer of the leaf. If roots is nil,
+// they are learned from the answer.
 func (a *RA) accept(answer []byte, r *ca.Request, roots *spiffe.Bundle, now time.Time) (chain []*x509.Certificate, issuer *x509.Certificate, err error) {
 	chain, err = parseAnswer(answer)
 	if err != nil {
@@ -69,7 +69,7 @@ func parseAnswer(answer []byte) ([]*x509.Certificate, error) {
 	return chain, nil
 }
 
-// checkLeaf compares a certificate with what was asked for.
+// checkLeaf compares a certificate with the request.
 func (a *RA) checkLeaf(leaf *x509.Certificate, r *ca.Request, now time.Time) error {
 	switch {
 	case !pki.PublicKeysEqual(leaf.PublicKey, r.CSR.PublicKey()):

@@ -35,7 +35,7 @@ func requests() string {
 	return k8s.Path("apis", "certificates.k8s.io", "v1", "certificatesigningrequests")
 }
 
-// object is a CertificateSigningRequest. What we do not look at is kept as it is.
+// object is a CertificateSigningRequest. Fields that this package does not need are kept.
 type object struct {
 	APIVersion string          `json:"apiVersion"`
 	Kind       string          `json:"kind"`
@@ -65,7 +65,7 @@ type condition struct {
 	LastTransitionTime string `json:"lastTransitionTime,omitempty"`
 }
 
-// condition returns the one of a type, if it holds.
+// condition returns the condition of the type, if it holds.
 func (o *object) condition(typ string) (condition, bool) {
 	i := slices.IndexFunc(o.Status.Conditions, func(c condition) bool { return c.Type == typ && c.Status == "True" })
 	if i < 0 {
@@ -99,7 +99,7 @@ func (a *RA) obtain(ctx context.Context, r *ca.Request, signer string) (answer [
 	case err == nil:
 		defer j.remove(ctx, 0)
 	case k8s.MayHaveLanded(err), k8s.AlreadyExists(err):
-		// It is there, or may be any moment. One that exists is ours, as its name cannot be guessed: something
+		// It is there, or may be any moment. An object that exists is ours, as its name cannot be guessed: something
 		// between us and the API server sent it twice.
 		defer j.remove(ctx, 3)
 	}
@@ -109,8 +109,7 @@ func (a *RA) obtain(ctx context.Context, r *ca.Request, signer string) (answer [
 	return j.follow(ctx, o)
 }
 
-// create makes the object. It has a name of our own, so that it can be deleted even if we never learn
-// that it was created.
+// create makes the object. We choose its name, so that it can be deleted even if we never learn that it was created.
 func (j *job) create(ctx context.Context) (*object, error) {
 	meta, err := json.Marshal(k8s.ObjectMeta{Name: j.name})
 	if err != nil {
@@ -124,8 +123,8 @@ func (j *job) create(ctx context.Context) (*object, error) {
 	return o, j.a.api.Create(ctx, requests(), question, o)
 }
 
-// remove deletes the object, whatever became of ctx. If the object may be on its way yet, not finding
-// it some times proves nothing.
+// remove deletes the object, also if ctx is done. While the object may still be on its way, it asks again if it does not
+// find it.
 func (j *job) remove(ctx context.Context, absent int) {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), cleanUp, fmt.Errorf("not done within %v", cleanUp))
 	defer cancel()
@@ -163,7 +162,7 @@ func (j *job) follow(ctx context.Context, o *object) ([]byte, *ca.SignError) {
 		if len(o.Status.Certificate) > 0 {
 			return o.Status.Certificate, nil
 		}
-		// Nothing that the API server says must keep us, and it, busy: such as an approval that is not kept.
+		// No answer of the API server, such as an approval that is not kept, must keep it and us busy.
 		if n > quickSteps {
 			if renew.Sleep(ctx, pause) != nil {
 				return nil, j.failure(ctx, "follow", nil)
@@ -194,8 +193,8 @@ func (j *job) get(ctx context.Context) (*object, error) {
 	return o, nil
 }
 
-// step approves the request or, if that is done, waits for the next change. It returns no object when
-// it does not know the present one.
+// step approves the request or, if that is done, waits for the next change. It returns nil if the present object is not
+// known.
 func (j *job) step(ctx context.Context, o *object) (next *object, doing string, err error) {
 	if _, ok := o.condition("Approved"); ok {
 		next, err = j.watch(ctx, o.meta.ResourceVersion)
@@ -214,7 +213,7 @@ func (j *job) step(ctx context.Context, o *object) (next *object, doing string, 
 	return next, "approve", nil
 }
 
-// watch returns the next state of the object after a version; nil if the watch ended before.
+// watch returns the next version of the object; nil if the watch ended before.
 func (j *job) watch(ctx context.Context, version string) (*object, error) {
 	query := url.Values{"fieldSelector": {"metadata.name=" + j.name}, "resourceVersion": {version}}
 	for event, err := range j.a.api.Watch(ctx, requests(), query) {
@@ -244,8 +243,8 @@ var (
 	errUnreadable = errors.New("the API server answered with an object that cannot be read")
 )
 
-// read takes what has to be known of an object, and tests whether it is still the one that was
-// created: only that must be approved, and only its answer counts.
+// read decodes an object, and checks that it is still the one that was created: only that must be approved, and only its
+// answer counts.
 func (j *job) read(o *object) error {
 	var s spec
 	if json.Unmarshal(o.Metadata, &o.meta) != nil || json.Unmarshal(o.Spec, &s) != nil {
@@ -266,7 +265,7 @@ func (j *job) read(o *object) error {
 	return nil
 }
 
-// failure says what kind of failure an error of the API is.
+// failure returns the kind of failure of an error of the API.
 func (j *job) failure(ctx context.Context, doing string, err error) *ca.SignError {
 	if ctx.Err() != nil {
 		if cause := context.Cause(ctx); err == nil || errors.Is(err, cause) {
@@ -295,8 +294,7 @@ func (j *job) failure(ctx context.Context, doing string, err error) *ca.SignErro
 	return f
 }
 
-// passing reports whether the same question may have another answer soon: there was none, or the
-// server says that it failed.
+// passing reports whether the same request may succeed soon: the server did not answer, or says that it failed.
 func passing(err error) bool {
 	if e, ok := errors.AsType[*k8s.StatusError](err); ok {
 		return e.Code >= 500 || e.Code == http.StatusTooManyRequests || e.Code == http.StatusRequestTimeout
@@ -304,5 +302,5 @@ func passing(err error) bool {
 	return err != nil && !errors.Is(err, errDeleted) && !errors.Is(err, errUnreadable)
 }
 
-// said returns a text of a signer or an approver for an error.
+// said returns the text of a signer or an approver, for an error.
 func said(s string) string { return cmp.Or(k8s.OneLine(s, 300), "no reason given") }

@@ -5,8 +5,7 @@
 //	…
 //	chain, err := a.Sign(ctx, ca.Request{CSR: csr, ID: id})
 //
-// For each request it creates a CertificateSigningRequest, approves it, waits for the certificate, and
-// deletes it again.
+// For each request it creates a CertificateSigningRequest, approves it, waits for the certificate, and deletes it again.
 //
 // # What it promises
 //
@@ -68,9 +67,9 @@ type Config struct {
 	// means that every request has to name one.
 	Signer string
 
-	// SignerDomain lets a request choose among the signers of a domain: the one that it calls "mesh"
-	// is then SignerDomain + "/mesh". Empty means that requests must not name one. It must not be the
-	// domain of Kubernetes' own signers, some of which make administrators.
+	// SignerDomain lets a request choose among the signers of a domain: its "mesh" is SignerDomain + "/mesh". Empty means
+	// that requests must not name a signer. It must not be the domain of Kubernetes' own signers, some of which make
+	// administrators.
 	SignerDomain string
 
 	// Roots are the roots that the signers' certificates lead to: the source is asked for the bundle of
@@ -81,8 +80,8 @@ type Config struct {
 	// asked for.
 	SignerRoots map[string]spiffe.BundleSource
 
-	// LearnRoots takes the roots from the answers of signers that have no roots here: the last certificate of a chain, if it
-	// is a CA. Then any client that can write an answer into the API can make the whole trust domain trust a root of its
+	// LearnRoots takes the roots of signers without configured roots from their answers: the last certificate of a chain, if
+	// it is a CA. Then any client that can write an answer into the API can make the whole trust domain trust a root of its
 	// own, and after a start [RA.Bundle] is empty until the first answer.
 	LearnRoots bool
 
@@ -96,8 +95,8 @@ type Config struct {
 	// cluster that this process runs in.
 	APIServer string
 
-	// HTTPClient authenticates us to the API server. Nil means as the service account of this process,
-	// whose token and CA certificate are read anew when they rotate.
+	// HTTPClient authenticates this process to the API server. Nil means with its service account, whose token and CA
+	// certificate are read again when they rotate.
 	HTTPClient *http.Client
 
 	Limits  ca.Limits    // on what is asked of the signers at once, and in a second
@@ -130,13 +129,13 @@ type RA struct {
 	stale   bool             // union has to be made anew
 }
 
-// learnedRoot is a root that is in the bundle because an answer had it.
+// learnedRoot is a root from an answer.
 type learnedRoot struct {
 	cert     *x509.Certificate
 	lastLeaf time.Time // when the last certificate that leads to it ends
 }
 
-// New checks the configuration. It asks nothing and starts nothing.
+// New checks the configuration. It starts nothing, and does not contact the API server.
 func New(cfg Config) (*RA, error) {
 	cfg.MaxTTL = cmp.Or(cfg.MaxTTL, defaultMaxTTL)
 	cfg.Timeout = cmp.Or(cfg.Timeout, defaultTimeout)
@@ -194,7 +193,7 @@ func validSigner(s string) bool {
 	return validDomain(domain) && k8s.ValidName(name)
 }
 
-// signer returns the full name of the signer for a request that names one, or does not.
+// signer returns the full name of the signer for a request, whether it names one or not.
 func (a *RA) signer(name string) (string, error) {
 	full := a.cfg.Signer
 	switch {
@@ -281,8 +280,8 @@ func (a *RA) Bundle() *spiffe.Bundle {
 func (a *RA) CallerBundle() *spiffe.Bundle { return a.Bundle() }
 
 // Health returns the health of the RA, for a program's readiness and metrics: whether the roots of the default signer are
-// known and records can be made. Store is why the cluster did not answer the last request, for ten seconds. There is no
-// Root, Synced or Until.
+// known and audit records can be made. Store is why the cluster did not answer the last request, for ten seconds. Root,
+// Synced and Until are zero.
 func (a *RA) Health() ca.Health {
 	var h ca.Health
 	if a.cfg.Signer != "" {
@@ -297,12 +296,12 @@ func (a *RA) Health() ca.Health {
 	return h
 }
 
-// Proven returns zero, for "not known": a [ca.Authority] keeps the time in the serial numbers of its certificates, which
-// here the signer chooses. So a server cannot follow chains of renewals by certificate alone, and has to allow all of them
-// or none.
+// Proven returns zero, for "not known": a [ca.Authority] keeps the time in the serial numbers of its certificates, but here
+// the signer chooses them. So a server cannot follow chains of renewals by certificate, and has to allow all of them or
+// none.
 func (a *RA) Proven(*x509.Certificate) time.Time { return time.Time{} }
 
-// unite makes one bundle of what there is; a.mu is held.
+// unite makes one bundle of all roots; a.mu is held.
 func (a *RA) unite() *spiffe.Bundle {
 	var roots []*x509.Certificate
 	for _, b := range a.sources {
@@ -357,18 +356,17 @@ func fail(kind error, format string, args ...any) *ca.SignError {
 	return &ca.SignError{Kind: kind, Err: fmt.Errorf(format, args...)}
 }
 
-// Sign has a signer of the cluster certify the request and returns the chain to present: leaf first,
-// then what links it to a root in [RA.Bundle], without that root. The caller owns the result.
+// Sign has a signer of the cluster certify the request and returns the chain to present: leaf first, then intermediates up
+// to a root in [RA.Bundle], without that root. The caller owns the result.
 //
 // [ca.Authority.Sign] certifies the names that r grants; a signer certifies the names that r.CSR asks for. So the CSR must
 // ask for r.ID (or, for a certificate without ID, for a DNS name), and may ask for any of r.DNSNames, r.IPs and
 // r.CommonName. A CSR that asks for anything else is refused, except for an empty organization, which Istio's agents send. A
 // caller that is granted a name and does not ask for it does not get it.
 //
-// A TTL of 0 or less leaves the lifetime to the signer. Other than that it is at least ten minutes,
-// which is what Kubernetes allows, and less is refused, not made longer; fractions of a second are cut
-// off. A signer may give less than was asked for, and more up to MaxTTL. Backdate is the signer's
-// choice, too.
+// A TTL of 0 or less leaves the lifetime to the signer. Any other is at least ten minutes, which Kubernetes demands: a
+// shorter one is refused, not made longer. Fractions of a second are cut off. A signer may give less than the TTL, and
+// more up to MaxTTL. Backdate is the signer's choice, too.
 //
 // When ctx is done, Sign still deletes what it created, for up to five seconds. The error is a
 // [*ca.SignError], or wraps the cause of ctx's end:

@@ -15,7 +15,7 @@ import (
 
 func oidCommonName() asn1.ObjectIdentifier { return asn1.ObjectIdentifier{2, 5, 4, 3} }
 
-// check tests what was asked for, before anything is sent, and fills in the caller.
+// check checks the request before anything is sent, and fills in the caller.
 func (a *RA) check(r *ca.Request) *ca.SignError {
 	switch {
 	case r.CSR == nil || r.CSR.PublicKey() == nil:
@@ -79,7 +79,7 @@ func grantedNames(r *ca.Request) (map[pki.SAN]bool, error) {
 	return granted, nil
 }
 
-// sanKey makes one of the two forms of an IPv4 address.
+// sanKey makes the two forms of an IPv4 address one.
 func sanKey(s pki.SAN) pki.SAN {
 	if s.Type == pki.IP {
 		return pki.IPSAN(net.IP(s.Value))
@@ -115,8 +115,7 @@ func checkCSR(r *ca.Request, granted map[pki.SAN]bool) error {
 	return r.CSR.OnlyNames()
 }
 
-// sameNames reports whether a certificate has exactly the names that the request asked for, which are
-// all granted.
+// sameNames reports whether a certificate has exactly the names of the request, which are all granted.
 func sameNames(leaf *x509.Certificate, csr *pki.CSR) error {
 	got, err := pki.ParseSANs(leaf.Extensions)
 	if err != nil {

@@ -148,6 +148,14 @@ func TestRequestsRefused(t *testing.T) {
 			x.edit(&r)
 			chain, err := a.Sign(t.Context(), r)
 			e := signError(t, err, x.kind, x.text)
+			switch {
+			case x.kind != ca.ErrTTL:
+				assert.Zero(t, e.Granted)
+			case e.Asked > time.Hour:
+				assert.Equal(t, []time.Duration{r.TTL, 24 * time.Hour}, []time.Duration{e.Asked, e.Granted})
+			default:
+				assert.Equal(t, []time.Duration{r.TTL, 10 * time.Minute}, []time.Duration{e.Asked, e.Granted})
+			}
 			assert.Equal(t, r.ID, e.ID)
 			assert.Nil(t, chain)
 		})

@@ -6,20 +6,20 @@
 //	changed, err := f.Write(map[string]fileset.File{"key.pem": {key, 0o600}, "cert.pem": {certs, 0o644}})
 //
 // The folder and those above it must belong to this user or to root, by the rules of package private. One process at a
-// time has it open. What is there already is not written again.
+// time has it open. Files that are there already are not written again.
 //
 // # Two layouts
 //
-// Links: each version of the files is in a folder of its own, the name of each file is a link through "..data", and
-// that is replaced by one rename. So at every moment, after a crash too, the names lead to files of one version. The
-// version before stays until the next, for readers that are between two files.
+// Links: each version of the files is in a folder of its own, and the name of each file is a link through "..data", which
+// is replaced by one rename. So at every moment, after a crash too, the names lead to files of one version. The previous
+// version stays for readers that are between two files.
 //
-// Plain files, for readers that expect them: all files are written and made durable in a folder beside them, and that
-// gets the name "..next", which commits the set. Then each file is moved to its name by a rename, in a fixed order. A
-// reader never sees a part of a file. It can see files of two versions between two of the renames, and after a crash
-// there; the next Open finishes what was committed, and needs nothing but the folder for it.
+// Plain files, for readers that expect them: all files are written and made durable in a folder beside them, which gets
+// the name "..next"; that commits the set. Then each file is moved to its name by a rename, in a fixed order. A reader
+// never sees a part of a file, but between two renames, and after a crash there, it can see files of two versions. The
+// next Open finishes what was committed.
 //
-// [Replace] is for a file that is alone.
+// [Replace] is for a single file.
 package fileset
 
 import (
@@ -66,14 +66,14 @@ type Options struct {
 	// Program is what errors call the program that writes.
 	Program string
 
-	// Plain writes plain files in the place of links.
+	// Plain writes plain files, not links.
 	Plain bool
 
 	// Last are the names of the plain files that are moved last, in this order. The others come before, sorted.
 	Last []string
 
-	// Warn, if set, is called with the reason that a folder that other users can write to is not safe, in the place of
-	// a refusal.
+	// Warn, if set, is called with the reason why a folder that other users can write to is not safe, and the folder is
+	// accepted.
 	Warn func(error)
 }
 
@@ -87,7 +87,7 @@ type Folder struct {
 	step   func(name string) error // called before each step by tests; nil otherwise
 }
 
-// Open opens a folder, after making it with mode 0755 if it is not there, and finishes what an earlier process has
+// Open opens a folder, which it makes with mode 0755 if it is not there, and finishes what an earlier process has
 // committed.
 func Open(path string, o Options) (*Folder, error) {
 	root, err := openRoot(path, o, private.MakeDir)
@@ -160,7 +160,7 @@ func (f *Folder) Close() error {
 	return errors.Join(err, f.root.Close())
 }
 
-// Check reports whether the path still leads to this folder, and why it does not or is not safe any more.
+// Check returns an error if the path no longer leads to this folder, or is not safe any more.
 func (f *Folder) Check() error {
 	root, err := openRoot(f.path, f.o, private.OpenDir)
 	if err != nil {
@@ -178,9 +178,8 @@ func (f *Folder) Check() error {
 	return err
 }
 
-// Write makes files the contents of the folder, and reports whether that changed anything. After an error the files
-// from before are there or, if changed is true, the new ones, of which the next Write or Open moves what is not at its
-// name yet.
+// Write makes files the contents of the folder, and reports whether that changed anything. After an error the old files
+// are there or, if changed is true, the new ones; the next Write or Open moves those that are not at their names yet.
 func (f *Folder) Write(files map[string]File) (changed bool, err error) {
 	if err := f.finish(); err != nil {
 		return false, err
@@ -221,7 +220,7 @@ func (f *Folder) Write(files map[string]File) (changed bool, err error) {
 	return true, f.tidy(files, version, before)
 }
 
-// checkNames refuses what is in the place of a file and must not be replaced.
+// checkNames refuses anything at the name of a file that must not be replaced.
 func (f *Folder) checkNames(files map[string]File) error {
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		info, err := f.root.Lstat(name)
@@ -372,8 +371,8 @@ func (f *Folder) rename(from, to string) error {
 	return f.root.Rename(from, to)
 }
 
-// named returns err with what could not be written, in the place of a name that is another one at each attempt: programs
-// log a failure that stays once, by its text.
+// named returns err with what could not be written instead of a temporary name: programs log a lasting failure once, by
+// its text.
 func (f *Folder) named(name string, err error) error {
 	if e, ok := errors.AsType[*fs.PathError](err); ok {
 		err = e.Err
@@ -391,7 +390,7 @@ func (f *Folder) before(step string) error {
 	return f.step(step)
 }
 
-// tidy removes links to files that are no more, all versions but the two, and what a crash has left.
+// tidy removes links to files that are gone, all versions but the last two, and remains of a crash.
 func (f *Folder) tidy(files map[string]File, current, before string) error {
 	entries, err := fs.ReadDir(f.root.FS(), ".")
 	if err != nil {
@@ -418,9 +417,9 @@ func (f *Folder) tidy(files map[string]File, current, before string) error {
 	return nil
 }
 
-// Replace replaces the file of that name in root, or makes it. After a crash there is the old one or the new one, and
-// after Replace has returned the new one. A link in its place is replaced and not followed. One caller at a time
-// replaces a file.
+// Replace replaces the file with the name in root, or makes it. After a crash there is the old one or the new one, and
+// after Replace has returned the new one. A link at the name is replaced and not followed. Only one caller at a time may
+// replace a file.
 func Replace(root *os.Root, name string, file File) error {
 	draft := name + ".new"
 	if err := root.Remove(draft); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a crash

@@ -1,7 +1,7 @@
 //go:build darwin || dragonfly || freebsd || linux || netbsd || openbsd
 
-// Package flock locks files against other processes, where the system has flock. A lock belongs to
-// the open file: it ends with [Unlock], when the file is closed, and when the process ends.
+// Package flock locks files against other processes, where the system has flock. A lock belongs to the open file: it
+// ends with [Unlock], when the file is closed, and when the process ends.
 package flock
 
 import (
@@ -25,7 +25,7 @@ func TryLock(f *os.File) (bool, error) {
 	return err == nil, err
 }
 
-// Unlock gives the lock on f back.
+// Unlock releases the lock on f.
 func Unlock(f *os.File) error { return flock(f, syscall.LOCK_UN) }
 
 func flock(f *os.File, how int) error {

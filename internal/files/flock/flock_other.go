@@ -11,7 +11,7 @@ const Supported = false
 // Lock does nothing.
 func Lock(*os.File) error { return nil }
 
-// TryLock does nothing, and finds every lock free.
+// TryLock does nothing, and reports every lock as free.
 func TryLock(*os.File) (bool, error) { return true, nil }
 
 // Unlock does nothing.

@@ -1,24 +1,22 @@
-// Package follow reads a set of small files, such as a certificate with its key and its roots, and reads them
-// again whenever they change.
+// Package follow reads a set of small files, such as a certificate with its key and its roots, and reads them again
+// when they change.
 //
 //	f := follow.New([]string{"/certs/tls.crt", "/certs/tls.key"}, take, nil)
 //	if err := f.Read(ctx); err != nil { … }
 //	go f.Run(ctx) // in a group that waits for it
 //
-// The take function parses the files and publishes the result. If it returns an error, what it published
-// before stays in use, and [Follower.Status] returns the error until the files are in order again.
+// The take function parses the files and publishes the result. If it returns an error, the last result stays in use, and
+// [Follower.Status] returns the error until the files are in order again.
 //
-// # What counts as a change
+// # Changes
 //
-// The contents count, and nothing else: a file that is written in place, replaced by a rename or
-// reached through a link that is swapped (as "..data" in the volumes of Kubernetes) is new if its bytes are, and
-// a file that is only touched is not. All files are read together, and given to take when two reads in a
-// row have found the same in all of them. Writers that take longer than that leave a
-// set that does not fit together, such as a certificate with the key of another one: take must
-// refuse that.
+// Only contents count: a file written in place, replaced by a rename or reached through a swapped link (as "..data" in
+// the volumes of Kubernetes) is new if its bytes are, and a file that is only touched is not. All files are read
+// together, and take gets them when two reads in a row have found the same contents. A writer that is slower than that
+// leaves a set that does not fit together, such as a certificate with the key of another one: take must refuse it.
 //
-// Notifications of the operating system say when to look, and a slow poll finds what no notification
-// announced, as on network file systems.
+// Notifications of the operating system say when to look; a slow poll finds changes without a notification, as on network
+// file systems.
 package follow
 
 import (
@@ -54,20 +52,20 @@ const (
 
 // Options changes how a [Follower] works. The zero value is the usual.
 type Options struct {
-	// FS has the files; nil means the file system of the host, with its notifications. There are none
-	// for another FS, which is polled.
+	// FS has the files; nil means the file system of the host, with its notifications. Another FS has none, and is
+	// polled.
 	FS fs.FS
 
-	// Open opens a file of the host; nil means [os.Open]. It is where the caller judges the owner of a file, and it must
-	// not wait for a pipe.
+	// Open opens a file of the host; nil means [os.Open]. Here the caller can judge a file's owner. It must not wait for a
+	// pipe.
 	Open func(path string) (*os.File, error)
 
 	// MaxSize is how many bytes a file may have; 0 means 1 MiB.
 	MaxSize int64
 
-	// Each gives take also the files that cannot be read or do not exist, with the reason in File.Err, in the place of
-	// refusing all of them. Then take may take over a part of the files and return an error about the others. So it is given
-	// what it has taken before once more, when that comes back after an error.
+	// Each gives take also the files that cannot be read or do not exist, with the reason in File.Err, instead of
+	// refusing the set. So take may accept some files and return an error about the others; files that come back as they
+	// were after an error are given to it again.
 	Each bool
 
 	// Poll is how often the files are read without a notification; 0 means every 5 seconds.
@@ -101,8 +99,7 @@ type Follower struct {
 type digest = [sha256.Size]byte
 
 // New returns a Follower of the files at paths. It reads nothing. The function take is called by one
-// goroutine at a time, with all files; those that do not exist are not among them, but for Options.Each. It owns what
-// it is given. A nil o is the same as zero Options.
+// goroutine at a time, with all files that exist (see Options.Each), and owns them. A nil o is the same as zero Options.
 func New(paths []string, take func(context.Context, Files) error, o *Options) *Follower {
 	if o == nil {
 		o = &Options{}
@@ -130,9 +127,8 @@ func (f *Follower) current() (paths []string) {
 	return f.paths
 }
 
-// Read reads the files, until two reads in a row agree, and gives them to take. The error is the one of
-// take, or says which file cannot be read, or wraps the cause of ctx's end. It is for the start: it has
-// take judge also what was judged before.
+// Read reads the files until two reads in a row agree, and gives them to take, even if take has had them before. It is
+// for the start. The error is that of take, or says which file cannot be read, or wraps the cause of ctx's end.
 func (f *Follower) Read(ctx context.Context) error {
 	f.reading.Lock()
 	defer f.reading.Unlock()
@@ -153,8 +149,7 @@ func (f *Follower) Read(ctx context.Context) error {
 	return f.give(ctx, files, sum, err)
 }
 
-// Run reads the files again when they change, and gives them to take, until ctx is done. It returns
-// nil.
+// Run reads the files when they change, and gives them to take, until ctx is done. It returns nil.
 func (f *Follower) Run(ctx context.Context) error {
 	w := f.watch()
 	defer w.close()
@@ -188,7 +183,7 @@ func (f *Follower) Run(ctx context.Context) error {
 	}
 }
 
-// Status returns when the files were last found to be in order, and why they were not since, or nil.
+// Status returns when the files were last found in order, and the error since then, or nil.
 func (f *Follower) Status() (checked time.Time, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -234,7 +229,7 @@ func (f *Follower) look(ctx context.Context) time.Duration {
 	return f.o.Poll
 }
 
-// give has take judge what was read; reading is held.
+// give calls take with the files that were read; reading is held.
 func (f *Follower) give(ctx context.Context, files Files, sum digest, err error) error {
 	if err == nil {
 		err = f.take(ctx, files)
@@ -341,7 +336,7 @@ type File struct {
 	Err     error // why it cannot be read, with Options.Each; it names the file
 }
 
-// Files are the files that exist, by path. It is an [fs.FS] for those that read one.
+// Files are the files that exist, by path. It is an [fs.FS].
 type Files map[string]File
 
 // Open implements [fs.FS].
@@ -376,7 +371,7 @@ func (i fileInfo) ModTime() time.Time { return i.file.ModTime }
 func (i fileInfo) IsDir() bool        { return false }
 func (i fileInfo) Sys() any           { return nil }
 
-// watcher wakes Run. The zero value, for files without notifications, does so never.
+// watcher wakes Run. The zero value, for files without notifications, never does.
 type watcher struct {
 	notify *fsnotify.Watcher
 	events <-chan fsnotify.Event

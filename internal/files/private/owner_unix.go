@@ -30,7 +30,7 @@ func follow(path string, o *Options) (at string, missing []string, info fs.FileI
 		}
 		path = dir + "/" + path // not cleaned: what is behind a link decides what ".." means
 	}
-	// What a link led to may be gone because the link leads elsewhere by now. Then the second answer is another one.
+	// The target of a link may be gone because the link leads elsewhere by now. Then the second answer differs.
 	var before string
 	for range maxTries {
 		at, missing, info, err = walk(path, o)
@@ -110,8 +110,9 @@ func checkFolder(path string, info fs.FileInfo, o *Options) error {
 	return checkWritable(path, info, o)
 }
 
-// checkAbove is checkOwner for what is on the way to a file. The owner of the root of the file system can replace all of it, and
-// is trusted there. That is another one than root in a user namespace that does not map root, such as a sandbox.
+// checkAbove is checkOwner for folders and links on the way to a file. The owner of the root of the file system can
+// replace all of them, and is trusted there: a user other than root in a user namespace that does not map root, such as
+// a sandbox.
 func checkAbove(path string, info fs.FileInfo) error {
 	if owner, _, ok := ids(info); ok && owner == ownerOfAll() {
 		return nil

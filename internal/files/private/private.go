@@ -1,5 +1,5 @@
-// Package private opens folders and files that no other user of the machine has made or can change. It is for what
-// holds keys, sockets, trusted bundles, and the files that an operator writes for this process.
+// Package private opens folders and files that no other user of the machine has made or can change: for keys, sockets,
+// trusted bundles, and files that an operator writes for this process.
 //
 //	root, err := private.MakeDir("/var/lib/svidkit/ca", private.Options{Keys: true})
 //	…
@@ -7,9 +7,8 @@
 //
 // # The rules
 //
-// A folder, a file or a symbolic link must belong to the effective user of this process or to root. That holds for
-// what is opened, for each folder above it, and for each link on the way. Above, the owner of "/" counts as root, which
-// a user namespace may show as another user.
+// What is opened, each folder above it, and each link on the way must belong to the effective user of this process or to
+// root. For the folders above, the owner of "/" counts as root: a user namespace may show root as another user.
 //
 // Keys, which [Options.Keys] asks for, are accessible to no other user at all: their folder has a mode like 0700 and their
 // files one like 0600.
@@ -17,15 +16,15 @@
 // Everything else may be read by other users, and not written. A folder in which all users can write needs the
 // sticky bit, as /tmp and the Secret volumes of Kubernetes have it. Write permission of a group counts as write permission of
 // others, unless it is the group of root or one of the groups of this process: so the private groups of users with
-// a umask of 002 work, and the fsGroup of a Kubernetes volume. With [Options.Warn] what others may write is
-// reported, and accepted, which is for caches and sockets that live in an emptyDir of Kubernetes (root's, mode 0777).
+// a umask of 002 work, and the fsGroup of a Kubernetes volume. With [Options.Warn] such folders and files are reported
+// and accepted: for caches and sockets in an emptyDir of Kubernetes (root's, mode 0777).
 //
 // # How it checks
 //
 // The path is followed from the root of the file system, link by link. Each folder is judged before the next name
-// in it is looked at, so by then only this user and root can change what that name means. What is opened in the end is
-// judged again by its descriptor, and must be what the path led to. What the caller opens below an [os.Root] is
-// judged with [Check] or opened with [OpenIn].
+// in it is looked at, so by then only this user and root can change what that name means. The opened file or folder is
+// judged again by its descriptor, and must be the one the path led to. Below an [os.Root], the caller uses [Check] or
+// [OpenIn].
 //
 // Windows and Plan 9 have no such owners and modes. Nothing is checked there: the access list of the folder decides.
 package private
@@ -39,8 +38,8 @@ import (
 	"strings"
 )
 
-// ErrUnsafe says that another user of this machine may have made or may change a folder or a file. The text of
-// the error names it and says which chown or chmod helps.
+// ErrUnsafe says that another user of this machine may have made or may change a folder or a file. The error names it,
+// and the chown or chmod that helps.
 var ErrUnsafe = errors.New("not safe from other users")
 
 // Options says what is safe enough. The zero value refuses what other users can change.
@@ -51,9 +50,8 @@ type Options struct {
 	// Mode is the mode of the folders that MakeDir makes, whatever the umask; 0 means 0700.
 	Mode fs.FileMode
 
-	// Warn, if set, is called with what other users can write to, in the place of a refusal: once for each folder or file,
-	// with an error that wraps [ErrUnsafe]. A wrong owner is refused all the same, and so is what breaks the
-	// rule of Keys.
+	// Warn, if set, accepts folders and files that other users can write to, and is called once for each, with an error
+	// that wraps [ErrUnsafe]. A wrong owner is refused all the same, and so are files that break the rule of Keys.
 	Warn func(error)
 }
 
@@ -62,12 +60,11 @@ const (
 	maxTries = 10 // to open what a path leads to while links are swapped
 )
 
-// OpenDir opens the folder at path, links followed. If it is not there, the error wraps [fs.ErrNotExist], after the
-// folders above it were judged.
+// OpenDir opens the folder at path, links followed. If it is not there, and the folders above it are safe, the error wraps
+// [fs.ErrNotExist].
 func OpenDir(path string, o Options) (*os.Root, error) { return openDir(path, o, nil) }
 
-// MakeDir opens the folder at path, after making it and those above it if they are not there. What it has made is
-// durable.
+// MakeDir opens the folder at path, and durably makes it and those above it if they are not there.
 func MakeDir(path string, o Options) (*os.Root, error) { return openDir(path, o, syncDir) }
 
 // openDir makes what is missing if sync is set, and calls it with each folder that gets a new name.
@@ -199,8 +196,8 @@ func openFile(path string, flag int, o Options) (*os.File, error) {
 	return checked(f, path, info, o)
 }
 
-// OpenIn opens the file of that name in an open folder for reading. It must be a regular file, and not a link. What
-// replaces it meanwhile is opened in its place.
+// OpenIn opens the file with the name in an open folder for reading. It must be a regular file, and not a link. If it is
+// replaced meanwhile, the new one is opened.
 func OpenIn(root *os.Root, name string, o Options) (*os.File, error) {
 	for try := 1; ; try++ {
 		f, err := openIn(root, name, o)
@@ -245,8 +242,7 @@ func checked(f *os.File, path string, expected fs.FileInfo, o Options) (*os.File
 	return f, nil
 }
 
-// Check judges a folder or a file that the caller has opened, by what Stat of its descriptor says. The path is for the
-// error.
+// Check judges a folder or a file that the caller has opened, by Stat of its descriptor. The path is for the error.
 func Check(path string, info fs.FileInfo, o Options) error {
 	if err := checkOwner(path, info); err != nil {
 		return err
@@ -260,10 +256,10 @@ func Check(path string, info fs.FileInfo, o Options) error {
 // SyncDir makes the names in a folder durable.
 func SyncDir(dir string) error { return syncDir(dir) }
 
-// CheckKeyFile judges an open file with a private key that another program has put into place for this one, by the
-// rules of Options.Keys, but for groups of this process and root's, which may read it as the fsGroup of a pod does. In
-// the folders that the kubelet makes for volumes, whose names begin with two dots, the mode is that of the volume, and
-// no other user is near. The path is for the error.
+// CheckKeyFile judges an open file with a private key that another program has written for this one, by the rules of
+// Options.Keys, except that the groups of this process and of root may read it, as the fsGroup of a pod does. In folders
+// that the kubelet makes for volumes, whose names begin with two dots, any mode is accepted: it is that of the volume,
+// which no other user can reach. The path is for the error.
 func CheckKeyFile(path string, f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {
@@ -275,9 +271,9 @@ func CheckKeyFile(path string, f *os.File) error {
 	return checkReadable(path, info)
 }
 
-// OpenGiven opens a file that another program has put into place for this one to read. The folders above it are judged
-// by o, and the file itself without exception, as by [CheckKeyFile] if it has a private key. A file in one of the
-// folders not, by its name or by where links lead, is refused: they are those that this process writes to.
+// OpenGiven opens a file that another program has written for this one. The folders above it are judged by o, and the
+// file itself without exception, as by [CheckKeyFile] if it has a private key. A file in one of the folders not, by its
+// name or through links, is refused: this process writes to them.
 func OpenGiven(path string, key bool, not []string, o Options) (*os.File, error) {
 	f, err := OpenFile(path, os.O_RDONLY, o)
 	if err != nil {
@@ -314,6 +310,6 @@ func same(a, b string) bool {
 	return err == nil && os.SameFile(one, two)
 }
 
-// HasOwner reports whether info is of a file of the host with an owner that [Check] can judge, and not one of an [fs.FS] in
-// memory or in an archive, or of Windows.
+// HasOwner reports whether info has an owner that [Check] can judge: not on Windows, nor for an [fs.FS] in memory or in an
+// archive.
 func HasOwner(info fs.FileInfo) bool { return hasOwner(info) }

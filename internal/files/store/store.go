@@ -1,6 +1,5 @@
-// Package store keeps small files, such as the last good trust bundles, in a folder over the restarts of a program.
-// What is in the files decides which peers are trusted, so that no other user may have made the folder or be able to
-// change it.
+// Package store keeps small files, such as the last good trust bundles, in a folder over the restarts of a program. The
+// files decide which peers are trusted, so no other user may have made the folder or be able to change it.
 package store
 
 import (
@@ -27,15 +26,15 @@ type Store struct {
 	told map[string]bool // about the folder
 }
 
-// New returns the Store in the folder at path. It does nothing else. In a folder that other users can write to,
-// such as an emptyDir of Kubernetes, the files are in a folder in it with the name own. That other users can replace
-// that one is told to warn, once.
+// New returns the Store in the folder at path, without opening it. If other users can write to the folder, as to an
+// emptyDir of Kubernetes, the files are in a folder with the name own below it; other users can replace that one, and
+// warn is told so once.
 func New(path, own string, warn func(error)) *Store {
 	return &Store{path: path, own: own, warn: warn, told: map[string]bool{}}
 }
 
-// Use opens the folder, after making it if it is missing, and calls f with it while no other call does. Both
-// the folder and those above it must belong to this user or to root, or the error wraps [private.ErrUnsafe].
+// Use opens the folder, which it makes if it is missing, and calls f with it while no other call does. The folder and
+// those above it must belong to this user or to root, or the error wraps [private.ErrUnsafe].
 func (s *Store) Use(f func(*Folder) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -96,8 +95,8 @@ func writableByOthers(info fs.FileInfo) bool {
 // Folder is the open folder of a [Store].
 type Folder struct{ root *os.Root }
 
-// Read returns what is in a file. One that belongs to another user, that other users can write to, that is a link or
-// that has more than limit bytes is an error, and, with keys, one that other users can read.
+// Read returns the contents of a file. It refuses a link, a file of another user, one that other users can write to, one
+// of more than limit bytes, and, with keys, one that other users can read.
 func (f *Folder) Read(name string, limit int64, keys bool) ([]byte, error) {
 	file, err := private.OpenIn(f.root, name, private.Options{Keys: keys})
 	if err != nil {
@@ -112,7 +111,7 @@ func (f *Folder) Read(name string, limit int64, keys bool) ([]byte, error) {
 	return files.ReadAll(file, file.Name(), int(limit))
 }
 
-// Write replaces a file, which this user alone can read. After a crash there is the old one or the new one, and after
+// Write replaces a file, which only this user can read. After a crash there is the old one or the new one, and after
 // Write has returned the new one.
 func (f *Folder) Write(name string, data []byte) error {
 	return fileset.Replace(f.root, name, fileset.File{Data: data, Mode: 0o600})

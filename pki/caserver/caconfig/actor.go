@@ -13,9 +13,9 @@ import (
 // maxCommand is the length in bytes at which the command line is cut.
 const maxCommand = 1024
 
-// currentActor describes this process. Its command line is the name of the program and its arguments, of which the value
-// of each flag that has "key", "secret", "token", "pass" or "credential" in its name is replaced by "…", as is what comes before the "@"
-// of a URL. It is cut after 1024 bytes.
+// currentActor describes this process. Its command line is the name of the program and its arguments, cut after 1024
+// bytes. The value of each flag with "key", "secret", "token", "pass" or "credential" in its name is replaced by "…", and so
+// is what comes before the "@" of a URL.
 func currentActor() ca.Actor {
 	a := ca.Actor{Command: command(os.Args)}
 	if uid := os.Getuid(); uid >= 0 { // there are none on Windows
@@ -25,7 +25,7 @@ func currentActor() ca.Actor {
 	return a
 }
 
-// secretFlag returns the name of a flag, with its hyphens, if that says that its value is a secret.
+// secretFlag returns the name of a flag, with its hyphens, if by the name its value is a secret.
 func secretFlag(arg string) string {
 	name, _, _ := strings.Cut(arg, "=")
 	if lower := strings.ToLower(name); strings.HasPrefix(name, "-") {

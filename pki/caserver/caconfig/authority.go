@@ -461,7 +461,8 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 	if pluggedIn, err := c.pluggedInFiles(); err != nil {
 		return err
 	} else if pluggedIn && c.Development() {
-		return fmt.Errorf("-root-ca-dir: there is a CA in %s, and a server without -kubernetes and -jwt-rule is for development: it signs any name for all that have its secret; empty this flag to serve a CA of its own", c.pluggedIn.Dir)
+		return fmt.Errorf("-root-ca-dir: there is a CA in %s, and a server without -kubernetes and -jwt-rule is for "+
+			"development: it signs any name for all that have its secret; empty this flag to serve a CA of its own", c.pluggedIn.Dir)
 	}
 	at := caserver.Listeners{LinkerdPlaintext: c.linkerdPlaintext}
 	for _, p := range []struct {
@@ -507,7 +508,8 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		return err
 	}
 	if c.istioAddr != "" {
-		log.Info("caconfig: -renew-by-certificate: callers of Istio's API may renew with the certificate that they have", "since_other_proof", c.renew, "longest_lifetime", c.CA.DefaultTTL)
+		log.Info("caconfig: -renew-by-certificate: callers of Istio's API may renew with the certificate that they have",
+			"since_other_proof", c.renew, "longest_lifetime", c.CA.DefaultTTL)
 	}
 	return server.Run(ctx, at)
 }

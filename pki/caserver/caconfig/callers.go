@@ -38,7 +38,7 @@ type callers struct {
 	firstParty bool
 }
 
-// rule is Istio's JWT_RULE: the fields of its JWTRule that a server of certificates needs.
+// rule is Istio's JWT_RULE: the fields of its JWTRule that a certificate server needs.
 type rule struct {
 	Issuer    string   `json:"issuer"`
 	JWKSURI   string   `json:"jwks_uri"`
@@ -48,21 +48,25 @@ type rule struct {
 
 // defineCallers defines the flags about callers in fs.
 func (c *Config) defineCallers(fs *flag.FlagSet) {
-	fs.Func("jwt-rule", "`rule` for tokens of an OpenID Connect issuer that prove callers of Istio's API, in JSON: issuer, audiences, and jwks_uri, or none for discovery [JWT_RULE]", c.callers.setRule)
+	fs.Func("jwt-rule", "`rule` for tokens of an OpenID Connect issuer that prove callers of Istio's API, in JSON: "+
+		"issuer, audiences, and jwks_uri, or none for discovery [JWT_RULE]", c.callers.setRule)
 	fs.StringVar(&c.callers.roots, "jwt-roots", "", "`file` with the roots that the servers of -jwt-rule and -token-issuer are verified by, in PEM (default those of the host)")
-	fs.StringVar(&c.callers.ownToken, "own-token", "/var/run/secrets/tokens/istio-token", "`file` with the token of this server, if it is there, whose issuer and first audience are the defaults of -token-issuer and -audience")
-	fs.StringVar(&c.callers.issuer, "token-issuer", "", "`issuer` whose service account tokens prove callers when all else does not; in a pod it has no effect (default that of -own-token) [TOKEN_ISSUER]")
+	fs.StringVar(&c.callers.ownToken, "own-token", "/var/run/secrets/tokens/istio-token", "`file` with the token of this "+
+		"server, if it is there, whose issuer and first audience are the defaults of -token-issuer and -audience")
+	fs.StringVar(&c.callers.issuer, "token-issuer", "", "`issuer` whose service account tokens prove callers when all "+
+		"else does not; in a pod it has no effect (default that of -own-token) [TOKEN_ISSUER]")
 	fs.StringVar(&c.callers.audience, "audience", "", "`audience` of these tokens (default that of -own-token) [AUDIENCE]")
-	fs.Func("trusted-gateway-cidr", "`prefixes` of the addresses of proxies that name callers of Istio's API in the header x-forwarded-client-cert; those of this machine are trusted then, too [TRUSTED_GATEWAY_CIDR]", c.callers.setGateways)
-	fs.Func("jwt-policy", "`policy` of Istio for tokens, third-party-jwt or first-party-jwt, which means the same: a token has to be for one of -token-audiences [JWT_POLICY]", func(text string) (err error) {
+	fs.Func("trusted-gateway-cidr", "`prefixes` of the addresses of proxies that name callers of Istio's API in the "+
+		"header x-forwarded-client-cert; those of this machine are trusted then, too [TRUSTED_GATEWAY_CIDR]", c.callers.setGateways)
+	fs.Func("jwt-policy", "`policy` of Istio for tokens, third-party-jwt or first-party-jwt, which means the same: a "+
+		"token has to be for one of -token-audiences [JWT_POLICY]", func(text string) (err error) {
 		c.callers.firstParty, err = parseJWTPolicy(text)
 		return err
 	})
 }
 
-// parseJWTPolicy reads Istio's JWT_POLICY, which says what tokens callers have: "third-party-jwt", or nothing, for those that
-// Kubernetes issued for the server, and "first-party-jwt" for those that it issued for the API server, in clusters that have
-// no others.
+// parseJWTPolicy reads Istio's JWT_POLICY, the tokens of callers: "third-party-jwt", or nothing, for tokens that Kubernetes
+// issued for the server, and "first-party-jwt" for tokens that it issued for the API server, in clusters without others.
 func parseJWTPolicy(s string) (firstParty bool, err error) {
 	switch s {
 	case "", "third-party-jwt":
@@ -167,8 +171,8 @@ func (c *Config) setAuthenticator(ctx context.Context, o *caserver.Options, log 
 	return nil
 }
 
-// issuer returns what proves callers by service account tokens of an issuer. That its keys cannot be fetched now is a
-// warning: they are fetched when a token needs them, too.
+// issuer returns the authenticator for service account tokens of an issuer. If the issuer's keys cannot be fetched now, it
+// logs a warning: a token that needs them fetches them, too.
 func (c *Config) issuer(ctx context.Context, name string, r *rule, log *slog.Logger) (authn.Authenticator, error) {
 	o := r.options(c.CA.TrustDomain)
 	if c.callers.roots != "" {
@@ -213,8 +217,8 @@ func (c *Config) ownIssuer() (issuer, audience string, err error) {
 	return cmp.Or(issuer, ownIssuer), cmp.Or(audience, ownAudience), nil
 }
 
-// notForwarded is certificates for a caller that is there itself: a request with the header is that of a client of a
-// proxy, which must not get a certificate for the proxy.
+// notForwarded is certificates for callers without a proxy: a request with the header comes from a client of a proxy, which
+// must not get a certificate for the proxy.
 func notForwarded(certificates authn.Authenticator) authn.Authenticator {
 	return authn.Func(func(r *http.Request) (*authn.Caller, error) {
 		if len(r.Header.Values("X-Forwarded-Client-Cert")) > 0 {
@@ -224,7 +228,7 @@ func notForwarded(certificates authn.Authenticator) authn.Authenticator {
 	})
 }
 
-// forwarded proves callers by what the proxies say of their certificates. They do not say which root signed them, so
+// forwarded proves callers by the certificates that proxies forward. A proxy does not say which root has signed one, so
 // none of them counts while the CA has a tainted root: its thief could come that way.
 func forwarded(signer ca.Signer, td spiffe.TrustDomain, proxies []netip.Prefix) (authn.Authenticator, error) {
 	gateways, err := authn.ForwardedCertificate(authn.ForwardedOptions{Allow: spiffe.AllowMembersOf(td), Proxies: slices.Clone(proxies)})
@@ -241,7 +245,8 @@ func forwarded(signer ca.Signer, td spiffe.TrustDomain, proxies []netip.Prefix) 
 		case caller.ID.IsZero():
 			return nil, fmt.Errorf("caconfig: forwarded certificate: %w: %q has no SPIFFE ID", authn.ErrRefused, caller)
 		case all == nil || good == nil || all != good && !all.Equal(good):
-			return nil, fmt.Errorf("caconfig: forwarded certificate: %w: a root of the CA is tainted, and the header does not say which one has signed; use a token until the root is gone", authn.ErrRefused)
+			return nil, fmt.Errorf("caconfig: forwarded certificate: %w: a root of the CA is tainted, and the header does not "+
+				"say which one has signed; use a token until the root is gone", authn.ErrRefused)
 		}
 		return caller, nil
 	}), nil

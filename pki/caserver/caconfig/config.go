@@ -119,14 +119,17 @@ func (c *Config) define(fs *flag.FlagSet) {
 	}
 
 	fs.TextVar(&c.CA.TrustDomain, "trust-domain", spiffe.MustParseTrustDomain("cluster.local"), "trust `domain` of the CA [TRUST_DOMAIN]")
-	fs.StringVar(&c.pluggedIn.Dir, "root-ca-dir", rootCA, "`folder` of a plugged-in CA; without files in it the CA is self-signed (default in a pod /etc/cacerts, else none) [ROOT_CA_DIR]")
+	fs.StringVar(&c.pluggedIn.Dir, "root-ca-dir", rootCA, "`folder` of a plugged-in CA; without files in it the CA is "+
+		"self-signed (default in a pod /etc/cacerts, else none) [ROOT_CA_DIR]")
 	fs.BoolVar(&c.replaceOwn, "replace-own-ca", false, "sign with the CA in -root-ca-dir although there is one in -state-dir, whose root clients trust")
 	fs.BoolVar(&c.create, "create", false, "make a self-signed CA if the store has none (without this flag: only in the default -state-dir, if that is empty)")
-	fs.StringVar(&c.StateDir, "state-dir", "", "`folder` of the self-signed CA, the audit log and the roots in PEM; empty: a temporary one (default: one in the user's home for each trust domain)")
+	fs.StringVar(&c.StateDir, "state-dir", "", "`folder` of the self-signed CA, the audit log and the roots in PEM; "+
+		"empty: a temporary one (default: one in the user's home for each trust domain)")
 	c.duration(fs, &c.CA.DefaultTTL, "default-ttl", day, "`lifetime` of a certificate whose request names none, or -max-ttl if that is less [DEFAULT_WORKLOAD_CERT_TTL]")
 	c.duration(fs, &c.CA.MaxTTL, "max-ttl", 90*day, "longest `lifetime` that a request may name; without -kubernetes one hour [MAX_WORKLOAD_CERT_TTL]")
 	c.duration(fs, &c.CA.Rotation.RootTTL, "root-ttl", 3650*day, "`lifetime` of a self-signed root [CITADEL_SELF_SIGNED_CA_CERT_TTL]")
-	c.duration(fs, &c.CA.Rotation.CheckInterval, "root-check-interval", time.Hour, "`time` between two checks of the root's lifetime, with -keep-key; 0 or less: only -rotate replaces the root [CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL]")
+	c.duration(fs, &c.CA.Rotation.CheckInterval, "root-check-interval", time.Hour, "`time` between two checks of the "+
+		"root's lifetime, with -keep-key; 0 or less: only -rotate replaces the root [CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL]")
 	number(fs, &c.grace, "root-grace-percent", 20, "`percent` of a root's lifetime that are left when it is replaced, 1 to 50 [CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE]")
 	fs.BoolVar(&c.jitter, "root-jitter", true, "make the first check after a random part of the interval [CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR]")
 	fs.Func("rsa-bits", "`size` of an RSA key for new roots: 2048, 3072 or 4096; 0: ECDSA P-256 [CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE]", c.setKeySize)
@@ -135,7 +138,8 @@ func (c *Config) define(fs *flag.FlagSet) {
 	fs.BoolVar(&c.pluggedIn.MultiRoot, "multi-root", false, "allow the roots of a plugged-in CA to change while the server runs [ISTIO_MULTIROOT_MESH]")
 	c.duration(fs, &c.CA.Backdate, "backdate", 2*time.Minute, "`duration`: how far certificates are dated back, for peers whose clocks are slow")
 	c.duration(fs, &c.CA.RefreshHint, "refresh-hint", 5*time.Minute, "`duration`: how often consumers should fetch the bundle")
-	c.duration(fs, &c.CA.Rotation.Propagation, "propagation", 0, "`duration`: how long a new root is in the bundle before it signs (default five times -refresh-hint, or -default-ttl with Istio's API, whose agents learn of roots when they renew)")
+	c.duration(fs, &c.CA.Rotation.Propagation, "propagation", 0, "`duration`: how long a new root is in the bundle before "+
+		"it signs (default five times -refresh-hint, or -default-ttl with Istio's API, whose agents learn of roots when they renew)")
 
 	fs.BoolVar(&c.Kubernetes, "kubernetes", false, "keep the CA in a Secret and authenticate callers by the service account tokens of the cluster")
 	fs.StringVar(&c.cluster.API.APIServer, "kubernetes-api", "", "`URL` of the API server, such as that of kubectl proxy (default: that of the cluster of this pod)")
@@ -145,7 +149,8 @@ func (c *Config) define(fs *flag.FlagSet) {
 	fs.Func("trusted-node-accounts", "service `accounts` (namespace/name,…) that may ask for the workloads of their node [CA_TRUSTED_NODE_ACCOUNTS]", list(&c.cluster.NodeAccounts))
 	fs.BoolVar(&c.cacerts, "use-cacerts", false, "keep the self-signed CA in the Secret cacerts instead of istio-ca-secret [USE_CACERTS_FOR_SELF_SIGNED_CA]")
 	c.defineCallers(fs)
-	fs.Func("renew-by-certificate", "for how long a caller of Istio's API may renew with the certificate that it has, since it was last proven by a token: a `duration`, off, or unlimited (default unlimited, as virtual machines of Istio do)", c.renew.set)
+	fs.Func("renew-by-certificate", "for how long a caller of Istio's API may renew with the certificate that it has, "+
+		"since it was last proven by a token: a `duration`, off, or unlimited (default unlimited, as virtual machines of Istio do)", c.renew.set)
 	fs.BoolVar(&c.keepDNSNames, "keep-dns-names", false, "let a caller with a certificate keep its DNS names, as Istio does")
 	fs.StringVar(&c.linkerd.Mesh.ControlNamespace, "linkerd-namespace", "linkerd", "`namespace` of Linkerd's control plane, which is part of names")
 	c.duration(fs, &c.linkerd.Lifetime, "linkerd-ttl", day, "`lifetime` of certificates for Linkerd, or what -max-ttl leaves if that is less")
@@ -159,12 +164,14 @@ func (c *Config) define(fs *flag.FlagSet) {
 
 	number(fs, &c.CA.Limits.Concurrent, "concurrent", 64, "`number` of signings at the same time, audit record included; 0: no limit")
 	number(fs, &c.CA.Limits.Queue, "queue", 1024, "`number` of those that wait")
-	c.duration(fs, &c.CA.Limits.QueueTime, "queue-time", 50*time.Millisecond, "`duration`: how long one of them should wait: beyond that, requests are told when to come back; 0: no limit")
+	c.duration(fs, &c.CA.Limits.QueueTime, "queue-time", 50*time.Millisecond, "`duration`: how long one of them should "+
+		"wait: beyond that, requests are told when to come back; 0: no limit")
 	number(fs, &c.CA.Limits.Rate, "rate", 0, "signings per `second`; 0: no limit")
 	number(fs, &c.CA.Limits.CallerRate, "caller-rate", 10, "signings per `second` for each caller; 0: no limit")
 	fs.StringVar(&c.AuditLog, "audit-log", "", "`file` for the audit log, or none (default: in -state-dir)")
 	number(fs, &c.auditOptions.MaxSize, "audit-size", 100<<20, "`bytes` at which the audit log begins a new file; 0: never")
-	number(fs, &c.auditOptions.KeepSize, "audit-keep-size", 0, "`bytes` of full audit files that are kept, before the oldest is removed; 0: all, until the disk is full and nothing is signed")
+	number(fs, &c.auditOptions.KeepSize, "audit-keep-size", 0, "`bytes` of full audit files that are kept, before the "+
+		"oldest is removed; 0: all, until the disk is full and nothing is signed")
 	c.duration(fs, &c.auditOptions.KeepAge, "audit-keep-age", 0, "`duration`: how long a full audit file is kept; 0: for ever")
 
 	fs.StringVar(&c.istioAddr, "istio-addr", "127.0.0.1:15012", "`address` of Istio's API; empty: none")
@@ -375,7 +382,8 @@ func (c *Config) check(serve bool) error {
 		{"default-ttl", serve && c.Development() && c.CA.DefaultTTL > developmentTTL, tooLong},
 		{"linkerd-ttl", serve && linkerdTTL && c.Development() && c.linkerd.Lifetime > developmentTTL, tooLong},
 		{"max-ttl", serve && c.Development() && c.CA.MaxTTL > developmentTTL && !linkerdTTL, tooLong},
-		{"renew-by-certificate", c.renew > 0 && c.ExternalCA != "", "with -external-ca it is off or unlimited: what the signers of a cluster sign does not say when a caller was last proven by a token"},
+		{"renew-by-certificate", c.renew > 0 && c.ExternalCA != "", "with -external-ca it is off or unlimited: what the " +
+			"signers of a cluster sign does not say when a caller was last proven by a token"},
 		{"default-ttl", c.CA.DefaultTTL < time.Second, tooShort},
 		{"default-ttl", c.CA.DefaultTTL > c.CA.MaxTTL, "it is more than -max-ttl"},
 		{"linkerd-clock-skew", c.linkerd.ClockSkew <= 0, "it is not more than 0"},
@@ -385,7 +393,8 @@ func (c *Config) check(serve bool) error {
 			"without -linkerd-clock-skew it leaves less than a second for certificates of Linkerd's API; -linkerd-addr= serves without that API"},
 		{"root-ttl", c.CA.Rotation.RootTTL < time.Second, tooShort},
 		{"root-ttl", c.ExternalCA == "" && c.CA.Rotation.Propagation >= c.CA.Rotation.RootTTL/2-c.CA.DefaultTTL,
-			fmt.Sprintf("it is not more than twice -propagation (%v) and -default-ttl (%v) together, so that a root could not be replaced in time", c.CA.Rotation.Propagation, c.CA.DefaultTTL)},
+			fmt.Sprintf("it is not more than twice -propagation (%v) and -default-ttl (%v) together, so that a root could not "+
+				"be replaced in time", c.CA.Rotation.Propagation, c.CA.DefaultTTL)},
 		{"root-grace-percent", c.grace < 1 || c.grace > 50, "it is not from 1 to 50"},
 		{"backdate", c.CA.Backdate < time.Second, tooShort},
 		{"refresh-hint", c.CA.RefreshHint < time.Second, tooShort},
@@ -410,7 +419,8 @@ func (c *Config) check(serve bool) error {
 		{"linkerd-addr", serve && !c.Development() && !c.Kubernetes && c.linkerdAddr != "", "it needs -kubernetes, whose API server knows the tokens of Linkerd's proxies"},
 		{"jwt-rule", badRule != nil, badRule},
 		{"trusted-gateway-cidr", badGateways != nil, badGateways},
-		{"trusted-gateway-cidr", c.callers.gateways != nil && c.renew != 0, "with it -renew-by-certificate is unlimited: a gateway does not say when the holder of a certificate was last proven by a token"},
+		{"trusted-gateway-cidr", c.callers.gateways != nil && c.renew != 0, "with it -renew-by-certificate is unlimited: a " +
+			"gateway does not say when the holder of a certificate was last proven by a token"},
 		{"namespace", noID != nil, noID},
 		{"dns-names", badNames != nil, badNames},
 		{"linkerd-addr", serve && noMesh != nil && c.linkerdAddr != "", fmt.Sprintf("%v; set this flag to nothing to serve without Linkerd", noMesh)},

@@ -14,7 +14,7 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 )
 
-// component is the reporter of the events, and the name of the Deployment that those of the certifier belong to.
+// component is the reporter of the events, and the name of the Deployment that events of the certifier belong to.
 const component = "linkerd-identity"
 
 const (
@@ -23,10 +23,10 @@ const (
 	checkIssuer  = 5 * time.Second
 )
 
-// recorder reports what happens at Linkerd's API as events of Kubernetes, as Linkerd's certifier does: those of a certificate
-// belong to the service account that it is for, others to the Deployment linkerd-identity. Of one reason for one object it
-// reports 25 at once and then one in 5 minutes, and of all 20 in a second, so that proxies that renew do not fill the store of the
-// cluster; the rest is counted in the log.
+// recorder reports events of Linkerd's API as events of Kubernetes, as Linkerd's certifier does: those of a certificate
+// belong to its service account, others to the Deployment linkerd-identity. It reports at most 25 events of one reason for
+// one object at once and then one in 5 minutes, and 20 of all in a second, so that renewing proxies do not fill the store
+// of the cluster. The log counts the rest.
 type recorder struct {
 	api       *kube.Client
 	namespace string // of the control plane
@@ -64,8 +64,8 @@ func (r *recorder) record(ctx context.Context, e linkerd.Event) {
 	}
 }
 
-// run sends the events until ctx is done. Refused is why new files of the issuer are not in use, or nil; each new reason
-// is an event.
+// run sends the events until ctx is done. The function refused returns why new files of the issuer are not in use, or
+// nil; each new reason is an event.
 func (r *recorder) run(ctx context.Context, refused func() error) {
 	ticker := time.NewTicker(checkIssuer)
 	defer ticker.Stop()
@@ -89,7 +89,7 @@ func (r *recorder) run(ctx context.Context, refused func() error) {
 	}
 }
 
-// send creates the event. What fails is not repeated: an event is news, and the log has it.
+// send creates the event. It does not try again: an event is news, and the log has it.
 func (r *recorder) send(ctx context.Context, e event) {
 	type reference struct {
 		APIVersion string `json:"apiVersion"`
@@ -118,6 +118,7 @@ func (r *recorder) send(ctx context.Context, e event) {
 		"reportingComponent": component, "reportingInstance": r.instance,
 	}, nil)
 	if err != nil && ctx.Err() == nil {
-		r.log.Warn("caconfig: event not reported", "the API server has refused it; the service account needs the verb create for events", slog.String("event", e.Reason), slog.Any("err", err))
+		r.log.Warn("caconfig: event not reported", "the API server has refused it; the service account needs the verb create "+
+			"for events", slog.String("event", e.Reason), slog.Any("err", err))
 	}
 }

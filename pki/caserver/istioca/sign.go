@@ -70,7 +70,8 @@ func (s *Server) authenticate(r *http.Request) (caller *authn.Caller, err error)
 	case err != nil:
 		return nil, caservice.Refuse(grpchttp.Unauthenticated, textUnauthenticated, err)
 	case proven == nil || proven.ID.IsZero(): // it has other names, or none
-		return nil, caservice.Refuse(grpchttp.Unauthenticated, textUnauthenticated, fmt.Errorf("the authenticator returned neither a caller with a SPIFFE ID nor an error, but %q", proven))
+		return nil, caservice.Refuse(grpchttp.Unauthenticated, textUnauthenticated,
+			fmt.Errorf("the authenticator returned neither a caller with a SPIFFE ID nor an error, but %q", proven))
 	}
 	return proven, nil
 }

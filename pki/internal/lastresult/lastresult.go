@@ -1,5 +1,5 @@
-// Package lastresult remembers for a while why the last attempt failed. Only for a while, because a server that reports
-// the failure as its health is taken out of service, gets no further attempts, and would not notice that they work again.
+// Package lastresult remembers for a while why the last attempt failed. Only for a while: a server that reports the failure
+// as its health is taken out of service, gets no further attempts, and would never learn that they succeed again.
 package lastresult
 
 import (
@@ -35,7 +35,7 @@ func (r *Result) Err() error {
 	return nil
 }
 
-// Ask returns what o says itself, if it has a method Err() error, and r.Err() otherwise.
+// Ask returns o.Err(), if o has such a method, and r.Err() otherwise.
 func (r *Result) Ask(o any) error {
 	if o, ok := o.(interface{ Err() error }); ok {
 		return o.Err()

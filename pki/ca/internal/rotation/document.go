@@ -421,6 +421,3 @@ func RandomID() string {
 	_, _ = rand.Read(b[:]) // it does not fail
 	return hex.EncodeToString(b[:])
 }
-
-// Seal keeps a secret where package fmt does not look.
-func Seal[T any](secret T) func() T { return func() T { return secret } }

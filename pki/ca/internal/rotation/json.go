@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
@@ -214,7 +215,7 @@ func (j *keyJSON) decode(kind Kind, td spiffe.TrustDomain) (Key, error) {
 		if signer, err = pki.ParsePrivateKeyPEM([]byte(j.PrivateKey)); err != nil {
 			return Key{}, err
 		}
-		k.Secret = Seal(signer)
+		k.Secret = redact.Seal(signer)
 	}
 	decode := k.decodeRoot
 	if kind == Token {

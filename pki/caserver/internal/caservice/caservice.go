@@ -52,7 +52,7 @@ type Service struct {
 	// others every minute, so that a caller cannot fill a log; one that takes Debug gets each of them. Nil means silence.
 	Logger *slog.Logger
 
-	// Reasons are errors that are told apart in the log, beside those of package ca and the codes.
+	// Reasons are errors that the log tells apart, beside those of package ca and the codes.
 	Reasons []error
 
 	// Answer returns the response to a call. An error is a [*grpchttp.Error]: its code and message are
@@ -120,8 +120,8 @@ func (c *Call) Receive() ([]byte, error) {
 	return msg, nil
 }
 
-// growStack makes room on the stack of the goroutine, which is new for each call: to sign takes about 16 KiB, and a stack
-// that grows to that by doubling is copied several times, deep as it is then.
+// growStack makes room on the stack of the goroutine, which is new for each call: signing takes about 16 KiB, and a stack
+// that grows to that by doubling is copied several times.
 //
 //go:noinline
 func growStack() byte {
@@ -175,7 +175,7 @@ func (s *Service) log(ctx context.Context, c *Call, e *grpchttp.Error) {
 	}
 }
 
-// reason is the kind of a refusal. A client cannot choose its text.
+// reason returns the kind of a refusal. A client cannot choose its text.
 func (s *Service) reason(e *grpchttp.Error) string {
 	for _, kind := range slices.Concat(s.Reasons, reasons) {
 		if errors.Is(e.Err, kind) {
@@ -185,7 +185,7 @@ func (s *Service) reason(e *grpchttp.Error) string {
 	return e.Code.String()
 }
 
-// reasons are those that every service tells apart.
+// reasons are the errors that every service tells apart.
 var reasons = []error{
 	errPanic, ca.ErrLimit, spiffe.ErrNotReady, ca.ErrAudit, ca.ErrCSR, ca.ErrTTL, ca.ErrIdentity, ca.ErrGeneration,
 }
@@ -221,8 +221,7 @@ func (c *Call) level(e *grpchttp.Error) slog.Level {
 	return slog.LevelWarn
 }
 
-// Refuse returns the error for a call that is refused: the client is told the code and the text, the log
-// has the cause.
+// Refuse returns the error for a call that is refused: the client gets the code and the text, the log has the cause.
 func Refuse(code grpchttp.Code, text string, cause error) *grpchttp.Error {
 	return &grpchttp.Error{Code: code, Message: text, Err: cause}
 }
@@ -289,8 +288,8 @@ func Ended(ctx context.Context, err error) *grpchttp.Error {
 	return Refuse(grpchttp.Canceled, "the call was canceled", err)
 }
 
-// Retryable reports whether a failure passes, and when to come back: as the outermost error in the tree
-// says that has such a method, or a [*ca.SignError].
+// Retryable reports whether a failure passes, and when to come back: what the outermost error with a method Retryable says,
+// or a [*ca.SignError] with RetryAfter.
 func Retryable(err error) (after time.Duration, ok bool) {
 	if e, is := errors.AsType[interface {
 		error
