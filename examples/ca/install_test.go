@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
+
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -154,9 +156,7 @@ func TestInstallForeign(t *testing.T) {
 // What happens at Linkerd's API is an event in the cluster, of the service account or of the Deployment.
 func TestLinkerdEvents(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("it waits for seconds")
-	}
+	rounds.Slow(t)
 	conformance.Covers(t, "LNK-13.1-1", "LNK-13.1-2", "LNK-13.1-3", "LNK-13-4")
 	dir := t.TempDir()
 	anchors, folder := filepath.Join(dir, "anchors"), filepath.Join(dir, "plugged-in")

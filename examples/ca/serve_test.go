@@ -23,6 +23,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
+
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
@@ -276,9 +278,7 @@ var update = flag.Bool("update", false, "write the diagram in README.md")
 // The demo ends by itself and says what it did, and README.md has its trace.
 func TestDemo(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("it waits for a new root; .ci/run runs the program, too")
-	}
+	rounds.Slow(t)
 	var out bytes.Buffer
 	steps, err := demo(t.Context(), spiffe.MustParseTrustDomain("cluster.local"), 3*time.Second, &out)
 	require.NoError(t, err, out.String())
@@ -624,9 +624,7 @@ func TestServerWithoutLinkerd(t *testing.T) {
 // A folder that cannot be written to does not end the server, and the roots are written when it can.
 func TestRootsFile(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("it waits for seconds")
-	}
+	rounds.Slow(t)
 	_, args := cluster(t) // so that the CA is elsewhere
 	c := newConfig(t, filepath.Join(t.TempDir(), "state"), append(args, "-audit-log", "none", "-refresh-hint", "1s", "-propagation", "2s")...)
 	s, _ := start(t, c)
@@ -662,9 +660,7 @@ func mustStore(t testing.TB, c *caconfig.Config) ca.Store {
 func TestOperator(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	if testing.Short() {
-		t.Skip("it waits for a new root")
-	}
+	rounds.Slow(t)
 	short := []string{"-refresh-hint", "1s", "-propagation", "5s"} // time enough for what has to come before the new root signs
 	c := newConfig(t, dir, short...)
 	for _, args := range [][]string{{"-status"}, {"-rotate"}, {"-taint", "5"}, {"-revoke", "5"}} {
@@ -856,9 +852,7 @@ func TestRecover(t *testing.T) {
 // To look, in the middle of a rotation that no server has published, writes nothing.
 func TestStatusWritesNothing(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("it waits for seconds")
-	}
+	rounds.Slow(t)
 	dir := t.TempDir()
 	short := []string{"-refresh-hint", "1s", "-propagation", "10s"}
 	c := newConfig(t, dir, short...)

@@ -19,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
+
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -633,6 +635,7 @@ func fresh(t testing.TB, id *member, e endpoint) string {
 // renewal. No request fails.
 func TestRotationAndOutage(t *testing.T) {
 	t.Parallel()
+	rounds.Slow(t)
 	conformance.Covers(t, "LNK-8-6", "LNK-10-8")
 	start := func(t *testing.T, c *meshtest.Controller, longest time.Duration) (server, client *member, stop func() []string) {
 		limit := func(cfg *linkerdproxy.Config) { cfg.MaxRefresh = longest }

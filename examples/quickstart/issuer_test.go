@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
+
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -43,9 +45,7 @@ func outsider(t *testing.T) (*ca.Authority, *httptest.Server) {
 // The show with a CA outside.
 func TestShowWithCAOutside(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("it waits for seconds")
-	}
+	rounds.Slow(t)
 	authority, server := outsider(t)
 	roots := filepath.Join(t.TempDir(), "root-cert.pem")
 	pem := pki.MarshalCertificatesPEM(server.Certificate(), authority.Status().Roots[0].Certificate)

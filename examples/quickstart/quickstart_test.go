@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
+
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -63,9 +65,7 @@ func TestExitCodes(t *testing.T) {
 // machine with more to do.
 func TestShow(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("it waits for the end of a root; .ci/run runs the program, too")
-	}
+	rounds.Slow(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	out := &until{text: "root retired", then: cancel}

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
+
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -25,9 +27,7 @@ import (
 // The demo ends by itself, and the identity is renewed on the way: halfway through its four seconds.
 func TestDemo(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("it waits for a renewal; .ci/run runs the program, too")
-	}
+	rounds.Slow(t)
 	var out bytes.Buffer
 	require.NoError(t, start(t.Context(), options{requests: -1, interval: 400 * time.Millisecond, wait: 30 * time.Second}, &out))
 	assert.Equal(t, 8, strings.Count(out.String(), "hello spiffe://example.org/ns/demo/sa/service"))

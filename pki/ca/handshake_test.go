@@ -298,6 +298,7 @@ func TestNoHandshakeFails(t *testing.T) {
 // The same with sockets and the clock of the machine.
 func TestNoHandshakeFailsOnSockets(t *testing.T) {
 	t.Parallel()
+	rounds.Slow(t)
 	const poll, longest = 100 * time.Millisecond, 2 * time.Second
 	rotations := 4
 	if *long {

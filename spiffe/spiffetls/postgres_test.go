@@ -23,6 +23,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
+
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -195,9 +197,7 @@ func session(ctx context.Context, addr string, begin func(net.Conn) (*tls.Conn, 
 
 // Pain: a database with client certificates, both sides of which are renewed while they work.
 func TestPostgreSQL(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it starts a PostgreSQL")
-	}
+	rounds.Slow(t)
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	web := ca.Source("/web")

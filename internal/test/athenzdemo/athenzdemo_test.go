@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"testing"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
+
 	"github.com/stretchr/testify/assert"
 
 	"github.com/svidkit/svidkit/internal/test/athenzdemo"
@@ -22,6 +24,7 @@ var update = flag.Bool("update", false, "write the diagram in the README of exam
 // The demo ends well, and the README has its trace. The programs end with the right codes.
 func TestDemo(t *testing.T) {
 	t.Parallel()
+	rounds.Slow(t)
 	conformance.Covers(t, "ATH-1-1", "ATH-1-2", "ATH-1-3", "ATH-1-4", "ATH-1-5", "ATH-1-6", "ATH-7.1-1", "ATH-7.1-3", "ATH-7.1-4", "ATH-7.2-1", "ATH-7.2-2", "ATH-7.2-3",
 		"ATH-7.2-4", "ATH-7.2-5", "ATH-8-1", "ATH-8-2", "ATH-8-3", "ATH-8-4", "ATH-8-5", "ATH-8-7", "ATH-18-6")
 	programs := athenzdemo.Build(t)

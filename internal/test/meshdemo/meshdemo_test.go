@@ -19,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
+
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/meshtest"
@@ -61,6 +63,7 @@ var mesh = linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.l
 // them, through the life of their certificates.
 func TestDemo(t *testing.T) {
 	t.Parallel()
+	rounds.Slow(t)
 	dir := programtest.Build(t, "linkerd-proxy")
 	programtest.ExitCodes(t, dir, map[string]string{"linkerd-proxy": "LINKERD2_PROXY_IDENTITY_DISABLED=1"})
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)

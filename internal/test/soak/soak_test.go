@@ -29,6 +29,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
+
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -49,10 +51,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
-var (
-	long   = flag.Bool("long", false, "run for 30 minutes")
-	attack = flag.Duration("attack", 1500*time.Millisecond, "how long clients take what they can get; .ci/run has 5 s")
-)
+var long = flag.Bool("long", false, "run for 30 minutes")
 
 const (
 	roleKey = "SVIDKIT_SOAK_ROLE" // the processes of the test are this test binary
@@ -163,9 +162,11 @@ func TestSoak(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("the clients run as other users, which takes root")
 	}
-	quiet, attack := *attack*2/5, *attack
+	quiet, attack := 2*time.Second, 5*time.Second
 	if *long {
 		quiet, attack = time.Minute, 28*time.Minute
+	} else {
+		rounds.Slow(t)
 	}
 	dir := t.TempDir()
 	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) { // the clients are other users
