@@ -69,7 +69,7 @@
 // unless it is a time before and after, that it is lost, or that authorities disappear without a higher number. Such a bundle
 // is held: the one in force stays, each answer is a failure in the log and in [Manager.Report], and the CA is asked again, at
 // most five minutes later. The bundle takes effect when the CA has repeated it at least 3 times in at least 30 minutes, with no
-// other answer between. An operator who knows better restarts the program, which then takes the bundle as the first one.
+// other answer between. To take it at once, an operator restarts the program, which then takes the bundle as the first one.
 //
 // # What it does not do
 //

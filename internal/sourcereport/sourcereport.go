@@ -1,4 +1,4 @@
-// Package sourcereport makes the report of a source of SPIFFE identities and trust bundles.
+// Package sourcereport makes the report of a source of SPIFFE identities and trust bundles, and knows why one has nothing.
 package sourcereport
 
 import (
@@ -95,4 +95,14 @@ func ids(keys iter.Seq2[string, crypto.PublicKey]) (all []string) {
 		all = append(all, id)
 	}
 	return all
+}
+
+// Withdrawn reports whether a source has nothing because its server has taken back what it had given, or never gave
+// anything: errors say so with a method Withdrawn.
+func Withdrawn(err error) bool {
+	e, ok := errors.AsType[interface {
+		error
+		Withdrawn() bool
+	}](err)
+	return ok && e.Withdrawn()
 }

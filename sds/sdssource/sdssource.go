@@ -64,6 +64,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/secretset"
+	"github.com/svidkit/svidkit/internal/sourcereport"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/spiffe"
@@ -156,7 +157,7 @@ func (s *source) GenerateSecret(ctx context.Context, resourceName string) (*pki.
 			return found.Secret(resourceName)
 		case there:
 			err = fmt.Errorf("the certificate of %q has expired at %s", found.SVID.ID(), found.SVID.NotAfter().UTC().Format(time.RFC3339))
-		case set != nil || withdrawn(err) || !secretset.IsName(resourceName):
+		case set != nil || sourcereport.Withdrawn(err) || !secretset.IsName(resourceName):
 			return nil, secretset.Unknown("sdssource", resourceName)
 		}
 		select {
@@ -165,16 +166,6 @@ func (s *source) GenerateSecret(ctx context.Context, resourceName string) (*pki.
 			return nil, fmt.Errorf("sdssource: no secret %q yet: %w; waited for it: %w", resourceName, err, context.Cause(ctx))
 		}
 	}
-}
-
-// withdrawn reports whether a source has nothing because its server has taken back what it had given, or never gave
-// anything: errors say so with a method Withdrawn.
-func withdrawn(err error) bool {
-	e, ok := errors.AsType[interface {
-		error
-		Withdrawn() bool
-	}](err)
-	return ok && e.Withdrawn()
 }
 
 // Subscribe has one goroutine for all subscribers, so that bundles come first for several routes of a mux, too.

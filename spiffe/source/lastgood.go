@@ -202,7 +202,7 @@ func (l *LastGood) current() (*spiffe.SVID, *spiffe.BundleSet, error) {
 		svid, _ := snap.SVID() // of a snapshot: never an error
 		return svid, snap.Bundles(), nil
 	}
-	if b, ok := l.live.(interface{ Bundles() *spiffe.BundleSet }); ok && l.cfg.BundlesOnly && !withdrawn(err) {
+	if b, ok := l.live.(interface{ Bundles() *spiffe.BundleSet }); ok && l.cfg.BundlesOnly && !sourcereport.Withdrawn(err) {
 		return nil, b.Bundles(), nil
 	}
 	return nil, nil, err
@@ -276,7 +276,7 @@ func (l *LastGood) Snapshot() (*spiffe.Snapshot, error) {
 	if err == nil {
 		return snap, nil
 	}
-	if st != nil && !withdrawn(err) {
+	if st != nil && !sourcereport.Withdrawn(err) {
 		if snap := st.identity(); snap != nil {
 			return snap, nil
 		}
@@ -301,7 +301,7 @@ func (l *LastGood) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	if err == nil {
 		return b, nil
 	}
-	if st != nil && !withdrawn(err) {
+	if st != nil && !sourcereport.Withdrawn(err) {
 		if b, err := st.bundles.Bundle(td); err == nil {
 			return b, nil
 		}
@@ -316,7 +316,7 @@ func (l *LastGood) Bundles() *spiffe.BundleSet {
 	switch {
 	case err == nil && (bundles.Len() > 0 || st == nil):
 		return bundles
-	case st != nil && !withdrawn(err):
+	case st != nil && !sourcereport.Withdrawn(err):
 		return st.bundles
 	}
 	return noBundles

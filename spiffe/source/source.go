@@ -24,7 +24,6 @@ package source
 
 import (
 	"context"
-	"errors"
 
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -46,14 +45,4 @@ type Source interface {
 
 	// Close stops the source.
 	Close() error
-}
-
-// withdrawn reports whether a source has nothing because its server has taken back what it had given, or never gave
-// anything: errors say so with a method Withdrawn.
-func withdrawn(err error) bool {
-	e, ok := errors.AsType[interface {
-		error
-		Withdrawn() bool
-	}](err)
-	return ok && e.Withdrawn()
 }

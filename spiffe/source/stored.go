@@ -12,6 +12,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/files/store"
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/sourcereport"
 	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -189,7 +190,7 @@ func (l *LastGood) keep(ctx context.Context) {
 		live := l.isLive()
 		s, b, err := l.current()
 		switch now := time.Now(); {
-		case withdrawn(err):
+		case sourcereport.Withdrawn(err):
 			svid, bundles = nil, nil
 			l.forget(ctx, err)
 		case err != nil || !live:
