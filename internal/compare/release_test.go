@@ -86,8 +86,15 @@ func TestVerify(t *testing.T) {
 	run(t, dir, env, "go", "get", "-t", "./...")
 	run(t, dir, env, "go", "build", "./...")
 	run(t, dir, env, "go", "test", "./...")
-	got := run(t, dir, env, "go", "list", "-m", "-f", "{{.Path}} {{.Version}}", root, root+"/spiffe/spiffegrpc", root+"/spiffe/gospiffe")
-	require.Equal(t, 3, strings.Count(got, " "+release+"\n"), got)
+
+	// Each nested module alone brings the root of its own version.
+	for _, nested := range []string{"spiffe/spiffegrpc", "spiffe/gospiffe"} {
+		alone := t.TempDir()
+		require.NoError(t, os.WriteFile(filepath.Join(alone, "go.mod"), []byte("module stranger.test/alone\n\ngo 1.26.0\n"), 0o600))
+		run(t, alone, env, "go", "get", root+"/"+nested+"@"+release)
+		got := run(t, alone, env, "go", "list", "-m", "-f", "{{.Version}}", root)
+		require.Equal(t, release, strings.TrimSpace(got), nested)
+	}
 }
 
 func fileURL(dir string) string { return "file://" + filepath.ToSlash(dir) }
