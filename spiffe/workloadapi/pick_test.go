@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -203,7 +204,10 @@ func TestPickFetch(t *testing.T) {
 // Readers that never rest, in real time, of picked identities while the server sends one set after the other: at no
 // moment is there nothing, another identity, or a mixture of two sets.
 func TestSpinningReadersOfPicked(t *testing.T) {
-	duration := 500 * time.Millisecond
+	duration, enough := 500*time.Millisecond, min(rounds.Of(50), 100)
+	if enough > 50 {
+		duration = time.Second
+	}
 	if *long {
 		duration = 30 * time.Second
 	}
@@ -275,15 +279,15 @@ func TestSpinningReadersOfPicked(t *testing.T) {
 		})
 	}
 	time.Sleep(duration)
-	for end := time.Now().Add(patient); time.Now().Before(end) && s.Status().X509.Updates < 50; time.Sleep(10 * time.Millisecond) { // on a machine that is busy
+	for end := time.Now().Add(patient); time.Now().Before(end) && s.Status().X509.Updates < uint64(enough); time.Sleep(10 * time.Millisecond) { // on a machine that is busy
 	}
 	stop.Store(true)
 	all.Wait()
 	updates := s.Status().X509.Updates
 	assert.Zero(t, misses.Load(), "of %d reads while there were %d updates", reads.Load(), updates)
 	assert.Zero(t, mixtures.Load())
-	assert.GreaterOrEqual(t, updates, uint64(50))
-	assert.Greater(t, reads.Load(), int64(10_000))
+	assert.GreaterOrEqual(t, updates, uint64(enough))
+	assert.Greater(t, reads.Load(), int64(200*enough))
 	t.Logf("%d reads, %d updates", reads.Load(), updates)
 }
 

@@ -8,14 +8,13 @@ import (
 	"net/http"
 	"testing"
 
-	"github.com/svidkit/svidkit/internal/test/rounds"
-
 	"github.com/stretchr/testify/assert"
 
 	"github.com/svidkit/svidkit/internal/test/athenzdemo"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/programtest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/testtree"
 )
 

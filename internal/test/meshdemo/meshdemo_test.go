@@ -19,12 +19,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/test/rounds"
-
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/meshtest"
 	"github.com/svidkit/svidkit/internal/test/programtest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/sequence"
 	"github.com/svidkit/svidkit/internal/test/testtree"
 	"github.com/svidkit/svidkit/pki/linkerdname"
