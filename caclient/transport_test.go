@@ -28,6 +28,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -231,6 +232,7 @@ func TestHTTPClientRoots(t *testing.T) {
 }
 
 func TestHTTPClientCertificate(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "IST-6.2-5")
 	host, td := spiffetest.NewCA(t, "server.test"), spiffetest.NewCA(t, "example.org")
@@ -320,6 +322,7 @@ func bytesOf(ca *spiffetest.CA, n int) (out []*x509.Certificate) {
 
 // A rotation of all files, again and again, fails no request.
 func TestHTTPClientUnderRotation(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	a, b, td := spiffetest.NewCA(t, "a.test"), spiffetest.NewCA(t, "b.test"), spiffetest.NewCA(t, "example.org")
 	s, dir := startTLS(t, a, nil), t.TempDir()

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -213,6 +214,7 @@ func TestConstrainRefuses(t *testing.T) {
 
 // What checkPermitted says before signing is what crypto/x509 says after.
 func TestConstraintsAsVerified(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	key := newKey(t, pki.ECDSAP256)
 	cidr := func(all ...string) (nets []*net.IPNet) {

@@ -10,12 +10,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
 // The key of a CA may be DER, in the forms that a block of PEM may have.
 func TestReadKeyCertBundleDER(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	now := time.Now()
 	ec, err := pki.NewKey(pki.ECDSAP256)

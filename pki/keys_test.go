@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -45,6 +46,7 @@ var rsaKey = sync.OnceValue(func() crypto.Signer {
 })
 
 func TestNewKey(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	p256 := newKey(t, pki.ECDSAP256)
 	assert.Equal(t, elliptic.P256(), p256.Public().(*ecdsa.PublicKey).Curve)

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -148,6 +149,7 @@ func manyHeaders(n int) []byte {
 // than twenty-four times as much as an eighth of it, where it would be sixty-four times if each byte looked
 // at all others. What counts is the time of this thread, the best of several runs.
 func TestHostilePEMIsLinear(t *testing.T) {
+	rounds.NotShort(t)
 	readers := map[string]func([]byte){
 		"certificates": func(b []byte) { _, _ = pki.ParseCertificatesPEM(b) },
 		"private key":  func(b []byte) { _, _ = pki.ParsePrivateKeyPEM(b) },

@@ -20,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -94,6 +95,7 @@ func equal(t testing.TB, want, got *pki.Secret) {
 }
 
 func TestClient(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	m, src := newMint(t), newFakeSource()
 	web, trust := m.pair("default"), m.roots("ROOTCA")

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 func run(t testing.TB, s *unixsocket.Server) (stop func() error) {
@@ -39,6 +40,7 @@ var errStop = errors.New("stop")
 
 // Streams end with a reason when the server stops; requests under way get time, but not for ever.
 func TestDrain(t *testing.T) {
+	rounds.Slow(t)
 	t.Parallel()
 	m, src := newMint(t), newFakeSource()
 	src.put("default", m.pair("default"))

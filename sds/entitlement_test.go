@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -28,6 +29,7 @@ import (
 // streams ask for, in virtual time, and holds what is sent against a model: no secret leaves after its caller has
 // lost the right to it, or has got another in its place, and what callers may have is there a second later.
 func TestEntitlements(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for seed := range uint64(4) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -144,6 +145,7 @@ type restResponse struct {
 }
 
 func TestREST(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	m, src := newMint(t), newFakeSource()
 	web, trust := m.pair("default"), m.roots("ROOTCA")

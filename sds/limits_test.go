@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/sds"
 )
@@ -108,6 +109,7 @@ func TestStreamShares(t *testing.T) {
 // All connections of a user are one peer on a Unix socket, and the log says which user it is: once, however
 // often that asks.
 func TestStreamSharesOfUser(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	if runtime.GOOS != "linux" {
 		t.Skip("peers are known on Linux")
@@ -132,6 +134,7 @@ func TestStreamSharesOfUser(t *testing.T) {
 
 // The default limits are far from what a node has: here 8 Envoys of one user, with 250 secrets each.
 func TestDefaultLimits(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	m, src := newMint(t), newFakeSource()
 	web := m.pair("default")
@@ -193,6 +196,7 @@ func TestNamesOfStream(t *testing.T) {
 // A peer that asks for as many names as it can, each another one, gets its share of memory and leaves the
 // others theirs. It does not matter whether the names are unknown or refused.
 func TestNamesOfPeer(t *testing.T) {
+	rounds.Slow(t)
 	for _, kind := range []string{"unknown", "refused"} {
 		t.Run(kind, func(t *testing.T) {
 			m, src := newMint(t), newFakeSource()
@@ -250,6 +254,7 @@ func TestNamesOfPeer(t *testing.T) {
 // A peer that begins large requests and does not end them gets its share of memory, and leaves the others
 // theirs.
 func TestUnfinishedRequests(t *testing.T) {
+	rounds.NotShort(t)
 	m, src := newMint(t), newFakeSource()
 	web := m.pair("default")
 	src.put("default", web)
@@ -316,6 +321,7 @@ func TestUnfinishedRequests(t *testing.T) {
 
 // An operator that allows more streams allows their names as well.
 func TestNamesOfManyStreams(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	names := make([]string, 1000)
 	for i := range names {

@@ -13,12 +13,14 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/sds"
 )
 
 // Whatever a client does again and again, the log has the first time, and no line for each of the others.
 func TestLogFlood(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	const times = 100
 	m, src := newMint(t), newFakeSource()

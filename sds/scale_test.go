@@ -23,6 +23,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -46,6 +47,7 @@ func scaled(full, short int) int {
 // TestScaleIdleStreams holds the memory and the goroutines of a stream that waits after a first request of 60 kB, of both
 // ends, against a bare handler in the same run.
 func TestScaleIdleStreams(t *testing.T) { // not parallel: it measures
+	rounds.Slow(t)
 	n := scaled(10_000, 300)
 	base, _ := idleStreams(t, bare, n, 60_000)
 	each, goroutines := idleStreams(t, ours, n, 60_000)
@@ -92,6 +94,7 @@ func (c client) answer(r *envoysds.DiscoveryResponse, reject bool, names ...stri
 // TestScaleEvents has streams receive 200 random events, of 20 names of which each wants some, and answer as they like:
 // at once, late, and with a rejection of what is not the newest. All end on the newest content of each name.
 func TestScaleEvents(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	streams, events := scaled(1000, 200), 200
 	const names, conns = 20, 5
@@ -185,6 +188,7 @@ func TestScaleEvents(t *testing.T) {
 // client, as times on a busy machine change from one second to the next. One does not read, one sends garbage and comes back at once, one rejects all that it gets and asks
 // again.
 func TestScaleBadClient(t *testing.T) { // not parallel: it measures
+	rounds.Slow(t)
 	streams, turns := scaled(999, 99), scaled(12, 4)
 	const conns, pushes = 9, 5
 	m, src := newMint(t), newFakeSource()
@@ -307,6 +311,7 @@ func misbehave(t *testing.T, socket string) (end func() int) {
 // TestScaleCycles opens and closes streams, of both kinds, with a client that leaves before, while and after it is
 // served: goroutines, descriptors and heap are then where they were.
 func TestScaleCycles(t *testing.T) { // not parallel: it measures
+	rounds.NotShort(t)
 	cycles := scaled(10_000, 3000)
 	m, src := newMint(t), newFakeSource()
 	src.put("default", m.pair("default"))
@@ -387,6 +392,7 @@ func TestScaleCycles(t *testing.T) { // not parallel: it measures
 // TestScaleRestart ends an agent that serves 5,000 streams, and starts it again while its CA is away: from the files that
 // the one before has written, it serves all of them within five seconds, and asks for no certificate.
 func TestScaleRestart(t *testing.T) { // not parallel: it measures
+	rounds.NotShort(t)
 	streams := scaled(5000, 500)
 	const conns = 5
 	authority := spiffetest.NewCA(t, "example.org")

@@ -23,6 +23,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -601,6 +602,7 @@ func TestDeadline(t *testing.T) {
 // 1,100 streams on one connection, as an Envoy with as many secrets opens, get each version; the
 // source is asked once for each. When the client goes, nothing stays.
 func TestManyStreams(t *testing.T) {
+	rounds.NotShort(t)
 	conformance.Covers(t, "IST-8.7-2", "IST-8.5-1", "IST-8.5-4")
 	const n = 1100
 	m, src := newMint(t), newFakeSource()
@@ -699,6 +701,7 @@ func TestSlowReader(t *testing.T) {
 
 // 2,000 names that come one by one on one stream.
 func TestManyNames(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	const n = 2000
 	m, src := newMint(t), newFakeSource()

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -74,6 +75,7 @@ func strangerTo(ca *spiffetest.CA) *spiffetest.CA {
 // TestBrokenAnswers has the CA answer badly, one fault at a time, from the first renewal on. What
 // works stays, the fault is reported, and the first good answer is taken.
 func TestBrokenAnswers(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for want, spoil := range faults {
 		t.Run(want, func(t *testing.T) {
@@ -201,6 +203,7 @@ func TestOneRole(t *testing.T) {
 // TestShorterLives shows that a CA that lowers lifetimes has its way at the first renewal, and is not asked for
 // thousands of certificates until the last long one ends.
 func TestShorterLives(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for _, short := range []time.Duration{time.Hour, 10 * time.Minute, time.Minute, 21 * time.Second} {
 		t.Run(short.String(), func(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -31,6 +32,7 @@ func (c *timed) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) 
 
 // A CA that is away from the first renewal to the end of the certificate is asked as often as the package comment says.
 func TestAttemptsOverALife(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for _, tt := range []struct {
 		life, pause time.Duration // the shortest between two attempts

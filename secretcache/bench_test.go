@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -68,6 +69,7 @@ func TestReadsDoNotAllocate(t *testing.T) {
 // TestMemory holds what one more identity costs, the PEM of its key and certificate included, and that it costs no
 // goroutine.
 func TestMemory(t *testing.T) {
+	rounds.NotShort(t)
 	if raceDetector {
 		t.Skip("the race detector needs memory of its own")
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/certs/bundleorder"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -292,6 +293,7 @@ func TestRootGone(t *testing.T) {
 // TestRootGoneIsUrgent shows that a certificate that peers do not accept any more counts as none for how
 // long to wait, however long it has to live.
 func TestRootGoneIsUrgent(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")

@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -392,6 +393,7 @@ func dnsChain(edit func(*dnsCA, answer) answer) func(*dnsCA) {
 // TestBrokenCredentials has the CA answer badly, one fault at a time, at first or from the first renewal on. What works
 // stays, the fault is reported, and the first good answer is taken.
 func TestBrokenCredentials(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for _, f := range credentialFaults {
 		t.Run(f.name, func(t *testing.T) {
@@ -448,6 +450,7 @@ func TestBrokenCredentials(t *testing.T) {
 // TestCredentialOutage starts an outage of 45 % of a lifetime at any moment. Every reader is served all the time, and the
 // credential is renewed before another 5 % of its remaining life are gone.
 func TestCredentialOutage(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for _, life := range []time.Duration{20 * time.Second, 24 * time.Hour} {
 		for percent := 0; percent <= 100; percent += 14 {

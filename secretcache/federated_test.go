@@ -142,6 +142,7 @@ func TestFederatedDoesNotSpeakForUs(t *testing.T) {
 // TestSpinningReaders is real time: eight readers that never rest see a snapshot at every moment, while
 // the identity is renewed and the roots change, and what belongs together is together.
 func TestSpinningReaders(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	m := newManager(t, secretcache.Config{CA: ca, Lifetime: 4 * time.Second, GraceRatio: 0.97})

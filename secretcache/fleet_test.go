@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/secretcache"
 )
 
@@ -49,6 +50,7 @@ func (p pace) obtain(received, notAfter, down, up time.Time, timeout time.Durati
 // expires, and the certificate is renewed before another 5 % of what is left are gone. A CA that hangs can take the time
 // of one attempt more, which is a sixth of Config.Timeout where that is more than a hundredth of what is left.
 func TestOutageSweep(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	const each = 3
 	sweep := func(p pace) (outages, expired, slow int, slowest float64) {
@@ -178,6 +180,7 @@ func newFleet(title string, n int, p pace, oneMoment bool, outage, orphaned time
 // outage the backlog is renewed before another 5 % of what each has left are gone, and after a root was withdrawn each
 // client renews as soon as it knows.
 func TestFleet(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	n := 10_000
 	if *long {

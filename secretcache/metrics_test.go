@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -21,6 +22,7 @@ import (
 
 // TestWriteMetrics follows a Manager from before its start, over an outage, to the end of its certificate.
 func TestWriteMetrics(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")

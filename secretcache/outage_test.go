@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -26,6 +27,7 @@ type outage struct {
 // is back, the identity is renewed before another 5 % of its remaining life are gone. TestOutageSweep has all starts and
 // lengths.
 func TestOutage(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for name, o := range map[string]outage{
 		"refuses for an hour": {time.Hour, func(ca *spiffetest.CA) { ca.FailNext(1<<30, errDown) }, func(ca *spiffetest.CA) { ca.FailNext(0, nil) }},
@@ -33,7 +35,7 @@ func TestOutage(t *testing.T) {
 		"hangs for a day":     {24 * time.Hour, func(ca *spiffetest.CA) { ca.Delay(1000 * time.Hour) }, func(ca *spiffetest.CA) { ca.Delay(0) }},
 		"twenty seconds":      {20 * time.Second, func(ca *spiffetest.CA) { ca.FailNext(1<<30, errDown) }, func(ca *spiffetest.CA) { ca.FailNext(0, nil) }},
 	} {
-		step, lengths := 7, []int{45}
+		step, lengths := 28/rounds.Of(1), []int{45}
 		if *long {
 			step, lengths = 1, []int{1, 5, 10, 15, 20, 25, 30, 35, 40, 45}
 		}

@@ -25,6 +25,7 @@ var long = flag.Bool("long", false, "run the soaks")
 // bundles are replaced hundreds of times, by a CA that answers garbage now and then: in virtual time readers and
 // the writer never meet. Each reader finds everything at every moment, without waiting, and nothing that has expired.
 func TestReadersNeverMiss(t *testing.T) {
+	rounds.Slow(t)
 	duration := time.Duration(rounds.Of(1)) * 500 * time.Millisecond
 	if *long {
 		duration = 30 * time.Second

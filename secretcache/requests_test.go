@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -38,6 +39,7 @@ func (k *kept) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) (
 
 // A request has the identity, a new key of the kind that was chosen, the lifetime, and no subject.
 func TestRequests(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "IST-7.5-3", "IST-7.5-4")
 	for kind, want := range map[pki.KeyAlgorithm]string{

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -113,6 +114,7 @@ func TestShutdown(t *testing.T) {
 
 // TestManyIdentities adds a thousand and shows that they cost no goroutines.
 func TestManyIdentities(t *testing.T) { // not parallel: it counts goroutines
+	rounds.NotShort(t)
 	synctest.Test(t, func(t *testing.T) {
 		const many = 1000
 		ca := spiffetest.NewCA(t, "example.org")
@@ -302,6 +304,7 @@ func TestUpdates(t *testing.T) {
 
 // TestReadersDuringRotation has readers compare what belongs together while everything changes.
 func TestReadersDuringRotation(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
@@ -332,7 +335,7 @@ func TestReadersDuringRotation(t *testing.T) {
 				}
 			})
 		}
-		for range 20 {
+		for range rounds.Of(5) {
 			time.Sleep(3 * time.Second)
 			ca.Prepare()
 			time.Sleep(time.Second)
@@ -343,7 +346,7 @@ func TestReadersDuringRotation(t *testing.T) {
 		close(done)
 		wg.Wait()
 		stop()
-		assert.Greater(t, ca.Signed(), 50)
+		assert.Greater(t, ca.Signed(), rounds.Of(50)/4)
 	})
 }
 

@@ -44,6 +44,7 @@ var oneSchedule = flag.Int64("schedule", -1, "the one schedule that TestSchedule
 // those that the Manager holds and those that the CA issues from then on. A call that is under way when the machine
 // falls asleep fails, as its connection does.
 func TestSchedules(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "IST-7.3-5")
 	n := int64(rounds.Of(64)) // 10,000 take minutes, most of them in signatures

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -188,6 +189,7 @@ func TestNewDoesNothing(t *testing.T) {
 
 // TestTiming shows when renewal starts by default, and where there is less room.
 func TestTiming(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "IST-7.6-1", "IST-7.6-8")
 	for name, c := range map[string]struct {

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -208,6 +209,7 @@ func TestBundleMapMarshalTolerates(t *testing.T) {
 
 // What is written can be read: WIT keys, which a reader skips, count for it as for the writer.
 func TestBundleMapMarshalCountsAllKeys(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	key := bundleKey(elliptic.P256(), "svidkit-bundle-wit").Public()
 	c := spiffe.BundleContents{WITAuthorities: map[string]crypto.PublicKey{}}
@@ -291,6 +293,7 @@ func manyDomains(n int, member string) []byte {
 
 // The limits, and maps that are made to be expensive. Not parallel: it counts memory.
 func TestParseBundleMapHostile(t *testing.T) {
+	rounds.NotShort(t)
 	conformance.Covers(t, "BND-33")
 	keys := func(n int) string { return `{"keys":[` + strings.TrimSuffix(strings.Repeat(`{},`, n), ",") + `]}` }
 	fill := func(before, unit, after string) []byte {

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -375,6 +376,7 @@ func TestPolicyLanguage(t *testing.T) {
 
 // TestPolicyReference compares random policies and what is made of them with the slow reference.
 func TestPolicyReference(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	rnd := rand.New(rand.NewPCG(11, 5))
 	path := func(words ...string) string {

@@ -22,6 +22,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -162,6 +163,7 @@ func TestSigningClient(t *testing.T) {
 }
 
 func TestPods(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "ATH-1-1", "ATH-7.2-2", "ATH-12-2", "ATH-18-12")
 	api := kubetest.Start(t)

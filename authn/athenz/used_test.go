@@ -19,6 +19,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 const usedObject = "/api/v1/namespaces/athenz/configmaps/used-documents"
@@ -118,6 +119,7 @@ func TestUsedDocuments(t *testing.T) {
 // TestClocksApart has the clock of the provider be ahead of that of the signing service: a document is good for some seconds
 // more, and even then once.
 func TestClocksApart(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	r := newReplicas(t)
 	r.API.Put(usedObject, map[string]any{})
@@ -133,6 +135,7 @@ func TestClocksApart(t *testing.T) {
 // TestUsedDocumentsFail has the ConfigMap be missing, wrong, full and away. None of that lets a document through, or refuses
 // another one for good.
 func TestUsedDocumentsFail(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	r := newReplicas(t)
 	assert.Equal(t, 503, r.confirm(0, r.Sign(nil)), "there is none")

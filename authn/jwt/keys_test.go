@@ -19,6 +19,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/jwt"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 // inBubble runs f in a bubble, with an issuer that has the key "p256".
@@ -33,6 +34,7 @@ func inBubble(t *testing.T, f func(t *testing.T, i *issuer, a *jwt.Authenticator
 
 // A new key is fetched when a token names it, and no more often than once in 10 seconds.
 func TestUnknownKey(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	inBubble(t, func(t *testing.T, i *issuer, a *jwt.Authenticator) {
 		try := func(id string) error {

@@ -24,6 +24,7 @@ import (
 	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -238,6 +239,7 @@ func TestRefusedBounded(t *testing.T) {
 
 // One address sends 1,200 bad tokens as fast as it can; clients at other addresses lose nothing. With real sockets.
 func TestReviewFlood(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	if runtime.GOOS != "linux" {
 		t.Skip("needs several addresses of the loopback network")

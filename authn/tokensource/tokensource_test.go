@@ -20,6 +20,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn/tokensource"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 func TestStaticAndFile(t *testing.T) {
@@ -201,6 +202,7 @@ func TestUnknownLife(t *testing.T) {
 
 // The old token is used until it expires, whatever the server does, and calls fail quickly after that.
 func TestOutage(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		x, l := issuer(time.Hour), new(logs)
@@ -330,6 +332,7 @@ func TestSilence(t *testing.T) {
 
 // Nothing is asked again that has been refused, and no redirect is followed.
 func TestAttempts(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for status, want := range map[int]int{
 		400: 1, 401: 1, 403: 1, 404: 1, 410: 1, 418: 1, 429: 1, 500: 5, 501: 1, 502: 5, 503: 5, 504: 5, 505: 1, 511: 1, 599: 5,

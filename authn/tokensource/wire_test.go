@@ -23,6 +23,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn/tokensource"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 func TestGCE(t *testing.T) {
@@ -96,6 +97,7 @@ func TestAzureExpiry(t *testing.T) {
 }
 
 func TestAWS(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	message := append([]byte{0x30, 0x82, 0x04, 0x00}, make([]byte, 1024)...)
 	line := base64.StdEncoding.EncodeToString(message)
@@ -122,6 +124,7 @@ func TestAWS(t *testing.T) {
 }
 
 func TestKubernetes(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	good := jwt(inAnHour(), "istio-ca", "vault")
 	x, server := serve(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -395,6 +398,7 @@ func TestRefusals(t *testing.T) {
 
 // A server that repeats what it was sent, in whatever way, does not get it into an error.
 func TestEchoes(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	subject, mine := "subject-"+secret, "mine-"+secret
 	l, err := net.Listen("tcp", "127.0.0.1:0")

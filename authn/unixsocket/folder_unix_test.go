@@ -16,11 +16,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 // In a folder that all users may write, another process puts a link to a file in the place of everything that
 // appears. The mode of that file stays what it is.
 func TestSwappedPath(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	dir := socketDir(t)
 	require.NoError(t, os.Chmod(dir, 0o777))

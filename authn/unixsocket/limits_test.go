@@ -26,6 +26,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 // lines collects what a logger writes.
@@ -407,6 +408,7 @@ func start(t *testing.T, do task, uid uint32) (first string) {
 // A process with 512 descriptors serves its clients, and can open files, while another user of the machine holds as many
 // idle connections as it can get.
 func TestIdleFlood(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	if runtime.GOOS != "linux" {
 		t.Skip("peers are not known")
@@ -431,6 +433,7 @@ func TestIdleFlood(t *testing.T) {
 // Connections leave a quarter of the descriptors free, also where the server may have more of them than the process has
 // descriptors.
 func TestReserve(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	if runtime.GOOS != "linux" {
 		t.Skip("the limit of a process is not changed")
@@ -446,6 +449,7 @@ func TestReserve(t *testing.T) {
 
 // One user can have 250 connections with a stream each, as Envoys with a connection for each secret have.
 func TestConnectionsOfAnEnvoy(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	if runtime.GOOS != "linux" {
 		t.Skip("peers are not known")

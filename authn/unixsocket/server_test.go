@@ -27,6 +27,7 @@ import (
 	"github.com/svidkit/svidkit/internal/files/flock"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 const patient = 20 * time.Second // for what takes no time unless something is broken
@@ -210,6 +211,7 @@ func TestLongestPath(t *testing.T) {
 
 // Of many servers that start at one dead socket one gets it, and the others fail with ErrInUse.
 func TestRace(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for range 10 {
 		path := filepath.Join(socketDir(t), "s")
@@ -415,6 +417,7 @@ func TestPeer(t *testing.T) {
 
 // One connection can have thousands of requests at the same time, as an Envoy has a stream for each secret.
 func TestManyStreams(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	const n = 3000 // net/http has 250 by default
 	var entered atomic.Int32

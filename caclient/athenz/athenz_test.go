@@ -28,6 +28,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/athenz"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/secretcache"
@@ -224,6 +225,7 @@ func (h heldConn) Read(p []byte) (int, error) {
 // TestAnswersCross has the answer to one request come after that to a later one: ZTS would revoke the instance for the
 // certificate in it.
 func TestAnswersCross(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "ATH-18-11")
 	c := newClient(t, nil)
@@ -342,6 +344,7 @@ func TestCertificateOfTheMoment(t *testing.T) {
 
 // TestClockBehind has a clock that is behind that of ZTS, which does not date back: the certificate is good when it is returned.
 func TestClockBehind(t *testing.T) {
+	rounds.Slow(t)
 	t.Parallel()
 	c := newClient(t, nil)
 	c.ca.EditTemplates(func(x *x509.Certificate) { x.NotBefore = time.Now().Add(2 * time.Second) })

@@ -21,6 +21,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/googlecas"
 	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -533,6 +534,7 @@ func TestPrinting(t *testing.T) {
 
 // An identity over a day: obtained and renewed, while the root changes. Each moment two peers accept each other.
 func TestIdentity(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")

@@ -20,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	server "github.com/svidkit/svidkit/pki/caserver/istioca"
@@ -73,6 +74,7 @@ func (m *machine) renew(t testing.TB, c *istioca.CA, lifetime time.Duration) ([]
 // A machine proves itself by a token once, and then by what it was given: in the same process, after restarts, and while the
 // CA replaces its root. When its certificate has expired, a token counts again.
 func TestBootstrap(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "IST-6.6-2", "IST-6.6-3", "IST-6.6-5")
 	// The CA, and the certificate that it serves with, which is of another hierarchy.

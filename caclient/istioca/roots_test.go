@@ -23,6 +23,7 @@ import (
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -425,6 +426,7 @@ func TestWatchBundles(t *testing.T) {
 // TestRenewal has two workloads that renew over the API for three days of a root rotation, and that trust
 // each other all the time.
 func TestRenewal(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		a := newAuthority(t, ca.Config{DefaultTTL: time.Hour, Rotation: ca.Rotation{Propagation: 2 * time.Hour}})
@@ -478,6 +480,7 @@ func TestRenewal(t *testing.T) {
 
 // TestRenewalOverTLS is a short-lived certificate on real sockets.
 func TestRenewalOverTLS(t *testing.T) {
+	rounds.Slow(t)
 	t.Parallel()
 	a := newAuthority(t, ca.Config{DefaultTTL: 4 * time.Second, RefreshHint: time.Second, Rotation: ca.Rotation{Propagation: time.Second}})
 	url, client := listen(t, newServer(t, server.Options{Signer: a}))

@@ -27,6 +27,7 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/linkerdname"
@@ -594,6 +595,7 @@ func TestPlaintext(t *testing.T) {
 // A connection that is kept gets no token once its server would not be accepted any more: with its root gone from the trust
 // anchors, or its certificate expired.
 func TestDistrust(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	s := serve(t, nil, good)
 	file := filepath.Join(t.TempDir(), "roots.pem")

@@ -26,6 +26,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
 	"github.com/svidkit/svidkit/caclient/stepca"
 	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -346,6 +347,7 @@ func TestRenewal(t *testing.T) {
 
 // A day with one token: what issues after it is the certificate.
 func TestDayWithOneToken(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")

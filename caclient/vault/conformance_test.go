@@ -6,10 +6,12 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/vault"
 	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
 func TestConformance(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	cafake.Run(t, func(t testing.TB, ca *spiffetest.CA, path string) *cafake.Fake {
 		return cafake.NewVault(t, ca, path).Fake

@@ -17,6 +17,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/vault"
 	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -111,6 +112,7 @@ func TestLongLease(t *testing.T) {
 
 // A token stays in use until its end while logins fail, and those are tried rarely.
 func TestLoginFails(t *testing.T) {
+	rounds.NotShort(t)
 	bubble(t, func(t *testing.T, l *leases, sign func() error) {
 		require.NoError(t, sign())
 		l.broken.Store(true)
@@ -288,6 +290,7 @@ func TestNothingToLogInWith(t *testing.T) {
 // An identity over a day: obtained and renewed, with tokens that end, while the root changes. Each moment two peers accept
 // each other.
 func TestIdentity(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := newLeases(t)

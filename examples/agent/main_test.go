@@ -23,6 +23,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/testtree"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/istioagent"
@@ -37,8 +38,8 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	_ = flag.Set("test.parallel", "8") // most tests wait; -parallel, if it is given, is parsed after this
-	os.Exit(m.Run())
+	rounds.Parallel(8)
+	m.Run()
 }
 
 // TestExitCodes runs the program as a process: a usage error, in a flag or a variable, ends it with 2, and everything else
@@ -132,6 +133,7 @@ func address(t *testing.T, out *output) string {
 
 // TestDemo runs the demonstration, with certificates that live for seconds.
 func TestDemo(t *testing.T) {
+	rounds.Slow(t)
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -174,6 +176,7 @@ func TestDemo(t *testing.T) {
 
 // TestQuitDemo ends the demonstration by a request to the agent that the page is of.
 func TestQuitDemo(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	var out output
 	done := make(chan error, 1)
@@ -263,6 +266,7 @@ func TestQuit(t *testing.T) {
 
 // TestRun is the program beside the server of another one.
 func TestRun(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	root, socket := beside(t)
 	environ := []string{"PROXY_XDS_VIA_AGENT=false", "MINIMUM_DRAIN_DURATION=200ms", "ISTIO_CPU_LIMIT=2", "OUTPUT_CERT=x"}
@@ -313,6 +317,7 @@ func TestRun(t *testing.T) {
 
 // TestAllowFiles has a pair of files elsewhere, which Envoy gets with the flag and not without.
 func TestAllowFiles(t *testing.T) {
+	rounds.Slow(t)
 	t.Parallel()
 	root, err := os.MkdirTemp("", "agent")
 	require.NoError(t, err)

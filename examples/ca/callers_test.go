@@ -23,6 +23,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	caclientistio "github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	jwts "github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/pki"
@@ -91,6 +92,7 @@ func asCaller(t testing.TB, s *server, c *http.Client, token string, header http
 // TestCallers has all methods in one server, each with its own callers, over TLS: certificates, an issuer, the API
 // server of a cluster, a gateway, and the issuer of the server's own token.
 func TestCallers(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	east, own := newOIDC(t), newOIDC(t)
 	dir := t.TempDir()
@@ -235,6 +237,7 @@ func TestGatewayAfterTaint(t *testing.T) {
 
 // A CA outside of Kubernetes whose callers have tokens of an issuer: it is no development mode.
 func TestIssuerWithoutKubernetes(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	i := newOIDC(t)
 	dir := t.TempDir()

@@ -44,6 +44,7 @@ func installed(t testing.TB, scheme, anchors, dir string) []byte {
 
 // What -install prints is what a CA signs with for proxies, in each scheme, and the next issuer is under the same anchor.
 func TestInstall(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "LNK-6.2-1", "LNK-6.2-2", "LNK-6.2-3", "LNK-6.2-6", "LNK-1-4", "LNK-1-5")
 	for scheme, names := range map[string][]string{
@@ -198,6 +199,7 @@ func TestLinkerdEvents(t *testing.T) {
 
 // With -linkerd-events=false there are none.
 func TestNoLinkerdEvents(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	k, args := cluster(t)
 	s, stop := start(t, newConfig(t, t.TempDir(), append(args, "-linkerd-events=false")...))

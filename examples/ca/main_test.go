@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/ca"
 )
 
@@ -30,8 +31,8 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	_ = flag.Set("test.parallel", "8") // most tests wait; -parallel, if it is given, is parsed after this
-	os.Exit(m.Run())
+	rounds.Parallel(8)
+	m.Run()
 }
 
 // program returns the program as a process.
@@ -47,6 +48,7 @@ func program(t *testing.T, args ...string) *exec.Cmd {
 // From a shell: the exit code says how it went, what was asked for comes to standard output, and
 // everything else to standard error.
 func TestShell(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	dir := t.TempDir()
 	zeros := strings.Repeat("0", 64)

@@ -318,6 +318,7 @@ func diagram(steps []step, participants ...string) string {
 
 // The demo ends early, without an error, when it is told to.
 func TestDemoInterrupted(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer time.AfterFunc(time.Second, cancel).Stop() // as a signal does: a dial may see a deadline before its context does
@@ -327,6 +328,7 @@ func TestDemoInterrupted(t *testing.T) {
 // A server without flags but for its ports: both APIs, bundle, metrics and health, from one CA that
 // is there again after a restart.
 func TestServer(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	c := newConfig(t, t.TempDir())
 	s, stop := start(t, c)
@@ -703,6 +705,7 @@ func TestOperator(t *testing.T) {
 
 // A key that is known to be stolen is replaced at once, and the operator is told what that costs.
 func TestRevokeNow(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	dir := t.TempDir()
 	args := []string{"-refresh-hint", "1s", "-propagation", "8s"}
@@ -727,6 +730,7 @@ func TestRevokeNow(t *testing.T) {
 // An operator taints the root by a command: from then on what it signed is no proof to the server, on a connection that is
 // open as on a new one, and a token is. With -renew-by-certificate=off it never was.
 func TestTaintByCommand(t *testing.T) {
+	rounds.Slow(t)
 	t.Parallel()
 	for _, off := range []bool{false, true} {
 		dir := t.TempDir()
@@ -972,6 +976,7 @@ func allow(k *kubetest.Server) {
 
 // In a cluster, replicas share the CA in its Secret, and tokens are what the API server says.
 func TestKubernetes(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	k, args := cluster(t)
 	first, _ := start(t, newConfig(t, t.TempDir(), args...))

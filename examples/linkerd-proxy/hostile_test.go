@@ -25,6 +25,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 // plainApp is an application of HTTP/1 that has each connection, and the head of each request on it, as it came.
@@ -248,6 +249,7 @@ func TestUnsentBody(t *testing.T) {
 
 // The end of a server is that of its connections to others, also of those whose requests it has cut after 5 seconds.
 func TestStopConnections(t *testing.T) {
+	rounds.Slow(t)
 	t.Parallel()
 	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	id := certified(t, s, web)

@@ -18,15 +18,15 @@ import (
 
 	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/testtree"
 )
 
 var update = flag.Bool("update", false, "write the table in README.md")
 
-// TestMain has more tests run at once than there are processors, as those with certificates of seconds mostly wait.
 func TestMain(m *testing.M) {
-	_ = flag.Set("test.parallel", "16") // -parallel, if it is given, is parsed after this
-	os.Exit(m.Run())
+	rounds.Parallel(16)
+	m.Run()
 }
 
 // README.md has the table of the environment.

@@ -272,6 +272,7 @@ func TestPair(t *testing.T) {
 // A connection that was made without a certificate serves no requests once there is one, and connections that are open outlast
 // the certificate.
 func TestKeptConnections(t *testing.T) {
+	rounds.Slow(t)
 	t.Parallel()
 	s := meshtest.New(t, meshtest.Options{Life: 2 * time.Second})
 	mine := meshtest.New(t, meshtest.Options{Life: 2 * time.Second, Authority: s.Authority})
@@ -668,6 +669,7 @@ func TestRotationAndOutage(t *testing.T) {
 // is gone, the account is deleted. Until the certificate expires nothing fails; then readiness and liveness do, and new
 // connections in both directions; and with the cause gone all is well again, in the same process and with the same key.
 func TestRecovery(t *testing.T) {
+	rounds.Slow(t)
 	t.Parallel()
 	conformance.Covers(t, "LNK-10-9", "LNK-10-10", "LNK-10-11", "LNK-10-12")
 	tests := map[string]func(*testing.T){}
@@ -814,6 +816,7 @@ func TestApplicationDown(t *testing.T) {
 
 // The end of a server waits for no client that sends nothing, or half a handshake, and for no tunnel.
 func TestStop(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	id := certified(t, s, web)

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"flag"
 	"os"
 	"os/exec"
 	"strings"
@@ -21,14 +20,13 @@ import (
 // asProgram makes this test binary be the program.
 const asProgram = "SVIDKIT_EXAMPLE_QUICKSTART"
 
-// TestMain has more tests run at once than there are processors, as they mostly wait.
 func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		main()
 		return
 	}
-	_ = flag.Set("test.parallel", "8") // -parallel, if it is given, is parsed after this
-	os.Exit(m.Run())
+	rounds.Parallel(8)
+	m.Run()
 }
 
 // A usage error ends the program with 2, and everything else that is wrong with 1.
@@ -102,6 +100,7 @@ func (u *until) Write(b []byte) (int, error) {
 
 // A signal ends -serve; before that the bootstrap has been printed, and the root replaced.
 func TestServe(t *testing.T) {
+	rounds.Slow(t)
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"flag"
 	"io"
 	"net"
 	"net/http"
@@ -50,6 +49,7 @@ func (u *until) Write(b []byte) (int, error) {
 
 // With a socket it runs until it is told to stop, here beside the agent of the demo.
 func TestSocket(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	err := withAgent(t.Context(), func(ctx context.Context, socket string) error {
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
@@ -134,8 +134,8 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	_ = flag.Set("test.parallel", "8") // most tests wait; -parallel, if it is given, is parsed after this
-	os.Exit(m.Run())
+	rounds.Parallel(8)
+	m.Run()
 }
 
 // A usage error ends the program with 2, and everything else that is wrong with 1.

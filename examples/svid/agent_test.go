@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/sdssource"
@@ -132,6 +133,7 @@ func TestFetchChoices(t *testing.T) {
 }
 
 func TestFetchFails(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	api := workloadapitest.NewServer(t, ca, "/web")
@@ -211,6 +213,7 @@ func written(dir string) func() bool {
 // A reader of the files sees a certificate with its key, and every name, at all times, while the identity is renewed
 // without a pause.
 func TestWatchPair(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	api := workloadapitest.NewServer(t, ca, "/web")
@@ -282,6 +285,7 @@ func TestWatchPair(t *testing.T) {
 
 // While the agent is away, and after it has withdrawn the identity, the files stay.
 func TestWatchOutage(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	api := workloadapitest.NewServer(t, ca, "/web")
@@ -305,6 +309,7 @@ func TestWatchOutage(t *testing.T) {
 
 // Tokens are renewed when half of their life is over, and the private key stays as it is.
 func TestWatchTokens(t *testing.T) {
+	rounds.Slow(t)
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	source := ca.Source("/web")
@@ -359,6 +364,7 @@ func TestWatchExec(t *testing.T) {
 
 // A command that fails is reported and runs again; commands do not overlap.
 func TestWatchExecFails(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	api := workloadapitest.NewServer(t, ca, "/web")
@@ -380,6 +386,7 @@ func TestWatchExecFails(t *testing.T) {
 
 // A command that does not end is killed, with what it has started.
 func TestExecBounded(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	if runtime.GOOS == "windows" {
 		t.Skip("there are no process groups")
@@ -410,6 +417,7 @@ func tlsServer(t *testing.T, self spiffe.SVIDSource, peers spiffe.BundleSource) 
 }
 
 func TestLive(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	api := workloadapitest.NewServer(t, ca, "/ns/prod/sa/web")
@@ -435,6 +443,7 @@ func TestLiveRefused(t *testing.T) {
 
 // A file is judged by the bundles of an agent, a token too.
 func TestVerifyByAgent(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	api := workloadapitest.NewServer(t, ca, "/web")
@@ -452,6 +461,7 @@ func TestVerifyByAgent(t *testing.T) {
 }
 
 func TestLivePeers(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	dir := t.TempDir()
@@ -551,6 +561,7 @@ func TestDoctorDenied(t *testing.T) {
 
 // Each step fails for its own reason, and says what helps.
 func TestDoctorSteps(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	dir, err := os.MkdirTemp("", "doc")
@@ -636,6 +647,7 @@ func serveHandler(t *testing.T, h http.Handler) (address string) {
 
 // The clock of the issuer is in its tokens.
 func TestDoctorClock(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	snap, err := ca.Source("/web").Snapshot()
@@ -737,6 +749,7 @@ func TestShell(t *testing.T) {
 
 // The time for the agent is not that of the command.
 func TestFetchExec(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	if runtime.GOOS == "windows" {
 		t.Skip("there is no /bin/sh")

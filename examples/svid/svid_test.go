@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
@@ -39,7 +40,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	_ = flag.Set("test.parallel", "8") // most tests wait; -parallel, if it is given, is parsed after this
+	rounds.Parallel(8)
 	fuzzing := slices.ContainsFunc(os.Args, func(arg string) bool { return strings.HasPrefix(arg, "-test.fuzz") })
 	if !fuzzing { // which starts no program, and whose workers are killed
 		if err := copyProgram(); err != nil {

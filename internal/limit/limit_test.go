@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 // refused returns what err says, which has to be an [*limit.Error].
@@ -84,6 +85,7 @@ func TestRate(t *testing.T) {
 
 // Over a long time as many pass as the rate says, however often a caller asks.
 func TestRateInTheLongRun(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for _, rate := range []float64{0.1, 0.7, 1, 3, 800} {
 		synctest.Test(t, func(t *testing.T) {
@@ -315,6 +317,7 @@ func TestGivingUp(t *testing.T) {
 
 // A slot that is granted in the moment in which its waiter gives up is not lost.
 func TestGrantedTooLate(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for range 2000 {
 		l := limit.New(limit.Options{Concurrent: 1, Queue: 1})
@@ -340,6 +343,7 @@ func TestGrantedTooLate(t *testing.T) {
 // A flood of names costs bounded memory, does not refuse anybody new, and what it leaves behind
 // goes away.
 func TestFloodOfNames(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := limit.New(limit.Options{CallerRate: 1, CallerBurst: 1})

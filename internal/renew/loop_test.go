@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 // thing is what the tests keep fresh.
@@ -616,6 +617,7 @@ func TestLongWait(t *testing.T) {
 
 // 100,000 entries cost one goroutine, and less than 200 bytes each.
 func TestMany(t *testing.T) { // not parallel: it counts goroutines and memory
+	rounds.NotShort(t)
 	synctest.Test(t, func(t *testing.T) {
 		const many = 100_000
 		heap := func() uint64 {
@@ -652,6 +654,7 @@ func TestMany(t *testing.T) { // not parallel: it counts goroutines and memory
 
 // In real time, with the race detector: everything at once.
 func TestConcurrency(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	k := newKeeper()
 	k.loop.Slots, k.life, k.loop.Slow = 4, 50*time.Microsecond, 100*time.Microsecond

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 const h, m, s, ms = time.Hour, time.Minute, time.Second, time.Millisecond
@@ -56,6 +57,7 @@ func TestRenewAt(t *testing.T) {
 // TestFleet starts a fleet of 1,000,000 in one moment and counts the renewals of each quarter of an
 // hour that follow: the peak is at most three times the mean.
 func TestFleet(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	const life = 24 * h
 	start := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -77,7 +79,7 @@ func TestFleet(t *testing.T) {
 		first := int(life * 3 / 10 / bin) // the first renewals
 		return slices.Max(count[:]) / (all / float64(bins-first))
 	}
-	fleet := 1_000_000
+	fleet := rounds.Of(250_000)
 	if raceDetector {
 		fleet = 100_000
 	}

@@ -3,6 +3,7 @@ package sourcereport_test
 import (
 	"crypto"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -92,3 +93,17 @@ type nothing struct{}
 
 func (nothing) SVID() (*spiffe.SVID, error)                       { return nil, nil }
 func (nothing) Bundle(spiffe.TrustDomain) (*spiffe.Bundle, error) { return nil, nil }
+
+func TestWithdrawn(t *testing.T) {
+	t.Parallel()
+	assert.True(t, sourcereport.Withdrawn(fmt.Errorf("the agent: %w", taken(true))))
+	assert.False(t, sourcereport.Withdrawn(taken(false)))
+	assert.False(t, sourcereport.Withdrawn(errors.New("withdrawn")))
+	assert.False(t, sourcereport.Withdrawn(nil))
+}
+
+// taken is an error that says whether its server has taken back what it had given.
+type taken bool
+
+func (taken) Error() string     { return "it is gone" }
+func (t taken) Withdrawn() bool { return bool(t) }

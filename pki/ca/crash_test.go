@@ -113,10 +113,8 @@ func TestCrashChild(t *testing.T) {
 // A process that issues and rotates as fast as it can is killed at random moments. Each time, the CA
 // is there again, with its active key and all that was reported as done.
 func TestCrash(t *testing.T) {
+	rounds.Slow(t)
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("starts and kills processes")
-	}
 	kills := rounds.Of(15)
 	if *long {
 		kills = 1000

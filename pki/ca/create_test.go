@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 )
@@ -205,6 +206,7 @@ func TestCopiesBesideTheState(t *testing.T) {
 // A volume that is unmounted while an authority runs gets no keys: the folder is not made again, and the authority goes on
 // until the volume is back.
 func TestVolumeUnmountedWhileRunning(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	volume := t.TempDir()
 	dir := filepath.Join(volume, "ca")

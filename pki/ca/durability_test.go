@@ -320,6 +320,7 @@ func goesOn(t testing.TB, dir string, saved int) error {
 // Whatever a crash of the machine leaves of what was not made durable, the store has the old record or the new one, and
 // the new one once the save has returned.
 func TestDirStoreSurvivesCrashes(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	onlyUnix(t)
 	step := max(1, 4/rounds.Of(1))
@@ -331,6 +332,7 @@ func TestDirStoreSurvivesCrashes(t *testing.T) {
 
 // The test before notices when a store leaves out one of its kinds of fsync, or commits before them.
 func TestDirStoreCrashesAreNoticed(t *testing.T) {
+	rounds.Slow(t)
 	t.Parallel()
 	onlyUnix(t)
 	writes := saveHistory(t)

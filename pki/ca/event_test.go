@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 )
@@ -150,6 +151,7 @@ func TestKeyEvents(t *testing.T) {
 
 // With stores: starts, adoption, what others wrote, and a record that had vanished.
 func TestKeyEventsOfStores(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		store := &swapStore{Store: ca.NewMemoryStore()}

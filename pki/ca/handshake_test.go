@@ -235,6 +235,7 @@ func fast(longest, propagation time.Duration) func(*ca.Config) {
 }
 
 func TestNoHandshakeFails(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	const poll, longest = 40 * time.Millisecond, 2 * time.Second
 	for _, replicas := range []int{0, 1, 2} { // 0: without a store
@@ -269,17 +270,21 @@ func TestNoHandshakeFails(t *testing.T) {
 	// What a deliberately wrong order does: a root that signs before all verifiers that poll have heard of it, by a little, and at once.
 	for _, propagation := range []time.Duration{poll - tick, poll / 2, 1} {
 		t.Run(fmt.Sprint("activates after ", propagation), func(t *testing.T) {
+			if propagation > 1 {
+				rounds.Slow(t)
+			}
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				m := &mesh{poll: poll, longest: longest, connect: pipe, replicas: []*ca.Authority{newAuthority(t, fast(longest, propagation))}}
 				run(t, m.replicas[0])
-				m.run(t, 30)
+				m.run(t, rounds.Of(10))
 				assert.Greater(t, m.failed, 5)
 			})
 		})
 	}
 	// And to take the old root away before its leaves are dead: at half of their life.
 	t.Run("retires before the leaves are dead", func(t *testing.T) {
+		rounds.Slow(t)
 		t.Parallel()
 		synctest.Test(t, func(t *testing.T) {
 			m := &mesh{poll: poll, longest: longest, connect: pipe}

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
@@ -34,6 +35,7 @@ func validate(bundle *spiffe.Bundle, token string) error {
 }
 
 func TestSignJWT(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for _, alg := range []string{"ES256", "ES384", "ES512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512"} {
 		t.Run(alg, func(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
@@ -315,6 +316,7 @@ func TestStaleness(t *testing.T) {
 // One that has not heard of a rotation signs nothing that outlives the old root in the bundle of the
 // other one.
 func TestStaleReplicaIsCovered(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for _, lifetimes := range [][2]time.Duration{{time.Hour, time.Hour}, {time.Hour, 4 * time.Hour}, {4 * time.Hour, time.Hour}} {
 		t.Run(fmt.Sprint(lifetimes), func(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
@@ -315,6 +316,7 @@ func TestRunTriesAgain(t *testing.T) {
 }
 
 func TestOneOfManyRotations(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	// RSA keys take so long that all of them are made before one wins.
 	a := newAuthority(t, func(c *ca.Config) { c.Rotation.KeyAlgorithm = pki.RSA2048 })
@@ -356,8 +358,9 @@ func TestRunDefaults(t *testing.T) {
 // the bundle that a verifier fetched one Propagation ago, and for a peer whose clock is slow by
 // Backdate.
 func TestEveryLiveLeafAlwaysVerifies(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
-	for seed := range uint64(6) {
+	for seed := range uint64(rounds.Of(2)) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) { randomSchedule(t, seed) })
@@ -429,6 +432,7 @@ func vouches(b *spiffe.Bundle, leaf *x509.Certificate, now time.Time) bool {
 
 // In real time, many goroutines sign, rotate and read at once.
 func TestConcurrency(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	a := newAuthority(t, func(c *ca.Config) { c.Rotation.Propagation, c.Backdate = 5*time.Millisecond, time.Millisecond })
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // a second is the usual time

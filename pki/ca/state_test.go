@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
@@ -255,6 +256,7 @@ func TestAdoptedRootStaysForIstiosLeaves(t *testing.T) {
 }
 
 func TestAdoptionRefuses(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	cert, key := istioCA(t)
 	otherCert, otherKey := istioCA(t)
@@ -303,6 +305,7 @@ func TestAdoptionRefuses(t *testing.T) {
 
 // Another program replaces the root in the record.
 func TestFollow(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	cert, key := istioCA(t)
 	for _, sameKey := range []bool{true, false} {

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/ca"
 )
 
@@ -123,6 +124,7 @@ func TestRecordsDoNotPrint(t *testing.T) {
 
 // Many writers add one to a number, and no addition is lost.
 func TestNoLostUpdate(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "ca")
 	shared := ca.NewMemoryStore()

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 )
@@ -147,6 +148,7 @@ func TestRevoke(t *testing.T) {
 
 // A full bundle has no room for a successor; there is one as soon as there is room.
 func TestTaintInAFullBundle(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
 		a := make(func(c *ca.Config) { c.Rotation.Propagation, c.MaxTTL = time.Second, time.Hour })
@@ -208,6 +210,7 @@ func TestTaintJWTKeyOfOthers(t *testing.T) {
 // A key that is renewed needs no room, and everything else does: no authority could open a record with more
 // keys than the limit.
 func TestIstioRotationInAFullBundle(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		store := ca.NewMemoryStore()
@@ -343,6 +346,7 @@ func TestIstioRotationRun(t *testing.T) {
 
 // All that can fail leaves the old root in use, and it is tried again.
 func TestIstioRotationRollsBack(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		store := &faultStore{Store: ca.NewMemoryStore()}

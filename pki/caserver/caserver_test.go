@@ -25,6 +25,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	caclientistio "github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
@@ -100,6 +101,7 @@ func TestNewRefuses(t *testing.T) {
 
 // A client that trusts RootsFile gets a certificate by a token, and the next one by that certificate.
 func TestServer(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	a := newAuthority(t)
 	at := caserver.Listeners{Istio: localhost(), Admin: localhost()}
@@ -227,6 +229,7 @@ func TestTaintEvictsTheThief(t *testing.T) {
 // Renewal by certificates alone has an end where the operator wants one, or does not exist. A certificate of an authority
 // keeps the time of the proof, however often it was renewed.
 func TestRenewByCertificate(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	a := newAuthority(t)
 	tokens, secret := newTokens(t, domain)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -154,6 +155,7 @@ func TestInsecureTokensReview(t *testing.T) {
 
 // A caller that is not on loopback has no name on Linkerd's side either.
 func TestInsecureTokensReviewOfOthers(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	tokens, secret := newTokens(t, spiffe.MustParseTrustDomain("cluster.local"))
 	var err error

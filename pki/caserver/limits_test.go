@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/caserver"
 )
 
@@ -118,6 +119,7 @@ func TestMaxConns(t *testing.T) {
 
 // Connections that do not complete their handshake are bounded, in total and of an address.
 func TestMaxHandshakes(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	if runtime.GOOS != "linux" {
 		t.Skip("needs several addresses of the loopback network")
@@ -151,6 +153,7 @@ func TestMaxHandshakes(t *testing.T) {
 
 // The proxy of a node has the connections of all its pods from one address.
 func TestManyOfOneAddress(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	addr := start(t, caserver.ServeOptions{Handler: echo})
 	var all sync.WaitGroup

@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/caserver"
 )
 
@@ -84,6 +85,7 @@ func TestServeClientCertificates(t *testing.T) {
 
 // Headers are small: a token is in the message.
 func TestLongHeaders(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	addr := start(t, caserver.ServeOptions{Handler: echo})
 	for size, ok := range map[int]bool{32 << 10: true, 128 << 10: false} {
@@ -324,6 +326,7 @@ func (m *moody) Accept() (net.Conn, error) {
 }
 
 func TestAcceptFails(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	open := func() *moody {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -351,6 +354,7 @@ func TestAcceptFails(t *testing.T) {
 
 // TestConcurrentRequests has more requests inside at a time than one connection may have.
 func TestConcurrentRequests(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	const requests, limit = 1200, 1000
 	var inside sync.WaitGroup

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ra"
 	"github.com/svidkit/svidkit/spiffe"
@@ -133,6 +134,7 @@ func TestRootsRotate(t *testing.T) {
 
 // Bundles that do not fit into one: the last good one stays.
 func TestBundleTooLarge(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	many := func(n int) *spiffe.Bundle {
 		parent := newAuthority(t, "parent", nil)

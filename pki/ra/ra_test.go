@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ra"
@@ -211,6 +212,7 @@ func watching(r *http.Request) bool { return r.URL.Query().Get("fieldSelector") 
 
 // Another client writes the object between our steps.
 func TestSignConflicts(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	root := newAuthority(t, "root", nil)
 	change := func(c *cluster, name string, edit func(*object)) {

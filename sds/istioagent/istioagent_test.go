@@ -29,6 +29,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -196,6 +197,7 @@ func serial(t *testing.T, s *pki.Secret) string {
 
 // TestFromCA has a pod's agent: the identity by a token, served by SDS, renewed and pushed.
 func TestFromCA(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "IST-7.5-2", "IST-6.3-6", "IST-6.5-1", "IST-8.1-1", "IST-8.1-5", "IST-8.2-5", "IST-9.1-6",
 		"IST-9.1-7", "IST-9.2-1", "IST-9.2-5", "IST-9.2-12", "IST-9.2-13", "IST-9.2-26", "IST-9.2-27", "IST-9.6-1", "IST-9.7-1", "IST-9.7-2")
@@ -299,6 +301,7 @@ func TestMachine(t *testing.T) {
 
 // TestKeyForms has the forms of keys, for Envoy and in files.
 func TestKeyForms(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "IST-9.2-18", "IST-9.2-19", "IST-7.5-3")
 	c := newControl(t)
@@ -426,6 +429,7 @@ func absent(t *testing.T, socket, name string) {
 
 // TestGatewayRefused has a service account without rights: the identity is served, and the Secrets come with the rights.
 func TestGatewayRefused(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	c := newControl(t)
 	api := kubetest.Start(t)
@@ -467,6 +471,7 @@ func TestNoGateway(t *testing.T) {
 
 // TestOutputInPod has the modes of a pod.
 func TestOutputInPod(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "IST-7.9-1", "IST-7.9-2", "IST-9.2-42")
 	c := newControl(t)
@@ -499,6 +504,7 @@ func TestOutputInPod(t *testing.T) {
 
 // TestFiles has files, which are followed, and stay in use when they are gone.
 func TestFiles(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "IST-7.4-1", "IST-7.4-2", "IST-7.4-4", "IST-7.8-2", "IST-8.2-4")
 	c := newControl(t)
@@ -532,6 +538,7 @@ func TestFiles(t *testing.T) {
 
 // TestHalfPair waits for the other file of a pair, and does not ask the CA.
 func TestHalfPair(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	c := newControl(t)
 	root := c.root(t)
@@ -571,6 +578,7 @@ func TestHalfPair(t *testing.T) {
 
 // TestOutputByLink has credentials that are links to the agent's own output, by which it would never renew its identity.
 func TestOutputByLink(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	root := folder(t)
 	authority := spiffetest.NewCA(t, "example.org")
@@ -648,6 +656,7 @@ func TestSocketInUse(t *testing.T) {
 // TestOutage has a CA that is away: the identity is served until it ends, then liveness fails, and when the CA is back
 // the agent has a new one.
 func TestOutage(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	c := newControl(t)
 	root := c.root(t)
@@ -682,6 +691,7 @@ func TestOutage(t *testing.T) {
 
 // TestDrain serves on while it drains, and is not ready any more.
 func TestDrain(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "IST-9.2-38")
 	c := newControl(t)
@@ -737,6 +747,7 @@ func order(t *testing.T, h http.Handler, path string, edit func(*http.Request)) 
 
 // TestOrders has /drain, after which the agent serves and is not ready, and /quitquitquit, which ends it.
 func TestOrders(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "IST-9.6-3")
 	c := newControl(t)
@@ -817,6 +828,7 @@ func TestOrders(t *testing.T) {
 
 // TestQuit has /quitquitquit without /drain before it: an Envoy gets its time for draining.
 func TestQuit(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	c := newControl(t)
 	cfg := config(t, c.root(t), pod+"CA_ADDR="+c.addr)

@@ -1,13 +1,12 @@
 package istioagent_test
 
 import (
-	"flag"
-	"os"
 	"testing"
+
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
-// TestMain has more tests run at once than there are processors, as they mostly wait.
 func TestMain(m *testing.M) {
-	_ = flag.Set("test.parallel", "8") // -parallel, if it is given, is parsed after this
-	os.Exit(m.Run())
+	rounds.Parallel(8)
+	m.Run()
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/istioagent"
@@ -104,6 +105,7 @@ func ask(t *testing.T, socket string, enough func() bool) {
 // TestControlPlane forwards ADS with the token, the metadata and the certificate of the agent, and serves secrets at
 // the same socket.
 func TestControlPlane(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "IST-6.6-1", "IST-9.2-4", "IST-9.2-6", "IST-9.2-9", "IST-9.2-26", "IST-9.2-43", "IST-9.2-44",
 		"IST-9.1-9", "IST-9.2-32", "IST-9.4-1", "IST-9.4-4", "IST-9.5-1", "IST-9.8-1")
@@ -156,6 +158,7 @@ func TestControlPlane(t *testing.T) {
 
 // TestFakeCA has the CA for tests, which is found by the address of the control plane and its name in ISTIOD_SAN.
 func TestFakeCA(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "IST-6.2-1", "IST-6.3-2", "IST-9.2-1", "IST-9.2-3", "IST-9.2-7")
 	authority := spiffetest.NewCA(t, "example.org")
@@ -188,6 +191,7 @@ func TestFakeCA(t *testing.T) {
 // TestIntermediateEnds has a CA whose own certificate ends before those that it has issued. No peer accepts them then, and
 // no Envoy gets them, so the agent is neither ready nor alive.
 func TestIntermediateEnds(t *testing.T) {
+	rounds.Slow(t)
 	t.Parallel()
 	authority := spiffetest.NewCA(t, "example.org")
 	end := time.Now().Add(3 * time.Second)
@@ -266,6 +270,7 @@ func TestTiming(t *testing.T) {
 
 // TestRoots has good roots in one place, and others in all other places.
 func TestRoots(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "IST-6.3-1", "IST-6.3-2", "IST-6.3-3", "IST-6.3-4", "IST-6.3-6", "IST-6.3-7", "IST-9.2-3", "IST-9.2-4", "IST-9.2-8", "IST-9.2-9")
 	c := newControl(t)
@@ -338,6 +343,7 @@ func TestRoots(t *testing.T) {
 
 // TestKeys has the algorithms of keys.
 func TestKeys(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "IST-7.5-3", "IST-9.2-17", "IST-9.2-19", "IST-9.2-20", "IST-9.2-21")
 	c := newControl(t)

@@ -21,6 +21,7 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/kubesecrets"
 	"github.com/svidkit/svidkit/spiffe"
@@ -285,6 +286,7 @@ func TestReviewsStopped(t *testing.T) {
 // TestEntitlement serves two callers on a Unix socket. The right of one is taken, and within a second of the review that
 // says so it gets nothing more; with the right it gets the newest at once.
 func TestEntitlement(t *testing.T) {
+	rounds.Slow(t)
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	w := &world{t: t, api: kubetest.Start(t)}

@@ -32,6 +32,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds/kubesecrets"
 	"github.com/svidkit/svidkit/spiffe"
@@ -779,6 +780,7 @@ func TestOneEvent(t *testing.T) {
 
 // TestPages has more Secrets than fit into one answer.
 func TestPages(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/spiffe"
@@ -149,6 +150,7 @@ func volume(t testing.TB, svid *spiffe.SVID, bundle *spiffe.Bundle) map[string][
 // TestFiles follows a pair and roots over each fault that their files can have: the last good one stays, the reason is
 // in the status and in the log, and subscribers hear of what changes and of nothing else.
 func TestFiles(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "IST-7.2-3", "IST-7.2-4", "IST-7.4-4", "IST-7.10-5")
 	onlyUnix(t)
@@ -249,6 +251,7 @@ func TestFiles(t *testing.T) {
 
 // Files that are not there yet are followed, and told of when they appear, roots before pairs.
 func TestFilesAppear(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "IST-7.10-3", "IST-7.10-6")
 	onlyUnix(t)
@@ -282,6 +285,7 @@ func TestFilesAppear(t *testing.T) {
 
 // A client can name files that the operator has listed, and no others, by whatever path or link.
 func TestFilesOfClients(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	onlyUnix(t)
 	ca := spiffetest.NewCA(t, td.String())
@@ -396,6 +400,7 @@ func TestFilesBound(t *testing.T) {
 
 // An expired certificate is not handed out.
 func TestFilesExpire(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "IST-7.4-9")
 	onlyUnix(t)
@@ -414,6 +419,7 @@ func TestFilesExpire(t *testing.T) {
 }
 
 func TestSystemRoots(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "IST-7.2-5", "IST-7.4-3")
 	onlyUnix(t)

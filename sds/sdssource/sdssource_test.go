@@ -18,6 +18,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/sdssource"
@@ -331,6 +332,7 @@ func TestMux(t *testing.T) {
 // The identity of a workload from mounted files, as default and ROOTCA: what is deleted does not fall through to another
 // source, and what comes back is taken over.
 func TestMountedIdentity(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "IST-7.3-1", "IST-7.4-1", "IST-7.4-2", "IST-7.10-7")
 	onlyUnix(t)

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 )
@@ -87,6 +88,7 @@ func startFaulty(t testing.TB, fault func(f *faulty, name string, s *pki.Secret)
 // The suite and the model find servers out that lose a change, that are late by one, or that serve something else, and
 // the script of a failure is short.
 func TestFaulty(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	contents := newContents(t)
 	for name, fault := range map[string]func(f *faulty, name string, s *pki.Secret) *pki.Secret{

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/sdstest"
@@ -87,6 +88,7 @@ var long = flag.Bool("long", false, "play ten times as many random scripts")
 
 // Our server agrees with the model.
 func TestRunModel(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	seeds := 500
 	if *long {

@@ -24,6 +24,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/statuspage"
 	"github.com/svidkit/svidkit/secretcache"
@@ -221,6 +222,7 @@ func (b *tab) shot(name string, width int, dark bool) {
 }
 
 func TestBrowser(t *testing.T) {
+	rounds.Slow(t)
 	t.Parallel()
 	browser(t) // or skip
 	ca := spiffetest.NewCA(t, "example.org")

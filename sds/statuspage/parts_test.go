@@ -26,6 +26,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -114,6 +115,7 @@ func discovery(t testing.TB, h http.Handler, method string, r *envoysds.Discover
 const streamSecrets = "/envoy.service.secret.v3.SecretDiscoveryService/StreamSecrets"
 
 func TestManager(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	var keys secrets
 	ca := spiffetest.NewCA(t, "example.org")
@@ -210,6 +212,7 @@ func TestManagerOfCredential(t *testing.T) {
 }
 
 func TestSources(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	var keys secrets
 	ca := spiffetest.NewCA(t, "example.org")

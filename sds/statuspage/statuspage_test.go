@@ -25,6 +25,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/sourcereport"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/sds/statuspage"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/report"
@@ -352,6 +353,7 @@ func TestFarTimes(t *testing.T) {
 
 // Of many rows the page has those with the next event, and the number of the others.
 func TestBounds(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	now := time.Now()
 	var r report.Report
@@ -515,6 +517,7 @@ func events(t testing.TB, h http.Handler, n int) (all []sse) {
 }
 
 func TestEvents(t *testing.T) {
+	rounds.Slow(t)
 	t.Parallel()
 	var failing atomic.Bool
 	end := time.Now().Add(100*time.Hour + time.Minute)

@@ -24,6 +24,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/sds/xdsproxy"
 )
@@ -143,6 +144,7 @@ func TestDebug(t *testing.T) {
 
 // Debug requests have the node of an Envoy that is connected, and the newest of these.
 func TestDebugNode(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := memory()
@@ -195,6 +197,7 @@ func TestDebugNode(t *testing.T) {
 
 // Clients that speak ADS ask for debug information on the socket of Envoy.
 func TestDebugByADS(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "IST-9.4-14")
 	n := sockets(t)
@@ -386,6 +389,7 @@ func TestDebugFails(t *testing.T) {
 
 // A client that does not take its answer is cut off; one that does can go on with its connection.
 func TestDebugClients(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := memory()

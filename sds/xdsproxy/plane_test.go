@@ -363,6 +363,7 @@ func (e *proxied) apply(msg []byte) {
 // Whatever happens in which order, in the end each Envoy has what the control plane and the source have, and nothing
 // but that.
 func TestScripts(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	const each = 50 // scripts of a subtest
 	tests := rounds.Of(5)

@@ -31,6 +31,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/xdsproxy"
@@ -678,6 +679,7 @@ func TestConfig(t *testing.T) {
 
 // Streams that come and go leave nothing behind, however they end.
 func TestLeak(t *testing.T) { // not in parallel, as goroutines are counted
+	rounds.NotShort(t)
 	n := sockets(t)
 	n.serve(t, "control", control(func(_ context.Context, c *grpchttp.Call, _ bool) error {
 		for i := 0; ; i++ {

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -135,7 +136,8 @@ func BenchmarkIdleRelationship(b *testing.B) {
 // What it costs to look after 1,000 relationships for an hour in which every fetch fails at once:
 // scheduling, without the network.
 func TestScheduling(t *testing.T) {
-	if testing.Short() || raceDetector {
+	rounds.Slow(t)
+	if raceDetector {
 		t.Skip("60,000 attempts")
 	}
 	start := time.Now()

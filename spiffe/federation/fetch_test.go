@@ -24,6 +24,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
@@ -258,6 +259,7 @@ func TestRedirects(t *testing.T) {
 
 // Hostile answers of an endpoint, and the bounds on what they cost.
 func TestHostileEndpoints(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "FED-45", "DIV-11", "BND-33", "FED-36")
 	stream := func(chunk []byte, pause time.Duration) http.HandlerFunc {

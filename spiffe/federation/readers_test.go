@@ -23,6 +23,7 @@ var long = flag.Bool("long", false, "run the soaks")
 // TestReadersNeverMiss has eight readers look without a pause, in real time, while the bundle is replaced by fetches and
 // by an operator and the relationship is changed: in virtual time readers and the writer never meet.
 func TestReadersNeverMiss(t *testing.T) {
+	rounds.Slow(t)
 	duration := time.Duration(rounds.Of(1)) * 500 * time.Millisecond
 	if *long {
 		duration = 30 * time.Second

@@ -26,6 +26,7 @@ import (
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesink"
@@ -119,6 +120,7 @@ func newKeyed(t *testing.T, ca *spiffetest.CA, key crypto.Signer) keyed {
 
 // The key is in the form that the configuration says, in a file of its own and in front of the certificates.
 func TestTraditionalKey(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "IST-9.2-18")
 	ca := spiffetest.NewCA(t, "example.org")
@@ -161,6 +163,7 @@ func TestTraditionalKey(t *testing.T) {
 // identity that stays, and with links two equal readings never find a fault. A reader that finds the same certificates
 // before and after the key has a pair with links; with plain files it may have to read again.
 func TestRotation(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for _, plain := range layouts {
 		t.Run(map[bool]string{false: "links", true: "plain"}[plain], func(t *testing.T) {
@@ -207,7 +210,7 @@ func TestRotation(t *testing.T) {
 					}
 				}
 			})
-			for n := range 30 {
+			for n := range rounds.Of(10) {
 				if n%5 == 4 {
 					ca.Rotate()
 				}
@@ -463,6 +466,7 @@ func TestStartWithoutWarning(t *testing.T) {
 
 // A folder that other users can write to is refused with the remedy, and accepted if the program says so.
 func TestUnsafe(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	if runtime.GOOS == "windows" {
 		t.Skip("owners and modes are not checked there")
@@ -546,6 +550,7 @@ func TestNew(t *testing.T) {
 
 // The methods mean what they mean in the other packages.
 func TestLife(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	src := ca.Source("/web")

@@ -26,6 +26,7 @@ import (
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/source"
@@ -41,6 +42,7 @@ var (
 
 // Each layout of files that other programs write is understood.
 func TestLayouts(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	ca, other := newCA(t), spiffetest.NewCA(t, "partner.test")
 	svid := ca.Intermediate().SVID("/web")
@@ -171,6 +173,7 @@ func TestConfig(t *testing.T) {
 }
 
 func TestLife(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	ca, dir := newCA(t), t.TempDir()
 	s, err := filesource.New(layout(dir))
@@ -225,6 +228,7 @@ func TestLife(t *testing.T) {
 // What is not good replaces nothing, the reason is told, and the source recovers by itself. The files really change,
 // and the system really says so.
 func TestOldBeforeNew(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	onlyUnix(t)
 	ca := newCA(t)
@@ -354,6 +358,7 @@ func putEdited(t *testing.T, dir string, ca *spiffetest.CA, edit func(*x509.Cert
 
 // What comes back is taken back, although it was taken before and only a part was refused meanwhile.
 func TestPartsGoOn(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	ca, other := newCA(t), spiffetest.NewCA(t, "partner.test")
 	dir := t.TempDir()
@@ -406,6 +411,7 @@ func sameRoots(a, b *spiffe.Bundle) bool { return bytes.Equal(a.MarshalPEM(), b.
 
 // A new root and a leaf below it may come together or one after the other.
 func TestRootRotation(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	ca, dir := newCA(t), t.TempDir()
 	first := ca.SVID("/web")
@@ -440,6 +446,7 @@ func TestRootRotation(t *testing.T) {
 
 // An older bundle document does not come back.
 func TestSequence(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	ca, dir := newCA(t), t.TempDir()
 	path := filepath.Join(dir, "bundle.json")
@@ -477,6 +484,7 @@ func TestSequence(t *testing.T) {
 
 // Two files for one trust domain that contradict each other replace nothing.
 func TestFilesThatDoNotGoTogether(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	dir := t.TempDir()
 	key := func() *ecdsa.PrivateKey {
@@ -512,6 +520,7 @@ func TestFilesThatDoNotGoTogether(t *testing.T) {
 
 // At the start there is no last good, and nothing is handed out that cannot be verified.
 func TestNotReady(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	ca, other := newCA(t), spiffetest.NewCA(t, "other.test")
 	for name, test := range map[string]struct {
@@ -557,6 +566,7 @@ func TestNotReady(t *testing.T) {
 
 // Volumes of Kubernetes, with the modes that they have.
 func TestModes(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	onlyUnix(t)
 	ca := newCA(t)
@@ -628,6 +638,7 @@ func TestModes(t *testing.T) {
 }
 
 func TestUpdatesAndMetrics(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	ca, dir := newCA(t), t.TempDir()
 	first, second := ca.SVID("/web"), ca.SVID("/web")

@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
-	"flag"
 	"fmt"
 	"log/slog"
 	"os"
@@ -18,18 +17,15 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
-// TestMain lets more tests run at the same time than there are processors, as they wait for files more than they compute.
 func TestMain(m *testing.M) {
-	flag.Parse()
-	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
-		_ = f.Value.Set("8")
-	}
-	os.Exit(m.Run())
+	rounds.Parallel(8)
+	m.Run()
 }
 
 const patience = 30 * time.Second // for a slow machine

@@ -11,18 +11,20 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesource"
 )
 
 var long = flag.Bool("long", false, "wait for each of the 200 steps of the rotation")
 
-// The volume of a Secret is swapped 200 times, with a new leaf each time and a new root every fourth time, while
+// The volume of a Secret is swapped again and again, with a new leaf each time and a new root every fourth time, while
 // readers spin: none ever sees a missing snapshot, a key without its certificate, or a leaf that the bundle of its
 // snapshot does not verify.
 func TestRotation(t *testing.T) { // not in parallel, as readers that spin slow the others down
+	rounds.NotShort(t)
 	onlyUnix(t)
-	const steps = 200
+	steps := rounds.Of(50)
 	ca := newCA(t)
 	v := &volume{dir: t.TempDir()}
 	last := ca.SVID("/web")

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
 
@@ -313,6 +314,7 @@ func TestCacheTimeout(t *testing.T) {
 
 // TestCacheBadAnswers has a source that gives what was not asked for. It does not replace what works.
 func TestCacheBadAnswers(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	other := func(t *testing.T, r jwtsvid.Request) func(string) string {
 		r.ID = webID
@@ -435,6 +437,7 @@ func TestCacheSize(t *testing.T) {
 
 // TestCacheGoroutines shows that their number does not depend on that of the tokens.
 func TestCacheGoroutines(t *testing.T) {
+	rounds.NotShort(t)
 	synctest.Test(t, func(t *testing.T) {
 		c, source := newCache(t, nil)
 		start(t, c)

@@ -27,6 +27,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
@@ -155,6 +156,7 @@ func TestIssueShape(t *testing.T) {
 type remote struct{ crypto.Signer }
 
 func TestIssueAlgorithms(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "JWT-3", "JWT-26", "JWT-27", "JWT-28", "GO-11")
 	m := newMaterial(t)

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
@@ -147,6 +148,7 @@ func TestMiddlewarePlaintext(t *testing.T) {
 
 // A client that sends bad requests as fast as it can does not fill the log.
 func TestMiddlewareLog(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex

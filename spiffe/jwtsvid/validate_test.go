@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
@@ -597,6 +598,7 @@ func TestMemoryHoldsNoBundle(t *testing.T) {
 }
 
 func TestMemoryBounds(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	tokens := make([]string, 64)
 	for i := range tokens {

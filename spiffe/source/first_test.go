@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/source"
@@ -165,6 +166,7 @@ func TestFirstFails(t *testing.T) {
 
 // With real sources: an agent that is not there, and real files.
 func TestFirstOfAgentAndFiles(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	ca, dir := spiffetest.NewCA(t, "example.org"), t.TempDir()
 	certs, key, err := ca.SVID("/files").MarshalPEM()

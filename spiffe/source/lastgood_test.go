@@ -24,6 +24,7 @@ import (
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
@@ -145,6 +146,7 @@ func handshake(t testing.TB, server, client source.Source) error {
 // A program that restarts while the agent is away serves from its start, by what it has stored, and takes what the
 // agent has when that is back.
 func TestRestartDuringAnOutage(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newFixture(t)
@@ -211,6 +213,7 @@ func sameRoots(a, b *spiffe.Bundle) bool { return bytes.Equal(a.MarshalPEM(), b.
 // What has ended is not handed out: an identity that has expired, before or after the start, and all that is
 // older than MaxAge.
 func TestStoredEnds(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for name, test := range map[string]struct {
 		maxAge, life, away time.Duration
@@ -366,6 +369,7 @@ func TestWithdrawn(t *testing.T) {
 
 // What is damaged or may be of another user is not used, with the reason, and the program goes on without it.
 func TestDamaged(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	bundles, identity := "bundles.json", "identity.pem"
 	edit := func(f func(b []byte) []byte) func(t *testing.T, path string) {
@@ -571,6 +575,7 @@ func (f *flip) Ready(ctx context.Context) error {
 
 // From what is stored to the live source, and through its renewals, no reader ever misses anything, in real time.
 func TestTakeover(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	cfg := source.LastGoodConfig{Dir: filepath.Join(t.TempDir(), "store"), MaxAge: time.Hour, Identity: true}

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -83,9 +84,7 @@ func TestRequestFrom(t *testing.T) {
 
 // TestNoForgery: a program that is not built by go test gets no request with a peer, even with a testing.TB of its own.
 func TestNoForgery(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it builds a program")
-	}
+	rounds.Slow(t)
 	t.Parallel()
 	out, err := exec.CommandContext(t.Context(), "go", "run", "./testdata/forge").CombinedOutput()
 	require.NoError(t, err, "%s", out)
@@ -149,6 +148,7 @@ func TestRecipes(t *testing.T) {
 
 // TestRecipeCAOutage is the last recipe, which an example cannot run.
 func TestRecipeCAOutage(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	testOutage(t)
 }

@@ -30,6 +30,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -1317,6 +1318,7 @@ func TestGovernedHandlers(t *testing.T) {
 
 // TestGoroutines is not parallel, as others would be counted.
 func TestGoroutines(t *testing.T) {
+	rounds.NotShort(t)
 	ca := spiffetest.NewCA(t, "example.org")
 	peers := announcing(newParty(ca.SVID("/db"), ca.Bundles()))
 	g := &spiffetls.Governor{}

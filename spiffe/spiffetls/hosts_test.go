@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -399,6 +400,7 @@ func TestHostsWhereNoAddressIsKnown(t *testing.T) {
 
 // TestGovernorWithHosts: a connection is judged by the policy of its own host, at once when that changes.
 func TestGovernorWithHosts(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	s := newStreet(t)
 	db := s.server(t, "/db", nil)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/report"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -113,6 +114,7 @@ func hello(t *testing.T) string {
 
 // TestMetricsServer: over real sockets, servers of all kinds count what really happened.
 func TestMetricsServer(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for name, c := range map[string]struct {
 		start                    func(t *testing.T, ca *spiffetest.CA, allow spiffe.Policy, m *spiffetls.Metrics) (addr string)
@@ -246,6 +248,7 @@ func accepting(t *testing.T, wrap func(net.Listener) (net.Listener, error)) (add
 
 // TestMetricsClient: likewise the side that dials.
 func TestMetricsClient(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	ca, foreign := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
 	server := func(config *tls.Config) string {

@@ -27,6 +27,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -606,6 +607,7 @@ func first[A, B any](a A, _ B) A { return a }
 
 // TestWebCertificate is a web server that verifies its clients by their IDs.
 func TestWebCertificate(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	eachVersion(t, func(t *testing.T, ca *spiffetest.CA, _, web *party, version uint16) {
 		pki := spiffetest.NewCA(t, "web.test")

@@ -24,6 +24,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -525,6 +526,7 @@ func TestAllocs(t *testing.T) {
 // connections are made all the time. None may fail. The order is the careful one: every workload learns the
 // new root before it signs, and has renewed before the old root goes.
 func TestRotation(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	db, web := newParty(ca.SVID("/db"), ca.Bundles()), newParty(ca.SVID("/web"), ca.Bundles())

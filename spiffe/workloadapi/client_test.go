@@ -25,6 +25,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
@@ -329,6 +330,7 @@ func TestWatchEnds(t *testing.T) {
 
 // A server that starts late is found, on both networks.
 func TestLateServer(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "WEP-15", "WEP-3", "WEP-11")
 	home := newDomain(t, "example.org")
@@ -400,6 +402,7 @@ func heapGrowth(f func()) uint64 {
 // A server that wants to do harm: what was good stays, and neither memory nor time run away. It runs
 // alone, as it measures.
 func TestHostileServer(t *testing.T) {
+	rounds.Slow(t)
 	conformance.Covers(t, "GO-14", "WAPI-14")
 	if raceEnabled {
 		t.Skip("the race detector is slow, and has memory of its own")
@@ -547,6 +550,7 @@ func TestAnswerLimits(t *testing.T) {
 // A server that talks and does not listen fills the connection with control frames: the client can
 // end the call all the same.
 func TestDeafServer(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	home := newDomain(t, "example.org")
 	message := marshal(t, home.response(t, home.SVID("/web")))
@@ -611,6 +615,7 @@ func TestDeafServer(t *testing.T) {
 
 // A response that is larger than what other clients take is fine.
 func TestLargeResponse(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "GO-14")
 	home := newDomain(t, "example.org")

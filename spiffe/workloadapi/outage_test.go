@@ -19,6 +19,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
@@ -69,11 +70,12 @@ func (s *schedule) run(next pace) {
 // TestOutageArithmetic plays 10,000 outages that start at any moment and take up to 45 % of the life, of lives
 // from 20 seconds to a day: no identity expires. The ladder up to 30 seconds that is usual loses some.
 func TestOutageArithmetic(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "WAPI-18")
 	play := func(make func() pace) (expired int, slowest float64, first time.Duration) {
 		random := rand.New(rand.NewPCG(1, 2))
-		for range 10_000 {
+		for range rounds.Of(2500) {
 			life := time.Duration(20 * float64(time.Second) * math.Pow(24*3600/20, random.Float64()))
 			down := time.Duration((3.2*random.Float64() - 0.2) * float64(life)) // before the client has started, too
 			s := schedule{
@@ -114,7 +116,7 @@ func TestOutageArithmetic(t *testing.T) {
 			return renew.Backoff{Low: time.Second, First: 2 * time.Second, High: 30 * time.Second}.Wait(renew.Failure{Times: failures}, u)
 		}
 	})
-	assert.Greater(t, expired, 50, "this test can fail")
+	assert.Greater(t, expired, rounds.Of(50)/4, "this test can fail")
 	t.Logf("a ladder: %d expired, after %.0f %% of what was left at most, and %v if there was nothing", expired, 100*slowest, first)
 }
 
@@ -127,6 +129,7 @@ func (d domain) lasting(t testing.TB, life time.Duration) *wire.X509SVIDResponse
 // TestOutage runs a source through an outage: its readers have an identity that is good at every moment, and once
 // the agent is back, the identity is renewed before another 5 % of what is left are gone.
 func TestOutage(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "WAPI-18")
 	for _, life := range []time.Duration{20 * time.Second, time.Minute, 24 * time.Hour} {
@@ -173,6 +176,7 @@ func TestOutage(t *testing.T) {
 // TestStreamsWakeEachOther: when the stream of identities is back, that of the bundles for JWT-SVIDs, which do
 // not end, does not wait on.
 func TestStreamsWakeEachOther(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	home := newDomain(t, "example.org")
 	bundles := &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.key(): nil}}
@@ -261,6 +265,7 @@ func TestStreamsWakeEachOther(t *testing.T) {
 
 // TestOutageOnSocket is an outage in real time: a server on a Unix socket is killed and comes back.
 func TestOutageOnSocket(t *testing.T) {
+	rounds.Slow(t)
 	t.Parallel()
 	const life = 2400 * time.Millisecond
 	home := newDomain(t, "example.org")

@@ -204,6 +204,7 @@ func TestPickFetch(t *testing.T) {
 // Readers that never rest, in real time, of picked identities while the server sends one set after the other: at no
 // moment is there nothing, another identity, or a mixture of two sets.
 func TestSpinningReadersOfPicked(t *testing.T) {
+	rounds.Slow(t)
 	duration, enough := 500*time.Millisecond, min(rounds.Of(50), 100)
 	if enough > 50 {
 		duration = time.Second

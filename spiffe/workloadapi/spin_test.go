@@ -23,6 +23,7 @@ var long = flag.Bool("long", false, "readers spin for 30 s")
 // Eight readers that never rest, in real time: at no moment of a rotation is there nothing, or a mixture of two
 // states. In virtual time readers and writer never meet.
 func TestSpinningReaders(t *testing.T) {
+	rounds.NotShort(t)
 	duration := time.Duration(rounds.Of(1)) * 375 * time.Millisecond
 	if *long {
 		duration = 30 * time.Second

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/lifecycle"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
@@ -243,6 +244,7 @@ func TestCloseWaits(t *testing.T) {
 
 // TestStartLeavesNothing: a start that fails leaves no goroutine and no connection, on a real socket whose server is mute.
 func TestStartLeavesNothing(t *testing.T) {
+	rounds.NotShort(t)
 	dir := t.TempDir()
 	l, err := net.Listen("unix", filepath.Join(dir, "api.sock"))
 	require.NoError(t, err)

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
@@ -30,7 +31,8 @@ var long = flag.Bool("long", false, "the flood lasts for 10 minutes")
 // that never end, calls that are refused, reflection, connections that it cuts. Workloads beside it get each
 // rotation and each token, and nothing is left when the flood is over.
 func TestFlood(t *testing.T) {
-	duration := time.Second
+	rounds.NotShort(t)
+	duration := time.Duration(rounds.Of(1)) * time.Second / 4
 	if *long {
 		duration = 10 * time.Minute
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
@@ -22,6 +23,7 @@ import (
 // A workload takes its identity from a handler on a Unix socket, keeps it while the server is away, and
 // finds the server again.
 func TestServer(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "WEP-2", "WEP-3", "WAPI-6", "WAPI-17")
 	home := newDomain(t, "example.org")

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
@@ -139,6 +140,7 @@ func TestUnfinishedRequests(t *testing.T) {
 
 // A user cannot take all streams, however many connections it opens, and without an option.
 func TestStreamsOfUser(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	if runtime.GOOS != "linux" {
 		t.Skip("peers are known on Linux")

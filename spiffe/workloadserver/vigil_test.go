@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -59,6 +60,7 @@ func current(t testing.TB, s spiffe.SVIDSource) *spiffe.SVID {
 // workloads current for a day, without a call of Refresh: whether Identities returns the managers, or what
 // they have at the moment.
 func TestLiveManagers(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for name, identity := range map[string]func(t testing.TB, m *secretcache.Manager) workloadserver.Identity{
 		"as providers": func(_ testing.TB, m *secretcache.Manager) workloadserver.Identity {
@@ -398,6 +400,7 @@ func TestIdentityProviders(t *testing.T) {
 // Over real sockets and in real time: identities of a few seconds, behind a hook that returns what there is
 // at the moment, reach a workload before they end.
 func TestShortLives(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	home := newDomain(t, "example.org")
 	const life = 3 * time.Second

@@ -30,6 +30,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
@@ -241,6 +242,7 @@ func signer(t testing.TB, s workloadapi.TokenSVID) crypto.Signer {
 
 // WIT-SVIDs from the issuer to a workload that proves itself with one, for a day.
 func TestServeWIT(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "WAPI-60", "WAPI-62", "WAPI-63", "WAPI-7", "WAPI-8", "WAPI-10", "WAPI-26", "STAB-2", "WIT-52")
 	synctest.Test(t, func(t *testing.T) {
@@ -677,6 +679,7 @@ func compactRaw(t testing.TB, head, payload string) string {
 
 // What an issuer must not return reaches no caller, and the log says why without the token.
 func TestHostileWITIssuer(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "WAPI-26", "WIT-1", "WIT-2", "WIT-5", "WIT-10", "WIT-11", "WIT-12", "WIT-13", "WIT-16", "WIT-24")
 	const head = `{"alg":"ES256","kid":"k","typ":"wit+jwt"}`
@@ -812,6 +815,7 @@ func TestWITThatStays(t *testing.T) {
 
 // The other streams go on when the server has no WIT-SVIDs, and the deadline of a stream is kept.
 func TestWITOverSocket(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "WAPI-2", "WAPI-3")
 	home := newDomain(t, "example.org")

@@ -41,6 +41,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/spiffe"
@@ -141,6 +142,7 @@ func ecKey(t testing.TB, curve elliptic.Curve) *ecdsa.PrivateKey {
 
 // TestSystem takes a pod through its life.
 func TestSystem(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "ATH-1-1", "ATH-1-2", "ATH-1-3", "ATH-1-4", "ATH-1-5", "ATH-2-1", "ATH-2-8", "ATH-7.1-1", "ATH-7.1-3", "ATH-7.1-4",
 		"ATH-7.1-6", "ATH-7.1-11", "ATH-7.2-1", "ATH-7.2-2", "ATH-7.2-3", "ATH-7.2-4", "ATH-7.2-5", "ATH-7.2-6", "ATH-9-3", "ATH-9-6", "ATH-9-8",
@@ -294,6 +296,7 @@ func decode(t testing.TB, text string) []byte {
 }
 
 func TestAgentWire(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "ATH-7.1-2", "ATH-7.1-3", "ATH-7.1-4", "ATH-7.1-6", "ATH-7.1-7", "ATH-7.1-8", "ATH-7.1-9", "ATH-7.1-10", "ATH-7.1-11", "ATH-7.1-12", "ATH-7.1-13",
 		"ATH-7.2-1", "ATH-7.2-4", "ATH-7.2-7", "ATH-7.3-2", "ATH-7.3-3", "ATH-7.3-4", "ATH-9-1", "ATH-18-3", "ATH-18-4")
@@ -469,6 +472,7 @@ func (f *fixedCA) ServiceToken() string { return "" }
 
 // TestAgentFailures has each party of the agent fail; none of what it says is told to the pod.
 func TestAgentFailures(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "ATH-7.1-10", "ATH-7.1-12", "ATH-7.1-13", "ATH-7.2-2", "ATH-7.2-3", "ATH-1-6")
 	c := newCluster(t)
@@ -575,6 +579,7 @@ func (s slowCA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 // TestAgentLateAnswer has ZTS be slow. An answer that comes too late is a failure and not an empty success, and the
 // certificate before the one that ZTS was shown is shown no more.
 func TestAgentLateAnswer(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "ATH-18-11")
 	c := newCluster(t)
@@ -619,6 +624,7 @@ func (lost) FlushError() error { return errors.New("broken pipe") }
 
 // TestAgentAnswerLost has the first answer lost: the pod may ask again, once.
 func TestAgentAnswerLost(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "ATH-7.1-11", "ATH-7.2-8")
 	c := newCluster(t)
@@ -683,6 +689,7 @@ func virtualConfig(t testing.TB) nodeagent.Config {
 // TestAgentFailuresHoldNothing has more pods fail at ZTS than the agent serves at once. Their waits for the next second, in
 // which they get another document, are theirs alone.
 func TestAgentFailuresHoldNothing(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	cfg := virtualConfig(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -728,6 +735,7 @@ func (certifier) ServiceToken() string { return "" }
 // TestAgentLostRefresh has the answer to a refresh be lost, and the certificate before expire in the outage that follows: the
 // pod has nothing, and may ask for a first identity again. One that has the new certificate may not.
 func TestAgentLostRefresh(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "ATH-7.1-11")
 	cfg := virtualConfig(t)
@@ -770,6 +778,7 @@ func TestAgentLostRefresh(t *testing.T) {
 
 // TestAgentNewAddress has the sandbox of a pod be made anew, and with it the address. The next certificate has it.
 func TestAgentNewAddress(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	c := newCluster(t)
 	pod := c.pod("web-0")

@@ -20,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/athenz/sidecar"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -99,6 +100,7 @@ func sleep(d time.Duration) {
 }
 
 func TestSidecar(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "ATH-8-1", "ATH-8-8", "ATH-8-9")
 	synctest.Test(t, func(t *testing.T) {

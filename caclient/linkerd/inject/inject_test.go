@@ -25,6 +25,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/linkerd/inject"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/spiffe"
@@ -446,6 +447,7 @@ func TestNew(t *testing.T) {
 }
 
 func TestWebhook(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	var log bytes.Buffer
 	in := injector(t, func(c *inject.Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
@@ -621,6 +623,7 @@ func TestWebhookSlowClients(t *testing.T) {
 
 // An object of many tiny values, of which the memory is many times that of its text, is refused before it is taken apart.
 func TestManyValues(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	in := injector(t)
 	const n = 1_000_000

@@ -24,12 +24,14 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
 // A proxy is certified by the identity service over TLS, renews with the one key and the one request, and reads its token anew.
 func TestCertify(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "LNK-1-2", "LNK-1-4", "LNK-4-10", "LNK-8-5", "LNK-8-7", "LNK-10-2", "LNK-10-3", "LNK-10-12", "LNK-11-15", "LNK-3.3-13")
 	c := meshtest.New(t, meshtest.Options{Life: 10 * time.Second})
@@ -221,6 +223,7 @@ func TestCloseConnections(t *testing.T) {
 
 // The whole life of a certificate of a day, in virtual time: renewal, an outage, expiry, and recovery.
 func TestLife(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "LNK-8-6", "LNK-10-6", "LNK-10-10", "LNK-10-11", "LNK-16-4", "LNK-16-7", "LNK-16-10")
 	synctest.Test(t, func(t *testing.T) {
@@ -295,6 +298,7 @@ func TestLife(t *testing.T) {
 
 // An outage of 45 % of a life of a day, before the renewal and over it, expires nothing.
 func TestOutage(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for _, begin := range []float64{0.3, 0.45, 0.54} {
 		synctest.Test(t, func(t *testing.T) {
@@ -457,6 +461,7 @@ func TestRun(t *testing.T) {
 
 // A certifier that changes its issuer before the proxies have the anchor of the new one replaces nothing.
 func TestIssuerBeforeAnchors(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	s, next := newService(t, 2*time.Second), newService(t, time.Hour)
 	id := certified(t, s, web, func(c *linkerdproxy.Config) { c.MinRefresh = 100 * time.Millisecond })

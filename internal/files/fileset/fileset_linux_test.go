@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 // The modes hold under any umask, and a folder with the setgid bit hands on its group.
@@ -41,6 +42,7 @@ const crashStep, crashDir = "SVIDKIT_FILESET_STEP", "SVIDKIT_FILESET_DIR" // of 
 // A process that is killed at any step leaves one version with links. With plain files it leaves each file whole, and
 // the next Open, which has no data of its own, leaves one version: the new one if it was committed.
 func TestCrash(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	if dir := os.Getenv(crashDir); dir != "" {
 		plain, at, _ := strings.Cut(os.Getenv(crashStep), ":")

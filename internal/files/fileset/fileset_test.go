@@ -14,10 +14,12 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 // Readers that spin while the folder is written see each name at all times, and never two files of different versions.
 func TestFolderReaders(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	dir := t.TempDir()
 	f, err := Open(dir, Options{Program: "test"})
@@ -56,7 +58,7 @@ func TestFolderReaders(t *testing.T) {
 			}
 		})
 	}
-	for end := time.Now().Add(600 * time.Millisecond); time.Now().Before(end) && !t.Failed(); {
+	for end := time.Now().Add(time.Duration(rounds.Of(1)) * 150 * time.Millisecond); time.Now().Before(end) && !t.Failed(); {
 		write()
 	}
 	over.Store(true)

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/files/follow"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 var names = []string{"cert", "key", "roots"}
@@ -156,6 +157,7 @@ func steps(t testing.TB, plain bool) (steps []string) {
 // A step that fails, as on a full disk, leaves a whole set in the folder, the old one if it comes before the commit.
 // What was written for nothing is removed, and the next write succeeds.
 func TestFailure(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for _, plain := range []bool{false, true} {
 		all1, commit := steps(t, plain), map[bool]string{false: "rename to ..data", true: "rename to ..next"}[plain]
@@ -210,6 +212,7 @@ func TestUnsure(t *testing.T) {
 // a key without its roots: what they read in this order never gets older. A follower, by the rule of two equal
 // readings, takes no set with files of two versions, and in the end the last one.
 func TestPlainReaders(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	dir := t.TempDir()
 	f := open(t, dir, true)
@@ -274,7 +277,7 @@ func TestPlainReaders(t *testing.T) {
 	readers.Go(func() { _ = follower.Run(ctx) })
 
 	version := 1
-	for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end) && !t.Failed(); {
+	for end := time.Now().Add(time.Duration(rounds.Of(1)) * 400 * time.Millisecond); time.Now().Before(end) && !t.Failed(); {
 		for range rand.IntN(20) {
 			version++
 			write(t, f, version)
@@ -402,6 +405,7 @@ func TestFolderOfAll(t *testing.T) {
 
 // One process at a time writes.
 func TestOneWriter(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for _, plain := range []bool{false, true} {
 		dir := t.TempDir()

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/pem"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"io/fs"
@@ -27,15 +26,12 @@ import (
 
 	"github.com/svidkit/svidkit/internal/files/follow"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
-// TestMain lets more tests run at the same time than there are processors, as they wait for files more than they compute.
 func TestMain(m *testing.M) {
-	flag.Parse()
-	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
-		_ = f.Value.Set("8")
-	}
-	os.Exit(m.Run())
+	rounds.Parallel(8)
+	m.Run()
 }
 
 const patience = 30 * time.Second // for a slow machine
@@ -198,6 +194,7 @@ func TestChanges(t *testing.T) {
 }
 
 func TestKeepsTheLastGoodFiles(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	onlyUnix(t)
 	p := newPair(t, time.Hour, both(t, "one"))
@@ -245,6 +242,7 @@ func TestKeepsTheLastGoodFiles(t *testing.T) {
 
 // A watch survives that the folder is replaced.
 func TestFolderReplaced(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	onlyUnix(t)
 	p := newPair(t, 300*time.Millisecond, both(t, "one"))
@@ -261,19 +259,21 @@ func TestFolderReplaced(t *testing.T) {
 
 // Readers never see two halves, however often the files are replaced.
 func TestNoTornPairs(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	onlyUnix(t)
 	p := newPair(t, time.Hour, both(t, "0"))
 	run(t, p.follower)
 	dir := p.dir
-	for n := range 20 {
+	versions := rounds.Of(5)
+	for n := range versions {
 		word := fmt.Sprint(n)
 		write(t, filepath.Join(dir, "a"), word)
 		time.Sleep(time.Duration(n%5) * 30 * time.Millisecond)
 		write(t, filepath.Join(dir, "b"), word)
 		time.Sleep(20 * time.Millisecond)
 	}
-	p.await(t, "19")
+	p.await(t, fmt.Sprint(versions-1))
 }
 
 // memory is a file system whose files are replaced at once.
@@ -471,6 +471,7 @@ func TestStatusDoesNotWait(t *testing.T) {
 }
 
 func TestKeyOnlyChange(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	block := func(text string) string {
 		return string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: []byte(text)}))

@@ -12,11 +12,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/files/follow"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 // A notification between two changes of one set has the files read again, and not taken sooner: that they are as they were a
 // moment ago says nothing of the writer.
 func TestNotificationIsNoAgreement(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	dir := t.TempDir()
 	cert, key := filepath.Join(dir, "cert"), filepath.Join(dir, "key")

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/files/private"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 const (
@@ -284,6 +285,7 @@ func TestEmptyDir(t *testing.T) {
 
 // The volume of a Secret: links that are swapped, in a folder of root that all may write to, with sticky bit.
 func TestSecretVolume(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	volume := mkdir(t, 0o777|fs.ModeSticky, tempDir(t), "cacerts")
 	version := func(n int) string { return fmt.Sprintf("..2026_%d", n) }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -120,6 +121,7 @@ func TestVaultPatterns(t *testing.T) {
 
 // The token of a login ends with its lease.
 func TestVaultLease(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	v := cafake.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
 	v.Change(func(r *cafake.VaultRules) { r.Kubernetes, r.Lease = true, time.Second })

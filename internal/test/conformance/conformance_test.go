@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 var update = flag.Bool("update", false, "write the pages, and drop from pending.tsv what has a test")
@@ -40,6 +41,7 @@ func whole(t *testing.T) ([]*table, []tie, map[string]bool) {
 
 // TestComplete lists what has neither a test nor a reason, and ties to what does not exist.
 func TestComplete(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	tables, ties, functions := whole(t)
 	for _, tab := range tables {
@@ -61,6 +63,7 @@ func TestComplete(t *testing.T) {
 
 // TestPages holds the pages against the tests as they are.
 func TestPages(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	tables, _, _ := whole(t)
 	for _, tab := range tables {

@@ -23,6 +23,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 const module = "github.com/svidkit/svidkit"
@@ -131,6 +132,7 @@ func root(t *testing.T) string {
 
 // TestImports compares what each package imports beside the standard library with imports.txt.
 func TestImports(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	allowed := slices.Collect(maps.Keys(others))
 	var file strings.Builder
@@ -174,6 +176,7 @@ func compare(t *testing.T, name, want string) {
 
 // TestReach holds what packages link of others, through other packages too.
 func TestReach(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	const cryptobyte, jose, fsnotify, sys = "golang.org/x/crypto/cryptobyte", "github.com/go-jose/go-jose/v4", "github.com/fsnotify/fsnotify", "golang.org/x/sys"
 	// Of protobuf nothing but how fields are encoded. Generated messages are for tests.

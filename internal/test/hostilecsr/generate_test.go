@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/hostilecsr"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 var update = flag.Bool("update", false, "write testdata/cases.tsv.gz again, with new keys")
@@ -22,6 +23,7 @@ var update = flag.Bool("update", false, "write testdata/cases.tsv.gz again, with
 // verdicts and the same sizes as far as signatures allow. The bytes differ, as each run of the generator
 // makes new keys.
 func TestGenerated(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	want := generate()
 	if *update {

@@ -22,6 +22,7 @@ import (
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 const (
@@ -60,6 +61,7 @@ func named(name string, members ...any) object {
 
 // TestRefused has requests that an API server does not carry out.
 func TestRefused(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	s := kubetest.Start(t)
 	c, ctx := clientOf(t, s), t.Context()

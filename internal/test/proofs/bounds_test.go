@@ -25,6 +25,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/internal/strictjson"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -227,6 +228,7 @@ func (noSecrets) Subscribe(func(string)) func() { return func() {} }
 
 // TestHostileInput: no input of a MiB costs a parser that faces the network more than 50 ms and 4 MiB.
 func TestHostileInput(t *testing.T) { // not parallel: it counts what is allocated
+	rounds.Slow(t)
 	if raceDetector {
 		t.Skip("the race detector takes time and memory of its own")
 	}

@@ -161,6 +161,7 @@ func shake(t *testing.T, server, client *domain) (serverErr, clientErr error) {
 // CA signs, for what a verifier accepts in each role, for handshakes, for what an agent hands out, and for the bundles
 // themselves.
 func TestMatrix(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	random := rand.New(rand.NewPCG(20, 20))
 	all := world(t, func(int, int) bool { return random.IntN(2) == 0 })
@@ -328,6 +329,7 @@ func (l *liveBundles) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 // TestEntitlementEvents: random changes of bundles and policies, against a model that is two tables: 250,000, 20 million with -long. A verifier
 // remembers what it has verified, and never what may no longer be: each change counts at the next question.
 func TestEntitlementEvents(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	const peers = 60
 	events, rotations := rounds.Of(250_000), rounds.Of(50)

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/testtree"
 )
 
@@ -85,6 +86,7 @@ var pains = []pain{
 
 // TestPains: each pain has a test that go test runs.
 func TestPains(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	files, err := testtree.Files(os.DirFS("../../.."))
 	require.NoError(t, err)

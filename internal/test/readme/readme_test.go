@@ -10,10 +10,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/readme"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 // TestReadme compiles the Go snippets of README.md.
 func TestReadme(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	root, err := filepath.Abs("../../..")
 	require.NoError(t, err)

@@ -1,9 +1,11 @@
 // Package rounds says how much of a test is run. What is random, or a race that is not lost every time, is repeated a few
 // times on a developer's machine and four times as often by .ci/run; what waits for seconds runs in .ci/run alone. Both
-// read the variable SVIDKIT_ROUNDS. Where a test has a flag -long, that means hours.
+// read the variable SVIDKIT_ROUNDS. With -short, only what takes no fifth of a second runs. Where a test has a flag -long,
+// that means hours.
 package rounds
 
 import (
+	"flag"
 	"os"
 	"strconv"
 	"testing"
@@ -18,6 +20,20 @@ func Slow(t testing.TB) {
 	if times() < 1 {
 		t.Skip("it takes seconds: run it with SVIDKIT_ROUNDS=1, as .ci/run does")
 	}
+}
+
+// NotShort skips a test that takes a fifth of a second or more if -short is given.
+func NotShort(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("it takes a fifth of a second or more: run it without -short")
+	}
+}
+
+// Parallel has n tests of a package run at once unless -parallel is given, whatever the processors, as they wait more than
+// they compute. TestMain calls it before M.Run.
+func Parallel(n int) {
+	_ = flag.Set("test.parallel", strconv.Itoa(n)) // -parallel is parsed after this
 }
 
 func times() int {

@@ -35,6 +35,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/stepca"
 	"github.com/svidkit/svidkit/caclient/vault"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -440,6 +441,7 @@ func printed(v any) map[string]string {
 
 // TestNothingPrints prints a value of each exported type that holds a key, in every way.
 func TestNothingPrints(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	if raceEnabled {
 		t.Skip("package fmt reads the fields of values that goroutines are changing")

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -163,6 +164,7 @@ var open = map[string]string{
 // unexported fields, pointers and interfaces, and call no method of what they find there, so that no String method helps.
 // What has one behind a function is among the values of TestNothingPrints.
 func TestKeysAreSealed(t *testing.T) {
+	rounds.Slow(t)
 	t.Parallel()
 	have := values(t, pki.Ed25519)
 	for _, p := range packages(t) {

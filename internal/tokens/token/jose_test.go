@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 )
@@ -89,6 +90,7 @@ func parse(t testing.TB, text string) *token.Signed {
 // Tokens of all algorithms are as their RFC says, by a judge that shares no code with go-jose, and those
 // that are not are refused.
 func TestAlgorithms(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for a, key := range keys(t) {
 		t.Run(a.String(), func(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
 )
 
@@ -61,6 +62,7 @@ func child(path string) {
 // A process that is killed at any moment loses no record that it was promised, and what comes after
 // it is not harmed by what it left behind.
 func TestKill(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	self, err := os.Executable()
 	require.NoError(t, err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
 )
 
@@ -20,6 +21,7 @@ const smallDisk = "SVIDKIT_AUDITLOG_DISK" // a folder in the process that TestSm
 // A disk of the kernel that another program fills: records are refused, Err says so although nothing is recorded, and
 // when there is room again both go on by themselves.
 func TestSmallDisk(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	dir := os.Getenv(smallDisk)
 	if dir == "" {

@@ -270,6 +270,7 @@ func TestRacingCreate(t *testing.T) {
 // TestRacingRotate has all replicas rotate at the same time, again and again. Each time one of them
 // is accepted, and one root is new.
 func TestRacingRotate(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for name, faults := range troubles {
 		for _, n := range []int{2, 5} {
@@ -347,8 +348,10 @@ func TestRacingRotate(t *testing.T) {
 // time and is away at times. Whatever one of them signs is accepted by verifiers that have the bundle of
 // another, for as long as it lives; and no write is lost.
 func TestChaos(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for n, span := range map[int]time.Duration{2: 90 * time.Minute, 5: 3 * time.Hour} {
+		span := span * max(time.Duration(rounds.Of(1)), 2) / 4
 		t.Run(fmt.Sprint(n, " replicas"), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) { chaos(t, n, span) })
@@ -554,6 +557,7 @@ func istiosSecret(t *testing.T, block string) (map[string]any, *x509.Certificate
 // TestAdoption has replicas start where Istio's CA was. They go on with its root; leaves that Istio has
 // signed stay good through the first rotation.
 func TestAdoption(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for name, edit := range map[string]func(data map[string][]byte){
 		"as Istio writes it today":        func(map[string][]byte) {},
@@ -651,6 +655,7 @@ func readsAsIstio(t *testing.T, o secret) *x509.Certificate {
 
 // TestIstioReads shows that Istio's CA could take over from us, before, during and after a rotation.
 func TestIstioReads(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for _, algorithm := range []pki.KeyAlgorithm{pki.ECDSAP256, pki.RSA2048} {
 		synctest.Test(t, func(t *testing.T) {

@@ -22,6 +22,7 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/hostilecsr"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
@@ -128,6 +129,7 @@ func TestHostileBodies(t *testing.T) {
 // An unknown caller is refused before any of the body has arrived. A known caller does not
 // keep the server waiting for ever.
 func TestSlowBodies(t *testing.T) {
+	rounds.Slow(t)
 	t.Parallel()
 	s := serve(t, istioca.Options{Timeout: 2 * time.Second}) // enough to authenticate
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -240,6 +242,7 @@ func TestHTTP(t *testing.T) {
 // TestHostileCSRs: whatever a request asks for, the certificate has the names of the policy and the key of
 // the request, and nothing else of it.
 func TestHostileCSRs(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	s := serve(t, istioca.Options{})
 	want := s.issue(t, "web", goodRequest(t))[0][0]

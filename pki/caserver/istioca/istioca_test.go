@@ -29,6 +29,7 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -224,6 +225,7 @@ func TestPlaintext(t *testing.T) {
 
 // However often a caller is refused, the log has a line for each reason, and a count.
 func TestRefusalsAreCounted(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	l := &logs{}
 	limited, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), Limits: ca.Limits{CallerRate: 1e-6}})
@@ -587,6 +589,7 @@ func TestSignerErrors(t *testing.T) {
 }
 
 func TestTimeout(t *testing.T) {
+	rounds.Slow(t)
 	t.Parallel()
 	a := wrap(authority(t))
 	sign := a.sign

@@ -31,6 +31,7 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/hostilecsr"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/linkerd"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -537,9 +538,10 @@ func TestRetryable(t *testing.T) {
 }
 
 func TestPanicsAndDeadlines(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	sig := newSigner(t)
-	s := serve(t, linkerd.Options{Signer: sig, Review: func(ctx context.Context, token string, _ []string) (*kube.Account, error) {
+	opts := linkerd.Options{Signer: sig, Review: func(ctx context.Context, token string, _ []string) (*kube.Account, error) {
 		switch token {
 		case "panic-token":
 			panic("about " + token)
@@ -550,11 +552,18 @@ func TestPanicsAndDeadlines(t *testing.T) {
 			return nil, fmt.Errorf("slow with %s: %w", token, ctx.Err())
 		}
 		return nil, fmt.Errorf("never heard of %s: %w", token, kube.ErrNotAuthenticated)
-	}, Timeout: 2 * time.Second})
+	}}
+	calm := serve(t, opts)
+	opts.Timeout = 100 * time.Millisecond
+	hurried := serve(t, opts)
 	for token, code := range map[string]grpchttp.Code{
 		"panic-token": grpchttp.Internal, "slow-token": grpchttp.Unavailable, "loud-token\n": grpchttp.FailedPrecondition,
 		"trim-token\n": grpchttp.FailedPrecondition,
 	} {
+		s := calm
+		if token == "slow-token" {
+			s = hurried
+		}
 		r := goodRequest(t)
 		r.Token = []byte(token)
 		_, err := s.certify(t, r)
@@ -562,8 +571,8 @@ func TestPanicsAndDeadlines(t *testing.T) {
 		assert.NotContains(t, err.Error(), strings.TrimSpace(token))
 		assert.NotContains(t, s.logs.String(), strings.TrimSpace(token))
 	}
-	assert.Contains(t, s.logs.String(), "never heard of [redacted]")
-	assert.Contains(t, s.logs.String(), "about [redacted]")
+	assert.Contains(t, calm.logs.String(), "never heard of [redacted]")
+	assert.Contains(t, calm.logs.String(), "about [redacted]")
 
 	patient := serve(t, linkerd.Options{Review: func(ctx context.Context, _ string, _ []string) (*kube.Account, error) {
 		<-ctx.Done()
@@ -677,6 +686,7 @@ func TestLongCSR(t *testing.T) {
 // TestHostile has every hostile request as itself: whatever it says, a certificate is for the one name
 // that the token proved, and has nothing else of it but the key.
 func TestHostile(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	require.Equal(t, web, hostilecsr.Name)
 	s := serve(t, linkerd.Options{})
@@ -717,6 +727,7 @@ func TestHostile(t *testing.T) {
 }
 
 func TestConcurrentClients(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	s := serve(t, linkerd.Options{Signer: chained(t)})
 	const clients, each = 32, 8
@@ -763,6 +774,7 @@ func TestCertifyWithALPN(t *testing.T) {
 
 // A token is not read from a connection that others can read, unless that was allowed.
 func TestPlaintext(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for allow, want := range map[bool]grpchttp.Code{false: grpchttp.Unauthenticated, true: grpchttp.OK} {
 		asked := 0
@@ -803,6 +815,7 @@ func TestPlaintext(t *testing.T) {
 
 // However often a caller is refused, the log has a line for each reason. The limits count for the pod.
 func TestRefusalsAreCounted(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	l := &logs{}
 	s := newSigner(t)

@@ -25,6 +25,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/hostilecsr"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/linkerd"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -270,6 +271,7 @@ func TestRealAuthorityHostile(t *testing.T) {
 
 // TestRotation rotates the root under the service: each answer is good under the anchors of its moment.
 func TestRotation(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	authority, err := ca.New(ca.Config{
 		TrustDomain: spiffe.MustParseTrustDomain("cluster.local"), RefreshHint: time.Second, Rotation: ca.Rotation{Propagation: 50 * time.Millisecond},

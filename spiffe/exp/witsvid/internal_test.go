@@ -9,11 +9,13 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
 // What is remembered is forgotten when it is over, and costs what the documentation says.
 func TestReplaysMemory(t *testing.T) {
+	rounds.NotShort(t)
 	start := time.Unix(1767225600, 0)
 	const places = 50_000
 	r, one := newReplays(places), &holder{id: spiffe.MustParseID("spiffe://example.org/web")}

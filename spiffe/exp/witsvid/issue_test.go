@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
 )
@@ -104,6 +105,7 @@ func TestIssue(t *testing.T) {
 
 // All nine algorithms on both sides: of the issuer's key and of the workload's.
 func TestIssueAlgorithms(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "WIT-6", "WIT-12", "WIT-14", "WIT-15")
 	p384, p521 := ecKey(elliptic.P384(), "384"), ecKey(elliptic.P521(), "521")

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
 )
@@ -671,6 +672,7 @@ func TestReplayFull(t *testing.T) {
 // One allowed client that uses proofs as fast as it can, with one token and with ever new ones, is refused when
 // it has taken its part, and a good client beside it, and another instance of its own ID, never.
 func TestReplayFlood(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		i, err := witsvid.NewIssuer(exampleOrg, wit1, nil)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/caserver/internal/caservice"
 )
@@ -22,6 +23,7 @@ import (
 // TestOverload sends ten times as many requests as the processors can verify, for one and a half seconds of virtual time: when a
 // burst is over, what is served is served soon, and the rest is refused at once and told when to come back.
 func TestOverload(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const work = time.Millisecond
