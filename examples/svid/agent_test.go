@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -281,6 +282,39 @@ func TestWatchPair(t *testing.T) {
 	versions, err := filepath.Glob(filepath.Join(dir, "..v-*"))
 	require.NoError(t, err)
 	assert.LessOrEqual(t, len(versions), 2, "old versions are removed")
+}
+
+// A version of the files that is gone before it is listed, as another has taken its place or another program has removed
+// it, does not end the command.
+func TestWatchVersionGone(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	api := workloadapitest.NewServer(t, spiffetest.NewCA(t, "example.org"), "/web")
+	dir := t.TempDir()
+	_, stop := watching(t, "-socket", api.Config().Address, "-dir", dir)
+	eventually(t, written(dir), "the first files")
+	removing, over := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for removing.Err() == nil {
+			_ = os.Remove(filepath.Join(dir, "..data"))
+		}
+	}()
+	for range 50 {
+		api.Rotate()
+		time.Sleep(5 * time.Millisecond)
+	}
+	over()
+	<-done
+	api.Rotate()
+	want, err := api.Snapshot().SVID()
+	require.NoError(t, err)
+	eventually(t, func() bool {
+		certs, _ := os.ReadFile(filepath.Join(dir, "svid.pem"))
+		return bytes.Equal(certs, pki.MarshalCertificatesPEM(want.Chain()...))
+	}, "the newest identity")
+	assert.Equal(t, 0, stop().code)
 }
 
 // While the agent is away, and after it has withdrawn the identity, the files stay.
@@ -647,7 +681,7 @@ func serveHandler(t *testing.T, h http.Handler) (address string) {
 
 // The clock of the issuer is in its tokens.
 func TestDoctorClock(t *testing.T) {
-	rounds.NotShort(t)
+	rounds.Slow(t)
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	snap, err := ca.Source("/web").Snapshot()

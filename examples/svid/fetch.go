@@ -254,7 +254,8 @@ func (a *app) follow(ctx context.Context, f *fetcher, sink *filesink.Sink, log *
 		changed, state := sink.Changed(), sink.Report()
 		if len(state.Identities) > 0 && !state.Identities[0].LastSuccess.Equal(written) {
 			written, pending = state.Identities[0].LastSuccess, f.command != ""
-			if err := a.told(f, sink); err != nil {
+			// A version that is gone has another in its place, which is told of next.
+			if err := a.told(f, sink); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return err
 			}
 		}
