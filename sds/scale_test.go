@@ -94,7 +94,7 @@ func (c client) answer(r *envoysds.DiscoveryResponse, reject bool, names ...stri
 // TestScaleEvents has streams receive 200 random events, of 20 names of which each wants some, and answer as they like:
 // at once, late, and with a rejection of what is not the newest. All end on the newest content of each name.
 func TestScaleEvents(t *testing.T) {
-	rounds.NotShort(t)
+	rounds.Slow(t)
 	t.Parallel()
 	streams, events := scaled(1000, 200), 200
 	const names, conns = 20, 5
@@ -311,7 +311,7 @@ func misbehave(t *testing.T, socket string) (end func() int) {
 // TestScaleCycles opens and closes streams, of both kinds, with a client that leaves before, while and after it is
 // served: goroutines, descriptors and heap are then where they were.
 func TestScaleCycles(t *testing.T) { // not parallel: it measures
-	rounds.NotShort(t)
+	rounds.Slow(t)
 	cycles := scaled(10_000, 3000)
 	m, src := newMint(t), newFakeSource()
 	src.put("default", m.pair("default"))
@@ -392,7 +392,7 @@ func TestScaleCycles(t *testing.T) { // not parallel: it measures
 // TestScaleRestart ends an agent that serves 5,000 streams, and starts it again while its CA is away: from the files that
 // the one before has written, it serves all of them within five seconds, and asks for no certificate.
 func TestScaleRestart(t *testing.T) { // not parallel: it measures
-	rounds.NotShort(t)
+	rounds.Slow(t)
 	streams := scaled(5000, 500)
 	const conns = 5
 	authority := spiffetest.NewCA(t, "example.org")

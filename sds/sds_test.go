@@ -701,7 +701,7 @@ func TestSlowReader(t *testing.T) {
 
 // 2,000 names that come one by one on one stream.
 func TestManyNames(t *testing.T) {
-	rounds.NotShort(t)
+	rounds.Slow(t)
 	t.Parallel()
 	const n = 2000
 	m, src := newMint(t), newFakeSource()

@@ -69,7 +69,7 @@ func TestReadsDoNotAllocate(t *testing.T) {
 // TestMemory holds what one more identity costs, the PEM of its key and certificate included, and that it costs no
 // goroutine.
 func TestMemory(t *testing.T) {
-	rounds.NotShort(t)
+	rounds.Slow(t)
 	if raceDetector {
 		t.Skip("the race detector needs memory of its own")
 	}

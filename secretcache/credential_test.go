@@ -393,7 +393,7 @@ func dnsChain(edit func(*dnsCA, answer) answer) func(*dnsCA) {
 // TestBrokenCredentials has the CA answer badly, one fault at a time, at first or from the first renewal on. What works
 // stays, the fault is reported, and the first good answer is taken.
 func TestBrokenCredentials(t *testing.T) {
-	rounds.NotShort(t)
+	rounds.Slow(t)
 	t.Parallel()
 	for _, f := range credentialFaults {
 		t.Run(f.name, func(t *testing.T) {

@@ -209,7 +209,7 @@ func TestBundleMapMarshalTolerates(t *testing.T) {
 
 // What is written can be read: WIT keys, which a reader skips, count for it as for the writer.
 func TestBundleMapMarshalCountsAllKeys(t *testing.T) {
-	rounds.NotShort(t)
+	rounds.Slow(t)
 	t.Parallel()
 	key := bundleKey(elliptic.P256(), "svidkit-bundle-wit").Public()
 	c := spiffe.BundleContents{WITAuthorities: map[string]crypto.PublicKey{}}

@@ -705,7 +705,7 @@ func TestOperator(t *testing.T) {
 
 // A key that is known to be stolen is replaced at once, and the operator is told what that costs.
 func TestRevokeNow(t *testing.T) {
-	rounds.NotShort(t)
+	rounds.Slow(t)
 	t.Parallel()
 	dir := t.TempDir()
 	args := []string{"-refresh-hint", "1s", "-propagation", "8s"}

@@ -617,7 +617,7 @@ func TestLongWait(t *testing.T) {
 
 // 100,000 entries cost one goroutine, and less than 200 bytes each.
 func TestMany(t *testing.T) { // not parallel: it counts goroutines and memory
-	rounds.NotShort(t)
+	rounds.Slow(t)
 	synctest.Test(t, func(t *testing.T) {
 		const many = 100_000
 		heap := func() uint64 {
@@ -658,7 +658,7 @@ func TestConcurrency(t *testing.T) {
 	t.Parallel()
 	k := newKeeper()
 	k.loop.Slots, k.life, k.loop.Slow = 4, 50*time.Microsecond, 100*time.Microsecond
-	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rounds.Of(1))*125*time.Millisecond)
 	defer cancel()
 	var wg sync.WaitGroup
 	for range 3 {

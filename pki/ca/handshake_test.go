@@ -240,6 +240,9 @@ func TestNoHandshakeFails(t *testing.T) {
 	const poll, longest = 40 * time.Millisecond, 2 * time.Second
 	for _, replicas := range []int{0, 1, 2} { // 0: without a store
 		t.Run(fmt.Sprint(replicas, " replicas"), func(t *testing.T) {
+			if replicas < 2 {
+				rounds.Slow(t)
+			}
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				m := &mesh{poll: poll, longest: longest, connect: pipe, replicas: []*ca.Authority{newAuthority(t, fast(longest, 3*poll))}}

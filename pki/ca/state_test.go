@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -156,10 +157,26 @@ func refused(t *testing.T, data map[string][]byte) {
 // istioCA is a CA as Istio makes it: RSA, no SPIFFE ID, the trust domain as organization.
 func istioCA(t testing.TB, edit ...func(*x509.Certificate)) (*x509.Certificate, *rsa.PrivateKey) {
 	t.Helper()
-	key, err := pki.NewKey(pki.RSA2048)
-	require.NoError(t, err)
-	return istioRoot(t, key.(*rsa.PrivateKey), edit...), key.(*rsa.PrivateKey)
+	istioKeys.Lock()
+	defer istioKeys.Unlock()
+	test, _, _ := strings.Cut(t.Name(), "/") // its subtests, too
+	n := istioKeys.taken[test]
+	istioKeys.taken[test]++
+	if n == len(istioKeys.all) {
+		key, err := pki.NewKey(pki.RSA2048)
+		require.NoError(t, err)
+		istioKeys.all = append(istioKeys.all, key.(*rsa.PrivateKey))
+	}
+	key := istioKeys.all[n]
+	return istioRoot(t, key, edit...), key
 }
+
+// istioKeys are shared by the tests, as RSA keys take long to make. Within a test each CA has one of its own.
+var istioKeys = struct {
+	sync.Mutex
+	all   []*rsa.PrivateKey
+	taken map[string]int // by the name of the test
+}{taken: make(map[string]int)}
 
 func istioRoot(t testing.TB, key *rsa.PrivateKey, edit ...func(*x509.Certificate)) *x509.Certificate {
 	t.Helper()

@@ -114,7 +114,7 @@ func hello(t *testing.T) string {
 
 // TestMetricsServer: over real sockets, servers of all kinds count what really happened.
 func TestMetricsServer(t *testing.T) {
-	rounds.NotShort(t)
+	rounds.Slow(t)
 	t.Parallel()
 	for name, c := range map[string]struct {
 		start                    func(t *testing.T, ca *spiffetest.CA, allow spiffe.Policy, m *spiffetls.Metrics) (addr string)

@@ -400,7 +400,7 @@ func TestIdentityProviders(t *testing.T) {
 // Over real sockets and in real time: identities of a few seconds, behind a hook that returns what there is
 // at the moment, reach a workload before they end.
 func TestShortLives(t *testing.T) {
-	rounds.NotShort(t)
+	rounds.Slow(t)
 	t.Parallel()
 	home := newDomain(t, "example.org")
 	const life = 3 * time.Second

@@ -472,7 +472,7 @@ func (f *fixedCA) ServiceToken() string { return "" }
 
 // TestAgentFailures has each party of the agent fail; none of what it says is told to the pod.
 func TestAgentFailures(t *testing.T) {
-	rounds.NotShort(t)
+	rounds.Slow(t)
 	t.Parallel()
 	conformance.Covers(t, "ATH-7.1-10", "ATH-7.1-12", "ATH-7.1-13", "ATH-7.2-2", "ATH-7.2-3", "ATH-1-6")
 	c := newCluster(t)
@@ -579,7 +579,7 @@ func (s slowCA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 // TestAgentLateAnswer has ZTS be slow. An answer that comes too late is a failure and not an empty success, and the
 // certificate before the one that ZTS was shown is shown no more.
 func TestAgentLateAnswer(t *testing.T) {
-	rounds.NotShort(t)
+	rounds.Slow(t)
 	t.Parallel()
 	conformance.Covers(t, "ATH-18-11")
 	c := newCluster(t)
@@ -689,7 +689,7 @@ func virtualConfig(t testing.TB) nodeagent.Config {
 // TestAgentFailuresHoldNothing has more pods fail at ZTS than the agent serves at once. Their waits for the next second, in
 // which they get another document, are theirs alone.
 func TestAgentFailuresHoldNothing(t *testing.T) {
-	rounds.NotShort(t)
+	rounds.Slow(t)
 	t.Parallel()
 	cfg := virtualConfig(t)
 	synctest.Test(t, func(t *testing.T) {

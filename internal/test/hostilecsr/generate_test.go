@@ -23,7 +23,7 @@ var update = flag.Bool("update", false, "write testdata/cases.tsv.gz again, with
 // verdicts and the same sizes as far as signatures allow. The bytes differ, as each run of the generator
 // makes new keys.
 func TestGenerated(t *testing.T) {
-	rounds.NotShort(t)
+	rounds.Slow(t)
 	t.Parallel()
 	want := generate()
 	if *update {
