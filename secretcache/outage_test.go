@@ -35,7 +35,7 @@ func TestOutage(t *testing.T) {
 		"hangs for a day":     {24 * time.Hour, func(ca *spiffetest.CA) { ca.Delay(1000 * time.Hour) }, func(ca *spiffetest.CA) { ca.Delay(0) }},
 		"twenty seconds":      {20 * time.Second, func(ca *spiffetest.CA) { ca.FailNext(1<<30, errDown) }, func(ca *spiffetest.CA) { ca.FailNext(0, nil) }},
 	} {
-		step, lengths := 28/rounds.Of(1), []int{45}
+		step, lengths := max(1, 28/rounds.Of(1)), []int{45}
 		if *long {
 			step, lengths = 1, []int{1, 5, 10, 15, 20, 25, 30, 35, 40, 45}
 		}

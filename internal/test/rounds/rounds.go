@@ -1,7 +1,7 @@
 // Package rounds says how much of a test is run. What is random, or a race that is not lost every time, is repeated a few
-// times on a developer's machine and four times as often by .ci/run; what waits for seconds runs in .ci/run alone. Both
-// read the variable SVIDKIT_ROUNDS. With -short, only what takes no fifth of a second runs. Where a test has a flag -long,
-// that means hours.
+// times on a developer's machine and four times as often by .ci/run; what waits for seconds, or measures, runs in .ci/run
+// alone. Both read the variable SVIDKIT_ROUNDS. With -short, only what takes no fifth of a second runs. Where a test has a
+// flag -long, that means hours, and all that .ci/run runs.
 package rounds
 
 import (
@@ -11,14 +11,14 @@ import (
 	"testing"
 )
 
-// Of returns n, times SVIDKIT_ROUNDS if that is set.
+// Of returns n, times SVIDKIT_ROUNDS if that is set, and times four at least with -long.
 func Of(n int) int { return n * max(1, times()) }
 
-// Slow skips a test that waits for seconds, or starts programs, unless SVIDKIT_ROUNDS is set.
+// Slow skips a test that waits for seconds, measures, or starts programs, unless SVIDKIT_ROUNDS is set or -long given.
 func Slow(t testing.TB) {
 	t.Helper()
 	if times() < 1 {
-		t.Skip("it takes seconds: run it with SVIDKIT_ROUNDS=1, as .ci/run does")
+		t.Skip("it waits for seconds, measures, or starts programs: run it with SVIDKIT_ROUNDS=1, as .ci/run does")
 	}
 }
 
@@ -38,5 +38,8 @@ func Parallel(n int) {
 
 func times() int {
 	n, _ := strconv.Atoi(os.Getenv("SVIDKIT_ROUNDS")) // else 0
+	if long := flag.Lookup("long"); long != nil && long.Value.String() == "true" {
+		n = max(n, 4)
+	}
 	return n
 }
