@@ -3,7 +3,6 @@ package spiffe
 import (
 	"bytes"
 	"cmp"
-	"crypto"
 	"crypto/ecdsa"
 	"crypto/ed25519"
 	"crypto/rsa"
@@ -33,6 +32,8 @@ const (
 	useJWT  = "jwt-svid"
 	useWIT  = "wit-svid" // only for ParseBundleWIT
 )
+
+var knownUses = [...]string{useX509, useJWT, useWIT}
 
 // ParseBundle parses the bundle document of td: a JWK Set in JSON, as [Bundle.Marshal] writes it
 // and bundle endpoints serve it. The document does not name its trust domain; td comes from the same
@@ -69,7 +70,7 @@ func ParseJWKS(td TrustDomain, doc []byte) (*Bundle, error) {
 	if td.IsZero() {
 		return nil, errZero("trust domain")
 	}
-	p := bundleParser{b: &Bundle{td: td}, doc: doc, issuer: true, keys: map[string]map[string]crypto.PublicKey{useJWT: {}}}
+	p := bundleParser{b: &Bundle{td: td}, doc: doc, issuer: true, uses: knownUses[1:2]}
 	if err := p.parse(); err != nil {
 		return nil, err
 	}
@@ -81,9 +82,9 @@ func parseBundle(td TrustDomain, doc []byte, base int, wit bool) (*Bundle, error
 	if td.IsZero() {
 		return nil, errZero("trust domain")
 	}
-	p := bundleParser{b: &Bundle{td: td}, doc: doc, base: base, keys: map[string]map[string]crypto.PublicKey{useX509: nil, useJWT: {}}}
+	p := bundleParser{b: &Bundle{td: td}, doc: doc, base: base, uses: knownUses[:2]}
 	if wit {
-		p.keys[useWIT] = map[string]crypto.PublicKey{}
+		p.uses = knownUses[:]
 	}
 	if err := p.parse(); err != nil {
 		return nil, err
@@ -99,9 +100,17 @@ type bundleParser struct {
 	base    int // added to offsets
 	r       *strictjson.Reader
 	entries []jwk
-	seen    bool                                   // the member "keys"
-	issuer  bool                                   // the document is a JWK Set of another issuer: see ParseJWKS
-	keys    map[string]map[string]crypto.PublicKey // that sign tokens, by use and key ID; a use that is not in it is unknown
+	seen    bool     // the member "keys"
+	issuer  bool     // the document is a JWK Set of another issuer: see ParseJWKS
+	uses    []string // those of knownUses that this document may have
+
+	jwt, wit []found
+}
+
+// found is an authority that signs tokens, and where its entry begins.
+type found struct {
+	authority
+	offset int
 }
 
 // jwk is an entry as it is in the document. A member that is missing or not a string is nil.
@@ -182,11 +191,7 @@ func (p *bundleParser) parse() error {
 	}
 	for i := range p.entries {
 		e := &p.entries[i]
-		rule, reason, err := p.add(e)
-		if rule == refused {
-			return p.fault(e.offset, "BND-30", reason)
-		}
-		if rule != "" {
+		if rule, reason, err := p.add(e); rule != "" {
 			skipped := p.fault(e.offset, rule, reason)
 			skipped.What += fmt.Sprintf(", entry %d", i)
 			if len(e.kid) > 0 {
@@ -197,8 +202,29 @@ func (p *bundleParser) parse() error {
 		}
 	}
 	p.b.x509 = distinct(p.b.x509)
-	p.b.jwt, p.b.wit = sorted(p.keys[useJWT]), sorted(p.keys[useWIT])
+	var fault *ParseError
+	if p.b.jwt, fault = p.settle(p.jwt); fault == nil {
+		p.b.wit, fault = p.settle(p.wit)
+	}
+	if fault != nil {
+		return fault
+	}
 	return nil
+}
+
+// settle returns the keys of one use by key ID, each once, or the fault that two different ones have the same ID.
+func (p *bundleParser) settle(keys []found) ([]authority, *ParseError) {
+	slices.SortStableFunc(keys, func(a, b found) int { return strings.Compare(a.id, b.id) })
+	list := make([]authority, 0, len(keys))
+	for i, k := range keys {
+		switch {
+		case i == 0 || k.id != keys[i-1].id:
+			list = append(list, k.authority)
+		case !sameKey(k.key, keys[i-1].key):
+			return nil, p.fault(k.offset, "BND-30", "two different keys have the key ID "+short(k.id))
+		}
+	}
+	return list, nil
 }
 
 // readKeys reads the entries. A syntax error ends its loops, and End reports it.
@@ -313,33 +339,30 @@ func (p *bundleParser) integer(name string) ([]byte, *ParseError) {
 	return lit, nil
 }
 
-// refused in place of a rule means that the whole document is refused.
-const refused = "refused"
-
 // add takes the authority of an entry into the bundle, or returns the rule that the entry breaks.
 func (p *bundleParser) add(e *jwk) (rule, reason string, err error) {
-	use, kid := string(e.use), string(e.kid)
-	if p.issuer && e.use == nil {
+	use := ""
+	if i := slices.IndexFunc(p.uses, func(u string) bool { return u == string(e.use) }); i >= 0 {
+		use = p.uses[i]
+	} else if p.issuer && e.use == nil {
 		use = useJWT
 	}
-	keys, known := p.keys[use]
 	switch {
 	case !e.object:
 		return "BND-8", "the entry is not an object", nil
 	case e.unfit != "":
 		return "BND-12", e.unfit, nil
-	case !known:
-		for u := range p.keys {
-			if strings.EqualFold(use, u) {
-				return "BND-13", fmt.Sprintf(`"use" is written %s: it is case-sensitive`, short(use)), nil
-			}
+	case use == "":
+		named := string(e.use)
+		if slices.ContainsFunc(p.uses, func(u string) bool { return strings.EqualFold(named, u) }) {
+			return "BND-13", fmt.Sprintf(`"use" is written %s: it is case-sensitive`, short(named)), nil
 		}
-		return "BND-12", fmt.Sprintf(`"use" is missing or unknown: %s`, short(use)), nil
-	case !slices.Contains([]string{"EC", "RSA", "OKP"}, string(e.Kty)):
+		return "BND-12", fmt.Sprintf(`"use" is missing or unknown: %s`, short(named)), nil
+	case string(e.Kty) != "EC" && string(e.Kty) != "RSA" && string(e.Kty) != "OKP":
 		return "BND-14", fmt.Sprintf(`"kty" is missing or unknown: %s`, short(string(e.Kty))), nil
 	case use == useX509:
 		return p.addCertificate(e)
-	case kid == "":
+	case len(e.kid) == 0:
 		return "BND-30", `"kid" is missing, empty or not a string`, nil
 	}
 	key, reason := e.PublicKey()
@@ -349,10 +372,11 @@ func (p *bundleParser) add(e *jwk) (rule, reason string, err error) {
 	if alg, ok := jws.ParseAlgorithm(string(e.alg)); e.alg != nil && !(ok && alg.Fits(key)) {
 		return "BND-32", fmt.Sprintf(`"alg" is %s, which is not one of the nine for its key`, short(string(e.alg))), nil
 	}
-	if old, there := keys[kid]; there && !sameKey(old, key) {
-		return refused, "two different keys have the key ID " + short(kid), nil
+	to := &p.jwt
+	if use == useWIT {
+		to = &p.wit
 	}
-	keys[kid] = key
+	*to = append(*to, found{authority{string(e.kid), key}, e.offset})
 	return "", "", nil
 }
 
