@@ -40,8 +40,11 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Reason }
 
-// Token holds the decoded parts of a token. None of them is verified.
-type Token struct{ Header, Payload, Signature []byte }
+// Token holds the decoded parts of a token, and what its signature is of. None of them is verified.
+type Token struct {
+	Header, Payload, Signature []byte
+	Signed                     []byte // the first two parts as they were sent, with the dot between them
+}
 
 // Parse splits a token and decodes its parts. The result shares no memory with token. The error is an
 // [*Error].
@@ -54,7 +57,7 @@ func Parse(token string) (*Token, error) {
 		return nil, &Error{Shape, fmt.Sprintf("%d parts, not three", n+1)}
 	}
 	dot, end := bytes.IndexByte(data, '.'), bytes.LastIndexByte(data, '.')
-	t := &Token{}
+	t := &Token{Signed: data[:end:end]}
 	decoded := make([]byte, len(data)) // room for the three
 	for _, part := range []struct {
 		name string

@@ -10,8 +10,6 @@ import (
 	"time"
 	"weak"
 
-	"github.com/go-jose/go-jose/v4"
-
 	"github.com/svidkit/svidkit/internal/tokens/verifycache"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -23,7 +21,7 @@ const (
 
 	defaultRemember = 1000
 	maxRemember     = 1 << 20
-	heads           = 64      // headers of tokens that are remembered as go-jose has parsed them
+	heads           = 64      // headers of tokens that are remembered
 	longestKept     = 4 << 10 // bytes of a token that is remembered
 )
 
@@ -38,17 +36,12 @@ type Checker[V any] struct {
 	Heads
 }
 
-// Heads remembers the headers of tokens that were verified. All tokens of one issuer have the same, and go-jose parses it
-// once.
-type Heads struct{ heads *verifycache.Table[head] }
+// Heads remembers the headers of tokens that were verified. All tokens of one issuer have the same: go-jose judges it with
+// the first of them, and only the signatures of the others are left to verify.
+type Heads struct{ heads *verifycache.Table[string] }
 
 // NewHeads returns an empty memory.
-func NewHeads() Heads { return Heads{verifycache.New[head](heads)} }
-
-type head struct {
-	text   string
-	parsed *jose.JSONWebSignature
-}
+func NewHeads() Heads { return Heads{verifycache.New[string](heads)} }
 
 // kept is a token that was verified with a bundle. It counts only while the source gives this bundle: a
 // bundle never changes, so its address is its generation. The pointer is weak, so that old bundles can go.
@@ -122,13 +115,12 @@ func Stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 // Verify is [Signed.Verify] for a token whose header may have come before.
 func (h Heads) Verify(s *Signed, key crypto.PublicKey) error {
 	sum := maphash.String(h.heads.Seed, s.head)
-	known := h.heads.Find(sum, func(old *head) bool { return old.text == s.head })
-	if known != nil {
-		s.parsed = known.parsed
+	if h.heads.Find(sum, func(old *string) bool { return *old == s.head }) != nil {
+		return s.verifyAgain(key)
 	}
 	err := s.Verify(key)
-	if known == nil && err == nil {
-		h.heads.Keep(sum, &head{strings.Clone(s.head), s.parsed}, func(*head) int64 { return 0 })
+	if err == nil {
+		h.heads.Keep(sum, new(strings.Clone(s.head)), func(*string) int64 { return 0 })
 	}
 	return err
 }

@@ -24,8 +24,8 @@ type Signed struct {
 	jws.Header
 	Payload, Signature []byte
 
-	head   string                 // the first part, as it was sent
-	parsed *jose.JSONWebSignature // of the head; nil until it is needed, and shared
+	head   string // the first part, as it was sent
+	signed []byte // the first two
 }
 
 // Parse checks the form of a token or proof.
@@ -42,7 +42,7 @@ func (k *Kind) Parse(text string) (*Signed, *Error) {
 		return nil, k.Refuse(Malformed, k.Form, "%w", err)
 	}
 	head, _, _ := strings.Cut(text, ".")
-	return &Signed{Header: h, Payload: parts.Payload, Signature: parts.Signature, head: head}, nil
+	return &Signed{Header: h, Payload: parts.Payload, Signature: parts.Signature, head: head, signed: parts.Signed}, nil
 }
 
 // errSignature is the error for every bad signature.
@@ -54,22 +54,26 @@ func (s *Signed) Verify(key crypto.PublicKey) error {
 	if !s.Algorithm.Fits(key) {
 		return fmt.Errorf("the key is not one for %v", s.Algorithm)
 	}
-	if s.parsed == nil {
-		var err error
-		s.parsed, err = jose.ParseSignedCompact(s.head+"..", []jose.SignatureAlgorithm{joseName(s.Algorithm)})
-		if err != nil { // its text may show what the header holds
-			return errors.New("the header has a member that cannot be read")
-		}
+	whole, err := jose.ParseSignedCompact(s.head+"..", []jose.SignatureAlgorithm{joseName(s.Algorithm)})
+	if err != nil { // its text may show what the header holds
+		return errors.New("the header has a member that cannot be read")
 	}
 	if s.Algorithm >= jws.PS256 {
 		key = rawVerifier{key} // go-jose would accept a salt of any length
 	}
-	whole := jose.JSONWebSignature{Signatures: []jose.Signature{s.parsed.Signatures[0]}}
 	whole.Signatures[0].Signature = s.Signature
 	if whole.DetachedVerify(s.Payload, key) != nil {
 		return errSignature
 	}
 	return nil
+}
+
+// verifyAgain is Verify for a header with which go-jose has accepted a token before.
+func (s *Signed) verifyAgain(key crypto.PublicKey) error {
+	if !s.Algorithm.Fits(key) {
+		return fmt.Errorf("the key is not one for %v", s.Algorithm)
+	}
+	return rawVerifier{key}.verify(s.signed, s.Signature, s.Algorithm)
 }
 
 func joseName(a jws.Algorithm) jose.SignatureAlgorithm { return jose.SignatureAlgorithm(a.String()) }
@@ -79,6 +83,10 @@ type rawVerifier struct{ key crypto.PublicKey }
 
 func (v rawVerifier) VerifyPayload(data, sig []byte, name jose.SignatureAlgorithm) error {
 	alg, _ := jws.ParseAlgorithm(string(name))
+	return v.verify(data, sig, alg)
+}
+
+func (v rawVerifier) verify(data, sig []byte, alg jws.Algorithm) error {
 	hash := alg.Hash()
 	h := hash.New()
 	h.Write(data)
