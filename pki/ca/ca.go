@@ -89,6 +89,12 @@ type Config struct {
 	// for as long after the end of its last leaf. The clocks of replicas must not differ by more.
 	Backdate time.Duration
 
+	// EmptySubject leaves the subject of leaves without a common name empty, and makes their alternative names critical.
+	// Otherwise it is "O=svidkit", the same in all leaves, so that no verifier can take it for an identity. SPIFFE permits
+	// both, but there are readers that fail on an empty subject, such as linkerd2-proxy with an X.509-SVID from a Workload
+	// API.
+	EmptySubject bool
+
 	// RefreshHint is how often consumers should fetch the bundle, in whole seconds. It is published in the bundle; 0 means
 	// 5 minutes.
 	RefreshHint time.Duration

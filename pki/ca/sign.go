@@ -80,7 +80,7 @@ type Request struct {
 	IPs      []net.IP // further addresses, beside the ID
 
 	// CommonName is the subject's common name, for peers that look for a name there ("dual use");
-	// at most 64 bytes. Empty means an empty subject.
+	// at most 64 bytes. Empty means the usual subject; see [Config.EmptySubject].
 	CommonName string
 
 	// TTL is the lifetime from now; 0 or less means the authority's default.
@@ -132,6 +132,9 @@ type Signer interface {
 	Proven(leaf *x509.Certificate) time.Time
 }
 
+// organization is the subject of leaves without a common name.
+const organization = "svidkit"
+
 // Profile is the kind of a certificate.
 type Profile int
 
@@ -182,7 +185,7 @@ func (a *Authority) Sign(ctx context.Context, r Request) ([]*x509.Certificate, e
 	if err != nil {
 		return nil, err
 	}
-	leaf, err := g.issue(&r)
+	leaf, err := g.issue(&r, a.cfg.EmptySubject)
 	if err != nil {
 		return nil, generationError(r.ID, err)
 	}
@@ -294,7 +297,7 @@ func (a *Authority) acquire(ctx context.Context, id spiffe.ID, caller string) (r
 }
 
 // issue signs the certificate.
-func (g *grant) issue(r *Request) (*x509.Certificate, error) {
+func (g *grant) issue(r *Request, emptySubject bool) (*x509.Certificate, error) {
 	notBefore := g.now.Add(-r.Backdate)
 	if r.Profile == Intermediate {
 		return g.key.Issuer.Issue(pki.CertificateOptions{
@@ -316,10 +319,14 @@ func (g *grant) issue(r *Request) (*x509.Certificate, error) {
 	for _, ip := range r.IPs {
 		sans = append(sans, pki.IPSAN(ip))
 	}
-	return g.key.Issuer.Issue(pki.CertificateOptions{
+	o := pki.CertificateOptions{
 		PublicKey: r.CSR.PublicKey(), SANs: sans, CommonName: r.CommonName, NotBefore: notBefore, NotAfter: g.notAfter,
 		SerialNumber: newSerial(proven),
-	})
+	}
+	if r.CommonName == "" && !emptySubject {
+		o.Organization = organization
+	}
+	return g.key.Issuer.Issue(o)
 }
 
 // generationError returns the error of signing, which may be the request's fault.

@@ -266,7 +266,7 @@ func checkOnlyGiven(t *testing.T, leaf *x509.Certificate, r ca.Request, mark str
 	}
 	wantSAN, err := marshalSANs(sans...)
 	require.NoError(t, err)
-	var wantSubject pkix.RDNSequence
+	wantSubject := pkix.Name{Organization: []string{"svidkit"}}.ToRDNSequence()
 	if r.CommonName != "" {
 		wantSubject = pkix.Name{CommonName: r.CommonName}.ToRDNSequence()
 	}
@@ -282,7 +282,7 @@ func checkOnlyGiven(t *testing.T, leaf *x509.Certificate, r ca.Request, mark str
 	assert.Len(t, oids, len(leaf.Extensions))
 	assert.ElementsMatch(t, []string{"2.5.29.15", "2.5.29.37", "2.5.29.19", "2.5.29.35", "2.5.29.17"}, slices.Collect(maps.Keys(oids)))
 	assert.Equal(t, wantSAN, oids["2.5.29.17"].Value)
-	assert.Equal(t, r.CommonName == "", oids["2.5.29.17"].Critical, "critical when there is no subject (X5-7)")
+	assert.False(t, oids["2.5.29.17"].Critical, "critical when there is no subject, and only then (X5-7)")
 	assert.Equal(t, []byte{0x03, 0x02, 0x07, 0x80}, oids["2.5.29.15"].Value, "digitalSignature alone")
 	assert.True(t, oids["2.5.29.15"].Critical)
 	assert.Equal(t, []byte{0x30, 0x00}, oids["2.5.29.19"].Value, "not a CA")
@@ -290,6 +290,45 @@ func checkOnlyGiven(t *testing.T, leaf *x509.Certificate, r ca.Request, mark str
 	assert.Equal(t, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, leaf.ExtKeyUsage)
 	assert.Positive(t, leaf.SerialNumber.Cmp(big.NewInt(0)))
 	assert.True(t, pki.PublicKeysEqual(r.CSR.PublicKey(), leaf.PublicKey))
+}
+
+// A leaf has a subject, as there are readers that fail on an empty one (that of linkerd2-proxy), and it names nobody. With
+// EmptySubject a leaf without a common name has none, and its alternative names are critical (X5-7). A verifier takes all of
+// them for the same.
+func TestSubject(t *testing.T) {
+	t.Parallel()
+	csr := newCSR(t)
+	for _, c := range []struct {
+		empty    bool
+		request  ca.Request
+		subject  []byte // DER
+		critical bool
+	}{
+		{false, ca.Request{ID: web}, []byte("\x30\x12\x31\x10\x30\x0e\x06\x03\x55\x04\x0a\x13\x07svidkit"), false},
+		{false, ca.Request{Profile: ca.DNSOnly, DNSNames: []string{"web.svc"}}, []byte("\x30\x12\x31\x10\x30\x0e\x06\x03\x55\x04\x0a\x13\x07svidkit"), false},
+		{false, ca.Request{ID: web, CommonName: "web"}, []byte("\x30\x0e\x31\x0c\x30\x0a\x06\x03\x55\x04\x03\x13\x03web"), false},
+		{true, ca.Request{ID: web}, []byte{0x30, 0}, true},
+		{true, ca.Request{Profile: ca.DNSOnly, DNSNames: []string{"web.svc"}}, []byte{0x30, 0}, true},
+		{true, ca.Request{ID: web, CommonName: "web"}, []byte("\x30\x0e\x31\x0c\x30\x0a\x06\x03\x55\x04\x03\x13\x03web"), false},
+	} {
+		a := newAuthority(t, func(cfg *ca.Config) { cfg.EmptySubject = c.empty })
+		c.request.CSR = csr
+		chain, err := a.Sign(t.Context(), c.request)
+		require.NoError(t, err)
+		assert.Equal(t, c.subject, chain[0].RawSubject, "%+v", c)
+		for _, e := range chain[0].Extensions {
+			if e.Id.String() == "2.5.29.17" {
+				assert.Equal(t, c.critical, e.Critical, "%+v", c)
+			}
+		}
+		if c.request.Profile == ca.SVID {
+			v, err := spiffe.NewVerifier(a.Bundle(), spiffe.AllowIDs(web), nil)
+			require.NoError(t, err)
+			peer, err := v.VerifyChain(chain, spiffe.ServerRole)
+			require.NoError(t, err)
+			assert.Equal(t, web, peer.ID())
+		}
+	}
 }
 
 // Requests that mean harm: refused, or certified for what the caller said and nothing else.
@@ -300,7 +339,8 @@ func TestHostileRequests(t *testing.T) {
 	require.NoError(t, err)
 	wantDNS, err := marshalSANs(pki.DNSSAN("web.shop.svc"))
 	require.NoError(t, err)
-	emptySubject := []byte{0x30, 0x00}
+	subject, err := asn1.Marshal(pkix.Name{Organization: []string{"svidkit"}}.ToRDNSequence())
+	require.NoError(t, err)
 	signed, cases := 0, hostilecsr.Cases(t)
 	for _, c := range cases {
 		csr, err := pki.ParseCSRPEM(c.PEM)
@@ -319,7 +359,7 @@ func TestHostileRequests(t *testing.T) {
 			require.NoError(t, err, c.Name)
 			leaf := chain[0]
 			require.True(t, pki.PublicKeysEqual(c.Key, leaf.PublicKey), c.Name)
-			require.Equal(t, emptySubject, leaf.RawSubject, c.Name)
+			require.Equal(t, subject, leaf.RawSubject, c.Name)
 			require.False(t, leaf.IsCA, c.Name)
 			require.Zero(t, leaf.KeyUsage&(x509.KeyUsageCertSign|x509.KeyUsageCRLSign), c.Name)
 			require.Len(t, leaf.Extensions, 5, c.Name)

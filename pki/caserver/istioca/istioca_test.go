@@ -83,10 +83,10 @@ func TestIssue(t *testing.T) {
 	assert.Empty(t, leaf.EmailAddresses)
 	for _, e := range leaf.Extensions {
 		if e.Id.Equal(asn1.ObjectIdentifier{2, 5, 29, 17}) {
-			assert.True(t, e.Critical)
+			assert.False(t, e.Critical, "there is a subject")
 		}
 	}
-	assert.Empty(t, leaf.Subject.String())
+	assert.Equal(t, "O=svidkit", leaf.Subject.String())
 	assert.Equal(t, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, leaf.ExtKeyUsage)
 	assert.False(t, leaf.IsCA)
 	assert.True(t, pki.PublicKeysEqual(testKey().Public(), leaf.PublicKey))

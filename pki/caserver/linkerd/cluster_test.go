@@ -186,24 +186,26 @@ func TestSAN(t *testing.T) {
 	long := strings.Repeat("a", 63) // its name has no room in a common name
 	longName, err := mesh.Name("emojivoto", long)
 	require.NoError(t, err)
-	authority := realAuthority(t)
-	s := serve(t, linkerd.Options{Signer: authority, Review: func(_ context.Context, token string, _ []string) (*kube.Account, error) {
-		return &kube.Account{Namespace: "emojivoto", ServiceAccount: token}, nil
-	}})
-	for account, c := range map[string]struct {
-		name, common string
-		critical     bool
+	for _, c := range []struct {
+		empty                  bool // of the authority
+		account, name, subject string
 	}{
-		"web": {web, web, false},
-		long:  {longName, "", true},
+		{false, "web", web, "CN=" + web},
+		{true, "web", web, "CN=" + web},
+		{false, long, longName, "O=svidkit"},
+		{true, long, longName, ""},
 	} {
-		resp, err := s.certify(t, &wire.CertifyRequest{Identity: c.name, Token: []byte(account), CertificateSigningRequest: csr(t, newKey(t), func(r *x509.CertificateRequest) {
+		authority, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("cluster.local"), EmptySubject: c.empty})
+		require.NoError(t, err)
+		s := serve(t, linkerd.Options{Signer: authority, Review: func(_ context.Context, token string, _ []string) (*kube.Account, error) {
+			return &kube.Account{Namespace: "emojivoto", ServiceAccount: token}, nil
+		}})
+		resp, err := s.certify(t, &wire.CertifyRequest{Identity: c.name, Token: []byte(c.account), CertificateSigningRequest: csr(t, newKey(t), func(r *x509.CertificateRequest) {
 			r.Subject.CommonName, r.DNSNames = c.name, []string{c.name}
 		})})
 		require.NoError(t, err)
 		leaf := accept(t, resp, anchorsOf(authority), c.name, time.Now())
-		assert.Equal(t, c.common, leaf.Subject.CommonName)
-		assert.Equal(t, c.common == "", len(leaf.Subject.Names) == 0)
+		assert.Equal(t, c.subject, leaf.Subject.String())
 		var sans []pkix.Extension
 		for _, e := range leaf.Extensions {
 			if e.Id.Equal(asn1.ObjectIdentifier{2, 5, 29, 17}) {
@@ -211,7 +213,7 @@ func TestSAN(t *testing.T) {
 			}
 		}
 		require.Len(t, sans, 1)
-		assert.Equal(t, c.critical, sans[0].Critical, c.name)
+		assert.Equal(t, c.subject == "", sans[0].Critical, c.name)
 	}
 }
 
@@ -258,7 +260,7 @@ func TestRealAuthorityHostile(t *testing.T) {
 		require.True(t, c.Signable, c.Name)
 		leaf := accept(t, resp, anchorsOf(authority), web, time.Now())
 		assert.True(t, pki.PublicKeysEqual(c.Key, leaf.PublicKey), c.Name)
-		assert.Empty(t, leaf.Subject.String(), c.Name)
+		assert.Equal(t, "O=svidkit", leaf.Subject.String(), c.Name)
 		assert.False(t, leaf.IsCA, c.Name)
 		assert.Zero(t, leaf.KeyUsage&(x509.KeyUsageCertSign|x509.KeyUsageCRLSign), c.Name)
 		assert.ElementsMatch(t, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, leaf.ExtKeyUsage, c.Name)
