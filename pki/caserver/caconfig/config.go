@@ -135,6 +135,7 @@ func (c *Config) define(fs *flag.FlagSet) {
 	fs.Func("rsa-bits", "`size` of an RSA key for new roots: 2048, 3072 or 4096; 0: ECDSA P-256 [CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE]", c.setKeySize)
 	fs.BoolVar(&c.CA.Rotation.KeepKey, "keep-key", false, "renew the root with its own key, as Istio does, instead of a rotation in four steps")
 	fs.BoolVar(&c.CA.Rotation.Constrain, "constrain", false, "restrict new roots to the trust domain (critical name constraints)")
+	fs.BoolVar(&c.CA.EmptySubject, "empty-subject", false, "leave the subject of leaves empty, instead of O=svidkit")
 	fs.BoolVar(&c.pluggedIn.MultiRoot, "multi-root", false, "allow the roots of a plugged-in CA to change while the server runs [ISTIO_MULTIROOT_MESH]")
 	c.duration(fs, &c.CA.Backdate, "backdate", 2*time.Minute, "`duration`: how far certificates are dated back, for peers whose clocks are slow")
 	c.duration(fs, &c.CA.RefreshHint, "refresh-hint", 5*time.Minute, "`duration`: how often consumers should fetch the bundle")
