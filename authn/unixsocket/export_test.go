@@ -13,8 +13,8 @@ const MaxPath = maxPath
 // CloseListener makes serving fail.
 func (s *Server) CloseListener() error { return s.l.Close() }
 
-// ExemptNone makes MaxConnsPerUser count for root and the user of this process, too.
-func (s *Server) ExemptNone() { s.exempt = func(uint32) bool { return false } }
+// ContainerOf returns the pod or container in the text of a control group.
+func ContainerOf(groups string) string { return containerOf(groups) }
 
 // ListenUnix makes a socket without a look at what is at its path.
 func ListenUnix(t testing.TB, dir, name string) error {

@@ -5,9 +5,13 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
+	"regexp"
 	"strconv"
+	"strings"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
@@ -32,10 +36,52 @@ func PeerFromContext(ctx context.Context) (Peer, bool) {
 // [http.Server] that serves Unix sockets without a [Server].
 func ConnContext(ctx context.Context, c net.Conn) context.Context {
 	if p, ok := peerOf(c); ok {
-		ctx = peerkey.NewContext(ctx, "uid "+strconv.FormatUint(uint64(p.UID), 10)) // for limits elsewhere
+		ctx = peerkey.NewContext(ctx, p.user()) // for limits elsewhere
 		return context.WithValue(ctx, peerKey{}, p)
 	}
 	return ctx
+}
+
+// user names the peer for limits: the pod or container that it is in, and otherwise its user.
+func (p Peer) user() string {
+	if p.PID > 0 {
+		groups, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", p.PID)) // there is none on other systems
+		if name := containerOf(string(groups)); name != "" {
+			return name
+		}
+	}
+	return peerkey.User(p.UID)
+}
+
+// inContainer finds the UID of a pod, or the ID of a container.
+var inContainer = regexp.MustCompile(`pod[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{64}`)
+
+// containerOf returns the outermost pod or container that the control groups of a process name, or "". Users can make groups
+// of any name below their own slice.
+func containerOf(groups string) string {
+	for line := range strings.Lines(groups) {
+		parts := strings.SplitN(line, ":", 3) // hierarchy, controllers, path
+		if len(parts) < 3 || strings.Contains(parts[2], "user.slice/") {
+			continue
+		}
+		if name := inContainer.FindString(parts[2]); name != "" {
+			return name
+		}
+	}
+	return ""
+}
+
+// names returns the peer of a connection: its user, and the process.
+func names(c net.Conn) []string {
+	p, known := peerOf(c)
+	if !known {
+		return conns.Peer(c)
+	}
+	user := p.user()
+	if p.PID <= 0 {
+		return []string{user}
+	}
+	return []string{user, user + " pid " + strconv.Itoa(int(p.PID))}
 }
 
 // Authenticator returns an [authn.Authenticator] that proves a caller by its user on this machine: by the [Peer] of

@@ -35,11 +35,17 @@
 // request in progress, and after 10 seconds if its first request, or the rest of a body, does not come. A connection with a
 // request in progress, such as a stream of secrets, is not closed for its age.
 //
-// [Server.MaxConns] bounds the connections of the server, and [Server.MaxConnsPerUser] those of each user, except root
-// and the user of this process. A user may also have no more than twice as many as are free, so that several users together
-// leave room for one more. A connection beyond a limit is closed at once, which delays no other client. Accepted connections,
-// of this and other servers of this library together, never take the last quarter of the process's file descriptors, from 64
-// to 1,024 of them, so that the program can always reach its certificate authority and open its files.
+// [Server.MaxConns] bounds the connections of the server, and [Server.MaxConnsPerUser] those of each user. A user may also
+// have no more than twice as many as are free, at this server and for all servers of this library in the process, so that
+// several users together, or one at several servers, leave room for one more; and a process no more than 32 times as many as
+// are free for its user. A connection beyond a limit is closed at once, which delays no other client. Accepted connections
+// never take the last quarter of the process's file descriptors, from 64 to 1,024 of them, so that the program can always
+// reach its certificate authority and open its files.
+//
+// A pod, and a container outside of one, is a user of its own where the control group of the process names it, as in pods
+// without user namespaces everything may run as root. A server in a pod sees that with hostPID.
+//
+// [Limit] puts another listener of the program, such as that of a proxy, under the same limits.
 //
 // # How a socket appears
 //
@@ -125,9 +131,9 @@ type Server struct {
 	// but the reserve if those are fewer: 384 of 512.
 	MaxConns int
 
-	// MaxConnsPerUser is how many of them one user of the machine has. 0 means 1,024, or two thirds of MaxConns if
-	// those are fewer: 256 of 384. Root and the user of this process are exempt, and so is every peer whose user is not
-	// known; see [PeerFromContext].
+	// MaxConnsPerUser is how many of them one user of the machine has, or one pod. 0 means 1,024, or two thirds of MaxConns
+	// if those are fewer: 256 of 384. On a Listener that is no Unix socket, an IP address is a user, and on loopback and
+	// Linux each user of it; peers that are not known are one user.
 	MaxConnsPerUser int
 
 	// Logger gets the messages of net/http at level Debug, a warning if users other than the
@@ -135,7 +141,6 @@ type Server struct {
 	// and minute, with the number of connections. Nil means no logs.
 	Logger *slog.Logger
 
-	exempt func(uid uint32) bool // from MaxConnsPerUser
 	mu     sync.Mutex
 	l      net.Listener
 	remove func() // removes the socket
@@ -295,21 +300,13 @@ func (s *Server) Run(ctx context.Context) error {
 }
 
 // limited is the listener within the limits.
-func (s *Server) limited() *conns.Listener[uint32] {
+func (s *Server) limited() *conns.Listener {
 	total := cmp.Or(s.MaxConns, conns.Max(defaultMaxConns))
-	own := uint32(os.Geteuid()) // which no user has where it is -1
-	exempt := s.exempt
-	if exempt == nil {
-		exempt = func(uid uint32) bool { return uid == 0 || uid == own }
-	}
 	log := ratelog.New(s.log(), 0)
-	return conns.Listen(s.l, conns.Options[uint32]{
+	return conns.Listen(s.l, conns.Options{
 		Total: total,
 		Each:  cmp.Or(s.MaxConnsPerUser, min(defaultMaxConnsPerUser, max(total*2/3, 1))),
-		Peer: func(c net.Conn) (uid uint32, counted bool) {
-			p, known := peerOf(c)
-			return p.UID, known && !exempt(p.UID)
-		},
+		Peer:  names,
 		Refused: func(c net.Conn, err *limit.Error) {
 			var attrs []slog.Attr
 			if p, known := peerOf(c); known {
@@ -325,6 +322,15 @@ func (s *Server) limited() *conns.Listener[uint32] {
 			log.Warn("unixsocket: connection closed at once", reason, append(attrs, slog.String("socket", s.name()))...)
 		},
 	})
+}
+
+// Limit returns l within the limits of connections that a [Server] has by default: those of each user or IP address, and those
+// of the process, of which each connection takes so many file descriptors until it is closed: two where the program opens
+// another connection for it. A connection beyond them is closed at once.
+func Limit(l net.Listener, descriptors int) net.Listener {
+	descriptors = max(descriptors, 1)
+	total := max(conns.Max(defaultMaxConns*descriptors)/descriptors, 1)
+	return conns.Listen(l, conns.Options{Total: total, Each: max(total*2/3, 1), Descriptors: descriptors, Peer: names}).Closing()
 }
 
 // lockDir waits for the lock on a folder, which lasts until unlock or the end of the process, and leaves

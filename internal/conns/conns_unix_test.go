@@ -5,6 +5,8 @@ package conns_test
 import (
 	"net"
 	"os"
+	"runtime"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -25,16 +27,16 @@ func TestListener(t *testing.T) {
 	var mu sync.Mutex
 	peers := map[string]string{}
 	var reasons []string
-	l := conns.Listen(inner, conns.Options[string]{
-		Total: 5, Each: 2,
-		Peer: func(c net.Conn) (string, bool) {
+	l := conns.Listen(inner, conns.Options{
+		Total: 6, Each: 2,
+		Peer: func(c net.Conn) []string {
 			mu.Lock()
 			defer mu.Unlock()
-			p := peers[c.RemoteAddr().String()]
-			return p, p != "exempt"
+			return []string{peers[c.RemoteAddr().String()]}
 		},
 		Refused: func(_ net.Conn, err *limit.Error) { reasons = append(reasons, err.Reason) },
 	})
+	t.Cleanup(l.CloseAll)
 	next := func(peer string) net.Conn {
 		c, err := net.Dial("tcp", inner.Addr().String())
 		require.NoError(t, err)
@@ -64,11 +66,11 @@ func TestListener(t *testing.T) {
 	require.Error(t, err)
 	assert.NotErrorIs(t, err, os.ErrDeadlineExceeded, "it is closed at once")
 
-	for range 2 {
-		next("exempt")
+	for _, peer := range []string{"b", "d", "e"} {
+		next(peer)
 		accepted = append(accepted, accept())
 	}
-	assert.Equal(t, 5, l.Held())
+	assert.Equal(t, 6, l.Held())
 	next("c")
 	go func() {
 		time.Sleep(50 * time.Millisecond)
@@ -92,17 +94,7 @@ func TestListener(t *testing.T) {
 // Peers that take what they can leave room for others.
 func TestCrowded(t *testing.T) {
 	t.Parallel()
-	l := conns.Listen(&endless{}, conns.Options[string]{Total: 120, Peer: func(c net.Conn) (string, bool) { return c.(*fake).peer, true }})
-	inner := l.Listener.(*endless)
-	take := func(peer string) (taken int) {
-		inner.peer, inner.left = peer, 1000
-		for {
-			if _, err := l.Accept(); err != nil {
-				return taken
-			}
-			taken++
-		}
-	}
+	l, take := crowd(t, conns.Options{Total: 120})
 	assert.Equal(t, 80, take("a"), "two thirds")
 	assert.Equal(t, 27, take("b"))
 	assert.Equal(t, 9, take("c"))
@@ -112,16 +104,45 @@ func TestCrowded(t *testing.T) {
 	assert.Zero(t, take("f"))
 }
 
+// Processes of one user leave room for another, and a user has no more by many of them.
+func TestCrowdedWithin(t *testing.T) {
+	t.Parallel()
+	l, take := crowd(t, conns.Options{Total: 120, Each: 70})
+	assert.Equal(t, 68, take("a", "a 1"), "of 70")
+	assert.Equal(t, 2, take("a", "a 2"))
+	assert.Zero(t, take("a", "a 3"))
+	assert.Equal(t, 33, take("b", "b 1"), "of the 34 that are two thirds of what is free")
+	assert.Equal(t, 1, take("b", "b 2"))
+	assert.Equal(t, 104, l.Held())
+}
+
+// crowd returns a listener, and a function that takes as many of its connections as a peer can have.
+func crowd(t *testing.T, o conns.Options) (l *conns.Listener, take func(peer ...string) int) {
+	inner := &endless{}
+	o.Peer = func(c net.Conn) []string { return c.(*fake).peer }
+	l = conns.Listen(inner, o)
+	t.Cleanup(l.CloseAll)
+	return l, func(peer ...string) (taken int) {
+		inner.peer, inner.left = peer, 1000
+		for {
+			if _, err := l.Accept(); err != nil {
+				return taken
+			}
+			taken++
+		}
+	}
+}
+
 // endless accepts connections of a peer.
 type endless struct {
 	net.Listener
-	peer string
+	peer []string
 	left int
 }
 
 type fake struct {
 	net.Conn
-	peer string
+	peer []string
 }
 
 func (*fake) Close() error { return nil }
@@ -140,4 +161,51 @@ func TestMaxConns(t *testing.T) {
 	}
 	assert.Equal(t, 3, conns.Max(3))
 	assert.LessOrEqual(t, conns.Max(1<<40), 1<<31)
+}
+
+// Descriptors are the process's: a peer has no more of them at several Listeners than at one, and leaves room at each. This
+// test takes those of the process, and so is not parallel.
+func TestBudget(t *testing.T) {
+	all := conns.Max(1 << 30)
+	first, atFirst := crowd(t, conns.Options{Total: 100_000, Descriptors: all / 120})
+	second, atSecond := crowd(t, conns.Options{Total: 100_000, Descriptors: all / 120})
+	assert.Equal(t, 80, atFirst("a"), "two thirds of 120")
+	assert.Equal(t, 27, atSecond("a"))
+	assert.Equal(t, 9, atFirst("b"))
+	assert.Equal(t, 3, atSecond("b"))
+	third, atThird := crowd(t, conns.Options{Total: 100_000})
+	assert.Positive(t, atThird("c"), "connections that cost less")
+	for _, l := range []*conns.Listener{first, second, third} {
+		l.CloseAll()
+	}
+	assert.Equal(t, 80, atSecond("d"), "what was given back")
+}
+
+// On loopback each user of the machine is a peer, as far as the system says.
+func TestPeer(t *testing.T) {
+	t.Parallel()
+	for _, address := range []string{"127.0.0.1", "::1"} {
+		l, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
+		if err != nil {
+			t.Logf("%s: %v", address, err)
+			continue
+		}
+		defer l.Close()
+		client, err := net.Dial("tcp", l.Addr().String())
+		require.NoError(t, err)
+		c, err := l.Accept()
+		require.NoError(t, err)
+		defer c.Close()
+		want := address
+		if runtime.GOOS == "linux" {
+			want += " uid " + strconv.Itoa(os.Getuid())
+		}
+		assert.Equal(t, []string{want}, conns.Peer(c))
+		require.NoError(t, client.Close())
+		_, err = c.Read(make([]byte, 1))
+		require.Error(t, err)
+		assert.Equal(t, []string{address}, conns.Peer(c), "a connection that has ended is nobody's, and not root's")
+	}
+	inMemory, _ := net.Pipe()
+	assert.Empty(t, conns.Peer(inMemory))
 }

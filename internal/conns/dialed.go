@@ -94,8 +94,10 @@ func (c *dialed) Close() error {
 }
 
 // CloseWrite says that nothing more follows, if the connection can.
-func (c *dialed) CloseWrite() error {
-	if h, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+func (c *dialed) CloseWrite() error { return closeWrite(c.Conn) }
+
+func closeWrite(c net.Conn) error {
+	if h, ok := c.(interface{ CloseWrite() error }); ok {
 		return h.CloseWrite()
 	}
 	return errors.ErrUnsupported

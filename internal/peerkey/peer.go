@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"strconv"
 )
 
 type key struct{}
@@ -37,6 +38,9 @@ func WithRequest(ctx context.Context, r *http.Request) context.Context {
 	}
 	return NewContext(ctx, at.Addr().Unmap().String())
 }
+
+// User returns the name of a user of this machine.
+func User(uid uint32) string { return "uid " + strconv.FormatUint(uint64(uid), 10) }
 
 // Address returns the address of the other side of c. It reports false if that is no IP address.
 func Address(c net.Conn) (netip.Addr, bool) {

@@ -51,8 +51,8 @@ type ServeOptions struct {
 	MaxConns int
 
 	// MaxConnsPerAddress is how many of them may come from one IP address. 0 means half of MaxConns: the address of a NAT, of
-	// a gateway or of a node's proxy stands for many clients. It has no effect with Plaintext, where all connections come
-	// from the proxy in front.
+	// a gateway or of a node's proxy stands for many clients. With Plaintext, where all connections may come from the proxy in
+	// front, there is no such limit.
 	MaxConnsPerAddress int
 
 	// Logger gets failed handshakes (Info), and connections beyond a limit (Warn): the first of each reason at once, and a
@@ -69,7 +69,8 @@ type ServeOptions struct {
 // request, 5 minutes between requests, and 1,000 requests at a time on a connection.
 //
 // Connections beyond MaxConns and MaxConnsPerAddress are closed at once, which delays no other client. So are further
-// connections of an address that has twice as many as are free, so that a few addresses leave room for another. So are
+// connections of an address, or on loopback of a local user, that has twice as many as are free, at this server and for all
+// servers of this library in the process, so that a few of them leave room for another. So are
 // connections that have not completed their handshake, beyond half of MaxConns in total and, of one address, beyond 512 or
 // a quarter of MaxConns.
 //
@@ -142,19 +143,19 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 }
 
 // limited returns l within the limits, and the limits on handshakes.
-func limited(l net.Listener, o ServeOptions, log *ratelog.Log) (*conns.Listener[netip.Addr], *handshakes) {
+func limited(l net.Listener, o ServeOptions, log *ratelog.Log) (*conns.Listener, *handshakes) {
 	total := cmp.Or(o.MaxConns, conns.Max(defaultMaxConns))
 	half := max(total/2, 1)
 	refused := func(c net.Conn, reason string) {
 		log.Warn("caserver: connection closed at once", reason, slog.String("peer", c.RemoteAddr().String()), slog.String("address", l.Addr().String()))
 	}
-	accepted := conns.Listen(l, conns.Options[netip.Addr]{
+	each := cmp.Or(o.MaxConnsPerAddress, half)
+	if o.TLS == nil {
+		each = 0 // all may come from the proxy in front
+	}
+	accepted := conns.Listen(l, conns.Options{
 		Total: total,
-		Each:  cmp.Or(o.MaxConnsPerAddress, half),
-		Peer: func(c net.Conn) (netip.Addr, bool) {
-			from, ok := peerkey.Address(c)
-			return from, ok && o.TLS != nil
-		},
+		Each:  each,
 		Refused: func(c net.Conn, err *limit.Error) {
 			reason := err.Reason
 			switch reason {
@@ -201,7 +202,7 @@ func (h *handshakes) begin(c net.Conn) (end func(), ok bool) {
 // tlsListener accepts TLS connections in the form that net/http takes for unencrypted ones: it insists
 // on ALPN for those that it knows to be TLS, and looks for the preface of HTTP/2 on the others.
 type tlsListener struct {
-	*conns.Listener[netip.Addr]
+	*conns.Listener
 	ctx   context.Context // of the handshakes
 	cfg   *tls.Config
 	limit *handshakes

@@ -7,13 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"sync"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/limit"
-	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -46,9 +44,8 @@ func NewListener(inner net.Listener, self spiffe.SVIDSource, peers spiffe.Bundle
 	l := &listener{e: e, config: e.serverConfig(), ready: make(chan accepted)}
 	e.followHello(l.config)
 	l.ctx, l.cancel = context.WithCancel(context.Background())
-	l.unfinished = conns.Listen(inner, conns.Options[netip.Addr]{
+	l.unfinished = conns.Listen(inner, conns.Options{
 		Total: cmp.Or(e.opts.MaxHandshakes, maxHandshakes),
-		Peer:  peerkey.Address,
 		Refused: func(c net.Conn, err *limit.Error) {
 			_ = e.failed(true, remote(c), fmt.Errorf("%w: %s", errTooMany, err.Reason))
 		},
@@ -66,7 +63,7 @@ var errTooMany = errors.New("the connection was closed before its handshake")
 type listener struct {
 	e          *endpoint
 	config     *tls.Config
-	unfinished *conns.Listener[netip.Addr] // counts connections until they are accepted
+	unfinished *conns.Listener // counts connections until they are accepted
 	ready      chan accepted
 
 	ctx     context.Context // until it is closed
