@@ -28,6 +28,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/sds/istioagent"
 	"github.com/svidkit/svidkit/sds/statuspage"
 )
@@ -196,13 +197,15 @@ func admin(agent *istioagent.Agent, address string, out io.Writer) (stop func(),
 	}
 	mux.Handle("/drain", agent)
 	mux.Handle("/quitquitquit", agent)
-	server := &http.Server{Handler: local(mux), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute}
+	// Its connections count in the budget of the process, so that they leave descriptors for the sockets and the renewal.
+	server := &unixsocket.Server{Listener: l, Handler: local(mux)}
+	ctx, end := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { _ = server.Serve(l) })
+	wg.Go(func() { _ = server.Run(ctx) })
 	fmt.Fprintf(out, "status page: http://%s/ (also /healthz/ready, /healthz/live and /metrics)\n", l.Addr())
 	return func() {
 		_ = page.Close()
-		_ = server.Close()
+		end()
 		wg.Wait()
 	}, nil
 }

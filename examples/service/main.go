@@ -30,6 +30,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/health"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -164,7 +165,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { _ = server.ServeTLS(l, "", "") })
+	wg.Go(func() { _ = server.ServeTLS(unixsocket.Limit(l, 1), "", "") }) // no client takes the descriptors of the others
 	defer server.Close()
 	if o.healthAddr != "" {
 		l, err := net.Listen("tcp", o.healthAddr)
@@ -172,9 +173,11 @@ func run(ctx context.Context, o options, out io.Writer) error {
 			return fmt.Errorf("-health-addr: %w", err)
 		}
 		fmt.Fprintf(out, "health: http://%s/ready, /live and /metrics\n", l.Addr())
-		plain := &http.Server{Handler: state, ReadHeaderTimeout: 10 * time.Second}
-		wg.Go(func() { _ = plain.Serve(l) })
-		defer plain.Close()
+		// Its connections leave descriptors for those of the service and of the Workload API.
+		serving, end := context.WithCancel(context.WithoutCancel(ctx)) // until the requests have ended
+		defer end()
+		plain := &unixsocket.Server{Listener: l, Handler: state}
+		wg.Go(func() { _ = plain.Run(serving) })
 	}
 	transport.DisableKeepAlives = true // a new handshake for each request, to see the renewals
 	client := &http.Client{Transport: transport, Timeout: 10 * time.Second}
