@@ -302,35 +302,42 @@ func (s *Server) Run(ctx context.Context) error {
 // limited is the listener within the limits.
 func (s *Server) limited() *conns.Listener {
 	total := cmp.Or(s.MaxConns, conns.Max(defaultMaxConns))
-	log := ratelog.New(s.log(), 0)
 	return conns.Listen(s.l, conns.Options{
-		Total: total,
-		Each:  cmp.Or(s.MaxConnsPerUser, min(defaultMaxConnsPerUser, max(total*2/3, 1))),
-		Peer:  names,
-		Refused: func(c net.Conn, err *limit.Error) {
-			var attrs []slog.Attr
-			if p, known := peerOf(c); known {
-				attrs = []slog.Attr{slog.Uint64("uid", uint64(p.UID)), slog.Int("pid", int(p.PID))}
-			}
-			reason := err.Reason
-			switch reason {
-			case limit.CallerShare:
-				reason = "MaxConnsPerUser is reached: the user has too many connections"
-			case limit.TotalShare:
-				reason = "MaxConns is reached: there are too many connections"
-			}
-			log.Warn("unixsocket: connection closed at once", reason, append(attrs, slog.String("socket", s.name()))...)
-		},
+		Total:   total,
+		Each:    cmp.Or(s.MaxConnsPerUser, min(defaultMaxConnsPerUser, max(total*2/3, 1))),
+		Peer:    names,
+		Refused: refusals(s.log(), s.name()),
 	})
+}
+
+// refusals returns a function that logs connections beyond a limit.
+func refusals(logger *slog.Logger, socket string) func(net.Conn, *limit.Error) {
+	log := ratelog.New(logger, 0)
+	return func(c net.Conn, err *limit.Error) {
+		attrs := []slog.Attr{slog.String("socket", socket)}
+		if p, known := peerOf(c); known {
+			attrs = append(attrs, slog.Uint64("uid", uint64(p.UID)), slog.Int("pid", int(p.PID)))
+		} else {
+			attrs = append(attrs, slog.String("peer", c.RemoteAddr().String()))
+		}
+		reason := err.Reason
+		switch reason {
+		case limit.CallerShare:
+			reason = "MaxConnsPerUser is reached: the user has too many connections"
+		case limit.TotalShare:
+			reason = "MaxConns is reached: there are too many connections"
+		}
+		log.Warn("unixsocket: connection closed at once", reason, attrs...)
+	}
 }
 
 // Limit returns l within the limits of connections that a [Server] has by default: those of each user or IP address, and those
 // of the process, of which each connection takes so many file descriptors until it is closed: two where the program opens
-// another connection for it. A connection beyond them is closed at once.
-func Limit(l net.Listener, descriptors int) net.Listener {
+// another connection for it. A connection beyond them is closed at once. The logger is that of [Server].
+func Limit(l net.Listener, descriptors int, logger *slog.Logger) net.Listener {
 	descriptors = max(descriptors, 1)
 	total := max(conns.Max(defaultMaxConns*descriptors)/descriptors, 1)
-	return conns.Listen(l, conns.Options{Total: total, Each: max(total*2/3, 1), Descriptors: descriptors, Peer: names}).Closing()
+	return conns.Listen(l, conns.Options{Total: total, Each: max(total*2/3, 1), Descriptors: descriptors, Peer: names, Refused: refusals(logger, l.Addr().String())}).Closing()
 }
 
 // lockDir waits for the lock on a folder, which lasts until unlock or the end of the process, and leaves

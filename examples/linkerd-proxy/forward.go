@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httputil"
+	"strconv"
 	"strings"
 	"time"
 
@@ -24,6 +25,11 @@ type target struct {
 	endpoint
 	proven bool   // the connection has our certificate
 	client string // the identity that the application is told; "" for none
+
+	// orig is the version of HTTP that the request had before the client's proxy made HTTP/2 of it, "HTTP/1.1" or "HTTP/1.0",
+	// with an absolute URL or not; "" if it did not.
+	orig     string
+	absolute bool
 
 	body io.Closer // of the request, as the server has it
 }
@@ -38,6 +44,12 @@ func (p *proxy) inboundHandler(conns *connections) http.Handler {
 		if s, ok := r.Context().Value(connKey{}).(*stream); ok && p.cfg.clientID {
 			to.client = s.client
 		}
+		if text, ok := strings.CutPrefix(r.Header.Get(origProto), "HTTP/1."); ok && r.ProtoMajor == 2 {
+			minor, form, _ := strings.Cut(text, ";")
+			if minor = strings.TrimSpace(minor); minor == "0" || minor == "1" {
+				to.orig, to.absolute = "HTTP/1."+minor, strings.TrimSpace(form) == "absolute-form"
+			}
+		}
 		forward.ServeHTTP(w, stripped(r, to))
 	})
 }
@@ -46,7 +58,7 @@ func (p *proxy) inboundHandler(conns *connections) http.Handler {
 func (p *proxy) outboundHandler(conns *connections) http.Handler {
 	forward := p.reverse("outbound", conns)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		e, err := p.cfg.route(r.Context(), r.Host)
+		e, err := p.cfg.route(r.Context(), authority(r.Host))
 		if required := r.Header.Values(requireID); err == nil && required != nil && (len(required) != 1 || required[0] != e.identity) {
 			err = errors.New("the server there has another identity than the header l5d-require-id asks for")
 		}
@@ -72,7 +84,7 @@ func stripped(r *http.Request, to target) *http.Request {
 	r.Header = r.Header.Clone()
 	for name := range r.Header {
 		switch http.CanonicalHeaderKey(strings.Map(hyphen, name)) {
-		case clientID, requireID:
+		case clientID, requireID, origProto:
 			delete(r.Header, name)
 		}
 	}
@@ -108,6 +120,11 @@ func (p *proxy) reverse(direction string, conns *connections) http.Handler {
 			}
 			r.Out.URL.RawQuery = r.In.URL.RawQuery // the application judges it
 			r.Out.URL.Opaque = written(r.In)
+			if to.absolute {
+				r.Out.URL.Opaque = "//" + r.Out.Host + cmp.Or(r.Out.URL.Opaque, r.In.URL.EscapedPath())
+			}
+			n, _ := strconv.Atoi(r.In.Header.Get(hops))
+			r.Out.Header.Set(hops, strconv.Itoa(n+1))
 			r.Out.Trailer = nil // it could have what strip takes out
 			for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
 				if v, ok := r.In.Header[name]; ok {
@@ -117,6 +134,13 @@ func (p *proxy) reverse(direction string, conns *connections) http.Handler {
 		},
 		Transport:     roundTripper{p.newTransport(false, conns), p.newTransport(true, conns)},
 		FlushInterval: -1,
+		ModifyResponse: func(r *http.Response) error {
+			r.Header.Del(origProto)
+			if r.Request.Context().Value(targetKey{}).(target).orig != "" { // the client's proxy makes this version of the answer
+				r.Header.Set(origProto, fmt.Sprintf("HTTP/1.%d", r.ProtoMinor))
+			}
+			return nil
+		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
 			if r.Context().Err() != nil { // the client has gone
 				w.WriteHeader(http.StatusBadGateway)
@@ -127,6 +151,11 @@ func (p *proxy) reverse(direction string, conns *connections) http.Handler {
 		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if n, err := strconv.Atoi(cmp.Or(r.Header.Get(hops), "0")); err != nil || n < 0 || n >= maxHops {
+			p.failed.inc(direction)
+			http.Error(w, "linkerd-proxy: "+direction+" request not forwarded: it has come through too many proxies", http.StatusLoopDetected)
+			return
+		}
 		if r.Method == http.MethodConnect && r.ProtoMajor == 1 {
 			// The application would take what follows on its connection for that of the tunnel, and there other requests follow.
 			w.Header().Set("Connection", "close")
@@ -185,11 +214,11 @@ func (t target) pool() string {
 	return hex.EncodeToString(sum[:16]) + ".mesh:80"
 }
 
-// roundTripper sends a request by the version of HTTP that it came with, 1 or 2.
+// roundTripper sends a request by the version of HTTP that it came with, 1 or 2, or that it had at the client.
 type roundTripper [2]*http.Transport
 
 func (r roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
-	if req.ProtoMajor < 2 {
+	if req.ProtoMajor < 2 || req.Context().Value(targetKey{}).(target).orig != "" {
 		return r[0].RoundTrip(req)
 	}
 	if req.Body != nil {
@@ -228,13 +257,13 @@ func (p *proxy) dial(ctx context.Context, e endpoint, conns *connections) (net.C
 	ctx, cancel := context.WithTimeout(ctx, dialTime)
 	defer cancel()
 	if e.identity == "" {
-		return conns.dial(ctx, e.addr)
+		return conns.dial(ctx, e.addr, p.elsewhere)
 	}
 	config, err := p.cfg.identity.ClientConfig(e.identity, "")
 	if err != nil {
 		return nil, err
 	}
-	raw, err := conns.dial(ctx, e.addr)
+	raw, err := conns.dial(ctx, e.addr, nil) // the inbound port of a proxy, which may be this one
 	if err != nil {
 		return nil, err
 	}

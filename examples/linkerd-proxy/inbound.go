@@ -75,7 +75,7 @@ func (p *proxy) plain(ctx context.Context, c *replayed, ready *queue) {
 
 // passThrough has a connection whose TLS is not for this proxy.
 func (p *proxy) passThrough(ctx context.Context, c *replayed) {
-	if p.cfg.requireTLS || p.cfg.requireIdentity {
+	if p.cfg.requireTLS || p.cfg.requireIdentity || p.cfg.clientID {
 		p.refuse(c, "its TLS is not for the name of the proxy", nil)
 		return
 	}
@@ -121,29 +121,52 @@ func (p *proxy) refuse(c net.Conn, reason string, err error) {
 // tunnel copies bytes both ways between c and the application, until both sides are done or ctx is.
 func (p *proxy) tunnel(ctx context.Context, c net.Conn) {
 	defer c.Close()
-	app, err := (&net.Dialer{Timeout: dialTime}).DialContext(ctx, "tcp", p.cfg.application)
+	app, err := (&net.Dialer{Timeout: dialTime, Control: p.elsewhere}).DialContext(ctx, "tcp", p.cfg.application)
 	if err != nil {
 		p.failed.inc("inbound")
 		p.log.warn("connection not forwarded", "the application does not answer", slog.Any("err", err))
 		return
 	}
-	defer app.Close()
-	defer context.AfterFunc(ctx, func() {
+	relay(ctx, c, app)
+}
+
+// relay copies bytes both ways until both sides are done, or nothing has come for an hour, or ctx is done. It closes both.
+func relay(ctx context.Context, c, app net.Conn) {
+	end := func() {
 		_ = c.Close()
 		_ = app.Close()
-	})()
+	}
+	defer end()
+	defer context.AfterFunc(ctx, end)()
+	idle := time.AfterFunc(tunnelTime, end)
+	defer idle.Stop()
 	var wg sync.WaitGroup
-	wg.Go(func() { pour(app, c) })
-	wg.Go(func() { pour(c, app) })
+	wg.Go(func() { pour(app, c, idle) })
+	wg.Go(func() { pour(c, app, idle) })
 	wg.Wait()
 }
 
-// pour copies from one connection to the other, and passes the end on. A failure ends both directions.
-func pour(to, from net.Conn) {
-	if _, err := io.Copy(to, from); err != nil || closeWrite(to) != nil {
+// pour copies from one connection to the other, and passes the end on. A failure ends both directions. Each part that comes
+// begins the time of idle anew.
+func pour(to, from net.Conn, idle *time.Timer) {
+	if _, err := io.Copy(to, heard{from, idle}); err != nil || closeWrite(to) != nil {
 		_ = to.Close()
 		_ = from.Close()
 	}
+}
+
+// heard is a reader that tells when something comes.
+type heard struct {
+	io.Reader
+	idle *time.Timer
+}
+
+func (h heard) Read(p []byte) (int, error) {
+	n, err := h.Reader.Read(p)
+	if n > 0 {
+		h.idle.Reset(tunnelTime)
+	}
+	return n, err
 }
 
 // replayed is a connection of which some bytes were read before.

@@ -2,87 +2,13 @@ package main
 
 import (
 	"context"
+	"io"
 	"net"
 	"net/http"
-	"net/netip"
 	"sync"
+	"syscall"
 	"time"
 )
-
-// maxConns is how many connections a port has at a time, unless the process has too few descriptors for that.
-const maxConns = 32_768
-
-// admitted accepts connections within limits, so that no client takes the descriptors that the renewal of the certificate
-// needs, or all of those that other clients need. A connection beyond them is closed at once. It is for one goroutine.
-type admitted struct {
-	net.Listener
-	total   int // connections
-	last    int // the highest descriptor that one may have; 0 means any
-	refused func(c net.Conn, why string)
-
-	mu   sync.Mutex
-	held int
-	each map[netip.Addr]int
-}
-
-func admit(l net.Listener, refused func(c net.Conn, why string)) *admitted {
-	a := &admitted{Listener: l, total: maxConns, refused: refused, each: map[netip.Addr]int{}}
-	if usable, known := usableDescriptors(); known {
-		a.total, a.last = min(maxConns, usable), usable-1
-	}
-	return a
-}
-
-// Accept returns the next connection within the limits. It counts until it is closed.
-func (a *admitted) Accept() (net.Conn, error) {
-	for {
-		c, err := a.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		var from netip.Addr // of a connection that is not TCP the zero one, as in tests
-		if at, ok := c.RemoteAddr().(*net.TCPAddr); ok {
-			from = at.AddrPort().Addr().Unmap()
-		}
-		if why := a.take(c, from); why != "" {
-			a.refused(c, why)
-			_ = c.Close()
-			continue
-		}
-		return &counted{Conn: c, closed: sync.OnceFunc(func() { a.give(from) })}, nil
-	}
-}
-
-// take counts a connection, or returns why there is no room for it. An address may have half of the connections, and twice
-// as many as are free, which leaves room for others even if several take what they can.
-func (a *admitted) take(c net.Conn, from netip.Addr) (why string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	fd, known := descriptor(c)
-	switch has := a.each[from]; {
-	case known && a.last > 0 && fd > a.last:
-		return "the other file descriptors are kept for the program itself"
-	case a.held >= a.total:
-		return "there are too many connections"
-	case has >= max(a.total/2, 1) || has >= 2*(a.total-a.held):
-		return "the address has too many connections"
-	}
-	a.held++
-	a.each[from]++
-	return ""
-}
-
-func (a *admitted) give(from netip.Addr) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.held--
-	if a.each[from]--; a.each[from] == 0 {
-		delete(a.each, from)
-	}
-}
-
-// usableOf is how many of a number of descriptors accepted connections may have: all but a quarter, or 1,024.
-func usableOf(most int) int { return most - min(max(most/4, 64), 1024, most/2) }
 
 // counted is a connection that counts until it is closed.
 type counted struct {
@@ -114,11 +40,11 @@ type connections struct {
 }
 
 // dial connects, and gives up when the server is over.
-func (s *connections) dial(ctx context.Context, addr string) (net.Conn, error) {
+func (s *connections) dial(ctx context.Context, addr string, control func(network, address string, c syscall.RawConn) error) (net.Conn, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(s.over, cancel)()
-	raw, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+	raw, err := (&net.Dialer{Control: control}).DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return nil, err
 	}
@@ -150,13 +76,33 @@ func (s *connections) close() {
 	}
 }
 
-// inTime gives a client of HTTP/1 some time to send the rest of a body that next has not read. net/http reads it before the next
-// request, without a limit, so that a client that never sends it would keep its connection.
-func inTime(next http.Handler, long time.Duration) http.Handler {
+// inTime gives a client of HTTP/1 some time for each part of a body, and to send the rest of one that next has not read: net/http
+// reads it before the next request, without a limit. So a client that stops in the middle does not keep its connection.
+func inTime(next http.Handler, part, rest time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		next.ServeHTTP(w, r)
-		if r.ProtoMajor == 1 && r.ContentLength != 0 {
-			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(long)) // of this request only
+		if r.ProtoMajor != 1 || r.ContentLength == 0 {
+			next.ServeHTTP(w, r)
+			return
 		}
+		rc := http.NewResponseController(w)
+		r.Body = &timedBody{r.Body, rc, part}
+		next.ServeHTTP(w, r)
+		_ = rc.SetReadDeadline(time.Now().Add(rest)) // of this request only
 	})
+}
+
+// timedBody is a body of which each part has to come in time.
+type timedBody struct {
+	io.ReadCloser
+	rc   *http.ResponseController
+	part time.Duration
+}
+
+func (b *timedBody) Read(p []byte) (int, error) {
+	_ = b.rc.SetReadDeadline(time.Now().Add(b.part))
+	n, err := b.ReadCloser.Read(p)
+	if err == io.EOF { // the answer may take its time
+		_ = b.rc.SetReadDeadline(time.Time{})
+	}
+	return n, err
 }

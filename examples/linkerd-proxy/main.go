@@ -4,8 +4,8 @@
 //	linkerd-proxy -app 127.0.0.1:8080 -route voting.emojivoto:80=10.1.2.3:4143=voting.emojivoto.serviceaccount.identity.linkerd.cluster.local
 //
 // Environment variables configure the identity, as an injector sets them; -help lists them. Flags say where to listen and what
-// to forward. A request without a route goes to the address in its Host, without TLS. The admin port answers /ready, /live and
-// /metrics.
+// to forward. A request without a route is answered with 502; with -plaintext it goes to the address in its Host, without TLS.
+// The admin port answers /ready, /live and /metrics; it is on loopback, so for the kubelet set -admin to an address of the pod.
 //
 // The identity is package linkerdproxy of the library. The forwarding is part of this example; README.md has its limits.
 package main
@@ -18,7 +18,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"net/http"
+	"net/netip"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -27,8 +27,8 @@ import (
 	"strings"
 	"sync"
 	"syscall"
-	"time"
 
+	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
 )
 
@@ -57,7 +57,8 @@ func (e usageError) Unwrap() error { return e.error }
 type options struct {
 	app, inbound, outbound, admin string
 	opaque, clientID, verbose     bool
-	routes                        map[string]endpoint // by host:port
+	plaintext                     bool
+	routes                        map[string]endpoint // by authority
 }
 
 // run is the program. It returns nil when a signal ends it. It writes to out where it listens, a line for each port.
@@ -68,9 +69,10 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	fs.StringVar(&o.app, "app", "", "`host:port` of the application, for inbound connections")
 	fs.StringVar(&o.inbound, "inbound", "0.0.0.0:4143", "`address` for inbound connections")
 	fs.StringVar(&o.outbound, "outbound", "127.0.0.1:4140", "`address` for the requests of the application; empty for none")
-	fs.StringVar(&o.admin, "admin", "0.0.0.0:4191", "`address` of /ready, /live and /metrics")
+	fs.StringVar(&o.admin, "admin", "127.0.0.1:4191", "`address` of /ready, /live and /metrics")
 	fs.BoolVar(&o.opaque, "opaque", false, "the application does not speak HTTP: copy bytes")
 	fs.BoolVar(&o.clientID, "client-id", false, "tell the application the client's identity, in the header l5d-client-id")
+	fs.BoolVar(&o.plaintext, "plaintext", false, "send requests without a route to the address in their Host, without TLS")
 	fs.BoolVar(&o.verbose, "v", false, "log more")
 	fs.Func("route", "`HOST:PORT=ADDRESS[=IDENTITY]`: where requests for a host go, and who must be there; may be repeated", o.route)
 	show := fs.Bool("version", false, "print the version, and end")
@@ -130,12 +132,21 @@ func (o *options) route(text string) error {
 	return nil
 }
 
-// authority returns a Host with its port.
+// authority returns a Host with its port, in the one form that a name or address has here: in lower case, without the dot at
+// the end, and with IPv4 addresses as such. Otherwise another spelling would have another route, or none.
 func authority(host string) string {
-	if _, _, err := net.SplitHostPort(host); err != nil {
-		return net.JoinHostPort(strings.Trim(host, "[]"), "80")
+	name, port, err := net.SplitHostPort(host)
+	if err != nil {
+		name, port = strings.Trim(host, "[]"), "80"
 	}
-	return host
+	if n, err := strconv.ParseUint(port, 10, 16); err == nil {
+		port = strconv.FormatUint(n, 10)
+	}
+	name = strings.TrimSuffix(strings.ToLower(name), ".")
+	if ip, err := netip.ParseAddr(name); err == nil {
+		name = ip.Unmap().String()
+	}
+	return net.JoinHostPort(name, port)
 }
 
 // serve runs the proxy until ctx is done or a part of it fails.
@@ -154,10 +165,13 @@ func (o *options) serve(ctx context.Context, environ []string, out io.Writer, lo
 		name: env.Name, identity: id, application: o.app, opaque: o.opaque, clientID: o.clientID, logger: log,
 		requireTLS: slices.Contains(env.RequireTLS, port), requireIdentity: slices.Contains(env.RequireIdentity, port),
 		route: func(_ context.Context, host string) (endpoint, error) {
-			if e, ok := o.routes[authority(host)]; ok {
+			if e, ok := o.routes[host]; ok {
 				return e, nil
 			}
-			return endpoint{addr: authority(host)}, nil
+			if o.plaintext {
+				return endpoint{addr: host}, nil
+			}
+			return endpoint{}, errors.New("-route names none, and -plaintext is not set")
 		},
 	})
 	if err != nil {
@@ -187,13 +201,9 @@ func (o *options) serve(ctx context.Context, environ []string, out io.Writer, lo
 		start(func(ctx context.Context) error { return serve(ctx, l) })
 		return nil
 	}
-	admin := &http.Server{Handler: id.Handler(p), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute}
 	err = listen("admin", o.admin, func(ctx context.Context, l net.Listener) error {
-		defer context.AfterFunc(ctx, func() { _ = admin.Close() })()
-		if err := admin.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			return err
-		}
-		return nil
+		p.listens(l)
+		return (&unixsocket.Server{Listener: l, Handler: id.Handler(p), Logger: log}).Run(ctx)
 	})
 	if err == nil && o.app != "" {
 		err = listen("inbound", o.inbound, p.serveInbound)

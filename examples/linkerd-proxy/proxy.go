@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
 	"github.com/svidkit/svidkit/spiffe/report"
 )
@@ -31,12 +32,13 @@ type config struct {
 	// application learns nothing of the client.
 	opaque bool
 
-	// route returns where an outbound request goes, by its Host, which may have a port. Its error is answered with 502. It
-	// must be safe for concurrent use.
+	// route returns where an outbound request goes, by its Host, in the form of [authority]. Its error is answered with 502.
+	// It must be safe for concurrent use.
 	route func(ctx context.Context, authority string) (endpoint, error)
 
 	// clientID tells the application the proven identity of the client, in the header l5d-client-id of each HTTP request.
-	// Without it the application gets no such header, and what a client sends under that name arrives in neither case.
+	// Without it the application gets no such header, and what a client sends under that name arrives in neither case. With
+	// it nothing is forwarded byte for byte: an application could take for a request what is none for the proxy.
 	clientID bool
 
 	// requireTLS refuses inbound connections that the proxy does not terminate TLS for. requireIdentity refuses clients
@@ -60,6 +62,9 @@ type proxy struct {
 	log     warnings
 	inbound *counter // connections, by their kind
 	failed  *counter // requests, by their direction
+
+	mu  sync.Mutex
+	own map[int]bool // ports that the proxy listens on
 }
 
 const (
@@ -70,8 +75,13 @@ const (
 	drainTime   = 5 * time.Second
 	maxHeader   = 64 << 10
 	maxStreams  = 1000
+	bodyTime    = 30 * time.Second // for each part of a body by HTTP/1
+	tunnelTime  = time.Hour        // without a byte in either direction
+	maxHops     = 8                // of a request, through proxies of this kind
 	clientID    = "L5d-Client-Id"
 	requireID   = "L5d-Require-Id"
+	origProto   = "L5d-Orig-Proto"
+	hops        = "L5d-Hops"
 )
 
 // newProxy checks cfg and returns a proxy. It does nothing else.
@@ -115,7 +125,7 @@ func (p *proxy) Report() report.Report {
 //
 // TLS with the server name of the workload is terminated. While there is no valid certificate such connections are closed,
 // with none of their bytes forwarded. TLS with another server name is forwarded as it is, and so is what is not TLS, unless
-// requireTLS is set. A client has 10 seconds to begin; one that has sent nothing by then, as with protocols in which the
+// requireTLS or clientID is set. A client has 10 seconds to begin; one that has sent nothing by then, as with protocols in which the
 // server speaks first, counts as not TLS.
 func (p *proxy) serveInbound(ctx context.Context, l net.Listener) error {
 	if p.cfg.application == "" {
@@ -129,7 +139,8 @@ func (p *proxy) serveInbound(ctx context.Context, l net.Listener) error {
 // serveOutbound accepts HTTP/1 and HTTP/2 requests of the application on l, without TLS, and forwards them by their routes, until
 // ctx is done; then it gives them 5 seconds to end, and returns nil. It takes over l and closes it.
 //
-// A request with the header l5d-require-id fails unless its route has that identity.
+// A request with the header l5d-require-id fails unless its route has that identity. Any program of this machine that reaches
+// the port is the application for the servers.
 func (p *proxy) serveOutbound(ctx context.Context, l net.Listener) error {
 	if p.cfg.route == nil {
 		_ = l.Close()
@@ -172,12 +183,11 @@ func (p *proxy) serve(ctx context.Context, l net.Listener, ready *queue, handler
 	open, cut := context.WithCancel(context.WithoutCancel(ctx)) // of requests, and connections that net/http does not end
 	defer cut()
 	ready.ctx = accepting
-	accepted := admit(l, func(c net.Conn, why string) {
-		p.log.warn("connection closed at once", why, slog.String("peer", c.RemoteAddr().String()))
-	})
+	accepted := unixsocket.Limit(l, 2, p.cfg.logger) // with the connection that it leads to
+	p.listens(l)
 	others := connections{over: open}
 	srv := &http.Server{
-		Handler:           inTime(handler(&others), detectTime),
+		Handler:           inTime(handler(&others), bodyTime, detectTime),
 		Protocols:         new(http.Protocols),
 		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
 		BaseContext:       func(net.Listener) context.Context { return open },

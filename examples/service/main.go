@@ -165,7 +165,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { _ = server.ServeTLS(unixsocket.Limit(l, 1), "", "") }) // no client takes the descriptors of the others
+	wg.Go(func() { _ = server.ServeTLS(unixsocket.Limit(l, 1, nil), "", "") }) // no client takes the descriptors of the others
 	defer server.Close()
 	if o.healthAddr != "" {
 		l, err := net.Listen("tcp", o.healthAddr)

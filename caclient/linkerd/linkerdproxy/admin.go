@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 
+	"github.com/svidkit/svidkit/internal/loopback"
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/spiffe/report"
 )
@@ -16,7 +17,8 @@ import (
 //	GET /live      200 "live", or 503 "expired" once the certificate has expired
 //	GET /metrics   those of the Identity and of more, such as those of the proxy, in the text format of Prometheus
 //
-// A proxy that waits for its first certificate is alive. The answers have no secrets; the probes of the kubelet come without
+// A request for the metrics over loopback whose Host is another name is refused (421), as a page in a browser of this machine may
+// have caused it. A proxy that waits for its first certificate is alive. The answers have no secrets; the probes of the kubelet come without
 // TLS.
 func (id *Identity) Handler(more ...report.Reporter) http.Handler {
 	mux := http.NewServeMux()
@@ -32,7 +34,11 @@ func (id *Identity) Handler(more ...report.Reporter) http.Handler {
 	}
 	answer("/ready", "ready", "not ready", func(err error) bool { return err != nil })
 	answer("/live", "live", "expired", func(err error) bool { return errors.Is(err, ErrExpired) })
-	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
+		if loopback.Reached(r) && !loopback.Host(r.Host) {
+			http.Error(w, "this server is localhost; it has no other name", http.StatusMisdirectedRequest)
+			return
+		}
 		var b bytes.Buffer
 		err := errors.Join(metrics.WriteBuildInfo(&b), id.metrics.Write(&b))
 		for _, m := range more {

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -253,6 +255,12 @@ func TestLife(t *testing.T) {
 		assert.Equal(t, "200 ready", get(t, admin, "/ready"))
 		_, err = metricstest.Page(strings.TrimPrefix(get(t, admin, "/metrics"), "200 ") + "\n")
 		require.NoError(t, err)
+		for host, code := range map[string]int{"127.0.0.1:4191": 200, "localhost:4191": 200, "rebound.test:4191": 421} {
+			w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "http://"+host+"/metrics", nil)
+			r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 4191}))
+			admin.ServeHTTP(w, r)
+			assert.Equal(t, code, w.Code, host)
+		}
 		first, err := id.Credential()
 		require.NoError(t, err)
 

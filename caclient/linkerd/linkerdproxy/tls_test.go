@@ -302,12 +302,17 @@ func TestExpiryInHandshake(t *testing.T) {
 			s.fail(errors.New("down"))
 			time.Sleep(2 * time.Minute)
 			c, err = cfg.GetClientCertificate(nil)
+			server, _ := presents(t, s, func(c *x509.Certificate) { c.DNSNames = []string{voting} })
+			server.ClientAuth = tls.NoClientCert
+			_, _, clientErr, _ := shake(t, cfg, server)
 			if anonymous {
 				require.NoError(t, err)
 				require.Empty(t, c.Certificate)
+				require.NoError(t, clientErr)
 				continue
 			}
 			require.ErrorIs(t, err, linkerdproxy.ErrExpired)
+			require.ErrorIs(t, clientErr, linkerdproxy.ErrExpired, "also of a server that asks for no certificate")
 		}
 	})
 }
