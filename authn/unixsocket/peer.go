@@ -71,17 +71,17 @@ func containerOf(groups string) string {
 	return ""
 }
 
-// names returns the peer of a connection: its user, and the process.
-func names(c net.Conn) []string {
+// holder returns who holds a connection: a user, and a process of it.
+func holder(c net.Conn) conns.Peer {
 	p, known := peerOf(c)
 	if !known {
-		return conns.Peer(c)
+		return conns.TCPPeer(c)
 	}
 	user := p.user()
 	if p.PID <= 0 {
-		return []string{user}
+		return conns.Peer{Names: []string{user}}
 	}
-	return []string{user, user + " pid " + strconv.Itoa(int(p.PID))}
+	return conns.Peer{Names: []string{user, user + " pid " + strconv.Itoa(int(p.PID))}}
 }
 
 // Authenticator returns an [authn.Authenticator] that proves a caller by its user on this machine: by the [Peer] of

@@ -36,9 +36,8 @@
 // request in progress, such as a stream of secrets, is not closed for its age.
 //
 // [Server.MaxConns] bounds the connections of the server, and [Server.MaxConnsPerUser] those of each user. A user may also
-// have no more than twice as many as are free, at this server and for all servers of this library in the process, so that
-// several users together, or one at several servers, leave room for one more; and a process no more than 32 times as many as
-// are free for its user. A connection beyond a limit is closed at once, which delays no other client. Accepted connections
+// have no more than twice as many as are free, at this server and, together, at all servers of this library in the process, so
+// that several users leave room for one more; and a process no more than 32 times as many as are free for its user. A connection beyond a limit is closed at once, which delays no other client. Accepted connections
 // never take the last quarter of the process's file descriptors, from 64 to 1,024 of them, so that the program can always
 // reach its certificate authority and open its files.
 //
@@ -305,7 +304,7 @@ func (s *Server) limited() *conns.Listener {
 	return conns.Listen(s.l, conns.Options{
 		Total:   total,
 		Each:    cmp.Or(s.MaxConnsPerUser, min(defaultMaxConnsPerUser, max(total*2/3, 1))),
-		Peer:    names,
+		Peer:    holder,
 		Refused: refusals(s.log(), s.name()),
 	})
 }
@@ -337,7 +336,7 @@ func refusals(logger *slog.Logger, socket string) func(net.Conn, *limit.Error) {
 func Limit(l net.Listener, descriptors int, logger *slog.Logger) net.Listener {
 	descriptors = max(descriptors, 1)
 	total := max(conns.Max(defaultMaxConns*descriptors)/descriptors, 1)
-	return conns.Listen(l, conns.Options{Total: total, Each: max(total*2/3, 1), Descriptors: descriptors, Peer: names, Refused: refusals(logger, l.Addr().String())}).Closing()
+	return conns.Listen(l, conns.Options{Total: total, Each: max(total*2/3, 1), Descriptors: descriptors, Peer: holder, Refused: refusals(logger, l.Addr().String())}).Closing()
 }
 
 // lockDir waits for the lock on a folder, which lasts until unlock or the end of the process, and leaves

@@ -23,23 +23,38 @@ type Options struct {
 	Each        int // of each peer; 0: no limit
 	Descriptors int // that a connection takes, with those that the server opens for it; 0: one
 
-	// Peer returns the peer of a connection, from the widest name to the narrowest, such as a user and a process of it. Nil
-	// means [Peer].
-	Peer func(net.Conn) []string
+	Peer func(net.Conn) Peer // of a connection; nil means [TCPPeer]
 
 	// Refused, if set, is called for each connection that is closed because of a limit, before it is closed.
 	Refused func(c net.Conn, err *limit.Error)
 }
 
+// Peer is who holds a connection.
+type Peer struct {
+	// Names are its names at a Listener, from the widest to the narrowest, such as a user and a process of it. Without any
+	// the connection counts in total only.
+	Names []string
+
+	User string // the first of its names in the budget of the process, as far as it has another one there
+}
+
+// inProcess are the names in the budget of the process.
+func (p Peer) inProcess() []string {
+	if p.User == "" || len(p.Names) == 0 || p.Names[0] == p.User {
+		return p.Names
+	}
+	return append([]string{p.User}, p.Names[1:]...)
+}
+
 // Listener accepts connections within limits. One that is beyond them is closed at once, and the next one is accepted, so
 // that a peer with too many connections delays no other. [Listen] makes one.
 //
-// Descriptors are the process's, so all Listeners of a process share one budget. A peer may have twice as many connections
-// at one Listener as are free in the budget and at the Listener, so the fuller the process is, the less each may add: a peer
-// that takes what it can leaves a third for the others, two leave a fifth, and n of them one part in 2n+1, also where they
-// are one peer at n Listeners. So there is room for a peer that has none, and for a Listener that has none. Within the wider
-// name of its peers, a narrower one may have 32 times as many as are free for that; and while a quarter is free, one that has
-// none gets its first connection whatever the others of the wider name have.
+// Descriptors are the process's, so all Listeners of a process share one budget, in which a peer is one at all of them. A peer
+// may have twice as many as are free, of the budget and of the Listener's connections, so the fuller they are, the less each may
+// add: a peer that takes what it can leaves a third for the others, and a second one a ninth. So there is room for a peer that
+// has none, and for a Listener that has none. Within the wider name of its peers, a narrower one may have 32 times as many as
+// are free for that; and while a quarter is free, one that has none gets its first connection whatever the others of the wider
+// name have.
 //
 // No connection takes a descriptor of the reserve: a quarter of those that the process may have (RLIMIT_NOFILE), from 64
 // to 1,024 of them. The system gives out the lowest free number, so a connection whose number is in the reserve is one too
@@ -50,24 +65,25 @@ type Listener struct {
 	usable int // descriptors of the process; 0: any number
 
 	mu   sync.Mutex
-	held map[net.Conn][]string // the peer of each connection
-	of   map[string]int        // connections of each name
+	held map[net.Conn]Peer
+	of   map[string]int // connections of each name
 }
 
 // process has the descriptors that the connections of all Listeners take: what is given away belongs to the process, whoever
 // gives it away. Whoever holds its lock may take that of a Listener.
-var process struct {
+var process = struct {
 	sync.Mutex
 	held int
-}
+	of   map[string]int // by the names of peers
+}{of: map[string]int{}}
 
 // Listen returns a Listener over l.
 func Listen(l net.Listener, o Options) *Listener {
 	if o.Peer == nil {
-		o.Peer = Peer
+		o.Peer = TCPPeer
 	}
 	o.Descriptors = max(o.Descriptors, 1)
-	limited := &Listener{Listener: l, o: o, held: map[net.Conn][]string{}, of: map[string]int{}}
+	limited := &Listener{Listener: l, o: o, held: map[net.Conn]Peer{}, of: map[string]int{}}
 	limited.usable, _ = usableDescriptors()
 	return limited
 }
@@ -99,38 +115,61 @@ func (l *Listener) take(c net.Conn) *limit.Error {
 	defer process.Unlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	all := cmp.Or(l.o.Total, 1<<30) // connections
-	free := all - len(l.held)
-	if free <= 0 {
+	all := cmp.Or(l.o.Total, 1<<30)
+	switch {
+	case len(l.held) >= all:
 		return &limit.Error{Reason: limit.TotalShare}
-	}
-	if l.usable > 0 {
-		all, free = min(all, l.usable/l.o.Descriptors), min(free, (l.usable-process.held)/l.o.Descriptors)
-	}
-	if free <= 0 {
+	case l.usable > 0 && process.held+l.o.Descriptors > l.usable:
 		return &limit.Error{Reason: DescriptorReserve}
 	}
+	if err := crowded(peer.Names, l.of, all, all-len(l.held), l.o.Each); err != nil {
+		return err
+	}
+	if l.usable > 0 {
+		if err := crowded(peer.inProcess(), process.of, l.usable, l.usable-process.held, 0); err != nil {
+			return err
+		}
+	}
+	l.held[c] = peer
+	l.count(peer, 1)
+	return nil
+}
+
+// crowded returns why a peer with these names may have no more of all, of which some are free, and of which names have so many.
+// Each is how many the widest name may have; 0: no limit.
+func crowded(peer []string, of map[string]int, all, free, each int) *limit.Error {
 	times := 2
 	for i, name := range peer {
-		has := l.of[name]
-		if i == 0 && l.o.Each > 0 && has >= l.o.Each {
+		has := of[name]
+		if i == 0 && each > 0 && has >= each {
 			return &limit.Error{Reason: limit.CallerShare}
 		}
-		none := i+1 < len(peer) && l.of[peer[i+1]] == 0
+		none := i+1 < len(peer) && of[peer[i+1]] == 0
 		if has >= times*free && !(none && free >= all/4) {
 			return &limit.Error{Reason: Crowded}
 		}
-		if free = max((times*free-has+times)/(times+1), 1); i == 0 && l.o.Each > 0 { // of those within it, this one included
-			free = min(free, l.o.Each-has)
+		if free = max((times*free-has+times)/(times+1), 1); i == 0 && each > 0 { // of those within it, this one included
+			free = min(free, each-has)
 		}
 		times = 32
 	}
-	for _, name := range peer {
-		l.of[name]++
-	}
-	l.held[c] = peer
-	process.held += l.o.Descriptors
 	return nil
+}
+
+// count adds connections of a peer; the locks are held.
+func (l *Listener) count(peer Peer, n int) {
+	add := func(of map[string]int, name string, n int) {
+		if of[name] += n; of[name] == 0 {
+			delete(of, name)
+		}
+	}
+	for _, name := range peer.Names {
+		add(l.of, name, n)
+	}
+	for _, name := range peer.inProcess() {
+		add(process.of, name, n*l.o.Descriptors)
+	}
+	process.held += n * l.o.Descriptors
 }
 
 // Closed says that a connection, as Accept returned it, counts no longer. A second call for it does nothing.
@@ -144,12 +183,17 @@ func (l *Listener) Closed(c net.Conn) {
 		return
 	}
 	delete(l.held, c)
-	for _, name := range peer {
-		if l.of[name]--; l.of[name] == 0 {
-			delete(l.of, name)
-		}
+	l.count(peer, -1)
+}
+
+// PeerOf returns the first name of the peer of a connection that counts, or "".
+func (l *Listener) PeerOf(c net.Conn) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if names := l.held[c].Names; len(names) > 0 {
+		return names[0]
 	}
-	process.held -= l.o.Descriptors
+	return ""
 }
 
 // Held returns how many connections count now.
@@ -186,19 +230,20 @@ func (c *counted) Close() error {
 // CloseWrite says that nothing more follows, if the connection can.
 func (c *counted) CloseWrite() error { return closeWrite(c.Conn) }
 
-// Peer returns the peer of a connection by TCP: its address, and the user of this machine if it begins here. Other connections
-// of the system are one peer, and those within the process, as tests have them, none.
-func Peer(c net.Conn) []string {
+// TCPPeer returns the peer of a connection by TCP: its address, and the user if it begins on this machine. Other connections of
+// the system have one peer, and those within the process, as tests have them, none.
+func TCPPeer(c net.Conn) Peer {
 	from, ok := peerkey.Address(c)
 	if _, system := descriptor(c); !ok && system {
-		return []string{"others"}
+		return Peer{Names: []string{"others"}}
 	} else if !ok {
-		return nil
+		return Peer{}
 	}
-	if user, known := owner(c); known {
-		return []string{from.String() + " " + peerkey.User(user)}
+	if uid, known := owner(c); known {
+		user := peerkey.User(uid)
+		return Peer{[]string{from.String() + " " + user}, user}
 	}
-	return []string{from.String()}
+	return Peer{Names: []string{from.String()}}
 }
 
 // Max returns how many connections a server should have at a time, which is most if the process has descriptors for

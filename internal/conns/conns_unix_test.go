@@ -29,10 +29,10 @@ func TestListener(t *testing.T) {
 	var reasons []string
 	l := conns.Listen(inner, conns.Options{
 		Total: 6, Each: 2,
-		Peer: func(c net.Conn) []string {
+		Peer: func(c net.Conn) conns.Peer {
 			mu.Lock()
 			defer mu.Unlock()
-			return []string{peers[c.RemoteAddr().String()]}
+			return conns.Peer{Names: []string{peers[c.RemoteAddr().String()]}}
 		},
 		Refused: func(_ net.Conn, err *limit.Error) { reasons = append(reasons, err.Reason) },
 	})
@@ -119,7 +119,7 @@ func TestCrowdedWithin(t *testing.T) {
 // crowd returns a listener, and a function that takes as many of its connections as a peer can have.
 func crowd(t *testing.T, o conns.Options) (l *conns.Listener, take func(peer ...string) int) {
 	inner := &endless{}
-	o.Peer = func(c net.Conn) []string { return c.(*fake).peer }
+	o.Peer = func(c net.Conn) conns.Peer { return conns.Peer{Names: c.(*fake).peer} }
 	l = conns.Listen(inner, o)
 	t.Cleanup(l.CloseAll)
 	return l, func(peer ...string) (taken int) {
@@ -163,22 +163,23 @@ func TestMaxConns(t *testing.T) {
 	assert.LessOrEqual(t, conns.Max(1<<40), 1<<31)
 }
 
-// Descriptors are the process's: a peer has no more of them at several Listeners than at one, and leaves room at each. This
+// Descriptors are the process's: a peer has no more of them at several Listeners than at one. This
 // test takes those of the process, and so is not parallel.
 func TestBudget(t *testing.T) {
 	all := conns.Max(1 << 30)
-	first, atFirst := crowd(t, conns.Options{Total: 100_000, Descriptors: all / 120})
-	second, atSecond := crowd(t, conns.Options{Total: 100_000, Descriptors: all / 120})
+	first, atFirst := crowd(t, conns.Options{Total: 100_000, Descriptors: all/120 + 1})
+	second, atSecond := crowd(t, conns.Options{Total: 100_000, Descriptors: all/120 + 1})
 	assert.Equal(t, 80, atFirst("a"), "two thirds of 120")
-	assert.Equal(t, 27, atSecond("a"))
-	assert.Equal(t, 9, atFirst("b"))
-	assert.Equal(t, 3, atSecond("b"))
+	assert.Zero(t, atSecond("a"), "the same peer")
+	assert.Equal(t, 27, atFirst("b"))
+	assert.Zero(t, atSecond("b"))
+	assert.Equal(t, 9, atSecond("c"), "another peer")
 	third, atThird := crowd(t, conns.Options{Total: 100_000})
-	assert.Positive(t, atThird("c"), "connections that cost less")
+	assert.Positive(t, atThird("d"), "connections that cost less")
 	for _, l := range []*conns.Listener{first, second, third} {
 		l.CloseAll()
 	}
-	assert.Equal(t, 80, atSecond("d"), "what was given back")
+	assert.Equal(t, 80, atSecond("e"), "what was given back")
 }
 
 // On loopback each user of the machine is a peer, as far as the system says.
@@ -196,16 +197,17 @@ func TestPeer(t *testing.T) {
 		c, err := l.Accept()
 		require.NoError(t, err)
 		defer c.Close()
-		want := address
+		want := conns.Peer{Names: []string{address}}
 		if runtime.GOOS == "linux" {
-			want += " uid " + strconv.Itoa(os.Getuid())
+			want.User = "uid " + strconv.Itoa(os.Getuid())
+			want.Names[0] += " " + want.User
 		}
-		assert.Equal(t, []string{want}, conns.Peer(c))
+		assert.Equal(t, want, conns.TCPPeer(c))
 		require.NoError(t, client.Close())
 		_, err = c.Read(make([]byte, 1))
 		require.Error(t, err)
-		assert.Equal(t, []string{address}, conns.Peer(c), "a connection that has ended is nobody's, and not root's")
+		assert.Equal(t, conns.Peer{Names: []string{address}}, conns.TCPPeer(c), "a connection that has ended is nobody's, and not root's")
 	}
 	inMemory, _ := net.Pipe()
-	assert.Empty(t, conns.Peer(inMemory))
+	assert.Empty(t, conns.TCPPeer(inMemory))
 }

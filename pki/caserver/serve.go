@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"sync"
 	"syscall"
@@ -18,7 +17,6 @@ import (
 
 	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/limit"
-	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/ratelog"
 )
 
@@ -167,19 +165,21 @@ func limited(l net.Listener, o ServeOptions, log *ratelog.Log) (*conns.Listener,
 			refused(c, reason)
 		},
 	})
-	return accepted, &handshakes{limit.NewShares[struct{}](half, 0), limit.NewShares[netip.Addr](0, min(maxHandshakesEach, max(total/4, 1))), refused}
+	return accepted, &handshakes{accepted, limit.NewShares[struct{}](half, 0), limit.NewShares[string](0, min(maxHandshakesEach, max(total/4, 1))), refused}
 }
 
 // handshakes bounds the connections that have not completed their handshake.
 type handshakes struct {
+	of      *conns.Listener
 	all     *limit.Shares[struct{}]
-	each    *limit.Shares[netip.Addr]
+	each    *limit.Shares[string]
 	refused func(c net.Conn, reason string)
 }
 
 // begin reports whether c may do its handshake. If so, end is called once when that is over.
 func (h *handshakes) begin(c net.Conn) (end func(), ok bool) {
-	from, counted := peerkey.Address(c)
+	from := h.of.PeerOf(c)
+	counted := from != ""
 	if counted && h.each.Take(from, 1) != nil {
 		h.refused(c, "the address has too many handshakes that are not complete")
 		return nil, false

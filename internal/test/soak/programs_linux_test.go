@@ -1,0 +1,288 @@
+package soak
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/programtest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/sds"
+)
+
+// target is a port or socket of a program. The fields are exported for the process of the attacker.
+type target struct {
+	Name, Network, Addr string
+	good                func(context.Context) error // a request of another user
+}
+
+const attackers = 600 // connections to each target, of one user
+
+// siege holds attackers connections to each target until its input ends: idle, half a request, half a body, and half a TLS
+// handshake. It opens others for those that it loses. A line that it reads is answered with how many it holds of each.
+func siege(_ context.Context, dir string, in *bufio.Scanner) error {
+	text, err := os.ReadFile(filepath.Join(dir, "targets"))
+	if err != nil {
+		return err
+	}
+	var targets []target
+	if err := json.Unmarshal(text, &targets); err != nil {
+		return err
+	}
+	var mu sync.Mutex
+	held := map[string]int{}
+	sent := []string{"", "GET / HTTP/1.1\r\n", "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\nx", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00", "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"}
+	for _, to := range targets {
+		for i := range attackers {
+			go func() {
+				for ; ; time.Sleep(time.Second) {
+					c, err := net.DialTimeout(to.Network, to.Addr, 5*time.Second)
+					if err != nil {
+						continue
+					}
+					_, _ = io.WriteString(c, sent[i%len(sent)])
+					mu.Lock()
+					held[to.Name]++
+					mu.Unlock()
+					_, _ = io.Copy(io.Discard, c)
+					_ = c.Close()
+					mu.Lock()
+					held[to.Name]--
+					mu.Unlock()
+				}
+			}()
+		}
+	}
+	for in.Scan() {
+		mu.Lock()
+		err := json.NewEncoder(os.Stdout).Encode(held)
+		mu.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// limited starts a program that may have 512 descriptors.
+func limited(t *testing.T, path string, environ []string, args ...string) *programtest.Program {
+	t.Helper()
+	return programtest.Start(t, "/bin/sh", nil, append(environ, "PATH=/bin:/usr/bin"), append([]string{"-c", fmt.Sprint("ulimit -n ", descriptors, ` && exec "$0" "$@"`), path}, args...)...)
+}
+
+// get is a request of a client that begins anew each time.
+func get(url string) func(context.Context) error {
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	return func(ctx context.Context) error {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		if err != nil {
+			return err
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		if err == nil && resp.StatusCode != http.StatusOK {
+			err = fmt.Errorf("%s: %s", resp.Status, body)
+		}
+		return err
+	}
+}
+
+// handshake is a TLS handshake with a server, whoever that is.
+func handshake(addr, name string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		c, err := (&tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, ServerName: name, NextProtos: []string{"h2"}}}).DialContext(ctx, "tcp", addr)
+		if err == nil {
+			err = c.Close()
+		}
+		return err
+	}
+}
+
+// free returns addresses of this machine on which nothing listens.
+func free(t *testing.T, n int) (addrs []string) {
+	t.Helper()
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		defer l.Close()
+		addrs = append(addrs, l.Addr().String())
+	}
+	return addrs
+}
+
+// TestPrograms: with 512 descriptors each, and each of their ports and sockets held by 600 connections of one local user, the
+// programs of examples serve all requests of another user, and no renewal is late.
+func TestPrograms(t *testing.T) {
+	rounds.Slow(t)
+	if os.Geteuid() != 0 {
+		t.Skip("there is no other user")
+	}
+	const life = 10 * time.Second
+	programs := programtest.Build(t, "ca", "agent", "linkerd-proxy", "service")
+	dir, err := os.MkdirTemp("", "svidkit-siege") // and not t.TempDir, which the attacker may not enter
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	require.NoError(t, os.Chmod(dir, 0o755))
+	ports := free(t, 8)
+
+	state := filepath.Join(dir, "state")
+	limited(t, filepath.Join(programs, "ca"), nil, "-trust-domain", "example.org", "-state-dir", state, "-create", "-default-ttl", life.String(),
+		"-istio-addr", ports[0], "-linkerd-addr", ports[1], "-bundle-addr", ports[2], "-admin-addr", ports[3], "-caller-rate", "0")
+	require.Eventually(t, func() bool { return get("http://"+ports[3]+"/ready")(t.Context()) == nil }, 20*time.Second, 50*time.Millisecond)
+
+	// The agent, its identity from that CA. Its control plane is not there.
+	root := filepath.Join(dir, "agent")
+	token := filepath.Join(root, "var/run/secrets/tokens/istio-token")
+	require.NoError(t, os.MkdirAll(filepath.Dir(token), 0o755))
+	secret, err := os.ReadFile(filepath.Join(state, "token-secret"))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(token, fmt.Appendf(nil, "%s:demo/web", secret), 0o600))
+	_, debug, err := net.SplitHostPort(ports[4])
+	require.NoError(t, err)
+	limited(t, filepath.Join(programs, "agent"), []string{
+		"TRUST_DOMAIN=example.org", "POD_NAMESPACE=demo", "SERVICE_ACCOUNT=web", "CA_ADDR=" + ports[0], "CA_ROOT_CA=" + filepath.Join(state, "root-cert.pem"),
+		"SECRET_TTL=" + life.String(), "ECC_SIGNATURE_ALGORITHM=ECDSA", "MINIMUM_DRAIN_DURATION=0s", "PROXY_XDS_DEBUG_VIA_AGENT_PORT=" + debug,
+		`PROXY_CONFIG={"discoveryAddress":"` + free(t, 1)[0] + `"}`, "XDS_ROOT_CA=" + filepath.Join(state, "root-cert.pem"),
+	}, "-root", root, "-admin", ports[5])
+	socket := filepath.Join(root, "var/run/secrets/workload-spiffe-uds/socket")
+	for _, folder := range []string{root, filepath.Join(root, "var"), filepath.Join(root, "var/run"), filepath.Join(root, "var/run/secrets")} {
+		require.NoError(t, os.Chmod(folder, 0o755))
+	}
+	require.Eventually(t, func() bool { return get("http://"+ports[5]+"/metrics")(t.Context()) == nil }, 20*time.Second, 50*time.Millisecond)
+	// Any user may connect, as with SocketMode 0666.
+	require.Eventually(t, func() bool { return os.Chmod(filepath.Dir(socket), 0o755) == nil && os.Chmod(socket, 0o666) == nil }, 20*time.Second, 50*time.Millisecond)
+
+	// The proxy of a mesh, and its application.
+	mesh := meshtest.New(t, meshtest.Options{Life: life})
+	app, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") })}
+	go func() { _ = server.Serve(app) }()
+	t.Cleanup(func() { _ = server.Close() })
+	proxy := limited(t, filepath.Join(programs, "linkerd-proxy"), []string{
+		"LINKERD2_PROXY_LOCAL_IDENTITY_NAME=" + meshtest.Web, "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB=" + base64.StdEncoding.EncodeToString(mesh.Authority.Bundle().MarshalPEM()),
+		"LINKERD2_PROXY_IDENTITY_TOKEN_FILE=" + mesh.Config(t, meshtest.Web).TokenFile, "LINKERD2_PROXY_IDENTITY_STORE_DIR=" + t.TempDir(),
+		"LINKERD2_PROXY_IDENTITY_ADDR=" + mesh.Addr, "LINKERD2_PROXY_IDENTITY_IDENTITY=" + meshtest.Certifier,
+	}, "-app", app.Addr().String(), "-inbound", "127.0.0.1:0", "-outbound", "127.0.0.1:0", "-admin", "127.0.0.1:0", "-route", "app.test="+app.Addr().String())
+	admin, inbound, outbound := proxy.Addr("admin"), proxy.Addr("inbound"), proxy.Addr("outbound")
+	require.Eventually(t, func() bool { return get("http://"+admin+"/ready")(t.Context()) == nil }, 20*time.Second, 50*time.Millisecond)
+
+	// A service whose Workload API is in its own process.
+	limited(t, filepath.Join(programs, "service"), nil, "-requests", "0", "-interval", "10s", "-health-addr", ports[6])
+	require.Eventually(t, func() bool { return get("http://"+ports[6]+"/ready")(t.Context()) == nil }, 20*time.Second, 50*time.Millisecond)
+
+	certificates := map[string]bool{} // by their end
+	throughProxy := func(ctx context.Context) error {
+		tr := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "tcp", outbound)
+		}}
+		defer tr.CloseIdleConnections()
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://app.test/", nil)
+		if err != nil {
+			return err
+		}
+		resp, err := tr.RoundTrip(req)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			return fmt.Errorf("status %s", resp.Status)
+		}
+		return nil
+	}
+	targets := []target{
+		{"ca: Istio's API", "tcp", ports[0], handshake(ports[0], "localhost")},
+		{"ca: Linkerd's API", "tcp", ports[1], handshake(ports[1], "localhost")},
+		{"ca: bundle endpoint", "tcp", ports[2], handshake(ports[2], "localhost")},
+		{"ca: admin", "tcp", ports[3], get("http://" + ports[3] + "/ready")},
+		{"agent: debug requests", "tcp", ports[4], func(ctx context.Context) error {
+			err := get("http://" + ports[4] + "/debug/syncz")(ctx)
+			if err != nil && strings.Contains(err.Error(), "50") { // there is no control plane
+				err = nil
+			}
+			return err
+		}},
+		{"agent: admin", "tcp", ports[5], get("http://" + ports[5] + "/healthz/live")},
+		{"agent: SDS", "unix", socket, func(ctx context.Context) error {
+			over, end := context.WithCancel(context.Background())
+			defer end()
+			client := sds.UnixClient(socket)
+			transport := client.Transport.(*http.Transport)
+			dial := transport.DialContext
+			transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				c, err := dial(ctx, network, addr)
+				if err == nil { // the stream ends a little later than Watch
+					context.AfterFunc(over, func() { _ = c.Close() })
+				}
+				return c, err
+			}
+			for secret, err := range sds.NewClient(client, "http://localhost").Watch(ctx, "default") {
+				if err != nil {
+					return err
+				}
+				certificates[secret.NotAfter().String()] = true
+				if left := time.Until(secret.NotAfter()); left < life/5 {
+					return fmt.Errorf("the identity has %v left of %v", left, life)
+				}
+				return nil
+			}
+			return ctx.Err()
+		}},
+		{"linkerd-proxy: inbound", "tcp", inbound, handshake(inbound, meshtest.Web)},
+		{"linkerd-proxy: outbound", "tcp", outbound, throughProxy},
+		{"linkerd-proxy: admin", "tcp", admin, get("http://" + admin + "/ready")},
+		{"service: health", "tcp", ports[6], get("http://" + ports[6] + "/ready")},
+	}
+	text, err := json.Marshal(targets)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "targets"), text, 0o644))
+	binary := filepath.Join(dir, "test")
+	self, err := os.ReadFile("/proc/self/exe")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(binary, self, 0o755))
+	attack := start(t, binary, dir, "siege", badUser)
+
+	asked, failed := map[string]int{}, map[string][]string{}
+	for end := time.Now().Add(3 * life); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+		for _, to := range targets {
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			err := to.good(ctx)
+			cancel()
+			if asked[to.Name]++; err != nil {
+				failed[to.Name] = append(failed[to.Name], err.Error())
+			}
+		}
+	}
+	var held map[string]int
+	attack.ask(t, "held", &held)
+	for _, to := range targets {
+		t.Logf("%-25s held by the attacker %3d; requests of another user %3d, failed %d", to.Name, held[to.Name], asked[to.Name], len(failed[to.Name]))
+		if n := len(failed[to.Name]); n > 0 {
+			assert.Zero(t, n, "%s: %s", to.Name, failed[to.Name][0])
+		}
+		assert.Greater(t, asked[to.Name], 3, to.Name)
+		assert.Positive(t, held[to.Name], to.Name)
+	}
+	assert.GreaterOrEqual(t, len(certificates), 4, "certificates of the agent in three lives")
+}
