@@ -94,9 +94,10 @@ type transport struct {
 	log *ratelog.Log
 
 	mu    sync.Mutex
-	roots *roots // the last good ones; nil without a file
-	pair  *pair  // the last good one; nil if there is none
-	conns *conns // nil before the first request
+	roots *roots   // the last good ones; nil without a file
+	pair  *pair    // the last good one; nil if there is none
+	conns *conns   // nil before the first request
+	says  []func() // what is to be logged
 }
 
 type redacted = redact.Text
@@ -159,14 +160,25 @@ func (t *transport) CloseIdleConnections() {
 // current returns the connections that belong to what the files have. The error says why there are no roots.
 func (t *transport) current() (*conns, error) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	c, err := t.refresh()
+	says := t.says
+	t.says = nil
+	t.mu.Unlock()
+	for _, say := range says { // a logger can block
+		say()
+	}
+	return c, err
+}
+
+// refresh is current; mu is held.
+func (t *transport) refresh() (*conns, error) {
 	if t.o.RootsFile != "" {
 		err := t.readRoots()
 		if err != nil && t.roots == nil {
 			return nil, fmt.Errorf("caclient: roots of the CA connection: %w", err)
 		}
 		if err != nil {
-			t.log.Warn("caclient: the roots of the CA connection cannot be used; the last good ones stay", reason(err), slog.Any("err", err))
+			t.warn("caclient: the roots of the CA connection cannot be used; the last good ones stay", reason(err), slog.Any("err", err))
 		}
 	}
 	if t.o.CertificateFile != "" {
@@ -174,7 +186,7 @@ func (t *transport) current() (*conns, error) {
 	}
 	p := t.pair
 	if p != nil && !time.Now().Before(p.NotAfter()) {
-		t.log.Warn("caclient: no client certificate is presented to the CA", "expired",
+		t.warn("caclient: no client certificate is presented to the CA", "expired",
 			slog.String("file", t.o.CertificateFile), slog.Time("not_after", p.NotAfter()))
 		p = nil
 	}
@@ -185,6 +197,11 @@ func (t *transport) current() (*conns, error) {
 		}
 	}
 	return t.conns, nil
+}
+
+// warn logs a warning once mu is free, which is held.
+func (t *transport) warn(message, reason string, attrs ...slog.Attr) {
+	t.says = append(t.says, func() { t.log.Warn(message, reason, attrs...) })
 }
 
 // badFile is a file that was read, and has something else in it.
@@ -231,9 +248,11 @@ func (t *transport) readPair() {
 		t.pair = p
 	case errors.Is(err, fs.ErrNotExist):
 		t.pair = nil
-		t.log.Log(slog.LevelInfo, "caclient: no client certificate is presented to the CA", "there is none", slog.Any("err", err))
+		t.says = append(t.says, func() {
+			t.log.Log(slog.LevelInfo, "caclient: no client certificate is presented to the CA", "there is none", slog.Any("err", err))
+		})
 	default:
-		t.log.Warn("caclient: the client certificate for the CA cannot be used; the last good one stays until it expires", reason(err), slog.Any("err", err))
+		t.warn("caclient: the client certificate for the CA cannot be used; the last good one stays until it expires", reason(err), slog.Any("err", err))
 	}
 }
 

@@ -246,20 +246,22 @@ func (t *table) lookUp(ctx context.Context, r *resource) {
 		e, err = newEntry(r.name, s, t.salt)
 	}
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	wait := renew.Longest
+	wait, say := renew.Longest, func() {}
 	if !r.Removed() && t.ctx.Err() == nil {
-		wait = t.found(r, e, err)
+		wait, say = t.found(r, e, err)
 	}
 	if r.dirty {
 		r.dirty, wait = false, 0
 	}
 	t.loop.Done(r, wait)
+	t.mu.Unlock()
+	say() // a logger can block
 }
 
-// found publishes the result of a look-up, and returns how long to wait for the next.
-func (t *table) found(r *resource, e *entry, err error) time.Duration {
-	wait, old := renew.Longest, r.cur.Load()
+// found publishes the result of a look-up, and returns how long to wait for the next, and what logs it.
+func (t *table) found(r *resource, e *entry, err error) (wait time.Duration, say func()) {
+	wait, say = renew.Longest, func() {}
+	old := r.cur.Load()
 	switch {
 	case err == nil:
 		r.Succeeded()
@@ -269,7 +271,7 @@ func (t *table) found(r *resource, e *entry, err error) time.Duration {
 	case errors.Is(err, fs.ErrNotExist):
 		r.Succeeded()
 		if old == nil || old.entry != nil || old.err != nil {
-			t.say(r, "sds: no such resource; it is served when it appears", "the source does not have it")
+			say = t.says(r, "sds: no such resource; it is served when it appears", "the source does not have it")
 			t.publish(r, &state{})
 		}
 	default:
@@ -280,28 +282,27 @@ func (t *table) found(r *resource, e *entry, err error) time.Duration {
 		}
 		wait = waitAfter(r.Failed(err), have, end)
 		t.failed.Add(1)
-		t.say(r, "sds: look-up failed", "the source failed", slog.Any("err", err), slog.Duration("retry_in", wait))
+		say = t.says(r, "sds: look-up failed", "the source failed", slog.Any("err", err), slog.Duration("retry_in", wait))
 		if !have { // else the old one stays in use
 			t.publish(r, &state{err: err})
 		}
 	}
-	return wait
+	return wait, say
 }
 
-// say logs something about r. A client that fetches gets an answer, and may ask once a second: for it the
-// line is one for debugging.
-func (t *table) say(r *resource, message, reason string, attrs ...slog.Attr) {
+// says returns what logs something about r. A client that fetches gets an answer, and may ask once a second: for it the
+// line is one for debugging. The lock is held.
+func (t *table) says(r *resource, message, reason string, attrs ...slog.Attr) func() {
 	attrs = append([]slog.Attr{slog.String("name", clip(r.name))}, attrs...)
 	if r.source != r.name {
 		attrs = append(attrs, slog.String("source_name", clip(r.source)))
 	}
 	for w := range r.watches {
 		if w.item != nil {
-			t.sums.Warn(message, reason, attrs...)
-			return
+			return func() { t.sums.Warn(message, reason, attrs...) }
 		}
 	}
-	t.log.LogAttrs(t.ctx, slog.LevelDebug, message, attrs...)
+	return func() { t.log.LogAttrs(t.ctx, slog.LevelDebug, message, attrs...) }
 }
 
 // publish makes s the state of r and tells its watches.

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -26,9 +27,13 @@ const (
 
 // Log is a logger that counts. New makes one. It is safe for concurrent use, and has no goroutine of its own: a timer
 // runs while events come.
+//
+// A handler that blocks, such as one whose pipe nobody reads, delays the caller of the first event of a kind by a tenth of a
+// second at most. While 16 lines wait for it, others are left out.
 type Log struct {
 	logger   *slog.Logger
 	interval time.Duration
+	waiting  atomic.Int32 // lines
 
 	mu    sync.Mutex
 	kinds map[kind]*events
@@ -102,8 +107,29 @@ func (l *Log) flush(k kind) {
 }
 
 func (l *Log) write(k kind, attrs []slog.Attr) {
-	l.logger.LogAttrs(context.Background(), k.level, k.message, append([]slog.Attr{slog.String("reason", k.reason)}, attrs...)...)
+	if l.waiting.Add(1) > maxWaiting {
+		l.waiting.Add(-1)
+		return
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer l.waiting.Add(-1)
+		l.logger.LogAttrs(context.Background(), k.level, k.message, append([]slog.Attr{slog.String("reason", k.reason)}, attrs...)...)
+	}()
+	late := time.NewTimer(patience)
+	defer late.Stop()
+	select {
+	case <-done:
+	case <-late.C:
+	}
 }
+
+// What a handler that blocks holds up.
+const (
+	maxWaiting = 16
+	patience   = 100 * time.Millisecond
+)
 
 // ErrorLog returns a logger for the ErrorLog of an [http.Server]. A failed TLS handshake, which any peer can cause, is an
 // event of l at the given level. All else, such as the panic of a handler, goes to the standard logger, as without an

@@ -2,10 +2,14 @@ package ratelog_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
+	"io"
 	"log"
 	"log/slog"
 	"os"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -172,4 +176,26 @@ func TestErrorLog(t *testing.T) {
 	logger.Printf("http: panic serving %s: %v\ngoroutine 1", "127.0.0.1:1", "oops")
 	assert.Equal(t, []string{`level=WARN msg="http: TLS handshake error" reason="handshake failed" remote=[::1]:0 err="remote error: tls: bad certificate"`}, out.take())
 	assert.Equal(t, []string{"http: panic serving 127.0.0.1:1: oops", "goroutine 1"}, standard.take())
+}
+
+// stuck is a handler whose output nobody reads.
+type stuck struct{ slog.Handler }
+
+func (stuck) Handle(context.Context, slog.Record) error { select {} }
+
+// A handler that blocks delays each first event a little, and the others not at all; the lines that wait are bounded.
+func TestStuckHandler(t *testing.T) {
+	t.Parallel()
+	log := ratelog.New(slog.New(stuck{slog.NewTextHandler(io.Discard, nil)}), time.Hour)
+	before, begun := runtime.NumGoroutine(), time.Now()
+	for i := range 40 {
+		log.Warn("refused", strconv.Itoa(i), slog.Int("n", i))
+	}
+	assert.Less(t, time.Since(begun), 4*time.Second)
+	begun = time.Now()
+	for i := range 4000 {
+		log.Warn("refused", strconv.Itoa(i%40), slog.Int("n", i))
+	}
+	assert.Less(t, time.Since(begun), time.Second)
+	assert.Less(t, runtime.NumGoroutine()-before, 60)
 }

@@ -248,6 +248,12 @@ func (a *RA) ask(source spiffe.BundleSource) (*spiffe.Bundle, error) {
 // for as long as a certificate that leads to it is valid. It is the same Bundle until they change. A source that fails
 // keeps its last roots. The bundle has no sequence number, as the RA keeps nothing over a restart.
 func (a *RA) Bundle() *spiffe.Bundle {
+	var unfit error
+	defer func() { // once the lock is free, as a logger can block
+		if unfit != nil {
+			a.cfg.Logger.Warn("roots of the signers do not fit into one bundle", slog.Any("err", unfit))
+		}
+	}()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.forget()
@@ -268,7 +274,8 @@ func (a *RA) Bundle() *spiffe.Bundle {
 	}
 	if a.stale || a.union == nil {
 		// A source may give a new Bundle each time it is asked: that is no change.
-		if b := a.unite(); !b.Equal(a.union) {
+		var b *spiffe.Bundle
+		if b, unfit = a.unite(); !b.Equal(a.union) {
 			a.union = b
 		}
 		a.stale = false
@@ -301,8 +308,8 @@ func (a *RA) Health() ca.Health {
 // none.
 func (a *RA) Proven(*x509.Certificate) time.Time { return time.Time{} }
 
-// unite makes one bundle of all roots; a.mu is held.
-func (a *RA) unite() *spiffe.Bundle {
+// unite makes one bundle of all roots; a.mu is held. The error says why it is an old one.
+func (a *RA) unite() (*spiffe.Bundle, error) {
 	var roots []*x509.Certificate
 	for _, b := range a.sources {
 		if b != nil {
@@ -315,13 +322,12 @@ func (a *RA) unite() *spiffe.Bundle {
 	b, err := spiffe.NewBundle(a.cfg.TrustDomain, spiffe.BundleContents{X509Authorities: roots})
 	if err != nil {
 		// Each of them was in a bundle already; together they are too many. Better an old bundle than none.
-		a.cfg.Logger.Warn("roots of the signers do not fit into one bundle", slog.Any("err", err))
 		if a.union != nil {
-			return a.union
+			return a.union, err
 		}
 		b, _ = spiffe.NewBundle(a.cfg.TrustDomain, spiffe.BundleContents{}) // cannot fail
 	}
-	return b
+	return b, err
 }
 
 // forget removes the learned roots that no valid certificate leads to; a.mu is held.

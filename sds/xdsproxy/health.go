@@ -1,6 +1,7 @@
 package xdsproxy
 
 import (
+	"cmp"
 	"log/slog"
 	"strings"
 	"sync"
@@ -25,6 +26,8 @@ type reports struct {
 // The report is a request of the type istio.v1.HealthInformation.
 func (h *Handler) ReportHealth(err error) {
 	r := &h.health
+	var failed error
+	defer func() { h.unreported(failed) }() // once the lock is free, as a logger can block
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if healthy := err == nil; r.any && r.healthy == healthy {
@@ -35,12 +38,20 @@ func (h *Handler) ReportHealth(err error) {
 		r.text = bearer.Redact(strings.ToValidUTF8(err.Error(), ""))
 	}
 	for l := range r.legs {
-		r.send(l)
+		failed = cmp.Or(r.send(l), failed)
+	}
+}
+
+func (h *Handler) unreported(err error) {
+	if err != nil {
+		h.log.Warn("xdsproxy: the health of the workload cannot be reported", "encode", slog.Any("err", err))
 	}
 }
 
 // join says that a stream may have reports.
 func (r *reports) join(l *leg) {
+	var failed error
+	defer func() { l.s.h.unreported(failed) }()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, ok := r.legs[l]; ok || l.left {
@@ -51,7 +62,7 @@ func (r *reports) join(l *leg) {
 	}
 	r.legs[l] = struct{}{}
 	if r.any {
-		r.send(l)
+		failed = r.send(l)
 	}
 }
 
@@ -64,11 +75,10 @@ func (r *reports) leave(l *leg) {
 }
 
 // send sends the report on a stream. r.mu is held.
-func (r *reports) send(l *leg) {
+func (r *reports) send(l *leg) error {
 	msg, err := l.s.fields.report(r.healthy, r.text)
-	if err != nil {
-		l.s.h.log.Warn("xdsproxy: the health of the workload cannot be reported", "encode", slog.Any("err", err))
-		return
+	if err == nil {
+		l.queue.setReport(msg)
 	}
-	l.queue.setReport(msg)
+	return err
 }
