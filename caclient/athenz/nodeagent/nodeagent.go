@@ -341,6 +341,8 @@ func (a *agent) register(ctx context.Context, handle string, data volumeData) (g
 		return nil, nil, false, failed(http.StatusInternalServerError, "the kubelet cannot be asked", err)
 	case kube.PodEnded(pod.Phase, pod.Deleting) != "":
 		return nil, nil, false, failed(http.StatusForbidden, "the pod is to have no identity: "+kube.PodEnded(pod.Phase, pod.Deleting), nil)
+	case data.UID != "" && pod.UID != data.UID:
+		return nil, nil, false, failed(http.StatusForbidden, "the volume is that of a pod that was deleted, and not of the present one of the same name", nil)
 	}
 	instance, err := a.instance(pod)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
+	"crypto/sha256"
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
@@ -21,6 +22,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -107,7 +109,9 @@ func (c *cluster) mount(name string) (handleFile string) {
 	mount := mountOf(name)
 	handle, err := c.volumes.Add(mount, namespace, name)
 	require.NoError(c.t, err)
-	assert.Equal(c.t, agentapi.Handle(mount), handle)
+	secret, err := os.ReadFile(filepath.Join(string(c.volumes), "secret"))
+	require.NoError(c.t, err)
+	assert.Equal(c.t, agentapi.Handle(secret, mount), handle)
 	return filepath.Join(filepath.Dir(c.socket), "volumes", handle, "mount", "id")
 }
 
@@ -295,6 +299,59 @@ func decode(t testing.TB, text string) []byte {
 	return data
 }
 
+// A handle is not to be had without the secret of the node, which nobody but its owner reads, and one of a pod that was deleted
+// gives nothing to or from the next pod of its name.
+func TestHandles(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	c := newCluster(t)
+	uid := "6f9c7a34-2a49-4a8e-8f6c-2d7b6f0a1c22"
+	agent := newAgent(t, c, func(cfg *nodeagent.Config) {
+		kubelet := cfg.Pods
+		cfg.Pods = athenztest.PodFunc(func(ctx context.Context, ns, name string) (*athenz.Pod, error) {
+			pod, err := kubelet.Pod(ctx, ns, name)
+			if err == nil {
+				pod.UID = uid
+			}
+			return pod, err
+		})
+	}, nil)
+	mount := mountOf(uid)
+	handle, err := c.volumes.Add(mount, namespace, "web-0")
+	require.NoError(t, err)
+	again, err := c.volumes.Add(mount, namespace, "web-0")
+	require.NoError(t, err)
+	assert.Equal(t, handle, again, "after a restart of the driver, too")
+	info, err := os.Stat(filepath.Join(string(c.volumes), "secret"))
+	require.NoError(t, err)
+	if runtime.GOOS != "windows" {
+		assert.EqualValues(t, 0o600, info.Mode().Perm())
+	}
+
+	// What the attacker knows is the path.
+	sum := sha256.Sum256([]byte(mount))
+	code, text := call(t, agent, http.MethodPost, "/v1/init/"+base64.RawURLEncoding.EncodeToString(sum[:]), nil)
+	assert.Equal(t, http.StatusBadRequest, code, text)
+	elsewhere, err := nodeagent.Volumes(filepath.Join(t.TempDir(), "volumes")).Add(mount, namespace, "web-0")
+	require.NoError(t, err)
+	assert.NotEqual(t, handle, elsewhere, "another node has another secret")
+
+	uid = "00000000-2a49-4a8e-8f6c-2d7b6f0a1c22" // the pod was deleted, and there is another one of its name
+	code, text = call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
+	assert.Equal(t, http.StatusForbidden, code, text)
+	assert.Contains(t, text, "of a pod that was deleted")
+	uid = "6f9c7a34-2a49-4a8e-8f6c-2d7b6f0a1c22"
+	code, text = call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
+	assert.Equal(t, http.StatusOK, code, text)
+
+	require.NoError(t, c.volumes.Remove(mount))
+	code, _ = call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
+	assert.Equal(t, http.StatusBadRequest, code)
+	require.NoError(t, os.WriteFile(filepath.Join(string(c.volumes), "secret"), []byte("short"), 0o600))
+	_, err = c.volumes.Add(mount, namespace, "web-0")
+	require.ErrorContains(t, err, "the secret of the node has 5 bytes, not 32")
+}
+
 func TestAgentWire(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
@@ -303,9 +360,11 @@ func TestAgentWire(t *testing.T) {
 	c := newCluster(t)
 	agent := newAgent(t, c, nil, nil)
 	const mount = "/var/lib/kubelet/pods/0001/volumes/athenz.kubernetes.io~athenz-volume-driver/sia-identity"
+	require.NoError(t, os.MkdirAll(string(c.volumes), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(string(c.volumes), "secret"), bytes.Repeat([]byte("s"), 32), 0o600))
 	handle, err := c.volumes.Add(mount, namespace, "web-0")
 	require.NoError(t, err)
-	require.Equal(t, "2NQvz4NpzBUBD11ctzX1R0juEuo1s6XqK6w1L6sUreM", handle, "the vector")
+	require.Equal(t, "aoSDTiI74P5DMy1IC9WGaWpMruZ0e_feah971sgD8fI", handle, "HMAC-SHA256 of the path with the secret")
 	folder := filepath.Join(filepath.Dir(c.socket), "volumes", handle)
 	data, err := os.ReadFile(filepath.Join(folder, "data.json"))
 	require.NoError(t, err)
@@ -852,8 +911,10 @@ func TestSidecarAfterReboot(t *testing.T) {
 	require.NoError(t, s.Close())
 
 	// An agent that knows of a newer certificate than the pod has gives no first one, and the present one stays.
-	handle := agentapi.Handle(mountOf("web-0"))
-	s, err := sidecar.Start(ctx, sidecar.Config{Socket: c.socket, HandleFile: filepath.Join(string(c.volumes), handle, "mount", "id"), Files: sidecar.Files{
+	secret, err := os.ReadFile(filepath.Join(string(c.volumes), "secret"))
+	require.NoError(t, err)
+	handle := agentapi.Handle(secret, mountOf("web-0"))
+	s, err = sidecar.Start(ctx, sidecar.Config{Socket: c.socket, HandleFile: filepath.Join(string(c.volumes), handle, "mount", "id"), Files: sidecar.Files{
 		KeyFile: filepath.Join(dir, "before", "key"), CertificateFile: filepath.Join(dir, "before", "cert"), RootsFile: filepath.Join(dir, "before", "roots"),
 	}})
 	require.NoError(t, err)

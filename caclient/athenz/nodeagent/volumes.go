@@ -1,6 +1,7 @@
 package nodeagent
 
 import (
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"time"
 
 	"github.com/svidkit/svidkit/caclient/athenz/internal/agentapi"
@@ -23,23 +25,34 @@ import (
 const (
 	dataFile    = "data.json"
 	contextFile = "context.json"
+	secretFile  = "secret" // of the node, which handles are made with
+	secretSize  = 32       // bytes
 	maxVolume   = 64 << 10 // bytes of a file
 )
 
 // Volumes is the folder of a node, such as /var/athenz/volumes, in which the agent and the driver of the volumes keep what they
 // know of them. Both run as the same user, or as root: other users can read nothing in it. It is safe for concurrent use, by
 // several processes, too.
+//
+// The first [Volumes.Add] makes a secret of the node in the file secret. Without it the handles of the volumes that are there
+// cannot be found by their paths any more.
 type Volumes string
 
 type volumeData struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
+	UID       string `json:"uid,omitempty"` // of the pod, if the path has it
 }
 
+// podInPath finds the UID of a pod in a path of the kubelet.
+var podInPath = regexp.MustCompile(`/pods/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/`)
+
 // Add notes that a volume was mounted for a pod, for a driver of volumes to call, and returns its handle, which is what the pod
-// proves itself with to the agent. The folder
-// mount in the folder of the handle is what the driver mounts at the path: the pod finds the handle there, in the file id.
-// A volume that was there before is forgotten, so that the pod can take its identity again.
+// proves itself with to the agent: nobody can guess it who does not know the secret of the node. If the path has the UID of the
+// pod, as those of the kubelet have, the handle gives nothing to a later pod of the same name.
+//
+// The folder mount in the folder of the handle is what the driver mounts at the path: the pod finds the handle there, in the
+// file id. A volume that was there before is forgotten, so that the pod can take its identity again.
 func (v Volumes) Add(mountPath, namespace, pod string) (handle string, err error) {
 	if v == "" {
 		return "", errors.New("nodeagent: add volume: there is no folder for it")
@@ -47,11 +60,17 @@ func (v Volumes) Add(mountPath, namespace, pod string) (handle string, err error
 	if !filepath.IsAbs(mountPath) || !kube.ValidLabel(namespace) || !kube.ValidName(pod) {
 		return "", fmt.Errorf("nodeagent: add volume: the path %.200q is not absolute, or %.100q and %.100q are not the names of a namespace and a pod", mountPath, namespace, pod)
 	}
-	handle = agentapi.Handle(mountPath)
-	data, err := json.Marshal(volumeData{namespace, pod})
+	data := volumeData{Namespace: namespace, Name: pod}
+	if found := podInPath.FindStringSubmatch(mountPath); found != nil {
+		data.UID = found[1]
+	}
+	text, err := json.Marshal(data)
+	if err == nil {
+		handle, err = v.handle(mountPath)
+	}
 	if err == nil {
 		err = v.use(handle, func(f *store.Folder) error {
-			return errors.Join(f.Remove(contextFile), f.Write(dataFile, data))
+			return errors.Join(f.Remove(contextFile), f.Write(dataFile, text))
 		})
 	}
 	if err == nil {
@@ -61,6 +80,24 @@ func (v Volumes) Add(mountPath, namespace, pod string) (handle string, err error
 		return "", fmt.Errorf("nodeagent: add volume: %w", err)
 	}
 	return handle, nil
+}
+
+// handle returns the handle of the volume at a path. It makes the secret of the node, if there is none yet.
+func (v Volumes) handle(mountPath string) (handle string, err error) {
+	err = store.New(string(v), "agent", func(error) {}).Use(func(f *store.Folder) error {
+		secret, err := f.Read(secretFile, secretSize, false)
+		if errors.Is(err, fs.ErrNotExist) {
+			secret = make([]byte, secretSize)
+			_, _ = rand.Read(secret) // never fails
+			err = f.Write(secretFile, secret)
+		}
+		if err == nil && len(secret) != secretSize {
+			err = fmt.Errorf("%s: the secret of the node has %d bytes, not %d", filepath.Join(string(v), secretFile), len(secret), secretSize)
+		}
+		handle = agentapi.Handle(secret, mountPath)
+		return err
+	})
+	return handle, err
 }
 
 // writeID makes what the pod sees, which each user in it can read.
@@ -82,9 +119,16 @@ func (v Volumes) Remove(mountPath string) error {
 	if v == "" {
 		return errors.New("nodeagent: remove volume: there is no folder for it")
 	}
+	if _, err := os.Stat(filepath.Join(string(v), secretFile)); errors.Is(err, fs.ErrNotExist) {
+		return nil // there is no volume
+	}
+	handle, err := v.handle(mountPath)
+	if err != nil {
+		return fmt.Errorf("nodeagent: remove volume: %w", err)
+	}
 	// One by one: what is still mounted is an error, and not deleted through the mount. A crash leaves drafts of the files.
 	for _, name := range []string{dataFile, dataFile + ".new", contextFile, contextFile + ".new", "mount/id", "mount/connect", "mount", ""} {
-		err := os.Remove(filepath.Join(string(v), agentapi.Handle(mountPath), name))
+		err := os.Remove(filepath.Join(string(v), handle, name))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("nodeagent: remove volume: %w", err)
 		}

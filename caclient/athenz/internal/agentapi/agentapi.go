@@ -2,6 +2,7 @@
 package agentapi
 
 import (
+	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
@@ -43,11 +44,13 @@ func (p *PEM) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// Handle returns the handle of the volume that is mounted at a path of the host: the SHA-256 of the path in base64 for URLs. It
-// is what a pod proves itself with to the agent of its node.
-func Handle(mountPath string) string {
-	sum := sha256.Sum256([]byte(mountPath))
-	return base64.RawURLEncoding.EncodeToString(sum[:])
+// Handle returns the handle of the volume that is mounted at a path of the host: the HMAC-SHA256 of the path with a secret of the
+// node, in base64 for URLs. It is what a pod proves itself with to the agent of its node. Athenz has a bare SHA-256; but whoever
+// may read pods knows the UID of each, and so its path.
+func Handle(secret []byte, mountPath string) string {
+	mac := hmac.New(sha256.New, secret)
+	_, _ = mac.Write([]byte(mountPath))
+	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 }
 
 // IsHandle reports whether s can be a handle, which is safe in a path.

@@ -52,7 +52,7 @@ func TestClient(t *testing.T) {
 	require.NoError(t, os.WriteFile(id, []byte("x"), 0o600))
 	_, err = c.Init(t.Context())
 	require.ErrorContains(t, err, "43 letters")
-	handle := agentapi.Handle("/x")
+	handle := agentapi.Handle(make([]byte, 32), "/x")
 	require.NoError(t, os.WriteFile(id, []byte(handle+"\n"), 0o600))
 	_, err = c.Init(t.Context())
 	require.ErrorContains(t, err, "connect:")
