@@ -85,7 +85,7 @@ func (v Volumes) Add(mountPath, namespace, pod string) (handle string, err error
 // handle returns the handle of the volume at a path. It makes the secret of the node, if there is none yet.
 func (v Volumes) handle(mountPath string) (handle string, err error) {
 	err = store.New(string(v), "agent", func(error) {}).Use(func(f *store.Folder) error {
-		secret, err := f.Read(secretFile, secretSize, false)
+		secret, err := f.Read(secretFile, secretSize, true)
 		if errors.Is(err, fs.ErrNotExist) {
 			secret = make([]byte, secretSize)
 			_, _ = rand.Read(secret) // never fails

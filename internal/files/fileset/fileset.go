@@ -128,13 +128,9 @@ func openRoot(path string, o Options, open func(string, private.Options) (*os.Ro
 	return root, nil
 }
 
-// takeLock locks a file or, for plain files, the folder itself, which not all file systems can.
+// takeLock locks a file that only this user can open: who can open a file, or the folder, can hold its lock for good.
 func (f *Folder) takeLock() (err error) {
-	if f.o.Plain {
-		f.lock, err = f.root.Open(".")
-	} else {
-		f.lock, err = f.root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, 0o600)
-	}
+	f.lock, err = openLock(f.root)
 	if err != nil {
 		return err
 	}
@@ -143,12 +139,24 @@ func (f *Folder) takeLock() (err error) {
 		time.Sleep(lockWait / 50)
 	}
 	switch {
-	case err != nil && f.o.Plain:
+	case err != nil && f.o.Plain: // not all file systems can
 		return nil
 	case err == nil && !got:
 		return fmt.Errorf("another program writes to %s", f.path)
 	}
 	return err
+}
+
+// openLock opens the file in a folder that those who write there lock, or makes it. Only this user can open it.
+func openLock(root *os.Root) (*os.File, error) {
+	f, err := root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if info, err := f.Stat(); err == nil && runtime.GOOS != "windows" && info.Mode().Perm()&0o077 != 0 {
+		_ = f.Chmod(0o600) // of another make
+	}
+	return f, nil
 }
 
 // Close closes the folder. What was written stays.

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/files/flock"
 	"github.com/svidkit/svidkit/internal/files/follow"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
@@ -73,7 +74,7 @@ func list(t testing.TB, dir string) (have []string) {
 	return have
 }
 
-// Plain files are regular, have their modes, and have no company.
+// Plain files are regular, have their modes, and have no company but that of the lock, which other users cannot open.
 func TestPlain(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "made")
@@ -81,7 +82,11 @@ func TestPlain(t *testing.T) {
 	write(t, f, 1)
 	write(t, f, 2)
 	require.Equal(t, all(2), versions(t, dir))
-	require.Equal(t, names, list(t, dir))
+	require.Equal(t, append([]string{lockName}, names...), list(t, dir))
+	if info, err := os.Lstat(filepath.Join(dir, lockName)); runtime.GOOS != "windows" {
+		require.NoError(t, err)
+		require.EqualValues(t, 0o600, info.Mode())
+	}
 	for name, file := range set(2) {
 		info, err := os.Lstat(filepath.Join(dir, name))
 		require.NoError(t, err)
@@ -332,6 +337,7 @@ func TestLinkAttacks(t *testing.T) {
 	require.ErrorContains(t, err, "not safe from other users", "a folder that is not like ours")
 	require.NoError(t, os.Remove(filepath.Join(dir, nextFolder)))
 
+	_ = os.Remove(filepath.Join(dir, lockName))
 	require.NoError(t, os.Symlink(victim, filepath.Join(dir, lockName)))
 	_, err = Open(dir, options(false))
 	require.Error(t, err)
@@ -416,6 +422,28 @@ func TestOneWriter(t *testing.T) {
 		}
 		require.NoError(t, f.Close())
 		f = open(t, dir, plain)
+		require.NoError(t, f.Close())
+	}
+}
+
+// Whoever can read the folder can lock it, as with flock(1): that stops no write, of plain files or links.
+func TestLockOfAnother(t *testing.T) {
+	t.Parallel()
+	if !flock.Supported {
+		t.Skip("there are no locks of files")
+	}
+	for _, plain := range []bool{true, false} {
+		dir := t.TempDir()
+		other, err := os.Open(dir)
+		require.NoError(t, err)
+		defer other.Close()
+		got, err := flock.TryLock(other)
+		require.NoError(t, err)
+		require.True(t, got)
+		f := open(t, dir, plain)
+		write(t, f, 1)
+		_, err = Open(dir, options(plain))
+		require.ErrorContains(t, err, "another program writes to", "one of ours still counts")
 		require.NoError(t, f.Close())
 	}
 }

@@ -10,12 +10,15 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+	"time"
 
 	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/files/fileset"
 	"github.com/svidkit/svidkit/internal/files/flock"
 	"github.com/svidkit/svidkit/internal/files/private"
 )
+
+const lockWait = 5 * time.Second
 
 // Store is a folder; [New] makes one. Its methods are safe for concurrent use, also by several processes.
 type Store struct {
@@ -46,7 +49,13 @@ func (s *Store) Use(f func(*Folder) error) error {
 	if flock.Supported {
 		if lock, err := root.Open("."); err == nil {
 			defer lock.Close()
-			_ = flock.Lock(lock) // some file systems have none; then two processes have to keep apart by themselves
+			// Some file systems have none; then two processes have to keep apart by themselves. Whoever can open the folder can
+			// hold its lock, and nobody holds it for longer than it takes to write a file.
+			for end := time.Now().Add(lockWait); ; time.Sleep(lockWait / 100) {
+				if got, err := flock.TryLock(lock); got || err != nil || time.Now().After(end) {
+					break
+				}
+			}
 		}
 	}
 	return f(&Folder{root})
