@@ -39,6 +39,9 @@ func ConnContext(ctx context.Context, c net.Conn) context.Context {
 		ctx = peerkey.NewContext(ctx, p.user()) // for limits elsewhere
 		return context.WithValue(ctx, peerKey{}, p)
 	}
+	if user := conns.TCPPeer(c).User; user != "" {
+		return peerkey.NewContext(ctx, user)
+	}
 	return ctx
 }
 

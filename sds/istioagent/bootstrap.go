@@ -5,10 +5,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
+	"log/slog"
 	"path/filepath"
 
 	"github.com/svidkit/svidkit/internal/files/fileset"
+	"github.com/svidkit/svidkit/internal/files/private"
 )
 
 // object and list are JSON.
@@ -50,10 +51,11 @@ func (c *Config) writeGRPC() error {
 		return err
 	}
 	name := c.path(c.GRPCBootstrap)
-	if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
-		return err
-	}
-	dir, err := os.OpenRoot(filepath.Dir(name))
+	// Not into a folder of another user, who could have the programs take their identities from elsewhere. One that others can
+	// write to, such as an emptyDir, is what the pod's operator has chosen.
+	dir, err := private.MakeDir(filepath.Dir(name), private.Options{Mode: 0o700, Warn: func(err error) {
+		c.Logger.Info("istioagent: other users can replace the bootstrap for gRPC", slog.Any("err", err))
+	}})
 	if err != nil {
 		return err
 	}

@@ -369,3 +369,24 @@ func unsigned(audience string) string {
 	part := base64.RawURLEncoding.EncodeToString
 	return part([]byte(`{"alg":"RS256"}`)) + "." + part([]byte(`{"aud":"`+audience+`","exp":4102444800}`)) + "." + part([]byte("signature"))
 }
+
+// The bootstrap for gRPC is not written into a folder of another user, who could replace it.
+func TestGRPCBootstrapOfAnother(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("there is no other user")
+	}
+	c := newControl(t)
+	root := c.root(t)
+	cfg := config(t, root, `TRUST_DOMAIN=example.org POD_NAMESPACE=shop SERVICE_ACCOUNT=web ECC_SIGNATURE_ALGORITHM=ECDSA CA_ADDR=`+c.addr)
+	cfg.Discovery, cfg.GRPCBootstrap = c.addr, "theirs/bootstrap.json"
+	folder := filepath.Join(root, "theirs")
+	require.NoError(t, os.Mkdir(folder, 0o755))
+	require.NoError(t, os.Chown(folder, 65534, 65534))
+	choice, err := istioagent.Choose(t.Context(), cfg)
+	require.NoError(t, err)
+	a, err := istioagent.New(cfg, choice)
+	require.NoError(t, err)
+	require.ErrorContains(t, a.Run(t.Context()), "GRPC_XDS_BOOTSTRAP")
+	assert.NoFileExists(t, filepath.Join(folder, "bootstrap.json"))
+}

@@ -2,6 +2,7 @@ package statuspage
 
 import (
 	"bytes"
+	"cmp"
 	_ "embed"
 	"encoding/json"
 	"fmt"
@@ -10,6 +11,9 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/svidkit/svidkit/internal/loopback"
+	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
 var (
@@ -130,11 +134,12 @@ func (h *Handler) serveEvents(w http.ResponseWriter, r *http.Request) {
 		return
 	default:
 	}
-	if err := h.live.Take(struct{}{}, 1); err != nil {
-		http.Error(w, fmt.Sprintf("%d pages are live, which is all that can be; close one of them", maxLive), http.StatusServiceUnavailable)
+	peer := cmp.Or(peerkey.FromContext(r.Context()), loopback.Name(r.RemoteAddr))
+	if err := h.live.Take(peer, 1); err != nil {
+		http.Error(w, fmt.Sprintf("too many pages are live, of which %d can be, and %d for one user; close one of them", maxLive, maxLiveEach), http.StatusServiceUnavailable)
 		return
 	}
-	defer h.live.Give(struct{}{}, 1)
+	defer h.live.Give(peer, 1)
 	w.Header().Set("Content-Type", "text/event-stream")
 	if r.Method == http.MethodHead {
 		return

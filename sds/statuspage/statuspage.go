@@ -63,14 +63,18 @@ type Part struct {
 	Source report.Reporter
 }
 
-// maxLive is how many pages can be live at the same time.
-const maxLive = 16
+// How many pages can be live at the same time, and how many of them for one peer: a user of this machine where the server knows
+// that, as that of package unixsocket does, and otherwise an address.
+const (
+	maxLive     = 16
+	maxLiveEach = 8
+)
 
 // Handler is a status page. [New] makes one. It is safe for concurrent use and starts no goroutine.
 type Handler struct {
 	title string
 	parts []Part
-	live  *limit.Shares[struct{}]
+	live  *limit.Shares[string]
 	done  chan struct{} // closed by Close
 	close func()
 
@@ -83,7 +87,7 @@ func New(title string, parts ...Part) (*Handler, error) {
 	if len(parts) == 0 {
 		return nil, errors.New("statuspage: new: no parts, such as the source of the identity")
 	}
-	h := &Handler{title: title, live: limit.NewShares[struct{}](maxLive, 0), done: make(chan struct{})}
+	h := &Handler{title: title, live: limit.NewShares[string](maxLive, maxLiveEach), done: make(chan struct{})}
 	h.close = sync.OnceFunc(func() { close(h.done) })
 	for i, p := range parts {
 		switch {

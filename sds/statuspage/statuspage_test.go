@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/sourcereport"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/sds/statuspage"
@@ -579,7 +580,7 @@ func TestEvents(t *testing.T) {
 	require.NoError(t, server.Config.Shutdown(ctx))
 }
 
-// As many pages are live as may be, and a page that is closed makes room for another.
+// As many pages are live as may be, half of them for one user, and a page that is closed makes room for another.
 func TestEventsBound(t *testing.T) {
 	t.Parallel()
 	h := of(t, report.Report{})
@@ -587,21 +588,39 @@ func TestEventsBound(t *testing.T) {
 	t.Cleanup(server.Close)
 	t.Cleanup(func() { _ = h.Close() }) // before the server waits
 	var closeOne func()
-	for range 16 {
+	for range 8 {
 		next, closeIt := listen(t, server.URL)
 		_, err := next()
 		require.NoError(t, err)
 		closeOne = closeIt
 	}
-	r := ask(t, h, http.MethodGet, "/events")
+	of := func(user string) func(*http.Request) {
+		return func(r *http.Request) {
+			r.RemoteAddr = "127.0.0.1:1"
+			*r = *r.WithContext(peerkey.NewContext(r.Context(), user))
+		}
+	}
+	r := ask(t, h, http.MethodGet, "/events", of("")) // as the server's clients, an address
 	require.Equal(t, http.StatusServiceUnavailable, r.StatusCode)
-	assert.Contains(t, body(t, r), "16 pages are live")
+	assert.Contains(t, body(t, r), "of which 16 can be, and 8 for one user")
+	another := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.ServeHTTP(w, r.WithContext(peerkey.NewContext(r.Context(), "uid 7")))
+	}))
+	t.Cleanup(another.Close)
+	t.Cleanup(func() { _ = h.Close() })
+	for range 8 {
+		next, _ := listen(t, another.URL)
+		_, err := next()
+		require.NoError(t, err, "another user")
+	}
+	r = ask(t, h, http.MethodGet, "/events", of("uid 8"))
+	require.Equal(t, http.StatusServiceUnavailable, r.StatusCode, "all are taken")
 	assert.Equal(t, http.StatusOK, ask(t, h, http.MethodGet, "/").StatusCode)
 	closeOne()
 	require.Eventually(t, func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
-		return ask(t, h, http.MethodGet, "/events", func(r *http.Request) { *r = *r.WithContext(ctx) }).StatusCode == http.StatusOK
+		return ask(t, h, http.MethodGet, "/events", of(""), func(r *http.Request) { *r = *r.WithContext(ctx) }).StatusCode == http.StatusOK
 	}, 10*time.Second, 10*time.Millisecond)
 }
 
