@@ -40,7 +40,7 @@ func ConnContext(ctx context.Context, c net.Conn) context.Context {
 		return context.WithValue(ctx, peerKey{}, p)
 	}
 	if user := conns.TCPPeer(c).User; user != "" {
-		return peerkey.NewContext(ctx, user)
+		return peerkey.WithUser(ctx, user)
 	}
 	return ctx
 }

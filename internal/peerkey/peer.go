@@ -6,6 +6,7 @@
 package peerkey
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"net/http"
@@ -24,6 +25,20 @@ func NewContext(ctx context.Context, name string) context.Context {
 func FromContext(ctx context.Context) string {
 	name, _ := ctx.Value(key{}).(string)
 	return name
+}
+
+type userKey struct{}
+
+// WithUser returns a copy of ctx with the user of this machine that a TCP connection belongs to. Where each connection is a peer
+// of its own, as for streams, it still is.
+func WithUser(ctx context.Context, user string) context.Context {
+	return context.WithValue(ctx, userKey{}, user)
+}
+
+// UserFromContext returns the peer or the user that is in ctx, or "".
+func UserFromContext(ctx context.Context) string {
+	user, _ := ctx.Value(userKey{}).(string)
+	return cmp.Or(FromContext(ctx), user)
 }
 
 // WithRequest returns ctx, which is that of r or comes from it, with the peer of r: the one that is in ctx, or the

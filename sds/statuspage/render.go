@@ -134,7 +134,7 @@ func (h *Handler) serveEvents(w http.ResponseWriter, r *http.Request) {
 		return
 	default:
 	}
-	peer := cmp.Or(peerkey.FromContext(r.Context()), loopback.Name(r.RemoteAddr))
+	peer := cmp.Or(peerkey.UserFromContext(r.Context()), loopback.Name(r.RemoteAddr))
 	if err := h.live.Take(peer, 1); err != nil {
 		http.Error(w, fmt.Sprintf("too many pages are live, of which %d can be, and %d for one user; close one of them", maxLive, maxLiveEach), http.StatusServiceUnavailable)
 		return

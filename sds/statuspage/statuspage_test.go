@@ -604,7 +604,7 @@ func TestEventsBound(t *testing.T) {
 	require.Equal(t, http.StatusServiceUnavailable, r.StatusCode)
 	assert.Contains(t, body(t, r), "of which 16 can be, and 8 for one user")
 	another := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		h.ServeHTTP(w, r.WithContext(peerkey.NewContext(r.Context(), "uid 7")))
+		h.ServeHTTP(w, r.WithContext(peerkey.WithUser(r.Context(), "uid 7")))
 	}))
 	t.Cleanup(another.Close)
 	t.Cleanup(func() { _ = h.Close() })
