@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"regexp"
 	"strconv"
 	"strings"
 
@@ -56,22 +55,31 @@ func (p Peer) user() string {
 	return peerkey.User(p.UID)
 }
 
-// inContainer finds the UID of a pod, or the ID of a container.
-var inContainer = regexp.MustCompile(`pod[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{64}`)
-
 // containerOf returns the outermost pod or container that the control groups of a process name, or "". Users can make groups
 // of any name below their own slice.
 func containerOf(groups string) string {
 	for line := range strings.Lines(groups) {
-		parts := strings.SplitN(line, ":", 3) // hierarchy, controllers, path
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3) // hierarchy, controllers, path
 		if len(parts) < 3 || strings.Contains(parts[2], "user.slice/") {
 			continue
 		}
-		if name := inContainer.FindString(parts[2]); name != "" {
-			return name
+		for folder := range strings.SplitSeq(parts[2], "/") {
+			// As in kubepods-pod6f9c7a34_2a49_4a8e_8f6c_2d7b6f0a1c22.slice and docker-HEX.scope. A longer one is none.
+			folder, _, _ = strings.Cut(folder, ".")
+			name := folder[strings.LastIndexByte(folder, '-')+1:]
+			if i := strings.LastIndex(folder, "pod"); i >= 0 && len(folder) == i+len("pod")+36 && hexadecimal(strings.NewReplacer("-", "", "_", "").Replace(folder[i+3:]), 32) {
+				return folder[i:]
+			}
+			if hexadecimal(name, 64) {
+				return name
+			}
 		}
 	}
 	return ""
+}
+
+func hexadecimal(s string, n int) bool {
+	return len(s) == n && strings.Trim(s, "0123456789abcdef") == ""
 }
 
 // holder returns who holds a connection: a user, and a process of it.

@@ -11,7 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"regexp"
+	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/caclient/athenz/internal/agentapi"
@@ -44,8 +44,15 @@ type volumeData struct {
 	UID       string `json:"uid,omitempty"` // of the pod, if the path has it
 }
 
-// podInPath finds the UID of a pod in a path of the kubelet.
-var podInPath = regexp.MustCompile(`/pods/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/`)
+// podIn returns the UID of the pod in a path of the kubelet, or "".
+func podIn(path string) string {
+	_, rest, _ := strings.Cut(path, "/pods/")
+	uid, _, _ := strings.Cut(rest, "/")
+	if len(uid) != 36 || strings.Trim(uid, "-0123456789abcdef") != "" {
+		return ""
+	}
+	return uid
+}
 
 // Add notes that a volume was mounted for a pod, for a driver of volumes to call, and returns its handle, which is what the pod
 // proves itself with to the agent: nobody can guess it who does not know the secret of the node. If the path has the UID of the
@@ -60,11 +67,7 @@ func (v Volumes) Add(mountPath, namespace, pod string) (handle string, err error
 	if !filepath.IsAbs(mountPath) || !kube.ValidLabel(namespace) || !kube.ValidName(pod) {
 		return "", fmt.Errorf("nodeagent: add volume: the path %.200q is not absolute, or %.100q and %.100q are not the names of a namespace and a pod", mountPath, namespace, pod)
 	}
-	data := volumeData{Namespace: namespace, Name: pod}
-	if found := podInPath.FindStringSubmatch(mountPath); found != nil {
-		data.UID = found[1]
-	}
-	text, err := json.Marshal(data)
+	text, err := json.Marshal(volumeData{namespace, pod, podIn(mountPath)})
 	if err == nil {
 		handle, err = v.handle(mountPath)
 	}
