@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"os"
 	"path"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
@@ -71,9 +73,25 @@ func (e environment) serverURL() (string, error) {
 	return "https://" + net.JoinHostPort(host, port), nil
 }
 
-// serviceAccount is the identity that Kubernetes gives to a pod. It keeps nothing: the token is read
-// for each request, and the CA certificates for each connection, which costs little beside them.
-type serviceAccount struct{ files fs.FS }
+// serviceAccount is the identity that Kubernetes gives to a pod. It keeps neither the token nor the CA certificates: they are
+// read for each request, which costs little beside it.
+type serviceAccount struct {
+	files fs.FS
+	ca    atomic.Pointer[[sha256.Size]byte] // the digest of the CA certificates that were there last
+}
+
+// renewed reports whether the CA certificates are others than at the call before. Those that cannot be read are as before.
+func (a *serviceAccount) renewed() bool {
+	pem, err := readFile(a.files, "ca.crt", maxRoots)
+	if err != nil {
+		return false
+	}
+	sum := sha256.Sum256([]byte(pem))
+	before := a.ca.Swap(&sum)
+	return before != nil && *before != sum
+}
+
+const maxRoots = 1 << 20 // bytes
 
 func (a *serviceAccount) token() (string, error) {
 	token, err := readFile(a.files, "token", 64<<10)
@@ -87,7 +105,7 @@ func (a *serviceAccount) token() (string, error) {
 }
 
 func (a *serviceAccount) roots() (*x509.CertPool, error) {
-	pem, err := readFile(a.files, "ca.crt", 1<<20)
+	pem, err := readFile(a.files, "ca.crt", maxRoots)
 	if err != nil {
 		return nil, fmt.Errorf("CA of the API server: %w", err)
 	}

@@ -162,6 +162,18 @@ func TestServiceAccount(t *testing.T) {
 	assert.Equal(t, kept, dialed(), "another token needs no other connection")
 	assert.Equal(t, []string{"HTTP/2.0"}, slices.Compact(slices.Clone(s.protos)))
 
+	// A connection does not outlive the CA that it was verified with, and comes back with it.
+	mount(t, root, map[string]string{"token": "second", "ca.crt": string(newCluster(t).renew(t))})
+	err = c.Get(t.Context(), "/x", nil, nil)
+	require.ErrorAs(t, err, new(x509.UnknownAuthorityError))
+	mount(t, root, map[string]string{"token": "second", "ca.crt": "garbage"})
+	require.Error(t, c.Get(t.Context(), "/x", nil, nil))
+	mount(t, root, map[string]string{"token": "second", "ca.crt": string(old)})
+	require.NoError(t, c.Get(t.Context(), "/x", nil, nil))
+	before := len(dialed())
+	require.NoError(t, c.Get(t.Context(), "/x", nil, nil))
+	assert.Len(t, dialed(), before, "it is kept while ca.crt is")
+
 	next := s.renew(t)
 	for range 100 { // until the client has noticed that its connection is gone
 		if err = c.Create(t.Context(), "/x", object{}, nil); !kube.MayHaveLanded(err) {
