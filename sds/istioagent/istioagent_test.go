@@ -637,6 +637,35 @@ func TestLiveSocket(t *testing.T) {
 	require.NoError(t, err, "the socket is not this agent's")
 }
 
+// TestOtherAgentDrains starts an agent while the one before drains: it has the socket as long as that answers, survives a short
+// absence, and ends when it has gone. Started again, it serves.
+func TestOtherAgentDrains(t *testing.T) {
+	rounds.Slow(t)
+	t.Parallel()
+	c := newControl(t)
+	root := c.root(t)
+	cfg := config(t, root, pod+"MINIMUM_DRAIN_DURATION=0s CA_ADDR="+c.addr).WithOtherGone(2 * time.Second)
+	before := start(t, cfg)
+	ended := make(chan error, 1)
+	next, err := istioagent.Choose(t.Context(), cfg)
+	require.NoError(t, err)
+	require.Equal(t, istioagent.Socket, next.Origin)
+	a, err := istioagent.New(cfg, next)
+	require.NoError(t, err)
+	go func() { ended <- a.Run(t.Context()) }()
+	require.NoError(t, before.Close())
+	time.Sleep(time.Second)
+	again := start(t, cfg) // as another program that was away for a second
+	select {
+	case err := <-ended:
+		require.NoError(t, err, "it was away for a second")
+	case <-time.After(2 * time.Second):
+	}
+	require.NoError(t, again.Close())
+	require.ErrorContains(t, <-ended, "no server has answered there for 2s")
+	assert.Equal(t, istioagent.CA, start(t, cfg).Choice().Origin)
+}
+
 // TestSocketInUse ends when another program takes the socket after the choice.
 func TestSocketInUse(t *testing.T) {
 	t.Parallel()
