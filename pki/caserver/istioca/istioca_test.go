@@ -593,36 +593,38 @@ func TestTimeout(t *testing.T) {
 	t.Parallel()
 	a := wrap(authority(t))
 	sign := a.sign
+	entered := make(chan struct{}, 8)
 	a.sign = func(ctx context.Context, r ca.Request) ([]*x509.Certificate, error) {
 		if r.Signer != "slow" {
 			return sign(ctx, r)
 		}
+		entered <- struct{}{}
 		<-ctx.Done()
 		return nil, fmt.Errorf("ca: sign: %w", context.Cause(ctx))
 	}
 	m := goodRequest(t)
 	m.Metadata = &structpb.Struct{Fields: map[string]*structpb.Value{"CertSigner": structpb.NewStringValue("slow")}}
 	t.Run("of the server", func(t *testing.T) {
-		t.Parallel()
 		s := serve(t, istioca.Options{Signer: a, Timeout: 2 * time.Second}) // enough for what comes before
 		_, err := s.call(t, "web", m)
 		refused(t, err, grpchttp.Unavailable, "CSR signing error (the CA cannot answer now; try again later)")
+		<-entered
 	})
 	// The deadline of the client, and its cancellation, are told apart from the limit of the server.
 	t.Run("of the client", func(t *testing.T) {
-		t.Parallel()
 		slow := serve(t, istioca.Options{Signer: a})
 		resp, _ := post(t.Context(), t, slow.client, slow.url, "web", bytes.NewReader(frame(0, marshal(t, m))), func(r *http.Request) { r.Header.Set("Grpc-Timeout", "2S") })
 		assert.Equal(t, "4", resp.Trailer.Get("Grpc-Status"))
-		assert.Equal(t, "CSR signing error (the deadline of the call has passed)", resp.Trailer.Get("Grpc-Message"))
+		require.Equal(t, "CSR signing error (the deadline of the call has passed)", resp.Trailer.Get("Grpc-Message"))
 		assert.Contains(t, slow.logs.String(), "code=deadline_exceeded")
+		<-entered
 		ctx, cancel := context.WithCancel(t.Context())
 		gone := make(chan error, 1)
 		go func() {
 			_, err := call(ctx, slow.client, slow.url, "web", m)
 			gone <- err
 		}()
-		require.Eventually(t, func() bool { return slow.metric(t, "csr_count") == "2" }, 20*time.Second, 5*time.Millisecond)
+		<-entered // the signer waits
 		cancel()
 		require.ErrorIs(t, <-gone, context.Canceled)
 		require.Eventually(t, func() bool { return strings.Contains(slow.logs.String(), "code=canceled") }, 20*time.Second, 5*time.Millisecond)
