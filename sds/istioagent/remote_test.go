@@ -345,10 +345,10 @@ func TestRoots(t *testing.T) {
 func TestKeys(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	conformance.Covers(t, "IST-7.5-3", "IST-9.2-17", "IST-9.2-19", "IST-9.2-20", "IST-9.2-21")
+	conformance.Covers(t, "IST-7.5-3", "IST-9.2-17", "IST-9.2-19", "IST-9.2-20")
 	c := newControl(t)
 	for environ, bits := range map[string]int{
-		"": 2048, "JWT_POLICY=first-party-jwt WORKLOAD_RSA_KEY_SIZE=2048": 2048, "ECC_SIGNATURE_ALGORITHM=ECDSA": 256, "ECC_SIGNATURE_ALGORITHM=ECDSA ECC_CURVE=P384": 384,
+		"": 2048, "WORKLOAD_RSA_KEY_SIZE=2048": 2048, "ECC_SIGNATURE_ALGORITHM=ECDSA": 256, "ECC_SIGNATURE_ALGORITHM=ECDSA ECC_CURVE=P384": 384,
 	} {
 		a := start(t, config(t, c.root(t), strings.Replace(pod, "ECC_SIGNATURE_ALGORITHM=ECDSA", "", 1)+"CA_ADDR="+c.addr+" "+environ))
 		svid, err := a.Source().SVID()
