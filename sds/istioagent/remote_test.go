@@ -341,6 +341,31 @@ func TestRoots(t *testing.T) {
 	}
 }
 
+// Without the file that has the roots there is no start, whichever server they are for.
+func TestMissingRoots(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-6.2-3", "IST-6.3-8")
+	c := newControl(t)
+	const xds = "PROXY_XDS_VIA_AGENT=false"
+	for environ, missing := range map[string]string{
+		pod: "var/run/secrets/istio/root-cert.pem", pod + "CA_ROOT_CA=other.pem": "other.pem",
+		strings.Replace(pod, xds, "", 1) + "XDS_ROOT_CA=other.pem": "other.pem",
+	} {
+		root := c.root(t)
+		if missing != "other.pem" {
+			require.NoError(t, os.Remove(filepath.Join(root, missing)))
+		}
+		cfg := config(t, root, environ+" CA_ADDR="+c.addr)
+		ctx, cancel := context.WithTimeout(t.Context(), wait)
+		defer cancel()
+		_, err := istioagent.Start(ctx, cfg)
+		require.ErrorContains(t, err, "no regular file ", environ)
+		require.ErrorContains(t, err, missing)
+		assert.NoFileExists(t, filepath.Join(root, workloadSocket))
+	}
+	assert.Zero(t, c.tokens.Load())
+}
+
 // TestKeys has the algorithms of keys.
 func TestKeys(t *testing.T) {
 	rounds.NotShort(t)
