@@ -136,6 +136,52 @@ func TestInstall(t *testing.T) {
 	}
 }
 
+// The service can be on its own, with the rights that it needs for one thing: to have tokens reviewed, and to tell of what it
+// does. It reads the issuer from its volume, so nobody else needs a right to the Secret, and it has none itself. What ends an
+// identity early is the end of its account: nothing else revokes a certificate, which is short-lived.
+func TestLinkerdAlone(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	conformance.Covers(t, "LNK-1-6", "LNK-1-8", "LNK-3-7")
+	dir := t.TempDir()
+	installed(t, "linkerd.io/tls", filepath.Join(dir, "anchors"), filepath.Join(dir, "plugged-in"))
+	k, args := cluster(t)
+	rights := map[string]bool{
+		"POST /apis/authentication.k8s.io/v1/tokenreviews": true, "POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews": true,
+		"POST /api/v1/namespaces/demo/events": true,
+		// Its own keys for tokens, in its own namespace.
+		"GET /api/v1/namespaces/istio-system/secrets/svidkit-ca-tokens": true, "PUT /api/v1/namespaces/istio-system/secrets/svidkit-ca-tokens": true,
+		"POST /api/v1/namespaces/istio-system/secrets": true,
+	}
+	k.Faults(func(r *http.Request) *kubetest.Fault {
+		if rights[r.Method+" "+r.URL.Path] {
+			return nil
+		}
+		return &kubetest.Fault{Code: http.StatusForbidden, Reason: "Forbidden"}
+	})
+	s, _ := start(t, newConfig(t, dir, append(args, "-istio-addr", "", "-create=false")...))
+	assert.Nil(t, s.at.Istio)
+	client := newClient(s.ca.Bundle(), nil)
+	defer client.CloseIdleConnections()
+	const name = "web.demo.serviceaccount.identity.linkerd.cluster.local"
+	ask := func() ([]*x509.Certificate, error) {
+		return certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "token-web", name, proxyCSR(t, name))
+	}
+	chain, err := ask()
+	require.NoError(t, err)
+	assert.WithinDuration(t, time.Now().Add(24*time.Hour), chain[0].NotAfter, time.Minute)
+	assert.Empty(t, chain[0].OCSPServer)
+	assert.Empty(t, chain[0].CRLDistributionPoints)
+	require.Eventually(t, func() bool { return k.Count("POST", "/api/v1/namespaces/demo/events") > 0 }, 30*time.Second, 10*time.Millisecond)
+	k.TokenReviews(reviews(nil)) // the account is deleted
+	_, err = ask()
+	require.ErrorContains(t, err, "token")
+	for _, r := range k.Requests() {
+		assert.NotContains(t, r.Path, "linkerd-identity-issuer")
+		assert.Equal(t, rights[r.Method+" "+r.Path], r.Code != http.StatusForbidden, "%s %s", r.Method, r.Path)
+	}
+}
+
 func TestInstallRefuses(t *testing.T) {
 	t.Parallel()
 	half, foreign, broken, open, readable := t.TempDir(), filepath.Join(t.TempDir(), "a"), t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "a")
