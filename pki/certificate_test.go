@@ -715,3 +715,23 @@ func TestCSRIsNotAuthority(t *testing.T) {
 	require.Len(t, leaf.Extensions, 5)
 	require.NotContains(t, string(leaf.Raw), "dmin")
 }
+
+// The signature is the usual one of the issuer's key, whatever the key of the leaf is.
+func TestSignatures(t *testing.T) {
+	t.Parallel()
+	for want, key := range map[x509.SignatureAlgorithm]crypto.Signer{
+		x509.SHA256WithRSA: rsaKey(), x509.ECDSAWithSHA256: newKey(t, pki.ECDSAP256), x509.ECDSAWithSHA384: newKey(t, pki.ECDSAP384), x509.PureEd25519: newKey(t, pki.Ed25519),
+	} {
+		root, err := pki.NewRoot(key, rootOptions())
+		require.NoError(t, err)
+		leaf, err := root.Issue(leafOptions())
+		require.NoError(t, err)
+		csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}})
+		require.NoError(t, err)
+		request, err := x509.ParseCertificateRequest(csr.DER())
+		require.NoError(t, err)
+		for _, got := range []x509.SignatureAlgorithm{root.Certificate().SignatureAlgorithm, leaf.SignatureAlgorithm, request.SignatureAlgorithm} {
+			assert.Equal(t, want, got)
+		}
+	}
+}

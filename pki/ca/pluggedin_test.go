@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
@@ -267,6 +268,7 @@ func TestPluggedInLifetimes(t *testing.T) {
 
 func TestLoadRefuses(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "BND-2")
 	for name, tt := range map[string]struct {
 		files func(t *testing.T) map[string][]byte
 		says  string

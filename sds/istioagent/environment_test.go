@@ -16,7 +16,7 @@ import (
 
 func TestDefaults(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-9.2-2", "IST-9.2-12", "IST-9.2-13", "IST-9.2-14", "IST-9.2-17", "IST-9.2-22")
+	conformance.Covers(t, "IST-9.2-2", "IST-9.2-12", "IST-9.2-13", "IST-9.2-14", "IST-9.2-17", "IST-9.2-21", "IST-9.2-22", "IST-9.2-44", "IST-9.5-1")
 	c, err := istioagent.FromEnvironment(nil)
 	require.NoError(t, err)
 	assert.Equal(t, "cluster.local", c.TrustDomain.String())
@@ -34,11 +34,18 @@ func TestDefaults(t *testing.T) {
 	assert.False(t, c.PKCS8Key)
 	assert.Contains(t, c.AllowFiles, "./etc/certs")
 	assert.Empty(t, c.Notes)
+	named, err := istioagent.FromEnvironment([]string{"JWT_POLICY=third-party-jwt"})
+	require.NoError(t, err)
+	assert.Equal(t, c, named, "it is the default")
+	var help strings.Builder
+	require.NoError(t, istioagent.WriteHelp(&help, true))
+	assert.Contains(t, help.String(), "\n| `JWT_POLICY` | text | `third-party-jwt` |")
 }
 
 // TestEnvironment has what an injected sidecar, a machine and a pod with mounted files have, and each variable.
 func TestEnvironment(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-9.2-21", "IST-9.2-44")
 	for _, c := range []struct {
 		name    string
 		environ string
@@ -92,6 +99,10 @@ func TestEnvironment(t *testing.T) {
 		{"no debugging", `PROXY_XDS_DEBUG_VIA_AGENT=false`, func(t *testing.T, c istioagent.Config) { assert.Empty(t, c.DebugAddress) }},
 		{"debugging elsewhere", `PROXY_XDS_DEBUG_VIA_AGENT_PORT=15099`, func(t *testing.T, c istioagent.Config) {
 			assert.Equal(t, "127.0.0.1:15099", c.DebugAddress)
+		}},
+		{"tokens for the API server", `JWT_POLICY=first-party-jwt`, func(t *testing.T, c istioagent.Config) {
+			require.Len(t, c.Notes, 1)
+			assert.Contains(t, c.Notes[0], "JWT_POLICY: first-party-jwt is treated as third-party-jwt")
 		}},
 		{"misspelled", `OUTPUT_CERT=/x SECRET_GRACE_RATIO=1 PATH=/bin`, func(t *testing.T, c istioagent.Config) {
 			require.Len(t, c.Notes, 2)

@@ -207,6 +207,7 @@ func TestFromCA(t *testing.T) {
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr+" SECRET_TTL=3s SECRET_GRACE_PERIOD_RATIO=0.9 ISTIO_META_CLUSTER_ID=c1 CA_HEADER_X-Mesh=m1")
 	a := start(t, cfg)
 	assert.Equal(t, istioagent.CA, a.Choice().Origin)
+	assert.Equal(t, filepath.Join(root, workloadSocket), a.Choice().Socket)
 	assert.Equal(t, "c1 m1", c.cluster.Load())
 	svid, err := a.Source().SVID()
 	require.NoError(t, err)

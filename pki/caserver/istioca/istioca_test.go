@@ -282,7 +282,6 @@ func TestLimitKeys(t *testing.T) {
 // A workload renews with the certificate that it has.
 func TestClientCertificate(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-5.1-5")
 	a := authority(t)
 	v, err := spiffe.NewVerifier(a.Bundle(), spiffe.AllowMembersOf(a.Bundle().TrustDomain()), nil)
 	require.NoError(t, err)
