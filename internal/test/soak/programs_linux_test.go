@@ -118,6 +118,29 @@ func handshake(addr, name string) func(context.Context) error {
 	}
 }
 
+// identityEnd asks the agent behind a socket for its identity, by a connection of its own, and returns when that ends.
+func identityEnd(ctx context.Context, socket string) (time.Time, error) {
+	over, end := context.WithCancel(context.Background())
+	defer end()
+	client := sds.UnixClient(socket)
+	transport := client.Transport.(*http.Transport)
+	dial := transport.DialContext
+	transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := dial(ctx, network, addr)
+		if err == nil { // the stream ends a little later than Watch
+			context.AfterFunc(over, func() { _ = c.Close() })
+		}
+		return c, err
+	}
+	for secret, err := range sds.NewClient(client, "http://localhost").Watch(ctx, "default") {
+		if err != nil {
+			return time.Time{}, err
+		}
+		return secret.NotAfter(), nil
+	}
+	return time.Time{}, ctx.Err()
+}
+
 // free returns addresses of this machine on which nothing listens.
 func free(t *testing.T, n int) (addrs []string) {
 	t.Helper()
@@ -191,7 +214,7 @@ func TestPrograms(t *testing.T) {
 	limited(t, filepath.Join(programs, "service"), nil, "-requests", "0", "-interval", "10s", "-health-addr", ports[6])
 	require.Eventually(t, func() bool { return get("http://"+ports[6]+"/ready")(t.Context()) == nil }, 20*time.Second, 50*time.Millisecond)
 
-	certificates := map[string]bool{} // by their end
+	certificates := map[time.Time]bool{} // by their end
 	throughProxy := func(ctx context.Context) error {
 		tr := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", outbound)
@@ -225,29 +248,15 @@ func TestPrograms(t *testing.T) {
 		}},
 		{"agent: admin", "tcp", ports[5], get("http://" + ports[5] + "/healthz/live")},
 		{"agent: SDS", "unix", socket, func(ctx context.Context) error {
-			over, end := context.WithCancel(context.Background())
-			defer end()
-			client := sds.UnixClient(socket)
-			transport := client.Transport.(*http.Transport)
-			dial := transport.DialContext
-			transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
-				c, err := dial(ctx, network, addr)
-				if err == nil { // the stream ends a little later than Watch
-					context.AfterFunc(over, func() { _ = c.Close() })
-				}
-				return c, err
+			end, err := identityEnd(ctx, socket)
+			if err != nil {
+				return err
 			}
-			for secret, err := range sds.NewClient(client, "http://localhost").Watch(ctx, "default") {
-				if err != nil {
-					return err
-				}
-				certificates[secret.NotAfter().String()] = true
-				if left := time.Until(secret.NotAfter()); left < life/5 {
-					return fmt.Errorf("the identity has %v left of %v", left, life)
-				}
-				return nil
+			certificates[end] = true
+			if left := time.Until(end); left < life/5 {
+				return fmt.Errorf("the identity has %v left of %v", left, life)
 			}
-			return ctx.Err()
+			return nil
 		}},
 		{"linkerd-proxy: inbound", "tcp", inbound, handshake(inbound, meshtest.Web)},
 		{"linkerd-proxy: outbound", "tcp", outbound, throughProxy},
