@@ -95,7 +95,7 @@ func asCaller(t testing.TB, s *server, c *http.Client, token string, header http
 func TestCallers(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	conformance.Covers(t, "IST-5.1-5")
+	conformance.Covers(t, "IST-5.1-5", "IST-3.2-20", "IST-3.2-22", "IST-3.2-23")
 	east, own := newOIDC(t), newOIDC(t)
 	dir := t.TempDir()
 	roots, ownToken := filepath.Join(dir, "roots.pem"), filepath.Join(dir, "own-token")

@@ -32,6 +32,7 @@ import (
 	caclientistio "github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -980,6 +981,7 @@ func allow(k *kubetest.Server) {
 func TestKubernetes(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
+	conformance.Covers(t, "IST-3.1-1", "IST-3.4-11")
 	k, args := cluster(t)
 	first, _ := start(t, newConfig(t, t.TempDir(), args...))
 	second, _ := start(t, newConfig(t, t.TempDir(), args...))

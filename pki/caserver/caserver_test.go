@@ -391,6 +391,7 @@ func TestAdminHost(t *testing.T) {
 // Linkerd's API for those that say so twice.
 func TestVersionsOfTLS(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-1.5-13")
 	a := newAuthority(t)
 	tokens, _ := newTokens(t, domain)
 	at := caserver.Listeners{Istio: localhost(), Linkerd: localhost()}

@@ -16,7 +16,8 @@ import (
 
 func TestDefaults(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-9.2-2", "IST-9.2-12", "IST-9.2-13", "IST-9.2-14", "IST-9.2-17", "IST-9.2-21", "IST-9.2-22", "IST-9.2-44", "IST-9.5-1")
+	conformance.Covers(t, "IST-9.2-2", "IST-9.2-12", "IST-9.2-13", "IST-9.2-14", "IST-9.2-17", "IST-9.2-21", "IST-9.2-22", "IST-9.2-44", "IST-9.5-1",
+		"IST-1.1-7")
 	c, err := istioagent.FromEnvironment(nil)
 	require.NoError(t, err)
 	assert.Equal(t, "cluster.local", c.TrustDomain.String())
@@ -134,7 +135,7 @@ func TestEnvironment(t *testing.T) {
 
 func TestBadEnvironment(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-6.5-4", "IST-6.6-4")
+	conformance.Covers(t, "IST-6.5-4", "IST-6.6-4", "IST-2.1-7", "IST-2.1-13", "IST-2.7-4")
 	for _, line := range []string{
 		"TRUST_DOMAIN=Example.org", "TRUST_DOMAIN=spiffe://", "SECRET_TTL=1d", "SECRET_TTL=-1h", "SECRET_GRACE_PERIOD_RATIO=1.5",
 		"SECRET_GRACE_PERIOD_RATIO=NaN", "SECRET_GRACE_PERIOD_RATIO_JITTER=-0.01", "FILE_MOUNTED_CERTS=yes", "PROXY_XDS_VIA_AGENT=on",

@@ -304,7 +304,7 @@ func TestMachine(t *testing.T) {
 func TestKeyForms(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	conformance.Covers(t, "IST-9.2-18", "IST-9.2-19", "IST-7.5-3")
+	conformance.Covers(t, "IST-9.2-18", "IST-9.2-19", "IST-7.5-3", "IST-2.1-12", "IST-2.3-3", "IST-2.3-4", "IST-2.3-5")
 	c := newControl(t)
 	files := spiffetest.NewCA(t, "example.org")
 	rsa := strings.Replace(pod, "ECC_SIGNATURE_ALGORITHM=ECDSA ", "", 1)

@@ -272,7 +272,8 @@ func TestTiming(t *testing.T) {
 func TestRoots(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	conformance.Covers(t, "IST-6.3-1", "IST-6.3-2", "IST-6.3-3", "IST-6.3-4", "IST-6.3-6", "IST-6.3-7", "IST-9.2-3", "IST-9.2-4", "IST-9.2-8", "IST-9.2-9")
+	conformance.Covers(t, "IST-6.3-1", "IST-6.3-2", "IST-6.3-3", "IST-6.3-4", "IST-6.3-6", "IST-6.3-7", "IST-9.2-3", "IST-9.2-4", "IST-9.2-8",
+		"IST-9.2-9")
 	c := newControl(t)
 	wrong := spiffetest.NewCA(t, "example.org").Bundle().MarshalPEM()
 	const podRoots, mountedRoots = "var/run/secrets/istio/root-cert.pem", "etc/certs/root-cert.pem"
@@ -370,7 +371,7 @@ func TestMissingRoots(t *testing.T) {
 func TestKeys(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	conformance.Covers(t, "IST-7.5-3", "IST-9.2-17", "IST-9.2-19", "IST-9.2-20")
+	conformance.Covers(t, "IST-7.5-3", "IST-9.2-17", "IST-9.2-19", "IST-9.2-20", "IST-2.1-13", "IST-2.1-14")
 	c := newControl(t)
 	for environ, bits := range map[string]int{
 		"": 2048, "WORKLOAD_RSA_KEY_SIZE=2048": 2048, "ECC_SIGNATURE_ALGORITHM=ECDSA": 256, "ECC_SIGNATURE_ALGORITHM=ECDSA ECC_CURVE=P384": 384,

@@ -103,6 +103,7 @@ func TestIssue(t *testing.T) {
 // The common name is the ID if the request has one at all, and if the ID fits.
 func TestCommonName(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.1-11", "IST-2.5-1", "IST-2.6-13", "IST-3.4-8")
 	fits := "spiffe://example.org/" + strings.Repeat("a", 64-len("spiffe://example.org/"))
 	s := serve(t, istioca.Options{Authenticator: tokens{"fits": caller(fits), "long": caller(fits + "a"), "web": caller(webID)}})
 	for _, test := range []struct{ token, asked, want string }{
@@ -494,7 +495,7 @@ func TestAuditRecord(t *testing.T) {
 
 func TestValidity(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-4.1-7", "IST-4.2-5", "IST-4.3-7")
+	conformance.Covers(t, "IST-4.1-7", "IST-4.2-5", "IST-4.3-7", "IST-3.4-5")
 	a, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), DefaultTTL: time.Hour, MaxTTL: 2 * time.Hour})
 	require.NoError(t, err)
 	s := serve(t, istioca.Options{Signer: a})
@@ -525,7 +526,7 @@ func TestValidity(t *testing.T) {
 
 func TestBadCSR(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-4.2-5", "IST-4.3-6")
+	conformance.Covers(t, "IST-4.2-5", "IST-4.3-6", "IST-3.4-2")
 	good := newCSR(t, pki.CSROptions{})
 	lines := strings.Split(good, "\n")
 	broken := strings.Replace(good, lines[2], strings.Repeat("A", len(lines[2])), 1)
@@ -544,7 +545,7 @@ func TestBadCSR(t *testing.T) {
 
 func TestSignerErrors(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-4.2-5")
+	conformance.Covers(t, "IST-4.2-5", "IST-3.4-9")
 	kind := func(k error, after time.Duration) error {
 		return &ca.SignError{Kind: k, ID: spiffe.MustParseID(webID), Err: errors.New("secret reason"), RetryAfter: after}
 	}
