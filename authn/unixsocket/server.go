@@ -195,7 +195,7 @@ func (s *Server) listen() error {
 	if err != nil {
 		return err
 	}
-	if fi, err := root.Stat("."); err == nil && !warned && fi.Mode().Perm()&0o022 != 0 && fi.Mode()&fs.ModeSticky == 0 {
+	if fi, err := root.Stat("."); err == nil && !warned && fi.Mode().Perm()&0o022 != 0 && fi.Mode()&fs.ModeSticky == 0 && !private.PodVolume(dir) {
 		s.warn(dir, fmt.Errorf("it has mode %v", fi.Mode()))
 	}
 	l, own, err := s.open(root, dir, name)
