@@ -368,6 +368,9 @@ func TestHTTPClientVersions(t *testing.T) {
 	require.ErrorContains(t, err, "protocol version")
 	o.MinVersion = tls.VersionTLS12
 	requirePage(t, "HTTP/2.0 none", newHTTPClient(t, o), old.url)
+	older := startTLS(t, host, func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS10, tls.VersionTLS11 })
+	_, err = page(t, newHTTPClient(t, o), older.url)
+	require.ErrorContains(t, err, "protocol version")
 	one := startTLS(t, host, func(c *tls.Config) { c.NextProtos = []string{"http/1.1"} })
 	requirePage(t, "HTTP/1.1 none", newHTTPClient(t, o), one.url)
 }

@@ -27,6 +27,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -114,6 +115,7 @@ func sanLine(t testing.TB, critical bool, sans ...pki.SAN) string {
 
 func TestLeafDER(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.1-2", "IST-2.1-3", "IST-2.1-4", "IST-2.1-11", "IST-2.6-8", "IST-2.6-10", "IST-2.6-12")
 	root := newRoot(t)
 	aki := "2.5.29.35 false 30168014" + keyID(t, root.Certificate().PublicKey)
 	ed := newKey(t, pki.Ed25519)
@@ -178,6 +180,7 @@ func TestLeafDER(t *testing.T) {
 
 func TestCADER(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.1-8", "IST-2.1-9", "IST-2.6-9", "IST-2.6-10", "IST-2.6-11", "IST-2.6-12")
 	const ku, san = "2.5.29.15 true 03020106", "2.5.29.17 false 301686147370696666653a2f2f6578616d706c652e6f7267"
 	rootKey, subKey := newKey(t, pki.ECDSAP384), newKey(t, pki.ECDSAP256)
 	rootID, subID := keyID(t, rootKey.Public()), keyID(t, subKey.Public())
@@ -273,6 +276,7 @@ func TestRenewRoot(t *testing.T) {
 
 func TestSerials(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.6-1")
 	root := newRoot(t)
 	seen := map[string]bool{}
 	long := 0
@@ -486,6 +490,7 @@ type unsupportedKey struct{}
 
 func TestNewIssuerRefuses(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.1-4")
 	key := newKey(t, pki.ECDSAP256)
 	other := newKey(t, pki.ECDSAP256)
 	small, err := rsa.GenerateKey(rand.Reader, 1024)
@@ -714,4 +719,25 @@ func TestCSRIsNotAuthority(t *testing.T) {
 	require.Empty(t, leaf.DNSNames)
 	require.Len(t, leaf.Extensions, 5)
 	require.NotContains(t, string(leaf.Raw), "dmin")
+}
+
+// The signature is the usual one of the issuer's key, whatever the key of the leaf is.
+func TestSignatures(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-2.2-1", "IST-2.2-2", "IST-2.2-3", "IST-2.6-14")
+	for want, key := range map[x509.SignatureAlgorithm]crypto.Signer{
+		x509.SHA256WithRSA: rsaKey(), x509.ECDSAWithSHA256: newKey(t, pki.ECDSAP256), x509.ECDSAWithSHA384: newKey(t, pki.ECDSAP384), x509.PureEd25519: newKey(t, pki.Ed25519),
+	} {
+		root, err := pki.NewRoot(key, rootOptions())
+		require.NoError(t, err)
+		leaf, err := root.Issue(leafOptions())
+		require.NoError(t, err)
+		csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}})
+		require.NoError(t, err)
+		request, err := x509.ParseCertificateRequest(csr.DER())
+		require.NoError(t, err)
+		for _, got := range []x509.SignatureAlgorithm{root.Certificate().SignatureAlgorithm, leaf.SignatureAlgorithm, request.SignatureAlgorithm} {
+			assert.Equal(t, want, got)
+		}
+	}
 }

@@ -29,6 +29,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -45,6 +46,7 @@ type remote struct{ crypto.Signer }
 
 func TestNewCSR(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.7-3")
 	names := []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("web.example.org"), ipSAN(t, "192.0.2.1")}
 	for name, key := range map[string]crypto.Signer{
 		"P-256": newKey(t, pki.ECDSAP256), "P-384": newKey(t, pki.ECDSAP384), "RSA": rsaKey(), "Ed25519": newKey(t, pki.Ed25519),
@@ -84,6 +86,7 @@ func TestNewCSR(t *testing.T) {
 
 func TestNewCSRWithoutNames(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.7-3")
 	c, err := pki.NewCSR(newKey(t, pki.ECDSAP256), pki.CSROptions{})
 	require.NoError(t, err)
 	std, err := x509.ParseCertificateRequest(c.DER())
@@ -97,6 +100,7 @@ func TestNewCSRWithoutNames(t *testing.T) {
 // The subject in DER, as Istio's agents write it and as we do.
 func TestCSRSubject(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.4-7", "IST-2.7-2")
 	names := []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://td/ns/a/sa/b"))}
 	for name, tc := range map[string]struct {
 		opts     pki.CSROptions
@@ -326,6 +330,7 @@ func TestCSRFiles(t *testing.T) {
 
 func TestParseCSRPEMForm(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.3-2")
 	made, err := pki.NewCSR(newKey(t, pki.ECDSAP256), pki.CSROptions{})
 	require.NoError(t, err)
 	block := func(kind string, headers map[string]string) string {

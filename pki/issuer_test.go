@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -42,6 +43,7 @@ func subjectHex(parts ...[]byte) string { return hex.EncodeToString(der(tagSeq, 
 
 func TestCertificateDER(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.1-10", "IST-2.6-5")
 	root := newRoot(t)
 	ed, p384 := newKey(t, pki.Ed25519), newKey(t, pki.ECDSAP384)
 	aki := "2.5.29.35 false 30168014" + keyID(t, root.Certificate().PublicKey)
@@ -239,6 +241,7 @@ func TestIssueCertificateRefuses(t *testing.T) {
 
 func TestNewSelfSigned(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.1-9")
 	key := newKey(t, pki.ECDSAP256)
 	o := certOptions()
 	o.PublicKey = nil
@@ -286,6 +289,7 @@ func foreignRoot(t testing.TB, key crypto.Signer, edit func(*x509.Certificate)) 
 // and the other way round.
 func TestRenew(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.1-5", "IST-2.2-4", "IST-2.9-2", "IST-2.9-3", "IST-2.9-4")
 	p256, p521, ed := newKey(t, pki.ECDSAP256), func() crypto.Signer {
 		k, err := ecdsa.GenerateKey(elliptic.P521(), rand.Reader)
 		require.NoError(t, err)
@@ -377,6 +381,7 @@ func TestRenew(t *testing.T) {
 
 func TestRenewRefuses(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.9-1")
 	root := newRoot(t)
 	key := newKey(t, pki.ECDSAP256)
 	o := rootOptions()

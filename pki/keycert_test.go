@@ -27,6 +27,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/files/private"
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -91,6 +92,7 @@ var during = base.Add(time.Minute)
 
 func TestKeyCertBundle(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.10-2")
 	root := newTestRoot(t)
 	mid := root.below(t)
 	ca := mid.below(t)
@@ -165,6 +167,7 @@ func crossSigned(t testing.TB, over, ca testCA) *x509.Certificate {
 
 func TestKeyCertBundleRefuses(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.10-6", "IST-2.10-7", "IST-2.10-8", "IST-2.10-9", "IST-2.10-10", "IST-3.7-5")
 	root := newTestRoot(t)
 	mid := root.below(t)
 	ca := mid.below(t)
@@ -452,6 +455,7 @@ func TestKeyCertBundleDoesNotPrintItsKey(t *testing.T) {
 
 func TestReadKeyCertBundle(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.10-3", "IST-3.1-7", "IST-3.1-8", "IST-3.7-1", "IST-3.7-2", "IST-3.7-3")
 	root := newTestRoot(t)
 	mid := root.below(t)
 	cert, chain, key, roots, crl := certsPEM(mid.cert()), certsPEM(mid.cert(), root.cert()), mid.keyPEM(t), certsPEM(root.cert()), slices.Concat(root.crl(t), mid.crl(t))

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 )
@@ -48,6 +49,7 @@ var rsaKey = sync.OnceValue(func() crypto.Signer {
 func TestNewKey(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
+	conformance.Covers(t, "IST-2.2-1", "IST-2.2-2", "IST-2.2-3")
 	p256 := newKey(t, pki.ECDSAP256)
 	assert.Equal(t, elliptic.P256(), p256.Public().(*ecdsa.PublicKey).Curve)
 	p384 := newKey(t, pki.ECDSAP384)

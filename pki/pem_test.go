@@ -22,6 +22,7 @@ import (
 	"golang.org/x/crypto/cryptobyte"
 	casn1 "golang.org/x/crypto/cryptobyte/asn1"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -79,6 +80,7 @@ func requireSameKey(t *testing.T, want, got crypto.Signer, name string) {
 
 func TestPrivateKeyPEM(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.1-5", "IST-2.3-3", "IST-2.3-4", "IST-2.3-5")
 	for name, tc := range keyFiles(t) {
 		key, err := pki.ParsePrivateKeyPEM([]byte(tc.pem))
 		require.NoError(t, err, name)
@@ -98,6 +100,7 @@ func TestPrivateKeyPEM(t *testing.T) {
 
 func TestPrivateKeyPEMRefuses(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.1-7", "IST-2.3-6")
 	files := keyFiles(t)
 	good := files["PKCS#8 P-256"].pem
 	small, err := rsa.GenerateKey(rand.Reader, 1024)
@@ -145,6 +148,7 @@ func TestPrivateKeyPEMRefuses(t *testing.T) {
 
 func TestCertificatesPEM(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.3-1", "IST-2.11-2")
 	a, b := newRoot(t).Certificate(), newRoot(t).Certificate()
 	text := string(pki.MarshalCertificatesPEM(a, b))
 	for name, in := range map[string]string{

@@ -15,12 +15,14 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 )
 
 func TestParseSANs(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.4-8")
 	root := newRoot(t)
 	o := leafOptions()
 	o.SANs = append(o.SANs, dnsSANs("b", "*.a.b")...)
@@ -55,6 +57,7 @@ func TestParseSANs(t *testing.T) {
 
 func TestAppendCertificates(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.11-5")
 	root := newRoot(t)
 	a, b, c := root.Certificate(), newRoot(t).Certificate(), newRoot(t).Certificate()
 	again, err := x509.ParseCertificate(a.Raw) // the same in DER

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -80,6 +81,7 @@ func sanVectors(t testing.TB) []sanVector {
 
 func TestSANVectors(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.4-2", "IST-2.4-3", "IST-2.4-7", "IST-2.4-8")
 	for _, v := range sanVectors(t) {
 		t.Run(v.Why, func(t *testing.T) {
 			t.Parallel()
@@ -151,6 +153,7 @@ func TestMarshalSANs(t *testing.T) {
 
 func TestMarshalSANsRefuses(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.4-6")
 	for name, sans := range map[string][]pki.SAN{
 		"no name":          nil,
 		"zero":             {{}},
@@ -207,6 +210,7 @@ func TestSANLimits(t *testing.T) {
 
 func TestIPSAN(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.4-2")
 	for text, want := range map[string]string{
 		"192.0.2.1":        "\xc0\x00\x02\x01",
 		"::ffff:192.0.2.1": "\xc0\x00\x02\x01",

@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
@@ -139,6 +140,7 @@ func first(m *secretcache.Manager) secretcache.Status { return m.Status()[0] }
 // TestCredential follows a workload of Linkerd through ten days.
 func TestCredential(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.7-1")
 	synctest.Test(t, func(t *testing.T) {
 		const life = 24 * time.Hour
 		ca := newDNSCA(t)

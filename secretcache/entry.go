@@ -47,9 +47,9 @@ func (h *held) chain() []*x509.Certificate {
 // good reports whether there is a certificate that has not expired.
 func (h *held) good() bool { return h != nil && time.Now().Before(h.notAfter) }
 
-// left is how long h has to live; 0 for nothing.
+// left is how long h has to live; 0 for nothing, and for what no peer accepts yet since the clock was set back.
 func (h *held) left() time.Duration {
-	if h == nil {
+	if h == nil || time.Now().Before(h.notBefore) {
 		return 0
 	}
 	return max(time.Until(h.notAfter), 0)

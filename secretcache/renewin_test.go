@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -153,4 +154,50 @@ func TestRenewInNothing(t *testing.T) {
 	})
 	_, err := secretcache.New(secretcache.Config{ID: web, CA: spiffetest.NewCA(t, "example.org"), GraceRatio: 0.3, RenewIn: func(time.Duration, int) time.Duration { return 0 }})
 	require.ErrorContains(t, err, "RenewIn")
+}
+
+// A clock that was an hour ahead, and is set right, leaves a certificate that no peer accepts before the hour is over: it is
+// replaced at once. One that is valid by the new time as well stays.
+func TestClockSetBack(t *testing.T) {
+	for name, test := range map[string]struct {
+		life, back time.Duration
+		signed     int
+	}{
+		"for an hour": {24 * time.Hour, time.Hour, 2}, "for much more than a life": {10 * time.Second, time.Hour, 2},
+		"within what the CA dates back": {24 * time.Hour, time.Minute, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				ca := spiffetest.NewCA(t, "example.org")
+				ca.EditTemplates(func(c *x509.Certificate) {
+					c.NotBefore, c.NotAfter = time.Now().Add(-2*time.Minute), time.Now().Add(test.life)
+				})
+				m, err := secretcache.New(secretcache.Config{ID: web, CA: ca, Timeout: time.Minute})
+				require.NoError(t, err)
+				var ahead atomic.Int64
+				ahead.Store(int64(test.back))
+				secretcache.SetClock(m, 0, func() (mono, wall time.Time) { return time.Now(), time.Now().Round(0).Add(time.Duration(ahead.Load())) })
+				ctx, cancel := context.WithCancel(t.Context())
+				var all sync.WaitGroup
+				all.Go(func() { assert.NoError(t, m.Run(ctx)) })
+				defer all.Wait()
+				defer cancel()
+				require.NoError(t, m.Ready(ctx))
+				time.Sleep(time.Second)
+				before, err := m.SVID()
+				require.NoError(t, err)
+				secretcache.Leap(m, -test.back) // by the right time, at which the bubble is
+				ahead.Store(0)
+				time.Sleep(time.Second)
+				synctest.Wait()
+				assert.Equal(t, test.signed, ca.Signed())
+				svid, err := m.SVID()
+				require.NoError(t, err)
+				assert.Equal(t, test.signed == 1, svid == before)
+				time.Sleep(test.life / 5)
+				assert.Equal(t, test.signed, ca.Signed(), "and it is renewed as usual from then on")
+			})
+		})
+	}
 }

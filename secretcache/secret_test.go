@@ -24,7 +24,7 @@ import (
 
 func TestNames(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-7.1-1", "IST-7.2-1", "IST-7.2-2", "IST-7.3-2")
+	conformance.Covers(t, "IST-7.1-1", "IST-7.1-2", "IST-7.2-1", "IST-7.2-2", "IST-7.3-2")
 	synctest.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		other := spiffetest.NewCA(t, "other.test")
@@ -32,6 +32,8 @@ func TestNames(t *testing.T) {
 		m := newManager(t, secretcache.Config{CA: ca})
 		require.NoError(t, m.Add(worker))
 		start(t, m)
+		created := time.Now()
+		time.Sleep(time.Minute)
 
 		for _, name := range []string{"default", web.String(), worker.String()} {
 			s, err := m.GenerateSecret(t.Context(), name)
@@ -45,6 +47,7 @@ func TestNames(t *testing.T) {
 			if name == "default" {
 				assert.Equal(t, current(t, m).Chain(), svid.Chain())
 				assert.Equal(t, current(t, m).Signer(), svid.Signer())
+				assert.Equal(t, created, m.Report().Identities[0].LastSuccess)
 			}
 			again, err := m.GenerateSecret(t.Context(), name)
 			require.NoError(t, err)

@@ -277,7 +277,7 @@ func New(cfg Config) (*Manager, error) {
 	m.first = &entry{id: cfg.ID}
 	m.names.Store(m.first.name(), m.first)
 	m.bundles = renew.Loop[*entry]{Mu: &m.mu, Attempt: m.attempt}
-	m.identities = renew.Loop[*entry]{Mu: &m.mu, Attempt: m.attempt, Slots: cfg.Concurrency, Hold: true}
+	m.identities = renew.Loop[*entry]{Mu: &m.mu, Attempt: m.attempt, Slots: cfg.Concurrency, Hold: true, SetBack: m.setBack}
 	m.bundles.Put(m.roots, 0)
 	m.identities.Put(m.first, 0)
 	if cfg.Previous != nil {

@@ -344,6 +344,7 @@ func TestBundleSource(t *testing.T) {
 
 func TestBundlePEM(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-1.5-3")
 	b := mustBundle(t, bundleTD, spiffe.BundleContents{X509Authorities: fullContents().X509Authorities})
 	roots := b.MarshalPEM()
 	again, err := spiffe.ParseBundlePEM(bundleTD, roots)

@@ -129,6 +129,7 @@ func TestBundleVectorsComplete(t *testing.T) {
 // All documents are read twice: with WIT off, as is the default, and on.
 func TestBundleVectors(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-1.7-9", "IST-1.7-11", "IST-1.7-14", "IST-1.7-15", "IST-1.7-16", "IST-1.7-17", "IST-1.7-18", "IST-1.7-19")
 	for _, v := range readBundleIndex(t).Documents {
 		for name, wit := range map[string]bool{"WIT off": false, "WIT on": true} {
 			t.Run(v.ID+" "+name, func(t *testing.T) {
@@ -319,7 +320,7 @@ func checkDocument(t *testing.T, b *spiffe.Bundle, doc []byte) {
 // What we publish is the known-answer document; with WIT off, but for the WIT entry.
 func TestBundleKnownAnswer(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "WIT-60")
+	conformance.Covers(t, "WIT-60", "IST-1.7-7", "IST-1.7-18")
 	kat := readBundleFile(t, "KAT.json")
 	whole, err := spiffe.ParseBundleWIT(bundleTD, kat)
 	require.NoError(t, err)
@@ -638,6 +639,7 @@ func BenchmarkMarshalBundle(b *testing.B) {
 
 func TestMaxRefreshHint(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-1.7-19")
 	const longest = math.MaxInt64 / time.Second * time.Second
 	b, err := spiffe.NewBundle(bundleTD, spiffe.BundleContents{RefreshHint: longest})
 	require.NoError(t, err)

@@ -7,11 +7,13 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
 func TestBundleSet(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-1.5-2")
 	bundle := func(td string, seq uint64) *spiffe.Bundle {
 		return mustBundle(t, spiffe.MustParseTrustDomain(td), spiffe.BundleContents{Sequence: &seq})
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -46,6 +47,7 @@ func TestTrustDomain(t *testing.T) {
 
 func TestKubernetesID(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-1.1-1", "IST-1.1-2", "IST-1.1-3")
 	td := spiffe.MustParseTrustDomain("example.org")
 	id, err := td.KubernetesID("prod", "web")
 	require.NoError(t, err)
@@ -134,6 +136,7 @@ func TestText(t *testing.T) {
 
 func TestParseErrors(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-1.1-3", "IST-1.1-4", "IST-1.4-1", "IST-1.4-2")
 	for _, c := range []struct {
 		in     string
 		offset int

@@ -619,7 +619,7 @@ func TestPolicyExplain(t *testing.T) {
 // TestAliases shows that an alias changes which names a policy allows, and not which authorities are trusted.
 func TestAliases(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "ID-28", "X5-31", "SVID-1")
+	conformance.Covers(t, "ID-28", "X5-31", "SVID-1", "IST-1.2-1", "IST-1.2-2")
 	td, old, older := webID.TrustDomain(), spiffe.MustParseTrustDomain("old.test"), spiffe.MustParseTrustDomain("older.test")
 	base := spiffe.AnyOf(
 		spiffe.AllowIDs(webID, td.ID()), spiffe.AllowPathPrefix(td, "/ns/test"),

@@ -451,6 +451,7 @@ func FuzzParseSVIDPEM(f *testing.F) {
 // A leaf's faults are told apart by their rule.
 func TestLeafRules(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-1.4-2")
 	files, err := filepath.Glob("testdata/x509/*.txt")
 	require.NoError(t, err)
 	rules := make(map[string]int)

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -59,6 +60,7 @@ func readLines[T any](t testing.TB, file string) []T {
 
 func TestIDVectors(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-1.4-1")
 	vectors := readLines[idVector](t, "ids.jsonl")
 	require.Len(t, vectors, 157)
 	for i, v := range vectors {
@@ -254,6 +256,7 @@ func errorRule(err error) string {
 
 func TestX509Vectors(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-1.5-8", "IST-1.5-11", "IST-1.5-12")
 	files, err := filepath.Glob("testdata/x509/*.txt")
 	require.NoError(t, err)
 	var have []string

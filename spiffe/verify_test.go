@@ -55,6 +55,7 @@ func verifierAt(t testing.TB, at time.Time, src spiffe.BundleSource, allow spiff
 
 func TestVerifyChain(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-1.5-7", "IST-1.5-9")
 	root := caSpec("ca1", "spiffe://example.org").issue(nil)
 	mid := caSpec("int1", "spiffe://example.org").with(func(s *certSpec) { s.notAfter = now.Add(30 * time.Minute) }).issue(root)
 	leaf := leafSpec(webID.String()).issue(mid)
@@ -101,7 +102,7 @@ func TestVerifyChainLongestPath(t *testing.T) {
 // without the extension serves in every role, wherever it is on the path.
 func TestVerifyRoles(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "X5-39")
+	conformance.Covers(t, "X5-39", "IST-1.5-11")
 	private := asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 99999, 1}
 	anyUsage := asn1.ObjectIdentifier{2, 5, 29, 37, 0}
 	root := caSpec("ca1", "spiffe://example.org").issue(nil)
@@ -152,7 +153,7 @@ func TestVerifyRoles(t *testing.T) {
 
 func TestVerifyErrors(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "X5-5", "X5-30", "X5-31", "X5-32", "X5-37", "X5-38")
+	conformance.Covers(t, "X5-5", "X5-30", "X5-31", "X5-32", "X5-37", "X5-38", "IST-1.5-10")
 	root := caSpec("ca1", "spiffe://example.org").issue(nil)
 	home := bundleOf(t, "example.org", root.parse(t))
 	spec := leafSpec(webID.String())
@@ -350,7 +351,7 @@ func TestVerifyErrorIsBounded(t *testing.T) {
 // The rules about names, on bytes that crypto/x509 would refuse or forget.
 func TestIDFromCertificate(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "X5-2", "X5-3", "X5-4", "X5-34", "X5-36", "X5-37", "ID-27", "GO-2")
+	conformance.Covers(t, "X5-2", "X5-3", "X5-4", "X5-34", "X5-36", "X5-37", "ID-27", "GO-2", "IST-1.4-3", "IST-1.5-8")
 	san := asn1.ObjectIdentifier{2, 5, 29, 17}
 	seq := func(parts ...string) []byte {
 		body := strings.Join(parts, "")

@@ -25,6 +25,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
@@ -474,4 +475,51 @@ func TestConnectionsOfAnEnvoy(t *testing.T) {
 	path := filepath.Join(dir, "s")
 	require.Equal(t, "ready", start(t, task{Serve: path, Files: 512}, 0))
 	assert.Equal(t, "kept 240", start(t, task{Flood: path, Conns: 240, First: "GET /stream HTTP/1.1\r\nHost: x\r\n\r\n"}, 65534))
+}
+
+// Another listener of the program has the same limits. This test takes descriptors of the process's budget, and so is not
+// parallel.
+func TestLimit(t *testing.T) {
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer inner.Close()
+	var log lines
+	l := unixsocket.Limit(inner, conns.Max(1<<30)/6, log.logger()) // as if it were a sixth of all
+	assert.Equal(t, inner.Addr(), l.Addr())
+	accepted := make(chan net.Conn, 10)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			accepted <- c
+		}
+	}()
+	dial := func() net.Conn {
+		c, err := net.Dial("tcp", inner.Addr().String())
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	var held []net.Conn
+	for range 4 {
+		dial()
+		held = append(held, <-accepted)
+	}
+	require.True(t, cut(dial(), 5*time.Second), "two thirds are one peer's")
+	assert.Len(t, log.with("closed at once"), 1)
+	assert.Contains(t, log.with("closed at once")[0], "peer=127.0.0.1:")
+	require.NoError(t, held[0].Close())
+	_ = held[0].Close() // counts once
+	c := dial()
+	held[0] = <-accepted
+	require.NoError(t, held[0].(interface{ CloseWrite() error }).CloseWrite())
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(10*time.Second)))
+	_, err = c.Read(make([]byte, 1))
+	require.ErrorIs(t, err, io.EOF)
+	require.True(t, cut(dial(), 5*time.Second))
+	for _, c := range held {
+		require.NoError(t, c.Close())
+	}
 }

@@ -27,7 +27,8 @@ type Login struct {
 func KubernetesLogin(mount, role string) Login { return Login{"kubernetes", mount, role} }
 
 // CertLogin logs in with the client certificate of the Endpoint's HTTPClient, by the auth method cert at mount; empty
-// means "cert". The name is that of one certificate role; empty lets Vault try all.
+// means "cert". The certificate needs a common name, which an X.509-SVID seldom has: without one the server has no name for
+// the caller. The name is that of one certificate role; empty lets Vault try all.
 func CertLogin(mount, name string) Login { return Login{"cert", mount, name} }
 
 func (l *Login) check(e caclient.Endpoint) error {
@@ -193,8 +194,13 @@ func (c *CA) logIn(ctx context.Context) (string, time.Duration, error) {
 	var answer loginAnswer
 	err := c.call(ctx, request, "", &answer)
 	if e, ok := errors.AsType[*caclient.Error](err); ok {
-		if s, ok := errors.AsType[*caconn.Status](err); ok && (s.Code == http.StatusBadRequest || s.Code == http.StatusForbidden) {
+		s, ok := errors.AsType[*caconn.Status](err)
+		switch {
+		case ok && (s.Code == http.StatusBadRequest || s.Code == http.StatusForbidden):
 			e.Kind = caclient.ErrUnauthenticated // the methods differ in the status for a bad credential
+		case ok && strings.Contains(s.Message, "missing name in alias"): // for ever, although it is a 500
+			e.Kind, e.Err = caclient.ErrUnauthenticated, fmt.Errorf("%w: the auth method cert names its callers by the common name of their certificate, "+
+				"and this one has none: give it one, or log in with a token", e.Err)
 		}
 		e.Err = fmt.Errorf("log in: %w", e.Err)
 	}

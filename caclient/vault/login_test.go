@@ -56,7 +56,7 @@ func newLeases(t testing.TB) *leases {
 			return 200, doc{"data": doc{"certificate": texts[0], "ca_chain": texts}}
 		}
 		if n := l.valid.Load(); n != 0 && c.Header.Get("X-Vault-Token") != fmt.Sprint("hvs.", n) {
-			return 403, vaultErrors("permission denied")
+			return 403, vaultErrors("1 error occurred:\n\t* permission denied\n\n")
 		}
 		return signed(l.ca, c)
 	}}

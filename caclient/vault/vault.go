@@ -48,7 +48,7 @@
 // # What it does not do
 //
 // It repeats a call only if the token of a login had ended. It revokes neither certificates nor its own token, which ends with
-// its lease. Its tests run against a fake of Vault, written from the public documentation.
+// its lease. Its tests run against a fake of Vault, which answers as a real OpenBao 2.7.2 did.
 package vault
 
 import (
@@ -263,7 +263,7 @@ func (c *CA) call(ctx context.Context, r caconn.Request, token string, answer an
 	e, told := errors.AsType[*caclient.Error](err)
 	s, ok := errors.AsType[*caconn.Status](err)
 	if told && ok {
-		refine(e, s)
+		refine(e, s, token != "" || r.Op == "sign")
 		if e.Kind == caclient.ErrUnavailable { //nolint:errorlint // the kind itself
 			c.conn.Reconnect() // a proxy in front may choose another server
 		}
@@ -282,8 +282,8 @@ func message(body []byte) string {
 	return strings.Join(strings.Fields(strings.Join(m.Errors, "; ")), " ") // which has lists, in lines
 }
 
-// refine corrects the kind of e, which is that of HTTP.
-func refine(e *caclient.Error, s *caconn.Status) {
+// refine corrects the kind of e, which is that of HTTP. The request may be one that needs a token.
+func refine(e *caclient.Error, s *caconn.Status, needsToken bool) {
 	switch s.Code {
 	case http.StatusPreconditionFailed, // a standby has not heard yet of what the token needs
 		472, 473, // a standby that answers nothing but its health
@@ -293,7 +293,9 @@ func refine(e *caclient.Error, s *caconn.Status) {
 		e.Kind = caclient.ErrUnavailable // a standby that cannot forward at the moment
 		e.Err = fmt.Errorf("%w; redirects are not followed: the URL has to be that of the active server, or of a proxy that knows it", e.Err)
 	case http.StatusBadRequest, http.StatusForbidden:
-		if strings.Contains(s.Message, "invalid token") || strings.Contains(s.Message, "missing client token") {
+		// OpenBao says no more than this of a token that it does not know or that is missing, and "1 error occurred: * permission
+		// denied" of one whose policies do not allow the request.
+		if strings.Contains(s.Message, "invalid token") || strings.Contains(s.Message, "missing client token") || needsToken && s.Message == "permission denied" {
 			e.Kind = caclient.ErrUnauthenticated
 		}
 	}
@@ -320,6 +322,10 @@ func (c *CA) roots(ctx context.Context) ([]*x509.Certificate, error) {
 	const op = "fetch bundles"
 	var list issuerList
 	if err := c.call(ctx, caconn.Request{Op: op, Method: http.MethodGet, Path: c.mount + "/issuers?list=true"}, "", &list); err != nil {
+		e, told := errors.AsType[*caclient.Error](err)
+		if s, ok := errors.AsType[*caconn.Status](err); told && ok && s.Code == http.StatusNotFound { // as Sign, which gets 500 for it
+			e.Kind, e.Err = caclient.ErrUnavailable, fmt.Errorf("%w; the mount has no issuer yet: make a root in it, or import one", e.Err)
+		}
 		return nil, err
 	}
 	if len(list.Data.Keys) > maxIssuers {

@@ -252,7 +252,10 @@ func TestErrors(t *testing.T) {
 	}{
 		{"denied", 403, vaultErrors(denied), caclient.ErrDenied, false, "permission denied"},
 		{"ended token", 403, vaultErrors("2 errors occurred:\n\t* permission denied\n\t* invalid token\n\n"), caclient.ErrUnauthenticated, false, "* permission denied * invalid token"},
-		{"bad token of OpenBao", 403, vaultErrors("permission denied", "invalid token"), caclient.ErrUnauthenticated, false, "permission denied; invalid token"},
+		{"bad or missing token of OpenBao", 403, vaultErrors("permission denied"), caclient.ErrUnauthenticated, false, "permission denied"},
+		{"no issuer", 500, vaultErrors("1 error occurred:\n\t* could not fetch the CA certificate (was one set?): no default issuer currently configured\n\n"),
+			caclient.ErrUnavailable, true, "no default issuer"},
+		{"bad token", 403, vaultErrors("permission denied", "invalid token"), caclient.ErrUnauthenticated, false, "permission denied; invalid token"},
 		{"no token", 400, vaultErrors("missing client token"), caclient.ErrUnauthenticated, false, "missing client token"},
 		{"bad request", 400, vaultErrors("unknown role: web"), caclient.ErrInvalid, false, "unknown role: web"},
 		{"beyond the CA's end", 400, vaultErrors("cannot satisfy request, as TTL would result in notAfter beyond the expiration of the CA certificate"),

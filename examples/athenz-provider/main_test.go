@@ -160,7 +160,7 @@ func TestRefuses(t *testing.T) {
 // TestProvider runs the provider with its signing service.
 func TestProvider(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "ATH-11.1-5", "ATH-11.1-6", "ATH-15-8")
+	conformance.Covers(t, "ATH-11.1-5", "ATH-11.1-6", "ATH-15-6")
 	p := athenztest.NewPlace(t)
 	at := start(t, environ(p, "SPIFFE_TRUST_DOMAIN=athenz.io", "SYSTEM_NAMESPACES=a, b"), io.Discard, 3)
 	assert.Equal(t, []string{"HEALTH_ADDR", "PROVIDER_ADDR", "SIGNING_ADDR"}, slices.Sorted(maps.Keys(at)))
@@ -252,4 +252,18 @@ func TestUsedDocuments(t *testing.T) {
 		codes = append(codes, answer.StatusCode)
 	}
 	assert.Equal(t, []int{200, 403}, codes)
+}
+
+// What is not set has the values of the original.
+func TestDefaults(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "ATH-3.2-9", "ATH-5-9", "ATH-15-8")
+	s, err := read(nil)
+	require.NoError(t, err)
+	for name, want := range map[string]string{
+		"SECRET_NAME": "athenz-init-secret", "PRIVATE_KEY_DIR": "/var/keys/private", "PUBLIC_KEY_DIR": "/var/keys/public",
+		"TOKEN_EXPIRY": "5m", "PROVIDER_ADDR": ":4443", "ZTS_NAME": "", // an example is no default
+	} {
+		assert.Equal(t, want, s[name], name)
+	}
 }

@@ -23,6 +23,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	caclientistio "github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	jwts "github.com/svidkit/svidkit/internal/tokens/token"
@@ -94,6 +95,7 @@ func asCaller(t testing.TB, s *server, c *http.Client, token string, header http
 func TestCallers(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
+	conformance.Covers(t, "IST-5.1-5", "IST-3.2-20", "IST-3.2-22", "IST-3.2-23")
 	east, own := newOIDC(t), newOIDC(t)
 	dir := t.TempDir()
 	roots, ownToken := filepath.Join(dir, "roots.pem"), filepath.Join(dir, "own-token")
@@ -103,7 +105,9 @@ func TestCallers(t *testing.T) {
 	}
 	require.NoError(t, os.WriteFile(roots, trusted, 0o600))
 	require.NoError(t, os.WriteFile(ownToken, []byte(own.pod(t, "own-audience", "istiod")+"\n"), 0o600))
-	_, args := cluster(t)
+	k, args := cluster(t)
+	both := east.pod(t, "istio-ca", "east") // proves one account to the issuer's authenticator and another to the cluster's
+	k.TokenReviews(reviews(map[string]string{"token-web": "web", "token-db": "db", both: "reviewed"}))
 	var log lockedBuffer
 	s, stop := startLogged(t, newConfig(t, filepath.Join(dir, "state"), append(args,
 		"-jwt-rule", `{"issuer":"`+east.URL+`","audiences":["istio-ca"]}`, "-jwt-roots", roots, "-own-token", ownToken,
@@ -139,6 +143,8 @@ func TestCallers(t *testing.T) {
 		"gateway":                               {plain, "", forwardedHeader(uri), "behind", "forwarded-certificate"},
 		"token of our issuer":                   {plain, own.pod(t, "own-audience", "own"), nil, "own", "jwt"},
 		"the certificate first":                 {vm, east.pod(t, "istio-ca", "east"), nil, "vm", "client-certificate"},
+		"the issuer before the cluster":         {plain, both, nil, "east", "jwt"},
+		"the cluster before the gateway":        {plain, "token-web", forwardedHeader(uri), "web", "kubernetes-token"},
 		"a token before the gateway":            {plain, east.pod(t, "istio-ca", "east"), forwardedHeader(uri), "east", "jwt"},
 		"the gateway before our issuer":         {plain, own.pod(t, "own-audience", "own"), forwardedHeader(uri), "behind", "forwarded-certificate"},
 		"a gateway that names no SPIFFE ID":     {plain, own.pod(t, "own-audience", "own"), forwardedHeader("DNS=web.demo.svc"), "own", "jwt"},

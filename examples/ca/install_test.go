@@ -42,11 +42,53 @@ func installed(t testing.TB, scheme, anchors, dir string) []byte {
 	return []byte(regexp.MustCompile(`(?m)^    `).ReplaceAllString(block+"\n", ""))
 }
 
+// The objects have the names, keys and types that Linkerd's programs look for, or those of the design, and nothing else.
+func TestInstallObjects(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "LNK-6.2-1", "LNK-6.2-2")
+	for scheme, want := range map[string][2]string{
+		"kubernetes.io/tls": {
+			"ConfigMap linkerd-identity-trust-roots mesh: ca-bundle.crt",
+			"Secret linkerd-identity-issuer mesh kubernetes.io/tls: tls.crt tls.key ca.crt",
+		},
+		"linkerd.io/tls": {
+			"ConfigMap linkerd-identity-trust-roots mesh: ca-bundle.crt",
+			"Secret linkerd-identity-issuer mesh Opaque: crt.pem key.pem ca.crt",
+		},
+		"design": {
+			"ConfigMap linkerd-trust-anchor mesh: trust-anchors.pem",
+			"Secret linkerd-identity-signing mesh Opaque: crt.pem key.pem ca.crt",
+		},
+	} {
+		out, err := shell(t, "", "-install", scheme, "-anchor-dir", filepath.Join(t.TempDir(), "anchors"), "-linkerd-namespace", "mesh")
+		require.NoError(t, err)
+		objects := strings.Split(out, "\n---\n")
+		require.Len(t, objects, 2)
+		for i, text := range objects {
+			var got []string // kind, name, namespace, type, and then the keys
+			for _, m := range regexp.MustCompile(`(?m)^( *)([A-Za-z.-]+):(?: (.*))?$`).FindAllStringSubmatch(text, -1) {
+				switch indent, name, value := m[1], m[2], m[3]; {
+				case indent == "" && name == "apiVersion":
+					assert.Equal(t, "v1", value)
+				case indent == "" && name == "metadata":
+				case indent == "" && name == "data":
+					got[len(got)-1] += ":"
+				case indent == "" || name == "name" || name == "namespace":
+					got = append(got, value)
+				default:
+					got = append(got, name)
+				}
+			}
+			assert.Equal(t, want[i], strings.Join(got, " "), scheme)
+		}
+	}
+}
+
 // What -install prints is what a CA signs with for proxies, in each scheme, and the next issuer is under the same anchor.
 func TestInstall(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	conformance.Covers(t, "LNK-6.2-1", "LNK-6.2-2", "LNK-6.2-3", "LNK-6.2-6", "LNK-1-4", "LNK-1-5")
+	conformance.Covers(t, "LNK-6.2-3", "LNK-6.2-6", "LNK-1-4", "LNK-1-5")
 	for scheme, names := range map[string][]string{
 		"kubernetes.io/tls": {"tls.crt", "tls.key"}, "linkerd.io/tls": {"crt.pem", "key.pem"}, "design": {"crt.pem", "key.pem"},
 	} {
@@ -91,6 +133,52 @@ func TestInstall(t *testing.T) {
 			require.Equal(t, pem, installed(t, scheme, anchors, folder))
 			require.Eventually(t, func() bool { return !issue()[1].Equal(first[1]) }, 30*time.Second, 100*time.Millisecond)
 		})
+	}
+}
+
+// The service can be on its own, with the rights that it needs for one thing: to have tokens reviewed, and to tell of what it
+// does. It reads the issuer from its volume, so nobody else needs a right to the Secret, and it has none itself. What ends an
+// identity early is the end of its account: nothing else revokes a certificate, which is short-lived.
+func TestLinkerdAlone(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	conformance.Covers(t, "LNK-1-6", "LNK-1-8", "LNK-3-7")
+	dir := t.TempDir()
+	installed(t, "linkerd.io/tls", filepath.Join(dir, "anchors"), filepath.Join(dir, "plugged-in"))
+	k, args := cluster(t)
+	rights := map[string]bool{
+		"POST /apis/authentication.k8s.io/v1/tokenreviews": true, "POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews": true,
+		"POST /api/v1/namespaces/demo/events": true,
+		// Its own keys for tokens, in its own namespace.
+		"GET /api/v1/namespaces/istio-system/secrets/svidkit-ca-tokens": true, "PUT /api/v1/namespaces/istio-system/secrets/svidkit-ca-tokens": true,
+		"POST /api/v1/namespaces/istio-system/secrets": true,
+	}
+	k.Faults(func(r *http.Request) *kubetest.Fault {
+		if rights[r.Method+" "+r.URL.Path] {
+			return nil
+		}
+		return &kubetest.Fault{Code: http.StatusForbidden, Reason: "Forbidden"}
+	})
+	s, _ := start(t, newConfig(t, dir, append(args, "-istio-addr", "", "-create=false")...))
+	assert.Nil(t, s.at.Istio)
+	client := newClient(s.ca.Bundle(), nil)
+	defer client.CloseIdleConnections()
+	const name = "web.demo.serviceaccount.identity.linkerd.cluster.local"
+	ask := func() ([]*x509.Certificate, error) {
+		return certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "token-web", name, proxyCSR(t, name))
+	}
+	chain, err := ask()
+	require.NoError(t, err)
+	assert.WithinDuration(t, time.Now().Add(24*time.Hour), chain[0].NotAfter, time.Minute)
+	assert.Empty(t, chain[0].OCSPServer)
+	assert.Empty(t, chain[0].CRLDistributionPoints)
+	require.Eventually(t, func() bool { return k.Count("POST", "/api/v1/namespaces/demo/events") > 0 }, 30*time.Second, 10*time.Millisecond)
+	k.TokenReviews(reviews(nil)) // the account is deleted
+	_, err = ask()
+	require.ErrorContains(t, err, "token")
+	for _, r := range k.Requests() {
+		assert.NotContains(t, r.Path, "linkerd-identity-issuer")
+		assert.Equal(t, rights[r.Method+" "+r.Path], r.Code != http.StatusForbidden, "%s %s", r.Method, r.Path)
 	}
 }
 

@@ -32,6 +32,7 @@ import (
 	caclientistio "github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -952,20 +953,22 @@ func cluster(t *testing.T) (*kubetest.Server, []string) {
 	t.Helper()
 	k := kubetest.Start(t)
 	allow(k)
-	accounts := map[string]string{
-		"token-web": "system:serviceaccount:demo:web", "token-db": "system:serviceaccount:demo:db", "token-tunnel": "system:serviceaccount:demo:tunnel",
-	}
-	k.TokenReviews(func(s kubetest.TokenReviewSpec) kubetest.TokenReviewStatus {
-		user, ok := accounts[s.Token]
+	k.TokenReviews(reviews(map[string]string{"token-web": "web", "token-db": "db", "token-tunnel": "tunnel"}))
+	return k, []string{"-kubernetes", "-kubernetes-api", k.URL(), "-namespace", "istio-system"}
+}
+
+// reviews is an API server that knows these tokens, of service accounts in the namespace demo.
+func reviews(accounts map[string]string) func(kubetest.TokenReviewSpec) kubetest.TokenReviewStatus {
+	return func(s kubetest.TokenReviewSpec) kubetest.TokenReviewStatus {
+		account, ok := accounts[s.Token]
 		if !ok {
 			return kubetest.TokenReviewStatus{Error: "unknown token"}
 		}
 		return kubetest.TokenReviewStatus{Authenticated: true, Audiences: s.Audiences, User: kubetest.UserInfo{
-			Username: user, Groups: []string{"system:serviceaccounts", "system:serviceaccounts:demo", "system:authenticated"},
+			Username: "system:serviceaccount:demo:" + account, Groups: []string{"system:serviceaccounts", "system:serviceaccounts:demo", "system:authenticated"},
 			Extra: map[string][]string{"authentication.kubernetes.io/pod-name": {"pod-0"}, "authentication.kubernetes.io/pod-uid": {"uid-0"}},
 		}}
-	})
-	return k, []string{"-kubernetes", "-kubernetes-api", k.URL(), "-namespace", "istio-system"}
+	}
 }
 
 func allow(k *kubetest.Server) {
@@ -978,6 +981,7 @@ func allow(k *kubetest.Server) {
 func TestKubernetes(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
+	conformance.Covers(t, "IST-3.1-1", "IST-3.4-11")
 	k, args := cluster(t)
 	first, _ := start(t, newConfig(t, t.TempDir(), args...))
 	second, _ := start(t, newConfig(t, t.TempDir(), args...))

@@ -44,7 +44,8 @@ func (p *proxy) inboundHandler(conns *connections) http.Handler {
 		if s, ok := r.Context().Value(connKey{}).(*stream); ok && p.cfg.clientID {
 			to.client = s.client
 		}
-		if text, ok := strings.CutPrefix(r.Header.Get(origProto), "HTTP/1."); ok && r.ProtoMajor == 2 {
+		// A CONNECT stays what it is: by HTTP/1 the connection to the application would be its tunnel, and be used again.
+		if text, ok := strings.CutPrefix(r.Header.Get(origProto), "HTTP/1."); ok && r.ProtoMajor == 2 && r.Method != http.MethodConnect {
 			minor, form, _ := strings.Cut(text, ";")
 			if minor = strings.TrimSpace(minor); minor == "0" || minor == "1" {
 				to.orig, to.absolute = "HTTP/1."+minor, strings.TrimSpace(form) == "absolute-form"
@@ -58,7 +59,10 @@ func (p *proxy) inboundHandler(conns *connections) http.Handler {
 func (p *proxy) outboundHandler(conns *connections) http.Handler {
 	forward := p.reverse("outbound", conns)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		e, err := p.cfg.route(r.Context(), authority(r.Host))
+		e, err := endpoint{}, errors.New("it is no host with a number for its port")
+		if to := authority(r.Host); to != "" {
+			e, err = p.cfg.route(r.Context(), to)
+		}
 		if required := r.Header.Values(requireID); err == nil && required != nil && (len(required) != 1 || required[0] != e.identity) {
 			err = errors.New("the server there has another identity than the header l5d-require-id asks for")
 		}
@@ -76,15 +80,15 @@ func (p *proxy) outboundHandler(conns *connections) http.Handler {
 	})
 }
 
-// stripped returns r for a target, without what only proxies may say, and without what would end the reading of requests on the
-// connection: after an upgrade to another HTTP, or to TLS, further ones would pass unread.
+// stripped returns r for a target, without what only proxies may say, which is each header l5d-* but the count of hops, and without
+// what would end the reading of requests on the connection: after an upgrade to another HTTP, or to TLS, further ones would pass
+// unread.
 func stripped(r *http.Request, to target) *http.Request {
 	to.body = r.Body
 	r = r.WithContext(context.WithValue(r.Context(), targetKey{}, to))
 	r.Header = r.Header.Clone()
 	for name := range r.Header {
-		switch http.CanonicalHeaderKey(strings.Map(hyphen, name)) {
-		case clientID, requireID, origProto:
+		if strings.HasPrefix(strings.ToLower(strings.Map(hyphen, name)), "l5d-") && name != hops {
 			delete(r.Header, name)
 		}
 	}
@@ -132,15 +136,9 @@ func (p *proxy) reverse(direction string, conns *connections) http.Handler {
 				}
 			}
 		},
-		Transport:     roundTripper{p.newTransport(false, conns), p.newTransport(true, conns)},
-		FlushInterval: -1,
-		ModifyResponse: func(r *http.Response) error {
-			r.Header.Del(origProto)
-			if r.Request.Context().Value(targetKey{}).(target).orig != "" { // the client's proxy makes this version of the answer
-				r.Header.Set(origProto, fmt.Sprintf("HTTP/1.%d", r.ProtoMinor))
-			}
-			return nil
-		},
+		Transport:      roundTripper{p.newTransport(false, conns), p.newTransport(true, conns)},
+		FlushInterval:  -1,
+		ModifyResponse: answered,
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
 			if r.Context().Err() != nil { // the client has gone
 				w.WriteHeader(http.StatusBadGateway)
@@ -168,6 +166,18 @@ func (p *proxy) reverse(direction string, conns *connections) http.Handler {
 		}
 		forward.ServeHTTP(w, r)
 	})
+}
+
+// answered changes an answer on its way to the client.
+func answered(r *http.Response) error {
+	r.Header.Del(origProto)
+	if r.Request.Context().Value(targetKey{}).(target).orig != "" { // the client's proxy makes this version of the answer
+		r.Header.Set(origProto, fmt.Sprintf("HTTP/1.%d", r.ProtoMinor))
+	}
+	if c, ok := r.Body.(io.ReadWriteCloser); ok && r.StatusCode == http.StatusSwitchingProtocols {
+		r.Body = &switched{c, time.AfterFunc(tunnelTime, func() { _ = c.Close() })}
+	}
+	return nil
 }
 
 // fullDuplex forwards a request of HTTP/1 whose body may go on while it is answered. Without that the server reads and closes the

@@ -101,6 +101,20 @@ func TestConnect(t *testing.T) {
 		}
 	}
 	assert.EqualValues(t, 6, heads.Load())
+
+	// And not as HTTP/2 that pretends to have been HTTP/1 once.
+	b := browser(t, at, true, nil)
+	for range 3 {
+		req, err := http.NewRequest(http.MethodConnect, "http://app.test:443", nil)
+		require.NoError(t, err)
+		req.Header.Set("l5d-orig-proto", "HTTP/1.1")
+		resp, err := b.Do(req)
+		require.NoError(t, err)
+		_ = resp.Body.Close()
+		assert.Equal(t, http.StatusBadGateway, resp.StatusCode)
+		answer := say(t, at, "GET /secret HTTP/1.1\r\nHost: app.test\r\nConnection: close\r\n\r\n")
+		assert.True(t, strings.HasPrefix(answer, "HTTP/1.1 200 "), answer)
+	}
 }
 
 // A request whose body was not read before its answer, or has no end, leaves nothing behind that is taken for a request; and
@@ -111,8 +125,13 @@ func TestUnreadBodies(t *testing.T) {
 	var paths sync.Map
 	hasty := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		paths.Store(r.URL.Path, true)
-		assert.NoError(t, http.NewResponseController(w).EnableFullDuplex())
+		rc := http.NewResponseController(w)
+		assert.NoError(t, rc.EnableFullDuplex())
 		fmt.Fprint(w, "done")
+		assert.NoError(t, rc.Flush())
+		if r.Body.Close() != nil { // or the server may read it beside itself (golang/go#68560)
+			panic(http.ErrAbortHandler)
+		}
 	}))
 	t.Cleanup(hasty.Close)
 	id := certified(t, s, web)
@@ -155,7 +174,8 @@ func TestSpellings(t *testing.T) {
 		return true
 	})
 	at, _ := inbound(t, certified(t, s, web), func(c *config) { c.application, c.clientID = echo, true })
-	for _, name := range []string{"l5d.client.id", "L5D~client!id", "l5d`client^ID", "l5d*require|id", "L5d#client$id", "l5d%client&id", "l5d'client+id", "l5d-client-id", "l5d_client_id"} {
+	for _, name := range []string{"l5d.client.id", "L5D~client!id", "l5d`client^ID", "l5d*require|id", "L5d#client$id", "l5d%client&id", "l5d'client+id", "l5d-client-id", "l5d_client_id",
+		"l5d-remote-ip", "L5D_Server-ID", "l5d-dst-override", "l5d-anything", "l5d_hops", "l5d-orig-proto"} {
 		answer := say(t, at, "GET / HTTP/1.1\r\nHost: app.test\r\n"+name+": admin\r\nX-Other.Name: kept\r\nConnection: close\r\n\r\n")
 		assert.Contains(t, answer, ": kept", name)
 		assert.NotContains(t, answer, "admin", name)

@@ -121,6 +121,12 @@ func (p *proxy) refuse(c net.Conn, reason string, err error) {
 // tunnel copies bytes both ways between c and the application, until both sides are done or ctx is.
 func (p *proxy) tunnel(ctx context.Context, c net.Conn) {
 	defer c.Close()
+	release, err := within(c)
+	if err != nil {
+		p.refuse(c, err.Error(), nil)
+		return
+	}
+	defer release()
 	app, err := (&net.Dialer{Timeout: dialTime, Control: p.elsewhere}).DialContext(ctx, "tcp", p.cfg.application)
 	if err != nil {
 		p.failed.inc("inbound")
@@ -168,6 +174,28 @@ func (h heard) Read(p []byte) (int, error) {
 	}
 	return n, err
 }
+
+// switched is the connection to a server that has switched protocols. It ends like a tunnel.
+type switched struct {
+	io.ReadWriteCloser
+	idle *time.Timer
+}
+
+func (s *switched) Read(p []byte) (int, error) { return heard{s.ReadWriteCloser, s.idle}.Read(p) }
+
+func (s *switched) Write(p []byte) (int, error) {
+	s.idle.Reset(tunnelTime)
+	return s.ReadWriteCloser.Write(p)
+}
+
+// Close closes the connection.
+func (s *switched) Close() error {
+	s.idle.Stop()
+	return s.ReadWriteCloser.Close()
+}
+
+// CloseWrite says that nothing more follows.
+func (s *switched) CloseWrite() error { return closeWrite(s.ReadWriteCloser) }
 
 // replayed is a connection of which some bytes were read before.
 type replayed struct {

@@ -2,12 +2,16 @@ package main
 
 import (
 	"context"
+	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/svidkit/svidkit/authn/unixsocket"
 )
 
 // counted is a connection that counts until it is closed.
@@ -24,7 +28,7 @@ func (c *counted) Close() error {
 // CloseWrite says that nothing more follows, if the connection can.
 func (c *counted) CloseWrite() error { return closeWrite(c.Conn) }
 
-func closeWrite(c net.Conn) error {
+func closeWrite(c io.Closer) error {
 	if h, ok := c.(interface{ CloseWrite() error }); ok {
 		return h.CloseWrite()
 	}
@@ -39,8 +43,19 @@ type connections struct {
 	open map[*counted]struct{}
 }
 
-// dial connects, and gives up when the server is over.
-func (s *connections) dial(ctx context.Context, addr string, control func(network, address string, c syscall.RawConn) error) (net.Conn, error) {
+// dial connects for a client's request, and gives up when the server is over.
+func (s *connections) dial(ctx context.Context, addr string, control func(network, address string, c syscall.RawConn) error) (_ net.Conn, err error) {
+	release := func() {}
+	if client, ok := ctx.Value(connKey{}).(net.Conn); ok {
+		if release, err = within(client); err != nil {
+			return nil, err
+		}
+	}
+	defer func() {
+		if err != nil {
+			release()
+		}
+	}()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(s.over, cancel)()
@@ -50,6 +65,7 @@ func (s *connections) dial(ctx context.Context, addr string, control func(networ
 	}
 	c := &counted{Conn: raw}
 	c.closed = func() {
+		release()
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		delete(s.open, c)
@@ -76,20 +92,69 @@ func (s *connections) close() {
 	}
 }
 
+// within counts a connection that is to be opened for a client in the budget of the process until release is called, as if the
+// client had opened it: by HTTP/2 one connection of a client can lead to a thousand. It fails beyond the client's share.
+func within(client net.Conn) (release func(), err error) {
+	c, err := unixsocket.Limit(&room{Conn: client}, 1, slog.New(slog.DiscardHandler)).Accept()
+	if err != nil {
+		return nil, err
+	}
+	return func() { _ = c.Close() }, nil
+}
+
+// room stands for a connection to be, which has the addresses of its client's, and is the listener that accepts it, once.
+type room struct {
+	net.Conn
+	taken bool
+}
+
+func (r *room) Accept() (net.Conn, error) {
+	if r.taken {
+		return nil, errors.New("the client has too many connections, with those that its requests have opened")
+	}
+	r.taken = true
+	return r, nil
+}
+
+func (r *room) Addr() net.Addr { return r.LocalAddr() }
+
+// Close leaves the client's connection open.
+func (r *room) Close() error { return nil }
+
 // inTime gives a client of HTTP/1 some time for each part of a body, and to send the rest of one that next has not read: net/http
-// reads it before the next request, without a limit. So a client that stops in the middle does not keep its connection.
-func inTime(next http.Handler, part, rest time.Duration) http.Handler {
+// reads it before the next request, without a limit. So a client that stops in the middle does not keep its connection, or that
+// to the application, where its proxy has made HTTP/2 of the request. By HTTP/1 a client has long to take each part of the answer.
+func inTime(next http.Handler, part, rest, long time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.ProtoMajor != 1 || r.ContentLength == 0 {
+		rc := http.NewResponseController(w)
+		if r.ProtoMajor == 1 {
+			w = &timedWriter{w, rc, long}
+			defer func() { _ = rc.SetWriteDeadline(time.Now().Add(long)) }()
+		}
+		if r.ContentLength == 0 || r.ProtoMajor != 1 && r.Header.Get(origProto) == "" {
 			next.ServeHTTP(w, r)
 			return
 		}
-		rc := http.NewResponseController(w)
 		r.Body = &timedBody{r.Body, rc, part}
 		next.ServeHTTP(w, r)
 		_ = rc.SetReadDeadline(time.Now().Add(rest)) // of this request only
 	})
 }
+
+// timedWriter is an answer of which the client has to take each part in time.
+type timedWriter struct {
+	http.ResponseWriter
+	rc   *http.ResponseController
+	part time.Duration
+}
+
+func (w *timedWriter) Write(p []byte) (int, error) {
+	_ = w.rc.SetWriteDeadline(time.Now().Add(w.part))
+	return w.ResponseWriter.Write(p)
+}
+
+// Unwrap is for http.ResponseController.
+func (w *timedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // timedBody is a body of which each part has to come in time.
 type timedBody struct {

@@ -1,16 +1,30 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
+	"context"
+	"encoding/base64"
+	"io"
 	"log/slog"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
+	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/programtest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 // A tunnel ends when nothing has come for an hour in either direction, and not before.
@@ -37,6 +51,227 @@ func TestIdleTunnel(t *testing.T) {
 		_, err := client.Read(make([]byte, 1))
 		require.Error(t, err)
 	})
+	synctest.Test(t, func(t *testing.T) { // without a byte from the first on
+		_, c := net.Pipe()
+		_, a := net.Pipe()
+		begin := time.Now()
+		relay(t.Context(), c, a)
+		assert.Equal(t, time.Hour, time.Since(begin))
+	})
+}
+
+// So does an upgraded connection, such as a WebSocket, which net/http forwards.
+func TestIdleUpgrade(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		app, a := memconn.Pipe()
+		ctx := context.WithValue(t.Context(), targetKey{}, target{})
+		resp := &http.Response{StatusCode: http.StatusSwitchingProtocols, Header: http.Header{}, Body: a, Request: new(http.Request).WithContext(ctx)}
+		require.NoError(t, answered(resp))
+		c := resp.Body.(io.ReadWriteCloser)
+		begin := time.Now()
+		for range 3 { // traffic of either direction
+			time.Sleep(50 * time.Minute)
+			_, err := c.Write([]byte("x"))
+			require.NoError(t, err)
+			time.Sleep(50 * time.Minute)
+			_, err = app.Write([]byte("x"))
+			require.NoError(t, err)
+			_, err = c.Read(make([]byte, 1))
+			require.NoError(t, err)
+		}
+		_, err := c.Read(make([]byte, 1))
+		require.Error(t, err)
+		assert.Equal(t, 6*50*time.Minute+time.Hour, time.Since(begin))
+	})
+}
+
+// A client that does not take its answer does not keep its connection.
+func TestStalledAnswer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		failed := make(chan time.Duration, 1)
+		dial := served(t, func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/slow" {
+				_, _ = io.WriteString(w, "begun")
+				_ = http.NewResponseController(w).Flush()
+				time.Sleep(time.Hour)
+				return
+			}
+			begin := time.Now()
+			for {
+				if _, err := w.Write(make([]byte, 32<<10)); err != nil {
+					failed <- time.Since(begin)
+					return
+				}
+			}
+		})
+		c := dial()
+		r := bufio.NewReader(c)
+		for range 2 {
+			_, err := io.WriteString(c, "GET /slow HTTP/1.1\r\nHost: app.test\r\n\r\n")
+			require.NoError(t, err)
+			resp, err := http.ReadResponse(r, nil)
+			require.NoError(t, err)
+			body, err := io.ReadAll(resp.Body)
+			require.NoError(t, err)
+			require.Equal(t, "begun", string(body))
+		}
+		_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: app.test\r\n\r\n")
+		require.NoError(t, err)
+		select {
+		case took := <-failed:
+			assert.Equal(t, idleTimeout, took)
+		case <-time.After(24 * time.Hour):
+			t.Error("the answer is still being sent")
+			_ = c.Close()
+		}
+	})
+}
+
+// A client that stops in the middle of a body does not keep its connection, also while the body is forwarded, and by HTTP/2 not
+// that to the application, if its proxy has made HTTP/2 of the request. Another stream of HTTP/2 may be silent.
+func TestStalledBody(t *testing.T) {
+	t.Parallel()
+	for orig, want := range map[string]time.Duration{"": 24 * time.Hour, "HTTP/1.1": 50 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			ended := make(chan struct{})
+			dial := served(t, func(_ http.ResponseWriter, r *http.Request) {
+				_, _ = io.Copy(io.Discard, r.Body)
+				close(ended)
+			})
+			c := browser(t, "", true, func(context.Context, string, string) (net.Conn, error) { return dial(), nil })
+			c.Timeout = 0
+			body, w := io.Pipe()
+			ctx, cancel := context.WithCancel(t.Context())
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://app.test/", body)
+			require.NoError(t, err)
+			if orig != "" {
+				req.Header.Set("l5d-orig-proto", orig)
+			}
+			begin := time.Now()
+			go func() {
+				if resp, err := c.Do(req); err == nil {
+					_ = resp.Body.Close()
+				}
+			}()
+			_, _ = io.WriteString(w, "123")
+			time.Sleep(20 * time.Second) // a slow one is not cut
+			_, _ = io.WriteString(w, "4")
+			select {
+			case <-ended:
+			case <-time.After(24*time.Hour - 20*time.Second):
+			}
+			assert.Equal(t, want, time.Since(begin), orig)
+			_ = w.Close()
+			cancel()
+			c.CloseIdleConnections()
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		c := served(t, func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) })()
+		begin := time.Now()
+		_, err := io.WriteString(c, "POST / HTTP/1.1\r\nHost: app.test\r\nContent-Length: 10\r\n\r\n123")
+		require.NoError(t, err)
+		time.Sleep(20 * time.Second)
+		_, err = io.WriteString(c, "4")
+		require.NoError(t, err)
+		_, _ = io.Copy(io.Discard, c)
+		assert.InDelta(t, 50, time.Since(begin).Seconds(), 11)
+	})
+}
+
+// served runs a server of a proxy with a handler, in the memory of a bubble. It returns a function that connects.
+func served(t *testing.T, h http.HandlerFunc) (dial func() net.Conn) {
+	t.Helper()
+	id, err := linkerdproxy.New(meshtest.New(t, meshtest.Options{Life: time.Hour, Stopped: true}).Config(t, web))
+	require.NoError(t, err)
+	p, err := newProxy(config{name: web, identity: id, route: func(context.Context, string) (endpoint, error) { return endpoint{}, nil }})
+	require.NoError(t, err)
+	l := memconn.Listen()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		ready := &queue{Listener: l, conns: make(chan net.Conn)}
+		done <- p.serve(ctx, l, ready, func(*connections) http.Handler { return h }, func(_ context.Context, c net.Conn) { ready.put(c) })
+	}()
+	t.Cleanup(func() {
+		cancel()
+		require.NoError(t, <-done)
+	})
+	return func() net.Conn {
+		c, err := l.DialContext(t.Context(), "tcp", "")
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+}
+
+// What is opened for a client is the client's: one connection by HTTP/2 that leads to hundreds by HTTP/1, and tunnels, leave
+// descriptors for the program itself, whose renewals go on. Of 512 a quarter is kept, and a client has two thirds of the others.
+func TestOpenedForClient(t *testing.T) {
+	rounds.Slow(t)
+	t.Parallel()
+	program := filepath.Join(programtest.Build(t, "linkerd-proxy"), "linkerd-proxy")
+	together(t, map[string]func(*testing.T){
+		"requests": func(t *testing.T) {
+			openedFor(t, program, 2*384/3, nil, func(ctx context.Context, at string) {
+				b := browser(t, at, true, nil)
+				for range 900 {
+					go func() {
+						req, _ := http.NewRequestWithContext(ctx, http.MethodGet, "http://app.test/", nil)
+						req.Header.Set("l5d-orig-proto", "HTTP/1.1")
+						if resp, err := b.Do(req); err == nil {
+							_ = resp.Body.Close()
+						}
+					}()
+				}
+			})
+		},
+		"tunnels": func(t *testing.T) {
+			openedFor(t, program, 384/3+1, []string{"-opaque"}, func(ctx context.Context, at string) {
+				for range 600 {
+					if c, err := net.Dial("tcp", at); err == nil {
+						_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: app.test\r\n\r\n")
+						context.AfterFunc(ctx, func() { _ = c.Close() })
+					}
+				}
+			})
+		},
+	})
+}
+
+// openedFor attacks a proxy with 512 descriptors, and requires that at most so many connections to its application are open then.
+func openedFor(t *testing.T, program string, most int64, args []string, attack func(ctx context.Context, at string)) {
+	t.Helper()
+	const life = 4 * time.Second
+	mesh := meshtest.New(t, meshtest.Options{Life: life})
+	var open atomic.Int64
+	app := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	app.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		switch state {
+		case http.StateNew:
+			open.Add(1)
+		case http.StateClosed:
+			open.Add(-1)
+		}
+	}
+	app.Start()
+	defer app.Close()
+	proxy := programtest.Start(t, "/bin/sh", nil, []string{
+		"LINKERD2_PROXY_LOCAL_IDENTITY_NAME=" + web, "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB=" + base64.StdEncoding.EncodeToString(mesh.Authority.Bundle().MarshalPEM()),
+		"LINKERD2_PROXY_IDENTITY_TOKEN_FILE=" + mesh.Config(t, web).TokenFile, "LINKERD2_PROXY_IDENTITY_STORE_DIR=" + t.TempDir(),
+		"LINKERD2_PROXY_IDENTITY_ADDR=" + mesh.Addr, "LINKERD2_PROXY_IDENTITY_IDENTITY=" + certifier, "LINKERD2_PROXY_IDENTITY_MIN_REFRESH=1s",
+	}, append([]string{"-c", `ulimit -n 512 && exec "$0" "$@"`, program, "-app", app.Listener.Addr().String(), "-inbound", "127.0.0.1:0", "-outbound", "", "-admin", "127.0.0.1:0"}, args...)...)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	attack(ctx, proxy.Addr("inbound"))
+	eventually(t, func() bool { return open.Load() > most/2 }, "a share for the client")
+	time.Sleep(life)
+	before := len(mesh.Seen())
+	time.Sleep(2 * life)
+	assert.GreaterOrEqual(t, len(mesh.Seen())-before, 2, "renewals in two lives")
+	assert.LessOrEqual(t, open.Load(), most)
 }
 
 // A flood of events with one reason has one line in a minute.

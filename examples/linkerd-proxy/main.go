@@ -11,6 +11,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -121,32 +122,45 @@ func version() string {
 // route reads a value of -route.
 func (o *options) route(text string) error {
 	parts := strings.SplitN(text, "=", 3)
-	if len(parts) < 2 || parts[0] == "" || parts[1] == "" {
+	to := authority(parts[0])
+	if len(parts) < 2 || to == "" || slices.Contains(parts, "") { // an identity that is empty would mean plaintext
 		return errors.New("want HOST:PORT=ADDRESS or HOST:PORT=ADDRESS=IDENTITY")
+	}
+	if _, twice := o.routes[to]; twice {
+		return fmt.Errorf("there is another route for %s", to)
 	}
 	e := endpoint{addr: parts[1]}
 	if len(parts) == 3 {
 		e.identity = parts[2]
 	}
-	o.routes[authority(parts[0])] = e
+	o.routes[to] = e
 	return nil
 }
 
-// authority returns a Host with its port, in the one form that a name or address has here: in lower case, without the dot at
-// the end, and with IPv4 addresses as such. Otherwise another spelling would have another route, or none.
+// authority returns a Host with its port, in the one form that a name or address has here: in lower case, without dots at
+// the end, and with IPv4 addresses as such. Otherwise another spelling would have another route, or none. It returns "" for
+// what a dialer or a resolver could take for another spelling: a port that is no number, or numbers that are no address.
 func authority(host string) string {
 	name, port, err := net.SplitHostPort(host)
 	if err != nil {
-		name, port = strings.Trim(host, "[]"), "80"
+		name, port = strings.Trim(host, "[]"), ""
 	}
-	if n, err := strconv.ParseUint(port, 10, 16); err == nil {
-		port = strconv.FormatUint(n, 10)
-	}
-	name = strings.TrimSuffix(strings.ToLower(name), ".")
-	if ip, err := netip.ParseAddr(name); err == nil {
+	n, err := strconv.ParseUint(cmp.Or(port, "80"), 10, 16)
+	name = strings.TrimRight(strings.ToLower(name), ".")
+	ip, noIP := netip.ParseAddr(name)
+	switch {
+	case err != nil, noIP != nil && !slices.ContainsFunc(strings.Split(name, "."), isName):
+		return ""
+	case noIP == nil:
 		name = ip.Unmap().String()
 	}
-	return net.JoinHostPort(name, port)
+	return net.JoinHostPort(name, strconv.FormatUint(n, 10))
+}
+
+// isName reports whether a part of a name is no number, as "0x7f" is one.
+func isName(part string) bool {
+	_, err := strconv.ParseUint(cmp.Or(part, "0"), 0, 64)
+	return err != nil
 }
 
 // serve runs the proxy until ctx is done or a part of it fails.

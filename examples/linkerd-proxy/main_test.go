@@ -49,6 +49,9 @@ func TestRefuses(t *testing.T) {
 	}{
 		{[]string{"-route", "x"}, "HOST:PORT=ADDRESS"},
 		{[]string{"-route", "=127.0.0.1:1"}, "HOST:PORT=ADDRESS"},
+		{[]string{"-route", "app.test=127.0.0.1:1="}, "HOST:PORT=ADDRESS=IDENTITY"}, // which was to be by TLS
+		{[]string{"-route", "app.test:http=127.0.0.1:1"}, "HOST:PORT=ADDRESS"},
+		{[]string{"-route", "app.test=127.0.0.1:1=" + web, "-route", "APP.test.:80=127.0.0.1:2"}, "another route for app.test:80"},
 		{[]string{"-unknown"}, "unknown"},
 		{[]string{"surplus"}, "surplus"},
 		{[]string{"-admin", busy.Addr().String()}, "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB"},

@@ -183,11 +183,11 @@ func (p *proxy) serve(ctx context.Context, l net.Listener, ready *queue, handler
 	open, cut := context.WithCancel(context.WithoutCancel(ctx)) // of requests, and connections that net/http does not end
 	defer cut()
 	ready.ctx = accepting
-	accepted := unixsocket.Limit(l, 2, p.cfg.logger) // with the connection that it leads to
+	accepted := unixsocket.Limit(l, 1, p.cfg.logger) // those that it leads to count, too
 	p.listens(l)
 	others := connections{over: open}
 	srv := &http.Server{
-		Handler:           inTime(handler(&others), bodyTime, detectTime),
+		Handler:           inTime(handler(&others), bodyTime, detectTime, idleTimeout),
 		Protocols:         new(http.Protocols),
 		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
 		BaseContext:       func(net.Listener) context.Context { return open },

@@ -3,7 +3,7 @@ module github.com/svidkit/svidkit/internal/peers
 go 1.26.0
 
 require (
-	github.com/go-jose/go-jose/v4 v4.1.8
+	github.com/go-jose/go-jose/v4 v4.1.9
 	github.com/stretchr/testify v1.12.1
 	github.com/svidkit/svidkit v0.1.0
 	golang.org/x/sys v0.49.0

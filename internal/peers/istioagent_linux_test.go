@@ -464,6 +464,7 @@ var differences = []difference{
 	{"8.1-2", "live socket", "file var/run/secrets/credential-uds(/files-socket)? mode", "*", "", "with a live socket our agent serves no secrets, by the names of files neither"},
 	{"7.5-1", "mounted files", "default|ROOTCA|both", "code unknown", "answered", "the mounted files are an identity under every name"},
 	{"7.9-1", "mounted files", "file certs/.*", "", "*", "and are written to OUTPUT_CERTS"},
+	{"7.9-1", ".*", `file certs/\.\.lock.*`, "", "*", "OUTPUT_CERTS is locked by a file that no other user can open"},
 }
 
 // TestIstioEnvironment moves environments of Istio's agent over to ours, unchanged, and compares all that both make,

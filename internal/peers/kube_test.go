@@ -51,6 +51,7 @@ func TestKubernetes(t *testing.T) {
 		"replicas":               testReplicas,
 		"token review":           testTokenReview,
 		"token request":          testTokenRequest,
+		"login at OpenBao":       testOpenBaoLogin,
 		"node authorizer":        testNodeAuthorizer,
 		"registration authority": testRegistrationAuthority,
 		"rights":                 testRights,

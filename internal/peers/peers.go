@@ -1,5 +1,5 @@
 // Package peers has real programs of others, which our tests run against: the API server of Kubernetes with its etcd,
-// Istio's CA server and agent, step-ca, and a Python client of the Workload API. The proofs are its tests.
+// Istio's CA server and agent, step-ca, OpenBao, and a Python client of the Workload API. The proofs are its tests.
 //
 // The programs are built from published modules, each with a module file of its own below programs, so that nothing of
 // theirs reaches another go.mod. They are built once for a user of a machine, and kept in the user's cache folder under a
@@ -53,8 +53,11 @@ type peer struct {
 }
 
 func peerOf(name string) (*peer, error) {
-	if name == pySpiffe {
+	switch name {
+	case pySpiffe:
 		return python()
+	case openBao:
+		return bao(), nil
 	}
 	p, ok := programs[name]
 	if !ok {
@@ -74,7 +77,7 @@ func peerOf(name string) (*peer, error) {
 }
 
 // Names returns the names that [Build] takes.
-func Names() []string { return append(slices.Sorted(maps.Keys(programs)), pySpiffe) }
+func Names() []string { return append(slices.Sorted(maps.Keys(programs)), pySpiffe, openBao) }
 
 // Program returns the path of a peer that is built. If it is not, the test skips, or, where peers are required, builds
 // it.

@@ -49,5 +49,6 @@ func TestReadme(t *testing.T) {
 		}
 	}
 	assert.Equal(t, peers.PySpiffe, row("py-spiffe"))
+	assert.Equal(t, peers.OpenBaoVersion, row("OpenBao"))
 	assert.Contains(t, read("../../.ci/run"), "\nenvoy_version="+row("Envoy")+"\n")
 }

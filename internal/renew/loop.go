@@ -104,6 +104,10 @@ type Loop[T Item] struct {
 	// look seldom.
 	Tick time.Duration
 
+	// SetBack, if not nil, is called by Run, with Mu locked, after the wall clock was set back to now. What was valid
+	// may be valid only later then.
+	SetBack func(now time.Time)
+
 	// Hold keeps back whatever is due. After it is unset, the user calls [Loop.Wake].
 	Hold bool
 
@@ -174,6 +178,10 @@ func (l *Loop[T]) SetClock(read func() (mono, wall time.Time)) {
 // unless the Loop is woken. Without Run, only what is urgent is due.
 func (l *Loop[T]) startDue() time.Duration {
 	now := l.clock.advance()
+	if l.clock.back && l.SetBack != nil && l.run != nil {
+		l.clock.back = false
+		l.SetBack(l.clock.wall)
+	}
 	sleep := longestSleep
 	if l.Hold || l.closed {
 		return sleep

@@ -10,7 +10,7 @@
 // # When something is due
 //
 // The time of a [Loop] is the sum of what [Elapsed] returns between two looks at the clock. It advances with the monotonic
-// clock, so a wall clock that is set back postpones nothing. When the wall clock leaps ahead, as after a suspension, it
+// clock, so a wall clock that is set back postpones nothing; what it makes a credential of the future is for [Loop.SetBack]. When the wall clock leaps ahead, as after a suspension, it
 // leaps too, so that a machine that resumes finds what is due within a second. Timers stand still during a suspension, so
 // [Loop.Run], [Sleep] and [Wait] look at both clocks a little more than once a second: once for each Loop, however many
 // entries it has.
@@ -48,6 +48,7 @@ type clock struct {
 	mono, wall time.Time                     // of the last look; wall has no monotonic reading
 	sum        time.Duration
 	tick       time.Duration // of wait; 0 for the usual one
+	back       bool          // the wall clock was set back, which the user of the clock unsets
 }
 
 func (c *clock) advance() time.Duration {
@@ -58,6 +59,7 @@ func (c *clock) advance() time.Duration {
 	mono, wall := read()
 	if !c.mono.IsZero() {
 		c.sum += elapsed(mono.Sub(c.mono), wall.Sub(c.wall))
+		c.back = c.back || wall.Sub(c.wall) < mono.Sub(c.mono)-leap
 	}
 	c.mono, c.wall = mono, wall
 	return c.sum
@@ -94,7 +96,8 @@ func (c *clock) wait(ctx context.Context, d time.Duration, wake <-chan struct{})
 		case <-t.C:
 		}
 		left := d - (c.advance() - start)
-		if left <= 0 {
+		if left <= 0 || c.back {
+			c.back = false
 			return
 		}
 		t.Reset(min(left, tick))

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
@@ -136,6 +137,7 @@ func TestDefaultTTLFollowsMaxTTL(t *testing.T) {
 
 func TestFirstRoot(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.1-3", "IST-3.2-5", "IST-3.5-4")
 	synctest.Test(t, func(t *testing.T) {
 		now := time.Now()
 		a := newAuthority(t)

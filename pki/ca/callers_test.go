@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
@@ -218,6 +219,7 @@ func TestProvenOfOtherSerialNumbers(t *testing.T) {
 // RFC 5280, section 4.1.2.2: positive, at most 20 octets; and as hard to guess as other numbers of ours.
 func TestSerialNumbers(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.6-1")
 	a, csr := newAuthority(t), newCSR(t)
 	proven := time.Now().Add(-time.Hour)
 	seen := map[string]bool{}

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -93,6 +94,7 @@ func TestOpenEndsWhenWaitingDoesNotHelp(t *testing.T) {
 // While the store of a running authority is unfit, it goes on, says so, and is back when that is put right.
 func TestRunOutlivesAnUnfitStore(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-3.6-3")
 	synctest.Test(t, func(t *testing.T) {
 		store := &faultStore{Store: ca.NewMemoryStore()}
 		swap := &swapStore{Store: store}

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -93,6 +94,7 @@ func TestHealthOfTheRoot(t *testing.T) {
 
 func TestHealthOfFiles(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-3.7-7")
 	synctest.Test(t, func(t *testing.T) {
 		files := newFolder(newOffline(t).files(t, time.Hour))
 		a := loadCA(t, files, func(c *ca.Config) { c.DefaultTTL = 5 * time.Minute })

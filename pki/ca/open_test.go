@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -61,6 +62,7 @@ func serials(a *ca.Authority) []string {
 // What an authority has outlives it: keys, phases, times, sequence number.
 func TestReopen(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-3.5-8")
 	for name, store := range map[string]func(t *testing.T) ca.Store{
 		"memory": func(*testing.T) ca.Store { return ca.NewMemoryStore() },
 		"folder": func(t *testing.T) ca.Store { d, _ := newDirStore(t); return d },
@@ -164,6 +166,7 @@ func TestRecord(t *testing.T) {
 // However many start at once, they end with one CA.
 func TestRaceToCreate(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-3.5-5")
 	_, dir := newDirStore(t)
 	memory := ca.NewMemoryStore()
 	for name, store := range map[string]func() ca.Store{
@@ -194,6 +197,7 @@ func TestRaceToCreate(t *testing.T) {
 
 func TestOpenRetries(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-3.5-1", "IST-3.5-6")
 	for name, f := range map[string]fault{"fails": before, "fails after it was done": after, "hangs": hang} {
 		for _, op := range []string{"", "load", "save"} {
 			t.Run(name+"/"+op, func(t *testing.T) {
@@ -236,6 +240,7 @@ func TestOpenRetries(t *testing.T) {
 
 func TestOpenRefuses(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.12-1")
 	_, err := ca.Open(t.Context(), ca.Config{TrustDomain: td}, nil)
 	require.ErrorContains(t, err, "needs a store")
 	for _, tt := range []struct {
@@ -539,6 +544,7 @@ func TestAmbiguousSave(t *testing.T) {
 
 func TestConflictsAreDecidedAnew(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-3.6-7")
 	synctest.Test(t, func(t *testing.T) {
 		store := ca.NewMemoryStore()
 		all := make([]*ca.Authority, 5)

@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
@@ -117,6 +118,7 @@ func verifyChain(b *spiffe.Bundle, chain []*x509.Certificate) error {
 
 func TestLoad(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-3.7-1")
 	synctest.Test(t, func(t *testing.T) {
 		root := newOffline(t)
 		istio := root.files(t, 1000*time.Hour)
@@ -207,6 +209,7 @@ func TestPluggedInKey(t *testing.T) {
 
 func TestPluggedInLifetimes(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.6-3", "IST-3.3-2", "IST-3.4-1", "IST-3.7-7")
 	synctest.Test(t, func(t *testing.T) {
 		a, csr := loadCA(t, newFolder(newOffline(t).files(t, 30*time.Hour))), newCSR(t)
 		start := time.Now()
@@ -267,6 +270,7 @@ func TestPluggedInLifetimes(t *testing.T) {
 
 func TestLoadRefuses(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "BND-2", "IST-3.7-6")
 	for name, tt := range map[string]struct {
 		files func(t *testing.T) map[string][]byte
 		says  string
@@ -338,6 +342,7 @@ func TestLoadRefuses(t *testing.T) {
 
 func TestReload(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.10-5", "IST-3.7-8", "IST-3.7-10")
 	for _, multi := range []bool{false, true} {
 		t.Run(map[bool]string{false: "one root", true: "several roots"}[multi], func(t *testing.T) {
 			t.Parallel()
@@ -423,6 +428,7 @@ func TestReload(t *testing.T) {
 // Links that are swapped, as Kubernetes does it, on a real file system.
 func TestReloadOfSwappedLinks(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-3.7-8")
 	onlyUnix(t)
 	dir := t.TempDir()
 	root := newOffline(t)
@@ -569,6 +575,7 @@ func (f onLog) WithGroup(string) slog.Handler                 { return f }
 
 func TestMayReplace(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-3.7-9")
 	a, b, c := newOffline(t).cert(), newOffline(t).cert(), newOffline(t).cert()
 	set := func(roots ...*x509.Certificate) []*x509.Certificate { return roots }
 	for name, tc := range map[string]struct {

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -63,6 +64,7 @@ func signer(t *testing.T, a *ca.Authority, leaf *x509.Certificate) *x509.Certifi
 // One rotation, event by event, with and without Run.
 func TestTimeline(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-3.6-9")
 	type event struct {
 		at   time.Duration
 		do   string // rotate, rotate! (refused), sign TTL
@@ -261,6 +263,7 @@ func TestRunTellsOfEachStep(t *testing.T) {
 // over several generations of roots; here with the least room that New allows.
 func TestRunReplacesRootsInTime(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-3.3-3")
 	for name, edit := range map[string]func(*ca.Config){
 		"least room": func(c *ca.Config) {
 			c.Rotation.RootTTL, c.Rotation.Propagation, c.DefaultTTL = 48*time.Hour+2*time.Second, 4*time.Hour, 20*time.Hour

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/hostilecsr"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -29,6 +30,7 @@ import (
 
 func TestLeafProfile(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.6-2", "IST-2.6-4", "IST-2.6-8")
 	synctest.Test(t, func(t *testing.T) {
 		a := newAuthority(t)
 		time.Sleep(time.Hour + 500*time.Millisecond)
@@ -71,6 +73,7 @@ func TestSerialsDiffer(t *testing.T) {
 // never shortened, and no leaf outlives the root that signs it.
 func TestTTL(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.6-3", "IST-2.8-3", "IST-3.2-3", "IST-3.2-4", "IST-3.4-4", "IST-3.4-5", "IST-3.4-6")
 	const day = 24 * time.Hour
 	small := func(c *ca.Config) { c.Rotation.RootTTL, c.MaxTTL, c.DefaultTTL = 100*day, 90*day, 30*day }
 	for _, tt := range []struct {
@@ -126,6 +129,7 @@ func TestTTL(t *testing.T) {
 
 func TestSignRefuses(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.8-4", "IST-3.4-3")
 	a := newAuthority(t)
 	csr := newCSR(t)
 	for _, tt := range []struct {
@@ -176,6 +180,7 @@ func TestSignRefuses(t *testing.T) {
 // of Sign gave, byte for byte, and nothing else.
 func TestNothingOfTheRequestIsSigned(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.6-13", "IST-2.8-1", "IST-3.4-8")
 	const mark = "evil" // in everything that is asked for
 	uri := func(s string) *url.URL { u, err := url.Parse(s); require.NoError(t, err); return u }
 	names := map[string]func(*x509.CertificateRequest){
@@ -297,6 +302,7 @@ func checkOnlyGiven(t *testing.T, leaf *x509.Certificate, r ca.Request, mark str
 // them for the same.
 func TestSubject(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.6-5")
 	csr := newCSR(t)
 	for _, c := range []struct {
 		empty    bool
@@ -387,6 +393,7 @@ func TestHostileRequests(t *testing.T) {
 
 func TestExpiredRootDoesNotSign(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.8-2", "IST-2.12-2")
 	synctest.Test(t, func(t *testing.T) {
 		a := newAuthority(t, func(c *ca.Config) { c.Rotation.RootTTL, c.DefaultTTL = time.Hour, time.Minute })
 		before := a.Bundle()

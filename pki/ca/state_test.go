@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -42,6 +43,7 @@ func put(t testing.TB, data map[string][]byte) *ca.MemoryStore {
 // A document that is not quite right is an error, and stays as it is.
 func TestUnfitDocuments(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "BND-2", "IST-2.12-1")
 	store := ca.NewMemoryStore()
 	a := open(t, store, withJWT)
 	_, err := a.Rotate(t.Context())
@@ -324,6 +326,7 @@ func TestAdoptionRefuses(t *testing.T) {
 func TestFollow(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
+	conformance.Covers(t, "IST-3.6-4", "IST-3.6-5")
 	cert, key := istioCA(t)
 	for _, sameKey := range []bool{true, false} {
 		for _, withState := range []bool{true, false} {

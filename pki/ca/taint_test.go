@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -282,6 +283,7 @@ func TestTaintIsStoredFirst(t *testing.T) {
 // A renewal with the same key, as Istio's rotator does it.
 func TestIstioRotation(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.9-2", "IST-2.9-3", "IST-3.6-6", "IST-3.6-9")
 	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
 		a := make(func(c *ca.Config) { c.Rotation.KeepKey = true })
 		csr := newCSR(t)
@@ -308,6 +310,7 @@ func TestIstioRotation(t *testing.T) {
 
 func TestIstioRotationRun(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.12-3", "IST-2.12-4", "IST-3.3-1", "IST-3.3-3", "IST-3.6-1", "IST-3.6-2")
 	const life, check = 200 * time.Hour, 7 * time.Hour
 	for _, tt := range []struct {
 		jitter bool
@@ -348,6 +351,7 @@ func TestIstioRotationRun(t *testing.T) {
 func TestIstioRotationRollsBack(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
+	conformance.Covers(t, "IST-3.6-8")
 	synctest.Test(t, func(t *testing.T) {
 		store := &faultStore{Store: ca.NewMemoryStore()}
 		a := open(t, store, func(c *ca.Config) {
@@ -467,6 +471,7 @@ func TestRunReplacesJWTKeys(t *testing.T) {
 // Run does not start rotations that are the operator's business.
 func TestManualRotation(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-3.3-1")
 	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
 		a := make(func(c *ca.Config) {
 			c.Rotation.Manual, c.Rotation.RootTTL, c.JWT = true, 100*time.Hour, &ca.JWTConfig{KeyTTL: 10 * time.Hour}

@@ -24,6 +24,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	caclientistio "github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
@@ -231,6 +232,7 @@ func TestTaintEvictsTheThief(t *testing.T) {
 func TestRenewByCertificate(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
+	conformance.Covers(t, "IST-5.1-5")
 	a := newAuthority(t)
 	tokens, secret := newTokens(t, domain)
 	ago := func(d time.Duration) ca.Request { return ca.Request{TTL: time.Hour, Proven: time.Now().Add(-d)} }
@@ -258,6 +260,11 @@ func TestRenewByCertificate(t *testing.T) {
 			require.NoError(t, err, "%v after %v", limit, age)
 			require.WithinDuration(t, time.Now().Add(-age), a.Proven(leaf), time.Minute, "the chain goes on")
 			require.WithinDuration(t, time.Now().Add(90*time.Minute), leaf.NotAfter, time.Minute)
+			leaf, err = c.ask(secret+":spiffe://example.org/other", 0)
+			require.NoError(t, err)
+			id, err := spiffe.IDFromCertificate(leaf)
+			require.NoError(t, err)
+			require.Equal(t, "spiffe://example.org/web", id.String(), "the certificate counts before a token")
 		}
 	}
 	_, err := istioca.ClientCertificates(a, domain, -1)
@@ -384,6 +391,7 @@ func TestAdminHost(t *testing.T) {
 // Linkerd's API for those that say so twice.
 func TestVersionsOfTLS(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-1.5-13")
 	a := newAuthority(t)
 	tokens, _ := newTokens(t, domain)
 	at := caserver.Listeners{Istio: localhost(), Linkerd: localhost()}

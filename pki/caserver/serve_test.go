@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/caserver"
@@ -71,6 +72,7 @@ func TestServe(t *testing.T) {
 
 func TestServeClientCertificates(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-1.5-13")
 	cfg := serverTLS.Clone()
 	cfg.ClientAuth = tls.RequireAnyClientCert
 	addr := start(t, caserver.ServeOptions{Handler: echo, TLS: cfg})

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -163,6 +164,7 @@ func learning(c *ra.Config) { c.LearnRoots = true }
 
 func TestLearnRoots(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-3.8-6")
 	synctest.Test(t, func(t *testing.T) {
 		root, other := newAuthority(t, "root", nil), newAuthority(t, "other", nil)
 		between := newAuthority(t, "between", root)
@@ -225,6 +227,7 @@ func TestLearnRoots(t *testing.T) {
 // Where roots are configured, answers teach nothing.
 func TestLearnRootsOnlyWhereNone(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-3.8-6")
 	root, unrelated := newAuthority(t, "root", nil), newAuthority(t, "unrelated", nil)
 	c := start(t, kubetest.Start(t), func(o *object) {
 		o.Status.Certificate = encode(unrelated.leaf(t, o.csr(t), time.Hour), unrelated.cert)

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
@@ -29,6 +30,7 @@ import (
 
 func TestSign(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-3.8-5")
 	root := newAuthority(t, "root", nil)
 	c := start(t, kubetest.Start(t), certifying(t, root))
 	a := c.ra(trust(t, root))
@@ -121,6 +123,7 @@ func TestSignMany(t *testing.T) {
 // A signer that does nothing: the deadline, and the object is deleted.
 func TestSignNeverAnswered(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-3.8-5")
 	for _, timeout := range []time.Duration{0, 5 * time.Second} {
 		want := timeout
 		if want == 0 {

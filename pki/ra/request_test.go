@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/hostilecsr"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/pki"
@@ -65,6 +66,7 @@ func TestRequests(t *testing.T) {
 // What is asked for and was not granted is refused before anything is sent to the cluster.
 func TestRequestsRefused(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-3.8-3")
 	root := newAuthority(t, "root", nil)
 	c := start(t, kubetest.Start(t), nil)
 	a := c.ra(trust(t, root), func(c *ra.Config) { c.MaxTTL = 24 * time.Hour })
@@ -167,6 +169,7 @@ func TestRequestsRefused(t *testing.T) {
 // that the caller may have.
 func TestHostileRequests(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-3.8-2")
 	root := newAuthority(t, "root", nil)
 	c := start(t, kubetest.Start(t), certifying(t, root))
 	a := c.ra(trust(t, root))
@@ -226,6 +229,7 @@ func TestAttributesRefused(t *testing.T) {
 // Which signer is asked.
 func TestSigners(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-3.8-4")
 	root, other := newAuthority(t, "root", nil), newAuthority(t, "other", nil)
 	sign := func(t *testing.T, requested string, edit ...func(*ra.Config)) (string, error) {
 		t.Helper()

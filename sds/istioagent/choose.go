@@ -1,6 +1,7 @@
 package istioagent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/svidkit/svidkit/internal/renew"
 )
 
 // Origin is where the identity comes from.
@@ -115,6 +118,23 @@ func (c *Config) chooseFiles(choice *Choice) error {
 		}
 	}
 	choice.Why = strings.Join(passed, "; ")
+	return nil
+}
+
+// otherGone is how long the server of another program may be away, as in a restart. Then only a new look can help.
+const otherGone = time.Minute
+
+// watchOther returns an error when the server of another program has not answered for that long. An agent that has started
+// while the one before drained ends so: what restarts it has it look again.
+func (a *Agent) watchOther(ctx context.Context) error {
+	gone := cmp.Or(a.cfg.otherGone, otherGone)
+	for last := time.Now(); renew.Sleep(ctx, gone/20) == nil; {
+		if live, _, _ := probe(ctx, a.choice.Socket); live {
+			last = time.Now()
+		} else if time.Since(last) >= gone {
+			return fmt.Errorf("no server has answered there for %v: the agent ends, so that it looks anew where the identity comes from when it is started again", gone)
+		}
+	}
 	return nil
 }
 

@@ -161,6 +161,7 @@ type Config struct {
 		server string
 		client *http.Client
 	}
+	otherGone time.Duration // for tests; 0 means the constant
 }
 
 const (

@@ -110,7 +110,7 @@ var variables = settings.Table{
 		},
 		{
 			Name: "JWT_POLICY", Default: "third-party-jwt", Choices: []string{"third-party-jwt", "first-party-jwt"}, Origin: implied,
-			Doc: "kind of token; the second is treated as the first, as by Istio's agent",
+			Doc: "kind of token; the second is treated as the first, with a warning, as by Istio's agent",
 		},
 		{
 			Name: "WORKLOAD_IDENTITY_SOCKET_FILE", Default: socketName, Check: checkSocketFile, Origin: implied,
@@ -274,6 +274,9 @@ func FromEnvironment(environ []string) (Config, error) {
 	}
 	for _, row := range v.Unused() {
 		c.Notes = append(c.Notes, fmt.Sprintf("environment variable %s is not used: %s", row.Name, row.Doc))
+	}
+	if v.Text("JWT_POLICY") == "first-party-jwt" {
+		c.Notes = append(c.Notes, "environment variable JWT_POLICY: first-party-jwt is treated as third-party-jwt; mount a token for the CA at "+tokenFile)
 	}
 	var bad []error
 	if c.FileMounted && c.ProvCert != "" {

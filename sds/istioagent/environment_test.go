@@ -16,7 +16,8 @@ import (
 
 func TestDefaults(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-9.2-2", "IST-9.2-12", "IST-9.2-13", "IST-9.2-14", "IST-9.2-17", "IST-9.2-22")
+	conformance.Covers(t, "IST-9.2-2", "IST-9.2-12", "IST-9.2-13", "IST-9.2-14", "IST-9.2-17", "IST-9.2-21", "IST-9.2-22", "IST-9.2-44", "IST-9.5-1",
+		"IST-1.1-7")
 	c, err := istioagent.FromEnvironment(nil)
 	require.NoError(t, err)
 	assert.Equal(t, "cluster.local", c.TrustDomain.String())
@@ -34,11 +35,18 @@ func TestDefaults(t *testing.T) {
 	assert.False(t, c.PKCS8Key)
 	assert.Contains(t, c.AllowFiles, "./etc/certs")
 	assert.Empty(t, c.Notes)
+	named, err := istioagent.FromEnvironment([]string{"JWT_POLICY=third-party-jwt"})
+	require.NoError(t, err)
+	assert.Equal(t, c, named, "it is the default")
+	var help strings.Builder
+	require.NoError(t, istioagent.WriteHelp(&help, true))
+	assert.Contains(t, help.String(), "\n| `JWT_POLICY` | text | `third-party-jwt` |")
 }
 
 // TestEnvironment has what an injected sidecar, a machine and a pod with mounted files have, and each variable.
 func TestEnvironment(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-9.2-21", "IST-9.2-44")
 	for _, c := range []struct {
 		name    string
 		environ string
@@ -93,6 +101,10 @@ func TestEnvironment(t *testing.T) {
 		{"debugging elsewhere", `PROXY_XDS_DEBUG_VIA_AGENT_PORT=15099`, func(t *testing.T, c istioagent.Config) {
 			assert.Equal(t, "127.0.0.1:15099", c.DebugAddress)
 		}},
+		{"tokens for the API server", `JWT_POLICY=first-party-jwt`, func(t *testing.T, c istioagent.Config) {
+			require.Len(t, c.Notes, 1)
+			assert.Contains(t, c.Notes[0], "JWT_POLICY: first-party-jwt is treated as third-party-jwt")
+		}},
 		{"misspelled", `OUTPUT_CERT=/x SECRET_GRACE_RATIO=1 PATH=/bin`, func(t *testing.T, c istioagent.Config) {
 			require.Len(t, c.Notes, 2)
 			assert.Contains(t, c.Notes[0], "OUTPUT_CERT:")
@@ -123,7 +135,7 @@ func TestEnvironment(t *testing.T) {
 
 func TestBadEnvironment(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-6.5-4", "IST-6.6-4")
+	conformance.Covers(t, "IST-6.5-4", "IST-6.6-4", "IST-2.1-7", "IST-2.1-13", "IST-2.7-4")
 	for _, line := range []string{
 		"TRUST_DOMAIN=Example.org", "TRUST_DOMAIN=spiffe://", "SECRET_TTL=1d", "SECRET_TTL=-1h", "SECRET_GRACE_PERIOD_RATIO=1.5",
 		"SECRET_GRACE_PERIOD_RATIO=NaN", "SECRET_GRACE_PERIOD_RATIO_JITTER=-0.01", "FILE_MOUNTED_CERTS=yes", "PROXY_XDS_VIA_AGENT=on",

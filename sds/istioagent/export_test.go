@@ -1,10 +1,19 @@
 package istioagent
 
-import "net/http"
+import (
+	"net/http"
+	"time"
+)
 
 // WithGoogle returns a configuration in which Google's services are at these addresses.
 func (c Config) WithGoogle(service, exchange, metadata string) Config {
 	c.urls.service, c.urls.exchange, c.urls.metadata = service, exchange, metadata
+	return c
+}
+
+// WithOtherGone returns a configuration for which the server of another program may be away for so long.
+func (c Config) WithOtherGone(d time.Duration) Config {
+	c.otherGone = d
 	return c
 }
 

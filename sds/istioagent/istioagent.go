@@ -246,7 +246,7 @@ func (a *Agent) server(path string, h http.Handler) *unixsocket.Server {
 }
 
 // Run runs the Agent, for programs that do not use [Start]. It blocks until ctx is done, [Agent.Close] is called, or a part
-// fails, such as a socket that another program has. When ctx is done or Close is called, the Agent is no longer ready, but
+// fails, such as a socket that another program has, or one of another program that nobody has answered at for a minute. When ctx is done or Close is called, the Agent is no longer ready, but
 // goes on serving for Config.Drain; then it ends all streams, removes its sockets, and Run returns nil. It is an error to
 // call it a second time.
 func (a *Agent) Run(ctx context.Context) error {
@@ -282,6 +282,9 @@ func (a *Agent) work(ctx context.Context) error {
 				cancel(fmt.Errorf("%s: %w", name, cmp.Or(err, errEnded)))
 			}
 		})
+	}
+	if a.choice.Origin == Socket {
+		start("socket "+a.choice.Socket+" of another program", a.watchOther)
 	}
 	if a.identity != nil {
 		start("identity", a.identity.Run)

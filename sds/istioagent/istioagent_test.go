@@ -207,6 +207,7 @@ func TestFromCA(t *testing.T) {
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr+" SECRET_TTL=3s SECRET_GRACE_PERIOD_RATIO=0.9 ISTIO_META_CLUSTER_ID=c1 CA_HEADER_X-Mesh=m1")
 	a := start(t, cfg)
 	assert.Equal(t, istioagent.CA, a.Choice().Origin)
+	assert.Equal(t, filepath.Join(root, workloadSocket), a.Choice().Socket)
 	assert.Equal(t, "c1 m1", c.cluster.Load())
 	svid, err := a.Source().SVID()
 	require.NoError(t, err)
@@ -303,7 +304,7 @@ func TestMachine(t *testing.T) {
 func TestKeyForms(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	conformance.Covers(t, "IST-9.2-18", "IST-9.2-19", "IST-7.5-3")
+	conformance.Covers(t, "IST-9.2-18", "IST-9.2-19", "IST-7.5-3", "IST-2.1-12", "IST-2.3-3", "IST-2.3-4", "IST-2.3-5")
 	c := newControl(t)
 	files := spiffetest.NewCA(t, "example.org")
 	rsa := strings.Replace(pod, "ECC_SIGNATURE_ALGORITHM=ECDSA ", "", 1)
@@ -635,6 +636,35 @@ func TestLiveSocket(t *testing.T) {
 	require.NoError(t, a.Close())
 	_, err := os.Stat(socket)
 	require.NoError(t, err, "the socket is not this agent's")
+}
+
+// TestOtherAgentDrains starts an agent while the one before drains: it has the socket as long as that answers, survives a short
+// absence, and ends when it has gone. Started again, it serves.
+func TestOtherAgentDrains(t *testing.T) {
+	rounds.Slow(t)
+	t.Parallel()
+	c := newControl(t)
+	root := c.root(t)
+	cfg := config(t, root, pod+"MINIMUM_DRAIN_DURATION=0s CA_ADDR="+c.addr).WithOtherGone(2 * time.Second)
+	before := start(t, cfg)
+	ended := make(chan error, 1)
+	next, err := istioagent.Choose(t.Context(), cfg)
+	require.NoError(t, err)
+	require.Equal(t, istioagent.Socket, next.Origin)
+	a, err := istioagent.New(cfg, next)
+	require.NoError(t, err)
+	go func() { ended <- a.Run(t.Context()) }()
+	require.NoError(t, before.Close())
+	time.Sleep(time.Second)
+	again := start(t, cfg) // as another program that was away for a second
+	select {
+	case err := <-ended:
+		require.NoError(t, err, "it was away for a second")
+	case <-time.After(2 * time.Second):
+	}
+	require.NoError(t, again.Close())
+	require.ErrorContains(t, <-ended, "no server has answered there for 2s")
+	assert.Equal(t, istioagent.CA, start(t, cfg).Choice().Origin)
 }
 
 // TestSocketInUse ends when another program takes the socket after the choice.

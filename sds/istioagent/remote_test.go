@@ -272,7 +272,8 @@ func TestTiming(t *testing.T) {
 func TestRoots(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	conformance.Covers(t, "IST-6.3-1", "IST-6.3-2", "IST-6.3-3", "IST-6.3-4", "IST-6.3-6", "IST-6.3-7", "IST-9.2-3", "IST-9.2-4", "IST-9.2-8", "IST-9.2-9")
+	conformance.Covers(t, "IST-6.3-1", "IST-6.3-2", "IST-6.3-3", "IST-6.3-4", "IST-6.3-6", "IST-6.3-7", "IST-9.2-3", "IST-9.2-4", "IST-9.2-8",
+		"IST-9.2-9")
 	c := newControl(t)
 	wrong := spiffetest.NewCA(t, "example.org").Bundle().MarshalPEM()
 	const podRoots, mountedRoots = "var/run/secrets/istio/root-cert.pem", "etc/certs/root-cert.pem"
@@ -341,14 +342,39 @@ func TestRoots(t *testing.T) {
 	}
 }
 
+// Without the file that has the roots there is no start, whichever server they are for.
+func TestMissingRoots(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-6.2-3", "IST-6.3-8")
+	c := newControl(t)
+	const xds = "PROXY_XDS_VIA_AGENT=false"
+	for environ, missing := range map[string]string{
+		pod: "var/run/secrets/istio/root-cert.pem", pod + "CA_ROOT_CA=other.pem": "other.pem",
+		strings.Replace(pod, xds, "", 1) + "XDS_ROOT_CA=other.pem": "other.pem",
+	} {
+		root := c.root(t)
+		if missing != "other.pem" {
+			require.NoError(t, os.Remove(filepath.Join(root, missing)))
+		}
+		cfg := config(t, root, environ+" CA_ADDR="+c.addr)
+		ctx, cancel := context.WithTimeout(t.Context(), wait)
+		defer cancel()
+		_, err := istioagent.Start(ctx, cfg)
+		require.ErrorContains(t, err, "no regular file ", environ)
+		require.ErrorContains(t, err, missing)
+		assert.NoFileExists(t, filepath.Join(root, workloadSocket))
+	}
+	assert.Zero(t, c.tokens.Load())
+}
+
 // TestKeys has the algorithms of keys.
 func TestKeys(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	conformance.Covers(t, "IST-7.5-3", "IST-9.2-17", "IST-9.2-19", "IST-9.2-20", "IST-9.2-21")
+	conformance.Covers(t, "IST-7.5-3", "IST-9.2-17", "IST-9.2-19", "IST-9.2-20", "IST-2.1-13", "IST-2.1-14")
 	c := newControl(t)
 	for environ, bits := range map[string]int{
-		"": 2048, "JWT_POLICY=first-party-jwt WORKLOAD_RSA_KEY_SIZE=2048": 2048, "ECC_SIGNATURE_ALGORITHM=ECDSA": 256, "ECC_SIGNATURE_ALGORITHM=ECDSA ECC_CURVE=P384": 384,
+		"": 2048, "WORKLOAD_RSA_KEY_SIZE=2048": 2048, "ECC_SIGNATURE_ALGORITHM=ECDSA": 256, "ECC_SIGNATURE_ALGORITHM=ECDSA ECC_CURVE=P384": 384,
 	} {
 		a := start(t, config(t, c.root(t), strings.Replace(pod, "ECC_SIGNATURE_ALGORITHM=ECDSA", "", 1)+"CA_ADDR="+c.addr+" "+environ))
 		svid, err := a.Source().SVID()

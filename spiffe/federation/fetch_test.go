@@ -34,7 +34,7 @@ import (
 // https_web over a real socket.
 func TestFetchWeb(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "FED-1", "FED-23", "FED-50", "FED-51", "FED-52")
+	conformance.Covers(t, "FED-1", "FED-23", "FED-50", "FED-51", "FED-52", "IST-1.6-7", "IST-1.7-2")
 	web, ca := spiffetest.NewCA(t, "web.test"), spiffetest.NewCA(t, "partner.test")
 	want := bundleOf(t, ca, new(uint64(7)), 5*time.Minute)
 	s, url := listen(t, webCert(web, "127.0.0.1"), serving(t, want))
@@ -261,7 +261,7 @@ func TestRedirects(t *testing.T) {
 func TestHostileEndpoints(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	conformance.Covers(t, "FED-45", "DIV-11", "BND-33", "FED-36")
+	conformance.Covers(t, "FED-45", "DIV-11", "BND-33", "FED-36", "IST-1.7-13")
 	stream := func(chunk []byte, pause time.Duration) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			for r.Context().Err() == nil {

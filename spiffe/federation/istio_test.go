@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -18,6 +19,7 @@ import (
 
 func TestParseIstioString(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-1.6-2", "IST-1.6-3", "IST-1.6-4", "IST-1.6-5", "IST-1.6-6", "IST-1.7-1")
 	for in, want := range map[string][]string{
 		"foo|https://url/for/foo||bar|https://url/for/bar": {"foo https://url/for/foo", "bar https://url/for/bar"},
 		"foo|url/for/foo":     {"foo https://url/for/foo"},
@@ -81,6 +83,7 @@ func second(_ []federation.Relationship, err error) error { return err }
 // other, and an endpoint that refuses is not asked more often.
 func TestIstioHazards(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-1.7-12", "IST-1.8-5")
 	synctest.Test(t, func(t *testing.T) {
 		world, web := newInternet(), spiffetest.NewCA(t, "web.test")
 		foo, bar := spiffetest.NewCA(t, "foo"), spiffetest.NewCA(t, "bar")

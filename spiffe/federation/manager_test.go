@@ -148,7 +148,7 @@ func TestLife(t *testing.T) {
 func TestIntervals(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	conformance.Covers(t, "FED-6", "FED-7", "FED-8", "BND-19", "BND-20", "BND-21", "BND-22", "DIV-15")
+	conformance.Covers(t, "FED-6", "FED-7", "FED-8", "BND-19", "BND-20", "BND-21", "BND-22", "DIV-15", "IST-1.7-7")
 	for _, c := range []struct {
 		name            string
 		hint, low, high time.Duration
@@ -386,7 +386,7 @@ func TestRevocation(t *testing.T) {
 // A lower sequence number is refused, reported, and accepted when an operator says so.
 func TestRollback(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "FED-11", "FED-12", "FED-13", "AMB-25", "BS-04")
+	conformance.Covers(t, "FED-11", "FED-12", "FED-13", "AMB-25", "BS-04", "IST-1.7-7")
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		seven := bundleOf(t, w.ca, new(uint64(7)), 0)

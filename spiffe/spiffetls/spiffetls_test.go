@@ -136,6 +136,7 @@ func refusedBy(t *testing.T, err error) {
 
 func TestMutualTLS(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-1.5-5")
 	ca := spiffetest.NewCA(t, "example.org")
 	db, web := newParty(ca.Intermediate().SVID("/db"), ca.Bundles()), newParty(ca.SVID("/web"), ca.Bundles())
 	for _, version := range versions {
@@ -236,7 +237,7 @@ func TestConfigs(t *testing.T) {
 // TestRefusals has one side that does not trust or allow the other.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "X5-31", "X5-38", "SVID-1")
+	conformance.Covers(t, "X5-31", "X5-38", "SVID-1", "IST-1.5-5")
 	ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
 	both := ca.Bundles().With(other.Bundle())
 	at := newParty(ca.SVID("/at"), both)

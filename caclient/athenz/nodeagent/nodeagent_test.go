@@ -533,7 +533,7 @@ func (f *fixedCA) ServiceToken() string { return "" }
 func TestAgentFailures(t *testing.T) {
 	rounds.Slow(t)
 	t.Parallel()
-	conformance.Covers(t, "ATH-7.1-10", "ATH-7.1-12", "ATH-7.1-13", "ATH-7.2-2", "ATH-7.2-3", "ATH-1-6")
+	conformance.Covers(t, "ATH-7.1-10", "ATH-7.1-12", "ATH-7.1-13", "ATH-7.2-2", "ATH-7.2-3")
 	c := newCluster(t)
 	away := errors.New("a secret reason")
 	other, _ := c.CA.Certificate("/other")

@@ -227,7 +227,7 @@ func TestCloseConnections(t *testing.T) {
 func TestLife(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	conformance.Covers(t, "LNK-8-6", "LNK-10-6", "LNK-10-10", "LNK-10-11", "LNK-16-4", "LNK-16-7", "LNK-16-10")
+	conformance.Covers(t, "LNK-8-6", "LNK-10-6", "LNK-10-10", "LNK-10-11", "LNK-16-4", "LNK-16-10")
 	synctest.Test(t, func(t *testing.T) {
 		s := newService(t, 24*time.Hour)
 		s.fail(&caclient.Error{Op: "sign", Kind: caclient.ErrInvalid, MayPass: true, Err: errors.New("invalid argument")})

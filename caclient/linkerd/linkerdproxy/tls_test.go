@@ -73,7 +73,7 @@ func presents(t testing.TB, s *service, edit func(*x509.Certificate)) (server, c
 // Two proxies prove their identities to each other, by TLS 1.3 without ALPN and without resumption.
 func TestMutual(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "LNK-11-1", "LNK-11-3", "LNK-11-4", "LNK-11-6", "LNK-11-7", "LNK-11-10", "LNK-11-11")
+	conformance.Covers(t, "LNK-11-1", "LNK-11-6", "LNK-11-7", "LNK-11-10", "LNK-11-11")
 	s := newService(t, time.Hour)
 	client, server := certified(t, s, web), certified(t, s, voting)
 	config := clientConfig(t, client, endpoint{identity: voting})
@@ -103,6 +103,53 @@ func TestMutual(t *testing.T) {
 	old.MaxVersion, old.MinVersion = tls.VersionTLS12, tls.VersionTLS12
 	_, _, clientErr, _ := shake(t, old, server.ServerConfig())
 	require.ErrorContains(t, clientErr, "protocol version")
+}
+
+// Linkerd's proxies know TLS 1.3 alone, with three suites, four groups, and of their own signatures ecdsa_secp256r1_sha256.
+func TestCryptography(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "LNK-11-3", "LNK-11-4")
+	s := newService(t, time.Hour)
+	id := certified(t, s, web)
+	client, server := clientConfig(t, id, endpoint{identity: web}), id.ServerConfig()
+
+	hello := make(chan *tls.ClientHelloInfo, 1)
+	peer := server.Clone()
+	peer.GetConfigForClient = func(h *tls.ClientHelloInfo) (*tls.Config, error) {
+		hello <- h
+		return nil, nil //nolint:nilnil // the configuration that there is
+	}
+	_, _, clientErr, serverErr := shake(t, client, peer)
+	require.NoError(t, errors.Join(clientErr, serverErr))
+	h := <-hello
+	assert.Equal(t, []uint16{tls.VersionTLS13}, h.SupportedVersions)
+	for _, suite := range []uint16{tls.TLS_AES_128_GCM_SHA256, tls.TLS_AES_256_GCM_SHA384, tls.TLS_CHACHA20_POLY1305_SHA256} {
+		assert.Contains(t, h.CipherSuites, suite)
+	}
+	for _, group := range []tls.CurveID{tls.X25519MLKEM768, tls.X25519, tls.CurveP256, tls.CurveP384} {
+		assert.Contains(t, h.SupportedCurves, group)
+		one := client.Clone()
+		one.CurvePreferences = []tls.CurveID{group}
+		_, ss, clientErr, serverErr := shake(t, one, server)
+		require.NoError(t, errors.Join(clientErr, serverErr), "a client that knows %v alone", group)
+		assert.Equal(t, group, ss.CurveID)
+		one = server.Clone()
+		one.CurvePreferences = []tls.CurveID{group}
+		_, ss, clientErr, serverErr = shake(t, client, one)
+		require.NoError(t, errors.Join(clientErr, serverErr), "a server that knows %v alone", group)
+		assert.Equal(t, group, ss.CurveID)
+	}
+
+	// A peer that accepts this signature alone.
+	assert.Contains(t, h.SignatureSchemes, tls.ECDSAWithP256AndSHA256)
+	asked := &tls.CertificateRequestInfo{Version: tls.VersionTLS13, SignatureSchemes: []tls.SignatureScheme{tls.ECDSAWithP256AndSHA256}}
+	cert, err := client.GetClientCertificate(asked)
+	require.NoError(t, err)
+	require.NoError(t, asked.SupportsCertificate(cert))
+	h.SignatureSchemes = asked.SignatureSchemes
+	cert, err = server.GetCertificate(h)
+	require.NoError(t, err)
+	require.NoError(t, h.SupportsCertificate(cert))
 }
 
 // What a server may present, and what a client makes of it.

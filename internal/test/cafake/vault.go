@@ -110,7 +110,11 @@ func refuseVault(w http.ResponseWriter, _ *http.Request, e *caclient.Error) {
 			w.Header().Set("Retry-After", fmt.Sprint(int64(e.RetryAfter/time.Second)))
 		}
 	case caclient.ErrUnauthenticated:
-		code, text = http.StatusForbidden, "2 errors occurred:\n\t* permission denied\n\t* invalid token\n\n"+text
+		if code = http.StatusForbidden; text == "" { // as OpenBao
+			text = "permission denied"
+		} else { // as Vault
+			text = "2 errors occurred:\n\t* permission denied\n\t* invalid token\n\n" + text
+		}
 	case caclient.ErrDenied:
 		code, text = http.StatusForbidden, "1 error occurred:\n\t* permission denied\n\n"+text
 	}
@@ -257,7 +261,7 @@ func (v *Vault) signRoute(w http.ResponseWriter, r *http.Request, rules VaultRul
 	token := r.Header.Get("X-Vault-Token")
 	switch {
 	case token == "":
-		vaultError(w, http.StatusBadRequest, "missing client token")
+		vaultError(w, http.StatusForbidden, "permission denied") // as OpenBao
 	case !v.knows(token):
 		refuseVault(w, r, &caclient.Error{Kind: caclient.ErrUnauthenticated, Err: errors.New("")})
 	case rules.Forbidden || route != "pki/sign/"+vaultRole: // sign-verbatim is not among the paths of the policy

@@ -294,7 +294,7 @@ func TestBooks(t *testing.T) {
 	t.Parallel()
 	for id, name := range map[string]string{
 		"X5-36": "spiffe", "WIT-1": "spiffe", "IST-7.2-1": "istio", "LNK-1-1": "linkerd", "LNK-12.1-1": "linkerd", "ATH-10.4-1": "athenz",
-		"IST-70-1": "", "IST-3.2-1": "", "IST": "", "IST-7": "", "ID": "", "": "", "LNK-100.1-1": "",
+		"IST-70-1": "", "IST-3.2-1": "istio", "IST-0.2-1": "", "IST": "", "IST-7": "", "ID": "", "": "", "LNK-100.1-1": "",
 	} {
 		var have []string
 		for _, b := range books {

@@ -63,6 +63,9 @@ func (b *book) has(id string) bool {
 }
 
 var istioSections = []document{
+	{"IST-1", "SPIFFE IDs and bundles"},
+	{"IST-2", "Keys and certificates"},
+	{"IST-3", "The CA, its Secret and its roots"},
 	{"IST-4", "CA server"},
 	{"IST-5", "Authenticators of the CA server"},
 	{"IST-6", "CA client"},

@@ -2,6 +2,7 @@ package soak
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/base64"
@@ -29,6 +30,7 @@ import (
 // target is a port or socket of a program. The fields are exported for the process of the attacker.
 type target struct {
 	Name, Network, Addr string
+	Pause               time.Duration // of the attacker between two connections, of each that it may hold; 0 means a second
 	good                func(context.Context) error // a request of another user
 }
 
@@ -51,7 +53,7 @@ func siege(_ context.Context, dir string, in *bufio.Scanner) error {
 	for _, to := range targets {
 		for i := range attackers {
 			go func() {
-				for ; ; time.Sleep(time.Second) {
+				for ; ; time.Sleep(cmp.Or(to.Pause, time.Second)) {
 					c, err := net.DialTimeout(to.Network, to.Addr, 5*time.Second)
 					if err != nil {
 						continue
@@ -116,6 +118,29 @@ func handshake(addr, name string) func(context.Context) error {
 		}
 		return err
 	}
+}
+
+// identityEnd asks the agent behind a socket for its identity, by a connection of its own, and returns when that ends.
+func identityEnd(ctx context.Context, socket string) (time.Time, error) {
+	over, end := context.WithCancel(context.Background())
+	defer end()
+	client := sds.UnixClient(socket)
+	transport := client.Transport.(*http.Transport)
+	dial := transport.DialContext
+	transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := dial(ctx, network, addr)
+		if err == nil { // the stream ends a little later than Watch
+			context.AfterFunc(over, func() { _ = c.Close() })
+		}
+		return c, err
+	}
+	for secret, err := range sds.NewClient(client, "http://localhost").Watch(ctx, "default") {
+		if err != nil {
+			return time.Time{}, err
+		}
+		return secret.NotAfter(), nil
+	}
+	return time.Time{}, ctx.Err()
 }
 
 // free returns addresses of this machine on which nothing listens.
@@ -191,7 +216,7 @@ func TestPrograms(t *testing.T) {
 	limited(t, filepath.Join(programs, "service"), nil, "-requests", "0", "-interval", "10s", "-health-addr", ports[6])
 	require.Eventually(t, func() bool { return get("http://"+ports[6]+"/ready")(t.Context()) == nil }, 20*time.Second, 50*time.Millisecond)
 
-	certificates := map[string]bool{} // by their end
+	certificates := map[time.Time]bool{} // by their end
 	throughProxy := func(ctx context.Context) error {
 		tr := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", outbound)
@@ -212,47 +237,33 @@ func TestPrograms(t *testing.T) {
 		return nil
 	}
 	targets := []target{
-		{"ca: Istio's API", "tcp", ports[0], handshake(ports[0], "localhost")},
-		{"ca: Linkerd's API", "tcp", ports[1], handshake(ports[1], "localhost")},
-		{"ca: bundle endpoint", "tcp", ports[2], handshake(ports[2], "localhost")},
-		{"ca: admin", "tcp", ports[3], get("http://" + ports[3] + "/ready")},
-		{"agent: debug requests", "tcp", ports[4], func(ctx context.Context) error {
+		{Name: "ca: Istio's API", Network: "tcp", Addr: ports[0], good: handshake(ports[0], "localhost")},
+		{Name: "ca: Linkerd's API", Network: "tcp", Addr: ports[1], good: handshake(ports[1], "localhost")},
+		{Name: "ca: bundle endpoint", Network: "tcp", Addr: ports[2], good: handshake(ports[2], "localhost")},
+		{Name: "ca: admin", Network: "tcp", Addr: ports[3], good: get("http://" + ports[3] + "/ready")},
+		{Name: "agent: debug requests", Network: "tcp", Addr: ports[4], good: func(ctx context.Context) error {
 			err := get("http://" + ports[4] + "/debug/syncz")(ctx)
 			if err != nil && strings.Contains(err.Error(), "50") { // there is no control plane
 				err = nil
 			}
 			return err
 		}},
-		{"agent: admin", "tcp", ports[5], get("http://" + ports[5] + "/healthz/live")},
-		{"agent: SDS", "unix", socket, func(ctx context.Context) error {
-			over, end := context.WithCancel(context.Background())
-			defer end()
-			client := sds.UnixClient(socket)
-			transport := client.Transport.(*http.Transport)
-			dial := transport.DialContext
-			transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
-				c, err := dial(ctx, network, addr)
-				if err == nil { // the stream ends a little later than Watch
-					context.AfterFunc(over, func() { _ = c.Close() })
-				}
-				return c, err
+		{Name: "agent: admin", Network: "tcp", Addr: ports[5], good: get("http://" + ports[5] + "/healthz/live")},
+		{Name: "agent: SDS", Network: "unix", Addr: socket, good: func(ctx context.Context) error {
+			end, err := identityEnd(ctx, socket)
+			if err != nil {
+				return err
 			}
-			for secret, err := range sds.NewClient(client, "http://localhost").Watch(ctx, "default") {
-				if err != nil {
-					return err
-				}
-				certificates[secret.NotAfter().String()] = true
-				if left := time.Until(secret.NotAfter()); left < life/5 {
-					return fmt.Errorf("the identity has %v left of %v", left, life)
-				}
-				return nil
+			certificates[end] = true
+			if left := time.Until(end); left < life/5 {
+				return fmt.Errorf("the identity has %v left of %v", left, life)
 			}
-			return ctx.Err()
+			return nil
 		}},
-		{"linkerd-proxy: inbound", "tcp", inbound, handshake(inbound, meshtest.Web)},
-		{"linkerd-proxy: outbound", "tcp", outbound, throughProxy},
-		{"linkerd-proxy: admin", "tcp", admin, get("http://" + admin + "/ready")},
-		{"service: health", "tcp", ports[6], get("http://" + ports[6] + "/ready")},
+		{Name: "linkerd-proxy: inbound", Network: "tcp", Addr: inbound, good: handshake(inbound, meshtest.Web)},
+		{Name: "linkerd-proxy: outbound", Network: "tcp", Addr: outbound, good: throughProxy},
+		{Name: "linkerd-proxy: admin", Network: "tcp", Addr: admin, good: get("http://" + admin + "/ready")},
+		{Name: "service: health", Network: "tcp", Addr: ports[6], good: get("http://" + ports[6] + "/ready")},
 	}
 	text, err := json.Marshal(targets)
 	require.NoError(t, err)

@@ -50,7 +50,10 @@ import (
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
-var long = flag.Bool("long", false, "run for 30 minutes")
+var (
+	long  = flag.Bool("long", false, "run for 30 minutes, and TestFaults for -lasts")
+	lasts = flag.Duration("lasts", 2*time.Hour, "how long TestFaults lasts with -long")
+)
 
 const (
 	roleKey = "SVIDKIT_SOAK_ROLE" // the processes of the test are this test binary

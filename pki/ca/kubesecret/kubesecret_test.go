@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -202,6 +203,7 @@ func TestPrepared(t *testing.T) {
 // TestCACerts shows the mark by which Istio knows a generated CA in the Secret for those of operators.
 func TestCACerts(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-3.1-2", "IST-3.1-6", "IST-3.5-3", "IST-3.7-4")
 	s := kubetest.Start(t)
 	store, ctx := storeOf(t, s, "cacerts"), t.Context()
 	version, err := store.Save(ctx, record("", "root"))
@@ -298,6 +300,7 @@ func (l lying) store(t testing.TB) *kubesecret.Store {
 // authority create a second CA.
 func TestLoadErrors(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-3.5-6")
 	good := func(edit string) string {
 		o := `{"kind":"Secret","apiVersion":"v1","type":"istio.io/ca-root","metadata":{"name":"istio-ca-secret","namespace":"istio-system","resourceVersion":"7"},"data":{"ca-key.pem":"AAAA"}}`
 		from, to, _ := strings.Cut(edit, "=>")
@@ -352,6 +355,7 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 // TestWhatIsSent looks at the Secret that is sent, to a server that does not answer with what it made.
 func TestWhatIsSent(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-3.1-1", "IST-3.1-3")
 	var sent string
 	store, err := kubesecret.New(kubesecret.Options{Namespace: "n", APIServer: "https://kubernetes", HTTPClient: &http.Client{Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
 		if r.Method == http.MethodGet {

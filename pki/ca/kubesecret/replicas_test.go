@@ -28,6 +28,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -240,6 +241,7 @@ func isWrite(r *http.Request) bool { return r.Method != http.MethodGet }
 // TestRacingCreate has replicas start at the same time where no CA is. They end with one root.
 func TestRacingCreate(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-3.5-5")
 	for name, faults := range troubles {
 		for _, n := range []int{2, 5} {
 			t.Run(fmt.Sprintf("%d replicas, %s", n, name), func(t *testing.T) {
@@ -272,6 +274,7 @@ func TestRacingCreate(t *testing.T) {
 func TestRacingRotate(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
+	conformance.Covers(t, "IST-3.6-5", "IST-3.6-7")
 	for name, faults := range troubles {
 		for _, n := range []int{2, 5} {
 			t.Run(fmt.Sprintf("%d replicas, %s", n, name), func(t *testing.T) {
@@ -559,6 +562,7 @@ func istiosSecret(t *testing.T, block string) (map[string]any, *x509.Certificate
 func TestAdoption(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
+	conformance.Covers(t, "IST-3.1-5", "IST-3.5-2")
 	for name, edit := range map[string]func(data map[string][]byte){
 		"as Istio writes it today":        func(map[string][]byte) {},
 		"as Istio wrote it years ago":     func(data map[string][]byte) { data["root-cert.pem"] = nil },
@@ -657,6 +661,7 @@ func readsAsIstio(t *testing.T, o secret) *x509.Certificate {
 func TestIstioReads(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
+	conformance.Covers(t, "IST-3.1-4", "IST-3.1-5", "IST-3.5-4")
 	for _, algorithm := range []pki.KeyAlgorithm{pki.ECDSAP256, pki.RSA2048} {
 		synctest.Test(t, func(t *testing.T) {
 			cfg := settings()

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 )
@@ -36,6 +37,8 @@ func parse(args []string, getenv func(string) string, out io.Writer, serve bool)
 // The defaults are those of Istio's CA and of Linkerd's chart.
 func TestDefaults(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-1.1-7", "IST-3.1-9", "IST-3.2-2", "IST-3.2-3", "IST-3.2-4", "IST-3.2-5", "IST-3.2-6", "IST-3.2-7", "IST-3.2-8",
+		"IST-3.2-9", "IST-3.2-21", "IST-3.8-7")
 	c, err := parse([]string{"-kubernetes"}, env{"KUBERNETES_SERVICE_HOST": "10.0.0.1"}.get, io.Discard, true)
 	require.NoError(t, err)
 	assert.Equal(t, "cluster.local", c.CA.TrustDomain.String())
@@ -187,6 +190,9 @@ func variables() map[string]string {
 // Each variable of Istio's CA says the same as its flag, and a flag wins.
 func TestEnvironment(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-3.1-9", "IST-3.2-2", "IST-3.2-3", "IST-3.2-4", "IST-3.2-5", "IST-3.2-6", "IST-3.2-7", "IST-3.2-8", "IST-3.2-9",
+		"IST-3.2-11", "IST-3.2-14", "IST-3.2-15", "IST-3.2-16", "IST-3.2-17", "IST-3.2-19", "IST-3.2-20", "IST-3.2-21", "IST-3.2-22",
+		"IST-3.2-23", "IST-3.3-1")
 	for variable, tc := range map[string]struct {
 		value string
 		want  any
@@ -241,6 +247,7 @@ func TestEnvironment(t *testing.T) {
 // A value that is malformed is an error that names its variable.
 func TestMalformedEnvironment(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-3.2-15", "IST-3.8-1")
 	for variable, values := range map[string][]string{
 		"TRUST_DOMAIN":                                          {"Example.org", "a b", "spiffe://", "x/y"},
 		"DEFAULT_WORKLOAD_CERT_TTL":                             {"24", "1d", "x", "0s", "-1h", "500ms", "2161h"},

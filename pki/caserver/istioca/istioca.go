@@ -37,6 +37,9 @@
 // trust bundle, and no other text has one. Clients of this API refuse an answer without roots, so the server does not send
 // one.
 //
+// Without a common name the subject of a leaf is that of the authority. Istio's own CA leaves it empty, as ca.Config.EmptySubject
+// does; but an agent may hand its certificate on to readers that fail on that.
+//
 // The codes are those that Istio's agents expect:
 //
 //	Unauthenticated    the caller is not known; impersonation was refused; the connection is not

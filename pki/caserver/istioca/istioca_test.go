@@ -103,6 +103,7 @@ func TestIssue(t *testing.T) {
 // The common name is the ID if the request has one at all, and if the ID fits.
 func TestCommonName(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.1-11", "IST-2.5-1", "IST-2.6-13", "IST-3.4-8")
 	fits := "spiffe://example.org/" + strings.Repeat("a", 64-len("spiffe://example.org/"))
 	s := serve(t, istioca.Options{Authenticator: tokens{"fits": caller(fits), "long": caller(fits + "a"), "web": caller(webID)}})
 	for _, test := range []struct{ token, asked, want string }{
@@ -282,7 +283,6 @@ func TestLimitKeys(t *testing.T) {
 // A workload renews with the certificate that it has.
 func TestClientCertificate(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-5.1-5")
 	a := authority(t)
 	v, err := spiffe.NewVerifier(a.Bundle(), spiffe.AllowMembersOf(a.Bundle().TrustDomain()), nil)
 	require.NoError(t, err)
@@ -495,7 +495,7 @@ func TestAuditRecord(t *testing.T) {
 
 func TestValidity(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-4.1-7", "IST-4.2-5", "IST-4.3-7")
+	conformance.Covers(t, "IST-4.1-7", "IST-4.2-5", "IST-4.3-7", "IST-3.4-5")
 	a, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), DefaultTTL: time.Hour, MaxTTL: 2 * time.Hour})
 	require.NoError(t, err)
 	s := serve(t, istioca.Options{Signer: a})
@@ -526,7 +526,7 @@ func TestValidity(t *testing.T) {
 
 func TestBadCSR(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-4.2-5", "IST-4.3-6")
+	conformance.Covers(t, "IST-4.2-5", "IST-4.3-6", "IST-3.4-2")
 	good := newCSR(t, pki.CSROptions{})
 	lines := strings.Split(good, "\n")
 	broken := strings.Replace(good, lines[2], strings.Repeat("A", len(lines[2])), 1)
@@ -545,7 +545,7 @@ func TestBadCSR(t *testing.T) {
 
 func TestSignerErrors(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-4.2-5")
+	conformance.Covers(t, "IST-4.2-5", "IST-3.4-9")
 	kind := func(k error, after time.Duration) error {
 		return &ca.SignError{Kind: k, ID: spiffe.MustParseID(webID), Err: errors.New("secret reason"), RetryAfter: after}
 	}
@@ -593,36 +593,38 @@ func TestTimeout(t *testing.T) {
 	t.Parallel()
 	a := wrap(authority(t))
 	sign := a.sign
+	entered := make(chan struct{}, 8)
 	a.sign = func(ctx context.Context, r ca.Request) ([]*x509.Certificate, error) {
 		if r.Signer != "slow" {
 			return sign(ctx, r)
 		}
+		entered <- struct{}{}
 		<-ctx.Done()
 		return nil, fmt.Errorf("ca: sign: %w", context.Cause(ctx))
 	}
 	m := goodRequest(t)
 	m.Metadata = &structpb.Struct{Fields: map[string]*structpb.Value{"CertSigner": structpb.NewStringValue("slow")}}
 	t.Run("of the server", func(t *testing.T) {
-		t.Parallel()
 		s := serve(t, istioca.Options{Signer: a, Timeout: 2 * time.Second}) // enough for what comes before
 		_, err := s.call(t, "web", m)
 		refused(t, err, grpchttp.Unavailable, "CSR signing error (the CA cannot answer now; try again later)")
+		<-entered
 	})
 	// The deadline of the client, and its cancellation, are told apart from the limit of the server.
 	t.Run("of the client", func(t *testing.T) {
-		t.Parallel()
 		slow := serve(t, istioca.Options{Signer: a})
 		resp, _ := post(t.Context(), t, slow.client, slow.url, "web", bytes.NewReader(frame(0, marshal(t, m))), func(r *http.Request) { r.Header.Set("Grpc-Timeout", "2S") })
 		assert.Equal(t, "4", resp.Trailer.Get("Grpc-Status"))
-		assert.Equal(t, "CSR signing error (the deadline of the call has passed)", resp.Trailer.Get("Grpc-Message"))
+		require.Equal(t, "CSR signing error (the deadline of the call has passed)", resp.Trailer.Get("Grpc-Message"))
 		assert.Contains(t, slow.logs.String(), "code=deadline_exceeded")
+		<-entered
 		ctx, cancel := context.WithCancel(t.Context())
 		gone := make(chan error, 1)
 		go func() {
 			_, err := call(ctx, slow.client, slow.url, "web", m)
 			gone <- err
 		}()
-		require.Eventually(t, func() bool { return slow.metric(t, "csr_count") == "2" }, 20*time.Second, 5*time.Millisecond)
+		<-entered // the signer waits
 		cancel()
 		require.ErrorIs(t, <-gone, context.Canceled)
 		require.Eventually(t, func() bool { return strings.Contains(slow.logs.String(), "code=canceled") }, 20*time.Second, 5*time.Millisecond)

@@ -42,7 +42,8 @@
 // cannot tell a bad token from a bad name by the code alone.
 //
 // The certificates in an answer are DER, as Linkerd sends them; the comments of its protobuf definition
-// say PEM. The direct issuer always follows the leaf, even when it is a trust anchor.
+// say PEM. The direct issuer always follows the leaf, even when it is a trust anchor. The subject of a leaf is its name, if the
+// request has that as its common name and it fits in one, and otherwise that of the authority; Linkerd copies the request's.
 //
 // # What it does not do
 //

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -276,6 +277,7 @@ func TestStepsOfTheWallClock(t *testing.T) {
 
 func TestReplaceAt(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-2.12-4")
 	const day = 24 * time.Hour
 	for _, tt := range []struct {
 		name              string

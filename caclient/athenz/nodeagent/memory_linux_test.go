@@ -1,0 +1,52 @@
+package nodeagent_test
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/rsa"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/internal/test/athenztest"
+	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/programtest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
+)
+
+// The agent, the signing service and the callback of the provider work in a process that cannot write a file as long as a document, and in which no
+// environment has one.
+func TestDocumentsInMemory(t *testing.T) {
+	rounds.Slow(t)
+	t.Parallel()
+	conformance.Covers(t, "ATH-1-6")
+	if !programtest.Sealed(t) {
+		return
+	}
+	c := newCluster(t)
+	const limit = 1000 // what the agent knows of a pod is shorter
+	key, err := rsa.GenerateKey(rand.Reader, 4096)
+	require.NoError(t, err)
+	c.Keys.Add(t, "v2", key) // its signatures are long
+	var documents []string
+	c.config.Signer = athenztest.SignFunc(func(ctx context.Context, subject athenz.PodSubject) (string, error) {
+		document, err := c.Signer.SignDocument(ctx, subject)
+		documents = append(documents, document)
+		return document, err
+	})
+	c.start()
+	pod := c.pod("web-0")
+	before := os.Environ()
+
+	programtest.Seal(t, limit)
+	first, err := pod.Init(t.Context())
+	require.NoError(t, err)
+	_, err = pod.Refresh(t.Context(), first.Credential)
+	require.NoError(t, err)
+	require.Len(t, documents, 1)
+	require.Greater(t, len(documents[0]), limit)
+	assert.Equal(t, before, os.Environ())
+}

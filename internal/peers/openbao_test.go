@@ -1,0 +1,234 @@
+package peers_test
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"net/http"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/vault"
+	"github.com/svidkit/svidkit/internal/peers"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+type doc = map[string]any
+
+// signPolicy allows what our client does, and nothing else.
+const signPolicy = `path "pki/sign/web" { capabilities = ["update"] }`
+
+// newBao starts an OpenBao with the mount and the role of the documentation of package vault, whose root is new.
+func newBao(t *testing.T) *peers.OpenBao {
+	t.Helper()
+	b := peers.NewOpenBao(t)
+	mountPKI(t, b, "", "pki", true)
+	return b
+}
+
+func mountPKI(t *testing.T, b *peers.OpenBao, namespace, mount string, root bool) {
+	t.Helper()
+	b.Do(t, namespace, http.MethodPost, "sys/mounts/"+mount, doc{"type": "pki", "config": doc{"max_lease_ttl": "100h"}}, nil)
+	if root {
+		b.Do(t, namespace, http.MethodPost, mount+"/root/generate/internal", doc{"common_name": "root", "key_type": "ec", "ttl": "90h"}, nil)
+	}
+	b.Do(t, namespace, http.MethodPost, mount+"/roles/web", doc{
+		"require_cn": false, "key_type": "any", "max_ttl": "24h", "no_store": true, "allowed_uri_sans": webID.String(), "not_before_duration": "5s",
+	}, nil)
+}
+
+// baoClient returns our client of it.
+func baoClient(t *testing.T, b *peers.OpenBao, token string, edit ...func(*vault.Options)) caclient.CA {
+	t.Helper()
+	o := vault.Options{Role: "web", Endpoint: caclient.Endpoint{URL: b.URL, TrustDomain: domain, HTTPClient: &http.Client{
+		Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: b.Roots()}},
+	}}}
+	if token != "" {
+		o.Endpoint.Token = func(context.Context) (string, error) { return token, nil }
+	}
+	for _, e := range edit {
+		e(&o)
+	}
+	inner, err := vault.New(o)
+	require.NoError(t, err)
+	ca, err := caclient.New(inner, nil)
+	require.NoError(t, err)
+	return ca
+}
+
+// signBy has a CA sign for web.
+func signBy(t *testing.T, ca caclient.CA, lifetime time.Duration) (*pki.Credential, error) {
+	t.Helper()
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}})
+	require.NoError(t, err)
+	chain, err := ca.Sign(t.Context(), csr, lifetime)
+	if err != nil {
+		return nil, err
+	}
+	return pki.NewCredential(chain, key)
+}
+
+// refusedAs requires a kind of refusal, and whether the call is worth repeating.
+func refusedAs(t *testing.T, err, kind error, again bool, says string) {
+	t.Helper()
+	e, ok := errors.AsType[*caclient.Error](err)
+	require.True(t, ok, "%v", err)
+	assert.Equal(t, kind, e.Kind, "%v", err)
+	_, retryable := e.Retryable()
+	assert.Equal(t, again, retryable, "%v", err)
+	assert.ErrorContains(t, err, says)
+}
+
+// TestOpenBao has our client ask a real OpenBao.
+func TestOpenBao(t *testing.T) {
+	t.Parallel()
+	b := newBao(t)
+	token := b.Token(t, signPolicy)
+	ca := baoClient(t, b, token)
+	got, err := signBy(t, ca, 10*time.Minute)
+	require.NoError(t, err)
+	assert.WithinDuration(t, time.Now().Add(10*time.Minute), got.NotAfter(), 30*time.Second)
+	got, err = signBy(t, ca, 48*time.Hour)
+	require.NoError(t, err)
+	assert.WithinDuration(t, time.Now().Add(24*time.Hour), got.NotAfter(), time.Minute, "max_ttl of the role")
+
+	// A token that is bad, missing or ended is another thing than one whose policies do not allow the call.
+	for name, bad := range map[string]string{"bad": "hvs.bad", "missing": ""} {
+		_, err = signBy(t, baoClient(t, b, bad), 0)
+		refusedAs(t, err, caclient.ErrUnauthenticated, false, "permission denied")
+		assert.Error(t, err, name)
+	}
+	_, err = signBy(t, baoClient(t, b, b.Token(t, `path "other" { capabilities = ["read"] }`)), 0)
+	refusedAs(t, err, caclient.ErrDenied, false, "permission denied")
+	_, err = signBy(t, baoClient(t, b, "root", func(o *vault.Options) { o.Role = "none" }), 0)
+	refusedAs(t, err, caclient.ErrInvalid, false, "unknown role")
+
+	// A mount without an issuer may get one: of both calls alike.
+	mountPKI(t, b, "", "empty", false)
+	empty := baoClient(t, b, "root", func(o *vault.Options) { o.Mount = "empty" })
+	_, err = signBy(t, empty, 0)
+	refusedAs(t, err, caclient.ErrUnavailable, true, "issuer")
+	_, err = empty.FetchBundles(t.Context())
+	refusedAs(t, err, caclient.ErrUnavailable, true, "make a root in it")
+
+	// A second root, and a namespace of its own.
+	set, err := ca.FetchBundles(t.Context())
+	require.NoError(t, err)
+	before, err := set.Bundle(domain)
+	require.NoError(t, err)
+	b.Do(t, "", http.MethodPost, "pki/root/generate/internal", doc{"common_name": "next", "key_type": "ec", "ttl": "90h"}, nil)
+	set, err = baoClient(t, b, token).FetchBundles(t.Context())
+	require.NoError(t, err)
+	after, err := set.Bundle(domain)
+	require.NoError(t, err)
+	assert.Equal(t, []int{1, 2}, []int{count(before.X509Authorities()), count(after.X509Authorities())})
+	b.Do(t, "", http.MethodPost, "sys/namespaces/team", doc{}, nil)
+	mountPKI(t, b, "team", "pki", true)
+	_, err = signBy(t, baoClient(t, b, "root", func(o *vault.Options) { o.Namespace = "team" }), 0)
+	require.NoError(t, err)
+}
+
+func count[V any](all func(func(V) bool)) (n int) {
+	all(func(V) bool { n++; return true })
+	return n
+}
+
+// TestOpenBaoCertLogin logs in with certificates: one with a common name, and a plain X.509-SVID, for which the method has no name.
+func TestOpenBaoCertLogin(t *testing.T) {
+	t.Parallel()
+	b := newBao(t)
+	ours := spiffetest.NewCA(t, domain.String())
+	b.Policy(t, "sign", signPolicy)
+	b.Do(t, "", http.MethodPost, "sys/auth/cert", doc{"type": "cert"}, nil)
+	b.Do(t, "", http.MethodPost, "auth/cert/certs/web", doc{"certificate": string(pki.MarshalCertificatesPEM(ours.Root())), "allowed_uri_sans": webID.String(), "token_policies": "sign"}, nil)
+	login := func(cert tls.Certificate) caclient.CA {
+		return baoClient(t, b, "", func(o *vault.Options) {
+			o.Login = vault.CertLogin("", "web")
+			o.Endpoint.HTTPClient = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: b.Roots(), Certificates: []tls.Certificate{cert}}}}
+		})
+	}
+	_, err := signBy(t, login(*ours.SVID(webID.Path()).TLSCertificate()), 0)
+	refusedAs(t, err, caclient.ErrUnauthenticated, false, "this one has none: give it one, or log in with a token")
+
+	chain, key := ours.Certificate(webID.Path(), func(c *x509.Certificate) { c.Subject.CommonName = "web" })
+	named, err := pki.NewCredential(chain, key)
+	require.NoError(t, err)
+	_, err = signBy(t, login(*named.TLSCertificate()), 0)
+	require.NoError(t, err)
+}
+
+// TestOpenBaoSealed renews certificates of 12 s while the OpenBao is sealed for four of them.
+func TestOpenBaoSealed(t *testing.T) {
+	t.Parallel()
+	b := newBao(t)
+	m, err := secretcache.Start(t.Context(), secretcache.Config{ID: webID, CA: baoClient(t, b, b.Token(t, signPolicy)), Lifetime: 12 * time.Second})
+	require.NoError(t, err)
+	defer m.Close()
+	serials := map[string]bool{}
+	look := func() {
+		svid, err := m.SVID()
+		require.NoError(t, err)
+		require.True(t, time.Now().Before(svid.NotAfter()), "it has expired")
+		serials[svid.Leaf().SerialNumber.String()] = true
+	}
+	began := time.Now()
+	sealed := false
+	for time.Since(began) < 26*time.Second {
+		look()
+		switch since := time.Since(began); {
+		case !sealed && since > 5*time.Second && since < 9*time.Second:
+			b.Seal(t)
+			sealed = true
+		case sealed && since >= 9*time.Second:
+			b.Unseal(t)
+			sealed = false
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	assert.GreaterOrEqual(t, len(serials), 3)
+	assert.FileExists(t, b.RootsFile)
+}
+
+// testOpenBaoLogin logs in with the token of a service account, which OpenBao has the API server review; and by the method jwt,
+// with the keys of the API server.
+func testOpenBaoLogin(t *testing.T, c *cluster) {
+	const namespace = "bao"
+	b := newBao(t)
+	for _, account := range []string{"web", "db", "reviewer"} {
+		c.Account(t, namespace, account)
+	}
+	grant(t, c.Cluster, namespace, "reviewer", "ClusterRole", documented(t, "authn/kube"))
+	roots, err := os.ReadFile(c.RootsFile())
+	require.NoError(t, err)
+	b.Policy(t, "sign", signPolicy)
+	b.Do(t, "", http.MethodPost, "sys/auth/kubernetes", doc{"type": "kubernetes"}, nil)
+	b.Do(t, "", http.MethodPost, "auth/kubernetes/config", doc{
+		"kubernetes_host": c.URL, "kubernetes_ca_cert": string(roots), "token_reviewer_jwt": c.Token(t, namespace, "reviewer", "", peers.Issuer), "disable_local_ca_jwt": true,
+	}, nil)
+	b.Do(t, "", http.MethodPost, "auth/kubernetes/role/web", doc{
+		"bound_service_account_names": "web", "bound_service_account_namespaces": namespace, "audience": peers.Issuer, "token_policies": "sign", "token_ttl": "10s",
+	}, nil)
+	login := func(account string) caclient.CA {
+		return baoClient(t, b, c.Token(t, namespace, account, "", peers.Issuer), func(o *vault.Options) { o.Login = vault.KubernetesLogin("", "web") })
+	}
+	web := login("web")
+	for range 2 {
+		_, err = signBy(t, web, 0)
+		require.NoError(t, err)
+	}
+	_, err = signBy(t, login("db"), 0)
+	refusedAs(t, err, caclient.ErrUnauthenticated, false, "not authorized")
+	time.Sleep(11 * time.Second)
+	_, err = signBy(t, web, 0)
+	require.NoError(t, err, "the token of the login has ended")
+}
