@@ -15,6 +15,8 @@ import (
 // the health before the request for listeners would not know whose it is.
 func TestQueueOrder(t *testing.T) {
 	t.Parallel()
+	done, cancel := context.WithCancel(t.Context())
+	cancel() // so that nothing is waited for
 	for before := range 5 {
 		for after := range 3 {
 			q := xdsproxy.NewQueue()
@@ -31,14 +33,12 @@ func TestQueueOrder(t *testing.T) {
 			put(after)
 			want = append(want, "the report")
 			for _, text := range want {
-				msg, size, ok := q.Next(t.Context())
-				require.True(t, ok)
+				msg, size, ok := q.Next(done)
+				require.True(t, ok, "%q is lost", text)
 				assert.Equal(t, text, string(msg), "%d requests before it, %d after", before, after)
 				assert.Equal(t, text == "the report", size == 0, "a report is not counted")
 			}
-			ctx, cancel := context.WithCancel(t.Context())
-			cancel()
-			_, _, ok := q.Next(ctx)
+			_, _, ok := q.Next(done)
 			require.False(t, ok, "there is no more")
 		}
 	}
