@@ -221,7 +221,7 @@ func (f *Folder) Write(files map[string]File) (changed bool, err error) {
 	// From here on the new version counts.
 	if f.o.Plain {
 		version, before = "", ""
-		err = errors.Join(syncFolder(f.disk, f.root, "."), f.finish())
+		err = f.finish()
 	} else {
 		err = f.linkNames(files)
 	}
@@ -361,6 +361,9 @@ func (f *Folder) finish() error {
 	}
 	entries, err := fs.ReadDir(f.root.FS(), nextFolder)
 	if err != nil {
+		return err
+	}
+	if err := syncFolder(f.disk, f.root, "."); err != nil { // the commit, before a file is moved
 		return err
 	}
 	order := func(e fs.DirEntry) int { return slices.Index(f.o.Last, e.Name()) } // -1 for the others, which are sorted
