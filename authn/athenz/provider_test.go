@@ -18,11 +18,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/athenz"
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/cafake"
@@ -30,6 +32,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -312,6 +315,71 @@ func TestProviderSharesUses(t *testing.T) {
 	code, text := confirm(t, c, c.MutualTLS(cafake.ZTSName), "/instance", confirmation(c.Sign(nil)))
 	assert.Equal(t, http.StatusServiceUnavailable, code)
 	assert.NotContains(t, text, "database")
+}
+
+// pods are as a cluster has them.
+type pods map[string]*athenz.Pod
+
+func (p pods) Pod(_ context.Context, _, name string) (*athenz.Pod, error) {
+	if pod := p[name]; pod != nil {
+		return pod, nil
+	}
+	return nil, athenz.ErrNoPod
+}
+
+// A document that was used is remembered for as long as it is good, to the end of the leeway, whatever else is used meanwhile; and
+// no longer, or else the memory would fill.
+func TestUsedAsLongAsGood(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "ATH-12-12")
+	const life, leeway = 5 * time.Minute, 50 * time.Second
+	keys := athenztest.NewKeys(t)
+	subject := athenztest.Subject()
+	synctest.Test(t, func(t *testing.T) {
+		signer, err := athenz.NewSigner(athenz.SignerOptions{Dir: keys.Private, Lifetime: life})
+		require.NoError(t, err)
+		verifier, err := athenz.NewVerifier(athenz.VerifierOptions{Dir: keys.Public, Leeway: leeway})
+		require.NoError(t, err)
+		h, err := athenz.NewProvider(athenz.ProviderConfig{
+			Service: athenzname.Service{Domain: "k8s.admin", Name: "athenz-callback"},
+			ZTS: authn.Func(func(*http.Request) (*authn.Caller, error) {
+				return &authn.Caller{Method: "test", Name: cafake.ZTSName}, nil
+			}),
+			Verifier: verifier, Suffix: athenztest.Suffix,
+			Pods: pods{"web-0": {
+				Namespace: namespace, Name: "web-0", UID: "u", ServiceAccount: account, IP: subject.IP,
+				IPs: []netip.Addr{subject.IP, netip.MustParseAddr("fd00::3")}, Phase: "Running",
+			}},
+		})
+		require.NoError(t, err)
+		use := func(document string) (int, string) {
+			return call(t, h, http.MethodPost, "/instance", confirmation(document))
+		}
+		sign := func() string {
+			document, err := signer.SignDocument(t.Context(), subject)
+			require.NoError(t, err)
+			return document
+		}
+		first, begin := sign(), time.Now()
+		code, text := use(first)
+		require.Equal(t, http.StatusOK, code, text)
+		for time.Since(begin) < life+leeway-time.Second {
+			time.Sleep(time.Second)
+			code, text := use(first)
+			require.Equal(t, http.StatusForbidden, code, "after %v", time.Since(begin))
+			require.Contains(t, text, "used before", "after %v", time.Since(begin))
+			if time.Since(begin)%(7*time.Second) == 0 {
+				code, text := use(sign()) // which has what is old be forgotten
+				require.Equal(t, http.StatusOK, code, text)
+			}
+		}
+		_, err = verifier.Verify(first)
+		require.NoError(t, err, "it is good all the time")
+		time.Sleep(time.Second)
+		code, text = use(first)
+		require.Equal(t, http.StatusForbidden, code)
+		require.Contains(t, text, "invalid identity document", "and now it is not")
+	})
 }
 
 func TestNewProvider(t *testing.T) {

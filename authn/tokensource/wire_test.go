@@ -260,6 +260,38 @@ func TestExchangeSubject(t *testing.T) {
 	})
 }
 
+// A token is for every audience that was asked for, in any order, or it is refused.
+func TestEachAudience(t *testing.T) {
+	t.Parallel()
+	asked := []string{"istio-ca", "vault", "db"}
+	for _, c := range []struct {
+		has     []string
+		without string // the one that is missing; empty: it is good
+	}{
+		{[]string{"istio-ca", "vault", "db"}, ""},
+		{[]string{"db", "more", "vault", "istio-ca"}, ""},
+		{[]string{"vault", "db"}, "istio-ca"},
+		{[]string{"istio-ca", "db"}, "vault"},
+		{[]string{"istio-ca", "vault"}, "db"},
+		{[]string{"istio-ca", "vault", "vault"}, "db"},
+	} {
+		text := jwt(inAnHour(), c.has...)
+		_, server := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusCreated)
+			_, _ = fmt.Fprintf(w, `{"status":{"token":%q,"expirationTimestamp":%q}}`, text, inAnHour().Format(time.RFC3339))
+		})
+		s := must(tokensource.Kubernetes(tokensource.KubernetesOptions{
+			APIServer: server, HTTPClient: http.DefaultClient, Namespace: "prod", ServiceAccount: "web", Audiences: asked,
+		}))
+		if c.without == "" {
+			requireToken(t, text, s)
+		} else {
+			require.ErrorContains(t, requireNone(t, s), fmt.Sprintf("and not for %q", c.without), "%q", c.has)
+		}
+	}
+}
+
 // Each answer is refused, and quoted nowhere.
 func TestHostileAnswers(t *testing.T) {
 	t.Parallel()

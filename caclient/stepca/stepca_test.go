@@ -192,6 +192,16 @@ func TestServerIsVerified(t *testing.T) {
 	_, err := newClient(t, o).Sign(t.Context(), csr, 0)
 	requireKind(t, err, caclient.ErrBadAnswer)
 	assert.ErrorContains(t, err, fingerprint(wrong.Root())+", and not the one in Options")
+
+	// Each octet of the fingerprint counts.
+	for i := range sha256.Size {
+		print, err := hex.DecodeString(fingerprint(wrong.Root()))
+		require.NoError(t, err)
+		print[i] ^= 1
+		o.Fingerprint = hex.EncodeToString(print)
+		_, err = newClient(t, o).Sign(t.Context(), csr, 0)
+		require.ErrorContains(t, err, "and not the one in Options", "octet %d", i)
+	}
 	assert.Zero(t, signs)
 }
 

@@ -2,8 +2,10 @@ package grpchttp_test
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -308,4 +310,55 @@ func TestSendTimeout(t *testing.T) {
 		}
 		asError(t, err)
 	})
+}
+
+// deadlines is an answer that remembers until when it may be written.
+type deadlines struct {
+	*httptest.ResponseRecorder
+	until time.Time
+}
+
+func (d *deadlines) SetWriteDeadline(until time.Time) error {
+	d.until = until
+	return nil
+}
+
+// What remains to be sent when a method returns has a limit in time, whatever that is, and a stream that waits has none.
+func TestSendTimeoutOfTheStatus(t *testing.T) {
+	t.Parallel()
+	const timeout = 10 * time.Second
+	wait := func(t *testing.T, d *deadlines) error {
+		assert.Zero(t, d.until)
+		time.Sleep(time.Hour)
+		return nil
+	}
+	for name, method := range map[string]func(*testing.T, *grpchttp.Call, *deadlines) error{
+		"nothing but the status": func(*testing.T, *grpchttp.Call, *deadlines) error { return nil },
+		"nothing but an error":   func(*testing.T, *grpchttp.Call, *deadlines) error { return grpchttp.Errorf(grpchttp.NotFound, "no") },
+		"the status after a header": func(t *testing.T, c *grpchttp.Call, d *deadlines) error {
+			return errors.Join(c.SendHeader(), wait(t, d))
+		},
+		"the status after responses": func(t *testing.T, c *grpchttp.Call, d *deadlines) error {
+			return errors.Join(c.Send([]byte("a")), wait(t, d), c.Send([]byte("b")), wait(t, d))
+		},
+		"an error after a response": func(t *testing.T, c *grpchttp.Call, d *deadlines) error {
+			return errors.Join(c.Send([]byte("a")), wait(t, d), grpchttp.Errorf(grpchttp.Aborted, "no"))
+		},
+		"a response with the status": func(_ *testing.T, c *grpchttp.Call, _ *deadlines) error { return c.SendOnly([]byte("a")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := &deadlines{ResponseRecorder: httptest.NewRecorder()}
+				h := handler(map[string]grpchttp.Method{"/S/M": func(_ context.Context, c *grpchttp.Call) error { return method(t, c, d) }})
+				h.SendTimeout = timeout
+				r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/S/M", http.NoBody)
+				r.ProtoMajor, r.ProtoMinor = 2, 0
+				r.Header.Set("Content-Type", "application/grpc")
+				r.Header.Set("Te", "trailers")
+				h.ServeHTTP(d, r)
+				require.Equal(t, http.StatusOK, d.Code)
+				assert.Equal(t, time.Now().Add(timeout), d.until)
+			})
+		})
+	}
 }

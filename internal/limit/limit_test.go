@@ -272,6 +272,13 @@ func TestQueueTime(t *testing.T) {
 		require.Zero(t, no)
 		require.Equal(t, 399*work, wait)
 
+		after(4000, 0)               // at once: a burst too, but for those that would wait ten times as long as they may
+		time.Sleep(10 * time.Second) // until all have ended, and for the next to be another burst
+		ok, no, wait = seen()
+		require.InDelta(t, 800, ok, 2)
+		require.InDelta(t, 3200, no, 2)
+		require.LessOrEqual(t, wait, 10*80*time.Millisecond)
+
 		after(4000, work/2) // twice as many as are served, for two seconds
 		ok, no, wait = after(8000, work/2)
 		require.InDelta(t, 4000, ok, 10, "the slot is never idle")

@@ -356,8 +356,8 @@ func (a *Authority) newBundle(old *state, d *rotation.Document, version string, 
 		return s, number(s.sequence)
 	}
 	// An equal bundle stays the same one, for verifiers remember by it. Another one must not have
-	// an old number, which no consumer would take (FED-11), even if a replica that had not heard
-	// of us has turned back what time had done.
+	// an old number, which no consumer would take (FED-11): without a store changes are numbered here only, and with one a
+	// replica that had not heard of us may have turned back what time had done.
 	if err := number(old.sequence); err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/binary"
 	"math/big"
 	"net/http"
 	"testing"
@@ -210,6 +211,26 @@ func TestProvenOfOtherSerialNumbers(t *testing.T) {
 		c := *leaf
 		c.SerialNumber = n
 		assert.Equal(t, leaf.NotBefore, a.Proven(&c), name)
+	}
+	// To the second: the lifetime, or the backdating if that is longer, after NotBefore, and never after NotAfter.
+	for _, tt := range []struct{ backdate, lives, latest time.Duration }{
+		{2 * time.Minute, 24 * time.Hour, time.Hour},
+		{2 * time.Minute, time.Hour, time.Hour},
+		{2 * time.Minute, 10 * time.Minute, 10 * time.Minute},
+		{3 * time.Hour, 24 * time.Hour, 3 * time.Hour},
+	} {
+		a := newAuthority(t, func(c *ca.Config) { c.MaxTTL, c.Backdate = time.Hour, tt.backdate })
+		for _, late := range []time.Duration{-time.Second, 0, time.Second} {
+			c := *leaf
+			c.NotAfter = c.NotBefore.Add(tt.lives)
+			says := c.NotBefore.Add(tt.latest + late)
+			c.SerialNumber = number(func(b []byte) []byte { binary.BigEndian.PutUint32(b[13:], uint32(says.Unix())); return b })
+			want := says
+			if late > 0 {
+				want = c.NotBefore
+			}
+			assert.Equal(t, want.Unix(), a.Proven(&c).Unix(), "%+v, %v after that", tt, late)
+		}
 	}
 	earlier := *leaf
 	earlier.SerialNumber = number(func(b []byte) []byte { copy(b[13:], "\x00\x00\x00\x07"); return b })

@@ -231,8 +231,9 @@ func TestVolumeUnmountedWhileRunning(t *testing.T) {
 	_, err = a.Rotate(t.Context())
 	require.NoError(t, err)
 
-	// To have the record there again, an operator makes the folder.
-	require.NoError(t, os.RemoveAll(dir))
+	// To have the record there again, an operator makes the folder. It goes by a rename: what is being written meanwhile
+	// would be in the way of RemoveAll.
+	require.NoError(t, os.Rename(dir, away))
 	require.NoError(t, os.Mkdir(dir, 0o700))
 	require.Eventually(t, func() bool { _, err := store.Load(t.Context()); return err == nil }, 20*time.Second, 5*time.Millisecond)
 	assert.Equal(t, a.Roots(), open(t, store, notCreating).Roots())

@@ -8,12 +8,10 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -21,6 +19,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/files"
+	"github.com/svidkit/svidkit/internal/files/disk"
 	"github.com/svidkit/svidkit/internal/files/flock"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/renew"
@@ -28,7 +27,7 @@ import (
 
 type dirStore struct {
 	dir  string
-	disk disk
+	disk disk.Disk
 	mu   sync.Mutex  // keeps the writers of this process apart where there is no flock
 	seen atomic.Bool // this process has found a record in the folder
 }
@@ -101,7 +100,7 @@ func newDirStore(dir string) (*dirStore, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ca: folder of the store: %w", err)
 	}
-	return &dirStore{dir: dir, disk: osDisk{}}, nil
+	return &dirStore{dir: dir, disk: disk.OS{}}, nil
 }
 
 func (d *dirStore) String() string { return "ca.DirStore(" + d.dir + ")" }
@@ -473,44 +472,6 @@ func (d *dirStore) writeFile(root *os.Root, name string, b []byte) error {
 	_, err = f.Write(b)
 	return errors.Join(err, f.Sync(), f.Close())
 }
-
-// disk is how a store changes its folder. There is one, and in tests one that fails and loses what was not made
-// durable.
-type disk interface {
-	Mkdir(root *os.Root, name string) error
-	Create(root *os.Root, name string) (diskFile, error) // a new file
-	SyncDir(root *os.Root, name string) error            // makes the names in a folder durable
-	Rename(root *os.Root, from, to string) error
-	RemoveAll(root *os.Root, name string) error
-}
-
-type diskFile interface {
-	io.WriteCloser
-	Sync() error
-}
-
-type osDisk struct{}
-
-func (osDisk) Mkdir(root *os.Root, name string) error { return root.Mkdir(name, 0o700) }
-
-func (osDisk) Create(root *os.Root, name string) (diskFile, error) {
-	return root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-}
-
-// SyncDir does nothing on Windows, which cannot, and keeps its own journal of names.
-func (osDisk) SyncDir(root *os.Root, name string) error {
-	if runtime.GOOS == "windows" {
-		return nil
-	}
-	f, err := root.Open(name)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
-}
-
-func (osDisk) Rename(root *os.Root, from, to string) error { return root.Rename(from, to) }
-func (osDisk) RemoveAll(root *os.Root, name string) error  { return root.RemoveAll(name) }
 
 // lock waits until no other process or goroutine writes.
 func (d *dirStore) lock(ctx context.Context, root *os.Root) (unlock func(), err error) {

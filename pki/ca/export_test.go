@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"sync"
 
+	"github.com/svidkit/svidkit/internal/files/disk"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -91,15 +92,8 @@ func clone(r Record) Record {
 	return NewRecord(r.Version, data)
 }
 
-// Disk is how a store in a folder changes it, and OSDisk is the one that is in use.
-type (
-	Disk     = disk
-	DiskFile = diskFile
-	OSDisk   = osDisk
-)
-
 // OnDisk has a store of [NewDirStore] change its folder through another disk.
-func OnDisk(s Store, d Disk) Store {
+func OnDisk(s Store, d disk.Disk) Store {
 	s.(*dirStore).disk = d
 	return s
 }

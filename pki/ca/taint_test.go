@@ -522,3 +522,50 @@ func TestDoneContextOfDecisions(t *testing.T) {
 		assert.Len(t, a.Roots(), 1)
 	}
 }
+
+// Each change of the contents has a number of its own, with a store and without, and the number is a part of the record: a CA that
+// is opened again gives the same bundle the same number. Otherwise consumers take the new bundle for the old one.
+func TestSequenceOfEachChange(t *testing.T) {
+	t.Parallel()
+	for name, store := range map[string]ca.Store{"New": nil, "Open": ca.NewMemoryStore()} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				edit := func(c *ca.Config) { c.JWT, c.SyncInterval = &ca.JWTConfig{}, 6*time.Minute }
+				var a *ca.Authority
+				if store == nil {
+					a = newAuthority(t, edit)
+				} else {
+					a = open(t, store, edit)
+				}
+				before := a.Bundle()
+				do := func(what string, err error) {
+					t.Helper()
+					require.NoError(t, err, what)
+					now := a.Bundle()
+					require.False(t, now.Equal(before), what)
+					require.Greater(t, sequence(t, now), sequence(t, before), what)
+					require.Equal(t, sequence(t, now), a.Status().Sequence, what)
+					before = now
+					if store == nil {
+						return
+					}
+					again := open(t, store, edit, notCreating).Bundle()
+					require.True(t, now.Equal(again), "%s: opened again", what)
+					require.Equal(t, sequence(t, now), sequence(t, again), "%s: opened again", what)
+				}
+				next, err := a.Rotate(t.Context())
+				do("a root is prepared", err)
+				do("a root that waits is revoked", a.Revoke(t.Context(), next.ID))
+				next, err = a.Rotate(t.Context())
+				do("a root is prepared again", err)
+				do("a root that waits is tainted, and another one prepared", a.Taint(t.Context(), next.ID))
+				token, err := a.RotateJWT(t.Context())
+				do("a key for tokens is prepared", err)
+				do("a key for tokens is revoked", a.Revoke(t.Context(), token.ID))
+				_, err = a.RevokeNow(t.Context(), a.Roots()[0].ID)
+				do("the root that signs is revoked", err)
+			})
+		})
+	}
+}

@@ -142,6 +142,23 @@ func TestChoose(t *testing.T) {
 				write(t, root, credentials+"/"+name, text)
 			}
 		}, istioagent.Files, "there are files in"},
+		{"credentials and certificates", "", func(t *testing.T, root string) {
+			for _, dir := range []string{credentials, "etc/certs"} {
+				write(t, root, dir+"/cert-chain.pem", text)
+				write(t, root, dir+"/key.pem", text)
+			}
+		}, istioagent.Files, "files in {root}/" + credentials},
+		{"one of two credentials, and certificates", "", func(t *testing.T, root string) {
+			write(t, root, credentials+"/key.pem", text)
+			write(t, root, "etc/certs/cert-chain.pem", text)
+			write(t, root, "etc/certs/key.pem", text)
+		}, istioagent.Files, "files in {root}/" + credentials + ", without cert-chain.pem so far"},
+		{"credentials for output, and certificates", "OUTPUT_CERTS={root}/" + credentials, func(t *testing.T, root string) {
+			for _, dir := range []string{credentials, "etc/certs"} {
+				write(t, root, dir+"/cert-chain.pem", text)
+				write(t, root, dir+"/key.pem", text)
+			}
+		}, istioagent.Files, "files in {root}/etc/certs"},
 		{"certificates", "", func(t *testing.T, root string) {
 			write(t, root, "etc/certs/cert-chain.pem", text)
 			write(t, root, "etc/certs/key.pem", text)
@@ -184,7 +201,13 @@ func TestChoose(t *testing.T) {
 			}
 			require.NoError(t, err)
 			assert.Equal(t, c.want, choice.Origin, choice.Why)
-			assert.Contains(t, choice.Why, c.why)
+			assert.Contains(t, choice.Why, strings.ReplaceAll(c.why, "{root}", root))
+			if _, dir, named := strings.Cut(c.why, "files in {root}/"); named {
+				dir, _, _ = strings.Cut(dir, ",")
+				for _, path := range []string{choice.Cert, choice.Key, choice.Roots} {
+					assert.Equal(t, filepath.Join(root, dir), filepath.Dir(path), "all of one folder")
+				}
+			}
 			assert.Contains(t, choice.String(), string(c.want))
 			for _, path := range []string{choice.Socket, choice.Cert, choice.Key, choice.Roots} {
 				if path != "" {

@@ -244,6 +244,10 @@ func TestNames(t *testing.T) {
 		put(w.api, "gw/password", data{"key": []byte("hunter2"), "password": []byte("hunter2")})
 		put(w.api, "gw/helm", a, "type", "helm.sh/release.v1")
 		put(w.api, "gw/token", a, "type", "kubernetes.io/service-account-token")
+		put(w.api, "gw/a-cacert-b", with(a, data{"ca.crt": roots})) // an ending in the middle of a name is none
+		put(w.api, "gw/a-cacert.c", b)
+		put(w.api, "gw/d-cacert-cacert", data{"cacert": others})
+		put(w.api, "gw/d-cacert", data{"cacert": roots})
 		put(w.api, "app/tls", b)
 		w.start(kubesecrets.Config{})
 
@@ -255,6 +259,12 @@ func TestNames(t *testing.T) {
 			"kubernetes://both-forms":         pair(b),
 			"kubernetes://whole-and-half":     pair(a),
 			"kubernetes://mutual":             pair(a),
+			"kubernetes://a-cacert-b":         pair(a),
+			"kubernetes://gw/a-cacert-b":      pair(a),
+			"kubernetes://a-cacert.c":         pair(b),
+			"kubernetes://a-cacert-b-cacert":  string(roots),
+			"kubernetes://d-cacert":           string(roots),
+			"kubernetes://d-cacert-cacert":    string(others),
 			"kubernetes://mutual-cacert":      string(roots),
 			"kubernetes://gw/mutual-cacert":   string(roots),
 			"kubernetes://split-cacert":       string(others),

@@ -1,5 +1,12 @@
 package xdsproxy
 
+import (
+	"context"
+
+	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/peerkey"
+)
+
 // For tests.
 const (
 	Linger   = linger
@@ -36,3 +43,18 @@ func (h *Handler) Reported() int {
 
 // DebugAnswer returns the JSON of a response to a debug request.
 var DebugAnswer = debugAnswer
+
+// Queue is the queue of a stream.
+type Queue = queue
+
+// NewQueue returns an empty one, without a share of others.
+func NewQueue() *Queue { return newQueue(limit.NewShares[peerkey.Holder](0, 0), peerkey.Holder{}) }
+
+// Put is put.
+func (q *Queue) Put(ctx context.Context, msg []byte) error { return q.put(ctx, msg) }
+
+// SetReport is setReport.
+func (q *Queue) SetReport(msg []byte) { q.setReport(msg) }
+
+// Next is next.
+func (q *Queue) Next(ctx context.Context) (msg []byte, size int, ok bool) { return q.next(ctx) }

@@ -280,6 +280,39 @@ func TestStoredEnds(t *testing.T) {
 	}
 }
 
+// The end of MaxAge comes while the program runs, too: a root that was revoked during an outage is not trusted for longer.
+func TestMaxAgeWhileRunning(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	for _, bundlesOnly := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newFixture(t)
+			w.cfg.MaxAge, w.cfg.BundlesOnly, w.cfg.Identity = time.Hour, bundlesOnly, !bundlesOnly
+			w.api.ExpireIn(48 * time.Hour)
+			_, stop := w.start(t)
+			saved := time.Now()
+			stop()
+			w.api.Drop()
+			time.Sleep(10 * time.Minute)
+			l, _ := w.start(t)
+			has := func() (has []bool) {
+				_, bundle := l.Bundle(td)
+				_, snapshot := l.Snapshot()
+				_, svid := l.SVID()
+				ctx, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
+				defer cancel()
+				return []bool{bundle == nil, l.Bundles().Len() == 1, l.Status().InUse, l.Ready(ctx) == nil, snapshot == nil, svid == nil}
+			}
+			good := []bool{true, true, true, true, !bundlesOnly, !bundlesOnly}
+			require.Equal(t, good, has())
+			time.Sleep(time.Until(saved.Add(w.cfg.MaxAge - 2*time.Second)))
+			require.Equal(t, good, has(), "to the end")
+			time.Sleep(3 * time.Second)
+			require.Equal(t, make([]bool, len(good)), has(), "and no longer")
+		})
+	}
+}
+
 // While the live source works, what is stored stays young.
 func TestStaysYoung(t *testing.T) {
 	t.Parallel()

@@ -127,6 +127,46 @@ func TestMerge(t *testing.T) {
 	})
 }
 
+// homeless is a source of an identity that has no bundle of its own trust domain.
+type homeless struct{ *flip }
+
+func (h homeless) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	return h.Bundles().Bundle(td)
+}
+
+func (h homeless) Bundles() *spiffe.BundleSet { return new(spiffe.BundleSet) }
+
+func (h homeless) Snapshot() (*spiffe.Snapshot, error) {
+	svid, err := h.SVID()
+	if err != nil {
+		return nil, err
+	}
+	return spiffe.NewSnapshot(svid, h.Bundles()), nil
+}
+
+// A federated source speaks for the own trust domain at no time, not even while nobody else does.
+func TestMergeOwnIsNotForOthers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca, impostor := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org")
+		one := spiffetest.NewCA(t, "partner.test")
+		var a abroad
+		a.put(t, impostor.Bundle(), one.Bundle())
+		m, err := source.NewMerge(td, homeless{&flip{Source: ca.Source("/web")}}, &a)
+		require.NoError(t, err)
+		defer m.Close()
+		snap, err := m.Snapshot()
+		require.NoError(t, err)
+		for name, bundles := range map[string]spiffe.BundleSource{"merge": m, "snapshot": snap} {
+			_, err := bundles.Bundle(td)
+			require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain, name)
+			b, err := bundles.Bundle(partner)
+			require.NoError(t, err, name)
+			assert.True(t, sameRoots(b, one.Bundle()), name)
+		}
+	})
+}
+
 // A mistake in the configuration is not a hole.
 func TestMergeMistakes(t *testing.T) {
 	t.Parallel()

@@ -38,6 +38,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/files/disk"
 	"github.com/svidkit/svidkit/internal/files/flock"
 	"github.com/svidkit/svidkit/internal/files/private"
 )
@@ -82,6 +83,7 @@ type Folder struct {
 	path   string
 	o      Options
 	root   *os.Root
+	disk   disk.Disk
 	lock   *os.File
 	unsure bool                    // what was written last may not be durable
 	step   func(name string) error // called before each step by tests; nil otherwise
@@ -89,12 +91,14 @@ type Folder struct {
 
 // Open opens a folder, which it makes with mode 0755 if it is not there, and finishes what an earlier process has
 // committed.
-func Open(path string, o Options) (*Folder, error) {
+func Open(path string, o Options) (*Folder, error) { return openOn(disk.OS{}, path, o) }
+
+func openOn(d disk.Disk, path string, o Options) (*Folder, error) {
 	root, err := openRoot(path, o, private.MakeDir)
 	if err != nil {
 		return nil, err
 	}
-	f := &Folder{path: path, o: o, root: root}
+	f := &Folder{path: path, o: o, root: root, disk: d}
 	if err = f.takeLock(); err == nil {
 		err = f.finish()
 	}
@@ -202,7 +206,7 @@ func (f *Folder) Write(files map[string]File) (changed bool, err error) {
 	version := versionMark + rand.Text()
 	f.unsure = true
 	if err := f.writeVersion(version, files); err != nil {
-		_ = f.root.RemoveAll(version) // else the next write does it
+		_ = f.disk.RemoveAll(f.root, version) // else the next write does it
 		return false, err
 	}
 	if f.o.Plain {
@@ -211,13 +215,13 @@ func (f *Folder) Write(files map[string]File) (changed bool, err error) {
 		err = f.link(version, currentLink)
 	}
 	if err != nil {
-		_ = f.root.RemoveAll(version)
+		_ = f.disk.RemoveAll(f.root, version)
 		return false, err
 	}
 	// From here on the new version counts.
 	if f.o.Plain {
 		version, before = "", ""
-		err = errors.Join(syncFolder(f.root, "."), f.finish())
+		err = f.finish()
 	} else {
 		err = f.linkNames(files)
 	}
@@ -288,14 +292,14 @@ func has(in *os.Root, name string, want File) bool {
 
 // writeVersion writes the files of a version, and makes them durable.
 func (f *Folder) writeVersion(version string, files map[string]File) error {
-	if err := f.root.Mkdir(version, 0o700); err != nil {
+	if err := f.disk.Mkdir(f.root, version); err != nil {
 		return f.named("", err)
 	}
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		if err := f.before("write " + name); err != nil {
 			return err
 		}
-		if err := create(f.root, filepath.Join(version, name), files[name]); err != nil {
+		if err := create(f.disk, f.root, filepath.Join(version, name), files[name]); err != nil {
 			return f.named(name, err)
 		}
 	}
@@ -308,7 +312,7 @@ func (f *Folder) writeVersion(version string, files map[string]File) error {
 			return err
 		}
 	}
-	return errors.Join(syncFolder(f.root, version), syncFolder(f.root, "."))
+	return errors.Join(syncFolder(f.disk, f.root, version), syncFolder(f.disk, f.root, "."))
 }
 
 // linkNames makes each name a link to the file in the current version.
@@ -322,17 +326,17 @@ func (f *Folder) linkNames(files map[string]File) error {
 			return err
 		}
 	}
-	return syncFolder(f.root, ".")
+	return syncFolder(f.disk, f.root, ".")
 }
 
 // link makes name a link to target, in the place of another.
 func (f *Folder) link(target, name string) error {
 	draft := draftMark + rand.Text()
-	if err := f.root.Symlink(target, draft); err != nil {
+	if err := f.disk.Symlink(f.root, target, draft); err != nil {
 		return f.named(name, err)
 	}
 	if err := f.rename(draft, name); err != nil {
-		return errors.Join(err, f.root.Remove(draft))
+		return errors.Join(err, f.disk.Remove(f.root, draft))
 	}
 	return nil
 }
@@ -359,6 +363,9 @@ func (f *Folder) finish() error {
 	if err != nil {
 		return err
 	}
+	if err := syncFolder(f.disk, f.root, "."); err != nil { // the commit, before a file is moved
+		return err
+	}
 	order := func(e fs.DirEntry) int { return slices.Index(f.o.Last, e.Name()) } // -1 for the others, which are sorted
 	slices.SortStableFunc(entries, func(a, b fs.DirEntry) int { return cmp.Compare(order(a), order(b)) })
 	for _, entry := range entries {
@@ -366,17 +373,17 @@ func (f *Folder) finish() error {
 			return err
 		}
 	}
-	if err := errors.Join(syncFolder(f.root, "."), syncFolder(f.root, nextFolder)); err != nil {
+	if err := errors.Join(syncFolder(f.disk, f.root, "."), syncFolder(f.disk, f.root, nextFolder)); err != nil {
 		return err
 	}
-	return f.root.Remove(nextFolder)
+	return f.disk.Remove(f.root, nextFolder)
 }
 
 func (f *Folder) rename(from, to string) error {
 	if err := f.before("rename to " + to); err != nil {
 		return err
 	}
-	return f.root.Rename(from, to)
+	return f.disk.Rename(f.root, from, to)
 }
 
 // named returns err with what could not be written instead of a temporary name: programs log a lasting failure once, by
@@ -410,12 +417,12 @@ func (f *Folder) tidy(files map[string]File, current, before string) error {
 		_, wanted := files[name]
 		switch {
 		case strings.HasPrefix(name, versionMark) && name != current && name != before, strings.HasPrefix(name, draftMark):
-			err = f.root.RemoveAll(name)
+			err = f.disk.RemoveAll(f.root, name)
 		case link && name == currentLink && f.o.Plain: // of the other layout
-			err = f.root.Remove(name)
+			err = f.disk.Remove(f.root, name)
 		case link && !wanted:
 			if target, linkErr := f.root.Readlink(name); linkErr == nil && target == currentLink+"/"+name {
-				err = f.root.Remove(name)
+				err = f.disk.Remove(f.root, name)
 			}
 		}
 		if err != nil {
@@ -429,24 +436,28 @@ func (f *Folder) tidy(files map[string]File, current, before string) error {
 // after Replace has returned the new one. A link at the name is replaced and not followed. Only one caller at a time may
 // replace a file.
 func Replace(root *os.Root, name string, file File) error {
+	return replace(disk.OS{}, root, name, file)
+}
+
+func replace(d disk.Disk, root *os.Root, name string, file File) error {
 	draft := name + ".new"
-	if err := root.Remove(draft); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a crash
+	if err := d.Remove(root, draft); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a crash
 		return err
 	}
-	err := create(root, draft, file)
+	err := create(d, root, draft, file)
 	if err == nil {
-		err = root.Rename(draft, name)
+		err = d.Rename(root, draft, name)
 	}
 	if err != nil {
-		_ = root.Remove(draft) // the next call tries again
+		_ = d.Remove(root, draft) // the next call tries again
 		return err
 	}
-	return syncFolder(root, ".")
+	return syncFolder(d, root, ".")
 }
 
 // create makes a new file, and its contents durable.
-func create(root *os.Root, name string, file File) error {
-	out, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+func create(d disk.Disk, root *os.Root, name string, file File) error {
+	out, err := d.Create(root, name)
 	if err != nil {
 		return err
 	}
@@ -454,17 +465,10 @@ func create(root *os.Root, name string, file File) error {
 	return errors.Join(err, out.Chmod(file.Mode), out.Sync(), out.Close())
 }
 
-// syncFolder makes the names in a folder durable. Windows cannot, and keeps its own journal of names.
-func syncFolder(root *os.Root, name string) error {
-	if runtime.GOOS == "windows" {
-		return nil
-	}
-	dir, err := root.Open(name)
-	if errors.Is(err, fs.ErrPermission) { // one that may be entered and written, and not listed
-		return nil
-	}
-	if err != nil {
+// syncFolder makes the names in a folder durable.
+func syncFolder(d disk.Disk, root *os.Root, name string) error {
+	if err := d.SyncDir(root, name); !errors.Is(err, fs.ErrPermission) { // of one that may be entered and written, and not listed
 		return err
 	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return nil
 }

@@ -117,7 +117,6 @@ func (d *Document) Revoke(id string, successor func() (Key, error), now time.Tim
 		after = new(*next)
 	}
 	d.Keys[kind] = slices.DeleteFunc(d.Keys[kind], func(k Key) bool { return out[k.ID] })
-	d.Sequence++
 	return after, nil
 }
 
@@ -228,7 +227,6 @@ func (d *Document) Prepare(fresh Key, wait time.Duration, now time.Time) Key {
 	}
 	fresh.Phase, fresh.Prepared, fresh.Activates, fresh.Met = Distributing, now, now.Add(wait), now
 	d.Keys[kind] = append(d.Keys[kind], fresh)
-	d.Sequence++
 	return fresh
 }
 
@@ -236,7 +234,6 @@ func (d *Document) Prepare(fresh Key, wait time.Duration, now time.Time) Key {
 func (d *Document) Renew(renewed Key, now time.Time) {
 	renewed.Prepared, renewed.Activates = now, now
 	*d.In(renewed.Kind(), Active) = renewed
-	d.Sequence++
 }
 
 // NeedsSuccessor reports whether a key, when it is tainted, must be followed by another. A full bundle has

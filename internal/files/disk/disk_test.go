@@ -1,0 +1,24 @@
+package disk_test
+
+import (
+	"os"
+	"runtime"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/files/disk"
+)
+
+// The kernel is asked: it refuses to make a folder durable that is on no disk.
+func TestSyncDirReachesTheKernel(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("needs /proc")
+	}
+	root, err := os.OpenRoot("/proc")
+	require.NoError(t, err)
+	defer root.Close()
+	require.ErrorIs(t, disk.OS{}.SyncDir(root, "."), syscall.EINVAL)
+}
