@@ -114,6 +114,7 @@ func (a *Authority) SignJWT(ctx context.Context, r JWTRequest) (string, error) {
 		return "", err
 	}
 	defer release()
+	a.look(ctx)
 	g, err := a.reserve(ctx, rotation.Token, r.ID, r.TTL)
 	if err != nil {
 		return "", err
