@@ -410,12 +410,12 @@ func (s *Server) limited() *conns.Listener {
 		Total:   total,
 		Each:    cmp.Or(s.MaxConnsPerUser, min(defaultMaxConnsPerUser, max(total*2/3, 1))),
 		Peer:    holder,
-		Refused: refusals(s.log(), s.name()),
+		Refused: refusals(s.log(), s.name(), "MaxConnsPerUser is reached: the user", "MaxConns is reached: there are"),
 	})
 }
 
 // refusals returns a function that logs connections beyond a limit.
-func refusals(logger *slog.Logger, socket string) func(net.Conn, *limit.Error) {
+func refusals(logger *slog.Logger, socket, each, all string) func(net.Conn, *limit.Error) {
 	log := ratelog.New(logger, 0)
 	return func(c net.Conn, err *limit.Error) {
 		attrs := []slog.Attr{slog.String("socket", socket)}
@@ -427,9 +427,9 @@ func refusals(logger *slog.Logger, socket string) func(net.Conn, *limit.Error) {
 		reason := err.Reason
 		switch reason {
 		case limit.CallerShare:
-			reason = "MaxConnsPerUser is reached: the user has too many connections"
+			reason = each + " has too many connections"
 		case limit.TotalShare:
-			reason = "MaxConns is reached: there are too many connections"
+			reason = all + " too many connections"
 		}
 		log.Warn("unixsocket: connection closed at once", reason, attrs...)
 	}
@@ -441,7 +441,7 @@ func refusals(logger *slog.Logger, socket string) func(net.Conn, *limit.Error) {
 func Limit(l net.Listener, descriptors int, logger *slog.Logger) net.Listener {
 	descriptors = max(descriptors, 1)
 	total := max(conns.Max(defaultMaxConns*descriptors)/descriptors, 1)
-	return conns.Listen(l, conns.Options{Total: total, Each: max(total*2/3, 1), Descriptors: descriptors, Peer: holder, Refused: refusals(logger, l.Addr().String())}).Closing()
+	return conns.Listen(l, conns.Options{Total: total, Each: max(total*2/3, 1), Descriptors: descriptors, Peer: holder, Refused: refusals(logger, l.Addr().String(), "the user", "there are")}).Closing()
 }
 
 // lockDir waits for the lock on a folder, which lasts until unlock or the end of the process, and leaves
