@@ -914,12 +914,17 @@ func TestOutputBeforeReady(t *testing.T) {
 		assert.FileExists(t, filepath.Join(root, "out", name))
 	}
 
-	// What cannot be written does not hold up an Envoy.
+	// What cannot be written is said by readiness, and an Envoy has its secrets all the same.
 	root = c.root(t)
 	write(t, root, "file", []byte("no folder"))
 	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS=file"))
 	code, text := get(t, a, "/healthz/ready")
+	assert.Equal(t, http.StatusServiceUnavailable, code, text)
+	assert.Contains(t, text, "outputs: the SVID or bundle is not ready yet: the files do not have the identity yet: ")
+	code, text = get(t, a, "/healthz/live")
 	assert.Equal(t, http.StatusOK, code, text)
+	_, err := fetch(t, a.Choice().Socket, "default")
+	assert.NoError(t, err)
 }
 
 // TestOutputFolderByLink has OUTPUT_CERTS at a link to a folder in which files count as the workload's: what the agent has

@@ -131,11 +131,10 @@ type Sink struct {
 	life lifecycle.Life
 	news renew.Signal
 
-	writing  sync.Mutex      // held while files are written; guards the next four
-	folder   *fileset.Folder // nil if it is not open
-	running  bool            // so that folder stays open
-	lifetime time.Duration   // how long the written identity lives
-	told     map[string]bool // about the folder
+	writing sync.Mutex      // held while files are written; guards the next three
+	folder  *fileset.Folder // nil if it is not open
+	running bool            // so that folder stays open
+	told    map[string]bool // about the folder
 
 	mu     sync.Mutex // guards status
 	status status
@@ -143,13 +142,14 @@ type Sink struct {
 
 // status is the state of a [Sink] at one moment.
 type status struct {
-	Ready     bool      // the files had what the source has when they were last looked at without a failure, at least once
-	ID        spiffe.ID // of the identity in the files; zero before Ready
-	NotAfter  time.Time // when its certificate ends
-	Writes    uint64    // how often the files were written; what was there already does not count
-	LastWrite time.Time // when that was last
-	Checked   time.Time // when the files were last found or put in order
-	Err       error     // why they could not be since, or nil
+	Ready     bool          // the files had what the source has when they were last looked at without a failure, at least once
+	ID        spiffe.ID     // of the identity in the files; zero before Ready
+	NotAfter  time.Time     // when its certificate ends
+	Writes    uint64        // how often the files were written; what was there already does not count
+	LastWrite time.Time     // when that was last
+	Checked   time.Time     // when the files were last found or put in order
+	Err       error         // why they could not be since, or nil
+	lifetime  time.Duration // how long the written identity lives
 }
 
 const (
@@ -269,14 +269,12 @@ func (s *Sink) release() {
 
 // wait returns how long to wait after a failure.
 func (s *Sink) wait(f renew.Failure) time.Duration {
-	s.writing.Lock()
-	life := s.lifetime
-	s.writing.Unlock()
+	st := s.state()
 	var left time.Duration
-	if life > 0 {
-		left = time.Until(s.state().NotAfter)
+	if st.lifetime > 0 {
+		left = time.Until(st.NotAfter)
 	}
-	return min(patience.Wait(f, life, left, rand.Float64()), look)
+	return min(patience.Wait(f, st.lifetime, left, rand.Float64()), look)
 }
 
 // Write writes what the source has now, once, and reports whether that changed anything in the folder. It needs no
@@ -414,7 +412,7 @@ func (s *Sink) note(svid *spiffe.SVID, changed bool, err error) {
 	st.Err = err
 	if err == nil {
 		st.Ready, st.ID, st.NotAfter, st.Checked = true, svid.ID(), svid.NotAfter(), now
-		s.lifetime = svid.NotAfter().Sub(svid.Leaf().NotBefore)
+		st.lifetime = svid.NotAfter().Sub(svid.Leaf().NotBefore)
 	}
 	if changed {
 		st.Writes++
@@ -471,11 +469,21 @@ func (s *Sink) Close() error { return s.life.Close() }
 // that tell a reader to read them again. Take it before looking at [Sink.Report], so that no change is missed.
 func (s *Sink) Changed() <-chan struct{} { return s.news.Changed() }
 
-// Report implements [report.Reporter] with the identity that the files have, and the files as the upstream. The metrics have
-// names that begin with svidkit_filesink.
+// Report implements [report.Reporter] with the identity that the files have, and the files as the upstream. The Sink is not
+// ready before the files have an identity, and while they cannot be written and their identity has less than a quarter of its
+// life left. The metrics have names that begin with svidkit_filesink.
 func (s *Sink) Report() report.Report {
 	st := s.state()
 	r := report.Report{Upstreams: []report.Upstream{{Name: "files that it writes", LastSuccess: st.Checked, Err: st.Err}}}
+	switch {
+	case !st.Ready:
+		r.NotReady = fmt.Errorf("%w: the files do not have the identity yet", spiffe.ErrNotReady)
+		if st.Err != nil {
+			r.NotReady = fmt.Errorf("%w: %w", r.NotReady, st.Err)
+		}
+	case st.Err != nil && time.Until(st.NotAfter) < st.lifetime/4:
+		r.NotReady = fmt.Errorf("the identity in the files ends at %s, and they cannot be written: %w", st.NotAfter.UTC().Format(time.RFC3339), st.Err)
+	}
 	if !st.ID.IsZero() {
 		r.Identities = []report.Identity{{Name: st.ID.String(), NotAfter: st.NotAfter, LastSuccess: st.LastWrite}}
 	}

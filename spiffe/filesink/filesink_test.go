@@ -304,6 +304,36 @@ func TestRestart(t *testing.T) {
 	}
 }
 
+// A program is ready while its files have an identity with some life left, whatever the last write was like.
+func TestReadiness(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		src := spiffetest.NewCA(t, "example.org").Source("/web")
+		dir := filepath.Join(t.TempDir(), "d")
+		s, err := filesink.New(filesink.Config{Source: src, Dir: dir})
+		require.NoError(t, err)
+		require.ErrorIs(t, s.Report().NotReady, spiffe.ErrNotReady)
+		_, err = s.Write()
+		require.NoError(t, err)
+		require.NoError(t, s.Report().NotReady)
+
+		require.NoError(t, os.RemoveAll(dir)) // a lock of another, a full disk: it cannot be written
+		require.NoError(t, os.WriteFile(dir, nil, 0o600))
+		time.Sleep(30 * time.Minute) // of an hour
+		src.Renew()
+		_, err = s.Write()
+		require.Error(t, err)
+		require.NoError(t, s.Report().NotReady, "readers have half a life")
+		time.Sleep(20 * time.Minute)
+		require.ErrorContains(t, s.Report().NotReady, "the identity in the files ends at ")
+
+		require.NoError(t, os.Remove(dir))
+		_, err = s.Write()
+		require.NoError(t, err)
+		require.NoError(t, s.Report().NotReady)
+	})
+}
+
 // An identity that has expired takes the place of nothing; the next valid one does.
 func TestExpired(t *testing.T) {
 	t.Parallel()
