@@ -920,7 +920,7 @@ func TestOutputBeforeReady(t *testing.T) {
 	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS=file"))
 	code, text := get(t, a, "/healthz/ready")
 	assert.Equal(t, http.StatusServiceUnavailable, code, text)
-	assert.Contains(t, text, "outputs: the SVID or bundle is not ready yet: the files do not have the identity yet: ")
+	assert.Contains(t, text, "outputs: not ready: the files do not have the identity yet: ")
 	code, text = get(t, a, "/healthz/live")
 	assert.Equal(t, http.StatusOK, code, text)
 	_, err := fetch(t, a.Choice().Socket, "default")
