@@ -173,17 +173,19 @@ func TestOpenForgotten(t *testing.T) {
 // A server that cannot be reached fails the call, and not the program.
 func TestOpenUnreachable(t *testing.T) {
 	t.Parallel()
-	l := memconn.Listen()
-	require.NoError(t, l.Close())
-	for _, url := range []string{"http://localhost", "http://local host"} {
-		s := grpchttp.NewClient(&http.Client{Transport: transport(t, l.DialContext)}, url, limit).Open(t.Context(), "/S/M", nil)
-		assert.Error(t, s.Send([]byte("lost")))
-		_, err := s.Receive()
-		asError(t, err)
-		assert.Nil(t, s.Header())
-		assert.Nil(t, s.Trailer())
-		assert.NoError(t, s.Close())
-	}
+	synctest.Test(t, func(t *testing.T) { // where a call that waits for ever fails at once
+		l := memconn.Listen()
+		require.NoError(t, l.Close())
+		for _, url := range []string{"http://localhost", "http://local host"} {
+			s := grpchttp.NewClient(&http.Client{Transport: transport(t, l.DialContext)}, url, limit).Open(t.Context(), "/S/M", nil)
+			assert.Error(t, s.Send([]byte("lost")))
+			_, err := s.Receive()
+			asError(t, err)
+			assert.Nil(t, s.Header())
+			assert.Nil(t, s.Trailer())
+			assert.NoError(t, s.Close())
+		}
+	})
 }
 
 // One frame goes to many calls and is never changed.

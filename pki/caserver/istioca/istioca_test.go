@@ -372,8 +372,10 @@ func TestRenewalsEnd(t *testing.T) {
 
 	_, err = serveFor(a, 0)(late, "")
 	require.NoError(t, err, "without end")
-	_, err = serveFor(wrap(a), time.Hour)(again, "")
-	refused(t, err, grpchttp.Unauthenticated, unauthenticated) // a signer that cannot tell
+	for _, longest := range []time.Duration{time.Hour, math.MaxInt64} { // of a signer that cannot tell
+		_, err = serveFor(wrap(a), longest)(again, "")
+		refused(t, err, grpchttp.Unauthenticated, unauthenticated)
+	}
 	_, err = istioca.ClientCertificates(a, td, -1)
 	require.Error(t, err)
 }
