@@ -188,6 +188,10 @@ func NewReviewer(opts *ReviewerOptions) (*Reviewer, error) {
 	return r, nil
 }
 
+// Close closes the connections to the API server that the Reviewer has made; those of ReviewerOptions.HTTPClient are up to its
+// owner. A Reviewer may be used after it. The error is always nil.
+func (r *Reviewer) Close() error { return r.api.Close() }
+
 // Account is the service account that a token belongs to, as the API server says.
 type Account struct {
 	Namespace      string // an RFC 1123 label

@@ -56,7 +56,8 @@
 // The folder of the socket, and the folders above it, must belong to this user or to root. If others may write to one
 // without sticky bit, such as an emptyDir volume of Kubernetes, they may replace the socket; the log warns of that.
 //
-// A dead socket, on which no server answers, is replaced. A socket in use, and anything that is not a socket, is left alone.
+// A socket that is removed while the server runs, or whose folder is, appears again within a second or two. A dead socket, on which
+// no server answers, is replaced. A socket in use, and anything that is not a socket, is left alone.
 // Starting servers lock the folder, so that two of them do not both replace the same dead socket; a process that holds that
 // lock for long delays a start by 10 seconds and does not prevent it. On Windows there are neither modes nor locks: the
 // folder's access list decides which processes may connect.
@@ -90,6 +91,7 @@ const (
 	defaultMaxConns        = 16_384
 	defaultMaxConnsPerUser = 1024
 
+	lookTime  = time.Second // after which a socket that was removed is missed
 	drainTime = 2 * time.Second
 	dialTime  = time.Second
 	lockTime  = 10 * time.Second // other servers hold the lock for a second at most
@@ -142,7 +144,8 @@ type Server struct {
 
 	mu     sync.Mutex
 	l      net.Listener
-	remove func() // removes the socket
+	own    fs.FileInfo // of the socket; nil with Listener
+	remove func()      // removes the socket
 }
 
 // Listen makes the socket. When it returns, clients can connect, and wait for [Server.Run] to serve
@@ -195,7 +198,7 @@ func (s *Server) listen() error {
 	if err != nil {
 		return err
 	}
-	if fi, err := root.Stat("."); err == nil && !warned && fi.Mode().Perm()&0o022 != 0 && fi.Mode()&fs.ModeSticky == 0 {
+	if fi, err := root.Stat("."); err == nil && !warned && fi.Mode().Perm()&0o022 != 0 && fi.Mode()&fs.ModeSticky == 0 && !private.PodVolume(dir) {
 		s.warn(dir, fmt.Errorf("it has mode %v", fi.Mode()))
 	}
 	l, own, err := s.open(root, dir, name)
@@ -203,7 +206,7 @@ func (s *Server) listen() error {
 		root.Close()
 		return err
 	}
-	s.l, s.remove = l, func() {
+	s.l, s.own, s.remove = l, own, func() {
 		if fi, err := root.Lstat(name); err == nil && os.SameFile(fi, own) {
 			_ = root.Remove(name) // a dead socket is replaced at the next start
 		}
@@ -251,7 +254,10 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	base, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
+	s.mu.Lock()
+	s.l = &renewable{current: s.l}
 	l := s.limited()
+	s.mu.Unlock()
 	srv := &http.Server{
 		Handler:   conns.Body(s.Handler, headerTime),
 		Protocols: new(http.Protocols),
@@ -281,6 +287,12 @@ func (s *Server) Run(ctx context.Context) error {
 	srv.Protocols.SetUnencryptedHTTP2(true)
 	failed := make(chan error, 1)
 	go func() { failed <- srv.Serve(l) }()
+	looking, stopLooking := context.WithCancel(ctx)
+	looked := make(chan struct{})
+	go func() {
+		defer close(looked)
+		s.look(looking)
+	}()
 	var err error
 	select {
 	case <-ctx.Done():
@@ -288,6 +300,8 @@ func (s *Server) Run(ctx context.Context) error {
 		err = fmt.Errorf("unixsocket: serve on %.256q: %w", s.name(), failure)
 		failed <- failure
 	}
+	stopLooking()
+	<-looked
 	s.remove() // before the listener is closed, as no other server takes the path until then
 	end()
 	drain, stop := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
@@ -296,6 +310,97 @@ func (s *Server) Run(ctx context.Context) error {
 	_ = srv.Close()
 	<-failed
 	return err
+}
+
+// look makes the socket again when it is gone: a cleaner of a temporary folder, or an operator, has removed it. What other
+// programs have put in its place is left alone.
+func (s *Server) look(ctx context.Context) {
+	if s.own == nil {
+		return
+	}
+	dir, _ := os.Getwd()
+	for told := ""; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(lookTime):
+		}
+		if _, err := os.Lstat(s.Path); !errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if now, err := os.Getwd(); !filepath.IsAbs(s.Path) && (err != nil || now != dir) {
+			continue // the path leads elsewhere
+		}
+		if err := s.again(); err != nil {
+			if text := err.Error(); text != told {
+				told = text
+				s.log().Warn("unixsocket: the socket was removed, and cannot be made again yet", slog.String("socket", s.Path), slog.Any("err", err))
+			}
+			continue
+		}
+		told = ""
+		s.log().Info("unixsocket: the socket was removed, and was made again", slog.String("socket", s.Path))
+	}
+}
+
+// again makes the socket while another one is served, and serves it in the place of that.
+func (s *Server) again() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	serving, removeOld := s.l.(*renewable), s.remove
+	if err := s.listen(); err != nil {
+		return err
+	}
+	removeOld()
+	serving.renew(s.l)
+	s.l = serving
+	return nil
+}
+
+// renewable is a listener in whose place another one can come.
+type renewable struct {
+	mu      sync.Mutex
+	current net.Listener
+	closed  bool
+}
+
+func (r *renewable) now() (net.Listener, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.current, r.closed
+}
+
+func (r *renewable) Accept() (net.Conn, error) {
+	for {
+		l, _ := r.now()
+		c, err := l.Accept()
+		if now, closed := r.now(); err == nil || closed || now == l {
+			return c, err
+		}
+	}
+}
+
+func (r *renewable) renew(l net.Listener) {
+	r.mu.Lock()
+	old := r.current
+	r.current = l
+	if r.closed {
+		_ = l.Close()
+	}
+	r.mu.Unlock()
+	_ = old.Close()
+}
+
+func (r *renewable) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+	return r.current.Close()
+}
+
+func (r *renewable) Addr() net.Addr {
+	l, _ := r.now()
+	return l.Addr()
 }
 
 // limited is the listener within the limits.

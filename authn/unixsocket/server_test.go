@@ -1,6 +1,7 @@
 package unixsocket_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -332,6 +333,47 @@ func TestRunEnds(t *testing.T) {
 		assert.Equal(t, 2*time.Second, time.Since(start))
 		close(release)
 	})
+}
+
+// A socket that is removed appears again, with its mode, and so does its folder. Connections that are open go on. What another
+// program has put in its place stays.
+func TestRemoved(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	dir := filepath.Join(socketDir(t), "d")
+	path := filepath.Join(dir, "s")
+	stop := serve(t, &unixsocket.Server{Path: path, SocketMode: 0o620, Handler: says("hello")})
+	require.Equal(t, "hello", hears(t, path, true))
+	c, err := net.Dial("unix", path)
+	require.NoError(t, err)
+	defer c.Close()
+	there := func() bool { _, err := os.Lstat(path); return err == nil }
+	for _, remove := range []func() error{
+		func() error { return os.Remove(path) },
+		func() error { return os.RemoveAll(dir) },
+		func() error { return os.Rename(dir, dir+".old") },
+	} {
+		require.NoError(t, remove())
+		require.Eventually(t, there, 10*time.Second, 10*time.Millisecond)
+		require.Equal(t, "hello", hears(t, path, true))
+		if runtime.GOOS != "windows" {
+			require.Equal(t, fs.FileMode(0o620), mode(t, path).Perm())
+		}
+	}
+	_, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+	require.NoError(t, err)
+	line, err := bufio.NewReader(c).ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "HTTP/1.1 200 OK\r\n", line)
+
+	require.NoError(t, os.Remove(path))
+	require.NoError(t, os.WriteFile(path, []byte("mine"), 0o600))
+	time.Sleep(2500 * time.Millisecond)
+	require.NoError(t, stop())
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, "mine", string(text))
+	require.NoFileExists(t, filepath.Join(dir+".old", "s"))
 }
 
 // A listener that fails is an error, and its socket is removed.

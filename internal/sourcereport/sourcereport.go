@@ -5,8 +5,10 @@ import (
 	"crypto"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"iter"
 	"slices"
+	"time"
 
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/report"
@@ -16,11 +18,17 @@ import (
 // the source can list them, and those of the identity's trust domain and of domains.
 func Of(svids spiffe.SVIDSource, bundles spiffe.BundleSource, origin string, domains ...spiffe.TrustDomain) (r report.Report) {
 	if svids != nil {
-		i, td := identity(svids)
-		r.Identities, r.NotReady = []report.Identity{i}, i.Err
-		if !td.IsZero() && !slices.Contains(domains, td) {
-			domains = append([]spiffe.TrustDomain{td}, domains...)
+		i, svid := identity(svids)
+		r.NotReady = i.Err
+		if svid != nil {
+			if td := svid.ID().TrustDomain(); !slices.Contains(domains, td) {
+				domains = append([]spiffe.TrustDomain{td}, domains...)
+			}
+			if bundles != nil && !time.Now().After(i.NotAfter) {
+				r.NotReady = verify(&i, svid, bundles)
+			}
 		}
+		r.Identities = []report.Identity{i}
 	}
 	if bundles != nil {
 		r.Bundles = list(bundles, origin, domains)
@@ -28,18 +36,41 @@ func Of(svids spiffe.SVIDSource, bundles spiffe.BundleSource, origin string, dom
 	return r
 }
 
-func identity(src spiffe.SVIDSource) (i report.Identity, td spiffe.TrustDomain) {
+func identity(src spiffe.SVIDSource) (i report.Identity, svid *spiffe.SVID) {
 	svid, err := src.SVID()
 	switch {
 	case err != nil:
-		return report.Identity{Own: true, Err: err}, td
+		return report.Identity{Own: true, Err: err}, nil
 	case svid == nil:
-		return report.Identity{Own: true, Err: errors.New("the source returned no SVID and no error")}, td
+		return report.Identity{Own: true, Err: errors.New("the source returned no SVID and no error")}, nil
 	}
 	first := slices.MinFunc(svid.Chain(), func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })
 	return report.Identity{
 		Name: svid.ID().String(), Own: true, NotBefore: svid.Leaf().NotBefore, NotAfter: svid.NotAfter(), ChainEnd: first.NotAfter,
-	}, svid.ID().TrustDomain()
+	}, svid
+}
+
+// verify sets when the chain of svid ends that peers verify, or returns why those with the same bundle do not. Certificates
+// that are not needed for it may end before. Of a bundle without an X.509 authority that is good, others say so.
+func verify(i *report.Identity, svid *spiffe.SVID, bundles spiffe.BundleSource) error {
+	td := svid.ID().TrustDomain()
+	b, err := bundles.Bundle(td)
+	if err != nil || b == nil {
+		return nil
+	}
+	if roots := slices.Collect(b.X509Authorities()); !slices.ContainsFunc(roots, func(c *x509.Certificate) bool { return !time.Now().After(c.NotAfter) }) {
+		return nil
+	}
+	v, err := spiffe.NewVerifier(b, spiffe.AllowIDs(svid.ID()), &spiffe.VerifierOptions{Remember: -1})
+	if err != nil {
+		return err
+	}
+	peer, err := v.VerifyChain(svid.Chain(), spiffe.AnyRole)
+	if err != nil {
+		return fmt.Errorf("no peer that has this trust bundle of %q accepts the SVID of %q: %w", td, svid.ID(), err)
+	}
+	i.NotAfter = peer.NotAfter()
+	return nil
 }
 
 // list returns the bundles that src can list, and those of the trust domains.

@@ -53,6 +53,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"math"
 	"slices"
@@ -213,7 +214,7 @@ func newAuthority(cfg Config) (*Authority, error) {
 	}
 	a := &Authority{
 		redacted: redact.New("ca.Authority(" + cfg.TrustDomain.String() + ")"),
-		cfg:      cfg, writing: make(chan struct{}, 1), events: events{kept: make(chan struct{}, 1)},
+		cfg:      cfg, writing: make(chan struct{}, 1), looking: make(chan struct{}, 1), events: events{kept: make(chan struct{}, 1)},
 	}
 	if cfg.Limits != (Limits{}) {
 		a.limiter = limit.New(limit.Options(cfg.Limits))
@@ -298,6 +299,9 @@ type Authority struct {
 	adopted bool                  // the CA was made by another program; likewise
 
 	audited lastresult.Result // of the last record of a certificate or token
+
+	looking chan struct{}               // has a slot for the one request that reads what another process has stored
+	looked  atomic.Pointer[fs.FileInfo] // of what the store last had
 	events  events
 
 	mu      sync.Mutex

@@ -2,6 +2,7 @@ package ca
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
 	"crypto/x509"
 	"encoding/binary"
@@ -17,11 +18,15 @@ import (
 // cannot be exchanged for a certificate of its successor. Workloads verify each other with Bundle, so that leaves that the
 // tainted key signed in good faith go on working.
 //
-// A key is missing when [Authority.Taint] returns, and in other replicas when they have read the store (SyncInterval), and
-// so is each root with the same key. A workload whose certificate is from a tainted root renews by another proof, such as
+// A key is missing when [Authority.Taint] returns, and in other replicas when they have read the store, and so is each root with
+// the same key. They read a [DirStore] here and in Sign if another process has written to it, and other stores every
+// SyncInterval. A workload whose certificate is from a tainted root renews by another proof, such as
 // its token. [Authority.Changed] tells of changes. The bundle is not for publishing and has no sequence number. It is the
-// same one until it changes; CallerBundle blocks no more than Bundle does.
-func (a *Authority) CallerBundle() *spiffe.Bundle { return a.current().callers }
+// same one until it changes; CallerBundle blocks no more than Bundle does, but for a folder that another process has written to.
+func (a *Authority) CallerBundle() *spiffe.Bundle {
+	a.look(context.Background())
+	return a.current().callers
+}
 
 // newCallers returns the bundle of callers for s, which follows old. A bundle that is equal stays the same one, for
 // verifiers remember by it.

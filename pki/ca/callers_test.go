@@ -7,6 +7,8 @@ import (
 	"encoding/binary"
 	"math/big"
 	"net/http"
+	"os"
+	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -93,6 +95,37 @@ func TestTaintReachesReplicas(t *testing.T) {
 		}
 		require.ErrorIs(t, enter(forged), authn.ErrRefused)
 	})
+}
+
+// A folder that another process has written to is read at the next request, without Run.
+func TestTaintTakesEffectAtOnce(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "ca")
+	of := func() ca.Store {
+		store, err := ca.NewDirStore(dir)
+		require.NoError(t, err)
+		return store
+	}
+	operator := open(t, of(), withJWT)
+	server := open(t, of(), withJWT)
+	enter, leaf := door(t, server), sign(t, server, newCSR(t), time.Hour)
+	require.NoError(t, enter(leaf))
+	require.NoError(t, operator.Taint(t.Context(), operator.Roots()[0].ID))
+	require.ErrorIs(t, enter(leaf), authn.ErrRefused)
+	result, err := operator.RevokeNow(t.Context(), operator.Roots()[0].ID)
+	require.NoError(t, err)
+	require.NoError(t, enter(sign(t, server, newCSR(t), time.Hour)))
+	require.Equal(t, result.Successor.ID, server.Status().Roots[0].ID)
+	require.Len(t, server.Roots(), 1)
+
+	require.NoError(t, operator.Taint(t.Context(), operator.Status().JWTKeys[0].ID))
+	_, err = operator.RevokeNow(t.Context(), operator.Status().JWTKeys[0].ID)
+	require.NoError(t, err)
+	require.NoError(t, validate(operator.CallerBundle(), signJWT(t, server, time.Minute)), "by the new key")
+
+	// A folder that cannot be read costs one request the time for it.
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "CURRENT"), []byte("v-none"), 0o600))
+	require.NoError(t, enter(sign(t, server, newCSR(t), time.Hour)), "and the last that was read stays")
 }
 
 // The keys for tokens of a plugged-in CA are its own, and its roots are not.

@@ -105,6 +105,9 @@ func newDirStore(dir string) (*dirStore, error) {
 
 func (d *dirStore) String() string { return "ca.DirStore(" + d.dir + ")" }
 
+// stat returns another file than before if there is another record.
+func (d *dirStore) stat() (fs.FileInfo, error) { return os.Lstat(filepath.Join(d.dir, currentName)) }
+
 // keys are the rules for everything in the store.
 var keys = private.Options{Keys: true}
 

@@ -22,8 +22,13 @@ import (
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
 
-// ErrNoJWT says that the authority signs no JWT-SVIDs; see [Config.JWT].
-var ErrNoJWT = errors.New("no JWT-SVIDs are signed here")
+// ErrNoJWT says that the authority signs no JWT-SVIDs; see [Config.JWT]. It wraps [errors.ErrUnsupported].
+var ErrNoJWT error = unsupported("no JWT-SVIDs are signed here")
+
+type unsupported string
+
+func (e unsupported) Error() string { return string(e) }
+func (unsupported) Unwrap() error   { return errors.ErrUnsupported }
 
 // JWTConfig configures the JWT-SVIDs of an [Authority]. Zero means the default that is named here.
 type JWTConfig struct {
@@ -114,6 +119,7 @@ func (a *Authority) SignJWT(ctx context.Context, r JWTRequest) (string, error) {
 		return "", err
 	}
 	defer release()
+	a.look(ctx)
 	g, err := a.reserve(ctx, rotation.Token, r.ID, r.TTL)
 	if err != nil {
 		return "", err

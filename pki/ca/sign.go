@@ -181,6 +181,7 @@ func (a *Authority) Sign(ctx context.Context, r Request) ([]*x509.Certificate, e
 		return nil, err
 	}
 	defer release()
+	a.look(ctx)
 	g, err := a.reserve(ctx, rotation.Root, r.ID, r.TTL)
 	if err != nil {
 		return nil, err

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"math/rand/v2"
+	"os"
 	"strings"
 	"time"
 
@@ -364,6 +366,40 @@ func (a *Authority) save(ctx context.Context, d *rotation.Document, base based, 
 		return a.save(ctx, late, based{Document: d, version: stored}, why)
 	}
 	return nil
+}
+
+// lookTime is how long a request waits for what another process has stored. After that Run reads it.
+const lookTime = time.Second
+
+// look reads the store if that says at no cost that another process has written to it: what an operator has tainted or revoked
+// there is out at the next request.
+func (a *Authority) look(ctx context.Context) {
+	store, ok := a.store.(*dirStore)
+	if !ok {
+		return
+	}
+	info, err := store.stat()
+	if err != nil || a.hasLooked(info) { // Run tells of the error
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookTime)
+	defer cancel()
+	select {
+	case a.looking <- struct{}{}:
+		defer func() { <-a.looking }()
+	case <-ctx.Done():
+		return
+	}
+	if a.hasLooked(info) {
+		return
+	}
+	_ = a.update(ctx, "", nil) // it is noted
+	a.looked.Store(&info)
+}
+
+func (a *Authority) hasLooked(info fs.FileInfo) bool {
+	last := a.looked.Load()
+	return last != nil && os.SameFile(*last, info) && (*last).ModTime().Equal(info.ModTime())
 }
 
 // load reads the store, but does not wait for ever.

@@ -84,6 +84,50 @@ func TestBundle(t *testing.T) {
 }
 
 // A source that has nothing to give yet.
+// slowSource has answers that take a while, some of them.
+type slowSource struct {
+	source
+	wait chan struct{} // the next call waits for it; guarded by mu
+	in   chan struct{}
+}
+
+func (s *slowSource) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	b, err := s.source.Bundle(td)
+	s.mu.Lock()
+	wait := s.wait
+	s.wait = nil
+	s.mu.Unlock()
+	if wait != nil {
+		s.in <- struct{}{}
+		<-wait
+	}
+	return b, err
+}
+
+// A source that does not answer stops no other call, and what it answers late does not bring back roots that are gone.
+func TestSlowSource(t *testing.T) {
+	t.Parallel()
+	one, two := newAuthority(t, "one", nil), newAuthority(t, "two", nil)
+	hang := make(chan struct{})
+	s := &slowSource{source: source{b: bundle(t, one)}, wait: hang, in: make(chan struct{})}
+	a := start(t, kubetest.Start(t), nil).ra(func(c *ra.Config) { c.Roots = s })
+	late := make(chan []string)
+	go func() { late <- roots(a) }()
+	<-s.in
+	s.set(bundle(t, two), nil)
+	got := make(chan []string, 1)
+	go func() { got <- roots(a) }()
+	select {
+	case names := <-got:
+		require.Equal(t, []string{"two"}, names)
+	case <-time.After(20 * time.Second):
+		t.Fatal("another call waits for the source")
+	}
+	close(hang)
+	require.Equal(t, []string{"two"}, <-late)
+	require.Equal(t, []string{"two"}, roots(a))
+}
+
 func TestBundleNotReady(t *testing.T) {
 	t.Parallel()
 	root := newAuthority(t, "root", nil)

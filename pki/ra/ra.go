@@ -50,6 +50,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	k8s "github.com/svidkit/svidkit/internal/kube"
@@ -122,7 +123,10 @@ type RA struct {
 
 	audited, asked lastresult.Result // of the last record, and whether the cluster answered the last request
 
+	turn atomic.Uint64 // of a call that asks the sources, which is done without mu, as they are the user's
+
 	mu      sync.Mutex
+	taken   uint64 // the turn whose answers sources has
 	learned []learnedRoot
 	sources []*spiffe.Bundle // what union is made of; nil where a source had none yet
 	union   *spiffe.Bundle   // nil before the first use
@@ -254,22 +258,23 @@ func (a *RA) Bundle() *spiffe.Bundle {
 			a.cfg.Logger.Warn("roots of the signers do not fit into one bundle", slog.Any("err", unfit))
 		}
 	}()
+	turn := a.turn.Add(1)
+	answers := []*spiffe.Bundle{a.answer(a.cfg.Roots)}
+	for _, name := range slices.Sorted(maps.Keys(a.cfg.SignerRoots)) {
+		answers = append(answers, a.answer(a.cfg.SignerRoots[name]))
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.forget()
-	all := []spiffe.BundleSource{a.cfg.Roots}
-	for _, name := range slices.Sorted(maps.Keys(a.cfg.SignerRoots)) {
-		all = append(all, a.cfg.SignerRoots[name])
-	}
 	if a.sources == nil {
-		a.sources = make([]*spiffe.Bundle, len(all))
+		a.sources = make([]*spiffe.Bundle, len(answers))
 	}
-	for i, source := range all {
-		if source == nil {
-			continue
-		}
-		if b, err := a.ask(source); err == nil && b != a.sources[i] {
-			a.sources[i], a.stale = b, true
+	if turn > a.taken { // else another call has asked later
+		a.taken = turn
+		for i, b := range answers {
+			if b != nil && b != a.sources[i] {
+				a.sources[i], a.stale = b, true
+			}
 		}
 	}
 	if a.stale || a.union == nil {
@@ -281,6 +286,18 @@ func (a *RA) Bundle() *spiffe.Bundle {
 		a.stale = false
 	}
 	return a.union
+}
+
+// answer is what a source has; nil for none.
+func (a *RA) answer(source spiffe.BundleSource) *spiffe.Bundle {
+	if source == nil {
+		return nil
+	}
+	b, err := a.ask(source)
+	if err != nil {
+		return nil
+	}
+	return b
 }
 
 // CallerBundle returns [RA.Bundle]: the signers do not say which of their keys may be stolen.

@@ -18,10 +18,12 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// The origins of variables: the document of Istio's agent, or what the agent beside it reads.
+// The origins of variables: the document of Istio's agent, what the agent reads beside it, or what the injector writes into
+// every container.
 const (
 	document = "document"
 	implied  = "implied"
+	injected = "injected"
 )
 
 // variables are those of Istio's agent.
@@ -145,7 +147,7 @@ var variables = settings.Table{
 		{Name: "ISTIO_META_ENABLE_DNS_SERVER", Unused: true, Form: settings.Bool, Doc: "there is no DNS proxy", Origin: implied},
 		{Name: "ISTIO_KUBE_APP_PROBERS", Unused: true, Doc: "the application is not probed", Origin: implied},
 		{Name: "ISTIO_PROMETHEUS_ANNOTATIONS", Unused: true, Doc: "metrics of the application are not merged", Origin: implied},
-		{Name: "ISTIO_CPU_LIMIT", Unused: true, Doc: "it is for an Envoy that this agent does not run", Origin: implied},
+		{Name: "ISTIO_CPU_LIMIT", Unused: true, Doc: "it is for an Envoy that this agent does not run", Origin: injected},
 	},
 }
 
@@ -273,7 +275,9 @@ func FromEnvironment(environ []string) (Config, error) {
 		c.Notes = append(c.Notes, fmt.Sprintf("environment variable %s: the agent has none of that name; -h lists them", name))
 	}
 	for _, row := range v.Unused() {
-		c.Notes = append(c.Notes, fmt.Sprintf("environment variable %s is not used: %s", row.Name, row.Doc))
+		if row.Origin != injected { // which the operator has not set
+			c.Notes = append(c.Notes, fmt.Sprintf("environment variable %s is not used: %s", row.Name, row.Doc))
+		}
 	}
 	if v.Text("JWT_POLICY") == "first-party-jwt" {
 		c.Notes = append(c.Notes, "environment variable JWT_POLICY: first-party-jwt is treated as third-party-jwt; mount a token for the CA at "+tokenFile)

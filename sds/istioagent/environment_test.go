@@ -54,13 +54,12 @@ func TestEnvironment(t *testing.T) {
 	}{
 		{"sidecar", `JWT_POLICY=third-party-jwt PILOT_CERT_PROVIDER=istiod CA_ADDR=istiod.istio-system.svc:15012 POD_NAME=web-1 POD_NAMESPACE=shop
 			INSTANCE_IP=10.0.0.1 SERVICE_ACCOUNT=web PROXY_CONFIG={} ISTIO_META_CLUSTER_ID=Kubernetes TRUST_DOMAIN=example.org KUBERNETES_SERVICE_HOST=10.96.0.1
-			ISTIO_META_MESH_ID=m1 ISTIO_CPU_LIMIT=2`, func(t *testing.T, c istioagent.Config) {
+			HOST_IP=10.1.0.1 ISTIO_META_MESH_ID=m1 ISTIO_CPU_LIMIT=2 GOMEMLIMIT=1073741824 GOMAXPROCS=2`, func(t *testing.T, c istioagent.Config) {
 			assert.Equal(t, []string{"example.org", "shop", "web", "web-1", "10.0.0.1", "Kubernetes"},
 				[]string{c.TrustDomain.String(), c.Namespace, c.ServiceAccount, c.Pod, c.Address, c.ClusterID})
 			assert.True(t, c.InPod)
 			assert.Equal(t, map[string]string{"MESH_ID": "m1"}, c.Metadata)
-			require.Len(t, c.Notes, 1)
-			assert.Contains(t, c.Notes[0], "ISTIO_CPU_LIMIT is not used")
+			assert.Empty(t, c.Notes)
 		}},
 		{"machine", `CA_ADDR=istiod.example.org:15012 PROV_CERT=./etc/certs OUTPUT_CERTS=./etc/certs CREDENTIAL_FETCHER_TYPE=GoogleComputeEngine CLUSTER_ID=c2
 			PILOT_CERT_PROVIDER=custom SECRET_TTL=1h CA_HEADER_X-One=1 XDS_HEADER_two=2 ISTIOD_SAN=istiod.example.org`, func(t *testing.T, c istioagent.Config) {

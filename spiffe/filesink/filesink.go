@@ -171,7 +171,7 @@ func New(cfg Config) (*Sink, error) {
 		return nil, fmt.Errorf("filesink: new: %w", err)
 	}
 	if cfg.KeyMode&0o004 != 0 {
-		s.log.Warn("filesink: all users that can enter the folder can read the private key, by Config.KeyMode", slog.String("folder", cfg.Dir))
+		s.log.Info("filesink: all users that can enter the folder can read the private key, by Config.KeyMode", slog.String("folder", cfg.Dir))
 	}
 	return s, nil
 }

@@ -337,7 +337,7 @@ func addIdentities(set *metrics.Set, all []state) {
 		at         func(*report.Identity) time.Time
 	}{
 		{"start", "the SVID begins to be valid", func(i *report.Identity) time.Time { return i.NotBefore }},
-		{"end", "the SVID expires", func(i *report.Identity) time.Time { return i.NotAfter }},
+		{"end", "the SVID, or a certificate that peers need to verify it, expires", func(i *report.Identity) time.Time { return i.NotAfter }},
 		{"chain_end", "the first certificate in the chain of the SVID expires", func(i *report.Identity) time.Time { return i.ChainEnd }},
 	} {
 		set.Gauges("svidkit_identity_"+m.name+"_timestamp_seconds", "When "+m.help+", in seconds since 1970.", func(add metrics.Add) {

@@ -123,6 +123,34 @@ func TestOutage(t *testing.T) {
 	})
 }
 
+// The SVID is good for as long as peers with the same bundle can verify its chain, whatever else is in that.
+func TestChain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		root := spiffetest.NewCA(t, "example.org")
+		good, short := root.Intermediate(), root.Intermediate(func(c *x509.Certificate) { c.NotAfter = time.Now().Add(20 * time.Minute) })
+		svid, err := spiffe.NewSVID(short.Certificate("/web"))
+		require.NoError(t, err)
+		chain, key := good.Certificate("/web")
+		extra, _ := short.Certificate("/web")
+		svidWithMore, err := spiffe.NewSVID(append(chain, extra[1:]...), key)
+		require.NoError(t, err)
+		needed := newHandler(t, health.Part{Name: "it", Source: health.FromSources(svid, root.Bundles())})
+		more := newHandler(t, health.Part{Name: "it", Source: health.FromSources(svidWithMore, root.Bundles())})
+		foreign := newHandler(t, health.Part{Name: "it", Source: health.FromSources(svid, spiffetest.NewCA(t, "example.org").Bundles())})
+		time.Sleep(20 * time.Minute)
+		require.NoError(t, needed.Ready())
+		require.NoError(t, more.Ready())
+		require.ErrorContains(t, foreign.Ready(), "signed by unknown authority")
+		time.Sleep(time.Second)
+		require.True(t, time.Now().Before(svid.NotAfter()))
+		require.ErrorContains(t, needed.Ready(), `no peer that has this trust bundle of "example.org" accepts the SVID of "spiffe://example.org/web"`)
+		require.NoError(t, more.Ready())
+		code, _ := ask(t, needed, "/live")
+		require.Equal(t, http.StatusOK, code, "a restart mends nothing")
+	})
+}
+
 // TestBundles: a service that can verify no peer is not ready.
 func TestBundles(t *testing.T) {
 	t.Parallel()
@@ -210,7 +238,7 @@ func TestMetrics(t *testing.T) {
 			s := samples(t, newHandler(t, health.Part{Name: "it", Source: health.FromSources(web, bundles)}))
 			const identity = `{identity="spiffe://example.org/web",part="it"}`
 			assert.EqualValues(t, web.Leaf().NotBefore.Unix(), s["svidkit_identity_start_timestamp_seconds"+identity])
-			assert.EqualValues(t, web.NotAfter().Unix(), s["svidkit_identity_end_timestamp_seconds"+identity])
+			assert.EqualValues(t, time.Now().Add(20*time.Minute).Unix(), s["svidkit_identity_end_timestamp_seconds"+identity], "it is of no use later")
 			assert.EqualValues(t, time.Now().Add(20*time.Minute).Unix(), s["svidkit_identity_chain_end_timestamp_seconds"+identity])
 			assert.Equal(t, 2., s[`svidkit_bundle_authorities{part="it",trust_domain="example.org",type="x509"}`])
 			assert.Contains(t, s, `svidkit_bundle_authorities{part="it",trust_domain="example.org",type="jwt"}`)

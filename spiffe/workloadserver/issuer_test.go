@@ -39,6 +39,8 @@ func TestIssuerErrors(t *testing.T) {
 	}
 	narrow, err := jwtsvid.NewIssuer(home.TrustDomain(), "k", newKey(t), nil)
 	require.NoError(t, err)
+	authority, err := ca.New(ca.Config{TrustDomain: home.TrustDomain()}) // without JWT
+	require.NoError(t, err)
 	upstream := func(i issuer) issuer { // an agent's agent
 		c := inMemory(t, handler(t, src, &workloadserver.Options{IssueJWTSVID: i}))
 		return func(ctx context.Context, id spiffe.ID, audience []string) (string, error) {
@@ -66,6 +68,8 @@ func TestIssuerErrors(t *testing.T) {
 		"later":                              {fails(fmt.Errorf("x: %w", later(7*time.Second))), []string{"a"}, codeUnavailable, "cannot issue tokens now; its log says why; try again later", 7 * time.Second},
 		"invalid, but later":                 {fails(errors.Join(fs.ErrInvalid, later(7*time.Second))), []string{"a"}, codeUnavailable, "cannot issue tokens now; its log says why; try again later", 7 * time.Second},
 		"later, of another server":           {upstream(fails(later(7 * time.Second))), []string{"a"}, codeUnavailable, "cannot issue tokens now; its log says why; try again later", 7 * time.Second},
+		"never":                              {authority.IssueJWTSVID, []string{"a"}, codeUnimplemented, "no tokens of this kind are issued here", 0},
+		"never, of another server":           {upstream(authority.IssueJWTSVID), []string{"a"}, codeUnimplemented, "no tokens of this kind are issued here", 0},
 		"anything else":                      {fails(errors.New("kaputt")), []string{"a"}, codeUnavailable, "cannot issue tokens now; its log says why; try again later", 0},
 		"audiences that no token could have": {narrow.IssueJWTSVID, []string{strings.Repeat("a", 9<<10)}, codeInvalidArgument, "8 KiB", 0},
 	} {

@@ -84,6 +84,9 @@ func issuerError(id spiffe.ID, err error) error {
 	case errors.Is(err, ErrDenied):
 		return errDenied(id)
 	case again:
+	case errors.Is(err, errors.ErrUnsupported), errors.Is(err, workloadwire.ErrUnimplemented):
+		const text = "no tokens of this kind are issued here"
+		return &refusal{status: status(grpchttp.Unimplemented, text), reason: "bad request", text: "the issuer: " + plain(err.Error()), id: id}
 	case errors.Is(err, fs.ErrInvalid):
 		return badRequest("the issuer refuses the request: " + plain(err.Error()))
 	case errors.Is(err, workloadwire.ErrRefused): // of another server, whose text is for this one

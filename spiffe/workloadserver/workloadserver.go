@@ -151,7 +151,8 @@ type Options struct {
 	//
 	// An error that wraps [ErrDenied] says that this identity gets no token. One that wraps [io/fs.ErrInvalid] says
 	// that the request is a mistake, such as several audiences where an issuer permits one: the caller is told the
-	// text, and not to repeat the request. With any other error, and with one whose method Retryable() (after
+	// text, and not to repeat the request. One that wraps [errors.ErrUnsupported], as of an Authority without Config.JWT, is
+	// answered with Unimplemented. With any other error, and with one whose method Retryable() (after
 	// time.Duration, ok bool) reports true, the caller is told to come back, after that time.
 	IssueJWTSVID func(ctx context.Context, id spiffe.ID, audience []string) (token string, err error)
 

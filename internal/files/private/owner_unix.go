@@ -205,11 +205,13 @@ func checkWritable(path string, info fs.FileInfo, o *Options) error {
 		return nil
 	}
 	err := fmt.Errorf("%s: %w: it has mode %04o, so that %s can change it; run: chmod %s %q", path, ErrUnsafe, mode.Perm(), by, bits, path)
-	if o.Warn != nil {
-		o.Warn(err)
-		return nil
+	if o.Warn == nil {
+		return err
 	}
-	return err
+	if !info.IsDir() || !PodVolume(path) {
+		o.Warn(err)
+	}
+	return nil
 }
 
 // trusted reports whether the members of a group are trusted: root's, and those of this process.

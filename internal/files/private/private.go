@@ -51,7 +51,7 @@ type Options struct {
 	Mode fs.FileMode
 
 	// Warn, if set, accepts folders and files that other users can write to, and is called once for each, with an error
-	// that wraps [ErrUnsafe]. A wrong owner is refused all the same, and so are files that break the rule of Keys.
+	// that wraps [ErrUnsafe], unless it is a [PodVolume]. A wrong owner is refused all the same, and so are files that break the rule of Keys.
 	Warn func(error)
 }
 
