@@ -1,10 +1,14 @@
 package grpchttp_test
 
 import (
+	"context"
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -41,4 +45,68 @@ func TestIncoming(t *testing.T) {
 	in.Give(a, 60)
 	in.Give(b, 40)
 	assert.Zero(t, in.Held())
+}
+
+// What was taken for a request is given back when the next one is waited for, when the call ends, and when the client leaves in the
+// middle of a request.
+func TestIncomingIsGivenBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const size = 8 * grpchttp.FirstRead
+		in := grpchttp.NewIncoming("test", 1<<20, 1<<20)
+		held, over := make(chan int, 1), make(chan error, 1)
+		h := handler(map[string]grpchttp.Method{"/S/M": func(_ context.Context, c *grpchttp.Call) error {
+			for {
+				_, err := c.Receive()
+				if err != nil {
+					over <- err
+					return err
+				}
+				held <- in.Held()
+			}
+		}, "/S/One": grpchttp.Unary(func(_ context.Context, request []byte) ([]byte, error) {
+			held <- in.Held()
+			return nil, nil
+		})})
+		h.Incoming, h.MaxMessage = in, size
+		client := serve(t, h)
+		c := grpchttp.NewClient(client, "http://localhost", size)
+
+		_, err := c.Unary(t.Context(), "/S/One", nil, make([]byte, size))
+		require.NoError(t, err)
+		assert.Positive(t, <-held, "a method has a request")
+		synctest.Wait()
+		assert.Zero(t, in.Held(), "it has returned")
+
+		s := c.Open(t.Context(), "/S/M", nil)
+		for range 3 {
+			require.NoError(t, s.Send(make([]byte, size)))
+			assert.Positive(t, <-held, "a method has a request")
+			synctest.Wait()
+			assert.Zero(t, in.Held(), "it waits for the next")
+		}
+		require.NoError(t, s.Close())
+		require.Error(t, <-over)
+
+		ctx, leave := context.WithCancel(t.Context())
+		unfinished, rest := io.Pipe()
+		r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost/S/M", io.MultiReader(strings.NewReader(frame(0, strings.Repeat("x", size))[:size/2]), unfinished))
+		require.NoError(t, err)
+		r.Header.Set("Content-Type", "application/grpc")
+		left := make(chan struct{})
+		go func() {
+			defer close(left)
+			if resp, err := client.Do(r); err == nil {
+				resp.Body.Close()
+			}
+		}()
+		synctest.Wait()
+		assert.Positive(t, in.Held(), "half a request is there")
+		leave()
+		require.NoError(t, rest.Close())
+		<-left
+		require.Error(t, <-over)
+		synctest.Wait()
+		assert.Zero(t, in.Held(), "its client has left")
+	})
 }

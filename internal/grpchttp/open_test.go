@@ -173,17 +173,19 @@ func TestOpenForgotten(t *testing.T) {
 // A server that cannot be reached fails the call, and not the program.
 func TestOpenUnreachable(t *testing.T) {
 	t.Parallel()
-	l := memconn.Listen()
-	require.NoError(t, l.Close())
-	for _, url := range []string{"http://localhost", "http://local host"} {
-		s := grpchttp.NewClient(&http.Client{Transport: transport(t, l.DialContext)}, url, limit).Open(t.Context(), "/S/M", nil)
-		assert.Error(t, s.Send([]byte("lost")))
-		_, err := s.Receive()
-		asError(t, err)
-		assert.Nil(t, s.Header())
-		assert.Nil(t, s.Trailer())
-		assert.NoError(t, s.Close())
-	}
+	synctest.Test(t, func(t *testing.T) { // where a call that waits for ever fails at once
+		l := memconn.Listen()
+		require.NoError(t, l.Close())
+		for _, url := range []string{"http://localhost", "http://local host"} {
+			s := grpchttp.NewClient(&http.Client{Transport: transport(t, l.DialContext)}, url, limit).Open(t.Context(), "/S/M", nil)
+			assert.Error(t, s.Send([]byte("lost")))
+			_, err := s.Receive()
+			asError(t, err)
+			assert.Nil(t, s.Header())
+			assert.Nil(t, s.Trailer())
+			assert.NoError(t, s.Close())
+		}
+	})
 }
 
 // One frame goes to many calls and is never changed.
@@ -222,24 +224,26 @@ func TestSendFrame(t *testing.T) {
 // StopReceiving ends a Receive that waits in another goroutine.
 func TestStopReceiving(t *testing.T) {
 	t.Parallel()
-	ended := make(chan error, 1)
-	c := dial(t, handler(map[string]grpchttp.Method{"/S/M": func(_ context.Context, c *grpchttp.Call) error {
-		if err := c.SendHeader(); err != nil {
-			return err
-		}
-		var receiver sync.WaitGroup
-		receiver.Go(func() {
-			_, err := c.Receive()
-			ended <- err
-		})
-		c.StopReceiving()
-		receiver.Wait()
-		return grpchttp.Errorf(grpchttp.Aborted, "over")
-	}}))
-	s := c.Open(t.Context(), "/S/M", nil)
-	_, err := s.Receive()
-	assert.Equal(t, grpchttp.Aborted, asError(t, err).Code)
-	assert.Equal(t, grpchttp.Canceled, asError(t, <-ended).Code)
+	synctest.Test(t, func(t *testing.T) {
+		ended := make(chan error, 1)
+		c := dial(t, handler(map[string]grpchttp.Method{"/S/M": func(_ context.Context, c *grpchttp.Call) error {
+			if err := c.SendHeader(); err != nil {
+				return err
+			}
+			var receiver sync.WaitGroup
+			receiver.Go(func() {
+				_, err := c.Receive()
+				ended <- err
+			})
+			c.StopReceiving()
+			receiver.Wait()
+			return grpchttp.Errorf(grpchttp.Aborted, "over")
+		}}))
+		s := c.Open(t.Context(), "/S/M", nil)
+		_, err := s.Receive()
+		assert.Equal(t, grpchttp.Aborted, asError(t, err).Code)
+		assert.Equal(t, grpchttp.Canceled, asError(t, <-ended).Code)
+	})
 }
 
 // A call has no more time than the server or the client gives it, whichever is less.

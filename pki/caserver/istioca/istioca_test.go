@@ -320,6 +320,66 @@ func TestClientCertificate(t *testing.T) {
 	assert.Equal(t, webID, id.String())
 }
 
+// A chain of renewals by certificate alone has an end, however often the caller renews: each certificate carries when the caller
+// was proven otherwise. Another proof begins a new chain.
+func TestRenewalsEnd(t *testing.T) {
+	t.Parallel()
+	a := authority(t)
+	td := a.Bundle().TrustDomain()
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	csr, err := pki.NewCSR(key, pki.CSROptions{})
+	require.NoError(t, err)
+	// serveFor serves callers that may renew for that long. What it returns renews a chain, with a token beside it or "".
+	serveFor := func(signer ca.Signer, longest time.Duration) func(chain []*x509.Certificate, token string) ([]*x509.Certificate, error) {
+		proof, err := istioca.ClientCertificates(signer, td, longest)
+		require.NoError(t, err)
+		s := serve(t, istioca.Options{Signer: signer, Authenticator: authn.FirstOf(callers, proof), CertificateTTL: 10 * time.Minute})
+		return func(chain []*x509.Certificate, token string) ([]*x509.Certificate, error) {
+			cfg := s.tls.Clone()
+			cfg.Certificates = []tls.Certificate{{Certificate: raw(chain), PrivateKey: key}}
+			resp, err := call(t.Context(), transport(t, cfg), s.url, token, &wire.IstioCertificateRequest{Csr: string(csr.PEM()), ValidityDuration: 3600})
+			if err != nil {
+				return nil, err
+			}
+			return parse(t, resp.GetCertChain())[0], nil
+		}
+	}
+	proven := func(ago time.Duration) (time.Time, []*x509.Certificate) {
+		at := time.Now().Add(-ago)
+		chain, err := a.Sign(t.Context(), ca.Request{CSR: csr, ID: spiffe.MustParseID(webID), Proven: at})
+		require.NoError(t, err)
+		return at, chain
+	}
+
+	hour := serveFor(a, time.Hour)
+	at, chain := proven(50 * time.Minute)
+	for range 3 {
+		chain, err = hour(chain, "")
+		require.NoError(t, err)
+		require.Equal(t, at.Unix(), a.Proven(chain[0]).Unix(), "a certificate is no new proof")
+		require.LessOrEqual(t, time.Until(chain[0].NotAfter), 10*time.Minute, "and CertificateTTL is for it")
+	}
+	_, late := proven(time.Hour + time.Minute)
+	_, err = hour(late, "")
+	refused(t, err, grpchttp.Unauthenticated, unauthenticated)
+	again, err := hour(late, "web")
+	require.NoError(t, err)
+	require.WithinDuration(t, time.Now(), a.Proven(again[0]), time.Minute, "another proof")
+	require.Greater(t, time.Until(again[0].NotAfter), 10*time.Minute)
+	_, err = hour(again, "")
+	require.NoError(t, err)
+
+	_, err = serveFor(a, 0)(late, "")
+	require.NoError(t, err, "without end")
+	for _, longest := range []time.Duration{time.Hour, math.MaxInt64} { // of a signer that cannot tell
+		_, err = serveFor(wrap(a), longest)(again, "")
+		refused(t, err, grpchttp.Unauthenticated, unauthenticated)
+	}
+	_, err = istioca.ClientCertificates(a, td, -1)
+	require.Error(t, err)
+}
+
 func TestPolicy(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-4.2-3")
