@@ -29,6 +29,9 @@ var patience = renew.Patience{Impatient: impatient, Longest: 30 * time.Minute, W
 //
 // At its start it fetches the bundles, and asks for whatever is missing or due.
 func (m *Manager) Run(ctx context.Context) error {
+	if m.first == nil {
+		return errors.New("secretcache: run: it is the zero Manager; New makes one")
+	}
 	if err := m.life.Run(ctx, m.run); err != nil {
 		return fmt.Errorf("secretcache: run: %w", err)
 	}

@@ -92,6 +92,8 @@ func NewProvider(cfg ProviderConfig) (http.Handler, error) {
 	case err != nil:
 	case cfg.ZTS == nil || cfg.Verifier == nil || cfg.Pods == nil:
 		err = errors.New("one of ZTS, Verifier and Pods is missing")
+	case cfg.Verifier.keys.dir == "":
+		err = errors.New("the Verifier is the zero one; NewVerifier makes one")
 	case !kube.ValidName(cfg.Suffix):
 		err = fmt.Errorf("the Suffix %.100q is not a DNS name, such as svc.cluster.local", cfg.Suffix)
 	case cfg.Lifetime < 0 || cfg.Lifetime%time.Minute != 0:

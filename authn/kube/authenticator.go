@@ -51,6 +51,11 @@ type TokenReviewOptions struct {
 // if the token or the cluster is not accepted, and the kinds of [Reviewer.Review]; with
 // [ErrReviewFailed] alone the same request may succeed later.
 func TokenReview(o TokenReviewOptions) (authn.Authenticator, error) {
+	for _, r := range append(slices.Collect(maps.Values(o.Remotes)), o.Reviewer) {
+		if r != nil && r.api == nil {
+			return nil, errors.New("authn/kube: token review: a Reviewer is the zero one; NewReviewer makes one")
+		}
+	}
 	if o.Audiences == nil {
 		o.Audiences = []string{"istio-ca"}
 	}

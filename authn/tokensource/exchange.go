@@ -75,6 +75,8 @@ func newExchange(subject *Source, o ExchangeOptions) (*Source, error) {
 		return nil, err
 	case subject == nil:
 		return nil, errors.New("no subject")
+	case subject.fetch == nil, o.ClientCredential != nil && o.ClientCredential.fetch == nil:
+		return nil, errors.New("the subject or the ClientCredential is the zero Source; functions such as File make one")
 	case o.ClientID != "" && o.ClientCredential == nil:
 		return nil, errors.New("ClientID is set and ClientCredential is not")
 	case o.CamelCaseJSON && o.Resource != "":

@@ -178,6 +178,9 @@ type Listeners struct {
 // Then it closes the listeners, gives requests under way 5 seconds to finish, and returns when all its goroutines have
 // ended: nil if ctx was done, and otherwise the failure. Call it once.
 func (s *Server) Run(ctx context.Context, at Listeners) (failed error) {
+	if s.identity == nil {
+		return errors.New("caserver: run: it is the zero Server; New makes one")
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
 	var first atomic.Pointer[error] // of the parts that failed

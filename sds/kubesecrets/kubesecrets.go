@@ -241,6 +241,9 @@ func Start(ctx context.Context, cfg Config) (*Source, error) {
 // Run follows the Secrets, for programs that do not use [Start]. It blocks until ctx is done or [Source.Close] is
 // called, and then returns nil. It is an error to call it while it runs, or after Close.
 func (s *Source) Run(ctx context.Context) error {
+	if s.api == nil {
+		return errors.New("kubesecrets: run: it is the zero Source; New makes one")
+	}
 	if err := s.life.Run(ctx, s.work); err != nil {
 		return fmt.Errorf("kubesecrets: run: %w", err)
 	}

@@ -236,7 +236,7 @@ func New(cfg Config) (*Manager, error) {
 // relationship, and for one whose bundle was not fetched yet, the error wraps
 // [spiffe.ErrUnknownTrustDomain].
 func (m *Manager) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
-	r := (*m.relations.Load())[td]
+	r := m.all()[td]
 	if r == nil {
 		return nil, fmt.Errorf("federation: there is no relationship with trust domain %q: %w", td, spiffe.ErrUnknownTrustDomain)
 	}
@@ -261,7 +261,7 @@ func (m *Manager) Bundles() *spiffe.BundleSet {
 		return s
 	}
 	var bundles []*spiffe.Bundle
-	for _, r := range *m.relations.Load() {
+	for _, r := range m.all() {
 		if b := r.bundle.Load(); b != nil {
 			bundles = append(bundles, b)
 		}
@@ -292,7 +292,7 @@ func (m *Manager) Add(r Relationship) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	all := maps.Clone(*m.relations.Load())
+	all := maps.Clone(m.all())
 	if err := e.anchorsIn(all); err != nil {
 		return fmt.Errorf("federation: add: %w", err)
 	}
@@ -307,6 +307,14 @@ func (m *Manager) Add(r Relationship) error {
 	return nil
 }
 
+// all returns the relations, of which the zero Manager has none. They are not changed.
+func (m *Manager) all() map[spiffe.TrustDomain]*relation {
+	if p := m.relations.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
+
 // Remove ends the relationship with td (FED-18). When it returns, the bundle is gone, so that no peer of
 // the domain is accepted any more, the channel of [Manager.Changed] is closed, a fetch that is under way
 // is canceled, and the stored copy is deleted. If there is no such relationship it does
@@ -315,12 +323,12 @@ func (m *Manager) Add(r Relationship) error {
 // Another relationship whose endpoint is in td is left without anchors, and its fetches fail.
 func (m *Manager) Remove(td spiffe.TrustDomain) error {
 	m.mu.Lock()
-	old := (*m.relations.Load())[td]
+	old := m.all()[td]
 	if old == nil {
 		m.mu.Unlock()
 		return nil
 	}
-	all := maps.Clone(*m.relations.Load())
+	all := maps.Clone(m.all())
 	delete(all, td)
 	m.relations.Store(&all)
 	m.drop(old)
@@ -346,7 +354,7 @@ func (m *Manager) Set(b *spiffe.Bundle) error {
 		return errors.New("federation: set: there is no bundle")
 	}
 	m.mu.Lock()
-	r := (*m.relations.Load())[b.TrustDomain()]
+	r := m.all()[b.TrustDomain()]
 	if r == nil {
 		m.mu.Unlock()
 		return fmt.Errorf("federation: set: there is no relationship with trust domain %q: %w", b.TrustDomain(), spiffe.ErrUnknownTrustDomain)
@@ -375,7 +383,7 @@ func (m *Manager) publish(r *relation, b *spiffe.Bundle) {
 		return
 	}
 	// A relationship that waits for these anchors need not wait for its next interval: it made no request.
-	for _, other := range *m.relations.Load() {
+	for _, other := range m.all() {
 		if other.e.borrows() && other.e.id.TrustDomain() == r.e.td && other.unanchored {
 			m.loop.Hasten(other, 0)
 		}
@@ -426,7 +434,7 @@ type Status struct {
 // domain.
 func (m *Manager) Status() []Status {
 	m.mu.Lock()
-	relations := *m.relations.Load()
+	relations := m.all()
 	all := make([]Status, 0, len(relations))
 	for _, r := range relations {
 		all = append(all, m.status(r))

@@ -92,7 +92,7 @@ func (m *Manager) Close() error { return m.life.Close() }
 // before ctx is done if Run has failed, and after [Manager.Close]. If Run was never called, it says so.
 func (m *Manager) Ready(ctx context.Context) error {
 	err := m.life.Await(ctx, m.Changed, func() bool {
-		for _, r := range *m.relations.Load() { // without what missing does, as there may be 10,000 changes
+		for _, r := range m.all() { // without what missing does, as there may be 10,000 changes
 			if r.bundle.Load() == nil {
 				return false
 			}
@@ -118,7 +118,7 @@ func (m *Manager) missing() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var all []*relation
-	for _, r := range *m.relations.Load() {
+	for _, r := range m.all() {
 		if r.bundle.Load() == nil {
 			all = append(all, r)
 		}
@@ -157,14 +157,14 @@ func (m *Manager) run(ctx context.Context) error {
 	if err := m.stored(func(*store.Folder) error { return nil }); err != nil {
 		return err
 	}
-	for _, rel := range *m.relations.Load() {
+	for _, rel := range m.all() {
 		m.load(ctx, rel)
 		if ctx.Err() != nil {
 			break
 		}
 	}
 	m.mu.Lock()
-	for _, rel := range *m.relations.Load() {
+	for _, rel := range m.all() {
 		m.loop.Hasten(rel, 0)
 	}
 	m.mu.Unlock()

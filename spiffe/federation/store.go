@@ -117,7 +117,7 @@ func (m *Manager) save(ctx context.Context, r *relation) {
 // unsave deletes the file of a trust domain, unless there is a relationship with it again.
 func (m *Manager) unsave(td spiffe.TrustDomain) error {
 	return m.stored(func(dir *store.Folder) error {
-		if (*m.relations.Load())[td] != nil {
+		if m.all()[td] != nil {
 			return nil
 		}
 		return dir.Remove(fileName(td))

@@ -121,6 +121,8 @@ func New(cfg Config) (*Source, error) {
 		choice: Choice{Hint: cfg.Hint},
 	}
 	switch {
+	case cfg.Client != nil && cfg.Client.http == nil:
+		return nil, errors.New("workloadapi: new source: Config.Client is the zero one; NewClient makes one")
 	case cfg.Client != nil && cfg.Address != "":
 		return nil, errors.New("workloadapi: new source: Config has an Address and a Client, which has an address of its own")
 	case cfg.BundlesOnly && cfg.Hint != "":

@@ -332,6 +332,8 @@ func (l *Log) Err() error {
 	defer l.mu.Unlock()
 	slow := time.Since(l.began)
 	switch {
+	case l.fs == nil:
+		return errors.New("auditlog: the Log is the zero one; Open makes one")
 	case l.closed:
 		return fmt.Errorf("auditlog: %w", fs.ErrClosed)
 	case !l.began.IsZero() && slow > tooSlow:
@@ -347,7 +349,7 @@ func (l *Log) Err() error {
 func (l *Log) check() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed || time.Since(l.checked) < l.every || !l.disk.TryLock() {
+	if l.closed || l.fs == nil || time.Since(l.checked) < l.every || !l.disk.TryLock() {
 		return nil
 	}
 	done := make(chan struct{})

@@ -131,8 +131,8 @@ func (e *Endpoint) url() string { return "https://" + e.host + "/" }
 //	r.Profile = federation.Web{Roots: ca.Bundle().CertPool()}
 func (e *Endpoint) Relationship() federation.Relationship {
 	e.mu.Lock()
+	defer e.mu.Unlock()
 	id := e.svid.ID()
-	e.mu.Unlock()
 	return federation.Relationship{
 		TrustDomain: e.ca.TrustDomain(),
 		URL:         e.url(),
