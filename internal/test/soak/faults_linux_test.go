@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -103,7 +102,9 @@ func buildWatched(t *testing.T, dir string, clock bool, names ...string) {
 		args = append(args, "github.com/svidkit/svidkit/examples/"+name)
 	}
 	if clock {
-		std := filepath.Join(runtime.GOROOT(), "src/time")
+		goroot, err := exec.Command("go", "env", "GOROOT").Output()
+		require.NoError(t, err)
+		std := filepath.Join(strings.TrimSpace(string(goroot)), "src/time")
 		text, err := os.ReadFile(filepath.Join(std, "time.go"))
 		require.NoError(t, err)
 		const now = "func Now() Time {\n\tsec, nsec, mono := runtimeNow()\n"

@@ -30,7 +30,7 @@ import (
 // target is a port or socket of a program. The fields are exported for the process of the attacker.
 type target struct {
 	Name, Network, Addr string
-	Pause               time.Duration // of the attacker between two connections, of each that it may hold; 0 means a second
+	Pause               time.Duration               // of the attacker between two connections, of each that it may hold; 0 means a second
 	good                func(context.Context) error // a request of another user
 }
 
