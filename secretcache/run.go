@@ -94,8 +94,7 @@ func (m *Manager) run(ctx context.Context) error {
 	return nil
 }
 
-// setBack renews what is valid only later by a clock that was set back, as it was obtained while that was ahead. The caller
-// holds mu.
+// setBack renews what was obtained while the clock was ahead, and is valid only later now. The caller holds mu.
 func (m *Manager) setBack(now time.Time) {
 	for _, v := range m.names.Range {
 		if e := v.(*entry); e.held.Load() != nil && now.Before(e.held.Load().notBefore) {

@@ -75,6 +75,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/conns"
@@ -255,7 +256,9 @@ func (s *Server) Run(ctx context.Context) error {
 	base, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	s.mu.Lock()
-	s.l = &renewable{current: s.l}
+	serving := new(renewable)
+	serving.renew(s.l)
+	s.l = serving
 	l := s.limited()
 	s.mu.Unlock()
 	srv := &http.Server{
@@ -359,49 +362,37 @@ func (s *Server) again() error {
 
 // renewable is a listener in whose place another one can come.
 type renewable struct {
-	mu      sync.Mutex
-	current net.Listener
-	closed  bool
-}
-
-func (r *renewable) now() (net.Listener, bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.current, r.closed
+	current atomic.Pointer[net.Listener]
+	closed  atomic.Bool
 }
 
 func (r *renewable) Accept() (net.Conn, error) {
 	for {
-		l, _ := r.now()
-		c, err := l.Accept()
-		if now, closed := r.now(); err == nil || closed || now == l {
+		l := r.current.Load()
+		c, err := (*l).Accept()
+		if err == nil || r.closed.Load() || r.current.Load() == l {
 			return c, err
 		}
 	}
 }
 
+// renew sets the listener and closes the one before, if there is one.
 func (r *renewable) renew(l net.Listener) {
-	r.mu.Lock()
-	old := r.current
-	r.current = l
-	if r.closed {
+	old := r.current.Swap(&l)
+	if r.closed.Load() {
 		_ = l.Close()
 	}
-	r.mu.Unlock()
-	_ = old.Close()
+	if old != nil {
+		_ = (*old).Close()
+	}
 }
 
 func (r *renewable) Close() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.closed = true
-	return r.current.Close()
+	r.closed.Store(true)
+	return (*r.current.Load()).Close()
 }
 
-func (r *renewable) Addr() net.Addr {
-	l, _ := r.now()
-	return l.Addr()
-}
+func (r *renewable) Addr() net.Addr { return (*r.current.Load()).Addr() }
 
 // limited is the listener within the limits.
 func (s *Server) limited() *conns.Listener {

@@ -23,12 +23,7 @@ import (
 )
 
 // ErrNoJWT says that the authority signs no JWT-SVIDs; see [Config.JWT]. It wraps [errors.ErrUnsupported].
-var ErrNoJWT error = unsupported("no JWT-SVIDs are signed here")
-
-type unsupported string
-
-func (e unsupported) Error() string { return string(e) }
-func (unsupported) Unwrap() error   { return errors.ErrUnsupported }
+var ErrNoJWT = fmt.Errorf("no JWT-SVIDs are signed here (%w)", errors.ErrUnsupported)
 
 // JWTConfig configures the JWT-SVIDs of an [Authority]. Zero means the default that is named here.
 type JWTConfig struct {

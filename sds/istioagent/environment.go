@@ -18,8 +18,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// The origins of variables: the document of Istio's agent, what the agent reads beside it, or what the injector writes into
-// every container.
+// The origins of variables: the document of Istio's agent, what it reads beside that, and what the injector writes everywhere.
 const (
 	document = "document"
 	implied  = "implied"
