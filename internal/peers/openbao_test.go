@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"net/http"
 	"os"
@@ -17,7 +18,9 @@ import (
 	"github.com/svidkit/svidkit/caclient/vault"
 	"github.com/svidkit/svidkit/internal/peers"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -165,6 +168,55 @@ func TestOpenBaoCertLogin(t *testing.T) {
 	require.NoError(t, err)
 	_, err = signBy(t, login(*named.TLSCertificate()), 0)
 	require.NoError(t, err)
+}
+
+// TestOpenBaoJWTLogin logs in with JWT-SVIDs of our CA, by the method jwt.
+func TestOpenBaoJWTLogin(t *testing.T) {
+	t.Parallel()
+	b := newBao(t)
+	b.Policy(t, "sign", signPolicy)
+	ours := func() (a *ca.Authority, public string) {
+		a, err := ca.New(ca.Config{TrustDomain: domain, JWT: &ca.JWTConfig{}})
+		require.NoError(t, err)
+		for _, key := range a.Bundle().JWTAuthorities() {
+			der, err := x509.MarshalPKIXPublicKey(key)
+			require.NoError(t, err)
+			public = string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))
+		}
+		return a, public
+	}
+	authority, public := ours()
+	foreign, _ := ours()
+	b.Do(t, "", http.MethodPost, "sys/auth/jwt", doc{"type": "jwt"}, nil)
+	b.Do(t, "", http.MethodPost, "auth/jwt/config", doc{"jwt_validation_pubkeys": []string{public}}, nil)
+	b.Do(t, "", http.MethodPost, "auth/jwt/role/web", doc{
+		"role_type": "jwt", "bound_audiences": "openbao", "user_claim": "sub", "bound_subject": webID.String(), "token_policies": "sign",
+		"clock_skew_leeway": -1, "expiration_leeway": -1,
+	}, nil)
+	login := func(token string) error {
+		t.Helper()
+		_, err := signBy(t, baoClient(t, b, token, func(o *vault.Options) { o.Login = vault.KubernetesLogin("jwt", "web") }), 0)
+		return err
+	}
+	sign := func(a *ca.Authority, id spiffe.ID, audience string, ttl time.Duration) string {
+		t.Helper()
+		token, err := a.SignJWT(t.Context(), ca.JWTRequest{ID: id, Audience: []string{audience}, TTL: ttl})
+		require.NoError(t, err)
+		return token
+	}
+	require.NoError(t, login(sign(authority, webID, "openbao", time.Minute)))
+	other := spiffe.MustParseID("spiffe://" + domain.String() + "/ns/prod/sa/other")
+	brief := sign(authority, webID, "openbao", time.Second)
+	time.Sleep(2 * time.Second)
+	for name, token := range map[string]string{
+		"audience": sign(authority, webID, "vault", time.Minute), "subject": sign(authority, other, "openbao", time.Minute),
+		"key": sign(foreign, webID, "openbao", time.Minute), "end": brief, "form": "no.token.atall",
+	} {
+		err := login(token)
+		t.Logf("%s: %v", name, err)
+		refusedAs(t, err, caclient.ErrUnauthenticated, false, "")
+		assert.NotContains(t, err.Error(), token)
+	}
 }
 
 // TestOpenBaoSealed renews certificates of 12 s while the OpenBao is sealed for four of them.
