@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/report"
 )
@@ -61,15 +62,11 @@ func verify(i *report.Identity, svid *spiffe.SVID, bundles spiffe.BundleSource) 
 	if roots := slices.Collect(b.X509Authorities()); !slices.ContainsFunc(roots, func(c *x509.Certificate) bool { return !time.Now().After(c.NotAfter) }) {
 		return nil
 	}
-	v, err := spiffe.NewVerifier(b, spiffe.AllowIDs(svid.ID()), &spiffe.VerifierOptions{Remember: -1})
-	if err != nil {
-		return err
-	}
-	peer, err := v.VerifyChain(svid.Chain(), spiffe.AnyRole)
+	path, err := certchain.Path(svid.Chain(), b.CertPool(), certchain.Usages(int(spiffe.AnyRole)), time.Now())
 	if err != nil {
 		return fmt.Errorf("no peer that has this trust bundle of %q accepts the SVID of %q: %w", td, svid.ID(), err)
 	}
-	i.NotAfter = peer.NotAfter()
+	i.NotAfter = certchain.End(path)
 	return nil
 }
 

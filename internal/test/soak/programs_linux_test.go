@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -21,6 +22,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/athenztest"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -163,7 +166,7 @@ func TestPrograms(t *testing.T) {
 		t.Skip("there is no other user")
 	}
 	const life = 10 * time.Second
-	programs := programtest.Build(t, "ca", "agent", "linkerd-proxy", "service")
+	programs := programtest.Build(t, "ca", "agent", "linkerd-proxy", "service", "athenz-agent", "athenz-provider", "athenz-sia")
 	dir, err := os.MkdirTemp("", "svidkit-siege") // and not t.TempDir, which the attacker may not enter
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
@@ -216,6 +219,24 @@ func TestPrograms(t *testing.T) {
 	limited(t, filepath.Join(programs, "service"), nil, "-requests", "0", "-interval", "10s", "-health-addr", ports[6])
 	require.Eventually(t, func() bool { return get("http://"+ports[6]+"/ready")(t.Context()) == nil }, 20*time.Second, 50*time.Millisecond)
 
+	// The programs of Athenz.
+	place := athenztest.NewPlace(t)
+	common := []string{"PROVIDER_SERVICE=" + athenztest.Provider().String(), "ADMIN_DOMAIN=k8s.admin", "SERVER_CA_CERT=" + place.Path("roots.pem"), "SERVICE_CA_CERT=" + place.Path("roots.pem"), "HEALTH_ADDR=127.0.0.1:0"}
+	provider := limited(t, filepath.Join(programs, "athenz-provider"), append(slices.Clone(common),
+		"PROVIDER_ADDR=127.0.0.1:0", "SIGNING_ADDR=127.0.0.1:0", "CERT_FILE="+place.Path("provider.pem"), "KEY_FILE="+place.Path("provider.key"), "ZTS_NAME="+cafake.ZTSName,
+		"NODE_NAMES="+athenztest.Node, "PRIVATE_KEY_DIR="+place.Path("private"), "PUBLIC_KEY_DIR="+place.Path("public"), "KUBERNETES_API=http://"+free(t, 1)[0]))
+	callback, signing, providerHealth := provider.Addr("PROVIDER_ADDR"), provider.Addr("SIGNING_ADDR"), provider.Addr("HEALTH_ADDR")
+	handles := filepath.Join(dir, "athenz", "agent.sock")
+	node := limited(t, filepath.Join(programs, "athenz-agent"), append(slices.Clone(common),
+		"ZTS_ENDPOINT="+place.ZTS.Endpoint().URL, "SIGNING_ENDPOINT=https://"+signing, "CERT_FILE="+place.Path("node.pem"), "KEY_FILE="+place.Path("node.key"),
+		"KUBELET_ENDPOINT=http://"+free(t, 1)[0], "VOLUMES_DIR="+t.TempDir(), "AGENT_SOCKET="+handles))
+	nodeHealth, pod := node.Addr("HEALTH_ADDR"), t.TempDir()
+	sia := limited(t, filepath.Join(programs, "athenz-sia"), []string{
+		"HEALTH_ADDR=127.0.0.1:0", "MODE=refresh", "ENDPOINT=unix://" + handles, "ID_FILE=" + filepath.Join(pod, "id"), "KEY_FILE=" + filepath.Join(pod, "service.key"),
+		"CERT_FILE=" + filepath.Join(pod, "service.cert"), "CA_CERT_FILE=" + filepath.Join(pod, "cacert.pem"), "TOKEN_FILE=" + filepath.Join(pod, "ntoken"),
+	})
+	siaHealth := sia.Addr("HEALTH_ADDR")
+
 	certificates := map[time.Time]bool{} // by their end
 	throughProxy := func(ctx context.Context) error {
 		tr := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -263,6 +284,25 @@ func TestPrograms(t *testing.T) {
 		{Name: "linkerd-proxy: inbound", Network: "tcp", Addr: inbound, good: handshake(inbound, meshtest.Web)},
 		{Name: "linkerd-proxy: outbound", Network: "tcp", Addr: outbound, good: throughProxy},
 		{Name: "linkerd-proxy: admin", Network: "tcp", Addr: admin, good: get("http://" + admin + "/ready")},
+		{Name: "athenz-provider: callback", Network: "tcp", Addr: callback, good: handshake(callback, "localhost")},
+		{Name: "athenz-provider: signing", Network: "tcp", Addr: signing, good: handshake(signing, "localhost")},
+		{Name: "athenz-provider: health", Network: "tcp", Addr: providerHealth, good: get("http://" + providerHealth + "/live")},
+		{Name: "athenz-agent: pods", Network: "unix", Addr: handles, good: func(ctx context.Context) error {
+			client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return new(net.Dialer).DialContext(ctx, "unix", handles)
+			}}}
+			r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://agent/v1/init/none", http.NoBody)
+			if err != nil {
+				return err
+			}
+			resp, err := client.Do(r)
+			if err == nil { // a refusal, as there is no such handle
+				err = resp.Body.Close()
+			}
+			return err
+		}},
+		{Name: "athenz-agent: health", Network: "tcp", Addr: nodeHealth, good: get("http://" + nodeHealth + "/ready")},
+		{Name: "athenz-sia: health", Network: "tcp", Addr: siaHealth, good: get("http://" + siaHealth + "/live")},
 		{Name: "service: health", Network: "tcp", Addr: ports[6], good: get("http://" + ports[6] + "/ready")},
 	}
 	text, err := json.Marshal(targets)

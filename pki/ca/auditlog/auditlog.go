@@ -704,7 +704,7 @@ func openFull(path string) (*os.File, error) {
 }
 
 // fullFiles returns the files that were moved away, the newest last. Those of other users are none.
-func fullFiles(path string) (full []fullFile, err error) {
+func fullFiles(path string) (full []*fullFile, err error) {
 	base, ext := split(path)
 	entries, err := os.ReadDir(filepath.Dir(path))
 	for _, e := range entries {
@@ -715,10 +715,10 @@ func fullFiles(path string) (full []fullFile, err error) {
 		n, invalid := strconv.Atoi(digits)
 		_, noDate := time.Parse(dateLayout, date)
 		if isOurs && isFull && invalid == nil && noDate == nil && n > 0 && owned(e, name) {
-			full = append(full, fullFile{name, date, n})
+			full = append(full, &fullFile{name, date, n})
 		}
 	}
-	slices.SortFunc(full, func(a, b fullFile) int { return cmp.Or(strings.Compare(a.date, b.date), a.number-b.number) })
+	slices.SortFunc(full, func(a, b *fullFile) int { return cmp.Or(strings.Compare(a.date, b.date), a.number-b.number) })
 	return full, err
 }
 
