@@ -33,6 +33,7 @@ func TestReadme(t *testing.T) {
 		"Istio CA server":       {"programs/istio/go.mod", "istio.io/istio"},
 		"Istio pilot-agent":     {"programs/istio/go.mod", "istio.io/istio"},
 		"step-ca":               {"programs/step-ca/go.mod", "github.com/smallstep/certificates"},
+		"zts-svccert":           {"programs/athenz/go.mod", "github.com/AthenZ/athenz"},
 		"go-spiffe":             {"../compare/go.mod", "github.com/spiffe/go-spiffe/v2"},
 		"grpc-go":               {"../compare/go.mod", "google.golang.org/grpc"},
 		"connect":               {"../compare/go.mod", "connectrpc.com/connect"},
