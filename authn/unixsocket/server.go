@@ -328,7 +328,7 @@ func (s *Server) look(ctx context.Context) {
 			return
 		case <-time.After(lookTime):
 		}
-		if _, err := os.Lstat(s.Path); !errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Lstat(s.Path); err == nil {
 			continue
 		}
 		if now, err := os.Getwd(); !filepath.IsAbs(s.Path) && (err != nil || now != dir) {

@@ -338,11 +338,12 @@ func TestRunEnds(t *testing.T) {
 // A socket that is removed appears again, with its mode, and so does its folder. Connections that are open go on. What another
 // program has put in its place stays.
 func TestRemoved(t *testing.T) {
-	rounds.NotShort(t)
+	rounds.Slow(t)
 	t.Parallel()
 	dir := filepath.Join(socketDir(t), "d")
 	path := filepath.Join(dir, "s")
-	stop := serve(t, &unixsocket.Server{Path: path, SocketMode: 0o620, Handler: says("hello")})
+	var log lines
+	stop := serve(t, &unixsocket.Server{Path: path, SocketMode: 0o620, Handler: says("hello"), Logger: log.logger()})
 	require.Equal(t, "hello", hears(t, path, true))
 	c, err := net.Dial("unix", path)
 	require.NoError(t, err)
@@ -365,6 +366,18 @@ func TestRemoved(t *testing.T) {
 	line, err := bufio.NewReader(c).ReadString('\n')
 	require.NoError(t, err)
 	require.Equal(t, "HTTP/1.1 200 OK\r\n", line)
+
+	// While that cannot be, it is said once.
+	require.NoError(t, os.RemoveAll(dir))
+	require.NoError(t, os.WriteFile(dir, nil, 0o600))
+	time.Sleep(2500 * time.Millisecond)
+	require.NoError(t, os.Remove(dir))
+	require.Eventually(t, there, 10*time.Second, 10*time.Millisecond)
+	require.Equal(t, "hello", hears(t, path, false))
+	if runtime.GOOS != "windows" {
+		require.Len(t, log.with("cannot be made again yet"), 1)
+	}
+	require.Len(t, log.with("was made again"), 4)
 
 	require.NoError(t, os.Remove(path))
 	require.NoError(t, os.WriteFile(path, []byte("mine"), 0o600))

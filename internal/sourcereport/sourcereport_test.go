@@ -2,6 +2,7 @@ package sourcereport_test
 
 import (
 	"crypto"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"testing"
@@ -63,6 +64,26 @@ func TestOf(t *testing.T) {
 	require.ErrorIs(t, sourcereport.Of(failing, failing, "CA").NotReady, fault)
 	require.ErrorIs(t, sourcereport.Of(nil, failing, "CA", ca.TrustDomain()).Bundles[0].Err, fault)
 	assert.ErrorContains(t, sourcereport.Of(nil, nothing{}, "CA", ca.TrustDomain()).Bundles[0].Err, "returned no bundle")
+}
+
+// An identity lasts as long as the chain that peers with the same bundle verify.
+func TestChain(t *testing.T) {
+	t.Parallel()
+	ca, foreign := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org")
+	end := time.Now().Add(20 * time.Minute).Truncate(time.Second)
+	web := ca.Intermediate(func(c *x509.Certificate) { c.NotAfter = end }).SVID("/web")
+	r := sourcereport.Of(web, ca.Bundle(), "")
+	require.NoError(t, r.NotReady)
+	assert.True(t, r.Identities[0].NotAfter.Equal(end), r.Identities[0].NotAfter)
+	r = sourcereport.Of(web, foreign.Bundle(), "")
+	require.ErrorContains(t, r.NotReady, "accepts the SVID of")
+	assert.Equal(t, web.NotAfter(), r.Identities[0].NotAfter)
+
+	// What is wrong with a bundle is for others to say.
+	empty, err := spiffe.NewBundle(ca.TrustDomain(), spiffe.BundleContents{})
+	require.NoError(t, err)
+	require.NoError(t, sourcereport.Of(web, empty, "").NotReady)
+	require.NoError(t, sourcereport.Of(web, nothing{}, "").NotReady)
 }
 
 func TestBundle(t *testing.T) {

@@ -96,7 +96,7 @@ func TestDisk(t *testing.T) {
 		if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64k,mode=755"); err != nil {
 			t.Skip("may not mount:", err)
 		}
-		t.Cleanup(func() { require.NoError(t, syscall.Unmount(dir, 0)) })
+		t.Cleanup(func() { require.NoError(t, syscall.Unmount(dir, syscall.MNT_DETACH)) }) // a process of another test may be about to begin
 		f := open(t, dir, plain)
 		write(t, f, 1)
 		big := set(2)
