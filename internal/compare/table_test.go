@@ -1,6 +1,7 @@
 package compare
 
 import (
+	"bytes"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -24,6 +25,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spiffe/go-spiffe/v2/bundle/jwtbundle"
 	"github.com/spiffe/go-spiffe/v2/bundle/spiffebundle"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	peerjwt "github.com/spiffe/go-spiffe/v2/svid/jwtsvid"
@@ -309,7 +311,41 @@ func bundleRows(t *testing.T) []row {
 			func() error { return bareMarshal(c.X509Authorities, kids, keys) },
 		})
 	}
-	return append(parse, marshal...)
+	return slices.Concat(parse, marshal, keySetRows(t))
+}
+
+// keySetRows has the key sets of other issuers, as an OpenID Connect provider publishes them.
+func keySetRows(t *testing.T) []row {
+	t.Helper()
+	var rows []row
+	td := spiffe.MustParseTrustDomain("example.org")
+	for _, n := range []int{1, 100} {
+		c := spiffe.BundleContents{JWTAuthorities: map[string]crypto.PublicKey{}}
+		for i := range n {
+			key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+			require.NoError(t, err)
+			c.JWTAuthorities[fmt.Sprint("jwt-", i)] = &key.PublicKey
+		}
+		b, err := spiffe.NewBundle(td, c)
+		require.NoError(t, err)
+		doc, err := b.Marshal()
+		require.NoError(t, err)
+		doc = bytes.ReplaceAll(doc, []byte(`"jwt-svid"`), []byte(`"sig"`))
+		ours, err := spiffe.ParseJWKS(td, doc)
+		require.NoError(t, err)
+		require.Len(t, ours.Contents().JWTAuthorities, n)
+		name := fmt.Sprintf("JWK Set, %d keys, parse", n)
+		if n == 1 {
+			name = "JWK Set, 1 key, parse"
+		}
+		rows = append(rows, row{
+			name,
+			func() error { _, err := spiffe.ParseJWKS(td, doc); return err },
+			func() error { _, err := jwtbundle.Parse(peerDomain(td), doc); return err },
+			func() error { return new(bareDoc).parse(doc) },
+		})
+	}
+	return rows
 }
 
 func bareVerify(key crypto.PublicKey, input, sig []byte) error {

@@ -6,3 +6,6 @@ import "os"
 func MakeDirSync(path string, o Options, sync func(dir string) error) (*os.Root, error) {
 	return openDir(path, o, sync)
 }
+
+// EmptyDir is PodVolume for a process in a pod with these mounts.
+func EmptyDir(mounts, path string) bool { return emptyDir(mounts, path) }
