@@ -1,7 +1,6 @@
 package authn
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -30,7 +29,7 @@ import (
 //
 // A stream is authenticated when it begins; [Caller].NotAfter says when the proof expires.
 func Require(a Authenticator, next http.Handler, logger *slog.Logger) http.Handler {
-	logger = cmp.Or(logger, slog.New(slog.DiscardHandler))
+	logger = ratelog.Patient(logger)
 	return &required{a, next, logger, ratelog.New(logger, 0)}
 }
 

@@ -212,7 +212,7 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 	}
 	h.opts.Wildcard = slices.Clone(h.opts.Wildcard)
 	h.opts.MaxNames = cmp.Or(h.opts.MaxNames, maxNames)
-	h.opts.Logger = cmp.Or(h.opts.Logger, slog.New(slog.DiscardHandler))
+	h.opts.Logger = ratelog.Patient(h.opts.Logger)
 	total, each := cmp.Or(h.opts.MaxStreams, maxStreams), cmp.Or(h.opts.MaxPeerStreams, maxPeerStreams)
 	h.open = limit.NewShares[peerkey.Holder](total, each)
 	h.names = limit.NewShares[peerkey.Holder](max(maxNamesBytes, bytesOf(total)), max(maxPeerBytes, bytesOf(each)))

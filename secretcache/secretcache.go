@@ -92,6 +92,7 @@ import (
 	"github.com/svidkit/svidkit/internal/certs/bundleorder"
 	"github.com/svidkit/svidkit/internal/certs/secretset"
 	"github.com/svidkit/svidkit/internal/lifecycle"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
@@ -270,7 +271,7 @@ func New(cfg Config) (*Manager, error) {
 	cfg.Timeout = cmp.Or(cfg.Timeout, 30*time.Second)
 	cfg.Concurrency = cmp.Or(cfg.Concurrency, 16)
 	cfg.Role = cmp.Or(cfg.Role, spiffe.BothRoles)
-	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	cfg.Logger = ratelog.Patient(cfg.Logger)
 
 	m := &Manager{redacted: redact.New("secretcache.Manager(" + cfg.Expect.String() + ")"), cfg: cfg, offers: map[spiffe.TrustDomain]*bundleorder.Offers{}}
 	m.roots = &entry{id: m.domain().ID()}

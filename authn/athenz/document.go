@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
@@ -55,7 +56,7 @@ type signer struct {
 // NewSigner returns a Signer with the newest version of a key in a folder. It reads nothing: keys are read for each document,
 // so that a new version is used as soon as it is there. Give its public key to the verifiers first.
 func NewSigner(o SignerOptions) (Signer, error) {
-	s := &signer{keyDir{o.Dir, cmp.Or(o.KeyName, defaultKeyName), true, discard(o.Logger)}, cmp.Or(o.Lifetime, defaultLifetime)}
+	s := &signer{keyDir{o.Dir, cmp.Or(o.KeyName, defaultKeyName), true, ratelog.Patient(o.Logger)}, cmp.Or(o.Lifetime, defaultLifetime)}
 	err := s.keys.check()
 	if err == nil && (s.lifetime < time.Second || s.lifetime > maxLifetime) {
 		err = fmt.Errorf("the Lifetime is %v, want at least a second and at most %v", o.Lifetime, maxLifetime)
@@ -64,13 +65,6 @@ func NewSigner(o SignerOptions) (Signer, error) {
 		return nil, fmt.Errorf("athenz: new signer: %w", err)
 	}
 	return s, nil
-}
-
-func discard(l *slog.Logger) *slog.Logger {
-	if l == nil {
-		return slog.New(slog.DiscardHandler)
-	}
-	return l
 }
 
 func (s *signer) SignDocument(_ context.Context, subject PodSubject) (string, error) {
@@ -134,7 +128,7 @@ type Verifier struct {
 // NewVerifier returns a Verifier. It reads nothing: keys are read for each document, so that a version that is removed
 // counts no more.
 func NewVerifier(o VerifierOptions) (*Verifier, error) {
-	v := &Verifier{keyDir{o.Dir, cmp.Or(o.KeyName, defaultKeyName), false, discard(nil)}, o.Leeway}
+	v := &Verifier{keyDir{o.Dir, cmp.Or(o.KeyName, defaultKeyName), false, ratelog.Patient(nil)}, o.Leeway}
 	err := v.keys.check()
 	if err == nil && (o.Leeway < 0 || o.Leeway > time.Minute) {
 		err = fmt.Errorf("the Leeway is %v, want at most a minute", o.Leeway)

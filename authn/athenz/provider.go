@@ -18,6 +18,7 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/jsonapi"
 	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/spiffe"
@@ -85,7 +86,7 @@ type provider struct {
 // A refresh has no document: the pod is the one with the instance ID as its name in the namespace of the domain, and 3 to 7
 // hold for it all the same. If a refresh has a document, that has to be good too.
 func NewProvider(cfg ProviderConfig) (http.Handler, error) {
-	cfg.Logger = discard(cfg.Logger)
+	cfg.Logger = ratelog.Patient(cfg.Logger)
 	p, mux := &provider{cfg: cfg}, http.NewServeMux()
 	err := cfg.Service.Check()
 	switch {

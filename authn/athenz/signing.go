@@ -15,6 +15,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/jsonapi"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/pki/athenzname"
 )
@@ -45,7 +46,7 @@ func NewSigningHandler(s Signer, callers authn.Authenticator, logger *slog.Logge
 	if s == nil || callers == nil {
 		return nil, errors.New("athenz: new signing handler: the signer or the authenticator of the callers is missing")
 	}
-	logger = discard(logger)
+	logger = ratelog.Patient(logger)
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", jsonapi.Healthy)
 	mux.Handle("POST /v1/jwt", authn.Require(callers, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

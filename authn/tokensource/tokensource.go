@@ -51,7 +51,6 @@
 package tokensource
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -66,6 +65,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/files"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
@@ -148,7 +148,7 @@ func (st *state) due(now time.Time) bool { return renew.Elapsed(st.planned, now)
 
 // newSource returns a Source that keeps what fetch gives.
 func newSource(name string, logger *slog.Logger, fetch func(context.Context) (token, error)) *Source {
-	s := &Source{redacted: printed(name), name: name, fetch: fetch, logger: cmp.Or(logger, slog.New(slog.DiscardHandler))}
+	s := &Source{redacted: printed(name), name: name, fetch: fetch, logger: ratelog.Patient(logger)}
 	s.state.Store(new(state))
 	s.loop = renew.Loop[*flight]{Mu: &s.mu, Attempt: s.attempt}
 	return s

@@ -143,6 +143,9 @@ type Server struct {
 	// and minute, with the number of connections. Nil means no logs.
 	Logger *slog.Logger
 
+	toLog   sync.Once
+	patient *slog.Logger // see log
+
 	mu     sync.Mutex
 	l      net.Listener
 	own    fs.FileInfo // of the socket; nil with Listener
@@ -242,7 +245,10 @@ func (s *Server) name() string {
 	return s.Path
 }
 
-func (s *Server) log() *slog.Logger { return cmp.Or(s.Logger, slog.New(slog.DiscardHandler)) }
+func (s *Server) log() *slog.Logger {
+	s.toLog.Do(func() { s.patient = ratelog.Patient(s.Logger) })
+	return s.patient
+}
 
 // Run calls [Server.Listen] unless it was called before, and serves until ctx is done or serving fails. Then
 // it removes the socket, ends the contexts of all requests, gives the requests 2 seconds to end, and cuts

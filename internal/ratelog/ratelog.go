@@ -5,6 +5,8 @@
 //	log := ratelog.New(logger, 0)
 //	…
 //	log.Warn("sds: request refused", "no header", slog.Int("uid", uid))
+//
+// [Patient] is for what logs otherwise: a log that blocks holds up nothing.
 package ratelog
 
 import (
@@ -26,14 +28,10 @@ const (
 )
 
 // Log is a logger that counts. New makes one. It is safe for concurrent use, and has no goroutine of its own: a timer
-// runs while events come.
-//
-// A handler that blocks, such as one whose pipe nobody reads, delays the caller of the first event of a kind by a tenth of a
-// second at most. While 16 lines wait for it, others are left out.
+// runs while events come. Its logger is Patient.
 type Log struct {
 	logger   *slog.Logger
 	interval time.Duration
-	waiting  atomic.Int32 // lines
 
 	mu    sync.Mutex
 	kinds map[kind]*events
@@ -51,10 +49,7 @@ type events struct {
 
 // New returns a Log that writes to logger; nil discards. An interval of 0 means a minute.
 func New(logger *slog.Logger, interval time.Duration) *Log {
-	if logger == nil {
-		logger = slog.New(slog.DiscardHandler)
-	}
-	return &Log{logger: logger, interval: cmp.Or(interval, time.Minute), kinds: map[kind]*events{}}
+	return &Log{logger: Patient(logger), interval: cmp.Or(interval, time.Minute), kinds: map[kind]*events{}}
 }
 
 // Warn is Log with level Warn.
@@ -107,29 +102,71 @@ func (l *Log) flush(k kind) {
 }
 
 func (l *Log) write(k kind, attrs []slog.Attr) {
-	if l.waiting.Add(1) > maxWaiting {
-		l.waiting.Add(-1)
-		return
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		defer l.waiting.Add(-1)
-		l.logger.LogAttrs(context.Background(), k.level, k.message, append([]slog.Attr{slog.String("reason", k.reason)}, attrs...)...)
-	}()
-	late := time.NewTimer(patience)
-	defer late.Stop()
-	select {
-	case <-done:
-	case <-late.C:
-	}
+	l.logger.LogAttrs(context.Background(), k.level, k.message, append([]slog.Attr{slog.String("reason", k.reason)}, attrs...)...)
 }
 
-// What a handler that blocks holds up.
+// Patient returns a logger that writes to logger; nil discards. A handler that blocks, such as one whose pipe is full, delays a
+// caller by a tenth of a second, and none after that until it has taken a line. While 16 lines wait for it, others are left out.
+func Patient(logger *slog.Logger) *slog.Logger {
+	if logger == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	if _, is := logger.Handler().(*patient); is || logger.Handler() == slog.DiscardHandler {
+		return logger
+	}
+	return slog.New(&patient{logger.Handler(), new(lines)})
+}
+
+type patient struct {
+	slog.Handler
+	*lines
+}
+
+// lines are those on their way to a handler.
+type lines struct {
+	waiting atomic.Int32
+	blocked atomic.Bool // one has waited for too long
+}
+
 const (
 	maxWaiting = 16
 	patience   = 100 * time.Millisecond
 )
+
+func (p *patient) Handle(ctx context.Context, r slog.Record) error {
+	if p.waiting.Add(1) > maxWaiting {
+		p.waiting.Add(-1)
+		return nil
+	}
+	done := make(chan error, 1)
+	r = r.Clone()
+	go func() {
+		err := p.Handler.Handle(ctx, r)
+		p.waiting.Add(-1)
+		p.blocked.Store(false)
+		done <- err
+	}()
+	if p.blocked.Load() {
+		return nil
+	}
+	late := time.NewTimer(patience)
+	defer late.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-late.C:
+		p.blocked.Store(true)
+		return nil
+	}
+}
+
+func (p *patient) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return &patient{p.Handler.WithAttrs(attrs), p.lines}
+}
+
+func (p *patient) WithGroup(name string) slog.Handler {
+	return &patient{p.Handler.WithGroup(name), p.lines}
+}
 
 // ErrorLog returns a logger for the ErrorLog of an [http.Server]. A failed TLS handshake, which any peer can cause, is an
 // event of l at the given level. All else, such as the panic of a handler, goes to the standard logger, as without an

@@ -62,6 +62,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
@@ -244,7 +245,7 @@ func (cfg Config) withDefaults() (Config, error) {
 	r.CheckInterval = cmp.Or(r.CheckInterval, time.Hour)
 	r.TaintGrace = cmp.Or(r.TaintGrace, cfg.DefaultTTL/2+cfg.Backdate)
 	cfg.SyncInterval = cmp.Or(cfg.SyncInterval, max(1, min(30*time.Second, r.Propagation/4)))
-	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)).With(slog.Any("trust_domain", cfg.TrustDomain))
+	cfg.Logger = ratelog.Patient(cfg.Logger).With(slog.Any("trust_domain", cfg.TrustDomain))
 	switch {
 	case cfg.TrustDomain.IsZero():
 		return cfg, fmt.Errorf("ca: invalid Config: TrustDomain: %w", spiffe.ErrZero)

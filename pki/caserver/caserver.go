@@ -16,7 +16,6 @@ package caserver
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -100,7 +99,7 @@ func New(o Options) (*Server, error) {
 	if o.CA == nil {
 		return nil, errors.New("caserver: invalid Options: CA is nil; a *ca.Authority is one")
 	}
-	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	o.Logger = ratelog.Patient(o.Logger)
 	s := &Server{opts: o, istio: http.NotFoundHandler(), linkerd: http.NotFoundHandler()}
 	s.signer = &counter{Signer: o.CA}
 	var err error

@@ -89,7 +89,7 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 	case o.MaxConns < 0 || o.MaxConnsPerAddress < 0:
 		return errors.New("caserver: serve: MaxConns or MaxConnsPerAddress is negative")
 	}
-	log := cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	log := ratelog.Patient(o.Logger)
 	refusals := ratelog.New(log, 0)
 	accepted, handshaking := limited(l, o, refusals)
 	srv := &http.Server{

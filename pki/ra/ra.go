@@ -55,6 +55,7 @@ import (
 
 	k8s "github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/internal/lastresult"
 	"github.com/svidkit/svidkit/spiffe"
@@ -144,7 +145,7 @@ func New(cfg Config) (*RA, error) {
 	cfg.MaxTTL = cmp.Or(cfg.MaxTTL, defaultMaxTTL)
 	cfg.Timeout = cmp.Or(cfg.Timeout, defaultTimeout)
 	cfg.SignerRoots = maps.Clone(cfg.SignerRoots)
-	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	cfg.Logger = ratelog.Patient(cfg.Logger)
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("ra: invalid Config: %w", err)
 	}

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
@@ -198,7 +199,7 @@ func (c Config) withDefaults() Config {
 	c.AllowFiles, c.Notes = slices.Clone(c.AllowFiles), slices.Clone(c.Notes)
 	c.CAHeader, c.XDSHeader = c.CAHeader.Clone(), c.XDSHeader.Clone()
 	c.requests = new(requests)
-	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
+	c.Logger = ratelog.Patient(c.Logger)
 	return c
 }
 

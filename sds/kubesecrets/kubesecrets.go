@@ -84,6 +84,7 @@ import (
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
@@ -206,7 +207,7 @@ func New(cfg Config) (*Source, error) {
 	cfg.ReviewInterval = cmp.Or(cfg.ReviewInterval, reviewInterval)
 	s := &Source{
 		redacted: redact.New("kubesecrets.Source(" + cfg.Namespace + ")"),
-		cfg:      cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), api: api,
+		cfg:      cfg, log: ratelog.Patient(cfg.Logger), api: api,
 		objects: map[key]*object{}, crowded: map[key]int{},
 	}
 	s.path = kube.Path("api", "v1", "namespaces", cfg.Namespace, "secrets")

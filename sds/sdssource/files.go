@@ -132,7 +132,7 @@ func NewFiles(cfg FilesConfig) (*Files, error) {
 		}
 		cfg.SystemRoots = abs
 	}
-	f := &Files{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), names: map[string]*entry{}, warned: map[string]bool{}, loose: map[string]error{}}
+	f := &Files{cfg: cfg, log: ratelog.Patient(cfg.Logger), names: map[string]*entry{}, warned: map[string]bool{}, loose: map[string]error{}}
 	f.bad = ratelog.New(f.log, 0)
 	f.follower = follow.New(nil, f.take, &follow.Options{Open: f.open, Each: true})
 	return f, nil

@@ -77,6 +77,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/files/store"
 	"github.com/svidkit/svidkit/internal/lifecycle"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -118,7 +119,7 @@ func (o *Options) withDefaults() (*Options, error) {
 	if c.DialContext == nil {
 		c.DialContext = new(net.Dialer).DialContext
 	}
-	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
+	c.Logger = ratelog.Patient(c.Logger)
 	return &c, nil
 }
 

@@ -64,6 +64,7 @@ import (
 	"github.com/svidkit/svidkit/internal/files/fileset"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/report"
@@ -166,7 +167,7 @@ func New(cfg Config) (*Sink, error) {
 	cfg.CertName, cfg.KeyName = cmp.Or(cfg.CertName, defaultCert), cmp.Or(cfg.KeyName, defaultKey)
 	cfg.RootsName = cmp.Or(cfg.RootsName, defaultRoots)
 	cfg.Mode, cfg.KeyMode = cmp.Or(cfg.Mode, 0o644), cmp.Or(cfg.KeyMode, 0o600)
-	s := &Sink{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), told: map[string]bool{}}
+	s := &Sink{cfg: cfg, log: ratelog.Patient(cfg.Logger), told: map[string]bool{}}
 	if err := s.check(); err != nil {
 		return nil, fmt.Errorf("filesink: new: %w", err)
 	}

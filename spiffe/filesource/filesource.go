@@ -66,6 +66,7 @@ import (
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/sourcereport"
 	"github.com/svidkit/svidkit/spiffe"
@@ -148,7 +149,7 @@ type state struct {
 // New checks cfg and returns a Source. It does nothing else: no goroutine, no file.
 func New(cfg Config) (*Source, error) {
 	cfg.Bundles, cfg.Refuse = slices.Clone(cfg.Bundles), slices.Clone(cfg.Refuse)
-	s := &Source{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), warned: map[string]bool{}}
+	s := &Source{cfg: cfg, log: ratelog.Patient(cfg.Logger), warned: map[string]bool{}}
 	if err := s.check(); err != nil {
 		return nil, fmt.Errorf("filesource: new: %w", err)
 	}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/lifecycle"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
 )
@@ -113,7 +114,7 @@ func NewCache(source Source, opts *CacheOptions) (*Cache, error) {
 		return nil, fmt.Errorf("jwtsvid: new cache: Timeout is %v and Size %d: none may be negative", o.Timeout, o.Size)
 	}
 	c := &Cache{redacted: redact.New("jwtsvid.Cache"), source: source, opts: CacheOptions{
-		cmp.Or(o.Timeout, 30*time.Second), cmp.Or(o.Size, 1000), cmp.Or(o.Logger, slog.New(slog.DiscardHandler)),
+		cmp.Or(o.Timeout, 30*time.Second), cmp.Or(o.Size, 1000), ratelog.Patient(o.Logger),
 	}}
 	c.entries.Store(new(map[entryKey]*entry))
 	c.loop = renew.Loop[*entry]{Mu: &c.mu, Attempt: c.attempt, Slots: concurrency}

@@ -80,7 +80,7 @@ func Middleware(v *Validator, allow spiffe.PolicySource, opts *MiddlewareOptions
 		return nil, fmt.Errorf("jwtsvid: middleware: %w", err)
 	}
 	o := *cmp.Or(opts, &MiddlewareOptions{})
-	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	o.Logger = ratelog.Patient(o.Logger)
 	m := &middleware{validator: v, allow: allow, terminated: o.TLSTerminated, logger: o.Logger, log: ratelog.New(o.Logger, 0)}
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })

@@ -1,13 +1,13 @@
 package source
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -47,7 +47,7 @@ type Choice struct {
 //
 // If none is ready, or ctx is done before, the error wraps [spiffe.ErrNotReady] and has the reason of each.
 func First(ctx context.Context, log *slog.Logger, candidates ...Candidate) (*Choice, error) {
-	log = cmp.Or(log, slog.New(slog.DiscardHandler))
+	log = ratelog.Patient(log)
 	names := map[string]bool{}
 	for i, c := range candidates {
 		if c.Name == "" || c.Start == nil || c.Within < 0 || names[c.Name] {

@@ -14,6 +14,7 @@ import (
 	"github.com/svidkit/svidkit/internal/files/store"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/sourcereport"
 	"github.com/svidkit/svidkit/spiffe"
@@ -105,7 +106,7 @@ func NewLastGood(cfg LastGoodConfig) (*LastGood, error) {
 	case cfg.BundlesOnly && !enumerates:
 		return nil, fmt.Errorf("source: last good: BundlesOnly is set, and a %T has no method Bundles that lists them", cfg.Source)
 	}
-	l := &LastGood{cfg: cfg, live: cfg.Source, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), ready: make(chan struct{})}
+	l := &LastGood{cfg: cfg, live: cfg.Source, log: ratelog.Patient(cfg.Logger), ready: make(chan struct{})}
 	l.store = store.New(cfg.Dir, ownDir, func(err error) {
 		l.log.Warn("source: Dir is in a folder that other users can write to, and can lose what is stored", slog.Any("err", err))
 	})

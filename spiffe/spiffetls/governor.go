@@ -18,6 +18,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -86,6 +87,9 @@ type Governor struct {
 	// attributes peer, remote, side, reason and err. Nil means silence.
 	Logger *slog.Logger
 
+	toLog sync.Once
+	log   *slog.Logger // see logger
+
 	running atomic.Bool
 	hooked  sync.Map // weak.Pointer[tls.Conn] to *governed, for the ConnState hook of net/http
 
@@ -120,9 +124,10 @@ func (g *Governor) check() error {
 func (g *Governor) interval() time.Duration { return cmp.Or(g.Interval, time.Minute) }
 func (g *Governor) grace() time.Duration    { return max(0, cmp.Or(g.Grace, 30*time.Second)) }
 func (g *Governor) jitter() time.Duration   { return max(0, cmp.Or(g.Jitter, 10*time.Second)) }
-func (g *Governor) logger() *slog.Logger    { return cmp.Or(g.Logger, noLogger) }
-
-var noLogger = slog.New(slog.DiscardHandler)
+func (g *Governor) logger() *slog.Logger {
+	g.toLog.Do(func() { g.log = ratelog.Patient(g.Logger) })
+	return g.log
+}
 
 // woken returns the channel that tells Run of a new connection.
 func (g *Governor) woken() chan struct{} {

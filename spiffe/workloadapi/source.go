@@ -117,7 +117,7 @@ func Start(ctx context.Context, cfg Config) (*Source, error) {
 // [Source.Run].
 func New(cfg Config) (*Source, error) {
 	s := &Source{
-		feed:   &feed{cfg: cfg, client: cfg.Client, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))},
+		feed:   &feed{cfg: cfg, client: cfg.Client, log: ratelog.Patient(cfg.Logger)},
 		choice: Choice{Hint: cfg.Hint},
 	}
 	switch {

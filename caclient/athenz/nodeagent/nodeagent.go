@@ -52,6 +52,7 @@ import (
 	"github.com/svidkit/svidkit/internal/jsonapi"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/pki"
@@ -156,7 +157,7 @@ type turn struct {
 func New(cfg Config) (http.Handler, error) { return newAgent(cfg, newCA) }
 
 func newAgent(cfg Config, newCA func(ztsclient.Options) (instanceCA, error)) (http.Handler, error) {
-	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	cfg.Logger = ratelog.Patient(cfg.Logger)
 	cfg.Timeout = cmp.Or(cfg.Timeout, defaultTimeout)
 	if cfg.SPIFFE == nil {
 		cfg.SPIFFE = func(s athenzname.Service, _ *athenz.Pod) (spiffe.ID, error) { return s.ID() }

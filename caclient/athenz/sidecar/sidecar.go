@@ -35,6 +35,7 @@ import (
 	"github.com/svidkit/svidkit/internal/jsonapi"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/tokens/token"
@@ -136,7 +137,7 @@ func New(cfg Config) (*Sidecar, error) {
 	if err != nil {
 		return nil, fmt.Errorf("sidecar: new: %w", err)
 	}
-	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	cfg.Logger = ratelog.Patient(cfg.Logger)
 	if cfg.Files == (Files{}) {
 		return newSidecar(cfg, client, nil, nil)
 	}
@@ -154,7 +155,7 @@ func New(cfg Config) (*Sidecar, error) {
 // newSidecar returns a Sidecar that begins with an identity, if that is not nil.
 func newSidecar(cfg Config, from agent, keep func(context.Context, *Identity) error, first *Identity) (*Sidecar, error) {
 	cfg.Interval, cfg.Timeout = cmp.Or(cfg.Interval, defaultInterval), cmp.Or(cfg.Timeout, defaultTimeout)
-	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	cfg.Logger = ratelog.Patient(cfg.Logger)
 	if cfg.Interval < time.Minute || cfg.Timeout < 0 {
 		return nil, fmt.Errorf("sidecar: new: the Interval is %v and the Timeout %v; an Interval is at least a minute", cfg.Interval, cfg.Timeout)
 	}

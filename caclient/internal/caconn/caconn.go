@@ -27,6 +27,7 @@ import (
 	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
@@ -98,7 +99,7 @@ func New(cfg Config) (*Conn, error) {
 	case e.Token != nil && e.TokenFile != "":
 		return nil, errors.New("both Token and TokenFile are set")
 	}
-	e.Logger = cmp.Or(e.Logger, slog.New(slog.DiscardHandler))
+	e.Logger = ratelog.Patient(e.Logger)
 	cfg.conns = new(conns.Dialed)
 	hc, err := httpClient(e, cfg, u.Scheme)
 	if err != nil {

@@ -72,6 +72,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/linkerdname"
@@ -159,9 +160,7 @@ func New(cfg Config) (*Injector, error) {
 	if in.cfg.TokenSeconds == 0 {
 		in.cfg.TokenSeconds = tokenLife
 	}
-	if in.cfg.Logger == nil {
-		in.cfg.Logger = slog.New(slog.DiscardHandler)
-	}
+	in.cfg.Logger = ratelog.Patient(in.cfg.Logger)
 	switch {
 	case !kube.ValidName(in.cfg.ClusterDomain):
 		return fail(fmt.Errorf("the cluster domain %.300q is not an RFC 1123 subdomain", cfg.ClusterDomain))

@@ -66,6 +66,7 @@ import (
 	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/linkerdname"
@@ -179,7 +180,7 @@ func New(cfg Config) (*Identity, error) {
 // newIdentity returns an Identity that is certified by service, or, if that is nil, by the certifier in cfg.
 func newIdentity(cfg Config, service caclient.CA) (*Identity, error) {
 	cfg.MinRefresh, cfg.MaxRefresh = cmp.Or(cfg.MinRefresh, 10*time.Second), cmp.Or(cfg.MaxRefresh, 24*time.Hour)
-	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	cfg.Logger = ratelog.Patient(cfg.Logger)
 	mesh, err := meshOf(cfg.Name)
 	if err != nil {
 		return nil, fmt.Errorf("Config.Name: %w", err)

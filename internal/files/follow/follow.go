@@ -37,6 +37,7 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+	"github.com/svidkit/svidkit/internal/ratelog"
 )
 
 const (
@@ -106,7 +107,7 @@ func New(paths []string, take func(context.Context, Files) error, o *Options) *F
 	}
 	f := &Follower{paths: slices.Clone(paths), take: take, o: *o, wake: make(chan struct{}, 1)}
 	f.o.Poll, f.o.MaxSize = cmp.Or(f.o.Poll, defaultPoll), cmp.Or(f.o.MaxSize, usualSize)
-	f.o.Logger = cmp.Or(f.o.Logger, slog.New(slog.DiscardHandler))
+	f.o.Logger = ratelog.Patient(f.o.Logger)
 	return f
 }
 

@@ -107,6 +107,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/files/private"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/pki/ca"
 )
 
@@ -205,7 +206,7 @@ func open(path string, o *Options, fsys fileSystem) (*Log, error) {
 		return nil, fmt.Errorf("auditlog: %w", err)
 	}
 	l := &Log{path: path, o: *o, fs: fsys, every: attemptEvery, taken: make(chan struct{}), told: map[string]bool{}}
-	l.o.Queue, l.o.Logger = cmp.Or(o.Queue, 1024), cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	l.o.Queue, l.o.Logger = cmp.Or(o.Queue, 1024), ratelog.Patient(o.Logger)
 	l.idle.L = &l.mu
 	if err := l.Reopen(); err != nil {
 		return nil, err

@@ -1,7 +1,6 @@
 package caconfig
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +19,7 @@ import (
 	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
@@ -61,7 +61,7 @@ func (c *Config) Open(ctx context.Context, o OpenOptions) (*Authority, error) {
 	if c.StateDir == "" {
 		return nil, misused("-state-dir: the flag is empty, or this user has no home folder; name a folder")
 	}
-	o.Existing, o.Logger = o.Existing || o.ReadOnly, cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	o.Existing, o.Logger = o.Existing || o.ReadOnly, ratelog.Patient(o.Logger)
 	a, cfg := new(Authority), c.CA
 	cfg.Logger, cfg.Actor, cfg.Create = o.Logger, currentActor(), !o.Existing && c.mayCreate()
 	undo := c.missing()
@@ -421,7 +421,7 @@ func (c *Config) Recover(ctx context.Context) (ca.Recovery, error) {
 	if err != nil || c.AuditLog == "none" {
 		return r, err
 	}
-	log, err := c.openAudit(slog.New(slog.DiscardHandler))
+	log, err := c.openAudit(nil)
 	if err == nil {
 		err = errors.Join(log.RecordKeyEvent(ctx, &ca.KeyEvent{
 			Time: time.Now().Round(0), Event: "recovered", Key: "root", Serial: r.Root, NotAfter: r.RootEnds, Detail: r.Version, Actor: currentActor(),
@@ -448,7 +448,7 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 	if err := c.check(true); err != nil {
 		return err
 	}
-	log = cmp.Or(log, slog.New(slog.DiscardHandler))
+	log = ratelog.Patient(log)
 	if c.StateDir == "" {
 		dir, err := os.MkdirTemp("", "svidkit-ca")
 		if err != nil {

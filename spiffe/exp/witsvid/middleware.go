@@ -54,7 +54,7 @@ func Middleware(v *Validator, targets []string, opts *MiddlewareOptions) (func(h
 	if err != nil {
 		return nil, fmt.Errorf("witsvid: middleware: %w", err)
 	}
-	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	o.Logger = ratelog.Patient(o.Logger)
 	m := &middleware{o, v, at, ratelog.New(o.Logger, 0)}
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })

@@ -69,7 +69,7 @@ type Service struct {
 // Handler returns the service as a handler of gRPC over HTTP/2.
 func (s Service) Handler() http.Handler {
 	s.Timeout = cmp.Or(s.Timeout, defaultTimeout)
-	s.Logger = cmp.Or(s.Logger, slog.New(slog.DiscardHandler))
+	s.Logger = ratelog.Patient(s.Logger)
 	s.turns = limit.New(limit.Options{Concurrent: runtime.GOMAXPROCS(0), Queue: maxQueue, QueueTime: queueTime})
 	s.refused = ratelog.New(s.Logger, 0)
 	return &grpchttp.Handler{
