@@ -5,11 +5,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"mime"
 	"net/http"
 	"strconv"
 
+	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/strictjson"
@@ -231,7 +231,7 @@ func (h *Handler) rest(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 }
 
 func (h *Handler) readJSON(w http.ResponseWriter, r *http.Request) (*request, error) {
-	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxJSON))
+	data, err := conns.ReadBody(w, r, maxJSON)
 	if err != nil {
 		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 			return nil, grpchttp.Errorf(grpchttp.ResourceExhausted, "sds: fetch: the request is larger than 256 KiB")

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"net/netip"
@@ -16,6 +15,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/jsonapi"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/ratelog"
@@ -183,7 +183,7 @@ func malformed(format string, args ...any) error {
 }
 
 func (p *provider) confirm(w http.ResponseWriter, r *http.Request, refresh bool) {
-	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	data, err := conns.ReadBody(w, r, maxBody)
 	if err != nil {
 		http.Error(w, "the body cannot be read, or has more than 64 KiB", http.StatusBadRequest)
 		return

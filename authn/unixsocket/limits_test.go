@@ -80,23 +80,28 @@ func TestIdle(t *testing.T) {
 		first string
 		ends  time.Duration
 	}{
-		"nothing":               {"", 10 * time.Second},
-		"half a header":         {"GET / HTTP/1.1\r\n", 10 * time.Second},
-		"a preface alone":       {preface[:24], 2 * time.Second}, // for the settings, by net/http
-		"HTTP/2 without stream": {preface, 5*time.Minute + time.Second},
-		"after a request":       {"GET /short HTTP/1.1\r\nHost: x\r\n\r\n", 5 * time.Minute},
-		"a body never sent":     {"POST /short HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n", 10 * time.Second},
-		"a body half sent":      {"POST /short HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n", 10 * time.Second},
-		"a request that lasts":  {"GET /long HTTP/1.1\r\nHost: x\r\n\r\n", 0},
+		"nothing":                {"", 10 * time.Second},
+		"half a header":          {"GET / HTTP/1.1\r\n", 10 * time.Second},
+		"a preface alone":        {preface[:24], 2 * time.Second}, // for the settings, by net/http
+		"HTTP/2 without stream":  {preface, 5*time.Minute + time.Second},
+		"after a request":        {"GET /short HTTP/1.1\r\nHost: x\r\n\r\n", 5 * time.Minute},
+		"a body never sent":      {"POST /short HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n", 10 * time.Second},
+		"a body half sent":       {"POST /short HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n", 10 * time.Second},
+		"a body that is awaited": {"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\nx", 20 * time.Second}, // 10 of the handler, and 10 for the rest
+		"a request that lasts":   {"GET /long HTTP/1.1\r\nHost: x\r\n\r\n", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				l := memconn.Listen()
 				release := make(chan struct{})
-				stop := serve(t, &unixsocket.Server{Listener: l, Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-					if r.URL.Path == "/long" {
+				stop := serve(t, &unixsocket.Server{Listener: l, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					switch r.URL.Path {
+					case "/long":
 						<-release
+					case "/read":
+						_, err := conns.ReadBody(w, r, 1<<20)
+						assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
 					}
 				})})
 				c, err := l.DialContext(t.Context(), "", "")

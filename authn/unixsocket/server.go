@@ -273,6 +273,7 @@ func (s *Server) Run(ctx context.Context) error {
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams: maxConcurrentStreams,
 			MaxReadFrameSize:     16 << 10, // clients written in Go set aside that much for each stream
+			WriteByteTimeout:     time.Minute,
 		},
 		ReadHeaderTimeout: headerTime,
 		IdleTimeout:       idleTime,

@@ -283,7 +283,7 @@ func (d *demonstration) startTraffic(web, db *filesource.Source) error {
 	if err != nil {
 		return err
 	}
-	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if peer, ok := spiffetls.PeerFromContext(r.Context()); ok {
 			fmt.Fprintf(w, "hello %s", peer.ID())
 		}

@@ -120,7 +120,7 @@ func (t *traffic) verdict() error {
 // startTraffic serves the backend and has the frontend ask it, with a new handshake each time.
 func startTraffic(g *group, n *narrator, frontend, backend *workload) (*traffic, error) {
 	// The server: only the frontend gets past the handshake.
-	server := &http.Server{Handler: http.HandlerFunc(hello), ReadHeaderTimeout: 5 * time.Second}
+	server := &http.Server{Handler: http.HandlerFunc(hello), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
 	if err := spiffetls.ConfigureServer(server, backend.manager, backend.manager, spiffe.AllowIDs(frontend.id), nil); err != nil {
 		return nil, err
 	}

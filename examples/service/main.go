@@ -141,7 +141,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	}
 	colleagues := spiffe.AllowMembersOf(me.ID().TrustDomain())
 	handshakes := new(spiffetls.Metrics)
-	server := &http.Server{Handler: http.HandlerFunc(hello), ReadHeaderTimeout: 10 * time.Second}
+	server := &http.Server{Handler: http.HandlerFunc(hello), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 5 * time.Minute}
 	if err := spiffetls.ConfigureServer(server, src, src, colleagues, &spiffetls.Options{Metrics: handshakes}); err != nil {
 		return err
 	}

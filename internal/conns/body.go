@@ -1,9 +1,25 @@
 package conns
 
 import (
+	"io"
 	"net/http"
 	"time"
 )
+
+// bodyTime is how long the body of a request may take to arrive.
+const bodyTime = 10 * time.Second
+
+// ReadBody reads the body of a request, of at most so many bytes. A longer one is an [http.MaxBytesError], and one that has not
+// arrived after 10 seconds an [os.ErrDeadlineExceeded].
+func ReadBody(w http.ResponseWriter, r *http.Request, most int64) ([]byte, error) {
+	wire := http.NewResponseController(w)
+	_ = wire.SetReadDeadline(time.Now().Add(bodyTime)) // a test's recorder has none
+	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, most))
+	if err == nil {
+		_ = wire.SetReadDeadline(time.Time{})
+	}
+	return data, err
+}
 
 // Body returns a handler that serves as next does, and gives a client of HTTP/1 that long to send the rest of a body which
 // next has not read. net/http reads it before the next request, without a limit on the time, so that a client

@@ -95,7 +95,7 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 	srv := &http.Server{
 		Handler:     conns.Body(withTLS(o.Handler), firstRequest),
 		Protocols:   new(http.Protocols),
-		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: maxStreams, MaxReadFrameSize: maxHTTP2Frame},
+		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: maxStreams, MaxReadFrameSize: maxHTTP2Frame, WriteByteTimeout: time.Minute},
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
 		ConnState: func(c net.Conn, state http.ConnState) {
 			if h, ok := c.(*hiddenTLS); ok {

@@ -35,7 +35,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"net/http"
@@ -49,6 +48,7 @@ import (
 	"github.com/svidkit/svidkit/authn/athenz"
 	ztsclient "github.com/svidkit/svidkit/caclient/athenz"
 	"github.com/svidkit/svidkit/caclient/athenz/internal/agentapi"
+	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/jsonapi"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/limit"
@@ -398,7 +398,7 @@ func (a *agent) next(w http.ResponseWriter, r *http.Request, handle string) (*ag
 		return nil, nil, failed(http.StatusBadRequest, "what is known of the volume is not valid", err)
 	}
 	var held agentapi.Held
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, jsonapi.MaxAnswer))
+	body, err := conns.ReadBody(w, r, jsonapi.MaxAnswer)
 	if err != nil || json.Unmarshal(body, &held) != nil {
 		return nil, nil, failed(http.StatusBadRequest, "the body is not the JSON of an identity", nil)
 	}

@@ -3,12 +3,11 @@ package inject
 import (
 	"encoding/json"
 	"errors"
-	"io"
 	"log/slog"
 	"mime"
 	"net/http"
-	"time"
 
+	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/strictjson"
@@ -20,9 +19,8 @@ const (
 	maxReviews = 16      // at the same time
 	maxWaiting = 256     // more, for their turn
 
-	maxReading = 256 << 20        // bytes of reviews that are being read
-	maxPeer    = 32 << 20         // of one peer
-	readTime   = 10 * time.Second // for one, which is the time that API servers wait for the answer
+	maxReading = 256 << 20 // bytes of reviews that are being read
+	maxPeer    = 32 << 20  // of one peer
 )
 
 // ServeHTTP answers an AdmissionReview (admission.k8s.io/v1) of the API server, for CREATE and UPDATE of any kind. An update
@@ -109,16 +107,13 @@ func (in *Injector) body(w http.ResponseWriter, r *http.Request) (data []byte, c
 		return nil, http.StatusServiceUnavailable
 	}
 	defer in.reading.Give(from, int(size))
-	wire := http.NewResponseController(w)
-	_ = wire.SetReadDeadline(time.Now().Add(readTime)) // a test's recorder has none
-	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxReview))
+	data, err := conns.ReadBody(w, r, maxReview)
 	if _, large := errors.AsType[*http.MaxBytesError](err); large {
 		return nil, http.StatusRequestEntityTooLarge
 	}
 	if err != nil {
 		return nil, http.StatusBadRequest
 	}
-	_ = wire.SetReadDeadline(time.Time{})
 	return data, 0
 }
 

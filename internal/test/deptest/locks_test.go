@@ -158,6 +158,22 @@ func TestLoggers(t *testing.T) {
 	assert.Greater(t, n, 25)
 }
 
+// TestBodies: no handler waits for the body of a request without an end: it reads it by conns.ReadBody, or as grpchttp does.
+func TestBodies(t *testing.T) {
+	t.Parallel()
+	for _, p := range ours(t) {
+		if inside := strings.TrimPrefix(p.ImportPath, module); inside == "/internal/conns" || strings.HasPrefix(inside, "/internal/test/") {
+			continue
+		}
+		for _, file := range p.GoFiles {
+			text, err := os.ReadFile(filepath.Join(p.Dir, file))
+			require.NoError(t, err)
+			assert.NotContains(t, string(text), "http.MaxBytesReader(", "%s/%s", p.ImportPath, file)
+			assert.NotContains(t, string(text), "io.ReadAll(r.Body", "%s/%s", p.ImportPath, file)
+		}
+	}
+}
+
 // underLock type-checks packages and returns what is called under locks, as "PACKAGE.FUNCTION: WHAT", and where.
 func underLock(t *testing.T, dir string, patterns ...string) map[string][]string {
 	t.Helper()
