@@ -651,6 +651,35 @@ func TestRootsFile(t *testing.T) {
 	}, 60*time.Second, 50*time.Millisecond)
 }
 
+// TestFolderGone: a CA whose folder is gone is not ready while it still signs, and is again when the folder is back.
+func TestFolderGone(t *testing.T) {
+	t.Parallel()
+	rounds.Slow(t)
+	c := newConfig(t, filepath.Join(t.TempDir(), "state"), "-create", "-audit-log", "none")
+	s, _ := start(t, c)
+	ready := func() (int, string) {
+		resp, err := http.Get("http://" + s.at.Admin.Addr().String() + "/ready")
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		return resp.StatusCode, string(text)
+	}
+	code, _ := ready()
+	require.Equal(t, http.StatusOK, code)
+	folder := filepath.Join(c.StateDir, "ca")
+	require.NoError(t, os.Rename(folder, folder+".gone"))
+	_, err := s.ca.Own.Rotate(t.Context()) // which reads the folder, as Run does now and then
+	require.Error(t, err)
+	var text string
+	require.Eventually(t, func() bool { code, text = ready(); return code == http.StatusServiceUnavailable }, 60*time.Second, 50*time.Millisecond)
+	require.Contains(t, text, "gone")
+	require.NoError(t, os.Rename(folder+".gone", folder))
+	_, err = s.ca.Own.Rotate(t.Context())
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { code, _ := ready(); return code == http.StatusOK }, 60*time.Second, 50*time.Millisecond)
+}
+
 func mustStore(t testing.TB, c *caconfig.Config) ca.Store {
 	t.Helper()
 	store, err := ca.NewDirStore(filepath.Join(c.StateDir, "ca"))

@@ -22,13 +22,16 @@ func (s *Server) health() (h ca.Health, ok bool) {
 }
 
 // ready returns why a caller should ask another replica: this one has no certificate for its ports, or would not sign. A
-// store that does not answer is no reason while the CA still signs, and neither is a limit: the other replicas are busy,
+// store that does not answer is no reason while the CA still signs, unless only an operator mends that, and neither is a limit: the other replicas are busy,
 // too.
 func (s *Server) ready() error {
 	if svid, err := s.identity.SVID(); err != nil || time.Now().After(svid.NotAfter()) {
 		return errors.New("the server has no valid certificate: the CA does not sign")
 	}
 	h, _ := s.health()
+	if errors.Is(h.Store, ca.ErrUnfit) { // such as a folder that is gone, which only an operator mends
+		return h.Store
+	}
 	return h.Signing
 }
 

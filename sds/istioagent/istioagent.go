@@ -488,7 +488,7 @@ func answers(socket string) error {
 // ServeHTTP answers for the agent, as package health does:
 //
 //	GET /healthz/ready      200, or 503 without an identity that has not expired, or if a socket does not answer
-//	GET /healthz/live       200, or 503 once the identity has expired
+//	GET /healthz/live       200, or 503 once the identity has expired or the agent has ended
 //	GET /metrics            the metrics, also at /stats/prometheus
 //	POST /drain             makes the agent not ready for good, while it goes on serving
 //	POST /quitquitquit      ends the agent as [Agent.Close] does, so that Run returns nil
@@ -504,6 +504,11 @@ func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/drain":
 		a.order(w, r, func() { a.drain() })
 		return
+	case "/healthz/live":
+		if err := a.life.Idle(); errors.Is(err, lifecycle.ErrEnded) { // only a restart helps
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
 	case "/stats/prometheus":
 		r = r.Clone(r.Context())
 		r.URL.Path = "/metrics"

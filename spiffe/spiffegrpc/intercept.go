@@ -131,7 +131,15 @@ func checkPolicy(allow spiffe.PolicySource) error {
 }
 
 // policyOf is the policy for one call, perhaps none.
-type policyOf struct{ allow spiffe.PolicySource }
+type policyOf struct {
+	allow  spiffe.PolicySource
+	method string
+}
+
+// NoPolicy is what [spiffetls.RequirePeer] says when there is none.
+func (p policyOf) NoPolicy() error {
+	return fmt.Errorf("%w: no policy is for the method %.200s", spiffe.ErrDenied, p.method)
+}
 
 // Policy implements [spiffe.PolicySource].
 func (p policyOf) Policy() spiffe.Policy {
@@ -169,7 +177,7 @@ func RequirePeer(allow spiffe.PolicySource) (grpc.UnaryServerInterceptor, grpc.S
 		if info.server == nil { // of other credentials
 			return nil, errUnauthenticated
 		}
-		handler, err := spiffetls.RequirePeer(policyOf{policy(method)}, http.HandlerFunc(admitted))
+		handler, err := spiffetls.RequirePeer(policyOf{policy(method), method}, http.HandlerFunc(admitted))
 		if err != nil {
 			return nil, errDenied
 		}

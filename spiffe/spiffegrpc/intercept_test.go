@@ -106,6 +106,9 @@ func TestRequirePeer(t *testing.T) {
 			kept, total := failures.Failures()
 			assert.Equal(t, want, total)
 			for _, f := range kept {
+				if m, byMethod := c.allow.(spiffegrpc.Methods); name == "a function" || byMethod && m[unaryCall] == nil {
+					assert.Contains(t, f.Reason, "no policy is for the method "+service_, "%s", name)
+				}
 				assert.Equal(t, "request", f.Stage)
 				assert.Equal(t, web, f.ID)
 				assert.Contains(t, f.Remote, "127.0.0.1:")

@@ -119,6 +119,8 @@ func TestMessages(t *testing.T) {
 		"no bundles to verify with":   {only(spiffe.NewVerifier(nil, allow, nil)), []string{"no bundle source to verify peers with", "*spiffe.Bundle"}},
 		"no policy to verify with":    {only(spiffe.NewVerifier(bundle, nil, nil)), []string{"no policy; use AllowIDs"}},
 		"a nil identity":              {only(spiffetls.ServerConfig((*spiffe.SVID)(nil), bundle, allow, nil)), []string{"nil *spiffe.SVID"}},
+		"a zero identity":             {only(spiffetls.ServerConfig(new(spiffe.SVID), bundle, allow, nil)), []string{"zero *spiffe.SVID"}},
+		"a zero bundle":               {only(spiffetls.ClientConfig(self, new(spiffe.Bundle), allow, nil)), []string{"zero *spiffe.Bundle"}},
 		"a nil bundle":                {only(spiffetls.ServerConfig(self, (*spiffe.Bundle)(nil), allow, nil)), []string{"nil *spiffe.Bundle"}},
 		"a nil bundle to verify with": {only(spiffe.NewVerifier((*spiffe.Bundle)(nil), allow, nil)), []string{"nil *spiffe.Bundle"}},
 		"a nil policy":                {only(spiffe.NewVerifier(bundle, (*spiffe.LivePolicy)(nil), nil)), []string{"nil *spiffe.LivePolicy"}},

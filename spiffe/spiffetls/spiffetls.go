@@ -85,6 +85,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -241,12 +242,13 @@ func ClientConfig(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiff
 // endpoint is one side of a connection. It never changes.
 type endpoint struct {
 	self       spiffe.SVIDSource
-	optional   bool             // without an identity a client presents no certificate
-	web        *webCertificate  // what a server presents in place of self; nil for self
-	verifier   *spiffe.Verifier // nil if roots is not
-	roots      *webRoots        // what a client verifies servers with in place of verifier
-	hosts      hostsFunc        // the policy of a client if it depends on the address; else nil, and verifier has it
-	fixedHosts bool             // hosts is from a Hosts
+	peers      spiffe.BundleSource // those that the endpoint was given
+	optional   bool                // without an identity a client presents no certificate
+	web        *webCertificate     // what a server presents in place of self; nil for self
+	verifier   *spiffe.Verifier    // nil if roots is not
+	roots      *webRoots           // what a client verifies servers with in place of verifier
+	hosts      hostsFunc           // the policy of a client if it depends on the address; else nil, and verifier has it
+	fixedHosts bool                // hosts is from a Hosts
 	opts       Options
 	log        *ratelog.Log // nil for none
 	changers   []changer    // those of the sources that say when they change
@@ -256,7 +258,7 @@ type endpoint struct {
 type changer interface{ Changed() <-chan struct{} }
 
 func newEndpoint(server bool, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) (*endpoint, error) {
-	e := &endpoint{self: self, opts: *cmp.Or(opts, &Options{})}
+	e := &endpoint{self: self, peers: peers, opts: *cmp.Or(opts, &Options{})}
 	e.opts.NextProtos = slices.Clone(e.opts.NextProtos)
 	if e.opts.Logger != nil {
 		e.log = ratelog.New(e.opts.Logger, 0)
@@ -520,7 +522,9 @@ func (e *endpoint) certificate(server bool, hello *tls.ClientHelloInfo) (*tls.Ce
 	case e.now().After(svid.NotAfter()):
 		err = fmt.Errorf("the SVID of %q expired at %s and was not renewed", svid.ID(), svid.NotAfter().UTC().Format(time.RFC3339))
 	default:
-		return svid.TLSCertificate(), nil
+		if err = e.chainEnded(svid); err == nil {
+			return svid.TLSCertificate(), nil
+		}
 	}
 	if e.optional {
 		if e.log != nil {
@@ -529,6 +533,26 @@ func (e *endpoint) certificate(server bool, hello *tls.ClientHelloInfo) (*tls.Ce
 		return new(tls.Certificate), nil
 	}
 	return nil, &HandshakeError{Server: server, Err: err}
+}
+
+// chainEnded returns why no peer with the own bundle accepts the SVID, if a certificate of its chain has expired. One that no
+// path needs may.
+func (e *endpoint) chainEnded(svid *spiffe.SVID) error {
+	if e.peers == nil || len(svid.TLSCertificate().Certificate) == 1 {
+		return nil
+	}
+	chain, now := svid.Chain(), e.now()
+	if !slices.ContainsFunc(chain, func(c *x509.Certificate) bool { return now.After(c.NotAfter) }) {
+		return nil
+	}
+	b, err := e.peers.Bundle(svid.ID().TrustDomain())
+	if err != nil || b == nil {
+		return nil
+	}
+	if _, err = certchain.Path(chain, b.CertPool(), certchain.Usages(int(spiffe.AnyRole)), now); err != nil {
+		return fmt.Errorf("a certificate in the chain of the SVID of %q has expired and was not renewed: %w", svid.ID(), err)
+	}
+	return nil
 }
 
 // verify runs before crypto/tls has checked that the peer holds its key, so the proof that it returns is valid only
