@@ -127,3 +127,53 @@ func TestReplaceSurvivesCrashes(t *testing.T) {
 		return nil
 	}))
 }
+
+// The error of each sync is that of the write: what may not be durable is not said to be written.
+func TestEachSyncIsHeard(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("nothing is made durable there but contents")
+	}
+	failing := func(j *diskcrash.Journal, nth int) (failed func() bool) {
+		n := 0
+		j.Fail = func(w diskcrash.Write) bool {
+			if w.Op == "sync" || w.Op == "syncdir" {
+				n++
+				return n == nth+1
+			}
+			return false
+		}
+		return func() bool { return n > nth }
+	}
+	for _, plain := range []bool{false, true} {
+		for nth := 0; ; nth++ {
+			dir, j := t.TempDir(), &diskcrash.Journal{}
+			f, err := openOn(j, dir, options(plain))
+			require.NoError(t, err)
+			_, err = f.Write(set(1))
+			require.NoError(t, err)
+			failed := failing(j, nth)
+			_, err = f.Write(set(2))
+			require.NoError(t, f.Close())
+			if !failed() {
+				require.Greater(t, nth, 4)
+				break
+			}
+			require.ErrorIs(t, err, diskcrash.ErrFault, "the sync %d, plain %v", nth, plain)
+		}
+	}
+	for nth := 0; ; nth++ {
+		root, err := os.OpenRoot(t.TempDir())
+		require.NoError(t, err)
+		j := &diskcrash.Journal{}
+		failed := failing(j, nth)
+		err = replace(j, root, "file", File{Data: []byte("x"), Mode: 0o600})
+		require.NoError(t, root.Close())
+		if !failed() {
+			require.Equal(t, 2, nth)
+			break
+		}
+		require.ErrorIs(t, err, diskcrash.ErrFault, "the sync %d of Replace", nth)
+	}
+}

@@ -112,6 +112,24 @@ func get(url string) func(context.Context) error {
 	}
 }
 
+// answered is a request by a socket that any answer is good for, as what it asks for is not there.
+func answered(socket, url string) func(context.Context) error {
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}}
+	return func(ctx context.Context) error {
+		r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, http.NoBody)
+		if err != nil {
+			return err
+		}
+		resp, err := client.Do(r)
+		if err == nil {
+			err = resp.Body.Close()
+		}
+		return err
+	}
+}
+
 // handshake is a TLS handshake with a server, whoever that is.
 func handshake(addr, name string) func(context.Context) error {
 	return func(ctx context.Context) error {
@@ -200,6 +218,11 @@ func TestPrograms(t *testing.T) {
 	// Any user may connect, as with SocketMode 0666.
 	require.Eventually(t, func() bool { return os.Chmod(filepath.Dir(socket), 0o755) == nil && os.Chmod(socket, 0o666) == nil }, 20*time.Second, 50*time.Millisecond)
 
+	xds := filepath.Join(root, "etc/istio/proxy/XDS")
+	for at := xds; at != root; at = filepath.Dir(at) {
+		require.NoError(t, os.Chmod(at, 0o777)) // of the socket, and of the folders to it
+	}
+
 	// The proxy of a mesh, and its application.
 	mesh := meshtest.New(t, meshtest.Options{Life: life})
 	app, err := net.Listen("tcp", "127.0.0.1:0")
@@ -281,26 +304,14 @@ func TestPrograms(t *testing.T) {
 			}
 			return nil
 		}},
+		{Name: "agent: XDS", Network: "unix", Addr: xds, good: answered(xds, "http://agent/none")},
 		{Name: "linkerd-proxy: inbound", Network: "tcp", Addr: inbound, good: handshake(inbound, meshtest.Web)},
 		{Name: "linkerd-proxy: outbound", Network: "tcp", Addr: outbound, good: throughProxy},
 		{Name: "linkerd-proxy: admin", Network: "tcp", Addr: admin, good: get("http://" + admin + "/ready")},
 		{Name: "athenz-provider: callback", Network: "tcp", Addr: callback, good: handshake(callback, "localhost")},
 		{Name: "athenz-provider: signing", Network: "tcp", Addr: signing, good: handshake(signing, "localhost")},
 		{Name: "athenz-provider: health", Network: "tcp", Addr: providerHealth, good: get("http://" + providerHealth + "/live")},
-		{Name: "athenz-agent: pods", Network: "unix", Addr: handles, good: func(ctx context.Context) error {
-			client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-				return new(net.Dialer).DialContext(ctx, "unix", handles)
-			}}}
-			r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://agent/v1/init/none", http.NoBody)
-			if err != nil {
-				return err
-			}
-			resp, err := client.Do(r)
-			if err == nil { // a refusal, as there is no such handle
-				err = resp.Body.Close()
-			}
-			return err
-		}},
+		{Name: "athenz-agent: pods", Network: "unix", Addr: handles, good: answered(handles, "http://agent/v1/init/none")},
 		{Name: "athenz-agent: health", Network: "tcp", Addr: nodeHealth, good: get("http://" + nodeHealth + "/ready")},
 		{Name: "athenz-sia: health", Network: "tcp", Addr: siaHealth, good: get("http://" + siaHealth + "/live")},
 		{Name: "service: health", Network: "tcp", Addr: ports[6], good: get("http://" + ports[6] + "/ready")},
