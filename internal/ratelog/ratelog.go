@@ -111,15 +111,20 @@ func Patient(logger *slog.Logger) *slog.Logger {
 	if logger == nil {
 		return slog.New(slog.DiscardHandler)
 	}
-	if _, is := logger.Handler().(*patient); is || logger.Handler() == slog.DiscardHandler {
+	h := logger.Handler()
+	if _, is := h.(*patient); is {
 		return logger
 	}
-	return slog.New(&patient{logger.Handler(), new(lines)})
+	return slog.New(&patient{h, new(lines)})
 }
 
 type patient struct {
-	slog.Handler
+	to slog.Handler
 	*lines
+}
+
+func (p *patient) Enabled(ctx context.Context, level slog.Level) bool {
+	return p.to.Enabled(ctx, level)
 }
 
 // lines are those on their way to a handler.
@@ -138,34 +143,29 @@ func (p *patient) Handle(ctx context.Context, r slog.Record) error {
 		p.waiting.Add(-1)
 		return nil
 	}
-	done := make(chan error, 1)
-	r = r.Clone()
+	done := make(chan struct{})
 	go func() {
-		err := p.Handler.Handle(ctx, r)
+		_ = p.to.Handle(ctx, r) // a Logger has no use for it
 		p.waiting.Add(-1)
 		p.blocked.Store(false)
-		done <- err
+		close(done)
 	}()
-	if p.blocked.Load() {
-		return nil
+	if !p.blocked.Load() {
+		select {
+		case <-done:
+		case <-time.After(patience):
+			p.blocked.Store(true)
+		}
 	}
-	late := time.NewTimer(patience)
-	defer late.Stop()
-	select {
-	case err := <-done:
-		return err
-	case <-late.C:
-		p.blocked.Store(true)
-		return nil
-	}
+	return nil
 }
 
 func (p *patient) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return &patient{p.Handler.WithAttrs(attrs), p.lines}
+	return &patient{p.to.WithAttrs(attrs), p.lines}
 }
 
 func (p *patient) WithGroup(name string) slog.Handler {
-	return &patient{p.Handler.WithGroup(name), p.lines}
+	return &patient{p.to.WithGroup(name), p.lines}
 }
 
 // ErrorLog returns a logger for the ErrorLog of an [http.Server]. A failed TLS handshake, which any peer can cause, is an

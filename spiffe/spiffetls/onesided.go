@@ -6,9 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"go/token"
 	"reflect"
-	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certchain"
@@ -152,11 +150,6 @@ func (p proof) String() string {
 	return p.name
 }
 
-// isOurs reports whether a type is one that this library exports.
-func isOurs(t reflect.Type) bool {
-	return strings.HasPrefix(t.PkgPath(), "github.com/svidkit/svidkit/") && token.IsExported(t.Name())
-}
-
 // oneSided determines which sides prove a SPIFFE ID. Combinations without sense are errors when the program starts.
 func (e *endpoint) oneSided(server bool, peers spiffe.BundleSource, allow spiffe.PolicySource) error {
 	if optional, ok := e.self.(optionalIdentity); ok {
@@ -166,12 +159,11 @@ func (e *endpoint) oneSided(server bool, peers spiffe.BundleSource, allow spiffe
 	e.web, _ = e.self.(*webCertificate)
 	e.roots, _ = peers.(*webRoots)
 	for _, source := range []any{e.self, peers} {
-		v := reflect.ValueOf(source)
-		if v.Kind() == reflect.Pointer && v.IsNil() {
+		if v := reflect.ValueOf(source); v.Kind() == reflect.Pointer && v.IsNil() {
 			return fmt.Errorf("a source is a nil %T", source)
 		}
-		if v.Kind() == reflect.Pointer && v.Elem().IsZero() && isOurs(v.Elem().Type()) { // it panics when a peer comes
-			return fmt.Errorf("a source is a zero %T: its package has functions that make one", source)
+		if s, is := source.(*spiffe.SVID); is && s.ID().IsZero() { // it would panic when a peer comes
+			return errors.New("the identity is a zero SVID: NewSVID and ParseSVID make one")
 		}
 	}
 	switch {
