@@ -50,8 +50,8 @@ type Options struct {
 
 	// Client sends the requests and authenticates them; it is copied. Redirects are not followed, and
 	// its Timeout does not apply to watches. Nil means a client made from the service account of this
-	// process, whose files are read again for each request. When ca.crt changes, the connections that were verified with the
-	// one before are closed, with what is under way on them. Such a client uses no proxy.
+	// process, whose files are read again for each request. When ca.crt changes, the next request closes the connections that
+	// were verified with the one before, with what is under way on them. Such a client uses no proxy.
 	Client *http.Client
 
 	// MaxAnswer is the most bytes of an answer that is no event; 0 means 4 MiB. A kubelet answers with all pods of its node.

@@ -53,8 +53,8 @@ import (
 // methods are safe for concurrent use; those that mint identities call t.Fatal if they fail and must be called from the
 // test's own goroutine.
 //
-// It serves the bundles of its CA as they change, with an own key for JWT-SVIDs added to the CA's bundle, and issues and
-// validates JWT-SVIDs. It watches the CA, so make it before the CA fails.
+// It serves the bundles of its CA as they change, with a key for JWT-SVIDs added to the CA's bundle, which all servers of the
+// CA share, and issues and validates JWT-SVIDs. It watches the CA, so make it before the CA fails.
 //
 // It also has these methods, which it shares with a federationtest.Endpoint:
 //
@@ -127,20 +127,31 @@ func NewInMemory(t testing.TB, ca *spiffetest.CA, paths ...string) *Server {
 	return s
 }
 
+// jwtKeys has the key for JWT-SVIDs of each CA whose servers run: they validate each other's.
+var jwtKeys sync.Map // *spiffetest.CA to jwtKey
+
+type jwtKey struct {
+	id string
+	*ecdsa.PrivateKey
+}
+
 func newServer(t testing.TB, ca *spiffetest.CA, l net.Listener, address string, paths []string) *Server {
 	t.Helper()
 	if len(paths) == 0 {
 		t.Fatalf("workloadapitest: no identity to serve: give a path, such as \"/web\"")
 	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	fresh, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatalf("workloadapitest: %v", err)
 	}
+	of, _ := jwtKeys.LoadOrStore(ca, jwtKey{"jwt-" + rand.Text(), fresh})
+	t.Cleanup(func() { jwtKeys.CompareAndDelete(ca, of) })
+	key := of.(jwtKey)
 	s := &Server{
 		redacted: redact.New("workloadapitest.Server(" + cmp.Or(address, "in memory") + ")"),
-		t:        t, ca: ca, address: address, jwtKeyID: "jwt-" + rand.Text(), jwtKey: key.Public(), changed: make(chan struct{}),
+		t:        t, ca: ca, address: address, jwtKeyID: key.id, jwtKey: key.Public(), changed: make(chan struct{}),
 	}
-	issuer, err := jwtsvid.NewIssuer(ca.TrustDomain(), s.jwtKeyID, key, &jwtsvid.IssuerOptions{WideAudience: true})
+	issuer, err := jwtsvid.NewIssuer(ca.TrustDomain(), key.id, key, &jwtsvid.IssuerOptions{WideAudience: true})
 	if err != nil {
 		t.Fatalf("workloadapitest: %v", err)
 	}

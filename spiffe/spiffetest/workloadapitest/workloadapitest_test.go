@@ -153,10 +153,12 @@ func TestJWT(t *testing.T) {
 			require.NoError(t, err)
 			_, ok := b.JWTAuthority(claim.KeyID)
 			assert.True(t, ok)
-			other, err := workloadapitest.NewInMemory(t, ca, "/web").Snapshot().Bundle(ca.TrustDomain())
-			require.NoError(t, err)
-			_, ok = other.JWTAuthority(claim.KeyID)
-			assert.False(t, ok, "another server has another key and another key ID")
+			second := workloadapitest.NewInMemory(t, ca, "/web").Config().Client
+			_, _, err = second.ValidateJWTSVID(t.Context(), "cache", tokens[0].Token())
+			require.NoError(t, err, "another server of the CA")
+			stranger := workloadapitest.NewInMemory(t, spiffetest.NewCA(t, "example.org"), "/web").Config().Client
+			_, _, err = stranger.ValidateJWTSVID(t.Context(), "cache", tokens[0].Token())
+			assert.ErrorIs(t, err, workloadapi.ErrRefused, "a server of another CA")
 			break
 		}
 
