@@ -2,6 +2,7 @@ package secretcache
 
 import (
 	"cmp"
+	"fmt"
 	"io"
 	"time"
 
@@ -35,6 +36,9 @@ func (m *Manager) Report() report.Report {
 	identities, roots := m.states()
 	if h := m.first.held.Load(); h != nil {
 		identities[0].ChainEnd = certchain.End(h.chain())
+		if !m.trust.Load().anchors(h.anchor) { // it is there before what it vouches for
+			r.NotReady = fmt.Errorf("no peer that has the trust bundle accepts the identity %s, whose root has left it", m.label(m.first))
+		}
 	} else {
 		r.NotReady = m.notReady(m.first, nil)
 	}
