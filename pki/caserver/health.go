@@ -21,9 +21,9 @@ func (s *Server) health() (h ca.Health, ok bool) {
 	return h, false
 }
 
-// ready returns why a caller should ask another replica: this one has no certificate for its ports, or would not sign. A
-// store that does not answer is no reason while the CA still signs, unless only an operator mends that, and neither is a limit: the other replicas are busy,
-// too.
+// ready returns why a caller should ask another replica: this one has no certificate for its ports, or would not sign, or only an
+// operator mends its store. A store that does not answer is no reason while the CA still signs, and neither is a limit: the other
+// replicas are busy, too.
 func (s *Server) ready() error {
 	if svid, err := s.identity.SVID(); err != nil || time.Now().After(svid.NotAfter()) {
 		return errors.New("the server has no valid certificate: the CA does not sign")
