@@ -86,6 +86,7 @@ func TestIdle(t *testing.T) {
 		"HTTP/2 without stream":  {preface, 5*time.Minute + time.Second},
 		"after a request":        {"GET /short HTTP/1.1\r\nHost: x\r\n\r\n", 5 * time.Minute},
 		"a body never sent":      {"POST /short HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n", 10 * time.Second},
+		"a body of PRI":          {"PRI * HTTP/2.0\r\nHost: x\r\nContent-Length: 9999\r\n\r\nx", 10 * time.Second},
 		"a body half sent":       {"POST /short HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n", 10 * time.Second},
 		"a body that is awaited": {"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\nx", 20 * time.Second}, // 10 of the handler, and 10 for the rest
 		"a request that lasts":   {"GET /long HTTP/1.1\r\nHost: x\r\n\r\n", 0},

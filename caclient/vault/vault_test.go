@@ -41,6 +41,9 @@ func certClient(t testing.TB, e caclient.Endpoint, svid *spiffe.SVID) *http.Clie
 	return &http.Client{Transport: transport}
 }
 
+// named gives a certificate the common name by which the method cert knows its callers.
+func named(c *x509.Certificate) { c.Subject.CommonName = "web" }
+
 // Each login with each way in which a role takes names.
 func TestSign(t *testing.T) {
 	t.Parallel()
@@ -63,7 +66,7 @@ func TestSign(t *testing.T) {
 				case "kubernetes":
 					o.Login = vault.KubernetesLogin("", "workload")
 				case "cert", "named cert":
-					o.Token, o.HTTPClient = nil, certClient(t, o.Endpoint, ca.SVID("/web"))
+					o.Token, o.HTTPClient = nil, certClient(t, o.Endpoint, ca.SVID("/web", named))
 					o.Login = vault.CertLogin("", strings.TrimPrefix(strings.TrimPrefix(login, "named cert"), "cert"))
 					if login == "named cert" {
 						o.Login = vault.CertLogin("cert", "workload")
@@ -415,7 +418,25 @@ func TestCertLoginOfAnother(t *testing.T) {
 		require.ErrorIs(t, err, caclient.ErrUnauthenticated, name)
 		assert.ErrorContains(t, err, "log in: ", name)
 	}
+	o := vault.Options{Endpoint: v.Endpoint(), Role: "workload", Login: vault.CertLogin("", "")}
+	o.Token, o.HTTPClient = nil, certClient(t, o.Endpoint, ca.SVID("/web"))
+	_, err := newCA(t, o).Sign(t.Context(), webCSR(t), 0)
+	require.ErrorIs(t, err, caclient.ErrUnauthenticated, "without a common name")
+	assert.ErrorContains(t, err, "this one has none: give it one, or log in with a token")
 	assert.Zero(t, v.Logins())
+}
+
+// A mount without an issuer is worth another try, for certificates and for roots.
+func TestNoIssuer(t *testing.T) {
+	t.Parallel()
+	v := cafake.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
+	v.Change(func(r *cafake.VaultRules) { r.NoIssuer = true })
+	c := newCA(t, vault.Options{Endpoint: v.Endpoint(), Role: "workload"})
+	_, err := c.Sign(t.Context(), webCSR(t), 0)
+	require.ErrorIs(t, err, caclient.ErrUnavailable)
+	_, err = c.FetchBundles(t.Context())
+	require.ErrorIs(t, err, caclient.ErrUnavailable)
+	assert.ErrorContains(t, err, "the mount has no issuer yet")
 }
 
 // The longest lifetime of the role is what a longer wish gets.

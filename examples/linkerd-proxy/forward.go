@@ -94,7 +94,7 @@ func stripped(r *http.Request, to target) *http.Request {
 	}
 	for _, value := range r.Header.Values("Upgrade") {
 		for name := range strings.SplitSeq(strings.ToLower(value), ",") {
-			name, _, _ = strings.Cut(strings.TrimSpace(name), "/")
+			name, _, _ = strings.Cut(strings.Join(strings.Fields(name), ""), "/")
 			if name == "h2c" || name == "h2" || name == "http" || name == "tls" {
 				r.Header.Del("Upgrade")
 			}
@@ -122,7 +122,7 @@ func (p *proxy) reverse(direction string, conns *connections) http.Handler {
 			if to.client != "" {                    // here, as the client says by its header Connection what is removed before
 				r.Out.Header.Set(clientID, to.client)
 			}
-			r.Out.URL.RawQuery = r.In.URL.RawQuery // the application judges it
+			r.Out.URL.RawQuery = strings.ReplaceAll(r.In.URL.RawQuery, " ", "%20") // the application judges it
 			r.Out.URL.Opaque = written(r.In)
 			if to.absolute {
 				r.Out.URL.Opaque = "//" + r.Out.Host + cmp.Or(r.Out.URL.Opaque, r.In.URL.EscapedPath())
@@ -154,10 +154,10 @@ func (p *proxy) reverse(direction string, conns *connections) http.Handler {
 			http.Error(w, "linkerd-proxy: "+direction+" request not forwarded: it has come through too many proxies", http.StatusLoopDetected)
 			return
 		}
-		if r.Method == http.MethodConnect && r.ProtoMajor == 1 {
+		if r.Method == "PRI" || r.Method == http.MethodConnect && r.ProtoMajor == 1 {
 			// The application would take what follows on its connection for that of the tunnel, and there other requests follow.
 			w.Header().Set("Connection", "close")
-			http.Error(w, "linkerd-proxy: "+direction+" request not forwarded: CONNECT makes no tunnel here", http.StatusNotImplemented)
+			http.Error(w, "linkerd-proxy: "+direction+" request not forwarded: "+r.Method+" makes no tunnel here", http.StatusNotImplemented)
 			return
 		}
 		if r.ProtoMajor == 1 && r.ContentLength != 0 && r.Header.Get("Expect") == "" && r.Header.Get("Upgrade") == "" {

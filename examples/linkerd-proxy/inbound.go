@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -46,7 +47,7 @@ func (p *proxy) accept(ctx context.Context, c net.Conn, ready *queue) {
 		return
 	}
 	seen = &replayed{Conn: c, before: all}
-	if !ok || name != p.cfg.name {
+	if !ok || !strings.EqualFold(name, p.cfg.name) {
 		p.passThrough(ctx, seen)
 		return
 	}

@@ -127,11 +127,12 @@ func (r *room) Close() error { return nil }
 func inTime(next http.Handler, part, rest, long time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		rc := http.NewResponseController(w)
-		if r.ProtoMajor == 1 {
+		http1 := r.ProtoMajor == 1 || r.Method == "PRI" // which net/http has as HTTP/2, on a connection of HTTP/1
+		if http1 {
 			w = &timedWriter{w, rc, long}
 			defer func() { _ = rc.SetWriteDeadline(time.Now().Add(long)) }()
 		}
-		if r.ContentLength == 0 || r.ProtoMajor != 1 && r.Header.Get(origProto) == "" {
+		if r.ContentLength == 0 || !http1 && r.Header.Get(origProto) == "" {
 			next.ServeHTTP(w, r)
 			return
 		}

@@ -149,7 +149,7 @@ func authority(host string) string {
 	name = strings.TrimRight(strings.ToLower(name), ".")
 	ip, noIP := netip.ParseAddr(name)
 	switch {
-	case err != nil, noIP != nil && !slices.ContainsFunc(strings.Split(name, "."), isName):
+	case err != nil, ip.Zone() != "", noIP != nil && !slices.ContainsFunc(strings.Split(name, "."), isName):
 		return ""
 	case noIP == nil:
 		name = ip.Unmap().String()

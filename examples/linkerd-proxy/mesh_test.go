@@ -47,7 +47,8 @@ func TestOrigProto(t *testing.T) {
 		{true, "HTTP/1.1", 200, "/a%2Fb?c", "HTTP/1.1"},
 		{true, "HTTP/1.0", 200, "/a%2Fb?c", "HTTP/1.1"},
 		{true, "HTTP/1.1; absolute-form", 200, "http://app.test/a%2Fb?c", "HTTP/1.1"},
-		{true, "", 502, "", ""}, // it was HTTP/2 all the way
+		{true, "HTTP/1.1 ", 200, "/a%2Fb?c%20HTTP/1.0", "HTTP/1.1"}, // with a space in the query
+		{true, "", 502, "", ""},                                     // it was HTTP/2 all the way
 		{true, "HTTP/2", 502, "", ""},
 		{true, "HTTP/1.7", 502, "", ""},
 		{false, "HTTP/1.1", 200, "/a%2Fb?c", ""},
@@ -56,6 +57,9 @@ func TestOrigProto(t *testing.T) {
 		require.NoError(t, err)
 		if c.header != "" {
 			req.Header.Set("l5d-orig-proto", c.header)
+		}
+		if strings.HasSuffix(c.target, "%20HTTP/1.0") {
+			req.URL.RawQuery = "c HTTP/1.0"
 		}
 		resp, err := browser(t, at, c.http2, mtls).Do(req)
 		require.NoError(t, err)
@@ -215,6 +219,7 @@ func TestAuthority(t *testing.T) {
 		"app.test..": "app.test:80", "app.test:": "app.test:80", "web.2024": "web.2024:80", // a namespace may be a number
 		"app.test:http": "", "app.test:+80": "", "app.test:65616": "", "": "", ":80": "", ".:80": "", "127.1": "", "0x7f.0.0.1:80": "", "2130706433": "", // others' spellings
 		"LOCALHOST:1": "localhost:1", "[::1]": "[::1]:80", "[::1]:2": "[::1]:2", "[::FFFF:10.0.0.1]:2": "10.0.0.1:2", "10.0.0.1": "10.0.0.1:80", "[0:0::1]": "[::1]:80",
+		"[::1%lo]:80": "", "[2001:db8::5%eth0]": "", // which a dial would reach as it does the one without
 	} {
 		assert.Equal(t, want, authority(host), host)
 	}

@@ -27,7 +27,7 @@ func ReadBody(w http.ResponseWriter, r *http.Request, most int64) ([]byte, error
 func Body(next http.Handler, long time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		next.ServeHTTP(w, r)
-		if r.ProtoMajor == 1 && r.ContentLength != 0 {
+		if (r.ProtoMajor == 1 || r.Method == "PRI") && r.ContentLength != 0 { // net/http has PRI with a body as HTTP/2, on an HTTP/1 connection
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(long)) // of this request only
 		}
 	})

@@ -31,6 +31,7 @@ type VaultRules struct {
 	RequireCN      bool          // of the role
 	TTL, MaxTTL    time.Duration // of the role; a longer wish is shortened
 	Sealed         bool
+	NoIssuer       bool                  // the mount has no root yet
 	Forbidden      bool                  // the policy of all tokens lacks the path of the role
 	Kubernetes     bool                  // the tokens of Endpoint are good for a Kubernetes login, and for nothing else
 	Review         func(jwt string) bool // of tokens of service accounts; nil knows those of Endpoint
@@ -38,7 +39,7 @@ type VaultRules struct {
 }
 
 // Vault is a Fake of HashiCorp Vault and OpenBao: a PKI engine at pki with the role workload, and the auth methods
-// kubernetes and cert with a role workload, too. It was built from the public documentation.
+// kubernetes and cert with a role workload, too. It was built from the public documentation, and held against a real OpenBao 2.7.2.
 type Vault struct {
 	*Fake
 	token, jwt string
@@ -137,6 +138,8 @@ func (v *Vault) answerCall(w http.ResponseWriter, r *http.Request) {
 		vaultError(w, http.StatusServiceUnavailable, "Vault is sealed")
 	case !ok || strings.Trim(r.Header.Get("X-Vault-Namespace"), "/") != rules.Namespace:
 		noRoute(w, route)
+	case route == "pki/issuers" && list && rules.NoIssuer: // as for each list that is empty
+		answerJSON(w, http.StatusNotFound, map[string][]string{"errors": {}})
 	case route == "pki/issuers" && list:
 		v.listIssuers(w)
 	case isIssuer && isJSON && r.Method == http.MethodGet:
@@ -229,6 +232,10 @@ func (v *Vault) logInCert(w http.ResponseWriter, r *http.Request) {
 		vaultError(w, http.StatusBadRequest, "invalid certificate or no client certificate supplied")
 		return
 	}
+	if leaf.Subject.CommonName == "" {
+		vaultError(w, http.StatusInternalServerError, "missing name in alias")
+		return
+	}
 	v.loggedIn(w)
 }
 
@@ -266,6 +273,8 @@ func (v *Vault) signRoute(w http.ResponseWriter, r *http.Request, rules VaultRul
 		refuseVault(w, r, &caclient.Error{Kind: caclient.ErrUnauthenticated, Err: errors.New("")})
 	case rules.Forbidden || route != "pki/sign/"+vaultRole: // sign-verbatim is not among the paths of the policy
 		refuseVault(w, r, &caclient.Error{Kind: caclient.ErrDenied, Err: errors.New("")})
+	case rules.NoIssuer:
+		vaultError(w, http.StatusInternalServerError, "1 error occurred:\n\t* could not fetch the CA certificate (was one set?): no default issuer currently configured\n\n")
 	default:
 		if e := v.signRequest(w, r, rules); e != nil {
 			refuseVault(w, r, e)
