@@ -3,7 +3,6 @@ package spiffetest
 import (
 	"context"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"errors"
 	"fmt"
 	"iter"
@@ -208,7 +207,7 @@ func (ca *CA) template(csr *pki.CSR, names []pki.SAN, ids int, lifetime time.Dur
 	if len(uris) == 0 {
 		template.URIs = nil
 	}
-	template.Subject = pkix.Name{CommonName: csr.CommonName()}
+	template.Subject.CommonName = csr.CommonName()
 	template.DNSNames, template.IPAddresses = dnsNames, ips
 	return template, nil
 }

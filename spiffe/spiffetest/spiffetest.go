@@ -247,6 +247,7 @@ func newRoot(td spiffe.TrustDomain, name string) (*authority, error) {
 func leafTemplate(id spiffe.ID, lifetime time.Duration) *x509.Certificate {
 	now := time.Now()
 	return &x509.Certificate{
+		Subject:               pkix.Name{Organization: []string{"svidkit"}}, // as pki/ca has it
 		URIs:                  []*url.URL{id.URL()},
 		NotBefore:             now,
 		NotAfter:              now.Add(lifetime),
