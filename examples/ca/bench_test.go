@@ -28,7 +28,7 @@ import (
 
 var (
 	long     = flag.Bool("long", false, "run the load test")
-	loadRate = flag.Int("load-rate", 800, "requests per second of the load test")
+	loadRate = flag.Int("load-rate", 1200, "requests per second of the load test")
 	loadTime = flag.Duration("load-time", 15*time.Second, "duration of the load test")
 )
 
