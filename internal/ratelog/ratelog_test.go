@@ -176,7 +176,7 @@ func TestErrorLog(t *testing.T) {
 	assert.Equal(t, []string{"http: panic serving 127.0.0.1:1: oops", "goroutine 1"}, standard.take())
 }
 
-// stuck is a handler whose output nobody reads until free is closed.
+// stuck is a handler that takes no line until free is closed.
 type stuck struct {
 	slog.Handler
 	free chan struct{}
