@@ -155,9 +155,10 @@ func (p *proxy) reverse(direction string, conns *connections) http.Handler {
 			return
 		}
 		if r.Method == "PRI" || r.Method == http.MethodConnect && r.ProtoMajor == 1 {
-			// The application would take what follows on its connection for that of the tunnel, and there other requests follow.
+			// The application would take what follows on its connection for that of the tunnel, or of HTTP/2, and there other requests
+			// follow.
 			w.Header().Set("Connection", "close")
-			http.Error(w, "linkerd-proxy: "+direction+" request not forwarded: "+r.Method+" makes no tunnel here", http.StatusNotImplemented)
+			http.Error(w, "linkerd-proxy: "+direction+" request not forwarded: no other protocol begins here by "+r.Method, http.StatusNotImplemented)
 			return
 		}
 		if r.ProtoMajor == 1 && r.ContentLength != 0 && r.Header.Get("Expect") == "" && r.Header.Get("Upgrade") == "" {

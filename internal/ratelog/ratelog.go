@@ -107,6 +107,7 @@ func (l *Log) write(k kind, attrs []slog.Attr) {
 
 // Patient returns a logger that writes to logger; nil discards. A handler that blocks, such as one whose pipe is full, delays a
 // caller by a tenth of a second, and none after that until it has taken a line. While 16 lines wait for it, others are left out.
+// A handler that panics ends the program, also where net/http would have recovered, as it runs in a goroutine of its own.
 func Patient(logger *slog.Logger) *slog.Logger {
 	if logger == nil {
 		return slog.New(slog.DiscardHandler)
