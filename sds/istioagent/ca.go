@@ -222,7 +222,7 @@ func (c *Config) roots(rule func(func(string) string, func(string) bool) (string
 	if file == "" {
 		return "", nil
 	}
-	if name := c.path(file); c.ProvCert != "" && filepath.Dir(name) == c.path(c.ProvCert) && c.path(c.ProvCert) != c.path(c.OutputCerts) {
+	if name := c.path(file); c.ProvCert != "" && filepath.Dir(name) == c.path(c.ProvCert) {
 		if _, err := os.Stat(filepath.Dir(name)); errors.Is(err, fs.ErrNotExist) {
 			return "", fmt.Errorf("roots: PROV_CERT is %q, and there is no such folder, so that nothing vouches for the server: "+
 				"set it to the folder with %s, or leave it out", c.ProvCert, rootsName)
