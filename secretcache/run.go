@@ -149,11 +149,12 @@ func (m *Manager) attempt(ctx context.Context, e *entry) {
 
 	switch {
 	case err == nil && e != m.roots:
-		attrs := []slog.Attr{id, slog.Time("not_after", e.held.Load().notAfter), slog.Duration("renew_in", wait)}
-		if left := time.Until(e.held.Load().notAfter); left < m.cfg.Lifetime-m.cfg.Lifetime/100 {
-			attrs = append(attrs, slog.Duration("asked", m.cfg.Lifetime), slog.Duration("granted", left.Round(time.Second)))
+		until := e.held.Load().notAfter
+		var asked slog.Attr // which no handler writes
+		if time.Until(until)+time.Minute < m.cfg.Lifetime {
+			asked = slog.Duration("asked", m.cfg.Lifetime)
 		}
-		m.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "secretcache: new certificate", attrs...)
+		m.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "secretcache: new certificate", id, slog.Time("not_after", until), slog.Duration("renew_in", wait), asked)
 	case err != nil && wait > 0:
 		m.logRetry(ctx, "secretcache: attempt failed", e, failures, err, wait)
 	}

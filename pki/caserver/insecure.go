@@ -11,11 +11,12 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/files/fileset"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -38,46 +39,30 @@ type InsecureTokens struct {
 // NewInsecureTokens takes the secret in the file, so that tokens outlive a restart, or writes a new random one to it, if
 // there is none or other users can read it. It refuses a folder that other users can change.
 func NewInsecureTokens(td spiffe.TrustDomain, file string) (*InsecureTokens, error) {
-	secret := readSecret(file)
-	if secret == "" {
-		secret = rand.Text()
-		if err := writeSecret(file, secret); err != nil {
-			return nil, fmt.Errorf("caserver: secret of insecure tokens: %w", err)
+	secret, err := keepSecret(file)
+	if err != nil {
+		return nil, fmt.Errorf("caserver: secret of insecure tokens: %w", err)
+	}
+	return &InsecureTokens{td, sha256.Sum256(secret)}, nil
+}
+
+// keepSecret returns the secret in a file, or replaces what is there by one. A link is replaced, and not followed.
+func keepSecret(file string) ([]byte, error) {
+	dir, err := private.OpenDir(filepath.Dir(file), private.Options{})
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	fresh, name := []byte(rand.Text()), filepath.Base(file)
+	if info, err := dir.Lstat(name); err == nil && info.Mode().IsRegular() && info.Size() == int64(len(fresh)) { // else it was cut short, or is no secret
+		if f, err := private.OpenIn(dir, name, private.Options{Keys: true}); err == nil {
+			defer f.Close()
+			secret := make([]byte, len(fresh))
+			_, err = io.ReadFull(f, secret)
+			return secret, err
 		}
 	}
-	return &InsecureTokens{td, sha256.Sum256([]byte(secret))}, nil
-}
-
-// readSecret returns the secret in a file, or nothing if the file is not as writeSecret leaves it. Who can change it can
-// have certificates anyway.
-func readSecret(name string) string {
-	info, err := os.Lstat(name)
-	if err != nil || !info.Mode().IsRegular() {
-		return ""
-	}
-	f, err := private.OpenFile(name, os.O_RDONLY, private.Options{Keys: true})
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	var secret [64]byte
-	if n, _ := io.ReadFull(f, secret[:]); n == len(rand.Text()) { // one that was cut short is none
-		return string(secret[:n])
-	}
-	return ""
-}
-
-// writeSecret replaces a file. A link in its place is replaced and not followed.
-func writeSecret(name, secret string) error {
-	if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	f, err := private.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, private.Options{})
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(secret)
-	return errors.Join(err, f.Close())
+	return fresh, fileset.Replace(dir, name, fileset.File{Data: fresh, Mode: 0o600})
 }
 
 // Authenticate implements [authn.Authenticator].
