@@ -17,8 +17,7 @@ import (
 const developmentFolder = "SVIDKIT_CA"
 
 // development completes a configuration that names no CA and no identity with those of the CA in development mode on this
-// machine: the variables in its folder, and a token that its secret makes. It changes nothing if there is no such CA,
-// unless the environment names its folder.
+// machine: the variables in its folder, and a token that its secret makes.
 func development(cfg istioagent.Config, environ []string) (istioagent.Config, error) {
 	dir := ""
 	for _, line := range environ {
@@ -40,7 +39,7 @@ func development(cfg istioagent.Config, environ []string) (istioagent.Config, er
 	}
 	text, err := os.ReadFile(filepath.Join(dir, "agent.env"))
 	if err != nil && !named {
-		return cfg, nil
+		return cfg, misused("POD_NAMESPACE and SERVICE_ACCOUNT are the identity to ask for, and CA_ADDR is where: set them, or first start examples/ca in its development mode on this machine")
 	}
 	secret, notSecret := os.ReadFile(filepath.Join(dir, "token-secret"))
 	if err := errors.Join(err, notSecret); err != nil {
