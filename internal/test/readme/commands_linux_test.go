@@ -19,10 +19,10 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/sds"
@@ -34,13 +34,16 @@ const isolated = "SVIDKIT_TEST_ISOLATED"
 // reports whether this is that process.
 func isolate(t *testing.T) bool {
 	if os.Getenv(isolated) != "" {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+		fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_DGRAM, 0)
 		require.NoError(t, err)
-		defer unix.Close(fd)
-		lo, err := unix.NewIfreq("lo")
-		require.NoError(t, err)
-		lo.SetUint16(unix.IFF_UP)
-		require.NoError(t, unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo))
+		defer syscall.Close(fd)
+		request := struct { // ifreq, of 40 bytes
+			name  [syscall.IFNAMSIZ]byte
+			flags uint16
+			_     [22]byte
+		}{[syscall.IFNAMSIZ]byte{'l', 'o'}, syscall.IFF_UP, [22]byte{}}
+		_, _, failed := syscall.Syscall(syscall.SYS_IOCTL, uintptr(fd), syscall.SIOCSIFFLAGS, uintptr(unsafe.Pointer(&request)))
+		require.Zero(t, failed)
 		return true
 	}
 	cmd := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$", "-test.v")
