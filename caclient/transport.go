@@ -41,6 +41,9 @@ type TLSOptions struct {
 	// mode may need. 0 means TLS 1.3.
 	MinVersion uint16
 
+	// PostQuantum allows the key exchange X25519MLKEM768 alone, with TLS 1.3.
+	PostQuantum bool
+
 	// Logger is warned when the files cannot be used: the first time for each of a few reasons, and then at most once a
 	// minute and reason. Nil means silence.
 	Logger *slog.Logger
@@ -129,6 +132,8 @@ func (t *transport) check() error {
 		return errors.New("only one of CertificateFile and KeyFile is set")
 	case o.MinVersion != 0 && o.MinVersion != tls.VersionTLS12 && o.MinVersion != tls.VersionTLS13:
 		return fmt.Errorf("MinVersion is %#04x, and has to be tls.VersionTLS12 or tls.VersionTLS13", o.MinVersion)
+	case o.PostQuantum && o.MinVersion == tls.VersionTLS12:
+		return errors.New("PostQuantum is set, and TLS 1.2 has no such key exchange")
 	}
 	return nil
 }
@@ -291,6 +296,9 @@ func (t *transport) loadPair() (*pair, error) {
 // connect returns a transport without connections yet.
 func (t *transport) connect(r *roots, p *pair) *conns {
 	cfg := &tls.Config{MinVersion: cmp.Or(t.o.MinVersion, tls.VersionTLS13), ServerName: t.o.ServerName, RootCAs: t.o.Roots}
+	if t.o.PostQuantum {
+		cfg.CurvePreferences = []tls.CurveID{tls.X25519MLKEM768}
+	}
 	if r != nil {
 		cfg.RootCAs = r.pool
 	}

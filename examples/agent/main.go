@@ -117,17 +117,28 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	case o.version:
 		fmt.Fprintln(out, "agent", version())
 		return nil
-	case flags.NArg() > 0:
-		return misused("%q is not understood; flags begin with a hyphen", flags.Arg(0))
+	case flags.NArg() > 0 && flags.Arg(0) != "proxy":
+		return command(ctx, flags.Args(), out)
+	}
+	var p *proxy
+	level := slog.LevelInfo
+	if flags.NArg() > 0 {
+		var err error
+		if p, err = newProxy(flags.Args()[1:]); err != nil {
+			return err
+		}
+		if level = p.level; p.json {
+			o.logFormat = "json"
+		}
 	}
 	if _, _, err := net.SplitHostPort(o.admin); o.admin != "" && err != nil {
 		return misused("-admin: %w", err)
 	}
-	handler := slog.Handler(slog.NewTextHandler(errOut, nil))
+	handler := slog.Handler(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: level}))
 	switch o.logFormat {
 	case "text":
 	case "json":
-		handler = slog.NewJSONHandler(errOut, nil)
+		handler = slog.NewJSONHandler(errOut, &slog.HandlerOptions{Level: level})
 	default:
 		return misused("-log-format is %q, and has to be text or json", o.logFormat)
 	}
@@ -158,11 +169,22 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	if err != nil {
 		return err
 	}
-	return serve(ctx, cfg, choice, o, out)
+	if p != nil {
+		status, err := p.configure(&cfg, environ)
+		if err != nil {
+			return err
+		}
+		given := false
+		flags.Visit(func(f *flag.Flag) { given = given || f.Name == "admin" })
+		if !given {
+			o.admin = status
+		}
+	}
+	return serve(ctx, cfg, choice, o, p, out, errOut)
 }
 
-// serve runs an agent, and the port for operators.
-func serve(ctx context.Context, cfg istioagent.Config, choice istioagent.Choice, o options, out io.Writer) error {
+// serve runs an agent, and the port for operators. If p is not nil, it runs an Envoy, too.
+func serve(ctx context.Context, cfg istioagent.Config, choice istioagent.Choice, o options, p *proxy, out, errOut io.Writer) error {
 	agent, err := istioagent.New(cfg, choice)
 	if err != nil {
 		return err
@@ -171,17 +193,20 @@ func serve(ctx context.Context, cfg istioagent.Config, choice istioagent.Choice,
 		defer agent.Close()
 		return agent.Bootstrap(out)
 	}
-	stop, err := admin(agent, o.admin, out)
+	stop, err := admin(agent, p, o.admin, out)
 	if err != nil {
 		return errors.Join(err, agent.Close())
 	}
 	defer stop() // after the agent, so that it says that the agent drains
+	if p != nil {
+		return p.run(ctx, agent, errOut)
+	}
 	fmt.Fprintf(out, "secrets for Envoy: unix:%s\n", choice.Socket)
 	return agent.Run(ctx)
 }
 
 // admin serves the port for operators until stop is called. It prints its address.
-func admin(agent *istioagent.Agent, address string, out io.Writer) (stop func(), err error) {
+func admin(agent *istioagent.Agent, p *proxy, address string, out io.Writer) (stop func(), err error) {
 	if address == "" {
 		return func() {}, nil
 	}
@@ -199,9 +224,23 @@ func admin(agent *istioagent.Agent, address string, out io.Writer) (stop func(),
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/", page)
-	for _, path := range []string{"/healthz/ready", "/healthz/live", "/metrics", "/stats/prometheus"} {
-		mux.Handle("GET "+path, agent)
+	ready, metrics := http.Handler(agent), http.Handler(agent)
+	if p != nil {
+		probes, err := newAppProbes(p.cfg)
+		if err == nil && !p.cfg.Envoy.Disabled {
+			ready = p.serveReady(agent)
+			metrics, err = p.serveMetrics(agent)
+		}
+		if err != nil {
+			return nil, errors.Join(err, l.Close())
+		}
+		mux.Handle("/app-health/", probes)
+		mux.Handle("/app-lifecycle/", probes)
 	}
+	mux.Handle("GET /healthz/ready", ready)
+	mux.Handle("GET /healthz/live", agent)
+	mux.Handle("GET /metrics", metrics)
+	mux.Handle("GET /stats/prometheus", metrics)
 	mux.Handle("/drain", agent)
 	mux.Handle("/quitquitquit", agent)
 	// Its connections count in the budget of the process, so that they leave descriptors for the sockets and the renewal.

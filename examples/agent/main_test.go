@@ -269,7 +269,7 @@ func TestRun(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	root, socket := beside(t)
-	environ := []string{"PROXY_XDS_VIA_AGENT=false", "MINIMUM_DRAIN_DURATION=200ms", "ISTIO_PROMETHEUS_ANNOTATIONS={}", "OUTPUT_CERT=x"}
+	environ := []string{"PROXY_XDS_VIA_AGENT=false", "MINIMUM_DRAIN_DURATION=200ms", "ISTIO_PROMETHEUS_ANNOTATIONS={}", "OUTPUT_CERT=x", "PROXY_CONFG={}"}
 
 	var bootstrap output
 	require.NoError(t, run(t.Context(), []string{"-root", root, "-bootstrap"}, environ, &bootstrap, io.Discard))
@@ -308,7 +308,7 @@ func TestRun(t *testing.T) {
 	for line := range strings.Lines(log.String()) {
 		assert.True(t, json.Valid([]byte(line)), line)
 	}
-	for _, text := range []string{"ISTIO_PROMETHEUS_ANNOTATIONS is not used", "OUTPUT_CERT:", "a server answers"} {
+	for _, text := range []string{"ISTIO_PROMETHEUS_ANNOTATIONS is not used", "OUTPUT_CERTS has no effect", "it has PROXY_CONFIG", "a server answers"} {
 		assert.Contains(t, log.String(), text)
 	}
 	_, err := net.DialTimeout("tcp", strings.TrimPrefix(at, "http://"), time.Second)

@@ -76,8 +76,9 @@ func (e environment) serverURL() (string, error) {
 // serviceAccount is the identity that Kubernetes gives to a pod. It keeps neither the token nor the CA certificates: they are
 // read for each request, which costs little beside it.
 type serviceAccount struct {
-	files fs.FS
-	ca    atomic.Pointer[[sha256.Size]byte] // the digest of the CA certificates that were there last
+	files       fs.FS
+	postQuantum bool
+	ca          atomic.Pointer[[sha256.Size]byte] // the digest of the CA certificates that were there last
 }
 
 // renewed reports whether the CA certificates are others than at the call before. Those that cannot be read are as before.
@@ -148,9 +149,11 @@ func (a *serviceAccount) connect(ctx context.Context, dial func(context.Context,
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	conn := tls.Client(raw, &tls.Config{
-		MinVersion: tls.VersionTLS12, RootCAs: roots, ServerName: host, NextProtos: []string{"h2", "http/1.1"},
-	})
+	cfg := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, ServerName: host, NextProtos: []string{"h2", "http/1.1"}}
+	if a.postQuantum {
+		cfg.MinVersion, cfg.CurvePreferences = tls.VersionTLS13, []tls.CurveID{tls.X25519MLKEM768}
+	}
+	conn := tls.Client(raw, cfg)
 	if err := conn.HandshakeContext(ctx); err != nil {
 		_ = raw.Close() // nothing was sent on it
 		return nil, err

@@ -54,6 +54,9 @@ type Options struct {
 	// were verified with the one before, with what is under way on them. Such a client uses no proxy.
 	Client *http.Client
 
+	// PostQuantum allows a Client made from the service account the key exchange X25519MLKEM768 alone.
+	PostQuantum bool
+
 	// MaxAnswer is the most bytes of an answer that is no event; 0 means 4 MiB. A kubelet answers with all pods of its node.
 	MaxAnswer int
 }
@@ -92,7 +95,7 @@ func newClient(o Options, env environment) (*Client, error) {
 	if o.Client != nil {
 		hc = *o.Client
 	} else {
-		c.account = &serviceAccount{files: env.files}
+		c.account = &serviceAccount{files: env.files, postQuantum: o.PostQuantum}
 		hc.Transport = c.account.transport(c.conns.Dial(env.dial))
 	}
 	// A redirect would take the request, and the credentials that a transport adds, to another host.

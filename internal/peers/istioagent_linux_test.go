@@ -121,14 +121,18 @@ func (m *meshCA) serve(t *testing.T, l net.Listener, ads http.Handler) func() fa
 	}
 }
 
-// svid returns an identity for an hour.
+// svid returns an identity for an hour. With addresses it is that of istiod, and has its name.
 func (m *meshCA) svid(t *testing.T, id spiffe.ID, ips ...net.IP) *spiffe.SVID {
 	t.Helper()
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
 	csr, err := pki.NewCSR(key, pki.CSROptions{})
 	require.NoError(t, err)
-	chain, err := m.Sign(t.Context(), ca.Request{CSR: csr, ID: id, IPs: ips, TTL: time.Hour})
+	var names []string
+	if len(ips) > 0 {
+		names = []string{"istiod.istio-system.svc"}
+	}
+	chain, err := m.Sign(t.Context(), ca.Request{CSR: csr, ID: id, IPs: ips, DNSNames: names, TTL: time.Hour})
 	require.NoError(t, err)
 	svid, err := spiffe.NewSVID(chain, key)
 	require.NoError(t, err)
@@ -656,45 +660,19 @@ func inbound(t *testing.T) []byte {
 				})
 			})
 		})
+		m.AddVarint(16, 1) // traffic_direction: INBOUND
 	})
 	require.NoError(t, err)
 	return b
 }
 
-// TestIstioBootstrap gives the bootstrap that Istio's agent has written to a real Envoy, which it starts as Istio's
-// agent does, in a folder where our agent has taken the place of Istio's. Envoy has its listener through our agent,
-// and the certificates in it.
-func TestIstioBootstrap(t *testing.T) {
-	conformance.Covers(t, "IST-8.2-2", "IST-8.6-7", "IST-9.4-1", "IST-9.4-4")
-	t.Parallel()
-	peers.Program(t, "pilot-agent")
-	bins := append([]string{envoytest.Binary(t)}, envoytest.Old(t)...)
-	startOurs, m := ourAgent(t), newMeshCA(t)
-	dir := shortDir(t)
-	podFolder(t, dir, m.token, m.roots)
-	environment := podEnvironment(t, dir, "SECRET_TTL=6s")
-	istios := startPilotAgent(t, dir, environment)
-	m.serve(t, istios.ca, nil)
-	var arguments []string
-	istios.Ready(t, func() error {
-		log, err := os.ReadFile(filepath.Join(dir, "log"))
-		if err != nil {
-			return err
-		}
-		command := regexp.MustCompile(`Envoy command: \[(.*)\]`).FindSubmatch(log)
-		if command == nil {
-			return errors.New("it has not started Envoy")
-		}
-		arguments = strings.Fields(string(command[1]))
-		return nil
-	})
-	istios.Kill() // which leaves its sockets, too
-	require.Contains(t, arguments, filepath.Join(dir, "etc/istio/proxy/envoy-rev.json"))
-
+// controlPlane answers for ADS as istiod does, with the listener inbound and no clusters. It notes the nodes that ask, and what they
+// refuse.
+func controlPlane(t *testing.T, nodes *sync.Map) http.Handler {
+	t.Helper()
 	const service, listeners = "/envoy.service.discovery.v3.AggregatedDiscoveryService/", "type.googleapis.com/envoy.config.listener.v3.Listener"
 	listener := inbound(t)
-	var nodes sync.Map
-	ads := &grpchttp.Handler{MaxMessage: 1 << 20, Methods: map[string]grpchttp.Method{service + "DeltaAggregatedResources": func(ctx context.Context, c *grpchttp.Call) error {
+	return &grpchttp.Handler{MaxMessage: 1 << 20, Methods: map[string]grpchttp.Method{service + "DeltaAggregatedResources": func(ctx context.Context, c *grpchttp.Call) error {
 		if err := c.SendHeader(); err != nil {
 			return err
 		}
@@ -730,6 +708,40 @@ func TestIstioBootstrap(t *testing.T) {
 			}
 		}
 	}}}
+}
+
+// TestIstioBootstrap gives the bootstrap that Istio's agent has written to a real Envoy, which it starts as Istio's
+// agent does, in a folder where our agent has taken the place of Istio's. Envoy has its listener through our agent,
+// and the certificates in it.
+func TestIstioBootstrap(t *testing.T) {
+	conformance.Covers(t, "IST-8.2-2", "IST-8.6-7", "IST-9.4-1", "IST-9.4-4")
+	t.Parallel()
+	peers.Program(t, "pilot-agent")
+	bins := append([]string{envoytest.Binary(t)}, envoytest.Old(t)...)
+	startOurs, m := ourAgent(t), newMeshCA(t)
+	dir := shortDir(t)
+	podFolder(t, dir, m.token, m.roots)
+	environment := podEnvironment(t, dir, "SECRET_TTL=6s")
+	istios := startPilotAgent(t, dir, environment)
+	m.serve(t, istios.ca, nil)
+	var arguments []string
+	istios.Ready(t, func() error {
+		log, err := os.ReadFile(filepath.Join(dir, "log"))
+		if err != nil {
+			return err
+		}
+		command := regexp.MustCompile(`Envoy command: \[(.*)\]`).FindSubmatch(log)
+		if command == nil {
+			return errors.New("it has not started Envoy")
+		}
+		arguments = strings.Fields(string(command[1]))
+		return nil
+	})
+	istios.Kill() // which leaves its sockets, too
+	require.Contains(t, arguments, filepath.Join(dir, "etc/istio/proxy/envoy-rev.json"))
+
+	var nodes sync.Map
+	ads := controlPlane(t, &nodes)
 	ours := startOurs(t, dir, environment)
 	m.serve(t, ours.ca, ads)
 

@@ -65,6 +65,9 @@ func start(t testing.TB, log string, cmd *exec.Cmd, prepare func() error) *Proce
 	return p
 }
 
+// Ended returns a channel that is closed when the program has ended.
+func (p *Process) Ended() <-chan struct{} { return p.done }
+
 // Kill ends the program without a chance to clean up, and waits for its end.
 func (p *Process) Kill() {
 	_ = p.cmd.Process.Kill() // it may have ended

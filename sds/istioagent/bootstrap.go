@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
+	"net/netip"
 	"path/filepath"
 
 	"github.com/svidkit/svidkit/internal/files/fileset"
@@ -20,15 +22,37 @@ type (
 
 // node is how an Envoy, or a program with gRPC, introduces itself to the control plane.
 func (c *Config) node() object {
-	metadata := object{"NAMESPACE": c.Namespace, "SERVICE_ACCOUNT": c.ServiceAccount, "CLUSTER_ID": c.ClusterID}
+	metadata := object{
+		"NAMESPACE": c.Namespace, "SERVICE_ACCOUNT": c.ServiceAccount, "CLUSTER_ID": c.ClusterID, "NAME": c.Pod, "INSTANCE_IPS": c.Address,
+		"ENVOY_STATUS_PORT": c.Envoy.ReadyPort, "ENVOY_PROMETHEUS_PORT": c.Envoy.MetricsPort,
+	}
+	maps.Copy(metadata, c.Envoy.metadata)
+	for name, file := range map[string]string{"LABELS": "labels", "ANNOTATIONS": "annotations"} {
+		if info := c.podInfo(file); len(info) > 0 {
+			metadata[name] = info
+		}
+	}
 	for name, value := range c.Metadata {
 		metadata[name] = value
 	}
 	namespace := cmp.Or(c.Namespace, "default")
-	return object{
-		"id":      fmt.Sprintf("sidecar~%s~%s.%s~%s.svc.cluster.local", cmp.Or(c.Address, "127.0.0.1"), cmp.Or(c.Pod, "pod"), namespace, namespace),
-		"cluster": cmp.Or(c.ServiceAccount, "proxy") + "." + namespace, "metadata": metadata,
+	kind := "sidecar"
+	if c.Envoy.Router {
+		kind = "router"
 	}
+	return object{
+		"id": fmt.Sprintf("%s~%s~%s.%s~%s", kind, cmp.Or(c.Address, "127.0.0.1"), cmp.Or(c.Pod, "pod"), namespace,
+			cmp.Or(c.Envoy.Domain, namespace+".svc.cluster.local")),
+		"cluster": cmp.Or(c.Envoy.Cluster, cmp.Or(c.ServiceAccount, "proxy")+"."+namespace), "metadata": metadata,
+	}
+}
+
+// wildcard is the address of listeners at all addresses: for IPv6 where the pod's address is one.
+func (c *Config) wildcard() string {
+	if ip, err := netip.ParseAddr(c.Address); err == nil && ip.Is6() {
+		return "::"
+	}
+	return "0.0.0.0"
 }
 
 // writeGRPC writes the bootstrap for programs with gRPC and without a proxy.
@@ -67,24 +91,29 @@ func (c *Config) writeGRPC() error {
 // cluster sds-grpc at the workload socket, by whose name control planes refer to it. With Config.XDS, listeners and
 // clusters come from the control plane by ADS, through the socket XDS. Without, there is a listener at 127.0.0.1:15443
 // that requires client certificates of the trust domain, takes its secrets by SDS in its incremental form, with which
-// an Envoy starts although a secret is missing, and says hello. The admin interface of Envoy is at 127.0.0.1:15000. The
-// node is a sidecar.
+// an Envoy starts although a secret is missing, and says hello. Config.Envoy has the ports of the admin interface, which is on
+// loopback, and of two listeners that are there as in Istio's bootstrap: /healthz/ready is that of the cluster agent, and
+// /stats/prometheus that of the admin interface. In a pod, and with Envoy.Started, these two are at all addresses.
 func (a *Agent) Bootstrap(w io.Writer) error {
 	c := &a.cfg
 	address := func(port int) object {
 		return object{"socket_address": object{"address": "127.0.0.1", "port_value": port}}
 	}
-	cluster := func(name, socket string) object {
+	at := func(name string, address object) object {
 		return object{
 			"name": name, "type": "STATIC", "connect_timeout": "1s",
-			"typed_extension_protocol_options": object{"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": object{
-				"@type":                "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
-				"explicit_http_config": object{"http2_protocol_options": object{}},
-			}},
 			"load_assignment": object{"cluster_name": name, "endpoints": list{object{"lb_endpoints": list{
-				object{"endpoint": object{"address": object{"pipe": object{"path": socket}}}},
+				object{"endpoint": object{"address": address}},
 			}}}},
 		}
+	}
+	cluster := func(name, socket string) object {
+		c := at(name, object{"pipe": object{"path": socket}})
+		c["typed_extension_protocol_options"] = object{"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": object{
+			"@type":                "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+			"explicit_http_config": object{"http2_protocol_options": object{}},
+		}}
+		return c
 	}
 	api := func(kind, cluster string) object {
 		return object{
@@ -92,33 +121,69 @@ func (a *Agent) Bootstrap(w io.Writer) error {
 			"grpc_services": list{object{"envoy_grpc": object{"cluster_name": cluster}}},
 		}
 	}
-	static := object{"clusters": list{cluster("sds-grpc", a.choice.Socket)}}
-	bootstrap := object{"node": c.node(), "admin": object{"address": address(15000)}, "static_resources": static}
+	clusters, listeners := list{cluster("sds-grpc", a.choice.Socket)}, list{}
+	// forward adds a listener that forwards requests for one path to a port of loopback.
+	forward := func(port int, path, name string, to int) {
+		if port == 0 || to == 0 {
+			return
+		}
+		on := address(port)
+		if c.InPod || c.Envoy.Started {
+			on = object{"socket_address": object{"address": c.wildcard(), "port_value": port, "ipv4_compat": c.wildcard() == "::"}}
+		}
+		clusters = append(clusters, at(name, address(to)))
+		listeners = append(listeners, object{
+			"name": fmt.Sprint(name, "_", port), "address": on, "ignore_global_conn_limit": true, "filter_chains": list{object{"filters": list{object{
+				"name": "envoy.filters.network.http_connection_manager", "typed_config": object{
+					"@type":       "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+					"stat_prefix": name, "route_config": object{"virtual_hosts": list{object{"name": name, "domains": list{"*"}, "routes": list{
+						object{"match": object{"path": path}, "route": object{"cluster": name}},
+					}}}},
+					"http_filters": list{object{"name": "envoy.filters.http.router", "typed_config": object{
+						"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router",
+					}}},
+				},
+			}}}},
+		})
+	}
+	forward(c.Envoy.ReadyPort, "/healthz/ready", "agent", c.Envoy.StatusPort)
+	forward(c.Envoy.MetricsPort, "/stats/prometheus", "prometheus_stats", c.Envoy.AdminPort)
+	static := object{}
+	bootstrap := object{"node": c.node(), "admin": object{"address": address(c.Envoy.AdminPort)}, "static_resources": static}
 	if c.XDS {
-		static["clusters"] = list{cluster("sds-grpc", a.choice.Socket), cluster("xds-grpc", c.xdsSocket())}
-		ads := object{"ads": object{}, "resource_api_version": "V3"}
-		bootstrap["dynamic_resources"] = object{"ads_config": api("GRPC", "xds-grpc"), "lds_config": ads, "cds_config": ads}
+		clusters = append(clusters, cluster("xds-grpc", c.xdsSocket()))
+		kind := "GRPC"
+		if c.Envoy.DeltaADS {
+			kind = "DELTA_GRPC"
+		}
+		ads := object{"ads": object{}, "resource_api_version": "V3", "initial_fetch_timeout": "0s"} // it is ready with the control plane's answer
+		bootstrap["dynamic_resources"] = object{"ads_config": api(kind, "xds-grpc"), "lds_config": ads, "cds_config": ads}
 	} else {
 		secret := func(name string) object {
 			return object{"name": name, "sds_config": object{"resource_api_version": "V3", "api_config_source": api("DELTA_GRPC", "sds-grpc")}}
 		}
-		static["listeners"] = list{object{
+		common := object{
+			"tls_certificate_sds_secret_configs":   list{secret("default")},
+			"validation_context_sds_secret_config": secret("ROOTCA"),
+		}
+		if c.PostQuantum {
+			common["tls_params"] = object{"tls_minimum_protocol_version": "TLSv1_3", "tls_maximum_protocol_version": "TLSv1_3", "ecdh_curves": list{"X25519MLKEM768"}}
+		}
+		listeners = append(listeners, object{
 			"name": "mtls", "address": address(15443), "filter_chains": list{object{
 				"transport_socket": object{"name": "envoy.transport_sockets.tls", "typed_config": object{
 					"@type":                      "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
 					"require_client_certificate": true,
-					"common_tls_context": object{
-						"tls_certificate_sds_secret_configs":   list{secret("default")},
-						"validation_context_sds_secret_config": secret("ROOTCA"),
-					},
+					"common_tls_context":         common,
 				}},
 				"filters": list{object{"name": "envoy.filters.network.direct_response", "typed_config": object{
 					"@type":    "type.googleapis.com/envoy.extensions.filters.network.direct_response.v3.Config",
 					"response": object{"inline_string": "hello from Envoy\n"},
 				}}},
 			}},
-		}}
+		})
 	}
+	static["clusters"], static["listeners"] = clusters, listeners
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	return e.Encode(bootstrap)

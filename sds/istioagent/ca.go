@@ -140,8 +140,14 @@ func (c *Config) newGoogleCA() (*googlecas.CA, error) {
 	if subject == nil {
 		subject = tokensource.File(c.path(c.TokenFile))
 	}
+	var exchange *http.Client // nil means the usual one
+	if c.PostQuantum {
+		if exchange, err = c.newClient(caclient.TLSOptions{Logger: c.Logger}, "CA_ROOT_CA"); err != nil {
+			return nil, err
+		}
+	}
 	token, err := tokensource.Exchange(subject, tokensource.ExchangeOptions{
-		URL: cmp.Or(c.urls.exchange, "https://sts.googleapis.com/v1/token"), CamelCaseJSON: true,
+		HTTPClient: exchange, URL: cmp.Or(c.urls.exchange, "https://sts.googleapis.com/v1/token"), CamelCaseJSON: true,
 		Audience: "identitynamespace:" + c.TrustDomain.String() + ":" + c.IdentityProvider,
 		Scope:    "https://www.googleapis.com/auth/cloud-platform",
 		Logger:   c.Logger,
@@ -150,10 +156,12 @@ func (c *Config) newGoogleCA() (*googlecas.CA, error) {
 		return nil, err
 	}
 	o := googlecas.Options{Endpoint: caclient.Endpoint{URL: c.urls.service, TrustDomain: c.TrustDomain, Token: token.Token, Logger: c.Logger}, Pool: c.CAAddress}
-	if c.CARoots != "" {
-		roots, err := c.roots(caRootsFile)
-		if err != nil {
-			return nil, err
+	if c.CARoots != "" || c.PostQuantum {
+		roots := ""
+		if c.CARoots != "" {
+			if roots, err = c.roots(caRootsFile); err != nil {
+				return nil, err
+			}
 		}
 		if o.HTTPClient, err = c.newClient(caclient.TLSOptions{RootsFile: roots, Logger: c.Logger}, "CA_ROOT_CA"); err != nil {
 			return nil, err
@@ -257,6 +265,7 @@ func (c *Config) client(address, roots, variable string, controlPlane bool) (*ht
 
 // newClient returns a client whose connections end with the Agent, and whose errors have the variable that names the roots.
 func (c *Config) newClient(o caclient.TLSOptions, variable string) (*http.Client, error) {
+	o.PostQuantum = c.PostQuantum
 	client, err := caclient.NewHTTPClient(o)
 	if err == nil {
 		client.Transport = vouched{client.Transport, cmp.Or(o.RootsFile, "SYSTEM"), variable}

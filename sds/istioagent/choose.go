@@ -34,7 +34,8 @@ type Choice struct {
 	// Socket is the path at which Envoy finds the secrets: that of the other program, or of this agent.
 	Socket string
 
-	// Cert, Key and Roots are the files, if they are the origin.
+	// Cert, Key and Roots are the files, if they are the origin. With a CA, Roots is a file whose roots are served as ROOTCA
+	// in place of those of the CA, if there is one in etc/certs without a certificate and a key.
 	Cert, Key, Roots string
 
 	// Why says why this origin was chosen, and what was not there.
@@ -113,6 +114,9 @@ func (c *Config) chooseFiles(choice *Choice) error {
 			}
 			set(dir, certName, keyName, rootsName, fmt.Sprintf("there are files in %s, without %s so far", at, missing))
 			return nil
+		case dir == mounted && c.isFile(mountedRoots):
+			choice.Roots = c.path(mountedRoots)
+			passed = append(passed, "ROOTCA is "+choice.Roots+", without a certificate and a key")
 		default:
 			passed = append(passed, "no files in "+at)
 		}

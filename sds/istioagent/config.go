@@ -124,8 +124,9 @@ type Config struct {
 	// PKCS #1 and an ECDSA key in SEC 1, unless the identity comes from files.
 	PKCS8Key bool
 
-	// AllowTLS12 lets connections to the CA and the control plane use TLS 1.2: COMPLIANCE_POLICY.
-	AllowTLS12 bool
+	// AllowTLS12 lets connections to the CA and the control plane use TLS 1.2, and PostQuantum lets them use no key
+	// exchange but X25519MLKEM768, which TLS 1.3 has: COMPLIANCE_POLICY. Set one of them at most.
+	AllowTLS12, PostQuantum bool
 
 	// SocketFile is the name of the workload socket: WORKLOAD_IDENTITY_SOCKET_FILE. Empty means "socket". With another
 	// name there has to be a live socket. SocketMode is the mode of the sockets of this agent; 0 means 0600, for an Envoy of
@@ -149,11 +150,15 @@ type Config struct {
 	GRPCBootstrap string
 
 	// Drain is how long the agent goes on serving after it was told to stop, so that an Envoy can drain:
-	// MINIMUM_DRAIN_DURATION.
+	// MINIMUM_DRAIN_DURATION, TERMINATION_DRAIN_DURATION_SECONDS, and terminationDrainDuration in PROXY_CONFIG.
 	Drain time.Duration
 
-	// Notes are about variables that have no effect, or are unknown. Run logs them as warnings.
-	Notes []string
+	// Envoy is how the Envoy beside the agent is configured.
+	Envoy Envoy
+
+	// Notes are about variables that are unknown. Run logs them as warnings. Unused are about those, and about fields of
+	// PROXY_CONFIG, that have no effect, which may be as it should. Run logs them (Info).
+	Notes, Unused []string
 
 	// Logger gets the choice (Info), and what the parts log. Nil means no logs.
 	Logger *slog.Logger
@@ -179,6 +184,7 @@ const (
 	podRoots    = "./var/run/secrets/istio/root-cert.pem"
 	proxyDir    = "./etc/istio/proxy"
 	meshFile    = "./etc/istio/config/mesh"
+	crlFile     = "./var/run/secrets/istio/crl/ca-crl.pem"
 
 	dialTimeout, pingInterval, pingTimeout = 5 * time.Second, 30 * time.Second, 10 * time.Second // as Istio's agent
 
@@ -200,7 +206,8 @@ func (c Config) withDefaults() Config {
 	if c.AllowFiles == nil {
 		c.AllowFiles = append([]string{mounted}, gateways...)
 	}
-	c.AllowFiles, c.Notes = slices.Clone(c.AllowFiles), slices.Clone(c.Notes)
+	c.AllowFiles, c.Notes, c.Unused = slices.Clone(c.AllowFiles), slices.Clone(c.Notes), slices.Clone(c.Unused)
+	c.Envoy.AdminPort = cmp.Or(c.Envoy.AdminPort, 15000)
 	c.CAHeader, c.XDSHeader = c.CAHeader.Clone(), c.XDSHeader.Clone()
 	c.requests = new(requests)
 	c.Logger = ratelog.Patient(c.Logger)
@@ -216,6 +223,8 @@ func (c *Config) check() error {
 		return fmt.Errorf("SocketFile (WORKLOAD_IDENTITY_SOCKET_FILE) is %q, and has to be the name of a file without a folder", c.SocketFile)
 	case math.IsNaN(c.GraceRatio) || c.GraceRatio < 0 || c.GraceRatio > 1 || math.IsNaN(c.Jitter) || c.Jitter < 0 || c.Jitter > 1:
 		return fmt.Errorf("GraceRatio is %v and Jitter %v, and both have to be from 0 to 1", c.GraceRatio, c.Jitter)
+	case c.AllowTLS12 && c.PostQuantum:
+		return errors.New("both AllowTLS12 and PostQuantum are set (COMPLIANCE_POLICY), and TLS 1.2 has no such key exchange")
 	case c.TTL < 0 || c.Drain < 0:
 		return fmt.Errorf("TTL is %v and Drain %v, and neither may be negative", c.TTL, c.Drain)
 	case c.DebugAddress != "" && !loopbackAddress(c.DebugAddress):

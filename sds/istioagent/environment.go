@@ -2,7 +2,6 @@ package istioagent
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,11 +17,12 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// The origins of variables: the document of Istio's agent, what it reads beside that, and what the injector writes everywhere.
+// The origins of variables: the document of Istio's agent, what it reads beside that, what the injector writes, and ours.
 const (
 	document = "document"
 	implied  = "implied"
 	injected = "injected"
+	ours     = "svidkit"
 )
 
 // variables are those of Istio's agent.
@@ -55,6 +55,7 @@ var variables = settings.Table{
 			Doc: "folder to which the identity is written at each change, as key.pem, cert-chain.pem and root-cert.pem " +
 				"with mode 0600, or 0644 in a pod; never read as the workload's files",
 		},
+		{Name: "OUTPUT_CERT", Form: settings.Path, Doc: "the same as OUTPUT_CERTS, as one of the documents spells it; if both are set, they have to be the same", Origin: document},
 		{Name: "FILE_MOUNTED_CERTS", Form: settings.Bool, Default: "false", Doc: "no CA: the files in ISTIO_META_TLS_CLIENT_* are the identity", Origin: document},
 		{
 			Name: "CREDENTIAL_FETCHER_TYPE", Default: "JWT", Choices: []string{"JWT", "GoogleComputeEngine"}, Origin: document,
@@ -106,8 +107,9 @@ var variables = settings.Table{
 				"files are always in PKCS #8",
 		},
 		{
-			Name: "COMPLIANCE_POLICY", Choices: []string{"fips-140-2", "fips-140-3"}, Origin: implied,
-			Doc: "with fips-140-2 connections may have TLS 1.2; the cryptography is that of the build (GOFIPS140)",
+			Name: "COMPLIANCE_POLICY", Choices: []string{"fips-140-2", "fips-140-3", "pqc"}, Origin: implied,
+			Doc: "with fips-140-2 connections may have TLS 1.2; the cryptography is that of the build (GOFIPS140); with pqc " +
+				"connections have TLS 1.3 with the key exchange X25519MLKEM768 alone",
 		},
 		{
 			Name: "JWT_POLICY", Default: "third-party-jwt", Choices: []string{"third-party-jwt", "first-party-jwt"}, Origin: implied,
@@ -117,14 +119,39 @@ var variables = settings.Table{
 			Name: "WORKLOAD_IDENTITY_SOCKET_FILE", Default: socketName, Check: checkSocketFile, Origin: implied,
 			Doc: "name of the workload socket; with another name a server has to be there",
 		},
-		{Name: "PROXY_CONFIG", Check: checkProxyConfig, Doc: "JSON, of which discoveryAddress, configPath and controlPlaneAuthPolicy are read", Origin: implied},
+		{
+			Name: "PROXY_CONFIG", Check: checkProxyConfig, Origin: implied,
+			Doc: "configuration of the proxy in JSON, or in YAML as in annotations; used are discoveryAddress, configPath, " +
+				"controlPlaneAuthPolicy, serviceCluster, binaryPath, customConfigFile, drainDuration, " +
+				"terminationDrainDuration, concurrency, statusPort, proxyAdminPort, and proxyMetadata, which has " +
+				"variables that the environment does not have; other fields are named at the start",
+		},
 		{Name: "GRPC_XDS_BOOTSTRAP", Form: settings.Path, Doc: "file to write for programs with gRPC and without a proxy; without it none is written", Origin: implied},
-		{Name: "MINIMUM_DRAIN_DURATION", Form: settings.Duration, Default: "5s", Doc: "how long the agent goes on serving after it was told to stop", Origin: implied},
+		{Name: "MINIMUM_DRAIN_DURATION", Form: settings.Duration, Default: "5s", Doc: "how long the agent goes on serving after it was told to stop; longer if one of the next says so", Origin: implied},
+		{
+			Name: "TERMINATION_DRAIN_DURATION_SECONDS", Form: settings.Integer, Origin: implied,
+			Doc: "the same in seconds; without it that of terminationDrainDuration in PROXY_CONFIG",
+		},
 		{
 			Name: "KUBERNETES_SERVICE_HOST", Origin: implied,
 			Doc: "set in a pod, where files of OUTPUT_CERTS have mode 0644, and Envoy may ask for Secrets of the pod's " +
 				"namespace by names such as kubernetes://NAME; with KUBERNETES_SERVICE_PORT the API server that has " +
 				"them",
+		},
+		{Name: "DISABLE_ENVOY", Form: settings.Bool, Default: "false", Doc: "start no Envoy, and serve no secrets at the workload socket; OUTPUT_CERTS is kept current", Origin: implied},
+		{Name: "ENVOY_STATUS_PORT", Form: settings.Integer, Default: "15021", Check: checkAnyPort, Doc: "port in the bootstrap for /healthz/ready", Origin: implied},
+		{Name: "ENVOY_PROMETHEUS_PORT", Form: settings.Integer, Default: "15090", Check: checkAnyPort, Doc: "port in the bootstrap for Envoy's /stats/prometheus", Origin: implied},
+		{Name: "ENVOY_PATH", Form: settings.Path, Doc: "with the command proxy: the Envoy to start; without it binaryPath in PROXY_CONFIG, or envoy in PATH", Origin: ours},
+		{Name: "ISTIO_DELTA_XDS", Form: settings.Bool, Default: "true", Doc: "have Envoy ask for its configuration incrementally", Origin: implied},
+		{Name: "ISTIO_BOOTSTRAP_OVERRIDE", Form: settings.Path, Doc: "with the command proxy: file that is merged into Envoy's bootstrap", Origin: injected},
+		{Name: "HOST_IP", Doc: "with the command proxy: what $(HOST_IP) in that file stands for", Origin: injected},
+		{Name: "ISTIO_CPU_LIMIT", Form: settings.Integer, Doc: "with the command proxy: threads of Envoy, unless PROXY_CONFIG has concurrency", Origin: injected},
+		{Name: "OTEL_RESOURCE_ATTRIBUTES", Doc: "with the command proxy: Envoy reads it, for traces", Origin: injected},
+		{Name: "ISTIO_KUBE_APP_PROBERS", Check: checkJSON, Doc: "with the command proxy: probes of the application's containers, at /app-health/ of the status port", Origin: injected},
+		{Name: "ISTIO_PROMETHEUS_ANNOTATIONS", Check: checkJSON, Doc: "with the command proxy: where the application's metrics are, which are added to those at the status port", Origin: injected},
+		{
+			Name: "REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION", Form: settings.Bool, Default: "false", Origin: injected,
+			Doc: "with the command proxy: probe the application on loopback, and not at INSTANCE_IP",
 		},
 
 		{
@@ -138,17 +165,22 @@ var variables = settings.Table{
 		{Name: "USE_EXTERNAL_WORKLOAD_SDS", Unused: true, Form: settings.Bool, Doc: "a live socket is always used; WORKLOAD_IDENTITY_SOCKET_FILE requires one", Origin: implied},
 		{Name: "PROXY_CONFIG_XDS_AGENT", Unused: true, Form: settings.Bool, Doc: "trust bundles do not come by xDS", Origin: implied},
 		{Name: "XDS_AUTH_PROVIDER", Unused: true, Doc: "it has no effect in Istio's agent either", Origin: implied},
-		{Name: "DISABLE_ENVOY", Unused: true, Form: settings.Bool, Doc: "this agent starts no Envoy; OUTPUT_CERTS is kept current without one", Origin: implied},
-		{Name: "EXIT_ON_ZERO_ACTIVE_CONNECTIONS", Unused: true, Form: settings.Bool, Doc: "connections are those of Envoy, which this agent does not run", Origin: implied},
-		{Name: "ENVOY_*", Unused: true, Doc: "ports of an Envoy that this agent does not run", Origin: implied},
-		{Name: "DNS_*", Unused: true, Doc: "there is no DNS proxy", Origin: implied},
-		{Name: "ISTIO_META_DNS_CAPTURE", Unused: true, Form: settings.Bool, Doc: "there is no DNS proxy", Origin: implied},
-		{Name: "ISTIO_META_ENABLE_DNS_SERVER", Unused: true, Form: settings.Bool, Doc: "there is no DNS proxy", Origin: implied},
-		{Name: "ISTIO_KUBE_APP_PROBERS", Unused: true, Doc: "the application is not probed", Origin: implied},
-		{Name: "ISTIO_PROMETHEUS_ANNOTATIONS", Unused: true, Doc: "metrics of the application are not merged", Origin: implied},
-		{Name: "ISTIO_CPU_LIMIT", Unused: true, Doc: "it is for an Envoy that this agent does not run", Origin: injected},
+		{Name: "EXIT_ON_ZERO_ACTIVE_CONNECTIONS", Unused: true, Form: settings.Bool, Doc: "Envoy is ended when the time for draining is over", Origin: implied},
+		{Name: "ENVOY_*", Unused: true, Doc: "there is one listener for the state and one for metrics, without TLS; Envoy's log is as it is", Origin: implied},
+		{Name: "DNS_*", Unused: true, Doc: noDNS, Origin: implied},
+		{Name: "ISTIO_META_DNS_CAPTURE", Unused: true, Form: settings.Bool, Doc: noDNS, Origin: implied},
+		{Name: "ISTIO_META_ENABLE_DNS_SERVER", Unused: true, Form: settings.Bool, Doc: noDNS, Origin: implied},
+		{Name: "ISTIO_BOOTSTRAP", Unused: true, Form: settings.Path, Doc: "the bootstrap is no template; customConfigFile in PROXY_CONFIG is used as it is", Origin: implied},
+		{Name: "BOOTSTRAP_XDS_AGENT", Unused: true, Form: settings.Bool, Doc: "the bootstrap does not come by xDS", Origin: implied},
+		{Name: "ISTIO_ENVOY_ENABLE_CORE_DUMP", Unused: true, Form: settings.Bool, Doc: "the limit of the container decides", Origin: implied},
+		{Name: "METRICS_LOCALHOST_ACCESS_ONLY", Unused: true, Form: settings.Bool, Doc: "a NetworkPolicy can close the ports of metrics", Origin: implied},
+		{Name: "PEER_METADATA_DISCOVERY", Unused: true, Form: settings.Bool, Doc: "the extension is not in the bootstrap", Origin: implied},
+		{Name: "PILOT_ENABLE_CA_CRL", Unused: true, Form: settings.Bool, Doc: "lists of revoked certificates are not given to Envoy", Origin: implied},
+		{Name: "WASM_*", Unused: true, Doc: "the agent fetches no WebAssembly modules; Envoy does", Origin: implied},
 	},
 }
+
+const noDNS = "there is no DNS proxy: it is no part of identity, and a cluster's names come from the cluster's DNS; a ServiceEntry without an address needs one"
 
 // WriteHelp writes what each environment variable is for, for the -h of a program; as a Markdown table it is for its
 // documentation.
@@ -199,32 +231,20 @@ func checkSocketFile(value string) error {
 	return nil
 }
 
-// proxyConfig is what is read of PROXY_CONFIG.
-type proxyConfig struct {
-	DiscoveryAddress       string `json:"discoveryAddress"`
-	ConfigPath             string `json:"configPath"`
-	ControlPlaneAuthPolicy any    `json:"controlPlaneAuthPolicy"` // a name, or its number
-}
-
-func checkProxyConfig(value string) error {
-	var p proxyConfig
-	if err := json.Unmarshal([]byte(value), &p); err != nil {
-		return fmt.Errorf("set it to a JSON object, as the injected one is; YAML in another form is not read: %w", err)
-	}
-	return nil
-}
-
 // FromEnvironment returns the configuration in the environment, which is in the form of os.Environ. It opens no file.
-// The error has a line for each variable with a bad value. Names of variables that are probably misspelled are in
-// Config.Notes.
+// The error has a line for each variable with a bad value. Names that are probably misspelled are in Config.Notes, and what has
+// no effect is in Config.Unused.
 func FromEnvironment(environ []string) (Config, error) {
 	v, err := variables.Read(environ)
 	if err != nil {
 		return Config{}, err
 	}
-	var proxy proxyConfig
-	if text := v.Text("PROXY_CONFIG"); text != "" {
-		_ = json.Unmarshal([]byte(text), &proxy) // checked
+	proxy, _ := readProxyConfig(v.Text("PROXY_CONFIG")) // checked
+	if metadata := proxy.environ(); len(metadata) > 0 {
+		environ = append(metadata, environ...) // which has the last word
+		if v, err = variables.Read(environ); err != nil {
+			return Config{}, fmt.Errorf("with proxyMetadata of PROXY_CONFIG: %w", err)
+		}
 	}
 	td, _ := spiffe.ParseTrustDomain(v.Text("TRUST_DOMAIN")) // checked
 	c := Config{
@@ -239,7 +259,7 @@ func FromEnvironment(environ []string) (Config, error) {
 		CAHeader:   header(v.Prefixed("CA_HEADER_*")), XDSHeader: header(v.Prefixed("XDS_HEADER_*")),
 		ClusterID:  cmp.Or(v.Text("ISTIO_META_CLUSTER_ID"), v.Text("CLUSTER_ID")),
 		CertSigner: v.Text("ISTIO_META_CERT_SIGNER"),
-		ProvCert:   v.Text("PROV_CERT"), OutputCerts: v.Text("OUTPUT_CERTS"),
+		ProvCert:   v.Text("PROV_CERT"), OutputCerts: cmp.Or(v.Text("OUTPUT_CERTS"), v.Text("OUTPUT_CERT")),
 		FileMounted: v.Bool("FILE_MOUNTED_CERTS"),
 		MountedCert: v.Text("ISTIO_META_TLS_CLIENT_CERT_CHAIN"), MountedKey: v.Text("ISTIO_META_TLS_CLIENT_KEY"), MountedRoots: v.Text("ISTIO_META_TLS_CLIENT_ROOT_CERT"),
 		Fetcher: v.Text("CREDENTIAL_FETCHER_TYPE"), IdentityProvider: v.Text("CREDENTIAL_IDENTITY_PROVIDER"),
@@ -247,12 +267,12 @@ func FromEnvironment(environ []string) (Config, error) {
 		Key:        pki.KeyAlgorithm(fmt.Sprintf("rsa-%d", v.Int("WORKLOAD_RSA_KEY_SIZE"))),
 		PKCS8Key:   v.Bool("PKCS8_KEY"),
 		AllowFiles: append([]string{mounted}, gateways...),
-		AllowTLS12: v.Text("COMPLIANCE_POLICY") == "fips-140-2",
+		AllowTLS12: v.Text("COMPLIANCE_POLICY") == "fips-140-2", PostQuantum: v.Text("COMPLIANCE_POLICY") == "pqc",
 		SocketFile: v.Text("WORKLOAD_IDENTITY_SOCKET_FILE"),
 		XDS:        v.Bool("PROXY_XDS_VIA_AGENT"), Discovery: cmp.Or(proxy.DiscoveryAddress, discovery), ConfigPath: cmp.Or(proxy.ConfigPath, proxyDir),
 		GRPCBootstrap: v.Text("GRPC_XDS_BOOTSTRAP"),
-		Drain:         v.Duration("MINIMUM_DRAIN_DURATION"),
 	}
+	c.Envoy, c.Drain = proxy.envoy(v)
 	if c.XDS && v.Bool("PROXY_XDS_DEBUG_VIA_AGENT") {
 		c.DebugAddress = fmt.Sprintf("127.0.0.1:%d", v.Int("PROXY_XDS_DEBUG_VIA_AGENT_PORT"))
 	}
@@ -270,18 +290,14 @@ func FromEnvironment(environ []string) (Config, error) {
 			}
 		}
 	}
-	for _, name := range v.Unknown() {
-		c.Notes = append(c.Notes, fmt.Sprintf("environment variable %s: the agent has none of that name; -h lists them", name))
-	}
-	for _, row := range v.Unused() {
-		if row.Origin != injected { // which the operator has not set
-			c.Notes = append(c.Notes, fmt.Sprintf("environment variable %s is not used: %s", row.Name, row.Doc))
-		}
-	}
+	c.remark(proxy, v, environ)
 	if v.Text("JWT_POLICY") == "first-party-jwt" {
 		c.Notes = append(c.Notes, "environment variable JWT_POLICY: first-party-jwt is treated as third-party-jwt; mount a token for the CA at "+tokenFile)
 	}
 	var bad []error
+	if v.Set("OUTPUT_CERTS") && v.Set("OUTPUT_CERT") && v.Text("OUTPUT_CERTS") != v.Text("OUTPUT_CERT") {
+		bad = append(bad, v.Reject("OUTPUT_CERT", errors.New("OUTPUT_CERTS names another folder, and means the same; leave one of them out")))
+	}
 	if c.FileMounted && c.ProvCert != "" {
 		bad = append(bad, v.Reject("PROV_CERT", errors.New("with FILE_MOUNTED_CERTS the mounted files are used for the control plane, too; leave one of them out")))
 	}

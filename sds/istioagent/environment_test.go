@@ -104,10 +104,12 @@ func TestEnvironment(t *testing.T) {
 			require.Len(t, c.Notes, 1)
 			assert.Contains(t, c.Notes[0], "JWT_POLICY: first-party-jwt is treated as third-party-jwt")
 		}},
-		{"misspelled", `OUTPUT_CERT=/x SECRET_GRACE_RATIO=1 PATH=/bin`, func(t *testing.T, c istioagent.Config) {
-			require.Len(t, c.Notes, 2)
-			assert.Contains(t, c.Notes[0], "OUTPUT_CERT:")
-			assert.Contains(t, c.Notes[1], "SECRET_GRACE_RATIO:")
+		{"misspelled", `TRUSTDOMAIN=x SECRET_GRACE_RATIO=1 PATH=/bin KUBERNETES_SERVICE_PORT=443 PROXY_CONFG={} PROXY_CONFIG={"discoveryAdress":"x"}`, func(t *testing.T, c istioagent.Config) {
+			require.Len(t, c.Notes, 4)
+			assert.Contains(t, c.Notes[0], "TRUSTDOMAIN: the agent has none of that name; it has TRUST_DOMAIN")
+			assert.Contains(t, c.Notes[1], "PROXY_CONFG: the agent has none of that name; it has PROXY_CONFIG")
+			assert.Contains(t, c.Notes[2], "SECRET_GRACE_RATIO:")
+			assert.Contains(t, c.Notes[3], `there is no field "discoveryAdress"; there is discoveryAddress`)
 		}},
 		{"any other provider", `CA_PROVIDER=Mine`, func(t *testing.T, c istioagent.Config) { assert.Equal(t, "Mine", c.Provider) }},
 		{"Google", `CA_PROVIDER=GoogleCA CA_ADDR=projects/p/locations/l/caPools/c GKE_CLUSTER_URL=https://gke.example.org`, func(t *testing.T, c istioagent.Config) {
@@ -116,6 +118,40 @@ func TestEnvironment(t *testing.T) {
 		{"PKCS #8", `PKCS8_KEY=true`, func(t *testing.T, c istioagent.Config) {
 			assert.True(t, c.PKCS8Key)
 			assert.Empty(t, c.Notes)
+		}},
+		{"older name of the output", `OUTPUT_CERT=/x OUTPUT_CERTS=/x`, func(t *testing.T, c istioagent.Config) { assert.Equal(t, "/x", c.OutputCerts) }},
+		{"older name of the output alone", `OUTPUT_CERT=/x`, func(t *testing.T, c istioagent.Config) {
+			assert.Equal(t, "/x", c.OutputCerts)
+			assert.Empty(t, c.Notes)
+		}},
+		{"post-quantum", `COMPLIANCE_POLICY=pqc`, func(t *testing.T, c istioagent.Config) {
+			assert.True(t, c.PostQuantum)
+			assert.False(t, c.AllowTLS12)
+		}},
+		{"no Envoy", `DISABLE_ENVOY=true`, func(t *testing.T, c istioagent.Config) { assert.True(t, c.Envoy.Disabled) }},
+		{"drain by seconds", `TERMINATION_DRAIN_DURATION_SECONDS=20 PROXY_CONFIG={"terminationDrainDuration":"9s"}`, func(t *testing.T, c istioagent.Config) {
+			assert.Equal(t, 20*time.Second, c.Drain)
+		}},
+		{"drain by the proxy's configuration", `PROXY_CONFIG={"terminationDrainDuration":"2s"}`, func(t *testing.T, c istioagent.Config) { assert.Equal(t, 2*time.Second, c.Drain) }},
+		{"drain for the longest", `MINIMUM_DRAIN_DURATION=30s TERMINATION_DRAIN_DURATION_SECONDS=20`, func(t *testing.T, c istioagent.Config) { assert.Equal(t, 30*time.Second, c.Drain) }},
+		{"metadata is environment", `PROXY_CONFIG={"proxyMetadata":{"SECRET_TTL":"2h","TRUST_DOMAIN":"meta.test","ISTIO_META_X":"1"}} TRUST_DOMAIN=example.org`, func(t *testing.T, c istioagent.Config) {
+			assert.Equal(t, 2*time.Hour, c.TTL)
+			assert.Equal(t, "example.org", c.TrustDomain.String(), "the environment has the last word")
+			assert.Equal(t, "1", c.Metadata["X"])
+			assert.Equal(t, []string{"ISTIO_META_X=1", "SECRET_TTL=2h", "TRUST_DOMAIN=meta.test"}, c.Envoy.Environ)
+		}},
+		{"Envoy", `PROXY_CONFIG={"concurrency":3,"drain_duration":"7s","statusPort":0,"proxyAdminPort":15001,"binaryPath":"/b","serviceCluster":"c"} ISTIO_CPU_LIMIT=2 ENVOY_STATUS_PORT=0`,
+			func(t *testing.T, c istioagent.Config) {
+				e := c.Envoy
+				assert.Equal(t, []any{3, 7 * time.Second, 0, 15001, 0, 15090, "/b", "c"}, []any{e.Concurrency, e.DrainTime, e.StatusPort, e.AdminPort, e.ReadyPort, e.MetricsPort, e.Path, e.Cluster})
+			}},
+		{"processors", `ISTIO_CPU_LIMIT=2`, func(t *testing.T, c istioagent.Config) { assert.Equal(t, 2, c.Envoy.Concurrency) }},
+		{"without effect", `DNS_PROXY_ADDR=x ISTIO_BOOTSTRAP=/x BOOTSTRAP_XDS_AGENT=true PROXY_CONFIG={"holdApplicationUntilProxyStarts":true,"tracing":{},"future":1}`, func(t *testing.T, c istioagent.Config) {
+			assert.Empty(t, c.Notes)
+			for _, name := range []string{"DNS_*", "ISTIO_BOOTSTRAP ", "BOOTSTRAP_XDS_AGENT", "holdApplicationUntilProxyStarts", "tracing", `"future"`} {
+				assert.Contains(t, strings.Join(c.Unused, "\n"), name)
+			}
+			assert.Len(t, c.Unused, 6, "each once")
 		}},
 		{"FIPS", `COMPLIANCE_POLICY=fips-140-2`, func(t *testing.T, c istioagent.Config) { assert.True(t, c.AllowTLS12) }},
 		{"drain", `MINIMUM_DRAIN_DURATION=1m WORKLOAD_IDENTITY_SOCKET_FILE=other.sock`, func(t *testing.T, c istioagent.Config) {
@@ -139,8 +175,9 @@ func TestBadEnvironment(t *testing.T) {
 		"TRUST_DOMAIN=Example.org", "TRUST_DOMAIN=spiffe://", "SECRET_TTL=1d", "SECRET_TTL=-1h", "SECRET_GRACE_PERIOD_RATIO=1.5",
 		"SECRET_GRACE_PERIOD_RATIO=NaN", "SECRET_GRACE_PERIOD_RATIO_JITTER=-0.01", "FILE_MOUNTED_CERTS=yes", "PROXY_XDS_VIA_AGENT=on",
 		"CREDENTIAL_FETCHER_TYPE=Mock", "PILOT_CERT_PROVIDER=kubernetes", "PILOT_CERT_PROVIDER=k8s.io/", "WORKLOAD_RSA_KEY_SIZE=1024",
-		"WORKLOAD_RSA_KEY_SIZE=big", "ECC_SIGNATURE_ALGORITHM=ED25519", "ECC_CURVE=P521", "COMPLIANCE_POLICY=pqc", "PKCS8_KEY=yes", "JWT_POLICY=none",
-		"WORKLOAD_IDENTITY_SOCKET_FILE=a/b", "WORKLOAD_IDENTITY_SOCKET_FILE=..", "PROXY_CONFIG=discoveryAddress: x", "PROXY_CONFIG=[]",
+		"WORKLOAD_RSA_KEY_SIZE=big", "ECC_SIGNATURE_ALGORITHM=ED25519", "ECC_CURVE=P521", "COMPLIANCE_POLICY=pq", "PKCS8_KEY=yes", "JWT_POLICY=none",
+		"WORKLOAD_IDENTITY_SOCKET_FILE=a/b", "WORKLOAD_IDENTITY_SOCKET_FILE=..", "PROXY_CONFIG=discoveryAddress: &x y", "PROXY_CONFIG=[]", "PROXY_CONFIG=concurrency: many", "PROXY_CONFIG=drainDuration: 5",
+		"PROXY_CONFIG=proxyMetadata: {A: true}", "PROXY_CONFIG=terminationDrainDuration: -1s", "PROXY_CONFIG=statusPort: 70000", "ENVOY_STATUS_PORT=70000", "ISTIO_KUBE_APP_PROBERS=x",
 		"MINIMUM_DRAIN_DURATION=5", "CA_ADDR=privateca.googleapis.com", "CA_ROOT_CA=a\x00b",
 		"PROXY_XDS_DEBUG_VIA_AGENT=maybe", "PROXY_XDS_DEBUG_VIA_AGENT_PORT=0", "PROXY_XDS_DEBUG_VIA_AGENT_PORT=65536",
 	} {
@@ -155,6 +192,12 @@ func TestBadEnvironment(t *testing.T) {
 
 	_, err := istioagent.FromEnvironment([]string{"FILE_MOUNTED_CERTS=true", "PROV_CERT=/x"})
 	require.ErrorContains(t, err, "PROV_CERT")
+	_, err = istioagent.FromEnvironment([]string{"OUTPUT_CERT=/x", "OUTPUT_CERTS=/y"})
+	require.ErrorContains(t, err, "OUTPUT_CERTS names another folder")
+	_, err = istioagent.FromEnvironment([]string{"PROXY_CONFIG=a: 1\nb: [\n"})
+	require.ErrorContains(t, err, "line 2:")
+	_, err = istioagent.FromEnvironment([]string{`PROXY_CONFIG={"proxyMetadata":{"SECRET_TTL":"x"}}`})
+	require.ErrorContains(t, err, "proxyMetadata")
 	_, err = istioagent.FromEnvironment([]string{"CA_PROVIDER=GoogleCA", "CA_ADDR=meshca.googleapis.com:443"})
 	require.ErrorContains(t, err, "caPools/POOL")
 

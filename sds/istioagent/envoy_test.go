@@ -20,8 +20,11 @@ import (
 	"github.com/svidkit/svidkit/sds/istioagent"
 )
 
+// ports has any ports in place of those of a bootstrap.
+var ports = strings.NewReplacer("\n", " ", ": 15443", ": 0", ": 15021", ": 0", ": 15090", ": 0")
+
 // bootstrap returns the configuration of an agent for package envoytest, which has an admin section of its own, and
-// with any port for the listener.
+// with any ports for the listeners.
 func bootstrap(t *testing.T, a *istioagent.Agent) string {
 	t.Helper()
 	var b bytes.Buffer
@@ -32,7 +35,7 @@ func bootstrap(t *testing.T, a *istioagent.Agent) string {
 	delete(members, "admin")
 	var text strings.Builder // JSON is YAML, but for the layout of the members
 	for name, value := range members {
-		text.WriteString(name + ": " + strings.ReplaceAll(strings.ReplaceAll(string(value), "\n", " "), "15443", "0") + "\n")
+		text.WriteString(name + ": " + ports.Replace(string(value)) + "\n")
 	}
 	return text.String()
 }
@@ -50,11 +53,11 @@ func TestBootstrap(t *testing.T) {
 		var got struct {
 			Node struct {
 				ID       string
-				Metadata map[string]string
+				Metadata map[string]any
 			}
 			Static struct {
 				Clusters  []struct{ Name string }
-				Listeners []any
+				Listeners []struct{ Name string }
 			} `json:"static_resources"`
 			Dynamic map[string]any `json:"dynamic_resources"`
 		}
@@ -63,9 +66,12 @@ func TestBootstrap(t *testing.T) {
 		assert.Equal(t, "m1", got.Node.Metadata["MESH_ID"])
 		assert.Equal(t, `"\`, got.Node.Metadata["QUOTE"])
 		assert.Equal(t, "sds-grpc", got.Static.Clusters[0].Name)
-		assert.Equal(t, xds, len(got.Static.Clusters) == 2 && got.Dynamic["ads_config"] != nil && got.Static.Listeners == nil)
+		assert.Equal(t, xds, len(got.Static.Clusters) == 4 && got.Dynamic["ads_config"] != nil && len(got.Static.Listeners) == 2)
+		assert.Equal(t, "agent_15021", got.Static.Listeners[0].Name)
+		assert.Equal(t, "prometheus_stats_15090", got.Static.Listeners[1].Name)
+		assert.NotContains(t, b.String(), "0.0.0.0", "on a machine it is loopback alone")
 		assert.Equal(t, xds, strings.Contains(b.String(), filepath.Join(cfg.Root, "etc/istio/proxy/XDS")))
-		assert.Equal(t, !xds, strings.Contains(b.String(), "DELTA_GRPC"))
+		assert.Contains(t, b.String(), "DELTA_GRPC")
 	}
 }
 

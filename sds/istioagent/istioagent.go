@@ -87,12 +87,13 @@ type Agent struct {
 	cfg    Config
 	choice Choice
 
-	identity part              // nil with the origin Socket
-	files    *sdssource.Files  // nil with the origin Socket
-	secrets  *sds.Handler      // nil with the origin Socket
-	xds      *xdsproxy.Handler // nil without Config.XDS
-	gateway  *gateway          // nil outside of pods, and with the origin Socket
-	sink     *filesink.Sink    // nil without Config.OutputCerts
+	identity part               // nil with the origin Socket
+	files    *sdssource.Files   // nil with the origin Socket
+	roots    *filesource.Source // of ROOTCA, if they are not those of the identity; or nil
+	secrets  *sds.Handler       // nil with the origin Socket
+	xds      *xdsproxy.Handler  // nil without Config.XDS
+	gateway  *gateway           // nil outside of pods, and with the origin Socket
+	sink     *filesink.Sink     // nil without Config.OutputCerts
 	servers  map[string]*unixsocket.Server
 	health   *health.Handler
 
@@ -104,7 +105,8 @@ type Agent struct {
 	ran     bool
 	ready   time.Time // when it became ready; zero before
 	drained time.Time // when draining is over; zero before it begins
-	refused error     // why it is not ready and will not be soon
+	drains  chan struct{}
+	refused error // why it is not ready and will not be soon
 }
 
 // Start chooses where the identity comes from, makes an Agent, runs it in the background and waits until it is ready. ctx
@@ -132,6 +134,7 @@ func New(cfg Config, choice Choice) (_ *Agent, err error) {
 	a := &Agent{
 		redacted: redact.New("istioagent.Agent(" + choice.String() + ")"),
 		cfg:      cfg.withDefaults(), choice: choice, servers: make(map[string]*unixsocket.Server), made: time.Now(),
+		drains: make(chan struct{}),
 	}
 	defer func() {
 		if err != nil {
@@ -156,7 +159,10 @@ func New(cfg Config, choice Choice) (_ *Agent, err error) {
 		return nil, fmt.Errorf("the choice has the origin %q; it has to be from Choose", choice.Origin)
 	}
 	if a.cfg.isFile(meshFile) {
-		a.cfg.Notes = append(a.cfg.Notes, "the file "+a.cfg.path(meshFile)+" is not read: what it says about the proxy belongs into PROXY_CONFIG, as JSON")
+		a.cfg.Notes = append(a.cfg.Notes, "the file "+a.cfg.path(meshFile)+" is not read: what it says about the proxy belongs into PROXY_CONFIG")
+	}
+	if a.cfg.isFile(crlFile) {
+		a.cfg.Notes = append(a.cfg.Notes, "the file "+a.cfg.path(crlFile)+" is not used: Envoy goes on accepting the certificates that it revokes, until they expire")
 	}
 	if a.cfg.XDS {
 		var secrets http.Handler
@@ -207,8 +213,12 @@ func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 	if err != nil {
 		return err
 	}
+	roots, err := a.ownRoots(src)
+	if err != nil {
+		return err
+	}
 	routes := map[string]sds.Source{
-		"default": src, "ROOTCA": src, "ALL": src, "spiffe://*": src, "file-cert:*": a.files, "file-root:*": a.files,
+		"default": src, "ROOTCA": roots, "ALL": src, "spiffe://*": src, "file-cert:*": a.files, "file-root:*": a.files,
 	}
 	if a.gateway = a.cfg.newGateway(); a.gateway != nil {
 		routes["kubernetes://*"] = a.gateway
@@ -221,7 +231,9 @@ func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 	if a.secrets, err = sds.NewHandler(mux, &sds.Options{Logger: a.cfg.Logger}); err != nil {
 		return err
 	}
-	a.servers[a.choice.Socket] = a.server(a.choice.Socket, a.secrets)
+	if !a.cfg.Envoy.Disabled {
+		a.servers[a.choice.Socket] = a.server(a.choice.Socket, a.secrets)
+	}
 	*parts = append(*parts,
 		health.Part{Name: "identity", Source: a.identity}, health.Part{Name: "files", Source: a.files}, health.Part{Name: "sds", Source: a.secrets})
 	if a.cfg.OutputCerts == "" {
@@ -231,13 +243,55 @@ func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 	if a.cfg.InPod { // whose containers have users of their own
 		mode = 0o644
 	}
+	identity := a.identity
+	if a.roots != nil {
+		identity = rooted{a.identity, a.roots}
+	}
 	a.sink, err = filesink.New(filesink.Config{
-		Source: a.identity, Dir: a.cfg.path(a.cfg.OutputCerts), Plain: true,
+		Source: identity, Dir: a.cfg.path(a.cfg.OutputCerts), Plain: true,
 		CertName: certName, KeyName: keyName, RootsName: rootsName, Mode: mode, KeyMode: mode,
 		TraditionalKey: a.choice.Origin == CA && !a.cfg.PKCS8Key, AllowWritable: a.cfg.InPod, Logger: a.cfg.Logger,
 	})
 	*parts = append(*parts, health.Part{Name: "outputs", Source: a.sink})
 	return err
+}
+
+// ownRoots returns the source of ROOTCA: src, or with a CA the file with roots in etc/certs, if that is there without a
+// certificate and a key. It is followed.
+func (a *Agent) ownRoots(src sds.Source) (sds.Source, error) {
+	if a.choice.Origin != CA || a.choice.Roots == "" {
+		return src, nil
+	}
+	f, err := filesource.New(filesource.Config{
+		Bundles: []filesource.BundleFile{{Path: a.choice.Roots, TrustDomain: a.cfg.TrustDomain}}, Refuse: a.cfg.own(), Logger: a.cfg.Logger,
+	})
+	if err != nil {
+		return nil, err
+	}
+	a.roots = f
+	return sdssource.FromBundles(f, a.cfg.TrustDomain), nil
+}
+
+// rooted is the identity with the roots of a file, for the files of OUTPUT_CERTS.
+type rooted struct {
+	part
+	roots *filesource.Source
+}
+
+func (r rooted) Snapshot() (*spiffe.Snapshot, error) {
+	s, err := r.part.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	svid, err := s.SVID()
+	if err != nil {
+		return nil, err
+	}
+	bundles := s.Bundles()
+	for b := range r.roots.Bundles().All() {
+		bundles = bundles.With(b)
+	}
+	return spiffe.NewSnapshot(svid, bundles), nil
 }
 
 // server returns a server for a socket.
@@ -272,6 +326,13 @@ func (a *Agent) work(ctx context.Context) error {
 	for _, note := range a.cfg.Notes {
 		log.Warn("istioagent: " + note)
 	}
+	unused := a.cfg.Unused
+	if !a.cfg.Envoy.Started {
+		unused = append(unused, a.cfg.Envoy.idle...)
+	}
+	for _, note := range unused {
+		log.Info("istioagent: " + note)
+	}
 	parts, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -289,6 +350,10 @@ func (a *Agent) work(ctx context.Context) error {
 	if a.identity != nil {
 		start("identity", a.identity.Run)
 		start("files", a.files.Run)
+	}
+	if a.roots != nil {
+		start("roots", a.roots.Run)
+		wg.Go(func() { a.writeRoots(parts) })
 	}
 	if a.gateway != nil {
 		start("Secrets of Kubernetes", a.gateway.Run)
@@ -337,10 +402,15 @@ func (a *Agent) drain() (end time.Time) {
 	defer a.mu.Unlock()
 	if a.drained.IsZero() {
 		a.drained = time.Now().Add(a.cfg.Drain)
+		close(a.drains)
 		a.news.Notify()
 	}
 	return a.drained
 }
+
+// Draining returns a channel that is closed when the agent begins to drain: by POST /drain or /quitquitquit, by [Agent.Close], or
+// at the end of Run's ctx. A program that runs the Envoy has it drain then, too.
+func (a *Agent) Draining() <-chan struct{} { return a.drains }
 
 var errDraining = errors.New("the agent is draining or ending")
 
@@ -371,6 +441,19 @@ func (a *Agent) await(ctx context.Context) {
 		if err == nil {
 			return
 		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// writeRoots writes the files of OUTPUT_CERTS when the roots are others.
+func (a *Agent) writeRoots(ctx context.Context) {
+	for a.sink != nil {
+		changed := a.roots.Changed()
+		_, _ = a.sink.Write() // it logs, and tries again
 		select {
 		case <-changed:
 		case <-ctx.Done():

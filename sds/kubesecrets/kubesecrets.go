@@ -132,6 +132,9 @@ type Config struct {
 	APIServer  string
 	HTTPClient *http.Client
 
+	// PostQuantum allows the connections of the pod's service account the key exchange X25519MLKEM768 alone, with TLS 1.3.
+	PostQuantum bool
+
 	// MaxBytes bounds the PEM that is kept of all Secrets, in bytes; each Secret counts 1 KiB more. 0 means 64 MiB. More is
 	// refused. Nothing is kept of Secrets without certificates, except that one named NAME-cacert exists.
 	MaxBytes int
@@ -199,7 +202,7 @@ func New(cfg Config) (*Source, error) {
 	case strings.ContainsAny(cfg.Type, ",=!"):
 		return bad("Type %.300q is not one type of Secrets", cfg.Type)
 	}
-	api, err := kube.New(kube.Options{URL: cfg.APIServer, Client: cfg.HTTPClient})
+	api, err := kube.New(kube.Options{URL: cfg.APIServer, Client: cfg.HTTPClient, PostQuantum: cfg.PostQuantum})
 	if err != nil {
 		return bad("%w", err)
 	}
