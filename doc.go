@@ -138,6 +138,8 @@
 //   - golang.org/x/crypto: cryptobyte, which builds and reads ASN.1 strictly, for pki and pki/ra.
 //   - github.com/fsnotify/fsnotify: notifications about files, for pki/ca, filesource and sds/sdssource; a slow
 //     poll stands behind them.
+//   - go.yaml.in/yaml/v3: reads YAML, for sds/istioagent, as annotations have the configuration of a proxy in it. It was a
+//     requirement of testify before.
 //   - github.com/stretchr/testify: assertions; only tests reach it.
 //
 // Packages spiffe, spiffetls, federation, health and authn take the standard library alone.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/binary"
@@ -12,10 +13,10 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httputil"
+	"net/url"
 	"strings"
 	"time"
-
-	"github.com/svidkit/svidkit/sds/istioagent"
 )
 
 // prober is how the kubelet would probe a container of the application, if the injector had not sent it here.
@@ -34,26 +35,72 @@ type prober struct {
 
 // appProbes answers for the application at the paths that the injector has given to the kubelet.
 type appProbes struct {
-	probers map[string]prober
-	host    string
-	dialer  net.Dialer
+	probers    map[string]prober
+	host       string // where the application is
+	statusPort string // of the agent, with a colon
+	dialer     net.Dialer
 }
 
-func newAppProbes(cfg istioagent.Config) (*appProbes, error) {
-	a := &appProbes{host: cfg.Address}
-	if cfg.Envoy.AppProbers != "" {
-		if err := json.Unmarshal([]byte(cfg.Envoy.AppProbers), &a.probers); err != nil {
-			return nil, misused("environment variable ISTIO_KUBE_APP_PROBERS: %w", err)
+// configureApp reads what the injector has written about the application.
+func (p *proxy) configureApp() error {
+	var app struct {
+		Scrape, Path, Port string
+		Targets            []struct{ Port, Path string }
+	}
+	app.Scrape = "false" // unless the variable is there
+	p.app = &appProbes{host: p.cfg.Address, statusPort: fmt.Sprint(":", p.cfg.Envoy.StatusPort)}
+	loopback := false
+	for _, line := range p.environ {
+		name, value, _ := strings.Cut(line, "=")
+		into, read := map[string]any{
+			"ISTIO_KUBE_APP_PROBERS": &p.app.probers, "ISTIO_PROMETHEUS_ANNOTATIONS": &app, "REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION": &loopback,
+		}[name]
+		if read && value != "" {
+			if err := json.Unmarshal([]byte(value), into); err != nil {
+				return misused("environment variable %s: set it to JSON, as the injector writes it: %w", name, err)
+			}
 		}
 	}
-	if ip := net.ParseIP(a.host); cfg.Envoy.LocalProbes || ip == nil {
-		a.host = "localhost"
+	if ip := net.ParseIP(p.app.host); loopback || ip == nil {
+		p.app.host = "localhost"
 	} else if ip.To4() != nil { // by this source the rules of the pod's network leave a connection alone
-		a.dialer.LocalAddr = &net.TCPAddr{IP: net.IPv4(127, 0, 0, 6)}
+		p.app.dialer.LocalAddr = &net.TCPAddr{IP: net.IPv4(127, 0, 0, 6)}
 	} else {
-		a.dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP("::6")}
+		p.app.dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP("::6")}
 	}
-	return a, nil
+
+	if !p.cfg.Envoy.Disabled {
+		p.pages = append(p.pages, p.admin("/stats/prometheus"))
+	}
+	if app.Scrape == "false" || p.router {
+		return nil
+	}
+	if len(app.Targets) == 0 {
+		app.Targets = append(app.Targets, struct{ Port, Path string }{app.Port, app.Path})
+	}
+	for _, t := range app.Targets {
+		if ":"+strings.TrimLeft(t.Port, "0") == p.app.statusPort {
+			return misused("environment variable ISTIO_PROMETHEUS_ANNOTATIONS: port %s is that of the agent; prometheus.io/port has to be the application's", t.Port)
+		}
+		p.pages = append(p.pages, "http://localhost:"+cmp.Or(t.Port, "80")+"/"+strings.TrimPrefix(cmp.Or(t.Path, "/metrics"), "/"))
+	}
+	return nil
+}
+
+// serveMetrics answers with the metrics of the agent, then those of the Envoy, and at a sidecar those of the application.
+// What cannot be had is left out.
+func (p *proxy) serveMetrics(agent http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		agent.ServeHTTP(w, r)
+		for _, page := range p.pages {
+			text := bytes.NewBufferString("\n")
+			if _, err := fetch(r.Context(), p.client, http.MethodGet, page, "", text); err != nil {
+				p.cfg.Logger.Info("agent: metrics are missing", slog.String("from", page), slog.Any("err", err))
+				continue
+			}
+			_, _ = text.WriteTo(w)
+		}
+	})
 }
 
 func (a *appProbes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -68,7 +115,7 @@ func (a *appProbes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var err error
 	switch {
 	case p.HTTPGet != nil:
-		a.get(ctx, w, r, strings.ToLower(p.HTTPGet.Scheme), address(p.HTTPGet.Port), p.HTTPGet.Path)
+		a.forward(w, r.WithContext(ctx), strings.ToLower(cmp.Or(p.HTTPGet.Scheme, "http"))+"://"+address(p.HTTPGet.Port)+"/"+strings.TrimPrefix(p.HTTPGet.Path, "/"))
 		return
 	case p.GRPC != nil:
 		err = a.check(ctx, address(p.GRPC.Port), p.GRPC.Service)
@@ -83,47 +130,45 @@ func (a *appProbes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// get forwards a request, as the kubelet sends it: certificates are not verified, and a redirect is good.
-func (a *appProbes) get(ctx context.Context, w http.ResponseWriter, r *http.Request, scheme, address, path string) {
-	if scheme != "https" {
-		scheme = "http"
-	}
-	out, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+"://"+address+"/"+strings.TrimPrefix(path, "/"), nil)
-	if err != nil {
+// forward sends a request on, as the kubelet sends it: certificates are not verified, and a redirect is good.
+func (a *appProbes) forward(w http.ResponseWriter, r *http.Request, to string) {
+	fail := func(w http.ResponseWriter, _ *http.Request, err error) {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
-		return
 	}
-	out.Header = r.Header.Clone()
-	if host := r.Header.Get("Host"); host != "" {
-		out.Host = host
-	}
-	transport := &http.Transport{
-		DialContext: a.dialer.DialContext, DisableKeepAlives: true, ForceAttemptHTTP2: true,
-		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // it is the pod itself, and no secret is sent
-	}
-	resp, err := transport.RoundTrip(out)
+	target, err := url.Parse(to)
 	if err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
+		fail(w, r, err)
 		return
 	}
-	defer resp.Body.Close()
-	if resp.StatusCode >= 300 && resp.StatusCode < 400 {
-		return
+	proxy := httputil.ReverseProxy{
+		Rewrite: func(p *httputil.ProxyRequest) {
+			p.Out.URL = target
+			if strings.HasSuffix(p.In.Host, a.statusPort) { // and is not of the probe
+				p.Out.Host = target.Host
+			}
+		},
+		Transport: &http.Transport{
+			DialContext: a.dialer.DialContext, DisableKeepAlives: true, ForceAttemptHTTP2: true,
+			TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // it is the pod itself, and no secret is sent
+		},
+		ModifyResponse: func(resp *http.Response) error {
+			if resp.StatusCode >= 300 && resp.StatusCode < 400 {
+				resp.StatusCode = http.StatusOK
+			}
+			return nil
+		},
+		ErrorHandler: fail,
 	}
-	w.WriteHeader(resp.StatusCode)
-	_, _ = io.Copy(w, io.LimitReader(resp.Body, 10<<10))
+	proxy.ServeHTTP(w, r)
 }
 
-// check asks the health service of gRPC, whose answer begins with a status of 1 if it serves.
+// check asks the health service of gRPC, with a message of one field, and has one of one field, 1, if the application serves.
 func (a *appProbes) check(ctx context.Context, address, service string) error {
 	protocols := new(http.Protocols)
 	protocols.SetUnencryptedHTTP2(true)
 	transport := &http.Transport{DialContext: a.dialer.DialContext, Protocols: protocols}
 	defer transport.CloseIdleConnections()
-	var message []byte
-	if service != "" {
-		message = append(binary.AppendUvarint([]byte{0x0a}, uint64(len(service))), service...)
-	}
+	message := append(binary.AppendUvarint([]byte{0x0a}, uint64(len(service))), service...)
 	body := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))), message...)
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+address+"/grpc.health.v1.Health/Check", bytes.NewReader(body))
 	if err != nil {
@@ -137,65 +182,8 @@ func (a *appProbes) check(ctx context.Context, address, service string) error {
 	}
 	defer resp.Body.Close()
 	answer, err := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
-	if err == nil && (len(answer) < 7 || answer[5] != 0x08 || answer[6] != 1) {
-		err = fmt.Errorf("the application does not serve (grpc-status %q)", resp.Trailer.Get("Grpc-Status")+resp.Header.Get("Grpc-Status"))
+	if err == nil && string(answer) != "\x00\x00\x00\x00\x02\x08\x01" {
+		err = errors.New("the application does not serve (grpc-status " + cmp.Or(resp.Trailer.Get("Grpc-Status"), resp.Header.Get("Grpc-Status"), "none") + ")")
 	}
 	return err
-}
-
-// page keeps an answer of the agent, so that more can be added to it.
-type page struct {
-	bytes.Buffer
-	header http.Header
-	code   int
-}
-
-func (p *page) Header() http.Header  { return p.header }
-func (p *page) WriteHeader(code int) { p.code = code }
-
-// serveMetrics answers with the metrics of the agent, then those of the Envoy, and at a sidecar those of the application.
-// What cannot be had is left out.
-func (p *proxy) serveMetrics(agent http.Handler) (http.Handler, error) {
-	sources := []string{p.admin("/stats/prometheus")}
-	if text := p.cfg.Envoy.AppMetrics; text != "" && !p.router {
-		var app struct {
-			Scrape, Path, Port string
-			Targets            []struct{ Port, Path string }
-		}
-		if err := json.Unmarshal([]byte(text), &app); err != nil {
-			return nil, misused("environment variable ISTIO_PROMETHEUS_ANNOTATIONS: %w", err)
-		}
-		if len(app.Targets) == 0 {
-			app.Targets = append(app.Targets, struct{ Port, Path string }{app.Port, app.Path})
-		}
-		for _, t := range app.Targets {
-			switch t.Port {
-			case "":
-				t.Port = "80"
-			case fmt.Sprint(p.cfg.Envoy.StatusPort):
-				return nil, misused("environment variable ISTIO_PROMETHEUS_ANNOTATIONS: port %s is that of the agent; prometheus.io/port has to be the application's", t.Port)
-			}
-			if t.Path == "" {
-				t.Path = "/metrics"
-			}
-			if app.Scrape != "false" {
-				sources = append(sources, "http://localhost:"+t.Port+"/"+strings.TrimPrefix(t.Path, "/"))
-			}
-		}
-	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		all := &page{header: w.Header(), code: http.StatusOK}
-		agent.ServeHTTP(all, r)
-		for _, source := range sources {
-			if all.Len() > 0 && all.Bytes()[all.Len()-1] != '\n' {
-				all.WriteByte('\n')
-			}
-			if _, err := fetch(r.Context(), p.client, http.MethodGet, source, "", all); err != nil && !errors.Is(err, context.Canceled) {
-				p.log.Info("agent: metrics are missing", slog.String("from", source), slog.Any("err", err))
-			}
-		}
-		w.Header().Del("Content-Length")
-		w.WriteHeader(all.code)
-		_, _ = w.Write(all.Bytes())
-	}), nil
 }

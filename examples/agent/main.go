@@ -1,6 +1,7 @@
 // Agent is Istio's agent for the identity of a workload: it has the same environment variables, finds the identity in
 // the same places, serves it to an Envoy by SDS, forwards the Envoy's configuration, and writes certificates to files.
-// It does not start Envoy: that runs beside it, with the configuration that -bootstrap writes.
+// An Envoy runs beside it, with the configuration that -bootstrap writes. With the commands of Istio's agent (proxy, wait,
+// request) it runs the Envoy, too, in the pods of Istio's injector as they are.
 //
 //	go run ./examples/agent -demo
 //
@@ -124,7 +125,7 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	level := slog.LevelInfo
 	if flags.NArg() > 0 {
 		var err error
-		if p, err = newProxy(flags.Args()[1:]); err != nil {
+		if p, err = newProxy(flags.Args()[1:], out); err != nil {
 			return err
 		}
 		if level = p.level; p.json {
@@ -226,16 +227,9 @@ func admin(agent *istioagent.Agent, p *proxy, address string, out io.Writer) (st
 	mux.Handle("/", page)
 	ready, metrics := http.Handler(agent), http.Handler(agent)
 	if p != nil {
-		probes, err := newAppProbes(p.cfg)
-		if err == nil && !p.cfg.Envoy.Disabled {
-			ready = p.serveReady(agent)
-			metrics, err = p.serveMetrics(agent)
-		}
-		if err != nil {
-			return nil, errors.Join(err, l.Close())
-		}
-		mux.Handle("/app-health/", probes)
-		mux.Handle("/app-lifecycle/", probes)
+		ready, metrics = p.serveReady(agent), p.serveMetrics(agent)
+		mux.Handle("/app-health/", p.app)
+		mux.Handle("/app-lifecycle/", p.app)
 	}
 	mux.Handle("GET /healthz/ready", ready)
 	mux.Handle("GET /healthz/live", agent)

@@ -5,18 +5,17 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -38,99 +37,70 @@ var elsewhere = map[string]string{
 func command(ctx context.Context, args []string, out io.Writer) error {
 	switch args[0] {
 	case "wait":
-		return waitReady(ctx, args[1:])
+		return waitReady(ctx, args[1:], out)
 	case "request":
 		return request(ctx, args[1:], out)
 	}
-	if instead, ok := elsewhere[args[0]]; ok {
-		return misused("%s: %s", args[0], instead)
-	}
-	return misused("%q is not understood; the commands are proxy, wait and request, and flags begin with a hyphen", args[0])
+	return misused("%s: %s", args[0], cmp.Or(elsewhere[args[0]], "it is not understood; the commands are proxy, wait and request, and flags begin with a hyphen"))
 }
 
-// pilotFlags are flags as pilot-agent takes them: --NAME=VALUE or --NAME VALUE, or --NAME for those that need no value.
-// Those that are not known are in unknown, as pilot-agent accepts them.
-func pilotFlags(args, known, bools []string) (values map[string]string, rest, unknown []string, err error) {
-	values = make(map[string]string)
-	for ; len(args) > 0; args = args[1:] {
-		name, value, given := strings.Cut(strings.TrimLeft(args[0], "-"), "=")
-		switch isKnown := slices.Contains(known, name); {
-		case args[0] == "" || args[0][0] != '-':
-			rest = append(rest, args[0])
-			continue
-		case given:
-		case slices.Contains(bools, name):
-			value = "true"
-		case len(args) > 1 && (isKnown || !strings.HasPrefix(args[1], "-")):
-			value, args = args[1], args[1:]
-		case isKnown:
-			return nil, nil, nil, misused("the flag --%s needs a value", name)
-		}
-		if values[name] = value; !slices.Contains(known, name) && !slices.Contains(bools, name) {
-			unknown = append(unknown, name)
-		}
+// parse parses the flags of a command.
+func parse(flags *flag.FlagSet, args []string, out io.Writer) error {
+	flags.SetOutput(io.Discard)
+	err := flags.Parse(args)
+	if errors.Is(err, flag.ErrHelp) {
+		flags.SetOutput(out)
+		flags.PrintDefaults()
+		return err
 	}
-	return values, rest, unknown, nil
-}
-
-// number returns a flag that is a number which is not negative.
-func number(values map[string]string, name string, otherwise int) (int, error) {
-	text, ok := values[name]
-	if !ok {
-		return otherwise, nil
+	if err != nil {
+		return misused("%s: %w; with -h it lists its flags", flags.Name(), err)
 	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 0 {
-		return 0, misused("the flag --%s is %q, and has to be a whole number that is not negative", name, text)
-	}
-	return n, nil
+	return nil
 }
 
 // waitReady asks whether the Envoy is ready, until it is: the hook of pods that hold the application until then.
-func waitReady(ctx context.Context, args []string) error {
-	values, rest, unknown, err := pilotFlags(args, []string{"timeoutSeconds", "requestTimeoutMillis", "periodMillis", "url"}, nil)
-	if err == nil && len(rest)+len(unknown) > 0 {
-		err = misused("wait: %q is not understood; the flags are --timeoutSeconds, --requestTimeoutMillis, --periodMillis and --url", append(rest, unknown...))
-	}
-	timeout, err1 := number(values, "timeoutSeconds", 60)
-	each, err2 := number(values, "requestTimeoutMillis", 500)
-	period, err3 := number(values, "periodMillis", 500)
-	if err := cmp.Or(err, err1, err2, err3); err != nil {
+func waitReady(ctx context.Context, args []string, out io.Writer) error {
+	flags := flag.NewFlagSet("wait", flag.ContinueOnError)
+	url := flags.String("url", "http://localhost:15021/healthz/ready", "`URL` to ask")
+	timeout := flags.Uint("timeoutSeconds", 60, "`seconds` to wait")
+	period := flags.Uint("periodMillis", 500, "`milliseconds` between requests")
+	each := flags.Uint("requestTimeoutMillis", 500, "`milliseconds` for a request")
+	if err := parse(flags, args, out); err != nil {
 		return err
 	}
-	url := cmp.Or(values["url"], "http://localhost:15021/healthz/ready")
-	client := &http.Client{Timeout: time.Duration(each) * time.Millisecond}
-	ctx, cancel := context.WithTimeout(ctx, time.Duration(timeout)*time.Second)
+	if flags.NArg() > 0 {
+		return misused("wait: %q is not understood; it has flags alone", flags.Args())
+	}
+	client := &http.Client{Timeout: time.Duration(*each) * time.Millisecond}
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(*timeout)*time.Second)
 	defer cancel()
 	for {
-		_, err := fetch(ctx, client, http.MethodGet, url, "", io.Discard)
+		_, err := fetch(ctx, client, http.MethodGet, *url, "", io.Discard)
 		if err == nil {
 			return nil
 		}
 		select {
-		case <-time.After(time.Duration(period) * time.Millisecond):
+		case <-time.After(time.Duration(*period) * time.Millisecond):
 		case <-ctx.Done():
-			return fmt.Errorf("wait: the proxy is not ready after %d s: %w", timeout, err)
+			return fmt.Errorf("wait: the proxy is not ready after %d s: %w", *timeout, err)
 		}
 	}
 }
 
 // request sends a request to a port of the agent or the Envoy, and prints the answer: the hook by which pods drain.
 func request(ctx context.Context, args []string, out io.Writer) error {
-	values, rest, unknown, err := pilotFlags(args, []string{"debug-port"}, nil)
-	if err != nil {
+	flags := flag.NewFlagSet("request", flag.ContinueOnError)
+	port := flags.Uint("debug-port", 15000, "`port` of localhost")
+	if err := parse(flags, args, out); err != nil {
 		return err
 	}
-	port := cmp.Or(values["debug-port"], "15000")
-	switch {
-	case len(unknown) > 0 || len(rest) < 2 || len(rest) > 3:
+	if flags.NArg() != 2 && flags.NArg() != 3 {
 		return misused("request: it is request [--debug-port=PORT] METHOD PATH [BODY]")
-	case !slices.Contains([]string{"15000", "15004", "15020", "15021"}, port):
-		return misused("request: --debug-port is %q, and has to be 15000, 15004, 15020 or 15021", port)
 	}
-	url := "http://localhost:" + port + "/" + strings.TrimPrefix(rest[1], "/")
-	code, err := fetch(ctx, &http.Client{Timeout: time.Minute}, rest[0], url, strings.Join(rest[2:], ""), out)
-	if code == http.StatusNotFound { // as with pilot-agent
+	url := fmt.Sprintf("http://localhost:%d/%s", *port, strings.TrimPrefix(flags.Arg(1), "/"))
+	code, err := fetch(ctx, &http.Client{Timeout: time.Minute}, flags.Arg(0), url, flags.Arg(2), out)
+	if code == http.StatusNotFound { // as with Istio's agent, so that a hook does not fail
 		err = nil
 	}
 	return err
@@ -157,72 +127,76 @@ func fetch(ctx context.Context, client *http.Client, method, url, body string, o
 
 // proxy is the command proxy: the agent with an Envoy, as it is in a pod.
 type proxy struct {
-	args         map[string]string
-	unused       []string // flags
-	router, json bool
-	level        slog.Level
+	router, json                bool
+	level                       slog.Level
+	domain, logLevel, logLevels string
+	unused                      []string // flags
 
 	cfg     istioagent.Config
 	environ []string
 	client  *http.Client
-	log     *slog.Logger
+	app     *appProbes
+	pages   []string    // URLs of metrics, besides those of the agent
 	got     atomic.Bool // the Envoy has had its configuration
 }
 
-// newProxy reads the arguments of the command proxy.
-func newProxy(args []string) (*proxy, error) {
+// newProxy reads the arguments of the command proxy, as the injector writes them.
+func newProxy(args []string, out io.Writer) (*proxy, error) {
 	p := &proxy{client: &http.Client{Timeout: 3 * time.Second}}
-	known := []string{"domain", "proxyLogLevel", "proxyComponentLogLevel", "log_output_level", "serviceCluster", "concurrency"}
-	without := []string{"meshConfig", "stsPort", "tokenManagerPlugin", "templateFile", "outlierLogPath", "log_target", "log_stacktrace_level", "log_caller"}
-	values, rest, unknown, err := pilotFlags(args, append(known, without...), []string{"log_as_json", "profiling"})
-	if err != nil {
+	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
+		p.router = args[0] == "router"
+		if args[0] != "sidecar" && !p.router {
+			return nil, misused("proxy %s: %s", args[0], cmp.Or(elsewhere[args[0]], "it is proxy sidecar or proxy router"))
+		}
+		args = args[1:]
+	}
+	flags := flag.NewFlagSet("proxy", flag.ContinueOnError)
+	flags.StringVar(&p.domain, "domain", "", "DNS `domain` of the node (default NAMESPACE.svc.cluster.local)")
+	flags.StringVar(&p.logLevel, "proxyLogLevel", "warning", "`level` of Envoy's log")
+	flags.StringVar(&p.logLevels, "proxyComponentLogLevel", "", "`levels` of the log of parts of Envoy, such as misc:error")
+	flags.BoolVar(&p.json, "log_as_json", false, "write the agent's log as JSON")
+	flags.Func("log_output_level", "`level` of the agent's log, such as default:info; scopes but default are those of Istio's agent", p.setLevel)
+	for _, name := range []string{"stsPort", "outlierLogPath"} {
+		flags.Func(name, "not used", func(string) error {
+			p.unused = append(p.unused, "the flag --"+name+" is not used")
+			return nil
+		})
+	}
+	if err := parse(flags, args, out); err != nil {
 		return nil, err
 	}
-	for _, name := range append(without, "profiling") {
-		if _, given := values[name]; given {
-			unknown = append(unknown, name)
-		}
-	}
-	p.args, p.unused = values, unknown
-	switch role := strings.Join(rest, " "); role {
-	case "", "sidecar":
-	case "router":
-		p.router = true
-	default:
-		return nil, misused("proxy %s: %s", role, cmp.Or(elsewhere[role], "it is proxy sidecar or proxy router"))
-	}
-	p.json = values["log_as_json"] == "true"
-	for part := range strings.SplitSeq(values["log_output_level"], ",") {
-		scope, level, ok := strings.Cut(part, ":")
-		if !ok {
-			scope, level = "default", scope
-		}
-		if scope == "default" && level != "" { // other scopes are those of Istio's agent
-			switch level {
-			case "none", "fatal":
-				p.level = slog.LevelError + 1
-			default:
-				if err := p.level.UnmarshalText([]byte(level)); err != nil {
-					return nil, misused("--log_output_level is %q: the level %q is not none, error, warn, info or debug", values["log_output_level"], level)
-				}
-			}
-		}
+	if flags.NArg() > 0 {
+		return nil, misused("proxy: %q is not understood; it is proxy sidecar or proxy router, and then flags", flags.Args())
 	}
 	return p, nil
+}
+
+// setLevel sets the level of the agent's log.
+func (p *proxy) setLevel(text string) error {
+	for part := range strings.SplitSeq(text, ",") {
+		scope, level, scoped := strings.Cut(part, ":")
+		if !scoped {
+			scope, level = "default", scope
+		}
+		switch {
+		case scope != "default":
+		case level == "none", level == "fatal":
+			p.level = slog.LevelError + 1
+		case p.level.UnmarshalText([]byte(level)) != nil:
+			return fmt.Errorf("the level %q is not none, fatal, error, warn, info or debug", level)
+		}
+	}
+	return nil
 }
 
 // configure completes what the environment says by the arguments, and returns the address of the status port.
 func (p *proxy) configure(cfg *istioagent.Config, environ []string) (status string, err error) {
 	e := &cfg.Envoy
-	e.Started, e.Router, e.Domain, e.Cluster = true, p.router, p.args["domain"], cmp.Or(p.args["serviceCluster"], e.Cluster)
-	if e.Concurrency, err = number(p.args, "concurrency", e.Concurrency); err != nil {
+	e.Started, e.Router, e.Domain = true, p.router, p.domain
+	cfg.Unused = append(cfg.Unused, p.unused...)
+	p.cfg, p.environ = *cfg, environ
+	if err := p.configureApp(); err != nil || e.StatusPort == 0 {
 		return "", err
-	}
-	for _, name := range p.unused {
-		cfg.Unused = append(cfg.Unused, "the flag --"+name+" is not used")
-	}
-	if p.cfg, p.log, p.environ = *cfg, cfg.Logger, environ; e.StatusPort == 0 {
-		return "", nil
 	}
 	return fmt.Sprint(":", e.StatusPort), nil
 }
@@ -237,131 +211,72 @@ func (p *proxy) run(ctx context.Context, agent *istioagent.Agent, out io.Writer)
 	if p.cfg.Envoy.Disabled {
 		return <-ran
 	}
-	cmd, err := p.start(agent, out)
+	envoy, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	cmd, err := p.start(envoy, agent, out)
 	if err != nil {
 		return err
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmp.Or(cmd.Wait(), errors.New("it has ended by itself")) }()
-	stop := sync.OnceFunc(func() {
-		if cmd.Process.Signal(syscall.SIGTERM) != nil { // as on Windows
-			_ = cmd.Process.Kill()
-		}
+	for draining := agent.Draining(); ; {
 		select {
-		case <-ended:
-		case <-time.After(5 * time.Second):
-			_ = cmd.Process.Kill()
-			<-ended
-		}
-	})
-	select {
-	case err = <-ran:
-		stop()
-		return err
-	case err = <-ended:
-	case <-agent.Draining():
-		p.drain(ctx)
-		select {
-		case err = <-ran:
+		case <-draining:
+			draining = nil
+			p.drain(envoy)
+		case err := <-ran:
 			stop()
+			<-ended
 			return err
-		case err = <-ended:
+		case err := <-ended:
+			if ctx.Err() != nil { // both were told to end
+				return <-ran
+			}
+			return fmt.Errorf("Envoy: %w", err) // at once, as there is nothing to drain
 		}
 	}
-	if ctx.Err() != nil { // both were told to end
-		return <-ran
-	}
-	return fmt.Errorf("Envoy: %w", err) // at once, as there is nothing to drain
 }
 
-// start writes the bootstrap and starts the Envoy.
-func (p *proxy) start(agent *istioagent.Agent, out io.Writer) (*exec.Cmd, error) {
+// start writes the bootstrap and starts the Envoy, which is told to end when ctx is done.
+func (p *proxy) start(ctx context.Context, agent *istioagent.Agent, out io.Writer) (*exec.Cmd, error) {
 	e := p.cfg.Envoy
-	config := p.path(e.ConfigFile)
+	config := cmp.Or(e.ConfigFile, filepath.Join(p.cfg.ConfigPath, "envoy-rev.json"))
+	if !filepath.IsAbs(config) {
+		config = filepath.Join(p.cfg.Root, config)
+	}
 	if e.ConfigFile == "" {
-		var b bytes.Buffer
-		if err := agent.Bootstrap(&b); err != nil {
-			return nil, err
-		}
-		config = filepath.Join(p.path(p.cfg.ConfigPath), "envoy-rev.json")
-		if err := replace(config, b.Bytes()); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(config), 0o700), writeBootstrap(agent, config)); err != nil {
 			return nil, fmt.Errorf("bootstrap of Envoy: %w", err)
 		}
 	}
-	version, level, components := "v4", "", []string{}
-	if ip := net.ParseIP(p.cfg.Address); ip != nil && ip.To4() == nil {
+	version := "v4"
+	if ip, err := netip.ParseAddr(p.cfg.Address); err == nil && ip.Is6() {
 		version = "v6"
-	}
-	for part := range strings.SplitSeq(cmp.Or(p.args["proxyLogLevel"], "warning"), ",") {
-		if strings.Contains(part, ":") {
-			components = append(components, part)
-		} else {
-			level = part
-		}
 	}
 	args := []string{
 		"-c", config, "--drain-time-s", strconv.Itoa(int(e.DrainTime.Seconds())), "--drain-strategy", "immediate", "--disable-hot-restart",
-		"--allow-unknown-static-fields", "--local-address-ip-version", version, "--file-flush-interval-msec", "1000", "--log-level", cmp.Or(level, "warning"),
+		"--allow-unknown-static-fields", "--local-address-ip-version", version, "--file-flush-interval-msec", "1000", "--log-level", p.logLevel,
 	}
-	if text := cmp.Or(strings.Join(components, ","), p.args["proxyComponentLogLevel"]); text != "" {
-		args = append(args, "--component-log-level", text)
+	if p.logLevels != "" {
+		args = append(args, "--component-log-level", p.logLevels)
 	}
 	if e.Concurrency > 0 {
 		args = append(args, "--concurrency", strconv.Itoa(e.Concurrency))
 	}
-	if e.Override != "" {
-		more, err := os.ReadFile(p.path(e.Override))
-		if err != nil {
-			return nil, fmt.Errorf("ISTIO_BOOTSTRAP_OVERRIDE: %w", err)
+	cmd := exec.CommandContext(ctx, cmp.Or(e.Path, "envoy"), args...)
+	cmd.Cancel = func() error {
+		if err := cmd.Process.Signal(syscall.SIGTERM); err == nil {
+			return nil
 		}
-		host := p.variable("HOST_IP")
-		if strings.Contains(host, ":") {
-			host = "[" + host + "]"
-		}
-		args = append(args, "--config-yaml", strings.ReplaceAll(string(more), "$(HOST_IP)", host))
+		return cmd.Process.Kill() // as on Windows
 	}
-	cmd := exec.Command(cmp.Or(e.Path, "envoy"), args...)
-	cmd.Env, cmd.Stdout, cmd.Stderr = append(slices.Clone(e.Environ), p.environ...), out, out
-	p.log.Info("agent: Envoy starts", slog.String("command", cmd.String()))
+	cmd.WaitDelay = 5 * time.Second // and then it is killed
+	cmd.Env, cmd.Stdout, cmd.Stderr = p.environ, out, out
+	p.cfg.Logger.Info("agent: Envoy starts, with its defaults for statistics, tracing and limits", slog.String("command", cmd.String()))
 	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("Envoy: %w; set binaryPath in PROXY_CONFIG or the variable ENVOY_PATH to it, or DISABLE_ENVOY=true if there is none", err)
+		return nil, fmt.Errorf("Envoy: %w; set binaryPath in PROXY_CONFIG to it, or DISABLE_ENVOY=true if there is none", err)
 	}
 	return cmd, nil
-}
-
-// variable returns the value of a variable.
-func (p *proxy) variable(name string) (value string) {
-	for _, line := range p.environ {
-		if v, ok := strings.CutPrefix(line, name+"="); ok {
-			value = v
-		}
-	}
-	return value
-}
-
-// path returns a path as the agent uses it.
-func (p *proxy) path(name string) string {
-	if filepath.IsAbs(name) {
-		return name
-	}
-	return filepath.Join(p.cfg.Root, name)
-}
-
-// replace writes a file that appears as a whole.
-func replace(name string, data []byte) error {
-	if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(filepath.Dir(name), ".envoy-*.json")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name()) // unless it was renamed
-	_, err = f.Write(data)
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), name)
 }
 
 // admin returns a URL of the Envoy's admin interface.
@@ -375,28 +290,36 @@ func (p *proxy) drain(ctx context.Context) {
 	if p.router {
 		query = "?graceful&skip_exit"
 	}
-	p.log.Info("agent: Envoy drains")
-	if _, err := fetch(context.WithoutCancel(ctx), p.client, http.MethodPost, p.admin("/drain_listeners"+query), "", io.Discard); err != nil {
-		p.log.Warn("agent: Envoy does not drain", slog.Any("err", err))
+	p.cfg.Logger.Info("agent: Envoy drains")
+	if _, err := fetch(ctx, p.client, http.MethodPost, p.admin("/drain_listeners"+query), "", io.Discard); err != nil {
+		p.cfg.Logger.Warn("agent: Envoy does not drain", slog.Any("err", err))
 	}
 }
 
 // serveReady answers for the agent and the Envoy: that has to be live, with the control plane's configuration once.
 func (p *proxy) serveReady(agent http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var stats bytes.Buffer
-		_, err := fetch(r.Context(), p.client, http.MethodGet, p.admin("/ready"), "", io.Discard)
-		if err == nil && p.cfg.XDS && p.cfg.Envoy.ConfigFile == "" && !p.got.Load() {
-			_, err = fetch(r.Context(), p.client, http.MethodGet, p.admin("/stats?filter=^(listener_manager.lds|cluster_manager.cds).update_success$"), "", &stats)
-			if err == nil && (strings.Count(stats.String(), ":") < 2 || strings.Contains(stats.String(), ": 0")) {
-				err = errors.New("it has accepted no configuration of the control plane")
-			}
-			p.got.Store(err == nil)
-		}
-		if err != nil {
+		if err := p.ready(r.Context()); err != nil {
 			http.Error(w, "Envoy is not ready: "+err.Error(), http.StatusServiceUnavailable)
 			return
 		}
 		agent.ServeHTTP(w, r)
 	})
+}
+
+func (p *proxy) ready(ctx context.Context) error {
+	if p.cfg.Envoy.Disabled {
+		return nil
+	}
+	_, err := fetch(ctx, p.client, http.MethodGet, p.admin("/ready"), "", io.Discard)
+	if err != nil || !p.cfg.XDS || p.cfg.Envoy.ConfigFile != "" || p.got.Load() {
+		return err
+	}
+	var stats bytes.Buffer
+	_, err = fetch(ctx, p.client, http.MethodGet, p.admin("/stats?filter=^(listener_manager.lds|cluster_manager.cds).update_success$"), "", &stats)
+	if err == nil && (strings.Count(stats.String(), ":") < 2 || strings.Contains(stats.String(), ": 0")) {
+		err = errors.New("it has accepted no configuration of the control plane")
+	}
+	p.got.Store(err == nil)
+	return err
 }

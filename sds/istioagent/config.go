@@ -150,7 +150,7 @@ type Config struct {
 	GRPCBootstrap string
 
 	// Drain is how long the agent goes on serving after it was told to stop, so that an Envoy can drain:
-	// MINIMUM_DRAIN_DURATION, TERMINATION_DRAIN_DURATION_SECONDS, and terminationDrainDuration in PROXY_CONFIG.
+	// terminationDrainDuration in PROXY_CONFIG, or MINIMUM_DRAIN_DURATION.
 	Drain time.Duration
 
 	// Envoy is how the Envoy beside the agent is configured.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/settings"
@@ -17,12 +18,11 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// The origins of variables: the document of Istio's agent, what it reads beside that, what the injector writes, and ours.
+// The origins of variables: the document of Istio's agent, what it reads beside that, and what the injector writes.
 const (
 	document = "document"
 	implied  = "implied"
 	injected = "injected"
-	ours     = "svidkit"
 )
 
 // variables are those of Istio's agent.
@@ -123,15 +123,10 @@ var variables = settings.Table{
 			Name: "PROXY_CONFIG", Check: checkProxyConfig, Origin: implied,
 			Doc: "configuration of the proxy in JSON, or in YAML as in annotations; used are discoveryAddress, configPath, " +
 				"controlPlaneAuthPolicy, serviceCluster, binaryPath, customConfigFile, drainDuration, " +
-				"terminationDrainDuration, concurrency, statusPort, proxyAdminPort, and proxyMetadata, which has " +
-				"variables that the environment does not have; other fields are named at the start",
+				"terminationDrainDuration, concurrency, statusPort and proxyAdminPort; other fields are named at the start",
 		},
 		{Name: "GRPC_XDS_BOOTSTRAP", Form: settings.Path, Doc: "file to write for programs with gRPC and without a proxy; without it none is written", Origin: implied},
-		{Name: "MINIMUM_DRAIN_DURATION", Form: settings.Duration, Default: "5s", Doc: "how long the agent goes on serving after it was told to stop; longer if one of the next says so", Origin: implied},
-		{
-			Name: "TERMINATION_DRAIN_DURATION_SECONDS", Form: settings.Integer, Origin: implied,
-			Doc: "the same in seconds; without it that of terminationDrainDuration in PROXY_CONFIG",
-		},
+		{Name: "MINIMUM_DRAIN_DURATION", Form: settings.Duration, Default: "5s", Doc: "how long the agent goes on serving after it was told to stop, unless PROXY_CONFIG has terminationDrainDuration", Origin: implied},
 		{
 			Name: "KUBERNETES_SERVICE_HOST", Origin: implied,
 			Doc: "set in a pod, where files of OUTPUT_CERTS have mode 0644, and Envoy may ask for Secrets of the pod's " +
@@ -139,19 +134,16 @@ var variables = settings.Table{
 				"them",
 		},
 		{Name: "DISABLE_ENVOY", Form: settings.Bool, Default: "false", Doc: "start no Envoy, and serve no secrets at the workload socket; OUTPUT_CERTS is kept current", Origin: implied},
-		{Name: "ENVOY_STATUS_PORT", Form: settings.Integer, Default: "15021", Check: checkAnyPort, Doc: "port in the bootstrap for /healthz/ready", Origin: implied},
-		{Name: "ENVOY_PROMETHEUS_PORT", Form: settings.Integer, Default: "15090", Check: checkAnyPort, Doc: "port in the bootstrap for Envoy's /stats/prometheus", Origin: implied},
-		{Name: "ENVOY_PATH", Form: settings.Path, Doc: "with the command proxy: the Envoy to start; without it binaryPath in PROXY_CONFIG, or envoy in PATH", Origin: ours},
+		{Name: "ENVOY_STATUS_PORT", Form: settings.Integer, Default: "15021", Check: checkPort, Doc: "port in the bootstrap for /healthz/ready", Origin: implied},
+		{Name: "ENVOY_PROMETHEUS_PORT", Form: settings.Integer, Default: "15090", Check: checkPort, Doc: "port in the bootstrap for Envoy's /stats/prometheus", Origin: implied},
 		{Name: "ISTIO_DELTA_XDS", Form: settings.Bool, Default: "true", Doc: "have Envoy ask for its configuration incrementally", Origin: implied},
-		{Name: "ISTIO_BOOTSTRAP_OVERRIDE", Form: settings.Path, Doc: "with the command proxy: file that is merged into Envoy's bootstrap", Origin: injected},
-		{Name: "HOST_IP", Doc: "with the command proxy: what $(HOST_IP) in that file stands for", Origin: injected},
-		{Name: "ISTIO_CPU_LIMIT", Form: settings.Integer, Doc: "with the command proxy: threads of Envoy, unless PROXY_CONFIG has concurrency", Origin: injected},
-		{Name: "OTEL_RESOURCE_ATTRIBUTES", Doc: "with the command proxy: Envoy reads it, for traces", Origin: injected},
-		{Name: "ISTIO_KUBE_APP_PROBERS", Check: checkJSON, Doc: "with the command proxy: probes of the application's containers, at /app-health/ of the status port", Origin: injected},
-		{Name: "ISTIO_PROMETHEUS_ANNOTATIONS", Check: checkJSON, Doc: "with the command proxy: where the application's metrics are, which are added to those at the status port", Origin: injected},
+		{Name: "ISTIO_CPU_LIMIT", Form: settings.Integer, Doc: withProxy + "threads of Envoy, unless PROXY_CONFIG has concurrency", Origin: injected},
+		{Name: "OTEL_RESOURCE_ATTRIBUTES", Doc: withProxy + "Envoy reads it, for traces", Origin: injected},
+		{Name: "ISTIO_KUBE_APP_PROBERS", Doc: withProxy + "probes of the application's containers, at /app-health/ of the status port", Origin: injected},
+		{Name: "ISTIO_PROMETHEUS_ANNOTATIONS", Doc: withProxy + "where the application's metrics are, which are added to those at the status port", Origin: injected},
 		{
 			Name: "REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION", Form: settings.Bool, Default: "false", Origin: injected,
-			Doc: "with the command proxy: probe the application on loopback, and not at INSTANCE_IP",
+			Doc: withProxy + "probe the application on loopback, and not at INSTANCE_IP",
 		},
 
 		{
@@ -166,10 +158,13 @@ var variables = settings.Table{
 		{Name: "PROXY_CONFIG_XDS_AGENT", Unused: true, Form: settings.Bool, Doc: "trust bundles do not come by xDS", Origin: implied},
 		{Name: "XDS_AUTH_PROVIDER", Unused: true, Doc: "it has no effect in Istio's agent either", Origin: implied},
 		{Name: "EXIT_ON_ZERO_ACTIVE_CONNECTIONS", Unused: true, Form: settings.Bool, Doc: "Envoy is ended when the time for draining is over", Origin: implied},
+		{Name: "TERMINATION_DRAIN_DURATION_SECONDS", Unused: true, Form: settings.Integer, Doc: "it is gone from Istio, too: set terminationDrainDuration in PROXY_CONFIG", Origin: implied},
 		{Name: "ENVOY_*", Unused: true, Doc: "there is one listener for the state and one for metrics, without TLS; Envoy's log is as it is", Origin: implied},
 		{Name: "DNS_*", Unused: true, Doc: noDNS, Origin: implied},
 		{Name: "ISTIO_META_DNS_CAPTURE", Unused: true, Form: settings.Bool, Doc: noDNS, Origin: implied},
 		{Name: "ISTIO_META_ENABLE_DNS_SERVER", Unused: true, Form: settings.Bool, Doc: noDNS, Origin: implied},
+		{Name: "ISTIO_BOOTSTRAP_OVERRIDE", Unused: true, Form: settings.Path, Doc: "nothing is merged into the bootstrap; customConfigFile in PROXY_CONFIG names another", Origin: injected},
+		{Name: "HOST_IP", Unused: true, Doc: "nothing in the bootstrap needs it", Origin: injected},
 		{Name: "ISTIO_BOOTSTRAP", Unused: true, Form: settings.Path, Doc: "the bootstrap is no template; customConfigFile in PROXY_CONFIG is used as it is", Origin: implied},
 		{Name: "BOOTSTRAP_XDS_AGENT", Unused: true, Form: settings.Bool, Doc: "the bootstrap does not come by xDS", Origin: implied},
 		{Name: "ISTIO_ENVOY_ENABLE_CORE_DUMP", Unused: true, Form: settings.Bool, Doc: "the limit of the container decides", Origin: implied},
@@ -239,13 +234,7 @@ func FromEnvironment(environ []string) (Config, error) {
 	if err != nil {
 		return Config{}, err
 	}
-	proxy, _ := readProxyConfig(v.Text("PROXY_CONFIG")) // checked
-	if metadata := proxy.environ(); len(metadata) > 0 {
-		environ = append(metadata, environ...) // which has the last word
-		if v, err = variables.Read(environ); err != nil {
-			return Config{}, fmt.Errorf("with proxyMetadata of PROXY_CONFIG: %w", err)
-		}
-	}
+	proxy, _ := readProxyConfig(v.Text("PROXY_CONFIG"))      // checked
 	td, _ := spiffe.ParseTrustDomain(v.Text("TRUST_DOMAIN")) // checked
 	c := Config{
 		redacted: redact.New(fmt.Sprintf("istioagent.Config(%s, namespace %s, service account %s)", td, v.Text("POD_NAMESPACE"), v.Text("SERVICE_ACCOUNT"))),
@@ -271,8 +260,11 @@ func FromEnvironment(environ []string) (Config, error) {
 		SocketFile: v.Text("WORKLOAD_IDENTITY_SOCKET_FILE"),
 		XDS:        v.Bool("PROXY_XDS_VIA_AGENT"), Discovery: cmp.Or(proxy.DiscoveryAddress, discovery), ConfigPath: cmp.Or(proxy.ConfigPath, proxyDir),
 		GRPCBootstrap: v.Text("GRPC_XDS_BOOTSTRAP"),
+		Drain:         v.Duration("MINIMUM_DRAIN_DURATION"), Envoy: proxy.envoy(v),
 	}
-	c.Envoy, c.Drain = proxy.envoy(v)
+	if proxy.TerminationDrainDuration != nil {
+		c.Drain = time.Duration(*proxy.TerminationDrainDuration)
+	}
 	if c.XDS && v.Bool("PROXY_XDS_DEBUG_VIA_AGENT") {
 		c.DebugAddress = fmt.Sprintf("127.0.0.1:%d", v.Int("PROXY_XDS_DEBUG_VIA_AGENT_PORT"))
 	}

@@ -129,29 +129,19 @@ func TestEnvironment(t *testing.T) {
 			assert.False(t, c.AllowTLS12)
 		}},
 		{"no Envoy", `DISABLE_ENVOY=true`, func(t *testing.T, c istioagent.Config) { assert.True(t, c.Envoy.Disabled) }},
-		{"drain by seconds", `TERMINATION_DRAIN_DURATION_SECONDS=20 PROXY_CONFIG={"terminationDrainDuration":"9s"}`, func(t *testing.T, c istioagent.Config) {
-			assert.Equal(t, 20*time.Second, c.Drain)
-		}},
-		{"drain by the proxy's configuration", `PROXY_CONFIG={"terminationDrainDuration":"2s"}`, func(t *testing.T, c istioagent.Config) { assert.Equal(t, 2*time.Second, c.Drain) }},
-		{"drain for the longest", `MINIMUM_DRAIN_DURATION=30s TERMINATION_DRAIN_DURATION_SECONDS=20`, func(t *testing.T, c istioagent.Config) { assert.Equal(t, 30*time.Second, c.Drain) }},
-		{"metadata is environment", `PROXY_CONFIG={"proxyMetadata":{"SECRET_TTL":"2h","TRUST_DOMAIN":"meta.test","ISTIO_META_X":"1"}} TRUST_DOMAIN=example.org`, func(t *testing.T, c istioagent.Config) {
-			assert.Equal(t, 2*time.Hour, c.TTL)
-			assert.Equal(t, "example.org", c.TrustDomain.String(), "the environment has the last word")
-			assert.Equal(t, "1", c.Metadata["X"])
-			assert.Equal(t, []string{"ISTIO_META_X=1", "SECRET_TTL=2h", "TRUST_DOMAIN=meta.test"}, c.Envoy.Environ)
-		}},
-		{"Envoy", `PROXY_CONFIG={"concurrency":3,"drain_duration":"7s","statusPort":0,"proxyAdminPort":15001,"binaryPath":"/b","serviceCluster":"c"} ISTIO_CPU_LIMIT=2 ENVOY_STATUS_PORT=0`,
+		{"drain by the proxy's configuration", `MINIMUM_DRAIN_DURATION=30s PROXY_CONFIG={"terminationDrainDuration":"2s"}`, func(t *testing.T, c istioagent.Config) { assert.Equal(t, 2*time.Second, c.Drain) }},
+		{"Envoy", `PROXY_CONFIG={"concurrency":3,"drain_duration":"7s","statusPort":0,"proxyAdminPort":15001,"binaryPath":"/b","serviceCluster":"c"} ISTIO_CPU_LIMIT=2 ENVOY_STATUS_PORT=15121`,
 			func(t *testing.T, c istioagent.Config) {
 				e := c.Envoy
-				assert.Equal(t, []any{3, 7 * time.Second, 0, 15001, 0, 15090, "/b", "c"}, []any{e.Concurrency, e.DrainTime, e.StatusPort, e.AdminPort, e.ReadyPort, e.MetricsPort, e.Path, e.Cluster})
+				assert.Equal(t, []any{3, 7 * time.Second, 0, 15001, 15121, 15090, "/b", "c"}, []any{e.Concurrency, e.DrainTime, e.StatusPort, e.AdminPort, e.ReadyPort, e.MetricsPort, e.Path, e.Cluster})
 			}},
 		{"processors", `ISTIO_CPU_LIMIT=2`, func(t *testing.T, c istioagent.Config) { assert.Equal(t, 2, c.Envoy.Concurrency) }},
-		{"without effect", `DNS_PROXY_ADDR=x ISTIO_BOOTSTRAP=/x BOOTSTRAP_XDS_AGENT=true PROXY_CONFIG={"holdApplicationUntilProxyStarts":true,"tracing":{},"future":1}`, func(t *testing.T, c istioagent.Config) {
+		{"without effect", `DNS_PROXY_ADDR=x HOST_IP=10.0.0.2 TERMINATION_DRAIN_DURATION_SECONDS=7 ISTIO_BOOTSTRAP_OVERRIDE=/x ISTIO_BOOTSTRAP=/x BOOTSTRAP_XDS_AGENT=true PROXY_CONFIG={"holdApplicationUntilProxyStarts":true,"proxyMetadata":{"A":"b"},"tracing":{},"future":1}`, func(t *testing.T, c istioagent.Config) {
 			assert.Empty(t, c.Notes)
-			for _, name := range []string{"DNS_*", "ISTIO_BOOTSTRAP ", "BOOTSTRAP_XDS_AGENT", "holdApplicationUntilProxyStarts", "tracing", `"future"`} {
+			for _, name := range []string{"DNS_*", "HOST_IP", "TERMINATION_DRAIN", "ISTIO_BOOTSTRAP_OVERRIDE ", "ISTIO_BOOTSTRAP ", "BOOTSTRAP_XDS_AGENT", "holdApplicationUntilProxyStarts", "proxyMetadata", "tracing", `"future"`} {
 				assert.Contains(t, strings.Join(c.Unused, "\n"), name)
 			}
-			assert.Len(t, c.Unused, 6, "each once")
+			assert.Len(t, c.Unused, 10, "each once")
 		}},
 		{"FIPS", `COMPLIANCE_POLICY=fips-140-2`, func(t *testing.T, c istioagent.Config) { assert.True(t, c.AllowTLS12) }},
 		{"drain", `MINIMUM_DRAIN_DURATION=1m WORKLOAD_IDENTITY_SOCKET_FILE=other.sock`, func(t *testing.T, c istioagent.Config) {
@@ -177,7 +167,7 @@ func TestBadEnvironment(t *testing.T) {
 		"CREDENTIAL_FETCHER_TYPE=Mock", "PILOT_CERT_PROVIDER=kubernetes", "PILOT_CERT_PROVIDER=k8s.io/", "WORKLOAD_RSA_KEY_SIZE=1024",
 		"WORKLOAD_RSA_KEY_SIZE=big", "ECC_SIGNATURE_ALGORITHM=ED25519", "ECC_CURVE=P521", "COMPLIANCE_POLICY=pq", "PKCS8_KEY=yes", "JWT_POLICY=none",
 		"WORKLOAD_IDENTITY_SOCKET_FILE=a/b", "WORKLOAD_IDENTITY_SOCKET_FILE=..", "PROXY_CONFIG=discoveryAddress: &x y", "PROXY_CONFIG=[]", "PROXY_CONFIG=concurrency: many", "PROXY_CONFIG=drainDuration: 5",
-		"PROXY_CONFIG=proxyMetadata: {A: true}", "PROXY_CONFIG=terminationDrainDuration: -1s", "PROXY_CONFIG=statusPort: 70000", "ENVOY_STATUS_PORT=70000", "ISTIO_KUBE_APP_PROBERS=x",
+		"PROXY_CONFIG=terminationDrainDuration: -1s", "PROXY_CONFIG=statusPort: 70000", "ENVOY_STATUS_PORT=70000", "ENVOY_STATUS_PORT=0",
 		"MINIMUM_DRAIN_DURATION=5", "CA_ADDR=privateca.googleapis.com", "CA_ROOT_CA=a\x00b",
 		"PROXY_XDS_DEBUG_VIA_AGENT=maybe", "PROXY_XDS_DEBUG_VIA_AGENT_PORT=0", "PROXY_XDS_DEBUG_VIA_AGENT_PORT=65536",
 	} {
@@ -196,8 +186,6 @@ func TestBadEnvironment(t *testing.T) {
 	require.ErrorContains(t, err, "OUTPUT_CERTS names another folder")
 	_, err = istioagent.FromEnvironment([]string{"PROXY_CONFIG=a: 1\nb: [\n"})
 	require.ErrorContains(t, err, "line 2:")
-	_, err = istioagent.FromEnvironment([]string{`PROXY_CONFIG={"proxyMetadata":{"SECRET_TTL":"x"}}`})
-	require.ErrorContains(t, err, "proxyMetadata")
 	_, err = istioagent.FromEnvironment([]string{"CA_PROVIDER=GoogleCA", "CA_ADDR=meshca.googleapis.com:443"})
 	require.ErrorContains(t, err, "caPools/POOL")
 

@@ -5,14 +5,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
-	"math"
 	"os"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"go.yaml.in/yaml/v3"
 
 	"github.com/svidkit/svidkit/internal/settings"
 )
@@ -34,9 +36,9 @@ type Envoy struct {
 	Router          bool
 	Domain, Cluster string
 
-	// Path is that of the program: ENVOY_PATH, which is none of Istio's, or binaryPath. Empty means envoy in PATH. ConfigFile is a bootstrap to use in place of that of the Agent: customConfigFile.
-	// Override is a file whose content is merged into the bootstrap: ISTIO_BOOTSTRAP_OVERRIDE.
-	Path, ConfigFile, Override string
+	// Path is that of the program: binaryPath. Empty means envoy in PATH. ConfigFile is a bootstrap to use in place of that of the
+	// Agent: customConfigFile.
+	Path, ConfigFile string
 
 	// AdminPort is the port of the admin interface, on loopback: proxyAdminPort; 0 means 15000. StatusPort is where the program
 	// serves [Agent.ServeHTTP]: statusPort. ReadyPort and MetricsPort are those of listeners that forward
@@ -53,91 +55,139 @@ type Envoy struct {
 	// DeltaADS says that the configuration comes incrementally: ISTIO_DELTA_XDS.
 	DeltaADS bool
 
-	// Environ has variables of the Envoy's environment, in the form of os.Environ: proxyMetadata.
-	Environ []string
-
-	// AppProbers and AppMetrics are JSON about the application's probes and metrics: ISTIO_KUBE_APP_PROBERS and
-	// ISTIO_PROMETHEUS_ANNOTATIONS. LocalProbes says that the application is probed on loopback, and not at Config.Address:
-	// REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION.
-	AppProbers, AppMetrics string
-	LocalProbes            bool
-
-	idle     []string       // what has no effect unless Started
+	idle     []string       // variables and fields without effect unless Started
 	metadata map[string]any // of the node, besides Config.Metadata
 }
 
-// forEnvoy are the variables and fields that matter to a program which starts the Envoy alone.
-var forEnvoy = []string{
-	"ENVOY_PATH", "HOST_IP", "ISTIO_BOOTSTRAP_OVERRIDE", "ISTIO_CPU_LIMIT", "ISTIO_KUBE_APP_PROBERS", "ISTIO_PROMETHEUS_ANNOTATIONS", "OTEL_RESOURCE_ATTRIBUTES",
-	"REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION", "binaryPath", "concurrency", "customConfigFile", "drainDuration",
-}
+// forEnvoy are the fields that matter to a program which starts the Envoy alone. The variables are those whose text begins with
+// withProxy.
+var forEnvoy = []string{"binaryPath", "concurrency", "customConfigFile", "drainDuration"}
 
-// The fields of PROXY_CONFIG that have an effect, and the others, with why not.
+const withProxy = "with the command proxy: "
+
+// The fields of PROXY_CONFIG that have an effect, and others that an operator may look for, with why they have none.
 var (
 	usedFields = []string{
 		"discoveryAddress", "configPath", "controlPlaneAuthPolicy", "serviceCluster", "binaryPath", "customConfigFile", "drainDuration", "terminationDrainDuration", "concurrency", "statusPort",
-		"proxyAdminPort", "proxyMetadata",
+		"proxyAdminPort",
 	}
 	unusedFields = map[string]string{
+		"proxyMetadata":                   "the injector has written it into the environment; on a machine, set its variables there",
 		"holdApplicationUntilProxyStarts": "the injector has used it, for a hook that runs wait", "interceptionMode": "the injector has used it", "image": "the injector has used it",
 		"meshId": "it is in ISTIO_META_MESH_ID", "caCertificatesPem": "roots of other meshes do not come this way", "readinessProbe": "the health of a machine's application is not reported",
 		"privateKeyProvider": "private keys are given to Envoy itself", "proxyBootstrapTemplatePath": "the bootstrap is no template; customConfigFile is used as it is",
-	}
-	statsFields = []string{
-		"availabilityZone", "connectionSettings", "discoveryRefreshDelay", "envoyAccessLogService", "envoyMetricsService", "envoyMetricsServiceAddress", "extraStatTags", "fileFlushInterval",
-		"fileFlushMinSizeKb", "gatewayTopology", "proxyHeaders", "proxyStatsMatcher", "runtimeValues", "sds", "statNameLength", "statsCompression", "statsdUdpAddress", "tracing", "zipkinAddress",
+		"tracing": notInBootstrap, "proxyStatsMatcher": notInBootstrap, "extraStatTags": notInBootstrap, "gatewayTopology": notInBootstrap, "proxyHeaders": notInBootstrap,
+		"envoyAccessLogService": notInBootstrap, "envoyMetricsService": notInBootstrap, "statsdUdpAddress": notInBootstrap, "runtimeValues": notInBootstrap,
 	}
 )
+
+const notInBootstrap = "the bootstrap has nothing of it; customConfigFile names one that is used in its place"
 
 // proxyConfig is what is read of PROXY_CONFIG.
 type proxyConfig struct {
 	DiscoveryAddress, ConfigPath, ServiceCluster string
 	BinaryPath, CustomConfigFile                 string
 	ControlPlaneAuthPolicy                       any // a name, or its number
-	DrainDuration, TerminationDrainDuration      *duration
-	Concurrency, StatusPort, ProxyAdminPort      *uint16
-	ProxyMetadata                                map[string]string
+	DrainDuration                                duration
+	TerminationDrainDuration                     *duration
+	Concurrency                                  *uint16
+	StatusPort, ProxyAdminPort                   uint16
 
 	all map[string]any // with the names of fields in camel case
 }
 
-// duration is one in JSON.
+// duration is one in the JSON of messages: seconds, of which the control plane is told, too.
 type duration time.Duration
 
+var seconds = regexp.MustCompile(`^[0-9]+(\.[0-9]+)?s$`)
+
 func (d *duration) UnmarshalText(text []byte) error {
-	parsed, err := time.ParseDuration(string(text))
-	if err == nil && parsed < 0 {
-		err = errors.New("a duration is negative")
+	if !seconds.Match(text) {
+		return fmt.Errorf("the duration %.80q is not in seconds, such as 45s", text)
 	}
+	parsed, err := time.ParseDuration(string(text))
 	*d = duration(parsed)
 	return err
 }
 
+const maxProxyConfig = 64 << 10 // bytes
+
 var underscore = regexp.MustCompile(`_[a-z]`)
 
-// readProxyConfig reads PROXY_CONFIG, in YAML or JSON. Names of fields may have underscores.
+// readProxyConfig reads PROXY_CONFIG, in YAML, of which JSON is a part.
 func readProxyConfig(text string) (*proxyConfig, error) {
-	fields, err := readYAML(text)
+	all, err := readYAML(text)
 	if err != nil {
 		return nil, err
 	}
-	p := &proxyConfig{all: make(map[string]any, len(fields))}
-	used := make(map[string]any)
-	for name, value := range fields {
-		name = underscore.ReplaceAllStringFunc(name, func(s string) string { return strings.ToUpper(s[1:]) })
-		if p.all[name] = value; slices.Contains(usedFields, name) {
-			used[name] = value
-		}
+	p := &proxyConfig{DrainDuration: duration(45 * time.Second), StatusPort: 15020, ProxyAdminPort: 15000, all: all}
+	used := maps.Clone(all)
+	maps.DeleteFunc(used, func(name string, _ any) bool { return !slices.Contains(usedFields, name) })
+	if _, err := json.Marshal(p.all); err != nil { // numbers without end, which are in YAML alone
+		return nil, err
 	}
 	data, err := json.Marshal(used)
 	if err == nil {
 		err = json.Unmarshal(data, p)
 	}
-	var kind *json.UnmarshalTypeError
-	if errors.As(err, &kind) {
-		err = fmt.Errorf("%s is a %s, and has to be another kind of value; texts such as those of proxyMetadata are in quotes if they look like true, false or a number", kind.Field, kind.Value)
+	if kind, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		err = fmt.Errorf("%s is a %s, and has to be another kind of value", kind.Field, kind.Value)
 	}
 	return p, err
+}
+
+// readYAML reads one mapping whose values JSON could have. The names of its fields are in camel case, and may have underscores.
+func readYAML(text string) (fields map[string]any, err error) {
+	if len(text) > maxProxyConfig {
+		return nil, fmt.Errorf("it has %d bytes, and may have %d", len(text), maxProxyConfig)
+	}
+	var document yaml.Node
+	documents := yaml.NewDecoder(strings.NewReader(text))
+	switch err := documents.Decode(&document); {
+	case errors.Is(err, io.EOF):
+		return map[string]any{}, nil
+	case err != nil:
+		return nil, err
+	}
+	if err := documents.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return nil, cmp.Or(err, errors.New("it has more than one document"))
+	}
+	top := document.Content[0]
+	if top.Kind != yaml.MappingNode {
+		return nil, errors.New("it is no mapping of fields to values")
+	}
+	for i := 0; i < len(top.Content); i += 2 {
+		top.Content[i].Value = underscore.ReplaceAllStringFunc(top.Content[i].Value, func(s string) string { return strings.ToUpper(s[1:]) })
+	}
+	if err := plain(&document); err != nil {
+		return nil, err
+	}
+	err = document.Decode(&fields)
+	if twice, ok := errors.AsType[*yaml.TypeError](err); ok {
+		err = errors.New(strings.Join(twice.Errors, "; "))
+	}
+	return fields, err
+}
+
+// plain refuses what JSON does not have: anchors, aliases, tags, and keys that are no texts. What looks like a date is a text.
+func plain(n *yaml.Node) error {
+	switch {
+	case n.Kind == yaml.AliasNode, n.Anchor != "":
+		return fmt.Errorf("line %d: anchors and aliases are not read; write the value where it belongs", n.Line)
+	case n.Style&yaml.TaggedStyle != 0:
+		return fmt.Errorf("line %d: the tag %.80q is not read; leave it out", n.Line, n.Tag)
+	case n.Tag == "!!timestamp":
+		n.Tag = "!!str"
+	}
+	for i, inner := range n.Content {
+		if n.Kind == yaml.MappingNode && i%2 == 0 && inner.Tag != "!!str" {
+			return fmt.Errorf("line %d: the key %.80q is no text; put it into quotes", inner.Line, inner.Value)
+		}
+		if err := plain(inner); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func checkProxyConfig(value string) error {
@@ -147,49 +197,28 @@ func checkProxyConfig(value string) error {
 	return nil
 }
 
-// environ returns the variables of proxyMetadata, sorted.
-func (p *proxyConfig) environ() (environ []string) {
-	for _, name := range slices.Sorted(maps.Keys(p.ProxyMetadata)) {
-		environ = append(environ, name+"="+p.ProxyMetadata[name])
-	}
-	return environ
-}
-
-// envoy returns how the Envoy is run, and how long the agent goes on serving.
-func (p *proxyConfig) envoy(v *settings.Values) (e Envoy, drain time.Duration) {
-	or := func(n *uint16, otherwise int) int {
-		if n != nil {
-			return int(*n)
-		}
-		return otherwise
-	}
-	e = Envoy{
-		Disabled: v.Bool("DISABLE_ENVOY"), Cluster: p.ServiceCluster, Path: cmp.Or(v.Text("ENVOY_PATH"), p.BinaryPath), ConfigFile: p.CustomConfigFile, Override: v.Text("ISTIO_BOOTSTRAP_OVERRIDE"),
-		AdminPort: or(p.ProxyAdminPort, 15000), StatusPort: or(p.StatusPort, 15020), ReadyPort: v.Int("ENVOY_STATUS_PORT"), MetricsPort: v.Int("ENVOY_PROMETHEUS_PORT"),
-		DrainTime: 45 * time.Second, Concurrency: or(p.Concurrency, v.Int("ISTIO_CPU_LIMIT")), DeltaADS: v.Bool("ISTIO_DELTA_XDS"), Environ: p.environ(),
-		AppProbers: v.Text("ISTIO_KUBE_APP_PROBERS"), AppMetrics: v.Text("ISTIO_PROMETHEUS_ANNOTATIONS"), LocalProbes: v.Bool("REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION"),
+// envoy returns how the Envoy is run.
+func (p *proxyConfig) envoy(v *settings.Values) Envoy {
+	e := Envoy{
+		Disabled: v.Bool("DISABLE_ENVOY"), Cluster: p.ServiceCluster, Path: p.BinaryPath, ConfigFile: p.CustomConfigFile,
+		AdminPort: int(p.ProxyAdminPort), StatusPort: int(p.StatusPort), ReadyPort: v.Int("ENVOY_STATUS_PORT"), MetricsPort: v.Int("ENVOY_PROMETHEUS_PORT"),
+		DrainTime: time.Duration(p.DrainDuration), Concurrency: v.Int("ISTIO_CPU_LIMIT"), DeltaADS: v.Bool("ISTIO_DELTA_XDS"),
 		metadata: map[string]any{"PROXY_CONFIG": p.all},
 	}
-	if p.DrainDuration != nil {
-		e.DrainTime = time.Duration(*p.DrainDuration)
+	if p.Concurrency != nil {
+		e.Concurrency = int(*p.Concurrency)
 	}
-	drain, atLeast := v.Duration("MINIMUM_DRAIN_DURATION"), time.Duration(0)
-	if v.Set("MINIMUM_DRAIN_DURATION") {
-		atLeast = drain
-	}
-	if v.Set("TERMINATION_DRAIN_DURATION_SECONDS") {
-		drain = max(atLeast, time.Duration(v.Int("TERMINATION_DRAIN_DURATION_SECONDS"))*time.Second)
-	} else if p.TerminationDrainDuration != nil {
-		drain = max(atLeast, time.Duration(*p.TerminationDrainDuration))
-	}
-	return e, drain
+	return e
 }
 
 // remark notes which fields of PROXY_CONFIG and which variables have no effect, or are probably misspelled.
 func (c *Config) remark(p *proxyConfig, v *settings.Values, environ []string) {
-	known := make([]string, 0, len(variables.Variables))
-	for _, row := range variables.Variables {
-		known = append(known, row.Name)
+	known := make([]string, len(variables.Variables))
+	for i, row := range variables.Variables {
+		known[i] = row.Name
+		if v.Set(row.Name) && strings.HasPrefix(row.Doc, withProxy) {
+			c.Envoy.idle = append(c.Envoy.idle, row.Name)
+		}
 	}
 	unknown := v.Unknown()
 	for _, line := range environ {
@@ -205,53 +234,24 @@ func (c *Config) remark(p *proxyConfig, v *settings.Values, environ []string) {
 	for _, row := range v.Unused() {
 		c.Unused = append(c.Unused, fmt.Sprintf("environment variable %s is not used: %s", row.Name, row.Doc))
 	}
-	known = slices.Concat(usedFields, statsFields, slices.Collect(maps.Keys(unusedFields)))
+	known = slices.AppendSeq(slices.Clone(usedFields), maps.Keys(unusedFields))
 	for _, name := range slices.Sorted(maps.Keys(p.all)) {
-		why, unused := unusedFields[name]
-		right, near := settings.Near(name, known)
-		switch {
-		case slices.Contains(usedFields, name):
-		case near:
+		if right, near := settings.Near(name, known); near {
 			c.Notes = append(c.Notes, fmt.Sprintf("PROXY_CONFIG: there is no field %.80q; there is %s", name, right))
-		case unused:
-			c.Unused = append(c.Unused, "PROXY_CONFIG: "+name+" is not used: "+why)
-		case slices.Contains(statsFields, name):
-			c.Unused = append(c.Unused, "PROXY_CONFIG: "+name+" is not used: it is not in the bootstrap of this agent; customConfigFile or ISTIO_BOOTSTRAP_OVERRIDE can have it")
-		default:
-			c.Unused = append(c.Unused, fmt.Sprintf("PROXY_CONFIG: there is no field %.80q", name))
-		}
-	}
-	for _, name := range forEnvoy {
-		what := "environment variable "
-		_, field := p.all[name]
-		if field {
-			what = "PROXY_CONFIG: "
-		}
-		if field || v.Set(name) {
-			c.Envoy.idle = append(c.Envoy.idle, what+name+" is not used: this program starts no Envoy")
+		} else if slices.Contains(forEnvoy, name) {
+			c.Envoy.idle = append(c.Envoy.idle, name+" in PROXY_CONFIG")
+		} else if !slices.Contains(usedFields, name) {
+			c.Unused = append(c.Unused, fmt.Sprintf("PROXY_CONFIG: the field %.80q is not used: %s", name, cmp.Or(unusedFields[name], "this agent does not know it")))
 		}
 	}
 }
 
-func checkJSON(value string) error {
-	if !json.Valid([]byte(value)) {
-		return errors.New("set it to JSON, as the injector writes it")
-	}
-	return nil
-}
-
-// checkAnyPort refuses what is neither a port nor 0.
-func checkAnyPort(value string) error {
-	if port, err := strconv.Atoi(value); err != nil || port > math.MaxUint16 {
-		return errors.New("set it to a port, from 1 to 65535, or to 0 for none")
-	}
-	return nil
-}
+const maxPodInfo = 256 << 10 // bytes
 
 // podInfo returns what the downward API has written to a file of the pod: labels or annotations.
 func (c *Config) podInfo(name string) map[string]string {
 	data, err := os.ReadFile(c.path("./etc/istio/pod/" + name))
-	if err != nil || len(data) > maxYAML {
+	if err != nil || len(data) > maxPodInfo {
 		return nil
 	}
 	info := make(map[string]string)

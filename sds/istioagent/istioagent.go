@@ -37,8 +37,10 @@
 //
 // # What it does not do
 //
-// It does not start Envoy, does not probe the application, has no DNS proxy, and fetches no WebAssembly modules. Variables
-// of Istio's agent for those are accepted, and a note says that they are not used.
+// It does not start Envoy and does not probe the application; examples/agent does, with [Config.Envoy]. It has no DNS proxy,
+// which is no part of identity, and no configuration of its own for Envoy but the bootstrap: what it forwards is unchanged, so that one
+// control plane speaks. Variables of Istio's agent and fields of PROXY_CONFIG for such things are accepted, and named once
+// at the start.
 package istioagent
 
 import (
@@ -53,6 +55,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -90,6 +93,7 @@ type Agent struct {
 	identity part               // nil with the origin Socket
 	files    *sdssource.Files   // nil with the origin Socket
 	roots    *filesource.Source // of ROOTCA, if they are not those of the identity; or nil
+	rooted   source.Source      // the identity with these, or nil
 	secrets  *sds.Handler       // nil with the origin Socket
 	xds      *xdsproxy.Handler  // nil without Config.XDS
 	gateway  *gateway           // nil outside of pods, and with the origin Socket
@@ -182,24 +186,39 @@ func New(cfg Config, choice Choice) (_ *Agent, err error) {
 // newIdentity makes the source of the identity, and the parts that serve and write it.
 func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 	var src sds.Source
+	var followed *filesource.Source
+	if a.choice.Origin == Files || a.choice.Roots != "" {
+		roots := filesource.BundleFile{Path: a.choice.Roots}
+		if a.choice.Origin == CA { // and there is no certificate that has it
+			roots.TrustDomain = a.cfg.TrustDomain
+		}
+		followed, err = filesource.New(filesource.Config{
+			CertFile: a.choice.Cert, KeyFile: a.choice.Key, Bundles: []filesource.BundleFile{roots}, Refuse: a.cfg.own(), Logger: a.cfg.Logger,
+		})
+		if err != nil {
+			return err
+		}
+	}
 	if a.choice.Origin == CA {
 		m, err := a.cfg.newManager()
 		if err != nil {
 			return err
 		}
-		a.identity, src = m, m
+		a.identity, src, a.roots = m, m, followed
 		if !a.cfg.PKCS8Key {
 			src = traditional{m}
 		}
 	} else {
-		f, err := filesource.New(filesource.Config{
-			CertFile: a.choice.Cert, KeyFile: a.choice.Key, Bundles: []filesource.BundleFile{{Path: a.choice.Roots}},
-			Refuse: a.cfg.own(), Logger: a.cfg.Logger,
-		})
-		if err != nil {
+		a.identity, src = followed, sdssource.FromIdentity(followed)
+	}
+	output, roots := source.Source(a.identity), src
+	if a.roots != nil {
+		*parts = append(*parts, health.Part{Name: "roots", Source: a.roots})
+		roots = sdssource.FromBundles(a.roots, a.cfg.TrustDomain)
+		if output, err = source.NewUnion(a.cfg.TrustDomain, rootless{a.identity}, a.roots); err != nil {
 			return err
 		}
-		a.identity, src = f, sdssource.FromIdentity(f)
+		a.rooted = output
 	}
 	allow := make([]string, 0, len(a.cfg.AllowFiles)+3)
 	for _, name := range append(a.cfg.AllowFiles, a.choice.Cert, a.choice.Key, a.choice.Roots) {
@@ -210,10 +229,6 @@ func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 	a.files, err = sdssource.NewFiles(sdssource.FilesConfig{
 		Allow: allow, Refuse: a.cfg.own(), SystemRoots: sdssource.FindSystemRoots(), Logger: a.cfg.Logger,
 	})
-	if err != nil {
-		return err
-	}
-	roots, err := a.ownRoots(src)
 	if err != nil {
 		return err
 	}
@@ -243,12 +258,8 @@ func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 	if a.cfg.InPod { // whose containers have users of their own
 		mode = 0o644
 	}
-	identity := a.identity
-	if a.roots != nil {
-		identity = rooted{a.identity, a.roots}
-	}
 	a.sink, err = filesink.New(filesink.Config{
-		Source: identity, Dir: a.cfg.path(a.cfg.OutputCerts), Plain: true,
+		Source: output, Dir: a.cfg.path(a.cfg.OutputCerts), Plain: true,
 		CertName: certName, KeyName: keyName, RootsName: rootsName, Mode: mode, KeyMode: mode,
 		TraditionalKey: a.choice.Origin == CA && !a.cfg.PKCS8Key, AllowWritable: a.cfg.InPod, Logger: a.cfg.Logger,
 	})
@@ -256,42 +267,17 @@ func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 	return err
 }
 
-// ownRoots returns the source of ROOTCA: src, or with a CA the file with roots in etc/certs, if that is there without a
-// certificate and a key. It is followed.
-func (a *Agent) ownRoots(src sds.Source) (sds.Source, error) {
-	if a.choice.Origin != CA || a.choice.Roots == "" {
-		return src, nil
-	}
-	f, err := filesource.New(filesource.Config{
-		Bundles: []filesource.BundleFile{{Path: a.choice.Roots, TrustDomain: a.cfg.TrustDomain}}, Refuse: a.cfg.own(), Logger: a.cfg.Logger,
-	})
-	if err != nil {
-		return nil, err
-	}
-	a.roots = f
-	return sdssource.FromBundles(f, a.cfg.TrustDomain), nil
-}
+// rootless is an identity without its roots.
+type rootless struct{ source.Source }
 
-// rooted is the identity with the roots of a file, for the files of OUTPUT_CERTS.
-type rooted struct {
-	part
-	roots *filesource.Source
-}
-
-func (r rooted) Snapshot() (*spiffe.Snapshot, error) {
-	s, err := r.part.Snapshot()
+// Snapshot implements [source.Source].
+func (r rootless) Snapshot() (*spiffe.Snapshot, error) {
+	svid, err := r.SVID()
 	if err != nil {
 		return nil, err
 	}
-	svid, err := s.SVID()
-	if err != nil {
-		return nil, err
-	}
-	bundles := s.Bundles()
-	for b := range r.roots.Bundles().All() {
-		bundles = bundles.With(b)
-	}
-	return spiffe.NewSnapshot(svid, bundles), nil
+	none, err := spiffe.NewBundleSet()
+	return spiffe.NewSnapshot(svid, none), err
 }
 
 // server returns a server for a socket.
@@ -326,12 +312,11 @@ func (a *Agent) work(ctx context.Context) error {
 	for _, note := range a.cfg.Notes {
 		log.Warn("istioagent: " + note)
 	}
-	unused := a.cfg.Unused
-	if !a.cfg.Envoy.Started {
-		unused = append(unused, a.cfg.Envoy.idle...)
-	}
-	for _, note := range unused {
+	for _, note := range a.cfg.Unused {
 		log.Info("istioagent: " + note)
+	}
+	if idle := a.cfg.Envoy.idle; !a.cfg.Envoy.Started && len(idle) > 0 {
+		log.Info("istioagent: not used, as this program starts no Envoy: " + strings.Join(idle, ", "))
 	}
 	parts, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
@@ -353,7 +338,6 @@ func (a *Agent) work(ctx context.Context) error {
 	}
 	if a.roots != nil {
 		start("roots", a.roots.Run)
-		wg.Go(func() { a.writeRoots(parts) })
 	}
 	if a.gateway != nil {
 		start("Secrets of Kubernetes", a.gateway.Run)
@@ -449,19 +433,6 @@ func (a *Agent) await(ctx context.Context) {
 	}
 }
 
-// writeRoots writes the files of OUTPUT_CERTS when the roots are others.
-func (a *Agent) writeRoots(ctx context.Context) {
-	for a.sink != nil {
-		changed := a.roots.Changed()
-		_, _ = a.sink.Write() // it logs, and tries again
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
 // Ready waits until the agent serves its sockets, has an identity (unless another program serves that), and has tried to
 // write it to Config.OutputCerts. The error wraps [spiffe.ErrNotReady], the cause of ctx, and the reason why there is no identity.
 // Ready fails early if the CA refuses for good, if a part has failed, and once the agent drains or ends.
@@ -513,6 +484,9 @@ func (a *Agent) closeHandlers() {
 	}
 	if a.secrets != nil {
 		_ = a.secrets.Close()
+	}
+	if a.rooted != nil {
+		_ = a.rooted.Close()
 	}
 }
 

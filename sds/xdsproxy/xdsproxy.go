@@ -64,8 +64,8 @@
 // # What it does not do
 //
 // A Handler does not authenticate its callers: the permissions of the socket do. A process that can connect speaks to the
-// control plane with the credentials of [Config]. A Handler asks for nothing itself and rewrites nothing: it has no DNS proxy
-// and fetches no WebAssembly modules.
+// control plane with the credentials of [Config]. A Handler asks for nothing itself, rewrites nothing and generates nothing but
+// secrets, so that configuration has one author, the control plane: it has no DNS proxy and fetches no WebAssembly modules.
 //
 // # In a server of your own
 //

@@ -1,0 +1,397 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/sds/istioagent"
+)
+
+// TestCommands has commands and flags as Istio's image has them: what the injector does not write is refused, with what there is.
+func TestCommands(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"istio-iptables -p 15001":         "Istio's own image",
+		"istio-clean-iptables":            "Istio's own image",
+		"ztunnel":                         "a program of its own",
+		"version":                         "-version",
+		"bootstrap":                       "the commands are proxy, wait and request",
+		"proxy waypoint":                  "Istio's own image",
+		"proxy ztunnel":                   "a program of its own",
+		"proxy gateway":                   "proxy sidecar or proxy router",
+		"proxy sidecar extra":             `["extra"] is not understood`,
+		"proxy sidecar --templateFile=/x": "flag provided but not defined: -templateFile",
+		"proxy sidecar --domain":          "flag needs an argument: -domain",
+		"proxy sidecar --log_output_level=default:loud": `the level "loud" is not`,
+		"wait now":                 `["now"] is not understood`,
+		"wait --timeoutSeconds=-1": "timeoutSeconds",
+		"wait --timeoutSeconds=0 --url=http://127.0.0.1:1/ready": "not ready after 0 s",
+		"request POST":                      "METHOD PATH",
+		"request a b c d":                   "METHOD PATH",
+		"request --debug-port=x POST drain": "debug-port",
+		"request --debug-port=1 POST drain": "localhost:1/drain",
+	} {
+		err := run(t.Context(), strings.Fields(args), []string{"PROXY_XDS_VIA_AGENT=false"}, io.Discard, io.Discard)
+		require.ErrorContains(t, err, want, args)
+	}
+	var help output
+	require.NoError(t, ignoreHelp(run(t.Context(), []string{"wait", "-h"}, nil, &help, io.Discard)))
+	assert.Contains(t, help.String(), "-timeoutSeconds seconds")
+
+	p, err := newProxy([]string{
+		"router", "--domain", "shop.svc.cluster.local", "--proxyLogLevel=info", "--proxyComponentLogLevel=misc:error", "--log_output_level=ads:debug,default:warn",
+		"--log_as_json", "--stsPort=15463", "--outlierLogPath", "/dev/stdout",
+	}, io.Discard)
+	require.NoError(t, err)
+	cfg := istioagent.Config{Logger: slog.New(slog.DiscardHandler)}
+	cfg.Envoy.StatusPort = 15120
+	status, err := p.configure(&cfg, nil)
+	require.NoError(t, err)
+	assert.Equal(t, []any{":15120", true, true, "shop.svc.cluster.local", slog.LevelWarn, "info", "misc:error"},
+		[]any{status, cfg.Envoy.Started, cfg.Envoy.Router, cfg.Envoy.Domain, p.level, p.logLevel, p.logLevels})
+	assert.True(t, p.json)
+	assert.Equal(t, []string{"the flag --stsPort is not used", "the flag --outlierLogPath is not used"}, cfg.Unused)
+	p, err = newProxy([]string{"sidecar", "--log_output_level=none"}, io.Discard)
+	require.NoError(t, err)
+	assert.Greater(t, p.level, slog.LevelError)
+}
+
+func ignoreHelp(err error) error {
+	if err != nil && err.Error() == "flag: help requested" {
+		return nil
+	}
+	return err
+}
+
+// TestHooks runs wait until a server is ready, and request with each kind of answer.
+func TestHooks(t *testing.T) {
+	t.Parallel()
+	var asked atomic.Int32
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.Method + " " + r.URL.Path {
+		case "GET /healthz/ready":
+			if asked.Add(1) < 3 {
+				http.Error(w, "not yet", http.StatusServiceUnavailable)
+			}
+		case "POST /drain":
+			body, _ := io.ReadAll(r.Body)
+			fmt.Fprintf(w, "drains %s", body)
+		case "GET /fails":
+			http.Error(w, "out of order", http.StatusInternalServerError)
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	t.Cleanup(server.Close)
+	port := server.URL[strings.LastIndex(server.URL, ":")+1:]
+	require.NoError(t, run(t.Context(), []string{"wait", "--url", server.URL + "/healthz/ready", "--periodMillis=1"}, nil, io.Discard, io.Discard))
+	assert.EqualValues(t, 3, asked.Load())
+	asked.Store(-1 << 20)
+	begun := time.Now()
+	err := run(t.Context(), []string{"wait", "--url=" + server.URL + "/healthz/ready", "--periodMillis=1", "--timeoutSeconds=1"}, nil, io.Discard, io.Discard)
+	require.ErrorContains(t, err, "not ready after 1 s")
+	assert.GreaterOrEqual(t, time.Since(begun), time.Second)
+
+	for args, want := range map[string]string{"POST drain": "drains ", "POST /drain now": "drains now", "GET nothing": ""} {
+		var out output
+		require.NoError(t, run(t.Context(), append([]string{"request", "--debug-port=" + port}, strings.Fields(args)...), nil, &out, io.Discard), args)
+		assert.Equal(t, want, out.String())
+	}
+	require.ErrorContains(t, run(t.Context(), []string{"request", "--debug-port", port, "GET", "fails"}, nil, io.Discard, io.Discard), "500 Internal Server Error: out of order")
+}
+
+// app returns what serves the status port for an application, as the environment describes it.
+func app(t *testing.T, cfg istioagent.Config, role string, environ ...string) (*proxy, error) {
+	t.Helper()
+	p, err := newProxy([]string{role}, io.Discard)
+	require.NoError(t, err)
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	_, err = p.configure(&cfg, environ)
+	return p, err
+}
+
+// TestAppProbes asks for each kind of probe, at an application that is ready and at one that is not.
+func TestAppProbes(t *testing.T) {
+	t.Parallel()
+	var ready atomic.Bool
+	var host, from atomic.Value
+	answer := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host.Store(r.Host)
+		from.Store(r.RemoteAddr + " " + r.Header.Get("X-Probe") + " " + r.URL.RawQuery)
+		switch {
+		case !ready.Load():
+			http.Error(w, "not yet", http.StatusServiceUnavailable)
+		case r.URL.Path == "/moved":
+			http.Redirect(w, r, "/elsewhere", http.StatusFound)
+		default:
+			_, _ = io.WriteString(w, "well")
+		}
+	})
+	plain, secure := httptest.NewServer(answer), httptest.NewTLSServer(answer)
+	t.Cleanup(plain.Close)
+	t.Cleanup(secure.Close)
+	health := httptest.NewUnstartedServer(&grpchttp.Handler{MaxMessage: 1 << 10, Methods: map[string]grpchttp.Method{"/grpc.health.v1.Health/Check": func(_ context.Context, c *grpchttp.Call) error {
+		b, err := c.ReceiveOnly()
+		if err != nil {
+			return err
+		}
+		service, n := "", 0
+		if len(b) > 0 {
+			_, _, tag := protowire.ConsumeTag(b)
+			if service, n = protowire.ConsumeString(b[tag:]); tag < 0 || n < 0 || b[0] != 0x0a || tag+n != len(b) {
+				return fmt.Errorf("%x is no request", b)
+			}
+		}
+		status := uint64(2) // NOT_SERVING
+		if ready.Load() && service != "down" {
+			status = 1
+		}
+		if service == "unknown" {
+			return fmt.Errorf("no such service")
+		}
+		return c.SendOnly(protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), status))
+	}}})
+	health.Config.Protocols = new(http.Protocols)
+	health.Config.Protocols.SetUnencryptedHTTP2(true)
+	health.Start()
+	t.Cleanup(health.Close)
+	port := func(s *httptest.Server) string { return s.URL[strings.LastIndex(s.URL, ":")+1:] }
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, closed.Close())
+
+	probers := fmt.Sprintf(`{
+		"/app-health/app/readyz": {"httpGet": {"path": "/ready?deep=1", "port": %[1]s, "scheme": "HTTP"}, "timeoutSeconds": 5},
+		"/app-health/app/livez": {"httpGet": {"path": "moved", "port": %[2]s, "scheme": "HTTPS"}, "timeoutSeconds": 5},
+		"/app-lifecycle/app/prestopz": {"httpGet": {"port": %[1]s}, "timeoutSeconds": 5},
+		"/app-health/grpc/readyz": {"grpc": {"port": %[3]s, "service": null}, "timeoutSeconds": 5},
+		"/app-health/grpc/livez": {"grpc": {"port": %[3]s, "service": "web"}, "timeoutSeconds": 5},
+		"/app-health/grpc/down": {"grpc": {"port": %[3]s, "service": "down"}, "timeoutSeconds": 5},
+		"/app-health/grpc/unknown": {"grpc": {"port": %[3]s, "service": "unknown"}, "timeoutSeconds": 5},
+		"/app-health/tcp/readyz": {"tcpSocket": {"port": %[1]s}, "timeoutSeconds": 5},
+		"/app-health/tcp/closed": {"tcpSocket": {"port": %[4]d}, "timeoutSeconds": 5}
+	}`, port(plain), port(secure), port(health), closed.Addr().(*net.TCPAddr).Port)
+	cfg := istioagent.Config{Address: "127.0.0.1"}
+	cfg.Envoy.StatusPort = 15020
+	p, err := app(t, cfg, "sidecar", "ISTIO_KUBE_APP_PROBERS="+probers)
+	require.NoError(t, err)
+	if runtime.GOOS != "linux" { // where 127.0.0.6 is no address of the host
+		p.app.dialer.LocalAddr = nil
+	}
+	ask := func(path, host string) (int, string) {
+		r := httptest.NewRequest(http.MethodGet, path, nil)
+		r.Host = host
+		r.Header.Set("X-Probe", "deep")
+		w := httptest.NewRecorder()
+		p.app.ServeHTTP(w, r)
+		return w.Code, w.Body.String()
+	}
+	always := map[string]int{"/app-health/tcp/readyz": 200, "/app-health/tcp/closed": 500, "/app-health/grpc/down": 500, "/app-health/grpc/unknown": 500, "/app-health/other/readyz": 400}
+	for _, isReady := range []bool{false, true} {
+		ready.Store(isReady)
+		for path, want := range map[string]int{"/app-health/app/readyz": 503, "/app-health/app/livez": 503, "/app-lifecycle/app/prestopz": 503, "/app-health/grpc/readyz": 500, "/app-health/grpc/livez": 500} {
+			if isReady {
+				want = 200
+			}
+			code, body := ask(path, "10.244.0.7:15020")
+			assert.Equal(t, want, code, "%s %s", path, body)
+		}
+		for path, want := range always {
+			code, body := ask(path, "10.244.0.7:15020")
+			assert.Equal(t, want, code, "%s %s", path, body)
+		}
+	}
+	_, body := ask("/app-health/app/readyz", "10.244.0.7:15020")
+	assert.Equal(t, "well", body)
+	assert.Equal(t, "127.0.0.1:"+port(plain), host.Load(), "the host of the status port is not that of the application")
+	assert.Regexp(t, `^127\.0\.0\.[16]:\d+ deep deep=1$`, from.Load())
+	if runtime.GOOS == "linux" {
+		assert.Contains(t, from.Load(), "127.0.0.6:", "the source that the rules of the pod's network leave alone")
+	}
+	ask("/app-health/app/readyz", "web.example.org")
+	assert.Equal(t, "web.example.org", host.Load(), "one that the probe has is kept")
+
+	// On loopback, and what is no JSON.
+	p, err = app(t, cfg, "sidecar", "ISTIO_KUBE_APP_PROBERS="+probers, "REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION=true")
+	require.NoError(t, err)
+	assert.Equal(t, "localhost", p.app.host)
+	assert.Nil(t, p.app.dialer.LocalAddr)
+	cfg.Address = "2001:db8::7"
+	p, err = app(t, cfg, "sidecar", "ISTIO_KUBE_APP_PROBERS=")
+	require.NoError(t, err)
+	assert.Equal(t, "::6", p.app.dialer.LocalAddr.(*net.TCPAddr).IP.String())
+	_, err = app(t, cfg, "sidecar", "ISTIO_KUBE_APP_PROBERS={")
+	require.ErrorContains(t, err, "ISTIO_KUBE_APP_PROBERS: set it to JSON")
+}
+
+// TestAppMetrics adds the metrics of the Envoy and of the application to those of the agent, and leaves out what cannot be had.
+func TestAppMetrics(t *testing.T) {
+	t.Parallel()
+	var broken atomic.Bool
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case broken.Load() && r.URL.Path != "/stats/prometheus":
+			http.Error(w, "broken_metric 1", http.StatusInternalServerError)
+		case r.URL.Path == "/stats/prometheus":
+			_, _ = io.WriteString(w, "envoy_live 1") // without an end of the line
+		default:
+			fmt.Fprintf(w, "app_path{path=%q} 1\n", r.URL.Path)
+		}
+	}))
+	t.Cleanup(server.Close)
+	cfg := istioagent.Config{}
+	cfg.Envoy.StatusPort, cfg.Envoy.AdminPort = 15020, server.Listener.Addr().(*net.TCPAddr).Port
+	agent := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "agent_up 1") })
+	port := fmt.Sprint(cfg.Envoy.AdminPort)
+	for _, c := range []struct{ role, annotations, want string }{
+		{"sidecar", `{"scrape":"true","path":"/m","port":"` + port + `"}`, "agent_up 1\nenvoy_live 1\napp_path{path=\"/m\"} 1\n"},
+		{"sidecar", `{"scrape":"","path":"","port":"` + port + `"}`, "agent_up 1\nenvoy_live 1\napp_path{path=\"/metrics\"} 1\n"},
+		{"sidecar", `{"scrape":"true","path":"/a","port":"` + port + `","targets":[{"port":"` + port + `","path":"/a"},{"port":"` + port + `","path":"b"}]}`,
+			"agent_up 1\nenvoy_live 1\napp_path{path=\"/a\"} 1\n\napp_path{path=\"/b\"} 1\n"},
+		{"sidecar", `{"scrape":"false","path":"/m","port":"` + port + `"}`, "agent_up 1\nenvoy_live 1"},
+		{"router", `{"scrape":"true","path":"/m","port":"` + port + `"}`, "agent_up 1\nenvoy_live 1"},
+		{"sidecar", ``, "agent_up 1\nenvoy_live 1"},
+	} {
+		for _, isBroken := range []bool{false, true} {
+			broken.Store(isBroken)
+			p, err := app(t, cfg, c.role, "ISTIO_PROMETHEUS_ANNOTATIONS="+c.annotations)
+			require.NoError(t, err)
+			w := httptest.NewRecorder()
+			p.serveMetrics(agent).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/stats/prometheus", nil))
+			want := c.want
+			if isBroken {
+				want = "agent_up 1\nenvoy_live 1"
+			}
+			assert.Equal(t, want, w.Body.String(), c.annotations)
+		}
+	}
+	p, err := app(t, cfg, "sidecar", `ISTIO_PROMETHEUS_ANNOTATIONS={"scrape":"true"}`)
+	require.NoError(t, err)
+	assert.Contains(t, p.pages, "http://localhost:80/metrics")
+	for _, port := range []string{"15020", "015020"} {
+		_, err := app(t, cfg, "sidecar", `ISTIO_PROMETHEUS_ANNOTATIONS={"scrape":"true","port":"`+port+`"}`)
+		require.ErrorContains(t, err, "is that of the agent")
+	}
+}
+
+// TestEnvoyReady: the Envoy has to be live, and to have the control plane's configuration.
+func TestEnvoyReady(t *testing.T) {
+	t.Parallel()
+	var live atomic.Bool
+	var stats atomic.Value
+	stats.Store("")
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path == "/stats":
+			_, _ = io.WriteString(w, stats.Load().(string))
+		case !live.Load():
+			http.Error(w, "INITIALIZING", http.StatusServiceUnavailable)
+		}
+	}))
+	t.Cleanup(server.Close)
+	cfg := istioagent.Config{XDS: true}
+	cfg.Envoy.AdminPort = server.Listener.Addr().(*net.TCPAddr).Port
+	p, err := app(t, cfg, "sidecar")
+	require.NoError(t, err)
+	handler := p.serveReady(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	ask := func() (int, string) {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/healthz/ready", nil))
+		return w.Code, w.Body.String()
+	}
+	code, text := ask()
+	assert.Equal(t, http.StatusServiceUnavailable, code)
+	assert.Contains(t, text, "INITIALIZING")
+	live.Store(true)
+	for _, has := range []string{"", "cluster_manager.cds.update_success: 1\n", "cluster_manager.cds.update_success: 1\nlistener_manager.lds.update_success: 0\n"} {
+		stats.Store(has)
+		code, text = ask()
+		assert.Equal(t, http.StatusServiceUnavailable, code)
+		assert.Contains(t, text, "no configuration of the control plane")
+	}
+	stats.Store("cluster_manager.cds.update_success: 1\nlistener_manager.lds.update_success: 1\n")
+	code, _ = ask()
+	assert.Equal(t, http.StatusOK, code)
+	stats.Store("")
+	code, _ = ask()
+	assert.Equal(t, http.StatusOK, code, "once is enough")
+	live.Store(false)
+	code, _ = ask()
+	assert.Equal(t, http.StatusServiceUnavailable, code)
+}
+
+// TestEnvoyEnds: an Envoy that cannot be started or ends is the end of the agent, which says why, and one that does nothing is
+// told to end when the agent has drained.
+func TestEnvoyEnds(t *testing.T) {
+	rounds.NotShort(t)
+	if runtime.GOOS == "windows" {
+		t.Skip("the stand-ins are shell scripts")
+	}
+	t.Parallel()
+	root, _ := beside(t)
+	script := func(name, text string) string {
+		path := filepath.Join(root, name)
+		require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o700))
+		return path
+	}
+	start := func(ctx context.Context, log io.Writer, binary string, environ ...string) error {
+		environ = append(environ, `PROXY_CONFIG={"binaryPath":"`+binary+`","statusPort":0}`, "PROXY_XDS_VIA_AGENT=false", "MINIMUM_DRAIN_DURATION=200ms", "IN_POD=yes")
+		return run(ctx, []string{"-root", root, "-admin", "", "proxy", "sidecar", "--proxyLogLevel=error"}, environ, io.Discard, log)
+	}
+	err := start(t.Context(), io.Discard, filepath.Join(root, "nothing"))
+	require.ErrorContains(t, err, "set binaryPath in PROXY_CONFIG")
+	require.ErrorContains(t, start(t.Context(), io.Discard, script("fails", "exit 3")), "Envoy: exit status 3")
+	require.ErrorContains(t, start(t.Context(), io.Discard, script("ends", "exit 0")), "Envoy: it has ended by itself")
+
+	var log output
+	ctx, end := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	arguments, ended := filepath.Join(root, "arguments"), filepath.Join(root, "ended")
+	go func() {
+		done <- start(ctx, &log, script("waits", "trap 'echo > "+ended+"; exit 0' TERM\necho \"$IN_POD $*\" > "+arguments+"\nwhile :; do sleep 0.05; done"))
+	}()
+	require.Eventually(t, func() bool {
+		text, err := os.ReadFile(arguments)
+		return err == nil && bytes.HasSuffix(text, []byte("\n"))
+	}, 20*time.Second, 5*time.Millisecond)
+	text, err := os.ReadFile(arguments)
+	require.NoError(t, err)
+	assert.Contains(t, string(text), "yes -c "+filepath.Join(root, "etc/istio/proxy/envoy-rev.json")+" ")
+	assert.Contains(t, string(text), "--drain-time-s 45 ")
+	assert.Contains(t, string(text), "--local-address-ip-version v4 ")
+	assert.Contains(t, string(text), "--log-level error")
+	bootstrap, err := os.ReadFile(filepath.Join(root, "etc/istio/proxy/envoy-rev.json"))
+	require.NoError(t, err)
+	assert.Contains(t, string(bootstrap), `"prometheus_stats_15090"`)
+	assert.NoFileExists(t, ended)
+	begun := time.Now()
+	end()
+	require.NoError(t, <-done)
+	assert.GreaterOrEqual(t, time.Since(begun), 200*time.Millisecond, "it drains")
+	assert.FileExists(t, ended)
+	assert.Contains(t, log.String(), "Envoy drains")
+
+	// Without an Envoy the same command keeps the identity.
+	ctx, end = context.WithTimeout(t.Context(), time.Second)
+	defer end()
+	require.NoError(t, start(ctx, io.Discard, filepath.Join(root, "nothing"), "DISABLE_ENVOY=true"))
+}

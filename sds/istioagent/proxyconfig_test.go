@@ -1,0 +1,145 @@
+package istioagent
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// proxyConfigs are configurations as annotations have them, in YAML, and as the injector writes them, in JSON.
+var proxyConfigs = []struct{ yaml, json string }{
+	{`
+# of the mesh
+discoveryAddress: istiod.istio-system.svc:15012   # with a port
+terminationDrainDuration: 20s
+concurrency: 2
+holdApplicationUntilProxyStarts: true
+proxyMetadata:
+  ISTIO_META_DNS_CAPTURE: "true"
+  OUTPUT_CERTS: '/etc/istio-output-certs'
+  HASH: "a # b"
+  DATE: 2026-01-02
+proxyStatsMatcher:
+    inclusionRegexps:
+    - ".*circuit.*"
+    - it's
+    inclusionPrefixes: [a, 'b, c', "d"]
+tracing: {sampling: 10.5, zipkin: {address: "z:9411"}}
+gatewayTopology: {numTrustedProxies: 1, "key two": x}
+extraStatTags: []
+serviceCluster: |-
+  web.shop
+runtimeValues: {}
+image: ~
+`, `{"discoveryAddress":"istiod.istio-system.svc:15012","terminationDrainDuration":"20s","concurrency":2,"holdApplicationUntilProxyStarts":true,
+	"proxyMetadata":{"ISTIO_META_DNS_CAPTURE":"true","OUTPUT_CERTS":"/etc/istio-output-certs","HASH":"a # b","DATE":"2026-01-02"},
+	"proxyStatsMatcher":{"inclusionRegexps":[".*circuit.*","it's"],"inclusionPrefixes":["a","b, c","d"]},"tracing":{"sampling":10.5,"zipkin":{"address":"z:9411"}},
+	"gatewayTopology":{"numTrustedProxies":1,"key two":"x"},"extraStatTags":[],"serviceCluster":"web.shop","runtimeValues":{},"image":null}`},
+	{"discovery_address: a:1\ndrain_duration: 1.5s", `{"discovery_address":"a:1","drain_duration":"1.5s"}`},
+	{"", "{}"},
+	{"---\r\nconfigPath: /x\r\n", `{"configPath":"/x"}`},
+	{"controlPlaneAuthPolicy: 1\nstatusPort: 0", "{\"controlPlaneAuthPolicy\":1,\n\t\"statusPort\":0}"},
+	{"serviceCluster: \"\\u00e9\\n\"\nbinaryPath: http://x/#y", `{"serviceCluster":"\u00e9\n","binaryPath":"http://x/#y"}`},
+}
+
+// TestProxyConfig: JSON and YAML are read in the same way, and what JSON cannot have is refused.
+func TestProxyConfig(t *testing.T) {
+	t.Parallel()
+	for _, c := range proxyConfigs {
+		fromYAML, err := readProxyConfig(c.yaml)
+		require.NoError(t, err, c.yaml)
+		fromJSON, err := readProxyConfig(c.json)
+		require.NoError(t, err, c.json)
+		assert.Equal(t, fromJSON, fromYAML)
+		var all map[string]any
+		require.NoError(t, json.Unmarshal([]byte(c.json), &all))
+		if _, underscores := all["discovery_address"]; !underscores {
+			got, err := json.Marshal(fromYAML.all)
+			require.NoError(t, err)
+			assert.JSONEq(t, c.json, string(got), "as a reader of JSON has it")
+		}
+	}
+	p, err := readProxyConfig(proxyConfigs[0].yaml)
+	require.NoError(t, err)
+	assert.Equal(t, "istiod.istio-system.svc:15012", p.DiscoveryAddress)
+	assert.Equal(t, duration(20*time.Second), *p.TerminationDrainDuration)
+	assert.Equal(t, uint16(2), *p.Concurrency)
+	assert.Equal(t, uint16(15020), p.StatusPort, "what is not there")
+
+	bomb := "a: &a [x,x,x,x,x,x,x,x,x]\n"
+	for i := range 9 {
+		bomb += string(rune('b'+i)) + ": &" + string(rune('b'+i)) + " [" + strings.Repeat("*"+string(rune('a'+i))+",", 8) + "]\n"
+	}
+	for text, want := range map[string]string{
+		bomb:                               "line 1: anchors and aliases",
+		"a: *x":                            "unknown anchor",
+		"a: &x 1\n<<: {b: 1}":              "line 1: anchors",
+		"<<: {b: 1}":                       "line 1: the key \"<<\" is no text",
+		"a: 1\nb: 2\na: 3":                 `line 3: mapping key "a" already defined at line 1`,
+		`{"a":1,"a":2}`:                    `mapping key "a" already defined`,
+		"a: {b: 1, b: 2}":                  `mapping key "b" already defined`,
+		"statusPort: 1\nstatus_port: 2":    "already defined",
+		"[]":                               "no mapping",
+		"- a":                              "no mapping",
+		"text":                             "no mapping",
+		"null":                             "no mapping",
+		"a: 1\n---\nb: 1":                  "more than one document",
+		"a: !!str 1":                       "line 1: the tag",
+		"a: !mine x":                       "line 1: the tag",
+		"1: x":                             "line 1: the key \"1\" is no text",
+		"a: {? [b] : c}":                   "is no text",
+		"a: {true: x}":                     "line 1: the key \"true\" is no text",
+		"a: .inf":                          "unsupported value",
+		"a: 1\n\tb: 1":                     "line 2:",
+		"a: [1":                            "line 1:",
+		`{"a":"\/"}`:                       "unknown escape", // which is in JSON alone, and written by no injector
+		"a: \x00":                          "control characters",
+		strings.Repeat("#", 64<<10) + "\n": "may have 65536",
+		"concurrency: many":                "Concurrency is a string",
+		"drainDuration: 1m":                `"1m" is not in seconds`,
+		"drainDuration: -1s":               "not in seconds",
+		"drainDuration: 5":                 "DrainDuration is a number",
+		"statusPort: 70000":                "StatusPort is a number 70000",
+	} {
+		begun := time.Now()
+		_, err := readProxyConfig(text)
+		require.ErrorContains(t, err, want, "%.300q", text)
+		require.NotContains(t, err.Error(), "interface", "no word of Go")
+		require.NotContains(t, err.Error(), "\n", "one line")
+		require.Less(t, time.Since(begun), time.Second)
+	}
+}
+
+// FuzzProxyConfig: whatever a text is, it is read in little time, and what is read is read from JSON in the same way.
+func FuzzProxyConfig(f *testing.F) {
+	for _, c := range proxyConfigs {
+		f.Add(c.yaml)
+		f.Add(c.json)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		begun := time.Now()
+		p, err := readProxyConfig(text)
+		require.Less(t, time.Since(begun), 2*time.Second)
+		if err != nil {
+			return
+		}
+		data, err := json.Marshal(p.all)
+		require.NoError(t, err)
+		unfit := func(r rune) bool { return unicode.IsControl(r) || r == '\ufeff' || r == '\ufffe' || r == '\uffff' } // without escape
+		if len(data) > maxProxyConfig || strings.ContainsFunc(string(data), unfit) {
+			return
+		}
+		again, err := readProxyConfig(string(data))
+		require.NoError(t, err, "%s", data)
+		got, err := json.Marshal(again.all)
+		require.NoError(t, err)
+		require.JSONEq(t, string(data), string(got))
+		again.all = p.all // whose numbers may have other types
+		require.Equal(t, p, again)
+	})
+}
