@@ -133,7 +133,7 @@ var variables = settings.Table{
 				"namespace by names such as kubernetes://NAME; with KUBERNETES_SERVICE_PORT the API server that has " +
 				"them",
 		},
-		{Name: "DISABLE_ENVOY", Form: settings.Bool, Default: "false", Doc: "start no Envoy, and serve no secrets at the workload socket; OUTPUT_CERTS is kept current", Origin: implied},
+		{Name: "DISABLE_ENVOY", Form: settings.Bool, Default: "false", Doc: withProxy + "start no Envoy; secrets are served, and OUTPUT_CERTS is kept current", Origin: implied},
 		{Name: "ENVOY_STATUS_PORT", Form: settings.Integer, Default: "15021", Check: checkPort, Doc: "port in the bootstrap for /healthz/ready", Origin: implied},
 		{Name: "ENVOY_PROMETHEUS_PORT", Form: settings.Integer, Default: "15090", Check: checkPort, Doc: "port in the bootstrap for Envoy's /stats/prometheus", Origin: implied},
 		{Name: "ISTIO_DELTA_XDS", Form: settings.Bool, Default: "true", Doc: "have Envoy ask for its configuration incrementally", Origin: implied},

@@ -27,8 +27,7 @@ type Envoy struct {
 	// pod, and what is for such a program is not logged as without effect.
 	Started bool
 
-	// Disabled says that there is no Envoy, and that no secrets are served at the workload socket: DISABLE_ENVOY. The files of
-	// Config.OutputCerts are kept current, and ADS is forwarded, for programs with gRPC.
+	// Disabled says that the program starts none: DISABLE_ENVOY. The Agent does the same without one.
 	Disabled bool
 
 	// Router says that the node is a gateway, and not a sidecar. Domain is the node's DNS domain; empty means

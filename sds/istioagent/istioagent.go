@@ -246,9 +246,7 @@ func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 	if a.secrets, err = sds.NewHandler(mux, &sds.Options{Logger: a.cfg.Logger}); err != nil {
 		return err
 	}
-	if !a.cfg.Envoy.Disabled {
-		a.servers[a.choice.Socket] = a.server(a.choice.Socket, a.secrets)
-	}
+	a.servers[a.choice.Socket] = a.server(a.choice.Socket, a.secrets)
 	*parts = append(*parts,
 		health.Part{Name: "identity", Source: a.identity}, health.Part{Name: "files", Source: a.files}, health.Part{Name: "sds", Source: a.secrets})
 	if a.cfg.OutputCerts == "" {

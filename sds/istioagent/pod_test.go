@@ -53,18 +53,20 @@ func TestLoneRoots(t *testing.T) {
 	assert.Empty(t, choice.Roots)
 }
 
-// TestDisabledEnvoy: with DISABLE_ENVOY no secrets are served, as with the switch EnableWorkloadSDS of the document, and the files
-// of OUTPUT_CERTS are there.
+// TestDisabledEnvoy: with DISABLE_ENVOY secrets are served and files are written, as by Istio's agent today. The document's switch
+// for the server of secrets, EnableWorkloadSDS, is gone from that, too.
 func TestDisabledEnvoy(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-9.2-31")
+	conformance.Covers(t, "IST-9.1-7", "IST-9.2-31")
 	c := newControl(t)
 	root := c.root(t)
-	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS={root}/out SECRET_TTL=1h DISABLE_ENVOY=true"))
-	_, err := os.Stat(a.Choice().Socket)
-	require.ErrorIs(t, err, os.ErrNotExist)
-	_, err = os.Stat(filepath.Join(root, "out/cert-chain.pem"))
+	cfg := config(t, root, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS={root}/out SECRET_TTL=1h DISABLE_ENVOY=true")
+	assert.True(t, cfg.Envoy.Disabled)
+	a := start(t, cfg)
+	secret, err := fetch(t, a.Choice().Socket, "default")
 	require.NoError(t, err)
+	assert.NotEmpty(t, secret.GetTlsCertificate().GetCertificateChain().GetInlineBytes())
+	assert.FileExists(t, filepath.Join(root, "out/cert-chain.pem"))
 	code, text := get(t, a, "/healthz/ready")
 	assert.Equal(t, http.StatusOK, code, text)
 }

@@ -39,6 +39,7 @@ var others = map[string]string{
 	"github.com/go-jose/go-jose/v4":  "tokens: parse, verify, sign",
 	"google.golang.org/protobuf":     "wire messages",
 	"github.com/fsnotify/fsnotify":   "notifications of changed files, for internal/files/follow alone",
+	"go.yaml.in/yaml/v3":             "the configuration of a proxy in annotations, for sds/istioagent alone",
 }
 
 // forbidden is what no package links, tests and examples included.

@@ -166,6 +166,7 @@ func list(names []string) string {
 // short are the names of modules on the page.
 var short = map[string]string{
 	"github.com/fsnotify/fsnotify":  "fsnotify",
+	"go.yaml.in/yaml/v3":            "yaml",
 	"github.com/go-jose/go-jose/v4": "go-jose",
 	"github.com/stretchr/testify":   "testify",
 	"golang.org/x/crypto":           "x/crypto",
