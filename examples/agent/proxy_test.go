@@ -395,3 +395,34 @@ func TestEnvoyEnds(t *testing.T) {
 	defer end()
 	require.NoError(t, start(ctx, io.Discard, filepath.Join(root, "nothing"), "DISABLE_ENVOY=true"))
 }
+
+// TestEnvoyStays kills an Envoy that is told to end and does not.
+func TestEnvoyStays(t *testing.T) {
+	rounds.Slow(t)
+	if runtime.GOOS == "windows" {
+		t.Skip("the stand-in is a shell script")
+	}
+	t.Parallel()
+	root, _ := beside(t)
+	binary, started := filepath.Join(root, "stays"), filepath.Join(root, "started")
+	require.NoError(t, os.WriteFile(binary, []byte("#!/bin/sh\ntrap '' TERM\necho > "+started+"\nwhile :; do sleep 0.05; done"), 0o700))
+	ctx, end := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		environ := []string{`PROXY_CONFIG={"binaryPath":"` + binary + `","statusPort":0}`, "PROXY_XDS_VIA_AGENT=false", "MINIMUM_DRAIN_DURATION=0s"}
+		done <- run(ctx, []string{"-root", root, "-admin", "", "proxy", "sidecar"}, environ, io.Discard, io.Discard)
+	}()
+	require.Eventually(t, func() bool {
+		_, err := os.Stat(started)
+		return err == nil
+	}, 20*time.Second, 5*time.Millisecond)
+	begun := time.Now()
+	end()
+	select {
+	case err := <-done:
+		require.NoError(t, err)
+		assert.Greater(t, time.Since(begun), 4*time.Second)
+	case <-time.After(20 * time.Second):
+		require.Fail(t, "it waits for ever")
+	}
+}

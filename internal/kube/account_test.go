@@ -43,6 +43,7 @@ type cluster struct {
 	tokens []string // that came
 	dialed []string
 	protos []string
+	hellos []tls.ClientHelloInfo
 }
 
 // newCluster starts the server, which has no certificate yet.
@@ -57,9 +58,10 @@ func newCluster(t *testing.T) *cluster {
 	}))
 	c.server.EnableHTTP2 = true
 	c.server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
-	c.server.TLS = &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+	c.server.TLS = &tls.Config{GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
+		c.hellos = append(c.hellos, *hello)
 		return &tls.Config{Certificates: []tls.Certificate{c.cert}, NextProtos: []string{"h2", "http/1.1"}}, nil
 	}}
 	c.server.StartTLS()
@@ -121,6 +123,24 @@ func mount(t *testing.T, root string, files map[string]string) {
 	}
 	require.NoError(t, os.Symlink(filepath.Base(data), filepath.Join(dir, "..tmp")))
 	require.NoError(t, os.Rename(filepath.Join(dir, "..tmp"), filepath.Join(dir, "..data")))
+}
+
+// TestPostQuantum: a client that may use X25519MLKEM768 alone asks for nothing else.
+func TestPostQuantum(t *testing.T) {
+	t.Parallel()
+	for _, only := range []bool{true, false} {
+		s := newCluster(t)
+		root := t.TempDir()
+		mount(t, root, map[string]string{"token": "first", "ca.crt": string(s.renew(t)), "namespace": "istio-system"})
+		c, err := s.machine("10.96.0.1", "443", os.DirFS(root)).New(kube.Options{PostQuantum: only})
+		require.NoError(t, err)
+		require.NoError(t, c.Get(t.Context(), "/x", nil, nil))
+		s.mu.Lock()
+		hello := s.hellos[0]
+		s.mu.Unlock()
+		assert.Equal(t, only, slices.Equal(hello.SupportedCurves, []tls.CurveID{tls.X25519MLKEM768}))
+		assert.Equal(t, only, slices.Equal(hello.SupportedVersions, []uint16{tls.VersionTLS13}))
+	}
 }
 
 // TestServiceAccount shows that a client in a pod follows its token and its CA as they rotate.
