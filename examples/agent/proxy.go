@@ -44,19 +44,14 @@ func command(ctx context.Context, args []string, out io.Writer) error {
 	return misused("%s: %s", args[0], cmp.Or(elsewhere[args[0]], "it is not understood; the commands are proxy, wait and request, and flags begin with a hyphen"))
 }
 
-// parse parses the flags of a command.
+// parse parses the flags of a command, and prints all of them if that fails.
 func parse(flags *flag.FlagSet, args []string, out io.Writer) error {
-	flags.SetOutput(io.Discard)
+	flags.SetOutput(out)
 	err := flags.Parse(args)
-	if errors.Is(err, flag.ErrHelp) {
-		flags.SetOutput(out)
-		flags.PrintDefaults()
+	if err == nil || errors.Is(err, flag.ErrHelp) {
 		return err
 	}
-	if err != nil {
-		return misused("%s: %w; with -h it lists its flags", flags.Name(), err)
-	}
-	return nil
+	return misused("%s: %w", flags.Name(), err)
 }
 
 // waitReady asks whether the Envoy is ready, until it is: the hook of pods that hold the application until then.
@@ -153,7 +148,7 @@ func newProxy(args []string, out io.Writer) (*proxy, error) {
 	flags := flag.NewFlagSet("proxy", flag.ContinueOnError)
 	flags.StringVar(&p.domain, "domain", "", "DNS `domain` of the node (default NAMESPACE.svc.cluster.local)")
 	flags.StringVar(&p.logLevel, "proxyLogLevel", "warning", "`level` of Envoy's log")
-	flags.StringVar(&p.logLevels, "proxyComponentLogLevel", "", "`levels` of the log of parts of Envoy, such as misc:error")
+	flags.StringVar(&p.logLevels, "proxyComponentLogLevel", "misc:error", "`levels` of the log of parts of Envoy, such as misc:error")
 	flags.BoolVar(&p.json, "log_as_json", false, "write the agent's log as JSON")
 	flags.Func("log_output_level", "`level` of the agent's log, such as default:info; scopes but default are those of Istio's agent", p.setLevel)
 	for _, name := range []string{"stsPort", "outlierLogPath"} {
@@ -255,10 +250,8 @@ func (p *proxy) start(ctx context.Context, agent *istioagent.Agent, out io.Write
 	}
 	args := []string{
 		"-c", config, "--drain-time-s", strconv.Itoa(int(e.DrainTime.Seconds())), "--drain-strategy", "immediate", "--disable-hot-restart",
-		"--allow-unknown-static-fields", "--local-address-ip-version", version, "--file-flush-interval-msec", "1000", "--log-level", p.logLevel,
-	}
-	if p.logLevels != "" {
-		args = append(args, "--component-log-level", p.logLevels)
+		"--allow-unknown-static-fields", "--local-address-ip-version", version, "--file-flush-interval-msec", "1000",
+		"--log-level", p.logLevel, "--component-log-level", p.logLevels,
 	}
 	if e.Concurrency > 0 {
 		args = append(args, "--concurrency", strconv.Itoa(e.Concurrency))

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"path/filepath"
 
@@ -26,7 +25,9 @@ func (c *Config) node() object {
 		"NAMESPACE": c.Namespace, "SERVICE_ACCOUNT": c.ServiceAccount, "CLUSTER_ID": c.ClusterID, "NAME": c.Pod, "INSTANCE_IPS": c.Address,
 		"ENVOY_STATUS_PORT": c.Envoy.ReadyPort, "ENVOY_PROMETHEUS_PORT": c.Envoy.MetricsPort,
 	}
-	maps.Copy(metadata, c.Envoy.metadata)
+	if c.Envoy.proxyConfig != nil {
+		metadata["PROXY_CONFIG"] = c.Envoy.proxyConfig
+	}
 	for name, file := range map[string]string{"LABELS": "labels", "ANNOTATIONS": "annotations"} {
 		if info := c.podInfo(file); len(info) > 0 {
 			metadata[name] = info

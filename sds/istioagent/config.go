@@ -223,8 +223,6 @@ func (c *Config) check() error {
 		return fmt.Errorf("SocketFile (WORKLOAD_IDENTITY_SOCKET_FILE) is %q, and has to be the name of a file without a folder", c.SocketFile)
 	case math.IsNaN(c.GraceRatio) || c.GraceRatio < 0 || c.GraceRatio > 1 || math.IsNaN(c.Jitter) || c.Jitter < 0 || c.Jitter > 1:
 		return fmt.Errorf("GraceRatio is %v and Jitter %v, and both have to be from 0 to 1", c.GraceRatio, c.Jitter)
-	case c.AllowTLS12 && c.PostQuantum:
-		return errors.New("both AllowTLS12 and PostQuantum are set (COMPLIANCE_POLICY), and TLS 1.2 has no such key exchange")
 	case c.TTL < 0 || c.Drain < 0:
 		return fmt.Errorf("TTL is %v and Drain %v, and neither may be negative", c.TTL, c.Drain)
 	case c.DebugAddress != "" && !loopbackAddress(c.DebugAddress):

@@ -54,8 +54,8 @@ type Envoy struct {
 	// DeltaADS says that the configuration comes incrementally: ISTIO_DELTA_XDS.
 	DeltaADS bool
 
-	idle     []string       // variables and fields without effect unless Started
-	metadata map[string]any // of the node, besides Config.Metadata
+	idle        []string       // variables and fields without effect unless Started
+	proxyConfig map[string]any // for the metadata of the node
 }
 
 // forEnvoy are the fields that matter to a program which starts the Envoy alone. The variables are those whose text begins with
@@ -75,12 +75,8 @@ var (
 		"holdApplicationUntilProxyStarts": "the injector has used it, for a hook that runs wait", "interceptionMode": "the injector has used it", "image": "the injector has used it",
 		"meshId": "it is in ISTIO_META_MESH_ID", "caCertificatesPem": "roots of other meshes do not come this way", "readinessProbe": "the health of a machine's application is not reported",
 		"privateKeyProvider": "private keys are given to Envoy itself", "proxyBootstrapTemplatePath": "the bootstrap is no template; customConfigFile is used as it is",
-		"tracing": notInBootstrap, "proxyStatsMatcher": notInBootstrap, "extraStatTags": notInBootstrap, "gatewayTopology": notInBootstrap, "proxyHeaders": notInBootstrap,
-		"envoyAccessLogService": notInBootstrap, "envoyMetricsService": notInBootstrap, "statsdUdpAddress": notInBootstrap, "runtimeValues": notInBootstrap,
 	}
 )
-
-const notInBootstrap = "the bootstrap has nothing of it; customConfigFile names one that is used in its place"
 
 // proxyConfig is what is read of PROXY_CONFIG.
 type proxyConfig struct {
@@ -120,12 +116,7 @@ func readProxyConfig(text string) (*proxyConfig, error) {
 		return nil, err
 	}
 	p := &proxyConfig{DrainDuration: duration(45 * time.Second), StatusPort: 15020, ProxyAdminPort: 15000, all: all}
-	used := maps.Clone(all)
-	maps.DeleteFunc(used, func(name string, _ any) bool { return !slices.Contains(usedFields, name) })
-	if _, err := json.Marshal(p.all); err != nil { // numbers without end, which are in YAML alone
-		return nil, err
-	}
-	data, err := json.Marshal(used)
+	data, err := json.Marshal(all)
 	if err == nil {
 		err = json.Unmarshal(data, p)
 	}
@@ -202,7 +193,7 @@ func (p *proxyConfig) envoy(v *settings.Values) Envoy {
 		Disabled: v.Bool("DISABLE_ENVOY"), Cluster: p.ServiceCluster, Path: p.BinaryPath, ConfigFile: p.CustomConfigFile,
 		AdminPort: int(p.ProxyAdminPort), StatusPort: int(p.StatusPort), ReadyPort: v.Int("ENVOY_STATUS_PORT"), MetricsPort: v.Int("ENVOY_PROMETHEUS_PORT"),
 		DrainTime: time.Duration(p.DrainDuration), Concurrency: v.Int("ISTIO_CPU_LIMIT"), DeltaADS: v.Bool("ISTIO_DELTA_XDS"),
-		metadata: map[string]any{"PROXY_CONFIG": p.all},
+		proxyConfig: p.all,
 	}
 	if p.Concurrency != nil {
 		e.Concurrency = int(*p.Concurrency)
@@ -240,7 +231,7 @@ func (c *Config) remark(p *proxyConfig, v *settings.Values, environ []string) {
 		} else if slices.Contains(forEnvoy, name) {
 			c.Envoy.idle = append(c.Envoy.idle, name+" in PROXY_CONFIG")
 		} else if !slices.Contains(usedFields, name) {
-			c.Unused = append(c.Unused, fmt.Sprintf("PROXY_CONFIG: the field %.80q is not used: %s", name, cmp.Or(unusedFields[name], "this agent does not know it")))
+			c.Unused = append(c.Unused, fmt.Sprintf("PROXY_CONFIG: the field %.80q is not used: %s", name, cmp.Or(unusedFields[name], "nothing of it is in the bootstrap; customConfigFile names another")))
 		}
 	}
 }

@@ -123,10 +123,10 @@ func TestPostQuantum(t *testing.T) {
 		require.NoError(t, a.Close())
 		require.NoError(t, <-ended)
 	}
-	cfg := config(t, folder(t), pod)
+	cfg := config(t, folder(t), pod+"CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1")
 	cfg.AllowTLS12, cfg.PostQuantum = true, true
-	_, err := istioagent.Choose(t.Context(), cfg)
-	require.ErrorContains(t, err, "COMPLIANCE_POLICY")
+	_, err := istioagent.New(cfg, istioagent.Choice{Origin: istioagent.CA, Socket: "/run/s"})
+	require.ErrorContains(t, err, "TLS 1.2 has no such key exchange")
 }
 
 // TestBootstrapOfPod has the node and the listeners of a gateway in a pod with an IPv6 address.
