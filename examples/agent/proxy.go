@@ -227,7 +227,7 @@ func (p *proxy) run(ctx context.Context, agent *istioagent.Agent, out io.Writer)
 			if ctx.Err() != nil { // both were told to end
 				return <-ran
 			}
-			return fmt.Errorf("Envoy: %w", err) // at once, as there is nothing to drain
+			return fmt.Errorf("the Envoy: %w", err) // at once, as there is nothing to drain
 		}
 	}
 }
@@ -267,7 +267,7 @@ func (p *proxy) start(ctx context.Context, agent *istioagent.Agent, out io.Write
 	cmd.Env, cmd.Stdout, cmd.Stderr = p.environ, out, out
 	p.cfg.Logger.Info("agent: Envoy starts, with its defaults for statistics, tracing and limits", slog.String("command", cmd.String()))
 	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("Envoy: %w; set binaryPath in PROXY_CONFIG to it, or DISABLE_ENVOY=true if there is none", err)
+		return nil, fmt.Errorf("the Envoy: %w; set binaryPath in PROXY_CONFIG to it, or DISABLE_ENVOY=true if there is none", err)
 	}
 	return cmd, nil
 }

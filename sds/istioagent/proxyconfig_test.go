@@ -71,12 +71,13 @@ func TestProxyConfig(t *testing.T) {
 	assert.Equal(t, uint16(2), *p.Concurrency)
 	assert.Equal(t, uint16(15020), p.StatusPort, "what is not there")
 
-	bomb := "a: &a [x,x,x,x,x,x,x,x,x]\n"
+	var bomb strings.Builder
+	bomb.WriteString("a: &a [x,x,x,x,x,x,x,x,x]\n")
 	for i := range 9 {
-		bomb += string(rune('b'+i)) + ": &" + string(rune('b'+i)) + " [" + strings.Repeat("*"+string(rune('a'+i))+",", 8) + "]\n"
+		bomb.WriteString(string(rune('b'+i)) + ": &" + string(rune('b'+i)) + " [" + strings.Repeat("*"+string(rune('a'+i))+",", 8) + "]\n")
 	}
 	for text, want := range map[string]string{
-		bomb:                               "line 1: anchors and aliases",
+		bomb.String():                      "line 1: anchors and aliases",
 		"a: *x":                            "unknown anchor",
 		"a: &x 1\n<<: {b: 1}":              "line 1: anchors",
 		"<<: {b: 1}":                       "line 1: the key \"<<\" is no text",
