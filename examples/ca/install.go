@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/spiffe"
@@ -45,10 +46,10 @@ const (
 func install(out io.Writer, scheme, dir string, mesh linkerdname.Mesh, life time.Duration) error {
 	l, ok := layouts[scheme]
 	if !ok {
-		return misused("-install: %.100q is none of kubernetes.io/tls, linkerd.io/tls and design", scheme)
+		return program.Misused("-install: %.100q is none of kubernetes.io/tls, linkerd.io/tls and design", scheme)
 	}
 	if dir == "" {
-		return misused("-install: -anchor-dir names the folder for the trust anchor and its key, which the next issuer needs")
+		return program.Misused("-install: -anchor-dir names the folder for the trust anchor and its key, which the next issuer needs")
 	}
 	issuerName, err := mesh.Issuer()
 	if err != nil {
