@@ -1,6 +1,7 @@
 package linkerdproxy
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/svidkit/svidkit/caclient"
@@ -12,4 +13,13 @@ func NewWith(cfg Config, service caclient.CA) (*Identity, error) { return newIde
 // RefreshIn is refreshIn.
 func (id *Identity) RefreshIn(left time.Duration, failures int) time.Duration {
 	return id.refreshIn(left, failures)
+}
+
+// ReadUpdate reads a message of the destination service.
+func ReadUpdate(message []byte) ([]Endpoint, error) {
+	u := update{addrs: map[netip.AddrPort]Endpoint{}}
+	if err := u.read(message); err != nil {
+		return nil, err
+	}
+	return u.endpoints()
 }
