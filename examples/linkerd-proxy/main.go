@@ -185,6 +185,11 @@ func (o *options) serve(ctx context.Context, environ []string, out io.Writer, lo
 		}
 	} else {
 		log.Warn("no variable names the workload: the proxy has no identity, and forwards without TLS both ways")
+		for host, e := range o.routes {
+			if e.identity != "" {
+				return usageError{fmt.Errorf("-route %s: a proxy without an identity cannot verify that of %s", host, e.addr)}
+			}
+		}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
