@@ -10,12 +10,23 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// readable returns an error for each of the files that is not of its kind: CERT_FILE with KEY_FILE, and CA certificates.
+// certificate returns the program's own.
+type certificate func() (*pki.Credential, error)
+
+// fromFiles is that of CERT_FILE with KEY_FILE.
+func fromFiles(s settings) certificate {
+	return func() (*pki.Credential, error) {
+		c, err := readPair(s)
+		if err != nil {
+			err = s.reject("CERT_FILE", fmt.Errorf("%w; set it to a file with certificates in PEM, and KEY_FILE to one with their key", err))
+		}
+		return c, err
+	}
+}
+
+// readable returns an error for each of the files that is not one of CA certificates.
 func readable(s settings, rootsFiles ...string) error {
 	var bad []error
-	if _, err := readPair(s); err != nil {
-		bad = append(bad, s.reject("CERT_FILE", fmt.Errorf("%w; set it to a file with certificates in PEM, and KEY_FILE to one with their key", err)))
-	}
 	for _, name := range rootsFiles {
 		if _, err := readBundle(nameless, s[name]); err != nil {
 			bad = append(bad, s.reject(name, fmt.Errorf("%w; set it to a file of CA certificates in PEM", err)))
