@@ -2,6 +2,9 @@
 // Unix socket. It asks the kubelet what a pod is, has an identity document signed, and registers the pod with ZTS.
 //
 // Environment variables configure it, which -help lists; README.md has the others beside it.
+//
+// "athenz-agent flexvolume", or the program by the name athenz-volume-driver, is the driver by which the kubelet mounts the socket into
+// pods.
 package main
 
 import (
@@ -14,6 +17,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime/debug"
 	"sync"
 	"syscall"
@@ -23,9 +27,16 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	err := run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr)
+	args := os.Args[1:]
+	if filepath.Base(os.Args[0]) == driverName {
+		args = append([]string{"flexvolume"}, args...)
+	}
+	err := run(ctx, args, os.Environ(), os.Stdout, os.Stderr)
 	if err == nil || errors.Is(err, flag.ErrHelp) {
 		return
+	}
+	if errors.Is(err, errAnswered) {
+		os.Exit(1)
 	}
 	fmt.Fprintln(os.Stderr, "athenz-agent:", err)
 	if _, usage := errors.AsType[usageError](err); usage {
@@ -42,11 +53,14 @@ func (e usageError) Unwrap() error { return e.error }
 
 // run is the program. It returns nil when a signal ends it.
 func run(ctx context.Context, args, environ []string, out, errOut io.Writer) error {
+	if len(args) > 0 && args[0] == "flexvolume" {
+		return flexvolume(args[1:], environ, out)
+	}
 	fs := flag.NewFlagSet("athenz-agent", flag.ContinueOnError)
 	fs.SetOutput(errOut)
 	show := fs.Bool("version", false, "print the version, and end")
 	fs.Usage = func() {
-		fmt.Fprintln(errOut, "Usage: athenz-agent [flags]")
+		fmt.Fprintln(errOut, "Usage: athenz-agent [flags]\n       athenz-agent flexvolume init | mount PATH OPTIONS | unmount PATH")
 		fs.PrintDefaults()
 		fmt.Fprintln(errOut, "\nEnvironment:")
 		writeHelp(errOut)
