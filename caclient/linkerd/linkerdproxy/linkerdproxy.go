@@ -393,8 +393,12 @@ func (id *Identity) Run(ctx context.Context) error {
 }
 
 func (id *Identity) run(ctx context.Context) error {
-	if err := id.prepare(); err != nil {
+	made, err := id.prepare()
+	if err != nil {
 		return err
+	}
+	if made && id.cfg.Dir != "" && !inMemory(id.cfg.Dir) {
+		id.cfg.Logger.Warn("linkerdproxy: the store is not in memory, so that the key of the workload reaches a disk; mount an emptyDir of the medium Memory there", "folder", id.cfg.Dir)
 	}
 	if id.conns != nil {
 		defer id.conns.Close()
@@ -402,22 +406,22 @@ func (id *Identity) run(ctx context.Context) error {
 	return id.manager.Run(ctx)
 }
 
-// prepare has the key made or read, once.
-func (id *Identity) prepare() error {
+// prepare has the key made or read, once, and reports whether this was the time.
+func (id *Identity) prepare() (made bool, err error) {
 	id.mu.Lock()
 	defer id.mu.Unlock()
 	if id.store != nil {
-		return nil
+		return false, nil
 	}
 	if err := checkToken(id.cfg.TokenFile); err != nil {
-		return err
+		return false, err
 	}
 	s, err := openStore(&id.cfg)
 	if err != nil {
-		return err
+		return false, err
 	}
 	id.store = s
-	return nil
+	return true, nil
 }
 
 // Ready waits until there is a certificate that has not expired. The error wraps [spiffe.ErrNotReady], the cause of ctx, and what

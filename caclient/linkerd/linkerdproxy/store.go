@@ -64,9 +64,6 @@ func openStore(cfg *Config) (*store, error) {
 			return nil, fmt.Errorf("the store %s, Config.Dir: %w", cfg.Dir, err)
 		}
 		defer folder.Close()
-		if !inMemory(cfg.Dir) {
-			cfg.Logger.Warn("linkerdproxy: the store is not in memory, so that the key of the workload reaches a disk; mount an emptyDir of the medium Memory there", "folder", cfg.Dir)
-		}
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
