@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,42 +13,32 @@ import (
 	"github.com/svidkit/svidkit/caclient/athenz/nodeagent"
 )
 
-// driverName is a name of the program by which it is the driver of FlexVolumes, as the kubelet calls one without more arguments.
-const driverName = "athenz-volume-driver"
-
 // errAnswered says that a failure was told in an answer to the kubelet, which reads what is written to standard error, too.
 var errAnswered = errors.New("the answer says what has failed")
-
-// driverAnswer is what the kubelet reads.
-type driverAnswer struct {
-	Status       string           `json:"status"`
-	Message      string           `json:"message"`
-	Capabilities *map[string]bool `json:"capabilities,omitempty"`
-}
 
 // flexvolume is the driver of FlexVolumes. The kubelet calls it with init, with mount, a path and options in JSON, and with unmount
 // and the path. It answers other calls with "Not supported".
 func flexvolume(args, environ []string, out io.Writer) error {
-	answer := driverAnswer{Status: "Success"}
+	answer := map[string]any{"status": "Success"}
 	s, err := read(environ)
-	switch call := strings.Join(args[:min(1, len(args))], ""); {
+	switch n := len(args); {
 	case err != nil:
-	case call == "init" && len(args) == 1:
-		answer.Capabilities = &map[string]bool{"attach": false}
-	case call == "mount" && len(args) == 3:
+	case n == 1 && args[0] == "init":
+		answer["capabilities"] = map[string]bool{"attach": false}
+	case n == 3 && args[0] == "mount":
 		err = mountVolume(s, args[1], args[2])
-	case call == "unmount" && len(args) == 2:
+	case n == 2 && args[0] == "unmount":
 		err = unmountVolume(s, args[1])
 	default:
-		answer = driverAnswer{Status: "Not supported", Message: fmt.Sprintf("%.100q with %d arguments", call, max(len(args)-1, 0))}
+		answer = map[string]any{"status": "Not supported", "message": fmt.Sprintf("%.100q", args[:min(n, 1)])}
 	}
 	if err != nil {
-		answer = driverAnswer{Status: "Failure", Message: err.Error()}
+		answer = map[string]any{"status": "Failure", "message": err.Error()}
 	}
-	if err := json.NewEncoder(out).Encode(answer); err != nil || answer.Status == "Success" {
-		return err
+	if err = json.NewEncoder(out).Encode(answer); err == nil && answer["message"] != nil {
+		err = errAnswered
 	}
-	return errAnswered
+	return err
 }
 
 // mountVolume notes the pod of a volume, and mounts at a path what the pod sees: its handle, in the file id, and the folder connect
@@ -72,20 +63,16 @@ func mountVolume(s settings, path, options string) error {
 		return err
 	}
 	seen := filepath.Join(s["VOLUMES_DIR"], handle, "mount")
-	err = os.MkdirAll(path, 0o750)
-	if err == nil {
-		err = os.MkdirAll(filepath.Join(seen, "connect"), 0o755) //nolint:gosec // each user in the pod may enter
-	}
-	if err == nil {
-		err = bind(seen, path)
-	}
-	if err == nil {
-		err = bind(filepath.Dir(s["AGENT_SOCKET"]), filepath.Join(path, "connect"))
-	}
+	err = cmp.Or( // in this order; each is tried, and all of them are undone
+		os.MkdirAll(path, 0o750),
+		os.MkdirAll(filepath.Join(seen, "connect"), 0o755), //nolint:gosec // each user in the pod may enter
+		bind(seen, path),
+		bind(filepath.Dir(s["AGENT_SOCKET"]), filepath.Join(path, "connect")),
+	)
 	if err != nil {
-		err = errors.Join(err, unmountVolume(s, path))
+		return errors.Join(err, unmountVolume(s, path))
 	}
-	return err
+	return nil
 }
 
 // unmountVolume takes away what is mounted at a path, if anything is, and forgets the volume.

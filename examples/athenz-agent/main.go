@@ -3,8 +3,7 @@
 //
 // Environment variables configure it, which -help lists; README.md has the others beside it.
 //
-// "athenz-agent flexvolume", or the program by the name athenz-volume-driver, is the driver by which the kubelet mounts the socket into
-// pods.
+// "athenz-agent flexvolume" is the driver by which the kubelet mounts the socket into pods.
 package main
 
 import (
@@ -17,7 +16,6 @@ import (
 	"net"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"runtime/debug"
 	"sync"
 	"syscall"
@@ -27,11 +25,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	args := os.Args[1:]
-	if filepath.Base(os.Args[0]) == driverName {
-		args = append([]string{"flexvolume"}, args...)
-	}
-	err := run(ctx, args, os.Environ(), os.Stdout, os.Stderr)
+	err := run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr)
 	if err == nil || errors.Is(err, flag.ErrHelp) {
 		return
 	}

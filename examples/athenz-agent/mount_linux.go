@@ -2,7 +2,7 @@ package main
 
 import (
 	"errors"
-	"fmt"
+	"os"
 	"syscall"
 )
 
@@ -12,18 +12,15 @@ func bind(folder, path string) error {
 	if err == nil {
 		err = syscall.Mount("", path, "", syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY|syscall.MS_NOSUID|syscall.MS_NODEV|syscall.MS_NOEXEC, "")
 	}
-	if err != nil {
-		return fmt.Errorf("mount %s at %s: %w", folder, path, err)
-	}
-	return nil
+	return os.NewSyscallError("mount "+folder+" at "+path, err)
 }
 
 // unbind takes away what is mounted at a path. Nothing there is no error.
 func unbind(path string) error {
 	const noFollow = 8 // UMOUNT_NOFOLLOW
 	err := syscall.Unmount(path, noFollow)
-	if err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOENT) {
-		return fmt.Errorf("unmount %s: %w", path, err)
+	if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.ENOENT) {
+		return nil
 	}
-	return nil
+	return os.NewSyscallError("unmount "+path, err)
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto"
 	"crypto/tls"
@@ -38,18 +39,8 @@ func serve(ctx context.Context, s settings, out io.Writer, log *slog.Logger) err
 	if err != nil {
 		return usageError{err}
 	}
-	err = readable(s, roots...)
-	own, parts := fromFiles(s), []func(context.Context) error(nil)
-	if s["SERVICE_KEY_DIR"] == "" {
-		_, bad := own()
-		err = errors.Join(bad, err)
-	} else if err == nil {
-		var m *secretcache.Manager
-		if m, err = byServiceKey(s, log); err == nil {
-			own, parts = fromZTS(s, m), append(parts, m.Run)
-		}
-	}
-	if err != nil {
+	own, parts, err := ownCertificate(s, log)
+	if err = errors.Join(err, readable(s, roots...)); err != nil {
 		return err
 	}
 	keys, err := newKeys(s, log)
@@ -112,23 +103,22 @@ func serving(l net.Listener, o caserver.ServeOptions) func(context.Context) erro
 
 // required returns an error for what is not set, and the variables that name files of CA certificates.
 func required(s settings) (roots []string, err error) {
-	err = s.need("PROVIDER_SERVICE", "SERVICE_CA_CERT")
-	roots = []string{"SERVICE_CA_CERT"}
-	if s["PROVIDER_ADDR"] != off || s["SERVICE_KEY_DIR"] != "" {
-		err = errors.Join(err, s.need("SERVER_CA_CERT"))
-		roots = append(roots, "SERVER_CA_CERT")
+	roots, needed := []string{"SERVICE_CA_CERT"}, []string{"PROVIDER_SERVICE"}
+	if s["PROVIDER_ADDR"] != off {
+		needed = append(needed, "ZTS_NAME")
 	}
 	switch {
 	case s["SERVICE_KEY_DIR"] == "":
-		err = errors.Join(err, s.need("CERT_FILE", "KEY_FILE"))
+		needed = append(needed, "CERT_FILE", "KEY_FILE")
 	case s["CERT_FILE"]+s["KEY_FILE"] != "":
-		err = errors.Join(err, s.reject("SERVICE_KEY_DIR", errors.New("CERT_FILE or KEY_FILE is set, too: the certificate is from files, or from ZTS")))
+		err = s.reject("SERVICE_KEY_DIR", errors.New("CERT_FILE or KEY_FILE is set, too: the certificate is from files, or from ZTS"))
 	default:
-		err = errors.Join(err, s.need("ZTS_ENDPOINT"))
+		needed = append(needed, "ZTS_ENDPOINT")
 	}
-	if s["PROVIDER_ADDR"] != off {
-		err = errors.Join(err, s.need("ZTS_NAME"))
+	if s["PROVIDER_ADDR"] != off || s["SERVICE_KEY_DIR"] != "" {
+		roots = append(roots, "SERVER_CA_CERT")
 	}
+	err = errors.Join(err, s.need(append(needed, roots...)...))
 	if s["SIGNING_ADDR"] != off {
 		err = errors.Join(err, s.need("NODE_NAMES"))
 	}
@@ -183,15 +173,6 @@ func newCallback(s settings, verifier *athenz.Verifier, log *slog.Logger) (http.
 	service, err := athenzname.ParseService(s["PROVIDER_SERVICE"])
 	if err != nil {
 		return nil, s.reject("PROVIDER_SERVICE", err)
-	}
-	if s["SERVICE_KEY_DIR"] == "" {
-		own, err := readPair(s)
-		if err != nil {
-			return nil, s.reject("CERT_FILE", err)
-		}
-		if cn := own.Leaf().Subject.CommonName; cn != service.String() {
-			return nil, s.reject("CERT_FILE", fmt.Errorf("the common name is %.200q; ZTS asks for that of the provider: set it to the certificate of %s", cn, service))
-		}
 	}
 	pods, err := athenz.NewAPIServer(s["KUBERNETES_API"], nil)
 	if err != nil {
@@ -258,66 +239,47 @@ func serverTLS(own certificate) *tls.Config {
 	}}
 }
 
-// byServiceKey returns the manager of a certificate that ZTS issues for the key that the service has registered there.
-func byServiceKey(s settings, log *slog.Logger) (*secretcache.Manager, error) {
-	read := func(name string) ([]byte, error) { return os.ReadFile(filepath.Join(s["SERVICE_KEY_DIR"], name)) }
-	data, err := read("service.key")
+// ownCertificate returns what has the certificate of the program, and the parts of the program that renew it.
+func ownCertificate(s settings, log *slog.Logger) (own certificate, parts []func(context.Context) error, err error) {
+	if s["SERVICE_KEY_DIR"] == "" {
+		_, err = s.readPair()
+		return s.readPair, nil, err
+	}
+	m, err := byServiceKey(s, log)
 	if err != nil {
-		return nil, s.reject("SERVICE_KEY_DIR", err)
+		return nil, nil, s.reject("SERVICE_KEY_DIR", err)
 	}
-	key, err := pki.ParsePrivateKeyPEM(data)
-	if err != nil {
-		return nil, s.reject("SERVICE_KEY_DIR", fmt.Errorf("service.key: %w", err))
+	own = func() (*pki.Credential, error) {
+		c, err := m.Credential()
+		if err == nil && time.Now().Before(c.NotAfter()) {
+			return c, nil
+		}
+		return nil, s.reject("SERVICE_KEY_DIR", errors.Join(errors.New("there is no certificate of ZTS, or it has expired"), err, m.Report().Identities[0].Err))
 	}
-	version, err := read("service.version")
-	if err != nil {
-		return nil, s.reject("SERVICE_KEY_DIR", err)
-	}
-	service, err := athenzname.ParseService(s["PROVIDER_SERVICE"])
-	if err != nil {
-		return nil, s.reject("PROVIDER_SERVICE", err)
-	}
-	token := athenz.ServiceToken{Service: service, KeyID: strings.TrimSpace(string(version))}
-	if _, err := athenz.SignServiceToken(token, key); err != nil {
-		return nil, s.reject("SERVICE_KEY_DIR", err)
-	}
-	td, named := trustDomain(s)
-	instance := athenzname.Instance{Service: service, Suffix: s["DNS_SUFFIX"]}
-	if instance.SPIFFE, err = service.ID(); named {
-		instance.SPIFFE, err = service.IDIn(td, "default")
-	}
-	if err != nil {
-		return nil, s.reject("PROVIDER_SERVICE", err)
-	}
-	want, err := instance.Expectation(td)
-	if err != nil {
-		return nil, s.reject("PROVIDER_SERVICE", err)
-	}
-	zts, err := ztsclient.New(ztsclient.Options{
-		Endpoint: caclient.Endpoint{
-			URL: s["ZTS_ENDPOINT"], TrustDomain: td, RootsFile: s["SERVICE_CA_CERT"], Logger: log,
-			Token: func(context.Context) (string, error) { return athenz.SignServiceToken(token, key) },
-		},
-		ServerRootsFile: s["SERVER_CA_CERT"], Instance: instance, KeyID: token.KeyID,
-	})
-	if err != nil {
-		return nil, s.reject("ZTS_ENDPOINT", err)
-	}
-	return secretcache.New(secretcache.Config{
-		Expect: want, CommonName: service.String(), CA: zts, NewKey: func() (crypto.Signer, error) { return key, nil }, Logger: log,
-	})
+	return own, []func(context.Context) error{m.Run}, nil
 }
 
-// fromZTS is the certificate of a manager.
-func fromZTS(s settings, m *secretcache.Manager) certificate {
-	return func() (*pki.Credential, error) {
-		c, err := m.Credential()
-		if err == nil && !time.Now().Before(c.NotAfter()) {
-			err = errors.New("the certificate of ZTS has expired")
-		}
-		if err != nil {
-			err = s.reject("SERVICE_KEY_DIR", errors.Join(err, m.Report().Identities[0].Err))
-		}
-		return c, err
+// byServiceKey returns the manager of a certificate that ZTS issues for the key that the service has registered there.
+func byServiceKey(s settings, log *slog.Logger) (*secretcache.Manager, error) {
+	data, err1 := os.ReadFile(filepath.Join(s["SERVICE_KEY_DIR"], "service.key"))
+	version, err2 := os.ReadFile(filepath.Join(s["SERVICE_KEY_DIR"], "service.version"))
+	key, err := pki.ParsePrivateKeyPEM(data)
+	if err = cmp.Or(err1, err2, err); err != nil {
+		return nil, fmt.Errorf("service.key and service.version: %w", err)
 	}
+	service, _ := athenzname.ParseService(s["PROVIDER_SERVICE"]) // it was checked
+	token := athenz.ServiceToken{Service: service, KeyID: strings.TrimSpace(string(version))}
+	sign := func(context.Context) (string, error) { return athenz.SignServiceToken(token, key) }
+	_, err1 = sign(context.Background())
+	instance := athenzname.Instance{Service: service, Suffix: s["DNS_SUFFIX"]}
+	want, err2 := instance.Expectation(nameless)
+	zts, err := ztsclient.New(ztsclient.Options{
+		Endpoint:        caclient.Endpoint{URL: s["ZTS_ENDPOINT"], TrustDomain: nameless, RootsFile: s["SERVICE_CA_CERT"], Token: sign, Logger: log},
+		ServerRootsFile: s["SERVER_CA_CERT"], Instance: instance, KeyID: token.KeyID,
+	})
+	if err = cmp.Or(err1, err2, err); err != nil {
+		return nil, err
+	}
+	newKey := func() (crypto.Signer, error) { return key, nil } // the one that is registered
+	return secretcache.New(secretcache.Config{Expect: want, CommonName: service.String(), CA: zts, NewKey: newKey, Logger: log})
 }

@@ -112,7 +112,6 @@ data:
   %s: %s
   ca.crt: %s
 ---
-# Run the identity service by this account. Give no other one a right to the Secrets of this namespace.
 apiVersion: v1
 kind: ServiceAccount
 metadata: {name: linkerd-identity, namespace: %[2]s}

@@ -192,6 +192,8 @@ func (o *options) serve(ctx context.Context, environ []string, out io.Writer, lo
 		}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
 	defer cancel(nil)
 	var destinations *linkerdproxy.Destinations
 	if env.Destination.Addr != "" {
@@ -210,9 +212,6 @@ func (o *options) serve(ctx context.Context, environ []string, out io.Writer, lo
 		return usageError{err}
 	}
 
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer cancel(nil)
 	start := func(f func(context.Context) error) {
 		wg.Go(func() {
 			if err := f(ctx); err != nil {
@@ -232,13 +231,11 @@ func (o *options) serve(ctx context.Context, environ []string, out io.Writer, lo
 		start(func(ctx context.Context) error { return serve(ctx, l) })
 		return nil
 	}
-	admin, err := health.New(health.Part{Name: "proxy", Source: p})
-	if err != nil {
-		return err
-	}
-	var probes http.Handler = admin
+	var probes http.Handler
 	if id != nil {
 		probes = id.Handler(p)
+	} else if probes, err = health.New(health.Part{Name: "proxy", Source: p}); err != nil {
+		return err
 	}
 	err = listen("admin", o.admin, func(ctx context.Context, l net.Listener) error {
 		p.listens(l)
@@ -275,7 +272,7 @@ func (o *options) find(ctx context.Context, destinations *linkerdproxy.Destinati
 		all, err := destinations.Endpoints(ctx, host)
 		if err == nil {
 			e := all[rand.IntN(len(all))] //nolint:gosec // which one is no secret
-			return endpoint{addr: e.Addr.String(), identity: e.Identity, serverName: e.ServerName}, nil
+			return endpoint{e.Addr.String(), e.Identity, e.ServerName}, nil
 		}
 		if why = err; !errors.Is(err, fs.ErrNotExist) {
 			return endpoint{}, err // it may be a service whose endpoints have identities

@@ -20,8 +20,8 @@ import (
 
 // config configures a proxy: application is required for inbound connections, and route for outbound ones.
 type config struct {
-	// name is the identity of the workload. The proxy does not start and does not close identity. Without both it forwards without
-	// TLS both ways.
+	// name is the identity of the workload. The proxy does not start and does not close identity. Without them it
+	// forwards without TLS both ways.
 	name     string
 	identity *linkerdproxy.Identity
 
@@ -93,8 +93,6 @@ const (
 // newProxy checks cfg and returns a proxy. It does nothing else.
 func newProxy(cfg config) (*proxy, error) {
 	switch {
-	case (cfg.identity == nil) != (cfg.name == ""):
-		return nil, errors.New("the name and the identity belong together")
 	case cfg.identity == nil && (cfg.requireTLS || cfg.requireIdentity || cfg.clientID):
 		return nil, errors.New("without an identity there are no clients with one: -client-id cannot be set, and no port can require TLS")
 	case cfg.application == "" && cfg.route == nil:
@@ -121,16 +119,9 @@ func newProxy(cfg config) (*proxy, error) {
 //
 //	svidkit_linkerdproxy_inbound_connections_total   by kind: tls, plaintext, passthrough for TLS with another name, or refused
 //	svidkit_linkerdproxy_failed_requests_total       by direction, inbound or outbound: those that could not be forwarded
-//	svidkit_linkerdproxy_identity                    1, or 0 for a proxy that has none, and forwards without TLS
 func (p *proxy) Report() report.Report {
 	return report.Report{Metrics: func(w io.Writer) error {
-		n := 0
-		if p.cfg.identity != nil {
-			n = 1
-		}
-		const name = "svidkit_linkerdproxy_identity"
-		_, err := fmt.Fprintf(w, "# HELP %s Whether the proxy has an identity; without one it forwards without TLS.\n# TYPE %[1]s gauge\n%[1]s %d\n", name, n)
-		return errors.Join(err, p.inbound.WriteMetrics(w), p.failed.WriteMetrics(w))
+		return errors.Join(p.inbound.WriteMetrics(w), p.failed.WriteMetrics(w))
 	}}
 }
 

@@ -937,7 +937,6 @@ func TestNewProxyRefuses(t *testing.T) {
 	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	id := uncertified(t, s, web)
 	for want, cfg := range map[string]config{
-		"together":     {name: web, application: "127.0.0.1:1"},
 		"-client-id":   {application: "127.0.0.1:1", clientID: true},
 		"require TLS":  {application: "127.0.0.1:1", requireTLS: true},
 		"neither":      {name: web, identity: id.Identity},

@@ -117,23 +117,9 @@ func (f *Field) Int32(to *int32) {
 	}
 }
 
-// Uint32 sets to to the value of a uint32.
-func (f *Field) Uint32(to *uint32) {
-	if f.Type == protowire.VarintType {
-		*to = uint32(f.Value) //nolint:gosec // generated code drops the upper bits, too
-	}
-}
-
-// Fixed32 sets to to the value of a fixed32.
-func (f *Field) Fixed32(to *uint32) {
-	if f.Type == protowire.Fixed32Type {
-		*to = uint32(f.Value) //nolint:gosec // it has 32 bits
-	}
-}
-
-// Fixed64 sets to to the value of a fixed64.
-func (f *Field) Fixed64(to *uint64) {
-	if f.Type == protowire.Fixed64Type {
+// Fixed sets to to the value of a fixed32 or a fixed64.
+func (f *Field) Fixed(to *uint64) {
+	if f.Type == protowire.Fixed32Type || f.Type == protowire.Fixed64Type {
 		*to = f.Value
 	}
 }

@@ -676,10 +676,8 @@ func (l *entries) set(name string, value any) {
 // before sets a variable to a field of the pod, and has it stand before another one: the kubelet composes values of those before.
 func (l *entries) before(name, part, field string) {
 	at := func(name string) int { return slices.IndexFunc(l.list, func(e entry) bool { return e.name == name }) }
-	if at(part) > at(name) {
+	if k := at(part); k < 0 || k > at(name) {
 		l.remove(func(n string) bool { return n == part })
-	}
-	if at(part) < 0 {
 		l.list = slices.Insert(l.list, 0, entry{name: part})
 	}
 	l.put(part, map[string]any{"name": part, "valueFrom": map[string]any{"fieldRef": map[string]string{"apiVersion": "v1", "fieldPath": field}}})

@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"maps"
@@ -26,12 +25,10 @@ import (
 )
 
 const (
-	getDestination   = "/io.linkerd.proxy.destination.Destination/Get"
-	maxUpdate        = 4 << 20 // bytes of a message
-	maxEndpoints     = 10_000  // of a service
-	maxDestinations  = 1000    // that are followed
-	idleDestination  = 10 * time.Minute
-	destinationsPort = "8086"
+	maxUpdate       = 4 << 20 // bytes of a message
+	maxEndpoints    = 10_000  // of a service
+	maxDestinations = 1000    // that are followed
+	idleDestination = 10 * time.Minute
 )
 
 var destinationBackoff = renew.Backoff{Low: 100 * time.Millisecond, First: 200 * time.Millisecond, High: 10 * time.Second, Wish: time.Minute}
@@ -56,17 +53,13 @@ type Destinations struct {
 	known map[string]*destination // by authority
 }
 
-// destination is a service that is followed.
+// destination is a service that is followed. The lock of the Destinations guards it.
 type destination struct {
-	first chan struct{} // closed when there is an answer
-	stop  context.CancelFunc
-	idle  *time.Timer
-
-	mu       sync.Mutex
+	first    chan struct{} // closed when there is an answer
 	answered bool
+	idle     *time.Timer
 	all      []Endpoint // never changed
-	none     error      // why there are none
-	failure  error      // of the last attempt
+	err      error      // why there are none; before the first answer, why there is none of that
 }
 
 // NewDestinations returns a Destinations, which connects when it is first asked, and ends with ctx. The service is that of
@@ -74,30 +67,19 @@ type destination struct {
 // neither does. A nil Identity is that of a proxy without one: the connection is not encrypted, and the name must be empty. The
 // logger gets failures (Warn), and may be nil.
 func NewDestinations(ctx context.Context, id *Identity, service Service, logger *slog.Logger) (*Destinations, error) {
-	at, err := service.place(destinationsPort)
-	switch {
-	case err != nil:
-	case id == nil && service.Name != "":
-		err = errors.New("the name of the service is set, and a proxy without an identity cannot verify it")
-	case id != nil:
-		_, err = service.parse(destinationsPort)
-	}
-	cfg, scheme := caconn.Config{PriorKnowledge: true}, "http://"
-	if err == nil && service.Name != "" {
-		scheme = "https://"
-		cfg.TLS = func(context.Context) (*tls.Config, error) { return id.ClientConfig(service.Name, "") }
-		_, err = cfg.TLS(ctx)
-	}
+	at, err := service.parse("8086", id != nil)
 	if err != nil {
 		return nil, fmt.Errorf("linkerdproxy: destination service: %w", err)
+	}
+	cfg, scheme := caconn.Config{PriorKnowledge: true}, "http://"
+	if service.Name != "" {
+		scheme, cfg.TLS = "https://", func(context.Context) (*tls.Config, error) { return id.ClientConfig(service.Name, "") }
 	}
 	t := caconn.NewTransport(cfg)
 	t.Proxy = nil
 	context.AfterFunc(ctx, t.CloseIdleConnections)
-	return &Destinations{
-		ctx: ctx, log: ratelog.Patient(logger), known: map[string]*destination{},
-		rpc: grpchttp.NewClient(&http.Client{Transport: t}, scheme+at.addr, maxUpdate),
-	}, nil
+	rpc := grpchttp.NewClient(&http.Client{Transport: t}, scheme+at.addr, maxUpdate)
+	return &Destinations{ctx: ctx, log: ratelog.Patient(logger), rpc: rpc, known: map[string]*destination{}}, nil
 }
 
 // Endpoints returns the endpoints of a service, HOST:PORT, which are 10,000 at most. It waits for the first answer of the
@@ -108,75 +90,69 @@ func NewDestinations(ctx context.Context, id *Identity, service Service, logger 
 // The error wraps [fs.ErrNotExist] if the destination service does not know the host, so that it may be looked for elsewhere. A
 // service without endpoints is another error. At most 1,000 services are followed, each until nobody has asked for ten minutes.
 func (d *Destinations) Endpoints(ctx context.Context, authority string) ([]Endpoint, error) {
-	t, err := d.follow(authority)
-	if err == nil {
-		select {
-		case <-t.first:
-		case <-ctx.Done():
-			err = context.Cause(ctx)
-		case <-d.ctx.Done():
-			err = context.Cause(d.ctx)
-		}
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		if t.answered && t.none == nil {
-			return t.all, nil
-		}
-		if err = cmp.Or(t.none, err); t.none == nil && t.failure != nil {
-			err = fmt.Errorf("%w; the last attempt failed: %w", err, t.failure)
-		}
+	t := d.follow(authority)
+	if t == nil {
+		return nil, fmt.Errorf("linkerdproxy: destination %.300q: %d services are followed, which is the limit", authority, maxDestinations)
 	}
-	return nil, fmt.Errorf("linkerdproxy: destination %.300q: %w", authority, err)
+	select {
+	case <-t.first:
+	case <-ctx.Done():
+	case <-d.ctx.Done():
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	err := t.err
+	if !t.answered {
+		// The error of the last attempt is text alone: one that wraps fs.ErrNotExist does not mean that there is no such service.
+		err = fmt.Errorf("%w: %v", cmp.Or(context.Cause(ctx), context.Cause(d.ctx)), err) //nolint:errorlint // see above
+	}
+	if err != nil {
+		return nil, fmt.Errorf("linkerdproxy: destination %.300q: %w", authority, err)
+	}
+	return t.all, nil
 }
 
-// follow returns the service, and begins to follow it if nobody does.
-func (d *Destinations) follow(authority string) (*destination, error) {
+// follow returns the service, and begins to follow it if nobody does. It returns nil beyond the limit.
+func (d *Destinations) follow(authority string) *destination {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	t := d.known[authority]
-	if t == nil {
-		if len(d.known) >= maxDestinations {
-			return nil, fmt.Errorf("%d services are followed, which is the limit: some end when nobody has asked for %v", maxDestinations, idleDestination)
-		}
-		ctx, cancel := context.WithCancel(d.ctx)
-		t = &destination{first: make(chan struct{}), stop: cancel}
-		t.idle = time.AfterFunc(idleDestination, func() { d.forget(authority, t) })
-		d.known[authority] = t
-		go d.run(ctx, authority, t)
+	if t != nil && t.idle.Reset(idleDestination) || t == nil && len(d.known) >= maxDestinations {
+		return t
 	}
-	t.idle.Reset(idleDestination)
-	return t, nil
-}
-
-func (d *Destinations) forget(authority string, t *destination) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.known, authority)
-	t.stop()
+	ctx, cancel := context.WithCancel(d.ctx)
+	t = &destination{first: make(chan struct{}), err: errors.New("the destination service has not answered yet")}
+	t.idle = time.AfterFunc(idleDestination, func() {
+		cancel()
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if d.known[authority] == t {
+			delete(d.known, authority)
+		}
+	})
+	d.known[authority] = t
+	go d.run(ctx, authority, t)
+	return t
 }
 
 // run follows a service until ctx is done.
 func (d *Destinations) run(ctx context.Context, authority string, t *destination) {
 	defer t.idle.Stop()
 	for failures := 1; ; failures++ {
-		some, err := d.stream(ctx, authority, t)
+		err := d.stream(ctx, authority, func(all []Endpoint, none error) {
+			failures = 0
+			d.set(t, true, all, none)
+		})
 		if ctx.Err() != nil {
 			return
 		}
-		if some {
-			failures = 1
-		}
 		f := renew.NewFailure(failures, err)
-		e, ok := errors.AsType[*grpchttp.Error](err)
-		if ok {
-			f.Wish = e.RetryAfter
-		}
-		if ok && e.Remote && (e.Code == grpchttp.InvalidArgument || e.Code == grpchttp.FailedPrecondition) {
+		if e, ok := errors.AsType[*grpchttp.Error](err); ok && e.Remote && (e.Code == grpchttp.InvalidArgument || e.Code == grpchttp.FailedPrecondition) {
 			f.Final = true // it is no service of the mesh
-			t.answer(nil, fmt.Errorf("the destination service does not resolve it (%.300q): %w", e.Message, fs.ErrNotExist))
+			d.set(t, true, nil, fmt.Errorf("the destination service does not resolve it (%.300q): %w", e.Message, fs.ErrNotExist))
 		} else {
-			t.fail(err)
-			d.log.Warn("linkerdproxy: the destination service does not answer", "destination", authority, "err", err)
+			d.set(t, false, nil, err)
+			d.log.Warn("linkerdproxy: the destination service does not answer, or has ended its answers; it is asked again", "destination", authority, "err", err)
 		}
 		if renew.Sleep(ctx, destinationBackoff.Wait(f, rand.Float64())) != nil {
 			return
@@ -184,61 +160,46 @@ func (d *Destinations) run(ctx context.Context, authority string, t *destination
 	}
 }
 
-// stream takes updates until there are no more, and reports whether there were some. The first takes the place of what an
-// earlier stream has said.
-func (d *Destinations) stream(ctx context.Context, authority string, t *destination) (some bool, err error) {
-	request, err := protofield.Write(func(w *protofield.Writer) { // a GetDestination
-		w.Text(1, "k8s")
-		w.Text(2, authority)
-	})
-	if err != nil {
-		return false, err
+// set publishes an answer, or why there is none yet.
+func (d *Destinations) set(t *destination, answered bool, all []Endpoint, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if answered || !t.answered {
+		t.all, t.err = all, err
 	}
-	s, err := d.rpc.Stream(ctx, getDestination, nil, request)
-	if err != nil {
-		return false, err
-	}
-	defer s.Close()
-	for u := (update{addrs: map[netip.AddrPort]Endpoint{}}); ; {
-		message, err := s.Receive()
-		if err == io.EOF {
-			err = errors.New("the server has ended the stream")
-		}
-		if err == nil {
-			err = u.read(message)
-		}
-		if err != nil {
-			return some, err
-		}
-		if u.known {
-			some = true
-			t.answer(u.endpoints())
-		}
-	}
-}
-
-// answer publishes what there is, or why there is none.
-func (t *destination) answer(all []Endpoint, none error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.all, t.none, t.failure = all, none, nil
-	if !t.answered {
+	if answered && !t.answered {
 		t.answered = true
 		close(t.first)
 	}
 }
 
-func (t *destination) fail(err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.failure = err
+// stream tells of each update until there are no more. The first takes the place of what an earlier stream has said.
+func (d *Destinations) stream(ctx context.Context, authority string, tell func(all []Endpoint, none error)) error {
+	request, err := protofield.Write(func(w *protofield.Writer) { // a GetDestination
+		w.Text(1, "k8s")
+		w.Text(2, authority)
+	})
+	if err != nil {
+		return err
+	}
+	s, err := d.rpc.Stream(ctx, "/io.linkerd.proxy.destination.Destination/Get", nil, request)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	for u := (update{addrs: map[netip.AddrPort]Endpoint{}}); ; {
+		message, err := s.Receive()
+		if err = cmp.Or(err, protofield.Read(message, u.read)); err != nil {
+			return err
+		}
+		tell(u.endpoints())
+	}
 }
 
 // update is what the messages of a stream have said.
 type update struct {
 	addrs  map[netip.AddrPort]Endpoint
 	absent bool // there is no such service
-	known  bool // the last message was one of those that there are
 }
 
 func (u *update) endpoints() ([]Endpoint, error) {
@@ -251,73 +212,54 @@ func (u *update) endpoints() ([]Endpoint, error) {
 	return slices.SortedFunc(maps.Values(u.addrs), func(a, b Endpoint) int { return a.Addr.Compare(b.Addr) }), nil
 }
 
+// first returns a reader of messages of which only the field 1 counts.
+func first(read func(*protofield.Field)) func(*protofield.Field) {
+	return func(f *protofield.Field) {
+		if f.Number == 1 {
+			read(f)
+		}
+	}
+}
+
 // read reads an Update.
-func (u *update) read(message []byte) error {
-	u.known = false
-	return protofield.Read(message, func(f *protofield.Field) {
-		if f.Data == nil || f.Number < 1 || f.Number > 3 {
-			return
-		}
-		u.known, u.absent = true, f.Number == 3
-		switch f.Number {
-		case 1: // a WeightedAddrSet
-			f.Message(func(f *protofield.Field) {
-				if f.Number == 1 {
-					u.add(f)
-				}
-			})
-		case 2: // an AddrSet
-			f.Message(func(f *protofield.Field) {
-				if f.Number == 1 {
-					delete(u.addrs, readAddr(f))
-				}
-			})
-		case 3: // a NoEndpoints
-			clear(u.addrs)
-			f.Message(func(f *protofield.Field) {
-				if exists := false; f.Number == 1 {
-					f.Bool(&exists)
-					u.absent = !exists
-				}
-			})
-		}
-	})
+func (u *update) read(f *protofield.Field) {
+	switch f.Number {
+	case 1: // a WeightedAddrSet
+		u.absent = false
+		f.Message(first(u.add))
+	case 2: // an AddrSet
+		f.Message(first(func(f *protofield.Field) { delete(u.addrs, readAddr(f)) }))
+	case 3: // a NoEndpoints
+		clear(u.addrs)
+		u.absent = true
+		f.Message(first(func(f *protofield.Field) { u.absent = f.Value == 0 }))
+	}
 }
 
 // add reads a WeightedAddr.
 func (u *update) add(f *protofield.Field) {
 	var e Endpoint
-	var secure bool
-	var override string
-	first := func(to *string) func(*protofield.Field) { // of messages with one text
-		return func(f *protofield.Field) {
-			if f.Number == 1 {
-				f.Text(to)
-			}
-		}
-	}
+	var unusable bool
 	f.Message(func(f *protofield.Field) {
 		switch f.Number {
 		case 1:
 			e.Addr = readAddr(f)
 		case 5: // a TlsIdentity
-			secure = true
 			f.Message(func(f *protofield.Field) {
 				switch f.Number {
 				case 1, 3: // dns_like_identity, uri_like_identity
-					f.Message(first(&e.Identity))
-				case 4:
-					f.Message(first(&e.ServerName))
+					f.Message(first(func(f *protofield.Field) { f.Text(&e.Identity) }))
+				case 4: // server_name
+					f.Message(first(func(f *protofield.Field) { f.Text(&e.ServerName) }))
 				}
 			})
-		case 7:
-			f.Message(first(&override))
+			unusable = unusable || e.Identity == ""
+		case 7: // an AuthorityOverride
+			unusable = true
 		}
 	})
-	switch _, there := u.addrs[e.Addr]; {
-	case !e.Addr.IsValid() || secure && e.Identity == "" || override != "":
-		delete(u.addrs, e.Addr)
-	case there || len(u.addrs) < maxEndpoints:
+	delete(u.addrs, e.Addr)
+	if !unusable && e.Addr.IsValid() && len(u.addrs) < maxEndpoints {
 		u.addrs[e.Addr] = e
 	}
 }
@@ -325,31 +267,26 @@ func (u *update) add(f *protofield.Field) {
 // readAddr reads a TcpAddress. It is zero if it is none.
 func readAddr(f *protofield.Field) netip.AddrPort {
 	var ip netip.Addr
-	var port uint32
+	var port int32
 	f.Message(func(f *protofield.Field) {
 		switch f.Number {
 		case 1: // an IPAddress
 			f.Message(func(f *protofield.Field) {
-				var v4 uint32
-				var v6 [2]uint64
+				var part [2]uint64
 				switch f.Number {
-				case 1:
-					f.Fixed32(&v4)
-					ip = netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, v4)))
-				case 2: // an IPv6
-					f.Message(func(f *protofield.Field) {
-						if f.Number == 1 || f.Number == 2 {
-							f.Fixed64(&v6[f.Number-1])
-						}
-					})
-					ip = netip.AddrFrom16([16]byte(binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, v6[0]), v6[1]))).Unmap()
+				case 1: // IPv4
+					f.Fixed(&part[0])
+					ip = netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, uint32(part[0])))) //nolint:gosec // it has 32 bits
+				case 2: // IPv6, in two numbers
+					f.Message(func(f *protofield.Field) { f.Fixed(&part[(f.Number-1)%2]) })
+					ip = netip.AddrFrom16([16]byte(binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, part[0]), part[1]))).Unmap()
 				}
 			})
 		case 2:
-			f.Uint32(&port)
+			f.Int32(&port)
 		}
 	})
-	if !ip.IsValid() || ip.IsUnspecified() || port == 0 || port > 65535 {
+	if !ip.IsValid() || ip.IsUnspecified() || port < 1 || port > 65535 {
 		return netip.AddrPort{}
 	}
 	return netip.AddrPortFrom(ip, uint16(port))

@@ -253,14 +253,8 @@ func (r *reader) without(e *Environment) {
 	if len(half) > 0 {
 		r.reject(envLocal, "it is not set, and is required with %s; a proxy without an identity has none of them", strings.Join(half, ", "))
 	}
-	for s, names := range map[*Service][]string{&e.Destination: {envDstAddr, envDstSvcAddr}, &e.Policy: {envPolicyAddr}} {
-		var name string
-		if s.Addr, name = r.one(names...); s.Addr != "" {
-			if _, err := s.place(destinationsPort); err != nil {
-				r.reject(name, "%w", err)
-			}
-		}
-	}
+	e.Destination.Addr, _ = r.one(envDstAddr, envDstSvcAddr)
+	e.Policy.Addr = r.Text(envPolicyAddr)
 }
 
 func (r *reader) name(c *Config) {
@@ -298,10 +292,10 @@ func (r *reader) service(mesh linkerdname.Mesh, port string, required bool, addr
 	case s.Addr == "":
 		return s
 	}
-	if at, err := (Service{Addr: s.Addr}).parse(port); err == nil && at.loopback && identityName == svcName {
+	if at, err := (Service{Addr: s.Addr}).parse(port, true); err == nil && at.loopback && identityName == svcName {
 		s.Name = ""
 	}
-	if _, err := s.parse(port); err != nil {
+	if _, err := s.parse(port, true); err != nil {
 		r.reject(addrName, "%w", err)
 	}
 	if s.Name != "" && mesh.TrustDomain != "" {

@@ -281,7 +281,7 @@ func TestWithoutIdentity(t *testing.T) {
 		require.ErrorContains(t, err, "LINKERD2_PROXY_LOCAL_IDENTITY_NAME: it is not set, and is required with "+name, name)
 	}
 	for bad, want := range map[string]string{
-		p + "DISABLED=true": "cannot be disabled so", "LINKERD2_PROXY_DESTINATION_ADDR=a b": "host:port", p + "SPIRE_SOCKET=/s": "SPIFFE",
+		p + "DISABLED=true": "cannot be disabled so", p + "SPIRE_SOCKET=/s": "SPIFFE",
 		p + "SERVER_NAME=" + web: p + "SERVER_ID",
 	} {
 		_, err := linkerdproxy.FromEnviron([]string{bad}, nil)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/internal/protofield"
 )
 
 // NewWith is New with another certifier.
@@ -18,7 +19,7 @@ func (id *Identity) RefreshIn(left time.Duration, failures int) time.Duration {
 // ReadUpdate reads a message of the destination service.
 func ReadUpdate(message []byte) ([]Endpoint, error) {
 	u := update{addrs: map[netip.AddrPort]Endpoint{}}
-	if err := u.read(message); err != nil {
+	if err := protofield.Read(message, u.read); err != nil {
 		return nil, err
 	}
 	return u.endpoints()

@@ -205,7 +205,7 @@ func newIdentity(cfg Config, service caclient.CA) (*Identity, error) {
 	if err := id.readAnchors(); err != nil {
 		return nil, err
 	}
-	at, err := cfg.Certifier.parse("8080")
+	at, err := cfg.Certifier.parse("8080", true)
 	if err != nil {
 		return nil, fmt.Errorf("Config.Certifier: %w", err)
 	}
@@ -247,6 +247,9 @@ func newIdentity(cfg Config, service caclient.CA) (*Identity, error) {
 			refreshes["ok"].Inc()
 		}
 	})
+	if cfg.Dir != "" && !inMemory(cfg.Dir) {
+		cfg.Logger.Warn("linkerdproxy: the store is not in memory, so that the key of the workload reaches a disk; mount an emptyDir of the medium Memory there", "folder", cfg.Dir)
+	}
 	return id, nil
 }
 
@@ -314,8 +317,8 @@ type place struct {
 	loopback bool
 }
 
-// place returns where a service is, whose port is by default as given.
-func (s Service) place(port string) (place, error) {
+// parse checks a service, whose port is by default as given. A client without an identity cannot verify a name.
+func (s Service) parse(port string, identity bool) (place, error) {
 	host := s.Addr
 	if h, p, err := net.SplitHostPort(s.Addr); err == nil {
 		host, port = h, p
@@ -330,15 +333,11 @@ func (s Service) place(port string) (place, error) {
 	if local {
 		host = "localhost" // the name server would be asked for "localhost.", and could lead the token elsewhere
 	}
-	return place{addr: net.JoinHostPort(host, port), loopback: local || err == nil && ip.Unmap().IsLoopback()}, nil
-}
-
-// parse is place that checks the name, too.
-func (s Service) parse(port string) (place, error) {
-	at, err := s.place(port)
+	at := place{addr: net.JoinHostPort(host, port), loopback: local || err == nil && ip.Unmap().IsLoopback()}
 	switch {
-	case err != nil:
-		return place{}, err
+	case !identity && s.Name != "":
+		return place{}, errors.New("its name is set, which a proxy without an identity cannot verify")
+	case !identity:
 	case at.loopback && s.Name != "":
 		return place{}, fmt.Errorf("the name %.300q is set, and the address %q is on this host, where no name is proven: leave the name empty", s.Name, s.Addr)
 	case !at.loopback && s.Name == "":
@@ -393,12 +392,8 @@ func (id *Identity) Run(ctx context.Context) error {
 }
 
 func (id *Identity) run(ctx context.Context) error {
-	made, err := id.prepare()
-	if err != nil {
+	if err := id.prepare(); err != nil {
 		return err
-	}
-	if made && id.cfg.Dir != "" && !inMemory(id.cfg.Dir) {
-		id.cfg.Logger.Warn("linkerdproxy: the store is not in memory, so that the key of the workload reaches a disk; mount an emptyDir of the medium Memory there", "folder", id.cfg.Dir)
 	}
 	if id.conns != nil {
 		defer id.conns.Close()
@@ -406,22 +401,22 @@ func (id *Identity) run(ctx context.Context) error {
 	return id.manager.Run(ctx)
 }
 
-// prepare has the key made or read, once, and reports whether this was the time.
-func (id *Identity) prepare() (made bool, err error) {
+// prepare has the key made or read, once.
+func (id *Identity) prepare() error {
 	id.mu.Lock()
 	defer id.mu.Unlock()
 	if id.store != nil {
-		return false, nil
+		return nil
 	}
 	if err := checkToken(id.cfg.TokenFile); err != nil {
-		return false, err
+		return err
 	}
 	s, err := openStore(&id.cfg)
 	if err != nil {
-		return false, err
+		return err
 	}
 	id.store = s
-	return true, nil
+	return nil
 }
 
 // Ready waits until there is a certificate that has not expired. The error wraps [spiffe.ErrNotReady], the cause of ctx, and what
