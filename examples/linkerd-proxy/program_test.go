@@ -197,10 +197,13 @@ func TestDestination(t *testing.T) {
 	}
 	destinations, err := linkerdproxy.NewDestinations(t.Context(), other.Identity, d.Service, nil)
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond) // and not dialTime
-	defer cancel()
-	_, err = (&options{plaintext: true}).find(ctx, destinations, "down.mesh:80")
-	require.ErrorContains(t, err, "it is down")
+	eventually(t, func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond) // and not dialTime
+		defer cancel()
+		_, err = (&options{plaintext: true}).find(ctx, destinations, "down.mesh:80")
+		require.Error(t, err)
+		return strings.Contains(err.Error(), "it is down")
+	}, "the reason")
 }
 
 // With -anonymous-after-expiry a proxy whose certificate has expired goes on as a client without one, which servers then do not
