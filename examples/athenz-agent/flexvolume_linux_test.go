@@ -76,9 +76,10 @@ func TestFlexVolume(t *testing.T) {
 			p := athenztest.NewPlace(t)
 			start(t, environ(p), io.Discard, 1)
 			path := p.Path("pods", podUID, "volumes/athenz.kubernetes.io~athenz-volume-driver/sia-identity")
+			env := environ(p)
 			kubelet := func(args ...string) (says string, code int) {
 				cmd := exec.Command("nsenter", append([]string{"-t", fmt.Sprint(pid), "-m", "--", driver}, args...)...)
-				cmd.Env = environ(p)
+				cmd.Env = env
 				out, err := cmd.CombinedOutput()
 				if err != nil {
 					require.ErrorAs(t, err, new(*exec.ExitError))
@@ -158,7 +159,17 @@ func TestFlexVolume(t *testing.T) {
 				assert.Equal(t, 1, code)
 				assert.Regexp(t, `^{"message":".*","status":"Not supported"}$`, says)
 			}
-			assert.NoDirExists(t, p.Path("made/volumes", handle))
+			// What of a mount was done before it failed is undone.
+			env = environ(p, "AGENT_SOCKET="+p.Path("nowhere/agent.sock"))
+			says, code := kubelet("mount", path, withOptions)
+			assert.Equal(t, 1, code)
+			assert.Contains(t, says, "nowhere")
+			mounts, err = os.ReadFile(fmt.Sprintf("/proc/%d/mounts", pid))
+			require.NoError(t, err)
+			assert.NotContains(t, string(mounts), p.Path())
+			volumes, err := os.ReadDir(p.Path("made/volumes"))
+			require.NoError(t, err)
+			assert.Len(t, volumes, 1, "the secret of the handles, and no volume")
 		})
 	}
 }

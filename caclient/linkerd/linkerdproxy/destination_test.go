@@ -104,6 +104,10 @@ func TestDestinationUpdates(t *testing.T) {
 	require.ErrorIs(t, hasNone(t, client, app, "knows no such service"), fs.ErrNotExist)
 	d.Push(app, meshtest.Added(one))
 	has(t, client, app, one)
+	d.Push(app, meshtest.Message(func(w *protofield.Writer) {
+		w.Message(3, func(w *protofield.Writer) { w.Raw([]byte{0x08, 0}) }) // with the false, which encoders leave out
+	}))
+	require.ErrorIs(t, hasNone(t, client, app, "knows no such service"), fs.ErrNotExist)
 	assert.Len(t, d.Asked(), 1, "all by one stream")
 
 	d.Refuse("example.org:80", grpchttp.Errorf(grpchttp.InvalidArgument, "not a service"))
