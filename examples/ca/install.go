@@ -40,7 +40,8 @@ const (
 	anchorLife = 3650 * 24 * time.Hour
 )
 
-// install prints a ConfigMap with the trust anchors of a mesh and a Secret with an issuer below them. The trust anchor is
+// install prints a ConfigMap with the trust anchors of a mesh, a Secret with an issuer below them, and the service account that alone
+// may read that, with a Role for it. The trust anchor is
 // that in the folder dir, and made there if the folder is empty: its key is needed again for the next issuer, and for
 // nothing else.
 func install(out io.Writer, scheme, dir string, mesh linkerdname.Mesh, life time.Duration) error {
@@ -111,6 +112,22 @@ data:
   %s: %s
   %s: %s
   ca.crt: %s
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: linkerd-identity, namespace: %[2]s}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: linkerd-identity, namespace: %[2]s}
+rules:
+- {apiGroups: [""], resources: [secrets], resourceNames: [%[6]s], verbs: [get]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: linkerd-identity, namespace: %[2]s}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: linkerd-identity}
+subjects: [{kind: ServiceAccount, name: linkerd-identity, namespace: %[2]s}]
 `, l.configMap, mesh.ControlNamespace, l.anchors, indent(anchors), cert.NotAfter.UTC().Format(time.RFC3339),
 		l.secret, mesh.ControlNamespace, l.secretType, l.cert, data(pki.MarshalCertificatesPEM(cert)), l.key, data(keyPEM), data(anchors))
 	return err

@@ -177,7 +177,7 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 	fs.BoolVar(&o.now, "now", false, "with -revoke: also a key that signs, whose successor signs at once")
 	fs.Bool("recover", false, "make a folder that lost its file CURRENT go on with the newest version that is complete, and end")
 	fs.String("verify-audit", "", "verify the audit log in the `file` (- for standard input), and end")
-	fs.String("install", "", "print a ConfigMap with the trust anchors of a Linkerd mesh and a Secret with an issuer, and end; `scheme`: kubernetes.io/tls, linkerd.io/tls or design")
+	fs.String("install", "", "print a ConfigMap with the trust anchors of a Linkerd mesh, a Secret with an issuer, and the account that alone may read it, and end; `scheme`: kubernetes.io/tls, linkerd.io/tls or design")
 	fs.StringVar(&o.anchorDir, "anchor-dir", "", "`folder` of the trust anchor for -install, which is made if the folder is empty")
 	fs.DurationVar(&o.issuerTTL, "issuer-ttl", 365*24*time.Hour, "`lifetime` of the issuer that -install makes")
 	fs.BoolVar(&o.verbose, "v", false, "log more")
