@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/authn"
+	reviewer "github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/kube"
@@ -449,6 +450,10 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		return err
 	}
 	log = ratelog.Patient(log)
+	c.variables(log)
+	if !c.caServer {
+		log.Info("caconfig: -ca-server: no certificate API is served", "variable", "ENABLE_CA_SERVER")
+	}
 	if c.StateDir == "" {
 		dir, err := os.MkdirTemp("", "svidkit-ca")
 		if err != nil {
@@ -484,20 +489,32 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		defer l.Close()
 		*p.at = l
 	}
-	a, err := c.Open(ctx, OpenOptions{Logger: log})
+	a, err := c.await(ctx, log)
 	if err != nil {
 		return err
 	}
 	defer a.Close()
+	certificate, stop, err := c.followTLS(ctx, log)
+	if err != nil {
+		return err
+	}
+	defer stop()
 	o := caserver.Options{
 		CA: a.Signer, ID: c.ServerID, Names: c.names(), RootsFile: c.RootsFile,
-		Status: a.WriteStatus, Ready: func() { ready(a, at) }, Logger: log,
+		Status: a.WriteStatus, Ready: func() { ready(a, at) }, Logger: log, GetCertificate: certificate,
 	}
 	if err := c.setAPIs(ctx, &o); err != nil {
 		return err
 	}
 	if o.Linkerd != nil && c.Kubernetes && c.linkerdEvents {
 		stop, err := c.reportEvents(ctx, a, o.Linkerd, log)
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
+	if c.rootConfigMap != "" {
+		stop, err := c.handOutRoots(ctx, a.Signer, rootsAgain, log)
 		if err != nil {
 			return err
 		}
@@ -550,6 +567,14 @@ func (c *Config) setAPIs(ctx context.Context, o *caserver.Options) error {
 		}
 		o.Istio.Authenticator, proxies.Review = tokens, tokens.Review
 	case c.Kubernetes:
+		c.cluster.Remotes = map[string]reviewer.ReviewerOptions{}
+		for id, r := range c.remotes {
+			api, err := r.options()
+			if err != nil {
+				return fmt.Errorf("-remote-cluster: %s: %w", id, err)
+			}
+			c.cluster.Remotes[id] = api
+		}
 		check, err := c.cluster.Set(o.Istio, &proxies)
 		if err != nil {
 			return err
