@@ -209,7 +209,9 @@ func TestRootConfigMap(t *testing.T) {
 	api.Put(at("istio-system"), map[string]any{
 		"metadata": map[string]any{"labels": map[string]string{"mine": "yes"}}, "data": map[string]string{"root-cert.pem": "old", "other": "stays"},
 	})
-	api.Faults(func(*http.Request) *kubetest.Fault { return &kubetest.Fault{Code: 403, Reason: "Forbidden", Message: "no"} }) // at first
+	api.Faults(func(*http.Request) *kubetest.Fault {
+		return &kubetest.Fault{Code: 403, Reason: "Forbidden", Message: "no"}
+	}) // at first
 	a, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), Rotation: ca.Rotation{Propagation: time.Hour}})
 	require.NoError(t, err)
 	c, err := parse([]string{"-kubernetes", "-kubernetes-api", api.URL(), "-root-configmap", "istio-ca-root-cert"}, env{}.get, io.Discard, true)
@@ -221,7 +223,7 @@ func TestRootConfigMap(t *testing.T) {
 		require.NoError(t, err)
 		defer stop()
 	}
-	require.Eventually(t, func() bool { return strings.Contains(l.String(), "list, watch, create and update for configmaps") }, 10*time.Second, 5*time.Millisecond, "%s", l)
+	require.Eventually(t, func() bool { return strings.Contains(l.String(), "list, watch, create and update configmaps") }, 10*time.Second, 5*time.Millisecond, "%s", l)
 	api.Faults(func(*http.Request) *kubetest.Fault { return nil })
 
 	var object struct {

@@ -10,6 +10,16 @@
 //	})
 //
 // The program examples/ca uses it; its -help lists the flags.
+//
+// # Rights
+//
+// In a cluster the service account of the program needs the rights that the comments of packages pki/ca/kubesecret and authn/kube
+// name. With -root-configmap it also needs these, in a ClusterRole, with the name that the flag has:
+//
+//	rules:
+//	- {apiGroups: [""], resources: [namespaces], verbs: [list, watch]}
+//	- {apiGroups: [""], resources: [configmaps], verbs: [create]}
+//	- {apiGroups: [""], resources: [configmaps], resourceNames: [istio-ca-root-cert], verbs: [list, watch, update]}
 package caconfig
 
 import (

@@ -155,8 +155,8 @@ func (m *rootMaps) remedy(err error) error {
 	if !kube.Forbidden(err) {
 		return err
 	}
-	return fmt.Errorf("%w; bind a ClusterRole with the verbs list and watch for namespaces, and list, watch, create and update "+
-		"for configmaps, to the service account of this program, or empty this flag", err)
+	return fmt.Errorf("%w; bind a ClusterRole that may list and watch namespaces, and list, watch, create and update configmaps, "+
+		"to the service account of this program, or empty this flag", err)
 }
 
 // write brings the ConfigMaps up to date, and returns when to look again.
