@@ -140,6 +140,16 @@ func (s *Server) carryOut(w http.ResponseWriter, r *http.Request, body []byte) (
 		}
 		o, err := s.store.update(t, in)
 		return http.StatusOK, o, err
+	case r.Method == http.MethodPatch && t.name != "" && t.subresource == "":
+		if r.Header.Get("Content-Type") != "application/merge-patch+json" {
+			return 0, nil, failure(http.StatusUnsupportedMediaType, "UnsupportedMediaType", "the body of the request was in an unknown format - accepted media types include: application/merge-patch+json")
+		}
+		patch, err := decodeObject(body)
+		if err != nil {
+			return 0, nil, err
+		}
+		o, err := s.store.patch(t, patch)
+		return http.StatusOK, o, err
 	case r.Method == http.MethodDelete && t.name != "" && t.subresource == "":
 		var options struct {
 			Preconditions struct{ UID, ResourceVersion string } `json:"preconditions"`
