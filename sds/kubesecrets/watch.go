@@ -18,27 +18,7 @@ func (s *Source) work(ctx context.Context) error {
 	defer wg.Wait()
 	wg.Go(func() { s.promote(ctx) })
 	wg.Go(func() { s.access.run(ctx) })
-	f := kubefollow.Follower[document]{API: s.api, Path: s.path, Query: s.query, Kind: "Secret", Items: s.items, End: s.end, State: s.follows}
-	f.Begin = func() {
-		s.mu.Lock()
-		s.round++
-		s.mu.Unlock()
-	}
-	f.Event = func(ctx context.Context, change string, d *document) error {
-		if d.Metadata.Name == "" || d.Metadata.Namespace == "" {
-			return f.NotOne()
-		}
-		var c changes
-		if change == kube.Deleted {
-			s.withdraw(ctx, key{d.Metadata.Namespace, d.Metadata.Name}, &c)
-		} else {
-			s.take(ctx, d, &c)
-		}
-		if len(c.roots)+len(c.pairs) > 0 {
-			s.tell(c)
-		}
-		return nil
-	}
+	f := kubefollow.Follower[document]{API: s.api, Path: s.path, Query: s.query, Kind: "Secret", Page: s.page, Event: s.event, State: s.follows}
 	f.Again = func() bool { // there may be room now
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -48,23 +28,44 @@ func (s *Source) work(ctx context.Context) error {
 	return nil
 }
 
-// items takes a page of a list.
-func (s *Source) items(ctx context.Context, items []document) {
+// page takes a page of a list, and withdraws after the last one what was on none.
+func (s *Source) page(ctx context.Context, items []document, first, last bool) {
+	if first {
+		s.mu.Lock()
+		s.round++
+		s.mu.Unlock()
+	}
 	var c changes
 	for i := range items {
 		s.take(ctx, &items[i], &c)
 	}
 	s.tell(c)
-}
-
-// end withdraws what a list had not.
-func (s *Source) end(ctx context.Context) {
-	var c changes
+	if !last {
+		return
+	}
+	c = changes{}
 	s.sweep(ctx, &c)
 	s.mu.Lock()
 	s.listed, s.err = true, nil
 	s.mu.Unlock()
 	s.tell(c)
+}
+
+// event takes a change of a Secret over.
+func (s *Source) event(ctx context.Context, change string, d *document) bool {
+	if d.Metadata.Name == "" || d.Metadata.Namespace == "" {
+		return false
+	}
+	var c changes
+	if change == kube.Deleted {
+		s.withdraw(ctx, key{d.Metadata.Namespace, d.Metadata.Name}, &c)
+	} else {
+		s.take(ctx, d, &c)
+	}
+	if len(c.roots)+len(c.pairs) > 0 {
+		s.tell(c)
+	}
+	return true
 }
 
 // follows notes why the API server is not followed; nil if it is.

@@ -35,14 +35,12 @@ type Follower[T any] struct {
 	Query url.Values // that selects
 	Kind  string     // of one object, such as Secret
 
-	// Begin is called before a list, Items with each of its pages, and End after it: what was not in it is gone.
-	Begin func()
-	Items func(ctx context.Context, items []T)
-	End   func(ctx context.Context)
+	// Page is called with each page of a list. What was not in one of them is gone when the last one was there.
+	Page func(ctx context.Context, items []T, first, last bool)
 
-	// Event is called with the type of a change, which is no bookmark, and the object. An error ends the watch, and the
-	// objects are listed again.
-	Event func(ctx context.Context, change string, item *T) error
+	// Event is called with the type of a change, which is no bookmark, and the object. It reports whether that is of the Kind; if
+	// not, the objects are listed again.
+	Event func(ctx context.Context, change string, item *T) bool
 
 	// State is called with why the API server is not followed, and when it is asked again; nil if it is followed.
 	State func(ctx context.Context, err error, retryIn time.Duration)
@@ -101,8 +99,7 @@ func (f *Follower[T]) Run(ctx context.Context) {
 
 // list reads all objects, page by page, and returns the version to watch from.
 func (f *Follower[T]) list(ctx context.Context) (version string, err error) {
-	f.Begin()
-	query, limit := url.Values{}, pageSize
+	query, limit, first := url.Values{}, pageSize, true
 	maps.Copy(query, f.Query)
 	for range maxPages {
 		query.Set("limit", strconv.Itoa(limit))
@@ -124,9 +121,9 @@ func (f *Follower[T]) list(ctx context.Context) (version string, err error) {
 		case page.Kind != f.Kind+"List" || page.Metadata.ResourceVersion == "":
 			return "", fmt.Errorf("the API server answered with something else than %ss: is its URL right?", f.Kind)
 		}
-		f.Items(ctx, page.Items)
+		f.Page(ctx, page.Items, first, page.Metadata.Continue == "")
+		first = false
 		if page.Metadata.Continue == "" {
-			f.End(ctx)
 			f.State(ctx, nil, 0)
 			return page.Metadata.ResourceVersion, nil
 		}
@@ -154,11 +151,8 @@ func (f *Follower[T]) watch(ctx context.Context, from string) (version string, s
 		}
 		if event.Type != kube.Bookmark {
 			item := new(T)
-			if json.Unmarshal(event.Object, item) != nil {
-				return "", lasted(), f.NotOne()
-			}
-			if err := f.Event(ctx, event.Type, item); err != nil {
-				return "", lasted(), err
+			if json.Unmarshal(event.Object, item) != nil || !f.Event(ctx, event.Type, item) {
+				return "", lasted(), fmt.Errorf("the API server has sent an event that is not of a %s", f.Kind)
 			}
 		}
 		version = event.ResourceVersion
@@ -167,9 +161,4 @@ func (f *Follower[T]) watch(ctx context.Context, from string) (version string, s
 		f.State(ctx, nil, 0)
 	}
 	return version, steady, nil
-}
-
-// NotOne is the error for an event about something else.
-func (f *Follower[T]) NotOne() error {
-	return fmt.Errorf("the API server has sent an event that is not of a %s", f.Kind)
 }
