@@ -40,8 +40,8 @@ func (k Kubernetes) Set(istio *istioca.Options, linkerd *linkerd.Options) (check
 		return nil, err
 	}
 	remotes := make(map[string]*kube.Reviewer)
-	for id, o := range k.Remotes {
-		if remotes[id], err = kube.NewReviewer(&o); err != nil {
+	for id, api := range k.Remotes {
+		if remotes[id], err = kube.NewReviewer(&api); err != nil {
 			return nil, err
 		}
 	}
@@ -53,23 +53,25 @@ func (k Kubernetes) Set(istio *istioca.Options, linkerd *linkerd.Options) (check
 	}
 	check = reviewer.Check
 	if len(k.NodeAccounts) > 0 {
-		o := kube.NodeAuthorizerOptions{APIServer: k.API.APIServer, HTTPClient: k.API.HTTPClient, Accounts: k.NodeAccounts}
-		nodes, err := kube.NewNodeAuthorizer(o)
+		nodes := make(map[string]*kube.NodeAuthorizer) // of the other clusters
+		node := func(api kube.ReviewerOptions) (*kube.NodeAuthorizer, error) {
+			return kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{APIServer: api.APIServer, HTTPClient: api.HTTPClient, Accounts: k.NodeAccounts, Remotes: nodes})
+		}
+		own, err := node(k.API) // without the others, which may be away at the start
 		if err != nil {
 			return nil, err
 		}
-		o.Remotes = make(map[string]*kube.NodeAuthorizer)
-		for id, r := range k.Remotes {
-			if o.Remotes[id], err = kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{APIServer: r.APIServer, HTTPClient: r.HTTPClient, Accounts: k.NodeAccounts}); err != nil {
+		for id, api := range k.Remotes {
+			if nodes[id], err = node(api); err != nil {
 				return nil, err
 			}
 		}
-		all, err := kube.NewNodeAuthorizer(o)
+		all, err := node(k.API)
 		if err != nil {
 			return nil, err
 		}
 		istio.NodeAuthorizer = all.Authorize
-		check = func(ctx context.Context) error { return errors.Join(reviewer.Check(ctx), nodes.Check(ctx)) }
+		check = func(ctx context.Context) error { return errors.Join(reviewer.Check(ctx), own.Check(ctx)) }
 	}
 	if linkerd != nil {
 		k.API.AnyAudience = k.LinkerdAnyAudience

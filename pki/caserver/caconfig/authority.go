@@ -12,11 +12,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/svidkit/svidkit/authn"
-	reviewer "github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/kube"
@@ -547,10 +545,7 @@ func (c *Config) reportEvents(ctx context.Context, a *Authority, o *linkerd.Opti
 	}
 	r := newRecorder(api, o.Mesh.ControlNamespace, log)
 	o.Events = r.record
-	ctx, cancel := context.WithCancel(ctx)
-	var running sync.WaitGroup
-	running.Go(func() { r.run(ctx, refused) })
-	return func() { cancel(); running.Wait(); _ = api.Close() }, nil
+	return background(ctx, func(ctx context.Context) { r.run(ctx, refused); _ = api.Close() }), nil
 }
 
 // setAPIs sets the certificate APIs in o. In a cluster it asks whether the server has the rights that they need,
@@ -567,14 +562,6 @@ func (c *Config) setAPIs(ctx context.Context, o *caserver.Options) error {
 		}
 		o.Istio.Authenticator, proxies.Review = tokens, tokens.Review
 	case c.Kubernetes:
-		c.cluster.Remotes = map[string]reviewer.ReviewerOptions{}
-		for id, r := range c.remotes {
-			api, err := r.options()
-			if err != nil {
-				return fmt.Errorf("-remote-cluster: %s: %w", id, err)
-			}
-			c.cluster.Remotes[id] = api
-		}
 		check, err := c.cluster.Set(o.Istio, &proxies)
 		if err != nil {
 			return err

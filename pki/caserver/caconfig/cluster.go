@@ -1,15 +1,18 @@
 package caconfig
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -30,13 +33,9 @@ type clusterOptions struct {
 	getenv          func(string) string
 	caServer        bool
 	rootConfigMap   string
-	remotes         map[string]remote // by the ID of the cluster
 	tlsCert, tlsKey string
 	wait            time.Duration
 }
-
-// remote is the API server of another cluster, and a folder as that of a service account there.
-type remote struct{ url, dir string }
 
 const (
 	readAgain = 5 * time.Second               // of a CA that is waited for
@@ -45,8 +44,8 @@ const (
 
 func (c *Config) defineCluster(fs *flag.FlagSet) {
 	fs.BoolVar(&c.caServer, "ca-server", true, "serve the certificate APIs; without them the bundle, metrics and health remain [ENABLE_CA_SERVER]")
-	c.duration(fs, &c.wait, "wait", 0, "`duration`: how long a start waits for a CA that is not there and may not be made, and for a store "+
-		"that does not answer, such as 20m; 0: no time and without end [CA_WAIT]")
+	c.duration(fs, &c.wait, "wait", 0, "`duration`, such as 20m: how long a start waits for a CA that is not there and may not be made, or for "+
+		"a store that does not answer (default: not at all, and without end) [CA_WAIT]")
 	fs.StringVar(&c.rootConfigMap, "root-configmap", "", "`name` of the ConfigMap of each namespace that is to have the roots, as pods of Istio mount "+
 		"istio-ca-root-cert; empty: none [PILOT_CA_CERT_CONFIGMAP]")
 	fs.Func("remote-cluster", "another `cluster` whose pods are callers, as ID=URL,FOLDER, with ca.crt and token of a service account there; may be repeated", c.setRemote)
@@ -57,26 +56,19 @@ func (c *Config) defineCluster(fs *flag.FlagSet) {
 func (c *Config) setRemote(text string) error {
 	id, rest, _ := strings.Cut(text, "=")
 	url, dir, _ := strings.Cut(rest, ",")
-	switch {
-	case id == "" || !strings.HasPrefix(url, "https://") || !filepath.IsAbs(dir):
+	if id == "" || !strings.HasPrefix(url, "https://") || !filepath.IsAbs(dir) {
 		return errors.New("it is not ID=https://HOST:PORT,/FOLDER")
-	case c.remotes[id] != remote{}:
-		return fmt.Errorf("the cluster %q is there twice", id)
-	case c.remotes == nil:
-		c.remotes = map[string]remote{}
 	}
-	c.remotes[id] = remote{url, dir}
-	return nil
-}
-
-// options returns how to ask the API server of the cluster.
-func (r remote) options() (kube.ReviewerOptions, error) {
-	client, err := caclient.NewHTTPClient(caclient.TLSOptions{RootsFile: filepath.Join(r.dir, "ca.crt"), MinVersion: tls.VersionTLS12})
+	client, err := caclient.NewHTTPClient(caclient.TLSOptions{RootsFile: filepath.Join(dir, "ca.crt"), MinVersion: tls.VersionTLS12})
 	if err != nil {
-		return kube.ReviewerOptions{}, err
+		return err
 	}
-	client.Transport = fileToken{client.Transport, filepath.Join(r.dir, "token")}
-	return kube.ReviewerOptions{APIServer: r.url, HTTPClient: client}, nil
+	client.Transport = fileToken{client.Transport, filepath.Join(dir, "token")}
+	if c.cluster.Remotes == nil {
+		c.cluster.Remotes = map[string]kube.ReviewerOptions{}
+	}
+	c.cluster.Remotes[id] = kube.ReviewerOptions{APIServer: url, HTTPClient: client}
+	return nil
 }
 
 // fileToken sends the token in a file, which is read for each request.
@@ -106,14 +98,15 @@ func (c *Config) await(ctx context.Context, log *slog.Logger) (*Authority, error
 	var missing error
 	for {
 		a, err := c.Open(ctx, OpenOptions{Logger: log})
-		if err != nil && ctx.Err() != nil && missing != nil {
-			return nil, fmt.Errorf("%w: %w", context.Cause(ctx), missing)
-		}
-		if !errors.Is(err, ca.ErrNoRecord) {
-			return a, err
-		}
-		if missing == nil {
-			log.Warn("caconfig: -wait: waiting for a CA, and making none", "err", err, "at_most", c.wait)
+		switch {
+		case err == nil:
+			return a, nil
+		case ctx.Err() != nil:
+			return nil, fmt.Errorf("%w: %w", context.Cause(ctx), cmp.Or(missing, err))
+		case !errors.Is(err, ca.ErrNoRecord):
+			return nil, err
+		case missing == nil:
+			log.Info("caconfig: -wait: waiting for a CA, and making none", "err", err, "at_most", c.wait)
 		}
 		missing = err
 		renew.Wait(ctx, readAgain, nil)
@@ -124,14 +117,11 @@ func (c *Config) await(ctx context.Context, log *slog.Logger) (*Authority, error
 // pair that is not good leaves the last one in use.
 func (c *Config) followTLS(ctx context.Context, log *slog.Logger) (get func(*tls.ClientHelloInfo) (*tls.Certificate, error), stop func(), err error) {
 	cert, key := c.tlsCert, c.tlsKey
-	if cert == "" && c.inCluster {
-		cert, key = istiodTLS+"/tls.crt", istiodTLS+"/tls.key"
-		if _, err := os.Stat(cert); err != nil {
-			cert = ""
-		}
-	}
 	if cert == "" {
-		return nil, func() {}, nil
+		cert, key = istiodTLS+"/tls.crt", istiodTLS+"/tls.key"
+		if _, err := os.Stat(cert); err != nil || !c.inCluster {
+			return nil, func() {}, nil
+		}
 	}
 	var current atomic.Pointer[tls.Certificate]
 	f := follow.New([]string{cert, key}, func(_ context.Context, read follow.Files) error {
@@ -149,10 +139,16 @@ func (c *Config) followTLS(ctx context.Context, log *slog.Logger) (get func(*tls
 	if err := f.Read(ctx); err != nil {
 		return nil, nil, fmt.Errorf("-tls-cert: %w", err)
 	}
+	stop = background(ctx, func(ctx context.Context) { _ = f.Run(ctx) })
+	return func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return current.Load(), nil }, stop, nil
+}
+
+// background runs run until stop is called, which waits for its end.
+func background(ctx context.Context, run func(context.Context)) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
-	running.Go(func() { _ = f.Run(ctx) })
-	return func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return current.Load(), nil }, func() { cancel(); running.Wait() }, nil
+	running.Go(func() { run(ctx) })
+	return func() { cancel(); running.Wait() }
 }
 
 // without are variables of Istio's CA that have no effect, with the reason.
@@ -166,28 +162,33 @@ var without = map[string]string{
 	"PILOT_ENABLE_XDS_IDENTITY_CHECK":  "this program serves no configuration of proxies, and a certificate is always for the caller itself",
 	"PILOT_SKIP_VALIDATE_TRUST_DOMAIN": "the trust domain of a caller is always checked",
 	"SPIFFE_BUNDLE_ENDPOINTS":          "callers of other trust domains get no certificates",
+	"KUBECONFIG":                       "-kubernetes-api and -remote-cluster name other clusters",
+	"REVISION":                         "-dns-names has further names of the server",
 }
 
 // variables logs the variables of the environment that have no effect, and those that look like slips.
 func (c *Config) variables(log *slog.Logger) {
-	var known []string
+	known := slices.Collect(maps.Keys(without))
 	c.flags.VisitAll(func(f *flag.Flag) {
 		if v := variable(f); v != "" {
 			known = append(known, v)
 		}
 	})
-	for name := range without {
-		known = append(known, name)
-	}
 	for _, line := range os.Environ() {
 		name, _, _ := strings.Cut(line, "=")
 		if c.getenv(name) == "" {
 			continue
 		}
-		if why, ok := without[name]; ok {
-			log.Info("caconfig: a variable has no effect", "variable", name, "because", why)
-		} else if right, ok := settings.Near(name, known); ok {
+		why := without[name]
+		if right, ok := settings.Near(name, known); ok {
 			log.Warn("caconfig: a variable is not known, and looks like another one", "variable", name, "known", right)
+			continue
+		}
+		if why == "" && !slices.Contains(known, name) && (strings.HasPrefix(name, "PILOT_") || strings.HasPrefix(name, "CITADEL_")) {
+			why = "it is not one of a CA; -help lists those"
+		}
+		if why != "" {
+			log.Info("caconfig: a variable has no effect", "variable", name, "because", why)
 		}
 	}
 }

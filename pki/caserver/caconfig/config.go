@@ -19,7 +19,7 @@
 //	rules:
 //	- {apiGroups: [""], resources: [namespaces], verbs: [list, watch]}
 //	- {apiGroups: [""], resources: [configmaps], verbs: [create]}
-//	- {apiGroups: [""], resources: [configmaps], resourceNames: [istio-ca-root-cert], verbs: [list, watch, update]}
+//	- {apiGroups: [""], resources: [configmaps], resourceNames: [istio-ca-root-cert], verbs: [list, watch, patch]}
 package caconfig
 
 import (
@@ -207,8 +207,7 @@ func variable(f *flag.Flag) string {
 // in brackets from that variable. An error is one line that names the flag and its variable, and wraps [ErrUsage]. With
 // -help, Parse prints the flags as fs does, and the error is [flag.ErrHelp]. A flag set that exits for errors does that.
 func Parse(fs *flag.FlagSet, args []string, getenv func(string) string) (*Config, error) {
-	c := &Config{flags: fs, inCluster: getenv("KUBERNETES_SERVICE_HOST") != ""}
-	c.getenv = getenv
+	c := &Config{flags: fs, inCluster: getenv("KUBERNETES_SERVICE_HOST") != "", clusterOptions: clusterOptions{getenv: getenv}}
 	c.define(fs)
 	handling, out := fs.ErrorHandling(), fs.Output()
 	fs.Init(fs.Name(), flag.ContinueOnError)
@@ -433,8 +432,8 @@ func (c *Config) check(serve bool) error {
 		{"k8s-signer", c.ExternalCA != "" && c.external.Signer+c.external.SignerDomain == "", "with -external-ca, name a signer here, or the domain of several in -cert-signer-domain"},
 		{"root-configmap", c.rootConfigMap != "" && !c.Kubernetes, "it needs -kubernetes"},
 		{"root-configmap", c.rootConfigMap != "" && !kube.ValidName(c.rootConfigMap), "no ConfigMap can have this name"},
-		{"remote-cluster", len(c.remotes) > 0 && !c.Kubernetes, "it needs -kubernetes"},
-		{"remote-cluster", c.remotes[c.cluster.ClusterID] != (remote{}), "one has the name in -cluster-id, which is the cluster of the server itself"},
+		{"remote-cluster", len(c.cluster.Remotes) > 0 && !c.Kubernetes, "it needs -kubernetes"},
+		{"remote-cluster", c.cluster.Remotes[c.cluster.ClusterID].APIServer != "", "one has the name in -cluster-id, which is the cluster of the server itself"},
 		{"tls-cert", (c.tlsCert == "") != (c.tlsKey == ""), "-tls-cert and -tls-key belong together"},
 		{"wait", c.wait < 0, negative},
 		{"kubernetes-api", c.cluster.API.APIServer != "" && !c.Kubernetes, "it needs -kubernetes"},

@@ -1,10 +1,12 @@
 package caconfig
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/url"
 	"slices"
 	"sync"
 	"time"
@@ -19,208 +21,129 @@ import (
 const (
 	rootsKey   = "root-cert.pem"
 	rootsAgain = 10 * time.Second // between two writes of one ConfigMap, as another program may write it, too
-	rootsPoll  = time.Minute      // of a CA that does not tell of new roots
 )
 
 // rootless are the namespaces whose pods need no roots, as for Istio.
 var rootless = []string{"kube-system", "kube-public", "kube-node-lease", "local-path-storage"}
 
-// rootMaps keeps the roots of the CA in a ConfigMap of each namespace, where pods mount them. What others change or delete
-// there is repaired. All replicas do this, and write the same.
+// rootMaps keeps the roots of the CA in a ConfigMap of each namespace, where pods mount them. Roots that others change or delete
+// there are written again. All replicas do this, and write the same.
 type rootMaps struct {
 	api   *kube.Client
 	name  string
-	again time.Duration // between two writes of one ConfigMap
+	again time.Duration // between two writes of one ConfigMap, and between two looks at the roots of the CA
 	ca    ca.Signer
 	log   *ratelog.Log
 	news  renew.Signal
+	next  map[string]time.Time // when a namespace may be written again; only run uses it
 
-	mu         sync.Mutex
-	told       bool
-	namespaces map[string]bool // that want a ConfigMap
-	present    map[string]configMap
-	next       map[string]time.Time // when a namespace may be written again
+	mu                  sync.Mutex
+	namespaces, present map[string]object // namespaces and their ConfigMaps, by the name of the namespace; nil until listed
 }
 
-// configMap is an object, whose other members are kept.
-type configMap map[string]any
-
-// member returns the member of o that is an object itself.
-func member(o map[string]any, name string) map[string]any {
-	m, _ := o[name].(map[string]any)
-	return m
+// object is a namespace, or the ConfigMap of one.
+type object struct {
+	Metadata kube.ObjectMeta   `json:"metadata"`
+	Data     map[string]string `json:"data,omitempty"`
 }
 
-func text(o map[string]any, name string) string {
-	s, _ := o[name].(string)
-	return s
-}
-
-// namespaceObject is the part of a namespace that counts.
-type namespaceObject struct {
-	Metadata struct {
-		Name     string     `json:"name"`
-		Deletion *time.Time `json:"deletionTimestamp"`
-	} `json:"metadata"`
-}
+func (o *object) namespace() string { return cmp.Or(o.Metadata.Namespace, o.Metadata.Name) }
 
 // run writes until ctx is done.
 func (m *rootMaps) run(ctx context.Context) {
-	m.namespaces, m.present, m.next = map[string]bool{}, map[string]configMap{}, map[string]time.Time{}
-	namespaces := kubefollow.Follower[namespaceObject]{API: m.api, Path: kube.Path("api", "v1", "namespaces"), Kind: "Namespace", State: m.follows}
-	listed := map[string]bool{}
-	namespaces.Begin = func() { listed = map[string]bool{} }
-	namespaces.Items = func(_ context.Context, items []namespaceObject) {
-		for _, n := range items {
-			if n.Metadata.Deletion == nil {
-				listed[n.Metadata.Name] = true
-			}
-		}
-	}
-	namespaces.End = func(context.Context) { m.set(func() { m.namespaces = listed }) }
-	namespaces.Event = func(_ context.Context, change string, n *namespaceObject) error {
-		m.set(func() {
-			delete(m.namespaces, n.Metadata.Name)
-			if change != kube.Deleted && n.Metadata.Deletion == nil {
-				m.namespaces[n.Metadata.Name] = true
-			}
-		})
-		return nil
-	}
-	configMaps := kubefollow.Follower[configMap]{API: m.api, Path: kube.Path("api", "v1", "configmaps"), Kind: "ConfigMap", State: m.follows,
-		Query: map[string][]string{"fieldSelector": {"metadata.name=" + m.name}}}
-	present := map[string]configMap{}
-	configMaps.Begin = func() { present = map[string]configMap{} }
-	configMaps.Items = func(_ context.Context, items []configMap) {
-		for _, c := range items {
-			present[text(member(c, "metadata"), "namespace")] = c
-		}
-	}
-	ready := false
-	configMaps.End = func(context.Context) { m.set(func() { m.present, ready = present, true }) }
-	configMaps.Event = func(_ context.Context, change string, c *configMap) error {
-		m.set(func() {
-			ns := text(member(*c, "metadata"), "namespace")
-			delete(m.present, ns)
-			if change != kube.Deleted {
-				m.present[ns] = *c
-			}
-		})
-		return nil
-	}
 	var running sync.WaitGroup
 	defer running.Wait()
-	running.Go(func() { namespaces.Run(ctx) })
-	running.Go(func() { configMaps.Run(ctx) })
+	running.Go(func() { m.follow(ctx, "Namespace", "namespaces", nil, &m.namespaces) })
+	only := url.Values{"fieldSelector": {"metadata.name=" + m.name}}
+	running.Go(func() { m.follow(ctx, "ConfigMap", "configmaps", only, &m.present) })
 	for ctx.Err() == nil {
-		changed, wait := m.news.Changed(), rootsPoll
-		var roots <-chan struct{}
-		if c, ok := m.ca.(interface{ Changed() <-chan struct{} }); ok {
-			roots = c.Changed()
+		changed := m.news.Changed()
+		m.write(ctx)
+		renew.Wait(ctx, m.again, changed)
+	}
+}
+
+// follow keeps the objects of a kind up to date.
+func (m *rootMaps) follow(ctx context.Context, kind, plural string, query url.Values, all *map[string]object) {
+	var listed map[string]object
+	f := kubefollow.Follower[object]{API: m.api, Path: kube.Path("api", "v1", plural), Query: query, Kind: kind}
+	f.State = func(_ context.Context, err error, _ time.Duration) {
+		if err != nil {
+			m.warn("the cluster cannot be followed", err)
 		}
+	}
+	f.Page = func(_ context.Context, items []object, first, last bool) {
+		if first {
+			listed = make(map[string]object)
+		}
+		for _, o := range items {
+			listed[o.namespace()] = o
+		}
+		if last {
+			m.mu.Lock()
+			*all = listed
+			m.mu.Unlock()
+			m.news.Notify()
+		}
+	}
+	f.Event = func(_ context.Context, change string, o *object) bool {
 		m.mu.Lock()
-		listed := ready
+		if (*all)[o.namespace()] = *o; change == kube.Deleted {
+			delete(*all, o.namespace())
+		}
 		m.mu.Unlock()
-		if listed {
-			wait = m.write(ctx)
-		}
-		select {
-		case <-ctx.Done():
-		case <-changed:
-		case <-roots:
-		case <-time.After(wait):
-		}
+		m.news.Notify()
+		return o.namespace() != ""
 	}
+	f.Run(ctx)
 }
 
-func (m *rootMaps) set(f func()) {
+func (m *rootMaps) warn(reason string, err error, attrs ...slog.Attr) {
+	if kube.Forbidden(err) {
+		err = fmt.Errorf("%w; bind a ClusterRole that may list and watch namespaces, and list, watch, create and patch configmaps, "+
+			"to the service account of this program, or empty this flag", err)
+	}
+	m.log.Warn("caconfig: -root-configmap: roots are not handed out", reason, append(attrs, slog.Any("err", err))...)
+}
+
+// write brings the ConfigMaps up to date that were not written a moment ago.
+func (m *rootMaps) write(ctx context.Context) {
+	roots := ""
+	if b := m.ca.Bundle(); b != nil {
+		roots = string(b.MarshalPEM())
+	}
+	maps.DeleteFunc(m.next, func(_ string, at time.Time) bool { return time.Until(at) <= 0 })
+	stale := make(map[string]bool) // whether there is a ConfigMap
 	m.mu.Lock()
-	f()
-	m.mu.Unlock()
-	m.news.Notify()
-}
-
-// follows says once why the cluster is not followed.
-func (m *rootMaps) follows(_ context.Context, err error, retryIn time.Duration) {
-	m.mu.Lock()
-	tell := err != nil && !m.told
-	m.told = err != nil
-	m.mu.Unlock()
-	if tell {
-		m.log.Warn("caconfig: -root-configmap: roots are not handed out", "the cluster cannot be followed", slog.Any("err", m.remedy(err)), slog.Duration("retry_in", retryIn))
-	}
-}
-
-func (m *rootMaps) remedy(err error) error {
-	if !kube.Forbidden(err) {
-		return err
-	}
-	return fmt.Errorf("%w; bind a ClusterRole that may list and watch namespaces, and list, watch, create and update configmaps, "+
-		"to the service account of this program, or empty this flag", err)
-}
-
-// write brings the ConfigMaps up to date, and returns when to look again.
-func (m *rootMaps) write(ctx context.Context) time.Duration {
-	b := m.ca.Bundle()
-	if b == nil {
-		return time.Second
-	}
-	roots, wait := string(b.MarshalPEM()), rootsPoll
-	m.mu.Lock()
-	names := slices.Sorted(maps.Keys(m.namespaces))
-	m.mu.Unlock()
-	for _, ns := range names {
-		m.mu.Lock()
-		old, next := m.present[ns], m.next[ns]
-		m.mu.Unlock()
-		if roots == "" || slices.Contains(rootless, ns) || text(member(old, "data"), rootsKey) == roots {
-			continue
+	for ns, o := range m.namespaces {
+		old, exists := m.present[ns]
+		_, soon := m.next[ns]
+		behind := m.present != nil && roots != "" && old.Data[rootsKey] != roots
+		if behind && !soon && o.Metadata.DeletionTimestamp == nil && !slices.Contains(rootless, ns) {
+			stale[ns] = exists
 		}
-		if left := time.Until(next); left > 0 {
-			wait = min(wait, left)
-			continue
-		}
-		now, err := m.put(ctx, ns, old, roots)
-		m.mu.Lock()
+	}
+	m.mu.Unlock()
+	for ns, exists := range stale {
 		m.next[ns] = time.Now().Add(m.again)
-		if err == nil {
-			m.present[ns] = now
-		}
-		m.mu.Unlock()
-		switch {
+		switch err := m.put(ctx, ns, exists, roots); {
 		case err == nil:
 			m.log.Log(slog.LevelInfo, "caconfig: roots written", "the ConfigMap was not up to date", slog.String("namespace", ns), slog.String("configmap", m.name))
-		case ctx.Err() != nil:
-			return 0
-		case kube.AlreadyExists(err), kube.Conflict(err), kube.NotFound(err): // another replica was faster, or the namespace ends
+		case ctx.Err() != nil, kube.AlreadyExists(err), kube.Conflict(err), kube.NotFound(err): // another replica was faster, or the namespace ends
 		default:
-			m.log.Warn("caconfig: -root-configmap: roots are not handed out", "a ConfigMap cannot be written", slog.String("namespace", ns), slog.Any("err", m.remedy(err)))
+			m.warn("a ConfigMap cannot be written", err, slog.String("namespace", ns))
 		}
-		wait = min(wait, m.again)
 	}
-	return wait
 }
 
-// put writes the ConfigMap of a namespace, where old is present unless it is nil.
-func (m *rootMaps) put(ctx context.Context, ns string, old configMap, roots string) (now configMap, err error) {
-	path := kube.Path("api", "v1", "namespaces", ns, "configmaps")
-	o := configMap{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{
-		"name": m.name, "namespace": ns, "labels": map[string]any{"istio.io/config": "true"},
-	}, "data": map[string]any{rootsKey: roots}}
-	if old == nil {
-		err = m.api.Create(ctx, path, o, &now)
-		return now, err
+// put makes the ConfigMap of a namespace, or changes nothing but the roots in it.
+func (m *rootMaps) put(ctx context.Context, ns string, exists bool, roots string) error {
+	path, o := kube.Path("api", "v1", "namespaces", ns, "configmaps"), object{Data: map[string]string{rootsKey: roots}}
+	if exists {
+		return m.api.Patch(ctx, path+"/"+m.name, o)
 	}
-	data := maps.Clone(member(old, "data"))
-	if data == nil {
-		data = map[string]any{}
-	}
-	data[rootsKey], o["data"], o["metadata"] = roots, data, old["metadata"]
-	if binary, ok := old["binaryData"]; ok {
-		o["binaryData"] = binary
-	}
-	err = m.api.Update(ctx, path+"/"+m.name, o, &now)
-	return now, err
+	o.Metadata = kube.ObjectMeta{Name: m.name, Labels: map[string]string{"istio.io/config": "true"}}
+	return m.api.Create(ctx, path, o, nil)
 }
 
 // handOutRoots keeps the roots in ConfigMaps until stop is called.
@@ -229,9 +152,6 @@ func (c *Config) handOutRoots(ctx context.Context, signer ca.Signer, again time.
 	if err != nil {
 		return nil, err
 	}
-	m := &rootMaps{api: api, name: c.rootConfigMap, again: again, ca: signer, log: ratelog.New(log, 0)}
-	ctx, cancel := context.WithCancel(ctx)
-	var running sync.WaitGroup
-	running.Go(func() { m.run(ctx) })
-	return func() { cancel(); running.Wait(); _ = api.Close() }, nil
+	m := &rootMaps{api: api, name: c.rootConfigMap, again: again, ca: signer, log: ratelog.New(log, 0), next: make(map[string]time.Time)}
+	return background(ctx, func(ctx context.Context) { m.run(ctx); _ = api.Close() }), nil
 }
