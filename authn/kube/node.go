@@ -149,7 +149,7 @@ func (n *NodeAuthorizer) Authorize(ctx context.Context, caller *authn.Caller, id
 // unanswered is an error that says that the question could not be answered, and may be asked again.
 type unanswered struct{ error }
 
-func (e unanswered) Unwrap() error                 { return e.error }
+func (e unanswered) Unwrap() error                  { return e.error }
 func (unanswered) Retryable() (time.Duration, bool) { return 0, true }
 
 func denied(format string, args ...any) error {
