@@ -4,10 +4,12 @@
 //	go run ./examples/ca
 //
 // Without flags it runs in development mode: it keeps a self-signed CA in the user's home, one for each trust domain,
-// listens on 127.0.0.1, and trusts the name in any token that has the secret of this start. What it signs lasts an
-// hour at most. An agent becomes spiffe://cluster.local/ns/demo/sa/web with the token that the printed command makes,
-// with the root-cert.pem in that folder as its roots, and with SECRET_TTL=1h: without that variable Istio's agent asks
-// for 24 hours, which is refused.
+// listens on 127.0.0.1, and trusts the name in any token that has the secret in a file there. What it signs lasts an
+// hour at most, also if a request names more. An agent becomes spiffe://cluster.local/ns/demo/sa/web with
+//
+//	go run ./examples/agent
+//
+// or, if it is Istio's, with the variables in the file agent.env and the token that the printed command makes.
 //
 // In a cluster, -kubernetes keeps the CA in the Secret istio-ca-secret, which all replicas share, and has the API
 // server judge the tokens of service accounts; -istio-addr=:15012 and the like open the ports to others. A CA that was
@@ -257,7 +259,10 @@ func announce(out io.Writer, c *caconfig.Config, a *caconfig.Authority, at caser
 	fmt.Fprintf(out, line, "roots in PEM:", c.RootsFile)
 	fmt.Fprintf(out, line, "audit log:", c.AuditLog)
 	if c.Development() {
-		fmt.Fprintf(out, line, "token of demo/web:", `printf %s:demo/web "$(cat '`+c.SecretFile+`')"`)
+		fmt.Fprintf(out, line, "token of demo/web:", `printf %s.demo/web "$(cat '`+c.SecretFile+`')"`)
+		if at.Istio != nil {
+			fmt.Fprintf(out, line, "agent of demo/web:", "SVIDKIT_CA='"+c.StateDir+"' go run ./examples/agent")
+		}
 	}
 	linkerdScheme := "https"
 	if at.LinkerdPlaintext {

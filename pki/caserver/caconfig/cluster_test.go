@@ -294,7 +294,7 @@ func TestRemoteCluster(t *testing.T) {
 	require.NoError(t, err)
 	c.cluster.API.HTTPClient = own.Client()
 	o := &caserver.Options{Logger: slog.New(slog.DiscardHandler)}
-	require.NoError(t, c.setAPIs(t.Context(), o))
+	require.NoError(t, c.setAPIs(t.Context(), o, nil))
 	request := func(cluster string) *http.Request {
 		r := httptest.NewRequest(http.MethodPost, "https://ca.test/", nil)
 		r.Header.Set("Authorization", "Bearer pod.token.x")

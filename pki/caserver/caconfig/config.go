@@ -60,7 +60,8 @@ type Config struct {
 	StateDir, RootsFile, AuditLog string
 
 	// SecretFile is a file in StateDir with the secret that tokens have in development mode: see
-	// [caserver.InsecureTokens]. Serve writes a new one at each start.
+	// [caserver.InsecureTokens]. It outlives restarts. Beside it Serve writes agent.env, with the environment variables of an
+	// agent on this machine: the address and the roots of the CA, and the identity of demo/web.
 	SecretFile string
 
 	flags                 *flag.FlagSet
@@ -69,6 +70,7 @@ type Config struct {
 	jitter                bool
 	pluggedIn             ca.PluggedIn
 	create, replaceOwn    bool
+	shorten               bool
 	temporary             bool            // Serve has made StateDir
 	given                 map[string]bool // flags, by the arguments or the environment
 	auditOptions          auditlog.Options
@@ -139,6 +141,7 @@ func (c *Config) define(fs *flag.FlagSet) {
 		"empty: a temporary one (default: one in the user's home for each trust domain)")
 	c.duration(fs, &c.CA.DefaultTTL, "default-ttl", day, "`lifetime` of a certificate whose request names none, or -max-ttl if that is less [DEFAULT_WORKLOAD_CERT_TTL]")
 	c.duration(fs, &c.CA.MaxTTL, "max-ttl", 90*day, "longest `lifetime` that a request may name; without -kubernetes one hour [MAX_WORKLOAD_CERT_TTL]")
+	fs.BoolVar(&c.shorten, "shorten-ttl", false, "grant -max-ttl to a request for Istio's API that names more, instead of refusing it (default true without -kubernetes and -jwt-rule)")
 	c.duration(fs, &c.CA.Rotation.RootTTL, "root-ttl", 3650*day, "`lifetime` of a self-signed root [CITADEL_SELF_SIGNED_CA_CERT_TTL]")
 	c.duration(fs, &c.CA.Rotation.CheckInterval, "root-check-interval", time.Hour, "`time` between two checks of the "+
 		"root's lifetime, with -keep-key; 0 or less: only -rotate replaces the root [CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL]")
@@ -287,6 +290,9 @@ func (c *Config) parse(args []string, getenv func(string) string) (err error) {
 	}
 	if !c.given["default-ttl"] {
 		c.CA.DefaultTTL = min(c.CA.DefaultTTL, usual)
+	}
+	if !c.given["shorten-ttl"] {
+		c.shorten = c.Development()
 	}
 	if !c.given["linkerd-ttl"] {
 		c.linkerd.Lifetime = min(c.linkerd.Lifetime, usual-c.linkerd.ClockSkew)

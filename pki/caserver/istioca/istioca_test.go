@@ -595,7 +595,7 @@ func TestValidity(t *testing.T) {
 		if seconds <= math.MaxInt64/int64(time.Second) {
 			asked = time.Duration(seconds) * time.Second
 		}
-		refused(t, err, grpchttp.InvalidArgument, fmt.Sprintf("CSR signing error (the CA does not grant the lifetime that was asked for: %v; the longest is 2h0m0s)", asked))
+		refused(t, err, grpchttp.InvalidArgument, fmt.Sprintf("CSR signing error (the CA does not grant the lifetime: %v was asked for, the longest is 2h0m0s)", asked))
 	}
 	assert.Equal(t, strconv.Itoa(len(tooLong)), s.metric(t, `csr_sign_err_count{error="TTL_ERROR"}`))
 }
@@ -633,7 +633,7 @@ func TestSignerErrors(t *testing.T) {
 		after time.Duration
 	}{
 		"CSR":              {kind(ca.ErrCSR, 0), grpchttp.InvalidArgument, "CSR_ERROR", "the key of the request must not be certified", 0},
-		"TTL":              {kind(ca.ErrTTL, 0), grpchttp.InvalidArgument, "TTL_ERROR", "the CA does not grant the lifetime that was asked for", 0},
+		"TTL":              {kind(ca.ErrTTL, 0), grpchttp.InvalidArgument, "TTL_ERROR", "the CA does not grant the lifetime", 0},
 		"identity":         {kind(ca.ErrIdentity, 0), grpchttp.PermissionDenied, "ID_ERROR", "the CA does not certify this caller", 0},
 		"not ready":        {kind(spiffe.ErrNotReady, 0), grpchttp.Unavailable, "CA_NOT_READY", "the CA is not ready to sign; try again later", 0},
 		"not ready, until": {kind(spiffe.ErrNotReady, time.Minute), grpchttp.Unavailable, "CA_NOT_READY", "the CA is not ready to sign; try again later", time.Minute + time.Millisecond},

@@ -227,7 +227,7 @@ const (
 	TextInternal    = "the certificate could not be made"
 
 	textLimit = "too many requests; try again later"
-	textTTL   = "the CA does not grant the lifetime that was asked for"
+	textTTL   = "the CA does not grant the lifetime"
 )
 
 // SignError returns the error for a call whose signer, or another part that it needs, failed with err. A limit that is
@@ -263,13 +263,10 @@ func SignError(ctx context.Context, err error) *grpchttp.Error {
 // lifetimeText tells a client which lifetime was refused, and which would be granted.
 func lifetimeText(err error) string {
 	e, ok := errors.AsType[*ca.SignError](err)
-	switch {
-	case !ok || e.Granted <= 0:
+	if !ok || e.Granted <= 0 {
 		return textTTL
-	case e.Asked > e.Granted:
-		return fmt.Sprintf("%s: %v; the longest is %v", textTTL, e.Asked, e.Granted)
 	}
-	return fmt.Sprintf("%s: %v; the shortest is %v", textTTL, e.Asked, e.Granted)
+	return textTTL + ": " + e.Err.Error()
 }
 
 // Ended returns the error for a call that failed with err because its context is done: it tells the limit
