@@ -83,6 +83,13 @@ func TestPod(t *testing.T) {
 	mounted("later")
 	c.Do(t, "DELETE", "/api/v1/namespaces/prod/configmaps/istio-ca-root-cert", nil, nil)
 	mounted("prod")
+	other := map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]string{"name": "istio-ca-root-cert"}}
+	other["data"] = map[string]string{"root-cert.pem": "of another", "other": "stays"}
+	c.Do(t, "PUT", "/api/v1/namespaces/later/configmaps/istio-ca-root-cert", other, nil)
+	mounted("later")
+	_, changed, err := c.Send("GET", "/api/v1/namespaces/later/configmaps/istio-ca-root-cert", nil)
+	require.NoError(t, err)
+	require.Contains(t, string(changed), `"other":"stays"`)
 	require.Equal(t, http.StatusNotFound, c.Status(t, "GET", "/api/v1/namespaces/kube-system/configmaps/istio-ca-root-cert"))
 
 	write("token", []byte("garbage"))
