@@ -2,6 +2,8 @@
 // Unix socket. It asks the kubelet what a pod is, has an identity document signed, and registers the pod with ZTS.
 //
 // Environment variables configure it, which -help lists; README.md has the others beside it.
+//
+// "athenz-agent flexvolume" is the driver by which the kubelet mounts the socket into pods.
 package main
 
 import (
@@ -27,6 +29,9 @@ func main() {
 	if err == nil || errors.Is(err, flag.ErrHelp) {
 		return
 	}
+	if errors.Is(err, errAnswered) {
+		os.Exit(1)
+	}
 	fmt.Fprintln(os.Stderr, "athenz-agent:", err)
 	if _, usage := errors.AsType[usageError](err); usage {
 		os.Exit(2)
@@ -42,11 +47,14 @@ func (e usageError) Unwrap() error { return e.error }
 
 // run is the program. It returns nil when a signal ends it.
 func run(ctx context.Context, args, environ []string, out, errOut io.Writer) error {
+	if len(args) > 0 && args[0] == "flexvolume" {
+		return flexvolume(args[1:], environ, out)
+	}
 	fs := flag.NewFlagSet("athenz-agent", flag.ContinueOnError)
 	fs.SetOutput(errOut)
 	show := fs.Bool("version", false, "print the version, and end")
 	fs.Usage = func() {
-		fmt.Fprintln(errOut, "Usage: athenz-agent [flags]")
+		fmt.Fprintln(errOut, "Usage: athenz-agent [flags]\n       athenz-agent flexvolume init | mount PATH OPTIONS | unmount PATH")
 		fs.PrintDefaults()
 		fmt.Fprintln(errOut, "\nEnvironment:")
 		writeHelp(errOut)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -10,12 +11,12 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// readable returns an error for each of the files that is not of its kind: CERT_FILE with KEY_FILE, and CA certificates.
+// certificate returns the program's own.
+type certificate func() (*pki.Credential, error)
+
+// readable returns an error for each of the files that is not one of CA certificates.
 func readable(s settings, rootsFiles ...string) error {
 	var bad []error
-	if _, err := readPair(s); err != nil {
-		bad = append(bad, s.reject("CERT_FILE", fmt.Errorf("%w; set it to a file with certificates in PEM, and KEY_FILE to one with their key", err)))
-	}
 	for _, name := range rootsFiles {
 		if _, err := readBundle(nameless, s[name]); err != nil {
 			bad = append(bad, s.reject(name, fmt.Errorf("%w; set it to a file of CA certificates in PEM", err)))
@@ -25,20 +26,21 @@ func readable(s settings, rootsFiles ...string) error {
 }
 
 // readPair reads CERT_FILE and KEY_FILE.
-func readPair(s settings) (*pki.Credential, error) {
-	certs, err := os.ReadFile(s["CERT_FILE"])
-	if err != nil {
-		return nil, err
-	}
-	key, err := os.ReadFile(s["KEY_FILE"])
-	if err != nil {
-		return nil, err
-	}
+func (s settings) readPair() (*pki.Credential, error) {
+	certs, err1 := os.ReadFile(s["CERT_FILE"])
+	key, err2 := os.ReadFile(s["KEY_FILE"])
 	c, err := pki.ParseCredentialPEM(certs, key)
-	if err == nil && !time.Now().Before(c.NotAfter()) {
-		err = fmt.Errorf("the certificate in %s has expired", s["CERT_FILE"])
+	switch err = cmp.Or(err1, err2, err); {
+	case err != nil:
+		err = fmt.Errorf("%w; set it to a file with certificates in PEM, and KEY_FILE to one with their key", err)
+	case !time.Now().Before(c.NotAfter()):
+		err = errors.New("the certificate there has expired")
+	case s["PROVIDER_ADDR"] != off && c.Leaf().Subject.CommonName != s["PROVIDER_SERVICE"]:
+		err = fmt.Errorf("the common name is %.200q; ZTS asks for that of the provider: set it to the certificate of %s", c.Leaf().Subject.CommonName, s["PROVIDER_SERVICE"])
+	default:
+		return c, nil
 	}
-	return c, err
+	return nil, s.reject("CERT_FILE", err)
 }
 
 // nameless is the trust domain of the roots where no certificate has a SPIFFE ID of it.

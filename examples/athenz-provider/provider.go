@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"crypto"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -10,12 +12,19 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/caclient"
+	ztsclient "github.com/svidkit/svidkit/caclient/athenz"
+	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/pki/caserver"
+	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/health"
 )
@@ -30,14 +39,14 @@ func serve(ctx context.Context, s settings, out io.Writer, log *slog.Logger) err
 	if err != nil {
 		return usageError{err}
 	}
-	if err := readable(s, roots...); err != nil {
+	own, parts, err := ownCertificate(s, log)
+	if err = errors.Join(err, readable(s, roots...)); err != nil {
 		return err
 	}
 	keys, err := newKeys(s, log)
 	if err != nil {
 		return err
 	}
-	var parts []func(context.Context) error
 	var status []health.Part
 	add := func(name, variable string, make func() (http.Handler, error)) error {
 		if s[variable] == off {
@@ -52,8 +61,11 @@ func serve(ctx context.Context, s settings, out io.Writer, log *slog.Logger) err
 			return err
 		}
 		counted := count(name, h)
-		status = append(status, health.Part{Name: name, Source: counted, Check: func() error { return errors.Join(readable(s, roots...), keys.check()) }})
-		parts = append(parts, serving(l, caserver.ServeOptions{Handler: counted, TLS: serverTLS(s), Logger: log}))
+		status = append(status, health.Part{Name: name, Source: counted, Check: func() error {
+			_, err := own()
+			return errors.Join(err, readable(s, roots...), keys.check())
+		}})
+		parts = append(parts, serving(l, caserver.ServeOptions{Handler: counted, TLS: serverTLS(own), Logger: log}))
 		return nil
 	}
 	err = add("provider", "PROVIDER_ADDR", func() (http.Handler, error) { return newCallback(s, keys.verifier, log) })
@@ -91,12 +103,22 @@ func serving(l net.Listener, o caserver.ServeOptions) func(context.Context) erro
 
 // required returns an error for what is not set, and the variables that name files of CA certificates.
 func required(s settings) (roots []string, err error) {
-	err = s.need("PROVIDER_SERVICE", "CERT_FILE", "KEY_FILE", "SERVICE_CA_CERT")
-	roots = []string{"SERVICE_CA_CERT"}
+	roots, needed := []string{"SERVICE_CA_CERT"}, []string{"PROVIDER_SERVICE"}
 	if s["PROVIDER_ADDR"] != off {
-		err = errors.Join(err, s.need("SERVER_CA_CERT", "ZTS_NAME"))
+		needed = append(needed, "ZTS_NAME")
+	}
+	switch {
+	case s["SERVICE_KEY_DIR"] == "":
+		needed = append(needed, "CERT_FILE", "KEY_FILE")
+	case s["CERT_FILE"]+s["KEY_FILE"] != "":
+		err = s.reject("SERVICE_KEY_DIR", errors.New("CERT_FILE or KEY_FILE is set, too: the certificate is from files, or from ZTS"))
+	default:
+		needed = append(needed, "ZTS_ENDPOINT")
+	}
+	if s["PROVIDER_ADDR"] != off || s["SERVICE_KEY_DIR"] != "" {
 		roots = append(roots, "SERVER_CA_CERT")
 	}
+	err = errors.Join(err, s.need(append(needed, roots...)...))
 	if s["SIGNING_ADDR"] != off {
 		err = errors.Join(err, s.need("NODE_NAMES"))
 	}
@@ -152,13 +174,6 @@ func newCallback(s settings, verifier *athenz.Verifier, log *slog.Logger) (http.
 	if err != nil {
 		return nil, s.reject("PROVIDER_SERVICE", err)
 	}
-	own, err := readPair(s)
-	if err != nil {
-		return nil, s.reject("CERT_FILE", err)
-	}
-	if cn := own.Leaf().Subject.CommonName; cn != service.String() {
-		return nil, s.reject("CERT_FILE", fmt.Errorf("the common name is %.200q; ZTS asks for that of the provider: set it to the certificate of %s", cn, service))
-	}
 	pods, err := athenz.NewAPIServer(s["KUBERNETES_API"], nil)
 	if err != nil {
 		return nil, s.reject("KUBERNETES_API", err)
@@ -206,13 +221,13 @@ func (r rootsFile) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return readBundle(td, r.path)
 }
 
-// serverTLS asks for client certificates, which the handler judges, and reads its own from the files for each handshake. While
-// they cannot be used, as when they are being replaced, the last pair stays until it expires.
-func serverTLS(s settings) *tls.Config {
+// serverTLS asks for client certificates, which the handler judges, and takes its own anew for each handshake. While it cannot be
+// had, as when files are being replaced, the last one stays until it expires.
+func serverTLS(own certificate) *tls.Config {
 	var mu sync.Mutex
-	last, _ := readPair(s) // an error comes again below
+	last, _ := own() // an error comes again below
 	return &tls.Config{MinVersion: tls.VersionTLS12, ClientAuth: tls.RequestClientCert, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-		c, err := readPair(s)
+		c, err := own()
 		mu.Lock()
 		defer mu.Unlock()
 		if err == nil {
@@ -222,4 +237,49 @@ func serverTLS(s settings) *tls.Config {
 		}
 		return last.TLSCertificate(), nil
 	}}
+}
+
+// ownCertificate returns what has the certificate of the program, and the parts of the program that renew it.
+func ownCertificate(s settings, log *slog.Logger) (own certificate, parts []func(context.Context) error, err error) {
+	if s["SERVICE_KEY_DIR"] == "" {
+		_, err = s.readPair()
+		return s.readPair, nil, err
+	}
+	m, err := byServiceKey(s, log)
+	if err != nil {
+		return nil, nil, s.reject("SERVICE_KEY_DIR", err)
+	}
+	own = func() (*pki.Credential, error) {
+		c, err := m.Credential()
+		if err == nil && time.Now().Before(c.NotAfter()) {
+			return c, nil
+		}
+		return nil, s.reject("SERVICE_KEY_DIR", errors.Join(errors.New("there is no certificate of ZTS, or it has expired"), err, m.Report().Identities[0].Err))
+	}
+	return own, []func(context.Context) error{m.Run}, nil
+}
+
+// byServiceKey returns the manager of a certificate that ZTS issues for the key that the service has registered there.
+func byServiceKey(s settings, log *slog.Logger) (*secretcache.Manager, error) {
+	data, err1 := os.ReadFile(filepath.Join(s["SERVICE_KEY_DIR"], "service.key"))
+	version, err2 := os.ReadFile(filepath.Join(s["SERVICE_KEY_DIR"], "service.version"))
+	key, err := pki.ParsePrivateKeyPEM(data)
+	if err = cmp.Or(err1, err2, err); err != nil {
+		return nil, fmt.Errorf("service.key and service.version: %w", err)
+	}
+	service, _ := athenzname.ParseService(s["PROVIDER_SERVICE"]) // it was checked
+	token := athenz.ServiceToken{Service: service, KeyID: strings.TrimSpace(string(version))}
+	sign := func(context.Context) (string, error) { return athenz.SignServiceToken(token, key) }
+	_, err1 = sign(context.Background())
+	instance := athenzname.Instance{Service: service, Suffix: s["DNS_SUFFIX"]}
+	want, err2 := instance.Expectation(nameless)
+	zts, err := ztsclient.New(ztsclient.Options{
+		Endpoint:        caclient.Endpoint{URL: s["ZTS_ENDPOINT"], TrustDomain: nameless, RootsFile: s["SERVICE_CA_CERT"], Token: sign, Logger: log},
+		ServerRootsFile: s["SERVER_CA_CERT"], Instance: instance, KeyID: token.KeyID,
+	})
+	if err = cmp.Or(err1, err2, err); err != nil {
+		return nil, err
+	}
+	newKey := func() (crypto.Signer, error) { return key, nil } // the one that is registered
+	return secretcache.New(secretcache.Config{Expect: want, CommonName: service.String(), CA: zts, NewKey: newKey, Logger: log})
 }

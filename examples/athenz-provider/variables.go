@@ -28,9 +28,14 @@ var variables = []variable{
 	},
 	{"PROVIDER_ADDR", ":4443", "address of the callback that ZTS calls, or off", here, isAddr},
 	{"SIGNING_ADDR", ":4444", "address of the signing service that the nodes call, or off", here, isAddr},
-	{"CERT_FILE", "", "certificate with its intermediates, in PEM, whose common name is PROVIDER_SERVICE; required", here, nil},
-	{"KEY_FILE", "", "its key, in PEM; required", here, nil},
-	{"SERVER_CA_CERT", "", "file of the CA certificates of ZTS itself, in PEM; required with PROVIDER_ADDR", athenzs, nil},
+	{"CERT_FILE", "", "certificate with its intermediates, in PEM, whose common name is PROVIDER_SERVICE; required without SERVICE_KEY_DIR", here, nil},
+	{"KEY_FILE", "", "its key, in PEM; required without SERVICE_KEY_DIR", here, nil},
+	{
+		"SERVICE_KEY_DIR", "", "folder with service.key, the key that PROVIDER_SERVICE has registered at Athenz, in PEM, and service.version, its ID, " +
+			"such as /var/tls/athenz/private: the certificate is obtained from ZTS with it, and renewed, in the place of CERT_FILE and KEY_FILE", athenzs, nil,
+	},
+	{"ZTS_ENDPOINT", "", "URL of ZTS, without a path; required with SERVICE_KEY_DIR", cluster, isAPI},
+	{"SERVER_CA_CERT", "", "file of the CA certificates of ZTS itself, in PEM; required with PROVIDER_ADDR or SERVICE_KEY_DIR", athenzs, nil},
 	{"SERVICE_CA_CERT", "", "file of the CA certificates of what ZTS issues, and of the nodes, in PEM; required", cluster, nil},
 	{"ZTS_NAME", "", "common name of ZTS, such as zts.example.cloud; required with PROVIDER_ADDR", here, isCommonName},
 	{"NODE_NAMES", "", "common names of the nodes that may have documents signed, such as k8s.admin.k8s-node, with commas between; required with SIGNING_ADDR", here, isCommonName},

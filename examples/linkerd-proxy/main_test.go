@@ -56,7 +56,7 @@ func TestRefuses(t *testing.T) {
 		{[]string{"surplus"}, "surplus"},
 		{[]string{"-admin", busy.Addr().String()}, "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB"},
 	} {
-		err := run(t.Context(), c.args, nil, io.Discard, io.Discard)
+		err := run(t.Context(), c.args, []string{"LINKERD2_PROXY_LOCAL_IDENTITY_NAME=" + web}, io.Discard, io.Discard)
 		require.ErrorAs(t, err, new(usageError))
 		require.ErrorContains(t, err, c.want)
 	}
