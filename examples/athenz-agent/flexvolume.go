@@ -11,16 +11,14 @@ import (
 	"strings"
 
 	"github.com/svidkit/svidkit/caclient/athenz/nodeagent"
+	"github.com/svidkit/svidkit/examples/program"
 )
-
-// errAnswered says that a failure was told in an answer to the kubelet, which reads what is written to standard error, too.
-var errAnswered = errors.New("the answer says what has failed")
 
 // flexvolume is the driver of FlexVolumes. The kubelet calls it with init, with mount, a path and options in JSON, and with unmount
 // and the path. It answers other calls with "Not supported".
 func flexvolume(args, environ []string, out io.Writer) error {
 	answer := map[string]any{"status": "Success"}
-	s, err := read(environ)
+	s, err := program.Daemon{Variables: variables}.Read(environ)
 	switch n := len(args); {
 	case err != nil:
 	case n == 1 && args[0] == "init":
@@ -36,14 +34,14 @@ func flexvolume(args, environ []string, out io.Writer) error {
 		answer = map[string]any{"status": "Failure", "message": err.Error()}
 	}
 	if err = json.NewEncoder(out).Encode(answer); err == nil && answer["message"] != nil {
-		err = errAnswered
+		err = program.ErrAnswered
 	}
 	return err
 }
 
 // mountVolume notes the pod of a volume, and mounts at a path what the pod sees: its handle, in the file id, and the folder connect
 // with the socket of the agent.
-func mountVolume(s settings, path, options string) error {
+func mountVolume(s program.Settings, path, options string) error {
 	var pod struct {
 		Name      string `json:"kubernetes.io/pod.name"`
 		Namespace string `json:"kubernetes.io/pod.namespace"`
@@ -76,7 +74,7 @@ func mountVolume(s settings, path, options string) error {
 }
 
 // unmountVolume takes away what is mounted at a path, if anything is, and forgets the volume.
-func unmountVolume(s settings, path string) error {
+func unmountVolume(s program.Settings, path string) error {
 	if err := errors.Join(unbind(filepath.Join(path, "connect")), unbind(path)); err != nil {
 		return err
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/programtest"
@@ -182,6 +183,6 @@ func TestFlexVolumeCommand(t *testing.T) {
 	require.NoError(t, run(t.Context(), []string{"flexvolume", "init"}, environ(p), &out, io.Discard))
 	assert.JSONEq(t, `{"status":"Success","capabilities":{"attach":false}}`, out.String())
 	out.Reset()
-	require.ErrorIs(t, run(t.Context(), []string{"flexvolume", "init"}, environ(p, "VOLUMES_DIR=x", "LOG_LEVEL=loud"), &out, io.Discard), errAnswered)
+	require.ErrorIs(t, run(t.Context(), []string{"flexvolume", "init"}, environ(p, "VOLUMES_DIR=x", "LOG_LEVEL=loud"), &out, io.Discard), program.ErrAnswered)
 	assert.Contains(t, out.String(), "LOG_LEVEL")
 }

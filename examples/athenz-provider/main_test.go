@@ -25,6 +25,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
@@ -90,10 +91,10 @@ func TestTable(t *testing.T) {
 	table.WriteString("\n| Variable | Default | What it is for | From |\n|---|---|---|---|\n")
 	for _, v := range variables {
 		def := ""
-		if v.def != "" {
-			def = "`" + v.def + "`"
+		if v.Default != "" {
+			def = "`" + v.Default + "`"
 		}
-		table.WriteString("| `" + v.name + "` | " + def + " | " + v.doc + " | " + v.from + " |\n")
+		table.WriteString("| `" + v.Name + "` | " + def + " | " + v.Doc + " | " + v.From + " |\n")
 	}
 	testtree.Section(t, *update, "README.md", "<!-- environment -->\n", "<!-- end of environment -->\n", table.String()+"\n")
 }
@@ -103,18 +104,18 @@ func TestCommand(t *testing.T) {
 	var out, help bytes.Buffer
 	require.ErrorIs(t, run(t.Context(), []string{"-help"}, nil, io.Discard, &help), flag.ErrHelp)
 	for _, v := range variables {
-		assert.Contains(t, help.String(), "  "+v.name)
+		assert.Contains(t, help.String(), "  "+v.Name)
 	}
-	require.NoError(t, run(t.Context(), []string{"-version"}, nil, &out, io.Discard))
+	require.ErrorIs(t, run(t.Context(), []string{"-version"}, nil, &out, io.Discard), flag.ErrHelp)
 	assert.Regexp(t, `^athenz-provider \S.*, go\S+\n$`, out.String())
 	for _, args := range [][]string{{"surplus"}, {"-surplus"}} {
 		err := run(t.Context(), args, nil, io.Discard, io.Discard)
 		require.ErrorContains(t, err, "surplus")
-		require.ErrorAs(t, err, new(usageError))
+		require.ErrorAs(t, err, new(program.UsageError))
 	}
 	err := run(t.Context(), nil, []string{"LOG_LEVEL=loud"}, io.Discard, io.Discard)
 	require.ErrorContains(t, err, "LOG_LEVEL")
-	require.ErrorAs(t, err, new(usageError))
+	require.ErrorAs(t, err, new(program.UsageError))
 }
 
 // Each bad value is told by its variable, before anything is made.
@@ -145,7 +146,7 @@ func TestRefuses(t *testing.T) {
 		{[]string{"PUBLIC_KEY_DIR=" + p.Path("empty")}, []string{"PUBLIC_KEY_DIR", "public key"}},
 		{[]string{"SECRET_NAME=other-secret", "PUBLIC_KEY_DIR=" + p.Path("mixed")}, []string{"PUBLIC_KEY_DIR"}},
 		{[]string{"KUBERNETES_API=http://10.0.0.1"}, []string{"KUBERNETES_API"}},
-		{[]string{"USED_DOCUMENTS=used-documents"}, []string{"USED_DOCUMENTS", "namespace and the name"}},
+		{[]string{"USED_DOCUMENTS=used-documents"}, []string{"USED_DOCUMENTS", "a namespace and a name"}},
 		{[]string{"USED_DOCUMENTS=athenz/a/b"}, []string{"USED_DOCUMENTS"}},
 		{[]string{"USED_DOCUMENTS=/used"}, []string{"USED_DOCUMENTS"}},
 		{[]string{"SIGNING_ADDR=" + busy.Addr().String()}, []string{"SIGNING_ADDR", "in use"}},
@@ -263,7 +264,7 @@ func TestUsedDocuments(t *testing.T) {
 func TestDefaults(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-3.2-9", "ATH-5-9", "ATH-15-8")
-	s, err := read(nil)
+	s, err := program.Daemon{Variables: variables}.Read(nil)
 	require.NoError(t, err)
 	for name, want := range map[string]string{
 		"SECRET_NAME": "athenz-init-secret", "PRIVATE_KEY_DIR": "/var/keys/private", "PUBLIC_KEY_DIR": "/var/keys/public",
@@ -294,11 +295,14 @@ func TestServiceKey(t *testing.T) {
 	code, said := get(t, at, "/ready")
 	assert.Equal(t, http.StatusServiceUnavailable, code)
 	assert.Contains(t, said, "SERVICE_KEY_DIR")
-	p.ZTS.Change(func(r *cafake.ZTSRules) { r.ReadOnly = false })
-	require.Eventually(t, func() bool {
-		code, said = get(t, at, "/ready")
-		return code == http.StatusOK
-	}, 20*time.Second, 50*time.Millisecond, said)
+	becomesReady := func() {
+		p.ZTS.Change(func(r *cafake.ZTSRules) { r.ReadOnly = false })
+		require.EventuallyWithT(t, func(c *assert.CollectT) {
+			code, said := get(t, at, "/ready")
+			assert.Equal(c, http.StatusOK, code, said)
+		}, time.Minute, 50*time.Millisecond)
+	}
+	becomesReady()
 
 	serves := func(variable string) *x509.Certificate {
 		conn, err := tls.Dial("tcp", at[variable], &tls.Config{
@@ -327,11 +331,7 @@ func TestServiceKey(t *testing.T) {
 	}, 20*time.Second, 50*time.Millisecond)
 	assert.Contains(t, said, "expired")
 	assert.False(t, time.Now().Before(second.NotAfter))
-	p.ZTS.Change(func(r *cafake.ZTSRules) { r.ReadOnly = false })
-	require.Eventually(t, func() bool {
-		code, said = get(t, at, "/ready")
-		return code == http.StatusOK
-	}, 20*time.Second, 50*time.Millisecond, said)
+	becomesReady()
 }
 
 // What is wrong with the service key is told by its variable, and no text of the key is.

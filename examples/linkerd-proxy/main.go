@@ -26,39 +26,21 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"os/signal"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
-	"syscall"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/spiffe/health"
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	err := run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr)
-	if err == nil || errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	fmt.Fprintln(os.Stderr, "linkerd-proxy:", err)
-	if _, usage := errors.AsType[usageError](err); usage {
-		os.Exit(2)
-	}
-	os.Exit(1)
+	program.Main("linkerd-proxy", func(ctx context.Context) error {
+		return run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr)
+	})
 }
-
-// usageError says what is wrong with the arguments or the environment.
-type usageError struct{ error }
-
-// Unwrap returns the error.
-func (e usageError) Unwrap() error { return e.error }
 
 // options are the flags of the program.
 type options struct {
@@ -72,7 +54,6 @@ type options struct {
 func run(ctx context.Context, args, environ []string, out, errOut io.Writer) error {
 	o := options{routes: map[string]endpoint{}}
 	fs := flag.NewFlagSet("linkerd-proxy", flag.ContinueOnError)
-	fs.SetOutput(errOut)
 	fs.StringVar(&o.app, "app", "", "`host:port` of the application, for inbound connections")
 	fs.StringVar(&o.inbound, "inbound", "0.0.0.0:4143", "`address` for inbound connections")
 	fs.StringVar(&o.outbound, "outbound", "127.0.0.1:4140", "`address` for the requests of the application; empty for none")
@@ -84,22 +65,7 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 		"DANGER: servers then do not know who calls, and one that lets anonymous clients in gives them no less than before")
 	fs.BoolVar(&o.verbose, "v", false, "log more")
 	fs.Func("route", "`HOST:PORT=ADDRESS[=IDENTITY]`: where requests for a host go, and who must be there; may be repeated", o.route)
-	show := fs.Bool("version", false, "print the version, and end")
-	fs.Usage = func() {
-		fmt.Fprintln(errOut, "Usage: linkerd-proxy [flags]")
-		fs.PrintDefaults()
-		fmt.Fprintln(errOut, "\nEnvironment:")
-		_ = linkerdproxy.WriteEnviron(errOut)
-	}
-	switch err := fs.Parse(args); {
-	case errors.Is(err, flag.ErrHelp):
-		return err
-	case err != nil:
-		return usageError{err}
-	case fs.NArg() > 0:
-		return usageError{fmt.Errorf("unexpected argument %q", fs.Arg(0))}
-	case *show:
-		_, err := fmt.Fprintln(out, "linkerd-proxy", version())
+	if err := program.Parse(fs, args, out, errOut, linkerdproxy.WriteEnviron); err != nil {
 		return err
 	}
 	level := slog.LevelInfo
@@ -107,24 +73,6 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 		level = slog.LevelDebug
 	}
 	return o.serve(ctx, environ, out, slog.New(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: level})))
-}
-
-// version is that of the module, with the revision of its source and the version of Go.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	var revision, modified string
-	for _, s := range info.Settings {
-		switch {
-		case s.Key == "vcs.revision":
-			revision = ", revision " + s.Value
-		case s.Key == "vcs.modified" && s.Value == "true":
-			modified = " (modified)"
-		}
-	}
-	return info.Main.Version + revision + modified + ", " + info.GoVersion
 }
 
 // route reads a value of -route.
@@ -175,7 +123,7 @@ func isName(part string) bool {
 func (o *options) serve(ctx context.Context, environ []string, out io.Writer, log *slog.Logger) (failed error) {
 	env, err := linkerdproxy.FromEnviron(environ, log)
 	if err != nil {
-		return usageError{err}
+		return program.UsageError{Err: err}
 	}
 	env.AnonymousAfterExpiry = o.anonymous
 	var id *linkerdproxy.Identity
@@ -187,17 +135,15 @@ func (o *options) serve(ctx context.Context, environ []string, out io.Writer, lo
 		log.Warn("no variable names the workload: the proxy has no identity, and forwards without TLS both ways")
 		for host, e := range o.routes {
 			if e.identity != "" {
-				return usageError{fmt.Errorf("-route %s: a proxy without an identity cannot verify that of %s", host, e.addr)}
+				return program.Misused("-route %s: a proxy without an identity cannot verify that of %s", host, e.addr)
 			}
 		}
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer cancel(nil)
+	parts := program.NewGroup(ctx)
+	defer parts.Stop()
 	var destinations *linkerdproxy.Destinations
 	if env.Destination.Addr != "" {
-		if destinations, err = linkerdproxy.NewDestinations(ctx, id, env.Destination, log); err != nil {
+		if destinations, err = linkerdproxy.NewDestinations(parts.Context(), id, env.Destination, log); err != nil {
 			return err
 		}
 	}
@@ -209,16 +155,9 @@ func (o *options) serve(ctx context.Context, environ []string, out io.Writer, lo
 		route: func(ctx context.Context, host string) (endpoint, error) { return o.find(ctx, destinations, host) },
 	})
 	if err != nil {
-		return usageError{err}
+		return program.UsageError{Err: err}
 	}
 
-	start := func(f func(context.Context) error) {
-		wg.Go(func() {
-			if err := f(ctx); err != nil {
-				cancel(err)
-			}
-		})
-	}
 	listen := func(name, address string, serve func(context.Context, net.Listener) error) error {
 		if address == "" {
 			return nil
@@ -228,7 +167,7 @@ func (o *options) serve(ctx context.Context, environ []string, out io.Writer, lo
 			return fmt.Errorf("-%s: %w", name, err)
 		}
 		fmt.Fprintf(out, "%s: %s\n", name, l.Addr())
-		start(func(ctx context.Context) error { return serve(ctx, l) })
+		parts.Go(name, func(ctx context.Context) error { return serve(ctx, l) })
 		return nil
 	}
 	var probes http.Handler
@@ -251,13 +190,9 @@ func (o *options) serve(ctx context.Context, environ []string, out io.Writer, lo
 		return err
 	}
 	if id != nil {
-		start(id.Run)
+		parts.Go("identity", id.Run)
 	}
-	<-ctx.Done()
-	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
-		return err
-	}
-	return nil
+	return parts.Wait()
 }
 
 // find returns where requests for a host go: by a route, by the destination service, which is nil for none, or to the host itself.

@@ -15,14 +15,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
-// program runs the program until the test is over, and returns where it listens.
-func program(t *testing.T, args, environ []string, log io.Writer) (at map[string]string) {
+// started runs the program until the test is over, and returns where it listens.
+func started(t *testing.T, args, environ []string, log io.Writer) (at map[string]string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	written, done := make(chan string, 10), make(chan error, 1)
@@ -81,7 +82,7 @@ func TestWithoutIdentity(t *testing.T) {
 	d := meshtest.NewDestination(t, nil)
 	d.Begin("app.mesh:80", meshtest.Added(linkerdproxy.Endpoint{Addr: there, Identity: voting}))
 	var log quietLog
-	at := program(t, []string{"-app", app, "-route", "app.test=" + app}, []string{"LINKERD2_PROXY_DESTINATION_SVC_ADDR=" + d.Service.Addr}, &log)
+	at := started(t, []string{"-app", app, "-route", "app.test=" + app}, []string{"LINKERD2_PROXY_DESTINATION_SVC_ADDR=" + d.Service.Addr}, &log)
 	assert.Contains(t, log.String(), "the proxy has no identity, and forwards without TLS both ways")
 	isReady(t, at)
 
@@ -120,7 +121,7 @@ func TestWithoutIdentity(t *testing.T) {
 		err := run(ctx, ports(c.args...), []string{c.env}, io.Discard, io.Discard)
 		cancel()
 		require.ErrorContains(t, err, c.want)
-		require.ErrorAs(t, err, new(usageError))
+		require.ErrorAs(t, err, new(program.UsageError))
 	}
 }
 
@@ -148,7 +149,7 @@ func TestDestination(t *testing.T) {
 	d.Refuse("down.mesh:80", grpchttp.Errorf(grpchttp.Unavailable, "it is down"))
 	env := append(p.environ(), "LINKERD2_PROXY_DESTINATION_ADDR="+d.Service.Addr, "LINKERD2_PROXY_DESTINATION_IDENTITY="+d.Service.Name)
 
-	strict := program(t, []string{"-app", bare, "-route", "routed.mesh=" + bare}, env, t.Output())
+	strict := started(t, []string{"-app", bare, "-route", "routed.mesh=" + bare}, env, t.Output())
 	isReady(t, strict)
 	out := browser(t, strict["outbound"], false, nil)
 	status, body := ask(t, out, "http://meshed.mesh/")
@@ -186,7 +187,7 @@ func TestDestination(t *testing.T) {
 
 	p.store = t.TempDir()
 	env = append(p.environ(), "LINKERD2_PROXY_DESTINATION_ADDR="+d.Service.Addr, "LINKERD2_PROXY_DESTINATION_IDENTITY="+d.Service.Name)
-	open := program(t, []string{"-app", bare, "-plaintext"}, env, io.Discard)
+	open := started(t, []string{"-app", bare, "-plaintext"}, env, io.Discard)
 	isReady(t, open)
 	out = browser(t, open["outbound"], false, nil)
 	status, body = ask(t, out, "http://"+bare+"/")
@@ -222,7 +223,7 @@ func TestAnonymousAfterExpiry(t *testing.T) {
 		if anonymous {
 			args = append(args, "-anonymous-after-expiry")
 		}
-		at := program(t, args, append(p.environ(), "LINKERD2_PROXY_IDENTITY_MIN_REFRESH=100ms"), io.Discard)
+		at := started(t, args, append(p.environ(), "LINKERD2_PROXY_IDENTITY_MIN_REFRESH=100ms"), io.Discard)
 		isReady(t, at)
 		out := browser(t, at["outbound"], false, nil)
 		status, body := ask(t, out, "http://app.test/")

@@ -140,11 +140,14 @@ func NewGroup(ctx context.Context) *Group {
 // Context returns the context of the parts.
 func (g *Group) Context() context.Context { return g.ctx }
 
-// Go starts a part. If it fails before the context is done, the others end, too.
+// Go starts a part. If it fails before the context is done, the others end, too. Its error gets the name, if that is not empty.
 func (g *Group) Go(name string, part func(context.Context) error) {
 	g.wg.Go(func() {
 		if err := part(g.ctx); err != nil && g.ctx.Err() == nil {
-			g.End(fmt.Errorf("%s: %w", name, err))
+			if name != "" {
+				err = fmt.Errorf("%s: %w", name, err)
+			}
+			g.End(err)
 		}
 	})
 }
@@ -166,4 +169,13 @@ func (g *Group) Stop() error {
 	g.End(nil)
 	g.wg.Wait()
 	return g.err
+}
+
+// Together runs parts as a [Group] does, and returns its error.
+func Together(ctx context.Context, parts ...func(context.Context) error) error {
+	g := NewGroup(ctx)
+	for _, part := range parts {
+		g.Go("", part)
+	}
+	return g.Wait()
 }

@@ -13,7 +13,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/svidkit/svidkit/authn"
@@ -451,6 +450,10 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		return err
 	}
 	log = ratelog.Patient(log)
+	c.variables(log)
+	if !c.caServer {
+		log.Info("caconfig: -ca-server: no certificate API is served", "variable", "ENABLE_CA_SERVER")
+	}
 	if c.StateDir == "" {
 		dir, err := os.MkdirTemp("", "svidkit-ca")
 		if err != nil {
@@ -486,20 +489,32 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		defer l.Close()
 		*p.at = l
 	}
-	a, err := c.Open(ctx, OpenOptions{Logger: log})
+	a, err := c.await(ctx, log)
 	if err != nil {
 		return err
 	}
 	defer a.Close()
+	certificate, stop, err := c.followTLS(ctx, log)
+	if err != nil {
+		return err
+	}
+	defer stop()
 	o := caserver.Options{
 		CA: c.limit(a, log), ID: c.ServerID, Names: c.names(), RootsFile: c.RootsFile,
-		Status: a.WriteStatus, Ready: func() { ready(a, at) }, Logger: log,
+		Status: a.WriteStatus, Ready: func() { ready(a, at) }, Logger: log, GetCertificate: certificate,
 	}
 	if err := c.setAPIs(ctx, &o, at.Istio); err != nil {
 		return err
 	}
 	if o.Linkerd != nil && c.Kubernetes && c.linkerdEvents {
 		stop, err := c.reportEvents(ctx, a, o.Linkerd, log)
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
+	if c.rootConfigMap != "" {
+		stop, err := c.handOutRoots(ctx, a.Signer, rootsAgain, log)
 		if err != nil {
 			return err
 		}
@@ -532,10 +547,7 @@ func (c *Config) reportEvents(ctx context.Context, a *Authority, o *linkerd.Opti
 	}
 	r := newRecorder(api, o.Mesh.ControlNamespace, log)
 	o.Events = r.record
-	ctx, cancel := context.WithCancel(ctx)
-	var running sync.WaitGroup
-	running.Go(func() { r.run(ctx, refused) })
-	return func() { cancel(); running.Wait(); _ = api.Close() }, nil
+	return background(ctx, func(ctx context.Context) { r.run(ctx, refused); _ = api.Close() }), nil
 }
 
 // setAPIs sets the certificate APIs in o. In a cluster it asks whether the server has the rights that they need,

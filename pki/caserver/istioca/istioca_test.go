@@ -28,6 +28,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
@@ -491,6 +492,21 @@ func TestImpersonation(t *testing.T) {
 	} {
 		leaf := s.issue(t, "node", impersonate(t, v))[0][0]
 		assert.Equal(t, nodeID, leaf.URIs[0].String())
+	}
+
+	// A question that could not be answered is no refusal for good, and a limit costs no connection.
+	for text, cause := range map[string]error{
+		"the CA cannot answer now; try again later": fmt.Errorf("no answer: %w", temporary(time.Minute)),
+		"too many requests; try again later":        fmt.Errorf("too many: %w", &limit.Error{Reason: limit.CallerRate, RetryAfter: time.Minute}),
+	} {
+		code := grpchttp.Unavailable
+		if strings.HasPrefix(text, "too many") {
+			code = grpchttp.ResourceExhausted
+		}
+		busy := serve(t, istioca.Options{NodeAuthorizer: func(context.Context, *authn.Caller, spiffe.ID) error { return cause }})
+		_, err = busy.call(t, "node", impersonate(t, structpb.NewStringValue(webID)))
+		assert.InDelta(t, time.Minute, refused(t, err, code, text).RetryAfter, float64(2*time.Millisecond))
+		assert.Equal(t, "0", busy.metric(t, "authentication_failure_count"))
 	}
 
 	without := serve(t, istioca.Options{})

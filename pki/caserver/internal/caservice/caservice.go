@@ -98,13 +98,7 @@ type Call struct {
 // refused if it would have to wait too long.
 func (c *Call) ParseCSR(ctx context.Context, parse func() (*pki.CSR, error)) (*pki.CSR, error) {
 	if err := c.turns.Acquire(ctx, ""); err != nil {
-		over, ok := errors.AsType[*limit.Error](err)
-		if !ok {
-			return nil, Ended(ctx, err)
-		}
-		e := Refuse(grpchttp.ResourceExhausted, textLimit, err)
-		e.RetryAfter = over.RetryAfter
-		return nil, e
+		return nil, SignError(ctx, err)
 	}
 	defer c.turns.Release()
 	return parse()
@@ -236,13 +230,15 @@ const (
 	textTTL   = "the CA does not grant the lifetime"
 )
 
-// SignError returns the error for a call whose signer failed with err.
+// SignError returns the error for a call whose signer, or another part that it needs, failed with err. A limit that is
+// reached is ResourceExhausted, for which a client keeps its connection.
 func SignError(ctx context.Context, err error) *grpchttp.Error {
 	e := &grpchttp.Error{Err: err}
 	after, passes := Retryable(err)
 	e.RetryAfter = after
+	_, over := errors.AsType[*limit.Error](err)
 	switch {
-	case errors.Is(err, ca.ErrLimit):
+	case over, errors.Is(err, ca.ErrLimit):
 		e.Code, e.Message = grpchttp.ResourceExhausted, textLimit
 	case errors.Is(err, spiffe.ErrNotReady):
 		e.Code, e.Message = grpchttp.Unavailable, "the CA is not ready to sign; try again later"
