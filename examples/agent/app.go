@@ -13,10 +13,10 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/http/httputil"
-	"net/url"
 	"strings"
 	"time"
+
+	"github.com/svidkit/svidkit/examples/program"
 )
 
 // prober is how the kubelet would probe a container of the application, if the injector had not sent it here.
@@ -50,15 +50,11 @@ func (p *proxy) configureApp() error {
 	app.Scrape = "false" // unless the variable is there
 	p.app = &appProbes{host: p.cfg.Address, statusPort: fmt.Sprint(":", p.cfg.Envoy.StatusPort)}
 	loopback := false
-	for _, line := range p.environ {
-		name, value, _ := strings.Cut(line, "=")
-		into, read := map[string]any{
-			"ISTIO_KUBE_APP_PROBERS": &p.app.probers, "ISTIO_PROMETHEUS_ANNOTATIONS": &app, "REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION": &loopback,
-		}[name]
-		if read && value != "" {
-			if err := json.Unmarshal([]byte(value), into); err != nil {
-				return misused("environment variable %s: set it to JSON, as the injector writes it: %w", name, err)
-			}
+	for name, into := range map[string]any{
+		"ISTIO_KUBE_APP_PROBERS": &p.app.probers, "ISTIO_PROMETHEUS_ANNOTATIONS": &app, "REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION": &loopback,
+	} {
+		if err := json.Unmarshal([]byte(cmp.Or(getenv(p.environ, name), "null")), into); err != nil {
+			return program.Misused("environment variable %s: set it to JSON, as the injector writes it: %w", name, err)
 		}
 	}
 	if ip := net.ParseIP(p.app.host); loopback || ip == nil {
@@ -80,7 +76,7 @@ func (p *proxy) configureApp() error {
 	}
 	for _, t := range app.Targets {
 		if ":"+strings.TrimLeft(t.Port, "0") == p.app.statusPort {
-			return misused("environment variable ISTIO_PROMETHEUS_ANNOTATIONS: port %s is that of the agent; prometheus.io/port has to be the application's", t.Port)
+			return program.Misused("environment variable ISTIO_PROMETHEUS_ANNOTATIONS: port %s is that of the agent; prometheus.io/port has to be the application's", t.Port)
 		}
 		p.pages = append(p.pages, "http://localhost:"+cmp.Or(t.Port, "80")+"/"+strings.TrimPrefix(cmp.Or(t.Path, "/metrics"), "/"))
 	}
@@ -115,8 +111,7 @@ func (a *appProbes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var err error
 	switch {
 	case p.HTTPGet != nil:
-		a.forward(w, r.WithContext(ctx), strings.ToLower(cmp.Or(p.HTTPGet.Scheme, "http"))+"://"+address(p.HTTPGet.Port)+"/"+strings.TrimPrefix(p.HTTPGet.Path, "/"))
-		return
+		err = a.forward(w, r.WithContext(ctx), strings.ToLower(cmp.Or(p.HTTPGet.Scheme, "http"))+"://"+address(p.HTTPGet.Port)+"/"+strings.TrimPrefix(p.HTTPGet.Path, "/"))
 	case p.GRPC != nil:
 		err = a.check(ctx, address(p.GRPC.Port), p.GRPC.Service)
 	case p.TCPSocket != nil:
@@ -131,35 +126,30 @@ func (a *appProbes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // forward sends a request on, as the kubelet sends it: certificates are not verified, and a redirect is good.
-func (a *appProbes) forward(w http.ResponseWriter, r *http.Request, to string) {
-	fail := func(w http.ResponseWriter, _ *http.Request, err error) {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-	}
-	target, err := url.Parse(to)
+func (a *appProbes) forward(w http.ResponseWriter, r *http.Request, url string) error {
+	out, err := http.NewRequestWithContext(r.Context(), r.Method, url, nil)
 	if err != nil {
-		fail(w, r, err)
-		return
+		return err
 	}
-	proxy := httputil.ReverseProxy{
-		Rewrite: func(p *httputil.ProxyRequest) {
-			p.Out.URL = target
-			if strings.HasSuffix(p.In.Host, a.statusPort) { // and is not of the probe
-				p.Out.Host = target.Host
-			}
-		},
-		Transport: &http.Transport{
-			DialContext: a.dialer.DialContext, DisableKeepAlives: true, ForceAttemptHTTP2: true,
-			TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // it is the pod itself, and no secret is sent
-		},
-		ModifyResponse: func(resp *http.Response) error {
-			if resp.StatusCode >= 300 && resp.StatusCode < 400 {
-				resp.StatusCode = http.StatusOK
-			}
-			return nil
-		},
-		ErrorHandler: fail,
+	out.Header = r.Header.Clone()
+	if !strings.HasSuffix(r.Host, a.statusPort) { // and is of the probe
+		out.Host = r.Host
 	}
-	proxy.ServeHTTP(w, r)
+	transport := &http.Transport{
+		DialContext: a.dialer.DialContext, DisableKeepAlives: true, ForceAttemptHTTP2: true,
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // it is the pod itself, and no secret is sent
+	}
+	resp, err := transport.RoundTrip(out)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode/100 == 3 {
+		resp.StatusCode = http.StatusOK
+	}
+	w.WriteHeader(resp.StatusCode)
+	_, _ = io.Copy(w, io.LimitReader(resp.Body, 10<<10)) // as much as the kubelet reads
+	return nil
 }
 
 // check asks the health service of gRPC, with a message of one field, and has one of one field, 1, if the application serves.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/sds/istioagent"
 )
 
@@ -19,12 +20,7 @@ const developmentFolder = "SVIDKIT_CA"
 // development completes a configuration that names no CA and no identity with those of the CA in development mode on this
 // machine: the variables in its folder, and a token that its secret makes.
 func development(cfg istioagent.Config, environ []string) (istioagent.Config, error) {
-	dir := ""
-	for _, line := range environ {
-		if value, ok := strings.CutPrefix(line, developmentFolder+"="); ok {
-			dir = value
-		}
-	}
+	dir := getenv(environ, developmentFolder)
 	named := dir != ""
 	if !named {
 		if cfg.InPod || cfg.CAAddress != "" || cfg.Namespace != "" && cfg.ServiceAccount != "" {
@@ -39,7 +35,7 @@ func development(cfg istioagent.Config, environ []string) (istioagent.Config, er
 	}
 	text, err := os.ReadFile(filepath.Join(dir, "agent.env"))
 	if err != nil && !named {
-		return cfg, misused("POD_NAMESPACE and SERVICE_ACCOUNT are the identity to ask for, and CA_ADDR is where: set them, or first start examples/ca in its development mode on this machine")
+		return cfg, program.Misused("POD_NAMESPACE and SERVICE_ACCOUNT are the identity to ask for, and CA_ADDR is where: set them, or first start examples/ca in its development mode on this machine")
 	}
 	secret, notSecret := os.ReadFile(filepath.Join(dir, "token-secret"))
 	if err := errors.Join(err, notSecret); err != nil {
@@ -50,12 +46,12 @@ func development(cfg istioagent.Config, environ []string) (istioagent.Config, er
 		name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
 		variables = append(variables, name+"="+strings.Trim(value, "'"))
 	}
-	if !slices.ContainsFunc(environ, func(line string) bool { return strings.HasPrefix(line, "PROXY_CONFIG=") }) { // which names a control plane
+	if getenv(environ, "PROXY_CONFIG") == "" { // which names a control plane
 		variables = append(variables, "PROXY_XDS_VIA_AGENT=false")
 	}
 	found, err := istioagent.FromEnvironment(slices.Concat(variables, environ))
 	if err != nil {
-		return cfg, usageError{err}
+		return cfg, program.UsageError{Err: err}
 	}
 	found.Root, found.Logger, found.AllowFiles = cfg.Root, cfg.Logger, cfg.AllowFiles
 	name := found.Namespace + "/" + found.ServiceAccount
@@ -71,4 +67,14 @@ func development(cfg istioagent.Config, environ []string) (istioagent.Config, er
 	}
 	cfg.Logger.Info("agent: development: the identity is from a CA on this machine, and proves nothing", "ca", dir, "identity", name, "root", found.Root)
 	return found, nil
+}
+
+// getenv returns the value of a variable.
+func getenv(environ []string, name string) (value string) {
+	for _, line := range environ {
+		if text, ok := strings.CutPrefix(line, name+"="); ok {
+			value = text
+		}
+	}
+	return value
 }

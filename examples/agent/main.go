@@ -31,6 +31,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/sds/istioagent"
 	"github.com/svidkit/svidkit/sds/statuspage"
 )
@@ -44,18 +45,11 @@ func main() {
 		return
 	}
 	fmt.Fprintln(os.Stderr, "agent:", err)
-	if _, ok := errors.AsType[usageError](err); ok {
+	if _, ok := errors.AsType[program.UsageError](err); ok {
 		os.Exit(2)
 	}
 	os.Exit(1)
 }
-
-// usageError says what is wrong with the flags or the variables.
-type usageError struct{ error }
-
-func (e usageError) Unwrap() error { return e.error }
-
-func misused(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
 // version is that of the module, with the revision of its source and the version of Go.
 func version() string {
@@ -114,18 +108,18 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 		fmt.Fprint(errOut, "\nEnvironment variables:\n\n")
 		return errors.Join(err, istioagent.WriteHelp(errOut, false))
 	case err != nil:
-		return misused("%w; -h lists the flags", err)
+		return program.Misused("%w; -h lists the flags", err)
 	case o.version:
 		fmt.Fprintln(out, "agent", version())
 		return nil
 	case flags.NArg() > 0 && flags.Arg(0) != "proxy":
-		return command(ctx, flags.Args(), out)
+		return command(ctx, flags.Args(), out, errOut)
 	}
 	var p *proxy
 	level := slog.LevelInfo
 	if flags.NArg() > 0 {
 		var err error
-		if p, err = newProxy(flags.Args()[1:], out); err != nil {
+		if p, err = newProxy(flags.Args()[1:], out, errOut); err != nil {
 			return err
 		}
 		if level = p.level; p.json {
@@ -133,7 +127,7 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 		}
 	}
 	if _, _, err := net.SplitHostPort(o.admin); o.admin != "" && err != nil {
-		return misused("-admin: %w", err)
+		return program.Misused("-admin: %w", err)
 	}
 	handler := slog.Handler(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: level}))
 	switch o.logFormat {
@@ -141,10 +135,10 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	case "json":
 		handler = slog.NewJSONHandler(errOut, &slog.HandlerOptions{Level: level})
 	default:
-		return misused("-log-format is %q, and has to be text or json", o.logFormat)
+		return program.Misused("-log-format is %q, and has to be text or json", o.logFormat)
 	}
 	if o.duration < 0 {
-		return misused("-for is %v, and may not be negative", o.duration)
+		return program.Misused("-for is %v, and may not be negative", o.duration)
 	}
 	if o.duration > 0 {
 		var cancel context.CancelFunc
@@ -157,7 +151,7 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	}
 	cfg, err := istioagent.FromEnvironment(environ)
 	if err != nil {
-		return usageError{err}
+		return program.UsageError{Err: err}
 	}
 	cfg.Root, cfg.Logger = o.root, slog.New(handler)
 	cfg.AllowFiles = append(cfg.AllowFiles, o.allowFiles...)

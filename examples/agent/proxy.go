@@ -10,7 +10,6 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,6 +19,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/sds/istioagent"
 )
 
@@ -34,38 +34,25 @@ var elsewhere = map[string]string{
 }
 
 // command runs wait or request, and refuses what is no command.
-func command(ctx context.Context, args []string, out io.Writer) error {
+func command(ctx context.Context, args []string, out, errOut io.Writer) error {
 	switch args[0] {
 	case "wait":
-		return waitReady(ctx, args[1:], out)
+		return waitReady(ctx, args[1:], out, errOut)
 	case "request":
 		return request(ctx, args[1:], out)
 	}
-	return misused("%s: %s", args[0], cmp.Or(elsewhere[args[0]], "it is not understood; the commands are proxy, wait and request, and flags begin with a hyphen"))
-}
-
-// parse parses the flags of a command, and prints all of them if that fails.
-func parse(flags *flag.FlagSet, args []string, out io.Writer) error {
-	flags.SetOutput(out)
-	err := flags.Parse(args)
-	if err == nil || errors.Is(err, flag.ErrHelp) {
-		return err
-	}
-	return misused("%s: %w", flags.Name(), err)
+	return program.Misused("%s: %s", args[0], cmp.Or(elsewhere[args[0]], "it is not understood; the commands are proxy, wait and request, and flags begin with a hyphen"))
 }
 
 // waitReady asks whether the Envoy is ready, until it is: the hook of pods that hold the application until then.
-func waitReady(ctx context.Context, args []string, out io.Writer) error {
-	flags := flag.NewFlagSet("wait", flag.ContinueOnError)
+func waitReady(ctx context.Context, args []string, out, errOut io.Writer) error {
+	flags := flag.NewFlagSet("agent wait", flag.ContinueOnError)
 	url := flags.String("url", "http://localhost:15021/healthz/ready", "`URL` to ask")
 	timeout := flags.Uint("timeoutSeconds", 60, "`seconds` to wait")
 	period := flags.Uint("periodMillis", 500, "`milliseconds` between requests")
 	each := flags.Uint("requestTimeoutMillis", 500, "`milliseconds` for a request")
-	if err := parse(flags, args, out); err != nil {
+	if err := program.Parse(flags, args, out, errOut, nil); err != nil {
 		return err
-	}
-	if flags.NArg() > 0 {
-		return misused("wait: %q is not understood; it has flags alone", flags.Args())
 	}
 	client := &http.Client{Timeout: time.Duration(*each) * time.Millisecond}
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(*timeout)*time.Second)
@@ -87,11 +74,9 @@ func waitReady(ctx context.Context, args []string, out io.Writer) error {
 func request(ctx context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("request", flag.ContinueOnError)
 	port := flags.Uint("debug-port", 15000, "`port` of localhost")
-	if err := parse(flags, args, out); err != nil {
-		return err
-	}
-	if flags.NArg() != 2 && flags.NArg() != 3 {
-		return misused("request: it is request [--debug-port=PORT] METHOD PATH [BODY]")
+	flags.SetOutput(io.Discard)
+	if err := flags.Parse(args); err != nil || flags.NArg() < 2 || flags.NArg() > 3 {
+		return program.Misused("it is request [--debug-port=PORT] METHOD PATH [BODY]: %w", cmp.Or(err, errors.New("a method and a path are needed")))
 	}
 	url := fmt.Sprintf("http://localhost:%d/%s", *port, strings.TrimPrefix(flags.Arg(1), "/"))
 	code, err := fetch(ctx, &http.Client{Timeout: time.Minute}, flags.Arg(0), url, flags.Arg(2), out)
@@ -136,16 +121,16 @@ type proxy struct {
 }
 
 // newProxy reads the arguments of the command proxy, as the injector writes them.
-func newProxy(args []string, out io.Writer) (*proxy, error) {
-	p := &proxy{client: &http.Client{Timeout: 3 * time.Second}}
+func newProxy(args []string, out, errOut io.Writer) (*proxy, error) {
+	role := "sidecar"
 	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
-		p.router = args[0] == "router"
-		if args[0] != "sidecar" && !p.router {
-			return nil, misused("proxy %s: %s", args[0], cmp.Or(elsewhere[args[0]], "it is proxy sidecar or proxy router"))
-		}
-		args = args[1:]
+		role, args = args[0], args[1:]
 	}
-	flags := flag.NewFlagSet("proxy", flag.ContinueOnError)
+	if role != "sidecar" && role != "router" {
+		return nil, program.Misused("proxy %s: %s", role, cmp.Or(elsewhere[role], "it is proxy sidecar or proxy router"))
+	}
+	p := &proxy{router: role == "router", client: &http.Client{Timeout: 3 * time.Second}}
+	flags := flag.NewFlagSet("agent proxy", flag.ContinueOnError)
 	flags.StringVar(&p.domain, "domain", "", "DNS `domain` of the node (default NAMESPACE.svc.cluster.local)")
 	flags.StringVar(&p.logLevel, "proxyLogLevel", "warning", "`level` of Envoy's log")
 	flags.StringVar(&p.logLevels, "proxyComponentLogLevel", "misc:error", "`levels` of the log of parts of Envoy, such as misc:error")
@@ -157,13 +142,7 @@ func newProxy(args []string, out io.Writer) (*proxy, error) {
 			return nil
 		})
 	}
-	if err := parse(flags, args, out); err != nil {
-		return nil, err
-	}
-	if flags.NArg() > 0 {
-		return nil, misused("proxy: %q is not understood; it is proxy sidecar or proxy router, and then flags", flags.Args())
-	}
-	return p, nil
+	return p, program.Parse(flags, args, out, errOut, nil)
 }
 
 // setLevel sets the level of the agent's log.
@@ -199,20 +178,17 @@ func (p *proxy) configure(cfg *istioagent.Config, environ []string) (status stri
 // run runs the agent and the Envoy until ctx is done, and then has the Envoy drain for as long as the agent does. It is an
 // error if the Envoy ends before.
 func (p *proxy) run(ctx context.Context, agent *istioagent.Agent, out io.Writer) error {
-	inner, cancel := context.WithCancel(ctx)
-	defer cancel()
-	ran := make(chan error, 1)
-	go func() { ran <- agent.Run(inner) }()
 	if p.cfg.Envoy.Disabled {
-		return <-ran
+		return agent.Run(ctx)
 	}
 	envoy, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	cmd, err := p.start(envoy, agent, out)
 	if err != nil {
-		return err
+		return errors.Join(err, agent.Close())
 	}
-	ended := make(chan error, 1)
+	ran, ended := make(chan error, 1), make(chan error, 1)
+	go func() { ran <- agent.Run(ctx) }()
 	go func() { ended <- cmp.Or(cmd.Wait(), errors.New("it has ended by itself")) }()
 	for draining := agent.Draining(); ; {
 		select {
@@ -245,7 +221,7 @@ func (p *proxy) start(ctx context.Context, agent *istioagent.Agent, out io.Write
 		}
 	}
 	version := "v4"
-	if ip, err := netip.ParseAddr(p.cfg.Address); err == nil && ip.Is6() {
+	if strings.Contains(p.cfg.Address, ":") {
 		version = "v6"
 	}
 	args := []string{
@@ -257,12 +233,7 @@ func (p *proxy) start(ctx context.Context, agent *istioagent.Agent, out io.Write
 		args = append(args, "--concurrency", strconv.Itoa(e.Concurrency))
 	}
 	cmd := exec.CommandContext(ctx, cmp.Or(e.Path, "envoy"), args...)
-	cmd.Cancel = func() error {
-		if err := cmd.Process.Signal(syscall.SIGTERM); err == nil {
-			return nil
-		}
-		return cmd.Process.Kill() // as on Windows
-	}
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 5 * time.Second // and then it is killed
 	cmd.Env, cmd.Stdout, cmd.Stderr = p.environ, out, out
 	p.cfg.Logger.Info("agent: Envoy starts, with its defaults for statistics, tracing and limits", slog.String("command", cmd.String()))

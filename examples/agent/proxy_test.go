@@ -38,11 +38,11 @@ func TestCommands(t *testing.T) {
 		"proxy waypoint":                  "Istio's own image",
 		"proxy ztunnel":                   "a program of its own",
 		"proxy gateway":                   "proxy sidecar or proxy router",
-		"proxy sidecar extra":             `["extra"] is not understood`,
+		"proxy sidecar extra":             `"extra" is not understood`,
 		"proxy sidecar --templateFile=/x": "flag provided but not defined: -templateFile",
 		"proxy sidecar --domain":          "flag needs an argument: -domain",
 		"proxy sidecar --log_output_level=default:loud": `the level "loud" is not`,
-		"wait now":                 `["now"] is not understood`,
+		"wait now":                 `"now" is not understood`,
 		"wait --timeoutSeconds=-1": "timeoutSeconds",
 		"wait --timeoutSeconds=0 --url=http://127.0.0.1:1/ready": "not ready after 0 s",
 		"request POST":                      "METHOD PATH",
@@ -54,13 +54,13 @@ func TestCommands(t *testing.T) {
 		require.ErrorContains(t, err, want, args)
 	}
 	var help output
-	require.NoError(t, ignoreHelp(run(t.Context(), []string{"wait", "-h"}, nil, &help, io.Discard)))
+	require.NoError(t, ignoreHelp(run(t.Context(), []string{"wait", "-h"}, nil, io.Discard, &help)))
 	assert.Contains(t, help.String(), "-timeoutSeconds seconds")
 
 	p, err := newProxy([]string{
 		"router", "--domain", "shop.svc.cluster.local", "--proxyLogLevel=info", "--proxyComponentLogLevel=misc:error", "--log_output_level=ads:debug,default:warn",
 		"--log_as_json", "--stsPort=15463", "--outlierLogPath", "/dev/stdout",
-	}, io.Discard)
+	}, io.Discard, io.Discard)
 	require.NoError(t, err)
 	cfg := istioagent.Config{Logger: slog.New(slog.DiscardHandler)}
 	cfg.Envoy.StatusPort = 15120
@@ -70,7 +70,7 @@ func TestCommands(t *testing.T) {
 		[]any{status, cfg.Envoy.Started, cfg.Envoy.Router, cfg.Envoy.Domain, p.level, p.logLevel, p.logLevels})
 	assert.True(t, p.json)
 	assert.Equal(t, []string{"the flag --stsPort is not used", "the flag --outlierLogPath is not used"}, cfg.Unused)
-	p, err = newProxy([]string{"sidecar", "--log_output_level=none"}, io.Discard)
+	p, err = newProxy([]string{"sidecar", "--log_output_level=none"}, io.Discard, io.Discard)
 	require.NoError(t, err)
 	assert.Greater(t, p.level, slog.LevelError)
 }
@@ -122,7 +122,7 @@ func TestHooks(t *testing.T) {
 // app returns what serves the status port for an application, as the environment describes it.
 func app(t *testing.T, cfg istioagent.Config, role string, environ ...string) (*proxy, error) {
 	t.Helper()
-	p, err := newProxy([]string{role}, io.Discard)
+	p, err := newProxy([]string{role}, io.Discard, io.Discard)
 	require.NoError(t, err)
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	_, err = p.configure(&cfg, environ)

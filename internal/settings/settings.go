@@ -81,7 +81,7 @@ type Table struct {
 	Variables []Variable
 
 	// Prefixes are those of names that only this program has: names with one of them that are not in the table are
-	// reported by [Values.Unknown], as they are probably misspelled.
+	// reported by [Values.Unknown], as they are probably misspelled. So are names that are [Near] one in the table.
 	Prefixes []string
 }
 
@@ -115,15 +115,23 @@ type Values struct {
 // each bad value, joined, in the order of the table; with an error there are no values.
 func (t Table) Read(environ []string) (*Values, error) {
 	v := &Values{table: t, set: make(map[string]string)}
+	var known []string
+	for _, row := range t.Variables {
+		known = append(known, row.Name)
+	}
 	for _, line := range environ {
 		name, value, _ := strings.Cut(line, "=")
 		if value == "" {
 			continue
 		}
-		switch row := t.find(name); {
-		case row != nil:
+		row := t.find(name)
+		if row != nil {
 			v.set[name] = value
-		case slices.ContainsFunc(t.Prefixes, func(p string) bool { return strings.HasPrefix(name, p) }):
+		}
+		switch right, slip := Near(name, known); {
+		case slip:
+			v.unknown = append(v.unknown, name+" (perhaps "+right+")")
+		case row == nil && slices.ContainsFunc(t.Prefixes, func(p string) bool { return strings.HasPrefix(name, p) }):
 			v.unknown = append(v.unknown, name)
 		}
 	}
@@ -287,7 +295,7 @@ func (v *Values) Prefixed(row string) map[string]string {
 	return values
 }
 
-// Unknown returns the names that have one of the table's prefixes and are not in the table, sorted.
+// Unknown returns the names that are probably misspelled, sorted, with the right one in parentheses if it is known.
 func (v *Values) Unknown() []string { return slices.Clone(v.unknown) }
 
 // Unused returns the rows of variables that are set and not used, in the order of the table.

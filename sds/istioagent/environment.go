@@ -282,7 +282,7 @@ func FromEnvironment(environ []string) (Config, error) {
 			}
 		}
 	}
-	c.remark(proxy, v, environ)
+	c.remark(proxy, v)
 	if v.Text("JWT_POLICY") == "first-party-jwt" {
 		c.Notes = append(c.Notes, "environment variable JWT_POLICY: first-party-jwt is treated as third-party-jwt; mount a token for the CA at "+tokenFile)
 	}

@@ -104,12 +104,13 @@ func TestEnvironment(t *testing.T) {
 			require.Len(t, c.Notes, 1)
 			assert.Contains(t, c.Notes[0], "JWT_POLICY: first-party-jwt is treated as third-party-jwt")
 		}},
-		{"misspelled", `TRUSTDOMAIN=x SECRET_GRACE_RATIO=1 PATH=/bin KUBERNETES_SERVICE_PORT=443 PROXY_CONFG={} PROXY_CONFIG={"discoveryAdress":"x"}`, func(t *testing.T, c istioagent.Config) {
-			require.Len(t, c.Notes, 4)
-			assert.Contains(t, c.Notes[0], "TRUSTDOMAIN: the agent has none of that name; it has TRUST_DOMAIN")
-			assert.Contains(t, c.Notes[1], "PROXY_CONFG: the agent has none of that name; it has PROXY_CONFIG")
-			assert.Contains(t, c.Notes[2], "SECRET_GRACE_RATIO:")
+		{"misspelled", `TRUSTDOMAIN=x SECRET_GRACE_RATIO=1 PATH=/bin KUBERNETES_SERVICE_PORT=443 PROXY_CONFG={} PROXY_CONFIG={"discoveryAdress":"x","status_port":1}`, func(t *testing.T, c istioagent.Config) {
+			require.Len(t, c.Notes, 5)
+			assert.Contains(t, c.Notes[0], "PROXY_CONFG (perhaps PROXY_CONFIG): the agent has none of that name")
+			assert.Contains(t, c.Notes[1], "SECRET_GRACE_RATIO:")
+			assert.Contains(t, c.Notes[2], "TRUSTDOMAIN (perhaps TRUST_DOMAIN): the agent has none of that name")
 			assert.Contains(t, c.Notes[3], `there is no field "discoveryAdress"; there is discoveryAddress`)
+			assert.Contains(t, c.Notes[4], `there is no field "status_port"; there is statusPort`)
 		}},
 		{"any other provider", `CA_PROVIDER=Mine`, func(t *testing.T, c istioagent.Config) { assert.Equal(t, "Mine", c.Provider) }},
 		{"Google", `CA_PROVIDER=GoogleCA CA_ADDR=projects/p/locations/l/caPools/c GKE_CLUSTER_URL=https://gke.example.org`, func(t *testing.T, c istioagent.Config) {
@@ -130,7 +131,7 @@ func TestEnvironment(t *testing.T) {
 		}},
 		{"no Envoy", `DISABLE_ENVOY=true`, func(t *testing.T, c istioagent.Config) { assert.True(t, c.Envoy.Disabled) }},
 		{"drain by the proxy's configuration", `MINIMUM_DRAIN_DURATION=30s PROXY_CONFIG={"terminationDrainDuration":"2s"}`, func(t *testing.T, c istioagent.Config) { assert.Equal(t, 2*time.Second, c.Drain) }},
-		{"Envoy", `PROXY_CONFIG={"concurrency":3,"drain_duration":"7s","statusPort":0,"proxyAdminPort":15001,"binaryPath":"/b","serviceCluster":"c"} ISTIO_CPU_LIMIT=2 ENVOY_STATUS_PORT=15121`,
+		{"Envoy", `PROXY_CONFIG={"concurrency":3,"drainDuration":"7s","statusPort":0,"proxyAdminPort":15001,"binaryPath":"/b","serviceCluster":"c"} ISTIO_CPU_LIMIT=2 ENVOY_STATUS_PORT=15121`,
 			func(t *testing.T, c istioagent.Config) {
 				e := c.Envoy
 				assert.Equal(t, []any{3, 7 * time.Second, 0, 15001, 15121, 15090, "/b", "c"}, []any{e.Concurrency, e.DrainTime, e.StatusPort, e.AdminPort, e.ReadyPort, e.MetricsPort, e.Path, e.Cluster})
@@ -166,7 +167,7 @@ func TestBadEnvironment(t *testing.T) {
 		"SECRET_GRACE_PERIOD_RATIO=NaN", "SECRET_GRACE_PERIOD_RATIO_JITTER=-0.01", "FILE_MOUNTED_CERTS=yes", "PROXY_XDS_VIA_AGENT=on",
 		"CREDENTIAL_FETCHER_TYPE=Mock", "PILOT_CERT_PROVIDER=kubernetes", "PILOT_CERT_PROVIDER=k8s.io/", "WORKLOAD_RSA_KEY_SIZE=1024",
 		"WORKLOAD_RSA_KEY_SIZE=big", "ECC_SIGNATURE_ALGORITHM=ED25519", "ECC_CURVE=P521", "COMPLIANCE_POLICY=pq", "PKCS8_KEY=yes", "JWT_POLICY=none",
-		"WORKLOAD_IDENTITY_SOCKET_FILE=a/b", "WORKLOAD_IDENTITY_SOCKET_FILE=..", "PROXY_CONFIG=discoveryAddress: &x y", "PROXY_CONFIG=[]", "PROXY_CONFIG=concurrency: many", "PROXY_CONFIG=drainDuration: 5",
+		"WORKLOAD_IDENTITY_SOCKET_FILE=a/b", "WORKLOAD_IDENTITY_SOCKET_FILE=..", "PROXY_CONFIG=[]", "PROXY_CONFIG=concurrency: many", "PROXY_CONFIG=drainDuration: 5",
 		"PROXY_CONFIG=terminationDrainDuration: -1s", "PROXY_CONFIG=statusPort: 70000", "ENVOY_STATUS_PORT=70000", "ENVOY_STATUS_PORT=0",
 		"MINIMUM_DRAIN_DURATION=5", "CA_ADDR=privateca.googleapis.com", "CA_ROOT_CA=a\x00b",
 		"PROXY_XDS_DEBUG_VIA_AGENT=maybe", "PROXY_XDS_DEBUG_VIA_AGENT_PORT=0", "PROXY_XDS_DEBUG_VIA_AGENT_PORT=65536",

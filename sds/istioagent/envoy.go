@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"regexp"
@@ -88,7 +87,7 @@ type proxyConfig struct {
 	Concurrency                                  *uint16
 	StatusPort, ProxyAdminPort                   uint16
 
-	all map[string]any // with the names of fields in camel case
+	all map[string]any
 }
 
 // duration is one in the JSON of messages: seconds, of which the control plane is told, too.
@@ -105,20 +104,15 @@ func (d *duration) UnmarshalText(text []byte) error {
 	return err
 }
 
-const maxProxyConfig = 64 << 10 // bytes
-
-var underscore = regexp.MustCompile(`_[a-z]`)
-
 // readProxyConfig reads PROXY_CONFIG, in YAML, of which JSON is a part.
 func readProxyConfig(text string) (*proxyConfig, error) {
-	all, err := readYAML(text)
-	if err != nil {
-		return nil, err
-	}
-	p := &proxyConfig{DrainDuration: duration(45 * time.Second), StatusPort: 15020, ProxyAdminPort: 15000, all: all}
-	data, err := json.Marshal(all)
-	if err == nil {
-		err = json.Unmarshal(data, p)
+	p := &proxyConfig{DrainDuration: duration(45 * time.Second), StatusPort: 15020, ProxyAdminPort: 15000}
+	var document yaml.Node
+	err := cmp.Or(yaml.Unmarshal([]byte(text), &document), plain(&document), document.Decode(&p.all))
+	data, notJSON := json.Marshal(p.all)
+	err = cmp.Or(err, notJSON, json.Unmarshal(data, p))
+	if twice, ok := errors.AsType[*yaml.TypeError](err); ok {
+		err = errors.New(strings.Join(twice.Errors, "; "))
 	}
 	if kind, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		err = fmt.Errorf("%s is a %s, and has to be another kind of value", kind.Field, kind.Value)
@@ -126,47 +120,12 @@ func readProxyConfig(text string) (*proxyConfig, error) {
 	return p, err
 }
 
-// readYAML reads one mapping whose values JSON could have. The names of its fields are in camel case, and may have underscores.
-func readYAML(text string) (fields map[string]any, err error) {
-	if len(text) > maxProxyConfig {
-		return nil, fmt.Errorf("it has %d bytes, and may have %d", len(text), maxProxyConfig)
-	}
-	var document yaml.Node
-	documents := yaml.NewDecoder(strings.NewReader(text))
-	switch err := documents.Decode(&document); {
-	case errors.Is(err, io.EOF):
-		return map[string]any{}, nil
-	case err != nil:
-		return nil, err
-	}
-	if err := documents.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return nil, cmp.Or(err, errors.New("it has more than one document"))
-	}
-	top := document.Content[0]
-	if top.Kind != yaml.MappingNode {
-		return nil, errors.New("it is no mapping of fields to values")
-	}
-	for i := 0; i < len(top.Content); i += 2 {
-		top.Content[i].Value = underscore.ReplaceAllStringFunc(top.Content[i].Value, func(s string) string { return strings.ToUpper(s[1:]) })
-	}
-	if err := plain(&document); err != nil {
-		return nil, err
-	}
-	err = document.Decode(&fields)
-	if twice, ok := errors.AsType[*yaml.TypeError](err); ok {
-		err = errors.New(strings.Join(twice.Errors, "; "))
-	}
-	return fields, err
-}
-
-// plain refuses what JSON does not have: anchors, aliases, tags, and keys that are no texts. What looks like a date is a text.
+// plain refuses what JSON does not have: another value than a mapping, and keys that are no texts. What looks like a date is a text.
 func plain(n *yaml.Node) error {
-	switch {
-	case n.Kind == yaml.AliasNode, n.Anchor != "":
-		return fmt.Errorf("line %d: anchors and aliases are not read; write the value where it belongs", n.Line)
-	case n.Style&yaml.TaggedStyle != 0:
-		return fmt.Errorf("line %d: the tag %.80q is not read; leave it out", n.Line, n.Tag)
-	case n.Tag == "!!timestamp":
+	if n.Kind == yaml.DocumentNode && n.Content[0].Kind != yaml.MappingNode {
+		return errors.New("it is no mapping of fields to values")
+	}
+	if n.Tag == "!!timestamp" {
 		n.Tag = "!!str"
 	}
 	for i, inner := range n.Content {
@@ -202,36 +161,27 @@ func (p *proxyConfig) envoy(v *settings.Values) Envoy {
 }
 
 // remark notes which fields of PROXY_CONFIG and which variables have no effect, or are probably misspelled.
-func (c *Config) remark(p *proxyConfig, v *settings.Values, environ []string) {
-	known := make([]string, len(variables.Variables))
-	for i, row := range variables.Variables {
-		known[i] = row.Name
-		if v.Set(row.Name) && strings.HasPrefix(row.Doc, withProxy) {
-			c.Envoy.idle = append(c.Envoy.idle, row.Name)
-		}
-	}
-	unknown := v.Unknown()
-	for _, line := range environ {
-		name, value, _ := strings.Cut(line, "=")
-		if right, ok := settings.Near(name, known); ok && value != "" {
-			c.Notes = append(c.Notes, fmt.Sprintf("environment variable %s: the agent has none of that name; it has %s", name, right))
-			unknown = slices.DeleteFunc(unknown, func(other string) bool { return other == name })
-		}
-	}
-	for _, name := range unknown {
+func (c *Config) remark(p *proxyConfig, v *settings.Values) {
+	for _, name := range v.Unknown() {
 		c.Notes = append(c.Notes, fmt.Sprintf("environment variable %s: the agent has none of that name; -h lists them", name))
 	}
 	for _, row := range v.Unused() {
 		c.Unused = append(c.Unused, fmt.Sprintf("environment variable %s is not used: %s", row.Name, row.Doc))
 	}
-	known = slices.AppendSeq(slices.Clone(usedFields), maps.Keys(unusedFields))
+	for _, row := range variables.Variables {
+		if v.Set(row.Name) && strings.HasPrefix(row.Doc, withProxy) {
+			c.Envoy.idle = append(c.Envoy.idle, row.Name)
+		}
+	}
+	known := slices.AppendSeq(slices.Clone(usedFields), maps.Keys(unusedFields))
 	for _, name := range slices.Sorted(maps.Keys(p.all)) {
-		if right, near := settings.Near(name, known); near {
+		if right, slip := settings.Near(name, known); slip {
 			c.Notes = append(c.Notes, fmt.Sprintf("PROXY_CONFIG: there is no field %.80q; there is %s", name, right))
 		} else if slices.Contains(forEnvoy, name) {
 			c.Envoy.idle = append(c.Envoy.idle, name+" in PROXY_CONFIG")
 		} else if !slices.Contains(usedFields, name) {
-			c.Unused = append(c.Unused, fmt.Sprintf("PROXY_CONFIG: the field %.80q is not used: %s", name, cmp.Or(unusedFields[name], "nothing of it is in the bootstrap; customConfigFile names another")))
+			why := cmp.Or(unusedFields[name], "nothing of it is in the bootstrap; customConfigFile names another")
+			c.Unused = append(c.Unused, fmt.Sprintf("PROXY_CONFIG: the field %.80q is not used: %s", name, why))
 		}
 	}
 }
