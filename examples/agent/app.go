@@ -48,7 +48,7 @@ func (p *proxy) configureApp() error {
 		Targets            []struct{ Port, Path string }
 	}
 	app.Scrape = "false" // unless the variable is there
-	p.app = &appProbes{host: p.cfg.Address, statusPort: fmt.Sprint(":", p.cfg.Envoy.StatusPort)}
+	p.app = appProbes{host: p.cfg.Address, statusPort: fmt.Sprint(":", p.cfg.Envoy.StatusPort)}
 	loopback := false
 	for name, into := range map[string]any{
 		"ISTIO_KUBE_APP_PROBERS": &p.app.probers, "ISTIO_PROMETHEUS_ANNOTATIONS": &app, "REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION": &loopback,
@@ -65,10 +65,10 @@ func (p *proxy) configureApp() error {
 		p.app.dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP("::6")}
 	}
 
-	if !p.cfg.Envoy.Disabled {
+	if p.envoy {
 		p.pages = append(p.pages, p.admin("/stats/prometheus"))
 	}
-	if app.Scrape == "false" || p.router {
+	if app.Scrape == "false" || p.role == "router" {
 		return nil
 	}
 	if len(app.Targets) == 0 {

@@ -115,25 +115,21 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	case flags.NArg() > 0 && flags.Arg(0) != "proxy":
 		return command(ctx, flags.Args(), out, errOut)
 	}
-	var p *proxy
-	level := slog.LevelInfo
+	p := new(proxy)
 	if flags.NArg() > 0 {
 		var err error
-		if p, err = newProxy(flags.Args()[1:], out, errOut); err != nil {
+		if p, err = newProxy(flags.Args()[1:], &o, out, errOut); err != nil {
 			return err
-		}
-		if level = p.level; p.json {
-			o.logFormat = "json"
 		}
 	}
 	if _, _, err := net.SplitHostPort(o.admin); o.admin != "" && err != nil {
 		return program.Misused("-admin: %w", err)
 	}
-	handler := slog.Handler(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: level}))
+	handler := slog.Handler(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: p.level}))
 	switch o.logFormat {
 	case "text":
 	case "json":
-		handler = slog.NewJSONHandler(errOut, &slog.HandlerOptions{Level: level})
+		handler = slog.NewJSONHandler(errOut, &slog.HandlerOptions{Level: p.level})
 	default:
 		return program.Misused("-log-format is %q, and has to be text or json", o.logFormat)
 	}
@@ -164,7 +160,7 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	if err != nil {
 		return err
 	}
-	if p != nil {
+	if p.role != "" {
 		status, err := p.configure(&cfg, environ)
 		if err != nil {
 			return err
@@ -178,7 +174,7 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	return serve(ctx, cfg, choice, o, p, out, errOut)
 }
 
-// serve runs an agent, and the port for operators. If p is not nil, it runs an Envoy, too.
+// serve runs an agent, and the port for operators.
 func serve(ctx context.Context, cfg istioagent.Config, choice istioagent.Choice, o options, p *proxy, out, errOut io.Writer) error {
 	agent, err := istioagent.New(cfg, choice)
 	if err != nil {
@@ -193,11 +189,8 @@ func serve(ctx context.Context, cfg istioagent.Config, choice istioagent.Choice,
 		return errors.Join(err, agent.Close())
 	}
 	defer stop() // after the agent, so that it says that the agent drains
-	if p != nil {
-		return p.run(ctx, agent, errOut)
-	}
 	fmt.Fprintf(out, "secrets for Envoy: unix:%s\n", choice.Socket)
-	return agent.Run(ctx)
+	return p.run(ctx, agent, errOut)
 }
 
 // admin serves the port for operators until stop is called. It prints its address.
@@ -219,16 +212,12 @@ func admin(agent *istioagent.Agent, p *proxy, address string, out io.Writer) (st
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/", page)
-	ready, metrics := http.Handler(agent), http.Handler(agent)
-	if p != nil {
-		ready, metrics = p.serveReady(agent), p.serveMetrics(agent)
-		mux.Handle("/app-health/", p.app)
-		mux.Handle("/app-lifecycle/", p.app)
-	}
-	mux.Handle("GET /healthz/ready", ready)
+	mux.Handle("/app-health/", &p.app)
+	mux.Handle("/app-lifecycle/", &p.app)
+	mux.Handle("GET /healthz/ready", p.serveReady(agent))
 	mux.Handle("GET /healthz/live", agent)
-	mux.Handle("GET /metrics", metrics)
-	mux.Handle("GET /stats/prometheus", metrics)
+	mux.Handle("GET /metrics", p.serveMetrics(agent))
+	mux.Handle("GET /stats/prometheus", p.serveMetrics(agent))
 	mux.Handle("/drain", agent)
 	mux.Handle("/quitquitquit", agent)
 	// Its connections count in the budget of the process, so that they leave descriptors for the sockets and the renewal.

@@ -15,7 +15,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -105,36 +104,37 @@ func fetch(ctx context.Context, client *http.Client, method, url, body string, o
 	return resp.StatusCode, err
 }
 
-// proxy is the command proxy: the agent with an Envoy, as it is in a pod.
+// proxy is the command proxy: the agent with an Envoy, as it is in a pod. The zero proxy is the agent alone.
 type proxy struct {
-	router, json                bool
-	level                       slog.Level
-	domain, logLevel, logLevels string
-	unused                      []string // flags
+	role, domain, logLevel, logLevels string
+	level                             slog.Level
+	unused                            []string // flags
 
+	envoy   bool // is run
 	cfg     istioagent.Config
 	environ []string
 	client  *http.Client
-	app     *appProbes
-	pages   []string    // URLs of metrics, besides those of the agent
-	got     atomic.Bool // the Envoy has had its configuration
+	app     appProbes
+	pages   []string // URLs of metrics, besides those of the agent
 }
 
 // newProxy reads the arguments of the command proxy, as the injector writes them.
-func newProxy(args []string, out, errOut io.Writer) (*proxy, error) {
-	role := "sidecar"
+func newProxy(args []string, o *options, out, errOut io.Writer) (*proxy, error) {
+	p := &proxy{role: "sidecar", client: &http.Client{Timeout: 3 * time.Second}}
 	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
-		role, args = args[0], args[1:]
+		p.role, args = args[0], args[1:]
 	}
-	if role != "sidecar" && role != "router" {
-		return nil, program.Misused("proxy %s: %s", role, cmp.Or(elsewhere[role], "it is proxy sidecar or proxy router"))
+	if p.role != "sidecar" && p.role != "router" {
+		return nil, program.Misused("proxy %s: %s", p.role, cmp.Or(elsewhere[p.role], "it is proxy sidecar or proxy router"))
 	}
-	p := &proxy{router: role == "router", client: &http.Client{Timeout: 3 * time.Second}}
 	flags := flag.NewFlagSet("agent proxy", flag.ContinueOnError)
 	flags.StringVar(&p.domain, "domain", "", "DNS `domain` of the node (default NAMESPACE.svc.cluster.local)")
 	flags.StringVar(&p.logLevel, "proxyLogLevel", "warning", "`level` of Envoy's log")
 	flags.StringVar(&p.logLevels, "proxyComponentLogLevel", "misc:error", "`levels` of the log of parts of Envoy, such as misc:error")
-	flags.BoolVar(&p.json, "log_as_json", false, "write the agent's log as JSON")
+	flags.BoolFunc("log_as_json", "write the agent's log as JSON", func(string) error {
+		o.logFormat = "json"
+		return nil
+	})
 	flags.Func("log_output_level", "`level` of the agent's log, such as default:info; scopes but default are those of Istio's agent", p.setLevel)
 	for _, name := range []string{"stsPort", "outlierLogPath"} {
 		flags.Func(name, "not used", func(string) error {
@@ -148,12 +148,9 @@ func newProxy(args []string, out, errOut io.Writer) (*proxy, error) {
 // setLevel sets the level of the agent's log.
 func (p *proxy) setLevel(text string) error {
 	for part := range strings.SplitSeq(text, ",") {
-		scope, level, scoped := strings.Cut(part, ":")
-		if !scoped {
-			scope, level = "default", scope
-		}
+		level := strings.TrimPrefix(part, "default:")
 		switch {
-		case scope != "default":
+		case strings.Contains(level, ":"): // another scope
 		case level == "none", level == "fatal":
 			p.level = slog.LevelError + 1
 		case p.level.UnmarshalText([]byte(level)) != nil:
@@ -166,7 +163,8 @@ func (p *proxy) setLevel(text string) error {
 // configure completes what the environment says by the arguments, and returns the address of the status port.
 func (p *proxy) configure(cfg *istioagent.Config, environ []string) (status string, err error) {
 	e := &cfg.Envoy
-	e.Started, e.Router, e.Domain = true, p.router, p.domain
+	e.Started, e.Role, e.Domain = true, p.role, p.domain
+	p.envoy = !e.Disabled
 	cfg.Unused = append(cfg.Unused, p.unused...)
 	p.cfg, p.environ = *cfg, environ
 	if err := p.configureApp(); err != nil || e.StatusPort == 0 {
@@ -178,7 +176,7 @@ func (p *proxy) configure(cfg *istioagent.Config, environ []string) (status stri
 // run runs the agent and the Envoy until ctx is done, and then has the Envoy drain for as long as the agent does. It is an
 // error if the Envoy ends before.
 func (p *proxy) run(ctx context.Context, agent *istioagent.Agent, out io.Writer) error {
-	if p.cfg.Envoy.Disabled {
+	if !p.envoy {
 		return agent.Run(ctx)
 	}
 	envoy, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -251,7 +249,7 @@ func (p *proxy) admin(path string) string {
 // drain has the Envoy tell its clients to go elsewhere: those that come in, or all of them at a gateway.
 func (p *proxy) drain(ctx context.Context) {
 	query := "?inboundonly&graceful&skip_exit"
-	if p.router {
+	if p.role == "router" {
 		query = "?graceful&skip_exit"
 	}
 	p.cfg.Logger.Info("agent: Envoy drains")
@@ -260,7 +258,7 @@ func (p *proxy) drain(ctx context.Context) {
 	}
 }
 
-// serveReady answers for the agent and the Envoy: that has to be live, with the control plane's configuration once.
+// serveReady answers for the agent and the Envoy: that has to be live, and to have accepted configuration of the control plane.
 func (p *proxy) serveReady(agent http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := p.ready(r.Context()); err != nil {
@@ -272,11 +270,11 @@ func (p *proxy) serveReady(agent http.Handler) http.Handler {
 }
 
 func (p *proxy) ready(ctx context.Context) error {
-	if p.cfg.Envoy.Disabled {
+	if !p.envoy {
 		return nil
 	}
 	_, err := fetch(ctx, p.client, http.MethodGet, p.admin("/ready"), "", io.Discard)
-	if err != nil || !p.cfg.XDS || p.cfg.Envoy.ConfigFile != "" || p.got.Load() {
+	if err != nil || !p.cfg.XDS || p.cfg.Envoy.ConfigFile != "" {
 		return err
 	}
 	var stats bytes.Buffer
@@ -284,6 +282,5 @@ func (p *proxy) ready(ctx context.Context) error {
 	if err == nil && (strings.Count(stats.String(), ":") < 2 || strings.Contains(stats.String(), ": 0")) {
 		err = errors.New("it has accepted no configuration of the control plane")
 	}
-	p.got.Store(err == nil)
 	return err
 }

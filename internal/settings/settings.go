@@ -298,11 +298,14 @@ func (v *Values) Prefixed(row string) map[string]string {
 // Unknown returns the names that are probably misspelled, sorted, with the right one in parentheses if it is known.
 func (v *Values) Unknown() []string { return slices.Clone(v.unknown) }
 
-// Unused returns the rows of variables that are set and not used, in the order of the table.
+// Unused returns the rows of variables that are set and not used, in the order of the table. For a row that stands for several
+// names there is one for each.
 func (v *Values) Unused() (rows []Variable) {
 	for _, row := range v.table.Variables {
-		if row.Unused && len(v.names(row.Name)) > 0 {
-			rows = append(rows, row)
+		for _, name := range v.names(row.Name) {
+			if row.Name = name; row.Unused {
+				rows = append(rows, row)
+			}
 		}
 	}
 	return rows

@@ -33,6 +33,7 @@ var table = settings.Table{
 		{Name: "CA_HEADER_*", Doc: "metadata"},
 		{Name: "CA_HEADER_OF", Doc: "one with a row of its own"},
 		{Name: "GONE", Form: settings.Bool, Unused: true, Doc: "it is always on"},
+		{Name: "GONE_*", Unused: true, Doc: "they are gone"},
 	},
 }
 
@@ -53,7 +54,7 @@ func TestRead(t *testing.T) {
 
 	v, err = table.Read([]string{
 		"NAME=db=2", "KIND=two", "FILE=/etc/x", "SECRET_TTL=90s", "SIZE=0", "SECRET_RATIO=1", "ON=F", "ITEMS= a,,b ,", "PASSWORD=7",
-		"CA_HEADER_x-Key=1", "CA_HEADER_OF=2", "CA_HEADER_=3", "SECRET_TLL=1s", "CA_X=y", "GONE=what", "OTHER=1", "NO", "EMPTY=",
+		"CA_HEADER_x-Key=1", "CA_HEADER_OF=2", "CA_HEADER_=3", "SECRET_TLL=1s", "CA_X=y", "GONE=what", "GONE_B=1", "GONE_A=1", "OTHER=1", "NO", "EMPTY=",
 	})
 	require.NoError(t, err)
 	assert.Equal(t, "db=2", v.Text("NAME"))
@@ -66,8 +67,11 @@ func TestRead(t *testing.T) {
 	assert.Equal(t, map[string]string{"x-Key": "1"}, v.Prefixed("CA_HEADER_*"))
 	assert.Equal(t, "2", v.Text("CA_HEADER_OF"))
 	assert.Equal(t, []string{"CA_HEADER_", "CA_X", "SECRET_TLL"}, v.Unknown())
-	require.Len(t, v.Unused(), 1)
-	assert.Equal(t, "GONE", v.Unused()[0].Name)
+	var unused []string
+	for _, row := range v.Unused() {
+		unused = append(unused, row.Name+": "+row.Doc)
+	}
+	assert.Equal(t, []string{"GONE: it is always on", "GONE_A: they are gone", "GONE_B: they are gone"}, unused)
 	assert.True(t, v.Set("NAME"))
 
 	v, err = table.Read([]string{"NAME=", "SECRET_TTL="})

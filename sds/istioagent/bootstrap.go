@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net/netip"
 	"path/filepath"
+	"strings"
 
 	"github.com/svidkit/svidkit/internal/files/fileset"
 	"github.com/svidkit/svidkit/internal/files/private"
@@ -24,36 +24,17 @@ func (c *Config) node() object {
 	metadata := object{
 		"NAMESPACE": c.Namespace, "SERVICE_ACCOUNT": c.ServiceAccount, "CLUSTER_ID": c.ClusterID, "NAME": c.Pod, "INSTANCE_IPS": c.Address,
 		"ENVOY_STATUS_PORT": c.Envoy.ReadyPort, "ENVOY_PROMETHEUS_PORT": c.Envoy.MetricsPort,
-	}
-	if c.Envoy.proxyConfig != nil {
-		metadata["PROXY_CONFIG"] = c.Envoy.proxyConfig
-	}
-	for name, file := range map[string]string{"LABELS": "labels", "ANNOTATIONS": "annotations"} {
-		if info := c.podInfo(file); len(info) > 0 {
-			metadata[name] = info
-		}
+		"PROXY_CONFIG": c.Envoy.proxyConfig, "LABELS": c.podInfo("labels"), "ANNOTATIONS": c.podInfo("annotations"),
 	}
 	for name, value := range c.Metadata {
 		metadata[name] = value
 	}
 	namespace := cmp.Or(c.Namespace, "default")
-	kind := "sidecar"
-	if c.Envoy.Router {
-		kind = "router"
-	}
 	return object{
-		"id": fmt.Sprintf("%s~%s~%s.%s~%s", kind, cmp.Or(c.Address, "127.0.0.1"), cmp.Or(c.Pod, "pod"), namespace,
+		"id": fmt.Sprintf("%s~%s~%s.%s~%s", cmp.Or(c.Envoy.Role, "sidecar"), cmp.Or(c.Address, "127.0.0.1"), cmp.Or(c.Pod, "pod"), namespace,
 			cmp.Or(c.Envoy.Domain, namespace+".svc.cluster.local")),
 		"cluster": cmp.Or(c.Envoy.Cluster, cmp.Or(c.ServiceAccount, "proxy")+"."+namespace), "metadata": metadata,
 	}
-}
-
-// wildcard is the address of listeners at all addresses: for IPv6 where the pod's address is one.
-func (c *Config) wildcard() string {
-	if ip, err := netip.ParseAddr(c.Address); err == nil && ip.Is6() {
-		return "::"
-	}
-	return "0.0.0.0"
 }
 
 // writeGRPC writes the bootstrap for programs with gRPC and without a proxy.
@@ -123,18 +104,21 @@ func (a *Agent) Bootstrap(w io.Writer) error {
 		}
 	}
 	clusters, listeners := list{cluster("sds-grpc", a.choice.Socket)}, list{}
+	everywhere := c.InPod || c.Envoy.Started
 	// forward adds a listener that forwards requests for one path to a port of loopback.
 	forward := func(port int, path, name string, to int) {
 		if port == 0 || to == 0 {
 			return
 		}
-		on := address(port)
-		if c.InPod || c.Envoy.Started {
-			on = object{"socket_address": object{"address": c.wildcard(), "port_value": port, "ipv4_compat": c.wildcard() == "::"}}
+		on := object{"address": "127.0.0.1", "port_value": port}
+		if strings.Contains(c.Address, ":") && everywhere {
+			on["address"], on["ipv4_compat"] = "::", true
+		} else if everywhere {
+			on["address"] = "0.0.0.0"
 		}
 		clusters = append(clusters, at(name, address(to)))
 		listeners = append(listeners, object{
-			"name": fmt.Sprint(name, "_", port), "address": on, "ignore_global_conn_limit": true, "filter_chains": list{object{"filters": list{object{
+			"name": fmt.Sprint(name, "_", port), "address": object{"socket_address": on}, "ignore_global_conn_limit": true, "filter_chains": list{object{"filters": list{object{
 				"name": "envoy.filters.network.http_connection_manager", "typed_config": object{
 					"@type":       "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
 					"stat_prefix": name, "route_config": object{"virtual_hosts": list{object{"name": name, "domains": list{"*"}, "routes": list{
@@ -153,10 +137,7 @@ func (a *Agent) Bootstrap(w io.Writer) error {
 	bootstrap := object{"node": c.node(), "admin": object{"address": address(c.Envoy.AdminPort)}, "static_resources": static}
 	if c.XDS {
 		clusters = append(clusters, cluster("xds-grpc", c.xdsSocket()))
-		kind := "GRPC"
-		if c.Envoy.DeltaADS {
-			kind = "DELTA_GRPC"
-		}
+		kind := map[bool]string{false: "GRPC", true: "DELTA_GRPC"}[c.Envoy.DeltaADS]
 		ads := object{"ads": object{}, "resource_api_version": "V3", "initial_fetch_timeout": "0s"} // it is ready with the control plane's answer
 		bootstrap["dynamic_resources"] = object{"ads_config": api(kind, "xds-grpc"), "lds_config": ads, "cds_config": ads}
 	} else {

@@ -29,10 +29,9 @@ type Envoy struct {
 	// Disabled says that the program starts none: DISABLE_ENVOY. The Agent does the same without one.
 	Disabled bool
 
-	// Router says that the node is a gateway, and not a sidecar. Domain is the node's DNS domain; empty means
+	// Role is what the node is: sidecar, or router for a gateway; empty means sidecar. Domain is its DNS domain; empty means
 	// NAMESPACE.svc.cluster.local. Cluster is its service cluster: serviceCluster.
-	Router          bool
-	Domain, Cluster string
+	Role, Domain, Cluster string
 
 	// Path is that of the program: binaryPath. Empty means envoy in PATH. ConfigFile is a bootstrap to use in place of that of the
 	// Agent: customConfigFile.
@@ -57,25 +56,19 @@ type Envoy struct {
 	proxyConfig map[string]any // for the metadata of the node
 }
 
-// forEnvoy are the fields that matter to a program which starts the Envoy alone. The variables are those whose text begins with
-// withProxy.
-var forEnvoy = []string{"binaryPath", "concurrency", "customConfigFile", "drainDuration"}
-
+// withProxy begins the text of a variable that matters to a program which starts the Envoy alone, and is all of that of a field.
 const withProxy = "with the command proxy: "
 
 // The fields of PROXY_CONFIG that have an effect, and others that an operator may look for, with why they have none.
-var (
-	usedFields = []string{
-		"discoveryAddress", "configPath", "controlPlaneAuthPolicy", "serviceCluster", "binaryPath", "customConfigFile", "drainDuration", "terminationDrainDuration", "concurrency", "statusPort",
-		"proxyAdminPort",
-	}
-	unusedFields = map[string]string{
-		"proxyMetadata":                   "the injector has written it into the environment; on a machine, set its variables there",
-		"holdApplicationUntilProxyStarts": "the injector has used it, for a hook that runs wait", "interceptionMode": "the injector has used it", "image": "the injector has used it",
-		"meshId": "it is in ISTIO_META_MESH_ID", "caCertificatesPem": "roots of other meshes do not come this way", "readinessProbe": "the health of a machine's application is not reported",
-		"privateKeyProvider": "private keys are given to Envoy itself", "proxyBootstrapTemplatePath": "the bootstrap is no template; customConfigFile is used as it is",
-	}
-)
+var proxyFields = map[string]string{
+	"discoveryAddress": "", "configPath": "", "controlPlaneAuthPolicy": "", "serviceCluster": "", "terminationDrainDuration": "", "statusPort": "", "proxyAdminPort": "",
+	"binaryPath": withProxy, "customConfigFile": withProxy, "drainDuration": withProxy, "concurrency": withProxy,
+
+	"proxyMetadata":                   "the injector has written it into the environment; on a machine, set its variables there",
+	"holdApplicationUntilProxyStarts": "the injector has used it, for a hook that runs wait", "interceptionMode": "the injector has used it", "image": "the injector has used it",
+	"meshId": "it is in ISTIO_META_MESH_ID", "caCertificatesPem": "roots of other meshes do not come this way", "readinessProbe": "the health of a machine's application is not reported",
+	"privateKeyProvider": "private keys are given to Envoy itself", "proxyBootstrapTemplatePath": "the bootstrap is no template; customConfigFile is used as it is",
+}
 
 // proxyConfig is what is read of PROXY_CONFIG.
 type proxyConfig struct {
@@ -173,25 +166,23 @@ func (c *Config) remark(p *proxyConfig, v *settings.Values) {
 			c.Envoy.idle = append(c.Envoy.idle, row.Name)
 		}
 	}
-	known := slices.AppendSeq(slices.Clone(usedFields), maps.Keys(unusedFields))
 	for _, name := range slices.Sorted(maps.Keys(p.all)) {
-		if right, slip := settings.Near(name, known); slip {
+		why, known := proxyFields[name]
+		if right, slip := settings.Near(name, slices.Collect(maps.Keys(proxyFields))); slip {
 			c.Notes = append(c.Notes, fmt.Sprintf("PROXY_CONFIG: there is no field %.80q; there is %s", name, right))
-		} else if slices.Contains(forEnvoy, name) {
+		} else if why == withProxy {
 			c.Envoy.idle = append(c.Envoy.idle, name+" in PROXY_CONFIG")
-		} else if !slices.Contains(usedFields, name) {
-			why := cmp.Or(unusedFields[name], "nothing of it is in the bootstrap; customConfigFile names another")
+		} else if !known || why != "" {
+			why = cmp.Or(why, "nothing of it is in the bootstrap; customConfigFile names another")
 			c.Unused = append(c.Unused, fmt.Sprintf("PROXY_CONFIG: the field %.80q is not used: %s", name, why))
 		}
 	}
 }
 
-const maxPodInfo = 256 << 10 // bytes
-
-// podInfo returns what the downward API has written to a file of the pod: labels or annotations.
+// podInfo returns what the downward API has written to a file of the pod: labels or annotations. It is nil if there is none.
 func (c *Config) podInfo(name string) map[string]string {
 	data, err := os.ReadFile(c.path("./etc/istio/pod/" + name))
-	if err != nil || len(data) > maxPodInfo {
+	if err != nil {
 		return nil
 	}
 	info := make(map[string]string)

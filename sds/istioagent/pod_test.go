@@ -136,7 +136,7 @@ func TestBootstrapOfPod(t *testing.T) {
 	root := folder(t)
 	write(t, root, "etc/istio/pod/labels", []byte("app=\"web\"\nquote=\"a\\\"b\"\n"))
 	cfg := config(t, root, pod+"CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1 POD_NAME=gw-1 INSTANCE_IP=2001:db8::7 ENVOY_STATUS_PORT=15121 COMPLIANCE_POLICY=pqc")
-	cfg.Envoy.Started, cfg.Envoy.Router, cfg.Envoy.Domain = true, true, "shop.svc.example.org"
+	cfg.Envoy.Started, cfg.Envoy.Role, cfg.Envoy.Domain = true, "router", "shop.svc.example.org"
 	a, err := istioagent.New(cfg, istioagent.Choice{Origin: istioagent.CA, Socket: "/run/s"})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = a.Close() })
