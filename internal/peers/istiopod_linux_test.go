@@ -325,6 +325,8 @@ func TestIstioPod(t *testing.T) {
 	build.Dir, build.Env = filepath.Join("..", ".."), append(os.Environ(), "GOWORK=off")
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)
+	help, err := exec.Command(program, "-h").CombinedOutput()
+	require.NoError(t, err, "%s", help)
 	i := newInjector(t)
 	for name, pod := range map[string]struct{ text, node string }{
 		"sidecar": {`
@@ -479,6 +481,20 @@ spec:
 			require.NoError(t, err)
 			for scan := bufio.NewScanner(strings.NewReader(string(log))); scan.Scan(); {
 				assert.NotRegexp(t, `level=(WARN|ERROR)`, scan.Text(), "the start is healthy")
+			}
+
+			// Nothing is silently different: each variable is in the help or of Go, and what has no effect is named once.
+			for _, e := range proxy.Env {
+				if e.Name != "GOMEMLIMIT" && e.Name != "GOMAXPROCS" && !strings.HasPrefix(e.Name, "ISTIO_META_") {
+					assert.Contains(t, string(help), "\n  "+e.Name+"  (")
+				}
+			}
+			without := []string{"environment variable HOST_IP is not used"}
+			if name == "sidecar" {
+				without = append(without, "the field \\\"holdApplicationUntilProxyStarts\\\" is not used")
+			}
+			for _, text := range without {
+				assert.Equal(t, 1, strings.Count(string(log), text), text)
 			}
 
 			// It drains.
