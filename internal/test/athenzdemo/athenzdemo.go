@@ -80,6 +80,7 @@ type demo struct {
 	t        testing.TB
 	kube     Kubernetes
 	programs string // their folder
+	logs     programtest.Log
 
 	kubelet, signing string // URLs
 	volumes          nodeagent.Volumes
@@ -88,7 +89,6 @@ type demo struct {
 	mu       sync.Mutex
 	caller   string   // of ZTS and the signing service
 	answered chan int // of the agent
-	logs     bytes.Buffer
 }
 
 // Build builds the programs and returns their folder.
@@ -106,7 +106,7 @@ func Show(t testing.TB, programs string, out io.Writer, k Kubernetes) *sequence.
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the programs have logged:\n%s", d.logs.String())
+			t.Logf("the programs have logged:\n%s", &d.logs)
 		}
 	})
 	d.begin()
@@ -192,7 +192,7 @@ func (d *demo) relay(target string, client *http.Client, note func(*http.Request
 			}
 			return nil
 		},
-		ErrorLog: slog.NewLogLogger(slog.NewTextHandler(d, nil), slog.LevelError),
+		ErrorLog: slog.NewLogLogger(slog.NewTextHandler(&d.logs, nil), slog.LevelError),
 	}
 }
 
@@ -258,17 +258,10 @@ func (d *demo) serveKubelet(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(data)
 }
 
-// Write gets the logs of the programs.
-func (d *demo) Write(p []byte) (int, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.logs.Write(p)
-}
-
 // start runs a program until it is stopped, or the demo ends.
 func (d *demo) start(name string, environ ...string) *programtest.Program {
 	d.t.Helper()
-	return programtest.Start(d.t, filepath.Join(d.programs, name), d, append(environ, "HEALTH_ADDR=127.0.0.1:0", "LOG_LEVEL=debug"))
+	return programtest.Start(d.t, filepath.Join(d.programs, name), &d.logs, append(environ, "HEALTH_ADDR=127.0.0.1:0", "LOG_LEVEL=debug"))
 }
 
 func (d *demo) startAgent() {
@@ -302,7 +295,7 @@ func (d *demo) launch(pod, ip string) (environ []string) {
 	d.kube.Create(pod, ip)
 	d.must(os.MkdirAll(d.Path(pod, "tokens"), 0o755))
 	environ = d.mount(pod)
-	programtest.Run(d.t, filepath.Join(d.programs, "athenz-sia"), d, append(environ, "MODE=init"))
+	programtest.Run(d.t, filepath.Join(d.programs, "athenz-sia"), &d.logs, append(environ, "MODE=init"))
 	d.drain()
 	d.check(pod, ip)
 	return environ
@@ -402,6 +395,7 @@ func (d *demo) life() {
 
 	d.Phase("Its sidecar refreshes the identity")
 	d.refresh("web-0", "10.1.2.3", first, http.StatusOK)
+	d.logs.Healthy(d.t)
 
 	d.Phase("The signing key is rotated")
 	d.Event(operator, provider, "public key v2")
@@ -432,8 +426,6 @@ func (d *demo) life() {
 
 // logged requires that the programs have logged a text.
 func (d *demo) logged(text string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	if !strings.Contains(d.logs.String(), text) {
 		d.t.Fatalf("no program has logged %q", text)
 	}
@@ -511,8 +503,6 @@ func (d *demo) register(s athenz.PodSubject, document string) error {
 
 // noSecrets requires that there are no keys, documents and tokens in the logs, nor in the files of the agent.
 func (d *demo) noSecrets() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	look := func(where string, data []byte) {
 		for _, secret := range []string{"eyJ", "PRIVATE KEY", "MII", ";s="} {
 			if bytes.Contains(data, []byte(secret)) {
@@ -520,7 +510,7 @@ func (d *demo) noSecrets() {
 			}
 		}
 	}
-	look("the logs", d.logs.Bytes())
+	look("the logs", []byte(d.logs.String()))
 	d.must(filepath.WalkDir(d.Path("volumes"), func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.Type().IsRegular() {
 			return err

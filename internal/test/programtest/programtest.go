@@ -55,11 +55,11 @@ func Start(t testing.TB, path string, log io.Writer, environ []string, args ...s
 	t.Helper()
 	p := &Program{t: t, cmd: exec.Command(path, args...), lines: make(chan string, 100), addrs: map[string]string{}}
 	if log == nil {
-		logs := new(bytes.Buffer)
+		logs := new(Log)
 		log = logs
 		t.Cleanup(func() {
 			if t.Failed() {
-				t.Logf("%s:\n%s", filepath.Base(path), logs)
+				t.Logf("%s:\n%s", filepath.Base(path), logs.String())
 			}
 		})
 	}
@@ -142,6 +142,36 @@ func ExitCodes(t *testing.T, dir string, programs map[string]string) {
 			if got := cmd.ProcessState.ExitCode(); got != c.code {
 				t.Errorf("%s %v %v ends with %d and not with %d:\n%s", name, c.args, c.environ, got, c.code, out)
 			}
+		}
+	}
+}
+
+// Log keeps what programs log, and may be used by several at once.
+type Log struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+// Write implements [io.Writer].
+func (l *Log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+// String returns all of it.
+func (l *Log) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// Healthy ends the test if the programs have warned of something by now.
+func (l *Log) Healthy(t testing.TB) {
+	t.Helper()
+	for line := range strings.Lines(l.String()) {
+		if strings.Contains(line, "level=WARN") || strings.Contains(line, "level=ERROR") {
+			t.Fatalf("a program warns, and all is well: %s", line)
 		}
 	}
 }
