@@ -120,13 +120,13 @@ func FuzzProxyConfig(f *testing.F) {
 		begun := time.Now()
 		p, err := readProxyConfig(text)
 		require.Less(t, time.Since(begun), 2*time.Second)
-		if err != nil {
+		if err != nil || p.all == nil { // nothing but comments
 			return
 		}
 		data, err := json.Marshal(p.all)
 		require.NoError(t, err)
 		unfit := func(r rune) bool { return unicode.IsControl(r) || r == '\ufeff' || r == '\ufffe' || r == '\uffff' } // without escape
-		if strings.ContainsFunc(string(data), unfit) {
+		if len(data) > 1<<10 || strings.ContainsFunc(string(data), unfit) { // and keys of YAML have 1 KiB
 			return
 		}
 		again, err := readProxyConfig(string(data))
