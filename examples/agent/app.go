@@ -111,7 +111,8 @@ func (a *appProbes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var err error
 	switch {
 	case p.HTTPGet != nil:
-		err = a.forward(w, r.WithContext(ctx), strings.ToLower(cmp.Or(p.HTTPGet.Scheme, "http"))+"://"+address(p.HTTPGet.Port)+"/"+strings.TrimPrefix(p.HTTPGet.Path, "/"))
+		url := strings.ToLower(cmp.Or(p.HTTPGet.Scheme, "http")) + "://" + address(p.HTTPGet.Port) + "/" + strings.TrimPrefix(p.HTTPGet.Path, "/")
+		err = a.forward(w, r.WithContext(ctx), url)
 	case p.GRPC != nil:
 		err = a.check(ctx, address(p.GRPC.Port), p.GRPC.Service)
 	case p.TCPSocket != nil:

@@ -148,7 +148,7 @@ func newProxy(args []string, o *options, out, errOut io.Writer) (*proxy, error) 
 // setLevel sets the level of the agent's log.
 func (p *proxy) setLevel(text string) error {
 	for part := range strings.SplitSeq(text, ",") {
-		level := strings.TrimPrefix(part, "default:")
+		level := strings.TrimPrefix(strings.TrimPrefix(part, "default:"), "all:")
 		switch {
 		case strings.Contains(level, ":"): // another scope
 		case level == "none", level == "fatal":

@@ -74,6 +74,9 @@ func TestCommands(t *testing.T) {
 	p, err = newProxy([]string{"sidecar", "--log_output_level=none"}, &o, io.Discard, io.Discard)
 	require.NoError(t, err)
 	assert.Greater(t, p.level, slog.LevelError)
+	p, err = newProxy([]string{"sidecar", "--log_output_level=all:debug,default:debug,xds:error"}, &o, io.Discard, io.Discard)
+	require.NoError(t, err)
+	assert.Equal(t, slog.LevelDebug, p.level)
 }
 
 func ignoreHelp(err error) error {

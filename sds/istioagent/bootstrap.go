@@ -118,7 +118,8 @@ func (a *Agent) Bootstrap(w io.Writer) error {
 		}
 		clusters = append(clusters, at(name, address(to)))
 		listeners = append(listeners, object{
-			"name": fmt.Sprint(name, "_", port), "address": object{"socket_address": on}, "ignore_global_conn_limit": true, "filter_chains": list{object{"filters": list{object{
+			"name": fmt.Sprint(name, "_", port), "address": object{"socket_address": on}, "ignore_global_conn_limit": true,
+			"filter_chains": list{object{"filters": list{object{
 				"name": "envoy.filters.network.http_connection_manager", "typed_config": object{
 					"@type":       "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
 					"stat_prefix": name, "route_config": object{"virtual_hosts": list{object{"name": name, "domains": list{"*"}, "routes": list{
@@ -133,8 +134,7 @@ func (a *Agent) Bootstrap(w io.Writer) error {
 	}
 	forward(c.Envoy.ReadyPort, "/healthz/ready", "agent", c.Envoy.StatusPort)
 	forward(c.Envoy.MetricsPort, "/stats/prometheus", "prometheus_stats", c.Envoy.AdminPort)
-	static := object{}
-	bootstrap := object{"node": c.node(), "admin": object{"address": address(c.Envoy.AdminPort)}, "static_resources": static}
+	bootstrap := object{"node": c.node(), "admin": object{"address": address(c.Envoy.AdminPort)}}
 	if c.XDS {
 		clusters = append(clusters, cluster("xds-grpc", c.xdsSocket()))
 		kind := map[bool]string{false: "GRPC", true: "DELTA_GRPC"}[c.Envoy.DeltaADS]
@@ -149,7 +149,9 @@ func (a *Agent) Bootstrap(w io.Writer) error {
 			"validation_context_sds_secret_config": secret("ROOTCA"),
 		}
 		if c.PostQuantum {
-			common["tls_params"] = object{"tls_minimum_protocol_version": "TLSv1_3", "tls_maximum_protocol_version": "TLSv1_3", "ecdh_curves": list{"X25519MLKEM768"}}
+			common["tls_params"] = object{
+				"tls_minimum_protocol_version": "TLSv1_3", "tls_maximum_protocol_version": "TLSv1_3", "ecdh_curves": list{"X25519MLKEM768"},
+			}
 		}
 		listeners = append(listeners, object{
 			"name": "mtls", "address": address(15443), "filter_chains": list{object{
@@ -165,7 +167,7 @@ func (a *Agent) Bootstrap(w io.Writer) error {
 			}},
 		})
 	}
-	static["clusters"], static["listeners"] = clusters, listeners
+	bootstrap["static_resources"] = object{"clusters": clusters, "listeners": listeners}
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	return e.Encode(bootstrap)

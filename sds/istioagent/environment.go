@@ -234,7 +234,11 @@ func FromEnvironment(environ []string) (Config, error) {
 	if err != nil {
 		return Config{}, err
 	}
-	proxy, _ := readProxyConfig(v.Text("PROXY_CONFIG"))      // checked
+	proxy := proxyConfig{
+		DiscoveryAddress: discovery, ConfigPath: proxyDir, StatusPort: 15020, ProxyAdminPort: 15000, Concurrency: uint32(v.Int("ISTIO_CPU_LIMIT")),
+		DrainDuration: duration(45 * time.Second), TerminationDrainDuration: duration(v.Duration("MINIMUM_DRAIN_DURATION")),
+	}
+	_ = proxy.read(v.Text("PROXY_CONFIG"))                   // checked
 	td, _ := spiffe.ParseTrustDomain(v.Text("TRUST_DOMAIN")) // checked
 	c := Config{
 		redacted: redact.New(fmt.Sprintf("istioagent.Config(%s, namespace %s, service account %s)", td, v.Text("POD_NAMESPACE"), v.Text("SERVICE_ACCOUNT"))),
@@ -258,12 +262,15 @@ func FromEnvironment(environ []string) (Config, error) {
 		AllowFiles: append([]string{mounted}, gateways...),
 		AllowTLS12: v.Text("COMPLIANCE_POLICY") == "fips-140-2", PostQuantum: v.Text("COMPLIANCE_POLICY") == "pqc",
 		SocketFile: v.Text("WORKLOAD_IDENTITY_SOCKET_FILE"),
-		XDS:        v.Bool("PROXY_XDS_VIA_AGENT"), Discovery: cmp.Or(proxy.DiscoveryAddress, discovery), ConfigPath: cmp.Or(proxy.ConfigPath, proxyDir),
+		XDS:        v.Bool("PROXY_XDS_VIA_AGENT"), Discovery: proxy.DiscoveryAddress, ConfigPath: proxy.ConfigPath,
 		GRPCBootstrap: v.Text("GRPC_XDS_BOOTSTRAP"),
-		Drain:         v.Duration("MINIMUM_DRAIN_DURATION"), Envoy: proxy.envoy(v),
-	}
-	if proxy.TerminationDrainDuration != nil {
-		c.Drain = time.Duration(*proxy.TerminationDrainDuration)
+		Drain:         time.Duration(proxy.TerminationDrainDuration),
+		Envoy: Envoy{
+			Disabled: v.Bool("DISABLE_ENVOY"), Cluster: proxy.ServiceCluster, Path: proxy.BinaryPath, ConfigFile: proxy.CustomConfigFile,
+			AdminPort: int(proxy.ProxyAdminPort), StatusPort: int(proxy.StatusPort), ReadyPort: v.Int("ENVOY_STATUS_PORT"), MetricsPort: v.Int("ENVOY_PROMETHEUS_PORT"),
+			DrainTime: time.Duration(proxy.DrainDuration), Concurrency: int(proxy.Concurrency), DeltaADS: v.Bool("ISTIO_DELTA_XDS"),
+			proxyConfig: proxy.all,
+		},
 	}
 	if c.XDS && v.Bool("PROXY_XDS_DEBUG_VIA_AGENT") {
 		c.DebugAddress = fmt.Sprintf("127.0.0.1:%d", v.Int("PROXY_XDS_DEBUG_VIA_AGENT_PORT"))
@@ -282,7 +289,7 @@ func FromEnvironment(environ []string) (Config, error) {
 			}
 		}
 	}
-	c.remark(proxy, v)
+	c.remark(proxy.all, v)
 	if v.Text("JWT_POLICY") == "first-party-jwt" {
 		c.Notes = append(c.Notes, "environment variable JWT_POLICY: first-party-jwt is treated as third-party-jwt; mount a token for the CA at "+tokenFile)
 	}

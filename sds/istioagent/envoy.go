@@ -61,13 +61,15 @@ const withProxy = "with the command proxy: "
 
 // The fields of PROXY_CONFIG that have an effect, and others that an operator may look for, with why they have none.
 var proxyFields = map[string]string{
-	"discoveryAddress": "", "configPath": "", "controlPlaneAuthPolicy": "", "serviceCluster": "", "terminationDrainDuration": "", "statusPort": "", "proxyAdminPort": "",
+	"discoveryAddress": "", "configPath": "", "controlPlaneAuthPolicy": "", "serviceCluster": "", "terminationDrainDuration": "",
+	"statusPort": "", "proxyAdminPort": "",
 	"binaryPath": withProxy, "customConfigFile": withProxy, "drainDuration": withProxy, "concurrency": withProxy,
 
 	"proxyMetadata":                   "the injector has written it into the environment; on a machine, set its variables there",
-	"holdApplicationUntilProxyStarts": "the injector has used it, for a hook that runs wait", "interceptionMode": "the injector has used it", "image": "the injector has used it",
-	"meshId": "it is in ISTIO_META_MESH_ID", "caCertificatesPem": "roots of other meshes do not come this way", "readinessProbe": "the health of a machine's application is not reported",
-	"privateKeyProvider": "private keys are given to Envoy itself", "proxyBootstrapTemplatePath": "the bootstrap is no template; customConfigFile is used as it is",
+	"holdApplicationUntilProxyStarts": "the injector has used it, for a hook that runs wait",
+	"readinessProbe":                  "the health of a machine's application is not reported",
+	"caCertificatesPem":               "roots of other meshes do not come this way",
+	"privateKeyProvider":              "private keys are given to Envoy itself",
 }
 
 // proxyConfig is what is read of PROXY_CONFIG.
@@ -75,9 +77,8 @@ type proxyConfig struct {
 	DiscoveryAddress, ConfigPath, ServiceCluster string
 	BinaryPath, CustomConfigFile                 string
 	ControlPlaneAuthPolicy                       any // a name, or its number
-	DrainDuration                                duration
-	TerminationDrainDuration                     *duration
-	Concurrency                                  *uint16
+	DrainDuration, TerminationDrainDuration      duration
+	Concurrency                                  uint32
 	StatusPort, ProxyAdminPort                   uint16
 
 	all map[string]any
@@ -97,9 +98,8 @@ func (d *duration) UnmarshalText(text []byte) error {
 	return err
 }
 
-// readProxyConfig reads PROXY_CONFIG, in YAML, of which JSON is a part.
-func readProxyConfig(text string) (*proxyConfig, error) {
-	p := &proxyConfig{DrainDuration: duration(45 * time.Second), StatusPort: 15020, ProxyAdminPort: 15000}
+// read reads PROXY_CONFIG, in YAML, of which JSON is a part. What it does not have stays.
+func (p *proxyConfig) read(text string) error {
 	var document yaml.Node
 	err := cmp.Or(yaml.Unmarshal([]byte(text), &document), plain(&document), document.Decode(&p.all))
 	data, notJSON := json.Marshal(p.all)
@@ -110,7 +110,7 @@ func readProxyConfig(text string) (*proxyConfig, error) {
 	if kind, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		err = fmt.Errorf("%s is a %s, and has to be another kind of value", kind.Field, kind.Value)
 	}
-	return p, err
+	return err
 }
 
 // plain refuses what JSON does not have: another value than a mapping, and keys that are no texts. What looks like a date is a text.
@@ -133,28 +133,14 @@ func plain(n *yaml.Node) error {
 }
 
 func checkProxyConfig(value string) error {
-	if _, err := readProxyConfig(value); err != nil {
+	if err := new(proxyConfig).read(value); err != nil {
 		return fmt.Errorf("set it to the configuration of a proxy in JSON, as the injected one is, or in YAML: %w", err)
 	}
 	return nil
 }
 
-// envoy returns how the Envoy is run.
-func (p *proxyConfig) envoy(v *settings.Values) Envoy {
-	e := Envoy{
-		Disabled: v.Bool("DISABLE_ENVOY"), Cluster: p.ServiceCluster, Path: p.BinaryPath, ConfigFile: p.CustomConfigFile,
-		AdminPort: int(p.ProxyAdminPort), StatusPort: int(p.StatusPort), ReadyPort: v.Int("ENVOY_STATUS_PORT"), MetricsPort: v.Int("ENVOY_PROMETHEUS_PORT"),
-		DrainTime: time.Duration(p.DrainDuration), Concurrency: v.Int("ISTIO_CPU_LIMIT"), DeltaADS: v.Bool("ISTIO_DELTA_XDS"),
-		proxyConfig: p.all,
-	}
-	if p.Concurrency != nil {
-		e.Concurrency = int(*p.Concurrency)
-	}
-	return e
-}
-
 // remark notes which fields of PROXY_CONFIG and which variables have no effect, or are probably misspelled.
-func (c *Config) remark(p *proxyConfig, v *settings.Values) {
+func (c *Config) remark(fields map[string]any, v *settings.Values) {
 	for _, name := range v.Unknown() {
 		c.Notes = append(c.Notes, fmt.Sprintf("environment variable %s: the agent has none of that name; -h lists them", name))
 	}
@@ -166,14 +152,14 @@ func (c *Config) remark(p *proxyConfig, v *settings.Values) {
 			c.Envoy.idle = append(c.Envoy.idle, row.Name)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(p.all)) {
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
 		why, known := proxyFields[name]
 		if right, slip := settings.Near(name, slices.Collect(maps.Keys(proxyFields))); slip {
 			c.Notes = append(c.Notes, fmt.Sprintf("PROXY_CONFIG: there is no field %.80q; there is %s", name, right))
 		} else if why == withProxy {
 			c.Envoy.idle = append(c.Envoy.idle, name+" in PROXY_CONFIG")
 		} else if !known || why != "" {
-			why = cmp.Or(why, "nothing of it is in the bootstrap; customConfigFile names another")
+			why = cmp.Or(why, "nothing of it is in the bootstrap, though the injector may have used it; customConfigFile names another")
 			c.Unused = append(c.Unused, fmt.Sprintf("PROXY_CONFIG: the field %.80q is not used: %s", name, why))
 		}
 	}

@@ -47,6 +47,11 @@ image: ~
 	{"serviceCluster: \"\\u00e9\\n\"\nbinaryPath: http://x/#y", `{"serviceCluster":"\u00e9\n","binaryPath":"http://x/#y"}`},
 }
 
+func readProxyConfig(text string) (*proxyConfig, error) {
+	p := &proxyConfig{StatusPort: 15020}
+	return p, p.read(text)
+}
+
 // TestProxyConfig: JSON and YAML are read in the same way, and what JSON cannot have is refused.
 func TestProxyConfig(t *testing.T) {
 	t.Parallel()
@@ -65,8 +70,8 @@ func TestProxyConfig(t *testing.T) {
 	p, err := readProxyConfig(proxyConfigs[0].yaml)
 	require.NoError(t, err)
 	assert.Equal(t, "istiod.istio-system.svc:15012", p.DiscoveryAddress)
-	assert.Equal(t, duration(20*time.Second), *p.TerminationDrainDuration)
-	assert.Equal(t, uint16(2), *p.Concurrency)
+	assert.Equal(t, duration(20*time.Second), p.TerminationDrainDuration)
+	assert.Equal(t, uint32(2), p.Concurrency)
 	assert.Equal(t, uint16(15020), p.StatusPort, "what is not there")
 
 	var bomb strings.Builder
@@ -126,7 +131,7 @@ func FuzzProxyConfig(f *testing.F) {
 		data, err := json.Marshal(p.all)
 		require.NoError(t, err)
 		unfit := func(r rune) bool { return unicode.IsControl(r) || r == '\ufeff' || r == '\ufffe' || r == '\uffff' } // without escape
-		if len(data) > 1<<10 || strings.ContainsFunc(string(data), unfit) { // and keys of YAML have 1 KiB
+		if len(data) > 1<<10 || strings.ContainsFunc(string(data), unfit) {                                           // and keys of YAML have 1 KiB
 			return
 		}
 		again, err := readProxyConfig(string(data))

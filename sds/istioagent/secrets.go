@@ -53,7 +53,9 @@ func (c *Config) newGateway() *gateway {
 	if !c.InPod {
 		return nil
 	}
-	src, err := kubesecrets.New(kubesecrets.Config{Namespace: c.Namespace, APIServer: c.kube.server, HTTPClient: c.kube.client, PostQuantum: c.PostQuantum, Logger: c.Logger})
+	src, err := kubesecrets.New(kubesecrets.Config{
+		Namespace: c.Namespace, APIServer: c.kube.server, HTTPClient: c.kube.client, PostQuantum: c.PostQuantum, Logger: c.Logger,
+	})
 	if err != nil { // which is of no interest to a sidecar
 		c.Logger.Info("istioagent: names of secrets such as kubernetes://NAME do not exist", slog.Any("err", err))
 		return nil
