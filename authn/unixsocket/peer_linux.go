@@ -1,7 +1,11 @@
 package unixsocket
 
 import (
+	"errors"
+	"fmt"
 	"net"
+	"os"
+	"strings"
 	"syscall"
 )
 
@@ -24,4 +28,40 @@ func peerOf(c net.Conn) (Peer, bool) {
 		return Peer{}, false
 	}
 	return Peer{UID: cred.Uid, GID: cred.Gid, PID: cred.Pid}, true
+}
+
+const soPeerPIDFD = 77 // of Linux 6.5, on all architectures that Go has
+
+// startOf returns when the peer of c, which has that PID, was started, or "" if it has ended.
+func startOf(c net.Conn, pid int32) (start string) {
+	u, ok := c.(*net.UnixConn)
+	if !ok || pid <= 0 {
+		return ""
+	}
+	sys, err := u.SyscallConn()
+	if err != nil {
+		return ""
+	}
+	err = sys.Control(func(fd uintptr) {
+		start = started(pid)
+		handle, err := syscall.GetsockoptInt(int(fd), syscall.SOL_SOCKET, soPeerPIDFD)
+		switch {
+		case errors.Is(err, syscall.ENOPROTOOPT): // before Linux 6.5
+			return
+		case err != nil: // the process is gone
+			start = ""
+			return
+		}
+		defer syscall.Close(handle)
+		// The handle is of the process that has connected, and has no PID once that has ended: if it has one now, it is the
+		// process that was looked at.
+		info, _ := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", handle))
+		if !strings.Contains(string(info), fmt.Sprintf("\nPid:\t%d\n", pid)) {
+			start = ""
+		}
+	})
+	if err != nil {
+		return ""
+	}
+	return start
 }

@@ -1,0 +1,149 @@
+package unixsocket
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Process is what the kernel says about the process of a [Peer], now. An empty field says that there is nothing to say.
+//
+// Two processes of one user can take each other's place: one can trace the other, or have it load other code. So an executable
+// says which program a user runs, and keeps no secret from that user's other programs.
+type Process struct {
+	// Executable is the absolute path of the program, as this process finds it. It is empty if the file there is another
+	// one: it was replaced or deleted, or the process sees other mounts, as in a container. For a script it is the path of
+	// the interpreter.
+	Executable string
+
+	// Unit is the unit of systemd that the process is in, such as web.service, or of its session or user manager, such as
+	// user@1000.service, by the name of its control group. Units of a user manager are not told: users name them.
+	Unit string
+
+	// Pod is the UID of the Kubernetes pod that the process is in, with hyphens, by the name of its control group.
+	Pod string
+}
+
+// ProcessFromContext returns what the kernel says about the process on the other side of the request that ctx belongs to. It
+// fails if the process cannot be told for certain: it has ended, its PID may belong to another process by now, it is in
+// another PID namespace, or this is not Linux. Before Linux 6.5 a process that takes the PID of the peer before the server
+// has accepted the connection passes for the peer.
+//
+// Call it for each decision: a process can become another program (execve) while its connection lasts.
+func ProcessFromContext(ctx context.Context) (Process, error) {
+	peer, _ := PeerFromContext(ctx)
+	start, ok := ctx.Value(startKey{}).(string)
+	if !ok {
+		return Process{}, errUnproven
+	}
+	var p Process
+	folder := fmt.Sprintf("/proc/%d/", peer.PID)
+	if path, err := os.Readlink(folder + "exe"); err == nil && filepath.IsAbs(path) {
+		running, err := os.Stat(folder + "exe")
+		if there, errThere := os.Lstat(path); err == nil && errThere == nil && os.SameFile(running, there) {
+			p.Executable = path
+		}
+	}
+	groups, err := os.ReadFile(folder + "cgroup")
+	if err == nil && started(peer.PID) != start { // after all that was read
+		err = errUnproven
+	}
+	if err != nil {
+		return Process{}, fmt.Errorf("unixsocket: process %d: %w", peer.PID, err)
+	}
+	p.Unit, p.Pod = unitOf(string(groups)), podOf(string(groups))
+	return p, nil
+}
+
+var errUnproven = errors.New("it has ended, or is not in the PID namespace of this server")
+
+type startKey struct{}
+
+// started returns when the process with the PID was started, in a form that is good for comparing, or "".
+func started(pid int32) string {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return ""
+	}
+	// The name of the program, in parentheses, can have anything in it.
+	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+	if len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" { // it has ended
+		return ""
+	}
+	return fields[19]
+}
+
+// groupPaths returns the paths of the control groups of a process, by the controllers that they are for: "" is the one
+// hierarchy of version 2.
+func groupPaths(groups string) map[string]string {
+	paths := make(map[string]string)
+	for line := range strings.Lines(groups) {
+		if parts := strings.SplitN(strings.TrimRight(line, "\n"), ":", 3); len(parts) == 3 {
+			paths[parts[1]] = parts[2]
+		}
+	}
+	return paths
+}
+
+// unitOf returns the outermost unit that the control groups of a process name, or "". systemd makes that group; the ones
+// below it may be of the unit's own making.
+func unitOf(groups string) string {
+	paths := groupPaths(groups)
+	path, version1 := paths["name=systemd"]
+	if !version1 {
+		path = paths[""]
+	}
+	for folder := range strings.SplitSeq(path, "/") {
+		if isUnit(folder) {
+			return folder
+		}
+		if folder != "" && !strings.HasSuffix(folder, ".slice") {
+			return "" // not of systemd, or of another namespace
+		}
+	}
+	return ""
+}
+
+func isUnit(folder string) bool {
+	return strings.HasSuffix(folder, ".service") || strings.HasSuffix(folder, ".scope")
+}
+
+// podOf returns the UID of the pod that the control groups of a process name, or "". The group has to be one of the
+// kubelet's: below a unit and in the slice of a user anybody could have made it.
+func podOf(groups string) string {
+	found := ""
+	for _, path := range groupPaths(groups) {
+		kubelet := false
+		for folder := range strings.SplitSeq(path, "/") {
+			if isUnit(folder) || folder == "user.slice" {
+				break
+			}
+			kubelet = kubelet || strings.Contains(folder, "kubepods")
+			name := podFolder(folder)
+			if name == "" || !kubelet {
+				continue
+			}
+			uid := strings.ReplaceAll(strings.TrimPrefix(name, "pod"), "_", "-")
+			if found != "" && found != uid {
+				return ""
+			}
+			found = uid
+			break
+		}
+	}
+	return found
+}
+
+// podFolder returns the part of a folder's name that begins with "pod" and has the UID of a pod, as in
+// kubepods-pod6f9c7a34_2a49_4a8e_8f6c_2d7b6f0a1c22.slice, or "". A longer UID is none.
+func podFolder(folder string) string {
+	folder, _, _ = strings.Cut(folder, ".")
+	i := strings.LastIndex(folder, "pod")
+	if i < 0 || len(folder) != i+len("pod")+36 || !hexadecimal(strings.NewReplacer("-", "", "_", "").Replace(folder[i+3:]), 32) {
+		return ""
+	}
+	return folder[i:]
+}
