@@ -128,7 +128,7 @@ func (p *parser) fail(at int, format string, args ...any) {
 type members map[string]func()
 
 func (p *parser) object(what string, known members) {
-	if p.Kind() != strictjson.Object && p.Kind() != strictjson.None {
+	if p.Kind() != strictjson.Object {
 		p.fail(p.Offset(), "%s has to be an object, in braces", what)
 		p.Skip()
 	}
@@ -142,7 +142,7 @@ func (p *parser) object(what string, known members) {
 }
 
 func (p *parser) array(what string, element func()) {
-	if p.Kind() != strictjson.Array && p.Kind() != strictjson.None {
+	if p.Kind() != strictjson.Array {
 		p.fail(p.Offset(), "%s has to be a list, in brackets", what)
 		p.Skip()
 	}
