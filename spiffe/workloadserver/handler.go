@@ -163,13 +163,10 @@ func (h *Handler) look(ctx context.Context) (v view, err error) {
 	defer cancel()
 	ids, denied := h.opts.Identities(ctx)
 	if denied == nil {
-		denied = checkIdentities(ids)
+		denied = v.take(ids)
 	}
 	if err != nil && !errors.Is(denied, ErrDenied) { // which holds whatever the provider has
 		return v, &failure{"provider", err}
-	}
-	if denied == nil {
-		denied = v.take(ids)
 	}
 	if denied != nil {
 		return v, &failure{"identities", denied}
@@ -177,8 +174,11 @@ func (h *Handler) look(ctx context.Context) (v view, err error) {
 	return v, nil
 }
 
-// take adopts what the Identities hook returned and checkIdentities has passed. An identity that its Provider is denied is left out.
+// take adopts what the Identities hook returned. An identity that its Provider is denied is left out.
 func (v *view) take(ids []Identity) error {
+	if err := checkIdentities(ids); err != nil {
+		return err
+	}
 	for _, id := range ids {
 		if id.Provider == nil {
 			v.ids = append(v.ids, id)
