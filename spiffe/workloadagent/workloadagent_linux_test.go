@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -85,7 +86,7 @@ func (p *place) serve(life time.Duration) *place {
 	issuer, err := local.NewFunc(authority, func(_ context.Context, csr *pki.CSR) (spiffe.ID, error) {
 		id, err := csr.ID()
 		if no := p.refused.Load(); no != nil && *no == id {
-			return spiffe.ID{}, errors.New("the test refuses it")
+			return spiffe.ID{}, &caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: errors.New("the test refuses it")}
 		}
 		return id, err
 	})
@@ -249,7 +250,7 @@ func blocks(t *testing.T, data []byte) (types []string) {
 func (p *place) secret(t *testing.T, name string) (string, error) {
 	c := sds.UnixClient(p.sock)
 	defer c.CloseIdleConnections()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	for s, err := range sds.NewClient(c, "http://localhost").Watch(ctx, name) {
 		if err != nil {
@@ -526,7 +527,7 @@ func TestNoPeer(t *testing.T) {
 	protocols.SetUnencryptedHTTP2(true)
 	plain := &http.Client{Transport: &http.Transport{Protocols: protocols}}
 	t.Cleanup(plain.CloseIdleConnections)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	for s, err := range sds.NewClient(plain, "http://"+l.Addr().String()).Watch(ctx, "ROOTCA") {
 		require.Error(t, err, "%v", s)
