@@ -32,10 +32,10 @@ func peerOf(c net.Conn) (Peer, bool) {
 
 const soPeerPIDFD = 77 // of Linux 6.5, on all architectures that Go has
 
-// startOf returns when the peer of c, which has that PID, was started, or "" if it has ended.
-func startOf(c net.Conn, pid int32) (start string) {
+// startOf returns when the process p, the peer of c, was started, or "" if it has ended.
+func startOf(c net.Conn, p Peer) (start string) {
 	u, ok := c.(*net.UnixConn)
-	if !ok || pid <= 0 {
+	if !ok || p.PID <= 0 {
 		return ""
 	}
 	sys, err := u.SyscallConn()
@@ -43,10 +43,13 @@ func startOf(c net.Conn, pid int32) (start string) {
 		return ""
 	}
 	err = sys.Control(func(fd uintptr) {
-		start = started(pid)
+		start = started(p.PID)
 		handle, err := syscall.GetsockoptInt(int(fd), syscall.SOL_SOCKET, soPeerPIDFD)
 		switch {
-		case errors.Is(err, syscall.ENOPROTOOPT): // before Linux 6.5
+		case errors.Is(err, syscall.ENOPROTOOPT): // before Linux 6.5: at least no other user's process may have the PID by now
+			if !runsAs(p.PID, p.UID) {
+				start = ""
+			}
 			return
 		case err != nil: // the process is gone
 			start = ""
@@ -56,7 +59,7 @@ func startOf(c net.Conn, pid int32) (start string) {
 		// The handle is of the process that has connected, and has no PID once that has ended: if it has one now, it is the
 		// process that was looked at.
 		info, _ := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", handle))
-		if !strings.Contains(string(info), fmt.Sprintf("\nPid:\t%d\n", pid)) {
+		if !strings.Contains(string(info), fmt.Sprintf("\nPid:\t%d\n", p.PID)) {
 			start = ""
 		}
 	})

@@ -11,28 +11,34 @@ import (
 
 // Process is what the kernel says about the process of a [Peer], now. An empty field says that there is nothing to say.
 //
-// Two processes of one user can take each other's place: one can trace the other, or have it load other code. So an executable
-// says which program a user runs, and keeps no secret from that user's other programs.
+// The kernel vouches for the unit and the pod, as only root makes their control groups and moves processes into them. It does not
+// vouch for the executable against the user of the process: that user can have any program he may run load other code
+// (LD_PRELOAD), or trace it. So the executable tells the programs of one user from each other as long as they are honest.
+// Decide by it only together with Peer.UID, Unit or Pod.
 type Process struct {
-	// Executable is the absolute path of the program, as this process finds it. It is empty if the file there is another
-	// one: it was replaced or deleted, or the process sees other mounts, as in a container. For a script it is the path of
-	// the interpreter.
+	// Executable is the absolute path of the program without symbolic links, as this process finds it. It is empty if the
+	// file there is another one: it was replaced or deleted, or the process sees other mounts, as in a container or
+	// with unshare. For a script it is the path of the interpreter. To learn it of another user's process takes root or
+	// CAP_SYS_PTRACE; without, it is empty.
 	Executable string
 
 	// Unit is the unit of systemd that the process is in, such as web.service, or of its session or user manager, such as
-	// user@1000.service, by the name of its control group. Units of a user manager are not told: users name them.
+	// session-3.scope and user@1000.service, by the name of its control group. Units of a user manager are not told, nor are
+	// groups below a unit: users make and name them.
 	Unit string
 
-	// Pod is the UID of the Kubernetes pod that the process is in, with hyphens, by the name of its control group.
+	// Pod is the UID of the Kubernetes pod that the process is in, with hyphens, by the name of its control group, which
+	// must be the kubelet's: not below a unit, the slice of a user, or a container.
 	Pod string
 }
 
 // ProcessFromContext returns what the kernel says about the process on the other side of the request that ctx belongs to. It
 // fails if the process cannot be told for certain: it has ended, its PID may belong to another process by now, it is in
-// another PID namespace, or this is not Linux. Before Linux 6.5 a process that takes the PID of the peer before the server
-// has accepted the connection passes for the peer.
+// another PID namespace, or this is not Linux. Before Linux 6.5 another process of the same user that takes the PID of the
+// peer before the server has accepted the connection passes for the peer.
 //
-// Call it for each decision: a process can become another program (execve) while its connection lasts.
+// Call it for each decision: a process can become another program (execve) while its connection lasts. Peer.UID and Peer.GID stay
+// those with which it has connected.
 func ProcessFromContext(ctx context.Context) (Process, error) {
 	peer, _ := PeerFromContext(ctx)
 	start, ok := ctx.Value(startKey{}).(string)
@@ -76,6 +82,14 @@ func started(pid int32) string {
 	return fields[19]
 }
 
+// runsAs reports whether the process with the PID has that effective user.
+func runsAs(pid int32, uid uint32) bool {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	_, line, _ := strings.Cut(string(status), "\nUid:\t")
+	users := strings.Fields(line) // the real one first
+	return err == nil && len(users) > 1 && users[1] == fmt.Sprint(uid)
+}
+
 // groupPaths returns the paths of the control groups of a process, by the controllers that they are for: "" is the one
 // hierarchy of version 2.
 func groupPaths(groups string) map[string]string {
@@ -112,16 +126,18 @@ func isUnit(folder string) bool {
 }
 
 // podOf returns the UID of the pod that the control groups of a process name, or "". The group has to be one of the
-// kubelet's: below a unit and in the slice of a user anybody could have made it.
+// kubelet's, with nothing but slices of the system above: below a unit, a container or the slice of a user anybody could have
+// made it.
 func podOf(groups string) string {
 	found := ""
 	for _, path := range groupPaths(groups) {
 		kubelet := false
 		for folder := range strings.SplitSeq(path, "/") {
-			if isUnit(folder) || folder == "user.slice" {
+			kubelet = kubelet || strings.Contains(folder, "kubepods")
+			above := folder == "" || folder == ".." || strings.HasSuffix(folder, ".slice") && folder != "user.slice"
+			if isUnit(folder) || !above && !kubelet {
 				break
 			}
-			kubelet = kubelet || strings.Contains(folder, "kubepods")
 			name := podFolder(folder)
 			if name == "" || !kubelet {
 				continue

@@ -151,6 +151,12 @@ func TestProcessThatEndedBeforeAccept(t *testing.T) {
 	require.True(t, known)
 	_, err = unixsocket.ProcessFromContext(ctx)
 	require.Error(t, err)
+
+	// Where the kernel gives no handle of the peer, the user is compared.
+	pid, uid := int32(os.Getpid()), uint32(os.Geteuid())
+	assert.True(t, unixsocket.RunsAs(pid, uid))
+	assert.False(t, unixsocket.RunsAs(pid, uid+1))
+	assert.False(t, unixsocket.RunsAs(1<<30, uid))
 	if !taken {
 		t.Skip("no other process could be given that PID: it takes root, and a kernel that can checkpoint")
 	}
@@ -200,8 +206,13 @@ func TestUnitAndPod(t *testing.T) {
 		"0::/kubepods/pod" + uid + "/kubepods/pod" + other:                                                             {"", uid},
 		"0::/system.slice/web.service/kubepods/pod" + uid:                                                              {"web.service", ""},
 		"0::/user.slice/user-1000.slice/kubepods/pod" + uid:                                                            {"", ""},
-		"0::/pod" + uid:                {"", ""},
-		"0::/kubepods/pod" + uid + "a": {"", ""},
+		"0::/pod" + uid:                                                       {"", ""},
+		"0::/lxc.payload.a/kubepods/pod" + uid:                                {"", ""}, // which a container may make
+		"0::/docker/" + hex + "/kubepods/pod" + uid:                           {"", ""},
+		"0::/../user.slice/user-1000.slice/kubepods.slice/pod" + uid:          {"", ""},
+		"0::/../../user@1000.service/kubepods/pod" + uid:                      {"", ""},
+		"0::/user.slice/user-1000.slice/user@1000.service/kubepods/pod" + uid: {"user@1000.service", ""},
+		"0::/kubepods/pod" + uid + "a":                                        {"", ""},
 	} {
 		assert.Equal(t, want[0], unixsocket.UnitOf(groups), "unit in %s", groups)
 		assert.Equal(t, want[1], unixsocket.PodOf(groups), "pod in %s", groups)

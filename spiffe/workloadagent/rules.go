@@ -2,12 +2,10 @@ package workloadagent
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -50,9 +48,9 @@ type grant struct {
 // output is a folder to which an identity is written. It is comparable.
 type output struct {
 	id            spiffe.ID
+	from          *identity // that has it
 	folder        string
 	split         bool // cert-chain.pem, key.pem and root-cert.pem, and not the files of SPIFFE's draft
-	gid           uint32
 	mode, keyMode fs.FileMode
 }
 
@@ -151,16 +149,26 @@ func (p *parser) array(what string, element func()) {
 	}
 }
 
-// text reads a text that is not empty. A check, if there is one, says what is wrong with it.
-func (p *parser) text(name string, check func(string) error) string {
+// form is what a text has to be like.
+type form struct {
+	pattern *regexp.Regexp
+	want    string
+}
+
+var (
+	anyForm    = form{regexp.MustCompile(`(?s).`), "want a text in quotes that is not empty"}
+	pathForm   = form{regexp.MustCompile(`^(/([^/.][^/]*|\.[^/.][^/]*|\.\.[^/]+))+$`), "want an absolute path, without double slashes and dots"}
+	unitForm   = form{regexp.MustCompile(`^[^/]+\.(service|scope)$`), "want the whole name of a service or scope, such as web.service"}
+	podForm    = form{regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`), "want a UID, as kubectl get pod NAME -o jsonpath={.metadata.uid} prints it"}
+	layoutForm = form{regexp.MustCompile(`^(delivery|split)$`), "want delivery, for credential-bundle.pem, or split, for cert-chain.pem, key.pem and root-cert.pem"}
+	modeForm   = form{regexp.MustCompile(`^0[46](44|40|00)$`), "want 0644, 0640, 0600, 0444, 0440 or 0400, in quotes"}
+)
+
+func (p *parser) text(name string, f form) string {
 	at := p.Offset()
 	text, ok := p.Text()
-	if !ok || len(text) == 0 {
-		p.fail(at, "%s has to be a text in quotes, and not empty", name)
-	} else if check != nil {
-		if err := check(string(text)); err != nil {
-			p.fail(at, "%s is %.256q: %w", name, text, err)
-		}
+	if !ok || !f.pattern.Match(text) {
+		p.fail(at, "%s is %.256q: %s", name, text, f.want)
 	}
 	return string(text)
 }
@@ -176,15 +184,9 @@ func (p *parser) number(name string) uint32 {
 	return uint32(n)
 }
 
-func (p *parser) mode(name string) (mode fs.FileMode) {
-	p.text(name, func(text string) error {
-		n, err := strconv.ParseUint(text, 8, 32)
-		if mode = fs.FileMode(n); err != nil || !slices.Contains([]fs.FileMode{0o644, 0o640, 0o600, 0o444, 0o440, 0o400}, mode) {
-			return errors.New("want 0644, 0640, 0600, 0444, 0440 or 0400")
-		}
-		return nil
-	})
-	return mode
+func (p *parser) mode(name string) fs.FileMode {
+	mode, _ := strconv.ParseUint(p.text(name, modeForm), 8, 32)
+	return fs.FileMode(mode)
 }
 
 func (p *parser) workload() {
@@ -202,74 +204,37 @@ func (p *parser) workload() {
 	p.workloads = append(p.workloads, w)
 }
 
-var podUID = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
-
 func (p *parser) match() *match {
 	m := new(match)
 	at := p.Offset()
 	p.object("match", members{
 		"uid":        func() { m.uid = new(p.number("uid")) },
 		"gid":        func() { m.gid = new(p.number("gid")) },
-		"executable": func() { m.executable = p.text("executable", isPath) },
-		"unit": func() {
-			m.unit = p.text("unit", func(unit string) error {
-				if strings.Contains(unit, "/") || !strings.HasSuffix(unit, ".service") && !strings.HasSuffix(unit, ".scope") {
-					return errors.New("want the whole name of a service or scope, such as web.service")
-				}
-				return nil
-			})
-		},
-		"pod": func() {
-			m.pod = p.text("pod", func(uid string) error {
-				if !podUID.MatchString(uid) {
-					return errors.New("want a UID, as kubectl get pod NAME -o jsonpath={.metadata.uid} prints it")
-				}
-				return nil
-			})
-		},
+		"executable": func() { m.executable = p.text("executable", pathForm) },
+		"unit":       func() { m.unit = p.text("unit", unitForm) },
+		"pod":        func() { m.pod = p.text("pod", podForm) },
 	})
-	if *m == (match{}) {
-		p.fail(at, "an empty match is for no process: name what the process has to have, such as a uid")
+	if *m == (match{executable: m.executable}) {
+		p.fail(at, "any user can run an executable with code of his own, so it needs something beside it: add a uid, gid, unit or pod")
 	}
 	return m
-}
-
-// isPath refuses paths that are not the one name of a file.
-func isPath(path string) error {
-	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
-		return errors.New("want an absolute path, without double slashes and dots")
-	}
-	return nil
 }
 
 func (p *parser) identity(others []grant) (g grant) {
 	at, outputs := p.Offset(), len(p.outputs)
 	p.object("an identity", members{
-		"id": func() {
-			p.text("id", func(text string) (err error) {
-				switch g.id, err = spiffe.ParseID(text); {
-				case err != nil:
-					return err
-				case g.id.Path() == "":
-					return errors.New("it names a trust domain: add the path of the workload")
-				case !p.td.IsZero() && !g.id.MemberOf(p.td):
-					return fmt.Errorf("this agent is for the trust domain %s", p.td)
-				case slices.ContainsFunc(others, func(o grant) bool { return o.id == g.id }):
-					return errors.New("the workload has it already")
-				}
-				return nil
-			})
-		},
+		"id": func() { g.id = p.id(others) },
 		"hint": func() {
-			g.hint = p.text("hint", func(hint string) error {
-				if len(hint) > 1024 || slices.ContainsFunc(others, func(o grant) bool { return o.hint == hint }) {
-					return errors.New("it has more than 1024 bytes, or another identity of the workload has it: choose another")
-				}
-				return nil
-			})
+			at := p.Offset()
+			g.hint = p.text("hint", anyForm)
+			if len(g.hint) > 1024 || slices.ContainsFunc(others, func(o grant) bool { return o.hint == g.hint }) {
+				p.fail(at, "the hint has more than 1024 bytes, or another identity of the workload has it: choose another")
+			}
 		},
-		"audiences": func() { p.array("audiences", func() { g.audiences = append(g.audiences, p.text("an audience", nil)) }) },
-		"files":     func() { p.array("files", p.output) },
+		"audiences": func() {
+			p.array("audiences", func() { g.audiences = append(g.audiences, p.text("an audience", anyForm)) })
+		},
+		"files": func() { p.array("files", p.output) },
 	})
 	if g.id.IsZero() {
 		p.fail(at, "the identity has no id")
@@ -281,35 +246,36 @@ func (p *parser) identity(others []grant) (g grant) {
 	return g
 }
 
+func (p *parser) id(others []grant) spiffe.ID {
+	at := p.Offset()
+	text := p.text("id", anyForm)
+	id, err := spiffe.ParseID(text)
+	switch {
+	case err != nil:
+	case id.Path() == "":
+		err = errors.New("it names a trust domain: add the path of the workload")
+	case !p.td.IsZero() && !id.MemberOf(p.td):
+		err = fmt.Errorf("this agent is for the trust domain %s", p.td)
+	case slices.ContainsFunc(others, func(o grant) bool { return o.id == id }):
+		err = errors.New("the workload has it already")
+	}
+	if err != nil {
+		p.fail(at, "id is %.256q: %w", text, err)
+	}
+	return id
+}
+
 func (p *parser) output() {
 	var o output
 	at := p.Offset()
 	p.object("files", members{
-		"folder": func() {
-			o.folder = p.text("folder", func(path string) error {
-				if slices.ContainsFunc(p.outputs, func(other output) bool { return other.folder == path }) {
-					return errors.New("another identity is written there: a folder has one")
-				}
-				return isPath(path)
-			})
-		},
-		"layout": func() {
-			o.split = p.text("layout", func(layout string) error {
-				if layout != "delivery" && layout != "split" {
-					return errors.New("want delivery, for credential-bundle.pem, or split, for cert-chain.pem, key.pem and root-cert.pem")
-				}
-				return nil
-			}) == "split"
-		},
-		"gid":      func() { o.gid = p.number("gid") },
+		"folder":   func() { o.folder = p.text("folder", pathForm) },
+		"layout":   func() { o.split = p.text("layout", layoutForm) == "split" },
 		"mode":     func() { o.mode = p.mode("mode") },
 		"key_mode": func() { o.keyMode = p.mode("key_mode") },
 	})
-	if o.folder == "" {
-		p.fail(at, "the files have no folder")
-	}
-	if o.gid != 0 {
-		o.mode, o.keyMode = cmp.Or(o.mode, 0o640), cmp.Or(o.keyMode, 0o640)
+	if o.folder == "" || slices.ContainsFunc(p.outputs, func(other output) bool { return other.folder == o.folder }) {
+		p.fail(at, "the files need a folder, to which no other identity is written")
 	}
 	p.outputs = append(p.outputs, o)
 }

@@ -1,6 +1,7 @@
 package workloadagent_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -19,7 +20,7 @@ const whole = `{
         {
           "id": "spiffe://example.org/web", "hint": "internal", "audiences": ["db", "*"],
           "files": [
-            {"folder": "/run/web", "layout": "delivery", "gid": 1000, "mode": "0644", "key_mode": "0640"},
+            {"folder": "/run/web", "layout": "delivery", "mode": "0644", "key_mode": "0640"},
             {"folder": "/run/old-web", "layout": "split"}
           ]
         },
@@ -33,11 +34,12 @@ const whole = `{
 var exampleOrg = spiffe.MustParseTrustDomain("example.org")
 
 // A bad file is refused with the line, the column and what to do.
-func TestCheck(t *testing.T) {
+func TestBadFile(t *testing.T) {
 	t.Parallel()
-	require.NoError(t, workloadagent.Check([]byte(whole), exampleOrg))
-	require.NoError(t, workloadagent.Check([]byte(whole), spiffe.TrustDomain{}))
-	require.NoError(t, workloadagent.Check([]byte(`{}`), exampleOrg), "no process has anything")
+	require.NoError(t, workloadagent.Parse([]byte(whole), exampleOrg))
+	require.NoError(t, workloadagent.Parse([]byte(whole), spiffe.TrustDomain{}))
+	require.NoError(t, workloadagent.Parse([]byte(strings.ReplaceAll(whole, "/usr/bin/web", "/.a/..b/...")), exampleOrg))
+	require.NoError(t, workloadagent.Parse([]byte(`{}`), exampleOrg), "no process has anything")
 	one := func(match, identity string) string {
 		return "{\"workloads\": [\n{\"match\": " + match + ",\n\"identities\": [" + identity + "]}]}"
 	}
@@ -54,7 +56,8 @@ func TestCheck(t *testing.T) {
 		`{"workloads": ["` + "\xff" + `"]}`:       "not UTF-8",
 		one(uid, ``):                              "line 2, column 1: the workload has no identities: add at least one",
 		`{"workloads": [{"identities": [{"id": "spiffe://example.org/web"}]}]}`: "has neither a match nor files",
-		one(`{}`, web):                                "line 2, column 11: an empty match is for no process",
+		one(`{}`, web): "line 2, column 11: ",
+		one(`{"executable": "/usr/bin/web"}`, web):    "any user can run an executable with code of his own, so it needs something beside it: add a uid, gid, unit or pod",
 		one(`{"uid": "1"}`, web):                      "line 2, column 19: uid has to be a number without quotes, as the command id prints it",
 		one(`{"uid": -1}`, web):                       "uid has to be a number",
 		one(`{"uid": 1.5}`, web):                      "uid has to be a number",
@@ -62,7 +65,11 @@ func TestCheck(t *testing.T) {
 		one(`{"user": "web"}`, web):                   "match can have executable, gid, pod, uid, unit",
 		one(`{"executable": "web"}`, web):             `executable is "web": want an absolute path`,
 		one(`{"executable": "/a/../b"}`, web):         "want an absolute path",
-		one(`{"executable": ""}`, web):                "not empty",
+		one(`{"executable": ""}`, web):                "want an absolute path",
+		one(`{"executable": "/a/./b"}`, web):          "want an absolute path",
+		one(`{"executable": "/a//b"}`, web):           "want an absolute path",
+		one(`{"executable": "/a/"}`, web):             "want an absolute path",
+		one(`{"executable": "/"}`, web):               "want an absolute path",
 		one(`{"unit": "web"}`, web):                   "such as web.service",
 		one(`{"unit": "a/web.service"}`, web):         "such as web.service",
 		one(`{"pod": "web-0"}`, web):                  "want a UID, as kubectl get pod",
@@ -73,23 +80,23 @@ func TestCheck(t *testing.T) {
 		one(uid, web+","+web):                         "the workload has it already",
 		one(uid, `{"id": "spiffe://example.org/a", "hint": "x"}, {"id": "spiffe://example.org/b", "hint": "x"}`): "choose another",
 		one(uid, `{"id": "spiffe://example.org/a", "audiences": "*"}`):                                           "audiences has to be a list",
-		one(uid, `{"id": "spiffe://example.org/a", "audiences": [""]}`):                                          "an audience has to be a text",
-		one(uid, `{"id": "spiffe://example.org/a", "files": [{}]}`):                                              "the files have no folder",
+		one(uid, `{"id": "spiffe://example.org/a", "audiences": [""]}`):                                          "an audience is \"\": want a text in quotes that is not empty",
+		one(uid, `{"id": "spiffe://example.org/a", "files": [{}]}`):                                              "the files need a folder",
 		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "web"}]}`):                               "want an absolute path",
 		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "/a", "layout": "x"}]}`):                 "want delivery",
 		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "/a", "mode": "0666"}]}`):                "want 0644",
-		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "/a", "key_mode": 384}]}`):               "key_mode has to be a text in quotes",
-		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "/a"}, {"folder": "/a"}]}`):              "a folder has one",
+		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "/a", "key_mode": 384}]}`):               "want 0644, 0640, 0600, 0444, 0440 or 0400, in quotes",
+		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "/a"}, {"folder": "/a"}]}`):              "to which no other identity is written",
 	} {
-		assert.ErrorContains(t, workloadagent.Check([]byte(data), exampleOrg), want, "%s", data)
+		assert.ErrorContains(t, workloadagent.Parse([]byte(data), exampleOrg), want, "%s", data)
 	}
 }
 
-func FuzzCheck(f *testing.F) {
+func FuzzFile(f *testing.F) {
 	f.Add([]byte(whole))
 	f.Add([]byte(`{"workloads": [{"match": {"uid": 1}, "identities": [{}]}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if err := workloadagent.Check(data, exampleOrg); err != nil {
+		if err := workloadagent.Parse(data, exampleOrg); err != nil {
 			assert.Regexp(t, `^line [0-9]+, column [0-9]+: `, err.Error())
 		}
 	})

@@ -19,16 +19,17 @@
 //	    {
 //	      "match": {"uid": 1000, "executable": "/usr/bin/web"},
 //	      "identities": [
-//	        {"id": "spiffe://example.org/web", "audiences": ["db"], "files": [{"folder": "/run/web", "gid": 1000}]}
+//	        {"id": "spiffe://example.org/web", "audiences": ["db"], "files": [{"folder": "/run/web"}]}
 //	      ]
 //	    }
 //	  ]
 //	}
 //
 // A match can have the user and group of the process, the path of its executable, its unit of systemd and the UID of its
-// pod. A process has to meet all of them; see [unixsocket.Process] for what the kernel says. It has the identities of all
-// workloads that it meets, in the order of the file, the default one first. A process that meets none has nothing, nor does
-// one of which the kernel says nothing for certain.
+// pod. A process has to meet all of them; see [unixsocket.Peer] and [unixsocket.Process] for what the kernel vouches for. An
+// executable needs another selector beside it, as any user can run the program with code of his own. The process has the
+// identities of all workloads that it meets, in the order of the file, the default one first. A process that meets none has
+// nothing, nor does one of which the kernel says nothing for certain.
 //
 // An identity has a hint, which the Workload API hands on, the audiences for which its workload may have JWT-SVIDs ("*" for
 // any, none without), and folders to which it is written, whether a process runs or not.
@@ -61,20 +62,19 @@
 package workloadagent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"net/http"
 	"os"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/files/follow"
@@ -100,6 +100,7 @@ type Config struct {
 	// Source has the identities: a *secretcache.Manager with a TrustDomain, or a *workloadapi.Source, such as that of SPIRE's
 	// agent, which has those that its server gives this program. The caller runs and closes it. If it has the methods
 	// Add(spiffe.ID) error and Remove(spiffe.ID), as a Manager has, they are called with the identities that come and go.
+	// Revocation lists of another agent are not handed on.
 	Source interface {
 		sds.Source
 		Bundles() *spiffe.BundleSet
@@ -128,20 +129,22 @@ type Agent struct {
 	cfg      Config
 	log      *slog.Logger
 	unproven *ratelog.Log
+	owner    interface { // the Source, or nil
+		Add(id spiffe.ID) error
+		Remove(id spiffe.ID)
+	}
 	file     *follow.Follower
 	workload *workloadserver.Handler
 	secrets  *sds.Handler
 	mux      *http.ServeMux
+	metrics  metrics.Set
 
 	life    lifecycle.Life
 	wake    renew.Signal // for work: something has changed
-	news    renew.Signal // something was published
+	news    renew.Signal // the bundles are others
 	current atomic.Pointer[state]
 	bundles atomic.Pointer[spiffe.Snapshot] // of any identity; nil before the first
-
-	mu    sync.Mutex      // guards the rest
-	told  map[string]bool // names of the Source that have changed
-	sinks map[written]*filesink.Sink
+	sinks   atomic.Pointer[map[output]*filesink.Sink]
 }
 
 // state is what the file says, with the identities that it needs. It never changes; what identities have does.
@@ -170,24 +173,6 @@ func (i *identity) Snapshot() (*spiffe.Snapshot, error) {
 	return h.snap, h.err
 }
 
-// optional is an identity without which its callers can do.
-type optional struct{ *identity }
-
-func (o optional) Snapshot() (*spiffe.Snapshot, error) {
-	snap, err := o.identity.Snapshot()
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", workloadserver.ErrDenied, err)
-	}
-	return snap, nil
-}
-
-// Check returns what is wrong with a file that has data, with the line and the remedy, as [New] with that trust domain, which
-// may be zero, refuses it; or nil.
-func Check(data []byte, td spiffe.TrustDomain) error {
-	_, err := parse(data, td)
-	return err
-}
-
 // New reads the file and returns an Agent. The error says what is wrong with the file or with cfg. The caller calls [Agent.Run]
 // or [Agent.Close].
 func New(cfg Config) (*Agent, error) {
@@ -196,9 +181,18 @@ func New(cfg Config) (*Agent, error) {
 	}
 	a := &Agent{
 		redacted: redact.New("workloadagent.Agent(" + cfg.File + ")"), cfg: cfg,
-		log: ratelog.Patient(cfg.Logger), unproven: ratelog.New(cfg.Logger, 0), mux: http.NewServeMux(), sinks: map[written]*filesink.Sink{},
+		log: ratelog.Patient(cfg.Logger), unproven: ratelog.New(cfg.Logger, 0), mux: http.NewServeMux(),
 	}
+	a.owner, _ = cfg.Source.(interface {
+		Add(id spiffe.ID) error
+		Remove(id spiffe.ID)
+	})
 	a.current.Store(&state{rules: new(rules)})
+	a.sinks.Store(new(map[output]*filesink.Sink))
+	a.metrics.Gauges("svidkit_workloadagent_file_refused", "Whether the newest version of the file is refused: 1, or 0.", func(add metrics.Add) {
+		_, refused := a.file.Status()
+		add(metrics.Bool(refused != nil))
+	})
 	a.file = follow.New([]string{cfg.File}, a.take, &follow.Options{Logger: cfg.Logger, Open: func(path string) (*os.File, error) {
 		return private.OpenFile(path, os.O_RDONLY, private.Options{})
 	}})
@@ -235,44 +229,42 @@ func (a *Agent) take(_ context.Context, files follow.Files) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", a.cfg.File, err)
 	}
-	old := a.current.Load()
-	next := &state{r, make(map[spiffe.ID]*identity, len(r.ids))}
-	owner, _ := a.cfg.Source.(interface {
-		Add(id spiffe.ID) error
-		Remove(id spiffe.ID)
-	})
+	old, next := a.current.Load(), &state{r, make(map[spiffe.ID]*identity, len(r.ids))}
 	for id := range r.ids {
 		if next.identities[id] = old.identities[id]; next.identities[id] != nil {
 			continue
 		}
-		one := new(identity)
-		one.held.Store(&held{err: fmt.Errorf("%s has not come yet: %w", id, spiffe.ErrNotReady)})
-		next.identities[id] = one
-		if owner == nil {
-			continue
+		next.identities[id] = new(identity)
+		next.identities[id].held.Store(&held{err: fmt.Errorf("%s has not come yet: %w", id, spiffe.ErrNotReady)})
+		if a.owner != nil {
+			err = cmp.Or(err, a.owner.Add(id))
 		}
-		if err := owner.Add(id); err != nil {
-			for id := range next.identities {
-				if old.identities[id] == nil {
-					owner.Remove(id)
-				}
-			}
-			return fmt.Errorf("%s: %w", a.cfg.File, err)
-		}
+	}
+	if err != nil {
+		a.leave(next, old)
+		return fmt.Errorf("%s: %w", a.cfg.File, err)
+	}
+	for i := range r.outputs {
+		r.outputs[i].from = next.identities[r.outputs[i].id]
 	}
 	a.current.Store(next)
 	if a.secrets != nil { // else it is the first
 		a.workload.Refresh()
 		a.secrets.Refresh()
 	}
-	for id := range old.identities {
-		if owner != nil && !r.ids[id] {
-			owner.Remove(id)
-		}
-	}
+	a.leave(old, next)
 	a.log.Info("workloadagent: the file is in force", slog.String("file", a.cfg.File), slog.Int("workloads", len(r.workloads)), slog.Int("identities", len(r.ids)))
 	a.wake.Notify()
 	return nil
+}
+
+// leave has the Source forget the identities of one state that another one does not have.
+func (a *Agent) leave(s, other *state) {
+	for id := range s.identities {
+		if a.owner != nil && other.identities[id] == nil {
+			a.owner.Remove(id)
+		}
+	}
 }
 
 // Run keeps the files and what is served current. It blocks until ctx is done or [Agent.Close] is called, and returns nil. It is
@@ -291,23 +283,27 @@ func (a *Agent) work(ctx context.Context) error {
 	defer cancel()
 	wg.Go(func() { _ = a.file.Run(ctx) })
 	defer a.cfg.Source.Subscribe(func(string) { a.wake.Notify() })()
-	defer a.write(ctx, &wg, &state{rules: new(rules)})
+	defer a.write(ctx, &wg, nil)
 	var bundles *spiffe.BundleSet
 	for ctx.Err() == nil {
 		woken, changed := a.wake.Changed(), a.cfg.Source.Changed() // before looking, so that no change is missed
 		s, had := a.current.Load(), bundles
 		bundles = a.cfg.Source.Bundles()
+		var carrier spiffe.ID // whose snapshot has the bundles for the Workload API: always the same one, as answers are shared
+		var snap *spiffe.Snapshot
 		for id, one := range s.identities {
 			a.look(id, one)
+			if h := one.held.Load(); h.snap != nil && (snap == nil || id.String() < carrier.String()) {
+				carrier, snap = id, h.snap
+			}
 		}
-		if a.carry(s) || bundles != had {
+		if a.bundles.Swap(snap) != snap || bundles != had {
 			a.news.Notify()
 		}
-		a.write(ctx, &wg, s)
+		a.write(ctx, &wg, s.outputs)
 		select {
 		case <-woken:
 		case <-changed:
-		case <-time.After(time.Minute): // for folders that could not be made
 		case <-ctx.Done():
 		}
 	}
@@ -321,93 +317,62 @@ func (a *Agent) look(id spiffe.ID, one *identity) {
 	secret, err := a.cfg.Source.GenerateSecret(at, id.String())
 	bundles := a.cfg.Source.Bundles() // after the certificate, which may need newer ones
 	had := one.held.Load()
-	next := &held{secret: secret}
+	next := &held{secret: had.secret}
 	switch {
 	case errors.Is(err, fs.ErrNotExist): // withdrawn, or not for this agent
-		next.err = fmt.Errorf("%w: %w", workloadserver.ErrDenied, err)
-	case err != nil || bundles == nil: // what there was stays
-		return
-	default:
-		var svid *spiffe.SVID
-		if had.secret == secret {
-			svid, err = had.snap.SVID()
-		} else {
-			certs, key, _ := secret.KeyPair()
-			svid, err = spiffe.ParseSVIDPEM(certs, key)
-		}
-		if err != nil || had.secret == secret && had.snap.Bundles() == bundles {
+		if had.snap == nil && errors.Is(had.err, workloadserver.ErrDenied) {
 			return
 		}
+		next = &held{err: fmt.Errorf("%w: %w", workloadserver.ErrDenied, err)}
+	case err == nil && secret != had.secret && bundles != nil:
+		certs, key, _ := secret.KeyPair()
+		svid, err := spiffe.ParseSVIDPEM(certs, key)
+		if err != nil {
+			return
+		}
+		next = &held{secret: secret, snap: spiffe.NewSnapshot(svid, bundles)}
+	case had.snap != nil && had.snap.Bundles() != bundles && bundles != nil:
+		svid, _ := had.snap.SVID() // which stays, even if it has expired
 		next.snap = spiffe.NewSnapshot(svid, bundles)
+	default:
+		return
 	}
 	one.held.Store(next)
 	one.news.Notify()
-}
-
-// carry publishes the trust bundles, and reports whether they are others. A snapshot of any identity carries them.
-func (a *Agent) carry(s *state) bool {
-	var next *spiffe.Snapshot
-	old := a.bundles.Load()
-	for id, one := range s.identities {
-		snap := one.held.Load().snap
-		if snap == nil {
-			continue
-		}
-		if next = snap; old != nil && old.Bundles() == snap.Bundles() {
-			if svid, _ := old.SVID(); svid.ID() == id {
-				return false
-			}
-		}
+	if had.snap == nil || next.snap == nil {
+		a.workload.Refresh() // it is among those of its callers now, or no more
 	}
-	a.bundles.Store(next)
-	return next != old
 }
 
-// written is what a Sink writes.
-type written struct {
-	output
-	from *identity
-}
-
-// write starts the Sinks of s, and ends the others.
-func (a *Agent) write(ctx context.Context, wg *sync.WaitGroup, s *state) {
-	a.mu.Lock()
-	old := a.sinks
-	a.mu.Unlock()
-	next := map[written]*filesink.Sink{}
-	var begun []written
-	for _, o := range s.outputs {
-		w := written{o, s.identities[o.id]}
-		if old[w] == nil {
-			begun = append(begun, w)
-		} else {
-			next[w] = old[w]
-		}
+// write starts the Sinks of outputs, and ends the others.
+func (a *Agent) write(ctx context.Context, wg *sync.WaitGroup, outputs []output) {
+	old, next := *a.sinks.Load(), map[output]*filesink.Sink{}
+	for _, o := range outputs {
+		next[o] = old[o]
 	}
-	for w, sink := range old {
-		if next[w] == nil {
+	for o, sink := range old {
+		if _, stays := next[o]; !stays {
 			_ = sink.Close() // before another one begins in its folder
 		}
 	}
-	for _, w := range begun {
-		sink, err := filesink.New(w.config(a.cfg.Logger))
-		if err == nil {
-			err = w.makeFolder()
-		}
-		if err != nil {
-			a.log.Warn("workloadagent: no files are written yet", slog.String("folder", w.folder), slog.Any("err", err))
+	for o, sink := range next {
+		if sink != nil {
 			continue
 		}
-		next[w] = sink
+		sink, err := filesink.New(o.config(a.cfg.Logger))
+		if err != nil { // which the parser of the file excludes
+			a.log.Warn("workloadagent: no files are written", slog.String("folder", o.folder), slog.Any("err", err))
+			delete(next, o)
+			continue
+		}
+		next[o] = sink
 		wg.Go(func() { _ = sink.Run(ctx) })
 	}
-	a.mu.Lock()
-	a.sinks = next
-	a.mu.Unlock()
+	a.sinks.Store(&next)
 }
 
 // config returns the configuration of the Sink.
-func (o written) config(logger *slog.Logger) filesink.Config {
+func (o output) config(logger *slog.Logger) filesink.Config {
 	c := filesink.Config{Source: o.from, Dir: o.folder, Mode: o.mode, KeyMode: o.keyMode, Logger: logger}
 	if !o.split {
 		name := func(td spiffe.TrustDomain) string { return td.String() + ".spiffe-trust-bundle.pem" }
@@ -415,19 +380,6 @@ func (o written) config(logger *slog.Logger) filesink.Config {
 		c.RootsName, c.FederatedName = name(o.id.TrustDomain()), name
 	}
 	return c
-}
-
-// makeFolder makes a folder that is not there, for the group if one was given, which its files then have.
-func (o output) makeFolder() error {
-	if _, err := os.Lstat(o.folder); o.gid == 0 || !errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	root, err := private.MakeDir(o.folder, private.Options{Mode: 0o750})
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	return errors.Join(root.Chown(".", -1, int(o.gid)), root.Chmod(".", fs.ModeSetgid|0o750))
 }
 
 // granted returns the identities of the caller of a request.
@@ -450,13 +402,12 @@ func (a *Agent) granted(ctx context.Context) (*state, []grant) {
 // identities is the hook of the Workload API.
 func (a *Agent) identities(ctx context.Context) (all []workloadserver.Identity, err error) {
 	s, grants := a.granted(ctx)
-	ready := slices.ContainsFunc(grants, func(g grant) bool { return s.identities[g.id].held.Load().snap != nil })
+	missing := func(g grant) bool { return s.identities[g.id].held.Load().snap == nil }
+	if have := slices.DeleteFunc(slices.Clone(grants), missing); len(have) > 0 {
+		grants = have
+	}
 	for _, g := range grants {
-		one := workloadserver.Identity{Provider: s.identities[g.id], Hint: g.hint}
-		if ready {
-			one.Provider = optional{s.identities[g.id]}
-		}
-		all = append(all, one)
+		all = append(all, workloadserver.Identity{Provider: s.identities[g.id], Hint: g.hint})
 	}
 	return all, nil
 }
@@ -475,11 +426,8 @@ func (a *Agent) resolve(ctx context.Context, name string) (string, error) {
 	if len(grants) == 0 {
 		return "", errors.New("the file has no identity for this process")
 	}
-	if name == "default" {
-		return grants[0].id.String(), nil
-	}
 	for _, g := range grants {
-		if name == g.id.String() || name == g.hint {
+		if name == "default" || name == g.id.String() || name == g.hint {
 			return g.id.String(), nil
 		}
 	}
@@ -501,83 +449,55 @@ func (p provider) Snapshot() (*spiffe.Snapshot, error) {
 	return nil, spiffe.ErrNotReady
 }
 
-// CRLs hands on those of a Source that is an agent.
-func (p provider) CRLs() [][]byte {
-	if src, ok := p.cfg.Source.(interface{ CRLs() [][]byte }); ok {
-		return src.CRLs()
-	}
-	return nil
-}
-
 // Ready waits until the Agent has trust bundles and one of the identities of the file, if there are any. The error wraps
 // [spiffe.ErrNotReady] and the cause of ctx.
 func (a *Agent) Ready(ctx context.Context) error {
 	err := a.life.Await(ctx, a.news.Changed, func() bool { return a.notReady() == nil })
 	if err != nil {
-		return fmt.Errorf("workloadagent: %w", errors.Join(spiffe.ErrNotReady, err, a.notReady()))
+		return fmt.Errorf("workloadagent: %w", errors.Join(err, a.notReady()))
 	}
 	return nil
 }
 
 func (a *Agent) notReady() error {
-	switch {
-	case len(a.current.Load().ids) > 0 && a.bundles.Load() == nil:
-		return fmt.Errorf("none of the identities of %s has come yet: %w", a.cfg.File, spiffe.ErrNotReady)
-	case a.cfg.Source.Bundles() == nil:
-		return fmt.Errorf("the trust bundles have not come yet: %w", spiffe.ErrNotReady)
+	if len(a.current.Load().ids) > 0 && a.bundles.Load() == nil || a.cfg.Source.Bundles() == nil {
+		return fmt.Errorf("the trust bundles and the first identity of %s have not come yet: %w", a.cfg.File, spiffe.ErrNotReady)
 	}
 	return nil
 }
 
-// Report implements [report.Reporter] with the file as an upstream, and the files that are written. It is not ready as long as
-// [Agent.Ready] would wait. The identities are in the report of the Source. The metrics are:
+// Report implements [report.Reporter] with the file as an upstream, the files that are written, and the servers. It is not ready
+// as long as [Agent.Ready] would wait. The identities are in the report of the Source. The metrics are those of packages
+// workloadserver and sds, and:
 //
-//	svidkit_workloadagent_workloads      in the file that is in force
-//	svidkit_workloadagent_identities     in that file, by state: served, or missing
 //	svidkit_workloadagent_file_refused   1 while the newest version of the file is refused, else 0
 func (a *Agent) Report() report.Report {
-	s := a.current.Load()
-	var missing []string
-	for id, one := range s.identities {
-		if one.held.Load().snap == nil {
-			missing = append(missing, id.String())
+	checked, refused := a.file.Status()
+	workload, r := a.workload.Report(), a.secrets.Report()
+	writers := []func(io.Writer) error{workload.Metrics, r.Metrics, a.metrics.Write}
+	r.NotReady = a.notReady()
+	r.Upstreams = []report.Upstream{{Name: a.cfg.File, OK: refused == nil, LastSuccess: checked, Err: refused}}
+	for _, one := range a.current.Load().identities {
+		if _, err := one.Snapshot(); err != nil {
+			r.Problems = append(r.Problems, err)
 		}
 	}
-	slices.Sort(missing)
-	checked, refused := a.file.Status()
-	r := report.Report{NotReady: a.notReady(), Upstreams: []report.Upstream{{Name: a.cfg.File, OK: refused == nil, LastSuccess: checked, Err: refused}}}
-	if len(missing) > 0 {
-		r.Problems = append(r.Problems, fmt.Errorf("%d identities have not come yet: %s", len(missing), strings.Join(missing[:min(len(missing), 10)], ", ")))
-	}
-	a.mu.Lock()
-	sinks := maps.Clone(a.sinks)
-	a.mu.Unlock()
-	for _, sink := range sinks {
+	slices.SortFunc(r.Problems, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	r.Problems = r.Problems[:min(len(r.Problems), 10)]
+	for _, sink := range *a.sinks.Load() {
 		r.Upstreams = append(r.Upstreams, sink.Report().Upstreams...)
 	}
 	slices.SortFunc(r.Upstreams[1:], func(a, b report.Upstream) int { return strings.Compare(a.Name, b.Name) })
-	r.Metrics = func(w io.Writer) error {
-		set := new(metrics.Set)
-		set.Gauges("svidkit_workloadagent_workloads", "The number of workloads in the file.", func(add metrics.Add) { add(float64(len(s.workloads))) })
-		set.Gauges("svidkit_workloadagent_identities", "The number of identities in the file, by whether there is something to serve.", func(add metrics.Add) {
-			add(float64(len(s.ids)-len(missing)), "state", "served")
-			add(float64(len(missing)), "state", "missing")
-		})
-		set.Gauges("svidkit_workloadagent_file_refused", "Whether the newest version of the file is refused: 1, or 0.", func(add metrics.Add) {
-			add(metrics.Bool(refused != nil))
-		})
-		return set.Write(w)
+	r.Metrics = func(w io.Writer) (err error) {
+		for _, write := range writers {
+			err = cmp.Or(err, write(w))
+		}
+		return err
 	}
 	return r
 }
 
-// Parts returns the servers by their names, for packages health and statuspage.
-func (a *Agent) Parts() map[string]report.Reporter {
-	return map[string]report.Reporter{"workload-api": a.workload, "sds": a.secrets}
-}
-
 // Close ends [Agent.Run] and all streams for good, and waits for what Run has started. Files stay. The error is always nil.
 func (a *Agent) Close() error {
-	err := a.life.Close()
-	return errors.Join(err, a.workload.Close(), a.secrets.Close())
+	return errors.Join(a.life.Close(), a.workload.Close(), a.secrets.Close())
 }

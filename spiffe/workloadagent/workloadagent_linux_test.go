@@ -378,7 +378,8 @@ func TestFromAgent(t *testing.T) {
 	require.Eventually(t, func() bool { return errors.Is(next(t, errs), workloadapi.ErrDenied) }, passing, often, "it is taken back")
 }
 
-// The folder that the agent makes for a group has its group and mode, and so have the files in it.
+// A folder that an operator has made for a group, as README.md of the program says, gives its group to the files, with the
+// modes of the file.
 func TestFilesForAGroup(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {
@@ -386,16 +387,22 @@ func TestFilesForAGroup(t *testing.T) {
 	}
 	p := newPlace(t)
 	out := filepath.Join(p.dir, "out")
-	p.write(`{"identities": [` + id("/batch", `"files": [{"folder": "`+out+`", "gid": 4242, "layout": "split"}]`) + `]}`)
+	require.NoError(t, os.Mkdir(out, 0o750))
+	require.NoError(t, os.Chown(out, 0, 4242))
+	require.NoError(t, os.Chmod(out, fs.ModeSetgid|0o750))
+	p.write(`{"identities": [` + id("/batch", `"files": [{"folder": "`+out+`", "layout": "split", "mode": "0440", "key_mode": "0640"}]`) + `]}`)
 	p.serve(time.Hour)
 	check := func(name string, mode fs.FileMode) bool {
 		info, err := os.Stat(filepath.Join(out, name))
 		return err == nil && info.Mode() == mode && info.Sys().(*syscall.Stat_t).Gid == 4242 && info.Sys().(*syscall.Stat_t).Uid == 0
 	}
 	require.Eventually(t, func() bool { return check("key.pem", 0o640) }, passing, often)
-	assert.True(t, check("cert-chain.pem", 0o640))
-	assert.True(t, check("root-cert.pem", 0o640))
-	assert.True(t, check("", fs.ModeDir|fs.ModeSetgid|0o750))
+	assert.True(t, check("cert-chain.pem", 0o440))
+	assert.True(t, check("root-cert.pem", 0o440))
+	cmd := exec.CommandContext(t.Context(), "/bin/cat", filepath.Join(out, "key.pem"))
+	cmd.Dir, cmd.SysProcAttr = "/", &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 4241, Gid: 4242}}
+	read, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", read)
 
 	p.write()
 	require.Eventually(t, func() bool { return len(p.agent.Report().Upstreams) == 1 }, passing, often, "it is written no more")
@@ -467,10 +474,10 @@ func TestSelectors(t *testing.T) {
 	p.write(
 		rule(`"uid": 4242`, "/user"),
 		rule(`"gid": 4243`, "/group"),
-		rule(fmt.Sprintf(`"executable": %q`, web), "/web"),
+		rule(fmt.Sprintf(`"uid": 0, "executable": %q`, web), "/root"),
+		rule(fmt.Sprintf(`"uid": 4242, "executable": %q`, web), "/web"),
 		rule(fmt.Sprintf(`"uid": 4242, "executable": %q`, db), "/db"),
-		rule(fmt.Sprintf(`"executable": %q`, gone), "/gone"),
-		rule(fmt.Sprintf(`"executable": %q`, gone+" (deleted)"), "/deleted"),
+		rule(fmt.Sprintf(`"gid": 4241, "executable": %q`, gone), "/gone"),
 		rule(`"unit": "web.service"`, "/unit"),
 		rule(`"pod": "6f9c7a34-2a49-4a8e-8f6c-2d7b6f0a1c22"`, "/pod"),
 	)
@@ -484,7 +491,8 @@ func TestSelectors(t *testing.T) {
 		{4242, 4242, web, "/user /web"},
 		{4242, 4243, db, "/user /group /db"},
 		{4241, 4241, db, "none"},
-		{4241, 4241, web, "/web"},
+		{4241, 4241, web, "none"},
+		{0, 0, web, "/root"},
 		{4241, 4241, gone, "/gone"},
 	} {
 		cmd := exec.CommandContext(t.Context(), test.program, "-test.run=^TestWorkload$")
