@@ -124,20 +124,39 @@ func NewNodeAuthorizer(o NodeAuthorizerOptions) (*NodeAuthorizer, error) {
 //  7. on the node of that pod runs a pod with the service account that id names. A pod that has failed
 //     does not count; one that has succeeded and is still there does, as for Istio.
 //
-// The caller's pod is looked up each time. A pod found for 7 counts for five seconds more. A pod that was
+// The caller's pod is looked up each time; calls that wait at the same time share one answer. A pod found for 7 counts for
+// five seconds more. A pod that was
 // not found is looked up again at the next call, so that a pod that has just started is found.
 //
 // The error wraps [ErrDenied] if one of them does not hold; any other error means that the question could
-// not be answered. Its text has the reason, which is for the server's log and not for the caller.
+// not be answered, and has a method Retryable. Its text has the reason, which is for the server's log and not for the caller.
 func (n *NodeAuthorizer) Authorize(ctx context.Context, caller *authn.Caller, id spiffe.ID) error {
-	if err := n.authorize(ctx, caller, id); err != nil {
-		from := "an unknown caller"
-		if caller != nil {
-			from = caller.String()
-		}
-		return fmt.Errorf("authn/kube: may %q have a certificate for %.300q: %w", from, id, err)
+	err := n.authorize(ctx, caller, id)
+	if err == nil {
+		return nil
 	}
-	return nil
+	from := "an unknown caller"
+	if caller != nil {
+		from = caller.String()
+	}
+	err = fmt.Errorf("authn/kube: may %q have a certificate for %.300q: %w", from, id, err)
+	if errors.Is(err, ErrDenied) {
+		return err
+	}
+	return unanswered{err}
+}
+
+// unanswered is an error that says that the question could not be answered.
+type unanswered struct{ error }
+
+func (e unanswered) Unwrap() error { return e.error }
+
+// Retryable says that the question may be asked again, and when, if a limit says so.
+func (e unanswered) Retryable() (after time.Duration, ok bool) {
+	if over, is := errors.AsType[*limit.Error](e.error); is {
+		after = over.RetryAfter
+	}
+	return after, true
 }
 
 func denied(format string, args ...any) error {
@@ -200,14 +219,24 @@ type pod struct {
 
 // nodeOf returns the node of the caller's pod, if the pod is the one that the token is bound to.
 func (n *NodeAuthorizer) nodeOf(ctx context.Context, caller *authn.Pod) (string, error) {
+	came := time.Now()
 	if caller.Name == "" || caller.UID == "" {
 		return "", denied("the caller's token is not bound to a pod")
 	}
 	if !k8s.ValidName(caller.Name) {
 		return "", denied("%.300q is not the name of a pod", caller.Name)
 	}
+	r, err := n.take(ctx, place{caller.UID, ""}, "find the pod of the caller")
+	if err != nil {
+		return "", err
+	}
+	defer func() { <-r.turn }()
+	if came.Before(r.asked) && r.caller == *caller { // another goroutine asked while this one waited
+		return r.node, nil
+	}
+	asked := time.Now()
 	var p pod
-	err := n.read(ctx, caller.UID, k8s.Path("api", "v1", "namespaces", caller.Namespace, "pods", caller.Name), nil, &p)
+	err = n.read(ctx, caller.UID, k8s.Path("api", "v1", "namespaces", caller.Namespace, "pods", caller.Name), nil, &p)
 	switch {
 	case k8s.NotFound(err):
 		return "", denied("there is no pod %s/%s", caller.Namespace, caller.Name)
@@ -222,30 +251,42 @@ func (n *NodeAuthorizer) nodeOf(ctx context.Context, caller *authn.Pod) (string,
 	case !k8s.ValidName(p.Spec.NodeName):
 		return "", denied("the pod %s/%s is not on a node", caller.Namespace, caller.Name)
 	}
-	return p.Spec.NodeName, nil
+	r.asked, r.caller, r.node = asked, *caller, p.Spec.NodeName
+	return r.node, nil
 }
 
-// place is a namespace of a node.
+// place is a namespace of a node, or the UID of a caller's pod and no namespace.
 type place struct{ node, namespace string }
 
-// running is which service accounts have pods in a place. The goroutine that has sent to turn, whose
-// capacity is one, may use the other fields.
+// running is which service accounts have pods in a place, or where a caller's pod is. The goroutine that has sent to turn,
+// whose capacity is one, may use the other fields.
 type running struct {
 	turn     chan struct{}
-	asked    time.Time // when the last list was asked for
+	asked    time.Time // when the last answer was asked for
 	accounts map[string]bool
+	caller   authn.Pod
+	node     string
+}
+
+// take returns what is remembered about a place, with the turn, which the caller gives back. what is for the error.
+func (n *NodeAuthorizer) take(ctx context.Context, at place, what string) (*running, error) {
+	r := n.at(at)
+	select {
+	case r.turn <- struct{}{}:
+		return r, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("%s: %w", what, context.Cause(ctx))
+	}
 }
 
 // find returns nil if a pod with the service account runs in the place. It asks for the pod of a caller.
 func (n *NodeAuthorizer) find(ctx context.Context, caller string, at place, account string) error {
 	came := time.Now()
-	r := n.at(at)
-	select {
-	case r.turn <- struct{}{}:
-		defer func() { <-r.turn }()
-	case <-ctx.Done():
-		return fmt.Errorf("find a pod of the workload: %w", context.Cause(ctx))
+	r, err := n.take(ctx, at, "find a pod of the workload")
+	if err != nil {
+		return err
 	}
+	defer func() { <-r.turn }()
 	if r.accounts[account] && time.Since(r.asked) < podsFresh {
 		return nil
 	}

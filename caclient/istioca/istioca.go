@@ -48,6 +48,7 @@ import (
 	"net/http"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
@@ -55,6 +56,7 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // method is the path of the API's one method.
@@ -72,6 +74,13 @@ type Options struct {
 	// CertSigner names one of several signers behind the CA.
 	CertSigner string
 
+	// Impersonate is for an agent that obtains the certificates of the pods of its node with its own token. Each request then
+	// also names the SPIFFE ID of its CSR as the identity to certify in place of the agent's own (ImpersonatedIdentity), and a
+	// CSR without a SPIFFE ID is refused. The CA has to trust the agent's service account (CA_TRUSTED_NODE_ACCOUNTS), and
+	// refuses an ID that no pod of the node has, with [caclient.ErrUnauthenticated]. An agent that wants a certificate of its
+	// own may use the same CA: it is a pod of its node as well.
+	Impersonate bool
+
 	// Header has further metadata to send, as Istio's CA_HEADER_ variables give it.
 	Header http.Header
 }
@@ -80,10 +89,9 @@ type Options struct {
 // polling. It is safe for concurrent use, and never prints a token or a key.
 type CA struct {
 	client
-	opts     Options
-	conn     *caconn.Conn
-	rpc      *grpchttp.Client
-	metadata []byte // encoded field 4 of a request
+	opts Options
+	conn *caconn.Conn
+	rpc  *grpchttp.Client
 }
 
 type client = caconn.Client // an alias, so that the embedded field is not exported
@@ -100,26 +108,23 @@ func New(o Options) (*CA, error) {
 	}
 	c.conn, c.client, c.opts.Header = conn, conn.Client(), o.Header.Clone()
 	c.rpc = grpchttp.NewClient(conn.HTTP, conn.URL, caconn.MaxResponse)
-	c.metadata, err = encodeMetadata(o.CertSigner)
-	if err != nil {
-		return nil, fmt.Errorf("istioca: invalid Options: CertSigner: %w", err)
-	}
 	return c, nil
 }
 
-// encodeMetadata returns the field metadata of an IstioCertificateRequest, a google.protobuf.Struct.
-// Istio's own client always sends CertSigner, even if it is empty.
-func encodeMetadata(signer string) ([]byte, error) {
-	value, err := protofield.Write(func(w *protofield.Writer) { w.AddText(3, signer) }) // string_value
+// writeText writes an entry of the field metadata of an IstioCertificateRequest, which is a google.protobuf.Struct.
+func writeText(w *protofield.Writer, key, text string) {
+	value, err := protofield.Write(func(w *protofield.Writer) { w.AddText(3, text) }) // string_value
 	if err != nil {
-		return nil, err
+		w.Fail(err)
+		return
 	}
-	return protofield.Write(func(w *protofield.Writer) {
-		w.Message(4, func(w *protofield.Writer) { w.Entry(1, "CertSigner", value) })
-	})
+	w.Entry(1, key, value)
 }
 
 func (o *Options) check() error {
+	if !utf8.ValidString(o.CertSigner) {
+		return errors.New("CertSigner is not UTF-8")
+	}
 	if !caconn.IsText(o.ClusterID) {
 		return errors.New("ClusterID is not printable ASCII")
 	}
@@ -157,13 +162,30 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	if err := c.conn.CheckRequest(csr, lifetime); err != nil {
 		return nil, err
 	}
+	var id spiffe.ID
+	if c.opts.Impersonate {
+		var err error
+		if id, err = csr.ID(); err != nil {
+			return nil, c.conn.Error("sign", caclient.ErrInvalid, fmt.Errorf("whom to impersonate: %w", err))
+		}
+	}
+	return c.sign(ctx, csr, lifetime, id)
+}
+
+// sign asks for a certificate for id, or for the caller's own if id is zero.
+func (c *CA) sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration, id spiffe.ID) ([]*x509.Certificate, error) {
 	if lifetime > 0 {
 		lifetime = max(lifetime, time.Second)
 	}
 	request, err := protofield.Write(func(w *protofield.Writer) {
 		w.Bytes(1, csr.PEM())
 		w.Varint(3, uint64(lifetime/time.Second))
-		w.Raw(c.metadata)
+		w.Message(4, func(w *protofield.Writer) {
+			writeText(w, "CertSigner", c.opts.CertSigner) // Istio's own client sends it even if it is empty
+			if !id.IsZero() {
+				writeText(w, "ImpersonatedIdentity", id.String())
+			}
+		})
 	})
 	if err != nil {
 		return nil, c.conn.Error("sign", caclient.ErrInvalid, err)
@@ -240,6 +262,6 @@ func (c *CA) ask(ctx context.Context) error {
 	if err != nil {
 		return c.conn.Error("fetch bundles", caclient.ErrUnavailable, err)
 	}
-	_, err = c.Sign(ctx, csr, 0)
+	_, err = c.sign(ctx, csr, 0, spiffe.ID{})
 	return err
 }

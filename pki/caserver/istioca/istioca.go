@@ -50,7 +50,7 @@
 //	Internal           building the certificate failed
 //	Unavailable        the authority cannot sign now, cannot record what it signs, or took too long; the
 //	                   caller could not be authenticated now
-//	ResourceExhausted  a limit of the authority; the request is too large
+//	ResourceExhausted  a limit of the authority, or of the proof of callers; the request is too large
 //	PermissionDenied   the policy refused the caller, or the authority may not sign for its ID
 //
 // Istio's own CA answers Internal while it cannot sign, and Unauthenticated while it cannot authenticate. Its agents retry

@@ -64,9 +64,7 @@ func (s *Server) authenticate(r *http.Request) (caller *authn.Caller, err error)
 	proven, err := s.opts.Authenticator.Authenticate(r)
 	switch {
 	case err != nil && (r.Context().Err() != nil || authn.Unavailable(err)):
-		e := caservice.Refuse(grpchttp.Unavailable, textUnauthenticated, err)
-		e.RetryAfter, _ = caservice.Retryable(err)
-		return nil, e
+		return nil, caservice.Busy(textUnauthenticated, err)
 	case err != nil:
 		return nil, caservice.Refuse(grpchttp.Unauthenticated, textUnauthenticated, err)
 	case proven == nil || proven.ID.IsZero(): // it has other names, or none
@@ -137,8 +135,12 @@ func (s *Server) grant(ctx context.Context, caller *authn.Caller, r *request) (G
 	if r.impersonate != "" {
 		id, err := s.impersonate(ctx, caller, r.impersonate)
 		if err != nil {
+			err = fmt.Errorf("impersonation of %.256q: %w", r.impersonate, err)
+			if _, passes := caservice.Retryable(err); passes {
+				return Grant{}, caservice.Busy(caservice.TextUnavailable, err)
+			}
 			s.metrics.unauthenticated.Inc()
-			return Grant{}, caservice.Refuse(grpchttp.Unauthenticated, textImpersonation, fmt.Errorf("impersonation of %.256q: %w", r.impersonate, err))
+			return Grant{}, caservice.Refuse(grpchttp.Unauthenticated, textImpersonation, err)
 		}
 		return Grant{ID: id}, nil
 	}
@@ -151,8 +153,8 @@ func (s *Server) grant(ctx context.Context, caller *authn.Caller, r *request) (G
 	}
 	s.metrics.noID.Inc()
 	e := caservice.Refuse(grpchttp.PermissionDenied, caservice.TextNotGranted, err)
-	if after, passes := caservice.Retryable(err); passes {
-		e.Code, e.Message, e.RetryAfter = grpchttp.Unavailable, caservice.TextUnavailable, after
+	if _, passes := caservice.Retryable(err); passes {
+		e = caservice.Busy(caservice.TextUnavailable, err)
 	}
 	return Grant{}, s.failed("ID_ERROR", e)
 }

@@ -98,13 +98,10 @@ type Call struct {
 // refused if it would have to wait too long.
 func (c *Call) ParseCSR(ctx context.Context, parse func() (*pki.CSR, error)) (*pki.CSR, error) {
 	if err := c.turns.Acquire(ctx, ""); err != nil {
-		over, ok := errors.AsType[*limit.Error](err)
-		if !ok {
+		if _, ok := errors.AsType[*limit.Error](err); !ok {
 			return nil, Ended(ctx, err)
 		}
-		e := Refuse(grpchttp.ResourceExhausted, textLimit, err)
-		e.RetryAfter = over.RetryAfter
-		return nil, e
+		return nil, Busy("", err)
 	}
 	defer c.turns.Release()
 	return parse()
@@ -224,6 +221,17 @@ func (c *Call) level(e *grpchttp.Error) slog.Level {
 // Refuse returns the error for a call that is refused: the client gets the code and the text, the log has the cause.
 func Refuse(code grpchttp.Code, text string, cause error) *grpchttp.Error {
 	return &grpchttp.Error{Code: code, Message: text, Err: cause}
+}
+
+// Busy returns the error for a call that may succeed later, as err says: ResourceExhausted if a limit is reached, so that
+// the client keeps its connection, and else Unavailable with the text.
+func Busy(text string, err error) *grpchttp.Error {
+	e := Refuse(grpchttp.Unavailable, text, err)
+	if _, over := errors.AsType[*limit.Error](err); over {
+		e.Code, e.Message = grpchttp.ResourceExhausted, textLimit
+	}
+	e.RetryAfter, _ = Retryable(err)
+	return e
 }
 
 // What clients are told about a failure of the signer.
