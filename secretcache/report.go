@@ -51,13 +51,8 @@ func (m *Manager) Report() report.Report {
 	for i := range identities {
 		one := &identities[i]
 		attempted(&up, one.LastSuccess, one.Renewal, one.Failures, one.Err)
-		if i == 0 {
-			attempted(&up, roots.LastSuccess, roots.NextAttempt, roots.Failures, roots.Err)
-		}
 	}
-	if len(identities) == 0 {
-		attempted(&up, roots.LastSuccess, roots.NextAttempt, roots.Failures, roots.Err)
-	}
+	attempted(&up, roots.LastSuccess, roots.NextAttempt, roots.Failures, roots.Err)
 	r.Upstreams = []report.Upstream{up}
 	r.Metrics = func(w io.Writer) error { return m.metrics(identities, roots).Write(w) }
 	return r

@@ -2,13 +2,10 @@ package main
 
 import (
 	"context"
-	"crypto/x509"
 	"errors"
 	"flag"
 	"fmt"
-	"os/exec"
 	"strings"
-	"time"
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/googlecas"
@@ -18,157 +15,125 @@ import (
 	"github.com/svidkit/svidkit/caclient/vault"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
-	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
-	"github.com/svidkit/svidkit/spiffe/report"
+	"github.com/svidkit/svidkit/spiffe/workloadagent"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
 // caOptions are the flags that say where identities come from.
 type caOptions struct {
-	from, roots, tokenFile, tokenCommand     string
-	cluster, mount, role, login, fingerprint string
-	impersonate, create                      bool
-	lifetime                                 time.Duration
+	from, roots, tokenFile string
+	more                   map[string]string
 }
 
 func (c *caOptions) register(flags *flag.FlagSet) {
+	c.more = make(map[string]string)
 	flags.StringVar(&c.from, "ca", "", "`where` the identities come from: istio:URL, vault:URL, step:URL, google:POOL, dir:FOLDER of a CA of this machine, or spire:unix:///PATH of an agent")
 	flags.StringVar(&c.roots, "ca-roots", "", "`file` with the roots of the CA, in PEM")
 	flags.StringVar(&c.tokenFile, "token-file", "", "`file` with the token for the CA, read for each request")
-	flags.StringVar(&c.tokenCommand, "token-command", "", "`command` that prints a token for a request, such as \"step ca token {id}\"; {id} is the SPIFFE ID")
-	flags.StringVar(&c.cluster, "istio-cluster", "Kubernetes", "`name` of the cluster that the token for istio: is from")
-	flags.BoolVar(&c.impersonate, "impersonate", false, "with istio:, ask for each identity by name, which the CA permits to agents of nodes")
-	flags.StringVar(&c.role, "vault-role", "", "`role` of the PKI engine of vault:, which signs")
-	flags.StringVar(&c.mount, "vault-mount", "", "`path` of the PKI engine (default pki)")
-	flags.StringVar(&c.login, "vault-login", "", "`role` of the auth method jwt, to log in with the token; empty: it is a token of Vault")
-	flags.StringVar(&c.fingerprint, "step-fingerprint", "", "`SHA-256` of the root of step:, in place of -ca-roots")
-	flags.BoolVar(&c.create, "create", false, "with dir:, make a CA if the folder has none")
-	flags.DurationVar(&c.lifetime, "lifetime", 0, "`time` to ask for with each certificate (default: the CA decides)")
+	flags.Func("ca-option", "`NAME=VALUE` for -ca: cluster, impersonate=true (istio), role, mount, login (vault), fingerprint (step), create=true (dir); may be repeated", func(text string) error {
+		name, value, ok := strings.Cut(text, "=")
+		if !ok {
+			return errors.New("want NAME=VALUE")
+		}
+		c.more[name] = value
+		return nil
+	})
 }
 
-// origin is where identities come from.
+// option returns the value of an option, which counts as known.
+func (c *caOptions) option(name string) string {
+	defer delete(c.more, name)
+	return c.more[name]
+}
+
+// origin is where identities come from: a Source, what signs and checks tokens, and what has to run for them.
 type origin struct {
-	source interface {
-		sds.Source
-		report.Reporter
-		Bundles() *spiffe.BundleSet
-		Changed() <-chan struct{}
-	}
-	issue    func(ctx context.Context, id spiffe.ID, audience []string) (string, error)
-	validate func(ctx context.Context, audience, token string) (spiffe.ID, map[string]any, error)
-	parts    map[string]func(context.Context) error // to run
+	workloadagent.Config
+	run []func(context.Context) error
 }
 
-// source makes the origin that -ca names.
-func (c *caOptions) source(ctx context.Context, o *options) (*origin, error) {
+// origin makes what -ca names.
+func (o *options) origin(ctx context.Context) (from *origin, err error) {
+	c := &o.ca
 	kind, where, _ := strings.Cut(c.from, ":")
-	if kind == "spire" {
-		return fromAgent(where, o)
-	}
-	if o.td.IsZero() {
-		return nil, misused("-trust-domain is needed, and -ca")
+	if o.td.IsZero() && kind != "spire" {
+		return nil, errors.New("it is needed, and so is -trust-domain")
 	}
 	endpoint := caclient.Endpoint{URL: where, TrustDomain: o.td, RootsFile: c.roots, TokenFile: c.tokenFile, Logger: o.log}
-	if c.tokenCommand != "" {
-		endpoint.Token = c.token
-	}
-	var from caclient.CA
-	var err error
+	var issuer caclient.CA
 	switch kind {
+	case "spire":
+		from, err = fromAgent(where, o)
 	case "dir":
-		return c.fromFolder(ctx, where, o)
+		from, err = fromFolder(ctx, where, o)
 	case "istio":
-		from, err = istioca.New(istioca.Options{Endpoint: endpoint, ClusterID: c.cluster})
+		issuer, err = istioca.New(istioca.Options{Endpoint: endpoint, ClusterID: c.option("cluster"), Impersonate: c.option("impersonate") == "true"})
 	case "vault":
-		opts := vault.Options{Endpoint: endpoint, Role: c.role, Mount: c.mount}
-		if c.login != "" {
-			opts.Login = vault.KubernetesLogin("jwt", c.login)
+		opts := vault.Options{Endpoint: endpoint, Role: c.option("role"), Mount: c.option("mount")}
+		if login := c.option("login"); login != "" {
+			opts.Login = vault.KubernetesLogin("jwt", login)
 		}
-		from, err = vault.New(opts)
+		issuer, err = vault.New(opts)
 	case "step":
-		from, err = stepca.New(stepca.Options{Endpoint: endpoint, Fingerprint: c.fingerprint})
+		issuer, err = stepca.New(stepca.Options{Endpoint: endpoint, Fingerprint: c.option("fingerprint")})
 	case "google":
 		endpoint.URL = ""
-		from, err = googlecas.New(googlecas.Options{Endpoint: endpoint, Pool: where})
+		issuer, err = googlecas.New(googlecas.Options{Endpoint: endpoint, Pool: where})
 	default:
-		return nil, misused("-ca is %q, and has to begin with istio:, vault:, step:, google:, dir: or spire:", c.from)
+		return nil, fmt.Errorf("%q does not begin with istio:, vault:, step:, google:, dir: or spire:", c.from)
 	}
-	if err != nil {
-		return nil, usageError{err}
+	if err == nil && from == nil {
+		from, err = fromCA(issuer, o)
 	}
-	return c.manage(named{from}, o)
+	for name := range c.more {
+		err = fmt.Errorf("%s: has no -ca-option %q", kind, name)
+	}
+	return from, err
 }
 
-// manage returns the origin of a CA.
-func (c *caOptions) manage(from caclient.CA, o *options) (*origin, error) {
-	m, err := secretcache.New(secretcache.Config{TrustDomain: o.td, CA: from, Lifetime: c.lifetime, Logger: o.log})
+// fromCA returns the origin of a CA.
+func fromCA(issuer caclient.CA, o *options) (*origin, error) {
+	m, err := secretcache.New(secretcache.Config{TrustDomain: o.td, CA: issuer, Logger: o.log})
 	if err != nil {
 		return nil, err
 	}
-	return &origin{source: m, parts: map[string]func(context.Context) error{"identities": m.Run}}, nil
-}
-
-type idKey struct{}
-
-// named tells -token-command for which ID a request is.
-type named struct{ caclient.CA }
-
-func (n named) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
-	id, err := csr.ID()
-	if err != nil {
-		return nil, err
-	}
-	return n.CA.Sign(context.WithValue(ctx, idKey{}, id.String()), csr, lifetime)
-}
-
-// token runs -token-command. What it prints is not in errors.
-func (c *caOptions) token(ctx context.Context) (string, error) {
-	id, _ := ctx.Value(idKey{}).(string)
-	args := strings.Fields(c.tokenCommand)
-	for i := range args {
-		args[i] = strings.ReplaceAll(args[i], "{id}", id)
-	}
-	out, err := exec.CommandContext(ctx, args[0], args[1:]...).Output()
-	if err != nil {
-		return "", fmt.Errorf("-token-command: %w", err)
-	}
-	return strings.TrimSpace(string(out)), nil
+	return &origin{workloadagent.Config{Source: m}, []func(context.Context) error{m.Run}}, nil
 }
 
 // fromFolder is a CA in this process, whose keys are in a folder.
-func (c *caOptions) fromFolder(ctx context.Context, folder string, o *options) (*origin, error) {
+func fromFolder(ctx context.Context, folder string, o *options) (*origin, error) {
 	store, err := ca.NewDirStore(folder)
 	if err != nil {
 		return nil, err
 	}
-	authority, err := ca.Open(ctx, ca.Config{TrustDomain: o.td, JWT: &ca.JWTConfig{}, Create: c.create}, store)
+	authority, err := ca.Open(ctx, ca.Config{TrustDomain: o.td, JWT: &ca.JWTConfig{}, Create: o.ca.option("create") == "true"}, store)
 	if errors.Is(err, ca.ErrNoRecord) {
-		return nil, misused("there is no CA in %s: restore it, or make a new one with -create", folder)
+		return nil, fmt.Errorf("there is no CA in %s: restore it, or make a new one with -ca-option create=true", folder)
 	}
 	if err != nil {
 		return nil, err
 	}
-	return c.fromAuthority(authority, o)
+	return fromAuthority(authority, o)
 }
 
-func (c *caOptions) fromAuthority(authority *ca.Authority, o *options) (*origin, error) {
+func fromAuthority(authority *ca.Authority, o *options) (*origin, error) {
 	// This process is the one caller, and asks for the identities of its file.
 	issuer, err := local.NewFunc(authority, func(_ context.Context, csr *pki.CSR) (spiffe.ID, error) { return csr.ID() })
 	if err != nil {
 		return nil, err
 	}
-	from, err := c.manage(issuer, o)
+	from, err := fromCA(issuer, o)
 	if err != nil {
 		return nil, err
 	}
-	validator, err := jwtsvid.NewAgentValidator(from.source.(*secretcache.Manager), nil)
+	validator, err := jwtsvid.NewAgentValidator(from.Source.(*secretcache.Manager), nil)
 	if err != nil {
 		return nil, err
 	}
-	from.issue, from.validate, from.parts["CA"] = authority.IssueJWTSVID, validator.ValidateJWTSVID, authority.Run
+	from.IssueJWTSVID, from.ValidateJWTSVID, from.run = authority.IssueJWTSVID, validator.ValidateJWTSVID, append(from.run, authority.Run)
 	return from, nil
 }
 
@@ -176,20 +141,18 @@ func (c *caOptions) fromAuthority(authority *ca.Authority, o *options) (*origin,
 func fromAgent(address string, o *options) (*origin, error) {
 	client, err := workloadapi.NewClient(address, nil)
 	if err != nil {
-		return nil, misused("-ca spire: %w", err)
+		return nil, err
 	}
 	src, err := workloadapi.New(workloadapi.Config{Client: client, JWTBundles: true, Logger: o.log})
 	if err != nil {
 		return nil, err
 	}
-	return &origin{
-		source: src, validate: client.ValidateJWTSVID, parts: map[string]func(context.Context) error{"identities": src.Run},
-		issue: func(ctx context.Context, id spiffe.ID, audience []string) (string, error) {
-			tokens, err := client.FetchJWTSVIDs(ctx, id, audience...)
-			if err != nil {
-				return "", err
-			}
-			return tokens[0].Token(), nil
-		},
-	}, nil
+	issue := func(ctx context.Context, id spiffe.ID, audience []string) (string, error) {
+		tokens, err := client.FetchJWTSVIDs(ctx, id, audience...)
+		if err != nil {
+			return "", err
+		}
+		return tokens[0].Token(), nil
+	}
+	return &origin{workloadagent.Config{Source: src, IssueJWTSVID: issue, ValidateJWTSVID: client.ValidateJWTSVID}, []func(context.Context) error{src.Run}}, nil
 }
