@@ -20,9 +20,6 @@ func ContainerOf(groups string) string { return containerOf(groups) }
 func PodOf(groups string) string  { return podOf(groups) }
 func UnitOf(groups string) string { return unitOf(groups) }
 
-// RunsAs reports whether a process has an effective user.
-func RunsAs(pid int32, uid uint32) bool { return runsAs(pid, uid) }
-
 // ListenUnix makes a socket without a look at what is at its path.
 func ListenUnix(t testing.TB, dir, name string) error {
 	root, err := os.OpenRoot(dir)

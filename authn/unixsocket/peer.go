@@ -36,9 +36,7 @@ func PeerFromContext(ctx context.Context) (Peer, bool) {
 func ConnContext(ctx context.Context, c net.Conn) context.Context {
 	if p, ok := peerOf(c); ok {
 		ctx = peerkey.NewContext(ctx, p.user()) // for limits elsewhere
-		if start := startOf(c, p); start != "" {
-			ctx = context.WithValue(ctx, startKey{}, start)
-		}
+		ctx = context.WithValue(ctx, connKey{}, c)
 		return context.WithValue(ctx, peerKey{}, p)
 	}
 	if user := conns.TCPPeer(c).User; user != "" {

@@ -1,7 +1,6 @@
 package unixsocket
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -32,39 +31,20 @@ func peerOf(c net.Conn) (Peer, bool) {
 
 const soPeerPIDFD = 77 // of Linux 6.5, on all architectures that Go has
 
-// startOf returns when the process p, the peer of c, was started, or "" if it has ended.
-func startOf(c net.Conn, p Peer) (start string) {
-	u, ok := c.(*net.UnixConn)
-	if !ok || p.PID <= 0 {
-		return ""
-	}
-	sys, err := u.SyscallConn()
+// isPeer reports whether the process that has connected lives and has the PID.
+func isPeer(c *net.UnixConn, pid int32) (is bool) {
+	sys, err := c.SyscallConn()
 	if err != nil {
-		return ""
+		return false
 	}
-	err = sys.Control(func(fd uintptr) {
-		start = started(p.PID)
+	_ = sys.Control(func(fd uintptr) {
 		handle, err := syscall.GetsockoptInt(int(fd), syscall.SOL_SOCKET, soPeerPIDFD)
-		switch {
-		case errors.Is(err, syscall.ENOPROTOOPT): // before Linux 6.5: at least no other user's process may have the PID by now
-			if !runsAs(p.PID, p.UID) {
-				start = ""
-			}
-			return
-		case err != nil: // the process is gone
-			start = ""
+		if err != nil {
 			return
 		}
 		defer syscall.Close(handle)
-		// The handle is of the process that has connected, and has no PID once that has ended: if it has one now, it is the
-		// process that was looked at.
-		info, _ := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", handle))
-		if !strings.Contains(string(info), fmt.Sprintf("\nPid:\t%d\n", p.PID)) {
-			start = ""
-		}
+		info, _ := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", handle)) // -1 once it has ended
+		is = strings.Contains(string(info), fmt.Sprintf("\nPid:\t%d\n", pid))
 	})
-	if err != nil {
-		return ""
-	}
-	return start
+	return is
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -34,28 +36,26 @@ type Process struct {
 
 // ProcessFromContext returns what the kernel says about the process on the other side of the request that ctx belongs to. It
 // fails if the process cannot be told for certain: it has ended, its PID may belong to another process by now, it is in
-// another PID namespace, or this is not Linux. Before Linux 6.5 another process of the same user that takes the PID of the
-// peer before the server has accepted the connection passes for the peer.
+// another PID namespace, or this is not Linux 6.5 or later, which has handles of peers (SO_PEERPIDFD).
 //
 // Call it for each decision: a process can become another program (execve) while its connection lasts. Peer.UID and Peer.GID stay
 // those with which it has connected.
 func ProcessFromContext(ctx context.Context) (Process, error) {
 	peer, _ := PeerFromContext(ctx)
-	start, ok := ctx.Value(startKey{}).(string)
-	if !ok {
-		return Process{}, errUnproven
-	}
+	c, _ := ctx.Value(connKey{}).(*net.UnixConn)
 	var p Process
 	folder := fmt.Sprintf("/proc/%d/", peer.PID)
-	if path, err := os.Readlink(folder + "exe"); err == nil && filepath.IsAbs(path) {
+	path, err := os.Readlink(folder + "exe")
+	if err == nil && filepath.IsAbs(path) {
 		running, err := os.Stat(folder + "exe")
 		if there, errThere := os.Lstat(path); err == nil && errThere == nil && os.SameFile(running, there) {
 			p.Executable = path
 		}
 	}
+	gone := errors.Is(err, fs.ErrNotExist) // even if it waits for its parent (zombie)
 	groups, err := os.ReadFile(folder + "cgroup")
-	if err == nil && started(peer.PID) != start { // after all that was read
-		err = errUnproven
+	if c == nil || gone || !isPeer(c, peer.PID) { // after all that was read
+		err = errors.New("it has ended, is not in the PID namespace of this server, or this is not Linux 6.5 or later")
 	}
 	if err != nil {
 		return Process{}, fmt.Errorf("unixsocket: process %d: %w", peer.PID, err)
@@ -64,31 +64,7 @@ func ProcessFromContext(ctx context.Context) (Process, error) {
 	return p, nil
 }
 
-var errUnproven = errors.New("it has ended, or is not in the PID namespace of this server")
-
-type startKey struct{}
-
-// started returns when the process with the PID was started, in a form that is good for comparing, or "".
-func started(pid int32) string {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return ""
-	}
-	// The name of the program, in parentheses, can have anything in it.
-	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
-	if len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" { // it has ended
-		return ""
-	}
-	return fields[19]
-}
-
-// runsAs reports whether the process with the PID has that effective user.
-func runsAs(pid int32, uid uint32) bool {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	_, line, _ := strings.Cut(string(status), "\nUid:\t")
-	users := strings.Fields(line) // the real one first
-	return err == nil && len(users) > 1 && users[1] == fmt.Sprint(uid)
-}
+type connKey struct{}
 
 // groupPaths returns the paths of the control groups of a process, by the controllers that they are for: "" is the one
 // hierarchy of version 2.

@@ -151,12 +151,6 @@ func TestProcessThatEndedBeforeAccept(t *testing.T) {
 	require.True(t, known)
 	_, err = unixsocket.ProcessFromContext(ctx)
 	require.Error(t, err)
-
-	// Where the kernel gives no handle of the peer, the user is compared.
-	pid, uid := int32(os.Getpid()), uint32(os.Geteuid())
-	assert.True(t, unixsocket.RunsAs(pid, uid))
-	assert.False(t, unixsocket.RunsAs(pid, uid+1))
-	assert.False(t, unixsocket.RunsAs(1<<30, uid))
 	if !taken {
 		t.Skip("no other process could be given that PID: it takes root, and a kernel that can checkpoint")
 	}
