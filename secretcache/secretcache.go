@@ -279,18 +279,14 @@ func New(cfg Config) (*Manager, error) {
 	cfg.Logger = ratelog.Patient(cfg.Logger)
 
 	m := &Manager{cfg: cfg, offers: map[spiffe.TrustDomain]*bundleorder.Offers{}}
-	m.roots = &entry{id: m.domain().ID()}
+	m.roots = &entry{id: cmp.Or(cfg.TrustDomain, cfg.Expect.TrustDomain()).ID()}
 	m.first = &entry{id: cfg.ID}
-	name := m.roots.id.String()
-	if m.hasFirst() {
-		name = cfg.Expect.String()
-		m.names.Store(m.first.name(), m.first)
-	}
-	m.redacted = redact.New("secretcache.Manager(" + name + ")")
+	m.redacted = redact.New("secretcache.Manager(" + cmp.Or(cfg.Expect.String(), m.roots.id.String()) + ")")
 	m.bundles = renew.Loop[*entry]{Mu: &m.mu, Attempt: m.attempt}
 	m.identities = renew.Loop[*entry]{Mu: &m.mu, Attempt: m.attempt, Slots: cfg.Concurrency, Hold: true, SetBack: m.setBack}
 	m.bundles.Put(m.roots, 0)
 	if m.hasFirst() {
+		m.names.Store(m.first.name(), m.first)
 		m.identities.Put(m.first, 0)
 	}
 	if cfg.Previous != nil {
@@ -306,7 +302,7 @@ func (c *Config) check() error {
 	id := cmp.Or(c.ID, c.Expect.ID())
 	switch {
 	case c.ID.IsZero() && c.Expect.IsZero() && c.TrustDomain.IsZero():
-		return fmt.Errorf("Config.ID is required, or Config.Expect for a certificate that is no X.509-SVID: %w", spiffe.ErrZero)
+		return fmt.Errorf("Config.ID is required, or Config.Expect for a certificate that is no X.509-SVID, or Config.TrustDomain: %w", spiffe.ErrZero)
 	case !c.TrustDomain.IsZero() && !(c.ID.IsZero() && c.Expect.IsZero()):
 		return fmt.Errorf("Config.TrustDomain is %q, and there is a default identity, which has its own", c.TrustDomain)
 	case !c.ID.IsZero() && !c.Expect.IsZero():
@@ -423,12 +419,7 @@ func (m *Manager) Changed() <-chan struct{} { return m.changed.Changed() }
 func (m *Manager) hasFirst() bool { return !m.cfg.Expect.IsZero() }
 
 // domain returns the trust domain of the Manager.
-func (m *Manager) domain() spiffe.TrustDomain {
-	if !m.hasFirst() {
-		return m.cfg.TrustDomain
-	}
-	return m.cfg.Expect.TrustDomain()
-}
+func (m *Manager) domain() spiffe.TrustDomain { return m.roots.id.TrustDomain() }
 
 // want returns what a certificate of e has to be for.
 func (m *Manager) want(e *entry) pki.Expectation {

@@ -116,10 +116,6 @@ func fromFolder(ctx context.Context, folder string, o *options) (*origin, error)
 	if err != nil {
 		return nil, err
 	}
-	return fromAuthority(authority, o)
-}
-
-func fromAuthority(authority *ca.Authority, o *options) (*origin, error) {
 	// This process is the one caller, and asks for the identities of its file.
 	issuer, err := local.NewFunc(authority, func(_ context.Context, csr *pki.CSR) (spiffe.ID, error) { return csr.ID() })
 	if err != nil {

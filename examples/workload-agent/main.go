@@ -18,6 +18,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime/debug"
 	"sync"
 	"syscall"
@@ -114,6 +115,34 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 	if err != nil {
 		return usageError{fmt.Errorf("-ca: %w", err)}
 	}
+	return serve(ctx, o, from)
+}
+
+// demoFile is for the user of this process.
+const demoFile = `{
+  "workloads": [
+    {"match": {"uid": %d}, "identities": [{"id": "spiffe://demo.test/web", "audiences": ["*"]}]}
+  ]
+}
+`
+
+// demo runs the agent with a CA and a file in a temporary folder.
+func demo(ctx context.Context, o options) error {
+	dir, err := os.MkdirTemp("", "workload-agent")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	o.td, o.file, o.socket = spiffe.MustParseTrustDomain("demo.test"), filepath.Join(dir, "workloads.json"), filepath.Join(dir, "agent.sock")
+	o.ca.from, o.ca.more["create"] = "dir:"+filepath.Join(dir, "ca"), "true"
+	if err := os.WriteFile(o.file, fmt.Appendf(nil, demoFile, os.Getuid()), 0o600); err != nil {
+		return err
+	}
+	from, err := o.origin(ctx)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(o.out, "edit: %s\ntry: SPIFFE_ENDPOINT_SOCKET=unix://%s go run ./examples/svid fetch -dir /tmp/web\n", o.file, o.socket)
 	return serve(ctx, o, from)
 }
 

@@ -129,10 +129,7 @@ type Agent struct {
 	cfg      Config
 	log      *slog.Logger
 	unproven *ratelog.Log
-	owner    interface { // the Source, or nil
-		Add(id spiffe.ID) error
-		Remove(id spiffe.ID)
-	}
+	owner    owner // the Source, or nil
 	file     *follow.Follower
 	workload *workloadserver.Handler
 	secrets  *sds.Handler
@@ -141,10 +138,15 @@ type Agent struct {
 
 	life    lifecycle.Life
 	wake    renew.Signal // for work: something has changed
-	news    renew.Signal // the bundles are others
 	current atomic.Pointer[state]
-	bundles atomic.Pointer[spiffe.Snapshot] // of any identity; nil before the first
+	bundles identity // any, which has the bundles for the Workload API
 	sinks   atomic.Pointer[map[output]*filesink.Sink]
+}
+
+// owner is a Source whose identities come and go as others say.
+type owner interface {
+	Add(id spiffe.ID) error
+	Remove(id spiffe.ID)
 }
 
 // state is what the file says, with the identities that it needs. It never changes; what identities have does.
@@ -183,11 +185,9 @@ func New(cfg Config) (*Agent, error) {
 		redacted: redact.New("workloadagent.Agent(" + cfg.File + ")"), cfg: cfg,
 		log: ratelog.Patient(cfg.Logger), unproven: ratelog.New(cfg.Logger, 0), mux: http.NewServeMux(),
 	}
-	a.owner, _ = cfg.Source.(interface {
-		Add(id spiffe.ID) error
-		Remove(id spiffe.ID)
-	})
+	a.owner, _ = cfg.Source.(owner)
 	a.current.Store(&state{rules: new(rules)})
+	a.bundles.held.Store(&held{err: spiffe.ErrNotReady})
 	a.sinks.Store(new(map[output]*filesink.Sink))
 	a.metrics.Gauges("svidkit_workloadagent_file_refused", "Whether the newest version of the file is refused: 1, or 0.", func(add metrics.Add) {
 		_, refused := a.file.Status()
@@ -204,7 +204,7 @@ func New(cfg Config) (*Agent, error) {
 		o.IssueJWTSVID = a.issueJWTSVID
 	}
 	var err error
-	if a.workload, err = workloadserver.NewHandler(provider{a}, o); err == nil {
+	if a.workload, err = workloadserver.NewHandler(&a.bundles, o); err == nil {
 		a.secrets, err = sds.NewHandler(cfg.Source, &sds.Options{Resolve: a.resolve, Logger: cfg.Logger})
 	}
 	if err != nil {
@@ -289,16 +289,15 @@ func (a *Agent) work(ctx context.Context) error {
 		woken, changed := a.wake.Changed(), a.cfg.Source.Changed() // before looking, so that no change is missed
 		s, had := a.current.Load(), bundles
 		bundles = a.cfg.Source.Bundles()
-		var carrier spiffe.ID // whose snapshot has the bundles for the Workload API: always the same one, as answers are shared
-		var snap *spiffe.Snapshot
+		first, next := spiffe.ID{}, &held{err: spiffe.ErrNotReady} // always the same one, as the server shares its answers
 		for id, one := range s.identities {
 			a.look(id, one)
-			if h := one.held.Load(); h.snap != nil && (snap == nil || id.String() < carrier.String()) {
-				carrier, snap = id, h.snap
+			if h := one.held.Load(); h.snap != nil && (next.snap == nil || id.String() < first.String()) {
+				first, next = id, h
 			}
 		}
-		if a.bundles.Swap(snap) != snap || bundles != had {
-			a.news.Notify()
+		if a.bundles.held.Swap(next).snap != next.snap || bundles != had {
+			a.bundles.news.Notify()
 		}
 		a.write(ctx, &wg, s.outputs)
 		select {
@@ -437,22 +436,10 @@ func (a *Agent) resolve(ctx context.Context, name string) (string, error) {
 	return "", errors.New("it is no identity of this process")
 }
 
-// provider has the bundles for the Workload API; the identities are those of the hook.
-type provider struct{ *Agent }
-
-func (p provider) Changed() <-chan struct{} { return p.news.Changed() }
-
-func (p provider) Snapshot() (*spiffe.Snapshot, error) {
-	if snap := p.Agent.bundles.Load(); snap != nil {
-		return snap, nil
-	}
-	return nil, spiffe.ErrNotReady
-}
-
 // Ready waits until the Agent has trust bundles and one of the identities of the file, if there are any. The error wraps
 // [spiffe.ErrNotReady] and the cause of ctx.
 func (a *Agent) Ready(ctx context.Context) error {
-	err := a.life.Await(ctx, a.news.Changed, func() bool { return a.notReady() == nil })
+	err := a.life.Await(ctx, a.bundles.Changed, func() bool { return a.notReady() == nil })
 	if err != nil {
 		return fmt.Errorf("workloadagent: %w", errors.Join(err, a.notReady()))
 	}
@@ -460,7 +447,7 @@ func (a *Agent) Ready(ctx context.Context) error {
 }
 
 func (a *Agent) notReady() error {
-	if len(a.current.Load().ids) > 0 && a.bundles.Load() == nil || a.cfg.Source.Bundles() == nil {
+	if len(a.current.Load().ids) > 0 && a.bundles.held.Load().snap == nil || a.cfg.Source.Bundles() == nil {
 		return fmt.Errorf("the trust bundles and the first identity of %s have not come yet: %w", a.cfg.File, spiffe.ErrNotReady)
 	}
 	return nil
