@@ -155,8 +155,12 @@ func (m *Manager) attempt(ctx context.Context, e *entry) {
 
 	switch {
 	case err == nil && e != m.roots:
-		m.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "secretcache: new certificate", id,
-			slog.Time("not_after", e.held.Load().notAfter), slog.Duration("renew_in", wait))
+		until := e.held.Load().notAfter
+		var asked slog.Attr // which no handler writes
+		if time.Until(until)+time.Minute < m.cfg.Lifetime {
+			asked = slog.Duration("asked", m.cfg.Lifetime)
+		}
+		m.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "secretcache: new certificate", id, slog.Time("not_after", until), slog.Duration("renew_in", wait), asked)
 	case err != nil && wait > 0:
 		m.logRetry(ctx, "secretcache: attempt failed", e, failures, err, wait)
 	}

@@ -29,8 +29,12 @@
 //
 // # What it does not do
 //
-// It asks ZTS for public keys and for nothing else: package caclient/athenz obtains certificates, for an agent as for a program
-// that registers itself.
+// It asks ZTS for public keys and for nothing else: package caclient/athenz obtains certificates, for an agent, for a program that
+// registers itself, and for one that owns a key, as the provider's own program may.
+//
+// The provider compares a document with the pod and its service account, and not with a Service of Kubernetes, though the first
+// design speaks of pod and service information: a Service selects pods by labels, which whoever may make a pod chooses, and has an
+// address of its own, which no pod has. It needs no right to read Services.
 package athenz
 
 import (

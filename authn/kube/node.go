@@ -140,24 +140,17 @@ func (n *NodeAuthorizer) Authorize(ctx context.Context, caller *authn.Caller, id
 		from = caller.String()
 	}
 	err = fmt.Errorf("authn/kube: may %q have a certificate for %.300q: %w", from, id, err)
-	if errors.Is(err, ErrDenied) {
+	if _, over := errors.AsType[*limit.Error](err); over || errors.Is(err, ErrDenied) {
 		return err
 	}
 	return unanswered{err}
 }
 
-// unanswered is an error that says that the question could not be answered.
+// unanswered is an error that says that the question could not be answered, and may be asked again.
 type unanswered struct{ error }
 
-func (e unanswered) Unwrap() error { return e.error }
-
-// Retryable says that the question may be asked again, and when, if a limit says so.
-func (e unanswered) Retryable() (after time.Duration, ok bool) {
-	if over, is := errors.AsType[*limit.Error](e.error); is {
-		after = over.RetryAfter
-	}
-	return after, true
-}
+func (e unanswered) Unwrap() error                  { return e.error }
+func (unanswered) Retryable() (time.Duration, bool) { return 0, true }
 
 func denied(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ErrDenied}, args...)...)

@@ -24,7 +24,10 @@
 // The first certificate takes attestation data, which the provider of the instance understands: an identity document of
 // package authn/athenz, or a token of the pod's service account. It is the token of the Endpoint.
 //
-// After that the certificate itself is the proof, if Options.Certificate returns it: [CA.Sign] presents it in TLS, and ZTS
+// A service whose domain has registered a public key of it proves itself with that key alone, if Options.KeyID is set: as services of
+// Athenz's control plane, and providers, do. No provider vouches for it, and each certificate is for the one key.
+//
+// Of other instances after that the certificate itself is the proof, if Options.Certificate returns it: [CA.Sign] presents it in TLS, and ZTS
 // refreshes the instance. If ZTS refuses that, or the certificate has expired, Sign registers the instance anew, if there is
 // a token.
 //
@@ -84,6 +87,11 @@ type Options struct {
 	// ServerRootsFile has the CA certificates that vouch for ZTS itself, in PEM. It is read for each connection.
 	ServerRootsFile string
 
+	// KeyID, if set, is the ID under which the domain has registered the key of the service. Then the token of the Endpoint is a
+	// service token by that key, such as authn/athenz.SignServiceToken makes for each call, and the signing requests are signed
+	// with it. The Instance has neither a Provider nor an ID then, and Certificate and WithServiceToken are not set.
+	KeyID string
+
 	// WithServiceToken asks for a service token with each certificate, which [CA.ServiceToken] returns.
 	WithServiceToken bool
 }
@@ -130,7 +138,14 @@ func (o *Options) check() error {
 	case o.ServerRootsFile != "" && o.HTTPClient != nil:
 		return errors.New("both ServerRootsFile and HTTPClient are set, which has roots already")
 	}
-	return o.Instance.Check()
+	if o.KeyID == "" {
+		return o.Instance.Check()
+	}
+	if i := o.Instance; i.Provider != (athenzname.Service{}) || i.ID != "" || o.Certificate != nil || o.WithServiceToken {
+		return errors.New("KeyID is set, and so is Certificate, WithServiceToken, or the Provider or ID of the Instance: the owner of a key has none of them")
+	}
+	_, err := o.Instance.Expectation(o.TrustDomain)
+	return err
 }
 
 // connect makes the connections. An instance is seldom refreshed, so none is kept.
@@ -225,15 +240,20 @@ type request struct {
 	Token           bool   `json:"token,omitempty"`
 	Minutes         int64  `json:"expiryTime,omitempty"`
 	Namespace       string `json:"namespace,omitempty"`
+	KeyID           string `json:"keyId,omitempty"` // of the owner of a key
+	principal       string // its service token, for a header
 }
 
-// answer is an InstanceIdentity.
+// answer is an InstanceIdentity, or the Identity that the owner of a key is given.
 type answer struct {
 	Name         string `json:"name"`
 	InstanceID   string `json:"instanceId"`
 	Certificate  string `json:"x509Certificate"`
 	Signer       string `json:"x509CertificateSigner"`
 	ServiceToken string `json:"serviceToken"`
+
+	OwnerCertificate string `json:"certificate"`
+	OwnerSigner      string `json:"caCertBundle"`
 }
 
 // Sign implements [caclient.CA]: the package comment says with which proof. The lifetime is sent in whole minutes, at least
@@ -272,8 +292,12 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	case token == "" && refused != nil:
 		return nil, refused
 	case token == "":
-		err = errors.New("there is neither attestation data nor a certificate that ZTS would take; set Token or TokenFile")
+		err = errors.New("there is neither a token nor a certificate that ZTS would take; set Token or TokenFile")
 		return nil, c.conn.Error("sign", caclient.ErrUnauthenticated, errors.Join(err, missing))
+	}
+	if c.opts.KeyID != "" {
+		r.KeyID, r.principal = c.opts.KeyID, token
+		return c.certify(ctx, c.conn, csr, "/"+i.Service.Domain+"/"+i.Service.Name+"/refresh", r)
 	}
 	r.Provider, r.Domain, r.Service, r.AttestationData = i.Provider.String(), i.Service.Domain, i.Service.Name, token
 	return c.certify(ctx, c.conn, csr, "", r)
@@ -289,8 +313,14 @@ func (c *CA) note(which *string, leaf *x509.Certificate) {
 func (c *CA) certify(ctx context.Context, conn *caconn.Conn, csr *pki.CSR, path string, r request) ([]*x509.Certificate, error) {
 	var a answer
 	call := caconn.Request{Op: "sign", Method: http.MethodPost, Path: "/zts/v1/instance" + path, Body: r, Secrets: []string{r.AttestationData}, Message: caconn.Message}
+	if r.principal != "" {
+		call.Header, call.Secrets = http.Header{"Athenz-Principal-Auth": {r.principal}}, []string{r.principal}
+	}
 	if err := conn.Do(ctx, call, &a); err != nil {
 		return nil, err
+	}
+	if c.opts.KeyID != "" {
+		a.Certificate, a.Signer = a.OwnerCertificate, a.OwnerSigner
 	}
 	chain, err := c.read(csr, &a)
 	if err != nil {

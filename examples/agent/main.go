@@ -4,7 +4,8 @@
 //
 //	go run ./examples/agent -demo
 //
-// shows it at work, with a CA and two workloads, and prints the address of a page on which the certificates rotate.
+// shows it at work, with a CA and two workloads, and prints the address of a page on which the certificates rotate. Without
+// variables, it takes the identity demo/web from the CA in development mode of examples/ca on the same machine.
 //
 // The package sds/istioagent is all of it but the flags, the logs and the port for operators; README.md has the
 // variables, and what differs from Istio's agent.
@@ -148,15 +149,20 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	}
 	cfg.Root, cfg.Logger = o.root, slog.New(handler)
 	cfg.AllowFiles = append(cfg.AllowFiles, o.allowFiles...)
-	return serve(ctx, cfg, o, out)
-}
-
-// serve runs an agent, and the port for operators.
-func serve(ctx context.Context, cfg istioagent.Config, o options, out io.Writer) error {
 	choice, err := istioagent.Choose(ctx, cfg)
+	if err == nil && choice.Origin == istioagent.CA {
+		if cfg, err = development(cfg, environ); err == nil {
+			choice, err = istioagent.Choose(ctx, cfg)
+		}
+	}
 	if err != nil {
 		return err
 	}
+	return serve(ctx, cfg, choice, o, out)
+}
+
+// serve runs an agent, and the port for operators.
+func serve(ctx context.Context, cfg istioagent.Config, choice istioagent.Choice, o options, out io.Writer) error {
 	agent, err := istioagent.New(cfg, choice)
 	if err != nil {
 		return err
@@ -170,6 +176,7 @@ func serve(ctx context.Context, cfg istioagent.Config, o options, out io.Writer)
 		return errors.Join(err, agent.Close())
 	}
 	defer stop() // after the agent, so that it says that the agent drains
+	fmt.Fprintf(out, "secrets for Envoy: unix:%s\n", choice.Socket)
 	return agent.Run(ctx)
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net/http"
@@ -11,6 +12,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	ztsclient "github.com/svidkit/svidkit/caclient/athenz"
 	"github.com/svidkit/svidkit/caclient/athenz/nodeagent"
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/spiffe"
@@ -18,24 +20,28 @@ import (
 )
 
 // serve runs the agent until ctx is done.
-func serve(ctx context.Context, s settings, out io.Writer, log *slog.Logger) error {
-	if err := s.need("PROVIDER_SERVICE", "ZTS_ENDPOINT", "SERVER_CA_CERT", "SERVICE_CA_CERT", "SIGNING_ENDPOINT", "CERT_FILE", "KEY_FILE"); err != nil {
-		return usageError{err}
+func serve(ctx context.Context, s program.Settings, out io.Writer, log *slog.Logger) error {
+	if err := s.Need("PROVIDER_SERVICE", "ZTS_ENDPOINT", "SERVER_CA_CERT", "SERVICE_CA_CERT", "SIGNING_ENDPOINT", "CERT_FILE", "KEY_FILE"); err != nil {
+		return program.UsageError{Err: err}
 	}
-	if err := readable(s, "SERVER_CA_CERT", "SERVICE_CA_CERT"); err != nil {
+	readable := func() error {
+		_, err := s.Pair()
+		return errors.Join(err, s.Roots("SERVER_CA_CERT", "SERVICE_CA_CERT"))
+	}
+	if err := readable(); err != nil {
 		return err
 	}
 	agent, err := newAgent(s, log)
 	if err != nil {
 		return err
 	}
-	counted := count("agent", agent)
-	status, err := health.New(health.Part{Name: "agent", Source: counted, Check: func() error { return readable(s, "SERVER_CA_CERT", "SERVICE_CA_CERT") }})
+	counted := program.Count("agent", agent)
+	status, err := health.New(health.Part{Name: "agent", Source: counted, Check: readable})
 	if err != nil {
 		return err
 	}
 	socket := &unixsocket.Server{Path: s["AGENT_SOCKET"], DirMode: 0o755, SocketMode: 0o666, Handler: counted, Logger: log}
-	l, err := listen(s, "HEALTH_ADDR", out)
+	l, err := s.Listen("HEALTH_ADDR", out)
 	if err != nil {
 		return err
 	}
@@ -47,28 +53,28 @@ func serve(ctx context.Context, s settings, out io.Writer, log *slog.Logger) err
 		})
 	}
 	if err := socket.Listen(); err != nil {
-		return s.reject("AGENT_SOCKET", err)
+		return s.Reject("AGENT_SOCKET", err)
 	}
-	return together(ctx, parts...)
+	return program.Together(ctx, parts...)
 }
 
-func newAgent(s settings, log *slog.Logger) (http.Handler, error) {
-	td, named := trustDomain(s)
+func newAgent(s program.Settings, log *slog.Logger) (http.Handler, error) {
+	td, named := s.TrustDomain()
 	node, err := caclient.NewHTTPClient(caclient.TLSOptions{RootsFile: s["SERVICE_CA_CERT"], CertificateFile: s["CERT_FILE"], KeyFile: s["KEY_FILE"], Logger: log})
 	if err != nil {
 		return nil, err
 	}
 	signing, err := athenz.NewSigningClient(s["SIGNING_ENDPOINT"], node)
 	if err != nil {
-		return nil, s.reject("SIGNING_ENDPOINT", err)
+		return nil, s.Reject("SIGNING_ENDPOINT", err)
 	}
 	kubelet, err := athenz.NewKubelet(s["KUBELET_ENDPOINT"], nil)
 	if err != nil {
-		return nil, s.reject("KUBELET_ENDPOINT", err)
+		return nil, s.Reject("KUBELET_ENDPOINT", err)
 	}
 	provider, err := athenzname.ParseService(s["PROVIDER_SERVICE"])
 	if err != nil {
-		return nil, s.reject("PROVIDER_SERVICE", err)
+		return nil, s.Reject("PROVIDER_SERVICE", err)
 	}
 	cfg := nodeagent.Config{
 		Volumes: nodeagent.Volumes(s["VOLUMES_DIR"]), Pods: kubelet, Signer: signing, Provider: provider, Suffix: s["DNS_SUFFIX"],
@@ -76,7 +82,7 @@ func newAgent(s settings, log *slog.Logger) (http.Handler, error) {
 			Endpoint:        caclient.Endpoint{URL: s["ZTS_ENDPOINT"], TrustDomain: td, RootsFile: s["SERVICE_CA_CERT"]},
 			ServerRootsFile: s["SERVER_CA_CERT"],
 		},
-		Mapping: athenzname.Mapping{AdminDomain: s["ADMIN_DOMAIN"], SystemNamespaces: s.list("SYSTEM_NAMESPACES")}, Logger: log,
+		Mapping: s.Mapping(), Logger: log,
 	}
 	if named {
 		cfg.SPIFFE = func(service athenzname.Service, pod *athenz.Pod) (spiffe.ID, error) {

@@ -3,7 +3,11 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto"
+	"crypto/rand"
+	"crypto/rsa"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
 	"flag"
@@ -21,11 +25,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/testtree"
+	"github.com/svidkit/svidkit/pki"
 )
 
 var update = flag.Bool("update", false, "write the table in README.md")
@@ -85,10 +91,10 @@ func TestTable(t *testing.T) {
 	table.WriteString("\n| Variable | Default | What it is for | From |\n|---|---|---|---|\n")
 	for _, v := range variables {
 		def := ""
-		if v.def != "" {
-			def = "`" + v.def + "`"
+		if v.Default != "" {
+			def = "`" + v.Default + "`"
 		}
-		table.WriteString("| `" + v.name + "` | " + def + " | " + v.doc + " | " + v.from + " |\n")
+		table.WriteString("| `" + v.Name + "` | " + def + " | " + v.Doc + " | " + v.From + " |\n")
 	}
 	testtree.Section(t, *update, "README.md", "<!-- environment -->\n", "<!-- end of environment -->\n", table.String()+"\n")
 }
@@ -98,18 +104,18 @@ func TestCommand(t *testing.T) {
 	var out, help bytes.Buffer
 	require.ErrorIs(t, run(t.Context(), []string{"-help"}, nil, io.Discard, &help), flag.ErrHelp)
 	for _, v := range variables {
-		assert.Contains(t, help.String(), "  "+v.name)
+		assert.Contains(t, help.String(), "  "+v.Name)
 	}
-	require.NoError(t, run(t.Context(), []string{"-version"}, nil, &out, io.Discard))
+	require.ErrorIs(t, run(t.Context(), []string{"-version"}, nil, &out, io.Discard), flag.ErrHelp)
 	assert.Regexp(t, `^athenz-provider \S.*, go\S+\n$`, out.String())
 	for _, args := range [][]string{{"surplus"}, {"-surplus"}} {
 		err := run(t.Context(), args, nil, io.Discard, io.Discard)
 		require.ErrorContains(t, err, "surplus")
-		require.ErrorAs(t, err, new(usageError))
+		require.ErrorAs(t, err, new(program.UsageError))
 	}
 	err := run(t.Context(), nil, []string{"LOG_LEVEL=loud"}, io.Discard, io.Discard)
 	require.ErrorContains(t, err, "LOG_LEVEL")
-	require.ErrorAs(t, err, new(usageError))
+	require.ErrorAs(t, err, new(program.UsageError))
 }
 
 // Each bad value is told by its variable, before anything is made.
@@ -140,7 +146,7 @@ func TestRefuses(t *testing.T) {
 		{[]string{"PUBLIC_KEY_DIR=" + p.Path("empty")}, []string{"PUBLIC_KEY_DIR", "public key"}},
 		{[]string{"SECRET_NAME=other-secret", "PUBLIC_KEY_DIR=" + p.Path("mixed")}, []string{"PUBLIC_KEY_DIR"}},
 		{[]string{"KUBERNETES_API=http://10.0.0.1"}, []string{"KUBERNETES_API"}},
-		{[]string{"USED_DOCUMENTS=used-documents"}, []string{"USED_DOCUMENTS", "namespace and the name"}},
+		{[]string{"USED_DOCUMENTS=used-documents"}, []string{"USED_DOCUMENTS", "a namespace and a name"}},
 		{[]string{"USED_DOCUMENTS=athenz/a/b"}, []string{"USED_DOCUMENTS"}},
 		{[]string{"USED_DOCUMENTS=/used"}, []string{"USED_DOCUMENTS"}},
 		{[]string{"SIGNING_ADDR=" + busy.Addr().String()}, []string{"SIGNING_ADDR", "in use"}},
@@ -258,12 +264,107 @@ func TestUsedDocuments(t *testing.T) {
 func TestDefaults(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-3.2-9", "ATH-5-9", "ATH-15-8")
-	s, err := read(nil)
+	s, err := program.Daemon{Variables: variables}.Read(nil)
 	require.NoError(t, err)
 	for name, want := range map[string]string{
 		"SECRET_NAME": "athenz-init-secret", "PRIVATE_KEY_DIR": "/var/keys/private", "PUBLIC_KEY_DIR": "/var/keys/public",
 		"TOKEN_EXPIRY": "5m", "PROVIDER_ADDR": ":4443", "ZTS_NAME": "", // an example is no default
 	} {
 		assert.Equal(t, want, s[name], name)
+	}
+}
+
+// With a service key alone the program has ZTS issue its certificate, serves with that and renews it. It begins while ZTS refuses it,
+// and says so; what it served before is served on during an outage. The key is registered at Athenz, and is in no file but its own.
+func TestServiceKey(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "ATH-10.1-5", "ATH-15-1", "ATH-15-2", "ATH-15-6", "ATH-15-7", "ATH-11.1-5")
+	p := athenztest.NewPlace(t)
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	require.NoError(t, err)
+	text, err := pki.MarshalPrivateKeyPEM(key)
+	require.NoError(t, err)
+	require.NoError(t, os.Mkdir(p.Path("service"), 0o700))
+	p.Write("service/service.key", text)
+	p.Write("service/service.version", []byte("v1\n"))
+	p.ZTS.Change(func(r *cafake.ZTSRules) {
+		r.Keys, r.TTL, r.ReadOnly = map[string]crypto.PublicKey{athenztest.Provider().String() + " v1": key.Public()}, 4*time.Second, true
+	})
+	env := environ(p, "CERT_FILE=", "KEY_FILE=", "SERVICE_KEY_DIR="+p.Path("service"), "ZTS_ENDPOINT="+p.ZTS.Endpoint().URL)
+	at := start(t, env, io.Discard, 3)
+	code, said := get(t, at, "/ready")
+	assert.Equal(t, http.StatusServiceUnavailable, code)
+	assert.Contains(t, said, "SERVICE_KEY_DIR")
+	becomesReady := func() {
+		p.ZTS.Change(func(r *cafake.ZTSRules) { r.ReadOnly = false })
+		require.EventuallyWithT(t, func(c *assert.CollectT) {
+			code, said := get(t, at, "/ready")
+			assert.Equal(c, http.StatusOK, code, said)
+		}, time.Minute, 50*time.Millisecond)
+	}
+	becomesReady()
+
+	serves := func(variable string) *x509.Certificate {
+		conn, err := tls.Dial("tcp", at[variable], &tls.Config{
+			MinVersion: tls.VersionTLS13, RootCAs: p.CA.Bundle().CertPool(), ServerName: "athenz-callback.k8s-admin.svc.cluster.local",
+		})
+		require.NoError(t, err)
+		defer conn.Close()
+		return conn.ConnectionState().PeerCertificates[0]
+	}
+	first := serves("PROVIDER_ADDR")
+	assert.Equal(t, "k8s.admin.athenz-callback", first.Subject.CommonName)
+	assert.Equal(t, key.Public(), first.PublicKey)
+	assert.Equal(t, "k8s.admin.athenz-callback", serves("SIGNING_ADDR").Subject.CommonName)
+	zts := p.MutualTLS(cafake.ZTSName)
+	zts.Transport.(*http.Transport).TLSClientConfig.ServerName = "athenz-callback.k8s-admin.svc.cluster.local"
+	answer, err := zts.Post("https://"+at["PROVIDER_ADDR"]+"/instance", "application/json", strings.NewReader("{}"))
+	require.NoError(t, err)
+	require.NoError(t, answer.Body.Close())
+	assert.Equal(t, http.StatusBadRequest, answer.StatusCode, "ZTS is let in")
+	require.Eventually(t, func() bool { return !serves("PROVIDER_ADDR").Equal(first) }, 20*time.Second, 50*time.Millisecond, "it is renewed")
+	p.ZTS.Change(func(r *cafake.ZTSRules) { r.ReadOnly = true })
+	second := serves("PROVIDER_ADDR")
+	require.Eventually(t, func() bool {
+		code, said = get(t, at, "/ready")
+		return code != http.StatusOK
+	}, 20*time.Second, 50*time.Millisecond)
+	assert.Contains(t, said, "expired")
+	assert.False(t, time.Now().Before(second.NotAfter))
+	becomesReady()
+}
+
+// What is wrong with the service key is told by its variable, and no text of the key is.
+func TestServiceKeyRefuses(t *testing.T) {
+	t.Parallel()
+	p := athenztest.NewPlace(t)
+	require.NoError(t, os.Mkdir(p.Path("service"), 0o700))
+	p.Write("service/service.version", []byte("v1"))
+	for _, c := range []struct {
+		key, version string
+		changes      []string
+		want         string
+	}{
+		{"", "v1", nil, "SERVICE_KEY_DIR"},
+		{"TOP-SECRET", "v1", nil, "service.key"},
+		{"key", "v 1", nil, "KeyID"},
+		{"key", "v1", []string{"ZTS_ENDPOINT="}, "ZTS_ENDPOINT"},
+		{"key", "v1", []string{"ZTS_ENDPOINT=http://zts:4443"}, "ZTS_ENDPOINT"},
+		{"key", "v1", []string{"CERT_FILE=" + p.Path("provider.pem")}, "CERT_FILE or KEY_FILE is set, too"},
+		{"key", "v1", []string{"PROVIDER_ADDR=off", "SERVER_CA_CERT="}, "SERVER_CA_CERT"},
+	} {
+		text := []byte(c.key)
+		if c.key == "key" {
+			var err error
+			text, err = os.ReadFile(p.Path("provider.key"))
+			require.NoError(t, err)
+		}
+		p.Write("service/service.key", text)
+		p.Write("service/service.version", []byte(c.version))
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // for a program that does not refuse it
+		err := run(ctx, nil, environ(p, append([]string{"CERT_FILE=", "KEY_FILE=", "SERVICE_KEY_DIR=" + p.Path("service"), "ZTS_ENDPOINT=" + p.ZTS.Endpoint().URL}, c.changes...)...), io.Discard, io.Discard)
+		cancel()
+		require.ErrorContains(t, err, c.want, c)
+		assert.NotContains(t, err.Error(), "TOP-SECRET")
 	}
 }

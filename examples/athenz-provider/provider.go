@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"crypto"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -10,12 +12,20 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/caclient"
+	ztsclient "github.com/svidkit/svidkit/caclient/athenz"
+	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/pki/caserver"
+	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/health"
 )
@@ -25,59 +35,62 @@ import (
 const clockLeeway = 5 * time.Second
 
 // serve runs the provider and the signing service until ctx is done.
-func serve(ctx context.Context, s settings, out io.Writer, log *slog.Logger) error {
+func serve(ctx context.Context, s program.Settings, out io.Writer, log *slog.Logger) error {
 	roots, err := required(s)
 	if err != nil {
-		return usageError{err}
+		return program.UsageError{Err: err}
 	}
-	if err := readable(s, roots...); err != nil {
+	own, parts, err := ownCertificate(s, log)
+	if err = errors.Join(err, s.Roots(roots...)); err != nil {
 		return err
 	}
 	keys, err := newKeys(s, log)
 	if err != nil {
 		return err
 	}
-	var parts []func(context.Context) error
 	var status []health.Part
 	add := func(name, variable string, make func() (http.Handler, error)) error {
-		if s[variable] == off {
+		if s[variable] == program.Off {
 			return nil
 		}
 		h, err := make()
 		if err != nil {
 			return err
 		}
-		l, err := listen(s, variable, out)
+		l, err := s.Listen(variable, out)
 		if err != nil {
 			return err
 		}
-		counted := count(name, h)
-		status = append(status, health.Part{Name: name, Source: counted, Check: func() error { return errors.Join(readable(s, roots...), keys.check()) }})
-		parts = append(parts, serving(l, caserver.ServeOptions{Handler: counted, TLS: serverTLS(s), Logger: log}))
+		counted := program.Count(name, h)
+		status = append(status, health.Part{Name: name, Source: counted, Check: func() error {
+			_, err := own()
+			return errors.Join(err, s.Roots(roots...), keys.check())
+		}})
+		parts = append(parts, serving(l, caserver.ServeOptions{Handler: counted, TLS: serverTLS(own), Logger: log}))
 		return nil
 	}
 	err = add("provider", "PROVIDER_ADDR", func() (http.Handler, error) { return newCallback(s, keys.verifier, log) })
 	if err == nil {
 		err = add("signing", "SIGNING_ADDR", func() (http.Handler, error) { return newSigning(s, keys.signer, log) })
 	}
-	if err == nil && s["HEALTH_ADDR"] != off {
+	if err == nil && s["HEALTH_ADDR"] != program.Off {
 		err = addHealth(s, out, log, status, &parts)
 	}
 	if err != nil {
 		ended, cancel := context.WithCancel(ctx)
 		cancel()
-		_ = together(ended, parts...) // which closes the ports that are open
+		_ = program.Together(ended, parts...) // which closes the ports that are open
 		return err
 	}
-	return together(ctx, parts...)
+	return program.Together(ctx, parts...)
 }
 
-func addHealth(s settings, out io.Writer, log *slog.Logger, status []health.Part, parts *[]func(context.Context) error) error {
+func addHealth(s program.Settings, out io.Writer, log *slog.Logger, status []health.Part, parts *[]func(context.Context) error) error {
 	h, err := health.New(status...)
 	if err != nil {
 		return err
 	}
-	l, err := listen(s, "HEALTH_ADDR", out)
+	l, err := s.Listen("HEALTH_ADDR", out)
 	if err != nil {
 		return err
 	}
@@ -90,104 +103,107 @@ func serving(l net.Listener, o caserver.ServeOptions) func(context.Context) erro
 }
 
 // required returns an error for what is not set, and the variables that name files of CA certificates.
-func required(s settings) (roots []string, err error) {
-	err = s.need("PROVIDER_SERVICE", "CERT_FILE", "KEY_FILE", "SERVICE_CA_CERT")
-	roots = []string{"SERVICE_CA_CERT"}
-	if s["PROVIDER_ADDR"] != off {
-		err = errors.Join(err, s.need("SERVER_CA_CERT", "ZTS_NAME"))
+func required(s program.Settings) (roots []string, err error) {
+	roots, needed := []string{"SERVICE_CA_CERT"}, []string{"PROVIDER_SERVICE"}
+	if s["PROVIDER_ADDR"] != program.Off {
+		needed = append(needed, "ZTS_NAME")
+	}
+	switch {
+	case s["SERVICE_KEY_DIR"] == "":
+		needed = append(needed, "CERT_FILE", "KEY_FILE")
+	case s["CERT_FILE"]+s["KEY_FILE"] != "":
+		err = s.Reject("SERVICE_KEY_DIR", errors.New("CERT_FILE or KEY_FILE is set, too: the certificate is from files, or from ZTS"))
+	default:
+		needed = append(needed, "ZTS_ENDPOINT")
+	}
+	if s["PROVIDER_ADDR"] != program.Off || s["SERVICE_KEY_DIR"] != "" {
 		roots = append(roots, "SERVER_CA_CERT")
 	}
-	if s["SIGNING_ADDR"] != off {
-		err = errors.Join(err, s.need("NODE_NAMES"))
+	err = errors.Join(err, s.Need(append(needed, roots...)...))
+	if s["SIGNING_ADDR"] != program.Off {
+		err = errors.Join(err, s.Need("NODE_NAMES"))
 	}
-	if s["PROVIDER_ADDR"] == off && s["SIGNING_ADDR"] == off {
-		err = errors.Join(err, s.reject("PROVIDER_ADDR", errors.New("SIGNING_ADDR is off, too: set one of them to an address")))
+	if s["PROVIDER_ADDR"] == program.Off && s["SIGNING_ADDR"] == program.Off {
+		err = errors.Join(err, s.Reject("PROVIDER_ADDR", errors.New("SIGNING_ADDR is program.Off, too: set one of them to an address")))
 	}
 	return roots, err
 }
 
 // keys are those that documents are signed and verified with.
 type keys struct {
-	s        settings
+	s        program.Settings
 	signer   athenz.Signer
 	verifier *athenz.Verifier
 }
 
-func newKeys(s settings, log *slog.Logger) (*keys, error) {
+func newKeys(s program.Settings, log *slog.Logger) (*keys, error) {
 	expiry, err := time.ParseDuration(s["TOKEN_EXPIRY"])
 	if err != nil {
-		return nil, s.reject("TOKEN_EXPIRY", err)
+		return nil, s.Reject("TOKEN_EXPIRY", err)
 	}
 	k := &keys{s: s}
 	if k.signer, err = athenz.NewSigner(athenz.SignerOptions{Dir: s["PRIVATE_KEY_DIR"], KeyName: s["SECRET_NAME"], Lifetime: expiry, Logger: log}); err != nil {
-		return nil, s.reject("PRIVATE_KEY_DIR", err)
+		return nil, s.Reject("PRIVATE_KEY_DIR", err)
 	}
 	if k.verifier, err = athenz.NewVerifier(athenz.VerifierOptions{Dir: s["PUBLIC_KEY_DIR"], KeyName: s["SECRET_NAME"], Leeway: clockLeeway}); err != nil {
-		return nil, s.reject("PUBLIC_KEY_DIR", err)
+		return nil, s.Reject("PUBLIC_KEY_DIR", err)
 	}
 	return k, k.check()
 }
 
 // check signs a document that is never used, and verifies it if there are both.
 func (k *keys) check() error {
-	if k.s["SIGNING_ADDR"] == off {
+	if k.s["SIGNING_ADDR"] == program.Off {
 		return nil // what the nodes present will show it
 	}
 	text, err := k.signer.SignDocument(context.Background(), athenz.PodSubject{
 		Namespace: "default", Pod: "none", Service: athenzname.Service{Domain: "default", Name: "none"}, IP: netip.AddrFrom4([4]byte{192, 0, 2, 1}),
 	})
 	if err != nil {
-		return k.s.reject("PRIVATE_KEY_DIR", fmt.Errorf("%w; put a key there, and give its public key to the verifiers before", err))
+		return k.s.Reject("PRIVATE_KEY_DIR", fmt.Errorf("%w; put a key there, and give its public key to the verifiers before", err))
 	}
-	if k.s["PROVIDER_ADDR"] != off {
+	if k.s["PROVIDER_ADDR"] != program.Off {
 		if _, err := k.verifier.Verify(text); err != nil {
-			return k.s.reject("PUBLIC_KEY_DIR", fmt.Errorf("%w; put the public key of each version there, the newest before its private key", err))
+			return k.s.Reject("PUBLIC_KEY_DIR", fmt.Errorf("%w; put the public key of each version there, the newest before its private key", err))
 		}
 	}
 	return nil
 }
 
-func newCallback(s settings, verifier *athenz.Verifier, log *slog.Logger) (http.Handler, error) {
+func newCallback(s program.Settings, verifier *athenz.Verifier, log *slog.Logger) (http.Handler, error) {
 	service, err := athenzname.ParseService(s["PROVIDER_SERVICE"])
 	if err != nil {
-		return nil, s.reject("PROVIDER_SERVICE", err)
-	}
-	own, err := readPair(s)
-	if err != nil {
-		return nil, s.reject("CERT_FILE", err)
-	}
-	if cn := own.Leaf().Subject.CommonName; cn != service.String() {
-		return nil, s.reject("CERT_FILE", fmt.Errorf("the common name is %.200q; ZTS asks for that of the provider: set it to the certificate of %s", cn, service))
+		return nil, s.Reject("PROVIDER_SERVICE", err)
 	}
 	pods, err := athenz.NewAPIServer(s["KUBERNETES_API"], nil)
 	if err != nil {
-		return nil, s.reject("KUBERNETES_API", err)
+		return nil, s.Reject("KUBERNETES_API", err)
 	}
-	td, named := trustDomain(s)
+	td, named := s.TrustDomain()
 	zts, err := athenz.ClientCertificate(td, rootsFile{td, s["SERVER_CA_CERT"]}, s["ZTS_NAME"])
 	if err != nil {
-		return nil, s.reject("ZTS_NAME", err)
+		return nil, s.Reject("ZTS_NAME", err)
 	}
 	cfg := athenz.ProviderConfig{
 		Service: service, ZTS: zts, Verifier: verifier, Pods: pods, Suffix: s["DNS_SUFFIX"], Logger: log,
-		Mapping: athenzname.Mapping{AdminDomain: s["ADMIN_DOMAIN"], SystemNamespaces: s.list("SYSTEM_NAMESPACES")},
+		Mapping: s.Mapping(),
 	}
 	if named {
 		cfg.TrustDomain = td
 	}
 	if object := s["USED_DOCUMENTS"]; object != "" {
 		if cfg.FirstUse, err = athenz.FirstUseInConfigMap(s["KUBERNETES_API"], nil, object); err != nil {
-			return nil, s.reject("USED_DOCUMENTS", err)
+			return nil, s.Reject("USED_DOCUMENTS", err)
 		}
 	}
 	return athenz.NewProvider(cfg)
 }
 
-func newSigning(s settings, signer athenz.Signer, log *slog.Logger) (http.Handler, error) {
-	td, _ := trustDomain(s)
-	nodes, err := athenz.ClientCertificate(td, rootsFile{td, s["SERVICE_CA_CERT"]}, s.list("NODE_NAMES")...)
+func newSigning(s program.Settings, signer athenz.Signer, log *slog.Logger) (http.Handler, error) {
+	td, _ := s.TrustDomain()
+	nodes, err := athenz.ClientCertificate(td, rootsFile{td, s["SERVICE_CA_CERT"]}, s.List("NODE_NAMES")...)
 	if err != nil {
-		return nil, s.reject("NODE_NAMES", err)
+		return nil, s.Reject("NODE_NAMES", err)
 	}
 	return athenz.NewSigningHandler(signer, nodes, log)
 }
@@ -203,16 +219,16 @@ func (r rootsFile) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	if td != r.td {
 		return nil, spiffe.ErrUnknownTrustDomain
 	}
-	return readBundle(td, r.path)
+	return program.ReadBundle(td, r.path)
 }
 
-// serverTLS asks for client certificates, which the handler judges, and reads its own from the files for each handshake. While
-// they cannot be used, as when they are being replaced, the last pair stays until it expires.
-func serverTLS(s settings) *tls.Config {
+// serverTLS asks for client certificates, which the handler judges, and takes its own anew for each handshake. While it cannot be
+// had, as when files are being replaced, the last one stays until it expires.
+func serverTLS(own certificate) *tls.Config {
 	var mu sync.Mutex
-	last, _ := readPair(s) // an error comes again below
+	last, _ := own() // an error comes again below
 	return &tls.Config{MinVersion: tls.VersionTLS12, ClientAuth: tls.RequestClientCert, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-		c, err := readPair(s)
+		c, err := own()
 		mu.Lock()
 		defer mu.Unlock()
 		if err == nil {
@@ -222,4 +238,63 @@ func serverTLS(s settings) *tls.Config {
 		}
 		return last.TLSCertificate(), nil
 	}}
+}
+
+// certificate returns the program's own.
+type certificate func() (*pki.Credential, error)
+
+// readPair reads CERT_FILE and KEY_FILE.
+func readPair(s program.Settings) (*pki.Credential, error) {
+	c, err := s.Pair()
+	if err == nil && s["PROVIDER_ADDR"] != program.Off && c.Leaf().Subject.CommonName != s["PROVIDER_SERVICE"] {
+		return nil, s.Reject("CERT_FILE", fmt.Errorf("the common name is %.200q; ZTS asks for that of the provider: set it to the certificate of %s",
+			c.Leaf().Subject.CommonName, s["PROVIDER_SERVICE"]))
+	}
+	return c, err
+}
+
+// ownCertificate returns what has the certificate of the program, and the parts of the program that renew it.
+func ownCertificate(s program.Settings, log *slog.Logger) (own certificate, parts []func(context.Context) error, err error) {
+	if s["SERVICE_KEY_DIR"] == "" {
+		own = func() (*pki.Credential, error) { return readPair(s) }
+		_, err = own()
+		return own, nil, err
+	}
+	m, err := byServiceKey(s, log)
+	if err != nil {
+		return nil, nil, s.Reject("SERVICE_KEY_DIR", err)
+	}
+	own = func() (*pki.Credential, error) {
+		c, err := m.Credential()
+		if err == nil && time.Now().Before(c.NotAfter()) {
+			return c, nil
+		}
+		return nil, s.Reject("SERVICE_KEY_DIR", errors.Join(errors.New("there is no certificate of ZTS, or it has expired"), err, m.Report().Identities[0].Err))
+	}
+	return own, []func(context.Context) error{m.Run}, nil
+}
+
+// byServiceKey returns the manager of a certificate that ZTS issues for the key that the service has registered there.
+func byServiceKey(s program.Settings, log *slog.Logger) (*secretcache.Manager, error) {
+	data, err1 := os.ReadFile(filepath.Join(s["SERVICE_KEY_DIR"], "service.key"))
+	version, err2 := os.ReadFile(filepath.Join(s["SERVICE_KEY_DIR"], "service.version"))
+	key, err := pki.ParsePrivateKeyPEM(data)
+	if err = cmp.Or(err1, err2, err); err != nil {
+		return nil, fmt.Errorf("service.key and service.version: %w", err)
+	}
+	service, _ := athenzname.ParseService(s["PROVIDER_SERVICE"]) // it was checked
+	token := athenz.ServiceToken{Service: service, KeyID: strings.TrimSpace(string(version))}
+	sign := func(context.Context) (string, error) { return athenz.SignServiceToken(token, key) }
+	_, err1 = sign(context.Background())
+	instance := athenzname.Instance{Service: service, Suffix: s["DNS_SUFFIX"]}
+	want, err2 := instance.Expectation(program.Nameless)
+	zts, err := ztsclient.New(ztsclient.Options{
+		Endpoint:        caclient.Endpoint{URL: s["ZTS_ENDPOINT"], TrustDomain: program.Nameless, RootsFile: s["SERVICE_CA_CERT"], Token: sign, Logger: log},
+		ServerRootsFile: s["SERVER_CA_CERT"], Instance: instance, KeyID: token.KeyID,
+	})
+	if err = cmp.Or(err1, err2, err); err != nil {
+		return nil, err
+	}
+	newKey := func() (crypto.Signer, error) { return key, nil } // the one that is registered
+	return secretcache.New(secretcache.Config{Expect: want, CommonName: service.String(), CA: zts, NewKey: newKey, Logger: log})
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/testtree"
 )
@@ -73,10 +74,10 @@ func TestTable(t *testing.T) {
 	table.WriteString("\n| Variable | Default | What it is for | From |\n|---|---|---|---|\n")
 	for _, v := range variables {
 		def := ""
-		if v.def != "" {
-			def = "`" + v.def + "`"
+		if v.Default != "" {
+			def = "`" + v.Default + "`"
 		}
-		table.WriteString("| `" + v.name + "` | " + def + " | " + v.doc + " | " + v.from + " |\n")
+		table.WriteString("| `" + v.Name + "` | " + def + " | " + v.Doc + " | " + v.From + " |\n")
 	}
 	testtree.Section(t, *update, "README.md", "<!-- environment -->\n", "<!-- end of environment -->\n", table.String()+"\n")
 }
@@ -86,18 +87,18 @@ func TestCommand(t *testing.T) {
 	var out, help bytes.Buffer
 	require.ErrorIs(t, run(t.Context(), []string{"-help"}, nil, io.Discard, &help), flag.ErrHelp)
 	for _, v := range variables {
-		assert.Contains(t, help.String(), "  "+v.name)
+		assert.Contains(t, help.String(), "  "+v.Name)
 	}
-	require.NoError(t, run(t.Context(), []string{"-version"}, nil, &out, io.Discard))
+	require.ErrorIs(t, run(t.Context(), []string{"-version"}, nil, &out, io.Discard), flag.ErrHelp)
 	assert.Regexp(t, `^athenz-sia \S.*, go\S+\n$`, out.String())
 	for _, args := range [][]string{{"surplus"}, {"-surplus"}} {
 		err := run(t.Context(), args, nil, io.Discard, io.Discard)
 		require.ErrorContains(t, err, "surplus")
-		require.ErrorAs(t, err, new(usageError))
+		require.ErrorAs(t, err, new(program.UsageError))
 	}
 	err := run(t.Context(), nil, []string{"LOG_LEVEL=loud"}, io.Discard, io.Discard)
 	require.ErrorContains(t, err, "LOG_LEVEL")
-	require.ErrorAs(t, err, new(usageError))
+	require.ErrorAs(t, err, new(program.UsageError))
 }
 
 // Each bad value is told by its variable, before anything is made.
@@ -115,7 +116,7 @@ func TestRefuses(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // for a program that does not refuse it
 		err := run(ctx, nil, environ(p, c.changes...), io.Discard, io.Discard)
 		cancel()
-		require.ErrorAs(t, err, new(usageError), c.changes)
+		require.ErrorAs(t, err, new(program.UsageError), c.changes)
 		for _, want := range c.want {
 			require.ErrorContains(t, err, want, c.changes)
 		}

@@ -9,15 +9,16 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/caclient/athenz/sidecar"
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/spiffe/health"
 )
 
 // serve gets the first identity, or keeps it fresh until ctx is done.
-func serve(ctx context.Context, v settings, out io.Writer, log *slog.Logger) error {
+func serve(ctx context.Context, v program.Settings, out io.Writer, log *slog.Logger) error {
 	interval, err := time.ParseDuration(v["REFRESH_INTERVAL"])
 	if err != nil {
-		return usageError{v.reject("REFRESH_INTERVAL", err)}
+		return program.UsageError{Err: v.Reject("REFRESH_INTERVAL", err)}
 	}
 	cfg := sidecar.Config{
 		Socket: strings.TrimPrefix(v["ENDPOINT"], "unix://"), HandleFile: v["ID_FILE"],
@@ -26,7 +27,7 @@ func serve(ctx context.Context, v settings, out io.Writer, log *slog.Logger) err
 	}
 	s, err := sidecar.New(cfg)
 	if err != nil {
-		return usageError{v.reject("KEY_FILE", fmt.Errorf("%w; set KEY_FILE, CERT_FILE and CA_CERT_FILE to three paths in one folder", err))}
+		return program.UsageError{Err: v.Reject("KEY_FILE", fmt.Errorf("%w; set KEY_FILE, CERT_FILE and CA_CERT_FILE to three paths in one folder", err))}
 	}
 	if v["MODE"] == "init" {
 		if i, err := s.Identity(); err == nil {
@@ -42,7 +43,7 @@ func serve(ctx context.Context, v settings, out io.Writer, log *slog.Logger) err
 	if err != nil {
 		return err
 	}
-	l, err := listen(v, "HEALTH_ADDR", out)
+	l, err := v.Listen("HEALTH_ADDR", out)
 	if err != nil {
 		return err
 	}
@@ -52,5 +53,5 @@ func serve(ctx context.Context, v settings, out io.Writer, log *slog.Logger) err
 			return caserver.Serve(ctx, l, caserver.ServeOptions{Handler: status, Plaintext: true, Logger: log})
 		})
 	}
-	return together(ctx, parts...)
+	return program.Together(ctx, parts...)
 }

@@ -2,28 +2,26 @@ package main
 
 import (
 	"errors"
-	"fmt"
-	"net"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
 	"time"
+
+	"github.com/svidkit/svidkit/examples/program"
 )
 
 const athenzs, here = "Athenz", "this program" // where names come from
 
-var variables = []variable{
-	{"MODE", "init", "init gets the first identity and ends, refresh keeps it fresh", athenzs, oneOf("init", "refresh")},
-	{"ENDPOINT", "unix:///identity/connect/agent.sock", "socket of the node's agent", athenzs, isUnix},
-	{"ID_FILE", "/identity/id", "file with the handle of the pod's volume", here, nil},
-	{"KEY_FILE", "/tls/service.key", "gets the key; in the folder of CERT_FILE and CA_CERT_FILE", athenzs, nil},
-	{"CERT_FILE", "/tls/service.cert", "gets the certificate", athenzs, nil},
-	{"CA_CERT_FILE", "/tls/cacert.pem", "gets the CA certificates", athenzs, nil},
-	{"TOKEN_FILE", "/tokens/ntoken", "gets the service token", here, nil},
-	{"REFRESH_INTERVAL", "1h", "time between refreshes, give or take a tenth", athenzs, isInterval},
-	{"HEALTH_ADDR", "127.0.0.1:9080", "address of /ready, /live and /metrics, or off", here, isAddr},
-	{"LOG_LEVEL", "info", "least level of what is logged: debug, info, warn, error", athenzs, oneOf("debug", "info", "warn", "error")},
+var variables = []program.Variable{
+	program.Var("MODE", "init", "init gets the first identity and ends, refresh keeps it fresh", athenzs, program.OneOf("init", "refresh")),
+	program.Var("ENDPOINT", "unix:///identity/connect/agent.sock", "socket of the node's agent", athenzs, isUnix),
+	program.Var("ID_FILE", "/identity/id", "file with the handle of the pod's volume", here, nil),
+	program.Var("KEY_FILE", "/tls/service.key", "gets the key; in the folder of CERT_FILE and CA_CERT_FILE", athenzs, nil),
+	program.Var("CERT_FILE", "/tls/service.cert", "gets the certificate", athenzs, nil),
+	program.Var("CA_CERT_FILE", "/tls/cacert.pem", "gets the CA certificates", athenzs, nil),
+	program.Var("TOKEN_FILE", "/tokens/ntoken", "gets the service token", here, nil),
+	program.Var("REFRESH_INTERVAL", "1h", "time between refreshes, give or take a tenth", athenzs, isInterval),
+	program.HealthAddr,
+	program.LogLevel,
 }
 
 func isUnix(s string) error {
@@ -39,24 +37,4 @@ func isInterval(s string) error {
 		return errors.New("set it to a minute or more, such as 1h")
 	}
 	return nil
-}
-
-const off = "off" // in the place of an address
-
-func isAddr(s string) error {
-	_, port, err := net.SplitHostPort(s)
-	if n, bad := strconv.ParseUint(port, 10, 16); s != off && (err != nil || bad != nil || n > 65535) {
-		return errors.New("set it to HOST:PORT with a number for the port, such as 127.0.0.1:9080, or to off")
-	}
-	return nil
-}
-
-// oneOf returns a check for choices.
-func oneOf(choices ...string) func(string) error {
-	return func(s string) error {
-		if !slices.Contains(choices, s) {
-			return fmt.Errorf("set it to one of %s", strings.Join(choices, ", "))
-		}
-		return nil
-	}
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/spiffe"
@@ -39,16 +40,17 @@ const (
 	anchorLife = 3650 * 24 * time.Hour
 )
 
-// install prints a ConfigMap with the trust anchors of a mesh and a Secret with an issuer below them. The trust anchor is
+// install prints a ConfigMap with the trust anchors of a mesh, a Secret with an issuer below them, and the service account that alone
+// may read that, with a Role for it. The trust anchor is
 // that in the folder dir, and made there if the folder is empty: its key is needed again for the next issuer, and for
 // nothing else.
 func install(out io.Writer, scheme, dir string, mesh linkerdname.Mesh, life time.Duration) error {
 	l, ok := layouts[scheme]
 	if !ok {
-		return misused("-install: %.100q is none of kubernetes.io/tls, linkerd.io/tls and design", scheme)
+		return program.Misused("-install: %.100q is none of kubernetes.io/tls, linkerd.io/tls and design", scheme)
 	}
 	if dir == "" {
-		return misused("-install: -anchor-dir names the folder for the trust anchor and its key, which the next issuer needs")
+		return program.Misused("-install: -anchor-dir names the folder for the trust anchor and its key, which the next issuer needs")
 	}
 	issuerName, err := mesh.Issuer()
 	if err != nil {
@@ -110,6 +112,22 @@ data:
   %s: %s
   %s: %s
   ca.crt: %s
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: linkerd-identity, namespace: %[2]s}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: linkerd-identity, namespace: %[2]s}
+rules:
+- {apiGroups: [""], resources: [secrets], resourceNames: [%[6]s], verbs: [get]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: linkerd-identity, namespace: %[2]s}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: linkerd-identity}
+subjects: [{kind: ServiceAccount, name: linkerd-identity, namespace: %[2]s}]
 `, l.configMap, mesh.ControlNamespace, l.anchors, indent(anchors), cert.NotAfter.UTC().Format(time.RFC3339),
 		l.secret, mesh.ControlNamespace, l.secretType, l.cert, data(pki.MarshalCertificatesPEM(cert)), l.key, data(keyPEM), data(anchors))
 	return err

@@ -45,7 +45,7 @@ func installed(t testing.TB, scheme, anchors, dir string) []byte {
 // The objects have the names, keys and types that Linkerd's programs look for, or those of the design, and nothing else.
 func TestInstallObjects(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "LNK-6.2-1", "LNK-6.2-2")
+	conformance.Covers(t, "LNK-6.2-1", "LNK-6.2-2", "LNK-1-6")
 	for scheme, want := range map[string][2]string{
 		"kubernetes.io/tls": {
 			"ConfigMap linkerd-identity-trust-roots mesh: ca-bundle.crt",
@@ -63,8 +63,8 @@ func TestInstallObjects(t *testing.T) {
 		out, err := shell(t, "", "-install", scheme, "-anchor-dir", filepath.Join(t.TempDir(), "anchors"), "-linkerd-namespace", "mesh")
 		require.NoError(t, err)
 		objects := strings.Split(out, "\n---\n")
-		require.Len(t, objects, 2)
-		for i, text := range objects {
+		require.Len(t, objects, 5)
+		for i, text := range objects[:2] {
 			var got []string // kind, name, namespace, type, and then the keys
 			for _, m := range regexp.MustCompile(`(?m)^( *)([A-Za-z.-]+):(?: (.*))?$`).FindAllStringSubmatch(text, -1) {
 				switch indent, name, value := m[1], m[2], m[3]; {
@@ -81,6 +81,11 @@ func TestInstallObjects(t *testing.T) {
 			}
 			assert.Equal(t, want[i], strings.Join(got, " "), scheme)
 		}
+		// The account of the identity service may get the Secret, and nothing else. The API server of internal/peers takes all of it.
+		secret := strings.Fields(want[1])[1]
+		assert.Contains(t, objects[2], "kind: ServiceAccount\nmetadata: {name: linkerd-identity, namespace: mesh}")
+		assert.Contains(t, objects[3], "kind: Role\nmetadata: {name: linkerd-identity, namespace: mesh}\nrules:\n- {apiGroups: [\"\"], resources: [secrets], resourceNames: ["+secret+"], verbs: [get]}")
+		assert.Contains(t, objects[4], "kind: Role, name: linkerd-identity}\nsubjects: [{kind: ServiceAccount, name: linkerd-identity, namespace: mesh}]")
 	}
 }
 

@@ -4,10 +4,12 @@
 //	go run ./examples/ca
 //
 // Without flags it runs in development mode: it keeps a self-signed CA in the user's home, one for each trust domain,
-// listens on 127.0.0.1, and trusts the name in any token that has the secret of this start. What it signs lasts an
-// hour at most. An agent becomes spiffe://cluster.local/ns/demo/sa/web with the token that the printed command makes,
-// with the root-cert.pem in that folder as its roots, and with SECRET_TTL=1h: without that variable Istio's agent asks
-// for 24 hours, which is refused.
+// listens on 127.0.0.1, and trusts the name in any token that has the secret in a file there. What it signs lasts an
+// hour at most, also if a request names more. An agent becomes spiffe://cluster.local/ns/demo/sa/web with
+//
+//	go run ./examples/agent
+//
+// or, if it is Istio's, with the variables in the file agent.env and the token that the printed command makes.
 //
 // In a cluster, -kubernetes keeps the CA in the Secret istio-ca-secret, which all replicas share, and has the API
 // server judge the tokens of service accounts; -istio-addr=:15012 and the like open the ports to others. A CA that was
@@ -81,12 +83,10 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"os/signal"
-	"runtime/debug"
 	"strings"
-	"syscall"
 	"time"
 
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/caconfig"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
@@ -96,49 +96,22 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	err := run(ctx, os.Args[1:], os.Getenv, os.Stdin, os.Stdout, os.Stderr)
-	if err == nil || errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	fmt.Fprintln(os.Stderr, message(err))
-	if _, ok := errors.AsType[usageError](err); ok || errors.Is(err, caconfig.ErrUsage) {
-		os.Exit(2)
-	}
-	os.Exit(1)
-}
-
-// usageError says what is wrong with the flags, or with the variables that set them.
-type usageError struct{ error }
-
-func (e usageError) Unwrap() error { return e.error }
-
-func misused(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
-
-// version is that of the module, with the revision of its source and the version of Go.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	var revision, modified string
-	for _, s := range info.Settings {
-		switch {
-		case s.Key == "vcs.revision":
-			revision = ", revision " + s.Value
-		case s.Key == "vcs.modified" && s.Value == "true":
-			modified = " (modified)"
+	program.Main("ca", func(ctx context.Context) error {
+		err := run(ctx, os.Args[1:], os.Getenv, os.Stdin, os.Stdout, os.Stderr)
+		if err == nil || errors.Is(err, flag.ErrHelp) {
+			return err
 		}
-	}
-	return info.Main.Version + revision + modified + ", " + info.GoVersion
+		said := errors.New(message(err))
+		if _, usage := errors.AsType[program.UsageError](err); usage || errors.Is(err, caconfig.ErrUsage) {
+			return program.UsageError{Err: said}
+		}
+		return said
+	})
 }
 
-// message is an error in one line, in which the name of the program, which is that of package ca, is there once.
+// message is an error in one line, without the name of package ca, which is that of the program.
 func message(err error) string {
-	text := strings.ReplaceAll("ca: "+err.Error(), "\n", "; ")
-	return strings.ReplaceAll(strings.Replace(text, "ca: ca: ", "ca: ", 1), ": ca: ", ": ")
+	return strings.ReplaceAll(strings.TrimPrefix(strings.ReplaceAll(err.Error(), "\n", "; "), "ca: "), ": ca: ", ": ")
 }
 
 // run is the program. It returns nil when a signal ends it.
@@ -150,7 +123,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, in io.R
 	switch o.command {
 	case "":
 	case "version":
-		fmt.Fprintln(out, "ca", version())
+		fmt.Fprintln(out, "ca", program.Version())
 		return nil
 	case "demo":
 		_, err := demo(ctx, o.CA.TrustDomain, 5*time.Second, out)
@@ -204,7 +177,7 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 	fs.BoolVar(&o.now, "now", false, "with -revoke: also a key that signs, whose successor signs at once")
 	fs.Bool("recover", false, "make a folder that lost its file CURRENT go on with the newest version that is complete, and end")
 	fs.String("verify-audit", "", "verify the audit log in the `file` (- for standard input), and end")
-	fs.String("install", "", "print a ConfigMap with the trust anchors of a Linkerd mesh and a Secret with an issuer, and end; `scheme`: kubernetes.io/tls, linkerd.io/tls or design")
+	fs.String("install", "", "print a ConfigMap with the trust anchors of a Linkerd mesh, a Secret with an issuer, and the account that alone may read it, and end; `scheme`: kubernetes.io/tls, linkerd.io/tls or design")
 	fs.StringVar(&o.anchorDir, "anchor-dir", "", "`folder` of the trust anchor for -install, which is made if the folder is empty")
 	fs.DurationVar(&o.issuerTTL, "issuer-ttl", 365*24*time.Hour, "`lifetime` of the issuer that -install makes")
 	fs.BoolVar(&o.verbose, "v", false, "log more")
@@ -219,7 +192,7 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 	for _, name := range []string{"demo", "status", "once", "jwt", "rotate", "taint", "revoke", "recover", "verify-audit", "install"} {
 		if f := fs.Lookup(name); f.Value.String() != f.DefValue {
 			if o.command != "" {
-				return nil, misused("-%s and -%s: only one command at a time", o.command, name)
+				return nil, program.Misused("-%s and -%s: only one command at a time", o.command, name)
 			}
 			o.command, o.argument = name, f.Value.String()
 		}
@@ -227,17 +200,17 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 	o.mesh = linkerdname.Mesh{ControlNamespace: fs.Lookup("linkerd-namespace").Value.String(), TrustDomain: o.CA.TrustDomain.String()}
 	switch sign := o.command == "once" || o.command == "jwt"; {
 	case sign == o.id.IsZero():
-		return nil, misused("-id: -once and -jwt need a SPIFFE ID, and nothing else does")
+		return nil, program.Misused("-id: -once and -jwt need a SPIFFE ID, and nothing else does")
 	case o.ttl < 0:
-		return nil, misused("-ttl: it is negative")
+		return nil, program.Misused("-ttl: it is negative")
 	case o.ttl > 0 && !sign:
-		return nil, misused("-ttl: it is for -once and -jwt; a server has -default-ttl and -max-ttl")
+		return nil, program.Misused("-ttl: it is for -once and -jwt; a server has -default-ttl and -max-ttl")
 	case o.now && o.command != "revoke":
-		return nil, misused("-now: it is for -revoke")
+		return nil, program.Misused("-now: it is for -revoke")
 	case o.anchorDir != "" && o.command != "install":
-		return nil, misused("-anchor-dir: it is for -install")
+		return nil, program.Misused("-anchor-dir: it is for -install")
 	case o.issuerTTL < time.Hour:
-		return nil, misused("-issuer-ttl: it is less than an hour")
+		return nil, program.Misused("-issuer-ttl: it is less than an hour")
 	}
 	return o, nil
 }
@@ -257,7 +230,10 @@ func announce(out io.Writer, c *caconfig.Config, a *caconfig.Authority, at caser
 	fmt.Fprintf(out, line, "roots in PEM:", c.RootsFile)
 	fmt.Fprintf(out, line, "audit log:", c.AuditLog)
 	if c.Development() {
-		fmt.Fprintf(out, line, "token of demo/web:", `printf %s:demo/web "$(cat '`+c.SecretFile+`')"`)
+		fmt.Fprintf(out, line, "token of demo/web:", `printf %s.demo/web "$(cat '`+c.SecretFile+`')"`)
+		if at.Istio != nil {
+			fmt.Fprintf(out, line, "agent of demo/web:", "SVIDKIT_CA='"+c.StateDir+"' go run ./examples/agent")
+		}
 	}
 	linkerdScheme := "https"
 	if at.LinkerdPlaintext {

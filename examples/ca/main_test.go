@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 }
 
 // program returns the program as a process.
-func program(t *testing.T, args ...string) *exec.Cmd {
+func command(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
@@ -99,7 +99,7 @@ func TestShell(t *testing.T) {
 		{"", arguments(dir, "-linkerd-addr", l.Addr().String()), 1, "", "ca: Linkerd's API: listen tcp " + l.Addr().String() + ": bind: address already in use; -linkerd-addr names another address, or none"},
 	} {
 		var out, errOut bytes.Buffer
-		cmd := program(t, tc.args...)
+		cmd := command(t, tc.args...)
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(tc.in), &out, &errOut
 		_ = cmd.Run()
 		assert.Equal(t, tc.code, cmd.ProcessState.ExitCode(), "%v: %s", tc.args, errOut.String())
@@ -113,13 +113,13 @@ func TestShell(t *testing.T) {
 			assert.NotContains(t, errOut.String(), "asn1")
 		}
 	}
-	cmd := program(t)
+	cmd := command(t)
 	cmd.Env = append(cmd.Env, "TRUST_DOMAIN=Example.org")
 	out, err := cmd.CombinedOutput()
 	require.Error(t, err)
 	require.Contains(t, string(out), `TRUST_DOMAIN="Example.org"`)
 	require.Equal(t, 2, cmd.ProcessState.ExitCode())
-	cmd = program(t, "-version")
+	cmd = command(t, "-version")
 	cmd.Env = append(cmd.Env, "TRUST_DOMAIN=Example.org")
 	out, err = cmd.Output()
 	require.NoError(t, err)
@@ -133,7 +133,7 @@ func TestSignal(t *testing.T) {
 		t.Skip("there are no such signals")
 	}
 	dir := t.TempDir()
-	cmd := program(t, arguments(dir)...)
+	cmd := command(t, arguments(dir)...)
 	var log bytes.Buffer
 	cmd.Stderr = &log
 	out, err := cmd.StdoutPipe()

@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
@@ -48,7 +49,7 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 	wait, late := 30*time.Second, "the store does not answer"
 	if o.ExternalCA != "" {
 		if wait, late = 75*time.Second, "the signer of the cluster does not answer"; o.command != "once" { // it has a minute
-			return misused("with -external-ca the keys are the cluster's; there is only -once")
+			return program.Misused("with -external-ca the keys are the cluster's; there is only -once")
 		}
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, wait, errors.New(late))

@@ -413,8 +413,8 @@ func TestServer(t *testing.T) {
 	require.Equal(t, string(root), string(rootsOf(later)), "the same CA")
 }
 
-// In development mode an agent that asks for an hour gets it, and one that asks for 24, as Istio's does by default, is
-// refused: the documentation of the program says so.
+// In development mode an agent that asks for an hour gets it, and one that asks for 24, as Istio's does by default, gets an
+// hour, too: the documentation of the program says so.
 func TestAgentOfADay(t *testing.T) {
 	t.Parallel()
 	s, _ := start(t, newConfig(t, t.TempDir()))
@@ -430,8 +430,27 @@ func TestAgentOfADay(t *testing.T) {
 	chain, err := agent.Sign(t.Context(), csr, time.Hour)
 	require.NoError(t, err)
 	require.WithinDuration(t, time.Now().Add(time.Hour), chain[0].NotAfter, time.Minute)
+	chain, err = agent.Sign(t.Context(), csr, 24*time.Hour)
+	require.NoError(t, err)
+	require.WithinDuration(t, time.Now().Add(time.Hour), chain[0].NotAfter, time.Minute)
+}
+
+// Without -shorten-ttl it is refused, with both lifetimes, and the flag and the variable of the limit.
+func TestAgentOfADayRefused(t *testing.T) {
+	t.Parallel()
+	s, _ := start(t, newConfig(t, t.TempDir(), "-shorten-ttl=false"))
+	client := newClient(s.ca.Bundle(), nil)
+	defer client.CloseIdleConnections()
+	agent, err := caclientistio.New(caclientistio.Options{Endpoint: caclient.Endpoint{
+		URL: "https://" + s.at.Istio.Addr().String(), HTTPClient: client, TrustDomain: s.c.CA.TrustDomain,
+		Token: func(context.Context) (string, error) { return token(t, s, "demo/web"), nil },
+	}})
+	require.NoError(t, err)
+	_, csr, err := newRequest()
+	require.NoError(t, err)
 	_, err = agent.Sign(t.Context(), csr, 24*time.Hour)
 	require.ErrorIs(t, err, caclient.ErrInvalid)
+	require.ErrorContains(t, err, "24h0m0s was asked for, the longest is 1h0m0s (-max-ttl, MAX_WORKLOAD_CERT_TTL)")
 }
 
 // What was announced is where it is, and the warning comes first.

@@ -17,10 +17,7 @@ import (
 	"io"
 	"net"
 	"os"
-	"os/signal"
-	"runtime/debug"
 	"sync"
-	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -30,6 +27,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/svidkit/svidkit/caclient/local"
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -38,40 +36,13 @@ import (
 )
 
 func main() {
-	showVersion := flag.Bool("version", false, "print the version, and end")
-	flag.Parse() // which exits with 2 for a flag that is wrong
-	if *showVersion {
-		fmt.Println("grpc", version())
-		return
-	}
-	if flag.NArg() > 0 {
-		fmt.Fprintf(os.Stderr, "grpc: %q is not understood; there is only -version\n", flag.Arg(0))
-		os.Exit(2)
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := show(ctx, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "grpc:", err)
-		os.Exit(1)
-	}
-}
-
-// version is that of the module, with the revision of its source and the version of Go.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	var revision, modified string
-	for _, s := range info.Settings {
-		switch {
-		case s.Key == "vcs.revision":
-			revision = ", revision " + s.Value
-		case s.Key == "vcs.modified" && s.Value == "true":
-			modified = " (modified)"
+	program.Main("grpc", func(ctx context.Context) error {
+		flags := flag.NewFlagSet("grpc", flag.ContinueOnError)
+		if err := program.Parse(flags, os.Args[1:], os.Stdout, os.Stderr, nil); err != nil {
+			return err
 		}
-	}
-	return info.Main.Version + revision + modified + ", " + info.GoVersion
+		return show(ctx, os.Stdout)
+	})
 }
 
 // The workloads, and the operators.

@@ -63,6 +63,9 @@ func (p *proxy) outboundHandler(conns *connections) http.Handler {
 		if to := authority(r.Host); to != "" {
 			e, err = p.cfg.route(r.Context(), to)
 		}
+		if p.cfg.identity == nil {
+			e.identity = "" // and so none that a request could require
+		}
 		if required := r.Header.Values(requireID); err == nil && required != nil && (len(required) != 1 || required[0] != e.identity) {
 			err = errors.New("the server there has another identity than the header l5d-require-id asks for")
 		}
@@ -72,9 +75,10 @@ func (p *proxy) outboundHandler(conns *connections) http.Handler {
 		}
 		to := target{endpoint: e}
 		if e.identity != "" {
-			// Once the certificate has expired, open connections that have it are used, and no new ones are made.
+			// Once the certificate has expired, open connections that have it are used, and no new ones are made, unless those
+			// without one may be.
 			_, err := p.cfg.identity.Credential()
-			to.proven = err == nil || errors.Is(err, linkerdproxy.ErrExpired)
+			to.proven = err == nil || errors.Is(err, linkerdproxy.ErrExpired) && !p.cfg.anonymous
 		}
 		forward.ServeHTTP(w, stripped(r, to))
 	})
@@ -221,7 +225,7 @@ func (p *proxy) fail(direction string, w http.ResponseWriter, err error) {
 // pool returns what net/http takes for a host: connections to one target are kept apart from those to others, and those that
 // prove our identity from those that do not.
 func (t target) pool() string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %v", t.addr, t.identity, t.proven))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %v", t.addr, t.identity, t.serverName, t.proven))
 	return hex.EncodeToString(sum[:16]) + ".mesh:80"
 }
 
@@ -270,7 +274,7 @@ func (p *proxy) dial(ctx context.Context, e endpoint, conns *connections) (net.C
 	if e.identity == "" {
 		return conns.dial(ctx, e.addr, p.elsewhere)
 	}
-	config, err := p.cfg.identity.ClientConfig(e.identity, "")
+	config, err := p.cfg.identity.ClientConfig(e.identity, e.serverName)
 	if err != nil {
 		return nil, err
 	}

@@ -86,3 +86,21 @@ func together(t *testing.T, tests map[string]func(*testing.T)) {
 	}
 	wg.Wait()
 }
+
+// quietLog keeps what is logged.
+type quietLog struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *quietLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *quietLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}

@@ -47,7 +47,7 @@ func (p *proxy) accept(ctx context.Context, c net.Conn, ready *queue) {
 		return
 	}
 	seen = &replayed{Conn: c, before: all}
-	if !ok || !strings.EqualFold(name, p.cfg.name) {
+	if !ok || p.cfg.identity == nil || !strings.EqualFold(name, p.cfg.name) {
 		p.passThrough(ctx, seen)
 		return
 	}

@@ -4,7 +4,9 @@
 //	linkerd-proxy -app 127.0.0.1:8080 -route voting.emojivoto:80=10.1.2.3:4143=voting.emojivoto.serviceaccount.identity.linkerd.cluster.local
 //
 // Environment variables configure the identity, as an injector sets them; -help lists them. Flags say where to listen and what
-// to forward. A request without a route is answered with 502; with -plaintext it goes to the address in its Host, without TLS.
+// to forward. Where a request without a route goes is up to the destination service of the mesh, if the environment names one;
+// with -plaintext the others go to the address in their Host, without TLS, and else they are answered with 502. Without the name of a
+// workload in the environment the proxy has no identity, and forwards without TLS both ways.
 // The admin port answers /ready, /live and /metrics; it is on loopback, so for the kubelet set -admin to an address of the pod.
 //
 // The identity is package linkerdproxy of the library. The forwarding is part of this example; README.md has its limits.
@@ -17,48 +19,34 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
+	"math/rand/v2"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
-	"os/signal"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
-	"syscall"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
+	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/spiffe/health"
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	err := run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr)
-	if err == nil || errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	fmt.Fprintln(os.Stderr, "linkerd-proxy:", err)
-	if _, usage := errors.AsType[usageError](err); usage {
-		os.Exit(2)
-	}
-	os.Exit(1)
+	program.Main("linkerd-proxy", func(ctx context.Context) error {
+		return run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr)
+	})
 }
-
-// usageError says what is wrong with the arguments or the environment.
-type usageError struct{ error }
-
-// Unwrap returns the error.
-func (e usageError) Unwrap() error { return e.error }
 
 // options are the flags of the program.
 type options struct {
 	app, inbound, outbound, admin string
 	opaque, clientID, verbose     bool
-	plaintext                     bool
+	plaintext, anonymous          bool
 	routes                        map[string]endpoint // by authority
 }
 
@@ -66,32 +54,18 @@ type options struct {
 func run(ctx context.Context, args, environ []string, out, errOut io.Writer) error {
 	o := options{routes: map[string]endpoint{}}
 	fs := flag.NewFlagSet("linkerd-proxy", flag.ContinueOnError)
-	fs.SetOutput(errOut)
 	fs.StringVar(&o.app, "app", "", "`host:port` of the application, for inbound connections")
 	fs.StringVar(&o.inbound, "inbound", "0.0.0.0:4143", "`address` for inbound connections")
 	fs.StringVar(&o.outbound, "outbound", "127.0.0.1:4140", "`address` for the requests of the application; empty for none")
 	fs.StringVar(&o.admin, "admin", "127.0.0.1:4191", "`address` of /ready, /live and /metrics")
 	fs.BoolVar(&o.opaque, "opaque", false, "the application does not speak HTTP: copy bytes")
 	fs.BoolVar(&o.clientID, "client-id", false, "tell the application the client's identity, in the header l5d-client-id")
-	fs.BoolVar(&o.plaintext, "plaintext", false, "send requests without a route to the address in their Host, without TLS")
+	fs.BoolVar(&o.plaintext, "plaintext", false, "send requests that neither a route nor the destination service knows to the address in their Host, without TLS")
+	fs.BoolVar(&o.anonymous, "anonymous-after-expiry", false, "go on without a client certificate once that of the workload has expired. "+
+		"DANGER: servers then do not know who calls, and one that lets anonymous clients in gives them no less than before")
 	fs.BoolVar(&o.verbose, "v", false, "log more")
 	fs.Func("route", "`HOST:PORT=ADDRESS[=IDENTITY]`: where requests for a host go, and who must be there; may be repeated", o.route)
-	show := fs.Bool("version", false, "print the version, and end")
-	fs.Usage = func() {
-		fmt.Fprintln(errOut, "Usage: linkerd-proxy [flags]")
-		fs.PrintDefaults()
-		fmt.Fprintln(errOut, "\nEnvironment:")
-		_ = linkerdproxy.WriteEnviron(errOut)
-	}
-	switch err := fs.Parse(args); {
-	case errors.Is(err, flag.ErrHelp):
-		return err
-	case err != nil:
-		return usageError{err}
-	case fs.NArg() > 0:
-		return usageError{fmt.Errorf("unexpected argument %q", fs.Arg(0))}
-	case *show:
-		_, err := fmt.Fprintln(out, "linkerd-proxy", version())
+	if err := program.Parse(fs, args, out, errOut, linkerdproxy.WriteEnviron); err != nil {
 		return err
 	}
 	level := slog.LevelInfo
@@ -99,24 +73,6 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 		level = slog.LevelDebug
 	}
 	return o.serve(ctx, environ, out, slog.New(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: level})))
-}
-
-// version is that of the module, with the revision of its source and the version of Go.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	var revision, modified string
-	for _, s := range info.Settings {
-		switch {
-		case s.Key == "vcs.revision":
-			revision = ", revision " + s.Value
-		case s.Key == "vcs.modified" && s.Value == "true":
-			modified = " (modified)"
-		}
-	}
-	return info.Main.Version + revision + modified + ", " + info.GoVersion
 }
 
 // route reads a value of -route.
@@ -167,42 +123,41 @@ func isName(part string) bool {
 func (o *options) serve(ctx context.Context, environ []string, out io.Writer, log *slog.Logger) (failed error) {
 	env, err := linkerdproxy.FromEnviron(environ, log)
 	if err != nil {
-		return usageError{err}
+		return program.UsageError{Err: err}
 	}
-	id, err := linkerdproxy.New(env.Config)
-	if err != nil {
-		return err
+	env.AnonymousAfterExpiry = o.anonymous
+	var id *linkerdproxy.Identity
+	if env.Name != "" {
+		if id, err = linkerdproxy.New(env.Config); err != nil {
+			return err
+		}
+	} else {
+		log.Warn("no variable names the workload: the proxy has no identity, and forwards without TLS both ways")
+		for host, e := range o.routes {
+			if e.identity != "" {
+				return program.Misused("-route %s: a proxy without an identity cannot verify that of %s", host, e.addr)
+			}
+		}
+	}
+	parts := program.NewGroup(ctx)
+	defer parts.Stop()
+	var destinations *linkerdproxy.Destinations
+	if env.Destination.Addr != "" {
+		if destinations, err = linkerdproxy.NewDestinations(parts.Context(), id, env.Destination, log); err != nil {
+			return err
+		}
 	}
 	_, portText, _ := net.SplitHostPort(o.app)
 	port, _ := strconv.Atoi(portText)
 	p, err := newProxy(config{
-		name: env.Name, identity: id, application: o.app, opaque: o.opaque, clientID: o.clientID, logger: log,
+		name: env.Name, identity: id, anonymous: o.anonymous, application: o.app, opaque: o.opaque, clientID: o.clientID, logger: log,
 		requireTLS: slices.Contains(env.RequireTLS, port), requireIdentity: slices.Contains(env.RequireIdentity, port),
-		route: func(_ context.Context, host string) (endpoint, error) {
-			if e, ok := o.routes[host]; ok {
-				return e, nil
-			}
-			if o.plaintext {
-				return endpoint{addr: host}, nil
-			}
-			return endpoint{}, errors.New("-route names none, and -plaintext is not set")
-		},
+		route: func(ctx context.Context, host string) (endpoint, error) { return o.find(ctx, destinations, host) },
 	})
 	if err != nil {
-		return usageError{err}
+		return program.UsageError{Err: err}
 	}
 
-	ctx, cancel := context.WithCancelCause(ctx)
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer cancel(nil)
-	start := func(f func(context.Context) error) {
-		wg.Go(func() {
-			if err := f(ctx); err != nil {
-				cancel(err)
-			}
-		})
-	}
 	listen := func(name, address string, serve func(context.Context, net.Listener) error) error {
 		if address == "" {
 			return nil
@@ -212,12 +167,18 @@ func (o *options) serve(ctx context.Context, environ []string, out io.Writer, lo
 			return fmt.Errorf("-%s: %w", name, err)
 		}
 		fmt.Fprintf(out, "%s: %s\n", name, l.Addr())
-		start(func(ctx context.Context) error { return serve(ctx, l) })
+		parts.Go(name, func(ctx context.Context) error { return serve(ctx, l) })
 		return nil
+	}
+	var probes http.Handler
+	if id != nil {
+		probes = id.Handler(p)
+	} else if probes, err = health.New(health.Part{Name: "proxy", Source: p}); err != nil {
+		return err
 	}
 	err = listen("admin", o.admin, func(ctx context.Context, l net.Listener) error {
 		p.listens(l)
-		return (&unixsocket.Server{Listener: l, Handler: id.Handler(p), Logger: log}).Run(ctx)
+		return (&unixsocket.Server{Listener: l, Handler: probes, Logger: log}).Run(ctx)
 	})
 	if err == nil && o.app != "" {
 		err = listen("inbound", o.inbound, p.serveInbound)
@@ -228,10 +189,32 @@ func (o *options) serve(ctx context.Context, environ []string, out io.Writer, lo
 	if err != nil {
 		return err
 	}
-	start(id.Run)
-	<-ctx.Done()
-	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
-		return err
+	if id != nil {
+		parts.Go("identity", id.Run)
 	}
-	return nil
+	return parts.Wait()
+}
+
+// find returns where requests for a host go: by a route, by the destination service, which is nil for none, or to the host itself.
+func (o *options) find(ctx context.Context, destinations *linkerdproxy.Destinations, host string) (endpoint, error) {
+	if e, ok := o.routes[host]; ok {
+		return e, nil
+	}
+	why := errors.New("-route names none")
+	if destinations != nil {
+		ctx, cancel := context.WithTimeout(ctx, dialTime)
+		defer cancel()
+		all, err := destinations.Endpoints(ctx, host)
+		if err == nil {
+			e := all[rand.IntN(len(all))] //nolint:gosec // which one is no secret
+			return endpoint{e.Addr.String(), e.Identity, e.ServerName}, nil
+		}
+		if why = err; !errors.Is(err, fs.ErrNotExist) {
+			return endpoint{}, err // it may be a service whose endpoints have identities
+		}
+	}
+	if o.plaintext {
+		return endpoint{addr: host}, nil
+	}
+	return endpoint{}, fmt.Errorf("%w, and -plaintext is not set", why)
 }

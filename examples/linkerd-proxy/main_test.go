@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/testtree"
@@ -56,14 +57,14 @@ func TestRefuses(t *testing.T) {
 		{[]string{"surplus"}, "surplus"},
 		{[]string{"-admin", busy.Addr().String()}, "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB"},
 	} {
-		err := run(t.Context(), c.args, nil, io.Discard, io.Discard)
-		require.ErrorAs(t, err, new(usageError))
+		err := run(t.Context(), c.args, []string{"LINKERD2_PROXY_LOCAL_IDENTITY_NAME=" + web}, io.Discard, io.Discard)
+		require.ErrorAs(t, err, new(program.UsageError))
 		require.ErrorContains(t, err, c.want)
 	}
 	var out, help bytes.Buffer
 	require.ErrorIs(t, run(t.Context(), []string{"-help"}, nil, &out, &help), flag.ErrHelp)
 	assert.Contains(t, help.String(), "LINKERD2_PROXY_IDENTITY_STORE_DIR")
-	require.NoError(t, run(t.Context(), []string{"-version"}, nil, &out, io.Discard))
+	require.ErrorIs(t, run(t.Context(), []string{"-version"}, nil, &out, io.Discard), flag.ErrHelp)
 	assert.Regexp(t, `^linkerd-proxy \S.*, go\S+\n$`, out.String())
 }
 
@@ -105,7 +106,7 @@ func TestEnds(t *testing.T) {
 	err := run(t.Context(), ports("-admin", p.listener(t)), p.environ(), io.Discard, io.Discard)
 	require.ErrorContains(t, err, "-admin: listen")
 	require.ErrorContains(t, err, "in use")
-	require.NotErrorAs(t, err, new(usageError))
+	require.NotErrorAs(t, err, new(program.UsageError))
 	err = run(t.Context(), ports("-opaque", "-client-id"), p.environ(), io.Discard, io.Discard)
 	require.ErrorContains(t, err, "-client-id is for HTTP")
 	p.store = filepath.Join(t.TempDir(), "missing")

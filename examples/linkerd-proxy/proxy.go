@@ -18,11 +18,15 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// config configures a proxy. name and identity are required, application for inbound connections, and route for outbound ones.
+// config configures a proxy: application is required for inbound connections, and route for outbound ones.
 type config struct {
-	// name is the identity of the workload. The proxy does not start and does not close identity.
+	// name is the identity of the workload. The proxy does not start and does not close identity. Without them it
+	// forwards without TLS both ways.
 	name     string
 	identity *linkerdproxy.Identity
+
+	// anonymous says that the identity connects without its certificate once that has expired.
+	anonymous bool
 
 	// application is the address, host:port, of the workload, which inbound connections are forwarded to. It speaks HTTP/1
 	// or HTTP/2 without TLS, and each request arrives by the version that the client has sent it in, without trailers.
@@ -54,6 +58,8 @@ type config struct {
 type endpoint struct {
 	addr     string // host:port
 	identity string // that the server has to prove; empty means a connection without TLS
+
+	serverName string // to ask for in TLS; empty means the identity
 }
 
 // proxy forwards connections. newProxy makes one. It is safe for concurrent use.
@@ -87,8 +93,8 @@ const (
 // newProxy checks cfg and returns a proxy. It does nothing else.
 func newProxy(cfg config) (*proxy, error) {
 	switch {
-	case cfg.identity == nil || cfg.name == "":
-		return nil, errors.New("the proxy has no identity")
+	case cfg.identity == nil && (cfg.requireTLS || cfg.requireIdentity || cfg.clientID):
+		return nil, errors.New("without an identity there are no clients with one: -client-id cannot be set, and no port can require TLS")
 	case cfg.application == "" && cfg.route == nil:
 		return nil, errors.New("there is neither an application nor a route: nothing could be forwarded")
 	case cfg.opaque && cfg.clientID:

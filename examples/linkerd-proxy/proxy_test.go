@@ -937,7 +937,8 @@ func TestNewProxyRefuses(t *testing.T) {
 	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	id := uncertified(t, s, web)
 	for want, cfg := range map[string]config{
-		"identity":     {application: "127.0.0.1:1"},
+		"-client-id":   {application: "127.0.0.1:1", clientID: true},
+		"require TLS":  {application: "127.0.0.1:1", requireTLS: true},
 		"neither":      {name: web, identity: id.Identity},
 		"port":         {name: web, identity: id.Identity, application: "127.0.0.1"},
 		"with -opaque": {name: web, identity: id.Identity, application: "127.0.0.1:1", opaque: true, clientID: true},

@@ -28,13 +28,11 @@ import (
 	"io"
 	"net/url"
 	"os"
-	"os/signal"
 	"path/filepath"
-	"runtime/debug"
 	"strings"
-	"syscall"
 	"time"
 
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -55,41 +53,32 @@ type options struct {
 }
 
 func main() {
-	var o options
-	flag.DurationVar(&o.duration, "duration", 20*time.Second, "how long to run")
-	flag.DurationVar(&o.lifetime, "lifetime", 5*time.Second, "lifetime of a leaf certificate, at least 2s")
-	flag.BoolVar(&o.serve, "serve", false, "keep running, and print a bootstrap for Envoy")
-	flag.StringVar(&o.socket, "socket", "", "path of the SDS socket (default: in a temporary directory)")
-	flag.BoolVar(&o.json, "json", false, "write one JSON object per event")
-	flag.StringVar(&o.ca, "ca", "", "`URL` of a CA with Istio's certificate API, for the trust domain example.org (default: a CA in this process)")
-	flag.StringVar(&o.caRoots, "ca-roots", "", "`file` with the roots of -ca in PEM; the secret of examples/ca is beside it")
-	showVersion := flag.Bool("version", false, "print the version, and end")
-	flag.Parse() // which exits with 2 for a flag that is wrong
-	if *showVersion {
-		fmt.Println("quickstart", version())
-		return
-	}
-	if err := o.check(flag.Args()); err != nil {
-		fmt.Fprintln(os.Stderr, "quickstart:", err)
-		os.Exit(2)
-	}
-	if s, err := os.Stdout.Stat(); err == nil && s.Mode()&os.ModeCharDevice != 0 && os.Getenv("TERM") != "dumb" {
-		o.live = true
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := show(ctx, o, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "quickstart:", err)
-		os.Exit(1)
-	}
+	program.Main("quickstart", func(ctx context.Context) error {
+		o := options{}
+		flags := flag.NewFlagSet("quickstart", flag.ContinueOnError)
+		flags.DurationVar(&o.duration, "duration", 20*time.Second, "how long to run")
+		flags.DurationVar(&o.lifetime, "lifetime", 5*time.Second, "lifetime of a leaf certificate, at least 2s")
+		flags.BoolVar(&o.serve, "serve", false, "keep running, and print a bootstrap for Envoy")
+		flags.StringVar(&o.socket, "socket", "", "path of the SDS socket (default: in a temporary directory)")
+		flags.BoolVar(&o.json, "json", false, "write one JSON object per event")
+		flags.StringVar(&o.ca, "ca", "", "`URL` of a CA with Istio's certificate API, for the trust domain example.org (default: a CA in this process)")
+		flags.StringVar(&o.caRoots, "ca-roots", "", "`file` with the roots of -ca in PEM; the secret of examples/ca is beside it")
+		if err := program.Parse(flags, os.Args[1:], os.Stdout, os.Stderr, nil); err != nil {
+			return err
+		}
+		if err := o.check(); err != nil {
+			return program.UsageError{Err: err}
+		}
+		s, err := os.Stdout.Stat()
+		o.live = err == nil && s.Mode()&os.ModeCharDevice != 0 && os.Getenv("TERM") != "dumb"
+		return show(ctx, o, os.Stdout)
+	})
 }
 
 // check returns what is wrong with the command line.
-func (o *options) check(args []string) error {
+func (o *options) check() error {
 	ca, err := url.Parse(o.ca)
 	switch {
-	case len(args) > 0:
-		return fmt.Errorf("%q is not understood; flags begin with a hyphen", args[0])
 	case o.lifetime < 2*time.Second:
 		return fmt.Errorf("-lifetime is %v, and has to be 2s or more", o.lifetime)
 	case (o.ca == "") != (o.caRoots == ""):
@@ -100,36 +89,13 @@ func (o *options) check(args []string) error {
 	return nil
 }
 
-// version is that of the module, with the revision of its source and the version of Go.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	var revision, modified string
-	for _, s := range info.Settings {
-		switch {
-		case s.Key == "vcs.revision":
-			revision = ", revision " + s.Value
-		case s.Key == "vcs.modified" && s.Value == "true":
-			modified = " (modified)"
-		}
-	}
-	return info.Main.Version + revision + modified + ", " + info.GoVersion
-}
-
-// errOver ends a run whose duration has passed.
-var errOver = errors.New("the run is over")
-
 // show runs everything, writes to out what happens, and stops all of it before it returns. It returns nil
 // if a signal ends it early.
-func show(outer context.Context, o options, out io.Writer) error {
+func show(ctx context.Context, o options, out io.Writer) error {
 	n := &narrator{start: time.Now(), json: o.json, live: o.live && !o.json, out: out}
 	defer n.end()
-	ctx, cancel := context.WithCancelCause(outer)
-	services := &group{ctx: ctx, fail: cancel}
-	defer services.wg.Wait()
-	defer cancel(nil)
+	services := program.NewGroup(ctx)
+	defer services.Stop()
 
 	// Two workloads with identities from one CA.
 	issuer, authority, err := newIssuer(n, o)
@@ -146,9 +112,9 @@ func show(outer context.Context, o options, out io.Writer) error {
 	}
 	rotation := &rotation{n: n, authority: authority, workloads: []*workload{frontend, backend}}
 	if authority != nil {
-		services.run("certificate authority", authority.Run)
-		services.run("narration of the rotation", rotation.narrate)
-		services.run("rotation", func(ctx context.Context) error { return rotation.begin(ctx, o) })
+		services.Go("certificate authority", authority.Run)
+		services.Go("narration of the rotation", rotation.narrate)
+		services.Go("rotation", func(ctx context.Context) error { return rotation.begin(ctx, o) })
 	}
 
 	// SDS on a Unix socket, for Envoy.
@@ -177,9 +143,9 @@ func show(outer context.Context, o options, out io.Writer) error {
 		return err
 	}
 	if !o.serve {
-		defer time.AfterFunc(o.duration, func() { cancel(errOver) }).Stop()
+		defer time.AfterFunc(o.duration, func() { services.End(nil) }).Stop()
 	}
-	services.wg.Wait()
+	failed := services.Wait()
 	n.end()
 	n.finish(summary{
 		Renewals:         frontend.renewals.Load() + backend.renewals.Load(),
@@ -191,8 +157,5 @@ func show(outer context.Context, o options, out io.Writer) error {
 	if err := traffic.verdict(); err != nil {
 		return err
 	}
-	if cause := context.Cause(ctx); !errors.Is(cause, errOver) && outer.Err() == nil {
-		return cause // a service has failed
-	}
-	return nil
+	return failed
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/ca"
 )
@@ -117,8 +118,7 @@ func TestFailureShows(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	n := &narrator{start: time.Now(), out: &out}
-	ctx, cancel := context.WithCancelCause(t.Context())
-	g := &group{ctx: ctx, fail: cancel}
+	g := program.NewGroup(t.Context())
 	authority, err := ca.New(ca.Config{TrustDomain: trustDomain})
 	require.NoError(t, err)
 	frontend, err := startWorkload(g, n, inside(authority), "frontend", 0)
@@ -129,8 +129,7 @@ func TestFailureShows(t *testing.T) {
 	tr, err := startTraffic(g, n, &workload{name: "unauthorized", id: backend.id, manager: frontend.manager}, backend)
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return tr.failed.Load() > 0 }, 30*time.Second, 10*time.Millisecond)
-	cancel(errOver)
-	g.wg.Wait()
+	require.NoError(t, g.Stop())
 	require.ErrorContains(t, tr.verdict(), "failed, the first at")
 	assert.Contains(t, out.String(), "bad certificate")
 }

@@ -7,29 +7,14 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
-
-// group runs services until its context ends. The first that fails ends all.
-type group struct {
-	ctx  context.Context
-	fail context.CancelCauseFunc
-	wg   sync.WaitGroup
-}
-
-func (g *group) run(name string, f func(context.Context) error) {
-	g.wg.Go(func() {
-		if err := f(g.ctx); err != nil {
-			g.fail(fmt.Errorf("%s: %w", name, err))
-		}
-	})
-}
 
 // workload is a service with an identity that renews itself.
 type workload struct {
@@ -40,7 +25,7 @@ type workload struct {
 }
 
 // startWorkload gives a workload its SecretManager and waits for the first identity.
-func startWorkload(g *group, n *narrator, issuer issuer, name string, lifetime time.Duration) (*workload, error) {
+func startWorkload(g *program.Group, n *narrator, issuer issuer, name string, lifetime time.Duration) (*workload, error) {
 	id, err := trustDomain.KubernetesID("demo", name)
 	if err != nil {
 		return nil, err
@@ -54,14 +39,14 @@ func startWorkload(g *group, n *narrator, issuer issuer, name string, lifetime t
 	if err != nil {
 		return nil, err
 	}
-	g.run(name, w.manager.Run)
+	g.Go(name, w.manager.Run)
 	// A service would wait for as long as it takes.
-	ctx, cancel := context.WithTimeoutCause(g.ctx, 30*time.Second, errors.New("no identity within 30s; is the CA there?"))
+	ctx, cancel := context.WithTimeoutCause(g.Context(), 30*time.Second, errors.New("no identity within 30s; is the CA there?"))
 	defer cancel()
 	if err := w.manager.Ready(ctx); err != nil {
 		return nil, err
 	}
-	g.run("narration of "+name, func(ctx context.Context) error { return w.narrate(ctx, n) })
+	g.Go("narration of "+name, func(ctx context.Context) error { return w.narrate(ctx, n) })
 	return w, nil
 }
 
@@ -118,7 +103,7 @@ func (t *traffic) verdict() error {
 }
 
 // startTraffic serves the backend and has the frontend ask it, with a new handshake each time.
-func startTraffic(g *group, n *narrator, frontend, backend *workload) (*traffic, error) {
+func startTraffic(g *program.Group, n *narrator, frontend, backend *workload) (*traffic, error) {
 	// The server: only the frontend gets past the handshake.
 	server := &http.Server{Handler: http.HandlerFunc(hello), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
 	if err := spiffetls.ConfigureServer(server, backend.manager, backend.manager, spiffe.AllowIDs(frontend.id), nil); err != nil {
@@ -128,7 +113,7 @@ func startTraffic(g *group, n *narrator, frontend, backend *workload) (*traffic,
 	if err != nil {
 		return nil, err
 	}
-	g.run("backend", func(context.Context) error {
+	g.Go("backend", func(context.Context) error {
 		if err := server.ServeTLS(listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
 			return err
 		}
@@ -145,7 +130,7 @@ func startTraffic(g *group, n *narrator, frontend, backend *workload) (*traffic,
 		Timeout:   5 * time.Second,
 	}
 	t := new(traffic)
-	g.run("traffic", func(ctx context.Context) error {
+	g.Go("traffic", func(ctx context.Context) error {
 		defer server.Close()
 		report := time.Tick(2 * time.Second)
 		if n.live {

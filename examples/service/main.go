@@ -24,13 +24,11 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/signal"
-	"runtime/debug"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/health"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -47,35 +45,26 @@ type options struct {
 }
 
 func main() {
-	var o options
-	flag.StringVar(&o.socket, "socket", os.Getenv(workloadapi.SocketEnv), "address of the Workload API (default: a demo)")
-	flag.StringVar(&o.healthAddr, "health-addr", "", "host and port of /ready, /live and /metrics, such as 127.0.0.1:9090 (default: none)")
-	flag.IntVar(&o.requests, "requests", -1, "how many requests to make; 0: without end; -1: 8 in the demo, and without end beside an agent")
-	flag.DurationVar(&o.interval, "interval", 500*time.Millisecond, "time between two requests")
-	flag.DurationVar(&o.wait, "wait", 30*time.Second, "how long to wait for an identity")
-	showVersion := flag.Bool("version", false, "print the version, and end")
-	flag.Parse() // which exits with 2 for a flag that is wrong
-	if *showVersion {
-		fmt.Println("service", version())
-		return
-	}
-	if err := o.check(flag.Args()); err != nil {
-		fmt.Fprintln(os.Stderr, "service:", err)
-		os.Exit(2)
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := start(ctx, o, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "service:", err)
-		os.Exit(1)
-	}
+	program.Main("service", func(ctx context.Context) error {
+		var o options
+		flags := flag.NewFlagSet("service", flag.ContinueOnError)
+		flags.StringVar(&o.socket, "socket", os.Getenv(workloadapi.SocketEnv), "address of the Workload API (default: a demo)")
+		flags.StringVar(&o.healthAddr, "health-addr", "", "host and port of /ready, /live and /metrics, such as 127.0.0.1:9090 (default: none)")
+		flags.IntVar(&o.requests, "requests", -1, "how many requests to make; 0: without end; -1: 8 in the demo, and without end beside an agent")
+		flags.DurationVar(&o.interval, "interval", 500*time.Millisecond, "time between two requests")
+		flags.DurationVar(&o.wait, "wait", 30*time.Second, "how long to wait for an identity")
+		if err := program.Parse(flags, os.Args[1:], os.Stdout, os.Stderr, nil); err != nil {
+			return err
+		}
+		if err := o.check(); err != nil {
+			return program.UsageError{Err: err}
+		}
+		return start(ctx, o, os.Stdout)
+	})
 }
 
 // check returns what is wrong with the command line.
-func (o *options) check(args []string) error {
-	if len(args) > 0 {
-		return fmt.Errorf("%q is not understood; flags begin with a hyphen", args[0])
-	}
+func (o *options) check() error {
 	if o.interval <= 0 || o.wait <= 0 {
 		return fmt.Errorf("-interval %v and -wait %v have to be more than 0", o.interval, o.wait)
 	}
@@ -90,24 +79,6 @@ func (o *options) check(args []string) error {
 		}
 	}
 	return nil
-}
-
-// version is that of the module, with the revision of its source and the version of Go.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	var revision, modified string
-	for _, s := range info.Settings {
-		switch {
-		case s.Key == "vcs.revision":
-			revision = ", revision " + s.Value
-		case s.Key == "vcs.modified" && s.Value == "true":
-			modified = " (modified)"
-		}
-	}
-	return info.Main.Version + revision + modified + ", " + info.GoVersion
 }
 
 // start runs the service beside the agent that o names, or beside one of its own.

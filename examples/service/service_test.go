@@ -122,7 +122,7 @@ func TestBadTimes(t *testing.T) {
 	t.Parallel()
 	for _, o := range []options{{wait: time.Second}, {interval: -1, wait: time.Second}, {interval: time.Second}} {
 		o.requests = 2
-		require.ErrorContains(t, o.check(nil), "-interval")
+		require.ErrorContains(t, o.check(), "-interval")
 	}
 }
 

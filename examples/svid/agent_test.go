@@ -740,7 +740,7 @@ func TestDoctorPermission(t *testing.T) {
 	socket := strings.TrimPrefix(api.Config().Address, "unix://")
 	require.NoError(t, os.Chmod(filepath.Dir(socket), 0o755))
 	require.NoError(t, os.Chmod(socket, 0o600))
-	cmd := program(t, "doctor", "-json", "-socket", api.Config().Address)
+	cmd := started(t, "doctor", "-json", "-socket", api.Config().Address)
 	if !unprivileged(cmd) {
 		require.NoError(t, os.Chmod(socket, 0o000))
 	}
@@ -755,7 +755,7 @@ func TestDoctorPermission(t *testing.T) {
 	}
 	folder := filepath.Dir(socket)
 	require.NoError(t, os.Chmod(folder, 0o700))
-	cmd = program(t, "doctor", "-json", "-socket", api.Config().Address)
+	cmd = started(t, "doctor", "-json", "-socket", api.Config().Address)
 	unprivileged(cmd)
 	out, err = cmd.Output()
 	require.Error(t, err)
@@ -771,21 +771,21 @@ func TestShell(t *testing.T) {
 		t.Skip("there are no signals")
 	}
 	api := workloadapitest.NewServer(t, spiffetest.NewCA(t, "example.org"), "/web")
-	cmd := program(t, "inspect", "-")
+	cmd := started(t, "inspect", "-")
 	cmd.Stdin = strings.NewReader(string(readTestdata(t, "roots.pem")))
 	out, err := cmd.Output()
 	require.Error(t, err)
 	assert.Equal(t, 1, cmd.ProcessState.ExitCode(), "roots of the year 2000")
 	assert.Contains(t, string(out), "CA certificates")
 	assert.NotContains(t, string(out), "\x1b", "not a terminal")
-	cmd = program(t, "doctor", "now")
+	cmd = started(t, "doctor", "now")
 	out, err = cmd.Output()
 	require.Error(t, err)
 	assert.Equal(t, 2, cmd.ProcessState.ExitCode())
 	assert.Empty(t, out)
 
 	dir := t.TempDir()
-	cmd = program(t, "watch", "-dir", dir)
+	cmd = started(t, "watch", "-dir", dir)
 	cmd.Env = append(cmd.Env, workloadapi.SocketEnv+"="+api.Config().Address)
 	require.NoError(t, cmd.Start())
 	eventually(t, written(dir), "the first files")

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -44,7 +45,7 @@ func convert(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error
 		return err
 	}
 	if *to != "spiffe" && *to != "map" && *to != "pem" {
-		return misused("-to is %q, not spiffe, map or pem", *to)
+		return program.Misused("-to is %q, not spiffe, map or pem", *to)
 	}
 	set, err := a.bundles(ctx, []string{fs.Arg(0)}, td)
 	if err != nil {
@@ -100,7 +101,7 @@ func single(set *spiffe.BundleSet, td spiffe.TrustDomain) (*spiffe.Bundle, error
 		}
 	}
 	if td.IsZero() {
-		return nil, misused("there are bundles of %d trust domains; pick one with -trust-domain", set.Len())
+		return nil, program.Misused("there are bundles of %d trust domains; pick one with -trust-domain", set.Len())
 	}
 	return set.Bundle(td)
 }

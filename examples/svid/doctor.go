@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
@@ -67,7 +68,7 @@ func doctor(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error 
 		return err
 	}
 	if *timeout <= 0 {
-		return misused("-timeout is not more than 0")
+		return program.Misused("-timeout is not more than 0")
 	}
 	for _, step := range []struct {
 		name string

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesink"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
@@ -116,11 +117,11 @@ func (f *fetcher) flags(a *app, fs *flag.FlagSet) {
 func (f *fetcher) check() error {
 	switch {
 	case f.dir == "":
-		return misused("there is no -dir")
+		return program.Misused("there is no -dir")
 	case f.socket == "":
-		return misused("there is no -socket, and %s is not set", workloadapi.SocketEnv)
+		return program.Misused("there is no -socket, and %s is not set", workloadapi.SocketEnv)
 	case f.commandTimeout <= 0 || f.timeout < 0:
-		return misused("a time is not more than 0")
+		return program.Misused("a time is not more than 0")
 	}
 	names := []string{f.cert, f.key, f.bundle, mapName}
 	for _, t := range f.tokens {
@@ -128,13 +129,13 @@ func (f *fetcher) check() error {
 	}
 	for i, name := range names {
 		if name != filepath.Base(name) || strings.HasPrefix(name, "..") || name == "." || !filepath.IsLocal(name) {
-			return misused("%q is not the name of a file", name)
+			return program.Misused("%q is not the name of a file", name)
 		}
 		if strings.HasPrefix(name, "bundle-") {
-			return misused("the names that begin with bundle- are for federated trust domains, and %q is one", name)
+			return program.Misused("the names that begin with bundle- are for federated trust domains, and %q is one", name)
 		}
 		if slices.Contains(names[:i], name) {
-			return misused("two files are called %q", name)
+			return program.Misused("two files are called %q", name)
 		}
 	}
 	return nil
@@ -164,7 +165,7 @@ func (a *app) fetch(ctx context.Context, fs *flag.FlagSet, args []string, on boo
 		cfg.Logger = log
 	}
 	if _, err := workloadapi.New(cfg); err != nil { // before a folder is made
-		return usageError{err}
+		return program.UsageError{Err: err}
 	}
 	first, cancel := ctx, context.CancelFunc(func() {})
 	if f.timeout > 0 {
@@ -341,7 +342,7 @@ func (a *app) told(f *fetcher, sink *filesink.Sink) error {
 // snapshot takes the identity and the bundles from a Workload API.
 func snapshot(ctx context.Context, cfg workloadapi.Config) (*spiffe.Snapshot, error) {
 	if _, err := workloadapi.New(cfg); err != nil {
-		return nil, usageError{err}
+		return nil, program.UsageError{Err: err}
 	}
 	src, err := workloadapi.Start(ctx, cfg)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"os"
 	"strings"
 
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -193,7 +194,7 @@ func (a *app) bundles(ctx context.Context, specs []string, td spiffe.TrustDomain
 		}
 		for b := range set.All() {
 			if _, err := all.Bundle(b.TrustDomain()); err == nil {
-				return nil, misused("there are two bundles of %q", b.TrustDomain())
+				return nil, program.Misused("there are two bundles of %q", b.TrustDomain())
 			}
 			all = all.With(b)
 		}
@@ -267,7 +268,7 @@ func nameIn(certs []*x509.Certificate) (td spiffe.TrustDomain) {
 // oneNamed refuses bundles whose trust domain is not known.
 func oneNamed(set *spiffe.BundleSet) error {
 	if _, err := set.Bundle(unnamed); err == nil {
-		return misused("the bundle does not name its trust domain: add -trust-domain NAME, or write NAME=FILE")
+		return program.Misused("the bundle does not name its trust domain: add -trust-domain NAME, or write NAME=FILE")
 	}
 	return nil
 }

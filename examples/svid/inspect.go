@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
@@ -142,19 +143,19 @@ func (f *lookFlags) check(only, dial bool) error {
 	_, known := roles[f.role]
 	switch {
 	case !known:
-		return misused("-role is %q, not server, client, both or any", f.role)
+		return program.Misused("-role is %q, not server, client, both or any", f.role)
 	case (f.cert == "") != (f.key == ""):
-		return misused("-cert and -key belong together")
+		return program.Misused("-cert and -key belong together")
 	case f.cert != "" && f.socket != "":
-		return misused("-cert and -socket are both an identity to present; give one")
+		return program.Misused("-cert and -socket are both an identity to present; give one")
 	case f.cert != "" && !dial:
-		return misused("-cert and -key are for a server, and the argument is a file")
+		return program.Misused("-cert and -key are for a server, and the argument is a file")
 	case f.socket != "" && len(f.bundles) > 0:
-		return misused("-bundle and -socket both have trust bundles; give one")
+		return program.Misused("-bundle and -socket both have trust bundles; give one")
 	case only && len(f.bundles) == 0 && f.socket == "":
-		return misused("verify needs a -bundle, or a -socket to take it from")
+		return program.Misused("verify needs a -bundle, or a -socket to take it from")
 	case only && f.allow == "":
-		return misused(`verify needs a policy in -allow; "*" allows every workload`)
+		return program.Misused(`verify needs a policy in -allow; "*" allows every workload`)
 	}
 	return nil
 }
@@ -165,7 +166,7 @@ func (a *app) judgement(ctx context.Context, f *lookFlags, tokens bool) (j *judg
 	j = &judgement{audience: f.audience, role: roles[f.role]}
 	if f.allow != "" {
 		if j.policy, err = spiffe.ParsePolicy(f.allow); err != nil {
-			return nil, nil, usageError{fmt.Errorf("-allow: %w", err)}
+			return nil, nil, program.Misused("-allow: %w", err)
 		}
 		for _, warning := range j.policy.Warnings() {
 			fmt.Fprintln(a.errOut, "svid: -allow:", warning)

@@ -33,10 +33,11 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/svidkit/svidkit/examples/program"
 )
 
 func main() {
@@ -60,29 +61,6 @@ const (
 
 // errNo is the answer no. What led to it was printed, unless another error is around it.
 var errNo = errors.New("no")
-
-// version is that of the module, with the revision of its source and the version of Go.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	var revision, modified string
-	for _, s := range info.Settings {
-		switch {
-		case s.Key == "vcs.revision":
-			revision = ", revision " + s.Value
-		case s.Key == "vcs.modified" && s.Value == "true":
-			modified = " (modified)"
-		}
-	}
-	return info.Main.Version + revision + modified + ", " + info.GoVersion
-}
-
-// usageError says what is wrong with the command line.
-type usageError struct{ error }
-
-func misused(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
 // app is the program and what it reaches.
 type app struct {
@@ -128,7 +106,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 		return a.exit(c.words, err)
 	}
 	if len(args) > 0 && (args[0] == "-version" || args[0] == "--version") {
-		fmt.Fprintln(a.out, "svid", version())
+		fmt.Fprintln(a.out, "svid", program.Version())
 		return exitYes
 	}
 	out, code := a.errOut, exitUsage
@@ -157,7 +135,7 @@ func (a *app) exit(words string, err error) int {
 	case errors.Is(err, errNo):
 		code = exitNo
 	default:
-		if _, wrong = errors.AsType[usageError](err); wrong {
+		if _, wrong = errors.AsType[program.UsageError](err); wrong {
 			code = exitUsage
 		}
 	}
@@ -179,15 +157,15 @@ func parse(fs *flag.FlagSet, args []string, want int) error {
 		if errors.Is(err, flag.ErrHelp) {
 			return err
 		}
-		return usageError{err}
+		return program.UsageError{Err: err}
 	}
 	for _, arg := range fs.Args() {
 		if len(arg) > 1 && arg[0] == '-' {
-			return misused("the flag %s comes after an argument; flags come first", arg)
+			return program.Misused("the flag %s comes after an argument; flags come first", arg)
 		}
 	}
 	if n := fs.NArg(); n != want {
-		return misused("%d arguments, and there must be %d", n, want)
+		return program.Misused("%d arguments, and there must be %d", n, want)
 	}
 	return nil
 }

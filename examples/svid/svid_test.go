@@ -325,7 +325,7 @@ func copyProgram() error {
 }
 
 // program returns the program as a process that any user may be.
-func program(t *testing.T, args ...string) *exec.Cmd {
+func started(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), programPath, args...)
 	cmd.Env = []string{asProgram + "=1"}

@@ -199,6 +199,12 @@ func (c *Client) Update(ctx context.Context, path string, in, out any) error {
 	return c.do(ctx, http.MethodPut, path, nil, in, out)
 }
 
+// Patch changes the members of the object at path that in has, and leaves the others as they are: in is a JSON merge patch
+// (RFC 7396). See [MayHaveLanded] for errors.
+func (c *Client) Patch(ctx context.Context, path string, in any) error {
+	return c.do(ctx, http.MethodPatch, path, nil, in, nil)
+}
+
 // Delete removes the object at path. The options may be nil; see [DeleteOptions]. See
 // [MayHaveLanded] for errors.
 func (c *Client) Delete(ctx context.Context, path string, options *DeleteOptions) error {
@@ -313,6 +319,9 @@ func (c *Client) send(ctx context.Context, hc *http.Client, x *exchange, query u
 	request.Header.Set("User-Agent", "svidkit")
 	if x.body != nil {
 		request.Header.Set("Content-Type", "application/json")
+		if x.method == http.MethodPatch {
+			request.Header.Set("Content-Type", "application/merge-patch+json")
+		}
 	}
 	if c.account != nil {
 		if x.token, err = c.account.token(); err != nil {

@@ -41,13 +41,14 @@ type istioCA struct {
 }
 
 // startIstioCA starts Istio's CA server with the Secret of a namespace.
-func startIstioCA(t *testing.T, c *peers.Cluster, namespace string) *istioCA {
+func startIstioCA(t *testing.T, c *peers.Cluster, namespace string, environment ...string) *istioCA {
 	t.Helper()
 	program := peers.Program(t, "istio-ca")
 	dir := t.TempDir()
 	token := filepath.Join(dir, "token")
 	require.NoError(t, os.WriteFile(token, []byte(c.Token(t, namespace, "istiod", "", peers.Issuer)), 0o600))
 	cmd := exec.Command(program, "-api", c.URL, "-api-roots", c.RootsFile(), "-api-token", token, "-namespace", namespace, "-trust-domain", domain.String())
+	cmd.Env = append(os.Environ(), environment...)
 	// Istio's own log goes to standard output, too.
 	out, err := os.Create(filepath.Join(dir, "out"))
 	require.NoError(t, err)

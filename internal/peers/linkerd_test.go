@@ -31,15 +31,30 @@ func testLinkerdMesh(t *testing.T, c *cluster) {
 		"linkerd.io/tls":    {"mesh-linkerd", "linkerd-identity-trust-roots", "linkerd-identity-issuer"},
 		"design":            {"mesh-design", "linkerd-trust-anchor", "linkerd-identity-signing"},
 	} {
-		c.Account(t, names[0], "linkerd-identity")
+		c.Account(t, names[0], "web")
 		install := exec.Command(program, "-install", scheme, "-anchor-dir", filepath.Join(t.TempDir(), "anchors"), "-linkerd-namespace", names[0])
 		install.Stderr = t.Output()
 		text, err := install.Output()
 		require.NoError(t, err)
-		configMap, secret, ok := strings.Cut(string(text), "\n---\n")
-		require.True(t, ok)
-		c.Do(t, "POST", "/api/v1/namespaces/"+names[0]+"/configmaps", configMap+"\n", nil)
-		c.Do(t, "POST", "/api/v1/namespaces/"+names[0]+"/secrets", secret, nil)
+		objects := strings.Split(string(text), "\n---\n")
+		require.Len(t, objects, 5)
+		for i, path := range []string{
+			"/api/v1/namespaces/%s/configmaps", "/api/v1/namespaces/%s/secrets", "/api/v1/namespaces/%s/serviceaccounts",
+			"/apis/rbac.authorization.k8s.io/v1/namespaces/%s/roles", "/apis/rbac.authorization.k8s.io/v1/namespaces/%s/rolebindings",
+		} {
+			c.Do(t, "POST", fmt.Sprintf(path, names[0]), objects[i]+"\n", nil)
+		}
+		// The account of the identity service may read the issuer, and no other account may.
+		may := func(account, path string) int {
+			answer, err := c.ClientOf(t, names[0], account).Get(c.URL + "/api/v1/namespaces/" + names[0] + path)
+			require.NoError(t, err)
+			require.NoError(t, answer.Body.Close())
+			return answer.StatusCode
+		}
+		require.Eventually(t, func() bool { return may("linkerd-identity", "/secrets/"+names[2]) == http.StatusOK }, time.Minute, often)
+		assert.Equal(t, http.StatusForbidden, may("linkerd-identity", "/secrets"))
+		assert.Equal(t, http.StatusForbidden, may("linkerd-identity", "/secrets/other"))
+		assert.Equal(t, http.StatusForbidden, may("web", "/secrets/"+names[2]))
 		var m struct{ Data map[string]string }
 		c.Do(t, "GET", "/api/v1/namespaces/"+names[0]+"/configmaps/"+names[1], nil, &m)
 		require.Len(t, m.Data, 1)
@@ -53,7 +68,7 @@ func testLinkerdMesh(t *testing.T, c *cluster) {
 
 	in, err := inject.New(inject.Config{
 		Mesh:         linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"},
-		TrustAnchors: []byte(anchors), TokenAudience: "identity.l5d.io",
+		TrustAnchors: []byte(anchors), TokenAudience: "identity.l5d.io", DownwardAPI: true,
 	})
 	require.NoError(t, err)
 	server := httptest.NewTLSServer(in)
@@ -81,7 +96,10 @@ func testLinkerdMesh(t *testing.T, c *cluster) {
 	type podSpec struct {
 		Containers []struct {
 			Name string
-			Env  []struct{ Name, Value string }
+			Env  []struct {
+				Name, Value string
+				ValueFrom   *struct{ FieldRef struct{ FieldPath string } }
+			}
 		}
 		Volumes []struct {
 			Name     string
@@ -92,9 +110,13 @@ func testLinkerdMesh(t *testing.T, c *cluster) {
 	check := func(s podSpec) {
 		env := map[string]string{}
 		for _, e := range s.Containers[1].Env {
-			env[e.Name] = e.Value
+			if env[e.Name] = e.Value; e.ValueFrom != nil {
+				env[e.Name] = e.ValueFrom.FieldRef.FieldPath
+			}
 		}
-		assert.Equal(t, "web.emojivoto.serviceaccount.identity.linkerd.cluster.local", env["LINKERD2_PROXY_IDENTITY_LOCAL_NAME"])
+		assert.Equal(t, "$(_pod_sa).$(_pod_ns).serviceaccount.identity.linkerd.cluster.local", env["LINKERD2_PROXY_IDENTITY_LOCAL_NAME"])
+		assert.Equal(t, "spec.serviceAccountName", env["_pod_sa"])
+		assert.Equal(t, "metadata.namespace", env["_pod_ns"])
 		assert.Equal(t, anchors, env["LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS"])
 		assert.NotContains(t, env, "LINKERD2_PROXY_TLS_CERT")
 		assert.Len(t, s.Containers[0].Env, 0)

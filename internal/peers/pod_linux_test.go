@@ -2,10 +2,13 @@ package peers_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,14 +21,14 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// TestPod runs examples/ca as in a pod: it finds the API server and its account there, keeps its CA in a Secret, and
-// reviews tokens, with the rights that the documentation names.
+// TestPod runs examples/ca as in a pod: it finds the API server and its account there, keeps its CA in a Secret, its roots
+// in a ConfigMap of each namespace, and reviews tokens, with the rights that the documentation names.
 func TestPod(t *testing.T) {
 	t.Parallel()
 	c := peers.NewCluster(t)
 	c.Account(t, "istio-system", "ca")
 	grant(t, c, "istio-system", "ca", "Role", documented(t, "pki/ca/kubesecret"))
-	grant(t, c, "istio-system", "ca", "ClusterRole", documented(t, "authn/kube"))
+	grant(t, c, "istio-system", "ca", "ClusterRole", documented(t, "authn/kube")+strings.TrimPrefix(documented(t, "pki/caserver/caconfig"), "rules:\n"))
 	c.Account(t, "prod", "web")
 	c.Pod(t, "prod", "web", "web-1", "node-a")
 
@@ -44,8 +47,9 @@ func TestPod(t *testing.T) {
 	write("token", []byte(c.Token(t, "istio-system", "ca", "", peers.Issuer)))
 
 	port := peers.FreePorts(t, 1)[0]
-	cmd := exec.Command(program, "-kubernetes", "-create", "-trust-domain", domain.String(), "-state-dir", state,
+	cmd := exec.Command(program, "-kubernetes", "-trust-domain", domain.String(), "-state-dir", state,
 		"-istio-addr", fmt.Sprint("127.0.0.1:", port), "-linkerd-addr=", "-bundle-addr=", "-admin-addr=")
+	cmd.Env = append(os.Environ(), "PILOT_CA_CERT_CONFIGMAP=istio-ca-root-cert", "CA_CREATE=true")
 	p := peers.StartInPod(t, filepath.Join(dir, "log"), cmd, c, account)
 	roots := filepath.Join(state, "root-cert.pem")
 	token := c.Token(t, "prod", "web", "web-1", "istio-ca")
@@ -64,6 +68,29 @@ func TestPod(t *testing.T) {
 	pem, err := os.ReadFile(roots)
 	require.NoError(t, err)
 	require.Equal(t, serials(pem), serials(pki.MarshalCertificatesPEM(bundleCerts(secret)...)))
+
+	mounted := func(namespace string) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			code, answer, err := c.Send("GET", "/api/v1/namespaces/"+namespace+"/configmaps/istio-ca-root-cert", nil)
+			var o struct{ Data map[string]string }
+			return err == nil && code == http.StatusOK && json.Unmarshal(answer, &o) == nil && o.Data["root-cert.pem"] == string(pem)
+		}, passing, often, "the roots are in namespace %s", namespace)
+	}
+	mounted("prod")
+	mounted("default")
+	c.Account(t, "later", "web")
+	mounted("later")
+	c.Do(t, "DELETE", "/api/v1/namespaces/prod/configmaps/istio-ca-root-cert", nil, nil)
+	mounted("prod")
+	other := map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]string{"name": "istio-ca-root-cert"}}
+	other["data"] = map[string]string{"root-cert.pem": "of another", "other": "stays"}
+	c.Do(t, "PUT", "/api/v1/namespaces/later/configmaps/istio-ca-root-cert", other, nil)
+	mounted("later")
+	_, changed, err := c.Send("GET", "/api/v1/namespaces/later/configmaps/istio-ca-root-cert", nil)
+	require.NoError(t, err)
+	require.Contains(t, string(changed), `"other":"stays"`)
+	require.Equal(t, http.StatusNotFound, c.Status(t, "GET", "/api/v1/namespaces/kube-system/configmaps/istio-ca-root-cert"))
 
 	write("token", []byte("garbage"))
 	_, err = checked(t, client, webID)

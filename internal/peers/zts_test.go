@@ -1,21 +1,37 @@
 package peers_test
 
 import (
+	"bytes"
+	"context"
+	"crypto"
 	"crypto/ecdsa"
+	"crypto/rand"
+	"crypto/rsa"
 	"crypto/x509"
+	"encoding/json"
 	"encoding/pem"
+	"errors"
+	"io"
+	"maps"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	authnathenz "github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/caclient/athenz"
 	"github.com/svidkit/svidkit/internal/peers"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -89,4 +105,102 @@ func TestZTSSvcCert(t *testing.T) {
 		assert.Nil(t, leaf, name)
 		assert.Contains(t, says, c.says, name)
 	}
+}
+
+// TestZTSServiceKey has Athenz's own client judge how the owner of a registered key is certified: it asks our ZTS as our client
+// does, by the same path and header, with a service token and a body of the same form, for the same names.
+func TestZTSServiceKey(t *testing.T) {
+	t.Parallel()
+	program := peers.Program(t, "zts-svccert")
+	ca := spiffetest.NewCA(t, "athenz.io")
+	z := cafake.NewZTS(t, ca, "/ns/media-sports/sa/frontend")
+	service := athenzname.Service{Domain: "k8s.admin", Name: "athenz-callback"}
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	require.NoError(t, err)
+	type request struct {
+		path, form string
+		body       map[string]any
+	}
+	var mu sync.Mutex
+	var requests []request
+	z.Change(func(r *cafake.ZTSRules) {
+		r.Keys = map[string]crypto.PublicKey{service.String() + " v1": key.Public()}
+		r.Observe = func(q *http.Request, code int) {
+			if code != 0 {
+				return
+			}
+			data, err := io.ReadAll(q.Body)
+			assert.NoError(t, err)
+			q.Body = io.NopCloser(bytes.NewReader(data))
+			var form []string // of the token: its tags
+			for tag := range strings.SplitSeq(q.Header.Get("Athenz-Principal-Auth"), ";") {
+				name, value, _ := strings.Cut(tag, "=")
+				if name == "v" || name == "d" || name == "n" || name == "k" {
+					name += "=" + value
+				}
+				form = append(form, name)
+			}
+			form = slices.DeleteFunc(form, func(tag string) bool { return tag == "h" || tag == "i" }) // which are optional
+			got := request{path: q.Method + " " + q.URL.Path, form: strings.Join(form, ";")}
+			assert.NoError(t, json.Unmarshal(data, &got.body))
+			mu.Lock()
+			defer mu.Unlock()
+			requests = append(requests, got)
+		}
+	})
+	dir := t.TempDir()
+	put := func(name string, data []byte) string {
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(path, data, 0o600))
+		return path
+	}
+	roots := put("roots.pem", ca.Bundle().MarshalPEM())
+	keyFile := put("key.pem", pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}))
+	theirs := func(version string) (string, error) {
+		cert := filepath.Join(dir, "cert")
+		out, err := exec.Command(program, "-zts", z.Endpoint().URL+"/zts/v1", "-cacert", roots, "-private-key", keyFile, "-key-version", version,
+			"-domain", service.Domain, "-service", service.Name, "-dns-domain", "svc.cluster.local", "-expiry-time", "60", "-subj-ou", "", "-subj-o", "", "-subj-c", "",
+			"-cert-file", cert, "-signer-cert-file", filepath.Join(dir, "signers")).CombinedOutput()
+		if err != nil {
+			return "", errors.New(string(out))
+		}
+		text, err := os.ReadFile(cert)
+		return string(text), err
+	}
+	text, err := theirs("v1")
+	require.NoError(t, err)
+	chain, err := pki.ParseCertificatesPEM([]byte(text))
+	require.NoError(t, err)
+	_, err = theirs("v2")
+	require.ErrorContains(t, err, "401")
+
+	id, err := service.ID()
+	require.NoError(t, err)
+	instance := athenzname.Instance{Service: service, Suffix: "svc.cluster.local", SPIFFE: id}
+	want, err := instance.Expectation(ca.TrustDomain())
+	require.NoError(t, err)
+	e := z.Endpoint()
+	e.Token = func(context.Context) (string, error) {
+		return authnathenz.SignServiceToken(authnathenz.ServiceToken{Service: service, KeyID: "v1"}, key)
+	}
+	c, err := athenz.New(athenz.Options{Endpoint: e, Instance: instance, KeyID: "v1"})
+	require.NoError(t, err)
+	csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: service.String(), SANs: want.Names()})
+	require.NoError(t, err)
+	ours, err := c.Sign(t.Context(), csr, time.Hour)
+	require.NoError(t, err)
+
+	require.Len(t, requests, 3)
+	their, our := requests[0], requests[2]
+	assert.Equal(t, their.path, our.path)
+	assert.Equal(t, their.form, our.form)
+	for _, name := range []string{"keyId", "expiryTime"} {
+		assert.Equal(t, their.body[name], our.body[name])
+	}
+	assert.Equal(t, slices.Sorted(maps.Keys(their.body)), slices.Sorted(maps.Keys(our.body)))
+	asked, err := pki.ParseCSRPEM([]byte(their.body["csr"].(string)))
+	require.NoError(t, err)
+	assert.Equal(t, asked.CommonName(), csr.CommonName())
+	assert.ElementsMatch(t, asked.SANs(), csr.SANs())
+	assert.Equal(t, chain[0].PublicKey, ours[0].PublicKey)
 }

@@ -117,6 +117,13 @@ func (f *Field) Int32(to *int32) {
 	}
 }
 
+// Fixed sets to to the value of a fixed32 or a fixed64.
+func (f *Field) Fixed(to *uint64) {
+	if f.Type == protowire.Fixed32Type || f.Type == protowire.Fixed64Type {
+		*to = f.Value
+	}
+}
+
 // Bool sets to to the value of a bool.
 func (f *Field) Bool(to *bool) {
 	if f.Type == protowire.VarintType {

@@ -410,3 +410,19 @@ func TestWriteFails(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, []byte{0x08, 0, 0x11, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f, 0x18, 5}, b)
 }
+
+// Numbers of fixed size are read from fields of their wire types alone.
+func TestFixed(t *testing.T) {
+	t.Parallel()
+	message := protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), 7)
+	message = protowire.AppendFixed32(protowire.AppendTag(message, 2, protowire.Fixed32Type), 0xfffefdfc)
+	message = protowire.AppendFixed64(protowire.AppendTag(message, 3, protowire.Fixed64Type), 0xf1f2f3f4f5f6f7f8)
+	message = protowire.AppendString(protowire.AppendTag(message, 4, protowire.BytesType), "text")
+	var got []uint64
+	require.NoError(t, protofield.Read(message, func(f *protofield.Field) {
+		n := uint64(9)
+		f.Fixed(&n)
+		got = append(got, n)
+	}))
+	assert.Equal(t, []uint64{9, 0xfffefdfc, 0xf1f2f3f4f5f6f7f8, 9}, got)
+}

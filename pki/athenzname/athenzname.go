@@ -191,15 +191,22 @@ type Instance struct {
 	SPIFFE spiffe.ID
 }
 
-// Check reports whether the names are valid.
+// ownsKey reports whether the service proves itself with a key of its own.
+func (i Instance) ownsKey() bool { return i.Provider == Service{} && i.ID == "" }
+
+// Check reports whether the names are valid. An Instance without a Provider and an ID is not: only [Instance.Expectation] takes it.
 func (i Instance) Check() error {
 	if err := i.Provider.Check(); err != nil {
 		return fmt.Errorf("provider: %w", err)
 	}
+	return i.check()
+}
+
+func (i Instance) check() error {
 	if err := i.Service.Check(); err != nil {
 		return err
 	}
-	if !isHost(i.ID) || !isHost(i.Suffix) || len(i.InstanceName()) > maxName {
+	if !i.ownsKey() && !isHost(i.ID) || !isHost(i.Suffix) || len(i.InstanceName()) > maxName {
 		return fmt.Errorf("athenzname: instance %.100q with suffix %.100q: both have to be DNS names in lower case, %d bytes "+
 			"with what is between them: %w", i.ID, i.Suffix, maxName, errName)
 	}
@@ -223,10 +230,14 @@ func (i Instance) InstanceName() string { return i.ID + ".instanceid.athenz." + 
 // names returns the names of a signing request for the instance: its DNS names, its addresses and its SPIFFE ID. The
 // common name of such a request is the principal.
 func (i Instance) names() ([]pki.SAN, error) {
-	if err := i.Check(); err != nil {
+	names := []pki.SAN{pki.DNSSAN(i.Service.DNSName(i.Suffix, false)), pki.DNSSAN(i.InstanceName())}
+	check := i.Check
+	if i.ownsKey() {
+		names, check = names[:1], i.check
+	}
+	if err := check(); err != nil {
 		return nil, err
 	}
-	names := []pki.SAN{pki.DNSSAN(i.Service.DNSName(i.Suffix, false)), pki.DNSSAN(i.InstanceName())}
 	for _, ip := range i.IPs {
 		names = append(names, pki.IPSAN(ip.Unmap().AsSlice()))
 	}
@@ -241,6 +252,9 @@ func (i Instance) names() ([]pki.SAN, error) {
 //
 // Its Names are those of a signing request for the instance: its DNS names, its addresses and its SPIFFE ID. The common
 // name of such a request is the principal.
+//
+// An Instance without a Provider and an ID is a service that proves itself to ZTS with its own key: its certificate has no name with
+// an ID.
 func (i Instance) Expectation(td spiffe.TrustDomain) (pki.Expectation, error) {
 	names, err := i.names()
 	if err != nil {

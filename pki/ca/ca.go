@@ -161,7 +161,8 @@ type Rotation struct {
 	KeepKey bool
 
 	// CheckInterval is how often, with KeepKey, Run looks whether the root is to be renewed; 0 means an hour. The first look
-	// is one interval after the start and, unless NoJitter is set, a random part of another one.
+	// is one interval after the start and, unless NoJitter is set, a random part of another one. With and without KeepKey Run
+	// logs as often that the root is not about to expire.
 	CheckInterval time.Duration
 	NoJitter      bool
 }

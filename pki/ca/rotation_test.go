@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -339,6 +340,30 @@ func TestOneOfManyRotations(t *testing.T) {
 	assert.EqualValues(t, 2, lost.Load())
 	assert.Len(t, a.Roots(), 2)
 	assert.EqualValues(t, 2, sequence(t, a.Bundle()))
+}
+
+// M.21: each interval of checks the log has a line that says that the root stays, and for how long; none when it is replaced.
+func TestRunLogsChecks(t *testing.T) {
+	t.Parallel()
+	for _, keep := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			var out logBuffer
+			a := newAuthority(t, func(c *ca.Config) {
+				c.Logger = slog.New(slog.NewTextHandler(&out, nil))
+				c.Rotation.CheckInterval, c.Rotation.KeepKey, c.Rotation.NoJitter = 2*time.Hour, keep, true
+			})
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan struct{})
+			go func() { defer close(ended); _ = a.Run(ctx) }()
+			time.Sleep(21 * time.Hour)
+			cancel()
+			<-ended
+			require.Equal(t, 11, strings.Count(out.String(), "the root is not about to expire"), &out)
+			require.Contains(t, out.String(), "root="+a.Roots()[0].ID)
+			require.Contains(t, out.String(), "replaced_at=200")
+			require.NotContains(t, out.String(), "WARN")
+		})
+	}
 }
 
 func TestRunDefaults(t *testing.T) {

@@ -377,6 +377,7 @@ type runner struct {
 	nextSync  time.Time // when to read the store
 	nextCheck time.Time // of a root that keeps its key
 	nextTry   time.Time // of a rotation that failed
+	nextNote  time.Time // in the log, that the root stays
 	stuck     *state    // the state that could not be written down
 }
 
@@ -464,6 +465,10 @@ func (r *runner) replaceAt(s *state, kind rotation.Kind) (time.Time, bool) {
 		return k.Activates.Add(cfg.JWT.KeyTTL - cfg.Rotation.Propagation).Round(0), true
 	}
 	at := r.a.schedule().ReplaceAt(k.Cert)
+	if time.Until(r.nextNote) <= 0 && time.Until(at) > 0 {
+		r.nextNote = time.Now().Add(cfg.Rotation.CheckInterval)
+		cfg.Logger.Info("the root is not about to expire", "root", k.ID, "replaced_at", at)
+	}
 	switch {
 	case !cfg.Rotation.KeepKey:
 		return at, true

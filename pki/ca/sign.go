@@ -46,8 +46,8 @@ type SignError struct {
 	// RetryAfter is when to come back; 0 if that is not known.
 	RetryAfter time.Duration
 
-	// Asked is the lifetime that was asked for and, of ErrTTL, Granted the one nearest to it that would be granted. Both
-	// are 0 if that is not what is wrong.
+	// Asked is the lifetime that was asked for and, of ErrTTL, Granted the one nearest to it that would be granted; the
+	// client is told what Err says then. Both are 0 if that is not what is wrong.
 	Asked, Granted time.Duration
 }
 

@@ -73,6 +73,10 @@ type Options struct {
 	// none.
 	RootsFile string
 
+	// GetCertificate returns the certificate that Istio's and Linkerd's API present, as in [tls.Config]. Nil means one of CA for
+	// ID and Names. The bundle endpoint always has that.
+	GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
+
 	// Status writes what operators read at /status. Nil means nothing.
 	Status func(io.Writer)
 
@@ -102,6 +106,9 @@ func New(o Options) (*Server, error) {
 	o.Logger = ratelog.Patient(o.Logger)
 	s := &Server{opts: o, istio: http.NotFoundHandler(), linkerd: http.NotFoundHandler()}
 	s.signer = &counter{Signer: o.CA}
+	if o.GetCertificate == nil {
+		s.opts.GetCertificate = s.own
+	}
 	var err error
 	if s.identity, err = newIdentity(o); err != nil {
 		return nil, fmt.Errorf("caserver: identity of the server: %w", err)
@@ -265,17 +272,16 @@ func (s *Server) Run(ctx context.Context, at Listeners) (failed error) {
 // Istio's API is served with TLS 1.2 as well: agents with COMPLIANCE_POLICY=fips-140-2 speak nothing else. Linkerd's proxies
 // speak TLS 1.3 only.
 func (s *Server) tlsConfig(least uint16, clients tls.ClientAuthType) *tls.Config {
-	return &tls.Config{
-		MinVersion: least,
-		ClientAuth: clients,
-		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-			svid, err := s.identity.SVID()
-			if err != nil {
-				return nil, err
-			}
-			return svid.TLSCertificate(), nil
-		},
+	return &tls.Config{MinVersion: least, ClientAuth: clients, GetCertificate: s.opts.GetCertificate}
+}
+
+// own returns the certificate of the CA for the server.
+func (s *Server) own(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	svid, err := s.identity.SVID()
+	if err != nil {
+		return nil, err
 	}
+	return svid.TLSCertificate(), nil
 }
 
 // localHosts serves h, and refuses a request over loopback for a host name that is not this server's: it comes from a web

@@ -7,52 +7,62 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/files/fileset"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// InsecureTokens trusts the name in a token that has the secret of this process. It is for development on one machine: a
+// InsecureTokens trusts the name in a token that has the secret of this machine. It is for development on one machine: a
 // program that can read the file of the secret gets a certificate for any name. It refuses callers whose address is not on
 // loopback, and a program that uses it must listen there only. A token is
 //
-//	SECRET:NAME
+//	SECRET.NAME
 //
-// where NAME is the ID of a workload in the trust domain, or NAMESPACE/SERVICE-ACCOUNT. [NewInsecureTokens] makes one;
-// the zero value refuses every token.
+// where NAME is NAMESPACE/SERVICE-ACCOUNT, or the ID of a workload in the trust domain without "spiffe:", such as
+// //example.org/web: so it has the characters of a bearer token (RFC 6750 section 2.1) alone, as clients demand that. A colon
+// in the place of the dot, and a whole ID after it, are accepted, too. [NewInsecureTokens] makes one; the zero value refuses
+// every token.
 type InsecureTokens struct {
 	trustDomain spiffe.TrustDomain
 	digest      [sha256.Size]byte // of the secret, so that what prints this shows no secret
 }
 
-// NewInsecureTokens writes a random secret to the file, which its owner alone may read and which is replaced if it exists.
-// It refuses a folder that other users can change.
+// NewInsecureTokens takes the secret in the file, so that tokens outlive a restart, or writes a new random one to it, if
+// there is none or other users can read it. It refuses a folder that other users can change.
 func NewInsecureTokens(td spiffe.TrustDomain, file string) (*InsecureTokens, error) {
-	secret := rand.Text()
-	if err := writeSecret(file, secret); err != nil {
+	secret, err := keepSecret(file)
+	if err != nil {
 		return nil, fmt.Errorf("caserver: secret of insecure tokens: %w", err)
 	}
-	return &InsecureTokens{td, sha256.Sum256([]byte(secret))}, nil
+	return &InsecureTokens{td, sha256.Sum256(secret)}, nil
 }
 
-// writeSecret replaces a file. A link in its place is replaced and not followed.
-func writeSecret(name, secret string) error {
-	if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	f, err := private.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, private.Options{})
+// keepSecret returns the secret in a file, or replaces what is there by one. A link is replaced, and not followed.
+func keepSecret(file string) ([]byte, error) {
+	dir, err := private.OpenDir(filepath.Dir(file), private.Options{})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	_, err = f.WriteString(secret)
-	return errors.Join(err, f.Close())
+	defer dir.Close()
+	fresh, name := []byte(rand.Text()), filepath.Base(file)
+	if info, err := dir.Lstat(name); err == nil && info.Mode().IsRegular() && info.Size() == int64(len(fresh)) { // else it was cut short, or is no secret
+		if f, err := private.OpenIn(dir, name, private.Options{Keys: true}); err == nil {
+			defer f.Close()
+			secret := make([]byte, len(fresh))
+			_, err = io.ReadFull(f, secret)
+			return secret, err
+		}
+	}
+	return fresh, fileset.Replace(dir, name, fileset.File{Data: fresh, Mode: 0o600})
 }
 
 // Authenticate implements [authn.Authenticator].
@@ -93,7 +103,7 @@ func (i *InsecureTokens) Review(ctx context.Context, token string, _ []string) (
 // What is wrong with a token. None of them has the token, which may be a real one.
 var (
 	errTokenPeer   = errors.New("the caller is not on this machine")
-	errTokenSecret = errors.New("it does not have the secret of this server; a token is SECRET:NAME, with the secret that the server has written to a file when it started")
+	errTokenSecret = errors.New("it does not have the secret of this server; a token is SECRET.NAME, with the secret in the file of the server")
 	errTokenName   = errors.New("its name is not that of a workload, spiffe://TRUST-DOMAIN/PATH or NAMESPACE/SERVICE-ACCOUNT")
 )
 
@@ -102,9 +112,16 @@ func (i *InsecureTokens) judge(token, peer string) (id spiffe.ID, err error) {
 	if from, err := netip.ParseAddrPort(peer); err != nil || !from.Addr().Unmap().IsLoopback() { // a proxy sent it here
 		return spiffe.ID{}, errTokenPeer
 	}
-	secret, name, _ := strings.Cut(strings.TrimSpace(token), ":")
+	token = strings.TrimSpace(token)
+	var secret, name string
+	if i := strings.IndexAny(token, ".:"); i >= 0 {
+		secret, name = token[:i], token[i+1:]
+	}
 	if digest := sha256.Sum256([]byte(strings.TrimSpace(secret))); subtle.ConstantTimeCompare(digest[:], i.digest[:]) != 1 {
 		return spiffe.ID{}, errTokenSecret
+	}
+	if strings.HasPrefix(name, "//") {
+		name = "spiffe:" + name
 	}
 	if namespace, account, ok := strings.Cut(name, "/"); ok && !strings.Contains(name, ":") {
 		id, err = i.trustDomain.KubernetesID(namespace, account)

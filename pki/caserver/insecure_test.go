@@ -52,6 +52,13 @@ func TestInsecureTokens(t *testing.T) {
 	caller, err := tokens.Authenticate(request("127.0.0.1:5", secret+":spiffe://cluster.local/web"))
 	require.NoError(t, err)
 	require.Equal(t, "spiffe://cluster.local/web", caller.ID.String())
+	for name, id := range map[string]string{"demo/web": "spiffe://cluster.local/ns/demo/sa/web", "//cluster.local/web": "spiffe://cluster.local/web"} {
+		token := secret + "." + name
+		require.NotContains(t, token, ":", "RFC 6750 has no colon")
+		caller, err := tokens.Authenticate(request("127.0.0.1:5", token))
+		require.NoError(t, err)
+		require.Equal(t, id, caller.ID.String())
+	}
 	for _, remote := range []string{"192.0.2.1:5", "[2001:db8::1]:5", "", "@", "127.0.0.1", "localhost:5"} {
 		_, err := tokens.Authenticate(request(remote, secret+":demo/web"))
 		require.ErrorIs(t, err, authn.ErrRefused, remote)
@@ -59,6 +66,7 @@ func TestInsecureTokens(t *testing.T) {
 	for _, token := range []string{
 		"demo/web", "spiffe://cluster.local/web", ":demo/web", other + ":demo/web", secret[1:] + ":demo/web", secret + "x:demo/web", "x" + secret + ":demo/web",
 		strings.ToLower(secret) + ":demo/web", secret, secret + ":", secret + ":" + secret + ":demo/web", secret + "demo/web", secret + ":spiffe://elsewhere.test/web",
+		secret + ".//elsewhere.test/web", secret + ".///web", secret + ".//cluster.local", secret + ".", secret + ".demo", other + ".demo/web", ".demo/web",
 		secret + ":a/b/c", secret + ":../b", secret + ":/", secret + ":spiffe://cluster.local",
 	} {
 		_, err := tokens.Authenticate(request("127.0.0.1:5", token))
@@ -82,7 +90,46 @@ func TestInsecureTokens(t *testing.T) {
 	assert.NotContains(t, fmt.Sprintf("%v %+v %#v %s %s", tokens, tokens, *tokens, printed, &logged), secret)
 }
 
-// The secret is new with each start, and in a file that others cannot read, whatever was there before.
+// The secret outlives a restart.
+func TestInsecureTokensRestart(t *testing.T) {
+	t.Parallel()
+	name := filepath.Join(t.TempDir(), "token-secret")
+	td := spiffe.MustParseTrustDomain("cluster.local")
+	_, err := caserver.NewInsecureTokens(td, name)
+	require.NoError(t, err)
+	before, err := os.ReadFile(name)
+	require.NoError(t, err)
+	tokens, err := caserver.NewInsecureTokens(td, name)
+	require.NoError(t, err)
+	after, err := os.ReadFile(name)
+	require.NoError(t, err)
+	require.Equal(t, string(before), string(after))
+	r := httptest.NewRequest(http.MethodPost, "https://localhost/", nil)
+	r.RemoteAddr = "127.0.0.1:5"
+	r.Header.Set("Authorization", "Bearer "+string(before)+".demo/web")
+	_, err = tokens.Authenticate(r)
+	require.NoError(t, err)
+	for _, cut := range []string{"", string(before[1:]), string(before) + "A"} { // by a crash, or by an editor
+		require.NoError(t, os.WriteFile(name, []byte(cut), 0o600))
+		_, err = caserver.NewInsecureTokens(td, name)
+		require.NoError(t, err)
+		after, err = os.ReadFile(name)
+		require.NoError(t, err)
+		require.Len(t, after, len(before))
+		require.NotContains(t, string(before), string(after))
+	}
+	if runtime.GOOS != "windows" { // others may have read it
+		require.NoError(t, os.WriteFile(name, before, 0o600))
+		require.NoError(t, os.Chmod(name, 0o644))
+		_, err = caserver.NewInsecureTokens(td, name)
+		require.NoError(t, err)
+		after, err = os.ReadFile(name)
+		require.NoError(t, err)
+		require.NotEqual(t, string(before), string(after))
+	}
+}
+
+// The secret is in a file that others cannot read, whatever was there before.
 func TestInsecureTokensFile(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

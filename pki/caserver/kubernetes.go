@@ -25,31 +25,53 @@ type Kubernetes struct {
 	// workloads of their node. Nil means none.
 	NodeAccounts []string
 
+	// Remotes are the other clusters that have callers of Istio's API, by their ClusterID, and how to ask their API servers.
+	Remotes map[string]kube.ReviewerOptions
+
 	// LinkerdAnyAudience accepts tokens for any audience from Linkerd's proxies, for a cluster without others.
 	LinkerdAnyAudience bool
 }
 
 // Set sets the authentication of callers in the options of the two APIs; linkerd may be nil. It returns a function that asks
-// the API server whether this program has the rights that it needs there.
+// the API server of its own cluster whether this program has the rights that it needs there.
 func (k Kubernetes) Set(istio *istioca.Options, linkerd *linkerd.Options) (check func(context.Context) error, err error) {
 	reviewer, err := kube.NewReviewer(&k.API)
 	if err != nil {
 		return nil, err
 	}
+	remotes := make(map[string]*kube.Reviewer)
+	for id, api := range k.Remotes {
+		if remotes[id], err = kube.NewReviewer(&api); err != nil {
+			return nil, err
+		}
+	}
 	istio.Authenticator, err = kube.TokenReview(kube.TokenReviewOptions{
-		Reviewer: reviewer, TrustDomain: k.TrustDomain, Audiences: k.Audiences, Cluster: k.ClusterID,
+		Reviewer: reviewer, TrustDomain: k.TrustDomain, Audiences: k.Audiences, Cluster: k.ClusterID, Remotes: remotes,
 	})
 	if err != nil {
 		return nil, err
 	}
 	check = reviewer.Check
 	if len(k.NodeAccounts) > 0 {
-		nodes, err := kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{APIServer: k.API.APIServer, HTTPClient: k.API.HTTPClient, Accounts: k.NodeAccounts})
+		nodes := make(map[string]*kube.NodeAuthorizer) // of the other clusters
+		node := func(api kube.ReviewerOptions) (*kube.NodeAuthorizer, error) {
+			return kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{APIServer: api.APIServer, HTTPClient: api.HTTPClient, Accounts: k.NodeAccounts, Remotes: nodes})
+		}
+		own, err := node(k.API) // without the others, which may be away at the start
 		if err != nil {
 			return nil, err
 		}
-		istio.NodeAuthorizer = nodes.Authorize
-		check = func(ctx context.Context) error { return errors.Join(reviewer.Check(ctx), nodes.Check(ctx)) }
+		for id, api := range k.Remotes {
+			if nodes[id], err = node(api); err != nil {
+				return nil, err
+			}
+		}
+		all, err := node(k.API)
+		if err != nil {
+			return nil, err
+		}
+		istio.NodeAuthorizer = all.Authorize
+		check = func(ctx context.Context) error { return errors.Join(reviewer.Check(ctx), own.Check(ctx)) }
 	}
 	if linkerd != nil {
 		k.API.AnyAudience = k.LinkerdAnyAudience

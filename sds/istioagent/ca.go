@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -76,6 +77,9 @@ func (c counted) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration)
 	chain, err := c.remoteCA.Sign(ctx, csr, lifetime)
 	if err != nil {
 		c.requests.failed.Add(1)
+		if text := err.Error(); errors.Is(err, caclient.ErrInvalid) && (strings.Contains(text, "lifetime") || strings.Contains(text, "TTL")) { // as our CA and Istio's say it
+			err = fmt.Errorf("%w; SECRET_TTL is %v: set it to what the CA grants", err, lifetime)
+		}
 	}
 	c.requests.nanoseconds.Add(int64(time.Since(begun)))
 	return chain, err
@@ -110,7 +114,7 @@ func (c *Config) newIstioCA() (*istioca.CA, error) {
 		if roots == c.path(podRoots) { // which are those of workloads, too; others vouch for the server alone
 			o.RootsFile = roots
 		}
-		if o.HTTPClient, err = c.client(address, roots, c.CAAddress == ""); err != nil {
+		if o.HTTPClient, err = c.client(address, roots, "CA_ROOT_CA", c.CAAddress == ""); err != nil {
 			return nil, err
 		}
 	}
@@ -119,7 +123,7 @@ func (c *Config) newIstioCA() (*istioca.CA, error) {
 	} else if machine != nil {
 		o.Token = machine.Token
 	} else {
-		o.TokenFile = c.path(tokenFile)
+		o.TokenFile = c.path(c.TokenFile)
 	}
 	return istioca.New(o)
 }
@@ -134,7 +138,7 @@ func (c *Config) newGoogleCA() (*googlecas.CA, error) {
 		return nil, err
 	}
 	if subject == nil {
-		subject = tokensource.File(c.path(tokenFile))
+		subject = tokensource.File(c.path(c.TokenFile))
 	}
 	token, err := tokensource.Exchange(subject, tokensource.ExchangeOptions{
 		URL: cmp.Or(c.urls.exchange, "https://sts.googleapis.com/v1/token"), CamelCaseJSON: true,
@@ -151,7 +155,7 @@ func (c *Config) newGoogleCA() (*googlecas.CA, error) {
 		if err != nil {
 			return nil, err
 		}
-		if o.HTTPClient, err = c.newClient(caclient.TLSOptions{RootsFile: roots, Logger: c.Logger}); err != nil {
+		if o.HTTPClient, err = c.newClient(caclient.TLSOptions{RootsFile: roots, Logger: c.Logger}, "CA_ROOT_CA"); err != nil {
 			return nil, err
 		}
 	}
@@ -187,7 +191,7 @@ func (c *Config) newXDS(secrets http.Handler) (*xdsproxy.Handler, error) {
 		if err != nil {
 			return nil, err
 		}
-		if x.HTTPClient, err = c.client(c.Discovery, roots, true); err != nil {
+		if x.HTTPClient, err = c.client(c.Discovery, roots, "XDS_ROOT_CA", true); err != nil {
 			return nil, err
 		}
 	}
@@ -195,7 +199,7 @@ func (c *Config) newXDS(secrets http.Handler) (*xdsproxy.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	x.Token = cmp.Or(machine, tokensource.File(c.path(tokenFile))).Token
+	x.Token = cmp.Or(machine, tokensource.File(c.path(c.TokenFile))).Token
 	if c.ProvCert != "" || c.FileMounted {
 		token := x.Token
 		x.Token = func(ctx context.Context) (string, error) {
@@ -218,11 +222,18 @@ func (c *Config) roots(rule func(func(string) string, func(string) bool) (string
 	if file == "" {
 		return "", nil
 	}
+	if name := c.path(file); c.ProvCert != "" && filepath.Dir(name) == c.path(c.ProvCert) {
+		if _, err := os.Stat(filepath.Dir(name)); errors.Is(err, fs.ErrNotExist) {
+			return "", fmt.Errorf("roots: PROV_CERT is %q, and there is no such folder, so that nothing vouches for the server: "+
+				"set it to the folder with %s, or leave it out", c.ProvCert, rootsName)
+		}
+	}
 	return c.path(file), nil
 }
 
-// client returns a client for the server at an address. It presents a certificate if there is one.
-func (c *Config) client(address, roots string, controlPlane bool) (*http.Client, error) {
+// client returns a client for the server at an address. It presents a certificate if there is one. The variable names
+// another file with roots.
+func (c *Config) client(address, roots, variable string, controlPlane bool) (*http.Client, error) {
 	o := caclient.TLSOptions{RootsFile: roots, Logger: c.Logger}
 	if c.AllowTLS12 {
 		o.MinVersion = tls.VersionTLS12
@@ -241,14 +252,35 @@ func (c *Config) client(address, roots string, controlPlane bool) (*http.Client,
 	case c.FileMounted:
 		o.CertificateFile, o.KeyFile = c.path(c.MountedCert), c.path(c.MountedKey)
 	}
-	return c.newClient(o)
+	return c.newClient(o, variable)
 }
 
-// newClient returns a client whose connections end with the Agent.
-func (c *Config) newClient(o caclient.TLSOptions) (*http.Client, error) {
+// newClient returns a client whose connections end with the Agent, and whose errors have the variable that names the roots.
+func (c *Config) newClient(o caclient.TLSOptions, variable string) (*http.Client, error) {
 	client, err := caclient.NewHTTPClient(o)
 	if err == nil {
+		client.Transport = vouched{client.Transport, cmp.Or(o.RootsFile, "SYSTEM"), variable}
 		c.clients = append(c.clients, client)
 	}
 	return client, err
+}
+
+// vouched tells an operator which file and which variable are wrong if the roots do not vouch for the server.
+type vouched struct {
+	http.RoundTripper
+	roots, variable string
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (v vouched) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := v.RoundTripper.RoundTrip(r)
+	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
+		err = fmt.Errorf("%w: the roots in %s do not vouch for the server at %s: set %s to the file with its roots", err, v.roots, r.URL.Host, v.variable)
+	}
+	return resp, err
+}
+
+// CloseIdleConnections is for the method of [http.Client].
+func (v vouched) CloseIdleConnections() {
+	(&http.Client{Transport: v.RoundTripper}).CloseIdleConnections()
 }

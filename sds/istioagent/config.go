@@ -96,9 +96,12 @@ type Config struct {
 	// identity. Nil means those of [FromEnvironment]: etc/certs and the folders of Istio's gateways in etc/istio.
 	AllowFiles []string
 
-	// Fetcher is where the token comes from: CREDENTIAL_FETCHER_TYPE. JWT, or nothing, is the file
-	// var/run/secrets/tokens/istio-token; GoogleComputeEngine is the metadata server.
+	// Fetcher is where the token comes from: CREDENTIAL_FETCHER_TYPE. JWT, or nothing, is TokenFile; GoogleComputeEngine is
+	// the metadata server.
 	Fetcher string
+
+	// TokenFile has the token. Empty means var/run/secrets/tokens/istio-token, as in Istio's agent, which has no variable for it.
+	TokenFile string
 
 	// IdentityProvider is the provider in the audience of exchanged tokens, with the provider GoogleCA:
 	// CREDENTIAL_IDENTITY_PROVIDER, or GKE_CLUSTER_URL.
@@ -189,6 +192,7 @@ var gateways = []string{
 // withDefaults returns the configuration with the defaults filled in, and copies of what it shares.
 func (c Config) withDefaults() Config {
 	c.SocketFile, c.SocketMode = cmp.Or(c.SocketFile, socketName), cmp.Or(c.SocketMode, 0o600)
+	c.TokenFile = cmp.Or(c.TokenFile, tokenFile)
 	c.Discovery, c.ConfigPath = cmp.Or(c.Discovery, discovery), cmp.Or(c.ConfigPath, proxyDir)
 	c.MountedCert = cmp.Or(c.MountedCert, filepath.Join(mounted, certName))
 	c.MountedKey = cmp.Or(c.MountedKey, filepath.Join(mounted, keyName))

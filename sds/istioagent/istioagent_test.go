@@ -964,6 +964,45 @@ func TestRefused(t *testing.T) {
 	assert.NotContains(t, err.Error(), "stolen-token")
 }
 
+// What an operator has to change is in the error: the file and the variable of wrong roots, a folder that nothing is in, and
+// the variable of the lifetime, beside the one that the CA grants.
+func TestWhatToChange(t *testing.T) {
+	t.Parallel()
+	c := newControl(t)
+	wrong := spiffetest.NewCA(t, "example.org").Bundle().MarshalPEM()
+	for name, tt := range map[string]struct {
+		environ string
+		want    []string
+		soon    bool // the agent ends
+	}{
+		"mounted roots": {"", []string{"var/run/secrets/istio/root-cert.pem do not vouch for the server at " + c.addr, "CA_ROOT_CA"}, false},
+		"named roots":   {"CA_ROOT_CA=other.pem", []string{"/other.pem do not vouch", "CA_ROOT_CA"}, false},
+		"roots of host": {"CA_ROOT_CA=SYSTEM", []string{"SYSTEM do not vouch", "CA_ROOT_CA"}, false},
+		"no folder":     {"PROV_CERT=nothere", []string{`PROV_CERT is "nothere"`, "no such folder"}, true},
+		"output folder": {"PROV_CERT=nothere OUTPUT_CERTS=nothere", []string{`PROV_CERT is "nothere"`, "no such folder"}, true},
+		"lifetime":      {"CA_ROOT_CA=good.pem SECRET_TTL=2400h", []string{"2400h0m0s was asked for, the longest is 2160h0m0s", "SECRET_TTL is 2400h0m0s"}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			root := c.root(t)
+			write(t, root, "var/run/secrets/istio/root-cert.pem", wrong)
+			write(t, root, "other.pem", wrong)
+			write(t, root, "good.pem", c.authority.Bundle().MarshalPEM())
+			limit := wait
+			if !tt.soon {
+				limit = 2 * time.Second
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			defer cancel()
+			_, err := istioagent.Start(ctx, config(t, root, pod+"CA_ADDR="+c.addr+" "+tt.environ))
+			for _, text := range tt.want {
+				require.ErrorContains(t, err, text)
+			}
+			require.Equal(t, tt.soon, ctx.Err() == nil)
+		})
+	}
+}
+
 // TestBadConfig has what Start refuses before it does anything.
 func TestBadConfig(t *testing.T) {
 	t.Parallel()

@@ -14,6 +14,7 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/certs/secretset"
 	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/kube/kubefollow"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
@@ -197,7 +198,7 @@ func (a *access) review(running context.Context, r *rights) {
 		if e, ok := errors.AsType[*kube.StatusError](err); ok {
 			f.Wish = e.RetryAfter
 		}
-		wait = min(patience.WaitEndless(f, rand.Float64()), a.every)
+		wait = min(kubefollow.Patience.WaitEndless(f, rand.Float64()), a.every)
 	} else {
 		r.Succeeded()
 		changed = r.reviewed.IsZero() || r.allowed != allowed || renew.Elapsed(r.reviewed, now) > reviewGood

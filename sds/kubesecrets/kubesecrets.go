@@ -54,6 +54,17 @@
 // [Source.Resolve] lets a caller have the Secrets of its own namespace, if a SubjectAccessReview says that its service
 // account may list or get the Secrets there.
 //
+// Istio turns this check off with PILOT_ENABLE_XDS_IDENTITY_CHECK=false; here it is always on. Istio also refuses proxies whose
+// node ID does not begin with "router". A proxy writes that ID itself, so it proves nothing: here the right to read the
+// Secrets decides alone, and a sidecar whose service account has it could read them from the API server as well.
+//
+// # One cluster
+//
+// A Source follows one API server. Istio's control plane also reads the Secrets of other clusters, whose kubeconfigs are in Secrets
+// with the label istio/multiCluster. Here each gateway's agent reads its own cluster with the rights of the gateway, so that
+// nothing holds credentials for the Secrets of all clusters. A server for gateways of several clusters has a Source for each,
+// with APIServer and HTTPClient.
+//
 // # Rights
 //
 // The service account of this program needs the first of these rules, in a ClusterRole with AllNamespaces and otherwise in a

@@ -21,7 +21,7 @@
 //
 // # What it does not do
 //
-// It does not mount what pods see: [Volumes] has the files that a driver of FlexVolumes keeps.
+// It does not mount what pods see: [Volumes] has the files that a driver of FlexVolumes keeps, and examples/athenz-agent is one.
 package nodeagent
 
 import (

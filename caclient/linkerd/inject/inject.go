@@ -37,6 +37,9 @@
 //	                                              LINKERD2_PROXY_POLICY_SVC_ADDR, _NAME
 //	volume linkerd-identity-store                 volume linkerd-identity-end-entity
 //
+// With [Config.DownwardAPI] the name is not written out: the kubelet composes it from the namespace and the account of the pod, as
+// Linkerd's injector has it, so that one template serves several namespaces and accounts.
+//
 // The volume is in memory and mounted into the proxy alone. The pod of the identity service itself reaches the service at
 // localhost, and no name of it is set. LINKERD2_PROXY_POD_NAMESPACE and the variables that begin with LINKERD2_PROXY_TLS_
 // are removed. The annotation linkerd.io/trust-root-sha256 has the digest of the trust anchors, and the label
@@ -51,7 +54,8 @@
 //
 // # What it does not do
 //
-// It adds no proxy container and no iptables rules to a pod. Names carry no UID of the service account, as no proxy reads such
+// It adds no proxy container and no iptables rules to a pod, and to one whose identity is disabled nothing at all: a proxy that is
+// given no name has no identity. Names carry no UID of the service account, as no proxy reads such
 // names: an account that is deleted because its token was stolen, and created again, has the same identity.
 package inject
 
@@ -130,6 +134,10 @@ type Config struct {
 
 	// TokenSeconds is how long such a token is valid, in seconds; the kubelet renews it. 0 means a day; at least 600.
 	TokenSeconds int
+
+	// DownwardAPI has the kubelet compose the name of the workload, $(_pod_sa).$(_pod_ns).serviceaccount.identity.…, of the fields
+	// of the pod, in variables of the proxy before that of the name. In the first design they are K8S_SA and K8S_NS.
+	DownwardAPI bool
 
 	// Container is the name of the proxy's container. Empty means linkerd-proxy.
 	Container string
@@ -280,8 +288,13 @@ func (in *Injector) Inject(object []byte, namespace string) (*Injection, error) 
 func (in *Injector) enable(p *patch, o *object, identity string, anchors []byte) error {
 	mesh, seed := in.cfg.Mesh, in.cfg.Mesh.Seed
 	volume, dir := store, "/var/run/linkerd/identity/end-entity"
+	name, sa, ns := "LINKERD2_PROXY_IDENTITY_LOCAL_NAME", "_pod_sa", "_pod_ns"
 	if seed {
 		volume, dir = seedStore, "/var/run/linkerd/identity"
+		name, sa, ns = "LINKERD2_PROXY_LOCAL_IDENTITY_NAME", "K8S_SA", "K8S_NS"
+	}
+	if in.cfg.DownwardAPI {
+		identity = "$(" + sa + ").$(" + ns + ")" + strings.TrimPrefix(identity, o.account+"."+o.namespace)
 	}
 	env := o.proxy.env()
 	env.remove(func(name string) bool {
@@ -301,7 +314,7 @@ func (in *Injector) enable(p *patch, o *object, identity string, anchors []byte)
 		env.set("LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB", base64.StdEncoding.EncodeToString(anchors))
 		env.set("LINKERD2_PROXY_IDENTITY_STORE_DIR", dir)
 		env.set("LINKERD2_PROXY_IDENTITY_TOKEN_FILE", token)
-		env.set("LINKERD2_PROXY_LOCAL_IDENTITY_NAME", identity)
+		env.set(name, identity)
 		env.service("LINKERD2_PROXY_DESTINATION_ADDR", host("linkerd-destination")+":8086", "LINKERD2_PROXY_DESTINATION_IDENTITY", in.destination)
 		if certifier {
 			env.service("LINKERD2_PROXY_IDENTITY_ADDR", "localhost:8080", "LINKERD2_PROXY_IDENTITY_IDENTITY", "")
@@ -312,7 +325,7 @@ func (in *Injector) enable(p *patch, o *object, identity string, anchors []byte)
 		env.set("LINKERD2_PROXY_IDENTITY_DIR", dir)
 		env.set("LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", string(anchors))
 		env.set("LINKERD2_PROXY_IDENTITY_TOKEN_FILE", token)
-		env.set("LINKERD2_PROXY_IDENTITY_LOCAL_NAME", identity)
+		env.set(name, identity)
 		env.service("LINKERD2_PROXY_DESTINATION_SVC_ADDR", host("linkerd-dst-headless")+".:8086", "LINKERD2_PROXY_DESTINATION_SVC_NAME", in.destination)
 		env.service("LINKERD2_PROXY_POLICY_SVC_ADDR", host("linkerd-policy")+".:8090", "LINKERD2_PROXY_POLICY_SVC_NAME", in.destination)
 		if certifier {
@@ -321,6 +334,10 @@ func (in *Injector) enable(p *patch, o *object, identity string, anchors []byte)
 		} else {
 			env.service("LINKERD2_PROXY_IDENTITY_SVC_ADDR", host("linkerd-identity-headless")+".:8080", "LINKERD2_PROXY_IDENTITY_SVC_NAME", in.certifier)
 		}
+	}
+	if in.cfg.DownwardAPI {
+		env.before(name, ns, "metadata.namespace")
+		env.before(name, sa, "spec.serviceAccountName")
 	}
 	if env.changed {
 		p.add(o.proxy.path+"/env", env.list)
@@ -654,6 +671,16 @@ func (l *entries) set(name string, value any) {
 		value = map[string]string{"name": name, "value": s}
 	}
 	l.put(name, value)
+}
+
+// before sets a variable to a field of the pod, and has it stand before another one: the kubelet composes values of those before.
+func (l *entries) before(name, part, field string) {
+	at := func(name string) int { return slices.IndexFunc(l.list, func(e entry) bool { return e.name == name }) }
+	if k := at(part); k < 0 || k > at(name) {
+		l.remove(func(n string) bool { return n == part })
+		l.list = slices.Insert(l.list, 0, entry{name: part})
+	}
+	l.put(part, map[string]any{"name": part, "valueFrom": map[string]any{"fieldRef": map[string]string{"apiVersion": "v1", "fieldPath": field}}})
 }
 
 // service sets the variables for the address and the name of a service, or removes the second, if there is no name.

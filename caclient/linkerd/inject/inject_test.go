@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient/linkerd/inject"
+	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -143,6 +144,10 @@ func TestGolden(t *testing.T) {
 		"current": audience,
 		"account": func(*inject.Config) {},
 		"off":     func(c *inject.Config) { c.Disabled = true },
+		"composed": func(c *inject.Config) {
+			audience(c)
+			c.DownwardAPI = true
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -174,6 +179,103 @@ func TestGolden(t *testing.T) {
 			assert.Equal(t, got.Identity, again.Identity)
 		})
 	}
+}
+
+// kubelet returns the environment of the proxy's container as the kubelet makes it: in order, with $(NAME) of variables before, and
+// with the fields of the pod.
+func kubelet(t testing.TB, pod []byte) (environ []string) {
+	t.Helper()
+	var p struct {
+		Metadata struct{ Namespace string }
+		Spec     struct {
+			ServiceAccountName string
+			Containers         []struct {
+				Name string
+				Env  []struct {
+					Name, Value string
+					ValueFrom   *struct {
+						FieldRef struct{ APIVersion, FieldPath string }
+					}
+				}
+			}
+		}
+	}
+	require.NoError(t, json.Unmarshal(pod, &p))
+	fields := map[string]string{"metadata.namespace": p.Metadata.Namespace, "spec.serviceAccountName": p.Spec.ServiceAccountName}
+	for _, c := range p.Spec.Containers {
+		if c.Name != "linkerd-proxy" {
+			continue
+		}
+		var before []string
+		for _, e := range c.Env {
+			value := strings.NewReplacer(before...).Replace(e.Value)
+			if e.ValueFrom != nil {
+				var ok bool
+				value, ok = fields[e.ValueFrom.FieldRef.FieldPath]
+				require.True(t, ok, e.ValueFrom.FieldRef.FieldPath)
+			}
+			before = append([]string{"$(" + e.Name + ")", value}, before...)
+			environ = append(environ, e.Name+"="+value)
+		}
+	}
+	return environ
+}
+
+// The kubelet composes the name of the workload of the fields of the pod, in either form, and the proxy takes it for its identity:
+// also of a pod that has some of the variables already, in another order or with other values.
+func TestDownwardAPI(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "LNK-2-1", "LNK-2-2", "LNK-12.2-15")
+	for _, first := range []bool{false, true} {
+		for _, before := range []string{
+			"",
+			`{"name": "LINKERD2_PROXY_IDENTITY_LOCAL_NAME", "value": "old"}, {"name": "LINKERD2_PROXY_LOCAL_IDENTITY_NAME", "value": "old"},`,
+			`{"name": "LINKERD2_PROXY_IDENTITY_LOCAL_NAME", "value": "$(_pod_sa)"}, {"name": "LINKERD2_PROXY_LOCAL_IDENTITY_NAME", "value": "$(K8S_NS)"},
+			 {"name": "_pod_sa", "value": "admin"}, {"name": "K8S_NS", "value": "kube-system"}, {"name": "K8S_SA", "value": "admin"},`,
+			`{"name": "_pod_ns", "value": "kube-system"}, {"name": "_pod_sa", "value": "admin"}, {"name": "K8S_NS", "value": "kube-system"},`,
+		} {
+			in := injector(t, func(c *inject.Config) { c.Mesh.Seed, c.DownwardAPI = first, true })
+			pod := func(namespace, account string) []byte {
+				return fmt.Appendf(nil, `{"kind": "Pod", "apiVersion": "v1", "metadata": {"namespace": %q}, "spec": {"serviceAccountName": %q,
+					"containers": [{"name": "linkerd-proxy", "env": [%s {"name": "LINKERD2_PROXY_LOG", "value": "info"}]}]}}`, namespace, account, before)
+			}
+			got, err := in.Inject(pod("emojivoto", "web"), "")
+			require.NoError(t, err)
+			patched := apply(t, pod("emojivoto", "web"), got.Patch)
+			again, err := in.Inject(patched, "")
+			require.NoError(t, err)
+			assert.Nil(t, again.Patch)
+
+			// Both names are there in one of the cases; the proxy is given the one of its form.
+			for _, of := range [][2]string{{"emojivoto", "web"}, {"books", "authors"}} {
+				want, err := linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local", Seed: first}.Name(of[0], of[1])
+				require.NoError(t, err)
+				moved := bytes.ReplaceAll(bytes.ReplaceAll(patched, []byte(`"emojivoto"`), []byte(strconv.Quote(of[0]))), []byte(`"web"`), []byte(strconv.Quote(of[1])))
+				var environ []string
+				for _, line := range kubelet(t, moved) {
+					if line != "LINKERD2_PROXY_IDENTITY_LOCAL_NAME=old" && line != "LINKERD2_PROXY_LOCAL_IDENTITY_NAME=old" && !strings.HasSuffix(line, "NAME=$(_pod_sa)") && !strings.HasSuffix(line, "NAME=$(K8S_NS)") {
+						environ = append(environ, line)
+					}
+				}
+				e, err := linkerdproxy.FromEnviron(environ, nil)
+				require.NoError(t, err, "%s", moved)
+				assert.Equal(t, want, e.Name, "%s", moved)
+			}
+		}
+	}
+}
+
+// To a pod whose identity is disabled nothing is added, and its proxy is one without an identity.
+func TestDisabled(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "LNK-9-1", "LNK-13-1")
+	pod := []byte(`{"kind": "Pod", "apiVersion": "v1", "metadata": {"namespace": "emojivoto", "annotations": {"linkerd.io/identity": "disabled"}},
+		"spec": {"serviceAccountName": "web", "containers": [{"name": "linkerd-proxy"}]}}`)
+	got, err := injector(t, func(c *inject.Config) { c.DownwardAPI = true }).Inject(pod, "")
+	require.NoError(t, err)
+	e, err := linkerdproxy.FromEnviron(kubelet(t, apply(t, pod, got.Patch)), nil)
+	require.NoError(t, err)
+	assert.Empty(t, e.Name)
 }
 
 // The parts of the first design's own text: the volume, and the variables that are gone.

@@ -48,7 +48,7 @@ const (
 var variables = settings.Table{
 	Prefixes: []string{prefix, "LINKERD2_PROXY_LOCAL_IDENTITY"},
 	Variables: []settings.Variable{
-		{Name: envLocal, Check: checkName, Doc: "identity of the workload", Origin: firstDesign},
+		{Name: envLocal, Check: checkName, Doc: "identity of the workload; a proxy without one, under any of its names, has no identity", Origin: firstDesign},
 		{Name: envLocalShort, Check: checkName, Doc: "another name for " + envLocal, Origin: firstDesign},
 		{Name: envBlob, Check: checkBlob, Doc: "trust anchors: PEM in base64", Origin: firstDesign},
 		{Name: "LINKERD_PROXY_TRUST_ANCHORS_BLOB", Check: instead(envBlob), Doc: "refused: a slip for " + envBlob, Origin: firstDesign},
@@ -56,7 +56,7 @@ var variables = settings.Table{
 		{Name: envStoreDir, Form: settings.Path, Doc: "folder in memory that gets key.der, csr.p8 and trust-anchors.pem", Origin: firstDesign},
 		{Name: envAddr, Doc: "certifier: host or host:port, port 8080 if there is none", Origin: firstDesign},
 		{Name: envIdentity, Doc: "name of the certifier; not to be set if it is on this host", Origin: firstDesign},
-		{Name: envDstAddr, Doc: "destination service, for the program's routes, port 8086 if there is none", Origin: firstDesign},
+		{Name: envDstAddr, Doc: "destination service, which says where requests without a route go, port 8086 if there is none", Origin: firstDesign},
 		{Name: envDstIdentity, Doc: "name of the destination service; not to be set if it is on this host", Origin: firstDesign},
 		{Name: envKeyFile, Form: settings.Path, Doc: "key that another process has made, in the place of a store; with the next two", Origin: firstDesign},
 		{Name: envCSRFile, Form: settings.Path, Doc: "its signing request", Origin: firstDesign},
@@ -76,13 +76,13 @@ var variables = settings.Table{
 			Doc: "shortest time between requests to the certifier: digits and ms, s, m, h or d, at least 100ms; 0 means 1s",
 		},
 		{Name: envMaxRefresh, Default: "24h", Check: checkPeriod, Doc: "longest time", Origin: today},
-		{Name: envDstSvcAddr, Doc: "destination service, for the program's routes", Origin: today},
+		{Name: envDstSvcAddr, Doc: "destination service: host:port", Origin: today},
 		{Name: envDstSvcName, Doc: "its name; ignored if it is on this host", Origin: today},
 		{Name: envPolicyAddr, Doc: "policy service, for the program's policies", Origin: today},
 		{Name: envPolicy, Doc: "its name; ignored if it is on this host", Origin: today},
 		{Name: envRequireTLS, Form: settings.List, Doc: "ports and ranges of ports of the application that need TLS, as in 8080,9000-9010", Origin: today},
 		{Name: envRequireIdentity, Form: settings.List, Doc: "those that need a client with an identity", Origin: today},
-		{Name: prefix + "DISABLED", Check: refused("an identity cannot be disabled; unset it"), Doc: "refused, whatever its value", Origin: today},
+		{Name: prefix + "DISABLED", Check: refused("an identity cannot be disabled so; unset it: a proxy that is given no name has none"), Doc: "refused, whatever its value: without an identity is a proxy that is given no name", Origin: today},
 		{Name: prefix + "SPIRE_WORKLOAD_API_ADDRESS", Check: noSPIRE, Doc: "refused: an identity from SPIRE is a SPIFFE ID, which package workloadapi obtains", Origin: today},
 		{Name: prefix + "SPIRE_SOCKET", Check: noSPIRE, Doc: "refused likewise", Origin: today},
 		{Name: "_pod_*", Unused: true, Doc: "parts of the name of the workload, for the injector's substitutions", Origin: today},
@@ -143,7 +143,7 @@ func checkMinRefresh(value string) error {
 	return err
 }
 
-// Environment is what an injector tells a proxy.
+// Environment is what an injector tells a proxy. The Name of the Config is empty for a proxy without an identity.
 type Environment struct {
 	Config
 
@@ -158,6 +158,9 @@ type Environment struct {
 // those of today, and refuses values that contradict each other. log gets the names that are probably misspelled (Warn); it
 // becomes the Logger of the Config, and may be nil. The error has a line for each bad variable, with what to set instead. No
 // file is read.
+//
+// If nothing names the workload, as in a pod whose identity is disabled, the Config has no Name: the proxy has no identity, and
+// does without [New]. What only a proxy with an identity needs must not be set then.
 //
 // [WriteEnviron] has the variables.
 func FromEnviron(environ []string, log *slog.Logger) (*Environment, error) {
@@ -216,6 +219,10 @@ func (r *reader) required(names ...string) string {
 
 func (r *reader) environment() *Environment {
 	e := new(Environment)
+	if !slices.ContainsFunc([]string{envLocal, envLocalShort, envLocalName, envServerID, envServerName}, r.Set) {
+		r.without(e)
+		return e
+	}
 	r.name(&e.Config)
 	mesh, _ := meshOf(e.Name)
 	e.TokenFile = r.required(envTokenFile)
@@ -235,6 +242,19 @@ func (r *reader) environment() *Environment {
 	}
 	e.RequireTLS, e.RequireIdentity = r.ports(envRequireTLS), r.ports(envRequireIdentity)
 	return e
+}
+
+// without reads the environment of a proxy without an identity: what only one with an identity needs is not set.
+func (r *reader) without(e *Environment) {
+	half := slices.DeleteFunc([]string{
+		envBlob, envAnchors, envTokenFile, envStoreDir, envDir, envAddr, envSvcAddr, envIdentity, envSvcName, envDstIdentity, envDstSvcName,
+		envPolicy, envKeyFile, envCSRFile, envAnchorsFile, envRequireTLS, envRequireIdentity,
+	}, func(name string) bool { return !r.Set(name) })
+	if len(half) > 0 {
+		r.reject(envLocal, "it is not set, and is required with %s; a proxy without an identity has none of them", strings.Join(half, ", "))
+	}
+	e.Destination.Addr, _ = r.one(envDstAddr, envDstSvcAddr)
+	e.Policy.Addr = r.Text(envPolicyAddr)
 }
 
 func (r *reader) name(c *Config) {
@@ -272,10 +292,10 @@ func (r *reader) service(mesh linkerdname.Mesh, port string, required bool, addr
 	case s.Addr == "":
 		return s
 	}
-	if at, err := (Service{Addr: s.Addr}).parse(port); err == nil && at.loopback && identityName == svcName {
+	if at, err := (Service{Addr: s.Addr}).parse(port, true); err == nil && at.loopback && identityName == svcName {
 		s.Name = ""
 	}
-	if _, err := s.parse(port); err != nil {
+	if _, err := s.parse(port, true); err != nil {
 		r.reject(addrName, "%w", err)
 	}
 	if s.Name != "" && mesh.TrustDomain != "" {

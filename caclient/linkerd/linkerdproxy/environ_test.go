@@ -193,8 +193,8 @@ func TestEnvironRefuses(t *testing.T) {
 	require.ErrorContains(t, err, p+"SERVER_ID")
 	_, err = linkerdproxy.FromEnviron(change(good, "LINKERD2_PROXY_LOCAL_IDENTITY_NAME=", p+"SERVER_ID=x", p+"SERVER_NAME=x"), nil)
 	require.ErrorContains(t, err, p+"SERVER_ID")
-	_, err = linkerdproxy.FromEnviron(nil, nil)
-	for _, name := range []string{"LINKERD2_PROXY_LOCAL_IDENTITY_NAME", p + "TOKEN_FILE", p + "ADDR", p + "STORE_DIR", p + "TRUST_ANCHORS_BLOB"} {
+	_, err = linkerdproxy.FromEnviron([]string{"LINKERD2_PROXY_LOCAL_IDENTITY_NAME=" + web}, nil)
+	for _, name := range []string{p + "TOKEN_FILE", p + "ADDR", p + "STORE_DIR", p + "TRUST_ANCHORS_BLOB"} {
 		require.ErrorContains(t, err, name)
 	}
 
@@ -230,6 +230,7 @@ func FuzzFromEnviron(f *testing.F) {
 		if err != nil {
 			return
 		}
+		require.NotEmpty(t, e.Name, "an environment with an identity is not taken for one without")
 		if e.AnchorsFile != "" {
 			return // New reads it
 		}
@@ -245,4 +246,45 @@ func TestPorts(t *testing.T) {
 	require.NoError(t, err)
 	assert.Len(t, e.RequireTLS, 65535)
 	assert.Less(t, cap(e.RequireTLS), 100_000)
+}
+
+// Nothing names the workload, as in a pod whose identity is disabled: the proxy has no identity. The services of the control plane
+// have addresses then, and no names. What only a proxy with an identity needs is refused: somebody has forgotten the name.
+func TestWithoutIdentity(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "LNK-9-1")
+	const p = "LINKERD2_PROXY_IDENTITY_"
+	e, err := linkerdproxy.FromEnviron([]string{"PATH=/bin"}, nil)
+	require.NoError(t, err)
+	assert.Equal(t, new(linkerdproxy.Environment), e)
+	_, err = linkerdproxy.New(e.Config)
+	require.ErrorContains(t, err, "Config.Name")
+	e, err = linkerdproxy.FromEnviron([]string{
+		"LINKERD2_PROXY_DESTINATION_SVC_ADDR=linkerd-dst.linkerd:8086", "LINKERD2_PROXY_POLICY_SVC_ADDR=linkerd-policy.linkerd:8090",
+		p + "MIN_REFRESH=10s", "_pod_ns=emojivoto", p + "LOCAL_NAME=",
+	}, nil)
+	require.NoError(t, err)
+	assert.Empty(t, e.Name)
+	assert.Equal(t, linkerdproxy.Service{Addr: "linkerd-dst.linkerd:8086"}, e.Destination)
+	assert.Equal(t, linkerdproxy.Service{Addr: "linkerd-policy.linkerd:8090"}, e.Policy)
+
+	anchors := newService(t, time.Hour).ca.Bundle().MarshalPEM()
+	for _, half := range []string{
+		p + "TRUST_ANCHORS=" + string(anchors), p + "TRUST_ANCHORS_BLOB=" + base64.StdEncoding.EncodeToString(anchors), p + "TRUST_ANCHORS_FILE=/anchors",
+		p + "STORE_DIR=/store", p + "DIR=/store", p + "TOKEN_FILE=/token", p + "KEY_FILE=/key", p + "CSR_FILE=/csr",
+		p + "ADDR=a:1", p + "SVC_ADDR=a:1", p + "IDENTITY=" + certifier, p + "SVC_NAME=" + certifier,
+		"LINKERD2_PROXY_DESTINATION_IDENTITY=" + certifier, "LINKERD2_PROXY_DESTINATION_SVC_NAME=" + certifier, "LINKERD2_PROXY_POLICY_SVC_NAME=" + certifier,
+		"LINKERD2_PROXY_INBOUND_PORTS_REQUIRE_TLS=80", "LINKERD2_PROXY_INBOUND_PORTS_REQUIRE_IDENTITY=80",
+	} {
+		name, _, _ := strings.Cut(half, "=")
+		_, err := linkerdproxy.FromEnviron([]string{half}, nil)
+		require.ErrorContains(t, err, "LINKERD2_PROXY_LOCAL_IDENTITY_NAME: it is not set, and is required with "+name, name)
+	}
+	for bad, want := range map[string]string{
+		p + "DISABLED=true": "cannot be disabled so", p + "SPIRE_SOCKET=/s": "SPIFFE",
+		p + "SERVER_NAME=" + web: p + "SERVER_ID",
+	} {
+		_, err := linkerdproxy.FromEnviron([]string{bad}, nil)
+		require.ErrorContains(t, err, want, bad)
+	}
 }

@@ -38,9 +38,9 @@
 //
 // # What it does not do
 //
-// It does not call Linkerd's destination and policy services, and does not decide what an identity may do: see
-// linkerdname.Match for the patterns of policies. It does not follow changes of the trust anchors: a new set needs a restart,
-// and so a new key.
+// It does not call Linkerd's policy service, and does not decide what an identity may do: see linkerdname.Match for the patterns
+// of policies. Of the destination service it takes addresses and identities alone ([Destinations]): no profiles, weights and hints
+// of protocols. It does not follow changes of the trust anchors: a new set needs a restart, and so a new key.
 package linkerdproxy
 
 import (
@@ -110,7 +110,8 @@ type Config struct {
 
 	// Dir is the store, a folder in memory such as an emptyDir of that medium, which must exist. It gets key.der, which is
 	// the key in PKCS#8, csr.p8, which is the signing request, both DER, and trust-anchors.pem. Files of an earlier process
-	// are replaced. Empty means that the key stays in the memory of the process.
+	// are replaced. A folder that is not in memory, which is told on Linux, is a warning. Empty means that the key stays in the
+	// memory of the process.
 	Dir string
 
 	// CurrentNames gives the files in Dir the names that Linkerd's proxies look for, key.p8 and csr.der, and writes no
@@ -204,7 +205,7 @@ func newIdentity(cfg Config, service caclient.CA) (*Identity, error) {
 	if err := id.readAnchors(); err != nil {
 		return nil, err
 	}
-	at, err := cfg.Certifier.parse("8080")
+	at, err := cfg.Certifier.parse("8080", true)
 	if err != nil {
 		return nil, fmt.Errorf("Config.Certifier: %w", err)
 	}
@@ -246,6 +247,9 @@ func newIdentity(cfg Config, service caclient.CA) (*Identity, error) {
 			refreshes["ok"].Inc()
 		}
 	})
+	if cfg.Dir != "" && !inMemory(cfg.Dir) {
+		cfg.Logger.Warn("linkerdproxy: the store is not in memory, so that the key of the workload reaches a disk; mount an emptyDir of the medium Memory there", "folder", cfg.Dir)
+	}
 	return id, nil
 }
 
@@ -313,8 +317,8 @@ type place struct {
 	loopback bool
 }
 
-// parse checks a service, whose port is by default as given.
-func (s Service) parse(port string) (place, error) {
+// parse checks a service, whose port is by default as given. A client without an identity cannot verify a name.
+func (s Service) parse(port string, identity bool) (place, error) {
 	host := s.Addr
 	if h, p, err := net.SplitHostPort(s.Addr); err == nil {
 		host, port = h, p
@@ -331,6 +335,9 @@ func (s Service) parse(port string) (place, error) {
 	}
 	at := place{addr: net.JoinHostPort(host, port), loopback: local || err == nil && ip.Unmap().IsLoopback()}
 	switch {
+	case !identity && s.Name != "":
+		return place{}, errors.New("its name is set, which a proxy without an identity cannot verify")
+	case !identity:
 	case at.loopback && s.Name != "":
 		return place{}, fmt.Errorf("the name %.300q is set, and the address %q is on this host, where no name is proven: leave the name empty", s.Name, s.Addr)
 	case !at.loopback && s.Name == "":

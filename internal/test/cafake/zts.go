@@ -44,9 +44,14 @@ type ZTSRules struct {
 	// Endpoint are good attestation data, and that every refresh is confirmed.
 	Callback string
 
-	TrustDomain  string        // of SPIFFE IDs with a namespace
-	TTL, MaxTTL  time.Duration // of certificates
-	ReadOnly     bool
+	TrustDomain string        // of SPIFFE IDs with a namespace
+	TTL, MaxTTL time.Duration // of certificates
+	ReadOnly    bool
+
+	// Keys are the public keys that services have registered, by the service and the ID of the key, as in "k8s.admin.athenz-callback v1".
+	// The owner of one is certified by it, without a provider.
+	Keys map[string]crypto.PublicKey
+
 	WithoutRoots bool // answers have no x509CertificateSigner
 
 	// Observe, if set, is called with each registration and refresh that comes, and with the status of its answer: 0 before.
@@ -94,6 +99,7 @@ func NewZTS(t testing.TB, ca *spiffetest.CA, path string) *ZTS {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /zts/v1/instance", z.register)
 	mux.HandleFunc("POST /zts/v1/instance/{provider}/{domain}/{service}/{id}", z.refresh)
+	mux.HandleFunc("POST /zts/v1/instance/{domain}/{service}/refresh", z.certifyOwner)
 	mux.HandleFunc("DELETE /zts/v1/instance/{provider}/{domain}/{service}/{id}", z.remove)
 	z.Serve(API{
 		Name: "ZTS", Handler: mux, Refuse: refuseZTS, Token: func() string { return z.token },
@@ -227,6 +233,94 @@ func (z *ZTS) refresh(w http.ResponseWriter, r *http.Request) {
 	}
 	in.Provider, in.Domain, in.Service = r.PathValue("provider"), r.PathValue("domain"), r.PathValue("service")
 	z.issue(w, r, &in, r.PathValue("id"), r.TLS.PeerCertificates[0])
+}
+
+// certifyOwner answers the owner of a registered key, which is proven by a service token.
+func (z *ZTS) certifyOwner(w http.ResponseWriter, r *http.Request) {
+	rules := z.now()
+	if rules.Observe != nil {
+		rules.Observe(r, 0)
+		observed := &statusWriter{ResponseWriter: w}
+		defer func() { rules.Observe(r, observed.code) }()
+		w = observed
+	}
+	body, err := z.owner(r, &rules)
+	if e, ok := errors.AsType[*ztsRefusal](err); ok {
+		ztsError(w, e.code, e.text)
+		return
+	}
+	if e, ok := errors.AsType[*caclient.Error](err); ok {
+		refuseZTS(w, r, e)
+		return
+	}
+	if err != nil {
+		ztsError(w, http.StatusInternalServerError, err.Error())
+		return
+	}
+	answerJSON(w, http.StatusOK, body)
+}
+
+func (z *ZTS) owner(r *http.Request, rules *ZTSRules) (map[string]any, error) {
+	var in struct {
+		CSR       string `json:"csr"`
+		Minutes   int    `json:"expiryTime"`
+		KeyID     string `json:"keyId"`
+		Namespace string `json:"namespace"`
+	}
+	service := athenzname.Service{Domain: strings.ToLower(r.PathValue("domain")), Name: strings.ToLower(r.PathValue("service"))}
+	switch {
+	case rules.ReadOnly:
+		return nil, refuseWith(http.StatusBadRequest, "the server is in read-only mode")
+	case !readJSON(r, &in):
+		return nil, refuseWith(http.StatusBadRequest, "the body is not the JSON of a refresh by the owner of a key")
+	case r.TLS == nil:
+		return nil, refuseWith(http.StatusUnauthorized, "the connection is not TLS")
+	}
+	token, err := athenz.VerifyServiceToken(r.Context(), r.Header.Get("Athenz-Principal-Auth"), func(_ context.Context, s athenzname.Service, id string) (crypto.PublicKey, error) {
+		if key := rules.Keys[s.String()+" "+id]; key != nil {
+			return key, nil
+		}
+		return nil, errors.New("there is no such key")
+	})
+	switch {
+	case err != nil:
+		return nil, refuseWith(http.StatusUnauthorized, "%v", err)
+	case token.Service != service:
+		return nil, refuseWith(http.StatusBadRequest, "the principal %q is not the service %q", token.Service, service)
+	}
+	csr, err := pki.ParseCSRPEM([]byte(in.CSR))
+	if err != nil {
+		return nil, refuseWith(http.StatusBadRequest, "the CSR cannot be parsed: %v", err)
+	}
+	key := rules.Keys[service.String()+" "+in.KeyID]
+	if key == nil || !pki.PublicKeysEqual(key, csr.PublicKey()) {
+		return nil, refuseWith(http.StatusBadRequest, "the CSR is not by the key %q of the service", in.KeyID)
+	}
+	i := athenzname.Instance{Service: service, ID: "owner", Suffix: rules.Suffix} // which need not be in the CSR
+	if err := z.checkCSR(csr, &i, &ztsRequest{Namespace: in.Namespace}, rules); err != nil {
+		return nil, err
+	}
+	for _, san := range csr.SANs() {
+		if san.Type == pki.DNS && san.Value != service.DNSName(rules.Suffix, false) && !strings.Contains(san.Value, ".instanceid.athenz.") {
+			return nil, refuseWith(http.StatusBadRequest, "the DNS name %q is not that of the service", san.Value)
+		}
+	}
+	if csr.CommonName() == "" {
+		return nil, refuseWith(http.StatusBadRequest, "the CSR has no common name")
+	}
+	lifetime := rules.TTL
+	if in.Minutes > 0 {
+		lifetime = time.Duration(in.Minutes) * time.Minute
+	}
+	chain, failure := z.sign(r.Context(), csr, csr.SANs(), min(lifetime, rules.MaxTTL))
+	if failure != nil {
+		return nil, failure
+	}
+	body := map[string]any{"name": service.String(), "certificate": string(pki.MarshalCertificatesPEM(chain...))}
+	if !rules.WithoutRoots {
+		body["caCertBundle"] = string(pki.MarshalCertificatesPEM(z.roots()...))
+	}
+	return body, nil
 }
 
 // issue answers a registration, or a refresh with a certificate.

@@ -113,7 +113,7 @@ func TestRefused(t *testing.T) {
 	response, err := s.Client().Do(r)
 	require.NoError(t, err)
 	require.NoError(t, response.Body.Close())
-	assert.Equal(t, http.StatusMethodNotAllowed, response.StatusCode)
+	assert.Equal(t, http.StatusUnsupportedMediaType, response.StatusCode)
 }
 
 // TestOneWins has many clients change one object at the same time, each from the version that it

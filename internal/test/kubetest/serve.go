@@ -38,6 +38,7 @@ func (r *resource) qualified() string {
 
 var resources = []*resource{
 	{version: "v1", plural: "secrets", kind: "Secret", namespaced: true, fields: []string{"type"}, check: checkSecret},
+	{version: "v1", plural: "namespaces", kind: "Namespace"},
 	{version: "v1", plural: "configmaps", kind: "ConfigMap", namespaced: true},
 	{version: "v1", plural: "events", kind: "Event", namespaced: true, fields: []string{"reason", "type"}},
 	{version: "v1", plural: "pods", kind: "Pod", namespaced: true, fields: []string{"spec.nodeName", "spec.serviceAccountName", "status.phase"}},
@@ -138,6 +139,16 @@ func (s *Server) carryOut(w http.ResponseWriter, r *http.Request, body []byte) (
 			return 0, nil, err
 		}
 		o, err := s.store.update(t, in)
+		return http.StatusOK, o, err
+	case r.Method == http.MethodPatch && t.name != "" && t.subresource == "":
+		if r.Header.Get("Content-Type") != "application/merge-patch+json" {
+			return 0, nil, failure(http.StatusUnsupportedMediaType, "UnsupportedMediaType", "the body of the request was in an unknown format - accepted media types include: application/merge-patch+json")
+		}
+		patch, err := decodeObject(body)
+		if err != nil {
+			return 0, nil, err
+		}
+		o, err := s.store.patch(t, patch)
 		return http.StatusOK, o, err
 	case r.Method == http.MethodDelete && t.name != "" && t.subresource == "":
 		var options struct {

@@ -248,6 +248,42 @@ func (s *store) update(t target, o object) (object, error) {
 	return s.commit(k, old, o), nil
 }
 
+// patch updates an object by a JSON merge patch (RFC 7396).
+func (s *store) patch(t target, patch object) (object, error) {
+	for {
+		old, err := s.get(t)
+		if err != nil {
+			return nil, err
+		}
+		next := object(merge(old.clone(), patch))
+		o, err := s.update(t, next)
+		if e, ok := err.(*status); ok && e.code == http.StatusConflict && patch.text("metadata", "resourceVersion") == "" {
+			continue // it has changed meanwhile
+		}
+		return o, err
+	}
+}
+
+// merge returns what a merge patch makes of an object, which is left as it is.
+func merge(old, patch map[string]any) map[string]any {
+	next := maps.Clone(old)
+	if next == nil {
+		next = make(map[string]any)
+	}
+	for k, v := range patch {
+		before, _ := next[k].(map[string]any)
+		switch v := v.(type) {
+		case nil:
+			delete(next, k)
+		case map[string]any:
+			next[k] = merge(before, v)
+		default:
+			next[k] = v
+		}
+	}
+	return next
+}
+
 func conflict(k key, why string) error {
 	return failure(http.StatusConflict, "Conflict", "Operation cannot be fulfilled on %s %q: %s", k.qualified(), k.name, why)
 }

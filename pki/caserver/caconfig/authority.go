@@ -2,6 +2,7 @@ package caconfig
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -12,11 +13,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/files"
+	"github.com/svidkit/svidkit/internal/files/fileset"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/ratelog"
@@ -449,6 +450,10 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		return err
 	}
 	log = ratelog.Patient(log)
+	c.variables(log)
+	if !c.caServer {
+		log.Info("caconfig: -ca-server: no certificate API is served", "variable", "ENABLE_CA_SERVER")
+	}
 	if c.StateDir == "" {
 		dir, err := os.MkdirTemp("", "svidkit-ca")
 		if err != nil {
@@ -484,20 +489,32 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		defer l.Close()
 		*p.at = l
 	}
-	a, err := c.Open(ctx, OpenOptions{Logger: log})
+	a, err := c.await(ctx, log)
 	if err != nil {
 		return err
 	}
 	defer a.Close()
-	o := caserver.Options{
-		CA: a.Signer, ID: c.ServerID, Names: c.names(), RootsFile: c.RootsFile,
-		Status: a.WriteStatus, Ready: func() { ready(a, at) }, Logger: log,
+	certificate, stop, err := c.followTLS(ctx, log)
+	if err != nil {
+		return err
 	}
-	if err := c.setAPIs(ctx, &o); err != nil {
+	defer stop()
+	o := caserver.Options{
+		CA: c.limit(a, log), ID: c.ServerID, Names: c.names(), RootsFile: c.RootsFile,
+		Status: a.WriteStatus, Ready: func() { ready(a, at) }, Logger: log, GetCertificate: certificate,
+	}
+	if err := c.setAPIs(ctx, &o, at.Istio); err != nil {
 		return err
 	}
 	if o.Linkerd != nil && c.Kubernetes && c.linkerdEvents {
 		stop, err := c.reportEvents(ctx, a, o.Linkerd, log)
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
+	if c.rootConfigMap != "" {
+		stop, err := c.handOutRoots(ctx, a.Signer, rootsAgain, log)
 		if err != nil {
 			return err
 		}
@@ -530,21 +547,21 @@ func (c *Config) reportEvents(ctx context.Context, a *Authority, o *linkerd.Opti
 	}
 	r := newRecorder(api, o.Mesh.ControlNamespace, log)
 	o.Events = r.record
-	ctx, cancel := context.WithCancel(ctx)
-	var running sync.WaitGroup
-	running.Go(func() { r.run(ctx, refused) })
-	return func() { cancel(); running.Wait(); _ = api.Close() }, nil
+	return background(ctx, func(ctx context.Context) { r.run(ctx, refused); _ = api.Close() }), nil
 }
 
 // setAPIs sets the certificate APIs in o. In a cluster it asks whether the server has the rights that they need,
 // before a caller depends on it.
-func (c *Config) setAPIs(ctx context.Context, o *caserver.Options) error {
+func (c *Config) setAPIs(ctx context.Context, o *caserver.Options, istio net.Listener) error {
 	o.Istio, o.RenewByCertificate = &istioca.Options{CertificateTTL: c.CA.DefaultTTL}, time.Duration(c.renew)
 	proxies := c.linkerd
 	proxies.AllowPlaintext = c.linkerdPlaintext
 	switch {
 	case c.Development():
 		tokens, err := caserver.NewInsecureTokens(c.CA.TrustDomain, c.SecretFile)
+		if err == nil {
+			err = c.writeAgentEnv(istio)
+		}
 		if err != nil {
 			return fmt.Errorf("-state-dir: %w", err)
 		}
@@ -570,6 +587,81 @@ func (c *Config) setAPIs(ctx context.Context, o *caserver.Options) error {
 		o.Linkerd = &proxies
 	}
 	return nil
+}
+
+// writeAgentEnv writes the variables of an agent on this machine, in a form that a shell reads, too.
+func (c *Config) writeAgentEnv(istio net.Listener) error {
+	if istio == nil {
+		return nil
+	}
+	root, err := os.OpenRoot(c.StateDir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	roots, err := filepath.Abs(c.RootsFile)
+	if err != nil {
+		return err
+	}
+	text := fmt.Sprintf("TRUST_DOMAIN='%s'\nPOD_NAMESPACE='demo'\nSERVICE_ACCOUNT='web'\nCA_ADDR='%s'\nCA_ROOT_CA='%[3]s'\nXDS_ROOT_CA='%[3]s'\n",
+		c.CA.TrustDomain, istio.Addr(), roots)
+	return fileset.Replace(root, "agent.env", fileset.File{Data: []byte(text), Mode: 0o600})
+}
+
+// limit returns the CA of a for a server, which judges lifetimes by the flags.
+func (c *Config) limit(a *Authority, log *slog.Logger) ca.Signer {
+	l := lifetimes{c.CA.MaxTTL, c.shorten, ratelog.New(log, 0)}
+	switch signer := a.Signer.(type) {
+	case *ca.Authority:
+		return limitedCA{signer, l}
+	case *ra.RA:
+		return limitedRA{signer, l}
+	}
+	return a.Signer
+}
+
+// limitedCA and limitedRA keep the methods that a server looks for.
+type (
+	limitedCA struct {
+		*ca.Authority
+		lifetimes
+	}
+	limitedRA struct {
+		*ra.RA
+		lifetimes
+	}
+)
+
+// Sign implements [ca.Signer].
+func (l limitedCA) Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, error) {
+	return l.grant(ctx, l.Authority, r)
+}
+
+// Sign implements [ca.Signer].
+func (l limitedRA) Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, error) {
+	return l.grant(ctx, l.RA, r)
+}
+
+// lifetimes grants the longest lifetime to a request for more, or has the refusal name the flag.
+type lifetimes struct {
+	longest time.Duration
+	shorten bool
+	log     *ratelog.Log
+}
+
+func (l lifetimes) grant(ctx context.Context, signer ca.Signer, r ca.Request) ([]*x509.Certificate, error) {
+	if l.shorten && r.TTL > l.longest {
+		l.log.Log(slog.LevelInfo, "caconfig: -max-ttl (MAX_WORKLOAD_CERT_TTL) is granted to a request for a longer lifetime", "longest",
+			slog.String("id", r.ID.String()), slog.Duration("asked", r.TTL), slog.Duration("granted", l.longest))
+		r.TTL = l.longest
+	}
+	chain, err := signer.Sign(ctx, r)
+	if e, ok := errors.AsType[*ca.SignError](err); ok && e.Granted > 0 && e.Asked > e.Granted {
+		named := *e
+		named.Err = fmt.Errorf("%w (-max-ttl, MAX_WORKLOAD_CERT_TTL)", e.Err)
+		err = &named
+	}
+	return chain, err
 }
 
 // listen opens the port that the flag names.

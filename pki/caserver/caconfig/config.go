@@ -10,6 +10,16 @@
 //	})
 //
 // The program examples/ca uses it; its -help lists the flags.
+//
+// # Rights
+//
+// In a cluster the service account of the program needs the rights that the comments of packages pki/ca/kubesecret and authn/kube
+// name. With -root-configmap it also needs these, in a ClusterRole, with the name that the flag has:
+//
+//	rules:
+//	- {apiGroups: [""], resources: [namespaces], verbs: [list, watch]}
+//	- {apiGroups: [""], resources: [configmaps], verbs: [create]}
+//	- {apiGroups: [""], resources: [configmaps], resourceNames: [istio-ca-root-cert], verbs: [list, watch, patch]}
 package caconfig
 
 import (
@@ -28,6 +38,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
@@ -49,7 +60,8 @@ type Config struct {
 	StateDir, RootsFile, AuditLog string
 
 	// SecretFile is a file in StateDir with the secret that tokens have in development mode: see
-	// [caserver.InsecureTokens]. Serve writes a new one at each start.
+	// [caserver.InsecureTokens]. It outlives restarts. Beside it Serve writes agent.env, with the environment variables of an
+	// agent on this machine: the address and the roots of the CA, and the identity of demo/web.
 	SecretFile string
 
 	flags                 *flag.FlagSet
@@ -58,6 +70,7 @@ type Config struct {
 	jitter                bool
 	pluggedIn             ca.PluggedIn
 	create, replaceOwn    bool
+	shorten               bool
 	temporary             bool            // Serve has made StateDir
 	given                 map[string]bool // flags, by the arguments or the environment
 	auditOptions          auditlog.Options
@@ -72,6 +85,7 @@ type Config struct {
 	dnsNames              []string
 	callers               callers
 	renew                 renewal
+	clusterOptions
 
 	istioAddr, linkerdAddr, bundleAddr, adminAddr string // empty: not served
 }
@@ -122,11 +136,12 @@ func (c *Config) define(fs *flag.FlagSet) {
 	fs.StringVar(&c.pluggedIn.Dir, "root-ca-dir", rootCA, "`folder` of a plugged-in CA; without files in it the CA is "+
 		"self-signed (default in a pod /etc/cacerts, else none) [ROOT_CA_DIR]")
 	fs.BoolVar(&c.replaceOwn, "replace-own-ca", false, "sign with the CA in -root-ca-dir although there is one in -state-dir, whose root clients trust")
-	fs.BoolVar(&c.create, "create", false, "make a self-signed CA if the store has none (without this flag: only in the default -state-dir, if that is empty)")
+	fs.BoolVar(&c.create, "create", false, "make a self-signed CA if the store has none (without this flag: only in the default -state-dir, if that is empty) [CA_CREATE]")
 	fs.StringVar(&c.StateDir, "state-dir", "", "`folder` of the self-signed CA, the audit log and the roots in PEM; "+
 		"empty: a temporary one (default: one in the user's home for each trust domain)")
 	c.duration(fs, &c.CA.DefaultTTL, "default-ttl", day, "`lifetime` of a certificate whose request names none, or -max-ttl if that is less [DEFAULT_WORKLOAD_CERT_TTL]")
 	c.duration(fs, &c.CA.MaxTTL, "max-ttl", 90*day, "longest `lifetime` that a request may name; without -kubernetes one hour [MAX_WORKLOAD_CERT_TTL]")
+	fs.BoolVar(&c.shorten, "shorten-ttl", false, "grant -max-ttl to a request for Istio's API that names more, instead of refusing it (default true without -kubernetes and -jwt-rule)")
 	c.duration(fs, &c.CA.Rotation.RootTTL, "root-ttl", 3650*day, "`lifetime` of a self-signed root [CITADEL_SELF_SIGNED_CA_CERT_TTL]")
 	c.duration(fs, &c.CA.Rotation.CheckInterval, "root-check-interval", time.Hour, "`time` between two checks of the "+
 		"root's lifetime, with -keep-key; 0 or less: only -rotate replaces the root [CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL]")
@@ -148,6 +163,7 @@ func (c *Config) define(fs *flag.FlagSet) {
 	fs.StringVar(&c.cluster.ClusterID, "cluster-id", "Kubernetes", "`name` of the cluster, as callers give it [CLUSTER_ID]")
 	fs.Func("token-audiences", "`audiences` of tokens for Istio's API (default istio-ca) [TOKEN_AUDIENCES]", list(&c.cluster.Audiences))
 	fs.Func("trusted-node-accounts", "service `accounts` (namespace/name,…) that may ask for the workloads of their node [CA_TRUSTED_NODE_ACCOUNTS]", list(&c.cluster.NodeAccounts))
+	c.defineCluster(fs)
 	fs.BoolVar(&c.cacerts, "use-cacerts", false, "keep the self-signed CA in the Secret cacerts instead of istio-ca-secret [USE_CACERTS_FOR_SELF_SIGNED_CA]")
 	c.defineCallers(fs)
 	fs.Func("renew-by-certificate", "for how long a caller of Istio's API may renew with the certificate that it has, "+
@@ -180,7 +196,7 @@ func (c *Config) define(fs *flag.FlagSet) {
 	fs.BoolVar(&c.linkerdPlaintext, "linkerd-plaintext", false, "serve Linkerd's API without TLS, for a proxy in the same pod that terminates it")
 	fs.StringVar(&c.bundleAddr, "bundle-addr", "127.0.0.1:8443", "`address` of the bundle endpoint; empty: none")
 	fs.StringVar(&c.adminAddr, "admin-addr", "127.0.0.1:15014", "`address` of metrics and health, without TLS; empty: none")
-	fs.Func("dns-names", "further `names` in the certificate of the server", list(&c.dnsNames))
+	fs.Func("dns-names", "further `names` in the certificate of the server [ISTIOD_CUSTOM_HOST]", list(&c.dnsNames))
 }
 
 // variable returns the name of the environment variable that sets f, or nothing.
@@ -194,7 +210,7 @@ func variable(f *flag.Flag) string {
 // in brackets from that variable. An error is one line that names the flag and its variable, and wraps [ErrUsage]. With
 // -help, Parse prints the flags as fs does, and the error is [flag.ErrHelp]. A flag set that exits for errors does that.
 func Parse(fs *flag.FlagSet, args []string, getenv func(string) string) (*Config, error) {
-	c := &Config{flags: fs, inCluster: getenv("KUBERNETES_SERVICE_HOST") != ""}
+	c := &Config{flags: fs, inCluster: getenv("KUBERNETES_SERVICE_HOST") != "", clusterOptions: clusterOptions{getenv: getenv}}
 	c.define(fs)
 	handling, out := fs.ErrorHandling(), fs.Output()
 	fs.Init(fs.Name(), flag.ContinueOnError)
@@ -251,6 +267,9 @@ func (c *Config) parse(args []string, getenv func(string) string) (err error) {
 	c.linkerd.Mesh.TrustDomain = c.CA.TrustDomain.String()
 	c.given = make(map[string]bool)
 	fs.Visit(func(f *flag.Flag) { c.given[f.Name] = true })
+	if !c.caServer {
+		c.istioAddr, c.linkerdAddr = "", ""
+	}
 	if !c.given["state-dir"] {
 		c.StateDir = defaultStateDir(c.CA.TrustDomain)
 	}
@@ -271,6 +290,9 @@ func (c *Config) parse(args []string, getenv func(string) string) (err error) {
 	}
 	if !c.given["default-ttl"] {
 		c.CA.DefaultTTL = min(c.CA.DefaultTTL, usual)
+	}
+	if !c.given["shorten-ttl"] {
+		c.shorten = c.Development()
 	}
 	if !c.given["linkerd-ttl"] {
 		c.linkerd.Lifetime = min(c.linkerd.Lifetime, usual-c.linkerd.ClockSkew)
@@ -414,6 +436,12 @@ func (c *Config) check(serve bool) error {
 		{"external-ca", c.ExternalCA != "" && c.ExternalCA != kubernetesRA, "there is only " + kubernetesRA},
 		{"external-ca", c.ExternalCA != "" && !c.Kubernetes, "it needs -kubernetes"},
 		{"k8s-signer", c.ExternalCA != "" && c.external.Signer+c.external.SignerDomain == "", "with -external-ca, name a signer here, or the domain of several in -cert-signer-domain"},
+		{"root-configmap", c.rootConfigMap != "" && !c.Kubernetes, "it needs -kubernetes"},
+		{"root-configmap", c.rootConfigMap != "" && !kube.ValidName(c.rootConfigMap), "no ConfigMap can have this name"},
+		{"remote-cluster", len(c.cluster.Remotes) > 0 && !c.Kubernetes, "it needs -kubernetes"},
+		{"remote-cluster", c.cluster.Remotes[c.cluster.ClusterID].APIServer != "", "one has the name in -cluster-id, which is the cluster of the server itself"},
+		{"tls-cert", (c.tlsCert == "") != (c.tlsKey == ""), "-tls-cert and -tls-key belong together"},
+		{"wait", c.wait < 0, negative},
 		{"kubernetes-api", c.cluster.API.APIServer != "" && !c.Kubernetes, "it needs -kubernetes"},
 		{"trusted-node-accounts", len(c.cluster.NodeAccounts) > 0 && !c.Kubernetes, "it needs -kubernetes, which knows what runs on a node"},
 		{"trusted-node-accounts", slices.ContainsFunc(c.cluster.NodeAccounts, notAccount), "an account is not namespace/name"},

@@ -190,7 +190,7 @@ func variables() map[string]string {
 // Each variable of Istio's CA says the same as its flag, and a flag wins.
 func TestEnvironment(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "IST-3.1-9", "IST-3.2-2", "IST-3.2-3", "IST-3.2-4", "IST-3.2-5", "IST-3.2-6", "IST-3.2-7", "IST-3.2-8", "IST-3.2-9",
+	conformance.Covers(t, "IST-3.1-9", "IST-3.2-1", "IST-3.2-2", "IST-3.2-3", "IST-3.2-4", "IST-3.2-5", "IST-3.2-6", "IST-3.2-7", "IST-3.2-8", "IST-3.2-9",
 		"IST-3.2-11", "IST-3.2-14", "IST-3.2-15", "IST-3.2-16", "IST-3.2-17", "IST-3.2-19", "IST-3.2-20", "IST-3.2-21", "IST-3.2-22",
 		"IST-3.2-23", "IST-3.3-1")
 	for variable, tc := range map[string]struct {
@@ -211,6 +211,11 @@ func TestEnvironment(t *testing.T) {
 		"ISTIO_MULTIROOT_MESH":                                  {"true", true, func(c *Config) any { return c.pluggedIn.MultiRoot }},
 		"TOKEN_AUDIENCES":                                       {"a, b", []string{"a", "b"}, func(c *Config) any { return c.cluster.Audiences }},
 		"CA_TRUSTED_NODE_ACCOUNTS":                              {"istio-system/ztunnel,kube-system/x", []string{"istio-system/ztunnel", "kube-system/x"}, func(c *Config) any { return c.cluster.NodeAccounts }},
+		"ENABLE_CA_SERVER":                                      {"false", "", func(c *Config) any { return c.istioAddr + c.linkerdAddr }},
+		"CA_CREATE":                                             {"true", true, func(c *Config) any { return c.mayCreate() }},
+		"CA_WAIT":                                               {"20m", 20 * time.Minute, func(c *Config) any { return c.wait }},
+		"PILOT_CA_CERT_CONFIGMAP":                               {"roots", "roots", func(c *Config) any { return c.rootConfigMap }},
+		"ISTIOD_CUSTOM_HOST":                                    {"ca.test, b.test", []string{"ca.test", "b.test"}, func(c *Config) any { return c.dnsNames }},
 		"CLUSTER_ID":                                            {"c1", "c1", func(c *Config) any { return c.cluster.ClusterID }},
 		"POD_NAMESPACE":                                         {"mesh", "mesh", func(c *Config) any { return c.namespace }},
 		"EXTERNAL_CA":                                           {"ISTIOD_RA_KUBERNETES_API", "ISTIOD_RA_KUBERNETES_API", func(c *Config) any { return c.ExternalCA }},
@@ -231,7 +236,7 @@ func TestEnvironment(t *testing.T) {
 		require.NoError(t, err, variable)
 		assert.Equal(t, tc.want, tc.get(c), variable)
 	}
-	assert.Len(t, variables(), 23)
+	assert.Len(t, variables(), 28)
 	c, err := parse([]string{"-kubernetes", "-max-ttl", "5h", "-trust-domain=b.test"}, env{"MAX_WORKLOAD_CERT_TTL": "48h", "TRUST_DOMAIN": "a.test"}.get, io.Discard, true)
 	require.NoError(t, err)
 	assert.Equal(t, 5*time.Hour, c.CA.MaxTTL)

@@ -28,6 +28,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
@@ -493,6 +494,21 @@ func TestImpersonation(t *testing.T) {
 		assert.Equal(t, nodeID, leaf.URIs[0].String())
 	}
 
+	// A question that could not be answered is no refusal for good, and a limit costs no connection.
+	for text, cause := range map[string]error{
+		"the CA cannot answer now; try again later": fmt.Errorf("no answer: %w", temporary(time.Minute)),
+		"too many requests; try again later":        fmt.Errorf("too many: %w", &limit.Error{Reason: limit.CallerRate, RetryAfter: time.Minute}),
+	} {
+		code := grpchttp.Unavailable
+		if strings.HasPrefix(text, "too many") {
+			code = grpchttp.ResourceExhausted
+		}
+		busy := serve(t, istioca.Options{NodeAuthorizer: func(context.Context, *authn.Caller, spiffe.ID) error { return cause }})
+		_, err = busy.call(t, "node", impersonate(t, structpb.NewStringValue(webID)))
+		assert.InDelta(t, time.Minute, refused(t, err, code, text).RetryAfter, float64(2*time.Millisecond))
+		assert.Equal(t, "0", busy.metric(t, "authentication_failure_count"))
+	}
+
 	without := serve(t, istioca.Options{})
 	_, err = without.call(t, "node", impersonate(t, structpb.NewStringValue(webID)))
 	refused(t, err, grpchttp.Unauthenticated, impersonation)
@@ -579,7 +595,7 @@ func TestValidity(t *testing.T) {
 		if seconds <= math.MaxInt64/int64(time.Second) {
 			asked = time.Duration(seconds) * time.Second
 		}
-		refused(t, err, grpchttp.InvalidArgument, fmt.Sprintf("CSR signing error (the CA does not grant the lifetime that was asked for: %v; the longest is 2h0m0s)", asked))
+		refused(t, err, grpchttp.InvalidArgument, fmt.Sprintf("CSR signing error (the CA does not grant the lifetime: %v was asked for, the longest is 2h0m0s)", asked))
 	}
 	assert.Equal(t, strconv.Itoa(len(tooLong)), s.metric(t, `csr_sign_err_count{error="TTL_ERROR"}`))
 }
@@ -617,7 +633,7 @@ func TestSignerErrors(t *testing.T) {
 		after time.Duration
 	}{
 		"CSR":              {kind(ca.ErrCSR, 0), grpchttp.InvalidArgument, "CSR_ERROR", "the key of the request must not be certified", 0},
-		"TTL":              {kind(ca.ErrTTL, 0), grpchttp.InvalidArgument, "TTL_ERROR", "the CA does not grant the lifetime that was asked for", 0},
+		"TTL":              {kind(ca.ErrTTL, 0), grpchttp.InvalidArgument, "TTL_ERROR", "the CA does not grant the lifetime", 0},
 		"identity":         {kind(ca.ErrIdentity, 0), grpchttp.PermissionDenied, "ID_ERROR", "the CA does not certify this caller", 0},
 		"not ready":        {kind(spiffe.ErrNotReady, 0), grpchttp.Unavailable, "CA_NOT_READY", "the CA is not ready to sign; try again later", 0},
 		"not ready, until": {kind(spiffe.ErrNotReady, time.Minute), grpchttp.Unavailable, "CA_NOT_READY", "the CA is not ready to sign; try again later", time.Minute + time.Millisecond},

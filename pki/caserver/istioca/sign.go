@@ -64,7 +64,11 @@ func (s *Server) authenticate(r *http.Request) (caller *authn.Caller, err error)
 	proven, err := s.opts.Authenticator.Authenticate(r)
 	switch {
 	case err != nil && (r.Context().Err() != nil || authn.Unavailable(err)):
-		return nil, caservice.Busy(textUnauthenticated, err)
+		e := caservice.SignError(r.Context(), err)
+		if e.Code != grpchttp.ResourceExhausted {
+			e.Code, e.Message = grpchttp.Unavailable, textUnauthenticated
+		}
+		return nil, e
 	case err != nil:
 		return nil, caservice.Refuse(grpchttp.Unauthenticated, textUnauthenticated, err)
 	case proven == nil || proven.ID.IsZero(): // it has other names, or none
@@ -137,7 +141,7 @@ func (s *Server) grant(ctx context.Context, caller *authn.Caller, r *request) (G
 		if err != nil {
 			err = fmt.Errorf("impersonation of %.256q: %w", r.impersonate, err)
 			if _, passes := caservice.Retryable(err); passes {
-				return Grant{}, caservice.Busy(caservice.TextUnavailable, err)
+				return Grant{}, caservice.SignError(ctx, err)
 			}
 			s.metrics.unauthenticated.Inc()
 			return Grant{}, caservice.Refuse(grpchttp.Unauthenticated, textImpersonation, err)
@@ -154,7 +158,7 @@ func (s *Server) grant(ctx context.Context, caller *authn.Caller, r *request) (G
 	s.metrics.noID.Inc()
 	e := caservice.Refuse(grpchttp.PermissionDenied, caservice.TextNotGranted, err)
 	if _, passes := caservice.Retryable(err); passes {
-		e = caservice.Busy(caservice.TextUnavailable, err)
+		e = caservice.SignError(ctx, err)
 	}
 	return Grant{}, s.failed("ID_ERROR", e)
 }

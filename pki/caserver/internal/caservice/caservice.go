@@ -98,10 +98,7 @@ type Call struct {
 // refused if it would have to wait too long.
 func (c *Call) ParseCSR(ctx context.Context, parse func() (*pki.CSR, error)) (*pki.CSR, error) {
 	if err := c.turns.Acquire(ctx, ""); err != nil {
-		if _, ok := errors.AsType[*limit.Error](err); !ok {
-			return nil, Ended(ctx, err)
-		}
-		return nil, Busy("", err)
+		return nil, SignError(ctx, err)
 	}
 	defer c.turns.Release()
 	return parse()
@@ -223,17 +220,6 @@ func Refuse(code grpchttp.Code, text string, cause error) *grpchttp.Error {
 	return &grpchttp.Error{Code: code, Message: text, Err: cause}
 }
 
-// Busy returns the error for a call that may succeed later, as err says: ResourceExhausted if a limit is reached, so that
-// the client keeps its connection, and else Unavailable with the text.
-func Busy(text string, err error) *grpchttp.Error {
-	e := Refuse(grpchttp.Unavailable, text, err)
-	if _, over := errors.AsType[*limit.Error](err); over {
-		e.Code, e.Message = grpchttp.ResourceExhausted, textLimit
-	}
-	e.RetryAfter, _ = Retryable(err)
-	return e
-}
-
 // What clients are told about a failure of the signer.
 const (
 	TextNotGranted  = "the CA does not certify this caller"
@@ -241,16 +227,18 @@ const (
 	TextInternal    = "the certificate could not be made"
 
 	textLimit = "too many requests; try again later"
-	textTTL   = "the CA does not grant the lifetime that was asked for"
+	textTTL   = "the CA does not grant the lifetime"
 )
 
-// SignError returns the error for a call whose signer failed with err.
+// SignError returns the error for a call whose signer, or another part that it needs, failed with err. A limit that is
+// reached is ResourceExhausted, for which a client keeps its connection.
 func SignError(ctx context.Context, err error) *grpchttp.Error {
 	e := &grpchttp.Error{Err: err}
 	after, passes := Retryable(err)
 	e.RetryAfter = after
+	_, over := errors.AsType[*limit.Error](err)
 	switch {
-	case errors.Is(err, ca.ErrLimit):
+	case over, errors.Is(err, ca.ErrLimit):
 		e.Code, e.Message = grpchttp.ResourceExhausted, textLimit
 	case errors.Is(err, spiffe.ErrNotReady):
 		e.Code, e.Message = grpchttp.Unavailable, "the CA is not ready to sign; try again later"
@@ -275,13 +263,10 @@ func SignError(ctx context.Context, err error) *grpchttp.Error {
 // lifetimeText tells a client which lifetime was refused, and which would be granted.
 func lifetimeText(err error) string {
 	e, ok := errors.AsType[*ca.SignError](err)
-	switch {
-	case !ok || e.Granted <= 0:
+	if !ok || e.Granted <= 0 {
 		return textTTL
-	case e.Asked > e.Granted:
-		return fmt.Sprintf("%s: %v; the longest is %v", textTTL, e.Asked, e.Granted)
 	}
-	return fmt.Sprintf("%s: %v; the shortest is %v", textTTL, e.Asked, e.Granted)
+	return textTTL + ": " + e.Err.Error()
 }
 
 // Ended returns the error for a call that failed with err because its context is done: it tells the limit

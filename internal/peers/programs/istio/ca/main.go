@@ -1,6 +1,6 @@
 // Command ca is Istio's certificate authority without the rest of istiod: its CA in a Secret of the cluster, and its
-// gRPC server with its authenticators by client certificate and by token review. When it serves, it writes its address
-// as one line to standard output.
+// gRPC server with its authenticators by client certificate and by token review, and its node authorizer if
+// CA_TRUSTED_NODE_ACCOUNTS is set. When it serves, it writes its address as one line to standard output.
 package main
 
 import (
@@ -17,6 +17,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	meshconfig "istio.io/api/mesh/v1alpha1"
+	"istio.io/istio/pilot/pkg/features"
+	"istio.io/istio/pkg/kube"
+	"istio.io/istio/pkg/kube/multicluster"
 	"istio.io/istio/pkg/security"
 	"istio.io/istio/security/pkg/pki/ca"
 	caserver "istio.io/istio/security/pkg/server/ca"
@@ -24,6 +27,8 @@ import (
 	"istio.io/istio/security/pkg/server/ca/authenticate/kubeauth"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/clientcmd/api"
 )
 
 type options struct {
@@ -52,6 +57,7 @@ type mesh struct{ *meshconfig.MeshConfig }
 func (m mesh) Mesh() *meshconfig.MeshConfig { return m.MeshConfig }
 
 func (o *options) run() error {
+	o.api.QPS, o.api.Burst = 80, 160 // as istiod has them; client-go's default is 5
 	client, err := kubernetes.NewForConfig(&o.api)
 	if err != nil {
 		return err
@@ -79,12 +85,29 @@ func (o *options) run() error {
 	if !callers.AppendCertsFromPEM(authority.GetCAKeyCertBundle().GetRootCertPem()) {
 		return errors.New("the CA has no root")
 	}
+	clusters := multicluster.NewFakeController()
 	server, err := caserver.New(authority, 24*time.Hour, []security.Authenticator{
 		&authenticate.ClientCertAuthenticator{},
 		kubeauth.NewKubeJWTAuthenticator(mesh{&meshconfig.MeshConfig{TrustDomain: o.trustDomain}}, client, "Kubernetes", nil, nil),
-	}, nil)
+	}, clusters)
 	if err != nil {
 		return err
+	}
+	if len(features.CATrustedNodeAccounts) > 0 {
+		pods, err := kube.NewClient(clientcmd.NewDefaultClientConfig(api.Config{
+			Clusters:       map[string]*api.Cluster{"": {Server: o.api.Host, CertificateAuthority: o.api.CAFile}},
+			AuthInfos:      map[string]*api.AuthInfo{"": {TokenFile: o.api.BearerTokenFile}},
+			Contexts:       map[string]*api.Context{"": {}},
+			CurrentContext: "",
+		}, nil), "Kubernetes")
+		if err != nil {
+			return err
+		}
+		stop := make(chan struct{})
+		clusters.Add("Kubernetes", pods, stop)
+		if !pods.RunAndWait(stop) {
+			return errors.New("the pods are not known")
+		}
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

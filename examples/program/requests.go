@@ -1,4 +1,4 @@
-package main
+package program
 
 import (
 	"fmt"
@@ -12,8 +12,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// requests counts the answers of a handler by their status.
-type requests struct {
+// Requests counts the answers of a handler by their status. [Count] makes one.
+type Requests struct {
 	http.Handler
 	metric string
 
@@ -21,8 +21,9 @@ type requests struct {
 	answers map[int]int
 }
 
-func count(part string, h http.Handler) *requests {
-	return &requests{Handler: h, metric: "svidkit_athenz_" + part + "_requests_total", answers: map[int]int{}}
+// Count returns the Requests of a handler. The name of their metric has that part.
+func Count(part string, h http.Handler) *Requests {
+	return &Requests{Handler: h, metric: "svidkit_athenz_" + part + "_requests_total", answers: map[int]int{}}
 }
 
 // answer notes the status.
@@ -40,7 +41,7 @@ func (a *answer) WriteHeader(code int) {
 func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
 // ServeHTTP implements [http.Handler].
-func (c *requests) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (c *Requests) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a := &answer{w, http.StatusOK}
 	defer func() {
 		c.mu.Lock()
@@ -51,9 +52,9 @@ func (c *requests) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // Report implements [report.Reporter] with the counts as metrics.
-func (c *requests) Report() report.Report { return report.Report{Metrics: c.writeMetrics} }
+func (c *Requests) Report() report.Report { return report.Report{Metrics: c.writeMetrics} }
 
-func (c *requests) writeMetrics(w io.Writer) error {
+func (c *Requests) writeMetrics(w io.Writer) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.answers) == 0 {

@@ -1,0 +1,150 @@
+package athenz_test
+
+import (
+	"bytes"
+	"context"
+	"crypto"
+	"crypto/rand"
+	"crypto/rsa"
+	"encoding/json"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	authnathenz "github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/athenz"
+	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/athenzname"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// The owner of a registered key is certified by it alone, as the services of the control plane are: a service token in the header,
+// a CSR that the key has signed, with the common name, the DNS name and the SPIFFE ID of the service, and an expiry in minutes. What
+// is not of that key, and of that service, is refused.
+func TestOwnerOfKey(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "ATH-10.1-5", "ATH-15-1", "ATH-15-2", "ATH-15-4", "ATH-15-7")
+	ca := spiffetest.NewCA(t, "athenz.io")
+	zts := cafake.NewZTS(t, ca, "/ns/media-sports/sa/frontend")
+	service := athenzname.Service{Domain: "k8s.admin", Name: "athenz-callback"}
+	key, err := rsa.GenerateKey(rand.Reader, 2048) // as the original has
+	require.NoError(t, err)
+	other, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	zts.Change(func(r *cafake.ZTSRules) {
+		r.Keys = map[string]crypto.PublicKey{service.String() + " v1": key.Public(), "media.sports.frontend v1": other.Public()}
+	})
+	id, err := service.ID()
+	require.NoError(t, err)
+	instance := athenzname.Instance{Service: service, Suffix: "svc.cluster.local", SPIFFE: id}
+	require.Error(t, instance.Check())
+	want, err := instance.Expectation(ca.TrustDomain())
+	require.NoError(t, err)
+	assert.Equal(t, []pki.SAN{pki.DNSSAN("athenz-callback.k8s-admin.svc.cluster.local"), pki.IDSAN(id)}, want.Names())
+
+	tokens := 0
+	token := func(s athenzname.Service, id string, by crypto.Signer) func(context.Context) (string, error) {
+		return func(context.Context) (string, error) {
+			tokens++
+			return authnathenz.SignServiceToken(authnathenz.ServiceToken{Service: s, KeyID: id}, by)
+		}
+	}
+	type recorded struct {
+		path   string
+		header http.Header
+		body   map[string]any
+	}
+	var requests []recorded
+	client := func(edit func(*athenz.Options)) *athenz.CA {
+		e := zts.Endpoint()
+		base := e.HTTPClient.Transport
+		hc := *e.HTTPClient
+		hc.Transport = roundTripper(func(r *http.Request) (*http.Response, error) {
+			data, err := io.ReadAll(r.Body)
+			require.NoError(t, err)
+			r.Body = io.NopCloser(bytes.NewReader(data))
+			got := recorded{path: r.Method + " " + r.URL.Path, header: r.Header.Clone()}
+			require.NoError(t, json.Unmarshal(data, &got.body))
+			requests = append(requests, got)
+			return base.RoundTrip(r)
+		})
+		e.HTTPClient, e.Token = &hc, token(service, "v1", key)
+		o := athenz.Options{Endpoint: e, Instance: instance, KeyID: "v1"}
+		if edit != nil {
+			edit(&o)
+		}
+		c, err := athenz.New(o)
+		require.NoError(t, err)
+		return c
+	}
+	request := func(by crypto.Signer, cn string, names ...pki.SAN) *pki.CSR {
+		csr, err := pki.NewCSR(by, pki.CSROptions{CommonName: cn, SANs: names})
+		require.NoError(t, err)
+		return csr
+	}
+	csr := request(key, service.String(), want.Names()...)
+	c := client(nil)
+	for range 2 { // each has a token of its own, and no certificate is presented
+		chain, err := c.Sign(t.Context(), csr, 7*24*time.Hour)
+		require.NoError(t, err)
+		require.NoError(t, caclient.Check(chain, csr, want, ca.Bundle(), time.Now()))
+		assert.WithinDuration(t, time.Now().Add(7*24*time.Hour), chain[0].NotAfter, time.Minute)
+		assert.Equal(t, service.String(), chain[0].Subject.CommonName)
+	}
+	require.Len(t, requests, 2)
+	assert.Equal(t, 2, tokens)
+	assert.Equal(t, "POST /zts/v1/instance/k8s.admin/athenz-callback/refresh", requests[0].path)
+	assert.True(t, strings.HasPrefix(requests[0].header.Get("Athenz-Principal-Auth"), "v=S1;d=k8s.admin;n=athenz-callback;k=v1;"))
+	assert.Equal(t, []string{"csr", "expiryTime", "keyId"}, slices.Sorted(maps.Keys(requests[0].body)))
+	assert.InEpsilon(t, 7*24*60, requests[0].body["expiryTime"], 0, "minutes, where the original sends seconds")
+	assert.Equal(t, "v1", requests[0].body["keyId"])
+
+	frontend := athenzname.Service{Domain: "media.sports", Name: "frontend"}
+	for name, bad := range map[string]struct {
+		csr  *pki.CSR
+		edit func(*athenz.Options)
+		kind error
+	}{
+		"token of another key":     {csr, func(o *athenz.Options) { o.Token = token(service, "v1", other) }, caclient.ErrUnauthenticated},
+		"token of another version": {csr, func(o *athenz.Options) { o.Token = token(service, "v2", key) }, caclient.ErrUnauthenticated},
+		"token of another service": {csr, func(o *athenz.Options) { o.Token = token(frontend, "v1", other) }, caclient.ErrInvalid},
+		"another version":          {csr, func(o *athenz.Options) { o.KeyID = "v2" }, caclient.ErrInvalid},
+		"another key":              {request(other, service.String(), want.Names()...), nil, caclient.ErrInvalid},
+		"another common name":      {request(key, "media.sports.frontend", want.Names()...), nil, caclient.ErrInvalid},
+		"another DNS name":         {request(key, service.String(), pki.DNSSAN("zts.k8s-admin.svc.cluster.local")), nil, caclient.ErrInvalid},
+		"no token":                 {csr, func(o *athenz.Options) { o.Token = nil }, caclient.ErrUnauthenticated},
+	} {
+		_, err := client(bad.edit).Sign(t.Context(), bad.csr, 0)
+		require.ErrorIs(t, err, bad.kind, name)
+		assert.NotContains(t, err.Error(), ";s=", name)
+	}
+
+	for name, edit := range map[string]func(*athenz.Options){
+		"Provider":    func(o *athenz.Options) { o.Instance.Provider = service },
+		"an ID":       func(o *athenz.Options) { o.Instance.ID = "callback-0" },
+		"both":        func(o *athenz.Options) { o.Instance = cafake.AthenzInstance(zts.Fake) },
+		"a token":     func(o *athenz.Options) { o.WithServiceToken = true },
+		"no suffix":   func(o *athenz.Options) { o.Instance.Suffix = "" },
+		"no service":  func(o *athenz.Options) { o.Instance.Service.Name = "" },
+		"without key": func(o *athenz.Options) { o.KeyID = "" },
+	} {
+		o := athenz.Options{Endpoint: zts.Endpoint(), Instance: instance, KeyID: "v1"}
+		edit(&o)
+		_, err := athenz.New(o)
+		require.ErrorContains(t, err, "invalid Options", name)
+	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }

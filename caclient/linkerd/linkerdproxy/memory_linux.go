@@ -1,0 +1,12 @@
+package linkerdproxy
+
+import "syscall"
+
+// inMemory reports whether the files of a folder are in memory, as far as that can be told.
+func inMemory(dir string) bool {
+	const tmpfs, ramfs = 0x01021994, 0x858458f6
+	var s syscall.Statfs_t
+	err := syscall.Statfs(dir, &s)
+	kind := uint32(s.Type) //nolint:gosec // which has 32 bits
+	return err != nil || kind == tmpfs || kind == ramfs
+}

@@ -1,0 +1,74 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/svidkit/svidkit/sds/istioagent"
+)
+
+// developmentFolder names the folder of a CA in development mode, as examples/ca prints it.
+const developmentFolder = "SVIDKIT_CA"
+
+// development completes a configuration that names no CA and no identity with those of the CA in development mode on this
+// machine: the variables in its folder, and a token that its secret makes.
+func development(cfg istioagent.Config, environ []string) (istioagent.Config, error) {
+	dir := ""
+	for _, line := range environ {
+		if value, ok := strings.CutPrefix(line, developmentFolder+"="); ok {
+			dir = value
+		}
+	}
+	named := dir != ""
+	if !named {
+		if cfg.InPod || cfg.CAAddress != "" || cfg.Namespace != "" && cfg.ServiceAccount != "" {
+			return cfg, nil
+		}
+		state := os.Getenv("XDG_STATE_HOME")
+		if !filepath.IsAbs(state) {
+			home, _ := os.UserHomeDir() // empty if there is none
+			state = filepath.Join(home, ".local", "state")
+		}
+		dir = filepath.Join(state, "svidkit-ca", cfg.TrustDomain.String())
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "agent.env"))
+	if err != nil && !named {
+		return cfg, misused("POD_NAMESPACE and SERVICE_ACCOUNT are the identity to ask for, and CA_ADDR is where: set them, or first start examples/ca in its development mode on this machine")
+	}
+	secret, notSecret := os.ReadFile(filepath.Join(dir, "token-secret"))
+	if err := errors.Join(err, notSecret); err != nil {
+		return cfg, fmt.Errorf("%s: %w; it is the folder that examples/ca prints in development mode", developmentFolder, err)
+	}
+	var variables []string
+	for line := range strings.Lines(string(text)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		variables = append(variables, name+"="+strings.Trim(value, "'"))
+	}
+	if !slices.ContainsFunc(environ, func(line string) bool { return strings.HasPrefix(line, "PROXY_CONFIG=") }) { // which names a control plane
+		variables = append(variables, "PROXY_XDS_VIA_AGENT=false")
+	}
+	found, err := istioagent.FromEnvironment(slices.Concat(variables, environ))
+	if err != nil {
+		return cfg, usageError{err}
+	}
+	found.Root, found.Logger, found.AllowFiles = cfg.Root, cfg.Logger, cfg.AllowFiles
+	name := found.Namespace + "/" + found.ServiceAccount
+	if found.Root == "" { // for the sockets, whose paths have to be short, and whose folders are refused if they are another user's
+		found.Root = filepath.Join(cmp.Or(os.Getenv("XDG_RUNTIME_DIR"), os.TempDir()), fmt.Sprintf("svidkit-agent-%d", os.Getuid()), strings.ReplaceAll(name, "/", "."))
+	}
+	found.TokenFile = filepath.Join(dir, "token."+strings.ReplaceAll(name, "/", "."))
+	if err := os.Remove(found.TokenFile); err != nil && !errors.Is(err, fs.ErrNotExist) { // so that the new one has its mode
+		return cfg, err
+	}
+	if err := os.WriteFile(found.TokenFile, fmt.Appendf(nil, "%s.%s", strings.TrimSpace(string(secret)), name), 0o600); err != nil {
+		return cfg, err
+	}
+	cfg.Logger.Info("agent: development: the identity is from a CA on this machine, and proves nothing", "ca", dir, "identity", name, "root", found.Root)
+	return found, nil
+}

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/svidkit/svidkit/caclient/athenz/nodeagent"
+	"github.com/svidkit/svidkit/examples/program"
+)
+
+// flexvolume is the driver of FlexVolumes. The kubelet calls it with init, with mount, a path and options in JSON, and with unmount
+// and the path. It answers other calls with "Not supported".
+func flexvolume(args, environ []string, out io.Writer) error {
+	answer := map[string]any{"status": "Success"}
+	s, err := program.Daemon{Variables: variables}.Read(environ)
+	switch n := len(args); {
+	case err != nil:
+	case n == 1 && args[0] == "init":
+		answer["capabilities"] = map[string]bool{"attach": false}
+	case n == 3 && args[0] == "mount":
+		err = mountVolume(s, args[1], args[2])
+	case n == 2 && args[0] == "unmount":
+		err = unmountVolume(s, args[1])
+	default:
+		answer = map[string]any{"status": "Not supported", "message": fmt.Sprintf("%.100q", args[:min(n, 1)])}
+	}
+	if err != nil {
+		answer = map[string]any{"status": "Failure", "message": err.Error()}
+	}
+	if err = json.NewEncoder(out).Encode(answer); err == nil && answer["message"] != nil {
+		err = program.ErrAnswered
+	}
+	return err
+}
+
+// mountVolume notes the pod of a volume, and mounts at a path what the pod sees: its handle, in the file id, and the folder connect
+// with the socket of the agent.
+func mountVolume(s program.Settings, path, options string) error {
+	var pod struct {
+		Name      string `json:"kubernetes.io/pod.name"`
+		Namespace string `json:"kubernetes.io/pod.namespace"`
+		UID       string `json:"kubernetes.io/pod.uid"`
+	}
+	if err := json.Unmarshal([]byte(options), &pod); err != nil {
+		return errors.New("the options of the volume are not the JSON of the kubelet")
+	}
+	if !strings.Contains(path, "/pods/"+pod.UID+"/") {
+		return fmt.Errorf("the path %q is not one of the pod %q, whose UID is %q", path, pod.Name, pod.UID)
+	}
+	if err := unmountVolume(s, path); err != nil { // what a call before has left
+		return err
+	}
+	handle, err := nodeagent.Volumes(s["VOLUMES_DIR"]).Add(path, pod.Namespace, pod.Name)
+	if err != nil {
+		return err
+	}
+	seen := filepath.Join(s["VOLUMES_DIR"], handle, "mount")
+	err = cmp.Or( // in this order; each is tried, and all of them are undone
+		os.MkdirAll(path, 0o750),
+		os.MkdirAll(filepath.Join(seen, "connect"), 0o755), //nolint:gosec // each user in the pod may enter
+		bind(seen, path),
+		bind(filepath.Dir(s["AGENT_SOCKET"]), filepath.Join(path, "connect")),
+	)
+	if err != nil {
+		return errors.Join(err, unmountVolume(s, path))
+	}
+	return nil
+}
+
+// unmountVolume takes away what is mounted at a path, if anything is, and forgets the volume.
+func unmountVolume(s program.Settings, path string) error {
+	if err := errors.Join(unbind(filepath.Join(path, "connect")), unbind(path)); err != nil {
+		return err
+	}
+	return nodeagent.Volumes(s["VOLUMES_DIR"]).Remove(path)
+}

@@ -1,0 +1,181 @@
+// Package program is what the programs of the folder examples have in common: how they begin and end, how operators configure
+// them by flags and environment variables, and how they serve on ports. It is part of the examples, for them to be read
+// without that: no package of the library imports it, and a user who copies a program copies it, too.
+package program
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Main runs the program called name and ends the process: with 0; with 2 for a [UsageError]; and with 1 after any other failure.
+// It prints the error to standard error, but [ErrAnswered] and the flag.ErrHelp of [Parse]. SIGINT and SIGTERM end the context of
+// run; a second one ends the process at once.
+func Main(name string, run func(ctx context.Context) error) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	err := run(ctx)
+	stop()
+	if err == nil || errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if !errors.Is(err, ErrAnswered) {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+	}
+	if _, usage := errors.AsType[UsageError](err); usage {
+		os.Exit(2)
+	}
+	os.Exit(1)
+}
+
+// ErrAnswered is the error of a run that has told the caller already what is wrong.
+var ErrAnswered = errors.New("the caller has been told")
+
+// UsageError says what is wrong with the command line or the environment.
+type UsageError struct{ Err error }
+
+func (e UsageError) Error() string { return e.Err.Error() }
+
+// Unwrap returns Err.
+func (e UsageError) Unwrap() error { return e.Err }
+
+// Misused returns a [UsageError] with a text as of fmt.Errorf.
+func Misused(format string, args ...any) error { return UsageError{fmt.Errorf(format, args...)} }
+
+// Version returns the version of the module, which has the revision of its source, and that of Go.
+func Version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	return info.Main.Version + ", " + info.GoVersion
+}
+
+// Parse reads the flags of a program from args, of which none may be left, and -version. Its error is a [UsageError], or
+// flag.ErrHelp after -version has written to out, or -h to errOut: all flags, and what more, which may be nil, writes after them.
+func Parse(flags *flag.FlagSet, args []string, out, errOut io.Writer, more func(io.Writer) error) error {
+	version := flags.Bool("version", false, "print the version, and end")
+	flags.SetOutput(io.Discard) // or it prints all of them for each error
+	switch err := flags.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Fprintf(errOut, "Usage of %s:\n\n", flags.Name())
+		flags.SetOutput(errOut)
+		flags.PrintDefaults()
+		if more != nil {
+			fmt.Fprint(errOut, "\nEnvironment variables:\n\n")
+			err = errors.Join(err, more(errOut))
+		}
+		return err
+	case err != nil:
+		return Misused("%w; -h lists the flags", err)
+	case *version:
+		_, err := fmt.Fprintln(out, flags.Name(), Version())
+		return errors.Join(flag.ErrHelp, err)
+	case flags.NArg() > 0:
+		return Misused("%q is not understood; flags begin with a hyphen", flags.Arg(0))
+	}
+	return nil
+}
+
+// Service has the flags of a program that runs until a signal ends it.
+type Service struct {
+	LogFormat string        // text or json
+	For       time.Duration // after which it ends by itself; zero means never
+}
+
+// Register adds -log-format and -for.
+func (s *Service) Register(flags *flag.FlagSet) {
+	flags.StringVar(&s.LogFormat, "log-format", "text", "`text` or json")
+	flags.DurationVar(&s.For, "for", 0, "end after this `time`, such as 1m (default: when a signal comes)")
+}
+
+// Begin returns the context and the logger of the program, and what the caller calls at its end. The logger writes to w what is
+// of that level or above.
+func (s *Service) Begin(ctx context.Context, w io.Writer, level slog.Level) (context.Context, *slog.Logger, func(), error) {
+	var handler slog.Handler
+	switch opts := (&slog.HandlerOptions{Level: level}); s.LogFormat {
+	case "text":
+		handler = slog.NewTextHandler(w, opts)
+	case "json":
+		handler = slog.NewJSONHandler(w, opts)
+	default:
+		return nil, nil, nil, Misused("-log-format is %q, and has to be text or json", s.LogFormat)
+	}
+	if s.For < 0 {
+		return nil, nil, nil, Misused("-for is %v, and may not be negative", s.For)
+	}
+	ctx, cancel := context.WithCancel(ctx) // and no deadline, which a dial may see before ctx.Err has it
+	if s.For > 0 {
+		time.AfterFunc(s.For, cancel)
+	}
+	return ctx, slog.New(handler), cancel, nil
+}
+
+// Group runs the parts of a program until its context is done, or one of them fails. [NewGroup] makes one.
+type Group struct {
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	once   sync.Once
+	err    error
+}
+
+// NewGroup returns a Group whose context ends with ctx.
+func NewGroup(ctx context.Context) *Group {
+	g := new(Group)
+	g.ctx, g.cancel = context.WithCancel(ctx)
+	return g
+}
+
+// Context returns the context of the parts.
+func (g *Group) Context() context.Context { return g.ctx }
+
+// Go starts a part. If it fails before the context is done, the others end, too. Its error gets the name, if that is not empty.
+func (g *Group) Go(name string, part func(context.Context) error) {
+	g.wg.Go(func() {
+		if err := part(g.ctx); err != nil && g.ctx.Err() == nil {
+			if name != "" {
+				err = fmt.Errorf("%s: %w", name, err)
+			}
+			g.End(err)
+		}
+	})
+}
+
+// End ends the context of the parts. The error of the first call, which may be nil, is that of the Group.
+func (g *Group) End(err error) {
+	g.once.Do(func() { g.err = err })
+	g.cancel()
+}
+
+// Wait waits until the context is done, and then for all parts. It returns the error of the part that has failed, if one has.
+func (g *Group) Wait() error {
+	<-g.ctx.Done()
+	return g.Stop()
+}
+
+// Stop ends all parts, and returns as Wait does.
+func (g *Group) Stop() error {
+	g.End(nil)
+	g.wg.Wait()
+	return g.err
+}
+
+// Together runs parts as a [Group] does, and returns its error.
+func Together(ctx context.Context, parts ...func(context.Context) error) error {
+	g := NewGroup(ctx)
+	for _, part := range parts {
+		g.Go("", part)
+	}
+	return g.Wait()
+}
