@@ -14,16 +14,17 @@ import (
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/filesink"
 )
 
 // anyAudience permits each audience.
 const anyAudience = "*"
 
-// rules are the contents of a file. They never change.
+// rules are the contents of a file, with what it takes. They never change; what identities have does.
 type rules struct {
-	workloads []workload
-	outputs   []output
-	ids       map[spiffe.ID]bool
+	workloads  []workload
+	identities map[spiffe.ID]*identity
+	outputs    map[output]*filesink.Sink
 }
 
 // workload is a rule: who gets what.
@@ -48,7 +49,6 @@ type grant struct {
 // output is a folder to which an identity is written. It is comparable.
 type output struct {
 	id            spiffe.ID
-	from          *identity // that has it
 	folder        string
 	split         bool // cert-chain.pem, key.pem and root-cert.pem, and not the files of SPIFFE's draft
 	mode, keyMode fs.FileMode
@@ -98,17 +98,21 @@ func (g grant) permits(audiences []string) bool {
 type parser struct {
 	*strictjson.Reader
 	rules
-	data []byte
-	td   spiffe.TrustDomain
-	err  error
+	data  []byte
+	td    spiffe.TrustDomain
+	files []output
+	err   error
 }
 
 func parse(data []byte, td spiffe.TrustDomain) (*rules, error) {
-	p := &parser{Reader: strictjson.NewReader(data), data: data, td: td, rules: rules{ids: map[spiffe.ID]bool{}}}
+	p := &parser{Reader: strictjson.NewReader(data), data: data, td: td, rules: rules{identities: map[spiffe.ID]*identity{}, outputs: map[output]*filesink.Sink{}}}
 	p.object("the file", members{"workloads": func() { p.array("workloads", p.workload) }})
 	if e, ok := errors.AsType[*strictjson.Error](p.End()); ok {
 		p.err = nil // which may be about what is missing behind that
 		p.fail(e.Offset, "%s; see that it is JSON: names and texts in double quotes, commas between, none after the last, no comments", e.Reason)
+	}
+	for _, o := range p.files {
+		p.outputs[o] = nil
 	}
 	return &p.rules, p.err
 }
@@ -191,14 +195,14 @@ func (p *parser) mode(name string) fs.FileMode {
 
 func (p *parser) workload() {
 	var w workload
-	at, outputs := p.Offset(), len(p.outputs)
+	at, before := p.Offset(), len(p.files)
 	p.object("a workload", members{
 		"match":      func() { w.match = p.match() },
 		"identities": func() { p.array("identities", func() { w.grants = append(w.grants, p.identity(w.grants)) }) },
 	})
 	if len(w.grants) == 0 {
 		p.fail(at, "the workload has no identities: add at least one")
-	} else if w.match == nil && len(p.outputs) == outputs {
+	} else if w.match == nil && len(p.files) == before {
 		p.fail(at, "the workload has neither a match nor files, so that nothing gets its identities: add one")
 	}
 	p.workloads = append(p.workloads, w)
@@ -221,7 +225,7 @@ func (p *parser) match() *match {
 }
 
 func (p *parser) identity(others []grant) (g grant) {
-	at, outputs := p.Offset(), len(p.outputs)
+	at, before := p.Offset(), len(p.files)
 	p.object("an identity", members{
 		"id": func() { g.id = p.id(others) },
 		"hint": func() {
@@ -239,10 +243,10 @@ func (p *parser) identity(others []grant) (g grant) {
 	if g.id.IsZero() {
 		p.fail(at, "the identity has no id")
 	}
-	for i := range p.outputs[outputs:] {
-		p.outputs[outputs+i].id = g.id
+	for i := range p.files[before:] {
+		p.files[before+i].id = g.id
 	}
-	p.ids[g.id] = true
+	p.identities[g.id] = nil
 	return g
 }
 
@@ -274,8 +278,8 @@ func (p *parser) output() {
 		"mode":     func() { o.mode = p.mode("mode") },
 		"key_mode": func() { o.keyMode = p.mode("key_mode") },
 	})
-	if o.folder == "" || slices.ContainsFunc(p.outputs, func(other output) bool { return other.folder == o.folder }) {
+	if o.folder == "" || slices.ContainsFunc(p.files, func(other output) bool { return other.folder == o.folder }) {
 		p.fail(at, "the files need a folder, to which no other identity is written")
 	}
-	p.outputs = append(p.outputs, o)
+	p.files = append(p.files, o)
 }

@@ -138,21 +138,14 @@ type Agent struct {
 
 	life    lifecycle.Life
 	wake    renew.Signal // for work: something has changed
-	current atomic.Pointer[state]
+	current atomic.Pointer[rules]
 	bundles identity // any, which has the bundles for the Workload API
-	sinks   atomic.Pointer[map[output]*filesink.Sink]
 }
 
 // owner is a Source whose identities come and go as others say.
 type owner interface {
 	Add(id spiffe.ID) error
 	Remove(id spiffe.ID)
-}
-
-// state is what the file says, with the identities that it needs. It never changes; what identities have does.
-type state struct {
-	*rules
-	identities map[spiffe.ID]*identity
 }
 
 // identity is a source of one identity: the Provider of a server, and the Source of a Sink.
@@ -186,9 +179,8 @@ func New(cfg Config) (*Agent, error) {
 		log: ratelog.Patient(cfg.Logger), unproven: ratelog.New(cfg.Logger, 0), mux: http.NewServeMux(),
 	}
 	a.owner, _ = cfg.Source.(owner)
-	a.current.Store(&state{rules: new(rules)})
+	a.current.Store(new(rules))
 	a.bundles.held.Store(&held{err: spiffe.ErrNotReady})
-	a.sinks.Store(new(map[output]*filesink.Sink))
 	a.metrics.Gauges("svidkit_workloadagent_file_refused", "Whether the newest version of the file is refused: 1, or 0.", func(add metrics.Add) {
 		_, refused := a.file.Status()
 		add(metrics.Bool(refused != nil))
@@ -225,13 +217,14 @@ func (a *Agent) take(_ context.Context, files follow.Files) error {
 	if !there {
 		return fmt.Errorf("%s: %w", a.cfg.File, fs.ErrNotExist)
 	}
-	r, err := parse(file.Data, a.cfg.TrustDomain)
+	next, err := parse(file.Data, a.cfg.TrustDomain)
 	if err != nil {
 		return fmt.Errorf("%s: %w", a.cfg.File, err)
 	}
-	old, next := a.current.Load(), &state{r, make(map[spiffe.ID]*identity, len(r.ids))}
-	for id := range r.ids {
-		if next.identities[id] = old.identities[id]; next.identities[id] != nil {
+	old := a.current.Load()
+	for id := range next.identities {
+		if had := old.identities[id]; had != nil {
+			next.identities[id] = had
 			continue
 		}
 		next.identities[id] = new(identity)
@@ -240,12 +233,16 @@ func (a *Agent) take(_ context.Context, files follow.Files) error {
 			err = cmp.Or(err, a.owner.Add(id))
 		}
 	}
+	for o := range next.outputs {
+		var failed error
+		if next.outputs[o] = old.outputs[o]; next.outputs[o] == nil {
+			next.outputs[o], failed = filesink.New(o.config(next.identities[o.id], a.cfg.Logger))
+		}
+		err = cmp.Or(err, failed)
+	}
 	if err != nil {
 		a.leave(next, old)
 		return fmt.Errorf("%s: %w", a.cfg.File, err)
-	}
-	for i := range r.outputs {
-		r.outputs[i].from = next.identities[r.outputs[i].id]
 	}
 	a.current.Store(next)
 	if a.secrets != nil { // else it is the first
@@ -253,14 +250,14 @@ func (a *Agent) take(_ context.Context, files follow.Files) error {
 		a.secrets.Refresh()
 	}
 	a.leave(old, next)
-	a.log.Info("workloadagent: the file is in force", slog.String("file", a.cfg.File), slog.Int("workloads", len(r.workloads)), slog.Int("identities", len(r.ids)))
+	a.log.Info("workloadagent: the file is in force", slog.String("file", a.cfg.File), slog.Int("workloads", len(next.workloads)), slog.Int("identities", len(next.identities)))
 	a.wake.Notify()
 	return nil
 }
 
-// leave has the Source forget the identities of one state that another one does not have.
-func (a *Agent) leave(s, other *state) {
-	for id := range s.identities {
+// leave has the Source forget the identities of some rules that other ones do not have.
+func (a *Agent) leave(r, other *rules) {
+	for id := range r.identities {
 		if a.owner != nil && other.identities[id] == nil {
 			a.owner.Remove(id)
 		}
@@ -283,14 +280,14 @@ func (a *Agent) work(ctx context.Context) error {
 	defer cancel()
 	wg.Go(func() { _ = a.file.Run(ctx) })
 	defer a.cfg.Source.Subscribe(func(string) { a.wake.Notify() })()
-	defer a.write(ctx, &wg, nil)
+	writing := map[output]*filesink.Sink{}
 	var bundles *spiffe.BundleSet
 	for ctx.Err() == nil {
 		woken, changed := a.wake.Changed(), a.cfg.Source.Changed() // before looking, so that no change is missed
-		s, had := a.current.Load(), bundles
+		r, had := a.current.Load(), bundles
 		bundles = a.cfg.Source.Bundles()
 		first, next := spiffe.ID{}, &held{err: spiffe.ErrNotReady} // always the same one, as the server shares its answers
-		for id, one := range s.identities {
+		for id, one := range r.identities {
 			a.look(id, one)
 			if h := one.held.Load(); h.snap != nil && (next.snap == nil || id.String() < first.String()) {
 				first, next = id, h
@@ -299,7 +296,18 @@ func (a *Agent) work(ctx context.Context) error {
 		if a.bundles.held.Swap(next).snap != next.snap || bundles != had {
 			a.bundles.news.Notify()
 		}
-		a.write(ctx, &wg, s.outputs)
+		for o, sink := range writing {
+			if r.outputs[o] != sink {
+				_ = sink.Close() // before another one begins in its folder
+				delete(writing, o)
+			}
+		}
+		for o, sink := range r.outputs {
+			if writing[o] == nil {
+				writing[o] = sink
+				wg.Go(func() { _ = sink.Run(ctx) })
+			}
+		}
 		select {
 		case <-woken:
 		case <-changed:
@@ -343,36 +351,9 @@ func (a *Agent) look(id spiffe.ID, one *identity) {
 	}
 }
 
-// write starts the Sinks of outputs, and ends the others.
-func (a *Agent) write(ctx context.Context, wg *sync.WaitGroup, outputs []output) {
-	old, next := *a.sinks.Load(), map[output]*filesink.Sink{}
-	for _, o := range outputs {
-		next[o] = old[o]
-	}
-	for o, sink := range old {
-		if _, stays := next[o]; !stays {
-			_ = sink.Close() // before another one begins in its folder
-		}
-	}
-	for o, sink := range next {
-		if sink != nil {
-			continue
-		}
-		sink, err := filesink.New(o.config(a.cfg.Logger))
-		if err != nil { // which the parser of the file excludes
-			a.log.Warn("workloadagent: no files are written", slog.String("folder", o.folder), slog.Any("err", err))
-			delete(next, o)
-			continue
-		}
-		next[o] = sink
-		wg.Go(func() { _ = sink.Run(ctx) })
-	}
-	a.sinks.Store(&next)
-}
-
 // config returns the configuration of the Sink.
-func (o output) config(logger *slog.Logger) filesink.Config {
-	c := filesink.Config{Source: o.from, Dir: o.folder, Mode: o.mode, KeyMode: o.keyMode, Logger: logger}
+func (o output) config(from *identity, logger *slog.Logger) filesink.Config {
+	c := filesink.Config{Source: from, Dir: o.folder, Mode: o.mode, KeyMode: o.keyMode, Logger: logger}
 	if !o.split {
 		name := func(td spiffe.TrustDomain) string { return td.String() + ".spiffe-trust-bundle.pem" }
 		c.CertName, c.KeyName = "credential-bundle.pem", "credential-bundle.pem"
@@ -382,13 +363,13 @@ func (o output) config(logger *slog.Logger) filesink.Config {
 }
 
 // granted returns the identities of the caller of a request.
-func (a *Agent) granted(ctx context.Context) (*state, []grant) {
-	s := a.current.Load()
+func (a *Agent) granted(ctx context.Context) (*rules, []grant) {
+	r := a.current.Load()
 	peer, ok := unixsocket.PeerFromContext(ctx)
 	if !ok {
-		return s, nil
+		return r, nil
 	}
-	return s, s.granted(peer, sync.OnceValues(func() (unixsocket.Process, bool) {
+	return r, r.granted(peer, sync.OnceValues(func() (unixsocket.Process, bool) {
 		p, err := unixsocket.ProcessFromContext(ctx)
 		if err != nil {
 			a.unproven.Warn("workloadagent: a process gets nothing by its executable, unit or pod", "it cannot be told for certain",
@@ -400,13 +381,13 @@ func (a *Agent) granted(ctx context.Context) (*state, []grant) {
 
 // identities is the hook of the Workload API.
 func (a *Agent) identities(ctx context.Context) (all []workloadserver.Identity, err error) {
-	s, grants := a.granted(ctx)
-	missing := func(g grant) bool { return s.identities[g.id].held.Load().snap == nil }
+	r, grants := a.granted(ctx)
+	missing := func(g grant) bool { return r.identities[g.id].held.Load().snap == nil }
 	if have := slices.DeleteFunc(slices.Clone(grants), missing); len(have) > 0 {
 		grants = have
 	}
 	for _, g := range grants {
-		all = append(all, workloadserver.Identity{Provider: s.identities[g.id], Hint: g.hint})
+		all = append(all, workloadserver.Identity{Provider: r.identities[g.id], Hint: g.hint})
 	}
 	return all, nil
 }
@@ -447,7 +428,7 @@ func (a *Agent) Ready(ctx context.Context) error {
 }
 
 func (a *Agent) notReady() error {
-	if len(a.current.Load().ids) > 0 && a.bundles.held.Load().snap == nil || a.cfg.Source.Bundles() == nil {
+	if len(a.current.Load().identities) > 0 && a.bundles.held.Load().snap == nil || a.cfg.Source.Bundles() == nil {
 		return fmt.Errorf("the trust bundles and the first identity of %s have not come yet: %w", a.cfg.File, spiffe.ErrNotReady)
 	}
 	return nil
@@ -460,27 +441,22 @@ func (a *Agent) notReady() error {
 //	svidkit_workloadagent_file_refused   1 while the newest version of the file is refused, else 0
 func (a *Agent) Report() report.Report {
 	checked, refused := a.file.Status()
-	workload, r := a.workload.Report(), a.secrets.Report()
-	writers := []func(io.Writer) error{workload.Metrics, r.Metrics, a.metrics.Write}
+	current, workload, secrets := a.current.Load(), a.workload.Report(), a.secrets.Report()
+	r := secrets
 	r.NotReady = a.notReady()
 	r.Upstreams = []report.Upstream{{Name: a.cfg.File, OK: refused == nil, LastSuccess: checked, Err: refused}}
-	for _, one := range a.current.Load().identities {
+	for _, one := range current.identities {
 		if _, err := one.Snapshot(); err != nil {
 			r.Problems = append(r.Problems, err)
 		}
 	}
 	slices.SortFunc(r.Problems, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	r.Problems = r.Problems[:min(len(r.Problems), 10)]
-	for _, sink := range *a.sinks.Load() {
+	for _, sink := range current.outputs {
 		r.Upstreams = append(r.Upstreams, sink.Report().Upstreams...)
 	}
 	slices.SortFunc(r.Upstreams[1:], func(a, b report.Upstream) int { return strings.Compare(a.Name, b.Name) })
-	r.Metrics = func(w io.Writer) (err error) {
-		for _, write := range writers {
-			err = cmp.Or(err, write(w))
-		}
-		return err
-	}
+	r.Metrics = func(w io.Writer) error { return cmp.Or(workload.Metrics(w), secrets.Metrics(w), a.metrics.Write(w)) }
 	return r
 }
 
