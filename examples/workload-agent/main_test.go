@@ -204,9 +204,17 @@ func TestDemo(t *testing.T) {
 	client, err := workloadapi.NewClient(ready.FindStringSubmatch(out.String())[1], nil)
 	require.NoError(t, err)
 	defer client.CloseIdleConnections()
-	svids, err := client.FetchX509SVIDs(ctx)
-	require.NoError(t, err)
-	assert.Equal(t, "spiffe://demo.test/web", svids.Identities[0].SVID.ID().String())
+	for update, err := range client.WatchX509SVIDs(ctx) {
+		require.NoError(t, err)
+		assert.Equal(t, "spiffe://demo.test/web", update.Identities[0].SVID.ID().String())
+		assert.Equal(t, "web", update.Identities[0].Hint)
+		break
+	}
+	written := regexp.MustCompile(`files: (\S+)\n`).FindStringSubmatch(out.String())[1]
+	require.Eventually(t, func() bool {
+		_, err := os.Stat(filepath.Join(written, "credential-bundle.pem"))
+		return err == nil
+	}, passing, often)
 	assert.Regexp(t, `try: SPIFFE_ENDPOINT_SOCKET=unix://\S+ go run ./examples/svid fetch -dir /tmp/web\n`, out.String())
 	assert.NotContains(t, logs.String(), "level=WARN")
 	cancel()
@@ -246,7 +254,7 @@ type noCA struct{ secretcache.CA }
 func TestFromAgent(t *testing.T) {
 	t.Parallel()
 	api := workloadapitest.NewServer(t, spiffetest.NewCA(t, "example.org"), "/agent", "/web")
-	o := &options{}
+	o := new(options)
 	o.ca.from = "spire:" + api.Address()
 	from, err := o.origin(t.Context())
 	require.NoError(t, err)
