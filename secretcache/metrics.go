@@ -48,8 +48,11 @@ func (m *Manager) metrics(all []report.Identity, bundles report.Upstream) *metri
 	watching := m.watching
 	m.mu.Unlock()
 	identities := slices.Clone(all)
-	identities[0].Name = m.label(m.first)
-	slices.SortFunc(identities[1:], func(a, b report.Identity) int { return strings.Compare(a.Name, b.Name) })
+	rest := identities
+	if m.hasFirst() {
+		identities[0].Name, rest = m.label(m.first), identities[1:]
+	}
+	slices.SortFunc(rest, func(a, b report.Identity) int { return strings.Compare(a.Name, b.Name) })
 	var valid, expired, missing float64
 	now := time.Now()
 	for i := range identities {

@@ -34,7 +34,11 @@ func (m *Manager) Report() report.Report {
 	}
 	r := sourcereport.Of(nil, bundles, ca, m.domain())
 	identities, roots := m.states()
-	if h := m.first.held.Load(); h != nil {
+	if !m.hasFirst() {
+		if m.trust.Load() == nil {
+			r.NotReady = m.notReady(m.roots, nil)
+		}
+	} else if h := m.first.held.Load(); h != nil {
 		identities[0].ChainEnd = certchain.End(h.chain())
 		if !m.trust.Load().anchors(h.anchor) { // it is there before what it vouches for
 			r.NotReady = fmt.Errorf("no peer that has the trust bundle accepts the identity %s, whose root has left it", m.label(m.first))
@@ -47,10 +51,8 @@ func (m *Manager) Report() report.Report {
 	for i := range identities {
 		one := &identities[i]
 		attempted(&up, one.LastSuccess, one.Renewal, one.Failures, one.Err)
-		if i == 0 {
-			attempted(&up, roots.LastSuccess, roots.NextAttempt, roots.Failures, roots.Err)
-		}
 	}
+	attempted(&up, roots.LastSuccess, roots.NextAttempt, roots.Failures, roots.Err)
 	r.Upstreams = []report.Upstream{up}
 	r.Metrics = func(w io.Writer) error { return m.metrics(identities, roots).Write(w) }
 	return r
@@ -76,10 +78,13 @@ func attempted(up *report.Upstream, success, next time.Time, failures int, err e
 func (m *Manager) states() (identities []report.Identity, roots report.Upstream) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	identities = append(make([]report.Identity, 0, m.reported), m.state(m.first))
-	identities[0].Own = true
-	if m.first.id.IsZero() {
-		identities[0].Name = "default"
+	identities = make([]report.Identity, 0, m.reported)
+	if m.hasFirst() {
+		identities = append(identities, m.state(m.first))
+		identities[0].Own = true
+		if m.first.id.IsZero() {
+			identities[0].Name = "default"
+		}
 	}
 	for _, v := range m.names.Range {
 		if e := v.(*entry); e != m.first {

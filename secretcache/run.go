@@ -48,7 +48,7 @@ func (m *Manager) Close() error {
 	return err
 }
 
-// Ready waits until there are trust bundles and a certificate of the default identity that has not expired. The error
+// Ready waits until there are trust bundles and, with a default identity, a certificate of it that has not expired. The error
 // wraps [spiffe.ErrNotReady], the cause of ctx, and the failure of the last attempt; it comes before ctx is done if the CA
 // has refused for good, if the trust bundle is empty, and after [Manager.Close]. If Run was never called, it says so: unlike
 // [Manager.GenerateSecret], Ready asks the CA for nothing.
@@ -59,6 +59,9 @@ func (m *Manager) Ready(ctx context.Context) error {
 		defer m.mu.Unlock()
 		t := m.trust.Load()
 		ready, empty = t != nil && m.ready(m.first), t != nil && !t.usable()
+		if !m.hasFirst() {
+			ready = t.usable()
+		}
 		return ready || empty || m.first.Final() || t == nil && m.roots.Final()
 	})
 	switch {
@@ -66,6 +69,9 @@ func (m *Manager) Ready(ctx context.Context) error {
 		return nil
 	case err == nil && empty:
 		err = errNoAuthority
+	}
+	if !m.hasFirst() {
+		return m.notReady(m.roots, err)
 	}
 	return m.notReady(m.first, err)
 }

@@ -42,6 +42,9 @@ const (
 func (m *Manager) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
 	switch resourceName {
 	case defaultName:
+		if !m.hasFirst() {
+			return nil, unknown(defaultName)
+		}
 		h, err := m.current(ctx, m.first)
 		if err != nil {
 			return nil, err

@@ -132,6 +132,11 @@ type Config struct {
 	// requests ask for its names, and its trust domain is the Manager's. [pki.ExpectID] is the same as ID.
 	Expect pki.Expectation
 
+	// TrustDomain, in place of ID and Expect, makes a Manager without a default identity, such as that of an agent whose
+	// workloads come and go with [Manager.Add] and [Manager.Remove]. It is ready when it has trust bundles; there is no
+	// secret "default", and [Manager.SVID] and [Manager.Snapshot] return errors that wrap [errors.ErrUnsupported].
+	TrustDomain spiffe.TrustDomain
+
 	// CA issues the certificates.
 	CA CA
 
@@ -260,10 +265,10 @@ func New(cfg Config) (*Manager, error) {
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("secretcache: new: %w", err)
 	}
-	if cfg.Expect.IsZero() {
+	if !cfg.ID.IsZero() {
 		cfg.Expect = pki.ExpectID(cfg.ID)
 	}
-	cfg.ID = cfg.Expect.ID() // zero for a credential
+	cfg.ID = cfg.Expect.ID() // zero for a credential, and for none
 	if cfg.NewKey == nil {
 		cfg.NewKey = func() (crypto.Signer, error) { return pki.NewKey(pki.ECDSAP256) }
 	}
@@ -273,14 +278,17 @@ func New(cfg Config) (*Manager, error) {
 	cfg.Role = cmp.Or(cfg.Role, spiffe.BothRoles)
 	cfg.Logger = ratelog.Patient(cfg.Logger)
 
-	m := &Manager{redacted: redact.New("secretcache.Manager(" + cfg.Expect.String() + ")"), cfg: cfg, offers: map[spiffe.TrustDomain]*bundleorder.Offers{}}
-	m.roots = &entry{id: m.domain().ID()}
+	m := &Manager{cfg: cfg, offers: map[spiffe.TrustDomain]*bundleorder.Offers{}}
+	m.roots = &entry{id: cmp.Or(cfg.TrustDomain, cfg.Expect.TrustDomain()).ID()}
 	m.first = &entry{id: cfg.ID}
-	m.names.Store(m.first.name(), m.first)
+	m.redacted = redact.New("secretcache.Manager(" + cmp.Or(cfg.Expect.String(), m.roots.id.String()) + ")")
 	m.bundles = renew.Loop[*entry]{Mu: &m.mu, Attempt: m.attempt}
 	m.identities = renew.Loop[*entry]{Mu: &m.mu, Attempt: m.attempt, Slots: cfg.Concurrency, Hold: true, SetBack: m.setBack}
 	m.bundles.Put(m.roots, 0)
-	m.identities.Put(m.first, 0)
+	if m.hasFirst() {
+		m.names.Store(m.first.name(), m.first)
+		m.identities.Put(m.first, 0)
+	}
 	if cfg.Previous != nil {
 		if err := m.adopt(cfg.Previous); err != nil {
 			cfg.Logger.Warn("secretcache: the identity of the previous run is not used", slog.String("id", m.label(m.first)), slog.Any("err", err))
@@ -293,16 +301,18 @@ func New(cfg Config) (*Manager, error) {
 func (c *Config) check() error {
 	id := cmp.Or(c.ID, c.Expect.ID())
 	switch {
-	case c.ID.IsZero() && c.Expect.IsZero():
-		return fmt.Errorf("Config.ID is required, or Config.Expect for a certificate that is no X.509-SVID: %w", spiffe.ErrZero)
+	case c.ID.IsZero() && c.Expect.IsZero() && c.TrustDomain.IsZero():
+		return fmt.Errorf("Config.ID is required, or Config.Expect for a certificate that is no X.509-SVID, or Config.TrustDomain: %w", spiffe.ErrZero)
+	case !c.TrustDomain.IsZero() && !(c.ID.IsZero() && c.Expect.IsZero()):
+		return fmt.Errorf("Config.TrustDomain is %q, and there is a default identity, which has its own", c.TrustDomain)
 	case !c.ID.IsZero() && !c.Expect.IsZero():
 		return fmt.Errorf("Config.ID is %q and Config.Expect %q: want one of them", c.ID, c.Expect)
-	case c.ID.IsZero() && c.Expect.TrustDomain().IsZero():
+	case c.ID.IsZero() && c.TrustDomain.IsZero() && c.Expect.TrustDomain().IsZero():
 		return fmt.Errorf("Config.Expect, %q, names no trust domain, whose roots it needs: %w", c.Expect, spiffe.ErrZero)
 	case c.Previous != nil && *c.Previous == (spiffe.Snapshot{}):
 		return errors.New("Config.Previous is a zero Snapshot: set it to nil if there is none")
 	case c.Previous != nil && id.IsZero():
-		return fmt.Errorf("Config.Previous is an X.509-SVID, and Config.Expect wants %q", c.Expect)
+		return fmt.Errorf("Config.Previous is an X.509-SVID, and the default identity is none")
 	case !id.IsZero() && id.Path() == "":
 		return fmt.Errorf("Config.ID is %q, which names a trust domain and not a workload", id)
 	case len(c.CommonName) > 64:
@@ -344,6 +354,9 @@ func (m *Manager) SVID() (*spiffe.SVID, error) {
 // Credential returns the current certificate of the default identity with its key, if [Config] has an Expect that is not for
 // a SPIFFE ID, in all else like [Manager.SVID]. For an X.509-SVID the error wraps [errors.ErrUnsupported].
 func (m *Manager) Credential() (*pki.Credential, error) {
+	if !m.hasFirst() {
+		return nil, m.noSnapshot()
+	}
 	if !m.first.id.IsZero() {
 		return nil, fmt.Errorf("secretcache: %s is an X.509-SVID, which SVID returns: %w", m.title(m.first), errors.ErrUnsupported)
 	}
@@ -363,6 +376,15 @@ func (m *Manager) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return nil, m.notReady(m.roots, nil)
 }
 
+// Bundles returns all trust bundles, as they were published together: nil before the first. The same set is returned until
+// something changes.
+func (m *Manager) Bundles() *spiffe.BundleSet {
+	if t := m.trust.Load(); t != nil {
+		return t.set
+	}
+	return nil
+}
+
 // Snapshot returns the certificate of the default identity and the trust bundles as they were
 // published together. It does not block. The errors are those of [Manager.SVID].
 func (m *Manager) Snapshot() (*spiffe.Snapshot, error) {
@@ -374,6 +396,9 @@ func (m *Manager) Snapshot() (*spiffe.Snapshot, error) {
 
 // noSnapshot says why there is no SVID.
 func (m *Manager) noSnapshot() error {
+	if !m.hasFirst() {
+		return fmt.Errorf("secretcache: the Manager of %q has no default identity: %w", m.domain(), errors.ErrUnsupported)
+	}
 	if m.first.id.IsZero() {
 		return fmt.Errorf("secretcache: %s is no X.509-SVID, and Credential returns it: %w", m.title(m.first), errors.ErrUnsupported)
 	}
@@ -390,8 +415,11 @@ func (m *Manager) noSnapshot() error {
 //	}
 func (m *Manager) Changed() <-chan struct{} { return m.changed.Changed() }
 
+// hasFirst reports whether there is a default identity.
+func (m *Manager) hasFirst() bool { return !m.cfg.Expect.IsZero() }
+
 // domain returns the trust domain of the Manager.
-func (m *Manager) domain() spiffe.TrustDomain { return m.cfg.Expect.TrustDomain() }
+func (m *Manager) domain() spiffe.TrustDomain { return m.roots.id.TrustDomain() }
 
 // want returns what a certificate of e has to be for.
 func (m *Manager) want(e *entry) pki.Expectation {

@@ -16,6 +16,10 @@ func (s *Server) CloseListener() error { return s.l.Close() }
 // ContainerOf returns the pod or container in the text of a control group.
 func ContainerOf(groups string) string { return containerOf(groups) }
 
+// PodOf and UnitOf return what the text of a control group says.
+func PodOf(groups string) string  { return podOf(groups) }
+func UnitOf(groups string) string { return unitOf(groups) }
+
 // ListenUnix makes a socket without a look at what is at its path.
 func ListenUnix(t testing.TB, dir, name string) error {
 	root, err := os.OpenRoot(dir)

@@ -16,7 +16,7 @@ import (
 
 // Peer is the process that opened a connection, as the kernel saw it at that moment. By now the process may
 // have passed the connection on, or have ended, and its PID may belong to another process. A server
-// that inspects the process further must make sure that it started before the connection did.
+// that inspects the process further must make sure that it started before the connection did, as [ProcessFromContext] does.
 type Peer struct {
 	UID, GID uint32 // effective
 	PID      int32  // in the server's PID namespace; 0 if the process is not in it
@@ -36,6 +36,7 @@ func PeerFromContext(ctx context.Context) (Peer, bool) {
 func ConnContext(ctx context.Context, c net.Conn) context.Context {
 	if p, ok := peerOf(c); ok {
 		ctx = peerkey.NewContext(ctx, p.user()) // for limits elsewhere
+		ctx = context.WithValue(ctx, connKey{}, c)
 		return context.WithValue(ctx, peerKey{}, p)
 	}
 	if user := conns.TCPPeer(c).User; user != "" {
@@ -64,13 +65,11 @@ func containerOf(groups string) string {
 			continue
 		}
 		for folder := range strings.SplitSeq(parts[2], "/") {
-			// As in kubepods-pod6f9c7a34_2a49_4a8e_8f6c_2d7b6f0a1c22.slice and docker-HEX.scope. A longer one is none.
-			folder, _, _ = strings.Cut(folder, ".")
-			name := folder[strings.LastIndexByte(folder, '-')+1:]
-			if i := strings.LastIndex(folder, "pod"); i >= 0 && len(folder) == i+len("pod")+36 && hexadecimal(strings.NewReplacer("-", "", "_", "").Replace(folder[i+3:]), 32) {
-				return folder[i:]
+			if pod := podFolder(folder); pod != "" {
+				return pod
 			}
-			if hexadecimal(name, 64) {
+			folder, _, _ = strings.Cut(folder, ".") // as in docker-HEX.scope
+			if name := folder[strings.LastIndexByte(folder, '-')+1:]; hexadecimal(name, 64) {
 				return name
 			}
 		}

@@ -21,11 +21,9 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"os/signal"
 	"runtime/debug"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -221,7 +219,7 @@ func admin(agent *istioagent.Agent, p *proxy, address string, out io.Writer) (st
 	mux.Handle("/drain", agent)
 	mux.Handle("/quitquitquit", agent)
 	// Its connections count in the budget of the process, so that they leave descriptors for the sockets and the renewal.
-	server := &unixsocket.Server{Listener: l, Handler: local(mux)}
+	server := &unixsocket.Server{Listener: l, Handler: program.Local(mux)}
 	ctx, end := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = server.Run(ctx) })
@@ -231,22 +229,4 @@ func admin(agent *istioagent.Agent, p *proxy, address string, out io.Writer) (st
 		end()
 		wg.Wait()
 	}, nil
-}
-
-// local serves h, and refuses requests over loopback for another host: a page of a browser on this machine can make
-// them, if the name of its site leads to loopback (DNS rebinding).
-func local(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		host, _, err := net.SplitHostPort(r.Host)
-		if err != nil {
-			host = strings.Trim(r.Host, "[]") // without a port
-		}
-		_, notAddress := netip.ParseAddr(host)
-		at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
-		if ok && at.IP.IsLoopback() && notAddress != nil && !strings.EqualFold(host, "localhost") {
-			http.Error(w, "this server is localhost; it has no other name over loopback", http.StatusMisdirectedRequest)
-			return
-		}
-		h.ServeHTTP(w, r)
-	})
 }

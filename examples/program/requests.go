@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -67,4 +69,22 @@ func (c *Requests) writeMetrics(w io.Writer) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// Local serves h, and refuses requests over loopback for another host: a page of a browser on this machine can make
+// them, if the name of its site leads to loopback (DNS rebinding).
+func Local(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host, _, err := net.SplitHostPort(r.Host)
+		if err != nil {
+			host = strings.Trim(r.Host, "[]") // without a port
+		}
+		_, notAddress := netip.ParseAddr(host)
+		at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+		if ok && at.IP.IsLoopback() && notAddress != nil && !strings.EqualFold(host, "localhost") {
+			http.Error(w, "this server is localhost; it has no other name over loopback", http.StatusMisdirectedRequest)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
 }

@@ -593,6 +593,14 @@ func TestDoctorDenied(t *testing.T) {
 	settledGolden(t, "doctor-denied", got, args, socket, "/run/agent/api.sock", "Srwxr-xr-x", "Srwxrwxrwx")
 }
 
+// noSecrets is a source of SDS without any.
+type noSecrets struct{}
+
+func (noSecrets) GenerateSecret(context.Context, string) (*pki.Secret, error) {
+	return nil, fs.ErrNotExist
+}
+func (noSecrets) Subscribe(func(string)) func() { return func() {} }
+
 // Each step fails for its own reason, and says what helps.
 func TestDoctorSteps(t *testing.T) {
 	rounds.NotShort(t)
@@ -625,11 +633,15 @@ func TestDoctorSteps(t *testing.T) {
 	other, err := sds.NewHandler(sdssource.FromIdentity(ca.Source("/web")), nil)
 	require.NoError(t, err)
 	envoys := serveHandler(t, other)
+	silent, err := sds.NewHandler(noSecrets{}, nil)
+	require.NoError(t, err)
 
 	for _, c := range []struct {
 		socket, step, detail, remedy string
 	}{
-		{envoys, "identity", "unimplemented", "SDS for an Envoy"},
+		{envoys, "identity", "this is SDS, not the Workload API", "set the address of the Workload API"},
+		{serveHandler(t, silent), "identity", "this is SDS, not the Workload API", "set the address of the Workload API"},
+		{serveHandler(t, http.NotFoundHandler()), "identity", "FetchX509SVID", "another API: set the address of the Workload API"},
 		{"", "environment", "is not set", "set it to"},
 		{"/run/agent.sock", "environment", "write unix:///run/agent.sock", ""},
 		{"unix://" + dir + "/none", "socket", "there is nothing at", "mount"},

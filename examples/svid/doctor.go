@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
@@ -40,8 +41,9 @@ var usualSockets = []string{
 }
 
 const (
-	clockSkew   = time.Minute // that validators of tokens accept
-	lateRenewal = 0.75        // of its life, after which an identity ought to have been renewed
+	clockSkew   = time.Minute            // that validators of tokens accept
+	sdsTime     = 200 * time.Millisecond // in which a server that does not have SDS refuses it
+	lateRenewal = 0.75                   // of its life, after which an identity ought to have been renewed
 )
 
 // patient is the examination of a workload, step by step. A step that fails ends those that need it.
@@ -201,8 +203,12 @@ func (p *patient) identity() check {
 		switch {
 		case errors.Is(last, workloadapi.ErrDenied):
 			c.Remedy = fmt.Sprintf("register this workload: the agent sees user %d, process %d", os.Getuid(), os.Getpid())
+		case otherAPI(last) && p.isSDS():
+			c.Detail = "this is SDS, not the Workload API"
+			c.Remedy = "an Envoy uses this address as it is; for other programs set the address of the Workload API, which the operator of the agent knows"
+			return c
 		case otherAPI(last):
-			c.Remedy = "the server at this address has another API, such as SDS for an Envoy: set the address of the Workload API"
+			c.Remedy = "the server at this address has another API: set the address of the Workload API"
 		case last == nil:
 			last = context.Cause(p.ctx)
 			c.Remedy = "the agent is up and silent: see its log, and whether it reaches its server"
@@ -225,6 +231,22 @@ func (p *patient) identity() check {
 // otherAPI reports whether a server does not have the Workload API: it says so by the code of gRPC, or by HTTP's 404.
 func otherAPI(err error) bool {
 	return errors.Is(err, workloadapi.ErrUnimplemented) || err != nil && strings.Contains(err.Error(), ": unimplemented: ")
+}
+
+// isSDS reports whether the server, which refuses the Workload API, has the Secret Discovery Service: it answers a stream with a
+// secret, or with silence while there is none. Any other server refuses that too.
+func (p *patient) isSDS() bool {
+	if p.network != "unix" {
+		return false
+	}
+	c := sds.UnixClient(p.target)
+	defer c.CloseIdleConnections()
+	ctx, cancel := context.WithTimeout(p.ctx, sdsTime)
+	defer cancel()
+	for _, err := range sds.NewClient(c, "http://localhost").Watch(ctx, "default") {
+		return err == nil
+	}
+	return p.ctx.Err() == nil
 }
 
 // bundle verifies the identity by the bundle that came with it, as a peer would.

@@ -7,6 +7,8 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,6 +26,7 @@ import (
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
+	"github.com/svidkit/svidkit/spiffe/workloadagent"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
@@ -33,9 +36,19 @@ type federated struct{ set *spiffe.BundleSet }
 func (f federated) Bundles() *spiffe.BundleSet { return f.set }
 func (f federated) Changed() <-chan struct{}   { return nil }
 
-// TestPySpiffe has the Python client of SPIFFE's own project call our Workload API.
+// TestPySpiffe has the Python client of SPIFFE's own project call our Workload API: that of a program with one identity, and that
+// of the agent for a machine, whose file has one for this user.
 func TestPySpiffe(t *testing.T) {
 	t.Parallel()
+	for _, machine := range []bool{false, true} {
+		t.Run(fmt.Sprintf("machine=%t", machine), func(t *testing.T) {
+			t.Parallel()
+			callWithPySpiffe(t, machine)
+		})
+	}
+}
+
+func callWithPySpiffe(t *testing.T, machine bool) {
 	const svids = 3 // to wait for
 	peers.Program(t, "py-spiffe")
 	socket := filepath.Join(shortDir(t), "api.sock")
@@ -54,12 +67,28 @@ func TestPySpiffe(t *testing.T) {
 
 	issuer, err := local.New(authority, webID)
 	require.NoError(t, err)
-	m, err := secretcache.New(secretcache.Config{ID: webID, CA: issuer, Lifetime: 5 * time.Second, Federated: federated{set}})
+	mine := secretcache.Config{ID: webID, CA: issuer, Lifetime: 5 * time.Second, Federated: federated{set}}
+	if machine {
+		mine.ID, mine.TrustDomain = spiffe.ID{}, webID.TrustDomain()
+	}
+	m, err := secretcache.New(mine)
 	require.NoError(t, err)
 	validator, err := jwtsvid.NewAgentValidator(m, nil)
 	require.NoError(t, err)
-	h, err := workloadserver.NewHandler(m, &workloadserver.Options{IssueJWTSVID: authority.IssueJWTSVID, ValidateJWTSVID: validator.ValidateJWTSVID})
-	require.NoError(t, err)
+	var h http.Handler
+	if machine {
+		file := filepath.Join(filepath.Dir(socket), "workloads.json")
+		require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, `{"workloads": [{"match": {"uid": %d}, "identities": [{"id": %q, "audiences": ["db"]}]}]}`, os.Getuid(), webID), 0o600))
+		agent, err := workloadagent.New(workloadagent.Config{
+			File: file, Source: m, TrustDomain: webID.TrustDomain(), IssueJWTSVID: authority.IssueJWTSVID, ValidateJWTSVID: validator.ValidateJWTSVID,
+		})
+		require.NoError(t, err)
+		background(t, func(ctx context.Context) { _ = agent.Run(ctx) })
+		h = agent
+	} else {
+		h, err = workloadserver.NewHandler(m, &workloadserver.Options{IssueJWTSVID: authority.IssueJWTSVID, ValidateJWTSVID: validator.ValidateJWTSVID})
+		require.NoError(t, err)
+	}
 	background(t, func(ctx context.Context) { _ = authority.Run(ctx) })
 	background(t, func(ctx context.Context) { _ = m.Run(ctx) })
 	server := &unixsocket.Server{Path: socket, Handler: h}

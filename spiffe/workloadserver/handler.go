@@ -148,25 +148,28 @@ func (h *Handler) look(ctx context.Context) (v view, err error) {
 	if err == nil && v.snap == nil {
 		err = errors.New("it returned no snapshot and no error")
 	}
-	if err == nil && h.opts.Identities == nil {
-		var svid *spiffe.SVID
-		svid, err = v.snap.SVID()
-		v.ids = []Identity{{SVID: svid}}
-	}
-	if err != nil {
-		return v, &failure{"provider", err}
-	}
 	if h.opts.Identities == nil {
+		var svid *spiffe.SVID
+		if err == nil {
+			svid, err = v.snap.SVID()
+		}
+		if err != nil {
+			return v, &failure{"provider", err}
+		}
+		v.ids = []Identity{{SVID: svid}}
 		return v, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, hookTimeout)
 	defer cancel()
-	ids, err := h.opts.Identities(ctx)
-	if err == nil {
-		err = v.take(ids)
+	ids, denied := h.opts.Identities(ctx)
+	if denied == nil {
+		denied = v.take(ids)
 	}
-	if err != nil {
-		return v, &failure{"identities", err}
+	if err != nil && !errors.Is(denied, ErrDenied) { // which holds whatever the provider has
+		return v, &failure{"provider", err}
+	}
+	if denied != nil {
+		return v, &failure{"identities", denied}
 	}
 	return v, nil
 }

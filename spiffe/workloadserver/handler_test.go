@@ -717,6 +717,9 @@ func TestServeJWTSVID(t *testing.T) {
 	require.ErrorIs(t, err, workloadapi.ErrDenied)
 	src.set(nil, errors.New("not ready"))
 	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
+	require.ErrorIs(t, err, workloadapi.ErrDenied, "whatever the provider has")
+	ids = []workloadserver.Identity{{SVID: web}}
+	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
 	require.ErrorContains(t, err, "no identity and trust bundles to serve now")
 }
 

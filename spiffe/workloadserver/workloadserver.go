@@ -35,9 +35,9 @@
 // and at most half a minute. Every five minutes, give or take a tenth, it looks in any case, for changed bundles and
 // registrations.
 //
-// If the provider, Identities or an issuer fails, streams end with code Unavailable, so that callers keep what they have
-// and come back. A failure found by a scheduled look, without a change, ends no stream. The log has the reason; the caller
-// is told which part has failed.
+// A caller that may have nothing is told so, even while the provider has nothing either. If the provider, Identities or an
+// issuer fails, streams end with code Unavailable, so that callers keep what they have and come back. A failure found by a
+// scheduled look, without a change, ends no stream. The log has the reason; the caller is told which part has failed.
 //
 // # What it does not do
 //

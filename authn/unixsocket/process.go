@@ -1,0 +1,141 @@
+package unixsocket
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Process is what the kernel says about the process of a [Peer], now. An empty field says that there is nothing to say.
+//
+// The kernel vouches for the unit and the pod, as only root makes their control groups and moves processes into them. It does not
+// vouch for the executable against the user of the process: that user can have any program he may run load other code
+// (LD_PRELOAD), or trace it. So the executable tells the programs of one user from each other as long as they are honest.
+// Decide by it only together with Peer.UID, Unit or Pod.
+type Process struct {
+	// Executable is the absolute path of the program without symbolic links, as this process finds it. It is empty if the
+	// file there is another one: it was replaced or deleted, or the process sees other mounts, as in a container or
+	// with unshare. For a script it is the path of the interpreter. To learn it of another user's process takes root or
+	// CAP_SYS_PTRACE; without, it is empty.
+	Executable string
+
+	// Unit is the unit of systemd that the process is in, such as web.service, or of its session or user manager, such as
+	// session-3.scope and user@1000.service, by the name of its control group. Units of a user manager are not told, nor are
+	// groups below a unit: users make and name them.
+	Unit string
+
+	// Pod is the UID of the Kubernetes pod that the process is in, with hyphens, by the name of its control group, which
+	// must be the kubelet's: not below a unit, the slice of a user, or a container.
+	Pod string
+}
+
+// ProcessFromContext returns what the kernel says about the process on the other side of the request that ctx belongs to. It
+// fails if the process cannot be told for certain: it has ended, its PID may belong to another process by now, it is in
+// another PID namespace, or this is not Linux 6.5 or later, which has handles of peers (SO_PEERPIDFD).
+//
+// Call it for each decision: a process can become another program (execve) while its connection lasts. Peer.UID and Peer.GID stay
+// those with which it has connected.
+func ProcessFromContext(ctx context.Context) (Process, error) {
+	peer, _ := PeerFromContext(ctx)
+	c, _ := ctx.Value(connKey{}).(*net.UnixConn)
+	var p Process
+	folder := fmt.Sprintf("/proc/%d/", peer.PID)
+	path, err := os.Readlink(folder + "exe")
+	if err == nil && filepath.IsAbs(path) {
+		running, err := os.Stat(folder + "exe")
+		if there, errThere := os.Lstat(path); err == nil && errThere == nil && os.SameFile(running, there) {
+			p.Executable = path
+		}
+	}
+	gone := errors.Is(err, fs.ErrNotExist) // even if it waits for its parent (zombie)
+	groups, err := os.ReadFile(folder + "cgroup")
+	if c == nil || gone || !isPeer(c, peer.PID) { // after all that was read
+		err = errors.New("it has ended, is not in the PID namespace of this server, or this is not Linux 6.5 or later")
+	}
+	if err != nil {
+		return Process{}, fmt.Errorf("unixsocket: process %d: %w", peer.PID, err)
+	}
+	p.Unit, p.Pod = unitOf(string(groups)), podOf(string(groups))
+	return p, nil
+}
+
+type connKey struct{}
+
+// groupPaths returns the paths of the control groups of a process, by the controllers that they are for: "" is the one
+// hierarchy of version 2.
+func groupPaths(groups string) map[string]string {
+	paths := make(map[string]string)
+	for line := range strings.Lines(groups) {
+		if parts := strings.SplitN(strings.TrimRight(line, "\n"), ":", 3); len(parts) == 3 {
+			paths[parts[1]] = parts[2]
+		}
+	}
+	return paths
+}
+
+// unitOf returns the outermost unit that the control groups of a process name, or "". systemd makes that group; the ones
+// below it may be of the unit's own making.
+func unitOf(groups string) string {
+	paths := groupPaths(groups)
+	path, version1 := paths["name=systemd"]
+	if !version1 {
+		path = paths[""]
+	}
+	for folder := range strings.SplitSeq(path, "/") {
+		if isUnit(folder) {
+			return folder
+		}
+		if folder != "" && !strings.HasSuffix(folder, ".slice") {
+			return "" // not of systemd, or of another namespace
+		}
+	}
+	return ""
+}
+
+func isUnit(folder string) bool {
+	return strings.HasSuffix(folder, ".service") || strings.HasSuffix(folder, ".scope")
+}
+
+// podOf returns the UID of the pod that the control groups of a process name, or "". The group has to be one of the
+// kubelet's, with nothing but slices of the system above: below a unit, a container or the slice of a user anybody could have
+// made it.
+func podOf(groups string) string {
+	found := ""
+	for _, path := range groupPaths(groups) {
+		kubelet := false
+		for folder := range strings.SplitSeq(path, "/") {
+			kubelet = kubelet || strings.Contains(folder, "kubepods")
+			above := folder == "" || folder == ".." || strings.HasSuffix(folder, ".slice") && folder != "user.slice"
+			if isUnit(folder) || !above && !kubelet {
+				break
+			}
+			name := podFolder(folder)
+			if name == "" || !kubelet {
+				continue
+			}
+			uid := strings.ReplaceAll(strings.TrimPrefix(name, "pod"), "_", "-")
+			if found != "" && found != uid {
+				return ""
+			}
+			found = uid
+			break
+		}
+	}
+	return found
+}
+
+// podFolder returns the part of a folder's name that begins with "pod" and has the UID of a pod, as in
+// kubepods-pod6f9c7a34_2a49_4a8e_8f6c_2d7b6f0a1c22.slice, or "". A longer UID is none.
+func podFolder(folder string) string {
+	folder, _, _ = strings.Cut(folder, ".")
+	i := strings.LastIndex(folder, "pod")
+	if i < 0 || len(folder) != i+len("pod")+36 || !hexadecimal(strings.NewReplacer("-", "", "_", "").Replace(folder[i+3:]), 32) {
+		return ""
+	}
+	return folder[i:]
+}

@@ -1,0 +1,154 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"strings"
+
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/googlecas"
+	"github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/caclient/local"
+	"github.com/svidkit/svidkit/caclient/stepca"
+	"github.com/svidkit/svidkit/caclient/vault"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
+	"github.com/svidkit/svidkit/spiffe/workloadagent"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
+)
+
+// caOptions are the flags that say where identities come from.
+type caOptions struct {
+	from, roots, tokenFile string
+	more                   map[string]string
+}
+
+func (c *caOptions) register(flags *flag.FlagSet) {
+	c.more = make(map[string]string)
+	flags.StringVar(&c.from, "ca", "", "`where` the identities come from: istio:URL, vault:URL, step:URL, google:POOL, dir:FOLDER of a CA of this machine, or spire:unix:///PATH of an agent")
+	flags.StringVar(&c.roots, "ca-roots", "", "`file` with the roots of the CA, in PEM")
+	flags.StringVar(&c.tokenFile, "token-file", "", "`file` with the token for the CA, read for each request")
+	flags.Func("ca-option", "`NAME=VALUE` for -ca: cluster, impersonate=true (istio), role, mount, login (vault), fingerprint (step), create=true (dir); may be repeated", func(text string) error {
+		name, value, ok := strings.Cut(text, "=")
+		if !ok {
+			return errors.New("want NAME=VALUE")
+		}
+		c.more[name] = value
+		return nil
+	})
+}
+
+// option returns the value of an option, which counts as known.
+func (c *caOptions) option(name string) string {
+	defer delete(c.more, name)
+	return c.more[name]
+}
+
+// origin is where identities come from: a Source, what signs and checks tokens, and what has to run for them.
+type origin struct {
+	workloadagent.Config
+	run []func(context.Context) error
+}
+
+// origin makes what -ca names.
+func (o *options) origin(ctx context.Context) (from *origin, err error) {
+	c := &o.ca
+	kind, where, _ := strings.Cut(c.from, ":")
+	if o.td.IsZero() && kind != "spire" {
+		return nil, errors.New("it is needed, and so is -trust-domain")
+	}
+	endpoint := caclient.Endpoint{URL: where, TrustDomain: o.td, RootsFile: c.roots, TokenFile: c.tokenFile, Logger: o.log}
+	var issuer caclient.CA
+	switch kind {
+	case "spire":
+		from, err = fromAgent(where, o)
+	case "dir":
+		from, err = fromFolder(ctx, where, o)
+	case "istio":
+		issuer, err = istioca.New(istioca.Options{Endpoint: endpoint, ClusterID: c.option("cluster"), Impersonate: c.option("impersonate") == "true"})
+	case "vault":
+		opts := vault.Options{Endpoint: endpoint, Role: c.option("role"), Mount: c.option("mount")}
+		if login := c.option("login"); login != "" {
+			opts.Login = vault.KubernetesLogin("jwt", login)
+		}
+		issuer, err = vault.New(opts)
+	case "step":
+		issuer, err = stepca.New(stepca.Options{Endpoint: endpoint, Fingerprint: c.option("fingerprint")})
+	case "google":
+		endpoint.URL = ""
+		issuer, err = googlecas.New(googlecas.Options{Endpoint: endpoint, Pool: where})
+	default:
+		return nil, fmt.Errorf("%q does not begin with istio:, vault:, step:, google:, dir: or spire:", c.from)
+	}
+	if err == nil && from == nil {
+		from, err = fromCA(issuer, o)
+	}
+	for name := range c.more {
+		err = fmt.Errorf("%s: has no -ca-option %q", kind, name)
+	}
+	return from, err
+}
+
+// fromCA returns the origin of a CA.
+func fromCA(issuer caclient.CA, o *options) (*origin, error) {
+	m, err := secretcache.New(secretcache.Config{TrustDomain: o.td, CA: issuer, Logger: o.log})
+	if err != nil {
+		return nil, err
+	}
+	return &origin{workloadagent.Config{Source: m}, []func(context.Context) error{m.Run}}, nil
+}
+
+// fromFolder is a CA in this process, whose keys are in a folder.
+func fromFolder(ctx context.Context, folder string, o *options) (*origin, error) {
+	store, err := ca.NewDirStore(folder)
+	if err != nil {
+		return nil, err
+	}
+	authority, err := ca.Open(ctx, ca.Config{TrustDomain: o.td, JWT: &ca.JWTConfig{}, Create: o.ca.option("create") == "true"}, store)
+	if errors.Is(err, ca.ErrNoRecord) {
+		return nil, fmt.Errorf("there is no CA in %s: restore it, or make a new one with -ca-option create=true", folder)
+	}
+	if err != nil {
+		return nil, err
+	}
+	// This process is the one caller, and asks for the identities of its file.
+	issuer, err := local.NewFunc(authority, func(_ context.Context, csr *pki.CSR) (spiffe.ID, error) { return csr.ID() })
+	if err != nil {
+		return nil, err
+	}
+	from, err := fromCA(issuer, o)
+	if err != nil {
+		return nil, err
+	}
+	validator, err := jwtsvid.NewAgentValidator(from.Source.(*secretcache.Manager), nil)
+	if err != nil {
+		return nil, err
+	}
+	from.IssueJWTSVID, from.ValidateJWTSVID, from.run = authority.IssueJWTSVID, validator.ValidateJWTSVID, append(from.run, authority.Run)
+	return from, nil
+}
+
+// fromAgent takes the identities of this process from another agent, such as SPIRE's.
+func fromAgent(address string, o *options) (*origin, error) {
+	client, err := workloadapi.NewClient(address, nil)
+	if err != nil {
+		return nil, err
+	}
+	src, err := workloadapi.New(workloadapi.Config{Client: client, JWTBundles: true, Logger: o.log})
+	if err != nil {
+		return nil, err
+	}
+	issue := func(ctx context.Context, id spiffe.ID, audience []string) (string, error) {
+		tokens, err := client.FetchJWTSVIDs(ctx, id, audience...)
+		if err != nil {
+			return "", err
+		}
+		return tokens[0].Token(), nil
+	}
+	return &origin{workloadagent.Config{Source: src, IssueJWTSVID: issue, ValidateJWTSVID: client.ValidateJWTSVID}, []func(context.Context) error{src.Run}}, nil
+}

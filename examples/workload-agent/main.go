@@ -1,0 +1,137 @@
+// Workload-agent is an agent for the users of a machine: one file says which process may have which SPIFFE IDs, and the agent
+// obtains them from a CA or from SPIRE's agent, and serves them by the SPIFFE Workload API, by SDS and as files.
+//
+//	go run ./examples/workload-agent -demo
+//
+// shows it at work, with a CA of its own. README.md has the whole format of the file, and a table of the selectors.
+//
+// The package spiffe/workloadagent is all of it but the choice of the CA, the flags, the logs and the port for operators.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+
+	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/health"
+	"github.com/svidkit/svidkit/spiffe/report"
+	"github.com/svidkit/svidkit/spiffe/workloadagent"
+)
+
+func main() {
+	program.Main("workload-agent", func(ctx context.Context) error { return run(ctx, os.Args[1:], os.Stdout, os.Stderr) })
+}
+
+// options are the flags.
+type options struct {
+	program.Service
+	file, socket, admin string
+	td                  spiffe.TrustDomain
+	ca                  caOptions
+	log                 *slog.Logger
+}
+
+// run is the program. It returns nil when a signal ends it, or the time of -for.
+func run(ctx context.Context, args []string, out, errOut io.Writer) error {
+	var o options
+	flags := flag.NewFlagSet("workload-agent", flag.ContinueOnError)
+	flags.StringVar(&o.file, "file", "/etc/svidkit/workloads.json", "`path` of the file that says who gets what")
+	flags.StringVar(&o.socket, "socket", "/run/svidkit/agent.sock", "`path` of the socket of the Workload API and SDS, to which every user may connect")
+	flags.StringVar(&o.admin, "admin", "127.0.0.1:15024", "`address` of /ready, /live and /metrics; empty: none")
+	flags.TextVar(&o.td, "trust-domain", spiffe.TrustDomain{}, "`name` of the trust domain; needed but with spire:")
+	demo := flags.Bool("demo", false, "run with a CA and a file of its own in a temporary folder")
+	o.Register(flags)
+	o.ca.register(flags)
+	err := program.Parse(flags, args, out, errOut, nil)
+	if err != nil {
+		return err
+	}
+	ctx, log, end, err := o.Begin(ctx, errOut, slog.LevelInfo)
+	if err != nil {
+		return err
+	}
+	defer end()
+	o.log = log
+	if *demo {
+		dir, err := o.prepareDemo(out)
+		if err != nil {
+			return err
+		}
+		defer os.RemoveAll(dir)
+	}
+	from, err := o.origin(ctx)
+	if err != nil {
+		return program.Misused("-ca: %w", err)
+	}
+	return o.serve(ctx, from, out)
+}
+
+// demoFile is for the user of this process.
+const demoFile = `{
+  "workloads": [
+    {
+      "match": {"uid": %d},
+      "identities": [
+        {"id": "spiffe://demo.test/web", "hint": "web", "audiences": ["*"], "files": [{"folder": %q}]}
+      ]
+    }
+  ]
+}
+`
+
+// prepareDemo makes a folder for a CA and a file, and sets the options to them.
+func (o *options) prepareDemo(out io.Writer) (dir string, err error) {
+	if dir, err = os.MkdirTemp("", "workload-agent"); err != nil {
+		return "", err
+	}
+	o.td, o.file, o.socket = spiffe.MustParseTrustDomain("demo.test"), filepath.Join(dir, "workloads.json"), filepath.Join(dir, "agent.sock")
+	o.ca.from, o.ca.more["create"] = "dir:"+filepath.Join(dir, "ca"), "true"
+	written := filepath.Join(dir, "web")
+	fmt.Fprintf(out, "edit: %s\nfiles: %s\n", o.file, written)
+	fmt.Fprintf(out, "try: SPIFFE_ENDPOINT_SOCKET=unix://%s go run ./examples/svid fetch -dir /tmp/web\n", o.socket)
+	return dir, os.WriteFile(o.file, fmt.Appendf(nil, demoFile, os.Getuid(), written), 0o600)
+}
+
+// serve runs the agent until ctx is done or a part of it fails.
+func (o *options) serve(ctx context.Context, from *origin, out io.Writer) error {
+	from.File, from.TrustDomain, from.Logger = o.file, o.td, o.log
+	agent, err := workloadagent.New(from.Config)
+	if err != nil {
+		return err
+	}
+	defer agent.Close()
+	probes, err := health.New(health.Part{Name: "agent", Source: agent}, health.Part{Name: "identities", Source: from.Source.(report.Reporter)})
+	if err != nil {
+		return err
+	}
+	parts := program.NewGroup(ctx)
+	defer parts.Stop()
+	if o.admin != "" {
+		l, err := net.Listen("tcp", o.admin)
+		if err != nil {
+			return fmt.Errorf("-admin: %w", err)
+		}
+		fmt.Fprintf(out, "health: http://%s/ready (also /live and /metrics)\n", l.Addr())
+		// Its connections count in the budget of the process, so that they leave descriptors for the socket and the renewal.
+		parts.Go("-admin", (&unixsocket.Server{Listener: l, Handler: program.Local(probes), Logger: o.log}).Run)
+	}
+	socket := &unixsocket.Server{Path: o.socket, DirMode: 0o755, SocketMode: 0o666, Handler: agent, Logger: o.log}
+	if err := socket.Listen(); err != nil {
+		return err
+	}
+	for _, part := range append(from.run, agent.Run, socket.Run) {
+		parts.Go("", part)
+	}
+	if agent.Ready(parts.Context()) == nil {
+		fmt.Fprintf(out, "ready: SPIFFE_ENDPOINT_SOCKET=unix://%s\n", o.socket)
+	}
+	return parts.Wait()
+}

@@ -1,0 +1,271 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/programtest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
+	"github.com/svidkit/svidkit/spiffe/workloadagent"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
+)
+
+// asProgram makes this test binary be the program.
+const asProgram = "SVIDKIT_EXAMPLE_WORKLOAD_AGENT"
+
+const passing, often = 20 * time.Second, 10 * time.Millisecond
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+		return
+	}
+	m.Run()
+}
+
+// TestExitCodes runs the program as a process: a wrong flag ends it with 2, and everything else that is wrong with 1.
+func TestExitCodes(t *testing.T) {
+	t.Parallel()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	dir := t.TempDir()
+	bad, open := filepath.Join(dir, "bad.json"), filepath.Join(dir, "open.json")
+	require.NoError(t, os.WriteFile(bad, []byte("{\n\"workload\": []}"), 0o600))
+	require.NoError(t, os.WriteFile(open, []byte("{}"), 0o600))
+	require.NoError(t, os.Chmod(open, 0o666))
+	made := "-trust-domain example.org -ca dir:" + dir + "/ca -ca-option create=true -admin= -socket " + dir + "/s -file "
+	for _, c := range []struct {
+		args, out, errOut string
+		code              int
+	}{
+		{"-version", "workload-agent ", "", 0},
+		{"-h", "", "-ca-option NAME=VALUE", 0},
+		{"-nonsense", "", "flag provided but not defined: -nonsense; -h lists the flags\n", 2},
+		{"-for x", "", "-for: ", 2},
+		{"-for -1s", "", "may not be negative", 2},
+		{"-log-format xml", "", "has to be text or json", 2},
+		{"-trust-domain A", "", "-trust-domain: ", 2},
+		{"serve", "", "hyphen", 2},
+		{"", "", "-ca: it is needed, and so is -trust-domain", 2},
+		{"-ca nowhere -trust-domain example.org", "", "istio:, vault:, step:, google:, dir: or spire:", 2},
+		{"-ca spire:tcp://host:1", "", "-ca: ", 2},
+		{"-ca istio:http://host -trust-domain example.org", "", "-ca: ", 2},
+		{"-ca vault:https://host -trust-domain example.org", "", "-ca: ", 2},
+		{"-ca vault:https://host -trust-domain example.org -ca-option role", "", "want NAME=VALUE", 2},
+		{"-ca step:https://host -trust-domain example.org -ca-option role=web", "", `step: has no -ca-option "role"`, 2},
+		{"-ca google: -trust-domain example.org", "", "-ca: ", 2},
+		{"-ca dir:" + dir + " -trust-domain example.org", "", "make a new one with -ca-option create=true", 2},
+		{made + dir + "/none.json", "", "none.json: file does not exist", 1},
+		{made + bad, "", bad + `: line 2, column 13: "workload" is not known here: the file can have workloads`, 1},
+		{made + open, "", "chmod", 1},
+	} {
+		cmd := exec.CommandContext(t.Context(), self, strings.Fields(c.args)...)
+		cmd.Env = []string{asProgram + "=1", "GOCOVERDIR=" + dir}
+		var out, errOut bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &errOut
+		_ = cmd.Run()
+		assert.Equal(t, c.code, cmd.ProcessState.ExitCode(), "%s: %s", c.args, errOut.String())
+		assert.True(t, strings.HasPrefix(out.String(), c.out), out.String())
+		assert.Contains(t, errOut.String(), c.errOut)
+		if c.code == 2 {
+			assert.Equal(t, 1, strings.Count(errOut.String(), "\n"), errOut.String())
+		}
+	}
+}
+
+// output is what a program has written.
+type output struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
+}
+
+const file = `{"workloads": [{"match": {"uid": %d}, "identities": [
+  {"id": "spiffe://example.org/%s", "audiences": ["db"], "files": [{"folder": "%s", "key_mode": "0400"}]}
+]}]}`
+
+// TestProgram runs the program, and the svid command as a workload of it: a CA of its own, files, a file that is followed, one
+// that is refused with line and remedy while the old one stays, a restart with the same CA, and a second agent that takes its
+// identity from the first one's socket, as from SPIRE's.
+func TestProgram(t *testing.T) {
+	t.Parallel()
+	programs := programtest.Build(t, "workload-agent", "svid")
+	dir, err := os.MkdirTemp("", "machine") // short, for the socket
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	config, written := filepath.Join(dir, "workloads.json"), filepath.Join(dir, "files")
+	write := func(text string) {
+		require.NoError(t, os.WriteFile(config+".new", []byte(text), 0o600))
+		require.NoError(t, os.Rename(config+".new", config))
+	}
+	write(fmt.Sprintf(file, os.Getuid(), "web", written))
+	svid := func(code int, args ...string) string {
+		cmd := exec.CommandContext(t.Context(), filepath.Join(programs, "svid"), args...)
+		cmd.Env = []string{workloadapi.SocketEnv + "=unix://" + filepath.Join(dir, "agent.sock")}
+		out, _ := cmd.CombinedOutput()
+		require.Equal(t, code, cmd.ProcessState.ExitCode(), "%s", out)
+		return string(out)
+	}
+	logs := new(output)
+	start := func() *programtest.Program {
+		p := programtest.Start(t, filepath.Join(programs, "workload-agent"), logs, nil, "-trust-domain", "example.org", "-ca", "dir:"+filepath.Join(dir, "ca"),
+			"-ca-option", "create=true", "-file", config, "-socket", filepath.Join(dir, "agent.sock"), "-admin", "127.0.0.1:0", "-log-format", "json")
+		p.Addr("ready")
+		return p
+	}
+	p := start()
+	assert.Contains(t, svid(0, "doctor"), "spiffe://example.org/web")
+	svid(0, "fetch", "-dir", filepath.Join(dir, "web"), "-jwt", "db")
+	svid(1, "fetch", "-dir", filepath.Join(dir, "web"), "-jwt", "bank")
+	assert.Contains(t, svid(0, "verify", "-bundle", filepath.Join(dir, "web", "bundle.pem"), filepath.Join(dir, "web", "svid.pem")), "spiffe://example.org/web")
+	require.Eventually(t, func() bool { _, err := os.Stat(filepath.Join(written, "credential-bundle.pem")); return err == nil }, passing, often)
+	svid(0, "verify", "-bundle", filepath.Join(written, "example.org.spiffe-trust-bundle.pem"), filepath.Join(written, "credential-bundle.pem"))
+
+	address := regexp.MustCompile(`^http://[^/]+`).FindString(p.Addr("health"))
+	for path, want := range map[string]string{"/ready": "ok", "/live": "ok", "/metrics": "svidkit_workloadagent_file_refused{part=\"agent\"} 0"} {
+		assert.Contains(t, get(t, address+path), want)
+	}
+	assert.NotContains(t, logs.String(), `"level":"WARN"`, "a healthy start")
+
+	write(strings.Replace(fmt.Sprintf(file, os.Getuid(), "other", written), `"0400"`, `"0777"`, 1))
+	require.Eventually(t, func() bool { return strings.Contains(logs.String(), "line 2, column") }, passing, often)
+	assert.Contains(t, logs.String(), `want 0644, 0640, 0600, 0444, 0440 or 0400`)
+	assert.Contains(t, get(t, address+"/metrics"), "svidkit_workloadagent_file_refused{part=\"agent\"} 1")
+	assert.Contains(t, svid(0, "doctor"), "spiffe://example.org/web", "the old one stays")
+
+	write(fmt.Sprintf(file, os.Getuid(), "other", written))
+	require.Eventually(t, func() bool { return strings.Contains(svid(0, "doctor"), "spiffe://example.org/other") }, passing, often)
+	p.Stop()
+	p = start()
+	roots := filepath.Join(dir, "web", "bundle.pem")
+	svid(0, "fetch", "-dir", filepath.Join(dir, "later"))
+	svid(0, "verify", "-bundle", roots, filepath.Join(dir, "later", "svid.pem")) // the CA is the same
+
+	second := filepath.Join(dir, "second.json")
+	require.NoError(t, os.WriteFile(second, fmt.Appendf(nil, file, os.Getuid(), "other", filepath.Join(dir, "relayed")), 0o600))
+	relay := programtest.Start(t, filepath.Join(programs, "workload-agent"), nil, nil, "-ca", "spire:unix://"+filepath.Join(dir, "agent.sock"),
+		"-file", second, "-socket", filepath.Join(dir, "second.sock"), "-admin=")
+	svid(0, "fetch", "-socket", strings.TrimPrefix(relay.Addr("ready"), workloadapi.SocketEnv+"="), "-dir", filepath.Join(dir, "third"), "-jwt", "db")
+	svid(0, "verify", "-bundle", roots, filepath.Join(dir, "third", "svid.pem"))
+	relay.Stop()
+	p.Stop()
+}
+
+func get(t *testing.T, url string) string {
+	t.Helper()
+	resp, err := http.Get(url)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	return string(body)
+}
+
+// TestDemo runs -demo, which has to print the two commands that README.md shows and serve what it says.
+func TestDemo(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var out, logs output
+	done := make(chan error, 1)
+	go func() { done <- run(ctx, []string{"-demo", "-admin=", "-for", "1m"}, &out, &logs) }()
+	ready := regexp.MustCompile(`ready: SPIFFE_ENDPOINT_SOCKET=(\S+)\n`)
+	require.Eventually(t, func() bool { return ready.MatchString(out.String()) }, passing, often, "%s", &logs)
+	client, err := workloadapi.NewClient(ready.FindStringSubmatch(out.String())[1], nil)
+	require.NoError(t, err)
+	defer client.CloseIdleConnections()
+	for update, err := range client.WatchX509SVIDs(ctx) {
+		require.NoError(t, err)
+		assert.Equal(t, "spiffe://demo.test/web", update.Identities[0].SVID.ID().String())
+		assert.Equal(t, "web", update.Identities[0].Hint)
+		break
+	}
+	written := regexp.MustCompile(`files: (\S+)\n`).FindStringSubmatch(out.String())[1]
+	require.Eventually(t, func() bool {
+		_, err := os.Stat(filepath.Join(written, "credential-bundle.pem"))
+		return err == nil
+	}, passing, often)
+	assert.Regexp(t, `try: SPIFFE_ENDPOINT_SOCKET=unix://\S+ go run ./examples/svid fetch -dir /tmp/web\n`, out.String())
+	assert.NotContains(t, logs.String(), "level=WARN")
+	cancel()
+	require.NoError(t, <-done)
+}
+
+// TestReadme reads the example of README.md as the program does, and looks for each flag in it.
+func TestReadme(t *testing.T) {
+	t.Parallel()
+	readme, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	example := regexp.MustCompile("(?s)```json\n(.*?)```").FindSubmatch(readme)
+	require.NotNil(t, example)
+	config := filepath.Join(t.TempDir(), "workloads.json")
+	require.NoError(t, os.WriteFile(config, example[1], 0o600))
+	td := spiffe.MustParseTrustDomain("example.org")
+	m, err := secretcache.New(secretcache.Config{TrustDomain: td, CA: noCA{}})
+	require.NoError(t, err)
+	agent, err := workloadagent.New(workloadagent.Config{File: config, Source: m, TrustDomain: td})
+	require.NoError(t, err)
+	require.NoError(t, agent.Close())
+	var help bytes.Buffer
+	require.Error(t, run(t.Context(), []string{"-h"}, nil, &help))
+	for _, flag := range regexp.MustCompile(`(?m)^  (-[a-z-]+)`).FindAllStringSubmatch(help.String(), -1) {
+		assert.Contains(t, string(readme), "`"+flag[1], "README.md has each flag")
+	}
+	unknown, err := os.ReadFile("ca.go")
+	require.NoError(t, err)
+	for _, option := range regexp.MustCompile(`c(?:a)?\.option\("([a-z]+)"\)`).FindAllStringSubmatch(string(unknown), -1) {
+		assert.Contains(t, string(readme), "`"+option[1], "and each option")
+	}
+}
+
+type noCA struct{ secretcache.CA }
+
+// TestFromAgent has an agent of another maker as the origin: what it takes back is taken back here, too.
+func TestFromAgent(t *testing.T) {
+	t.Parallel()
+	api := workloadapitest.NewServer(t, spiffetest.NewCA(t, "example.org"), "/agent", "/web")
+	o := new(options)
+	o.ca.from = "spire:" + api.Address()
+	from, err := o.origin(t.Context())
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- from.run[0](ctx) }()
+	require.Eventually(t, func() bool { return from.Source.Bundles() != nil }, passing, often)
+	_, err = from.Source.GenerateSecret(ctx, "spiffe://example.org/web")
+	require.NoError(t, err)
+	_, err = from.IssueJWTSVID(ctx, spiffe.MustParseID("spiffe://example.org/web"), []string{"db"})
+	assert.NoError(t, err)
+	cancel()
+	require.NoError(t, <-done)
+}

@@ -1,0 +1,285 @@
+package workloadagent
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/strictjson"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/filesink"
+)
+
+// anyAudience permits each audience.
+const anyAudience = "*"
+
+// rules are the contents of a file, with what it takes. They never change; what identities have does.
+type rules struct {
+	workloads  []workload
+	identities map[spiffe.ID]*identity
+	outputs    map[output]*filesink.Sink
+}
+
+// workload is a rule: who gets what.
+type workload struct {
+	match  *match // nil for no process
+	grants []grant
+}
+
+// match has the selectors of a rule, all of which a process has to meet. The empty ones are not set.
+type match struct {
+	uid, gid              *uint32
+	executable, unit, pod string
+}
+
+// grant is an identity that the processes of a rule have.
+type grant struct {
+	id        spiffe.ID
+	hint      string
+	audiences []string
+}
+
+// output is a folder to which an identity is written. It is comparable.
+type output struct {
+	id            spiffe.ID
+	folder        string
+	split         bool // cert-chain.pem, key.pem and root-cert.pem, and not the files of SPIFFE's draft
+	mode, keyMode fs.FileMode
+}
+
+// meets reports whether a process meets all selectors. process is asked only if one needs it, and returns false if nothing is
+// certain about the process.
+func (m *match) meets(peer unixsocket.Peer, process func() (unixsocket.Process, bool)) bool {
+	if m == nil || m.uid != nil && *m.uid != peer.UID || m.gid != nil && *m.gid != peer.GID {
+		return false
+	}
+	if m.executable == "" && m.unit == "" && m.pod == "" {
+		return true
+	}
+	p, ok := process()
+	return ok && (m.executable == "" || m.executable == p.Executable) && (m.unit == "" || m.unit == p.Unit) && (m.pod == "" || m.pod == p.Pod)
+}
+
+// granted returns the identities of a process, the default one first, with distinct hints.
+func (r *rules) granted(peer unixsocket.Peer, process func() (unixsocket.Process, bool)) (all []grant) {
+	for i := range r.workloads {
+		if !r.workloads[i].match.meets(peer, process) {
+			continue
+		}
+		for _, g := range r.workloads[i].grants {
+			if at := slices.IndexFunc(all, func(have grant) bool { return have.id == g.id }); at >= 0 {
+				all[at].audiences = slices.Concat(all[at].audiences, g.audiences)
+				continue
+			}
+			if slices.ContainsFunc(all, func(have grant) bool { return have.hint == g.hint }) {
+				g.hint = "" // the one before keeps it
+			}
+			all = append(all, g)
+		}
+	}
+	return all
+}
+
+// permits reports whether the identity may have a token for all of the audiences.
+func (g grant) permits(audiences []string) bool {
+	return !slices.ContainsFunc(audiences, func(one string) bool {
+		return !slices.Contains(g.audiences, one) && !slices.Contains(g.audiences, anyAudience)
+	})
+}
+
+// parser reads a file. It keeps the first error, with its place.
+type parser struct {
+	*strictjson.Reader
+	rules
+	data  []byte
+	td    spiffe.TrustDomain
+	files []output
+	err   error
+}
+
+func parse(data []byte, td spiffe.TrustDomain) (*rules, error) {
+	p := &parser{Reader: strictjson.NewReader(data), data: data, td: td, rules: rules{identities: map[spiffe.ID]*identity{}, outputs: map[output]*filesink.Sink{}}}
+	p.object("the file", members{"workloads": func() { p.array("workloads", p.workload) }})
+	if e, ok := errors.AsType[*strictjson.Error](p.End()); ok {
+		p.err = nil // which may be about what is missing behind that
+		p.fail(e.Offset, "%s; see that it is JSON: names and texts in double quotes, commas between, none after the last, no comments", e.Reason)
+	}
+	for _, o := range p.files {
+		p.outputs[o] = nil
+	}
+	return &p.rules, p.err
+}
+
+// fail notes the first error, with its line and column.
+func (p *parser) fail(at int, format string, args ...any) {
+	if p.err == nil {
+		before := p.data[:min(at, len(p.data))]
+		line, column := bytes.Count(before, []byte("\n"))+1, len(before)-bytes.LastIndexByte(before, '\n')
+		p.err = fmt.Errorf("line %d, column %d: %w", line, column, fmt.Errorf(format, args...))
+	}
+}
+
+// members read the values of an object's members.
+type members map[string]func()
+
+func (p *parser) object(what string, known members) {
+	if p.Kind() != strictjson.Object {
+		p.fail(p.Offset(), "%s has to be an object, in braces", what)
+		p.Skip()
+	}
+	for name := range p.Members() {
+		if read := known[string(name)]; read != nil {
+			read()
+		} else {
+			p.fail(p.Offset(), "%.64q is not known here: %s can have %s", name, what, strings.Join(slices.Sorted(maps.Keys(known)), ", "))
+		}
+	}
+}
+
+func (p *parser) array(what string, element func()) {
+	if p.Kind() != strictjson.Array {
+		p.fail(p.Offset(), "%s has to be a list, in brackets", what)
+		p.Skip()
+	}
+	for range p.Elements() {
+		element()
+	}
+}
+
+// form is what a text has to be like.
+type form struct {
+	pattern *regexp.Regexp
+	want    string
+}
+
+var (
+	anyForm    = form{regexp.MustCompile(`(?s).`), "want a text in quotes that is not empty"}
+	pathForm   = form{regexp.MustCompile(`^(/([^/.][^/]*|\.[^/.][^/]*|\.\.[^/]+))+$`), "want an absolute path, without double slashes and dots"}
+	unitForm   = form{regexp.MustCompile(`^[^/]+\.(service|scope)$`), "want the whole name of a service or scope, such as web.service"}
+	podForm    = form{regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`), "want a UID, as kubectl get pod NAME -o jsonpath={.metadata.uid} prints it"}
+	layoutForm = form{regexp.MustCompile(`^(delivery|split)$`), "want delivery, for credential-bundle.pem, or split, for cert-chain.pem, key.pem and root-cert.pem"}
+	modeForm   = form{regexp.MustCompile(`^0[46](44|40|00)$`), "want 0644, 0640, 0600, 0444, 0440 or 0400, in quotes"}
+)
+
+func (p *parser) text(name string, f form) string {
+	at := p.Offset()
+	text, ok := p.Text()
+	if !ok || !f.pattern.Match(text) {
+		p.fail(at, "%s is %.256q: %s", name, text, f.want)
+	}
+	return string(text)
+}
+
+// number reads the number of a user or a group.
+func (p *parser) number(name string) uint32 {
+	at := p.Offset()
+	text, _ := p.Number()
+	n, err := strconv.ParseUint(string(text), 10, 32)
+	if err != nil || n == 1<<32-1 { // which is no user
+		p.fail(at, "%s has to be a number without quotes, as the command id prints it", name)
+	}
+	return uint32(n)
+}
+
+func (p *parser) mode(name string) fs.FileMode {
+	mode, _ := strconv.ParseUint(p.text(name, modeForm), 8, 32)
+	return fs.FileMode(mode)
+}
+
+func (p *parser) workload() {
+	var w workload
+	at, before := p.Offset(), len(p.files)
+	p.object("a workload", members{
+		"match":      func() { w.match = p.match() },
+		"identities": func() { p.array("identities", func() { w.grants = append(w.grants, p.identity(w.grants)) }) },
+	})
+	if len(w.grants) == 0 {
+		p.fail(at, "the workload has no identities: add at least one")
+	} else if w.match == nil && len(p.files) == before {
+		p.fail(at, "the workload has neither a match nor files, so that nothing gets its identities: add one")
+	}
+	p.workloads = append(p.workloads, w)
+}
+
+func (p *parser) match() *match {
+	m := new(match)
+	at := p.Offset()
+	p.object("match", members{
+		"uid":        func() { m.uid = new(p.number("uid")) },
+		"gid":        func() { m.gid = new(p.number("gid")) },
+		"executable": func() { m.executable = p.text("executable", pathForm) },
+		"unit":       func() { m.unit = p.text("unit", unitForm) },
+		"pod":        func() { m.pod = p.text("pod", podForm) },
+	})
+	if *m == (match{executable: m.executable}) {
+		p.fail(at, "any user can run an executable with code of his own, so it needs something beside it: add a uid, gid, unit or pod")
+	}
+	return m
+}
+
+func (p *parser) identity(others []grant) (g grant) {
+	at, before := p.Offset(), len(p.files)
+	p.object("an identity", members{
+		"id": func() { g.id = p.id(others) },
+		"hint": func() {
+			at := p.Offset()
+			g.hint = p.text("hint", anyForm)
+			if len(g.hint) > 1024 || slices.ContainsFunc(others, func(o grant) bool { return o.hint == g.hint }) {
+				p.fail(at, "the hint has more than 1024 bytes, or another identity of the workload has it: choose another")
+			}
+		},
+		"audiences": func() {
+			p.array("audiences", func() { g.audiences = append(g.audiences, p.text("an audience", anyForm)) })
+		},
+		"files": func() { p.array("files", p.output) },
+	})
+	if g.id.IsZero() {
+		p.fail(at, "the identity has no id")
+	}
+	for i := range p.files[before:] {
+		p.files[before+i].id = g.id
+	}
+	p.identities[g.id] = nil
+	return g
+}
+
+func (p *parser) id(others []grant) spiffe.ID {
+	at := p.Offset()
+	text := p.text("id", anyForm)
+	id, err := spiffe.ParseID(text)
+	switch {
+	case err != nil:
+	case id.Path() == "":
+		err = errors.New("it names a trust domain: add the path of the workload")
+	case !p.td.IsZero() && !id.MemberOf(p.td):
+		err = fmt.Errorf("this agent is for the trust domain %s", p.td)
+	case slices.ContainsFunc(others, func(o grant) bool { return o.id == id }):
+		err = errors.New("the workload has it already")
+	}
+	if err != nil {
+		p.fail(at, "id is %.256q: %w", text, err)
+	}
+	return id
+}
+
+func (p *parser) output() {
+	var o output
+	at := p.Offset()
+	p.object("files", members{
+		"folder":   func() { o.folder = p.text("folder", pathForm) },
+		"layout":   func() { o.split = p.text("layout", layoutForm) == "split" },
+		"mode":     func() { o.mode = p.mode("mode") },
+		"key_mode": func() { o.keyMode = p.mode("key_mode") },
+	})
+	if o.folder == "" || slices.ContainsFunc(p.files, func(other output) bool { return other.folder == o.folder }) {
+		p.fail(at, "the files need a folder, to which no other identity is written")
+	}
+	p.files = append(p.files, o)
+}

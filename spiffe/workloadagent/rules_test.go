@@ -1,0 +1,103 @@
+package workloadagent_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/workloadagent"
+)
+
+// whole has every key.
+const whole = `{
+  "workloads": [
+    {
+      "match": {"uid": 1000, "gid": 1000, "executable": "/usr/bin/web", "unit": "web.service", "pod": "6f9c7a34-2a49-4a8e-8f6c-2d7b6f0a1c22"},
+      "identities": [
+        {
+          "id": "spiffe://example.org/web", "hint": "internal", "audiences": ["db", "*"],
+          "files": [
+            {"folder": "/run/web", "layout": "delivery", "mode": "0644", "key_mode": "0640"},
+            {"folder": "/run/old-web", "layout": "split"}
+          ]
+        },
+        {"id": "spiffe://example.org/web/admin"}
+      ]
+    },
+    {"identities": [{"id": "spiffe://example.org/batch", "files": [{"folder": "/run/batch"}]}]}
+  ]
+}`
+
+var exampleOrg = spiffe.MustParseTrustDomain("example.org")
+
+// A bad file is refused with the line, the column and what to do.
+func TestBadFile(t *testing.T) {
+	t.Parallel()
+	require.NoError(t, workloadagent.Parse([]byte(whole), exampleOrg))
+	require.NoError(t, workloadagent.Parse([]byte(whole), spiffe.TrustDomain{}))
+	require.NoError(t, workloadagent.Parse([]byte(strings.ReplaceAll(whole, "/usr/bin/web", "/.a/..b/...")), exampleOrg))
+	require.NoError(t, workloadagent.Parse([]byte(`{}`), exampleOrg), "no process has anything")
+	one := func(match, identity string) string {
+		return "{\"workloads\": [\n{\"match\": " + match + ",\n\"identities\": [" + identity + "]}]}"
+	}
+	const uid, web = `{"uid": 1}`, `{"id": "spiffe://example.org/web"}`
+	for data, want := range map[string]string{
+		``:                           "line 1, column 1: ",
+		`[]`:                         "line 1, column 1: the file has to be an object, in braces",
+		"{\n  \"workload\": []}":     "line 2, column 15: \"workload\" is not known here: the file can have workloads",
+		`{"workloads": {}}`:          "line 1, column 15: workloads has to be a list, in brackets",
+		"{\"workloads\": [\n]} x":    "line 2, column 4: ",
+		"{\"workloads\": [\n{},\n]}": "line 3, column 1: ",
+		"{\"workloads\": [],\n\"workloads\": []}": "line 2, column ",
+		"{\"workloads\": [\n// comment\n]}":       "see that it is JSON",
+		`{"workloads": ["` + "\xff" + `"]}`:       "not UTF-8",
+		one(uid, ``):                              "line 2, column 1: the workload has no identities: add at least one",
+		`{"workloads": [{"identities": [{"id": "spiffe://example.org/web"}]}]}`: "has neither a match nor files",
+		one(`{}`, web): "line 2, column 11: ",
+		one(`{"executable": "/usr/bin/web"}`, web):    "any user can run an executable with code of his own, so it needs something beside it: add a uid, gid, unit or pod",
+		one(`{"uid": "1"}`, web):                      "line 2, column 19: uid has to be a number without quotes, as the command id prints it",
+		one(`{"uid": -1}`, web):                       "uid has to be a number",
+		one(`{"uid": 1.5}`, web):                      "uid has to be a number",
+		one(`{"gid": 4294967295}`, web):               "gid has to be a number",
+		one(`{"user": "web"}`, web):                   "match can have executable, gid, pod, uid, unit",
+		one(`{"executable": "web"}`, web):             `executable is "web": want an absolute path`,
+		one(`{"executable": "/a/../b"}`, web):         "want an absolute path",
+		one(`{"executable": ""}`, web):                "want an absolute path",
+		one(`{"executable": "/a/./b"}`, web):          "want an absolute path",
+		one(`{"executable": "/a//b"}`, web):           "want an absolute path",
+		one(`{"executable": "/a/"}`, web):             "want an absolute path",
+		one(`{"executable": "/"}`, web):               "want an absolute path",
+		one(`{"unit": "web"}`, web):                   "such as web.service",
+		one(`{"unit": "a/web.service"}`, web):         "such as web.service",
+		one(`{"pod": "web-0"}`, web):                  "want a UID, as kubectl get pod",
+		one(uid, `{}`):                                "line 3, column 16: the identity has no id",
+		one(uid, `{"id": "web"}`):                     `id is "web": `,
+		one(uid, `{"id": "spiffe://example.org"}`):    "add the path of the workload",
+		one(uid, `{"id": "spiffe://other.test/web"}`): "this agent is for the trust domain example.org",
+		one(uid, web+","+web):                         "the workload has it already",
+		one(uid, `{"id": "spiffe://example.org/a", "hint": "x"}, {"id": "spiffe://example.org/b", "hint": "x"}`): "choose another",
+		one(uid, `{"id": "spiffe://example.org/a", "audiences": "*"}`):                                           "audiences has to be a list",
+		one(uid, `{"id": "spiffe://example.org/a", "audiences": [""]}`):                                          "an audience is \"\": want a text in quotes that is not empty",
+		one(uid, `{"id": "spiffe://example.org/a", "files": [{}]}`):                                              "the files need a folder",
+		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "web"}]}`):                               "want an absolute path",
+		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "/a", "layout": "x"}]}`):                 "want delivery",
+		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "/a", "mode": "0666"}]}`):                "want 0644",
+		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "/a", "key_mode": 384}]}`):               "want 0644, 0640, 0600, 0444, 0440 or 0400, in quotes",
+		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "/a"}, {"folder": "/a"}]}`):              "to which no other identity is written",
+	} {
+		assert.ErrorContains(t, workloadagent.Parse([]byte(data), exampleOrg), want, "%s", data)
+	}
+}
+
+func FuzzFile(f *testing.F) {
+	f.Add([]byte(whole))
+	f.Add([]byte(`{"workloads": [{"match": {"uid": 1}, "identities": [{}]}]}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if err := workloadagent.Parse(data, exampleOrg); err != nil {
+			assert.Regexp(t, `^line [0-9]+, column [0-9]+: `, err.Error())
+		}
+	})
+}
