@@ -41,6 +41,7 @@
 // For agents and Envoy:
 //
 //	spiffe/workloadserver   the Workload API for an agent: a handler over any source
+//	spiffe/workloadagent    an agent for the processes of a machine, by one file
 //	sds/sdssource           what sds serves: from any source, from files, by name from several
 //	sds/xdsproxy            Envoy's Aggregated Discovery Service, forwarded to a control plane
 //	sds/kubesecrets         Secrets of a Kubernetes API server for gateways
@@ -93,7 +94,7 @@
 //
 // Packages are independent: each can be imported alone, and siblings do not import each other. They meet in the types of
 // spiffe and pki, and in interfaces of one to three methods that the importing package declares. Packs put others
-// together for one system: istioagent, caconfig, and what is below caclient/linkerd and caclient/athenz. Packs and
+// together for one system: istioagent, workloadagent, caconfig, and what is below caclient/linkerd and caclient/athenz. Packs and
 // kits for tests are best effort, and none enters without a real peer in CI, or a stated reason why there is none;
 // RELEASING.md says what each tier promises. examples/PACKAGES.md says what each package links and weighs.
 //

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
@@ -36,9 +38,7 @@ type demonstration struct {
 	dir      string
 	secret   string // of the tokens
 
-	parts context.Context // of all of it
-	fail  context.CancelCauseFunc
-	wg    sync.WaitGroup
+	*program.Group // of all parts
 
 	rotations, pushes, requests, failed atomic.Int64
 }
@@ -47,21 +47,16 @@ var demoDomain = spiffe.MustParseTrustDomain("demo.test")
 
 // demo runs a demonstration until ctx is done. A request that fails is its error.
 func demo(ctx context.Context, o options, lifetime time.Duration, out io.Writer) (err error) {
-	d := &demonstration{options: o, lifetime: lifetime, out: out, begun: time.Now()}
+	d := &demonstration{options: o, lifetime: lifetime, out: out, begun: time.Now(), Group: program.NewGroup(ctx)}
 	if d.dir, err = os.MkdirTemp("", "agent"); err != nil {
 		return err
 	}
 	defer os.RemoveAll(d.dir)
-	d.parts, d.fail = context.WithCancelCause(ctx)
-	err = d.start()
-	if err == nil {
-		<-d.parts.Done()
-		if err = context.Cause(d.parts); err == context.Canceled { // without an error
-			err = nil
-		}
+	if err = d.start(); err == nil {
+		err = d.Wait()
+	} else {
+		err = cmp.Or(d.Stop(), err) // the part that has failed says why
 	}
-	d.fail(nil)
-	d.wg.Wait()
 	if ctx.Err() != nil { // the time is over
 		err = nil
 	}
@@ -77,15 +72,6 @@ func (d *demonstration) say(format string, args ...any) {
 	d.saying.Lock()
 	defer d.saying.Unlock()
 	fmt.Fprintf(d.out, "%5.1fs  %s\n", time.Since(d.begun).Seconds(), fmt.Sprintf(format, args...))
-}
-
-// run runs a part until the demonstration ends. One that fails ends it.
-func (d *demonstration) run(name string, f func(context.Context) error) {
-	d.wg.Go(func() {
-		if err := f(d.parts); err != nil && d.parts.Err() == nil {
-			d.fail(fmt.Errorf("%s: %w", name, err))
-		}
-	})
 }
 
 func (d *demonstration) start() error {
@@ -141,13 +127,13 @@ func (d *demonstration) startCA() (address, roots string, err error) {
 	if err != nil {
 		return "", "", err
 	}
-	d.run("CA", func(ctx context.Context) error { return server.Run(ctx, caserver.Listeners{Istio: l}) })
+	d.Go("CA", func(ctx context.Context) error { return server.Run(ctx, caserver.Listeners{Istio: l}) })
 	select {
 	case <-ready:
-	case <-d.parts.Done():
-		return "", "", context.Cause(d.parts)
+	case <-d.Context().Done():
+		return "", "", d.Context().Err()
 	}
-	d.run("rotation of the root", func(ctx context.Context) error {
+	d.Go("rotation of the root", func(ctx context.Context) error {
 		for {
 			select {
 			case <-time.After(2 * d.lifetime):
@@ -186,7 +172,7 @@ func (d *demonstration) startWorkload(name, address, roots string) (src *filesou
 		return nil, nil, err
 	}
 	cfg.Root = root
-	choice, err := istioagent.Choose(d.parts, cfg)
+	choice, err := istioagent.Choose(d.Context(), cfg)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -205,17 +191,18 @@ func (d *demonstration) startWorkload(name, address, roots string) (src *filesou
 		if err != nil {
 			return nil, nil, errors.Join(err, agent.Close())
 		}
-		d.wg.Go(func() {
-			<-d.parts.Done()
+		d.Go("", func(ctx context.Context) error {
+			<-ctx.Done()
 			stop()
+			return nil
 		})
 		done = func() { d.say("for an Envoy with the identity of web: envoy -c %s", bootstrap) }
 		d.watch(choice.Socket)
 	}
-	d.run("agent of "+name, func(ctx context.Context) error {
+	d.Go("agent of "+name, func(ctx context.Context) error {
 		err := agent.Run(ctx)
 		if err == nil { // also by /quitquitquit
-			d.fail(nil)
+			d.End(nil)
 		}
 		return err
 	})
@@ -226,11 +213,11 @@ func (d *demonstration) startWorkload(name, address, roots string) (src *filesou
 	if err != nil {
 		return nil, nil, err
 	}
-	d.run(name, src.Run)
-	if err := src.Ready(d.parts); err != nil {
-		return nil, nil, errors.Join(context.Cause(d.parts), err)
+	d.Go(name, src.Run)
+	if err := src.Ready(d.Context()); err != nil {
+		return nil, nil, errors.Join(d.Context().Err(), err)
 	}
-	d.run(name, func(ctx context.Context) error {
+	d.Go(name, func(ctx context.Context) error {
 		var serial string
 		for {
 			changed := src.Changed() // before reading, so that no change is missed
@@ -261,7 +248,7 @@ func writeBootstrap(agent *istioagent.Agent, name string) error {
 
 // watch takes the secrets of an agent as an Envoy does.
 func (d *demonstration) watch(socket string) {
-	d.run("SDS client", func(ctx context.Context) error {
+	d.Go("SDS client", func(ctx context.Context) error {
 		client := sds.UnixClient(socket)
 		defer client.CloseIdleConnections()
 		for _, err := range sds.NewClient(client, "http://localhost").Watch(ctx, "default", "ROOTCA") {
@@ -296,13 +283,14 @@ func (d *demonstration) startTraffic(web, db *filesource.Source) error {
 		return err
 	}
 	transport.DisableKeepAlives = true
-	d.run("db", func(context.Context) error { return server.ServeTLS(l, "", "") })
-	d.wg.Go(func() {
-		<-d.parts.Done()
+	d.Go("db", func(context.Context) error { return server.ServeTLS(l, "", "") })
+	d.Go("", func(ctx context.Context) error {
+		<-ctx.Done()
 		_ = server.Close()
+		return nil
 	})
 	client := &http.Client{Transport: transport, Timeout: 10 * time.Second}
-	d.run("traffic", func(ctx context.Context) error {
+	d.Go("traffic", func(ctx context.Context) error {
 		for tick := time.Tick(50 * time.Millisecond); ; {
 			if err := ask(ctx, client, "https://"+l.Addr().String()); ctx.Err() == nil {
 				if d.requests.Add(1); err != nil {

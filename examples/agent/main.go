@@ -18,14 +18,10 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"os"
-	"os/signal"
-	"runtime/debug"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
@@ -35,54 +31,22 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	err := run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr)
-	if err == nil || errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	fmt.Fprintln(os.Stderr, "agent:", err)
-	if _, ok := errors.AsType[program.UsageError](err); ok {
-		os.Exit(2)
-	}
-	os.Exit(1)
-}
-
-// version is that of the module, with the revision of its source and the version of Go.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	var revision, modified string
-	for _, s := range info.Settings {
-		switch {
-		case s.Key == "vcs.revision":
-			revision = ", revision " + s.Value
-		case s.Key == "vcs.modified" && s.Value == "true":
-			modified = " (modified)"
-		}
-	}
-	return info.Main.Version + revision + modified + ", " + info.GoVersion
+	program.Main("agent", func(ctx context.Context) error { return run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr) })
 }
 
 // options are the flags: what is not in the environment of Istio's agent.
 type options struct {
-	admin, logFormat, root string
-	allowFiles             []string
-	bootstrap, demo        bool
-	version                bool
-	duration               time.Duration
+	program.Service
+	admin, root     string
+	allowFiles      []string
+	bootstrap, demo bool
 }
 
 // run is the program. It returns nil when a signal ends it, or the time of -for.
 func run(ctx context.Context, args, environ []string, out, errOut io.Writer) error {
 	var o options
 	flags := flag.NewFlagSet("agent", flag.ContinueOnError)
-	flags.SetOutput(io.Discard) // or it prints all flags and variables for each error
 	flags.StringVar(&o.admin, "admin", "127.0.0.1:15020", "`address` of the status page, health and metrics; empty: none")
-	flags.StringVar(&o.logFormat, "log-format", "text", "`text` or json")
 	flags.StringVar(&o.root, "root", "", "`folder` to which relative paths are relative, those of the variables too (default: the working folder)")
 	flags.Func("allow-files", "`file or folder` that Envoy may name as file-cert: and file-root:, beside those that it may anyway; may be repeated", func(name string) error {
 		if name == "" {
@@ -93,29 +57,16 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	})
 	flags.BoolVar(&o.bootstrap, "bootstrap", false, "write a configuration for an Envoy to standard output, and end")
 	flags.BoolVar(&o.demo, "demo", false, "run a CA, two agents and two workloads in a temporary folder, without the environment")
-	flags.Func("for", "end after this `time`, such as 1m (default: when a signal comes)", func(text string) (err error) {
-		o.duration, err = time.ParseDuration(text)
+	o.Register(flags)
+	err := program.ParseFlags(flags, args, out, errOut, func(w io.Writer) error { return istioagent.WriteHelp(w, false) })
+	if err != nil {
 		return err
-	})
-	flags.BoolVar(&o.version, "version", false, "print the version, and end")
-	switch err := flags.Parse(args); {
-	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprint(errOut, "Usage of agent:\n\n")
-		flags.SetOutput(errOut)
-		flags.PrintDefaults()
-		fmt.Fprint(errOut, "\nEnvironment variables:\n\n")
-		return errors.Join(err, istioagent.WriteHelp(errOut, false))
-	case err != nil:
-		return program.Misused("%w; -h lists the flags", err)
-	case o.version:
-		fmt.Fprintln(out, "agent", version())
-		return nil
-	case flags.NArg() > 0 && flags.Arg(0) != "proxy":
+	}
+	if flags.NArg() > 0 && flags.Arg(0) != "proxy" {
 		return command(ctx, flags.Args(), out, errOut)
 	}
 	p := new(proxy)
 	if flags.NArg() > 0 {
-		var err error
 		if p, err = newProxy(flags.Args()[1:], &o, out, errOut); err != nil {
 			return err
 		}
@@ -123,23 +74,11 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	if _, _, err := net.SplitHostPort(o.admin); o.admin != "" && err != nil {
 		return program.Misused("-admin: %w", err)
 	}
-	handler := slog.Handler(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: p.level}))
-	switch o.logFormat {
-	case "text":
-	case "json":
-		handler = slog.NewJSONHandler(errOut, &slog.HandlerOptions{Level: p.level})
-	default:
-		return program.Misused("-log-format is %q, and has to be text or json", o.logFormat)
+	ctx, log, end, err := o.Begin(ctx, errOut, p.level)
+	if err != nil {
+		return err
 	}
-	if o.duration < 0 {
-		return program.Misused("-for is %v, and may not be negative", o.duration)
-	}
-	if o.duration > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithCancel(ctx) // and no deadline, which a dial may see before ctx.Err has it
-		defer cancel()
-		defer time.AfterFunc(o.duration, cancel).Stop()
-	}
+	defer end()
 	if o.demo {
 		return demo(ctx, o, 20*time.Second, out)
 	}
@@ -147,7 +86,7 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	if err != nil {
 		return program.UsageError{Err: err}
 	}
-	cfg.Root, cfg.Logger = o.root, slog.New(handler)
+	cfg.Root, cfg.Logger = o.root, log
 	cfg.AllowFiles = append(cfg.AllowFiles, o.allowFiles...)
 	choice, err := istioagent.Choose(ctx, cfg)
 	if err == nil && choice.Origin == istioagent.CA {

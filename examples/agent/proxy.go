@@ -132,7 +132,7 @@ func newProxy(args []string, o *options, out, errOut io.Writer) (*proxy, error) 
 	flags.StringVar(&p.logLevel, "proxyLogLevel", "warning", "`level` of Envoy's log")
 	flags.StringVar(&p.logLevels, "proxyComponentLogLevel", "misc:error", "`levels` of the log of parts of Envoy, such as misc:error")
 	flags.BoolFunc("log_as_json", "write the agent's log as JSON", func(string) error {
-		o.logFormat = "json"
+		o.LogFormat = "json"
 		return nil
 	})
 	flags.Func("log_output_level", "`level` of the agent's log, such as default:info; scopes but default are those of Istio's agent", p.setLevel)

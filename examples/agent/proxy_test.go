@@ -69,7 +69,7 @@ func TestCommands(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, []any{":15120", true, "router", "shop.svc.cluster.local", slog.LevelWarn, "info", "misc:error"},
 		[]any{status, cfg.Envoy.Started, cfg.Envoy.Role, cfg.Envoy.Domain, p.level, p.logLevel, p.logLevels})
-	assert.Equal(t, "json", o.logFormat)
+	assert.Equal(t, "json", o.LogFormat)
 	assert.Equal(t, []string{"the flag --stsPort is not used", "the flag --outlierLogPath is not used"}, cfg.Unused)
 	p, err = newProxy([]string{"sidecar", "--log_output_level=none"}, &o, io.Discard, io.Discard)
 	require.NoError(t, err)

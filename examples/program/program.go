@@ -61,9 +61,18 @@ func Version() string {
 	return info.Main.Version + ", " + info.GoVersion
 }
 
-// Parse reads the flags of a program from args, of which none may be left, and -version. Its error is a [UsageError], or
-// flag.ErrHelp after -version has written to out, or -h to errOut: all flags, and what more, which may be nil, writes after them.
+// Parse is [ParseFlags] for a program of flags alone: an argument that is left is a [UsageError].
 func Parse(flags *flag.FlagSet, args []string, out, errOut io.Writer, more func(io.Writer) error) error {
+	err := ParseFlags(flags, args, out, errOut, more)
+	if err == nil && flags.NArg() > 0 {
+		return Misused("%q is not understood; flags begin with a hyphen", flags.Arg(0))
+	}
+	return err
+}
+
+// ParseFlags reads the flags of a program from args, and -version. Its error is a [UsageError], or flag.ErrHelp after -version
+// has written to out, or -h to errOut: all flags, and what more, which may be nil, writes after them.
+func ParseFlags(flags *flag.FlagSet, args []string, out, errOut io.Writer, more func(io.Writer) error) error {
 	version := flags.Bool("version", false, "print the version, and end")
 	flags.SetOutput(io.Discard) // or it prints all of them for each error
 	switch err := flags.Parse(args); {
@@ -81,8 +90,6 @@ func Parse(flags *flag.FlagSet, args []string, out, errOut io.Writer, more func(
 	case *version:
 		_, err := fmt.Fprintln(out, flags.Name(), Version())
 		return errors.Join(flag.ErrHelp, err)
-	case flags.NArg() > 0:
-		return Misused("%q is not understood; flags begin with a hyphen", flags.Arg(0))
 	}
 	return nil
 }

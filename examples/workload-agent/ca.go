@@ -49,6 +49,9 @@ func (c *caOptions) option(name string) string {
 	return c.more[name]
 }
 
+// chosen reports whether an option is true. With another value it stays unknown.
+func (c *caOptions) chosen(name string) bool { return c.more[name] == "true" && c.option(name) != "" }
+
 // origin is where identities come from: a Source, what signs and checks tokens, and what has to run for them.
 type origin struct {
 	workloadagent.Config
@@ -70,7 +73,7 @@ func (o *options) origin(ctx context.Context) (from *origin, err error) {
 	case "dir":
 		from, err = fromFolder(ctx, where, o)
 	case "istio":
-		issuer, err = istioca.New(istioca.Options{Endpoint: endpoint, ClusterID: c.option("cluster"), Impersonate: c.option("impersonate") == "true"})
+		issuer, err = istioca.New(istioca.Options{Endpoint: endpoint, ClusterID: c.option("cluster"), Impersonate: c.chosen("impersonate")})
 	case "vault":
 		opts := vault.Options{Endpoint: endpoint, Role: c.option("role"), Mount: c.option("mount")}
 		if login := c.option("login"); login != "" {
@@ -89,7 +92,7 @@ func (o *options) origin(ctx context.Context) (from *origin, err error) {
 		from, err = fromCA(issuer, o)
 	}
 	for name := range c.more {
-		err = fmt.Errorf("%s: has no -ca-option %q", kind, name)
+		err = fmt.Errorf("%s: has no -ca-option %q, or not with this value", kind, name)
 	}
 	return from, err
 }
@@ -109,7 +112,7 @@ func fromFolder(ctx context.Context, folder string, o *options) (*origin, error)
 	if err != nil {
 		return nil, err
 	}
-	authority, err := ca.Open(ctx, ca.Config{TrustDomain: o.td, JWT: &ca.JWTConfig{}, Create: o.ca.option("create") == "true"}, store)
+	authority, err := ca.Open(ctx, ca.Config{TrustDomain: o.td, JWT: &ca.JWTConfig{}, Create: o.ca.chosen("create")}, store)
 	if errors.Is(err, ca.ErrNoRecord) {
 		return nil, fmt.Errorf("there is no CA in %s: restore it, or make a new one with -ca-option create=true", folder)
 	}

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -47,6 +46,7 @@ func TestExitCodes(t *testing.T) {
 	self, err := os.Executable()
 	require.NoError(t, err)
 	dir := t.TempDir()
+	require.NoError(t, os.Chmod(dir, 0o700))
 	bad, open := filepath.Join(dir, "bad.json"), filepath.Join(dir, "open.json")
 	require.NoError(t, os.WriteFile(bad, []byte("{\n\"workload\": []}"), 0o600))
 	require.NoError(t, os.WriteFile(open, []byte("{}"), 0o600))
@@ -71,6 +71,7 @@ func TestExitCodes(t *testing.T) {
 		{"-ca vault:https://host -trust-domain example.org", "", "-ca: ", 2},
 		{"-ca vault:https://host -trust-domain example.org -ca-option role", "", "want NAME=VALUE", 2},
 		{"-ca step:https://host -trust-domain example.org -ca-option role=web", "", `step: has no -ca-option "role"`, 2},
+		{"-ca istio:https://host -trust-domain example.org -ca-option impersonate=yes", "", `istio: has no -ca-option "impersonate", or not with this value`, 2},
 		{"-ca google: -trust-domain example.org", "", "-ca: ", 2},
 		{"-ca dir:" + dir + " -trust-domain example.org", "", "make a new one with -ca-option create=true", 2},
 		{made + dir + "/none.json", "", "none.json: file does not exist", 1},
@@ -89,24 +90,6 @@ func TestExitCodes(t *testing.T) {
 			assert.Equal(t, 1, strings.Count(errOut.String(), "\n"), errOut.String())
 		}
 	}
-}
-
-// output is what a program has written.
-type output struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.String()
 }
 
 const file = `{"workloads": [{"match": {"uid": %d}, "identities": [
@@ -135,7 +118,7 @@ func TestProgram(t *testing.T) {
 		require.Equal(t, code, cmd.ProcessState.ExitCode(), "%s", out)
 		return string(out)
 	}
-	logs := new(output)
+	logs := new(programtest.Log)
 	start := func() *programtest.Program {
 		p := programtest.Start(t, filepath.Join(programs, "workload-agent"), logs, nil, "-trust-domain", "example.org", "-ca", "dir:"+filepath.Join(dir, "ca"),
 			"-ca-option", "create=true", "-file", config, "-socket", filepath.Join(dir, "agent.sock"), "-admin", "127.0.0.1:0", "-log-format", "json")
@@ -143,18 +126,19 @@ func TestProgram(t *testing.T) {
 		return p
 	}
 	p := start()
-	assert.Contains(t, svid(0, "doctor"), "spiffe://example.org/web")
-	svid(0, "fetch", "-dir", filepath.Join(dir, "web"), "-jwt", "db")
-	svid(1, "fetch", "-dir", filepath.Join(dir, "web"), "-jwt", "bank")
-	assert.Contains(t, svid(0, "verify", "-bundle", filepath.Join(dir, "web", "bundle.pem"), filepath.Join(dir, "web", "svid.pem")), "spiffe://example.org/web")
+	svid(0, "fetch", "-dir", filepath.Join(dir, "web"), "-jwt", "db=token")
+	assert.Contains(t, svid(0, "verify", "-allow", "*", "-bundle", filepath.Join(dir, "web", "bundle.pem"), filepath.Join(dir, "web", "svid.pem")), "spiffe://example.org/web")
 	require.Eventually(t, func() bool { _, err := os.Stat(filepath.Join(written, "credential-bundle.pem")); return err == nil }, passing, often)
-	svid(0, "verify", "-bundle", filepath.Join(written, "example.org.spiffe-trust-bundle.pem"), filepath.Join(written, "credential-bundle.pem"))
+	svid(0, "verify", "-allow", "*", "-bundle", filepath.Join(written, "example.org.spiffe-trust-bundle.pem"), filepath.Join(written, "credential-bundle.pem"))
+
+	logs.Healthy(t)
+	svid(3, "fetch", "-dir", filepath.Join(dir, "web"), "-jwt", "bank=token")
+	assert.Contains(t, svid(0, "doctor"), "spiffe://example.org/web")
 
 	address := regexp.MustCompile(`^http://[^/]+`).FindString(p.Addr("health"))
 	for path, want := range map[string]string{"/ready": "ok", "/live": "ok", "/metrics": "svidkit_workloadagent_file_refused{part=\"agent\"} 0"} {
 		assert.Contains(t, get(t, address+path), want)
 	}
-	assert.NotContains(t, logs.String(), `"level":"WARN"`, "a healthy start")
 
 	write(strings.Replace(fmt.Sprintf(file, os.Getuid(), "other", written), `"0400"`, `"0777"`, 1))
 	require.Eventually(t, func() bool { return strings.Contains(logs.String(), "line 2, column") }, passing, often)
@@ -168,14 +152,14 @@ func TestProgram(t *testing.T) {
 	p = start()
 	roots := filepath.Join(dir, "web", "bundle.pem")
 	svid(0, "fetch", "-dir", filepath.Join(dir, "later"))
-	svid(0, "verify", "-bundle", roots, filepath.Join(dir, "later", "svid.pem")) // the CA is the same
+	svid(0, "verify", "-allow", "*", "-bundle", roots, filepath.Join(dir, "later", "svid.pem")) // the CA is the same
 
 	second := filepath.Join(dir, "second.json")
 	require.NoError(t, os.WriteFile(second, fmt.Appendf(nil, file, os.Getuid(), "other", filepath.Join(dir, "relayed")), 0o600))
 	relay := programtest.Start(t, filepath.Join(programs, "workload-agent"), nil, nil, "-ca", "spire:unix://"+filepath.Join(dir, "agent.sock"),
 		"-file", second, "-socket", filepath.Join(dir, "second.sock"), "-admin=")
-	svid(0, "fetch", "-socket", strings.TrimPrefix(relay.Addr("ready"), workloadapi.SocketEnv+"="), "-dir", filepath.Join(dir, "third"), "-jwt", "db")
-	svid(0, "verify", "-bundle", roots, filepath.Join(dir, "third", "svid.pem"))
+	svid(0, "fetch", "-socket", strings.TrimPrefix(relay.Addr("ready"), workloadapi.SocketEnv+"="), "-dir", filepath.Join(dir, "third"), "-jwt", "db=token")
+	svid(0, "verify", "-allow", "*", "-bundle", roots, filepath.Join(dir, "third", "svid.pem"))
 	relay.Stop()
 	p.Stop()
 }
@@ -196,7 +180,7 @@ func TestDemo(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	var out, logs output
+	var out, logs programtest.Log
 	done := make(chan error, 1)
 	go func() { done <- run(ctx, []string{"-demo", "-admin=", "-for", "1m"}, &out, &logs) }()
 	ready := regexp.MustCompile(`ready: SPIFFE_ENDPOINT_SOCKET=(\S+)\n`)
@@ -216,7 +200,7 @@ func TestDemo(t *testing.T) {
 		return err == nil
 	}, passing, often)
 	assert.Regexp(t, `try: SPIFFE_ENDPOINT_SOCKET=unix://\S+ go run ./examples/svid fetch -dir /tmp/web\n`, out.String())
-	assert.NotContains(t, logs.String(), "level=WARN")
+	logs.Healthy(t)
 	cancel()
 	require.NoError(t, <-done)
 }
@@ -243,7 +227,7 @@ func TestReadme(t *testing.T) {
 	}
 	unknown, err := os.ReadFile("ca.go")
 	require.NoError(t, err)
-	for _, option := range regexp.MustCompile(`c(?:a)?\.option\("([a-z]+)"\)`).FindAllStringSubmatch(string(unknown), -1) {
+	for _, option := range regexp.MustCompile(`c(?:a)?\.(?:option|chosen)\("([a-z]+)"\)`).FindAllStringSubmatch(string(unknown), -1) {
 		assert.Contains(t, string(readme), "`"+option[1], "and each option")
 	}
 }
@@ -255,7 +239,7 @@ func TestFromAgent(t *testing.T) {
 	t.Parallel()
 	api := workloadapitest.NewServer(t, spiffetest.NewCA(t, "example.org"), "/agent", "/web")
 	o := new(options)
-	o.ca.from = "spire:" + api.Address()
+	o.ca.from = "spire:" + api.Config().Address
 	from, err := o.origin(t.Context())
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())

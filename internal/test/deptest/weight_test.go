@@ -66,6 +66,7 @@ func TestWeight(t *testing.T) {
 		{"sds/xdsproxy", "xdsproxy.NewHandler, (*unixsocket.Server).Run", 7.2},
 		{"sds/kubesecrets", "kubesecrets.New, (*kubesecrets.Source).Run", 7.2},
 		{"sds/istioagent", "istioagent.Start, istioagent.FromEnvironment", 10.1}, // of which YAML is 0.5
+		{"spiffe/workloadagent", "workloadagent.New, (*workloadagent.Agent).Run", 8},
 		{"sds/statuspage", "statuspage.New, (*statuspage.Handler).ServeHTTP", 7.2},
 		{"authn", "authn.ClientCertificate, authn.FirstOf", 7},
 		{"authn/jwt", "jwt.New, jwt.SVID, jwt.UnverifiedIssuer", 7.5},

@@ -170,8 +170,10 @@ func (l *Log) String() string {
 func (l *Log) Healthy(t testing.TB) {
 	t.Helper()
 	for line := range strings.Lines(l.String()) {
-		if strings.Contains(line, "level=WARN") || strings.Contains(line, "level=ERROR") {
-			t.Fatalf("a program warns, and all is well: %s", line)
+		for _, level := range []string{"level=WARN", "level=ERROR", `"level":"WARN"`, `"level":"ERROR"`} {
+			if strings.Contains(line, level) {
+				t.Fatalf("a program warns, and all is well: %s", line)
+			}
 		}
 	}
 }
