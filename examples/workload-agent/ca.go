@@ -86,7 +86,7 @@ func (o *options) origin(ctx context.Context) (from *origin, err error) {
 		endpoint.URL = ""
 		issuer, err = googlecas.New(googlecas.Options{Endpoint: endpoint, Pool: where})
 	default:
-		return nil, fmt.Errorf("%q does not begin with istio:, vault:, step:, google:, dir: or spire:", c.from)
+		return nil, fmt.Errorf("it begins with istio:, vault:, step:, google:, dir: or spire:, and not as %q does", c.from)
 	}
 	if err == nil && from == nil {
 		from, err = fromCA(issuer, o)
