@@ -96,7 +96,7 @@ func (o *options) prepareDemo(out io.Writer) (dir string, err error) {
 	o.ca.from, o.ca.more["create"] = "dir:"+filepath.Join(dir, "ca"), "true"
 	written := filepath.Join(dir, "web")
 	fmt.Fprintf(out, "edit: %s\nfiles: %s\n", o.file, written)
-	fmt.Fprintf(out, "try: SPIFFE_ENDPOINT_SOCKET=unix://%s go run ./examples/svid fetch -dir /tmp/web\n", o.socket)
+	fmt.Fprintf(out, "try: SPIFFE_ENDPOINT_SOCKET=unix://%s go run ./examples/svid fetch -dir %s\n", o.socket, filepath.Join(dir, "fetched"))
 	return dir, os.WriteFile(o.file, fmt.Appendf(nil, demoFile, os.Getuid(), written), 0o600)
 }
 

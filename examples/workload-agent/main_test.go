@@ -199,7 +199,7 @@ func TestDemo(t *testing.T) {
 		_, err := os.Stat(filepath.Join(written, "credential-bundle.pem"))
 		return err == nil
 	}, passing, often)
-	assert.Regexp(t, `try: SPIFFE_ENDPOINT_SOCKET=unix://\S+ go run ./examples/svid fetch -dir /tmp/web\n`, out.String())
+	assert.Regexp(t, `try: SPIFFE_ENDPOINT_SOCKET=unix://\S+ go run ./examples/svid fetch -dir \S+\n`, out.String())
 	logs.Healthy(t)
 	cancel()
 	require.NoError(t, <-done)
