@@ -278,8 +278,8 @@ func (a *Agent) work(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
+	defer a.cfg.Source.Subscribe(func(string) { a.wake.Notify() })() // first: a zero Agent panics here, where its caller can recover
 	wg.Go(func() { _ = a.file.Run(ctx) })
-	defer a.cfg.Source.Subscribe(func(string) { a.wake.Notify() })()
 	writing := map[output]*filesink.Sink{}
 	var bundles *spiffe.BundleSet
 	for ctx.Err() == nil {
