@@ -186,8 +186,7 @@ func (c *CA) distrust() {
 }
 
 // Close closes the connections to the certifier that the CA has made, and so ends the calls that are under way. Those of an
-// HTTPClient are up to its owner. Later calls make a new connection; one that follows at once may still find the old one,
-// and fail. The error is always nil.
+// HTTPClient are up to its owner. Later calls make a new connection. The error is always nil.
 func (c *CA) Close() error {
 	c.conn.Close()
 	return nil

@@ -698,6 +698,19 @@ func TestClose(t *testing.T) {
 	require.Eventually(t, none, 5*time.Second, 10*time.Millisecond)
 }
 
+// A call that follows a Close at once does not find the connection that was closed.
+func TestCloseAndSign(t *testing.T) {
+	t.Parallel()
+	s := serve(t, nil, good)
+	c := s.client(t)
+	csr := newCSR(t, pki.DNSSAN(web))
+	for range 200 {
+		_, err := c.Sign(t.Context(), csr, 0)
+		require.NoError(t, err)
+		require.NoError(t, c.Close())
+	}
+}
+
 func TestNewRefuses(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "cluster.local")

@@ -74,6 +74,7 @@ type Conn struct {
 	HTTP     *http.Client
 
 	cfg   Config
+	made  *transport // nil if the one of HTTP was made elsewhere
 	roots roots
 	stale atomic.Bool // the next call is to make a new connection
 }
@@ -106,6 +107,7 @@ func New(cfg Config) (*Conn, error) {
 		return nil, err
 	}
 	c := &Conn{Endpoint: *e, URL: u.Scheme + "://" + u.Host, HTTP: hc, cfg: cfg}
+	c.made, _ = hc.Transport.(*transport)
 	c.roots.td = e.TrustDomain
 	return c, nil
 }
@@ -116,7 +118,9 @@ func httpClient(e *caclient.Endpoint, cfg Config, scheme string) (*http.Client, 
 	case e.HTTPClient != nil:
 		*c = *e.HTTPClient
 	case cfg.TLS != nil || scheme == "http":
-		c.Transport = NewTransport(cfg)
+		t := new(transport)
+		t.Store(NewTransport(cfg))
+		c.Transport = t
 	default:
 		var err error
 		if c, err = caclient.NewHTTPClient(caclient.TLSOptions{RootsFile: e.RootsFile, MinVersion: tls.VersionTLS12, Logger: e.Logger}); err != nil {
@@ -127,6 +131,14 @@ func httpClient(e *caclient.Endpoint, cfg Config, scheme string) (*http.Client, 
 	c.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return c, nil
 }
+
+// transport sends requests with the newest of some transports. It is replaced with its connections, as net/http may still use
+// one for a moment after that is closed.
+type transport struct{ atomic.Pointer[http.Transport] }
+
+func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) { return t.Load().RoundTrip(r) }
+
+func (t *transport) CloseIdleConnections() { t.Load().CloseIdleConnections() }
 
 // NewTransport returns a transport whose connections have the configuration of cfg.TLS at that moment. Without one it is
 // for a URL without TLS, or trusts the roots of the host.
@@ -276,7 +288,12 @@ func (c *Conn) Begin() {
 
 // Close closes the connections to the CA that were made here, and so ends the calls that are under way on them. The next call
 // makes a new one.
-func (c *Conn) Close() { c.cfg.conns.Close() }
+func (c *Conn) Close() {
+	if c.made != nil {
+		c.made.Store(NewTransport(c.cfg))
+	}
+	c.cfg.conns.Close()
+}
 
 // Refused reports whether err says that the CA refuses the client certificate of a call, so that a token may be better.
 func Refused(err error) bool {
