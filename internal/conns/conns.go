@@ -1,5 +1,6 @@
 // Package conns bounds the connections that the servers of a process have, in total and for each peer, and the time that the
-// body of a request may take to arrive. [Dialed] holds the connections that a client has made, to close them all.
+// body of a request may take to arrive. [Dialed] holds the connections that a client has made, to close them all, and
+// [Transport] those of an http.Client.
 package conns
 
 import (

@@ -7,6 +7,9 @@ import (
 	"sync"
 )
 
+// Dial is the function by which a client dials, as an http.Transport has it.
+type Dial = func(ctx context.Context, network, addr string) (net.Conn, error)
+
 // Dialed are the connections of a client, so that its end can be theirs: net/http keeps those of a Transport that are idle,
 // cannot close those whose last request is just ending, and goes on with a dial whose request has given up. The zero value
 // has none. It is safe for concurrent use.
@@ -18,7 +21,7 @@ type Dialed struct {
 }
 
 // Dial returns dial with its connections in d.
-func (d *Dialed) Dial(dial func(ctx context.Context, network, addr string) (net.Conn, error)) func(ctx context.Context, network, addr string) (net.Conn, error) {
+func (d *Dialed) Dial(dial Dial) Dial {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		d.mu.Lock()
 		over := d.now()

@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
@@ -117,7 +118,7 @@ func (a *serviceAccount) roots() (*x509.CertPool, error) {
 	return pool, nil
 }
 
-func (a *serviceAccount) transport(dial func(context.Context, string, string) (net.Conn, error)) *http.Transport {
+func (a *serviceAccount) transport(dial conns.Dial) *http.Transport {
 	return &http.Transport{
 		DialTLSContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
 			conn, err := a.connect(ctx, dial, network, addr)
@@ -134,7 +135,7 @@ func (a *serviceAccount) transport(dial func(context.Context, string, string) (n
 	}
 }
 
-func (a *serviceAccount) connect(ctx context.Context, dial func(context.Context, string, string) (net.Conn, error), network, addr string) (net.Conn, error) {
+func (a *serviceAccount) connect(ctx context.Context, dial conns.Dial, network, addr string) (net.Conn, error) {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
 		return nil, err

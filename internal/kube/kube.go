@@ -66,10 +66,10 @@ type Client struct {
 	redacted
 	base    *url.URL
 	http    *http.Client
-	watch   *http.Client    // the same without a Timeout
-	account *serviceAccount // nil if the caller's http.Client authenticates itself
-	conns   conns.Dialed    // of the account
-	limit   int             // of an answer
+	watch   *http.Client     // the same without a Timeout
+	account *serviceAccount  // nil if the caller's http.Client authenticates itself
+	conns   *conns.Transport // of the account
+	limit   int              // of an answer
 }
 
 type redacted = redact.Text // an alias, so that the embedded field is not exported
@@ -96,7 +96,8 @@ func newClient(o Options, env environment) (*Client, error) {
 		hc = *o.Client
 	} else {
 		c.account = &serviceAccount{files: env.files, postQuantum: o.PostQuantum}
-		hc.Transport = c.account.transport(c.conns.Dial(env.dial))
+		c.conns = conns.NewTransport(env.dial, c.account.transport)
+		hc.Transport = c.conns
 	}
 	// A redirect would take the request, and the credentials that a transport adds, to another host.
 	hc.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
@@ -258,8 +259,7 @@ func PodEnded(phase string, deleting bool) string {
 }
 
 // Close closes the connections that the Client has made, and so ends what is under way on them. Those of an http.Client in
-// the Options are up to its owner. Later requests make a new connection; one that follows at once may still find the old
-// one, and fail. The error is always nil.
+// the Options are up to its owner. Later requests make a new connection. The error is always nil.
 func (c *Client) Close() error {
 	c.conns.Close()
 	return nil
@@ -332,7 +332,6 @@ func (c *Client) send(ctx context.Context, hc *http.Client, x *exchange, query u
 		}
 		request.Header.Set("Authorization", "Bearer "+x.token)
 		if c.account.renewed() {
-			hc.CloseIdleConnections() // or this request may find one that is being closed
 			c.conns.Close()
 		}
 	}

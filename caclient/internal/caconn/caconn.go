@@ -4,7 +4,6 @@ package caconn
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -63,8 +62,6 @@ type Config struct {
 	// another source.
 	Roots func(ctx context.Context) ([]*x509.Certificate, error)
 	Learn func(ctx context.Context) error
-
-	conns *conns.Dialed // of the transport
 }
 
 // Conn is the way to one CA. It is safe for concurrent use.
@@ -74,7 +71,7 @@ type Conn struct {
 	HTTP     *http.Client
 
 	cfg   Config
-	made  *transport // nil if the one of HTTP was made elsewhere
+	conns *conns.Transport // nil if the one of HTTP was made elsewhere
 	roots roots
 	stale atomic.Bool // the next call is to make a new connection
 }
@@ -101,13 +98,12 @@ func New(cfg Config) (*Conn, error) {
 		return nil, errors.New("both Token and TokenFile are set")
 	}
 	e.Logger = ratelog.Patient(e.Logger)
-	cfg.conns = new(conns.Dialed)
 	hc, err := httpClient(e, cfg, u.Scheme)
 	if err != nil {
 		return nil, err
 	}
 	c := &Conn{Endpoint: *e, URL: u.Scheme + "://" + u.Host, HTTP: hc, cfg: cfg}
-	c.made, _ = hc.Transport.(*transport)
+	c.conns, _ = hc.Transport.(*conns.Transport)
 	c.roots.td = e.TrustDomain
 	return c, nil
 }
@@ -118,9 +114,7 @@ func httpClient(e *caclient.Endpoint, cfg Config, scheme string) (*http.Client, 
 	case e.HTTPClient != nil:
 		*c = *e.HTTPClient
 	case cfg.TLS != nil || scheme == "http":
-		t := new(transport)
-		t.Store(NewTransport(cfg))
-		c.Transport = t
+		c.Transport = conns.NewTransport(new(net.Dialer).DialContext, func(dial conns.Dial) *http.Transport { return newTransport(cfg, dial) })
 	default:
 		var err error
 		if c, err = caclient.NewHTTPClient(caclient.TLSOptions{RootsFile: e.RootsFile, MinVersion: tls.VersionTLS12, Logger: e.Logger}); err != nil {
@@ -132,17 +126,11 @@ func httpClient(e *caclient.Endpoint, cfg Config, scheme string) (*http.Client, 
 	return c, nil
 }
 
-// transport sends requests with the newest of some transports. It is replaced with its connections, as net/http may still use
-// one for a moment after that is closed.
-type transport struct{ atomic.Pointer[http.Transport] }
-
-func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) { return t.Load().RoundTrip(r) }
-
-func (t *transport) CloseIdleConnections() { t.Load().CloseIdleConnections() }
-
 // NewTransport returns a transport whose connections have the configuration of cfg.TLS at that moment. Without one it is
 // for a URL without TLS, or trusts the roots of the host.
-func NewTransport(cfg Config) *http.Transport {
+func NewTransport(cfg Config) *http.Transport { return newTransport(cfg, new(net.Dialer).DialContext) }
+
+func newTransport(cfg Config, dial conns.Dial) *http.Transport {
 	t := &http.Transport{
 		Proxy:                  http.ProxyFromEnvironment,
 		Protocols:              new(http.Protocols),
@@ -155,7 +143,6 @@ func NewTransport(cfg Config) *http.Transport {
 	t.Protocols.SetHTTP1(!cfg.PriorKnowledge)
 	t.Protocols.SetHTTP2(!cfg.PriorKnowledge)
 	t.Protocols.SetUnencryptedHTTP2(cfg.PriorKnowledge)
-	dial := cmp.Or(cfg.conns, new(conns.Dialed)).Dial(new(net.Dialer).DialContext)
 	t.DialContext = dial
 	if cfg.TLS == nil {
 		return t
@@ -288,12 +275,7 @@ func (c *Conn) Begin() {
 
 // Close closes the connections to the CA that were made here, and so ends the calls that are under way on them. The next call
 // makes a new one.
-func (c *Conn) Close() {
-	if c.made != nil {
-		c.made.Store(NewTransport(c.cfg))
-	}
-	c.cfg.conns.Close()
-}
+func (c *Conn) Close() { c.conns.Close() }
 
 // Refused reports whether err says that the CA refuses the client certificate of a call, so that a token may be better.
 func Refused(err error) bool {
