@@ -30,10 +30,27 @@ import (
 
 const isolated = "SVIDKIT_TEST_ISOLATED"
 
-// isolate runs the test that calls it in a network namespace of its own, as the commands have ports that others may use. It
-// reports whether this is that process.
-func isolate(t *testing.T) bool {
+// isolate runs the test that calls it in a network namespace of its own, as the commands have ports that others may use, and with
+// folders whose changes nobody else sees. It reports whether this is that process.
+func isolate(t *testing.T, folders ...string) bool {
 	if os.Getenv(isolated) != "" {
+		if len(folders) > 0 {
+			require.NoError(t, syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""))
+		}
+		for _, folder := range folders {
+			layers := t.TempDir()
+			require.NoError(t, syscall.Mount("tmpfs", layers, "tmpfs", 0, ""))
+			t.Cleanup(func() { _ = syscall.Unmount(layers, syscall.MNT_DETACH) })
+			upper, work := filepath.Join(layers, "upper"), filepath.Join(layers, "work")
+			info, err := os.Stat(folder)
+			require.NoError(t, err)
+			require.NoError(t, errors.Join(os.Mkdir(upper, 0o755), os.Chmod(upper, info.Mode()), os.Mkdir(work, 0o755)))
+			err = syscall.Mount("overlay", folder, "overlay", 0, "lowerdir="+folder+",upperdir="+upper+",workdir="+work)
+			if err != nil {
+				t.Skipf("no overlay file system here: %v", err)
+			}
+			t.Cleanup(func() { _ = syscall.Unmount(folder, syscall.MNT_DETACH) })
+		}
 		fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_DGRAM, 0)
 		require.NoError(t, err)
 		defer syscall.Close(fd)
@@ -48,13 +65,16 @@ func isolate(t *testing.T) bool {
 	}
 	cmd := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$", "-test.v")
 	cmd.Env = append(os.Environ(), isolated+"=1")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.CombinedOutput()
 	if errors.Is(err, syscall.EPERM) {
 		t.Skipf("this user may not make a network namespace: %v", err)
 	}
 	t.Logf("%s", out)
 	require.NoError(t, err)
+	if strings.Contains(string(out), "--- SKIP") {
+		t.Skip("skipped in its namespaces")
+	}
 	return false
 }
 

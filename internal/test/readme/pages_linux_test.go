@@ -1,0 +1,81 @@
+package readme_test
+
+import (
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/rounds"
+)
+
+// block is commands of a page, after a comment that says how they are run:
+//
+//	<!-- run -->                 to their end, without an error
+//	<!-- run as 1000 -->         as that user
+//	<!-- run … until TEXT -->    again and again until TEXT is printed
+//	<!-- start: TEXT -->         in a terminal of their own, until TEXT is printed
+type block struct{ start, user, until, commands string }
+
+var marked = regexp.MustCompile(`<!-- (?:run|start: (.*?))(?: as (\d+))?(?: until (.*?))? -->\n\n((?:    .*\n|\n)+)`)
+
+func blocks(t *testing.T, page string) []block {
+	text, err := os.ReadFile(page)
+	require.NoError(t, err)
+	var all []block
+	for _, m := range marked.FindAllStringSubmatch(string(text), -1) {
+		commands := regexp.MustCompile(`(?m)^    `).ReplaceAllString(m[4], "")
+		all = append(all, block{m[1], m[2], m[3], commands})
+	}
+	require.Len(t, all, strings.Count(string(text), "<!-- run")+strings.Count(string(text), "<!-- start"), "each comment has its commands")
+	require.NotEmpty(t, all)
+	return all
+}
+
+// walk does what a page says, and ends what it has started.
+func walk(t *testing.T, page string, environ ...string) {
+	for _, b := range blocks(t, page) {
+		if b.start != "" {
+			c := open(t, b.commands, environ...)
+			c.await(b.start)
+			t.Cleanup(func() { c.interrupt() })
+			continue
+		}
+		args := []string{"sh", "-euc", b.commands}
+		if b.user != "" {
+			args = append([]string{"setpriv", "--reuid=" + b.user, "--regid=" + b.user, "--clear-groups"}, args...)
+		}
+		until := time.Now().Add(30 * time.Second)
+		for {
+			cmd := exec.Command(args[0], args[1:]...)
+			cmd.Dir = "../../.."
+			cmd.Env = append(os.Environ(), environ...)
+			cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+			out, err := cmd.CombinedOutput()
+			t.Logf("%s\n%s", b.commands, out)
+			if b.until != "" && !strings.Contains(string(out), b.until) && time.Now().Before(until) {
+				time.Sleep(100 * time.Millisecond)
+				continue
+			}
+			require.NoError(t, err, "%s\n%s", b.commands, out)
+			require.Contains(t, string(out), b.until)
+			break
+		}
+	}
+}
+
+// TestMachine does what MACHINE.md says, as root, where nobody else sees it.
+func TestMachine(t *testing.T) {
+	rounds.Slow(t)
+	if os.Getuid() != 0 {
+		t.Skip("the page is for root")
+	}
+	if isolate(t, "/etc", "/run", "/var/lib", "/usr/local/bin", "/tmp") {
+		walk(t, "../../../examples/MACHINE.md")
+	}
+}

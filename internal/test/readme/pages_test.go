@@ -1,0 +1,91 @@
+package readme_test
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// files returns the files of the project with this ending.
+func files(t *testing.T, ending string) []string {
+	var all []string
+	err := filepath.WalkDir("../../..", func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (d.Name() == ".git" || d.Name() == "testdata"):
+			return filepath.SkipDir
+		case !d.IsDir() && strings.HasSuffix(path, ending):
+			all = append(all, path)
+		}
+		return nil
+	})
+	require.NoError(t, err)
+	require.NotEmpty(t, all)
+	return all
+}
+
+var (
+	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	heading = regexp.MustCompile(`(?m)^#+ +(.*)$`)
+	metric  = regexp.MustCompile(`\bsvidkit_[a-z0-9_]+[a-z0-9]`)
+	fenced  = regexp.MustCompile("(?ms)^```.*?^```|^(?: {4}|\t).*?$")
+)
+
+// anchors are what can be linked to in a page, as GitHub makes them of its headings.
+func anchors(text string) map[string]bool {
+	all := map[string]bool{}
+	for _, m := range heading.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
+		name := strings.ToLower(link.ReplaceAllString(strings.ReplaceAll(m[1], "[", ""), ""))
+		name = regexp.MustCompile(`[^\p{L}\p{N} _-]`).ReplaceAllString(name, "")
+		all[strings.ReplaceAll(name, " ", "-")] = true
+	}
+	return all
+}
+
+// TestPages: each link of a page within the project leads to something, and each metric in it is one that the code writes.
+func TestPages(t *testing.T) {
+	t.Parallel()
+	var code strings.Builder
+	for _, file := range files(t, ".go") {
+		if !strings.HasSuffix(file, "_test.go") {
+			text, err := os.ReadFile(file)
+			require.NoError(t, err)
+			code.Write(text)
+		}
+	}
+	written := map[string]bool{}
+	for _, m := range metric.FindAllString(code.String(), -1) {
+		written[m] = true
+	}
+	for _, page := range files(t, ".md") {
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		for _, m := range link.FindAllStringSubmatch(fenced.ReplaceAllString(string(text), ""), -1) {
+			if strings.Contains(m[1], "://") || strings.HasPrefix(m[1], "mailto:") {
+				continue
+			}
+			file, anchor, _ := strings.Cut(m[1], "#")
+			target := page
+			if file != "" {
+				target = filepath.Join(filepath.Dir(page), filepath.FromSlash(file))
+			}
+			info, err := os.Stat(target)
+			if !assert.NoError(t, err, "%s: %s", page, m[1]) || anchor == "" || info.IsDir() {
+				continue
+			}
+			there, err := os.ReadFile(target)
+			require.NoError(t, err)
+			assert.True(t, anchors(string(there))[anchor], "%s: %s has no heading for this link", page, m[1])
+		}
+		for _, m := range metric.FindAllString(string(text), -1) {
+			assert.True(t, written[m], "%s: no part writes the metric %s", page, m)
+		}
+	}
+}
