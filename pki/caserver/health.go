@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/metrics"
@@ -71,7 +72,8 @@ func (s *Server) newMetrics() *metrics.Set {
 	} {
 		m.Gauge(g.name, g.help, func() (float64, bool) {
 			h, ok := s.health()
-			return g.value(h), ok
+			v := g.value(h)
+			return v, ok && (v != 0 || !strings.HasSuffix(g.name, "_timestamp_seconds")) // a registration authority knows no times
 		})
 	}
 	m.Gauge("svidkit_ca_root_start_timestamp_seconds", "When the newest root in the bundle began to be valid, in seconds since 1970.", func() (float64, bool) {
