@@ -159,9 +159,12 @@ func (r *recording) require(t *testing.T, fired map[string]window) {
 			expression{fmt.Sprintf("%s >= bool %g", first, w.from.Seconds()), end.String(), []sample{{"{}", 1}}},
 			expression{fmt.Sprintf("%s <= bool %g", first, w.to.Seconds()), end.String(), []sample{{"{}", 1}}})
 	}
+	if len(fired) == 0 { // and none is near
+		tests = append(tests, expression{`last_over_time(ALERTS` + all + `)`, end.String(), nil})
+	}
 	tests = append(tests,
 		expression{`group by (alertname) (last_over_time(ALERTS{alertstate="firing"}` + all + `))`, end.String(), names},
-		expression{`ALERTS{alertstate="firing"}`, end.String(), nil},
+		expression{`ALERTS`, end.String(), nil},
 		expression{`count(count_over_time(up` + all + `)) > bool 0`, end.String(), []sample{{"{}", 1}}}) // there are samples
 	type input struct {
 		Series string `json:"series"`
