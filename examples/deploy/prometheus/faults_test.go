@@ -510,7 +510,7 @@ func sign(api *kubetest.Server, requests string, root *pki.Issuer) error {
 			Kind       string         `json:"kind"`
 			Metadata   map[string]any `json:"metadata"`
 			Spec       map[string]any `json:"spec"`
-			Status struct {
+			Status     struct {
 				Conditions  []any  `json:"conditions,omitempty"`
 				Certificate []byte `json:"certificate,omitempty"`
 			} `json:"status"`
