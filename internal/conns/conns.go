@@ -97,8 +97,13 @@ var refusals = func() map[string]*metrics.Counter {
 }()
 
 var labels = map[string]string{
-	DescriptorReserve: "descriptors", Crowded: "crowded", limit.CallerShare: "too_many_of_peer", limit.TotalShare: "too_many",
+	DescriptorReserve: "descriptors", Crowded: "crowded", limit.CallerShare: "too_many_of_peer", limit.TotalShare: "too_many", handshakes: handshakes,
 }
+
+const handshakes = "handshakes"
+
+// RefuseHandshake counts a connection that a server closes because too many have not completed their handshake.
+func RefuseHandshake() { refusals[handshakes].Inc() }
 
 // Listen returns a Listener over l.
 func Listen(l net.Listener, o Options) *Listener {
