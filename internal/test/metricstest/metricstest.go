@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"testing"
 	"unicode/utf8"
 )
 
@@ -59,11 +60,19 @@ func Page(text string) (*Text, error) {
 	return t, nil
 }
 
+// Require requires that a text is a whole page, as Page has it.
+func Require(t testing.TB, text string) {
+	t.Helper()
+	if _, err := Page(strings.TrimSpace(text) + "\n"); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // promtool returns what "promtool check metrics" finds.
 func promtool(text string) (found []string) {
 	path, err := exec.LookPath("promtool")
 	if err != nil {
-		return nil // see TestPromtool
+		return nil // the tests of examples/deploy/prometheus say so
 	}
 	cmd := exec.Command(path, "check", "metrics")
 	cmd.Stdin = strings.NewReader(text)
