@@ -20,9 +20,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
-
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/pki"
@@ -69,39 +66,39 @@ func Written(t *testing.T) *metricstest.Text {
 	t.Helper()
 	ca := spiffetest.NewCA(t, "example.org")
 	src, err := workloadapi.Start(t.Context(), workloadapitest.NewServer(t, ca, "/web").Config())
-	require.NoError(t, err)
+	no(t, err)
 	t.Cleanup(func() { _ = src.Close() })
 	partner := federationtest.NewEndpoint(t, spiffetest.NewCA(t, "partner.test"))
 	fed, err := federation.Start(t.Context(), federation.Config{Relationships: []federation.Relationship{partner.Relationship()}, Fetch: federationtest.Options(partner)})
-	require.NoError(t, err)
+	no(t, err)
 	t.Cleanup(func() { _ = fed.Close() })
 	manager, err := secretcache.Start(t.Context(), secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org/agent"), CA: ca})
-	require.NoError(t, err)
+	no(t, err)
 	t.Cleanup(func() { _ = manager.Close() })
 	envoy, err := sds.NewHandler(manager, nil)
-	require.NoError(t, err)
+	no(t, err)
 	t.Cleanup(func() { _ = envoy.Close() })
 	workloads, err := workloadserver.NewHandler(manager, nil)
-	require.NoError(t, err)
+	no(t, err)
 	governor := &spiffetls.Governor{}
 	contents, n := ca.Bundle().Contents(), uint64(1)
 	contents.Sequence, contents.RefreshHint = &n, time.Minute
 	own, err := spiffe.NewBundle(ca.TrustDomain(), contents)
-	require.NoError(t, err)
+	no(t, err)
 	h, err := health.New(
 		health.Part{Name: "identity", Source: src}, health.Part{Name: "federation", Source: fed},
 		health.Part{Name: "fixed", Source: health.FromSources(nil, own)}, health.Part{Name: "agent", Source: manager},
 		health.Part{Name: "tls", Source: new(spiffetls.Metrics)}, health.Part{Name: "connections", Source: governor},
 		health.Part{Name: "sds", Source: envoy}, health.Part{Name: "workloads", Source: workloads},
 	)
-	require.NoError(t, err)
-	require.NoError(t, h.Ready())
+	no(t, err)
+	no(t, h.Ready())
 	page, text := new(bytes.Buffer), new(metricstest.Text)
 	for _, write := range []func(io.Writer) error{h.WriteMetrics, istioAgent(t).WriteMetrics, failing(t).WriteMetrics, authority(t)} {
 		page.Reset()
-		require.NoError(t, write(page))
+		no(t, write(page))
 		one, err := metricstest.Parse(page.String())
-		require.NoError(t, err)
+		no(t, err)
 		if text.Samples == nil {
 			text = one
 			continue
@@ -114,24 +111,28 @@ func Written(t *testing.T) *metricstest.Text {
 // istioAgent returns the parts of Istio's agent, and what is theirs alone.
 func istioAgent(t *testing.T) *health.Handler {
 	proxy, err := xdsproxy.NewHandler(xdsproxy.Config{URL: "https://127.0.0.1:1", HTTPClient: http.DefaultClient})
-	require.NoError(t, err)
+	no(t, err)
 	t.Cleanup(func() { _ = proxy.Close() })
 	h, err := health.New(health.Part{Name: "ADS", Source: proxy})
-	require.NoError(t, err)
+	no(t, err)
 	return h
 }
 
 // failing is an agent whose CA is away.
 func failing(t *testing.T) *health.Handler {
 	manager, err := secretcache.New(secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org/away"), CA: unable{spiffetest.NewCA(t, "example.org")}})
-	require.NoError(t, err)
+	no(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- manager.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-ended })
-	require.Eventually(t, func() bool { return manager.Report().Identities[0].Failures > 0 }, 10*time.Second, time.Millisecond)
+	for late := time.Now().Add(10 * time.Second); manager.Report().Identities[0].Failures == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(late) {
+			t.Fatal("the CA fails, and no attempt has")
+		}
+	}
 	h, err := health.New(health.Part{Name: "failing", Source: manager})
-	require.NoError(t, err)
+	no(t, err)
 	return h
 }
 
@@ -146,20 +147,20 @@ func (unable) Sign(context.Context, *pki.CSR, time.Duration) ([]*x509.Certificat
 func authority(t *testing.T) func(io.Writer) error {
 	td := spiffe.MustParseTrustDomain("example.org")
 	store, err := ca.NewDirStore(filepath.Join(t.TempDir(), "ca"))
-	require.NoError(t, err)
+	no(t, err)
 	a, err := ca.Open(t.Context(), ca.Config{TrustDomain: td, Create: true}, store)
-	require.NoError(t, err)
+	no(t, err)
 	tokens, err := caserver.NewInsecureTokens(td, filepath.Join(t.TempDir(), "secret"))
-	require.NoError(t, err)
+	no(t, err)
 	ready := make(chan struct{})
 	server, err := caserver.New(caserver.Options{
 		CA: a, ID: spiffe.MustParseID("spiffe://example.org/ca"), Istio: &istioca.Options{Authenticator: tokens},
 		Linkerd: &linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "example.org"}, Review: func(context.Context, string, []string) (*kube.Account, error) { return nil, errors.New("none") }},
 		Ready:   func() { close(ready) },
 	})
-	require.NoError(t, err)
+	no(t, err)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	no(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- server.Run(ctx, caserver.Listeners{Admin: l}) }()
@@ -197,13 +198,13 @@ func Labels(text *metricstest.Text) map[string]map[string][]string {
 func Dashboard(t *testing.T, file string, written map[string]map[string][]string) (shown map[string]bool) {
 	t.Helper()
 	f, err := os.Open(file)
-	require.NoError(t, err)
+	no(t, err)
 	defer f.Close()
 	var d dashboard
 	decoder := json.NewDecoder(f)
-	require.NoError(t, decoder.Decode(&d))
+	no(t, decoder.Decode(&d))
 	_, err = decoder.Token()
-	require.ErrorIs(t, err, io.EOF)
+	want(t, err == io.EOF, "%s: something follows: %v", file, err)
 	ids := map[int]bool{}
 	shown = map[string]bool{}
 	check := func(where, expr string, labels ...string) {
@@ -211,15 +212,15 @@ func Dashboard(t *testing.T, file string, written map[string]map[string][]string
 			shown[name] = true
 		}
 	}
-	require.NotEmpty(t, d.Panels)
+	want(t, len(d.Panels) > 0, "%s has no panels", file)
 	for _, p := range d.Panels {
-		assert.False(t, ids[p.ID], "two panels have the id %d", p.ID)
+		want(t, !ids[p.ID], "two panels have the id %d", p.ID)
 		ids[p.ID] = true
-		assert.LessOrEqual(t, p.GridPos.X+p.GridPos.W, 24, p.Title)
+		want(t, p.GridPos.X+p.GridPos.W <= 24, "%s is too wide", p.Title)
 		if p.Type == "row" {
 			continue
 		}
-		assert.NotEmpty(t, p.Targets, p.Title)
+		want(t, len(p.Targets) > 0, "%s shows nothing", p.Title)
 		for _, tg := range p.Targets {
 			var labels []string
 			for _, m := range legend.FindAllStringSubmatch(tg.LegendFormat, -1) {
@@ -252,22 +253,37 @@ func Expression(t *testing.T, where, expr string, written map[string]map[string]
 	}
 	target := func(label string) bool { return label == "job" || label == "instance" } // of Prometheus
 	names = metric.FindAllString(expr, -1)
-	assert.NotEmpty(t, names, where)
+	want(t, len(names) > 0, "%s has no metric", where)
 	for _, name := range names {
-		if !assert.Contains(t, written, name, "%s: %s", where, expr) {
+		if written[name] == nil {
+			t.Errorf("%s: %s: no program writes %s", where, expr, name)
 			continue
 		}
 		for _, label := range labels {
-			assert.True(t, target(label) || written[name][label] != nil, "%s: %s has no label %s", where, name, label)
+			want(t, target(label) || written[name][label] != nil, "%s: %s has no label %s", where, name, label)
 		}
 	}
 	for _, m := range selector.FindAllStringSubmatch(expr, -1) {
 		for _, l := range matcher.FindAllStringSubmatch(m[2], -1) {
 			for value := range strings.SplitSeq(l[3], "|") {
-				assert.True(t, target(l[1]) || slices.Contains(written[m[1]][l[1]], value), "%s: %s has no %s", where, m[1], l[0])
+				want(t, target(l[1]) || slices.Contains(written[m[1]][l[1]], value), "%s: %s has no %s", where, m[1], l[0])
 			}
 		}
 	}
-	assert.Equal(t, strings.Count(expr, "("), strings.Count(expr, ")"), expr)
+	want(t, strings.Count(expr, "(") == strings.Count(expr, ")"), "%s: %s: brackets", where, expr)
 	return names
+}
+
+func no(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func want(t testing.TB, ok bool, format string, args ...any) {
+	t.Helper()
+	if !ok {
+		t.Errorf(format, args...)
+	}
 }
