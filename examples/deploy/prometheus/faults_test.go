@@ -544,3 +544,21 @@ func sign(api *kubetest.Server, requests string, root *pki.Issuer) error {
 	}
 	return nil
 }
+
+// TestRenewsEarly: an agent that renews early, when three quarters of the life are left, cannot for a third of the life.
+func TestRenewsEarly(t *testing.T) {
+	within(t, nil, func(w *world) {
+		manager, err := secretcache.New(secretcache.Config{ID: web, CA: w.issuer, GraceRatio: 0.75})
+		require.NoError(w, err)
+		run(w.T, manager.Run)
+		h, err := health.New(health.Part{Name: "identity", Source: manager})
+		require.NoError(w, err)
+		w.targets = []target{handled("svidkit-early", h)}
+		w.lasts(2)
+		w.issuer.away.Store(true)
+		w.lasts(13)
+		w.issuer.away.Store(false)
+		w.lasts(3)
+		w.expect(map[string]window{"SvidkitRenewalFailing": minutes(10, 14)})
+	})
+}

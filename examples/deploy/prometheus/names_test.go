@@ -122,6 +122,15 @@ func TestRunbook(t *testing.T) {
 		}
 	}
 	assert.Equal(t, alerts, entries)
+	var faults []byte
+	for _, name := range []string{"faults_test.go", "server_test.go"} {
+		data, err := os.ReadFile(name)
+		require.NoError(t, err)
+		faults = append(faults, data...)
+	}
+	for _, name := range alerts {
+		assert.Contains(t, string(faults), `"`+name+`": minutes(`, "a real fault fires it")
+	}
 
 	written := watchtest.Labels(watchtest.Written(t))
 	for _, name := range regexp.MustCompile(`\bsvidkit_\w+`).FindAllString(text, -1) {
