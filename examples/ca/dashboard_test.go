@@ -6,8 +6,8 @@ import (
 	"github.com/svidkit/svidkit/internal/test/watchtest"
 )
 
-// TestDashboard: each metric, label and value in it is one that the parts write.
+// TestDashboard: each metric, label and value in it is one that a CA writes.
 func TestDashboard(t *testing.T) {
 	t.Parallel()
-	watchtest.Dashboard(t, "dashboard.json", watchtest.Labels(watchtest.Written(t)))
+	watchtest.Dashboard(t, "dashboard.json", watchtest.Labels(watchtest.WrittenByCA(t)))
 }

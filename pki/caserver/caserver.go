@@ -44,7 +44,6 @@ import (
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
-	"github.com/svidkit/svidkit/spiffe/health"
 )
 
 // Options are the parts of a [Server]. CA and ID are required.
@@ -117,11 +116,7 @@ func New(o Options) (*Server, error) {
 	if s.bundle, err = federation.NewHandler(bundles{o.CA}, o.ID.TrustDomain()); err != nil {
 		return nil, err
 	}
-	own, err := health.New(health.Part{Name: "ca", Source: s.identity, Check: s.ready})
-	if err != nil {
-		return nil, err
-	}
-	metrics := []func(io.Writer) error{metrics.WriteProcess, s.newMetrics().Write, own.WriteMetrics}
+	metrics := []func(io.Writer) error{metrics.WriteProcess, s.newMetrics().Write}
 	if o.Istio != nil {
 		h, err := s.newIstio(*o.Istio)
 		if err != nil {

@@ -143,6 +143,16 @@ func (unable) Sign(context.Context, *pki.CSR, time.Duration) ([]*x509.Certificat
 	return nil, errors.New("away")
 }
 
+// WrittenByCA returns what a CA writes, without what agents and services do.
+func WrittenByCA(t *testing.T) *metricstest.Text {
+	t.Helper()
+	page := new(bytes.Buffer)
+	no(t, authority(t)(page))
+	text, err := metricstest.Parse(page.String())
+	no(t, err)
+	return text
+}
+
 // authority returns what writes the page of a CA with both APIs.
 func authority(t *testing.T) func(io.Writer) error {
 	td := spiffe.MustParseTrustDomain("example.org")
