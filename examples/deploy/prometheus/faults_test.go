@@ -308,6 +308,7 @@ func TestUnknownIdentity(t *testing.T) {
 
 // TestNoFreshRoot: the operator, who is to rotate by hand, does so late.
 func TestNoFreshRoot(t *testing.T) {
+	rounds.Slow(t)
 	within(t, func(c *ca.Config) {
 		c.DefaultTTL, c.MaxTTL = 10*time.Minute, 10*time.Minute
 		c.Rotation = ca.Rotation{RootTTL: 160 * time.Minute, Propagation: 2 * time.Minute, Manual: true}

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/watchtest"
 )
 
@@ -99,6 +100,7 @@ var recorded = regexp.MustCompile(`svidkit:\w+(:\w+)*`)
 
 // TestRunbook: each alert has its entry and each entry its alert, and what an entry names exists.
 func TestRunbook(t *testing.T) {
+	rounds.NotShort(t) // it builds the CA
 	t.Parallel()
 	data, err := os.ReadFile("../../RUNBOOK.md")
 	require.NoError(t, err)
