@@ -106,7 +106,11 @@ func (s *session) cost() int { return s.bytes + len(s.items)*besideName }
 
 // refused logs that a request was refused. Reasons are few.
 func (h *Handler) refused(ctx context.Context, p peerkey.Holder, reason string, err *grpchttp.Error) {
-	h.counts.refused.Inc()
+	label := "request"
+	if err.Code == grpchttp.ResourceExhausted {
+		label = "limit"
+	}
+	h.counts.refused[label].Inc()
 	h.log.Warn("sds: request refused", reason, append(attrs(ctx, p), slog.String("err", clip(err.Message)))...)
 }
 

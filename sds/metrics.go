@@ -7,7 +7,8 @@ import (
 // counts are what a Handler counts.
 type counts struct {
 	metrics.Set
-	responses, refused *metrics.Counter
+	responses *metrics.Counter
+	refused   map[string]*metrics.Counter // by the reason
 }
 
 // init adds the metrics of h.
@@ -24,7 +25,8 @@ func (c *counts) init(h *Handler) {
 		defer h.mu.Unlock()
 		add(float64(h.nacks))
 	})
-	c.refused = c.Counter("svidkit_sds_refused_requests_total", "The number of requests that were refused: malformed, without the header, or over a limit.")
+	c.refused = c.Counters("svidkit_sds_refused_requests_total", "The number of requests that were refused: over a limit, or malformed or without the header.",
+		"reason", "limit", "request")
 	c.Totals("svidkit_sds_failed_lookups_total", "The number of look-ups in the source that have failed, and are repeated.", func(add metrics.Add) {
 		add(float64(h.table.failed.Load()))
 	})

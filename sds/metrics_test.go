@@ -48,5 +48,5 @@ func TestWriteMetrics(t *testing.T) {
 	assert.Equal(t, 1., s[`svidkit_sds_names{state="served"}`])
 	assert.Equal(t, 2., s[`svidkit_sds_names{state="missing"}`])
 	assert.Equal(t, 2., s[`svidkit_sds_responses_total`])
-	assert.Equal(t, 1., s[`svidkit_sds_refused_requests_total`])
+	assert.Equal(t, 1., s[`svidkit_sds_refused_requests_total{reason="limit"}`])
 }

@@ -14,7 +14,7 @@ import (
 //	svidkit_sds_names                    that clients ask for, by state: served, or missing
 //	svidkit_sds_responses_total          responses on streams
 //	svidkit_sds_nacks_total              responses that clients rejected
-//	svidkit_sds_refused_requests_total   requests that were refused
+//	svidkit_sds_refused_requests_total   requests that were refused, by reason: limit or request
 //	svidkit_sds_failed_lookups_total     look-ups in the source that failed
 //
 // Nothing that a client says is among their labels.

@@ -44,8 +44,18 @@ const maxListed = 1000
 
 // metrics returns the metrics of [Manager.Report].
 func (m *Manager) metrics(all []report.Identity, bundles report.Upstream) *metrics.Set {
+	since := map[string]time.Time{}
+	failing := func(e *entry) {
+		if e.err() != nil {
+			since[m.label(e)] = e.since
+		}
+	}
 	m.mu.Lock()
 	watching := m.watching
+	failing(m.first)
+	for _, v := range m.names.Range {
+		failing(v.(*entry))
+	}
 	m.mu.Unlock()
 	identities := slices.Clone(all)
 	rest := identities
@@ -73,14 +83,23 @@ func (m *Manager) metrics(all []report.Identity, bundles report.Upstream) *metri
 		add(expired, "state", "expired")
 		add(missing, "state", "missing")
 	})
-	s.Gauges("svidkit_secretcache_identity_end_timestamp_seconds",
-		"When the certificate of the identity, or something in its verified chain, ends, in seconds since 1970.", func(add metrics.Add) {
+	for _, t := range []struct {
+		name, help string
+		at         func(report.Identity) time.Time
+	}{
+		{"start", "the certificate of the identity begins to be valid", func(i report.Identity) time.Time { return i.NotBefore }},
+		{"end", "the certificate of the identity, or something in its verified chain, ends", func(i report.Identity) time.Time { return i.NotAfter }},
+		{"attempt", "the next attempt to obtain a certificate for the identity begins", func(i report.Identity) time.Time { return i.Renewal }},
+		{"failing", "the first of the failed attempts since the last good one was", func(i report.Identity) time.Time { return since[i.Name] }},
+	} {
+		s.Gauges("svidkit_secretcache_identity_"+t.name+"_timestamp_seconds", "When "+t.help+", in seconds since 1970.", func(add metrics.Add) {
 			for _, i := range listed {
-				if !i.NotAfter.IsZero() {
-					add(metrics.Seconds(i.NotAfter), "identity", i.Name)
+				if at := t.at(i); !at.IsZero() {
+					add(metrics.Seconds(at), "identity", i.Name)
 				}
 			}
 		})
+	}
 	s.Gauges("svidkit_secretcache_identity_failures", "The number of attempts to obtain a certificate for the identity that have failed since the last that did not.",
 		func(add metrics.Add) {
 			for _, i := range listed {

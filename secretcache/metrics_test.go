@@ -56,18 +56,30 @@ func TestWriteMetrics(t *testing.T) {
 		assert.EqualValues(t, began.Unix(), s[`svidkit_secretcache_bundles_confirmed_timestamp_seconds`])
 		assert.Equal(t, 1., s[`svidkit_secretcache_bundles_watched`], "the CA has a watch")
 
+		const of = `_timestamp_seconds{identity="spiffe://example.org/web"}`
+		assert.EqualValues(t, svid.Leaf().NotBefore.Unix(), s[`svidkit_secretcache_identity_start`+of])
+		next := s[`svidkit_secretcache_identity_attempt`+of]
+		assert.Greater(t, next, float64(began.Unix()))
+		assert.Less(t, next, float64(svid.NotAfter().Unix()))
+		assert.NotContains(t, s, `svidkit_secretcache_identity_failing`+of)
+
 		ca.FailNext(-1, errors.New("down"))
 		time.Sleep(2 * time.Hour)
 		s = read()
+		assert.InDelta(t, next, s[`svidkit_secretcache_identity_failing`+of], 1, "it fails since the attempt that was due")
+		assert.Greater(t, s[`svidkit_secretcache_identity_attempt`+of], float64(time.Now().Unix()))
 		assert.Equal(t, 2., s[`svidkit_secretcache_identities{state="expired"}`])
 		assert.Zero(t, s[`svidkit_secretcache_identities{state="valid"}`])
 		assert.Positive(t, s[`svidkit_secretcache_identity_failures{identity="spiffe://example.org/web"}`])
 		assert.Greater(t, s[`svidkit_secretcache_attempts_total{kind="certificate",outcome="failed"}`], 10.)
+
+		ca.FailNext(0, nil)
+		time.Sleep(time.Hour)
+		assert.NotContains(t, read(), `svidkit_secretcache_identity_failing`+of)
 		cancel()
 		require.NoError(t, <-done)
 
 		// What is cut short is no failure.
-		ca.FailNext(0, nil)
 		ca.Delay(time.Hour)
 		m, err = secretcache.New(secretcache.Config{ID: web, CA: ca})
 		require.NoError(t, err)
@@ -96,5 +108,5 @@ func TestWriteMetricsBounded(t *testing.T) {
 	assert.Equal(t, 1501., text.Samples[`svidkit_secretcache_identities{state="missing"}`])
 	assert.Contains(t, text.Samples, `svidkit_secretcache_identity_failures{identity="spiffe://example.org/w0998"}`)
 	assert.NotContains(t, text.Samples, `svidkit_secretcache_identity_failures{identity="spiffe://example.org/w0999"}`)
-	assert.Less(t, len(text.Samples), 1020)
+	assert.Less(t, len(text.Samples), 2020)
 }

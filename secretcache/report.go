@@ -16,7 +16,10 @@ import (
 // upstream. The name of the default identity is "default" if it is no SPIFFE ID. The metrics are:
 //
 //	svidkit_secretcache_identities                            by state: valid, expired, or missing before the first
-//	svidkit_secretcache_identity_end_timestamp_seconds        by identity: when its certificate ends
+//	svidkit_secretcache_identity_start_timestamp_seconds      by identity: when its certificate begins to be valid
+//	svidkit_secretcache_identity_end_timestamp_seconds        by identity: when it ends
+//	svidkit_secretcache_identity_attempt_timestamp_seconds    by identity: when the next attempt begins, if none is under way
+//	svidkit_secretcache_identity_failing_timestamp_seconds    by identity: when the first of the failed attempts in a row was
 //	svidkit_secretcache_identity_failures                     by identity: failed attempts in a row
 //	svidkit_secretcache_bundles_failures                      likewise for the trust bundles
 //	svidkit_secretcache_bundles_confirmed_timestamp_seconds   when the CA last said what they are

@@ -137,7 +137,9 @@ func (m *Manager) attempt(ctx context.Context, e *entry) {
 		e.cause.Store(nil)
 		wait = m.renewIn(e)
 	case ctx.Err() == nil: // else Run or Remove has ended it
-		e.cause.Store(&err)
+		if e.cause.Swap(&err) == nil {
+			e.since = time.Now()
+		}
 		wait = m.retryIn(e, e.Failed(err))
 		if _, ok := errors.AsType[*tooShort](err); ok { // the CA works, and each attempt costs it a signature
 			wait = max(wait, e.held.Load().left()/4)

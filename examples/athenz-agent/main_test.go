@@ -17,6 +17,7 @@ import (
 
 	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/internal/test/athenztest"
+	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/testtree"
 )
 
@@ -163,6 +164,7 @@ func TestAgent(t *testing.T) {
 	require.NoError(t, answer.Body.Close())
 	assert.Equal(t, http.StatusBadRequest, answer.StatusCode)
 	_, text := get(t, at, "/metrics")
+	metricstest.Require(t, text)
 	assert.Contains(t, text, `svidkit_athenz_agent_requests_total{part="agent",code="400"} 1`)
 	code, _ := get(t, at, "/ready")
 	assert.Equal(t, http.StatusOK, code)

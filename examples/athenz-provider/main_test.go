@@ -30,6 +30,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/testtree"
 	"github.com/svidkit/svidkit/pki"
 )
@@ -194,6 +195,7 @@ func TestProvider(t *testing.T) {
 		assert.Equal(t, c.code, post(p.MutualTLS(c.cn), c.variable, c.path), c)
 	}
 	_, text = get(t, at, "/metrics")
+	metricstest.Require(t, text)
 	assert.Contains(t, text, `svidkit_athenz_provider_requests_total{part="provider",code="401"} 2`)
 	assert.Contains(t, text, `svidkit_athenz_signing_requests_total{part="signing",code="401"} 2`)
 

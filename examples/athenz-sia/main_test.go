@@ -16,6 +16,7 @@ import (
 
 	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/internal/test/athenztest"
+	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/testtree"
 )
 
@@ -136,6 +137,7 @@ func TestSidecar(t *testing.T) {
 	code, _ = get(t, at, "/live")
 	assert.Equal(t, http.StatusOK, code)
 	_, text = get(t, at, "/metrics")
+	metricstest.Require(t, text)
 	assert.Contains(t, text, `svidkit_athenz_sidecar_ready{part="identity"} 0`)
 
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)

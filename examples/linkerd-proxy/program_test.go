@@ -19,6 +19,7 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -104,6 +105,7 @@ func TestWithoutIdentity(t *testing.T) {
 		require.Error(t, err, "the application speaks no TLS")
 	}
 	_, text := read(t, "http://"+at["admin"]+"/metrics")
+	metricstest.Require(t, text)
 	assert.Contains(t, text, `svidkit_linkerdproxy_inbound_connections_total{part="proxy",kind="passthrough"} 2`)
 	assert.Contains(t, text, `svidkit_linkerdproxy_inbound_connections_total{part="proxy",kind="tls"} 0`)
 

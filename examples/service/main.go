@@ -12,7 +12,7 @@
 //	go run ./examples/service -socket unix:///run/spire/agent/public/api.sock
 //
 // or with the address in SPIFFE_ENDPOINT_SOCKET, until it is interrupted or has made -requests
-// requests. With -health-addr 127.0.0.1:9090 it says at /ready, /live and /metrics how it is;
+// requests. With -health-addr 127.0.0.1:15026 it says at /ready, /live and /metrics how it is;
 // dashboard.json shows these metrics in Grafana.
 package main
 
@@ -49,7 +49,7 @@ func main() {
 		var o options
 		flags := flag.NewFlagSet("service", flag.ContinueOnError)
 		flags.StringVar(&o.socket, "socket", os.Getenv(workloadapi.SocketEnv), "address of the Workload API (default: a demo)")
-		flags.StringVar(&o.healthAddr, "health-addr", "", "host and port of /ready, /live and /metrics, such as 127.0.0.1:9090 (default: none)")
+		flags.StringVar(&o.healthAddr, "health-addr", "", "host and port of /ready, /live and /metrics, such as 127.0.0.1:15026 (default: none)")
 		flags.IntVar(&o.requests, "requests", -1, "how many requests to make; 0: without end; -1: 8 in the demo, and without end beside an agent")
 		flags.DurationVar(&o.interval, "interval", 500*time.Millisecond, "time between two requests")
 		flags.DurationVar(&o.wait, "wait", 30*time.Second, "how long to wait for an identity")

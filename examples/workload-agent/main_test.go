@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/secretcache"
@@ -143,6 +144,7 @@ func TestProgram(t *testing.T) {
 	write(strings.Replace(fmt.Sprintf(file, os.Getuid(), "other", written), `"0400"`, `"0777"`, 1))
 	require.Eventually(t, func() bool { return strings.Contains(logs.String(), "line 2, column") }, passing, often)
 	assert.Contains(t, logs.String(), `want 0644, 0640, 0600, 0444, 0440 or 0400`)
+	metricstest.Require(t, get(t, address+"/metrics"))
 	assert.Contains(t, get(t, address+"/metrics"), "svidkit_workloadagent_file_refused{part=\"agent\"} 1")
 	assert.Contains(t, svid(0, "doctor"), "spiffe://example.org/web", "the old one stays")
 

@@ -5,10 +5,13 @@ package conns
 
 import (
 	"cmp"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
@@ -78,6 +81,30 @@ var process = struct {
 	of   map[string]int // by the names of peers
 }{of: map[string]int{}}
 
+// refusals are the connections of the process that were refused, by the label of the reason.
+var refusals = func() map[string]*metrics.Counter {
+	metrics.Process.Gauges("svidkit_connection_descriptors", "The number of file descriptors that accepted connections may take, by state; a reserve is not among them.",
+		func(add metrics.Add) {
+			if usable, known := usableDescriptors(); known {
+				process.Lock()
+				defer process.Unlock()
+				add(float64(process.held), "state", "used")
+				add(float64(max(usable-process.held, 0)), "state", "free")
+			}
+		})
+	return metrics.Process.Counters("svidkit_connections_refused_total", "The number of connections that were closed at once because of a limit, by the reason.",
+		"reason", slices.Sorted(maps.Values(labels))...)
+}()
+
+var labels = map[string]string{
+	DescriptorReserve: "descriptors", Crowded: "crowded", limit.CallerShare: "too_many_of_peer", limit.TotalShare: "too_many", handshakes: handshakes,
+}
+
+const handshakes = "handshakes"
+
+// RefuseHandshake counts a connection that a server closes because too many have not completed their handshake.
+func RefuseHandshake() { refusals[handshakes].Inc() }
+
 // Listen returns a Listener over l.
 func Listen(l net.Listener, o Options) *Listener {
 	if o.Peer == nil {
@@ -100,6 +127,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 		if refused == nil {
 			return c, nil
 		}
+		refusals[labels[refused.Reason]].Inc()
 		if l.o.Refused != nil {
 			l.o.Refused(c, refused)
 		}

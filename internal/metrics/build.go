@@ -9,14 +9,19 @@ import (
 
 const module = "github.com/svidkit/svidkit"
 
-// WriteBuildInfo writes svidkit_build_info, with which each page of metrics begins. A part does not write it: a page has
-// it once.
-func WriteBuildInfo(w io.Writer) error {
+// Process has the metrics that belong to no part but to the process, such as its descriptors. Who counts them adds them
+// while the program is initialized.
+var Process Set
+
+// WriteProcess writes svidkit_build_info and [Process], with which each page of metrics begins. A part does not write
+// them: a page has them once.
+func WriteProcess(w io.Writer) error {
 	var s Set
 	s.Gauges("svidkit_build_info", "The version of svidkit, the version of Go, and the revision of the source if it is a build of a checkout.", func(add Add) {
 		b := build()
 		add(1, "version", b.version, "goversion", b.goversion, "revision", b.revision)
 	})
+	s.families = append(s.families, Process.families...)
 	return s.Write(w)
 }
 

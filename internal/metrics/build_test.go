@@ -22,7 +22,7 @@ func TestPages(t *testing.T) {
 		source, err := os.ReadFile("../../" + name)
 		if strings.Contains(string(source), "text/plain; version=") {
 			pages++
-			assert.Contains(t, string(source), "metrics.WriteBuildInfo", name)
+			assert.Contains(t, string(source), "metrics.WriteProcess", name)
 		}
 		return err
 	}))

@@ -116,7 +116,7 @@ func New(o Options) (*Server, error) {
 	if s.bundle, err = federation.NewHandler(bundles{o.CA}, o.ID.TrustDomain()); err != nil {
 		return nil, err
 	}
-	metrics := []func(io.Writer) error{metrics.WriteBuildInfo, s.newMetrics().Write}
+	metrics := []func(io.Writer) error{metrics.WriteProcess, s.newMetrics().Write}
 	if o.Istio != nil {
 		h, err := s.newIstio(*o.Istio)
 		if err != nil {

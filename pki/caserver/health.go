@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/metrics"
@@ -71,9 +72,24 @@ func (s *Server) newMetrics() *metrics.Set {
 	} {
 		m.Gauge(g.name, g.help, func() (float64, bool) {
 			h, ok := s.health()
-			return g.value(h), ok
+			v := g.value(h)
+			return v, ok && (v != 0 || !strings.HasSuffix(g.name, "_timestamp_seconds")) // a registration authority knows no times
 		})
 	}
+	// As in package health, so that the same alerts and graphs are for services, agents and CAs.
+	const partLabel, part = "part", "ca"
+	m.Gauges("svidkit_ready", "Whether the CA is ready: 1, or 0 if callers should ask another replica.", func(add metrics.Add) {
+		add(up(s.ready()), partLabel, part)
+	})
+	own := func(name, help string, at func(*x509.Certificate) time.Time) {
+		m.Gauges("svidkit_identity_"+name+"_timestamp_seconds", "When the SVID of the server "+help+", in seconds since 1970.", func(add metrics.Add) {
+			if svid, err := s.identity.SVID(); err == nil {
+				add(metrics.Seconds(at(svid.Leaf())), partLabel, part, "identity", svid.ID().String())
+			}
+		})
+	}
+	own("start", "begins to be valid", func(c *x509.Certificate) time.Time { return c.NotBefore })
+	own("end", "expires", func(c *x509.Certificate) time.Time { return c.NotAfter })
 	m.Gauge("svidkit_ca_root_start_timestamp_seconds", "When the newest root in the bundle began to be valid, in seconds since 1970.", func() (float64, bool) {
 		return s.newestRoot(func(c *x509.Certificate) time.Time { return c.NotBefore })
 	})

@@ -217,6 +217,7 @@ func (l *tlsListener) Accept() (net.Conn, error) {
 		}
 		end, ok := l.limit.begin(c)
 		if !ok {
+			conns.RefuseHandshake()
 			_ = c.Close()
 			l.Closed(c)
 			continue

@@ -44,6 +44,7 @@
 //	svidkit_bundle_refresh_hint_seconds                     the refresh hint, if there is one
 //	svidkit_bundle_first_authority_end_timestamp_seconds    when the first of the X.509 authorities expires
 //	svidkit_bundle_last_authority_end_timestamp_seconds     when the last does, after which no peer is verified
+//	svidkit_bundle_last_authority_start_timestamp_seconds   when that one began to be valid
 //
 // Identities are those of the service itself, with their SPIFFE ID in the label identity. Bundles have the label
 // trust_domain. The configuration of the service bounds both. Alert on differences of times, such as
@@ -55,6 +56,7 @@ package health
 
 import (
 	"bytes"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -263,22 +265,22 @@ func (s *state) trusts(td spiffe.TrustDomain) error {
 	}
 	_, last := ends(b)
 	switch {
-	case len(b.X509) > 0 && s.now.After(last):
-		return fmt.Errorf("the last X.509 authority in the trust bundle of %q expired at %s, so that no peer can be verified", td, last.UTC().Format(time.RFC3339))
+	case last != nil && s.now.After(last.NotAfter):
+		return fmt.Errorf("the last X.509 authority in the trust bundle of %q expired at %s, so that no peer can be verified", td, last.NotAfter.UTC().Format(time.RFC3339))
 	case len(b.X509)+len(b.JWT)+len(b.WIT) == 0:
 		return fmt.Errorf("the trust bundle of %q is empty, so that no peer is trusted", td)
 	}
 	return nil
 }
 
-// ends returns when the first and the last of the X.509 authorities expire.
-func ends(b *report.Bundle) (first, last time.Time) {
-	for i, c := range b.X509 {
-		if i == 0 || c.NotAfter.Before(first) {
-			first = c.NotAfter
+// ends returns the first and the last of the X.509 authorities to expire, or nil.
+func ends(b *report.Bundle) (first, last *x509.Certificate) {
+	for _, c := range b.X509 {
+		if first == nil || c.NotAfter.Before(first.NotAfter) {
+			first = c
 		}
-		if i == 0 || c.NotAfter.After(last) {
-			last = c.NotAfter
+		if last == nil || c.NotAfter.After(last.NotAfter) {
+			last = c
 		}
 	}
 	return first, last
@@ -380,14 +382,14 @@ func addBundles(set *metrics.Set, all []state) {
 		}
 	})
 	for _, m := range []struct {
-		name string
-		at   func(first, last time.Time) time.Time
+		name, help string
+		at         func(first, last *x509.Certificate) time.Time
 	}{
-		{"first", func(first, _ time.Time) time.Time { return first }},
-		{"last", func(_, last time.Time) time.Time { return last }},
+		{"first_authority_end", "the first of the X.509 authorities in the trust bundle expires", func(first, _ *x509.Certificate) time.Time { return first.NotAfter }},
+		{"last_authority_end", "the last of the X.509 authorities in the trust bundle expires", func(_, last *x509.Certificate) time.Time { return last.NotAfter }},
+		{"last_authority_start", "the X.509 authority that expires last began to be valid", func(_, last *x509.Certificate) time.Time { return last.NotBefore }},
 	} {
-		help := "When the " + m.name + " of the X.509 authorities in the trust bundle expires, in seconds since 1970."
-		each("svidkit_bundle_"+m.name+"_authority_end_timestamp_seconds", help, func(b *report.Bundle, add metrics.Add) {
+		each("svidkit_bundle_"+m.name+"_timestamp_seconds", "When "+m.help+", in seconds since 1970.", func(b *report.Bundle, add metrics.Add) {
 			if len(b.X509) > 0 {
 				add(metrics.Seconds(m.at(ends(b))))
 			}
@@ -419,7 +421,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(w, h.check(h.reports(), (*state).alive))
 	case "metrics":
 		var b bytes.Buffer
-		_ = metrics.WriteBuildInfo(&b)
+		_ = metrics.WriteProcess(&b)
 		if err := h.WriteMetrics(&b); err != nil {
 			http.Error(w, line(err), http.StatusInternalServerError)
 			return

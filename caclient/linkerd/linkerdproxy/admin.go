@@ -40,7 +40,7 @@ func (id *Identity) Handler(more ...report.Reporter) http.Handler {
 			return
 		}
 		var b bytes.Buffer
-		err := errors.Join(metrics.WriteBuildInfo(&b), id.metrics.Write(&b))
+		err := errors.Join(metrics.WriteProcess(&b), id.metrics.Write(&b))
 		for _, m := range more {
 			if write := m.Report().Metrics; write != nil {
 				err = errors.Join(err, write(&b))

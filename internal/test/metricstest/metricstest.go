@@ -7,10 +7,12 @@ import (
 	"io"
 	"maps"
 	"math"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"testing"
 	"unicode/utf8"
 )
 
@@ -36,11 +38,15 @@ func Of(write func(io.Writer) error) (*Text, error) {
 	return t, nil
 }
 
-// Page reads the text of a whole page, which has svidkit_build_info once.
+// Page reads the text of a whole page, which has svidkit_build_info once. Findings of promtool are an error, where it is
+// installed, but not those about names that Istio and Linkerd give.
 func Page(text string) (*Text, error) {
 	t, err := Parse(text)
 	if err != nil {
 		return nil, err
+	}
+	if found := promtool(text); len(found) > 0 {
+		return nil, fmt.Errorf("promtool check metrics: %q", found)
 	}
 	var infos []string
 	for key, value := range t.Samples {
@@ -53,6 +59,37 @@ func Page(text string) (*Text, error) {
 	}
 	return t, nil
 }
+
+// Require requires that a text is a whole page, as Page has it.
+func Require(t testing.TB, text string) {
+	t.Helper()
+	if _, err := Page(strings.TrimSpace(text) + "\n"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// promtool returns what "promtool check metrics" finds.
+func promtool(text string) (found []string) {
+	path, err := exec.LookPath("promtool")
+	if err != nil {
+		return nil // the tests of examples/deploy/prometheus say so
+	}
+	cmd := exec.Command(path, "check", "metrics")
+	cmd.Stdin = strings.NewReader(text)
+	out, err := cmd.CombinedOutput()
+	for line := range strings.Lines(string(out)) {
+		if !foreign.MatchString(line) {
+			found = append(found, strings.TrimSpace(line))
+		}
+	}
+	if err != nil && len(out) == 0 {
+		found = append(found, err.Error())
+	}
+	return found
+}
+
+// foreign begins what promtool says of names that are Istio's and Linkerd's: dashboards of others have them.
+var foreign = regexp.MustCompile(`^(citadel_server|istio_agent)_`)
 
 var buildInfo = regexp.MustCompile(`^svidkit_build_info\{goversion="go1\.[^"]+",revision="[^"]*",version="[^"]+"\}$`)
 

@@ -1,0 +1,565 @@
+package prometheus_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/svidkit/svidkit/caclient/local"
+	"github.com/svidkit/svidkit/internal/test/faulty"
+	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver"
+	"github.com/svidkit/svidkit/pki/ra"
+	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/health"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
+	"github.com/svidkit/svidkit/spiffe/workloadserver"
+)
+
+var (
+	domain  = spiffe.MustParseTrustDomain("example.org")
+	web     = spiffe.MustParseID("spiffe://example.org/web")
+	errAway = errors.New("away")
+)
+
+// away fails while it is set.
+type away struct{ atomic.Bool }
+
+func (f *away) err() error {
+	if f.Load() {
+		return errAway
+	}
+	return nil
+}
+
+// store is a [ca.Store] in memory.
+type store struct {
+	away
+	mu      sync.Mutex
+	version int
+	data    map[string][]byte
+}
+
+func (s *store) Load(context.Context) (ca.Record, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.err(); err != nil {
+		return ca.Record{}, err
+	}
+	if s.data == nil {
+		return ca.Record{}, ca.ErrNoRecord
+	}
+	return ca.NewRecord(strconv.Itoa(s.version), copied(s.data)), nil
+}
+
+func (s *store) Save(_ context.Context, r ca.Record) (string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.err(); err != nil {
+		return "", err
+	}
+	if r.Version != strconv.Itoa(s.version) && !(r.Version == "" && s.data == nil) {
+		return "", ca.ErrConflict
+	}
+	s.version++
+	s.data = copied(r.Data())
+	return strconv.Itoa(s.version), nil
+}
+
+func copied(data map[string][]byte) map[string][]byte {
+	all := map[string][]byte{}
+	for name, b := range data {
+		all[name] = bytes.Clone(b)
+	}
+	return all
+}
+
+// disk is a [ca.Auditor].
+type disk struct{ away }
+
+func (d *disk) Record(context.Context, *ca.Issuance) error { return d.err() }
+func (d *disk) Err() error                                 { return d.err() }
+
+// issuer is the way from the agent to the CA.
+type issuer struct {
+	*local.CA
+	away
+}
+
+func (i *issuer) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
+	if err := i.err(); err != nil {
+		return nil, err
+	}
+	return i.CA.Sign(ctx, csr, lifetime)
+}
+
+// world is a CA, an agent that has identities of it, and a service that has one of the agent, put together as the programs
+// are, with what makes them fail.
+type world struct {
+	*testing.T
+	*recording
+	store   store
+	audit   disk
+	ca      *ca.Authority
+	issuer  *issuer
+	manager *secretcache.Manager
+	socket  *faulty.Dial // of the agent, for the Workload API
+	secrets *sds.Handler
+	port    *port                                                                // of the CA, for operators
+	dial    func(ctx context.Context, network, address string) (net.Conn, error) // socket
+	stopCA  func()
+	targets []target
+}
+
+// port is an address at which there may be a server.
+type port struct {
+	at atomic.Pointer[memconn.Listener]
+}
+
+func (p *port) client(t testing.TB) *http.Client {
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return p.at.Load().Dial(ctx) }}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport, Timeout: 10 * time.Second}
+}
+
+// run runs a part until stop is called, or the test ends.
+func run(t *testing.T, part func(context.Context) error) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- part(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		assert.NoError(t, <-ended)
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// within begins a world in a bubble, and records it. Certificates live for 20 minutes.
+func within(t *testing.T, edit func(*ca.Config), f func(w *world)) {
+	rounds.NotShort(t)
+	t.Parallel()
+	tool(t, "promtool") // or there is no use
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{T: t, port: new(port)}
+		cfg := ca.Config{
+			TrustDomain: domain, DefaultTTL: 20 * time.Minute, MaxTTL: 20 * time.Minute, Backdate: time.Minute, RefreshHint: time.Minute,
+			Rotation: ca.Rotation{RootTTL: 4 * time.Hour, Propagation: 5 * time.Minute}, Create: true, Auditor: &w.audit,
+		}
+		if edit != nil {
+			edit(&cfg)
+		}
+		var err error
+		w.ca, err = ca.Open(t.Context(), cfg, &w.store)
+		require.NoError(w, err)
+		w.stopCA = w.serveCA(w.ca)
+		w.startAgent()
+		w.startService()
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		w.recording = record(t)
+		f(w)
+	})
+}
+
+// serveCA serves a CA as examples/ca does, and returns what ends it.
+func (w *world) serveCA(signer ca.Signer) (stop func()) {
+	server, err := caserver.New(caserver.Options{CA: signer, ID: spiffe.MustParseID("spiffe://example.org/ca")})
+	require.NoError(w, err)
+	w.port.at.Store(memconn.Listen())
+	if w.targets == nil {
+		w.targets = []target{fetched("svidkit-ca", w.port.client(w), "http://localhost/metrics")}
+	}
+	return run(w.T, func(ctx context.Context) error { return server.Run(ctx, caserver.Listeners{Admin: w.port.at.Load()}) })
+}
+
+// startAgent runs the parts of an agent that serves the Workload API and SDS.
+func (w *world) startAgent() {
+	from, err := local.New(w.ca, web)
+	require.NoError(w, err)
+	w.issuer = &issuer{CA: from}
+	w.manager, err = secretcache.New(secretcache.Config{ID: web, CA: w.issuer})
+	require.NoError(w, err)
+	w.secrets, err = sds.NewHandler(w.manager, nil)
+	require.NoError(w, err)
+	workloads, err := workloadserver.NewHandler(w.manager, nil)
+	require.NoError(w, err)
+	run(w.T, w.manager.Run)
+	l := memconn.Listen()
+	w.socket = faulty.Start(w, faulty.Config{Listener: l, Handler: workloads, Deny: http.NotFoundHandler(), Garble: http.NotFoundHandler()})
+	w.Cleanup(func() { _ = workloads.Close() })
+	w.Cleanup(func() { _ = w.secrets.Close() })
+	h, err := health.New(health.Part{Name: "identity", Source: w.manager}, health.Part{Name: "SDS", Source: w.secrets}, health.Part{Name: "Workload API", Source: workloads})
+	require.NoError(w, err)
+	w.targets = append(w.targets, handled("svidkit-agent", h))
+	w.dial = l.DialContext
+}
+
+// startService runs the parts of examples/service.
+func (w *world) startService() {
+	transport := &http.Transport{Protocols: new(http.Protocols), DialContext: w.dial}
+	transport.Protocols.SetUnencryptedHTTP2(true)
+	w.Cleanup(transport.CloseIdleConnections)
+	client, err := workloadapi.NewClient("", &workloadapi.ClientOptions{HTTPClient: &http.Client{Transport: transport}})
+	require.NoError(w, err)
+	source, err := workloadapi.New(workloadapi.Config{Client: client})
+	require.NoError(w, err)
+	run(w.T, source.Run)
+	h, err := health.New(health.Part{Name: "identity", Source: source}, health.Part{Name: "tls", Source: new(spiffetls.Metrics)})
+	require.NoError(w, err)
+	w.targets = append(w.targets, handled("svidkit-service", h))
+}
+
+// lasts records the world for so many minutes.
+func (w *world) lasts(minutes int) { w.follow(time.Duration(minutes)*time.Minute, w.targets...) }
+
+// expect has promtool judge what was recorded, outside of the bubble's time.
+func (w *world) expect(fired map[string]window) { w.require(w.T, fired) }
+
+func minutes(from, to float64) window {
+	return window{time.Duration(from * float64(time.Minute)), time.Duration(to * float64(time.Minute))}
+}
+
+// TestHealthyHour: no alert fires in an hour in which all certificates are renewed, and the root is replaced.
+func TestHealthyHour(t *testing.T) {
+	within(t, nil, func(w *world) {
+		before, err := w.manager.SVID()
+		require.NoError(w, err)
+		w.lasts(10)
+		_, err = w.ca.Rotate(w.Context())
+		require.NoError(w, err)
+		w.lasts(50)
+		after, err := w.manager.SVID()
+		require.NoError(w, err)
+		require.NotEqual(w, before.Leaf().SerialNumber, after.Leaf().SerialNumber)
+		require.NotEqual(w, before.Leaf().AuthorityKeyId, after.Leaf().AuthorityKeyId, "the root was replaced")
+		w.expect(nil)
+	})
+}
+
+// TestCAOutOfReach: the agent cannot reach the CA for longer than a life, and the service feels it.
+func TestCAOutOfReach(t *testing.T) {
+	within(t, nil, func(w *world) {
+		w.lasts(5)
+		w.issuer.away.Store(true)
+		w.lasts(25)
+		w.issuer.away.Store(false)
+		w.lasts(15)
+		w.expect(map[string]window{
+			"SvidkitRenewalFailing": minutes(13, 18), "SvidkitIdentityExpiring": minutes(16, 19), "SvidkitNotReady": minutes(21, 23),
+		})
+	})
+}
+
+// TestAgentOutOfReach: the service cannot reach its agent for longer than a life.
+func TestAgentOutOfReach(t *testing.T) {
+	within(t, nil, func(w *world) {
+		w.lasts(5)
+		w.socket.Drop()
+		w.lasts(25)
+		w.socket.Mend()
+		w.lasts(5)
+		w.expect(map[string]window{
+			"SvidkitRenewalFailing": minutes(15, 18), "SvidkitIdentityExpiring": minutes(17, 19), "SvidkitNotReady": minutes(21, 23),
+		})
+	})
+}
+
+// TestUnknownIdentity: the CA refuses an identity that the agent is to have, until an operator takes it back.
+func TestUnknownIdentity(t *testing.T) {
+	within(t, nil, func(w *world) {
+		w.lasts(2)
+		db := spiffe.MustParseID("spiffe://example.org/db")
+		require.NoError(w, w.manager.Add(db))
+		w.lasts(18)
+		w.manager.Remove(db)
+		w.lasts(5)
+		w.expect(map[string]window{"SvidkitRenewalFailing": minutes(12, 13)})
+	})
+}
+
+// TestNoFreshRoot: the operator, who is to rotate by hand, does so late.
+func TestNoFreshRoot(t *testing.T) {
+	rounds.Slow(t)
+	within(t, func(c *ca.Config) {
+		c.DefaultTTL, c.MaxTTL = 10*time.Minute, 10*time.Minute
+		c.Rotation = ca.Rotation{RootTTL: 160 * time.Minute, Propagation: 2 * time.Minute, Manual: true}
+	}, func(w *world) {
+		w.lasts(152)
+		_, err := w.ca.Rotate(w.Context())
+		require.NoError(w, err)
+		w.lasts(18)
+		w.expect(map[string]window{"SvidkitNoFreshRoot": minutes(140, 144), "SvidkitRootEnding": minutes(147, 151)})
+	})
+}
+
+// TestStoreAway: the store of the CA does not answer for 15 minutes, while the CA signs on.
+func TestStoreAway(t *testing.T) {
+	within(t, nil, func(w *world) {
+		w.lasts(5)
+		w.store.away.Store(true)
+		w.lasts(15)
+		w.store.away.Store(false)
+		w.lasts(5)
+		w.expect(map[string]window{"SvidkitStoreAway": minutes(10, 12)})
+	})
+}
+
+// TestAuditFailing: the disk of the audit log is full.
+func TestAuditFailing(t *testing.T) {
+	within(t, nil, func(w *world) {
+		w.lasts(5)
+		w.audit.away.Store(true)
+		w.lasts(5) // less than a third of a life
+		w.audit.away.Store(false)
+		w.lasts(5)
+		w.expect(map[string]window{"SvidkitAuditFailing": minutes(8, 8.5), "SvidkitNotReady": minutes(7, 7.5)})
+	})
+}
+
+// TestDown: the CA ends, and comes back.
+func TestDown(t *testing.T) {
+	within(t, nil, func(w *world) {
+		w.lasts(5)
+		w.stopCA()
+		w.lasts(5)
+		w.serveCA(w.ca)
+		w.lasts(5)
+		w.expect(map[string]window{"SvidkitDown": minutes(7, 7.5)})
+	})
+}
+
+// TestNACK: an Envoy rejects a secret.
+func TestNACK(t *testing.T) {
+	within(t, nil, func(w *world) {
+		w.lasts(2)
+		reject(w.T, w.secrets)
+		w.lasts(15)
+		w.expect(map[string]window{"SvidkitNACK": minutes(2, 2.5)})
+	})
+}
+
+// reject takes a secret from an SDS server, and rejects it.
+func reject(t *testing.T, h http.Handler) {
+	l, protocols := memconn.Listen(), new(http.Protocols)
+	protocols.SetUnencryptedHTTP2(true)
+	server := &http.Server{Handler: h, Protocols: protocols}
+	go func() { _ = server.Serve(l) }()
+	defer server.Close()
+	transport := &http.Transport{Protocols: protocols, DialContext: l.DialContext}
+	defer transport.CloseIdleConnections()
+	in, out := io.Pipe()
+	defer out.Close()
+	send := func(m *envoysds.DiscoveryRequest) {
+		m.TypeUrl, m.ResourceNames = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret", []string{"default"}
+		b, err := proto.Marshal(m)
+		require.NoError(t, err)
+		_, err = out.Write(append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(b))), b...))
+		require.NoError(t, err)
+	}
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/envoy.service.secret.v3.SecretDiscoveryService/StreamSecrets", in)
+	require.NoError(t, err)
+	r.Header.Set("Content-Type", "application/grpc")
+	r.Header.Set("Workload.spiffe.io", "true")
+	go send(&envoysds.DiscoveryRequest{})
+	resp, err := transport.RoundTrip(r)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	var head [5]byte
+	_, err = io.ReadFull(resp.Body, head[:])
+	require.NoError(t, err)
+	b := make([]byte, binary.BigEndian.Uint32(head[1:]))
+	_, err = io.ReadFull(resp.Body, b)
+	require.NoError(t, err)
+	var answer envoysds.DiscoveryResponse
+	require.NoError(t, proto.Unmarshal(b, &answer))
+	send(&envoysds.DiscoveryRequest{ResponseNonce: answer.GetNonce(), ErrorDetail: &envoysds.Status{Code: 13, Message: "no"}})
+	time.Sleep(time.Second)
+}
+
+// signer is a CA without its Run, which would follow real files, as a bubble cannot.
+type signer struct {
+	ca.Signer
+	healthy
+}
+
+type healthy interface{ Health() ca.Health }
+
+// TestPluggedIn: the intermediate that was plugged into a signer ends, until an operator plugs in the next one.
+func TestPluggedIn(t *testing.T) {
+	within(t, nil, func(w *world) {
+		key, err := pki.NewKey(pki.ECDSAP256)
+		require.NoError(w, err)
+		root, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(domain.ID())}, NotBefore: time.Now(), NotAfter: time.Now().Add(1000 * time.Hour)})
+		require.NoError(w, err)
+		plug := func() ca.Signer {
+			key, err := pki.NewKey(pki.ECDSAP256)
+			require.NoError(w, err)
+			cert, err := root.Issue(pki.CertificateOptions{PublicKey: key.Public(), CA: true, SANs: []pki.SAN{pki.IDSAN(domain.ID())}, NotBefore: time.Now(), NotAfter: time.Now().Add(2 * time.Hour)})
+			require.NoError(w, err)
+			keyPEM, err := pki.MarshalPrivateKeyPEM(key)
+			require.NoError(w, err)
+			dir := w.TempDir()
+			for name, data := range map[string][]byte{
+				"ca-cert.pem": pki.MarshalCertificatesPEM(cert), "ca-key.pem": keyPEM, "cert-chain.pem": pki.MarshalCertificatesPEM(cert), "root-cert.pem": pki.MarshalCertificatesPEM(root.Certificate()),
+			} {
+				require.NoError(w, os.WriteFile(filepath.Join(dir, name), data, 0o600))
+			}
+			a, err := ca.Load(w.Context(), ca.Config{TrustDomain: domain, DefaultTTL: 10 * time.Minute, MaxTTL: time.Hour}, ca.PluggedIn{Dir: dir})
+			require.NoError(w, err)
+			return signer{a, a}
+		}
+		w.stopCA()
+		w.targets = w.targets[:1] // the others have lost their CA
+		stop := w.serveCA(plug())
+		w.lasts(100)
+		stop()
+		w.serveCA(plug())
+		w.lasts(8)
+		w.expect(map[string]window{"SvidkitNoFreshRoot": minutes(90, 99)})
+	})
+}
+
+// TestSignerOfCluster: the API server, whose signers sign for a registration authority, is away for 15 minutes.
+func TestSignerOfCluster(t *testing.T) {
+	within(t, nil, func(w *world) {
+		const requests = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
+		api := kubetest.StartOn(w, 1, memconn.Listen())
+		w.Cleanup(api.Client().CloseIdleConnections)
+		key, err := pki.NewKey(pki.ECDSAP256)
+		require.NoError(w, err)
+		root, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(domain.ID())}, NotBefore: time.Now(), NotAfter: time.Now().Add(1000 * time.Hour)})
+		require.NoError(w, err)
+		bundle, err := spiffe.NewBundle(domain, spiffe.BundleContents{X509Authorities: []*x509.Certificate{root.Certificate()}})
+		require.NoError(w, err)
+		run(w.T, func(ctx context.Context) error { // the signer
+			for ctx.Err() == nil {
+				if err := sign(api, requests, root); err != nil {
+					return err
+				}
+				select {
+				case <-ctx.Done():
+				case <-time.After(time.Second):
+				}
+			}
+			return nil
+		})
+		authority, err := ra.New(ra.Config{TrustDomain: domain, Signer: "example.com/mesh", Roots: bundle, APIServer: api.URL(), HTTPClient: api.Client()})
+		require.NoError(w, err)
+		w.stopCA()
+		w.targets = w.targets[:1] // the others have lost their CA
+		w.serveCA(authority)
+		time.Sleep(10 * time.Second)
+		w.lasts(5)
+		api.Faults(func(*http.Request) *kubetest.Fault { return &kubetest.Fault{Code: http.StatusServiceUnavailable} })
+		ask := func() {
+			key, err := pki.NewKey(pki.ECDSAP256)
+			require.NoError(w, err)
+			csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(web)}})
+			require.NoError(w, err)
+			_, _ = authority.Sign(w.Context(), ca.Request{CSR: csr, ID: web})
+		}
+		for range 15 {
+			ask() // the RA learns of it
+			w.lasts(1)
+		}
+		api.Faults(nil)
+		ask()
+		w.lasts(5)
+		w.expect(map[string]window{"SvidkitStoreAway": minutes(10, 12)})
+	})
+}
+
+// sign answers the requests that are approved.
+func sign(api *kubetest.Server, requests string, root *pki.Issuer) error {
+	resp, err := api.Client().Get(api.URL() + requests)
+	if err != nil {
+		return nil // it is away
+	}
+	defer resp.Body.Close()
+	var list struct {
+		Items []struct {
+			APIVersion string         `json:"apiVersion"`
+			Kind       string         `json:"kind"`
+			Metadata   map[string]any `json:"metadata"`
+			Spec       map[string]any `json:"spec"`
+			Status     struct {
+				Conditions  []any  `json:"conditions,omitempty"`
+				Certificate []byte `json:"certificate,omitempty"`
+			} `json:"status"`
+		} `json:"items"`
+	}
+	_ = json.NewDecoder(resp.Body).Decode(&list) // nothing while it is away
+	for _, o := range list.Items {
+		if len(o.Status.Conditions) == 0 || o.Status.Certificate != nil {
+			continue
+		}
+		request, err := base64.StdEncoding.DecodeString(o.Spec["request"].(string))
+		if err != nil {
+			return err
+		}
+		block, _ := pem.Decode(request)
+		csr, err := x509.ParseCertificateRequest(block.Bytes)
+		if err != nil {
+			return err
+		}
+		id, err := spiffe.ParseID(csr.URIs[0].String())
+		if err != nil {
+			return err
+		}
+		leaf, err := root.Issue(pki.CertificateOptions{PublicKey: csr.PublicKey, SANs: []pki.SAN{pki.IDSAN(id)}, NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour)})
+		if err != nil {
+			return err
+		}
+		o.Status.Certificate = pki.MarshalCertificatesPEM(leaf)
+		o.APIVersion, o.Kind = "certificates.k8s.io/v1", "CertificateSigningRequest"
+		api.Put(requests+"/"+o.Metadata["name"].(string), o)
+	}
+	return nil
+}
+
+// TestRenewsEarly: an agent that renews early, when three quarters of the life are left, cannot for a third of the life.
+func TestRenewsEarly(t *testing.T) {
+	within(t, nil, func(w *world) {
+		manager, err := secretcache.New(secretcache.Config{ID: web, CA: w.issuer, GraceRatio: 0.75})
+		require.NoError(w, err)
+		run(w.T, manager.Run)
+		h, err := health.New(health.Part{Name: "identity", Source: manager})
+		require.NoError(w, err)
+		w.targets = []target{handled("svidkit-early", h)}
+		w.lasts(2)
+		w.issuer.away.Store(true)
+		w.lasts(13)
+		w.issuer.away.Store(false)
+		w.lasts(3)
+		w.expect(map[string]window{"SvidkitRenewalFailing": minutes(10, 14)})
+	})
+}
