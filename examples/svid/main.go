@@ -157,7 +157,7 @@ func parse(fs *flag.FlagSet, args []string, want int) error {
 		if errors.Is(err, flag.ErrHelp) {
 			return err
 		}
-		return program.UsageError{Err: err}
+		return program.UsageError{Err: program.Explain(fs, err)}
 	}
 	for _, arg := range fs.Args() {
 		if len(arg) > 1 && arg[0] == '-' {
