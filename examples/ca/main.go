@@ -197,7 +197,7 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 	o.mesh = linkerdname.Mesh{ControlNamespace: fs.Lookup("linkerd-namespace").Value.String(), TrustDomain: o.CA.TrustDomain.String()}
 	switch sign := o.command == "once" || o.command == "jwt"; {
 	case sign == o.id.IsZero():
-		return nil, program.Misused("-id: -once and -jwt need a SPIFFE ID, and nothing else does")
+		return nil, program.Misused("-id: -once and -jwt need a SPIFFE ID, such as spiffe://%s/ns/demo/sa/web, and nothing else does", o.CA.TrustDomain)
 	case o.ttl < 0:
 		return nil, program.Misused("-ttl: it is negative")
 	case o.ttl > 0 && !sign:

@@ -104,7 +104,7 @@ func (o *options) advise(a *caconfig.Authority, err error) error {
 	s := a.Own.Status()
 	for _, k := range append(s.Roots, s.JWTKeys...) {
 		if o.command == "revoke" && !o.now && k.ID == o.argument && k.Phase == ca.Active {
-			return fmt.Errorf("%w: with -now", err)
+			return fmt.Errorf("%w; that is -taint %[2]s and, later, -revoke %[2]s; or -revoke %[2]s -now", err, k.ID)
 		}
 	}
 	return err
@@ -146,7 +146,7 @@ func verifyAudit(in io.Reader, out io.Writer) error {
 		fmt.Fprintln(out, err)
 	}
 	if wrong > 0 {
-		return fmt.Errorf("-verify-audit: %d of the lines are not what was written", wrong)
+		return fmt.Errorf("-verify-audit: lines were changed or taken out (in %d places); keep the file, and compare it with a copy of before", wrong)
 	}
 	fmt.Fprintf(out, "%d records are as they were written\n", records)
 	return nil
