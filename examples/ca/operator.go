@@ -64,7 +64,7 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 	case "once": // the chain, leaf first, and then the roots
 		chain, err := a.Sign(ctx, ca.Request{CSR: csr, ID: o.id, TTL: o.ttl, Caller: caller, Method: "command"})
 		if err != nil {
-			return err
+			return o.advise(a, err)
 		}
 		_, err = out.Write(append(pki.MarshalCertificatesPEM(chain...), a.Bundle().MarshalPEM()...))
 		return err
@@ -100,6 +100,12 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 func (o *options) advise(a *caconfig.Authority, err error) error {
 	if errors.Is(err, ca.ErrUnknownKey) {
 		return fmt.Errorf("%w; -status lists the serial numbers and key IDs", err)
+	}
+	if e, ok := errors.AsType[*ca.SignError](err); ok {
+		if e.Granted > 0 && e.Asked > e.Granted {
+			err = fmt.Errorf("%w; -max-ttl is for more", err)
+		}
+		return err // which may be that of a signer of the cluster
 	}
 	s := a.Own.Status()
 	for _, k := range append(s.Roots, s.JWTKeys...) {

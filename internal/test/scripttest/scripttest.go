@@ -51,10 +51,10 @@ func Run(t *testing.T, dir string, programs ...string) {
 	t.Helper()
 	bin := programtest.Build(t, programs...)
 	testscript.Run(t, testscript.Params{
-		Dir:                 dir,
-		RequireUniqueNames:  true,
-		RequireExplicitExec: false,
-		Condition:           condition,
+		Dir:                dir,
+		RequireUniqueNames: true,
+		Deadline:           time.Now().Add(time.Minute), // for a command that serves where the script has an error
+		Condition:          condition,
 		Setup: func(e *testscript.Env) error {
 			home := filepath.Join(e.WorkDir, "home")
 			e.Setenv("HOME", home)
