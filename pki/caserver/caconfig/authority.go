@@ -226,7 +226,7 @@ func (a *Authority) find(ctx context.Context, c *Config, o OpenOptions) (open fu
 			p := c.pluggedIn
 			p.Tokens, cfg.Create = store, true // the first key for tokens
 			if a.Own, err = ca.Load(ctx, cfg, p); err != nil {
-				return fmt.Errorf("-root-ca-dir: %w", err)
+				return fmt.Errorf("-root-ca-dir: in %s: %w", c.pluggedIn.Dir, err)
 			}
 			a.Signer = a.Own
 			return nil
