@@ -9,8 +9,8 @@
 //	remedy                       run the command that the last error names after "run: "
 //	set VARIABLE PATTERN         set a variable to what the pattern finds in the last output
 //	until PATTERN PROGRAM …      repeat a command until it prints the pattern
+//	await PATTERN FILE           wait until a file, as the log of a server is one, has the pattern
 //	get URL                      print an answer of HTTP, after its status
-//	socket PATH                  make a socket that its server has left behind
 //
 // A server that has no other name is server: its standard output is in the file server.out, and its log in server.err.
 // The ports of a ca are free ones unless flags name others. The variables ISTIO, LINKERD, BUNDLE and ADMIN are their
@@ -23,7 +23,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -85,8 +84,8 @@ func commands(programs []string) map[string]func(*testscript.TestScript, bool, [
 		"remedy": remedy,
 		"set":    set,
 		"until":  until,
+		"await":  await,
 		"get":    get,
-		"socket": socket,
 	}
 	for _, name := range programs {
 		all[name] = func(ts *testscript.TestScript, not bool, args []string) {
@@ -282,6 +281,19 @@ func until(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
+func await(ts *testscript.TestScript, _ bool, args []string) {
+	if len(args) != 2 {
+		ts.Fatalf("usage: await PATTERN FILE")
+	}
+	pattern, err := regexp.Compile("(?m)" + args[0])
+	ts.Check(err)
+	for deadline := time.Now().Add(patience); !pattern.MatchString(ts.ReadFile(args[1])); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			ts.Fatalf("%s does not have %s:\n%s", args[1], args[0], ts.ReadFile(args[1]))
+		}
+	}
+}
+
 func get(ts *testscript.TestScript, _ bool, args []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -294,11 +306,4 @@ func get(ts *testscript.TestScript, _ bool, args []string) {
 	_, err = io.Copy(&body, resp.Body)
 	ts.Check(err)
 	fmt.Fprintf(ts.Stdout(), "%s\n%s\n", resp.Status, body.Bytes())
-}
-
-func socket(ts *testscript.TestScript, _ bool, args []string) {
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: ts.MkAbs(args[0]), Net: "unix"})
-	ts.Check(err)
-	l.SetUnlinkOnClose(false)
-	ts.Check(l.Close())
 }
