@@ -7,7 +7,8 @@
 //	crash [NAME]                 kill it
 //	exits CODE PROGRAM …         run a command that ends with the code; a failure of ca or agent is one line
 //	remedy                       run the command that the last error names after "run: "
-//	set VARIABLE PATTERN         set a variable to what the pattern finds in the last output
+//	set VARIABLE PATTERN         set a variable to what the group of the pattern with its name, or else the first, finds in
+//	                             the last output
 //	until PATTERN PROGRAM …      repeat a command until it prints the pattern
 //	await PATTERN FILE           wait until a file, as the log of a server is one, has the pattern
 //	get URL                      print an answer of HTTP, after its status
@@ -256,11 +257,13 @@ func set(ts *testscript.TestScript, _ bool, args []string) {
 	if len(args) != 2 {
 		ts.Fatalf("usage: set VARIABLE PATTERN")
 	}
-	m := regexp.MustCompile("(?m)" + args[1]).FindStringSubmatch(ts.ReadFile("stdout") + ts.ReadFile("stderr"))
-	if len(m) < 2 {
-		ts.Fatalf("nothing that was printed matches %s", args[1])
+	pattern := regexp.MustCompile("(?m)" + args[1])
+	m := pattern.FindStringSubmatch(ts.ReadFile("stdout") + ts.ReadFile("stderr"))
+	if i := max(1, pattern.SubexpIndex(args[0])); i < len(m) {
+		ts.Setenv(args[0], m[i])
+		return
 	}
-	ts.Setenv(args[0], m[1])
+	ts.Fatalf("nothing that was printed matches %s", args[1])
 }
 
 func until(ts *testscript.TestScript, _ bool, args []string) {
