@@ -27,8 +27,8 @@ func TestRotatePage(t *testing.T) {
 	page, err := os.ReadFile("../ROTATE.md")
 	require.NoError(t, err)
 	dir := t.TempDir()
-	const begin = "flags ca -propagation 2s -default-ttl 2s -max-ttl 3s -backdate 1s -refresh-hint 1s -linkerd-addr=\n" +
-		"serve ca\nca -once csr.pem -id spiffe://cluster.local/web -ttl 3s\ncp stdout leaf.pem\n"
+	const begin = "flags ca -propagation 2s -default-ttl 4s -max-ttl 6s -backdate 1s -refresh-hint 1s -linkerd-addr=\n" +
+		"serve ca\nca -once csr.pem -id spiffe://cluster.local/web -ttl 6s\ncp stdout leaf.pem\n"
 	look, commands := "", 0
 	for _, section := range strings.Split(string(page), "\n## ")[1:] {
 		name, text, _ := strings.Cut(section, "\n")

@@ -41,7 +41,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/programtest"
 )
 
-const patience = 15 * time.Second
+const patience = 30 * time.Second
 
 // ready is what a server prints at last.
 var ready = map[string]string{"ca": "metrics, health:", "agent": "secrets for Envoy:"}
