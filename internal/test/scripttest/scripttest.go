@@ -54,7 +54,6 @@ func Run(t *testing.T, dir string, programs ...string) {
 		Dir:                dir,
 		RequireUniqueNames: true,
 		Deadline:           time.Now().Add(time.Minute), // for a command that serves where the script has an error
-		Condition:          condition,
 		Setup: func(e *testscript.Env) error {
 			home := filepath.Join(e.WorkDir, "home")
 			e.Setenv("HOME", home)
@@ -65,13 +64,6 @@ func Run(t *testing.T, dir string, programs ...string) {
 		},
 		Cmds: commands(programs),
 	})
-}
-
-func condition(name string) (bool, error) {
-	if name == "root" {
-		return os.Geteuid() == 0, nil
-	}
-	return false, fmt.Errorf("there is no condition %q", name)
 }
 
 // commands are those of scripts, to which the programs belong.
