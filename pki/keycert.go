@@ -376,6 +376,9 @@ func readBounded(fsys fs.FS, name string) ([]byte, error) {
 		return nil, err
 	}
 	if private.HasOwner(info) {
+		if file, ok := f.(interface{ Name() string }); ok {
+			name = file.Name() // of an os.File with its folder, for the command that helps
+		}
 		if err := private.Check(name, info, private.Options{}); err != nil {
 			return nil, err
 		}

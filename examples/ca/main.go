@@ -167,10 +167,7 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 	fs.String("once", "", "sign the request in the `file` (- for standard input) for -id, print the chain, and end")
 	fs.String("jwt", "", "print a JWT-SVID of -id for the `audience`, and end")
 	fs.TextVar(&o.id, "id", spiffe.ID{}, "`SPIFFE ID` for -once and -jwt")
-	fs.Func("ttl", "`lifetime` for -once and -jwt (default that of the CA)", func(text string) (err error) {
-		o.ttl, err = time.ParseDuration(text)
-		return err
-	})
+	fs.DurationVar(&o.ttl, "ttl", 0, "`lifetime` for -once and -jwt (default that of the CA)")
 	fs.Bool("rotate", false, "prepare a new root, and end; servers on the same store follow")
 	fs.String("taint", "", "say that the key with the `serial` number or key ID may be stolen, and end")
 	fs.String("revoke", "", "take the key with the `serial` number or key ID out of the bundle now, and end")
@@ -200,7 +197,7 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 	o.mesh = linkerdname.Mesh{ControlNamespace: fs.Lookup("linkerd-namespace").Value.String(), TrustDomain: o.CA.TrustDomain.String()}
 	switch sign := o.command == "once" || o.command == "jwt"; {
 	case sign == o.id.IsZero():
-		return nil, program.Misused("-id: -once and -jwt need a SPIFFE ID, and nothing else does")
+		return nil, program.Misused("-id: -once and -jwt need a SPIFFE ID, such as spiffe://%s/ns/demo/sa/web, and nothing else does", o.CA.TrustDomain)
 	case o.ttl < 0:
 		return nil, program.Misused("-ttl: it is negative")
 	case o.ttl > 0 && !sign:

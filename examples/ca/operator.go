@@ -64,7 +64,7 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 	case "once": // the chain, leaf first, and then the roots
 		chain, err := a.Sign(ctx, ca.Request{CSR: csr, ID: o.id, TTL: o.ttl, Caller: caller, Method: "command"})
 		if err != nil {
-			return err
+			return o.advise(a, err)
 		}
 		_, err = out.Write(append(pki.MarshalCertificatesPEM(chain...), a.Bundle().MarshalPEM()...))
 		return err
@@ -101,10 +101,16 @@ func (o *options) advise(a *caconfig.Authority, err error) error {
 	if errors.Is(err, ca.ErrUnknownKey) {
 		return fmt.Errorf("%w; -status lists the serial numbers and key IDs", err)
 	}
+	if e, ok := errors.AsType[*ca.SignError](err); ok {
+		if e.Granted > 0 && e.Asked > e.Granted {
+			err = fmt.Errorf("%w; -max-ttl is for more", err)
+		}
+		return err // which may be that of a signer of the cluster
+	}
 	s := a.Own.Status()
 	for _, k := range append(s.Roots, s.JWTKeys...) {
 		if o.command == "revoke" && !o.now && k.ID == o.argument && k.Phase == ca.Active {
-			return fmt.Errorf("%w: with -now", err)
+			return fmt.Errorf("%w; that is -taint %[2]s and, later, -revoke %[2]s; or -revoke %[2]s -now", err, k.ID)
 		}
 	}
 	return err
@@ -146,7 +152,7 @@ func verifyAudit(in io.Reader, out io.Writer) error {
 		fmt.Fprintln(out, err)
 	}
 	if wrong > 0 {
-		return fmt.Errorf("-verify-audit: %d of the lines are not what was written", wrong)
+		return fmt.Errorf("-verify-audit: lines were changed or taken out (in %d places); keep the file, and compare it with a copy of before", wrong)
 	}
 	fmt.Fprintf(out, "%d records are as they were written\n", records)
 	return nil

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -86,12 +87,34 @@ func ParseFlags(flags *flag.FlagSet, args []string, out, errOut io.Writer, more 
 		}
 		return err
 	case err != nil:
-		return Misused("%w; -h lists the flags", err)
+		return Misused("%w; -h lists the flags", Explain(flags, err))
 	case *version:
 		_, err := fmt.Fprintln(out, flags.Name(), Version())
 		return errors.Join(flag.ErrHelp, err)
 	}
 	return nil
+}
+
+// Explain returns the error of flags.Parse with what a value has to be in the place of "parse error".
+func Explain(flags *flag.FlagSet, err error) error {
+	text, unparsed := strings.CutSuffix(err.Error(), "parse error")
+	f := flags.Lookup(strings.TrimSuffix(text[strings.LastIndex(text, " -")+2:], ": ")) // the name is the last word
+	if f == nil || !unparsed {
+		return err
+	}
+	g, ok := f.Value.(flag.Getter)
+	if !ok {
+		return err
+	}
+	switch g.Get().(type) {
+	case time.Duration:
+		text += "it is not a number with a unit, such as 90s or 24h"
+	case bool:
+		text += "it is neither true nor false"
+	default:
+		text += "it is not a whole number, such as 10"
+	}
+	return errors.New(text)
 }
 
 // Service has the flags of a program that runs until a signal ends it.

@@ -58,6 +58,8 @@ func TestParse(t *testing.T) {
 	parse := func(args ...string) (out, errOut bytes.Buffer, err error) {
 		flags := flag.NewFlagSet("some", flag.ContinueOnError)
 		new(program.Service).Register(flags)
+		flags.Int("number", 0, "")
+		flags.Func("own", "", func(string) error { return errors.New("parse error") })
 		err = program.Parse(flags, args, &out, &errOut, func(w io.Writer) error {
 			_, err := io.WriteString(w, "  SOME_VARIABLE\n")
 			return err
@@ -69,6 +71,14 @@ func TestParse(t *testing.T) {
 		require.ErrorAs(t, err, new(program.UsageError), args)
 		assert.Empty(t, out.String()+errOut.String(), args)
 	}
+	_, _, err := parse("-for", "1d")
+	require.EqualError(t, err, `invalid value "1d" for flag -for: it is not a number with a unit, such as 90s or 24h; -h lists the flags`)
+	_, _, err = parse("-version=si")
+	require.EqualError(t, err, `invalid boolean value "si" for -version: it is neither true nor false; -h lists the flags`)
+	_, _, err = parse("-number", "1e2")
+	require.EqualError(t, err, `invalid value "1e2" for flag -number: it is not a whole number, such as 10; -h lists the flags`)
+	_, _, err = parse("-own", "x")
+	require.EqualError(t, err, `invalid value "x" for flag -own: parse error; -h lists the flags`)
 	out, errOut, err := parse("-h")
 	require.ErrorIs(t, err, flag.ErrHelp)
 	assert.Empty(t, out.String())

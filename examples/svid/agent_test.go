@@ -749,6 +749,8 @@ func TestDoctorPermission(t *testing.T) {
 	step := steps(t, outcome{out: string(out)})["permission"]
 	assert.Equal(t, failed, step.Result, "%s", out)
 	assert.Contains(t, step.Remedy, "write permission")
+	assert.Contains(t, step.Detail, "may not connect: "+socket+" has mode 0")
+	assert.Contains(t, step.Detail, ", in "+filepath.Dir(socket)+" has mode 0755 (drwxr-xr-x)")
 
 	if os.Geteuid() != 0 {
 		return // only root can be another user
@@ -761,6 +763,7 @@ func TestDoctorPermission(t *testing.T) {
 	require.Error(t, err)
 	step = steps(t, outcome{out: string(out)})["socket"]
 	assert.Equal(t, "let this user pass the folder: chmod o+x "+folder, step.Remedy, "%s", out)
+	assert.Contains(t, step.Detail, folder+" has mode 0700 (drwx------)")
 }
 
 // From a shell: the exit code says how it went, answers come to standard output and everything else to standard

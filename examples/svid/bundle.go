@@ -58,14 +58,14 @@ func convert(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error
 	}
 	for b := range set.All() {
 		for _, err := range b.Skipped() {
-			fmt.Fprintln(a.errOut, "svid: left out:", clean(err.Error()))
+			a.say("svid: left out: %s", clean(err.Error()))
 		}
 	}
 	var doc []byte
 	if *to == "map" {
 		for b := range set.All() {
 			if d, hinted := b.RefreshHint(); hinted {
-				fmt.Fprintf(a.errOut, "svid: left out: the refresh hint of %q, %s\n", b.TrustDomain(), d)
+				a.say("svid: left out: the refresh hint of %q, %s", b.TrustDomain(), d)
 			}
 		}
 		doc, err = set.Marshal()
@@ -80,7 +80,7 @@ func convert(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error
 			err = spiffe.ErrNoAuthority
 		}
 		if tokens := len(b.Contents().JWTAuthorities) + len(b.Contents().WITAuthorities); *to == "pem" && tokens > 0 {
-			fmt.Fprintf(a.errOut, "svid: left out: %d keys for tokens\n", tokens)
+			a.say("svid: left out: %d keys for tokens", tokens)
 		}
 	}
 	if err != nil {

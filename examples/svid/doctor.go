@@ -147,7 +147,8 @@ func (p *patient) socket() check {
 	case errors.Is(err, fs.ErrNotExist):
 		return check{Result: failed, Detail: "there is nothing at " + p.target, Remedy: "start the agent, or mount the folder of its socket into this container"}
 	case errors.Is(err, fs.ErrPermission):
-		return check{Result: failed, Detail: err.Error(), Remedy: "let this user pass the folder: chmod o+x " + closed(p.target)}
+		folder := closed(p.target)
+		return check{Result: failed, Detail: fmt.Sprintf("%v: %s", err, modeOf(folder)), Remedy: "let this user pass the folder: chmod o+x " + folder}
 	case err != nil:
 		return check{Result: failed, Detail: err.Error()}
 	case info.Mode()&fs.ModeSocket == 0:
@@ -168,13 +169,22 @@ func closed(path string) string {
 	}
 }
 
+// modeOf returns the path and the mode of a file or folder.
+func modeOf(path string) string {
+	info, err := os.Stat(path)
+	if err != nil {
+		return err.Error()
+	}
+	return fmt.Sprintf("%s has mode %04o (%v)", path, info.Mode().Perm(), info.Mode())
+}
+
 // permission connects.
 func (p *patient) permission() check {
 	conn, err := new(net.Dialer).DialContext(p.ctx, p.network, p.target)
 	switch {
 	case errors.Is(err, fs.ErrPermission):
 		return check{
-			Result: failed, Detail: fmt.Sprintf("user %d may not connect", os.Getuid()),
+			Result: failed, Detail: fmt.Sprintf("user %d may not connect: %s, in %s", os.Getuid(), modeOf(p.target), modeOf(filepath.Dir(p.target))),
 			Remedy: "a socket needs write permission: run as a user that has it, or have the agent widen its mode",
 		}
 	case err != nil && p.network == "unix":

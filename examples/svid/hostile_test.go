@@ -20,7 +20,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unicode/utf8"
 
 	"github.com/go-jose/go-jose/v4"
 	"github.com/stretchr/testify/assert"
@@ -318,39 +317,6 @@ func TestUsage(t *testing.T) {
 	assert.Regexp(t, `^svid .*, go1\.\d+`, got.out)
 }
 
-// On a terminal of 80 columns no line is broken by the terminal, in the middle of a word; elsewhere a check is one line.
-func TestColumns(t *testing.T) {
-	t.Parallel()
-	narrow := func(what, text string) {
-		for line := range strings.Lines(text) {
-			line = ansi.ReplaceAllString(strings.TrimSuffix(line, "\n"), "")
-			assert.LessOrEqual(t, utf8.RuneCountInString(strings.ReplaceAll(line, "\t", "    ")), columns, "%s: %q", what, line)
-		}
-	}
-	narrow("help", svid(t, "-h").out)
-	for _, c := range commands {
-		narrow(c.words, svid(t, append(strings.Fields(c.words), "-h")...).out)
-	}
-	for _, args := range [][]string{
-		{"inspect", "testdata/web.pem"}, {"inspect", "testdata/bundle.json"}, {"inspect", "testdata/token.jwt"},
-		{"verify", "-bundle", "testdata/bundle.json", "-allow", "*", "testdata/stranger.pem"},
-		{"bundle", "diff", "testdata/bundle.json", "testdata/rotated.json"},
-	} {
-		var wide, folded buffer
-		for _, a := range []*app{
-			{out: &wide, errOut: io.Discard, getenv: env{}.get},
-			{out: &folded, errOut: io.Discard, getenv: env{}.get, terminal: true},
-		} {
-			a.run(t.Context(), args)
-		}
-		narrow(strings.Join(args, " "), folded.String())
-		assert.Equal(t, strings.Fields(wide.String()), strings.Fields(ansi.ReplaceAllString(folded.String(), "")), "%v: the same words", args)
-	}
-	assert.Equal(t, "one two\nthree\nextraordinary\nfour", fold("one two three extraordinary four", 7, 6))
-	assert.Equal(t, "\nlonger", fold("longer", 3, 6))
-	assert.Equal(t, "longest", fold("longest", 3, 6))
-}
-
 var ansi = regexp.MustCompile("\x1b\\[[0-9]*m")
 
 // Bundles come back as they were from each form that holds all of them.
@@ -440,7 +406,7 @@ func TestLeafAsBundle(t *testing.T) {
 	t.Parallel()
 	got := svid(t, "verify", "-bundle", "testdata/web.pem", "-allow", "*", "testdata/web.pem")
 	assert.Equal(t, 3, got.code)
-	assert.Contains(t, got.errOut, "testdata/web.pem: certificate 1, of spiffe://example.org/ns/prod/sa/web, is not one of a CA: a trust bundle has the CA certificates")
+	assert.Contains(t, got.errOut, "testdata/web.pem: certificate 1, of spiffe://example.org/ns/prod/sa/web, is a leaf and not one of a CA: a trust bundle has the CA certificates")
 }
 
 func TestDeadPipe(t *testing.T) {

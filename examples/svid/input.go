@@ -223,7 +223,7 @@ func (in *input) bundles(td spiffe.TrustDomain) (*spiffe.BundleSet, error) {
 		}
 		for i, c := range in.certs {
 			if !c.IsCA {
-				return nil, fmt.Errorf("certificate %d, of %s, is not one of a CA: a trust bundle has the CA certificates (roots) that sign those of workloads",
+				return nil, fmt.Errorf("certificate %d, of %s, is a leaf and not one of a CA: a trust bundle has the CA certificates (roots) that sign those of workloads",
 					i+1, cmp.Or(idText(chainID(in.certs[i:])), "no SPIFFE ID"))
 			}
 		}

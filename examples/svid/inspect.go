@@ -169,7 +169,7 @@ func (a *app) judgement(ctx context.Context, f *lookFlags, tokens bool) (j *judg
 			return nil, nil, program.Misused("-allow: %w", err)
 		}
 		for _, warning := range j.policy.Warnings() {
-			fmt.Fprintln(a.errOut, "svid: -allow:", warning)
+			a.say("svid: -allow: %v", warning)
 		}
 	}
 	switch {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/hex"
@@ -179,8 +180,14 @@ func advice(chain []*x509.Certificate, e *spiffe.VerifyError, bundles *spiffe.Bu
 		have = append(have, short(c.SubjectKeyId))
 	}
 	from := "a key without an id"
-	if n := blame(chain, e.Err); n > 0 && len(chain[n-1].AuthorityKeyId) > 0 {
-		from = "key " + short(chain[n-1].AuthorityKeyId)
+	if n := blame(chain, e.Err); n > 0 {
+		id := chain[n-1].AuthorityKeyId
+		if bytes.Equal(chain[n-1].RawIssuer, chain[n-1].RawSubject) { // a root, which may name its key but as its own
+			id = chain[n-1].SubjectKeyId
+		}
+		if len(id) > 0 {
+			from = "key " + short(id)
+		}
 	}
 	return fmt.Sprintf("it was signed by %s, and the bundle has %s: it is the bundle of another CA or an old one, or the chain lacks an intermediate certificate",
 		from, strings.Join(few(have), ", "))

@@ -43,10 +43,13 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	info, err := os.Stdout.Stat()
+	terminal := func(f *os.File) bool {
+		info, err := f.Stat()
+		return err == nil && info.Mode()&os.ModeCharDevice != 0
+	}
 	a := &app{
 		in: os.Stdin, out: os.Stdout, errOut: os.Stderr, getenv: os.Getenv,
-		terminal: err == nil && info.Mode()&os.ModeCharDevice != 0, retry: retry,
+		terminal: terminal(os.Stdout), errTerminal: terminal(os.Stderr), retry: retry,
 	}
 	os.Exit(a.run(ctx, os.Args[1:]))
 }
@@ -68,6 +71,7 @@ type app struct {
 	out, errOut io.Writer
 	getenv      func(string) string
 	terminal    bool          // out is one
+	errTerminal bool          // and errOut
 	retry       time.Duration // the wait after a command of watch, or a write, has failed
 
 	json, plain bool // flags of all commands
@@ -143,9 +147,9 @@ func (a *app) exit(words string, err error) int {
 	if a.json {
 		_ = a.print(record{{"error", text}})
 	}
-	fmt.Fprintf(a.errOut, "svid %s: %s\n", words, text)
+	a.say("svid %s: %s", words, text)
 	if wrong {
-		fmt.Fprintf(a.errOut, "svid %s -h explains it\n", words)
+		a.say("svid %s -h explains it", words)
 	}
 	return code
 }
@@ -157,7 +161,7 @@ func parse(fs *flag.FlagSet, args []string, want int) error {
 		if errors.Is(err, flag.ErrHelp) {
 			return err
 		}
-		return program.UsageError{Err: err}
+		return program.UsageError{Err: program.Explain(fs, err)}
 	}
 	for _, arg := range fs.Args() {
 		if len(arg) > 1 && arg[0] == '-' {

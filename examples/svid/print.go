@@ -183,6 +183,15 @@ func (a *app) lines(b *bytes.Buffer, indent string, r record) {
 
 const columns = 80 // of a terminal
 
+// say writes a line to standard error.
+func (a *app) say(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	if a.errTerminal {
+		text = fold(text, columns, columns)
+	}
+	fmt.Fprintln(a.errOut, text)
+}
+
 // flow breaks text, which begins at a column behind indent, between words if it is for a terminal.
 func (a *app) flow(indent string, at int, text string) string {
 	if !a.terminal {

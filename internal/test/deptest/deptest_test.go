@@ -35,11 +35,12 @@ var (
 
 // others are the modules of others that our code may import, with the reason.
 var others = map[string]string{
-	"golang.org/x/crypto/cryptobyte": "ASN.1 built and read strictly",
-	"github.com/go-jose/go-jose/v4":  "tokens: parse, verify, sign",
-	"google.golang.org/protobuf":     "wire messages",
-	"github.com/fsnotify/fsnotify":   "notifications of changed files, for internal/files/follow alone",
-	"go.yaml.in/yaml/v3":             "the configuration of a proxy in annotations, for sds/istioagent alone",
+	"golang.org/x/crypto/cryptobyte":             "ASN.1 built and read strictly",
+	"github.com/go-jose/go-jose/v4":              "tokens: parse, verify, sign",
+	"google.golang.org/protobuf":                 "wire messages",
+	"github.com/fsnotify/fsnotify":               "notifications of changed files, for internal/files/follow alone",
+	"github.com/rogpeppe/go-internal/testscript": "scripts of an operator's day, for internal/test/scripttest alone",
+	"go.yaml.in/yaml/v3":                         "the configuration of a proxy in annotations, for sds/istioagent alone",
 }
 
 // forbidden is what no package links, tests and examples included.

@@ -226,7 +226,7 @@ func (a *Authority) find(ctx context.Context, c *Config, o OpenOptions) (open fu
 			p := c.pluggedIn
 			p.Tokens, cfg.Create = store, true // the first key for tokens
 			if a.Own, err = ca.Load(ctx, cfg, p); err != nil {
-				return fmt.Errorf("-root-ca-dir: %w", err)
+				return fmt.Errorf("-root-ca-dir: in %s: %w", c.pluggedIn.Dir, err)
 			}
 			a.Signer = a.Own
 			return nil
@@ -234,13 +234,13 @@ func (a *Authority) find(ctx context.Context, c *Config, o OpenOptions) (open fu
 	}
 	if o.Existing {
 		if _, err := store.Load(ctx); errors.Is(err, ca.ErrNoRecord) {
-			return nil, a.missing(err)
+			return nil, a.missing(c, err)
 		}
 	}
 	return func(cfg ca.Config) (err error) {
 		switch a.Own, err = ca.Open(ctx, cfg, store); {
 		case errors.Is(err, ca.ErrNoRecord):
-			return a.missing(err)
+			return a.missing(c, err)
 		case errors.Is(err, ca.ErrUnfit) && !c.Kubernetes:
 			if r, lost := ca.RecoverDirStore(ctx, filepath.Join(c.StateDir, folder), false); lost == nil { // a look
 				return fmt.Errorf("%w; -recover goes on with %s", err, r)
@@ -252,19 +252,21 @@ func (a *Authority) find(ctx context.Context, c *Config, o OpenOptions) (open fu
 }
 
 // missing is the error for a store without a CA.
-func (a *Authority) missing(err error) error {
-	return &missingError{a.Where, err}
+func (a *Authority) missing(c *Config, err error) error {
+	find := "name its folder in -state-dir, mount its volume"
+	if c.Kubernetes {
+		find = "name its namespace in -namespace"
+	}
+	return &missingError{"there is no CA " + a.Where + "; if there was one, " + find +
+		" or restore it from a backup; to make a new one, start the server once with -create", err}
 }
 
 type missingError struct {
-	where string
-	err   error
+	text string
+	err  error
 }
 
-func (e *missingError) Error() string {
-	return "there is no CA " + e.where + "; if there was one, mount its volume or restore it from a backup; to make a new one, start the server once with -create"
-}
-
+func (e *missingError) Error() string { return e.text }
 func (e *missingError) Unwrap() error { return e.err }
 
 // ownStore returns the names of the Secret and the folder of the self-signed CA.

@@ -141,7 +141,7 @@ func TestWithoutCreate(t *testing.T) {
 	defer cancel()
 	err := c.Serve(ctx, nil, func(*caconfig.Authority, caserver.Listeners) { assert.Fail(t, "it serves"); cancel() })
 	require.ErrorIs(t, err, ca.ErrNoRecord)
-	require.EqualError(t, err, "there is no CA in "+filepath.Join(dir, "ca")+"; if there was one, mount its volume or restore it from a backup; to make a new one, start the server once with -create")
+	require.EqualError(t, err, "there is no CA in "+filepath.Join(dir, "ca")+"; if there was one, name its folder in -state-dir, mount its volume or restore it from a backup; to make a new one, start the server once with -create")
 	_, err = c.Open(t.Context(), caconfig.OpenOptions{})
 	require.ErrorIs(t, err, ca.ErrNoRecord)
 	require.NoFileExists(t, filepath.Join(dir, "ca", "CURRENT"))

@@ -44,7 +44,7 @@ const (
 
 func (c *Config) defineCluster(fs *flag.FlagSet) {
 	fs.BoolVar(&c.caServer, "ca-server", true, "serve the certificate APIs; without them the bundle, metrics and health remain [ENABLE_CA_SERVER]")
-	c.duration(fs, &c.wait, "wait", 0, "`duration`, such as 20m: how long a start waits for a CA that is not there and may not be made, or for "+
+	fs.DurationVar(&c.wait, "wait", 0, "`duration`, such as 20m: how long a start waits for a CA that is not there and may not be made, or for "+
 		"a store that does not answer (default: not at all, and without end) [CA_WAIT]")
 	fs.StringVar(&c.rootConfigMap, "root-configmap", "", "`name` of the ConfigMap of each namespace that is to have the roots, as pods of Istio mount "+
 		"istio-ca-root-cert; empty: none [PILOT_CA_CERT_CONFIGMAP]")

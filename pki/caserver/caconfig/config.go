@@ -34,7 +34,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -94,6 +93,7 @@ const (
 	account      = "svidkit-ca"               // service account in the identity of the server
 	kubernetesRA = "ISTIOD_RA_KUBERNETES_API" // the one value of EXTERNAL_CA
 
+	badDuration = "it is not a number with a unit, such as 90m or 24h, which is a day"
 	tooShort    = "it is less than a second"
 	negative    = "it is negative"
 	trusting    = "the name in any token with the secret of the server is trusted"
@@ -139,22 +139,22 @@ func (c *Config) define(fs *flag.FlagSet) {
 	fs.BoolVar(&c.create, "create", false, "make a self-signed CA if the store has none (without this flag: only in the default -state-dir, if that is empty) [CA_CREATE]")
 	fs.StringVar(&c.StateDir, "state-dir", "", "`folder` of the self-signed CA, the audit log and the roots in PEM; "+
 		"empty: a temporary one (default: one in the user's home for each trust domain)")
-	c.duration(fs, &c.CA.DefaultTTL, "default-ttl", day, "`lifetime` of a certificate whose request names none, or -max-ttl if that is less [DEFAULT_WORKLOAD_CERT_TTL]")
-	c.duration(fs, &c.CA.MaxTTL, "max-ttl", 90*day, "longest `lifetime` that a request may name; without -kubernetes one hour [MAX_WORKLOAD_CERT_TTL]")
+	fs.DurationVar(&c.CA.DefaultTTL, "default-ttl", day, "`lifetime` of a certificate whose request names none, or -max-ttl if that is less [DEFAULT_WORKLOAD_CERT_TTL]")
+	fs.DurationVar(&c.CA.MaxTTL, "max-ttl", 90*day, "longest `lifetime` that a request may name; without -kubernetes one hour [MAX_WORKLOAD_CERT_TTL]")
 	fs.BoolVar(&c.shorten, "shorten-ttl", false, "grant -max-ttl to a request for Istio's API that names more, instead of refusing it (default true without -kubernetes and -jwt-rule)")
-	c.duration(fs, &c.CA.Rotation.RootTTL, "root-ttl", 3650*day, "`lifetime` of a self-signed root [CITADEL_SELF_SIGNED_CA_CERT_TTL]")
-	c.duration(fs, &c.CA.Rotation.CheckInterval, "root-check-interval", time.Hour, "`time` between two checks of the "+
+	fs.DurationVar(&c.CA.Rotation.RootTTL, "root-ttl", 3650*day, "`lifetime` of a self-signed root [CITADEL_SELF_SIGNED_CA_CERT_TTL]")
+	fs.DurationVar(&c.CA.Rotation.CheckInterval, "root-check-interval", time.Hour, "`time` between two checks of the "+
 		"root's lifetime, with -keep-key; 0 or less: only -rotate replaces the root [CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL]")
-	number(fs, &c.grace, "root-grace-percent", 20, "`percent` of a root's lifetime that are left when it is replaced, 1 to 50 [CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE]")
+	fs.IntVar(&c.grace, "root-grace-percent", 20, "`percent` of a root's lifetime that are left when it is replaced, 1 to 50 [CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE]")
 	fs.BoolVar(&c.jitter, "root-jitter", true, "make the first check after a random part of the interval [CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR]")
 	fs.Func("rsa-bits", "`size` of an RSA key for new roots: 2048, 3072 or 4096; 0: ECDSA P-256 [CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE]", c.setKeySize)
 	fs.BoolVar(&c.CA.Rotation.KeepKey, "keep-key", false, "renew the root with its own key, as Istio does, instead of a rotation in four steps")
 	fs.BoolVar(&c.CA.Rotation.Constrain, "constrain", false, "restrict new roots to the trust domain (critical name constraints)")
 	fs.BoolVar(&c.CA.EmptySubject, "empty-subject", false, "leave the subject of leaves empty, instead of O=svidkit")
 	fs.BoolVar(&c.pluggedIn.MultiRoot, "multi-root", false, "allow the roots of a plugged-in CA to change while the server runs [ISTIO_MULTIROOT_MESH]")
-	c.duration(fs, &c.CA.Backdate, "backdate", 2*time.Minute, "`duration`: how far certificates are dated back, for peers whose clocks are slow")
-	c.duration(fs, &c.CA.RefreshHint, "refresh-hint", 5*time.Minute, "`duration`: how often consumers should fetch the bundle")
-	c.duration(fs, &c.CA.Rotation.Propagation, "propagation", 0, "`duration`: how long a new root is in the bundle before "+
+	fs.DurationVar(&c.CA.Backdate, "backdate", 2*time.Minute, "`duration`: how far certificates are dated back, for peers whose clocks are slow")
+	fs.DurationVar(&c.CA.RefreshHint, "refresh-hint", 5*time.Minute, "`duration`: how often consumers should fetch the bundle")
+	fs.DurationVar(&c.CA.Rotation.Propagation, "propagation", 0, "`duration`: how long a new root is in the bundle before "+
 		"it signs (default five times -refresh-hint, or -default-ttl with Istio's API, whose agents learn of roots when they renew)")
 
 	fs.BoolVar(&c.Kubernetes, "kubernetes", false, "keep the CA in a Secret and authenticate callers by the service account tokens of the cluster")
@@ -170,8 +170,8 @@ func (c *Config) define(fs *flag.FlagSet) {
 		"since it was last proven by a token: a `duration`, off, or unlimited (default unlimited, as virtual machines of Istio do)", c.renew.set)
 	fs.BoolVar(&c.keepDNSNames, "keep-dns-names", false, "let a caller with a certificate keep its DNS names, as Istio does")
 	fs.StringVar(&c.linkerd.Mesh.ControlNamespace, "linkerd-namespace", "linkerd", "`namespace` of Linkerd's control plane, which is part of names")
-	c.duration(fs, &c.linkerd.Lifetime, "linkerd-ttl", day, "`lifetime` of certificates for Linkerd, or what -max-ttl leaves if that is less")
-	c.duration(fs, &c.linkerd.ClockSkew, "linkerd-clock-skew", 20*time.Second, "`duration`: how far certificates for Linkerd are dated back, and forward")
+	fs.DurationVar(&c.linkerd.Lifetime, "linkerd-ttl", day, "`lifetime` of certificates for Linkerd, or what -max-ttl leaves if that is less")
+	fs.DurationVar(&c.linkerd.ClockSkew, "linkerd-clock-skew", 20*time.Second, "`duration`: how far certificates for Linkerd are dated back, and forward")
 	fs.BoolVar(&c.cluster.LinkerdAnyAudience, "linkerd-any-audience", false, "take tokens for any audience from Linkerd's proxies, if their cluster has no others")
 	fs.BoolVar(&c.linkerdEvents, "linkerd-events", true, "report what happens at Linkerd's API as events of the cluster, with -kubernetes")
 	fs.StringVar(&c.ExternalCA, "external-ca", "", "CA that signs instead of this one: "+kubernetesRA+", or empty for none [EXTERNAL_CA]")
@@ -179,17 +179,17 @@ func (c *Config) define(fs *flag.FlagSet) {
 	fs.StringVar(&c.external.SignerDomain, "cert-signer-domain", "", "`domain` of the signers that a request may choose from [CERT_SIGNER_DOMAIN]")
 	fs.StringVar(&c.rootsOfRA, "external-roots", rootsOfRA, "`file` with the roots of the signers, with -external-ca (default in a pod /etc/external-ca-cert/root-cert.pem)")
 
-	number(fs, &c.CA.Limits.Concurrent, "concurrent", 64, "`number` of signings at the same time, audit record included; 0: no limit")
-	number(fs, &c.CA.Limits.Queue, "queue", 1024, "`number` of those that wait")
-	c.duration(fs, &c.CA.Limits.QueueTime, "queue-time", 50*time.Millisecond, "`duration`: how long one of them should "+
+	fs.IntVar(&c.CA.Limits.Concurrent, "concurrent", 64, "`number` of signings at the same time, audit record included; 0: no limit")
+	fs.IntVar(&c.CA.Limits.Queue, "queue", 1024, "`number` of those that wait")
+	fs.DurationVar(&c.CA.Limits.QueueTime, "queue-time", 50*time.Millisecond, "`duration`: how long one of them should "+
 		"wait: beyond that, requests are told when to come back; 0: no limit")
-	number(fs, &c.CA.Limits.Rate, "rate", 0, "signings per `second`; 0: no limit")
-	number(fs, &c.CA.Limits.CallerRate, "caller-rate", 10, "signings per `second` for each caller; 0: no limit")
+	fs.Float64Var(&c.CA.Limits.Rate, "rate", 0, "signings per `second`; 0: no limit")
+	fs.Float64Var(&c.CA.Limits.CallerRate, "caller-rate", 10, "signings per `second` for each caller; 0: no limit")
 	fs.StringVar(&c.AuditLog, "audit-log", "", "`file` for the audit log, or none (default: in -state-dir)")
-	number(fs, &c.auditOptions.MaxSize, "audit-size", 100<<20, "`bytes` at which the audit log begins a new file; 0: never")
-	number(fs, &c.auditOptions.KeepSize, "audit-keep-size", 0, "`bytes` of full audit files that are kept, before the "+
+	fs.Int64Var(&c.auditOptions.MaxSize, "audit-size", 100<<20, "`bytes` at which the audit log begins a new file; 0: never")
+	fs.Int64Var(&c.auditOptions.KeepSize, "audit-keep-size", 0, "`bytes` of full audit files that are kept, before the "+
 		"oldest is removed; 0: all, until the disk is full and nothing is signed")
-	c.duration(fs, &c.auditOptions.KeepAge, "audit-keep-age", 0, "`duration`: how long a full audit file is kept; 0: for ever")
+	fs.DurationVar(&c.auditOptions.KeepAge, "audit-keep-age", 0, "`duration`: how long a full audit file is kept; 0: for ever")
 
 	fs.StringVar(&c.istioAddr, "istio-addr", "127.0.0.1:15012", "`address` of Istio's API; empty: none")
 	fs.StringVar(&c.linkerdAddr, "linkerd-addr", "127.0.0.1:8080", "`address` of Linkerd's API; empty: none")
@@ -251,13 +251,14 @@ func (c *Config) parse(args []string, getenv func(string) string) (err error) {
 	fs.VisitAll(func(f *flag.Flag) {
 		if name := variable(f); name != "" && getenv(name) != "" {
 			if bad := fs.Set(f.Name, getenv(name)); bad != nil {
-				err = cmp.Or(err, fmt.Errorf("%s=%q in the environment: %w", name, getenv(name), bad))
+				err = cmp.Or(err, fmt.Errorf("%s=%q in the environment: %w", name, getenv(name), explain(f, bad)))
 			}
 		}
 	})
 	if err = cmp.Or(err, fs.Parse(args)); err != nil {
-		if text, ok := strings.CutSuffix(err.Error(), ": parse error"); ok { // of a flag that is on or off
-			err = errors.New(text + "; it is true or false")
+		text := strings.TrimSuffix(err.Error(), ": parse error") // which follows the name of the flag
+		if f := fs.Lookup(text[strings.LastIndex(text, " -")+2:]); f != nil {
+			err = explain(f, err)
 		}
 		return err
 	}
@@ -321,60 +322,24 @@ func (c *Config) parse(args []string, getenv func(string) string) (err error) {
 	return nil
 }
 
-// duration defines a flag whose errors say what is wrong with a duration.
-func (c *Config) duration(fs *flag.FlagSet, to *time.Duration, name string, value time.Duration, usage string) {
-	*to = value
-	fs.Var((*duration)(to), name, usage)
-}
-
-// duration is a [flag.Value].
-type duration time.Duration
-
-func (d *duration) String() string { return time.Duration(*d).String() }
-
-// Set implements [flag.Value].
-func (d *duration) Set(text string) error {
-	v, err := time.ParseDuration(text)
-	if err != nil {
-		return fmt.Errorf("%w; it is a number with a unit, such as 90m or 24h, and a day is 24h", err)
+// explain says what is wrong with the value of a flag that package flag cannot parse.
+func explain(f *flag.Flag, err error) error {
+	text, unparsed := strings.CutSuffix(err.Error(), "parse error")
+	g, ok := f.Value.(flag.Getter)
+	if !ok || !unparsed {
+		return err
 	}
-	*d = duration(v)
-	return nil
-}
-
-// number defines a flag whose errors say what is wrong with a number.
-func number[T int | int64 | float64](fs *flag.FlagSet, to *T, name string, value T, usage string) {
-	*to = value
-	fs.Var(numeric[T]{to}, name, usage)
-}
-
-// numeric is a [flag.Value].
-type numeric[T int | int64 | float64] struct{ to *T }
-
-// String returns the number. Package flag asks the zero value, too.
-func (n numeric[T]) String() string {
-	if n.to == nil {
-		return "0"
+	switch g.Get().(type) {
+	case time.Duration:
+		text += badDuration
+	case bool:
+		text += "it is neither true nor false"
+	case float64:
+		text += "it is not a number, such as 10 or 0.5"
+	default:
+		text += "it is not a whole number, such as 10"
 	}
-	return fmt.Sprint(*n.to)
-}
-
-// Set implements [flag.Value].
-func (n numeric[T]) Set(text string) error {
-	if to, ok := any(n.to).(*float64); ok {
-		v, err := strconv.ParseFloat(text, 64)
-		if err != nil {
-			return errors.New("it is not a number, such as 10 or 0.5")
-		}
-		*to = v
-		return nil
-	}
-	v, err := strconv.ParseInt(text, 0, 64)
-	if err != nil || int64(T(v)) != v {
-		return errors.New("it is not a whole number")
-	}
-	*n.to = T(v)
-	return nil
+	return errors.New(text)
 }
 
 // setStateDir sets the folder of the state and the files in it. An empty dir sets nothing.
@@ -528,11 +493,11 @@ func (r *renewal) set(text string) error {
 		*r = 0
 		return nil
 	}
-	var d duration
-	if err := d.Set(text); err != nil {
-		return fmt.Errorf("neither off nor unlimited: %w", err)
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		return errors.New("it is neither off nor unlimited, and " + badDuration)
 	}
-	if d < duration(time.Second) {
+	if d < time.Second {
 		return errors.New(tooShort)
 	}
 	*r = renewal(d)

@@ -137,7 +137,7 @@ func Parse(b []byte, td spiffe.TrustDomain) (*Document, error) {
 	case j.Version != stateVersion:
 		return nil, fmt.Errorf("version %d; this program knows version %d", j.Version, stateVersion)
 	case j.TrustDomain != td.String():
-		return nil, fmt.Errorf("it belongs to the trust domain %.256q, and this authority to %q", j.TrustDomain, td)
+		return nil, fmt.Errorf("it belongs to the trust domain %.256q, and this authority to %q; use that trust domain, or another store", j.TrustDomain, td)
 	case j.Authority == "" || j.Revision == 0 || j.Sequence == 0:
 		return nil, errors.New("authority, revision or sequence is missing")
 	case len(j.Roots) > MaxKeys || len(j.JWTKeys) > MaxKeys:
