@@ -142,6 +142,8 @@
 //   - go.yaml.in/yaml/v3: reads YAML, for sds/istioagent, as annotations have the configuration of a proxy in it. It was a
 //     requirement of testify before.
 //   - github.com/stretchr/testify: assertions; only tests reach it.
+//   - github.com/rogpeppe/go-internal: testscript, which runs the scripts of an operator's day for examples/ca and examples/svid; only
+//     tests reach it.
 //
 // Packages spiffe, spiffetls, federation, health and authn take the standard library alone.
 //
