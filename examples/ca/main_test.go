@@ -74,7 +74,7 @@ func TestShell(t *testing.T) {
 		{"", arguments(dir, "-verify-audit", filepath.Join(dir, "audit.jsonl")), 0, "3 records are as they were written", ""},
 		{"{\n", arguments(dir, "-verify-audit", "-"), 0, "auditlog: line 1: an unfinished line", ""},
 		{"", arguments(dir, "-verify-audit", filepath.Join(dir, "none.jsonl")), 1, "", "ca: -verify-audit: open "},
-		{changed, arguments(dir, "-verify-audit", "-"), 1, "auditlog: line 2: the line before", "ca: -verify-audit: lines were changed or taken out (in 1 places)"},
+		{changed, arguments(dir, "-verify-audit", "-"), 1, "auditlog: line 2: the line before", "ca: -verify-audit: lines were changed or taken out (places: 1)"},
 		{"", arguments(dir, "-once", "none.pem", "-id", "spiffe://cluster.local/web"), 1, "", "ca: -once: open none.pem"},
 		{"", []string{"-status", "-rotate"}, 2, "", "ca: -status and -rotate: only one command at a time"},
 		{"", []string{"-install", "tls"}, 2, "", "is none of kubernetes.io/tls"},

@@ -152,7 +152,7 @@ func verifyAudit(in io.Reader, out io.Writer) error {
 		fmt.Fprintln(out, err)
 	}
 	if wrong > 0 {
-		return fmt.Errorf("-verify-audit: lines were changed or taken out (in %d places); keep the file, and compare it with a copy of before", wrong)
+		return fmt.Errorf("-verify-audit: lines were changed or taken out (places: %d); keep the file, and compare it with a copy of before", wrong)
 	}
 	fmt.Fprintf(out, "%d records are as they were written\n", records)
 	return nil
