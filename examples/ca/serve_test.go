@@ -734,7 +734,7 @@ func TestOperator(t *testing.T) {
 	_, err = shell(t, "", arguments(dir, append([]string{"-rotate"}, short...)...)...)
 	require.ErrorIs(t, err, ca.ErrRotating)
 	_, err = shell(t, "", arguments(dir, append([]string{"-revoke", first.ID}, short...)...)...)
-	require.ErrorContains(t, err, "with -now", "it signs")
+	require.ErrorContains(t, err, "-now", "it signs")
 	_, err = shell(t, "", arguments(dir, append([]string{"-taint", "abcdef"}, short...)...)...)
 	require.ErrorIs(t, err, ca.ErrUnknownKey)
 
