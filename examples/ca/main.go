@@ -76,6 +76,7 @@ package main
 
 import (
 	"context"
+	_ "embed"
 	"errors"
 	"flag"
 	"fmt"
@@ -94,6 +95,9 @@ import (
 	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/spiffe"
 )
+
+//go:embed install.yaml
+var manifest string
 
 func main() {
 	program.Main("ca", func(ctx context.Context) error {
@@ -129,6 +133,9 @@ func run(ctx context.Context, args []string, getenv func(string) string, in io.R
 		_, err := demo(ctx, o.CA.TrustDomain, 5*time.Second, out)
 		return err
 	case "install":
+		if o.argument == "kubernetes" {
+			return o.manifest.Print(out)
+		}
 		return install(out, o.argument, o.anchorDir, o.mesh, o.issuerTTL)
 	default:
 		return o.do(ctx, in, out)
@@ -155,11 +162,12 @@ type options struct {
 	anchorDir string
 	issuerTTL time.Duration
 	mesh      linkerdname.Mesh
+	manifest  program.Manifest
 }
 
 // parse reads the environment, then the flags.
 func parse(args []string, getenv func(string) string, errOut io.Writer) (o *options, err error) {
-	o = new(options)
+	o = &options{manifest: program.Manifest{Text: manifest}}
 	fs := flag.NewFlagSet("ca", flag.ContinueOnError)
 	fs.SetOutput(errOut)
 	fs.Bool("demo", false, "show a server at work in a few seconds, and end")
@@ -174,7 +182,8 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 	fs.BoolVar(&o.now, "now", false, "with -revoke: also a key that signs, whose successor signs at once")
 	fs.Bool("recover", false, "make a folder that lost its file CURRENT go on with the newest version that is complete, and end")
 	fs.String("verify-audit", "", "verify the audit log in the `file` (- for standard input), and end")
-	fs.String("install", "", "print a ConfigMap with the trust anchors of a Linkerd mesh, a Secret with an issuer, and the account that alone may read it, and end; `scheme`: kubernetes.io/tls, linkerd.io/tls or design")
+	fs.String("install", "", "print a ConfigMap with the trust anchors of a Linkerd mesh, a Secret with an issuer, and the account that alone may read it, and end; `scheme`: kubernetes.io/tls, linkerd.io/tls or design. Or kubernetes: the objects of this CA in a cluster")
+	o.manifest.RegisterWith(fs)
 	fs.StringVar(&o.anchorDir, "anchor-dir", "", "`folder` of the trust anchor for -install, which is made if the folder is empty")
 	fs.DurationVar(&o.issuerTTL, "issuer-ttl", 365*24*time.Hour, "`lifetime` of the issuer that -install makes")
 	fs.BoolVar(&o.verbose, "v", false, "log more")
@@ -204,8 +213,10 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 		return nil, program.Misused("-ttl: it is for -once and -jwt; a server has -default-ttl and -max-ttl")
 	case o.now && o.command != "revoke":
 		return nil, program.Misused("-now: it is for -revoke")
-	case o.anchorDir != "" && o.command != "install":
-		return nil, program.Misused("-anchor-dir: it is for -install")
+	case o.manifest.Given() && o.argument != "kubernetes":
+		return nil, program.Misused("-with: it is for -install kubernetes")
+	case o.anchorDir != "" && (o.command != "install" || o.argument == "kubernetes"):
+		return nil, program.Misused("-anchor-dir: it is for -install with a scheme of Linkerd")
 	case o.issuerTTL < time.Hour:
 		return nil, program.Misused("-issuer-ttl: it is less than an hour")
 	}
