@@ -122,18 +122,6 @@ func newInjector(t *testing.T) *injector {
 	return i
 }
 
-// kubeconfig writes a file with all rights in a cluster.
-func kubeconfig(t *testing.T, c *peers.Cluster, path string) {
-	t.Helper()
-	roots, err := filepath.Abs(c.RootsFile())
-	require.NoError(t, err)
-	c.Account(t, "istio-system", "operator")
-	c.Create(t, "POST /apis/rbac.authorization.k8s.io/v1/clusterrolebindings\n{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: operator}, "+
-		"roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin}, subjects: [{kind: ServiceAccount, name: operator, namespace: istio-system}]}")
-	write(t, path, fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{name: c, cluster: {server: %q, certificate-authority: %q}}]\n"+
-		"contexts: [{name: c, context: {cluster: c, user: u}}]\nusers: [{name: u, user: {token: %q}}]\n", c.URL, roots, c.Token(t, "istio-system", "operator", "", peers.Issuer)))
-}
-
 func (i *injector) run(t *testing.T, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -183,7 +171,7 @@ func (i *injector) patched(t *testing.T, text, list string) string {
 	c := i.cluster
 	c.Create(t, "POST /apis/apps/v1/namespaces/prod/deployments\n"+text)
 	o := objectsOf(t, strings.ReplaceAll(string(patch), "\n      containers:", "\n      "+list+":"))[0]
-	require.NoError(t, apply(c.Admin(), c.URL, "svidkit", o))
+	require.NoError(t, apply(c.Admin(), c.URL, "svidkit&force=true", o))
 	var whole map[string]any
 	c.Do(t, "GET", o.path(), nil, &whole)
 	delete(whole, "status")

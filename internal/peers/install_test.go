@@ -28,6 +28,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/peers"
@@ -81,7 +84,7 @@ func objectsOf(t testing.TB, text string) (all []*manifestObject) {
 	return all
 }
 
-// apply is kubectl apply --server-side: the API server refuses fields that it does not know, and those that are there twice.
+// apply is kubectl apply --server-side by a field manager, after which there may be more parameters: the API server refuses fields that it does not know, and those that are there twice.
 func apply(client *http.Client, server, manager string, o *manifestObject) error {
 	r, err := http.NewRequest(http.MethodPatch, server+o.path()+"?fieldValidation=Strict&fieldManager="+manager, strings.NewReader(o.text))
 	if err != nil {
@@ -396,6 +399,150 @@ func TestInstall(t *testing.T) {
 	}
 }
 
+// testInstalled has the API server take what the other programs print, and the pods of it, and shows that the rights in it are
+// sufficient, and that none is too much.
+func testInstalled(t *testing.T, c *cluster) {
+	dir := buildPrograms(t, "ca", "workload-agent", "linkerd-proxy", "athenz-agent", "athenz-provider", "athenz-sia")
+	athenz := []string{"provider-service=k8s.admin.athenz-callback", "zts=https://zts.athenz.svc:4443"}
+	for _, p := range []struct {
+		program, namespace, account string
+		with                        []string
+		rights                      int
+		use                         func(t *testing.T, c *cluster, namespace string, objects []*manifestObject) error
+	}{
+		{"athenz-provider", "namespace", "athenz-callback", append(athenz, "zts-name=zts.example.cloud", "node-names=k8s.admin.k8s-node"), 3, useProvider},
+		{"athenz-agent", "namespace", "athenz-agent", append(athenz, "signing=https://athenz-callback.k8s-admin.svc:4444"), 1, useKubelet},
+		{"workload-agent", "ca-namespace", "ca", nil, 2, useNodes},
+	} {
+		for i := -1; i < p.rights; i++ {
+			namespace := fmt.Sprint("installed-", p.program, "-", i+1)
+			with := append([]string{p.namespace + "=" + namespace}, p.with...)
+			if p.namespace != "namespace" {
+				with = append(with, "namespace="+namespace+"-node")
+				c.Account(t, namespace, p.account)
+			}
+			objects, missing, ok := without(objectsOf(t, install(t, dir, p.program, with...)), i)
+			require.Equal(t, i >= 0, ok)
+			name := p.program
+			if ok {
+				name += " without " + missing.String()
+			}
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				for _, o := range objects {
+					require.NoError(t, apply(c.Admin(), c.URL, "kubectl", o), "%s", o.text)
+				}
+				var rules []rule
+				for _, o := range objects {
+					if rules = append(rules, o.Rules...); o.Spec.Template.Spec != nil {
+						createPod(t, c.Cluster, o.Metadata.Namespace, o, "pod")
+					}
+				}
+				holds(t, c.Cluster, namespace, p.account, rules, missing)
+				err := p.use(t, c, namespace, objects)
+				if !ok {
+					require.NoError(t, err, "the rights are sufficient")
+					return
+				}
+				require.Error(t, err)
+				t.Log(err)
+				assert.ErrorContains(t, err, strings.Split(missing.Resources[0], "/")[0])
+			})
+		}
+		_, _, more := without(objectsOf(t, install(t, dir, p.program, append(p.with, p.namespace+"=x")...)), p.rights)
+		require.False(t, more, "%s has more rights", p.program)
+	}
+	for program, with := range map[string][]string{"linkerd-proxy": {"app-port=8080"}, "athenz-sia": {"container=app"}} {
+		namespace := "sidecar-" + program
+		c.Account(t, namespace, "web")
+		c.Do(t, "PATCH", "/api/v1/namespaces/"+namespace, map[string]any{"metadata": map[string]any{"labels": map[string]string{
+			"pod-security.kubernetes.io/enforce": map[string]string{"linkerd-proxy": "restricted", "athenz-sia": "privileged"}[program], // for its kind of volume
+		}}}, nil)
+		web := objectsOf(t, fmt.Sprintf(`apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web, namespace: %s}
+spec:
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      serviceAccountName: web
+      securityContext: {runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}
+      containers: [{name: app, image: none, securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}}]
+`, namespace))[0]
+		require.NoError(t, apply(c.Admin(), c.URL, "kubectl", web))
+		objects := objectsOf(t, install(t, dir, program, append(with, "deployment=web", "namespace="+namespace)...))
+		require.Len(t, objects, 1, "it needs no right")
+		require.NoError(t, apply(c.Admin(), c.URL, "svidkit", objects[0]))
+		var whole manifestObject
+		c.Do(t, "GET", web.path(), nil, &whole)
+		require.Contains(t, fmt.Sprint(whole.Spec.Template.Spec["containers"]), "name:app")
+		require.Contains(t, fmt.Sprint(whole.Spec.Template.Spec["initContainers"]), "registry.example.org/"+program+":1")
+		createPod(t, c.Cluster, namespace, &whole, "web-1")
+	}
+}
+
+// useProvider asks for a pod, and notes that a document was used.
+func useProvider(t *testing.T, c *cluster, namespace string, _ []*manifestObject) error {
+	client := c.ClientOf(t, namespace, "athenz-callback")
+	pods, err := athenz.NewAPIServer(c.URL, client)
+	require.NoError(t, err)
+	first, err := athenz.FirstUseInConfigMap(c.URL, client, namespace+"/used-documents")
+	require.NoError(t, err)
+	c.Account(t, namespace, "web")
+	pod := "web-1"
+	c.Create(t, fmt.Sprintf("POST /api/v1/namespaces/%s/pods\n{apiVersion: v1, kind: Pod, metadata: {name: %s}, spec: {serviceAccountName: web, nodeName: node-a, "+
+		"securityContext: {runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}, "+
+		"containers: [{name: main, image: none, securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}}]}}", namespace, pod))
+	_, err = pods.Pod(t.Context(), namespace, pod)
+	was, used := first(t.Context(), [32]byte{1}, time.Now().Add(time.Minute))
+	if err == nil && used == nil && !was {
+		err = errors.New("the document was used before")
+	}
+	if err != nil {
+		err = fmt.Errorf("pods: %w", err)
+	}
+	if used != nil {
+		used = fmt.Errorf("configmaps: %w", used)
+	}
+	return errors.Join(err, used)
+}
+
+// useKubelet asks as the kubelet does whether the agent may have its pods.
+func useKubelet(t *testing.T, c *cluster, namespace string, _ []*manifestObject) error {
+	var answer struct{ Status struct{ Allowed bool } }
+	c.Do(t, "POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", map[string]any{
+		"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": map[string]any{
+			"user":               "system:serviceaccount:" + namespace + ":athenz-agent",
+			"resourceAttributes": map[string]any{"version": "v1", "resource": "nodes", "subresource": "proxy", "name": "node-a", "verb": "get"},
+		},
+	}, &answer)
+	if !answer.Status.Allowed {
+		return errors.New("get nodes/proxy is not allowed")
+	}
+	return nil
+}
+
+// useNodes asks as the CA does whether a pod is on the node of the agent.
+func useNodes(t *testing.T, c *cluster, namespace string, _ []*manifestObject) error {
+	grant(t, c.Cluster, namespace, "ca", "ClusterRole", "rules:\n- {apiGroups: [authentication.k8s.io], resources: [tokenreviews], verbs: [create]}\n")
+	node := namespace + "-node"
+	nodes, err := kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{APIServer: c.URL, HTTPClient: c.ClientOf(t, namespace, "ca"), Accounts: []string{node + "/workload-agent"}})
+	require.NoError(t, err)
+	c.Pod(t, node, "workload-agent", "agent-1", "node-a")
+	c.Account(t, namespace, "web")
+	c.Pod(t, namespace, "web", "web-1", "node-a")
+	reviewer, err := kube.NewReviewer(&kube.ReviewerOptions{APIServer: c.URL, HTTPClient: c.ClientOf(t, namespace, "ca")})
+	require.NoError(t, err)
+	a, err := reviewer.Review(t.Context(), c.Token(t, node, "workload-agent", "agent-1", "istio-ca"), []string{"istio-ca"})
+	require.NoError(t, err)
+	agent, err := domain.KubernetesID(a.Namespace, a.ServiceAccount)
+	require.NoError(t, err)
+	web, err := domain.KubernetesID(namespace, "web")
+	require.NoError(t, err)
+	return nodes.Authorize(t.Context(), &authn.Caller{ID: agent, Pod: &authn.Pod{Namespace: a.Namespace, ServiceAccount: a.ServiceAccount, Name: a.PodName, UID: a.PodUID}}, web)
+}
+
 // holdsAll waits until the accounts of the objects have the rights.
 func holdsAll(t testing.TB, c *peers.Cluster, objects []*manifestObject, missing rule) {
 	t.Helper()
@@ -487,6 +634,27 @@ func runPage(t *testing.T, c *peers.Cluster, dir, page string) {
 		out, err := cmd.CombinedOutput()
 		require.NoError(t, err, "%s\n%s", commands, out)
 		assert.NotContains(t, strings.ToLower(string(out)), "warning")
+	}
+}
+
+// kubeconfig writes a file with all rights in a cluster.
+func kubeconfig(t *testing.T, c *peers.Cluster, path string) {
+	t.Helper()
+	roots, err := filepath.Abs(c.RootsFile())
+	require.NoError(t, err)
+	c.Account(t, "istio-system", "operator")
+	c.Create(t, "POST /apis/rbac.authorization.k8s.io/v1/clusterrolebindings\n{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: operator}, "+
+		"roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin}, subjects: [{kind: ServiceAccount, name: operator, namespace: istio-system}]}")
+	write(t, path, fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{name: c, cluster: {server: %q, certificate-authority: %q}}]\n"+
+		"contexts: [{name: c, context: {cluster: c, user: u}}]\nusers: [{name: u, user: {token: %q}}]\n", c.URL, roots, c.Token(t, "istio-system", "operator", "", peers.Issuer)))
+}
+
+// write writes a file, or makes a folder if its name ends with a slash, and the folders above it.
+func write(t *testing.T, name, data string) {
+	t.Helper()
+	require.NoError(t, os.MkdirAll(filepath.Dir(name), 0o755))
+	if data != "" {
+		require.NoError(t, os.WriteFile(name, []byte(data), 0o755))
 	}
 }
 
