@@ -40,6 +40,7 @@
 //	ca -once csr.pem -id spiffe://…        sign one request
 //	ca -jwt AUDIENCE -id spiffe://…        sign one token
 //	ca -verify-audit audit.jsonl           see that no line of the audit log was changed or taken out
+//	ca -install kubernetes                 print what this CA needs in a cluster, as YAML; -with NAME=VALUE changes it
 //	ca -install SCHEME -anchor-dir DIR     print what a Linkerd mesh begins with, as YAML
 //
 // The commands work on the store: they need access to it, and the flags that say where it is, but no running server. A
@@ -61,7 +62,7 @@
 //
 // # For Linkerd
 //
-// -install takes the trust anchor in the folder -anchor-dir, or makes one, makes an issuer of -issuer-ttl below it, and
+// With a SCHEME, -install takes the trust anchor in the folder -anchor-dir, or makes one, makes an issuer of -issuer-ttl below it, and
 // prints a ConfigMap and a Secret for kubectl apply. SCHEME is kubernetes.io/tls or linkerd.io/tls, the two forms in
 // which Linkerd's identity service reads its credentials, or design, with the names of the first design and a key in
 // DER. The key of the anchor stays in the folder, which belongs outside the cluster. A CA whose -root-ca-dir is the

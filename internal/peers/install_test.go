@@ -120,7 +120,7 @@ func applyAll(t testing.TB, c *peers.Cluster, text string) []*manifestObject {
 func buildPrograms(t testing.TB, names ...string) string {
 	t.Helper()
 	dir := t.TempDir()
-	args := []string{"build", "-o", dir + string(filepath.Separator)}
+	args := []string{"build", "-ldflags=-s -w", "-o", dir + string(filepath.Separator)}
 	for _, name := range names {
 		args = append(args, "github.com/svidkit/svidkit/examples/"+name)
 	}
