@@ -198,11 +198,12 @@ umask ` + u["UMask"][0] + "\n"
 	if slices.Equal(u["ProtectProc"], []string{"invisible"}) {
 		script += "mount -t proc -o hidepid=invisible proc /proc\n"
 	}
-	bounding := "-all"
+	var bounding strings.Builder
+	bounding.WriteString("-all")
 	for _, name := range u.words("CapabilityBoundingSet") {
-		bounding += ",+" + strings.ToLower(strings.TrimPrefix(name, "CAP_"))
+		bounding.WriteString(",+" + strings.ToLower(strings.TrimPrefix(name, "CAP_")))
 	}
-	script += "exec setpriv --no-new-privs --inh-caps=-all --bounding-set=" + bounding
+	script += "exec setpriv --no-new-privs --inh-caps=-all --bounding-set=" + bounding.String()
 	if owner != 0 {
 		script += fmt.Sprintf(" --reuid=%[1]d --regid=%[1]d --clear-groups", owner)
 	}
