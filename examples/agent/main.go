@@ -14,6 +14,7 @@ package main
 
 import (
 	"context"
+	_ "embed"
 	"errors"
 	"flag"
 	"fmt"
@@ -29,6 +30,9 @@ import (
 	"github.com/svidkit/svidkit/sds/istioagent"
 	"github.com/svidkit/svidkit/sds/statuspage"
 )
+
+//go:embed install.yaml
+var manifest string
 
 func main() {
 	program.Main("agent", func(ctx context.Context) error { return run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr) })
@@ -58,6 +62,7 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	flags.BoolVar(&o.bootstrap, "bootstrap", false, "write a configuration for an Envoy to standard output, and end")
 	flags.BoolVar(&o.demo, "demo", false, "run a CA, two agents and two workloads in a temporary folder, without the environment")
 	o.Register(flags)
+	(&program.Manifest{Text: manifest}).Register(flags)
 	err := program.ParseFlags(flags, args, out, errOut, func(w io.Writer) error { return istioagent.WriteHelp(w, false) })
 	if err != nil {
 		return err

@@ -8,11 +8,15 @@ package main
 
 import (
 	"context"
+	_ "embed"
 	"io"
 	"os"
 
 	"github.com/svidkit/svidkit/examples/program"
 )
+
+//go:embed install.yaml
+var manifest string
 
 func main() {
 	program.Main("athenz-agent", func(ctx context.Context) error {
@@ -25,6 +29,6 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	if len(args) > 0 && args[0] == "flexvolume" {
 		return flexvolume(args[1:], environ, out)
 	}
-	d := program.Daemon{Name: "athenz-agent", Help: "\nThe driver of FlexVolumes: athenz-agent flexvolume init | mount PATH OPTIONS | unmount PATH\n", Variables: variables, Serve: serve}
+	d := program.Daemon{Name: "athenz-agent", Help: "\nThe driver of FlexVolumes: athenz-agent flexvolume init | mount PATH OPTIONS | unmount PATH\n", Variables: variables, Manifest: manifest, Serve: serve}
 	return d.Run(ctx, args, environ, out, errOut)
 }

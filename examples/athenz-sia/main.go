@@ -6,11 +6,15 @@ package main
 
 import (
 	"context"
+	_ "embed"
 	"io"
 	"os"
 
 	"github.com/svidkit/svidkit/examples/program"
 )
+
+//go:embed install.yaml
+var manifest string
 
 func main() {
 	program.Main("athenz-sia", func(ctx context.Context) error {
@@ -20,6 +24,6 @@ func main() {
 
 // run is the program. It returns nil when a signal ends it.
 func run(ctx context.Context, args, environ []string, out, errOut io.Writer) error {
-	d := program.Daemon{Name: "athenz-sia", Variables: variables, Serve: serve}
+	d := program.Daemon{Name: "athenz-sia", Variables: variables, Manifest: manifest, Serve: serve}
 	return d.Run(ctx, args, environ, out, errOut)
 }

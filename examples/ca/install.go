@@ -47,7 +47,7 @@ const (
 func install(out io.Writer, scheme, dir string, mesh linkerdname.Mesh, life time.Duration) error {
 	l, ok := layouts[scheme]
 	if !ok {
-		return program.Misused("-install: %.100q is none of kubernetes.io/tls, linkerd.io/tls and design", scheme)
+		return program.Misused("-install: %.100q is none of kubernetes.io/tls, linkerd.io/tls, design and kubernetes", scheme)
 	}
 	if dir == "" {
 		return program.Misused("-install: -anchor-dir names the folder for the trust anchor and its key, which the next issuer needs")

@@ -215,6 +215,7 @@ func TestInstallRefuses(t *testing.T) {
 		{"less than an hour", "-install", "design", "-anchor-dir", foreign, "-issuer-ttl", "1m"},
 		{"-linkerd-namespace", "-install", "design", "-anchor-dir", foreign, "-linkerd-namespace", "a.b"},
 		{"it is for -install", "-status", "-anchor-dir", foreign},
+		{"-with: it is for -install kubernetes", "-install", "design", "-with", "image=x"},
 		{"one command", "-install", "design", "-status"},
 	} {
 		if runtime.GOOS == "windows" && strings.Contains(v[0], "chmod") {

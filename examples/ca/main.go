@@ -40,6 +40,7 @@
 //	ca -once csr.pem -id spiffe://…        sign one request
 //	ca -jwt AUDIENCE -id spiffe://…        sign one token
 //	ca -verify-audit audit.jsonl           see that no line of the audit log was changed or taken out
+//	ca -install kubernetes                 print what this CA needs in a cluster, as YAML; -with NAME=VALUE changes it
 //	ca -install SCHEME -anchor-dir DIR     print what a Linkerd mesh begins with, as YAML
 //
 // The commands work on the store: they need access to it, and the flags that say where it is, but no running server. A
@@ -61,7 +62,7 @@
 //
 // # For Linkerd
 //
-// -install takes the trust anchor in the folder -anchor-dir, or makes one, makes an issuer of -issuer-ttl below it, and
+// With a SCHEME, -install takes the trust anchor in the folder -anchor-dir, or makes one, makes an issuer of -issuer-ttl below it, and
 // prints a ConfigMap and a Secret for kubectl apply. SCHEME is kubernetes.io/tls or linkerd.io/tls, the two forms in
 // which Linkerd's identity service reads its credentials, or design, with the names of the first design and a key in
 // DER. The key of the anchor stays in the folder, which belongs outside the cluster. A CA whose -root-ca-dir is the
@@ -76,6 +77,7 @@ package main
 
 import (
 	"context"
+	_ "embed"
 	"errors"
 	"flag"
 	"fmt"
@@ -94,6 +96,9 @@ import (
 	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/spiffe"
 )
+
+//go:embed install.yaml
+var manifest string
 
 func main() {
 	program.Main("ca", func(ctx context.Context) error {
@@ -129,6 +134,9 @@ func run(ctx context.Context, args []string, getenv func(string) string, in io.R
 		_, err := demo(ctx, o.CA.TrustDomain, 5*time.Second, out)
 		return err
 	case "install":
+		if o.argument == "kubernetes" {
+			return o.manifest.Print(out)
+		}
 		return install(out, o.argument, o.anchorDir, o.mesh, o.issuerTTL)
 	default:
 		return o.do(ctx, in, out)
@@ -155,11 +163,12 @@ type options struct {
 	anchorDir string
 	issuerTTL time.Duration
 	mesh      linkerdname.Mesh
+	manifest  program.Manifest
 }
 
 // parse reads the environment, then the flags.
 func parse(args []string, getenv func(string) string, errOut io.Writer) (o *options, err error) {
-	o = new(options)
+	o = &options{manifest: program.Manifest{Text: manifest}}
 	fs := flag.NewFlagSet("ca", flag.ContinueOnError)
 	fs.SetOutput(errOut)
 	fs.Bool("demo", false, "show a server at work in a few seconds, and end")
@@ -174,7 +183,8 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 	fs.BoolVar(&o.now, "now", false, "with -revoke: also a key that signs, whose successor signs at once")
 	fs.Bool("recover", false, "make a folder that lost its file CURRENT go on with the newest version that is complete, and end")
 	fs.String("verify-audit", "", "verify the audit log in the `file` (- for standard input), and end")
-	fs.String("install", "", "print a ConfigMap with the trust anchors of a Linkerd mesh, a Secret with an issuer, and the account that alone may read it, and end; `scheme`: kubernetes.io/tls, linkerd.io/tls or design")
+	fs.String("install", "", "print a ConfigMap with the trust anchors of a Linkerd mesh, a Secret with an issuer, and the account that alone may read it, and end; `scheme`: kubernetes.io/tls, linkerd.io/tls or design. Or kubernetes: the objects of this CA in a cluster")
+	o.manifest.RegisterWith(fs)
 	fs.StringVar(&o.anchorDir, "anchor-dir", "", "`folder` of the trust anchor for -install, which is made if the folder is empty")
 	fs.DurationVar(&o.issuerTTL, "issuer-ttl", 365*24*time.Hour, "`lifetime` of the issuer that -install makes")
 	fs.BoolVar(&o.verbose, "v", false, "log more")
@@ -204,8 +214,10 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 		return nil, program.Misused("-ttl: it is for -once and -jwt; a server has -default-ttl and -max-ttl")
 	case o.now && o.command != "revoke":
 		return nil, program.Misused("-now: it is for -revoke")
-	case o.anchorDir != "" && o.command != "install":
-		return nil, program.Misused("-anchor-dir: it is for -install")
+	case o.manifest.Given() && o.argument != "kubernetes":
+		return nil, program.Misused("-with: it is for -install kubernetes")
+	case o.anchorDir != "" && (o.command != "install" || o.argument == "kubernetes"):
+		return nil, program.Misused("-anchor-dir: it is for -install with a scheme of Linkerd")
 	case o.issuerTTL < time.Hour:
 		return nil, program.Misused("-issuer-ttl: it is less than an hour")
 	}

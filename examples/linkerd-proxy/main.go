@@ -15,6 +15,7 @@ package main
 import (
 	"cmp"
 	"context"
+	_ "embed"
 	"errors"
 	"flag"
 	"fmt"
@@ -35,6 +36,9 @@ import (
 	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/spiffe/health"
 )
+
+//go:embed install.yaml
+var manifest string
 
 func main() {
 	program.Main("linkerd-proxy", func(ctx context.Context) error {
@@ -65,6 +69,7 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 		"DANGER: servers then do not know who calls, and one that lets anonymous clients in gives them no less than before")
 	fs.BoolVar(&o.verbose, "v", false, "log more")
 	fs.Func("route", "`HOST:PORT=ADDRESS[=IDENTITY]`: where requests for a host go, and who must be there; may be repeated", o.route)
+	(&program.Manifest{Text: manifest}).Register(fs)
 	if err := program.Parse(fs, args, out, errOut, linkerdproxy.WriteEnviron); err != nil {
 		return err
 	}

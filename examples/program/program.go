@@ -4,6 +4,7 @@
 package program
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -72,7 +73,7 @@ func Parse(flags *flag.FlagSet, args []string, out, errOut io.Writer, more func(
 }
 
 // ParseFlags reads the flags of a program from args, and -version. Its error is a [UsageError], or flag.ErrHelp after -version
-// has written to out, or -h to errOut: all flags, and what more, which may be nil, writes after them.
+// or -install have written to out, or -h to errOut: all flags, and what more, which may be nil, writes after them.
 func ParseFlags(flags *flag.FlagSet, args []string, out, errOut io.Writer, more func(io.Writer) error) error {
 	version := flags.Bool("version", false, "print the version, and end")
 	flags.SetOutput(io.Discard) // or it prints all of them for each error
@@ -91,6 +92,14 @@ func ParseFlags(flags *flag.FlagSet, args []string, out, errOut io.Writer, more 
 	case *version:
 		_, err := fmt.Fprintln(out, flags.Name(), Version())
 		return errors.Join(flag.ErrHelp, err)
+	}
+	if f := flags.Lookup("install"); f != nil {
+		switch m := f.Value.(*Manifest); {
+		case m.scheme != "":
+			return cmp.Or(m.Print(out), flag.ErrHelp)
+		case m.Given():
+			return Misused("-with: it is for -install kubernetes")
+		}
 	}
 	return nil
 }

@@ -36,6 +36,7 @@ type Daemon struct {
 	Name      string
 	Help      string // a line for -h; may be empty
 	Variables []Variable
+	Manifest  string // the Text of its [Manifest]
 
 	// Serve is the program. It returns nil when ctx is done, and writes to out where it listens.
 	Serve func(ctx context.Context, s Settings, out io.Writer, log *slog.Logger) error
@@ -44,6 +45,7 @@ type Daemon struct {
 // Run runs the program. Its errors are as those of [Parse]; the one about the environment names each bad value, and what to set.
 func (d Daemon) Run(ctx context.Context, args, environ []string, out, errOut io.Writer) error {
 	flags := flag.NewFlagSet(d.Name, flag.ContinueOnError)
+	(&Manifest{Text: d.Manifest}).Register(flags)
 	if err := Parse(flags, args, out, errOut, d.writeHelp); err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ package main
 
 import (
 	"context"
+	_ "embed"
 	"flag"
 	"fmt"
 	"io"
@@ -25,6 +26,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 	"github.com/svidkit/svidkit/spiffe/workloadagent"
 )
+
+//go:embed install.yaml
+var manifest string
 
 func main() {
 	program.Main("workload-agent", func(ctx context.Context) error { return run(ctx, os.Args[1:], os.Stdout, os.Stderr) })
@@ -50,6 +54,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 	demo := flags.Bool("demo", false, "run with a CA and a file of its own in a temporary folder")
 	o.Register(flags)
 	o.ca.register(flags)
+	(&program.Manifest{Text: manifest}).Register(flags)
 	err := program.Parse(flags, args, out, errOut, nil)
 	if err != nil {
 		return err

@@ -89,20 +89,18 @@ type podProbe struct {
 }
 
 // injector renders pods as Istio injects them with its default profile.
-type injector struct{ istioctl, dir string }
+type injector struct {
+	istioctl, dir string
+	cluster       *peers.Cluster
+}
 
 func newInjector(t *testing.T) *injector {
 	t.Helper()
-	i := &injector{peers.Program(t, "istioctl"), t.TempDir()}
+	i := &injector{istioctl: peers.Program(t, "istioctl"), dir: t.TempDir()}
 	cluster := peers.NewCluster(t)
-	roots, err := filepath.Abs(cluster.RootsFile())
-	require.NoError(t, err)
+	i.cluster = cluster
 	cluster.Account(t, "prod", "web")
-	cluster.Account(t, "istio-system", "operator")
-	cluster.Create(t, "POST /apis/rbac.authorization.k8s.io/v1/clusterrolebindings\n{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: operator}, "+
-		"roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin}, subjects: [{kind: ServiceAccount, name: operator, namespace: istio-system}]}")
-	write(t, filepath.Join(i.dir, "kubeconfig"), fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{name: c, cluster: {server: %q, certificate-authority: %q}}]\n"+
-		"contexts: [{name: c, context: {cluster: c, user: u}}]\nusers: [{name: u, user: {token: %q}}]\n", cluster.URL, roots, cluster.Token(t, "istio-system", "operator", "", peers.Issuer)))
+	kubeconfig(t, cluster, filepath.Join(i.dir, "kubeconfig"))
 	manifest := i.run(t, "manifest", "generate", "--set", "profile=default", "--set", "meshConfig.trustDomain="+domain.String())
 	for documents := yaml.NewDecoder(strings.NewReader(manifest)); ; {
 		var d struct {
@@ -162,6 +160,25 @@ func (i *injector) inject(t *testing.T, name, text string) *podSpec {
 	}
 	spec.labels, spec.annotations = metadata.Labels, metadata.Annotations
 	return &spec
+}
+
+// patched returns a Deployment to which the API server has applied examples/deploy/istio-pod.yaml, with a list of containers in the place
+// of containers.
+func (i *injector) patched(t *testing.T, text, list string) string {
+	t.Helper()
+	patch, err := os.ReadFile("../../examples/deploy/istio-pod.yaml")
+	require.NoError(t, err)
+	c := i.cluster
+	c.Create(t, "POST /apis/apps/v1/namespaces/prod/deployments\n"+text)
+	o := objectsOf(t, strings.ReplaceAll(string(patch), "\n      containers:", "\n      "+list+":"))[0]
+	require.NoError(t, apply(c.Admin(), c.URL, "svidkit&force=true", o))
+	var whole map[string]any
+	c.Do(t, "GET", o.path(), nil, &whole)
+	delete(whole, "status")
+	c.Do(t, "DELETE", o.path(), nil, nil)
+	out, err := yaml.Marshal(whole)
+	require.NoError(t, err)
+	return string(out)
 }
 
 // proxy returns the container with the proxy, and the one with the application, if there is one.
@@ -310,7 +327,8 @@ func (p *runningPod) get(url string, config *tls.Config) (code int, body string,
 	return resp.StatusCode, string(data), resp, err
 }
 
-// TestIstioPod runs what Istio's injector makes of pods in which nothing is edited but the image: a plain one that holds its
+// TestIstioPod runs what Istio's injector makes of Deployments in which nothing is edited but the image, as examples/deploy/istio-pod.yaml
+// says and the API server does: a plain one that holds its
 // application until the proxy is there, a gateway, and one with a native sidecar. The agent is examples/agent, with a real Envoy,
 // our CA, and a control plane that has a listener. The pod becomes ready, serves, drains at its hook, and ends.
 func TestIstioPod(t *testing.T) {
@@ -328,66 +346,39 @@ func TestIstioPod(t *testing.T) {
 	help, err := exec.Command(program, "-h").CombinedOutput()
 	require.NoError(t, err, "%s", help)
 	i := newInjector(t)
-	for name, pod := range map[string]struct{ text, node string }{
-		"sidecar": {`
-apiVersion: v1
-kind: Pod
-metadata:
-  name: web-1
-  namespace: prod
-  labels: {app: web}
-  annotations:
-    prometheus.io/scrape: "true"
-    prometheus.io/port: "8080"
-    proxy.istio.io/config: |
-      holdApplicationUntilProxyStarts: true
-      terminationDrainDuration: 3s
-spec:
-  serviceAccountName: web
-  containers:
-  - name: app
-    image: registry.example.org/app
-    ports: [{containerPort: 8080}]
-    readinessProbe: {httpGet: {path: /app-is-ready, port: 8080}}
-    livenessProbe: {tcpSocket: {port: 8080}}
-  - name: istio-proxy
-    image: registry.example.org/agent:1
+	for name, pod := range map[string]struct{ list, metadata, app, node string }{
+		"sidecar": {"containers", `
+      labels: {app: web}
+      annotations:
+        prometheus.io/scrape: "true"
+        prometheus.io/port: "8080"
+        proxy.istio.io/config: |
+          holdApplicationUntilProxyStarts: true
+          terminationDrainDuration: 3s
+`, `
+      - name: app
+        image: registry.example.org/app
+        ports: [{containerPort: 8080}]
+        readinessProbe: {httpGet: {path: /app-is-ready, port: 8080}}
+        livenessProbe: {tcpSocket: {port: 8080}}
 `, "sidecar~" + podIP + "~web-1.prod~prod.svc.cluster.local"},
-		"gateway": {`
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: web, namespace: prod}
-spec:
-  selector: {matchLabels: {istio: web}}
-  template:
-    metadata:
-      labels: {istio: web}
+		"gateway": {"containers", `
+      labels: {app: web}
       annotations: {inject.istio.io/templates: gateway}
-    spec:
-      serviceAccountName: web
-      containers:
-      - name: istio-proxy
-        image: registry.example.org/agent:1
+`, `
+      - {name: istio-proxy, image: auto}
 `, "router~" + podIP + "~web-1.prod~prod.svc.cluster.local"},
-		"native sidecar": {`
-apiVersion: v1
-kind: Pod
-metadata:
-  name: web-1
-  namespace: prod
-  annotations: {sidecar.istio.io/nativeSidecar: "true"}
-spec:
-  serviceAccountName: web
-  initContainers:
-  - name: istio-proxy
-    image: registry.example.org/agent:1
-  containers:
-  - name: app
-    image: registry.example.org/app
+		"native sidecar": {"initContainers", `
+      labels: {app: web}
+      annotations: {sidecar.istio.io/nativeSidecar: "true"}
+`, `
+      - name: app
+        image: registry.example.org/app
 `, "sidecar~" + podIP + "~web-1.prod~prod.svc.cluster.local"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			spec, m := i.inject(t, strings.Fields(name)[0], pod.text), newMeshCA(t)
+			spec, m := i.inject(t, strings.Fields(name)[0], i.patched(t, "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web, namespace: prod}\n"+
+				"spec:\n  selector: {matchLabels: {app: web}}\n  template:\n    metadata:"+pod.metadata+"    spec:\n      serviceAccountName: web\n      containers:"+pod.app, pod.list)), newMeshCA(t)
 			proxy, app := spec.proxy(t)
 			p := spec.start(t, proxy, m, program)
 			started := make(chan error, 1)

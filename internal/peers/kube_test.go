@@ -58,6 +58,7 @@ func TestKubernetes(t *testing.T) {
 		"Athenz":                 testAthenz,
 		"Linkerd mesh":           testLinkerdMesh,
 		"gateway secrets":        testGatewaySecrets,
+		"installed":              testInstalled,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

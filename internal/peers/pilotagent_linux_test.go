@@ -63,15 +63,6 @@ func podFolder(t *testing.T, dir, token string, roots []byte) {
 	}
 }
 
-// write writes a file, or makes a folder if its name ends with a slash, and the folders above it.
-func write(t *testing.T, name, data string) {
-	t.Helper()
-	require.NoError(t, os.MkdirAll(filepath.Dir(name), 0o755))
-	if data != "" {
-		require.NoError(t, os.WriteFile(name, []byte(data), 0o755))
-	}
-}
-
 // podEnvironment is the environment of Istio's agent in a folder that podFolder has filled, with more variables.
 func podEnvironment(t *testing.T, dir string, more ...string) []string {
 	t.Helper()

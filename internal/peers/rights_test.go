@@ -72,9 +72,9 @@ subjects: [{kind: ServiceAccount, namespace: %s, name: %s}]
 
 // rule is one of a role.
 type rule struct {
-	Groups    []string `json:"apiGroups"`
+	Groups    []string `json:"apiGroups" yaml:"apiGroups"`
 	Resources []string `json:"resources"`
-	Names     []string `json:"resourceNames,omitempty"`
+	Names     []string `json:"resourceNames,omitempty" yaml:"resourceNames"`
 	Verbs     []string `json:"verbs"`
 }
 
