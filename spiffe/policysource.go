@@ -32,8 +32,11 @@ func CheckPolicySource(allow PolicySource) error {
 	case isNil(allow):
 		return fmt.Errorf("the policy is a nil %T", allow)
 	}
-	if p, fixed := allow.(Policy); fixed {
+	switch p := allow.(type) {
+	case Policy:
 		return p.usable()
+	case interface{ NotAlone() error }: // of spiffetls: it takes more than the ID to decide
+		return p.NotAlone()
 	}
 	return nil
 }

@@ -7,22 +7,24 @@
 //
 // A server answers health checks. One client may call Check, and may not list what there is to check; a client that the
 // server does not know is refused before its first call. Then an operator takes the first client out of the policy
-// while its connection is open, and the Governor ends the connection.
+// while its connection is open, and the Governor ends the connection. At the end the server drains: health checks say
+// NOT_SERVING while calls are answered, and then it ends with the last of them.
 package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
@@ -31,6 +33,7 @@ import (
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/health"
 	"github.com/svidkit/svidkit/spiffe/spiffegrpc"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
@@ -65,7 +68,7 @@ func show(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	workloads := make(map[spiffe.ID]*secretcache.Manager)
-	for _, id := range []spiffe.ID{greeter, web, other} {
+	for _, id := range []spiffe.ID{greeter, web, other, ops} {
 		issuer, err := local.New(authority, id)
 		if err != nil {
 			return err
@@ -105,13 +108,26 @@ func show(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	server := grpc.NewServer(grpc.Creds(creds), grpc.ChainUnaryInterceptor(unary, log), grpc.ChainStreamInterceptor(stream))
-	grpc_health_v1.RegisterHealthServer(server, health.NewServer())
+	var draining atomic.Bool
+	state, err := health.New(
+		health.Part{Name: "identity", Source: me},
+		health.Part{Name: "service", Check: func() error {
+			if draining.Load() {
+				return errors.New("draining")
+			}
+			return nil
+		}},
+	)
+	if err != nil {
+		return err
+	}
+	grpc_health_v1.RegisterHealthServer(server, spiffegrpc.Health(state))
 	running.Go(func() { _ = server.Serve(listener) })
 	defer server.Stop()
 
 	// The clients say which server they expect at the address.
 	conns := make(map[spiffe.ID]*grpc.ClientConn)
-	for _, id := range []spiffe.ID{web, other} {
+	for _, id := range []spiffe.ID{web, other, ops} {
 		self := workloads[id]
 		creds, err := spiffegrpc.ClientCredentials(self, self, spiffetls.Hosts{"127.0.0.1": spiffe.AllowIDs(greeter)}, nil)
 		if err != nil {
@@ -125,8 +141,12 @@ func show(ctx context.Context, out io.Writer) error {
 		conns[id] = conn
 	}
 	check := func(id spiffe.ID) {
-		_, err := grpc_health_v1.NewHealthClient(conns[id]).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
-		fmt.Fprintln(out, id.Path()[1:]+": Check:", status.Code(err))
+		r, err := grpc_health_v1.NewHealthClient(conns[id]).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
+		if err != nil {
+			fmt.Fprintln(out, id.Path()[1:]+": Check:", status.Code(err))
+			return
+		}
+		fmt.Fprintln(out, id.Path()[1:]+": Check:", r.GetStatus())
 	}
 	check(web)
 	_, err = grpc_health_v1.NewHealthClient(conns[web]).List(ctx, &grpc_health_v1.HealthListRequest{})
@@ -140,5 +160,13 @@ func show(ctx context.Context, out io.Writer) error {
 	conns[web].WaitForStateChange(ctx, connectivity.Ready) // at most a second
 	fmt.Fprintln(out, "governor: the connection of web has ended")
 	check(web)
+
+	check(ops)
+	draining.Store(true)
+	check(ops) // and goes elsewhere
+	cut := time.AfterFunc(5*time.Second, server.Stop)
+	defer cut.Stop()
+	server.GracefulStop()
+	fmt.Fprintln(out, "server: ended")
 	return ctx.Err()
 }

@@ -13,11 +13,14 @@
 //
 // or with the address in SPIFFE_ENDPOINT_SOCKET, until it is interrupted or has made -requests
 // requests. With -health-addr 127.0.0.1:15026 it says at /ready, /live and /metrics how it is;
-// dashboard.json shows these metrics in Grafana.
+// dashboard.json shows these metrics in Grafana. After SIGTERM /ready says "draining" for as long as -drain, while requests are
+// answered, and then it ends with the last of them.
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -25,6 +28,7 @@ import (
 	"net/http"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
@@ -38,7 +42,9 @@ import (
 // options are the flags.
 type options struct {
 	socket     string
+	addr       string
 	healthAddr string
+	drain      time.Duration
 	requests   int
 	interval   time.Duration
 	wait       time.Duration
@@ -49,6 +55,8 @@ func main() {
 		var o options
 		flags := flag.NewFlagSet("service", flag.ContinueOnError)
 		flags.StringVar(&o.socket, "socket", os.Getenv(workloadapi.SocketEnv), "address of the Workload API (default: a demo)")
+		flags.StringVar(&o.addr, "addr", "127.0.0.1:0", "host and port of the server; port 0: a free one")
+		flags.DurationVar(&o.drain, "drain", 3*time.Second, "how long requests are answered after a signal, while /ready says 503")
 		flags.StringVar(&o.healthAddr, "health-addr", "", "host and port of /ready, /live and /metrics, such as 127.0.0.1:15026 (default: none)")
 		flags.IntVar(&o.requests, "requests", -1, "how many requests to make; 0: without end; -1: 8 in the demo, and without end beside an agent")
 		flags.DurationVar(&o.interval, "interval", 500*time.Millisecond, "time between two requests")
@@ -67,6 +75,12 @@ func main() {
 func (o *options) check() error {
 	if o.interval <= 0 || o.wait <= 0 {
 		return fmt.Errorf("-interval %v and -wait %v have to be more than 0", o.interval, o.wait)
+	}
+	if o.drain < 0 {
+		return fmt.Errorf("-drain %v is negative", o.drain)
+	}
+	if _, _, err := net.SplitHostPort(o.addr); err != nil {
+		return fmt.Errorf("-addr: %w", err)
 	}
 	if o.healthAddr != "" {
 		if _, _, err := net.SplitHostPort(o.healthAddr); err != nil {
@@ -120,9 +134,16 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	var draining atomic.Bool
 	state, err := health.New(
 		health.Part{Name: "identity", Source: src},
 		health.Part{Name: "tls", Source: handshakes},
+		health.Part{Name: "service", Check: func() error {
+			if draining.Load() {
+				return errors.New("draining")
+			}
+			return nil
+		}},
 	)
 	if err != nil {
 		return err
@@ -130,10 +151,12 @@ func run(ctx context.Context, o options, out io.Writer) error {
 
 	// The rest is plain net/http.
 	fmt.Fprintf(out, "identity: %s, until %s\n", me.ID(), me.NotAfter().Format(time.TimeOnly))
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", cmp.Or(o.addr, "127.0.0.1:0"))
 	if err != nil {
-		return err
+		return fmt.Errorf("-addr: %w", err)
 	}
+	url := "https://" + l.Addr().String()
+	fmt.Fprintln(out, "serving:", url)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { _ = server.ServeTLS(unixsocket.Limit(l, 1, nil), "", "") }) // no client takes the descriptors of the others
@@ -152,7 +175,15 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	}
 	transport.DisableKeepAlives = true // a new handshake for each request, to see the renewals
 	client := &http.Client{Transport: transport, Timeout: 10 * time.Second}
-	return ask(ctx, client, "https://"+l.Addr().String(), o, out)
+	err = ask(ctx, client, url, o, out)
+	if ctx.Err() != nil { // by a signal: others learn from /ready to send no more, and what they send until then is answered
+		draining.Store(true)
+		fmt.Fprintf(out, "draining for %v\n", o.drain)
+		time.Sleep(o.drain)
+	}
+	ending, end := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer end()
+	return errors.Join(err, server.Shutdown(ending)) // requests that have begun are answered
 }
 
 // hello answers with the ID of the client.

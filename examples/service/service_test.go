@@ -121,7 +121,7 @@ func TestNoAgent(t *testing.T) {
 func TestBadTimes(t *testing.T) {
 	t.Parallel()
 	for _, o := range []options{{wait: time.Second}, {interval: -1, wait: time.Second}, {interval: time.Second}} {
-		o.requests = 2
+		o.requests, o.addr = 2, "127.0.0.1:0"
 		require.ErrorContains(t, o.check(), "-interval")
 	}
 }
@@ -152,6 +152,8 @@ func TestExitCodes(t *testing.T) {
 		{"-nonsense", "", "not defined: -nonsense", 2},
 		{"serve", "", `"serve" is not understood`, 2},
 		{"-interval 0s", "", "-interval", 2},
+		{"-addr nowhere", "", "-addr: address nowhere: missing port", 2},
+		{"-drain -1s", "", "-drain -1s is negative", 2},
 		{"-health-addr nowhere", "", "-health-addr: address nowhere: missing port", 2},
 		{"-socket unix://run/api.sock", "", "write unix:///run/api.sock", 2},
 		{"-socket unix:///nowhere/api.sock -wait 100ms", "", "service: ", 1},

@@ -49,6 +49,12 @@ type MiddlewareOptions struct {
 	// or read the link between them. Otherwise a request that came neither by TLS nor on a Unix socket is refused.
 	TLSTerminated bool
 
+	// Peer is spiffetls.PeerFromRequest, or another function that returns the proven client of the connection. If it is set,
+	// only the workload that a token names can send it, so that a token that was read or forwarded is of no use: another
+	// client, and one that it does not return, gets 401. It must be safe for concurrent use. Nil lets any client send a
+	// token.
+	Peer func(*http.Request) (*spiffe.Peer, error)
+
 	// Logger gets warnings about refused requests: the first for each reason at once, and then their number
 	// each minute, as clients can send as many as they like. The attributes are reason, err, remote and, if
 	// the token was valid, id. At level Debug each refusal is logged. Nil means no logs.
@@ -62,7 +68,8 @@ type MiddlewareOptions struct {
 //
 // Other requests are answered as RFC 6750 section 3 says, each with a WWW-Authenticate header, and with
 // no reason: 401 without a token or with one that is not valid, 400 with more than one Authorization
-// header, and 403 if the token is valid and the policy does not allow its ID. If the bundle source fails,
+// header, and 403 if the token is valid and the policy does not allow its ID. See [MiddlewareOptions].Peer for
+// the token of another client. If the bundle source fails,
 // the answer is 503 without that header.
 //
 // A request that came neither by TLS nor on a Unix socket is answered 400, with a token or without (JWT-34), and the
@@ -81,7 +88,7 @@ func Middleware(v *Validator, allow spiffe.PolicySource, opts *MiddlewareOptions
 	}
 	o := *cmp.Or(opts, &MiddlewareOptions{})
 	o.Logger = ratelog.Patient(o.Logger)
-	m := &middleware{validator: v, allow: allow, terminated: o.TLSTerminated, logger: o.Logger, log: ratelog.New(o.Logger, 0)}
+	m := &middleware{validator: v, allow: allow, terminated: o.TLSTerminated, peer: o.Peer, logger: o.Logger, log: ratelog.New(o.Logger, 0)}
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
 	}, nil
@@ -91,6 +98,7 @@ type middleware struct {
 	validator  *Validator
 	allow      spiffe.PolicySource
 	terminated bool // TLS, by a proxy
+	peer       func(*http.Request) (*spiffe.Peer, error)
 	logger     *slog.Logger
 	log        *ratelog.Log
 }
@@ -111,12 +119,31 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		refuseRequest(w, status, challenge)
 		return
 	}
+	if err := m.sentBy(r, proof.ID()); err != nil {
+		m.refused(r, "not the token of the client", slog.String("id", proof.String()), slog.Any("err", err))
+		refuseRequest(w, http.StatusUnauthorized, `Bearer error="invalid_token"`)
+		return
+	}
 	if err := m.allow.Policy().Check(proof.ID()); err != nil {
 		m.refused(r, string(token.Denied), slog.String("id", proof.String()), slog.Any("err", err))
 		refuseRequest(w, http.StatusForbidden, `Bearer error="insufficient_scope"`)
 		return
 	}
 	next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), proofKey{}, proof)))
+}
+
+// sentBy says why id may not be the client of the connection.
+func (m *middleware) sentBy(r *http.Request, id spiffe.ID) error {
+	if m.peer == nil {
+		return nil
+	}
+	switch peer, err := m.peer(r); {
+	case err != nil:
+		return err
+	case peer.ID() != id:
+		return fmt.Errorf("the client of the connection is %s", peer.ID())
+	}
+	return nil
 }
 
 // refused logs that a request is refused.

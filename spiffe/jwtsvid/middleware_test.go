@@ -3,6 +3,7 @@ package jwtsvid_test
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -23,6 +24,8 @@ import (
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
 // who answers with the HTTP version and the proof, as the handler knows them.
@@ -95,6 +98,53 @@ func TestMiddleware(t *testing.T) {
 		assert.Equal(t, http.StatusText(c.status)+"\n", w.Body.String(), c.name)
 		assert.Contains(t, log.String(), "request refused", c.name)
 		assert.Empty(t, leaks(log.String(), strings.Join(c.header, ".")), c.name)
+	}
+}
+
+// TestMiddlewarePeer: with a function for the client of the connection, a token is good in the hands of its workload alone.
+func TestMiddlewarePeer(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, webID.TrustDomain().String())
+	text := es256(t, baseHeader, basePay) // of webID
+	var log bytes.Buffer
+	h := protect(t, validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{}), spiffe.AllowIDs(webID),
+		&jwtsvid.MiddlewareOptions{Peer: spiffetls.PeerFromRequest, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	server := &http.Server{Handler: h}
+	require.NoError(t, spiffetls.ConfigureServer(server, ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()),
+		&spiffetls.Options{AllowAnonymousClients: true}))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = server.ServeTLS(l, "", "") })
+	t.Cleanup(func() {
+		assert.NoError(t, server.Close())
+		wg.Wait()
+	})
+	get := func(rt http.RoundTripper) *http.Response {
+		req, err := http.NewRequest(http.MethodGet, "https://"+l.Addr().String(), nil)
+		require.NoError(t, err)
+		req.Header.Set("Authorization", "Bearer "+text)
+		resp, err := rt.RoundTrip(req)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		return resp
+	}
+	as := func(path string) *http.Transport {
+		rt, err := spiffetls.Transport(ca.SVID(path), ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID()), nil)
+		require.NoError(t, err)
+		t.Cleanup(rt.CloseIdleConnections)
+		return rt
+	}
+	assert.Equal(t, http.StatusOK, get(as(webID.Path())).StatusCode)
+	assert.Empty(t, log.String())
+	anonymous := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // the server is of this test
+	t.Cleanup(anonymous.CloseIdleConnections)
+	for who, rt := range map[string]*http.Transport{"the client of the connection is ": as(webID.Path() + "/x"), "presented no certificate": anonymous} {
+		resp := get(rt)
+		assert.Equal(t, http.StatusUnauthorized, resp.StatusCode, who)
+		assert.Equal(t, `Bearer error="invalid_token"`, resp.Header.Get("WWW-Authenticate"))
+		assert.Contains(t, log.String(), "not the token of the client")
+		assert.NotContains(t, log.String(), strings.Split(text, ".")[2])
 	}
 }
 

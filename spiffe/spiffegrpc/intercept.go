@@ -1,6 +1,7 @@
 package spiffegrpc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -101,12 +102,7 @@ func methodsOf(allow spiffe.PolicySource) (methodsFunc, error) {
 			return nil, errors.New("Methods has no method")
 		}
 		for _, key := range slices.Sorted(maps.Keys(allow)) {
-			err := checkPolicy(allow[key])
-			rest, rooted := strings.CutPrefix(key, "/")
-			if service, method, ok := strings.Cut(rest, "/"); !rooted || !ok || service == "" || strings.ContainsAny(method, "/*") {
-				err = errors.New("want /package.Service/Method, or /package.Service/ for all methods of a service")
-			}
-			if err != nil {
+			if err := cmp.Or(checkMethod(key), checkPolicy(allow[key])); err != nil {
 				return nil, fmt.Errorf("methods: %q: %w", key, err)
 			}
 		}
@@ -115,11 +111,23 @@ func methodsOf(allow spiffe.PolicySource) (methodsFunc, error) {
 			if policy, ok := table[method]; ok {
 				return policy
 			}
-			return table[method[:strings.LastIndexByte(method, '/')+1]]
+			return table[serviceOf(method)]
 		}, nil
 	}
 	return func(string) spiffe.PolicySource { return allow }, checkPolicy(allow)
 }
+
+// checkMethod returns an error for what is neither the full name of a method nor that of a service.
+func checkMethod(key string) error {
+	rest, rooted := strings.CutPrefix(key, "/")
+	if service, method, ok := strings.Cut(rest, "/"); !rooted || !ok || service == "" || strings.ContainsAny(method, "/*") {
+		return errors.New("want /package.Service/Method, or /package.Service/ for all methods of a service")
+	}
+	return nil
+}
+
+// serviceOf returns the service of a method, with the slash.
+func serviceOf(method string) string { return method[:strings.LastIndexByte(method, '/')+1] }
 
 // checkPolicy returns an error for a policy that can allow no peer, whatever the method.
 func checkPolicy(allow spiffe.PolicySource) error {
@@ -201,7 +209,8 @@ func RequirePeer(allow spiffe.PolicySource) (grpc.UnaryServerInterceptor, grpc.S
 //	unary, stream, err := spiffegrpc.RequireCaller(a, logger)
 //
 // The Authenticator gets a request with the metadata as header, the TLS state and the addresses of the connection,
-// which may have been made with other credentials: it refuses tokens on a connection that others can read.
+// which may have been made with other credentials: it refuses tokens on a connection that others can read. The path is the
+// method, so [authn.ByPath] says by what the callers of each method prove themselves.
 //
 // Other calls end with Unauthenticated, or with Unavailable if the question could not be answered now, and no reason.
 // The logger gets the reason, as from [authn.Require]; nil means no logs. With an error the interceptors deny all
@@ -296,19 +305,36 @@ func (a *answer) WriteHeader(int) {}
 //	tokens := spiffegrpc.TokenCredentials(func(ctx context.Context) (string, error) { return cache.Fetch(ctx, "db") })
 //	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(creds), grpc.WithPerRPCCredentials(tokens))
 //
+// With methods, written as the keys of [Methods], the token goes with calls of these alone, and others are made without it. One
+// that is neither a method nor a service lets no call be made.
+//
 // grpc-go sends no token over a connection that is not encrypted. The token goes to every server that the transport
 // credentials allow. Without a token the call ends with Unauthenticated, and the error of the function is in its text;
 // the token is in none.
-func TokenCredentials(token func(context.Context) (string, error)) credentials.PerRPCCredentials {
-	return perRPC{token}
+func TokenCredentials(token func(context.Context) (string, error), methods ...string) credentials.PerRPCCredentials {
+	p := perRPC{token: token, methods: map[string]bool{}}
+	for _, m := range methods {
+		if err := checkMethod(m); err != nil {
+			p.mistake = fmt.Errorf("the method %q of TokenCredentials: %w", m, err)
+		}
+		p.methods[m] = true
+	}
+	return p
 }
 
 type perRPC struct {
-	token func(context.Context) (string, error)
+	token   func(context.Context) (string, error)
+	methods map[string]bool // empty: all
+	mistake error
 }
 
 // GetRequestMetadata implements [credentials.PerRPCCredentials].
 func (p perRPC) GetRequestMetadata(ctx context.Context, _ ...string) (map[string]string, error) {
+	if call, _ := credentials.RequestInfoFromContext(ctx); p.mistake != nil {
+		return nil, status.Errorf(codes.Unauthenticated, "no token: %v", p.mistake)
+	} else if len(p.methods) > 0 && !p.methods[call.Method] && !p.methods[serviceOf(call.Method)] {
+		return nil, nil
+	}
 	token, err := p.token(ctx)
 	switch {
 	case err != nil && ctx.Err() != nil:

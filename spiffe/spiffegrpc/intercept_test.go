@@ -193,8 +193,10 @@ func TestRequirePeerMistakes(t *testing.T) {
 		assert.Equal(t, codes.PermissionDenied, status.Code(err))
 	}
 	some := spiffe.AllowAnyPeer()
+	paths, err := spiffetls.Paths(map[string]spiffe.PolicySource{unaryCall: some})
+	require.NoError(t, err)
 	for _, allow := range []spiffe.PolicySource{
-		nil, spiffe.Policy{}, spiffegrpc.MethodsFunc(nil), spiffegrpc.Methods{}, spiffegrpc.Methods(nil), spiffetls.Hosts{"a": some},
+		nil, spiffe.Policy{}, paths, spiffegrpc.Methods{"/a.S/B": paths}, spiffegrpc.MethodsFunc(nil), spiffegrpc.Methods{}, spiffegrpc.Methods(nil), spiffetls.Hosts{"a": some},
 		spiffegrpc.Methods{"": some}, spiffegrpc.Methods{"/": some}, spiffegrpc.Methods{"//": some}, spiffegrpc.Methods{"//b": some},
 		spiffegrpc.Methods{"a.S/B": some}, spiffegrpc.Methods{"/a.S": some}, spiffegrpc.Methods{"/a.S/*": some}, spiffegrpc.Methods{"/a.S/B/": some},
 		spiffegrpc.Methods{"/a.S/B": nil}, spiffegrpc.Methods{"/a.S/B": spiffe.Policy{}},
@@ -396,5 +398,63 @@ func TestTokenCredentials(t *testing.T) {
 		if c.want == codes.OK {
 			assert.Equal(t, map[string]string{"authorization": "Bearer " + secret}, md)
 		}
+	}
+}
+
+// TestTokenForMethods: the token goes with calls of the chosen methods alone, and the server says by method by what its callers
+// prove themselves.
+func TestTokenForMethods(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	authority, bundle := issuer(t, ca)
+	text, err := authority.Issue(jwtsvid.Request{ID: ops, Audience: []string{"db"}})
+	require.NoError(t, err)
+	validator, err := jwtsvid.NewValidator(bundle, []string{"db"}, nil)
+	require.NoError(t, err)
+	token, err := jwt.SVID(validator, spiffe.AllowIDs(ops))
+	require.NoError(t, err)
+	verifier, err := spiffe.NewVerifier(ca.Bundle(), spiffe.AllowIDs(web), nil)
+	require.NoError(t, err)
+	byMethod, err := authn.ByPath(map[string]authn.Authenticator{service_: token, duplex: authn.ClientCertificate(verifier)})
+	require.NoError(t, err)
+	only, err := authn.ByPath(map[string]authn.Authenticator{duplex: token})
+	require.NoError(t, err)
+	const ok, refused = codes.OK, codes.Unauthenticated
+	for name, c := range map[string]struct {
+		server        authn.Authenticator
+		methods       []string
+		unary, stream codes.Code
+	}{
+		"all":                    {token, nil, ok, ok},
+		"a method":               {token, []string{unaryCall}, ok, refused},
+		"the other":              {token, []string{duplex}, refused, ok},
+		"the service":            {token, []string{service_}, ok, ok},
+		"both":                   {token, []string{duplex, unaryCall}, ok, ok},
+		"another service":        {token, []string{"/grpc.testing.Test/"}, refused, refused},
+		"a mistake":              {token, []string{"grpc.testing.TestService/UnaryCall"}, refused, refused},
+		"a mistake among others": {token, []string{service_, "/a"}, refused, refused},
+		"an empty one":           {token, []string{""}, refused, refused},
+		"by method":              {byMethod, []string{unaryCall}, ok, ok},
+		"by method, without":     {byMethod, []string{duplex}, refused, ok},
+		"no method":              {only, nil, refused, ok},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			unary, stream, err := spiffegrpc.RequireCaller(c.server, nil)
+			require.NoError(t, err)
+			addr := serve(t, serverCreds(t, ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), nil), &service{}, guarded(unary, stream)...)
+			tokens := spiffegrpc.TokenCredentials(func(context.Context) (string, error) { return text, nil }, c.methods...)
+			client := connect(t, addr, clientCreds(t, ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(db), nil), grpc.WithPerRPCCredentials(tokens))
+			_, err = client.UnaryCall(callContext(t), &testpb.SimpleRequest{})
+			assert.Equal(t, c.unary, status.Code(err))
+			s, err := client.FullDuplexCall(callContext(t))
+			if err == nil {
+				_, err = s.Recv()
+			}
+			assert.Equal(t, c.stream, status.Code(err))
+			if strings.Contains(name, "mistake") {
+				assert.ErrorContains(t, err, "want /package.Service/Method, or /package.Service/")
+			}
+		})
 	}
 }

@@ -33,7 +33,7 @@
 //	server := grpc.NewServer(grpc.Creds(creds),
 //		grpc.ChainUnaryInterceptor(unary), grpc.ChainStreamInterceptor(stream))
 //
-// Clients send tokens by [TokenCredentials].
+// Clients send tokens by [TokenCredentials]. [Health] answers health checks.
 //
 // # Open connections
 //

@@ -16,7 +16,7 @@ import (
 //	…
 //	mux.Handle("/admin/", admin)
 //
-// [spiffe.AllowAnyPeer] requires a proof and nothing more. What [spiffe.CheckPolicySource] refuses is an error.
+// [spiffe.AllowAnyPeer] requires a proof and nothing more, and [Paths] has a policy for each path. What [spiffe.CheckPolicySource] refuses is an error.
 //
 // Other requests are answered with 403 and the word "forbidden", without the policy or the reason. If the proof has
 // expired, the answer has "Connection: close", so that the client connects anew. The FailureLog and the Logger of the
@@ -26,21 +26,26 @@ func RequirePeer(allow spiffe.PolicySource, next http.Handler) (http.Handler, er
 		return nil, errors.New("spiffetls: require peer: no handler")
 	}
 	if _, hosts := allow.(interface{ byHost() }); hosts {
-		return nil, errors.New("spiffetls: require peer: Hosts and HostsFunc are for clients")
+		return nil, fmt.Errorf("spiffetls: require peer: %w", errHosts)
 	}
-	if err := spiffe.CheckPolicySource(allow); err != nil {
-		return nil, fmt.Errorf("spiffetls: require peer: %w", err)
+	paths, ok := allow.(pathPolicies)
+	if !ok {
+		if err := spiffe.CheckPolicySource(allow); err != nil {
+			return nil, fmt.Errorf("spiffetls: require peer: %w", err)
+		}
+		return requirePeer{func(*http.Request) (spiffe.PolicySource, error) { return allow, nil }, next}, nil
 	}
-	return requirePeer{allow, next}, nil
+	return requirePeer{paths.of, next}, nil
 }
 
 var (
+	errHosts        = errors.New("Hosts and HostsFunc are for clients")
 	errNoProof      = errors.New("the client presented no certificate")
 	errProofExpired = errors.New("the proof has expired, and the connection was kept open")
 )
 
 type requirePeer struct {
-	allow spiffe.PolicySource
+	allow func(*http.Request) (spiffe.PolicySource, error)
 	next  http.Handler
 }
 
@@ -53,11 +58,9 @@ func (h requirePeer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if e.now().After(peer.NotAfter()) {
 			w.Header().Set("Connection", "close")
 			cause = errProofExpired
-		} else if cause = h.allow.Policy().Check(id); cause == nil {
+		} else if cause = h.check(r, id); cause == nil {
 			h.next.ServeHTTP(w, r)
 			return
-		} else if none, ok := h.allow.(interface{ NoPolicy() error }); ok && h.allow.Policy().IsZero() { // of spiffegrpc
-			cause = none.NoPolicy()
 		}
 	} else if ve, ok := errors.AsType[*spiffe.VerifyError](cause); ok {
 		id = ve.ID                            // the handshake proved it, and it no longer verifies
@@ -71,6 +74,19 @@ func (h requirePeer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}, cause)
 	}
 	forbid(w)
+}
+
+// check says why the client may not make the request.
+func (h requirePeer) check(r *http.Request, id spiffe.ID) error {
+	allow, err := h.allow(r)
+	if err != nil {
+		return err
+	}
+	p := allow.Policy()
+	if none, ok := allow.(interface{ NoPolicy() error }); ok && p.IsZero() { // of spiffegrpc
+		return none.NoPolicy()
+	}
+	return p.Check(id)
 }
 
 func forbid(w http.ResponseWriter) {

@@ -3,7 +3,9 @@ package readme_test
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -78,4 +80,20 @@ func TestMachine(t *testing.T) {
 	if isolate(t, "/etc", "/run", "/var/lib", "/usr/local/bin", "/tmp") {
 		walk(t, "../../../examples/MACHINE.md")
 	}
+}
+
+// TestService does what SERVICE.md says. A workspace is in the place of "go get", so that the programs are built with this tree.
+func TestService(t *testing.T) {
+	rounds.Slow(t)
+	if os.Getuid() != 0 {
+		t.Skip("only root has a /tmp that nobody else sees")
+	}
+	if !isolate(t, "/tmp") {
+		return
+	}
+	root, err := filepath.Abs("../../..")
+	require.NoError(t, err)
+	work := filepath.Join(t.TempDir(), "go.work")
+	require.NoError(t, os.WriteFile(work, []byte("go "+strings.TrimPrefix(runtime.Version(), "go")+"\n\nuse (\n\t/tmp/hello\n\t"+root+"\n)\n"), 0o600))
+	walk(t, "../../../examples/SERVICE.md", "GOWORK="+work, "GOFLAGS=")
 }
