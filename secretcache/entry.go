@@ -45,6 +45,22 @@ func (h *held) chain() []*x509.Certificate {
 	return h.credential.Chain()
 }
 
+// leaf returns the certificate, or nil if there is none that can be read.
+func (h *held) leaf() *x509.Certificate {
+	if h.svid != nil || h.credential != nil {
+		return h.chain()[0]
+	}
+	if h.secret == nil {
+		return nil
+	}
+	pem, _, _ := h.secret.KeyPair()
+	chain, err := pki.ParseCertificatesPEM(pem)
+	if err != nil {
+		return nil
+	}
+	return chain[0]
+}
+
 // good reports whether there is a certificate that has not expired.
 func (h *held) good() bool { return h != nil && time.Now().Before(h.notAfter) }
 

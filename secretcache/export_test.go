@@ -86,7 +86,7 @@ type Status struct {
 // Status returns the state of everything, as reports tell it: the default identity first, then the bundles, then what was
 // added, in the order of the IDs.
 func (m *Manager) Status() (all []Status) {
-	identities, roots := m.states()
+	identities, roots, _ := m.states()
 	for k, i := range identities {
 		id, _ := spiffe.ParseID(i.Name) // zero for a credential
 		all = append(all, Status{id, i.NotBefore, i.NotAfter, i.LastSuccess, i.Renewal, i.Failures, i.Err})

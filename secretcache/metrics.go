@@ -44,18 +44,8 @@ const maxListed = 1000
 
 // metrics returns the metrics of [Manager.Report].
 func (m *Manager) metrics(all []report.Identity, bundles report.Upstream) *metrics.Set {
-	since := map[string]time.Time{}
-	failing := func(e *entry) {
-		if e.err() != nil {
-			since[m.label(e)] = e.since
-		}
-	}
 	m.mu.Lock()
 	watching := m.watching
-	failing(m.first)
-	for _, v := range m.names.Range {
-		failing(v.(*entry))
-	}
 	m.mu.Unlock()
 	identities := slices.Clone(all)
 	rest := identities
@@ -90,7 +80,7 @@ func (m *Manager) metrics(all []report.Identity, bundles report.Upstream) *metri
 		{"start", "the certificate of the identity begins to be valid", func(i report.Identity) time.Time { return i.NotBefore }},
 		{"end", "the certificate of the identity, or something in its verified chain, ends", func(i report.Identity) time.Time { return i.NotAfter }},
 		{"attempt", "the next attempt to obtain a certificate for the identity begins", func(i report.Identity) time.Time { return i.Renewal }},
-		{"failing", "the first of the failed attempts since the last good one was", func(i report.Identity) time.Time { return since[i.Name] }},
+		{"failing", "the first of the failed attempts since the last good one was", func(i report.Identity) time.Time { return i.Since }},
 	} {
 		s.Gauges("svidkit_secretcache_identity_"+t.name+"_timestamp_seconds", "When "+t.help+", in seconds since 1970.", func(add metrics.Add) {
 			for _, i := range listed {

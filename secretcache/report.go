@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certchain"
@@ -13,7 +14,7 @@ import (
 )
 
 // Report implements [report.Reporter] with the identities, the default one first, the trust bundles, and the CA as the
-// upstream. The name of the default identity is "default" if it is no SPIFFE ID. The metrics are:
+// upstream, with the CAName of its Config. The name of the default identity is "default" if it is no SPIFFE ID. The metrics are:
 //
 //	svidkit_secretcache_identities                            by state: valid, expired, or missing before the first
 //	svidkit_secretcache_identity_start_timestamp_seconds      by identity: when its certificate begins to be valid
@@ -30,13 +31,13 @@ import (
 // identity and the first 999 others, in the order of their IDs, have samples of their own; all count in
 // svidkit_secretcache_identities.
 func (m *Manager) Report() report.Report {
-	const ca = "CA"
+	ca := strings.TrimSpace("CA " + m.cfg.CAName)
 	var bundles spiffe.BundleSource = m
 	if t := m.trust.Load(); t != nil {
 		bundles = t.set
 	}
 	r := sourcereport.Of(nil, bundles, ca, m.domain())
-	identities, roots := m.states()
+	identities, roots, attempts := m.states()
 	if !m.hasFirst() {
 		if m.trust.Load() == nil {
 			r.NotReady = m.notReady(m.roots, nil)
@@ -49,20 +50,20 @@ func (m *Manager) Report() report.Report {
 	} else {
 		r.NotReady = m.notReady(m.first, nil)
 	}
-	r.Identities = identities
+	r.Identities, r.Attempts = identities, attempts
 	up := report.Upstream{Name: ca}
 	for i := range identities {
 		one := &identities[i]
-		attempted(&up, one.LastSuccess, one.Renewal, one.Failures, one.Err)
+		attempted(&up, one.LastSuccess, one.Renewal, one.Failures, one.Since, one.Err)
 	}
-	attempted(&up, roots.LastSuccess, roots.NextAttempt, roots.Failures, roots.Err)
+	attempted(&up, roots.LastSuccess, roots.NextAttempt, roots.Failures, roots.Since, roots.Err)
 	r.Upstreams = []report.Upstream{up}
 	r.Metrics = func(w io.Writer) error { return m.metrics(identities, roots).Write(w) }
 	return r
 }
 
 // attempted adds the attempts for one thing to those of the CA.
-func attempted(up *report.Upstream, success, next time.Time, failures int, err error) {
+func attempted(up *report.Upstream, success, next time.Time, failures int, since time.Time, err error) {
 	if success.After(up.LastSuccess) {
 		up.LastSuccess = success
 	}
@@ -71,14 +72,18 @@ func attempted(up *report.Upstream, success, next time.Time, failures int, err e
 	}
 	up.Failures = max(up.Failures, failures)
 	up.Err = cmp.Or(up.Err, err)
+	if up.Since.IsZero() || since.Before(up.Since) {
+		up.Since = since
+	}
 	if !next.IsZero() && (up.NextAttempt.IsZero() || next.Before(up.NextAttempt)) {
 		up.NextAttempt = next
 	}
 }
 
 // states returns the state of the identities, the default one first, and of the trust bundles: when the CA last told them,
-// when it is asked again, which is zero while it tells of new ones by itself, and how often that has failed.
-func (m *Manager) states() (identities []report.Identity, roots report.Upstream) {
+// when it is asked again, which is zero while it tells of new ones by itself, and how often that has failed; and the last
+// attempts.
+func (m *Manager) states() (identities []report.Identity, roots report.Upstream, attempts []report.Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	identities = make([]report.Identity, 0, m.reported)
@@ -96,20 +101,26 @@ func (m *Manager) states() (identities []report.Identity, roots report.Upstream)
 	}
 	m.reported = len(identities)
 	roots = report.Upstream{Failures: m.roots.Failures(), Err: m.roots.err()}
+	if roots.Err != nil {
+		roots.Since = m.roots.since
+	}
 	if at := m.counts.confirmed.Load(); at != 0 {
 		roots.LastSuccess = time.Unix(0, at)
 	}
 	if !m.watching {
 		roots.NextAttempt = m.bundles.Next(m.roots)
 	}
-	return identities, roots
+	return identities, roots, m.history.all()
 }
 
 // state returns the state of an identity. The caller holds mu.
 func (m *Manager) state(e *entry) report.Identity {
 	i := report.Identity{Name: e.id.String(), Renewal: m.loopOf(e).Next(e), Failures: e.Failures(), Err: e.err()}
 	if h := e.held.Load(); h != nil {
-		i.NotBefore, i.NotAfter, i.LastSuccess = h.notBefore, h.notAfter, h.received
+		i.NotBefore, i.NotAfter, i.LastSuccess, i.Certificate = h.notBefore, h.notAfter, h.received, h.leaf
+	}
+	if i.Err != nil {
+		i.Since = e.since
 	}
 	return i
 }

@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // How long the Manager waits between attempts.
@@ -135,11 +137,13 @@ func (m *Manager) attempt(ctx context.Context, e *entry) {
 	case err == nil:
 		e.Succeeded()
 		e.cause.Store(nil)
+		m.history.add(report.Event{Time: time.Now(), Names: []string{m.label(e)}})
 		wait = m.renewIn(e)
 	case ctx.Err() == nil: // else Run or Remove has ended it
 		if e.cause.Swap(&err) == nil {
 			e.since = time.Now()
 		}
+		m.history.add(report.Event{Time: time.Now(), NACK: true, Names: []string{m.label(e)}, Message: err.Error()})
 		wait = m.retryIn(e, e.Failed(err))
 		if _, ok := errors.AsType[*tooShort](err); ok { // the CA works, and each attempt costs it a signature
 			wait = max(wait, e.held.Load().left()/4)
@@ -288,3 +292,17 @@ func (m *Manager) Remove(id spiffe.ID) {
 	e.Cancel()
 	m.tell(id.String())
 }
+
+// history is the last attempts, of which it keeps a few.
+type history struct {
+	last [50]report.Event
+	n    int // all that there were
+}
+
+func (h *history) add(e report.Event) {
+	h.last[h.n%len(h.last)] = e
+	h.n++
+}
+
+// all returns the attempts that are kept, in no order.
+func (h *history) all() []report.Event { return slices.Clone(h.last[:min(h.n, len(h.last))]) }

@@ -140,6 +140,9 @@ type Config struct {
 	// CA issues the certificates.
 	CA CA
 
+	// CAName is what reports call the CA, such as its URL; it is no secret.
+	CAName string
+
 	// Names are further DNS names and IP addresses in the signing requests for the default identity, for a CA that certifies
 	// requested names. The CA decides which of them it grants.
 	Names []pki.SAN
@@ -239,7 +242,8 @@ type Manager struct {
 	identities renew.Loop[*entry]
 	announced  []announcement // the newest bundle that all subscribers were told of, and newer ones; oldest first
 	counts     counts
-	reported   int // identities in the last report
+	reported   int     // identities in the last report
+	history    history // of attempts
 }
 
 type redacted = redact.Text // an alias, so that the embedded field is not exported

@@ -140,7 +140,7 @@ func admin(agent *istioagent.Agent, p *proxy, address string, out io.Writer) (st
 	if address == "" {
 		return func() {}, nil
 	}
-	parts := []statuspage.Part{{Name: "origin", Source: agent}}
+	parts := []statuspage.Part{{Name: "origin", Source: agent, Links: []string{"metrics", "healthz/ready", "healthz/live"}}}
 	for name, source := range agent.Parts() {
 		parts = append(parts, statuspage.Part{Name: name, Source: source})
 	}

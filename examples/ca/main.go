@@ -146,6 +146,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, in io.R
 		level = slog.LevelDebug
 	}
 	log := slog.New(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: level}))
+	o.Page = page
 	return o.Serve(ctx, log, func(a *caconfig.Authority, at caserver.Listeners) { announce(out, o.Config, a, at) })
 }
 
@@ -255,7 +256,7 @@ func announce(out io.Writer, c *caconfig.Config, a *caconfig.Authority, at caser
 		{"Istio's API:", "https", istioca.CreateCertificate, at.Istio},
 		{"Linkerd's API:", linkerdScheme, linkerd.Certify, at.Linkerd},
 		{"bundle endpoint:", "https", "/", at.Bundle},
-		{"metrics, health:", "http", "/metrics /ready /status", at.Admin},
+		{"metrics, health:", "http", "/ /metrics /ready /status", at.Admin},
 	} {
 		if p.l != nil {
 			fmt.Fprintf(out, line, p.name, p.scheme+"://"+p.l.Addr().String()+p.path)

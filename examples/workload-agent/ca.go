@@ -99,7 +99,7 @@ func (o *options) origin(ctx context.Context) (from *origin, err error) {
 
 // fromCA returns the origin of a CA.
 func fromCA(issuer caclient.CA, o *options) (*origin, error) {
-	m, err := secretcache.New(secretcache.Config{TrustDomain: o.td, CA: issuer, Logger: o.log})
+	m, err := secretcache.New(secretcache.Config{TrustDomain: o.td, CA: issuer, CAName: o.ca.from, Logger: o.log})
 	if err != nil {
 		return nil, err
 	}

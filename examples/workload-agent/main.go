@@ -16,11 +16,13 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/sds/statuspage"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/health"
 	"github.com/svidkit/svidkit/spiffe/report"
@@ -113,6 +115,11 @@ func (o *options) serve(ctx context.Context, from *origin, out io.Writer) error 
 		return err
 	}
 	defer agent.Close()
+	page, err := statuspage.New("workload-agent", statuspage.Part{Name: "agent", Source: agent, Links: []string{"metrics", "ready", "live"}},
+		statuspage.Part{Name: "identities", Source: from.Source.(report.Reporter)})
+	if err != nil {
+		return err
+	}
 	probes, err := health.New(health.Part{Name: "agent", Source: agent}, health.Part{Name: "identities", Source: from.Source.(report.Reporter)})
 	if err != nil {
 		return err
@@ -124,9 +131,15 @@ func (o *options) serve(ctx context.Context, from *origin, out io.Writer) error 
 		if err != nil {
 			return fmt.Errorf("-admin: %w", err)
 		}
-		fmt.Fprintf(out, "health: http://%s/ready (also /live and /metrics)\n", l.Addr())
+		fmt.Fprintf(out, "health: http://%s/ready (also /live and /metrics)\nstatus page: http://%[1]s/\n", l.Addr())
+		mux := http.NewServeMux()
+		mux.Handle("/", page)
+		for _, path := range []string{"/ready", "/live", "/metrics"} {
+			mux.Handle(path, probes)
+		}
+		context.AfterFunc(parts.Context(), func() { _ = page.Close() })
 		// Its connections count in the budget of the process, so that they leave descriptors for the socket and the renewal.
-		parts.Go("-admin", (&unixsocket.Server{Listener: l, Handler: program.Local(probes), Logger: o.log}).Run)
+		parts.Go("-admin", (&unixsocket.Server{Listener: l, Handler: program.Local(mux), Logger: o.log}).Run)
 	}
 	socket := &unixsocket.Server{Path: o.socket, DirMode: 0o755, SocketMode: 0o666, Handler: agent, Logger: o.log}
 	if err := socket.Listen(); err != nil {

@@ -48,6 +48,7 @@ func identity(src spiffe.SVIDSource) (i report.Identity, svid *spiffe.SVID) {
 	first := slices.MinFunc(svid.Chain(), func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })
 	return report.Identity{
 		Name: svid.ID().String(), Own: true, NotBefore: svid.Leaf().NotBefore, NotAfter: svid.NotAfter(), ChainEnd: first.NotAfter,
+		Certificate: svid.Leaf,
 	}, svid
 }
 

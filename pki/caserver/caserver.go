@@ -77,6 +77,9 @@ type Options struct {
 	// ID and Names. The bundle endpoint always has that.
 	GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 
+	// Page is served at / of the handler for operators. Nil means nothing.
+	Page http.Handler
+
 	// Status writes what operators read at /status. Nil means nothing.
 	Status func(io.Writer)
 
@@ -331,6 +334,9 @@ func (s *Server) newAdmin(metrics []func(io.Writer) error) http.Handler {
 			s.opts.Status(w)
 			s.writeHealth(w)
 		})
+	}
+	if s.opts.Page != nil {
+		mux.Handle("/", s.opts.Page)
 	}
 	return s.localHosts(mux)
 }

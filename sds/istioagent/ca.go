@@ -51,7 +51,7 @@ func (c *Config) newManager() (*secretcache.Manager, error) {
 	grace, jitter := c.timing()
 	key := cmp.Or(c.Key, pki.ECDSAP256)
 	return secretcache.New(secretcache.Config{
-		ID: id, CA: counted{ca, c.requests}, Lifetime: c.TTL, GraceRatio: grace, Jitter: jitter,
+		ID: id, CA: counted{ca, c.requests}, CAName: cmp.Or(c.CAAddress, c.Discovery), Lifetime: c.TTL, GraceRatio: grace, Jitter: jitter,
 		NewKey: func() (crypto.Signer, error) { return pki.NewKey(key) }, Logger: c.Logger,
 	})
 }

@@ -28,7 +28,7 @@ var (
 )
 
 // sections are the parts of the page that are replaced while it is live.
-var sections = []string{"clock", "summary", "problems", "identities", "upstreams", "servers", "names", "events", "roots"}
+var sections = []string{"clock", "host", "summary", "problems", "identities", "attempts", "upstreams", "servers", "names", "events", "roots"}
 
 // rendering is the page at one moment. It never changes.
 type rendering struct {

@@ -61,6 +61,9 @@ type Part struct {
 	// Source tells the state of the part: a *secretcache.Manager, a *sds.Handler, or any other [report.Reporter]. Function
 	// health.FromSources makes one of other sources of identities and trust bundles.
 	Source report.Reporter
+
+	// Links are further paths of the program that the page links, such as /metrics, as they are mounted beside it.
+	Links []string
 }
 
 // How many pages can be live at the same time, and how many of them for one peer: a user of this machine where the server knows
@@ -74,6 +77,7 @@ const (
 type Handler struct {
 	title string
 	parts []Part
+	links []string
 	live  *limit.Shares[string]
 	done  chan struct{} // closed by Close
 	close func()
@@ -99,6 +103,7 @@ func New(title string, parts ...Part) (*Handler, error) {
 			return nil, fmt.Errorf("statuspage: new: part %q has no Source", p.Name)
 		}
 		h.parts = append(h.parts, p)
+		h.links = append(h.links, p.Links...)
 	}
 	return h, nil
 }

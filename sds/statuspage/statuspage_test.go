@@ -188,7 +188,7 @@ func TestEscaping(t *testing.T) {
 		var v map[string]any
 		require.NoError(t, json.Unmarshal([]byte(body(t, ask(t, h, http.MethodGet, "/status.json"))), &v))
 		for _, e := range events(t, h, 1) {
-			assert.Contains(t, []string{"clock", "summary", "problems", "identities", "upstreams", "servers", "names", "events", "roots"}, e.name, "%.60q", s)
+			assert.Contains(t, []string{"clock", "host", "summary", "problems", "identities", "attempts", "upstreams", "servers", "names", "events", "roots"}, e.name, "%.60q", s)
 		}
 	}
 }
@@ -533,7 +533,7 @@ func TestEvents(t *testing.T) {
 	t.Cleanup(server.Close)
 	html := page(t, h)
 	next, _ := listen(t, server.URL)
-	for _, want := range []string{"clock", "summary", "problems", "identities", "upstreams", "servers", "names", "events", "roots"} {
+	for _, want := range []string{"clock", "host", "summary", "problems", "identities", "attempts", "upstreams", "servers", "names", "events", "roots"} {
 		e, err := next()
 		require.NoError(t, err)
 		require.Equal(t, want, e.name)
@@ -547,7 +547,7 @@ func TestEvents(t *testing.T) {
 		e, err := next()
 		require.NoError(t, err)
 		seen[e.name] = true
-		assert.Contains(t, []string{"clock", "summary", "problems", "upstreams"}, e.name, "nothing else has changed")
+		assert.Contains(t, []string{"clock", "host", "summary", "problems", "attempts", "upstreams"}, e.name, "nothing else has changed")
 		if e.name == "upstreams" {
 			assert.Contains(t, e.data, "the CA is down")
 		}

@@ -6,6 +6,9 @@ import (
 	"crypto/x509"
 	"encoding/hex"
 	"fmt"
+	"os"
+	"runtime"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,6 +29,10 @@ const (
 type view struct {
 	Title      string         `json:"title"`
 	Time       time.Time      `json:"time"`
+	Host       string         `json:"host"`
+	Version    string         `json:"version"`
+	Started    time.Time      `json:"started"`
+	Links      []string       `json:"-"`
 	Problems   list[problem]  `json:"problems"`
 	Identities list[identity] `json:"identities"`
 	Roots      list[root]     `json:"roots"`
@@ -33,6 +40,7 @@ type view struct {
 	Servers    list[server]   `json:"servers"`
 	Names      list[name]     `json:"names"`
 	Events     list[event]    `json:"events"`
+	Attempts   list[event]    `json:"attempts"` // to obtain identities
 }
 
 // list is the first rows of a list.
@@ -44,14 +52,6 @@ type list[T any] struct {
 // Total returns how many rows there would be.
 func (l list[T]) Total() int { return len(l.Rows) + l.Omitted }
 
-type problem struct {
-	Part  string `json:"part"`
-	What  string `json:"what,omitempty"`
-	Error string `json:"error"`
-
-	state bool // the error says how What is, and not why
-}
-
 type identity struct {
 	Part     string    `json:"part"`
 	Name     string    `json:"name"`
@@ -61,17 +61,43 @@ type identity struct {
 	Renewal  time.Time `json:"renewal,omitzero"`
 	Failures int       `json:"failures,omitempty"`
 	Error    string    `json:"error,omitempty"`
+
+	certificate
+
+	leaf func() *x509.Certificate // of those that are shown
 }
 
 type root struct {
 	TrustDomain string    `json:"trust_domain"`
 	Kind        string    `json:"kind"` // X.509, JWT or WIT; none for an empty bundle
 	Name        string    `json:"name,omitempty"`
-	SHA256      string    `json:"sha256,omitempty"` // of the certificate, in hex
 	State       string    `json:"state"`
 	Begin       time.Time `json:"not_before,omitzero"`
 	End         time.Time `json:"not_after,omitzero"`
 	From        []string  `json:"from"`
+
+	certificate
+}
+
+// certificate is what "openssl x509 -serial -fingerprint -sha256 -issuer -nameopt RFC2253" prints of one. All are empty for none.
+type certificate struct {
+	Serial      string `json:"serial,omitempty"` // in hex
+	SHA256      string `json:"sha256,omitempty"` // in hex
+	Fingerprint string `json:"-"`                // the same, with colons
+	Issuer      string `json:"issuer,omitempty"`
+}
+
+func certificateOf(c *x509.Certificate) certificate {
+	if c == nil {
+		return certificate{}
+	}
+	sum := sha256.Sum256(c.Raw)
+	serial := strings.ToUpper(c.SerialNumber.Text(16))
+	if len(serial)%2 > 0 {
+		serial = "0" + serial
+	}
+	pairs := strings.ReplaceAll(fmt.Sprintf("% X", sum), " ", ":")
+	return certificate{serial, hex.EncodeToString(sum[:]), pairs, c.Issuer.String()}
 }
 
 type upstream struct {
@@ -101,7 +127,7 @@ type name struct {
 type event struct {
 	Time    time.Time `json:"time"`
 	Part    string    `json:"part"`
-	Kind    string    `json:"kind"` // push or NACK
+	Kind    string    `json:"kind"` // push or NACK; of attempts renewed or failed
 	Names   []string  `json:"names"`
 	Version string    `json:"version,omitempty"`
 	Streams int       `json:"streams,omitempty"`
@@ -126,13 +152,28 @@ const (
 
 // view asks the parts. Texts are made fit to be shown once it is clear which rows are.
 func (h *Handler) view(now time.Time) *view {
-	c := collection{view: view{Title: h.title, Time: now.UTC()}, now: now, roots: map[string]*root{}, order: map[string]int{}}
+	c := collection{view: view{Title: h.title, Time: now.UTC(), Host: host, Version: version, Started: started.UTC(), Links: h.links}, now: now, roots: map[string]*root{}, order: map[string]int{}}
 	for i, p := range h.parts {
 		c.order[p.Name] = i
 		c.add(p.Name, p.Source.Report())
 	}
 	return c.limited()
 }
+
+// What does not change of a process.
+var (
+	started = time.Now()
+	host, _ = os.Hostname()
+	version = func() string {
+		if info, ok := debug.ReadBuildInfo(); ok {
+			return strings.TrimSpace(info.Main.Version + " " + info.GoVersion)
+		}
+		return runtime.Version()
+	}()
+)
+
+// Uptime is how long the process runs.
+func (v *view) Uptime() string { return span(seconds(v.Started, v.Time)) }
 
 // collection is what the parts have told, before it is sorted and cut.
 type collection struct {
@@ -142,22 +183,14 @@ type collection struct {
 	order map[string]int   // of the parts
 }
 
-// wrong adds a problem, if err is one.
-func (c *collection) wrong(part, what string, err error) {
-	if err != nil {
-		c.Problems.Rows = append(c.Problems.Rows, problem{Part: part, What: what, Error: err.Error()})
-	}
-}
-
 // add adds what a part has told.
 func (c *collection) add(part string, r report.Report) {
 	for _, i := range r.Identities {
-		row := identity{part, i.Name, identityState(&i, c.now), utc(i.NotBefore), utc(i.NotAfter), utc(i.Renewal), i.Failures, errorText(i.Err)}
+		row := identity{part, i.Name, identityState(&i, c.now), utc(i.NotBefore), utc(i.NotAfter), utc(i.Renewal), i.Failures, errorText(i.Err), certificate{}, i.Certificate}
 		c.Identities.Rows = append(c.Identities.Rows, row)
-		if i.Err == nil && (row.State == expired || row.State == notYet) {
-			c.Problems.Rows = append(c.Problems.Rows, problem{part, row.Name, row.State, true})
+		if i.Err != nil || row.State == expired || row.State == notYet {
+			c.wrong(problem{Part: part, What: row.Name, State: row.State, Begin: row.Begin, End: row.End, Since: utc(i.Since), Next: row.Renewal, Identities: 1}, i.Err)
 		}
-		c.wrong(part, row.Name, i.Err)
 	}
 	for _, b := range r.Bundles {
 		if b.Err == nil {
@@ -167,13 +200,18 @@ func (c *collection) add(part string, r report.Report) {
 	for _, u := range r.Upstreams {
 		row := upstream{part, u.Name, upstreamState(&u), utc(u.LastSuccess), utc(u.NextAttempt), u.Failures, errorText(u.Err)}
 		c.Upstreams.Rows = append(c.Upstreams.Rows, row)
-		c.wrong(part, u.Name, u.Err)
+		if u.Err != nil {
+			c.wrong(problem{Part: part, What: u.Name, Since: utc(u.Since), Next: utc(u.NextAttempt)}, u.Err)
+		}
 	}
 	for _, s := range r.Servers {
 		c.addServer(part, &s)
 	}
 	for _, err := range r.Problems {
-		c.wrong(part, "", err)
+		c.wrong(problem{Part: part}, err)
+	}
+	for _, e := range r.Attempts {
+		c.Attempts.Rows = append(c.Attempts.Rows, eventOf(part, &e, "renewed", "failed"))
 	}
 }
 
@@ -196,8 +234,7 @@ func (c *collection) addRoots(part string, b *report.Bundle) {
 		}
 	}
 	for _, cert := range b.X509 {
-		sum := sha256.Sum256(cert.Raw)
-		r := root{Kind: "X.509", Name: subject(cert), SHA256: hex.EncodeToString(sum[:]), State: valid, Begin: utc(cert.NotBefore), End: utc(cert.NotAfter)}
+		r := root{Kind: "X.509", Name: subject(cert), State: valid, Begin: utc(cert.NotBefore), End: utc(cert.NotAfter), certificate: certificateOf(cert)}
 		switch {
 		case c.now.After(cert.NotAfter):
 			r.State = expired
@@ -229,12 +266,16 @@ func (c *collection) addServer(part string, s *report.Server) {
 	}
 	c.Servers.Rows = append(c.Servers.Rows, row)
 	for _, e := range s.Events {
-		kind := "push"
-		if e.NACK {
-			kind = "NACK"
-		}
-		c.Events.Rows = append(c.Events.Rows, event{utc(e.Time), part, kind, e.Names, e.Version, e.Streams, e.Client, e.Message})
+		c.Events.Rows = append(c.Events.Rows, eventOf(part, &e, "push", "NACK"))
 	}
+}
+
+func eventOf(part string, e *report.Event, good, bad string) event {
+	kind := good
+	if e.NACK {
+		kind = bad
+	}
+	return event{utc(e.Time), part, kind, e.Names, e.Version, e.Streams, e.Client, e.Message}
 }
 
 // limited returns the rows that are shown, in their order.
@@ -243,11 +284,11 @@ func (c *collection) limited() *view {
 	for _, r := range c.roots {
 		if r.State == empty || r.State == expired {
 			what := strings.TrimSpace("the trust bundle is " + r.State + " " + r.Name)
-			v.Problems.Rows = append(v.Problems.Rows, problem{strings.Join(r.From, ", "), r.TrustDomain, what, true})
+			v.Problems.Rows = append(v.Problems.Rows, problem{Part: strings.Join(r.From, ", "), What: r.TrustDomain, Error: what})
 		}
 		v.Roots.Rows = append(v.Roots.Rows, *r)
 	}
-	v.Problems = first(maxRows, unique(v.Problems.Rows))
+	v.Problems = first(maxRows, v.Problems.Rows, func(a, b problem) int { return a.urgency(c.now).Compare(b.urgency(c.now)) })
 	v.Identities = first(maxRows, v.Identities.Rows, func(a, b identity) int {
 		return cmp.Or(a.next().Compare(b.next()), strings.Compare(a.Name, b.Name))
 	}, func(a, b identity) int {
@@ -263,7 +304,9 @@ func (c *collection) limited() *view {
 	v.Names = first(maxRows, v.Names.Rows, func(a, b name) int { // what is waited for comes first
 		return cmp.Or(min(len(a.Version), 1)-min(len(b.Version), 1), c.order[a.Part]-c.order[b.Part], strings.Compare(a.Name, b.Name))
 	})
-	v.Events = first(maxEvents, v.Events.Rows, func(a, b event) int { return b.Time.Compare(a.Time) })
+	newest := func(a, b event) int { return b.Time.Compare(a.Time) }
+	v.Events = first(maxEvents, v.Events.Rows, newest)
+	v.Attempts = first(maxEvents, v.Attempts.Rows, newest)
 	v.clean()
 	return v
 }
@@ -283,22 +326,6 @@ func first[T any](n int, all []T, orders ...func(a, b T) int) list[T] {
 	return l
 }
 
-// unique returns what differs of all.
-func unique(all []problem) (some []problem) {
-	seen := map[problem]bool{}
-	for _, p := range all {
-		key := p
-		if !p.state { // an identity and the CA that did not renew it have the same reason
-			key.What = ""
-		}
-		if !seen[key] {
-			seen[key] = true
-			some = append(some, p)
-		}
-	}
-	return some
-}
-
 // clean makes what others have named or said fit to be shown: lines of printable characters, of at most 500 bytes.
 func (v *view) clean() {
 	text := func(texts ...*string) {
@@ -309,15 +336,18 @@ func (v *view) clean() {
 	text(&v.Title)
 	for i := range v.Problems.Rows {
 		p := &v.Problems.Rows[i]
-		text(&p.Part, &p.What, &p.Error)
+		text(&p.Part, &p.What, &p.Error, &p.Cause)
 	}
 	for i := range v.Identities.Rows {
 		r := &v.Identities.Rows[i]
-		text(&r.Name, &r.Error)
+		if r.leaf != nil {
+			r.certificate = certificateOf(r.leaf())
+		}
+		text(&r.Name, &r.Error, &r.Issuer)
 	}
 	for i := range v.Roots.Rows {
 		r := &v.Roots.Rows[i]
-		text(&r.TrustDomain, &r.Name)
+		text(&r.TrustDomain, &r.Name, &r.Issuer)
 		for j := range r.From {
 			text(&r.From[j])
 		}
@@ -333,8 +363,16 @@ func (v *view) clean() {
 		n := &v.Names.Rows[i]
 		text(&n.Name, &n.Version)
 	}
-	for i := range v.Events.Rows {
-		e := &v.Events.Rows[i]
+	events := func(yield func(*event) bool) {
+		for _, rows := range [][]event{v.Events.Rows, v.Attempts.Rows} {
+			for i := range rows {
+				if !yield(&rows[i]) {
+					return
+				}
+			}
+		}
+	}
+	for e := range events {
 		text(&e.Version, &e.Client, &e.Message)
 		names := e.Names
 		e.Names = []string{}

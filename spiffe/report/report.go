@@ -37,6 +37,10 @@ type Report struct {
 	Upstreams  []Upstream
 	Servers    []Server
 
+	// Attempts are the last ones to obtain an identity or a trust bundle: of one that has failed, NACK is set, and Message says
+	// why.
+	Attempts []Event
+
 	// Problems need an operator's attention. The errors in the lists above need not be here again.
 	Problems []error
 
@@ -60,7 +64,11 @@ type Identity struct {
 	LastSuccess time.Time // when it was obtained
 	Renewal     time.Time // when it will be renewed, or that is tried again; zero while that is under way
 	Failures    int       // attempts since LastSuccess
+	Since       time.Time // when the first of the Failures was; zero if that is not known
 	Err         error     // why there is none, or the last attempt has failed; or nil
+
+	// Certificate returns its leaf, which is shared; nil means that it is not known. It is called for few of many identities.
+	Certificate func() *x509.Certificate
 }
 
 // Bundle is the trust bundle of one trust domain, as a part has it.
@@ -84,6 +92,7 @@ type Upstream struct {
 	LastSuccess time.Time // zero if there was none yet
 	NextAttempt time.Time // zero if none is needed, or one is under way
 	Failures    int       // attempts since LastSuccess
+	Since       time.Time // when the first of the Failures was; zero if that is not known
 	Err         error     // why the last attempt has failed, or nil
 }
 

@@ -443,7 +443,7 @@ func (a *Agent) Report() report.Report {
 	checked, refused := a.file.Status()
 	current, workload, secrets := a.current.Load(), a.workload.Report(), a.secrets.Report()
 	r := secrets
-	r.NotReady = a.notReady()
+	r.NotReady, r.Servers = a.notReady(), append(r.Servers, workload.Servers...)
 	r.Upstreams = []report.Upstream{{Name: a.cfg.File, OK: refused == nil, LastSuccess: checked, Err: refused}}
 	for _, one := range current.identities {
 		if _, err := one.Snapshot(); err != nil {

@@ -40,7 +40,7 @@ func inc(counters map[string]*metrics.Counter, label string) {
 	c.Inc()
 }
 
-// Report implements [report.Reporter] with these metrics:
+// Report implements [report.Reporter] with the streams that are open, and these metrics:
 //
 //	svidkit_workloadserver_streams                  open streams, and calls that are being answered
 //	svidkit_workloadserver_responses_total          responses on streams
@@ -49,4 +49,6 @@ func inc(counters map[string]*metrics.Counter, label string) {
 //	svidkit_workloadserver_failed_requests_total    by component: provider, identities, issuer, validator, other
 //
 // Nothing that a caller says is among the labels.
-func (h *Handler) Report() report.Report { return report.Report{Metrics: h.counts.Write} }
+func (h *Handler) Report() report.Report {
+	return report.Report{Servers: []report.Server{{Protocol: "Workload API", Streams: h.shares.Held()}}, Metrics: h.counts.Write}
+}

@@ -505,6 +505,11 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		CA: c.limit(a, log), ID: c.ServerID, Names: c.names(), RootsFile: c.RootsFile,
 		Status: a.WriteStatus, Ready: func() { ready(a, at) }, Logger: log, GetCertificate: certificate,
 	}
+	if c.Page != nil {
+		if o.Page, err = c.Page(ctx, a); err != nil {
+			return err
+		}
+	}
 	if err := c.setAPIs(ctx, &o, at.Istio); err != nil {
 		return err
 	}

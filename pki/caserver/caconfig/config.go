@@ -24,6 +24,7 @@ package caconfig
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -63,16 +64,19 @@ type Config struct {
 	// agent on this machine: the address and the roots of the CA, and the identity of demo/web.
 	SecretFile string
 
-	flags                 *flag.FlagSet
-	inCluster             bool // this process runs in a pod
-	grace                 int  // percent
-	jitter                bool
-	pluggedIn             ca.PluggedIn
-	create, replaceOwn    bool
-	shorten               bool
-	temporary             bool            // Serve has made StateDir
-	given                 map[string]bool // flags, by the arguments or the environment
-	auditOptions          auditlog.Options
+	flags              *flag.FlagSet
+	inCluster          bool // this process runs in a pod
+	grace              int  // percent
+	jitter             bool
+	pluggedIn          ca.PluggedIn
+	create, replaceOwn bool
+	shorten            bool
+	temporary          bool            // Serve has made StateDir
+	given              map[string]bool // flags, by the arguments or the environment
+	auditOptions       auditlog.Options
+	// Page returns what Serve has at / of -admin-addr, until its context is done. Nil means nothing.
+	Page func(context.Context, *Authority) (http.Handler, error)
+
 	cluster               caserver.Kubernetes
 	namespace             string
 	cacerts, keepDNSNames bool

@@ -1,0 +1,141 @@
+package statuspage
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// problem is one cause, and what it has led to.
+type problem struct {
+	Part   string `json:"part"`
+	What   string `json:"what,omitempty"`
+	Cause  string `json:"cause,omitempty"` // in words; empty if the error is not of a kind that is known
+	Error  string `json:"error"`
+	Action string `json:"action,omitempty"`
+
+	State      string    `json:"state,omitempty"` // of an identity, with its times
+	Begin      time.Time `json:"not_before,omitzero"`
+	End        time.Time `json:"not_after,omitzero"`
+	Since      time.Time `json:"since,omitzero"`
+	Next       time.Time `json:"next_attempt,omitzero"`
+	Identities int       `json:"identities,omitempty"` // that have it
+}
+
+// wrong adds a problem to those that there are: an identity, others, and the CA that did not renew them have one cause. Of the
+// identities, it is told of that which ends first.
+func (c *collection) wrong(p problem, err error) {
+	switch {
+	case err != nil:
+		p.Error = err.Error()
+		p.Cause, p.Action = explain(err)
+	case p.State == notYet:
+		p.Error, p.Action = p.State, "compare the clocks of this machine and of the CA"
+	default:
+		p.Error, p.Action = p.State, "see that what writes or renews it works"
+	}
+	i := slices.IndexFunc(c.Problems.Rows, func(q problem) bool {
+		return q.Part == p.Part && (q.Cause != "" && q.Cause == p.Cause || err != nil && q.Error == p.Error)
+	})
+	if i < 0 {
+		c.Problems.Rows = append(c.Problems.Rows, p)
+		return
+	}
+	have := &c.Problems.Rows[i]
+	if p.Identities > 0 && (have.Identities == 0 || p.urgency(c.now).Before(have.urgency(c.now))) {
+		p, *have = *have, p
+	}
+	have.Identities += p.Identities
+	have.Since = earlier(have.Since, p.Since)
+	have.Next = earlier(have.Next, p.Next)
+}
+
+// earlier returns the earlier of two times, of which one may be unknown.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// urgency is what problems are sorted by: identities that have expired, those that never were, and those that expire; then the
+// rest.
+func (p problem) urgency(now time.Time) time.Time {
+	switch {
+	case p.Identities == 0:
+		return time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)
+	case p.End.IsZero():
+		return now
+	}
+	return p.End
+}
+
+// Words says in words with figures what is wrong.
+func (p problem) Words(now time.Time) string {
+	var all []string
+	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
+	switch {
+	case p.State == missing:
+		add("there is none yet")
+	case p.State == expired:
+		add("expired %s", when(p.End, now))
+	case p.State == notYet:
+		add("valid %s", when(p.Begin, now))
+	case p.State != "" && !p.End.IsZero():
+		add("expires %s", when(p.End, now))
+	}
+	why := p.Cause
+	if why == "" && p.Error != p.State {
+		why = p.Error
+	}
+	if why != "" {
+		if !p.Since.IsZero() && seconds(p.Since, now) >= 1 {
+			why += ", for " + span(seconds(p.Since, now))
+		}
+		add("%s", why)
+	}
+	if !p.Next.IsZero() {
+		add("next attempt %s", when(p.Next, now))
+	}
+	if p.Identities > 1 {
+		add("%d identities", p.Identities)
+	}
+	return strings.Join(all, "; ")
+}
+
+// explain says in words what an error means and what to do, if it is of a kind that is known.
+func explain(err error) (cause, action string) {
+	at := "the other side"
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Addr != nil && op.Addr.String() != "" {
+		at = op.Addr.String()
+	}
+	if name, ok := errors.AsType[*net.DNSError](err); ok {
+		return "no address is known for " + name.Name, "correct the name, or mend the name server"
+	}
+	if path, ok := errors.AsType[*fs.PathError](err); ok {
+		at = path.Path
+	}
+	_, untrusted := errors.AsType[x509.UnknownAuthorityError](err)
+	timeout, _ := errors.AsType[net.Error](err)
+	switch {
+	case untrusted:
+		return "the certificate of the other side does not lead to the roots that are trusted here", "give this program the roots of the CA that it asks; compare the fingerprints below"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return at + " refuses connections", "start what listens there, or correct the address"
+	case errors.Is(err, fs.ErrNotExist):
+		return at + " is not there", "mount or write it, or correct its path"
+	case errors.Is(err, fs.ErrPermission):
+		return "this process may not open " + at, "let the user of this process read it"
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded), timeout != nil && timeout.Timeout():
+		return at + " does not answer in time", "see whether it hangs, or a firewall is between"
+	}
+	return "", "see the log, and examples/SYMPTOMS.md for what it may come from"
+}
