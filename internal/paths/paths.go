@@ -9,7 +9,6 @@ import (
 	"maps"
 	"net/http"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 )
@@ -45,15 +44,24 @@ func (t Table[V]) add(pattern string, v V) (err error) {
 	}
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("http.ServeMux does not take it: %s", registered.ReplaceAllString(fmt.Sprint(r), ""))
+			err = fmt.Errorf("http.ServeMux does not take it: %s", withoutPlaces(fmt.Sprint(r)))
 		}
 	}()
 	t.mux.Handle(pattern, value[V]{v})
 	return nil
 }
 
-// registered is where a program called Handle, which was here.
-var registered = regexp.MustCompile(` \(registered at [^)]*\)`)
+// withoutPlaces takes out of a text of ServeMux where Handle was called, which was here.
+func withoutPlaces(text string) string {
+	for {
+		before, after, ok := strings.Cut(text, " (registered at ")
+		if !ok {
+			return text
+		}
+		_, after, _ = strings.Cut(after, ")")
+		text = before + after
+	}
+}
 
 // Find returns the value of the most specific pattern for r. It reports false if there is none, and for a request that ServeMux
 // redirects: its path has empty elements or dots, or lacks the last slash. So it does for one whose path without escapes, as many
