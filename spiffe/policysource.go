@@ -35,8 +35,8 @@ func CheckPolicySource(allow PolicySource) error {
 	switch p := allow.(type) {
 	case Policy:
 		return p.usable()
-	case interface{ NotAlone() error }: // of spiffetls: it takes more than the ID to decide
-		return p.NotAlone()
+	case interface{ ByRequest() }: // of spiffetls
+		return errors.New("the policy of spiffetls.Paths is for spiffetls.RequirePeer alone")
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
 package spiffetls
 
 import (
-	"errors"
 	"fmt"
 	"net/http"
 
@@ -44,10 +43,8 @@ type pathPolicies struct {
 // Policy implements [spiffe.PolicySource]. It returns the zero Policy, which allows no peer.
 func (pathPolicies) Policy() spiffe.Policy { return spiffe.Policy{} }
 
-// NotAlone is asked by [spiffe.CheckPolicySource].
-func (pathPolicies) NotAlone() error {
-	return errors.New("the policy of spiffetls.Paths is for spiffetls.RequirePeer alone")
-}
+// ByRequest tells [spiffe.CheckPolicySource] that it takes more than an ID to decide.
+func (pathPolicies) ByRequest() {}
 
 // of returns the policy for r.
 func (p pathPolicies) of(r *http.Request) (spiffe.PolicySource, error) {
