@@ -299,7 +299,18 @@ type history struct {
 	n    int // all that there were
 }
 
+// add adds an attempt, or counts it if it is like the last one for the same identity.
 func (h *history) add(e report.Event) {
+	e.Streams = 1
+	for k := h.n - 1; k >= max(0, h.n-len(h.last)); k-- {
+		if have := &h.last[k%len(h.last)]; have.Names[0] == e.Names[0] {
+			if have.NACK && e.NACK && have.Message == e.Message {
+				have.Time, have.Streams = e.Time, have.Streams+1
+				return
+			}
+			break
+		}
+	}
 	h.last[h.n%len(h.last)] = e
 	h.n++
 }

@@ -598,7 +598,7 @@ func (a *Agent) order(w http.ResponseWriter, r *http.Request, do func()) {
 // Report implements [report.Reporter] with where the identity comes from. The metrics are those of all [Agent.Parts], with
 // the label part, and those of the agent itself, which have the names of Istio's agent.
 func (a *Agent) Report() report.Report {
-	return report.Report{Upstreams: []report.Upstream{{Name: a.choice.String(), OK: true}}, Metrics: a.health.WriteMetrics}
+	return report.Report{Upstreams: []report.Upstream{{Name: "the origin that was chosen, " + string(a.choice.Origin) + "; because: " + a.choice.Why, OK: true}}, Metrics: a.health.WriteMetrics}
 }
 
 // own has the metrics of the agent itself.

@@ -281,6 +281,11 @@ func TestBrowser(t *testing.T) {
 		b.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": false})
 		require.Equal(t, true, b.eval("document.documentElement.scrollWidth <= window.innerWidth"), "the page is wider than a window of %d", width)
 	}
+	// No cell is cut off: neither roots at 360 pixels nor where they are from at 1280.
+	for _, width := range []int{1280, 768, 360} {
+		b.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": false})
+		require.Equal(t, "", b.eval(`[...document.querySelectorAll('#roots td, #roots th')].filter(c => c.offsetParent && c.getBoundingClientRect().right > document.querySelector('#roots').getBoundingClientRect().right + 1).map(c => c.innerText).join('; ')`), "at %d", width)
+	}
 	b.shot("light", 1280, false)
 	b.shot("dark", 1280, true)
 	b.shot("narrow", 360, false)

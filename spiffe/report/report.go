@@ -110,7 +110,7 @@ type Event struct {
 	NACK    bool     // a client has rejected it
 	Names   []string // of the resources
 	Version string
-	Streams int    // that it was sent on, or clients that have rejected it
+	Streams int    // that it was sent on, or clients that have rejected it; of attempts, how many in a row
 	Client  string // the name that the client gives itself
 	Message string // the client's reason for a rejection; not to be trusted
 }
