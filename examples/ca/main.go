@@ -146,7 +146,6 @@ func run(ctx context.Context, args []string, getenv func(string) string, in io.R
 		level = slog.LevelDebug
 	}
 	log := slog.New(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: level}))
-	o.Page = page
 	return o.Serve(ctx, log, func(a *caconfig.Authority, at caserver.Listeners) { announce(out, o.Config, a, at) })
 }
 
@@ -205,6 +204,7 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 			o.command, o.argument = name, f.Value.String()
 		}
 	}
+	o.Page = page
 	o.mesh = linkerdname.Mesh{ControlNamespace: fs.Lookup("linkerd-namespace").Value.String(), TrustDomain: o.CA.TrustDomain.String()}
 	switch sign := o.command == "once" || o.command == "jwt"; {
 	case sign == o.id.IsZero():

@@ -384,7 +384,7 @@ func TestServer(t *testing.T) {
 	admin := "http://" + s.at.Admin.Addr().String()
 	for path, want := range map[string]string{
 		"/live": "ok", "/ping": "ok", "/healthz/live": "ok", "/ready": "ok", "/healthz/ready": "ok",
-		"/status": "active since", "/root-cert.pem": string(root),
+		"/": ": active since", "/status": "active since", "/root-cert.pem": string(root),
 		"/metrics": "citadel_server_success_cert_issuance_count 2",
 	} {
 		status, body := get(t, admin+path)
