@@ -256,7 +256,8 @@ func announce(out io.Writer, c *caconfig.Config, a *caconfig.Authority, at caser
 		{"Istio's API:", "https", istioca.CreateCertificate, at.Istio},
 		{"Linkerd's API:", linkerdScheme, linkerd.Certify, at.Linkerd},
 		{"bundle endpoint:", "https", "/", at.Bundle},
-		{"metrics, health:", "http", "/ /metrics /ready /status", at.Admin},
+		{"metrics, health:", "http", "/metrics /ready /status", at.Admin},
+		{"status page:", "http", "/", at.Admin},
 	} {
 		if p.l != nil {
 			fmt.Fprintf(out, line, p.name, p.scheme+"://"+p.l.Addr().String()+p.path)
