@@ -257,7 +257,7 @@ func announce(out io.Writer, c *caconfig.Config, a *caconfig.Authority, at caser
 		{"Linkerd's API:", linkerdScheme, linkerd.Certify, at.Linkerd},
 		{"bundle endpoint:", "https", "/", at.Bundle},
 		{"metrics, health:", "http", "/metrics /ready /status", at.Admin},
-		{"status page:", "http", "/", at.Admin},
+		{"operators' page:", "http", "/", at.Admin},
 	} {
 		if p.l != nil {
 			fmt.Fprintf(out, line, p.name, p.scheme+"://"+p.l.Addr().String()+p.path)

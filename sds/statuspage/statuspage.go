@@ -14,9 +14,13 @@
 //
 // # What it shows
 //
-// First, what is wrong now. Then the identities with their lifetimes and next renewals; what the parts depend on, such as a
-// CA, an agent, files or a control plane, with the last success, the error and the next attempt; open streams and the names
-// that clients ask for; the last pushes and rejections; and the trust roots, with the parts that have them.
+// First, what is wrong now, in words: what has one cause is one problem, with since when it lasts, the next attempt, how many
+// identities it concerns and what to do; what has expired, or ends first, comes first. Then the identities with their lifetimes
+// and next renewals; the last attempts to renew them; what the parts depend on, such as a CA, an agent, files or a control
+// plane, with the last success, the error and the next attempt; open streams and the names that clients ask for; the last
+// pushes and rejections; and the trust roots, with the parts that have them. Serial numbers, fingerprints and issuers are
+// written as "openssl x509 -serial -fingerprint -sha256 -issuer -nameopt RFC2253" prints them. Lists that are empty are hidden,
+// but those of identities and roots.
 //
 // It shows at most 200 identities and 200 roots, those that expire or are renewed next, and the first of other lists. Below
 // each list is how many are left out.
