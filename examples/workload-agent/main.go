@@ -51,7 +51,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 	flags := flag.NewFlagSet("workload-agent", flag.ContinueOnError)
 	flags.StringVar(&o.file, "file", "/etc/svidkit/workloads.json", "`path` of the file that says who gets what")
 	flags.StringVar(&o.socket, "socket", "/run/svidkit/agent.sock", "`path` of the socket of the Workload API and SDS, to which every user may connect")
-	flags.StringVar(&o.admin, "admin", "127.0.0.1:15024", "`address` of /ready, /live and /metrics; empty: none")
+	flags.StringVar(&o.admin, "admin", "127.0.0.1:15024", "`address` of the status page, /ready, /live and /metrics; empty: none")
 	flags.TextVar(&o.td, "trust-domain", spiffe.TrustDomain{}, "`name` of the trust domain; needed but with spire:")
 	demo := flags.Bool("demo", false, "run with a CA and a file of its own in a temporary folder")
 	o.Register(flags)
