@@ -140,7 +140,7 @@ func TestSymptoms(t *testing.T) {
 		}
 		quoted := fragments(row[0])
 		if strings.Contains(row[0], "`tls: ") {
-			quoted = append(quoted, "broken pipe", "connection reset", "connection was aborted") // as the page says
+			quoted = append(quoted, "broken pipe", "connection reset", "connection was aborted", "client conn could not be established") // as the page says
 		}
 		return anyOf(s.client, quoted) && allOf(s.server, fragments(row[1])) && (row[1] != "nothing" || s.server == "")
 	}
