@@ -47,10 +47,12 @@ func (h *held) chain() []*x509.Certificate {
 
 // leaf returns the certificate, or nil if there is none that can be read.
 func (h *held) leaf() *x509.Certificate {
-	if h.svid != nil || h.credential != nil {
-		return h.chain()[0]
-	}
-	if h.secret == nil {
+	switch {
+	case h.svid != nil:
+		return h.svid.Leaf()
+	case h.credential != nil:
+		return h.credential.Leaf()
+	case h.secret == nil:
 		return nil
 	}
 	pem, _, _ := h.secret.KeyPair()

@@ -129,6 +129,10 @@ func (m *Manager) attempt(ctx context.Context, e *entry) {
 	begun := time.Now()
 	e.asked.Store(begun.UnixNano())
 	err := obtain(ctx, e)
+	tried := report.Event{Time: time.Now(), Names: []string{m.label(e)}}
+	if err != nil {
+		tried.NACK, tried.Message = true, err.Error() // not under the lock: it may be of the caller's CA
+	}
 
 	m.mu.Lock()
 	var wait time.Duration
@@ -137,13 +141,13 @@ func (m *Manager) attempt(ctx context.Context, e *entry) {
 	case err == nil:
 		e.Succeeded()
 		e.cause.Store(nil)
-		m.history.add(report.Event{Time: time.Now(), Names: []string{m.label(e)}})
+		m.history.add(tried)
 		wait = m.renewIn(e)
 	case ctx.Err() == nil: // else Run or Remove has ended it
 		if e.cause.Swap(&err) == nil {
 			e.since = time.Now()
 		}
-		m.history.add(report.Event{Time: time.Now(), NACK: true, Names: []string{m.label(e)}, Message: err.Error()})
+		m.history.add(tried)
 		wait = m.retryIn(e, e.Failed(err))
 		if _, ok := errors.AsType[*tooShort](err); ok { // the CA works, and each attempt costs it a signature
 			wait = max(wait, e.held.Load().left()/4)

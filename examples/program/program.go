@@ -94,10 +94,10 @@ func ParseFlags(flags *flag.FlagSet, args []string, out, errOut io.Writer, more 
 		return errors.Join(flag.ErrHelp, err)
 	}
 	if f := flags.Lookup("install"); f != nil {
-		switch m := f.Value.(*Manifest); {
-		case m.scheme != "":
+		switch m, ok := f.Value.(*Manifest); {
+		case ok && m.scheme != "":
 			return cmp.Or(m.Print(out), flag.ErrHelp)
-		case m.Given():
+		case ok && m.Given():
 			return Misused("-with: it is for -install kubernetes")
 		}
 	}

@@ -80,7 +80,7 @@ func TestDrain(t *testing.T) {
 				break
 			}
 		}
-		resp, err := client.Get(url) // of somebody who has not looked yet
+		resp, err := client.Get(url) // of a client that has not asked /ready yet
 		require.NoError(t, err)
 		require.NoError(t, resp.Body.Close())
 		rest, err := io.ReadAll(out)

@@ -1,6 +1,7 @@
 package statuspage
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -8,7 +9,6 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -42,10 +42,12 @@ func (c *collection) wrong(p problem, err error) {
 	default:
 		p.Error, p.Action = p.State, "see that what writes or renews it works"
 	}
-	i := slices.IndexFunc(c.Problems.Rows, func(q problem) bool {
-		return q.Part == p.Part && (q.Cause != "" && q.Cause == p.Cause || err != nil && q.Error == p.Error)
-	})
-	if i < 0 {
+	key := [2]string{p.Part, cmp.Or(p.Cause, p.Error)}
+	i, there := c.causes[key]
+	if !there || err == nil { // a state is no cause
+		if err != nil {
+			c.causes[key] = len(c.Problems.Rows)
+		}
 		c.Problems.Rows = append(c.Problems.Rows, p)
 		return
 	}

@@ -398,17 +398,25 @@ func TestBounds(t *testing.T) {
 	assert.Contains(t, html, "10001 problems")
 }
 
-// A program with 10,000 identities.
+// A program with 10,000 identities: all in order, and all with an error of their own.
 func BenchmarkPage(b *testing.B) {
 	now := time.Now()
-	var r report.Report
-	for i := range 10_000 {
-		r.Identities = append(r.Identities, report.Identity{
-			Name: fmt.Sprintf("spiffe://example.org/%d", i), NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour), Renewal: now.Add(time.Duration(i%999) * time.Second),
+	for name, failed := range map[string]func(int) error{
+		"good":   func(int) error { return nil },
+		"failed": func(i int) error { return fmt.Errorf("identity %d is denied", i) },
+	} {
+		b.Run(name, func(b *testing.B) {
+			var r report.Report
+			for i := range 10_000 {
+				r.Identities = append(r.Identities, report.Identity{
+					Name: fmt.Sprintf("spiffe://example.org/%d", i), NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour),
+					Renewal: now.Add(time.Duration(i%999) * time.Second), Err: failed(i),
+				})
+			}
+			for b.Loop() {
+				page(b, of(b, r)) // a new one, as pages are kept for a moment
+			}
 		})
-	}
-	for b.Loop() {
-		page(b, of(b, r)) // a new one, as pages are kept for a moment
 	}
 }
 

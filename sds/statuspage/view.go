@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -152,7 +153,8 @@ const (
 
 // view asks the parts. Texts are made fit to be shown once it is clear which rows are.
 func (h *Handler) view(now time.Time) *view {
-	c := collection{view: view{Title: h.title, Time: now.UTC(), Host: host, Version: version, Started: started.UTC(), Links: h.links}, now: now, roots: map[string]*root{}, order: map[string]int{}}
+	c := collection{view: view{Title: h.title, Time: now.UTC(), Host: host, Version: version, Started: started.UTC(), Links: h.links}, now: now,
+		roots: map[string]*root{}, causes: map[[2]string]int{}, order: map[string]int{}}
 	for i, p := range h.parts {
 		c.order[p.Name] = i
 		c.add(p.Name, p.Source.Report())
@@ -181,6 +183,8 @@ type collection struct {
 	now   time.Time
 	roots map[string]*root // by what they are
 	order map[string]int   // of the parts
+
+	causes map[[2]string]int // where the problem of a part and a cause is
 }
 
 // add adds what a part has told.
@@ -281,10 +285,11 @@ func eventOf(part string, e *report.Event, good, bad string) event {
 // limited returns the rows that are shown, in their order.
 func (c *collection) limited() *view {
 	v := &c.view
-	for _, r := range c.roots {
+	for _, key := range slices.Sorted(maps.Keys(c.roots)) {
+		r := c.roots[key]
 		if r.State == empty || r.State == expired {
 			what := strings.TrimSpace("the trust bundle is " + r.State + " " + r.Name)
-			v.Problems.Rows = append(v.Problems.Rows, problem{Part: strings.Join(r.From, ", "), What: r.TrustDomain, Error: what})
+			v.Problems.Rows = append(v.Problems.Rows, problem{Part: strings.Join(r.From, ", "), What: r.TrustDomain, Error: what, Action: "see that what it comes from has a newer one"})
 		}
 		v.Roots.Rows = append(v.Roots.Rows, *r)
 	}

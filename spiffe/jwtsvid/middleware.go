@@ -140,6 +140,8 @@ func (m *middleware) sentBy(r *http.Request, id spiffe.ID) error {
 	switch peer, err := m.peer(r); {
 	case err != nil:
 		return err
+	case peer == nil:
+		return errors.New("the client of the connection is not proven")
 	case peer.ID() != id:
 		return fmt.Errorf("the client of the connection is %s", peer.ID())
 	}

@@ -146,6 +146,12 @@ func TestMiddlewarePeer(t *testing.T) {
 		assert.Contains(t, log.String(), "not the token of the client")
 		assert.NotContains(t, log.String(), strings.Split(text, ".")[2])
 	}
+	h = protect(t, validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{}), spiffe.AllowIDs(webID),
+		&jwtsvid.MiddlewareOptions{Peer: func(*http.Request) (*spiffe.Peer, error) { return nil, nil }})
+	r, w := overTLS(), httptest.NewRecorder()
+	r.Header.Set("Authorization", "Bearer "+text)
+	h.ServeHTTP(w, r)
+	assert.Equal(t, http.StatusUnauthorized, w.Code, "a function without an answer proves nothing")
 }
 
 // overTLS returns a request that came by TLS.
