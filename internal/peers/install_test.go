@@ -233,10 +233,12 @@ func useCA(t *testing.T, c *peers.Cluster, dir string, objects []*manifestObject
 	namespace := o.Metadata.Namespace
 	may, state := newAccount(t, c, namespace, "ca"), t.TempDir()
 	args := []string{"-kubernetes-api", may.URL}
-	container := containerOf(t, o, "containers", "ca")
+	container, rootMap := containerOf(t, o, "containers", "ca"), ""
 	for _, arg := range container.Args {
 		name, value, _ := strings.Cut(arg, "=")
 		switch {
+		case name == "-root-configmap":
+			rootMap = value
 		case name == "-state-dir":
 			value = state
 		case strings.HasPrefix(value, ":"):
@@ -302,14 +304,14 @@ func useCA(t *testing.T, c *peers.Cluster, dir string, objects []*manifestObject
 	prod := namespace + "-prod"
 	c.Account(t, prod, "web")
 	mounted := func() bool {
-		code, answer, err := c.Send("GET", "/api/v1/namespaces/"+prod+"/configmaps/istio-ca-root-cert", nil)
+		code, answer, err := c.Send("GET", "/api/v1/namespaces/"+prod+"/configmaps/"+rootMap, nil)
 		var o struct{ Data map[string]string }
 		return err == nil && code == http.StatusOK && json.Unmarshal(answer, &o) == nil && o.Data["root-cert.pem"] == string(ca.roots)
 	}
 	if err := eventually("the roots in another namespace", mounted); err != nil {
 		return nil, err
 	}
-	c.Do(t, "PATCH", "/api/v1/namespaces/"+prod+"/configmaps/istio-ca-root-cert", map[string]any{"data": map[string]any{"root-cert.pem": "of another"}}, nil)
+	c.Do(t, "PATCH", "/api/v1/namespaces/"+prod+"/configmaps/"+rootMap, map[string]any{"data": map[string]any{"root-cert.pem": "of another"}}, nil)
 	if err := eventually("the roots after they were changed", mounted); err != nil {
 		return nil, err
 	}
@@ -380,7 +382,9 @@ func TestInstall(t *testing.T) {
 
 	for i := 0; ; i++ {
 		namespace := fmt.Sprint("less-", i)
-		objects, missing, ok := without(objectsOf(t, install(t, dir, "ca", "create=true", "namespace="+namespace)), i)
+		// The CA before would create the ConfigMaps for it, if they had one name.
+		text := strings.ReplaceAll(install(t, dir, "ca", "create=true", "namespace="+namespace), "istio-ca-root-cert", namespace+"-roots")
+		objects, missing, ok := without(objectsOf(t, text), i)
 		if !ok {
 			require.Equal(t, 9, i, "rights that were printed")
 			break
