@@ -750,7 +750,7 @@ func TestDoctorPermission(t *testing.T) {
 	assert.Equal(t, failed, step.Result, "%s", out)
 	assert.Contains(t, step.Remedy, "write permission")
 	assert.Contains(t, step.Detail, "may not connect: "+socket+" has mode 0")
-	assert.Contains(t, step.Detail, ", in "+filepath.Dir(socket)+" has mode 0755 (drwxr-xr-x)")
+	assert.Contains(t, step.Detail, "; "+filepath.Dir(socket)+" has mode 0755 (drwxr-xr-x)")
 
 	if os.Geteuid() != 0 {
 		return // only root can be another user

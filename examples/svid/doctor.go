@@ -184,7 +184,7 @@ func (p *patient) permission() check {
 	switch {
 	case errors.Is(err, fs.ErrPermission):
 		return check{
-			Result: failed, Detail: fmt.Sprintf("user %d may not connect: %s, in %s", os.Getuid(), modeOf(p.target), modeOf(filepath.Dir(p.target))),
+			Result: failed, Detail: fmt.Sprintf("user %d may not connect: %s; %s", os.Getuid(), modeOf(p.target), modeOf(filepath.Dir(p.target))),
 			Remedy: "a socket needs write permission: run as a user that has it, or have the agent widen its mode",
 		}
 	case err != nil && p.network == "unix":
