@@ -35,13 +35,17 @@ func (a authority) Report() (r report.Report) {
 		return r
 	}
 	s, h := a.Own.Status(), a.Own.Health()
+	if a.Pods != nil {
+		r = a.Pods.Report()
+		r.Metrics = nil // which /metrics has
+	}
 	for _, k := range s.Roots {
 		r.Bundles = append(r.Bundles, report.Bundle{TrustDomain: s.TrustDomain.String(), Origin: k.String(), X509: []*x509.Certificate{k.Certificate}})
 	}
 	for _, k := range s.JWTKeys {
 		r.Bundles = append(r.Bundles, report.Bundle{TrustDomain: s.TrustDomain.String(), Origin: k.String(), JWT: []string{k.ID}})
 	}
-	r.Upstreams = []report.Upstream{{Name: a.Where, OK: true, LastSuccess: h.Synced, Err: h.Store}, {Name: "audit log", OK: true, Err: h.Audit}}
+	r.Upstreams = append(r.Upstreams, report.Upstream{Name: a.Where, OK: true, LastSuccess: h.Synced, Err: h.Store}, report.Upstream{Name: "audit log", OK: true, Err: h.Audit})
 	r.NotReady = h.Signing
 	for _, err := range []error{h.Signing, h.Root} {
 		if err != nil {

@@ -55,6 +55,11 @@ type Pod struct {
 	Name           string `json:"pod,omitempty"`
 	UID            string `json:"pod_uid,omitempty"`
 	Node           string `json:"node,omitempty"`
+
+	// Set by a signer of pod certificates alone. Request is the name of the PodCertificateRequest in Namespace.
+	ServiceAccountUID string `json:"service_account_uid,omitempty"`
+	NodeUID           string `json:"node_uid,omitempty"`
+	Request           string `json:"request,omitempty"`
 }
 
 // Auditor makes records of what an [Authority] signs; see [Config]. It must be safe for concurrent use. It may have two

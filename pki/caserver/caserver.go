@@ -44,6 +44,7 @@ import (
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // Options are the parts of a [Server]. CA and ID are required.
@@ -62,6 +63,10 @@ type Options struct {
 	// The Authenticator of Istio is asked about callers without a client certificate that proves them.
 	Istio   *istioca.Options
 	Linkerd *linkerd.Options
+
+	// Pods returns what answers requests of another kind by the CA that it is given, such as a *podcert.Signer. The Server runs it
+	// and shows its metrics. Nil means nothing.
+	Pods func(ca.Signer) (Pods, error)
 
 	// RenewByCertificate is for how long callers of Istio's API may renew by certificates alone, since the Authenticator last
 	// proved them: see [istioca.ClientCertificates]. 0 means without end, as Istio's CA does for virtual machines; less than 0
@@ -92,6 +97,12 @@ type Options struct {
 	Logger *slog.Logger
 }
 
+// Pods answers requests that come by no listener.
+type Pods interface {
+	report.Reporter
+	Run(context.Context) error
+}
+
 // Server serves a CA. [New] makes one. It is safe for concurrent use.
 type Server struct {
 	opts           Options
@@ -99,6 +110,7 @@ type Server struct {
 	identity       *secretcache.Manager
 	istio, linkerd http.Handler
 	bundle, admin  http.Handler
+	pods           Pods // nil for none
 }
 
 // New returns a Server. It opens no port and asks the CA for nothing. The error says which option is wrong.
@@ -135,6 +147,12 @@ func New(o Options) (*Server, error) {
 			return nil, err
 		}
 		s.linkerd, metrics = only(linkerd.Certify, h), append(metrics, h.Report().Metrics)
+	}
+	if o.Pods != nil {
+		if s.pods, err = o.Pods(s.signer); err != nil {
+			return nil, err
+		}
+		metrics = append(metrics, s.pods.Report().Metrics)
 	}
 	s.admin = s.newAdmin(metrics)
 	return s, nil
@@ -248,6 +266,9 @@ func (s *Server) Run(ctx context.Context, at Listeners) (failed error) {
 			return nil
 		}
 		return fmt.Errorf("identity of the server: %w", err)
+	}
+	if s.pods != nil {
+		start("requests of pods", s.pods.Run)
 	}
 	if s.opts.RootsFile != "" {
 		if err := replaceFile(s.opts.RootsFile, s.roots()); err != nil {

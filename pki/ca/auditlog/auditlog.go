@@ -47,6 +47,8 @@
 //	method       how it authenticated
 //	cluster, namespace, service_account, pod, pod_uid, node
 //	             where the caller runs in Kubernetes, as far as its proof says
+//	service_account_uid, node_uid, request
+//	             of a pod that asked by a PodCertificateRequest, whose name request is
 //	prev         SHA-256 of the line before, without its newline, in hexadecimal
 //
 // The line of a change of keys, a [ca.KeyEvent], has these members instead, by the same rules; event is never left out:

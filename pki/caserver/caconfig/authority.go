@@ -20,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/internal/files/fileset"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/kube/kubekeep"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -38,6 +39,7 @@ type Authority struct {
 	ca.Signer
 	Own   *ca.Authority // nil with -external-ca: the keys are those of the cluster
 	Where string        // the CA is, for operators
+	Pods  caserver.Pods // with -pod-signer, once Serve has made it; otherwise nil
 
 	audit *auditlog.Log // nil for none
 	look  *look         // nil if it may write
@@ -520,8 +522,11 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		}
 		defer stop()
 	}
+	if c.pods.SignerName != "" {
+		c.servePods(a, &o, log)
+	}
 	if c.rootConfigMap != "" {
-		stop, err := c.handOutRoots(ctx, a.Signer, rootsAgain, log)
+		stop, err := c.handOutRoots(ctx, a.Signer, kubekeep.Again, log)
 		if err != nil {
 			return err
 		}

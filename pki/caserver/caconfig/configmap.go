@@ -3,42 +3,31 @@ package caconfig
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"log/slog"
-	"maps"
 	"net/url"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/kube/kubefollow"
+	"github.com/svidkit/svidkit/internal/kube/kubekeep"
 	"github.com/svidkit/svidkit/internal/ratelog"
-	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki/ca"
 )
 
-const (
-	rootsKey   = "root-cert.pem"
-	rootsAgain = 10 * time.Second // between two writes of one ConfigMap, as another program may write it, too
-)
+const rootsKey = "root-cert.pem"
 
 // rootless are the namespaces whose pods need no roots, as for Istio.
 var rootless = []string{"kube-system", "kube-public", "kube-node-lease", "local-path-storage"}
 
-// rootMaps keeps the roots of the CA in a ConfigMap of each namespace, where pods mount them. Roots that others change or delete
-// there are written again. All replicas do this, and write the same.
+// rootMaps keeps the roots of the CA in a ConfigMap of each namespace, where pods mount them. All replicas do this, and
+// write the same.
 type rootMaps struct {
-	api   *kube.Client
-	name  string
-	again time.Duration // between two writes of one ConfigMap, and between two looks at the roots of the CA
-	ca    ca.Signer
-	log   *ratelog.Log
-	news  renew.Signal
-	next  map[string]time.Time // when a namespace may be written again; only run uses it
-
-	mu                  sync.Mutex
-	namespaces, present map[string]object // namespaces and their ConfigMaps, by the name of the namespace; nil until listed
+	kubekeep.Keeper
+	api                 *kube.Client
+	name                string
+	ca                  ca.Signer
+	namespaces, present kubekeep.Objects[object] // namespaces and their ConfigMaps, by the name of the namespace
 }
 
 // object is a namespace, or the ConfigMap of one.
@@ -49,97 +38,27 @@ type object struct {
 
 func (o *object) namespace() string { return cmp.Or(o.Metadata.Namespace, o.Metadata.Name) }
 
-// run writes until ctx is done.
-func (m *rootMaps) run(ctx context.Context) {
-	var running sync.WaitGroup
-	defer running.Wait()
-	running.Go(func() { m.follow(ctx, "Namespace", "namespaces", nil, &m.namespaces) })
-	only := url.Values{"fieldSelector": {"metadata.name=" + m.name}}
-	running.Go(func() { m.follow(ctx, "ConfigMap", "configmaps", only, &m.present) })
-	for ctx.Err() == nil {
-		changed := m.news.Changed()
-		m.write(ctx)
-		renew.Wait(ctx, m.again, changed)
-	}
-}
-
-// follow keeps the objects of a kind up to date.
-func (m *rootMaps) follow(ctx context.Context, kind, plural string, query url.Values, all *map[string]object) {
-	var listed map[string]object
-	f := kubefollow.Follower[object]{API: m.api, Path: kube.Path("api", "v1", plural), Query: query, Kind: kind}
-	f.State = func(_ context.Context, err error, _ time.Duration) {
-		if err != nil {
-			m.warn("the cluster cannot be followed", err)
-		}
-	}
-	f.Page = func(_ context.Context, items []object, first, last bool) {
-		if first {
-			listed = make(map[string]object)
-		}
-		for _, o := range items {
-			listed[o.namespace()] = o
-		}
-		if last {
-			m.mu.Lock()
-			*all = listed
-			m.mu.Unlock()
-			m.news.Notify()
-		}
-	}
-	f.Event = func(_ context.Context, change string, o *object) bool {
-		m.mu.Lock()
-		if (*all)[o.namespace()] = *o; change == kube.Deleted {
-			delete(*all, o.namespace())
-		}
-		m.mu.Unlock()
-		m.news.Notify()
-		return o.namespace() != ""
-	}
-	f.Run(ctx)
-}
-
-func (m *rootMaps) warn(reason string, err error, attrs ...slog.Attr) {
-	if kube.Forbidden(err) {
-		err = fmt.Errorf("%w; bind a ClusterRole that may list and watch namespaces, and list, watch, create and patch configmaps, "+
-			"to the service account of this program, or empty this flag", err)
-	}
-	m.log.Warn("caconfig: -root-configmap: roots are not handed out", reason, append(attrs, slog.Any("err", err))...)
-}
-
-// write brings the ConfigMaps up to date that were not written a moment ago.
-func (m *rootMaps) write(ctx context.Context) {
-	roots := ""
+// behind returns what brings the ConfigMaps up to date that are not.
+func (m *rootMaps) behind() map[string]func(context.Context) error {
+	roots, present, writes := "", m.present.All(), make(map[string]func(context.Context) error)
 	if b := m.ca.Bundle(); b != nil {
 		roots = string(b.MarshalPEM())
 	}
-	maps.DeleteFunc(m.next, func(_ string, at time.Time) bool { return time.Until(at) <= 0 })
-	stale := make(map[string]bool) // whether there is a ConfigMap
-	m.mu.Lock()
-	for ns, o := range m.namespaces {
-		old, exists := m.present[ns]
-		_, soon := m.next[ns]
-		behind := m.present != nil && roots != "" && old.Data[rootsKey] != roots
-		if behind && !soon && o.Metadata.DeletionTimestamp == nil && !slices.Contains(rootless, ns) {
-			stale[ns] = exists
+	for ns, o := range m.namespaces.All() {
+		old := present[ns]
+		behind := present != nil && roots != "" && old.Data[rootsKey] != roots
+		if behind && o.Metadata.DeletionTimestamp == nil && !slices.Contains(rootless, ns) {
+			writes[ns+"/"+m.name] = func(ctx context.Context) error { return m.put(ctx, ns, old.Metadata.ResourceVersion, roots) }
 		}
 	}
-	m.mu.Unlock()
-	for ns, exists := range stale {
-		m.next[ns] = time.Now().Add(m.again)
-		switch err := m.put(ctx, ns, exists, roots); {
-		case err == nil:
-			m.log.Log(slog.LevelInfo, "caconfig: roots written", "the ConfigMap was not up to date", slog.String("namespace", ns), slog.String("configmap", m.name))
-		case ctx.Err() != nil, kube.AlreadyExists(err), kube.Conflict(err), kube.NotFound(err): // another replica was faster, or the namespace ends
-		default:
-			m.warn("a ConfigMap cannot be written", err, slog.String("namespace", ns))
-		}
-	}
+	return writes
 }
 
-// put makes the ConfigMap of a namespace, or changes nothing but the roots in it.
-func (m *rootMaps) put(ctx context.Context, ns string, exists bool, roots string) error {
+// put makes the ConfigMap of a namespace, or changes nothing but the roots in the version that was read.
+func (m *rootMaps) put(ctx context.Context, ns, version, roots string) error {
 	path, o := kube.Path("api", "v1", "namespaces", ns, "configmaps"), object{Data: map[string]string{rootsKey: roots}}
-	if exists {
+	if version != "" {
+		o.Metadata.ResourceVersion = version
 		return m.api.Patch(ctx, path+"/"+m.name, o)
 	}
 	o.Metadata = kube.ObjectMeta{Name: m.name, Labels: map[string]string{"istio.io/config": "true"}}
@@ -152,6 +71,17 @@ func (c *Config) handOutRoots(ctx context.Context, signer ca.Signer, again time.
 	if err != nil {
 		return nil, err
 	}
-	m := &rootMaps{api: api, name: c.rootConfigMap, again: again, ca: signer, log: ratelog.New(log, 0), next: make(map[string]time.Time)}
-	return background(ctx, func(ctx context.Context) { m.run(ctx); _ = api.Close() }), nil
+	m := &rootMaps{api: api, name: c.rootConfigMap, ca: signer}
+	m.Keeper = kubekeep.Keeper{
+		Name: "caconfig: -root-configmap", Again: again, Log: ratelog.New(log, 0), Behind: m.behind,
+		Remedy: "bind a ClusterRole that may list and watch namespaces, and list, watch, create and patch configmaps, to the service account of " +
+			"this program, or empty this flag",
+	}
+	only := url.Values{"fieldSelector": {"metadata.name=" + m.name}}
+	m.namespaces.Follower = kubefollow.Follower[object]{API: api, Path: kube.Path("api", "v1", "namespaces"), Kind: "Namespace"}
+	m.present.Follower = kubefollow.Follower[object]{API: api, Path: kube.Path("api", "v1", "configmaps"), Query: only, Kind: "ConfigMap"}
+	for _, o := range []*kubekeep.Objects[object]{&m.namespaces, &m.present} {
+		o.Name, o.Keeper = (*object).namespace, &m.Keeper
+	}
+	return background(ctx, func(ctx context.Context) { m.Run(ctx, m.namespaces.Run, m.present.Run); _ = api.Close() }), nil
 }

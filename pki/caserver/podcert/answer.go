@@ -1,0 +1,157 @@
+package podcert
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+)
+
+// request is a PodCertificateRequest.
+type request struct {
+	Metadata kube.ObjectMeta `json:"metadata"`
+	Spec     struct {
+		SignerName                string            `json:"signerName"`
+		PodName                   string            `json:"podName"`
+		PodUID                    string            `json:"podUID"`
+		ServiceAccountName        string            `json:"serviceAccountName"`
+		ServiceAccountUID         string            `json:"serviceAccountUID"`
+		NodeName                  string            `json:"nodeName"`
+		NodeUID                   string            `json:"nodeUID"`
+		MaxExpirationSeconds      int32             `json:"maxExpirationSeconds"`
+		StubPKCS10Request         []byte            `json:"stubPKCS10Request"`
+		UnverifiedUserAnnotations map[string]string `json:"unverifiedUserAnnotations"`
+	} `json:"spec"`
+	Status status `json:"status"`
+}
+
+// status is the answer to a request.
+type status struct {
+	Conditions       []condition `json:"conditions,omitempty"`
+	CertificateChain string      `json:"certificateChain,omitempty"` // PEM
+	NotBefore        *time.Time  `json:"notBefore,omitempty"`
+	BeginRefreshAt   *time.Time  `json:"beginRefreshAt,omitempty"`
+	NotAfter         *time.Time  `json:"notAfter,omitempty"`
+}
+
+type condition struct {
+	Type               string    `json:"type"`
+	Status             string    `json:"status"`
+	Reason             string    `json:"reason"`
+	Message            string    `json:"message"`
+	LastTransitionTime time.Time `json:"lastTransitionTime"`
+}
+
+// change is the patch that answers a request.
+type change struct {
+	Metadata kube.ObjectMeta `json:"metadata"`
+	Status   *status         `json:"status"`
+}
+
+// The conditions, and their reasons that the API has names for.
+const (
+	issued, denied, failed = "Issued", "Denied", "Failed"
+
+	unsupportedKey = "UnsupportedKeyType"
+	annotations    = "InvalidUnverifiedUserAnnotations"
+)
+
+// errOne is wrapped by what holds back one request, and says nothing about others.
+var errOne = errors.New("this request")
+
+func (r *request) name() string { return r.Metadata.Namespace + "/" + r.Metadata.Name }
+func (r *request) path() string {
+	return kube.Path("apis", group, "v1", "namespaces", r.Metadata.Namespace, "podcertificaterequests", r.Metadata.Name)
+}
+
+// size is about how many bytes the request takes while it waits.
+func (r *request) size() int {
+	n := 1024 + len(r.Spec.StubPKCS10Request)
+	for _, m := range []map[string]string{r.Spec.UnverifiedUserAnnotations, r.Metadata.Labels, r.Metadata.Annotations} {
+		for k, v := range m {
+			n += 64 + len(k) + len(v)
+		}
+	}
+	return n
+}
+
+// answered reports whether the request has an answer, which is the last one.
+func (r *request) answered() bool {
+	for _, c := range r.Status.Conditions {
+		if c.Type == issued || c.Type == denied || c.Type == failed {
+			return true
+		}
+	}
+	return r.Status.CertificateChain != ""
+}
+
+// conclude returns an answer without a certificate.
+func conclude(kind, reason, format string, args ...any) (*status, error) {
+	text := kube.OneLine(fmt.Sprintf(format, args...), 1024)
+	return &status{Conditions: []condition{{kind, "True", reason, text, time.Now().UTC().Truncate(time.Second)}}}, nil
+}
+
+// answer returns the answer to a request. An error is why there is none yet.
+func (s *Signer) answer(ctx context.Context, r *request) (*status, error) {
+	for name := range r.Spec.UnverifiedUserAnnotations {
+		return conclude(denied, annotations, "this signer takes no annotations, and there is %.300q: remove it from the pod's volume", name)
+	}
+	csr, err := pki.ParseCSR(r.Spec.StubPKCS10Request)
+	switch {
+	case errors.Is(err, pki.ErrWeakKey):
+		return conclude(denied, unsupportedKey, "%v; this signer takes ECDSAP256, ECDSAP384, ECDSAP521, ED25519, RSA3072 and RSA4096", err)
+	case err != nil:
+		return conclude(failed, "InvalidRequest", "%v", err)
+	}
+	pod := ca.Pod{
+		Namespace: r.Metadata.Namespace, ServiceAccount: r.Spec.ServiceAccountName, ServiceAccountUID: r.Spec.ServiceAccountUID,
+		Name: r.Spec.PodName, UID: r.Spec.PodUID, Node: r.Spec.NodeName, NodeUID: r.Spec.NodeUID, Request: r.Metadata.Name,
+	}
+	id, err := s.opts.ID(pod)
+	if again, ok := errors.AsType[interface {
+		error
+		Retryable() (time.Duration, bool)
+	}](err); ok {
+		if _, passes := again.Retryable(); passes {
+			return nil, fmt.Errorf("%w has no identity yet: %w", errOne, err)
+		}
+	}
+	if err != nil {
+		return conclude(denied, "NoIdentity", "%v", err)
+	}
+	now := time.Now()
+	life := min(time.Duration(cmp.Or(r.Spec.MaxExpirationSeconds, 86400))*time.Second, s.opts.TTL)
+	chain, err := s.opts.CA.Sign(ctx, ca.Request{
+		CSR: csr, ID: id, TTL: life - backdate, Backdate: backdate, Pod: pod, LimitKey: pod.UID,
+		Caller: "system:node:" + pod.Node, Method: "pod-certificate-request",
+	})
+	switch {
+	case errors.Is(err, ca.ErrIdentity), errors.Is(err, ca.ErrCSR):
+		return conclude(failed, "NotCertified", "%v", err)
+	case errors.Is(err, ca.ErrTTL), errors.Is(err, ca.ErrGeneration):
+		return nil, fmt.Errorf("%w is not signed: %w", errOne, err)
+	case err != nil:
+		return nil, err
+	}
+	from, to := chain[0].NotBefore, chain[0].NotAfter
+	if to.Sub(from) < time.Hour {
+		return nil, fmt.Errorf("%w: %w: the CA signs until %s only, and the API server takes no certificate of less than an hour: replace its root", errOne, ca.ErrTTL, to.UTC().Format(time.RFC3339))
+	}
+	at := renew.RenewAt(now, from, to, 0.5, 0.2, rand.Float64()).UTC().Truncate(time.Second)
+	if soonest := from.Add(10 * time.Minute); at.Before(soonest) { // the bounds of the API
+		at = soonest
+	}
+	if latest := to.Add(-10 * time.Minute); at.After(latest) {
+		at = latest
+	}
+	answer, _ := conclude(issued, "Issued", "%s", id)
+	answer.CertificateChain, answer.NotBefore, answer.NotAfter, answer.BeginRefreshAt = string(pki.MarshalCertificatesPEM(chain...)), &from, &to, &at
+	return answer, nil
+}

@@ -1,0 +1,308 @@
+// Package podcert is a signer of Kubernetes: it gives pods the certificates that they ask for in their manifests, and hands
+// out the roots that go with them. The kubelet makes the key of a pod, asks for the certificate, renews it, and writes both
+// into a volume, so that a pod has a SPIFFE identity without an agent, a sidecar, a driver or an init container.
+//
+//	signer, err := podcert.New(podcert.Options{SignerName: "example.org/spiffe", TrustDomain: td, CA: authority})
+//	…
+//	err = signer.Run(ctx)
+//
+// It needs Kubernetes 1.37, whose API certificates.k8s.io/v1 has PodCertificateRequests and ClusterTrustBundles. The programs
+// of package caconfig run it with the flag -pod-signer. A pod has these sources in a projected volume, and reads the folder with
+// package filesource:
+//
+//   - podCertificate: {signerName: example.org/spiffe, keyType: ECDSAP256, credentialBundlePath: credential-bundle.private-key.x509.pem}
+//   - clusterTrustBundle: {signerName: example.org/spiffe, labelSelector: {matchLabels: {k8s.spiffe.io/peer-trust-domain: example.org}}, path: example.org.spiffe-trust-bundle.x509.pem}
+//
+// # Who gets which identity
+//
+// The API server vouches for namespace, service account, pod and node of a request, and lets a node ask for its own pods alone
+// (admission plugin NodeRestriction, which must be on). From these the identity is made, and of the signing request only the key
+// is taken. Annotations are the pod author's word: a request that has any is denied, as the API asks of signers that do not know them.
+// All that may create pods with a service account have its identity.
+//
+// # Answers
+//
+// A certificate lasts as long as the request allows (maxExpirationSeconds), at most Options.TTL and at least an hour, which is the
+// API's bound. The kubelet renews it when 50 to 70 % of that are left, at a moment that is drawn for each. Denied is a request with
+// annotations, for a key that this library does not certify (UnsupportedKeyType), or for a pod without an identity; Failed is one that
+// can never be certified. Everything else passes: the request waits, and is tried again.
+//
+// Any number of replicas may run. Each signs a request once at most; the answer that the API server takes first is that of the pod, and
+// the others have signed for nothing. Requests of other signers are never read.
+//
+// The requests of a node, and those of a namespace, are served at a rate of their own, so that a flood of one does not
+// hold up the others. What waits takes 64 MiB at most, and 4 MiB for a node; beyond that it is read again later.
+//
+// # Bundles
+//
+// The ClusterTrustBundle SIGNER:spiffe:TRUST-DOMAIN, such as example.org:spiffe:example.org, has the roots of the CA through rotations, and
+// those of each trust domain in Options.Federated have one, too. What others change or delete is written again after ten seconds at most; one with a higher
+// sequence number is that of a replica that knows more, and is left for ten minutes. A bundle without roots cannot be
+// written, so that the last one stays: delete it by hand. So does that of a trust domain that is no longer federated.
+//
+// A kubelet has a new root in the volumes within a minute or two if they name signer and labels as above. One that names the object may
+// see it five minutes later.
+//
+// # Rights
+//
+// The service account of the program needs these rules in a ClusterRole, with the name of its signer:
+//
+//	rules:
+//	- {apiGroups: [certificates.k8s.io], resources: [podcertificaterequests], verbs: [get, list, watch]}
+//	- {apiGroups: [certificates.k8s.io], resources: [podcertificaterequests/status], verbs: [patch]}
+//	- {apiGroups: [certificates.k8s.io], resources: [clustertrustbundles], verbs: [list, watch, create, patch]}
+//	- {apiGroups: [certificates.k8s.io], resources: [signers], resourceNames: [example.org/spiffe], verbs: [sign, attest]}
+package podcert
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/kube/kubefollow"
+	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/ratelog"
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
+)
+
+// Options configure a [Signer]. [New] copies them. Zero means the default that is named here.
+type Options struct {
+	SignerName  string             // such as example.org/spiffe; required
+	TrustDomain spiffe.TrustDomain // of the CA; required
+	CA          ca.Signer          // required
+
+	// ID returns the identity of a pod, from what the API server vouches for: all members but Cluster are set. An error denies the
+	// request, and its text is readable in the cluster; one with a method Retryable() (time.Duration, bool) that returns true has the
+	// request wait. ID is called from many goroutines, and must not block. Nil means [spiffe.TrustDomain.KubernetesID]. See
+	// [Template].
+	ID func(ca.Pod) (spiffe.ID, error)
+
+	TTL time.Duration // the longest lifetime of a certificate, an hour at least; 0 means 24 hours
+
+	// NodeRate and NamespaceRate are how many requests of a node and of a namespace are served in a second; 0 means 100 and 500, and
+	// less than 0 no limit.
+	NodeRate, NamespaceRate float64
+
+	// Federated returns the bundles of other trust domains that pods may trust, such as the method Bundles of a *federation.Manager. It is
+	// called every ten seconds. Nil means none.
+	Federated func() *spiffe.BundleSet
+
+	// APIServer and HTTPClient are the URL of the API server, and what authenticates this program there; see [kube.ReviewerOptions]. Empty and
+	// nil mean the cluster that this process runs in.
+	APIServer  string
+	HTTPClient *http.Client
+
+	// Logger gets answers (Info), and why there are none (Warn). Lines that pods can cause are counted. Nil means silence.
+	Logger *slog.Logger
+}
+
+const (
+	group         = "certificates.k8s.io"
+	defaultTTL    = 24 * time.Hour
+	backdate      = 2 * time.Minute // of certificates, for peers whose clocks are slow; the API allows five
+	maxHeld       = 64 << 20        // bytes of requests that wait
+	maxHeldEach   = 4 << 20         // of a node
+	concurrent    = 32              // attempts
+	attemptTime   = 30 * time.Second
+	nodeRate      = 100
+	namespaceRate = 500
+)
+
+// Signer answers the requests of pods and keeps the bundles. [New] makes one.
+type Signer struct {
+	opts   Options
+	api    *kube.Client
+	log    *ratelog.Log
+	roots  bundles
+	totals map[string]*metrics.Counter
+	set    metrics.Set
+
+	mu       sync.Mutex
+	loop     renew.Loop[*entry]
+	requests map[string]*entry // by UID; those that are answered, too, until the API server shows that
+	round    int               // of the list
+	room     *limit.Shares[string]
+	missed   map[string]bool // nodes with requests that there was no room for
+	space    renew.Signal    // there is room again
+	nodes    turns
+	spaces   turns
+	state    report.Upstream // of the requests
+	failures int             // of attempts, in a row
+}
+
+// New checks the options. It starts nothing, and does not contact the API server.
+func New(o Options) (*Signer, error) {
+	if err := o.check(); err != nil {
+		return nil, fmt.Errorf("podcert: invalid Options: %w", err)
+	}
+	api, err := kube.New(kube.Options{URL: o.APIServer, Client: o.HTTPClient})
+	if err != nil {
+		return nil, fmt.Errorf("podcert: %w", err)
+	}
+	o.TTL = cmp.Or(o.TTL, defaultTTL)
+	if o.ID == nil {
+		o.ID = func(p ca.Pod) (spiffe.ID, error) { return o.TrustDomain.KubernetesID(p.Namespace, p.ServiceAccount) }
+	}
+	s := &Signer{
+		opts: o, api: api, log: ratelog.New(o.Logger, 0), requests: make(map[string]*entry), missed: make(map[string]bool),
+		room: limit.NewShares[string](maxHeld, maxHeldEach), state: report.Upstream{Name: "requests of pods to " + o.SignerName},
+		nodes: newTurns(cmp.Or(o.NodeRate, nodeRate)), spaces: newTurns(cmp.Or(o.NamespaceRate, namespaceRate)),
+	}
+	s.loop = renew.Loop[*entry]{Mu: &s.mu, Attempt: s.attempt, Slots: concurrent, FailingLast: true}
+	s.roots.init(s)
+	s.totals = s.set.Counters("svidkit_ca_pod_requests_total", "The number of requests of pods that were answered, by the answer; lost "+
+		"are those that another replica has answered, or that have gone.", "answer", "Issued", "Denied", "Failed", "lost")
+	s.set.Gauge("svidkit_ca_pod_requests_waiting", "The number of requests of pods that wait for an answer.", func() (float64, bool) {
+		n, _ := s.waiting()
+		return float64(n), true
+	})
+	s.set.Gauge("svidkit_ca_pod_requests_oldest_timestamp_seconds", "When the oldest request of a pod that waits was made, in seconds since 1970.", func() (float64, bool) {
+		_, oldest := s.waiting()
+		return metrics.Seconds(oldest), !oldest.IsZero()
+	})
+	return s, nil
+}
+
+func (o *Options) check() error {
+	domain, name, _ := strings.Cut(o.SignerName, "/")
+	switch {
+	case !kube.ValidName(domain) || !strings.Contains(domain, ".") || !kube.ValidName(name):
+		return fmt.Errorf("the signer %.300q is not DOMAIN/NAME, such as example.org/spiffe", o.SignerName)
+	case domain == "kubernetes.io" || strings.HasSuffix(domain, ".kubernetes.io"):
+		return fmt.Errorf("the signer %q is one of Kubernetes itself", o.SignerName)
+	case o.TrustDomain.IsZero():
+		return fmt.Errorf("the trust domain: %w", spiffe.ErrZero)
+	case o.CA == nil:
+		return errors.New("CA is nil; a *ca.Authority is one")
+	case o.TTL != 0 && o.TTL < time.Hour:
+		return fmt.Errorf("the longest lifetime is %v, and the API server takes no certificate of less than an hour", o.TTL)
+	case o.NodeRate != o.NodeRate || o.NamespaceRate != o.NamespaceRate: // NaN
+		return errors.New("a rate is not a number")
+	}
+	return nil
+}
+
+// Template returns a function for [Options].ID that makes the path of an identity from a text with ${namespace}, ${service-account}, ${pod}, ${pod-uid}
+// and ${node}, such as "/ns/${namespace}/sa/${service-account}". The error says what of the text is wrong.
+func Template(td spiffe.TrustDomain, path string) (func(ca.Pod) (spiffe.ID, error), error) {
+	fill := func(p ca.Pod) (spiffe.ID, error) {
+		all := strings.NewReplacer("${namespace}", p.Namespace, "${service-account}", p.ServiceAccount, "${pod}", p.Name, "${pod-uid}", p.UID, "${node}", p.Node)
+		return spiffe.ParseID(td.ID().String() + all.Replace(path))
+	}
+	_, err := fill(ca.Pod{Namespace: "n", ServiceAccount: "a", Name: "p", UID: "u", Node: "m"})
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("podcert: template %.300q: %w", path, err)
+	case !strings.Contains(path, "${"):
+		return nil, fmt.Errorf("podcert: template %.300q: all pods would have one identity; it has none of ${namespace}, ${service-account}, ${pod}, ${pod-uid} and ${node}", path)
+	}
+	return fill, nil
+}
+
+// Run answers requests and keeps the bundles until ctx is done. It returns nil then. Call it once.
+func (s *Signer) Run(ctx context.Context) error {
+	defer s.api.Close()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { s.loop.Run(ctx) })
+	wg.Go(func() { s.roots.run(ctx) })
+	wg.Go(func() { s.refill(ctx) })
+	f := s.follower("")
+	f.Page = func(_ context.Context, items []request, first, last bool) {
+		if first {
+			s.mu.Lock()
+			s.round++
+			s.mu.Unlock()
+		}
+		for i := range items {
+			s.take(&items[i], false)
+		}
+		if last {
+			s.prune()
+		}
+	}
+	f.Event = func(_ context.Context, change string, r *request) bool {
+		if r.Metadata.UID == "" {
+			return false
+		}
+		if change == kube.Deleted {
+			s.drop(r.Metadata.UID)
+		} else {
+			s.take(r, false)
+		}
+		return true
+	}
+	f.State = s.follows
+	f.Run(ctx)
+	return nil
+}
+
+// follower returns what reads the requests of a node, or of all for "".
+func (s *Signer) follower(node string) *kubefollow.Follower[request] {
+	selector := "spec.signerName=" + s.opts.SignerName
+	if node != "" {
+		selector += ",spec.nodeName=" + node
+	}
+	return &kubefollow.Follower[request]{
+		API: s.api, Path: kube.Path("apis", group, "v1", "podcertificaterequests"), Query: url.Values{"fieldSelector": {selector}}, Kind: "PodCertificateRequest",
+		State: func(context.Context, error, time.Duration) {},
+	}
+}
+
+// follows notes why the API server is not followed; nil if it is.
+func (s *Signer) follows(_ context.Context, err error, retryIn time.Duration) {
+	s.note(err, retryIn)
+	if err != nil {
+		s.log.Warn("podcert: requests of pods cannot be followed", "API server", slog.Any("err", s.remedy(err)), slog.Duration("retry_in", retryIn))
+	}
+}
+
+// note keeps how the last exchange with the API server or the CA ended, for the report.
+func (s *Signer) note(err error, retryIn time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	if err == nil {
+		s.works(now)
+		return
+	}
+	if s.state.Failures == 0 {
+		s.state.Since = now
+	}
+	s.state.OK, s.state.Err, s.state.NextAttempt = false, s.remedy(err), now.Add(retryIn)
+	s.state.Failures++
+}
+
+// works notes that requests can be answered. s.mu is held.
+func (s *Signer) works(now time.Time) {
+	s.failures, s.state = 0, report.Upstream{Name: s.state.Name, OK: true, LastSuccess: now}
+}
+
+// remedy says what to do about a lack of rights.
+func (s *Signer) remedy(err error) error {
+	if _, status := errors.AsType[*kube.StatusError](err); status && kube.Forbidden(err) {
+		return fmt.Errorf("%w; bind a ClusterRole that may get, list and watch podcertificaterequests, patch podcertificaterequests/status, "+
+			"and sign for the signer %s, to the service account of this program", err, s.opts.SignerName)
+	}
+	return err
+}
+
+// Report implements [report.Reporter]: the requests and the bundles are what the signer depends on.
+func (s *Signer) Report() report.Report {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return report.Report{Upstreams: []report.Upstream{s.state}, Metrics: func(w io.Writer) error { return s.set.Write(w) }}
+}

@@ -1,0 +1,267 @@
+package podcert
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/kube/kubefollow"
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// entry is a request of a pod that waits for its answer, or has one that the API server has not shown yet.
+type entry struct {
+	renew.Entry
+	request request // as it was read last
+	answer  *status // nil until there is one: what is signed once is not signed again
+	reread  bool    // the request may have changed
+	done    bool    // answered, or gone
+	round   int
+	size    int // of the room that it takes
+}
+
+// turns spaces out the requests of each key.
+type turns struct {
+	every time.Duration // 0: no limit
+	next  map[string]time.Time
+}
+
+func newTurns(rate float64) turns {
+	t := turns{next: make(map[string]time.Time)}
+	if rate > 0 {
+		t.every = time.Duration(float64(time.Second) / rate)
+	}
+	return t
+}
+
+// take returns how long the next request of the key waits. A quarter of a second's requests may come at once.
+func (t *turns) take(key string, now time.Time) time.Duration {
+	if t.every <= 0 {
+		return 0
+	}
+	if len(t.next) > 10_000 {
+		maps.DeleteFunc(t.next, func(_ string, at time.Time) bool { return at.Before(now) })
+	}
+	at := t.next[key]
+	if at.Before(now) {
+		at = now
+	}
+	t.next[key] = at.Add(t.every)
+	return max(at.Sub(now)-time.Second/4, 0)
+}
+
+// take takes over the state of a request, which may be stale if it was not read in the order of its changes.
+func (s *Signer) take(r *request, stale bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e, node, now := s.requests[r.Metadata.UID], r.Spec.NodeName, time.Now()
+	switch {
+	case r.Spec.SignerName != s.opts.SignerName || r.Metadata.UID == "":
+	case r.answered():
+		s.forget(e)
+	case e != nil:
+		e.request, e.round = *r, s.round
+	case s.room.Take(node, r.size()) != nil:
+		s.missed[node] = true
+	default:
+		e = &entry{request: *r, size: r.size(), round: s.round, reread: stale}
+		s.requests[r.Metadata.UID] = e
+		s.loop.Put(e, max(s.nodes.take(node, now), s.spaces.take(r.Metadata.Namespace, now)))
+	}
+}
+
+// settle ends a request: it is answered, or gone. s.mu is held.
+func (s *Signer) settle(e *entry) {
+	if e != nil && !e.done {
+		e.done = true
+		s.loop.Remove(e)
+		s.room.Give(e.request.Spec.NodeName, e.size)
+		s.space.Notify()
+	}
+}
+
+// forget ends a request that the API server shows as answered, or no more. s.mu is held.
+func (s *Signer) forget(e *entry) {
+	if s.settle(e); e != nil {
+		delete(s.requests, e.request.Metadata.UID)
+	}
+}
+
+// prune forgets the requests that were not on the last list.
+func (s *Signer) prune() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.requests {
+		if e.round != s.round {
+			s.forget(e)
+		}
+	}
+}
+
+func (s *Signer) drop(uid string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.forget(s.requests[uid])
+}
+
+// waiting returns how many requests wait, and when the oldest was made.
+func (s *Signer) waiting() (n int, oldest time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.requests {
+		if e.done {
+			continue
+		}
+		n++
+		if at := e.request.Metadata.CreationTimestamp; at != nil && (oldest.IsZero() || at.Before(oldest)) {
+			oldest = *at
+		}
+	}
+	return n, oldest
+}
+
+// refill reads the requests of nodes again that there was no room for.
+func (s *Signer) refill(ctx context.Context) {
+	for ctx.Err() == nil {
+		space, wait := s.space.Changed(), time.Minute
+		if node, ok := s.left(); ok {
+			f := s.follower(node)
+			f.Page = func(_ context.Context, items []request, _, _ bool) {
+				for i := range items {
+					s.take(&items[i], true)
+				}
+			}
+			if _, err := f.List(ctx); err != nil {
+				s.mu.Lock()
+				s.missed[node] = true
+				s.mu.Unlock()
+				space, wait = nil, time.Second // the follower says why
+			} else {
+				continue
+			}
+		}
+		renew.Wait(ctx, wait, space)
+	}
+}
+
+// left returns a node that has requests left out, and room for them now.
+func (s *Signer) left() (node string, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for node := range s.missed { // in any order
+		if s.room.Held() <= maxHeld/2 && s.room.Of(node) <= maxHeldEach/2 {
+			delete(s.missed, node)
+			return node, true
+		}
+	}
+	return "", false
+}
+
+// attempt answers a request.
+func (s *Signer) attempt(parent context.Context, e *entry) {
+	ctx, cancel := context.WithTimeout(parent, attemptTime)
+	defer cancel()
+	s.mu.Lock()
+	r, answer, reread := e.request, e.answer, e.reread
+	s.mu.Unlock()
+	var err error
+	if reread {
+		var now request
+		switch err = s.api.Get(ctx, r.path(), nil, &now); {
+		case kube.NotFound(err), err == nil && (now.Metadata.UID != r.Metadata.UID || now.answered()):
+			s.end(e, "lost")
+			return
+		case err == nil:
+			r = now
+		}
+	}
+	if err == nil && answer == nil {
+		answer, err = s.answer(ctx, &r)
+	}
+	if err == nil {
+		err = s.api.Patch(ctx, r.path()+"/status", change{Metadata: kube.ObjectMeta{UID: r.Metadata.UID, ResourceVersion: r.Metadata.ResourceVersion}, Status: answer})
+	}
+	switch {
+	case err == nil:
+		s.end(e, answer.Conditions[0].Type)
+		s.log.Log(slog.LevelInfo, "podcert: request answered", answer.Conditions[0].Type+" "+answer.Conditions[0].Reason, slog.String("request", r.name()),
+			slog.String("pod", r.Spec.PodName), slog.String("node", r.Spec.NodeName), slog.String("message", answer.Conditions[0].Message))
+	case kube.NotFound(err):
+		s.end(e, "lost")
+	default:
+		s.again(parent, e, &r, answer, err)
+	}
+}
+
+// end ends an attempt after which nothing is left to do.
+func (s *Signer) end(e *entry, how string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.totals[how].Inc()
+	s.settle(e)
+	s.loop.Done(e, 0)
+	s.works(time.Now())
+}
+
+// again ends an attempt that is repeated. What the API server or the CA cannot do for any request holds all of them back.
+func (s *Signer) again(ctx context.Context, e *entry, r *request, answer *status, err error) {
+	conflict := kube.Conflict(err)
+	all := !conflict && !errors.Is(err, ca.ErrLimit) && !errors.Is(err, errOne) && !invalid(err)
+	s.mu.Lock()
+	e.answer, e.reread = answer, e.reread || answer != nil
+	if ctx.Err() != nil {
+		s.loop.Done(e, 0)
+		s.mu.Unlock()
+		return
+	}
+	f := e.Failed(err)
+	if all {
+		s.failures++
+		f = renew.NewFailure(s.failures, err)
+	}
+	if status, ok := errors.AsType[*kube.StatusError](err); ok {
+		f.Wish, f.Final = status.RetryAfter, false
+	}
+	wait := kubefollow.Patience.Wait(f, 0, 0, rand.Float64())
+	if all && !s.loop.Hold {
+		s.loop.Hold = true
+		time.AfterFunc(wait, func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.loop.Hold = false
+			s.loop.Wake()
+		})
+	}
+	s.loop.Done(e, wait)
+	s.mu.Unlock()
+	if all {
+		s.note(err, wait)
+	}
+	if !conflict {
+		s.log.Warn("podcert: a request has to wait", cmp.Or(kind(err), "API server"), slog.String("request", r.name()), slog.String("node", r.Spec.NodeName),
+			slog.Any("err", s.remedy(err)), slog.Duration("retry_in", wait))
+	}
+}
+
+// invalid reports whether the API server refuses what it was sent.
+func invalid(err error) bool {
+	status, ok := errors.AsType[*kube.StatusError](err)
+	return ok && status.Reason == "Invalid"
+}
+
+// kind is what a request waits for; "" for the API server.
+func kind(err error) string {
+	for _, k := range []error{ca.ErrLimit, ca.ErrAudit, spiffe.ErrNotReady, ca.ErrTTL, ca.ErrGeneration, errOne} {
+		if errors.Is(err, k) {
+			return k.Error()
+		}
+	}
+	return ""
+}
