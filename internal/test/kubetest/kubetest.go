@@ -5,10 +5,11 @@
 // without a version, where the last one wins; preconditions of deletions; uid and creationTimestamp;
 // lists, in pages too, and watches from a version, with bookmarks, with a timeout, and with 410 Gone after
 // [Server.Compact]; secrets in base64 whose type does not change; the approval and status subresources of
-// certificate signing requests; and reviews of tokens and of access, which functions of the test answer.
+// certificate signing requests; the status of pod certificate requests; cluster trust bundles; and reviews of tokens and of access, which
+// functions of the test answer.
 //
 // Tests inject faults with [Server.Latency], [Server.FailNext] and [Server.Faults]. Resources are secrets,
-// configmaps, pods and certificatesigningrequests. There is no PATCH, no admission and no RBAC,
+// configmaps, pods, certificatesigningrequests, podcertificaterequests and clustertrustbundles. There is no admission and no RBAC,
 // and namespaces need not exist.
 package kubetest
 

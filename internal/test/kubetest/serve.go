@@ -46,6 +46,14 @@ var resources = []*resource{
 		group: "certificates.k8s.io", version: "v1", plural: "certificatesigningrequests", kind: "CertificateSigningRequest",
 		fields: []string{"spec.signerName"}, subresources: []string{"approval", "status"}, check: checkCSR,
 	},
+	{
+		group: "certificates.k8s.io", version: "v1", plural: "podcertificaterequests", kind: "PodCertificateRequest", namespaced: true,
+		fields: []string{"spec.signerName", "spec.podName", "spec.nodeName"}, subresources: []string{"status"}, check: checkPodCertificate,
+	},
+	{
+		group: "certificates.k8s.io", version: "v1", plural: "clustertrustbundles", kind: "ClusterTrustBundle", fields: []string{"spec.signerName"},
+		check: checkTrustBundle,
+	},
 }
 
 // target is what a path names.
@@ -140,7 +148,7 @@ func (s *Server) carryOut(w http.ResponseWriter, r *http.Request, body []byte) (
 		}
 		o, err := s.store.update(t, in)
 		return http.StatusOK, o, err
-	case r.Method == http.MethodPatch && t.name != "" && t.subresource == "":
+	case r.Method == http.MethodPatch && t.name != "" && (t.subresource == "" || t.subresource == "status" && slices.Contains(t.subresources, "status")):
 		if r.Header.Get("Content-Type") != "application/merge-patch+json" {
 			return 0, nil, failure(http.StatusUnsupportedMediaType, "UnsupportedMediaType", "the body of the request was in an unknown format - accepted media types include: application/merge-patch+json")
 		}

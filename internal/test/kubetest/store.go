@@ -191,7 +191,11 @@ func (s *store) create(t target, o object) (object, error) {
 	if name == "" {
 		return nil, invalid(t.resource, "", "metadata.name: Required value: name is required")
 	}
-	if len(name) > 253 || !subdomain.MatchString(name) {
+	plain := name
+	if t.kind == "ClusterTrustBundle" { // which has colons for the slashes of its signer
+		plain = strings.ReplaceAll(name, ":", ".")
+	}
+	if len(name) > 253 || !subdomain.MatchString(plain) {
 		return nil, invalid(t.resource, name, "metadata.name: Invalid value: a lowercase RFC 1123 subdomain is wanted")
 	}
 	k := key{t.resource, t.namespace, name}

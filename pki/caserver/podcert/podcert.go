@@ -135,8 +135,9 @@ type Signer struct {
 	requests map[string]*entry // by UID; those that are answered, too, until the API server shows that
 	round    int               // of the list
 	room     *limit.Shares[string]
-	missed   map[string]bool // nodes with requests that there was no room for
-	space    renew.Signal    // there is room again
+	most     struct{ all, each int } // of room
+	missed   map[string]bool         // nodes with requests that there was no room for
+	space    renew.Signal            // there is room again
 	nodes    turns
 	spaces   turns
 	state    report.Upstream // of the requests
@@ -158,9 +159,10 @@ func New(o Options) (*Signer, error) {
 	}
 	s := &Signer{
 		opts: o, api: api, log: ratelog.New(o.Logger, 0), requests: make(map[string]*entry), missed: make(map[string]bool),
-		room: limit.NewShares[string](maxHeld, maxHeldEach), state: report.Upstream{Name: "requests of pods to " + o.SignerName},
+		state: report.Upstream{Name: "requests of pods to " + o.SignerName},
 		nodes: newTurns(cmp.Or(o.NodeRate, nodeRate)), spaces: newTurns(cmp.Or(o.NamespaceRate, namespaceRate)),
 	}
+	s.setRoom(maxHeld, maxHeldEach)
 	s.loop = renew.Loop[*entry]{Mu: &s.mu, Attempt: s.attempt, Slots: concurrent, FailingLast: true}
 	s.roots.init(s)
 	s.totals = s.set.Counters("svidkit_ca_pod_requests_total", "The number of requests of pods that were answered, by the answer; lost "+
@@ -198,12 +200,19 @@ func (o *Options) check() error {
 // Template returns a function for [Options].ID that makes the path of an identity from a text with ${namespace}, ${service-account}, ${pod}, ${pod-uid}
 // and ${node}, such as "/ns/${namespace}/sa/${service-account}". The error says what of the text is wrong.
 func Template(td spiffe.TrustDomain, path string) (func(ca.Pod) (spiffe.ID, error), error) {
+	segments := strings.Split(path, "/")[1:]
 	fill := func(p ca.Pod) (spiffe.ID, error) {
 		all := strings.NewReplacer("${namespace}", p.Namespace, "${service-account}", p.ServiceAccount, "${pod}", p.Name, "${pod-uid}", p.UID, "${node}", p.Node)
-		return spiffe.ParseID(td.ID().String() + all.Replace(path))
+		filled := make([]string, len(segments)) // each by itself, so that none becomes two
+		for i, s := range segments {
+			filled[i] = all.Replace(s)
+		}
+		return td.WorkloadID(filled...)
 	}
 	_, err := fill(ca.Pod{Namespace: "n", ServiceAccount: "a", Name: "p", UID: "u", Node: "m"})
 	switch {
+	case !strings.HasPrefix(path, "/"):
+		return nil, fmt.Errorf("podcert: template %.300q: it does not begin with a slash", path)
 	case err != nil:
 		return nil, fmt.Errorf("podcert: template %.300q: %w", path, err)
 	case !strings.Contains(path, "${"):

@@ -11,6 +11,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/kube/kubefollow"
+	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
@@ -55,6 +56,11 @@ func (t *turns) take(key string, now time.Time) time.Duration {
 	}
 	t.next[key] = at.Add(t.every)
 	return max(at.Sub(now)-time.Second/4, 0)
+}
+
+// setRoom sets how many bytes of requests may wait, in total and of a node.
+func (s *Signer) setRoom(all, each int) {
+	s.room, s.most.all, s.most.each = limit.NewShares[string](all, each), all, each
 }
 
 // take takes over the state of a request, which may be stale if it was not read in the order of its changes.
@@ -156,7 +162,7 @@ func (s *Signer) left() (node string, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for node := range s.missed { // in any order
-		if s.room.Held() <= maxHeld/2 && s.room.Of(node) <= maxHeldEach/2 {
+		if s.room.Held() <= s.most.all/2 && s.room.Of(node) <= s.most.each/2 {
 			delete(s.missed, node)
 			return node, true
 		}

@@ -1,0 +1,742 @@
+package podcert_test
+
+import (
+	"bytes"
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver/podcert"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+const name = "example.org/spiffe"
+
+var td = spiffe.MustParseTrustDomain("example.org")
+
+// recorder is a CA, and counts what it signs by the request.
+type recorder struct {
+	ca.Signer
+	mu      sync.Mutex
+	signed  map[string]int
+	records []ca.Issuance
+	refuse  error // what Sign answers while it is set
+	busy    atomic.Int32
+}
+
+func (r *recorder) set(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.refuse = err
+}
+
+func (r *recorder) Sign(ctx context.Context, q ca.Request) ([]*x509.Certificate, error) {
+	r.mu.Lock()
+	refuse := r.refuse
+	if refuse == nil {
+		r.signed[q.Pod.Request]++
+	}
+	r.mu.Unlock()
+	if refuse != nil {
+		return nil, refuse
+	}
+	return r.Signer.Sign(ctx, q)
+}
+
+func (r *recorder) Record(_ context.Context, i *ca.Issuance) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.records = append(r.records, *i)
+	return nil
+}
+
+func (r *recorder) times(request string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.signed[request]
+}
+
+// newCA returns a CA that records what it signs.
+func newCA(t testing.TB) *recorder {
+	t.Helper()
+	r := &recorder{signed: map[string]int{}}
+	a, err := ca.New(ca.Config{TrustDomain: td, Auditor: r, Rotation: ca.Rotation{Propagation: time.Hour}})
+	require.NoError(t, err)
+	r.Signer = a
+	return r
+}
+
+// logs collects what is logged.
+type logs struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *logs) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *logs) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}
+
+// cluster is an API server with the signers of a test.
+type cluster struct {
+	*kubetest.Server
+	t    testing.TB
+	logs logs
+	made atomic.Int64
+}
+
+func start(t testing.TB) *cluster { return &cluster{Server: kubetest.Start(t), t: t} }
+
+// options returns those of a signer in the cluster.
+func (c *cluster) options(signer ca.Signer) podcert.Options {
+	return podcert.Options{
+		SignerName: name, TrustDomain: td, CA: signer, APIServer: c.URL(), HTTPClient: c.Client(), Logger: slog.New(slog.NewTextHandler(&c.logs, nil)),
+	}
+}
+
+// run runs a signer until the test ends, or until stop is called.
+func (c *cluster) run(o podcert.Options, prepare ...func(*podcert.Signer)) (s *podcert.Signer, stop func()) {
+	c.t.Helper()
+	s, err := podcert.New(o)
+	require.NoError(c.t, err)
+	for _, p := range prepare {
+		p(s)
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(c.t.Context()))
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	stop = sync.OnceFunc(func() { cancel(); assert.NoError(c.t, <-done) })
+	c.t.Cleanup(stop)
+	return s, stop
+}
+
+type spec struct {
+	SignerName                string            `json:"signerName"`
+	PodName                   string            `json:"podName"`
+	PodUID                    string            `json:"podUID"`
+	ServiceAccountName        string            `json:"serviceAccountName"`
+	ServiceAccountUID         string            `json:"serviceAccountUID"`
+	NodeName                  string            `json:"nodeName"`
+	NodeUID                   string            `json:"nodeUID"`
+	MaxExpirationSeconds      int               `json:"maxExpirationSeconds"`
+	StubPKCS10Request         []byte            `json:"stubPKCS10Request"`
+	UnverifiedUserAnnotations map[string]string `json:"unverifiedUserAnnotations,omitempty"`
+}
+
+type status struct {
+	Conditions []struct{ Type, Status, Reason, Message string }
+
+	CertificateChain                    string
+	NotBefore, BeginRefreshAt, NotAfter time.Time
+}
+
+var keys = sync.OnceValue(func() (der []byte) {
+	key, err := pki.NewKey(pki.ECDSAP256)
+	if err != nil {
+		panic(err)
+	}
+	return stub(key)
+})
+
+// stub returns a request as the kubelet makes it: with a key, and without a name.
+func stub(key crypto.Signer) []byte {
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
+	if err != nil {
+		panic(err)
+	}
+	return der
+}
+
+// at returns the path of a request in the namespace shop.
+func at(request string) string {
+	return "/apis/certificates.k8s.io/v1/namespaces/shop/podcertificaterequests/" + request
+}
+
+// ask creates a request of the pod web-0, account web, node n1, after change.
+func (c *cluster) ask(change func(*spec)) (request string) {
+	request = fmt.Sprint("request-", c.made.Add(1))
+	s := spec{
+		SignerName: name, PodName: "web-0", PodUID: "uid-of-web-0", ServiceAccountName: "web", ServiceAccountUID: "uid-of-web", NodeName: "n1", NodeUID: "uid-of-n1",
+		MaxExpirationSeconds: 86400, StubPKCS10Request: keys(),
+	}
+	if change != nil {
+		change(&s)
+	}
+	c.Put(at(request), map[string]any{"metadata": map[string]any{}, "spec": s})
+	return request
+}
+
+// now returns the status of a request.
+func (c *cluster) now(request string) (s status) {
+	var o struct{ Status status }
+	c.Get(at(request), &o)
+	return o.Status
+}
+
+// answer waits for the answer to a request.
+func (c *cluster) answer(request string) status {
+	c.t.Helper()
+	require.Eventually(c.t, func() bool { return len(c.now(request).Conditions) > 0 }, 20*time.Second, 2*time.Millisecond, "%s has no answer\n%s", request, &c.logs)
+	return c.now(request)
+}
+
+// issued waits for the certificate of a request, and returns it.
+func (c *cluster) issued(request string) (status, *x509.Certificate) {
+	c.t.Helper()
+	s := c.answer(request)
+	require.Equal(c.t, "Issued", s.Conditions[0].Type, "%+v", s.Conditions)
+	require.Equal(c.t, "True", s.Conditions[0].Status)
+	block, rest := pem.Decode([]byte(s.CertificateChain))
+	require.Empty(c.t, rest) // a root of svidkit signs leaves itself
+	leaf, err := x509.ParseCertificate(block.Bytes)
+	require.NoError(c.t, err)
+	return s, leaf
+}
+
+// A pod gets the certificate of its service account, for its key, as long as it asks for.
+func TestIssued(t *testing.T) {
+	t.Parallel()
+	c, a := start(t), newCA(t)
+	s, _ := c.run(c.options(a))
+	request := c.ask(nil)
+	got, leaf := c.issued(request)
+	svid, err := spiffe.IDFromCertificate(leaf)
+	require.NoError(t, err)
+	require.Equal(t, "spiffe://example.org/ns/shop/sa/web", svid.String())
+	csr, err := pki.ParseCSR(keys())
+	require.NoError(t, err)
+	require.Equal(t, csr.PublicKey(), leaf.PublicKey)
+	require.Equal(t, leaf.NotBefore, got.NotBefore)
+	require.Equal(t, leaf.NotAfter, got.NotAfter)
+	require.Equal(t, 24*time.Hour, leaf.NotAfter.Sub(leaf.NotBefore))
+	refresh := got.BeginRefreshAt.Sub(time.Now())
+	require.Greater(t, refresh, 7*time.Hour) // 30 to 50 % of a day
+	require.Less(t, refresh, 12*time.Hour)
+
+	a.mu.Lock()
+	require.Len(t, a.records, 1)
+	record := a.records[0]
+	a.mu.Unlock()
+	require.Equal(t, "system:node:n1", record.Caller)
+	require.Equal(t, "pod-certificate-request", record.Method)
+	require.Equal(t, ca.Pod{
+		Namespace: "shop", ServiceAccount: "web", ServiceAccountUID: "uid-of-web", Name: "web-0", UID: "uid-of-web-0", Node: "n1", NodeUID: "uid-of-n1", Request: request,
+	}, record.Pod)
+	line, err := json.Marshal(record)
+	require.NoError(t, err)
+	require.Contains(t, string(line), `"request":"`+request+`"`)
+
+	var text strings.Builder
+	r := s.Report()
+	require.NoError(t, r.Metrics(&text))
+	require.Contains(t, text.String(), `svidkit_ca_pod_requests_total{answer="Issued"} 1`)
+	require.Contains(t, text.String(), "svidkit_ca_pod_requests_waiting 0\n")
+	require.True(t, r.Upstreams[0].OK)
+	require.False(t, r.Upstreams[0].LastSuccess.IsZero())
+}
+
+// The lifetime is what the request allows, and at most what the operator does; renewals are spread.
+func TestLifetime(t *testing.T) {
+	t.Parallel()
+	c, a := start(t), newCA(t)
+	o := c.options(a)
+	o.TTL = 3 * time.Hour
+	c.run(o)
+	for seconds, want := range map[int]time.Duration{3600: time.Hour, 7200: 2 * time.Hour, 86400: 3 * time.Hour} {
+		got, leaf := c.issued(c.ask(func(s *spec) { s.MaxExpirationSeconds = seconds }))
+		require.Equal(t, want, leaf.NotAfter.Sub(leaf.NotBefore), seconds)
+		require.LessOrEqual(t, got.BeginRefreshAt.Sub(leaf.NotBefore), want/2+2*time.Minute)
+		require.GreaterOrEqual(t, got.BeginRefreshAt.Sub(leaf.NotBefore), 10*time.Minute)
+	}
+	moments := map[time.Time]bool{}
+	for range 20 {
+		got, _ := c.issued(c.ask(nil))
+		moments[got.BeginRefreshAt] = true
+	}
+	require.Greater(t, len(moments), 15)
+}
+
+// Each kind of key that the kubelet makes is certified.
+func TestKeys(t *testing.T) {
+	t.Parallel()
+	c := start(t)
+	c.run(c.options(newCA(t)))
+	p521, err := ecdsa.GenerateKey(elliptic.P521(), rand.Reader)
+	require.NoError(t, err)
+	all := []crypto.Signer{p521}
+	for _, kind := range []pki.KeyAlgorithm{pki.ECDSAP256, pki.ECDSAP384, pki.Ed25519, pki.RSA3072, pki.RSA4096} {
+		key, err := pki.NewKey(kind)
+		require.NoError(t, err)
+		all = append(all, key)
+	}
+	for _, key := range all {
+		_, leaf := c.issued(c.ask(func(s *spec) { s.StubPKCS10Request = stub(key) }))
+		require.Equal(t, key.Public(), leaf.PublicKey)
+	}
+}
+
+// What can never be certified is answered, with the reason, and is not signed.
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	c, a := start(t), newCA(t)
+	o := c.options(a)
+	o.ID = func(p ca.Pod) (spiffe.ID, error) {
+		switch p.Name {
+		case "none":
+			return spiffe.ID{}, errors.New("pod none\nis not for the mesh")
+		case "foreign":
+			return spiffe.ParseID("spiffe://other.test/ns/shop/sa/web")
+		case "panics":
+			return spiffe.ID{}, nil
+		}
+		return td.KubernetesID(p.Namespace, p.ServiceAccount)
+	}
+	c.run(o)
+	for _, v := range []struct {
+		name, kind, reason, message string
+		change                      func(*spec)
+	}{
+		{"annotation", "Denied", "InvalidUnverifiedUserAnnotations", "example.org/role", func(s *spec) { s.UnverifiedUserAnnotations = map[string]string{"example.org/role": "admin"} }},
+		{"empty annotation", "Denied", "InvalidUnverifiedUserAnnotations", "takes no annotations", func(s *spec) { s.UnverifiedUserAnnotations = map[string]string{"example.org/x": ""} }},
+		{"weak key", "Denied", "UnsupportedKeyType", "ECDSAP256, ECDSAP384, ECDSAP521, ED25519, RSA3072 and RSA4096", func(s *spec) { s.StubPKCS10Request = pemOf(t, weak) }},
+		{"no CSR", "Failed", "InvalidRequest", "", func(s *spec) { s.StubPKCS10Request = nil }},
+		{"CSR cut", "Failed", "InvalidRequest", "", func(s *spec) { s.StubPKCS10Request = keys()[:50] }},
+		{"CSR with a tail", "Failed", "InvalidRequest", "after the request", func(s *spec) { s.StubPKCS10Request = append(bytes.Clone(keys()), 0) }},
+		{"wrong signature", "Failed", "InvalidRequest", "not by the key", func(s *spec) {
+			s.StubPKCS10Request = bytes.Clone(keys())
+			s.StubPKCS10Request[len(s.StubPKCS10Request)-1] ^= 1
+		}},
+		{"no identity", "Denied", "NoIdentity", "pod none is not for the mesh", func(s *spec) { s.PodName = "none" }},
+		{"account that is no part of a path", "Denied", "NoIdentity", "", func(s *spec) { s.ServiceAccountName = ".." }},
+		{"no account", "Denied", "NoIdentity", "", func(s *spec) { s.ServiceAccountName = "" }},
+		{"another trust domain", "Failed", "NotCertified", "other.test", func(s *spec) { s.PodName = "foreign" }},
+		{"zero identity", "Failed", "NotCertified", "", func(s *spec) { s.PodName = "panics" }},
+	} {
+		got := c.answer(c.ask(v.change))
+		require.Equal(t, v.kind, got.Conditions[0].Type, v.name)
+		require.Equal(t, v.reason, got.Conditions[0].Reason, v.name)
+		require.Contains(t, got.Conditions[0].Message, v.message, v.name)
+		require.NotContains(t, got.Conditions[0].Message, "\n", v.name)
+		require.Empty(t, got.CertificateChain, v.name)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	require.Empty(t, a.records)
+}
+
+// weak is a request with a key of RSA with 1024 bits.
+const weak = `-----BEGIN CERTIFICATE REQUEST-----
+MIIBPzCBqQIBADAAMIGfMA0GCSqGSIb3DQEBAQUAA4GNADCBiQKBgQCmC0/VHKzz
+www6GchXNKLK5NM2fefBlKRTNntCk48POvQrxtMjaJdFJNLIEQ8/T13gbwPJYqpe
+hBKqFYnF6FwDtvMNCmHSxmLxijU6nP38Swcu/Ui9rHyx+0hCt1c5XQBT63zY5nWu
+pxHAUUi0l7mPQgE2kwJSoJEPpUhuTjIsNwIDAQABoAAwDQYJKoZIhvcNAQELBQAD
+gYEASAfoiCRcuDN6wOUaIp5+0upKJMeRxW8Yzr6/yEBfL3fKbUlgh8CgLrBA/KSJ
+ANHZIXTVS1sjvl8toRokGqaB+3cA+Vumkmz0K+SROVN6wp9jtbeMWjuxg5HM2hHL
+Ql1PXjbwJnWsiI2mIoVXf7xrrP0v5jrV2AV3ciIO9/LxH74=
+-----END CERTIFICATE REQUEST-----`
+
+func pemOf(t testing.TB, text string) []byte {
+	t.Helper()
+	block, _ := pem.Decode([]byte(text))
+	require.NotNil(t, block)
+	return block.Bytes
+}
+
+// Requests for other signers, and those that are answered, are left alone.
+func TestOthers(t *testing.T) {
+	t.Parallel()
+	c := start(t)
+	other := c.ask(func(s *spec) { s.SignerName = "example.org/other" })
+	c.Put(at("answered"), map[string]any{
+		"metadata": map[string]any{}, "spec": spec{SignerName: name, StubPKCS10Request: keys(), NodeName: "n1"},
+		"status": map[string]any{"conditions": []any{map[string]any{"type": "Denied", "status": "True", "reason": "Other"}}},
+	})
+	c.run(c.options(newCA(t)))
+	later := c.ask(func(s *spec) { s.SignerName = "example.org/other" })
+	c.issued(c.ask(nil))
+	for _, request := range []string{other, later} {
+		require.Len(t, c.History(at(request)), 1)
+	}
+	require.Len(t, c.History(at("answered")), 1)
+}
+
+// retryable says that it passes.
+type retryable struct{ error }
+
+func (retryable) Retryable() (time.Duration, bool) { return 0, true }
+
+// What cannot be signed now waits, and is signed later, once.
+func TestWaits(t *testing.T) {
+	t.Parallel()
+	for _, v := range []struct {
+		name string
+		err  error
+	}{
+		{"busy", &ca.SignError{Kind: ca.ErrLimit, Err: errors.New("busy")}},
+		{"store away", &ca.SignError{Kind: spiffe.ErrNotReady, Err: errors.New("store away")}},
+		{"disk full", &ca.SignError{Kind: ca.ErrAudit, Err: errors.New("disk full")}},
+		{"HSM away", &ca.SignError{Kind: ca.ErrGeneration, Err: errors.New("HSM away")}},
+		{"root ends", &ca.SignError{Kind: ca.ErrTTL, Err: errors.New("root ends")}},
+		{"unknown", errors.New("unknown")},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			t.Parallel()
+			c, a := start(t), newCA(t)
+			a.set(v.err)
+			s, _ := c.run(c.options(a))
+			request := c.ask(nil)
+			require.Eventually(t, func() bool { return strings.Contains(c.logs.String(), v.name) }, 10*time.Second, 2*time.Millisecond)
+			require.Empty(t, c.now(request).Conditions)
+			var text strings.Builder
+			require.NoError(t, s.Report().Metrics(&text))
+			require.Contains(t, text.String(), "svidkit_ca_pod_requests_waiting 1\n")
+			require.Contains(t, text.String(), "svidkit_ca_pod_requests_oldest_timestamp_seconds ")
+			a.set(nil)
+			c.issued(request)
+			require.Equal(t, 1, a.times(request))
+		})
+	}
+	t.Run("identity", func(t *testing.T) {
+		t.Parallel()
+		c := start(t)
+		o := c.options(newCA(t))
+		var asked atomic.Int32
+		o.ID = func(p ca.Pod) (spiffe.ID, error) {
+			if p.Name == "slow" && asked.Add(1) < 3 {
+				return spiffe.ID{}, retryable{errors.New("not registered yet")}
+			}
+			return td.KubernetesID(p.Namespace, p.ServiceAccount)
+		}
+		c.run(o)
+		slow := c.ask(func(s *spec) { s.PodName = "slow" })
+		require.Eventually(t, func() bool { return asked.Load() > 0 }, 10*time.Second, time.Millisecond)
+		c.issued(c.ask(nil)) // which does not wait for it
+		c.issued(slow)
+	})
+}
+
+// An answer that the API server may have taken or not is sent again, and the request is signed once.
+func TestLostAnswer(t *testing.T) {
+	t.Parallel()
+	patch := func(r *http.Request) bool {
+		return r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/status")
+	}
+	for name, fault := range map[string]kubetest.Fault{
+		"cut":           {},
+		"cut, landed":   {Landed: true},
+		"500":           {Code: 500},
+		"500, landed":   {Code: 500, Landed: true},
+		"too many":      {Code: 429, RetryAfter: time.Second},
+		"conflict":      {Code: 409, Reason: "Conflict", Message: "modified"},
+		"invalid":       {Code: 422, Reason: "Invalid", Message: "no"},
+		"no right":      {Code: 403, Reason: "Forbidden", Message: "may not sign"},
+		"hook, no JSON": {Code: 502},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c, a := start(t), newCA(t)
+			c.FailNext(2, fault, patch)
+			c.run(c.options(a))
+			request := c.ask(nil)
+			c.issued(request)
+			require.Equal(t, 1, a.times(request))
+			require.Len(t, c.History(at(request)), 2) // the request, and its answer
+			if fault.Code == 403 {
+				require.Contains(t, c.logs.String(), "patch podcertificaterequests/status, and sign for the signer "+"example.org/spiffe")
+			}
+		})
+	}
+}
+
+// Three replicas answer each request once, whatever they see first.
+func TestReplicas(t *testing.T) {
+	t.Parallel()
+	c, a := start(t), newCA(t)
+	c.Latency(2 * time.Millisecond)
+	var cas []*recorder
+	for range 3 {
+		r := &recorder{Signer: a, signed: map[string]int{}}
+		cas = append(cas, r)
+		c.run(c.options(r))
+	}
+	var requests []string
+	for range 50 {
+		requests = append(requests, c.ask(nil))
+	}
+	for _, request := range requests {
+		c.issued(request)
+		require.Len(t, c.History(at(request)), 2)
+		for _, r := range cas {
+			require.LessOrEqual(t, r.times(request), 1)
+		}
+	}
+	require.NotContains(t, c.logs.String(), "level=WARN")
+}
+
+// Requests are found after the end of a watch, a version that is lost, a restart of the API server, and a start of ours.
+func TestFollows(t *testing.T) {
+	t.Parallel()
+	c, a := start(t), newCA(t)
+	before := c.ask(nil)
+	s, stop := c.run(c.options(a))
+	c.issued(before)
+	c.EndWatches()
+	c.issued(c.ask(nil))
+	c.Compact()
+	c.ExpireWatches()
+	c.issued(c.ask(nil))
+	c.Faults(func(*http.Request) *kubetest.Fault { return &kubetest.Fault{} })
+	c.EndWatches()
+	away := c.ask(nil)
+	require.Eventually(t, func() bool { return !s.Report().Upstreams[0].OK }, 10*time.Second, time.Millisecond)
+	require.Error(t, s.Report().Upstreams[0].Err)
+	c.Faults(nil)
+	c.issued(away)
+	require.Eventually(t, func() bool { return s.Report().Upstreams[0].OK }, 10*time.Second, time.Millisecond)
+	stop()
+	stopped := c.ask(nil)
+	time.Sleep(50 * time.Millisecond)
+	require.Empty(t, c.now(stopped).Conditions)
+	c.run(c.options(a))
+	c.issued(stopped)
+	require.Equal(t, 1, a.times(before)) // a relist is no reason to sign again
+}
+
+// A request that goes away while it waits is forgotten.
+func TestGone(t *testing.T) {
+	t.Parallel()
+	c, a := start(t), newCA(t)
+	a.set(&ca.SignError{Kind: ca.ErrLimit, Err: errors.New("busy")})
+	s, _ := c.run(c.options(a))
+	waiting := func(n int) func() bool {
+		return func() bool {
+			var text strings.Builder
+			return s.Report().Metrics(&text) == nil && strings.Contains(text.String(), fmt.Sprintf("svidkit_ca_pod_requests_waiting %d\n", n))
+		}
+	}
+	first, second := c.ask(nil), c.ask(nil)
+	require.Eventually(t, waiting(2), 10*time.Second, time.Millisecond)
+	c.Remove(at(first))
+	require.Eventually(t, waiting(1), 10*time.Second, time.Millisecond)
+	c.Faults(func(r *http.Request) *kubetest.Fault { return &kubetest.Fault{} }) // the deletion is not seen
+	c.EndWatches()
+	c.Remove(at(second))
+	c.Compact()
+	c.Faults(nil)
+	require.Eventually(t, waiting(0), 20*time.Second, time.Millisecond)
+	a.set(nil)
+	c.issued(c.ask(nil))
+	require.Zero(t, a.times(first)+a.times(second))
+}
+
+// A flood of one node does not hold up another, and its own requests are all answered in the end.
+func TestFlood(t *testing.T) {
+	t.Parallel()
+	c, a := start(t), newCA(t)
+	o := c.options(a)
+	o.NodeRate, o.NamespaceRate = 400, -1
+	o.Logger = nil
+	var flood []string
+	for range 600 { // of which there is room for less than a hundred
+		flood = append(flood, c.ask(func(s *spec) { s.NodeName, s.PodUID = "bad", fmt.Sprint("pod-", len(flood)) }))
+	}
+	c.run(o, func(s *podcert.Signer) { s.SetRoom(300<<10, 100<<10) })
+	require.Eventually(t, func() bool { return len(c.now(flood[0]).Conditions) > 0 }, 10*time.Second, time.Millisecond)
+	start := time.Now()
+	for i := range 10 {
+		c.issued(c.ask(func(s *spec) { s.NodeName = fmt.Sprint("good-", i) }))
+	}
+	if len(c.now(flood[len(flood)-1]).Conditions) > 0 {
+		t.Logf("the flood was over before that, after %v", time.Since(start))
+	}
+	for _, request := range flood {
+		c.issued(request)
+	}
+	for _, request := range flood {
+		require.Equal(t, 1, a.times(request))
+	}
+}
+
+// A slow node does not use up the turns of another: the rates count for each.
+func TestRates(t *testing.T) {
+	t.Parallel()
+	for _, v := range []struct {
+		name             string
+		node, namespace  float64
+		nodes, waitsFrom int
+	}{
+		{"node", 20, -1, 1, 5},
+		{"namespace", -1, 20, 40, 5},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			t.Parallel()
+			c := start(t)
+			o := c.options(newCA(t))
+			o.NodeRate, o.NamespaceRate = v.node, v.namespace
+			var requests []string
+			for i := range 40 {
+				requests = append(requests, c.ask(func(s *spec) { s.NodeName = fmt.Sprint("n", i%v.nodes) }))
+			}
+			began := time.Now()
+			c.run(o)
+			for _, request := range requests {
+				c.issued(request)
+			}
+			require.Greater(t, time.Since(began), 1500*time.Millisecond) // 40 requests, 20 in a second, a quarter of a second at once
+		})
+	}
+}
+
+func TestOptions(t *testing.T) {
+	t.Parallel()
+	a := newCA(t)
+	good := podcert.Options{SignerName: name, TrustDomain: td, CA: a, APIServer: "http://127.0.0.1:1", HTTPClient: &http.Client{}}
+	_, err := podcert.New(good)
+	require.NoError(t, err)
+	for _, v := range []struct {
+		want   string
+		change func(*podcert.Options)
+	}{
+		{"not DOMAIN/NAME", func(o *podcert.Options) { o.SignerName = "" }},
+		{"not DOMAIN/NAME", func(o *podcert.Options) { o.SignerName = "example.org" }},
+		{"not DOMAIN/NAME", func(o *podcert.Options) { o.SignerName = "example.org/" }},
+		{"not DOMAIN/NAME", func(o *podcert.Options) { o.SignerName = "/spiffe" }},
+		{"not DOMAIN/NAME", func(o *podcert.Options) { o.SignerName = "cluster/spiffe" }},
+		{"not DOMAIN/NAME", func(o *podcert.Options) { o.SignerName = "example.org/a/b" }},
+		{"not DOMAIN/NAME", func(o *podcert.Options) { o.SignerName = "Example.org/a" }},
+		{"not DOMAIN/NAME", func(o *podcert.Options) { o.SignerName = "example.org/a,spec.nodeName=x" }},
+		{"one of Kubernetes", func(o *podcert.Options) { o.SignerName = "kubernetes.io/kube-apiserver-client-pod" }},
+		{"one of Kubernetes", func(o *podcert.Options) { o.SignerName = "beta.kubernetes.io/x" }},
+		{"trust domain", func(o *podcert.Options) { o.TrustDomain = spiffe.TrustDomain{} }},
+		{"CA is nil", func(o *podcert.Options) { o.CA = nil }},
+		{"less than an hour", func(o *podcert.Options) { o.TTL = 59 * time.Minute }},
+		{"less than an hour", func(o *podcert.Options) { o.TTL = -1 }},
+		{"not a number", func(o *podcert.Options) { o.NodeRate = math.NaN() }},
+		{"not a number", func(o *podcert.Options) { o.NamespaceRate = math.NaN() }},
+		{"API server", func(o *podcert.Options) { o.APIServer = "http://192.0.2.1" }},
+	} {
+		o := good
+		v.change(&o)
+		_, err := podcert.New(o)
+		require.ErrorContains(t, err, v.want, "%+v", o.SignerName)
+		require.ErrorContains(t, err, "podcert: ")
+	}
+}
+
+func TestTemplate(t *testing.T) {
+	t.Parallel()
+	pod := ca.Pod{Namespace: "shop", ServiceAccount: "web", Name: "web-0", UID: "u-1", Node: "n1.example"}
+	for path, want := range map[string]string{
+		"/ns/${namespace}/sa/${service-account}": "spiffe://example.org/ns/shop/sa/web",
+		"/pod/${pod-uid}/on/${node}":             "spiffe://example.org/pod/u-1/on/n1.example",
+		"/x/${pod}":                              "spiffe://example.org/x/web-0",
+	} {
+		id, err := podcert.Template(td, path)
+		require.NoError(t, err)
+		got, err := id(pod)
+		require.NoError(t, err)
+		require.Equal(t, want, got.String())
+	}
+	for path, want := range map[string]string{
+		"":                  "template",
+		"/workload":         "all pods would have one identity",
+		"/ns/${namepace}":   "template",
+		"ns/${namespace}":   "template",
+		"/ns/${namespace}/": "template",
+		"//${pod}":          "template",
+		"/../${pod}":        "template",
+		"/${pod}?x":         "template",
+		"/${pod}#x":         "template",
+		"/${pod} x":         "template",
+		"/${pod}/ä":         "template",
+		"/${pod":            "template",
+		"/${namespace}/${}": "template",
+	} {
+		_, err := podcert.Template(td, path)
+		require.ErrorContains(t, err, want, path)
+	}
+	id, err := podcert.Template(td, "/ns/${namespace}/pod/${pod}")
+	require.NoError(t, err)
+	for _, p := range []ca.Pod{{Namespace: "", Name: "x"}, {Namespace: "..", Name: "x"}, {Namespace: "a", Name: "x/../../b/"}, {Namespace: "a", Name: "ü"}} {
+		_, err := id(p)
+		require.Error(t, err, "%+v", p)
+	}
+	got, err := id(ca.Pod{Namespace: "${pod}", Name: "x"}) // which no namespace is called
+	require.Error(t, err, "%s", got)
+}
+
+// Whatever a request is, it is answered or waits, and nothing panics.
+func FuzzRequest(f *testing.F) {
+	f.Add([]byte(`{"metadata":{"name":"r","namespace":"shop","uid":"1"},"spec":{"signerName":"example.org/spiffe","podName":"p"}}`))
+	f.Add([]byte(`{"spec":{"stubPKCS10Request":"AAAA","maxExpirationSeconds":-1,"unverifiedUserAnnotations":{"a/b":"c"}}}`))
+	f.Add([]byte(`{"status":{"conditions":[{"type":"Issued"}]}}`))
+	f.Add([]byte(`{"spec":{"maxExpirationSeconds":2147483647}}`))
+	whole, err := json.Marshal(map[string]any{"metadata": map[string]any{"namespace": "shop"}, "spec": spec{SignerName: name, ServiceAccountName: "web", MaxExpirationSeconds: 3600, StubPKCS10Request: keys()}})
+	require.NoError(f, err)
+	f.Add(whole)
+	a := newCA(f)
+	s, err := podcert.New(podcert.Options{SignerName: name, TrustDomain: td, CA: a, APIServer: "http://127.0.0.1:1", HTTPClient: &http.Client{}})
+	require.NoError(f, err)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		answer, err := podcert.Answer(t.Context(), s, data)
+		if err != nil || answer == nil {
+			return
+		}
+		var got status
+		require.NoError(t, json.Unmarshal(answer, &got))
+		require.Len(t, got.Conditions, 1)
+		c := got.Conditions[0]
+		require.Contains(t, []string{"Issued", "Denied", "Failed"}, c.Type)
+		require.Equal(t, c.Type == "Issued", got.CertificateChain != "")
+		require.NotEmpty(t, c.Reason)
+		require.LessOrEqual(t, len(c.Message), 1024)
+		if c.Type == "Issued" {
+			require.GreaterOrEqual(t, got.NotAfter.Sub(got.NotBefore), time.Hour)
+			require.False(t, got.BeginRefreshAt.Before(got.NotBefore.Add(10*time.Minute)))
+			require.False(t, got.BeginRefreshAt.After(got.NotAfter.Add(-10*time.Minute)))
+		}
+	})
+}
+
+// A signer that cannot log still answers.
+func TestStuckLogger(t *testing.T) {
+	t.Parallel()
+	c := start(t)
+	o := c.options(newCA(t))
+	r, w := io.Pipe() // that is not read
+	defer r.Close()
+	o.Logger = slog.New(slog.NewTextHandler(w, nil))
+	c.run(o)
+	for range 20 {
+		c.issued(c.ask(nil))
+	}
+}
