@@ -24,7 +24,14 @@ import (
 // Issuer is the issuer of a Cluster's service account tokens, and their audience if a request names none.
 const Issuer = "https://kubernetes.default.svc"
 
-// A Cluster is an API server of Kubernetes with its etcd, on loopback: RBAC decides, and tokens are bound to pods.
+// MaxNodes is how many nodes a Cluster can have.
+const MaxNodes = 64
+
+// NodeName returns the name of a node, from 0 to MaxNodes - 1.
+func NodeName(n int) string { return fmt.Sprint("node-", n) }
+
+// A Cluster is an API server of Kubernetes with its etcd, on loopback: RBAC decides, nodes have the rights of nodes
+// (NodeRestriction), and tokens are bound to pods.
 // There are no controllers, so no namespace has an account, and no kubelet, so a pod is a record of one.
 type Cluster struct {
 	URL string
@@ -48,10 +55,14 @@ func NewCluster(t testing.TB) *Cluster {
 	require.NoError(t, err)
 	public, err := x509.MarshalPKIXPublicKey(key.Public())
 	require.NoError(t, err)
+	var nodes strings.Builder // that Node makes
+	for n := range MaxNodes {
+		fmt.Fprintf(&nodes, "%s,system:node:%s,node-%d,system:nodes\n", c.nodeToken(NodeName(n)), NodeName(n), n)
+	}
 	for name, data := range map[string][]byte{
 		"sa.key":     pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}),
 		"sa.pub":     pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public}),
-		"tokens.csv": []byte(c.admin + `,admin,1,"system:masters"` + "\n"),
+		"tokens.csv": []byte(c.admin + `,admin,1,"system:masters"` + "\n" + nodes.String()),
 	} {
 		require.NoError(t, os.WriteFile(c.file(name), data, 0o600))
 	}
@@ -61,7 +72,7 @@ func NewCluster(t testing.TB) *Cluster {
 		"--initial-cluster", "default="+listenURL(ports[1])))
 	c.server = exec.Command(server, "--etcd-servers="+listenURL(ports[0]), "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1",
 		fmt.Sprint("--secure-port=", ports[2]), "--cert-dir="+c.file("certs"), "--service-cluster-ip-range=10.96.0.0/24",
-		"--token-auth-file="+c.file("tokens.csv"), "--authorization-mode=RBAC", "--endpoint-reconciler-type=none",
+		"--token-auth-file="+c.file("tokens.csv"), "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--endpoint-reconciler-type=none",
 		"--service-account-key-file="+c.file("sa.pub"), "--service-account-signing-key-file="+c.file("sa.key"),
 		"--service-account-issuer="+Issuer, "--api-audiences="+Issuer, "--disable-admission-plugins=ServiceAccount")
 	c.StartServer(t)
@@ -196,6 +207,15 @@ func (c *Cluster) Account(t testing.TB, namespace, name string) {
 		c.Create(t, fmt.Sprintf("POST /api/v1/namespaces\n{apiVersion: v1, kind: Namespace, metadata: {name: %s}}", namespace))
 	}
 	c.Create(t, fmt.Sprintf("POST /api/v1/namespaces/%s/serviceaccounts\n{apiVersion: v1, kind: ServiceAccount, metadata: {name: %s}}", namespace, name))
+}
+
+func (c *Cluster) nodeToken(name string) string { return c.admin + "." + name }
+
+// Node creates the record of a node, of a name that NodeName returns, and returns the token of its kubelet.
+func (c *Cluster) Node(t testing.TB, name string) string {
+	t.Helper()
+	c.Do(t, "POST", "/api/v1/nodes", fmt.Sprintf("{apiVersion: v1, kind: Node, metadata: {name: %s}}", name), nil)
+	return c.nodeToken(name)
 }
 
 // Pod creates the record of a pod on a node, and returns its UID.

@@ -1,4 +1,5 @@
-// Package peers has real programs of others, which our tests run against: the API server of Kubernetes with its etcd,
+// Package peers has real programs of others, which our tests run against: the API server of Kubernetes with its etcd, what a kubelet does for
+// certificates of pods,
 // Istio's CA server, agent and injector (istioctl), step-ca, OpenBao, Athenz's client of ZTS, and a Python client of the Workload API. The proofs are its tests.
 //
 // The programs are built from published modules, each with a module file of its own below programs, so that nothing of
@@ -41,6 +42,7 @@ type program struct{ module, pkg string }
 var programs = map[string]program{
 	"etcd":           {"etcd", "."},
 	"kube-apiserver": {"kube-apiserver", "."},
+	"kubelet":        {"kube-apiserver", "./kubelet"},
 	"istio-ca":       {"istio", "./ca"},
 	"istioctl":       {"istio", "istio.io/istio/istioctl/cmd/istioctl"},
 	"pilot-agent":    {"istio", "istio.io/istio/pilot/cmd/pilot-agent"},

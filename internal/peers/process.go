@@ -65,6 +65,15 @@ func start(t testing.TB, log string, cmd *exec.Cmd, prepare func() error) *Proce
 	return p
 }
 
+// PID returns the ID of the process.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Signal sends a signal to the program.
+func (p *Process) Signal(t testing.TB, s os.Signal) {
+	t.Helper()
+	require.NoError(t, p.cmd.Process.Signal(s))
+}
+
 // Ended returns a channel that is closed when the program has ended.
 func (p *Process) Ended() <-chan struct{} { return p.done }
 

@@ -61,6 +61,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
+	"github.com/svidkit/svidkit/internal/files/delivery"
 	"github.com/svidkit/svidkit/internal/files/fileset"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
@@ -90,6 +91,11 @@ type Config struct {
 	// CertName, KeyName and RootsName are the names of the files. Empty means those of the package comment. CertName and
 	// KeyName may be the same, for one file with the key and then the certificates.
 	CertName, KeyName, RootsName string
+
+	// Delivery writes a credential folder, by the draft SPIFFE Filesystem Delivery (spiffe/spiffe#376): the key and the certificates in
+	// credential-bundle.private-key.x509.pem, and the authorities of each trust domain in TRUST-DOMAIN.spiffe-trust-bundle.x509.pem. The
+	// other names must be empty, and so must TraditionalKey, and Plain, which would leave bundles that have gone.
+	Delivery bool
 
 	// BundlesName is the name of a file with the bundles of all trust domains, that of the identity and the federated
 	// ones, as a bundle map; see [spiffe.ParseBundleMap]. Empty means that there is none.
@@ -164,6 +170,12 @@ var patience = renew.Patience{Impatient: 30 * time.Second, Longest: look}
 
 // New checks cfg and returns a Sink. It does nothing else: no goroutine, no file.
 func New(cfg Config) (*Sink, error) {
+	if cfg.Delivery {
+		if cfg.CertName != "" || cfg.KeyName != "" || cfg.RootsName != "" || cfg.FederatedName != nil || cfg.TraditionalKey || cfg.Plain {
+			return nil, errors.New("filesink: new: Config.Delivery has its own names and form of the key: CertName, KeyName, RootsName, FederatedName, TraditionalKey and Plain must be empty")
+		}
+		cfg.CertName, cfg.KeyName, cfg.FederatedName = delivery.Credential, delivery.Credential, delivery.Bundle
+	}
 	cfg.CertName, cfg.KeyName = cmp.Or(cfg.CertName, defaultCert), cmp.Or(cfg.KeyName, defaultKey)
 	cfg.RootsName = cmp.Or(cfg.RootsName, defaultRoots)
 	cfg.Mode, cfg.KeyMode = cmp.Or(cfg.Mode, 0o644), cmp.Or(cfg.KeyMode, 0o600)
@@ -357,8 +369,12 @@ func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]files
 			return nil, err
 		}
 	}
+	roots := cfg.RootsName
+	if cfg.Delivery {
+		roots = delivery.Bundle(bundle.TrustDomain())
+	}
 	files := map[string]fileset.File{
-		cfg.CertName: {Data: certs, Mode: cfg.Mode}, cfg.RootsName: {Data: bundle.MarshalPEM(), Mode: cfg.Mode},
+		cfg.CertName: {Data: certs, Mode: cfg.Mode}, roots: {Data: bundle.MarshalPEM(), Mode: cfg.Mode},
 	}
 	if cfg.KeyName == cfg.CertName {
 		key = append(key, certs...)

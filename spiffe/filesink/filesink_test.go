@@ -433,6 +433,50 @@ func TestMoreFiles(t *testing.T) {
 	}
 }
 
+// A credential folder has the names of the draft, and filesource reads it: bundles that come and go, and rotations.
+func TestDelivery(t *testing.T) {
+	t.Parallel()
+	ca, partner := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "partner.test")
+	dir := filepath.Join(t.TempDir(), "credentials")
+	source := ca.Source("/web")
+	sink := start(t, filesink.Config{Source: source, Dir: dir, Delivery: true})
+	const credential, own, other = "credential-bundle.private-key.x509.pem", "example.org.spiffe-trust-bundle.x509.pem", "partner.test.spiffe-trust-bundle.x509.pem"
+	text, err := os.ReadFile(filepath.Join(dir, credential))
+	require.NoError(t, err)
+	block, rest := pem.Decode(text)
+	require.Equal(t, "PRIVATE KEY", block.Type, "the key comes first")
+	block, _ = pem.Decode(rest)
+	require.Equal(t, leaf(t, source).Raw, block.Bytes)
+	require.NoFileExists(t, filepath.Join(dir, "root-cert.pem"))
+	require.NoFileExists(t, filepath.Join(dir, other))
+
+	src, err := filesource.Start(t.Context(), filesource.Config{Folder: dir})
+	require.NoError(t, err)
+	defer src.Close()
+	is := func(svid *x509.Certificate, bundles ...*spiffe.Bundle) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			set := src.Bundles()
+			for _, b := range bundles {
+				if got, err := set.Bundle(b.TrustDomain()); err != nil || !bytes.Equal(got.MarshalPEM(), b.MarshalPEM()) {
+					return false
+				}
+			}
+			got, err := src.SVID()
+			return err == nil && got.Leaf().Equal(svid) && set.Len() == len(bundles)
+		}, patience, time.Millisecond)
+	}
+	is(leaf(t, source), ca.Bundle())
+	ca.Federate(partner.Bundle())
+	source.Renew()
+	is(leaf(t, source), ca.Bundle(), partner.Bundle())
+	require.FileExists(t, filepath.Join(dir, own))
+	ca.Rotate()
+	source.Renew()
+	is(leaf(t, source), ca.Bundle(), partner.Bundle())
+	require.NoError(t, sink.Report().NotReady)
+}
+
 // A folder that cannot be written leaves the last good set, is retried at a share of what is left, and ends nothing.
 func TestRetry(t *testing.T) {
 	t.Parallel()
@@ -570,6 +614,14 @@ func TestNew(t *testing.T) {
 		`the name "key.pem"`:        func(c *filesink.Config) { c.RootsName = "key.pem" },
 		`the name "cert-chain.pem"`: func(c *filesink.Config) { c.BundlesName = "cert-chain.pem" },
 		`the name "root-cert.pem"`:  func(c *filesink.Config) { c.BundlesName = "root-cert.pem" },
+		"Delivery has":              func(c *filesink.Config) { c.Delivery, c.CertName = true, "x" },
+		"and form of the key":       func(c *filesink.Config) { c.Delivery, c.TraditionalKey = true, true },
+		"Plain must be empty":       func(c *filesink.Config) { c.Delivery, c.Plain = true, true },
+		"CertName, KeyName":         func(c *filesink.Config) { c.Delivery, c.KeyName = true, "x" },
+		"RootsName, Fed":            func(c *filesink.Config) { c.Delivery, c.RootsName = true, "x" },
+		"FederatedName and": func(c *filesink.Config) {
+			c.Delivery, c.FederatedName = true, func(spiffe.TrustDomain) string { return "" }
+		},
 	} {
 		cfg := good
 		edit(&cfg)

@@ -9,10 +9,13 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/files/delivery"
 	"github.com/svidkit/svidkit/internal/files/follow"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -24,7 +27,8 @@ const maxFile = 16 << 20
 type files struct {
 	source *Source
 	pair   pair
-	parts  []part                                  // of Config.Bundles
+	of     []BundleFile                            // Config.Bundles, or what is in Config.Folder
+	parts  []part                                  // of each of them
 	made   map[spiffe.TrustDomain][]*spiffe.Bundle // what the bundles in force were made of
 }
 
@@ -47,13 +51,16 @@ func (f *files) take(ctx context.Context, read follow.Files) error {
 	s := f.source
 	now := time.Now()
 	var refused []error
+	if s.cfg.Folder != "" {
+		f.arrange(read)
+	}
 	next, err := f.readPair(read)
 	if err != nil {
 		refused = append(refused, err)
 	}
 	td := f.trustDomain(next.svid)
 	stranger := next.svid != nil && next.svid.ID().TrustDomain() != td // which judge refuses
-	for i, b := range s.cfg.Bundles {
+	for i, b := range f.of {
 		if stranger && b.Format != Map && b.TrustDomain.IsZero() {
 			continue // what is beside it may be for its trust domain
 		}
@@ -76,6 +83,44 @@ func (f *files) take(ctx context.Context, read follow.Files) error {
 	notes = append(notes, f.doubts(bundles, now)...)
 	f.publish(ctx, old, bundles, notes)
 	return joined(refused)
+}
+
+// find returns the files of the folder: that with the identity, and those with bundles. Those that were there last are in use until the
+// folder can be read, and has an identity.
+func (s *Source) find() []string {
+	paths := []string{s.cfg.CertFile}
+	entries, err := os.ReadDir(s.cfg.Folder)
+	whole := err == nil
+	if _, missing := os.Stat(s.cfg.CertFile); missing != nil {
+		whole = false
+	}
+	if !whole {
+		return append(paths, s.found...)
+	}
+	s.found = nil
+	for _, e := range entries {
+		if _, ok := delivery.TrustDomain(e.Name()); ok && len(s.found) < maxFound {
+			s.found = append(s.found, filepath.Join(s.cfg.Folder, e.Name()))
+		}
+	}
+	return append(paths, s.found...)
+}
+
+// arrange makes room for the bundles that were found in the folder, and takes that of the others back.
+func (f *files) arrange(read follow.Files) {
+	var of []BundleFile
+	for _, path := range slices.Sorted(maps.Keys(read)) {
+		if td, ok := delivery.TrustDomain(filepath.Base(path)); ok {
+			of = append(of, BundleFile{Path: path, TrustDomain: td})
+		}
+	}
+	parts := make([]part, len(of))
+	for i, b := range of {
+		if was := slices.Index(f.of, b); was >= 0 {
+			parts[i] = f.parts[was]
+		}
+	}
+	f.of, f.parts = of, parts
 }
 
 // joined returns the errors in one line.
@@ -204,7 +249,7 @@ func (f *files) bundles(old *spiffe.BundleSet) (*spiffe.BundleSet, []error, erro
 			parts[b.TrustDomain()] = append(parts[b.TrustDomain()], b)
 			for _, err := range b.Skipped() {
 				if len(notes) < maxNotes {
-					notes = append(notes, fmt.Errorf("filesource: %s: skipped: %w", f.source.cfg.Bundles[i].Path, err))
+					notes = append(notes, fmt.Errorf("filesource: %s: skipped: %w", f.of[i].Path, err))
 				}
 			}
 		}
@@ -236,6 +281,9 @@ func (f *files) bundles(old *spiffe.BundleSet) (*spiffe.BundleSet, []error, erro
 	}
 	return set, notes, joined(refused)
 }
+
+// maxFound is how many files with bundles of a folder are read.
+const maxFound = 1000
 
 // maxNotes is how many entries that were skipped are told of: a bundle of another trust domain may have 1,000.
 const maxNotes = 20
@@ -288,10 +336,13 @@ func (f *files) judge(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Tim
 	if err == nil {
 		return verify(svid, bundle, now)
 	}
+	if f.source.cfg.Folder != "" {
+		return fmt.Errorf("there is no %s with the authorities that %q is verified by", filepath.Join(f.source.cfg.Folder, delivery.Bundle(td)), svid.ID())
+	}
 	if len(f.parts) > 0 && want.IsZero() {
 		return fmt.Errorf("none of the files with bundles is for the trust domain of %q; if that is meant, set Config.ID", svid.ID())
 	}
-	for i, b := range f.source.cfg.Bundles {
+	for i, b := range f.of {
 		if mayHave := b.Format == Map || b.TrustDomain.IsZero() || b.TrustDomain == td; mayHave && !f.parts[i].read {
 			return fmt.Errorf("the certificate of %q cannot be verified without %s", svid.ID(), b.Path)
 		}

@@ -14,11 +14,15 @@
 //	cert-manager, a mounted Secret    CertFile tls.crt, KeyFile tls.key, Bundles {Path: ca.crt}
 //	csi-driver-spiffe                 the same, in /var/run/secrets/spiffe.io
 //	spiffe-helper                     CertFile svid.pem, KeyFile svid_key.pem, Bundles {Path: svid_bundle.pem}
+//	a credential folder               Folder, or no Config and the environment variable SPIFFE_CREDENTIAL_FOLDER
 //	Kubernetes PodCertificate         CertFile credentialbundle.pem (its credentialBundlePath), no KeyFile
 //	Kubernetes ClusterTrustBundle     Bundles {Path: trust-bundle.pem, TrustDomain: …}
 //	a SPIFFE bundle document          Bundles {Path: …, Format: Document, TrustDomain: …}
 //	a bundle map                      Bundles {Path: …, Format: Map}
 //	the keys of an OIDC issuer        Bundles {Path: …, Format: JWKS, TrustDomain: …}
+//
+// A credential folder is what the draft SPIFFE Filesystem Delivery (spiffe/spiffe#376) describes, and what volumes of Kubernetes 1.37
+// can be: see package podcert.
 //
 // # When files change
 //
@@ -58,10 +62,12 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/files/delivery"
 	"github.com/svidkit/svidkit/internal/files/follow"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/lifecycle"
@@ -73,9 +79,14 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// Config configures a [Source]. CertFile, Bundles or both are required; every other zero means what is said here.
-// [New] copies it.
+// Config configures a [Source]. Folder, or else CertFile, Bundles or both are required; every other zero means what is said
+// here. Without all three, Folder is what the environment variable SPIFFE_CREDENTIAL_FOLDER says. [New] copies it.
 type Config struct {
+	// Folder is a credential folder: the private key and the certificates are in credential-bundle.private-key.x509.pem, and the bundle of
+	// each trust domain in TRUST-DOMAIN.spiffe-trust-bundle.x509.pem, all in PEM. Bundles may come and go while the first file is there; that
+	// of the identity's own trust domain is required. CertFile, KeyFile and Bundles must be empty.
+	Folder string
+
 	// CertFile has the certificates of the identity in PEM, leaf first, and KeyFile its private key in PEM, not
 	// encrypted. For one file with both, in any order, KeyFile is empty or the same. Without a CertFile the source has
 	// bundles only, for programs that verify peers and present no identity.
@@ -132,6 +143,7 @@ type Source struct {
 	cur  atomic.Pointer[state] // what readers read; only take writes it
 	news renew.Signal
 
+	found  []string        // in the folder; only the follower uses it
 	files  files           // only take uses it
 	warned map[string]bool // about folders; only the follower uses it
 }
@@ -149,12 +161,20 @@ type state struct {
 // New checks cfg and returns a Source. It does nothing else: no goroutine, no file.
 func New(cfg Config) (*Source, error) {
 	cfg.Bundles, cfg.Refuse = slices.Clone(cfg.Bundles), slices.Clone(cfg.Refuse)
+	if cfg.Folder == "" && cfg.CertFile == "" && cfg.KeyFile == "" && len(cfg.Bundles) == 0 {
+		cfg.Folder = os.Getenv(delivery.Variable)
+	}
 	s := &Source{cfg: cfg, log: ratelog.Patient(cfg.Logger), warned: map[string]bool{}}
 	if err := s.check(); err != nil {
 		return nil, fmt.Errorf("filesource: new: %w", err)
 	}
 	s.cur.Store(&state{bundles: new(spiffe.BundleSet)})
 	var paths []string
+	var find func() []string
+	if cfg.Folder != "" {
+		cfg.CertFile, find = filepath.Join(cfg.Folder, delivery.Credential), s.find
+		s.cfg.CertFile = cfg.CertFile
+	}
 	if cfg.CertFile != "" {
 		s.keyFile = cmp.Or(cfg.KeyFile, cfg.CertFile)
 		paths = append(paths, cfg.CertFile, s.keyFile)
@@ -163,8 +183,8 @@ func New(cfg Config) (*Source, error) {
 		paths = append(paths, b.Path)
 	}
 	slices.Sort(paths)
-	s.files.source, s.files.parts = s, make([]part, len(cfg.Bundles))
-	s.follower = follow.New(slices.Compact(paths), s.files.take, &follow.Options{Open: s.open, MaxSize: maxFile, Each: true, Logger: s.log})
+	s.files.source, s.files.of, s.files.parts = s, cfg.Bundles, make([]part, len(cfg.Bundles))
+	s.follower = follow.New(slices.Compact(paths), s.files.take, &follow.Options{Open: s.open, Find: find, MaxSize: maxFile, Each: true, Logger: s.log})
 	return s, nil
 }
 
@@ -172,10 +192,13 @@ func New(cfg Config) (*Source, error) {
 func (s *Source) check() error {
 	cfg := &s.cfg
 	switch {
+	case cfg.Folder != "" && (cfg.CertFile != "" || cfg.KeyFile != "" || len(cfg.Bundles) > 0):
+		return errors.New("Config has a Folder, and a CertFile, a KeyFile or Bundles beside it")
+	case cfg.Folder != "":
 	case cfg.CertFile == "" && cfg.KeyFile != "":
 		return errors.New("Config has a KeyFile and no CertFile")
 	case cfg.CertFile == "" && len(cfg.Bundles) == 0:
-		return errors.New("Config has neither a CertFile nor Bundles")
+		return errors.New("Config has neither a Folder nor a CertFile nor Bundles, and the environment has no " + delivery.Variable)
 	case cfg.CertFile == "" && !cfg.ID.IsZero():
 		return errors.New("Config has an ID, and no CertFile that could have it")
 	case !cfg.ID.IsZero() && cfg.ID.Path() == "":
@@ -319,7 +342,7 @@ func (s *Source) Report() report.Report {
 		identity = s
 	}
 	var bundles spiffe.BundleSource
-	if len(s.cfg.Bundles) > 0 {
+	if len(s.cfg.Bundles) > 0 || s.cfg.Folder != "" {
 		bundles = s
 	}
 	r := sourcereport.Of(identity, bundles, "files")

@@ -153,16 +153,19 @@ func TestConfig(t *testing.T) {
 	type bundle = filesource.BundleFile
 	id := spiffe.MustParseID("spiffe://example.org/web")
 	for text, cfg := range map[string]filesource.Config{
-		"neither a CertFile nor Bundles":     {},
-		"a KeyFile and no CertFile":          {KeyFile: "k"},
-		"has an ID, and no CertFile":         {ID: id, Bundles: []bundle{{Path: "b", TrustDomain: td}}},
-		"that of a trust domain and not":     {CertFile: "c", ID: td.ID()},
-		"Bundles[1] has no Path":             {CertFile: "c", Bundles: []bundle{{Path: "b"}, {}}},
-		"there is no Format(7)":              {CertFile: "c", Bundles: []bundle{{Path: "b", Format: 7}}},
-		"there is no Format(-1)":             {CertFile: "c", Bundles: []bundle{{Path: "b", Format: -1}}},
-		"is a Map, which names":              {CertFile: "c", Bundles: []bundle{{Path: "b", Format: filesource.Map, TrustDomain: td}}},
-		"Bundles[0] has no TrustDomain":      {Bundles: []bundle{{Path: "b"}}},
-		"Bundles[0] is the file with the pr": {CertFile: "c", Bundles: []bundle{{Path: "c"}}},
+		"neither a Folder nor a CertFile nor Bundles": {},
+		"a KeyFile and no CertFile":                   {KeyFile: "k"},
+		"has an ID, and no CertFile":                  {ID: id, Bundles: []bundle{{Path: "b", TrustDomain: td}}},
+		"a CertFile, a KeyFile or Bundles beside it":  {Folder: "f", CertFile: "c"},
+		"has a Folder, and":                           {Folder: "f", KeyFile: "c"},
+		"a KeyFile or Bundles beside it":              {Folder: "f", Bundles: []bundle{{Path: "b"}}},
+		"that of a trust domain and not":              {CertFile: "c", ID: td.ID()},
+		"Bundles[1] has no Path":                      {CertFile: "c", Bundles: []bundle{{Path: "b"}, {}}},
+		"there is no Format(7)":                       {CertFile: "c", Bundles: []bundle{{Path: "b", Format: 7}}},
+		"there is no Format(-1)":                      {CertFile: "c", Bundles: []bundle{{Path: "b", Format: -1}}},
+		"is a Map, which names":                       {CertFile: "c", Bundles: []bundle{{Path: "b", Format: filesource.Map, TrustDomain: td}}},
+		"Bundles[0] has no TrustDomain":               {Bundles: []bundle{{Path: "b"}}},
+		"Bundles[0] is the file with the pr":          {CertFile: "c", Bundles: []bundle{{Path: "c"}}},
 	} {
 		_, err := filesource.New(cfg)
 		require.ErrorContains(t, err, text)
@@ -170,6 +173,109 @@ func TestConfig(t *testing.T) {
 		_, err = filesource.Start(t.Context(), cfg)
 		require.ErrorContains(t, err, text)
 	}
+}
+
+const credential = "credential-bundle.private-key.x509.pem"
+
+// folder returns what is in a credential folder.
+func folder(t testing.TB, svid *spiffe.SVID, bundles ...*spiffe.Bundle) map[string][]byte {
+	t.Helper()
+	certs, key, err := svid.MarshalPEM()
+	require.NoError(t, err)
+	files := map[string][]byte{credential: append(key, certs...)}
+	for _, b := range bundles {
+		files[b.TrustDomain().String()+".spiffe-trust-bundle.x509.pem"] = b.MarshalPEM()
+	}
+	return files
+}
+
+// A credential folder in a volume of Kubernetes: what is in it counts, whatever else is there, and what is lost for a while stays.
+func TestFolder(t *testing.T) {
+	t.Parallel()
+	onlyUnix(t)
+	ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "partner.test")
+	v := &volume{dir: t.TempDir()}
+	svid := ca.SVID("/web")
+	files := folder(t, svid, ca.Bundle())
+	for _, name := range []string{"README", "Bad.spiffe-trust-bundle.x509.pem", "x.spiffe-trust-bundle.pem"} {
+		files[name] = []byte("not read")
+	}
+	v.swap(t, 0o644, files)
+	s := start(t, filesource.Config{Folder: v.dir})
+	awaitSVID(t, s, svid)
+	require.Equal(t, 1, s.Bundles().Len())
+	has := func(tds ...spiffe.TrustDomain) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			for _, td := range tds {
+				if _, err := s.Bundle(td); err != nil {
+					return false
+				}
+			}
+			return s.Bundles().Len() == len(tds)
+		}, patience, time.Millisecond)
+	}
+	v.swap(t, 0o644, folder(t, svid, ca.Bundle(), other.Bundle()))
+	has(td, partner)
+
+	// Another trust domain gets the bytes that one had.
+	third := spiffe.MustParseTrustDomain("third.test")
+	moved := folder(t, svid, ca.Bundle())
+	moved["third.test.spiffe-trust-bundle.x509.pem"] = other.Bundle().MarshalPEM()
+	require.NoError(t, os.Remove(filepath.Join(v.dir, "partner.test.spiffe-trust-bundle.x509.pem")))
+	v.swap(t, 0o644, moved)
+	has(td, third)
+
+	// A bad bundle stays as it was, and holds up nothing else.
+	next := ca.SVID("/web")
+	bad := folder(t, next, ca.Bundle())
+	bad["third.test.spiffe-trust-bundle.x509.pem"] = []byte("broken")
+	v.swap(t, 0o644, bad)
+	awaitErr(t, s, "third.test.spiffe-trust-bundle.x509.pem")
+	require.Equal(t, number(next), serial(t, s))
+	has(td, third)
+
+	// Without the identity the folder is not whole: the volume may be away.
+	v.swap(t, 0o644, map[string][]byte{})
+	awaitErr(t, s, credential)
+	time.Sleep(200 * time.Millisecond)
+	require.Equal(t, number(next), serial(t, s))
+	has(td, third)
+	again := ca.SVID("/web")
+	require.NoError(t, os.Remove(filepath.Join(v.dir, "third.test.spiffe-trust-bundle.x509.pem")))
+	v.swap(t, 0o644, folder(t, again, ca.Bundle()))
+	awaitSVID(t, s, again)
+	has(td)
+}
+
+// An identity without the bundle of its trust domain is refused, as it cannot be verified.
+func TestFolderWithoutBundle(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	dir := t.TempDir()
+	for name, data := range folder(t, ca.SVID("/web"), spiffetest.NewCA(t, "partner.test").Bundle()) {
+		write(t, filepath.Join(dir, name), data)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, err := filesource.Start(ctx, filesource.Config{Folder: dir})
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
+	require.ErrorContains(t, err, "example.org.spiffe-trust-bundle.x509.pem")
+}
+
+// Without a configuration the environment says where the folder is.
+func TestFolderByVariable(t *testing.T) { // not parallel, as it sets a variable
+	ca := spiffetest.NewCA(t, "example.org")
+	dir := t.TempDir()
+	for name, data := range folder(t, ca.SVID("/web"), ca.Bundle()) {
+		write(t, filepath.Join(dir, name), data)
+	}
+	t.Setenv("SPIFFE_CREDENTIAL_FOLDER", dir)
+	s := start(t, filesource.Config{ID: spiffe.MustParseID("spiffe://example.org/web")})
+	_, err := s.SVID()
+	require.NoError(t, err)
+	_, err = filesource.New(filesource.Config{KeyFile: "k"})
+	require.ErrorContains(t, err, "a KeyFile and no CertFile", "the variable is for a Config that names no files")
 }
 
 func TestLife(t *testing.T) {

@@ -69,6 +69,9 @@ type Options struct {
 	// were after an error are given to it again.
 	Each bool
 
+	// Find, if set, returns the paths to read in place of those of New and Set. It is called whenever the files are looked at.
+	Find func() []string
+
 	// Poll is how often the files are read without a notification; 0 means every 5 seconds.
 	Poll time.Duration
 
@@ -123,6 +126,9 @@ func (f *Follower) Set(paths []string) {
 }
 
 func (f *Follower) current() (paths []string) {
+	if f.o.Find != nil {
+		return f.o.Find()
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.paths
@@ -255,7 +261,7 @@ func (f *Follower) note(err error) {
 	}
 }
 
-// read reads all files. The sum covers the contents, which files exist, and the error.
+// read reads all files. The sum covers the paths, the contents, which files exist, and the error.
 func (f *Follower) read() (Files, digest, error) {
 	files, h := Files{}, sha256.New()
 	var all error
@@ -287,6 +293,7 @@ func (f *Follower) read() (Files, digest, error) {
 		default:
 			files[path] = file
 		}
+		h.Write([]byte(path))
 		_ = binary.Write(h, binary.BigEndian, size) // a Hash does not fail
 		h.Write(file.Data)
 	}

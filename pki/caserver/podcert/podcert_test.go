@@ -43,7 +43,6 @@ type recorder struct {
 	signed  map[string]int
 	records []ca.Issuance
 	refuse  error // what Sign answers while it is set
-	busy    atomic.Int32
 }
 
 func (r *recorder) set(err error) {
@@ -255,11 +254,14 @@ func TestIssued(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, string(line), `"request":"`+request+`"`)
 
-	var text strings.Builder
 	r := s.Report()
-	require.NoError(t, r.Metrics(&text))
-	require.Contains(t, text.String(), `svidkit_ca_pod_requests_total{answer="Issued"} 1`)
+	var text strings.Builder
+	require.Eventually(t, func() bool {
+		text.Reset()
+		return r.Metrics(&text) == nil && strings.Contains(text.String(), `svidkit_ca_pod_requests_total{answer="Issued"} 1`)
+	}, 10*time.Second, time.Millisecond, "%s", &text)
 	require.Contains(t, text.String(), "svidkit_ca_pod_requests_waiting 0\n")
+	r = s.Report()
 	require.True(t, r.Upstreams[0].OK)
 	require.False(t, r.Upstreams[0].LastSuccess.IsZero())
 }

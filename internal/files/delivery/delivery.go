@@ -1,0 +1,33 @@
+// Package delivery has the names of files in a credential folder, by the draft of the standard SPIFFE Filesystem Delivery
+// (spiffe/spiffe#376).
+package delivery
+
+import (
+	"strings"
+
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+const (
+	// Variable of the environment names the folder.
+	Variable = "SPIFFE_CREDENTIAL_FOLDER"
+
+	// Credential is the file with the private key, and then the certificates, in PEM.
+	Credential = "credential-bundle.private-key.x509.pem"
+
+	suffix = ".spiffe-trust-bundle.x509.pem"
+)
+
+// Bundle returns the name of the file with the authorities of a trust domain, in PEM.
+func Bundle(td spiffe.TrustDomain) string { return td.String() + suffix }
+
+// TrustDomain returns the trust domain whose authorities a file has by its name, and whether it has any.
+func TrustDomain(name string) (td spiffe.TrustDomain, ok bool) {
+	prefix, ok := strings.CutSuffix(name, suffix)
+	if ok {
+		var err error
+		td, err = spiffe.ParseTrustDomain(prefix)
+		ok = err == nil && td.String() == prefix // which an ID is not
+	}
+	return td, ok
+}
