@@ -12,7 +12,8 @@
 //	go run ./examples/service -socket unix:///run/spire/agent/public/api.sock
 //
 // or with the address in SPIFFE_ENDPOINT_SOCKET, until it is interrupted or has made -requests
-// requests. With -health-addr 127.0.0.1:15026 it says at /ready, /live and /metrics how it is;
+// requests. Where SPIFFE_CREDENTIAL_FOLDER names a folder, such as a volume of a pod that Kubernetes keeps up to date, the identity is in that, and
+// no agent is needed. With -url it asks another service instead of itself. With -health-addr 127.0.0.1:15026 it says at /ready, /live and /metrics how it is;
 // dashboard.json shows these metrics in Grafana. After SIGTERM /ready says "draining" for as long as -drain, while requests are
 // answered, and then it ends with the last of them.
 package main
@@ -24,6 +25,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -34,7 +36,9 @@ import (
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/health"
+	"github.com/svidkit/svidkit/spiffe/report"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
@@ -42,6 +46,8 @@ import (
 // options are the flags.
 type options struct {
 	socket     string
+	folder     bool // the identity is in SPIFFE_CREDENTIAL_FOLDER
+	url        string
 	addr       string
 	healthAddr string
 	drain      time.Duration
@@ -54,7 +60,8 @@ func main() {
 	program.Main("service", func(ctx context.Context) error {
 		var o options
 		flags := flag.NewFlagSet("service", flag.ContinueOnError)
-		flags.StringVar(&o.socket, "socket", os.Getenv(workloadapi.SocketEnv), "address of the Workload API (default: a demo)")
+		flags.StringVar(&o.socket, "socket", os.Getenv(workloadapi.SocketEnv), "address of the Workload API (default: the files in SPIFFE_CREDENTIAL_FOLDER, or else a demo)")
+		flags.StringVar(&o.url, "url", "", "server to ask, such as https://127.0.0.1:8443 (default: this one)")
 		flags.StringVar(&o.addr, "addr", "127.0.0.1:0", "host and port of the server; port 0: a free one")
 		flags.DurationVar(&o.drain, "drain", 3*time.Second, "how long requests are answered after a signal, while /ready says 503")
 		flags.StringVar(&o.healthAddr, "health-addr", "", "host and port of /ready, /live and /metrics, such as 127.0.0.1:15026 (default: none)")
@@ -64,6 +71,7 @@ func main() {
 		if err := program.Parse(flags, os.Args[1:], os.Stdout, os.Stderr, nil); err != nil {
 			return err
 		}
+		o.folder = o.socket == "" && os.Getenv("SPIFFE_CREDENTIAL_FOLDER") != ""
 		if err := o.check(); err != nil {
 			return program.UsageError{Err: err}
 		}
@@ -97,7 +105,7 @@ func (o *options) check() error {
 
 // start runs the service beside the agent that o names, or beside one of its own.
 func start(ctx context.Context, o options, out io.Writer) error {
-	if o.socket != "" {
+	if o.socket != "" || o.folder {
 		o.requests = max(o.requests, 0)
 		return run(ctx, o, out)
 	}
@@ -111,11 +119,28 @@ func start(ctx context.Context, o options, out io.Writer) error {
 	})
 }
 
+// source is where the identity comes from.
+type source interface {
+	spiffe.SVIDSource
+	spiffe.BundleSource
+	report.Reporter
+	Close() error
+}
+
+// open waits for the identity: from the Workload API, or from a folder.
+func open(ctx context.Context, o options) (source, error) {
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	if o.folder {
+		return filesource.Start(ctx, filesource.Config{Logger: log})
+	}
+	return workloadapi.Start(ctx, workloadapi.Config{Address: o.socket, Logger: log})
+}
+
 // run is the service: all that it has to do with identities is at its beginning.
 func run(ctx context.Context, o options, out io.Writer) error {
 	starting, stop := context.WithTimeout(ctx, o.wait)
 	defer stop()
-	src, err := workloadapi.Start(starting, workloadapi.Config{Address: o.socket})
+	src, err := open(starting, o)
 	if err != nil {
 		return err
 	}
@@ -157,6 +182,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	}
 	url := "https://" + l.Addr().String()
 	fmt.Fprintln(out, "serving:", url)
+	url = cmp.Or(o.url, url)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { _ = server.ServeTLS(unixsocket.Limit(l, 1, nil), "", "") }) // no client takes the descriptors of the others

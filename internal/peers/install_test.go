@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -192,6 +193,7 @@ func newAccount(t testing.TB, c *peers.Cluster, namespace, name string) *account
 	proxy := httputil.NewSingleHostReverseProxy(target)
 	proxy.Transport = c.ClientOf(t, namespace, name).Transport
 	proxy.FlushInterval = -1
+	proxy.ErrorLog = log.New(io.Discard, "", 0) // an API server that is away is part of the test
 	proxy.ModifyResponse = func(r *http.Response) error {
 		if r.StatusCode == http.StatusForbidden {
 			said, err := io.ReadAll(r.Body)
@@ -225,15 +227,12 @@ type runningCA struct {
 	roots []byte
 }
 
-// useCA runs the CA with the arguments of its Deployment and the rights of its account: it becomes ready, signs for a pod, and keeps
-// its roots in the namespaces. It returns what was refused, if anything is, and leaves the CA running for the rest of the test.
-func useCA(t *testing.T, c *peers.Cluster, dir string, objects []*manifestObject) (*runningCA, error) {
+// caCommand returns the command of a CA as its Deployment says, with the rights of its account, and the name of the ConfigMaps with its roots.
+// Further arguments are appended.
+func caCommand(t testing.TB, dir string, o *manifestObject, may *account, state string, more ...string) (cmd *exec.Cmd, rootMap string) {
 	t.Helper()
-	o := objects[slices.IndexFunc(objects, func(o *manifestObject) bool { return o.Kind == "Deployment" })]
-	namespace := o.Metadata.Namespace
-	may, state := newAccount(t, c, namespace, "ca"), t.TempDir()
 	args := []string{"-kubernetes-api", may.URL}
-	container, rootMap := containerOf(t, o, "containers", "ca"), ""
+	container := containerOf(t, o, "containers", "ca")
 	for _, arg := range container.Args {
 		name, value, _ := strings.Cut(arg, "=")
 		switch {
@@ -249,14 +248,25 @@ func useCA(t *testing.T, c *peers.Cluster, dir string, objects []*manifestObject
 		}
 		args = append(args, name)
 	}
-	out, err := os.Create(filepath.Join(state, "out"))
-	require.NoError(t, err)
-	cmd := exec.Command(filepath.Join(dir, "ca"), args...)
-	cmd.Stdout, cmd.Stderr = out, out
+	cmd = exec.Command(filepath.Join(dir, "ca"), append(args, more...)...)
 	cmd.Env = []string{"HOME=" + state}
 	for _, e := range container.Env {
 		cmd.Env = append(cmd.Env, e.Name+"="+e.Value)
 	}
+	return cmd, rootMap
+}
+
+// useCA runs the CA with the arguments of its Deployment and the rights of its account: it becomes ready, signs for a pod, and keeps
+// its roots in the namespaces. It returns what was refused, if anything is, and leaves the CA running for the rest of the test.
+func useCA(t *testing.T, c *peers.Cluster, dir string, objects []*manifestObject) (*runningCA, error) {
+	t.Helper()
+	o := objects[slices.IndexFunc(objects, func(o *manifestObject) bool { return o.Kind == "Deployment" })]
+	namespace := o.Metadata.Namespace
+	may, state := newAccount(t, c, namespace, "ca"), t.TempDir()
+	cmd, rootMap := caCommand(t, dir, o, may, state)
+	out, err := os.Create(filepath.Join(state, "out"))
+	require.NoError(t, err)
+	cmd.Stdout, cmd.Stderr = out, out
 	require.NoError(t, cmd.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()

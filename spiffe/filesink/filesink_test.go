@@ -619,7 +619,7 @@ func TestNew(t *testing.T) {
 		"Plain must be empty":       func(c *filesink.Config) { c.Delivery, c.Plain = true, true },
 		"CertName, KeyName":         func(c *filesink.Config) { c.Delivery, c.KeyName = true, "x" },
 		"RootsName, Fed":            func(c *filesink.Config) { c.Delivery, c.RootsName = true, "x" },
-		"FederatedName and": func(c *filesink.Config) {
+		"FederatedName, Trad": func(c *filesink.Config) {
 			c.Delivery, c.FederatedName = true, func(spiffe.TrustDomain) string { return "" }
 		},
 	} {

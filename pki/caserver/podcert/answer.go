@@ -67,8 +67,10 @@ const (
 var errOne = errors.New("this request")
 
 func (r *request) name() string { return r.Metadata.Namespace + "/" + r.Metadata.Name }
-func (r *request) path() string {
-	return kube.Path("apis", group, "v1", "namespaces", r.Metadata.Namespace, "podcertificaterequests", r.Metadata.Name)
+
+// path returns the path of the requests of the namespace, or of what is below that.
+func (r *request) path(below ...string) string {
+	return kube.Path(append([]string{"apis", group, "v1", "namespaces", r.Metadata.Namespace, "podcertificaterequests"}, below...)...)
 }
 
 // size is about how many bytes the request takes while it waits.

@@ -48,7 +48,7 @@
 // The service account of the program needs these rules in a ClusterRole, with the name of its signer:
 //
 //	rules:
-//	- {apiGroups: [certificates.k8s.io], resources: [podcertificaterequests], verbs: [get, list, watch]}
+//	- {apiGroups: [certificates.k8s.io], resources: [podcertificaterequests], verbs: [list, watch]}
 //	- {apiGroups: [certificates.k8s.io], resources: [podcertificaterequests/status], verbs: [patch]}
 //	- {apiGroups: [certificates.k8s.io], resources: [clustertrustbundles], verbs: [list, watch, create, patch]}
 //	- {apiGroups: [certificates.k8s.io], resources: [signers], resourceNames: [example.org/spiffe], verbs: [sign, attest]}
@@ -303,7 +303,7 @@ func (s *Signer) works(now time.Time) {
 // remedy says what to do about a lack of rights.
 func (s *Signer) remedy(err error) error {
 	if _, status := errors.AsType[*kube.StatusError](err); status && kube.Forbidden(err) {
-		return fmt.Errorf("%w; bind a ClusterRole that may get, list and watch podcertificaterequests, patch podcertificaterequests/status, "+
+		return fmt.Errorf("%w; bind a ClusterRole that may list and watch podcertificaterequests, patch podcertificaterequests/status, "+
 			"and sign for the signer %s, to the service account of this program", err, s.opts.SignerName)
 	}
 	return err

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"net/url"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/kube"
@@ -179,20 +180,23 @@ func (s *Signer) attempt(parent context.Context, e *entry) {
 	s.mu.Unlock()
 	var err error
 	if reread {
-		var now request
-		switch err = s.api.Get(ctx, r.path(), nil, &now); {
-		case kube.NotFound(err), err == nil && (now.Metadata.UID != r.Metadata.UID || now.answered()):
+		var now struct {
+			Items []request `json:"items"`
+		}
+		err = s.api.Get(ctx, r.path(), url.Values{"fieldSelector": {"metadata.name=" + r.Metadata.Name}}, &now) // so that the right to list suffices
+		switch {
+		case err == nil && (len(now.Items) != 1 || now.Items[0].Metadata.UID != r.Metadata.UID || now.Items[0].answered()):
 			s.end(e, "lost")
 			return
 		case err == nil:
-			r = now
+			r = now.Items[0]
 		}
 	}
 	if err == nil && answer == nil {
 		answer, err = s.answer(ctx, &r)
 	}
 	if err == nil {
-		err = s.api.Patch(ctx, r.path()+"/status", change{Metadata: kube.ObjectMeta{UID: r.Metadata.UID, ResourceVersion: r.Metadata.ResourceVersion}, Status: answer})
+		err = s.api.Patch(ctx, r.path(r.Metadata.Name, "status"), change{Metadata: kube.ObjectMeta{UID: r.Metadata.UID, ResourceVersion: r.Metadata.ResourceVersion}, Status: answer})
 	}
 	switch {
 	case err == nil:
