@@ -37,6 +37,7 @@ import (
 	"github.com/svidkit/svidkit/internal/peers"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
 // resources are where objects are at the API server, by their kinds; those with a slash at the end have no namespace.
@@ -195,7 +196,7 @@ func newAccount(t testing.TB, c *peers.Cluster, namespace, name string) *account
 	proxy.FlushInterval = -1
 	proxy.ErrorLog = log.New(io.Discard, "", 0) // an API server that is away is part of the test
 	proxy.ModifyResponse = func(r *http.Response) error {
-		if r.StatusCode == http.StatusForbidden {
+		if r.StatusCode == http.StatusForbidden || r.StatusCode == http.StatusUnprocessableEntity { // the latter for the right to sign
 			said, err := io.ReadAll(r.Body)
 			r.Body = io.NopCloser(bytes.NewReader(said))
 			a.mu.Lock()
@@ -334,8 +335,37 @@ func useCA(t *testing.T, c *peers.Cluster, dir string, objects []*manifestObject
 	require.NoError(t, err)
 	id, err := td.KubernetesID(prod, "web")
 	require.NoError(t, err)
-	_, err = checked(t, client, id)
-	return ca, errors.Join(err, may.err())
+	if _, err = checked(t, client, id); err != nil {
+		return nil, errors.Join(err, may.err())
+	}
+	signer := ""
+	for _, arg := range containerOf(t, o, "containers", "ca").Args {
+		if value, ok := strings.CutPrefix(arg, "-pod-signer="); ok {
+			signer = value
+		}
+	}
+	asked := requestPod(t, c, prod, podRequest(t, c, signer, prod, "web-1", "web", "node-a", nil))
+	if err := eventually("the certificate of a pod", func() bool { return len(answerOf(t, c, asked)) > 0 }); err != nil {
+		return nil, err
+	}
+	require.Equal(t, "Issued", answerOf(t, c, asked)[0].Type)
+	bundle := "/apis/certificates.k8s.io/v1/clustertrustbundles/" + strings.ReplaceAll(signer, "/", ":") + ":cluster.local"
+	kept := func() bool {
+		code, answer, err := c.Send("GET", bundle, nil)
+		var o struct{ Spec struct{ TrustBundle string } }
+		return err == nil && code == http.StatusOK && json.Unmarshal(answer, &o) == nil && o.Spec.TrustBundle == string(ca.roots)
+	}
+	if err := eventually("the roots for volumes", kept); err != nil {
+		return nil, err
+	}
+	c.Do(t, "PATCH", bundle, map[string]any{"spec": map[string]any{"trustBundle": string(pki.MarshalCertificatesPEM(otherRoot(t)))}}, nil)
+	return ca, eventually("the roots for volumes after they were changed", kept)
+}
+
+// otherRoot returns a root that is not of the CA.
+func otherRoot(t testing.TB) *x509.Certificate {
+	t.Helper()
+	return spiffetest.NewCA(t, "cluster.local").Root()
 }
 
 // without returns objects in which one of the rights is missing, which it names: the ith of all.
@@ -393,10 +423,10 @@ func TestInstall(t *testing.T) {
 	for i := 0; ; i++ {
 		namespace := fmt.Sprint("less-", i)
 		// The CA before would create the ConfigMaps for it, if they had one name.
-		text := strings.ReplaceAll(install(t, dir, "ca", "create=true", "namespace="+namespace), "istio-ca-root-cert", namespace+"-roots")
+		text := strings.ReplaceAll(install(t, dir, "ca", "create=true", "namespace="+namespace, "signer="+namespace+".example.org/spiffe"), "istio-ca-root-cert", namespace+"-roots")
 		objects, missing, ok := without(objectsOf(t, text), i)
 		if !ok {
-			require.Equal(t, 9, i, "rights that were printed")
+			require.Equal(t, 16, i, "rights that were printed")
 			break
 		}
 		t.Run("without "+missing.String(), func(t *testing.T) {
@@ -408,7 +438,11 @@ func TestInstall(t *testing.T) {
 			_, err := useCA(t, c, dir, objects)
 			require.Error(t, err)
 			t.Log(err)
-			assert.Regexp(t, "(cannot|may not) "+missing.Verbs[0]+` (resource \\")?`+missing.Resources[0], err.Error())
+			says := "(cannot|may not) " + missing.Verbs[0] + ` (resource \\")?` + missing.Resources[0]
+			if missing.Resources[0] == "signers" {
+				says = `not permitted to (\\")?` + missing.Verbs[0] + `(\\")? for signer`
+			}
+			assert.Regexp(t, says, err.Error())
 		})
 	}
 }

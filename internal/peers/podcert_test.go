@@ -32,6 +32,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
 
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/peers"
@@ -297,8 +298,9 @@ func TestPods(t *testing.T) {
 	})
 
 	t.Run("denied", func(t *testing.T) {
-		name := createRequest(t, c, "web-0", "web", "node-0", map[string]string{"example.org/role": "admin"})
-		got := conditionOf(t, c, name)
+		path := requestPod(t, c, "shop", podRequest(t, c, podSigner, "shop", "web-0", "web", "node-0", map[string]string{"example.org/role": "admin"}))
+		require.Eventually(t, func() bool { return len(answerOf(t, c, path)) > 0 }, passing, often)
+		got := answerOf(t, c, path)
 		require.Equal(t, "Denied InvalidUnverifiedUserAnnotations", got[0].Type+" "+got[0].Reason)
 		require.Contains(t, got[0].Message, "example.org/role")
 	})
@@ -411,11 +413,16 @@ func keyType(key crypto.PublicKey) string {
 }
 
 // podRequest returns a request for a pod, as a kubelet makes it.
-func podRequest(t testing.TB, c *peers.Cluster, pod, account, node string, annotations map[string]string) map[string]any {
+func podRequest(t testing.TB, c *peers.Cluster, signer, namespace, pod, account, node string, annotations map[string]string) map[string]any {
 	t.Helper()
 	uid := func(path string) string {
 		var o struct{ Metadata struct{ UID string } }
-		c.Do(t, "GET", path, nil, &o)
+		code, answer, err := c.Send("GET", path, nil)
+		require.NoError(t, err)
+		if code == http.StatusNotFound { // a node without a record
+			return "00000000-0000-0000-0000-000000000000"
+		}
+		require.NoError(t, json.Unmarshal(answer, &o))
 		return o.Metadata.UID
 	}
 	key, err := pki.NewKey(pki.ECDSAP256)
@@ -423,8 +430,8 @@ func podRequest(t testing.TB, c *peers.Cluster, pod, account, node string, annot
 	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
 	require.NoError(t, err)
 	spec := map[string]any{
-		"signerName": podSigner, "podName": pod, "podUID": uid("/api/v1/namespaces/shop/pods/" + pod), "serviceAccountName": account,
-		"serviceAccountUID": uid("/api/v1/namespaces/shop/serviceaccounts/" + account), "nodeName": node, "nodeUID": uid("/api/v1/nodes/" + node),
+		"signerName": signer, "podName": pod, "podUID": uid("/api/v1/namespaces/" + namespace + "/pods/" + pod), "serviceAccountName": account,
+		"serviceAccountUID": uid("/api/v1/namespaces/" + namespace + "/serviceaccounts/" + account), "nodeName": node, "nodeUID": uid("/api/v1/nodes/" + node),
 		"maxExpirationSeconds": 3600, "stubPKCS10Request": base64.StdEncoding.EncodeToString(der),
 	}
 	if annotations != nil {
@@ -436,17 +443,15 @@ func podRequest(t testing.TB, c *peers.Cluster, pod, account, node string, annot
 	}
 }
 
-const podRequests = "/apis/certificates.k8s.io/v1/namespaces/shop/podcertificaterequests"
-
 // askAs has the kubelet of a node ask for a pod on a node, and returns what the API server says.
 func askAs(t testing.TB, c *peers.Cluster, k *nodes, as, pod, node string) (int, string) {
 	t.Helper()
 	account := strings.TrimSuffix(pod, "-0")
-	body, err := json.Marshal(podRequest(t, c, pod, account, node, nil))
+	body, err := json.Marshal(podRequest(t, c, podSigner, "shop", pod, account, node, nil))
 	require.NoError(t, err)
 	token, err := os.ReadFile(filepath.Join(k.tokens, as))
 	require.NoError(t, err)
-	r, err := http.NewRequest(http.MethodPost, c.URL+podRequests, bytes.NewReader(body))
+	r, err := http.NewRequest(http.MethodPost, c.URL+podRequests("shop"), bytes.NewReader(body))
 	require.NoError(t, err)
 	r.Header.Set("Content-Type", "application/json")
 	answer, err := c.Client(string(token)).Do(r)
@@ -457,35 +462,34 @@ func askAs(t testing.TB, c *peers.Cluster, k *nodes, as, pod, node string) (int,
 	return answer.StatusCode, string(text)
 }
 
-// createRequest creates a request as an administrator, and returns its name.
-func createRequest(t testing.TB, c *peers.Cluster, pod, account, node string, annotations map[string]string) string {
-	t.Helper()
-	o := podRequest(t, c, pod, account, node, annotations)
-	c.Do(t, "POST", podRequests, o, nil)
-	return o["metadata"].(map[string]any)["name"].(string)
+func podRequests(namespace string) string {
+	return "/apis/certificates.k8s.io/v1/namespaces/" + namespace + "/podcertificaterequests"
 }
 
 type podCondition struct{ Type, Reason, Message string }
 
-// conditionOf waits for the answer to a request.
-func conditionOf(t testing.TB, c *peers.Cluster, name string) []podCondition {
+// requestPod creates a request as an administrator, and returns its path.
+func requestPod(t testing.TB, c *peers.Cluster, namespace string, o map[string]any) string {
+	t.Helper()
+	c.Do(t, "POST", podRequests(namespace), o, nil)
+	return podRequests(namespace) + "/" + o["metadata"].(map[string]any)["name"].(string)
+}
+
+// answerOf returns the answer to a request, or nothing.
+func answerOf(t testing.TB, c *peers.Cluster, path string) []podCondition {
 	t.Helper()
 	var o struct {
 		Status struct{ Conditions []podCondition }
 	}
-	require.Eventually(t, func() bool {
-		c.Do(t, "GET", podRequests+"/"+name, nil, &o)
-		return len(o.Status.Conditions) > 0
-	}, passing, often)
+	c.Do(t, "GET", path, nil, &o)
 	return o.Status.Conditions
 }
 
 // stopwatch measures how long requests wait for their answer, as a client of the API server sees it.
 type stopwatch struct {
-	mu     sync.Mutex
-	asked  map[string]time.Time
-	waits  []time.Duration
-	errors []error
+	mu    sync.Mutex
+	asked map[string]time.Time
+	waits []time.Duration
 }
 
 func startStopwatch(t testing.TB, c *peers.Cluster) *stopwatch {
@@ -582,4 +586,20 @@ func TestPodStorm(t *testing.T) {
 	require.NoError(t, err)
 	t.Logf("the CA had %d MB at most", kilobytes/1024)
 	require.Less(t, kilobytes, 200<<10)
+}
+
+// The rights in the comment of package podcert are those that -install prints, of which TestInstall takes each away.
+func TestPodRights(t *testing.T) {
+	t.Parallel()
+	var said struct{ Rules []rule }
+	require.NoError(t, yaml.Unmarshal([]byte(documented(t, "pki/caserver/podcert")), &said))
+	var printed []rule
+	for _, o := range objectsOf(t, install(t, buildPrograms(t, "ca"), "ca", "signer=example.org/spiffe")) {
+		for _, r := range o.Rules {
+			if slices.Contains(r.Groups, "certificates.k8s.io") {
+				printed = append(printed, r)
+			}
+		}
+	}
+	require.Equal(t, printed, said.Rules)
 }

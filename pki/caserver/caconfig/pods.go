@@ -14,8 +14,8 @@ func (c *Config) definePods(fs *flag.FlagSet) {
 	fs.StringVar(&c.pods.SignerName, "pod-signer", "", "`name` of the signer, such as cluster.local/spiffe, that gives pods the certificates that they ask for in their manifests, and keeps "+
 		"the roots in ClusterTrustBundles; for Kubernetes 1.37 and later, with -kubernetes; empty: none")
 	fs.StringVar(&c.podID, "pod-id", "/ns/${namespace}/sa/${service-account}", "`path` of the identities for -pod-signer, which may also have ${pod}, ${pod-uid} and ${node}")
-	fs.Float64Var(&c.pods.NodeRate, "pod-node-rate", 100, "requests for -pod-signer per `second` of each node; 0: no limit")
-	fs.Float64Var(&c.pods.NamespaceRate, "pod-namespace-rate", 500, "requests for -pod-signer per `second` of each namespace; 0: no limit")
+	fs.Float64Var(&c.pods.NodeRate, "pod-node-rate", 200, "requests for -pod-signer per `second` of each node; 0: no limit")
+	fs.Float64Var(&c.pods.NamespaceRate, "pod-namespace-rate", 1000, "requests for -pod-signer per `second` of each namespace; 0: no limit")
 }
 
 // podOptions returns the options of the signer of pod certificates, without CA and Logger.

@@ -44,7 +44,7 @@ func (b *bundles) init(s *Signer) {
 	b.s, b.newer = s, make(map[string]time.Time)
 	b.Keeper = kubekeep.Keeper{
 		Name: "podcert: ClusterTrustBundle", Again: kubekeep.Again, Log: s.log, Behind: b.behind,
-		Remedy: "bind a ClusterRole that may list, watch, create and patch clustertrustbundles, and attest for the signer " + s.opts.SignerName +
+		Remedy: "bind a ClusterRole that may create and patch clustertrustbundles, and attest for the signer " + s.opts.SignerName +
 			", to the service account of this program",
 	}
 	b.present.Follower = kubefollow.Follower[clusterBundle]{

@@ -233,7 +233,7 @@ func TestBundleRights(t *testing.T) {
 	})
 	c.run(c.options(a), quick)
 	require.Eventually(t, func() bool {
-		return strings.Contains(c.logs.String(), "list, watch, create and patch clustertrustbundles, and attest for the signer example.org/spiffe")
+		return strings.Contains(c.logs.String(), "create and patch clustertrustbundles, and attest for the signer example.org/spiffe")
 	}, 10*time.Second, 5*time.Millisecond, "%s", &c.logs)
 	forbidden.Store(false)
 	c.has("example.org:spiffe:example.org", string(a.Bundle().MarshalPEM()))

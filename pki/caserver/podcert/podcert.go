@@ -50,8 +50,10 @@
 //	rules:
 //	- {apiGroups: [certificates.k8s.io], resources: [podcertificaterequests], verbs: [list, watch]}
 //	- {apiGroups: [certificates.k8s.io], resources: [podcertificaterequests/status], verbs: [patch]}
-//	- {apiGroups: [certificates.k8s.io], resources: [clustertrustbundles], verbs: [list, watch, create, patch]}
+//	- {apiGroups: [certificates.k8s.io], resources: [clustertrustbundles], verbs: [create, patch]}
 //	- {apiGroups: [certificates.k8s.io], resources: [signers], resourceNames: [example.org/spiffe], verbs: [sign, attest]}
+//
+// All service accounts may list and watch ClusterTrustBundles, by a binding that Kubernetes keeps.
 package podcert
 
 import (
@@ -92,7 +94,7 @@ type Options struct {
 
 	TTL time.Duration // the longest lifetime of a certificate, an hour at least; 0 means 24 hours
 
-	// NodeRate and NamespaceRate are how many requests of a node and of a namespace are served in a second; 0 means 100 and 500, and
+	// NodeRate and NamespaceRate are how many requests of a node and of a namespace are served in a second; 0 means 200 and 1,000, and
 	// less than 0 no limit.
 	NodeRate, NamespaceRate float64
 
@@ -117,8 +119,8 @@ const (
 	maxHeldEach   = 4 << 20         // of a node
 	concurrent    = 32              // attempts
 	attemptTime   = 30 * time.Second
-	nodeRate      = 100
-	namespaceRate = 500
+	nodeRate      = 200
+	namespaceRate = 1000
 )
 
 // Signer answers the requests of pods and keeps the bundles. [New] makes one.
@@ -300,9 +302,15 @@ func (s *Signer) works(now time.Time) {
 	s.failures, s.state = 0, report.Upstream{Name: s.state.Name, OK: true, LastSuccess: now}
 }
 
+// forbidden reports whether a right is missing. Of the one to sign, the API server says that the request is invalid.
+func forbidden(err error) bool {
+	status, ok := errors.AsType[*kube.StatusError](err)
+	return ok && (kube.Forbidden(err) || status.Reason == "Invalid" && strings.Contains(status.Message, "spec.signerName: Forbidden"))
+}
+
 // remedy says what to do about a lack of rights.
 func (s *Signer) remedy(err error) error {
-	if _, status := errors.AsType[*kube.StatusError](err); status && kube.Forbidden(err) {
+	if forbidden(err) {
 		return fmt.Errorf("%w; bind a ClusterRole that may list and watch podcertificaterequests, patch podcertificaterequests/status, "+
 			"and sign for the signer %s, to the service account of this program", err, s.opts.SignerName)
 	}

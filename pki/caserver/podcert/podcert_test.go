@@ -460,7 +460,8 @@ func TestLostAnswer(t *testing.T) {
 		"too many":      {Code: 429, RetryAfter: time.Second},
 		"conflict":      {Code: 409, Reason: "Conflict", Message: "modified"},
 		"invalid":       {Code: 422, Reason: "Invalid", Message: "no"},
-		"no right":      {Code: 403, Reason: "Forbidden", Message: "may not sign"},
+		"no right":      {Code: 403, Reason: "Forbidden", Message: "may not patch"},
+		"no signer":     {Code: 422, Reason: "Invalid", Message: `spec.signerName: Forbidden: User "x" is not permitted to "sign" for signer`},
 		"hook, no JSON": {Code: 502},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -472,7 +473,7 @@ func TestLostAnswer(t *testing.T) {
 			c.issued(request)
 			require.Equal(t, 1, a.times(request))
 			require.Len(t, c.History(at(request)), 2) // the request, and its answer
-			if fault.Code == 403 {
+			if strings.HasPrefix(name, "no ") {
 				require.Contains(t, c.logs.String(), "patch podcertificaterequests/status, and sign for the signer "+"example.org/spiffe")
 			}
 		})

@@ -223,7 +223,7 @@ func (s *Signer) end(e *entry, how string) {
 // again ends an attempt that is repeated. What the API server or the CA cannot do for any request holds all of them back.
 func (s *Signer) again(ctx context.Context, e *entry, r *request, answer *status, err error) {
 	conflict := kube.Conflict(err)
-	all := !conflict && !errors.Is(err, ca.ErrLimit) && !errors.Is(err, errOne) && !invalid(err)
+	all := !conflict && !errors.Is(err, ca.ErrLimit) && !errors.Is(err, errOne) && (!invalid(err) || forbidden(err))
 	s.mu.Lock()
 	e.answer, e.reread = answer, e.reread || answer != nil
 	if ctx.Err() != nil {
