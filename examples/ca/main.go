@@ -72,6 +72,12 @@
 // Deployment linkerd-identity. The CA's service account needs the verb create for events; -linkerd-events=false turns
 // them off.
 //
+// # For pods of Kubernetes 1.37
+//
+// With -pod-signer=cluster.local/spiffe, and -kubernetes, the CA signs for pods that name this signer in a volume (podCertificate), and
+// keeps its roots in a ClusterTrustBundle that such a volume has beside the certificate (clusterTrustBundle): no agent is needed. Package
+// podcert says which identity a pod gets. -pod-federated adds the bundles of other trust domains.
+//
 // -demo shows a server at work in a few seconds.
 package main
 
@@ -146,6 +152,9 @@ func run(ctx context.Context, args []string, getenv func(string) string, in io.R
 		level = slog.LevelDebug
 	}
 	log := slog.New(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: level}))
+	if err := o.federate(ctx, log); err != nil {
+		return err
+	}
 	return o.Serve(ctx, log, func(a *caconfig.Authority, at caserver.Listeners) { announce(out, o.Config, a, at) })
 }
 
@@ -164,6 +173,8 @@ type options struct {
 	issuerTTL time.Duration
 	mesh      linkerdname.Mesh
 	manifest  program.Manifest
+
+	pods pods
 }
 
 // parse reads the environment, then the flags.
@@ -187,6 +198,7 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 	o.manifest.RegisterWith(fs)
 	fs.StringVar(&o.anchorDir, "anchor-dir", "", "`folder` of the trust anchor for -install, which is made if the folder is empty")
 	fs.DurationVar(&o.issuerTTL, "issuer-ttl", 365*24*time.Hour, "`lifetime` of the issuer that -install makes")
+	o.pods.define(fs)
 	fs.BoolVar(&o.verbose, "v", false, "log more")
 	showVersion := fs.Bool("version", false, "print the version, and end")
 	o.Config, err = caconfig.Parse(fs, args, getenv)
@@ -204,7 +216,10 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 			o.command, o.argument = name, f.Value.String()
 		}
 	}
-	o.Page = page
+	o.Page = o.page
+	if err := o.setPods(fs); err != nil {
+		return nil, err
+	}
 	o.mesh = linkerdname.Mesh{ControlNamespace: fs.Lookup("linkerd-namespace").Value.String(), TrustDomain: o.CA.TrustDomain.String()}
 	switch sign := o.command == "once" || o.command == "jwt"; {
 	case sign == o.id.IsZero():

@@ -11,16 +11,19 @@ import (
 )
 
 // page returns what operators see at "/" of -admin-addr, until ctx is done.
-func page(ctx context.Context, a *caconfig.Authority) (http.Handler, error) {
-	p, err := statuspage.New("CA", statuspage.Part{Name: "ca", Source: authority{a}, Links: []string{"metrics", "ready", "status"}})
+func (o *options) page(ctx context.Context, a *caconfig.Authority) (http.Handler, error) {
+	p, err := statuspage.New("CA", statuspage.Part{Name: "ca", Source: authority{a, &o.pods}, Links: []string{"metrics", "ready", "status"}})
 	if err == nil {
 		context.AfterFunc(ctx, func() { _ = p.Close() })
 	}
 	return p, err
 }
 
-// authority tells the state of a CA: its keys with what becomes of them, its store, and its audit log.
-type authority struct{ *caconfig.Authority }
+// authority tells the state of a CA: its keys with what becomes of them, its store, its audit log, and the requests of pods.
+type authority struct {
+	*caconfig.Authority
+	pods *pods
+}
 
 // Report implements [report.Reporter].
 func (a authority) Report() (r report.Report) {
@@ -35,9 +38,8 @@ func (a authority) Report() (r report.Report) {
 		return r
 	}
 	s, h := a.Own.Status(), a.Own.Health()
-	if a.Pods != nil {
-		r = a.Pods.Report()
-		r.Metrics = nil // which /metrics has
+	if a.pods.signer != nil {
+		r.Upstreams = a.pods.signer.Report().Upstreams
 	}
 	for _, k := range s.Roots {
 		r.Bundles = append(r.Bundles, report.Bundle{TrustDomain: s.TrustDomain.String(), Origin: k.String(), X509: []*x509.Certificate{k.Certificate}})

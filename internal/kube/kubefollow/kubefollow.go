@@ -55,7 +55,7 @@ func (f *Follower[T]) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		var err error
 		if version == "" {
-			version, err = f.List(ctx)
+			version, err = f.list(ctx)
 			listed = listed || err == nil
 		}
 		steady := false
@@ -97,8 +97,8 @@ func (f *Follower[T]) Run(ctx context.Context) {
 	}
 }
 
-// List reads all objects once, page by page, and returns the version to watch from.
-func (f *Follower[T]) List(ctx context.Context) (version string, err error) {
+// list reads all objects, page by page, and returns the version to watch from.
+func (f *Follower[T]) list(ctx context.Context) (version string, err error) {
 	query, limit, first := url.Values{}, pageSize, true
 	maps.Copy(query, f.Query)
 	for range maxPages {

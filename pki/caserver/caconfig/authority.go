@@ -39,7 +39,6 @@ type Authority struct {
 	ca.Signer
 	Own   *ca.Authority // nil with -external-ca: the keys are those of the cluster
 	Where string        // the CA is, for operators
-	Pods  caserver.Pods // with -pod-signer, once Serve has made it; otherwise nil
 
 	audit *auditlog.Log // nil for none
 	look  *look         // nil if it may write
@@ -505,7 +504,7 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 	defer stop()
 	o := caserver.Options{
 		CA: c.limit(a, log), ID: c.ServerID, Names: c.names(), RootsFile: c.RootsFile,
-		Status: a.WriteStatus, Ready: func() { ready(a, at) }, Logger: log, GetCertificate: certificate,
+		Status: a.WriteStatus, Ready: func() { ready(a, at) }, Logger: log, GetCertificate: certificate, Pods: c.Pods,
 	}
 	if c.Page != nil {
 		if o.Page, err = c.Page(ctx, a); err != nil {
@@ -521,9 +520,6 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 			return err
 		}
 		defer stop()
-	}
-	if c.pods.SignerName != "" {
-		c.servePods(a, &o, log)
 	}
 	if c.rootConfigMap != "" {
 		stop, err := c.handOutRoots(ctx, a.Signer, kubekeep.Again, log)

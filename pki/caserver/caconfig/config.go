@@ -20,8 +20,6 @@
 //	- {apiGroups: [""], resources: [namespaces], verbs: [list, watch]}
 //	- {apiGroups: [""], resources: [configmaps], verbs: [create]}
 //	- {apiGroups: [""], resources: [configmaps], resourceNames: [istio-ca-root-cert], verbs: [list, watch, patch]}
-//
-// With -pod-signer it needs those that the comment of package podcert names.
 package caconfig
 
 import (
@@ -46,7 +44,6 @@ import (
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
-	"github.com/svidkit/svidkit/pki/caserver/podcert"
 	"github.com/svidkit/svidkit/pki/ra"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -79,10 +76,8 @@ type Config struct {
 	auditOptions       auditlog.Options
 	// Page returns what Serve has at / of -admin-addr, until its context is done. Nil means nothing.
 	Page func(context.Context, *Authority) (http.Handler, error)
-
-	// Federated returns the bundles of other trust domains that -pod-signer hands out to pods, such as the method Bundles of a
-	// *federation.Manager. Nil means none.
-	Federated func() *spiffe.BundleSet
+	// Pods is that of [caserver.Options]; it is for a CA of its own in a cluster.
+	Pods func(ca.Signer) (caserver.Pods, error)
 
 	cluster               caserver.Kubernetes
 	namespace             string
@@ -94,8 +89,6 @@ type Config struct {
 	linkerdEvents         bool
 	dnsNames              []string
 	callers               callers
-	pods                  podcert.Options
-	podID                 string
 	renew                 renewal
 	clusterOptions
 
@@ -177,7 +170,6 @@ func (c *Config) define(fs *flag.FlagSet) {
 	fs.Func("token-audiences", "`audiences` of tokens for Istio's API (default istio-ca) [TOKEN_AUDIENCES]", list(&c.cluster.Audiences))
 	fs.Func("trusted-node-accounts", "service `accounts` (namespace/name,…) that may ask for the workloads of their node [CA_TRUSTED_NODE_ACCOUNTS]", list(&c.cluster.NodeAccounts))
 	c.defineCluster(fs)
-	c.definePods(fs)
 	fs.BoolVar(&c.cacerts, "use-cacerts", false, "keep the self-signed CA in the Secret cacerts instead of istio-ca-secret [USE_CACERTS_FOR_SELF_SIGNED_CA]")
 	c.defineCallers(fs)
 	fs.Func("renew-by-certificate", "for how long a caller of Istio's API may renew with the certificate that it has, "+
@@ -373,7 +365,6 @@ func (c *Config) check(serve bool) error {
 	if badNames == nil {
 		_, badNames = pki.NewCSR(key, pki.CSROptions{SANs: c.names()})
 	}
-	_, badPath := podcert.Template(c.CA.TrustDomain, c.podID)
 	linkerdTTL := c.given["linkerd-ttl"]
 	exposes := func(addr string) bool { return serve && c.Development() && addr != "" && !isLoopback(addr) }
 	for _, rule := range []struct {
@@ -418,12 +409,6 @@ func (c *Config) check(serve bool) error {
 		{"k8s-signer", c.ExternalCA != "" && c.external.Signer+c.external.SignerDomain == "", "with -external-ca, name a signer here, or the domain of several in -cert-signer-domain"},
 		{"root-configmap", c.rootConfigMap != "" && !c.Kubernetes, "it needs -kubernetes"},
 		{"root-configmap", c.rootConfigMap != "" && !kube.ValidName(c.rootConfigMap), "no ConfigMap can have this name"},
-		{"pod-signer", c.pods.SignerName != "" && !c.Kubernetes, "it needs -kubernetes"},
-		{"pod-signer", c.pods.SignerName != "" && c.ExternalCA != "", "with -external-ca the signers of the cluster sign: ask them"},
-		{"default-ttl", c.pods.SignerName != "" && c.CA.DefaultTTL < time.Hour, "with -pod-signer it is an hour at least, as Kubernetes takes no certificate of less"},
-		{"pod-node-rate", !(c.pods.NodeRate >= 0), negative}, // or NaN
-		{"pod-namespace-rate", !(c.pods.NamespaceRate >= 0), negative},
-		{"pod-id", badPath != nil, badPath},
 		{"remote-cluster", len(c.cluster.Remotes) > 0 && !c.Kubernetes, "it needs -kubernetes"},
 		{"remote-cluster", c.cluster.Remotes[c.cluster.ClusterID].APIServer != "", "one has the name in -cluster-id, which is the cluster of the server itself"},
 		{"tls-cert", (c.tlsCert == "") != (c.tlsKey == ""), "-tls-cert and -tls-key belong together"},

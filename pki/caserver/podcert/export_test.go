@@ -4,10 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"time"
+
+	"github.com/svidkit/svidkit/internal/limit"
 )
 
 // SetRoom sets how many bytes of requests may wait, in total and of a node. Run has not been called.
-func (s *Signer) SetRoom(all, each int) { s.setRoom(all, each) }
+func (s *Signer) SetRoom(all, each int) { s.room = limit.NewShares[string](all, each) }
 
 // Answer returns the answer to a request, both in JSON; nil if it is answered already.
 func Answer(ctx context.Context, s *Signer, data []byte) ([]byte, error) {

@@ -31,7 +31,7 @@
 // the others have signed for nothing. Requests of other signers are never read.
 //
 // The requests of a node, and those of a namespace, are served at a rate of their own, so that a flood of one does not
-// hold up the others. What waits takes 64 MiB at most, and 4 MiB for a node; beyond that it is read again later.
+// hold up the others. What waits takes 64 MiB at most, and 4 MiB for a node; beyond that it is read again every minute.
 //
 // # Bundles
 //
@@ -137,9 +137,7 @@ type Signer struct {
 	requests map[string]*entry // by UID; those that are answered, too, until the API server shows that
 	round    int               // of the list
 	room     *limit.Shares[string]
-	most     struct{ all, each int } // of room
-	missed   map[string]bool         // nodes with requests that there was no room for
-	space    renew.Signal            // there is room again
+	missed   bool // there was no room for all
 	nodes    turns
 	spaces   turns
 	state    report.Upstream // of the requests
@@ -160,11 +158,10 @@ func New(o Options) (*Signer, error) {
 		o.ID = func(p ca.Pod) (spiffe.ID, error) { return o.TrustDomain.KubernetesID(p.Namespace, p.ServiceAccount) }
 	}
 	s := &Signer{
-		opts: o, api: api, log: ratelog.New(o.Logger, 0), requests: make(map[string]*entry), missed: make(map[string]bool),
+		opts: o, api: api, log: ratelog.New(o.Logger, 0), requests: make(map[string]*entry), room: limit.NewShares[string](maxHeld, maxHeldEach),
 		state: report.Upstream{Name: "requests of pods to " + o.SignerName},
 		nodes: newTurns(cmp.Or(o.NodeRate, nodeRate)), spaces: newTurns(cmp.Or(o.NamespaceRate, namespaceRate)),
 	}
-	s.setRoom(maxHeld, maxHeldEach)
 	s.loop = renew.Loop[*entry]{Mu: &s.mu, Attempt: s.attempt, Slots: concurrent, FailingLast: true}
 	s.roots.init(s)
 	s.totals = s.set.Counters("svidkit_ca_pod_requests_total", "The number of requests of pods that were answered, by the answer; lost "+
@@ -230,47 +227,17 @@ func (s *Signer) Run(ctx context.Context) error {
 	defer wg.Wait()
 	wg.Go(func() { s.loop.Run(ctx) })
 	wg.Go(func() { s.roots.run(ctx) })
-	wg.Go(func() { s.refill(ctx) })
-	f := s.follower("")
-	f.Page = func(_ context.Context, items []request, first, last bool) {
-		if first {
-			s.mu.Lock()
-			s.round++
-			s.mu.Unlock()
-		}
-		for i := range items {
-			s.take(&items[i], false)
-		}
-		if last {
-			s.prune()
-		}
+	f := kubefollow.Follower[request]{
+		API: s.api, Path: kube.Path("apis", group, "v1", "podcertificaterequests"), Kind: "PodCertificateRequest", Page: s.page, Event: s.event, State: s.follows,
+		Query: url.Values{"fieldSelector": {"spec.signerName=" + s.opts.SignerName}, "timeoutSeconds": {"60"}},
 	}
-	f.Event = func(_ context.Context, change string, r *request) bool {
-		if r.Metadata.UID == "" {
-			return false
-		}
-		if change == kube.Deleted {
-			s.drop(r.Metadata.UID)
-		} else {
-			s.take(r, false)
-		}
-		return true
+	f.Again = func() bool { // there may be room for what was left out
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.missed
 	}
-	f.State = s.follows
 	f.Run(ctx)
 	return nil
-}
-
-// follower returns what reads the requests of a node, or of all for "".
-func (s *Signer) follower(node string) *kubefollow.Follower[request] {
-	selector := "spec.signerName=" + s.opts.SignerName
-	if node != "" {
-		selector += ",spec.nodeName=" + node
-	}
-	return &kubefollow.Follower[request]{
-		API: s.api, Path: kube.Path("apis", group, "v1", "podcertificaterequests"), Query: url.Values{"fieldSelector": {selector}}, Kind: "PodCertificateRequest",
-		State: func(context.Context, error, time.Duration) {},
-	}
 }
 
 // follows notes why the API server is not followed; nil if it is.

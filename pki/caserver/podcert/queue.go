@@ -12,7 +12,6 @@ import (
 
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/kube/kubefollow"
-	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
@@ -23,7 +22,6 @@ type entry struct {
 	renew.Entry
 	request request // as it was read last
 	answer  *status // nil until there is one: what is signed once is not signed again
-	reread  bool    // the request may have changed
 	done    bool    // answered, or gone
 	round   int
 	size    int // of the room that it takes
@@ -59,15 +57,8 @@ func (t *turns) take(key string, now time.Time) time.Duration {
 	return max(at.Sub(now)-time.Second/4, 0)
 }
 
-// setRoom sets how many bytes of requests may wait, in total and of a node.
-func (s *Signer) setRoom(all, each int) {
-	s.room, s.most.all, s.most.each = limit.NewShares[string](all, each), all, each
-}
-
-// take takes over the state of a request, which may be stale if it was not read in the order of its changes.
-func (s *Signer) take(r *request, stale bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// take takes over the present state of a request. s.mu is held.
+func (s *Signer) take(r *request) {
 	e, node, now := s.requests[r.Metadata.UID], r.Spec.NodeName, time.Now()
 	switch {
 	case r.Spec.SignerName != s.opts.SignerName || r.Metadata.UID == "":
@@ -76,9 +67,9 @@ func (s *Signer) take(r *request, stale bool) {
 	case e != nil:
 		e.request, e.round = *r, s.round
 	case s.room.Take(node, r.size()) != nil:
-		s.missed[node] = true
+		s.missed = true
 	default:
-		e = &entry{request: *r, size: r.size(), round: s.round, reread: stale}
+		e = &entry{request: *r, size: r.size(), round: s.round}
 		s.requests[r.Metadata.UID] = e
 		s.loop.Put(e, max(s.nodes.take(node, now), s.spaces.take(r.Metadata.Namespace, now)))
 	}
@@ -90,7 +81,6 @@ func (s *Signer) settle(e *entry) {
 		e.done = true
 		s.loop.Remove(e)
 		s.room.Give(e.request.Spec.NodeName, e.size)
-		s.space.Notify()
 	}
 }
 
@@ -101,21 +91,33 @@ func (s *Signer) forget(e *entry) {
 	}
 }
 
-// prune forgets the requests that were not on the last list.
-func (s *Signer) prune() {
+// page takes over a page of a list. After the last one, what was on none has gone.
+func (s *Signer) page(_ context.Context, items []request, first, last bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if first {
+		s.round, s.missed = s.round+1, false
+	}
+	for i := range items {
+		s.take(&items[i])
+	}
 	for _, e := range s.requests {
-		if e.round != s.round {
+		if last && e.round != s.round {
 			s.forget(e)
 		}
 	}
 }
 
-func (s *Signer) drop(uid string) {
+// event takes over a change.
+func (s *Signer) event(_ context.Context, change string, r *request) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.forget(s.requests[uid])
+	if change == kube.Deleted {
+		s.forget(s.requests[r.Metadata.UID])
+	} else {
+		s.take(r)
+	}
+	return r.Metadata.UID != ""
 }
 
 // waiting returns how many requests wait, and when the oldest was made.
@@ -134,52 +136,15 @@ func (s *Signer) waiting() (n int, oldest time.Time) {
 	return n, oldest
 }
 
-// refill reads the requests of nodes again that there was no room for.
-func (s *Signer) refill(ctx context.Context) {
-	for ctx.Err() == nil {
-		space, wait := s.space.Changed(), time.Minute
-		if node, ok := s.left(); ok {
-			f := s.follower(node)
-			f.Page = func(_ context.Context, items []request, _, _ bool) {
-				for i := range items {
-					s.take(&items[i], true)
-				}
-			}
-			if _, err := f.List(ctx); err != nil {
-				s.mu.Lock()
-				s.missed[node] = true
-				s.mu.Unlock()
-				space, wait = nil, time.Second // the follower says why
-			} else {
-				continue
-			}
-		}
-		renew.Wait(ctx, wait, space)
-	}
-}
-
-// left returns a node that has requests left out, and room for them now.
-func (s *Signer) left() (node string, ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for node := range s.missed { // in any order
-		if s.room.Held() <= s.most.all/2 && s.room.Of(node) <= s.most.each/2 {
-			delete(s.missed, node)
-			return node, true
-		}
-	}
-	return "", false
-}
-
 // attempt answers a request.
 func (s *Signer) attempt(parent context.Context, e *entry) {
 	ctx, cancel := context.WithTimeout(parent, attemptTime)
 	defer cancel()
 	s.mu.Lock()
-	r, answer, reread := e.request, e.answer, e.reread
+	r, answer := e.request, e.answer
 	s.mu.Unlock()
 	var err error
-	if reread {
+	if answer != nil { // which the API server may have, or another replica's
 		var now struct {
 			Items []request `json:"items"`
 		}
@@ -225,7 +190,7 @@ func (s *Signer) again(ctx context.Context, e *entry, r *request, answer *status
 	conflict := kube.Conflict(err)
 	all := !conflict && !errors.Is(err, ca.ErrLimit) && !errors.Is(err, errOne) && (!invalid(err) || forbidden(err))
 	s.mu.Lock()
-	e.answer, e.reread = answer, e.reread || answer != nil
+	e.answer = answer
 	if ctx.Err() != nil {
 		s.loop.Done(e, 0)
 		s.mu.Unlock()

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"log/slog"
+	"net/http"
+	"strings"
+
+	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver"
+	"github.com/svidkit/svidkit/pki/caserver/podcert"
+	"github.com/svidkit/svidkit/spiffe/federation"
+)
+
+// pods are the flags of the signer for pods.
+type pods struct {
+	podcert.Options
+	path, federated string
+	signer          *podcert.Signer // once there is one
+}
+
+func (p *pods) define(fs *flag.FlagSet) {
+	fs.StringVar(&p.SignerName, "pod-signer", "", "`name` of the signer, such as cluster.local/spiffe, whose certificates and roots pods have in volumes, "+
+		"with -kubernetes; for Kubernetes 1.37 and later; empty: none")
+	fs.StringVar(&p.path, "pod-id", "/ns/${namespace}/sa/${service-account}", "`path` of the identities of pods, which may also have ${pod}, ${pod-uid} and ${node}")
+	fs.Float64Var(&p.NodeRate, "pod-node-rate", 200, "requests of pods per `second` and node")
+	fs.Float64Var(&p.NamespaceRate, "pod-namespace-rate", 1000, "requests of pods per `second` and namespace")
+	fs.StringVar(&p.federated, "pod-federated", "", "further `bundles` for volumes of pods, from bundle endpoints with Web PKI, as TRUST-DOMAIN|https://…, with || between")
+}
+
+// setPods has the server sign for pods, if the flags say so.
+func (o *options) setPods(fs *flag.FlagSet) (err error) {
+	p := &o.pods
+	switch {
+	case p.SignerName == "":
+		return nil
+	case !o.Kubernetes || o.ExternalCA != "":
+		return program.Misused("-pod-signer: it is for a CA of its own with -kubernetes")
+	}
+	p.TrustDomain, p.TTL, p.APIServer = o.CA.TrustDomain, o.CA.DefaultTTL, fs.Lookup("kubernetes-api").Value.String()
+	if strings.HasPrefix(p.APIServer, "http:") {
+		p.HTTPClient = &http.Client{} // such as kubectl proxy, which authenticates us
+	}
+	if p.ID, err = podcert.Template(p.TrustDomain, p.path); err != nil {
+		return program.Misused("-pod-id: %w", err)
+	}
+	o.Pods = func(signer ca.Signer) (caserver.Pods, error) {
+		p.CA = signer
+		s, err := podcert.New(p.Options)
+		if err != nil {
+			return nil, program.Misused("-pod-signer: %w", err)
+		}
+		p.signer = s
+		return s, nil
+	}
+	return nil
+}
+
+// federate keeps the bundles of other trust domains until ctx is done.
+func (o *options) federate(ctx context.Context, log *slog.Logger) error {
+	o.pods.Logger = log
+	if o.pods.federated == "" {
+		return nil
+	}
+	all, err := federation.ParseIstioString(o.pods.federated)
+	if err != nil {
+		return program.Misused("-pod-federated: %w", err)
+	}
+	m, err := federation.New(federation.Config{Relationships: all})
+	if err != nil {
+		return program.Misused("-pod-federated: %w", err)
+	}
+	o.pods.Federated = m.Bundles
+	go func() { _ = m.Run(ctx) }()
+	return nil
+}
