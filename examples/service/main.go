@@ -39,6 +39,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/health"
 	"github.com/svidkit/svidkit/spiffe/report"
+	"github.com/svidkit/svidkit/spiffe/source"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
@@ -119,16 +120,8 @@ func start(ctx context.Context, o options, out io.Writer) error {
 	})
 }
 
-// source is where the identity comes from.
-type source interface {
-	spiffe.SVIDSource
-	spiffe.BundleSource
-	report.Reporter
-	Close() error
-}
-
 // open waits for the identity: from the Workload API, or from a folder.
-func open(ctx context.Context, o options) (source, error) {
+func open(ctx context.Context, o options) (source.Source, error) {
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	if o.folder {
 		return filesource.Start(ctx, filesource.Config{Logger: log})
@@ -161,7 +154,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	}
 	var draining atomic.Bool
 	state, err := health.New(
-		health.Part{Name: "identity", Source: src},
+		health.Part{Name: "identity", Source: src.(report.Reporter)},
 		health.Part{Name: "tls", Source: handshakes},
 		health.Part{Name: "service", Check: func() error {
 			if draining.Load() {

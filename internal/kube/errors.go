@@ -41,6 +41,9 @@ func (e *StatusError) Error() string {
 	return b.String()
 }
 
+// Retryable returns RetryAfter, and that the same request may succeed later.
+func (e *StatusError) Retryable() (after time.Duration, ok bool) { return e.RetryAfter, true }
+
 // NotFound reports whether an API server says that there is no such object. It is false for the 404
 // of a proxy, or of a wrong URL, that knows nothing about objects.
 func NotFound(err error) bool {

@@ -194,11 +194,7 @@ func (a *access) review(running context.Context, r *rights) {
 	now := time.Now()
 	changed, wait := false, time.Duration(0)
 	if err != nil {
-		f := r.Failed(err)
-		if e, ok := errors.AsType[*kube.StatusError](err); ok {
-			f.Wish = e.RetryAfter
-		}
-		wait = min(kubefollow.Patience.WaitEndless(f, rand.Float64()), a.every)
+		wait = min(kubefollow.Patience.WaitEndless(r.Failed(err), rand.Float64()), a.every)
 	} else {
 		r.Succeeded()
 		changed = r.reviewed.IsZero() || r.allowed != allowed || renew.Elapsed(r.reviewed, now) > reviewGood

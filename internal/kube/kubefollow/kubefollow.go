@@ -85,9 +85,6 @@ func (f *Follower[T]) Run(ctx context.Context) {
 			version = ""
 		}
 		failure := renew.NewFailure(failures, err)
-		if e, ok := errors.AsType[*kube.StatusError](err); ok {
-			failure.Wish = e.RetryAfter
-		}
 		wait := Patience.Wait(failure, 0, 0, rand.Float64())
 		if listed {
 			wait = Patience.WaitEndless(failure, rand.Float64())

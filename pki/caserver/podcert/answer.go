@@ -18,16 +18,11 @@ import (
 type request struct {
 	Metadata kube.ObjectMeta `json:"metadata"`
 	Spec     struct {
-		SignerName                string            `json:"signerName"`
-		PodName                   string            `json:"podName"`
-		PodUID                    string            `json:"podUID"`
-		ServiceAccountName        string            `json:"serviceAccountName"`
-		ServiceAccountUID         string            `json:"serviceAccountUID"`
-		NodeName                  string            `json:"nodeName"`
-		NodeUID                   string            `json:"nodeUID"`
-		MaxExpirationSeconds      int32             `json:"maxExpirationSeconds"`
-		StubPKCS10Request         []byte            `json:"stubPKCS10Request"`
-		UnverifiedUserAnnotations map[string]string `json:"unverifiedUserAnnotations"`
+		SignerName, PodName, PodUID, ServiceAccountName, ServiceAccountUID, NodeName, NodeUID string
+
+		MaxExpirationSeconds      int32
+		StubPKCS10Request         []byte
+		UnverifiedUserAnnotations map[string]string
 	} `json:"spec"`
 	Status status `json:"status"`
 }
@@ -121,7 +116,7 @@ func (s *Signer) answer(ctx context.Context, r *request) (*status, error) {
 		error
 		Retryable() (time.Duration, bool)
 	}](err); ok {
-		if _, passes := again.Retryable(); passes {
+		if _, ok = again.Retryable(); ok {
 			return nil, fmt.Errorf("%w has no identity yet: %w", errOne, err)
 		}
 	}
@@ -146,13 +141,7 @@ func (s *Signer) answer(ctx context.Context, r *request) (*status, error) {
 	if to.Sub(from) < time.Hour {
 		return nil, fmt.Errorf("%w: %w: the CA signs until %s only, and the API server takes no certificate of less than an hour: replace its root", errOne, ca.ErrTTL, to.UTC().Format(time.RFC3339))
 	}
-	at := renew.RenewAt(now, from, to, 0.5, 0.2, rand.Float64()).UTC().Truncate(time.Second)
-	if soonest := from.Add(10 * time.Minute); at.Before(soonest) { // the bounds of the API
-		at = soonest
-	}
-	if latest := to.Add(-10 * time.Minute); at.After(latest) {
-		at = latest
-	}
+	at := renew.RenewAt(now, from, to, 0.5, 0.2, rand.Float64()).UTC().Truncate(time.Second) // at least 17 minutes from either end: the API wants 10
 	answer, _ := conclude(issued, "Issued", "%s", id)
 	answer.CertificateChain, answer.NotBefore, answer.NotAfter, answer.BeginRefreshAt = string(pki.MarshalCertificatesPEM(chain...)), &from, &to, &at
 	return answer, nil

@@ -49,12 +49,9 @@ func (t *turns) take(key string, now time.Time) time.Duration {
 	if len(t.next) > 10_000 {
 		maps.DeleteFunc(t.next, func(_ string, at time.Time) bool { return at.Before(now) })
 	}
-	at := t.next[key]
-	if at.Before(now) {
-		at = now
-	}
-	t.next[key] = at.Add(t.every)
-	return max(at.Sub(now)-time.Second/4, 0)
+	wait := max(t.next[key].Sub(now), 0)
+	t.next[key] = now.Add(wait + t.every)
+	return max(wait-time.Second/4, 0)
 }
 
 // take takes over the present state of a request. s.mu is held.
@@ -188,7 +185,9 @@ func (s *Signer) end(e *entry, how string) {
 // again ends an attempt that is repeated. What the API server or the CA cannot do for any request holds all of them back.
 func (s *Signer) again(ctx context.Context, e *entry, r *request, answer *status, err error) {
 	conflict := kube.Conflict(err)
-	all := !conflict && !errors.Is(err, ca.ErrLimit) && !errors.Is(err, errOne) && (!invalid(err) || forbidden(err))
+	status, _ := errors.AsType[*kube.StatusError](err)
+	one := conflict || errors.Is(err, ca.ErrLimit) || errors.Is(err, errOne) || status != nil && status.Reason == "Invalid"
+	all := !one || forbidden(err)
 	s.mu.Lock()
 	e.answer = answer
 	if ctx.Err() != nil {
@@ -200,9 +199,6 @@ func (s *Signer) again(ctx context.Context, e *entry, r *request, answer *status
 	if all {
 		s.failures++
 		f = renew.NewFailure(s.failures, err)
-	}
-	if status, ok := errors.AsType[*kube.StatusError](err); ok {
-		f.Wish, f.Final = status.RetryAfter, false
 	}
 	wait := kubefollow.Patience.Wait(f, 0, 0, rand.Float64())
 	if all && !s.loop.Hold {
@@ -223,12 +219,6 @@ func (s *Signer) again(ctx context.Context, e *entry, r *request, answer *status
 		s.log.Warn("podcert: a request has to wait", cmp.Or(kind(err), "API server"), slog.String("request", r.name()), slog.String("node", r.Spec.NodeName),
 			slog.Any("err", s.remedy(err)), slog.Duration("retry_in", wait))
 	}
-}
-
-// invalid reports whether the API server refuses what it was sent.
-func invalid(err error) bool {
-	status, ok := errors.AsType[*kube.StatusError](err)
-	return ok && status.Reason == "Invalid"
 }
 
 // kind is what a request waits for; "" for the API server.
