@@ -34,10 +34,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	if m.first == nil {
 		return errors.New("secretcache: run: it is the zero Manager; New makes one")
 	}
-	if err := m.life.Run(ctx, m.run); err != nil {
-		return fmt.Errorf("secretcache: run: %w", err)
-	}
-	return nil
+	return m.life.RunAs(ctx, "secretcache", m.run)
 }
 
 // Close ends the work of [Start], [Manager.Run] and [Manager.GenerateSecret] for good, and waits for it and for the functions

@@ -76,7 +76,7 @@
 //
 // With -pod-signer=cluster.local/spiffe, and -kubernetes, the CA signs for pods that name this signer in a volume (podCertificate), and
 // keeps its roots in a ClusterTrustBundle that such a volume has beside the certificate (clusterTrustBundle): no agent is needed. Package
-// podcert says which identity a pod gets. -pod-federated adds the bundles of other trust domains.
+// podcert says which identity a pod gets.
 //
 // -demo shows a server at work in a few seconds.
 package main
@@ -152,9 +152,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, in io.R
 		level = slog.LevelDebug
 	}
 	log := slog.New(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: level}))
-	if err := o.federate(ctx, log); err != nil {
-		return err
-	}
+	o.pods.Logger = log
 	return o.Serve(ctx, log, func(a *caconfig.Authority, at caserver.Listeners) { announce(out, o.Config, a, at) })
 }
 

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"context"
 	"flag"
-	"log/slog"
 	"net/http"
 	"strings"
 
@@ -11,14 +9,13 @@ import (
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/podcert"
-	"github.com/svidkit/svidkit/spiffe/federation"
 )
 
 // pods are the flags of the signer for pods.
 type pods struct {
 	podcert.Options
-	path, federated string
-	signer          *podcert.Signer // once there is one
+	path   string
+	signer *podcert.Signer // once there is one
 }
 
 func (p *pods) define(fs *flag.FlagSet) {
@@ -27,7 +24,6 @@ func (p *pods) define(fs *flag.FlagSet) {
 	fs.StringVar(&p.path, "pod-id", "/ns/${namespace}/sa/${service-account}", "`path` of the identities of pods, which may also have ${pod}, ${pod-uid} and ${node}")
 	fs.Float64Var(&p.NodeRate, "pod-node-rate", 200, "requests of pods per `second` and node")
 	fs.Float64Var(&p.NamespaceRate, "pod-namespace-rate", 1000, "requests of pods per `second` and namespace")
-	fs.StringVar(&p.federated, "pod-federated", "", "further `bundles` for volumes of pods, from bundle endpoints with Web PKI, as TRUST-DOMAIN|https://…, with || between")
 }
 
 // setPods has the server sign for pods, if the flags say so.
@@ -55,24 +51,5 @@ func (o *options) setPods(fs *flag.FlagSet) (err error) {
 		p.signer = s
 		return s, nil
 	}
-	return nil
-}
-
-// federate keeps the bundles of other trust domains until ctx is done.
-func (o *options) federate(ctx context.Context, log *slog.Logger) error {
-	o.pods.Logger = log
-	if o.pods.federated == "" {
-		return nil
-	}
-	all, err := federation.ParseIstioString(o.pods.federated)
-	if err != nil {
-		return program.Misused("-pod-federated: %w", err)
-	}
-	m, err := federation.New(federation.Config{Relationships: all})
-	if err != nil {
-		return program.Misused("-pod-federated: %w", err)
-	}
-	o.pods.Federated = m.Bundles
-	go func() { _ = m.Run(ctx) }()
 	return nil
 }

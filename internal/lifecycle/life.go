@@ -47,6 +47,14 @@ func (l *Life) Run(ctx context.Context, work func(context.Context) error) error 
 	return l.do(inner, work)
 }
 
+// RunAs is [Life.Run] for the Run of what has the name, which its error begins with.
+func (l *Life) RunAs(ctx context.Context, name string, work func(context.Context) error) error {
+	if err := l.Run(ctx, work); err != nil {
+		return fmt.Errorf("%s: run: %w", name, err)
+	}
+	return nil
+}
+
 func (l *Life) begin(ctx context.Context) (context.Context, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -90,6 +98,18 @@ func (l *Life) Start(ctx context.Context, work, ready func(context.Context) erro
 		return err
 	}
 	return nil
+}
+
+// Started is [Life.Start] for a Start function: it returns s once that is ready, and otherwise closes it.
+func Started[S interface {
+	Ready(context.Context) error
+	Close() error
+}](ctx context.Context, s S, l *Life, work func(context.Context) error) (started S, err error) {
+	if err := l.Start(ctx, work, s.Ready); err != nil {
+		_ = s.Close()
+		return started, err
+	}
+	return s, nil
 }
 
 // Close ends the work, now and for good, and waits until it has ended. Further calls do nothing more. It must not be

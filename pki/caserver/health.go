@@ -123,14 +123,6 @@ type counter struct {
 	results map[string]*metrics.Counter
 }
 
-// Changed tells of changes of the bundle, if the CA does.
-func (c *counter) Changed() <-chan struct{} {
-	if ca, ok := c.Signer.(interface{ Changed() <-chan struct{} }); ok {
-		return ca.Changed()
-	}
-	return nil
-}
-
 // kinds are the results that are counted by themselves.
 var kinds = []struct {
 	err    error

@@ -247,10 +247,7 @@ func Start(ctx context.Context, cfg Config) (*Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.life.Start(ctx, s.work, s.Ready); err != nil {
-		return nil, err
-	}
-	return s, nil
+	return lifecycle.Started(ctx, s, &s.life, s.work)
 }
 
 // Run follows the Secrets, for programs that do not use [Start]. It blocks until ctx is done or [Source.Close] is
@@ -259,10 +256,7 @@ func (s *Source) Run(ctx context.Context) error {
 	if s.api == nil {
 		return errors.New("kubesecrets: run: it is the zero Source; New makes one")
 	}
-	if err := s.life.Run(ctx, s.work); err != nil {
-		return fmt.Errorf("kubesecrets: run: %w", err)
-	}
-	return nil
+	return s.life.RunAs(ctx, "kubesecrets", s.work)
 }
 
 // Close stops the Source for good, waits for its goroutines, and returns nil. The last secrets stay readable.

@@ -153,10 +153,7 @@ func StartFiles(ctx context.Context, cfg FilesConfig) (*Files, error) {
 // Run follows the files, for programs that do not use [StartFiles]. It blocks until ctx is done or [Files.Close] is
 // called, and then returns nil. It is an error to call it while it runs, or after Close.
 func (f *Files) Run(ctx context.Context) error {
-	if err := f.life.Run(ctx, f.follower.Run); err != nil {
-		return fmt.Errorf("sdssource: run: %w", err)
-	}
-	return nil
+	return f.life.RunAs(ctx, "sdssource", f.follower.Run)
 }
 
 // Close stops Files for good, waits for its goroutines, and returns nil. The last secrets stay readable.

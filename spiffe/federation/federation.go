@@ -183,10 +183,7 @@ func Start(ctx context.Context, cfg Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := m.life.Start(ctx, m.run, m.Ready); err != nil {
-		return nil, err
-	}
-	return m, nil
+	return lifecycle.Started(ctx, m, &m.life, m.run)
 }
 
 // New checks cfg and returns a Manager. It does nothing else: no goroutine, no file, no request. The caller calls

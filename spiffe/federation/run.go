@@ -78,10 +78,7 @@ func (r *relation) newest() *spiffe.Bundle {
 // At its start it reads the directory, if there is one, and then fetches everything. An error about
 // the directory itself ends it before that.
 func (m *Manager) Run(ctx context.Context) error {
-	if err := m.life.Run(ctx, m.run); err != nil {
-		return fmt.Errorf("federation: run: %w", err)
-	}
-	return nil
+	return m.life.RunAs(ctx, "federation", m.run)
 }
 
 // Close ends [Manager.Run] for good, and waits for it. What was fetched stays in force. The error is always nil.

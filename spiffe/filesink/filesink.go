@@ -231,20 +231,14 @@ func Start(ctx context.Context, cfg Config) (*Sink, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.life.Start(ctx, s.work, s.Ready); err != nil {
-		return nil, err
-	}
-	return s, nil
+	return lifecycle.Started(ctx, s, &s.life, s.work)
 }
 
 // Run keeps the files current, for programs that do not use [Start]. It blocks until ctx is done or [Sink.Close] is
 // called, and then returns nil: no failure to write ends it. The files stay. It is an error to call it while it runs,
 // or after Close.
 func (s *Sink) Run(ctx context.Context) error {
-	if err := s.life.Run(ctx, s.work); err != nil {
-		return fmt.Errorf("filesink: run: %w", err)
-	}
-	return nil
+	return s.life.RunAs(ctx, "filesink", s.work)
 }
 
 func (s *Sink) work(ctx context.Context) error {

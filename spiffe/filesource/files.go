@@ -88,22 +88,16 @@ func (f *files) take(ctx context.Context, read follow.Files) error {
 // find returns the files of the folder: that with the identity, and those with bundles. Those that were there last are in use until the
 // folder can be read, and has an identity.
 func (s *Source) find() []string {
-	paths := []string{s.cfg.CertFile}
-	entries, err := os.ReadDir(s.cfg.Folder)
-	whole := err == nil
-	if _, missing := os.Stat(s.cfg.CertFile); missing != nil {
-		whole = false
-	}
-	if !whole {
-		return append(paths, s.found...)
-	}
-	s.found = nil
-	for _, e := range entries {
-		if _, ok := delivery.TrustDomain(e.Name()); ok && len(s.found) < maxFound {
-			s.found = append(s.found, filepath.Join(s.cfg.Folder, e.Name()))
+	entries, _ := os.ReadDir(s.cfg.Folder)
+	if _, err := os.Stat(s.cfg.CertFile); err == nil || s.found == nil {
+		s.found = []string{s.cfg.CertFile}
+		for _, e := range entries {
+			if _, ok := delivery.TrustDomain(e.Name()); ok && len(s.found) <= maxFound {
+				s.found = append(s.found, filepath.Join(s.cfg.Folder, e.Name()))
+			}
 		}
 	}
-	return append(paths, s.found...)
+	return s.found
 }
 
 // arrange makes room for the bundles that were found in the folder, and takes that of the others back.

@@ -229,20 +229,14 @@ func Start(ctx context.Context, cfg Config) (*Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.life.Start(ctx, s.work, s.Ready); err != nil {
-		return nil, err
-	}
-	return s, nil
+	return lifecycle.Started(ctx, s, &s.life, s.work)
 }
 
 // Run keeps the source current, for programs that do not use [Start]. It blocks until ctx is done or [Source.Close] is
 // called, and then returns nil. What was read stays readable after that. It is an error to call it while it runs, or
 // after Close.
 func (s *Source) Run(ctx context.Context) error {
-	if err := s.life.Run(ctx, s.work); err != nil {
-		return fmt.Errorf("filesource: run: %w", err)
-	}
-	return nil
+	return s.life.RunAs(ctx, "filesource", s.work)
 }
 
 func (s *Source) work(ctx context.Context) error {

@@ -131,10 +131,7 @@ func StartLastGood(ctx context.Context, cfg LastGoodConfig) (*LastGood, error) {
 // then returns nil; or until the Run of the live source returns, and returns its error. What was received stays
 // readable after that.
 func (l *LastGood) Run(ctx context.Context) error {
-	if err := l.life.Run(ctx, l.work); err != nil {
-		return fmt.Errorf("source: last good: run: %w", err)
-	}
-	return nil
+	return l.life.RunAs(ctx, "source: last good", l.work)
 }
 
 func (l *LastGood) work(ctx context.Context) error {

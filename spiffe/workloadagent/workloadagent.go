@@ -267,10 +267,7 @@ func (a *Agent) leave(r, other *rules) {
 // Run keeps the files and what is served current. It blocks until ctx is done or [Agent.Close] is called, and returns nil. It is
 // an error to call it while it runs, or after Close.
 func (a *Agent) Run(ctx context.Context) error {
-	if err := a.life.Run(ctx, a.work); err != nil {
-		return fmt.Errorf("workloadagent: run: %w", err)
-	}
-	return nil
+	return a.life.RunAs(ctx, "workloadagent", a.work)
 }
 
 func (a *Agent) work(ctx context.Context) error {

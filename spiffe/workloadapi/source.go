@@ -106,11 +106,7 @@ func Start(ctx context.Context, cfg Config) (*Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.life.Start(ctx, s.run, s.Ready); err != nil {
-		_ = s.Close()
-		return nil, err
-	}
-	return s, nil
+	return lifecycle.Started(ctx, s, &s.life, s.run)
 }
 
 // New checks cfg and returns a Source. It does nothing else: no goroutine, no connection. The caller calls

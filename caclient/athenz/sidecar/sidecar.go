@@ -179,19 +179,13 @@ func Start(ctx context.Context, cfg Config) (*Sidecar, error) {
 }
 
 func start(ctx context.Context, s *Sidecar) (*Sidecar, error) {
-	if err := s.life.Start(ctx, s.work, s.Ready); err != nil {
-		return nil, err
-	}
-	return s, nil
+	return lifecycle.Started(ctx, s, &s.life, s.work)
 }
 
 // Run keeps the identity fresh. It blocks until ctx is done or Close is called, and returns nil then. It returns an error at
 // once if it is running already or closed.
 func (s *Sidecar) Run(ctx context.Context) error {
-	if err := s.life.Run(ctx, s.work); err != nil {
-		return fmt.Errorf("sidecar: run: %w", err)
-	}
-	return nil
+	return s.life.RunAs(ctx, "sidecar", s.work)
 }
 
 // Close ends Run, or what Start has started, for good, and waits for it. What was obtained stays readable. The error

@@ -162,11 +162,7 @@ func Start(ctx context.Context, cfg Config) (*Identity, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := id.life.Start(ctx, id.run, id.Ready); err != nil {
-		_ = id.Close()
-		return nil, err
-	}
-	return id, nil
+	return lifecycle.Started(ctx, id, &id.life, id.run)
 }
 
 // New checks cfg and returns an Identity. It makes no key, reads no file but AnchorsFile, and connects to nothing.
@@ -385,10 +381,7 @@ func (id *Identity) signer() (crypto.Signer, error) {
 // blocks until ctx is done or [Identity.Close] is called, and returns nil then. It returns an error if the files are not as
 // they must be. It may be called again after it has returned; the key stays.
 func (id *Identity) Run(ctx context.Context) error {
-	if err := id.life.Run(ctx, id.run); err != nil {
-		return fmt.Errorf("linkerdproxy: run: %w", err)
-	}
-	return nil
+	return id.life.RunAs(ctx, "linkerdproxy", id.run)
 }
 
 func (id *Identity) run(ctx context.Context) error {

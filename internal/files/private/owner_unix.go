@@ -168,43 +168,39 @@ func checkKeys(path string, info fs.FileInfo) error {
 	return fmt.Errorf("%s: %w: it has mode %04o, so that others may get at the keys; run: chmod %04o %q", path, ErrUnsafe, have, want, path)
 }
 
-func checkReadable(path string, info fs.FileInfo) error {
-	mode := info.Mode()
+// strangers returns who else has one of the permissions, which are given as those of all users, and what chmod has to
+// be told, with how at its end; nothing if there is no one.
+func strangers(info fs.FileInfo, permissions fs.FileMode, how string) (bits, by string) {
 	_, group, ok := ids(info)
-	var bits, by string
-	switch {
-	case mode&0o007 != 0:
-		bits, by = "o=", "all users"
-		if mode&0o070 != 0 && !(ok && trusted(group)) {
-			bits = "go="
-		}
-	case mode&0o070 != 0 && !(ok && trusted(group)):
-		bits, by = "g=", fmt.Sprintf("the group %d, which is none of this process and not root's,", group)
-	default:
+	grouped := info.Mode()&(permissions<<3) != 0 && !(ok && trusted(group))
+	switch all := info.Mode()&permissions != 0; {
+	case all && grouped:
+		return "go" + how, "all users"
+	case all:
+		return "o" + how, "all users"
+	case grouped:
+		return "g" + how, fmt.Sprintf("the group %d, which is none of this process and not root's,", group)
+	}
+	return "", ""
+}
+
+func checkReadable(path string, info fs.FileInfo) error {
+	bits, by := strangers(info, 0o007, "=")
+	if by == "" {
 		return nil
 	}
-	return fmt.Errorf("%s: %w: it has mode %04o, so that %s may get at the key; run: chmod %s %q", path, ErrUnsafe, mode.Perm(), by, bits, path)
+	return fmt.Errorf("%s: %w: it has mode %04o, so that %s may get at the key; run: chmod %s %q", path, ErrUnsafe, info.Mode().Perm(), by, bits, path)
 }
 
 func checkWritable(path string, info fs.FileInfo, o *Options) error {
-	mode := info.Mode()
-	if info.IsDir() && mode&fs.ModeSticky != 0 {
+	if info.IsDir() && info.Mode()&fs.ModeSticky != 0 {
 		return nil // only the owner of what is in it can replace that
 	}
-	_, group, ok := ids(info)
-	var bits, by string
-	switch {
-	case mode&0o002 != 0:
-		bits, by = "o-w", "all users"
-		if mode&0o020 != 0 && !(ok && trusted(group)) {
-			bits = "go-w"
-		}
-	case mode&0o020 != 0 && !(ok && trusted(group)):
-		bits, by = "g-w", fmt.Sprintf("the group %d, which is none of this process and not root's,", group)
-	default:
+	bits, by := strangers(info, 0o002, "-w")
+	if by == "" {
 		return nil
 	}
-	err := fmt.Errorf("%s: %w: it has mode %04o, so that %s can change it; run: chmod %s %q", path, ErrUnsafe, mode.Perm(), by, bits, path)
+	err := fmt.Errorf("%s: %w: it has mode %04o, so that %s can change it; run: chmod %s %q", path, ErrUnsafe, info.Mode().Perm(), by, bits, path)
 	if o.Warn == nil {
 		return err
 	}

@@ -54,23 +54,6 @@ func (b *bundles) init(s *Signer) {
 	b.present.Name, b.present.Keeper = func(o *clusterBundle) string { return o.Metadata.Name }, &b.Keeper
 }
 
-// run keeps the bundles until ctx is done. A change of the CA's own is written at once.
-func (b *bundles) run(ctx context.Context) {
-	follow := []func(context.Context){b.present.Run}
-	if c, ok := b.s.opts.CA.(interface{ Changed() <-chan struct{} }); ok {
-		follow = append(follow, func(ctx context.Context) {
-			for changed := c.Changed(); ctx.Err() == nil; changed = c.Changed() {
-				b.News.Notify()
-				select {
-				case <-changed:
-				case <-ctx.Done():
-				}
-			}
-		})
-	}
-	b.Run(ctx, follow...)
-}
-
 // behind returns what writes the objects that are not as they should be.
 func (b *bundles) behind() map[string]func(context.Context) error {
 	present, writes := b.present.All(), make(map[string]func(context.Context) error)

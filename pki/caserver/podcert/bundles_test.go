@@ -88,21 +88,6 @@ func TestBundle(t *testing.T) {
 	require.NotContains(t, c.logs.String(), "level=WARN")
 }
 
-// A change of the roots is written when it happens, and not when the next look is due.
-func TestBundleAtOnce(t *testing.T) {
-	t.Parallel()
-	c, a := start(t), newAuthority(t)
-	c.run(c.options(a), func(s *podcert.Signer) { s.SetAgain(3 * time.Second) })
-	const object = "example.org:spiffe:example.org"
-	c.has(object, string(a.Bundle().MarshalPEM()))
-	time.Sleep(3500 * time.Millisecond) // a look was half a second ago
-	_, err := a.Rotate(t.Context())
-	require.NoError(t, err)
-	began := time.Now()
-	c.has(object, string(a.Bundle().MarshalPEM()))
-	require.Less(t, time.Since(began), time.Second)
-}
-
 // A replica that knows less does not write over what one that knows more has written, and one that has read an old object
 // writes nothing.
 func TestNewerBundle(t *testing.T) {

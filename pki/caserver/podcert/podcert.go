@@ -36,7 +36,7 @@
 // # Bundles
 //
 // The ClusterTrustBundle SIGNER:spiffe:TRUST-DOMAIN, such as example.org:spiffe:example.org, has the roots of the CA through rotations, and
-// those of each trust domain in Options.Federated have one, too. What others change or delete is written again after ten seconds at most; one with a higher
+// those of each trust domain in Options.Federated have one, too. What changes, and what others change or delete, is written after ten seconds at most; one with a higher
 // sequence number is that of a replica that knows more, and is left for ten minutes. A bundle without roots cannot be
 // written, so that the last one stays: delete it by hand. So does that of a trust domain that is no longer federated.
 //
@@ -141,7 +141,6 @@ type Signer struct {
 	nodes    turns
 	spaces   turns
 	state    report.Upstream // of the requests
-	failures int             // of attempts, in a row
 }
 
 // New checks the options. It starts nothing, and does not contact the API server.
@@ -190,8 +189,6 @@ func (o *Options) check() error {
 		return errors.New("CA is nil; a *ca.Authority is one")
 	case o.TTL != 0 && o.TTL < time.Hour:
 		return fmt.Errorf("the longest lifetime is %v, and the API server takes no certificate of less than an hour", o.TTL)
-	case o.NodeRate != o.NodeRate || o.NamespaceRate != o.NamespaceRate: // NaN
-		return errors.New("a rate is not a number")
 	}
 	return nil
 }
@@ -226,7 +223,7 @@ func (s *Signer) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { s.loop.Run(ctx) })
-	wg.Go(func() { s.roots.run(ctx) })
+	wg.Go(func() { s.roots.Run(ctx, s.roots.present.Run) })
 	f := kubefollow.Follower[request]{
 		API: s.api, Path: kube.Path("apis", group, "v1", "podcertificaterequests"), Kind: "PodCertificateRequest", Page: s.page, Event: s.event, State: s.follows,
 		Query: url.Values{"fieldSelector": {"spec.signerName=" + s.opts.SignerName}, "timeoutSeconds": {"60"}},
@@ -254,7 +251,7 @@ func (s *Signer) note(err error, retryIn time.Duration) {
 	defer s.mu.Unlock()
 	now := time.Now()
 	if err == nil {
-		s.works(now)
+		s.state = report.Upstream{Name: s.state.Name, OK: true, LastSuccess: now}
 		return
 	}
 	if s.state.Failures == 0 {
@@ -262,11 +259,6 @@ func (s *Signer) note(err error, retryIn time.Duration) {
 	}
 	s.state.OK, s.state.Err, s.state.NextAttempt = false, s.remedy(err), now.Add(retryIn)
 	s.state.Failures++
-}
-
-// works notes that requests can be answered. s.mu is held.
-func (s *Signer) works(now time.Time) {
-	s.failures, s.state = 0, report.Upstream{Name: s.state.Name, OK: true, LastSuccess: now}
 }
 
 // forbidden reports whether a right is missing. Of the one to sign, the API server says that the request is invalid.

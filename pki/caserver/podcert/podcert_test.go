@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math"
 	"net/http"
 	"strings"
 	"sync"
@@ -645,8 +644,6 @@ func TestOptions(t *testing.T) {
 		{"CA is nil", func(o *podcert.Options) { o.CA = nil }},
 		{"less than an hour", func(o *podcert.Options) { o.TTL = 59 * time.Minute }},
 		{"less than an hour", func(o *podcert.Options) { o.TTL = -1 }},
-		{"not a number", func(o *podcert.Options) { o.NodeRate = math.NaN() }},
-		{"not a number", func(o *podcert.Options) { o.NamespaceRate = math.NaN() }},
 		{"API server", func(o *podcert.Options) { o.APIServer = "http://192.0.2.1" }},
 	} {
 		o := good

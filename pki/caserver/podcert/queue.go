@@ -1,7 +1,6 @@
 package podcert
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -14,7 +13,6 @@ import (
 	"github.com/svidkit/svidkit/internal/kube/kubefollow"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki/ca"
-	"github.com/svidkit/svidkit/spiffe"
 )
 
 // entry is a request of a pod that waits for its answer, or has one that the API server has not shown yet.
@@ -174,12 +172,12 @@ func (s *Signer) attempt(parent context.Context, e *entry) {
 
 // end ends an attempt after which nothing is left to do.
 func (s *Signer) end(e *entry, how string) {
+	s.note(nil, 0)
+	s.totals[how].Inc()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.totals[how].Inc()
 	s.settle(e)
 	s.loop.Done(e, 0)
-	s.works(time.Now())
 }
 
 // again ends an attempt that is repeated. What the API server or the CA cannot do for any request holds all of them back.
@@ -197,8 +195,7 @@ func (s *Signer) again(ctx context.Context, e *entry, r *request, answer *status
 	}
 	f := e.Failed(err)
 	if all {
-		s.failures++
-		f = renew.NewFailure(s.failures, err)
+		f = renew.NewFailure(s.state.Failures+1, err)
 	}
 	wait := kubefollow.Patience.Wait(f, 0, 0, rand.Float64())
 	if all && !s.loop.Hold {
@@ -216,17 +213,7 @@ func (s *Signer) again(ctx context.Context, e *entry, r *request, answer *status
 		s.note(err, wait)
 	}
 	if !conflict {
-		s.log.Warn("podcert: a request has to wait", cmp.Or(kind(err), "API server"), slog.String("request", r.name()), slog.String("node", r.Spec.NodeName),
+		s.log.Warn("podcert: a request has to wait", map[bool]string{true: "all wait", false: "others go on"}[all], slog.String("request", r.name()), slog.String("node", r.Spec.NodeName),
 			slog.Any("err", s.remedy(err)), slog.Duration("retry_in", wait))
 	}
-}
-
-// kind is what a request waits for; "" for the API server.
-func kind(err error) string {
-	for _, k := range []error{ca.ErrLimit, ca.ErrAudit, spiffe.ErrNotReady, ca.ErrTTL, ca.ErrGeneration, errOne} {
-		if errors.Is(err, k) {
-			return k.Error()
-		}
-	}
-	return ""
 }
