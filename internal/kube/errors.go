@@ -41,8 +41,13 @@ func (e *StatusError) Error() string {
 	return b.String()
 }
 
-// Retryable returns RetryAfter, and that the same request may succeed later.
-func (e *StatusError) Retryable() (after time.Duration, ok bool) { return e.RetryAfter, true }
+// Wish returns when the API server that has refused a request wants to be asked again; 0 if it does not say.
+func Wish(err error) time.Duration {
+	if e, ok := errors.AsType[*StatusError](err); ok {
+		return e.RetryAfter
+	}
+	return 0
+}
 
 // NotFound reports whether an API server says that there is no such object. It is false for the 404
 // of a proxy, or of a wrong URL, that knows nothing about objects.

@@ -194,7 +194,9 @@ func (a *access) review(running context.Context, r *rights) {
 	now := time.Now()
 	changed, wait := false, time.Duration(0)
 	if err != nil {
-		wait = min(kubefollow.Patience.WaitEndless(r.Failed(err), rand.Float64()), a.every)
+		f := r.Failed(err)
+		f.Wish = kube.Wish(err)
+		wait = min(kubefollow.Patience.WaitEndless(f, rand.Float64()), a.every)
 	} else {
 		r.Succeeded()
 		changed = r.reviewed.IsZero() || r.allowed != allowed || renew.Elapsed(r.reviewed, now) > reviewGood

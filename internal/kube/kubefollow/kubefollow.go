@@ -85,6 +85,7 @@ func (f *Follower[T]) Run(ctx context.Context) {
 			version = ""
 		}
 		failure := renew.NewFailure(failures, err)
+		failure.Wish = kube.Wish(err)
 		wait := Patience.Wait(failure, 0, 0, rand.Float64())
 		if listed {
 			wait = Patience.WaitEndless(failure, rand.Float64())

@@ -197,6 +197,7 @@ func (s *Signer) again(ctx context.Context, e *entry, r *request, answer *status
 	if all {
 		f = renew.NewFailure(s.state.Failures+1, err)
 	}
+	f.Wish = max(f.Wish, kube.Wish(err))
 	wait := kubefollow.Patience.Wait(f, 0, 0, rand.Float64())
 	if all && !s.loop.Hold {
 		s.loop.Hold = true
