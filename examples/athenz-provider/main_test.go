@@ -52,7 +52,7 @@ func start(t *testing.T, environ []string, log io.Writer, ports int) map[string]
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	lines, ended := make(chan string, 10), make(chan error, 1)
-	go func() { ended <- run(ctx, nil, environ, writer(func(line string) { lines <- line }), log) }()
+	go func() { ended <- daemon.Run(ctx, nil, environ, writer(func(line string) { lines <- line }), log) }()
 	at := map[string]string{}
 	for range ports {
 		select {
@@ -103,18 +103,18 @@ func TestTable(t *testing.T) {
 func TestCommand(t *testing.T) {
 	t.Parallel()
 	var out, help bytes.Buffer
-	require.ErrorIs(t, run(t.Context(), []string{"-help"}, nil, io.Discard, &help), flag.ErrHelp)
+	require.ErrorIs(t, daemon.Run(t.Context(), []string{"-help"}, nil, io.Discard, &help), flag.ErrHelp)
 	for _, v := range variables {
 		assert.Contains(t, help.String(), "  "+v.Name)
 	}
-	require.ErrorIs(t, run(t.Context(), []string{"-version"}, nil, &out, io.Discard), flag.ErrHelp)
+	require.ErrorIs(t, daemon.Run(t.Context(), []string{"-version"}, nil, &out, io.Discard), flag.ErrHelp)
 	assert.Regexp(t, `^athenz-provider \S.*, go\S+\n$`, out.String())
 	for _, args := range [][]string{{"surplus"}, {"-surplus"}} {
-		err := run(t.Context(), args, nil, io.Discard, io.Discard)
+		err := daemon.Run(t.Context(), args, nil, io.Discard, io.Discard)
 		require.ErrorContains(t, err, "surplus")
 		require.ErrorAs(t, err, new(program.UsageError))
 	}
-	err := run(t.Context(), nil, []string{"LOG_LEVEL=loud"}, io.Discard, io.Discard)
+	err := daemon.Run(t.Context(), nil, []string{"LOG_LEVEL=loud"}, io.Discard, io.Discard)
 	require.ErrorContains(t, err, "LOG_LEVEL")
 	require.ErrorAs(t, err, new(program.UsageError))
 }
@@ -153,7 +153,7 @@ func TestRefuses(t *testing.T) {
 		{[]string{"SIGNING_ADDR=" + busy.Addr().String()}, []string{"SIGNING_ADDR", "in use"}},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // for a program that does not refuse it
-		err := run(ctx, nil, environ(p, c.changes...), io.Discard, io.Discard)
+		err := daemon.Run(ctx, nil, environ(p, c.changes...), io.Discard, io.Discard)
 		cancel()
 		require.Error(t, err, c.changes)
 		for _, want := range c.want {
@@ -364,7 +364,7 @@ func TestServiceKeyRefuses(t *testing.T) {
 		p.Write("service/service.key", text)
 		p.Write("service/service.version", []byte(c.version))
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // for a program that does not refuse it
-		err := run(ctx, nil, environ(p, append([]string{"CERT_FILE=", "KEY_FILE=", "SERVICE_KEY_DIR=" + p.Path("service"), "ZTS_ENDPOINT=" + p.ZTS.Endpoint().URL}, c.changes...)...), io.Discard, io.Discard)
+		err := daemon.Run(ctx, nil, environ(p, append([]string{"CERT_FILE=", "KEY_FILE=", "SERVICE_KEY_DIR=" + p.Path("service"), "ZTS_ENDPOINT=" + p.ZTS.Endpoint().URL}, c.changes...)...), io.Discard, io.Discard)
 		cancel()
 		require.ErrorContains(t, err, c.want, c)
 		assert.NotContains(t, err.Error(), "TOP-SECRET")

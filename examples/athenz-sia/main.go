@@ -5,10 +5,7 @@
 package main
 
 import (
-	"context"
 	_ "embed"
-	"io"
-	"os"
 
 	"github.com/svidkit/svidkit/examples/program"
 )
@@ -16,14 +13,6 @@ import (
 //go:embed install.yaml
 var manifest string
 
-func main() {
-	program.Main("athenz-sia", func(ctx context.Context) error {
-		return run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr)
-	})
-}
+var daemon = program.Daemon{Name: "athenz-sia", Variables: variables, Manifest: manifest, Serve: serve}
 
-// run is the program. It returns nil when a signal ends it.
-func run(ctx context.Context, args, environ []string, out, errOut io.Writer) error {
-	d := program.Daemon{Name: "athenz-sia", Variables: variables, Manifest: manifest, Serve: serve}
-	return d.Run(ctx, args, environ, out, errOut)
-}
+func main() { daemon.Main() }

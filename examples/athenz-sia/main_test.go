@@ -35,7 +35,7 @@ func start(t *testing.T, environ []string, log io.Writer, ports int) map[string]
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	lines, ended := make(chan string, 10), make(chan error, 1)
-	go func() { ended <- run(ctx, nil, environ, writer(func(line string) { lines <- line }), log) }()
+	go func() { ended <- daemon.Run(ctx, nil, environ, writer(func(line string) { lines <- line }), log) }()
 	at := map[string]string{}
 	for range ports {
 		select {
@@ -86,18 +86,18 @@ func TestTable(t *testing.T) {
 func TestCommand(t *testing.T) {
 	t.Parallel()
 	var out, help bytes.Buffer
-	require.ErrorIs(t, run(t.Context(), []string{"-help"}, nil, io.Discard, &help), flag.ErrHelp)
+	require.ErrorIs(t, daemon.Run(t.Context(), []string{"-help"}, nil, io.Discard, &help), flag.ErrHelp)
 	for _, v := range variables {
 		assert.Contains(t, help.String(), "  "+v.Name)
 	}
-	require.ErrorIs(t, run(t.Context(), []string{"-version"}, nil, &out, io.Discard), flag.ErrHelp)
+	require.ErrorIs(t, daemon.Run(t.Context(), []string{"-version"}, nil, &out, io.Discard), flag.ErrHelp)
 	assert.Regexp(t, `^athenz-sia \S.*, go\S+\n$`, out.String())
 	for _, args := range [][]string{{"surplus"}, {"-surplus"}} {
-		err := run(t.Context(), args, nil, io.Discard, io.Discard)
+		err := daemon.Run(t.Context(), args, nil, io.Discard, io.Discard)
 		require.ErrorContains(t, err, "surplus")
 		require.ErrorAs(t, err, new(program.UsageError))
 	}
-	err := run(t.Context(), nil, []string{"LOG_LEVEL=loud"}, io.Discard, io.Discard)
+	err := daemon.Run(t.Context(), nil, []string{"LOG_LEVEL=loud"}, io.Discard, io.Discard)
 	require.ErrorContains(t, err, "LOG_LEVEL")
 	require.ErrorAs(t, err, new(program.UsageError))
 }
@@ -115,7 +115,7 @@ func TestRefuses(t *testing.T) {
 		{[]string{"REFRESH_INTERVAL=hourly"}, []string{"REFRESH_INTERVAL"}},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // for a program that does not refuse it
-		err := run(ctx, nil, environ(p, c.changes...), io.Discard, io.Discard)
+		err := daemon.Run(ctx, nil, environ(p, c.changes...), io.Discard, io.Discard)
 		cancel()
 		require.ErrorAs(t, err, new(program.UsageError), c.changes)
 		for _, want := range c.want {
@@ -142,7 +142,7 @@ func TestSidecar(t *testing.T) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	err := run(ctx, nil, environ(p, "MODE=init"), io.Discard, io.Discard)
+	err := daemon.Run(ctx, nil, environ(p, "MODE=init"), io.Discard, io.Discard)
 	require.Error(t, err, "an init container that has no identity does not say that all is well")
 }
 
@@ -151,6 +151,6 @@ func TestStop(t *testing.T) {
 	t.Parallel()
 	p := athenztest.NewPlace(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
-	require.NoError(t, run(ctx, nil, environ(p), writer(func(string) { cancel(errors.New("enough")) }), io.Discard))
+	require.NoError(t, daemon.Run(ctx, nil, environ(p), writer(func(string) { cancel(errors.New("enough")) }), io.Discard))
 	require.Error(t, ctx.Err())
 }

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -40,6 +41,11 @@ type Daemon struct {
 
 	// Serve is the program. It returns nil when ctx is done, and writes to out where it listens.
 	Serve func(ctx context.Context, s Settings, out io.Writer, log *slog.Logger) error
+}
+
+// Main is [Main] for the program, with what the process has.
+func (d Daemon) Main() {
+	Main(d.Name, func(ctx context.Context) error { return d.Run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr) })
 }
 
 // Run runs the program. Its errors are as those of [Parse]; the one about the environment names each bad value, and what to set.

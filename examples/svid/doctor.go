@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
+	"iter"
 	"net"
 	"net/url"
 	"os"
@@ -19,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
@@ -28,11 +30,14 @@ var doctorCommand = command{
 It looks at the environment, the socket, the permission to use it, the identity,
 the trust bundle, the time that is left and the clock, one line each, with the
 remedy for what failed. What cannot be tried is skipped, and the reason given.
-Run it as the user, and in the container, of the workload. For the clock it asks
+Run it as the user, and in the container, of the workload. Without an agent it
+looks at the files in SPIFFE_CREDENTIAL_FOLDER. For the clock it asks
 the agent for a JWT-SVID with an audience of its own, which is neither shown nor
 kept. The exit code is 1 if a step fails.`,
 	doctor,
 }
+
+const folderEnv = "SPIFFE_CREDENTIAL_FOLDER"
 
 // usualSockets are where agents serve the Workload API when their operators do not say otherwise.
 var usualSockets = []string{
@@ -51,7 +56,7 @@ type patient struct {
 	*app
 	ctx      context.Context
 	address  string
-	target   string // of the address: a path, or a host and port
+	target   string // of the address: a path, or a host and port; or the folder of files
 	network  string
 	client   *workloadapi.Client
 	update   *workloadapi.Update
@@ -110,6 +115,10 @@ func (p *patient) environment() check {
 	if p.address == "" {
 		p.address, where = p.getenv(workloadapi.SocketEnv), workloadapi.SocketEnv
 	}
+	if p.target = p.getenv(folderEnv); p.address == "" && p.target != "" {
+		p.network = "files"
+		return check{Result: ok, Detail: folderEnv + " is " + p.target}
+	}
 	if p.address == "" {
 		c := check{Result: failed, Detail: workloadapi.SocketEnv + " is not set", Remedy: "set it to the address of the agent, such as unix://" + usualSockets[0]}
 		for _, path := range usualSockets {
@@ -139,7 +148,7 @@ func (p *patient) environment() check {
 
 // socket looks for the socket.
 func (p *patient) socket() check {
-	if p.network == "tcp" {
+	if p.network == "tcp" || p.network == "files" {
 		return check{Result: skipped, Detail: "the address is not one of a file"}
 	}
 	info, err := os.Stat(p.target)
@@ -178,8 +187,18 @@ func modeOf(path string) string {
 	return fmt.Sprintf("%s has mode %04o (%v)", path, info.Mode().Perm(), info.Mode())
 }
 
-// permission connects.
+// permission connects, or reads the files.
 func (p *patient) permission() check {
+	if p.network == "files" {
+		src, err := filesource.Start(p.ctx, filesource.Config{Folder: p.target})
+		if err != nil {
+			return check{Result: failed, Detail: strings.TrimPrefix(err.Error(), "filesource: "), Remedy: "mount a volume with podCertificate and clusterTrustBundle there: see examples/KUBERNETES.md"}
+		}
+		defer src.Close()
+		svid, _ := src.SVID() // which Start has waited for
+		p.update = &workloadapi.Update{Identities: []workloadapi.Identity{{SVID: svid}}, Bundles: src.Bundles()}
+		return check{Result: ok, Detail: fmt.Sprintf("user %d may read the files", os.Getuid())}
+	}
 	conn, err := new(net.Dialer).DialContext(p.ctx, p.network, p.target)
 	switch {
 	case errors.Is(err, fs.ErrPermission):
@@ -199,7 +218,7 @@ func (p *patient) permission() check {
 // identity asks for the identities.
 func (p *patient) identity() check {
 	var last error
-	for update, err := range p.client.WatchX509SVIDs(p.ctx) {
+	for update, err := range p.updates() {
 		if last = err; err == nil {
 			p.update = update
 			break
@@ -236,6 +255,14 @@ func (p *patient) identity() check {
 		ids = append(ids, id)
 	}
 	return check{Result: ok, Detail: strings.Join(ids, ", ")}
+}
+
+// updates are those of the agent; none if the files had one.
+func (p *patient) updates() iter.Seq2[*workloadapi.Update, error] {
+	if p.update != nil {
+		return func(func(*workloadapi.Update, error) bool) {}
+	}
+	return p.client.WatchX509SVIDs(p.ctx)
 }
 
 // otherAPI reports whether a server does not have the Workload API: it says so by the code of gRPC, or by HTTP's 404.
@@ -306,9 +333,13 @@ func (p *patient) clock() check {
 	if early := p.svid.Leaf().NotBefore.Sub(now); early > 0 {
 		return check{Result: failed, Detail: fmt.Sprintf("the identity becomes valid only in %s", span(early)), Remedy: "this clock is slow: set it by NTP"}
 	}
+	sure := check{Result: ok, Detail: fmt.Sprintf("the identity is valid since %s; no token to compare with", span(now.Sub(p.svid.Leaf().NotBefore)))}
+	if p.client == nil {
+		return sure
+	}
 	tokens, err := p.client.FetchJWTSVIDs(p.ctx, p.svid.ID(), "svid-doctor-"+rand.Text()) // which no cache has
 	if err != nil {
-		return check{Result: ok, Detail: fmt.Sprintf("the identity is valid since %s; no token to compare with", span(now.Sub(p.svid.Leaf().NotBefore)))}
+		return sure
 	}
 	_, claims := payload(tokens[0].Token())
 	issued := claims.Issued.time()

@@ -106,7 +106,9 @@ func Started[S interface {
 	Close() error
 }](ctx context.Context, s S, l *Life, work func(context.Context) error) (started S, err error) {
 	if err := l.Start(ctx, work, s.Ready); err != nil {
-		_ = s.Close()
+		if end := s.Close(); end != nil {
+			err = errors.Join(err, end)
+		}
 		return started, err
 	}
 	return s, nil

@@ -126,10 +126,7 @@ func Start(ctx context.Context, cfg Config) (*Agent, error) {
 		return nil, err
 	}
 	a.ran = true
-	if err := a.life.Start(ctx, a.work, a.Ready); err != nil {
-		return nil, errors.Join(err, a.Close())
-	}
-	return a, nil
+	return lifecycle.Started(ctx, a, &a.life, a.work)
 }
 
 // New returns an Agent for the choice of [Choose]. It checks that the files with the roots of the CA and the control plane

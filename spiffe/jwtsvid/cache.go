@@ -155,14 +155,10 @@ func (c *Cache) Fetch(ctx context.Context, audience ...string) (token string, er
 // A Cache works without Run too: a token that is due is then renewed when it is next asked for, by a goroutine that
 // lasts as long as the attempt, while the old one is served. With Run, unused tokens are dropped when they expire.
 func (c *Cache) Run(ctx context.Context) error {
-	err := c.life.Run(ctx, func(ctx context.Context) error {
+	return c.life.RunAs(ctx, "jwtsvid: cache", func(ctx context.Context) error {
 		c.loop.Run(ctx)
 		return nil
 	})
-	if err != nil {
-		return fmt.Errorf("jwtsvid: cache: %w", err)
-	}
-	return nil
 }
 
 // entry returns the entry for a set of audiences, a new one if there is none.

@@ -486,7 +486,7 @@ func TestCacheRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, source := newCache(t, &jwtsvid.CacheOptions{Timeout: time.Hour})
 		stop := start(t, c)
-		assert.ErrorContains(t, c.Run(t.Context()), "jwtsvid: cache: it is already running")
+		assert.ErrorContains(t, c.Run(t.Context()), "jwtsvid: cache: run: it is already running")
 		fetch(t, c, "db")
 		time.Sleep(10 * time.Second)
 		fetch(t, c, "db")

@@ -121,10 +121,7 @@ func StartLastGood(ctx context.Context, cfg LastGoodConfig) (*LastGood, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := l.life.Start(ctx, l.work, l.Ready); err != nil {
-		return nil, errors.Join(err, l.live.Close())
-	}
-	return l, nil
+	return lifecycle.Started(ctx, l, &l.life, l.work)
 }
 
 // Run loads what is stored, and runs the live source. It blocks until ctx is done or [LastGood.Close] is called, and

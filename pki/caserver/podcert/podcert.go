@@ -112,15 +112,12 @@ type Options struct {
 }
 
 const (
-	group         = "certificates.k8s.io"
-	defaultTTL    = 24 * time.Hour
-	backdate      = 2 * time.Minute // of certificates, for peers whose clocks are slow; the API allows five
-	maxHeld       = 64 << 20        // bytes of requests that wait
-	maxHeldEach   = 4 << 20         // of a node
-	concurrent    = 32              // attempts
-	attemptTime   = 30 * time.Second
-	nodeRate      = 200
-	namespaceRate = 1000
+	group       = "certificates.k8s.io"
+	backdate    = 2 * time.Minute // of certificates, for peers whose clocks are slow; the API allows five
+	maxHeld     = 64 << 20        // bytes of requests that wait
+	maxHeldEach = 4 << 20         // of a node
+	concurrent  = 32              // attempts
+	attemptTime = 30 * time.Second
 )
 
 // Signer answers the requests of pods and keeps the bundles. [New] makes one.
@@ -152,14 +149,14 @@ func New(o Options) (*Signer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("podcert: %w", err)
 	}
-	o.TTL = cmp.Or(o.TTL, defaultTTL)
+	o.TTL = cmp.Or(o.TTL, 24*time.Hour)
 	if o.ID == nil {
 		o.ID = func(p ca.Pod) (spiffe.ID, error) { return o.TrustDomain.KubernetesID(p.Namespace, p.ServiceAccount) }
 	}
 	s := &Signer{
 		opts: o, api: api, log: ratelog.New(o.Logger, 0), requests: make(map[string]*entry), room: limit.NewShares[string](maxHeld, maxHeldEach),
 		state: report.Upstream{Name: "requests of pods to " + o.SignerName},
-		nodes: newTurns(cmp.Or(o.NodeRate, nodeRate)), spaces: newTurns(cmp.Or(o.NamespaceRate, namespaceRate)),
+		nodes: newTurns(cmp.Or(o.NodeRate, 200)), spaces: newTurns(cmp.Or(o.NamespaceRate, 1000)),
 	}
 	s.loop = renew.Loop[*entry]{Mu: &s.mu, Attempt: s.attempt, Slots: concurrent, FailingLast: true}
 	s.roots.init(s)
