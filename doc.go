@@ -57,6 +57,7 @@
 //	pki/caserver            a server for a CA
 //	pki/caserver/istioca    Istio's certificate API
 //	pki/caserver/linkerd    Linkerd's certificate API
+//	pki/caserver/podcert    a signer of Kubernetes for volumes of pods
 //	pki/caserver/caconfig   the flags and variables of a CA program
 //	caclient/local          a CA in the same process
 //	caclient/istioca        a CA with Istio's API

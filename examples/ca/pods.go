@@ -1,13 +1,14 @@
 package main
 
 import (
+	"context"
 	"flag"
+	"io"
 	"net/http"
 	"strings"
 
 	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/pki/ca"
-	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/podcert"
 )
 
@@ -42,14 +43,12 @@ func (o *options) setPods(fs *flag.FlagSet) (err error) {
 	if p.ID, err = podcert.Template(p.TrustDomain, p.path); err != nil {
 		return program.Misused("-pod-id: %w", err)
 	}
-	o.Pods = func(signer ca.Signer) (caserver.Pods, error) {
+	o.Pods = func(signer ca.Signer) (func(context.Context) error, func(io.Writer) error, error) {
 		p.CA = signer
-		s, err := podcert.New(p.Options)
-		if err != nil {
-			return nil, program.Misused("-pod-signer: %w", err)
+		if p.signer, err = podcert.New(p.Options); err != nil {
+			return nil, nil, program.Misused("-pod-signer: %w", err)
 		}
-		p.signer = s
-		return s, nil
+		return p.signer.Run, p.signer.Report().Metrics, nil
 	}
 	return nil
 }

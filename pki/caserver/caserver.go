@@ -44,7 +44,6 @@ import (
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
-	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // Options are the parts of a [Server]. CA and ID are required.
@@ -64,9 +63,9 @@ type Options struct {
 	Istio   *istioca.Options
 	Linkerd *linkerd.Options
 
-	// Pods returns what answers requests of another kind by the CA that it is given, such as a *podcert.Signer. The Server runs it
-	// and shows its metrics. Nil means nothing.
-	Pods func(ca.Signer) (Pods, error)
+	// Pods returns what answers requests that come by no listener, by the CA that it is given, such as the Run of a *podcert.Signer, and what
+	// writes its metrics. Run runs it until the end. Nil means nothing.
+	Pods func(ca.Signer) (run func(context.Context) error, metrics func(io.Writer) error, err error)
 
 	// RenewByCertificate is for how long callers of Istio's API may renew by certificates alone, since the Authenticator last
 	// proved them: see [istioca.ClientCertificates]. 0 means without end, as Istio's CA does for virtual machines; less than 0
@@ -97,12 +96,6 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// Pods answers requests that come by no listener.
-type Pods interface {
-	report.Reporter
-	Run(context.Context) error
-}
-
 // Server serves a CA. [New] makes one. It is safe for concurrent use.
 type Server struct {
 	opts           Options
@@ -110,7 +103,7 @@ type Server struct {
 	identity       *secretcache.Manager
 	istio, linkerd http.Handler
 	bundle, admin  http.Handler
-	pods           Pods // nil for none
+	pods           func(context.Context) error // nil for none
 }
 
 // New returns a Server. It opens no port and asks the CA for nothing. The error says which option is wrong.
@@ -149,10 +142,11 @@ func New(o Options) (*Server, error) {
 		s.linkerd, metrics = only(linkerd.Certify, h), append(metrics, h.Report().Metrics)
 	}
 	if o.Pods != nil {
-		if s.pods, err = o.Pods(s.signer); err != nil {
+		run, write, err := o.Pods(s.signer)
+		if err != nil {
 			return nil, err
 		}
-		metrics = append(metrics, s.pods.Report().Metrics)
+		s.pods, metrics = run, append(metrics, write)
 	}
 	s.admin = s.newAdmin(metrics)
 	return s, nil
@@ -268,7 +262,7 @@ func (s *Server) Run(ctx context.Context, at Listeners) (failed error) {
 		return fmt.Errorf("identity of the server: %w", err)
 	}
 	if s.pods != nil {
-		start("requests of pods", s.pods.Run)
+		start("requests of pods", s.pods)
 	}
 	if s.opts.RootsFile != "" {
 		if err := replaceFile(s.opts.RootsFile, s.roots()); err != nil {

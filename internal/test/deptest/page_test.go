@@ -38,7 +38,7 @@ var floors = []struct {
 	core: {"core", "Core", "The standard library, go-jose for tokens, x/crypto for ASN.1, fsnotify for files.", []string{
 		"authn", "authn/athenz", "authn/jwt", "authn/kube", "authn/tokensource", "authn/unixsocket",
 		"caclient", "caclient/athenz", "caclient/googlecas", "caclient/local", "caclient/stepca", "caclient/vault",
-		"pki", "pki/athenzname", "pki/ca", "pki/ca/auditlog", "pki/ca/kubesecret", "pki/linkerdname", "pki/ra", "secretcache",
+		"pki", "pki/athenzname", "pki/ca", "pki/ca/auditlog", "pki/ca/kubesecret", "pki/caserver/podcert", "pki/linkerdname", "pki/ra", "secretcache",
 		"spiffe/federation", "spiffe/filesink", "spiffe/filesource", "spiffe/health", "spiffe/jwtsvid", "spiffe/source", "spiffe/spiffetls",
 	}},
 	ground: {"ground", "Ground", "The standard library alone.", []string{"spiffe", "spiffe/report"}},

@@ -48,6 +48,7 @@ func TestWeight(t *testing.T) {
 		{"pki/ra", "ra.New, (*ra.RA).Sign", 8},
 		{"pki/caserver", "caserver.New, (*caserver.Server).Run", 7.6},
 		{"pki/caserver/caconfig", "caconfig.Parse, (*caconfig.Config).Serve", 10.2}, // 0.1 for a TLS client of other clusters, and a follower of files and of the cluster
+		{"pki/caserver/podcert", "podcert.New, (*podcert.Signer).Run", 7.2},
 		{"pki/caserver/istioca", "istioca.New, (*istioca.Server).ServeHTTP, caserver.Serve", 7.2},
 		{"pki/caserver/linkerd", "linkerd.New, (*linkerd.Server).ServeHTTP, caserver.Serve", 7.2},
 		{"pki/athenzname", "athenzname.Mapping.Service, athenzname.Instance.Expectation", 4},

@@ -102,8 +102,8 @@ type Options struct {
 	// called every ten seconds. Nil means none.
 	Federated func() *spiffe.BundleSet
 
-	// APIServer and HTTPClient are the URL of the API server, and what authenticates this program there; see [kube.ReviewerOptions]. Empty and
-	// nil mean the cluster that this process runs in.
+	// APIServer and HTTPClient are the URL of the API server (https or, on loopback, http), and what authenticates this program there. Empty
+	// and nil mean the cluster that this process runs in, and its service account.
 	APIServer  string
 	HTTPClient *http.Client
 
