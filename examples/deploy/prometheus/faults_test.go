@@ -34,6 +34,7 @@ import (
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
+	"github.com/svidkit/svidkit/pki/caserver/podcert"
 	"github.com/svidkit/svidkit/pki/ra"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/secretcache"
@@ -497,6 +498,51 @@ func TestSignerOfCluster(t *testing.T) {
 		w.expect(map[string]window{"SvidkitStoreAway": minutes(10, 12)})
 	})
 }
+
+// TestPodsWaiting: a pod has no identity, until an operator registers it.
+func TestPodsWaiting(t *testing.T) {
+	within(t, nil, func(w *world) {
+		api := kubetest.StartOn(w, 1, memconn.Listen())
+		w.Cleanup(api.Client().CloseIdleConnections)
+		var registered atomic.Bool
+		key, err := pki.NewKey(pki.ECDSAP256)
+		require.NoError(w, err)
+		csr, err := pki.NewCSR(key, pki.CSROptions{})
+		require.NoError(w, err)
+		w.stopCA()
+		w.targets = w.targets[:1]
+		server, err := caserver.New(caserver.Options{CA: w.ca, ID: spiffe.MustParseID("spiffe://example.org/ca"), Pods: func(signer ca.Signer) (func(context.Context) error, func(io.Writer) error, error) {
+			s, err := podcert.New(podcert.Options{
+				SignerName: "example.org/spiffe", TrustDomain: domain, CA: signer, APIServer: api.URL(), HTTPClient: api.Client(),
+				ID: func(ca.Pod) (spiffe.ID, error) {
+					if !registered.Load() {
+						return spiffe.ID{}, later{errAway}
+					}
+					return web, nil
+				},
+			})
+			require.NoError(w, err)
+			return s.Run, s.Report().Metrics, nil
+		}})
+		require.NoError(w, err)
+		w.port.at.Store(memconn.Listen())
+		run(w.T, func(ctx context.Context) error { return server.Run(ctx, caserver.Listeners{Admin: w.port.at.Load()}) })
+		w.lasts(2)
+		path := "/apis/certificates.k8s.io/v1/namespaces/shop/podcertificaterequests/web"
+		api.Put(path, map[string]any{"metadata": map[string]any{}, "spec": map[string]any{
+			"signerName": "example.org/spiffe", "stubPKCS10Request": csr.DER(), "maxExpirationSeconds": 3600, "nodeName": "n1",
+		}})
+		w.lasts(10)
+		registered.Store(true)
+		w.lasts(8) // for five minutes Prometheus takes the last sample
+		w.expect(map[string]window{"SvidkitPodsWaiting": minutes(8, 9.5)})
+	})
+}
+
+// later says that it passes.
+type later struct{ error }
+
+func (later) Retryable() (time.Duration, bool) { return 0, true }
 
 // sign answers the requests that are approved.
 func sign(api *kubetest.Server, requests string, root *pki.Issuer) error {

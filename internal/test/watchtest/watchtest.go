@@ -21,12 +21,14 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
+	"github.com/svidkit/svidkit/pki/caserver/podcert"
 	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/xdsproxy"
@@ -163,10 +165,25 @@ func authority(t *testing.T) func(io.Writer) error {
 	tokens, err := caserver.NewInsecureTokens(td, filepath.Join(t.TempDir(), "secret"))
 	no(t, err)
 	ready := make(chan struct{})
+	api := kubetest.Start(t)
+	api.Put("/apis/certificates.k8s.io/v1/namespaces/shop/podcertificaterequests/waits", map[string]any{
+		"metadata": map[string]any{}, "spec": map[string]any{"signerName": "example.org/spiffe"},
+	})
+	api.Faults(func(r *http.Request) *kubetest.Fault {
+		if r.Method == http.MethodPatch {
+			return &kubetest.Fault{Code: http.StatusServiceUnavailable}
+		}
+		return nil
+	})
+	pods := func(signer ca.Signer) (func(context.Context) error, func(io.Writer) error, error) {
+		s, err := podcert.New(podcert.Options{SignerName: "example.org/spiffe", TrustDomain: td, CA: signer, APIServer: api.URL(), HTTPClient: api.Client()})
+		no(t, err)
+		return s.Run, s.Report().Metrics, nil
+	}
 	server, err := caserver.New(caserver.Options{
 		CA: a, ID: spiffe.MustParseID("spiffe://example.org/ca"), Istio: &istioca.Options{Authenticator: tokens},
 		Linkerd: &linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "example.org"}, Review: func(context.Context, string, []string) (*kube.Account, error) { return nil, errors.New("none") }},
-		Ready:   func() { close(ready) },
+		Ready:   func() { close(ready) }, Pods: pods,
 	})
 	no(t, err)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -177,13 +194,18 @@ func authority(t *testing.T) func(io.Writer) error {
 	t.Cleanup(func() { cancel(); <-ended })
 	<-ready
 	return func(w io.Writer) error {
-		resp, err := http.Get("http://" + l.Addr().String() + "/metrics")
-		if err != nil {
-			return err
+		for { // until there is a request of a pod
+			resp, err := http.Get("http://" + l.Addr().String() + "/metrics")
+			if err != nil {
+				return err
+			}
+			page, err := io.ReadAll(resp.Body)
+			_ = resp.Body.Close()
+			if err != nil || bytes.Contains(page, []byte("svidkit_ca_pod_requests_oldest_timestamp_seconds")) || t.Context().Err() != nil {
+				_, _ = w.Write(page)
+				return err
+			}
 		}
-		defer resp.Body.Close()
-		_, err = io.Copy(w, resp.Body)
-		return err
 	}
 }
 
