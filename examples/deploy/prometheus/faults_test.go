@@ -501,7 +501,7 @@ func TestSignerOfCluster(t *testing.T) {
 
 // TestPodsWaiting: a pod has no identity, until an operator registers it.
 func TestPodsWaiting(t *testing.T) {
-	within(t, nil, func(w *world) {
+	within(t, func(c *ca.Config) { c.MaxTTL = time.Hour }, func(w *world) {
 		api := kubetest.StartOn(w, 1, memconn.Listen())
 		w.Cleanup(api.Client().CloseIdleConnections)
 		var registered atomic.Bool
