@@ -411,6 +411,7 @@ func TestInstall(t *testing.T) {
 		return o
 	}
 	deployment("svidkit", "ca")
+	deployment("default", "shop")
 	web := deployment("default", "web")
 
 	// What the page has applied at last makes no CA, so the one that runs here is told to.
@@ -674,7 +675,7 @@ func runPage(t *testing.T, c *peers.Cluster, dir, page string) {
 	}
 	blocks := pageBlock.FindAllStringSubmatch(string(text), -1)
 	require.Len(t, blocks, strings.Count(string(text), "<!-- run -->"))
-	require.Len(t, blocks, 3)
+	require.Len(t, blocks, 4)
 	for _, b := range blocks {
 		commands := regexp.MustCompile(`(?m)^    `).ReplaceAllString(b[1], "")
 		cmd := exec.Command("bash", "-euo", "pipefail", "-c", commands)
