@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,6 +21,9 @@ import (
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/filesink"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
 // The demo ends by itself, and the identity is renewed on the way: halfway through its four seconds.
@@ -63,6 +67,28 @@ func TestSocket(t *testing.T) {
 		return nil
 	})
 	require.NoError(t, err)
+}
+
+// With a folder of files it runs without an agent, and asks another server if it is told to.
+func TestFolder(t *testing.T) { // not parallel, as it sets a variable
+	ca := spiffetest.NewCA(t, "example.org")
+	dir := filepath.Join(t.TempDir(), "identity")
+	sink, err := filesink.New(filesink.Config{Source: ca.Source("/web"), Dir: dir, Delivery: true})
+	require.NoError(t, err)
+	_, err = sink.Write()
+	require.NoError(t, err)
+	t.Setenv("SPIFFE_CREDENTIAL_FOLDER", dir)
+	other := httptest.NewUnstartedServer(http.HandlerFunc(hello))
+	db := ca.Source("/db")
+	require.NoError(t, spiffetls.ConfigureServer(other.Config, db, db, spiffe.AllowMembersOf(ca.TrustDomain()), nil))
+	other.TLS = other.Config.TLSConfig
+	other.StartTLS()
+	defer other.Close()
+	var out bytes.Buffer
+	require.NoError(t, start(t.Context(), options{folder: true, url: other.URL, requests: 2, interval: 10 * time.Millisecond, wait: 30 * time.Second}, &out))
+	require.Contains(t, out.String(), "request 2: hello spiffe://example.org/web")
+	require.Contains(t, out.String(), "2 requests, 1 certificates, no failure")
+	require.NotContains(t, out.String(), "demo")
 }
 
 // With an address for it, the service says how it is while it works.

@@ -30,6 +30,7 @@ import (
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/filesink"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
@@ -579,6 +580,36 @@ func TestDoctor(t *testing.T) {
 	require.Equal(t, 0, got.code, got.all())
 	socket := strings.TrimPrefix(api.Config().Address, "unix://")
 	settledGolden(t, "doctor", got, []string{"doctor"}, socket, "/run/agent/api.sock", "Srwxr-xr-x", "Srwxrwxrwx", "less than 2s", "less than 1s")
+}
+
+// Doctor goes through the files of a credential folder, where there is one and no agent.
+func TestDoctorFolder(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	dir := filepath.Join(t.TempDir(), "identity")
+	sink, err := filesink.New(filesink.Config{Source: ca.Source("/ns/prod/sa/web"), Dir: dir, Delivery: true})
+	require.NoError(t, err)
+	_, err = sink.Write()
+	require.NoError(t, err)
+	got := svidWith(t.Context(), env{"SPIFFE_CREDENTIAL_FOLDER": dir}, "", "doctor", "-json")
+	require.Equal(t, 0, got.code, got.all())
+	all := steps(t, got)
+	require.Equal(t, "SPIFFE_CREDENTIAL_FOLDER is "+dir, all["environment"].Detail)
+	require.Equal(t, skipped, all["socket"].Result)
+	require.Contains(t, all["permission"].Detail, "may read the files")
+	require.Equal(t, "spiffe://example.org/ns/prod/sa/web", all["identity"].Detail)
+	for _, step := range []string{"bundle", "expiry", "clock"} {
+		require.Equal(t, ok, all[step].Result, step)
+	}
+
+	require.NoError(t, os.Remove(filepath.Join(dir, "example.org.spiffe-trust-bundle.x509.pem")))
+	got = svidWith(t.Context(), env{"SPIFFE_CREDENTIAL_FOLDER": dir}, "", "doctor", "-json", "-timeout", "500ms")
+	require.Equal(t, 1, got.code, got.all())
+	require.Contains(t, steps(t, got)["permission"].Detail, "example.org.spiffe-trust-bundle.x509.pem")
+	require.Contains(t, steps(t, got)["permission"].Remedy, "clusterTrustBundle")
+	api := workloadapitest.NewServer(t, ca, "/ns/prod/sa/web")
+	got = svidWith(t.Context(), env{"SPIFFE_CREDENTIAL_FOLDER": dir, workloadapi.SocketEnv: api.Config().Address}, "", "doctor", "-json")
+	require.Equal(t, 0, got.code, "an agent comes first: %s", got.all())
 }
 
 func TestDoctorDenied(t *testing.T) {

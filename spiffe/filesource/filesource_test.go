@@ -237,12 +237,16 @@ func TestFolder(t *testing.T) {
 
 	// Without the identity the folder is not whole: the volume may be away.
 	v.swap(t, 0o644, map[string][]byte{})
+	links, err := filepath.Glob(filepath.Join(v.dir, "*.pem"))
+	require.NoError(t, err)
+	for _, link := range links { // as the kubelet does
+		require.NoError(t, os.Remove(link))
+	}
 	awaitErr(t, s, credential)
 	time.Sleep(200 * time.Millisecond)
 	require.Equal(t, number(next), serial(t, s))
 	has(td, third)
 	again := ca.SVID("/web")
-	require.NoError(t, os.Remove(filepath.Join(v.dir, "third.test.spiffe-trust-bundle.x509.pem")))
 	v.swap(t, 0o644, folder(t, again, ca.Bundle()))
 	awaitSVID(t, s, again)
 	has(td)

@@ -88,6 +88,21 @@ func TestBundle(t *testing.T) {
 	require.NotContains(t, c.logs.String(), "level=WARN")
 }
 
+// A program that deletes the bundle again and again is not answered as often.
+func TestBundleFight(t *testing.T) {
+	t.Parallel()
+	c, a := start(t), newAuthority(t)
+	c.run(c.options(a), func(s *podcert.Signer) { s.SetAgain(time.Second) })
+	const object = "example.org:spiffe:example.org"
+	c.has(object, string(a.Bundle().MarshalPEM()))
+	for range 75 {
+		c.Remove(bundles + object)
+		time.Sleep(20 * time.Millisecond)
+	}
+	c.has(object, string(a.Bundle().MarshalPEM()))
+	require.Less(t, c.Count(http.MethodPost, strings.TrimSuffix(bundles, "/")), 6)
+}
+
 // A replica that knows less does not write over what one that knows more has written, and one that has read an old object
 // writes nothing.
 func TestNewerBundle(t *testing.T) {

@@ -551,6 +551,7 @@ func TestGone(t *testing.T) {
 	require.Eventually(t, waiting(1), 10*time.Second, time.Millisecond)
 	c.Faults(func(r *http.Request) *kubetest.Fault { return &kubetest.Fault{} }) // the deletion is not seen
 	c.EndWatches()
+	require.Eventually(t, func() bool { return !s.Report().Upstreams[0].OK }, 10*time.Second, time.Millisecond)
 	c.Remove(at(second))
 	c.Compact()
 	c.Faults(nil)
@@ -588,6 +589,66 @@ func TestFlood(t *testing.T) {
 	for _, request := range flood {
 		require.Equal(t, 1, a.times(request))
 	}
+}
+
+// What waits is bounded, for a node and in total, and what was left out is read again.
+func TestRoom(t *testing.T) {
+	t.Parallel()
+	c, a := start(t), newCA(t)
+	a.set(&ca.SignError{Kind: ca.ErrLimit, Err: errors.New("busy")})
+	o := c.options(a)
+	o.Logger = nil
+	var requests []string
+	for i := range 90 {
+		requests = append(requests, c.ask(func(s *spec) { s.NodeName = fmt.Sprint("n", i/30) }))
+	}
+	s, _ := c.run(o, func(s *podcert.Signer) { s.SetRoom(60<<10, 30<<10) })
+	waiting := func() (n int) {
+		var text strings.Builder
+		require.NoError(t, s.Report().Metrics(&text))
+		_, rest, _ := strings.Cut(text.String(), "\nsvidkit_ca_pod_requests_waiting ")
+		_, err := fmt.Sscan(rest, &n)
+		require.NoError(t, err)
+		return n
+	}
+	require.Eventually(t, func() bool { return waiting() >= 40 }, 10*time.Second, time.Millisecond)
+	time.Sleep(100 * time.Millisecond)
+	require.Less(t, waiting(), 60) // of about 1.2 kB each
+	a.set(nil)
+	for range 3 {
+		time.Sleep(5500 * time.Millisecond) // a watch that ends sooner has failed
+		c.EndWatches()
+	}
+	for _, request := range requests {
+		c.issued(request)
+		require.Equal(t, 1, a.times(request))
+	}
+}
+
+// shortly is a CA whose certificates live for half an hour.
+type shortly struct {
+	ca.Signer
+	ended atomic.Bool
+}
+
+func (s *shortly) Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, error) {
+	if !s.ended.Load() {
+		r.TTL = 30 * time.Minute
+	}
+	return s.Signer.Sign(ctx, r)
+}
+
+// A certificate that the API server would not take, as the root ends, is not sent to it: the request waits for another root.
+func TestRootEnds(t *testing.T) {
+	t.Parallel()
+	c := start(t)
+	signer := &shortly{Signer: newCA(t)}
+	c.run(c.options(signer))
+	request := c.ask(nil)
+	require.Eventually(t, func() bool { return strings.Contains(c.logs.String(), "replace its root") }, 10*time.Second, time.Millisecond)
+	require.Zero(t, c.Count(http.MethodPatch, at(request)))
+	signer.ended.Store(true)
+	c.issued(request)
 }
 
 // A slow node does not use up the turns of another: the rates count for each.
