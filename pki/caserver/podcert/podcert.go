@@ -18,7 +18,7 @@
 // The API server vouches for namespace, service account, pod and node of a request, and lets a node ask for its own pods alone
 // (admission plugin NodeRestriction, which must be on). From these the identity is made, and of the signing request only the key
 // is taken. Annotations are the pod author's word: a request that has any is denied, as the API asks of signers that do not know them.
-// All that may create pods with a service account have its identity.
+// A user who may create pods with a service account can have its identity.
 //
 // # Answers
 //

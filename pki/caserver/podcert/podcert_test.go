@@ -236,7 +236,7 @@ func TestIssued(t *testing.T) {
 	require.Equal(t, leaf.NotBefore, got.NotBefore)
 	require.Equal(t, leaf.NotAfter, got.NotAfter)
 	require.Equal(t, 24*time.Hour, leaf.NotAfter.Sub(leaf.NotBefore))
-	refresh := got.BeginRefreshAt.Sub(time.Now())
+	refresh := time.Until(got.BeginRefreshAt)
 	require.Greater(t, refresh, 7*time.Hour) // 30 to 50 % of a day
 	require.Less(t, refresh, 12*time.Hour)
 
