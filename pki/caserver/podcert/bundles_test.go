@@ -244,6 +244,7 @@ func TestRunEnds(t *testing.T) {
 	t.Parallel()
 	c, a := start(t), newAuthority(t)
 	c.Faults(func(*http.Request) *kubetest.Fault { return &kubetest.Fault{Hang: true} })
+	require.ErrorContains(t, new(podcert.Signer).Run(t.Context()), "New makes one")
 	s, err := podcert.New(c.options(a))
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)

@@ -6,8 +6,8 @@
 //	…
 //	err = signer.Run(ctx)
 //
-// It needs Kubernetes 1.37, whose API certificates.k8s.io/v1 has PodCertificateRequests and ClusterTrustBundles. The programs
-// of package caconfig run it with the flag -pod-signer. A pod has these sources in a projected volume, and reads the folder with
+// It needs Kubernetes 1.37, whose API certificates.k8s.io/v1 has PodCertificateRequests and ClusterTrustBundles. The program
+// examples/ca runs it with the flag -pod-signer. A pod has these sources in a projected volume, and reads the folder with
 // package filesource:
 //
 //   - podCertificate: {signerName: example.org/spiffe, keyType: ECDSAP256, credentialBundlePath: credential-bundle.private-key.x509.pem}
@@ -36,9 +36,10 @@
 // # Bundles
 //
 // The ClusterTrustBundle SIGNER:spiffe:TRUST-DOMAIN, such as example.org:spiffe:example.org, has the roots of the CA through rotations, and
-// those of each trust domain in Options.Federated have one, too. What changes, and what others change or delete, is written after ten seconds at most; one with a higher
-// sequence number is that of a replica that knows more, and is left for ten minutes. A bundle without roots cannot be
-// written, so that the last one stays: delete it by hand. So does that of a trust domain that is no longer federated.
+// those of each trust domain in Options.Federated have one, too. What changes, and what others change or delete, is written after
+// ten seconds at most; one with a higher sequence number is that of a replica that knows more, and is left for ten minutes. A
+// bundle without roots cannot be written, so that the last one stays: delete it by hand. So does that of a trust domain that is
+// no longer federated.
 //
 // A kubelet has a new root in the volumes within a minute or two if they name signer and labels as above. One that names the object may
 // see it five minutes later.
@@ -216,6 +217,9 @@ func Template(td spiffe.TrustDomain, path string) (func(ca.Pod) (spiffe.ID, erro
 
 // Run answers requests and keeps the bundles until ctx is done. It returns nil then. Call it once.
 func (s *Signer) Run(ctx context.Context) error {
+	if s.api == nil {
+		return errors.New("podcert: run: it is the zero Signer; New makes one")
+	}
 	defer s.api.Close()
 	var wg sync.WaitGroup
 	defer wg.Wait()
