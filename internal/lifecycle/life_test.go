@@ -141,6 +141,47 @@ func TestStartOfWhatFails(t *testing.T) {
 	})
 }
 
+// part is what a package starts.
+type part struct {
+	lifecycle.Life
+	ready, end error
+	closed     int
+}
+
+func (p *part) Ready(context.Context) error { return p.ready }
+func (p *part) Close() error                { p.closed++; _ = p.Life.Close(); return p.end }
+
+// Started returns what is ready, and closes what is not.
+func TestStarted(t *testing.T) {
+	t.Parallel()
+	good := new(part)
+	got, err := lifecycle.Started(t.Context(), good, &good.Life, untilDone)
+	require.NoError(t, err)
+	require.Same(t, good, got)
+	require.Zero(t, good.closed)
+	require.NoError(t, good.Close())
+
+	errReady, errEnd := errors.New("not ready"), errors.New("end")
+	for _, end := range []error{nil, errEnd} {
+		bad := &part{ready: errReady, end: end}
+		got, err = lifecycle.Started(t.Context(), bad, &bad.Life, untilDone)
+		require.ErrorIs(t, err, errReady)
+		require.Equal(t, end != nil, errors.Is(err, errEnd))
+		require.Nil(t, got)
+		require.Equal(t, 1, bad.closed)
+	}
+}
+
+// RunAs names what has failed.
+func TestRunAs(t *testing.T) {
+	t.Parallel()
+	var l lifecycle.Life
+	err := l.RunAs(t.Context(), "mail", func(context.Context) error { return errWork })
+	require.ErrorIs(t, err, errWork)
+	require.EqualError(t, err, "mail: run: work")
+	require.NoError(t, l.RunAs(t.Context(), "mail", func(context.Context) error { return nil }))
+}
+
 func TestCloseWaits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

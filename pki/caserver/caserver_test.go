@@ -459,6 +459,51 @@ func TestRunFails(t *testing.T) {
 	require.ErrorContains(t, s.Run(t.Context(), caserver.Listeners{Admin: closed}), "metrics and health")
 }
 
+// What answers pods signs by the CA whose signatures are counted, has its metrics on the page, and ends the server if it fails.
+func TestPods(t *testing.T) {
+	t.Parallel()
+	a := newAuthority(t)
+	errFailed := errors.New("away")
+	_, err := caserver.New(caserver.Options{CA: a, ID: serverID, Pods: func(ca.Signer) (func(context.Context) error, func(io.Writer) error, error) {
+		return nil, nil, errFailed
+	}})
+	require.ErrorIs(t, err, errFailed)
+
+	fail := make(chan struct{})
+	at := caserver.Listeners{Admin: localhost()}
+	stop := run(t, caserver.Options{CA: a, ID: serverID, Pods: func(signer ca.Signer) (func(context.Context) error, func(io.Writer) error, error) {
+		key, err := pki.NewKey(pki.ECDSAP256)
+		require.NoError(t, err)
+		csr, err := pki.NewCSR(key, pki.CSROptions{})
+		require.NoError(t, err)
+		pods := func(ctx context.Context) error {
+			_, err := signer.Sign(ctx, ca.Request{CSR: csr, ID: spiffe.MustParseID("spiffe://example.org/pod")})
+			assert.NoError(t, err)
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-fail:
+				return errFailed
+			}
+		}
+		return pods, func(w io.Writer) error { _, err := io.WriteString(w, "pods_total 7\n"); return err }, nil
+	}}, at)
+	page := func() string {
+		resp, err := http.Get("http://" + at.Admin.Addr().String() + "/metrics")
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		return string(text)
+	}
+	require.Eventually(t, func() bool { return strings.Contains(page(), "svidkit_ca_signatures_total{result=\"signed\"} 1\n") }, 10*time.Second, 5*time.Millisecond)
+	require.Contains(t, page(), "pods_total 7\n")
+	close(fail)
+	time.Sleep(100 * time.Millisecond)
+	require.ErrorIs(t, stop(), errFailed)
+	require.ErrorContains(t, stop(), "requests of pods")
+}
+
 // learning is a CA that does not know its roots before it has signed, as a registration authority.
 type learning struct {
 	a *ca.Authority
