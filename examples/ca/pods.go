@@ -46,7 +46,7 @@ func (o *options) setPods(fs *flag.FlagSet) (err error) {
 	if p.ID, err = podcert.Template(p.TrustDomain, p.path); err != nil {
 		return program.Misused("-pod-id: %w", err)
 	}
-	o.Pods = func(signer ca.Signer) (func(context.Context) error, func(io.Writer) error, error) {
+	o.Pods = func(signer ca.Signer) (run func(context.Context) error, metrics func(io.Writer) error, err error) {
 		p.CA = signer
 		if p.signer, err = podcert.New(p.Options); err != nil {
 			return nil, nil, program.Misused("-pod-signer: %w", err)

@@ -12,8 +12,9 @@
 //	go run ./examples/service -socket unix:///run/spire/agent/public/api.sock
 //
 // or with the address in SPIFFE_ENDPOINT_SOCKET, until it is interrupted or has made -requests
-// requests. Where SPIFFE_CREDENTIAL_FOLDER names a folder, such as a volume of a pod that Kubernetes keeps up to date, the identity is in that, and
-// no agent is needed. With -url it asks another service instead of itself. With -health-addr 127.0.0.1:15026 it says at /ready, /live and /metrics how it is;
+// requests. Where SPIFFE_CREDENTIAL_FOLDER names a folder, such as a volume of a pod that Kubernetes keeps up to date, the
+// identity is in that, and no agent is needed. With -url it asks another service instead of itself. With -health-addr
+// 127.0.0.1:15026 it says at /ready, /live and /metrics how it is;
 // dashboard.json shows these metrics in Grafana. After SIGTERM /ready says "draining" for as long as -drain, while requests are
 // answered, and then it ends with the last of them.
 package main

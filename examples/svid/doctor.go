@@ -7,7 +7,6 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
-	"iter"
 	"net"
 	"net/url"
 	"os"
@@ -218,13 +217,15 @@ func (p *patient) permission() check {
 // identity asks for the identities.
 func (p *patient) identity() check {
 	var last error
-	for update, err := range p.updates() {
-		if last = err; err == nil {
-			p.update = update
-			break
-		}
-		if errors.Is(err, workloadapi.ErrDenied) || errors.Is(err, workloadapi.ErrBadResponse) || otherAPI(err) {
-			break
+	if p.client != nil { // else files had it
+		for update, err := range p.client.WatchX509SVIDs(p.ctx) {
+			if last = err; err == nil {
+				p.update = update
+				break
+			}
+			if errors.Is(err, workloadapi.ErrDenied) || errors.Is(err, workloadapi.ErrBadResponse) || otherAPI(err) {
+				break
+			}
 		}
 	}
 	if p.update == nil {
@@ -255,14 +256,6 @@ func (p *patient) identity() check {
 		ids = append(ids, id)
 	}
 	return check{Result: ok, Detail: strings.Join(ids, ", ")}
-}
-
-// updates are those of the agent; none if the files had one.
-func (p *patient) updates() iter.Seq2[*workloadapi.Update, error] {
-	if p.update != nil {
-		return func(func(*workloadapi.Update, error) bool) {}
-	}
-	return p.client.WatchX509SVIDs(p.ctx)
 }
 
 // otherAPI reports whether a server does not have the Workload API: it says so by the code of gRPC, or by HTTP's 404.

@@ -24,10 +24,6 @@ func Bundle(td spiffe.TrustDomain) string { return td.String() + suffix }
 // TrustDomain returns the trust domain whose authorities a file has by its name, and whether it has any.
 func TrustDomain(name string) (td spiffe.TrustDomain, ok bool) {
 	prefix, ok := strings.CutSuffix(name, suffix)
-	if ok {
-		var err error
-		td, err = spiffe.ParseTrustDomain(prefix)
-		ok = err == nil && td.String() == prefix // which an ID is not
-	}
-	return td, ok
+	td, err := spiffe.ParseTrustDomain(prefix)
+	return td, ok && err == nil && td.String() == prefix // which an ID is not
 }

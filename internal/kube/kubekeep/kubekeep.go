@@ -4,7 +4,6 @@ package kubekeep
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -83,7 +82,7 @@ type Objects[T any] struct {
 func (o *Objects[T]) Run(ctx context.Context) {
 	var listed map[string]T
 	o.State = func(_ context.Context, err error, _ time.Duration) {
-		if err != nil && !errors.Is(err, context.Canceled) {
+		if err != nil {
 			o.Keeper.Warn("the cluster cannot be followed", err)
 		}
 	}

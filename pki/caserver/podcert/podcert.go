@@ -27,8 +27,9 @@
 // annotations, for a key that this library does not certify (UnsupportedKeyType), or for a pod without an identity; Failed is one that
 // can never be certified. Everything else passes: the request waits, and is tried again.
 //
-// Any number of replicas may run. Each signs a request once at most; the answer that the API server takes first is that of the pod, and
-// the others have signed for nothing. Requests of other signers are never read.
+// Any number of replicas may run. Each signs a request once, and again only if the API server does not take the certificate
+// for so long that it would refuse it. The answer that it takes first is that of the pod, and the others have signed for
+// nothing. Requests of other signers are never read.
 //
 // The requests of a node, and those of a namespace, are served at a rate of their own, so that a flood of one does not
 // hold up the others. What waits takes 64 MiB at most, and 4 MiB for a node; beyond that it is read again every minute.
@@ -119,6 +120,7 @@ const (
 	maxHeldEach = 4 << 20         // of a node
 	concurrent  = 32              // attempts
 	attemptTime = 30 * time.Second
+	freshFor    = 4 * time.Minute // after its begin, while the API takes a certificate: it allows five
 )
 
 // Signer answers the requests of pods and keeps the bundles. [New] makes one.
@@ -277,7 +279,8 @@ func (s *Signer) remedy(err error) error {
 	return err
 }
 
-// Report implements [report.Reporter]: the requests and the bundles are what the signer depends on.
+// Report implements [report.Reporter]. The upstream is what answers requests: the API server, and the CA. The log has what
+// becomes of bundles.
 func (s *Signer) Report() report.Report {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -19,12 +19,15 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/podcert"
@@ -86,29 +89,11 @@ func newCA(t testing.TB) *recorder {
 	return r
 }
 
-// logs collects what is logged.
-type logs struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *logs) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
-
-func (l *logs) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.String()
-}
-
 // cluster is an API server with the signers of a test.
 type cluster struct {
 	*kubetest.Server
 	t    testing.TB
-	logs logs
+	logs programtest.Log
 	made atomic.Int64
 }
 
@@ -477,6 +462,33 @@ func TestLostAnswer(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A certificate that waited for the API server too long to be taken is replaced: the server refuses one that began five minutes ago.
+func TestLateAnswer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := &cluster{Server: kubetest.StartOn(t, 1, memconn.Listen()), t: t}
+		defer c.Client().CloseIdleConnections()
+		a := newCA(t)
+		c.Faults(func(r *http.Request) *kubetest.Fault {
+			if r.Method == http.MethodPatch {
+				return &kubetest.Fault{Code: 503}
+			}
+			return nil
+		})
+		_, stop := c.run(c.options(a))
+		defer stop()
+		request, kinds := c.ask(nil), c.ask(func(s *spec) { s.UnverifiedUserAnnotations = map[string]string{"example.org/x": "y"} })
+		time.Sleep(90 * time.Second)
+		require.Equal(t, 1, a.times(request), "it is not signed again before that")
+		time.Sleep(20 * time.Minute)
+		c.Faults(nil)
+		time.Sleep(time.Minute)
+		_, leaf := c.issued(request)
+		require.Less(t, time.Since(leaf.NotBefore), 5*time.Minute)
+		require.Equal(t, "Denied", c.answer(kinds).Conditions[0].Type)
+	})
 }
 
 // Three replicas answer each request once, whatever they see first.

@@ -19,7 +19,7 @@ import (
 type entry struct {
 	renew.Entry
 	request request // as it was read last
-	answer  *status // nil until there is one: what is signed once is not signed again
+	answer  *status // nil until there is one, which is signed again only when the API server would refuse it
 	done    bool    // answered, or gone
 	round   int
 	size    int // of the room that it takes
@@ -96,8 +96,11 @@ func (s *Signer) page(_ context.Context, items []request, first, last bool) {
 	for i := range items {
 		s.take(&items[i])
 	}
+	if !last {
+		return
+	}
 	for _, e := range s.requests {
-		if last && e.round != s.round {
+		if e.round != s.round {
 			s.forget(e)
 		}
 	}
@@ -148,6 +151,8 @@ func (s *Signer) attempt(parent context.Context, e *entry) {
 		case err == nil && (len(now.Items) != 1 || now.Items[0].Metadata.UID != r.Metadata.UID || now.Items[0].answered()):
 			s.end(e, "lost")
 			return
+		case err == nil && answer.NotBefore != nil && time.Since(*answer.NotBefore) > freshFor:
+			r, answer = now.Items[0], nil
 		case err == nil:
 			r = now.Items[0]
 		}
@@ -210,11 +215,13 @@ func (s *Signer) again(ctx context.Context, e *entry, r *request, answer *status
 	}
 	s.loop.Done(e, wait)
 	s.mu.Unlock()
+	who := "others go on"
 	if all {
 		s.note(err, wait)
+		who = "all wait"
 	}
 	if !conflict {
-		s.log.Warn("podcert: a request has to wait", map[bool]string{true: "all wait", false: "others go on"}[all], slog.String("request", r.name()), slog.String("node", r.Spec.NodeName),
+		s.log.Warn("podcert: a request has to wait", who, slog.String("request", r.name()), slog.String("node", r.Spec.NodeName),
 			slog.Any("err", s.remedy(err)), slog.Duration("retry_in", wait))
 	}
 }
