@@ -10,8 +10,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
-	"net/netip"
-	"net/url"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -84,9 +82,9 @@ func newKeys(o *Options) (*keys, error) {
 	k.loop.Mu, k.loop.Attempt = &k.mu, func(ctx context.Context, _ *keys) { k.attempt(ctx) }
 	if o.JWKSURL != "" {
 		k.issuer = ""
-		return k, prefix("Options.JWKSURL", checkURL(o.JWKSURL))
+		return k, prefix("Options.JWKSURL", jws.CheckURL(o.JWKSURL))
 	}
-	return k, prefix("Options.Issuer", checkURL(o.Issuer))
+	return k, prefix("Options.Issuer", jws.CheckURL(o.Issuer))
 }
 
 func prefix(name string, err error) error {
@@ -94,23 +92,6 @@ func prefix(name string, err error) error {
 		return nil
 	}
 	return fmt.Errorf("%s: %w", name, err)
-}
-
-// checkURL refuses a URL whose answer others could change.
-func checkURL(text string) error {
-	u, err := url.Parse(text)
-	if err != nil {
-		return errors.New("it is no URL")
-	}
-	addr, err := netip.ParseAddr(u.Hostname())
-	loopback := u.Hostname() == "localhost" || err == nil && addr.IsLoopback()
-	switch {
-	case u.Host == "" || u.User != nil || u.Fragment != "":
-		return fmt.Errorf("%.256q is no URL of a document: it needs a host, and neither a user nor a fragment", u.Redacted())
-	case u.Scheme != "https" && !(u.Scheme == "http" && loopback):
-		return fmt.Errorf("the scheme is %.20q; it is https, or http with a host on loopback: others could change the keys on their way", u.Scheme)
-	}
-	return nil
 }
 
 // current returns the key set, or nil. One that is old is fetched again meanwhile.
@@ -184,7 +165,7 @@ func (k *keys) attempt(ctx context.Context) {
 func (k *keys) fetch(ctx context.Context) (*keySet, error) {
 	at := k.jwksURL
 	if k.issuer != "" {
-		doc, err := k.get(ctx, strings.TrimSuffix(k.issuer, "/")+"/.well-known/openid-configuration")
+		doc, err := k.get(ctx, strings.TrimSuffix(k.issuer, "/")+jws.Discovery)
 		if err == nil {
 			at, err = readDiscovery(doc, k.issuer)
 		}
@@ -244,7 +225,7 @@ func readDiscovery(doc []byte, issuer string) (jwks string, err error) {
 	if string(named) != issuer {
 		return "", fmt.Errorf("it is that of the issuer %.256q", named)
 	}
-	return jwks, prefix("jwks_uri", checkURL(jwks))
+	return jwks, prefix("jwks_uri", jws.CheckURL(jwks))
 }
 
 // readKeySet reads a key set (RFC 7517 section 5). Keys that cannot verify a token are left out, but for the reason

@@ -1,20 +1,25 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/hex"
+	"errors"
 	"flag"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"time"
 
 	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/federation"
 )
 
 var convertCommand = command{
@@ -35,6 +40,77 @@ SHA-256 of a certificate, or of a public key in DER (SubjectPublicKeyInfo). The
 exit code is 0 if the authorities are the same, and 1 if not; a sequence number
 or refresh hint that differs is shown, and does not count.`,
 	diff,
+}
+
+var oidcCommand = command{
+	"bundle oidc", "DIR", `write the files of an issuer of OpenID Connect, with the JWT keys of a bundle
+
+DIR is for a web server or a bucket that answers at the URL of the issuer, to
+verifiers that do not know SPIFFE: .well-known/openid-configuration and keys,
+both to be served as application/json. Files that would not change are left, and
+readers see the old or the new one, and never a part. Run it again when the
+bundle changes; for svid watch, which writes bundles.json with -jwt-bundles,
+
+    -exec 'svid bundle oidc -issuer URL -bundle "$SVID_DIR/bundles.json" DIR'
+
+A CA of ours has new keys in its bundle for a day before they sign.`,
+	oidc,
+}
+
+func oidc(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {
+	var td spiffe.TrustDomain
+	issuer := fs.String("issuer", "", "the `URL` of the issuer, as it is in the tokens (iss); required")
+	from := fs.String("bundle", "-", "the `FILE` of the bundle, a SPIFFE bundle document or a bundle map; - is standard input")
+	fs.TextVar(&td, "trust-domain", spiffe.TrustDomain{}, "the `NAME` of a bundle that does not name it, and the one to take from a map")
+	if err := parse(fs, args, 1); err != nil {
+		return err
+	}
+	if *issuer == "" {
+		return program.Misused("there is no -issuer")
+	}
+	set, err := a.bundles(ctx, []string{*from}, td)
+	if err != nil {
+		return err
+	}
+	b, err := single(set, td)
+	if err != nil {
+		return err
+	}
+	files, err := federation.OIDCFiles(b, *issuer)
+	if err != nil {
+		return err
+	}
+	for _, name := range slices.Backward(slices.Sorted(maps.Keys(files))) { // the keys before the document that names them
+		if err := replace(filepath.Join(fs.Arg(0), filepath.FromSlash(name)), files[name]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// replace replaces a public file whose contents differ, in one step.
+func replace(path string, data []byte) error {
+	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = os.Chmod(f.Name(), 0o644)
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+	}
+	return err
 }
 
 func convert(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {

@@ -6,6 +6,7 @@
 //	svid fetch -dir DIR              write the identity of this workload to files
 //	svid watch -dir DIR              keep these files fresh, and run a command after each change
 //	svid bundle convert FILE         write a trust bundle in another form
+//	svid bundle oidc DIR             write the files of an issuer of OpenID Connect
 //	svid bundle diff OLD NEW         say which authorities came and went
 //	svid doctor                      go through everything between a workload and its identity
 //
@@ -84,7 +85,7 @@ type command struct {
 	run              func(*app, context.Context, *flag.FlagSet, []string) error // adds its flags and parses
 }
 
-var commands = []command{inspectCommand, verifyCommand, fetchCommand, watchCommand, convertCommand, diffCommand, doctorCommand}
+var commands = []command{inspectCommand, verifyCommand, fetchCommand, watchCommand, convertCommand, oidcCommand, diffCommand, doctorCommand}
 
 // run carries out a command line, and returns the exit code.
 func (a *app) run(ctx context.Context, args []string) int {

@@ -33,7 +33,7 @@ func (c *caOptions) register(flags *flag.FlagSet) {
 	flags.StringVar(&c.from, "ca", "", "`where` the identities come from: istio:URL, vault:URL, step:URL, google:POOL, dir:FOLDER of a CA of this machine, or spire:unix:///PATH of an agent")
 	flags.StringVar(&c.roots, "ca-roots", "", "`file` with the roots of the CA, in PEM")
 	flags.StringVar(&c.tokenFile, "token-file", "", "`file` with the token for the CA, read for each request")
-	flags.Func("ca-option", "`NAME=VALUE` for -ca: cluster, impersonate=true (istio), role, mount, login (vault), fingerprint (step), create=true (dir); may be repeated", func(text string) error {
+	flags.Func("ca-option", "`NAME=VALUE` for -ca: cluster, impersonate=true (istio), role, mount, login (vault), fingerprint (step), create=true, and issuer and algorithm of tokens (dir); may be repeated", func(text string) error {
 		name, value, ok := strings.Cut(text, "=")
 		if !ok {
 			return errors.New("want NAME=VALUE")
@@ -112,7 +112,7 @@ func fromFolder(ctx context.Context, folder string, o *options) (*origin, error)
 	if err != nil {
 		return nil, err
 	}
-	authority, err := ca.Open(ctx, ca.Config{TrustDomain: o.td, JWT: &ca.JWTConfig{}, Create: o.ca.chosen("create")}, store)
+	authority, err := ca.Open(ctx, ca.Config{TrustDomain: o.td, JWT: &ca.JWTConfig{Issuer: o.ca.option("issuer"), Algorithm: o.ca.option("algorithm")}, Create: o.ca.chosen("create")}, store)
 	if errors.Is(err, ca.ErrNoRecord) {
 		return nil, fmt.Errorf("there is no CA in %s: restore it, or make a new one with -ca-option create=true", folder)
 	}

@@ -42,8 +42,8 @@ type Cluster struct {
 	transport  *http.Transport
 }
 
-// NewCluster starts a Cluster that ends with the test.
-func NewCluster(t testing.TB) *Cluster {
+// NewCluster starts a Cluster that ends with the test, with further flags of the API server.
+func NewCluster(t testing.TB, flags ...string) *Cluster {
 	t.Helper()
 	etcd, server := Program(t, "etcd"), Program(t, "kube-apiserver")
 	c := &Cluster{dir: t.TempDir(), admin: rand.Text()}
@@ -75,6 +75,7 @@ func NewCluster(t testing.TB) *Cluster {
 		"--token-auth-file="+c.file("tokens.csv"), "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--endpoint-reconciler-type=none",
 		"--service-account-key-file="+c.file("sa.pub"), "--service-account-signing-key-file="+c.file("sa.key"),
 		"--service-account-issuer="+Issuer, "--api-audiences="+Issuer, "--disable-admission-plugins=ServiceAccount")
+	c.server.Args = append(c.server.Args, flags...)
 	c.StartServer(t)
 	return c
 }

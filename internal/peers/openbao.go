@@ -133,3 +133,18 @@ func (b *OpenBao) Unseal(t testing.TB) {
 	require.NotNil(t, key, "the program has not printed its key")
 	b.Do(t, "", http.MethodPost, "sys/unseal", map[string]string{"key": string(key[1])}, nil)
 }
+
+// Login logs in at an authentication method, and returns the status and the answer.
+func (b *OpenBao) Login(mount string, body any) (int, []byte, error) {
+	data, err := json.Marshal(body)
+	if err != nil {
+		return 0, nil, err
+	}
+	resp, err := b.client.Post(b.URL+"/v1/auth/"+mount+"/login", "application/json", bytes.NewReader(data))
+	if err != nil {
+		return 0, nil, err
+	}
+	defer resp.Body.Close() // all of it is read
+	answer, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, answer, err
+}

@@ -278,7 +278,7 @@ func (cfg Config) withDefaults() (Config, error) {
 func (cfg *Config) terms(kind rotation.Kind) rotation.Terms {
 	t := rotation.Terms{Longest: max(cfg.MaxTTL, cfg.MaxCATTL), Grace: cfg.Backdate, Propagation: cfg.Rotation.Propagation}
 	if kind == rotation.Token {
-		t.Longest = cfg.JWT.MaxTTL
+		t.Longest, t.Propagation = cfg.JWT.MaxTTL, cfg.JWT.Propagation
 	}
 	return t
 }

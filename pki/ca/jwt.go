@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/redact"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 	"github.com/svidkit/svidkit/spiffe"
@@ -31,9 +32,19 @@ type JWTConfig struct {
 	// means ES256. RSA keys have 2048 bits. A change takes effect with the next key.
 	Algorithm string
 
+	// Issuer makes the authority an issuer of OpenID Connect, for verifiers that do not know SPIFFE: it is the claim "iss" of all
+	// tokens, as in [jwtsvid.IssuerOptions], and federation.NewOIDCHandler publishes the keys. The Algorithm is then one that such
+	// a key set can name: ES256, ES384, ES512 or RS256. Empty means no "iss".
+	Issuer string
+
 	// KeyTTL is how long a key signs before Run replaces it; 0 means 30 days. It is more than twice
 	// Propagation.
 	KeyTTL time.Duration
+
+	// Propagation is how long a key is in the bundle before it signs, if that is longer than [Rotation].Propagation. With an Issuer
+	// 0 means a day, or a third of KeyTTL if that is less, as many verifiers fetch keys seldom. The first key that is added to an
+	// authority waits for Rotation.Propagation only, and the successor of a key in [Authority.RevokeNow] for nothing.
+	Propagation time.Duration
 
 	DefaultTTL time.Duration // the life of a token whose request names none; 0 means 5 minutes, or MaxTTL if that is less
 	MaxTTL     time.Duration // the longest life that may be asked for; 0 means an hour
@@ -47,18 +58,28 @@ func (c JWTConfig) withDefaults(propagation time.Duration) (JWTConfig, error) {
 	c.KeyTTL = cmp.Or(c.KeyTTL, 30*24*time.Hour)
 	c.MaxTTL = cmp.Or(c.MaxTTL, time.Hour)
 	c.DefaultTTL = cmp.Or(c.DefaultTTL, min(5*time.Minute, c.MaxTTL))
+	if c.Propagation == 0 && c.Issuer != "" {
+		c.Propagation = min(24*time.Hour, c.KeyTTL/3)
+	}
 	switch {
-	case c.KeyTTL < 0 || c.DefaultTTL < 0 || c.MaxTTL < 0:
-		return c, fmt.Errorf("ca: invalid Config: JWT: KeyTTL %v, DefaultTTL %v or MaxTTL %v is negative", c.KeyTTL, c.DefaultTTL, c.MaxTTL)
+	case c.KeyTTL < 0 || c.DefaultTTL < 0 || c.MaxTTL < 0 || c.Propagation < 0:
+		return c, fmt.Errorf("ca: invalid Config: JWT: KeyTTL %v, Propagation %v, DefaultTTL %v or MaxTTL %v is negative", c.KeyTTL, c.Propagation, c.DefaultTTL, c.MaxTTL)
 	case c.DefaultTTL < minTTL || c.MaxTTL < minTTL:
 		return c, fmt.Errorf("ca: invalid Config: JWT: DefaultTTL is %v and MaxTTL %v, but tokens carry whole seconds", c.DefaultTTL, c.MaxTTL)
 	case c.DefaultTTL > c.MaxTTL:
 		return c, fmt.Errorf("ca: invalid Config: JWT: DefaultTTL %v is more than MaxTTL %v", c.DefaultTTL, c.MaxTTL)
-	case propagation >= c.KeyTTL/2:
-		return c, fmt.Errorf("ca: invalid Config: JWT: Propagation %v does not fit into half of KeyTTL %v", propagation, c.KeyTTL)
+	case max(c.Propagation, propagation) >= c.KeyTTL/2:
+		return c, fmt.Errorf("ca: invalid Config: JWT: Propagation %v does not fit into half of KeyTTL %v", max(c.Propagation, propagation), c.KeyTTL)
 	case !slices.Contains(jwtAlgorithms, c.Algorithm):
 		return c, fmt.Errorf("ca: invalid Config: JWT: the algorithm %.64q is none of %v", c.Algorithm, jwtAlgorithms)
+	case c.Issuer != "" && !slices.Contains([]string{"ES256", "ES384", "ES512", "RS256"}, c.Algorithm):
+		return c, fmt.Errorf("ca: invalid Config: JWT: the algorithm is %s; with an Issuer it is ES256, ES384, ES512 or RS256, as its key set names no other", c.Algorithm)
+	case c.Issuer != "":
+		if err := jws.CheckIssuer(c.Issuer); err != nil {
+			return c, fmt.Errorf("ca: invalid Config: JWT: Issuer: %w", err)
+		}
 	}
+	c.Propagation = max(c.Propagation, propagation)
 	return c, nil
 }
 
@@ -121,7 +142,7 @@ func (a *Authority) SignJWT(ctx context.Context, r JWTRequest) (string, error) {
 	}
 	ttl := g.notAfter.Sub(g.now).Truncate(time.Second)
 	issuer, err := jwtsvid.NewIssuer(a.cfg.TrustDomain, g.key.ID, g.key.Secret(), &jwtsvid.IssuerOptions{
-		Algorithm: g.key.Algorithm, WideAudience: a.cfg.JWT.WideAudience, Now: func() time.Time { return g.now },
+		Algorithm: g.key.Algorithm, WideAudience: a.cfg.JWT.WideAudience, Issuer: a.cfg.JWT.Issuer, Now: func() time.Time { return g.now },
 	})
 	jti, token := rotation.RandomID(), ""
 	if err == nil {

@@ -462,7 +462,7 @@ func (r *runner) replaceAt(s *state, kind rotation.Kind) (time.Time, bool) {
 	case k.Tainted: // there was no room for a successor
 		return time.Time{}, true
 	case kind == rotation.Token: // so that its successor signs when it has done so for KeyTTL
-		return k.Activates.Add(cfg.JWT.KeyTTL - cfg.Rotation.Propagation).Round(0), true
+		return k.Activates.Add(cfg.JWT.KeyTTL - cfg.JWT.Propagation).Round(0), true
 	}
 	at := r.a.schedule().ReplaceAt(k.Cert)
 	if time.Until(r.nextNote) <= 0 && time.Until(at) > 0 {

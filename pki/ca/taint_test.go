@@ -3,6 +3,7 @@ package ca_test
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -18,6 +19,8 @@ import (
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/spiffe/federation"
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
 
 // both runs a test with an authority of New and with one of Open.
@@ -465,6 +468,49 @@ func TestRunReplacesJWTKeys(t *testing.T) {
 			require.LessOrEqual(t, len(a.Status().JWTKeys), 2)
 		}
 		assert.Len(t, seen, 11, "each has ten hours")
+	})
+}
+
+// An issuer's keys are published for a day before the first token, and until the last one has ended; the roots do not wait for that.
+func TestIssuerPublishesKeys(t *testing.T) {
+	t.Parallel()
+	const issuer = "https://oidc.example.org"
+	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
+		a := make(func(c *ca.Config) { c.JWT = &ca.JWTConfig{Issuer: issuer, KeyTTL: 10 * 24 * time.Hour} })
+		run(t, a)
+		published, last := map[string]time.Time{}, map[string]time.Time{}
+		begin := time.Now()
+		for end := begin.Add(45 * 24 * time.Hour); time.Now().Before(end); time.Sleep(10 * time.Minute) {
+			files, err := federation.OIDCFiles(a.Bundle(), issuer)
+			require.NoError(t, err)
+			for id := range a.Bundle().JWTAuthorities() {
+				require.Contains(t, string(files["keys"]), `"kid":"`+id+`"`)
+				if _, known := published[id]; !known {
+					published[id] = time.Now()
+				}
+			}
+			token := signJWT(t, a, time.Hour)
+			require.NoError(t, validate(a.Bundle(), token))
+			unproven, err := jwtsvid.ParseUnverified(token)
+			require.NoError(t, err)
+			_, again := last[unproven.KeyID]
+			if first := published[unproven.KeyID]; !again && first != begin {
+				require.GreaterOrEqual(t, time.Since(first), 24*time.Hour-10*time.Minute, "as seen every ten minutes")
+			}
+			last[unproven.KeyID] = unproven.Expires
+			for id, ends := range last {
+				if _, in := a.Bundle().JWTAuthority(id); !in {
+					require.False(t, time.Now().Before(ends), "the key went before its last token")
+				}
+			}
+			payload, err := base64.RawURLEncoding.DecodeString(strings.Split(token, ".")[1])
+			require.NoError(t, err)
+			require.Contains(t, string(payload), `"iss":"`+issuer+`"`)
+		}
+		assert.Len(t, last, 5, "each has ten days")
+		next, err := a.Rotate(t.Context())
+		require.NoError(t, err)
+		assert.Equal(t, 25*time.Minute, next.Activates.Sub(next.Prepared), "of a root")
 	})
 }
 

@@ -81,6 +81,12 @@ type Options struct {
 	// ID and Names. The bundle endpoint always has that.
 	GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 
+	// Issuer is the URL by which verifiers know the CA as an issuer of OpenID Connect, whose documents Run serves at [Listeners].OIDC:
+	// see federation.NewOIDCHandler and ca.JWTConfig. GetOIDCCertificate returns the certificate for that listener, as in [tls.Config];
+	// nil means that of the CA, which a proxy in front can verify. An empty Issuer means that there are no documents.
+	Issuer             string
+	GetOIDCCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
+
 	// Page is served at / of the handler for operators. Nil means nothing.
 	Page http.Handler
 
@@ -103,6 +109,7 @@ type Server struct {
 	identity       *secretcache.Manager
 	istio, linkerd http.Handler
 	bundle, admin  http.Handler
+	oidc           http.Handler
 	pods           func(context.Context) error // nil for none
 }
 
@@ -112,7 +119,7 @@ func New(o Options) (*Server, error) {
 		return nil, errors.New("caserver: invalid Options: CA is nil; a *ca.Authority is one")
 	}
 	o.Logger = ratelog.Patient(o.Logger)
-	s := &Server{opts: o, istio: http.NotFoundHandler(), linkerd: http.NotFoundHandler()}
+	s := &Server{opts: o, istio: http.NotFoundHandler(), linkerd: http.NotFoundHandler(), oidc: http.NotFoundHandler()}
 	s.signer = &counter{Signer: o.CA}
 	if o.GetCertificate == nil {
 		s.opts.GetCertificate = s.own
@@ -123,6 +130,11 @@ func New(o Options) (*Server, error) {
 	}
 	if s.bundle, err = federation.NewHandler(bundles{o.CA}, o.ID.TrustDomain()); err != nil {
 		return nil, err
+	}
+	if o.Issuer != "" {
+		if s.oidc, err = federation.NewOIDCHandler(bundles{o.CA}, o.ID.TrustDomain(), o.Issuer); err != nil {
+			return nil, err
+		}
 	}
 	metrics := []func(io.Writer) error{metrics.WriteProcess, s.newMetrics().Write}
 	if o.Istio != nil {
@@ -188,6 +200,7 @@ type Listeners struct {
 	Istio   net.Listener // Istio's API, by TLS 1.3, or 1.2 for agents that obey FIPS 140-2
 	Linkerd net.Listener // Linkerd's API, by TLS 1.3 with or without ALPN
 	Bundle  net.Listener // the bundle of the CA, by TLS as the profile https_spiffe has it
+	OIDC    net.Listener // the documents of an issuer of OpenID Connect, by TLS
 	Admin   net.Listener // metrics, health, status and roots, without TLS; over loopback, for localhost and addresses only
 
 	// LinkerdPlaintext serves Linkerd's API without TLS, for a proxy in the same pod that terminates it. Its options
@@ -230,6 +243,10 @@ func (s *Server) Run(ctx context.Context, at Listeners) (failed error) {
 	if err != nil {
 		return err
 	}
+	oidcTLS := bundleTLS.Clone()
+	if s.opts.GetOIDCCertificate != nil {
+		oidcTLS.GetCertificate = s.opts.GetOIDCCertificate
+	}
 	if at.LinkerdPlaintext && s.opts.Linkerd != nil && !s.opts.Linkerd.AllowPlaintext {
 		return errors.New("caserver: Listeners.LinkerdPlaintext is set, and linkerd.Options.AllowPlaintext is not: every request would be refused")
 	}
@@ -241,6 +258,7 @@ func (s *Server) Run(ctx context.Context, at Listeners) (failed error) {
 		{"Istio's API", at.Istio, ServeOptions{Handler: s.istio, TLS: s.tlsConfig(tls.VersionTLS12, tls.RequestClientCert)}},
 		{"Linkerd's API", at.Linkerd, ServeOptions{Handler: s.linkerd, TLS: s.tlsConfig(tls.VersionTLS13, tls.NoClientCert)}},
 		{"bundle endpoint", at.Bundle, ServeOptions{Handler: s.bundle, TLS: bundleTLS}},
+		{"documents of the OpenID Connect issuer", at.OIDC, ServeOptions{Handler: s.oidc, TLS: oidcTLS}},
 		{"metrics and health", at.Admin, ServeOptions{Handler: s.admin, Plaintext: true}},
 	}
 	if at.LinkerdPlaintext {

@@ -24,13 +24,28 @@ import (
 // strong entity tag, and lets caches keep an answer for the refresh hint, or five minutes without one.
 // While the source has no bundle, or one that cannot be encoded, the status is 503.
 func NewHandler(source spiffe.BundleSource, td spiffe.TrustDomain) (http.Handler, error) {
-	switch {
-	case source == nil:
-		return nil, errors.New("federation: handler: no bundle source")
-	case td.IsZero():
-		return nil, fmt.Errorf("federation: handler: trust domain: %w", spiffe.ErrZero)
+	current, err := currentBundle(source, td)
+	if err != nil {
+		return nil, fmt.Errorf("federation: handler: %w", err)
 	}
 	return &handler{current: func() (document, time.Duration) {
+		b, hint := current()
+		if b == nil {
+			return nil, 0
+		}
+		return b, hint
+	}}, nil
+}
+
+// currentBundle returns what gives the bundle of td at a moment, or nil, and how long caches may keep it.
+func currentBundle(source spiffe.BundleSource, td spiffe.TrustDomain) (func() (*spiffe.Bundle, time.Duration), error) {
+	switch {
+	case source == nil:
+		return nil, errors.New("no bundle source")
+	case td.IsZero():
+		return nil, fmt.Errorf("trust domain: %w", spiffe.ErrZero)
+	}
+	return func() (*spiffe.Bundle, time.Duration) {
 		b, err := source.Bundle(td)
 		if err != nil || b == nil || b.TrustDomain() != td {
 			return nil, 0
@@ -40,7 +55,7 @@ func NewHandler(source spiffe.BundleSource, td spiffe.TrustDomain) (http.Handler
 			hint = renew.UsualPoll
 		}
 		return b, hint
-	}}, nil
+	}, nil
 }
 
 // NewMapHandler returns a handler that serves the bundles of many trust domains as a bundle map. The
@@ -88,13 +103,13 @@ var contentType = []string{"application/json"}
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		w.Header().Set("Allow", "GET, HEAD")
-		http.Error(w, "a bundle endpoint answers GET and HEAD", http.StatusMethodNotAllowed)
+		http.Error(w, "only GET and HEAD are answered here", http.StatusMethodNotAllowed)
 		return
 	}
 	p := h.newest()
 	if p == nil {
 		w.Header().Set("Cache-Control", "no-store")
-		http.Error(w, "there is no bundle to serve", http.StatusServiceUnavailable)
+		http.Error(w, "there is no bundle to serve, or no key in it", http.StatusServiceUnavailable)
 		return
 	}
 	header := w.Header()

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/redact"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -37,6 +38,11 @@ type IssuerOptions struct {
 	// others.
 	WideAudience bool
 
+	// Issuer is the claim "iss" of the tokens, for verifiers that do not know SPIFFE: a URL below which they find the keys by OpenID Connect
+	// Discovery, such as federation.NewOIDCHandler serves them; https, or http with a host on loopback, without a slash at the end. Empty
+	// means that the tokens have none.
+	Issuer string
+
 	// Now gives the time of issue. Nil means time.Now. It must be safe for concurrent use.
 	Now func() time.Time
 }
@@ -46,6 +52,7 @@ type IssuerOptions struct {
 type Issuer struct {
 	redacted
 	issuer *token.Issuer
+	iss    string // empty for none
 	wide   bool
 }
 
@@ -55,13 +62,18 @@ type Issuer struct {
 // be nil.
 func NewIssuer(td spiffe.TrustDomain, keyID string, key crypto.Signer, opts *IssuerOptions) (*Issuer, error) {
 	o := *cmp.Or(opts, &IssuerOptions{})
+	if o.Issuer != "" {
+		if err := jws.CheckIssuer(o.Issuer); err != nil {
+			return nil, fmt.Errorf("jwtsvid: new issuer: IssuerOptions.Issuer: %w", err)
+		}
+	}
 	issuer, err := token.NewIssuer(kind, key, token.IssuerConfig{
 		Domain: td, KeyID: keyID, Type: "JWT", Algorithm: o.Algorithm, Lifetime: cmp.Or(o.Lifetime, defaultLifetime), Now: o.Now,
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &Issuer{redact.New(issuer.String()), issuer, o.WideAudience}, nil
+	return &Issuer{redact.New(issuer.String()), issuer, o.Issuer, o.WideAudience}, nil
 }
 
 // Request is the contents of a token. The caller of [Issuer.Issue] fills it in, after it has authenticated the
@@ -78,13 +90,13 @@ type Request struct {
 	Lifetime time.Duration
 
 	// Claims are further claims, by name, encoded by [json.Marshal]. "sub", "aud", "exp", "nbf" and "iat",
-	// in whatever case, are refused. Validators believe a claim until the token expires (SVID-9), so facts
+	// in whatever case, are refused, and so is "iss" with [IssuerOptions.Issuer]. Validators believe a claim until the token expires (SVID-9), so facts
 	// that change sooner do not belong here.
 	Claims map[string]any
 }
 
 // Issue returns a new token. Its header has "alg", "kid" and "typ", its payload "sub", "aud" as an
-// array, "exp" and "iat" in whole seconds, and the claims of the request. "iat" is the present second
+// array, "exp" and "iat" in whole seconds, "iss" if the Issuer has one, and the claims of the request. "iat" is the present second
 // and never later, because some validators refuse a token that was issued in their future.
 //
 // The token is verified with the public key before it is returned, so that a signer with another key fails here.
@@ -99,8 +111,12 @@ func (i *Issuer) Issue(r Request) (string, error) {
 			return nil, err
 		}
 		claims := map[string]any{"sub": r.ID.String(), "aud": r.Audience, "exp": exp, "iat": iat}
+		own := []string{"sub", "aud", "exp", "nbf", "iat"}
+		if i.iss != "" {
+			claims["iss"], own = i.iss, append(own, "iss")
+		}
 		for name, value := range r.Claims {
-			for _, own := range []string{"sub", "aud", "exp", "nbf", "iat"} {
+			for _, own := range own {
 				if strings.EqualFold(name, own) { // some readers do not tell them apart
 					return nil, fmt.Errorf("the claim %q is set by the Issuer", token.Clip(name, token.MaxQuoted))
 				}

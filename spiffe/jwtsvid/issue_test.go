@@ -131,6 +131,14 @@ func TestIssueShape(t *testing.T) {
 			jwtsvid.IssuerOptions{WideAudience: true}, jwtsvid.Request{Audience: []string{"db", "spiffe://example.org", `"\` + "\n"}},
 			`{` + webSubject + `,"aud":["db","spiffe://example.org","\"\\\n"],"exp":1767225900,"iat":1767225600}`,
 		},
+		"an issuer of OpenID Connect": {
+			jwtsvid.IssuerOptions{Issuer: "https://oidc.example.org/prod"}, jwtsvid.Request{Audience: []string{"db"}},
+			`{"iss":"https://oidc.example.org/prod",` + webSubject + `,"aud":["db"],"exp":1767225900,"iat":1767225600}`,
+		},
+		"the claim iss of a caller": {
+			jwtsvid.IssuerOptions{}, jwtsvid.Request{Audience: []string{"db"}, Claims: map[string]any{"iss": "x"}},
+			`{"iss":"x",` + webSubject + `,"aud":["db"],"exp":1767225900,"iat":1767225600}`,
+		},
 		"JWT-24 further claims": {
 			jwtsvid.IssuerOptions{}, jwtsvid.Request{Audience: []string{"db"}, Claims: map[string]any{"scope": []string{"a"}, "jti": "x", "n": 1 << 60}},
 			`{` + webSubject + `,"aud":["db"],"exp":1767225900,"iat":1767225600,"jti":"x","n":1152921504606846976,"scope":["a"]}`,
@@ -211,16 +219,18 @@ func TestNewIssuerRefusals(t *testing.T) {
 		key  crypto.Signer
 		opts *jwtsvid.IssuerOptions
 	}{
-		"no trust domain":                {spiffe.TrustDomain{}, "k", key, nil},
-		"the key ID is empty or not UTF": {domain, "", key, nil},
-		"not UTF-8":                      {domain, "\xff", key, nil},
-		"no key":                         {domain, "k", nil, nil},
-		"is less than a second":          {domain, "k", key, &jwtsvid.IssuerOptions{Lifetime: -time.Minute}},
-		"999ms is less than a second":    {domain, "k", key, &jwtsvid.IssuerOptions{Lifetime: 999 * time.Millisecond}},
-		`"x` + strings.Repeat("x", 63):   {domain, "k", key, &jwtsvid.IssuerOptions{Algorithm: strings.Repeat("x", 1000)}},
-		"no algorithm of SPIFFE tokens":  {domain, "k", remote{fakeSigner{}}, nil},
-		"ES512 does not fit":             {domain, "k", key, &jwtsvid.IssuerOptions{Algorithm: "ES512"}},
-		"not one of the nine that begin": {domain, "k", key, &jwtsvid.IssuerOptions{Algorithm: "none"}},
+		"no trust domain":                  {spiffe.TrustDomain{}, "k", key, nil},
+		"the key ID is empty or not UTF":   {domain, "", key, nil},
+		"not UTF-8":                        {domain, "\xff", key, nil},
+		"no key":                           {domain, "k", nil, nil},
+		"is less than a second":            {domain, "k", key, &jwtsvid.IssuerOptions{Lifetime: -time.Minute}},
+		"999ms is less than a second":      {domain, "k", key, &jwtsvid.IssuerOptions{Lifetime: 999 * time.Millisecond}},
+		`"x` + strings.Repeat("x", 63):     {domain, "k", key, &jwtsvid.IssuerOptions{Algorithm: strings.Repeat("x", 1000)}},
+		"no algorithm of SPIFFE tokens":    {domain, "k", remote{fakeSigner{}}, nil},
+		"ES512 does not fit":               {domain, "k", key, &jwtsvid.IssuerOptions{Algorithm: "ES512"}},
+		"IssuerOptions.Issuer: the scheme": {domain, "k", key, &jwtsvid.IssuerOptions{Issuer: "http://oidc.example.org"}},
+		"does not end in a slash":          {domain, "k", key, &jwtsvid.IssuerOptions{Issuer: "https://oidc.example.org/"}},
+		"not one of the nine that begin":   {domain, "k", key, &jwtsvid.IssuerOptions{Algorithm: "none"}},
 	} {
 		i, err := jwtsvid.NewIssuer(c.td, c.kid, c.key, c.opts)
 		assert.ErrorContains(t, err, want)
@@ -264,7 +274,9 @@ func TestIssueRefusals(t *testing.T) {
 		assert.ErrorContains(t, err, "jwtsvid: issue for ")
 		assert.Empty(t, token)
 	}
-	_, err := issuer(t, jwtsvid.IssuerOptions{}).Issue(jwtsvid.Request{ID: webID, Audience: db, Claims: map[string]any{"x": strings.Repeat("x", 1<<20)}})
+	_, err := issuer(t, jwtsvid.IssuerOptions{Issuer: "https://oidc.example.org"}).Issue(jwtsvid.Request{ID: webID, Audience: db, Claims: map[string]any{"Iss": "x"}})
+	assert.ErrorContains(t, err, `the claim "Iss" is set by the Issuer`)
+	_, err = issuer(t, jwtsvid.IssuerOptions{}).Issue(jwtsvid.Request{ID: webID, Audience: db, Claims: map[string]any{"x": strings.Repeat("x", 1<<20)}})
 	assert.ErrorIs(t, err, spiffe.ErrTooLarge)
 	var none *jwtsvid.Issuer
 	_, err = none.Issue(jwtsvid.Request{})

@@ -480,6 +480,7 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		{"Istio's API", "istio-addr", c.istioAddr, &at.Istio},
 		{"Linkerd's API", "linkerd-addr", c.linkerdAddr, &at.Linkerd},
 		{"bundle endpoint", "bundle-addr", c.bundleAddr, &at.Bundle},
+		{"documents of the issuer", "oidc-addr", c.oidc.addr, &at.OIDC},
 		{"metrics, health", "admin-addr", c.adminAddr, &at.Admin},
 	} {
 		if p.addr == "" {
@@ -497,7 +498,13 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		return err
 	}
 	defer a.Close()
-	certificate, stop, err := c.followTLS(ctx, log)
+	cert, key := c.tlsFiles()
+	certificate, stop, err := followTLS(ctx, "-tls-cert", cert, key, log)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	oidc, stop, err := followTLS(ctx, "-oidc-cert", c.oidc.cert, c.oidc.key, log)
 	if err != nil {
 		return err
 	}
@@ -505,6 +512,7 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 	o := caserver.Options{
 		CA: c.limit(a, log), ID: c.ServerID, Names: c.names(), RootsFile: c.RootsFile,
 		Status: a.WriteStatus, Ready: func() { ready(a, at) }, Logger: log, GetCertificate: certificate, Pods: c.Pods,
+		Issuer: c.oidc.issuer, GetOIDCCertificate: oidc,
 	}
 	if c.Page != nil {
 		if o.Page, err = c.Page(ctx, a); err != nil {

@@ -113,15 +113,21 @@ func (c *Config) await(ctx context.Context, log *slog.Logger) (*Authority, error
 	}
 }
 
-// followTLS returns the certificate of the server from files, which are followed until stop is called; nil without files. A
-// pair that is not good leaves the last one in use.
-func (c *Config) followTLS(ctx context.Context, log *slog.Logger) (get func(*tls.ClientHelloInfo) (*tls.Certificate, error), stop func(), err error) {
-	cert, key := c.tlsCert, c.tlsKey
-	if cert == "" {
-		cert, key = istiodTLS+"/tls.crt", istiodTLS+"/tls.key"
-		if _, err := os.Stat(cert); err != nil || !c.inCluster {
-			return nil, func() {}, nil
+// tlsFiles returns the files of -tls-cert and -tls-key, or those that a pod has.
+func (c *Config) tlsFiles() (cert, key string) {
+	if c.tlsCert == "" && c.inCluster {
+		if _, err := os.Stat(istiodTLS + "/tls.crt"); err == nil {
+			return istiodTLS + "/tls.crt", istiodTLS + "/tls.key"
 		}
+	}
+	return c.tlsCert, c.tlsKey
+}
+
+// followTLS returns the certificate in the files of a flag, which are followed until stop is called; nil without files. A
+// pair that is not good leaves the last one in use.
+func followTLS(ctx context.Context, name, cert, key string, log *slog.Logger) (get func(*tls.ClientHelloInfo) (*tls.Certificate, error), stop func(), err error) {
+	if cert == "" {
+		return nil, func() {}, nil
 	}
 	var current atomic.Pointer[tls.Certificate]
 	f := follow.New([]string{cert, key}, func(_ context.Context, read follow.Files) error {
@@ -133,11 +139,11 @@ func (c *Config) followTLS(ctx context.Context, log *slog.Logger) (get func(*tls
 			return fmt.Errorf("the certificate in %s ended at %s", cert, end.Format(time.RFC3339))
 		}
 		current.Store(&pair)
-		log.Info("caconfig: -tls-cert: certificate of the server taken over", "serial", pair.Leaf.SerialNumber.Text(16), "not_after", pair.Leaf.NotAfter)
+		log.Info("caconfig: "+name+": certificate taken over", "serial", pair.Leaf.SerialNumber.Text(16), "not_after", pair.Leaf.NotAfter)
 		return nil
 	}, &follow.Options{Logger: log, Open: func(path string) (*os.File, error) { return private.OpenFile(path, os.O_RDONLY, private.Options{}) }})
 	if err := f.Read(ctx); err != nil {
-		return nil, nil, fmt.Errorf("-tls-cert: %w", err)
+		return nil, nil, fmt.Errorf("%s: %w", name, err)
 	}
 	stop = background(ctx, func(ctx context.Context) { _ = f.Run(ctx) })
 	return func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return current.Load(), nil }, stop, nil

@@ -39,6 +39,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
@@ -93,6 +94,7 @@ type Config struct {
 	clusterOptions
 
 	istioAddr, linkerdAddr, bundleAddr, adminAddr string // empty: not served
+	oidc                                          struct{ issuer, algorithm, addr, cert, key string }
 }
 
 const (
@@ -201,6 +203,11 @@ func (c *Config) define(fs *flag.FlagSet) {
 	fs.StringVar(&c.linkerdAddr, "linkerd-addr", "127.0.0.1:8080", "`address` of Linkerd's API; empty: none")
 	fs.BoolVar(&c.linkerdPlaintext, "linkerd-plaintext", false, "serve Linkerd's API without TLS, for a proxy in the same pod that terminates it")
 	fs.StringVar(&c.bundleAddr, "bundle-addr", "127.0.0.1:8443", "`address` of the bundle endpoint; empty: none")
+	fs.StringVar(&c.oidc.issuer, "oidc-issuer", "", "`URL` of this CA as an issuer of OpenID Connect, for verifiers that do not know SPIFFE: it is in all tokens, as iss; empty: none")
+	fs.StringVar(&c.oidc.algorithm, "jwt-algorithm", "ES256", "`algorithm` of new keys for tokens: ES256, ES384, ES512 or RS256, which all clouds take")
+	fs.StringVar(&c.oidc.addr, "oidc-addr", "", "`address` of the documents of -oidc-issuer, to which its URL or a proxy leads; empty: they are published otherwise, by svid bundle oidc")
+	fs.StringVar(&c.oidc.cert, "oidc-cert", "", "`file` with the certificates for -oidc-addr (default the one of the bundle endpoint, which a proxy can verify)")
+	fs.StringVar(&c.oidc.key, "oidc-key", "", "`file` with the key for -oidc-cert")
 	fs.StringVar(&c.adminAddr, "admin-addr", "127.0.0.1:15014", "`address` of metrics and health, without TLS; empty: none")
 	fs.Func("dns-names", "further `names` in the certificate of the server [ISTIOD_CUSTOM_HOST]", list(&c.dnsNames))
 }
@@ -321,7 +328,9 @@ func (c *Config) parse(args []string, getenv func(string) string) (err error) {
 	c.CA.Rotation.Manual = c.CA.Rotation.CheckInterval <= 0
 	c.CA.Rotation.CheckInterval, c.CA.Rotation.NoJitter = max(c.CA.Rotation.CheckInterval, 0), !c.jitter
 	// A key for tokens signs for longer than its successor takes to be distributed.
-	c.CA.JWT = &ca.JWTConfig{KeyTTL: max(30*24*time.Hour, 3*min(c.CA.Rotation.Propagation, math.MaxInt64/3))}
+	c.CA.JWT = &ca.JWTConfig{
+		Issuer: c.oidc.issuer, Algorithm: c.oidc.algorithm, KeyTTL: max(30*24*time.Hour, 3*min(c.CA.Rotation.Propagation, math.MaxInt64/3)),
+	}
 	c.cluster.TrustDomain = c.CA.TrustDomain
 	c.ServerID, _ = c.CA.TrustDomain.KubernetesID(c.namespace, account) // checked
 	c.CA.Limits.CallerBurst = int(10 * c.CA.Limits.CallerRate)
@@ -364,6 +373,10 @@ func (c *Config) check(serve bool) error {
 	key, badNames := pki.NewKey(pki.ECDSAP256)
 	if badNames == nil {
 		_, badNames = pki.NewCSR(key, pki.CSROptions{SANs: c.names()})
+	}
+	var badIssuer error
+	if c.oidc.issuer != "" {
+		badIssuer = jws.CheckIssuer(c.oidc.issuer)
 	}
 	linkerdTTL := c.given["linkerd-ttl"]
 	exposes := func(addr string) bool { return serve && c.Development() && addr != "" && !isLoopback(addr) }
@@ -412,6 +425,12 @@ func (c *Config) check(serve bool) error {
 		{"remote-cluster", len(c.cluster.Remotes) > 0 && !c.Kubernetes, "it needs -kubernetes"},
 		{"remote-cluster", c.cluster.Remotes[c.cluster.ClusterID].APIServer != "", "one has the name in -cluster-id, which is the cluster of the server itself"},
 		{"tls-cert", (c.tlsCert == "") != (c.tlsKey == ""), "-tls-cert and -tls-key belong together"},
+		{"oidc-issuer", badIssuer != nil, badIssuer},
+		{"oidc-issuer", c.oidc.issuer != "" && c.ExternalCA != "", "the signers of a cluster sign no tokens"},
+		{"jwt-algorithm", !slices.Contains([]string{"ES256", "ES384", "ES512", "RS256"}, c.oidc.algorithm), "it is none of ES256, ES384, ES512 and RS256"},
+		{"oidc-addr", c.oidc.addr != "" && c.oidc.issuer == "", "it needs -oidc-issuer"},
+		{"oidc-cert", (c.oidc.cert == "") != (c.oidc.key == ""), "-oidc-cert and -oidc-key belong together"},
+		{"oidc-cert", c.oidc.cert != "" && c.oidc.addr == "", "it is for -oidc-addr"},
 		{"wait", c.wait < 0, negative},
 		{"kubernetes-api", c.cluster.API.APIServer != "" && !c.Kubernetes, "it needs -kubernetes"},
 		{"trusted-node-accounts", len(c.cluster.NodeAccounts) > 0 && !c.Kubernetes, "it needs -kubernetes, which knows what runs on a node"},
@@ -428,10 +447,12 @@ func (c *Config) check(serve bool) error {
 		{"istio-addr", noAddress(c.istioAddr), noPort},
 		{"linkerd-addr", noAddress(c.linkerdAddr), noPort},
 		{"bundle-addr", noAddress(c.bundleAddr), noPort},
+		{"oidc-addr", noAddress(c.oidc.addr), noPort},
 		{"admin-addr", noAddress(c.adminAddr), noPort},
 		{"istio-addr", exposes(c.istioAddr), notLoopback},
 		{"linkerd-addr", exposes(c.linkerdAddr), notLoopback},
 		{"bundle-addr", exposes(c.bundleAddr), notLoopback},
+		{"oidc-addr", exposes(c.oidc.addr), notLoopback},
 		{"admin-addr", exposes(c.adminAddr), notLoopback},
 	} {
 		if rule.wrong {
