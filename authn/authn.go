@@ -75,6 +75,10 @@ type Caller struct {
 	// keeps a name alive as long as it is renewed.
 	DNSNames []string
 
+	// Actors is who acts for this caller, as a token of an authorization server says: the present actor first, then those before it.
+	// Empty for a caller that acts itself, as most do.
+	Actors []string
+
 	// Pod is where the caller runs; nil if the proof does not say.
 	Pod *Pod
 
@@ -127,6 +131,9 @@ func (c *Caller) LogValue() slog.Value {
 	}
 	if len(c.DNSNames) > 0 {
 		attrs = append(attrs, slog.Any("dns_names", c.DNSNames))
+	}
+	if len(c.Actors) > 0 {
+		attrs = append(attrs, slog.Any("actors", c.Actors))
 	}
 	if c.Pod != nil {
 		attrs = append(attrs, slog.GroupAttrs("pod", c.Pod.attrs()...))

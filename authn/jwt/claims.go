@@ -36,7 +36,7 @@ func (a *Authenticator) headerFault(s *token.Signed) *token.Error {
 // claims are the claims that this package judges.
 type claims struct {
 	issuer, subject              string
-	audiences                    []string
+	audiences, actors            []string
 	expires, notBefore, issuedAt token.Date
 }
 
@@ -72,6 +72,11 @@ func readClaims(payload []byte) (claims, *token.Error) {
 			for range r.Elements() {
 				c.audiences = append(c.audiences, text(name, r))
 			}
+		case "act":
+			var ok bool
+			if c.actors, ok = readActors(r, nil); !ok {
+				bad = name
+			}
 		case "exp":
 			c.expires = date(name, r)
 		case "nbf":
@@ -84,6 +89,30 @@ func readClaims(payload []byte) (claims, *token.Error) {
 		e = kind.Refuse(token.Malformed, "", "the claim %q is of another type than it should be", bad)
 	}
 	return c, e
+}
+
+// maxActors bounds a chain of actors.
+const maxActors = 16
+
+// readActors reads the claim "act" (RFC 8693 section 4.1) and appends its actors to the chain, the present one first.
+func readActors(r *strictjson.Reader, chain []string) (_ []string, ok bool) {
+	i := len(chain)
+	if chain = append(chain, ""); i == maxActors || r.Kind() != strictjson.Object {
+		return chain, false
+	}
+	ok = true
+	for name := range r.Members() {
+		switch string(name) {
+		case "sub":
+			sub, _ := r.Text()
+			chain[i] = string(sub)
+		case "act":
+			var inner bool
+			chain, inner = readActors(r, chain)
+			ok = ok && inner
+		}
+	}
+	return chain, ok && chain[i] != ""
 }
 
 // claimsFault checks what does not depend on the signature, so that a token that is refused anyway costs nothing more.

@@ -97,6 +97,12 @@ type Options struct {
 	// token, and so does a caller without a name.
 	Caller func(*Claims) (*authn.Caller, error)
 
+	// Actors, if set, requires that somebody acts for the subject (the claim "act" of RFC 8693 section 4.1), and returns the policy for the
+	// SPIFFE ID of the present actor. Earlier actors are in [Claims].Actors, for the record: the standard has them decide about
+	// nothing. It must depend on the subject alone. Nil requires none: with TrustDomain a token with an actor is then refused, as it
+	// would make the actor the subject, and with Caller that function decides.
+	Actors func(subject string) spiffe.Policy
+
 	// Algorithms are those that a token may be signed with, of RS256, RS384, RS512, PS256, PS384, PS512, ES256, ES384
 	// and ES512. Nil means all of them.
 	Algorithms []string
@@ -119,6 +125,7 @@ type Claims struct {
 	Issuer, Subject string
 	Audiences       []string
 	Expires         time.Time
+	Actors          []string // who acts for the subject: the present actor, and those before it; mostly none
 
 	payload []byte
 }
@@ -140,7 +147,9 @@ type Authenticator struct {
 	issuer     string
 	audiences  []string
 	caller     func(*Claims) (*authn.Caller, error)
-	algorithms []jws.Algorithm // nil for all
+	decides    bool                               // caller is the user's
+	actors     func(subject string) spiffe.Policy // nil for none
+	algorithms []jws.Algorithm                    // nil for all
 	leeway     time.Duration
 	plaintext  bool
 	keys       *keys
@@ -163,7 +172,7 @@ type kept struct {
 func New(o Options) (*Authenticator, error) {
 	a := &Authenticator{
 		redacted: redact.New(fmt.Sprintf("jwt.Authenticator(%.256q)", o.Issuer)),
-		issuer:   o.Issuer, audiences: slices.Clone(o.Audiences), caller: o.Caller,
+		issuer:   o.Issuer, audiences: slices.Clone(o.Audiences), caller: o.Caller, decides: o.Caller != nil, actors: o.Actors,
 		leeway: token.DefaultLeeway, plaintext: o.AllowPlaintext, memory: verifycache.New[kept](maxRemembered),
 	}
 	if o.Leeway != nil {
@@ -328,7 +337,10 @@ func refuse(err error) error { return fmt.Errorf("%w: %w", authn.ErrRefused, err
 
 // name returns the caller of verified claims.
 func (a *Authenticator) name(c *claims, payload []byte) (*authn.Caller, error) {
-	named, err := a.caller(&Claims{c.issuer, c.subject, c.audiences, c.expires.At, payload})
+	if err := a.mayAct(c); err != nil {
+		return nil, err
+	}
+	named, err := a.caller(&Claims{c.issuer, c.subject, c.audiences, c.expires.At, c.actors, payload})
 	if err != nil {
 		return nil, err
 	}
@@ -336,6 +348,26 @@ func (a *Authenticator) name(c *claims, payload []byte) (*authn.Caller, error) {
 		return nil, fmt.Errorf("the function Caller names no caller for the subject %.256q", c.subject)
 	}
 	caller := *named
-	caller.Method, caller.NotAfter = method, c.expires.At
+	caller.Method, caller.NotAfter, caller.Actors = method, c.expires.At, c.actors
 	return &caller, nil
+}
+
+// mayAct returns why nobody, or not this actor, may act for the subject.
+func (a *Authenticator) mayAct(c *claims) error {
+	switch {
+	case a.actors == nil && (a.decides || len(c.actors) == 0):
+		return nil
+	case a.actors == nil:
+		return fmt.Errorf("%.256q acts for the subject %.256q (act), and no actor is allowed here", c.actors[0], c.subject)
+	case len(c.actors) == 0:
+		return fmt.Errorf("nobody acts for the subject %.256q, and that is required (act)", c.subject)
+	}
+	id, err := spiffe.ParseID(c.actors[0])
+	if err == nil {
+		err = a.actors(c.subject).Check(id)
+	}
+	if err != nil {
+		return fmt.Errorf("%.256q may not act for the subject %.256q: %w", c.actors[0], c.subject, err)
+	}
+	return nil
 }

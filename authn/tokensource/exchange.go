@@ -11,21 +11,25 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/strictjson"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 )
 
-// Identifiers of RFC 8693.
+// Identifiers of RFC 8693, RFC 7523 and the draft OAuth SPIFFE Client Authentication.
 const (
 	grantType       = "urn:ietf:params:oauth:grant-type:token-exchange"
 	typeJWT         = "urn:ietf:params:oauth:token-type:jwt"
 	typeAccessToken = "urn:ietf:params:oauth:token-type:access_token"
+	assertionSPIFFE = "urn:ietf:params:oauth:client-assertion-type:jwt-spiffe"
+	assertionBearer = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 )
 
-// ExchangeOptions say what [Exchange] asks for. URL is required.
+// ExchangeOptions say what [Exchange] and [ClientCredentials] ask for. URL is required.
 type ExchangeOptions struct {
 	// URL is the token endpoint: https, or http on loopback. It may have a query.
 	URL string
@@ -46,10 +50,26 @@ type ExchangeOptions struct {
 	// urn:ietf:params:oauth:token-type:jwt and urn:ietf:params:oauth:token-type:access_token.
 	SubjectTokenType, RequestedTokenType string
 
+	// Actor has the tokens of the party that acts for the subject (RFC 8693 section 2.1), such as this program's own, and ActorTokenType
+	// their type, empty for that of a JWT. The server puts the actor into the claim "act". Nil means that none is sent.
+	Actor          *Source
+	ActorTokenType string
+
 	// ClientCredential authenticates this program to the endpoint: with ClientID as its password (RFC 6749 section
-	// 2.3.1), without as a bearer token. Nil means that the subject token is enough.
+	// 2.3.1), without as a bearer token. Nil means that the subject token is enough, or what follows.
 	ClientID         string
 	ClientCredential *Source
+
+	// ClientAssertion authenticates this program without a secret, by JWT-SVIDs: [SVID] for the audience Issuer, or a File of such. Issuer
+	// is the authorization server as it names itself, and a token that is not for it alone is not sent. The type is that of the draft
+	// OAuth SPIFFE Client Authentication (jwt-spiffe), or with JWTBearer that of RFC 7523 section 2.2. A ClientID is sent beside it.
+	//
+	// With a ClientID and neither of both the HTTPClient authenticates this program, by presenting its X.509-SVID (RFC 8705 section
+	// 2.1): it is required then, such as one of package spiffetls. A server can bind its access tokens to that certificate
+	// (section 3). Such tokens end for their receivers at the next renewal of the SVID; prefer a ClientAssertion there.
+	ClientAssertion *Source
+	Issuer          string
+	JWTBearer       bool
 
 	// Logger is as in [MetadataOptions].
 	Logger *slog.Logger
@@ -58,11 +78,53 @@ type ExchangeOptions struct {
 // Exchange returns a Source of the tokens that a token endpoint gives for those of subject (RFC 8693). Each
 // exchange takes the token that subject has then. A failure of subject is wrapped.
 func Exchange(subject *Source, o ExchangeOptions) (*Source, error) {
-	s, err := newExchange(subject, o)
+	var s *Source
+	err := errors.New("no subject")
+	if subject != nil {
+		s, err = newExchange(subject, o)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("tokensource: exchange: %w", err)
 	}
 	return s, nil
+}
+
+// ClientCredentials returns a Source of the access tokens that a token endpoint gives to this program itself (RFC 6749 section 4.4),
+// which proves who it is by one of the credentials in o. The options about other tokens must be empty, and what a server calls
+// the audience is for most of them the Resource (RFC 8707) or the Scope.
+func ClientCredentials(o ExchangeOptions) (*Source, error) {
+	var err error
+	switch {
+	case o.Actor != nil || o.SubjectTokenType+o.RequestedTokenType+o.ActorTokenType != "" || o.CamelCaseJSON:
+		err = errors.New("Actor, the types of tokens and CamelCaseJSON are for an exchange")
+	case o.ClientCredential == nil && o.ClientAssertion == nil && o.ClientID == "":
+		err = errors.New("nothing authenticates this program: set ClientAssertion, ClientCredential, or ClientID with an HTTPClient that presents a certificate")
+	}
+	var s *Source
+	if err == nil {
+		s, err = newExchange(nil, o)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("tokensource: client credentials: %w", err)
+	}
+	return s, nil
+}
+
+// SVID returns a Source of JWT-SVIDs of this program for one audience, which source fetches at each call: a *jwtsvid.Cache, which keeps them
+// fresh, or a *workloadapi.Source.
+func SVID(source interface {
+	Fetch(ctx context.Context, audience ...string) (token string, err error)
+}, audience string) *Source {
+	return &Source{redacted: printed("JWT-SVID"), name: "JWT-SVID", direct: true, fetch: func(ctx context.Context) (token, error) {
+		if source == nil || audience == "" {
+			return token{}, errors.New("there is no source of JWT-SVIDs, or no audience")
+		}
+		text, err := source.Fetch(ctx, audience)
+		if err != nil {
+			return token{}, err
+		}
+		return newToken(text, time.Time{}, audience)
+	}}
 }
 
 func newExchange(subject *Source, o ExchangeOptions) (*Source, error) {
@@ -73,29 +135,28 @@ func newExchange(subject *Source, o ExchangeOptions) (*Source, error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case subject == nil:
-		return nil, errors.New("no subject")
-	case subject.fetch == nil, o.ClientCredential != nil && o.ClientCredential.fetch == nil:
-		return nil, errors.New("the subject or the ClientCredential is the zero Source; functions such as File make one")
-	case o.ClientID != "" && o.ClientCredential == nil:
-		return nil, errors.New("ClientID is set and ClientCredential is not")
-	case o.CamelCaseJSON && o.Resource != "":
-		return nil, errors.New("the JSON form has no Resource")
+	case slices.ContainsFunc([]*Source{subject, o.Actor, o.ClientCredential, o.ClientAssertion}, func(s *Source) bool { return s != nil && s.fetch == nil }):
+		return nil, errors.New("the subject, the Actor or the credential of the client is the zero Source; functions such as File make one")
+	case o.ClientCredential != nil && o.ClientAssertion != nil:
+		return nil, errors.New("ClientCredential and ClientAssertion are both set")
+	case (o.ClientAssertion == nil) != (o.Issuer == "") || o.JWTBearer && o.ClientAssertion == nil:
+		return nil, errors.New("ClientAssertion and Issuer belong together, and JWTBearer to them: the assertion is for the issuer alone")
+	case o.ClientID != "" && o.ClientCredential == nil && o.ClientAssertion == nil && o.HTTPClient == nil:
+		return nil, errors.New("ClientID is set and none of ClientCredential, ClientAssertion and HTTPClient is")
+	case o.CamelCaseJSON && (o.Resource != "" || o.Actor != nil || o.ClientAssertion != nil):
+		return nil, errors.New("the JSON form has no Resource, no Actor and no ClientAssertion")
 	}
 	c, err := newClient(o.HTTPClient, true)
 	if err != nil {
 		return nil, err
 	}
 	fetch := func(ctx context.Context) (token, error) {
-		text, err := subject.Token(ctx)
+		r := &request{method: http.MethodPost, url: u.String(), header: http.Header{"Accept": {"application/json"}}}
+		form, err := r.authenticate(ctx, &o)
 		if err != nil {
-			return token{}, fmt.Errorf("subject token: %w", err)
-		}
-		r := &request{method: http.MethodPost, url: u.String(), header: http.Header{"Accept": {"application/json"}}, secrets: []string{text}}
-		if err := r.authenticate(ctx, &o); err != nil {
 			return token{}, fmt.Errorf("client credential: %w", err)
 		}
-		if err := r.encode(&o, text); err != nil {
+		if err := r.encode(ctx, &o, subject, form); err != nil {
 			return token{}, err
 		}
 		start := time.Now()
@@ -105,32 +166,69 @@ func newExchange(subject *Source, o ExchangeOptions) (*Source, error) {
 		}
 		return parseAccessToken(data, start)
 	}
-	return newSource("exchange at "+u.Scheme+"://"+u.Host+u.Path, o.Logger, fetch), nil
+	what := "exchange at "
+	if subject == nil {
+		what = "client credentials at "
+	}
+	return newSource(what+u.Scheme+"://"+u.Host+u.Path, o.Logger, fetch), nil
 }
 
-// authenticate adds the credential of the client.
-func (r *request) authenticate(ctx context.Context, o *ExchangeOptions) error {
-	if o.ClientCredential == nil {
-		return nil
+// secret returns a token of s, which errors must not repeat.
+func (r *request) secret(ctx context.Context, s *Source) (string, error) {
+	text, err := s.Token(ctx)
+	if err == nil {
+		r.secrets = append(r.secrets, text)
 	}
-	text, err := o.ClientCredential.Token(ctx)
+	return text, err
+}
+
+// authenticate adds the credential of the client to the header, or to the form that it returns.
+func (r *request) authenticate(ctx context.Context, o *ExchangeOptions) (form url.Values, err error) {
+	form = make(url.Values)
+	if o.ClientID != "" && o.ClientCredential == nil {
+		form.Set("client_id", o.ClientID)
+	}
+	if o.ClientAssertion != nil {
+		text, err := r.secret(ctx, o.ClientAssertion)
+		if err != nil {
+			return nil, err
+		}
+		if claims, _ := jws.ReadClaims(text); !slices.Equal(claims.Audience, []string{o.Issuer}) {
+			return nil, fmt.Errorf("the assertion is for %.256q, and has to be for the issuer %.256q alone", claims.Audience, o.Issuer)
+		}
+		form.Set("client_assertion", text)
+		form.Set("client_assertion_type", assertionSPIFFE)
+		if o.JWTBearer {
+			form.Set("client_assertion_type", assertionBearer)
+		}
+	}
+	if o.ClientCredential == nil {
+		return form, nil
+	}
+	text, err := r.secret(ctx, o.ClientCredential)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if o.ClientID == "" {
 		r.header.Set("Authorization", "Bearer "+text)
-		r.secrets = append(r.secrets, text)
-		return nil
+		return form, nil
 	}
 	// Both are encoded first: RFC 6749 section 2.3.1.
 	encoded := base64.StdEncoding.EncodeToString([]byte(url.QueryEscape(o.ClientID) + ":" + url.QueryEscape(text)))
 	r.header.Set("Authorization", "Basic "+encoded)
-	r.secrets = append(r.secrets, text, url.QueryEscape(text), encoded)
-	return nil
+	r.secrets = append(r.secrets, url.QueryEscape(text), encoded)
+	return form, nil
 }
 
-// encode writes the body.
-func (r *request) encode(o *ExchangeOptions, subject string) error {
+// encode writes the body: that of an exchange, or without a subject that of client credentials.
+func (r *request) encode(ctx context.Context, o *ExchangeOptions, from *Source, form url.Values) error {
+	var subject string
+	if from != nil {
+		var err error
+		if subject, err = r.secret(ctx, from); err != nil {
+			return fmt.Errorf("subject token: %w", err)
+		}
+	}
 	subjectType, requestedType := cmp.Or(o.SubjectTokenType, typeJWT), cmp.Or(o.RequestedTokenType, typeAccessToken)
 	if o.CamelCaseJSON {
 		var err error
@@ -145,8 +243,20 @@ func (r *request) encode(o *ExchangeOptions, subject string) error {
 		}{o.Audience, grantType, requestedType, subjectType, subject, o.Scope})
 		return err
 	}
-	form := url.Values{
-		"grant_type": {grantType}, "requested_token_type": {requestedType}, "subject_token_type": {subjectType}, "subject_token": {subject},
+	form.Set("grant_type", "client_credentials")
+	if from != nil {
+		form.Set("grant_type", grantType)
+		form.Set("requested_token_type", requestedType)
+		form.Set("subject_token_type", subjectType)
+		form.Set("subject_token", subject)
+	}
+	if o.Actor != nil {
+		text, err := r.secret(ctx, o.Actor)
+		if err != nil {
+			return fmt.Errorf("actor token: %w", err)
+		}
+		form.Set("actor_token", text)
+		form.Set("actor_token_type", cmp.Or(o.ActorTokenType, typeJWT))
 	}
 	for name, value := range map[string]string{"audience": o.Audience, "resource": o.Resource, "scope": o.Scope} {
 		if value != "" {

@@ -1,0 +1,217 @@
+package jwt
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
+)
+
+// ClientOptions configure [Client], which copies them. Issuer, Bundles and Clients are required.
+type ClientOptions struct {
+	// Issuer is the authorization server as its metadata name it (RFC 8414): the one audience that an assertion may have.
+	Issuer string
+
+	// Bundles has the keys of the trust domains that clients are in, such as a *federation.Manager.
+	Bundles spiffe.BundleSource
+
+	// Clients returns the policy for the SPIFFE IDs of the client with this ID: one ID, or a pattern for many instances. The zero
+	// Policy is that of an unknown client. A client that sends no ID is asked for by its SPIFFE ID. The text comes from the
+	// request: look it up, and do not make a policy from it. It must not block, and be safe for concurrent use.
+	Clients func(clientID string) spiffe.Policy
+
+	// JWTBearer also accepts the type of RFC 7523 (jwt-bearer) for the same assertions, for clients that know no other.
+	JWTBearer bool
+
+	// Certificates proves clients that send their ID and no assertion, by their X.509-SVID (RFC 8705 section 2.1): [authn.ClientCertificate]. Nil
+	// means that there are none.
+	Certificates authn.Authenticator
+
+	// Lifetime is how far ahead an assertion may end; 0 means an hour. Uses is how many times one is accepted, since a client presents its JWT-SVID
+	// again until that is renewed, and until then whoever has read it can as well; 0 means 10. Each process counts for itself.
+	Lifetime time.Duration
+	Uses     int
+
+	// AllowPlaintext is as in [Options].
+	AllowPlaintext bool
+}
+
+// Client returns an [authn.Authenticator] for the clients of an OAuth authorization server: a client without a secret proves itself by a JWT-SVID
+// (the draft OAuth SPIFFE Client Authentication, and RFC 7523 section 3) or its X.509-SVID. The handler has parsed the form of the
+// request, with a bound on its size, as http.Request.ParseForm does; the parameters client_id, client_assertion and client_assertion_type are read in
+// its PostForm, and each counts once (RFC 6749 section 3.2).
+//
+// The caller has the client ID as its Name, its SPIFFE ID, and the Method "client-assertion" or "client-certificate". An error that wraps
+// [authn.ErrNoCredential] or [authn.ErrRefused] is for the answer invalid_client; another says that the question could not be answered
+// now, and has the method Retryable if a client has presented too many assertions.
+func Client(o ClientOptions) (authn.Authenticator, error) {
+	c := &clients{ClientOptions: o, seen: map[[sha256.Size]byte]*seen{}, shares: limit.NewShares[spiffe.ID](1<<16, 1<<10)}
+	var err error
+	switch {
+	case o.Issuer == "" || o.Clients == nil:
+		err = errors.New("ClientOptions.Issuer or Clients is missing")
+	case o.Lifetime < 0 || o.Uses < 0:
+		err = errors.New("ClientOptions.Lifetime or Uses is negative")
+	default:
+		c.validator, err = jwtsvid.NewValidator(o.Bundles, []string{o.Issuer}, &jwtsvid.ValidatorOptions{Remember: -1})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("authn/jwt: clients: %w", err)
+	}
+	if c.Lifetime == 0 {
+		c.Lifetime = time.Hour
+	}
+	if c.Uses == 0 {
+		c.Uses = 10
+	}
+	return c, nil
+}
+
+type clients struct {
+	ClientOptions
+	validator *jwtsvid.Validator
+
+	mu     sync.Mutex
+	seen   map[[sha256.Size]byte]*seen // by what is signed of an assertion
+	shares *limit.Shares[spiffe.ID]    // of seen
+	swept  time.Time
+}
+
+// seen is an assertion that was accepted.
+type seen struct {
+	id    spiffe.ID
+	until time.Time
+	uses  int
+}
+
+// assertionTypes are the values of client_assertion_type.
+const (
+	assertionPrefix = "urn:ietf:params:oauth:client-assertion-type:"
+	typeSPIFFE      = assertionPrefix + "jwt-spiffe"
+	typeBearer      = assertionPrefix + "jwt-bearer"
+)
+
+// Authenticate implements [authn.Authenticator].
+func (c *clients) Authenticate(r *http.Request) (*authn.Caller, error) {
+	caller, err := c.authenticate(r)
+	if err != nil {
+		return nil, fmt.Errorf("authn/jwt: client: %w", err)
+	}
+	return caller, nil
+}
+
+func (c *clients) authenticate(r *http.Request) (*authn.Caller, error) {
+	if r.PostForm == nil {
+		return nil, errors.New("the form was not parsed: the handler has to call ParseForm before this")
+	}
+	for _, name := range []string{"client_id", "client_assertion", "client_assertion_type"} {
+		if n := len(r.PostForm[name]); n > 1 {
+			return nil, refuse(fmt.Errorf("the parameter %s is there %d times", name, n))
+		}
+	}
+	id, assertion, kind := r.PostForm.Get("client_id"), r.PostForm.Get("client_assertion"), r.PostForm.Get("client_assertion_type")
+	if assertion+kind == "" {
+		return c.certificate(r, id)
+	}
+	switch {
+	case kind != typeSPIFFE && !(c.JWTBearer && kind == typeBearer):
+		return nil, refuse(fmt.Errorf("the client_assertion_type is %.128q, and has to be %s", kind, typeSPIFFE))
+	case len(r.Header["Authorization"]) > 0 || len(r.PostForm["client_secret"]) > 0:
+		return nil, refuse(errors.New("there is another credential beside the assertion"))
+	case !c.AllowPlaintext && !bearer.Confidential(r):
+		return nil, refuse(errors.New("the connection is not encrypted, so that others can read the assertion; use TLS or a Unix socket"))
+	}
+	proof, err := c.validator.Validate(assertion)
+	switch now := time.Now(); {
+	case errors.Is(err, jwtsvid.ErrUnavailable):
+		return nil, err
+	case err != nil:
+		return nil, refuse(err)
+	case !slices.Equal(proof.Audience(), []string{c.Issuer}):
+		return nil, refuse(fmt.Errorf("the assertion is for %.256q, and has to be for %.256q alone: %w", proof.Audience(), c.Issuer, jwtsvid.ErrAudience))
+	case proof.Expires().After(now.Add(c.Lifetime)):
+		return nil, refuse(fmt.Errorf("the assertion is good until %s, which is more than %v from now", proof.Expires().UTC().Format(time.RFC3339), c.Lifetime))
+	}
+	caller, err := c.named(id, proof.ID(), "client-assertion", proof.Expires())
+	if err == nil {
+		err = c.use(assertion, proof, time.Now())
+	}
+	if err != nil {
+		return nil, err
+	}
+	return caller, nil
+}
+
+// certificate proves a client that sends no assertion.
+func (c *clients) certificate(r *http.Request, id string) (*authn.Caller, error) {
+	if c.Certificates == nil || id == "" {
+		return nil, fmt.Errorf("there is no client_assertion: %w", authn.ErrNoCredential)
+	}
+	proven, err := c.Certificates.Authenticate(r)
+	if err != nil {
+		return nil, err
+	}
+	caller, err := c.named(id, proven.ID, proven.Method, proven.NotAfter)
+	if err != nil {
+		return nil, err
+	}
+	caller.Certificate = proven.Certificate
+	return caller, nil
+}
+
+// named returns the client with the ID that a request names, if its policy allows the SPIFFE ID.
+func (c *clients) named(clientID string, id spiffe.ID, method string, until time.Time) (*authn.Caller, error) {
+	if clientID == "" {
+		clientID = id.String()
+	}
+	if err := c.Clients(clientID).Check(id); err != nil {
+		return nil, refuse(fmt.Errorf("as the client %.256q: %w", clientID, err))
+	}
+	return &authn.Caller{ID: id, Name: clientID, Method: method, NotAfter: until}, nil
+}
+
+// use counts a use of an assertion. The signature does not count, as another one can be good, too.
+func (c *clients) use(assertion string, proof *jwtsvid.Verified, now time.Time) error {
+	key := sha256.Sum256([]byte(assertion[:strings.LastIndexByte(assertion, '.')]))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.seen[key]
+	if s == nil {
+		err := c.shares.Take(proof.ID(), 1)
+		if age := now.Sub(c.swept); age > time.Minute || err != nil && age > time.Second {
+			if c.sweep(now); err != nil {
+				err = c.shares.Take(proof.ID(), 1)
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("%q has presented too many assertions that have not ended: %w", proof.ID(), err)
+		}
+		s = &seen{id: proof.ID(), until: proof.Expires().Add(2 * time.Minute)} // beyond any leeway
+		c.seen[key] = s
+	}
+	if s.uses++; s.uses > c.Uses {
+		return refuse(fmt.Errorf("the assertion of %q was presented %d times, and at most %d are accepted; fetch a new one", s.id, s.uses, c.Uses))
+	}
+	return nil
+}
+
+// sweep forgets assertions that have ended.
+func (c *clients) sweep(now time.Time) {
+	c.swept = now
+	for key, s := range c.seen {
+		if now.After(s.until) {
+			delete(c.seen, key)
+			c.shares.Give(s.id, 1)
+		}
+	}
+}

@@ -1,0 +1,346 @@
+package jwt_test
+
+import (
+	"crypto/tls"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"math/big"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/authn/jwt"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+const (
+	asURL      = "https://as.example/realms/prod"
+	spiffeType = "urn:ietf:params:oauth:client-assertion-type:jwt-spiffe"
+	bearerType = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
+)
+
+// registered are the clients of the authorization server of these tests.
+func registered(id string) spiffe.Policy {
+	return map[string]spiffe.Policy{
+		webID:  spiffe.AllowIDs(spiffe.MustParseID(webID)),
+		"shop": spiffe.AllowPathPrefix(td, "/ns/prod"),
+	}[id]
+}
+
+// asks is a request to a token endpoint, whose handler has parsed the form.
+func asks(t testing.TB, form ...string) *http.Request {
+	t.Helper()
+	values := url.Values{"grant_type": {"client_credentials"}}
+	for i := 0; i < len(form); i += 2 {
+		values.Add(form[i], form[i+1])
+	}
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "https://as.example/token", strings.NewReader(values.Encode()))
+	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	require.NoError(t, r.ParseForm())
+	return r
+}
+
+// asserts is a request with an assertion.
+func asserts(t testing.TB, assertion string, more ...string) *http.Request {
+	t.Helper()
+	return asks(t, append([]string{"client_assertion_type", spiffeType, "client_assertion", assertion}, more...)...)
+}
+
+func newClients(t testing.TB, edit ...func(*jwt.ClientOptions)) (authn.Authenticator, *jwtsvid.Issuer) {
+	t.Helper()
+	issuer, bundle := mint(t)
+	o := jwt.ClientOptions{Issuer: asURL, Bundles: bundle, Clients: registered}
+	for _, e := range edit {
+		e(&o)
+	}
+	a, err := jwt.Client(o)
+	require.NoError(t, err)
+	return a, issuer
+}
+
+func TestClient(t *testing.T) {
+	t.Parallel()
+	a, issuer := newClients(t, func(o *jwt.ClientOptions) { o.JWTBearer = true })
+	token := svidOf(t, issuer, webID, asURL)
+	for name, r := range map[string]*http.Request{
+		webID:  asserts(t, token),
+		"shop": asserts(t, token, "client_id", "shop"),
+	} {
+		c, err := a.Authenticate(r)
+		require.NoError(t, err)
+		assert.Equal(t, &authn.Caller{ID: spiffe.MustParseID(webID), Name: name, Method: "client-assertion", NotAfter: c.NotAfter}, c)
+		assert.WithinDuration(t, time.Now().Add(5*time.Minute), c.NotAfter, 10*time.Second)
+	}
+	_, err := a.Authenticate(asks(t, "client_assertion", token, "client_assertion_type", bearerType))
+	require.NoError(t, err)
+	other := svidOf(t, issuer, "spiffe://"+td.String()+"/ns/prod/sa/other", asURL)
+	c, err := a.Authenticate(asserts(t, other, "client_id", "shop"))
+	require.NoError(t, err)
+	assert.Equal(t, "shop", c.Name, "one of the instances")
+}
+
+func TestClientRefused(t *testing.T) {
+	t.Parallel()
+	a, issuer := newClients(t)
+	foreign, err := jwtsvid.NewIssuer(spiffe.MustParseTrustDomain("stranger.test"), "k", keys()["p256"], nil)
+	require.NoError(t, err)
+	thief, err := jwtsvid.NewIssuer(td, "k", keys()["other"], nil)
+	require.NoError(t, err)
+	wide, err := jwtsvid.NewIssuer(td, "k", keys()["p256"], &jwtsvid.IssuerOptions{WideAudience: true})
+	require.NoError(t, err)
+	issue := func(i *jwtsvid.Issuer, id string, life time.Duration, audience ...string) string {
+		text, err := i.Issue(jwtsvid.Request{ID: spiffe.MustParseID(id), Audience: audience, Lifetime: life})
+		require.NoError(t, err)
+		return text
+	}
+	good := issue(issuer, webID, 0, asURL)
+	plain := asserts(t, good)
+	plain.TLS = nil
+	twoCredentials := asserts(t, good)
+	twoCredentials.SetBasicAuth("shop", "password")
+	for says, r := range map[string]*http.Request{
+		"it is for":                          asserts(t, issue(issuer, webID, 0, "other")),
+		"for \"" + asURL + "\" alone":        asserts(t, issue(wide, webID, 0, asURL, "other")),
+		"which is more than 1h0m0s from now": asserts(t, issue(issuer, webID, 2*time.Hour, asURL)),
+		"stranger.test":                      asserts(t, issue(foreign, "spiffe://stranger.test/web", 0, asURL)),
+		"signature":                          asserts(t, issue(thief, webID, 0, asURL)),
+		`as the client "spiffe://` + td.String() + `/ns/prod/sa/other"`: asserts(t, issue(issuer, "spiffe://"+td.String()+"/ns/prod/sa/other", 0, asURL)),
+		`as the client "nobody"`:                      asserts(t, good, "client_id", "nobody"),
+		`as the client "*"`:                           asserts(t, good, "client_id", "*"),
+		`as the client "shop"`:                        asserts(t, issue(issuer, "spiffe://"+td.String()+"/ns/test/sa/web", 0, asURL), "client_id", "shop"),
+		"client_id is there 2 times":                  asserts(t, good, "client_id", "shop", "client_id", webID),
+		"client_assertion is there 2 times":           asserts(t, good, "client_assertion", good),
+		"client_assertion_type is there 2 times":      asserts(t, good, "client_assertion_type", spiffeType),
+		`the client_assertion_type is "` + bearerType: asks(t, "client_assertion", good, "client_assertion_type", bearerType),
+		`the client_assertion_type is ""`:             asks(t, "client_assertion", good),
+		"not encrypted":                               plain,
+		"another credential beside the assertion":     twoCredentials,
+		"credential beside":                           asserts(t, good, "client_secret", "password"),
+		"jwtsvid":                                     asserts(t, ""),
+	} {
+		c, err := a.Authenticate(r)
+		require.ErrorIs(t, err, authn.ErrRefused, says)
+		require.ErrorContains(t, err, says)
+		assert.Nil(t, c)
+		assert.NotContains(t, err.Error(), good[len(good)-40:])
+		assert.NotContains(t, err.Error(), "password")
+	}
+	for _, r := range []*http.Request{asks(t), asks(t, "client_id", "shop", "client_secret", "password")} {
+		_, err := a.Authenticate(r)
+		require.ErrorIs(t, err, authn.ErrNoCredential, "for another method to judge")
+	}
+	_, err = a.Authenticate(httptest.NewRequest(http.MethodPost, "https://as.example/token", strings.NewReader("")))
+	require.ErrorContains(t, err, "ParseForm")
+	require.NotErrorIs(t, err, authn.ErrRefused)
+	inQuery := asks(t)
+	inQuery.Form.Set("client_assertion", good) // from the query, which is logged
+	_, err = a.Authenticate(inQuery)
+	require.ErrorIs(t, err, authn.ErrNoCredential)
+
+	down := errors.New("down")
+	a, _ = newClients(t, func(o *jwt.ClientOptions) {
+		o.Bundles = bundleFunc(func(spiffe.TrustDomain) (*spiffe.Bundle, error) { return nil, down })
+	})
+	_, err = a.Authenticate(asserts(t, good))
+	require.ErrorIs(t, err, jwtsvid.ErrUnavailable)
+	require.NotErrorIs(t, err, authn.ErrRefused)
+}
+
+// A stolen assertion is good for the uses that are left, and for no other signature of the same text.
+func TestClientReplay(t *testing.T) {
+	t.Parallel()
+	a, issuer := newClients(t, func(o *jwt.ClientOptions) { o.Uses = 3 })
+	token := svidOf(t, issuer, webID, asURL)
+	for range 2 {
+		_, err := a.Authenticate(asserts(t, token))
+		require.NoError(t, err)
+	}
+	_, err := a.Authenticate(asserts(t, token, "client_id", "nobody"))
+	require.Error(t, err, "which is no use")
+	_, err = a.Authenticate(asserts(t, otherSignature(t, token)))
+	require.NoError(t, err, "of the same text, which counts")
+	for _, again := range []string{token, otherSignature(t, token)} {
+		_, err = a.Authenticate(asserts(t, again))
+		require.ErrorIs(t, err, authn.ErrRefused)
+		require.ErrorContains(t, err, "was presented")
+	}
+	_, err = a.Authenticate(asserts(t, svidOf(t, issuer, webID, asURL)+""))
+	if err != nil { // two of one second are one text
+		require.ErrorContains(t, err, "was presented")
+	}
+}
+
+// otherSignature returns a token with the other signature that ECDSA has for each.
+func otherSignature(t testing.TB, token string) string {
+	t.Helper()
+	i := strings.LastIndex(token, ".")
+	sig, err := base64.RawURLEncoding.DecodeString(token[i+1:])
+	require.NoError(t, err)
+	order, _ := new(big.Int).SetString("ffffffff00000000ffffffffffffffffbce6faada7179e84f3b9cac2fc632551", 16)
+	new(big.Int).Sub(order, new(big.Int).SetBytes(sig[32:])).FillBytes(sig[32:])
+	return token[:i+1] + base64.RawURLEncoding.EncodeToString(sig)
+}
+
+// One client that presents a new assertion each time takes its own share of the memory, which ends with the assertions.
+func TestClientMemory(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		a, issuer := newClients(t)
+		n := 0
+		try := func(id string) error {
+			n++
+			token, err := issuer.Issue(jwtsvid.Request{ID: spiffe.MustParseID(id), Audience: []string{asURL}, Claims: map[string]any{"jti": fmt.Sprint(n)}})
+			require.NoError(t, err)
+			_, err = a.Authenticate(asserts(t, token, "client_id", "shop"))
+			return err
+		}
+		for range 1024 {
+			require.NoError(t, try(webID))
+		}
+		time.Sleep(2 * time.Second)
+		err := try(webID)
+		require.ErrorContains(t, err, "too many assertions")
+		require.NotErrorIs(t, err, authn.ErrRefused)
+		_, ok := errors.AsType[interface {
+			error
+			Retryable() (time.Duration, bool)
+		}](err)
+		require.True(t, ok)
+		require.NoError(t, try("spiffe://"+td.String()+"/ns/prod/sa/other"), "another client")
+		time.Sleep(8 * time.Minute)
+		for range 1024 {
+			require.NoError(t, try(webID), "after they have ended")
+		}
+	})
+}
+
+// A client with an X.509-SVID proves itself by the connection, and names itself.
+func TestClientCertificate(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, td.String())
+	svid := ca.SVID(strings.TrimPrefix(webID, "spiffe://"+td.String()))
+	v, err := spiffe.NewVerifier(ca.Bundle(), spiffe.AllowMembersOf(td), nil)
+	require.NoError(t, err)
+	a, _ := newClients(t, func(o *jwt.ClientOptions) { o.Certificates = authn.ClientCertificate(v) })
+	by := func(form ...string) (*authn.Caller, error) {
+		r := asks(t, form...)
+		r.TLS = &tls.ConnectionState{HandshakeComplete: true, PeerCertificates: svid.Chain()}
+		return a.Authenticate(r)
+	}
+	c, err := by("client_id", "shop")
+	require.NoError(t, err)
+	assert.Equal(t, "shop", c.Name)
+	assert.Equal(t, webID, c.ID.String())
+	assert.Equal(t, "client-certificate", c.Method)
+	assert.True(t, svid.NotAfter().Equal(c.NotAfter))
+	assert.NotNil(t, c.Certificate)
+	_, err = by()
+	require.ErrorIs(t, err, authn.ErrNoCredential, "RFC 8705 has the client name itself")
+	_, err = by("client_id", "nobody")
+	require.ErrorIs(t, err, authn.ErrRefused)
+	_, err = a.Authenticate(asks(t, "client_id", "shop"))
+	require.ErrorIs(t, err, authn.ErrNoCredential)
+}
+
+func TestClientOptionsRefused(t *testing.T) {
+	t.Parallel()
+	_, bundle := mint(t)
+	for says, o := range map[string]jwt.ClientOptions{
+		"Issuer or Clients":    {},
+		"or Clients is miss":   {Issuer: asURL, Bundles: bundle},
+		"Issuer or":            {Clients: registered, Bundles: bundle},
+		"authn/jwt: clients: ": {Issuer: asURL, Clients: registered},
+		"Lifetime or Uses":     {Issuer: asURL, Clients: registered, Bundles: bundle, Lifetime: -1},
+		"or Uses is negative":  {Issuer: asURL, Clients: registered, Bundles: bundle, Uses: -1},
+	} {
+		_, err := jwt.Client(o)
+		require.ErrorContains(t, err, says)
+	}
+}
+
+func TestActors(t *testing.T) {
+	t.Parallel()
+	const gateway, batch = "spiffe://example.org/gateway", "spiffe://example.org/batch"
+	act := func(chain ...string) map[string]any {
+		var inner map[string]any
+		for i := len(chain) - 1; i >= 0; i-- {
+			one := map[string]any{"sub": chain[i]}
+			if inner != nil {
+				one["act"] = inner
+			}
+			inner = one
+		}
+		return map[string]any{"act": inner}
+	}
+	i := newIssuer("p256")
+	simple := newAuthenticator(t, i)
+	_, err := simple.Authenticate(request(t, sign("p256", act(gateway))))
+	require.ErrorIs(t, err, authn.ErrRefused)
+	require.ErrorContains(t, err, "no actor is allowed here", "the actor would get what is the subject's")
+
+	open := newAuthenticator(t, i, func(o *jwt.Options) {
+		o.TrustDomain, o.Caller = spiffe.TrustDomain{}, func(c *jwt.Claims) (*authn.Caller, error) {
+			return &authn.Caller{Name: fmt.Sprint(c.Subject, c.Actors)}, nil
+		}
+	})
+	for _, chain := range [][]string{{gateway}, {gateway, batch}, {"alice", "bob", "carol"}} {
+		c, err := open.Authenticate(request(t, sign("p256", act(chain...))))
+		require.NoError(t, err)
+		assert.Equal(t, chain, c.Actors)
+		assert.Equal(t, fmt.Sprint(subject, chain), c.Name)
+		assert.Contains(t, c.LogValue().String(), chain[len(chain)-1])
+	}
+	c, err := open.Authenticate(request(t, sign("p256", nil)))
+	require.NoError(t, err)
+	assert.Empty(t, c.Actors)
+	long := make([]string, 17)
+	for i := range long {
+		long[i] = gateway
+	}
+	for name, bad := range map[string]any{
+		"no object": gateway, "a list": []any{act(gateway)["act"]}, "no sub": map[string]any{"iss": "x"}, "an empty sub": map[string]any{"sub": ""},
+		"sub is a number": map[string]any{"sub": 1}, "an inner one without sub": map[string]any{"sub": gateway, "act": map[string]any{}},
+		"an inner one of another type": map[string]any{"sub": gateway, "act": "x"}, "too many": act(long...)["act"],
+	} {
+		_, err := open.Authenticate(request(t, sign("p256", map[string]any{"act": bad})))
+		require.ErrorIs(t, err, authn.ErrRefused, name)
+		require.ErrorContains(t, err, `"act"`, name)
+	}
+	_, err = open.Authenticate(request(t, sign("p256", act(long[:15]...))))
+	require.NoError(t, err)
+
+	// The gateway may act for this subject, and the batch job for nobody.
+	strict := newAuthenticator(t, i, func(o *jwt.Options) {
+		o.Actors = func(s string) spiffe.Policy {
+			if s == subject {
+				return spiffe.AllowIDs(spiffe.MustParseID(gateway))
+			}
+			return spiffe.Policy{}
+		}
+	})
+	c, err = strict.Authenticate(request(t, sign("p256", act(gateway, batch))))
+	require.NoError(t, err)
+	assert.Equal(t, []string{gateway, batch}, c.Actors)
+	for says, claims := range map[string]map[string]any{
+		"that is required (act)":                             nil,
+		`"spiffe://example.org/batch" may not`:               act(batch),
+		`"spiffe://example.org/batch" may not a`:             act(batch, gateway),
+		`"alice" may not act for the subject`:                act("alice"),
+		`for the subject "system:serviceaccount:prod:other"`: {"sub": "system:serviceaccount:prod:other", "act": act(gateway)["act"]},
+	} {
+		_, err := strict.Authenticate(request(t, sign("p256", claims)))
+		require.ErrorIs(t, err, authn.ErrRefused)
+		require.ErrorContains(t, err, says)
+	}
+}

@@ -1,0 +1,200 @@
+package tokensource_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn/tokensource"
+)
+
+const asIssuer = "https://as.example/realms/prod"
+
+// fetcher is a source of JWT-SVIDs.
+type fetcher func(ctx context.Context, audience ...string) (string, error)
+
+func (f fetcher) Fetch(ctx context.Context, audience ...string) (string, error) {
+	return f(ctx, audience...)
+}
+
+// svids issues tokens for what is asked.
+var svids = fetcher(func(_ context.Context, audience ...string) (string, error) { return jwt(inAnHour(), audience...), nil })
+
+func TestClientCredentials(t *testing.T) {
+	t.Parallel()
+	x, server := serve(t, text(200, `{"access_token":"`+secret+`","token_type":"Bearer","expires_in":300}`))
+	assertion := jwt(inAnHour(), asIssuer)
+	own := tokensource.Static(assertion)
+	const typ = "urn:ietf:params:oauth:client-assertion-type:"
+	for i, c := range []struct {
+		o             tokensource.ExchangeOptions
+		form          url.Values
+		authorization string
+	}{
+		{
+			tokensource.ExchangeOptions{ClientAssertion: own, Issuer: asIssuer, Scope: "a b", Resource: "https://db.example"},
+			url.Values{"client_assertion": {assertion}, "client_assertion_type": {typ + "jwt-spiffe"}, "scope": {"a b"}, "resource": {"https://db.example"}}, "",
+		},
+		{
+			tokensource.ExchangeOptions{ClientAssertion: own, Issuer: asIssuer, ClientID: "web", JWTBearer: true, Audience: "db"},
+			url.Values{"client_id": {"web"}, "client_assertion": {assertion}, "client_assertion_type": {typ + "jwt-bearer"}, "audience": {"db"}}, "",
+		},
+		{
+			tokensource.ExchangeOptions{ClientID: "web", HTTPClient: http.DefaultClient}, // whose certificate is the proof
+			url.Values{"client_id": {"web"}}, "",
+		},
+		{tokensource.ExchangeOptions{ClientID: "web", ClientCredential: tokensource.Static("pw")}, url.Values{}, "Basic d2ViOnB3"},
+	} {
+		c.o.URL = server + "/token"
+		c.form.Set("grant_type", "client_credentials")
+		requireToken(t, secret, must(tokensource.ClientCredentials(c.o)))
+		got, err := url.ParseQuery(x.all()[i].body)
+		require.NoError(t, err)
+		assert.Equal(t, c.form, got)
+		assert.Equal(t, c.authorization, x.all()[i].header.Get("Authorization"))
+	}
+}
+
+// The caller of a service acts for its own caller: the exchange sends both, and proves the client by a third.
+func TestExchangeForActor(t *testing.T) {
+	t.Parallel()
+	x, server := serve(t, text(200, `{"access_token":"`+secret+`","token_type":"Bearer","expires_in":300}`))
+	s := must(tokensource.Exchange(tokensource.Static("of-the-user"), tokensource.ExchangeOptions{
+		URL: server, Actor: tokensource.Static("of-the-actor"), ClientAssertion: tokensource.SVID(svids, asIssuer), Issuer: asIssuer,
+	}))
+	requireToken(t, secret, s)
+	got, err := url.ParseQuery(x.all()[0].body)
+	require.NoError(t, err)
+	assert.Equal(t, "of-the-user", got.Get("subject_token"))
+	assert.Equal(t, "of-the-actor", got.Get("actor_token"))
+	assert.Equal(t, "urn:ietf:params:oauth:token-type:jwt", got.Get("actor_token_type"))
+	assert.NotEmpty(t, got.Get("client_assertion"))
+	s = must(tokensource.Exchange(tokensource.Static("a"), tokensource.ExchangeOptions{URL: server, Actor: tokensource.Static("b"), ActorTokenType: "urn:t"}))
+	requireToken(t, secret, s)
+	got, err = url.ParseQuery(x.all()[1].body)
+	require.NoError(t, err)
+	assert.Equal(t, "urn:t", got.Get("actor_token_type"))
+}
+
+// An assertion that is for another receiver as well, or for another one, could be used there: it is not sent.
+func TestAssertionAudience(t *testing.T) {
+	t.Parallel()
+	x, server := serve(t, text(200, `{"access_token":"a","token_type":"Bearer"}`))
+	for _, audience := range [][]string{{}, {"other"}, {asIssuer, "other"}, {"other", asIssuer}, {asIssuer, asIssuer}, {asIssuer + "/"}} {
+		s := must(tokensource.ClientCredentials(tokensource.ExchangeOptions{URL: server, Issuer: asIssuer, ClientAssertion: tokensource.Static(jwt(inAnHour(), audience...))}))
+		require.ErrorContains(t, requireNone(t, s), "client credential: the assertion is for", "%q", audience)
+	}
+	s := must(tokensource.ClientCredentials(tokensource.ExchangeOptions{URL: server, Issuer: asIssuer, ClientAssertion: tokensource.Static("opaque")}))
+	require.ErrorContains(t, requireNone(t, s), "has to be for the issuer")
+	assert.Zero(t, x.count())
+}
+
+// Access tokens are renewed at half of their life, each time with the JWT-SVID of then; the old one stays while that fails.
+func TestClientCredentialsRenew(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var down error
+		fresh := fetcher(func(_ context.Context, audience ...string) (string, error) {
+			return jwt(time.Now().Add(time.Minute), audience...), down
+		})
+		x := &exchanged{}
+		x.become(func(w http.ResponseWriter, r *http.Request) {
+			text(200, `{"access_token":"at-`+time.Now().Format("15:04:05")+`","token_type":"Bearer","expires_in":60}`)(w, r)
+		})
+		s := must(tokensource.ClientCredentials(tokensource.ExchangeOptions{
+			URL: "https://as.example/token", HTTPClient: x.client(), Issuer: asIssuer, ClientAssertion: tokensource.SVID(fresh, asIssuer),
+		}))
+		get := func() string {
+			token, err := s.Token(t.Context())
+			require.NoError(t, err)
+			return token
+		}
+		first := get()
+		time.Sleep(31 * time.Second)
+		require.Equal(t, first, get(), "while the next one is on its way")
+		synctest.Wait()
+		second := get()
+		require.NotEqual(t, first, second)
+		assertions := map[string]bool{}
+		for _, r := range x.all() {
+			form, err := url.ParseQuery(r.body)
+			require.NoError(t, err)
+			assertions[form.Get("client_assertion")] = true
+		}
+		require.Len(t, assertions, 2, "each time the present one")
+
+		down = errors.New("the agent is away")
+		time.Sleep(40 * time.Second)
+		require.Equal(t, second, get())
+		synctest.Wait()
+		require.Equal(t, second, get())
+		require.Equal(t, 2, x.count())
+		time.Sleep(20 * time.Second)
+		require.ErrorIs(t, requireNone(t, s), down)
+		down = nil
+		time.Sleep(6 * time.Second)
+		get()
+	})
+}
+
+func TestClientOptions(t *testing.T) {
+	t.Parallel()
+	own := tokensource.Static(jwt(inAnHour(), asIssuer))
+	for says, o := range map[string]tokensource.ExchangeOptions{
+		"no URL":                         {ClientAssertion: own, Issuer: asIssuer},
+		"could be read on the way":       {URL: "http://as.example", ClientAssertion: own, Issuer: asIssuer},
+		"nothing authenticates":          {URL: "https://as.example"},
+		"ClientAssertion and Issuer":     {URL: "https://as.example", ClientAssertion: own},
+		"belong together":                {URL: "https://as.example", ClientID: "a", HTTPClient: http.DefaultClient, Issuer: asIssuer},
+		"and JWTBearer to them":          {URL: "https://as.example", ClientID: "a", HTTPClient: http.DefaultClient, JWTBearer: true},
+		"are both set":                   {URL: "https://as.example", ClientAssertion: own, Issuer: asIssuer, ClientCredential: own},
+		"is the zero Source":             {URL: "https://as.example", ClientAssertion: new(tokensource.Source), Issuer: asIssuer},
+		"none of ClientCredential":       {URL: "https://as.example", ClientID: "a"},
+		"Actor, the types of tokens":     {URL: "https://as.example", ClientAssertion: own, Issuer: asIssuer, Actor: own},
+		"are for an exchange":            {URL: "https://as.example", ClientAssertion: own, Issuer: asIssuer, RequestedTokenType: "urn:t"},
+		"and CamelCaseJSON are for":      {URL: "https://as.example", ClientAssertion: own, Issuer: asIssuer, CamelCaseJSON: true},
+		"client credentials: nothing au": {URL: "https://as.example", Scope: "a"},
+	} {
+		_, err := tokensource.ClientCredentials(o)
+		require.ErrorContains(t, err, says)
+		assert.NotContains(t, err.Error(), secret)
+	}
+	_, err := tokensource.Exchange(own, tokensource.ExchangeOptions{URL: "https://as.example", CamelCaseJSON: true, Actor: own})
+	require.ErrorContains(t, err, "no Actor")
+	for _, s := range []*tokensource.Source{tokensource.SVID(nil, "a"), tokensource.SVID(svids, "")} {
+		require.ErrorContains(t, requireNone(t, s), "no source of JWT-SVIDs, or no audience")
+	}
+	wrong := fetcher(func(context.Context, ...string) (string, error) { return jwt(inAnHour(), "other"), nil })
+	require.ErrorContains(t, requireNone(t, tokensource.SVID(wrong, "db")), `for ["other"], and not for "db"`)
+}
+
+// A server that quotes the assertion or the actor's token puts neither into an error.
+func TestEchoesOfAssertions(t *testing.T) {
+	t.Parallel()
+	x := &exchanged{answer: func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		form, _ := url.ParseQuery(string(body))
+		quoted, _ := json.Marshal("bad: " + form.Get("actor_token") + " " + form.Get("client_assertion")[:100])
+		text(400, `{"error":"invalid_client","error_description":`+string(quoted)+`}`)(w, r)
+	}}
+	assertion := jwt(inAnHour(), asIssuer)
+	s := must(tokensource.Exchange(tokensource.Static("of-the-subject-0123456789"), tokensource.ExchangeOptions{
+		URL: "https://as.example", HTTPClient: x.client(), Actor: tokensource.Static("of-the-actor-0123456789"), ClientAssertion: tokensource.Static(assertion), Issuer: asIssuer,
+	}))
+	err := requireNone(t, s)
+	require.ErrorContains(t, err, "invalid_client")
+	for _, credential := range []string{"of-the-actor-0123456789", assertion} {
+		for i := range len(credential) - 16 {
+			require.NotContains(t, err.Error(), credential[i:i+16])
+		}
+	}
+}
