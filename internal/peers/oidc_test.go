@@ -79,16 +79,16 @@ var errRefused = errors.New("refused")
 
 // judged has a real verifier take the tokens of the issuer, through rotations of its keys, and refuse others. Each says, as an error that
 // wraps errRefused if so, what the verifier says to a token.
-func (i *oidcIssuer) judged(t *testing.T, audience string, says func(token string) error) {
+func (i *oidcIssuer) judged(t *testing.T, id spiffe.ID, audience string, says func(token string) error) {
 	t.Helper()
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		require.NoError(c, says(i.token(t, webID, audience)))
+		require.NoError(c, says(i.token(t, id, audience)))
 	}, 30*time.Second, 200*time.Millisecond, "it fetches the documents at its start")
 
 	keys, tokens := map[string]bool{}, 0
 	for begin := time.Now(); len(keys) < 3; time.Sleep(20 * time.Millisecond) {
 		require.Less(t, time.Since(begin), time.Minute)
-		token := i.token(t, webID, audience)
+		token := i.token(t, id, audience)
 		require.NoError(t, says(token), "after %d tokens of %d keys", tokens, len(keys))
 		claims, err := jwtsvid.ParseUnverified(token)
 		require.NoError(t, err)
@@ -97,19 +97,19 @@ func (i *oidcIssuer) judged(t *testing.T, audience string, says func(token strin
 	}
 	t.Logf("%d tokens of %d keys were taken, and none refused", tokens, len(keys))
 
-	old := i.token(t, webID, audience)
+	old := i.token(t, id, audience)
 	thief := &oidcIssuer{Authority: authorityOf(t, i.url, "")}
-	stranger := &oidcIssuer{Authority: authorityOf(t, i.url+"/other", "")}
+	stranger := &oidcIssuer{Authority: authorityOf(t, "https://other.example.org", "")}
 	for name, token := range map[string]string{
-		"another audience": i.token(t, webID, "other"),
+		"another audience": i.token(t, id, "other"),
 		"another subject":  i.token(t, spiffe.MustParseID("spiffe://example.org/ns/other/sa/web"), audience),
-		"another key":      thief.token(t, webID, audience),
-		"another issuer":   stranger.token(t, webID, audience),
+		"another key":      thief.token(t, id, audience),
+		"another issuer":   stranger.token(t, id, audience),
 		"a changed token":  old[:strings.LastIndex(old, ".")+1] + strings.Repeat("A", 86),
 	} {
 		require.ErrorIs(t, says(token), errRefused, name)
 	}
-	require.NoError(t, says(i.token(t, webID, audience)))
+	require.NoError(t, says(i.token(t, id, audience)))
 	require.EventuallyWithT(t, func(c *assert.CollectT) { require.ErrorIs(c, says(old), errRefused) }, 90*time.Second, time.Second, "it has expired")
 }
 
@@ -124,7 +124,7 @@ func TestGoOIDC(t *testing.T) {
 			provider, err := oidc.NewProvider(ctx, i.url)
 			require.NoError(t, err)
 			verifier := provider.Verifier(&oidc.Config{ClientID: "app"})
-			i.judged(t, "app", func(token string) error {
+			i.judged(t, webID, "app", func(token string) error {
 				id, err := verifier.Verify(ctx, token)
 				switch {
 				case err != nil:
@@ -160,7 +160,7 @@ metadata: {name: web}
 POST /apis/rbac.authorization.k8s.io/v1/namespaces/prod/roles
 `+page(t, "TOKENS.md", "kind: Role\n")+`POST /apis/rbac.authorization.k8s.io/v1/namespaces/prod/rolebindings
 `+page(t, "TOKENS.md", "kind: RoleBinding\n"))
-	i.judged(t, "kubernetes", func(token string) error {
+	i.judged(t, webID, "kubernetes", func(token string) error {
 		client := c.Client(token)
 		for path, want := range map[string]int{
 			"/api/v1/namespaces/prod/serviceaccounts/web": 200, "/api/v1/namespaces/prod/serviceaccounts/other": 403, "/api/v1/namespaces/prod/secrets": 403,
@@ -189,8 +189,9 @@ func TestOpenBaoTakesTokens(t *testing.T) {
 	b.Do(t, "", http.MethodPost, "auth/jwt/config", doc{"oidc_discovery_url": i.url, "oidc_discovery_ca_pem": i.roots, "bound_issuer": i.url}, nil)
 	b.Do(t, "", http.MethodPost, "auth/jwt/role/web", doc{
 		"role_type": "jwt", "bound_audiences": []string{"bao"}, "user_claim": "sub", "bound_subject": webID.String(), "token_policies": []string{"default"},
+		"expiration_leeway": -1, "not_before_leeway": -1, "clock_skew_leeway": -1,
 	}, nil)
-	i.judged(t, "bao", func(token string) error {
+	i.judged(t, webID, "bao", func(token string) error {
 		status, answer, err := b.Login("jwt", doc{"role": "web", "jwt": token})
 		switch {
 		case err != nil:

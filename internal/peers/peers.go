@@ -1,6 +1,6 @@
 // Package peers has real programs of others, which our tests run against: the API server of Kubernetes with its etcd, what a kubelet does for
 // certificates of pods,
-// Istio's CA server, agent and injector (istioctl), step-ca, OpenBao, Athenz's client of ZTS, and a Python client of the Workload API. The proofs are its tests.
+// Istio's CA server, agent and injector (istioctl), step-ca, OpenBao, Keycloak, Athenz's client of ZTS, and a Python client of the Workload API. The proofs are its tests.
 //
 // The programs are built from published modules, each with a module file of its own below programs, so that nothing of
 // theirs reaches another go.mod. They are built once for a user of a machine, and kept in the user's cache folder under a
@@ -62,6 +62,8 @@ func peerOf(name string) (*peer, error) {
 		return python()
 	case openBao:
 		return bao(), nil
+	case keycloak:
+		return keycloakDist(), nil
 	}
 	p, ok := programs[name]
 	if !ok {
@@ -81,7 +83,7 @@ func peerOf(name string) (*peer, error) {
 }
 
 // Names returns the names that [Build] takes.
-func Names() []string { return append(slices.Sorted(maps.Keys(programs)), pySpiffe, openBao) }
+func Names() []string { return append(slices.Sorted(maps.Keys(programs)), pySpiffe, openBao, keycloak) }
 
 // Program returns the path of a peer that is built. If it is not, the test skips, or, where peers are required, builds
 // it.
