@@ -43,17 +43,16 @@ or refresh hint that differs is shown, and does not count.`,
 }
 
 var oidcCommand = command{
-	"bundle oidc", "DIR", `write the files of an issuer of OpenID Connect, with the JWT keys of a bundle
+	"bundle oidc", "DIR", `write the files of an issuer of OpenID Connect
 
 DIR is for a web server or a bucket that answers at the URL of the issuer, to
 verifiers that do not know SPIFFE: .well-known/openid-configuration and keys,
-both to be served as application/json. Files that would not change are left, and
-readers see the old or the new one, and never a part. Run it again when the
-bundle changes; for svid watch, which writes bundles.json with -jwt-bundles,
+with the JWT keys of the bundle, both to be served as application/json. Files
+that would not change are left, and readers see the old or the new one, and
+never a part. Run it again when the bundle changes; for svid watch, which writes
+bundles.json with -jwt-bundles,
 
-    -exec 'svid bundle oidc -issuer URL -bundle "$SVID_DIR/bundles.json" DIR'
-
-A CA of ours has new keys in its bundle for a day before they sign.`,
+    -exec 'svid bundle oidc -issuer URL -bundle "$SVID_DIR/bundles.json" DIR'`,
 	oidc,
 }
 
@@ -80,19 +79,26 @@ func oidc(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {
 	if err != nil {
 		return err
 	}
+	var written []string
 	for _, name := range slices.Backward(slices.Sorted(maps.Keys(files))) { // the keys before the document that names them
-		if err := replace(filepath.Join(fs.Arg(0), filepath.FromSlash(name)), files[name]); err != nil {
+		path := filepath.Join(fs.Arg(0), filepath.FromSlash(name))
+		if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, files[name]) {
+			continue
+		}
+		if err := replace(path, files[name]); err != nil {
 			return err
 		}
+		written = append(written, name)
 	}
-	return nil
+	var keys []string
+	for id := range b.JWTAuthorities() {
+		keys = append(keys, id)
+	}
+	return a.print(record{{"issuer", *issuer}, {"key_ids", keys}, {"folder", fs.Arg(0)}, {"written", written}})
 }
 
-// replace replaces a public file whose contents differ, in one step.
+// replace writes a public file in one step.
 func replace(path string, data []byte) error {
-	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
-		return nil
-	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}

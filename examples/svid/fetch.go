@@ -19,7 +19,6 @@ import (
 	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesink"
-	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
@@ -69,20 +68,13 @@ type fetcher struct {
 	cert, key, bundle string // names of files
 	jwtBundles        bool
 	mode              fs.FileMode
-	tokens            []tokenFile
+	tokens            map[string]string // audiences, by the names of files
 	command           string
 	commandTimeout    time.Duration
 	timeout           time.Duration
 
 	source *workloadapi.Source
-	cache  *jwtsvid.Cache
-
-	mu      sync.Mutex
-	current map[string]string // tokens by the names of their files
 }
-
-// tokenFile is a file with a JWT-SVID for an audience.
-type tokenFile struct{ audience, name string }
 
 func (f *fetcher) flags(a *app, fs *flag.FlagSet) {
 	fs.StringVar(&f.dir, "dir", "", "the `FOLDER` of the files; required")
@@ -106,7 +98,10 @@ func (f *fetcher) flags(a *app, fs *flag.FlagSet) {
 		if i < 1 || i == len(text)-1 {
 			return errors.New("it is not AUDIENCE=NAME")
 		}
-		f.tokens = append(f.tokens, tokenFile{text[:i], text[i+1:]})
+		if f.tokens[text[i+1:]] != "" {
+			return errors.New("there are two for this file")
+		}
+		f.tokens[text[i+1:]] = text[:i]
 		return nil
 	})
 	fs.StringVar(&f.command, "exec", "", "a `COMMAND` for /bin/sh after each change, with the folder in SVID_DIR")
@@ -124,9 +119,7 @@ func (f *fetcher) check() error {
 		return program.Misused("a time is not more than 0")
 	}
 	names := []string{f.cert, f.key, f.bundle, mapName}
-	for _, t := range f.tokens {
-		names = append(names, t.name)
-	}
+	names = append(names, slices.Sorted(maps.Keys(f.tokens))...)
 	for i, name := range names {
 		if name != filepath.Base(name) || strings.HasPrefix(name, "..") || name == "." || !filepath.IsLocal(name) {
 			return program.Misused("%q is not the name of a file", name)
@@ -145,7 +138,7 @@ const mapName = "bundles.json"
 
 // fetch is the command, and watch if it goes on.
 func (a *app) fetch(ctx context.Context, fs *flag.FlagSet, args []string, on bool) error {
-	f := fetcher{current: map[string]string{}}
+	f := fetcher{tokens: map[string]string{}}
 	f.flags(a, fs)
 	wait := 30 * time.Second
 	if on {
@@ -184,12 +177,9 @@ func (a *app) fetch(ctx context.Context, fs *flag.FlagSet, args []string, on boo
 		return err
 	}
 	defer f.source.Close()
-	if f.cache, err = jwtsvid.NewCache(f.source, &jwtsvid.CacheOptions{Logger: cfg.Logger}); err != nil {
-		return err
-	}
 	files := filesink.Config{
 		Source: f.source, Dir: f.dir, CertName: f.cert, KeyName: f.key, RootsName: f.bundle, BundlesName: mapName,
-		FederatedName: federatedName, Tokens: f.tokenFiles, KeyMode: f.mode, Logger: cfg.Logger,
+		FederatedName: federatedName, Tokens: f.tokens, TokenSource: f.source, KeyMode: f.mode, Logger: cfg.Logger,
 	}
 	sink, err := filesink.New(files)
 	if err != nil {
@@ -197,7 +187,7 @@ func (a *app) fetch(ctx context.Context, fs *flag.FlagSet, args []string, on boo
 	}
 	defer sink.Close()
 	if !on {
-		return a.once(ctx, first, &f, sink)
+		return a.once(ctx, &f, sink)
 	}
 	return a.follow(ctx, &f, sink, log)
 }
@@ -212,11 +202,8 @@ func federatedName(td spiffe.TrustDomain) string {
 	return "bundle-" + td.String() + ".pem"
 }
 
-// once writes the files one time. What it waits for of the agent ends with first.
-func (a *app) once(ctx, first context.Context, f *fetcher, sink *filesink.Sink) error {
-	if _, err := f.fetchTokens(first); err != nil {
-		return err
-	}
+// once writes the files one time.
+func (a *app) once(ctx context.Context, f *fetcher, sink *filesink.Sink) error {
 	if _, err := sink.Write(); err != nil {
 		return err
 	}
@@ -235,19 +222,6 @@ func (a *app) follow(ctx context.Context, f *fetcher, sink *filesink.Sink, log *
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer stop()
-	running.Go(func() { _ = f.cache.Run(ctx) }) // keeps the tokens fresh
-	renew := func() <-chan time.Time {
-		if len(f.tokens) == 0 {
-			return nil
-		}
-		due, err := f.fetchTokens(ctx)
-		if err != nil && ctx.Err() == nil {
-			log.Warn("not all tokens could be renewed, and their files stay", slog.Any("err", err), slog.Duration("retry_in", a.retry))
-			due = a.retry
-		}
-		return time.After(due)
-	}
-	renewal := renew() // so that they are among the first files
 	running.Go(func() { _ = sink.Run(ctx) })
 
 	pending := f.command != "" // it is to run: at the start too, as the one before may have ended before it did
@@ -274,55 +248,8 @@ func (a *app) follow(ctx context.Context, f *fetcher, sink *filesink.Sink, log *
 			return nil
 		case <-changed:
 		case <-again:
-		case <-renewal:
-			renewal = renew()
-			_, _ = sink.Write() // which logs what it cannot write, and tries again
 		}
 	}
-}
-
-// tokenWait is how long one round waits for a token that there is none of.
-const tokenWait = 5 * time.Second
-
-// fetchTokens fetches the tokens, and returns when to fetch newer ones. One that is not to be had stays as it was, and
-// there is an error.
-func (f *fetcher) fetchTokens(ctx context.Context) (due time.Duration, err error) {
-	due = time.Hour
-	var missing []error
-	for _, t := range f.tokens {
-		text, next, err := f.token(ctx, t.audience)
-		if err != nil {
-			missing = append(missing, fmt.Errorf("JWT-SVID for %q: %w", t.audience, err))
-			continue
-		}
-		due = min(due, next)
-		f.mu.Lock()
-		f.current[t.name] = text
-		f.mu.Unlock()
-	}
-	return due, errors.Join(missing...)
-}
-
-// token returns a token, and when the cache has the next.
-func (f *fetcher) token(ctx context.Context, audience string) (string, time.Duration, error) {
-	ctx, cancel := context.WithTimeout(ctx, tokenWait)
-	defer cancel()
-	text, err := f.cache.Fetch(ctx, audience)
-	if err != nil {
-		return "", 0, err
-	}
-	u, err := jwtsvid.ParseUnverified(text)
-	if err != nil {
-		return "", 0, err
-	}
-	return text, max(time.Until(u.Expires)/2+time.Second, time.Second), nil
-}
-
-// tokenFiles returns the tokens by the names of their files.
-func (f *fetcher) tokenFiles() map[string]string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return maps.Clone(f.current)
 }
 
 // told prints what is in the folder.

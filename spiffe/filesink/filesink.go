@@ -53,6 +53,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
@@ -105,9 +106,13 @@ type Config struct {
 	// name means that there is none.
 	FederatedName func(spiffe.TrustDomain) string
 
-	// Tokens, if set, returns further files by their names, such as JWT-SVIDs, which are written with KeyMode. It must
-	// not block. Call [Sink.Write] when they change. With Plain, a file that is no longer named stays.
-	Tokens func() map[string]string
+	// Tokens are files with JWT-SVIDs, for programs that read one from a file: the audience of each by the name of the file, which has
+	// KeyMode. They are renewed when half of their life is over, and one that is not to be had leaves the file as it is.
+	// TokenSource fetches them: a *workloadapi.Source, or another one that gives a new token for each call.
+	Tokens      map[string]string
+	TokenSource interface {
+		Fetch(ctx context.Context, audience ...string) (token string, err error)
+	}
 
 	// Mode is the mode of the files without a private key: 0644, 0640, 0600 or the same without write permission. Zero
 	// means 0644.
@@ -142,6 +147,8 @@ type Sink struct {
 	folder  *fileset.Folder // nil if it is not open
 	running bool            // so that folder stays open
 	told    map[string]bool // about the folder
+
+	tokens tokens
 
 	mu     sync.Mutex // guards status
 	status status
@@ -179,7 +186,8 @@ func New(cfg Config) (*Sink, error) {
 	cfg.CertName, cfg.KeyName = cmp.Or(cfg.CertName, defaultCert), cmp.Or(cfg.KeyName, defaultKey)
 	cfg.RootsName = cmp.Or(cfg.RootsName, defaultRoots)
 	cfg.Mode, cfg.KeyMode = cmp.Or(cfg.Mode, 0o644), cmp.Or(cfg.KeyMode, 0o600)
-	s := &Sink{cfg: cfg, log: ratelog.Patient(cfg.Logger), told: map[string]bool{}}
+	s := &Sink{cfg: cfg, log: ratelog.Patient(cfg.Logger), told: map[string]bool{}, tokens: tokens{byName: map[string]token{}}}
+	s.cfg.Tokens = maps.Clone(cfg.Tokens)
 	if err := s.check(); err != nil {
 		return nil, fmt.Errorf("filesink: new: %w", err)
 	}
@@ -203,7 +211,16 @@ func (s *Sink) check() error {
 			return fmt.Errorf("Config has the mode %04o, and files can have 0644, 0640, 0600, 0444, 0440 and 0400", mode)
 		}
 	}
+	if len(cfg.Tokens) > 0 && cfg.TokenSource == nil {
+		return errors.New("Config has Tokens and no TokenSource")
+	}
 	names := []string{cfg.KeyName, cfg.CertName, cfg.RootsName, cfg.BundlesName}
+	for name, audience := range cfg.Tokens {
+		if name == "" || audience == "" {
+			return errors.New("Config.Tokens has an empty name or audience")
+		}
+		names = append(names, name)
+	}
 	for i, name := range names {
 		switch {
 		case name == "": // no BundlesName
@@ -244,6 +261,12 @@ func (s *Sink) Run(ctx context.Context) error {
 func (s *Sink) work(ctx context.Context) error {
 	s.setRunning(true)
 	defer s.setRunning(false)
+	if len(s.cfg.Tokens) > 0 {
+		_, _, _ = s.fetchTokens(ctx, new(int)) // so that they are among the first files; the next round tells of failures
+		var keeping sync.WaitGroup
+		defer keeping.Wait()
+		keeping.Go(func() { s.keepTokens(ctx) })
+	}
 	for failures := 0; ctx.Err() == nil; {
 		changed := s.cfg.Source.Changed()
 		wait := look
@@ -285,12 +308,18 @@ func (s *Sink) wait(f renew.Failure) time.Duration {
 }
 
 // Write writes what the source has now, once, and reports whether that changed anything in the folder. It needs no
-// [Sink.Run], for programs that write and end, and may be called beside it. The error is that of the source, says that
+// [Sink.Run], for programs that write and end, and may be called beside it. Without Run it also fetches the tokens, which takes
+// up to 5 seconds. The error is that of the sources, says that
 // its identity has expired, says who else can write to the folder, or says which file could not be written.
 func (s *Sink) Write() (changed bool, err error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	defer s.release()
+	if !s.running && len(s.cfg.Tokens) > 0 {
+		if _, _, err := s.fetchTokens(context.Background(), new(int)); err != nil {
+			return false, fmt.Errorf("filesink: %w", err)
+		}
+	}
 	svid, changed, err := s.write()
 	if err != nil {
 		err = fmt.Errorf("filesink: %w", err)
@@ -404,9 +433,9 @@ func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]files
 			}
 		}
 	}
-	if cfg.Tokens != nil {
-		for name, token := range cfg.Tokens() {
-			if err := add("Config.Tokens", name, fileset.File{Data: []byte(token), Mode: cfg.KeyMode}); err != nil {
+	for name := range cfg.Tokens {
+		if text := s.tokens.file(name); text != "" {
+			if err := add("Config.Tokens", name, fileset.File{Data: []byte(text), Mode: cfg.KeyMode}); err != nil {
 				return nil, err
 			}
 		}
@@ -480,7 +509,8 @@ func (s *Sink) Close() error { return s.life.Close() }
 // that tell a reader to read them again. Take it before looking at [Sink.Report], so that no change is missed.
 func (s *Sink) Changed() <-chan struct{} { return s.news.Changed() }
 
-// Report implements [report.Reporter] with the identity that the files have, and the files as the upstream. The Sink is not
+// Report implements [report.Reporter] with the identity that the files have, and the files as the upstream, beside the source of tokens if
+// there is one. The Sink is not
 // ready before the files have an identity, and while they cannot be written and their identity has less than a quarter of its
 // life left. The metrics have names that begin with svidkit_filesink.
 func (s *Sink) Report() report.Report {
@@ -494,6 +524,10 @@ func (s *Sink) Report() report.Report {
 		}
 	case st.Err != nil && time.Until(st.NotAfter) < st.lifetime/4:
 		r.NotReady = fmt.Errorf("the identity in the files ends at %s, and they cannot be written: %w", st.NotAfter.UTC().Format(time.RFC3339), st.Err)
+	}
+	if len(s.cfg.Tokens) > 0 {
+		err := s.tokens.failed()
+		r.Upstreams = append(r.Upstreams, report.Upstream{Name: "JWT-SVIDs for files", OK: err == nil, Err: err})
 	}
 	if !st.ID.IsZero() {
 		r.Identities = []report.Identity{{Name: st.ID.String(), NotAfter: st.NotAfter, LastSuccess: st.LastWrite}}

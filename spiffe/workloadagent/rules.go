@@ -2,6 +2,7 @@ package workloadagent
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -52,6 +53,7 @@ type output struct {
 	folder        string
 	split         bool // cert-chain.pem, key.pem and root-cert.pem, and not the files of SPIFFE's draft
 	mode, keyMode fs.FileMode
+	tokens        string // an object in JSON with the audiences of JWT-SVIDs by the names of their files; empty for none
 }
 
 // meets reports whether a process meets all selectors. process is asked only if one needs it, and returns false if nothing is
@@ -269,6 +271,21 @@ func (p *parser) id(others []grant) spiffe.ID {
 	return id
 }
 
+// tokens reads the audiences of files.
+func (p *parser) tokens() string {
+	all := map[string]string{}
+	if p.Kind() != strictjson.Object {
+		p.fail(p.Offset(), "tokens have to be an object, in braces: the audience for the name of each file")
+		p.Skip()
+	}
+	for name := range p.Members() {
+		name := string(name) // which the next call changes
+		all[name] = p.text("an audience", anyForm)
+	}
+	text, _ := json.Marshal(all)
+	return string(text)
+}
+
 func (p *parser) output() {
 	var o output
 	at := p.Offset()
@@ -277,6 +294,7 @@ func (p *parser) output() {
 		"layout":   func() { o.split = p.text("layout", layoutForm) == "split" },
 		"mode":     func() { o.mode = p.mode("mode") },
 		"key_mode": func() { o.keyMode = p.mode("key_mode") },
+		"tokens":   func() { o.tokens = p.tokens() },
 	})
 	if o.folder == "" || slices.ContainsFunc(p.files, func(other output) bool { return other.folder == o.folder }) {
 		p.fail(at, "the files need a folder, to which no other identity is written")

@@ -20,7 +20,7 @@ const whole = `{
         {
           "id": "spiffe://example.org/web", "hint": "internal", "audiences": ["db", "*"],
           "files": [
-            {"folder": "/run/web", "layout": "delivery", "mode": "0644", "key_mode": "0640"},
+            {"folder": "/run/web", "layout": "delivery", "mode": "0644", "key_mode": "0640", "tokens": {"aws": "sts.amazonaws.com", "db": "db"}},
             {"folder": "/run/old-web", "layout": "split"}
           ]
         },
@@ -78,15 +78,18 @@ func TestBadFile(t *testing.T) {
 		one(uid, `{"id": "spiffe://example.org"}`):    "add the path of the workload",
 		one(uid, `{"id": "spiffe://other.test/web"}`): "this agent is for the trust domain example.org",
 		one(uid, web+","+web):                         "the workload has it already",
-		one(uid, `{"id": "spiffe://example.org/a", "hint": "x"}, {"id": "spiffe://example.org/b", "hint": "x"}`): "choose another",
-		one(uid, `{"id": "spiffe://example.org/a", "audiences": "*"}`):                                           "audiences has to be a list",
-		one(uid, `{"id": "spiffe://example.org/a", "audiences": [""]}`):                                          "an audience is \"\": want a text in quotes that is not empty",
-		one(uid, `{"id": "spiffe://example.org/a", "files": [{}]}`):                                              "the files need a folder",
-		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "web"}]}`):                               "want an absolute path",
-		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "/a", "layout": "x"}]}`):                 "want delivery",
-		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "/a", "mode": "0666"}]}`):                "want 0644",
-		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "/a", "key_mode": 384}]}`):               "want 0644, 0640, 0600, 0444, 0440 or 0400, in quotes",
-		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "/a"}, {"folder": "/a"}]}`):              "to which no other identity is written",
+		one(uid, `{"id": "spiffe://example.org/a", "hint": "x"}, {"id": "spiffe://example.org/b", "hint": "x"}`):  "choose another",
+		one(uid, `{"id": "spiffe://example.org/a", "audiences": "*"}`):                                            "audiences has to be a list",
+		one(uid, `{"id": "spiffe://example.org/a", "audiences": [""]}`):                                           "an audience is \"\": want a text in quotes that is not empty",
+		one(uid, `{"id": "spiffe://example.org/a", "files": [{}]}`):                                               "the files need a folder",
+		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "web"}]}`):                                "want an absolute path",
+		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "/a", "tokens": ["x"]}]}`):                "tokens have to be an object, in braces: the audience for the name of each file",
+		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "/a", "tokens": {"x": ""}}]}`):            "an audience is",
+		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "/a", "tokens": {"x": "a", "x": "b"}}]}`): "line 3, column ",
+		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "/a", "layout": "x"}]}`):                  "want delivery",
+		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "/a", "mode": "0666"}]}`):                 "want 0644",
+		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "/a", "key_mode": 384}]}`):                "want 0644, 0640, 0600, 0444, 0440 or 0400, in quotes",
+		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "/a"}, {"folder": "/a"}]}`):               "to which no other identity is written",
 	} {
 		assert.ErrorContains(t, workloadagent.Parse([]byte(data), exampleOrg), want, "%s", data)
 	}

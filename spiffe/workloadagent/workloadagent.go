@@ -43,7 +43,8 @@
 //
 // The layout "delivery" is that of the draft SPIFFE Filesystem Delivery of 20 April 2026 (spiffe/spiffe#376, commit
 // 8ba8a874): credential-bundle.pem with the key, in PKCS#8, and the chain; and TRUST-DOMAIN.spiffe-trust-bundle.pem for each
-// trust domain. "split" is that of package filesink. Package filesink says how files are replaced, who must own the folder,
+// trust domain. "split" is that of package filesink. Both can have JWT-SVIDs as well, each for one audience in a file of its own
+// ("tokens"), for programs that read a token from a file. Package filesink says how files are replaced, who must own the folder,
 // and which modes there are. Files of an identity that the file no longer has stay, without renewals.
 //
 // # When the file changes
@@ -64,6 +65,7 @@ package workloadagent
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -235,8 +237,10 @@ func (a *Agent) take(_ context.Context, files follow.Files) error {
 	}
 	for o := range next.outputs {
 		var failed error
-		if next.outputs[o] = old.outputs[o]; next.outputs[o] == nil {
-			next.outputs[o], failed = filesink.New(o.config(next.identities[o.id], a.cfg.Logger))
+		if o.tokens != "" && a.cfg.IssueJWTSVID == nil {
+			failed = fmt.Errorf("the folder %q is to have tokens, and the CA of this agent issues none: take them out", o.folder)
+		} else if next.outputs[o] = old.outputs[o]; next.outputs[o] == nil {
+			next.outputs[o], failed = filesink.New(o.config(next.identities[o.id], &a.cfg))
 		}
 		err = cmp.Or(err, failed)
 	}
@@ -349,14 +353,28 @@ func (a *Agent) look(id spiffe.ID, one *identity) {
 }
 
 // config returns the configuration of the Sink.
-func (o output) config(from *identity, logger *slog.Logger) filesink.Config {
-	c := filesink.Config{Source: from, Dir: o.folder, Mode: o.mode, KeyMode: o.keyMode, Logger: logger}
+func (o output) config(from *identity, cfg *Config) filesink.Config {
+	c := filesink.Config{Source: from, Dir: o.folder, Mode: o.mode, KeyMode: o.keyMode, Logger: cfg.Logger}
+	if o.tokens != "" {
+		_ = json.Unmarshal([]byte(o.tokens), &c.Tokens) // made by us
+		c.TokenSource = tokenSource{o.id, cfg.IssueJWTSVID}
+	}
 	if !o.split {
 		name := func(td spiffe.TrustDomain) string { return td.String() + ".spiffe-trust-bundle.pem" }
 		c.CertName, c.KeyName = "credential-bundle.pem", "credential-bundle.pem"
 		c.RootsName, c.FederatedName = name(o.id.TrustDomain()), name
 	}
 	return c
+}
+
+// tokenSource has the JWT-SVIDs of an identity.
+type tokenSource struct {
+	id    spiffe.ID
+	issue func(ctx context.Context, id spiffe.ID, audience []string) (token string, err error)
+}
+
+func (s tokenSource) Fetch(ctx context.Context, audience ...string) (string, error) {
+	return s.issue(ctx, s.id, audience)
 }
 
 // granted returns the identities of the caller of a request.

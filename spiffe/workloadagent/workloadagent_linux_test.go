@@ -183,7 +183,7 @@ func TestOneFile(t *testing.T) {
 	out := filepath.Join(p.dir, "out")
 	p.write(
 		`{"match": {"uid": 4000000}, "identities": [`+id("/other", `"hint": "other"`)+`]}`,
-		me(id("/web", `"hint": "main"`, `"audiences": ["db", "cache"]`, `"files": [{"folder": "`+out+`", "key_mode": "0400"}]`), id("/admin", `"audiences": ["*"]`)),
+		me(id("/web", `"hint": "main"`, `"audiences": ["db", "cache"]`, `"files": [{"folder": "`+out+`", "key_mode": "0400", "tokens": {"aws.token": "sts.amazonaws.com"}}]`), id("/admin", `"audiences": ["*"]`)),
 	)
 	p.serve(time.Hour)
 	require.NoError(t, p.agent.Ready(t.Context()))
@@ -230,7 +230,15 @@ func TestOneFile(t *testing.T) {
 	assert.Equal(t, []string{"CERTIFICATE"}, blocks(t, roots))
 	names, err := filepath.Glob(filepath.Join(out, "[^.]*"))
 	require.NoError(t, err)
-	assert.Len(t, names, 2)
+	assert.Len(t, names, 3)
+	token, err := os.ReadFile(filepath.Join(out, "aws.token"))
+	require.NoError(t, err)
+	got, _, err = c.ValidateJWTSVID(t.Context(), "sts.amazonaws.com", string(token))
+	require.NoError(t, err)
+	assert.Equal(t, web, got, "an audience that its processes may not have a token for")
+	info, err = os.Stat(filepath.Join(out, "aws.token"))
+	require.NoError(t, err)
+	assert.Equal(t, fs.FileMode(0o400), info.Mode().Perm())
 }
 
 // blocks returns the types of the PEM blocks, which have no headers and nothing between them.

@@ -1,0 +1,154 @@
+package filesink_test
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/spiffe/filesink"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// tokenSource is a source of JWT-SVIDs.
+type tokenSource func(ctx context.Context, audience ...string) (string, error)
+
+func (f tokenSource) Fetch(ctx context.Context, audience ...string) (string, error) {
+	return f(ctx, audience...)
+}
+
+// tokenFor returns what has the form of a token, whose signature a Sink does not judge.
+func tokenFor(expires time.Time, audience string) string {
+	b := base64.RawURLEncoding.EncodeToString
+	return b([]byte(`{"alg":"ES256"}`)) + "." + b(fmt.Appendf(nil, `{"aud":[%s],"exp":%d,"iat":%d}`, audience, expires.Unix(), time.Now().UnixNano())) + ".c2ln"
+}
+
+// issue returns a source of tokens of some life.
+func issue(life time.Duration) tokenSource {
+	return func(_ context.Context, audience ...string) (string, error) {
+		return tokenFor(time.Now().Add(life), `"`+strings.Join(audience, `","`)+`"`), nil
+	}
+}
+
+func TestTokens(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		dir := t.TempDir()
+		var down atomic.Pointer[error]
+		asked := map[string]int{}
+		fresh := issue(10 * time.Minute)
+		src := ca.Source("/web")
+		s := start(t, filesink.Config{
+			Source: src, Dir: dir, Tokens: map[string]string{"aws": "sts.amazonaws.com", "azure": "api://AzureADTokenExchange"},
+			TokenSource: tokenSource(func(ctx context.Context, audience ...string) (string, error) {
+				if err := down.Load(); err != nil && audience[0] == "sts.amazonaws.com" {
+					return "", *err
+				}
+				asked[audience[0]]++
+				return fresh(ctx, audience...)
+			}),
+		})
+		read := func(name string) string {
+			data, err := os.ReadFile(filepath.Join(dir, name))
+			require.NoError(t, err)
+			return string(data)
+		}
+		aws, azure := read("aws"), read("azure")
+		require.NotEqual(t, aws, azure, "they are among the first files, each for its audience")
+		info, err := os.Stat(filepath.Join(dir, "aws"))
+		require.NoError(t, err)
+		assert.Equal(t, fs.FileMode(0o600), info.Mode())
+
+		time.Sleep(4 * time.Minute)
+		synctest.Wait()
+		require.Equal(t, aws, read("aws"))
+		time.Sleep(time.Minute + time.Second)
+		synctest.Wait()
+		require.NotEqual(t, aws, read("aws"), "at half of its life")
+		require.NotEqual(t, azure, read("azure"))
+
+		// One audience is not to be had: its file stays, the others are renewed, and so is the identity.
+		down.Store(new(errors.New("denied")))
+		aws, azure = read("aws"), read("azure")
+		time.Sleep(9 * time.Minute)
+		synctest.Wait()
+		require.Equal(t, aws, read("aws"))
+		require.NotEqual(t, azure, read("azure"))
+		r := s.Report()
+		require.ErrorContains(t, r.Upstreams[1].Err, `JWT-SVID for "sts.amazonaws.com": denied`)
+		require.NoError(t, r.NotReady)
+		key := read("key.pem")
+		src.Renew()
+		synctest.Wait()
+		require.NotEqual(t, key, read("key.pem"))
+		require.Equal(t, aws, read("aws"))
+
+		down.Store(nil)
+		time.Sleep(30 * time.Second)
+		synctest.Wait()
+		require.NotEqual(t, aws, read("aws"))
+		require.NoError(t, s.Report().Upstreams[1].Err)
+
+		before := asked["azure"]
+		time.Sleep(100 * time.Hour)
+		synctest.Wait()
+		assert.Less(t, asked["api://AzureADTokenExchange"]-before, 2*100*60/5+10, "and no more often")
+	})
+}
+
+// What is no token for the audience is not written, and a source that hangs does not keep the identity out of its files.
+func TestTokensThatAreNone(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		hour := time.Now().Add(time.Hour)
+		for says, fetch := range map[string]tokenSource{
+			`for []`:              func(context.Context, ...string) (string, error) { return "opaque", nil },
+			`for ["other"]`:       func(context.Context, ...string) (string, error) { return tokenFor(hour, `"other"`), nil },
+			`for ["db" "other"]`:  func(context.Context, ...string) (string, error) { return tokenFor(hour, `"db","other"`), nil },
+			"that ended at":       func(context.Context, ...string) (string, error) { return tokenFor(time.Now(), `"db"`), nil },
+			"no answer in 5s":     func(ctx context.Context, _ ...string) (string, error) { <-ctx.Done(); return "", ctx.Err() },
+			"denied to this user": func(context.Context, ...string) (string, error) { return "", errors.New("denied to this user") },
+		} {
+			dir, begin := t.TempDir(), time.Now()
+			cfg := filesink.Config{Source: ca.Source("/web"), Dir: dir, Tokens: map[string]string{"db.token": "db"}, TokenSource: fetch}
+			s := start(t, cfg)
+			assert.LessOrEqual(t, time.Since(begin), 5*time.Second)
+			synctest.Wait()
+			time.Sleep(6 * time.Second)
+			synctest.Wait()
+			require.ErrorContains(t, s.Report().Upstreams[1].Err, says)
+			_, err := os.Stat(filepath.Join(dir, "db.token"))
+			require.ErrorIs(t, err, fs.ErrNotExist, says)
+			_, err = writeOnce(t, filesink.Config{Source: cfg.Source, Dir: t.TempDir(), Tokens: cfg.Tokens, TokenSource: fetch})
+			require.ErrorContains(t, err, says, "for a program that writes once")
+			require.NotContains(t, err.Error(), "c2ln")
+		}
+	})
+	ca := spiffetest.NewCA(t, "example.org")
+	for says, c := range map[string]filesink.Config{
+		"no TokenSource":              {Tokens: map[string]string{"a": "b"}},
+		"an empty name or audience":   {Tokens: map[string]string{"": "b"}, TokenSource: issue(time.Hour)},
+		"empty name or audience":      {Tokens: map[string]string{"a": ""}, TokenSource: issue(time.Hour)},
+		`"../a", which is not`:        {Tokens: map[string]string{"../a": "b"}, TokenSource: issue(time.Hour)},
+		`"..data"`:                    {Tokens: map[string]string{"..data": "b"}, TokenSource: issue(time.Hour)},
+		`the name "key.pem"`:          {Tokens: map[string]string{"key.pem": "b"}, TokenSource: issue(time.Hour)},
+		`two files with the name "x"`: {Tokens: map[string]string{"x": "b"}, BundlesName: "x", TokenSource: issue(time.Hour)},
+	} {
+		c.Source, c.Dir = ca.Source("/web"), t.TempDir()
+		_, err := filesink.New(c)
+		require.ErrorContains(t, err, says)
+	}
+}
