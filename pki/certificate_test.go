@@ -5,7 +5,6 @@ import (
 	"crypto"
 	"crypto/ed25519"
 	"crypto/rand"
-	"crypto/rsa"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
@@ -325,8 +324,7 @@ func TestIssueLeafRefuses(t *testing.T) {
 	root, err := pki.NewRoot(rootKey, rootOptions())
 	require.NoError(t, err)
 	end := root.Certificate().NotAfter
-	small, err := rsa.GenerateKey(rand.Reader, 1024)
-	require.NoError(t, err)
+	small := smallKey(t)
 	for name, tc := range map[string]struct {
 		rule string
 		also error
@@ -493,8 +491,7 @@ func TestNewIssuerRefuses(t *testing.T) {
 	conformance.Covers(t, "IST-2.1-4")
 	key := newKey(t, pki.ECDSAP256)
 	other := newKey(t, pki.ECDSAP256)
-	small, err := rsa.GenerateKey(rand.Reader, 1024)
-	require.NoError(t, err)
+	small := smallKey(t)
 	good := func() *x509.Certificate {
 		return &x509.Certificate{
 			SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "CA"}, NotBefore: base, NotAfter: base.AddDate(1, 0, 0),
@@ -504,11 +501,7 @@ func TestNewIssuerRefuses(t *testing.T) {
 	selfSigned := func(key crypto.Signer, edit func(*x509.Certificate)) *x509.Certificate {
 		tmpl := good()
 		edit(tmpl)
-		b, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
-		require.NoError(t, err)
-		c, err := x509.ParseCertificate(b)
-		require.NoError(t, err)
-		return c
+		return createCertificate(t, tmpl, key)
 	}
 	same := func(*x509.Certificate) {}
 	uris := func(all ...string) func(*x509.Certificate) {

@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"crypto"
 	"crypto/ecdsa"
+	"crypto/fips140"
 	"crypto/rand"
-	"crypto/rsa"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/json"
@@ -177,8 +177,7 @@ func TestKeyCertBundleRefuses(t *testing.T) {
 	lo.PublicKey = leafKey.Public()
 	leaf, err := root.Issue(lo)
 	require.NoError(t, err)
-	small, err := rsa.GenerateKey(rand.Reader, 1024)
-	require.NoError(t, err)
+	small := smallKey(t)
 	weak := selfSignedBy(t, small)
 	huge := withKey(t, root.cert(), rsaSPKI(append([]byte{0x7f}, bytes.Repeat([]byte{0xff}, 2000)...), []byte{1, 0, 1}))
 	flat := foreignCA(t, func(c *x509.Certificate) { c.MaxPathLenZero = true })
@@ -303,8 +302,18 @@ func pemOf(t testing.TB, key crypto.Signer) []byte {
 func selfSignedBy(t testing.TB, key crypto.Signer) *x509.Certificate {
 	t.Helper()
 	tmpl := &x509.Certificate{SerialNumber: big.NewInt(5), Subject: pkix.Name{CommonName: "weak"}, NotBefore: base, NotAfter: base.AddDate(1, 0, 0), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
-	b, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
-	require.NoError(t, err)
+	return createCertificate(t, tmpl, key)
+}
+
+// createCertificate makes a self-signed certificate, also with a key that is too weak.
+func createCertificate(t testing.TB, tmpl *x509.Certificate, key crypto.Signer) *x509.Certificate {
+	t.Helper()
+	var b []byte
+	fips140.WithoutEnforcement(func() {
+		var err error
+		b, err = x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
+		require.NoError(t, err)
+	})
 	c, err := x509.ParseCertificate(b)
 	require.NoError(t, err)
 	return c

@@ -103,8 +103,7 @@ func TestPrivateKeyPEMRefuses(t *testing.T) {
 	conformance.Covers(t, "IST-2.1-7", "IST-2.3-6")
 	files := keyFiles(t)
 	good := files["PKCS#8 P-256"].pem
-	small, err := rsa.GenerateKey(rand.Reader, 1024)
-	require.NoError(t, err)
+	small := smallKey(t)
 	p224, err := ecdsa.GenerateKey(elliptic.P224(), rand.Reader)
 	require.NoError(t, err)
 	sec1, err := x509.MarshalECPrivateKey(p224)

@@ -7,6 +7,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/ed25519"
 	"crypto/elliptic"
+	"crypto/fips140"
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
@@ -319,7 +320,7 @@ func TestIssueWithBadSigner(t *testing.T) {
 	}
 	i, err := jwtsvid.NewIssuer(domain, "jwt-2", lying{m.jwt2, m.weak.Sign}, nil)
 	require.NoError(t, err)
-	_, err = i.Issue(jwtsvid.Request{ID: webID, Audience: []string{"db"}})
+	fips140.WithoutEnforcement(func() { _, err = i.Issue(jwtsvid.Request{ID: webID, Audience: []string{"db"}}) })
 	assert.ErrorContains(t, err, "no validator would accept the token: the signature does not match the key")
 }
 

@@ -5,6 +5,7 @@ import (
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
+	"crypto/fips140"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/rsa"
@@ -108,10 +109,13 @@ func signature(input, alg string, key crypto.Signer) []byte {
 	case "ES":
 		random = nil // by RFC 6979, so that the same token comes out every time
 	}
-	sig, err := key.Sign(random, h.Sum(nil), opts)
-	if err != nil {
-		panic(err)
-	}
+	var sig []byte
+	fips140.WithoutEnforcement(func() { // some vectors have keys that it would not sign with
+		var err error
+		if sig, err = key.Sign(random, h.Sum(nil), opts); err != nil {
+			panic(err)
+		}
+	})
 	if k, ok := key.(*ecdsa.PrivateKey); ok {
 		var v struct{ R, S *big.Int }
 		if _, err := asn1.Unmarshal(sig, &v); err != nil {
