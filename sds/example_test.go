@@ -90,6 +90,7 @@ func ExampleNewHandler() {
 
 	mux := http.NewServeMux()
 	mux.Handle("/envoy.service.secret.v3.SecretDiscoveryService/", handler)
+	mux.Handle("/envoy.service.discovery.v3.AggregatedDiscoveryService/", handler) // for Envoys with one stream
 	mux.Handle("/v3/discovery:secrets", handler)
 	server := &http.Server{
 		Handler: mux,

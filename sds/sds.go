@@ -15,6 +15,10 @@
 // world), DeltaSecrets (incremental) and FetchSecrets, the last in gRPC and as POST /v3/discovery:secrets with JSON. The
 // [Source] decides which names exist.
 //
+// It serves secrets by the Aggregated Discovery Service (ADS) as well: an Envoy whose ads_config leads here takes all its
+// secrets on one stream, and not on one for each. Requests for another type end that stream; for Envoys that have a control
+// plane, too, see package sds/xdsproxy.
+//
 // A [pki.Secret] of each kind becomes the Secret that Envoy has for it, with its content inline: tls_certificate with a
 // private_key or a private_key_provider (the latter not in JSON); validation_context with trusted_ca and crl, or with the
 // bundles of several trust domains for Envoy's SPIFFE validator (envoy.tls.cert_validator.spiffe); session_ticket_keys;
@@ -38,7 +42,7 @@
 //
 // A Handler does not authenticate its callers: the permissions of the socket do, or the TLS of the http.Server.
 // [Options].Resolve decides by caller and name. What a client says about itself (its node) is used in logs only. A Handler
-// does not check certificates, which is the source's job, and serves none of Envoy's other discovery services.
+// does not check certificates, which is the source's job, and serves nothing of Envoy's other discovery services.
 //
 // # In a server of your own
 //
@@ -89,9 +93,10 @@ const (
 )
 
 const (
-	service = "/envoy.service.secret.v3.SecretDiscoveryService/"
-	restURL = "/v3/discovery:secrets"
-	typeURL = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
+	service    = "/envoy.service.secret.v3.SecretDiscoveryService/"
+	aggregated = "/envoy.service.discovery.v3.AggregatedDiscoveryService/" // one stream for all secrets of an Envoy
+	restURL    = "/v3/discovery:secrets"
+	typeURL    = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
 
 	securityHeader = "workload.spiffe.io"
 )
@@ -223,9 +228,11 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 	h.log = h.table.sums
 	h.grpc = &grpchttp.Handler{
 		Methods: map[string]grpchttp.Method{
-			service + "StreamSecrets": h.serveStream(false),
-			service + "DeltaSecrets":  h.serveStream(true),
-			service + "FetchSecrets":  h.serveFetch,
+			service + "StreamSecrets":                h.serveStream(false),
+			service + "DeltaSecrets":                 h.serveStream(true),
+			service + "FetchSecrets":                 h.serveFetch,
+			aggregated + "StreamAggregatedResources": h.serveStream(false),
+			aggregated + "DeltaAggregatedResources":  h.serveStream(true),
 		},
 		Name: "sds", Admit: h.admit, MaxMessage: maxMessage, Incoming: h.incoming,
 	}
