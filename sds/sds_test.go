@@ -463,6 +463,7 @@ func TestRefusals(t *testing.T) {
 	socket, _ := serve(t, handler(t, src, &sds.Options{MaxNames: 3}))
 	c := dial(t, socket)
 	many := []string{"1", "2", "3", "4"}
+	twice := []string{"1", "2", "3", "4", "5", "6", "7"} // a delta stream refuses what is less one by one
 	long := []string{strings.Repeat("x", 4097)}
 	other := "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 	encode := func(r *envoysds.DiscoveryRequest) []byte { return frame(0, mustMarshal(t, r)) }
@@ -476,7 +477,7 @@ func TestRefusals(t *testing.T) {
 		"other type, delta":      {"DeltaSecrets", encodeDelta(&envoysds.DeltaDiscoveryRequest{TypeUrl: other}), codeInvalidArgument},
 		"other type, fetch":      {"FetchSecrets", encode(&envoysds.DiscoveryRequest{TypeUrl: other}), codeInvalidArgument},
 		"too many names":         {"StreamSecrets", encode(&envoysds.DiscoveryRequest{ResourceNames: many}), codeResourceExhausted},
-		"too many names, delta":  {"DeltaSecrets", encodeDelta(&envoysds.DeltaDiscoveryRequest{ResourceNamesSubscribe: many}), codeResourceExhausted},
+		"too many names, delta":  {"DeltaSecrets", encodeDelta(&envoysds.DeltaDiscoveryRequest{ResourceNamesSubscribe: twice}), codeResourceExhausted},
 		"too many names, fetch":  {"FetchSecrets", encode(&envoysds.DiscoveryRequest{ResourceNames: many}), codeResourceExhausted},
 		"long name":              {"StreamSecrets", encode(&envoysds.DiscoveryRequest{ResourceNames: long}), codeResourceExhausted},
 		"long name, delta":       {"DeltaSecrets", encodeDelta(&envoysds.DeltaDiscoveryRequest{ResourceNamesUnsubscribe: long}), codeResourceExhausted},
