@@ -38,6 +38,13 @@
 //     empty means "nothing", never "everything".
 //   - A change is encoded once for all streams, and no nonce comes twice on a stream.
 //
+// # A certificate for each connection
+//
+// Since version 1.38 a listener of Envoy can ask for a secret when a client connects, by the server name (SNI) that the client
+// gives: one Envoy speaks for any number of workloads. [Options].Resolve maps the server name to the name of the source, such as
+// a SPIFFE ID. Use delta: a name that does not exist, or is withdrawn, then fails at once and alone, and what is withdrawn is
+// no longer shown. See the example of Options, and examples/ENVOY.md for Envoy's configuration and figures.
+//
 // # What it does not do
 //
 // A Handler does not authenticate its callers: the permissions of the socket do, or the TLS of the http.Server.
@@ -132,8 +139,8 @@ type Options struct {
 	// has it or was refused it, when its secret changes and after [Handler.Refresh]. For a stream that was refused, its
 	// secret is the one that the Source has under the name that was asked for. So a later permission, or another secret,
 	// reaches a waiting stream within a second. A stream that loses the right to a name gets nothing more of it, and
-	// keeps what it has: a delta stream is told that the name is removed, but Envoy uses the secret until it restarts; in
-	// SotW there is no way to say so. The certificate stays good until it expires.
+	// keeps what it has: a delta stream is told that the name is removed, but Envoy uses the secret until it restarts, unless
+	// it has asked for it on demand; in SotW there is no way to say so. The certificate stays good until it expires.
 	//
 	// It is called with the context of the request, in which unixsocket.PeerFromContext finds the process on the other
 	// side of a Unix socket, and spiffetls.PeerFromContext the proven client of a server that spiffetls.ConfigureServer
