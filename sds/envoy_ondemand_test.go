@@ -350,7 +350,7 @@ func testOnDemand(t *testing.T, e *edge, n int, one bool) {
 	second, updated := e.pairs(n), e.stat("cert_updated")
 	mark := time.Now()
 	e.put(second...)
-	require.Eventually(t, func() bool { return e.stat("cert_updated") >= updated+n }, patient, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return e.stat("cert_updated") >= updated+n }, patient, 50*time.Millisecond)
 	rotated := time.Since(mark)
 	done, failed := stop()
 	assert.Empty(t, failed)
