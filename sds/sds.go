@@ -66,10 +66,9 @@
 //     that is more. A name takes its length and 1 KiB, whether it exists and is permitted or not.
 //   - Requests that are being received may take 256 MiB, and those of one peer 64 MiB. The first 4 KiB of each do not count.
 //
-// What is larger is refused before it is kept, and ends the stream, except for single names that are too many for a delta
-// stream (see [Options].MaxNames). A client that finds no room gets code
-// ResourceExhausted (429 in REST) and the advice to come back after 10 seconds. Compressed requests are refused. A peer is a
-// user (UID) on a Unix socket on Linux, and a connection otherwise.
+// What is larger is refused before it is kept, and ends the stream; only a name too many on a delta stream fails alone (see
+// [Options].MaxNames). A client that finds no room gets code ResourceExhausted (429 in REST) and the advice to come back after
+// 10 seconds. Compressed requests are refused. A peer is a user (UID) on a Unix socket on Linux, and a connection otherwise.
 package sds
 
 import (
@@ -164,12 +163,13 @@ type Options struct {
 	// making a request does not send. Envoy sends it if initial_metadata of its gRPC service says so.
 	RequireHeader bool
 
-	// MaxNames is how many names one stream may ask for; 0 means 1,000. To a delta stream a name more does not exist: it fails
-	// alone, and can be asked for again when there is room. A SotW stream, and one that is Strict, ends with code
-	// ResourceExhausted. Raise it where an Envoy takes all its secrets on one stream.
+	// MaxNames is how many names one stream may ask for; 0 means 1,000. Raise it where an Envoy takes all its secrets on one
+	// stream. A delta stream is told that a name too many does not exist, and may ask for it again when there is room; it ends
+	// with code ResourceExhausted if there are twice as many. A SotW stream, and one that is Strict, ends with one too many.
 	MaxNames int
 
-	// MaxStreams is how many streams may be open at the same time; 0 means 20,000. An Envoy opens one for each secret.
+	// MaxStreams is how many streams may be open at the same time; 0 means 20,000. An Envoy opens one for each secret, or one
+	// of ADS for all.
 	// Fetches that are under way count as well. One more is refused with code ResourceExhausted.
 	MaxStreams int
 

@@ -207,8 +207,8 @@ func (s *session) refuse(name string, out *outcome) error {
 	if out.over++; s.over[name] {
 		return nil
 	}
-	if s.strict || len(s.over) >= s.maxNames {
-		return errTooMany(s.maxNames) // or the client answers nothing
+	if s.strict || len(s.over) >= s.maxNames { // which a client that answers does not reach
+		return errTooMany(s.maxNames)
 	}
 	if s.over == nil {
 		s.over = make(map[string]bool)
