@@ -192,15 +192,16 @@ func TestDecode(t *testing.T) {
 	}, got)
 
 	long := strings.Repeat("x", maxName+1)
+	twice := []string{"1", "2", "3", "4", "5", "6", "7"}
 	for name, test := range map[string]struct {
 		delta bool
 		in    []byte
 	}{
 		"names":       {false, marshal(&envoysds.DiscoveryRequest{ResourceNames: []string{"1", "2", "3", "4"}})},
 		"name":        {false, marshal(&envoysds.DiscoveryRequest{ResourceNames: []string{long}})},
-		"delta names": {true, marshal(&envoysds.DeltaDiscoveryRequest{ResourceNamesSubscribe: []string{"1", "2", "3", "4"}})},
-		"delta drops": {true, marshal(&envoysds.DeltaDiscoveryRequest{ResourceNamesUnsubscribe: []string{"1", "2", "3", "4"}})},
-		"versions":    {true, marshal(&envoysds.DeltaDiscoveryRequest{InitialResourceVersions: map[string]string{"1": "", "2": "", "3": "", "4": ""}})},
+		"delta names": {true, marshal(&envoysds.DeltaDiscoveryRequest{ResourceNamesSubscribe: twice})},
+		"delta drops": {true, marshal(&envoysds.DeltaDiscoveryRequest{ResourceNamesUnsubscribe: twice})},
+		"versions":    {true, marshal(&envoysds.DeltaDiscoveryRequest{InitialResourceVersions: map[string]string{"1": "", "2": "", "3": "", "4": "", "5": "", "6": "", "7": ""}})},
 		"version":     {true, marshal(&envoysds.DeltaDiscoveryRequest{InitialResourceVersions: map[string]string{long: ""}})},
 	} {
 		_, err := decode(test.in, test.delta, 3)

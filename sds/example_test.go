@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -90,6 +91,7 @@ func ExampleNewHandler() {
 
 	mux := http.NewServeMux()
 	mux.Handle("/envoy.service.secret.v3.SecretDiscoveryService/", handler)
+	mux.Handle("/envoy.service.discovery.v3.AggregatedDiscoveryService/", handler) // for Envoys with one stream
 	mux.Handle("/v3/discovery:secrets", handler)
 	server := &http.Server{
 		Handler: mux,
@@ -190,6 +192,75 @@ func ExampleOptions_callers() {
 	// Output:
 	// web: default is spiffe://example.org/ns/shop/sa/web
 	// db: default is spiffe://example.org/ns/shop/sa/db
+}
+
+// An Envoy that takes a certificate for each connection asks for the server names of its clients; examples/ENVOY.md has its
+// configuration. Resolve maps such a name to the SPIFFE ID of the workload, here that of a Kubernetes service to the ID of the
+// service account with the same name, and decides whether this Envoy may speak for it. Clients choose these names, so Resolve
+// refuses by itself what cannot be one: that costs the source nothing, and the client hears of it at once.
+func ExampleOptions_serverNames() {
+	address, stop := agentForExample("/ns/shop/sa/web", "/ns/shop/sa/db")
+	defer stop()
+	agent, err := workloadapi.New(workloadapi.Config{Address: address}) // os.Getenv(workloadapi.SocketEnv)
+	if err != nil {
+		panic(err)
+	}
+	td := spiffe.MustParseTrustDomain("example.org")
+	resolve := func(_ context.Context, name string) (string, error) { // the context has the caller
+		if name == "ROOTCA" {
+			return name, nil
+		}
+		service, ok := strings.CutSuffix(name, ".svc.cluster.local")
+		account, namespace, dot := strings.Cut(service, ".")
+		if !ok || !dot || namespace != "shop" {
+			return "", errors.New("this Envoy speaks for the services of the namespace shop")
+		}
+		id, err := td.KubernetesID(namespace, account)
+		if err != nil {
+			return "", err
+		}
+		return id.String(), nil
+	}
+	handler, err := sds.NewHandler(agent, &sds.Options{Resolve: resolve, MaxNames: 10_000}) // all on one stream
+	if err != nil {
+		panic(err)
+	}
+	defer handler.Close()
+
+	dir, err := os.MkdirTemp("", "sds")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	server := &unixsocket.Server{Path: filepath.Join(dir, "sds.sock"), Handler: handler}
+	if err := server.Listen(); err != nil {
+		panic(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = agent.Run(ctx) })
+	wg.Go(func() { _ = server.Run(ctx) })
+
+	client := sds.NewClient(sds.UnixClient(server.Path), "http://localhost") // in the place of Envoy
+	for _, name := range []string{"web.shop.svc.cluster.local", "db.shop.svc.cluster.local"} {
+		for secret, err := range client.Watch(ctx, name) {
+			if err != nil {
+				panic(err)
+			}
+			chainPEM, _, _ := secret.KeyPair()
+			chain, err := pki.ParseCertificatesPEM(chainPEM)
+			if err != nil {
+				panic(err)
+			}
+			fmt.Println(secret.Name(), "is", chain[0].URIs[0])
+			break
+		}
+	}
+	cancel()
+	wg.Wait()
+	// Output:
+	// web.shop.svc.cluster.local is spiffe://example.org/ns/shop/sa/web
+	// db.shop.svc.cluster.local is spiffe://example.org/ns/shop/sa/db
 }
 
 // agentForExample is a SPIFFE agent that has these identities for its callers.

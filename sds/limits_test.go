@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"math"
 	"net"
 	"net/http"
@@ -191,6 +192,44 @@ func TestNamesOfStream(t *testing.T) {
 	resp := post(t, c, `{"resource_names":["`+strings.Join(longNames(0, 60), `","`)+`"]}`, nil)
 	assert.Equal(t, http.StatusNotFound, resp.StatusCode)
 	require.Eventually(t, func() bool { open, names := h.Held(); return open == 0 && names == 0 }, patient, time.Millisecond)
+}
+
+// A delta stream on which there is no room for a name goes on, and the name is told not to exist, once in the log, and until
+// there is room.
+func TestNameTooMany(t *testing.T) {
+	t.Parallel()
+	m, src := newMint(t), newFakeSource()
+	for _, name := range []string{"a", "b", "c"} {
+		src.put(name, m.pair(name))
+	}
+	var log syncBuffer
+	h := handler(t, src, &sds.Options{MaxNames: 2, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	socket, _ := serve(t, h)
+	d := openDelta(t, dial(t, socket))
+	ask := func(r *envoysds.DeltaDiscoveryRequest, names ...string) (got, removed []string) {
+		r.ResourceNamesSubscribe = names
+		d.send(r)
+		for len(got)+len(removed) < len(names) {
+			r := d.recv()
+			for _, s := range r.GetResources() {
+				got = append(got, s.GetName())
+			}
+			removed = append(removed, r.GetRemovedResources()...)
+			d.ack(r)
+		}
+		return got, removed
+	}
+	_, removed := ask(&envoysds.DeltaDiscoveryRequest{}, "a", "b", "c")
+	assert.Equal(t, []string{"c"}, removed)
+	_, held := h.Held()
+	assert.Equal(t, 2*(1+1024), held)
+	got, _ := ask(&envoysds.DeltaDiscoveryRequest{ResourceNamesUnsubscribe: []string{"a"}}, "c")
+	assert.Equal(t, []string{"c"}, got)
+	_, removed = ask(&envoysds.DeltaDiscoveryRequest{}, "a")
+	assert.Equal(t, []string{"a"}, removed)
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "more than 2 resource names") }, patient, time.Millisecond)
+	assert.Equal(t, 1, strings.Count(log.String(), "more than 2 resource names"), log.String())
+	assert.Equal(t, 1, h.Status().Streams)
 }
 
 // A peer that asks for as many names as it can, each another one, gets its share of memory and leaves the

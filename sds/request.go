@@ -29,7 +29,8 @@ var (
 	deltaFields = fields{node: 1, typeURL: 2, names: 3, drop: 4, have: 5, nonce: 6, detail: 7}
 )
 
-// decode reads a request, and stops where it goes over a limit. The error is for the client.
+// decode reads a request, and stops where it goes over a limit. The error is for the client. A list of delta may have twice the
+// names: those for which there is no room are refused alone.
 func decode(message []byte, delta bool, maxNames int) (*request, error) {
 	n := sotwFields
 	if delta {
@@ -44,10 +45,14 @@ func decode(message []byte, delta bool, maxNames int) (*request, error) {
 			}
 		}
 	}
+	count := func(n int) int { return n }
+	if delta {
+		count = func(n int) int { return (n + 1) / 2 }
+	}
 	readNode, readDetail := part(1, &r.node), part(2, &r.reason)
 	addName := func(f *protofield.Field, to *[]string) {
 		var name string
-		f.Fail(checkName(len(*to)+1, len(f.Data), maxNames))
+		f.Fail(checkName(count(len(*to)+1), len(f.Data), maxNames))
 		f.Text(&name)
 		*to = append(*to, name)
 	}
@@ -65,7 +70,7 @@ func decode(message []byte, delta bool, maxNames int) (*request, error) {
 		case n.have:
 			var v string
 			name := f.Entry(func(f *protofield.Field) { f.Text(&v) })
-			f.Fail(checkName(len(r.have)+1, len(name), maxNames))
+			f.Fail(checkName(count(len(r.have)+1), len(name), maxNames))
 			if r.have == nil {
 				r.have = make(map[string]string)
 			}
@@ -101,7 +106,7 @@ func checkName(n, length, maxNames int) error {
 	return nil
 }
 
-func errTooMany(maxNames int) error {
+func errTooMany(maxNames int) *grpchttp.Error {
 	return grpchttp.Errorf(grpchttp.ResourceExhausted,
 		"sds: more than %d resource names; open another stream, or raise MaxNames of the server", maxNames)
 }

@@ -15,6 +15,10 @@
 // world), DeltaSecrets (incremental) and FetchSecrets, the last in gRPC and as POST /v3/discovery:secrets with JSON. The
 // [Source] decides which names exist.
 //
+// It serves secrets by the Aggregated Discovery Service (ADS) as well: an Envoy whose ads_config leads here takes all its
+// secrets on one stream, and not on one for each. Requests for another type end that stream; for Envoys that have a control
+// plane, too, see package sds/xdsproxy.
+//
 // A [pki.Secret] of each kind becomes the Secret that Envoy has for it, with its content inline: tls_certificate with a
 // private_key or a private_key_provider (the latter not in JSON); validation_context with trusted_ca and crl, or with the
 // bundles of several trust domains for Envoy's SPIFFE validator (envoy.tls.cert_validator.spiffe); session_ticket_keys;
@@ -34,11 +38,18 @@
 //     empty means "nothing", never "everything".
 //   - A change is encoded once for all streams, and no nonce comes twice on a stream.
 //
+// # A certificate for each connection
+//
+// Since version 1.38 a listener of Envoy can ask for a secret when a client connects, by the server name (SNI) that the client
+// gives: one Envoy speaks for any number of workloads. [Options].Resolve maps the server name to the name of the source, such as
+// a SPIFFE ID. Use delta: a name that does not exist, or is withdrawn, then fails at once and alone, and what is withdrawn is
+// no longer shown. See the example of Options, and examples/ENVOY.md for Envoy's configuration and figures.
+//
 // # What it does not do
 //
 // A Handler does not authenticate its callers: the permissions of the socket do, or the TLS of the http.Server.
 // [Options].Resolve decides by caller and name. What a client says about itself (its node) is used in logs only. A Handler
-// does not check certificates, which is the source's job, and serves none of Envoy's other discovery services.
+// does not check certificates, which is the source's job, and serves nothing of Envoy's other discovery services.
 //
 // # In a server of your own
 //
@@ -55,9 +66,9 @@
 //     that is more. A name takes its length and 1 KiB, whether it exists and is permitted or not.
 //   - Requests that are being received may take 256 MiB, and those of one peer 64 MiB. The first 4 KiB of each do not count.
 //
-// What is larger is refused before it is kept, and ends the stream. A client that finds no room gets code
-// ResourceExhausted (429 in REST) and the advice to come back after 10 seconds. Compressed requests are refused. A peer is a
-// user (UID) on a Unix socket on Linux, and a connection otherwise.
+// What is larger is refused before it is kept, and ends the stream; only a name too many on a delta stream fails alone (see
+// [Options].MaxNames). A client that finds no room gets code ResourceExhausted (429 in REST) and the advice to come back after
+// 10 seconds. Compressed requests are refused. A peer is a user (UID) on a Unix socket on Linux, and a connection otherwise.
 package sds
 
 import (
@@ -89,9 +100,10 @@ const (
 )
 
 const (
-	service = "/envoy.service.secret.v3.SecretDiscoveryService/"
-	restURL = "/v3/discovery:secrets"
-	typeURL = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
+	service    = "/envoy.service.secret.v3.SecretDiscoveryService/"
+	aggregated = "/envoy.service.discovery.v3.AggregatedDiscoveryService/" // one stream for all secrets of an Envoy
+	restURL    = "/v3/discovery:secrets"
+	typeURL    = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
 
 	securityHeader = "workload.spiffe.io"
 )
@@ -126,8 +138,8 @@ type Options struct {
 	// has it or was refused it, when its secret changes and after [Handler.Refresh]. For a stream that was refused, its
 	// secret is the one that the Source has under the name that was asked for. So a later permission, or another secret,
 	// reaches a waiting stream within a second. A stream that loses the right to a name gets nothing more of it, and
-	// keeps what it has: a delta stream is told that the name is removed, but Envoy uses the secret until it restarts; in
-	// SotW there is no way to say so. The certificate stays good until it expires.
+	// keeps what it has: a delta stream is told that the name is removed, but Envoy uses the secret until it restarts, unless
+	// it has asked for it on demand; in SotW there is no way to say so. The certificate stays good until it expires.
 	//
 	// It is called with the context of the request, in which unixsocket.PeerFromContext finds the process on the other
 	// side of a Unix socket, and spiffetls.PeerFromContext the proven client of a server that spiffetls.ConfigureServer
@@ -151,10 +163,13 @@ type Options struct {
 	// making a request does not send. Envoy sends it if initial_metadata of its gRPC service says so.
 	RequireHeader bool
 
-	// MaxNames is how many names one stream may ask for; 0 means 1,000.
+	// MaxNames is how many names one stream may ask for; 0 means 1,000. Raise it where an Envoy takes all its secrets on one
+	// stream. A delta stream is told that a name too many does not exist, and may ask for it again when there is room; it ends
+	// with code ResourceExhausted if there are twice as many. A SotW stream, and one that is Strict, ends with one too many.
 	MaxNames int
 
-	// MaxStreams is how many streams may be open at the same time; 0 means 20,000. An Envoy opens one for each secret.
+	// MaxStreams is how many streams may be open at the same time; 0 means 20,000. An Envoy opens one for each secret, or one
+	// of ADS for all.
 	// Fetches that are under way count as well. One more is refused with code ResourceExhausted.
 	MaxStreams int
 
@@ -223,9 +238,11 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 	h.log = h.table.sums
 	h.grpc = &grpchttp.Handler{
 		Methods: map[string]grpchttp.Method{
-			service + "StreamSecrets": h.serveStream(false),
-			service + "DeltaSecrets":  h.serveStream(true),
-			service + "FetchSecrets":  h.serveFetch,
+			service + "StreamSecrets":                h.serveStream(false),
+			service + "DeltaSecrets":                 h.serveStream(true),
+			service + "FetchSecrets":                 h.serveFetch,
+			aggregated + "StreamAggregatedResources": h.serveStream(false),
+			aggregated + "DeltaAggregatedResources":  h.serveStream(true),
 		},
 		Name: "sds", Admit: h.admit, MaxMessage: maxMessage, Incoming: h.incoming,
 	}

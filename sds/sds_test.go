@@ -416,6 +416,46 @@ func TestRequireHeader(t *testing.T) {
 	want(t, s.recv(), web)
 }
 
+// One stream of ADS has all secrets of a client, and nothing else.
+func TestAggregated(t *testing.T) {
+	t.Parallel()
+	m, src := newMint(t), newFakeSource()
+	web, trust := m.pair("default"), m.roots("ROOTCA")
+	src.put("default", web)
+	src.put("ROOTCA", trust)
+	h := handler(t, src, nil)
+	socket, _ := serve(t, h)
+	c := dial(t, socket)
+	ads := func(method string) func(*http.Request) {
+		return func(r *http.Request) {
+			r.URL.Path = "/envoy.service.discovery.v3.AggregatedDiscoveryService/" + method + "AggregatedResources"
+		}
+	}
+	s, d := openSotW(t, c, ads("Stream")), openDelta(t, c, ads("Delta"))
+	s.ask("ROOTCA")
+	first := s.recv()
+	want(t, first, trust)
+	s.ack(first, "ROOTCA", "default")
+	want(t, s.recv(), web)
+	d.send(&envoysds.DeltaDiscoveryRequest{TypeUrl: typeURL, ResourceNamesSubscribe: []string{"ROOTCA", "default", "none"}})
+	r := d.recv()
+	for len(r.GetResources())+len(r.GetRemovedResources()) < 3 {
+		d.ack(r)
+		more := d.recv()
+		r.Resources, r.RemovedResources = append(r.Resources, more.GetResources()...), append(r.RemovedResources, more.GetRemovedResources()...)
+	}
+	assert.Equal(t, []string{"none"}, r.GetRemovedResources())
+	assert.Equal(t, 2, h.Status().Streams)
+
+	cluster := "type.googleapis.com/envoy.config.cluster.v3.Cluster"
+	s.send(&envoysds.DiscoveryRequest{TypeUrl: cluster})
+	code, _ := s.status()
+	assert.Equal(t, codeInvalidArgument, code)
+	d.send(&envoysds.DeltaDiscoveryRequest{TypeUrl: cluster})
+	code, _ = d.status()
+	assert.Equal(t, codeInvalidArgument, code)
+}
+
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	m, src := newMint(t), newFakeSource()
@@ -423,6 +463,7 @@ func TestRefusals(t *testing.T) {
 	socket, _ := serve(t, handler(t, src, &sds.Options{MaxNames: 3}))
 	c := dial(t, socket)
 	many := []string{"1", "2", "3", "4"}
+	twice := []string{"1", "2", "3", "4", "5", "6", "7"} // a delta stream refuses what is less one by one
 	long := []string{strings.Repeat("x", 4097)}
 	other := "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 	encode := func(r *envoysds.DiscoveryRequest) []byte { return frame(0, mustMarshal(t, r)) }
@@ -436,7 +477,7 @@ func TestRefusals(t *testing.T) {
 		"other type, delta":      {"DeltaSecrets", encodeDelta(&envoysds.DeltaDiscoveryRequest{TypeUrl: other}), codeInvalidArgument},
 		"other type, fetch":      {"FetchSecrets", encode(&envoysds.DiscoveryRequest{TypeUrl: other}), codeInvalidArgument},
 		"too many names":         {"StreamSecrets", encode(&envoysds.DiscoveryRequest{ResourceNames: many}), codeResourceExhausted},
-		"too many names, delta":  {"DeltaSecrets", encodeDelta(&envoysds.DeltaDiscoveryRequest{ResourceNamesSubscribe: many}), codeResourceExhausted},
+		"too many names, delta":  {"DeltaSecrets", encodeDelta(&envoysds.DeltaDiscoveryRequest{ResourceNamesSubscribe: twice}), codeResourceExhausted},
 		"too many names, fetch":  {"FetchSecrets", encode(&envoysds.DiscoveryRequest{ResourceNames: many}), codeResourceExhausted},
 		"long name":              {"StreamSecrets", encode(&envoysds.DiscoveryRequest{ResourceNames: long}), codeResourceExhausted},
 		"long name, delta":       {"DeltaSecrets", encodeDelta(&envoysds.DeltaDiscoveryRequest{ResourceNamesUnsubscribe: long}), codeResourceExhausted},

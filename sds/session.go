@@ -27,13 +27,14 @@ type session struct {
 	refused error // set by next if one does not: ends the stream
 
 	items    map[string]*item
-	queue    []*item // those with news, oldest first; may have dropped ones
-	version  version // of what the client was sent of the names it still wants
-	last     label   // of the last response; zero if there was none
-	awaiting bool    // the last response is neither acknowledged nor rejected
-	begun    bool    // there was a request
-	named    bool    // the client has named something, ever
-	bytes    int     // of the names of all items
+	over     map[string]bool // delta: names for which there was no room; the client is still to be told that they do not exist
+	queue    []*item         // those with news, oldest first; may have dropped ones
+	version  version         // of what the client was sent of the names it still wants
+	last     label           // of the last response; zero if there was none
+	awaiting bool            // the last response is neither acknowledged nor rejected
+	begun    bool            // there was a request
+	named    bool            // the client has named something, ever
+	bytes    int             // of the names of all items
 	node     string
 	round    uint64 // marks the items that a request names
 }
@@ -63,6 +64,7 @@ type outcome struct {
 	added   []*item // names that were not wanted before
 	again   []*item // delta: that are denied, and asked for once more
 	dropped []*item // and that are no longer
+	over    int     // delta: how many names found no room
 }
 
 func newSession(delta bool, maxNames int, wildcard []string, frames *frames) *session {
@@ -178,21 +180,41 @@ func (s *session) change(r *request, out *outcome) error {
 		if s.everything(name) {
 			continue
 		}
+		if s.items[name] == nil && len(s.items) >= s.maxNames+len(s.wildcard) {
+			if err := s.refuse(name, out); err != nil {
+				return err
+			}
+			continue
+		}
 		it := s.add(name, out)
 		if it.denied {
 			out.again = append(out.again, it)
 		}
 		it.asked = true
 		s.forget(it) // each subscription is answered: the client may have lost what it had
-		if len(s.items) > s.maxNames+len(s.wildcard) {
-			return errTooMany(s.maxNames)
-		}
 	}
 	for name, v := range r.have {
 		if it := s.items[name]; it != nil && !s.begun { // later ones are not believed
 			s.mark(it, parseVersion(v))
 		}
 	}
+	return nil
+}
+
+// refuse notes a name for which there is no room. It fails alone: if the stream ended, the client would come back with the same
+// names, and none of them would be renewed.
+func (s *session) refuse(name string, out *outcome) error {
+	if out.over++; s.over[name] {
+		return nil
+	}
+	if s.strict || len(s.over) >= s.maxNames { // which a client that answers does not reach
+		return errTooMany(s.maxNames)
+	}
+	if s.over == nil {
+		s.over = make(map[string]bool)
+	}
+	s.over[name] = true
+	s.bytes += len(name)
 	return nil
 }
 
@@ -252,7 +274,7 @@ func (s *session) enqueue(it *item) {
 
 // next returns the response to send now, or nil. The caller sends it or ends the stream.
 func (s *session) next() *response {
-	if s.awaiting || len(s.queue) == 0 {
+	if s.awaiting || len(s.queue)+len(s.over) == 0 {
 		return nil
 	}
 	r := s.collect()
@@ -299,6 +321,12 @@ func (s *session) collect() *response {
 			it.told = true
 		}
 	}
+	for name := range s.over {
+		if s.bytes -= len(name); s.items[name] == nil { // there was no room later, either
+			r.removed = append(r.removed, name)
+		}
+	}
+	s.over = nil
 	rest := copy(s.queue, s.queue[done:])
 	clear(s.queue[rest:])
 	s.queue = s.queue[:rest]

@@ -306,7 +306,7 @@ func codeOf(t testing.TB, err error) grpchttp.Code {
 
 func TestSessionRefuses(t *testing.T) {
 	t.Parallel()
-	many := []string{"1", "2", "3", "4", "5", "6"}
+	many := []string{"1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11"}
 	tests := map[string]struct {
 		request request
 		code    grpchttp.Code
@@ -323,14 +323,40 @@ func TestSessionRefuses(t *testing.T) {
 			})
 		}
 	}
-	t.Run("delta counts over requests", func(t *testing.T) {
+	t.Run("delta refuses one by one, over requests", func(t *testing.T) {
+		t.Parallel()
+		d := drive(t, true, map[string]string{"1": "1", "6": "1", "7": "1"})
+		out, err := d.send(request{names: many[:4]})
+		require.NoError(t, err)
+		assert.Zero(t, out.over)
+		assert.Equal(t, "#1 1=1 -2 -3 -4", d.receive())
+		bytes := d.s.bytes
+		out, err = d.send(request{names: []string{"3", "5", "6", "6"}})
+		require.NoError(t, err)
+		assert.Equal(t, 2, out.over)
+		assert.Empty(t, d.receive(), "the first response is not answered yet")
+		assert.Equal(t, bytes+2, d.s.bytes, "what waits is counted")
+		_, err = d.send(request{nonce: "1", drop: many[1:4], names: []string{"7"}})
+		require.NoError(t, err)
+		assert.Equal(t, "#2 7=1 -5 -6", d.receive())
+		assert.Equal(t, 3, d.s.bytes)
+		_, err = d.send(request{nonce: "2", names: []string{"6"}})
+		require.NoError(t, err)
+		assert.Equal(t, "#3 6=1", d.receive(), "there is room again")
+	})
+	t.Run("delta, of a client that answers nothing", func(t *testing.T) {
 		t.Parallel()
 		d := drive(t, true, map[string]string{})
-		_, err := d.send(request{names: many[:4]})
+		_, err := d.send(request{names: many[:10]})
 		require.NoError(t, err)
-		_, err = d.send(request{names: many[2:5]})
-		require.NoError(t, err)
-		_, err = d.send(request{names: many[5:]})
+		_, err = d.send(request{names: many[4:]})
+		assert.Equal(t, grpchttp.ResourceExhausted, codeOf(t, err))
+	})
+	t.Run("delta that is strict", func(t *testing.T) {
+		t.Parallel()
+		d := drive(t, true, map[string]string{})
+		d.s.strict = true
+		_, err := d.send(request{names: many[:6]})
 		assert.Equal(t, grpchttp.ResourceExhausted, codeOf(t, err))
 	})
 	t.Run("SotW counts the wanted ones", func(t *testing.T) {
@@ -338,7 +364,7 @@ func TestSessionRefuses(t *testing.T) {
 		d := drive(t, false, map[string]string{})
 		_, err := d.send(request{names: many[:5]})
 		require.NoError(t, err)
-		_, err = d.send(request{names: many[1:]})
+		_, err = d.send(request{names: many[1:6]})
 		require.NoError(t, err)
 		assert.Len(t, d.s.items, 5)
 	})
@@ -518,13 +544,15 @@ func FuzzStreamRequests(f *testing.F) {
 				client[e.name] = d.world[e.name]
 			}
 			for _, name := range r.removed {
-				if _, exists := d.world[name]; exists || seen[name] || !d.s.delta {
+				_, exists := d.world[name]
+				if exists = exists && d.s.items[name] != nil; exists || seen[name] || !d.s.delta { // else there was no room
+
 					t.Fatalf("said that %q does not exist", name)
 				}
 				seen[name] = true
 				delete(client, name)
 			}
-			if s := d.s; len(s.items) > s.maxNames+len(s.wildcard) || len(s.queue) > 2*len(s.items)+1 {
+			if s := d.s; len(s.over) > 0 || len(s.items) > s.maxNames+len(s.wildcard) || len(s.queue) > 2*len(s.items)+1 {
 				t.Fatalf("%d names, %d queued", len(s.items), len(s.queue))
 			}
 		}

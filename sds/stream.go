@@ -179,6 +179,9 @@ func (s *stream) take(msg []byte) error {
 	if err != nil {
 		return err
 	}
+	if out.over > 0 {
+		s.h.refused(s.ctx, s.held.peer, "a name is one too many for its stream", errTooMany(s.session.maxNames))
+	}
 	if out.nack != nil {
 		out.nack.Time = time.Now()
 		s.h.nacked(s.ctx, s.held.peer, out.nack)

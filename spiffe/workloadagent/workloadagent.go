@@ -51,9 +51,9 @@
 //
 // It is followed. A new version takes effect at once, on open streams too: an identity that is in both versions keeps its
 // certificate, one that is gone is forgotten with its key, and a caller that loses its last one is told so (PermissionDenied).
-// SDS can take no secret away; see package sds. A version that is not good is refused as a whole, with the line and the
-// remedy in the log and in [Agent.Report], and the one before stays in force. The file and the folders above it must belong to
-// this user or to root, and not be writable for others.
+// SDS can take no secret away, except one that Envoy has asked for on demand; see package sds. A version that is not good is
+// refused as a whole, with the line and the remedy in the log and in [Agent.Report], and the one before stays in force. The
+// file and the folders above it must belong to this user or to root, and not be writable for others.
 //
 // # What it promises
 //

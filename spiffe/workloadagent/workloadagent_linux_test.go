@@ -20,10 +20,13 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/local"
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/sds"
@@ -252,6 +255,28 @@ func blocks(t *testing.T, data []byte) (types []string) {
 		types = append(types, b.Type)
 	}
 	return types
+}
+
+// TestServerName: an Envoy that asks for certificates on demand, as in examples/ENVOY.md, has them by the hints of its
+// identities, on one stream.
+func TestServerName(t *testing.T) {
+	t.Parallel()
+	const name = "web.shop.svc.cluster.local"
+	p := newPlace(t, me(id("/admin"), id("/web", `"hint": "`+name+`"`))).serve(time.Hour)
+	require.Eventually(t, func() bool { path, err := p.secret(t, name); return err == nil && path == "/web" }, passing, often)
+	c := sds.UnixClient(p.sock)
+	defer c.CloseIdleConnections()
+	stream := grpchttp.NewClient(c, "http://localhost", 1<<20).Open(t.Context(), "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources", nil)
+	defer stream.Close()
+	request, err := proto.Marshal(&envoysds.DeltaDiscoveryRequest{ResourceNamesSubscribe: []string{name}})
+	require.NoError(t, err)
+	require.NoError(t, stream.Send(request))
+	message, err := stream.Receive()
+	require.NoError(t, err)
+	var r envoysds.DeltaDiscoveryResponse
+	require.NoError(t, proto.Unmarshal(message, &r))
+	require.Len(t, r.GetResources(), 1)
+	assert.Equal(t, name, r.GetResources()[0].GetName())
 }
 
 // secret asks by SDS, and returns the path of an ID, or "roots".
