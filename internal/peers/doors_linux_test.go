@@ -461,9 +461,12 @@ func (d *door) take(t *testing.T) {
 func (d *door) forget(t *testing.T) {
 	t.Helper()
 	end := time.Now().Add(6 * time.Second)
-	d.renew(d.self, "/db", func(c *x509.Certificate) { c.NotAfter = end })
+	until := func(c *x509.Certificate) { c.NotAfter = end }
+	d.renew(d.self, "/db", until)
 	d.take(t)
 	have, err := d.shown(t.Context())
+	require.NoError(t, err)
+	stays, err := d.open(t.Context(), d, d.client(t, d.svid("/web", until)))
 	require.NoError(t, err)
 
 	d.ca.Prepare()
@@ -480,6 +483,8 @@ func (d *door) forget(t *testing.T) {
 	require.Less(t, time.Now(), end)
 	time.Sleep(time.Until(end) + time.Second) // the certificate has whole seconds
 	require.ErrorContains(t, d.connect(t.Context(), d.config), "expired")
+	require.NoError(t, stays.ask(t.Context()), "no end of a certificate ends a connection")
+	require.NoError(t, stays.close())
 
 	d.take(t)
 	require.NoError(t, d.connect(t.Context(), withCert(d.svid("/web"))))
