@@ -1,6 +1,7 @@
 // Package peers has real programs of others, which our tests run against: the API server of Kubernetes with its etcd, what a kubelet does for
 // certificates of pods,
-// Istio's CA server, agent and injector (istioctl), step-ca, OpenBao, Keycloak, Athenz's client of ZTS, and a Python client of the Workload API. The proofs are its tests.
+// Istio's CA server, agent and injector (istioctl), step-ca, OpenBao, Keycloak, Athenz's client of ZTS, a Python client of the Workload API, nats-server, and MariaDB,
+// Redis and PostgreSQL of Debian. The proofs are its tests.
 //
 // The programs are built from published modules, each with a module file of its own below programs, so that nothing of
 // theirs reaches another go.mod. They are built once for a user of a machine, and kept in the user's cache folder under a
@@ -8,7 +9,7 @@
 //
 //	go run ./build
 //
-// The first builds take about nine minutes on two cores. A test skips with the reason where a program is not built. With
+// The first builds take about ten minutes on two cores. A test skips with the reason where a program is not built. With
 // SVIDKIT_PEERS=require in the environment, as in CI, it is built then, and the test fails if that fails.
 package peers
 
@@ -47,6 +48,7 @@ var programs = map[string]program{
 	"istioctl":       {"istio", "istio.io/istio/istioctl/cmd/istioctl"},
 	"pilot-agent":    {"istio", "istio.io/istio/pilot/cmd/pilot-agent"},
 	"step-ca":        {"step-ca", "github.com/smallstep/certificates/cmd/step-ca"},
+	"nats-server":    {"nats-server", "github.com/nats-io/nats-server/v2"},
 	"zts-svccert":    {"athenz", "github.com/AthenZ/athenz/utils/zts-svccert"},
 }
 
