@@ -69,7 +69,7 @@
 //
 //	authn                   callers and authenticators, by client certificates and by all that follows
 //	authn/kube              by tokens of Kubernetes; the workloads of a node
-//	authn/jwt               by tokens of OpenID Connect issuers, and by JWT-SVIDs
+//	authn/jwt               by tokens of OpenID Connect issuers, and by JWT-SVIDs; clients of OAuth
 //	authn/athenz            by identity documents, service tokens and certificates of Athenz
 //	authn/unixsocket        by the user of a Unix socket: a server that knows its peers
 //	authn/tokensource       tokens by which a program proves itself

@@ -13,6 +13,8 @@
 //	err = a.Fetch(ctx) // at start, if the program wants to know
 //	handler = authn.Require(a, handler, logger)
 //
+// [Client] is for authorization servers: it proves their clients, which need no secret.
+//
 // # What it promises
 //
 // A token counts if it is signed by a key that the issuer publishes, with one of the nine algorithms RS, PS and ES

@@ -63,6 +63,8 @@ type ExchangeOptions struct {
 	// ClientAssertion authenticates this program without a secret, by JWT-SVIDs: [SVID] for the audience Issuer, or a File of such. Issuer
 	// is the authorization server as it names itself, and a token that is not for it alone is not sent. The type is that of the draft
 	// OAuth SPIFFE Client Authentication (jwt-spiffe), or with JWTBearer that of RFC 7523 section 2.2. A ClientID is sent beside it.
+	// A server can accept an assertion once only, as Keycloak does for JWTBearer: then fetch them from a *workloadapi.Source, which gives a
+	// new one for each call, and not from a cache.
 	//
 	// With a ClientID and neither of both the HTTPClient authenticates this program, by presenting its X.509-SVID (RFC 8705 section
 	// 2.1): it is required then, such as one of package spiffetls. A server can bind its access tokens to that certificate

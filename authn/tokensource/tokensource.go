@@ -1,5 +1,5 @@
 // Package tokensource obtains the bearer tokens with which a program proves who it is: from a file, from the
-// Kubernetes API, from the metadata server of a cloud, and in exchange for another token.
+// Kubernetes API, from the metadata server of a cloud, and from the token endpoint of an authorization server, for another token or for its identity.
 //
 // Every constructor returns a [*Source], whose method value is what the clients of CAs take:
 //
@@ -11,18 +11,20 @@
 //
 // # Which one
 //
-//	[Static]      a text that the program has: tests, and one-time tokens of an operator
-//	[File]        a file that another process keeps fresh: the projected token of a Kubernetes pod, the web
-//	              identity token of EKS, the federated token of AKS
-//	[Kubernetes]  the TokenRequest API: a token for a service account, with audiences
-//	[GCE]         an identity token of a Google machine or GKE pod, with an audience
-//	[Azure]       an access token of an Azure managed identity, for a resource
-//	[AWS]         the signed identity document of an EC2 instance, which has no audience
-//	[Exchange]    what a token endpoint gives for the token of another Source
+//	[Static]             a text that the program has: tests, and one-time tokens of an operator
+//	[File]               a file that another process keeps fresh: the projected token of a Kubernetes pod, the web
+//	                     identity token of EKS, the federated token of AKS
+//	[SVID]               JWT-SVIDs of this program, for one audience
+//	[Kubernetes]         the TokenRequest API: a token for a service account, with audiences
+//	[GCE]                an identity token of a Google machine or GKE pod, with an audience
+//	[Azure]              an access token of an Azure managed identity, for a resource
+//	[AWS]                the signed identity document of an EC2 instance, which has no audience
+//	[Exchange]           what a token endpoint gives for the token of another Source
+//	[ClientCredentials]  what a token endpoint gives to this program itself, by its identity and without a secret
 //
 // # How tokens are kept
 //
-// [Static] and [File] read the token at each call. The others keep it, and fetch the next one when half of its remaining life
+// [Static], [File] and [SVID] read the token at each call. The others keep it, and fetch the next one when half of its remaining life
 // is over, a little earlier at random, and only when a call needs a token: an idle Source does nothing. Calls get the old
 // token while the new one is on its way. There is one fetch at a time, which all calls share.
 //
@@ -47,7 +49,7 @@
 // # What it does not do
 //
 // It verifies no signature: the server that the token is for does that. It reads only the expiry and the audiences of a token.
-// JWT-SVIDs come from a SPIFFE agent: see packages workloadapi and jwtsvid.
+// JWT-SVIDs come from a SPIFFE agent, by packages workloadapi and jwtsvid.
 package tokensource
 
 import (

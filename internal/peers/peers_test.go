@@ -34,6 +34,8 @@ func TestReadme(t *testing.T) {
 		"Istio pilot-agent":     {"programs/istio/go.mod", "istio.io/istio"},
 		"step-ca":               {"programs/step-ca/go.mod", "github.com/smallstep/certificates"},
 		"zts-svccert":           {"programs/athenz/go.mod", "github.com/AthenZ/athenz"},
+		"nats-server":           {"programs/nats-server/go.mod", "github.com/nats-io/nats-server/v2"},
+		"go-oidc":               {"go.mod", "github.com/coreos/go-oidc/v3"},
 		"go-spiffe":             {"../compare/go.mod", "github.com/spiffe/go-spiffe/v2"},
 		"grpc-go":               {"../compare/go.mod", "google.golang.org/grpc"},
 		"connect":               {"../compare/go.mod", "connectrpc.com/connect"},
@@ -51,5 +53,6 @@ func TestReadme(t *testing.T) {
 	}
 	assert.Equal(t, peers.PySpiffe, row("py-spiffe"))
 	assert.Equal(t, peers.OpenBaoVersion, row("OpenBao"))
+	assert.Equal(t, peers.KeycloakVersion, row("Keycloak"))
 	assert.Contains(t, read("../../.ci/run"), "\nenvoy_version="+row("Envoy")+"\n")
 }

@@ -313,13 +313,16 @@ func (s *Sink) wait(f renew.Failure) time.Duration {
 // its identity has expired, says who else can write to the folder, or says which file could not be written.
 func (s *Sink) Write() (changed bool, err error) {
 	s.writing.Lock()
-	defer s.writing.Unlock()
-	defer s.release()
-	if !s.running && len(s.cfg.Tokens) > 0 {
+	idle := !s.running
+	s.writing.Unlock()
+	if idle && len(s.cfg.Tokens) > 0 {
 		if _, _, err := s.fetchTokens(context.Background(), new(int)); err != nil {
 			return false, fmt.Errorf("filesink: %w", err)
 		}
 	}
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	defer s.release()
 	svid, changed, err := s.write()
 	if err != nil {
 		err = fmt.Errorf("filesink: %w", err)

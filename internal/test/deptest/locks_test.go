@@ -50,7 +50,6 @@ var calledUnderLock = map[string]string{
 	"spiffe/federation.dialling.dial: DialContext": "of one fetch, which dials once at a time, with a deadline",
 	"spiffe/filesink.Sink.Write: FederatedName":    "only the next Write waits for it; Report and readers do not",
 	"spiffe/filesink.Sink.Write: Snapshot":         "likewise",
-	"spiffe/filesink.Sink.Write: Tokens":           "likewise",
 	"spiffe/filesink.Sink.Write: log":              "likewise",
 	"spiffe/source.merge.Changed: Changed":         "all readers ask all parts anyway",
 	"spiffe/source.merge.Snapshot: Bundles":        "likewise",
