@@ -98,7 +98,7 @@ func ClientCredentials(o ExchangeOptions) (*Source, error) {
 	var err error
 	switch {
 	case o.Actor != nil || o.SubjectTokenType+o.RequestedTokenType+o.ActorTokenType != "" || o.CamelCaseJSON:
-		err = errors.New("Actor, the types of tokens and CamelCaseJSON are for an exchange")
+		err = errors.New("the options Actor, CamelCaseJSON and those for types of tokens are for an exchange")
 	case o.ClientCredential == nil && o.ClientAssertion == nil && o.ClientID == "":
 		err = errors.New("nothing authenticates this program: set ClientAssertion, ClientCredential, or ClientID with an HTTPClient that presents a certificate")
 	}

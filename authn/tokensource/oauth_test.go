@@ -159,9 +159,9 @@ func TestClientOptions(t *testing.T) {
 		"are both set":                   {URL: "https://as.example", ClientAssertion: own, Issuer: asIssuer, ClientCredential: own},
 		"is the zero Source":             {URL: "https://as.example", ClientAssertion: new(tokensource.Source), Issuer: asIssuer},
 		"none of ClientCredential":       {URL: "https://as.example", ClientID: "a"},
-		"Actor, the types of tokens":     {URL: "https://as.example", ClientAssertion: own, Issuer: asIssuer, Actor: own},
-		"are for an exchange":            {URL: "https://as.example", ClientAssertion: own, Issuer: asIssuer, RequestedTokenType: "urn:t"},
-		"and CamelCaseJSON are for":      {URL: "https://as.example", ClientAssertion: own, Issuer: asIssuer, CamelCaseJSON: true},
+		"the options Actor":              {URL: "https://as.example", ClientAssertion: own, Issuer: asIssuer, Actor: own},
+		"of tokens are for an exchange":  {URL: "https://as.example", ClientAssertion: own, Issuer: asIssuer, RequestedTokenType: "urn:t"},
+		"CamelCaseJSON and those":        {URL: "https://as.example", ClientAssertion: own, Issuer: asIssuer, CamelCaseJSON: true},
 		"client credentials: nothing au": {URL: "https://as.example", Scope: "a"},
 	} {
 		_, err := tokensource.ClientCredentials(o)

@@ -3,6 +3,7 @@ package peers_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -73,9 +74,7 @@ func TestKeycloak(t *testing.T) {
 		t.Helper()
 		attributes := doc{"jwt.credential.issuer": provider, "jwt.credential.sub": subject.String(), "standard.token.exchange.enabled": "true"}
 		body := doc{"clientId": id, "enabled": true, "serviceAccountsEnabled": true, "clientAuthenticatorType": "federated-jwt", "attributes": attributes}
-		for name, value := range more {
-			body[name] = value
-		}
+		maps.Copy(body, more)
 		k.Do(t, "/"+realm+"/clients", body)
 	}
 	gateway, batch := spiffe.MustParseID("spiffe://example.org/ns/prod/sa/gateway"), spiffe.MustParseID("spiffe://example.org/ns/prod/sa/batch")
