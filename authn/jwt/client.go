@@ -38,7 +38,8 @@ type ClientOptions struct {
 	Certificates authn.Authenticator
 
 	// Lifetime is how far ahead an assertion may end; 0 means an hour. Uses is how many times one is accepted, since a client presents its JWT-SVID
-	// again until that is renewed, and until then whoever has read it can as well; 0 means 10. Each process counts for itself.
+	// again until that is renewed, an agent may give the same one to all instances of a workload on its machine, and whoever has read
+	// it can present it as well; 0 means 100. Each process counts for itself.
 	Lifetime time.Duration
 	Uses     int
 
@@ -72,7 +73,7 @@ func Client(o ClientOptions) (authn.Authenticator, error) {
 		c.Lifetime = time.Hour
 	}
 	if c.Uses == 0 {
-		c.Uses = 10
+		c.Uses = 100
 	}
 	return c, nil
 }
@@ -94,7 +95,7 @@ type seen struct {
 	uses  int
 }
 
-// assertionTypes are the values of client_assertion_type.
+// The values of client_assertion_type.
 const (
 	assertionPrefix = "urn:ietf:params:oauth:client-assertion-type:"
 	typeSPIFFE      = assertionPrefix + "jwt-spiffe"
@@ -154,7 +155,7 @@ func (c *clients) authenticate(r *http.Request) (*authn.Caller, error) {
 
 // certificate proves a client that sends no assertion.
 func (c *clients) certificate(r *http.Request, id string) (*authn.Caller, error) {
-	if c.Certificates == nil || id == "" {
+	if c.Certificates == nil || id == "" || len(r.Header["Authorization"]) > 0 || len(r.PostForm["client_secret"]) > 0 {
 		return nil, fmt.Errorf("there is no client_assertion: %w", authn.ErrNoCredential)
 	}
 	proven, err := c.Certificates.Authenticate(r)

@@ -247,6 +247,8 @@ func TestClientCertificate(t *testing.T) {
 	assert.NotNil(t, c.Certificate)
 	_, err = by()
 	require.ErrorIs(t, err, authn.ErrNoCredential, "RFC 8705 has the client name itself")
+	_, err = by("client_id", "shop", "client_secret", "password")
+	require.ErrorIs(t, err, authn.ErrNoCredential, "another method judges the other credential")
 	_, err = by("client_id", "nobody")
 	require.ErrorIs(t, err, authn.ErrRefused)
 	_, err = a.Authenticate(asks(t, "client_id", "shop"))

@@ -1,10 +1,12 @@
 package jwt_test
 
 import (
+	"context"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -13,8 +15,10 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/jwt"
+	"github.com/svidkit/svidkit/authn/tokensource"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
+	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
@@ -100,4 +104,67 @@ func ExampleSVID() {
 	caller, err := a.Authenticate(r)
 	fmt.Println(caller, err)
 	// Output: spiffe://example.org/web <nil>
+}
+
+// An authorization server whose clients have no secret, and one of them: its JWT-SVIDs are from a Workload API in a real program.
+func ExampleClient() {
+	authority, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), JWT: new(ca.JWTConfig)})
+	if err != nil {
+		panic(err)
+	}
+	web := spiffe.MustParseID("spiffe://example.org/ns/prod/sa/web")
+
+	// The server.
+	const issuer = "https://as.example.org"
+	registered := map[string]spiffe.Policy{"shop": spiffe.AllowIDs(web)}
+	clients, err := jwt.Client(jwt.ClientOptions{
+		Issuer: issuer, Bundles: authority.Bundle(), Clients: func(id string) spiffe.Policy { return registered[id] },
+		AllowPlaintext: true, // as this example has no TLS
+	})
+	if err != nil {
+		panic(err)
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.Body = http.MaxBytesReader(w, r.Body, 64<<10)
+		if err := r.ParseForm(); err != nil {
+			http.Error(w, `{"error":"invalid_request"}`, http.StatusBadRequest)
+			return
+		}
+		caller, err := clients.Authenticate(r)
+		if err != nil {
+			http.Error(w, `{"error":"invalid_client"}`, http.StatusUnauthorized)
+			return
+		}
+		fmt.Println("a token for", caller.Name, "which is", caller.ID)
+		fmt.Fprint(w, `{"access_token":"t0ken","token_type":"Bearer","expires_in":300}`)
+	}))
+	defer server.Close()
+
+	// A client.
+	for _, id := range []string{"shop", "admin"} {
+		tokens, err := tokensource.ClientCredentials(tokensource.ExchangeOptions{
+			URL: server.URL, Issuer: issuer, ClientID: id, ClientAssertion: tokensource.SVID(workload{authority, web}, issuer),
+		})
+		if err != nil {
+			panic(err)
+		}
+		_, err = tokens.Token(context.Background())
+		refused, ok := errors.AsType[*tokensource.StatusError](err)
+		if ok {
+			fmt.Println("refused:", refused.Code)
+		}
+	}
+	// Output:
+	// a token for shop which is spiffe://example.org/ns/prod/sa/web
+	// refused: invalid_client
+}
+
+// workload is a source of the JWT-SVIDs of one workload.
+type workload struct {
+	authority *ca.Authority
+	id        spiffe.ID
+}
+
+func (w workload) Fetch(ctx context.Context, audience ...string) (string, error) {
+	return w.authority.IssueJWTSVID(ctx, w.id, audience)
 }

@@ -15,7 +15,8 @@ import (
 func FuzzAuthenticate(f *testing.F) {
 	late := map[string]any{"exp": 253402300799}
 	set := keySet("p256", "rsa")
-	for _, text := range []string{sign("p256", late), sign("rsa", late), sign("other", late), "..", "e30.e30.", "a.b.c.d.e"} {
+	acting := map[string]any{"exp": 253402300799, "act": map[string]any{"sub": "spiffe://example.org/gateway", "act": map[string]any{"sub": "x"}}}
+	for _, text := range []string{sign("p256", acting), sign("p256", late), sign("rsa", late), sign("other", late), "..", "e30.e30.", "a.b.c.d.e"} {
 		f.Add("", set, text)
 	}
 	f.Add(`{"issuer":"https://oidc.example.org","jwks_uri":"https://oidc.example.org/jwks","more":[1]}`,
@@ -46,7 +47,7 @@ func FuzzAuthenticate(f *testing.F) {
 			t.Fatalf("%v", c)
 		}
 		payload, err := parsePayload(text)
-		if err != nil || payload.Issuer != issuerURL || payload.Subject != "system:serviceaccount:"+namespace+":"+account {
+		if err != nil || payload.Actor != nil || payload.Issuer != issuerURL || payload.Subject != "system:serviceaccount:"+namespace+":"+account {
 			t.Fatalf("%+v, %v", payload, err)
 		}
 		if again, err := a.Authenticate(r); err != nil || again.String() != c.String() {
@@ -59,6 +60,7 @@ func FuzzAuthenticate(f *testing.F) {
 func parsePayload(text string) (c struct {
 	Issuer  string `json:"iss"`
 	Subject string `json:"sub"`
+	Actor   any    `json:"act"`
 }, err error) {
 	payload, err := base64.RawURLEncoding.DecodeString(strings.Split(text, ".")[1])
 	if err == nil {

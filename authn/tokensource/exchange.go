@@ -66,7 +66,7 @@ type ExchangeOptions struct {
 	// A server can accept an assertion once only, as Keycloak does for JWTBearer: then fetch them from a *workloadapi.Source, which gives a
 	// new one for each call, and not from a cache.
 	//
-	// With a ClientID and neither of both the HTTPClient authenticates this program, by presenting its X.509-SVID (RFC 8705 section
+	// With a ClientID and neither, the HTTPClient authenticates this program, by presenting its X.509-SVID (RFC 8705 section
 	// 2.1): it is required then, such as one of package spiffetls. A server can bind its access tokens to that certificate
 	// (section 3). Such tokens end for their receivers at the next renewal of the SVID; prefer a ClientAssertion there.
 	ClientAssertion *Source

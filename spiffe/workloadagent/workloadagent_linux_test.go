@@ -575,3 +575,13 @@ func TestNoPeer(t *testing.T) {
 		break
 	}
 }
+
+// An agent whose CA issues no tokens says so of a file that wants some.
+func TestTokensOfNoIssuer(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t, me(id("/web", `"files": [{"folder": "`+filepath.Join(t.TempDir(), "out")+`", "tokens": {"db.token": "db"}}]`)))
+	m, err := secretcache.New(secretcache.Config{TrustDomain: exampleOrg, CA: spiffetest.NewCA(t, "example.org")})
+	require.NoError(t, err)
+	_, err = workloadagent.New(workloadagent.Config{File: p.file, Source: m, TrustDomain: exampleOrg})
+	require.ErrorContains(t, err, "is to have tokens, and the CA of this agent issues none: take them out")
+}
