@@ -19,9 +19,11 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/jwt"
+	"github.com/svidkit/svidkit/authn/tokensource"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
 const (
@@ -345,4 +347,52 @@ func TestActors(t *testing.T) {
 		require.ErrorIs(t, err, authn.ErrRefused)
 		require.ErrorContains(t, err, says)
 	}
+}
+
+// By mutual TLS both sides have nothing but their X.509-SVIDs, also after the one of the client and its root were replaced.
+func TestClientByMutualTLS(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, td.String())
+	self, verify := ca.Source("/as"), spiffe.AllowMembersOf(td)
+	v, err := spiffe.NewVerifier(self, verify, nil)
+	require.NoError(t, err)
+	a, _ := newClients(t, func(o *jwt.ClientOptions) { o.Certificates = authn.ClientCertificate(v) })
+	serial := make(chan string, 10)
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !assert.NoError(t, r.ParseForm()) {
+			return
+		}
+		caller, err := a.Authenticate(r)
+		if err != nil {
+			http.Error(w, `{"error":"invalid_client"}`, http.StatusUnauthorized)
+			return
+		}
+		serial <- caller.Certificate.SerialNumber.String()
+		_, _ = fmt.Fprint(w, `{"access_token":"t0ken","token_type":"Bearer","expires_in":1}`)
+	}))
+	config, err := spiffetls.ServerConfig(self, self, verify, nil)
+	require.NoError(t, err)
+	spiffetest.StartTLS(server, config)
+	defer server.Close()
+	source := ca.Source(strings.TrimPrefix(webID, "spiffe://"+td.String()))
+	ask := func(clientID string) error {
+		transport, err := spiffetls.Transport(source, source, spiffe.AllowIDs(spiffe.MustParseID("spiffe://"+td.String()+"/as")), nil)
+		require.NoError(t, err)
+		defer transport.CloseIdleConnections()
+		s, err := tokensource.ClientCredentials(tokensource.ExchangeOptions{URL: server.URL, ClientID: clientID, HTTPClient: &http.Client{Transport: transport}})
+		require.NoError(t, err)
+		_, err = s.Token(t.Context())
+		return err
+	}
+	require.NoError(t, ask("shop"))
+	first := <-serial
+	ca.Prepare()
+	ca.Rotate()
+	source.Renew()
+	self.Renew()
+	require.NoError(t, ask("shop"))
+	require.NotEqual(t, first, <-serial)
+	refused, ok := errors.AsType[*tokensource.StatusError](ask("nobody"))
+	require.True(t, ok)
+	require.Equal(t, "invalid_client", refused.Code)
 }
