@@ -480,7 +480,7 @@ func TestIssuerPublishesKeys(t *testing.T) {
 		run(t, a)
 		published, last := map[string]time.Time{}, map[string]time.Time{}
 		begin := time.Now()
-		for end := begin.Add(45 * 24 * time.Hour); time.Now().Before(end); time.Sleep(10 * time.Minute) {
+		for end := begin.Add(52 * 24 * time.Hour); time.Now().Before(end); time.Sleep(10 * time.Minute) {
 			files, err := federation.OIDCFiles(a.Bundle(), issuer)
 			require.NoError(t, err)
 			for id := range a.Bundle().JWTAuthorities() {
@@ -507,7 +507,7 @@ func TestIssuerPublishesKeys(t *testing.T) {
 			require.NoError(t, err)
 			require.Contains(t, string(payload), `"iss":"`+issuer+`"`)
 		}
-		assert.Len(t, last, 5, "each has ten days")
+		assert.Len(t, last, 6, "each has ten days")
 		next, err := a.Rotate(t.Context())
 		require.NoError(t, err)
 		assert.Equal(t, 25*time.Minute, next.Activates.Sub(next.Prepared), "of a root")
