@@ -3,10 +3,13 @@ package peers
 import (
 	"archive/zip"
 	"bytes"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"os/exec"
@@ -23,7 +26,7 @@ const keycloak = "keycloak" // as a peer
 
 // keycloakDist is Keycloak, built with what the tests turn on.
 func keycloakDist() *peer {
-	return &peer{keycloak + "-" + KeycloakVersion + "/dist", func(path string) error {
+	return &peer{keycloak + "-" + KeycloakVersion + "/tls", func(path string) error {
 		scratch := path + ".zip"
 		defer os.RemoveAll(scratch)
 		if err := run(exec.Command("mvn", "-q", "-B", "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy",
@@ -34,7 +37,7 @@ func keycloakDist() *peer {
 		if err := unzip(archive, "keycloak-"+KeycloakVersion, path); err != nil {
 			return err
 		}
-		return run(exec.Command(filepath.Join(path, "bin", "kc.sh"), "build", "--db=dev-mem", "--features=spiffe,client-auth-federated", "--health-enabled=false"))
+		return run(exec.Command(filepath.Join(path, "bin", "kc.sh"), "build", "--db=dev-mem", "--features=spiffe,client-auth-federated", "--health-enabled=false", "--https-client-auth=request"))
 	}}
 }
 
@@ -80,27 +83,43 @@ func unzipFile(f *zip.File, path string) error {
 	return out.Close()
 }
 
-// A Keycloak is one on loopback, without TLS, that keeps everything in memory.
+// A Keycloak is one on loopback, with and without TLS, that keeps everything in memory.
 type Keycloak struct {
-	URL string
+	URL   string
+	TLS   string         // its URL with TLS, where it asks for certificates of clients
+	Roots *x509.CertPool // of that
 
 	password, token string // of the administrator
 }
 
-// NewKeycloak starts a Keycloak that ends with the test.
-func NewKeycloak(t testing.TB) *Keycloak {
+// NewKeycloak starts a Keycloak that ends with the test. With TLS it takes clients of the authorities in PEM.
+func NewKeycloak(t testing.TB, clients []byte) *Keycloak {
 	t.Helper()
 	if os.Getenv(modeEnv) != "require" {
 		if _, err := exec.LookPath("java"); err != nil {
 			t.Skip("peers: there is no Java, which Keycloak runs on")
 		}
 	}
-	path, port := Program(t, keycloak), FreePorts(t, 1)[0]
-	k := &Keycloak{URL: listenURL(port), password: "of-the-admin"}
+	path, ports, dir := Program(t, keycloak), FreePorts(t, 2), t.TempDir()
+	k := &Keycloak{URL: listenURL(ports[0]), TLS: "https://" + loopback(ports[1]), Roots: x509.NewCertPool(), password: "of-the-admin"}
+	web := httptest.NewUnstartedServer(nil)
+	web.StartTLS() // for its certificate, which is for loopback
+	web.Close()
+	k.Roots.AddCert(web.Certificate())
+	key, err := x509.MarshalPKCS8PrivateKey(web.TLS.Certificates[0].PrivateKey)
+	require.NoError(t, err)
+	file := func(name string) string { return filepath.Join(dir, name) }
+	for name, data := range map[string][]byte{
+		"tls.crt": pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: web.Certificate().Raw}),
+		"tls.key": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}), "clients.pem": clients,
+	} {
+		require.NoError(t, os.WriteFile(file(name), data, 0o600))
+	}
 	cmd := exec.Command(filepath.Join(path, "bin", "kc.sh"), "start", "--optimized", "--cache=local", "--http-enabled=true",
-		"--hostname-strict=false", "--http-host=127.0.0.1", fmt.Sprint("--http-port=", port))
+		"--hostname-strict=false", "--http-host=127.0.0.1", fmt.Sprint("--http-port=", ports[0]), "--https-certificate-file="+file("tls.crt"),
+		"--https-certificate-key-file="+file("tls.key"), fmt.Sprint("--https-port=", ports[1]), "--truststore-paths="+file("clients.pem"))
 	cmd.Env = append(os.Environ(), "KC_BOOTSTRAP_ADMIN_USERNAME=admin", "KC_BOOTSTRAP_ADMIN_PASSWORD="+k.password)
-	Start(t, filepath.Join(t.TempDir(), "log"), cmd).Ready(t, func() error {
+	Start(t, file("log"), cmd).Ready(t, func() error {
 		status, answer, err := k.TokenRequest("master", url.Values{
 			"grant_type": {"password"}, "client_id": {"admin-cli"}, "username": {"admin"}, "password": {k.password},
 		})

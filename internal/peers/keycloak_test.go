@@ -2,6 +2,7 @@ package peers_test
 
 import (
 	"context"
+	"crypto/x509"
 	"fmt"
 	"maps"
 	"net/http"
@@ -17,11 +18,14 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/jwt"
 	"github.com/svidkit/svidkit/authn/tokensource"
+	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/peers"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
 // svidsOf are the JWT-SVIDs that an authority signs for a workload.
@@ -38,7 +42,6 @@ func (s svidsOf) Fetch(ctx context.Context, audience ...string) (string, error) 
 // of OpenID Connect (RFC 7523). It is configured as examples/TOKENS.md says.
 func TestKeycloak(t *testing.T) {
 	t.Parallel()
-	k := peers.NewKeycloak(t)
 	mux := http.NewServeMux()
 	web := httptest.NewServer(mux)
 	t.Cleanup(web.Close)
@@ -53,6 +56,7 @@ func TestKeycloak(t *testing.T) {
 		return a
 	}
 	a, b := authority(""), authority(web.URL)
+	k := peers.NewKeycloak(t, a.Bundle().MarshalPEM())
 	bundle, err := federation.NewHandler(ownBundle{a}, domain)
 	require.NoError(t, err)
 	documents, err := federation.NewOIDCHandler(ownBundle{b}, domain, web.URL)
@@ -84,6 +88,9 @@ func TestKeycloak(t *testing.T) {
 	}}})
 	client("prod", gateway.String(), "spiffe", gateway, nil)
 	client("oidc", "batch", "ca", batch, nil)
+	k.Do(t, "/prod/clients", doc{"clientId": "by-certificate", "enabled": true, "serviceAccountsEnabled": true, "clientAuthenticatorType": "client-x509", "attributes": doc{
+		"x509.subjectdn": "(.*)O=svidkit(.*)", "x509.allow.regex.pattern.comparison": "true",
+	}})
 
 	// What Keycloak says to an assertion of either type.
 	judge := func(realm, kind string) func(token string) error {
@@ -169,5 +176,36 @@ func TestKeycloak(t *testing.T) {
 		assert.Positive(t, callers[webID.String()])
 		assert.Positive(t, callers[gateway.String()], "who exchanged the token")
 		t.Logf("%d requests with %d access tokens, none refused: %v", requests, len(distinct), callers)
+	})
+	// By mutual TLS the X.509-SVID is the proof (RFC 8705), and access tokens are bound to nothing that its renewal would end.
+	t.Run("mutual TLS", func(t *testing.T) {
+		t.Parallel()
+		signer, err := local.New(a, webID)
+		require.NoError(t, err)
+		me, err := secretcache.Start(t.Context(), secretcache.Config{ID: webID, CA: signer, Lifetime: 8 * time.Second})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = me.Close() })
+		transport, err := spiffetls.Transport(me, spiffetls.WebRoots(func() (*x509.CertPool, error) { return k.Roots, nil }), nil, nil)
+		require.NoError(t, err)
+		transport.DisableKeepAlives = true // each request shows the certificate of then
+		ask := func(id string) *tokensource.Source {
+			s, err := tokensource.ClientCredentials(tokensource.ExchangeOptions{
+				URL: strings.Replace(k.TokenURL("prod"), k.URL, k.TLS, 1), ClientID: id, HTTPClient: &http.Client{Transport: transport},
+			})
+			require.NoError(t, err)
+			return s
+		}
+		tokens, distinct, serials := ask("by-certificate"), map[string]bool{}, map[string]bool{}
+		for begin := time.Now(); time.Since(begin) < 20*time.Second; time.Sleep(50 * time.Millisecond) {
+			token, err := tokens.Token(t.Context())
+			require.NoError(t, err)
+			svid, err := me.SVID()
+			require.NoError(t, err)
+			distinct[token], serials[svid.Leaf().SerialNumber.String()] = true, true
+		}
+		t.Logf("%d access tokens by %d certificates", len(distinct), len(serials))
+		assert.Greater(t, len(serials), 2)
+		_, err = ask(webID.String()).Token(t.Context())
+		require.Error(t, err, "a client that is to prove itself otherwise")
 	})
 }
