@@ -117,7 +117,7 @@ func NewKeycloak(t testing.TB, clients []byte) *Keycloak {
 	}
 	cmd := exec.Command(filepath.Join(path, "bin", "kc.sh"), "start", "--optimized", "--cache=local", "--http-enabled=true",
 		"--hostname-strict=false", "--http-host=127.0.0.1", fmt.Sprint("--http-port=", ports[0]), "--https-certificate-file="+file("tls.crt"),
-		"--https-certificate-key-file="+file("tls.key"), fmt.Sprint("--https-port=", ports[1]), "--truststore-paths="+file("clients.pem"))
+		"--https-certificate-key-file="+file("tls.key"), fmt.Sprint("--https-port=", ports[1]), "--https-trust-store-file="+file("clients.pem"))
 	cmd.Env = append(os.Environ(), "KC_BOOTSTRAP_ADMIN_USERNAME=admin", "KC_BOOTSTRAP_ADMIN_PASSWORD="+k.password)
 	Start(t, file("log"), cmd).Ready(t, func() error {
 		status, answer, err := k.TokenRequest("master", url.Values{
