@@ -78,6 +78,11 @@
 // keeps its roots in a ClusterTrustBundle that such a volume has beside the certificate (clusterTrustBundle): no agent is needed. Package
 // podcert says which identity a pod gets.
 //
+// # For systems that do not know SPIFFE
+//
+// With -oidc-issuer=https://oidc.example.org all tokens name this issuer, and -oidc-addr serves its discovery document and keys, so that
+// whatever knows OpenID Connect takes the tokens: clouds, API servers, vaults. A key is published for a day before it signs.
+//
 // -demo shows a server at work in a few seconds.
 package main
 
