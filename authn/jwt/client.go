@@ -38,8 +38,8 @@ type ClientOptions struct {
 	Certificates authn.Authenticator
 
 	// Lifetime is how far ahead an assertion may end; 0 means an hour. Uses is how many times one is accepted, since a client presents its JWT-SVID
-	// again until that is renewed, an agent may give the same one to all instances of a workload on its machine, and whoever has read
-	// it can present it as well; 0 means 100. Each process counts for itself.
+	// again until that is renewed, an agent may give the same one to all instances of a workload on its machine, and a thief
+	// can present it as well; 0 means 100. Each process counts for itself.
 	Lifetime time.Duration
 	Uses     int
 

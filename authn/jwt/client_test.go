@@ -324,7 +324,7 @@ func TestActors(t *testing.T) {
 	_, err = open.Authenticate(request(t, sign("p256", act(long[:15]...))))
 	require.NoError(t, err)
 
-	// The gateway may act for this subject, and the batch job for nobody.
+	// The gateway may act for this subject, and the batch job for no subject.
 	strict := newAuthenticator(t, i, func(o *jwt.Options) {
 		o.Actors = func(s string) spiffe.Policy {
 			if s == subject {
@@ -337,7 +337,7 @@ func TestActors(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, []string{gateway, batch}, c.Actors)
 	for says, claims := range map[string]map[string]any{
-		"that is required (act)":                             nil,
+		"and one is required":                                nil,
 		`"spiffe://example.org/batch" may not`:               act(batch),
 		`"spiffe://example.org/batch" may not a`:             act(batch, gateway),
 		`"alice" may not act for the subject`:                act("alice"),

@@ -99,9 +99,9 @@ type Options struct {
 	// token, and so does a caller without a name.
 	Caller func(*Claims) (*authn.Caller, error)
 
-	// Actors, if set, requires that somebody acts for the subject (the claim "act" of RFC 8693 section 4.1), and returns the policy for the
-	// SPIFFE ID of the present actor. Earlier actors are in [Claims].Actors, for the record: the standard has them decide about
-	// nothing. It must depend on the subject alone. Nil requires none: with TrustDomain a token with an actor is then refused, as it
+	// Actors, if set, requires that a token names an actor, which acts for its subject (the claim "act" of RFC 8693 section 4.1),
+	// and returns the policy for the SPIFFE ID of the present actor. Earlier actors are in [Claims].Actors, for the record: the
+	// standard has them decide about nothing. It must depend on the subject alone. Nil requires none: with TrustDomain a token with an actor is then refused, as it
 	// would make the actor the subject, and with Caller that function decides.
 	Actors func(subject string) spiffe.Policy
 
@@ -354,7 +354,7 @@ func (a *Authenticator) name(c *claims, payload []byte) (*authn.Caller, error) {
 	return &caller, nil
 }
 
-// mayAct returns why nobody, or not this actor, may act for the subject.
+// mayAct returns why the actor of a token, or a token without one, is refused.
 func (a *Authenticator) mayAct(c *claims) error {
 	switch {
 	case a.actors == nil && (a.decides || len(c.actors) == 0):
@@ -362,7 +362,7 @@ func (a *Authenticator) mayAct(c *claims) error {
 	case a.actors == nil:
 		return fmt.Errorf("%.256q acts for the subject %.256q (act), and no actor is allowed here", c.actors[0], c.subject)
 	case len(c.actors) == 0:
-		return fmt.Errorf("nobody acts for the subject %.256q, and that is required (act)", c.subject)
+		return fmt.Errorf("the token of %.256q names no actor (act), and one is required", c.subject)
 	}
 	id, err := spiffe.ParseID(c.actors[0])
 	if err == nil {

@@ -26,7 +26,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
-// webSite is a certificate for a website and its key, in PEM, and the pool of who has signed it.
+// webSite returns a certificate for a website and its key, in PEM.
 func webSite(t *testing.T, ca *spiffetest.CA, name string) (cert, key []byte) {
 	t.Helper()
 	chain, signer := ca.Certificate("/web", func(c *x509.Certificate) { c.DNSNames = []string{name} })
