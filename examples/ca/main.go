@@ -81,7 +81,7 @@
 // # For systems that do not know SPIFFE
 //
 // With -oidc-issuer=https://oidc.example.org all tokens name this issuer, and -oidc-addr serves its discovery document and keys, so that
-// whatever knows OpenID Connect takes the tokens: clouds, API servers, vaults. A key is published for a day before it signs.
+// verifiers of OpenID Connect take the tokens: clouds, API servers, vaults. A key is published for a day before it signs.
 //
 // -demo shows a server at work in a few seconds.
 package main

@@ -636,7 +636,7 @@ CREATE USER free@'127.0.0.1' IDENTIFIED BY 'PASSWORD';
 	}{
 		{"web", web, true}, {"web", other, true}, {"web", byRoot, true},
 		{"subject", web, true}, {"subject", other, true}, // our leaves have one subject
-		{"issuer", web, true}, {"issuer", other, true}, {"issuer", byRoot, false}, // a name, whoever has it
+		{"issuer", web, true}, {"issuer", other, true}, {"issuer", byRoot, false}, // names, and not keys, are compared
 		{"id", web, false},
 		{"free", &tls.Config{InsecureSkipVerify: true}, true},
 	} {

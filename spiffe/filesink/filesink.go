@@ -107,8 +107,9 @@ type Config struct {
 	FederatedName func(spiffe.TrustDomain) string
 
 	// Tokens are files with JWT-SVIDs, for programs that read one from a file: the audience of each by the name of the file, which has
-	// KeyMode. They are renewed when half of their life is over, and one that is not to be had leaves the file as it is.
-	// TokenSource fetches them: a *workloadapi.Source, or another one that gives a new token for each call.
+	// KeyMode. They are renewed when half of their life is over, and one that is not to be had leaves the file as it is, over a restart too.
+	// TokenSource fetches them: a *workloadapi.Source, or another one that gives a new token for each call and is safe for
+	// concurrent use.
 	Tokens      map[string]string
 	TokenSource interface {
 		Fetch(ctx context.Context, audience ...string) (token string, err error)
@@ -262,6 +263,7 @@ func (s *Sink) work(ctx context.Context) error {
 	s.setRunning(true)
 	defer s.setRunning(false)
 	if len(s.cfg.Tokens) > 0 {
+		s.recallTokens()
 		_, _, _ = s.fetchTokens(ctx, new(int)) // so that they are among the first files; the next round tells of failures
 		var keeping sync.WaitGroup
 		defer keeping.Wait()

@@ -7,10 +7,12 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 )
@@ -66,33 +68,58 @@ func (s *Sink) fetchTokens(ctx context.Context, failures *int) (fetched bool, wa
 	ctx, cancel := context.WithTimeoutCause(ctx, tokenWait, fmt.Errorf("no answer in %v: %w", tokenWait, context.DeadlineExceeded))
 	defer cancel()
 	wait = look
-	for _, name := range slices.Sorted(maps.Keys(s.cfg.Tokens)) {
-		s.tokens.mu.Lock()
-		have := s.tokens.byName[name]
-		s.tokens.mu.Unlock()
-		if now := time.Now(); now.Before(have.due) {
-			wait = min(wait, have.due.Sub(now))
+	type result struct {
+		token
+		err error
+	}
+	s.tokens.mu.Lock()
+	old, results := maps.Clone(s.tokens.byName), map[string]*result{}
+	s.tokens.mu.Unlock()
+	var fetching sync.WaitGroup
+	for name, audience := range s.cfg.Tokens {
+		if now := time.Now(); now.Before(old[name].due) {
+			wait = min(wait, old[name].due.Sub(now))
 			continue
 		}
-		got, failed := s.fetchToken(ctx, s.cfg.Tokens[name])
-		if failed != nil {
-			err = errors.Join(err, fmt.Errorf("JWT-SVID for %q: %w", s.cfg.Tokens[name], failed))
-			again := patience.Wait(renew.NewFailure(*failures+1, failed), have.expires.Sub(have.received), time.Until(have.expires), rand.Float64())
+		r := new(result)
+		results[name] = r
+		fetching.Go(func() { r.token, r.err = s.fetchToken(ctx, audience) }) // all at once: one that hangs holds up no other
+	}
+	fetching.Wait()
+	s.tokens.mu.Lock()
+	defer s.tokens.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(results)) {
+		r, have := results[name], old[name]
+		if r.err != nil {
+			err = errors.Join(err, fmt.Errorf("JWT-SVID for %q: %w", s.cfg.Tokens[name], r.err))
+			again := patience.Wait(renew.NewFailure(*failures+1, r.err), have.expires.Sub(have.received), time.Until(have.expires), rand.Float64())
 			wait = min(wait, max(again, time.Second))
 			continue
 		}
-		s.tokens.mu.Lock()
-		s.tokens.byName[name], fetched = got, true
-		s.tokens.mu.Unlock()
-		wait = min(wait, time.Until(got.due))
+		s.tokens.byName[name], fetched = r.token, true
+		wait = min(wait, time.Until(r.due))
 	}
 	if *failures++; err == nil {
 		*failures = 0
 	}
-	s.tokens.mu.Lock()
 	s.tokens.err = err
-	s.tokens.mu.Unlock()
 	return fetched, max(wait, time.Second/10), err
+}
+
+// recallTokens takes over the tokens that an earlier process has left in the files, so that they stay while there is no other.
+func (s *Sink) recallTokens() {
+	s.tokens.mu.Lock()
+	defer s.tokens.mu.Unlock()
+	for name, audience := range s.cfg.Tokens {
+		data, err := files.Read(filepath.Join(s.cfg.Dir, name), jws.MaxSize)
+		if err != nil || s.tokens.byName[name].text != "" {
+			continue
+		}
+		now := time.Now()
+		if claims, ok := jws.ReadClaims(string(data)); ok && slices.Equal(claims.Audience, []string{audience}) && now.Before(claims.Expires) {
+			s.tokens.byName[name] = token{text: string(data), received: now, expires: claims.Expires}
+		}
+	}
 }
 
 func (s *Sink) fetchToken(ctx context.Context, audience string) (token, error) {
