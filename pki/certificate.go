@@ -262,7 +262,7 @@ func newTemplate(notBefore, notAfter time.Time) (*x509.Certificate, error) {
 	notBefore, notAfter = notBefore.UTC().Truncate(time.Second), notAfter.UTC().Truncate(time.Second)
 	switch {
 	case !notAfter.After(notBefore):
-		return nil, fmt.Errorf("NotAfter %s is not after NotBefore %s", notAfter.Format(time.RFC3339), notBefore.Format(time.RFC3339))
+		return nil, fmt.Errorf("NotAfter %s is not after NotBefore %s", notAfter.UTC().Format(time.RFC3339), notBefore.UTC().Format(time.RFC3339))
 	case notBefore.Year() < 1950 || notAfter.Year() > 9999:
 		return nil, errors.New("the years must be 1950 to 9999")
 	}

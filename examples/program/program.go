@@ -22,8 +22,9 @@ import (
 
 // Main runs the program called name and ends the process: with 0; with 2 for a [UsageError]; and with 1 after any other failure.
 // It prints the error to standard error, but [ErrAnswered] and the flag.ErrHelp of [Parse]. SIGINT and SIGTERM end the context of
-// run; a second one ends the process at once.
+// run; a second one ends the process at once. All times that the program prints are in UTC.
 func Main(name string, run func(ctx context.Context) error) {
+	time.Local = time.UTC // as those of certificates are
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
 	err := run(ctx)

@@ -169,7 +169,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	}
 
 	// The rest is plain net/http.
-	fmt.Fprintf(out, "identity: %s, until %s\n", me.ID(), me.NotAfter().Local().Format(time.DateTime))
+	fmt.Fprintf(out, "identity: %s, until %s\n", me.ID(), me.NotAfter().UTC().Format(time.RFC3339))
 	l, err := net.Listen("tcp", cmp.Or(o.addr, "127.0.0.1:0"))
 	if err != nil {
 		return fmt.Errorf("-addr: %w", err)

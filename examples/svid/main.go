@@ -42,6 +42,7 @@ import (
 )
 
 func main() {
+	time.Local = time.UTC // all times are printed in it
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	terminal := func(f *os.File) bool {

@@ -156,7 +156,7 @@ func parse(doc []byte) (saved time.Time, bundles *spiffe.BundleSet, err error) {
 		if r.Kind() == strictjson.Number {
 			lit, _ := r.Number()
 			if n, err := strconv.ParseInt(string(lit), 10, 64); err == nil && n > 0 && n < 1<<40 {
-				saved = time.Unix(n, 0)
+				saved = time.Unix(n, 0).UTC()
 			}
 		}
 	}
