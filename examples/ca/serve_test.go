@@ -17,6 +17,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -670,33 +671,91 @@ func TestRootsFile(t *testing.T) {
 	}, 60*time.Second, 50*time.Millisecond)
 }
 
-// TestFolderGone: a CA whose folder is gone is not ready while it still signs, and is again when the folder is back.
+// TestFolderGone: a CA whose folder is gone stays ready while it signs, and says that and until when.
 func TestFolderGone(t *testing.T) {
 	t.Parallel()
 	rounds.Slow(t)
 	c := newConfig(t, filepath.Join(t.TempDir(), "state"), "-create", "-audit-log", "none")
 	s, _ := start(t, c)
-	ready := func() (int, string) {
-		resp, err := http.Get("http://" + s.at.Admin.Addr().String() + "/ready")
-		require.NoError(t, err)
-		defer resp.Body.Close()
-		text, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
-		return resp.StatusCode, string(text)
-	}
-	code, _ := ready()
+	ready := "http://" + s.at.Admin.Addr().String() + "/ready"
+	code, text := get(t, ready)
 	require.Equal(t, http.StatusOK, code)
+	require.Equal(t, "ok\n", text)
 	folder := filepath.Join(c.StateDir, "ca")
 	require.NoError(t, os.Rename(folder, folder+".gone"))
 	_, err := s.ca.Own.Rotate(t.Context()) // which reads the folder, as Run does now and then
-	require.Error(t, err)
-	var text string
-	require.Eventually(t, func() bool { code, text = ready(); return code == http.StatusServiceUnavailable }, 60*time.Second, 50*time.Millisecond)
-	require.Contains(t, text, "gone")
+	require.ErrorIs(t, err, ca.ErrUnfit)
+	code, text = get(t, ready)
+	require.Equal(t, http.StatusOK, code)
+	require.Regexp(t, `^ok\nstore: .* is gone; .*\nsigns until 20\S+Z if nothing changes\n$`, text)
 	require.NoError(t, os.Rename(folder+".gone", folder))
 	_, err = s.ca.Own.Rotate(t.Context())
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { code, _ := ready(); return code == http.StatusOK }, 60*time.Second, 50*time.Millisecond)
+	_, text = get(t, ready)
+	require.Equal(t, "ok\n", text)
+}
+
+// TestPrintedProbe: the readiness probe of the Deployment that -install kubernetes prints takes no replica away that signs, whatever
+// becomes of the Secret, and no alert that is critical fires for it.
+func TestPrintedProbe(t *testing.T) {
+	t.Parallel()
+	rounds.Slow(t)
+	manifest := printed(t)
+	probe := regexp.MustCompile(`readinessProbe: \{httpGet: \{path: (\S+), port: admin\}`).FindStringSubmatch(manifest)
+	require.NotNil(t, probe)
+	k, args := cluster(t)
+	s, _ := start(t, newConfig(t, t.TempDir(), args...))
+	at := "http://" + s.at.Admin.Addr().String()
+	const secret = "/api/v1/namespaces/istio-system/secrets/istio-ca-secret"
+	var fine map[string]any
+	require.True(t, k.Get(secret, &fine))
+	for name, broken := range map[string]func(){
+		"an API server that is away": func() {
+			k.Faults(func(r *http.Request) *kubetest.Fault {
+				if strings.HasPrefix(r.URL.Path, secret) {
+					return &kubetest.Fault{Code: http.StatusInternalServerError, Reason: "InternalError"}
+				}
+				return nil
+			})
+		},
+		"a Secret of another type": func() {
+			other := maps.Clone(fine)
+			other["type"] = "Opaque"
+			k.Put(secret, other)
+		},
+		"a record that cannot be read": func() {
+			other := maps.Clone(fine)
+			other["data"] = map[string]any{"svidkit-state.json": []byte("x")}
+			k.Put(secret, other)
+		},
+	} {
+		broken()
+		_, err := s.ca.Own.Rotate(t.Context()) // which reads the Secret
+		require.Error(t, err, name)
+		require.Error(t, s.ca.Own.Health().Store, name)
+		code, text := get(t, at+probe[1])
+		require.Equal(t, http.StatusOK, code, name)
+		require.Contains(t, text, "\nstore: ", name)
+		require.Contains(t, text, "\nsigns until 20", name)
+		_, text = get(t, at+"/metrics")
+		for _, line := range []string{`svidkit_ready{part="ca"} 1`, "svidkit_ca_signing 1", "svidkit_ca_store_up 0", "svidkit_ca_audit_up 1"} {
+			require.Contains(t, text, "\n"+line+"\n", name)
+		}
+		k.Faults(nil)
+		k.Put(secret, fine)
+	}
+}
+
+// printed returns what -install kubernetes prints.
+func printed(t testing.TB, with ...string) string {
+	t.Helper()
+	args := []string{"-install", "kubernetes", "-with", "image=ca:1"}
+	for _, w := range with {
+		args = append(args, "-with", w)
+	}
+	out, err := shell(t, "", args...)
+	require.NoError(t, err)
+	return out
 }
 
 func mustStore(t testing.TB, c *caconfig.Config) ca.Store {

@@ -56,6 +56,7 @@ func TestHealthOfTheStore(t *testing.T) {
 			time.Sleep(59 * time.Second)
 		}
 		require.ErrorIs(t, a.Health().Signing, spiffe.ErrNotReady)
+		require.NotContains(t, a.Health().Signing.Error(), "SPIFFE ID", "it is about no request")
 		require.Equal(t, until, a.Health().Until)
 		store.behave(nil)
 		time.Sleep(31 * time.Second)

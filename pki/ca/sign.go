@@ -52,7 +52,15 @@ type SignError struct {
 }
 
 func (e *SignError) Error() string {
-	return fmt.Sprintf("ca: sign %q: %v: %v", e.ID, e.Kind, e.Err)
+	return fmt.Sprintf("ca: sign%s: %v: %v", quoted(e.ID), e.Kind, e.Err)
+}
+
+// quoted returns " " and the ID in quotes, or nothing for the zero ID, such as that of a certificate for names alone.
+func quoted(id spiffe.ID) string {
+	if id.IsZero() {
+		return ""
+	}
+	return fmt.Sprintf(" %q", id)
 }
 
 // Unwrap returns Err, which may know when to come back, and Kind.
@@ -60,7 +68,7 @@ func (e *SignError) Unwrap() []error { return []error{e.Err, e.Kind} }
 
 // signCanceled is the error of a context that is done.
 func signCanceled(ctx context.Context, id spiffe.ID) error {
-	return fmt.Errorf("ca: sign %q: %w", id, context.Cause(ctx))
+	return fmt.Errorf("ca: sign%s: %w", quoted(id), context.Cause(ctx))
 }
 
 // minTTL is the shortest lifetime: certificates carry whole seconds, so that less may be nothing.

@@ -359,13 +359,14 @@ func (s *Server) newAdmin(metrics []func(io.Writer) error) http.Handler {
 				return
 			}
 			fmt.Fprintln(w, "ok")
+			s.writeHealth(w, false)
 		})
 	}
 	mux.HandleFunc("GET /root-cert.pem", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(s.roots()) })
 	if s.opts.Status != nil {
 		mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
 			s.opts.Status(w)
-			s.writeHealth(w)
+			s.writeHealth(w, true)
 		})
 	}
 	if s.opts.Page != nil {

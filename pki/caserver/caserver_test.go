@@ -327,7 +327,9 @@ func TestReady(t *testing.T) {
 		_, metrics := admin("/metrics")
 		if !full {
 			require.Equal(t, http.StatusOK, code, text)
+			require.Equal(t, "ok\n", text)
 			require.NotContains(t, status, "audit:")
+			require.Contains(t, status, "\nsigns until ")
 			require.Contains(t, metrics, "\nsvidkit_ca_signing 1\n")
 			require.Contains(t, metrics, "\nsvidkit_ca_audit_up 1\n")
 			continue
@@ -335,6 +337,7 @@ func TestReady(t *testing.T) {
 		require.Equal(t, http.StatusServiceUnavailable, code)
 		require.Contains(t, text, "the disk is full")
 		require.Contains(t, status, "audit:")
+		require.NotContains(t, status, "signs until", "it does not sign")
 		require.Contains(t, metrics, "\nsvidkit_ca_signing 0\n")
 		require.Contains(t, metrics, "\nsvidkit_ca_audit_up 0\n")
 		_, err = c.ask(secret+":spiffe://example.org/other", 0)

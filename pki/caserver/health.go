@@ -22,22 +22,18 @@ func (s *Server) health() (h ca.Health, ok bool) {
 	return h, false
 }
 
-// ready returns why a caller should ask another replica: this one has no certificate for its ports, or would not sign, or only an
-// operator mends its store. A store that does not answer is no reason while the CA still signs, and neither is a limit: the other
-// replicas are busy, too.
+// ready returns why a caller should ask another replica: this one has no certificate for its ports, or would not sign. A store that is
+// away or unfit is no reason while the CA still signs, as it is that of all replicas, and neither is a limit: the others are busy, too.
 func (s *Server) ready() error {
 	if svid, err := s.identity.SVID(); err != nil || time.Now().After(svid.NotAfter()) {
 		return errors.New("the server has no valid certificate: the CA does not sign")
 	}
 	h, _ := s.health()
-	if errors.Is(h.Store, ca.ErrUnfit) { // such as a folder that is gone, which only an operator mends
-		return h.Store
-	}
 	return h.Signing
 }
 
-// writeHealth writes what is wrong, for operators.
-func (s *Server) writeHealth(w io.Writer) {
+// writeHealth writes what is wrong, for operators, and, if asked or if anything is, until when the CA signs.
+func (s *Server) writeHealth(w io.Writer, until bool) {
 	h, ok := s.health()
 	if !ok {
 		return
@@ -48,9 +44,12 @@ func (s *Server) writeHealth(w io.Writer) {
 	}{{"signing", h.Signing}, {"store", h.Store}, {"audit", h.Audit}, {"root", h.Root}} {
 		if part.err != nil {
 			fmt.Fprintf(w, "%s: %v\n", part.name, part.err)
+			until = true
 		}
 	}
-	fmt.Fprintf(w, "signs until %s if nothing changes\n", h.Until.UTC().Format(time.RFC3339))
+	if until && h.Signing == nil && !h.Until.IsZero() { // a registration authority knows no end
+		fmt.Fprintf(w, "signs until %s if nothing changes\n", h.Until.UTC().Format(time.RFC3339))
+	}
 }
 
 // newMetrics returns the metrics of the CA itself. Those of the APIs have the names that Istio and Linkerd give them.

@@ -64,6 +64,7 @@ func (f *away) err() error {
 // store is a [ca.Store] in memory.
 type store struct {
 	away
+	unfit   bool // what its errors say
 	mu      sync.Mutex
 	version int
 	data    map[string][]byte
@@ -73,6 +74,9 @@ func (s *store) Load(context.Context) (ca.Record, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.err(); err != nil {
+		if s.unfit {
+			err = errors.Join(ca.ErrUnfit, err)
+		}
 		return ca.Record{}, err
 	}
 	if s.data == nil {
@@ -323,8 +327,14 @@ func TestNoFreshRoot(t *testing.T) {
 }
 
 // TestStoreAway: the store of the CA does not answer for 15 minutes, while the CA signs on.
-func TestStoreAway(t *testing.T) {
+func TestStoreAway(t *testing.T) { storeAway(t, false) }
+
+// TestStoreUnfit: nor is it critical that only an operator mends it, as of a folder that is gone.
+func TestStoreUnfit(t *testing.T) { storeAway(t, true) }
+
+func storeAway(t *testing.T, unfit bool) {
 	within(t, nil, func(w *world) {
+		w.store.unfit = unfit
 		w.lasts(5)
 		w.store.away.Store(true)
 		w.lasts(15)
