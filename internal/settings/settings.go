@@ -8,13 +8,14 @@
 //	values, err := table.Read(os.Environ()) // err has a line for each bad value
 //	ttl := values.Duration("SECRET_TTL")
 //
-// A variable that is set to the empty text is like one that is not set.
+// A variable that is set to the empty text is like one that is not set, and so is a [ServiceLink].
 package settings
 
 import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -121,7 +122,7 @@ func (t Table) Read(environ []string) (*Values, error) {
 	}
 	for _, line := range environ {
 		name, value, _ := strings.Cut(line, "=")
-		if value == "" {
+		if value == "" || ServiceLink(line) {
 			continue
 		}
 		row := t.find(name)
@@ -152,6 +153,15 @@ func (t Table) Read(environ []string) (*Values, error) {
 		return nil, errors.Join(bad...)
 	}
 	return v, nil
+}
+
+// links are the lines of service links. Those of the API server's own Service are there with enableServiceLinks: false, too.
+var links = regexp.MustCompile(`^\w+(_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)=|^\w+_PORT=(tcp|udp|sctp)://`)
+
+// ServiceLink reports whether a line of an environment is what Kubernetes tells a pod about a Service of its namespace, but for
+// the Service kubernetes: the Service envoy-status makes ENVOY_STATUS_PORT=tcp://10.0.0.1:80. It is no configuration.
+func ServiceLink(line string) bool {
+	return links.MatchString(line) && !strings.HasPrefix(line, "KUBERNETES_")
 }
 
 // find returns the row of a name, or nil: that with the name itself before one of a prefix.

@@ -182,7 +182,7 @@ func (c *Config) variables(log *slog.Logger) {
 	})
 	for _, line := range os.Environ() {
 		name, _, _ := strings.Cut(line, "=")
-		if c.getenv(name) == "" {
+		if c.getenv(name) == "" || settings.ServiceLink(line) {
 			continue
 		}
 		why := without[name]
