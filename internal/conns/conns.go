@@ -57,8 +57,8 @@ func (p Peer) inProcess() []string {
 // may have twice as many as are free, of the budget and of the Listener's connections, so the fuller they are, the less each may
 // add: a peer that takes what it can leaves a third for the others, and a second one a ninth. So there is room for a peer that
 // has none, and for a Listener that has none. Within the wider name of its peers, a narrower one may have 32 times as many as
-// are free for that; and while a quarter is free, one that has none gets its first connection whatever the others of the wider
-// name have.
+// are free for that; and while more than a quarter is free, one that has none gets its first connection whatever the others of
+// the wider name have.
 //
 // No connection takes a descriptor of the reserve: a quarter of those that the process may have (RLIMIT_NOFILE), from 64
 // to 1,024 of them. The system gives out the lowest free number, so a connection whose number is in the reserve is one too
@@ -174,7 +174,7 @@ func crowded(peer []string, of map[string]int, all, free, each int) *limit.Error
 			return &limit.Error{Reason: limit.CallerShare}
 		}
 		none := i+1 < len(peer) && of[peer[i+1]] == 0
-		if has >= times*free && !(none && free >= all/4) {
+		if has >= times*free && !(none && 4*free > all) {
 			return &limit.Error{Reason: Crowded}
 		}
 		if free = max((times*free-has+times)/(times+1), 1); i == 0 && each > 0 { // of those within it, this one included

@@ -1,0 +1,198 @@
+package workloadagent_test
+
+import (
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/spiffe/workloadagent"
+)
+
+// caller is a process of which the kernel says all.
+type caller struct {
+	unixsocket.Peer
+	unixsocket.Process
+}
+
+// selector is one of a match: its value, how a process meets it, and how it fails by a little or by having nothing.
+type selector struct {
+	value string // in JSON
+	met   func(*caller)
+	unmet []func(*caller)
+}
+
+var selectors = map[string]selector{
+	"uid": {`0`, func(c *caller) { c.UID = 0 }, []func(*caller){
+		func(c *caller) { c.UID = 1 }, func(c *caller) { c.UID = 1<<32 - 2 },
+	}},
+	"gid": {`0`, func(c *caller) { c.GID = 0 }, []func(*caller){
+		func(c *caller) { c.GID = 1 }, func(c *caller) { c.GID = 1<<32 - 2 },
+	}},
+	"executable": {`"/usr/bin/web"`, func(c *caller) { c.Executable = "/usr/bin/web" }, []func(*caller){
+		func(c *caller) { c.Executable = "" }, func(c *caller) { c.Executable = "/usr/bin/web2" },
+		func(c *caller) { c.Executable = "/usr/bin" }, func(c *caller) { c.Executable = "/opt/usr/bin/web" },
+	}},
+	"unit": {`"web.service"`, func(c *caller) { c.Unit = "web.service" }, []func(*caller){
+		func(c *caller) { c.Unit = "" }, func(c *caller) { c.Unit = "db.service" }, func(c *caller) { c.Unit = "web.scope" },
+		func(c *caller) { c.Unit = "my-web.service" }, func(c *caller) { c.Unit = "Web.service" },
+	}},
+	"pod": {`"6f9c7a34-2a49-4a8e-8f6c-2d7b6f0a1c22"`, func(c *caller) { c.Pod = "6f9c7a34-2a49-4a8e-8f6c-2d7b6f0a1c22" }, []func(*caller){
+		func(c *caller) { c.Pod = "" }, func(c *caller) { c.Pod = "11111111-2a49-4a8e-8f6c-2d7b6f0a1c22" },
+		func(c *caller) { c.Pod = "6f9c7a34-2a49-4a8e-8f6c-2d7b6f0a1c23" },
+	}},
+}
+
+// A rule is met by the processes that meet each of its selectors, whatever they are beside, and by no other: for all sets of
+// selectors, and for all sets that a process meets.
+func TestRuleIsMet(t *testing.T) {
+	t.Parallel()
+	// No selector is left out here.
+	err := workloadagent.Parse([]byte(`{"workloads": [{"match": {"x": 1}, "identities": [`+id("/web")+`]}]}`), exampleOrg)
+	require.Error(t, err)
+	known := regexp.MustCompile(`match can have (.*)$`).FindStringSubmatch(err.Error())
+	require.NotNil(t, known, "%v", err)
+	names := slices.Sorted(maps.Keys(selectors))
+	require.Equal(t, strings.Split(known[1], ", "), names, "a selector without a case in this table")
+
+	rulesTested := 0
+	for set := 1; set < 1<<len(names); set++ {
+		var match []string
+		for i, name := range names {
+			if set>>i&1 == 1 {
+				match = append(match, fmt.Sprintf("%q: %s", name, selectors[name].value))
+			}
+		}
+		data := `{"workloads": [{"match": {` + strings.Join(match, ", ") + `}, "identities": [` + id("/web") + `]}]}`
+		if len(match) == 1 && set>>slices.Index(names, "executable")&1 == 1 {
+			require.Error(t, workloadagent.Parse([]byte(data), exampleOrg), "an executable alone")
+			continue
+		}
+		rules := workloadagent.Rules(t, data)
+		rulesTested++
+		for meets := range 1 << len(names) {
+			for variant := range 5 {
+				c := &caller{}
+				for i, name := range names {
+					s := selectors[name]
+					if meets>>i&1 == 1 {
+						s.met(c)
+					} else {
+						s.unmet[variant%len(s.unmet)](c)
+					}
+				}
+				granted := rules.Granted(c.Peer, func() (unixsocket.Process, bool) { return c.Process, true })
+				require.Equal(t, set&^meets == 0, len(granted) == 1, "the rule {%s} and the process %+v", strings.Join(match, ", "), *c)
+			}
+		}
+	}
+	assert.Equal(t, 1<<len(names)-2, rulesTested)
+}
+
+// A rule without a match is met by no process, and one that names a process by what only the kernel knows of it is met by none
+// that is not certain. A rule by user and group asks for no more than these.
+func TestRuleAndUncertainProcess(t *testing.T) {
+	t.Parallel()
+	whole := caller{}
+	for _, s := range selectors {
+		s.met(&whole)
+	}
+	for match, want := range map[string]bool{
+		`"uid": 0`: true, `"gid": 0`: true, `"uid": 0, "gid": 0`: true,
+		`"uid": 0, "executable": "/usr/bin/web"`: false, `"unit": "web.service"`: false, `"pod": ` + selectors["pod"].value: false,
+		`"uid": 0, "unit": "web.service"`: false, `"gid": 0, "pod": ` + selectors["pod"].value: false,
+	} {
+		rules := workloadagent.Rules(t, `{"workloads": [{"match": {`+match+`}, "identities": [`+id("/web")+`]}]}`)
+		asked := false
+		granted := rules.Granted(whole.Peer, func() (unixsocket.Process, bool) { asked = true; return whole.Process, false })
+		assert.Equal(t, want, len(granted) == 1, "%s", match)
+		assert.Equal(t, !want, asked, "%s", match)
+
+		other := caller{Peer: unixsocket.Peer{UID: 7, GID: 7}}
+		if strings.Contains(match, `id": 0`) {
+			asked = false
+			assert.Empty(t, rules.Granted(other.Peer, func() (unixsocket.Process, bool) { asked = true; return whole.Process, true }), "%s", match)
+			assert.False(t, asked, "another user is refused without a look at the process: %s", match)
+		}
+	}
+	rules := workloadagent.Rules(t, `{"workloads": [{"identities": [`+id("/batch", `"files": [{"folder": "/run/batch"}]`)+`]}]}`)
+	for _, p := range []caller{{}, whole} {
+		assert.Empty(t, rules.Granted(p.Peer, func() (unixsocket.Process, bool) { return p.Process, true }), "files are for no process")
+	}
+}
+
+// A process has the identities of all rules that it meets and of no other, in the order of the file, each once, with distinct
+// hints; of the rules of one identity it has all audiences.
+func TestGranted(t *testing.T) {
+	t.Parallel()
+	workload := func(uid int, identities ...string) string {
+		return fmt.Sprintf(`{"match": {"uid": %d}, "identities": [%s]}`, uid, strings.Join(identities, ", "))
+	}
+	by := func(group int, identities ...string) string {
+		return strings.Replace(workload(group, identities...), "uid", "gid", 1)
+	}
+	rules := workloadagent.Rules(t, `{"workloads": [`+strings.Join([]string{
+		workload(1, id("/b", `"hint": ":x"`, `"audiences": ["one"]`), id("/a")),
+		workload(2, id("/other", `"hint": ":x"`, `"audiences": ["*"]`)),
+		by(1, id("/c", `"hint": ":x"`), id("/a", `"hint": ":late"`, `"audiences": ["two", "three"]`), id("/d", `"hint": ":y"`)),
+		by(1, id("/b", `"audiences": ["four"]`)),
+	}, ",\n")+`]}`)
+	granted := func(uid, gid uint32) []workloadagent.Grant {
+		return rules.Granted(unixsocket.Peer{UID: uid, GID: gid}, func() (unixsocket.Process, bool) { return unixsocket.Process{}, true })
+	}
+	names := func(all []workloadagent.Grant) (names []string) {
+		for _, g := range all {
+			names = append(names, g.ID())
+		}
+		return names
+	}
+	assert.Equal(t, []string{"/b:x", "/a"}, names(granted(1, 2)))
+	assert.Equal(t, []string{"/b:x", "/a", "/c", "/d:y"}, names(granted(1, 1)), "the first rule comes first, and keeps its hint")
+	assert.Equal(t, []string{"/c:x", "/a:late", "/d:y", "/b"}, names(granted(3, 1)), "a hint is lost to another of the same process only")
+	assert.Equal(t, []string{"/other:x", "/c", "/a:late", "/d:y", "/b"}, names(granted(2, 1)))
+	assert.Empty(t, granted(3, 3))
+
+	both := granted(1, 1)
+	assert.True(t, both[0].Permits("one", "four"))
+	assert.True(t, both[1].Permits("two", "three"))
+	assert.False(t, both[2].Permits("one"), "an audience of another identity")
+	first := granted(1, 2)
+	assert.True(t, first[0].Permits("one"))
+	assert.False(t, first[0].Permits("one", "four"), "an audience of a rule that is not met")
+	assert.False(t, first[1].Permits("two"))
+	assert.False(t, first[1].Permits("*"), "no audience")
+	assert.True(t, granted(2, 2)[0].Permits("any", "at all"))
+}
+
+// What one process has by several rules changes nothing for another.
+func TestGrantsAreApart(t *testing.T) {
+	t.Parallel()
+	ask := func() (unixsocket.Process, bool) { return unixsocket.Process{}, true }
+	for n := range 10 { // for each room that a list may have behind its end
+		var common []string
+		for i := range n {
+			common = append(common, fmt.Sprintf("%q", fmt.Sprint("common ", i)))
+		}
+		rule := func(match, audiences string) string {
+			return `{"match": {` + match + `}, "identities": [` + id("/web", `"audiences": [`+audiences+`]`) + `]}`
+		}
+		rules := workloadagent.Rules(t, `{"workloads": [`+rule(`"uid": 1`, strings.Join(common, ", "))+", "+rule(`"gid": 1`, `"first"`)+", "+rule(`"gid": 2`, `"second"`)+`]}`)
+		first := rules.Granted(unixsocket.Peer{UID: 1, GID: 1}, ask)
+		second := rules.Granted(unixsocket.Peer{UID: 1, GID: 2}, ask)
+		none := rules.Granted(unixsocket.Peer{UID: 1, GID: 3}, ask)
+		require.Len(t, first, 1)
+		require.Len(t, second, 1)
+		require.Len(t, none, 1)
+		assert.True(t, first[0].Permits("first"), "%d", n)
+		assert.False(t, first[0].Permits("second"), "%d", n)
+		assert.True(t, second[0].Permits("second"), "%d", n)
+		assert.False(t, second[0].Permits("first"), "%d", n)
+		assert.False(t, none[0].Permits("first") || none[0].Permits("second"), "%d", n)
+	}
+}
