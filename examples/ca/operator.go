@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/examples/program"
@@ -19,17 +21,17 @@ import (
 // changed within -refresh-hint at the latest, and usually within 30 seconds.
 func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 	var csr *pki.CSR
-	if o.command == "once" || o.command == "verify-audit" { // before there is a CA for a request that is none
+	if o.command == "verify-audit" {
+		return o.verifyAudit(in, out)
+	}
+	if o.command == "once" { // before there is a CA for a request that is none
 		if o.argument != "-" {
 			f, err := os.Open(o.argument)
 			if err != nil {
-				return fmt.Errorf("-%s: %w", o.command, err)
+				return fmt.Errorf("-once: %w", err)
 			}
 			defer f.Close()
 			in = f
-		}
-		if o.command == "verify-audit" {
-			return verifyAudit(in, out)
 		}
 		var err error
 		if csr, err = readCSR(ctx, in); err != nil {
@@ -136,24 +138,36 @@ func readCSR(ctx context.Context, in io.Reader) (*pki.CSR, error) {
 	}
 }
 
-// verifyAudit reads an audit log. A line that a crash left unfinished is in order: nothing was issued for it.
-func verifyAudit(in io.Reader, out io.Writer) error {
-	records, wrong := 0, 0
-	for _, err := range auditlog.Read(in) {
-		switch {
-		case err == nil:
-			records++
-			continue
-		case errors.Is(err, auditlog.ErrChain), errors.Is(err, auditlog.ErrMalformed):
-			wrong++
-		case !errors.Is(err, auditlog.ErrTorn):
+// verifyAudit verifies an audit log, with its full files, and its end by what -audit-head has of it.
+func (o *options) verifyAudit(in io.Reader, out io.Writer) error {
+	logs := []io.Reader{in}
+	if o.argument != "-" {
+		logs = nil
+		paths, err := auditlog.Files(o.argument)
+		for _, path := range paths {
+			f, bad := os.Open(path)
+			if err = errors.Join(err, bad); bad == nil {
+				defer f.Close()
+				logs = append(logs, f)
+			}
+		}
+		if err != nil {
 			return fmt.Errorf("-verify-audit: %w", err)
 		}
-		fmt.Fprintln(out, err)
 	}
-	if wrong > 0 {
-		return fmt.Errorf("-verify-audit: lines were changed or taken out (places: %d); keep the file, and compare it with a copy of before", wrong)
+	var head string
+	if o.AuditHead != "" {
+		text, err := os.ReadFile(o.AuditHead)
+		if head = strings.TrimSpace(string(text)); err != nil || head == "" {
+			return fmt.Errorf("-audit-head: %w", cmp.Or(err, fmt.Errorf("%s is empty", o.AuditHead)))
+		}
 	}
-	fmt.Fprintf(out, "%d records are as they were written\n", records)
+	if err := auditlog.Verify(out, head, logs...); err != nil {
+		return fmt.Errorf("-verify-audit: %s", strings.TrimPrefix(err.Error(), "auditlog: "))
+	}
+	fmt.Fprintln(out, "all records are as they were written")
+	if head == "" {
+		fmt.Fprintln(out, "whether lines after that were cut off shows only by a hash that is kept elsewhere: -audit-head names its file")
+	}
 	return nil
 }

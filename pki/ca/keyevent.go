@@ -21,7 +21,7 @@ type KeyEvent struct {
 	Key         string    `json:"key,omitempty"`         // "root" or "jwt"; empty if it is about all of them
 	Serial      string    `json:"serial,omitempty"`      // of a root, in hexadecimal; the ID of a JWT key
 	NotAfter    time.Time `json:"not_after,omitzero"`    // of a root
-	Fingerprint string    `json:"fingerprint,omitempty"` // SHA-256 of a root's certificate (DER), in hexadecimal
+	Fingerprint string    `json:"fingerprint,omitempty"` // SHA-256 in hexadecimal, of a root's certificate (DER), or as package auditlog has it
 
 	// Successor is the serial number or ID of the key that takes over.
 	Successor string `json:"successor,omitempty"`

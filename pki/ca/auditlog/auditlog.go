@@ -7,7 +7,7 @@
 //	…
 //	authority, err := ca.Open(ctx, ca.Config{TrustDomain: td, Auditor: l}, store)
 //
-// [Read] reads such a file, for operators and for tests.
+// [Read] reads such a file, and [Verify] sees whether it is as it was written.
 //
 // # What it promises
 //
@@ -16,7 +16,7 @@
 // until its context is done. When writing or fsync fails, every record of that write gets the error, and the log stays
 // failed until the file was opened again and a write worked; no later success hides a lost one.
 //
-// A line that a crash left unfinished gets its newline before anything is added, so that no record is ever glued to it. A
+// A line that a crash left unfinished gets its newline with the next one, so that no record is ever glued to it. A
 // line may be in the file although Record returned an error; then its certificate was thrown away. There is no
 // certificate without a line.
 //
@@ -58,7 +58,7 @@
 //	key          "root" or "jwt"
 //	serial       of a root, in hexadecimal; the ID of a JWT key
 //	not_after    of a root
-//	fingerprint  SHA-256 of a root (DER), in hexadecimal
+//	fingerprint  SHA-256 of a root (DER), in hexadecimal; of "removed", see below
 //	successor    the serial or ID of the key that takes over
 //	detail       for operators
 //	uid          of the user of the process that did it
@@ -66,12 +66,14 @@
 //	command      its command line, without secrets
 //	prev         as above
 //
-// The log itself writes one with the event "removed" and the names of files in detail: see below.
+// The log itself writes one with the event "removed", the names of files in detail, and in fingerprint the SHA-256 of the last
+// line of the newest of them.
 //
 // By prev each line vouches for the one before, also across files that were moved away. The first line ever has zeros
 // there, and so has the first one of a process that found an empty file and has no MaxSize, by which it would know the
-// file before. So the next line shows that a line was changed or taken out: [Read] says where. That the end of a file was
-// cut off, or that all of it was rewritten, shows only in a copy of a later line elsewhere.
+// file before. So the next line shows that a line was changed or taken out, and [Verify] says where, and that the first lines are
+// not here. That lines at the end were cut off or changed, or that all of it was rewritten, shows only against the hash of a later
+// line that is kept elsewhere: [Log.End].
 //
 // # Rotation
 //
@@ -94,6 +96,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -158,6 +161,7 @@ type Log struct {
 	began   time.Time // when the present write began; zero for none
 	checked time.Time // when it was last found out whether the disk works
 	health  error     // what was found
+	ended   digest    // last, as of the present write or look
 
 	disk   sync.Mutex // held while writing; guards what follows
 	file   file       // nil if it is not open
@@ -167,9 +171,18 @@ type Log struct {
 	err    error      // of the last attempt; nil if it worked
 	failed time.Time
 	pruned time.Time       // when it was last looked which files may go
-	gone   []string        // files that were removed, and are in no line yet
+	gone   []removed       // files that are in no line yet, the newest first
 	told   map[string]bool // warnings
 }
+
+// removed is a full file that was removed.
+type removed struct {
+	name string
+	last digest // the hash of its last line
+}
+
+// removedEvent is what the log says of them.
+const removedEvent = "removed"
 
 // batch is what goes to the disk together.
 type batch struct {
@@ -190,8 +203,7 @@ func (b *batch) size() (n int64) {
 }
 
 // Open opens the audit log at path, or creates it with the mode 0600, in a folder that has to be
-// there. If the file has an unfinished last line, it gets its newline. The error says what is wrong
-// with the file; it wraps that of the operating system. o may be nil.
+// there. The error says what is wrong with the file; it wraps that of the operating system. o may be nil.
 func Open(path string, o *Options) (*Log, error) {
 	return open(path, o, osFileSystem{})
 }
@@ -372,6 +384,14 @@ func (l *Log) check() <-chan struct{} {
 	return done
 }
 
+// End returns the SHA-256 of the last line in hexadecimal, as of the last write, or of the last look at what other processes have
+// written. Kept where those who can change the log cannot change it, [Verify] sees by it that lines at the end are missing.
+func (l *Log) End() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return hex.EncodeToString(l.ended[:])
+}
+
 // Reopen closes the file and opens the one at its path, creating it if it was moved away. When it returns, nothing is
 // written to the old file any more. It also ends a failure at once, if the file can be used again; otherwise that is tried
 // once a second while there are records to write.
@@ -423,6 +443,9 @@ func (l *Log) commit(b *batch) error {
 	}
 	l.mu.Lock()
 	l.began = time.Time{}
+	if l.err == nil {
+		l.ended = l.last
+	}
 	if b != nil || l.err != nil { // it says more than a write of nothing
 		l.health, l.checked = l.err, time.Now()
 	}
@@ -438,11 +461,11 @@ func (l *Log) try(b *batch) error {
 	defer unlock()
 	l.prune()
 	var text []byte
-	if l.torn {
-		text = append(text, '\n')
-	}
 	last := l.last
 	add := func(line []byte) {
+		if l.torn && text == nil {
+			text = append(text, '\n')
+		}
 		last = link(line, last)
 		text = append(append(text, line...), '\n')
 	}
@@ -450,9 +473,11 @@ func (l *Log) try(b *batch) error {
 	if len(l.gone) > 0 {
 		var detail string
 		for ; named < len(l.gone) && len(detail) < maxNamed; named++ {
-			detail += " " + l.gone[named]
+			detail += " " + l.gone[named].name
 		}
-		line, err := encode(Entry{KeyEvent: &ca.KeyEvent{Time: time.Now(), Event: "removed", Detail: detail[1:]}})
+		line, err := encode(Entry{KeyEvent: &ca.KeyEvent{
+			Time: time.Now(), Event: removedEvent, Fingerprint: hex.EncodeToString(l.gone[0].last[:]), Detail: detail[1:],
+		}})
 		if err != nil {
 			return err
 		}
@@ -471,7 +496,7 @@ func (l *Log) try(b *batch) error {
 	if err := l.file.Sync(); err != nil { // also of nothing: it says whether the disk is well
 		return err
 	}
-	l.size, l.last, l.torn = l.size+int64(len(text)), last, false
+	l.size, l.last, l.torn = l.size+int64(len(text)), last, l.torn && len(text) == 0
 	l.gone = l.gone[named:]
 	return nil
 }
@@ -656,29 +681,34 @@ func (l *Log) prune() {
 		total += info.Size()
 		tooMuch := l.o.KeepSize > 0 && total > l.o.KeepSize
 		tooOld := l.o.KeepAge > 0 && time.Since(info.ModTime()) > l.o.KeepAge
-		if i == len(full)-1 || !tooMuch && !tooOld || !endsWithRecord(f.path, info.Size()) {
+		if i == len(full)-1 || !tooMuch && !tooOld {
+			continue
+		}
+		last, ok := endOfRecord(f.path, info.Size())
+		if !ok {
 			continue
 		}
 		if err := l.fs.Remove(f.path); err != nil {
 			l.warn("auditlog: a full file cannot be removed", slog.Any("err", err))
 			continue
 		}
-		l.gone = append(l.gone, filepath.Base(f.path))
+		l.gone = append(l.gone, removed{filepath.Base(f.path), last})
 	}
 }
 
-// endsWithRecord reports whether the last line of a file is one of ours.
-func endsWithRecord(path string, size int64) bool {
+// endOfRecord returns the hash of the last line of a file, if that is one of ours.
+func endOfRecord(path string, size int64) (last digest, ok bool) {
 	f, err := openFull(path)
 	if err != nil {
-		return false
+		return last, false
 	}
 	defer f.Close()
 	line := make([]byte, min(size, int64(endLen+1)))
-	if _, err := f.ReadAt(line, size-int64(len(line))); err != nil && err != io.EOF {
-		return false
+	if _, err := f.ReadAt(line, size-int64(len(line))); err != nil || !finished(bytes.TrimSuffix(line, []byte{'\n'})) {
+		return last, false
 	}
-	return finished(bytes.TrimSuffix(line, []byte{'\n'}))
+	last, _, err = end(f, size)
+	return last, err == nil
 }
 
 const dateLayout = "20060102"
@@ -704,6 +734,16 @@ func owned(e fs.DirEntry, path string) bool {
 // openFull opens a full file for reading.
 func openFull(path string) (*os.File, error) {
 	return private.OpenFile(path, os.O_RDONLY, private.Options{Warn: func(error) {}})
+}
+
+// Files returns the files of the log at path, the oldest first: the full ones, and path itself.
+func Files(path string) ([]string, error) {
+	full, err := fullFiles(path)
+	var all []string
+	for _, f := range full {
+		all = append(all, f.path)
+	}
+	return append(all, path), err
 }
 
 // fullFiles returns the files that were moved away, the newest last. Those of other users are none.

@@ -73,7 +73,7 @@ func ExampleOpen() {
 func ExampleRead() {
 	// In the shell: cat audit-*.jsonl audit.jsonl
 	lines := `{"time":"2026-01-02T03:04:05Z","kind":"x509-svid","serial":"5d1c","id":"spiffe://example.org/web","prev":"` + strings.Repeat("0", 64) + `"}` + "\n" +
-		`{"time":"2026-01-02T03:04:06Z","kind":"x50` + "\n"
+		`{"time":"2026-01-02T03:04:06Z","kind":"x50`
 	for e, err := range auditlog.Read(strings.NewReader(lines)) {
 		if err != nil {
 			fmt.Println(err)

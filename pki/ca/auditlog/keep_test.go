@@ -3,6 +3,7 @@ package auditlog_test
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -115,6 +116,48 @@ func TestKeepSize(t *testing.T) {
 	got := strings.Join(contents(t, append(names, path)...), "|")
 	require.NotContains(t, got, "chain")
 	require.Regexp(t, `^(removed audit-.*\|)?22\|removed audit-[^|]*\|23\|24$`, got)
+}
+
+// What is left of a log that removes files is whole, from the line after them to the one that the Log has at its end; without its
+// first line it is not.
+func TestVerifyKept(t *testing.T) {
+	t.Parallel()
+	path := logPath(t)
+	l := open(t, path, &auditlog.Options{MaxSize: 700, KeepSize: 2000}, nil)
+	require.Equal(t, strings.Repeat("0", 64), l.End())
+	for i := range 40 {
+		require.NoError(t, l.Record(t.Context(), record(fmt.Sprint(i))))
+		ends := l.End()
+		verify := func(cut int) (string, error) {
+			paths, err := auditlog.Files(path)
+			require.NoError(t, err)
+			var all []io.Reader
+			for i, p := range paths {
+				text, err := os.ReadFile(p)
+				require.NoError(t, err)
+				if i == 0 {
+					text = bytes.Join(bytes.SplitAfter(text, []byte("\n"))[cut:], nil)
+				}
+				all = append(all, bytes.NewReader(text))
+			}
+			var out strings.Builder
+			err = auditlog.Verify(&out, ends, all...)
+			return out.String(), err
+		}
+		out, err := verify(0)
+		require.NoError(t, err, out)
+		require.Contains(t, out, "is here, and 0 after it")
+		if i > 30 {
+			require.Contains(t, out, "where the files end that the log has removed itself")
+			out, err = verify(1)
+			require.ErrorContains(t, err, "places: 1", out)
+		}
+	}
+	require.NoError(t, l.Close())
+	paths, err := auditlog.Files(path)
+	require.NoError(t, err)
+	require.Greater(t, len(paths), 2)
+	require.Equal(t, path, paths[len(paths)-1])
 }
 
 // keptFiles returns a folder with full files whose last records are of some days ago, and the path of their log.

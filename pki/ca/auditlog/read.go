@@ -4,18 +4,21 @@ import (
 	"bufio"
 	"bytes"
 	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash"
 	"io"
 	"iter"
+	"time"
 )
 
 // What is wrong with a line.
 var (
-	// ErrTorn says that a line is unfinished, as a crash leaves it. Its certificate was not issued.
+	// ErrTorn says that a line is unfinished, as a crash leaves it: it is the last one and has no newline, or the next line was
+	// written after it. Its certificate was not issued.
 	ErrTorn = errors.New("an unfinished line, as a crash leaves it")
-	// ErrMalformed says that a line is finished, but no record: a Log does not write such.
+	// ErrMalformed says that a line is no record, and that no crash left it: a Log does not write such.
 	ErrMalformed = errors.New("not an audit record")
 	// ErrChain says that a line does not vouch for the one before it: that was changed, or lines
 	// between were taken out or put in.
@@ -26,29 +29,145 @@ var (
 // of the line and wraps one of the errors above, with the record for [ErrChain] and with the zero Entry otherwise, and goes
 // on. Any other error is one of r, and ends the sequence.
 //
-// The first line may follow any line of another file. To check several files as one, pass them to [io.MultiReader] in
-// order. Memory is bounded: a line of more than 64 KiB is malformed.
+// The first line may follow any line of another file. To check several files as one, and where they begin and end, use
+// [Verify]. Memory is bounded: a line of more than 64 KiB is malformed.
 func Read(r io.Reader) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
-		lines := lineReader{r: bufio.NewReader(r), hash: sha256.New()}
-		var last *digest // the hash of the line before
-		for number := 1; ; number++ {
-			err := lines.next()
-			if err == io.EOF {
+		for l := range read(r) {
+			if !yield(l.Entry, l.err) {
 				return
 			}
-			var e Entry
-			broken := err != nil
-			if !broken {
-				e, err = lines.judge(last)
+		}
+	}
+}
+
+// Verify reads a log in its files, the oldest first (see [Files]), and writes to w what is wrong with it, a line for each
+// place, and where it begins and ends. It returns an error if there is no record, if anything is wrong but for what a crash
+// leaves, if lines are missing before the first one that the log has not removed itself, or if the line with the hash last,
+// as [Log.End] returned it once, is not among them: then the end was cut off or changed. With an empty last it cannot tell that.
+func Verify(w io.Writer, last string, files ...io.Reader) error {
+	records, wrong, after := 0, 0, -1 // after: lines after last, less than 0 before it was found
+	var begin, end time.Time
+	var before, hash string
+	removed := map[string]bool{} // hashes of lines
+	for l := range read(files...) {
+		if hash = hex.EncodeToString(l.hash[:]); after >= 0 || hash == last {
+			after++
+		}
+		switch {
+		case l.err == nil:
+		case errors.Is(l.err, ErrChain), errors.Is(l.err, ErrMalformed):
+			wrong++
+			fmt.Fprintln(w, l.err)
+		case errors.Is(l.err, ErrTorn):
+			fmt.Fprintln(w, l.err)
+		default:
+			return l.err
+		}
+		switch e := l.KeyEvent; {
+		case e != nil:
+			end = e.Time
+			if e.Event == removedEvent {
+				removed[e.Fingerprint] = true
 			}
-			if err != nil {
-				err = fmt.Errorf("auditlog: line %d: %w", number, err)
+		case l.Issuance != nil:
+			end = l.Issuance.Time
+		default:
+			continue
+		}
+		if records++; records == 1 {
+			before, begin = hex.EncodeToString(l.prev[:]), end
+		}
+	}
+	if records == 0 {
+		return errors.New("auditlog: there is no record: this is no audit log, or all of it was overwritten")
+	}
+	from := "the first line of all"
+	switch {
+	case before == noDigest:
+	case removed[before]:
+		from = "the line after " + before + ", where the files end that the log has removed itself"
+	default:
+		wrong++
+		from = "the line after " + before + ", which is not here: the lines before were cut off, or are in another file"
+	}
+	fmt.Fprintf(w, "%d records, from %s to %s\nthe chain begins with %s\nthe chain ends with the line %s\n",
+		records, begin.Format(time.RFC3339), end.Format(time.RFC3339), from, hash)
+	const keep = "; keep the files, and compare them with a copy of before"
+	switch {
+	case wrong > 0:
+		return fmt.Errorf("auditlog: lines were changed or taken out (places: %d)%s", wrong, keep)
+	case last == "":
+	case after < 0:
+		return fmt.Errorf("auditlog: the line %.64q was the last one once and is not here: the end was cut off or changed%s", last, keep)
+	default:
+		fmt.Fprintf(w, "the line %s, which was the last one once, is here, and %d after it\n", last, after)
+	}
+	return nil
+}
+
+// judged is a line, and what is wrong with it.
+type judged struct {
+	Entry
+	prev, hash digest // prev of a record only
+	err        error
+	where      string
+	open       bool // it has no newline
+}
+
+// read yields the lines of files, of which each goes on where the one before ends. An error of a reader is the last.
+func read(files ...io.Reader) iter.Seq[judged] {
+	return func(yield func(judged) bool) {
+		var before *judged
+		for l := range lines(files) {
+			follows := before == nil || l.err == nil && l.prev == before.hash
+			if l.err == nil && !follows {
+				l.err = ErrChain
 			}
-			if !yield(e, err) || broken {
+			if before != nil && !yield(before.settled(follows)) {
 				return
 			}
-			last = (*digest)(lines.hash.Sum(nil))
+			before = &l
+		}
+		if before != nil {
+			yield(before.settled(before.open))
+		}
+	}
+}
+
+// settled returns l when it is known what follows, and whether a crash leaves an unfinished line there.
+func (l judged) settled(crash bool) judged {
+	switch {
+	case errors.Is(l.err, ErrTorn) && !crash:
+		l.err = fmt.Errorf("%s%w: it is unfinished, and was not the last one at a crash", l.where, ErrMalformed)
+	case l.err != nil:
+		l.err = fmt.Errorf("%s%w", l.where, l.err)
+	}
+	return l
+}
+
+// lines yields the lines of files by themselves.
+func lines(files []io.Reader) iter.Seq[judged] {
+	return func(yield func(judged) bool) {
+		for _, f := range files {
+			r, where := lineReader{r: bufio.NewReader(f), hash: sha256.New()}, "auditlog: "
+			if named, ok := f.(interface{ Name() string }); ok && len(files) > 1 {
+				where += named.Name() + ": "
+			}
+			for number := 1; ; number++ {
+				err := r.next()
+				if err == io.EOF {
+					break
+				}
+				l := judged{err: err, open: r.open, where: fmt.Sprintf("%sline %d: ", where, number)}
+				if err == nil {
+					l.Entry, l.prev, l.err = r.judge()
+				}
+				r.hash.Sum(l.hash[:0])
+				if !yield(l) || err != nil {
+					return
+				}
+			}
 		}
 	}
 }
@@ -59,6 +178,7 @@ type lineReader struct {
 	hash    hash.Hash // of the last line, all of it
 	line    []byte    // without its newline; only the end of one that is too long
 	tooLong bool
+	open    bool // it has no newline
 }
 
 // next reads the next line. At the end the error is io.EOF.
@@ -76,7 +196,8 @@ func (l *lineReader) next() error {
 		}
 		switch {
 		case err == bufio.ErrBufferFull:
-		case err == io.EOF && size > 0: // without a newline at the end
+		case err == io.EOF && size > 0:
+			l.open = true
 			return nil
 		default:
 			return err
@@ -84,20 +205,16 @@ func (l *lineReader) next() error {
 	}
 }
 
-// judge returns the record in the line, which has to follow one with the hash last.
-func (l *lineReader) judge(last *digest) (Entry, error) {
+// judge returns the record in the line, and what that says of the line before.
+func (l *lineReader) judge() (e Entry, prev digest, err error) {
 	switch {
 	case !finished(l.line):
-		return Entry{}, ErrTorn
+		return e, prev, ErrTorn
 	case l.tooLong:
-		return Entry{}, fmt.Errorf("%w: more than %d bytes", ErrMalformed, maxLine)
+		return e, prev, fmt.Errorf("%w: more than %d bytes", ErrMalformed, maxLine)
 	}
-	e, prev, err := parse(l.line)
-	switch {
-	case err != nil:
-		return Entry{}, fmt.Errorf("%w: %w", ErrMalformed, err)
-	case last != nil && prev != *last:
-		return e, ErrChain
+	if e, prev, err = parse(l.line); err != nil {
+		err = fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
-	return e, nil
+	return e, prev, err
 }

@@ -61,13 +61,15 @@ func TestTampering(t *testing.T) {
 		"swapped":       {join(lines[0], lines[2], lines[1]), 2, auditlog.ErrChain},
 		"twice":         {join(lines[0], lines[1], lines[1]), 3, auditlog.ErrChain},
 		"first changed": {join(strings.Replace(lines[0], "x509", "y509", 1), lines[1]), 2, auditlog.ErrChain},
-		"empty line":    {join(lines[0], "", lines[1]), 2, auditlog.ErrTorn},
-		"space":         {join(lines[0]+" ", lines[1]), 1, auditlog.ErrTorn},
+		"empty line":    {join(lines[0], "", lines[1]), 2, auditlog.ErrMalformed},
+		"space":         {join(lines[0]+" ", lines[1]), 1, auditlog.ErrMalformed},
 		"indented":      {join(" "+lines[0], lines[1]), 1, auditlog.ErrMalformed},
-		"CR LF":         {join(lines[0]+"\r", lines[1]), 1, auditlog.ErrTorn},
+		"CR LF":         {join(lines[0]+"\r", lines[1]), 1, auditlog.ErrMalformed},
+		"overwritten":   {join(lines[0], strings.Repeat("x", len(lines[1])), lines[2]), 2, auditlog.ErrMalformed},
+		"last one, too": {join(lines[0], strings.Repeat("x", len(lines[1]))), 2, auditlog.ErrMalformed},
 		"BOM":           {join("\ufeff"+lines[0], lines[1]), 1, auditlog.ErrMalformed},
 		"glued":         {join(lines[0]+lines[1], lines[2]), 1, auditlog.ErrMalformed},
-		"last cut":      {join(lines[0], lines[1][:50]), 2, auditlog.ErrTorn},
+		"last cut":      {lines[0] + "\n" + lines[1][:50], 2, auditlog.ErrTorn},
 	} {
 		got := read(tc.text)
 		for i, f := range got[:tc.at-1] {
@@ -75,6 +77,7 @@ func TestTampering(t *testing.T) {
 		}
 		err := got[tc.at-1].err
 		require.ErrorIs(t, err, tc.kind, name)
+		require.Equal(t, tc.kind == auditlog.ErrTorn, errors.Is(err, auditlog.ErrTorn), "%s: what no crash leaves is not torn", name)
 		require.ErrorContains(t, err, fmt.Sprintf("auditlog: line %d: ", tc.at))
 		require.Equal(t, tc.kind == auditlog.ErrChain, got[tc.at-1].serial != "", "%s: the record is given", name)
 	}
@@ -83,6 +86,73 @@ func TestTampering(t *testing.T) {
 		require.NoError(t, f.err, "a file that begins in the middle of the chain")
 	}
 	require.Empty(t, read(""))
+}
+
+// Verify says where a log begins and ends, and takes nothing for a log that is none, or is not all there.
+func TestVerify(t *testing.T) {
+	t.Parallel()
+	all := chain(t, 5)
+	hash := func(line string) string { sum := sha256.Sum256([]byte(line)); return hex.EncodeToString(sum[:]) }
+	join := func(lines ...string) string { return strings.Join(lines, "\n") + "\n" }
+	event := func(what, fingerprint, after string) string {
+		line, err := auditlog.Line(auditlog.Entry{KeyEvent: &ca.KeyEvent{Time: time.Unix(0, 0), Event: what, Fingerprint: fingerprint}}, sha256.Sum256([]byte(after)))
+		require.NoError(t, err)
+		return line
+	}
+	torn := `{"time":"20`
+	afterTorn, err := auditlog.Line(auditlog.Entry{Issuance: record("next")}, sha256.Sum256([]byte(torn)))
+	require.NoError(t, err)
+	zeros := bytes.Repeat([]byte{0}, 300)
+	for name, tc := range map[string]struct {
+		last  string
+		files []string
+		out   string // a part of what is printed
+		err   string // empty: in order
+	}{
+		"whole":                              {"", []string{join(all...)}, "5 records, from 2026-", ""},
+		"its end":                            {"", []string{join(all...)}, "\nthe chain ends with the line " + hash(all[4]) + "\n", ""},
+		"its begin":                          {"", []string{join(all...)}, "\nthe chain begins with the first line of all\n", ""},
+		"several files":                      {hash(all[4]), []string{join(all[:2]...), join(all[2:3]...), join(all[3:]...)}, "is here, and 0 after it", ""},
+		"an older end":                       {hash(all[1]), []string{join(all...)}, "the line " + hash(all[1]) + ", which was the last one once, is here, and 3 after it", ""},
+		"a crash at the end":                 {"", []string{join(all...) + all[0][:40]}, "an unfinished line, as a crash leaves it", ""},
+		"zeros after a crash":                {"", []string{join(all...) + string(zeros)}, "5 records", ""},
+		"a crash before":                     {hash(torn), []string{join(all...) + join(torn, afterTorn)}, "6 records", ""},
+		"removed by the log":                 {"", []string{join(all[2:]...), join(event("removed", hash(all[1]), all[4]))}, "begins with the line after " + hash(all[1]) + ", where the files end that the log has removed itself", ""},
+		"the whole last line cut":            {hash(all[4]), []string{join(all[:4]...)}, "ends with the line " + hash(all[3]), "the end was cut off or changed"},
+		"the end cut":                        {hash(all[4]), []string{join(all[:3]...)}, "", "the end was cut off or changed"},
+		"the end cut in its line":            {hash(all[4]), []string{join(all[:4]...) + all[4][:60]}, "", "the end was cut off or changed"},
+		"the last line changed":              {hash(all[4]), []string{join(all[:4]...) + join(strings.Replace(all[4], `"4"`, `"7"`, 1))}, "", "the end was cut off or changed"},
+		"the last line no record":            {"", []string{join(all[:4]...) + join(strings.Repeat("x", len(all[4])))}, "line 5: not an audit record: it is unfinished", "places: 1"},
+		"all of it rewritten":                {hash(all[4]), []string{join(chain(t, 5)[0], event("created", "", all[0]))}, "", "the end was cut off or changed"},
+		"not the hash of a line":             {"x", []string{join(all...)}, "", `the line "x" was the last one once`},
+		"the head cut":                       {"", []string{join(all[1:]...)}, "begins with the line after " + hash(all[0]) + ", which is not here", "places: 1"},
+		"the head of what is left":           {"", []string{join(all[3:]...), join(event("removed", hash(all[1]), all[4]))}, "which is not here", "places: 1"},
+		"a file between":                     {"", []string{join(all[:2]...), join(all[3:]...)}, "line 1: the line before is not the one", "places: 1"},
+		"a file that says removed":           {"", []string{join(all[2:]...), join(event("tainted", hash(all[1]), all[4]))}, "which is not here", "places: 1"},
+		"every line overwritten":             {"", []string{join(strings.Repeat("x", 300), strings.Repeat("x", 300), "")}, "line 1: not an audit record", "there is no record"},
+		"zeros":                              {"", []string{string(zeros)}, "", "there is no record"},
+		"another file":                       {"", []string{"root:x:0:0:root:/root:/bin/bash\ndaemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin\n"}, "", "there is no record"},
+		"nothing":                            {"", []string{""}, "", "there is no record"},
+		"no file":                            {"", nil, "", "there is no record"},
+		"two unfinished lines":               {"", []string{join(all...) + join(torn, torn, afterTorn)}, "line 6: not an audit record", "places: 1"},
+		"an unfinished line in place of one": {"", []string{join(all[0], torn, all[2], all[3])}, "line 2: not an audit record: it is unfinished", "places: 2"},
+	} {
+		var out strings.Builder
+		var files []io.Reader
+		for _, text := range tc.files {
+			files = append(files, strings.NewReader(text))
+		}
+		err := auditlog.Verify(&out, tc.last, files...)
+		if tc.err == "" {
+			require.NoError(t, err, "%s\n%s", name, out.String())
+		} else {
+			require.ErrorContains(t, err, tc.err, "%s\n%s", name, out.String())
+		}
+		require.Contains(t, out.String(), tc.out, name)
+	}
+	var out strings.Builder
+	errBroken := errors.New("broken")
+	require.ErrorIs(t, auditlog.Verify(&out, "", strings.NewReader(join(all...)), iotest.ErrReader(errBroken)), errBroken)
 }
 
 // Only what this package writes is a record.

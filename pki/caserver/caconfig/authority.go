@@ -42,6 +42,7 @@ type Authority struct {
 
 	audit *auditlog.Log // nil for none
 	look  *look         // nil if it may write
+	older string        // what the audit log has and the store has not; empty for nothing
 }
 
 // OpenOptions are the options of [Config.Open]. The zero value is for a program that signs.
@@ -239,7 +240,12 @@ func (a *Authority) find(ctx context.Context, c *Config, o OpenOptions) (open fu
 		}
 	}
 	return func(cfg ca.Config) (err error) {
+		roots := rootsIn(c.AuditLog) // before the store, which is never behind it
 		switch a.Own, err = ca.Open(ctx, cfg, store); {
+		case err == nil:
+			if a.older = missing(roots, a.Own.Status()); a.older != "" {
+				cfg.Logger.Warn("caconfig: a root is missing", "audit_log", c.AuditLog, "what", a.older)
+			}
 		case errors.Is(err, ca.ErrNoRecord):
 			return a.missing(c, err)
 		case errors.Is(err, ca.ErrUnfit) && !c.Kubernetes:
@@ -410,6 +416,9 @@ func (a *Authority) WriteStatus(out io.Writer) {
 	if a.look != nil && a.look.unwritten != nil {
 		fmt.Fprintln(out, "(servers that are running may take their next step earlier)")
 	}
+	if a.older != "" {
+		fmt.Fprintln(out, a.older)
+	}
 	if s.SyncError != nil {
 		fmt.Fprintf(out, "the store: %v\n", s.SyncError)
 	}
@@ -509,6 +518,9 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		return err
 	}
 	defer stop()
+	if a.audit != nil && c.AuditHead != "" {
+		defer background(ctx, func(ctx context.Context) { c.keepHead(ctx, a.audit, log) })()
+	}
 	o := caserver.Options{
 		CA: c.limit(a, log), ID: c.ServerID, Names: c.names(), RootsFile: c.RootsFile,
 		Status: a.WriteStatus, Ready: func() { ready(a, at) }, Logger: log, GetCertificate: certificate, Pods: c.Pods,
