@@ -23,7 +23,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
-// A pair of -tls-cert that cannot be used now, as its life is over, does not take the place of the one that is presented; the one after it does. At the
+// A pair of -tls-cert that cannot be used now, as its life is over or has not begun, does not take the place of the one that is presented; the one after it does. At the
 // start it is refused.
 func TestServerCertificateOutOfTime(t *testing.T) {
 	rounds.NotShort(t)
@@ -55,6 +55,11 @@ func TestServerCertificateOutOfTime(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return strings.Contains(l.String(), "the certificate in "+cert+" ended at")
 	}, 30*time.Second, 10*time.Millisecond, "%s", l)
+	require.Equal(t, "first.test", presented())
+	write("early.test", func(c *x509.Certificate) {
+		c.NotBefore, c.NotAfter = time.Now().Add(time.Hour), time.Now().Add(2*time.Hour)
+	})
+	require.Eventually(t, func() bool { return strings.Contains(l.String(), "the certificate in "+cert+" begins at") }, 30*time.Second, 10*time.Millisecond, "%s", l)
 	require.Equal(t, "first.test", presented())
 	write("third.test", func(*x509.Certificate) {})
 	require.Eventually(t, func() bool { return presented() == "third.test" }, 30*time.Second, 20*time.Millisecond)
