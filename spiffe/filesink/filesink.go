@@ -107,7 +107,8 @@ type Config struct {
 	FederatedName func(spiffe.TrustDomain) string
 
 	// Tokens are files with JWT-SVIDs, for programs that read one from a file: the audience of each by the name of the file, which has
-	// KeyMode. They are renewed when half of their life is over, and one that is not to be had leaves the file as it is, over a restart too.
+	// KeyMode. They are renewed when half of their life is over, and one that is not to be had leaves the file as it is, over a restart too. A
+	// token of another identity than the certificate's is not written, and one that is there is removed, or with Plain emptied.
 	// TokenSource fetches them: a *workloadapi.Source, or another one that gives a new token for each call and is safe for
 	// concurrent use.
 	Tokens      map[string]string
@@ -439,10 +440,14 @@ func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]files
 		}
 	}
 	for name := range cfg.Tokens {
-		if text := s.tokens.file(name); text != "" {
-			if err := add("Config.Tokens", name, fileset.File{Data: []byte(text), Mode: cfg.KeyMode}); err != nil {
-				return nil, err
+		t := s.tokens.get(name)
+		if !t.of(svid.ID().String()) { // of the identity before, or none: beside this certificate it would mislead
+			if t.text = ""; !cfg.Plain || t.subject == "" {
+				continue
 			}
+		}
+		if err := add("Config.Tokens", name, fileset.File{Data: []byte(t.text), Mode: cfg.KeyMode}); err != nil {
+			return nil, err
 		}
 	}
 	return files, nil
