@@ -18,6 +18,7 @@ import (
 	"golang.org/x/crypto/cryptobyte"
 	"golang.org/x/crypto/cryptobyte/asn1"
 
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -131,7 +132,7 @@ func (o *CertificateOptions) template() (*x509.Certificate, spiffe.ID, error) {
 	if err != nil {
 		return fail(rule, "", err)
 	}
-	if err := checkKey(o.PublicKey); err != nil {
+	if err := certpem.CheckKey(o.PublicKey); err != nil {
 		return fail("", "", err)
 	}
 	tmpl, err := newTemplate(o.NotBefore, o.NotAfter)

@@ -61,6 +61,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/files/delivery"
 	"github.com/svidkit/svidkit/internal/files/fileset"
@@ -348,8 +349,8 @@ func (s *Sink) write() (*spiffe.SVID, bool, error) {
 	if err != nil {
 		return nil, false, err
 	}
-	if !time.Now().Before(svid.NotAfter()) {
-		return nil, false, fmt.Errorf("the identity %q of the source has expired at %s, and the files stay as they are", svid.ID(), svid.NotAfter().Format(time.RFC3339))
+	if err := certchain.InTime(svid.Leaf(), time.Now()); err != nil {
+		return nil, false, fmt.Errorf("the identity %q of the source is not written, and the files stay as they are: %w", svid.ID(), err)
 	}
 	files, err := s.files(snap, svid)
 	if err != nil {
