@@ -181,9 +181,20 @@ func TestFoldersChange(t *testing.T) {
 		require.Equal(t, gone, read("goes", delivery), "it stays as it was")
 		require.Equal(t, old, read("changes", delivery), "what is no part of the new form is written no more")
 	}
-	info, err := os.Stat(filepath.Join(folder("changes"), split))
-	require.NoError(t, err)
-	assert.Equal(t, fs.FileMode(0o400), info.Mode().Perm())
+	mode := func(path ...string) fs.FileMode {
+		info, err := os.Stat(filepath.Join(path...))
+		require.NoError(t, err)
+		return info.Mode().Perm()
+	}
+	assert.Equal(t, fs.FileMode(0o400), mode(folder("changes"), split))
+	assert.Equal(t, fs.FileMode(0o600), mode(folder("stays"), delivery))
+
+	// The mode of what all may read is not that of the key.
+	p.write(me(id("/web", files(`, "layout": "split", "mode": "0644"`, "modes"))))
+	require.Eventually(t, func() bool { return strings.Contains(read("modes", split), "PRIVATE KEY") }, passing, often)
+	assert.Equal(t, fs.FileMode(0o600), mode(folder("modes"), split))
+	assert.Equal(t, fs.FileMode(0o644), mode(folder("modes"), "cert-chain.pem"))
+	assert.Equal(t, fs.FileMode(0o644), mode(folder("modes"), "root-cert.pem"))
 
 	p.write(me(id("/web")))
 	require.Eventually(t, func() bool { return sinks() == 0 }, passing, often)
