@@ -196,3 +196,31 @@ func TestGrantsAreApart(t *testing.T) {
 		assert.False(t, none[0].Permits("first") || none[0].Permits("second"), "%d", n)
 	}
 }
+
+// The largest and the smallest values that a file can have are taken, and what is one beyond them is not.
+func TestBoundsOfFile(t *testing.T) {
+	t.Parallel()
+	one := func(match, more string) string {
+		return `{"workloads": [{"match": ` + match + `, "identities": [{"id": "spiffe://example.org/web"` + more + `}]}]}`
+	}
+	uid := `{"uid": 1}`
+	for data, good := range map[string]bool{
+		one(`{"uid": 0}`, ``): true, one(`{"uid": 4294967294}`, ``): true, one(`{"uid": 4294967295}`, ``): false, one(`{"uid": 4294967296}`, ``): false,
+		one(`{"gid": 0}`, ``): true, one(`{"gid": 4294967294}`, ``): true, one(`{"gid": 4294967295}`, ``): false, one(`{"uid": 1e3}`, ``): false,
+		one(uid, `, "hint": "x"`): true, one(uid, `, "hint": ""`): false,
+		one(uid, `, "hint": "`+strings.Repeat("x", 1024)+`"`): true, one(uid, `, "hint": "`+strings.Repeat("x", 1025)+`"`): false,
+		one(uid, `, "audiences": []`): true, one(uid, `, "files": []`): true, one(uid, `, "files": [{"folder": "/a", "tokens": {}}]`): true,
+		`{"workloads": [{"identities": [{"id": "spiffe://example.org/web", "files": []}]}]}`: false,
+		one(`{"unit": "a.service"}`, ``): true, one(`{"unit": "a.scope"}`, ``): true, one(`{"unit": ".service"}`, ``): false, one(`{"unit": "a.slice"}`, ``): false,
+		one(`{"pod": "00000000-0000-0000-0000-000000000000"}`, ``): true, one(`{"pod": "00000000-0000-0000-0000-00000000000"}`, ``): false,
+		one(`{"pod": "6F9C7A34-2A49-4A8E-8F6C-2D7B6F0A1C22"}`, ``): false, one(`{"pod": "6f9c7a34-2a49-4a8e-8f6c-2d7b6f0a1c22 "}`, ``): false,
+		one(`{"uid": 1, "executable": "/a"}`, ``): true, one(`{"gid": 1, "executable": "/a"}`, ``): true,
+		one(`{"unit": "a.service", "executable": "/a"}`, ``): true, one(`{"pod": "00000000-0000-0000-0000-000000000000", "executable": "/a"}`, ``): true,
+	} {
+		if err := workloadagent.Parse([]byte(data), exampleOrg); good {
+			assert.NoError(t, err, "%s", data)
+		} else {
+			assert.Error(t, err, "%s", data)
+		}
+	}
+}
