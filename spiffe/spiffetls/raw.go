@@ -194,7 +194,7 @@ func (d *Dialer) Handshake(ctx context.Context, below net.Conn, addr string) (*t
 		_ = below.Close()
 		return nil, err
 	}
-	return d.e.handshake(ctx, below, d.config, addr, d.e.opts.HandshakeTimeout)
+	return d.e.handshake(ctx, below, d.config, addr, d.e.opts.HandshakeTimeout, 0)
 }
 
 // known returns an error for an address without a policy.
