@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"net"
 	"net/http"
 	"slices"
@@ -107,7 +108,9 @@ func (w *watcher) end() time.Time {
 func (w *watcher) stream(ctx context.Context) (answered bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	stop := func() { cancel(errNowValid) }
+	var again time.Time // when a certificate that was withheld begins to be valid
+	timer := time.AfterFunc(math.MaxInt64, func() { cancel(errNowValid) })
+	defer timer.Stop()
 	s := w.grpc.Open(ctx, service+"StreamSecrets", http.Header{http.CanonicalHeaderKey(securityHeader): {"true"}})
 	defer s.Close()
 	var secrets []*pki.Secret // of the last response
@@ -124,8 +127,9 @@ func (w *watcher) stream(ctx context.Context) (answered bool, err error) {
 				continue // sent again after a reconnect
 			}
 			if from, early := inTime(s); early != nil {
-				if wait := time.Until(from); wait > 0 {
-					defer time.AfterFunc(wait, stop).Stop()
+				if wait := time.Until(from); wait > 0 && (again.IsZero() || from.Before(again)) {
+					again = from
+					timer.Reset(wait)
 				}
 				if w.over = !w.yield(nil, fmt.Errorf("sds: watch: secret %q: %w", s.Name(), early)); w.over {
 					return answered, nil
