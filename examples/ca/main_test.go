@@ -72,7 +72,7 @@ func TestShell(t *testing.T) {
 		{newCSR(t), arguments(dir, "-once", "-", "-id", "spiffe://cluster.local/web"), 0, "-----BEGIN CERTIFICATE-----", ""},
 		{"", arguments(dir, "-status"), 0, "CA of cluster.local", ""},
 		{"", arguments(dir, "-verify-audit", filepath.Join(dir, "audit.jsonl")), 0, "3 records, from 20", ""},
-		{"{\n", arguments(dir, "-verify-audit", "-"), 0, "auditlog: line 1: an unfinished line", ""},
+		{"{\n", arguments(dir, "-verify-audit", "-"), 1, "auditlog: line 1: not an audit record: it is unfinished", "ca: -verify-audit: there is no record"},
 		{"", arguments(dir, "-verify-audit", filepath.Join(dir, "none.jsonl")), 1, "", "ca: -verify-audit: open "},
 		{changed, arguments(dir, "-verify-audit", "-"), 1, "auditlog: line 2: the line before", "ca: -verify-audit: lines were changed or taken out (places: 1)"},
 		{"", arguments(dir, "-once", "none.pem", "-id", "spiffe://cluster.local/web"), 1, "", "ca: -once: open none.pem"},

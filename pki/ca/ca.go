@@ -344,7 +344,10 @@ func (a *Authority) newState(old *state, d *rotation.Document, version string, p
 
 // newBundle returns a state with its bundle.
 func (a *Authority) newBundle(old *state, d *rotation.Document, version string, p *plugged) (*state, error) {
-	s := &state{Document: d, version: version, plugged: p, sequence: d.Sequence, next: d.Next(), changed: make(chan struct{})}
+	s := &state{Document: d, version: version, plugged: p, sequence: d.Sequence, changed: make(chan struct{})}
+	if !a.views() {
+		s.next = d.Next()
+	}
 	c := d.Contents()
 	if p != nil {
 		c.X509Authorities = p.roots

@@ -152,8 +152,16 @@ func (a *Authority) unrecorded() error {
 	return ev.err
 }
 
-// settle makes the records of an operation that a caller asked for, also if ctx is done: the process may be about to end.
-func (a *Authority) settle(ctx context.Context) { a.record(context.WithoutCancel(ctx)) }
+// settle makes the records of an operation that a caller asked for, also if ctx is done: the process may be about to end. That it has
+// loaded the CA is recorded with them, or by Run: a command that fails writes nothing.
+func (a *Authority) settle(ctx context.Context) {
+	a.events.mu.Lock()
+	done := slices.ContainsFunc(a.events.waiting, func(e *KeyEvent) bool { return e.Event != loaded })
+	a.events.mu.Unlock()
+	if done {
+		a.record(context.WithoutCancel(ctx))
+	}
+}
 
 // started reports how the authority began: with a CA that was "created", "adopted" or "loaded".
 func (a *Authority) started(how, where string) {

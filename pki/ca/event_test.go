@@ -210,9 +210,12 @@ func TestKeyEventsOfFiles(t *testing.T) {
 		root, records := newOffline(t), &keyAuditor{}
 		files := newFolder(root.files(t, 1000*time.Hour))
 		a := loadCA(t, files, func(c *ca.Config) { c.Auditor = records })
-		require.Equal(t, []string{"loaded root"}, records.take())
+		require.Empty(t, records.take())
+		require.Error(t, a.Taint(t.Context(), "5"))
+		require.Empty(t, records.take(), "a command that fails writes nothing")
 		run(t, a)
 		time.Sleep(time.Second)
+		require.Equal(t, []string{"loaded root"}, records.take())
 		files.put(root.files(t, 1000*time.Hour))
 		time.Sleep(time.Minute)
 		synctest.Wait()

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -127,7 +128,7 @@ func (a *Authority) renew(ctx context.Context, why string) (KeyStatus, error) {
 	return status(renewed), nil
 }
 
-// Taint marks the private key of a root (id is its serial number in hexadecimal) or of a JWT key (id is its key ID) as
+// Taint marks the private key of a root (id is its serial number in hexadecimal, in any case, with or without colons) or of a JWT key (id is its key ID) as
 // possibly stolen. Certificates that the key signed in good faith go on working for a while; if they must not, follow
 // with [Authority.Revoke].
 //
@@ -146,7 +147,7 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 	if err != nil {
 		return a.opError(op, err)
 	}
-	kind := k.Kind()
+	kind, id := k.Kind(), k.ID
 	// Run of the replicas that sign tokens prepares the successor of a JWT key.
 	replaces := func(d *rotation.Document) bool {
 		return (kind == rotation.Root || a.cfg.JWT != nil) && d.NeedsSuccessor(id)
@@ -194,11 +195,13 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 // those of [Authority.Taint].
 func (a *Authority) Revoke(ctx context.Context, id string) error {
 	const op = "revoke a key of"
-	if _, err := a.keyWithID(id); err != nil {
+	k, err := a.keyWithID(id)
+	if err != nil {
 		return a.opError(op, err)
 	}
+	id = k.ID
 	defer a.settle(ctx)
-	err := a.update(ctx, asked, func(d *rotation.Document, now time.Time) error {
+	err = a.update(ctx, asked, func(d *rotation.Document, now time.Time) error {
 		if d.Find(id) == nil {
 			return errNoChange
 		}
@@ -263,6 +266,7 @@ func (a *Authority) RevokeNow(ctx context.Context, id string) (Revocation, error
 	if err != nil {
 		return Revocation{}, a.opError(op, err)
 	}
+	id = k.ID
 	defer a.settle(ctx)
 	successor := func() (rotation.Key, error) {
 		fresh, err := a.newSuccessor(&k)
@@ -310,13 +314,23 @@ func (a *Authority) newSuccessor(k *rotation.Key) (rotation.Key, error) {
 // keyWithID returns the key with this ID.
 func (a *Authority) keyWithID(id string) (rotation.Key, error) {
 	s := a.current()
-	if k := s.Find(id); k != nil {
-		return *k, nil
+	for _, keys := range s.Keys {
+		for _, k := range keys {
+			if plainHex(k.ID) == plainHex(id) {
+				return k, nil
+			}
+		}
 	}
-	if s.plugged != nil && slices.ContainsFunc(s.plugged.roots, func(c *x509.Certificate) bool { return rotation.Serial(c) == id }) {
+	if s.plugged != nil && slices.ContainsFunc(s.plugged.roots, func(c *x509.Certificate) bool { return rotation.Serial(c) == plainHex(id) }) {
 		return rotation.Key{}, fmt.Errorf("root %.64q: %w; replace the files with those of another CA, without this root among theirs", id, errPluggedIn)
 	}
 	return rotation.Key{}, fmt.Errorf("%w: %.64q", ErrUnknownKey, id)
+}
+
+// plainHex returns a number in hexadecimal as [rotation.Serial] writes it, however other programs do: in upper case, with colons or
+// leading zeros.
+func plainHex(text string) string {
+	return strings.TrimLeft(strings.ToLower(strings.ReplaceAll(text, ":", "")), "0")
 }
 
 // Waits of Run.

@@ -407,8 +407,15 @@ func (a *Authority) grant(s *state, kind rotation.Kind, ttl time.Duration, now t
 		if s.plugged != nil {
 			g.above, from, until = s.plugged.above, s.plugged.from, s.plugged.until
 		}
-		if !wall.Before(until) || wall.Before(from) {
-			return notReady(0, "the signing root %s is valid from %s to %s; rotate it, or check the clock", g.key.ID, from.UTC().Format(time.RFC3339), until.UTC().Format(time.RFC3339))
+		if wall.Before(from) {
+			return notReady(0, "the root %s signs from %s; check the clock", g.key.ID, from.UTC().Format(time.RFC3339))
+		}
+		if !wall.Before(until) {
+			remedy := "revoke it now, so that its successor signs at once: -revoke " + g.key.ID + " -now"
+			if s.plugged != nil {
+				remedy = "replace its files, of which one ends then"
+			}
+			return notReady(0, "the root %s signed until %s; %s", g.key.ID, until.UTC().Format(time.RFC3339), remedy)
 		}
 		end = now.Add(min(ttl, until.Sub(wall)))
 	}

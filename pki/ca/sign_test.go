@@ -400,7 +400,9 @@ func TestExpiredRootDoesNotSign(t *testing.T) {
 		time.Sleep(time.Hour) // without Run
 		_, err := a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
 		require.ErrorIs(t, err, spiffe.ErrNotReady)
-		assert.ErrorContains(t, err, "is valid from 1999-12-31T23:58:00Z to 2000-01-01T01:00:00Z; rotate it")
+		old := a.Status().Roots[0].ID
+		assert.ErrorContains(t, err, "signed until 2000-01-01T01:00:00Z; revoke it now, so that its successor signs at once: -revoke "+old+" -now")
+		assert.ErrorContains(t, a.Health().Signing, "-revoke "+old+" -now")
 		assert.Same(t, before, a.Bundle())
 
 		// An operator can still save it, by the same steps.
@@ -431,4 +433,18 @@ func marshalSANs(sans ...pki.SAN) ([]byte, error) {
 		return nil, err
 	}
 	return std.Extensions[0].Value, nil
+}
+
+// What the error of a root that has ended names works at once.
+func TestExpiredRootRevokedNow(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		a := newAuthority(t, func(c *ca.Config) { c.Rotation.RootTTL, c.DefaultTTL = time.Hour, time.Minute })
+		time.Sleep(time.Hour)
+		_, err := a.RevokeNow(t.Context(), a.Status().Roots[0].ID)
+		require.NoError(t, err)
+		require.NoError(t, a.Health().Signing)
+		_, err = a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
+		require.NoError(t, err)
+	})
 }

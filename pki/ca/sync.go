@@ -165,6 +165,12 @@ func (a *Authority) attempt(ctx context.Context, reload bool, why string, change
 	if err != nil {
 		return a.note(ctx, err)
 	}
+	if a.views() {
+		if change != nil {
+			return errors.New("the store is opened to look only")
+		}
+		return a.install(base.Document, base.version, base.read, time.Now(), nil, "")
+	}
 	d, postponed := base.Postpone(a.known(), time.Now())
 	differs := base.dirty || postponed
 	if reload && !differs {
@@ -200,6 +206,14 @@ func (a *Authority) attempt(ctx context.Context, reload bool, why string, change
 		return a.save(ctx, d, base, why)
 	}
 	return nil
+}
+
+// viewer is a store for a process that only shows what is in it, and leaves all steps to others.
+type viewer interface{ View() }
+
+func (a *Authority) views() bool {
+	_, ok := a.store.(viewer)
+	return ok
 }
 
 // missing is the error for a store without a record, in which none may be made.
@@ -257,6 +271,8 @@ func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 	start := time.Now()
 	r, err := a.load(ctx)
 	switch {
+	case errors.Is(err, ErrNoRecord) && mem == nil && a.files != nil && a.views():
+		return based{Document: new(rotation.Document), read: start}, nil
 	case errors.Is(err, ErrNoRecord) && mem == nil:
 		if keys := a.files == nil || a.cfg.JWT != nil; keys && !a.cfg.Create {
 			return based{}, &creationError{a.missing(err)}
@@ -430,7 +446,10 @@ func (a *Authority) install(d *rotation.Document, version string, read, now time
 	a.mu.Lock()
 	// Meanwhile a reader may have taken a step.
 	given := d
-	d, steps := d.Advance(a.lastEnds(), now)
+	var steps []rotation.Step
+	if !a.views() {
+		d, steps = d.Advance(a.lastEnds(), now)
+	}
 	old := a.state.Load()
 	if old != nil {
 		before = old.Document

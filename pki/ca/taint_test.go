@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -614,5 +615,40 @@ func TestSequenceOfEachChange(t *testing.T) {
 				do("the root that signs is revoked", err)
 			})
 		})
+	}
+}
+
+// A serial number is taken as other programs print it: in upper case, with colons, with leading zeros.
+func TestSerialForms(t *testing.T) {
+	t.Parallel()
+	for name, form := range map[string]func(string) string{
+		"upper case": strings.ToUpper,
+		"zeros":      func(id string) string { return "00" + id },
+		"colons": func(id string) string {
+			if len(id)%2 > 0 {
+				id = "0" + id
+			}
+			var pairs []string
+			for pair := range slices.Chunk([]byte(strings.ToUpper(id)), 2) {
+				pairs = append(pairs, string(pair))
+			}
+			return strings.Join(pairs, ":")
+		},
+	} {
+		a := newAuthority(t)
+		id := a.Status().Roots[0].ID
+		require.NoError(t, a.Taint(t.Context(), form(id)), name)
+		roots := a.Status().Roots
+		require.Len(t, roots, 2, name)
+		require.True(t, roots[0].Tainted, name)
+		require.Error(t, a.Revoke(t.Context(), form(id)), "%s: it signs", name)
+		require.NoError(t, a.Revoke(t.Context(), form(roots[1].ID)), name)
+		require.Len(t, a.Status().Roots, 1, name)
+		revoked, err := a.RevokeNow(t.Context(), form(id))
+		require.NoError(t, err, name)
+		require.Equal(t, id, revoked.Revoked.ID, name)
+		require.NotEqual(t, id, a.Status().Roots[0].ID, name)
+		require.ErrorIs(t, a.Taint(t.Context(), form(id)), ca.ErrUnknownKey, name)
+		require.ErrorIs(t, a.Taint(t.Context(), ""), ca.ErrUnknownKey)
 	}
 }

@@ -82,10 +82,9 @@ type root struct {
 
 // certificate is what "openssl x509 -serial -fingerprint -sha256 -issuer -nameopt RFC2253" prints of one. All are empty for none.
 type certificate struct {
-	Serial      string `json:"serial,omitempty"` // in hex
-	SHA256      string `json:"sha256,omitempty"` // in hex
-	Fingerprint string `json:"-"`                // the same, with colons
-	Issuer      string `json:"issuer,omitempty"`
+	Serial string `json:"serial,omitempty"` // in hex
+	SHA256 string `json:"sha256,omitempty"` // in hex
+	Issuer string `json:"issuer,omitempty"`
 }
 
 func certificateOf(c *x509.Certificate) certificate {
@@ -93,12 +92,7 @@ func certificateOf(c *x509.Certificate) certificate {
 		return certificate{}
 	}
 	sum := sha256.Sum256(c.Raw)
-	serial := strings.ToUpper(c.SerialNumber.Text(16))
-	if len(serial)%2 > 0 {
-		serial = "0" + serial
-	}
-	pairs := strings.ReplaceAll(fmt.Sprintf("% X", sum), " ", ":")
-	return certificate{serial, hex.EncodeToString(sum[:]), pairs, c.Issuer.String()}
+	return certificate{c.SerialNumber.Text(16), hex.EncodeToString(sum[:]), c.Issuer.String()}
 }
 
 type upstream struct {

@@ -153,7 +153,7 @@ func checkOwner(path string, info fs.FileInfo) error {
 	if what == "link" {
 		command = "chown -h"
 	}
-	return fmt.Errorf("%s: %w: the %s belongs to user %d and not to %s; run: %s %d %q", path, ErrUnsafe, what, owner, process, command, own, path)
+	return fmt.Errorf("%s: %w: the %s belongs to user %d and not to %s: start it as user %[4]d, or change the owner; run: %[6]s %d %q", path, ErrUnsafe, what, owner, process, command, own, path)
 }
 
 func checkKeys(path string, info fs.FileInfo) error {

@@ -8,7 +8,6 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -41,15 +40,13 @@ type Authority struct {
 	Where string        // the CA is, for operators
 
 	audit *auditlog.Log // nil for none
-	look  *look         // nil if it may write
 	older string        // what the audit log has and the store has not; empty for nothing
 }
 
 // OpenOptions are the options of [Config.Open]. The zero value is for a program that signs.
 type OpenOptions struct {
 	// Existing makes no CA, for an operator's command that signs nothing; without a CA the error wraps [ca.ErrNoRecord].
-	// ReadOnly also writes nothing, and keeps no audit log: writes of the CA, such as the next step of a rotation, stay in
-	// the memory of this process.
+	// ReadOnly also writes nothing, keeps no audit log, and takes no step of a rotation: it shows what is in the store.
 	Existing, ReadOnly bool
 	Logger             *slog.Logger // nil means silence
 }
@@ -219,8 +216,7 @@ func (a *Authority) find(ctx context.Context, c *Config, o OpenOptions) (open fu
 		return nil, err
 	}
 	if o.ReadOnly {
-		a.look = &look{Store: store}
-		store = a.look
+		store = look{store}
 	}
 	if pluggedIn {
 		a.Where = "plugged in from " + c.pluggedIn.Dir
@@ -323,26 +319,12 @@ func (a *Authority) store(c *Config, secret, folder string) (ca.Store, error) {
 	return ca.NewDirStore(filepath.Join(c.StateDir, folder))
 }
 
-// look is a store that writes nothing: writes of the authority stay in memory, so that an operator's command that only
-// reads needs no right to write, and takes no step for the servers. It is for one goroutine.
-type look struct {
-	ca.Store
-	unwritten *ca.Record // nil for nothing
-}
+// look is a store that is only looked at, as package ca knows by the method View: an operator's command that reads needs no right to
+// write, and takes no step for the servers.
+type look struct{ ca.Store }
 
-// Load implements [ca.Store].
-func (l *look) Load(ctx context.Context) (ca.Record, error) {
-	if l.unwritten == nil {
-		return l.Store.Load(ctx)
-	}
-	return ca.NewRecord(l.unwritten.Version, maps.Clone(l.unwritten.Data())), nil
-}
-
-// Save implements [ca.Store].
-func (l *look) Save(_ context.Context, r ca.Record) (string, error) {
-	l.unwritten = new(ca.NewRecord(r.Version+"+", maps.Clone(r.Data())))
-	return l.unwritten.Version, nil
-}
+// View marks the store.
+func (look) View() {}
 
 // newRA returns a registration authority that has the signers of the cluster sign. Their roots are in a
 // file, or, unless a request may choose its signer, those of the API server; else they are learned.
@@ -413,8 +395,10 @@ func (a *Authority) WriteStatus(out io.Writer) {
 	for _, k := range s.JWTKeys {
 		fmt.Fprintln(out, k)
 	}
-	if a.look != nil && a.look.unwritten != nil {
-		fmt.Fprintln(out, "(servers that are running may take their next step earlier)")
+	if slices.ContainsFunc(append(s.Roots, s.JWTKeys...), func(k ca.KeyStatus) bool {
+		return k.Phase == ca.Distributing && time.Until(k.Activates) < 0 || !k.Retires.IsZero() && time.Until(k.Retires) < 0
+	}) {
+		fmt.Fprintln(out, "a time here has passed: no server runs on this store, and the next one takes the step, or has a root wait that no peer was told of")
 	}
 	if a.older != "" {
 		fmt.Fprintln(out, a.older)
