@@ -3,7 +3,6 @@ package program_test
 import (
 	"bytes"
 	"flag"
-	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -34,7 +33,7 @@ func TestManifest(t *testing.T) {
 		flags := flag.NewFlagSet("web", flag.ContinueOnError)
 		(&program.Manifest{Text: manifest}).Register(flags)
 		var out bytes.Buffer
-		err := program.ParseFlags(flags, args, &out, io.Discard, nil)
+		err := program.ParseFlags(flags, args, &out, program.Help{})
 		return out.String(), err
 	}
 	out, err := printed("-install", "kubernetes", "-with", "name=web", "-with", "image=other/web@sha256:0a")

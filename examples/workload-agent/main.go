@@ -19,6 +19,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/examples/program"
@@ -40,9 +41,16 @@ func main() {
 type options struct {
 	program.Service
 	file, socket, admin, node string
-	td                  spiffe.TrustDomain
-	ca                  caOptions
-	log                 *slog.Logger
+	td                        spiffe.TrustDomain
+	ca                        caOptions
+	log                       *slog.Logger
+}
+
+// groups are those of -h.
+var groups = []program.FlagGroup{
+	{Title: "Where identities come from", Flags: "ca ca-roots ca-option token-file trust-domain"},
+	{Title: "Who gets what", Flags: "file node socket"},
+	{Title: "For operators", Flags: "admin"},
 }
 
 // run is the program. It returns nil when a signal ends it, or the time of -for.
@@ -58,9 +66,12 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 	o.Register(flags)
 	o.ca.register(flags)
 	(&program.Manifest{Text: manifest}).Register(flags)
-	err := program.Parse(flags, args, out, errOut, nil)
+	err := program.Parse(flags, args, out, program.Help{Groups: groups})
 	if err != nil {
 		return err
+	}
+	if *demo {
+		o.Demo(out, 10*time.Minute)
 	}
 	ctx, log, end, err := o.Begin(ctx, errOut, slog.LevelInfo)
 	if err != nil {

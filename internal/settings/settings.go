@@ -327,32 +327,34 @@ func (v *Values) String() string { return fmt.Sprintf("%d variables", len(v.set)
 // GoString returns the same as String.
 func (v *Values) GoString() string { return v.String() }
 
-// WriteHelp writes the table for the -h of a program.
-func (t Table) WriteHelp(w io.Writer) error {
-	var b strings.Builder
+// Write writes the table: for the -h of a program those that it uses and then the others, or for its documentation in Markdown.
+func (t Table) Write(w io.Writer, markdown bool) error {
+	var used, unused strings.Builder
 	for _, row := range t.Variables {
-		fmt.Fprintf(&b, "  %s  (%s", row.Name, row.Form)
-		if row.Default != "" {
-			fmt.Fprintf(&b, ", default %s", row.Default)
+		b, value, format := &used, row.Default, "  %s  (%s%s)\n        %s\n"
+		if row.Unused && !markdown {
+			b = &unused
 		}
-		fmt.Fprintf(&b, ")\n        %s\n", row.text())
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
-}
-
-// WriteMarkdown writes the table for the documentation of a program.
-func (t Table) WriteMarkdown(w io.Writer) error {
-	var b strings.Builder
-	b.WriteString("| Variable | Form | Default | What it is for | From |\n|---|---|---|---|---|\n")
-	for _, row := range t.Variables {
-		value := row.Default
-		if value != "" {
+		switch {
+		case markdown && value != "":
 			value = "`" + value + "`"
+		case value != "":
+			value = ", default " + value
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", row.Name, row.Form, value, strings.ReplaceAll(row.text(), "|", `\|`), row.Origin)
+		if markdown {
+			format = "| `%s` | %s | %s | %s | " + row.Origin + " |\n"
+			row.Doc = strings.ReplaceAll(row.Doc, "|", `\|`)
+		}
+		fmt.Fprintf(b, format, row.Name, row.Form, value, row.text())
 	}
-	_, err := io.WriteString(w, b.String())
+	head, rest := "", "\nThose that it takes, and does not use:\n\n"
+	if markdown {
+		head = "| Variable | Form | Default | What it is for | From |\n|---|---|---|---|---|\n"
+	}
+	if unused.Len() == 0 {
+		rest = ""
+	}
+	_, err := io.WriteString(w, head+used.String()+rest+unused.String())
 	return err
 }
 

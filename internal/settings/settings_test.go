@@ -150,13 +150,17 @@ func TestPanics(t *testing.T) {
 func TestDocumentation(t *testing.T) {
 	t.Parallel()
 	var help, page strings.Builder
-	require.NoError(t, table.WriteHelp(&help))
-	require.NoError(t, table.WriteMarkdown(&page))
+	require.NoError(t, table.Write(&help, false))
+	require.NoError(t, table.Write(&page, true))
 	assert.Contains(t, help.String(), "  NAME  (text, default web)\n        name\n")
 	assert.Contains(t, page.String(), "| `NAME` | text | `web` | name | document |\n")
 	assert.Contains(t, page.String(), "| `KIND` | text |  | kind: one, two | implied |\n")
 	assert.Contains(t, page.String(), `a \| b`)
 	assert.Contains(t, page.String(), "| `GONE` | bool |  | not used: it is always on |  |\n")
+	used, unused, ok := strings.Cut(help.String(), "\nThose that it takes, and does not use:\n\n")
+	require.True(t, ok)
+	assert.Contains(t, used, "  KIND  (text)\n")
+	assert.Contains(t, unused, "  GONE  (bool)\n        not used: it is always on\n")
 	for _, row := range table.Variables {
 		assert.Contains(t, help.String(), row.Name)
 		assert.Contains(t, page.String(), row.Name)

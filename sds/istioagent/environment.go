@@ -200,12 +200,7 @@ const noDNS = "there is no DNS proxy: it is no part of identity, and a cluster's
 
 // WriteHelp writes what each environment variable is for, for the -h of a program; as a Markdown table it is for its
 // documentation.
-func WriteHelp(w io.Writer, markdown bool) error {
-	if markdown {
-		return variables.WriteMarkdown(w)
-	}
-	return variables.WriteHelp(w)
-}
+func WriteHelp(w io.Writer, markdown bool) error { return variables.Write(w, markdown) }
 
 func checkCertProvider(value string) error {
 	switch value {
