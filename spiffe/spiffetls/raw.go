@@ -46,7 +46,7 @@ func NewListener(inner net.Listener, self spiffe.SVIDSource, peers spiffe.Bundle
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	l.unfinished = conns.Listen(inner, conns.Options{
 		Total: cmp.Or(e.opts.MaxHandshakes, maxHandshakes),
-		Refused: func(c net.Conn, err *limit.Error) {
+		Refused: func(c net.Conn, _ string, err *limit.Error) {
 			_ = e.failed(true, remote(c), fmt.Errorf("%w: %s", errTooMany, err.Reason))
 		},
 	})

@@ -114,6 +114,9 @@ func (p *Program) Addr(name string) string {
 	return p.addrs[name]
 }
 
+// PID returns the number of the process.
+func (p *Program) PID() int { return p.cmd.Process.Pid }
+
 // Stop tells the program to stop, and waits for it. That it ends well is required.
 func (p *Program) Stop() { p.stop() }
 
