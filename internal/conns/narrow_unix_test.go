@@ -33,7 +33,7 @@ func TestFirstOfANarrowName(t *testing.T) {
 		inner := &endless{}
 		var reasons []string
 		l := conns.Listen(inner, conns.Options{
-			Total: total, Peer: func(c net.Conn) conns.Peer { return conns.Peer{Names: c.(*fake).peer} }, Refused: func(_ net.Conn, err *limit.Error) { reasons = append(reasons, err.Reason) },
+			Total: total, Peer: func(c net.Conn) conns.Peer { return conns.Peer{Names: c.(*fake).peer} }, Refused: func(_ net.Conn, _ string, err *limit.Error) { reasons = append(reasons, err.Reason) },
 		})
 		t.Cleanup(l.CloseAll)
 		for one(t, l, inner, "a", "a 0") {

@@ -12,7 +12,7 @@ import (
 // Rules returns what a file with data says.
 func Rules(t testing.TB, data string) *rules {
 	t.Helper()
-	r, err := parse([]byte(data), spiffe.TrustDomain{})
+	r, err := parse([]byte(data), spiffe.TrustDomain{}, false)
 	require.NoError(t, err, "%s", data)
 	return r
 }
@@ -22,7 +22,7 @@ type Grant = grant
 
 // Granted returns the identities of a process.
 func (r *rules) Granted(peer unixsocket.Peer, process func() (unixsocket.Process, bool)) []Grant {
-	return r.granted(peer, process)
+	return r.granted(caller{Peer: peer, process: process, pod: func() (pod, bool) { return pod{}, false }})
 }
 
 // ID returns the path of the SPIFFE ID, with the hint.
