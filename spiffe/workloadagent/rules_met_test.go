@@ -142,6 +142,7 @@ func TestGranted(t *testing.T) {
 		workload(2, id("/other", `"hint": ":x"`, `"audiences": ["*"]`)),
 		by(1, id("/c", `"hint": ":x"`), id("/a", `"hint": ":late"`, `"audiences": ["two", "three"]`), id("/d", `"hint": ":y"`)),
 		by(1, id("/b", `"audiences": ["four"]`)),
+		by(1, id("/e", `"hint": ":y"`)),
 	}, ",\n")+`]}`)
 	granted := func(uid, gid uint32) []workloadagent.Grant {
 		return rules.Granted(unixsocket.Peer{UID: uid, GID: gid}, func() (unixsocket.Process, bool) { return unixsocket.Process{}, true })
@@ -153,9 +154,9 @@ func TestGranted(t *testing.T) {
 		return names
 	}
 	assert.Equal(t, []string{"/b:x", "/a"}, names(granted(1, 2)))
-	assert.Equal(t, []string{"/b:x", "/a", "/c", "/d:y"}, names(granted(1, 1)), "the first rule comes first, and keeps its hint")
-	assert.Equal(t, []string{"/c:x", "/a:late", "/d:y", "/b"}, names(granted(3, 1)), "a hint is lost to another of the same process only")
-	assert.Equal(t, []string{"/other:x", "/c", "/a:late", "/d:y", "/b"}, names(granted(2, 1)))
+	assert.Equal(t, []string{"/b:x", "/a", "/c", "/d:y", "/e"}, names(granted(1, 1)), "the first rule comes first, and keeps its hint")
+	assert.Equal(t, []string{"/c:x", "/a:late", "/d:y", "/b", "/e"}, names(granted(3, 1)), "a hint is lost to another of the same process only")
+	assert.Equal(t, []string{"/other:x", "/c", "/a:late", "/d:y", "/b", "/e"}, names(granted(2, 1)))
 	assert.Empty(t, granted(3, 3))
 
 	both := granted(1, 1)
