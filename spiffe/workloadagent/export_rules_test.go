@@ -12,7 +12,7 @@ import (
 // Rules returns what a file with data says.
 func Rules(t testing.TB, data string) *rules {
 	t.Helper()
-	r, err := parse([]byte(data), spiffe.TrustDomain{}, false)
+	r, err := parse([]byte(data), spiffe.TrustDomain{}, true)
 	require.NoError(t, err, "%s", data)
 	return r
 }
@@ -20,9 +20,19 @@ func Rules(t testing.TB, data string) *rules {
 // Grant is an identity of a process.
 type Grant = grant
 
+// Pod is what the API server says of one.
+type Pod struct {
+	Namespace, Account string
+	Labels             map[string]string
+}
+
 // Granted returns the identities of a process.
-func (r *rules) Granted(peer unixsocket.Peer, process func() (unixsocket.Process, bool)) []Grant {
-	return r.granted(caller{Peer: peer, process: process, pod: func() (pod, bool) { return pod{}, false }})
+func (r *rules) Granted(peer unixsocket.Peer, process func() (unixsocket.Process, bool), in func() (Pod, bool)) []Grant {
+	return r.granted(caller{Peer: peer, process: process, pod: func() (p pod, ok bool) {
+		of, ok := in()
+		p.Metadata.Namespace, p.Spec.Account, p.Metadata.Labels = of.Namespace, of.Account, of.Labels
+		return p, ok
+	}})
 }
 
 // ID returns the path of the SPIFFE ID, with the hint.

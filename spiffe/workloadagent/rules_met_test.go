@@ -19,6 +19,15 @@ import (
 type caller struct {
 	unixsocket.Peer
 	unixsocket.Process
+	in workloadagent.Pod
+}
+
+// granted returns the identities of a process of which all is certain, or nothing but its user and group.
+func (c *caller) granted(r interface {
+	Granted(unixsocket.Peer, func() (unixsocket.Process, bool), func() (workloadagent.Pod, bool)) []workloadagent.Grant
+}, asked *bool, certain bool) []workloadagent.Grant {
+	return r.Granted(c.Peer, func() (unixsocket.Process, bool) { *asked = true; return c.Process, certain },
+		func() (workloadagent.Pod, bool) { *asked = true; return c.in, certain })
 }
 
 // selector is one of a match: its value, how a process meets it, and how it fails by a little or by having nothing.
@@ -47,6 +56,17 @@ var selectors = map[string]selector{
 		func(c *caller) { c.Pod = "" }, func(c *caller) { c.Pod = "11111111-2a49-4a8e-8f6c-2d7b6f0a1c22" },
 		func(c *caller) { c.Pod = "6f9c7a34-2a49-4a8e-8f6c-2d7b6f0a1c23" },
 	}},
+	"namespace": {`"shop"`, func(c *caller) { c.in.Namespace = "shop" }, []func(*caller){
+		func(c *caller) { c.in.Namespace = "" }, func(c *caller) { c.in.Namespace = "shop2" }, func(c *caller) { c.in.Namespace = "default" },
+	}},
+	"account": {`"cart"`, func(c *caller) { c.in.Account = "cart" }, []func(*caller){
+		func(c *caller) { c.in.Account = "" }, func(c *caller) { c.in.Account = "default" }, func(c *caller) { c.in.Account = "cart2" },
+	}},
+	"labels": {`{"app": "cart", "tier": ""}`, func(c *caller) { c.in.Labels = map[string]string{"app": "cart", "tier": "", "more": "x"} }, []func(*caller){
+		func(c *caller) { c.in.Labels = nil }, func(c *caller) { c.in.Labels = map[string]string{"app": "cart"} },
+		func(c *caller) { c.in.Labels = map[string]string{"app": "cart2", "tier": ""} }, func(c *caller) { c.in.Labels = map[string]string{"tier": ""} },
+		func(c *caller) { c.in.Labels = map[string]string{"app": "cart", "tier": "x"} },
+	}},
 }
 
 // A rule is met by the processes that meet each of its selectors, whatever they are beside, and by no other: for all sets of
@@ -61,7 +81,7 @@ func TestRuleIsMet(t *testing.T) {
 	names := slices.Sorted(maps.Keys(selectors))
 	require.Equal(t, strings.Split(known[1], ", "), names, "a selector without a case in this table")
 
-	rulesTested := 0
+	rulesTested, refused := 0, 0
 	for set := 1; set < 1<<len(names); set++ {
 		var match []string
 		for i, name := range names {
@@ -70,8 +90,10 @@ func TestRuleIsMet(t *testing.T) {
 			}
 		}
 		data := `{"workloads": [{"match": {` + strings.Join(match, ", ") + `}, "identities": [` + id("/web") + `]}]}`
-		if len(match) == 1 && set>>slices.Index(names, "executable")&1 == 1 {
-			require.Error(t, workloadagent.Parse([]byte(data), exampleOrg), "an executable alone")
+		has := func(name string) bool { return set>>slices.Index(names, name)&1 == 1 }
+		if len(match) == 1 && has("executable") || (has("account") || has("labels")) && !has("namespace") {
+			require.Error(t, workloadagent.Parse([]byte(data), exampleOrg), "an executable alone, or an account or labels without a namespace")
+			refused++
 			continue
 		}
 		rules := workloadagent.Rules(t, data)
@@ -87,12 +109,13 @@ func TestRuleIsMet(t *testing.T) {
 						s.unmet[variant%len(s.unmet)](c)
 					}
 				}
-				granted := rules.Granted(c.Peer, func() (unixsocket.Process, bool) { return c.Process, true })
+				granted := c.granted(rules, new(bool), true)
 				require.Equal(t, set&^meets == 0, len(granted) == 1, "the rule {%s} and the process %+v", strings.Join(match, ", "), *c)
 			}
 		}
 	}
-	assert.Equal(t, 1<<len(names)-2, rulesTested)
+	assert.Equal(t, 1<<len(names)-1, rulesTested+refused)
+	assert.Equal(t, 1<<(len(names)-3)*3+1, refused, "of the sets without a namespace those with one of the two, and an executable alone")
 }
 
 // A rule without a match is met by no process, and one that names a process by what only the kernel knows of it is met by none
@@ -106,24 +129,24 @@ func TestRuleAndUncertainProcess(t *testing.T) {
 	for match, want := range map[string]bool{
 		`"uid": 0`: true, `"gid": 0`: true, `"uid": 0, "gid": 0`: true,
 		`"uid": 0, "executable": "/usr/bin/web"`: false, `"unit": "web.service"`: false, `"pod": ` + selectors["pod"].value: false,
-		`"uid": 0, "unit": "web.service"`: false, `"gid": 0, "pod": ` + selectors["pod"].value: false,
+		`"uid": 0, "unit": "web.service"`: false, `"gid": 0, "pod": ` + selectors["pod"].value: false, `"namespace": "shop"`: false, `"uid": 0, "namespace": "shop", "account": "cart"`: false,
 	} {
 		rules := workloadagent.Rules(t, `{"workloads": [{"match": {`+match+`}, "identities": [`+id("/web")+`]}]}`)
 		asked := false
-		granted := rules.Granted(whole.Peer, func() (unixsocket.Process, bool) { asked = true; return whole.Process, false })
+		granted := whole.granted(rules, &asked, false)
 		assert.Equal(t, want, len(granted) == 1, "%s", match)
 		assert.Equal(t, !want, asked, "%s", match)
 
-		other := caller{Peer: unixsocket.Peer{UID: 7, GID: 7}}
+		other := caller{unixsocket.Peer{UID: 7, GID: 7}, whole.Process, whole.in}
 		if strings.Contains(match, `id": 0`) {
 			asked = false
-			assert.Empty(t, rules.Granted(other.Peer, func() (unixsocket.Process, bool) { asked = true; return whole.Process, true }), "%s", match)
+			assert.Empty(t, other.granted(rules, &asked, true), "%s", match)
 			assert.False(t, asked, "another user is refused without a look at the process: %s", match)
 		}
 	}
 	rules := workloadagent.Rules(t, `{"workloads": [{"identities": [`+id("/batch", `"files": [{"folder": "/run/batch"}]`)+`]}]}`)
 	for _, p := range []caller{{}, whole} {
-		assert.Empty(t, rules.Granted(p.Peer, func() (unixsocket.Process, bool) { return p.Process, true }), "files are for no process")
+		assert.Empty(t, p.granted(rules, new(bool), true), "files are for no process")
 	}
 }
 
@@ -145,7 +168,8 @@ func TestGranted(t *testing.T) {
 		by(1, id("/e", `"hint": ":y"`)),
 	}, ",\n")+`]}`)
 	granted := func(uid, gid uint32) []workloadagent.Grant {
-		return rules.Granted(unixsocket.Peer{UID: uid, GID: gid}, func() (unixsocket.Process, bool) { return unixsocket.Process{}, true })
+		c := caller{Peer: unixsocket.Peer{UID: uid, GID: gid}}
+		return c.granted(rules, new(bool), true)
 	}
 	names := func(all []workloadagent.Grant) (names []string) {
 		for _, g := range all {
@@ -174,7 +198,6 @@ func TestGranted(t *testing.T) {
 // What one process has by several rules changes nothing for another.
 func TestGrantsAreApart(t *testing.T) {
 	t.Parallel()
-	ask := func() (unixsocket.Process, bool) { return unixsocket.Process{}, true }
 	for n := range 10 { // for each room that a list may have behind its end
 		var common []string
 		for i := range n {
@@ -184,9 +207,9 @@ func TestGrantsAreApart(t *testing.T) {
 			return `{"match": {` + match + `}, "identities": [` + id("/web", `"audiences": [`+audiences+`]`) + `]}`
 		}
 		rules := workloadagent.Rules(t, `{"workloads": [`+rule(`"uid": 1`, strings.Join(common, ", "))+", "+rule(`"gid": 1`, `"first"`)+", "+rule(`"gid": 2`, `"second"`)+`]}`)
-		first := rules.Granted(unixsocket.Peer{UID: 1, GID: 1}, ask)
-		second := rules.Granted(unixsocket.Peer{UID: 1, GID: 2}, ask)
-		none := rules.Granted(unixsocket.Peer{UID: 1, GID: 3}, ask)
+		first := (&caller{Peer: unixsocket.Peer{UID: 1, GID: 1}}).granted(rules, new(bool), true)
+		second := (&caller{Peer: unixsocket.Peer{UID: 1, GID: 2}}).granted(rules, new(bool), true)
+		none := (&caller{Peer: unixsocket.Peer{UID: 1, GID: 3}}).granted(rules, new(bool), true)
 		require.Len(t, first, 1)
 		require.Len(t, second, 1)
 		require.Len(t, none, 1)
