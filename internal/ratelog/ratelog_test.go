@@ -102,7 +102,7 @@ func TestWarnKinds(t *testing.T) {
 }
 
 // TestLogOf: a second name is seen, and names without end crowd out neither reasons nor, once they have ended, other names.
-func TestLogOf(slog.LevelWarn, t *testing.T) {
+func TestLogOf(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		out := &lines{}
