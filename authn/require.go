@@ -13,6 +13,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/guard"
 	"github.com/svidkit/svidkit/internal/ratelog"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // Require returns a handler that passes a request on to next if a proves its sender. The next handler, and every hook that
@@ -26,7 +27,7 @@ import (
 // path that [path.Clean] changes, and one with an escaped slash below a pattern of [http.ServeMux] that ends with a slash.
 //
 // The logger gets a warning for requests that are refused, with the error and the address of the peer: the first of
-// each kind at once, and then their number each minute, as clients can send as many as they like. At level Debug it
+// each kind, and of each SPIFFE ID that a policy denies for the first 32 of them, at once, and then their number each minute, as clients can send as many as they like. At level Debug it
 // gets each of them. Nil means silence.
 //
 // A stream is authenticated when it begins; [Caller].NotAfter says when the proof expires.
@@ -99,7 +100,11 @@ func (h *required) report(r *http.Request, err error, reason string) {
 	if h.logger.Enabled(r.Context(), slog.LevelDebug) {
 		h.logger.LogAttrs(r.Context(), slog.LevelWarn, message, append(attrs, slog.String("reason", reason))...)
 	} else {
-		h.refused.Warn(message, reason, attrs...)
+		var name string
+		if e, ok := errors.AsType[*spiffe.VerifyError](err); ok && e.Stage == "policy" {
+			name = e.ID.String()
+		}
+		h.refused.LogOf(slog.LevelWarn, name, message, reason, attrs...)
 	}
 }
 

@@ -97,6 +97,23 @@ func TestRequire(t *testing.T) {
 	assert.False(t, ok)
 }
 
+// TestRequireDenied: the log shows each of several IDs that the policy denies.
+func TestRequireDenied(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	verifier, err := spiffe.NewVerifier(ca.Bundle(), spiffe.AllowIDs(ca.SVID("/web").ID()), nil)
+	require.NoError(t, err)
+	var log strings.Builder
+	h := authn.Require(authn.ClientCertificate(verifier), http.NotFoundHandler(), slog.New(slog.NewTextHandler(&log, nil)))
+	for _, path := range []string{"/a", "/a", "/b"} {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, ca.RequestFrom(path, httptest.NewRequest(http.MethodGet, "/", nil)))
+		assert.Equal(t, http.StatusUnauthorized, w.Code)
+	}
+	assert.Equal(t, 2, strings.Count(log.String(), "request refused"), log.String())
+	assert.Contains(t, log.String(), "example.org/b")
+}
+
 // TestRequirePath: a path that a ServeMux in front and the handler behind may read differently is refused before the method is asked.
 func TestRequirePath(t *testing.T) {
 	t.Parallel()

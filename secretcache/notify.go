@@ -12,7 +12,7 @@ import (
 //
 // A new certificate of the default identity is told as "default" and under its ID, that of another
 // identity under its ID, and a credential as "default" only. A change of the X.509 authorities of the own trust domain is told
-// as "ROOTCA" and "spiffe://TRUST-DOMAIN", of another trust domain as the latter. Each first
+// as "ROOTCA" and "spiffe://TRUST-DOMAIN", of another trust domain as the latter, and of any as "ALL", too. Each first
 // appearance is told, and so are names that come with [Manager.Add] or go with [Manager.Remove].
 //
 // The calls come one at a time, after the change, in the order of the changes, from a goroutine that

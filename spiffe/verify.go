@@ -38,7 +38,7 @@ type VerifyError struct {
 	//	"policy"  the caller's policy: Err wraps [ErrDenied]
 	Stage string
 
-	ID   ID     // what the leaf claims; zero if it carries no valid ID
+	ID   ID     // what the leaf claims, at each stage: its key is not proven here; zero if it carries no valid ID
 	Rule string // the id of the broken rule, as in [ParseError]; empty if none applies
 	Err  error
 }

@@ -244,7 +244,7 @@ func (v *Verifier) claims(text string, payload []byte, headIssuer string, versio
 	case !hasSub:
 		return nil, bad(`its "sub" is not a string`)
 	}
-	subject, err := parsePodSubject(string(sub))
+	subject, err := ParsePodSubject(string(sub))
 	if err != nil {
 		return nil, err
 	}

@@ -1,8 +1,5 @@
 package athenz
 
-// ParsePodSubject is parsePodSubject.
-func ParsePodSubject(text string) (PodSubject, error) { return parsePodSubject(text) }
-
 // Check is check.
 func (s PodSubject) Check() error { return s.check() }
 

@@ -24,6 +24,7 @@ import (
 // Kinds of events that are told apart. What is beyond is counted under Other.
 const (
 	maxKinds = 128
+	maxNamed = 32 // of them with a name of their own
 	Other    = "other reasons"
 )
 
@@ -35,11 +36,12 @@ type Log struct {
 
 	mu    sync.Mutex
 	kinds map[kind]*events
+	named int // of them
 }
 
 type kind struct {
-	level           slog.Level
-	message, reason string
+	level                 slog.Level
+	message, reason, name string
 }
 
 type events struct {
@@ -62,14 +64,28 @@ func (l *Log) Warn(message, reason string, attrs ...slog.Attr) {
 // Others are written when the interval has passed, as one line with the attrs of the newest and the attributes count
 // and interval. A kind of which there was none for an interval begins anew.
 func (l *Log) Log(level slog.Level, message, reason string, attrs ...slog.Attr) {
+	l.log(kind{level: level, message: message, reason: reason}, attrs)
+}
+
+// LogOf is Log for an event of a name that a peer can choose, such as its ID: each of the first 32 names has lines of its own, so
+// that the second that is refused is seen. Those beyond share the lines of their reason.
+func (l *Log) LogOf(level slog.Level, name, message, reason string, attrs ...slog.Attr) {
+	l.log(kind{level, message, reason, name}, attrs)
+}
+
+func (l *Log) log(k kind, attrs []slog.Attr) {
+	level := k.level
 	if !l.logger.Enabled(context.Background(), level) {
 		return
 	}
-	k := kind{level, message, reason}
 	l.mu.Lock()
 	e, known := l.kinds[k]
+	if !known && k.name != "" && l.named >= maxNamed {
+		k.name = ""
+		e, known = l.kinds[k]
+	}
 	if !known && len(l.kinds) >= maxKinds {
-		k = kind{level, Other, Other}
+		k = kind{level: level, message: Other, reason: Other}
 		e, known = l.kinds[k]
 	}
 	if known {
@@ -79,6 +95,9 @@ func (l *Log) Log(level slog.Level, message, reason string, attrs ...slog.Attr) 
 		return
 	}
 	l.kinds[k] = &events{}
+	if k.name != "" {
+		l.named++
+	}
 	l.mu.Unlock()
 	l.write(k, attrs)
 	time.AfterFunc(l.interval, func() { l.flush(k) })
@@ -91,6 +110,9 @@ func (l *Log) flush(k kind) {
 	count, last := e.count, e.last
 	if count == 0 {
 		delete(l.kinds, k)
+		if k.name != "" {
+			l.named--
+		}
 	}
 	e.count, e.last = 0, nil
 	l.mu.Unlock()

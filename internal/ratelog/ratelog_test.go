@@ -101,6 +101,34 @@ func TestWarnKinds(t *testing.T) {
 	})
 }
 
+// TestLogOf: a second name is seen, and names without end crowd out neither reasons nor, once they have ended, other names.
+func TestLogOf(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		out := &lines{}
+		log := ratelog.New(out.logger(), time.Second)
+		for i := range 10_000 {
+			log.LogOf(slog.LevelWarn, fmt.Sprint("name ", i/2), "refused", "denied", slog.Int("i", i))
+		}
+		got := out.take()
+		require.Len(t, got, 33)
+		assert.Equal(t, `level=WARN msg=refused reason=denied i=0`, got[0])
+		assert.Equal(t, `level=WARN msg=refused reason=denied i=2`, got[1])
+		log.Warn("refused", "another reason")
+		assert.Equal(t, []string{`level=WARN msg=refused reason="another reason"`}, out.take())
+		time.Sleep(1500 * time.Millisecond)
+		got = out.take()
+		require.Len(t, got, 33)
+		assert.Contains(t, got, `level=WARN msg=refused reason=denied i=1 count=1 interval=1s`)
+		assert.Contains(t, got, `level=WARN msg=refused reason=denied i=9999 count=9935 interval=1s`)
+		time.Sleep(3 * time.Second)
+		log.LogOf(slog.LevelWarn, "another name", "refused", "denied")
+		log.LogOf(slog.LevelWarn, "yet another", "refused", "denied")
+		assert.Len(t, out.take(), 2, "the first have ended")
+		time.Sleep(3 * time.Second)
+	})
+}
+
 func TestWarnSilent(t *testing.T) { // not parallel, as it counts allocations
 	ratelog.New(nil, 0).Warn("refused", "for no reason")
 	out := &lines{}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -17,7 +18,7 @@ import (
 )
 
 // connect returns both ends of a connection over TCP, with the connection below that of the server.
-func connect(t *testing.T, first int32) (client, server *tls.Conn, below net.Conn) {
+func connect(t *testing.T, first int32, protos ...string) (client, server *tls.Conn, below net.Conn) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -27,13 +28,13 @@ func connect(t *testing.T, first int32) (client, server *tls.Conn, below net.Con
 	wg.Go(func() {
 		var err error
 		if below, err = l.Accept(); assert.NoError(t, err) {
-			server = tls.Server(below, &tls.Config{Certificates: []tls.Certificate{*ca.SVID("/db").TLSCertificate()}})
+			server = tls.Server(below, &tls.Config{NextProtos: protos, Certificates: []tls.Certificate{*ca.SVID("/db").TLSCertificate()}})
 			assert.NoError(t, server.HandshakeContext(context.Background()))
 		}
 	})
 	raw, err := net.Dial("tcp", l.Addr().String())
 	require.NoError(t, err)
-	client, err = tlsalert.Client(t.Context(), raw, &tls.Config{InsecureSkipVerify: true}, first) //nolint:gosec // the server is of this test
+	client, err = tlsalert.Client(t.Context(), raw, &tls.Config{InsecureSkipVerify: true, NextProtos: protos}, first) //nolint:gosec // the server is of this test
 	require.NoError(t, err)
 	wg.Wait()
 	t.Cleanup(func() { _ = client.Close(); _ = below.Close() })
@@ -71,6 +72,20 @@ func TestData(t *testing.T) {
 			}
 		})
 	}
+	t.Run("two bytes that were read, and more", func(t *testing.T) {
+		t.Parallel()
+		client, server, below := connect(t, 0)
+		_, err := server.Write([]byte("OK"))
+		require.NoError(t, err)
+		_, err = io.ReadFull(client, make([]byte, 2))
+		require.NoError(t, err)
+		_, err = server.Write([]byte("bye"))
+		require.NoError(t, err)
+		require.NoError(t, below.Close())
+		assert.NotContains(t, writeUntilRefused(client).Error(), "remote error")
+		got, _ := io.ReadAll(client)
+		assert.Equal(t, "bye", string(got))
+	})
 	t.Run("a dialogue", func(t *testing.T) {
 		t.Parallel()
 		client, server, _ := connect(t, 1)
@@ -87,6 +102,33 @@ func TestData(t *testing.T) {
 			assert.Equal(t, "OK", string(answer[:]))
 		}
 	})
+}
+
+// TestFirstWrites: a reader that finds an alert returns after the writes with which its client begins: 1, or 2 by h2.
+func TestFirstWrites(t *testing.T) {
+	t.Parallel()
+	for proto, first := range map[string]int{"http/1.1": 1, "h2": 2} {
+		t.Run(proto, func(t *testing.T) {
+			t.Parallel()
+			client, server, _ := connect(t, 1, proto)
+			require.NoError(t, server.CloseWrite()) // close_notify is an alert
+			read := make(chan error, 1)
+			go func() {
+				_, err := client.Read(make([]byte, 1))
+				read <- err
+			}()
+			for range first {
+				select {
+				case err := <-read:
+					t.Fatal("the reader did not wait: ", err)
+				case <-time.After(100 * time.Millisecond):
+				}
+				_, err := client.Write([]byte("hello"))
+				require.NoError(t, err)
+			}
+			assert.ErrorIs(t, <-read, io.EOF)
+		})
+	}
 }
 
 // TestDamaged: a server that sends what only looks like an alert does not hold up the writer, who would wait for itself when

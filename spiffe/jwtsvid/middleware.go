@@ -56,8 +56,8 @@ type MiddlewareOptions struct {
 	// token.
 	Peer func(*http.Request) (*spiffe.Peer, error)
 
-	// Logger gets warnings about refused requests: the first for each reason at once, and then their number
-	// each minute, as clients can send as many as they like. The attributes are reason, err, remote and, if
+	// Logger gets warnings about refused requests: the first for each reason, and for each proven ID of the first 32, at
+	// once, and then their number each minute, as clients can send as many as they like. The attributes are reason, err, remote and, if
 	// the token was valid, id. At level Debug each refusal is logged. Nil means no logs.
 	Logger *slog.Logger
 }
@@ -119,18 +119,18 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		if e, ok := errors.AsType[*token.Error](err); ok { // as all errors of a Validator are
 			reason = e.Reason
 		}
-		m.refused(r, string(reason), slog.Any("err", err))
+		m.refused(r, spiffe.ID{}, string(reason), slog.Any("err", err))
 		status, challenge := answer(err)
 		refuseRequest(w, status, challenge)
 		return
 	}
 	if err := m.sentBy(r, proof.ID()); err != nil {
-		m.refused(r, "not the token of the client", slog.String("id", proof.String()), slog.Any("err", err))
+		m.refused(r, proof.ID(), "not the token of the client", slog.String("id", proof.String()), slog.Any("err", err))
 		refuseRequest(w, http.StatusUnauthorized, `Bearer error="invalid_token"`)
 		return
 	}
 	if err := m.allow.Policy().Check(proof.ID()); err != nil {
-		m.refused(r, string(token.Denied), slog.String("id", proof.String()), slog.Any("err", err))
+		m.refused(r, proof.ID(), string(token.Denied), slog.String("id", proof.String()), slog.Any("err", err))
 		refuseRequest(w, http.StatusForbidden, `Bearer error="insufficient_scope"`)
 		return
 	}
@@ -153,11 +153,11 @@ func (m *middleware) sentBy(r *http.Request, id spiffe.ID) error {
 	return nil
 }
 
-// refused logs that a request is refused.
-func (m *middleware) refused(r *http.Request, reason string, attrs ...slog.Attr) {
+// refused logs that a request is refused, whose token has proved the ID id if that is not zero.
+func (m *middleware) refused(r *http.Request, id spiffe.ID, reason string, attrs ...slog.Attr) {
 	const message = "jwtsvid: request refused"
 	attrs = append(attrs, slog.String("remote", r.RemoteAddr))
-	m.log.Warn(message, reason, attrs...)
+	m.log.LogOf(slog.LevelWarn, id.String(), message, reason, attrs...)
 	m.logger.LogAttrs(r.Context(), slog.LevelDebug, message, attrs...)
 }
 

@@ -101,6 +101,21 @@ func TestMiddleware(t *testing.T) {
 	}
 }
 
+// TestMiddlewareDenied: the log shows each of several IDs that the policy denies.
+func TestMiddlewareDenied(t *testing.T) {
+	t.Parallel()
+	var log bytes.Buffer
+	h := protect(t, validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{}), spiffe.AllowPathPrefix(domain, "/other"), &jwtsvid.MiddlewareOptions{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	for _, path := range []string{"/a", "/a", "/b"} {
+		r, w := overTLS(), httptest.NewRecorder()
+		r.Header.Set("Authorization", "Bearer "+es256(t, baseHeader, strings.Replace(basePay, "/ns/prod/sa/web", path, 1)))
+		h.ServeHTTP(w, r)
+		assert.Equal(t, http.StatusForbidden, w.Code)
+	}
+	assert.Equal(t, 2, strings.Count(log.String(), "request refused"), log.String())
+	assert.Contains(t, log.String(), "id=spiffe://example.org/b")
+}
+
 // TestMiddlewarePath: a path that a ServeMux in front and the handler behind may read differently is refused, with a good token too.
 func TestMiddlewarePath(t *testing.T) {
 	t.Parallel()

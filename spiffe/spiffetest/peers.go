@@ -4,6 +4,10 @@ import (
 	"crypto"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
+	"io"
+	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -76,8 +80,7 @@ func TLSConfig(chain []*x509.Certificate, key crypto.Signer) *tls.Config {
 // speaks HTTP/2 if it has EnableHTTP2. Handlers find their client with spiffetls.PeerFromRequest. The server's own
 // client does not trust it; make one with spiffetls.Transport.
 //
-// A server of spiffetls.ConfigureServer needs no StartTLS: set server.TLS to server.Config.TLSConfig and call
-// server.StartTLS().
+// A server of spiffetls.ConfigureServer needs no StartTLS: see [Serve].
 func StartTLS(server *httptest.Server, config *tls.Config) {
 	if config == nil {
 		panic("spiffetest: StartTLS: no configuration; spiffetls.ServerConfig returns one, or an error")
@@ -103,4 +106,26 @@ func StartTLS(server *httptest.Server, config *tls.Config) {
 	}
 	server.Config.TLSConfig, server.TLS = config, config
 	server.StartTLS()
+}
+
+// Serve serves with TLS at a free port of 127.0.0.1 until the test ends, and returns the URL. The server is one of
+// spiffetls.ConfigureServer, for example, and logs no failed handshakes unless it has an ErrorLog.
+func Serve(t testing.TB, server *http.Server) (url string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatalf("spiffetest: serve: %v", err)
+	}
+	if server.ErrorLog == nil {
+		server.ErrorLog = log.New(io.Discard, "", 0)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- server.ServeTLS(l, "", "") }()
+	t.Cleanup(func() {
+		_ = server.Close() // the listener is its own
+		if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
+			t.Errorf("spiffetest: serve: %v", err)
+		}
+	})
+	return "https://" + l.Addr().String()
 }

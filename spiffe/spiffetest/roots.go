@@ -1,6 +1,7 @@
 package spiffetest
 
 import (
+	"crypto"
 	"crypto/x509"
 	"fmt"
 	"slices"
@@ -20,7 +21,8 @@ type trust struct {
 	active   *authority   // one of roots
 	made     int          // roots made so far, to name the next
 	sequence uint64
-	bundle   *spiffe.Bundle // of td
+	bundle   *spiffe.Bundle       // of td
+	jwt      func() crypto.Signer // see seal; nil before the first JWT-SVID
 
 	bundles atomic.Pointer[spiffe.BundleSet] // of td and those it federates with; writers hold mu
 	changed renew.Signal                     // of bundles
@@ -118,7 +120,7 @@ func (ca *CA) publish(roots []*authority) {
 		certs[i] = r.cert
 	}
 	tr.sequence++
-	bundle, err := spiffe.NewBundle(tr.td, spiffe.BundleContents{X509Authorities: certs, Sequence: new(tr.sequence)})
+	bundle, err := spiffe.NewBundle(tr.td, spiffe.BundleContents{X509Authorities: certs, JWTAuthorities: tr.jwtKeys(), Sequence: new(tr.sequence)})
 	if err != nil {
 		ca.t.Fatalf("spiffetest: bundle: %v", err)
 	}

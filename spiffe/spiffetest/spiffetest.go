@@ -4,6 +4,8 @@
 //	web := ca.SVID("/web")     // an identity: a [spiffe.SVID], good for one hour
 //	bundle := ca.Bundle()      // what a verifier needs
 //
+//	token := ca.JWTSVID("/web", "db") // a JWT-SVID, whose key the bundle has from then on
+//
 // An SVID and a bundle are sources of themselves: give them to a verifier or a TLS configuration. [CA.Source] returns
 // a source with both, as an agent would, that the test renews ([Source.Renew]) and breaks ([Source.Fail]).
 //
@@ -16,7 +18,10 @@
 //
 //	for _, f := range spiffetest.Faults() {
 //		chain, key := ca.Broken(f.Name)
-//		…
+//		for _, role := range f.Refused { // two are faults of one role alone
+//			_, err := verifier.VerifyChain(chain, role)
+//			…
+//		}
 //	}
 //
 // Anything else is an edit of the template before it is signed:
@@ -36,6 +41,12 @@
 //
 //	w := httptest.NewRecorder()
 //	handler.ServeHTTP(w, ca.RequestFrom("/web", httptest.NewRequest("GET", "/", nil)))
+//
+// [Serve] serves an http.Server of spiffetls.ConfigureServer until the test ends:
+//
+//	err := spiffetls.ConfigureServer(server, ca.SVID("/db"), ca.Bundle(), allow, nil)
+//	…
+//	url := spiffetest.Serve(t, server)
 //
 // [StartTLS] starts an httptest.Server with a configuration of package spiffetls. The server's own client does not
 // trust it; make one with spiffetls.Transport:
@@ -153,6 +164,13 @@ func (ca *CA) SVID(path string, edit ...func(*x509.Certificate)) *spiffe.SVID {
 // express, put it into ExtraExtensions: it then replaces the usual one.
 func (ca *CA) Certificate(path string, edit ...func(*x509.Certificate)) ([]*x509.Certificate, crypto.Signer) {
 	ca.t.Helper()
+	id, key := ca.id(path), ca.newKey()
+	return ca.mustSign(ca.signer(), leafTemplate(id, leafLifetime), key.Public(), edit), key
+}
+
+// id returns the ID that is the trust domain followed by path.
+func (ca *CA) id(path string) spiffe.ID {
+	ca.t.Helper()
 	if path != "" && path[0] != '/' {
 		ca.t.Fatalf("spiffetest: mint %q: want a path that begins with a slash, such as %q, which the CA puts after its trust domain", path, "/web")
 	}
@@ -163,8 +181,7 @@ func (ca *CA) Certificate(path string, edit ...func(*x509.Certificate)) ([]*x509
 	if err != nil {
 		ca.t.Fatalf("spiffetest: mint %q: %v", path, err)
 	}
-	key := ca.newKey()
-	return ca.mustSign(ca.signer(), leafTemplate(id, leafLifetime), key.Public(), edit), key
+	return id
 }
 
 // Intermediate returns a CA below ca. Its leaves have its certificate in their chain, and the bundle of the root

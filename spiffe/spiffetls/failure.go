@@ -139,8 +139,9 @@ type Failure struct {
 	// request was denied, and "tls" if TLS itself failed or the other side ended the handshake.
 	Stage string `json:"stage"`
 
-	// Rule, ID and TrustDomain are those of the [spiffe.VerifyError]. The ID is a claim of the other
-	// side, except at the stages policy and request, which come after the proof.
+	// Rule, ID and TrustDomain are those of the [spiffe.VerifyError]. The ID is a claim of the other side, also at the stage
+	// policy: a handshake is judged before the other side has proved that it holds its key, and certificates can be copied.
+	// At the stage request it is proven.
 	Rule        string             `json:"rule,omitempty"`
 	ID          spiffe.ID          `json:"id,omitzero"`
 	TrustDomain spiffe.TrustDomain `json:"trust_domain,omitzero"`

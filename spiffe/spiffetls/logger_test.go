@@ -120,6 +120,20 @@ func TestLogger(t *testing.T) {
 			assert.Empty(t, j.take(t))
 		}
 
+		// A second ID that the policy denies has a line of its own. Names that a stranger makes up have none.
+		for _, client := range []*tls.Config{party(ca.SVID("/api")), party(ca.SVID("/api")), party(ca.SVID("/job")), party(foreign.SVID("/a")), party(foreign.SVID("/b"))} {
+			s, _ := connect(t, server, client)
+			require.Error(t, s.err)
+		}
+		synctest.Wait()
+		var ids []any
+		for _, line := range j.take(t) {
+			ids = append(ids, line["unverified_id"])
+		}
+		assert.Equal(t, []any{"spiffe://example.org/api", "spiffe://example.org/job", "spiffe://other.test/a"}, ids)
+		time.Sleep(3 * time.Minute)
+		j.take(t)
+
 		// The side that dials, and a side without an identity.
 		s, c = connect(t, db.server(t, spiffe.AllowAnyPeer(), nil), newParty(ca.SVID("/web"), ca.Bundles()).client(t, spiffe.AllowIDs(ca.SVID("/none").ID()), &spiffetls.Options{Logger: own.logger()}))
 		require.Error(t, c.err)

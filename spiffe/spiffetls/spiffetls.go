@@ -107,8 +107,8 @@ type Options struct {
 	Remember int
 
 	// Logger gets a line (Warn) for failed handshakes, requests that [RequirePeer] denies, and clients that withhold an
-	// [OptionalIdentity]: for the first of each of a few reasons, and then at most once a minute with the number of
-	// those that followed. The attributes are reason, remote, err, count and interval, and id if the peer has proved it
+	// [OptionalIdentity]: for the first of each of a few reasons and, of peers that the policy denies, of each ID, and then at most once a minute with the number
+	// of those that followed. Beyond 32 IDs a reason has one line for all. The attributes are reason, remote, err, count and interval, and id if the peer has proved it
 	// or unverified_id if it has only claimed it. Nil means no logs.
 	Logger *slog.Logger
 
@@ -451,7 +451,11 @@ func (e *endpoint) note(f Failure, err error) {
 	f.clip()
 	e.opts.Failures.add(e.now(), f)
 	if e.log != nil {
-		e.log.Warn(f.message(), causes[causeOf(f.Stage, err)].text, f.attrs()...)
+		var name string
+		if f.Stage == "policy" || f.Stage == "request" { // before that any peer could make up names
+			name = f.ID.String()
+		}
+		e.log.LogOf(slog.LevelWarn, name, f.message(), causes[causeOf(f.Stage, err)].text, f.attrs()...)
 	}
 }
 

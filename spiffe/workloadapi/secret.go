@@ -84,7 +84,7 @@ func (st *state) secrets() *secretset.Set {
 }
 
 // Subscribe registers f to be called with the resource name, as [Source.GenerateSecret] takes it, of each secret that
-// changes, appears or is gone. cancel ends that; it may be called from f, and more than once. A call of f under way
+// changes, appears or is gone: a change of any bundle is one of "ALL", too. cancel ends that; it may be called from f, and more than once. A call of f under way
 // goes on after cancel has returned.
 //
 // The calls come one at a time, after the change, from a goroutine that holds no lock. Bundles come

@@ -24,7 +24,7 @@ type MiddlewareOptions struct {
 	TLSTerminated bool
 
 	// Logger is told of requests that are refused (Info), with the attributes reason, err and remote: the first
-	// of each reason at once, and a count of the others every minute, so that a client cannot fill a log. One
+	// of each reason, and of each ID that the policy denies up to 32, at once, and a count of the others every minute, so that a client cannot fill a log. One
 	// that takes Debug is told of each. Nil means silence.
 	Logger *slog.Logger
 }
@@ -84,14 +84,18 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 }
 
 // report logs what clients can cause as often as they like.
-func (m *middleware) report(r *http.Request, reason string, err error) {
+func (m *middleware) report(r *http.Request, reason string, err *token.Error) {
 	const message = "witsvid: request refused"
 	attrs := []slog.Attr{slog.Any("err", err), slog.String("remote", r.RemoteAddr)}
 	if m.Logger.Enabled(r.Context(), slog.LevelDebug) {
 		m.Logger.LogAttrs(r.Context(), slog.LevelInfo, message, append([]slog.Attr{slog.String("reason", reason)}, attrs...)...)
 		return
 	}
-	m.log.Log(slog.LevelInfo, message, reason, attrs...)
+	var name string
+	if err.Reason == token.Denied {
+		name = err.ID.String()
+	}
+	m.log.LogOf(slog.LevelInfo, name, message, reason, attrs...)
 }
 
 // status returns the HTTP status for a refusal.
