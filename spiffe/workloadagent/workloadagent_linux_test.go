@@ -203,8 +203,13 @@ func TestOneFile(t *testing.T) {
 	assert.Equal(t, web, got)
 	_, err = c.FetchJWTSVIDs(t.Context(), web, "bank")
 	assert.ErrorIs(t, err, workloadapi.ErrDenied)
+	assert.ErrorContains(t, err, `["bank"]`)
 	_, err = c.FetchJWTSVIDs(t.Context(), admin, "bank")
 	require.NoError(t, err)
+	tokens, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "bank") // as py-spiffe asks
+	require.NoError(t, err)
+	require.Len(t, tokens, 1)
+	assert.Equal(t, admin, tokens[0].ID)
 	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.MustParseID("spiffe://example.org/other"), "db")
 	assert.ErrorIs(t, err, workloadapi.ErrDenied)
 
