@@ -32,6 +32,7 @@ import (
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
@@ -224,21 +225,26 @@ func TestOneFile(t *testing.T) {
 	}
 
 	// The draft's layout, and nothing else in it: the key comes first, without headers or text between.
-	info, err := os.Stat(filepath.Join(out, "credential-bundle.pem"))
+	info, err := os.Stat(filepath.Join(out, "credential-bundle.private-key.x509.pem"))
 	require.NoError(t, err)
 	assert.Equal(t, fs.FileMode(0o400), info.Mode().Perm())
-	data, err := os.ReadFile(filepath.Join(out, "credential-bundle.pem"))
+	data, err := os.ReadFile(filepath.Join(out, "credential-bundle.private-key.x509.pem"))
 	require.NoError(t, err)
 	assert.Equal(t, []string{"PRIVATE KEY", "CERTIFICATE"}, blocks(t, data))
 	svid, err := spiffe.ParseSVIDPEM(data, data)
 	require.NoError(t, err)
 	assert.Equal(t, web, svid.ID())
-	roots, err := os.ReadFile(filepath.Join(out, "example.org.spiffe-trust-bundle.pem"))
+	roots, err := os.ReadFile(filepath.Join(out, "example.org.spiffe-trust-bundle.x509.pem"))
 	require.NoError(t, err)
 	assert.Equal(t, []string{"CERTIFICATE"}, blocks(t, roots))
 	names, err := filepath.Glob(filepath.Join(out, "[^.]*"))
 	require.NoError(t, err)
 	assert.Len(t, names, 3)
+	read, err := filesource.Start(t.Context(), filesource.Config{Folder: out, ID: web})
+	require.NoError(t, err, "a program reads the folder")
+	defer read.Close()
+	_, err = read.Bundle(exampleOrg)
+	require.NoError(t, err)
 	token, err := os.ReadFile(filepath.Join(out, "aws.token"))
 	require.NoError(t, err)
 	got, _, err = c.ValidateJWTSVID(t.Context(), "sts.amazonaws.com", string(token))
