@@ -734,6 +734,29 @@ func serveHandler(t *testing.T, h http.Handler) (address string) {
 	return "unix://" + server.Path
 }
 
+// An agent that permits no token for an audience has answered: the exit code is 1, and the text names the audience.
+func TestFetchAudience(t *testing.T) {
+	t.Parallel()
+	snap, err := spiffetest.NewCA(t, "example.org").Source("/web").Snapshot()
+	require.NoError(t, err)
+	for _, c := range []struct {
+		err  error
+		code int
+		says string
+	}{
+		{workloadapi.ErrDenied, exitNo, `for the audience [\"bank\"]: no token for this caller`},
+		{errors.New("broken"), exitUnknown, "cannot issue tokens now"},
+	} {
+		socket := serve(t, fixed{snap}, &workloadserver.Options{
+			IssueJWTSVID: func(context.Context, spiffe.ID, []string) (string, error) { return "", c.err },
+		})
+		got := svid(t, "fetch", "-socket", socket, "-dir", t.TempDir(), "-jwt", "bank=bank.token")
+		assert.Equal(t, c.code, got.code, got.errOut)
+		assert.Contains(t, strings.ReplaceAll(got.errOut, `"`, `\"`), c.says)
+		assert.NotContains(t, got.errOut, "register")
+	}
+}
+
 // The clock of the issuer is in its tokens.
 func TestDoctorClock(t *testing.T) {
 	rounds.Slow(t)

@@ -39,7 +39,8 @@ of Kubernetes, and all of them are replaced in one step: a reader that finds a
 key and a certificate that do not match reads both again. The folder is made
 with mode 0755; other users must not be able to write to it. The version before
 stays until the next. The command of -exec runs each time. The exit code is 1 if
-the agent has no identity for this workload, or the command fails.`,
+the agent has no identity for this workload, or no token for an audience of
+-jwt, or the command fails.`,
 	func(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {
 		return a.fetch(ctx, fs, args, false)
 	},
@@ -204,7 +205,9 @@ func federatedName(td spiffe.TrustDomain) string {
 
 // once writes the files one time.
 func (a *app) once(ctx context.Context, f *fetcher, sink *filesink.Sink) error {
-	if _, err := sink.Write(); err != nil {
+	if _, err := sink.Write(); errors.Is(err, workloadapi.ErrDenied) {
+		return fmt.Errorf("%w: %w", err, errNo)
+	} else if err != nil {
 		return err
 	}
 	if err := a.told(f, sink); err != nil || f.command == "" {

@@ -133,11 +133,14 @@ func TestProgram(t *testing.T) {
 	p := start()
 	svid(0, "fetch", "-dir", filepath.Join(dir, "web"), "-jwt", "db=token")
 	assert.Contains(t, svid(0, "verify", "-allow", "*", "-bundle", filepath.Join(dir, "web", "bundle.pem"), filepath.Join(dir, "web", "svid.pem")), "spiffe://example.org/web")
-	require.Eventually(t, func() bool { _, err := os.Stat(filepath.Join(written, "credential-bundle.pem")); return err == nil }, passing, often)
-	svid(0, "verify", "-allow", "*", "-bundle", filepath.Join(written, "example.org.spiffe-trust-bundle.pem"), filepath.Join(written, "credential-bundle.pem"))
+	require.Eventually(t, func() bool {
+		_, err := os.Stat(filepath.Join(written, "credential-bundle.private-key.x509.pem"))
+		return err == nil
+	}, passing, often)
+	svid(0, "verify", "-allow", "*", "-bundle", filepath.Join(written, "example.org.spiffe-trust-bundle.x509.pem"), filepath.Join(written, "credential-bundle.private-key.x509.pem"))
 
 	logs.Healthy(t)
-	svid(3, "fetch", "-dir", filepath.Join(dir, "web"), "-jwt", "bank=token")
+	svid(1, "fetch", "-dir", filepath.Join(dir, "web"), "-jwt", "bank=token")
 	assert.Contains(t, svid(0, "doctor"), "spiffe://example.org/web")
 
 	address := regexp.MustCompile(`^http://[^/]+`).FindString(p.Addr("health"))
@@ -202,7 +205,7 @@ func TestDemo(t *testing.T) {
 	}
 	written := regexp.MustCompile(`files: (\S+)\n`).FindStringSubmatch(out.String())[1]
 	require.Eventually(t, func() bool {
-		_, err := os.Stat(filepath.Join(written, "credential-bundle.pem"))
+		_, err := os.Stat(filepath.Join(written, "credential-bundle.private-key.x509.pem"))
 		return err == nil
 	}, passing, often)
 	assert.Regexp(t, `try: SPIFFE_ENDPOINT_SOCKET=unix://\S+ go run ./examples/svid fetch -dir \S+\n`, out.String())

@@ -20,8 +20,13 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// maxFile is the size of the largest file that is read: a bundle map. Parsers have limits of their own.
-const maxFile = 16 << 20
+// The sizes of what is read, in bytes: a file, all files together, and a bundle map, which counts by itself. In memory bundles take about
+// seven times that.
+const (
+	maxPart  = 1 << 20
+	maxTotal = 8 << 20
+	maxMap   = 16 << 20
+)
 
 // files are what was taken over of the files. Only take, which is not called twice at a time, uses them.
 type files struct {
@@ -117,9 +122,12 @@ func (f *files) arrange(read follow.Files) {
 	f.of, f.parts = of, parts
 }
 
-// joined returns the errors in one line.
+// joined returns the errors in one line, and of many the first ones.
 func joined(errs []error) (all error) {
-	for _, err := range errs {
+	for i, err := range errs {
+		if i == maxNotes {
+			return fmt.Errorf("%w; and %d more", all, len(errs)-i)
+		}
 		if all == nil {
 			all = err
 		} else {

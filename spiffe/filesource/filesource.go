@@ -30,6 +30,8 @@
 // two readings 100 milliseconds apart agree, however they were written: in place, by a rename, or by the links that
 // Kubernetes swaps.
 //
+// A file has 1 MiB at most, and a bundle map 16 MiB. All other files together have 8 MiB at most: beyond that the largest are bad ones.
+//
 // A bad file replaces nothing. The identity is one part, and so is each file of bundles: if a part is missing, does not
 // parse or may not be used, its last good state stays, and the other parts go on. The log and [Source.Report] say why. The
 // part recovers by itself.
@@ -45,9 +47,11 @@
 //
 // # Whose files
 //
-// The files, the folders above them and each link on the way must belong to the user of this process or to root. A file
-// that another user can write to is refused, and a key file that another user can read. A folder in which all users can
-// write, such as an emptyDir of Kubernetes, is used with a warning. Groups of this process and root's do not count as other
+// The files, the folders above them and each link on the way must belong to the user of this process, to root, or to one of
+// Config.Owners: a helper in the same pod that runs as another user gives its key file a mode such as 0640 and a group that
+// this process is in. A file that another user can write to is refused, and a key file that another user can read. A folder
+// in which all users can write, such as an emptyDir of Kubernetes, is used with a warning, unless there are bundles of
+// several trust domains, as in a credential folder: see Config.AllowWritable. Groups of this process and root's do not count as other
 // users, as they include the fsGroup of a pod. In a volume of Kubernetes, whose files are behind folders like
 // ..2026_01_02_15_04_05.123, modes are not checked, as they are those of the volume. Do not mount single files with
 // subPath: they are no such volume, and Kubernetes never renews them. An error says which chown or chmod helps. On Windows
@@ -100,6 +104,14 @@ type Config struct {
 	// all of them and no sequence number.
 	Bundles []BundleFile
 
+	// Owners are the users, by their numbers, whose files and folders are trusted as those of this process's user and root's are:
+	// that of a helper which writes the files in the same pod, for example. They can replace the identity and the roots.
+	Owners []int
+
+	// AllowWritable accepts bundles of several trust domains, which are those of a Folder, too, in a folder that other users can write
+	// to, with a warning: by renaming files they can give one trust domain the roots of another.
+	AllowWritable bool
+
 	// Refuse are folders whose files are not read, by whatever name: those to which this program writes, so that it
 	// does not take its own output for a new identity.
 	Refuse []string
@@ -136,6 +148,7 @@ const (
 type Source struct {
 	cfg      Config
 	keyFile  string // with the private key; empty if there is none
+	strict   bool   // no folder that other users can write to will do
 	log      *slog.Logger
 	follower *follow.Follower
 	life     lifecycle.Life
@@ -160,7 +173,7 @@ type state struct {
 
 // New checks cfg and returns a Source. It does nothing else: no goroutine, no file.
 func New(cfg Config) (*Source, error) {
-	cfg.Bundles, cfg.Refuse = slices.Clone(cfg.Bundles), slices.Clone(cfg.Refuse)
+	cfg.Bundles, cfg.Refuse, cfg.Owners = slices.Clone(cfg.Bundles), slices.Clone(cfg.Refuse), slices.Clone(cfg.Owners)
 	if cfg.Folder == "" && cfg.CertFile == "" && cfg.KeyFile == "" && len(cfg.Bundles) == 0 {
 		cfg.Folder = os.Getenv(delivery.Variable)
 	}
@@ -179,12 +192,19 @@ func New(cfg Config) (*Source, error) {
 		s.keyFile = cmp.Or(cfg.KeyFile, cfg.CertFile)
 		paths = append(paths, cfg.CertFile, s.keyFile)
 	}
+	domains, size, total := map[spiffe.TrustDomain]bool{}, int64(maxPart), int64(maxTotal)
 	for _, b := range cfg.Bundles {
 		paths = append(paths, b.Path)
+		if b.Format == Map {
+			size, total = maxMap, maxTotal+maxMap
+		} else {
+			domains[b.TrustDomain] = true
+		}
 	}
+	s.strict = !cfg.AllowWritable && (cfg.Folder != "" || len(domains) > 1)
 	slices.Sort(paths)
 	s.files.source, s.files.of, s.files.parts = s, cfg.Bundles, make([]part, len(cfg.Bundles))
-	s.follower = follow.New(slices.Compact(paths), s.files.take, &follow.Options{Open: s.open, Find: find, MaxSize: maxFile, Each: true, Logger: s.log})
+	s.follower = follow.New(slices.Compact(paths), s.files.take, &follow.Options{Open: s.open, Find: find, MaxSize: size, MaxTotal: total, Each: true, Logger: s.log})
 	return s, nil
 }
 
@@ -391,10 +411,14 @@ func (st *status) metrics() *metrics.Set {
 
 // open opens a file that no other user has made or can change, or, if it has the private key, can read.
 func (s *Source) open(path string) (*os.File, error) {
-	return private.OpenGiven(path, path == s.keyFile, s.cfg.Refuse, private.Options{Warn: func(err error) {
-		if text := err.Error(); !s.warned[text] {
-			s.warned[text] = true
-			s.log.Warn("filesource: other users can replace the files", slog.Any("err", err))
+	o := private.Options{Owners: s.cfg.Owners, OwnersOption: "Config.Owners", WritableOption: "Config.AllowWritable"}
+	if !s.strict {
+		o.Warn = func(err error) {
+			if text := err.Error(); !s.warned[text] {
+				s.warned[text] = true
+				s.log.Warn("filesource: other users can replace the files", slog.Any("err", err))
+			}
 		}
-	}})
+	}
+	return private.OpenGiven(path, path == s.keyFile, s.cfg.Refuse, o)
 }

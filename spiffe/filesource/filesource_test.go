@@ -252,6 +252,39 @@ func TestFolder(t *testing.T) {
 	has(td)
 }
 
+// Many large bundles do not fill the memory: beyond a bound the largest are left out, and all else is in force.
+func TestLargeFolder(t *testing.T) {
+	t.Parallel()
+	ca, partners := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "partner.test")
+	dir, svid := t.TempDir(), ca.SVID("/web")
+	for name, data := range folder(t, svid, ca.Bundle(), partners.Bundle()) {
+		write(t, filepath.Join(dir, name), data)
+	}
+	large := append(bytes.Repeat([]byte("# padding\n"), 90_000), partners.Bundle().MarshalPEM()...)
+	for i := range 40 {
+		write(t, filepath.Join(dir, fmt.Sprintf("a%d.test.spiffe-trust-bundle.x509.pem", i)), large)
+	}
+	write(t, filepath.Join(dir, "huge.test.spiffe-trust-bundle.x509.pem"), append(large, large...))
+	s, err := filesource.New(filesource.Config{Folder: dir})
+	require.NoError(t, err)
+	go func() { _ = s.Run(t.Context()) }()
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	require.Eventually(t, func() bool { return s.Status().Err != nil }, patience, time.Millisecond)
+	require.Equal(t, number(svid), serial(t, s))
+	_, err = s.Bundle(partner)
+	require.NoError(t, err)
+	assert.Equal(t, 2+9, s.Bundles().Len(), "9 of 900 kB in 8 MiB")
+	text := s.Status().Err.Error()
+	assert.Contains(t, text, "too many beside the other files")
+	assert.Contains(t, text, "; and 12 more")
+	assert.Less(t, len(text), 10_000)
+	for i := range 40 {
+		write(t, filepath.Join(dir, fmt.Sprintf("a%d.test.spiffe-trust-bundle.x509.pem", i)), partners.Bundle().MarshalPEM())
+	}
+	awaitErr(t, s, "huge.test.spiffe-trust-bundle.x509.pem has more than 1048576 bytes")
+	require.Eventually(t, func() bool { return s.Bundles().Len() == 42 }, patience, time.Millisecond)
+}
+
 // An identity without the bundle of its trust domain is refused, as it cannot be verified.
 func TestFolderWithoutBundle(t *testing.T) {
 	t.Parallel()
@@ -728,6 +761,70 @@ func TestModes(t *testing.T) {
 			require.ErrorIs(t, err, private.ErrUnsafe)
 			assert.ErrorContains(t, err, "chown 0")
 		}
+	})
+	t.Run("of a helper", func(t *testing.T) { // which runs as another user, in a group of this process
+		t.Parallel()
+		if os.Geteuid() != 0 {
+			t.Skip("gives files to another user, which takes root")
+		}
+		const helper = 54321
+		dir := t.TempDir()
+		next := func(mode os.FileMode, owner int) *spiffe.SVID {
+			svid := ca.SVID("/web")
+			putAll(t, dir, svid, ca.Bundle())
+			for _, name := range []string{"tls.crt", "tls.key", "ca.crt"} {
+				require.NoError(t, os.Chown(filepath.Join(dir, name), owner, os.Getegid()))
+				require.NoError(t, os.Chmod(filepath.Join(dir, name), mode))
+			}
+			return svid
+		}
+		next(0o640, helper)
+		require.NoError(t, os.Chown(dir, helper, -1))
+		require.NoError(t, os.Chmod(dir, 0o750))
+		_, err := filesource.Start(shortly(t), layout(dir))
+		require.ErrorIs(t, err, private.ErrUnsafe)
+		assert.ErrorContains(t, err, "or have the program trust user 54321 (Config.Owners)")
+
+		cfg := layout(dir)
+		cfg.Owners = []int{helper}
+		s := start(t, cfg)
+		cfg.Owners[0] = 0 // it was copied
+		awaitSVID(t, s, next(0o640, helper))
+		before := serial(t, s)
+		next(0o644, helper)
+		awaitErr(t, s, "chmod o=")
+		next(0o660, helper+1)
+		awaitErr(t, s, "belongs to user 54322")
+		require.Equal(t, before, serial(t, s))
+		awaitSVID(t, s, next(0o600, helper))
+	})
+	t.Run("a folder of bundles", func(t *testing.T) { // whose names say of which trust domain they are
+		t.Parallel()
+		dir, partnerCA := t.TempDir(), spiffetest.NewCA(t, "partner.test")
+		for name, data := range folder(t, ca.SVID("/web"), ca.Bundle(), partnerCA.Bundle()) {
+			write(t, filepath.Join(dir, name), data)
+		}
+		require.NoError(t, os.Chmod(dir, 0o777))
+		named := func(tds ...spiffe.TrustDomain) (cfg filesource.Config) {
+			for _, td := range tds {
+				cfg.Bundles = append(cfg.Bundles, filesource.BundleFile{Path: filepath.Join(dir, td.String()+".spiffe-trust-bundle.x509.pem"), TrustDomain: td})
+			}
+			return cfg
+		}
+		for _, cfg := range []filesource.Config{{Folder: dir}, named(td, partner)} {
+			_, err := filesource.Start(shortly(t), cfg)
+			require.ErrorIs(t, err, private.ErrUnsafe)
+			require.ErrorContains(t, err, "chmod o-w")
+			require.ErrorContains(t, err, "or have the program accept such a folder (Config.AllowWritable)")
+			var log diary
+			cfg.AllowWritable, cfg.Logger = true, log.logger()
+			s := start(t, cfg)
+			require.Equal(t, 2, s.Bundles().Len())
+			assert.Len(t, log.lines(t, "filesource: other users can replace the files"), 1, "once")
+		}
+		start(t, named(partner)) // with a warning
+		require.NoError(t, os.Chmod(dir, 0o777|os.ModeSticky))
+		start(t, filesource.Config{Folder: dir})
 	})
 	t.Run("for another group", func(t *testing.T) {
 		t.Parallel()

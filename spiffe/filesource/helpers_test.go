@@ -2,6 +2,7 @@ package filesource_test
 
 import (
 	"bytes"
+	"context"
 	"crypto"
 	"crypto/x509"
 	"encoding/json"
@@ -81,6 +82,13 @@ func start(t testing.TB, cfg filesource.Config) *filesource.Source {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	return s
+}
+
+// shortly returns a context that ends soon, for a start that fails.
+func shortly(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	t.Cleanup(cancel)
+	return ctx
 }
 
 func serial(t testing.TB, s spiffe.SVIDSource) string {

@@ -187,7 +187,7 @@ var (
 	unitForm   = form{regexp.MustCompile(`^[^/]+\.(service|scope)$`), "want the whole name of a service or scope, such as web.service"}
 	podForm    = form{regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`), "want a UID, as kubectl get pod NAME -o jsonpath={.metadata.uid} prints it"}
 	nameForm   = form{regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$`), "want a name, as kubectl prints it"}
-	layoutForm = form{regexp.MustCompile(`^(delivery|split)$`), "want delivery, for credential-bundle.pem, or split, for cert-chain.pem, key.pem and root-cert.pem"}
+	layoutForm = form{regexp.MustCompile(`^(delivery|split)$`), "want delivery, for credential-bundle.private-key.x509.pem, or split, for cert-chain.pem, key.pem and root-cert.pem"}
 	modeForm   = form{regexp.MustCompile(`^0[46](44|40|00)$`), "want 0644, 0640, 0600, 0444, 0440 or 0400, in quotes"}
 )
 

@@ -43,9 +43,9 @@
 //
 // # In files
 //
-// The layout "delivery" is that of the draft SPIFFE Filesystem Delivery of 20 April 2026 (spiffe/spiffe#376, commit
-// 8ba8a874): credential-bundle.pem with the key, in PKCS#8, and the chain; and TRUST-DOMAIN.spiffe-trust-bundle.pem for each
-// trust domain. "split" is that of package filesink. Both can have JWT-SVIDs as well, each for one audience in a file of its own
+// The layout "delivery" is that of the draft SPIFFE Filesystem Delivery (spiffe/spiffe#376), which filesource.Config.Folder
+// reads: credential-bundle.private-key.x509.pem with the key, in PKCS#8, and the chain; and
+// TRUST-DOMAIN.spiffe-trust-bundle.x509.pem for each trust domain. "split" is that of package filesink. Both can have JWT-SVIDs as well, each for one audience in a file of its own
 // ("tokens"), for programs that read a token from a file. Package filesink says how files are replaced, who must own the folder,
 // and which modes there are. Files of an identity that the file no longer has stay, without renewals.
 //
@@ -381,15 +381,10 @@ func (a *Agent) look(id spiffe.ID, one *identity) {
 
 // config returns the configuration of the Sink.
 func (o output) config(from *identity, cfg *Config) filesink.Config {
-	c := filesink.Config{Source: from, Dir: o.folder, Mode: o.mode, KeyMode: o.keyMode, Logger: cfg.Logger}
+	c := filesink.Config{Source: from, Dir: o.folder, Delivery: !o.split, Mode: o.mode, KeyMode: o.keyMode, Logger: cfg.Logger}
 	if o.tokens != "" {
 		_ = json.Unmarshal([]byte(o.tokens), &c.Tokens) // made by us
 		c.TokenSource = tokenSource{o.id, cfg.IssueJWTSVID}
-	}
-	if !o.split {
-		name := func(td spiffe.TrustDomain) string { return td.String() + ".spiffe-trust-bundle.pem" }
-		c.CertName, c.KeyName = "credential-bundle.pem", "credential-bundle.pem"
-		c.RootsName, c.FederatedName = name(o.id.TrustDomain()), name
 	}
 	return c
 }

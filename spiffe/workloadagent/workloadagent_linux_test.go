@@ -39,6 +39,7 @@ import (
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
@@ -216,8 +217,13 @@ func TestOneFile(t *testing.T) {
 	assert.Equal(t, web, got)
 	_, err = c.FetchJWTSVIDs(t.Context(), web, "bank")
 	assert.ErrorIs(t, err, workloadapi.ErrDenied)
+	assert.ErrorContains(t, err, `["bank"]`)
 	_, err = c.FetchJWTSVIDs(t.Context(), admin, "bank")
 	require.NoError(t, err)
+	tokens, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "bank") // as py-spiffe asks
+	require.NoError(t, err)
+	require.Len(t, tokens, 1)
+	assert.Equal(t, admin, tokens[0].ID)
 	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.MustParseID("spiffe://example.org/other"), "db")
 	assert.ErrorIs(t, err, workloadapi.ErrDenied)
 
@@ -232,21 +238,26 @@ func TestOneFile(t *testing.T) {
 	}
 
 	// The draft's layout, and nothing else in it: the key comes first, without headers or text between.
-	info, err := os.Stat(filepath.Join(out, "credential-bundle.pem"))
+	info, err := os.Stat(filepath.Join(out, "credential-bundle.private-key.x509.pem"))
 	require.NoError(t, err)
 	assert.Equal(t, fs.FileMode(0o400), info.Mode().Perm())
-	data, err := os.ReadFile(filepath.Join(out, "credential-bundle.pem"))
+	data, err := os.ReadFile(filepath.Join(out, "credential-bundle.private-key.x509.pem"))
 	require.NoError(t, err)
 	assert.Equal(t, []string{"PRIVATE KEY", "CERTIFICATE"}, blocks(t, data))
 	svid, err := spiffe.ParseSVIDPEM(data, data)
 	require.NoError(t, err)
 	assert.Equal(t, web, svid.ID())
-	roots, err := os.ReadFile(filepath.Join(out, "example.org.spiffe-trust-bundle.pem"))
+	roots, err := os.ReadFile(filepath.Join(out, "example.org.spiffe-trust-bundle.x509.pem"))
 	require.NoError(t, err)
 	assert.Equal(t, []string{"CERTIFICATE"}, blocks(t, roots))
 	names, err := filepath.Glob(filepath.Join(out, "[^.]*"))
 	require.NoError(t, err)
 	assert.Len(t, names, 3)
+	read, err := filesource.Start(t.Context(), filesource.Config{Folder: out, ID: web})
+	require.NoError(t, err, "a program reads the folder")
+	defer read.Close()
+	_, err = read.Bundle(exampleOrg)
+	require.NoError(t, err)
 	token, err := os.ReadFile(filepath.Join(out, "aws.token"))
 	require.NoError(t, err)
 	got, _, err = c.ValidateJWTSVID(t.Context(), "sts.amazonaws.com", string(token))

@@ -12,7 +12,7 @@ import (
 
 // Errors to test for with [errors.Is].
 var (
-	// ErrDenied says that the server has no identity for this caller, or not the one that was asked for (gRPC's
+	// ErrDenied says that the server has no identity for this caller, not the one that was asked for, or no token for the audience (gRPC's
 	// PermissionDenied). It may have one later, when the workload is registered. On a stream it withdraws what was
 	// received.
 	ErrDenied = workloadwire.ErrDenied
@@ -73,6 +73,9 @@ func (c *Client) failure(rpc string, err error) *Error {
 	switch status.Code {
 	case grpchttp.PermissionDenied:
 		e.Err = ErrDenied
+		if rpc == workloadwire.FetchJWTSVID {
+			e.Err = workloadwire.ErrNoToken
+		}
 	case grpchttp.InvalidArgument:
 		e.Err, e.Final = ErrRefused, true
 	case grpchttp.Unimplemented:

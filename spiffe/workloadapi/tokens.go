@@ -46,7 +46,8 @@ func (s *TokenSVID) KeyJWK() []byte {
 }
 
 // FetchJWTSVIDs asks once for JWT-SVIDs for one or more audiences: one of each identity that the caller has, the
-// default one first, or of id alone unless that is the zero ID. It takes at most 30 seconds.
+// default one first, or of id alone unless that is the zero ID. An identity that may have no token for the audience can be left
+// out; if that leaves none, the error wraps [ErrDenied]. It takes at most 30 seconds.
 //
 // Each call makes a new token. A program that sends many requests puts a *jwtsvid.Cache in front of [Source.Fetch].
 func (c *Client) FetchJWTSVIDs(ctx context.Context, id spiffe.ID, audience ...string) ([]TokenSVID, error) {
@@ -59,6 +60,9 @@ func (c *Client) FetchJWTSVIDs(ctx context.Context, id spiffe.ID, audience ...st
 		return nil, c.mistake(rpc, "an audience is not UTF-8")
 	}
 	data, err := c.call(ctx, rpc, maxTokens, request)
+	if e, ok := errors.AsType[*Error](err); ok && errors.Is(e, ErrDenied) {
+		e.Err = fmt.Errorf("for the audience %.256q: %w", audience, e.Err)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -386,7 +386,7 @@ func (h *Handler) fetchJWTSVID(ctx context.Context, request []byte) ([]byte, err
 	if err != nil {
 		return nil, err
 	}
-	m := &workloadwire.SVIDs{}
+	m, none := &workloadwire.SVIDs{}, errDenied(want) // WAPI-42
 	for _, id := range v.ids {
 		if !want.IsZero() && id.SVID.ID() != want {
 			continue
@@ -395,13 +395,17 @@ func (h *Handler) fetchJWTSVID(ctx context.Context, request []byte) ([]byte, err
 		if err == nil && token == "" {
 			err = errors.New("it returned no token and no error")
 		}
+		if errors.Is(err, ErrDenied) { // another of them may have it
+			none = errAudience(id.SVID.ID(), audience, err)
+			continue
+		}
 		if err != nil {
 			return nil, issuerError(id.SVID.ID(), err)
 		}
 		m.SVIDs = append(m.SVIDs, workloadwire.SVID{ID: id.SVID.ID().String(), Hint: id.Hint, Parts: [3][]byte{[]byte(token)}})
 	}
 	if len(m.SVIDs) == 0 {
-		return nil, errDenied(want) // WAPI-42
+		return nil, none
 	}
 	return workloadwire.JWT.WriteSVIDs(m)
 }

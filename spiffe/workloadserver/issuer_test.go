@@ -64,7 +64,7 @@ func TestIssuerErrors(t *testing.T) {
 		"an audience twice":                  {narrow.IssueJWTSVID, []string{"a", "a"}, codeInvalidArgument, "twice", 0},
 		"invalid":                            {fails(fmt.Errorf("not %w", fs.ErrInvalid)), []string{"a"}, codeInvalidArgument, "not invalid argument", 0},
 		"invalid, and not a text":            {fails(fmt.Errorf("\xff %w", fs.ErrInvalid)), []string{"a"}, codeInvalidArgument, "is not a text", 0},
-		"denied":                             {fails(fmt.Errorf("kaputt: %w", workloadserver.ErrDenied)), []string{"a"}, codePermissionDenied, "register the workload", 0},
+		"denied":                             {fails(fmt.Errorf("kaputt: %w", workloadserver.ErrDenied)), []string{"a"}, codePermissionDenied, `no identity of this caller may have a token for ["a"]; have the audience permitted`, 0},
 		"later":                              {fails(fmt.Errorf("x: %w", later(7*time.Second))), []string{"a"}, codeUnavailable, "cannot issue tokens now; its log says why; try again later", 7 * time.Second},
 		"invalid, but later":                 {fails(errors.Join(fs.ErrInvalid, later(7*time.Second))), []string{"a"}, codeUnavailable, "cannot issue tokens now; its log says why; try again later", 7 * time.Second},
 		"later, of another server":           {upstream(fails(later(7 * time.Second))), []string{"a"}, codeUnavailable, "cannot issue tokens now; its log says why; try again later", 7 * time.Second},
@@ -85,6 +85,57 @@ func TestIssuerErrors(t *testing.T) {
 			assert.Contains(t, r.pushback(), fmt.Sprint(c.after.Milliseconds())[:1], name)
 		}
 	}
+}
+
+// A caller that names no identity has tokens of those that may have the audience. If there are none, the answer, the log and the
+// error of the client name the audience.
+func TestAudienceOfSome(t *testing.T) {
+	t.Parallel()
+	home := newDomain(t, "example.org")
+	web, db, admin := home.SVID("/web"), home.SVID("/db"), home.SVID("/admin")
+	var log syncBuffer
+	issue := func(_ context.Context, id spiffe.ID, audience []string) (string, error) {
+		switch {
+		case id == web.ID() || audience[0] == "none":
+			return "", fmt.Errorf("the rule says so: %w", workloadserver.ErrDenied)
+		case audience[0] == "later" && id == admin.ID():
+			return "", later(time.Second)
+		}
+		return id.Path() + audience[0], nil
+	}
+	h := handler(t, workloadserver.Fixed(snapshot(t, web, home)), &workloadserver.Options{
+		Identities: func(context.Context) ([]workloadserver.Identity, error) {
+			return []workloadserver.Identity{{SVID: web}, {SVID: db, Hint: "data"}, {SVID: admin}}, nil
+		},
+		IssueJWTSVID: issue, Logger: textLogger(&log),
+	})
+	c := inMemory(t, h)
+	all, err := c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
+	require.NoError(t, err)
+	require.Len(t, all, 2)
+	assert.Equal(t, "/dba", all[0].Token())
+	assert.Equal(t, "data", all[0].Hint)
+	assert.Equal(t, "/admina", all[1].Token())
+	assert.Empty(t, log.String())
+
+	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "later")
+	require.ErrorContains(t, err, "cannot issue tokens now", "what fails is not left out")
+	for _, id := range []spiffe.ID{web.ID(), {}} {
+		_, err = c.FetchJWTSVIDs(t.Context(), id, "none", "other")
+		require.ErrorIs(t, err, workloadapi.ErrDenied)
+		assert.ErrorContains(t, err, `for the audience ["none" "other"]: no token for this caller`)
+		assert.ErrorContains(t, err, `have the audience permitted`)
+		assert.NotContains(t, err.Error(), "register the workload")
+		assert.NotContains(t, err.Error(), "no identity for this caller")
+	}
+	assert.Contains(t, log.String(), `reason="audience not permitted"`)
+	assert.Contains(t, log.String(), `for [\"none\" \"other\"]: the rule says so`)
+	assert.Contains(t, log.String(), "id=spiffe://example.org/web")
+	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.MustParseID("spiffe://example.org/other"), "a")
+	require.ErrorContains(t, err, "register the workload", "which is not one of the caller's")
+	var metrics strings.Builder
+	require.NoError(t, h.Report().Metrics(&metrics))
+	assert.Contains(t, metrics.String(), `svidkit_workloadserver_refused_requests_total{reason="audience"} 2`)
 }
 
 // An Authority with its usual configuration answers for one audience, refuses two, and says when to come back

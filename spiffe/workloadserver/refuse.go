@@ -3,6 +3,7 @@ package workloadserver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"net/http"
@@ -46,6 +47,13 @@ func errDenied(id spiffe.ID) error {
 	e := status(grpchttp.PermissionDenied, "there is no identity for this caller; register the workload, or try again later")
 	e.Err = ErrDenied
 	return &refusal{status: e, reason: "no identity for the caller", id: id}
+}
+
+// errAudience is the refusal of a caller whose identities may have no token for the audience, of which id is the last.
+func errAudience(id spiffe.ID, audience []string, err error) error {
+	e := status(grpchttp.PermissionDenied, fmt.Sprintf("no identity of this caller may have a token for %s; have the audience permitted for one", redact.Clip(fmt.Sprintf("%q", audience), 300)))
+	e.Err = ErrDenied
+	return &refusal{status: e, reason: "audience not permitted", text: plain(fmt.Sprintf("for %q: %v", audience, err)), id: id}
 }
 
 // tooMany is the refusal of a request over a share.

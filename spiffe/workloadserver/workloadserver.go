@@ -150,7 +150,8 @@ type Options struct {
 	// compact form for id, an identity that the caller has, whose "aud" has all of audience (WAPI-40). The context ends
 	// after 30 seconds. Nil means that the method answers Unimplemented.
 	//
-	// An error that wraps [ErrDenied] says that this identity gets no token. One that wraps [io/fs.ErrInvalid] says
+	// An error that wraps [ErrDenied] says that this identity gets no token for the audience: a caller that names no identity is given
+	// those of its others, and is refused if there are none. One that wraps [io/fs.ErrInvalid] says
 	// that the request is a mistake, such as several audiences where an issuer permits one: the caller is told the
 	// text, and not to repeat the request. One that wraps [errors.ErrUnsupported], as of an Authority without Config.JWT, is
 	// answered with Unimplemented. With any other error, and with one whose method Retryable() (after

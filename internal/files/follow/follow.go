@@ -30,6 +30,8 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -61,8 +63,9 @@ type Options struct {
 	// pipe.
 	Open func(path string) (*os.File, error)
 
-	// MaxSize is how many bytes a file may have; 0 means 1 MiB.
-	MaxSize int64
+	// MaxSize is how many bytes a file may have; 0 means 1 MiB. MaxTotal is how many all of them may have together, with Each: the largest
+	// are left out beyond that, with an error each; 0 means that there is no such limit.
+	MaxSize, MaxTotal int64
 
 	// Each gives take also the files that cannot be read or do not exist, with the reason in File.Err, instead of
 	// refusing the set. So take may accept some files and return an error about the others; files that come back as they
@@ -109,7 +112,7 @@ func New(paths []string, take func(context.Context, Files) error, o *Options) *F
 		o = &Options{}
 	}
 	f := &Follower{paths: slices.Clone(paths), take: take, o: *o, wake: make(chan struct{}, 1)}
-	f.o.Poll, f.o.MaxSize = cmp.Or(f.o.Poll, defaultPoll), cmp.Or(f.o.MaxSize, usualSize)
+	f.o.Poll, f.o.MaxSize, f.o.MaxTotal = cmp.Or(f.o.Poll, defaultPoll), cmp.Or(f.o.MaxSize, usualSize), cmp.Or(f.o.MaxTotal, math.MaxInt64)
 	f.o.Logger = ratelog.Patient(f.o.Logger)
 	return f
 }
@@ -265,6 +268,7 @@ func (f *Follower) note(err error) {
 func (f *Follower) read() (Files, digest, error) {
 	files, h := Files{}, sha256.New()
 	var all error
+	var total int64
 	told := map[string]bool{}
 	paths := f.current()
 	for _, path := range paths {
@@ -291,7 +295,9 @@ func (f *Follower) read() (Files, digest, error) {
 			}
 			told[err.Error()] = true
 		default:
+			total += size - int64(len(files[path].Data)) // a path may be there twice
 			files[path] = file
+			total -= files.leaveOut(total - f.o.MaxTotal)
 		}
 		h.Write([]byte(path))
 		_ = binary.Write(h, binary.BigEndian, size) // a Hash does not fail
@@ -346,6 +352,16 @@ type File struct {
 
 // Files are the files that exist, by path. It is an [fs.FS].
 type Files map[string]File
+
+// leaveOut takes out the largest files until that are as many bytes, and returns how many they are.
+func (f Files) leaveOut(bytes int64) (n int64) {
+	for n < bytes {
+		largest := slices.MaxFunc(slices.Sorted(maps.Keys(f)), func(a, b string) int { return cmp.Compare(len(f[a].Data), len(f[b].Data)) })
+		n += int64(len(f[largest].Data))
+		f[largest] = File{Err: fmt.Errorf("%s has %d bytes, too many beside the other files: those that are larger than others are not read", largest, len(f[largest].Data))}
+	}
+	return n
+}
 
 // Open implements [fs.FS].
 func (f Files) Open(name string) (fs.File, error) {

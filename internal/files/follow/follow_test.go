@@ -534,6 +534,39 @@ func TestEach(t *testing.T) {
 	})
 }
 
+// Of files that are too large together the largest are left out, and the others are read.
+func TestTotal(t *testing.T) {
+	t.Parallel()
+	m := new(memory)
+	var got string
+	take := func(_ context.Context, files follow.Files) error {
+		got = ""
+		for _, path := range slices.Sorted(maps.Keys(files)) {
+			if err := files[path].Err; err != nil {
+				assert.ErrorContains(t, err, path+" has ")
+				assert.Nil(t, files[path].Data)
+				continue
+			}
+			got += path
+		}
+		return nil
+	}
+	f := follow.New([]string{"a", "b", "c", "d", "a"}, take, &follow.Options{FS: m, Each: true, MaxTotal: 10})
+	for _, c := range []struct{ a, b, c, d, want string }{
+		{"1", "22", "333", "4444", "abcd"},
+		{"1", "22", "333", "44444", "abc"},
+		{"55555", "22", "333", "1", "bcd"},
+		{"4444", "4444", "4444", "1", "bcd"}, // the first of them
+		{"666666", "666666", "1", "666666", "cd"},
+		{strings.Repeat("x", 100), strings.Repeat("y", 100), "1", "2", "cd"},
+		{"1", "22", "333", "4444", "abcd"},
+	} {
+		m.put(map[string]string{"a": c.a, "b": c.b, "c": c.c, "d": c.d})
+		require.NoError(t, f.Read(t.Context()))
+		assert.Equal(t, c.want, got)
+	}
+}
+
 // Set replaces the paths: take gets the files at the new ones, which are no news, soon, and also those that it has had if
 // it is called with the same paths. With Each, a file that does not exist is given with the reason.
 func TestSet(t *testing.T) {

@@ -30,7 +30,7 @@ func follow(path string, _ *Options) (at string, missing []string, info fs.FileI
 	}
 }
 
-func checkOwner(string, fs.FileInfo) error { return nil }
+func checkOwner(string, fs.FileInfo, *Options) error { return nil }
 
 func checkKeys(string, fs.FileInfo) error { return nil }
 

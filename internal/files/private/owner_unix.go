@@ -77,7 +77,7 @@ func walk(path string, o *Options) (at string, missing []string, info fs.FileInf
 			at, info = next, found
 			continue
 		}
-		if err := checkAbove(next, found); err != nil {
+		if err := checkAbove(next, found, o); err != nil {
 			return "", nil, nil, err
 		}
 		target, err := os.Readlink(next)
@@ -104,7 +104,7 @@ func split(path string) []string {
 }
 
 func checkFolder(path string, info fs.FileInfo, o *Options) error {
-	if err := checkAbove(path, info); err != nil {
+	if err := checkAbove(path, info, o); err != nil {
 		return err
 	}
 	return checkWritable(path, info, o)
@@ -113,11 +113,11 @@ func checkFolder(path string, info fs.FileInfo, o *Options) error {
 // checkAbove is checkOwner for folders and links on the way to a file. The owner of the root of the file system can
 // replace all of them, and is trusted there: a user other than root in a user namespace that does not map root, such as
 // a sandbox.
-func checkAbove(path string, info fs.FileInfo) error {
+func checkAbove(path string, info fs.FileInfo, o *Options) error {
 	if owner, _, ok := ids(info); ok && owner == ownerOfAll() {
 		return nil
 	}
-	return checkOwner(path, info)
+	return checkOwner(path, info, o)
 }
 
 var ownerOfAll = sync.OnceValue(func() uint32 {
@@ -129,10 +129,10 @@ var ownerOfAll = sync.OnceValue(func() uint32 {
 	return owner
 })
 
-func checkOwner(path string, info fs.FileInfo) error {
+func checkOwner(path string, info fs.FileInfo, o *Options) error {
 	owner, _, ok := ids(info)
 	own := uint32(os.Geteuid())
-	if ok && (owner == own || owner == 0) {
+	if ok && (owner == own || owner == 0 || slices.Contains(o.Owners, int(owner))) {
 		return nil
 	}
 	if !ok {
@@ -153,7 +153,11 @@ func checkOwner(path string, info fs.FileInfo) error {
 	if what == "link" {
 		command = "chown -h"
 	}
-	return fmt.Errorf("%s: %w: the %s belongs to user %d and not to %s: start it as user %[4]d, or change the owner; run: %[6]s %d %q", path, ErrUnsafe, what, owner, process, command, own, path)
+	trust := ""
+	if o.OwnersOption != "" {
+		trust = fmt.Sprintf(", or have the program trust user %d (%s)", owner, o.OwnersOption)
+	}
+	return fmt.Errorf("%s: %w: the %s belongs to user %d and not to %s: start it as user %[4]d, or change the owner; run: %[6]s %d %q%s", path, ErrUnsafe, what, owner, process, command, own, path, trust)
 }
 
 func checkKeys(path string, info fs.FileInfo) error {
@@ -201,7 +205,10 @@ func checkWritable(path string, info fs.FileInfo, o *Options) error {
 		return nil
 	}
 	err := fmt.Errorf("%s: %w: it has mode %04o, so that %s can change it; run: chmod %s %q", path, ErrUnsafe, info.Mode().Perm(), by, bits, path)
-	if o.Warn == nil {
+	switch {
+	case o.Warn == nil && info.IsDir() && o.WritableOption != "":
+		return fmt.Errorf("%w, or have the program accept such a folder (%s)", err, o.WritableOption)
+	case o.Warn == nil:
 		return err
 	}
 	if !info.IsDir() || !PodVolume(path) {

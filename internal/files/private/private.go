@@ -7,8 +7,8 @@
 //
 // # The rules
 //
-// What is opened, each folder above it, and each link on the way must belong to the effective user of this process or to
-// root. For the folders above, the owner of "/" counts as root: a user namespace may show root as another user.
+// What is opened, each folder above it, and each link on the way must belong to the effective user of this process, to
+// root, or to one of [Options.Owners]. For the folders above, the owner of "/" counts as root: a user namespace may show root as another user.
 //
 // Keys, which [Options.Keys] asks for, are accessible to no other user at all: their folder has a mode like 0700 and their
 // files one like 0600.
@@ -46,6 +46,13 @@ var ErrUnsafe = errors.New("not safe from other users")
 type Options struct {
 	// Keys also refuses what other users can read or list.
 	Keys bool
+
+	// Owners are further users whose files, folders and links are trusted.
+	Owners []int
+
+	// OwnersOption and WritableOption name what the errors offer beside chown and chmod: the option of the caller that sets Owners, and
+	// that sets Warn. Empty means that there is none.
+	OwnersOption, WritableOption string
 
 	// Mode is the mode of the folders that MakeDir makes, whatever the umask; 0 means 0700.
 	Mode fs.FileMode
@@ -244,7 +251,7 @@ func checked(f *os.File, path string, expected fs.FileInfo, o Options) (*os.File
 
 // Check judges a folder or a file that the caller has opened, by Stat of its descriptor. The path is for the error.
 func Check(path string, info fs.FileInfo, o Options) error {
-	if err := checkOwner(path, info); err != nil {
+	if err := checkOwner(path, info, &o); err != nil {
 		return err
 	}
 	if o.Keys {
@@ -281,7 +288,7 @@ func OpenGiven(path string, key bool, not []string, o Options) (*os.File, error)
 	}
 	info, err := f.Stat()
 	if err == nil {
-		err = Check(path, info, Options{})
+		err = Check(path, info, Options{Owners: o.Owners})
 	}
 	if err == nil && key {
 		err = CheckKeyFile(path, f)

@@ -260,6 +260,20 @@ func TestOwners(t *testing.T) {
 		refused(t, err, fmt.Sprintf("chown 0 %q", folder))
 		assert.NoFileExists(t, filepath.Join(folder, "new"))
 	}
+	named := private.Options{OwnersOption: "-trust"}
+	require.ErrorContains(t, openFile(file, named), fmt.Sprintf(`run: chown 0 %q, or have the program trust user %d (-trust)`, file, otherUser))
+	named.Owners = []int{otherUser + 1, otherUser}
+	for _, path := range []string{filepath.Join(folder, "file"), file, link} {
+		require.NoError(t, openFile(path, named))
+		f, err := private.OpenGiven(path, true, nil, named)
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
+	}
+	require.NoError(t, openDir(below, named))
+	require.NoError(t, openDir(dirLink, named))
+	require.NoError(t, openIn(base, "file", named))
+	named.Owners = named.Owners[:1]
+	refused(t, openFile(file, named), "chown ")
 	require.NoError(t, os.Chown(folder, 0, otherGroup))
 	require.NoError(t, os.Chmod(folder, 0o775))
 	refused(t, openDir(below, private.Options{}), fmt.Sprintf("chmod g-w %q", folder))
@@ -274,6 +288,8 @@ func TestEmptyDir(t *testing.T) {
 	for _, path := range []string{volume, filepath.Join(volume, "sub"), filepath.Join(volume, "sub", "sub")} {
 		_, err := private.MakeDir(path, private.Options{})
 		refused(t, err, fmt.Sprintf("chmod o-w %q", volume))
+		_, err = private.MakeDir(path, private.Options{WritableOption: "-allow"})
+		require.ErrorContains(t, err, fmt.Sprintf("chmod o-w %q, or have the program accept such a folder (-allow)", volume))
 		var warned []error
 		root, err := private.MakeDir(path, private.Options{Warn: func(err error) { warned = append(warned, err) }})
 		require.NoError(t, err)

@@ -36,6 +36,7 @@ const Header = "workload.spiffe.io"
 // The errors that both sides know, so that a server can hand on what a client failed with.
 var (
 	ErrDenied        error = denied{}
+	ErrNoToken       error = noToken{} // is ErrDenied, too
 	ErrRefused             = errors.New("the server refuses the request")
 	ErrUnimplemented       = errors.New("the server does not implement this")
 )
@@ -45,6 +46,12 @@ type denied struct{}
 
 func (denied) Error() string   { return "no identity for this caller" }
 func (denied) Withdrawn() bool { return true }
+
+// noToken is denied of a token: the caller may have identities that get none.
+type noToken struct{ denied }
+
+func (noToken) Error() string        { return "no token for this caller" }
+func (noToken) Is(target error) bool { return target == ErrDenied } //nolint:errorlint // itself
 
 // UseJWT is the "use" of keys in bundle documents that the JWK Sets of this API do not have (WAPI-45).
 const UseJWT = `"jwt-svid"`
