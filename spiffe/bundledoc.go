@@ -44,7 +44,7 @@ var knownUses = [...]string{useX509, useJWT, useWIT}
 // wraps [ErrTooLarge]. The zero trust domain is an error that wraps [ErrZero].
 //
 // An entry that is unknown or damaged is skipped and does not hide the others (BND-15); see
-// [Bundle.Skipped]. If no entry is left, the bundle is valid and no peer of the domain is trusted: do
+// [Bundle.Skipped]. A refresh hint that is no number of seconds is reported there, too, and counts as absent. If no entry is left, the bundle is valid and no peer of the domain is trusted: do
 // not keep the last one (BND-11). Keys that sign WIT-SVIDs are skipped as an unknown use (WIT-64); see
 // [ParseBundleWIT].
 func ParseBundle(td TrustDomain, doc []byte) (*Bundle, error) {
@@ -175,7 +175,10 @@ func (p *bundleParser) parse() error {
 		case string(name) == "spiffe_sequence":
 			fault = p.sequence()
 		case string(name) == "spiffe_refresh_hint":
-			fault = p.refreshHint()
+			if ignored := p.refreshHint(); ignored != nil { // it does not concern who is trusted
+				ignored.Reason += "; it counts as absent"
+				p.b.skipped = append(p.b.skipped, ignored)
+			}
 		}
 		if fault != nil {
 			return fault

@@ -38,6 +38,7 @@ type bundleVector struct {
 	Sequence       *uint64
 	Hint           int64
 	Skipped        []skippedVector
+	BadHint        bool // it is skipped
 
 	Offset   int
 	TooLarge bool
@@ -167,6 +168,9 @@ func TestBundleVectors(t *testing.T) {
 				assert.Equal(t, time.Duration(v.Hint)*time.Second, hint)
 
 				var want, skipped []string
+				if v.BadHint {
+					want = append(want, fmt.Sprintf("bundle of %q BND-29", bundleTD))
+				}
 				for _, s := range v.Skipped {
 					if !s.WIT || !wit {
 						want = append(want, s.String())
@@ -509,7 +513,7 @@ func TestParseBundleHostile(t *testing.T) {
 		"the same name":        {fill(`{"keys":[]`, `,"a":1`, `}`), refused},
 		"a huge number":        {fill(`{"keys":[],"a":1`, `0`, `}`), accepted},
 		"a huge sequence":      {fill(`{"keys":[],"spiffe_sequence":1`, `0`, `}`), refused},
-		"a huge hint":          {fill(`{"keys":[],"spiffe_refresh_hint":1`, `0`, `}`), refused},
+		"a huge hint":          {fill(`{"keys":[],"spiffe_refresh_hint":1`, `0`, `}`), accepted},
 		"a huge string":        {fill(`{"keys":[],"a":"`, `\n`, `"}`), accepted},
 		"a string cut off":     {fill(`{"keys":[],"a":"`, `\u00e9`, ``), refused},
 		"a huge key ID":        {fill(`{"keys":[{"use":"jwt-svid","kid":"`, `k`, `","kty":"EC"}]}`), accepted},
@@ -644,4 +648,21 @@ func TestMaxRefreshHint(t *testing.T) {
 	b, err := spiffe.NewBundle(bundleTD, spiffe.BundleContents{RefreshHint: longest})
 	require.NoError(t, err)
 	checkRoundTrip(t, b)
+}
+
+// A refresh hint that is no number of seconds does not concern who is trusted: it is reported, and counts as absent.
+func TestUnusableHint(t *testing.T) {
+	t.Parallel()
+	for _, hint := range []string{"null", "300.0", "3e2", `"300"`, "[300]", `{"a":1}`, "true", "9223372036854775807"} {
+		b, err := spiffe.ParseBundle(bundleTD, []byte(`{"spiffe_sequence":7,"spiffe_refresh_hint":`+hint+`,"keys":[]}`))
+		require.NoError(t, err, hint)
+		_, ok := b.RefreshHint()
+		assert.False(t, ok, hint)
+		n, _ := b.Sequence()
+		assert.Equal(t, uint64(7), n)
+		skipped := b.Skipped()
+		require.Len(t, skipped, 1, hint)
+		assert.ErrorContains(t, skipped[0], `"spiffe_refresh_hint" is `, hint)
+		assert.ErrorContains(t, skipped[0], "; it counts as absent", hint)
+	}
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"strings"
@@ -145,21 +144,20 @@ func (p *keyCache) fetch(ctx context.Context, path string, l *limit.Limiter) (cr
 	if err != nil {
 		return nil, err
 	}
+	r.Header["Accept-Encoding"] = jsonapi.Plain
 	answer, err := p.client.Do(r)
 	if err != nil {
 		return nil, err
 	}
 	defer answer.Body.Close() // the answer is read or given up
-	data, err := io.ReadAll(io.LimitReader(answer.Body, maxKeyFile+1))
+	data, err := jsonapi.Read(answer, maxKeyFile)
 	switch {
 	case err != nil:
-		return nil, err
+		return nil, fmt.Errorf("the answer of ZTS: %w", err)
 	case answer.StatusCode == http.StatusNotFound:
 		return nil, nil //nolint:nilnil // there is none
 	case answer.StatusCode != http.StatusOK:
 		return nil, &jsonapi.StatusError{Code: answer.StatusCode, Text: strings.TrimSpace(bearer.Redact(string(data)))}
-	case len(data) > maxKeyFile:
-		return nil, fmt.Errorf("the answer of ZTS has more than %d bytes", maxKeyFile)
 	}
 	var body struct {
 		Key string `json:"key"`

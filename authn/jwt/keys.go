@@ -7,7 +7,6 @@ import (
 	"crypto"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/http"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/jsonapi"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
@@ -191,6 +191,7 @@ func (k *keys) get(ctx context.Context, at string) ([]byte, error) {
 		return nil, err
 	}
 	req.Header.Set("Accept", "application/json")
+	req.Header["Accept-Encoding"] = jsonapi.Plain
 	resp, err := k.client.Do(req)
 	if err != nil {
 		return nil, err
@@ -199,11 +200,11 @@ func (k *keys) get(ctx context.Context, at string) ([]byte, error) {
 	if resp.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("GET %.256q: the status is %d, not 200; redirects are not followed", at, resp.StatusCode)
 	}
-	doc, err := io.ReadAll(io.LimitReader(resp.Body, maxDocument+1))
-	if err == nil && len(doc) > maxDocument {
-		err = fmt.Errorf("GET %.256q: more than %d bytes", at, maxDocument)
+	doc, err := jsonapi.Read(resp, maxDocument)
+	if err != nil {
+		return nil, fmt.Errorf("GET %.256q: %w", at, err)
 	}
-	return doc, err
+	return doc, nil
 }
 
 // readDiscovery returns the URL of the key set from a discovery document (OpenID Connect Discovery 1.0 section 4.3).

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
@@ -66,6 +67,26 @@ func Post(ctx context.Context, client *http.Client, url string, in, out any, sec
 		return errors.New("the answer is not the JSON of this API")
 	}
 	return nil
+}
+
+// Plain are the values of the header Accept-Encoding with which a document is asked for as it is: what is counted is what was sent.
+var Plain = []string{"identity"}
+
+// Read returns the body of an answer to a request with [Plain], which has at most limit bytes. An error over the limit wraps
+// [certpem.ErrTooLarge]. A content coding, which was not asked for, is named.
+func Read(answer *http.Response, limit int) ([]byte, error) {
+	if coding := answer.Header.Get("Content-Encoding"); coding != "" && !strings.EqualFold(coding, Plain[0]) {
+		return nil, fmt.Errorf("the answer has the content coding %.40q, which was not asked for; switch it off at the server, or at the proxy in front of it", coding)
+	}
+	tooLarge := fmt.Errorf("more than %d bytes: %w", limit, certpem.ErrTooLarge)
+	if answer.ContentLength > int64(limit) {
+		return nil, tooLarge
+	}
+	data, err := io.ReadAll(io.LimitReader(answer.Body, int64(limit)+1))
+	if err == nil && len(data) > limit {
+		return nil, tooLarge
+	}
+	return data, err
 }
 
 // Write answers with JSON and 200.

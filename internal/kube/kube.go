@@ -408,7 +408,7 @@ func (x *exchange) transportError(ctx context.Context, err error) error {
 // describe leaves the data out of an error of encoding/json.
 func describe(err error) string {
 	if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		return fmt.Sprintf("byte %d: the member %q has the wrong type", e.Offset, e.Field)
+		return fmt.Sprintf("byte %d: the member %q has a value that cannot be read", e.Offset, e.Field)
 	}
 	if e, ok := errors.AsType[*json.SyntaxError](err); ok {
 		return fmt.Sprintf("syntax error at byte %d", e.Offset)

@@ -279,6 +279,11 @@ func TestAnswerNames(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
+			if _, err := x509.ParseCertificateRequest(c.r.CSR.DER()); err != nil { // crypto/x509 refuses some names from Go 1.27 on
+				_, err := start(t, kubetest.Start(t), nil).ra(trust(t, f.root)).Sign(t.Context(), c.r)
+				signError(t, err, ca.ErrCSR)
+				return
+			}
 			_, err := answers(t, f, c.r, func(r *x509.CertificateRequest) []byte {
 				return encode(f.root.leaf(t, r, time.Hour, func(l *x509.Certificate) {
 					if c.edit != nil {

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
 
@@ -108,7 +110,9 @@ func (p *proxyConfig) read(text string) error {
 		err = errors.New(strings.Join(twice.Errors, "; "))
 	}
 	if kind, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		err = fmt.Errorf("%s is a %s, and has to be another kind of value", kind.Field, kind.Value)
+		// The name is that of a Go field in some releases of encoding/json.
+		first, size := utf8.DecodeRuneInString(kind.Field)
+		err = fmt.Errorf("the value of %c%s is of another kind than it has to be, or out of range", unicode.ToLower(first), kind.Field[size:])
 	}
 	return err
 }

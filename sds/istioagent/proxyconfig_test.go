@@ -100,11 +100,11 @@ func TestProxyConfig(t *testing.T) {
 		"a: [1":              "line 1:",
 		`{"a":"\/"}`:         "unknown escape", // which is in JSON alone, and written by no injector
 		"a: \x00":            "control characters",
-		"concurrency: many":  "Concurrency is a string",
+		"concurrency: many":  "the value of concurrency is of another kind",
 		"drainDuration: 1m":  `"1m" is not in seconds`,
 		"drainDuration: -1s": "not in seconds",
-		"drainDuration: 5":   "DrainDuration is a number",
-		"statusPort: 70000":  "StatusPort is a number 70000",
+		"drainDuration: 5":   "the value of drainDuration is of another kind",
+		"statusPort: 70000":  "the value of statusPort is of another kind than it has to be, or out of range",
 	} {
 		begun := time.Now()
 		_, err := readProxyConfig(text)

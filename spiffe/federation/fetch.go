@@ -6,7 +6,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -16,6 +15,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/tlsalert"
+	"github.com/svidkit/svidkit/internal/jsonapi"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -127,13 +127,12 @@ func (d *dialling) follow(etag tag, a *answer) error {
 			return nil, errors.New("not https")
 		},
 		DisableKeepAlives:      true,
-		DisableCompression:     true, // what is counted is what was sent
 		MaxResponseHeaderBytes: maxHeader,
 	}
 	for u, hops := d.e.url, 0; ; hops++ {
 		a.url, a.received = display(u), 0
 		request := (&http.Request{Method: http.MethodGet, URL: u, Header: http.Header{
-			"Accept": {"application/json"}, "User-Agent": {"svidkit"},
+			"Accept": {"application/json"}, "Accept-Encoding": jsonapi.Plain, "User-Agent": {"svidkit"},
 		}}).WithContext(d.ctx)
 		conditional := etag.value != "" && etag.url == u.String()
 		if conditional {
@@ -152,7 +151,7 @@ func (d *dialling) follow(etag tag, a *answer) error {
 			}
 			continue
 		case http.StatusOK:
-			doc, err := readDocument(response)
+			doc, err := jsonapi.Read(response, jws.MaxSetSize)
 			if err != nil {
 				return d.classify(err)
 			}
@@ -301,19 +300,6 @@ func (w *watched) Write(p []byte) (int, error) {
 		return 0, err
 	}
 	return w.Conn.Write(p)
-}
-
-// readDocument reads the body of a response, up to the size limit of a document.
-func readDocument(response *http.Response) ([]byte, error) {
-	tooLarge := fmt.Errorf("more than %d bytes: %w", jws.MaxSetSize, spiffe.ErrTooLarge)
-	if response.ContentLength > jws.MaxSetSize {
-		return nil, tooLarge
-	}
-	doc, err := io.ReadAll(io.LimitReader(response.Body, jws.MaxSetSize+1))
-	if err == nil && len(doc) > jws.MaxSetSize {
-		return nil, tooLarge
-	}
-	return doc, err
 }
 
 // usableETag returns an entity tag that can be sent back, or "".

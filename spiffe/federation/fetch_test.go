@@ -307,10 +307,11 @@ func TestHostileEndpoints(t *testing.T) {
 		{name: "not UTF-8", handler: func(good []byte) http.HandlerFunc { return answer(200, append(good, 0xff)) }, code: badDocument, cause: "BND-28"},
 		{name: "compressed", handler: func(good []byte) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
+				assert.Equal(t, "identity", r.Header.Get("Accept-Encoding"))
 				w.Header().Set("Content-Encoding", "gzip")
 				_, _ = w.Write([]byte("\x1f\x8b\x08"))
 			}
-		}, code: badDocument},
+		}, cause: `the answer has the content coding "gzip", which was not asked for; switch it off`},
 		{name: "100,000 keys", handler: func([]byte) http.HandlerFunc { return answer(200, entries) }, code: badDocument, cause: "more than 1000 keys"},
 		{name: "one byte too much", handler: func(good []byte) http.HandlerFunc {
 			return answer(200, append(good, bytes.Repeat([]byte(" "), jws.MaxSetSize+1-len(good))...))

@@ -59,6 +59,8 @@ func readAddress(s string) (a address, reason string) {
 		return a, "it is empty; configure one, or set " + SocketEnv + " to something like unix:///run/spire/agent/public/api.sock"
 	case strings.TrimSpace(s) != s:
 		return a, "there is white space around it"
+	case unquoted(s) != s:
+		return a, "there are quotes around it, which are no part of the value"
 	case scheme == s || !isScheme(scheme):
 		return a, `there is no scheme; it is "unix" or "tcp"`
 	}
@@ -71,9 +73,17 @@ func readAddress(s string) (a address, reason string) {
 		return a, "named pipes are not in the standard, and Go's standard library does not speak to them; " +
 			"have the server listen on a Unix socket, which Windows has too, or on a loopback port"
 	case "unix-abstract":
-		return a, "abstract sockets are not in the standard, and have no permissions; use a path"
+		return a, noAbstract
 	}
 	return a, fmt.Sprintf(`the scheme is %q, not "unix" or "tcp"`, redact.Clip(scheme, 32))
+}
+
+// unquoted returns s without the quotes that an env file or a template has left around it.
+func unquoted(s string) string {
+	if n := len(s); n > 1 && s[0] == s[n-1] && (s[0] == '"' || s[0] == '\'') {
+		return s[1 : n-1]
+	}
+	return s
 }
 
 func isScheme(s string) bool {
@@ -86,6 +96,8 @@ func isScheme(s string) bool {
 	return s != "" && s != "localhost"
 }
 
+const noAbstract = "abstract sockets are not in the standard, and have no permissions; have the server listen on a path"
+
 // readUnix reads what comes after "unix:".
 func readUnix(rest string) (a address, reason string) {
 	host, path := "", rest
@@ -95,6 +107,8 @@ func readUnix(rest string) (a address, reason string) {
 	}
 	target, err := url.PathUnescape(path)
 	switch {
+	case isAbstract(rest):
+		return a, noAbstract
 	case strings.ContainsAny(rest, "?#"):
 		return a, "a query or fragment is not allowed"
 	case host != "":
@@ -116,6 +130,12 @@ func readUnix(rest string) (a address, reason string) {
 		target = target[1:] // a drive, as in unix:///C:/run/a.sock
 	}
 	return address{"unix", target}, ""
+}
+
+// isAbstract reports whether what comes after "unix:" is the name of an abstract socket, which tools write with @ or %00.
+func isAbstract(rest string) bool {
+	rest = strings.TrimPrefix(rest, "//")
+	return strings.HasPrefix(rest, "@") || strings.HasPrefix(rest, "%00") || strings.HasPrefix(rest, "\x00")
 }
 
 // escapePath percent-encodes the bytes that RFC 3986 does not let stand for themselves in a path.
@@ -153,13 +173,16 @@ func readTCP(rest string) (a address, reason string) {
 
 // correctAddress returns the address that was probably meant by s, or "".
 func correctAddress(s string) string {
-	s = strings.TrimSpace(s)
+	s = strings.TrimSpace(unquoted(strings.TrimSpace(s)))
 	scheme, rest, ok := strings.Cut(s, ":")
 	if !ok || !isScheme(scheme) {
 		scheme, rest = "", s
 	}
 	guess := ""
 	if strings.EqualFold(scheme, "unix") || scheme == "" && strings.Contains(s, "/") {
+		if isAbstract(rest) {
+			return ""
+		}
 		if i := strings.IndexAny(rest, "?#"); i >= 0 {
 			rest = rest[:i]
 		}

@@ -120,6 +120,15 @@ func TestAddressCorrected(t *testing.T) {
 		"tcp://api.example.org:8000":   "",
 		"npipe:spire-agent":            "",
 		"unix-abstract:a":              "",
+		"unix:@agent":                  "",
+		"unix://@agent":                "",
+		"unix:%00agent":                "",
+		"unix://\x00agent":             "",
+		`"unix:///run/a.sock"`:         "unix:///run/a.sock",
+		`'tcp://127.0.0.1:8000'`:       "tcp://127.0.0.1:8000",
+		` "/run/a.sock" `:              "unix:///run/a.sock",
+		`"nonsense"`:                   "",
+		`"`:                            "",
 		"":                             "",
 		"nonsense":                     "",
 		"1:2":                          "",
@@ -133,6 +142,10 @@ func TestAddressCorrected(t *testing.T) {
 	assert.EqualError(t, err, `workloadapi: address "unix://run/a.sock": "run" is in the place of a host, because a path begins with a slash of its own; write unix:///run/a.sock`)
 	_, err = workloadapi.ParseAddress("npipe:spire-agent")
 	assert.ErrorContains(t, err, "named pipes")
+	_, err = workloadapi.ParseAddress("unix:@agent")
+	assert.EqualError(t, err, `workloadapi: address "unix:@agent": abstract sockets are not in the standard, and have no permissions; have the server listen on a path`)
+	_, err = workloadapi.ParseAddress(`"unix:///run/a.sock"`)
+	assert.EqualError(t, err, `workloadapi: address "\"unix:///run/a.sock\"": there are quotes around it, which are no part of the value; write unix:///run/a.sock`)
 	_, err = workloadapi.ParseAddress("x" + strings.Repeat("y", 10_000))
 	assert.Less(t, len(err.Error()), 500)
 }

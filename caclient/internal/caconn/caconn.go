@@ -25,6 +25,7 @@ import (
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/files"
+	"github.com/svidkit/svidkit/internal/jsonapi"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/tlsalert"
@@ -426,6 +427,7 @@ func (c *Conn) do(ctx context.Context, r Request) ([]byte, error) {
 		req.Header = r.Header.Clone()
 	}
 	req.Header.Set("Accept", "application/json")
+	req.Header["Accept-Encoding"] = jsonapi.Plain
 	if in != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
@@ -434,8 +436,11 @@ func (c *Conn) do(ctx context.Context, r Request) ([]byte, error) {
 	if err == nil {
 		defer resp.Body.Close()
 		var body []byte
-		if body, err = io.ReadAll(io.LimitReader(resp.Body, MaxResponse+1)); err == nil {
+		if body, err = jsonapi.Read(resp, MaxResponse); err == nil {
 			return c.judge(r, resp, body)
+		}
+		if errors.Is(err, spiffe.ErrTooLarge) {
+			return nil, c.Error(r.Op, caclient.ErrBadAnswer, fmt.Errorf("the answer has %w", err))
 		}
 	}
 	if ctx.Err() != nil {
@@ -452,9 +457,6 @@ func (c *Conn) do(ctx context.Context, r Request) ([]byte, error) {
 }
 
 func (c *Conn) judge(r Request, resp *http.Response, body []byte) ([]byte, error) {
-	if len(body) > MaxResponse {
-		return nil, c.Error(r.Op, caclient.ErrBadAnswer, fmt.Errorf("the answer has more than %d bytes", MaxResponse))
-	}
 	if resp.StatusCode >= 200 && resp.StatusCode <= 299 {
 		return body, nil
 	}

@@ -142,6 +142,8 @@ func (l *list) pems() {
 	replace := func(old, with string) []byte { return []byte(strings.ReplaceAll(text, old, with)) }
 
 	l.pem("text in front", true, append([]byte("Certificate Request:\n    Data:\n"), good...))
+	l.pem("text behind", true, append(bytes.Clone(good), "rest"...))
+	l.pem("a NUL behind", true, append(bytes.Clone(good), 0))
 	l.pem("CRLF", true, replace("\n", "\r\n"))
 	l.pem("no line break at the end", true, bytes.TrimSpace(good))
 	l.pem("its older label", true, block("NEW CERTIFICATE REQUEST", der))
@@ -165,8 +167,6 @@ func (l *list) pems() {
 		"a header of 64 KiB", pem.EncodeToMemory(&pem.Block{Type: kind, Headers: map[string]string{"x": strings.Repeat("a", 64<<10)}, Bytes: der}),
 		"two blocks", append(bytes.Clone(good), good...),
 		"a key in front", append(block("PRIVATE KEY", []byte("x")), good...),
-		"text behind", append(bytes.Clone(good), "rest"...),
-		"a NUL behind", append(bytes.Clone(good), 0),
 		"base64 with a bad letter", replace(body[:4], "M*IB"),
 		"base64 for addresses", replace(body[:4], "M-_B"),
 		"base64 that is cut", []byte("-----BEGIN "+kind+"-----\n"+body[:len(body)-9]+"\n-----END "+kind+"-----\n"),

@@ -336,8 +336,8 @@ func TestLoadErrors(t *testing.T) {
 		{"has the type \"\"", lying{200, "", good(`"type":"istio.io/ca-root",=>`)}},
 		{"cannot be read", lying{200, "", good(`AAAA=>AAA`)}},
 		{"cannot be read", lying{200, "", good(`AAAA=>` + private)}},
-		{"wrong type", lying{200, "", good(`"AAAA"=>7`)}},
-		{"wrong type", lying{200, "", good(`{"ca-key.pem":"AAAA"}=>[]`)}},
+		{"cannot be read", lying{200, "", good(`"AAAA"=>7`)}},
+		{"cannot be read", lying{200, "", good(`{"ca-key.pem":"AAAA"}=>[]`)}},
 		{"larger than 4 MiB", lying{200, "", good(`AAAA=>` + strings.Repeat("AAAA", 1<<20))}},
 	} {
 		_, err := c.l.store(t).Load(t.Context())
