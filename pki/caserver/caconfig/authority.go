@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/svidkit/svidkit/authn"
@@ -69,6 +70,9 @@ func (c *Config) Open(ctx context.Context, o OpenOptions) (*Authority, error) {
 	if err != nil {
 		a.Close()
 		undo()
+		if uid := os.Getuid(); errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
+			err = fmt.Errorf("%w; run this as the user that the folder belongs to (it is user %d now), or name a folder in -state-dir that this one may write to", err, uid)
+		}
 		return nil, err
 	}
 	return a, nil
@@ -183,6 +187,8 @@ func (c *Config) pluggedInFiles() (bool, error) {
 		}
 	}
 	switch {
+	case errors.Is(err, fs.ErrNotExist) && c.given["root-ca-dir"]:
+		return false, fmt.Errorf("-root-ca-dir: there is no CA in %s; put its files there, or leave this flag away for a self-signed CA: %w", c.pluggedIn.Dir, err)
 	case errors.Is(err, fs.ErrNotExist):
 		return false, nil
 	case errors.Is(err, private.ErrUnsafe), dir == nil:

@@ -144,8 +144,8 @@ func (c *Config) define(fs *flag.FlagSet) {
 	}
 
 	fs.TextVar(&c.CA.TrustDomain, "trust-domain", spiffe.MustParseTrustDomain("cluster.local"), "trust `domain` of the CA [TRUST_DOMAIN]")
-	fs.StringVar(&c.pluggedIn.Dir, "root-ca-dir", rootCA, "`folder` of a plugged-in CA; without files in it the CA is "+
-		"self-signed (default in a pod /etc/cacerts, else none) [ROOT_CA_DIR]")
+	fs.StringVar(&c.pluggedIn.Dir, "root-ca-dir", rootCA, "`folder` of a plugged-in CA "+
+		"(default none or, in a pod, /etc/cacerts if there are files in it; else the CA is self-signed) [ROOT_CA_DIR]")
 	fs.BoolVar(&c.replaceOwn, "replace-own-ca", false, "sign with the CA in -root-ca-dir although there is one in -state-dir, whose root clients trust")
 	fs.BoolVar(&c.create, "create", false, "make a self-signed CA if the store has none (without this flag: only in the default -state-dir, if that is empty) [CA_CREATE]")
 	fs.StringVar(&c.StateDir, "state-dir", "", "`folder` of the self-signed CA, the audit log and the roots in PEM; "+
