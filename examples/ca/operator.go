@@ -1,19 +1,17 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"strings"
+	"slices"
 	"time"
 
 	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
-	"github.com/svidkit/svidkit/pki/ca/auditlog"
 	"github.com/svidkit/svidkit/pki/caserver/caconfig"
 )
 
@@ -104,6 +102,15 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 		return o.advise(a, err)
 	}
 	a.WriteStatus(out)
+	s := a.Own.Status()
+	if slices.ContainsFunc(append(s.Roots, s.JWTKeys...), func(k ca.KeyStatus) bool {
+		return k.Phase == ca.Distributing && time.Until(k.Activates) < 0 || !k.Retires.IsZero() && time.Until(k.Retires) < 0
+	}) {
+		fmt.Fprintln(out, "a time here has passed: no server runs on this store, and the next one takes the step, or has a root wait that no peer was told of")
+	}
+	if what := o.missingRoot(a); what != "" {
+		fmt.Fprintln(out, what)
+	}
 	return nil
 }
 
@@ -175,38 +182,4 @@ func readCSR(ctx context.Context, in io.Reader) (*pki.CSR, error) {
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-}
-
-// verifyAudit verifies an audit log, with its full files, and its end by what -audit-head has of it.
-func (o *options) verifyAudit(in io.Reader, out io.Writer) error {
-	logs := []io.Reader{in}
-	if o.argument != "-" {
-		logs = nil
-		paths, err := auditlog.Files(o.argument)
-		for _, path := range paths {
-			f, bad := os.Open(path)
-			if err = errors.Join(err, bad); bad == nil {
-				defer f.Close()
-				logs = append(logs, f)
-			}
-		}
-		if err != nil {
-			return fmt.Errorf("-verify-audit: %w", err)
-		}
-	}
-	var head string
-	if o.AuditHead != "" {
-		text, err := os.ReadFile(o.AuditHead)
-		if head = strings.TrimSpace(string(text)); err != nil || head == "" {
-			return fmt.Errorf("-audit-head: %w", cmp.Or(err, fmt.Errorf("%s is empty", o.AuditHead)))
-		}
-	}
-	if err := auditlog.Verify(out, head, logs...); err != nil {
-		return fmt.Errorf("-verify-audit: %s", strings.TrimPrefix(err.Error(), "auditlog: "))
-	}
-	fmt.Fprintln(out, "all records are as they were written")
-	if head == "" {
-		fmt.Fprintln(out, "whether lines after that were cut off shows only by a hash that is kept elsewhere: -audit-head names its file")
-	}
-	return nil
 }
