@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/guard"
 	"github.com/svidkit/svidkit/internal/ratelog"
 )
 
@@ -21,7 +22,8 @@ import (
 // Other requests are answered with a constant text: 401 with "WWW-Authenticate: Bearer" if no credential is good,
 // and 503, with Retry-After if that is known, if the question could not be answered now: see [Unavailable]. A gRPC
 // call, recognised by its content type, gets the status UNAUTHENTICATED or UNAVAILABLE in the header, as gRPC has it for a
-// response without a message.
+// response without a message. Each gets 400, before a is asked, if its path can be read in two ways: a CONNECT with a path, a
+// path that [path.Clean] changes, and one with an escaped slash below a pattern of [http.ServeMux] that ends with a slash.
 //
 // The logger gets a warning for requests that are refused, with the error and the address of the peer: the first of
 // each kind at once, and then their number each minute, as clients can send as many as they like. At level Debug it
@@ -52,6 +54,12 @@ func CallerFromContext(ctx context.Context) (*Caller, bool) {
 
 // ServeHTTP implements [http.Handler].
 func (h *required) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if err := guard.Path(r); err != nil {
+		h.report(r, err, guard.ErrPath.Error())
+		w.Header().Set("Cache-Control", "no-store")
+		http.Error(w, http.StatusText(http.StatusBadRequest), http.StatusBadRequest)
+		return
+	}
 	caller, err := h.authenticator.Authenticate(r)
 	switch {
 	case err == nil && caller.proven():
@@ -66,13 +74,7 @@ func (h *required) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	} else if !errors.Is(err, ErrRefused) {
 		reason = "there is no credential"
 	}
-	const message = "authn: request refused"
-	attrs := []slog.Attr{slog.String("err", strings.ReplaceAll(err.Error(), "\n", "; ")), slog.String("peer", r.RemoteAddr)}
-	if h.logger.Enabled(r.Context(), slog.LevelDebug) {
-		h.logger.LogAttrs(r.Context(), slog.LevelWarn, message, append(attrs, slog.String("reason", reason))...)
-	} else {
-		h.refused.Warn(message, reason, attrs...)
-	}
+	h.report(r, err, reason)
 	if isGRPC(r) {
 		w.Header().Set("Content-Type", "application/grpc")
 		w.Header().Set("Grpc-Status", code)
@@ -88,6 +90,17 @@ func (h *required) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Cache-Control", "no-store")
 	http.Error(w, http.StatusText(status), status)
+}
+
+// report logs why r is refused.
+func (h *required) report(r *http.Request, err error, reason string) {
+	const message = "authn: request refused"
+	attrs := []slog.Attr{slog.String("err", strings.ReplaceAll(err.Error(), "\n", "; ")), slog.String("peer", r.RemoteAddr)}
+	if h.logger.Enabled(r.Context(), slog.LevelDebug) {
+		h.logger.LogAttrs(r.Context(), slog.LevelWarn, message, append(attrs, slog.String("reason", reason))...)
+	} else {
+		h.refused.Warn(message, reason, attrs...)
+	}
 }
 
 // Numbers of gRPC for a status.

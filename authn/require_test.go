@@ -97,6 +97,30 @@ func TestRequire(t *testing.T) {
 	assert.False(t, ok)
 }
 
+// TestRequirePath: a path that a ServeMux in front and the handler behind may read differently is refused before the method is asked.
+func TestRequirePath(t *testing.T) {
+	t.Parallel()
+	asked := 0
+	var log strings.Builder
+	h := authn.Require(authn.Func(func(*http.Request) (*authn.Caller, error) {
+		asked++
+		return &authn.Caller{Name: "uid:1000", Method: "m"}, nil
+	}), http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), slog.New(slog.NewTextHandler(&log, nil)))
+	for _, c := range []struct {
+		method, target string
+		status         int
+	}{
+		{"GET", "/a/", 200}, {"OPTIONS", "*", 200}, {"GET", "/orders/a%2fb", 200}, {"CONNECT", "db.test:443", 200},
+		{"CONNECT", "/a", 400}, {"GET", "/public/../admin", 400}, {"GET", "/public/%2e%2e/admin", 400}, {"POST", "//admin", 400}, {"GET", "/a/.", 400},
+	} {
+		before, w := asked, httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(c.method, c.target, nil))
+		assert.Equal(t, c.status, w.Code, "%s %s", c.method, c.target)
+		assert.Equal(t, c.status == 200, asked != before, "%s %s", c.method, c.target)
+	}
+	assert.Contains(t, log.String(), "its path can be read in two ways: a CONNECT has none")
+}
+
 // A request that its client has given up says nothing about its credential.
 func TestRequireGivenUp(t *testing.T) {
 	t.Parallel()

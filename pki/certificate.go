@@ -18,6 +18,7 @@ import (
 	"golang.org/x/crypto/cryptobyte"
 	"golang.org/x/crypto/cryptobyte/asn1"
 
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -131,7 +132,7 @@ func (o *CertificateOptions) template() (*x509.Certificate, spiffe.ID, error) {
 	if err != nil {
 		return fail(rule, "", err)
 	}
-	if err := checkKey(o.PublicKey); err != nil {
+	if err := certpem.CheckKey(o.PublicKey); err != nil {
 		return fail("", "", err)
 	}
 	tmpl, err := newTemplate(o.NotBefore, o.NotAfter)
@@ -262,7 +263,7 @@ func newTemplate(notBefore, notAfter time.Time) (*x509.Certificate, error) {
 	notBefore, notAfter = notBefore.UTC().Truncate(time.Second), notAfter.UTC().Truncate(time.Second)
 	switch {
 	case !notAfter.After(notBefore):
-		return nil, fmt.Errorf("NotAfter %s is not after NotBefore %s", notAfter.Format(time.RFC3339), notBefore.Format(time.RFC3339))
+		return nil, fmt.Errorf("NotAfter %s is not after NotBefore %s", notAfter.UTC().Format(time.RFC3339), notBefore.UTC().Format(time.RFC3339))
 	case notBefore.Year() < 1950 || notAfter.Year() > 9999:
 		return nil, errors.New("the years must be 1950 to 9999")
 	}

@@ -59,7 +59,7 @@ func ParseCredentialPEM(certsPEM, keyPEM []byte) (*Credential, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pki: credential: certificates: %w", err)
 	}
-	key, err := parsePrivateKey(keyPEM)
+	key, err := certpem.PrivateKey(keyPEM)
 	if err != nil {
 		return nil, fmt.Errorf("pki: credential: key: %w", err)
 	}

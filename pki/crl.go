@@ -190,7 +190,7 @@ func checkCRL(list *x509.RevocationList, ca *x509.Certificate) error {
 	case ca.KeyUsage != 0 && ca.KeyUsage&x509.KeyUsageCRLSign == 0:
 		return fmt.Errorf("the key usage of %.300q does not include CRL signing", ca.Subject)
 	}
-	if err := checkKey(ca.PublicKey); err != nil {
+	if err := certpem.CheckKey(ca.PublicKey); err != nil {
 		return fmt.Errorf("%.300q: %w", ca.Subject, err)
 	}
 	if err := ca.CheckSignature(list.SignatureAlgorithm, list.RawTBSRevocationList, list.Signature); err != nil {

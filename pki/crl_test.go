@@ -388,7 +388,7 @@ func TestParseCRLsPEM(t *testing.T) {
 		"101":            {strings.Repeat(one, 101), 0, spiffe.ErrTooLarge},
 		"empty":          {"", 0, nil},
 		"text":           {"hello", 0, nil},
-		"text behind":    {good + "hello", 0, nil},
+		"text behind":    {good + "hello", 1, nil},
 		"a certificate":  {block("CERTIFICATE", []byte{1}) + good, 0, nil},
 		"another type":   {block("CRL", crlParts{}.der(t)), 0, nil},
 		"headers":        {string(pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Headers: map[string]string{"a": "b"}, Bytes: crlParts{}.der(t)})), 0, nil},

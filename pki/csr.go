@@ -69,7 +69,7 @@ func NewCSR(key crypto.Signer, opts CSROptions) (*CSR, error) {
 		return nil, csrError("no private key")
 	}
 	pub := key.Public()
-	if err := checkKey(pub); err != nil {
+	if err := certpem.CheckKey(pub); err != nil {
 		return nil, csrError("%w", err)
 	}
 	name, err := subject(opts.Organization, opts.CommonName)
@@ -99,30 +99,26 @@ func NewCSR(key crypto.Signer, opts CSROptions) (*CSR, error) {
 }
 
 // ParseCSRPEM is [ParseCSR] for a request in PEM: exactly one block, CERTIFICATE REQUEST or NEW
-// CERTIFICATE REQUEST, without headers. Text in front of it is allowed, as tools write comments there;
-// text after it is not. The limit is 128 KiB of PEM.
+// CERTIFICATE REQUEST, without headers. Text around it is allowed, as tools write comments there. The limit is 128 KiB of
+// PEM.
 func ParseCSRPEM(data []byte) (*CSR, error) {
 	if len(data) > maxCSRPEM {
 		return nil, csrTooLarge(" in PEM", len(data), maxCSRPEM)
 	}
-	if n := certpem.Blocks(data); n != 1 {
-		return nil, csrError("%d PEM blocks, want one", n)
-	}
-	if err := certpem.Check(data, maxCSRPEM, 1); err != nil {
+	blocks, err := certpem.Read(data, certpem.MaxCertificates)
+	if err != nil {
 		return nil, csrError("%w", err)
 	}
-	b, rest := pem.Decode(data)
-	switch {
-	case b == nil:
-		return nil, csrError("the PEM block is damaged")
+	if len(blocks) != 1 {
+		return nil, csrError("%d PEM blocks, want one", len(blocks))
+	}
+	switch b := blocks[0]; {
 	case b.Type != "CERTIFICATE REQUEST" && b.Type != "NEW CERTIFICATE REQUEST":
 		return nil, csrError("the PEM block is %.40q, want CERTIFICATE REQUEST", b.Type)
 	case len(b.Headers) > 0:
 		return nil, csrError("the PEM block has headers")
-	case len(bytes.TrimSpace(rest)) > 0:
-		return nil, csrError("text after the PEM block")
 	}
-	return ParseCSR(b.Bytes)
+	return ParseCSR(blocks[0].Bytes)
 }
 
 // ParseCSR parses a request in DER and verifies that it is signed with the key it is for. The cheap
@@ -291,7 +287,7 @@ func parsePublicKey(spki []byte) (crypto.PublicKey, error) {
 	if err != nil {
 		return nil, errors.New("the public key is malformed or of an unknown kind")
 	}
-	if err := checkKey(key); err != nil {
+	if err := certpem.CheckKey(key); err != nil {
 		return nil, err
 	}
 	if again, err := x509.MarshalPKIXPublicKey(key); err != nil || !bytes.Equal(again, spki) {

@@ -343,6 +343,7 @@ func TestParseCSRPEMForm(t *testing.T) {
 		"text in front":  "Certificate Request:\n    Data:\n" + good,
 		"blank lines":    "\n\n" + good + "\n \n",
 		"CRLF":           strings.ReplaceAll(good, "\n", "\r\n"),
+		"text after":     good + "hello",
 		"no end of line": strings.TrimSuffix(good, "\n"),
 		"up to 128 KiB":  strings.Repeat("#", 128<<10-len(good)-1) + "\n" + good,
 	} {
@@ -363,7 +364,6 @@ func TestParseCSRPEMForm(t *testing.T) {
 		"another first":    block("CERTIFICATE", nil) + good,
 		"many headers":     strings.Replace(good, "-----\n", "-----\n"+strings.Repeat("a: b\n", 9)+"\n", 1),
 		"a damaged first":  "-----BEGIN CERTIFICATE REQUEST-----\n!\n-----END CERTIFICATE REQUEST-----\n" + good,
-		"text after":       good + "hello",
 		"cut off":          good[:len(good)/2],
 		"bad base64":       strings.Replace(good, "M", "!", 1),
 		"empty block":      "-----BEGIN CERTIFICATE REQUEST-----\n-----END CERTIFICATE REQUEST-----\n",

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/crypto/cryptobyte"
 	"golang.org/x/crypto/cryptobyte/asn1"
 
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -63,7 +64,7 @@ func NewIssuer(chain []*x509.Certificate, key crypto.Signer) (*Issuer, error) {
 		return fail("", "no private key", nil)
 	}
 	ca := chain[0]
-	if err := checkKey(ca.PublicKey); err != nil {
+	if err := certpem.CheckKey(ca.PublicKey); err != nil {
 		return fail("", "", err)
 	}
 	switch {
@@ -81,7 +82,7 @@ func NewIssuer(chain []*x509.Certificate, key crypto.Signer) (*Issuer, error) {
 		return fail("X5-9", "", err)
 	}
 	for i := range len(chain) - 1 {
-		if err := checkKey(chain[i+1].PublicKey); err != nil {
+		if err := certpem.CheckKey(chain[i+1].PublicKey); err != nil {
 			return fail("", fmt.Sprintf("certificate %d of the chain", i+2), err)
 		}
 		if err := chain[i].CheckSignatureFrom(chain[i+1]); err != nil {

@@ -116,13 +116,9 @@ func parseKeyCertBundle(p keyCertPEM, now time.Time) (*KeyCertBundle, error) {
 // parseKeyFile parses a private key in PEM or DER, whose first byte is that of a SEQUENCE.
 func parseKeyFile(data []byte) (crypto.Signer, error) {
 	if len(data) == 0 || data[0] != 0x30 {
-		return parsePrivateKey(data)
+		return certpem.PrivateKey(data)
 	}
-	key, err := certpem.PrivateKeyDER(data)
-	if err != nil {
-		return nil, err
-	}
-	return key, checkKey(key.Public())
+	return certpem.PrivateKeyDER(data)
 }
 
 func blank(b []byte) bool { return len(bytes.TrimSpace(b)) == 0 }
@@ -134,7 +130,7 @@ func readChain(what string, pem []byte) ([]*x509.Certificate, error) {
 		return nil, fmt.Errorf("%s: %w", what, err)
 	}
 	for n, c := range certs {
-		if err := checkKey(c.PublicKey); err != nil {
+		if err := certpem.CheckKey(c.PublicKey); err != nil {
 			return nil, fmt.Errorf("%s: certificate %d (%.300q): %w", what, n+1, c.Subject, err)
 		}
 	}

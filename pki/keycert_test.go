@@ -228,7 +228,7 @@ func TestKeyCertBundleRefuses(t *testing.T) {
 		"another chain":          {func(p *pki.KeyCertPEM) { p.Chain = certsPEM(unrelated.cert()) }, "does not lead to a root", nil},
 		"no roots":               {func(p *pki.KeyCertPEM) { p.Roots = nil }, "roots: no certificate found", nil},
 		"other roots":            {func(p *pki.KeyCertPEM) { p.Roots = certsPEM(unrelated.cert()) }, "does not lead to a root", nil},
-		"text behind the roots":  {func(p *pki.KeyCertPEM) { p.Roots = append(p.Roots, "hello"...) }, "roots: after certificate 1", nil},
+		"a torn root":            {func(p *pki.KeyCertPEM) { p.Roots = append(p.Roots, certsPEM(root.cert())[:100]...) }, "roots: 1 damaged PEM blocks", nil},
 		"a leaf among the roots": {func(p *pki.KeyCertPEM) { p.Roots = append(p.Roots, certsPEM(leaf)...) }, "is not a CA certificate", nil},
 		"a weak root":            {func(p *pki.KeyCertPEM) { p.Roots = append(p.Roots, certsPEM(weak)...) }, "roots: certificate 2", pki.ErrWeakKey},
 		"a root of 16,000 bits":  {func(p *pki.KeyCertPEM) { p.Roots = append(p.Roots, certsPEM(huge)...) }, "roots: certificate 2", pki.ErrWeakKey},
@@ -250,7 +250,7 @@ func TestKeyCertBundleRefuses(t *testing.T) {
 		"an encrypted key":   {func(p *pki.KeyCertPEM) { p.Key = []byte(block("ENCRYPTED PRIVATE KEY", []byte{1})) }, "key: the private key is encrypted", nil},
 
 		// The lists.
-		"text as CRL":                {crls([]byte("hello")), "text that is not PEM", pki.ErrCRL},
+		"text as CRL":                {crls([]byte("hello")), "no list found", pki.ErrCRL},
 		"a certificate as CRL":       {crls(certsPEM(root.cert())), "not X509 CRL", pki.ErrCRL},
 		"a list of another CA":       {crls(unrelated.crl(t)), fmt.Sprintf("no list for %q, %q, %q", ca.cert().Subject, mid.cert().Subject, root.cert().Subject), pki.ErrCRL},
 		"no list for the CA":         {crls(root.crl(t), mid.crl(t)), fmt.Sprintf("no list for %q:", ca.cert().Subject), pki.ErrCRL},

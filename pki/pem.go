@@ -11,9 +11,8 @@ import (
 )
 
 // ParseCertificatesPEM parses a file of certificates, such as a chain or a set of roots: one or more CERTIFICATE blocks and
-// no others. Text before a block is allowed, as tools write comments there; text after the last one is not, nor is a
-// damaged block anywhere. Input of more than 1 MiB or
-// 1,000 certificates gives an error that wraps [spiffe.ErrTooLarge].
+// no others. Text around them is allowed, as tools write comments there; a torn or damaged block is not. Input of more than
+// 1 MiB or 1,000 certificates gives an error that wraps [spiffe.ErrTooLarge].
 func ParseCertificatesPEM(data []byte) ([]*x509.Certificate, error) {
 	certs, err := certpem.Certificates(data)
 	if err != nil {
@@ -54,7 +53,7 @@ func distinct(certs []*x509.Certificate) []*x509.Certificate {
 
 // selfSigned reports whether c is a root. Keys are checked before a signature is verified with them.
 func selfSigned(c *x509.Certificate) bool {
-	return isCA(c) && bytes.Equal(c.RawSubject, c.RawIssuer) && checkKey(c.PublicKey) == nil && c.CheckSignatureFrom(c) == nil
+	return isCA(c) && bytes.Equal(c.RawSubject, c.RawIssuer) && certpem.CheckKey(c.PublicKey) == nil && c.CheckSignatureFrom(c) == nil
 }
 
 // MarshalCertificatesPEM returns certs as CERTIFICATE blocks in the given order.
@@ -63,26 +62,14 @@ func MarshalCertificatesPEM(certs ...*x509.Certificate) []byte {
 }
 
 // ParsePrivateKeyPEM parses a file of one private key: PKCS#8 (PRIVATE KEY), PKCS#1 (RSA PRIVATE KEY)
-// or SEC1 (EC PRIVATE KEY, with or without EC PARAMETERS in front). An encrypted key, a second block
+// or SEC1 (EC PRIVATE KEY, with or without EC PARAMETERS in front), or one under the label of another. An encrypted key, a second block
 // and a key that [CheckPublicKey] refuses are errors; the last wraps [ErrWeakKey]. Input of more than
 // 1 MiB or a key of more than 8 KiB gives an error that wraps [spiffe.ErrTooLarge]. Errors do not
 // repeat the input.
 func ParsePrivateKeyPEM(data []byte) (crypto.Signer, error) {
-	key, err := parsePrivateKey(data)
-	if err != nil {
-		return nil, fmt.Errorf("pki: parse private key: %w", err)
-	}
-	return key, nil
-}
-
-// parsePrivateKey is ParsePrivateKeyPEM without the prefix of its errors.
-func parsePrivateKey(data []byte) (crypto.Signer, error) {
 	key, err := certpem.PrivateKey(data)
 	if err != nil {
-		return nil, err
-	}
-	if err := checkKey(key.Public()); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("pki: parse private key: %w", err)
 	}
 	return key, nil
 }

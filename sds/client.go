@@ -8,11 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"net"
 	"net/http"
 	"slices"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/internal/renew"
@@ -49,7 +52,8 @@ func UnixClient(path string) *http.Client {
 //
 // A response is acknowledged once all its secrets are parsed by the rules of package pki: the key of each pair belongs to its
 // leaf, each root is a CA, content is inline, and a validator is that of SPIFFE. Otherwise the whole response is rejected,
-// the server is told why, and the reason is yielded. Nothing more is verified here.
+// the server is told why, and the reason is yielded. A certificate that has expired or is not valid yet is not yielded, but why;
+// once it is valid, the server is asked for it again. Nothing more is verified here.
 //
 // If the stream fails, Watch yields the reason and opens a new one: after 0.5 s at first, then after up to 4 % of the life
 // that the secrets have left and 30 s at most, or 5 s before the first secret. Secrets that the caller has stay good. A
@@ -102,6 +106,11 @@ func (w *watcher) end() time.Time {
 
 // stream runs one stream to its end, and reports whether the server answered on it.
 func (w *watcher) stream(ctx context.Context) (answered bool, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var again time.Time // when a certificate that was withheld begins to be valid
+	timer := time.AfterFunc(math.MaxInt64, func() { cancel(errNowValid) })
+	defer timer.Stop()
 	s := w.grpc.Open(ctx, service+"StreamSecrets", http.Header{http.CanonicalHeaderKey(securityHeader): {"true"}})
 	defer s.Close()
 	var secrets []*pki.Secret // of the last response
@@ -117,6 +126,16 @@ func (w *watcher) stream(ctx context.Context) (answered bool, err error) {
 			if old := w.has[s.Name()]; old != nil && sameSecret(old, s) {
 				continue // sent again after a reconnect
 			}
+			if from, early := inTime(s); early != nil {
+				if wait := time.Until(from); wait > 0 && (again.IsZero() || from.Before(again)) {
+					again = from
+					timer.Reset(wait)
+				}
+				if w.over = !w.yield(nil, fmt.Errorf("sds: watch: secret %q: %w", s.Name(), early)); w.over {
+					return answered, nil
+				}
+				continue
+			}
 			w.has[s.Name()] = s
 			if w.over = !w.yield(s, nil); w.over {
 				return answered, nil
@@ -129,6 +148,9 @@ func (w *watcher) stream(ctx context.Context) (answered bool, err error) {
 		}
 		msg, err := s.Receive()
 		if err = cmp.Or(err, sent); err != nil {
+			if context.Cause(ctx) == errNowValid {
+				err = errNowValid
+			}
 			return answered, err // in this order, as Send only says that the stream has ended
 		}
 		answered = true
@@ -137,6 +159,21 @@ func (w *watcher) stream(ctx context.Context) (answered bool, err error) {
 			w.version = version
 		}
 	}
+}
+
+var errNowValid = errors.New("a certificate is valid now, and the server is asked for it again")
+
+// inTime returns why a certificate is not valid now, and when it begins to be.
+func inTime(s *pki.Secret) (from time.Time, err error) {
+	chainPEM, _, ok := s.KeyPair()
+	if !ok {
+		return from, nil
+	}
+	chain, err := certpem.Certificates(chainPEM)
+	if err != nil {
+		return from, err
+	}
+	return chain[0].NotBefore, certchain.InTime(chain[0], time.Now())
 }
 
 // request returns a DiscoveryRequest: the first of a stream, or the answer to a response, which is a
@@ -424,17 +461,16 @@ func parseBundle(td spiffe.TrustDomain, data []byte) (b *spiffe.Bundle, crls []b
 		return nil, nil, errNotInline
 	}
 	var certs []byte
-	left := bytes.Count(data, []byte("-----BEGIN "))
-	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
-		left--
+	blocks, err := certpem.Read(data, certpem.MaxCertificates)
+	if err != nil {
+		return nil, nil, fmt.Errorf("the bundle of %q: %w", td, err)
+	}
+	for _, block := range blocks {
 		if block.Type == "X509 CRL" {
 			crls = append(crls, pem.EncodeToMemory(block)...)
 		} else {
 			certs = append(certs, pem.EncodeToMemory(block)...)
 		}
-	}
-	if left != 0 { // package pem skips them
-		return nil, nil, fmt.Errorf("the bundle of %q has a damaged block", td)
 	}
 	authorities, err := pki.ParseCertificatesPEM(certs)
 	if err != nil {

@@ -302,6 +302,88 @@ func TestClientRefused(t *testing.T) {
 	}
 }
 
+// TestWatchKeepsValid: a certificate that has expired or is not valid yet is not yielded, and the others of its response are; one
+// that will be valid is yielded then.
+func TestWatchKeepsValid(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		issue := func(from, to time.Duration) *pki.Secret {
+			s, err := pki.NewKeyPairSecret("web", ca.SVID("/web", func(c *x509.Certificate) { c.NotBefore, c.NotAfter = time.Now().Add(from), time.Now().Add(to) }))
+			require.NoError(t, err)
+			return s
+		}
+		roots := func() *pki.Secret {
+			ca.Rotate()
+			s, err := pki.NewTrustSecret("ROOTCA", ca.Bundle())
+			require.NoError(t, err)
+			return s
+		}
+		src := newFakeSource()
+		good := issue(0, 3*time.Hour)
+		src.put("web", good)
+		src.put("ROOTCA", roots())
+		h, err := sds.NewHandler(src, nil)
+		require.NoError(t, err)
+		defer h.Close()
+		l := memconn.Listen()
+		var protocols http.Protocols
+		protocols.SetUnencryptedHTTP2(true)
+		srv := &http.Server{Protocols: &protocols, Handler: h}
+		go func() { _ = srv.Serve(l) }()
+		transport := &http.Transport{Protocols: &protocols, DialContext: l.DialContext}
+		defer func() {
+			transport.CloseIdleConnections()
+			_ = srv.Close()
+		}()
+		ctx, cancel := context.WithCancel(t.Context())
+		secrets, errs, done := map[string]*pki.Secret{}, []string{}, make(chan struct{})
+		go func() {
+			defer close(done)
+			for s, err := range sds.NewClient(&http.Client{Transport: transport}, "http://localhost").Watch(ctx, "web", "ROOTCA") {
+				if err != nil {
+					errs = append(errs, err.Error())
+				} else {
+					secrets[s.Name()] = s
+				}
+			}
+		}()
+		defer func() {
+			cancel()
+			<-done
+		}()
+		synctest.Wait()
+		equal(t, good, secrets["web"])
+		require.Empty(t, errs)
+
+		trust := roots()
+		src.put("web", issue(-time.Hour, -10*time.Minute))
+		src.put("ROOTCA", trust)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		equal(t, good, secrets["web"])
+		equal(t, trust, secrets["ROOTCA"])
+		require.NotEmpty(t, errs)
+		require.Contains(t, errs[0], `sds: watch: secret "web": the certificate has expired at 1999-12-31T23:50:00Z`)
+
+		for _, wait := range []time.Duration{time.Minute, 2 * time.Hour} {
+			errs = nil
+			next := issue(wait, wait+4*time.Hour)
+			src.put("web", next)
+			time.Sleep(wait - time.Second)
+			synctest.Wait()
+			equal(t, good, secrets["web"])
+			require.NotEmpty(t, errs)
+			require.Contains(t, errs[0], " on; compare the clocks")
+			time.Sleep(5 * time.Second)
+			synctest.Wait()
+			equal(t, next, secrets["web"])
+			good = next
+		}
+		assert.Zero(t, h.Status().NACKs)
+	})
+}
+
 // A server that is away for 45 % of a short life is found again before another 5 % of what is left are gone.
 func TestWatchOutage(t *testing.T) {
 	t.Parallel()

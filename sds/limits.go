@@ -29,6 +29,8 @@ const (
 	maxIncoming     = 256 << 20 // bytes of requests that are being received
 	maxPeerIncoming = 64 << 20  // of one peer
 
+	sendTime = time.Minute // in which a client has to take a response
+
 	retryFull = 10 * time.Second // after which a client that found no room is to come back
 )
 

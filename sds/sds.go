@@ -244,7 +244,7 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 			aggregated + "StreamAggregatedResources": h.serveStream(false),
 			aggregated + "DeltaAggregatedResources":  h.serveStream(true),
 		},
-		Name: "sds", Admit: h.admit, MaxMessage: maxMessage, Incoming: h.incoming,
+		Name: "sds", Admit: h.admit, MaxMessage: maxMessage, Incoming: h.incoming, SendTimeout: sendTime,
 	}
 	h.unsubscribe = sync.OnceFunc(src.Subscribe(h.table.changed))
 	return h, nil

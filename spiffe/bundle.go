@@ -135,18 +135,30 @@ func sorted(keys map[string]crypto.PublicKey) []authority {
 }
 
 // ParseBundlePEM returns a bundle of td with the CA certificates in roots, which are CERTIFICATE blocks
-// in PEM as in [Bundle.MarshalPEM], and with no keys for tokens, sequence or hint. Unlike in a bundle
-// document, a certificate that cannot be used is an error. Input over 1 MiB or 1,000 certificates is an
-// error that wraps [ErrTooLarge].
+// in PEM as in [Bundle.MarshalPEM], and with no keys for tokens, sequence or hint. As in a bundle document, a certificate
+// that cannot be used is skipped, if others remain: see [Bundle.Skipped]. Input over 1 MiB or 1,000 certificates is an error
+// that wraps [ErrTooLarge].
 func ParseBundlePEM(td TrustDomain, roots []byte) (*Bundle, error) {
 	if td.IsZero() {
 		return nil, errZero("trust domain")
 	}
-	certs, err := certpem.Certificates(roots)
+	var skipped []error
+	certs, err := certpem.Roots(roots, func(c *x509.Certificate) error {
+		if reason := unfitAnchor(c); reason != "" {
+			return fmt.Errorf("%s: %s", short(c.Subject.String()), reason)
+		}
+		return nil
+	}, func(err error) {
+		skipped = append(skipped, &ParseError{What: fmt.Sprintf("bundle of %q", td), Offset: -1, Rule: "X5-41", Reason: "a certificate cannot be used", Err: err})
+	})
 	if err != nil {
 		return nil, (&Bundle{td: td}).errorf("%w", err)
 	}
-	return NewBundle(td, BundleContents{X509Authorities: certs})
+	b, err := NewBundle(td, BundleContents{X509Authorities: certs})
+	if err == nil {
+		b.skipped = skipped
+	}
+	return b, err
 }
 
 // TrustDomain returns the trust domain that b belongs to.
@@ -225,8 +237,8 @@ func (b *Bundle) pool() *x509.CertPool {
 	return b.roots
 }
 
-// Skipped returns one [*ParseError] for each entry of the document that [ParseBundle] could not use, in
-// a new slice. Callers should log them.
+// Skipped returns one [*ParseError] for each entry of the document that [ParseBundle] could not use, and for each certificate
+// that [ParseBundlePEM] could not, in a new slice. Callers should log them.
 func (b *Bundle) Skipped() []error { return slices.Clone(b.skipped) }
 
 // Equal reports whether both are bundles of one trust domain with the same authorities in any order,

@@ -358,9 +358,20 @@ func TestBundlePEM(t *testing.T) {
 	assert.True(t, b.Equal(twice))
 
 	mixed := append(b.MarshalPEM(), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: bundleLeaf().Raw})...)
-	_, err = spiffe.ParseBundlePEM(bundleTD, mixed)
-	require.ErrorContains(t, err, `spiffe: bundle of "example.org": X.509 authority 3, `)
-	require.ErrorContains(t, err, "not a CA certificate")
+	mixed = append(mixed, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte{0x30, 0}})...)
+	most, err := spiffe.ParseBundlePEM(bundleTD, mixed)
+	require.NoError(t, err)
+	assert.True(t, b.Equal(most))
+	require.Empty(t, b.Skipped())
+	skipped := most.Skipped()
+	require.Len(t, skipped, 2)
+	require.ErrorContains(t, skipped[0], `spiffe: invalid bundle of "example.org": a certificate cannot be used: certificate 3: `)
+	require.ErrorContains(t, skipped[0], "not a CA certificate")
+	require.ErrorContains(t, skipped[1], "certificate 4: ")
+	for _, none := range [][]byte{mixed[len(roots):], mixed[:len(mixed)-30]} { // none remains, and half of a file
+		_, err = spiffe.ParseBundlePEM(bundleTD, none)
+		require.ErrorContains(t, err, `spiffe: bundle of "example.org": `)
+	}
 	_, err = spiffe.ParseBundlePEM(bundleTD, nil)
 	require.ErrorContains(t, err, "no certificate found")
 	_, err = spiffe.ParseBundlePEM(bundleTD, make([]byte, 2<<20))

@@ -32,11 +32,8 @@ func CheckPolicySource(allow PolicySource) error {
 	case isNil(allow):
 		return fmt.Errorf("the policy is a nil %T", allow)
 	}
-	switch p := allow.(type) {
-	case Policy:
+	if p, ok := allow.(Policy); ok {
 		return p.usable()
-	case interface{ ByRequest() }: // of spiffetls
-		return errors.New("the policy of spiffetls.Paths is for spiffetls.RequirePeer alone")
 	}
 	return nil
 }

@@ -229,6 +229,7 @@ func TestParseSVIDPEMOfOneFile(t *testing.T) {
 	}{
 		"another key among the certificates":       {both(other, certs), pkcs8, true},
 		"other certificates beside the key":        {certs, both(many, pkcs8), true},
+		"text at the end":                          {both(certs, pkcs8, []byte("x")), both(pkcs8, []byte("# end\n")), true},
 		"a key that is damaged, where none counts": {both(certs, block("PRIVATE KEY", []byte("x"))), pkcs8, true},
 	} {
 		_, err := spiffe.ParseSVIDPEM(c.certs, c.key)
@@ -251,7 +252,6 @@ func TestParseSVIDPEMOfOneFile(t *testing.T) {
 		{"a damaged certificate", both(damaged, certs, pkcs8), pkcs8, "spiffe: SVID: certificates: 1 damaged PEM blocks"},
 		{"something else", both(certs, block("CERTIFICATE REQUEST", nil)), pkcs8, `spiffe: SVID: certificates: block 3 is "CERTIFICATE REQUEST", not CERTIFICATE`},
 		{"something else beside the key", certs, both(pkcs8, block("X509 CRL", nil)), `spiffe: SVID: private key: a block "X509 CRL" after the private key`},
-		{"text at the end", both(certs, pkcs8, []byte("x")), pkcs8, "spiffe: SVID: certificates: after certificate 2: text that is not PEM"},
 	} {
 		_, err := spiffe.ParseSVIDPEM(c.certs, c.key)
 		assert.EqualError(t, err, c.text, c.name)

@@ -201,7 +201,7 @@ func (v *Verifier) verify(text string) (*Document, error) {
 
 func (v *Verifier) claims(text string, payload []byte, headIssuer string, version int) (*Document, error) {
 	var aud, iss, sub []byte
-	var hasAud, hasIss, hasSub bool
+	var hasAud, hasIss, hasSub, bound bool
 	var exp, iat, nbf token.Date
 	refused := kind().ReadObject(payload, func(name string, r *strictjson.Reader) {
 		switch name {
@@ -217,6 +217,8 @@ func (v *Verifier) claims(text string, payload []byte, headIssuer string, versio
 			iat = token.ReadDate(r)
 		case "nbf":
 			nbf = token.ReadDate(r)
+		case "cnf":
+			bound = true
 		}
 	})
 	now := time.Now()
@@ -237,6 +239,8 @@ func (v *Verifier) claims(text string, payload []byte, headIssuer string, versio
 		return nil, bad("it expired at %s", token.Stamp(exp.At))
 	case exp.At.Sub(iat.At) > maxLifetime:
 		return nil, bad("it is valid for %v, the limit is %v", exp.At.Sub(iat.At), maxLifetime)
+	case bound:
+		return nil, bad(`"cnf" binds it to a key, whose holder cannot be seen here`)
 	case !hasSub:
 		return nil, bad(`its "sub" is not a string`)
 	}

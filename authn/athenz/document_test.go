@@ -307,6 +307,7 @@ func TestDocumentVectors(t *testing.T) {
 		{"iat is text", func(c *claims) { c.body["iat"] = "0" }, false},
 		{"nbf ahead", func(c *claims) { c.body["nbf"] = now + 30 }, false},
 		{"nbf is text", func(c *claims) { c.body["nbf"] = "0" }, false},
+		{"bound", func(c *claims) { c.body["cnf"] = object{"x5t#S256": "x"} }, false},
 		{"no sub", func(c *claims) { delete(c.body, "sub") }, false},
 		{"sub is a list", func(c *claims) { c.body["sub"] = array{} }, false},
 		{"sub is none", func(c *claims) { c.body["sub"] = "pod:x" }, false},

@@ -2,8 +2,6 @@ package athenz
 
 import (
 	"crypto"
-	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/pki"
@@ -125,11 +124,6 @@ func (k *keyDir) signer() (crypto.Signer, int, error) {
 	if err != nil {
 		return nil, 0, err
 	}
-	// Early tools wrote this label, which is not a standard one, before keys in the form of SEC 1.
-	if block, _ := pem.Decode(data); block != nil && block.Type == "ECDSA PRIVATE KEY" {
-		block.Type = "EC PRIVATE KEY"
-		data = pem.EncodeToMemory(block)
-	}
 	key, err := pki.ParsePrivateKeyPEM(data)
 	if err != nil {
 		return nil, 0, fmt.Errorf("version v%d of the key %q: %w", version, k.name, err)
@@ -143,22 +137,9 @@ func (k *keyDir) public(version int) (crypto.PublicKey, error) {
 	if err != nil {
 		return nil, err
 	}
-	key, err := parsePublicKey(data)
+	key, err := certpem.PublicKey(data)
 	if err != nil {
 		return nil, fmt.Errorf("version v%d of the key %q: %w", version, k.name, err)
 	}
 	return key, nil
-}
-
-// parsePublicKey reads one public key in PEM.
-func parsePublicKey(data []byte) (crypto.PublicKey, error) {
-	block, rest := pem.Decode(data)
-	if block == nil || block.Type != "PUBLIC KEY" || len(strings.TrimSpace(string(rest))) > 0 {
-		return nil, errors.New("it is not one PUBLIC KEY block of PEM")
-	}
-	key, err := x509.ParsePKIXPublicKey(block.Bytes)
-	if err != nil {
-		return nil, errors.New("the PUBLIC KEY block has no key that can be read")
-	}
-	return key, pki.CheckPublicKey(key)
 }

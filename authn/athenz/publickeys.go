@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/jsonapi"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/renew"
@@ -170,7 +171,7 @@ func (p *keyCache) fetch(ctx context.Context, path string, l *limit.Limiter) (cr
 	if !ok {
 		return nil, errors.New("the answer of ZTS has a key that is not in the base64 of Athenz")
 	}
-	key, err := parsePublicKey(text)
+	key, err := certpem.PublicKey(text)
 	if err != nil {
 		return nil, fmt.Errorf("the answer of ZTS: %w", err)
 	}

@@ -194,7 +194,7 @@ func parseServiceToken(text string) (t *ServiceToken, signed string, sig []byte,
 		if ok = ok && err == nil && n >= 0 && n <= 1<<40; !ok {
 			return time.Time{}
 		}
-		return time.Unix(n, 0)
+		return time.Unix(n, 0).UTC()
 	}
 	t = &ServiceToken{
 		Version: tags["v"], Service: athenzname.Service{Domain: strings.ToLower(tags["d"]), Name: strings.ToLower(tags["n"])},

@@ -1,9 +1,12 @@
 package jwt
 
 import (
+	"crypto/sha256"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -38,6 +41,7 @@ type claims struct {
 	issuer, subject              string
 	audiences, actors            []string
 	expires, notBefore, issuedAt token.Date
+	certificate                  *string // that the token is bound to; see [readBinding]
 }
 
 // readClaims reads a payload. A claim that it judges must have the right form.
@@ -77,6 +81,8 @@ func readClaims(payload []byte) (claims, *token.Error) {
 			if c.actors, ok = readActors(r, nil); !ok {
 				bad = name
 			}
+		case "cnf":
+			c.certificate = readBinding(r)
 		case "exp":
 			c.expires = date(name, r)
 		case "nbf":
@@ -113,6 +119,39 @@ func readActors(r *strictjson.Reader, chain []string) (_ []string, ok bool) {
 		}
 	}
 	return chain, ok && chain[i] != ""
+}
+
+// readBinding reads the claim "cnf" (RFC 7800): the hash of the client certificate that it names, if it is by that alone (RFC 8705
+// section 3.1), and otherwise "", which no certificate has.
+func readBinding(r *strictjson.Reader) *string {
+	var hash []byte
+	members := 0
+	for name := range r.Members() {
+		if members++; string(name) == "x5t#S256" {
+			hash, _ = r.Text()
+		}
+	}
+	if members > 1 {
+		hash = nil
+	}
+	return new(string(hash))
+}
+
+// bindingFault checks that a token which is bound to a certificate comes from its holder: the TLS handshake has proven that the client
+// has the key.
+func bindingFault(certificate *string, r *http.Request) *token.Error {
+	switch {
+	case certificate == nil:
+		return nil
+	case *certificate == "":
+		return kind.Refuse("binding", "", `"cnf" binds it to a key by another way than "x5t#S256" alone, so that nothing proves its holder here`)
+	case r.TLS == nil || len(r.TLS.PeerCertificates) == 0:
+		return kind.Refuse("binding", "", `it is bound to a client certificate ("cnf"), and the client has presented none on this connection`)
+	}
+	if sum := sha256.Sum256(r.TLS.PeerCertificates[0].Raw); base64.RawURLEncoding.EncodeToString(sum[:]) != *certificate {
+		return kind.Refuse("binding", "", `it is bound to another client certificate than the client has presented ("cnf"); a client whose certificate was renewed fetches a new token`)
+	}
+	return nil
 }
 
 // claimsFault checks what does not depend on the signature, so that a token that is refused anyway costs nothing more.

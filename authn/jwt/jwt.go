@@ -26,6 +26,9 @@
 // A header with "crit" is refused, and so is a "typ" other than JWT, JOSE and at+jwt: another kind of token that the
 // issuer signs, such as for a logout, is no proof. Other members of a header are ignored.
 //
+// A token that is bound to a client certificate (the claim "cnf" with "x5t#S256", RFC 8705) counts if the client of the TLS
+// connection has presented that one. One that is bound otherwise is refused, such as by DPoP, and so is each JWT-SVID with "cnf".
+//
 // # Keys
 //
 // The keys are fetched when the first token needs them, or by [Authenticator.Fetch]. They are fetched again for a
@@ -167,6 +170,7 @@ type kept struct {
 	token       string
 	caller      *authn.Caller
 	set         *keySet
+	certificate *string // that it is bound to
 	from, until time.Time
 }
 
@@ -257,7 +261,7 @@ func (a *Authenticator) Authenticate(r *http.Request) (*authn.Caller, error) {
 	}
 	now := time.Now()
 	if text, ok := bearer.Token(r.Header); ok && (a.plaintext || bearer.Confidential(r)) {
-		if c := a.recall(text, now); c != nil {
+		if c := a.recall(r, text, now); c != nil {
 			return c, nil
 		}
 	}
@@ -269,7 +273,7 @@ func (a *Authenticator) Authenticate(r *http.Request) (*authn.Caller, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := a.verify(r.Context(), strings.Clone(text), now) // which may be a small part of something large
+	c, err := a.verify(r, strings.Clone(text), now) // which may be a small part of something large
 	if err != nil {
 		return nil, fmt.Errorf("authn/jwt: %w", err)
 	}
@@ -277,19 +281,19 @@ func (a *Authenticator) Authenticate(r *http.Request) (*authn.Caller, error) {
 }
 
 // recall returns the caller of a token that was verified with the present keys and is in time.
-func (a *Authenticator) recall(text string, now time.Time) *authn.Caller {
+func (a *Authenticator) recall(r *http.Request, text string, now time.Time) *authn.Caller {
 	if len(text) > longestKept {
 		return nil
 	}
 	k := a.memory.Find(maphash.String(a.memory.Seed, text), func(k *kept) bool { return k.token == text })
-	if k == nil || k.set != a.keys.current(now) || now.Before(k.from) || !now.Before(k.until) {
+	if k == nil || k.set != a.keys.current(now) || now.Before(k.from) || !now.Before(k.until) || bindingFault(k.certificate, r) != nil {
 		return nil
 	}
 	return k.caller
 }
 
 // verify judges a token.
-func (a *Authenticator) verify(ctx context.Context, text string, now time.Time) (*authn.Caller, error) {
+func (a *Authenticator) verify(r *http.Request, text string, now time.Time) (*authn.Caller, error) {
 	if strings.Count(text, ".") != 2 {
 		return nil, fmt.Errorf("the token is no JWT: %w", authn.ErrNoCredential)
 	}
@@ -307,10 +311,13 @@ func (a *Authenticator) verify(ctx context.Context, text string, now time.Time) 
 	if e == nil {
 		e = a.claimsFault(&c, now)
 	}
+	if e == nil {
+		e = bindingFault(c.certificate, r)
+	}
 	if e != nil {
 		return nil, refuse(e)
 	}
-	set, err := a.keys.verify(ctx, signed)
+	set, err := a.keys.verify(r.Context(), signed)
 	if err != nil {
 		return nil, err
 	}
@@ -323,7 +330,7 @@ func (a *Authenticator) verify(ctx context.Context, text string, now time.Time) 
 		if c.issuedAt.At.After(from) {
 			from = c.issuedAt.At
 		}
-		k := &kept{text, caller, set, from.Add(-a.leeway), c.expires.At.Add(a.leeway)}
+		k := &kept{text, caller, set, c.certificate, from.Add(-a.leeway), c.expires.At.Add(a.leeway)}
 		a.memory.Keep(maphash.String(a.memory.Seed, text), k, func(old *kept) int64 {
 			if old.token == text || old.set != set {
 				return verifycache.Older

@@ -270,10 +270,12 @@ func (r *Reviewer) judge(ctx context.Context, token string, audiences []string) 
 	return s.account(token, wanted)
 }
 
-// ruleOut refuses a token by its unproven claims if the API server would refuse it, too. The API server judges claims that
+// ruleOut refuses a token by its unproven claims if the API server would refuse it, too, or could not see its holder. The API server judges claims that
 // cannot be read, and tokens that are no JWT, because a webhook of it may know them.
 func (r *Reviewer) ruleOut(c jws.Claims, audiences []string) error {
 	switch {
+	case c.Bound:
+		return fmt.Errorf(`%w: "cnf" binds it to a key, and a review does not tell whether its sender has that`, ErrInvalidToken)
 	case !c.Expires.IsZero() && time.Now().Round(0).After(c.Expires.Add(clockLeeway)):
 		return fmt.Errorf("%w: it has expired: it ended at %s", ErrInvalidToken, c.Expires.UTC().Format(time.RFC3339))
 	case len(c.Audience) > 0 && !r.anyAudience && !slices.ContainsFunc(c.Audience, func(a string) bool { return slices.Contains(audiences, a) }):

@@ -54,6 +54,7 @@ func TestRuledOut(t *testing.T) {
 		text        string
 	}{
 		{"expired", token(`{"exp":` + at(-5*time.Minute-2*time.Second) + `}`), kube.ReviewerOptions{}, false, "it has expired"},
+		{"bound", token(`{"cnf":{"jkt":"x"}}`), any, false, "binds it to a key"},
 		{"long ago", token(`{"exp":1}`), any, false, "it has expired: it ended at 1970-01-01T00:00:01Z"},
 		{"another audience", token(`{"aud":["https://kubernetes.default.svc"]}`), kube.ReviewerOptions{}, false, "it is for the audiences"},
 		{"an audience that is a text", token(`{"aud":"x"}`), kube.ReviewerOptions{}, false, `["x"], and not for one of ["a" "b"]`},

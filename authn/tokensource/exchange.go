@@ -44,6 +44,8 @@ type ExchangeOptions struct {
 
 	// Audience, Resource and Scope are parameters of RFC 8693 section 2.1. Empty ones are not sent. Istio's agents sent
 	// identitynamespace:TRUST-DOMAIN:PROVIDER as the audience, and https://www.googleapis.com/auth/cloud-platform as the scope.
+	// A JWT that is given for an Audience has to be for that, or for the Resource beside it. A Resource alone is not compared, as a
+	// server may have another name for it (RFC 8707 section 2).
 	Audience, Resource, Scope string
 
 	// SubjectTokenType and RequestedTokenType are URNs of RFC 8693 section 3. Empty means
@@ -166,7 +168,14 @@ func newExchange(subject *Source, o ExchangeOptions) (*Source, error) {
 		if err != nil {
 			return token{}, err
 		}
-		return parseAccessToken(data, start)
+		got, err := parseAccessToken(data, start)
+		asked := func(audience string) bool {
+			return audience == o.Audience || audience == o.Resource && o.Resource != ""
+		}
+		if claims, isJWT := jws.ReadClaims(got.text); isJWT && o.Audience != "" && !slices.ContainsFunc(claims.Audience, asked) {
+			return token{}, fmt.Errorf("the token is for %.256q, and %.256q was asked for; see what the server permits this client", claims.Audience, o.Audience)
+		}
+		return got, err
 	}
 	what := "exchange at "
 	if subject == nil {
@@ -293,7 +302,7 @@ func parseAccessToken(data []byte, start time.Time) (token, error) {
 			if n, ok = seconds(r); ok {
 				at := time.Unix(n, 0)
 				if string(name) == "expires_in" {
-					at = start.Round(0).Add(time.Duration(n) * time.Second) // of the wall clock, which a suspended machine keeps
+					at = start.Round(0).Add(time.Duration(min(n, 1<<32)) * time.Second) // of the wall clock, which a suspended machine keeps
 				}
 				if expires.IsZero() || at.Before(expires) {
 					expires = at
@@ -325,6 +334,6 @@ func seconds(r *strictjson.Reader) (int64, bool) {
 	case strictjson.Number:
 		digits, ok = r.Number()
 	}
-	n, err := strconv.ParseInt(string(digits), 10, 64)
-	return min(n, 253402300799), ok && err == nil && n >= 0
+	n, err := strconv.ParseInt(string(digits), 10, 64) // the largest one if it is larger
+	return min(n, 253402300799), ok && (err == nil || errors.Is(err, strconv.ErrRange)) && n >= 0
 }

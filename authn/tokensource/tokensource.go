@@ -240,10 +240,10 @@ func (s *Source) attempt(ctx context.Context, f *flight) {
 
 	switch {
 	case err == nil:
-		s.logger.LogAttrs(ctx, slog.LevelDebug, "tokensource: new token", slog.String("source", s.name), slog.Time("expires", got.expires))
+		s.logger.LogAttrs(ctx, slog.LevelDebug, "tokensource: new token", slog.String("source", s.name), slog.Time("expires", got.expires.UTC()))
 	case next.valid(now): // else the calls that wait return the error
 		s.logger.LogAttrs(ctx, slog.LevelWarn, "tokensource: no new token; the old one stays", slog.String("source", s.name),
-			slog.Any("err", err), slog.Duration("retry_in", next.wait), slog.Time("expires", next.expires))
+			slog.Any("err", err), slog.Duration("retry_in", next.wait), slog.Time("expires", next.expires.UTC()))
 	}
 }
 

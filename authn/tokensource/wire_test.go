@@ -391,6 +391,51 @@ func TestHostileAnswers(t *testing.T) {
 	}
 }
 
+// A token that is a JWT is for the audience that was asked for; another token cannot be compared.
+func TestExchangedAudience(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		audience, resource, token, says string
+	}{
+		{"api", "", jwt(inAnHour(), "api"), ""},
+		{"api", "", jwt(inAnHour(), "other", "api"), ""},
+		{"api", "https://api.example", jwt(inAnHour(), "https://api.example"), ""},
+		{"api", "", "opaque", ""},
+		{"", "https://api.example", jwt(inAnHour(), "api"), ""}, // a server may have another name for it
+		{"", "", jwt(inAnHour(), "api"), ""},
+		{"api", "", jwt(inAnHour(), "other"), `the token is for ["other"], and "api" was asked for`},
+		{"api", "", jwt(inAnHour(), ""), "was asked for"},
+		{"api", "", jwt(inAnHour()), "was asked for"},
+		{"api", "https://api.example", jwt(inAnHour(), "https://other.example"), "was asked for"},
+	} {
+		x := &exchanged{answer: text(200, `{"access_token":"`+c.token+`","token_type":"Bearer","expires_in":3600}`)}
+		o := tokensource.ExchangeOptions{URL: "http://[::1]/", HTTPClient: x.client(), Audience: c.audience, Resource: c.resource}
+		s := must(tokensource.Exchange(tokensource.Static("subject"), o))
+		o.ClientID, o.ClientCredential = "me", tokensource.Static("password")
+		for _, s := range []*tokensource.Source{s, must(tokensource.ClientCredentials(o))} {
+			if c.says == "" {
+				requireToken(t, c.token, s)
+			} else {
+				require.ErrorContains(t, requireNone(t, s), c.says)
+			}
+		}
+	}
+}
+
+// The longest lives that an answer can have are long ones.
+func TestLongLives(t *testing.T) {
+	t.Parallel()
+	for _, member := range []string{
+		`"expires_in":9223372037`, `"expires_in":253402300800`, `"expires_in":9223372036854775807`, `"expires_in":"99999999999999999999"`,
+		`"expires_on":9223372036854775807`, `"expires_on":99999999999999999999`, `"expires_in":99999999999999999999,"expires_on":"4102444800"`,
+	} {
+		p := tokensource.Parse([]byte(`{"access_token":"a",`+member+`}`), "")["token"]
+		require.NoError(t, p.Err, member)
+		assert.True(t, p.Expires.After(time.Unix(4102444800-1, 0)), "%s: %v", member, p.Expires)
+		assert.Less(t, p.Expires.Year(), 10000, "which package time can compute with, and JSON can have")
+	}
+}
+
 // What a refusal says is surfaced, and what it quotes of tokens is not.
 func TestRefusals(t *testing.T) {
 	t.Parallel()

@@ -247,7 +247,14 @@ func TestContainerOf(t *testing.T) {
 		"0::/system.slice/docker-" + id + ".scope\n":                                 id,
 		"0::/system.slice/docker-" + id + ".scope/" + other + "\n":                   id, // made inside
 		"0::/user.slice/user-1000.slice/user@1000.service/docker-" + id + ".scope\n": "",
-		"0::/system.slice/sshd.service\n":                                            "", "0::/\n": "", "": "", "::\n": "", "x\n": "",
+		// A user makes any group below a unit with Delegate=yes.
+		"0::/system.slice/web.service/docker-" + id + ".scope\n":                                                           "",
+		"0::/system.slice/web.service/kubepods/pod6f9c7a34-2a49-4a8e-8f6c-2d7b6f0a1c22/" + id + "\n":                       "",
+		"0::/../../user@1000.service/docker/" + id + "\n":                                                                  "",
+		"0::/machine.slice/vm.scope/" + id + "\n":                                                                          "",
+		"4:memory:/system.slice/web.service/" + other + "\n1:name=systemd:/system.slice/docker-" + id + ".scope/a\n0::/\n": id,
+		"0::/docker/" + id + "/web.service/" + other + "\n":                                                                id,
+		"0::/system.slice/sshd.service\n":                                                                                  "", "0::/\n": "", "": "", "::\n": "", "x\n": "",
 	} {
 		assert.Equal(t, want, unixsocket.ContainerOf(groups), groups)
 	}

@@ -57,7 +57,7 @@ func (p Peer) user() string {
 }
 
 // containerOf returns the outermost pod or container that the control groups of a process name, or "". Users can make groups
-// of any name below their own slice.
+// of any name below their own slice, and below a unit that delegates them.
 func containerOf(groups string) string {
 	for line := range strings.Lines(groups) {
 		parts := strings.SplitN(strings.TrimSpace(line), ":", 3) // hierarchy, controllers, path
@@ -68,9 +68,12 @@ func containerOf(groups string) string {
 			if pod := podFolder(folder); pod != "" {
 				return pod
 			}
-			folder, _, _ = strings.Cut(folder, ".") // as in docker-HEX.scope
-			if name := folder[strings.LastIndexByte(folder, '-')+1:]; hexadecimal(name, 64) {
+			name, _, _ := strings.Cut(folder, ".") // as in docker-HEX.scope
+			if name = name[strings.LastIndexByte(name, '-')+1:]; hexadecimal(name, 64) {
 				return name
+			}
+			if isUnit(folder) {
+				break
 			}
 		}
 	}

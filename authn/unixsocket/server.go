@@ -86,9 +86,6 @@ import (
 )
 
 const (
-	headerTime = 10 * time.Second // for the first request, and for the header of each
-	idleTime   = 5 * time.Minute  // without a request in progress
-
 	defaultMaxConns        = 16_384
 	defaultMaxConnsPerUser = 1024
 
@@ -99,6 +96,7 @@ const (
 	lockStep  = 10 * time.Millisecond
 
 	maxConcurrentStreams = 100_000 // on one connection: Envoy opens a stream for each secret
+	maxStreamsTCP        = 250     // on one that is no Unix socket
 )
 
 // ErrInUse says that another server answers on the socket. Stop that server, or choose another path.
@@ -267,36 +265,23 @@ func (s *Server) Run(ctx context.Context) error {
 	s.l = serving
 	l := s.limited()
 	s.mu.Unlock()
-	srv := &http.Server{
-		Handler:   conns.Body(s.Handler, headerTime),
-		Protocols: new(http.Protocols),
-		HTTP2: &http.HTTP2Config{
-			MaxConcurrentStreams: maxConcurrentStreams,
-			MaxReadFrameSize:     16 << 10, // clients written in Go set aside that much for each stream
-			WriteByteTimeout:     time.Minute,
-		},
-		ReadHeaderTimeout: headerTime,
-		IdleTimeout:       idleTime,
-		MaxHeaderBytes:    64 << 10,
-		BaseContext:       func(net.Listener) context.Context { return base },
-		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			ctx = ConnContext(ctx, c)
-			if s.ConnContext != nil {
-				ctx = s.ConnContext(ctx, c)
-			}
-			return ctx
-		},
-		ConnState: func(c net.Conn, state http.ConnState) {
-			if state == http.StateClosed || state == http.StateHijacked {
-				l.Closed(c)
-			}
-		},
-		ErrorLog: slog.NewLogLogger(s.log().Handler(), slog.LevelDebug),
+	streams := maxConcurrentStreams
+	if s.l.Addr().Network() != "unix" {
+		streams = maxStreamsTCP
 	}
-	srv.Protocols.SetHTTP1(true)
-	srv.Protocols.SetUnencryptedHTTP2(true)
+	srv := l.Server(s.Handler, streams, s.log().Handler())
+	srv.BaseContext = func(net.Listener) context.Context { return base }
+	count := srv.ConnContext
+	srv.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
+		ctx, c = count(ctx, c), conns.Raw(c)
+		ctx = ConnContext(ctx, c)
+		if s.ConnContext != nil {
+			ctx = s.ConnContext(ctx, c)
+		}
+		return ctx
+	}
 	failed := make(chan error, 1)
-	go func() { failed <- srv.Serve(l) }()
+	go func() { failed <- srv.Serve(conns.Patient(l)) }()
 	looking, stopLooking := context.WithCancel(ctx)
 	looked := make(chan struct{})
 	go func() {
@@ -413,9 +398,9 @@ func (s *Server) limited() *conns.Listener {
 }
 
 // refusals returns a function that logs connections beyond a limit.
-func refusals(logger *slog.Logger, socket, each, all string) func(net.Conn, *limit.Error) {
+func refusals(logger *slog.Logger, socket, each, all string) func(net.Conn, string, *limit.Error) {
 	log := ratelog.New(logger, 0)
-	return func(c net.Conn, err *limit.Error) {
+	return func(c net.Conn, what string, err *limit.Error) {
 		attrs := []slog.Attr{slog.String("socket", socket)}
 		if p, known := peerOf(c); known {
 			attrs = append(attrs, slog.Uint64("uid", uint64(p.UID)), slog.Int("pid", int(p.PID)))
@@ -429,7 +414,7 @@ func refusals(logger *slog.Logger, socket, each, all string) func(net.Conn, *lim
 		case limit.TotalShare:
 			reason = all + " too many connections"
 		}
-		log.Warn("unixsocket: connection closed at once", reason, attrs...)
+		log.Warn("unixsocket: "+what, reason, attrs...)
 	}
 }
 

@@ -49,7 +49,6 @@
 package athenz
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
@@ -386,15 +385,14 @@ func (c *CA) read(csr *pki.CSR, a *answer) ([]*x509.Certificate, error) {
 
 // complete adds the intermediate certificates above a chain that are among the certificates of CAs.
 func complete(chain, above []*x509.Certificate) []*x509.Certificate {
+	above = slices.DeleteFunc(above, func(c *x509.Certificate) bool { return certchain.SelfSigned(c) || slices.ContainsFunc(chain, c.Equal) })
 	for range maxAbove {
-		last := chain[len(chain)-1]
-		i := slices.IndexFunc(above, func(c *x509.Certificate) bool {
-			return bytes.Equal(c.RawSubject, last.RawIssuer) && !certchain.SelfSigned(c) && !slices.ContainsFunc(chain, c.Equal)
-		})
+		i := certchain.Issuer(above, chain[len(chain)-1])
 		if i < 0 {
 			break
 		}
 		chain = append(chain, above[i])
+		above = slices.Delete(above, i, i+1)
 	}
 	return chain
 }

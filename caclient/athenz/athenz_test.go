@@ -829,3 +829,39 @@ func FuzzAnswer(f *testing.F) {
 		require.Nil(t, chain)
 	})
 }
+
+// The issuing CA is the one whose key has signed the leaf and that is valid: several CAs have one name while one follows the other.
+func TestIssuerBySignature(t *testing.T) {
+	t.Parallel()
+	read := func(name string) []byte {
+		data, err := os.ReadFile(filepath.Join("testdata", "answer", name))
+		require.NoError(t, err)
+		return data
+	}
+	leaf := read("leaf.pem")
+	key, err := pki.ParsePrivateKeyPEM(read("key.pem"))
+	require.NoError(t, err)
+	csr, err := pki.NewCSR(key, pki.CSROptions{})
+	require.NoError(t, err)
+	for _, name := range []string{"signer-old-key-first.pem", "signer-expired-copy-first.pem"} {
+		above, err := pki.ParseCertificatesPEM(read(name))
+		require.NoError(t, err)
+		for range above { // in any order
+			above = append(above[1:], above[0])
+			c := newClient(t, nil)
+			fake := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.WriteHeader(http.StatusCreated)
+				_ = json.NewEncoder(w).Encode(map[string]string{"x509Certificate": string(leaf), "x509CertificateSigner": string(pki.MarshalCertificatesPEM(above...))})
+			}))
+			t.Cleanup(fake.Close)
+			c.opts.URL, c.opts.HTTPClient = fake.URL, fake.Client()
+			c.opts.Token = func(context.Context) (string, error) { return "attested", nil }
+			c.restart()
+			chain, err := c.Sign(t.Context(), csr, time.Hour)
+			require.NoError(t, err, name)
+			require.Len(t, chain, 2, name)
+			require.NoError(t, chain[0].CheckSignatureFrom(chain[1]), name)
+			require.True(t, time.Now().Before(chain[1].NotAfter), name)
+		}
+	}
+}

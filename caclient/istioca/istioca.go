@@ -207,6 +207,9 @@ func (c *CA) sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration, id 
 	}
 	chain, roots, err := readResponse(csr, response)
 	if err == nil {
+		chain, roots, err = c.conn.Sort(ctx, csr, chain, roots)
+	}
+	if err == nil && len(roots) > 0 {
 		err = c.conn.LearnRoots(roots, chain[0])
 	}
 	if err != nil {
@@ -216,7 +219,8 @@ func (c *CA) sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration, id 
 }
 
 // readResponse reads an IstioCertificateResponse, which is a list of texts: the last one has the roots, and
-// those before it the chain, with any number of certificates in each.
+// those before it the chain, with any number of certificates in each. Some CAs send no root, and what comes last is an
+// intermediate certificate.
 func readResponse(csr *pki.CSR, response []byte) (chain, roots []*x509.Certificate, err error) {
 	var texts []string
 	err = protofield.Read(response, func(f *protofield.Field) {

@@ -531,3 +531,51 @@ func TestRootsFileVouchesForServer(t *testing.T) {
 	_, err = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: srv.URL, Token: give(token)}}).Sign(t.Context(), freshCSR(t), 0)
 	require.Error(t, err, "the roots of the host do not vouch for it")
 }
+
+// A CA that sends the leaf and its intermediate, and no root, to a client that has the root: what is presented verifies at a peer
+// that has the root alone, and only the root is in the bundle.
+func TestIntermediateLast(t *testing.T) {
+	t.Parallel()
+	read := func(name string) string {
+		data, err := os.ReadFile(filepath.Join("testdata", "answer", name))
+		require.NoError(t, err)
+		return string(data)
+	}
+	leaf, intermediate := read("1-leaf.pem"), read("2-intermediate.pem")
+	key, err := pki.ParsePrivateKeyPEM([]byte(read("key.pem")))
+	require.NoError(t, err)
+	csr, err := pki.NewCSR(key, pki.CSROptions{})
+	require.NoError(t, err)
+	td := spiffe.MustParseTrustDomain("cluster.local")
+	root, err := spiffe.ParseBundlePEM(td, []byte(read("root-cert.pem")))
+	require.NoError(t, err)
+	other := spiffetest.NewCA(t, "cluster.local")
+	for name, answer := range map[string][]string{
+		"as it came":               {leaf, intermediate},
+		"the root beside it":       {leaf, intermediate + read("root-cert.pem")},
+		"the root last":            {leaf, intermediate, read("root-cert.pem")},
+		"a new root beside it":     {leaf, intermediate + pem(other.Root())},
+		"all in the chain, anyway": {leaf + intermediate, intermediate},
+	} {
+		file := filepath.Join(t.TempDir(), "root-cert.pem")
+		require.NoError(t, os.WriteFile(file, root.MarshalPEM(), 0o600))
+		url, client := listen(t, texts(answer...))
+		c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, TrustDomain: td, RootsFile: file, HTTPClient: client, Token: give("t")}})
+		chain, err := c.Sign(t.Context(), csr, time.Hour)
+		require.NoError(t, err, name)
+		require.Equal(t, leaf+intermediate, pem(chain...), name)
+		v, err := spiffe.NewVerifier(root, spiffe.AllowMembersOf(td), nil)
+		require.NoError(t, err)
+		_, err = v.VerifyChain(chain, spiffe.AnyRole)
+		require.NoError(t, err, name)
+		set, err := c.FetchBundles(t.Context())
+		require.NoError(t, err)
+		want := root.MarshalPEM()
+		if name == "a new root beside it" {
+			want = append(want, pem(other.Root())...)
+		}
+		b, err := set.Bundle(td)
+		require.NoError(t, err)
+		require.Equal(t, string(want), string(b.MarshalPEM()), name)
+	}
+}

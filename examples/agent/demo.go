@@ -226,7 +226,7 @@ func (d *demonstration) startWorkload(name, address, roots string) (src *filesou
 					d.rotations.Add(1)
 				}
 				serial = svid.Leaf().SerialNumber.Text(16)
-				d.say("%s: has %s, certificate %.8s… until %s", name, svid.ID(), serial, svid.NotAfter().Local().Format(time.TimeOnly))
+				d.say("%s: has %s, certificate %.8s… until %s", name, svid.ID(), serial, svid.NotAfter().UTC().Format("15:04:05Z"))
 			}
 			select {
 			case <-changed:

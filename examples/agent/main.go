@@ -63,21 +63,29 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	flags.BoolVar(&o.demo, "demo", false, "run a CA, two agents and two workloads in a temporary folder, without the environment")
 	o.Register(flags)
 	(&program.Manifest{Text: manifest}).Register(flags)
-	err := program.ParseFlags(flags, args, out, errOut, func(w io.Writer) error { return istioagent.WriteHelp(w, false) })
+	err := program.ParseFlags(flags, args, out, program.Help{
+		Args:   "[proxy sidecar|proxy router|wait|request]",
+		Doc:    "Without a word it is the agent alone; the words are those of Istio's agent, and each explains itself with -h.",
+		Groups: []program.FlagGroup{{Title: "The agent", Flags: "admin root allow-files bootstrap"}},
+		More:   func(w io.Writer) error { return istioagent.WriteHelp(w, false) },
+	})
 	if err != nil {
 		return err
 	}
 	if flags.NArg() > 0 && flags.Arg(0) != "proxy" {
-		return command(ctx, flags.Args(), out, errOut)
+		return command(ctx, flags.Args(), out)
 	}
 	p := new(proxy)
 	if flags.NArg() > 0 {
-		if p, err = newProxy(flags.Args()[1:], &o, out, errOut); err != nil {
+		if p, err = newProxy(flags.Args()[1:], &o, out); err != nil {
 			return err
 		}
 	}
 	if _, _, err := net.SplitHostPort(o.admin); o.admin != "" && err != nil {
 		return program.Misused("-admin: %w", err)
+	}
+	if o.demo {
+		o.Demo(out, 3*time.Minute)
 	}
 	ctx, log, end, err := o.Begin(ctx, errOut, p.level)
 	if err != nil {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/testtree"
 	"github.com/svidkit/svidkit/sds"
@@ -53,8 +54,8 @@ func TestExitCodes(t *testing.T) {
 		code                       int
 	}{
 		{"-version", "", "agent ", "", 0},
-		{"-h", "", "", "Environment variables:", 0},
-		{"-nonsense", "", "", "agent: flag provided but not defined: -nonsense; -h lists the flags\n", 2},
+		{"-h", "", "Usage: agent [flags]", "", 0},
+		{"-nonsense", "", "", "agent: there is no flag -nonsense; -h lists the flags\n", 2},
 		{"-for x", "", "", "agent: invalid value \"x\" for flag -for: it is not a number with a unit, such as 90s or 24h; -h lists the flags\n", 2},
 		{"serve", "", "", "hyphen", 2},
 		{"", "SECRET_TTL=1d", "", "SECRET_TTL", 2},
@@ -69,6 +70,10 @@ func TestExitCodes(t *testing.T) {
 		assert.Equal(t, c.code, cmd.ProcessState.ExitCode(), "%s: %s", c.args, errOut.String())
 		assert.True(t, strings.HasPrefix(out.String(), c.out), out.String())
 		assert.Contains(t, errOut.String(), c.errOut)
+		if c.args == "-h" {
+			programtest.Help(t, out.String(), errOut.String())
+			assert.NotContains(t, out.String(), "\nFlags:\n", "each is in a group")
+		}
 		if c.code == 2 {
 			assert.Equal(t, 1, strings.Count(errOut.String(), "\n"), errOut.String())
 		}
@@ -171,6 +176,8 @@ func TestDemo(t *testing.T) {
 	}
 	_, err = os.Stat(filepath.Dir(bootstrap[1]))
 	require.ErrorIs(t, err, os.ErrNotExist, "nothing is left")
+	require.NoError(t, run(t.Context(), strings.Fields("-demo -admin 127.0.0.1:0 -for 1s"), nil, &out, io.Discard))
+	assert.Contains(t, out.String(), "ends: in 1s, or with Ctrl-C; -for sets another time\n")
 }
 
 // TestQuitDemo ends the demonstration by a request to the agent that the page is of.
@@ -388,7 +395,7 @@ func TestBadFlags(t *testing.T) {
 		require.ErrorContains(t, err, c.want, "%s %s", c.args, c.environ)
 	}
 	var help output
-	require.ErrorIs(t, run(t.Context(), []string{"-h"}, nil, io.Discard, &help), flag.ErrHelp)
+	require.ErrorIs(t, run(t.Context(), []string{"-h"}, nil, &help, io.Discard), flag.ErrHelp)
 	assert.Contains(t, help.String(), "-bootstrap")
 	assert.Contains(t, help.String(), "CA_ADDR")
 }

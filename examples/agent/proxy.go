@@ -33,10 +33,10 @@ var elsewhere = map[string]string{
 }
 
 // command runs wait or request, and refuses what is no command.
-func command(ctx context.Context, args []string, out, errOut io.Writer) error {
+func command(ctx context.Context, args []string, out io.Writer) error {
 	switch args[0] {
 	case "wait":
-		return waitReady(ctx, args[1:], out, errOut)
+		return waitReady(ctx, args[1:], out)
 	case "request":
 		return request(ctx, args[1:], out)
 	}
@@ -44,13 +44,13 @@ func command(ctx context.Context, args []string, out, errOut io.Writer) error {
 }
 
 // waitReady asks whether the Envoy is ready, until it is: the hook of pods that hold the application until then.
-func waitReady(ctx context.Context, args []string, out, errOut io.Writer) error {
+func waitReady(ctx context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("agent wait", flag.ContinueOnError)
 	url := flags.String("url", "http://localhost:15021/healthz/ready", "`URL` to ask")
 	timeout := flags.Uint("timeoutSeconds", 60, "`seconds` to wait")
 	period := flags.Uint("periodMillis", 500, "`milliseconds` between requests")
 	each := flags.Uint("requestTimeoutMillis", 500, "`milliseconds` for a request")
-	if err := program.Parse(flags, args, out, errOut, nil); err != nil {
+	if err := program.Parse(flags, args, out, program.Help{Doc: "It ends when the proxy is ready."}); err != nil {
 		return err
 	}
 	client := &http.Client{Timeout: time.Duration(*each) * time.Millisecond}
@@ -71,11 +71,13 @@ func waitReady(ctx context.Context, args []string, out, errOut io.Writer) error 
 
 // request sends a request to a port of the agent or the Envoy, and prints the answer: the hook by which pods drain.
 func request(ctx context.Context, args []string, out io.Writer) error {
-	flags := flag.NewFlagSet("request", flag.ContinueOnError)
+	flags := flag.NewFlagSet("agent request", flag.ContinueOnError)
 	port := flags.Uint("debug-port", 15000, "`port` of localhost")
-	flags.SetOutput(io.Discard)
-	if err := flags.Parse(args); err != nil || flags.NArg() < 2 || flags.NArg() > 3 {
-		return program.Misused("it is request [--debug-port=PORT] METHOD PATH [BODY]: %w", cmp.Or(err, errors.New("a method and a path are needed")))
+	if err := program.ParseFlags(flags, args, out, program.Help{Args: "METHOD PATH [BODY]"}); err != nil {
+		return err
+	}
+	if flags.NArg() < 2 || flags.NArg() > 3 {
+		return program.Misused("it is request [--debug-port=PORT] METHOD PATH [BODY]: a method and a path are needed")
 	}
 	url := fmt.Sprintf("http://localhost:%d/%s", *port, strings.TrimPrefix(flags.Arg(1), "/"))
 	code, err := fetch(ctx, &http.Client{Timeout: time.Minute}, flags.Arg(0), url, flags.Arg(2), out)
@@ -119,7 +121,7 @@ type proxy struct {
 }
 
 // newProxy reads the arguments of the command proxy, as the injector writes them.
-func newProxy(args []string, o *options, out, errOut io.Writer) (*proxy, error) {
+func newProxy(args []string, o *options, out io.Writer) (*proxy, error) {
 	p := &proxy{role: "sidecar", client: &http.Client{Timeout: 3 * time.Second}}
 	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
 		p.role, args = args[0], args[1:]
@@ -142,7 +144,7 @@ func newProxy(args []string, o *options, out, errOut io.Writer) (*proxy, error) 
 			return nil
 		})
 	}
-	return p, program.Parse(flags, args, out, errOut, nil)
+	return p, program.Parse(flags, args, out, program.Help{})
 }
 
 // setLevel sets the level of the agent's log.

@@ -39,7 +39,7 @@ func TestCommands(t *testing.T) {
 		"proxy ztunnel":                   "a program of its own",
 		"proxy gateway":                   "proxy sidecar or proxy router",
 		"proxy sidecar extra":             `"extra" is not understood`,
-		"proxy sidecar --templateFile=/x": "flag provided but not defined: -templateFile",
+		"proxy sidecar --templateFile=/x": "there is no flag -templateFile",
 		"proxy sidecar --domain":          "flag needs an argument: -domain",
 		"proxy sidecar --log_output_level=default:loud": `the level "loud" is not`,
 		"wait now":                 `"now" is not understood`,
@@ -54,14 +54,16 @@ func TestCommands(t *testing.T) {
 		require.ErrorContains(t, err, want, args)
 	}
 	var help output
-	require.NoError(t, ignoreHelp(run(t.Context(), []string{"wait", "-h"}, nil, io.Discard, &help)))
+	require.NoError(t, ignoreHelp(run(t.Context(), []string{"wait", "-h"}, nil, &help, io.Discard)))
 	assert.Contains(t, help.String(), "-timeoutSeconds seconds")
+	require.NoError(t, ignoreHelp(run(t.Context(), []string{"request", "-h"}, nil, &help, io.Discard)))
+	assert.Contains(t, help.String(), "Usage: agent request [flags] METHOD PATH [BODY]\n")
 
 	var o options
 	p, err := newProxy([]string{
 		"router", "--domain", "shop.svc.cluster.local", "--proxyLogLevel=info", "--proxyComponentLogLevel=misc:error", "--log_output_level=ads:debug,default:warn",
 		"--log_as_json", "--stsPort=15463", "--outlierLogPath", "/dev/stdout",
-	}, &o, io.Discard, io.Discard)
+	}, &o, io.Discard)
 	require.NoError(t, err)
 	cfg := istioagent.Config{Logger: slog.New(slog.DiscardHandler)}
 	cfg.Envoy.StatusPort = 15120
@@ -71,10 +73,10 @@ func TestCommands(t *testing.T) {
 		[]any{status, cfg.Envoy.Started, cfg.Envoy.Role, cfg.Envoy.Domain, p.level, p.logLevel, p.logLevels})
 	assert.Equal(t, "json", o.LogFormat)
 	assert.Equal(t, []string{"the flag --stsPort is not used", "the flag --outlierLogPath is not used"}, cfg.Unused)
-	p, err = newProxy([]string{"sidecar", "--log_output_level=none"}, &o, io.Discard, io.Discard)
+	p, err = newProxy([]string{"sidecar", "--log_output_level=none"}, &o, io.Discard)
 	require.NoError(t, err)
 	assert.Greater(t, p.level, slog.LevelError)
-	p, err = newProxy([]string{"sidecar", "--log_output_level=all:debug,default:debug,xds:error"}, &o, io.Discard, io.Discard)
+	p, err = newProxy([]string{"sidecar", "--log_output_level=all:debug,default:debug,xds:error"}, &o, io.Discard)
 	require.NoError(t, err)
 	assert.Equal(t, slog.LevelDebug, p.level)
 }
@@ -126,7 +128,7 @@ func TestHooks(t *testing.T) {
 // app returns what serves the status port for an application, as the environment describes it.
 func app(t *testing.T, cfg istioagent.Config, role string, environ ...string) (*proxy, error) {
 	t.Helper()
-	p, err := newProxy([]string{role}, new(options), io.Discard, io.Discard)
+	p, err := newProxy([]string{role}, new(options), io.Discard)
 	require.NoError(t, err)
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	_, err = p.configure(&cfg, environ)

@@ -86,7 +86,7 @@ func TestTable(t *testing.T) {
 func TestCommand(t *testing.T) {
 	t.Parallel()
 	var out, help bytes.Buffer
-	require.ErrorIs(t, daemon.Run(t.Context(), []string{"-help"}, nil, io.Discard, &help), flag.ErrHelp)
+	require.ErrorIs(t, daemon.Run(t.Context(), []string{"-help"}, nil, &help, io.Discard), flag.ErrHelp)
 	for _, v := range variables {
 		assert.Contains(t, help.String(), "  "+v.Name)
 	}

@@ -124,7 +124,7 @@ func (v *visitor) visit(ctx context.Context) error {
 	v.event(agent, service, "CreateCertificate: token and signing request")
 	v.event(service, service, "writes a record to the audit log, before each certificate leaves")
 	v.event(service, agent, "answers with a certificate for the SPIFFE ID of the token, and the roots")
-	v.say("Istio's API: demo/web is %s, until %s", web.ID(), web.NotAfter().Local().Format(time.TimeOnly))
+	v.say("Istio's API: demo/web is %s, until %s", web.ID(), web.NotAfter().UTC().Format("15:04:05Z"))
 	if web, err = v.istio(ctx, "", web); err != nil {
 		return err
 	}
@@ -133,7 +133,7 @@ func (v *visitor) visit(ctx context.Context) error {
 	v.say("Istio's API: the same again, by its certificate instead of a token: %s", web.ID())
 	v.event(proxy, service, "Certify: name, token and signing request, by HTTP/2 without ALPN")
 	v.event(service, proxy, "answers with a certificate for that DNS name alone")
-	v.say("Linkerd's API: demo/db is %s, until %s", db.DNSNames[0], db.NotAfter.Local().Format(time.TimeOnly))
+	v.say("Linkerd's API: demo/db is %s, until %s", db.DNSNames[0], db.NotAfter.UTC().Format("15:04:05Z"))
 	v.phase("Refusals")
 	if _, err = v.istio(ctx, v.secret+"spiffe://elsewhere.test/web", nil); !errors.Is(err, caclient.ErrUnauthenticated) {
 		return fmt.Errorf("a caller of another trust domain was not refused: %w", err)

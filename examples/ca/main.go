@@ -133,7 +133,7 @@ func message(err error) string {
 
 // run is the program. It returns nil when a signal ends it.
 func run(ctx context.Context, args []string, getenv func(string) string, in io.Reader, out, errOut io.Writer) error {
-	o, err := parse(args, getenv, errOut)
+	o, err := parse(args, getenv, out)
 	if err != nil {
 		return err
 	}
@@ -195,10 +195,10 @@ type options struct {
 }
 
 // parse reads the environment, then the flags.
-func parse(args []string, getenv func(string) string, errOut io.Writer) (o *options, err error) {
+func parse(args []string, getenv func(string) string, out io.Writer) (o *options, err error) {
 	o = &options{manifest: program.Manifest{Text: manifest}}
 	fs := flag.NewFlagSet("ca", flag.ContinueOnError)
-	fs.SetOutput(errOut)
+	fs.Usage = func() { _ = help.Write(out, fs) }
 	fs.Bool("demo", false, "show a server at work in a few seconds, and end")
 	fs.Bool("status", false, "print the state of the CA, and end")
 	fs.String("once", "", "sign the request in the `file` (- for standard input) for -id, print the chain, and end")
@@ -261,6 +261,26 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 		return nil, program.Misused("-issuer-ttl: it is less than an hour")
 	}
 	return o, nil
+}
+
+// help is what -h prints.
+var help = program.Help{
+	Doc: "Without a command it serves. A flag with a name in brackets can also be set by that environment variable; the flag wins.",
+	Groups: []program.FlagGroup{
+		{Title: "Commands", Flags: "status rotate taint revoke now recover once jwt id ttl verify-audit"},
+		{Title: "What is printed for a cluster", Flags: "install with anchor-dir issuer-ttl"},
+		{Title: "The CA", Flags: "trust-domain state-dir create wait root-ca-dir replace-own-ca multi-root use-cacerts"},
+		{Title: "Certificates", Flags: "default-ttl max-ttl shorten-ttl backdate empty-subject keep-dns-names renew-by-certificate"},
+		{Title: "Roots", Flags: "root-ttl root-check-interval root-grace-percent root-jitter rsa-bits keep-key constrain propagation refresh-hint root-configmap"},
+		{Title: "Ports", Flags: "istio-addr ca-server bundle-addr admin-addr dns-names tls-cert tls-key"},
+		{Title: "Callers", Flags: "jwt-rule jwt-roots jwt-policy audience token-audiences token-issuer own-token trusted-gateway-cidr trusted-node-accounts"},
+		{Title: "Kubernetes", Flags: "kubernetes kubernetes-api namespace cluster-id remote-cluster pod-signer pod-id pod-node-rate pod-namespace-rate"},
+		{Title: "Linkerd", Flags: "linkerd-addr linkerd-plaintext linkerd-namespace linkerd-ttl linkerd-clock-skew linkerd-any-audience linkerd-events"},
+		{Title: "OpenID Connect", Flags: "oidc-issuer oidc-addr oidc-cert oidc-key jwt-algorithm"},
+		{Title: "Another CA signs", Flags: "external-ca external-roots k8s-signer cert-signer-domain"},
+		{Title: "Limits", Flags: "concurrent queue queue-time rate caller-rate"},
+		{Title: "Audit log", Flags: "audit-log audit-size audit-keep-size audit-keep-age"},
+	},
 }
 
 // warning is printed at each start in development mode.

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/ca"
 )
@@ -80,8 +81,8 @@ func TestShell(t *testing.T) {
 		{"", []string{"-install", "tls"}, 2, "", "is none of kubernetes.io/tls"},
 		{"", []string{"-version"}, 0, "ca ", ""},
 		{"", []string{"-version", "-ttl=none"}, 0, "ca ", ""},
-		{"", []string{"-help"}, 0, "", "-trusted-node-accounts"},
-		{"", []string{"-h"}, 0, "", "-trusted-node-accounts"},
+		{"", []string{"-help"}, 0, "Usage: ca [flags]", ""},
+		{"", []string{"-h"}, 0, "Usage: ca [flags]", ""},
 		{"", []string{"-nonsense"}, 2, "", "ca: flag provided but not defined: -nonsense; -help lists the flags"},
 		{"", []string{"-max-ttl", "90d"}, 2, "", `ca: invalid value "90d" for flag -max-ttl: it is not a number with a unit, such as 90m or 24h, which is a day; -help lists the flags`},
 		{"", []string{"-issuer-ttl", "1y"}, 2, "", `ca: invalid value "1y" for flag -issuer-ttl: it is not a number with a unit, such as 90m or 24h, which is a day; -help lists the flags`},
@@ -177,7 +178,9 @@ func TestBadFlags(t *testing.T) {
 		require.ErrorContains(t, err, tc.want, tc.args)
 	}
 	var out strings.Builder
-	require.ErrorIs(t, run(t.Context(), []string{"-help"}, env{}.get, nil, nil, &out), flag.ErrHelp)
+	require.ErrorIs(t, run(t.Context(), []string{"-help"}, env{}.get, nil, &out, nil), flag.ErrHelp)
+	programtest.Help(t, out.String(), "")
+	assert.NotContains(t, out.String(), "\nFlags:\n", "each is in a group")
 	for _, flag := range []string{"-once", "-rotate", "-kubernetes", "-root-ca-dir"} {
 		assert.Contains(t, out.String(), "  "+flag)
 	}

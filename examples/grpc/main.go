@@ -41,7 +41,7 @@ import (
 func main() {
 	program.Main("grpc", func(ctx context.Context) error {
 		flags := flag.NewFlagSet("grpc", flag.ContinueOnError)
-		if err := program.Parse(flags, os.Args[1:], os.Stdout, os.Stderr, nil); err != nil {
+		if err := program.Parse(flags, os.Args[1:], os.Stdout, program.Help{}); err != nil {
 			return err
 		}
 		return show(ctx, os.Stdout)

@@ -9,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/programtest"
 )
 
 // asProgram makes this test binary be the program.
@@ -32,8 +34,8 @@ func TestExitCodes(t *testing.T) {
 		code              int
 	}{
 		{"-version", "grpc ", "", 0},
-		{"-h", "", "-version", 0},
-		{"-nonsense", "", "not defined: -nonsense", 2},
+		{"-h", "-version", "", 0},
+		{"-nonsense", "", "there is no flag -nonsense; -h lists the flags", 2},
 		{"show", "", `grpc: "show" is not understood`, 2},
 	} {
 		cmd := exec.CommandContext(t.Context(), self, strings.Fields(c.args)...)
@@ -44,6 +46,9 @@ func TestExitCodes(t *testing.T) {
 		assert.Equal(t, c.code, cmd.ProcessState.ExitCode(), "%s: %s", c.args, errOut.String())
 		assert.Contains(t, out.String(), c.out)
 		assert.Contains(t, errOut.String(), c.errOut)
+		if c.args == "-h" {
+			programtest.Help(t, out.String(), errOut.String())
+		}
 	}
 }
 

@@ -54,6 +54,13 @@ type options struct {
 	routes                        map[string]endpoint // by authority
 }
 
+// groups are those of -h.
+var groups = []program.FlagGroup{
+	{Title: "Where it listens", Flags: "inbound outbound admin"},
+	{Title: "The application", Flags: "app opaque client-id"},
+	{Title: "Where requests go", Flags: "route plaintext anonymous-after-expiry"},
+}
+
 // run is the program. It returns nil when a signal ends it. It writes to out where it listens, a line for each port.
 func run(ctx context.Context, args, environ []string, out, errOut io.Writer) error {
 	o := options{routes: map[string]endpoint{}}
@@ -70,7 +77,7 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	fs.BoolVar(&o.verbose, "v", false, "log more")
 	fs.Func("route", "`HOST:PORT=ADDRESS[=IDENTITY]`: where requests for a host go, and who must be there; may be repeated", o.route)
 	(&program.Manifest{Text: manifest}).Register(fs)
-	if err := program.Parse(fs, args, out, errOut, linkerdproxy.WriteEnviron); err != nil {
+	if err := program.Parse(fs, args, out, program.Help{Groups: groups, More: func(w io.Writer) error { return linkerdproxy.WriteEnviron(w, false) }}); err != nil {
 		return err
 	}
 	level := slog.LevelInfo

@@ -19,6 +19,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
 	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/testtree"
 )
@@ -34,7 +35,7 @@ func TestMain(m *testing.M) {
 func TestTable(t *testing.T) {
 	t.Parallel()
 	var table bytes.Buffer
-	require.NoError(t, linkerdproxy.WriteEnviron(&table))
+	require.NoError(t, linkerdproxy.WriteEnviron(&table, true))
 	testtree.Section(t, *update, "README.md", "<!-- environment -->\n", "<!-- /environment -->\n", "\n"+table.String()+"\n")
 }
 
@@ -62,7 +63,9 @@ func TestRefuses(t *testing.T) {
 		require.ErrorContains(t, err, c.want)
 	}
 	var out, help bytes.Buffer
-	require.ErrorIs(t, run(t.Context(), []string{"-help"}, nil, &out, &help), flag.ErrHelp)
+	require.ErrorIs(t, run(t.Context(), []string{"-help"}, nil, &help, io.Discard), flag.ErrHelp)
+	programtest.Help(t, help.String(), "")
+	assert.NotContains(t, help.String(), "\nFlags:\n", "each is in a group")
 	assert.Contains(t, help.String(), "LINKERD2_PROXY_IDENTITY_STORE_DIR")
 	require.ErrorIs(t, run(t.Context(), []string{"-version"}, nil, &out, io.Discard), flag.ErrHelp)
 	assert.Regexp(t, `^linkerd-proxy \S.*, go\S+\n$`, out.String())

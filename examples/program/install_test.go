@@ -3,7 +3,11 @@ package program_test
 import (
 	"bytes"
 	"flag"
-	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -29,7 +33,7 @@ func TestManifest(t *testing.T) {
 		flags := flag.NewFlagSet("web", flag.ContinueOnError)
 		(&program.Manifest{Text: manifest}).Register(flags)
 		var out bytes.Buffer
-		err := program.ParseFlags(flags, args, &out, io.Discard, nil)
+		err := program.ParseFlags(flags, args, &out, program.Help{})
 		return out.String(), err
 	}
 	out, err := printed("-install", "kubernetes", "-with", "name=web", "-with", "image=other/web@sha256:0a")
@@ -65,4 +69,31 @@ args: [$(POD_NAME), ""]
 		require.ErrorContains(t, err, c.want)
 		assert.Empty(t, out)
 	}
+}
+
+// The pods of our own are told nothing of the Services of their namespace; those that a manifest adds a container to stay as they are.
+func TestServiceLinks(t *testing.T) {
+	t.Parallel()
+	names, err := filepath.Glob("../*/*.yaml")
+	require.NoError(t, err)
+	names = slices.DeleteFunc(names, func(name string) bool { return name == "../ca/install.yaml" }) // package ca tests its own
+	own, added := 0, 0
+	for _, name := range names {
+		text, err := os.ReadFile(name)
+		require.NoError(t, err)
+		for _, object := range strings.Split(string(text), "\n---\n") {
+			switch {
+			case !regexp.MustCompile(`(?m)^kind: (Deployment|DaemonSet|StatefulSet)$`).MatchString(object):
+			case strings.Contains(object, "\n  selector: "):
+				own++
+				assert.Contains(t, object, "\n      enableServiceLinks: false\n", name)
+			default:
+				added++
+				assert.NotContains(t, object, "enableServiceLinks: false", name)
+				assert.Contains(t, object, "(enableServiceLinks) stays as it is", name)
+			}
+		}
+	}
+	assert.Equal(t, 3, own)
+	assert.Equal(t, 4, added)
 }

@@ -22,8 +22,9 @@ import (
 
 // Main runs the program called name and ends the process: with 0; with 2 for a [UsageError]; and with 1 after any other failure.
 // It prints the error to standard error, but [ErrAnswered] and the flag.ErrHelp of [Parse]. SIGINT and SIGTERM end the context of
-// run; a second one ends the process at once.
+// run; a second one ends the process at once. All times that the program prints are in UTC.
 func Main(name string, run func(ctx context.Context) error) {
+	time.Local = time.UTC // as those of certificates are
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
 	err := run(ctx)
@@ -64,29 +65,22 @@ func Version() string {
 }
 
 // Parse is [ParseFlags] for a program of flags alone: an argument that is left is a [UsageError].
-func Parse(flags *flag.FlagSet, args []string, out, errOut io.Writer, more func(io.Writer) error) error {
-	err := ParseFlags(flags, args, out, errOut, more)
+func Parse(flags *flag.FlagSet, args []string, out io.Writer, help Help) error {
+	err := ParseFlags(flags, args, out, help)
 	if err == nil && flags.NArg() > 0 {
-		return Misused("%q is not understood; flags begin with a hyphen", flags.Arg(0))
+		return Misused("%.64q is not understood: there are no words here, and flags begin with a hyphen; -h lists them", flags.Arg(0))
 	}
 	return err
 }
 
 // ParseFlags reads the flags of a program from args, and -version. Its error is a [UsageError], or flag.ErrHelp after -version
-// or -install have written to out, or -h to errOut: all flags, and what more, which may be nil, writes after them.
-func ParseFlags(flags *flag.FlagSet, args []string, out, errOut io.Writer, more func(io.Writer) error) error {
+// -install or -h, with the help, have written to out.
+func ParseFlags(flags *flag.FlagSet, args []string, out io.Writer, help Help) error {
 	version := flags.Bool("version", false, "print the version, and end")
 	flags.SetOutput(io.Discard) // or it prints all of them for each error
 	switch err := flags.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprintf(errOut, "Usage of %s:\n\n", flags.Name())
-		flags.SetOutput(errOut)
-		flags.PrintDefaults()
-		if more != nil {
-			fmt.Fprint(errOut, "\nEnvironment variables:\n\n")
-			err = errors.Join(err, more(errOut))
-		}
-		return err
+		return errors.Join(err, help.Write(out, flags))
 	case err != nil:
 		return Misused("%w; -h lists the flags", Explain(flags, err))
 	case *version:
@@ -104,11 +98,16 @@ func ParseFlags(flags *flag.FlagSet, args []string, out, errOut io.Writer, more 
 	return nil
 }
 
-// Explain returns the error of flags.Parse with what a value has to be in the place of "parse error".
+// Explain returns the error of flags.Parse with what a value has to be in the place of "parse error", and with the flags that are
+// like one that there is not.
 func Explain(flags *flag.FlagSet, err error) error {
 	text, unparsed := strings.CutSuffix(err.Error(), "parse error")
-	f := flags.Lookup(strings.TrimSuffix(text[strings.LastIndex(text, " -")+2:], ": ")) // the name is the last word
-	if f == nil || !unparsed {
+	name := strings.TrimSuffix(text[strings.LastIndex(text, " -")+2:], ": ") // the last word
+	f := flags.Lookup(name)
+	switch {
+	case f == nil && name != "" && !strings.ContainsAny(name, " \"") && strings.HasSuffix(err.Error(), " -"+name):
+		return errors.New(unknown(flags, name))
+	case f == nil || !unparsed:
 		return err
 	}
 	g, ok := f.Value.(flag.Getter)
@@ -132,10 +131,16 @@ type Service struct {
 	For       time.Duration // after which it ends by itself; zero means never
 }
 
+// Demo sets the time after which a demo ends by itself, unless -for has set another, and says so.
+func (s *Service) Demo(out io.Writer, time time.Duration) {
+	s.For = cmp.Or(s.For, time)
+	fmt.Fprintf(out, "ends: in %v, or with Ctrl-C; -for sets another time\n", s.For)
+}
+
 // Register adds -log-format and -for.
 func (s *Service) Register(flags *flag.FlagSet) {
 	flags.StringVar(&s.LogFormat, "log-format", "text", "`text` or json")
-	flags.DurationVar(&s.For, "for", 0, "end after this `time`, such as 1m (default: when a signal comes)")
+	flags.DurationVar(&s.For, "for", 0, "end after this `time`, such as 1m (default: when a signal comes, and a demo after some minutes)")
 }
 
 // Begin returns the context and the logger of the program, and what the caller calls at its end. The logger writes to w what is

@@ -7,6 +7,7 @@ import (
 	"flag"
 	"io"
 	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/internal/test/programtest"
 )
 
 var errBroken = errors.New("broken")
@@ -55,40 +57,81 @@ func TestGroup(t *testing.T) {
 // What is wrong with flags is a usage error; -h and -version write what is asked for and nothing else.
 func TestParse(t *testing.T) {
 	t.Parallel()
-	parse := func(args ...string) (out, errOut bytes.Buffer, err error) {
+	parse := func(args ...string) (string, error) {
 		flags := flag.NewFlagSet("some", flag.ContinueOnError)
 		new(program.Service).Register(flags)
-		flags.Int("number", 0, "")
-		flags.Func("own", "", func(string) error { return errors.New("parse error") })
-		err = program.Parse(flags, args, &out, &errOut, func(w io.Writer) error {
-			_, err := io.WriteString(w, "  SOME_VARIABLE\n")
-			return err
+		flags.Int("number", 0, "of it")
+		flags.Func("own", "one", func(string) error { return errors.New("parse error") })
+		flags.Bool("x", false, "is a letter")
+		flags.String("long-name", "a", "of something that takes "+strings.Repeat("many words and ", 20))
+		var out bytes.Buffer
+		err := program.Parse(flags, args, &out, program.Help{
+			Args: "WORD", Doc: "It does something.", Groups: []program.FlagGroup{{Title: "Names", Flags: "long-name for gone"}},
+			More: func(w io.Writer) error {
+				_, err := io.WriteString(w, "  SOME_VARIABLE\n        "+strings.Repeat("is a text ", 20)+"\n")
+				return err
+			},
 		})
-		return
+		return out.String(), err
 	}
-	for _, args := range [][]string{{"-unknown"}, {"surplus"}, {"-for", "soon"}, {"-version", "-for"}} {
-		out, errOut, err := parse(args...)
-		require.ErrorAs(t, err, new(program.UsageError), args)
-		assert.Empty(t, out.String()+errOut.String(), args)
+	for _, c := range []struct{ want, args string }{
+		{"there is no flag -unknown; -h lists the flags", "-unknown"},
+		{"there is no flag -name; there is -long-name; -h lists the flags", "--name=a"},
+		{"there is no flag -numbers; there is -number; -h lists the flags", "-numbers 1"},
+		{"there is no flag -1; -h lists the flags", "-1"},
+		{`"surplus" is not understood: there are no words here, and flags begin with a hyphen; -h lists them`, "surplus"},
+		{`invalid value "1d" for flag -for: it is not a number with a unit, such as 90s or 24h; -h lists the flags`, "-for 1d"},
+		{`invalid boolean value "si" for -version: it is neither true nor false; -h lists the flags`, "-version=si"},
+		{`invalid value "1e2" for flag -number: it is not a whole number, such as 10; -h lists the flags`, "-number 1e2"},
+		{`invalid value "x" for flag -own: parse error; -h lists the flags`, "-own x"},
+		{"flag needs an argument: -for; -h lists the flags", "-version -for"},
+	} {
+		out, err := parse(strings.Fields(c.args)...)
+		require.ErrorAs(t, err, new(program.UsageError), c.args)
+		require.EqualError(t, err, c.want)
+		assert.Empty(t, out, c.args)
 	}
-	_, _, err := parse("-for", "1d")
-	require.EqualError(t, err, `invalid value "1d" for flag -for: it is not a number with a unit, such as 90s or 24h; -h lists the flags`)
-	_, _, err = parse("-version=si")
-	require.EqualError(t, err, `invalid boolean value "si" for -version: it is neither true nor false; -h lists the flags`)
-	_, _, err = parse("-number", "1e2")
-	require.EqualError(t, err, `invalid value "1e2" for flag -number: it is not a whole number, such as 10; -h lists the flags`)
-	_, _, err = parse("-own", "x")
-	require.EqualError(t, err, `invalid value "x" for flag -own: parse error; -h lists the flags`)
-	out, errOut, err := parse("-h")
+	out, err := parse("-number", "7", "-h")
 	require.ErrorIs(t, err, flag.ErrHelp)
-	assert.Empty(t, out.String())
-	assert.Contains(t, errOut.String(), "-log-format")
-	assert.Contains(t, errOut.String(), "SOME_VARIABLE")
-	out, errOut, err = parse("-version")
+	programtest.Help(t, out, "")
+	assert.Equal(t, `Usage: some [flags] WORD
+
+It does something.
+
+Names:
+
+  -for time
+      end after this time, such as 1m (default: when a signal comes, and a demo
+      after some minutes)
+  -long-name string
+      of something that takes many words and many words and many words and many
+`, out[:strings.Index(out, "      words")])
+	assert.Contains(t, out, `
+Flags:
+
+  -number int
+      of it
+  -own value
+      one
+  -x  is a letter
+
+The program itself:
+
+  -log-format text
+      text or json (default "text")
+  -version
+      print the version, and end
+
+Environment variables:
+
+  SOME_VARIABLE
+        is a text is a text is a text is a text is a text is a text is a text is
+        a text is a text is a text is a text is a text is a text is a text is a
+`)
+	out, err = parse("-version")
 	require.ErrorIs(t, err, flag.ErrHelp)
-	assert.Regexp(t, `^some \S.*, go\S+\n$`, out.String())
-	assert.Empty(t, errOut.String())
-	_, _, err = parse("-for", "1m", "-log-format", "json")
+	assert.Regexp(t, `^some \S.*, go\S+\n$`, out)
+	_, err = parse("-for", "1m", "-log-format", "json")
 	require.NoError(t, err)
 }
 
@@ -99,6 +142,13 @@ func TestBegin(t *testing.T) {
 		_, _, _, err := s.Begin(t.Context(), io.Discard, slog.LevelInfo)
 		require.ErrorAs(t, err, new(program.UsageError))
 		require.ErrorContains(t, err, name)
+	}
+	var said bytes.Buffer
+	for given, want := range map[time.Duration]time.Duration{0: time.Minute, time.Hour: time.Hour} {
+		s := program.Service{For: given}
+		s.Demo(&said, time.Minute)
+		assert.Equal(t, want, s.For, "a demo ends by itself")
+		assert.Contains(t, said.String(), "ends: in "+want.String())
 	}
 	synctest.Test(t, func(t *testing.T) {
 		var text bytes.Buffer

@@ -52,7 +52,7 @@ func (d Daemon) Main() {
 func (d Daemon) Run(ctx context.Context, args, environ []string, out, errOut io.Writer) error {
 	flags := flag.NewFlagSet(d.Name, flag.ContinueOnError)
 	(&Manifest{Text: d.Manifest}).Register(flags)
-	if err := Parse(flags, args, out, errOut, d.writeHelp); err != nil {
+	if err := Parse(flags, args, out, Help{More: d.writeHelp}); err != nil {
 		return err
 	}
 	s, err := d.Read(environ)

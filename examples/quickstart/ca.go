@@ -158,7 +158,7 @@ func (r *rotation) distributed(ctx context.Context, root ca.KeyStatus) {
 	}
 	if ctx.Err() == nil {
 		r.n.say(event{Who: "ca", What: "root distributed", Serial: short(root.Certificate),
-			Detail: fmt.Sprintf("every workload trusts it; it signs from %s", root.Activates.Local().Format(time.TimeOnly))})
+			Detail: fmt.Sprintf("every workload trusts it; it signs from %s", root.Activates.UTC().Format("15:04:05Z"))})
 	}
 }
 

@@ -63,7 +63,7 @@ func main() {
 		flags.BoolVar(&o.json, "json", false, "write one JSON object per event")
 		flags.StringVar(&o.ca, "ca", "", "`URL` of a CA with Istio's certificate API, for the trust domain example.org (default: a CA in this process)")
 		flags.StringVar(&o.caRoots, "ca-roots", "", "`file` with the roots of -ca in PEM; the secret of examples/ca is beside it")
-		if err := program.Parse(flags, os.Args[1:], os.Stdout, os.Stderr, nil); err != nil {
+		if err := program.Parse(flags, os.Args[1:], os.Stdout, program.Help{}); err != nil {
 			return err
 		}
 		if err := o.check(); err != nil {

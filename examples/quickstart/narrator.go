@@ -72,11 +72,11 @@ func (e event) line() string {
 		text = append(text, "serial "+e.Serial)
 	}
 	if !e.NotAfter.IsZero() {
-		layout := time.TimeOnly
+		layout := "15:04:05Z"
 		if time.Until(e.NotAfter) > 24*time.Hour {
 			layout = time.DateOnly
 		}
-		text = append(text, "until "+e.NotAfter.Local().Format(layout))
+		text = append(text, "until "+e.NotAfter.UTC().Format(layout))
 	}
 	if e.Detail != "" {
 		text = append(text, e.Detail)

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/ca"
 )
@@ -40,8 +41,8 @@ func TestExitCodes(t *testing.T) {
 		code              int
 	}{
 		{"-version", "quickstart ", "", 0},
-		{"-h", "", "-lifetime", 0},
-		{"-nonsense", "", "not defined: -nonsense", 2},
+		{"-h", "-lifetime", "", 0},
+		{"-nonsense", "", "there is no flag -nonsense; -h lists the flags", 2},
 		{"show", "", `"show" is not understood`, 2},
 		{"-lifetime 1s", "", "-lifetime is 1s", 2},
 		{"-ca https://localhost", "", "belong together", 2},
@@ -56,6 +57,9 @@ func TestExitCodes(t *testing.T) {
 		assert.Equal(t, c.code, cmd.ProcessState.ExitCode(), "%s: %s", c.args, errOut.String())
 		assert.Contains(t, out.String(), c.out)
 		assert.Contains(t, errOut.String(), c.errOut)
+		if c.args == "-h" {
+			programtest.Help(t, out.String(), errOut.String())
+		}
 	}
 }
 

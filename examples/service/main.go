@@ -70,7 +70,7 @@ func main() {
 		flags.IntVar(&o.requests, "requests", -1, "how many requests to make; 0: without end; -1: 8 in the demo, and without end beside an agent")
 		flags.DurationVar(&o.interval, "interval", 500*time.Millisecond, "time between two requests")
 		flags.DurationVar(&o.wait, "wait", 30*time.Second, "how long to wait for an identity")
-		if err := program.Parse(flags, os.Args[1:], os.Stdout, os.Stderr, nil); err != nil {
+		if err := program.Parse(flags, os.Args[1:], os.Stdout, program.Help{}); err != nil {
 			return err
 		}
 		o.folder = o.socket == "" && os.Getenv("SPIFFE_CREDENTIAL_FOLDER") != ""
@@ -169,7 +169,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	}
 
 	// The rest is plain net/http.
-	fmt.Fprintf(out, "identity: %s, until %s\n", me.ID(), me.NotAfter().Local().Format(time.DateTime))
+	fmt.Fprintf(out, "identity: %s, until %s\n", me.ID(), me.NotAfter().UTC().Format(time.RFC3339))
 	l, err := net.Listen("tcp", cmp.Or(o.addr, "127.0.0.1:0"))
 	if err != nil {
 		return fmt.Errorf("-addr: %w", err)

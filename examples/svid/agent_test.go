@@ -571,6 +571,14 @@ func steps(t *testing.T, got outcome) map[string]check {
 	return all
 }
 
+// mode is that of a socket, which the umask decides.
+func mode(t *testing.T, socket string) string {
+	t.Helper()
+	info, err := os.Lstat(socket)
+	require.NoError(t, err)
+	return info.Mode().String()
+}
+
 func TestDoctor(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
@@ -579,7 +587,7 @@ func TestDoctor(t *testing.T) {
 	got := svidWith(t.Context(), env{workloadapi.SocketEnv: api.Config().Address}, "", "doctor")
 	require.Equal(t, 0, got.code, got.all())
 	socket := strings.TrimPrefix(api.Config().Address, "unix://")
-	settledGolden(t, "doctor", got, []string{"doctor"}, socket, "/run/agent/api.sock", "Srwxr-xr-x", "Srwxrwxrwx", "less than 2s", "less than 1s")
+	settledGolden(t, "doctor", got, []string{"doctor"}, socket, "/run/agent/api.sock", mode(t, socket), "Srwxrwxrwx", "less than 2s", "less than 1s")
 }
 
 // Doctor goes through the files of a credential folder, where there is one and no agent.
@@ -621,7 +629,7 @@ func TestDoctorDenied(t *testing.T) {
 	got := svid(t, args...)
 	require.Equal(t, 1, got.code, got.all())
 	socket := strings.TrimPrefix(api.Config().Address, "unix://")
-	settledGolden(t, "doctor-denied", got, args, socket, "/run/agent/api.sock", "Srwxr-xr-x", "Srwxrwxrwx")
+	settledGolden(t, "doctor-denied", got, args, socket, "/run/agent/api.sock", mode(t, socket), "Srwxrwxrwx")
 }
 
 // noSecrets is a source of SDS without any.
@@ -680,12 +688,16 @@ func TestDoctorSteps(t *testing.T) {
 		{"unix://" + dir, "socket", "is not a socket", "mount the folder"},
 		{"unix://" + dead, "permission", "refused", "start the agent"},
 		{"tcp://" + closed.Addr().String(), "permission", "refused", "listens"},
-		{hanging.Config().Address, "identity", "no answer in 300ms", "silent"},
+		{hanging.Config().Address, "identity", "no answer in 1s", "silent"},
 		{garbled.Config().Address, "identity", "FetchX509SVID", "log of the agent"},
 		{expired.Config().Address, "expiry", "has expired", "reaches its server"},
 		{ending.Config().Address, "expiry", "are left", "renewed"},
 	} {
-		got := svid(t, "doctor", "-json", "-timeout", "300ms", "-socket", c.socket)
+		timeout := "20s"
+		if c.socket == hanging.Config().Address {
+			timeout = "1s"
+		}
+		got := svid(t, "doctor", "-json", "-timeout", timeout, "-socket", c.socket)
 		assert.Equal(t, 1, got.code, c.socket)
 		step := steps(t, got)[c.step]
 		assert.Equal(t, failed, step.Result, "%s: %v", c.socket, got.out)

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -80,7 +81,7 @@ func TestColumns(t *testing.T) {
 			}
 		}
 	}
-	assert.Equal(t, "one two\nthree\nextraordinary\nfour", fold("one two three extraordinary four", 7, 6))
-	assert.Equal(t, "\nlonger", fold("longer", 3, 6))
-	assert.Equal(t, "longest", fold("longest", 3, 6))
+	assert.Equal(t, "one two\nthree\nextraordinary\nfour", program.Fold("one two three extraordinary four", 7, 6))
+	assert.Equal(t, "\nlonger", program.Fold("longer", 3, 6))
+	assert.Equal(t, "longest", program.Fold("longest", 3, 6))
 }

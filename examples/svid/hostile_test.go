@@ -266,7 +266,7 @@ func TestUsage(t *testing.T) {
 		{"inspect", "0 arguments"},
 		{"inspect a b", "2 arguments"},
 		{"inspect testdata/web.pem -json", "flags come first"},
-		{"inspect -bogus a", "not defined"},
+		{"inspect -bogus a", "there is no flag"},
 		{"inspect -role peer testdata/web.pem", "not server, client, both or any"},
 		{"inspect -allow spiffe://Example.org/* testdata/web.pem", "-allow: "},
 		{"inspect -cert testdata/web.pem testdata/web.pem", "belong together"},
@@ -307,7 +307,7 @@ func TestUsage(t *testing.T) {
 	for _, c := range commands {
 		got := svid(t, append(strings.Fields(c.words), "-h")...)
 		assert.Equal(t, 0, got.code)
-		assert.Contains(t, got.out, "usage: svid "+c.words)
+		assert.Contains(t, got.out, "Usage: svid "+c.words)
 		assert.Contains(t, got.out, "-json")
 		assert.Empty(t, got.errOut)
 	}

@@ -319,7 +319,7 @@ func (d date) time() time.Time {
 	if d < 1 || d > 1<<37 {
 		return time.Time{}
 	}
-	return time.Unix(int64(d), 0)
+	return time.Unix(int64(d), 0).UTC()
 }
 
 const maxToken = 16 << 10 // bytes, as in packages jwtsvid and witsvid

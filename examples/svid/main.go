@@ -42,6 +42,7 @@ import (
 )
 
 func main() {
+	time.Local = time.UTC // all times are printed in it
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	terminal := func(f *os.File) bool {
@@ -62,6 +63,8 @@ const (
 	exitUsage
 	exitUnknown
 )
+
+const exitCodes = "Exit codes: 0 yes, 1 no, 2 wrong command line, 3 could not be found out."
 
 // errNo is the answer no. What led to it was printed, unless another error is around it.
 var errNo = errors.New("no")
@@ -101,11 +104,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 		fs.BoolVar(&a.plain, "no-color", a.getenv("NO_COLOR") != "", "no colours, also on a terminal; NO_COLOR does the same")
 		err := c.run(a, ctx, fs, args[len(words):])
 		if errors.Is(err, flag.ErrHelp) {
-			line := strings.TrimSpace("usage: svid " + c.words + " [flags] " + c.args)
-			fmt.Fprintf(a.out, "%s\n\n%s\n\nflags:\n", line, c.doc)
-			fs.VisitAll(func(f *flag.Flag) { f.Usage = fold(f.Usage, columns-8, columns-8) }) // PrintDefaults indents by eight
-			fs.SetOutput(a.out)
-			fs.PrintDefaults()
+			_ = program.Help{Args: c.args, Doc: c.doc, Exit: exitCodes}.Write(a.out, fs)
 			return exitYes
 		}
 		return a.exit(c.words, err)
@@ -117,6 +116,8 @@ func (a *app) run(ctx context.Context, args []string) int {
 	out, code := a.errOut, exitUsage
 	if len(args) > 0 && (args[0] == "-h" || args[0] == "-help" || args[0] == "--help" || args[0] == "help") {
 		out, code = a.out, exitYes
+	} else if len(args) > 0 {
+		a.say("svid: there is no command %.64q; there are those below", strings.Join(args[:min(len(args), 2)], " "))
 	}
 	fmt.Fprintln(out, "usage: svid COMMAND [flags] [arguments]")
 	for _, c := range commands {
@@ -124,7 +125,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 		fmt.Fprintf(out, "  %-15s %s\n", c.words, summary)
 	}
 	fmt.Fprintln(out, "Each command explains itself with -h; svid -version prints the version.\n"+
-		"Exit codes: 0 yes, 1 no, 2 wrong command line, 3 could not be found out.")
+		exitCodes)
 	return code
 }
 

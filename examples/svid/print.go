@@ -7,7 +7,8 @@ import (
 	"strings"
 	"time"
 	"unicode"
-	"unicode/utf8"
+
+	"github.com/svidkit/svidkit/examples/program"
 )
 
 // record is what a command has found, in order: lines for people, and an object in JSON. Fields without a value are
@@ -181,13 +182,13 @@ func (a *app) lines(b *bytes.Buffer, indent string, r record) {
 	}
 }
 
-const columns = 80 // of a terminal
+const columns = program.Columns
 
 // say writes a line to standard error.
 func (a *app) say(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	if a.errTerminal {
-		text = fold(text, columns, columns)
+		text = program.Fold(text, columns, columns)
 	}
 	fmt.Fprintln(a.errOut, text)
 }
@@ -199,28 +200,7 @@ func (a *app) flow(indent string, at int, text string) string {
 	}
 	const hanging = "    "
 	room := columns - len(indent)
-	return strings.ReplaceAll(fold(text, room-at, room-len(hanging)), "\n", "\n"+indent+hanging)
-}
-
-// fold breaks text between words: so many characters are for its first line, and for each other one. A word that is
-// longer than a line stays whole.
-func fold(text string, first, others int) string {
-	var b strings.Builder
-	room, used := first, 0
-	for i, word := range strings.Split(text, " ") {
-		n := utf8.RuneCountInString(word)
-		switch {
-		case i > 0 && used+1+n <= room:
-			b.WriteByte(' ')
-			used++
-		case i > 0, n > first && n <= others:
-			b.WriteByte('\n')
-			room, used = others, 0
-		}
-		b.WriteString(word)
-		used += n
-	}
-	return b.String()
+	return strings.ReplaceAll(program.Fold(text, room-at, room-len(hanging)), "\n", "\n"+indent+hanging)
 }
 
 func singular(name string) string {

@@ -19,6 +19,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/examples/program"
@@ -39,10 +40,17 @@ func main() {
 // options are the flags.
 type options struct {
 	program.Service
-	file, socket, admin string
-	td                  spiffe.TrustDomain
-	ca                  caOptions
-	log                 *slog.Logger
+	file, socket, admin, node string
+	td                        spiffe.TrustDomain
+	ca                        caOptions
+	log                       *slog.Logger
+}
+
+// groups are those of -h.
+var groups = []program.FlagGroup{
+	{Title: "Where identities come from", Flags: "ca ca-roots ca-option token-file trust-domain"},
+	{Title: "Who gets what", Flags: "file node socket"},
+	{Title: "For operators", Flags: "admin"},
 }
 
 // run is the program. It returns nil when a signal ends it, or the time of -for.
@@ -53,13 +61,17 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 	flags.StringVar(&o.socket, "socket", "/run/svidkit/agent.sock", "`path` of the socket of the Workload API and SDS, to which every user may connect")
 	flags.StringVar(&o.admin, "admin", "127.0.0.1:15024", "`address` of the status page, /ready, /live and /metrics; empty: none")
 	flags.TextVar(&o.td, "trust-domain", spiffe.TrustDomain{}, "`name` of the trust domain; needed but with spire:")
+	flags.StringVar(&o.node, "node", "", "`name` of the Kubernetes node of this pod, for the selectors namespace, account and labels; empty: the file has none of them")
 	demo := flags.Bool("demo", false, "run with a CA and a file of its own in a temporary folder")
 	o.Register(flags)
 	o.ca.register(flags)
 	(&program.Manifest{Text: manifest}).Register(flags)
-	err := program.Parse(flags, args, out, errOut, nil)
+	err := program.Parse(flags, args, out, program.Help{Groups: groups})
 	if err != nil {
 		return err
+	}
+	if *demo {
+		o.Demo(out, 10*time.Minute)
 	}
 	ctx, log, end, err := o.Begin(ctx, errOut, slog.LevelInfo)
 	if err != nil {
@@ -109,7 +121,7 @@ func (o *options) prepareDemo(out io.Writer) (dir string, err error) {
 
 // serve runs the agent until ctx is done or a part of it fails.
 func (o *options) serve(ctx context.Context, from *origin, out io.Writer) error {
-	from.File, from.TrustDomain, from.Logger = o.file, o.td, o.log
+	from.File, from.TrustDomain, from.Node, from.Logger = o.file, o.td, o.node, o.log
 	agent, err := workloadagent.New(from.Config)
 	if err != nil {
 		return err

@@ -58,8 +58,8 @@ func TestExitCodes(t *testing.T) {
 		code              int
 	}{
 		{"-version", "workload-agent ", "", 0},
-		{"-h", "", "-ca-option NAME=VALUE", 0},
-		{"-nonsense", "", "flag provided but not defined: -nonsense; -h lists the flags\n", 2},
+		{"-h", "Usage: workload-agent [flags]", "", 0},
+		{"-nonsense", "", "there is no flag -nonsense; there is -node; -h lists the flags\n", 2},
 		{"-for x", "", "-for: ", 2},
 		{"-for -1s", "", "may not be negative", 2},
 		{"-log-format xml", "", "has to be text or json", 2},
@@ -87,6 +87,10 @@ func TestExitCodes(t *testing.T) {
 		assert.Equal(t, c.code, cmd.ProcessState.ExitCode(), "%s: %s", c.args, errOut.String())
 		assert.True(t, strings.HasPrefix(out.String(), c.out), out.String())
 		assert.Contains(t, errOut.String(), c.errOut)
+		if c.args == "-h" {
+			programtest.Help(t, out.String(), errOut.String())
+			assert.NotContains(t, out.String(), "\nFlags:\n", "each is in a group")
+		}
 		if c.code == 2 {
 			assert.Equal(t, 1, strings.Count(errOut.String(), "\n"), errOut.String())
 		}
@@ -202,6 +206,7 @@ func TestDemo(t *testing.T) {
 		return err == nil
 	}, passing, often)
 	assert.Regexp(t, `try: SPIFFE_ENDPOINT_SOCKET=unix://\S+ go run ./examples/svid fetch -dir \S+\n`, out.String())
+	assert.Contains(t, out.String(), "ends: in 1m0s, or with Ctrl-C; -for sets another time\n")
 	logs.Healthy(t)
 	cancel()
 	require.NoError(t, <-done)
@@ -223,7 +228,7 @@ func TestReadme(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, agent.Close())
 	var help bytes.Buffer
-	require.Error(t, run(t.Context(), []string{"-h"}, nil, &help))
+	require.Error(t, run(t.Context(), []string{"-h"}, &help, nil))
 	for _, flag := range regexp.MustCompile(`(?m)^  (-[a-z-]+)`).FindAllStringSubmatch(help.String(), -1) {
 		assert.Contains(t, string(readme), "`"+flag[1], "README.md has each flag")
 	}

@@ -1,5 +1,5 @@
-// Package conns bounds the connections that the servers of a process have, in total and for each peer, and the time that the
-// body of a request may take to arrive. [Dialed] holds the connections that a client has made, to close them all, and
+// Package conns bounds the connections that the servers of a process have and the requests that are under way on them, in total and
+// for each peer, and the time that the body of a request may take to arrive. [Dialed] holds the connections that a client has made, to close them all, and
 // [Transport] those of an http.Client.
 package conns
 
@@ -29,8 +29,9 @@ type Options struct {
 
 	Peer func(net.Conn) Peer // of a connection; nil means [TCPPeer]
 
-	// Refused, if set, is called for each connection that is closed because of a limit, before it is closed.
-	Refused func(c net.Conn, err *limit.Error)
+	// Refused, if set, is called for each connection that is closed because of a limit, before it is closed, and for each request
+	// that is refused because of one. What says which.
+	Refused func(c net.Conn, what string, err *limit.Error)
 }
 
 // Peer is who holds a connection.
@@ -57,8 +58,8 @@ func (p Peer) inProcess() []string {
 // may have twice as many as are free, of the budget and of the Listener's connections, so the fuller they are, the less each may
 // add: a peer that takes what it can leaves a third for the others, and a second one a ninth. So there is room for a peer that
 // has none, and for a Listener that has none. Within the wider name of its peers, a narrower one may have 32 times as many as
-// are free for that; and while a quarter is free, one that has none gets its first connection whatever the others of the wider
-// name have.
+// are free for that; and while more than a quarter is free, one that has none gets its first connection whatever the others of
+// the wider name have.
 //
 // No connection takes a descriptor of the reserve: a quarter of those that the process may have (RLIMIT_NOFILE), from 64
 // to 1,024 of them. The system gives out the lowest free number, so a connection whose number is in the reserve is one too
@@ -68,18 +69,30 @@ type Listener struct {
 	o      Options
 	usable int // descriptors of the process; 0: any number
 
-	mu   sync.Mutex
+	own  budget // connections
 	held map[net.Conn]Peer
-	of   map[string]int // connections of each name
+}
+
+// budget is what is given away: in total, and by the names of peers.
+type budget struct {
+	sync.Mutex
+	held int
+	of   map[string]int
+}
+
+// add counts n more for a peer with these names; the lock is held.
+func (b *budget) add(peer []string, n int) {
+	b.held += n
+	for _, name := range peer {
+		if b.of[name] += n; b.of[name] == 0 {
+			delete(b.of, name)
+		}
+	}
 }
 
 // process has the descriptors that the connections of all Listeners take: what is given away belongs to the process, whoever
 // gives it away. Whoever holds its lock may take that of a Listener.
-var process = struct {
-	sync.Mutex
-	held int
-	of   map[string]int // by the names of peers
-}{of: map[string]int{}}
+var process = budget{of: map[string]int{}}
 
 // refusals are the connections of the process that were refused, by the label of the reason.
 var refusals = func() map[string]*metrics.Counter {
@@ -111,7 +124,7 @@ func Listen(l net.Listener, o Options) *Listener {
 		o.Peer = TCPPeer
 	}
 	o.Descriptors = max(o.Descriptors, 1)
-	limited := &Listener{Listener: l, o: o, held: map[net.Conn]Peer{}, of: map[string]int{}}
+	limited := &Listener{Listener: l, o: o, held: map[net.Conn]Peer{}, own: budget{of: map[string]int{}}}
 	limited.usable, _ = usableDescriptors()
 	return limited
 }
@@ -129,7 +142,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 		}
 		refusals[labels[refused.Reason]].Inc()
 		if l.o.Refused != nil {
-			l.o.Refused(c, refused)
+			l.o.Refused(c, "connection closed at once", refused)
 		}
 		_ = c.Close()
 	}
@@ -142,8 +155,8 @@ func (l *Listener) take(c net.Conn) *limit.Error {
 	peer := l.o.Peer(c)
 	process.Lock()
 	defer process.Unlock()
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.own.Lock()
+	defer l.own.Unlock()
 	all := cmp.Or(l.o.Total, 1<<30)
 	switch {
 	case len(l.held) >= all:
@@ -151,7 +164,7 @@ func (l *Listener) take(c net.Conn) *limit.Error {
 	case l.usable > 0 && process.held+l.o.Descriptors > l.usable:
 		return &limit.Error{Reason: DescriptorReserve}
 	}
-	if err := crowded(peer.Names, l.of, all, all-len(l.held), l.o.Each); err != nil {
+	if err := crowded(peer.Names, l.own.of, all, all-len(l.held), l.o.Each); err != nil {
 		return err
 	}
 	if l.usable > 0 {
@@ -174,7 +187,7 @@ func crowded(peer []string, of map[string]int, all, free, each int) *limit.Error
 			return &limit.Error{Reason: limit.CallerShare}
 		}
 		none := i+1 < len(peer) && of[peer[i+1]] == 0
-		if has >= times*free && !(none && free >= all/4) {
+		if has >= times*free && !(none && 4*free > all) {
 			return &limit.Error{Reason: Crowded}
 		}
 		if free = max((times*free-has+times)/(times+1), 1); i == 0 && each > 0 { // of those within it, this one included
@@ -187,26 +200,16 @@ func crowded(peer []string, of map[string]int, all, free, each int) *limit.Error
 
 // count adds connections of a peer; the locks are held.
 func (l *Listener) count(peer Peer, n int) {
-	add := func(of map[string]int, name string, n int) {
-		if of[name] += n; of[name] == 0 {
-			delete(of, name)
-		}
-	}
-	for _, name := range peer.Names {
-		add(l.of, name, n)
-	}
-	for _, name := range peer.inProcess() {
-		add(process.of, name, n*l.o.Descriptors)
-	}
-	process.held += n * l.o.Descriptors
+	l.own.add(peer.Names, n)
+	process.add(peer.inProcess(), n*l.o.Descriptors)
 }
 
 // Closed says that a connection, as Accept returned it, counts no longer. A second call for it does nothing.
 func (l *Listener) Closed(c net.Conn) {
 	process.Lock()
 	defer process.Unlock()
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.own.Lock()
+	defer l.own.Unlock()
 	peer, held := l.held[c]
 	if !held {
 		return
@@ -217,8 +220,8 @@ func (l *Listener) Closed(c net.Conn) {
 
 // PeerOf returns the first name of the peer of a connection that counts, or "".
 func (l *Listener) PeerOf(c net.Conn) string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.own.Lock()
+	defer l.own.Unlock()
 	if names := l.held[c].Names; len(names) > 0 {
 		return names[0]
 	}
@@ -227,8 +230,8 @@ func (l *Listener) PeerOf(c net.Conn) string {
 
 // Held returns how many connections count now.
 func (l *Listener) Held() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.own.Lock()
+	defer l.own.Unlock()
 	return len(l.held)
 }
 

@@ -34,7 +34,7 @@ func TestListener(t *testing.T) {
 			defer mu.Unlock()
 			return conns.Peer{Names: []string{peers[c.RemoteAddr().String()]}}
 		},
-		Refused: func(_ net.Conn, err *limit.Error) { reasons = append(reasons, err.Reason) },
+		Refused: func(_ net.Conn, _ string, err *limit.Error) { reasons = append(reasons, err.Reason) },
 	})
 	t.Cleanup(l.CloseAll)
 	next := func(peer string) net.Conn {

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
@@ -304,6 +305,9 @@ func (c *Call) send(parts ...[]byte) error {
 	}
 	if err == nil && c.h.SendTimeout > 0 {
 		_ = c.ctl.SetWriteDeadline(time.Time{}) // or it would cut off a stream that waits
+	}
+	if err == nil && len(parts) > 0 {
+		conns.Known(c.r.Context())
 	}
 	return cannotSend(err)
 }

@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
@@ -111,9 +112,9 @@ func (a *serviceAccount) roots() (*x509.CertPool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("CA of the API server: %w", err)
 	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM([]byte(pem)) {
-		return nil, fmt.Errorf("CA of the API server: /%s/ca.crt has no certificate in it", accountDir)
+	pool, err := certpem.Pool([]byte(pem))
+	if err != nil {
+		return nil, fmt.Errorf("CA of the API server: /%s/ca.crt: %w", accountDir, err)
 	}
 	return pool, nil
 }

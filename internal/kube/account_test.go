@@ -323,8 +323,8 @@ func TestBadServiceAccounts(t *testing.T) {
 		{"/token is larger than 65536 bytes", strings.Repeat(hunter, 1<<14), ca},
 		{"CA of the API server: not in a pod", hunter, "-"},
 		{"/ca.crt is empty", hunter, ""},
-		{"/ca.crt has no certificate in it", hunter, "certificate"},
-		{"/ca.crt has no certificate in it", hunter, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"},
+		{"/ca.crt: no certificate found", hunter, "certificate"},
+		{"/ca.crt: certificate 1: ", hunter, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"},
 		{"/ca.crt is larger than 1048576 bytes", hunter, strings.Repeat(ca, 1<<20/len(ca)+1)},
 	} {
 		k, err := s.machine("10.96.0.1", "443", account(c.token, c.ca, "default")).New(kube.Options{})

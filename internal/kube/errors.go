@@ -210,7 +210,7 @@ func OneLine(s string, limit int) string {
 // them. It is 0 if the server says nothing.
 func RetryAfter(h http.Header) time.Duration {
 	v := h.Get("Retry-After")
-	if n, err := strconv.ParseInt(v, 10, 64); err == nil {
+	if n, err := strconv.ParseInt(v, 10, 64); err == nil || errors.Is(err, strconv.ErrRange) { // then it is the largest one
 		return seconds(n)
 	}
 	if at, err := http.ParseTime(v); err == nil {

@@ -268,6 +268,7 @@ func TestStatusErrors(t *testing.T) {
 		{429, "-1", `{"kind":"Status"}`, kube.StatusError{Code: 429}, is{}},
 		{429, "soon", `{"kind":"Pod","message":"x","reason":"x"}`, kube.StatusError{Code: 429}, is{}},
 		{503, "999999999999", `[]`, kube.StatusError{Code: 503, RetryAfter: time.Hour}, is{landed: true}},
+		{503, "99999999999999999999", `[]`, kube.StatusError{Code: 503, RetryAfter: time.Hour}, is{landed: true}},
 		{503, "Fri, 31 Dec 2199 23:59:59 GMT", `{}`, kube.StatusError{Code: 503, RetryAfter: time.Hour}, is{landed: true}},
 		{503, "Fri, 31 Dec 1999 23:59:59 GMT", `{}`, kube.StatusError{Code: 503}, is{landed: true}},
 		{500, "", `{"kind":"Status","details":7,"message":"x"}`, kube.StatusError{Code: 500}, is{landed: true}},

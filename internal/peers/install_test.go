@@ -44,7 +44,7 @@ import (
 var resources = map[string]string{
 	"Namespace": "namespaces/", "ServiceAccount": "serviceaccounts", "Secret": "secrets", "ConfigMap": "configmaps", "Service": "services",
 	"Role": "roles", "RoleBinding": "rolebindings", "ClusterRole": "clusterroles/", "ClusterRoleBinding": "clusterrolebindings/",
-	"Deployment": "deployments", "DaemonSet": "daemonsets",
+	"Deployment": "deployments", "DaemonSet": "daemonsets", "NetworkPolicy": "networkpolicies", "PodDisruptionBudget": "poddisruptionbudgets",
 }
 
 // manifestObject is an object of a text that -install prints.
@@ -448,6 +448,16 @@ func TestInstall(t *testing.T) {
 	}
 }
 
+// ofRole leaves out the rules of roles whose names end otherwise, as they are another account's.
+func ofRole(objects []*manifestObject, end string) []*manifestObject {
+	for _, o := range objects {
+		if !strings.HasSuffix(o.Metadata.Name, end) {
+			o.Rules = nil
+		}
+	}
+	return objects
+}
+
 // testInstalled has the API server take what the other programs print, and the pods of it, and shows that the rights in it are
 // sufficient, and that none is too much.
 func testInstalled(t *testing.T, c *cluster) {
@@ -456,21 +466,23 @@ func testInstalled(t *testing.T, c *cluster) {
 	for _, p := range []struct {
 		program, namespace, account string
 		with                        []string
+		role                        string // the end of the names of the roles that are the account's; empty means all
 		rights                      int
 		use                         func(t *testing.T, c *cluster, namespace string, objects []*manifestObject) error
 	}{
-		{"athenz-provider", "namespace", "athenz-callback", append(athenz, "zts-name=zts.example.cloud", "node-names=k8s.admin.k8s-node"), 3, useProvider},
-		{"athenz-agent", "namespace", "athenz-agent", append(athenz, "signing=https://athenz-callback.k8s-admin.svc:4444"), 1, useKubelet},
-		{"workload-agent", "ca-namespace", "ca", nil, 2, useNodes},
+		{"athenz-provider", "namespace", "athenz-callback", append(athenz, "zts-name=zts.example.cloud", "node-names=k8s.admin.k8s-node"), "", 3, useProvider},
+		{"athenz-agent", "namespace", "athenz-agent", append(athenz, "signing=https://athenz-callback.k8s-admin.svc:4444"), "", 1, useKubelet},
+		{"workload-agent", "ca-namespace", "ca", nil, "-ca-nodes", 2, useNodes},
+		{"workload-agent", "namespace", "workload-agent", nil, "-workload-agent", 2, usePods},
 	} {
 		for i := -1; i < p.rights; i++ {
-			namespace := fmt.Sprint("installed-", p.program, "-", i+1)
+			namespace := fmt.Sprint("installed-", p.program, "-", p.account, "-", i+1)
 			with := append([]string{p.namespace + "=" + namespace}, p.with...)
 			if p.namespace != "namespace" {
 				with = append(with, "namespace="+namespace+"-node")
 				c.Account(t, namespace, p.account)
 			}
-			objects, missing, ok := without(objectsOf(t, install(t, dir, p.program, with...)), i)
+			objects, missing, ok := without(ofRole(objectsOf(t, install(t, dir, p.program, with...)), p.role), i)
 			require.Equal(t, i >= 0, ok)
 			name := p.program
 			if ok {
@@ -498,7 +510,7 @@ func testInstalled(t *testing.T, c *cluster) {
 				assert.ErrorContains(t, err, strings.Split(missing.Resources[0], "/")[0])
 			})
 		}
-		_, _, more := without(objectsOf(t, install(t, dir, p.program, append(p.with, p.namespace+"=x")...)), p.rights)
+		_, _, more := without(ofRole(objectsOf(t, install(t, dir, p.program, append(p.with, p.namespace+"=x")...)), p.role), p.rights)
 		require.False(t, more, "%s has more rights", p.program)
 	}
 	for program, with := range map[string][]string{"linkerd-proxy": {"app-port=8080"}, "athenz-sia": {"container=app"}} {
@@ -568,6 +580,21 @@ func useKubelet(t *testing.T, c *cluster, namespace string, _ []*manifestObject)
 	}, &answer)
 	if !answer.Status.Allowed {
 		return errors.New("get nodes/proxy is not allowed")
+	}
+	return nil
+}
+
+// usePods lists and watches the pods of a node, as the agent does.
+func usePods(t *testing.T, c *cluster, namespace string, _ []*manifestObject) error {
+	client := c.ClientOf(t, namespace, "workload-agent")
+	for _, watch := range []string{"", "&watch=true&timeoutSeconds=1"} {
+		answer, err := client.Get(c.URL + "/api/v1/pods?fieldSelector=spec.nodeName%3Dnode-a" + watch)
+		require.NoError(t, err)
+		said, err := io.ReadAll(answer.Body)
+		require.NoError(t, errors.Join(err, answer.Body.Close()))
+		if answer.StatusCode != http.StatusOK {
+			return errors.New(string(said))
+		}
 	}
 	return nil
 }

@@ -8,13 +8,14 @@
 //	values, err := table.Read(os.Environ()) // err has a line for each bad value
 //	ttl := values.Duration("SECRET_TTL")
 //
-// A variable that is set to the empty text is like one that is not set.
+// A variable that is set to the empty text is like one that is not set, and so is a [ServiceLink].
 package settings
 
 import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -121,7 +122,7 @@ func (t Table) Read(environ []string) (*Values, error) {
 	}
 	for _, line := range environ {
 		name, value, _ := strings.Cut(line, "=")
-		if value == "" {
+		if value == "" || ServiceLink(line) {
 			continue
 		}
 		row := t.find(name)
@@ -152,6 +153,15 @@ func (t Table) Read(environ []string) (*Values, error) {
 		return nil, errors.Join(bad...)
 	}
 	return v, nil
+}
+
+// links are the lines of service links. Those of the API server's own Service are there with enableServiceLinks: false, too.
+var links = regexp.MustCompile(`^\w+(_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)=|^\w+_PORT=(tcp|udp|sctp)://`)
+
+// ServiceLink reports whether a line of an environment is what Kubernetes tells a pod about a Service of its namespace, but for
+// the Service kubernetes: the Service envoy-status makes ENVOY_STATUS_PORT=tcp://10.0.0.1:80. It is no configuration.
+func ServiceLink(line string) bool {
+	return links.MatchString(line) && !strings.HasPrefix(line, "KUBERNETES_")
 }
 
 // find returns the row of a name, or nil: that with the name itself before one of a prefix.
@@ -317,32 +327,34 @@ func (v *Values) String() string { return fmt.Sprintf("%d variables", len(v.set)
 // GoString returns the same as String.
 func (v *Values) GoString() string { return v.String() }
 
-// WriteHelp writes the table for the -h of a program.
-func (t Table) WriteHelp(w io.Writer) error {
-	var b strings.Builder
+// Write writes the table: for the -h of a program those that it uses and then the others, or for its documentation in Markdown.
+func (t Table) Write(w io.Writer, markdown bool) error {
+	var used, unused strings.Builder
 	for _, row := range t.Variables {
-		fmt.Fprintf(&b, "  %s  (%s", row.Name, row.Form)
-		if row.Default != "" {
-			fmt.Fprintf(&b, ", default %s", row.Default)
+		b, value, format := &used, row.Default, "  %s  (%s%s)\n        %s\n"
+		if row.Unused && !markdown {
+			b = &unused
 		}
-		fmt.Fprintf(&b, ")\n        %s\n", row.text())
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
-}
-
-// WriteMarkdown writes the table for the documentation of a program.
-func (t Table) WriteMarkdown(w io.Writer) error {
-	var b strings.Builder
-	b.WriteString("| Variable | Form | Default | What it is for | From |\n|---|---|---|---|---|\n")
-	for _, row := range t.Variables {
-		value := row.Default
-		if value != "" {
+		switch {
+		case markdown && value != "":
 			value = "`" + value + "`"
+		case value != "":
+			value = ", default " + value
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", row.Name, row.Form, value, strings.ReplaceAll(row.text(), "|", `\|`), row.Origin)
+		if markdown {
+			format = "| `%s` | %s | %s | %s | " + row.Origin + " |\n"
+			row.Doc = strings.ReplaceAll(row.Doc, "|", `\|`)
+		}
+		fmt.Fprintf(b, format, row.Name, row.Form, value, row.text())
 	}
-	_, err := io.WriteString(w, b.String())
+	head, rest := "", "\nThose that it takes, and does not use:\n\n"
+	if markdown {
+		head = "| Variable | Form | Default | What it is for | From |\n|---|---|---|---|---|\n"
+	}
+	if unused.Len() == 0 {
+		rest = ""
+	}
+	_, err := io.WriteString(w, head+used.String()+rest+unused.String())
 	return err
 }
 

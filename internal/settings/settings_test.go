@@ -80,6 +80,31 @@ func TestRead(t *testing.T) {
 	assert.Equal(t, 24*time.Hour, v.Duration("SECRET_TTL"))
 }
 
+// What Kubernetes says of a Service is like a variable that is not set, and looks like no slip.
+func TestServiceLink(t *testing.T) {
+	t.Parallel()
+	for _, line := range []string{
+		"SIZE_PORT=tcp://10.0.0.1:80", "SIZE_PORT=udp://10.0.0.1:53", "SIZE_PORT=sctp://[fd00::1]:80", "SIZE_SERVICE_HOST=10.0.0.1", "SIZE_SERVICE_PORT=80",
+		"SIZE_SERVICE_PORT_HTTP_2=80", "SIZE_PORT_80_TCP=tcp://10.0.0.1:80", "SIZE_PORT_53_UDP_PROTO=udp", "SIZE_PORT_80_TCP_PORT=80", "SIZE_PORT_80_SCTP_ADDR=10.0.0.1",
+	} {
+		assert.True(t, settings.ServiceLink(line), line)
+	}
+	for _, line := range []string{
+		"SIZE_PORT=15021", "SIZE_PORT=tcp", "SIZE_PORT=http://10.0.0.1:80", "SIZE=tcp://10.0.0.1:80", "SIZE_PORT_NAME=a", "SIZE_PORT_80_HTTP=x", "SIZE_PORT_80=1",
+		"KUBERNETES_SERVICE_HOST=10.96.0.1", "KUBERNETES_SERVICE_PORT=443", "_SERVICE_HOST=x", "OTHER=A_SERVICE_HOST=x", "",
+	} {
+		assert.False(t, settings.ServiceLink(line), line)
+	}
+	port := settings.Table{Prefixes: []string{"A_"}, Variables: []settings.Variable{{Name: "A_PORT", Form: settings.Integer, Default: "1"}, {Name: "A_*", Unused: true}}}
+	v, err := port.Read([]string{"A_PORT=tcp://10.0.0.1:80", "A_SERVICE_HOST=10.0.0.1"})
+	require.NoError(t, err)
+	assert.Equal(t, 1, v.Int("A_PORT"))
+	assert.Empty(t, v.Unused())
+	v, err = port.Read([]string{"A_PORT=2", "A_SERVICE_HOST=10.0.0.1"})
+	require.NoError(t, err)
+	assert.Equal(t, 2, v.Int("A_PORT"))
+}
+
 func TestBad(t *testing.T) {
 	t.Parallel()
 	for _, line := range []string{
@@ -125,13 +150,17 @@ func TestPanics(t *testing.T) {
 func TestDocumentation(t *testing.T) {
 	t.Parallel()
 	var help, page strings.Builder
-	require.NoError(t, table.WriteHelp(&help))
-	require.NoError(t, table.WriteMarkdown(&page))
+	require.NoError(t, table.Write(&help, false))
+	require.NoError(t, table.Write(&page, true))
 	assert.Contains(t, help.String(), "  NAME  (text, default web)\n        name\n")
 	assert.Contains(t, page.String(), "| `NAME` | text | `web` | name | document |\n")
 	assert.Contains(t, page.String(), "| `KIND` | text |  | kind: one, two | implied |\n")
 	assert.Contains(t, page.String(), `a \| b`)
 	assert.Contains(t, page.String(), "| `GONE` | bool |  | not used: it is always on |  |\n")
+	used, unused, ok := strings.Cut(help.String(), "\nThose that it takes, and does not use:\n\n")
+	require.True(t, ok)
+	assert.Contains(t, used, "  KIND  (text)\n")
+	assert.Contains(t, unused, "  GONE  (bool)\n        not used: it is always on\n")
 	for _, row := range table.Variables {
 		assert.Contains(t, help.String(), row.Name)
 		assert.Contains(t, page.String(), row.Name)

@@ -248,7 +248,8 @@ func (i Instance) names() ([]pki.SAN, error) {
 }
 
 // Expectation describes a certificate of the instance: its common name is the principal, or it is empty and
-// the SPIFFE ID of the instance is there, and it has no name that is not the instance's. The roots are those of td.
+// the SPIFFE ID of the instance is there, and it has no name that is not the instance's, URIs of the scheme athenz that ZTS adds included.
+// The roots are those of td.
 //
 // Its Names are those of a signing request for the instance: its DNS names, its addresses and its SPIFFE ID. The common
 // name of such a request is the principal.
@@ -267,6 +268,7 @@ func (i Instance) Expectation(td spiffe.TrustDomain) (pki.Expectation, error) {
 		}
 		for k, name := range has {
 			switch {
+			case i.described(name):
 			case !slices.Contains(names, name):
 				return fmt.Errorf("the leaf has a name that was not asked for: %.300v", name)
 			case slices.Contains(has[:k], name):
@@ -281,6 +283,22 @@ func (i Instance) Expectation(td spiffe.TrustDomain) (pki.Expectation, error) {
 		}
 		return nil
 	}), nil
+}
+
+// described reports whether ZTS may have put a URI of its own scheme into the certificate of i: any that names no other
+// instance and no other principal.
+func (i Instance) described(name pki.SAN) bool {
+	rest, ok := strings.CutPrefix(name.Value, "athenz://")
+	if name.Type != pki.URI || !ok {
+		return false
+	}
+	switch kind, value, _ := strings.Cut(rest, "/"); kind {
+	case "instanceid":
+		return value == i.Provider.String()+"/"+i.ID
+	case "principal":
+		return strings.EqualFold(value, i.Service.String())
+	}
+	return true
 }
 
 // isSimple reports whether s is one name, in lower case.

@@ -191,6 +191,14 @@ func TestInstance(t *testing.T) {
 	}
 }
 
+// athenzURI adds a URI that ZTS puts into certificates.
+func athenzURI(rest string) func(*x509.Certificate) {
+	return func(c *x509.Certificate) {
+		u, _ := url.Parse("athenz://" + rest)
+		c.URIs = append(c.URIs, u)
+	}
+}
+
 func TestExpectation(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-10.4-10", "ATH-2-10")
@@ -217,6 +225,10 @@ func TestExpectation(t *testing.T) {
 		func(c *x509.Certificate) { c.URIs = nil },
 		func(c *x509.Certificate) { c.IPAddresses = append(c.IPAddresses, []byte{10, 1, 2, 3}) },
 		func(c *x509.Certificate) { slices.Reverse(c.DNSNames) },
+		athenzURI("instanceid/k8s.admin.athenz-callback/web-0"),
+		athenzURI("hostname/web-0.example.org"),
+		athenzURI("instancename/account/web-0"),
+		athenzURI("principal/media.sports.frontend"),
 	} {
 		require.NoError(t, verify(instance(), edit))
 	}
@@ -227,6 +239,9 @@ func TestExpectation(t *testing.T) {
 		"another SPIFFE ID": func(c *x509.Certificate) {
 			c.URIs = []*url.URL{{Scheme: "spiffe", Host: "media.sports", Path: "/sa/root"}}
 		},
+		"another instance":   athenzURI("instanceid/k8s.admin.athenz-callback/web-1"),
+		"another provider":   athenzURI("instanceid/k8s.admin.other/web-0"),
+		"principal of a URI": athenzURI("principal/media.sports.backend"),
 		"two URIs":           func(c *x509.Certificate) { c.URIs = append(c.URIs, c.URIs...) },
 		"another DNS name":   func(c *x509.Certificate) { c.DNSNames = append(c.DNSNames, "x.svc.cluster.local") },
 		"a DNS name twice":   func(c *x509.Certificate) { c.DNSNames = append(c.DNSNames, c.DNSNames[0]) },

@@ -250,6 +250,7 @@ func TestErrorsNameThePackageOnce(t *testing.T) {
 		_, err := tryOpen(ctx, folder, notCreating)
 		all := []error{err}
 		require.NoError(t, os.Mkdir(dir, 0o755))
+		require.NoError(t, os.Chmod(dir, 0o755)) // whatever the umask
 		_, err = tryOpen(ctx, folder)
 		all = append(all, err)
 		failing := &faultStore{Store: ca.NewMemoryStore(), decide: always("load", before)}

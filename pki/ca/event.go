@@ -47,7 +47,7 @@ func (a *Authority) happened(why string, all ...rotation.Event) {
 		level, more := slog.LevelInfo, []slog.Attr(nil)
 		switch e.What {
 		case rotation.Prepared, rotation.Postponed:
-			more = append(more, slog.Time("activates", k.Activates.Round(0)))
+			more = append(more, slog.Time("activates", k.Activates.UTC()))
 		case rotation.Renewed, rotation.Joined:
 			if k.Cert != nil {
 				more = append(more, slog.Time("not_after", k.Cert.NotAfter))

@@ -516,7 +516,7 @@ func (a *Authority) note(ctx context.Context, err error) error {
 	synced := a.synced
 	a.mu.Unlock()
 	if !again && a.state.Load() != nil {
-		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "store not in sync", slog.Any("err", err), slog.Time("synced", synced))
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "store not in sync", slog.Any("err", err), slog.Time("synced", synced.UTC()))
 	}
 	return err
 }

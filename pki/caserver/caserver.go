@@ -136,7 +136,7 @@ func New(o Options) (*Server, error) {
 			return nil, err
 		}
 	}
-	metrics := []func(io.Writer) error{metrics.WriteProcess, s.newMetrics().Write}
+	metrics := []func(io.Writer) error{s.newMetrics().Write}
 	if o.Istio != nil {
 		h, err := s.newIstio(*o.Istio)
 		if err != nil {
@@ -341,13 +341,16 @@ func (s *Server) isHost(host string) bool {
 
 // newAdmin returns the handler for operators: metrics in the text format of Prometheus, liveness, readiness,
 // status and the roots in PEM. It serves no secrets.
-func (s *Server) newAdmin(metrics []func(io.Writer) error) http.Handler {
+func (s *Server) newAdmin(parts []func(io.Writer) error) http.Handler {
 	mux := http.NewServeMux()
+	var page metrics.Page
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-		for _, write := range metrics {
-			_ = write(w) // fails if the client has gone
-		}
+		_ = page.Serve(w, func(w io.Writer) error {
+			for _, write := range parts {
+				_ = write(w)
+			}
+			return nil
+		})
 	})
 	for _, path := range []string{"GET /live", "GET /ping", "GET /healthz/live"} {
 		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })

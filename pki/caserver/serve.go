@@ -21,12 +21,8 @@ import (
 )
 
 const (
-	firstRequest  = 10 * time.Second // for the handshake and the header of the first request
-	idleTimeout   = 5 * time.Minute
-	drainTime     = 5 * time.Second
-	maxStreams    = 1000 // that a connection has at a time
-	maxHeader     = 64 << 10
-	maxHTTP2Frame = 16 << 10
+	drainTime  = 5 * time.Second
+	maxStreams = 250 // that a connection has at a time
 
 	defaultMaxConns   = 32_768
 	maxHandshakesEach = 512 // of an address, that are not complete
@@ -64,7 +60,7 @@ type ServeOptions struct {
 // HTTP/2 over TLS does not need ALPN: a client may begin with it when the handshake is done, as Linkerd's
 // proxies do and net/http alone does not allow. Handlers find the state of the connection in
 // [http.Request].TLS. A client has 10 seconds to complete the handshake and to send the header of its first
-// request, 5 minutes between requests, and 1,000 requests at a time on a connection.
+// request, 5 minutes between requests, and 250 requests at a time on a connection.
 //
 // Connections beyond MaxConns and MaxConnsPerAddress are closed at once, which delays no other client. So are further
 // connections of an address, or on loopback of a local user, that has twice as many as are free, at this server and for all
@@ -92,26 +88,12 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 	log := ratelog.Patient(o.Logger)
 	refusals := ratelog.New(log, 0)
 	accepted, handshaking := limited(l, o, refusals)
-	srv := &http.Server{
-		Handler:     conns.Body(withTLS(o.Handler), firstRequest),
-		Protocols:   new(http.Protocols),
-		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: maxStreams, MaxReadFrameSize: maxHTTP2Frame, WriteByteTimeout: time.Minute},
-		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
-		ConnState: func(c net.Conn, state http.ConnState) {
-			if h, ok := c.(*hiddenTLS); ok {
-				c = h.raw
-			}
-			if state == http.StateClosed || state == http.StateHijacked {
-				accepted.Closed(c)
-			}
-		},
-		ReadHeaderTimeout: firstRequest,
-		IdleTimeout:       idleTimeout,
-		MaxHeaderBytes:    maxHeader,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	srv := accepted.Server(withTLS(o.Handler), maxStreams, log.Handler())
+	count := srv.ConnContext
+	srv.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
+		ctx = count(ctx, c)
+		return context.WithValue(ctx, connKey{}, c.(interface{ NetConn() net.Conn }).NetConn())
 	}
-	srv.Protocols.SetHTTP1(true)
-	srv.Protocols.SetUnencryptedHTTP2(true)
 	handshakes, cut := context.WithCancel(ctx)
 	defer cut()
 	l = accepted
@@ -125,7 +107,7 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	failed := make(chan error, 1)
-	wg.Go(func() { failed <- srv.Serve(l) })
+	wg.Go(func() { failed <- srv.Serve(conns.Patient(l)) })
 	var err error
 	select {
 	case <-ctx.Done():
@@ -144,8 +126,8 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 func limited(l net.Listener, o ServeOptions, log *ratelog.Log) (*conns.Listener, *handshakes) {
 	total := cmp.Or(o.MaxConns, conns.Max(defaultMaxConns))
 	half := max(total/2, 1)
-	refused := func(c net.Conn, reason string) {
-		log.Warn("caserver: connection closed at once", reason, slog.String("peer", c.RemoteAddr().String()), slog.String("address", l.Addr().String()))
+	refused := func(c net.Conn, what, reason string) {
+		log.Warn("caserver: "+what, reason, slog.String("peer", c.RemoteAddr().String()), slog.String("address", l.Addr().String()))
 	}
 	each := cmp.Or(o.MaxConnsPerAddress, half)
 	if o.TLS == nil {
@@ -154,7 +136,7 @@ func limited(l net.Listener, o ServeOptions, log *ratelog.Log) (*conns.Listener,
 	accepted := conns.Listen(l, conns.Options{
 		Total: total,
 		Each:  each,
-		Refused: func(c net.Conn, err *limit.Error) {
+		Refused: func(c net.Conn, what string, err *limit.Error) {
 			reason := err.Reason
 			switch reason {
 			case limit.CallerShare:
@@ -162,10 +144,10 @@ func limited(l net.Listener, o ServeOptions, log *ratelog.Log) (*conns.Listener,
 			case limit.TotalShare:
 				reason = "MaxConns is reached: there are too many connections"
 			}
-			refused(c, reason)
+			refused(c, what, reason)
 		},
 	})
-	return accepted, &handshakes{accepted, limit.NewShares[struct{}](half, 0), limit.NewShares[string](0, min(maxHandshakesEach, max(total/4, 1))), refused}
+	return accepted, &handshakes{accepted, limit.NewShares[struct{}](half, 0), limit.NewShares[string](0, min(maxHandshakesEach, max(total/4, 1))), func(c net.Conn, reason string) { refused(c, "connection closed at once", reason) }}
 }
 
 // handshakes bounds the connections that have not completed their handshake.
@@ -253,6 +235,9 @@ func (c *hiddenTLS) Read(p []byte) (int, error) {
 	c.end()
 	return c.tls.Read(p)
 }
+
+// NetConn returns the connection below TLS.
+func (c *hiddenTLS) NetConn() net.Conn { return c.raw }
 
 // Close closes the connection.
 func (c *hiddenTLS) Close() error {

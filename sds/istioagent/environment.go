@@ -171,20 +171,36 @@ var variables = settings.Table{
 		{Name: "METRICS_LOCALHOST_ACCESS_ONLY", Unused: true, Form: settings.Bool, Doc: "a NetworkPolicy can close the ports of metrics", Origin: implied},
 		{Name: "PEER_METADATA_DISCOVERY", Unused: true, Form: settings.Bool, Doc: "the extension is not in the bootstrap", Origin: implied},
 		{Name: "PILOT_ENABLE_CA_CRL", Unused: true, Form: settings.Bool, Doc: "lists of revoked certificates are not given to Envoy", Origin: implied},
-		{Name: "WASM_*", Unused: true, Doc: "the agent fetches no WebAssembly modules; Envoy does", Origin: implied},
+		{Name: "WASM_*", Unused: true, Doc: noWasm, Origin: implied},
+		{Name: "ISTIO_WASM_MAX_BINARY_SIZE_BYTES", Unused: true, Form: settings.Integer, Doc: noWasm, Origin: implied},
+		{Name: "ISTIO_AGENT_ENABLE_WASM_REMOTE_LOAD_CONVERSION", Unused: true, Form: settings.Bool, Doc: noWasm, Origin: implied},
+		{Name: "ISTIO_DUAL_STACK", Unused: true, Form: settings.Bool, Doc: "INSTANCE_IP is the one address of the node in the bootstrap", Origin: implied},
+		{Name: "ISTIO_ENABLE_HTTP2_PROBING", Unused: true, Form: settings.Bool, Doc: "probes by HTTPS use HTTP/2 where the application has it", Origin: implied},
+		{Name: "ENABLE_PROBE_KEEPALIVE_CONNECTIONS", Unused: true, Form: settings.Bool, Doc: "each probe has a connection of its own, as with the kubelet", Origin: implied},
+		{Name: "CLOUD_PLATFORM", Unused: true, Doc: noCloud, Origin: implied},
+		{Name: "GCE_METADATA_HOST", Unused: true, Doc: "the metadata server is asked at 169.254.169.254", Origin: implied},
+		{Name: "GCP_*", Unused: true, Doc: noCloud, Origin: implied},
+		{Name: "TOKEN_AUDIENCES", Unused: true, Form: settings.List, Doc: "a CA judges tokens by it; the agent hands on the token that it is given", Origin: implied},
+		{Name: "XDS_AUTH", Unused: true, Form: settings.Bool, Doc: noControl, Origin: implied},
+		{Name: "XDS_AUTH_PLAINTEXT", Unused: true, Form: settings.Bool, Doc: noControl, Origin: implied},
+		{Name: "PILOT_AGENT_MERGE_ENVOY_STATS", Unused: true, Form: settings.Bool, Doc: "with the command proxy Envoy's metrics are always beside the agent's", Origin: implied},
+		{Name: "HTTP_STRIP_FRAGMENT_FROM_PATH_UNSAFE_IF_DISABLED", Unused: true, Form: settings.Bool, Doc: "no runtime flags are in the bootstrap", Origin: implied},
+		{Name: "ISTIO_META_ENABLE_SELF_DISCOVERY", Unused: true, Form: settings.Bool, Doc: "no cluster of the workload's own is in the bootstrap", Origin: implied},
+		{Name: "OTEL_*", Unused: true, Doc: "the agent sends no traces; Envoy gets the variables of the agent", Origin: implied},
 	},
 }
+
+const (
+	noWasm    = "the agent fetches no WebAssembly modules; Envoy does"
+	noCloud   = "the agent asks no cloud where it runs, and the node in the bootstrap has no locality"
+	noControl = "it is for the control plane"
+)
 
 const noDNS = "there is no DNS proxy: it is no part of identity, and a cluster's names come from the cluster's DNS; a ServiceEntry without an address needs one"
 
 // WriteHelp writes what each environment variable is for, for the -h of a program; as a Markdown table it is for its
 // documentation.
-func WriteHelp(w io.Writer, markdown bool) error {
-	if markdown {
-		return variables.WriteMarkdown(w)
-	}
-	return variables.WriteHelp(w)
-}
+func WriteHelp(w io.Writer, markdown bool) error { return variables.Write(w, markdown) }
 
 func checkCertProvider(value string) error {
 	switch value {

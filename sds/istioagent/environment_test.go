@@ -1,6 +1,7 @@
 package istioagent_test
 
 import (
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -205,6 +206,42 @@ func TestDocumentTable(t *testing.T) {
 	} {
 		assert.Regexp(t, "(?m)^\\| `"+name+"` .* document \\|$", table.String())
 	}
+}
+
+// TestIstioVariables holds that each variable that Istio's agent reads is used, or named at the start with the reason.
+func TestIstioVariables(t *testing.T) {
+	t.Parallel()
+	names, err := os.ReadFile("testdata/variables.txt")
+	require.NoError(t, err)
+	var table strings.Builder
+	require.NoError(t, istioagent.WriteHelp(&table, true))
+	for name := range strings.Lines(string(names)) {
+		name = strings.TrimSpace(name)
+		if strings.HasPrefix(name, "#") || strings.Contains(table.String(), "\n| `"+name+"` | ") && !strings.Contains(table.String(), "\n| `"+name+"` | text |  | not used") {
+			continue
+		}
+		c, err := istioagent.FromEnvironment([]string{name + "=1"})
+		require.NoError(t, err, name)
+		assert.Empty(t, c.Notes, "%s is no slip", name)
+		if assert.Len(t, c.Unused, 1, name) {
+			assert.Regexp(t, "^environment variable "+name+" is not used: .{10}", c.Unused[0])
+		}
+	}
+}
+
+// The variables of the Services of a pod's namespace are no configuration, whatever the Services are called.
+func TestServiceLinks(t *testing.T) {
+	t.Parallel()
+	var links []string
+	for _, service := range []string{"ENVOY_STATUS", "ENVOY_PROMETHEUS", "CA", "XDS_HEADER", "PROXY_XDS_DEBUG_VIA_AGENT"} {
+		links = append(links, service+"_SERVICE_HOST=10.0.0.1", service+"_SERVICE_PORT=80", service+"_SERVICE_PORT_HTTP=80", service+"_PORT=tcp://10.0.0.1:80",
+			service+"_PORT_80_TCP=tcp://10.0.0.1:80", service+"_PORT_80_TCP_PROTO=tcp", service+"_PORT_80_TCP_PORT=80", service+"_PORT_80_TCP_ADDR=10.0.0.1")
+	}
+	c, err := istioagent.FromEnvironment(links)
+	require.NoError(t, err)
+	want, err := istioagent.FromEnvironment(nil)
+	require.NoError(t, err)
+	assert.Equal(t, want, c)
 }
 
 func FuzzFromEnvironment(f *testing.F) {

@@ -110,9 +110,7 @@ func pairOf(k key, data map[string][]byte) (c content) {
 		case len(certs) > 0 && len(keyPEM) > 0:
 			var secret *pki.Secret
 			if secret, c.from, c.err = secretset.KeyPair(k.String(), certs, keyPEM); c.err != nil {
-				c.err = fmt.Errorf("%s and %s: %w", form[0], form[1], c.err)
-			} else if time.Now().Before(c.from) {
-				c.next, c.err = secret, fmt.Errorf("%s: %w", form[0], secretset.NotYet(c.from))
+				c.next, c.err = secret, fmt.Errorf("%s and %s: %w", form[0], form[1], c.err)
 			} else {
 				c.secret = secret
 			}

@@ -401,10 +401,7 @@ func (e *entry) pair(certsPEM, keyPEM []byte) (*pki.Secret, error) {
 			return nil, err
 		}
 	}
-	secret, from, err := secretset.KeyPair(e.name, certsPEM, keyPEM)
-	if err == nil && time.Now().Before(from) {
-		err = secretset.NotYet(from)
-	}
+	secret, _, err := secretset.KeyPair(e.name, certsPEM, keyPEM)
 	if err != nil {
 		return nil, err
 	}

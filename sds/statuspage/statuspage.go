@@ -42,6 +42,7 @@
 package statuspage
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -85,6 +86,8 @@ type Handler struct {
 	live  *limit.Shares[string]
 	done  chan struct{} // closed by Close
 	close func()
+
+	html, json limit.Page
 
 	mu  sync.Mutex
 	now *rendering // nil before the first
@@ -157,11 +160,19 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		header.Set("Content-Type", contentType)
 		_, _ = w.Write(body) // an error means that the client is gone
 	}
+	share := func(contentType string, p *limit.Page, of func(*rendering) []byte) {
+		body, done, _ := p.Get(func(b *bytes.Buffer) error {
+			_, err := b.Write(of(h.render()))
+			return err
+		})
+		defer done()
+		write(contentType, body)
+	}
 	switch file {
 	case "":
-		write("text/html; charset=utf-8", h.render().page())
+		share("text/html; charset=utf-8", &h.html, (*rendering).page)
 	case "status.json":
-		write("application/json", h.render().json())
+		share("application/json", &h.json, (*rendering).json)
 	case "events":
 		h.serveEvents(w, r)
 	case "page.css":

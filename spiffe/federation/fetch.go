@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -247,9 +248,8 @@ func (d *dialling) dial(network, addr string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn := tls.Client(&watched{Conn: raw, patience: d.o.IdleTimeout}, config)
-	if err := conn.HandshakeContext(d.ctx); err != nil {
-		_ = raw.Close()
+	conn, err := tlsalert.Client(d.ctx, &watched{Conn: raw, patience: d.o.IdleTimeout}, config, 0)
+	if err != nil {
 		return nil, err
 	}
 	d.peer = host

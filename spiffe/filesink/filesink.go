@@ -61,6 +61,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/files/delivery"
 	"github.com/svidkit/svidkit/internal/files/fileset"
@@ -107,7 +108,8 @@ type Config struct {
 	FederatedName func(spiffe.TrustDomain) string
 
 	// Tokens are files with JWT-SVIDs, for programs that read one from a file: the audience of each by the name of the file, which has
-	// KeyMode. They are renewed when half of their life is over, and one that is not to be had leaves the file as it is, over a restart too.
+	// KeyMode. They are renewed when half of their life is over, and one that is not to be had leaves the file as it is, over a restart too. A
+	// token of another identity than the certificate's is not written, and one that is there is removed, or with Plain emptied.
 	// TokenSource fetches them: a *workloadapi.Source, or another one that gives a new token for each call and is safe for
 	// concurrent use.
 	Tokens      map[string]string
@@ -347,8 +349,8 @@ func (s *Sink) write() (*spiffe.SVID, bool, error) {
 	if err != nil {
 		return nil, false, err
 	}
-	if !time.Now().Before(svid.NotAfter()) {
-		return nil, false, fmt.Errorf("the identity %q of the source has expired at %s, and the files stay as they are", svid.ID(), svid.NotAfter().Format(time.RFC3339))
+	if err := certchain.InTime(svid.Leaf(), time.Now()); err != nil {
+		return nil, false, fmt.Errorf("the identity %q of the source is not written, and the files stay as they are: %w", svid.ID(), err)
 	}
 	files, err := s.files(snap, svid)
 	if err != nil {
@@ -439,10 +441,14 @@ func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]files
 		}
 	}
 	for name := range cfg.Tokens {
-		if text := s.tokens.file(name); text != "" {
-			if err := add("Config.Tokens", name, fileset.File{Data: []byte(text), Mode: cfg.KeyMode}); err != nil {
-				return nil, err
+		t := s.tokens.get(name)
+		if !t.of(svid.ID().String()) { // of the identity before, or none: beside this certificate it would mislead
+			if t.text = ""; !cfg.Plain || t.subject == "" {
+				continue
 			}
+		}
+		if err := add("Config.Tokens", name, fileset.File{Data: []byte(t.text), Mode: cfg.KeyMode}); err != nil {
+			return nil, err
 		}
 	}
 	return files, nil

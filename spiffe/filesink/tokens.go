@@ -29,15 +29,31 @@ type tokens struct {
 
 // token is one that was fetched.
 type token struct {
-	text                   string
+	text, subject          string
 	received, expires, due time.Time
 }
 
-// file returns the text of a token, or nothing before the first.
-func (t *tokens) file(name string) string {
+// of reports whether the token is of an identity; any if that is not known.
+func (t token) of(id string) bool { return id == "" || t.subject == id }
+
+// get returns a token; the zero one before the first.
+func (t *tokens) get(name string) token {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.byName[name].text
+	return t.byName[name]
+}
+
+// identity returns the identity of the source, whose tokens are wanted; "" while there is none.
+func (s *Sink) identity() string {
+	snap, err := s.cfg.Source.Snapshot()
+	if err != nil {
+		return ""
+	}
+	svid, err := snap.SVID()
+	if err != nil {
+		return ""
+	}
+	return svid.ID().String()
 }
 
 // failed returns why the last round did not have all tokens.
@@ -50,6 +66,7 @@ func (t *tokens) failed() error {
 // keepTokens fetches tokens when half of their life is over, and has them written.
 func (s *Sink) keepTokens(ctx context.Context) {
 	for failures := 0; ctx.Err() == nil; {
+		changed := s.cfg.Source.Changed() // it may have another identity then
 		fetched, wait, err := s.fetchTokens(ctx, &failures)
 		if fetched {
 			_, _ = s.Write() // which says itself what went wrong
@@ -58,7 +75,7 @@ func (s *Sink) keepTokens(ctx context.Context) {
 			s.log.LogAttrs(ctx, slog.LevelWarn, "filesink: not all JWT-SVIDs could be fetched, and their files stay as they are",
 				slog.String("folder", s.cfg.Dir), slog.Any("err", err), slog.Duration("retry_in", wait))
 		}
-		renew.Wait(ctx, wait, nil)
+		renew.Wait(ctx, wait, changed)
 	}
 }
 
@@ -75,15 +92,16 @@ func (s *Sink) fetchTokens(ctx context.Context, failures *int) (fetched bool, wa
 	s.tokens.mu.Lock()
 	old, results := maps.Clone(s.tokens.byName), map[string]*result{}
 	s.tokens.mu.Unlock()
+	id := s.identity()
 	var fetching sync.WaitGroup
 	for name, audience := range s.cfg.Tokens {
-		if now := time.Now(); now.Before(old[name].due) {
+		if now := time.Now(); now.Before(old[name].due) && old[name].of(id) {
 			wait = min(wait, old[name].due.Sub(now))
 			continue
 		}
 		r := new(result)
 		results[name] = r
-		fetching.Go(func() { r.token, r.err = s.fetchToken(ctx, audience) }) // all at once: one that hangs holds up no other
+		fetching.Go(func() { r.token, r.err = s.fetchToken(ctx, id, audience) }) // all at once: one that hangs holds up no other
 	}
 	fetching.Wait()
 	s.tokens.mu.Lock()
@@ -117,12 +135,12 @@ func (s *Sink) recallTokens() {
 		}
 		now := time.Now()
 		if claims, ok := jws.ReadClaims(string(data)); ok && slices.Equal(claims.Audience, []string{audience}) && now.Before(claims.Expires) {
-			s.tokens.byName[name] = token{text: string(data), received: now, expires: claims.Expires}
+			s.tokens.byName[name] = token{text: string(data), subject: claims.Subject, received: now, expires: claims.Expires}
 		}
 	}
 }
 
-func (s *Sink) fetchToken(ctx context.Context, audience string) (token, error) {
+func (s *Sink) fetchToken(ctx context.Context, id, audience string) (token, error) {
 	text, err := s.cfg.TokenSource.Fetch(ctx, audience)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -132,11 +150,14 @@ func (s *Sink) fetchToken(ctx context.Context, audience string) (token, error) {
 	}
 	now := time.Now()
 	claims, ok := jws.ReadClaims(text)
+	got := token{text, claims.Subject, now, claims.Expires, renew.RenewAt(now, now, claims.Expires, 0.5, 0.1, rand.Float64())}
 	switch {
 	case !ok || !slices.Equal(claims.Audience, []string{audience}):
 		return token{}, fmt.Errorf("the source gave a token for %.256q", claims.Audience)
 	case !now.Before(claims.Expires):
 		return token{}, fmt.Errorf("the source gave a token that ended at %s; compare the clocks", claims.Expires.UTC().Format(time.RFC3339))
+	case !got.of(id):
+		return token{}, fmt.Errorf("the source gave a token of %.256q, and the certificate is that of %q", claims.Subject, id)
 	}
-	return token{text, now, claims.Expires, renew.RenewAt(now, now, claims.Expires, 0.5, 0.1, rand.Float64())}, nil
+	return got, nil
 }

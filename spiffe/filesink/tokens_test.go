@@ -2,10 +2,12 @@ package filesink_test
 
 import (
 	"context"
+	"crypto/x509"
 	"encoding/base64"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -31,8 +33,12 @@ func (f tokenSource) Fetch(ctx context.Context, audience ...string) (string, err
 
 // tokenFor returns what has the form of a token, whose signature a Sink does not judge.
 func tokenFor(expires time.Time, audience string) string {
+	return tokenOf("spiffe://example.org/web", expires, audience)
+}
+
+func tokenOf(subject string, expires time.Time, audience string) string {
 	b := base64.RawURLEncoding.EncodeToString
-	return b([]byte(`{"alg":"ES256"}`)) + "." + b(fmt.Appendf(nil, `{"aud":[%s],"exp":%d,"iat":%d}`, audience, expires.Unix(), time.Now().UnixNano())) + ".c2ln"
+	return b([]byte(`{"alg":"ES256"}`)) + "." + b(fmt.Appendf(nil, `{"sub":%q,"aud":[%s],"exp":%d,"iat":%d}`, subject, audience, expires.Unix(), time.Now().UnixNano())) + ".c2ln"
 }
 
 // issue returns a source of tokens of some life.
@@ -216,4 +222,75 @@ func TestTokenStaysOverRestart(t *testing.T) {
 		_, err = os.Stat(filepath.Join(dir, "a"))
 		require.ErrorIs(t, err, fs.ErrNotExist, "it has ended")
 	})
+}
+
+// The certificate and the tokens in a folder are of one identity: after a restart with another one, when the source has another one,
+// and if the source of tokens gives those of another one.
+func TestTokensOfOneIdentity(t *testing.T) {
+	t.Parallel()
+	for _, plain := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			ca, dir := spiffetest.NewCA(t, "example.org"), t.TempDir()
+			api := func(c *x509.Certificate) { c.URIs = []*url.URL{{Scheme: "spiffe", Host: "example.org", Path: "/api"}} }
+			var subject, away atomic.Value
+			subject.Store("spiffe://example.org/web")
+			away.Store("")
+			cfg := filesink.Config{
+				Source: ca.Source("/web"), Dir: dir, Plain: plain, Tokens: map[string]string{"a": "a"},
+				TokenSource: tokenSource(func(context.Context, ...string) (string, error) {
+					if why := away.Load().(string); why != "" {
+						return "", errors.New(why)
+					}
+					return tokenOf(subject.Load().(string), time.Now().Add(10*time.Hour), `"a"`), nil
+				}),
+			}
+			has := func(certificate, token string) {
+				t.Helper()
+				assert.Equal(t, certificate, read(t, dir).ID().Path())
+				data, err := os.ReadFile(filepath.Join(dir, "a"))
+				switch {
+				case token != "":
+					require.NoError(t, err)
+					payload, err := base64.RawURLEncoding.DecodeString(strings.Split(string(data), ".")[1])
+					require.NoError(t, err)
+					assert.Contains(t, string(payload), `"sub":"spiffe://example.org`+token+`"`)
+				case plain:
+					require.NoError(t, err)
+					assert.Empty(t, data)
+				default:
+					require.ErrorIs(t, err, fs.ErrNotExist)
+				}
+			}
+			first, err := filesink.Start(t.Context(), cfg)
+			require.NoError(t, err)
+			require.NoError(t, first.Close())
+			has("/web", "/web")
+
+			away.Store("away")
+			other := ca.Source("/api")
+			cfg.Source = other
+			s := start(t, cfg)
+			has("/api", "")
+
+			away.Store("")
+			time.Sleep(2 * time.Minute)
+			synctest.Wait()
+			has("/api", "")
+			require.ErrorContains(t, s.Report().Upstreams[1].Err, `the source gave a token of "spiffe://example.org/web", and the certificate is that of "spiffe://example.org/api"`)
+			subject.Store("spiffe://example.org/api")
+			time.Sleep(2 * time.Minute)
+			synctest.Wait()
+			has("/api", "/api")
+			require.NoError(t, s.Report().Upstreams[1].Err)
+
+			subject.Store("spiffe://example.org/web")
+			other.Renew(func(c *x509.Certificate) { c.URIs = []*url.URL{{Scheme: "spiffe", Host: "example.org", Path: "/web"}} })
+			synctest.Wait()
+			has("/web", "/web") // at once, and not at half of the life of the token before
+			away.Store("away")
+			other.Renew(api)
+			synctest.Wait()
+			has("/api", "")
+		})
+	}
 }

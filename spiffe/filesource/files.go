@@ -312,10 +312,9 @@ func (f *files) judge(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Tim
 		return fmt.Errorf("it is the certificate of %q, and Config.ID is %q", svid.ID(), want)
 	case svid.ID().TrustDomain() != td:
 		return fmt.Errorf("it is the certificate of %q, and the identity in force is of the trust domain %q", svid.ID(), td)
-	case !now.Before(svid.NotAfter()):
-		return fmt.Errorf("the certificate of %q has expired at %s", svid.ID(), stamp(svid.NotAfter()))
-	case now.Before(svid.Leaf().NotBefore):
-		return fmt.Errorf("the certificate of %q is valid from %s on; compare the clocks", svid.ID(), stamp(svid.Leaf().NotBefore))
+	}
+	if err := certchain.InTime(svid.Leaf(), now); err != nil {
+		return fmt.Errorf("%q: %w", svid.ID(), err)
 	}
 	server, client := certchain.Roles(svid.Chain())
 	if !server && !client {
@@ -343,8 +342,6 @@ func (f *files) judge(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Tim
 	}
 	return nil
 }
-
-func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 // verify returns why peers with bundle would refuse svid at a time.
 func verify(svid *spiffe.SVID, bundle *spiffe.Bundle, at time.Time) error {

@@ -55,7 +55,6 @@
 package health
 
 import (
-	"bytes"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -112,7 +111,10 @@ func (s sources) Report() report.Report {
 
 // Handler answers for the parts of a service. [New] makes one. It is safe for concurrent use. It asks the sources anew for
 // each answer.
-type Handler struct{ parts []Part }
+type Handler struct {
+	parts []Part
+	page  metrics.Page
+}
 
 // New returns a Handler for at least one part. It copies the parts, and does not ask their sources yet.
 func New(parts ...Part) (*Handler, error) {
@@ -420,14 +422,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "live", "livez":
 		answer(w, h.check(h.reports(), (*state).alive))
 	case "metrics":
-		var b bytes.Buffer
-		_ = metrics.WriteProcess(&b)
-		if err := h.WriteMetrics(&b); err != nil {
+		if err := h.page.Serve(w, h.WriteMetrics); err != nil {
 			http.Error(w, line(err), http.StatusInternalServerError)
-			return
 		}
-		header.Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-		_, _ = w.Write(b.Bytes()) // an error means that the client is gone
 	default:
 		http.NotFound(w, r)
 	}

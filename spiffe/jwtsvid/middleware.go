@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/svidkit/svidkit/internal/guard"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/internal/tokens/token"
@@ -73,7 +74,9 @@ type MiddlewareOptions struct {
 // the answer is 503 without that header.
 //
 // A request that came neither by TLS nor on a Unix socket is answered 400, with a token or without (JWT-34), and the
-// token is not read: any reader on the network could use it. See [MiddlewareOptions].TLSTerminated.
+// token is not read: any reader on the network could use it. See [MiddlewareOptions].TLSTerminated. So is one whose path can
+// be read in two ways: a CONNECT with a path, a path that [path.Clean] changes, and one with an escaped slash below a pattern of
+// [http.ServeMux] that ends with a slash.
 // gRPC over net/http is served by the same middleware (JWT-33).
 func Middleware(v *Validator, allow spiffe.PolicySource, opts *MiddlewareOptions) (func(http.Handler) http.Handler, error) {
 	err := spiffe.CheckPolicySource(allow)
@@ -106,7 +109,9 @@ type middleware struct {
 func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	var proof *Verified
 	var err error = &token.Error{Kind: kind, Reason: token.NoToken, Rule: "JWT-34", Err: errReadable}
-	if m.terminated || bearer.Confidential(r) {
+	if unclear := guard.Path(r); unclear != nil {
+		err = &token.Error{Kind: kind, Reason: "unclear path", Err: unclear}
+	} else if m.terminated || bearer.Confidential(r) {
 		proof, err = m.validator.ValidateHeader(r.Header["Authorization"])
 	}
 	if err != nil {
@@ -159,7 +164,7 @@ func (m *middleware) refused(r *http.Request, reason string, attrs ...slog.Attr)
 // answer returns the status and the challenge for an error of ValidateHeader.
 func answer(err error) (status int, challenge string) {
 	switch {
-	case errors.Is(err, errHeaders), errors.Is(err, errReadable):
+	case errors.Is(err, errHeaders), errors.Is(err, errReadable), errors.Is(err, guard.ErrPath):
 		return http.StatusBadRequest, `Bearer error="invalid_request"`
 	case errors.Is(err, ErrNoToken):
 		return http.StatusUnauthorized, `Bearer realm="jwt-svid"` // RFC 6750: no error if there was no attempt

@@ -101,6 +101,28 @@ func TestMiddleware(t *testing.T) {
 	}
 }
 
+// TestMiddlewarePath: a path that a ServeMux in front and the handler behind may read differently is refused, with a good token too.
+func TestMiddlewarePath(t *testing.T) {
+	t.Parallel()
+	var log bytes.Buffer
+	h := protect(t, validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{}), spiffe.AllowIDs(webID), &jwtsvid.MiddlewareOptions{TLSTerminated: true, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	for _, c := range []struct {
+		method, path string
+		status       int
+	}{
+		{"GET", "/a/", 200}, {"GET", "/a%2fb", 200}, {"CONNECT", "/a", 400}, {"GET", "/public/../admin", 400}, {"GET", "/public/%2e%2e/admin", 400}, {"GET", "//admin", 400},
+	} {
+		r, w := httptest.NewRequest(c.method, c.path, nil), httptest.NewRecorder()
+		r.Header.Set("Authorization", "Bearer "+es256(t, baseHeader, basePay))
+		h.ServeHTTP(w, r)
+		assert.Equal(t, c.status, w.Code, "%s %s", c.method, c.path)
+		if c.status != 200 {
+			assert.Equal(t, `Bearer error="invalid_request"`, w.Header().Get("WWW-Authenticate"))
+		}
+	}
+	assert.Contains(t, log.String(), "its path can be read in two ways")
+}
+
 // TestMiddlewarePeer: with a function for the client of the connection, a token is good in the hands of its workload alone.
 func TestMiddlewarePeer(t *testing.T) {
 	t.Parallel()

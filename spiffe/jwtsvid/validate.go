@@ -87,7 +87,8 @@ func newValidator(bundles spiffe.BundleSource, audience []string, opts *Validato
 //  4. The bundle of that ID's trust domain.
 //  5. The key in it: the one that "kid" names or, without "kid", those that fit the algorithm.
 //  6. The signature.
-//  7. "aud", then "exp", then "nbf".
+//  7. No "cnf", then "aud", then "exp", then "nbf". A token with "cnf" is bound to a key of its holder, and a JWT-SVID is none: nothing
+//     here could prove the holder.
 //
 // "iat" and all other claims are ignored; "jti" is not tracked, and a token may come any number of times
 // until it expires. An ID without a path is valid: it names no workload, and a [spiffe.Policy] refuses it
@@ -224,6 +225,9 @@ func (v *Validator) verifyWith(s *token.Signed, key crypto.PublicKey) *token.Err
 
 // judge checks the claims of a token whose signature is good.
 func (v *Validator) judge(c *token.Claims, audience []string) *token.Error {
+	if c.Bound {
+		return kind.Refuse("binding", "", `"cnf" binds it to a key, so that it is no bearer token, which a JWT-SVID is`)
+	}
 	if e := audienceFault(c); e != nil {
 		return e
 	}

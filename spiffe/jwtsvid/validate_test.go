@@ -137,6 +137,8 @@ func TestOrder(t *testing.T) {
 		{"signature before audience", sign(baseHeader, pay("cache", past, future), "ES256", m.jwtx), "signature", "JWT-26", 1},
 		{"signature's size before audience", es256(t, baseHeader, pay("cache", past, future)) + "AAAA", "signature", "JWT-28", 1},
 		{"no signature", strings.TrimRight(es256(t, baseHeader, basePay), "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"), "signature", "JWT-28", 1},
+		{"bound to a certificate", es256(t, baseHeader, strings.Replace(pay("db", good, past), "{", `{"cnf":{"x5t#S256":"`+b64(make([]byte, 32))+`"},`, 1)), "binding", "", 1},
+		{"bound to nothing", es256(t, baseHeader, strings.Replace(pay("cache", past, future), "{", `{"cnf":null,`, 1)), "binding", "", 1},
 		{"audience before exp", es256(t, baseHeader, pay("cache", past, future)), "audience", "JWT-13", 1},
 		{"audience of another type before exp", es256(t, baseHeader, `{`+webSubject+`,"aud":{"db":1}}`), "audience", "JWT-12", 1},
 		{"exp before nbf", es256(t, baseHeader, pay("db", past, future)), "expired", "JWT-19", 1},

@@ -375,6 +375,7 @@ func TestWithdrawn(t *testing.T) {
 			time.Sleep(time.Hour)
 			_, err = l.SVID()
 			require.Error(t, err)
+			w.api.ExpireIn(time.Hour) // the first one has ended
 			w.api.Mend()
 			time.Sleep(time.Minute)
 			synctest.Wait()

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/files/store"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/sourcereport"
@@ -130,8 +131,8 @@ func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 // usable returns why peers would refuse svid.
 func usable(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Time) error {
-	if !now.Before(svid.NotAfter()) {
-		return fmt.Errorf("the certificate of %q has expired at %s", svid.ID(), stamp(svid.NotAfter()))
+	if err := certchain.InTime(svid.Leaf(), now); err != nil {
+		return fmt.Errorf("%q: %w", svid.ID(), err)
 	}
 	v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(svid.ID()), &spiffe.VerifierOptions{Now: func() time.Time { return now }, Remember: -1})
 	if err == nil {
@@ -156,7 +157,7 @@ func parse(doc []byte) (saved time.Time, bundles *spiffe.BundleSet, err error) {
 		if r.Kind() == strictjson.Number {
 			lit, _ := r.Number()
 			if n, err := strconv.ParseInt(string(lit), 10, 64); err == nil && n > 0 && n < 1<<40 {
-				saved = time.Unix(n, 0)
+				saved = time.Unix(n, 0).UTC()
 			}
 		}
 	}

@@ -210,7 +210,7 @@ func RequirePeer(allow spiffe.PolicySource) (grpc.UnaryServerInterceptor, grpc.S
 //
 // The Authenticator gets a request with the metadata as header, the TLS state and the addresses of the connection,
 // which may have been made with other credentials: it refuses tokens on a connection that others can read. The path is the
-// method, so [authn.ByPath] says by what the callers of each method prove themselves.
+// method, so an [authn.Func] can ask another for each method, by what its callers prove themselves.
 //
 // Other calls end with Unauthenticated, or with Unavailable if the question could not be answered now, and no reason.
 // The logger gets the reason, as from [authn.Require]; nil means no logs. With an error the interceptors deny all

@@ -16,6 +16,7 @@ import (
 	"weak"
 
 	"github.com/svidkit/svidkit/internal/ratelog"
+	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -179,9 +180,8 @@ func protocols(s *http.Server) []string {
 //
 // An open connection keeps the identity with which it was made; it is closed after 90 idle seconds.
 //
-// With a Governor, a FailureLog, a Logger, Metrics, Hosts or [WebRoots] the transport has a DialTLSContext, which uses
-// the DialContext, TLSClientConfig and TLSHandshakeTimeout that the transport has then; a clone continues to use those
-// of the original.
+// The transport has a DialTLSContext, which uses the DialContext, TLSClientConfig and TLSHandshakeTimeout that the transport
+// has then; a clone continues to use those of the original. A client that is refused gets the server's alert.
 func Transport(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *Options) (*http.Transport, error) {
 	e, err := newEndpoint(false, self, peers, allow, opts)
 	if err != nil {
@@ -199,10 +199,8 @@ func Transport(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.P
 	}
 	t.Proxy = noProxy                         // a clone has it too
 	t.RegisterProtocol("http", noPlainHTTP{}) // for callers that set another Proxy
-	if e.notes() || e.opts.Governor != nil || e.roots != nil || e.hosts != nil {
-		t.DialTLSContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			return e.dial(ctx, t, network, addr)
-		}
+	t.DialTLSContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		return e.dial(ctx, t, network, addr)
 	}
 	return t, nil
 }
@@ -222,15 +220,16 @@ func (e *endpoint) dial(ctx context.Context, t *http.Transport, network, addr st
 	if err != nil {
 		return nil, err // before any handshake
 	}
-	conn, err := e.handshake(ctx, below, t.TLSClientConfig, addr, t.TLSHandshakeTimeout)
+	conn, err := e.handshake(ctx, below, t.TLSClientConfig, addr, t.TLSHandshakeTimeout, 1)
 	if err != nil {
 		return nil, err // and not a nil *tls.Conn
 	}
 	return conn, nil
 }
 
-// handshake makes a client connection over below, which it owns. A timeout of 0 is none.
-func (e *endpoint) handshake(ctx context.Context, below net.Conn, base *tls.Config, addr string, timeout time.Duration) (*tls.Conn, error) {
+// handshake makes a client connection over below, which it owns. A timeout of 0 is none; the first writes are those of package
+// tlsalert.
+func (e *endpoint) handshake(ctx context.Context, below net.Conn, base *tls.Config, addr string, timeout time.Duration, first int32) (*tls.Conn, error) {
 	g := e.opts.Governor
 	raw := &rawConn{Conn: below, governor: g, client: true, born: time.Now()}
 	c, at := base.Clone(), addressOf(addr)
@@ -249,15 +248,14 @@ func (e *endpoint) handshake(ctx context.Context, below net.Conn, base *tls.Conf
 			return verify(q.in(cs))
 		}
 	}
-	conn := tls.Client(raw, c)
 	hctx := ctx
 	if timeout > 0 {
 		var cancel context.CancelFunc
 		hctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
-	if err := conn.HandshakeContext(hctx); err != nil {
-		_ = raw.Close()
+	conn, err := tlsalert.Client(hctx, raw, c, first)
+	if err != nil {
 		if ctx.Err() == nil {
 			_ = e.failed(false, addr, err)
 		} else { // the caller gave up

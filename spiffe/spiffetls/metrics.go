@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"github.com/svidkit/svidkit/internal/guard"
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/report"
@@ -42,6 +43,7 @@ import (
 //	denied                  the policy does not allow it
 //	no_certificate          a request came without a proven client
 //	proof_expired           a request came on a connection whose proof has expired
+//	unclear_path            a request came with a path that can be read in two ways
 //
 // Or the handshake failed otherwise:
 //
@@ -113,6 +115,7 @@ const (
 	// Of requests.
 	causeNoCertificate
 	causeProofExpired
+	causeUnclearPath
 
 	// Of connections.
 	causeProofEnds
@@ -150,6 +153,7 @@ var causes = [numCauses]struct{ label, text string }{
 	causeOther:            {"other", "TLS"},
 	causeNoCertificate:    {"no_certificate", errNoProof.Error()},
 	causeProofExpired:     {"proof_expired", "its proof has expired"},
+	causeUnclearPath:      {"unclear_path", guard.ErrPath.Error()},
 	causeProofEnds:        {"proof_ends", "the proof is about to expire"},
 }
 
@@ -196,6 +200,8 @@ func causeOf(stage string, err error) cause {
 			return causeProofExpired
 		case errors.Is(err, errNoProof):
 			return causeNoCertificate
+		case errors.Is(err, guard.ErrPath):
+			return causeUnclearPath
 		}
 		return causeDenied
 	case "identity":
@@ -300,7 +306,7 @@ func (m *Metrics) write(w io.Writer) error {
 		}
 	})
 	s.Totals("svidkit_tls_denied_requests_total", "The number of requests that RequirePeer has denied, by the reason.", func(add metrics.Add) {
-		for _, c := range []cause{causeDenied, causeNoCertificate, causeProofExpired} {
+		for _, c := range []cause{causeDenied, causeNoCertificate, causeProofExpired, causeUnclearPath} {
 			add(float64(m.denials[c].Load()), "reason", causes[c].label)
 		}
 	})

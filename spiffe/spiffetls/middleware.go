@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 
+	"github.com/svidkit/svidkit/internal/guard"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -16,11 +18,14 @@ import (
 //	…
 //	mux.Handle("/admin/", admin)
 //
-// [spiffe.AllowAnyPeer] requires a proof and nothing more, and [Paths] has a policy for each path. What [spiffe.CheckPolicySource] refuses is an error.
+// [spiffe.AllowAnyPeer] requires a proof and nothing more. What [spiffe.CheckPolicySource] refuses is an error. Patterns of
+// [http.ServeMux] say which policy is for which path and method, as "POST /orders/" does.
 //
 // Other requests are answered with 403 and the word "forbidden", without the policy or the reason. If the proof has
 // expired, the answer has "Connection: close", so that the client connects anew. The FailureLog and the Logger of the
-// server get the reason, at the stage "request".
+// server get the reason, at the stage "request". A request whose path can be read in two ways is answered with 400, and no
+// policy is asked: a CONNECT with a path, a path that [path.Clean] changes, and one with an escaped slash ("%2F") below a
+// pattern that ends with a slash, as a ServeMux has it in an element of the path and [http.FileServer] between two.
 func RequirePeer(allow spiffe.PolicySource, next http.Handler) (http.Handler, error) {
 	if next == nil {
 		return nil, errors.New("spiffetls: require peer: no handler")
@@ -28,14 +33,10 @@ func RequirePeer(allow spiffe.PolicySource, next http.Handler) (http.Handler, er
 	if _, hosts := allow.(interface{ byHost() }); hosts {
 		return nil, fmt.Errorf("spiffetls: require peer: %w", errHosts)
 	}
-	paths, ok := allow.(pathPolicies)
-	if !ok {
-		if err := spiffe.CheckPolicySource(allow); err != nil {
-			return nil, fmt.Errorf("spiffetls: require peer: %w", err)
-		}
-		return requirePeer{func(*http.Request) (spiffe.PolicySource, error) { return allow, nil }, next}, nil
+	if err := spiffe.CheckPolicySource(allow); err != nil {
+		return nil, fmt.Errorf("spiffetls: require peer: %w", err)
 	}
-	return requirePeer{paths.of, next}, nil
+	return requirePeer{allow, next}, nil
 }
 
 var (
@@ -45,7 +46,7 @@ var (
 )
 
 type requirePeer struct {
-	allow func(*http.Request) (spiffe.PolicySource, error)
+	allow spiffe.PolicySource
 	next  http.Handler
 }
 
@@ -55,41 +56,38 @@ func (h requirePeer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var id spiffe.ID
 	if cause == nil {
 		id = peer.ID()
-		if e.now().After(peer.NotAfter()) {
-			w.Header().Set("Connection", "close")
-			cause = errProofExpired
-		} else if cause = h.check(r, id); cause == nil {
-			h.next.ServeHTTP(w, r)
-			return
-		}
 	} else if ve, ok := errors.AsType[*spiffe.VerifyError](cause); ok {
 		id = ve.ID                            // the handshake proved it, and it no longer verifies
 		w.Header().Set("Connection", "close") // so that the client proves itself anew
+	}
+	status := http.StatusForbidden
+	if err := guard.Path(r); err != nil {
+		cause, status = err, http.StatusBadRequest
+	} else if cause == nil && e.now().After(peer.NotAfter()) {
+		w.Header().Set("Connection", "close")
+		cause = errProofExpired
+	} else if cause == nil {
+		if cause = h.check(id); cause == nil {
+			h.next.ServeHTTP(w, r)
+			return
+		}
 	}
 	if e != nil && e.notes() {
 		e.opts.Metrics.denied(causeOf("request", cause))
 		e.note(Failure{
 			Side: "server", Remote: r.RemoteAddr, Stage: "request",
-			ID: id, TrustDomain: id.TrustDomain(), Reason: cause.Error(), OtherSees: "403 Forbidden",
+			ID: id, TrustDomain: id.TrustDomain(), Reason: cause.Error(), OtherSees: fmt.Sprint(status, " ", http.StatusText(status)),
 		}, cause)
 	}
-	forbid(w)
+	w.Header().Set("Cache-Control", "no-store")
+	http.Error(w, strings.ToLower(http.StatusText(status)), status)
 }
 
 // check says why the client may not make the request.
-func (h requirePeer) check(r *http.Request, id spiffe.ID) error {
-	allow, err := h.allow(r)
-	if err != nil {
-		return err
-	}
-	p := allow.Policy()
-	if none, ok := allow.(interface{ NoPolicy() error }); ok && p.IsZero() { // of spiffegrpc
+func (h requirePeer) check(id spiffe.ID) error {
+	p := h.allow.Policy()
+	if none, ok := h.allow.(interface{ NoPolicy() error }); ok && p.IsZero() { // of spiffegrpc
 		return none.NoPolicy()
 	}
 	return p.Check(id)
-}
-
-func forbid(w http.ResponseWriter) {
-	w.Header().Set("Cache-Control", "no-store")
-	http.Error(w, "forbidden", http.StatusForbidden)
 }

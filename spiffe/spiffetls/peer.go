@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 
+	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/internal/provenpeer"
 )
@@ -65,7 +66,7 @@ func PeerFromConn(c net.Conn) (*spiffe.Peer, error) {
 	if !ok {
 		return nil, fmt.Errorf("spiffetls: no proven peer: the connection is a %T, not a *tls.Conn of NewListener or a Dialer", c)
 	}
-	raw, ok := tc.NetConn().(*rawConn)
+	raw, ok := tlsalert.Below(tc).(*rawConn)
 	switch {
 	case !ok:
 		return nil, errors.New("spiffetls: no proven peer: the connection was not made by a listener or dialer of this package; see PeerFromState")

@@ -46,7 +46,7 @@ func NewListener(inner net.Listener, self spiffe.SVIDSource, peers spiffe.Bundle
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	l.unfinished = conns.Listen(inner, conns.Options{
 		Total: cmp.Or(e.opts.MaxHandshakes, maxHandshakes),
-		Refused: func(c net.Conn, err *limit.Error) {
+		Refused: func(c net.Conn, _ string, err *limit.Error) {
 			_ = e.failed(true, remote(c), fmt.Errorf("%w: %s", errTooMany, err.Reason))
 		},
 	})
@@ -194,7 +194,7 @@ func (d *Dialer) Handshake(ctx context.Context, below net.Conn, addr string) (*t
 		_ = below.Close()
 		return nil, err
 	}
-	return d.e.handshake(ctx, below, d.config, addr, d.e.opts.HandshakeTimeout)
+	return d.e.handshake(ctx, below, d.config, addr, d.e.opts.HandshakeTimeout, 0)
 }
 
 // known returns an error for an address without a policy.

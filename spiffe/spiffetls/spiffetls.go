@@ -34,8 +34,8 @@
 //
 // The side that refuses gets a [*HandshakeError], which net/http may wrap. In it is a [*spiffe.VerifyError] with the ID and
 // the broken rule. The other side gets a TLS alert and no reason: "remote error: tls: bad certificate", or internal_error
-// from a server without an identity to present. In TLS 1.3 a client finishes its handshake before the server verifies it,
-// so a refused client sees the alert, or a reset connection, at its first read.
+// from a server without an identity to present. In TLS 1.3 a client finishes its handshake before the server verifies it, so a
+// refused client sees the alert at its first read, or from a [Transport] or a [Dialer] at the first write that fails.
 //
 // A server inside another package, such as grpc-go, would refuse clients silently. A Logger in the [Options] gets one line
 // for each reason and minute, a [FailureLog] shows the last failures to operators, and [Metrics] count them.

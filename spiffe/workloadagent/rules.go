@@ -38,6 +38,15 @@ type workload struct {
 type match struct {
 	uid, gid              *uint32
 	executable, unit, pod string
+	namespace, account    string // of the pod
+	labels                map[string]string
+}
+
+// caller is who asks. process and pod are asked only if a selector needs it, and return false if nothing is certain.
+type caller struct {
+	unixsocket.Peer
+	process func() (unixsocket.Process, bool)
+	pod     func() (pod, bool)
 }
 
 // grant is an identity that the processes of a rule have.
@@ -56,23 +65,32 @@ type output struct {
 	tokens        string // an object in JSON with the audiences of JWT-SVIDs by the names of their files; empty for none
 }
 
-// meets reports whether a process meets all selectors. process is asked only if one needs it, and returns false if nothing is
-// certain about the process.
-func (m *match) meets(peer unixsocket.Peer, process func() (unixsocket.Process, bool)) bool {
-	if m == nil || m.uid != nil && *m.uid != peer.UID || m.gid != nil && *m.gid != peer.GID {
+// meets reports whether a process meets all selectors.
+func (m *match) meets(c caller) bool {
+	if m == nil || m.uid != nil && *m.uid != c.UID || m.gid != nil && *m.gid != c.GID {
 		return false
 	}
-	if m.executable == "" && m.unit == "" && m.pod == "" {
+	if m.executable != "" || m.unit != "" || m.pod != "" {
+		p, ok := c.process()
+		if !ok || m.executable != "" && m.executable != p.Executable || m.unit != "" && m.unit != p.Unit || m.pod != "" && m.pod != p.Pod {
+			return false
+		}
+	}
+	if m.namespace == "" {
 		return true
 	}
-	p, ok := process()
-	return ok && (m.executable == "" || m.executable == p.Executable) && (m.unit == "" || m.unit == p.Unit) && (m.pod == "" || m.pod == p.Pod)
+	p, ok := c.pod()
+	for key, value := range m.labels {
+		have, there := p.Metadata.Labels[key]
+		ok = ok && there && have == value
+	}
+	return ok && m.namespace == p.Metadata.Namespace && (m.account == "" || m.account == p.account())
 }
 
 // granted returns the identities of a process, the default one first, with distinct hints.
-func (r *rules) granted(peer unixsocket.Peer, process func() (unixsocket.Process, bool)) (all []grant) {
+func (r *rules) granted(c caller) (all []grant) {
 	for i := range r.workloads {
-		if !r.workloads[i].match.meets(peer, process) {
+		if !r.workloads[i].match.meets(c) {
 			continue
 		}
 		for _, g := range r.workloads[i].grants {
@@ -102,12 +120,13 @@ type parser struct {
 	rules
 	data  []byte
 	td    spiffe.TrustDomain
+	pods  bool // are known
 	files []output
 	err   error
 }
 
-func parse(data []byte, td spiffe.TrustDomain) (*rules, error) {
-	p := &parser{Reader: strictjson.NewReader(data), data: data, td: td, rules: rules{identities: map[spiffe.ID]*identity{}, outputs: map[output]*filesink.Sink{}}}
+func parse(data []byte, td spiffe.TrustDomain, pods bool) (*rules, error) {
+	p := &parser{Reader: strictjson.NewReader(data), data: data, td: td, pods: pods, rules: rules{identities: map[spiffe.ID]*identity{}, outputs: map[output]*filesink.Sink{}}}
 	p.object("the file", members{"workloads": func() { p.array("workloads", p.workload) }})
 	if e, ok := errors.AsType[*strictjson.Error](p.End()); ok {
 		p.err = nil // which may be about what is missing behind that
@@ -162,10 +181,12 @@ type form struct {
 }
 
 var (
+	labelForm  = form{regexp.MustCompile(`^[-._A-Za-z0-9]*$`), "want the value of a label, in quotes"}
 	anyForm    = form{regexp.MustCompile(`(?s).`), "want a text in quotes that is not empty"}
 	pathForm   = form{regexp.MustCompile(`^(/([^/.][^/]*|\.[^/.][^/]*|\.\.[^/]+))+$`), "want an absolute path, without double slashes and dots"}
 	unitForm   = form{regexp.MustCompile(`^[^/]+\.(service|scope)$`), "want the whole name of a service or scope, such as web.service"}
 	podForm    = form{regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`), "want a UID, as kubectl get pod NAME -o jsonpath={.metadata.uid} prints it"}
+	nameForm   = form{regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$`), "want a name, as kubectl prints it"}
 	layoutForm = form{regexp.MustCompile(`^(delivery|split)$`), "want delivery, for credential-bundle.pem, or split, for cert-chain.pem, key.pem and root-cert.pem"}
 	modeForm   = form{regexp.MustCompile(`^0[46](44|40|00)$`), "want 0644, 0640, 0600, 0444, 0440 or 0400, in quotes"}
 )
@@ -219,9 +240,17 @@ func (p *parser) match() *match {
 		"executable": func() { m.executable = p.text("executable", pathForm) },
 		"unit":       func() { m.unit = p.text("unit", unitForm) },
 		"pod":        func() { m.pod = p.text("pod", podForm) },
+		"namespace":  func() { m.namespace = p.text("namespace", nameForm) },
+		"account":    func() { m.account = p.text("account", nameForm) },
+		"labels":     func() { m.labels = p.texts("labels", "the value for each key", labelForm) },
 	})
-	if *m == (match{executable: m.executable}) {
-		p.fail(at, "any user can run an executable with code of his own, so it needs something beside it: add a uid, gid, unit or pod")
+	switch {
+	case m.namespace == "" && (m.account != "" || m.labels != nil):
+		p.fail(at, "accounts and labels say something in their namespace alone: add a namespace")
+	case m.namespace != "" && !p.pods:
+		p.fail(at, "this agent does not know the pods of the cluster, as workload-agent does with -node: select by pod, and take the namespace out")
+	case m.uid == nil && m.gid == nil && m.unit == "" && m.pod == "" && m.namespace == "":
+		p.fail(at, "any user can run an executable with code of his own, so it needs something beside it: add a uid, gid, unit, pod or namespace")
 	}
 	return m
 }
@@ -271,18 +300,23 @@ func (p *parser) id(others []grant) spiffe.ID {
 	return id
 }
 
-// tokens reads the audiences of files.
-func (p *parser) tokens() string {
+// texts reads an object of texts, of which want says more.
+func (p *parser) texts(name, want string, value form) map[string]string {
 	all := map[string]string{}
 	if p.Kind() != strictjson.Object {
-		p.fail(p.Offset(), "tokens have to be an object, in braces: the audience for the name of each file")
+		p.fail(p.Offset(), "%s have to be an object, in braces: %s", name, want)
 		p.Skip()
 	}
-	for name := range p.Members() {
-		name := string(name) // which the next call changes
-		all[name] = p.text("an audience", anyForm)
+	for key := range p.Members() {
+		key := string(key) // which the next call changes
+		all[key] = p.text(fmt.Sprintf("%.64q in %s", key, name), value)
 	}
-	text, _ := json.Marshal(all)
+	return all
+}
+
+// tokens reads the audiences of files.
+func (p *parser) tokens() string {
+	text, _ := json.Marshal(p.texts("tokens", "the audience for the name of each file", anyForm))
 	return string(text)
 }
 

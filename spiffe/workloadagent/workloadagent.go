@@ -26,8 +26,10 @@
 //	}
 //
 // A match can have the user and group of the process, the path of its executable, its unit of systemd and the UID of its
-// pod. A process has to meet all of them; see [unixsocket.Peer] and [unixsocket.Process] for what the kernel vouches for. An
-// executable needs another selector beside it, as any user can run the program with code of his own. The process has the
+// pod, or the pod's namespace, service account and labels. A process has to meet all of them; see [unixsocket.Peer] and
+// [unixsocket.Process] for what the kernel vouches for; the API server says the rest of the pod that has the UID. An
+// executable needs another selector beside it, as any user can run the program with code of his own, and an account and labels
+// need a namespace. The process has the
 // identities of all workloads that it meets, in the order of the file, the default one first. A process that meets none has
 // nothing, nor does one of which the kernel says nothing for certain.
 //
@@ -81,6 +83,7 @@ import (
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/files/follow"
 	"github.com/svidkit/svidkit/internal/files/private"
+	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/ratelog"
@@ -118,6 +121,11 @@ type Config struct {
 	IssueJWTSVID    func(ctx context.Context, id spiffe.ID, audience []string) (token string, err error)
 	ValidateJWTSVID func(ctx context.Context, audience, token string) (id spiffe.ID, claims map[string]any, err error)
 
+	// Node is the name of the Kubernetes node that this program runs on, in a pod. The API server then tells the namespaces, the
+	// service accounts and the labels of its pods, for which the account of this program needs the rights to list and watch
+	// pods. Empty means that the file can have none of them.
+	Node string
+
 	// Logger gets each version of the file (Info, and Warn if it is refused), and the logs of the servers and the files. Nil
 	// means no logs.
 	Logger *slog.Logger
@@ -137,6 +145,7 @@ type Agent struct {
 	secrets  *sds.Handler
 	mux      *http.ServeMux
 	metrics  metrics.Set
+	pods     *pods // nil without a node
 
 	life    lifecycle.Life
 	wake    renew.Signal // for work: something has changed
@@ -172,7 +181,9 @@ func (i *identity) Snapshot() (*spiffe.Snapshot, error) {
 
 // New reads the file and returns an Agent. The error says what is wrong with the file or with cfg. The caller calls [Agent.Run]
 // or [Agent.Close].
-func New(cfg Config) (*Agent, error) {
+func New(cfg Config) (*Agent, error) { return newAgent(cfg, kube.Options{}) }
+
+func newAgent(cfg Config, apiServer kube.Options) (*Agent, error) {
 	if cfg.File == "" || cfg.Source == nil {
 		return nil, errors.New("workloadagent: new: Config needs a File and a Source")
 	}
@@ -187,6 +198,13 @@ func New(cfg Config) (*Agent, error) {
 		_, refused := a.file.Status()
 		add(metrics.Bool(refused != nil))
 	})
+	if cfg.Node != "" {
+		api, err := kube.New(apiServer)
+		if err != nil {
+			return nil, fmt.Errorf("workloadagent: new: node %s: %w", cfg.Node, err)
+		}
+		a.pods = followPods(api, &cfg)
+	}
 	a.file = follow.New([]string{cfg.File}, a.take, &follow.Options{Logger: cfg.Logger, Open: func(path string) (*os.File, error) {
 		return private.OpenFile(path, os.O_RDONLY, private.Options{})
 	}})
@@ -219,7 +237,7 @@ func (a *Agent) take(_ context.Context, files follow.Files) error {
 	if !there {
 		return fmt.Errorf("%s: %w", a.cfg.File, fs.ErrNotExist)
 	}
-	next, err := parse(file.Data, a.cfg.TrustDomain)
+	next, err := parse(file.Data, a.cfg.TrustDomain, a.cfg.Node != "")
 	if err != nil {
 		return fmt.Errorf("%s: %w", a.cfg.File, err)
 	}
@@ -281,6 +299,11 @@ func (a *Agent) work(ctx context.Context) error {
 	defer cancel()
 	defer a.cfg.Source.Subscribe(func(string) { a.wake.Notify() })() // first: a zero Agent panics here, where its caller can recover
 	wg.Go(func() { _ = a.file.Run(ctx) })
+	var news <-chan struct{} // of pods
+	if a.pods != nil {
+		wg.Go(func() { a.pods.Run(ctx) })
+		news = a.pods.Keeper.News.Changed()
+	}
 	writing := map[output]*filesink.Sink{}
 	var bundles *spiffe.BundleSet
 	for ctx.Err() == nil {
@@ -312,6 +335,10 @@ func (a *Agent) work(ctx context.Context) error {
 		select {
 		case <-woken:
 		case <-changed:
+		case <-news: // a pod that was unknown, or has other labels, may have other identities
+			news = a.pods.Keeper.News.Changed()
+			a.workload.Refresh()
+			a.secrets.Refresh()
 		case <-ctx.Done():
 		}
 	}
@@ -384,14 +411,25 @@ func (a *Agent) granted(ctx context.Context) (*rules, []grant) {
 	if !ok {
 		return r, nil
 	}
-	return r, r.granted(peer, sync.OnceValues(func() (unixsocket.Process, bool) {
-		p, err := unixsocket.ProcessFromContext(ctx)
+	certain := func(err error) bool {
 		if err != nil {
-			a.unproven.Warn("workloadagent: a process gets nothing by its executable, unit or pod", "it cannot be told for certain",
+			a.unproven.Warn("workloadagent: a process gets nothing by its executable, unit, pod or namespace", "it cannot be told for certain",
 				slog.Uint64("uid", uint64(peer.UID)), slog.Any("err", err))
 		}
-		return p, err == nil
-	}))
+		return err == nil
+	}
+	process := sync.OnceValues(func() (unixsocket.Process, bool) {
+		p, err := unixsocket.ProcessFromContext(ctx)
+		return p, certain(err)
+	})
+	return r, r.granted(caller{peer, process, sync.OnceValues(func() (of pod, ok bool) {
+		p, ok := process()
+		if !ok || p.Pod == "" {
+			return of, false
+		}
+		of, err := a.podOf(ctx, p.Pod)
+		return of, certain(err)
+	})})
 }
 
 // identities is the hook of the Workload API.
@@ -464,6 +502,9 @@ func (a *Agent) Report() report.Report {
 		if _, err := one.Snapshot(); err != nil {
 			r.Problems = append(r.Problems, err)
 		}
+	}
+	if a.pods != nil && a.pods.All() == nil {
+		r.Problems = append(r.Problems, fmt.Errorf("the API server has not told of the pods of node %s yet: no pod gets anything by its namespace", a.cfg.Node))
 	}
 	slices.SortFunc(r.Problems, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	r.Problems = r.Problems[:min(len(r.Problems), 10)]

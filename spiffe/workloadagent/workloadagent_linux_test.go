@@ -1,17 +1,20 @@
 package workloadagent_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -26,6 +29,10 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/programtest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -48,6 +55,7 @@ type place struct {
 	agent           *workloadagent.Agent
 	manager         *secretcache.Manager
 	refused         atomic.Pointer[spiffe.ID] // by the CA
+	api             *kubetest.Server          // of the node; may be nil
 }
 
 // write replaces the file.
@@ -107,7 +115,12 @@ func (p *place) serve(life time.Duration) *place {
 func (p *place) run(cfg workloadagent.Config, source func(context.Context) error) *place {
 	cfg.File = p.file
 	var err error
-	p.agent, err = workloadagent.New(cfg)
+	if p.api != nil {
+		cfg.Node = "node-a"
+		p.agent, err = workloadagent.NewOf(cfg, kube.Options{URL: p.api.URL(), Client: p.api.Client()})
+	} else {
+		p.agent, err = workloadagent.New(cfg)
+	}
 	require.NoError(p.t, err)
 	background(p.t, source)
 	background(p.t, p.agent.Run)
@@ -334,9 +347,12 @@ func TestFileChanges(t *testing.T) {
 	assert.NoError(t, p.agent.Report().Upstreams[0].Err)
 
 	p.write(strings.Replace(me(id("/admin")), `"uid": `, `"uid": 1`, 1))
-	require.ErrorIs(t, next(t, errs), workloadapi.ErrDenied)
+	err := next(t, errs)
+	for !errors.Is(err, workloadapi.ErrDenied) { // the first call may have come before the identity
+		err = next(t, errs)
+	}
 	require.Empty(t, updates)
-	_, err := p.secret(t, "ROOTCA")
+	_, err = p.secret(t, "ROOTCA")
 	require.Error(t, err, "nor the roots")
 
 	p.write()
@@ -351,6 +367,28 @@ func TestFileChanges(t *testing.T) {
 		}
 	}, passing, often)
 	assert.NotEqual(t, kept, u.Identities[0].SVID.Leaf())
+}
+
+// The kubelet changes the file of a ConfigMap by a link that it swaps, and the agent takes that over.
+func TestFileOfAConfigMap(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	version := func(name string, workloads ...string) {
+		p.file = filepath.Join(p.dir, "..v"+name, "workloads.json")
+		require.NoError(t, os.Mkdir(filepath.Dir(p.file), 0o755))
+		p.write(workloads...)
+		require.NoError(t, os.Symlink("..v"+name, filepath.Join(p.dir, "..data_tmp")))
+		require.NoError(t, os.Rename(filepath.Join(p.dir, "..data_tmp"), filepath.Join(p.dir, "..data")))
+	}
+	version("1", me(id("/web")))
+	p.file = filepath.Join(p.dir, "link.json")
+	require.NoError(t, os.Symlink("..data/workloads.json", p.file))
+	p.serve(time.Hour)
+	updates, _ := p.updates()
+	require.Equal(t, "/web", told(next(t, updates)))
+	version("2", me(id("/web"), id("/admin")))
+	require.NoError(t, os.RemoveAll(filepath.Join(p.dir, "..v1")))
+	require.Equal(t, "/web /admin", told(next(t, updates)))
 }
 
 // An identity that the CA refuses takes neither the others of its workload away nor their renewals, and comes when the CA
@@ -462,9 +500,9 @@ func TestNew(t *testing.T) {
 
 type noCA struct{ secretcache.CA }
 
-const workloadSocket = "WORKLOADAGENT_SOCKET"
+const workloadSocket, workloadUpdates = "WORKLOADAGENT_SOCKET", "WORKLOADAGENT_UPDATES"
 
-// TestWorkload runs as another process if its variable is set: it prints what it gets.
+// TestWorkload runs as another process if its variable is set: it prints what it gets, as often as the other variable says.
 func TestWorkload(t *testing.T) {
 	address := os.Getenv(workloadSocket)
 	if address == "" {
@@ -472,6 +510,7 @@ func TestWorkload(t *testing.T) {
 	}
 	c, err := workloadapi.NewClient(address, nil)
 	require.NoError(t, err)
+	left, _ := strconv.Atoi(os.Getenv(workloadUpdates))
 	for u, err := range c.WatchX509SVIDs(t.Context()) {
 		switch {
 		case err == nil:
@@ -481,8 +520,110 @@ func TestWorkload(t *testing.T) {
 		default:
 			continue
 		}
-		break
+		if left--; left <= 0 {
+			break
+		}
 	}
+}
+
+// A process of a pod has what the API server says that its pod may have, from the moment that it says so. A pod of another node
+// is none.
+func TestPodsOfTheNode(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	if os.Getuid() != 0 {
+		t.Skip("only root can make control groups")
+	}
+	p := newPlace(t,
+		`{"match": {"namespace": "shop", "account": "cart"}, "identities": [`+id("/cart")+`]}`,
+		`{"match": {"namespace": "shop", "labels": {"tier": "gold"}}, "identities": [`+id("/gold")+`]}`,
+	)
+	p.api = kubetest.Start(t)
+	client, err := kube.New(kube.Options{URL: p.api.URL(), Client: p.api.Client()})
+	require.NoError(t, err)
+	const path = "/api/v1/namespaces/shop/pods"
+	made := func(name, node, account string) (uid string) {
+		var o struct{ Metadata kube.ObjectMeta }
+		require.NoError(t, client.Create(t.Context(), path, map[string]any{
+			"apiVersion": "v1", "kind": "Pod", "metadata": map[string]any{"name": name}, "spec": map[string]any{"nodeName": node, "serviceAccountName": account},
+		}, &o))
+		return o.Metadata.UID
+	}
+	// start runs a process in a pod, and returns the lines that it prints.
+	start := func(uid string, updates int) *bufio.Scanner {
+		group := ""
+		for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/pids"} {
+			try := filepath.Join(root, "kubepods", "pod"+uid)
+			if _, err := os.Stat(filepath.Join(root, "cgroup.procs")); err != nil || os.MkdirAll(try, 0o755) != nil {
+				continue
+			}
+			t.Cleanup(func() { _ = os.Remove(try) })
+			if group = filepath.Join(try, "cgroup.procs"); exec.CommandContext(t.Context(), "sh", "-c", "echo $$ > "+group).Run() == nil {
+				break
+			}
+			group = ""
+		}
+		if group == "" {
+			t.Skip("no control groups can be made here")
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 2*passing)
+		t.Cleanup(cancel)
+		cmd := exec.CommandContext(ctx, "sh", "-c", "echo $$ > "+group+" && exec "+os.Args[0]+" -test.run='^TestWorkload$' -test.v=false")
+		cmd.Env = append(os.Environ(), workloadSocket+"=unix://"+p.sock, workloadUpdates+"="+strconv.Itoa(updates))
+		out, err := cmd.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, cmd.Start())
+		t.Cleanup(func() {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		})
+		return bufio.NewScanner(out)
+	}
+	line := func(s *bufio.Scanner) string {
+		require.True(t, s.Scan(), "%v", s.Err())
+		return s.Text()
+	}
+	cart, other, elsewhere := made("cart", "node-a", "cart"), made("other", "node-a", ""), made("elsewhere", "node-b", "cart")
+	p.serve(time.Hour)
+	require.Eventually(t, func() bool { return len(p.agent.Report().Problems) == 0 }, passing, often)
+	assert.Equal(t, "IDENTITIES /cart", line(start(cart, 1)))
+	assert.Equal(t, "IDENTITIES none", line(start(other, 1)))
+	assert.True(t, workloadagent.KnowsPod(p.agent, other))
+	assert.False(t, workloadagent.KnowsPod(p.agent, elsewhere))
+
+	// What the API server says later takes effect on an open stream, and in a request that waits for it.
+	open := start(cart, 3)
+	require.Equal(t, "IDENTITIES /cart", line(open))
+	require.NoError(t, client.Patch(t.Context(), path+"/cart", map[string]any{"metadata": map[string]any{"labels": map[string]string{"tier": "gold"}}}))
+	require.Equal(t, "IDENTITIES /cart /gold", line(open))
+	require.NoError(t, client.Patch(t.Context(), path+"/cart", map[string]any{"metadata": map[string]any{"labels": map[string]string{"tier": "tin"}}}))
+	require.Equal(t, "IDENTITIES /cart", line(open))
+	late := start(elsewhere, 1)
+	time.Sleep(300 * time.Millisecond) // so that it usually asks before
+	require.NoError(t, client.Patch(t.Context(), path+"/elsewhere", map[string]any{"spec": map[string]any{"nodeName": "node-a"}}))
+	assert.Equal(t, "IDENTITIES /cart", line(late))
+}
+
+// Without the right to list pods the log says what to do, and the report that something is missing.
+func TestNoRightToPods(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t, me(id("/web")))
+	p.api = kubetest.Start(t)
+	p.api.Faults(func(*http.Request) *kubetest.Fault {
+		return &kubetest.Fault{Code: http.StatusForbidden, Reason: "Forbidden"}
+	})
+	var logs programtest.Log
+	m, err := secretcache.New(secretcache.Config{TrustDomain: exampleOrg, CA: spiffetest.NewCA(t, "example.org")})
+	require.NoError(t, err)
+	p.run(workloadagent.Config{Source: m, TrustDomain: exampleOrg, Logger: slog.New(slog.NewTextHandler(&logs, nil))}, m.Run)
+	require.NoError(t, p.agent.Ready(t.Context()), "the others have theirs")
+	require.Eventually(t, func() bool { return strings.Contains(logs.String(), "may list and watch pods") }, passing, often)
+	assert.Contains(t, logs.String(), "new pods get nothing by their namespaces")
+	var problems []string
+	for _, err := range p.agent.Report().Problems {
+		problems = append(problems, err.Error())
+	}
+	assert.Contains(t, strings.Join(problems, "\n"), "the API server has not told of the pods of node node-a yet")
 }
 
 // A process has the identities of the rules that it meets in all they name: its user, its program, and its control group.
@@ -574,6 +715,16 @@ func TestNoPeer(t *testing.T) {
 		require.Error(t, err, "%v", s)
 		break
 	}
+}
+
+// An agent that is told nothing of the cluster's pods says so of a file that selects by what the cluster says.
+func TestNoPods(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t, `{"match": {"namespace": "shop"}, "identities": [`+id("/cart")+`]}`)
+	m, err := secretcache.New(secretcache.Config{TrustDomain: exampleOrg, CA: spiffetest.NewCA(t, "example.org")})
+	require.NoError(t, err)
+	_, err = workloadagent.New(workloadagent.Config{File: p.file, Source: m, TrustDomain: exampleOrg})
+	require.ErrorContains(t, err, "this agent does not know the pods of the cluster, as workload-agent does with -node: select by pod")
 }
 
 // An agent whose CA issues no tokens says so of a file that wants some.

@@ -3,6 +3,7 @@ package workloadapi_test
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
 	"encoding/base64"
 	"encoding/binary"
 	"errors"
@@ -14,6 +15,7 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -186,6 +188,21 @@ var errStop = errors.New("stop")
 type domain struct{ *spiffetest.CA }
 
 func newDomain(t testing.TB, name string) domain { return domain{spiffetest.NewCA(t, name)} }
+
+// inBubbles returns a trust domain with an identity for /web that are valid when a bubble begins.
+func inBubbles(t *testing.T) (d domain, web *spiffe.SVID) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		d = newDomain(t, "example.org")
+		web = d.SVID("/web")
+	})
+	return d, web
+}
+
+// shift moves the validity of a certificate.
+func shift(by time.Duration) func(*x509.Certificate) {
+	return func(c *x509.Certificate) { c.NotBefore, c.NotAfter = c.NotBefore.Add(by), c.NotAfter.Add(by) }
+}
 
 // key is the name of the domain's bundle in a message.
 func (d domain) key() string { return d.TrustDomain().ID().String() }

@@ -70,9 +70,9 @@ const mostNamed = 5
 
 // missing is the error for a choice that the identities of u, which may be nil, do not meet.
 func (c Choice) missing(u *Update) error {
-	err := fmt.Errorf("workloadapi: source: %w: the server has no identity %s", spiffe.ErrNotReady, c.text())
-	if u == nil || len(u.Identities) == 0 {
-		return err
+	text := strings.TrimSpace("the server has no identity " + c.text())
+	if u == nil {
+		return fmt.Errorf("workloadapi: source: %w: %s", spiffe.ErrNotReady, text)
 	}
 	var have []string
 	for i, id := range u.Identities {
@@ -82,7 +82,13 @@ func (c Choice) missing(u *Update) error {
 		}
 		have = append(have, fmt.Sprintf("%q with the hint %q", id.SVID.ID(), redact.Clip(id.Hint, 128)))
 	}
-	return fmt.Errorf("%w; it has %s", err, strings.Join(have, ", "))
+	if len(have) > 0 {
+		text += "; it has " + strings.Join(have, ", ")
+	}
+	if u.withheld != nil {
+		return fmt.Errorf("workloadapi: source: %w: %s: %w", spiffe.ErrNotReady, text, u.withheld)
+	}
+	return fmt.Errorf("workloadapi: source: %w: %s", spiffe.ErrNotReady, text)
 }
 
 // Pick returns a Source of the identity that c selects, which may change from one response to the next. It reads the

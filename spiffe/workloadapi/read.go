@@ -47,6 +47,65 @@ type Update struct {
 	// stays, an authority in a bundle, or an identity with the hint of an earlier one. It also reports identities that
 	// peers will refuse, or that serve on one side of a connection only. Each is worth a line in a log.
 	Skipped []error
+
+	withheld error // why identities that the server sent are not in force; of a Source only
+}
+
+// inForce returns u with the identities that are in force at now, of which old, which may be nil, were before. One that has
+// expired or is not valid yet replaces none of its ID and, if it is the only one, none at all: its successor will come. next
+// is when one of those begins to be valid, zero for none.
+func (u *Update) inForce(old *Update, now time.Time) (out *Update, next time.Time) {
+	if old == nil {
+		old = &Update{}
+	}
+	c := *u
+	c.Identities = nil
+	for _, id := range u.Identities {
+		err, from := u.inTime(id.SVID, now)
+		if err == nil {
+			c.Identities = append(c.Identities, id)
+			continue
+		}
+		if from.After(now) && (next.IsZero() || from.Before(next)) {
+			next = from
+		}
+		c.withheld = fmt.Errorf("workloadapi: %q is not in force: %w", id.SVID.ID(), err)
+		c.Skipped = append(slices.Clip(c.Skipped), c.withheld)
+		same := func(o Identity) bool { return o.SVID.ID() == id.SVID.ID() && o.Hint == id.Hint }
+		if i := slices.IndexFunc(old.Identities, same); i >= 0 {
+			c.Identities = append(c.Identities, old.Identities[i])
+		}
+	}
+	if c.withheld == nil {
+		return u, next
+	}
+	if len(c.Identities) == 0 {
+		c.Identities = old.Identities
+	}
+	return &c, next
+}
+
+// inTime returns why svid is not valid at now, or a certificate on the way to its bundle, and when the last certificate of its
+// chain begins to be.
+func (u *Update) inTime(svid *spiffe.SVID, now time.Time) (err error, from time.Time) {
+	chain := svid.Chain()
+	for _, c := range chain {
+		if c.NotBefore.After(from) {
+			from = c.NotBefore
+		}
+	}
+	if err = certchain.InTime(chain[0], now); err == nil {
+		if err = verify(svid, u.Bundles, now); !expired(err) {
+			err = nil
+		}
+	}
+	return err, from
+}
+
+// expired reports whether err says that a certificate has expired or is not valid yet.
+func expired(err error) bool {
+	e, ok := errors.AsType[x509.CertificateInvalidError](err)
+	return ok && e.Reason == x509.Expired
 }
 
 // reader reads the responses of one watch. What has not changed since the last good response is not parsed again, and
@@ -186,7 +245,13 @@ func (r *reader) identity(e entry, svids map[[sha256.Size]byte]*spiffe.SVID, nex
 	if limited != nil {
 		notes = append(slices.Clip(notes), limited)
 	}
-	if err := verify(svid, own.bundle); err != nil {
+	leaf, at := svid.Leaf(), time.Now()
+	if at.Before(leaf.NotBefore) { // whether it is valid now is another question, which passes with time
+		at = leaf.NotBefore
+	} else if at.After(leaf.NotAfter) {
+		at = leaf.NotAfter
+	}
+	if err := verify(svid, own.bundle, at); err != nil && !expired(err) { // a certificate above the leaf
 		// This does not discard the response: a revoked root may have left the bundle before the identity is renewed,
 		// and keeping the previous bundle would mean trusting that root.
 		notes = append(slices.Clip(notes), fmt.Errorf("workloadapi: peers will refuse %q: %w", e.id, err))
@@ -219,26 +284,11 @@ func (r *reader) checkRoles(svid *spiffe.SVID, hint string) (note, err error) {
 	return fmt.Errorf("workloadapi: the extended key usages of %q permit a %s only", svid.ID(), side), nil
 }
 
-// verify reports whether svid has a path to its own bundle, as peers will look for one. Whether it is valid now is
-// another question, which passes with time.
-func verify(svid *spiffe.SVID, bundle *spiffe.Bundle) error {
-	leaf := svid.Leaf()
-	now := func() time.Time {
-		now := time.Now()
-		if now.Before(leaf.NotBefore) {
-			return leaf.NotBefore
-		}
-		if now.After(leaf.NotAfter) {
-			return leaf.NotAfter
-		}
-		return now
-	}
-	v, err := spiffe.NewVerifier(bundle, spiffe.AllowIDs(svid.ID()), &spiffe.VerifierOptions{Now: now})
+// verify reports whether svid has a path to its own bundle at a time, as peers will look for one.
+func verify(svid *spiffe.SVID, bundles spiffe.BundleSource, at time.Time) error {
+	v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(svid.ID()), &spiffe.VerifierOptions{Now: func() time.Time { return at }, Remember: -1})
 	if err == nil {
 		_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
-	}
-	if e, ok := errors.AsType[x509.CertificateInvalidError](err); ok && e.Reason == x509.Expired {
-		return nil // a certificate above the leaf, whose time may come or has gone
 	}
 	return err
 }

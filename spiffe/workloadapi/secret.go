@@ -39,7 +39,7 @@ func (s *Source) GenerateSecret(ctx context.Context, resourceName string) (*pki.
 	}, func() bool {
 		st := s.now()
 		found, there = st.secrets().Lookup(resourceName)
-		none = !there && (st.update != nil || st.denied || !secretset.IsName(resourceName))
+		none = !there && (st.update != nil && st.update.withheld == nil || st.denied || !secretset.IsName(resourceName))
 		return none || there && (found.SVID == nil || time.Now().Before(found.SVID.NotAfter()))
 	})
 	switch {
@@ -56,8 +56,11 @@ func (s *Source) expired(svid *spiffe.SVID) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	err := fmt.Errorf("workloadapi: source: %w: %q has expired at %s", spiffe.ErrNotReady, svid.ID(), svid.NotAfter().UTC().Format(time.RFC3339))
-	if s.x509.Err != nil {
+	switch u := s.x509.update; {
+	case s.x509.Err != nil:
 		err = fmt.Errorf("%w: %w", err, s.x509.Err)
+	case u != nil && u.withheld != nil:
+		err = fmt.Errorf("%w: %w", err, u.withheld)
 	}
 	return err
 }

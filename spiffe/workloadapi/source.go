@@ -79,6 +79,9 @@ type feed struct {
 	news   renew.Signal
 	life   lifecycle.Life
 
+	adopting sync.Mutex   // held by took and failed, also while subscribers are told
+	early    renew.Signal // of a response that is not in force yet
+
 	mu       sync.Mutex
 	isReady  bool // when it was published last
 	x509     track
@@ -166,8 +169,8 @@ func (s *Source) Snapshot() (*spiffe.Snapshot, error) {
 	return nil, s.notReady()
 }
 
-// X509 returns all identities of the workload, with their bundles, as the server last sent them, for programs that
-// choose among them themselves. It does not block. Before the first response, after the server has withdrawn them, and
+// X509 returns all identities of the workload that are in force, with their bundles, for programs that choose among them
+// themselves. It does not block. Before the first response, after the server has withdrawn them, and
 // with BundlesOnly the error wraps [spiffe.ErrNotReady].
 func (s *Source) X509() (*Update, error) {
 	if u := s.now().update; u != nil && len(u.Identities) > 0 {
@@ -331,6 +334,7 @@ func (s *Source) run(ctx context.Context) error {
 
 	inner, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
+	wg.Go(func() { s.settle(inner) })
 	if s.cfg.JWTBundles {
 		wg.Go(func() { _ = s.follow(inner, &s.jwt, s.client.WatchJWTBundles(inner)) })
 	}
@@ -364,14 +368,41 @@ func (s *Source) follow(ctx context.Context, t *track, updates iter.Seq2[*Update
 	return last
 }
 
-// took adopts a good response, and publishes the new state.
+// settle takes over identities that came before their time once that has come.
+func (s *Source) settle(ctx context.Context) {
+	for ctx.Err() == nil {
+		changed := s.early.Changed()
+		s.mu.Lock()
+		at := s.x509.again
+		s.mu.Unlock()
+		switch wait := time.Until(at); {
+		case at.IsZero():
+			select {
+			case <-changed:
+			case <-ctx.Done():
+			}
+		case wait > 0:
+			renew.Wait(ctx, wait, changed)
+		default:
+			s.took(ctx, &s.x509, nil)
+		}
+	}
+}
+
+// took adopts a good response, or what has become valid of the last one if u is nil, and publishes the new state.
 func (s *Source) took(ctx context.Context, t *track, u *Update) {
+	s.adopting.Lock()
+	defer s.adopting.Unlock()
 	s.mu.Lock()
 	before, old := t.Skipped, s.cur.Load()
-	t.good(u)
+	if u != nil {
+		t.good(u)
+	}
+	t.settle(time.Now())
 	published := s.publish()
-	st := s.cur.Load()
+	st, after := s.cur.Load(), t.Skipped
 	s.mu.Unlock()
+	s.early.Notify()
 	if t == &s.x509 {
 		s.tell(old)
 	}
@@ -385,8 +416,8 @@ func (s *Source) took(ctx context.Context, t *track, u *Update) {
 		}
 		s.log.LogAttrs(ctx, slog.LevelInfo, "workloadapi: update", attrs...)
 	}
-	if !slices.EqualFunc(before, u.Skipped, func(a, b error) bool { return a.Error() == b.Error() }) {
-		for _, err := range u.Skipped {
+	if !slices.EqualFunc(before, after, func(a, b error) bool { return a.Error() == b.Error() }) {
+		for _, err := range after {
 			s.log.LogAttrs(ctx, slog.LevelWarn, "workloadapi: part of a response skipped", server, slog.Any("err", err))
 		}
 	}
@@ -394,6 +425,8 @@ func (s *Source) took(ctx context.Context, t *track, u *Update) {
 
 // failed records what a watch yields instead of a response.
 func (s *Source) failed(ctx context.Context, t *track, e *Error) {
+	s.adopting.Lock()
+	defer s.adopting.Unlock()
 	s.mu.Lock()
 	old := s.cur.Load()
 	withdrawn := t.bad(e)

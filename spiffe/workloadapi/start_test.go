@@ -28,8 +28,8 @@ const server = "the server of ClientOptions.HTTPClient" // as errors name that o
 // TestReadySays: whatever keeps a source from being ready, Start and Ready say it, and so does a reader.
 func TestReadySays(t *testing.T) {
 	t.Parallel()
-	home := newDomain(t, "example.org")
-	web := home.response(t, home.SVID("/web"))
+	home, svid := inBubbles(t)
+	web := home.response(t, svid)
 	mute := func(c *call) { c.wait() }
 	rows := []struct {
 		name   string

@@ -77,8 +77,10 @@ func (s *Source) ready(snap *spiffe.Snapshot) bool {
 // track is what a Source knows of one stream. The Source's mu guards it.
 type track struct {
 	StreamStatus
-	update *Update // nil before the first, and after it was withdrawn
-	denied bool    // the server has said that there is nothing, and has not taken that back
+	update *Update   // nil before the first, and after it was withdrawn
+	last   *Update   // as it was received; update is what is in force since
+	again  time.Time // when an identity in last begins to be valid; zero if none does
+	denied bool      // the server has said that there is nothing, and has not taken that back
 	final  bool
 	failed uint64 // failures since New
 
@@ -115,8 +117,16 @@ func (t *track) bundles() *spiffe.BundleSet {
 
 // good takes u over.
 func (t *track) good(u *Update) {
-	t.update, t.denied, t.final = u, false, false
-	t.StreamStatus = StreamStatus{Open: true, Updates: t.Updates + 1, LastUpdate: time.Now(), Skipped: u.Skipped}
+	t.last, t.denied, t.final = u, false, false
+	t.StreamStatus = StreamStatus{Open: true, Updates: t.Updates + 1, LastUpdate: time.Now()}
+}
+
+// settle puts what is valid at now of the last response in force.
+func (t *track) settle(now time.Time) {
+	if t.last != nil { // else it was withdrawn
+		t.update, t.again = t.last.inForce(t.update, now)
+		t.Skipped = t.update.Skipped
+	}
 }
 
 // bad records e, and reports whether it withdraws what was received. After a response that was discarded
@@ -136,7 +146,7 @@ func (t *track) bad(e *Error) (withdrawn bool) {
 	withdrawn = t.update != nil && denied
 	t.denied = t.denied || denied
 	if withdrawn {
-		t.update, t.Skipped = nil, nil
+		t.update, t.last, t.again, t.Skipped = nil, nil, time.Time{}, nil
 	}
 	return withdrawn
 }

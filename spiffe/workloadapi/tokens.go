@@ -99,7 +99,8 @@ func readTokens(p *workloadwire.Profile, data []byte, want spiffe.ID) ([]TokenSV
 
 // ValidateJWTSVID asks the server to judge a token from a peer, for one audience, a name of this workload. It returns
 // the ID in the token and its claims, with numbers as float64 and times in seconds since 1970. If the token is not
-// valid, the error wraps [ErrRefused].
+// valid, the error wraps [ErrRefused]. A claim "cnf" says that the token is bound to a key of its holder, which servers do not
+// compare: refuse such a token.
 //
 // A program that receives many requests validates tokens itself, with a *jwtsvid.Validator and a [Source] that has
 // [Config].JWTBundles.

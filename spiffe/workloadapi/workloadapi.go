@@ -22,7 +22,9 @@
 // replaces all that was there before, in one step.
 //
 // Old before new, with one exception. While a server is gone, hangs or breaks the rules of the API, what was received stays
-// until it expires. A faulty response is discarded as a whole. It is also a fault if the extended key usages of a new
+// until it expires. So does an identity that is valid while the server sends one that has expired or is not valid yet,
+// which replaces none, and is taken over once it is valid; the log and the Report say so. A faulty response is discarded as a
+// whole. It is also a fault if the extended key usages of a new
 // certificate permit neither side of a connection, or one side where the certificate in force permits both. The exception
 // is PermissionDenied, by which the server takes back what it sent: readers get errors from then on (WAPI-17).
 //

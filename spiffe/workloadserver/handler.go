@@ -92,7 +92,7 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 	for path, method := range methods {
 		methods[path] = h.counted(method)
 	}
-	h.grpc = &grpchttp.Handler{Name: "workloadserver", Methods: methods, Admit: h.admit, MaxMessage: maxRequest, ReceiveTimeout: requestTimeout,
+	h.grpc = &grpchttp.Handler{Name: "workloadserver", Methods: methods, Admit: h.admit, MaxMessage: maxRequest, ReceiveTimeout: requestTimeout, SendTimeout: sendTimeout,
 		Incoming: grpchttp.NewIncoming("workloadserver", maxIncoming, maxPeerIncoming)}
 	return h, nil
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto"
+	"crypto/x509"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -155,7 +156,7 @@ func TestFirstResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		home := newDomain(t, "example.org")
 		src := &provider{}
-		snap := snapshot(t, home.SVID("/web"), home)
+		snap := snapshot(t, home.SVID("/web", func(c *x509.Certificate) { c.NotAfter = c.NotAfter.Add(100 * 24 * time.Hour) }), home)
 		src.set(snap, nil)
 		h := handler(t, src, nil)
 		start := time.Now()

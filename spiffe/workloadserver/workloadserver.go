@@ -76,6 +76,7 @@ const (
 	maxPeerIncoming = 16 << 20  // of one peer
 
 	requestTimeout = 30 * time.Second // for a request to come, from its header to its end
+	sendTimeout    = time.Minute      // in which a client has to take a response
 	maxAudiences   = 64               // of a token
 	maxAudience    = 8 << 10          // bytes of all of them; validators refuse tokens of more than 16 KiB
 	maxHint        = 1024             // bytes (WAPI-25)

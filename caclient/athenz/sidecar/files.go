@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/files/fileset"
@@ -94,7 +95,7 @@ func (f store) open(ctx context.Context, dir string, last ...string) (*fileset.F
 }
 
 // read returns the identity that write has written. The error wraps [fs.ErrNotExist] if there is none. Roots or a service token
-// that cannot be read are none, and the logger is warned: the next refresh writes them anew.
+// that cannot be read, or a token of another service, are none, and the logger is warned: the next refresh writes them anew.
 func (f store) read() (*Identity, error) {
 	if _, err := os.Stat(filepath.Dir(f.KeyFile)); err != nil {
 		return nil, err
@@ -124,10 +125,24 @@ func (f store) read() (*Identity, error) {
 	})
 	var token string
 	f.optional(ctx, f.TokenFile, func(data []byte) error {
+		own := credential.Leaf().Subject.CommonName
+		if service := serviceOf(string(data)); own != "" && service != "." && !strings.EqualFold(service, own) {
+			return fmt.Errorf("it is the token of %.256q, and the certificate is that of %q", service, own)
+		}
 		token = string(data)
 		return nil
 	})
 	return newIdentity(credential, roots, func() string { return token }), nil
+}
+
+// serviceOf returns the service that a service token names, which nothing has verified.
+func serviceOf(token string) string {
+	names := map[string]string{}
+	for part := range strings.SplitSeq(token, ";") {
+		name, value, _ := strings.Cut(part, "=")
+		names[name] = value
+	}
+	return names["d"] + "." + names["n"]
 }
 
 // optional reads a file without which an identity is one, too.

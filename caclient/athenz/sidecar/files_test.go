@@ -2,6 +2,7 @@ package sidecar_test
 
 import (
 	"crypto"
+	"crypto/x509"
 	"fmt"
 	"io/fs"
 	"log/slog"
@@ -39,6 +40,7 @@ func filesIn(dir string) sidecar.Files {
 // identityOf returns a new identity with a key.
 func identityOf(t *testing.T, ca *spiffetest.CA, key crypto.Signer) *sidecar.Identity {
 	t.Helper()
+	ca.EditTemplates(func(c *x509.Certificate) { c.Subject.CommonName = "media.sports.frontend" })
 	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID(ca.TrustDomain().ID().String() + "/web"))}})
 	require.NoError(t, err)
 	chain, err := ca.Sign(t.Context(), csr, 0)
@@ -208,7 +210,7 @@ func TestNewReadsFiles(t *testing.T) {
 	given := identityOf(t, ca, newKey(t))
 	require.NoError(t, f.Write(t.Context(), given, discard))
 	require.NoError(t, os.MkdirAll(filepath.Dir(f.TokenFile), 0o700))
-	require.NoError(t, os.WriteFile(f.TokenFile, []byte("v=S1;s=secret"), 0o600))
+	require.NoError(t, os.WriteFile(f.TokenFile, []byte("v=S1;d=media.sports;n=Frontend;s=secret"), 0o600))
 	log := new(athenztest.Log)
 	cfg := sidecar.Config{Socket: "/agent.sock", HandleFile: "/id", Files: f, Logger: slog.New(slog.NewTextHandler(log, nil))}
 	s, err := sidecar.New(cfg)
@@ -216,7 +218,7 @@ func TestNewReadsFiles(t *testing.T) {
 	i, err := s.Identity()
 	require.NoError(t, err)
 	assert.True(t, i.Credential.Leaf().Equal(given.Credential.Leaf()))
-	assert.Equal(t, "v=S1;s=secret", i.ServiceToken())
+	assert.Equal(t, "v=S1;d=media.sports;n=Frontend;s=secret", i.ServiceToken())
 	assert.Empty(t, log.String())
 	cfg.Logger.Info("x", "identity", i)
 	for _, text := range []string{fmt.Sprintf("%v %+v %#v %s %q", i, i, i, i, i), log.String()} {
@@ -224,6 +226,14 @@ func TestNewReadsFiles(t *testing.T) {
 		assert.Contains(t, text, "sidecar.Identity(")
 		assert.Contains(t, text, " until ")
 	}
+	require.NoError(t, os.WriteFile(f.TokenFile, []byte("v=S1;d=media.sports;n=backend;s=secret"), 0o600))
+	s, err = sidecar.New(cfg)
+	require.NoError(t, err)
+	i, err = s.Identity()
+	require.NoError(t, err, "the certificate is good without it")
+	assert.Empty(t, i.ServiceToken())
+	assert.Contains(t, log.String(), `it is the token of \"media.sports.backend\", and the certificate is that of \"media.sports.frontend\"`)
+	assert.NotContains(t, log.String(), "secret")
 	require.NoError(t, os.Remove(f.KeyFile))
 	require.NoError(t, os.WriteFile(f.KeyFile, []byte("none"), 0o600))
 	s, err = sidecar.New(cfg)

@@ -27,6 +27,7 @@ import (
 	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/ratelog"
+	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
@@ -170,9 +171,12 @@ func newTransport(cfg Config, dial conns.Dial) *http.Transport {
 		if err != nil {
 			return nil, err
 		}
-		c := tls.Client(raw, config)
-		if err := c.HandshakeContext(ctx); err != nil {
-			_ = raw.Close()
+		first := int32(1)
+		if cfg.PriorKnowledge {
+			first = 2
+		}
+		c, err := tlsalert.Client(ctx, raw, config, first)
+		if err != nil {
 			return nil, err
 		}
 		if !cfg.PriorKnowledge {

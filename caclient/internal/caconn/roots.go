@@ -12,9 +12,11 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -61,6 +63,38 @@ func (r *roots) learn(certs []*x509.Certificate, leaf *x509.Certificate) error {
 	r.newest = certs
 	_, err := r.update(now)
 	return err
+}
+
+// Sort moves the certificates that came as roots and are none to the chain, which answers csr. Roots are those that are
+// self-signed or have a place among the roots of the Endpoint and, if it has no roots, whatever came as the only ones.
+func (c *Conn) Sort(ctx context.Context, csr *pki.CSR, chain, roots []*x509.Certificate) (_, _ []*x509.Certificate, err error) {
+	notSigned := func(c *x509.Certificate) bool { return !certchain.SelfSigned(c) }
+	if !slices.ContainsFunc(roots, notSigned) {
+		return chain, roots, nil
+	}
+	source, err := c.source(ctx)
+	if err != nil {
+		return nil, nil, fmt.Errorf("the roots that tell an intermediate certificate from a root: %w", err)
+	}
+	var known []*x509.Certificate
+	if source != nil {
+		known = source.Contents().X509Authorities
+	} else if !slices.ContainsFunc(roots, certchain.SelfSigned) {
+		return chain, roots, nil
+	}
+	var real []*x509.Certificate
+	for i, r := range roots {
+		switch {
+		case !notSigned(r) || slices.ContainsFunc(known, r.Equal):
+			real = append(real, r)
+		case !r.IsCA:
+			return nil, nil, fmt.Errorf("root %d is not a CA certificate", i+1)
+		default:
+			chain = append(chain, r)
+		}
+	}
+	chain, err = Tidy(csr, chain)
+	return chain, real, err
 }
 
 // Known returns the bundle of what is known of the roots; nil before anything is.

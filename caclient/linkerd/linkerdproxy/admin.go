@@ -1,7 +1,6 @@
 package linkerdproxy
 
 import (
-	"bytes"
 	"errors"
 	"io"
 	"net/http"
@@ -34,24 +33,24 @@ func (id *Identity) Handler(more ...report.Reporter) http.Handler {
 	}
 	answer("/ready", "ready", "not ready", func(err error) bool { return err != nil })
 	answer("/live", "live", "expired", func(err error) bool { return errors.Is(err, ErrExpired) })
+	var page metrics.Page
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
 		if loopback.Reached(r) && !loopback.Host(r.Host) {
 			http.Error(w, "this server is localhost; it has no other name", http.StatusMisdirectedRequest)
 			return
 		}
-		var b bytes.Buffer
-		err := errors.Join(metrics.WriteProcess(&b), id.metrics.Write(&b))
-		for _, m := range more {
-			if write := m.Report().Metrics; write != nil {
-				err = errors.Join(err, write(&b))
+		err := page.Serve(w, func(w io.Writer) error {
+			err := id.metrics.Write(w)
+			for _, m := range more {
+				if write := m.Report().Metrics; write != nil {
+					err = errors.Join(err, write(w))
+				}
 			}
-		}
+			return err
+		})
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
-			return
 		}
-		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-		_, _ = w.Write(b.Bytes())
 	})
 	return mux
 }

@@ -180,8 +180,9 @@ func FromEnviron(environ []string, log *slog.Logger) (*Environment, error) {
 	return e, nil
 }
 
-// WriteEnviron writes the variables that [FromEnviron] reads as a table in Markdown.
-func WriteEnviron(w io.Writer) error { return variables.WriteMarkdown(w) }
+// WriteEnviron writes the variables that [FromEnviron] reads, for the -h of a program; as a Markdown table it is for its
+// documentation.
+func WriteEnviron(w io.Writer, markdown bool) error { return variables.Write(w, markdown) }
 
 // reader reads values that have the right form, and notes what is wrong with them together.
 type reader struct {

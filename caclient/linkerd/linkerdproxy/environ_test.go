@@ -210,7 +210,7 @@ func FuzzFromEnviron(f *testing.F) {
 	s := newService(f, time.Hour)
 	good := seed(f, s)
 	var table bytes.Buffer
-	require.NoError(f, linkerdproxy.WriteEnviron(&table))
+	require.NoError(f, linkerdproxy.WriteEnviron(&table, true))
 	var names []string
 	for line := range strings.Lines(table.String()) {
 		if cells := strings.Split(line, "`"); len(cells) > 1 {

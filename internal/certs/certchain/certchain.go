@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 )
@@ -92,17 +93,26 @@ func Tidy(chain []*x509.Certificate, key crypto.PublicKey) []*x509.Certificate {
 	}
 	for len(rest) > 0 {
 		last := out[len(out)-1]
-		next := max(0, slices.IndexFunc(rest, func(c *x509.Certificate) bool { return signed(c, last) }))
+		next := max(0, Issuer(rest, last))
 		out = append(out, rest[next])
 		rest = slices.Delete(rest, next, next+1)
 	}
 	return out
 }
 
-// signed reports whether parent names itself as the issuer of child; the signature is not checked.
-func signed(parent, child *x509.Certificate) bool {
-	return bytes.Equal(parent.RawSubject, child.RawIssuer) &&
-		(len(child.AuthorityKeyId) == 0 || len(parent.SubjectKeyId) == 0 || bytes.Equal(child.AuthorityKeyId, parent.SubjectKeyId))
+// Issuer returns the index of the certificate that signed child, or -1. Several may have one name, and one key a certificate
+// that has expired beside its successor: the signature decides, and then which is valid now, and longest.
+func Issuer(certs []*x509.Certificate, child *x509.Certificate) int {
+	best, now := -1, time.Now()
+	for i, c := range certs {
+		if !bytes.Equal(c.RawSubject, child.RawIssuer) || RSABits(c) > MaxRSABits || child.CheckSignatureFrom(c) != nil {
+			continue
+		}
+		if valid := InTime(c, now) == nil; best < 0 || valid && (InTime(certs[best], now) != nil || c.NotAfter.After(certs[best].NotAfter)) {
+			best = i
+		}
+	}
+	return best
 }
 
 // Set sorts certificates by their bytes and drops duplicates, in place, so that the result does not depend on the order

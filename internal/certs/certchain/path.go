@@ -2,6 +2,7 @@ package certchain
 
 import (
 	"crypto/x509"
+	"fmt"
 	"slices"
 	"time"
 )
@@ -26,7 +27,7 @@ func Usages(role int) []x509.ExtKeyUsage {
 // certificate rules out one of usages, of which there is at least one. While roots overlap there may be several paths;
 // this is the one that lasts longest. chain has passed [CheckCost]. The error is one of crypto/x509.
 func Path(chain []*x509.Certificate, roots *x509.CertPool, usages []x509.ExtKeyUsage, now time.Time) ([]*x509.Certificate, error) {
-	opts := x509.VerifyOptions{Roots: roots, CurrentTime: now, KeyUsages: usages[:1]}
+	opts := x509.VerifyOptions{Roots: roots, CurrentTime: now.UTC(), KeyUsages: usages[:1]}
 	if len(chain) > 1 {
 		opts.Intermediates = x509.NewCertPool()
 		for _, c := range chain[1:] {
@@ -71,6 +72,20 @@ func permits(path []*x509.Certificate, usages []x509.ExtKeyUsage) bool {
 func Roles(chain []*x509.Certificate) (server, client bool) {
 	return permits(chain, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}), permits(chain, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth})
 }
+
+// InTime returns why a leaf is not valid at now. Wherever identities come from, one that is not valid replaces none, and the
+// source says why with this error.
+func InTime(leaf *x509.Certificate, now time.Time) error {
+	switch {
+	case !now.Before(leaf.NotAfter):
+		return fmt.Errorf("the certificate has expired at %s", stamp(leaf.NotAfter))
+	case now.Before(leaf.NotBefore):
+		return fmt.Errorf("the certificate is valid from %s on; compare the clocks", stamp(leaf.NotBefore))
+	}
+	return nil
+}
+
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 // End returns the time at which the first certificate of a path expires.
 func End(path []*x509.Certificate) time.Time {

@@ -4,6 +4,7 @@ package certpem
 
 import (
 	"bytes"
+	"cmp"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/rsa"
@@ -30,25 +31,23 @@ const (
 // ErrTooLarge says that input is over a limit; package spiffe exports it.
 var ErrTooLarge = errors.New("input too large")
 
-const begin = "-----BEGIN "
+const begin, end = "-----BEGIN ", "-----END "
 
-// Blocks counts the beginnings of PEM blocks. Package pem takes a damaged block for a comment in front of the next one,
-// so a caller that parses fewer blocks has met a damaged one.
-func Blocks(data []byte) int { return bytes.Count(data, []byte(begin)) }
-
-// Check refuses text that would make package pem spend memory out of proportion: too much of it, too
-// many blocks, or too many headers, of which it makes a map.
-func Check(data []byte, size, blocks int) error {
-	if len(data) > size {
-		return fmt.Errorf("%d bytes of PEM, the limit is %d: %w", len(data), size, ErrTooLarge)
+// Read returns the blocks of data in order, of which there may be limit. Text around them is allowed, as tools write comments
+// there (RFC 7468, 5.2). A block that is torn or damaged is an error, as package pem passes over it, and so is text that would
+// make package pem spend memory out of proportion: too much of it, too many blocks, or too many headers, of which it makes a map.
+func Read(data []byte, limit int) ([]*pem.Block, error) {
+	if len(data) > MaxInput {
+		return nil, fmt.Errorf("%d bytes of PEM, the limit is %d: %w", len(data), MaxInput, ErrTooLarge)
 	}
-	if n := Blocks(data); n > blocks {
-		return fmt.Errorf("%d PEM blocks, the limit is %d: %w", n, blocks, ErrTooLarge)
+	n := bytes.Count(data, []byte(begin))
+	if n > limit {
+		return nil, fmt.Errorf("%d PEM blocks, the limit is %d: %w", n, limit, ErrTooLarge)
 	}
 	for rest := data; ; {
 		_, block, found := bytes.Cut(rest, []byte(begin))
 		if !found {
-			return nil
+			break
 		}
 		_, rest, _ = bytes.Cut(block, []byte("\n"))
 		for headers := 1; ; headers++ {
@@ -57,50 +56,55 @@ func Check(data []byte, size, blocks int) error {
 				break
 			}
 			if headers > maxHeaders {
-				return fmt.Errorf("a PEM block with more than %d headers: %w", maxHeaders, ErrTooLarge)
+				return nil, fmt.Errorf("a PEM block with more than %d headers: %w", maxHeaders, ErrTooLarge)
 			}
 			rest = next
 		}
 	}
+	var blocks []*pem.Block
+	for b, rest := pem.Decode(data); b != nil; b, rest = pem.Decode(rest) {
+		blocks = append(blocks, b)
+	}
+	damaged := max(n, bytes.Count(data, []byte(end))) - len(blocks)
+	if damaged > 0 || len(blocks) == 0 {
+		for _, mark := range []string{"\xef\xbb\xbf", "\xff\xfe", "\xfe\xff"} {
+			if bytes.HasPrefix(data, []byte(mark)) {
+				return nil, errors.New("the text begins with a byte order mark; save it as UTF-8 without one")
+			}
+		}
+	}
+	if damaged > 0 {
+		return nil, fmt.Errorf("%d damaged PEM blocks", damaged)
+	}
+	return blocks, nil
 }
 
-// Each calls read for the contents of each block of data, all of which must be of one type, without headers
-// unless they are certificates. Text before a block is allowed, as tools write comments there; text after
-// the last one is not, nor is a damaged block anywhere. Input without any block is an error. Errors call a
-// block by its noun.
+// Each calls read for the contents of each block of data, as [Read] returns them, all of which must be of one type, without
+// headers unless they are certificates. Input without any block is an error. Errors call a block by its noun.
 func Each(data []byte, typ, noun string, limit int, read func(der []byte) error) error {
 	return each(data, typ, noun, limit, read, nil)
 }
 
 // each is Each, without the blocks of the types that skip knows.
 func each(data []byte, typ, noun string, limit int, read func(der []byte) error, skip func(typ string) bool) error {
-	if err := Check(data, MaxInput, limit); err != nil {
+	blocks, err := Read(data, limit)
+	if err != nil {
 		return err
 	}
-	n, skipped := 0, 0
-	for rest := data; ; n++ {
-		var b *pem.Block
-		for b, rest = pem.Decode(rest); b != nil && skip != nil && skip(b.Type); b, rest = pem.Decode(rest) {
-			skipped++
-		}
-		if b == nil {
-			if len(bytes.TrimSpace(rest)) > 0 {
-				return fmt.Errorf("after %s %d: text that is not PEM", noun, n)
-			}
-			break
-		}
+	n := 0
+	for i, b := range blocks {
 		switch {
+		case skip != nil && skip(b.Type):
+			continue
 		case b.Type != typ:
-			return fmt.Errorf("block %d is %s, not %s", n+skipped+1, label(b.Type), typ)
+			return fmt.Errorf("block %d is %s, not %s", i+1, label(b.Type), typ)
 		case len(b.Headers) > 0 && typ != certificate:
-			return fmt.Errorf("block %d has headers", n+skipped+1)
+			return fmt.Errorf("block %d has headers", i+1)
 		}
+		n++
 		if err := read(b.Bytes); err != nil {
-			return fmt.Errorf("%s %d: %w", noun, n+1, Short(err))
+			return fmt.Errorf("%s %d: %w", noun, n, Short(err))
 		}
-	}
-	if damaged := Blocks(data) - n - skipped; damaged != 0 {
-		return fmt.Errorf("%d damaged PEM blocks", damaged)
 	}
 	if n == 0 {
 		return fmt.Errorf("no %s found", noun)
@@ -112,6 +116,48 @@ const certificate = "CERTIFICATE"
 
 // Certificates parses data by the rules of Each.
 func Certificates(data []byte) ([]*x509.Certificate, error) { return certificates(data, nil) }
+
+// Roots parses the certificates of data as [Certificates] does, and gives each one that cannot be read, or that use refuses, to
+// skip instead. One at least has to remain.
+func Roots(data []byte, use func(c *x509.Certificate) error, skip func(err error)) (certs []*x509.Certificate, err error) {
+	var first error
+	n := 0
+	err = Each(data, certificate, "certificate", MaxCertificates, func(der []byte) error {
+		n++
+		c, err := x509.ParseCertificate(der)
+		if err == nil {
+			err = use(c)
+		}
+		if err != nil {
+			err = fmt.Errorf("certificate %d: %w", n, Short(err))
+			skip(err)
+			first = cmp.Or(first, err)
+			return nil
+		}
+		certs = append(certs, c)
+		return nil
+	})
+	if err == nil && len(certs) == 0 {
+		err = first
+	}
+	if err != nil {
+		return nil, err
+	}
+	return certs, nil
+}
+
+// Pool returns the roots of data that can be read, for a server that is verified by them.
+func Pool(data []byte) (*x509.CertPool, error) {
+	certs, err := Roots(data, func(*x509.Certificate) error { return nil }, func(error) {})
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	for _, c := range certs {
+		pool.AddCert(c)
+	}
+	return pool, nil
+}
 
 // CertificatesAmongKeys is Certificates for data that may have private keys too, which are skipped.
 func CertificatesAmongKeys(data []byte) ([]*x509.Certificate, error) {
@@ -139,8 +185,19 @@ func EncodeCertificates(certs []*x509.Certificate) []byte {
 	return buf.Bytes()
 }
 
-// PrivateKey parses the one private key in data: PKCS#8, PKCS#1 or SEC1. An EC PARAMETERS block in
-// front, as some tools write it, is skipped; anything else is an error, and so is an encrypted key.
+// PublicKey parses the one public key in data, a PUBLIC KEY block, and checks it by [CheckKey].
+func PublicKey(data []byte) (key crypto.PublicKey, err error) {
+	return key, Each(data, "PUBLIC KEY", "public key", 1, func(der []byte) error {
+		if key, err = x509.ParsePKIXPublicKey(der); err != nil {
+			return errors.New("it cannot be read")
+		}
+		return CheckKey(key)
+	})
+}
+
+// PrivateKey parses the one private key in data: PKCS#8, PKCS#1 or SEC1, whichever of them its label says, as tools write
+// each under the label of the others. An EC PARAMETERS block in front, as some tools write it, is skipped; anything else is
+// an error, and so is an encrypted key, and one that [CheckKey] refuses.
 func PrivateKey(data []byte) (crypto.Signer, error) { return privateKey(data, maxKeyBlocks, nil) }
 
 // PrivateKeyAmongCertificates is PrivateKey for data that may have certificates too, which are skipped.
@@ -148,34 +205,23 @@ func PrivateKeyAmongCertificates(data []byte) (crypto.Signer, error) {
 	return privateKey(data, maxKeyBlocks+MaxCertificates, func(typ string) bool { return typ == certificate })
 }
 
-func privateKey(data []byte, limit int, skip func(typ string) bool) (crypto.Signer, error) {
-	if err := Check(data, MaxInput, limit); err != nil {
+func privateKey(data []byte, limit int, skip func(typ string) bool) (key crypto.Signer, err error) {
+	blocks, err := Read(data, limit)
+	if err != nil {
 		return nil, err
 	}
-	var key crypto.Signer
-	for rest := data; ; {
-		var b *pem.Block
-		if b, rest = pem.Decode(rest); b == nil {
-			if len(bytes.TrimSpace(rest)) > 0 {
-				return nil, errors.New("text that is not PEM after the private key")
-			}
-			break
-		}
-		if b.Type == "EC PARAMETERS" && key == nil || skip != nil && skip(b.Type) {
+	for _, b := range blocks {
+		switch {
+		case b.Type == parameters && key == nil || skip != nil && skip(b.Type):
 			continue
-		}
-		if key != nil {
+		case key != nil:
 			return nil, fmt.Errorf("a block %.40q after the private key", b.Type)
-		}
-		if b.Headers["DEK-Info"] != "" || b.Type == "ENCRYPTED PRIVATE KEY" {
+		case b.Headers["DEK-Info"] != "" || b.Type == encrypted:
 			return nil, errors.New("the private key is encrypted; decrypt it first")
-		}
-		parse := keyParsers[b.Type]
-		if parse == nil {
+		case !isKey(b.Type):
 			return nil, fmt.Errorf("block %.40q is not a private key", b.Type)
 		}
-		var err error
-		if key, err = readKey(b.Bytes, parse); err != nil {
+		if key, err = PrivateKeyDER(b.Bytes); err != nil {
 			return nil, fmt.Errorf("%s: %w", b.Type, err)
 		}
 	}
@@ -185,28 +231,30 @@ func privateKey(data []byte, limit int, skip func(typ string) bool) (crypto.Sign
 	return key, nil
 }
 
+const parameters, encrypted = "EC PARAMETERS", "ENCRYPTED PRIVATE KEY"
+
 // isKey reports whether a block of this type is part of a file with a private key.
 func isKey(typ string) bool {
-	return keyParsers[typ] != nil || typ == "EC PARAMETERS" || typ == "ENCRYPTED PRIVATE KEY"
-}
-
-// keyParsers are the forms of private keys by the type of their block.
-var keyParsers = map[string]func(der []byte) (any, error){
-	"PRIVATE KEY":     x509.ParsePKCS8PrivateKey,
-	"RSA PRIVATE KEY": func(der []byte) (any, error) { return x509.ParsePKCS1PrivateKey(der) },
-	"EC PRIVATE KEY":  func(der []byte) (any, error) { return x509.ParseECPrivateKey(der) },
+	switch typ {
+	case "PRIVATE KEY", "RSA PRIVATE KEY", "EC PRIVATE KEY", parameters, encrypted,
+		"ECDSA PRIVATE KEY": // not a standard one; early tools of Athenz wrote it
+		return true
+	}
+	return false
 }
 
 // PrivateKeyDER parses a private key in DER, in any of the forms that a block of PEM may have.
 func PrivateKeyDER(der []byte) (crypto.Signer, error) {
-	var first error
-	for _, typ := range []string{"PRIVATE KEY", "EC PRIVATE KEY", "RSA PRIVATE KEY"} {
-		key, err := readKey(der, keyParsers[typ])
-		if err == nil {
-			return key, nil
-		}
-		if first == nil {
-			first = err
+	key, first := readKey(der, x509.ParsePKCS8PrivateKey)
+	if first == nil {
+		return key, nil
+	}
+	for _, parse := range []func(der []byte) (any, error){
+		func(der []byte) (any, error) { return x509.ParseECPrivateKey(der) },
+		func(der []byte) (any, error) { return x509.ParsePKCS1PrivateKey(der) },
+	} {
+		if key, err := readKey(der, parse); err == nil || errors.Is(err, ErrWeakKey) {
+			return key, err
 		}
 	}
 	return nil, first
@@ -229,6 +277,9 @@ func readKey(der []byte, parse func([]byte) (any, error)) (crypto.Signer, error)
 	s, ok := k.(crypto.Signer)
 	if !ok {
 		return nil, fmt.Errorf("a key of type %T cannot sign", k)
+	}
+	if err := CheckKey(s.Public()); err != nil {
+		return nil, err
 	}
 	return s, nil
 }

@@ -8,4 +8,4 @@ func MakeDirSync(path string, o Options, sync func(dir string) error) (*os.Root,
 }
 
 // EmptyDir is PodVolume for a process in a pod with these mounts.
-func EmptyDir(mounts, path string) bool { return emptyDir(mounts, path) }
+func EmptyDir(mounts, path string) bool { return mounted(mounts, path, emptyDir) }

@@ -14,7 +14,7 @@
 // files one like 0600.
 //
 // Everything else may be read by other users, and not written. A folder in which all users can write needs the
-// sticky bit, as /tmp and the Secret volumes of Kubernetes have it. Write permission of a group counts as write permission of
+// sticky bit, as /tmp and the Secret volumes of Kubernetes have it, or is the volume of a ConfigMap in this pod. Write permission of a group counts as write permission of
 // others, unless it is the group of root or one of the groups of this process: so the private groups of users with
 // a umask of 002 work, and the fsGroup of a Kubernetes volume. With [Options.Warn] such folders and files are reported
 // and accepted: for caches and sockets in an emptyDir of Kubernetes (root's, mode 0777).

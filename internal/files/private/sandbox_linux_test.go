@@ -42,11 +42,15 @@ func TestSandbox(t *testing.T) {
 		}
 		cmd := exec.Command(exe, "-test.run=^TestSandbox$")
 		cmd.Dir, cmd.Env = dir, append(os.Environ(), sandbox+"="+dir)
+		inner := uid
+		if uid == 65534 { // which stands in there for all that is not mapped
+			inner = 1000
+		}
 		cmd.SysProcAttr = &syscall.SysProcAttr{
 			Cloneflags:  syscall.CLONE_NEWUSER,
-			UidMappings: []syscall.SysProcIDMap{{ContainerID: uid, HostID: uid, Size: 1}},
+			UidMappings: []syscall.SysProcIDMap{{ContainerID: inner, HostID: uid, Size: 1}},
 			GidMappings: []syscall.SysProcIDMap{{ContainerID: gid, HostID: gid, Size: 1}},
-			Credential:  &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid), NoSetGroups: true},
+			Credential:  &syscall.Credential{Uid: uint32(inner), Gid: uint32(gid), NoSetGroups: true},
 		}
 		out, err := cmd.CombinedOutput()
 		if _, ran := err.(*exec.ExitError); err != nil && !ran {

@@ -3,6 +3,7 @@
 package kubekeep
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -23,6 +24,7 @@ const Again = 10 * time.Second
 type Keeper struct {
 	Name   string        // of what is kept, for the log
 	Remedy string        // of a lack of rights
+	Fails  string        // what it means that the cluster cannot be followed or written; "roots are not handed out" if it is empty
 	Again  time.Duration // between two writes of one object, and between two calls of Behind
 	News   renew.Signal
 	Log    *ratelog.Log
@@ -64,7 +66,7 @@ func (k *Keeper) Warn(reason string, err error) {
 	if kube.Forbidden(err) {
 		err = fmt.Errorf("%w; %s", err, k.Remedy)
 	}
-	k.Log.Warn(k.Name+": roots are not handed out", reason, slog.Any("err", err))
+	k.Log.Warn(k.Name+": "+cmp.Or(k.Fails, "roots are not handed out"), reason, slog.Any("err", err))
 }
 
 // Objects are the objects of a collection, which Run follows.

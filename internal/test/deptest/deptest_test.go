@@ -40,7 +40,7 @@ var others = map[string]string{
 	"google.golang.org/protobuf":                 "wire messages",
 	"github.com/fsnotify/fsnotify":               "notifications of changed files, for internal/files/follow alone",
 	"github.com/rogpeppe/go-internal/testscript": "scripts of an operator's day, for internal/test/scripttest alone",
-	"go.yaml.in/yaml/v3":                         "the configuration of a proxy in annotations, for sds/istioagent alone",
+	"go.yaml.in/yaml/v3":                         "the configuration of a proxy in annotations, for sds/istioagent, and manifests, for internal/test/kubetest",
 }
 
 // forbidden is what no package links, tests and examples included.

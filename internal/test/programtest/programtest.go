@@ -10,10 +10,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+	"unicode/utf8"
 )
 
 // patience is for what a program is to do soon.
@@ -112,6 +114,9 @@ func (p *Program) Addr(name string) string {
 	return p.addrs[name]
 }
 
+// PID returns the number of the process.
+func (p *Program) PID() int { return p.cmd.Process.Pid }
+
 // Stop tells the program to stop, and waits for it. That it ends well is required.
 func (p *Program) Stop() { p.stop() }
 
@@ -138,10 +143,36 @@ func ExitCodes(t *testing.T, dir string, programs map[string]string) {
 		}{{nil, []string{"-version"}, 0}, {nil, []string{"-help"}, 0}, {nil, []string{"-none"}, 2}, {nil, []string{"none"}, 2}, {[]string{variable}, nil, 2}} {
 			cmd := exec.CommandContext(t.Context(), filepath.Join(dir, name), c.args...)
 			cmd.Env = append(c.environ, "GODEBUG=") // or else it is that of the test
-			out, _ := cmd.CombinedOutput()
+			var out, errOut strings.Builder
+			cmd.Stdout, cmd.Stderr = &out, &errOut
+			_ = cmd.Run()
 			if got := cmd.ProcessState.ExitCode(); got != c.code {
-				t.Errorf("%s %v %v ends with %d and not with %d:\n%s", name, c.args, c.environ, got, c.code, out)
+				t.Errorf("%s %v %v ends with %d and not with %d:\n%s%s", name, c.args, c.environ, got, c.code, out.String(), errOut.String())
 			}
+			if slices.Contains(c.args, "-help") {
+				Help(t, out.String(), errOut.String())
+			}
+		}
+	}
+}
+
+// Help requires that what a program has printed for -h is on standard output alone, in lines of at most 80 characters, with a title
+// over each flag, and with the exit codes at its end.
+func Help(t *testing.T, out, errOut string) {
+	t.Helper()
+	if errOut != "" || !strings.HasPrefix(out, "Usage: ") || !strings.Contains(out, "xit code") {
+		t.Errorf("the help begins with Usage and ends with the exit codes, and is on standard output alone:\n%s\n%s", out, errOut)
+	}
+	titled := false
+	for line := range strings.Lines(out) {
+		if utf8.RuneCountInString(line) > 80+1 && strings.Contains(strings.TrimSpace(line), " ") {
+			t.Errorf("more than 80 columns: %s", line)
+		}
+		switch {
+		case strings.HasPrefix(line, "  -") && !titled:
+			t.Errorf("no title is over %s", line)
+		case strings.HasSuffix(line, ":\n") && line[0] != ' ':
+			titled = true
 		}
 	}
 }

@@ -41,7 +41,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/programtest"
 )
 
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // ready is what a server prints at last.
 var ready = map[string]string{"ca": "metrics, health:", "agent": "secrets for Envoy:"}
@@ -50,10 +50,16 @@ var ready = map[string]string{"ca": "metrics, health:", "agent": "secrets for En
 func Run(t *testing.T, dir string, programs ...string) {
 	t.Helper()
 	bin := programtest.Build(t, programs...)
+	root, err := os.MkdirTemp(short(), "svid") // sockets are made below it, and their paths have 107 bytes at most
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	testscript.Run(t, testscript.Params{
 		Dir:                dir,
+		WorkdirRoot:        root,
 		RequireUniqueNames: true,
-		Deadline:           time.Now().Add(time.Minute), // for a command that serves where the script has an error
+		Deadline:           time.Now().Add(5 * time.Minute), // for a command that serves where the script has an error
 		Setup: func(e *testscript.Env) error {
 			home := filepath.Join(e.WorkDir, "home")
 			e.Setenv("HOME", home)
@@ -64,6 +70,14 @@ func Run(t *testing.T, dir string, programs ...string) {
 		},
 		Cmds: commands(programs),
 	})
+}
+
+// short is the folder for temporary files, by its short name where it has one.
+func short() string {
+	if info, err := os.Stat("/tmp"); err == nil && info.IsDir() {
+		return "/tmp"
+	}
+	return os.TempDir()
 }
 
 // commands are those of scripts, to which the programs belong.

@@ -28,12 +28,18 @@ import (
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
 // target is a port or socket of a program. The fields are exported for the process of the attacker.
 type target struct {
 	Name, Network, Addr string
 	Pause               time.Duration               // of the attacker between two connections, of each that it may hold; 0 means a second
+	TLS, KeyPair        string                      // the name of the server, and a file with a certificate and its key; empty: without
+	Path                string                      // of a request
+	GRPC                bool                        // that is of gRPC
+	program             *programtest.Program        // that it belongs to
 	good                func(context.Context) error // a request of another user
 }
 
@@ -176,23 +182,22 @@ func free(t *testing.T, n int) (addrs []string) {
 	return addrs
 }
 
-// TestPrograms: with 512 descriptors each, and each of their ports and sockets held by 600 connections of one local user, the
-// programs of examples serve all requests of another user, and no renewal is late.
-func TestPrograms(t *testing.T) {
-	rounds.Slow(t)
-	if os.Geteuid() != 0 {
-		t.Skip("there is no other user")
-	}
-	const life = 10 * time.Second
-	programs := programtest.Build(t, "ca", "agent", "linkerd-proxy", "service", "athenz-agent", "athenz-provider", "athenz-sia")
+const programLife = 10 * time.Second // of the identities of the programs
+
+// programs runs the programs of examples, with 512 descriptors each, in a new folder, which it returns with what they listen at.
+// What is noted of each identity that the agent has given is the end.
+func programs(t *testing.T, certificates map[time.Time]bool) (dir string, targets []target) {
+	t.Helper()
+	const life = programLife
+	programs := programtest.Build(t, "ca", "agent", "workload-agent", "linkerd-proxy", "service", "athenz-agent", "athenz-provider", "athenz-sia")
 	dir, err := os.MkdirTemp("", "svidkit-siege") // and not t.TempDir, which the attacker may not enter
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	require.NoError(t, os.Chmod(dir, 0o755))
-	ports := free(t, 8)
+	ports := free(t, 9)
 
 	state := filepath.Join(dir, "state")
-	limited(t, filepath.Join(programs, "ca"), nil, "-trust-domain", "example.org", "-state-dir", state, "-create", "-default-ttl", life.String(),
+	ca := limited(t, filepath.Join(programs, "ca"), nil, "-trust-domain", "example.org", "-state-dir", state, "-create", "-default-ttl", life.String(),
 		"-istio-addr", ports[0], "-linkerd-addr", ports[1], "-bundle-addr", ports[2], "-admin-addr", ports[3], "-caller-rate", "0")
 	require.Eventually(t, func() bool { return get("http://"+ports[3]+"/ready")(t.Context()) == nil }, 20*time.Second, 50*time.Millisecond)
 
@@ -205,7 +210,7 @@ func TestPrograms(t *testing.T) {
 	require.NoError(t, os.WriteFile(token, fmt.Appendf(nil, "%s:demo/web", secret), 0o600))
 	_, debug, err := net.SplitHostPort(ports[4])
 	require.NoError(t, err)
-	limited(t, filepath.Join(programs, "agent"), []string{
+	agent := limited(t, filepath.Join(programs, "agent"), []string{
 		"TRUST_DOMAIN=example.org", "POD_NAMESPACE=demo", "SERVICE_ACCOUNT=web", "CA_ADDR=" + ports[0], "CA_ROOT_CA=" + filepath.Join(state, "root-cert.pem"),
 		"SECRET_TTL=" + life.String(), "ECC_SIGNATURE_ALGORITHM=ECDSA", "MINIMUM_DRAIN_DURATION=0s", "PROXY_XDS_DEBUG_VIA_AGENT_PORT=" + debug,
 		`PROXY_CONFIG={"discoveryAddress":"` + free(t, 1)[0] + `"}`, "XDS_ROOT_CA=" + filepath.Join(state, "root-cert.pem"),
@@ -219,8 +224,8 @@ func TestPrograms(t *testing.T) {
 	require.Eventually(t, func() bool { return os.Chmod(filepath.Dir(socket), 0o755) == nil && os.Chmod(socket, 0o666) == nil }, 20*time.Second, 50*time.Millisecond)
 
 	xds := filepath.Join(root, "etc/istio/proxy/XDS")
-	for at := xds; at != root; at = filepath.Dir(at) {
-		require.NoError(t, os.Chmod(at, 0o777)) // of the socket, and of the folders to it
+	for at := xds; at != root; at = filepath.Dir(at) { // of the socket, and of the folders to it
+		require.Eventually(t, func() bool { return os.Chmod(at, 0o777) == nil }, 20*time.Second, 50*time.Millisecond)
 	}
 
 	// The proxy of a mesh, and its application.
@@ -238,8 +243,19 @@ func TestPrograms(t *testing.T) {
 	admin, inbound, outbound := proxy.Addr("admin"), proxy.Addr("inbound"), proxy.Addr("outbound")
 	require.Eventually(t, func() bool { return get("http://"+admin+"/ready")(t.Context()) == nil }, 20*time.Second, 50*time.Millisecond)
 
-	// A service whose Workload API is in its own process.
-	limited(t, filepath.Join(programs, "service"), nil, "-requests", "0", "-interval", "10s", "-health-addr", ports[6])
+	// An agent for the workloads of a machine, which has an identity for root alone.
+	workloads := filepath.Join(dir, "workloads")
+	require.NoError(t, os.Mkdir(workloads, 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(workloads, "file"), []byte(`{"workloads": [{"match": {"uid": 0}, "identities": [{"id": "spiffe://example.org/web"}]}]}`), 0o600))
+	api := filepath.Join(workloads, "api.sock")
+	machine := limited(t, filepath.Join(programs, "workload-agent"), nil, "-trust-domain", "example.org", "-ca", "dir:"+filepath.Join(workloads, "ca"), "-ca-option", "create=true",
+		"-file", filepath.Join(workloads, "file"), "-socket", api, "-admin", ports[7])
+	require.Eventually(t, func() bool { return get("http://"+ports[7]+"/ready")(t.Context()) == nil }, 20*time.Second, 50*time.Millisecond)
+
+	// A service that has its identity from there.
+	pair := filepath.Join(dir, "pair.pem")
+	require.NoError(t, os.WriteFile(pair, keyPair(t, api), 0o644))
+	service := limited(t, filepath.Join(programs, "service"), nil, "-socket", "unix://"+api, "-requests", "0", "-interval", "10s", "-addr", ports[8], "-health-addr", ports[6])
 	require.Eventually(t, func() bool { return get("http://"+ports[6]+"/ready")(t.Context()) == nil }, 20*time.Second, 50*time.Millisecond)
 
 	// The programs of Athenz.
@@ -260,7 +276,6 @@ func TestPrograms(t *testing.T) {
 	})
 	siaHealth := sia.Addr("HEALTH_ADDR")
 
-	certificates := map[time.Time]bool{} // by their end
 	throughProxy := func(ctx context.Context) error {
 		tr := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", outbound)
@@ -280,20 +295,20 @@ func TestPrograms(t *testing.T) {
 		}
 		return nil
 	}
-	targets := []target{
-		{Name: "ca: Istio's API", Network: "tcp", Addr: ports[0], good: handshake(ports[0], "localhost")},
-		{Name: "ca: Linkerd's API", Network: "tcp", Addr: ports[1], good: handshake(ports[1], "localhost")},
-		{Name: "ca: bundle endpoint", Network: "tcp", Addr: ports[2], good: handshake(ports[2], "localhost")},
-		{Name: "ca: admin", Network: "tcp", Addr: ports[3], good: get("http://" + ports[3] + "/ready")},
-		{Name: "agent: debug requests", Network: "tcp", Addr: ports[4], good: func(ctx context.Context) error {
+	targets = []target{
+		{Name: "ca: Istio's API", program: ca, TLS: "localhost", Path: "/istio.v1.auth.IstioCertificateService/CreateCertificate", GRPC: true, Network: "tcp", Addr: ports[0], good: handshake(ports[0], "localhost")},
+		{Name: "ca: Linkerd's API", program: ca, TLS: "localhost", Path: "/io.linkerd.proxy.identity.Identity/Certify", GRPC: true, Network: "tcp", Addr: ports[1], good: handshake(ports[1], "localhost")},
+		{Name: "ca: bundle endpoint", program: ca, TLS: "localhost", Path: "/", Network: "tcp", Addr: ports[2], good: handshake(ports[2], "localhost")},
+		{Name: "ca: admin", program: ca, Path: "/metrics", Network: "tcp", Addr: ports[3], good: get("http://" + ports[3] + "/ready")},
+		{Name: "agent: debug requests", program: agent, Path: "/debug/syncz", Network: "tcp", Addr: ports[4], good: func(ctx context.Context) error {
 			err := get("http://" + ports[4] + "/debug/syncz")(ctx)
 			if err != nil && strings.Contains(err.Error(), "50") { // there is no control plane
 				err = nil
 			}
 			return err
 		}},
-		{Name: "agent: admin", Network: "tcp", Addr: ports[5], good: get("http://" + ports[5] + "/healthz/live")},
-		{Name: "agent: SDS", Network: "unix", Addr: socket, good: func(ctx context.Context) error {
+		{Name: "agent: admin", program: agent, Path: "/metrics", Network: "tcp", Addr: ports[5], good: get("http://" + ports[5] + "/healthz/live")},
+		{Name: "agent: SDS", program: agent, Path: "/envoy.service.secret.v3.SecretDiscoveryService/StreamSecrets", GRPC: true, Network: "unix", Addr: socket, good: func(ctx context.Context) error {
 			end, err := identityEnd(ctx, socket)
 			if err != nil {
 				return err
@@ -304,29 +319,76 @@ func TestPrograms(t *testing.T) {
 			}
 			return nil
 		}},
-		{Name: "agent: XDS", Network: "unix", Addr: xds, good: answered(xds, "http://agent/none")},
-		{Name: "linkerd-proxy: inbound", Network: "tcp", Addr: inbound, good: handshake(inbound, meshtest.Web)},
-		{Name: "linkerd-proxy: outbound", Network: "tcp", Addr: outbound, good: throughProxy},
-		{Name: "linkerd-proxy: admin", Network: "tcp", Addr: admin, good: get("http://" + admin + "/ready")},
-		{Name: "athenz-provider: callback", Network: "tcp", Addr: callback, good: handshake(callback, "localhost")},
-		{Name: "athenz-provider: signing", Network: "tcp", Addr: signing, good: handshake(signing, "localhost")},
-		{Name: "athenz-provider: health", Network: "tcp", Addr: providerHealth, good: get("http://" + providerHealth + "/live")},
-		{Name: "athenz-agent: pods", Network: "unix", Addr: handles, good: answered(handles, "http://agent/v1/init/none")},
-		{Name: "athenz-agent: health", Network: "tcp", Addr: nodeHealth, good: get("http://" + nodeHealth + "/ready")},
-		{Name: "athenz-sia: health", Network: "tcp", Addr: siaHealth, good: get("http://" + siaHealth + "/live")},
-		{Name: "service: health", Network: "tcp", Addr: ports[6], good: get("http://" + ports[6] + "/ready")},
+		{Name: "agent: XDS", program: agent, Path: "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources", GRPC: true, Network: "unix", Addr: xds, good: answered(xds, "http://agent/none")},
+		{Name: "linkerd-proxy: inbound", program: proxy, TLS: meshtest.Web, Path: "/", Network: "tcp", Addr: inbound, good: handshake(inbound, meshtest.Web)},
+		{Name: "linkerd-proxy: outbound", program: proxy, Path: "/", Network: "tcp", Addr: outbound, good: throughProxy},
+		{Name: "linkerd-proxy: admin", program: proxy, Path: "/metrics", Network: "tcp", Addr: admin, good: get("http://" + admin + "/ready")},
+		{Name: "athenz-provider: callback", program: provider, TLS: "localhost", Path: "/", Network: "tcp", Addr: callback, good: handshake(callback, "localhost")},
+		{Name: "athenz-provider: signing", program: provider, TLS: "localhost", Path: "/", Network: "tcp", Addr: signing, good: handshake(signing, "localhost")},
+		{Name: "athenz-provider: health", program: provider, Path: "/metrics", Network: "tcp", Addr: providerHealth, good: get("http://" + providerHealth + "/live")},
+		{Name: "athenz-agent: pods", program: node, Path: "/v1/init/none", Network: "unix", Addr: handles, good: answered(handles, "http://agent/v1/init/none")},
+		{Name: "athenz-agent: health", program: node, Path: "/metrics", Network: "tcp", Addr: nodeHealth, good: get("http://" + nodeHealth + "/ready")},
+		{Name: "athenz-sia: health", program: sia, Path: "/metrics", Network: "tcp", Addr: siaHealth, good: get("http://" + siaHealth + "/live")},
+		{Name: "service: health", program: service, Path: "/metrics", Network: "tcp", Addr: ports[6], good: get("http://" + ports[6] + "/ready")},
+		{Name: "service", program: service, TLS: "localhost", KeyPair: pair, Path: "/", Network: "tcp", Addr: ports[8], good: handshake(ports[8], "localhost")},
+		{Name: "workload-agent: Workload API", program: machine, Path: "/SpiffeWorkloadAPI/FetchX509SVID", GRPC: true, Network: "unix", Addr: api, good: func(ctx context.Context) error {
+			_, err := workloadSVID(ctx, api)
+			return err
+		}},
+		{Name: "workload-agent: SDS", program: machine, Path: "/envoy.service.secret.v3.SecretDiscoveryService/StreamSecrets", GRPC: true, Network: "unix", Addr: api, good: func(ctx context.Context) error {
+			_, err := identityEnd(ctx, api)
+			return err
+		}},
+		{Name: "workload-agent: admin", program: machine, Path: "/metrics", Network: "tcp", Addr: ports[7], good: get("http://" + ports[7] + "/ready")},
 	}
 	text, err := json.Marshal(targets)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "targets"), text, 0o644))
-	binary := filepath.Join(dir, "test")
 	self, err := os.ReadFile("/proc/self/exe")
 	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(binary, self, 0o755))
-	attack := start(t, binary, dir, "siege", badUser)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "test"), self, 0o755))
+	return dir, targets
+}
+
+// workloadSVID asks the agent behind a socket for an identity.
+func workloadSVID(ctx context.Context, socket string) (*spiffe.SVID, error) {
+	api, err := workloadapi.NewClient("unix://"+socket, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer api.CloseIdleConnections()
+	for update, err := range api.WatchX509SVIDs(ctx) {
+		if err != nil {
+			return nil, err
+		}
+		return update.Identities[0].SVID, nil
+	}
+	return nil, ctx.Err()
+}
+
+// keyPair returns an identity of the agent behind a socket, as PEM.
+func keyPair(t *testing.T, socket string) []byte {
+	t.Helper()
+	svid, err := workloadSVID(t.Context(), socket)
+	require.NoError(t, err)
+	chain, key, err := svid.MarshalPEM()
+	require.NoError(t, err)
+	return append(chain, key...)
+}
+
+// TestPrograms: with 512 descriptors each, and each of their ports and sockets held by 600 connections of one local user, the
+// programs of examples serve all requests of another user, and no renewal is late.
+func TestPrograms(t *testing.T) {
+	rounds.Slow(t)
+	if os.Geteuid() != 0 {
+		t.Skip("there is no other user")
+	}
+	certificates := map[time.Time]bool{} // by their end
+	dir, targets := programs(t, certificates)
+	attack := start(t, filepath.Join(dir, "test"), dir, "siege", badUser)
 
 	asked, failed := map[string]int{}, map[string][]string{}
-	for end := time.Now().Add(3 * life); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+	for end := time.Now().Add(3 * programLife); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
 		for _, to := range targets {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			err := to.good(ctx)

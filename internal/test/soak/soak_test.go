@@ -74,7 +74,7 @@ func TestMain(m *testing.M) {
 	flag.Parse()
 	role, dir := os.Getenv(roleKey), os.Getenv(dirKey)
 	roles := map[string]func(ctx context.Context, dir string, in *bufio.Scanner) error{
-		"servers": serve, "client": behave, "idle": idle, "names": names, "streams": streams, "tokens": tokens, "siege": siege,
+		"servers": serve, "client": behave, "idle": idle, "names": names, "streams": streams, "tokens": tokens, "siege": siege, "flood": flood,
 	}
 	run := roles[role]
 	if run == nil {

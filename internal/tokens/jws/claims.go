@@ -11,6 +11,8 @@ type Claims struct {
 	Expires  time.Time // "exp"
 	Audience []string  // "aud"
 	Issuer   string    // "iss"
+	Subject  string    // "sub"
+	Bound    bool      // there is a "cnf"
 }
 
 // ReadClaims reads a token that is a JWT in its strict form, and reports false for any other text.
@@ -35,6 +37,11 @@ func ReadClaims(token string) (Claims, bool) {
 		case "iss":
 			text, _ := r.Text()
 			c.Issuer = string(text)
+		case "sub":
+			text, _ := r.Text()
+			c.Subject = string(text)
+		case "cnf":
+			c.Bound = true
 		}
 	}
 	if r.End() != nil {

@@ -137,13 +137,13 @@ func ParseHeader(data []byte) (Header, error) {
 
 // NumericDate returns the time that a JSON number means: seconds since 1970, possibly with a fraction
 // (RFC 7519 section 2). Integers are exact. A time before the year 1 or after the year 9999 becomes the
-// first or last second of that range, because package time cannot compute beyond it.
+// first or last second of that range, because package time cannot compute beyond it. It is in UTC.
 func NumericDate(number string) time.Time {
 	const first, last = -62135596800, 253402300799
 	if n, err := strconv.ParseInt(number, 10, 64); err == nil {
-		return time.Unix(min(max(n, first), last), 0)
+		return time.Unix(min(max(n, first), last), 0).UTC()
 	}
 	f, _ := strconv.ParseFloat(number, 64) // infinite if it is out of range
 	sec, frac := math.Modf(min(max(f, first), last))
-	return time.Unix(int64(sec), int64(frac*1e9))
+	return time.Unix(int64(sec), int64(frac*1e9)).UTC()
 }

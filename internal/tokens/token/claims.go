@@ -31,6 +31,7 @@ type Claims struct {
 	HasAudience        bool
 	AudienceOK         bool // "aud" is a string or an array of strings
 	Expires, NotBefore Date
+	Bound              bool             // there is a "cnf"
 	Confirmation       jws.Confirmation // shares memory with the payload
 }
 
@@ -50,6 +51,7 @@ func (k *Kind) ReadClaims(payload []byte) (Claims, *Error) {
 		case "nbf":
 			c.NotBefore = ReadDate(r)
 		case "cnf":
+			c.Bound = true
 			c.Confirmation.Read(r)
 		}
 	})

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/jwt"
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
@@ -180,9 +180,9 @@ func (c *Config) issuer(ctx context.Context, name string, r *rule, log *slog.Log
 		if err != nil {
 			return nil, fmt.Errorf("-jwt-roots: %w", err)
 		}
-		roots := x509.NewCertPool()
-		if !roots.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("-jwt-roots: %s has no certificate in it", c.callers.roots)
+		roots, err := certpem.Pool(pem)
+		if err != nil {
+			return nil, fmt.Errorf("-jwt-roots: %s: %w", c.callers.roots, err)
 		}
 		o.HTTPClient = &http.Client{Transport: &http.Transport{
 			TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}, ForceAttemptHTTP2: true, IdleConnTimeout: time.Minute,

@@ -135,8 +135,12 @@ func followTLS(ctx context.Context, name, cert, key string, log *slog.Logger) (g
 		if err != nil {
 			return fmt.Errorf("%s and %s: %w", cert, key, err)
 		}
-		if end := pair.Leaf.NotAfter; time.Now().After(end) {
-			return fmt.Errorf("the certificate in %s ended at %s", cert, end.Format(time.RFC3339))
+		now, old := time.Now(), current.Load()
+		if end := pair.Leaf.NotAfter; now.After(end) {
+			return fmt.Errorf("the certificate in %s ended at %s", cert, end.UTC().Format(time.RFC3339))
+		}
+		if begin := pair.Leaf.NotBefore; now.Before(begin) && old != nil && now.Before(old.Leaf.NotAfter) {
+			return fmt.Errorf("the certificate in %s begins at %s, and the one before is valid: it stays until then", cert, begin.UTC().Format(time.RFC3339))
 		}
 		current.Store(&pair)
 		log.Info("caconfig: "+name+": certificate taken over", "serial", pair.Leaf.SerialNumber.Text(16), "not_after", pair.Leaf.NotAfter)
@@ -182,7 +186,7 @@ func (c *Config) variables(log *slog.Logger) {
 	})
 	for _, line := range os.Environ() {
 		name, _, _ := strings.Cut(line, "=")
-		if c.getenv(name) == "" {
+		if c.getenv(name) == "" || settings.ServiceLink(line) {
 			continue
 		}
 		why := without[name]

@@ -138,6 +138,7 @@ func TestVariables(t *testing.T) {
 	for name, value := range map[string]string{
 		"MAX_WORKLOD_CERT_TTL": "1h", "TRUSTDOMAIN": "x.test", "XDS_AUTH": "true", "XDS_AUTH_PLAINTEXT": "true", "USE_REMOTE_CERTS": "true",
 		"PILOT_ENABLE_CA_CRL": "true", "PILOT_TRACE_SAMPLING": "1", "CITADEL_OTHER": "x", "KUBECONFIG": "/x", "REVISION": "default", "PILOT_EMPTY": "", "PILOT_ENABLE_XDS_IDENTITY_CHECK": "false", "DEFAULT_WORKLOAD_CERT_TTL": "1h", "SVIDKIT_OTHER": "1",
+		"PILOT_PORT": "tcp://10.0.0.1:80", "CITADEL_SERVICE_HOST": "10.0.0.1", // of Services
 	} {
 		t.Setenv(name, value)
 	}
@@ -158,6 +159,8 @@ func TestVariables(t *testing.T) {
 	assert.Equal(t, 2, strings.Count(l.String(), "level=WARN"), l)
 	assert.NotContains(t, l.String(), "SVIDKIT_OTHER")
 	assert.NotContains(t, l.String(), "PILOT_EMPTY")
+	assert.NotContains(t, l.String(), "PILOT_PORT")
+	assert.NotContains(t, l.String(), "CITADEL_SERVICE_HOST")
 }
 
 // Z6.3: the certificate of the server comes from files, which are followed; a pair that is not good leaves the last one in use.

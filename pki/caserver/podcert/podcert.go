@@ -138,6 +138,7 @@ type Signer struct {
 	round    int               // of the list
 	room     *limit.Shares[string]
 	missed   bool // there was no room for all
+	granted  bool // the API server has taken an answer
 	nodes    turns
 	spaces   turns
 	state    report.Upstream // of the requests

@@ -28,6 +28,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/programtest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/podcert"
@@ -460,6 +461,56 @@ func TestLostAnswer(t *testing.T) {
 			if strings.HasPrefix(name, "no ") {
 				require.Contains(t, c.logs.String(), "patch podcertificaterequests/status, and sign for the signer "+"example.org/spiffe")
 			}
+		})
+	}
+}
+
+// What the API server refuses of one namespace holds back that alone, once an answer was taken: then the rights are there. Until
+// then all wait.
+func TestPolicyOfOneNamespace(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	for name, fault := range map[string]kubetest.Fault{
+		"policy":  {Code: 403, Reason: "Forbidden", Message: "ValidatingAdmissionPolicy 'no' denied request"},
+		"webhook": {Code: 400, Reason: "BadRequest", Message: "admission webhook denied the request"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				c := &cluster{Server: kubetest.StartOn(t, 1, memconn.Listen()), t: t}
+				defer c.Client().CloseIdleConnections()
+				a := newCA(t)
+				var tried atomic.Int64
+				refuse := func(requests string) {
+					c.Faults(func(r *http.Request) *kubetest.Fault {
+						if r.Method == http.MethodPatch && strings.Contains(r.URL.Path, "podcertificaterequests/"+requests) {
+							tried.Add(1)
+							return &fault
+						}
+						return nil
+					})
+				}
+				refuse("request-")
+				_, stop := c.run(c.options(a))
+				defer stop()
+				for range 20 {
+					c.ask(nil)
+				}
+				time.Sleep(10 * time.Second)
+				require.NotContains(t, c.logs.String(), "others go on", "without any answer each refusal holds all back")
+				refuse("request-1") // and 10 to 19
+				c.issued(c.ask(nil))
+				before := tried.Load()
+				time.Sleep(time.Minute)
+				require.Greater(t, tried.Load(), before, "it is tried again")
+				for range 10 {
+					began := time.Now()
+					c.issued(c.ask(nil))
+					require.Less(t, time.Since(began), 500*time.Millisecond)
+					time.Sleep(700 * time.Millisecond)
+				}
+				require.Contains(t, c.logs.String(), "others go on")
+			})
 		})
 	}
 }

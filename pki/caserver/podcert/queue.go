@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"net/http"
 	"net/url"
 	"time"
 
@@ -181,17 +182,21 @@ func (s *Signer) end(e *entry, how string) {
 	s.totals[how].Inc()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.granted = s.granted || how != "lost"
 	s.settle(e)
 	s.loop.Done(e, 0)
 }
 
-// again ends an attempt that is repeated. What the API server or the CA cannot do for any request holds all of them back.
+// again ends an attempt that is repeated. What the API server or the CA cannot do for any request holds all of them back. Once the API
+// server has taken an answer, the rights are there, and what it refuses is one request: by a policy for a namespace, for example.
 func (s *Signer) again(ctx context.Context, e *entry, r *request, answer *status, err error) {
 	conflict := kube.Conflict(err)
-	status, _ := errors.AsType[*kube.StatusError](err)
-	one := conflict || errors.Is(err, ca.ErrLimit) || errors.Is(err, errOne) || status != nil && status.Reason == "Invalid"
-	all := !one || forbidden(err)
 	s.mu.Lock()
+	all := !conflict && !errors.Is(err, ca.ErrLimit) && !errors.Is(err, errOne)
+	if status, ok := errors.AsType[*kube.StatusError](err); ok && all {
+		refused := status.Code/100 == 4 && status.Code != http.StatusUnauthorized && status.Code != http.StatusTooManyRequests
+		all = !(refused && s.granted) && (status.Reason != "Invalid" || forbidden(err))
+	}
 	e.answer = answer
 	if ctx.Err() != nil {
 		s.loop.Done(e, 0)
@@ -218,10 +223,10 @@ func (s *Signer) again(ctx context.Context, e *entry, r *request, answer *status
 	who := "others go on"
 	if all {
 		s.note(err, wait)
-		who = "all wait"
+		who, err = "all wait", s.remedy(err)
 	}
 	if !conflict {
 		s.log.Warn("podcert: a request has to wait", who, slog.String("request", r.name()), slog.String("node", r.Spec.NodeName),
-			slog.Any("err", s.remedy(err)), slog.Duration("retry_in", wait))
+			slog.Any("err", err), slog.Duration("retry_in", wait))
 	}
 }

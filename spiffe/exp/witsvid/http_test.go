@@ -502,6 +502,22 @@ func TestMiddlewareBareRequest(t *testing.T) {
 }
 
 // A key that fails when it is used.
+// TestMiddlewarePath: a path that a ServeMux in front and the handler behind may read differently is refused before the token is
+// read.
+func TestMiddlewarePath(t *testing.T) {
+	t.Parallel()
+	wrap, err := witsvid.Middleware(newValidator(t, wit1Bundle(t), atNow()), []string{"https://db.example.org"}, &witsvid.MiddlewareOptions{TLSTerminated: true})
+	require.NoError(t, err)
+	for _, c := range []struct{ method, target, want string }{
+		{"GET", "/a/", "missing"}, {"CONNECT", "/a", "unclear path"}, {"GET", "/public/../admin", "unclear path"}, {"GET", "/public/%2e%2e/admin", "unclear path"},
+	} {
+		w := httptest.NewRecorder()
+		wrap(http.HandlerFunc(who)).ServeHTTP(w, httptest.NewRequest(c.method, c.target, nil))
+		assert.Equal(t, http.StatusBadRequest, w.Code)
+		assert.Contains(t, w.Body.String(), c.want, "%s %s", c.method, c.target)
+	}
+}
+
 func TestSignerFails(t *testing.T) {
 	t.Parallel()
 	failed := errors.New("the device is gone")

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 
+	"github.com/svidkit/svidkit/internal/guard"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 )
@@ -36,7 +37,9 @@ type MiddlewareOptions struct {
 // "https://db.example.org", behind which comes the path of the request, or another value that clients use
 // as a whole. They come from configuration alone; no header field of a request can add to them (WPT-5).
 //
-// Other requests never reach the handler. They are answered 400, with a problem document (RFC 9457) that
+// Other requests never reach the handler, and neither do those whose path can be read in two ways, which need not have a
+// token: a CONNECT with a path, a path that [path.Clean] changes, and one with an escaped slash below a pattern of
+// [http.ServeMux] that ends with a slash. They are answered 400, with a problem document (RFC 9457) that
 // names the reason in a word or two; 403 if the proof is valid and the policy does not allow its ID; and
 // 503 for [ErrUnavailable]. There is no 401, which would invite a client to put the token into the field
 // Authorization (WIT-50).
@@ -116,6 +119,9 @@ func problem(w http.ResponseWriter, status int, detail string) {
 func (m *middleware) validate(r *http.Request) (*Proof, *token.Error) {
 	if r.TLS == nil && !m.TLSTerminated {
 		return nil, requests.Refuse("misplaced", "WIT-44", "it did not come by TLS")
+	}
+	if err := guard.Path(r); err != nil {
+		return nil, requests.Refuse("unclear path", "", "%w", err)
 	}
 	if e := misplaced(r.Header); e != nil {
 		return nil, e

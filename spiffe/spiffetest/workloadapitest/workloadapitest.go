@@ -200,7 +200,7 @@ func (s *Server) Rotate() {
 }
 
 // ExpireIn replaces all identities by ones that end in d, which may be in the past, and renews
-// them no more until [Server.Rotate].
+// them no more until [Server.Rotate]. A *workloadapi.Source does not take over one that has ended.
 func (s *Server) ExpireIn(d time.Duration) {
 	s.t.Helper()
 	s.mint(faulty.Ending(d))

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
@@ -247,15 +248,8 @@ func (k *Key) decodeRoot(j *keyJSON, td spiffe.TrustDomain, signer crypto.Signer
 }
 
 func (k *Key) decodeToken(j *keyJSON, td spiffe.TrustDomain, signer crypto.Signer) error {
-	block, rest := pem.Decode([]byte(j.PublicKey))
-	if block == nil || block.Type != publicKeyBlock || len(bytes.TrimSpace(rest)) > 0 {
-		return errors.New("the public key is not one block of PEM")
-	}
 	var err error
-	if k.Public, err = x509.ParsePKIXPublicKey(block.Bytes); err != nil {
-		return err
-	}
-	if err := pki.CheckPublicKey(k.Public); err != nil {
+	if k.Public, err = certpem.PublicKey([]byte(j.PublicKey)); err != nil {
 		return err
 	}
 	k.ID, k.Algorithm = j.KeyID, j.Algorithm

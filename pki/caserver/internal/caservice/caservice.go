@@ -111,6 +111,7 @@ func (c *Call) Receive() ([]byte, error) {
 		c.unread = true
 		return nil, Refuse(e.Code, e.Message, fmt.Errorf("the request could not be read: %w", e))
 	}
+	growStack() // and not before, as a client may take its time
 	return msg, nil
 }
 
@@ -124,7 +125,6 @@ func growStack() byte {
 }
 
 func (s *Service) serve(ctx context.Context, g *grpchttp.Call) error {
-	growStack()
 	c := &Call{Call: g, turns: s.turns}
 	response, err := s.answer(ctx, c)
 	code := grpchttp.OK

@@ -1,0 +1,50 @@
+package athenz_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/memconn"
+)
+
+// A document is noted until a minute after its end, the fraction of a second included, whatever else is noted meanwhile: a replica whose clock is that far
+// behind takes it for good until then. What is over makes room, and not before: a full ConfigMap takes the next one as soon as one is.
+func TestUsedUntilTheMarginIsOver(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api := kubetest.StartOn(t, 1, memconn.Listen())
+		defer api.Client().CloseIdleConnections()
+		api.Put(usedObject, map[string]any{})
+		first, err := athenz.FirstUseInConfigMap(api.URL(), api.Client(), "athenz/used-documents")
+		require.NoError(t, err)
+		next := byte(1)
+		other := func() {
+			next++
+			is, err := first(t.Context(), [32]byte{next}, time.Now().Add(time.Hour))
+			require.NoError(t, err)
+			require.True(t, is)
+		}
+		expires := time.Now().Truncate(time.Second).Add(10*time.Second + 900*time.Millisecond)
+		is, err := first(t.Context(), [32]byte{1}, expires)
+		require.NoError(t, err)
+		require.True(t, is)
+		for _, after := range []time.Duration{-time.Second, 0, 59 * time.Second, time.Minute - time.Millisecond} {
+			time.Sleep(time.Until(expires.Add(after)))
+			other() // what is over is forgotten
+			is, err = first(t.Context(), [32]byte{1}, expires)
+			require.NoError(t, err)
+			assert.False(t, is, "%v after its end", after)
+		}
+		time.Sleep(time.Until(expires.Add(time.Minute + time.Second)))
+		other()
+		var o struct{ Data map[string]string }
+		require.True(t, api.Get(usedObject, &o))
+		assert.NotContains(t, o.Data["documents"], "AQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", "it makes room")
+	})
+}

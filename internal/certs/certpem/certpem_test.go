@@ -1,0 +1,146 @@
+package certpem_test
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/certs/certpem"
+	"github.com/svidkit/svidkit/internal/certs/secretset"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/source"
+)
+
+func file(t *testing.T, name string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("testdata", name))
+	require.NoError(t, err)
+	return data
+}
+
+func countRoots(secret *pki.Secret, err error) (int, error) {
+	if err != nil {
+		return 0, err
+	}
+	roots, _ := secret.Roots()
+	return strings.Count(string(roots), "-----BEGIN "), nil
+}
+
+// Every reader of certificates takes text around blocks, and refuses a block that is torn.
+func TestOneRule(t *testing.T) {
+	t.Parallel()
+	td := spiffe.MustParseTrustDomain("example.org")
+	count := func(certs []*x509.Certificate, err error) (int, error) { return len(certs), err }
+	readers := map[string]func(data []byte) (int, error){
+		"certpem.Certificates": func(data []byte) (int, error) { return count(certpem.Certificates(data)) },
+		"certpem.Roots": func(data []byte) (int, error) {
+			return count(certpem.Roots(data, func(*x509.Certificate) error { return nil }, func(err error) { t.Error(err) }))
+		},
+		"certpem.Pool": func(data []byte) (int, error) {
+			pool, err := certpem.Pool(data)
+			if err != nil {
+				return 0, err
+			}
+			return len(pool.Subjects()), nil //nolint:staticcheck // not of the system
+		},
+		"pki.ParseCertificatesPEM": func(data []byte) (int, error) { return count(pki.ParseCertificatesPEM(data)) },
+		"pki.AppendCertificates":   func(data []byte) (int, error) { return count(pki.AppendCertificates(nil, data)) },
+		"pki.NewSecretPEM": func(data []byte) (int, error) {
+			secret, err := pki.NewSecretPEM("ROOTCA", nil, nil, data, time.Time{})
+			return countRoots(secret, err)
+		},
+		"secretset.Roots": func(data []byte) (int, error) {
+			secret, note, err := secretset.Roots("ROOTCA", data)
+			assert.NoError(t, note)
+			return countRoots(secret, err)
+		},
+		"spiffe.ParseBundlePEM": func(data []byte) (int, error) {
+			b, err := spiffe.ParseBundlePEM(td, data)
+			if err != nil {
+				return 0, err
+			}
+			return len(b.Contents().X509Authorities), nil
+		},
+		"source.Configured": func(data []byte) (int, error) {
+			var c source.Configured
+			if err := c.Set([]source.Roots{{PEM: data, TrustDomains: []spiffe.TrustDomain{td}}}); err != nil {
+				return 0, err
+			}
+			b, err := c.Bundle(td)
+			require.NoError(t, err)
+			return len(b.Contents().X509Authorities), nil
+		},
+	}
+	one := string(file(t, "comment-after.pem"))
+	headless := strings.SplitN(one, "\n", 3)[2] // the beginning is cut off
+	for name, read := range readers {
+		for in, want := range map[string]int{"comment-after.pem": 1, "comment-between.pem": 2} {
+			n, err := read(file(t, in))
+			require.NoError(t, err, "%s: %s", name, in)
+			assert.Equal(t, want, n, "%s: %s", name, in)
+		}
+		for in, want := range map[string]string{
+			string(file(t, "torn.pem")): "1 damaged PEM blocks",
+			headless + one:              "1 damaged PEM blocks",
+			string(file(t, "bom.pem")):  "the text begins with a byte order mark; save it as UTF-8 without one",
+			"\xff\xfe-\x00-\x00":        "the text begins with a byte order mark; save it as UTF-8 without one",
+		} {
+			_, err := read([]byte(in))
+			assert.ErrorContains(t, err, want, name)
+		}
+	}
+	for _, in := range []string{"comment-after.pem", "comment-between.pem"} { // neither a key nor a request, for the same reason
+		_, err := pki.ParsePrivateKeyPEM(file(t, in))
+		assert.ErrorContains(t, err, `block "CERTIFICATE" is not a private key`)
+		_, err = pki.ParseCSRPEM(file(t, in))
+		assert.ErrorContains(t, err, "PEM block")
+	}
+}
+
+// A private key is read under the label of any form.
+func TestLabels(t *testing.T) {
+	t.Parallel()
+	leaf := file(t, "leaf.pem")
+	for _, name := range []string{"pkcs8-as-ec.pem", "sec1-as-private.pem"} {
+		data := file(t, name)
+		block, _ := pem.Decode(data)
+		require.NotNil(t, block)
+		for _, label := range []string{"PRIVATE KEY", "EC PRIVATE KEY", "RSA PRIVATE KEY", "ECDSA PRIVATE KEY"} {
+			data := append(pem.EncodeToMemory(&pem.Block{Type: label, Bytes: block.Bytes}), "# end of the key\n"...)
+			svid, err := spiffe.ParseSVIDPEM(leaf, data)
+			require.NoError(t, err, "%s as %s", name, label)
+			assert.Equal(t, "spiffe://example.org/web", svid.ID().String())
+			_, err = pki.ParsePrivateKeyPEM(data)
+			require.NoError(t, err, "%s as %s", name, label)
+		}
+	}
+}
+
+// What package pki calls weak is refused with the certificate, too.
+func TestWeakKeys(t *testing.T) {
+	t.Parallel()
+	p224, err := ecdsa.GenerateKey(elliptic.P224(), rand.Reader)
+	require.NoError(t, err)
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(p224)
+	require.NoError(t, err)
+	sec1, err := x509.MarshalECPrivateKey(p224)
+	require.NoError(t, err)
+	for _, der := range [][]byte{pkcs8, sec1} {
+		_, err := spiffe.ParseSVIDPEM(file(t, "leaf.pem"), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
+		require.ErrorIs(t, err, pki.ErrWeakKey)
+	}
+	leaf, _ := pem.Decode(file(t, "leaf.pem"))
+	_, err = spiffe.ParseSVID(leaf.Bytes, pkcs8)
+	require.ErrorIs(t, err, pki.ErrWeakKey)
+}

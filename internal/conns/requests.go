@@ -1,0 +1,359 @@
+package conns
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/metrics"
+)
+
+const (
+	headerTime = 10 * time.Second // for the first request, the header of each, and the rest of a body
+	idleTime   = 5 * time.Minute  // without a request in progress
+	answerTime = 30 * time.Second // in which a client has to take an answer, where the handler gives it no other time
+
+	maxHeader  = 64 << 10 // bytes of the header of a request
+	headerUnit = 8 << 10  // bytes of it that count as a request
+	maxWork    = 1536     // requests that are under way in the process: some 16 KiB each
+)
+
+// Reasons of a [limit.Error] for requests.
+const (
+	Busy       = "too many requests are under way"
+	BusyCaller = "too many requests are under way, and this caller has many of them"
+)
+
+// underWay are the requests that the handlers of all Servers of the process have not done, and what net/http has not sent of
+// their answers.
+var underWay = budget{of: map[string]int{}}
+
+// take counts n requests of a peer with these names, or returns why there is no room for them.
+func (b *budget) take(peer []string, n int) *limit.Error {
+	b.Lock()
+	defer b.Unlock()
+	if b.held+n > maxWork {
+		return &limit.Error{Reason: Busy}
+	}
+	if crowded(peer, b.of, maxWork, maxWork-b.held, 0) != nil {
+		return &limit.Error{Reason: BusyCaller}
+	}
+	b.add(peer, n)
+	return nil
+}
+
+// give gives back what take has counted.
+func (b *budget) give(peer []string, n int) {
+	b.Lock()
+	defer b.Unlock()
+	b.add(peer, -n)
+}
+
+var busy = func() map[string]*metrics.Counter {
+	metrics.Process.Gauge("svidkit_requests_under_way", "The number of requests that are being answered, without streams whose client has taken a message.",
+		func() (float64, bool) {
+			underWay.Lock()
+			defer underWay.Unlock()
+			return float64(underWay.held), true
+		})
+	return metrics.Process.Counters("svidkit_requests_refused_total", "The number of requests that were refused at once because of a limit, by the reason.",
+		"reason", slices.Sorted(maps.Values(busyLabels))...)
+}()
+
+var busyLabels = map[string]string{Busy: labels[limit.TotalShare], BusyCaller: labels[limit.CallerShare]}
+
+// Server returns a server for the connections of l, with HTTP/1.1, and HTTP/2 without TLS of which a connection has so many
+// streams at a time. The connections count until it has closed them.
+//
+// Requests under way are a budget of the process, as descriptors are: of 1,536 a peer may have twice as many as are free, at all
+// Servers together, and a connection of it 32 times as many as are free for the peer. One with a long header counts for several. It
+// counts from before h is called until the client has taken the answer, for which it has 30 seconds if h does not set a time itself, or
+// until [Known]. What does not fit is answered with 503, and gRPC with ResourceExhausted, without a body that would wait for the
+// client. A client that does not read what is sent to it is not read either, so what it asks for grows no further.
+func (l *Listener) Server(h http.Handler, streams int, log slog.Handler) *http.Server {
+	srv := &http.Server{
+		Handler:   Body(l.within(h), headerTime),
+		Protocols: new(http.Protocols),
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams:          streams,
+			MaxReadFrameSize:              16 << 10, // clients written in Go set aside that much for each stream
+			MaxReceiveBufferPerConnection: 64 << 10,
+			MaxReceiveBufferPerStream:     64 << 10,
+			WriteByteTimeout:              time.Minute,
+		},
+		ReadHeaderTimeout: headerTime,
+		IdleTimeout:       idleTime,
+		MaxHeaderBytes:    maxHeader,
+		ConnContext:       l.context,
+		ConnState: func(c net.Conn, state http.ConnState) {
+			if state == http.StateClosed || state == http.StateHijacked {
+				l.Closed(Raw(c))
+			}
+		},
+		ErrorLog: slog.NewLogLogger(log, slog.LevelDebug),
+	}
+	srv.Protocols.SetHTTP1(true)
+	srv.Protocols.SetUnencryptedHTTP2(true)
+	return srv
+}
+
+// Raw returns the connection that a Listener has accepted and c is made of.
+func Raw(c net.Conn) net.Conn {
+	for {
+		inner, ok := c.(interface{ NetConn() net.Conn })
+		if !ok {
+			return c
+		}
+		c = inner.NetConn()
+	}
+}
+
+// Patient returns l with connections that are read no faster than a Server can follow: not while the client does not take what was
+// written to it, and not while many streams of HTTP/2 wait for their handlers. One whose streams get none, as net/http refuses them
+// itself, is closed.
+func Patient(l net.Listener) net.Listener { return patient{l} }
+
+type patient struct{ net.Listener }
+
+func (l patient) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &patientConn{Conn: c}, nil
+}
+
+// Streams that wait for their handlers.
+const (
+	maxWaiting     = 1024 // in the process
+	maxWaitingEach = 64   // on a connection
+	fewWaiting     = 8    // on a connection, which it may have in any case
+)
+
+var waiting atomic.Int64 // on all connections
+
+var errWaiting = errors.New("too many streams of the connection are malformed, or beyond its limit")
+
+type patientConn struct {
+	net.Conn
+	writing sync.Mutex
+
+	mu      sync.Mutex
+	waiting int  // streams
+	closed  bool // they count no longer
+
+	// What has been read: only Read uses it.
+	begun  int // bytes of the preface of HTTP/2
+	plain  bool
+	head   []byte // of a frame
+	skip   int    // bytes of one
+	newest uint32 // stream
+}
+
+// NetConn is for [Raw].
+func (c *patientConn) NetConn() net.Conn { return c.Conn }
+
+func (c *patientConn) Write(p []byte) (int, error) {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	return c.Conn.Write(p)
+}
+
+func (c *patientConn) Read(p []byte) (int, error) {
+	c.writing.Lock()
+	c.writing.Unlock() //nolint:staticcheck // it waits
+	for begun := time.Now(); c.crowded(); time.Sleep(time.Millisecond) {
+		if time.Since(begun) > headerTime {
+			return 0, errWaiting
+		}
+	}
+	n, err := c.Conn.Read(p)
+	if opened := c.opened(p[:n]); opened > 0 {
+		c.wait(opened)
+	}
+	return n, err
+}
+
+// Close closes the connection.
+func (c *patientConn) Close() error {
+	c.mu.Lock()
+	if !c.closed {
+		c.closed = true
+		waiting.Add(-int64(c.waiting))
+	}
+	c.mu.Unlock()
+	return c.Conn.Close()
+}
+
+func (c *patientConn) crowded() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.closed && (c.waiting >= maxWaitingEach || c.waiting >= fewWaiting && waiting.Load() >= maxWaiting)
+}
+
+// wait counts n more streams that wait for their handlers.
+func (c *patientConn) wait(n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed {
+		c.waiting += n
+		waiting.Add(int64(n))
+	}
+}
+
+const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+// opened returns how many streams the client opens with what was read.
+func (c *patientConn) opened(p []byte) (n int) {
+	const header, headers = 9, 1 // bytes of that of a frame, and the type of frame
+	for len(p) > 0 && !c.plain {
+		switch k := min(c.skip, len(p)); {
+		case c.begun < len(preface):
+			c.plain = p[0] != preface[c.begun]
+			c.begun++
+			p = p[1:]
+		case k > 0:
+			c.skip -= k
+			p = p[k:]
+		default:
+			k = min(header-len(c.head), len(p))
+			c.head = append(c.head, p[:k]...)
+			if p = p[k:]; len(c.head) < header {
+				break
+			}
+			c.skip = int(c.head[0])<<16 | int(c.head[1])<<8 | int(c.head[2])
+			if id := binary.BigEndian.Uint32(c.head[5:]); c.head[3] == headers && id > c.newest {
+				c.newest = id
+				n++
+			}
+			c.head = c.head[:0]
+		}
+	}
+	return n
+}
+
+// client is a connection whose requests count.
+type client struct {
+	net.Conn
+	names   []string     // of its peer and, the narrowest, of itself
+	patient *patientConn // or nil
+}
+
+type (
+	clientKey  struct{}
+	requestKey struct{}
+)
+
+var clients atomic.Uint64
+
+func (l *Listener) context(ctx context.Context, c net.Conn) context.Context {
+	reads, _ := c.(*patientConn)
+	c = Raw(c)
+	l.own.Lock()
+	peer := l.held[c]
+	l.own.Unlock()
+	return context.WithValue(ctx, clientKey{}, client{c, append(peer.inProcess()[:len(peer.Names):len(peer.Names)], strconv.FormatUint(clients.Add(1), 10)), reads})
+}
+
+// within returns a handler that serves as next does, within the budget.
+func (l *Listener) within(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		from := r.Context().Value(clientKey{}).(client)
+		if from.patient != nil && r.ProtoMajor == 2 {
+			from.patient.wait(-1)
+		}
+		n := 0
+		for name, values := range r.Header {
+			for _, v := range values {
+				n += len(name) + len(v)
+			}
+		}
+		n = 1 + n/headerUnit
+		if err := underWay.take(from.names, n); err != nil {
+			l.refuse(w, r, from, err)
+			return
+		}
+		done := sync.OnceFunc(func() { underWay.give(from.names, n) })
+		defer done()
+		a := &answer{ResponseWriter: w, wire: http.NewResponseController(w), http1: r.ProtoMajor == 1}
+		if a.http1 {
+			_ = a.wire.SetWriteDeadline(time.Time{}) // of the request before
+		}
+		next.ServeHTTP(a, r.WithContext(context.WithValue(r.Context(), requestKey{}, done)))
+		a.end()
+	})
+}
+
+// refuse answers a request that there is no room for.
+func (l *Listener) refuse(w http.ResponseWriter, r *http.Request, from client, err *limit.Error) {
+	busy[busyLabels[err.Reason]].Inc()
+	if l.o.Refused != nil {
+		l.o.Refused(from.Conn, "request refused", err)
+	}
+	header := w.Header()
+	header.Set("Retry-After", "10")
+	if r.ProtoMajor == 2 && strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc") {
+		header.Set("Content-Type", "application/grpc")
+		header.Set("Grpc-Status", "8") // ResourceExhausted
+		header.Set("Grpc-Message", err.Reason+"; try again later")
+		return
+	}
+	w.WriteHeader(http.StatusServiceUnavailable)
+}
+
+// Known says that the client of a request has taken a message of its stream. So it counts no longer as a request that is under way:
+// what serves the stream bounds those of each peer.
+func Known(ctx context.Context) {
+	if done, ok := ctx.Value(requestKey{}).(func()); ok {
+		done()
+	}
+}
+
+// answer is an answer of which the client has to take all in time, unless the handler sets the time.
+type answer struct {
+	http.ResponseWriter
+	wire                *http.ResponseController
+	http1, timed, wrote bool
+}
+
+func (a *answer) begin() {
+	if !a.timed {
+		_ = a.SetWriteDeadline(time.Now().Add(answerTime))
+	}
+}
+
+// SetWriteDeadline is that of [http.ResponseController].
+func (a *answer) SetWriteDeadline(t time.Time) error {
+	a.timed = true
+	return a.wire.SetWriteDeadline(t)
+}
+
+func (a *answer) Write(p []byte) (int, error) {
+	a.begin()
+	a.wrote = true
+	return a.ResponseWriter.Write(p)
+}
+
+// Unwrap is for [http.ResponseController].
+func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
+
+// end waits until the client has taken the answer: net/http would wait when the request counts no longer.
+func (a *answer) end() {
+	switch {
+	case a.http1: // which has one request for each connection
+		a.begin()
+	case a.wrote:
+		_ = a.wire.Flush()
+	}
+}

@@ -1,0 +1,166 @@
+// Package tlsalert makes TLS connections of a client that learns why it is refused. With TLS 1.3 a server judges the client's
+// certificate when the client's handshake is done. A client that writes then may find the connection closed by its write or, if
+// it reads and writes concurrently as net/http does, by its reader, before it has read the server's alert.
+package tlsalert
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// Client does the handshake of a client over below, which it closes on an error. If the server then sends an alert, a write that
+// fails returns that alert. The first writes, 0 to 2, are those with which the client begins in any case, such as a request of
+// HTTP. By ALPN h2 they are 2 if they are any: the preface, and a request. A reader that finds the alert waits for them, and a
+// moment for another.
+func Client(ctx context.Context, below net.Conn, config *tls.Config, first int32) (*tls.Conn, error) {
+	c := &conn{Conn: below, first: first, ended: make(chan struct{}), mu: make(chan struct{}, 1)}
+	c.over = sync.OnceFunc(func() { close(c.ended) })
+	c.tls = tls.Client(c, config)
+	if err := c.tls.HandshakeContext(ctx); err != nil {
+		_ = below.Close()
+		return nil, err
+	}
+	if first > 0 && c.tls.ConnectionState().NegotiatedProtocol == "h2" {
+		c.first = 2
+	}
+	c.ready.Store(true)
+	return c.tls, nil
+}
+
+// Below returns what a connection of [Client], or another, is over.
+func Below(c *tls.Conn) net.Conn {
+	if a, ok := c.NetConn().(*conn); ok {
+		return a.Conn
+	}
+	return c.NetConn()
+}
+
+const (
+	sizeOfAlert = 5 + 2 + 1 + 16         // of TLS 1.3: header, alert, type, and the tag of an AEAD
+	firstWrites = 5 * time.Second        // for those with which the client begins
+	laterWrite  = 10 * time.Millisecond  // for another
+	laterWrites = 100 * time.Millisecond // for all others
+	stuck       = time.Second            // crypto/tls answers a damaged record, and waits for the Write that reads it
+)
+
+type conn struct {
+	net.Conn
+	tls    *tls.Conn
+	first  int32
+	ready  atomic.Bool  // the handshake is done
+	writes atomic.Int32 // since then
+	over   func()       // ends waiting
+	ended  chan struct{}
+
+	mu    chan struct{} // has an element while Conn is read; a mutex would stop the time of a synctest bubble
+	got   int           // bytes since the handshake
+	like  bool          // the first of them look like an alert
+	ahead []byte        // read by a Write
+	err   error         // behind ahead
+}
+
+// Read implements [net.Conn].
+func (c *conn) Read(p []byte) (n int, err error) {
+	if !c.ready.Load() {
+		return c.Conn.Read(p)
+	}
+	c.mu <- struct{}{}
+	may := false
+	if n = copy(p, c.ahead); n > 0 {
+		c.ahead = c.ahead[n:]
+	} else if err = c.err; err == nil {
+		n, err = c.Conn.Read(p)
+		may = c.note(p[:n])
+	}
+	<-c.mu
+	if may && c.first > 0 {
+		c.wait()
+	}
+	return n, err
+}
+
+// note counts what was read, and reports whether it is the first and may be an alert.
+func (c *conn) note(p []byte) bool {
+	may := c.got == 0 && len(p) == sizeOfAlert && p[0] == 23 && int(p[4]) == sizeOfAlert-5
+	c.like = c.like || may
+	c.got += len(p)
+	return may
+}
+
+// wait waits until a write is not to be expected, or fails.
+func (c *conn) wait() {
+	last := int32(-1)
+	for waited := time.Duration(0); waited < firstWrites; waited += laterWrite {
+		writes := c.writes.Load()
+		if writes >= c.first && (writes == last || waited >= laterWrites) {
+			return
+		}
+		last = writes
+		select {
+		case <-c.ended:
+			return
+		case <-time.After(laterWrite):
+		}
+	}
+}
+
+// Write implements [net.Conn].
+func (c *conn) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	if !c.ready.Load() {
+		return n, err
+	}
+	c.writes.Add(1)
+	if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, net.ErrClosed) {
+		c.over()
+		if alert := c.alert(); alert != nil {
+			err = alert
+		}
+	}
+	return n, err
+}
+
+// alert returns the alert of a connection that has ended, or nil.
+func (c *conn) alert() error {
+	found := make(chan error, 1)
+	go func() {
+		if c.all() {
+			_, err := c.tls.Read(make([]byte, 1))
+			found <- err
+		}
+		close(found)
+	}()
+	select {
+	case err := <-found:
+		if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "remote error" {
+			return err
+		}
+	case <-time.After(stuck):
+	}
+	return nil
+}
+
+// all reports whether what may be an alert is all that has come.
+func (c *conn) all() bool {
+	c.mu <- struct{}{}
+	defer func() { <-c.mu }()
+	if c.got <= sizeOfAlert && c.err == nil {
+		more := make([]byte, sizeOfAlert+1-c.got)
+		n, err := c.Conn.Read(more)
+		c.note(more[:n])
+		c.ahead, c.err = append(c.ahead, more[:n]...), err
+	}
+	return c.like && c.got == sizeOfAlert
+}
+
+// Close implements [net.Conn].
+func (c *conn) Close() error {
+	c.over()
+	return c.Conn.Close()
+}

@@ -1,0 +1,104 @@
+package tlsalert_test
+
+import (
+	"context"
+	"crypto/tls"
+	"io"
+	"net"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/internal/tlsalert"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// connect returns both ends of a connection over TCP, with the connection below that of the server.
+func connect(t *testing.T, first int32) (client, server *tls.Conn, below net.Conn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	ca := spiffetest.NewCA(t, "example.org")
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		var err error
+		if below, err = l.Accept(); assert.NoError(t, err) {
+			server = tls.Server(below, &tls.Config{Certificates: []tls.Certificate{*ca.SVID("/db").TLSCertificate()}})
+			assert.NoError(t, server.HandshakeContext(context.Background()))
+		}
+	})
+	raw, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	client, err = tlsalert.Client(t.Context(), raw, &tls.Config{InsecureSkipVerify: true}, first) //nolint:gosec // the server is of this test
+	require.NoError(t, err)
+	wg.Wait()
+	t.Cleanup(func() { _ = client.Close(); _ = below.Close() })
+	assert.Same(t, raw, tlsalert.Below(client))
+	return client, server, below
+}
+
+// writeUntilRefused writes until the connection has ended.
+func writeUntilRefused(c *tls.Conn) (err error) {
+	for err == nil {
+		_, err = c.Write([]byte("hello"))
+	}
+	return err
+}
+
+// TestData: what is not an alert reaches the reader, also if it is as long as one, and a write that fails beside it.
+func TestData(t *testing.T) {
+	t.Parallel()
+	for name, sent := range map[string][]string{"a word": {"bye, bye"}, "two bytes, and more": {"OK", "bye"}, "more, and two bytes": {"bye", "OK"}, "nothing": nil} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			client, server, below := connect(t, 0)
+			var all string
+			for _, s := range sent {
+				_, err := server.Write([]byte(s))
+				require.NoError(t, err)
+				all += s
+			}
+			require.NoError(t, below.Close())
+			assert.NotContains(t, writeUntilRefused(client).Error(), "remote error")
+			got, err := io.ReadAll(client)
+			assert.Equal(t, all, string(got))
+			if err != nil {
+				assert.NotContains(t, err.Error(), "remote error")
+			}
+		})
+	}
+	t.Run("a dialogue", func(t *testing.T) {
+		t.Parallel()
+		client, server, _ := connect(t, 1)
+		for range 3 { // of which each answer has two bytes
+			_, err := client.Write([]byte("go on"))
+			require.NoError(t, err)
+			_, err = io.ReadFull(server, make([]byte, 5))
+			require.NoError(t, err)
+			_, err = server.Write([]byte("OK"))
+			require.NoError(t, err)
+			var answer [2]byte
+			_, err = io.ReadFull(client, answer[:])
+			require.NoError(t, err)
+			assert.Equal(t, "OK", string(answer[:]))
+		}
+	})
+}
+
+// TestDamaged: a server that sends what only looks like an alert does not hold up the writer, who would wait for itself when
+// crypto/tls answers.
+func TestDamaged(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	client, _, below := connect(t, 0)
+	_, err := below.Write(append([]byte{23, 3, 3, 0, 19}, make([]byte, 19)...))
+	require.NoError(t, err)
+	require.NoError(t, below.Close())
+	assert.Error(t, writeUntilRefused(client))
+	_, err = client.Read(make([]byte, 1))
+	assert.ErrorContains(t, err, "bad record MAC")
+}

@@ -1,0 +1,105 @@
+package rotation
+
+import (
+	"crypto/x509"
+	"math/big"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// A step gives the bundle the next number if a key leaves it, once for each moment, and otherwise it keeps its number: the contents are the same.
+func TestSequenceOfSteps(t *testing.T) {
+	t.Parallel()
+	token := func(k Key) Key { k.ID, k.Cert = "token-"+k.Cert.SerialNumber.String(), nil; return k }
+	for name, c := range map[string]struct {
+		roots, tokens []Key
+		now           time.Time
+		steps         int
+		more          uint64
+	}{
+		"nothing":                            {[]Key{active(1)}, nil, at(100), 0, 0},
+		"an activation":                      {[]Key{active(1), distributing(2, 25)}, nil, at(30), 1, 0},
+		"an activation and its retirement":   {[]Key{active(1), distributing(2, 25)}, nil, at(100), 2, 1},
+		"a retirement":                       {[]Key{retiring(1, 50), active(3)}, nil, at(50), 1, 1},
+		"two retirements at one moment":      {[]Key{retiring(1, 50), retiring(2, 50), active(3)}, nil, at(50), 1, 1},
+		"two retirements at two moments":     {[]Key{retiring(1, 50), retiring(2, 60), active(3)}, nil, at(60), 2, 2},
+		"the first of two":                   {[]Key{retiring(1, 50), retiring(2, 60), active(3)}, nil, at(59), 1, 1},
+		"both kinds":                         {[]Key{retiring(1, 50), active(3)}, []Key{token(retiring(4, 50)), token(active(5))}, at(50), 2, 2},
+		"an activation of a key for tokens":  {[]Key{active(1)}, []Key{token(active(4)), token(distributing(5, 25))}, at(30), 1, 0},
+		"a retirement beside an activation":  {[]Key{retiring(1, 50), active(2), distributing(3, 50)}, nil, at(55), 1, 1},
+		"a retirement beside one of a token": {[]Key{retiring(1, 50), active(2)}, []Key{token(active(4)), token(distributing(5, 50))}, at(50), 2, 1},
+	} {
+		d := &Document{Sequence: 7, Keys: [2][]Key{c.roots, c.tokens}}
+		for _, ends := range []*Ends{nil, {at(85), at(85)}} {
+			after, steps := d.Advance(ends, c.now)
+			assert.Len(t, steps, c.steps, name)
+			assert.Equal(t, 7+c.more, after.Sequence, name)
+			assert.LessOrEqual(t, after.Sequence, d.NumberOfNext(), name)
+			again, more := after.Advance(ends, c.now)
+			assert.Same(t, after, again, name)
+			assert.Empty(t, more, name)
+		}
+		assert.EqualValues(t, 7, d.Sequence, name)
+	}
+}
+
+// Roots from elsewhere are trusted until they end; one that has ended is not added, and the next step of the others is their end.
+func TestTrustedUntilTheEnd(t *testing.T) {
+	t.Parallel()
+	td := spiffe.MustParseTrustDomain("example.org")
+	root := func(from, to int) *x509.Certificate {
+		key, err := pki.NewKey(pki.ECDSAP256)
+		require.NoError(t, err)
+		issuer, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: at(from), NotAfter: at(to)})
+		require.NoError(t, err)
+		return issuer.Certificate()
+	}
+	ended, short, long := root(-100, -1), root(-100, 10), root(-100, 1000)
+	d := new(Document)
+	require.NoError(t, d.AddTrusted(td, []*x509.Certificate{ended, short, long, short}, at(0)))
+	require.Len(t, d.Keys[Root], 2)
+	for i, c := range []*x509.Certificate{short, long} {
+		assert.True(t, d.Keys[Root][i].Cert.Equal(c))
+		assert.Equal(t, Trusted, d.Keys[Root][i].Phase)
+	}
+	require.NoError(t, d.AddTrusted(td, []*x509.Certificate{long, ended}, at(0)), "known, and ended")
+	require.Len(t, d.Keys[Root], 2)
+	assert.Equal(t, at(10), d.Next().UTC())
+	after, steps := d.Advance(nil, at(10))
+	require.Len(t, steps, 1)
+	require.Len(t, after.Keys[Root], 1)
+	assert.True(t, after.Keys[Root][0].Cert.Equal(long))
+}
+
+// What is full has no room for one more, and room for one less.
+func TestRoom(t *testing.T) {
+	t.Parallel()
+	of := func(n int64) *Document {
+		d := new(Document)
+		for i := range n - 1 {
+			d.Keys[Root] = append(d.Keys[Root], retiring(i+1, 100))
+		}
+		d.Keys[Root] = append(d.Keys[Root], active(n))
+		for i := range d.Keys[Root] {
+			k := &d.Keys[Root][i]
+			k.ID, k.Cert.PublicKey = k.Cert.SerialNumber.Text(16), big.NewInt(int64(i))
+		}
+		return d
+	}
+	full, almost := of(MaxKeys), of(MaxKeys-1)
+	id := func(d *Document) string { return d.Keys[Root][len(d.Keys[Root])-1].ID }
+	require.ErrorIs(t, full.MayPrepare(Root, true), ErrRotating)
+	require.NoError(t, full.MayPrepare(Root, false), "a renewal adds none")
+	require.NoError(t, almost.MayPrepare(Root, true))
+	assert.False(t, full.NeedsSuccessor(id(full)))
+	assert.True(t, almost.NeedsSuccessor(id(almost)))
+	require.NoError(t, full.checkRoom())
+	full.Keys[Root] = append(full.Keys[Root], retiring(1000, 100))
+	require.ErrorContains(t, full.checkRoom(), "65 roots, the limit is 64")
+}

@@ -1,0 +1,252 @@
+package source_test
+
+import (
+	"context"
+	"crypto"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/source"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// lastGood is a LastGood over a source that a test switches.
+func lastGood(t *testing.T, dir string, live interface {
+	source.Source
+	Run(context.Context) error
+}) *source.LastGood {
+	t.Helper()
+	l, err := source.NewLastGood(source.LastGoodConfig{Source: live, Dir: dir, MaxAge: time.Hour, Identity: true})
+	require.NoError(t, err)
+	return l
+}
+
+// during runs l for as long as f takes.
+func during(t *testing.T, l *source.LastGood, f func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- l.Run(ctx) }()
+	synctest.Wait()
+	f()
+	cancel()
+	require.NoError(t, <-done)
+}
+
+// withdrawn is the error of a source whose server has taken the identity back.
+type withdrawn struct{ error }
+
+func (withdrawn) Withdrawn() bool { return true }
+
+// What is stored is deleted each time that the server withdraws the identity, and stored again each time that it is back, even if
+// it is the same.
+func TestWithdrawnAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		dir := filepath.Join(t.TempDir(), "store")
+		live := &flip{Source: spiffetest.NewCA(t, "example.org").Source("/web")}
+		l := lastGood(t, dir, live)
+		during(t, l, func() {
+			for range 3 {
+				require.FileExists(t, filepath.Join(dir, "identity.pem"))
+				require.FileExists(t, filepath.Join(dir, "bundles.json"))
+				require.NoError(t, l.Status().Err)
+				live.Fail(withdrawn{errors.New("no identity")})
+				synctest.Wait()
+				require.NoFileExists(t, filepath.Join(dir, "identity.pem"))
+				require.NoFileExists(t, filepath.Join(dir, "bundles.json"))
+				require.Zero(t, l.Status().Saved)
+				live.Fail(nil)
+				synctest.Wait()
+			}
+			require.False(t, l.Status().Saved.IsZero())
+		})
+	})
+}
+
+// A folder that could not be written is told of until it can be, and written then.
+func TestStoredAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		dir := filepath.Join(t.TempDir(), "store")
+		require.NoError(t, os.WriteFile(dir, nil, 0o600))
+		live := &flip{Source: spiffetest.NewCA(t, "example.org").Source("/web")}
+		l := lastGood(t, dir, live)
+		during(t, l, func() {
+			for range 2 {
+				require.Error(t, l.Status().Err)
+				require.Error(t, l.Report().Upstreams[0].Err)
+				require.NoError(t, os.Remove(dir))
+				time.Sleep(time.Minute + time.Second)
+				synctest.Wait()
+				require.NoError(t, l.Status().Err)
+				require.NoError(t, l.Report().Upstreams[0].Err)
+				require.FileExists(t, filepath.Join(dir, "identity.pem"))
+
+				require.NoError(t, os.RemoveAll(dir))
+				require.NoError(t, os.WriteFile(dir, nil, 0o600))
+				live.Renew()
+				synctest.Wait()
+			}
+		})
+	})
+}
+
+// breaks is a live source that ends with an error for a while.
+type breaks struct {
+	*flip
+	err error
+}
+
+func (b *breaks) Run(ctx context.Context) error {
+	if b.err != nil {
+		return b.err
+	}
+	return b.flip.Run(ctx)
+}
+
+// What an earlier Run has ended with, and what it has found in the folder, is not told of the next one.
+func TestRunsAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		dir := filepath.Join(t.TempDir(), "store")
+		ca := spiffetest.NewCA(t, "example.org")
+		live := &breaks{&flip{Source: ca.Source("/web")}, errors.New("it ends")}
+		live.Fail(errAway)
+		l := lastGood(t, dir, live)
+		require.ErrorIs(t, l.Run(t.Context()), live.err)
+		require.ErrorIs(t, l.Status().Err, live.err)
+		require.ErrorContains(t, l.Status().Refused, "there is nothing")
+
+		other := &flip{Source: ca.Source("/web")}
+		during(t, lastGood(t, dir, other), func() {}) // another process of the program
+		live.err = nil
+		during(t, l, func() {
+			st := l.Status()
+			require.NoError(t, st.Err)
+			require.NoError(t, st.Refused)
+			require.True(t, st.InUse)
+			require.Equal(t, serial(t, other), serial(t, l))
+			require.Len(t, l.Report().Problems, 1, "it is in use, and nothing more")
+			live.Fail(nil)
+			synctest.Wait()
+			require.False(t, l.Status().InUse)
+			require.Empty(t, l.Report().Problems)
+		})
+	})
+}
+
+// An identity is not written before the bundles that vouch for it: a write that fails, or a crash, between the two leaves the pair
+// from before.
+func TestOrderOfFiles(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		dir := filepath.Join(t.TempDir(), "store")
+		ca := spiffetest.NewCA(t, "example.org")
+		live := &flip{Source: ca.Source("/web")}
+		l := lastGood(t, dir, live)
+		during(t, l, func() {
+			before, err := os.ReadFile(filepath.Join(dir, "identity.pem"))
+			require.NoError(t, err)
+			bundles := filepath.Join(dir, "bundles.json")
+			require.NoError(t, os.Remove(bundles))
+			require.NoError(t, os.MkdirAll(filepath.Join(bundles, "in the way"), 0o700))
+			live.Renew()
+			synctest.Wait()
+			require.Error(t, l.Status().Err)
+			now, err := os.ReadFile(filepath.Join(dir, "identity.pem"))
+			require.NoError(t, err)
+			assert.Equal(t, string(before), string(now))
+
+			require.NoError(t, os.RemoveAll(bundles))
+			time.Sleep(time.Minute + time.Second)
+			synctest.Wait()
+			require.NoError(t, l.Status().Err)
+			now, err = os.ReadFile(filepath.Join(dir, "identity.pem"))
+			require.NoError(t, err)
+			assert.NotEqual(t, string(before), string(now))
+			assert.FileExists(t, bundles)
+		})
+	})
+}
+
+// opaque is a key that no file can hold.
+type opaque struct{ crypto.Signer }
+
+// sealed is a source of an identity with such a key.
+type sealed struct {
+	*flip
+	snap *spiffe.Snapshot
+}
+
+func (s sealed) Snapshot() (*spiffe.Snapshot, error) { return s.snap, nil }
+func (s sealed) SVID() (*spiffe.SVID, error)         { return s.snap.SVID() }
+
+// The bundles are stored though the key cannot be, which is told.
+func TestKeyThatCannotBeStored(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		dir := filepath.Join(t.TempDir(), "store")
+		ca := spiffetest.NewCA(t, "example.org")
+		chain, key := ca.Certificate("/web")
+		svid, err := spiffe.NewSVID(chain, opaque{key})
+		require.NoError(t, err)
+		l := lastGood(t, dir, sealed{&flip{Source: ca.Source("/web")}, spiffe.NewSnapshot(svid, ca.Bundles())})
+		during(t, l, func() {
+			require.Error(t, l.Status().Err)
+			require.FileExists(t, filepath.Join(dir, "bundles.json"))
+			require.NoFileExists(t, filepath.Join(dir, "identity.pem"))
+		})
+	})
+}
+
+// A source of other trust domains may speak for those alone that it is asked for.
+func TestMergeOfWrongAnswers(t *testing.T) {
+	t.Parallel()
+	ca, third := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "third.test")
+	good := new(abroad)
+	good.put(t, spiffetest.NewCA(t, "partner.test").Bundle())
+	for name, sources := range map[string][]source.Federated{
+		"alone": {wrong{good, third.Bundle()}}, "first": {wrong{good, third.Bundle()}, good}, "last": {good, wrong{good, third.Bundle()}},
+	} {
+		m, err := source.NewMerge(td, &flip{Source: ca.Source("/web")}, sources...)
+		require.NoError(t, err)
+		b, err := m.Bundle(partner)
+		if name == "alone" {
+			assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+		} else if assert.NoError(t, err, name) {
+			assert.Equal(t, partner, b.TrustDomain(), name)
+		}
+		require.NoError(t, m.Close())
+	}
+}
+
+// wrong answers with the bundle of another trust domain.
+type wrong struct {
+	source.Federated
+	bundle *spiffe.Bundle
+}
+
+func (w wrong) Bundle(spiffe.TrustDomain) (*spiffe.Bundle, error) { return w.bundle, nil }
+
+// Texts without a certificate give an empty bundle, whatever white space they have.
+func TestConfiguredOfNothing(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"", " ", "\n", "\r\n\t \n"} {
+		c := new(source.Configured)
+		require.NoError(t, c.Set([]source.Roots{{PEM: []byte(text), TrustDomains: []spiffe.TrustDomain{td}}}), "%q", text)
+		b, err := c.Bundle(td)
+		require.NoError(t, err)
+		for range b.X509Authorities() {
+			require.Fail(t, "an authority of nothing")
+		}
+	}
+}

@@ -1,0 +1,58 @@
+package workloadagent
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/url"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/kube/kubefollow"
+	"github.com/svidkit/svidkit/internal/kube/kubekeep"
+	"github.com/svidkit/svidkit/internal/ratelog"
+)
+
+// podWait is how long a request waits for what the API server says of a pod, which may have started a moment ago.
+const podWait = 5 * time.Second
+
+// pod is what the API server says of one.
+type pod struct {
+	Metadata kube.ObjectMeta `json:"metadata"`
+	Spec     struct {
+		Account string `json:"serviceAccountName"`
+	} `json:"spec"`
+}
+
+func (p pod) account() string { return cmp.Or(p.Spec.Account, "default") }
+
+// pods are those of the node, by their UIDs.
+type pods = kubekeep.Objects[pod]
+
+func followPods(api *kube.Client, cfg *Config) *pods {
+	return &pods{
+		Follower: kubefollow.Follower[pod]{API: api, Path: "/api/v1/pods", Kind: "Pod", Query: url.Values{"fieldSelector": {"spec.nodeName=" + cfg.Node}}},
+		Name:     func(p *pod) string { return p.Metadata.UID },
+		Keeper: &kubekeep.Keeper{
+			Name: "workloadagent", Log: ratelog.New(cfg.Logger, 0), Fails: "new pods get nothing by their namespaces",
+			Remedy: "bind a ClusterRole that may list and watch pods to the service account of this program",
+		},
+	}
+}
+
+// podOf returns the pod with a UID.
+func (a *Agent) podOf(ctx context.Context, uid string) (pod, error) {
+	ctx, cancel := context.WithTimeout(ctx, podWait)
+	defer cancel()
+	for {
+		changed := a.pods.Keeper.News.Changed()
+		if p, ok := a.pods.All()[uid]; ok {
+			return p, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return pod{}, fmt.Errorf("the API server tells of no pod with the UID %s on node %s", uid, a.cfg.Node)
+		}
+	}
+}

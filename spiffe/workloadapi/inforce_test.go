@@ -1,0 +1,166 @@
+package workloadapi_test
+
+import (
+	"context"
+	"crypto/x509"
+	"regexp"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
+)
+
+// A valid identity stays in force while the server sends one that is not, and its successor is taken over when it is valid. The
+// log and the report say why, and bundles are taken over all the same.
+func TestValidStays(t *testing.T) {
+	t.Parallel()
+	const life = time.Hour
+	expiredChain := func(d domain) *spiffe.SVID { // the intermediate has expired
+		return d.Intermediate(func(c *x509.Certificate) {
+			c.NotAfter = time.Now().Add(-time.Minute)
+			c.NotBefore = c.NotAfter.Add(-life)
+		}).SVID("/web")
+	}
+	tests := []struct {
+		name  string
+		next  func(d domain) *spiffe.SVID
+		want  string
+		after time.Duration // when the next one is taken over; 0 for never
+	}{
+		{"expired", func(d domain) *spiffe.SVID { return d.SVID("/web", shift(-life-10*time.Minute)) }, "has expired at 1999-12-31T23:50:00Z", 0},
+		{"in a minute", func(d domain) *spiffe.SVID { return d.SVID("/web", shift(time.Minute)) }, "is valid from 2000-01-01T00:01:00Z on; compare the clocks", time.Minute},
+		{"in two hours", func(d domain) *spiffe.SVID { return d.SVID("/web", shift(2*time.Hour)) }, "is valid from 2000-01-01T02:00:00Z on; compare the clocks", 2 * time.Hour},
+		{"an expired intermediate", expiredChain, "expired", 0},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				home, other := newDomain(t, "example.org"), newDomain(t, "other.test")
+				web, next := home.SVID("/web"), test.next(home)
+				var log syncBuffer
+				streams := make(feed)
+				s := source(t, workloadapi.Config{Logger: textLogger(&log)}, streams.serve)
+				names := make(chan string, 100)
+				s.Subscribe(func(name string) { names <- name })
+				picked := pick(t, s, workloadapi.Choice{Policy: spiffe.AllowIDs(web.ID())})
+				leaf := func() []byte {
+					t.Helper()
+					svid, err := s.SVID()
+					require.NoError(t, err)
+					also, err := picked.SVID()
+					require.NoError(t, err)
+					require.Same(t, svid, also)
+					return svid.Leaf().Raw
+				}
+				streams.send(home.response(t, web))
+				require.Equal(t, web.Leaf().Raw, leaf())
+				require.Empty(t, s.Report().Problems)
+				for len(names) > 0 {
+					<-names
+				}
+
+				for range 2 { // sent again, it is told of once
+					streams.send(home.response(t, next, other))
+					require.Equal(t, web.Leaf().Raw, leaf())
+					problems := s.Report().Problems
+					require.Len(t, problems, 1)
+					require.ErrorContains(t, problems[0], `"spiffe://example.org/web" is not in force: `)
+					require.ErrorContains(t, problems[0], test.want)
+				}
+				require.Regexp(t, `level=WARN msg="workloadapi: part of a response skipped".*`+regexp.QuoteMeta(test.want), log.String())
+				_, err := s.Bundle(other.TrustDomain())
+				require.NoError(t, err, "the bundles are in force")
+				require.NoError(t, s.Ready(t.Context()))
+				for len(names) > 0 {
+					require.NotEqual(t, "default", <-names)
+				}
+
+				if test.after > 0 {
+					time.Sleep(test.after - time.Second)
+					require.Equal(t, web.Leaf().Raw, leaf())
+					time.Sleep(time.Second)
+					synctest.Wait()
+					assert.Equal(t, next.Leaf().Raw, leaf())
+					assert.Empty(t, s.Report().Problems)
+					told := map[string]bool{}
+					for len(names) > 0 {
+						told[<-names] = true
+					}
+					assert.True(t, told["default"])
+				} else {
+					time.Sleep(3 * time.Hour)
+					assert.Equal(t, web.Leaf().Raw, leaf())
+				}
+				renewed := home.SVID("/web")
+				streams.send(home.response(t, renewed))
+				assert.Equal(t, renewed.Leaf().Raw, leaf())
+				assert.Empty(t, s.Report().Problems)
+			})
+		})
+	}
+}
+
+// An identity that is not valid is none: neither the first one nor one of another name.
+func TestInvalidAlone(t *testing.T) {
+	t.Parallel()
+	for _, by := range []time.Duration{-2 * time.Hour, 2 * time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			home := newDomain(t, "example.org")
+			bad := home.SVID("/web", shift(by))
+			streams := make(feed)
+			c := inMemory(t, fake(t, func(c *call) {
+				c.send(home.response(t, bad))
+				streams.serve(c)
+			}))
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			_, err := workloadapi.Start(ctx, workloadapi.Config{Client: c})
+			require.ErrorIs(t, err, spiffe.ErrNotReady)
+			require.ErrorContains(t, err, `the server has no identity: workloadapi: "spiffe://example.org/web" is not in force: the certificate `)
+
+			s, err := workloadapi.New(workloadapi.Config{Client: c})
+			require.NoError(t, err)
+			run(t, s)
+			synctest.Wait()
+			_, err = s.X509()
+			require.ErrorIs(t, err, spiffe.ErrNotReady)
+			for _, name := range []string{"default", bad.ID().String()} { // which waits for its successor
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				_, err = s.GenerateSecret(ctx, name)
+				cancel()
+				require.ErrorIs(t, err, context.DeadlineExceeded, name)
+			}
+			_, err = s.Bundle(home.TrustDomain())
+			require.NoError(t, err)
+
+			// Nor does one of another name take the place of one that is valid; but one beside it is withdrawn.
+			web, db := home.SVID("/web"), home.SVID("/db")
+			m := home.response(t, web)
+			m.Svids = append(m.Svids, home.message(t, db, "db"))
+			streams.send(m)
+			streams.send(home.response(t, home.SVID("/other", shift(by))))
+			u, err := s.X509()
+			require.NoError(t, err)
+			require.Len(t, u.Identities, 2)
+			m = home.response(t, home.SVID("/web", shift(by)))
+			m.Svids = append(m.Svids, home.message(t, home.SVID("/new"), "new"))
+			streams.send(m)
+			u, err = s.X509()
+			require.NoError(t, err)
+			require.Len(t, u.Identities, 2)
+			assert.Equal(t, web.Leaf().Raw, u.Identities[0].SVID.Leaf().Raw)
+			assert.Equal(t, "/new", u.Identities[1].SVID.ID().Path())
+
+			// What was withdrawn does not come back when its time comes.
+			streams.do(func(c *call) { c.end(codePermissionDenied, "gone") })
+			_, err = s.SVID()
+			require.ErrorIs(t, err, spiffe.ErrNotReady)
+		})
+	}
+}
