@@ -77,6 +77,11 @@ func parseKeyCertBundle(p keyCertPEM, now time.Time) (*KeyCertBundle, error) {
 	}
 	paths, err := verify(chain[0], chain[1:], roots, now)
 	if err != nil {
+		for _, c := range append(chain, roots...) {
+			if now.After(c.NotAfter) {
+				return nil, fmt.Errorf("%.300q expired at %s: put the next certificate in its place", c.Subject, c.NotAfter.UTC().Format(time.RFC3339))
+			}
+		}
 		return nil, fmt.Errorf("the CA certificate %.300q does not lead to a root: %w", chain[0].Subject, err)
 	}
 	key := p.Signer

@@ -60,6 +60,9 @@ func install(out io.Writer, scheme, dir string, mesh linkerdname.Mesh, life time
 	if err != nil {
 		return fmt.Errorf("-install: %w", err)
 	}
+	if life > anchorLife { // before an anchor is made
+		return program.Misused("-issuer-ttl: a trust anchor lives for %v, which is less", anchorLife)
+	}
 	now := time.Now()
 	anchor, err := openAnchor(dir, td, now)
 	if err != nil {

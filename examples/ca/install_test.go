@@ -211,7 +211,7 @@ func TestInstallRefuses(t *testing.T) {
 		{"-anchor-dir", "-install", "design", "-anchor-dir", broken},
 		{"chmod", "-install", "design", "-anchor-dir", open},
 		{"run: chmod 0600", "-install", "design", "-anchor-dir", readable},
-		{"-issuer-ttl: the trust anchor", "-install", "design", "-trust-domain", "example.org", "-anchor-dir", foreign, "-issuer-ttl", "100000h"},
+		{"-issuer-ttl: a trust anchor lives for", "-install", "design", "-trust-domain", "example.org", "-anchor-dir", foreign, "-issuer-ttl", "100000h"},
 		{"less than an hour", "-install", "design", "-anchor-dir", foreign, "-issuer-ttl", "1m"},
 		{"-linkerd-namespace", "-install", "design", "-anchor-dir", foreign, "-linkerd-namespace", "a.b"},
 		{"it is for -install", "-status", "-anchor-dir", foreign},

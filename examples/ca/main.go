@@ -97,6 +97,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/svidkit/svidkit/examples/program"
@@ -158,7 +159,18 @@ func run(ctx context.Context, args []string, getenv func(string) string, in io.R
 	}
 	log := slog.New(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: level}))
 	o.pods.Logger = log
-	return o.Serve(ctx, log, func(a *caconfig.Authority, at caserver.Listeners) { announce(out, o.Config, a, at) })
+	ctx, cancel := context.WithCancel(ctx)
+	var keeps sync.WaitGroup
+	defer func() { cancel(); keeps.Wait() }()
+	return o.Serve(ctx, log, func(a *caconfig.Authority, at caserver.Listeners) {
+		announce(out, o.Config, a, at)
+		if what := o.missingRoot(a); what != "" {
+			log.Warn("ca: a root is missing", "audit_log", o.AuditLog, "what", what)
+		}
+		if o.auditHead != "" {
+			keeps.Go(func() { o.keepHead(ctx, a, log) })
+		}
+	})
 }
 
 // options are the flags of the program.
@@ -170,6 +182,8 @@ type options struct {
 	ttl      time.Duration
 	now      bool // of -revoke
 	verbose  bool
+
+	auditHead string
 
 	// of -install
 	anchorDir string
@@ -197,6 +211,8 @@ func parse(args []string, getenv func(string) string, out io.Writer) (o *options
 	fs.BoolVar(&o.now, "now", false, "with -revoke: also a key that signs, whose successor signs at once")
 	fs.Bool("recover", false, "make a folder that lost its file CURRENT go on with the newest version that is complete, and end")
 	fs.String("verify-audit", "", "verify the audit log in the `file` (- for standard input), and end")
+	fs.StringVar(&o.auditHead, "audit-head", "", "`file` that those who can change the audit log cannot change, such as one on a share that "+
+		"another machine keeps: the server has the hash of the last line in it, and -verify-audit sees by it that lines were cut off")
 	fs.String("install", "", "print a ConfigMap with the trust anchors of a Linkerd mesh, a Secret with an issuer, and the account that alone may read it, and end; `scheme`: kubernetes.io/tls, linkerd.io/tls or design. Or kubernetes: the objects of this CA in a cluster")
 	o.manifest.RegisterWith(fs)
 	fs.StringVar(&o.anchorDir, "anchor-dir", "", "`folder` of the trust anchor for -install, which is made if the folder is empty")
@@ -231,6 +247,10 @@ func parse(args []string, getenv func(string) string, out io.Writer) (o *options
 		return nil, program.Misused("-ttl: it is negative")
 	case o.ttl > 0 && !sign:
 		return nil, program.Misused("-ttl: it is for -once and -jwt; a server has -default-ttl and -max-ttl")
+	case o.auditHead != "" && o.AuditLog == "none":
+		return nil, program.Misused("-audit-head: there is no audit log with -audit-log none")
+	case o.auditHead != "" && o.command != "" && o.command != "verify-audit":
+		return nil, program.Misused("-audit-head: it is for a server, and for -verify-audit")
 	case o.now && o.command != "revoke":
 		return nil, program.Misused("-now: it is for -revoke")
 	case o.manifest.Given() && o.argument != "kubernetes":

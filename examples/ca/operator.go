@@ -1,19 +1,17 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"strings"
+	"slices"
 	"time"
 
 	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
-	"github.com/svidkit/svidkit/pki/ca/auditlog"
 	"github.com/svidkit/svidkit/pki/caserver/caconfig"
 )
 
@@ -54,6 +52,14 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 			return program.Misused("with -external-ca the keys are the cluster's; there is only -once")
 		}
 	}
+	caller := fmt.Sprintf("uid %d", os.Getuid()) // for the audit log
+	request := ca.Request{CSR: csr, ID: o.id, TTL: o.ttl, Caller: caller, Method: "command"}
+	token := ca.JWTRequest{ID: o.id, Audience: []string{o.argument}, TTL: o.ttl, Caller: caller, Method: "command"}
+	if o.ExternalCA == "" {
+		if err := o.wouldSign(ctx, request, token); err != nil {
+			return o.advise(nil, err)
+		}
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, wait, errors.New(late))
 	defer cancel()
 	a, err := o.Open(ctx, caconfig.OpenOptions{Existing: o.command != "once" && o.command != "jwt", ReadOnly: o.command == "status"})
@@ -61,21 +67,20 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 		return err
 	}
 	defer a.Close()
-	caller := fmt.Sprintf("uid %d", os.Getuid()) // for the audit log
 	switch o.command {
 	case "once": // the chain, leaf first, and then the roots
-		chain, err := a.Sign(ctx, ca.Request{CSR: csr, ID: o.id, TTL: o.ttl, Caller: caller, Method: "command"})
+		chain, err := a.Sign(ctx, request)
 		if err != nil {
 			return o.advise(a, err)
 		}
 		_, err = out.Write(append(pki.MarshalCertificatesPEM(chain...), a.Bundle().MarshalPEM()...))
 		return err
 	case "jwt":
-		token, err := a.Own.SignJWT(ctx, ca.JWTRequest{ID: o.id, Audience: []string{o.argument}, TTL: o.ttl, Caller: caller, Method: "command"})
+		signed, err := a.Own.SignJWT(ctx, token)
 		if err != nil {
 			return err
 		}
-		_, err = fmt.Fprintln(out, token)
+		_, err = fmt.Fprintln(out, signed)
 		return err
 	case "rotate":
 		_, err = a.Own.Rotate(ctx)
@@ -83,7 +88,9 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 		err = a.Own.Taint(ctx, o.argument)
 	case "revoke":
 		if !o.now {
-			err = a.Own.Revoke(ctx, o.argument)
+			if err = a.Own.Revoke(ctx, o.argument); err == nil {
+				o.follows(a.Own.Status(), out)
+			}
 			break
 		}
 		var r ca.Revocation
@@ -95,7 +102,46 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 		return o.advise(a, err)
 	}
 	a.WriteStatus(out)
+	s := a.Own.Status()
+	if slices.ContainsFunc(append(s.Roots, s.JWTKeys...), func(k ca.KeyStatus) bool {
+		return k.Phase == ca.Distributing && time.Until(k.Activates) < 0 || !k.Retires.IsZero() && time.Until(k.Retires) < 0
+	}) {
+		fmt.Fprintln(out, "a time here has passed: no server runs on this store, and the next one takes the step, or has a root wait that no peer was told of")
+	}
+	if what := o.missingRoot(a); what != "" {
+		fmt.Fprintln(out, what)
+	}
 	return nil
+}
+
+// wouldSign refuses what no CA with these flags signs, before there is one: a command that fails writes nothing.
+func (o *options) wouldSign(ctx context.Context, r ca.Request, token ca.JWTRequest) error {
+	cfg := o.CA
+	cfg.Rotation.KeyAlgorithm = "" // RSA takes its time
+	if o.command != "once" && o.command != "jwt" {
+		return nil
+	}
+	a, err := ca.New(cfg) // in memory
+	if err == nil && o.command == "once" {
+		_, err = a.Sign(ctx, r)
+	} else if err == nil {
+		_, err = a.SignJWT(ctx, token)
+	}
+	return err
+}
+
+// follows says what becomes of a tainted root whose successor was revoked.
+func (o *options) follows(s ca.Status, out io.Writer) {
+	for _, k := range s.Roots {
+		if k.Phase == ca.Distributing {
+			return
+		}
+	}
+	for _, k := range s.Roots {
+		if k.Phase == ca.Active && k.Tainted {
+			fmt.Fprintf(out, "root %s is tainted, and signs on without a successor: a server that runs on this store prepares another one; -rotate does it now, and -revoke %[1]s -now has it sign at once\n", k.ID)
+		}
+	}
 }
 
 // advise adds the flag that helps to the error of a command.
@@ -136,38 +182,4 @@ func readCSR(ctx context.Context, in io.Reader) (*pki.CSR, error) {
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-}
-
-// verifyAudit verifies an audit log, with its full files, and its end by what -audit-head has of it.
-func (o *options) verifyAudit(in io.Reader, out io.Writer) error {
-	logs := []io.Reader{in}
-	if o.argument != "-" {
-		logs = nil
-		paths, err := auditlog.Files(o.argument)
-		for _, path := range paths {
-			f, bad := os.Open(path)
-			if err = errors.Join(err, bad); bad == nil {
-				defer f.Close()
-				logs = append(logs, f)
-			}
-		}
-		if err != nil {
-			return fmt.Errorf("-verify-audit: %w", err)
-		}
-	}
-	var head string
-	if o.AuditHead != "" {
-		text, err := os.ReadFile(o.AuditHead)
-		if head = strings.TrimSpace(string(text)); err != nil || head == "" {
-			return fmt.Errorf("-audit-head: %w", cmp.Or(err, fmt.Errorf("%s is empty", o.AuditHead)))
-		}
-	}
-	if err := auditlog.Verify(out, head, logs...); err != nil {
-		return fmt.Errorf("-verify-audit: %s", strings.TrimPrefix(err.Error(), "auditlog: "))
-	}
-	fmt.Fprintln(out, "all records are as they were written")
-	if head == "" {
-		fmt.Fprintln(out, "whether lines after that were cut off shows only by a hash that is kept elsewhere: -audit-head names its file")
-	}
-	return nil
 }

@@ -53,8 +53,12 @@ import (
 
 // arguments are those of a server on ports that are free, with its state in dir.
 func arguments(dir string, more ...string) []string {
+	plugged := filepath.Join(dir, "plugged-in")
+	if _, err := os.Stat(plugged); err != nil {
+		plugged = ""
+	}
 	return append([]string{
-		"-state-dir", dir, "-create", "-root-ca-dir", filepath.Join(dir, "plugged-in"),
+		"-state-dir", dir, "-create", "-root-ca-dir", plugged,
 		"-istio-addr", "127.0.0.1:0", "-linkerd-addr", "127.0.0.1:0", "-bundle-addr", "127.0.0.1:0", "-admin-addr", "127.0.0.1:0",
 	}, more...)
 }
@@ -482,7 +486,7 @@ func TestTemporaryState(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	over := make(chan error, 1)
 	go func() {
-		over <- run(ctx, append(arguments(""), "-root-ca-dir", filepath.Join(t.TempDir(), "none")), env{}.get, nil, out, io.Discard)
+		over <- run(ctx, arguments(""), env{}.get, nil, out, io.Discard)
 	}()
 	require.Eventually(t, func() bool { return strings.Contains(out.String(), "/ready /status") }, 30*time.Second, 10*time.Millisecond)
 	cancel()
@@ -535,6 +539,27 @@ func TestCannotStart(t *testing.T) {
 	fresh := arguments(t.TempDir(), "-root-ca-dir", filepath.Join(dir, "plugged-in"))
 	_, err = shell(t, "", append(fresh, "-status")...)
 	require.ErrorContains(t, err, "-root-ca-dir", "and not that there is no CA")
+}
+
+// A folder that this user may not write to, and one that it may not read: the error says as whom, and nothing is left behind.
+func TestFolderOfAnother(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() <= 0 {
+		t.Skip("root may do everything, and Windows has no users of this kind")
+	}
+	dir := filepath.Join(t.TempDir(), "own")
+	require.NoError(t, os.Mkdir(dir, 0o500))
+	remedy := fmt.Sprintf("; run this as the user that the folder belongs to (it is user %d now), or name a folder in -state-dir that this one may write to", os.Geteuid())
+	_, err := shell(t, "", arguments(filepath.Join(dir, "new"), "-jwt", "db", "-id", "spiffe://cluster.local/web")...)
+	require.ErrorContains(t, err, remedy)
+	require.ErrorContains(t, run(t.Context(), arguments(filepath.Join(dir, "new")), env{}.get, nil, io.Discard, io.Discard), remedy)
+	require.NoDirExists(t, filepath.Join(dir, "new"))
+	require.NoError(t, os.Chmod(dir, 0))
+	_, err = shell(t, "", arguments(dir, "-status")...)
+	require.ErrorContains(t, err, remedy)
+	require.NoError(t, os.Chmod(dir, 0o700))
+	_, err = shell(t, "", arguments(filepath.Join(dir, "new"), "-jwt", "db", "-id", "spiffe://cluster.local/web")...)
+	require.NoError(t, err)
 }
 
 // From the shell: a request is signed, with or without a server, and a token, and both are audited.

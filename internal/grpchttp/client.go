@@ -155,16 +155,21 @@ func (s *Stream) Send(msg []byte) error {
 // CloseSend tells the server that there are no more requests.
 func (s *Stream) CloseSend() { _ = s.requests.Close() }
 
+// otherPort is what is most often wrong where something else answers.
+const otherPort = ": this is not the port of the API that was called; see the address"
+
 // check refuses an answer that is not gRPC over HTTP/2.
 func (s *Stream) check() error {
 	h := s.resp.Header
 	switch contentType, encoding := h.Get("Content-Type"), h.Get(headerEncoding); {
+	case s.resp.StatusCode == http.StatusNotFound, s.resp.StatusCode == http.StatusMethodNotAllowed:
+		return Errorf(fromHTTP(s.resp.StatusCode), "the answer has HTTP status %d%s", s.resp.StatusCode, otherPort)
 	case s.resp.StatusCode != http.StatusOK:
 		return Errorf(fromHTTP(s.resp.StatusCode), "the answer has HTTP status %d", s.resp.StatusCode)
 	case s.resp.ProtoMajor < 2:
 		return Errorf(Internal, "the answer is %.20q; gRPC needs HTTP/2", s.resp.Proto)
 	case !isGRPC(contentType):
-		return Errorf(Unknown, "the answer is %.60q and not gRPC", contentType)
+		return Errorf(Unknown, "the answer is %.60q and not gRPC%s", contentType, otherPort)
 	case encoding != "" && encoding != identity:
 		return Errorf(Internal, "the answer is compressed with %.40q, which was not offered", encoding)
 	}
@@ -279,6 +284,9 @@ func transportError(ctx context.Context, err error) *Error {
 			return &Error{Code: DeadlineExceeded, Message: err.Error(), Err: err}
 		}
 		err = e.Err // the URL is the same in all
+	}
+	if errors.Is(err, http.ErrSchemeMismatch) { // such as a port without TLS
+		err = fmt.Errorf("%w%s", err, otherPort)
 	}
 	code := Unavailable
 	if e, ok := errors.AsType[streamError](err); ok {

@@ -269,6 +269,11 @@ func (f *pluggedFiles) parse(folder follow.Files, now time.Time) (*plugged, erro
 	if err != nil {
 		return nil, err
 	}
+	for _, r := range p.roots {
+		if r.CheckSignatureFrom(r) != nil {
+			return nil, fmt.Errorf("%q is among the roots, and %q has signed it: the root file takes the root, and the file of the chain what is below", r.Subject, r.Issuer)
+		}
+	}
 	issuer := pair.Issuer()
 	cert := issuer.Certificate()
 	p.key = rotation.Key{ID: rotation.Serial(cert), Cert: cert, Issuer: issuer, Phase: Active}

@@ -601,3 +601,34 @@ func TestMayReplace(t *testing.T) {
 	_, err = ca.MayReplace(set(a), set(b), true)
 	assert.ErrorContains(t, err, "first add the new roots beside the old ones")
 }
+
+// What an operator puts in the wrong file, or has let end, is named.
+func TestPluggedInSlips(t *testing.T) {
+	t.Parallel()
+	root := newOffline(t)
+	key, err := pki.NewKey(pki.ECDSAP256)
+	require.NoError(t, err)
+	below := func(ends time.Duration) map[string][]byte {
+		cert, err := root.issuer.Issue(pki.CertificateOptions{
+			PublicKey: key.Public(), CA: true, CommonName: "between", SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(ends),
+		})
+		require.NoError(t, err)
+		issuer, err := pki.NewIssuer([]*x509.Certificate{cert}, key)
+		require.NoError(t, err)
+		files := (&offline{key, issuer}).files(t, min(ends, time.Hour), func(o *pki.CertificateOptions) { o.NotBefore = time.Now().Add(-2 * time.Hour) })
+		files["cert-chain.pem"] = append(files["cert-chain.pem"], pki.MarshalCertificatesPEM(cert)...)
+		files["root-cert.pem"] = pki.MarshalCertificatesPEM(root.cert())
+		return files
+	}
+	load := func(files map[string][]byte) error {
+		_, err := tryLoadCA(t.Context(), newFolder(files), nil)
+		return err
+	}
+	require.NoError(t, load(below(time.Hour)))
+	require.ErrorContains(t, load(below(-time.Minute)), "expired at "+time.Now().Add(-time.Minute).UTC().Format("2006-01-02T"))
+	wrong := below(time.Hour)
+	wrong["root-cert.pem"] = wrong["cert-chain.pem"]
+	err = load(wrong)
+	require.ErrorContains(t, err, "is among the roots, and ")
+	require.ErrorContains(t, err, "has signed it: the root file takes the root, and the file of the chain what is below")
+}

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/svidkit/svidkit/authn"
@@ -40,7 +41,6 @@ type Authority struct {
 	Where string        // the CA is, for operators
 
 	audit *auditlog.Log // nil for none
-	older string        // what the audit log has and the store has not; empty for nothing
 }
 
 // OpenOptions are the options of [Config.Open]. The zero value is for a program that signs.
@@ -69,6 +69,9 @@ func (c *Config) Open(ctx context.Context, o OpenOptions) (*Authority, error) {
 	if err != nil {
 		a.Close()
 		undo()
+		if uid := os.Getuid(); errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
+			err = fmt.Errorf("%w; run this as the user that the folder belongs to (it is user %d now), or name a folder in -state-dir that this one may write to", err, uid)
+		}
 		return nil, err
 	}
 	return a, nil
@@ -183,6 +186,8 @@ func (c *Config) pluggedInFiles() (bool, error) {
 		}
 	}
 	switch {
+	case errors.Is(err, fs.ErrNotExist) && c.given["root-ca-dir"]:
+		return false, fmt.Errorf("-root-ca-dir: there is no CA in %s; put its files there, or leave this flag away for a self-signed CA: %w", c.pluggedIn.Dir, err)
 	case errors.Is(err, fs.ErrNotExist):
 		return false, nil
 	case errors.Is(err, private.ErrUnsafe), dir == nil:
@@ -236,12 +241,7 @@ func (a *Authority) find(ctx context.Context, c *Config, o OpenOptions) (open fu
 		}
 	}
 	return func(cfg ca.Config) (err error) {
-		roots := rootsIn(c.AuditLog) // before the store, which is never behind it
 		switch a.Own, err = ca.Open(ctx, cfg, store); {
-		case err == nil:
-			if a.older = missing(roots, a.Own.Status()); a.older != "" {
-				cfg.Logger.Warn("caconfig: a root is missing", "audit_log", c.AuditLog, "what", a.older)
-			}
 		case errors.Is(err, ca.ErrNoRecord):
 			return a.missing(c, err)
 		case errors.Is(err, ca.ErrUnfit) && !c.Kubernetes:
@@ -378,6 +378,14 @@ func (a *Authority) Close() {
 	}
 }
 
+// AuditEnd returns the hash of the last line of the audit log: see [auditlog.Log.End]. Without a log it is empty.
+func (a *Authority) AuditEnd() string {
+	if a.audit == nil {
+		return ""
+	}
+	return a.audit.End()
+}
+
 // WriteStatus writes the state of the CA for operators: its roots and what becomes of them.
 func (a *Authority) WriteStatus(out io.Writer) {
 	if a.Own == nil {
@@ -394,14 +402,6 @@ func (a *Authority) WriteStatus(out io.Writer) {
 	}
 	for _, k := range s.JWTKeys {
 		fmt.Fprintln(out, k)
-	}
-	if slices.ContainsFunc(append(s.Roots, s.JWTKeys...), func(k ca.KeyStatus) bool {
-		return k.Phase == ca.Distributing && time.Until(k.Activates) < 0 || !k.Retires.IsZero() && time.Until(k.Retires) < 0
-	}) {
-		fmt.Fprintln(out, "a time here has passed: no server runs on this store, and the next one takes the step, or has a root wait that no peer was told of")
-	}
-	if a.older != "" {
-		fmt.Fprintln(out, a.older)
 	}
 	if s.SyncError != nil {
 		fmt.Fprintf(out, "the store: %v\n", s.SyncError)
@@ -502,9 +502,6 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		return err
 	}
 	defer stop()
-	if a.audit != nil && c.AuditHead != "" {
-		defer background(ctx, func(ctx context.Context) { c.keepHead(ctx, a.audit, log) })()
-	}
 	o := caserver.Options{
 		CA: c.limit(a, log), ID: c.ServerID, Names: c.names(), RootsFile: c.RootsFile,
 		Status: a.WriteStatus, Ready: func() { ready(a, at) }, Logger: log, GetCertificate: certificate, Pods: c.Pods,

@@ -31,8 +31,12 @@ func newConfig(t *testing.T, dir string, more ...string) *caconfig.Config {
 	t.Helper()
 	fs := flag.NewFlagSet("my-ca", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
+	plugged := filepath.Join(dir, "plugged-in")
+	if _, err := os.Stat(plugged); err != nil {
+		plugged = ""
+	}
 	c, err := caconfig.Parse(fs, append([]string{
-		"-state-dir", dir, "-create", "-root-ca-dir", filepath.Join(dir, "plugged-in"),
+		"-state-dir", dir, "-create", "-root-ca-dir", plugged,
 		"-istio-addr", "127.0.0.1:0", "-linkerd-addr", "", "-bundle-addr", "", "-admin-addr", "127.0.0.1:0",
 	}, more...), func(string) string { return "" })
 	require.NoError(t, err)

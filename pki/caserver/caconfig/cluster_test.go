@@ -57,7 +57,7 @@ func serve(t *testing.T, l *logs, getenv func(string) string, args ...string) (*
 	t.Helper()
 	dir := t.TempDir()
 	c, err := parse(append([]string{
-		"-state-dir", filepath.Join(dir, "state"), "-create", "-root-ca-dir", filepath.Join(dir, "none"), "-istio-addr", "127.0.0.1:0",
+		"-state-dir", filepath.Join(dir, "state"), "-create", "-root-ca-dir=", "-istio-addr", "127.0.0.1:0",
 		"-linkerd-addr", "127.0.0.1:0", "-bundle-addr", "127.0.0.1:0", "-admin-addr", "127.0.0.1:0",
 	}, args...), getenv, io.Discard, true)
 	require.NoError(t, err)

@@ -60,9 +60,6 @@ type Config struct {
 	// are empty until Serve makes a temporary folder, if it has to. AuditLog is a file, or "none".
 	StateDir, RootsFile, AuditLog string
 
-	// AuditHead is a file elsewhere, in which Serve keeps the hash of the last line of AuditLog (see [auditlog.Log.End]); empty for none.
-	AuditHead string
-
 	// SecretFile is a file in StateDir with the secret that tokens have in development mode: see
 	// [caserver.InsecureTokens]. It outlives restarts. Beside it Serve writes agent.env, with the environment variables of an
 	// agent on this machine: the address and the roots of the CA, and the identity of demo/web.
@@ -144,8 +141,8 @@ func (c *Config) define(fs *flag.FlagSet) {
 	}
 
 	fs.TextVar(&c.CA.TrustDomain, "trust-domain", spiffe.MustParseTrustDomain("cluster.local"), "trust `domain` of the CA [TRUST_DOMAIN]")
-	fs.StringVar(&c.pluggedIn.Dir, "root-ca-dir", rootCA, "`folder` of a plugged-in CA; without files in it the CA is "+
-		"self-signed (default in a pod /etc/cacerts, else none) [ROOT_CA_DIR]")
+	fs.StringVar(&c.pluggedIn.Dir, "root-ca-dir", rootCA, "`folder` of a plugged-in CA "+
+		"(default none or, in a pod, /etc/cacerts if there are files in it; else the CA is self-signed) [ROOT_CA_DIR]")
 	fs.BoolVar(&c.replaceOwn, "replace-own-ca", false, "sign with the CA in -root-ca-dir although there is one in -state-dir, whose root clients trust")
 	fs.BoolVar(&c.create, "create", false, "make a self-signed CA if the store has none (without this flag: only in the default -state-dir, if that is empty) [CA_CREATE]")
 	fs.StringVar(&c.StateDir, "state-dir", "", "`folder` of the self-signed CA, the audit log and the roots in PEM; "+
@@ -201,9 +198,6 @@ func (c *Config) define(fs *flag.FlagSet) {
 	fs.Int64Var(&c.auditOptions.KeepSize, "audit-keep-size", 0, "`bytes` of full audit files that are kept, before the "+
 		"oldest is removed; 0: all, until the disk is full and nothing is signed")
 	fs.DurationVar(&c.auditOptions.KeepAge, "audit-keep-age", 0, "`duration`: how long a full audit file is kept; 0: for ever")
-
-	fs.StringVar(&c.AuditHead, "audit-head", "", "`file` that those who can change the audit log cannot change, such as one on a share that "+
-		"another machine keeps: the server has the hash of the last line in it, and -verify-audit sees by it that lines were cut off")
 
 	fs.StringVar(&c.istioAddr, "istio-addr", "127.0.0.1:15012", "`address` of Istio's API; empty: none")
 	fs.StringVar(&c.linkerdAddr, "linkerd-addr", "127.0.0.1:8080", "`address` of Linkerd's API; empty: none")
@@ -423,7 +417,6 @@ func (c *Config) check(serve bool) error {
 		{"audit-keep-size", c.auditOptions.KeepSize > 0 && c.auditOptions.MaxSize == 0, "there are no full files with -audit-size 0"},
 		{"audit-keep-age", c.auditOptions.KeepAge < 0, negative},
 		{"audit-keep-age", c.auditOptions.KeepAge > 0 && c.auditOptions.MaxSize == 0, "there are no full files with -audit-size 0"},
-		{"audit-head", c.AuditHead != "" && c.AuditLog == "none", "there is no audit log with -audit-log none"},
 		{"external-ca", c.ExternalCA != "" && c.ExternalCA != kubernetesRA, "there is only " + kubernetesRA},
 		{"external-ca", c.ExternalCA != "" && !c.Kubernetes, "it needs -kubernetes"},
 		{"k8s-signer", c.ExternalCA != "" && c.external.Signer+c.external.SignerDomain == "", "with -external-ca, name a signer here, or the domain of several in -cert-signer-domain"},

@@ -1,0 +1,161 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/files/fileset"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/ca/auditlog"
+	"github.com/svidkit/svidkit/pki/caserver/caconfig"
+)
+
+// verifyAudit verifies an audit log, with its full files, and its end by what -audit-head has of it.
+func (o *options) verifyAudit(in io.Reader, out io.Writer) error {
+	head, err := o.readHead()
+	if err == nil && head == "" && o.auditHead != "" {
+		err = fmt.Errorf("%s is empty", o.auditHead)
+	}
+	if err != nil {
+		return fmt.Errorf("-audit-head: %w", err)
+	}
+	if o.argument == "-" {
+		err = auditlog.Verify(out, head, in)
+	} else {
+		err = verify(out, head, o.argument)
+	}
+	if err != nil {
+		return fmt.Errorf("-verify-audit: %s", strings.TrimPrefix(err.Error(), "auditlog: "))
+	}
+	fmt.Fprintln(out, "all records are as they were written")
+	if head == "" {
+		fmt.Fprintln(out, "whether lines after that were cut off shows only by a hash that is kept elsewhere: -audit-head names its file")
+	}
+	return nil
+}
+
+// verify verifies the files of the audit log at path.
+func verify(out io.Writer, head, path string) error {
+	paths, err := auditlog.Files(path)
+	var logs []io.Reader
+	for _, path := range paths {
+		f, bad := os.Open(path)
+		if err = errors.Join(err, bad); bad == nil {
+			defer f.Close()
+			logs = append(logs, f)
+		}
+	}
+	return cmp.Or(err, auditlog.Verify(out, head, logs...))
+}
+
+// readHead returns what -audit-head has.
+func (o *options) readHead() (string, error) {
+	if o.auditHead == "" {
+		return "", nil
+	}
+	text, err := os.ReadFile(o.auditHead)
+	return strings.TrimSpace(string(text)), err
+}
+
+// headEvery is how often -audit-head gets the hash of the last line of the audit log, if it is another one.
+const headEvery = time.Second
+
+// keepHead keeps that hash there until ctx is done. One that is not in the log is proof that lines were cut off, and stays.
+func (o *options) keepHead(ctx context.Context, a *caconfig.Authority, log *slog.Logger) {
+	written, err := o.readHead()
+	if err == nil && written != "" {
+		err = verify(io.Discard, written, o.AuditLog)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		log.Error("ca: -audit-head: the file stays as it is; keep it and the audit log, and name another file", "err", err)
+		return
+	}
+	failed := ""
+	for done := false; !done; {
+		select {
+		case <-ctx.Done():
+			done = true
+		case <-time.After(headEvery):
+		}
+		end := a.AuditEnd()
+		if end == written {
+			continue
+		}
+		if err := o.writeHead(end); err == nil {
+			written, failed = end, ""
+		} else if err.Error() != failed {
+			failed = err.Error()
+			log.Warn("ca: -audit-head cannot be written, and is tried again", "err", err)
+		}
+	}
+}
+
+func (o *options) writeHead(hash string) error {
+	root, err := os.OpenRoot(filepath.Dir(o.auditHead))
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	return fileset.Replace(root, filepath.Base(o.auditHead), fileset.File{Data: []byte(hash + "\n"), Mode: 0o600})
+}
+
+// missingRoot says which root is newer than the one that signs by the audit log beside the store, and not in the store, as after a
+// restore. It looks at the last two files; what cannot be read says nothing.
+func (o *options) missingRoot(a *caconfig.Authority) string {
+	if a.Own == nil || o.AuditLog == "none" {
+		return ""
+	}
+	s := a.Own.Status()
+	paths, _ := auditlog.Files(o.AuditLog)
+	roots := map[string]ca.KeyEvent{} // that were not revoked or retired since
+	for _, path := range paths[max(0, len(paths)-2):] {
+		f, err := os.Open(path)
+		if err != nil {
+			continue
+		}
+		defer f.Close()
+		lines := bufio.NewScanner(f)
+		lines.Buffer(nil, 1<<20)
+		for lines.Scan() {
+			_, rest, _ := bytes.Cut(lines.Bytes(), []byte{','}) // the first member is a time, and most lines are of certificates
+			var e ca.KeyEvent
+			if !bytes.HasPrefix(rest, []byte(`"event":`)) || json.Unmarshal(lines.Bytes(), &e) != nil || e.Key != "root" {
+				continue
+			}
+			switch e.Event {
+			case "created", "adopted", "prepared", "activated", "renewed":
+				roots[e.Serial] = e
+			case "tainted", "revoked", "retired":
+				delete(roots, e.Serial)
+			}
+		}
+	}
+	var newest ca.KeyEvent
+	for _, k := range s.Roots {
+		if delete(roots, k.ID); k.Phase == ca.Active {
+			newest.Time = k.Activates
+		}
+	}
+	for _, e := range roots {
+		if e.Time.After(newest.Time) && e.NotAfter.After(time.Now()) {
+			newest = e
+		}
+	}
+	if newest.Serial == "" {
+		return ""
+	}
+	return fmt.Sprintf("the store is older than the audit log, such as a backup: root %s is missing here (%s at %s), and peers refuse what it signed until that is renewed",
+		newest.Serial, newest.Event, newest.Time.UTC().Format(time.RFC3339))
+}
