@@ -19,6 +19,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -134,7 +135,7 @@ func serve(ctx context.Context, cfg istioagent.Config, choice istioagent.Choice,
 		defer agent.Close()
 		return agent.Bootstrap(out)
 	}
-	stop, err := admin(agent, p, o.admin, out)
+	stop, err := admin(agent, p, o.admin, out, cfg.Logger)
 	if err != nil {
 		return errors.Join(err, agent.Close())
 	}
@@ -144,7 +145,7 @@ func serve(ctx context.Context, cfg istioagent.Config, choice istioagent.Choice,
 }
 
 // admin serves the port for operators until stop is called. It prints its address.
-func admin(agent *istioagent.Agent, p *proxy, address string, out io.Writer) (stop func(), err error) {
+func admin(agent *istioagent.Agent, p *proxy, address string, out io.Writer, log *slog.Logger) (stop func(), err error) {
 	if address == "" {
 		return func() {}, nil
 	}
@@ -171,7 +172,7 @@ func admin(agent *istioagent.Agent, p *proxy, address string, out io.Writer) (st
 	mux.Handle("/drain", agent)
 	mux.Handle("/quitquitquit", agent)
 	// Its connections count in the budget of the process, so that they leave descriptors for the sockets and the renewal.
-	server := &unixsocket.Server{Listener: l, Handler: program.Local(mux)}
+	server := &unixsocket.Server{Listener: l, Handler: program.Local(mux), Logger: log}
 	ctx, end := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = server.Run(ctx) })

@@ -88,7 +88,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 	}
 	from, err := o.origin(ctx)
 	if err != nil {
-		return program.Misused("-ca: %w", err)
+		return fmt.Errorf("-ca: %w", err)
 	}
 	return o.serve(ctx, from, out)
 }
@@ -155,7 +155,7 @@ func (o *options) serve(ctx context.Context, from *origin, out io.Writer) error 
 	}
 	socket := &unixsocket.Server{Path: o.socket, DirMode: 0o755, SocketMode: 0o666, Handler: agent, Logger: o.log}
 	if err := socket.Listen(); err != nil {
-		return err
+		return fmt.Errorf("-socket: %w", err)
 	}
 	for _, part := range append(from.run, agent.Run, socket.Run) {
 		parts.Go("", part)
