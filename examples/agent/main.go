@@ -48,7 +48,7 @@ type options struct {
 }
 
 // run is the program. It returns nil when a signal ends it, or the time of -for.
-func run(ctx context.Context, args, environ []string, out, errOut io.Writer) error {
+func run(ctx context.Context, args, environ []string, out, errOut io.Writer) (err error) {
 	var o options
 	flags := flag.NewFlagSet("agent", flag.ContinueOnError)
 	flags.StringVar(&o.admin, "admin", "127.0.0.1:15020", "`address` of the status page, health and metrics; empty: none")
@@ -64,7 +64,7 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	flags.BoolVar(&o.demo, "demo", false, "run a CA, two agents and two workloads in a temporary folder, without the environment")
 	o.Register(flags)
 	(&program.Manifest{Text: manifest}).Register(flags)
-	err := program.ParseFlags(flags, args, out, program.Help{
+	err = program.ParseFlags(flags, args, out, program.Help{
 		Args:   "[proxy sidecar|proxy router|wait|request]",
 		Doc:    "Without a word it is the agent alone; the words are those of Istio's agent, and each explains itself with -h.",
 		Groups: []program.FlagGroup{{Title: "The agent", Flags: "admin root allow-files bootstrap"}},
@@ -93,6 +93,7 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 		return err
 	}
 	defer end()
+	defer func() { err = o.Answer(log, err) }()
 	if o.demo {
 		return demo(ctx, o, 20*time.Second, out)
 	}
@@ -134,6 +135,11 @@ func serve(ctx context.Context, cfg istioagent.Config, choice istioagent.Choice,
 	if o.bootstrap {
 		defer agent.Close()
 		return agent.Bootstrap(out)
+	}
+	if p.role != "" && o.LogFormat == "json" {
+		lines := &program.Lines{Log: cfg.Logger, To: errOut}
+		defer lines.Write([]byte{'\n'}) // the end of what has none
+		out, errOut = lines, lines
 	}
 	stop, err := admin(agent, p, o.admin, out, cfg.Logger)
 	if err != nil {
