@@ -187,7 +187,7 @@ func (d *demonstration) startWorkload(name, address, roots string) (src *filesou
 		if err := writeBootstrap(agent, bootstrap); err != nil {
 			return nil, nil, errors.Join(err, agent.Close())
 		}
-		stop, err := admin(agent, new(proxy), d.admin, d.out)
+		stop, err := admin(agent, new(proxy), d.admin, d.out, nil)
 		if err != nil {
 			return nil, nil, errors.Join(err, agent.Close())
 		}

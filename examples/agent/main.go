@@ -19,6 +19,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -47,7 +48,7 @@ type options struct {
 }
 
 // run is the program. It returns nil when a signal ends it, or the time of -for.
-func run(ctx context.Context, args, environ []string, out, errOut io.Writer) error {
+func run(ctx context.Context, args, environ []string, out, errOut io.Writer) (err error) {
 	var o options
 	flags := flag.NewFlagSet("agent", flag.ContinueOnError)
 	flags.StringVar(&o.admin, "admin", "127.0.0.1:15020", "`address` of the status page, health and metrics; empty: none")
@@ -63,7 +64,7 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	flags.BoolVar(&o.demo, "demo", false, "run a CA, two agents and two workloads in a temporary folder, without the environment")
 	o.Register(flags)
 	(&program.Manifest{Text: manifest}).Register(flags)
-	err := program.ParseFlags(flags, args, out, program.Help{
+	err = program.ParseFlags(flags, args, out, program.Help{
 		Args:   "[proxy sidecar|proxy router|wait|request]",
 		Doc:    "Without a word it is the agent alone; the words are those of Istio's agent, and each explains itself with -h.",
 		Groups: []program.FlagGroup{{Title: "The agent", Flags: "admin root allow-files bootstrap"}},
@@ -92,6 +93,7 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 		return err
 	}
 	defer end()
+	defer func() { err = o.Answer(log, err) }()
 	if o.demo {
 		return demo(ctx, o, 20*time.Second, out)
 	}
@@ -134,7 +136,12 @@ func serve(ctx context.Context, cfg istioagent.Config, choice istioagent.Choice,
 		defer agent.Close()
 		return agent.Bootstrap(out)
 	}
-	stop, err := admin(agent, p, o.admin, out)
+	if p.role != "" && o.LogFormat == "json" {
+		lines := &program.Lines{Log: cfg.Logger, To: errOut}
+		defer lines.Write([]byte{'\n'}) // the end of what has none
+		out, errOut = lines, lines
+	}
+	stop, err := admin(agent, p, o.admin, out, cfg.Logger)
 	if err != nil {
 		return errors.Join(err, agent.Close())
 	}
@@ -144,7 +151,7 @@ func serve(ctx context.Context, cfg istioagent.Config, choice istioagent.Choice,
 }
 
 // admin serves the port for operators until stop is called. It prints its address.
-func admin(agent *istioagent.Agent, p *proxy, address string, out io.Writer) (stop func(), err error) {
+func admin(agent *istioagent.Agent, p *proxy, address string, out io.Writer, log *slog.Logger) (stop func(), err error) {
 	if address == "" {
 		return func() {}, nil
 	}
@@ -171,7 +178,7 @@ func admin(agent *istioagent.Agent, p *proxy, address string, out io.Writer) (st
 	mux.Handle("/drain", agent)
 	mux.Handle("/quitquitquit", agent)
 	// Its connections count in the budget of the process, so that they leave descriptors for the sockets and the renewal.
-	server := &unixsocket.Server{Listener: l, Handler: program.Local(mux)}
+	server := &unixsocket.Server{Listener: l, Handler: program.Local(mux), Logger: log}
 	ctx, end := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = server.Run(ctx) })

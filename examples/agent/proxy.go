@@ -110,7 +110,7 @@ func fetch(ctx context.Context, client *http.Client, method, url, body string, o
 type proxy struct {
 	role, domain, logLevel, logLevels string
 	level                             slog.Level
-	unused                            []string // flags
+	unused, format                    []string // flags, and those of Envoy for the format of its log
 
 	envoy   bool // is run
 	cfg     istioagent.Config
@@ -133,8 +133,8 @@ func newProxy(args []string, o *options, out io.Writer) (*proxy, error) {
 	flags.StringVar(&p.domain, "domain", "", "DNS `domain` of the node (default NAMESPACE.svc.cluster.local)")
 	flags.StringVar(&p.logLevel, "proxyLogLevel", "warning", "`level` of Envoy's log")
 	flags.StringVar(&p.logLevels, "proxyComponentLogLevel", "misc:error", "`levels` of the log of parts of Envoy, such as misc:error")
-	flags.BoolFunc("log_as_json", "write the agent's log as JSON", func(string) error {
-		o.LogFormat = "json"
+	flags.BoolFunc("log_as_json", "write each line as JSON, those of Envoy too", func(string) error {
+		o.LogFormat, p.format = "json", []string{"--log-format", `{"time":"%Y-%m-%dT%T.%f%z","level":"%l","msg":"%j","logger":"envoy %n"}`}
 		return nil
 	})
 	flags.Func("log_output_level", "`level` of the agent's log, such as default:info; scopes but default are those of Istio's agent", p.setLevel)
@@ -229,6 +229,7 @@ func (p *proxy) start(ctx context.Context, agent *istioagent.Agent, out io.Write
 		"--allow-unknown-static-fields", "--local-address-ip-version", version, "--file-flush-interval-msec", "1000",
 		"--log-level", p.logLevel, "--component-log-level", p.logLevels,
 	}
+	args = append(args, p.format...)
 	if e.Concurrency > 0 {
 		args = append(args, "--concurrency", strconv.Itoa(e.Concurrency))
 	}

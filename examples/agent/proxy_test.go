@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -10,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -397,6 +399,43 @@ func TestEnvoyEnds(t *testing.T) {
 	ctx, end = context.WithTimeout(t.Context(), time.Second)
 	defer end()
 	require.NoError(t, start(ctx, io.Discard, filepath.Join(root, "nothing"), "DISABLE_ENVOY=true"))
+}
+
+// TestLogAsJSON: with --log_as_json each line that the process prints is an object in JSON, also what it says where it listens, what an
+// Envoy prints, and why it ends; durations have a unit.
+func TestLogAsJSON(t *testing.T) {
+	rounds.NotShort(t)
+	if runtime.GOOS == "windows" {
+		t.Skip("the stand-in is a shell script")
+	}
+	t.Parallel()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	root, _ := beside(t)
+	binary := filepath.Join(root, "prints")
+	require.NoError(t, os.WriteFile(binary, []byte(`#!/bin/sh
+echo "[info] $*"
+echo '{"time":"now","msg":"of Envoy"}'
+echo 'an "error' >&2
+printf 'no end of the line' >&2
+exit 3
+`), 0o700))
+	cmd := exec.CommandContext(t.Context(), self, "-root", root, "-admin", "127.0.0.1:0", "proxy", "sidecar", "--log_as_json")
+	cmd.Env = []string{asProgram + "=1", "GOCOVERDIR=" + root, "PATH=" + os.Getenv("PATH"), "PROXY_XDS_VIA_AGENT=false", "MINIMUM_DRAIN_DURATION=200ms", `PROXY_CONFIG={"binaryPath":"` + binary + `"}`}
+	var out, errOut bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	require.Error(t, cmd.Run())
+	assert.Equal(t, 1, cmd.ProcessState.ExitCode())
+	assert.Empty(t, out.String())
+	var said []string
+	for line := range strings.Lines(errOut.String()) {
+		var record map[string]any
+		require.NoError(t, json.Unmarshal([]byte(line), &record), "%s", line)
+		said = append(said, fmt.Sprint(record["msg"]))
+	}
+	for _, want := range []string{"status page: http://", "secrets for Envoy: unix:", `an "error`, "of Envoy", "--log-format {", "the Envoy: exit status 3", "no end of the line"} {
+		assert.Contains(t, strings.Join(said, "\n"), want)
+	}
 }
 
 // TestEnvoyStays kills an Envoy that is told to end and does not.

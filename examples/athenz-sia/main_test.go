@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -153,4 +155,14 @@ func TestStop(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	require.NoError(t, daemon.Run(ctx, nil, environ(p), writer(func(string) { cancel(errors.New("enough")) }), io.Discard))
 	require.Error(t, ctx.Err())
+}
+
+// A folder that this user may not write to can never have an identity: the start ends, and says what helps.
+func TestClosedFolder(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []string{"init", "refresh"} {
+		err := daemon.Run(t.Context(), nil, []string{"MODE=" + mode, "KEY_FILE=/sys/k.pem", "CERT_FILE=/sys/c.pem", "CA_CERT_FILE=/sys/ca.pem", "HEALTH_ADDR=off"}, io.Discard, io.Discard)
+		require.ErrorContains(t, err, fmt.Sprintf("let user %d write to it", os.Getuid()))
+		assert.NotErrorAs(t, err, new(program.UsageError))
+	}
 }

@@ -1,11 +1,15 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/svidkit/svidkit/caclient/athenz/sidecar"
@@ -26,6 +30,9 @@ func serve(ctx context.Context, v program.Settings, out io.Writer, log *slog.Log
 		Interval: interval, Logger: log,
 	}
 	s, err := sidecar.New(cfg)
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
+		return err
+	}
 	if err != nil {
 		return program.UsageError{Err: v.Reject("KEY_FILE", fmt.Errorf("%w; set KEY_FILE, CERT_FILE and CA_CERT_FILE to three paths in one folder", err))}
 	}
@@ -34,10 +41,10 @@ func serve(ctx context.Context, v program.Settings, out io.Writer, log *slog.Log
 			log.Info("the files have an identity that is still valid", slog.Any("identity", i)) // the agent gives none a second time
 			return nil
 		}
-		if s, err = sidecar.Start(ctx, cfg); err != nil {
-			return err
-		}
-		return s.Close()
+		parts := program.NewGroup(ctx)
+		parts.Go("", s.Run)
+		err := s.Ready(parts.Context())
+		return cmp.Or(parts.Stop(), err)
 	}
 	status, err := health.New(health.Part{Name: "identity", Source: s})
 	if err != nil {

@@ -4,8 +4,10 @@
 package program
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -144,14 +146,21 @@ func (s *Service) Register(flags *flag.FlagSet) {
 }
 
 // Begin returns the context and the logger of the program, and what the caller calls at its end. The logger writes to w what is
-// of that level or above.
+// of that level or above. With json, what package log prints, such as net/http's server, goes there, too.
 func (s *Service) Begin(ctx context.Context, w io.Writer, level slog.Level) (context.Context, *slog.Logger, func(), error) {
 	var handler slog.Handler
-	switch opts := (&slog.HandlerOptions{Level: level}); s.LogFormat {
+	withUnits := func(_ []string, a slog.Attr) slog.Attr {
+		if a.Value.Kind() == slog.KindDuration { // which JSON has in nanoseconds
+			a.Value = slog.StringValue(a.Value.Duration().String())
+		}
+		return a
+	}
+	switch opts := (&slog.HandlerOptions{Level: level, ReplaceAttr: withUnits}); s.LogFormat {
 	case "text":
 		handler = slog.NewTextHandler(w, opts)
 	case "json":
 		handler = slog.NewJSONHandler(w, opts)
+		slog.SetDefault(slog.New(handler))
 	default:
 		return nil, nil, nil, Misused("-log-format is %q, and has to be text or json", s.LogFormat)
 	}
@@ -163,6 +172,46 @@ func (s *Service) Begin(ctx context.Context, w io.Writer, level slog.Level) (con
 		time.AfterFunc(s.For, cancel)
 	}
 	return ctx, slog.New(handler), cancel, nil
+}
+
+// Answer logs the error of a program whose log is in JSON, in which no other line is to be, and returns one for [Main].
+func (s *Service) Answer(log *slog.Logger, err error) error {
+	if err == nil || s.LogFormat != "json" || errors.Is(err, ErrAnswered) || errors.Is(err, flag.ErrHelp) {
+		return err
+	}
+	log.Error(err.Error())
+	return fmt.Errorf("%w: %w", ErrAnswered, err)
+}
+
+// Lines logs each line that is written to it, but those in JSON, which go to To as they are.
+type Lines struct {
+	Log *slog.Logger
+	To  io.Writer
+
+	mu   sync.Mutex
+	rest []byte
+}
+
+// Write implements [io.Writer].
+func (l *Lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.rest = append(l.rest, p...)
+	for {
+		line, rest, whole := bytes.Cut(l.rest, []byte("\n"))
+		if !whole && len(line) < 64<<10 {
+			return len(p), nil
+		}
+		switch l.rest = rest; {
+		case len(line) == 0:
+		case line[0] == '{' && json.Valid(line):
+			if _, err := fmt.Fprintf(l.To, "%s\n", line); err != nil {
+				return 0, err
+			}
+		default:
+			l.Log.Info(string(line))
+		}
+	}
 }
 
 // Group runs the parts of a program until its context is done, or one of them fails. [NewGroup] makes one.

@@ -122,8 +122,7 @@ func start(ctx context.Context, o options, out io.Writer) error {
 }
 
 // open waits for the identity: from the Workload API, or from a folder.
-func open(ctx context.Context, o options) (source.Source, error) {
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+func open(ctx context.Context, o options, log *slog.Logger) (source.Source, error) {
 	if o.folder {
 		return filesource.Start(ctx, filesource.Config{Logger: log})
 	}
@@ -134,7 +133,8 @@ func open(ctx context.Context, o options) (source.Source, error) {
 func run(ctx context.Context, o options, out io.Writer) error {
 	starting, stop := context.WithTimeout(ctx, o.wait)
 	defer stop()
-	src, err := open(starting, o)
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	src, err := open(starting, o, log)
 	if err != nil {
 		return err
 	}
@@ -146,10 +146,10 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	colleagues := spiffe.AllowMembersOf(me.ID().TrustDomain())
 	handshakes := new(spiffetls.Metrics)
 	server := &http.Server{Handler: http.HandlerFunc(hello), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 5 * time.Minute}
-	if err := spiffetls.ConfigureServer(server, src, src, colleagues, &spiffetls.Options{Metrics: handshakes}); err != nil {
+	if err := spiffetls.ConfigureServer(server, src, src, colleagues, &spiffetls.Options{Metrics: handshakes, Logger: log}); err != nil {
 		return err
 	}
-	transport, err := spiffetls.Transport(src, src, colleagues, &spiffetls.Options{Metrics: handshakes})
+	transport, err := spiffetls.Transport(src, src, colleagues, &spiffetls.Options{Metrics: handshakes, Logger: log})
 	if err != nil {
 		return err
 	}
@@ -190,7 +190,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		// Its connections leave descriptors for those of the service and of the Workload API.
 		serving, end := context.WithCancel(context.WithoutCancel(ctx)) // until the requests have ended
 		defer end()
-		plain := &unixsocket.Server{Listener: l, Handler: state}
+		plain := &unixsocket.Server{Listener: l, Handler: state, Logger: log}
 		wg.Go(func() { _ = plain.Run(serving) })
 	}
 	transport.DisableKeepAlives = true // a new handshake for each request, to see the renewals

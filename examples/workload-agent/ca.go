@@ -5,7 +5,10 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
+	"os"
 	"strings"
+	"syscall"
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/googlecas"
@@ -13,6 +16,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/caclient/stepca"
 	"github.com/svidkit/svidkit/caclient/vault"
+	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/secretcache"
@@ -63,7 +67,7 @@ func (o *options) origin(ctx context.Context) (from *origin, err error) {
 	c := &o.ca
 	kind, where, _ := strings.Cut(c.from, ":")
 	if o.td.IsZero() && kind != "spire" {
-		return nil, errors.New("it is needed, and so is -trust-domain")
+		return nil, program.Misused("it is needed, and so is -trust-domain")
 	}
 	endpoint := caclient.Endpoint{URL: where, TrustDomain: o.td, RootsFile: c.roots, TokenFile: c.tokenFile, Logger: o.log}
 	var issuer caclient.CA
@@ -86,15 +90,27 @@ func (o *options) origin(ctx context.Context) (from *origin, err error) {
 		endpoint.URL = ""
 		issuer, err = googlecas.New(googlecas.Options{Endpoint: endpoint, Pool: where})
 	default:
-		return nil, fmt.Errorf("it begins with istio:, vault:, step:, google:, dir: or spire:, and not as %q does", c.from)
+		return nil, program.Misused("it begins with istio:, vault:, step:, google:, dir: or spire:, and not as %q does", c.from)
 	}
 	if err == nil && from == nil {
 		from, err = fromCA(issuer, o)
 	}
-	for name := range c.more {
-		err = fmt.Errorf("%s: has no -ca-option %q, or not with this value", kind, name)
+	for name, value := range c.more {
+		if err != nil && kind == "dir" { // before it has come to them
+			break
+		}
+		err = program.Misused("%s: -ca-option %s=%.64q: there is %s", kind, name, value, caOptionsOf[kind])
+	}
+	if err != nil && kind != "dir" {
+		err = program.UsageError{Err: err}
 	}
 	return from, err
+}
+
+// caOptionsOf are the names and values of -ca-option.
+var caOptionsOf = map[string]string{
+	"istio": "cluster=NAME and impersonate=true", "vault": "role=NAME, mount=PATH and login=ROLE", "step": "fingerprint=HEX",
+	"dir": "create=true, issuer=URL and algorithm=NAME", "google": "none", "spire": "none",
 }
 
 // fromCA returns the origin of a CA.
@@ -109,14 +125,16 @@ func fromCA(issuer caclient.CA, o *options) (*origin, error) {
 // fromFolder is a CA in this process, whose keys are in a folder.
 func fromFolder(ctx context.Context, folder string, o *options) (*origin, error) {
 	store, err := ca.NewDirStore(folder)
-	if err != nil {
-		return nil, err
+	var authority *ca.Authority
+	if err == nil {
+		authority, err = ca.Open(ctx, ca.Config{TrustDomain: o.td, JWT: &ca.JWTConfig{Issuer: o.ca.option("issuer"), Algorithm: o.ca.option("algorithm")}, Create: o.ca.chosen("create"), Logger: o.log}, store)
 	}
-	authority, err := ca.Open(ctx, ca.Config{TrustDomain: o.td, JWT: &ca.JWTConfig{Issuer: o.ca.option("issuer"), Algorithm: o.ca.option("algorithm")}, Create: o.ca.chosen("create")}, store)
-	if errors.Is(err, ca.ErrNoRecord) {
-		return nil, fmt.Errorf("there is no CA in %s: restore it, or make a new one with -ca-option create=true", folder)
-	}
-	if err != nil {
+	switch {
+	case errors.Is(err, ca.ErrNoRecord):
+		return nil, program.Misused("there is no CA in %s: restore it, or make a new one with -ca-option create=true", folder)
+	case errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS):
+		return nil, fmt.Errorf("%w; give the folder to user %d, as which this runs, or name one that it may write to", err, os.Getuid())
+	case err != nil:
 		return nil, err
 	}
 	// This process is the one caller, and asks for the identities of its file.

@@ -54,7 +54,7 @@ var groups = []program.FlagGroup{
 }
 
 // run is the program. It returns nil when a signal ends it, or the time of -for.
-func run(ctx context.Context, args []string, out, errOut io.Writer) error {
+func run(ctx context.Context, args []string, out, errOut io.Writer) (err error) {
 	var o options
 	flags := flag.NewFlagSet("workload-agent", flag.ContinueOnError)
 	flags.StringVar(&o.file, "file", "/etc/svidkit/workloads.json", "`path` of the file that says who gets what")
@@ -66,7 +66,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 	o.Register(flags)
 	o.ca.register(flags)
 	(&program.Manifest{Text: manifest}).Register(flags)
-	err := program.Parse(flags, args, out, program.Help{Groups: groups})
+	err = program.Parse(flags, args, out, program.Help{Groups: groups})
 	if err != nil {
 		return err
 	}
@@ -78,6 +78,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 		return err
 	}
 	defer end()
+	defer func() { err = o.Answer(log, err) }()
 	o.log = log
 	if *demo {
 		dir, err := o.prepareDemo(out)
@@ -88,7 +89,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 	}
 	from, err := o.origin(ctx)
 	if err != nil {
-		return program.Misused("-ca: %w", err)
+		return fmt.Errorf("-ca: %w", err)
 	}
 	return o.serve(ctx, from, out)
 }
@@ -155,7 +156,7 @@ func (o *options) serve(ctx context.Context, from *origin, out io.Writer) error 
 	}
 	socket := &unixsocket.Server{Path: o.socket, DirMode: 0o755, SocketMode: 0o666, Handler: agent, Logger: o.log}
 	if err := socket.Listen(); err != nil {
-		return err
+		return fmt.Errorf("-socket: %w", err)
 	}
 	for _, part := range append(from.run, agent.Run, socket.Run) {
 		parts.Go("", part)

@@ -52,6 +52,7 @@ func TestExitCodes(t *testing.T) {
 	require.NoError(t, os.WriteFile(bad, []byte("{\n\"workload\": []}"), 0o600))
 	require.NoError(t, os.WriteFile(open, []byte("{}"), 0o600))
 	require.NoError(t, os.Chmod(open, 0o666))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "good.json"), []byte("{}"), 0o600))
 	made := "-trust-domain example.org -ca dir:" + dir + "/ca -ca-option create=true -admin= -socket " + dir + "/s -file "
 	for _, c := range []struct {
 		args, out, errOut string
@@ -71,10 +72,12 @@ func TestExitCodes(t *testing.T) {
 		{"-ca istio:http://host -trust-domain example.org", "", "-ca: ", 2},
 		{"-ca vault:https://host -trust-domain example.org", "", "-ca: ", 2},
 		{"-ca vault:https://host -trust-domain example.org -ca-option role", "", "want NAME=VALUE", 2},
-		{"-ca step:https://host -trust-domain example.org -ca-option role=web", "", `step: has no -ca-option "role"`, 2},
-		{"-ca istio:https://host -trust-domain example.org -ca-option impersonate=yes", "", `istio: has no -ca-option "impersonate", or not with this value`, 2},
+		{"-ca step:https://host -trust-domain example.org -ca-option role=web", "", `step: -ca-option role="web": there is fingerprint=HEX`, 2},
+		{"-ca istio:https://host -trust-domain example.org -ca-option impersonate=yes", "", `istio: -ca-option impersonate="yes": there is cluster=NAME and impersonate=true`, 2},
 		{"-ca google: -trust-domain example.org", "", "-ca: ", 2},
 		{"-ca dir:" + dir + " -trust-domain example.org", "", "make a new one with -ca-option create=true", 2},
+		{"-ca dir:/sys/svidkit -ca-option create=true -trust-domain example.org", "", fmt.Sprintf("give the folder to user %d, as which this runs", os.Getuid()), 1},
+		{made + dir + "/good.json -socket /sys/svidkit/agent.sock", "", "-socket: unixsocket: listen on \"/sys/svidkit/agent.sock\"", 1},
 		{made + dir + "/none.json", "", "none.json: file does not exist", 1},
 		{made + bad, "", bad + `: line 2, column 13: "workload" is not known here: the file can have workloads`, 1},
 		{made + open, "", "chmod", 1},

@@ -5,10 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -79,6 +81,16 @@ func (unfitStore) Load(context.Context) (ca.Record, error) {
 	return ca.Record{}, fmt.Errorf("test: %w: others may read it", ca.ErrUnfit)
 }
 
+// closedStore cannot be written.
+type closedStore struct {
+	ca.Store
+	why error
+}
+
+func (s closedStore) Save(context.Context, ca.Record) (string, error) {
+	return "", &fs.PathError{Op: "mkdir", Path: "/ca", Err: s.why}
+}
+
 // What does not pass ends Open at once.
 func TestOpenEndsWhenWaitingDoesNotHelp(t *testing.T) {
 	t.Parallel()
@@ -87,6 +99,10 @@ func TestOpenEndsWhenWaitingDoesNotHelp(t *testing.T) {
 		_, err := tryOpen(t.Context(), unfitStore{ca.NewMemoryStore()})
 		require.ErrorIs(t, err, ca.ErrUnfit)
 		require.ErrorContains(t, err, "others may read it")
+		for _, why := range []error{fs.ErrPermission, syscall.EACCES, syscall.EROFS} {
+			_, err = tryOpen(t.Context(), closedStore{ca.NewMemoryStore(), why})
+			require.ErrorIs(t, err, why, "it is not tried again")
+		}
 		assert.Equal(t, start, time.Now())
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/renew"
@@ -76,7 +77,7 @@ func (a *Authority) open(ctx context.Context) error {
 			}
 			return fmt.Errorf("ca: open the store of %s: %w: %w", a.cfg.TrustDomain, context.Cause(ctx), within(last))
 		}
-		if errors.Is(err, ErrUnfit) {
+		if errors.Is(err, ErrUnfit) || errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) { // an operator's to mend
 			return err
 		}
 		if _, ok := errors.AsType[*creationError](err); ok {

@@ -23,6 +23,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -286,13 +287,14 @@ func TestBrowser(t *testing.T) {
 		b.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": false})
 		require.Equal(t, true, b.eval("document.documentElement.scrollWidth <= window.innerWidth"), "the page is wider than a window of %d", width)
 	}
-	// No cell is cut off: neither roots at 360 pixels nor where they are from at 1280.
-	for _, width := range []int{1280, 768, 360} {
+	// No cell is cut off, at no width.
+	for _, width := range []int{1920, 1280, 1100, 1024, 961, 960, 900, 800, 768, 641, 640, 500, 360} {
 		b.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": false})
-		require.Equal(t, "", b.eval(`[...document.querySelectorAll('#roots tbody td, #roots tbody th')].filter(c => c.getBoundingClientRect().right > document.querySelector('#roots').getBoundingClientRect().right + 1).map(c => c.innerText).join('; ')`), "at %d", width)
+		assert.Equal(t, "", b.eval(`[...document.querySelectorAll('.scroll tbody td, .scroll tbody th')].filter(c => c.getBoundingClientRect().right > c.closest('.scroll').getBoundingClientRect().right + 1).map(c => c.closest('.scroll').id + ': ' + c.innerText).join('; ')`), "at %d", width)
 	}
 	b.shot("light", 1280, false)
 	b.shot("dark", 1280, true)
+	b.shot("middle", 800, false)
 	b.shot("narrow", 360, false)
 
 	// Problems that have passed go away, without a trace.

@@ -139,5 +139,5 @@ func explain(err error) (cause, action string) {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded), timeout != nil && timeout.Timeout():
 		return at + " does not answer in time", "see whether it hangs, or a firewall is between"
 	}
-	return "", "see the log, and examples/SYMPTOMS.md for what it may come from"
+	return "", "" // an error of ours says it itself
 }

@@ -27,7 +27,9 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
+	"os"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/svidkit/svidkit/caclient/athenz/internal/agentapi"
@@ -146,6 +148,9 @@ func New(cfg Config) (*Sidecar, error) {
 	}
 	kept := store{cfg.Files, cfg.Logger}
 	first, err := kept.read()
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
+		return nil, fmt.Errorf("sidecar: new: folder of %s: %w; let user %d write to it", cfg.Files.KeyFile, err, os.Getuid())
+	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the agent says whether another one is to be had
 		cfg.Logger.LogAttrs(context.Background(), slog.LevelWarn, "sidecar: the files have no identity that can be used", slog.Any("err", err))
 	}

@@ -45,9 +45,9 @@ func checkToken(file string) error {
 	data, err := files.Read(file, maxFile)
 	switch {
 	case err != nil:
-		return fmt.Errorf("the token file, Config.TokenFile: %w", err)
+		return fmt.Errorf("the token of the service account: %w", err)
 	case len(bytes.TrimSpace(data)) == 0:
-		return fmt.Errorf("the token file %s, Config.TokenFile, is empty: mount the token of the service account there", file)
+		return fmt.Errorf("the token file %s is empty: mount the token of the service account there", file)
 	}
 	return nil
 }
@@ -61,7 +61,7 @@ func openStore(cfg *Config) (*store, error) {
 	if cfg.Dir != "" {
 		var err error
 		if folder, err = openDir(cfg); err != nil {
-			return nil, fmt.Errorf("the store %s, Config.Dir: %w", cfg.Dir, err)
+			return nil, fmt.Errorf("the folder of the identity: %s: %w", cfg.Dir, err)
 		}
 		defer folder.Close()
 	}
@@ -86,7 +86,7 @@ func openStore(cfg *Config) (*store, error) {
 			continue
 		}
 		if err := fileset.Replace(folder, f.name, fileset.File{Data: f.data, Mode: storeMode}); err != nil {
-			return nil, fmt.Errorf("the store %s, Config.Dir: %w", cfg.Dir, err)
+			return nil, fmt.Errorf("the folder of the identity: %s: %w", cfg.Dir, err)
 		}
 	}
 	return s, nil
@@ -113,7 +113,7 @@ func openDir(cfg *Config) (*os.Root, error) {
 	}
 	if err != nil {
 		_ = root.Close()
-		return nil, fmt.Errorf("no file can be written: %w", err)
+		return nil, fmt.Errorf("no file can be written: %w; let user %d write to it", err, os.Getuid())
 	}
 	return root, nil
 }

@@ -84,7 +84,7 @@ func TestBeforeTheKey(t *testing.T) {
 		edit func(t *testing.T, c *linkerdproxy.Config)
 		want string
 	}{
-		"no token": {func(_ *testing.T, c *linkerdproxy.Config) { c.TokenFile += "-missing" }, "Config.TokenFile"},
+		"no token": {func(_ *testing.T, c *linkerdproxy.Config) { c.TokenFile += "-missing" }, "the token of the service account: "},
 		"empty token": {func(t *testing.T, c *linkerdproxy.Config) {
 			require.NoError(t, os.WriteFile(c.TokenFile, []byte("\n"), 0o600))
 		}, "is empty"},
@@ -93,7 +93,7 @@ func TestBeforeTheKey(t *testing.T) {
 		"store is a file": {func(t *testing.T, c *linkerdproxy.Config) {
 			c.Dir += "/file"
 			require.NoError(t, os.WriteFile(c.Dir, nil, 0o600))
-		}, "Config.Dir"},
+		}, "the folder of the identity: "},
 		"store cannot be written": {func(t *testing.T, c *linkerdproxy.Config) {
 			if os.Getuid() == 0 { // for which no mode counts: a folder in the place of the file that is tried
 				require.NoError(t, os.MkdirAll(filepath.Join(c.Dir, ".linkerdproxy-probe", "x"), 0o700))
