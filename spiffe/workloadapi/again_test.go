@@ -1,0 +1,222 @@
+package workloadapi_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
+)
+
+// What a Run has ended with is not told of the next one: it is waited for, its silence is its own, and no stream of the one before
+// is open.
+func TestRunsAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		home := newDomain(t, "example.org")
+		web, key := home.SVID("/web"), newKey(t).Public().(*ecdsa.PublicKey)
+		var refuse, mute atomic.Bool
+		s, err := workloadapi.New(workloadapi.Config{JWTBundles: true, Client: inMemory(t, fake(t, func(c *call) {
+			switch {
+			case refuse.Load():
+				c.end(codeInvalidArgument, "no")
+				return
+			case mute.Load():
+				c.wait()
+				return
+			}
+			c.sleep(5 * time.Second)
+			if c.rpc == "FetchJWTBundles" {
+				c.send(&wire.JWTBundlesResponse{Bundles: map[string][]byte{home.key(): jwks(t, nil, key)}})
+			} else {
+				c.send(home.response(t, web))
+			}
+			c.wait()
+		}))})
+		require.NoError(t, err)
+		ready := func(patience time.Duration) error {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			return s.Ready(ctx)
+		}
+		// It is refused for good, and says so before anyone's patience is over.
+		refuse.Store(true)
+		begun := time.Now()
+		require.Error(t, s.Run(t.Context()))
+		require.ErrorIs(t, ready(time.Hour), spiffe.ErrNotReady)
+		require.Zero(t, time.Since(begun))
+		require.Zero(t, s.Status().X509.NextAttempt, "there is none")
+
+		// It is silent, for as long as this Run lasts.
+		refuse.Store(false)
+		mute.Store(true)
+		for _, silent := range []time.Duration{10 * time.Second, 3 * time.Second} {
+			stop := run(t, s)
+			synctest.Wait()
+			err := ready(silent)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.NoError(t, stop())
+			time.Sleep(time.Minute)
+		}
+		mute.Store(false)
+		stop := run(t, s)
+		synctest.Wait()
+		begun = time.Now()
+		require.NoError(t, ready(time.Minute), "it is waited for")
+		require.Equal(t, 5*time.Second, time.Since(begun))
+		require.True(t, s.Status().X509.Open)
+		require.True(t, s.Status().JWT.Open)
+		require.Zero(t, s.Status().X509.Failures)
+		require.NoError(t, s.Status().X509.Err)
+		require.NoError(t, stop())
+		require.False(t, s.Status().X509.Open)
+		require.False(t, s.Status().JWT.Open)
+		require.NoError(t, ready(time.Minute), "what was received stays")
+	})
+}
+
+// The time that a server has not answered for is that of the Run that waits.
+func TestSilenceOfARun(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, fake(t, func(c *call) { c.wait() }))})
+		require.NoError(t, err)
+		for _, c := range []struct {
+			silent time.Duration
+			says   string
+		}{{10 * time.Second, "has not answered for 10s"}, {3 * time.Second, "has not answered for 3s"}, {time.Minute, "has not answered for 1m0s"}} {
+			stop := run(t, s)
+			ctx, cancel := context.WithTimeout(t.Context(), c.silent)
+			require.ErrorContains(t, s.Ready(ctx), c.says)
+			cancel()
+			require.NoError(t, stop())
+			time.Sleep(time.Hour)
+			_, err := s.SVID()
+			require.ErrorContains(t, err, c.says, "and no longer, when it has ended")
+		}
+	})
+}
+
+// That the server refuses the keys for tokens for good ends the wait for them, as the refusal of certificates does.
+func TestRefusedForGood(t *testing.T) {
+	t.Parallel()
+	for _, refused := range []string{"FetchJWTBundles", "FetchX509SVID"} {
+		for _, code := range []int{codeInvalidArgument, codeUnimplemented} {
+			synctest.Test(t, func(t *testing.T) {
+				home := newDomain(t, "example.org")
+				web := home.SVID("/web")
+				s, err := workloadapi.New(workloadapi.Config{JWTBundles: true, Client: inMemory(t, fake(t, func(c *call) {
+					if c.rpc == refused {
+						c.end(code, "no")
+						return
+					}
+					if c.rpc != "FetchJWTBundles" {
+						c.send(home.response(t, web))
+					}
+					c.wait()
+				}))})
+				require.NoError(t, err)
+				ctx, cancel := context.WithCancel(t.Context())
+				ended := make(chan error, 1)
+				go func() { ended <- s.Run(ctx) }()
+				begun := time.Now()
+				patience, end := context.WithTimeout(t.Context(), time.Hour)
+				err = s.Ready(patience)
+				end()
+				require.ErrorIs(t, err, spiffe.ErrNotReady)
+				require.NotErrorIs(t, err, context.DeadlineExceeded, "%s with %d", refused, code)
+				require.Zero(t, time.Since(begun))
+				cancel()
+				<-ended
+			})
+		}
+	}
+}
+
+// What was left out of an answer is told as long as that answer counts, and what a caller does with the list is its own.
+func TestSkippedIsForgotten(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		home, other := newDomain(t, "example.org"), newDomain(t, "other.test")
+		web, key := home.SVID("/web"), newKey(t).Public().(*ecdsa.PublicKey)
+		many := slices.Repeat([]*ecdsa.PublicKey{key}, jws.MaxSetKeys)
+		x509s, jwts := make(feed), make(feed)
+		s := source(t, workloadapi.Config{JWTBundles: true}, func(c *call) {
+			if c.rpc == "FetchJWTBundles" {
+				jwts.serve(c)
+			} else {
+				x509s.serve(c)
+			}
+		})
+		keys := func(all ...*ecdsa.PublicKey) {
+			jwts.send(&wire.JWTBundlesResponse{Bundles: map[string][]byte{home.key(): jwks(t, nil, all...)}})
+		}
+		broken := home.response(t, web, other)
+		broken.FederatedBundles["spiffe://broken.test"] = []byte("broken")
+		for range 2 {
+			x509s.send(broken)
+			keys(many...)
+			st := s.Status()
+			require.Len(t, st.X509.Skipped, 1)
+			require.Len(t, st.JWT.Skipped, 1, "together they are too many")
+			st.X509.Skipped[0], st.JWT.Skipped[0] = nil, nil
+			st = s.Status()
+			require.Error(t, st.X509.Skipped[0])
+			require.Error(t, st.JWT.Skipped[0])
+			keys(key)
+			require.Empty(t, s.Status().JWT.Skipped)
+			require.Len(t, s.Status().X509.Skipped, 1)
+
+			// Withdrawn, with what was told of it.
+			keys(many...)
+			x509s.do(func(c *call) { c.end(codePermissionDenied, "") })
+			require.Empty(t, s.Status().X509.Skipped)
+			require.Empty(t, s.Status().JWT.Skipped, "alone they are not too many")
+			x509s.send(home.response(t, web))
+			require.Empty(t, s.Status().X509.Skipped)
+			require.Len(t, s.Status().JWT.Skipped, 1)
+			keys(key)
+			require.Empty(t, s.Status().JWT.Skipped)
+		}
+	})
+}
+
+// Each token of an answer has to be one of the identity that was asked for, and not only the first.
+func TestTokensOfAnother(t *testing.T) {
+	t.Parallel()
+	web, db := spiffe.MustParseID("spiffe://example.org/web"), spiffe.MustParseID("spiffe://example.org/db")
+	token := func(id spiffe.ID, hint string) *wire.JWTSVID {
+		return &wire.JWTSVID{SpiffeId: id.String(), Svid: "token", Hint: hint}
+	}
+	for name, c := range map[string]struct {
+		answer []*wire.JWTSVID
+		good   bool
+	}{
+		"one": {[]*wire.JWTSVID{token(web, "")}, true}, "two": {[]*wire.JWTSVID{token(web, "a"), token(web, "b")}, true},
+		"first": {[]*wire.JWTSVID{token(db, "a"), token(web, "b")}, false}, "last": {[]*wire.JWTSVID{token(web, "a"), token(db, "b")}, false},
+		"one of three": {[]*wire.JWTSVID{token(web, "a"), token(db, "b"), token(web, "c")}, false},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			client := inMemory(t, fake(t, func(call *call) { call.send(&wire.JWTSVIDResponse{Svids: c.answer}) }))
+			all, err := client.FetchJWTSVIDs(t.Context(), web, "db")
+			if c.good {
+				require.NoError(t, err, name)
+				assert.Len(t, all, len(c.answer))
+			} else {
+				require.ErrorIs(t, err, workloadapi.ErrBadResponse, name)
+				require.ErrorContains(t, err, db.String())
+				assert.Empty(t, all)
+			}
+		})
+	}
+}
