@@ -1,6 +1,8 @@
 package athenz_test
 
 import (
+	"encoding/json"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -47,4 +49,27 @@ func TestUsedUntilTheMarginIsOver(t *testing.T) {
 		require.True(t, api.Get(usedObject, &o))
 		assert.NotContains(t, o.Data["documents"], "AQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", "it makes room")
 	})
+}
+
+// As many documents are noted as the ConfigMap is said to have room for, and not one more.
+func TestUsedRoom(t *testing.T) {
+	t.Parallel()
+	api := kubetest.Start(t)
+	used := map[string]int64{}
+	for i := range 4095 {
+		used[strconv.Itoa(i)] = time.Now().Add(time.Hour).Unix()
+	}
+	data, err := json.Marshal(used)
+	require.NoError(t, err)
+	api.Put(usedObject, map[string]any{"data": map[string]string{"documents": string(data)}})
+	first, err := athenz.FirstUseInConfigMap(api.URL(), api.Client(), "athenz/used-documents")
+	require.NoError(t, err)
+	is, err := first(t.Context(), [32]byte{1}, time.Now().Add(time.Hour))
+	require.NoError(t, err)
+	require.True(t, is)
+	_, err = first(t.Context(), [32]byte{2}, time.Now().Add(time.Hour))
+	require.ErrorContains(t, err, "4096 documents were used lately")
+	is, err = first(t.Context(), [32]byte{1}, time.Now().Add(time.Hour))
+	require.NoError(t, err)
+	require.False(t, is, "what is noted is known")
 }

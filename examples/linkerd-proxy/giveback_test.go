@@ -1,0 +1,58 @@
+package main
+
+import (
+	"encoding/base64"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/programtest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
+)
+
+// What was opened for a client is given back when it is closed: one that comes again and again, as often as would use up its share three times, is
+// served each time, by requests and by tunnels.
+func TestGivenBack(t *testing.T) {
+	rounds.Slow(t)
+	t.Parallel()
+	program := filepath.Join(programtest.Build(t, "linkerd-proxy"), "linkerd-proxy")
+	mesh := meshtest.New(t, meshtest.Options{Life: time.Minute})
+	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Connection", "close")
+		_, _ = io.WriteString(w, "well")
+	}))
+	t.Cleanup(app.Close)
+	together(t, map[string]func(*testing.T){
+		"requests": func(t *testing.T) { comesAgain(t, program, mesh, app.Listener.Addr().String()) },
+		"tunnels":  func(t *testing.T) { comesAgain(t, program, mesh, app.Listener.Addr().String(), "-opaque") },
+	})
+}
+
+// comesAgain asks a proxy with 512 descriptors a thousand times, one after another.
+func comesAgain(t *testing.T, program string, mesh *meshtest.Controller, app string, args ...string) {
+	t.Helper()
+	proxy := programtest.Start(t, "/bin/sh", nil, []string{
+		"LINKERD2_PROXY_LOCAL_IDENTITY_NAME=" + web, "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB=" + base64.StdEncoding.EncodeToString(mesh.Authority.Bundle().MarshalPEM()),
+		"LINKERD2_PROXY_IDENTITY_TOKEN_FILE=" + mesh.Config(t, web).TokenFile, "LINKERD2_PROXY_IDENTITY_STORE_DIR=" + t.TempDir(),
+		"LINKERD2_PROXY_IDENTITY_ADDR=" + mesh.Addr, "LINKERD2_PROXY_IDENTITY_IDENTITY=" + certifier,
+	}, append([]string{"-c", `ulimit -n 512 && exec "$0" "$@"`, program, "-app", app, "-inbound", "127.0.0.1:0", "-outbound", "", "-admin", "127.0.0.1:0"}, args...)...)
+	at := proxy.Addr("inbound")
+	for i := range 1000 {
+		c, err := net.Dial("tcp", at)
+		require.NoError(t, err)
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
+		_, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: app.test\r\nConnection: close\r\n\r\n")
+		require.NoError(t, err)
+		answer, err := io.ReadAll(c)
+		require.NoError(t, err, "%d", i)
+		require.Regexp(t, `^HTTP/1.1 200 (?s:.*)well`, string(answer), "%d", i)
+		require.NoError(t, c.Close())
+	}
+}
