@@ -74,7 +74,7 @@ func TestServiceToken(t *testing.T) {
 		})
 		require.NoError(t, err)
 		assert.Equal(t, athenz.ServiceToken{
-			Version: "S1", Service: athenztest.Subject().Service, KeyID: "v1", Host: "host1", IP: "10.1.2.3", Issued: time.Unix(now.Unix(), 0), Expires: time.Unix(now.Unix()+7200, 0),
+			Version: "S1", Service: athenztest.Subject().Service, KeyID: "v1", Host: "host1", IP: "10.1.2.3", Issued: time.Unix(now.Unix(), 0).UTC(), Expires: time.Unix(now.Unix()+7200, 0).UTC(),
 		}, *got)
 	}
 	for want, token := range map[string]athenz.ServiceToken{

@@ -49,7 +49,7 @@ func TestTokenReview(t *testing.T) {
 	assert.Equal(t, &authn.Caller{
 		ID:       spiffe.MustParseID("spiffe://example.org/ns/prod/sa/web"),
 		Method:   "kubernetes-token",
-		NotAfter: time.Unix(4102444800, 0),
+		NotAfter: time.Unix(4102444800, 0).UTC(),
 		Pod:      &authn.Pod{Namespace: "prod", ServiceAccount: "web", Name: "web-0", UID: "pod-uid", Node: "node-1.example.org"},
 	}, c)
 	assert.Equal(t, kubetest.TokenReviewSpec{Token: tok, Audiences: []string{"istio-ca"}}, asked)

@@ -79,7 +79,7 @@ func TestReview(t *testing.T) {
 	assert.Equal(t, kubetest.TokenReviewSpec{Token: tok, Audiences: []string{"istio-ca", "other"}}, asked)
 	assert.Equal(t, &kube.Account{
 		Namespace: "prod", ServiceAccount: "web", UID: "account-uid",
-		PodName: "web-0", PodUID: "pod-uid", NodeName: "node-1.example.org", NotAfter: time.Unix(4102444800, 0),
+		PodName: "web-0", PodUID: "pod-uid", NodeName: "node-1.example.org", NotAfter: time.Unix(4102444800, 0).UTC(),
 	}, a)
 	assert.Equal(t, 1, s.Count(http.MethodPost, reviews))
 

@@ -14,8 +14,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/internal/jsonapi"
+	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 )

@@ -229,10 +229,11 @@ func TestRooms(t *testing.T) {
 	}
 }
 
-// TestPrograms: programs link no test code, and a user can copy their source, as it imports no internal package.
+// TestPrograms: programs link no test code, and a user can copy the source of those that are there for it, as it imports no
+// internal package. The others are products.
 func TestPrograms(t *testing.T) {
 	t.Parallel()
-	var programs int
+	var programs, copied int
 	for _, p := range ours(t) {
 		name := p.name()
 		if !among(name, "examples") {
@@ -246,9 +247,11 @@ func TestPrograms(t *testing.T) {
 	}
 	assert.Greater(t, programs, 5)
 	err := filepath.WalkDir(filepath.Join(rootDir, "examples"), func(path string, _ fs.DirEntry, err error) error {
-		if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+		if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") ||
+			!slices.Contains([]string{"quickstart", "service", "grpc", "program"}, filepath.Base(filepath.Dir(path))) {
 			return err
 		}
+		copied++
 		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
 		if err != nil {
 			return err
@@ -262,6 +265,7 @@ func TestPrograms(t *testing.T) {
 		return nil
 	})
 	require.NoError(t, err)
+	assert.Greater(t, copied, 10)
 }
 
 // among reports whether imp is one of the paths, or below one.

@@ -41,8 +41,10 @@ var rights = map[string]map[string]string{
 		"svidkit/ca: attest signers.certificates.k8s.io cluster.local/spiffe": "admission asks for it at each write of roots",
 	},
 	"examples/workload-agent/install.yaml": {
-		"svidkit/ca: get pods":  "kube.NodeAuthorizer: the node of the agent's pod",
-		"svidkit/ca: list pods": "and whether the identity's account runs there",
+		"svidkit/ca: get pods":                    "kube.NodeAuthorizer: the node of the agent's pod",
+		"svidkit/ca: list pods":                   "and whether the identity's account runs there",
+		"svidkit-node/workload-agent: list pods":  "workloadagent selects those of its node by namespace, account and labels",
+		"svidkit-node/workload-agent: watch pods": "and those that come",
 	},
 	"examples/athenz-provider/install.yaml": {
 		"k8s-admin/athenz-callback: get pods":                                      "athenz.Provider compares a document with its pod",
