@@ -24,6 +24,9 @@ import (
 // It prints the error to standard error, but [ErrAnswered] and the flag.ErrHelp of [Parse]. SIGINT and SIGTERM end the context of
 // run; a second one ends the process at once.
 func Main(name string, run func(ctx context.Context) error) {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(50) // what a flood of requests leaves behind is small, in a container that is small
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
 	err := run(ctx)
