@@ -11,12 +11,15 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
 // prober is how the kubelet would probe a container of the application, if the injector had not sent it here.
@@ -24,6 +27,7 @@ type prober struct {
 	HTTPGet *struct {
 		Path, Scheme string
 		Port         json.RawMessage
+		HTTPHeaders  []struct{ Name, Value string }
 	}
 	TCPSocket *struct{ Port json.RawMessage }
 	GRPC      *struct {
@@ -83,24 +87,66 @@ func (p *proxy) configureApp() error {
 	return nil
 }
 
-// serveMetrics answers with the metrics of the agent, then those of the Envoy, and at a sidecar those of the application.
-// What cannot be had is left out.
+const (
+	maxScrapes = 8                // of the application, at the same time; of each peer one
+	scrapeTime = 30 * time.Second // in which a peer has to take the pages
+)
+
+// serveMetrics answers with the metrics of the agent, then those of the Envoy, and at a sidecar those of the application, as they
+// come. What cannot be had is left out. An answer that fails in the middle of a page is cut off, so that the peer knows.
 func (p *proxy) serveMetrics(agent http.Handler) http.Handler {
+	if len(p.pages) == 0 {
+		return agent
+	}
+	scrapes := limit.NewShares[string](maxScrapes, 1)
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.ResponseHeaderTimeout = p.client.Timeout
+	client := &http.Client{Transport: transport, Timeout: scrapeTime, CheckRedirect: p.client.CheckRedirect}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host, _, _ := net.SplitHostPort(r.RemoteAddr)
+		peer := cmp.Or(peerkey.UserFromContext(r.Context()), host)
+		if scrapes.Take(peer, 1) != nil {
+			w.Header().Set("Retry-After", "1")
+			http.Error(w, "another request for the metrics is being answered; try again when it has ended", http.StatusServiceUnavailable)
+			return
+		}
+		defer scrapes.Give(peer, 1)
 		agent.ServeHTTP(w, r)
 		for _, page := range p.pages {
-			text := bytes.NewBufferString("\n")
-			if _, err := fetch(r.Context(), p.client, http.MethodGet, page, "", text); err != nil {
+			out := &appended{Writer: w}
+			if _, err := fetch(r.Context(), client, http.MethodGet, page, "", out); err != nil {
 				p.cfg.Logger.Info("agent: metrics are missing", slog.String("from", page), slog.Any("err", err))
-				continue
+				if out.begun {
+					panic(http.ErrAbortHandler)
+				}
 			}
-			_, _ = text.WriteTo(w)
 		}
 	})
 }
 
+// appended is a page behind another one.
+type appended struct {
+	io.Writer
+	begun bool
+}
+
+func (a *appended) Write(p []byte) (int, error) {
+	if !a.begun {
+		a.begun = true
+		if _, err := io.WriteString(a.Writer, "\n"); err != nil {
+			return 0, err
+		}
+	}
+	return a.Writer.Write(p)
+}
+
 func (a *appProbes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p, ok := a.probers[r.URL.Path]
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		w.Header().Set("Allow", "GET, HEAD")
+		http.Error(w, "the method is not GET or HEAD, which the kubelet's probes have", http.StatusMethodNotAllowed)
+		return
+	}
 	if !ok {
 		http.Error(w, "ISTIO_KUBE_APP_PROBERS has no such probe", http.StatusBadRequest)
 		return
@@ -112,7 +158,7 @@ func (a *appProbes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case p.HTTPGet != nil:
 		url := strings.ToLower(cmp.Or(p.HTTPGet.Scheme, "http")) + "://" + address(p.HTTPGet.Port) + "/" + strings.TrimPrefix(p.HTTPGet.Path, "/")
-		err = a.forward(w, r.WithContext(ctx), url)
+		err = a.forward(w, r.WithContext(ctx), url, p)
 	case p.GRPC != nil:
 		err = a.check(ctx, address(p.GRPC.Port), p.GRPC.Service)
 	case p.TCPSocket != nil:
@@ -126,13 +172,24 @@ func (a *appProbes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// forward sends a request on, as the kubelet sends it: certificates are not verified, and a redirect is good.
-func (a *appProbes) forward(w http.ResponseWriter, r *http.Request, url string) error {
+// forward sends a request on, as the kubelet sends it: certificates are not verified, and a redirect is good. What says who a client
+// is does not go with it, as any client can say that here; the headers of the probe itself do.
+func (a *appProbes) forward(w http.ResponseWriter, r *http.Request, url string, p prober) error {
 	out, err := http.NewRequestWithContext(r.Context(), r.Method, url, nil)
 	if err != nil {
 		return err
 	}
 	out.Header = r.Header.Clone()
+	maps.DeleteFunc(out.Header, func(name string, _ []string) bool {
+		name = strings.ToLower(name)
+		return strings.HasPrefix(name, "l5d-") || strings.HasPrefix(name, "x-envoy-") || strings.HasSuffix(name, "authorization") || name == "x-forwarded-client-cert"
+	})
+	for _, h := range p.HTTPGet.HTTPHeaders {
+		out.Header.Del(h.Name)
+	}
+	for _, h := range p.HTTPGet.HTTPHeaders {
+		out.Header.Add(h.Name, h.Value)
+	}
 	if !strings.HasSuffix(r.Host, a.statusPort) { // and is of the probe
 		out.Host = r.Host
 	}

@@ -122,7 +122,7 @@ type proxy struct {
 
 // newProxy reads the arguments of the command proxy, as the injector writes them.
 func newProxy(args []string, o *options, out io.Writer) (*proxy, error) {
-	p := &proxy{role: "sidecar", client: &http.Client{Timeout: 3 * time.Second}}
+	p := &proxy{role: "sidecar", client: &http.Client{Timeout: 3 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
 	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
 		p.role, args = args[0], args[1:]
 	}

@@ -24,6 +24,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/sds/istioagent"
 )
@@ -141,9 +142,10 @@ func app(t *testing.T, cfg istioagent.Config, role string, environ ...string) (*
 func TestAppProbes(t *testing.T) {
 	t.Parallel()
 	var ready atomic.Bool
-	var host, from atomic.Value
+	var host, from, headers atomic.Value
 	answer := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host.Store(r.Host)
+		headers.Store(r.Header.Clone())
 		from.Store(r.RemoteAddr + " " + r.Header.Get("X-Probe") + " " + r.URL.RawQuery)
 		switch {
 		case !ready.Load():
@@ -238,6 +240,24 @@ func TestAppProbes(t *testing.T) {
 	ask("/app-health/app/readyz", "web.example.org")
 	assert.Equal(t, "web.example.org", host.Load(), "one that the probe has is kept")
 
+	// Who a client is cannot be said here, but the probe's own headers go with it.
+	p.app.probers["/app-health/app/readyz"].HTTPGet.HTTPHeaders = []struct{ Name, Value string }{{"authorization", "Basic probe"}, {"X-Probe", "own"}, {"X-Probe", "two"}}
+	r := httptest.NewRequest(http.MethodGet, "/app-health/app/readyz", nil)
+	for _, name := range []string{"Authorization", "Proxy-Authorization", "X-Forwarded-Client-Cert", "l5d-client-id", "X-Envoy-Peer-Metadata", "X-Probe", "X-Other"} {
+		r.Header.Set(name, "client")
+	}
+	w := httptest.NewRecorder()
+	p.app.ServeHTTP(w, r)
+	require.Equal(t, http.StatusOK, w.Code)
+	got := headers.Load().(http.Header)
+	got.Del("Connection") // of net/http
+	assert.Equal(t, http.Header{"Authorization": {"Basic probe"}, "X-Probe": {"own", "two"}, "X-Other": {"client"}, "Accept-Encoding": {"gzip"}, "User-Agent": {"Go-http-client/1.1"}}, got)
+	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodConnect, http.MethodOptions} {
+		w := httptest.NewRecorder()
+		p.app.ServeHTTP(w, httptest.NewRequest(method, "/app-health/app/readyz", nil))
+		assert.Equal(t, http.StatusMethodNotAllowed, w.Code, method)
+	}
+
 	// On loopback, and what is no JSON.
 	p, err = app(t, cfg, "sidecar", "ISTIO_KUBE_APP_PROBERS="+probers, "REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION=true")
 	require.NoError(t, err)
@@ -295,10 +315,84 @@ func TestAppMetrics(t *testing.T) {
 	p, err := app(t, cfg, "sidecar", `ISTIO_PROMETHEUS_ANNOTATIONS={"scrape":"true"}`)
 	require.NoError(t, err)
 	assert.Contains(t, p.pages, "http://localhost:80/metrics")
+
+	// A page that is cut off cuts the answer off, and where it leads elsewhere nothing is asked.
+	asked := atomic.Int32{}
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))
+	t.Cleanup(elsewhere.Close)
+	bad := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/moved" {
+			http.Redirect(w, r, elsewhere.URL, http.StatusFound)
+			return
+		}
+		_, _ = io.WriteString(w, "app_half 1\n")
+		_ = http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	}))
+	t.Cleanup(bad.Close)
+	p.pages = []string{bad.URL + "/moved"}
+	w := httptest.NewRecorder()
+	p.serveMetrics(agent).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	assert.Equal(t, "agent_up 1", w.Body.String())
+	assert.Zero(t, asked.Load())
+	p.pages = []string{bad.URL + "/half"}
+	assert.PanicsWithValue(t, http.ErrAbortHandler, func() {
+		p.serveMetrics(agent).ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	})
 	for _, port := range []string{"15020", "015020"} {
 		_, err := app(t, cfg, "sidecar", `ISTIO_PROMETHEUS_ANNOTATIONS={"scrape":"true","port":"`+port+`"}`)
 		require.ErrorContains(t, err, "is that of the agent")
 	}
+}
+
+// TestSlowScrape: a page of the application is neither kept nor made again for a peer that does not take it, which holds up no other.
+func TestSlowScrape(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	var asked atomic.Int32
+	var large atomic.Bool
+	large.Store(true)
+	application := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		asked.Add(1)
+		for part := make([]byte, 1<<20); large.Load(); {
+			if _, err := w.Write(part); err != nil {
+				return
+			}
+		}
+		_, _ = io.WriteString(w, "app_up 1\n")
+	}))
+	t.Cleanup(application.Close)
+	p, err := app(t, istioagent.Config{Envoy: istioagent.Envoy{StatusPort: 15020}}, "sidecar")
+	require.NoError(t, err)
+	p.pages = []string{application.URL}
+	metrics := p.serveMetrics(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "agent_up 1") }))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		metrics.ServeHTTP(w, r.WithContext(peerkey.NewContext(r.Context(), r.Header.Get("Peer"))))
+	}))
+	t.Cleanup(server.Close)
+	get := func(peer string) *http.Response {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL, nil)
+		require.NoError(t, err)
+		r.Header.Set("Peer", peer)
+		resp, err := server.Client().Do(r)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = resp.Body.Close() })
+		return resp
+	}
+	slow := get("a")
+	first := make([]byte, 12)
+	_, err = io.ReadFull(slow.Body, first)
+	require.NoError(t, err)
+	assert.Equal(t, "agent_up 1\n\x00", string(first), "it comes while the application still writes")
+	for range 20 {
+		assert.Equal(t, http.StatusServiceUnavailable, get("a").StatusCode)
+	}
+	assert.EqualValues(t, 1, asked.Load())
+	large.Store(false)
+	resp := get("b")
+	text, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	assert.Equal(t, "agent_up 1\napp_up 1\n", string(text))
 }
 
 // TestEnvoyReady: the Envoy has to be live, and to have the control plane's configuration.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
+	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
@@ -80,7 +81,7 @@ const (
 	idleOut     = 90 * time.Second // of our own
 	drainTime   = 5 * time.Second
 	maxHeader   = 64 << 10
-	maxStreams  = 1000
+	maxStreams  = 250
 	bodyTime    = 30 * time.Second // for each part of a body by HTTP/1
 	tunnelTime  = time.Hour        // without a byte in either direction
 	maxHops     = 8                // of a request, through proxies of this kind
@@ -193,11 +194,13 @@ func (p *proxy) serve(ctx context.Context, l net.Listener, ready *queue, handler
 	p.listens(l)
 	others := connections{over: open}
 	srv := &http.Server{
-		Handler:           inTime(handler(&others), bodyTime, detectTime, idleTimeout),
-		Protocols:         new(http.Protocols),
-		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
-		BaseContext:       func(net.Listener) context.Context { return open },
-		ConnContext:       func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
+		Handler:     inTime(handler(&others), bodyTime, detectTime, idleTimeout),
+		Protocols:   new(http.Protocols),
+		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: maxStreams, MaxReceiveBufferPerConnection: 128 << 10, MaxReceiveBufferPerStream: 64 << 10, WriteByteTimeout: time.Minute},
+		BaseContext: func(net.Listener) context.Context { return open },
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, connKey{}, conns.Raw(c))
+		},
 		ReadHeaderTimeout: detectTime,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
@@ -208,9 +211,10 @@ func (p *proxy) serve(ctx context.Context, l net.Listener, ready *queue, handler
 	}
 	srv.Protocols.SetHTTP1(true)
 	srv.Protocols.SetUnencryptedHTTP2(true)
+	conns.Bound(srv)
 	var wg sync.WaitGroup
 	failed := make(chan error, 1)
-	wg.Go(func() { _ = srv.Serve(ready) })
+	wg.Go(func() { _ = srv.Serve(conns.Patient(ready)) })
 	wg.Go(func() {
 		for wait := time.Duration(0); ; {
 			c, err := accepted.Accept()

@@ -123,6 +123,9 @@ func Listen(l net.Listener, o Options) *Listener {
 	if o.Peer == nil {
 		o.Peer = TCPPeer
 	}
+	if o.Refused == nil {
+		o.Refused = func(net.Conn, string, *limit.Error) {}
+	}
 	o.Descriptors = max(o.Descriptors, 1)
 	limited := &Listener{Listener: l, o: o, held: map[net.Conn]Peer{}, own: budget{of: map[string]int{}}}
 	limited.usable, _ = usableDescriptors()
@@ -141,9 +144,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 			return c, nil
 		}
 		refusals[labels[refused.Reason]].Inc()
-		if l.o.Refused != nil {
-			l.o.Refused(c, "connection closed at once", refused)
-		}
+		l.o.Refused(c, "connection closed at once", refused)
 		_ = c.Close()
 	}
 }

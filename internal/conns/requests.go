@@ -83,7 +83,7 @@ var busyLabels = map[string]string{Busy: labels[limit.TotalShare], BusyCaller: l
 // client. A client that does not read what is sent to it is not read either, so what it asks for grows no further.
 func (l *Listener) Server(h http.Handler, streams int, log slog.Handler) *http.Server {
 	srv := &http.Server{
-		Handler:   Body(l.within(h), headerTime),
+		Handler:   h,
 		Protocols: new(http.Protocols),
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams:          streams,
@@ -95,7 +95,6 @@ func (l *Listener) Server(h http.Handler, streams int, log slog.Handler) *http.S
 		ReadHeaderTimeout: headerTime,
 		IdleTimeout:       idleTime,
 		MaxHeaderBytes:    maxHeader,
-		ConnContext:       l.context,
 		ConnState: func(c net.Conn, state http.ConnState) {
 			if state == http.StateClosed || state == http.StateHijacked {
 				l.Closed(Raw(c))
@@ -105,7 +104,32 @@ func (l *Listener) Server(h http.Handler, streams int, log slog.Handler) *http.S
 	}
 	srv.Protocols.SetHTTP1(true)
 	srv.Protocols.SetUnencryptedHTTP2(true)
+	bound(srv, func(c net.Conn) Peer {
+		l.own.Lock()
+		defer l.own.Unlock()
+		return l.held[c]
+	}, l.o.Refused, answerTime)
+	srv.Handler = Body(srv.Handler, headerTime)
 	return srv
+}
+
+// Bound puts the requests to a server of TCP, such as a proxy, in the budget of a [Listener.Server], but for the time of an answer.
+func Bound(srv *http.Server) { bound(srv, TCPPeer, func(net.Conn, string, *limit.Error) {}, 0) }
+
+// bound puts the requests to srv in the budget. A client has long to take an answer; 0: any time.
+func bound(srv *http.Server, peer func(net.Conn) Peer, refused func(net.Conn, string, *limit.Error), long time.Duration) {
+	inner := srv.ConnContext
+	srv.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
+		if inner != nil {
+			ctx = inner(ctx, c)
+		}
+		reads, _ := c.(*patientConn)
+		c = Raw(c)
+		of := peer(c)
+		names := append(of.inProcess()[:len(of.Names):len(of.Names)], strconv.FormatUint(clients.Add(1), 10))
+		return context.WithValue(ctx, clientKey{}, client{c, names, reads})
+	}
+	srv.Handler = within(srv.Handler, refused, long)
 }
 
 // Raw returns the connection that a Listener has accepted and c is made of.
@@ -131,14 +155,14 @@ func (l patient) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &patientConn{Conn: c}, nil
+	return &patientConn{Conn: c, writing: make(chan struct{}, 1)}, nil
 }
 
 // Streams that wait for their handlers.
 const (
-	maxWaiting     = 1024 // in the process
-	maxWaitingEach = 64   // on a connection
-	fewWaiting     = 8    // on a connection, which it may have in any case
+	maxWaiting     = 512 // in the process
+	maxWaitingEach = 64  // on a connection
+	fewWaiting     = 8   // on a connection, which it may have in any case
 )
 
 var waiting atomic.Int64 // on all connections
@@ -147,7 +171,7 @@ var errWaiting = errors.New("too many streams of the connection are malformed, o
 
 type patientConn struct {
 	net.Conn
-	writing sync.Mutex
+	writing chan struct{} // has one while there is a Write; no mutex, on which virtual time does not wait
 
 	mu      sync.Mutex
 	waiting int  // streams
@@ -165,14 +189,14 @@ type patientConn struct {
 func (c *patientConn) NetConn() net.Conn { return c.Conn }
 
 func (c *patientConn) Write(p []byte) (int, error) {
-	c.writing.Lock()
-	defer c.writing.Unlock()
+	c.writing <- struct{}{}
+	defer func() { <-c.writing }()
 	return c.Conn.Write(p)
 }
 
 func (c *patientConn) Read(p []byte) (int, error) {
-	c.writing.Lock()
-	c.writing.Unlock() //nolint:staticcheck // it waits
+	c.writing <- struct{}{}
+	<-c.writing
 	for begun := time.Now(); c.crowded(); time.Sleep(time.Millisecond) {
 		if time.Since(begun) > headerTime {
 			return 0, errWaiting
@@ -257,17 +281,8 @@ type (
 
 var clients atomic.Uint64
 
-func (l *Listener) context(ctx context.Context, c net.Conn) context.Context {
-	reads, _ := c.(*patientConn)
-	c = Raw(c)
-	l.own.Lock()
-	peer := l.held[c]
-	l.own.Unlock()
-	return context.WithValue(ctx, clientKey{}, client{c, append(peer.inProcess()[:len(peer.Names):len(peer.Names)], strconv.FormatUint(clients.Add(1), 10)), reads})
-}
-
 // within returns a handler that serves as next does, within the budget.
-func (l *Listener) within(next http.Handler) http.Handler {
+func within(next http.Handler, refused func(net.Conn, string, *limit.Error), long time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		from := r.Context().Value(clientKey{}).(client)
 		if from.patient != nil && r.ProtoMajor == 2 {
@@ -281,13 +296,15 @@ func (l *Listener) within(next http.Handler) http.Handler {
 		}
 		n = 1 + n/headerUnit
 		if err := underWay.take(from.names, n); err != nil {
-			l.refuse(w, r, from, err)
+			busy[busyLabels[err.Reason]].Inc()
+			refused(from.Conn, "request refused", err)
+			refuse(w, r, err)
 			return
 		}
 		done := sync.OnceFunc(func() { underWay.give(from.names, n) })
 		defer done()
-		a := &answer{ResponseWriter: w, wire: http.NewResponseController(w), http1: r.ProtoMajor == 1}
-		if a.http1 {
+		a := &answer{ResponseWriter: w, wire: http.NewResponseController(w), http1: r.ProtoMajor == 1, long: long, timed: long == 0}
+		if a.http1 && !a.timed {
 			_ = a.wire.SetWriteDeadline(time.Time{}) // of the request before
 		}
 		next.ServeHTTP(a, r.WithContext(context.WithValue(r.Context(), requestKey{}, done)))
@@ -296,11 +313,7 @@ func (l *Listener) within(next http.Handler) http.Handler {
 }
 
 // refuse answers a request that there is no room for.
-func (l *Listener) refuse(w http.ResponseWriter, r *http.Request, from client, err *limit.Error) {
-	busy[busyLabels[err.Reason]].Inc()
-	if l.o.Refused != nil {
-		l.o.Refused(from.Conn, "request refused", err)
-	}
+func refuse(w http.ResponseWriter, r *http.Request, err *limit.Error) {
 	header := w.Header()
 	header.Set("Retry-After", "10")
 	if r.ProtoMajor == 2 && strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc") {
@@ -324,12 +337,13 @@ func Known(ctx context.Context) {
 type answer struct {
 	http.ResponseWriter
 	wire                *http.ResponseController
+	long                time.Duration
 	http1, timed, wrote bool
 }
 
 func (a *answer) begin() {
 	if !a.timed {
-		_ = a.SetWriteDeadline(time.Now().Add(answerTime))
+		_ = a.SetWriteDeadline(time.Now().Add(a.long))
 	}
 }
 

@@ -8,8 +8,8 @@ import (
 
 const (
 	prefixSize = 5
-	firstRead  = 32 << 10 // bytes that are set aside for a message on its prefix alone
-	uncounted  = 4 << 10  // bytes of a message that a server sets aside without asking Handler.Incoming
+	firstRead  = 1 << 10 // bytes that are set aside for a message on its prefix alone
+	uncounted  = 4 << 10 // bytes of a message that a server sets aside without asking Handler.Incoming
 )
 
 // appendPrefix appends what is in front of a message of this size.

@@ -52,7 +52,7 @@ func TestIncoming(t *testing.T) {
 func TestIncomingIsGivenBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		const size = 8 * grpchttp.FirstRead
+		const size = 256 << 10
 		in := grpchttp.NewIncoming("test", 1<<20, 1<<20)
 		held, over := make(chan int, 1), make(chan error, 1)
 		h := handler(map[string]grpchttp.Method{"/S/M": func(_ context.Context, c *grpchttp.Call) error {

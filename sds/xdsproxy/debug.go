@@ -2,6 +2,7 @@ package xdsproxy
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/loopback"
+	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
@@ -25,6 +27,7 @@ const (
 	debugType     = "istio.io/debug"
 	debugTime     = 5 * time.Second
 	debugSendTime = 30 * time.Second // in which the client has to take the answer
+	maxUnread     = 4                // answers that clients have not taken, of each one
 	maxDebugName  = 4 << 10          // bytes of what is asked for
 	maxNodes      = 8 << 20          // bytes of the nodes of all Envoys
 	shuttingDown  = "the server is shutting down"
@@ -84,12 +87,14 @@ func (e *envoys) last() (node []byte, ok bool) {
 //
 // The request has a stream of its own to the control plane. So its answer cannot be mistaken for one to Envoy, nor the
 // reverse, and it works beside incremental streams, which have other messages. There is one such request at a time; the
-// next one waits.
+// next one waits. A client, which is a user of this host where the server knows that, has one answer at a time that it has not taken,
+// for which it has 30 seconds; all together have four.
 //
 // Requests that do not come from this host, or came to another address than loopback, are refused with 403, and so are
 // those that a page of another site makes in a browser: they have the name of another host, or the browser says so.
 // Others that fail: 400 for a bad query, 404 for another path, 405 for another method, 502
-// if the control plane refuses, 503 while no Envoy is connected to it, 504 if it does not answer within 5 seconds.
+// if the control plane refuses, 503 while no Envoy is connected to it or another answer is not taken, 504 if it does not answer
+// within 5 seconds.
 func (h *Handler) ServeDebug(w http.ResponseWriter, r *http.Request) {
 	header := w.Header()
 	header.Set("X-Content-Type-Options", "nosniff")
@@ -105,9 +110,11 @@ func (h *Handler) ServeDebug(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeoutCause(r.Context(), debugTime, errDebugTime)
 	defer cancel()
 	defer context.AfterFunc(h.ctx, cancel)()
+	done := func() {}
 	select {
-	case h.debugging <- struct{}{}: // until the client has the answer, so that there is one in memory
-		defer func() { <-h.debugging }()
+	case h.debugging <- struct{}{}:
+		done = sync.OnceFunc(func() { <-h.debugging })
+		defer done()
 	case <-ctx.Done():
 		if h.ctx.Err() == nil {
 			http.Error(w, "another debug request is not done; try again later", http.StatusGatewayTimeout)
@@ -136,6 +143,13 @@ func (h *Handler) ServeDebug(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, text, status)
 		return
 	}
+	peer := cmp.Or(peerkey.UserFromContext(r.Context()), r.RemoteAddr)
+	if h.unread.Take(peer, 1) != nil {
+		http.Error(w, "an answer to an earlier request is not taken; take it, or try again later", http.StatusServiceUnavailable)
+		return
+	}
+	defer h.unread.Give(peer, 1)
+	done()                                                                            // a client that is slow to take its answer holds up no other
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(debugSendTime)) // some servers have none
 	header.Set("Content-Type", "application/json")
 	_, _ = w.Write(answer)

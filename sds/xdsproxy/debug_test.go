@@ -23,6 +23,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
@@ -402,19 +403,34 @@ func TestDebugClients(t *testing.T) {
 		receive(t, s)
 
 		l := n.listen("debug")
-		server := &http.Server{Handler: http.HandlerFunc(h.ServeDebug)}
+		server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			h.ServeDebug(w, r.WithContext(peerkey.WithUser(r.Context(), r.Header.Get("User"))))
+		})}
 		done := make(chan error, 1)
 		go func() { done <- server.Serve(l) }()
 		tr := &http.Transport{DialContext: n.dial("debug")}
 		client := &http.Client{Transport: tr}
+		user := "slow"
 		get := func(path string) *http.Response {
-			resp, err := client.Get("http://localhost" + path)
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost"+path, nil)
+			require.NoError(t, err)
+			r.Header.Set("User", user)
+			resp, err := client.Do(r)
 			require.NoError(t, err)
 			return resp
 		}
 		slow := get("/debug")
+		second := get("/debug")
+		assert.Equal(t, http.StatusServiceUnavailable, second.StatusCode, "it has not taken the first answer")
+		_ = second.Body.Close()
+		user = "other"
+		again := get("/debug") // a client that is slow holds up no other
+		size, err := io.Copy(io.Discard, again.Body)
+		require.NoError(t, err)
+		assert.Greater(t, size, int64(4<<20))
+		_ = again.Body.Close()
 		time.Sleep(31 * time.Second)
-		_, err := io.Copy(io.Discard, slow.Body)
+		_, err = io.Copy(io.Discard, slow.Body)
 		require.Error(t, err)
 		_ = slow.Body.Close()
 

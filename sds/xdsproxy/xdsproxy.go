@@ -209,6 +209,7 @@ type Handler struct {
 	open      *limit.Shares[peerkey.Holder] // streams
 	waiting   *limit.Shares[peerkey.Holder] // bytes of requests
 	debugging chan struct{}                 // has one while there is a debug request
+	unread    *limit.Shares[string]         // answers to debug requests
 	ctx       context.Context               // done when the handler is closed
 	closeAll  context.CancelFunc
 }
@@ -233,6 +234,7 @@ func NewHandler(cfg Config) (*Handler, error) {
 		waiting: limit.NewShares[peerkey.Holder](maxWaiting, maxPeerWaiting),
 
 		debugging: make(chan struct{}, 1),
+		unread:    limit.NewShares[string](maxUnread, 1),
 	}
 	h.ctx, h.closeAll = context.WithCancel(context.Background())
 	h.grpc = &grpchttp.Handler{

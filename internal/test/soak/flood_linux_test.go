@@ -21,7 +21,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
-	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -192,8 +191,8 @@ func resident(t *testing.T, pid int) int {
 	return kB << 10
 }
 
-// growth is how much memory a program may take more for one user, whatever that does.
-const growth = 64 << 20
+// What memory a program may take more for one user, whatever that does, and all in all.
+const growth, most = 64 << 20, 128 << 20
 
 // TestUnderWay: each port and socket of the programs of examples is asked by one user for more than a program can do at once, in
 // each way. The program grows by 64 MB at most, all requests of another user are answered, and no renewal is late.
@@ -211,11 +210,7 @@ func TestUnderWay(t *testing.T) {
 	certificates := map[time.Time]bool{}
 	dir, targets := programs(t, certificates)
 	flooder := start(t, filepath.Join(dir, "test"), dir, "flood", badUser)
-	base := map[*programtest.Program]int{} // what the programs had before
 	for _, to := range targets {
-		if base[to.program] == 0 {
-			base[to.program] = resident(t, to.program.PID())
-		}
 		t.Run(to.Name, func(t *testing.T) {
 			for _, kind := range kinds {
 				for _, conns := range []int{1, many} {
@@ -227,7 +222,7 @@ func TestUnderWay(t *testing.T) {
 						a.Streams = conns
 					}
 					name := fmt.Sprintf("%s, %s, %d connections", to.Name, kind, conns)
-					before := base[to.program]
+					before := resident(t, to.program.PID())
 					done := make(chan int, 1)
 					go func() {
 						var opened int
@@ -255,6 +250,7 @@ func TestUnderWay(t *testing.T) {
 					}
 					t.Logf("%-70s %6d streams, %3d MB and %4d MB more; %2d requests of another user, failed %d", name, opened, before>>20, (peak-before)>>20, asked, len(failed))
 					assert.LessOrEqual(t, peak-before, growth, "%s", name)
+					assert.LessOrEqual(t, peak, most, "%s", name)
 					assert.Empty(t, failed, "%s", name)
 				}
 			}
