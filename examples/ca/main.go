@@ -16,7 +16,7 @@
 // plugged in is found in -root-ca-dir, as with Istio. With -external-ca the signers of the cluster sign instead.
 //
 // A caller of Istio's API is authenticated by the first of these that it presents, in the order of Istio's CA: a
-// certificate of the CA; a token of the OpenID Connect issuer in -jwt-rule; the token of a service account, which the
+// certificate of the CA, or of the roots in -client-roots; a token of the OpenID Connect issuer in -jwt-rule; the token of a service account, which the
 // API server judges; the header x-forwarded-client-cert of a gateway in -trusted-gateway-cidr, whose last element
 // counts; a token of the issuer that signed this server's own, for a CA outside the cluster. With -jwt-rule alone the
 // CA needs no cluster, and is not in development mode; Linkerd's API needs -kubernetes. A gateway's own
