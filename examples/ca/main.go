@@ -63,7 +63,7 @@
 // # For Linkerd
 //
 // With a SCHEME, -install takes the trust anchor in the folder -anchor-dir, or makes one, makes an issuer of -issuer-ttl below it, and
-// prints a ConfigMap and a Secret for kubectl apply. SCHEME is kubernetes.io/tls or linkerd.io/tls, the two forms in
+// prints for kubectl apply a ConfigMap, a Secret, and the identity service with its account. SCHEME is kubernetes.io/tls or linkerd.io/tls, the two forms in
 // which Linkerd's identity service reads its credentials, or design, with the names of the first design and a key in
 // DER. The key of the anchor stays in the folder, which belongs outside the cluster. A CA whose -root-ca-dir is the
 // volume of that Secret signs with the issuer, and takes over the next one without a restart.
@@ -148,7 +148,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, in io.R
 		if o.argument == "kubernetes" {
 			return o.manifest.Print(out)
 		}
-		return install(out, o.argument, o.anchorDir, o.mesh, o.issuerTTL)
+		return install(out, o.argument, o.anchorDir, o.mesh, o.issuerTTL, o.manifest)
 	default:
 		return o.do(ctx, in, out)
 	}
@@ -197,7 +197,7 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 	fs.BoolVar(&o.now, "now", false, "with -revoke: also a key that signs, whose successor signs at once")
 	fs.Bool("recover", false, "make a folder that lost its file CURRENT go on with the newest version that is complete, and end")
 	fs.String("verify-audit", "", "verify the audit log in the `file` (- for standard input), and end")
-	fs.String("install", "", "print a ConfigMap with the trust anchors of a Linkerd mesh, a Secret with an issuer, and the account that alone may read it, and end; `scheme`: kubernetes.io/tls, linkerd.io/tls or design. Or kubernetes: the objects of this CA in a cluster")
+	fs.String("install", "", "print a ConfigMap with the trust anchors of a Linkerd mesh, a Secret with an issuer, the account that alone may read it, and the identity service, and end; `scheme`: kubernetes.io/tls, linkerd.io/tls or design. Or kubernetes: the objects of this CA in a cluster")
 	o.manifest.RegisterWith(fs)
 	fs.StringVar(&o.anchorDir, "anchor-dir", "", "`folder` of the trust anchor for -install, which is made if the folder is empty")
 	fs.DurationVar(&o.issuerTTL, "issuer-ttl", 365*24*time.Hour, "`lifetime` of the issuer that -install makes")
@@ -233,8 +233,8 @@ func parse(args []string, getenv func(string) string, errOut io.Writer) (o *opti
 		return nil, program.Misused("-ttl: it is for -once and -jwt; a server has -default-ttl and -max-ttl")
 	case o.now && o.command != "revoke":
 		return nil, program.Misused("-now: it is for -revoke")
-	case o.manifest.Given() && o.argument != "kubernetes":
-		return nil, program.Misused("-with: it is for -install kubernetes")
+	case o.manifest.Given() && o.command != "install":
+		return nil, program.Misused("-with: it is for -install")
 	case o.anchorDir != "" && (o.command != "install" || o.argument == "kubernetes"):
 		return nil, program.Misused("-anchor-dir: it is for -install with a scheme of Linkerd")
 	case o.issuerTTL < time.Hour:
