@@ -257,7 +257,8 @@ var (
 //	ca-cert.pem  ca-key.pem  root-cert.pem  cert-chain.pem  (ca-crl.pem)      if one of them exists
 //	crt.pem      key.pem     ca-bundle.crt or ca.crt                          if crt.pem or key.pem exists
 //
-// The file in brackets is optional. If none of the sets applies, the error wraps [fs.ErrNotExist]. If a
+// The file in brackets is optional, and root-cert.pem may be missing or empty if ca-cert.pem is self-signed: that is the root
+// then. If none of the sets applies, the error wraps [fs.ErrNotExist]. If a
 // file of the set is missing, it does not, and names the file: a folder that is half filled is not one
 // that is empty, and no reason to make a new CA. Other files are not looked at. A file must be a regular
 // one, links followed, of at most 1 MiB ([spiffe.ErrTooLarge]). A file of the host, as [os.DirFS] opens it, must belong to the
@@ -334,17 +335,23 @@ func readKeyCertPEM(fsys fs.FS, key crypto.Signer) (*keyCertPEM, error) {
 		}
 	}
 	root := slices.IndexFunc(files.roots, exists)
-	if root < 0 {
+	var roots string
+	if root >= 0 {
+		roots = files.roots[root]
+	} else if files.chain == "" || len(missing) > 0 {
 		missing = append(missing, strings.Join(files.roots, " or "))
 	}
+	half := func(missing ...string) error {
+		return fmt.Errorf("the folder has some files of a CA, but not %s", strings.Join(missing, ", "))
+	}
 	if len(missing) > 0 {
-		return nil, fmt.Errorf("the folder has some files of a CA, but not %s", strings.Join(missing, ", "))
+		return nil, half(missing...)
 	}
 	p := &keyCertPEM{Signer: key}
 	for _, f := range []struct {
 		name string
 		data *[]byte
-	}{{files.cert, &p.Cert}, {files.key, &p.Key}, {files.chain, &p.Chain}, {files.roots[root], &p.Roots}, {files.crl, &p.CRL}} {
+	}{{files.cert, &p.Cert}, {files.key, &p.Key}, {files.chain, &p.Chain}, {roots, &p.Roots}, {files.crl, &p.CRL}} {
 		if f.name == "" || f.name == files.crl && !exists(f.name) {
 			continue
 		}
@@ -354,6 +361,13 @@ func readKeyCertPEM(fsys fs.FS, key crypto.Signer) (*keyCertPEM, error) {
 				err = fmt.Errorf("%v", err) // it was there a moment ago: this must not look like an empty folder
 			}
 			return nil, err
+		}
+	}
+	if files.chain != "" && blank(p.Roots) { // Istio's: a root that signs by itself
+		if certs, err := ParseCertificatesPEM(p.Cert); err == nil && certs[0].CheckSignatureFrom(certs[0]) == nil {
+			p.Roots = MarshalCertificatesPEM(certs[0])
+		} else if roots == "" {
+			return nil, half(files.roots...)
 		}
 	}
 	return p, nil

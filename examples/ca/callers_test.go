@@ -241,6 +241,42 @@ func TestGatewayAfterTaint(t *testing.T) {
 	require.NoError(t, err, "a clean proof")
 }
 
+// TestClientRoots: certificates of another CA prove callers, whose IDs are of the trust domain, and nothing else.
+func TestClientRoots(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	other, third := spiffetest.NewCA(t, "cluster.local"), spiffetest.NewCA(t, "cluster.local")
+	dir := t.TempDir()
+	roots := filepath.Join(dir, "roots.pem")
+	require.NoError(t, os.WriteFile(roots, pki.MarshalCertificatesPEM(other.Root()), 0o600))
+	_, args := cluster(t)
+	s, _ := start(t, newConfig(t, filepath.Join(dir, "state"), append(args, "-client-roots", roots)...))
+	ask := func(ca *spiffetest.CA, header http.Header) (string, error) {
+		c := newClient(s.ca.Bundle(), ca.SVID("/ns/demo/sa/web"))
+		t.Cleanup(c.CloseIdleConnections)
+		chain, err := asCaller(t, s, c, "", header, 0)
+		if err != nil {
+			return "", err
+		}
+		id, err := spiffe.IDFromCertificate(chain[0])
+		return id.String(), err
+	}
+	id, err := ask(other, nil)
+	require.NoError(t, err)
+	assert.Equal(t, "spiffe://cluster.local/ns/demo/sa/web", id)
+	_, err = ask(third, nil)
+	require.ErrorIs(t, err, caclient.ErrUnauthenticated)
+	_, err = ask(other, forwardedHeader("URI=spiffe://cluster.local/ns/demo/sa/web"))
+	require.ErrorIs(t, err, caclient.ErrUnauthenticated, "a client of a proxy must not get the certificate of the proxy")
+	for _, c := range s.ca.Bundle().Contents().X509Authorities {
+		assert.False(t, c.Equal(other.Root()), "peers do not trust it")
+	}
+
+	o, err := parse(append(args, "-state-dir", filepath.Join(dir, "other"), "-create", "-client-roots", filepath.Join(dir, "none")), env{}.get, io.Discard)
+	require.NoError(t, err)
+	require.ErrorContains(t, o.Serve(t.Context(), nil, nil), "-client-roots")
+}
+
 // A CA outside of Kubernetes whose callers have tokens of an issuer: it is no development mode.
 func TestIssuerWithoutKubernetes(t *testing.T) {
 	rounds.NotShort(t)

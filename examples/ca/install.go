@@ -1,6 +1,7 @@
 package main
 
 import (
+	_ "embed"
 	"encoding/base64"
 	"encoding/pem"
 	"errors"
@@ -40,11 +41,11 @@ const (
 	anchorLife = 3650 * 24 * time.Hour
 )
 
-// install prints a ConfigMap with the trust anchors of a mesh, a Secret with an issuer below them, and the service account that alone
-// may read that, with a Role for it. The trust anchor is
+// install prints a ConfigMap with the trust anchors of a mesh, a Secret with an issuer below them, the service account that alone
+// may read that, with a Role for it, and the identity service. The trust anchor is
 // that in the folder dir, and made there if the folder is empty: its key is needed again for the next issuer, and for
 // nothing else.
-func install(out io.Writer, scheme, dir string, mesh linkerdname.Mesh, life time.Duration) error {
+func install(out io.Writer, scheme, dir string, mesh linkerdname.Mesh, life time.Duration, identity program.Manifest) error {
 	l, ok := layouts[scheme]
 	if !ok {
 		return program.Misused("-install: %.100q is none of kubernetes.io/tls, linkerd.io/tls, design and kubernetes", scheme)
@@ -133,8 +134,12 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: linkerd-identit
 subjects: [{kind: ServiceAccount, name: linkerd-identity, namespace: %[2]s}]
 `, l.configMap, mesh.ControlNamespace, l.anchors, indent(anchors), cert.NotAfter.UTC().Format(time.RFC3339),
 		l.secret, mesh.ControlNamespace, l.secretType, l.cert, data(pki.MarshalCertificatesPEM(cert)), l.key, data(keyPEM), data(anchors))
-	return err
+	identity.Text = strings.NewReplacer("NAMESPACE", mesh.ControlNamespace, "TRUST-DOMAIN", mesh.TrustDomain, "SECRET", l.secret).Replace(linkerdManifest)
+	return errors.Join(err, identity.Print(out))
 }
+
+//go:embed linkerd.yaml
+var linkerdManifest string
 
 func indent(text []byte) string {
 	var b strings.Builder

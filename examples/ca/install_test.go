@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/x509"
 	"encoding/base64"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -63,7 +64,7 @@ func TestInstallObjects(t *testing.T) {
 		out, err := shell(t, "", "-install", scheme, "-anchor-dir", filepath.Join(t.TempDir(), "anchors"), "-linkerd-namespace", "mesh")
 		require.NoError(t, err)
 		objects := strings.Split(out, "\n---\n")
-		require.Len(t, objects, 5)
+		require.Len(t, objects, 12)
 		for i, text := range objects[:2] {
 			var got []string // kind, name, namespace, type, and then the keys
 			for _, m := range regexp.MustCompile(`(?m)^( *)([A-Za-z.-]+):(?: (.*))?$`).FindAllStringSubmatch(text, -1) {
@@ -85,6 +86,18 @@ func TestInstallObjects(t *testing.T) {
 		secret := strings.Fields(want[1])[1]
 		assert.Contains(t, objects[2], "kind: ServiceAccount\nmetadata: {name: linkerd-identity, namespace: mesh}")
 		assert.Contains(t, objects[3], "kind: Role\nmetadata: {name: linkerd-identity, namespace: mesh}\nrules:\n- {apiGroups: [\"\"], resources: [secrets], resourceNames: ["+secret+"], verbs: [get]}")
+		assert.Contains(t, objects[11], "image: registry.example.org/ca:1")
+		assert.Contains(t, objects[11], "secretName: "+secret+",")
+		assert.NotRegexp(t, "NAMESPACE|SECRET|TRUST-DOMAIN", out)
+		args := regexp.MustCompile(`(?m)^        - (-.*)$`).FindAllStringSubmatch(objects[11], -1)
+		require.NotEmpty(t, args)
+		var flags []string
+		for _, m := range args {
+			flags = append(flags, m[1])
+		}
+		o, err := parse(flags, env{}.get, io.Discard)
+		require.NoError(t, err, "the program takes what is printed")
+		assert.Equal(t, "mesh", o.mesh.ControlNamespace)
 		assert.Contains(t, objects[4], "kind: Role, name: linkerd-identity}\nsubjects: [{kind: ServiceAccount, name: linkerd-identity, namespace: mesh}]")
 	}
 }
@@ -215,7 +228,7 @@ func TestInstallRefuses(t *testing.T) {
 		{"less than an hour", "-install", "design", "-anchor-dir", foreign, "-issuer-ttl", "1m"},
 		{"-linkerd-namespace", "-install", "design", "-anchor-dir", foreign, "-linkerd-namespace", "a.b"},
 		{"it is for -install", "-status", "-anchor-dir", foreign},
-		{"-with: it is for -install kubernetes", "-install", "design", "-with", "image=x"},
+		{"-with: it is for -install", "-status", "-with", "image=x"},
 		{"one command", "-install", "design", "-status"},
 	} {
 		if runtime.GOOS == "windows" && strings.Contains(v[0], "chmod") {

@@ -16,7 +16,7 @@
 // plugged in is found in -root-ca-dir, as with Istio. With -external-ca the signers of the cluster sign instead.
 //
 // A caller of Istio's API is authenticated by the first of these that it presents, in the order of Istio's CA: a
-// certificate of the CA; a token of the OpenID Connect issuer in -jwt-rule; the token of a service account, which the
+// certificate of the CA, or of the roots in -client-roots; a token of the OpenID Connect issuer in -jwt-rule; the token of a service account, which the
 // API server judges; the header x-forwarded-client-cert of a gateway in -trusted-gateway-cidr, whose last element
 // counts; a token of the issuer that signed this server's own, for a CA outside the cluster. With -jwt-rule alone the
 // CA needs no cluster, and is not in development mode; Linkerd's API needs -kubernetes. A gateway's own
@@ -63,7 +63,7 @@
 // # For Linkerd
 //
 // With a SCHEME, -install takes the trust anchor in the folder -anchor-dir, or makes one, makes an issuer of -issuer-ttl below it, and
-// prints a ConfigMap and a Secret for kubectl apply. SCHEME is kubernetes.io/tls or linkerd.io/tls, the two forms in
+// prints for kubectl apply a ConfigMap, a Secret, and the identity service with its account. SCHEME is kubernetes.io/tls or linkerd.io/tls, the two forms in
 // which Linkerd's identity service reads its credentials, or design, with the names of the first design and a key in
 // DER. The key of the anchor stays in the folder, which belongs outside the cluster. A CA whose -root-ca-dir is the
 // volume of that Secret signs with the issuer, and takes over the next one without a restart.
@@ -149,7 +149,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, in io.R
 		if o.argument == "kubernetes" {
 			return o.manifest.Print(out)
 		}
-		return install(out, o.argument, o.anchorDir, o.mesh, o.issuerTTL)
+		return install(out, o.argument, o.anchorDir, o.mesh, o.issuerTTL, o.manifest)
 	default:
 		return o.do(ctx, in, out)
 	}
@@ -213,7 +213,7 @@ func parse(args []string, getenv func(string) string, out io.Writer) (o *options
 	fs.String("verify-audit", "", "verify the audit log in the `file` (- for standard input), and end")
 	fs.StringVar(&o.auditHead, "audit-head", "", "`file` that those who can change the audit log cannot change, such as one on a share that "+
 		"another machine keeps: the server has the hash of the last line in it, and -verify-audit sees by it that lines were cut off")
-	fs.String("install", "", "print a ConfigMap with the trust anchors of a Linkerd mesh, a Secret with an issuer, and the account that alone may read it, and end; `scheme`: kubernetes.io/tls, linkerd.io/tls or design. Or kubernetes: the objects of this CA in a cluster")
+	fs.String("install", "", "print a ConfigMap with the trust anchors of a Linkerd mesh, a Secret with an issuer, the account that alone may read it, and the identity service, and end; `scheme`: kubernetes.io/tls, linkerd.io/tls or design. Or kubernetes: the objects of this CA in a cluster")
 	o.manifest.RegisterWith(fs)
 	fs.StringVar(&o.anchorDir, "anchor-dir", "", "`folder` of the trust anchor for -install, which is made if the folder is empty")
 	fs.DurationVar(&o.issuerTTL, "issuer-ttl", 365*24*time.Hour, "`lifetime` of the issuer that -install makes")
@@ -253,8 +253,8 @@ func parse(args []string, getenv func(string) string, out io.Writer) (o *options
 		return nil, program.Misused("-audit-head: it is for a server, and for -verify-audit")
 	case o.now && o.command != "revoke":
 		return nil, program.Misused("-now: it is for -revoke")
-	case o.manifest.Given() && o.argument != "kubernetes":
-		return nil, program.Misused("-with: it is for -install kubernetes")
+	case o.manifest.Given() && o.command != "install":
+		return nil, program.Misused("-with: it is for -install")
 	case o.anchorDir != "" && (o.command != "install" || o.argument == "kubernetes"):
 		return nil, program.Misused("-anchor-dir: it is for -install with a scheme of Linkerd")
 	case o.issuerTTL < time.Hour:

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -17,7 +18,6 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
-	"github.com/svidkit/svidkit/internal/tlsalert"
 )
 
 // target is where a request goes.
@@ -282,8 +282,9 @@ func (p *proxy) dial(ctx context.Context, e endpoint, conns *connections) (net.C
 	if err != nil {
 		return nil, err
 	}
-	c, err := tlsalert.Client(ctx, raw, config, 0) // the mesh may refuse this proxy
-	if err != nil {
+	c := tls.Client(raw, config)
+	if err := c.HandshakeContext(ctx); err != nil {
+		_ = raw.Close()
 		return nil, fmt.Errorf("TLS with %q: %w", e.addr, err)
 	}
 	return c, nil

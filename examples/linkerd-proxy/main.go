@@ -9,6 +9,9 @@
 // workload in the environment the proxy has no identity, and forwards without TLS both ways.
 // The admin port answers /ready, /live and /metrics; it is on loopback, so for the kubelet set -admin to an address of the pod.
 //
+// "linkerd-proxy inject" is the webhook that gives pods what the proxy in them needs for an identity; -h after it lists its flags, and
+// -install kubernetes prints its objects.
+//
 // The identity is package linkerdproxy of the library. The forwarding is part of this example; README.md has its limits.
 package main
 
@@ -42,6 +45,9 @@ var manifest string
 
 func main() {
 	program.Main("linkerd-proxy", func(ctx context.Context) error {
+		if args := os.Args[1:]; len(args) > 0 && args[0] == "inject" {
+			return runInjector(ctx, args[1:], os.Stdout, os.Stderr)
+		}
 		return run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr)
 	})
 }

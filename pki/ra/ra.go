@@ -30,6 +30,14 @@
 //
 // A right to approve for "example.com/*" is one for all signers of the domain.
 //
+// # Signers
+//
+// Any signer of that API will do, such as istiod's or one of a cloud. cert-manager's answer there as
+// "clusterissuers.cert-manager.io/NAME" and "issuers.cert-manager.io/NAMESPACE.NAME", if its feature gate
+// ExperimentalCertificateSigningRequestControllers is on. There is no code for it, as the API is the whole contract; and no test
+// with a real one, as that controller is an experiment of cert-manager, off by default: tests have a signer of their own at a
+// real API server. Its issuers of the kind SelfSigned take the caller's private key, which this package never sends.
+//
 // # What it does not do
 //
 // It does not decide which caller gets which name: as with [ca.Authority], the caller of Sign does. It makes no keys and no

@@ -29,13 +29,14 @@ import (
 
 // callers configures the proofs of callers of Istio's API, beside their certificates and Kubernetes.
 type callers struct {
-	rule       *rule // of the tokens of an issuer
-	roots      string
-	gateways   []netip.Prefix
-	ownToken   string
-	issuer     string // of the tokens that are good beside, with audience
-	audience   string
-	firstParty bool
+	rule        *rule // of the tokens of an issuer
+	roots       string
+	clientRoots string
+	gateways    []netip.Prefix
+	ownToken    string
+	issuer      string // of the tokens that are good beside, with audience
+	audience    string
+	firstParty  bool
 }
 
 // rule is Istio's JWT_RULE: the fields of its JWTRule that a certificate server needs.
@@ -51,6 +52,8 @@ func (c *Config) defineCallers(fs *flag.FlagSet) {
 	fs.Func("jwt-rule", "`rule` for tokens of an OpenID Connect issuer that prove callers of Istio's API, in JSON: "+
 		"issuer, audiences, and jwks_uri, or none for discovery [JWT_RULE]", c.callers.setRule)
 	fs.StringVar(&c.callers.roots, "jwt-roots", "", "`file` with the roots that the servers of -jwt-rule and -token-issuer are verified by, in PEM (default those of the host)")
+	fs.StringVar(&c.callers.clientRoots, "client-roots", "", "`file` with roots of another CA, in PEM: their certificates prove callers of Istio's "+
+		"API, too, by IDs of the trust domain. Peers do not trust these roots")
 	fs.StringVar(&c.callers.ownToken, "own-token", "/var/run/secrets/tokens/istio-token", "`file` with the token of this "+
 		"server, if it is there, whose issuer and first audience are the defaults of -token-issuer and -audience")
 	fs.StringVar(&c.callers.issuer, "token-issuer", "", "`issuer` whose service account tokens prove callers when all "+
@@ -132,6 +135,13 @@ func (c *Config) setAuthenticator(ctx context.Context, o *caserver.Options, log 
 		log.Warn("caconfig: -jwt-policy: first-party-jwt is treated as third-party-jwt; tokens for the API server are refused, unless -token-audiences has its audience")
 	}
 	var chain []authn.Authenticator
+	if c.callers.clientRoots != "" {
+		a, err := c.otherCertificates()
+		if err != nil {
+			return fmt.Errorf("-client-roots: %w", err)
+		}
+		chain = append(chain, a)
+	}
 	if r := c.callers.rule; r != nil {
 		a, err := c.issuer(ctx, "jwt-rule", r, log)
 		if err != nil {
@@ -215,6 +225,23 @@ func (c *Config) ownIssuer() (issuer, audience string, err error) {
 		return "", "", fmt.Errorf("-own-token: %w; name the issuer in -token-issuer and the audience in -audience instead", err)
 	}
 	return cmp.Or(issuer, ownIssuer), cmp.Or(audience, ownAudience), nil
+}
+
+// otherCertificates proves callers by certificates of the roots in -client-roots.
+func (c *Config) otherCertificates() (authn.Authenticator, error) {
+	pem, err := os.ReadFile(c.callers.clientRoots)
+	if err != nil {
+		return nil, err
+	}
+	bundle, err := spiffe.ParseBundlePEM(c.CA.TrustDomain, pem)
+	if err != nil {
+		return nil, err
+	}
+	v, err := spiffe.NewVerifier(bundle, spiffe.AllowMembersOf(c.CA.TrustDomain), nil)
+	if err != nil {
+		return nil, err
+	}
+	return notForwarded(authn.ClientCertificate(v)), nil
 }
 
 // notForwarded is certificates for callers without a proxy: a request with the header comes from a client of a proxy, which

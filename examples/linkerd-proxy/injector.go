@@ -1,0 +1,88 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	_ "embed"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"sync/atomic"
+
+	"github.com/svidkit/svidkit/caclient/linkerd/inject"
+	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/pki/caserver"
+	"github.com/svidkit/svidkit/pki/linkerdname"
+)
+
+//go:embed injector.yaml
+var injectorManifest string
+
+// runInjector is "linkerd-proxy inject": the webhook that gives pods with a proxy what the proxy needs for an identity. Its files are
+// read again for each connection and each review, so that new ones need no restart; a file that cannot be read leaves the last one.
+func runInjector(ctx context.Context, args []string, out, errOut io.Writer) error {
+	var addr, cert, key, anchors string
+	cfg := inject.Config{Mesh: linkerdname.Mesh{}, Logger: slog.New(slog.NewTextHandler(errOut, nil))}
+	fs := flag.NewFlagSet("linkerd-proxy inject", flag.ContinueOnError)
+	fs.StringVar(&addr, "addr", ":8443", "`address` of the webhook, with TLS")
+	fs.StringVar(&cert, "cert", "/var/run/linkerd/tls/tls.crt", "`file` with the certificate of the webhook, in PEM, which the webhook configuration trusts")
+	fs.StringVar(&key, "key", "/var/run/linkerd/tls/tls.key", "`file` with its private key")
+	fs.StringVar(&anchors, "anchors", "/var/run/linkerd/identity/trust-roots/ca-bundle.crt", "`file` with the trust anchors of the mesh, in PEM")
+	fs.StringVar(&cfg.Mesh.ControlNamespace, "linkerd-namespace", "linkerd", "`namespace` of the control plane")
+	fs.StringVar(&cfg.Mesh.TrustDomain, "trust-domain", "cluster.local", "`name` of the mesh's trust domain")
+	fs.StringVar(&cfg.ClusterDomain, "cluster-domain", "cluster.local", "`suffix` of the DNS names of services")
+	fs.StringVar(&cfg.TokenAudience, "token-audience", "identity.l5d.io", "`audience` of the token for the identity service; empty: the token of the service account")
+	fs.StringVar(&cfg.Container, "container", "linkerd-proxy", "`name` of the container of a proxy")
+	fs.BoolVar(&cfg.Disabled, "disabled", false, "pods without the annotation linkerd.io/identity get no identity")
+	(&program.Manifest{Text: injectorManifest}).Register(fs)
+	if err := program.Parse(fs, args, out, program.Help{}); err != nil {
+		return err
+	}
+	var err error
+	if cfg.TrustAnchors, err = os.ReadFile(anchors); err != nil {
+		return fmt.Errorf("-anchors: %w", err)
+	}
+	injector, err := inject.New(cfg)
+	if err != nil {
+		return err
+	}
+	pair, err := tls.LoadX509KeyPair(cert, key)
+	if err != nil {
+		return fmt.Errorf("-cert and -key: %w", err)
+	}
+	var last atomic.Pointer[tls.Certificate]
+	last.Store(&pair)
+	webhook := http.NewServeMux()
+	webhook.HandleFunc("POST /", func(w http.ResponseWriter, r *http.Request) {
+		pem, err := os.ReadFile(anchors)
+		if err == nil {
+			err = injector.SetTrustAnchors(pem)
+		}
+		if err != nil {
+			cfg.Logger.Warn("the trust anchors before stay in use", "file", anchors, "err", err)
+		}
+		injector.ServeHTTP(w, r)
+	})
+	webhook.HandleFunc("GET /ready", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return fmt.Errorf("-addr: %w", err)
+	}
+	fmt.Fprintf(out, "webhook: https://%s/\n", l.Addr())
+	return caserver.Serve(ctx, l, caserver.ServeOptions{Handler: webhook, Logger: cfg.Logger, TLS: &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			next, err := tls.LoadX509KeyPair(cert, key)
+			if err != nil {
+				cfg.Logger.Warn("the certificate before stays in use", "file", cert, "err", err)
+				return last.Load(), nil
+			}
+			last.Store(&next)
+			return &next, nil
+		},
+	}})
+}
