@@ -18,7 +18,8 @@ const maxToken = 16 << 10
 // Without such a field the error wraps [ErrNoCredential], and says whether there is no field or
 // another scheme. It wraps [ErrRefused] for a token that is empty, longer than 16 KiB, or not one
 // word of printable ASCII, and for any token on a connection that others can read: one that is
-// neither TLS nor a Unix socket. The token is never part of an error.
+// neither TLS nor a Unix socket. The token is never part of an error. Nothing of it is judged: one with the claim "cnf" is bound to a
+// key, and no bearer token.
 func Bearer(r *http.Request) (token string, err error) {
 	token, err = BearerOverPlaintext(r)
 	if err == nil && !bearer.Confidential(r) {

@@ -70,7 +70,7 @@ type kubelet struct{ api *kube.Client }
 // NewKubelet returns a PodSource that asks the kubelet of a node about the pods of that node. The address is that of its
 // API, such as https://127.0.0.1:10250; the one without authentication, http://127.0.0.1:10255, is asked only if the
 // address says so, and only on this machine. A nil client presents the token of the service account of this process and
-// trusts the CA of its cluster.
+// trusts the CA of its cluster. The account needs the right to get nodes/pods, or nodes/proxy before Kubernetes 1.33.
 func NewKubelet(address string, client *http.Client) (PodSource, error) {
 	if address == "" {
 		return nil, errors.New("athenz: new kubelet: the address is empty: give that of the kubelet, such as https://127.0.0.1:10250")
@@ -87,6 +87,9 @@ func (k kubelet) Pod(ctx context.Context, namespace, name string) (*Pod, error) 
 		Items []object `json:"items"`
 	}
 	if err := k.api.Get(ctx, "/pods", nil, &list); err != nil {
+		if kube.Forbidden(err) {
+			err = fmt.Errorf("%w; bind a ClusterRole that may get nodes/pods, or nodes/proxy before Kubernetes 1.33, to the service account of this program", err)
+		}
 		return nil, fmt.Errorf("athenz: ask the kubelet about its pods: %w", err)
 	}
 	var found *Pod

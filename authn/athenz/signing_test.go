@@ -193,6 +193,10 @@ func TestPods(t *testing.T) {
 		{"metadata":{"name":"web-0","namespace":"other"},"status":{"podIP":"10.1.2.4"}}]}`
 	kubelet := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		assert.Empty(t, r.Header.Get("Authorization"))
+		if body == "forbidden" {
+			http.Error(w, "Forbidden (user=agent, verb=get, resource=nodes, subresource(s)=[pods proxy])", http.StatusForbidden)
+			return
+		}
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = io.WriteString(w, body)
 	}))
@@ -216,6 +220,10 @@ func TestPods(t *testing.T) {
 	body = "x"
 	_, err = pods.Pod(t.Context(), namespace, "web-0")
 	require.ErrorContains(t, err, "ask the kubelet")
+	require.NotContains(t, err.Error(), "nodes/pods")
+	body = "forbidden"
+	_, err = pods.Pod(t.Context(), namespace, "web-0")
+	require.ErrorContains(t, err, "bind a ClusterRole that may get nodes/pods, or nodes/proxy before Kubernetes 1.33")
 	body = strings.Repeat(" ", 33<<20)
 	_, err = pods.Pod(t.Context(), namespace, "web-0")
 	require.ErrorContains(t, err, "larger than 32 MiB")

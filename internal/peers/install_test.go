@@ -571,15 +571,19 @@ func useProvider(t *testing.T, c *cluster, namespace string, _ []*manifestObject
 
 // useKubelet asks as the kubelet does whether the agent may have its pods.
 func useKubelet(t *testing.T, c *cluster, namespace string, _ []*manifestObject) error {
-	var answer struct{ Status struct{ Allowed bool } }
-	c.Do(t, "POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", map[string]any{
-		"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": map[string]any{
-			"user":               "system:serviceaccount:" + namespace + ":athenz-agent",
-			"resourceAttributes": map[string]any{"version": "v1", "resource": "nodes", "subresource": "proxy", "name": "node-a", "verb": "get"},
-		},
-	}, &answer)
-	if !answer.Status.Allowed {
-		return errors.New("get nodes/proxy is not allowed")
+	allowed := func(subresource string) bool {
+		var answer struct{ Status struct{ Allowed bool } }
+		c.Do(t, "POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", map[string]any{
+			"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": map[string]any{
+				"user":               "system:serviceaccount:" + namespace + ":athenz-agent",
+				"resourceAttributes": map[string]any{"version": "v1", "resource": "nodes", "subresource": subresource, "name": "node-a", "verb": "get"},
+			},
+		}, &answer)
+		return answer.Status.Allowed
+	}
+	require.False(t, allowed("proxy"), "by which commands run in pods")
+	if !allowed("pods") {
+		return errors.New("get nodes/pods is not allowed")
 	}
 	return nil
 }

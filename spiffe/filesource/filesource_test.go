@@ -407,7 +407,7 @@ func TestOldBeforeNew(t *testing.T) {
 			require.NoError(t, os.Remove(filepath.Join(dir, "tls.key")))
 			require.NoError(t, os.Mkdir(filepath.Join(dir, "tls.key"), 0o700))
 		}, want: "not a regular file"},
-		"too large": {damage: func(t *testing.T, dir string) { write(t, filepath.Join(dir, "tls.crt"), make([]byte, 17<<20)) }, want: "has more than 16777216 bytes"},
+		"too large": {damage: func(t *testing.T, dir string) { write(t, filepath.Join(dir, "tls.crt"), make([]byte, 17<<20)) }, want: "has more than 1048576 bytes"},
 		"another trust domain": {damage: func(t *testing.T, dir string) {
 			other := spiffetest.NewCA(t, "evil.test")
 			putAll(t, dir, other.SVID("/web"), other.Bundle())
