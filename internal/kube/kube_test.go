@@ -203,11 +203,11 @@ func TestBadAnswers(t *testing.T) {
 			w.Header().Set("Content-Type", "application/json")
 			_, _ = w.Write(zipped.Bytes())
 		},
-		"syntax error at byte 6":               func(w http.ResponseWriter, _ *http.Request) { answer(w, 200, `{"a":}`) },
-		"syntax error at byte 1":               func(w http.ResponseWriter, _ *http.Request) { answer(w, 200, `[`) },
-		"syntax error at byte 3":               func(w http.ResponseWriter, _ *http.Request) { answer(w, 200, `{}{}`) },
+		"syntax error at byte 6":                            func(w http.ResponseWriter, _ *http.Request) { answer(w, 200, `{"a":}`) },
+		"syntax error at byte 1":                            func(w http.ResponseWriter, _ *http.Request) { answer(w, 200, `[`) },
+		"syntax error at byte 3":                            func(w http.ResponseWriter, _ *http.Request) { answer(w, 200, `{}{}`) },
 		`the member "type" has a value that cannot be read`: func(w http.ResponseWriter, _ *http.Request) { answer(w, 200, `{"type":7}`) },
-		" a value that cannot be read":         func(w http.ResponseWriter, _ *http.Request) { answer(w, 200, `{"data":{"k":"hunter2!"}}`) },
+		" a value that cannot be read":                      func(w http.ResponseWriter, _ *http.Request) { answer(w, 200, `{"data":{"k":"hunter2!"}}`) },
 		"unexpected EOF": func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "9")
 			answer(w, 200, `{`)
