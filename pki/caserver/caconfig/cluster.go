@@ -20,6 +20,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/files/follow"
 	"github.com/svidkit/svidkit/internal/files/private"
@@ -135,8 +136,8 @@ func followTLS(ctx context.Context, name, cert, key string, log *slog.Logger) (g
 		if err != nil {
 			return fmt.Errorf("%s and %s: %w", cert, key, err)
 		}
-		if end := pair.Leaf.NotAfter; time.Now().After(end) {
-			return fmt.Errorf("the certificate in %s ended at %s", cert, end.Format(time.RFC3339))
+		if err := certchain.InTime(pair.Leaf, time.Now()); err != nil && (current.Load() != nil || !time.Now().Before(pair.Leaf.NotAfter)) {
+			return fmt.Errorf("%s: %w", cert, err)
 		}
 		current.Store(&pair)
 		log.Info("caconfig: "+name+": certificate taken over", "serial", pair.Leaf.SerialNumber.Text(16), "not_after", pair.Leaf.NotAfter)
