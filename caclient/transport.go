@@ -295,7 +295,7 @@ func (t *transport) loadPair() (*pair, error) {
 
 // connect returns a transport without connections yet.
 func (t *transport) connect(r *roots, p *pair) *conns {
-	cfg := &tls.Config{MinVersion: cmp.Or(t.o.MinVersion, tls.VersionTLS13), ServerName: t.o.ServerName, RootCAs: t.o.Roots}
+	cfg := &tls.Config{MinVersion: cmp.Or(t.o.MinVersion, tls.VersionTLS13), ServerName: t.o.ServerName, RootCAs: t.o.Roots, Time: certchain.Now}
 	if t.o.PostQuantum {
 		cfg.CurvePreferences = []tls.CurveID{tls.X25519MLKEM768}
 	}

@@ -141,7 +141,7 @@ func readChain(what string, pem []byte) ([]*x509.Certificate, error) {
 func verify(cert *x509.Certificate, between, roots []*x509.Certificate, now time.Time) ([][]*x509.Certificate, error) {
 	o := x509.VerifyOptions{
 		Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(),
-		CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+		CurrentTime: now.UTC(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
 	}
 	for _, c := range roots {
 		o.Roots.AddCert(c)

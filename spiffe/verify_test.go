@@ -18,6 +18,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
 // noBundles is a source that knows no trust domain.
@@ -479,4 +480,16 @@ func BenchmarkIDFromCertificate(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// Times in errors are in UTC, whatever the zone of the clock.
+func TestErrorsInOneZone(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	zone := time.FixedZone("IST", 5*3600+1800)
+	v, err := spiffe.NewVerifier(ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), &spiffe.VerifierOptions{Now: func() time.Time { return time.Now().Add(48 * time.Hour).In(zone) }})
+	require.NoError(t, err)
+	_, err = v.VerifyChain(ca.SVID("/web").Chain(), spiffe.AnyRole)
+	require.Error(t, err)
+	assert.NotContains(t, err.Error(), "+05:30")
 }

@@ -151,7 +151,7 @@ func (o *Options) check() error {
 func (c *CA) connect() error {
 	config := func(client func(*tls.CertificateRequestInfo) (*tls.Certificate, error)) func(context.Context) (*tls.Config, error) {
 		return func(context.Context) (*tls.Config, error) {
-			cfg := &tls.Config{MinVersion: tls.VersionTLS12, GetClientCertificate: client}
+			cfg := &tls.Config{MinVersion: tls.VersionTLS12, Time: certchain.Now, GetClientCertificate: client}
 			if file := cmp.Or(c.opts.ServerRootsFile, c.opts.RootsFile); file != "" {
 				b, err := caconn.ReadBundle(c.opts.TrustDomain, file)
 				if err != nil {

@@ -59,6 +59,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
+	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -161,7 +162,7 @@ func (c *CA) tls(client func(*tls.CertificateRequestInfo) (*tls.Certificate, err
 	}
 	return func(ctx context.Context) (*tls.Config, error) {
 		pool, err := c.pool(ctx)
-		return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: pool, GetClientCertificate: client}, err
+		return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: pool, Time: certchain.Now, GetClientCertificate: client}, err
 	}
 }
 

@@ -188,7 +188,7 @@ func (v *visitor) round(ctx context.Context) (web *spiffe.SVID, db *x509.Certifi
 		return nil, nil, err
 	}
 	for _, leaf := range v.leaves {
-		chains, err := leaf.Verify(x509.VerifyOptions{Roots: v.bundle.CertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+		chains, err := leaf.Verify(x509.VerifyOptions{Roots: v.bundle.CertPool(), CurrentTime: time.Now().UTC(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
 		if err != nil {
 			return nil, nil, fmt.Errorf("a certificate that is valid until %s: %w", leaf.NotAfter, err)
 		}

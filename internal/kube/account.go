@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
@@ -151,7 +152,7 @@ func (a *serviceAccount) connect(ctx context.Context, dial conns.Dial, network, 
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	cfg := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, ServerName: host, NextProtos: []string{"h2", "http/1.1"}}
+	cfg := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Time: certchain.Now, ServerName: host, NextProtos: []string{"h2", "http/1.1"}}
 	if a.postQuantum {
 		cfg.MinVersion, cfg.CurvePreferences = tls.VersionTLS13, []tls.CurveID{tls.X25519MLKEM768}
 	}

@@ -85,6 +85,9 @@ func InTime(leaf *x509.Certificate, now time.Time) error {
 	return nil
 }
 
+// Now is the time in UTC, in which errors of crypto/x509 and crypto/tls then say it, as they say when a certificate ends.
+func Now() time.Time { return time.Now().UTC() }
+
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 // End returns the time at which the first certificate of a path expires.

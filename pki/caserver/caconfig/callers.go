@@ -20,6 +20,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/jwt"
+	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
@@ -195,7 +196,7 @@ func (c *Config) issuer(ctx context.Context, name string, r *rule, log *slog.Log
 			return nil, fmt.Errorf("-jwt-roots: %s: %w", c.callers.roots, err)
 		}
 		o.HTTPClient = &http.Client{Transport: &http.Transport{
-			TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}, ForceAttemptHTTP2: true, IdleConnTimeout: time.Minute,
+			TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Time: certchain.Now}, ForceAttemptHTTP2: true, IdleConnTimeout: time.Minute,
 		}}
 	}
 	a, err := jwt.New(o)

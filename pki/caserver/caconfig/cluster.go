@@ -20,6 +20,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/files/follow"
 	"github.com/svidkit/svidkit/internal/files/private"
@@ -136,11 +137,8 @@ func followTLS(ctx context.Context, name, cert, key string, log *slog.Logger) (g
 			return fmt.Errorf("%s and %s: %w", cert, key, err)
 		}
 		now, old := time.Now(), current.Load()
-		if end := pair.Leaf.NotAfter; now.After(end) {
-			return fmt.Errorf("the certificate in %s ended at %s", cert, end.UTC().Format(time.RFC3339))
-		}
-		if begin := pair.Leaf.NotBefore; now.Before(begin) && old != nil && now.Before(old.Leaf.NotAfter) {
-			return fmt.Errorf("the certificate in %s begins at %s, and the one before is valid: it stays until then", cert, begin.UTC().Format(time.RFC3339))
+		if err := certchain.InTime(pair.Leaf, now); err != nil && (now.After(pair.Leaf.NotAfter) || old != nil && now.Before(old.Leaf.NotAfter)) {
+			return fmt.Errorf("%s: %w", cert, err)
 		}
 		current.Store(&pair)
 		log.Info("caconfig: "+name+": certificate taken over", "serial", pair.Leaf.SerialNumber.Text(16), "not_after", pair.Leaf.NotAfter)

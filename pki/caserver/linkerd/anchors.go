@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -62,5 +63,5 @@ func verify(chain []*x509.Certificate, anchors *spiffe.Bundle) ([][]*x509.Certif
 	for _, c := range chain[1:] {
 		between.AddCert(c)
 	}
-	return chain[0].Verify(x509.VerifyOptions{Roots: anchors.CertPool(), Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+	return chain[0].Verify(x509.VerifyOptions{Roots: anchors.CertPool(), Intermediates: between, CurrentTime: certchain.Now(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
 }
