@@ -829,6 +829,31 @@ func TestPrintedCommands(t *testing.T) {
 	require.NotContains(t, manifest, "emptyDir")
 }
 
+// TestPageBegins: the page begins with what the CA signs, and what it has refused and changed last; a serial number has the form of -status.
+func TestPageBegins(t *testing.T) {
+	t.Parallel()
+	o, err := parse(arguments(t.TempDir()), env{}.get, io.Discard)
+	require.NoError(t, err)
+	o.refusals = new(refusals)
+	log := slog.New(noting{slog.NewTextHandler(io.Discard, nil), o.refusals}).With("a", 1).WithGroup("g")
+	s, _ := start(t, o.Config)
+	log.Info("istioca: certificate refused", "err", "token of nobody", "peer", "192.0.2.7:1")
+	for i := range 30 {
+		log.Info("istioca: certificate refused", "err", fmt.Sprint("refusal ", i))
+	}
+	log.Info("istioca: certificate refused", "err", "the last refusal", "peer", "192.0.2.7:1")
+	_, text := get(t, "http://"+s.at.Admin.Addr().String()+"/")
+	root := s.ca.Own.Status().Roots[0].ID
+	at := -1
+	for _, part := range []string{"certificates of cluster.local", "serial=" + root + "<", "the last refusal", "root " + root + ": active since", "audit log", ">Roots<"} {
+		i := strings.Index(text, part)
+		require.Greater(t, i, at, "%s comes after what is before it, in %s", part, text)
+		at = i
+	}
+	require.NotContains(t, text, "token of nobody", "old ones go")
+	require.NotContains(t, text, strings.ToUpper(root))
+}
+
 // printed returns what -install kubernetes prints.
 func printed(t testing.TB, with ...string) string {
 	t.Helper()
