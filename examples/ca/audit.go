@@ -12,11 +12,9 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/files/fileset"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
 	"github.com/svidkit/svidkit/pki/caserver/caconfig"
@@ -103,12 +101,11 @@ func (o *options) keepHead(ctx context.Context, a *caconfig.Authority, log *slog
 }
 
 func (o *options) writeHead(hash string) error {
-	root, err := os.OpenRoot(filepath.Dir(o.auditHead))
-	if err != nil {
+	next := o.auditHead + ".new"
+	if err := os.WriteFile(next, []byte(hash+"\n"), 0o600); err != nil {
 		return err
 	}
-	defer root.Close()
-	return fileset.Replace(root, filepath.Base(o.auditHead), fileset.File{Data: []byte(hash + "\n"), Mode: 0o600})
+	return os.Rename(next, o.auditHead)
 }
 
 // missingRoot says which root is newer than the one that signs by the audit log beside the store, and not in the store, as after a

@@ -39,7 +39,7 @@
 //	ca -recover                            go on with the newest version in a folder that lost its file CURRENT
 //	ca -once csr.pem -id spiffe://…        sign one request
 //	ca -jwt AUDIENCE -id spiffe://…        sign one token
-//	ca -verify-audit audit.jsonl           see that no line of the audit log was changed or taken out
+//	ca -verify-audit audit.jsonl           see that the audit log is whole, and with -audit-head that its end is
 //	ca -install kubernetes                 print what this CA needs in a cluster, as YAML; -with NAME=VALUE changes it
 //	ca -install SCHEME -anchor-dir DIR     print what a Linkerd mesh begins with, as YAML
 //
@@ -157,7 +157,8 @@ func run(ctx context.Context, args []string, getenv func(string) string, in io.R
 	if o.verbose {
 		level = slog.LevelDebug
 	}
-	log := slog.New(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: level}))
+	o.refusals = new(refusals)
+	log := slog.New(noting{slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: level}), o.refusals})
 	o.pods.Logger = log
 	ctx, cancel := context.WithCancel(ctx)
 	var keeps sync.WaitGroup
@@ -184,6 +185,7 @@ type options struct {
 	verbose  bool
 
 	auditHead string
+	refusals  *refusals
 
 	// of -install
 	anchorDir string
@@ -279,7 +281,7 @@ var help = program.Help{
 		{Title: "OpenID Connect", Flags: "oidc-issuer oidc-addr oidc-cert oidc-key jwt-algorithm"},
 		{Title: "Another CA signs", Flags: "external-ca external-roots k8s-signer cert-signer-domain"},
 		{Title: "Limits", Flags: "concurrent queue queue-time rate caller-rate"},
-		{Title: "Audit log", Flags: "audit-log audit-size audit-keep-size audit-keep-age"},
+		{Title: "Audit log", Flags: "audit-log audit-head audit-size audit-keep-size audit-keep-age"},
 	},
 }
 

@@ -3,8 +3,14 @@ package main
 import (
 	"context"
 	"crypto/x509"
+	"log/slog"
 	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
 
+	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/caconfig"
 	"github.com/svidkit/svidkit/sds/statuspage"
 	"github.com/svidkit/svidkit/spiffe/report"
@@ -12,7 +18,7 @@ import (
 
 // page returns what operators see at "/" of -admin-addr, until ctx is done.
 func (o *options) page(ctx context.Context, a *caconfig.Authority) (http.Handler, error) {
-	p, err := statuspage.New("CA", statuspage.Part{Name: "ca", Source: authority{a, &o.pods}, Links: []string{"metrics", "ready", "status"}})
+	p, err := statuspage.New("CA", statuspage.Part{Name: "ca", Source: authority{a, &o.pods, o.refusals}, Links: []string{"metrics", "ready", "status"}})
 	if err == nil {
 		context.AfterFunc(ctx, func() { _ = p.Close() })
 	}
@@ -22,8 +28,56 @@ func (o *options) page(ctx context.Context, a *caconfig.Authority) (http.Handler
 // authority tells the state of a CA: its keys with what becomes of them, its store, its audit log, and the requests of pods.
 type authority struct {
 	*caconfig.Authority
-	pods *pods
+	pods     *pods
+	refusals *refusals // nil for none
 }
+
+// refusals has the last refusals of the log, for the page.
+type refusals struct {
+	mu     sync.Mutex
+	events []report.Event
+}
+
+func (r *refusals) last() []report.Event {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.events)
+}
+
+// noting is a handler that also keeps refusals.
+type noting struct {
+	slog.Handler
+	kept *refusals
+}
+
+// Handle implements [slog.Handler].
+func (n noting) Handle(ctx context.Context, record slog.Record) error {
+	if what, ok := strings.CutSuffix(record.Message, ": certificate refused"); ok {
+		e := report.Event{Time: record.Time, NACK: true, Names: []string{what}, Streams: 1}
+		record.Attrs(func(a slog.Attr) bool {
+			switch a.Key {
+			case "id", "caller", "peer":
+				e.Names = append(e.Names, a.Value.String())
+			case "err":
+				e.Message = a.Value.String()
+			}
+			return true
+		})
+		n.kept.mu.Lock()
+		n.kept.events = append(n.kept.events, e)
+		n.kept.events = n.kept.events[max(0, len(n.kept.events)-10):]
+		n.kept.mu.Unlock()
+	}
+	return n.Handler.Handle(ctx, record)
+}
+
+// WithAttrs implements [slog.Handler].
+func (n noting) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return noting{n.Handler.WithAttrs(attrs), n.kept}
+}
+
+// WithGroup implements [slog.Handler].
+func (n noting) WithGroup(name string) slog.Handler { return noting{n.Handler.WithGroup(name), n.kept} }
 
 // Report implements [report.Reporter].
 func (a authority) Report() (r report.Report) {
@@ -48,11 +102,27 @@ func (a authority) Report() (r report.Report) {
 		r.Bundles = append(r.Bundles, report.Bundle{TrustDomain: s.TrustDomain.String(), Origin: k.String(), JWT: []string{k.ID}})
 	}
 	r.Upstreams = append(r.Upstreams, report.Upstream{Name: a.Where, OK: true, LastSuccess: h.Synced, Err: h.Store}, report.Upstream{Name: "audit log", OK: true, Err: h.Audit})
-	r.NotReady = h.Signing
-	for _, err := range []error{h.Signing, h.Root} {
-		if err != nil {
-			r.Problems = append(r.Problems, err)
+	// The page begins with what the CA signs, and what it has refused and changed last.
+	signs := report.Identity{Name: "certificates of " + s.TrustDomain.String(), Own: true, NotAfter: h.Until, Err: h.Signing}
+	for _, k := range s.Roots {
+		if k.Phase == ca.Active {
+			signs.NotBefore, signs.Certificate = k.Certificate.NotBefore, func() *x509.Certificate { return k.Certificate }
 		}
+	}
+	r.Identities = []report.Identity{signs}
+	for _, k := range append(s.Roots, s.JWTKeys...) {
+		at := k.Prepared
+		if k.Activates.Before(time.Now()) {
+			at = k.Activates
+		}
+		r.Attempts = append(r.Attempts, report.Event{Time: at, Names: []string{k.String()}, Streams: 1})
+	}
+	if a.refusals != nil {
+		r.Attempts = append(r.Attempts, a.refusals.last()...)
+	}
+	r.NotReady = h.Signing
+	if h.Root != nil {
+		r.Problems = append(r.Problems, h.Root)
 	}
 	return r
 }

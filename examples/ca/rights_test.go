@@ -45,8 +45,8 @@ func deployment(t testing.TB, text, api, state string) (args []string, vars env)
 				} `yaml:"template"`
 			} `yaml:"spec"`
 		}
-		require.NoError(t, d.Decode(&o), "a Deployment")
-		if o.Kind != "Deployment" {
+		require.NoError(t, d.Decode(&o), "a StatefulSet")
+		if o.Kind != "StatefulSet" {
 			continue
 		}
 		args, vars = []string{"-kubernetes-api", api}, env{}

@@ -720,7 +720,7 @@ func TestFolderGone(t *testing.T) {
 	require.Equal(t, "ok\n", text)
 }
 
-// TestPrintedProbe: the readiness probe of the Deployment that -install kubernetes prints takes no replica away that signs, whatever
+// TestPrintedProbe: the readiness probe of what -install kubernetes prints takes no replica away that signs, whatever
 // becomes of the Secret, and no alert that is critical fires for it.
 func TestPrintedProbe(t *testing.T) {
 	t.Parallel()
@@ -769,6 +769,89 @@ func TestPrintedProbe(t *testing.T) {
 		k.Faults(nil)
 		k.Put(secret, fine)
 	}
+}
+
+// TestPrintedCommands: the commands that -install kubernetes names for operators work with the environment and the flags of the pods
+// that it prints, in the namespace of the installation, and what has to stay is on a volume that does.
+func TestPrintedCommands(t *testing.T) {
+	t.Parallel()
+	rounds.Slow(t)
+	manifest := printed(t, "namespace=identity", "trust-domain=example.org", "metrics-namespace=watch")
+	variables := env{}
+	for _, m := range regexp.MustCompile(`(?m)^        - \{name: ([A-Z_]+), value: "(.*)"\}$`).FindAllStringSubmatch(manifest, -1) {
+		variables[m[1]] = m[2]
+	}
+	k, _ := cluster(t)
+	state := t.TempDir()
+	var serves []string
+	for _, m := range regexp.MustCompile(`(?m)^        - (-[a-z-]+)(=\S*)?$`).FindAllStringSubmatch(manifest, -1) {
+		switch m[1] {
+		case "-istio-addr", "-bundle-addr", "-admin-addr":
+			m[2] = "=127.0.0.1:0"
+		case "-state-dir":
+			require.Equal(t, "=/state", m[2])
+			m[2] = "=" + state
+		case "-create":
+			m[2] = ""
+		}
+		serves = append(serves, m[1]+m[2])
+	}
+	o, err := parse(append(serves, "-kubernetes-api", k.URL()), variables.get, io.Discard)
+	require.NoError(t, err)
+	s, _ := start(t, o.Config)
+	var root string
+	for _, r := range s.ca.Own.Status().Roots {
+		root = r.ID
+	}
+	lines := regexp.MustCompile(`(?m)^#   kubectl -n (\S+) exec statefulset/ca -- /program (.*)$`).FindAllStringSubmatch(manifest, -1)
+	require.Len(t, lines, 2)
+	for _, line := range lines {
+		require.Equal(t, "identity", line[1])
+		args := strings.Fields(strings.NewReplacer("/state", state, "SERIAL", root).Replace(line[2]))
+		var out bytes.Buffer
+		require.NoError(t, run(t.Context(), append(args, "-kubernetes-api", k.URL()), variables.get, nil, &out, io.Discard), line[0])
+		require.Contains(t, out.String(), "CA of example.org, in the Secret identity/istio-ca-secret, bundle ")
+		require.Contains(t, out.String(), "\nroot "+root+": active")
+	}
+	log, err := os.ReadFile(filepath.Join(state, "audit.jsonl"))
+	require.NoError(t, err)
+	require.Contains(t, string(log), `"event":"tainted","key":"root","serial":"`+root+`"`, "in the audit log of the pod")
+
+	for _, want := range []string{
+		"kind: StatefulSet\nmetadata: {name: ca, namespace: identity}", "  volumeClaimTemplates:\n  - metadata: {name: state}\n", "- {name: state, mountPath: /state}",
+		"kind: PodDisruptionBudget\nmetadata: {name: ca, namespace: identity}\nspec:\n  maxUnavailable: 1\n  selector: {matchLabels: {app: ca}}\n",
+		"kind: NetworkPolicy\nmetadata: {name: ca, namespace: identity}\nspec:\n  podSelector: {matchLabels: {app: ca}}\n  policyTypes: [Ingress]\n",
+		"  - from:\n    - namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: watch}}\n    ports:\n    - {port: admin}\n",
+		"enableServiceLinks: false",
+	} {
+		require.Contains(t, manifest, want)
+	}
+	require.NotContains(t, manifest, "emptyDir")
+}
+
+// TestPageBegins: the page begins with what the CA signs, and what it has refused and changed last; a serial number has the form of -status.
+func TestPageBegins(t *testing.T) {
+	t.Parallel()
+	o, err := parse(arguments(t.TempDir()), env{}.get, io.Discard)
+	require.NoError(t, err)
+	o.refusals = new(refusals)
+	log := slog.New(noting{slog.NewTextHandler(io.Discard, nil), o.refusals}).With("a", 1).WithGroup("g")
+	s, _ := start(t, o.Config)
+	log.Info("istioca: certificate refused", "err", "token of nobody", "peer", "192.0.2.7:1")
+	for i := range 30 {
+		log.Info("istioca: certificate refused", "err", fmt.Sprint("refusal ", i))
+	}
+	log.Info("istioca: certificate refused", "err", "the last refusal", "peer", "192.0.2.7:1")
+	_, text := get(t, "http://"+s.at.Admin.Addr().String()+"/")
+	root := s.ca.Own.Status().Roots[0].ID
+	at := -1
+	for _, part := range []string{"certificates of cluster.local", "serial=" + root + "<", "the last refusal", "root " + root + ": active since", "audit log", ">Roots<"} {
+		i := strings.Index(text, part)
+		require.Greater(t, i, at, "%s comes after what is before it, in %s", part, text)
+		at = i
+	}
+	require.NotContains(t, text, "token of nobody", "old ones go")
+	require.NotContains(t, text, strings.ToUpper(root))
 }
 
 // printed returns what -install kubernetes prints.

@@ -44,7 +44,7 @@ import (
 var resources = map[string]string{
 	"Namespace": "namespaces/", "ServiceAccount": "serviceaccounts", "Secret": "secrets", "ConfigMap": "configmaps", "Service": "services",
 	"Role": "roles", "RoleBinding": "rolebindings", "ClusterRole": "clusterroles/", "ClusterRoleBinding": "clusterrolebindings/",
-	"Deployment": "deployments", "DaemonSet": "daemonsets", "NetworkPolicy": "networkpolicies", "PodDisruptionBudget": "poddisruptionbudgets",
+	"Deployment": "deployments", "StatefulSet": "statefulsets", "DaemonSet": "daemonsets", "NetworkPolicy": "networkpolicies", "PodDisruptionBudget": "poddisruptionbudgets",
 }
 
 // manifestObject is an object of a text that -install prints.
@@ -58,6 +58,7 @@ type manifestObject struct {
 			Metadata map[string]any
 			Spec     map[string]any
 		}
+		VolumeClaimTemplates []struct{ Metadata struct{ Name string } } `yaml:"volumeClaimTemplates"`
 	}
 	text string
 }
@@ -151,6 +152,14 @@ func createPod(t testing.TB, c *peers.Cluster, namespace string, o *manifestObje
 	if o.Spec.Template.Spec["serviceAccountName"] == nil {
 		o.Spec.Template.Spec["serviceAccountName"] = "default" // by the admission that is turned off
 	}
+	var claimed []any // as the controller adds them
+	for _, claim := range o.Spec.VolumeClaimTemplates {
+		volume := claim.Metadata.Name
+		claimed = append(claimed, map[string]any{"name": volume, "persistentVolumeClaim": map[string]any{"claimName": volume + "-" + name}})
+	}
+	if claimed != nil {
+		o.Spec.Template.Spec["volumes"] = claimed
+	}
 	c.Do(t, "POST", "/api/v1/namespaces/"+namespace+"/pods", map[string]any{
 		"apiVersion": "v1", "kind": "Pod", "metadata": map[string]any{"name": name}, "spec": o.Spec.Template.Spec,
 	}, nil)
@@ -222,13 +231,13 @@ func (a *account) err() error {
 	return nil
 }
 
-// runningCA is a CA that runs as its Deployment says.
+// runningCA is a CA that runs as its StatefulSet says.
 type runningCA struct {
 	istio string // address
 	roots []byte
 }
 
-// caCommand returns the command of a CA as its Deployment says, with the rights of its account, and the name of the ConfigMaps with its roots.
+// caCommand returns the command of a CA as its StatefulSet says, with the rights of its account, and the name of the ConfigMaps with its roots.
 // Further arguments are appended.
 func caCommand(t testing.TB, dir string, o *manifestObject, may *account, state string, more ...string) (cmd *exec.Cmd, rootMap string) {
 	t.Helper()
@@ -257,11 +266,11 @@ func caCommand(t testing.TB, dir string, o *manifestObject, may *account, state 
 	return cmd, rootMap
 }
 
-// useCA runs the CA with the arguments of its Deployment and the rights of its account: it becomes ready, signs for a pod, and keeps
+// useCA runs the CA with the arguments of its StatefulSet and the rights of its account: it becomes ready, signs for a pod, and keeps
 // its roots in the namespaces. It returns what was refused, if anything is, and leaves the CA running for the rest of the test.
 func useCA(t *testing.T, c *peers.Cluster, dir string, objects []*manifestObject) (*runningCA, error) {
 	t.Helper()
-	o := objects[slices.IndexFunc(objects, func(o *manifestObject) bool { return o.Kind == "Deployment" })]
+	o := objects[slices.IndexFunc(objects, func(o *manifestObject) bool { return o.Kind == "StatefulSet" })]
 	namespace := o.Metadata.Namespace
 	may, state := newAccount(t, c, namespace, "ca"), t.TempDir()
 	cmd, rootMap := caCommand(t, dir, o, may, state)
@@ -403,16 +412,16 @@ func TestInstall(t *testing.T) {
 	c := peers.NewCluster(t)
 	dir := buildPrograms(t, "ca", "agent")
 	runPage(t, c, dir, "../../examples/KUBERNETES.md")
-	deployment := func(namespace, name string) *manifestObject {
-		o := &manifestObject{APIVersion: "apps/v1", Kind: "Deployment"}
+	template := func(kind, namespace, name string) *manifestObject {
+		o := &manifestObject{APIVersion: "apps/v1", Kind: kind}
 		o.Metadata.Namespace, o.Metadata.Name = namespace, name
 		c.Do(t, "GET", o.path(), nil, o)
 		createPod(t, c, namespace, o, name+"-1")
 		return o
 	}
-	deployment("svidkit", "ca")
-	deployment("default", "shop")
-	web := deployment("default", "web")
+	template("StatefulSet", "svidkit", "ca")
+	template("Deployment", "default", "shop")
+	web := template("Deployment", "default", "web")
 
 	// What the page has applied at last makes no CA, so the one that runs here is told to.
 	objects := applyAll(t, c, install(t, dir, "ca", "create=true"))

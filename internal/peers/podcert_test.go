@@ -126,12 +126,12 @@ type podCA struct {
 	replicas []*peers.Process
 }
 
-// newPodCA installs a CA and starts replicas of it. Further arguments come after those of the Deployment.
+// newPodCA installs a CA and starts replicas of it. Further arguments come after those of the StatefulSet.
 func newPodCA(t testing.TB, c *peers.Cluster, dir string, replicas int, more ...string) *podCA {
 	t.Helper()
 	objects := applyAll(t, c, install(t, dir, "ca", "create=true"))
 	holdsAll(t, c, objects, rule{})
-	o := objects[slices.IndexFunc(objects, func(o *manifestObject) bool { return o.Kind == "Deployment" })]
+	o := objects[slices.IndexFunc(objects, func(o *manifestObject) bool { return o.Kind == "StatefulSet" })]
 	may := newAccount(t, c, o.Metadata.Namespace, "ca")
 	a := &podCA{t: t}
 	a.command = func(state string, extra ...string) *exec.Cmd {
