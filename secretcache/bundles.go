@@ -339,6 +339,8 @@ func (m *Manager) refresh(ctx context.Context, seen *trust) error {
 	}
 }
 
+var errWatchEnded = errors.New("the watch ended")
+
 // watchBundles takes the bundles from the CA's watch while Run runs, after the first were fetched.
 // While the watch yields no good bundles, the Manager polls.
 func (m *Manager) watchBundles(ctx context.Context, w bundleWatcher, fetched <-chan struct{}) {
@@ -352,10 +354,16 @@ func (m *Manager) watchBundles(ctx context.Context, w bundleWatcher, fetched <-c
 		failures++
 		wait := renew.Backoff{Low: time.Second, First: 2 * time.Second, High: impatient, Wish: longestWish}.
 			Wait(renew.NewFailure(failures, err), rand.Float64())
-		m.logRetry(ctx, "secretcache: bundle watch failed", m.roots, failures, err, wait)
+		m.mu.Lock()
+		known := m.roots.Failures() > 0 // by the poll, which has logged it
+		m.mu.Unlock()
+		if !known {
+			m.logRetry(ctx, "secretcache: bundle watch failed", m.roots, failures, err, wait)
+		}
 		_ = renew.Sleep(ctx, wait)
 	}
 	for ctx.Err() == nil {
+		end := errWatchEnded
 		for set, err := range w.WatchBundles(ctx) {
 			if err == nil {
 				m.mu.Lock()
@@ -363,17 +371,18 @@ func (m *Manager) watchBundles(ctx context.Context, w bundleWatcher, fetched <-c
 			}
 			if err != nil && ctx.Err() == nil {
 				failed(err) // waits, so that a CA that yields errors without end is no tight loop
+				end = nil   // which is no second failure
 			}
 			if ctx.Err() != nil {
 				break
 			}
 			if err == nil {
 				m.setWatching(true)
-				failures = 0
+				failures, end = 0, errWatchEnded
 			}
 		}
-		if ctx.Err() == nil {
-			failed(errors.New("the watch ended"))
+		if ctx.Err() == nil && end != nil {
+			failed(end)
 		}
 	}
 	m.setWatching(false)

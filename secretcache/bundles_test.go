@@ -1,11 +1,14 @@
 package secretcache_test
 
 import (
+	"bytes"
 	"context"
 	"crypto"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"iter"
+	"log/slog"
 	"math"
 	"strings"
 	"sync"
@@ -733,6 +736,48 @@ func TestWatchBreaks(t *testing.T) {
 			})
 		})
 	}
+}
+
+// downCA is a CA whose watch fails, and whose bundles cannot be fetched either if err is set.
+type downCA struct {
+	secretcache.CA
+	err atomic.Pointer[error]
+}
+
+func (d *downCA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+	if err := d.err.Load(); err != nil {
+		return nil, *err
+	}
+	return d.CA.FetchBundles(ctx)
+}
+
+func (d *downCA) WatchBundles(context.Context) iter.Seq2[*spiffe.BundleSet, error] {
+	return func(yield func(*spiffe.BundleSet, error) bool) { yield(nil, errors.New("no watch")) }
+}
+
+// TestWatchFailsOnce: a failure of the watch is one line, and none while the bundles cannot be fetched either, which has its own.
+func TestWatchFailsOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var buf bytes.Buffer
+		ca := &downCA{CA: spiffetest.NewCA(t, "example.org")}
+		ca.err.Store(new(errors.New("the CA is down")))
+		m := newManager(t, secretcache.Config{CA: ca, Logger: slog.New(slog.NewTextHandler(lockedWriter{&mu, &buf}, nil))})
+		start(t, m)
+		logged := func(what string) int {
+			mu.Lock()
+			defer mu.Unlock()
+			return strings.Count(buf.String(), what)
+		}
+		time.Sleep(10 * time.Minute)
+		assert.Greater(t, logged("the CA is down"), 5)
+		assert.Zero(t, logged("bundle watch failed"))
+		ca.err.Store(nil)
+		time.Sleep(time.Hour)
+		assert.Greater(t, logged("no watch"), 5)
+		assert.Zero(t, logged("the watch ended"))
+	})
 }
 
 // TestWatchRollback shows that bundles of a watch are checked as those of a fetch are.

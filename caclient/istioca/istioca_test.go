@@ -165,6 +165,7 @@ func TestToken(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte(" \n"), 0o600))
 	_, err = c.Sign(t.Context(), csr, 0)
 	require.ErrorContains(t, err, "is empty")
+	assert.Equal(t, 1, strings.Count(l.String(), "no token to send"), "once in a minute: each error says it")
 	require.NoError(t, os.WriteFile(file, []byte(token+"\n"), 0o600))
 	_, err = c.Sign(t.Context(), csr, 0)
 	require.NoError(t, err)

@@ -198,23 +198,26 @@ type Lines struct {
 // Write implements [io.Writer].
 func (l *Lines) Write(p []byte) (int, error) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.rest = append(l.rest, p...)
-	for {
-		line, rest, whole := bytes.Cut(l.rest, []byte("\n"))
-		if !whole && len(line) < 64<<10 {
-			return len(p), nil
-		}
-		switch l.rest = rest; {
+	whole := bytes.LastIndexByte(l.rest, '\n') + 1
+	if len(l.rest) > 64<<10 { // without an end
+		whole = len(l.rest)
+	}
+	lines := bytes.Clone(l.rest[:whole])
+	l.rest = l.rest[whole:]
+	l.mu.Unlock()
+	var err error
+	for line := range bytes.Lines(lines) {
+		switch line = bytes.TrimRight(line, "\r\n"); {
 		case len(line) == 0:
 		case line[0] == '{' && json.Valid(line):
-			if _, err := fmt.Fprintf(l.To, "%s\n", line); err != nil {
-				return 0, err
-			}
+			_, bad := fmt.Fprintf(l.To, "%s\n", line)
+			err = cmp.Or(err, bad)
 		default:
 			l.Log.Info(string(line))
 		}
 	}
+	return len(p), err
 }
 
 // Group runs the parts of a program until its context is done, or one of them fails. [NewGroup] makes one.

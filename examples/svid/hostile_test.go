@@ -259,10 +259,10 @@ func TestUsage(t *testing.T) {
 		args string
 		want string
 	}{
-		{"", "usage:"},
-		{"bogus", "usage:"},
-		{"bundle", "usage:"},
-		{"bundle merge a b", "usage:"},
+		{"", "Usage:"},
+		{"bogus", `there is no command "bogus"; there are those below`},
+		{"bundle", "Usage:"},
+		{"bundle merge a b", `there is no command "bundle merge"; there are those below`},
 		{"inspect", "0 arguments"},
 		{"inspect a b", "2 arguments"},
 		{"inspect testdata/web.pem -json", "flags come first"},

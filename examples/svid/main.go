@@ -119,7 +119,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 	} else if len(args) > 0 {
 		a.say("svid: there is no command %.64q; there are those below", strings.Join(args[:min(len(args), 2)], " "))
 	}
-	fmt.Fprintln(out, "usage: svid COMMAND [flags] [arguments]")
+	fmt.Fprintln(out, "Usage: svid COMMAND [flags] [arguments]")
 	for _, c := range commands {
 		summary, _, _ := strings.Cut(c.doc, "\n")
 		fmt.Fprintf(out, "  %-15s %s\n", c.words, summary)

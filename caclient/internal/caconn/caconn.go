@@ -76,6 +76,8 @@ type Conn struct {
 	conns *conns.Transport // nil if the one of HTTP was made elsewhere
 	roots roots
 	stale atomic.Bool // the next call is to make a new connection
+
+	tokenless *ratelog.Log // of calls without a token that there should be
 }
 
 // New checks the Endpoint. It does not connect and reads no file. The error names the option that is wrong, and not the
@@ -104,7 +106,7 @@ func New(cfg Config) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Conn{Endpoint: *e, URL: u.Scheme + "://" + u.Host, HTTP: hc, cfg: cfg}
+	c := &Conn{Endpoint: *e, URL: u.Scheme + "://" + u.Host, HTTP: hc, cfg: cfg, tokenless: ratelog.New(e.Logger, 0)}
 	c.conns, _ = hc.Transport.(*conns.Transport)
 	c.roots.td = e.TrustDomain
 	return c, nil
@@ -219,7 +221,7 @@ func (c *Conn) Token(ctx context.Context, op string) (token string, missing, err
 		token, missing = readToken(c.Endpoint.TokenFile)
 	}
 	if missing != nil {
-		c.Endpoint.Logger.LogAttrs(ctx, slog.LevelWarn, c.cfg.Name+": no token to send", slog.Any("err", missing))
+		c.tokenless.Warn(c.cfg.Name+": no token to send", "the file cannot be used", slog.Any("err", missing))
 	}
 	if len(token) > maxToken || !IsText(token) || strings.Contains(token, " ") {
 		return "", nil, c.Error(op, caclient.ErrInvalid, errors.New("the token is too long, or has characters that no token has"))
