@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -39,6 +40,7 @@ func until(t *testing.T, updates <-chan *workloadapi.Update, want string) *workl
 // An identity that comes late, goes and comes again is told on an open stream, beside the others of its caller, which keep their
 // certificates.
 func TestIdentitiesComeAndGo(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	home := spiffetest.NewCA(t, "example.org")
 	api := workloadapitest.NewServer(t, home, "/web")
@@ -72,6 +74,7 @@ func TestIdentitiesComeAndGo(t *testing.T) {
 
 // An identity that the CA grants late is told on the open streams of its caller, though no bundle has changed.
 func TestIdentityThatComesLate(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	p := newPlace(t, me(id("/zebra"), id("/web")))
 	no := spiffe.MustParseID("spiffe://example.org/zebra")
@@ -87,6 +90,7 @@ func TestIdentityThatComesLate(t *testing.T) {
 
 // New bundles come without a new certificate, to callers and into files.
 func TestBundlesAlone(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	home := spiffetest.NewCA(t, "example.org")
 	m, err := secretcache.New(secretcache.Config{TrustDomain: exampleOrg, CA: home})
@@ -116,6 +120,7 @@ func TestBundlesAlone(t *testing.T) {
 
 // The bundles for callers are the same in each order of a map, so that nothing is told when nothing has changed.
 func TestNothingChanges(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	home := spiffetest.NewCA(t, "example.org")
 	m, err := secretcache.New(secretcache.Config{TrustDomain: exampleOrg, CA: home})
@@ -155,6 +160,7 @@ func TestNothingChanges(t *testing.T) {
 // A folder that the file has no more is written no more, and one that it has in another form is written in that form alone. One
 // that stays keeps its writer.
 func TestFoldersChange(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	home := spiffetest.NewCA(t, "example.org")
 	api := workloadapitest.NewServer(t, home, "/web")
@@ -219,6 +225,7 @@ func TestFoldersChange(t *testing.T) {
 
 // A folder that stays in the file keeps its writer: nothing is fetched anew for it.
 func TestFoldersStay(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	m, err := secretcache.New(secretcache.Config{TrustDomain: exampleOrg, CA: spiffetest.NewCA(t, "example.org")})
 	require.NoError(t, err)
