@@ -14,8 +14,8 @@ import (
 	"github.com/svidkit/svidkit/internal/limit"
 )
 
-// one asks for one connection.
-func one(t *testing.T, l *conns.Listener, inner *endless, peer ...string) bool {
+// admits reports whether a peer gets one connection more.
+func admits(t *testing.T, l *conns.Listener, inner *endless, peer ...string) bool {
 	t.Helper()
 	inner.peer, inner.left = peer, 1
 	c, err := l.Accept()
@@ -36,24 +36,24 @@ func TestFirstOfANarrowName(t *testing.T) {
 			Total: total, Peer: func(c net.Conn) conns.Peer { return conns.Peer{Names: c.(*fake).peer} }, Refused: func(_ net.Conn, _ string, err *limit.Error) { reasons = append(reasons, err.Reason) },
 		})
 		t.Cleanup(l.CloseAll)
-		for one(t, l, inner, "a", "a 0") {
+		for admits(t, l, inner, "a", "a 0") {
 		}
 		most := l.Held() // of one process
 		require.Less(t, most, total)
-		require.False(t, one(t, l, inner, "a", "a 0"), "%d: no second one by asking again", total)
+		require.False(t, admits(t, l, inner, "a", "a 0"), "%d: no second one by asking again", total)
 		for n := 1; n <= 2*total; n++ {
 			free, held := total-l.Held(), l.Held()
-			first := one(t, l, inner, "a", fmt.Sprint("a ", n))
+			first := admits(t, l, inner, "a", fmt.Sprint("a ", n))
 			if held >= 2*free { // the user is beyond his share
 				require.Equal(t, 4*free > total, first, "%d in total, %d free: the first of process %d", total, free, n)
 			} else {
 				require.True(t, first)
 			}
 			if first && l.Held() >= 2*(total-l.Held()) {
-				require.False(t, one(t, l, inner, "a", fmt.Sprint("a ", n)), "%d: the second of process %d", total, n)
+				require.False(t, admits(t, l, inner, "a", fmt.Sprint("a ", n)), "%d: the second of process %d", total, n)
 			}
 		}
-		require.True(t, one(t, l, inner, "b", "b 1"), "%d in total: there is room for another user", total)
+		require.True(t, admits(t, l, inner, "b", "b 1"), "%d in total: there is room for another user", total)
 		assert.NotContains(t, reasons, limit.TotalShare, "%d", total)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/certs/bundleorder"
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -107,6 +108,7 @@ func TestSetBeforeRun(t *testing.T) {
 // A bundle is fresh until its next fetch, whatever the hint, and the first success after failures makes it so again, with waits and
 // counts as before.
 func TestFreshAgain(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for _, hint := range []time.Duration{0, time.Second, time.Minute, 12 * time.Hour, 1000 * time.Hour} {
 		synctest.Test(t, func(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe/filesink"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -23,6 +24,7 @@ import (
 // A token that lies there is taken over if it is what the sink itself would have written, and nothing else: for this audience
 // and no other, for a while yet.
 func TestWhichTokensStay(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := base64.RawURLEncoding.EncodeToString
@@ -79,6 +81,7 @@ func TestWhichTokensStay(t *testing.T) {
 
 // A failure is forgotten with the next success: the report, and the waits, which begin anew.
 func TestTokensRecover(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex

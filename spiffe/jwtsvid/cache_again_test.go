@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
 
@@ -151,6 +152,7 @@ func TestCacheTakes(t *testing.T) {
 
 // After a success the waits begin anew: the first after an outage is as short as ever.
 func TestCacheWaitsAnew(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	for _, running := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

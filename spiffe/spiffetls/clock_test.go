@@ -71,3 +71,34 @@ func TestRequirePeerByItsClock(t *testing.T) {
 		}
 	}
 }
+
+// A failure that comes again keeps when it was first, and what a caller does with the list is its own.
+func TestFailureKeepsItsFirst(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	handler, err := spiffetls.RequirePeer(spiffe.AllowIDs(ca.SVID("/ops").ID()), who)
+	require.NoError(t, err)
+	var failures spiffetls.FailureLog
+	s := &http.Server{Handler: handler}
+	require.NoError(t, spiffetls.ConfigureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Options{Failures: &failures}))
+	url := serve(t, s, nil)
+	client := clientOf(t, ca, "/web", nil)
+	var first spiffetls.Failure
+	for n := range 3 {
+		resp, err := client.Get(url)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		kept, total := failures.Failures()
+		require.EqualValues(t, n+1, total)
+		require.Len(t, kept, 1)
+		require.EqualValues(t, n+1, kept[0].Count)
+		if n == 0 {
+			first = kept[0]
+			require.Equal(t, first.First, first.Last)
+		}
+		require.True(t, first.First.Equal(kept[0].First), "it was first then")
+		require.False(t, kept[0].Last.Before(first.Last))
+		kept[0] = spiffetls.Failure{Reason: "changed by the caller"}
+		time.Sleep(time.Millisecond)
+	}
+}

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/secretcache"
@@ -36,6 +37,7 @@ func owned(m *secretcache.Manager) (paths []string) {
 // A version of the file that is refused leaves nothing behind: no identity that it alone has is asked for, and those in force
 // are kept, also those that it has, too.
 func TestRefusedVersionLeavesNothing(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	m, err := secretcache.New(secretcache.Config{TrustDomain: exampleOrg, CA: spiffetest.NewCA(t, "example.org")})
 	require.NoError(t, err)
@@ -118,6 +120,7 @@ func (d *deltaStream) until(want map[string]bool) {
 // Open streams of SDS are judged again when the file changes, without a new certificate: what is granted comes, what "default"
 // is follows, and what is withdrawn is told so.
 func TestFileChangesOpenStreams(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	const web, late, roots, hint = "spiffe://example.org/web", "spiffe://example.org/late", "ROOTCA", "late.example"
 	other := `{"match": {"uid": 4000000}, "identities": [` + id("/web") + `, ` + id("/late") + `]}` // so that each is always there

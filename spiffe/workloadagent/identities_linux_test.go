@@ -1,7 +1,6 @@
 package workloadagent_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -36,9 +36,23 @@ func until(t *testing.T, updates <-chan *workloadapi.Update, want string) *workl
 	}
 }
 
+// only returns what the only file of a pattern has, or why it cannot be read.
+func only(pattern string) string {
+	files, err := filepath.Glob(pattern)
+	if err != nil || len(files) != 1 {
+		return fmt.Sprintf("%d files: %v", len(files), err)
+	}
+	data, err := os.ReadFile(files[0])
+	if err != nil {
+		return err.Error()
+	}
+	return string(data)
+}
+
 // An identity that comes late, goes and comes again is told on an open stream, beside the others of its caller, which keep their
 // certificates.
 func TestIdentitiesComeAndGo(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	home := spiffetest.NewCA(t, "example.org")
 	api := workloadapitest.NewServer(t, home, "/web")
@@ -72,6 +86,7 @@ func TestIdentitiesComeAndGo(t *testing.T) {
 
 // An identity that the CA grants late is told on the open streams of its caller, though no bundle has changed.
 func TestIdentityThatComesLate(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	p := newPlace(t, me(id("/zebra"), id("/web")))
 	no := spiffe.MustParseID("spiffe://example.org/zebra")
@@ -87,6 +102,7 @@ func TestIdentityThatComesLate(t *testing.T) {
 
 // New bundles come without a new certificate, to callers and into files.
 func TestBundlesAlone(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	home := spiffetest.NewCA(t, "example.org")
 	m, err := secretcache.New(secretcache.Config{TrustDomain: exampleOrg, CA: home})
@@ -107,8 +123,7 @@ func TestBundlesAlone(t *testing.T) {
 		}
 		assert.Equal(t, first.Identities[0].SVID.Leaf(), u.Identities[0].SVID.Leaf())
 		require.Eventually(t, func() bool {
-			data, err := os.ReadFile(filepath.Join(out, partner+".spiffe-trust-bundle.pem"))
-			return err == nil && bytes.Contains(data, []byte("CERTIFICATE"))
+			return strings.Contains(only(filepath.Join(out, partner+".spiffe-trust-bundle*.pem")), "CERTIFICATE")
 		}, passing, often)
 	}
 	noneDenied(t, errs)
@@ -116,6 +131,7 @@ func TestBundlesAlone(t *testing.T) {
 
 // The bundles for callers are the same in each order of a map, so that nothing is told when nothing has changed.
 func TestNothingChanges(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	home := spiffetest.NewCA(t, "example.org")
 	m, err := secretcache.New(secretcache.Config{TrustDomain: exampleOrg, CA: home})
@@ -155,6 +171,7 @@ func TestNothingChanges(t *testing.T) {
 // A folder that the file has no more is written no more, and one that it has in another form is written in that form alone. One
 // that stays keeps its writer.
 func TestFoldersChange(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	home := spiffetest.NewCA(t, "example.org")
 	api := workloadapitest.NewServer(t, home, "/web")
@@ -169,14 +186,8 @@ func TestFoldersChange(t *testing.T) {
 		}
 		return `"files": [` + strings.Join(all, ", ") + `]`
 	}
-	const delivery, split = "credential-bundle.pem", "key.pem"
-	read := func(folderName, name string) string {
-		data, err := os.ReadFile(filepath.Join(folder(folderName), name))
-		if err != nil {
-			return err.Error()
-		}
-		return string(data)
-	}
+	const delivery, split = "credential-bundle*.pem", "key.pem"
+	read := func(folderName, name string) string { return only(filepath.Join(folder(folderName), name)) }
 	p.write(me(id("/web", files("", "stays", "goes", "changes"))))
 	p.run(workloadagent.Config{Source: src}, src.Run)
 	for _, name := range []string{"stays", "goes", "changes"} {
@@ -197,7 +208,10 @@ func TestFoldersChange(t *testing.T) {
 		require.Equal(t, old, read("changes", delivery), "what is no part of the new form is written no more")
 	}
 	mode := func(path ...string) fs.FileMode {
-		info, err := os.Stat(filepath.Join(path...))
+		files, err := filepath.Glob(filepath.Join(path...))
+		require.NoError(t, err)
+		require.Len(t, files, 1)
+		info, err := os.Stat(files[0])
 		require.NoError(t, err)
 		return info.Mode().Perm()
 	}
@@ -221,6 +235,7 @@ func TestFoldersChange(t *testing.T) {
 
 // A folder that stays in the file keeps its writer: nothing is fetched anew for it.
 func TestFoldersStay(t *testing.T) {
+	rounds.NotShort(t)
 	t.Parallel()
 	m, err := secretcache.New(secretcache.Config{TrustDomain: exampleOrg, CA: spiffetest.NewCA(t, "example.org")})
 	require.NoError(t, err)

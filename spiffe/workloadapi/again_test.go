@@ -220,3 +220,26 @@ func TestTokensOfAnother(t *testing.T) {
 		})
 	}
 }
+
+// After a refusal for good there is no next attempt, though there was one before.
+func TestNoNextAttempt(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var refuse atomic.Bool
+		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, fake(t, func(c *call) {
+			if refuse.Load() {
+				c.end(codeInvalidArgument, "no")
+			} else {
+				c.end(codeUnavailable, "later")
+			}
+		}))})
+		require.NoError(t, err)
+		ended := make(chan error, 1)
+		go func() { ended <- s.Run(t.Context()) }()
+		synctest.Wait()
+		require.True(t, s.Status().X509.NextAttempt.After(time.Now()))
+		refuse.Store(true)
+		require.Error(t, <-ended)
+		require.Zero(t, s.Status().X509.NextAttempt)
+	})
+}
