@@ -26,7 +26,7 @@ func (b *brief) Sign(ctx context.Context, csr *pki.CSR, _ time.Duration) ([]*x50
 	return b.polled.Sign(ctx, csr, time.Duration(b.life.Load()))
 }
 
-// A certificate that ends too soon to be renewed takes the place of none that is good, and of one whose root has left: that is good for nobody.
+// A certificate that ends too soon to be renewed takes the place of none that is good, and of one whose root has left: which no peer accepts.
 func TestOrphanTakesTheShorter(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

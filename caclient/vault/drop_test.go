@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The refusal of an old token that comes late takes nothing from the calls that have a new one: nobody logs in again for it.
+// The refusal of an old token that comes late takes nothing from the calls that have a new one: no call logs in again for it.
 func TestLateRefusal(t *testing.T) {
 	bubble(t, func(t *testing.T, l *leases, sign func() error) {
 		require.NoError(t, sign())

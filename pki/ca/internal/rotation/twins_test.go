@@ -22,7 +22,7 @@ func named(t *testing.T, keys ...Key) []Key {
 	return keys
 }
 
-// Whoever takes the place of a key keeps its terms, as others may have signed by them: revoked, replaced, or renewed.
+// What takes the place of a key keeps its terms, as others may have signed by them: revoked, replaced, or renewed.
 func TestTermsGoOn(t *testing.T) {
 	t.Parallel()
 	long := Terms{Longest: 48 * time.Hour, Grace: time.Hour, Propagation: 2 * time.Hour}
