@@ -15,11 +15,10 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/svidkit/svidkit/examples/program"
-	"github.com/svidkit/svidkit/internal/limit"
-	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
 // prober is how the kubelet would probe a container of the application, if the injector had not sent it here.
@@ -88,7 +87,7 @@ func (p *proxy) configureApp() error {
 }
 
 const (
-	maxScrapes = 8                // of the application, at the same time; of each peer one
+	maxScrapes = 8                // of the application, at the same time; of each address one
 	scrapeTime = 30 * time.Second // in which a peer has to take the pages
 )
 
@@ -98,30 +97,39 @@ func (p *proxy) serveMetrics(agent http.Handler) http.Handler {
 	if len(p.pages) == 0 {
 		return agent
 	}
-	scrapes := limit.NewShares[string](maxScrapes, 1)
+	scrapes := make(chan struct{}, maxScrapes)
+	var of sync.Map // the peers
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.ResponseHeaderTimeout = p.client.Timeout
 	client := &http.Client{Transport: transport, Timeout: scrapeTime, CheckRedirect: p.client.CheckRedirect}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		host, _, _ := net.SplitHostPort(r.RemoteAddr)
-		peer := cmp.Or(peerkey.UserFromContext(r.Context()), host)
-		if scrapes.Take(peer, 1) != nil {
-			w.Header().Set("Retry-After", "1")
-			http.Error(w, "another request for the metrics is being answered; try again when it has ended", http.StatusServiceUnavailable)
-			return
-		}
-		defer scrapes.Give(peer, 1)
-		agent.ServeHTTP(w, r)
-		for _, page := range p.pages {
-			out := &appended{Writer: w}
-			if _, err := fetch(r.Context(), client, http.MethodGet, page, "", out); err != nil {
-				p.cfg.Logger.Info("agent: metrics are missing", slog.String("from", page), slog.Any("err", err))
-				if out.begun {
-					panic(http.ErrAbortHandler)
-				}
+		peer, _, _ := net.SplitHostPort(r.RemoteAddr)
+		if _, other := of.LoadOrStore(peer, true); !other {
+			defer of.Delete(peer)
+			select {
+			case scrapes <- struct{}{}:
+				defer func() { <-scrapes }()
+				p.answerMetrics(w, r, agent, client)
+				return
+			default:
 			}
 		}
+		w.Header().Set("Retry-After", "1")
+		http.Error(w, "another request for the metrics is being answered; try again when it has ended", http.StatusServiceUnavailable)
 	})
+}
+
+func (p *proxy) answerMetrics(w http.ResponseWriter, r *http.Request, agent http.Handler, client *http.Client) {
+	agent.ServeHTTP(w, r)
+	for _, page := range p.pages {
+		out := &appended{Writer: w}
+		if _, err := fetch(r.Context(), client, http.MethodGet, page, "", out); err != nil {
+			p.cfg.Logger.Info("agent: metrics are missing", slog.String("from", page), slog.Any("err", err))
+			if out.begun {
+				panic(http.ErrAbortHandler)
+			}
+		}
+	}
 }
 
 // appended is a page behind another one.

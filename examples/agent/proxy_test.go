@@ -24,7 +24,6 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
-	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/sds/istioagent"
 )
@@ -367,7 +366,8 @@ func TestSlowScrape(t *testing.T) {
 	p.pages = []string{application.URL}
 	metrics := p.serveMetrics(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "agent_up 1") }))
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		metrics.ServeHTTP(w, r.WithContext(peerkey.NewContext(r.Context(), r.Header.Get("Peer"))))
+		r.RemoteAddr = r.Header.Get("Peer") + ":1"
+		metrics.ServeHTTP(w, r)
 	}))
 	t.Cleanup(server.Close)
 	get := func(peer string) *http.Response {

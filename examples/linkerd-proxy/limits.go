@@ -121,6 +121,45 @@ func (r *room) Addr() net.Addr { return r.LocalAddr() }
 // Close leaves the client's connection open.
 func (r *room) Close() error { return nil }
 
+// underWay counts the requests that are under way, in total and of each address.
+type underWay struct {
+	mu  sync.Mutex
+	all int
+	of  map[string]int
+}
+
+// take counts n requests more, and reports whether there is room for them.
+func (u *underWay) take(from string, n int) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if n > 0 && (u.all+n > maxRequests || u.of[from]+n > maxRequests*2/3) {
+		return false
+	}
+	if u.of == nil {
+		u.of = map[string]int{}
+	}
+	u.all += n
+	if u.of[from] += n; u.of[from] == 0 {
+		delete(u.of, from)
+	}
+	return true
+}
+
+// within serves as next does, until the client has taken the answer, and refuses what there is no room for, without a body that
+// would wait for the client.
+func (u *underWay) within(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		from, _, _ := net.SplitHostPort(r.RemoteAddr)
+		if !u.take(from, 1) {
+			w.Header().Set("Retry-After", "1")
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		defer u.take(from, -1)
+		next.ServeHTTP(w, r)
+	})
+}
+
 // inTime gives a client of HTTP/1 some time for each part of a body, and to send the rest of one that next has not read: net/http
 // reads it before the next request, without a limit. So a client that stops in the middle does not keep its connection, or that
 // to the application, where its proxy has made HTTP/2 of the request. By HTTP/1 a client has long to take each part of the answer.

@@ -15,7 +15,6 @@ import (
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
-	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
@@ -81,7 +80,8 @@ const (
 	idleOut     = 90 * time.Second // of our own
 	drainTime   = 5 * time.Second
 	maxHeader   = 64 << 10
-	maxStreams  = 250
+	maxStreams  = 100
+	maxRequests = 1000             // under way; of each address two thirds
 	bodyTime    = 30 * time.Second // for each part of a body by HTTP/1
 	tunnelTime  = time.Hour        // without a byte in either direction
 	maxHops     = 8                // of a request, through proxies of this kind
@@ -194,12 +194,12 @@ func (p *proxy) serve(ctx context.Context, l net.Listener, ready *queue, handler
 	p.listens(l)
 	others := connections{over: open}
 	srv := &http.Server{
-		Handler:     inTime(handler(&others), bodyTime, detectTime, idleTimeout),
+		Handler:     inTime(new(underWay).within(handler(&others)), bodyTime, detectTime, idleTimeout),
 		Protocols:   new(http.Protocols),
 		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: maxStreams, MaxReceiveBufferPerConnection: 128 << 10, MaxReceiveBufferPerStream: 64 << 10, WriteByteTimeout: time.Minute},
 		BaseContext: func(net.Listener) context.Context { return open },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(ctx, connKey{}, conns.Raw(c))
+			return context.WithValue(ctx, connKey{}, c)
 		},
 		ReadHeaderTimeout: detectTime,
 		IdleTimeout:       idleTimeout,
@@ -211,10 +211,9 @@ func (p *proxy) serve(ctx context.Context, l net.Listener, ready *queue, handler
 	}
 	srv.Protocols.SetHTTP1(true)
 	srv.Protocols.SetUnencryptedHTTP2(true)
-	conns.Bound(srv)
 	var wg sync.WaitGroup
 	failed := make(chan error, 1)
-	wg.Go(func() { _ = srv.Serve(conns.Patient(ready)) })
+	wg.Go(func() { _ = srv.Serve(ready) })
 	wg.Go(func() {
 		for wait := time.Duration(0); ; {
 			c, err := accepted.Accept()

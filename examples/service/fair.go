@@ -39,13 +39,16 @@ func (f *fair) take(peer spiffe.ID, n int) bool {
 }
 
 func (f *fair) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	peer, _ := spiffetls.PeerFromContext(r.Context())
-	if !f.take(peer.ID(), 1) {
+	var peer spiffe.ID
+	if p, ok := spiffetls.PeerFromContext(r.Context()); ok {
+		peer = p.ID()
+	}
+	if !f.take(peer, 1) {
 		w.Header().Set("Retry-After", "1")
 		w.WriteHeader(http.StatusServiceUnavailable) // without a body, which would wait for the client
 		return
 	}
-	defer f.take(peer.ID(), -1)
+	defer f.take(peer, -1)
 	f.Handler.ServeHTTP(w, r)
 	if r.ProtoMajor == 2 { // until the client has taken the answer
 		_ = http.NewResponseController(w).Flush()

@@ -60,16 +60,8 @@ func (b *budget) give(peer []string, n int) {
 	b.add(peer, -n)
 }
 
-var busy = func() map[string]*metrics.Counter {
-	metrics.Process.Gauge("svidkit_requests_under_way", "The number of requests that are being answered, without streams whose client has taken a message.",
-		func() (float64, bool) {
-			underWay.Lock()
-			defer underWay.Unlock()
-			return float64(underWay.held), true
-		})
-	return metrics.Process.Counters("svidkit_requests_refused_total", "The number of requests that were refused at once because of a limit, by the reason.",
-		"reason", slices.Sorted(maps.Values(busyLabels))...)
-}()
+var busy = metrics.Process.Counters("svidkit_requests_refused_total", "The number of requests that were refused at once because of a limit, by the reason.",
+	"reason", slices.Sorted(maps.Values(busyLabels))...)
 
 var busyLabels = map[string]string{Busy: labels[limit.TotalShare], BusyCaller: labels[limit.CallerShare]}
 
@@ -108,28 +100,21 @@ func (l *Listener) Server(h http.Handler, streams int, log slog.Handler) *http.S
 		l.own.Lock()
 		defer l.own.Unlock()
 		return l.held[c]
-	}, l.o.Refused, answerTime)
+	}, l.o.Refused)
 	srv.Handler = Body(srv.Handler, headerTime)
 	return srv
 }
 
-// Bound puts the requests to a server of TCP, such as a proxy, in the budget of a [Listener.Server], but for the time of an answer.
-func Bound(srv *http.Server) { bound(srv, TCPPeer, func(net.Conn, string, *limit.Error) {}, 0) }
-
-// bound puts the requests to srv in the budget. A client has long to take an answer; 0: any time.
-func bound(srv *http.Server, peer func(net.Conn) Peer, refused func(net.Conn, string, *limit.Error), long time.Duration) {
-	inner := srv.ConnContext
+// bound puts the requests to srv in the budget.
+func bound(srv *http.Server, peer func(net.Conn) Peer, refused func(net.Conn, string, *limit.Error)) {
 	srv.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
-		if inner != nil {
-			ctx = inner(ctx, c)
-		}
 		reads, _ := c.(*patientConn)
 		c = Raw(c)
 		of := peer(c)
 		names := append(of.inProcess()[:len(of.Names):len(of.Names)], strconv.FormatUint(clients.Add(1), 10))
 		return context.WithValue(ctx, clientKey{}, client{c, names, reads})
 	}
-	srv.Handler = within(srv.Handler, refused, long)
+	srv.Handler = within(srv.Handler, refused)
 }
 
 // Raw returns the connection that a Listener has accepted and c is made of.
@@ -282,7 +267,7 @@ type (
 var clients atomic.Uint64
 
 // within returns a handler that serves as next does, within the budget.
-func within(next http.Handler, refused func(net.Conn, string, *limit.Error), long time.Duration) http.Handler {
+func within(next http.Handler, refused func(net.Conn, string, *limit.Error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		from := r.Context().Value(clientKey{}).(client)
 		if from.patient != nil && r.ProtoMajor == 2 {
@@ -303,8 +288,8 @@ func within(next http.Handler, refused func(net.Conn, string, *limit.Error), lon
 		}
 		done := sync.OnceFunc(func() { underWay.give(from.names, n) })
 		defer done()
-		a := &answer{ResponseWriter: w, wire: http.NewResponseController(w), http1: r.ProtoMajor == 1, long: long, timed: long == 0}
-		if a.http1 && !a.timed {
+		a := &answer{ResponseWriter: w, wire: http.NewResponseController(w), http1: r.ProtoMajor == 1}
+		if a.http1 {
 			_ = a.wire.SetWriteDeadline(time.Time{}) // of the request before
 		}
 		next.ServeHTTP(a, r.WithContext(context.WithValue(r.Context(), requestKey{}, done)))
@@ -337,13 +322,12 @@ func Known(ctx context.Context) {
 type answer struct {
 	http.ResponseWriter
 	wire                *http.ResponseController
-	long                time.Duration
 	http1, timed, wrote bool
 }
 
 func (a *answer) begin() {
 	if !a.timed {
-		_ = a.SetWriteDeadline(time.Now().Add(a.long))
+		_ = a.SetWriteDeadline(time.Now().Add(answerTime))
 	}
 }
 

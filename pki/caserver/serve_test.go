@@ -358,7 +358,7 @@ func TestAcceptFails(t *testing.T) {
 func TestConcurrentRequests(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	const requests, limit = 1200, 1000
+	const requests, limit = 300, 250
 	var inside sync.WaitGroup
 	inside.Add(requests)
 	var mu sync.Mutex

@@ -149,7 +149,7 @@ func (h *Handler) ServeDebug(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer h.unread.Give(peer, 1)
-	done()                                                                            // a client that is slow to take its answer holds up no other
+	done()
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(debugSendTime)) // some servers have none
 	header.Set("Content-Type", "application/json")
 	_, _ = w.Write(answer)
