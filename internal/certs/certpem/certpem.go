@@ -31,7 +31,7 @@ const (
 // ErrTooLarge says that input is over a limit; package spiffe exports it.
 var ErrTooLarge = errors.New("input too large")
 
-const begin, end = "-----BEGIN ", "-----END "
+const begin, end = "-----BEGIN", "-----END" // without the space, which a torn block may lack
 
 // Read returns the blocks of data in order, of which there may be limit. Text around them is allowed, as tools write comments
 // there (RFC 7468, 5.2). A block that is torn or damaged is an error, as package pem passes over it, and so is text that would
