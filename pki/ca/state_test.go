@@ -111,7 +111,7 @@ func TestUnfitDocuments(t *testing.T) {
 		"a JWT key for another algorithm":   func(d map[string]any) { jwt(d)["algorithm"] = "RS256" },
 		"a JWT key that is trusted":         func(d map[string]any) { jwt(d)["phase"] = "trusted"; delete(jwt(d), "private_key") },
 		"two active JWT keys":               func(d map[string]any) { d["jwt_keys"] = []any{jwt(d), jwt(others)} },
-		"rubbish behind the public key":     func(d map[string]any) { jwt(d)["public_key"] = jwt(d)["public_key"].(string) + "x" },
+		"a torn block behind the key":       func(d map[string]any) { jwt(d)["public_key"] = jwt(d)["public_key"].(string) + "-----BEGIN" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
