@@ -75,8 +75,7 @@ type MiddlewareOptions struct {
 //
 // A request that came neither by TLS nor on a Unix socket is answered 400, with a token or without (JWT-34), and the
 // token is not read: any reader on the network could use it. See [MiddlewareOptions].TLSTerminated. So is one whose path can
-// be read in two ways: a CONNECT with a path, a path that [path.Clean] changes, and one with an escaped slash below a pattern of
-// [http.ServeMux] that ends with a slash.
+// be read in two ways, as RequirePeer of package spiffetls says.
 // gRPC over net/http is served by the same middleware (JWT-33).
 func Middleware(v *Validator, allow spiffe.PolicySource, opts *MiddlewareOptions) (func(http.Handler) http.Handler, error) {
 	err := spiffe.CheckPolicySource(allow)

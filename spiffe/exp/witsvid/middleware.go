@@ -37,9 +37,8 @@ type MiddlewareOptions struct {
 // "https://db.example.org", behind which comes the path of the request, or another value that clients use
 // as a whole. They come from configuration alone; no header field of a request can add to them (WPT-5).
 //
-// Other requests never reach the handler, and neither do those whose path can be read in two ways, which need not have a
-// token: a CONNECT with a path, a path that [path.Clean] changes, and one with an escaped slash below a pattern of
-// [http.ServeMux] that ends with a slash. They are answered 400, with a problem document (RFC 9457) that
+// Other requests never reach the handler, and neither do those whose path can be read in two ways, as RequirePeer of package
+// spiffetls says. They are answered 400, with a problem document (RFC 9457) that
 // names the reason in a word or two; 403 if the proof is valid and the policy does not allow its ID; and
 // 503 for [ErrUnavailable]. There is no 401, which would invite a client to put the token into the field
 // Authorization (WIT-50).
