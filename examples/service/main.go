@@ -147,7 +147,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	handshakes := new(spiffetls.Metrics)
 	server := &http.Server{
 		Handler: &fair{Handler: http.HandlerFunc(hello)}, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second, IdleTimeout: 5 * time.Minute, MaxHeaderBytes: 16 << 10,
-		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 25, MaxReceiveBufferPerConnection: 64 << 10, MaxReceiveBufferPerStream: 64 << 10},
+		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 100, MaxReceiveBufferPerConnection: 64 << 10, MaxReceiveBufferPerStream: 64 << 10},
 	}
 	if err := spiffetls.ConfigureServer(server, src, src, colleagues, &spiffetls.Options{Metrics: handshakes, Logger: log}); err != nil {
 		return err

@@ -70,8 +70,8 @@ var busyLabels = map[string]string{Busy: labels[limit.TotalShare], BusyCaller: l
 //
 // Requests under way are a budget of the process, as descriptors are: of 1,536 a peer may have twice as many as are free, at all
 // Servers together, and a connection of it 32 times as many as are free for the peer. One with a long header counts for several. It
-// counts from before h is called until the client has taken the answer, for which it has 30 seconds if h does not set a time itself, or
-// until [Known]. What does not fit is answered with 503, and gRPC with ResourceExhausted, without a body that would wait for the
+// counts from before h is called until the client has taken the answer, or until [Known]. The client has 30 seconds for each part that h
+// writes if h does not set a time itself. What does not fit is answered with 503, and gRPC with ResourceExhausted, without a body that would wait for the
 // client. A client that does not read what is sent to it is not read either, so what it asks for grows no further.
 func (l *Listener) Server(h http.Handler, streams int, log slog.Handler) *http.Server {
 	srv := &http.Server{
@@ -318,7 +318,7 @@ func Known(ctx context.Context) {
 	}
 }
 
-// answer is an answer of which the client has to take all in time, unless the handler sets the time.
+// answer is an answer of which the client has to take each part in time, unless the handler sets the time.
 type answer struct {
 	http.ResponseWriter
 	wire                *http.ResponseController
@@ -327,7 +327,7 @@ type answer struct {
 
 func (a *answer) begin() {
 	if !a.timed {
-		_ = a.SetWriteDeadline(time.Now().Add(answerTime))
+		_ = a.wire.SetWriteDeadline(time.Now().Add(answerTime))
 	}
 }
 
@@ -337,10 +337,25 @@ func (a *answer) SetWriteDeadline(t time.Time) error {
 	return a.wire.SetWriteDeadline(t)
 }
 
+// done takes the time back: HTTP/2 would end a stream at that time, also one that has nothing to send.
+func (a *answer) done() {
+	if !a.timed && !a.http1 {
+		_ = a.wire.SetWriteDeadline(time.Time{})
+	}
+}
+
 func (a *answer) Write(p []byte) (int, error) {
 	a.begin()
+	defer a.done()
 	a.wrote = true
 	return a.ResponseWriter.Write(p)
+}
+
+// Flush implements [http.Flusher].
+func (a *answer) Flush() {
+	a.begin()
+	defer a.done()
+	_ = a.wire.Flush()
 }
 
 // Unwrap is for [http.ResponseController].
@@ -352,6 +367,6 @@ func (a *answer) end() {
 	case a.http1: // which has one request for each connection
 		a.begin()
 	case a.wrote:
-		_ = a.wire.Flush()
+		a.Flush()
 	}
 }

@@ -359,3 +359,37 @@ func TestPatientRead(t *testing.T) {
 		assert.EqualValues(t, 1, read.Load())
 	})
 }
+
+// A stream that has nothing to send for longer than a client has to take an answer lasts, with both versions of HTTP.
+func TestQuietStream(t *testing.T) {
+	t.Parallel()
+	for name, only := range map[string]func(*http.Protocols){
+		"HTTP/1.1": func(p *http.Protocols) { p.SetHTTP1(true) }, "HTTP/2": func(p *http.Protocols) { p.SetUnencryptedHTTP2(true) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				inner := memconn.Listen()
+				l := conns.Listen(inner, conns.Options{Peer: func(net.Conn) conns.Peer { return conns.Peer{Names: []string{"a"}} }})
+				srv := l.Server(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+					for n := range 3 {
+						fmt.Fprintln(w, "event", n)
+						w.(http.Flusher).Flush()
+						time.Sleep(2 * time.Minute)
+					}
+				}), 10, slog.DiscardHandler)
+				go func() { _ = srv.Serve(conns.Patient(l)) }()
+				defer srv.Close()
+				transport := &http.Transport{DialContext: inner.DialContext, Protocols: new(http.Protocols)}
+				defer transport.CloseIdleConnections()
+				only(transport.Protocols)
+				resp, err := (&http.Client{Transport: transport}).Get("http://server.test/")
+				require.NoError(t, err)
+				defer resp.Body.Close()
+				got, err := io.ReadAll(resp.Body)
+				require.NoError(t, err)
+				assert.Equal(t, "event 0\nevent 1\nevent 2\n", string(got))
+			})
+		})
+	}
+}
