@@ -78,7 +78,6 @@
 //
 //	caclient/linkerd               Linkerd's identity service
 //	caclient/linkerd/linkerdproxy  the identity of a Linkerd proxy, and its TLS
-//	caclient/linkerd/inject        what the pod of a proxy gets
 //	pki/linkerdname                the names of Linkerd's identities
 //	caclient/athenz                ZTS, the CA of Athenz
 //	caclient/athenz/nodeagent      the agent of a node, which vouches for its pods

@@ -210,10 +210,10 @@ func TestHTTPClientRoots(t *testing.T) {
 	require.ErrorContains(t, err, "certificate signed by unknown authority", "a root that is gone is not trusted, on an open connection neither")
 	s.become(other)
 	requirePage(t, "HTTP/2.0 none", c, s.url)
-	assert.Eventually(t, func() bool { return s.open.Load() == 1 }, 5*time.Second, 5*time.Millisecond, "the old connections are closed")
+	assert.Eventually(t, func() bool { return s.open.Load() == 1 }, time.Minute, 5*time.Millisecond, "the old connections are closed")
 
 	c.CloseIdleConnections()
-	assert.Eventually(t, func() bool { return s.open.Load() == 0 }, 5*time.Second, 5*time.Millisecond)
+	assert.Eventually(t, func() bool { return s.open.Load() == 0 }, time.Minute, 5*time.Millisecond)
 	requirePage(t, "HTTP/2.0 none", c, s.url)
 
 	t.Run("names", func(t *testing.T) {
@@ -249,7 +249,7 @@ func TestHTTPClientCertificate(t *testing.T) {
 	writePair(t, dir, append(chain, td.Root(), chain[0]), key) // as Istio's agent writes it
 	with := settled(t, "HTTP/2.0 /one", c, s) - without
 	require.Positive(t, with)
-	assert.Eventually(t, func() bool { return s.open.Load() == with }, 5*time.Second, 5*time.Millisecond, "those without a certificate are closed")
+	assert.Eventually(t, func() bool { return s.open.Load() == with }, time.Minute, 5*time.Millisecond, "those without a certificate are closed")
 
 	// What cannot be used changes nothing.
 	second, secondKey := td.Certificate("/two")

@@ -80,7 +80,7 @@ func TestEnvoyOfAgent(t *testing.T) {
 				i := slices.IndexFunc(all.Identities, func(i workloadapi.Identity) bool { return i.SVID.ID().Path() == path })
 				return slices.Equal(leaves, []string{envoytest.Serial(all.Identities[i].SVID.Leaf().SerialNumber)}) &&
 					slices.Contains(roots, envoytest.Serial(authority.Root().SerialNumber))
-			}, 20*time.Second, 50*time.Millisecond, path)
+			}, time.Minute, 50*time.Millisecond, path)
 		}
 	}
 	arrived()

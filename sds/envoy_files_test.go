@@ -96,7 +96,7 @@ func TestEnvoyOfFiles(t *testing.T) {
 				leaves, roots := e.Serials()
 				return slices.Equal(leaves, []string{envoytest.Serial(svids[workload].Leaf().SerialNumber)}) &&
 					slices.Contains(roots, envoytest.Serial(authority.Root().SerialNumber))
-			}, 20*time.Second, 50*time.Millisecond, workload)
+			}, time.Minute, 50*time.Millisecond, workload)
 		}
 	}
 	arrived()
@@ -124,7 +124,7 @@ func TestEnvoyOfFiles(t *testing.T) {
 			}
 		}
 		return refused == 2
-	}, 20*time.Second, 10*time.Millisecond)
+	}, time.Minute, 10*time.Millisecond)
 	time.Sleep(500 * time.Millisecond)
 	arrived()
 	for workload := range envoys {

@@ -75,7 +75,7 @@ func TestEnvoyAllRoots(t *testing.T) {
 			body, err := io.ReadAll(resp.Body)
 			good := resp.StatusCode == http.StatusOK && strings.Contains(string(body), "URI=spiffe://partner.test/ns/demo/sa/frontend")
 			return err == nil && good == want
-		}, 20*time.Second, 50*time.Millisecond)
+		}, time.Minute, 50*time.Millisecond)
 	}
 	roots := []source.Roots{
 		{PEM: home.Bundle().MarshalPEM(), TrustDomains: []spiffe.TrustDomain{home.TrustDomain()}},

@@ -249,8 +249,8 @@ func testEnvoy(t *testing.T, clientAPI, serverAPI string) {
 			return slices.Contains(leaves, envoytest.Serial(svid.Leaf().SerialNumber))
 		}
 	}
-	require.Eventually(t, sees(client, frontend.manager), 10*time.Second, 50*time.Millisecond)
-	require.Eventually(t, sees(server, backend.manager), 10*time.Second, 50*time.Millisecond)
+	require.Eventually(t, sees(client, frontend.manager), time.Minute, 50*time.Millisecond)
+	require.Eventually(t, sees(server, backend.manager), time.Minute, 50*time.Millisecond)
 
 	// A leaf rotation.
 	firstFront, err := frontend.manager.SVID()
@@ -262,7 +262,7 @@ func testEnvoy(t *testing.T, clientAPI, serverAPI string) {
 		b, berr := backend.manager.SVID()
 		return ferr == nil && berr == nil && f != firstFront && b != firstBack &&
 			sees(client, frontend.manager)() && sees(server, backend.manager)()
-	}, 20*time.Second, 50*time.Millisecond, "both leaves rotate and /certs shows the new serials")
+	}, time.Minute, 50*time.Millisecond, "both leaves rotate and /certs shows the new serials")
 
 	// A root rotation, all four steps.
 	before := authority.Status().Roots
@@ -278,10 +278,10 @@ func testEnvoy(t *testing.T, clientAPI, serverAPI string) {
 		require.Eventually(t, func() bool {
 			_, roots := e.Serials()
 			return slices.Contains(roots, newRoot) && !slices.Contains(roots, envoytest.Serial(before[0].Certificate.SerialNumber))
-		}, 10*time.Second, 50*time.Millisecond, "%s trusts the new root only", name)
+		}, time.Minute, 50*time.Millisecond, "%s trusts the new root only", name)
 	}
-	require.Eventually(t, sees(client, frontend.manager), 10*time.Second, 50*time.Millisecond)
-	require.Eventually(t, sees(server, backend.manager), 10*time.Second, 50*time.Millisecond)
+	require.Eventually(t, sees(client, frontend.manager), time.Minute, 50*time.Millisecond)
+	require.Eventually(t, sees(server, backend.manager), time.Minute, 50*time.Millisecond)
 
 	done, failed := load.stop()
 	assert.Empty(t, failed)

@@ -26,7 +26,7 @@ import (
 const (
 	service = "/envoy.service.secret.v3.SecretDiscoveryService/"
 	typeURL = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
-	patient = 20 * time.Second // for what takes no time unless something is broken
+	patient = time.Minute // for what takes no time unless something is broken
 )
 
 // fakeSource is a source that tests fill.

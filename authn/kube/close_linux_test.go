@@ -67,6 +67,6 @@ func TestClose(t *testing.T) {
 		require.EqualValues(t, 1, open.Load(), "it is kept")
 		require.NoError(t, r.Close())
 		require.NoError(t, r.Close())
-		require.Eventually(t, func() bool { return open.Load() == 0 }, 5*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return open.Load() == 0 }, time.Minute, time.Millisecond)
 	}
 }

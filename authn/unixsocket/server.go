@@ -41,7 +41,7 @@
 // never take the last quarter of the process's file descriptors, from 64 to 1,024 of them, so that the program can always
 // reach its certificate authority and open its files.
 //
-// Requests under way are bounded, too: 1,536 in the process, of which a user has no more than twice as many as are free, and a
+// Requests under way are bounded, too: 1,664 in the process, of which a user has no more than twice as many as are free, and a
 // connection 32 times as many as are free for its user. A request counts from before the handler runs until the client has taken
 // the answer, and a stream of gRPC until it has taken a message: what serves the streams bounds them from then on. What does not fit is refused with 503, or
 // ResourceExhausted, and delays no other client. An answer that its client does not take within 30 seconds ends, unless the handler sets

@@ -363,7 +363,7 @@ func TestNewConnectionAfterFailure(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, err = c.Sign(t.Context(), newCSR(t, key), 0)
 		return err == nil
-	}, 10*time.Second, 10*time.Millisecond, "%v", err)
+	}, time.Minute, 10*time.Millisecond, "%v", err)
 	for range 3 {
 		_, err = c.Sign(t.Context(), newCSR(t, key), 0)
 		require.NoError(t, err)

@@ -142,7 +142,7 @@ func TestRegistrationAuthority(t *testing.T) {
 		svid, err := m.SVID()
 		require.NoError(t, err)
 		assert.Equal(t, web, svid.ID())
-	}, 10*time.Second, 10*time.Millisecond)
+	}, time.Minute, 10*time.Millisecond)
 	cancel()
 	<-ended
 }

@@ -131,7 +131,7 @@ func address(t *testing.T, out *output) string {
 			at = m[1]
 		}
 		return m != nil
-	}, 20*time.Second, 5*time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 	return at
 }
 
@@ -145,7 +145,7 @@ func TestDemo(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- demo(ctx, options{admin: "127.0.0.1:0"}, 5*time.Second, &out) }()
 	at := address(t, &out)
-	require.Eventually(t, func() bool { return strings.Contains(out.String(), "web asks db") }, 20*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(out.String(), "web asks db") }, time.Minute, 5*time.Millisecond)
 	code, page := get(t, at+"/")
 	assert.Equal(t, http.StatusOK, code)
 	assert.Contains(t, page, "spiffe://demo.test/ns/demo/sa/web")
@@ -166,7 +166,7 @@ func TestDemo(t *testing.T) {
 
 	require.Eventually(t, func() bool {
 		return strings.Count(out.String(), "web: has") > 1 && strings.Count(out.String(), "db: has") > 1
-	}, 20*time.Second, 20*time.Millisecond, "both are renewed")
+	}, time.Minute, 20*time.Millisecond, "both are renewed")
 	cancel()
 	require.NoError(t, <-done, out.String())
 	result := regexp.MustCompile(`(\d+) certificates rotated, (\d+) pushes by SDS, (\d+) requests with a handshake each, 0 failed`).FindStringSubmatch(out.String())
@@ -188,7 +188,7 @@ func TestQuitDemo(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- demo(t.Context(), options{admin: "127.0.0.1:0"}, 5*time.Second, &out) }()
 	at := address(t, &out)
-	require.Eventually(t, func() bool { return strings.Contains(out.String(), "web asks db") }, 20*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(out.String(), "web asks db") }, time.Minute, 5*time.Millisecond)
 	resp, err := http.Post(at+"/quitquitquit", "", nil)
 	require.NoError(t, err)
 	require.NoError(t, resp.Body.Close())
@@ -234,7 +234,7 @@ func TestQuit(t *testing.T) {
 	require.Eventually(t, func() bool {
 		code, _ := get(t, at+"/healthz/ready")
 		return code == http.StatusOK
-	}, 20*time.Second, 5*time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 	post := func(path, name, value string) int {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, at+path, nil)
 		require.NoError(t, err)
@@ -293,7 +293,7 @@ func TestRun(t *testing.T) {
 	require.Eventually(t, func() bool {
 		code, _ := get(t, at+"/healthz/ready")
 		return code == http.StatusOK
-	}, 20*time.Second, 5*time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 	_, page := get(t, at+"/")
 	assert.Contains(t, page, "a server answers")
 	for _, path := range []string{"/", "/metrics", "/healthz/ready"} {
@@ -309,7 +309,7 @@ func TestRun(t *testing.T) {
 	require.Eventually(t, func() bool {
 		code, text := get(t, at+"/healthz/ready")
 		return code == http.StatusServiceUnavailable && strings.Contains(text, "draining or ending")
-	}, 20*time.Second, time.Millisecond, "it drains")
+	}, time.Minute, time.Millisecond, "it drains")
 	require.NoError(t, <-done)
 	for line := range strings.Lines(log.String()) {
 		assert.True(t, json.Valid([]byte(line)), line)
@@ -349,7 +349,7 @@ func TestAllowFiles(t *testing.T) {
 		require.Eventually(t, func() bool {
 			_, err := os.Stat(socket)
 			return err == nil
-		}, 20*time.Second, time.Millisecond)
+		}, time.Minute, time.Millisecond)
 		client := sds.UnixClient(socket)
 		var got string
 		for s, err := range sds.NewClient(client, "http://localhost").Watch(ctx, "default", name) {

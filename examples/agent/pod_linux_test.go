@@ -47,7 +47,7 @@ func TestHealthyStart(t *testing.T) {
 			var err error
 			text, err = os.ReadFile(filepath.Join(state, "ca", from))
 			return err == nil
-		}, 20*time.Second, 10*time.Millisecond)
+		}, time.Minute, 10*time.Millisecond)
 		if from == "token-secret" {
 			text = append(text, ":shop/web"...)
 		}
@@ -71,7 +71,7 @@ func TestHealthyStart(t *testing.T) {
 		defer resp.Body.Close()
 		_, err = os.Stat(filepath.Join(root, "certs/cert-chain.pem"))
 		return resp.StatusCode == http.StatusOK && err == nil
-	}, 20*time.Second, 50*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 	time.Sleep(time.Second)
 	for line := range strings.Lines(log.String()) {
 		assert.NotContains(t, line, "level=WARN")

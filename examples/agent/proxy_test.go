@@ -471,7 +471,7 @@ func TestEnvoyEnds(t *testing.T) {
 	require.Eventually(t, func() bool {
 		text, err := os.ReadFile(arguments)
 		return err == nil && bytes.HasSuffix(text, []byte("\n"))
-	}, 20*time.Second, 5*time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 	text, err := os.ReadFile(arguments)
 	require.NoError(t, err)
 	assert.Contains(t, string(text), "yes -c "+filepath.Join(root, "etc/istio/proxy/envoy-rev.json")+" ")
@@ -551,7 +551,7 @@ func TestEnvoyStays(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, err := os.Stat(started)
 		return err == nil
-	}, 20*time.Second, 5*time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 	begun := time.Now()
 	end()
 	select {

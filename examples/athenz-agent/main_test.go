@@ -160,7 +160,7 @@ func TestAgent(t *testing.T) {
 		var err error
 		answer, err = client.Post("http://agent/v1/init/none", "application/json", nil)
 		return err == nil
-	}, 10*time.Second, time.Millisecond)
+	}, time.Minute, time.Millisecond)
 	require.NoError(t, answer.Body.Close())
 	assert.Equal(t, http.StatusBadRequest, answer.StatusCode)
 	_, text := get(t, at, "/metrics")

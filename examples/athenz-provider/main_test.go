@@ -302,7 +302,7 @@ func TestServiceKey(t *testing.T) {
 		require.EventuallyWithT(t, func(c *assert.CollectT) {
 			code, said := get(t, at, "/ready")
 			assert.Equal(c, http.StatusOK, code, said)
-		}, time.Minute, 50*time.Millisecond)
+		}, time.Minute, time.Minute)
 	}
 	becomesReady()
 
@@ -324,13 +324,13 @@ func TestServiceKey(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, answer.Body.Close())
 	assert.Equal(t, http.StatusBadRequest, answer.StatusCode, "ZTS is let in")
-	require.Eventually(t, func() bool { return !serves("PROVIDER_ADDR").Equal(first) }, 20*time.Second, 50*time.Millisecond, "it is renewed")
+	require.Eventually(t, func() bool { return !serves("PROVIDER_ADDR").Equal(first) }, time.Minute, 50*time.Millisecond, "it is renewed")
 	p.ZTS.Change(func(r *cafake.ZTSRules) { r.ReadOnly = true })
 	second := serves("PROVIDER_ADDR")
 	require.Eventually(t, func() bool {
 		code, said = get(t, at, "/ready")
 		return code != http.StatusOK
-	}, 20*time.Second, 50*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 	assert.Contains(t, said, "expired")
 	assert.False(t, time.Now().Before(second.NotAfter))
 	becomesReady()

@@ -149,7 +149,7 @@ func TestInstall(t *testing.T) {
 
 			// The next issuer takes over without a restart, and no client has to learn of a root.
 			require.Equal(t, pem, installed(t, scheme, anchors, folder))
-			require.Eventually(t, func() bool { return !issue()[1].Equal(first[1]) }, 30*time.Second, 100*time.Millisecond)
+			require.Eventually(t, func() bool { return !issue()[1].Equal(first[1]) }, time.Minute, 100*time.Millisecond)
 		})
 	}
 }
@@ -190,7 +190,7 @@ func TestLinkerdAlone(t *testing.T) {
 	assert.WithinDuration(t, time.Now().Add(24*time.Hour), chain[0].NotAfter, time.Minute)
 	assert.Empty(t, chain[0].OCSPServer)
 	assert.Empty(t, chain[0].CRLDistributionPoints)
-	require.Eventually(t, func() bool { return k.Count("POST", "/api/v1/namespaces/demo/events") > 0 }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return k.Count("POST", "/api/v1/namespaces/demo/events") > 0 }, time.Minute, 10*time.Millisecond)
 	k.TokenReviews(reviews(nil)) // the account is deleted
 	_, err = ask()
 	require.ErrorContains(t, err, "token")
@@ -291,7 +291,7 @@ func TestLinkerdEvents(t *testing.T) {
 	assert.Equal(t, "Warning", e.Type)
 	assert.Equal(t, object{"apps/v1", "Deployment", "linkerd", "linkerd-identity"}, e.InvolvedObject)
 	installed(t, "linkerd.io/tls", anchors, folder)
-	require.Eventually(t, func() bool { ask(); return events(t, k, "IssuerUpdated") != nil }, 30*time.Second, 200*time.Millisecond)
+	require.Eventually(t, func() bool { ask(); return events(t, k, "IssuerUpdated") != nil }, time.Minute, 200*time.Millisecond)
 	assert.Equal(t, "linkerd-identity", events(t, k, "IssuerUpdated").InvolvedObject.Name)
 
 	// An API server that refuses events costs no certificate.
@@ -345,6 +345,6 @@ func events(t testing.TB, k *kubetest.Server, reason string) *kubeEvent {
 
 func await(t testing.TB, k *kubetest.Server, reason string) (e *kubeEvent) {
 	t.Helper()
-	require.Eventually(t, func() bool { e = events(t, k, reason); return e != nil }, 30*time.Second, 50*time.Millisecond, reason)
+	require.Eventually(t, func() bool { e = events(t, k, reason); return e != nil }, time.Minute, 50*time.Millisecond, reason)
 	return e
 }

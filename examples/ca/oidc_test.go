@@ -99,7 +99,7 @@ func TestOIDC(t *testing.T) {
 		conn, err := tls.Dial("tcp", s.at.OIDC.Addr().String(), &tls.Config{RootCAs: roots, ServerName: "new.example.org"})
 		require.NoError(c, err)
 		_ = conn.Close()
-	}, 30*time.Second, 50*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 }
 
 // Without files the CA's own certificate is presented, which a proxy in front can verify; without an issuer there is no "iss".

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/pem"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -129,7 +130,7 @@ func TestRightsOfTheManifest(t *testing.T) {
 				Status struct{ CertificateChain string }
 			}
 			return k.Get(path, &o) && o.Status.CertificateChain != ""
-		}, time.Minute, 10*time.Millisecond)
+		}, time.Minute, time.Minute)
 	}
 
 	roots := string(rootsOf(s))
@@ -140,15 +141,13 @@ func TestRightsOfTheManifest(t *testing.T) {
 			k.Get(path, &o)
 			data, _ := o[part].(map[string]any)
 			return data[key] == roots
-		}, time.Minute, 10*time.Millisecond, path)
+		}, time.Minute, time.Minute, path)
 	}
 	change := func(path string, o map[string]any) {
 		t.Helper()
 		var was map[string]any
 		require.True(t, k.Get(path, &was))
-		for name, v := range o {
-			was[name] = v
-		}
+		maps.Copy(was, o)
 		k.Put(path, was)
 	}
 	other := string(pki.MarshalCertificatesPEM(spiffetest.NewCA(t, "cluster.local").Root()))

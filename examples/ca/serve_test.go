@@ -468,7 +468,7 @@ func TestAnnounce(t *testing.T) {
 	go func() {
 		over <- run(ctx, arguments(dir, "-linkerd-plaintext", "-bundle-addr", "", "-v"), env{}.get, nil, out, io.Discard)
 	}()
-	require.Eventually(t, func() bool { return strings.Contains(out.String(), "/ready /status") }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(out.String(), "/ready /status") }, time.Minute, 10*time.Millisecond)
 	text := out.String()
 	assert.True(t, strings.HasPrefix(text, "*** DEVELOPMENT ONLY"), text)
 	assert.Contains(t, text, filepath.Join(dir, "ca"))
@@ -488,7 +488,7 @@ func TestTemporaryState(t *testing.T) {
 	go func() {
 		over <- run(ctx, arguments(""), env{}.get, nil, out, io.Discard)
 	}()
-	require.Eventually(t, func() bool { return strings.Contains(out.String(), "/ready /status") }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(out.String(), "/ready /status") }, time.Minute, 10*time.Millisecond)
 	cancel()
 	require.NoError(t, <-over)
 	matches, err := filepath.Glob(filepath.Join(os.TempDir(), "svidkit-ca*", "audit.jsonl"))
@@ -680,7 +680,7 @@ func TestRootsFile(t *testing.T) {
 	require.NoError(t, os.RemoveAll(c.StateDir))
 	_, err = s.ca.Own.Rotate(t.Context())
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return !bytes.Equal(rootsOf(s), first) }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return !bytes.Equal(rootsOf(s), first) }, time.Minute, 10*time.Millisecond)
 	require.Never(t, func() bool { // the server has noticed, and serves
 		resp, err := http.Get("http://" + s.at.Admin.Addr().String() + "/ready")
 		if err != nil {
@@ -897,7 +897,7 @@ func TestOperator(t *testing.T) {
 	out, err = shell(t, "", arguments(dir, append([]string{"-rotate"}, short...)...)...)
 	require.NoError(t, err)
 	require.Contains(t, out, "distributing")
-	require.Eventually(t, func() bool { return len(s.ca.Own.Status().Roots) == 2 }, 30*time.Second, 10*time.Millisecond, "the server follows")
+	require.Eventually(t, func() bool { return len(s.ca.Own.Status().Roots) == 2 }, time.Minute, 10*time.Millisecond, "the server follows")
 	_, err = shell(t, "", arguments(dir, append([]string{"-rotate"}, short...)...)...)
 	require.ErrorIs(t, err, ca.ErrRotating)
 	_, err = shell(t, "", arguments(dir, append([]string{"-revoke", first.ID}, short...)...)...)
@@ -908,15 +908,15 @@ func TestOperator(t *testing.T) {
 	out, err = shell(t, "", arguments(dir, append([]string{"-taint", first.ID}, short...)...)...)
 	require.NoError(t, err)
 	require.Contains(t, out, "tainted")
-	require.Eventually(t, func() bool { return s.ca.Own.Status().Roots[0].Phase == ca.Retiring }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return s.ca.Own.Status().Roots[0].Phase == ca.Retiring }, time.Minute, 10*time.Millisecond)
 	require.Eventually(t, func() bool { // until the server has written down that the other one signs
 		r, err := mustStore(t, c).Load(t.Context())
 		return err == nil && !bytes.Equal(r.Data()["ca-cert.pem"], pki.MarshalCertificatesPEM(first.Certificate))
-	}, 30*time.Second, 10*time.Millisecond)
+	}, time.Minute, 10*time.Millisecond)
 	out, err = shell(t, "", arguments(dir, append([]string{"-revoke", first.ID}, short...)...)...)
 	require.NoError(t, err)
 	require.NotContains(t, out, first.ID)
-	require.Eventually(t, func() bool { return len(s.ca.Own.Status().Roots) == 1 }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return len(s.ca.Own.Status().Roots) == 1 }, time.Minute, 10*time.Millisecond)
 }
 
 // A key that is known to be stolen is replaced at once, and the operator is told what that costs.
@@ -938,7 +938,7 @@ func TestRevokeNow(t *testing.T) {
 	require.Eventually(t, func() bool { // the server follows
 		roots := s.ca.Own.Status().Roots
 		return len(roots) == 1 && roots[0].ID != first.ID
-	}, 40*time.Second, 50*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 	_, err = shell(t, "", arguments(dir, append(args, "-taint", first.ID, "-now")...)...)
 	require.ErrorContains(t, err, "-now: it is for -revoke")
 }
@@ -975,7 +975,7 @@ func TestTaintByCommand(t *testing.T) {
 		require.NoError(t, renew())
 		_, err = shell(t, "", arguments(dir, append(args, "-taint", s.ca.Own.Status().Roots[0].ID)...)...)
 		require.NoError(t, err)
-		require.Eventually(t, func() bool { return errors.Is(renew(), caclient.ErrUnauthenticated) }, 30*time.Second, 100*time.Millisecond, "when the server has read the store")
+		require.Eventually(t, func() bool { return errors.Is(renew(), caclient.ErrUnauthenticated) }, time.Minute, 100*time.Millisecond, "when the server has read the store")
 		_, _, err = istioRequest(t.Context(), thief, url, s.c.CA.TrustDomain, token(t, s, "demo/web"), key)
 		require.NoError(t, err, "a clean proof")
 	}

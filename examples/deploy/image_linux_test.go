@@ -120,7 +120,7 @@ func TestImage(t *testing.T) {
 		require.Eventually(t, func() bool {
 			admin = regexp.MustCompile(`metrics, health: +(\S+)/metrics`).FindStringSubmatch(log.String())
 			return admin != nil && answers(admin[1]+path, "ok") == nil
-		}, 20*time.Second, 20*time.Millisecond, "%s", log)
+		}, time.Minute, 20*time.Millisecond, "%s", log)
 	}
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	require.NoError(t, cmd.Wait(), "%s", log)

@@ -13,7 +13,7 @@ import (
 	"os"
 	"sync/atomic"
 
-	"github.com/svidkit/svidkit/caclient/linkerd/inject"
+	"github.com/svidkit/svidkit/examples/linkerd-proxy/inject"
 	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/linkerdname"

@@ -132,7 +132,7 @@ func TestFailureShows(t *testing.T) {
 	// The server of the backend allows only its own ID.
 	tr, err := startTraffic(g, n, &workload{name: "unauthorized", id: backend.id, manager: frontend.manager}, backend)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return tr.failed.Load() > 0 }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return tr.failed.Load() > 0 }, time.Minute, 10*time.Millisecond)
 	require.NoError(t, g.Stop())
 	require.ErrorContains(t, tr.verdict(), "failed, the first at")
 	assert.Contains(t, out.String(), "bad certificate")

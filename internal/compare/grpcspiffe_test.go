@@ -191,7 +191,7 @@ func TestGRPCCredentials(t *testing.T) {
 					web.Renew()
 					db.Renew()
 				}
-				require.Eventually(t, func() bool { return endedBy(t, g) > n }, 20*time.Second, 5*time.Millisecond)
+				require.Eventually(t, func() bool { return endedBy(t, g) > n }, time.Minute, 5*time.Millisecond)
 			}
 			over.Store(true)
 			load.Wait()

@@ -175,7 +175,7 @@ func TestLinkerdDestination(t *testing.T) {
 						return err != nil && errors.Is(err, fs.ErrNotExist) == (why == "absent")
 					}
 					return err == nil && assert.ObjectsAreEqual(want, all)
-				}, 10*time.Second, 5*time.Millisecond)
+				}, time.Minute, 5*time.Millisecond)
 			}
 			go func() { d.updates <- add(external, meshed, bare, gateway) }() // the stream begins with the first question
 			has(want, "")

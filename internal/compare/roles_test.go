@@ -248,7 +248,7 @@ func (r *running) serving(t *testing.T, addr string) {
 			conn.Close()
 		}
 		return err == nil
-	}, 30*time.Second, 10*time.Millisecond, r.text())
+	}, time.Minute, 10*time.Millisecond, r.text())
 }
 
 // service is a program that serves, and its database.
@@ -412,7 +412,7 @@ func watches(t *testing.T, library string) {
 		require.Eventually(t, func() bool {
 			text := watcher.text()
 			return strings.Count(text, "identity spiffe://example.org/web\n") > n && strings.Count(text, "bundle example.org\n") > 0
-		}, 30*time.Second, 10*time.Millisecond, watcher.text())
+		}, time.Minute, 10*time.Millisecond, watcher.text())
 		f.rotate(t)
 	}
 	watcher.stop(t)
@@ -432,7 +432,7 @@ func agentRole(t *testing.T, dir string) {
 		require.NoError(t, err)
 		return string(body), resp.StatusCode
 	}
-	require.Eventually(t, func() bool { _, status := get("readyz"); return status == http.StatusOK }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { _, status := get("readyz"); return status == http.StatusOK }, time.Minute, 10*time.Millisecond)
 	text, _ := get("metrics")
 	assert.Contains(t, text, `svidkit_workloadserver_streams{part="api"} 0`)
 	for _, id := range []string{"web", "db", "batch"} {

@@ -379,7 +379,7 @@ func TestPeerSDSClient(t *testing.T) {
 	}))
 	require.Eventually(t, func() bool {
 		return slices.ContainsFunc(h.Report().Servers[0].Events, func(e report.Event) bool { return e.NACK })
-	}, 20*time.Second, time.Millisecond)
+	}, time.Minute, time.Millisecond)
 
 	fetched, err := c.FetchSecrets(ctx, &discovery.DiscoveryRequest{Node: node, ResourceNames: []string{"ROOTCA"}, TypeUrl: secretType})
 	require.NoError(t, err)

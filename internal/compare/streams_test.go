@@ -154,7 +154,7 @@ func TestPeerGoAway(t *testing.T) {
 	require.Eventually(t, func() bool { // no new calls
 		_, err := c.Unary(ctx, "/S/Echo", nil, nil)
 		return err != nil
-	}, 20*time.Second, time.Millisecond)
+	}, time.Minute, time.Millisecond)
 	exchange()
 	s.CloseSend()
 	_, err = s.Receive()

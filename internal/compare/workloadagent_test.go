@@ -67,7 +67,7 @@ func serveMachine(t *testing.T) (address string, write func(identities string)) 
 			assert.NoError(t, <-done)
 		}
 	})
-	require.Eventually(t, func() bool { return len(agent.Report().Problems) == 0 }, 10*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return len(agent.Report().Problems) == 0 }, time.Minute, 10*time.Millisecond)
 	return "unix://" + s.Path, write
 }
 

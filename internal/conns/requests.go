@@ -26,7 +26,7 @@ const (
 
 	maxHeader  = 64 << 10 // bytes of the header of a request
 	headerUnit = 8 << 10  // bytes of it that count as a request
-	maxWork    = 1536     // requests that are under way in the process: some 16 KiB each
+	maxWork    = 1664     // requests that are under way in the process, some 16 KiB each; a thousand fit on one connection
 )
 
 // Reasons of a [limit.Error] for requests.
@@ -68,7 +68,7 @@ var busyLabels = map[string]string{Busy: labels[limit.TotalShare], BusyCaller: l
 // Server returns a server for the connections of l, with HTTP/1.1, and HTTP/2 without TLS of which a connection has so many
 // streams at a time. The connections count until it has closed them.
 //
-// Requests under way are a budget of the process, as descriptors are: of 1,536 a peer may have twice as many as are free, at all
+// Requests under way are a budget of the process, as descriptors are: of 1,664 a peer may have twice as many as are free, at all
 // Servers together, and a connection of it 32 times as many as are free for the peer. One with a long header counts for several. It
 // counts from before h is called until the client has taken the answer, or until [Known]. The client has 30 seconds for each part that h
 // writes if h does not set a time itself. What does not fit is answered with 503, and gRPC with ResourceExhausted, without a body that would wait for the

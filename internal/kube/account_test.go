@@ -230,7 +230,7 @@ func TestClose(t *testing.T) {
 		require.NoError(t, c.Get(t.Context(), "/x", nil, nil))
 		require.Positive(t, open.Load(), "it is kept")
 		require.NoError(t, c.Close())
-		require.Eventually(t, func() bool { return open.Load() == 0 }, 5*time.Second, 5*time.Millisecond)
+		require.Eventually(t, func() bool { return open.Load() == 0 }, time.Minute, 5*time.Millisecond)
 	}
 
 	// One that is made for a request whose caller has gone.
@@ -252,7 +252,7 @@ func TestClose(t *testing.T) {
 	require.NoError(t, c.Close())
 	close(end)
 	time.Sleep(50 * time.Millisecond) // for the handshake
-	require.Eventually(t, func() bool { return open.Load() == 0 }, 5*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return open.Load() == 0 }, time.Minute, 5*time.Millisecond)
 }
 
 type counted struct {

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/caclient/linkerd/inject"
+	"github.com/svidkit/svidkit/examples/linkerd-proxy/inject"
 	"github.com/svidkit/svidkit/pki/linkerdname"
 )
 

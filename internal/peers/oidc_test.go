@@ -83,7 +83,7 @@ func (i *oidcIssuer) judged(t *testing.T, id spiffe.ID, audience string, says fu
 	t.Helper()
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		require.NoError(c, says(i.token(t, id, audience)))
-	}, 30*time.Second, 200*time.Millisecond, "it fetches the documents at its start")
+	}, time.Minute, 200*time.Millisecond, "it fetches the documents at its start")
 
 	keys, tokens := map[string]bool{}, 0
 	for begin := time.Now(); len(keys) < 3; time.Sleep(20 * time.Millisecond) {

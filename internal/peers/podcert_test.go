@@ -113,7 +113,7 @@ func (k *nodes) issued(folder string, old *spiffe.SVID) (svid *spiffe.SVID) {
 	require.Eventually(k.t, func() bool {
 		svid = svidIn(folder)
 		return svid != nil && (old == nil || !svid.Leaf().Equal(old.Leaf()))
-	}, 2*time.Minute, 50*time.Millisecond, "%s", folder)
+	}, 2*time.Minute, time.Minute, "%s", folder)
 	return svid
 }
 
@@ -353,7 +353,7 @@ func TestPods(t *testing.T) {
 
 	// What another program does to the bundle does not last.
 	c.Do(t, "DELETE", podBundle, nil, nil)
-	require.Eventually(t, func() bool { return c.Status(t, "GET", podBundle) == http.StatusOK }, 30*time.Second, 100*time.Millisecond)
+	require.Eventually(t, func() bool { return c.Status(t, "GET", podBundle) == http.StatusOK }, time.Minute, 100*time.Millisecond)
 
 	// Replicas are killed at random, while pods come.
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)

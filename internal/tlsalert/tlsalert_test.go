@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"io"
 	"net"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -57,16 +58,16 @@ func TestData(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			client, server, below := connect(t, 0)
-			var all string
+			var all strings.Builder
 			for _, s := range sent {
 				_, err := server.Write([]byte(s))
 				require.NoError(t, err)
-				all += s
+				all.WriteString(s)
 			}
 			require.NoError(t, below.Close())
 			assert.NotContains(t, writeUntilRefused(client).Error(), "remote error")
 			got, err := io.ReadAll(client)
-			assert.Equal(t, all, string(got))
+			assert.Equal(t, all.String(), string(got))
 			if err != nil {
 				assert.NotContains(t, err.Error(), "remote error")
 			}

@@ -234,7 +234,7 @@ func TestVolumeUnmountedWhileRunning(t *testing.T) {
 	run(t, a)
 	away := filepath.Join(t.TempDir(), "ca")
 	require.NoError(t, os.Rename(dir, away))
-	require.Eventually(t, func() bool { return errors.Is(a.Health().Store, ca.ErrUnfit) }, 20*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return errors.Is(a.Health().Store, ca.ErrUnfit) }, time.Minute, 5*time.Millisecond)
 	require.ErrorContains(t, a.Health().Store, "mount its volume")
 	_, err = a.Rotate(t.Context())
 	require.ErrorIs(t, err, ca.ErrUnfit)
@@ -242,7 +242,7 @@ func TestVolumeUnmountedWhileRunning(t *testing.T) {
 	require.NoDirExists(t, dir)
 	sign(t, a, newCSR(t), time.Minute)
 	require.NoError(t, os.Rename(away, dir))
-	require.Eventually(t, func() bool { return a.Health().Store == nil }, 20*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return a.Health().Store == nil }, time.Minute, 5*time.Millisecond)
 	assert.Equal(t, a.Roots(), open(t, store, notCreating).Roots())
 	_, err = a.Rotate(t.Context())
 	require.NoError(t, err)
@@ -251,7 +251,7 @@ func TestVolumeUnmountedWhileRunning(t *testing.T) {
 	// would be in the way of RemoveAll.
 	require.NoError(t, os.Rename(dir, away))
 	require.NoError(t, os.Mkdir(dir, 0o700))
-	require.Eventually(t, func() bool { _, err := store.Load(t.Context()); return err == nil }, 20*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { _, err := store.Load(t.Context()); return err == nil }, time.Minute, 5*time.Millisecond)
 	assert.Equal(t, a.Roots(), open(t, store, notCreating).Roots())
 }
 

@@ -95,12 +95,12 @@ func TestReloadRefusesFilesOfOthers(t *testing.T) {
 			require.NoError(t, os.Chmod(filepath.Join(dir, name), 0o666))
 		}
 	}
-	require.Eventually(t, func() bool { return a.Status().SyncError != nil }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return a.Status().SyncError != nil }, time.Minute, 10*time.Millisecond)
 	require.ErrorIs(t, a.Status().SyncError, ca.ErrUnfit)
 	assert.Equal(t, before, a.Signer())
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "ca-key.pem"), files["ca-key.pem"], 0o600))
 	require.NoError(t, os.Chmod(filepath.Join(dir, "ca-key.pem"), 0o600))
-	require.Eventually(t, func() bool { return a.Status().SyncError == nil }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return a.Status().SyncError == nil }, time.Minute, 10*time.Millisecond)
 }
 
 // A key that all users can read is complained of, unless it is in a volume of Kubernetes.

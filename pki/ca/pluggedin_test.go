@@ -516,7 +516,7 @@ func (f slowFolder) Open(name string) (fs.File, error) {
 // While new files are read, which may take long, everything else goes on, and nothing locks itself out.
 func TestSlowReload(t *testing.T) {
 	t.Parallel()
-	const patience = 30 * time.Second
+	const patience = time.Minute
 	root := newOffline(t)
 	f := newFolder(root.files(t, time.Hour))
 	reading, read := make(chan struct{}), make(chan struct{})

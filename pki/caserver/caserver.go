@@ -35,7 +35,7 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/files/fileset"
 	"github.com/svidkit/svidkit/internal/loopback"
-	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/metrics/metricspage"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -343,7 +343,7 @@ func (s *Server) isHost(host string) bool {
 // status and the roots in PEM. It serves no secrets.
 func (s *Server) newAdmin(parts []func(io.Writer) error) http.Handler {
 	mux := http.NewServeMux()
-	var page metrics.Page
+	var page metricspage.Page
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
 		_ = page.Serve(w, func(w io.Writer) error {
 			for _, write := range parts {

@@ -499,7 +499,7 @@ func TestPods(t *testing.T) {
 		require.NoError(t, err)
 		return string(text)
 	}
-	require.Eventually(t, func() bool { return strings.Contains(page(), "svidkit_ca_signatures_total{result=\"signed\"} 1\n") }, 10*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(page(), "svidkit_ca_signatures_total{result=\"signed\"} 1\n") }, time.Minute, 5*time.Millisecond)
 	require.Contains(t, page(), "pods_total 7\n")
 	close(fail)
 	time.Sleep(100 * time.Millisecond)

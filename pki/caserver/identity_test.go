@@ -56,7 +56,7 @@ func TestIdentityFollowsRoots(t *testing.T) {
 				return false
 			}
 			return c.Close() == nil
-		}, 30*time.Second, 10*time.Millisecond)
+		}, time.Minute, 10*time.Millisecond)
 	}
 	follows()
 	_, err := h.RevokeNow(t.Context(), active(t, h.Authority))
@@ -65,6 +65,6 @@ func TestIdentityFollowsRoots(t *testing.T) {
 	h.armed.Store(true)
 	_, err = h.Rotate(t.Context()) // the server looks for news
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return !h.armed.Load() }, 30*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return !h.armed.Load() }, time.Minute, time.Millisecond)
 	follows()
 }

@@ -158,7 +158,7 @@ func TestFailedHandshake(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, c.Close())
 	}
-	require.Eventually(t, func() bool { return strings.Count(out.String(), "TLS handshake failed") == 4 }, 10*time.Second, time.Millisecond, out.String())
+	require.Eventually(t, func() bool { return strings.Count(out.String(), "TLS handshake failed") == 4 }, time.Minute, time.Millisecond, out.String())
 	stop()
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 	assert.Len(t, lines, 4)

@@ -41,7 +41,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
-const wait = 20 * time.Second // for what happens in milliseconds
+const wait = time.Minute // for what happens in milliseconds
 
 var web = spiffe.MustParseID("spiffe://example.org/ns/shop/sa/web")
 

@@ -146,7 +146,7 @@ func testEnvoyGateway(t *testing.T, api string) {
 		require.Eventually(t, func() bool {
 			serial, err := ask()
 			return err == nil && serial == envoytest.Serial(current.Leaf().SerialNumber)
-		}, 20*time.Second, 20*time.Millisecond)
+		}, time.Minute, 20*time.Millisecond)
 	}
 	served()
 
@@ -167,7 +167,7 @@ func testEnvoyGateway(t *testing.T, api string) {
 	bad := with(renew(), data{"tls.key": tls(t, servers.SVID("/other"))["tls.key"]})
 	last := current
 	put(w.api, "gw/web", bad)
-	require.Eventually(t, func() bool { return w.src.SecretStatus("gw", "web").PairErr != nil }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return w.src.SecretStatus("gw", "web").PairErr != nil }, time.Minute, time.Millisecond)
 	time.Sleep(300 * time.Millisecond)
 	serial, err := ask()
 	require.NoError(t, err)
@@ -175,7 +175,7 @@ func testEnvoyGateway(t *testing.T, api string) {
 	put(w.api, "gw/web", renew())
 	served()
 	w.api.Remove(path("gw/web"))
-	require.Eventually(t, func() bool { return len(w.src.Status().Secrets) == 0 }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(w.src.Status().Secrets) == 0 }, time.Minute, time.Millisecond)
 	time.Sleep(300 * time.Millisecond)
 	served()          // Envoy keeps what it has
 	clients.Prepare() // a second root, in a Secret of its own
@@ -185,7 +185,7 @@ func testEnvoyGateway(t *testing.T, api string) {
 	require.Eventually(t, func() bool {
 		_, roots := envoy.Serials()
 		return slices.Contains(roots, envoytest.Serial(clients.Root().SerialNumber)) && len(roots) == 2
-	}, 20*time.Second, 20*time.Millisecond)
+	}, time.Minute, 20*time.Millisecond)
 	stop()
 	load.Wait()
 	assert.Greater(t, done.Load(), int64(20))

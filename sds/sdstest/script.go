@@ -17,7 +17,7 @@ import (
 
 // How long to wait for what comes at once unless something is broken; impatience is for what is broken.
 const (
-	patience   = 20 * time.Second
+	patience   = time.Minute
 	impatience = 2 * time.Second
 )
 

@@ -152,10 +152,10 @@ func TestManager(t *testing.T) {
 	var r envoysds.DiscoveryResponse
 	require.NoError(t, proto.Unmarshal(b, &r))
 	send(&envoysds.DiscoveryRequest{ResponseNonce: r.GetNonce(), ResourceNames: []string{"default"}, ErrorDetail: &envoysds.Status{Message: "KEY_VALUES_MISMATCH"}})
-	require.Eventually(t, func() bool { return len(handler.Report().Servers[0].Events) == 2 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(handler.Report().Servers[0].Events) == 2 }, time.Minute, time.Millisecond)
 
 	// A page is kept for twenty times as long as it took to make.
-	require.Eventually(t, func() bool { s = read(t, h); return len(s.Events.Rows) == 2 }, 10*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { s = read(t, h); return len(s.Events.Rows) == 2 }, time.Minute, 10*time.Millisecond)
 	require.Len(t, s.Identities.Rows, 2)
 	for i, name := range []string{"spiffe://example.org/db", "spiffe://example.org/web"} {
 		row := s.Identities.Rows[i]
@@ -183,8 +183,8 @@ func TestManager(t *testing.T) {
 
 	ca.FailNext(-1, errCA)
 	require.NoError(t, m.Add(spiffe.MustParseID("spiffe://example.org/late")))
-	require.Eventually(t, func() bool { return m.Report().Upstreams[0].Err != nil }, 10*time.Second, time.Millisecond)
-	require.Eventually(t, func() bool { s = read(t, h); return s.Upstreams.Rows[0].State == "failing" }, 10*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return m.Report().Upstreams[0].Err != nil }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { s = read(t, h); return s.Upstreams.Rows[0].State == "failing" }, time.Minute, 10*time.Millisecond)
 	assert.Contains(t, s.Upstreams.Rows[0].Error, "the CA is down")
 	assert.NotEmpty(t, s.Upstreams.Rows[0].NextAttempt)
 	assert.NotZero(t, s.Upstreams.Rows[0].Failures)
@@ -204,7 +204,7 @@ func TestManagerOfCredential(t *testing.T) {
 	done := make(chan struct{})
 	go func() { defer close(done); _ = m.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-done })
-	require.Eventually(t, func() bool { return !m.Report().Upstreams[0].LastSuccess.IsZero() }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return !m.Report().Upstreams[0].LastSuccess.IsZero() }, time.Minute, time.Millisecond)
 	s := read(t, newPage(t, statuspage.Part{Name: "identity", Source: m}))
 	require.Len(t, s.Identities.Rows, 1)
 	assert.Equal(t, "default", s.Identities.Rows[0].Name)
@@ -340,7 +340,7 @@ func TestSources(t *testing.T) {
 			parts[p.Part] = true
 		}
 		return parts["fixture"] && parts["files"] && parts["named"] && parts["xds"]
-	}, 15*time.Second, 100*time.Millisecond)
+	}, time.Minute, 100*time.Millisecond)
 	keys.absent(t, h)
 	assert.True(t, slices.ContainsFunc(read(t, h).Identities.Rows, func(i identity) bool {
 		return i.Part == "files" && i.State == "valid"

@@ -1222,5 +1222,5 @@ func TestConcurrency(t *testing.T) {
 	}
 	wg.Wait()
 	require.NoError(t, m.Add(r))
-	require.Eventually(t, func() bool { return trusts(t, m, ca) }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return trusts(t, m, ca) }, time.Minute, time.Millisecond)
 }

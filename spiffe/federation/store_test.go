@@ -275,7 +275,7 @@ func TestStoreDirectory(t *testing.T) {
 	w.site.serve(answer(500, nil))
 	m := newManager(t, w.cfg)
 	running(t, m)
-	require.Eventually(t, func() bool { return len(w.dialled()) > 0 }, 10*time.Second, time.Millisecond, "Run has looked at the directory")
+	require.Eventually(t, func() bool { return len(w.dialled()) > 0 }, time.Minute, time.Millisecond, "Run has looked at the directory")
 	require.NoError(t, m.Set(w.ca.Bundle()))
 	require.NoError(t, m.Set(spiffetest.NewCA(t, "partner.test").Bundle()))
 	require.NoError(t, m.Set(w.ca.Bundle()))

@@ -34,7 +34,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
-const patience = 30 * time.Second // for a slow machine
+const patience = time.Minute // for a slow machine
 
 var layouts = []bool{false, true} // Config.Plain
 

@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-const patience = 30 * time.Second // for a slow machine
+const patience = time.Minute // for a slow machine
 
 var (
 	td      = spiffe.MustParseTrustDomain("example.org")

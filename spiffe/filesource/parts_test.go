@@ -178,7 +178,7 @@ func TestNotes(t *testing.T) {
 	}
 	told := func(text string) (n int) {
 		for _, line := range d.lines(t, "filesource: needs attention") {
-			if bytes.Contains([]byte(fmt.Sprint(line["err"])), []byte(text)) {
+			if bytes.Contains(fmt.Append(nil, line["err"]), []byte(text)) {
 				n++
 			}
 		}

@@ -259,7 +259,7 @@ func (s sources) follow(t *testing.T, api *workloadapitest.Server) {
 			require.NoError(c, err)
 			assert.Equal(c, string(roots), string(b.MarshalPEM()))
 		}
-	}, 20*time.Second, 2*time.Millisecond)
+	}, time.Minute, 2*time.Millisecond)
 }
 
 // A connection that was made with a configuration of go-spiffe is proved by a configuration of ours, and one

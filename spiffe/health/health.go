@@ -68,6 +68,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/metrics/metricspage"
 	"github.com/svidkit/svidkit/internal/sourcereport"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/report"
@@ -113,7 +114,7 @@ func (s sources) Report() report.Report {
 // each answer.
 type Handler struct {
 	parts []Part
-	page  metrics.Page
+	page  metricspage.Page
 }
 
 // New returns a Handler for at least one part. It copies the parts, and does not ask their sources yet.

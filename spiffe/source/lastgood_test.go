@@ -661,7 +661,7 @@ func TestTakeover(t *testing.T) {
 			}
 			svid, err := spiffe.ParseSVIDPEM(b, b)
 			return err == nil && svid.Leaf().SerialNumber.String() == want
-		}, 30*time.Second, time.Millisecond, "the last one is stored")
+		}, time.Minute, time.Millisecond, "the last one is stored")
 		close(stop)
 		readers.Wait()
 		live.Fail(away) // what was stored is not looked at again

@@ -63,7 +63,7 @@ func governor(t testing.TB, grace time.Duration) *spiffetls.Governor {
 // ended waits until a Governor has ended n connections.
 func ended(t testing.TB, g *spiffetls.Governor, n uint64) {
 	t.Helper()
-	require.Eventually(t, func() bool { return counts(t, g).ended >= n }, 10*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return counts(t, g).ended >= n }, time.Minute, 5*time.Millisecond)
 }
 
 // load makes calls and streams until stop is called, which returns how many there were. Each of them must succeed.
@@ -174,7 +174,7 @@ func TestRotation(t *testing.T) {
 				if sides.server && sides.client {
 					require.Eventually(t, func() bool {
 						return counts(t, governors[0]).ended+counts(t, governors[1]).ended > n
-					}, 10*time.Second, 5*time.Millisecond)
+					}, time.Minute, 5*time.Millisecond)
 				}
 			}
 			calls, messages := stop()
@@ -212,11 +212,11 @@ func TestCallInProgress(t *testing.T) {
 			}()
 			<-s.held
 			require.NoError(t, revoked.Set(spiffe.AllowIDs(ops)))
-			require.Eventually(t, func() bool { return counts(t, g).draining == 1 }, 10*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return counts(t, g).draining == 1 }, time.Minute, time.Millisecond)
 			require.EventuallyWithT(t, func(t *assert.CollectT) { // as soon as the client has read GOAWAY
 				_, err := client.EmptyCall(context.Background(), &testpb.Empty{})
 				assert.Equal(t, codes.Unavailable, status.Code(err))
-			}, 10*time.Second, 5*time.Millisecond)
+			}, time.Minute, 5*time.Millisecond)
 			assert.Equal(t, governed{draining: 1}, counts(t, g))
 			stopped := make(chan struct{})
 			go func() {

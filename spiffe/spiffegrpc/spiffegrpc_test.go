@@ -274,7 +274,7 @@ func TestServerRefuses(t *testing.T) {
 					assert.Equal(t, c.stage, kept[0].Stage, "%+v", kept[0])
 					assert.Equal(t, c.rule, kept[0].Rule)
 				}
-			}, 5*time.Second, 5*time.Millisecond)
+			}, time.Minute, 5*time.Millisecond)
 		})
 	}
 	addr := serve(t, serverCreds(t, ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), nil), &service{})
@@ -362,7 +362,7 @@ func TestResumed(t *testing.T) {
 	require.Eventually(t, func() bool {
 		kept, _ := failures.Failures()
 		return len(kept) == 1 && kept[0].Stage == "policy"
-	}, 5*time.Second, 5*time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 }
 
 // The client refuses each of these servers, and sends nothing.

@@ -140,12 +140,12 @@ func rawHTTP2(c *tls.Conn, method, path string) (int, string) {
 		head := binary.BigEndian.AppendUint32(nil, uint32(len(payload))<<8|uint32(kind))
 		return string(binary.BigEndian.AppendUint32(append(head, flags), stream)) + payload
 	}
-	var block string
+	var block strings.Builder
 	for _, f := range [][2]string{{":method", method}, {":scheme", "https"}, {":authority", "web.test"}, {":path", path}} {
-		block += "\x00" + string(rune(len(f[0]))) + f[0] + string(rune(len(f[1]))) + f[1] // literals without Huffman's code
+		block.WriteString("\x00" + string(rune(len(f[0]))) + f[0] + string(rune(len(f[1]))) + f[1]) // literals without Huffman's code
 	}
 	const headers, rstStream, settings, data, goAway = 1, 3, 4, 0, 7
-	fmt.Fprint(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", frame(settings, 0, 0, ""), frame(headers, 0x5, 1, block))
+	fmt.Fprint(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", frame(settings, 0, 0, ""), frame(headers, 0x5, 1, block.String()))
 	status, body := 0, ""
 	for {
 		var head [9]byte

@@ -64,7 +64,7 @@ func tallyOf(t testing.TB, m *spiffetls.Metrics) tally {
 // counted waits until m has counted what has happened: a server notices the end of a handshake a moment later.
 func counted(t *testing.T, m *spiffetls.Metrics, want tally) {
 	t.Helper()
-	if !assert.Eventually(t, func() bool { return maps.Equal(tallyOf(t, m), want) }, 10*time.Second, time.Millisecond) {
+	if !assert.Eventually(t, func() bool { return maps.Equal(tallyOf(t, m), want) }, time.Minute, time.Millisecond) {
 		require.Equal(t, want, tallyOf(t, m))
 	}
 }
@@ -456,7 +456,7 @@ func TestMetricsSilent(t *testing.T) {
 	url := serve(t, s, nil)
 	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "https://"))
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return spiffetls.Silent(&m) == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return spiffetls.Silent(&m) == 1 }, time.Minute, time.Millisecond)
 	get(t, clientOf(t, ca, "/web", nil), url)
 	require.Equal(t, 1, spiffetls.Silent(&m))
 	require.NoError(t, conn.Close())

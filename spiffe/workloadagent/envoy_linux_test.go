@@ -98,7 +98,7 @@ func TestEnvoy(t *testing.T) {
 			require.Equal(t, path, id)
 			serials[serial] = true
 			return len(serials) == 3
-		}, 30*time.Second, 20*time.Millisecond, path)
+		}, time.Minute, 20*time.Millisecond, path)
 	}
 	p.write(me(id("/admin", inside), id("/web")))
 	require.Eventually(t, func() bool { id, _ := servers["/web"](); return id == "/admin" }, passing, often, "the first identity is another one")

@@ -31,7 +31,7 @@ import (
 
 const (
 	service = "/SpiffeWorkloadAPI/"
-	patient = 20 * time.Second // for what takes no time unless something is broken
+	patient = time.Minute // for what takes no time unless something is broken
 )
 
 // Codes of gRPC.

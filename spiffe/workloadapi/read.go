@@ -61,7 +61,7 @@ func (u *Update) inForce(old *Update, now time.Time) (out *Update, next time.Tim
 	c := *u
 	c.Identities = nil
 	for _, id := range u.Identities {
-		err, from := u.inTime(id.SVID, now)
+		from, err := u.inTime(id.SVID, now)
 		if err == nil {
 			c.Identities = append(c.Identities, id)
 			continue
@@ -87,7 +87,7 @@ func (u *Update) inForce(old *Update, now time.Time) (out *Update, next time.Tim
 
 // inTime returns why svid is not valid at now, or a certificate on the way to its bundle, and when the last certificate of its
 // chain begins to be.
-func (u *Update) inTime(svid *spiffe.SVID, now time.Time) (err error, from time.Time) {
+func (u *Update) inTime(svid *spiffe.SVID, now time.Time) (from time.Time, err error) {
 	chain := svid.Chain()
 	for _, c := range chain {
 		if c.NotBefore.After(from) {
@@ -99,7 +99,7 @@ func (u *Update) inTime(svid *spiffe.SVID, now time.Time) (err error, from time.
 			err = nil
 		}
 	}
-	return err, from
+	return from, err
 }
 
 // expired reports whether err says that a certificate has expired or is not valid yet.

@@ -6,7 +6,7 @@ import (
 	"net/http"
 
 	"github.com/svidkit/svidkit/internal/loopback"
-	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/metrics/metricspage"
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
@@ -33,7 +33,7 @@ func (id *Identity) Handler(more ...report.Reporter) http.Handler {
 	}
 	answer("/ready", "ready", "not ready", func(err error) bool { return err != nil })
 	answer("/live", "live", "expired", func(err error) bool { return errors.Is(err, ErrExpired) })
-	var page metrics.Page
+	var page metricspage.Page
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
 		if loopback.Reached(r) && !loopback.Host(r.Host) {
 			http.Error(w, "this server is localhost; it has no other name", http.StatusMisdirectedRequest)

@@ -121,7 +121,7 @@ func TestServer(t *testing.T) {
 		`svidkit:bundle_life_left:ratio{job="svidkit-workload-agent"} > 0`, `svidkit:connection_descriptors_used:ratio{job="svidkit-ca"} < 0.5`,
 		`increase(svidkit_secretcache_attempts_total{outcome="good"}[10s])`,
 	} {
-		require.Eventually(t, func() bool { return query(expr) > 0 }, 30*time.Second, 200*time.Millisecond, expr)
+		require.Eventually(t, func() bool { return query(expr) > 0 }, time.Minute, 200*time.Millisecond, expr)
 	}
 	time.Sleep(3 * time.Second) // three evaluations more
 	assert.Zero(t, query("ALERTS"))
@@ -190,7 +190,7 @@ func TestDescriptors(t *testing.T) {
 	require.Eventually(t, func() bool {
 		page, err := scraped.page()
 		return err == nil && strings.Contains(page, `svidkit_connection_descriptors{state="used"} 1`+"\n")
-	}, 10*time.Second, 50*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 	each(48, func() {})
 	r.require(t, map[string]window{"SvidkitDescriptorsUsedUp": minutes(6.5, 8), "SvidkitLimitReached": minutes(6.5, 8)})
 }

@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-const patience = 30 * time.Second // for a slow machine
+const patience = time.Minute // for a slow machine
 
 // pair is what the tests follow: two files that belong together if they hold the same word.
 type pair struct {

@@ -57,7 +57,7 @@ func TestNotificationIsNoAgreement(t *testing.T) {
 			tried++
 			assert.Equal(t, before, mixed.Load(), "files of two versions were taken")
 		}
-		require.Eventually(t, func() bool { return *last.Load() == text }, 20*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return *last.Load() == text }, time.Minute, time.Millisecond)
 	}
 	assert.Positive(t, tried)
 }

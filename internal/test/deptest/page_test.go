@@ -29,7 +29,7 @@ var floors = []struct {
 	packages        []string
 }{
 	packs: {"packs", "Packs", "Each puts other packages together for one system. They are best effort.", []string{
-		"caclient/athenz/nodeagent", "caclient/athenz/sidecar", "caclient/linkerd/inject", "caclient/linkerd/linkerdproxy", "pki/caserver/caconfig", "sds/istioagent", "spiffe/workloadagent",
+		"caclient/athenz/nodeagent", "caclient/athenz/sidecar", "caclient/linkerd/linkerdproxy", "pki/caserver/caconfig", "sds/istioagent", "spiffe/workloadagent",
 	}},
 	delivery: {"delivery", "Delivery", "What is served and asked for by gRPC, which is spoken over net/http.", []string{
 		"caclient/istioca", "caclient/linkerd", "pki/caserver", "pki/caserver/istioca", "pki/caserver/linkerd", "sds", "sds/kubesecrets", "sds/sdssource", "sds/statuspage",

@@ -52,7 +52,14 @@ var rights = map[string]map[string]string{
 		"k8s-admin/athenz-callback: update configmaps used-documents in k8s-admin": "and this one, in the version that was read",
 	},
 	"examples/athenz-agent/install.yaml": {
-		"athenz-agent/athenz-agent: get nodes/proxy": "the kubelet asks for it at GET /pods",
+		"athenz-agent/athenz-agent: get nodes/pods": "the kubelet asks for it at GET /pods, from Kubernetes 1.33",
+	},
+	"examples/ca/linkerd.yaml": {
+		"NAMESPACE/linkerd-identity: create secrets in NAMESPACE":                   "kubesecret makes the keys at the first start; a name cannot be had for create",
+		"NAMESPACE/linkerd-identity: get secrets svidkit-ca-tokens in NAMESPACE":    "kubesecret reads them",
+		"NAMESPACE/linkerd-identity: update secrets svidkit-ca-tokens in NAMESPACE": "and writes them, in the version that was read",
+		"NAMESPACE/linkerd-identity: create tokenreviews.authentication.k8s.io":     "kube.Reviewer, for each token of a proxy",
+		"NAMESPACE/linkerd-identity: create events":                                 "caconfig reports what becomes of requests",
 	},
 	"examples/ca/install.go": {
 		"VALUE/linkerd-identity: get secrets VALUE in VALUE": "Linkerd's identity service reads its issuer",

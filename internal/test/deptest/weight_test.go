@@ -75,7 +75,6 @@ func TestWeight(t *testing.T) {
 		{"authn/tokensource", "tokensource.Exchange, (*tokensource.Source).Token", 7},
 		{"authn/unixsocket", "(*unixsocket.Server).Run, unixsocket.PeerFromContext", 7.2},
 		{"caclient/linkerd/linkerdproxy", "linkerdproxy.Start", 8.5},
-		{"caclient/linkerd/inject", "inject.New, (*inject.Injector).ServeHTTP", 7.2},
 		{"authn/athenz", "athenz.NewProvider, athenz.NewSigner, athenz.VerifyServiceToken", 7.5},
 		{"caclient/athenz/nodeagent", "nodeagent.New", 7.5},
 		{"caclient/athenz/sidecar", "sidecar.Start", 7.5},

@@ -19,7 +19,7 @@ import (
 )
 
 // patience is for what a program is to do soon.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // Build builds the programs with these names, and returns the folder that they are in. It skips the test with -short, and where
 // a program cannot be told to stop.

@@ -185,7 +185,7 @@ func failures(t *testing.T) map[string]func(*testing.T) symptom {
 			result.client = resp.Status + " " + string(body)
 		}
 		if client != (plain{}) { // of which there is nothing in the log
-			assert.Eventually(t, func() bool { return log.String() != "" }, 5*time.Second, time.Millisecond)
+			assert.Eventually(t, func() bool { return log.String() != "" }, time.Minute, time.Millisecond)
 		}
 		c.CloseIdleConnections()
 		s.Close()

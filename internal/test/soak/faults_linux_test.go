@@ -305,7 +305,7 @@ func TestFaults(t *testing.T) {
 	ca := newWatched(t, dir, "ca", nil, "-trust-domain", "example.org", "-state-dir", state, "-create", "-default-ttl", life.String(), "-istio-addr", ports[0],
 		"-linkerd-addr", ports[1], "-bundle-addr", ports[2], "-admin-addr", ports[3], "-caller-rate", "0", "-audit-size", "100000", "-audit-keep-size", "1000000")
 	caReady := get("http://" + ports[3] + "/ready")
-	require.Eventually(t, func() bool { return caReady(t.Context()) == nil }, 20*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return caReady(t.Context()) == nil }, time.Minute, 50*time.Millisecond)
 	network := newRelay(t, ports[0])
 
 	root := filepath.Join(dir, "root")
@@ -331,9 +331,9 @@ func TestFaults(t *testing.T) {
 	for _, folder := range []string{root, filepath.Join(root, "var"), filepath.Join(root, "var/run"), filepath.Join(root, "var/run/secrets")} {
 		require.NoError(t, os.Chmod(folder, 0o755))
 	}
-	require.Eventually(t, func() bool { return os.Chmod(filepath.Dir(socket), 0o755) == nil && os.Chmod(socket, 0o666) == nil }, 20*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return os.Chmod(filepath.Dir(socket), 0o755) == nil && os.Chmod(socket, 0o666) == nil }, time.Minute, 50*time.Millisecond)
 	live := get("http://" + ports[5] + "/healthz/live")
-	require.Eventually(t, func() bool { return live(t.Context()) == nil }, 20*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return live(t.Context()) == nil }, time.Minute, 50*time.Millisecond)
 
 	targets := []target{
 		{Name: "ca: Istio's API", Network: "tcp", Addr: ports[0]}, {Name: "ca: Linkerd's API", Network: "tcp", Addr: ports[1]},
@@ -371,7 +371,7 @@ func TestFaults(t *testing.T) {
 	faults := []fault{
 		{name: "CA killed", begin: ca.kill, end: func() {
 			ca.start()
-			require.Eventually(t, func() bool { return caReady(t.Context()) == nil }, 20*time.Second, 50*time.Millisecond)
+			require.Eventually(t, func() bool { return caReady(t.Context()) == nil }, time.Minute, 50*time.Millisecond)
 			writeToken()
 		}, once: true},
 		{name: "CA held", begin: func() { ca.signal(syscall.SIGSTOP) }, end: func() { ca.signal(syscall.SIGCONT) }},
@@ -449,7 +449,7 @@ func TestFaults(t *testing.T) {
 	t.Logf("faults: %v", seen)
 	assert.Empty(t, failed)
 	assert.Greater(t, len(certificates), int(last/life))
-	require.Eventually(t, func() bool { return caReady(t.Context()) == nil }, 20*time.Second, 50*time.Millisecond, "the CA is well again")
+	require.Eventually(t, func() bool { return caReady(t.Context()) == nil }, time.Minute, 50*time.Millisecond, "the CA is well again")
 	for _, w := range []*watched{ca, agent} {
 		early, late := w.usage[len(w.usage)/4:len(w.usage)/2], w.usage[len(w.usage)*3/4:]
 		for what, of := range map[string]func(usage) int{

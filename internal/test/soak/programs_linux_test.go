@@ -199,7 +199,7 @@ func programs(t *testing.T, certificates map[time.Time]bool) (dir string, target
 	state := filepath.Join(dir, "state")
 	ca := limited(t, filepath.Join(programs, "ca"), nil, "-trust-domain", "example.org", "-state-dir", state, "-create", "-default-ttl", life.String(),
 		"-istio-addr", ports[0], "-linkerd-addr", ports[1], "-bundle-addr", ports[2], "-admin-addr", ports[3], "-caller-rate", "0")
-	require.Eventually(t, func() bool { return get("http://"+ports[3]+"/ready")(t.Context()) == nil }, 20*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return get("http://"+ports[3]+"/ready")(t.Context()) == nil }, time.Minute, 50*time.Millisecond)
 
 	// The agent, its identity from that CA. Its control plane is not there.
 	root := filepath.Join(dir, "agent")
@@ -219,13 +219,13 @@ func programs(t *testing.T, certificates map[time.Time]bool) (dir string, target
 	for _, folder := range []string{root, filepath.Join(root, "var"), filepath.Join(root, "var/run"), filepath.Join(root, "var/run/secrets")} {
 		require.NoError(t, os.Chmod(folder, 0o755))
 	}
-	require.Eventually(t, func() bool { return get("http://"+ports[5]+"/metrics")(t.Context()) == nil }, 20*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return get("http://"+ports[5]+"/metrics")(t.Context()) == nil }, time.Minute, 50*time.Millisecond)
 	// Any user may connect, as with SocketMode 0666.
-	require.Eventually(t, func() bool { return os.Chmod(filepath.Dir(socket), 0o755) == nil && os.Chmod(socket, 0o666) == nil }, 20*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return os.Chmod(filepath.Dir(socket), 0o755) == nil && os.Chmod(socket, 0o666) == nil }, time.Minute, 50*time.Millisecond)
 
 	xds := filepath.Join(root, "etc/istio/proxy/XDS")
 	for at := xds; at != root; at = filepath.Dir(at) { // of the socket, and of the folders to it
-		require.Eventually(t, func() bool { return os.Chmod(at, 0o777) == nil }, 20*time.Second, 50*time.Millisecond)
+		require.Eventually(t, func() bool { return os.Chmod(at, 0o777) == nil }, time.Minute, 50*time.Millisecond)
 	}
 
 	// The proxy of a mesh, and its application.
@@ -241,7 +241,7 @@ func programs(t *testing.T, certificates map[time.Time]bool) (dir string, target
 		"LINKERD2_PROXY_IDENTITY_ADDR=" + mesh.Addr, "LINKERD2_PROXY_IDENTITY_IDENTITY=" + meshtest.Certifier,
 	}, "-app", app.Addr().String(), "-inbound", "127.0.0.1:0", "-outbound", "127.0.0.1:0", "-admin", "127.0.0.1:0", "-route", "app.test="+app.Addr().String())
 	admin, inbound, outbound := proxy.Addr("admin"), proxy.Addr("inbound"), proxy.Addr("outbound")
-	require.Eventually(t, func() bool { return get("http://"+admin+"/ready")(t.Context()) == nil }, 20*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return get("http://"+admin+"/ready")(t.Context()) == nil }, time.Minute, 50*time.Millisecond)
 
 	// An agent for the workloads of a machine, which has an identity for root alone.
 	workloads := filepath.Join(dir, "workloads")
@@ -250,13 +250,13 @@ func programs(t *testing.T, certificates map[time.Time]bool) (dir string, target
 	api := filepath.Join(workloads, "api.sock")
 	machine := limited(t, filepath.Join(programs, "workload-agent"), nil, "-trust-domain", "example.org", "-ca", "dir:"+filepath.Join(workloads, "ca"), "-ca-option", "create=true",
 		"-file", filepath.Join(workloads, "file"), "-socket", api, "-admin", ports[7])
-	require.Eventually(t, func() bool { return get("http://"+ports[7]+"/ready")(t.Context()) == nil }, 20*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return get("http://"+ports[7]+"/ready")(t.Context()) == nil }, time.Minute, 50*time.Millisecond)
 
 	// A service that has its identity from there.
 	pair := filepath.Join(dir, "pair.pem")
 	require.NoError(t, os.WriteFile(pair, keyPair(t, api), 0o644))
 	service := limited(t, filepath.Join(programs, "service"), nil, "-socket", "unix://"+api, "-requests", "0", "-interval", "10s", "-addr", ports[8], "-health-addr", ports[6])
-	require.Eventually(t, func() bool { return get("http://"+ports[6]+"/ready")(t.Context()) == nil }, 20*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return get("http://"+ports[6]+"/ready")(t.Context()) == nil }, time.Minute, 50*time.Millisecond)
 
 	// The programs of Athenz.
 	place := athenztest.NewPlace(t)

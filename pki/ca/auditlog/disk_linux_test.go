@@ -49,14 +49,14 @@ func TestSmallDisk(t *testing.T) {
 	for round := range 2 {
 		filler := filepath.Join(dir, "filler")
 		require.ErrorIs(t, os.WriteFile(filler, make([]byte, 1<<20), 0o600), syscall.ENOSPC)
-		require.Eventually(t, func() bool { return l.Err() != nil }, 10*time.Second, 50*time.Millisecond)
+		require.Eventually(t, func() bool { return l.Err() != nil }, time.Minute, 50*time.Millisecond)
 		require.ErrorIs(t, l.Err(), syscall.ENOSPC)
 		if round == 1 { // what is left of the last page of the file is full, too
-			require.Eventually(t, func() bool { return l.Record(t.Context(), record("no")) != nil }, 10*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return l.Record(t.Context(), record("no")) != nil }, time.Minute, time.Millisecond)
 			require.ErrorIs(t, l.Err(), syscall.ENOSPC)
 		}
 		require.NoError(t, os.Remove(filler))
-		require.Eventually(t, func() bool { return l.Err() == nil }, 10*time.Second, 50*time.Millisecond)
+		require.Eventually(t, func() bool { return l.Err() == nil }, time.Minute, 50*time.Millisecond)
 		require.NoError(t, l.Record(t.Context(), record("2")))
 	}
 	require.NoError(t, l.Close())

@@ -190,10 +190,10 @@ func TestServerCertificateFromFiles(t *testing.T) {
 	}
 	require.Equal(t, "first.test", presented())
 	require.NoError(t, os.WriteFile(key, []byte("nonsense"), 0o600))
-	require.Eventually(t, func() bool { return strings.Contains(l.String(), "tls.key") }, 20*time.Second, 10*time.Millisecond, "%s", l)
+	require.Eventually(t, func() bool { return strings.Contains(l.String(), "tls.key") }, time.Minute, 10*time.Millisecond, "%s", l)
 	require.Equal(t, "first.test", presented(), "the last good pair stays")
 	write("second.test")
-	require.Eventually(t, func() bool { return presented() == "second.test" }, 20*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return presented() == "second.test" }, time.Minute, 20*time.Millisecond)
 
 	_, err := parse([]string{"-tls-cert", cert}, env{}.get, io.Discard, true)
 	require.ErrorIs(t, err, ErrUsage)
@@ -228,7 +228,7 @@ func TestRootConfigMap(t *testing.T) {
 		require.NoError(t, err)
 		defer stop()
 	}
-	require.Eventually(t, func() bool { return strings.Contains(l.String(), "list, watch, create and patch configmaps") }, 10*time.Second, 5*time.Millisecond, "%s", l)
+	require.Eventually(t, func() bool { return strings.Contains(l.String(), "list, watch, create and patch configmaps") }, time.Minute, 5*time.Millisecond, "%s", l)
 	api.Faults(func(*http.Request) *kubetest.Fault { return nil })
 
 	var object struct {
@@ -240,7 +240,7 @@ func TestRootConfigMap(t *testing.T) {
 		require.Eventually(t, func() bool {
 			object.Data = nil
 			return api.Get(at(ns), &object) && object.Data["root-cert.pem"] == roots
-		}, 25*time.Second, 10*time.Millisecond, "%s: %s", ns, l)
+		}, time.Minute, 10*time.Millisecond, "%s: %s", ns, l)
 	}
 	roots := string(a.Bundle().MarshalPEM())
 	has("prod", roots)

@@ -54,15 +54,15 @@ func TestServerCertificateOutOfTime(t *testing.T) {
 	write("ended.test", ended)
 	require.Eventually(t, func() bool {
 		return strings.Contains(l.String(), "the certificate in "+cert+" ended at")
-	}, 30*time.Second, 10*time.Millisecond, "%s", l)
+	}, time.Minute, 10*time.Millisecond, "%s", l)
 	require.Equal(t, "first.test", presented())
 	write("early.test", func(c *x509.Certificate) {
 		c.NotBefore, c.NotAfter = time.Now().Add(time.Hour), time.Now().Add(2*time.Hour)
 	})
-	require.Eventually(t, func() bool { return strings.Contains(l.String(), "the certificate in "+cert+" begins at") }, 30*time.Second, 10*time.Millisecond, "%s", l)
+	require.Eventually(t, func() bool { return strings.Contains(l.String(), "the certificate in "+cert+" begins at") }, time.Minute, 10*time.Millisecond, "%s", l)
 	require.Equal(t, "first.test", presented())
 	write("third.test", func(*x509.Certificate) {})
-	require.Eventually(t, func() bool { return presented() == "third.test" }, 30*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return presented() == "third.test" }, time.Minute, 20*time.Millisecond)
 
 	write("ended.test", ended)
 	_, _, err := followTLS(t.Context(), "-tls-cert", cert, key, l.logger())
@@ -110,7 +110,7 @@ func TestRootConfigMapOfOthers(t *testing.T) {
 	var o struct{ Data map[string]string }
 	require.Eventually(t, func() bool {
 		return api.Get(at("prod"), &o) && o.Data["root-cert.pem"] == string(a.Bundle().MarshalPEM())
-	}, 30*time.Second, 10*time.Millisecond, "%s", l)
+	}, time.Minute, 10*time.Millisecond, "%s", l)
 	var codes []int
 	for _, r := range api.Requests() {
 		require.NotContains(t, r.Path, "/ending/", "%+v", r)

@@ -37,7 +37,7 @@ func (c *cluster) has(object, roots string) (o bundle) {
 	require.Eventually(c.t, func() bool {
 		o = bundle{}
 		return c.Get(bundles+object, &o) && o.Spec.TrustBundle == roots
-	}, 30*time.Second, 2*time.Millisecond, "%s: %+v\n%s", object, o, &c.logs)
+	}, time.Minute, 2*time.Millisecond, "%s: %+v\n%s", object, o, &c.logs)
 	return o
 }
 
@@ -80,7 +80,7 @@ func TestBundle(t *testing.T) {
 	c.Put(bundles+object, edited) // without the label by which volumes find it
 	require.Eventually(t, func() bool {
 		return c.has(object, both).Metadata.Labels["k8s.spiffe.io/peer-trust-domain"] == "example.org"
-	}, 10*time.Second, 5*time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 	time.Sleep(200 * time.Millisecond)
 	written := len(c.History(bundles + object))
 	time.Sleep(300 * time.Millisecond)
@@ -133,7 +133,7 @@ func TestNewerBundle(t *testing.T) {
 		return nil
 	})
 	put("0")
-	require.Eventually(t, raced.Load, 10*time.Second, time.Millisecond)
+	require.Eventually(t, raced.Load, time.Minute, time.Millisecond)
 	time.Sleep(300 * time.Millisecond)
 	var o bundle
 	require.True(t, c.Get(bundles+object, &o))
@@ -173,7 +173,7 @@ func TestFederatedBundles(t *testing.T) {
 	}
 	require.Eventually(t, func() bool {
 		return strings.Contains(c.logs.String(), "has no root") && strings.Contains(c.logs.String(), "example.org:spiffe:empty.test")
-	}, 10*time.Second, 5*time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 	c.has("example.org:spiffe:example.org", string(a.Bundle().MarshalPEM())) // and not the one of the set
 
 	// A trust domain that has gone keeps its object, which an operator deletes.
@@ -214,7 +214,7 @@ func TestLargeBundle(t *testing.T) {
 	o := c.options(a)
 	o.Federated = func() *spiffe.BundleSet { return set }
 	c.run(o, quick)
-	require.Eventually(t, func() bool { return strings.Contains(c.logs.String(), "and the API takes 1048576") }, 20*time.Second, 5*time.Millisecond, "%s", &c.logs)
+	require.Eventually(t, func() bool { return strings.Contains(c.logs.String(), "and the API takes 1048576") }, time.Minute, 5*time.Millisecond, "%s", &c.logs)
 	c.has("example.org:spiffe:example.org", string(a.Bundle().MarshalPEM()))
 	require.Zero(t, c.Count(http.MethodPost, bundles+"example.org:spiffe:large.test"))
 }
@@ -234,7 +234,7 @@ func TestBundleRights(t *testing.T) {
 	c.run(c.options(a), quick)
 	require.Eventually(t, func() bool {
 		return strings.Contains(c.logs.String(), "create and patch clustertrustbundles, and attest for the signer example.org/spiffe")
-	}, 10*time.Second, 5*time.Millisecond, "%s", &c.logs)
+	}, time.Minute, 5*time.Millisecond, "%s", &c.logs)
 	forbidden.Store(false)
 	c.has("example.org:spiffe:example.org", string(a.Bundle().MarshalPEM()))
 }

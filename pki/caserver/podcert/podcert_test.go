@@ -189,7 +189,7 @@ func (c *cluster) now(request string) (s status) {
 // answer waits for the answer to a request.
 func (c *cluster) answer(request string) status {
 	c.t.Helper()
-	require.Eventually(c.t, func() bool { return len(c.now(request).Conditions) > 0 }, 20*time.Second, 2*time.Millisecond, "%s has no answer\n%s", request, &c.logs)
+	require.Eventually(c.t, func() bool { return len(c.now(request).Conditions) > 0 }, time.Minute, 2*time.Millisecond, "%s has no answer\n%s", request, &c.logs)
 	return c.now(request)
 }
 
@@ -244,7 +244,7 @@ func TestIssued(t *testing.T) {
 	require.Eventually(t, func() bool {
 		text.Reset()
 		return r.Metrics(&text) == nil && strings.Contains(text.String(), `svidkit_ca_pod_requests_total{answer="Issued"} 1`)
-	}, 10*time.Second, time.Millisecond, "%s", &text)
+	}, time.Minute, time.Millisecond, "%s", &text)
 	require.Contains(t, text.String(), "svidkit_ca_pod_requests_waiting 0\n")
 	r = s.Report()
 	require.True(t, r.Upstreams[0].OK)
@@ -401,7 +401,7 @@ func TestWaits(t *testing.T) {
 			a.set(v.err)
 			s, _ := c.run(c.options(a))
 			request := c.ask(nil)
-			require.Eventually(t, func() bool { return strings.Contains(c.logs.String(), v.name) }, 10*time.Second, 2*time.Millisecond)
+			require.Eventually(t, func() bool { return strings.Contains(c.logs.String(), v.name) }, time.Minute, 2*time.Millisecond)
 			require.Empty(t, c.now(request).Conditions)
 			var text strings.Builder
 			require.NoError(t, s.Report().Metrics(&text))
@@ -425,7 +425,7 @@ func TestWaits(t *testing.T) {
 		}
 		c.run(o)
 		slow := c.ask(func(s *spec) { s.PodName = "slow" })
-		require.Eventually(t, func() bool { return asked.Load() > 0 }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return asked.Load() > 0 }, time.Minute, time.Millisecond)
 		c.issued(c.ask(nil)) // which does not wait for it
 		c.issued(slow)
 	})
@@ -582,11 +582,11 @@ func TestFollows(t *testing.T) {
 	c.Faults(func(*http.Request) *kubetest.Fault { return &kubetest.Fault{} })
 	c.EndWatches()
 	away := c.ask(nil)
-	require.Eventually(t, func() bool { return !s.Report().Upstreams[0].OK }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return !s.Report().Upstreams[0].OK }, time.Minute, time.Millisecond)
 	require.Error(t, s.Report().Upstreams[0].Err)
 	c.Faults(nil)
 	c.issued(away)
-	require.Eventually(t, func() bool { return s.Report().Upstreams[0].OK }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.Report().Upstreams[0].OK }, time.Minute, time.Millisecond)
 	stop()
 	stopped := c.ask(nil)
 	time.Sleep(50 * time.Millisecond)
@@ -609,16 +609,16 @@ func TestGone(t *testing.T) {
 		}
 	}
 	first, second := c.ask(nil), c.ask(nil)
-	require.Eventually(t, waiting(2), 10*time.Second, time.Millisecond)
+	require.Eventually(t, waiting(2), time.Minute, time.Millisecond)
 	c.Remove(at(first))
-	require.Eventually(t, waiting(1), 10*time.Second, time.Millisecond)
+	require.Eventually(t, waiting(1), time.Minute, time.Millisecond)
 	c.Faults(func(r *http.Request) *kubetest.Fault { return &kubetest.Fault{} }) // the deletion is not seen
 	c.EndWatches()
-	require.Eventually(t, func() bool { return !s.Report().Upstreams[0].OK }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return !s.Report().Upstreams[0].OK }, time.Minute, time.Millisecond)
 	c.Remove(at(second))
 	c.Compact()
 	c.Faults(nil)
-	require.Eventually(t, waiting(0), 20*time.Second, time.Millisecond)
+	require.Eventually(t, waiting(0), time.Minute, time.Millisecond)
 	a.set(nil)
 	c.issued(c.ask(nil))
 	require.Zero(t, a.times(first)+a.times(second))
@@ -636,7 +636,7 @@ func TestFlood(t *testing.T) {
 		flood = append(flood, c.ask(func(s *spec) { s.NodeName, s.PodUID = "bad", fmt.Sprint("pod-", len(flood)) }))
 	}
 	c.run(o, func(s *podcert.Signer) { s.SetRoom(300<<10, 100<<10) })
-	require.Eventually(t, func() bool { return len(c.now(flood[0]).Conditions) > 0 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(c.now(flood[0]).Conditions) > 0 }, time.Minute, time.Millisecond)
 	start := time.Now()
 	for i := range 10 {
 		c.issued(c.ask(func(s *spec) { s.NodeName = fmt.Sprint("good-", i) }))
@@ -674,7 +674,7 @@ func TestRoom(t *testing.T) {
 		require.NoError(t, err)
 		return n
 	}
-	require.Eventually(t, func() bool { return waiting() >= 40 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return waiting() >= 40 }, time.Minute, time.Millisecond)
 	time.Sleep(100 * time.Millisecond)
 	require.Less(t, waiting(), 60) // of about 1.2 kB each
 	a.set(nil)
@@ -708,7 +708,7 @@ func TestRootEnds(t *testing.T) {
 	signer := &shortly{Signer: newCA(t)}
 	c.run(c.options(signer))
 	request := c.ask(nil)
-	require.Eventually(t, func() bool { return strings.Contains(c.logs.String(), "replace its root") }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(c.logs.String(), "replace its root") }, time.Minute, time.Millisecond)
 	require.Zero(t, c.Count(http.MethodPatch, at(request)))
 	signer.ended.Store(true)
 	c.issued(request)

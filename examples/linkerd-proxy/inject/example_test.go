@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/svidkit/svidkit/caclient/linkerd/inject"
+	"github.com/svidkit/svidkit/examples/linkerd-proxy/inject"
 	"github.com/svidkit/svidkit/pki/linkerdname"
 )
 

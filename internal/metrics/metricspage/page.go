@@ -1,4 +1,5 @@
-package metrics
+// Package metricspage serves metrics over HTTP, which package metrics does not link.
+package metricspage
 
 import (
 	"bytes"
@@ -6,15 +7,16 @@ import (
 	"net/http"
 
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/metrics"
 )
 
-// Page serves metrics over HTTP. The zero Page is ready.
+// Page is a page of metrics. The zero Page is ready.
 type Page struct{ page limit.Page }
 
 // Serve answers with the metrics of the process and what write writes. The error is that of write, and then nothing is answered.
 func (p *Page) Serve(w http.ResponseWriter, write func(io.Writer) error) error {
 	text, done, err := p.page.Get(func(b *bytes.Buffer) error {
-		_ = WriteProcess(b)
+		_ = metrics.WriteProcess(b)
 		return write(b)
 	})
 	defer done()
