@@ -38,7 +38,7 @@ func TestWeight(t *testing.T) {
 		{"spiffe/workloadapi", "workloadapi.New, (*workloadapi.Source).Run", 7.2},
 		{"spiffe/workloadserver", "workloadserver.NewHandler, (*unixsocket.Server).Run", 7.2},
 		{"spiffe/filesource", "filesource.New, (*filesource.Source).Run", 7.2},
-		{"spiffe/filesink", "filesink.New, (*filesink.Sink).Run", 4},
+		{"spiffe/filesink", "filesink.New, (*filesink.Sink).Run", 4.1},
 		{"spiffe/source", "source.First, source.NewLastGood, source.NewMerge", 7.2},
 		{"spiffe/health", "health.New, (*health.Handler).ServeHTTP", 7.2},
 		{"pki", "pki.NewCSR, pki.ParseCSR, pki.NewRoot", 4},
@@ -47,7 +47,7 @@ func TestWeight(t *testing.T) {
 		{"pki/ca/kubesecret", "kubesecret.New, (*kubesecret.Store).Save", 8},
 		{"pki/ra", "ra.New, (*ra.RA).Sign", 8},
 		{"pki/caserver", "caserver.New, (*caserver.Server).Run", 7.6},
-		{"pki/caserver/caconfig", "caconfig.Parse, (*caconfig.Config).Serve", 10.2}, // 0.1 for a TLS client of other clusters, and a follower of files and of the cluster
+		{"pki/caserver/caconfig", "caconfig.Parse, (*caconfig.Config).Serve", 10.6}, // 0.1 for a TLS client of other clusters, and a follower of files and of the cluster; 0.3 for followed roots of client certificates and the audit log
 		{"pki/caserver/podcert", "podcert.New, (*podcert.Signer).Run", 7.2},
 		{"pki/caserver/istioca", "istioca.New, (*istioca.Server).ServeHTTP, caserver.Serve", 7.2},
 		{"pki/caserver/linkerd", "linkerd.New, (*linkerd.Server).ServeHTTP, caserver.Serve", 7.2},
@@ -66,8 +66,8 @@ func TestWeight(t *testing.T) {
 		{"sds/sdssource", "sdssource.Mux, sdssource.NewFiles", 7.2},
 		{"sds/xdsproxy", "xdsproxy.NewHandler, (*unixsocket.Server).Run", 7.2},
 		{"sds/kubesecrets", "kubesecrets.New, (*kubesecrets.Source).Run", 7.2},
-		{"sds/istioagent", "istioagent.Start, istioagent.FromEnvironment", 10.1}, // of which YAML is 0.5
-		{"spiffe/workloadagent", "workloadagent.New, (*workloadagent.Agent).Run", 8},
+		{"sds/istioagent", "istioagent.Start, istioagent.FromEnvironment", 10.2},       // of which YAML is 0.5
+		{"spiffe/workloadagent", "workloadagent.New, (*workloadagent.Agent).Run", 8.1}, // of which 2 are a client of the API server,
 		{"sds/statuspage", "statuspage.New, (*statuspage.Handler).ServeHTTP", 7.2},
 		{"authn", "authn.ClientCertificate, authn.FirstOf", 7},
 		{"authn/jwt", "jwt.New, jwt.SVID, jwt.UnverifiedIssuer", 7.5},
@@ -112,10 +112,10 @@ func TestWeightOfPrograms(t *testing.T) {
 		name, uses string
 		maxMB      float64 // of 10⁶ bytes, on linux/amd64
 	}{
-		{"a service that serves and calls with an identity from an agent", "spiffe.NewVerifier, workloadapi.New, (*workloadapi.Source).Run" + peers + ", (*http.Server).ServeTLS, (*http.Client).Do", 7.6},
+		{"a service that serves and calls with an identity from an agent", "spiffe.NewVerifier, workloadapi.New, (*workloadapi.Source).Run" + peers + ", (*http.Server).ServeTLS, (*http.Client).Do", 7.65},
 		{"identity from an agent and from a CA", workload, 7.5},
-		{"and mutual TLS, and the agent's handler", workload + peers + ", workloadserver.NewHandler", 7.8},
-		{"and a server and a client of net/http", workload + peers + ", workloadserver.NewHandler, (*unixsocket.Server).Run, (*http.Server).ServeTLS, (*http.Client).Do", 8.5},
+		{"and mutual TLS, and the agent's handler", workload + peers + ", workloadserver.NewHandler", 7.85},
+		{"and a server and a client of net/http", workload + peers + ", workloadserver.NewHandler, (*unixsocket.Server).Run, (*http.Server).ServeTLS, (*http.Client).Do", 8.6},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
