@@ -370,7 +370,7 @@ func TestHostileAnswers(t *testing.T) {
 		{"Kubernetes", "not a JWT", kubernetes(secret, `"2100-01-01T00:00:00Z"`), "not a JWT"},
 		{"Kubernetes", "expired", kubernetes(jwt(inAnHour(), "ca"), `"2000-01-01T00:00:00Z"`), "it ended at 2000-01-01T00:00:00Z"},
 		{"Kubernetes", "no time", kubernetes(jwt(inAnHour(), "ca"), `"soon"`), "not the JSON"},
-		{"Kubernetes", "a token that is no text", `{"status":{"token":["` + secret + `"]}}`, "wrong type"},
+		{"Kubernetes", "a token that is no text", `{"status":{"token":["` + secret + `"]}}`, "cannot be read"},
 		{"Kubernetes", "half", `{"status":{"token":"` + secret, "syntax error"},
 	} {
 		t.Run(c.from+"/"+c.name, func(t *testing.T) {
