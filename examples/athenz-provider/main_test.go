@@ -302,7 +302,7 @@ func TestServiceKey(t *testing.T) {
 		require.EventuallyWithT(t, func(c *assert.CollectT) {
 			code, said := get(t, at, "/ready")
 			assert.Equal(c, http.StatusOK, code, said)
-		}, time.Minute, time.Minute)
+		}, time.Minute, 10*time.Millisecond)
 	}
 	becomesReady()
 

@@ -275,7 +275,7 @@ var help = program.Help{
 		{Title: "Certificates", Flags: "default-ttl max-ttl shorten-ttl backdate empty-subject keep-dns-names renew-by-certificate"},
 		{Title: "Roots", Flags: "root-ttl root-check-interval root-grace-percent root-jitter rsa-bits keep-key constrain propagation refresh-hint root-configmap"},
 		{Title: "Ports", Flags: "istio-addr ca-server bundle-addr admin-addr dns-names tls-cert tls-key"},
-		{Title: "Callers", Flags: "jwt-rule jwt-roots jwt-policy audience token-audiences token-issuer own-token trusted-gateway-cidr trusted-node-accounts"},
+		{Title: "Callers", Flags: "client-roots jwt-rule jwt-roots jwt-policy audience token-audiences token-issuer own-token trusted-gateway-cidr trusted-node-accounts"},
 		{Title: "Kubernetes", Flags: "kubernetes kubernetes-api namespace cluster-id remote-cluster pod-signer pod-id pod-node-rate pod-namespace-rate"},
 		{Title: "Linkerd", Flags: "linkerd-addr linkerd-plaintext linkerd-namespace linkerd-ttl linkerd-clock-skew linkerd-any-audience linkerd-events"},
 		{Title: "OpenID Connect", Flags: "oidc-issuer oidc-addr oidc-cert oidc-key jwt-algorithm"},

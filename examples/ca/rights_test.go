@@ -130,7 +130,7 @@ func TestRightsOfTheManifest(t *testing.T) {
 				Status struct{ CertificateChain string }
 			}
 			return k.Get(path, &o) && o.Status.CertificateChain != ""
-		}, time.Minute, time.Minute)
+		}, time.Minute, 10*time.Millisecond)
 	}
 
 	roots := string(rootsOf(s))
@@ -141,7 +141,7 @@ func TestRightsOfTheManifest(t *testing.T) {
 			k.Get(path, &o)
 			data, _ := o[part].(map[string]any)
 			return data[key] == roots
-		}, time.Minute, time.Minute, path)
+		}, time.Minute, 10*time.Millisecond, path)
 	}
 	change := func(path string, o map[string]any) {
 		t.Helper()

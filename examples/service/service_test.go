@@ -35,7 +35,7 @@ func TestDemo(t *testing.T) {
 	require.NoError(t, start(t.Context(), options{requests: -1, interval: 400 * time.Millisecond, wait: 30 * time.Second}, &out))
 	assert.Equal(t, 8, strings.Count(out.String(), "hello spiffe://example.org/ns/demo/sa/service"))
 	assert.Regexp(t, regexp.MustCompile(`8 requests, [2-8] certificates, no failure`), out.String())
-	assert.Regexp(t, regexp.MustCompile(`identity: \S+, until \d{4}-\d\d-\d\d \d\d:`), out.String(), "a day, as certificates may have days")
+	assert.Regexp(t, regexp.MustCompile(`identity: \S+, until \d{4}-\d\d-\d\dT\d\d:`), out.String(), "a day, as certificates may have days")
 }
 
 // until calls then when the text was written. One goroutine writes.

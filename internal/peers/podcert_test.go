@@ -113,7 +113,7 @@ func (k *nodes) issued(folder string, old *spiffe.SVID) (svid *spiffe.SVID) {
 	require.Eventually(k.t, func() bool {
 		svid = svidIn(folder)
 		return svid != nil && (old == nil || !svid.Leaf().Equal(old.Leaf()))
-	}, 2*time.Minute, time.Minute, "%s", folder)
+	}, 2*time.Minute, 10*time.Millisecond, "%s", folder)
 	return svid
 }
 

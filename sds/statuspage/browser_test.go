@@ -84,7 +84,7 @@ func open(t *testing.T, address string) *tab {
 		b, err := os.ReadFile(filepath.Join(dir, "profile", "DevToolsActivePort"))
 		port, _, _ = strings.Cut(string(b), "\n")
 		return err == nil && port != ""
-	}, time.Minute, time.Minute, "Chromium does not start")
+	}, time.Minute, 10*time.Millisecond, "Chromium does not start")
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://127.0.0.1:"+port+"/json/new?about:blank", nil)
 	require.NoError(t, err)
 	resp, err := http.DefaultClient.Do(r)

@@ -257,8 +257,8 @@ func testEnvoy(t *testing.T, api string) {
 	p.set(clusters, "backend", cluster(t, port, 7))
 	before = updates()
 	n.serve(t, "control", control(p.serve))
-	require.Eventually(t, func() bool { return updates() > before }, 2*patient, time.Minute, "the control plane is back")
-	require.Eventually(t, func() bool { return strings.Contains(e.Admin("/config_dump"), `"connect_timeout": "7s"`) }, 2*patient, time.Minute)
+	require.Eventually(t, func() bool { return updates() > before }, 2*patient, 10*time.Millisecond, "the control plane is back")
+	require.Eventually(t, func() bool { return strings.Contains(e.Admin("/config_dump"), `"connect_timeout": "7s"`) }, 2*patient, 10*time.Millisecond)
 	p.restart(false) // ends the streams with a status
 	fifth := rotate()
 	require.Eventually(t, has(fifth), patient, 20*time.Millisecond)

@@ -79,8 +79,7 @@ type feed struct {
 	news   renew.Signal
 	life   lifecycle.Life
 
-	adopting sync.Mutex   // held by took and failed, also while subscribers are told
-	early    renew.Signal // of a response that is not in force yet
+	early renew.Signal // of a response that is not in force yet
 
 	mu       sync.Mutex
 	isReady  bool // when it was published last
@@ -391,8 +390,8 @@ func (s *Source) settle(ctx context.Context) {
 
 // took adopts a good response, or what has become valid of the last one if u is nil, and publishes the new state.
 func (s *Source) took(ctx context.Context, t *track, u *Update) {
-	s.adopting.Lock()
-	defer s.adopting.Unlock()
+	t.turn.Lock()
+	defer t.turn.Unlock()
 	s.mu.Lock()
 	before, old := t.Skipped, s.cur.Load()
 	if u != nil {
@@ -425,8 +424,8 @@ func (s *Source) took(ctx context.Context, t *track, u *Update) {
 
 // failed records what a watch yields instead of a response.
 func (s *Source) failed(ctx context.Context, t *track, e *Error) {
-	s.adopting.Lock()
-	defer s.adopting.Unlock()
+	t.turn.Lock()
+	defer t.turn.Unlock()
 	s.mu.Lock()
 	old := s.cur.Load()
 	withdrawn := t.bad(e)

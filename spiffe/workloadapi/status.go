@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/svidkit/svidkit/spiffe"
@@ -76,6 +77,8 @@ func (s *Source) ready(snap *spiffe.Snapshot) bool {
 
 // track is what a Source knows of one stream. The Source's mu guards it.
 type track struct {
+	turn sync.Mutex // held by took and failed, also while subscribers are told; mu is taken after it
+
 	StreamStatus
 	update *Update   // nil before the first, and after it was withdrawn
 	last   *Update   // as it was received; update is what is in force since

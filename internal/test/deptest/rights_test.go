@@ -169,6 +169,9 @@ func TestRights(t *testing.T) {
 		}
 		all, err := kubetest.Rights(yamlOf(t, name, data))
 		require.NoError(t, err, name)
+		if len(all) == 0 {
+			return nil // a webhook has apiGroups, too
+		}
 		got[name] = map[string]bool{}
 		for who, list := range all {
 			for _, r := range list {

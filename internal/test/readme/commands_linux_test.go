@@ -124,7 +124,7 @@ func (c *terminal) interrupt() string {
 
 func (c *terminal) await(text string) {
 	c.t.Helper()
-	require.Eventually(c.t, func() bool { return strings.Contains(c.text(), text) }, time.Minute, time.Minute, text)
+	require.Eventually(c.t, func() bool { return strings.Contains(c.text(), text) }, time.Minute, 10*time.Millisecond, text)
 }
 
 // TestTwoCommands runs the two commands of README.md as they are printed there, and each again. The identity is served, the
@@ -155,7 +155,7 @@ func TestTwoCommands(t *testing.T) {
 			}
 			defer resp.Body.Close()
 			return resp.StatusCode == http.StatusOK
-		}, time.Minute, time.Minute)
+		}, time.Minute, 10*time.Millisecond)
 		sockets, err := filepath.Glob(filepath.Join(run, "*/*/var/run/secrets/workload-spiffe-uds/socket"))
 		require.NoError(t, err)
 		require.Len(t, sockets, 1)
