@@ -776,8 +776,8 @@ func TestReconnect(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "WAPI-6", "WAPI-18", "WAPI-19", "WEP-14", "WEP-15", "WEP-17", "AMB-10", "AMB-11", "AMB-13", "DIV-14")
-	home := newDomain(t, "example.org")
-	good := home.response(t, home.SVID("/web"))
+	home, web := inBubbles(t)
+	good := home.response(t, web)
 	for name, test := range map[string]struct {
 		answer func(n int, c *call) // of attempt n, from 0
 		// The longest waits before the attempts after the first.
