@@ -53,13 +53,13 @@ func TestServerCertificateOutOfTime(t *testing.T) {
 	require.Equal(t, "first.test", presented())
 	write("ended.test", ended)
 	require.Eventually(t, func() bool {
-		return strings.Contains(l.String(), "the certificate in "+cert+" ended at")
+		return strings.Contains(l.String(), cert+": the certificate has expired at ")
 	}, time.Minute, 10*time.Millisecond, "%s", l)
 	require.Equal(t, "first.test", presented())
 	write("early.test", func(c *x509.Certificate) {
 		c.NotBefore, c.NotAfter = time.Now().Add(time.Hour), time.Now().Add(2*time.Hour)
 	})
-	require.Eventually(t, func() bool { return strings.Contains(l.String(), "the certificate in "+cert+" begins at") }, time.Minute, 10*time.Millisecond, "%s", l)
+	require.Eventually(t, func() bool { return strings.Contains(l.String(), cert+": the certificate is valid from ") }, time.Minute, 10*time.Millisecond, "%s", l)
 	require.Equal(t, "first.test", presented())
 	write("third.test", func(*x509.Certificate) {})
 	require.Eventually(t, func() bool { return presented() == "third.test" }, time.Minute, 20*time.Millisecond)
@@ -67,7 +67,7 @@ func TestServerCertificateOutOfTime(t *testing.T) {
 	write("ended.test", ended)
 	_, _, err := followTLS(t.Context(), "-tls-cert", cert, key, l.logger())
 	require.ErrorContains(t, err, "-tls-cert: ")
-	require.ErrorContains(t, err, "ended at")
+	require.ErrorContains(t, err, "has expired at")
 }
 
 // Where istiod has its certificate is where its successor looks, and what the help says.
