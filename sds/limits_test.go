@@ -325,7 +325,8 @@ func TestUnfinishedRequests(t *testing.T) {
 	})
 	t.Run("REST", func(t *testing.T) {
 		require.Eventually(t, func() bool { return h.Incoming() == 0 }, patient, time.Millisecond)
-		greedy := connect()
+		socket, _ := serve(t, h) // as a connection over TCP has 250 streams at a time
+		greedy := dial(t, socket)
 		post(t, greedy, `{}`, nil) // while there is no connection, each request begins to dial one
 		ctx, cancel := context.WithTimeout(t.Context(), patient)
 		defer cancel()

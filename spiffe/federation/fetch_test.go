@@ -311,7 +311,7 @@ func TestHostileEndpoints(t *testing.T) {
 				w.Header().Set("Content-Encoding", "gzip")
 				_, _ = w.Write([]byte("\x1f\x8b\x08"))
 			}
-		}, cause: `the answer has the content coding "gzip", which was not asked for; switch it off`},
+		}, code: connection, cause: `the answer has the content coding "gzip", which was not asked for; switch it off`},
 		{name: "100,000 keys", handler: func([]byte) http.HandlerFunc { return answer(200, entries) }, code: badDocument, cause: "more than 1000 keys"},
 		{name: "one byte too much", handler: func(good []byte) http.HandlerFunc {
 			return answer(200, append(good, bytes.Repeat([]byte(" "), jws.MaxSetSize+1-len(good))...))

@@ -416,7 +416,7 @@ func TestParseUnverified(t *testing.T) {
 	token := sign(baseHeader, basePay, "ES256", newMaterial(t).jwtx) // by a foreign key
 	u, err := jwtsvid.ParseUnverified(token)
 	require.NoError(t, err)
-	assert.Equal(t, &jwtsvid.Unverified{ID: webID, Audience: []string{"db"}, Expires: time.Unix(now+300, 0), KeyID: "jwt-1"}, u)
+	assert.Equal(t, &jwtsvid.Unverified{ID: webID, Audience: []string{"db"}, Expires: time.Unix(now+300, 0).UTC(), KeyID: "jwt-1"}, u)
 	for payload, want := range map[string][2]string{
 		`{` + webSubject + `,"exp":1}`:                    {"audience", "JWT-12"},
 		`{` + webSubject + `,"exp":1,"aud":[]}`:           {"audience", "JWT-12"},

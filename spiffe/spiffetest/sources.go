@@ -19,7 +19,7 @@ const (
 )
 
 // patience is how long a method that must not block may take.
-const patience = time.Minute
+const patience = 30 * time.Second
 
 // TestSVIDSource checks that a source keeps the promises of [spiffe.SVIDSource]: it does not block, is
 // safe for concurrent use, returns either an identity or an error, and never changes a returned identity. If the

@@ -188,7 +188,7 @@ func TestKnownAnswers(t *testing.T) {
 
 	u, err := witsvid.ParseUnverified(token)
 	require.NoError(t, err)
-	assert.Equal(t, &witsvid.Unverified{ID: spiffe.MustParseID(webID), Expires: time.Unix(now+3600, 0), KeyID: "wit-1"}, u)
+	assert.Equal(t, &witsvid.Unverified{ID: spiffe.MustParseID(webID), Expires: time.Unix(now+3600, 0).UTC(), KeyID: "wit-1"}, u)
 
 	// The same bundle without WIT support knows no such key (WIT-64).
 	plain, err := spiffe.ParseBundle(exampleOrg, []byte(read("bundle.json")))
