@@ -90,8 +90,8 @@ func (b *budget) add(peer []string, n int) {
 	}
 }
 
-// process has the descriptors that the connections of all Listeners take: what is given away belongs to the process, whoever
-// gives it away. Whoever holds its lock may take that of a Listener.
+// process has the descriptors that the connections of all Listeners take, as they belong to the process. Its lock is taken before
+// that of a Listener.
 var process = budget{of: map[string]int{}}
 
 // refusals are the connections of the process that were refused, by the label of the reason.
