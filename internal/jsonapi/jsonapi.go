@@ -49,17 +49,16 @@ func Post(ctx context.Context, client *http.Client, url string, in, out any, sec
 		return err
 	}
 	r.Header.Set("Content-Type", "application/json")
+	r.Header["Accept-Encoding"] = Plain
 	answer, err := client.Do(r)
 	if err != nil {
 		return bearer.RedactError(err, secrets...)
 	}
 	defer answer.Body.Close() // the answer is read or given up
-	data, err := io.ReadAll(io.LimitReader(answer.Body, MaxAnswer+1))
+	data, err := Read(answer, MaxAnswer)
 	switch {
 	case err != nil:
-		return err
-	case len(data) > MaxAnswer:
-		return fmt.Errorf("the answer has more than %d bytes", MaxAnswer)
+		return fmt.Errorf("the answer cannot be read: %w", err)
 	case answer.StatusCode != http.StatusOK:
 		return &StatusError{answer.StatusCode, strings.TrimSpace(bearer.Redact(string(data), secrets...))}
 	}

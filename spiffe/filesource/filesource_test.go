@@ -395,10 +395,10 @@ func TestOldBeforeNew(t *testing.T) {
 		"an empty certificate": {damage: func(t *testing.T, dir string) { write(t, filepath.Join(dir, "tls.crt"), nil) }, want: "no certificate found"},
 		"an empty key":         {damage: func(t *testing.T, dir string) { write(t, filepath.Join(dir, "tls.key"), nil) }, want: "no private key found"},
 		"empty roots":          {damage: func(t *testing.T, dir string) { write(t, filepath.Join(dir, "ca.crt"), nil) }, want: "no certificate found"},
-		"garbage roots":        {damage: func(t *testing.T, dir string) { write(t, filepath.Join(dir, "ca.crt"), []byte("garbage")) }, want: "text that is not PEM"},
+		"garbage roots":        {damage: func(t *testing.T, dir string) { write(t, filepath.Join(dir, "ca.crt"), []byte("garbage")) }, want: "no certificate found"},
 		"half the roots": {damage: func(t *testing.T, dir string) {
 			write(t, filepath.Join(dir, "ca.crt"), ca.Bundle().MarshalPEM()[:300])
-		}, want: "not PEM"},
+		}, want: "damaged PEM block"},
 		"a leaf as a root": {damage: func(t *testing.T, dir string) {
 			certs, _, _ := ca.SVID("/web").MarshalPEM()
 			write(t, filepath.Join(dir, "ca.crt"), certs)

@@ -157,7 +157,7 @@ func TestVectorDetails(t *testing.T) {
 		return p
 	}
 	assert.Equal(t, []string{"cache", "db"}, accepted("JV-03").Audience())
-	assert.Equal(t, time.Unix(now+300, 5e8), accepted("JV-15").Expires())
+	assert.Equal(t, time.Unix(now+300, 5e8).UTC(), accepted("JV-15").Expires())
 	var claims struct {
 		Role  string   `json:"role"`
 		Scope []string `json:"scope"`
