@@ -300,7 +300,7 @@ func parseAccessToken(data []byte, start time.Time) (token, error) {
 		case "expires_in", "expires_on":
 			var n int64
 			if n, ok = seconds(r); ok {
-				at := time.Unix(n, 0)
+				at := time.Unix(n, 0).UTC()
 				if string(name) == "expires_in" {
 					at = start.Round(0).Add(time.Duration(min(n, 1<<32)) * time.Second) // of the wall clock, which a suspended machine keeps
 				}

@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -110,13 +111,12 @@ func readPEM(data []byte) (*input, error) {
 		return nil, fmt.Errorf("%d bytes of PEM, the limit is %d", len(data), maxPEM)
 	}
 	in := &input{form: "PEM"}
+	blocks, err := certpem.Read(data, 2*certpem.MaxCertificates) // keys may be among them
+	if err != nil {
+		return nil, err
+	}
 	var certs bytes.Buffer
-	blocks := 0
-	for rest := data; ; blocks++ {
-		var block *pem.Block
-		if block, rest = pem.Decode(rest); block == nil {
-			break
-		}
+	for _, block := range blocks {
 		if block.Type != "CERTIFICATE" {
 			in.other = append(in.other, label(block.Type))
 			continue
@@ -125,13 +125,9 @@ func readPEM(data []byte) (*input, error) {
 			return nil, err
 		}
 	}
-	if damaged := bytes.Count(data, []byte("-----BEGIN ")) - blocks; damaged != 0 {
-		return nil, fmt.Errorf("%d damaged PEM blocks", damaged)
-	}
 	if certs.Len() == 0 {
 		return in, nil
 	}
-	var err error
 	in.certs, err = pki.ParseCertificatesPEM(certs.Bytes())
 	return in, err
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/files/follow"
 	"github.com/svidkit/svidkit/internal/files/private"
@@ -132,6 +133,11 @@ func followTLS(ctx context.Context, name, cert, key string, log *slog.Logger) (g
 	}
 	var current atomic.Pointer[tls.Certificate]
 	f := follow.New([]string{cert, key}, func(_ context.Context, read follow.Files) error {
+		for _, path := range []string{cert, key} { // tls.X509KeyPair passes over torn blocks
+			if _, err := certpem.Read(read[path].Data, certpem.MaxCertificates); err != nil {
+				return fmt.Errorf("%s: %w", path, err)
+			}
+		}
 		pair, err := tls.X509KeyPair(read[cert].Data, read[key].Data)
 		if err != nil {
 			return fmt.Errorf("%s and %s: %w", cert, key, err)

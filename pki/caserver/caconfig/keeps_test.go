@@ -61,11 +61,16 @@ func TestServerCertificateOutOfTime(t *testing.T) {
 	})
 	require.Eventually(t, func() bool { return strings.Contains(l.String(), cert+": the certificate is valid from ") }, time.Minute, 10*time.Millisecond, "%s", l)
 	require.Equal(t, "first.test", presented())
+	data, err := os.ReadFile(cert)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(cert, append(data, "-----BEGIN CERTIFICATE-----\nMIIB\n"...), 0o600))
+	require.Eventually(t, func() bool { return strings.Contains(l.String(), cert+": 1 damaged PEM block") }, time.Minute, 10*time.Millisecond, "%s", l)
+	require.Equal(t, "first.test", presented())
 	write("third.test", func(*x509.Certificate) {})
 	require.Eventually(t, func() bool { return presented() == "third.test" }, time.Minute, 20*time.Millisecond)
 
 	write("ended.test", ended)
-	_, _, err := followTLS(t.Context(), "-tls-cert", cert, key, l.logger())
+	_, _, err = followTLS(t.Context(), "-tls-cert", cert, key, l.logger())
 	require.ErrorContains(t, err, "-tls-cert: ")
 	require.ErrorContains(t, err, "has expired at")
 }
