@@ -37,12 +37,15 @@ func testLinkerdMesh(t *testing.T, c *cluster) {
 		text, err := install.Output()
 		require.NoError(t, err)
 		objects := strings.Split(string(text), "\n---\n")
-		require.Len(t, objects, 5)
+		require.Len(t, objects, 12)
 		for i, path := range []string{
 			"/api/v1/namespaces/%s/configmaps", "/api/v1/namespaces/%s/secrets", "/api/v1/namespaces/%s/serviceaccounts",
 			"/apis/rbac.authorization.k8s.io/v1/namespaces/%s/roles", "/apis/rbac.authorization.k8s.io/v1/namespaces/%s/rolebindings",
+			"/apis/rbac.authorization.k8s.io/v1/namespaces/%s/roles", "/apis/rbac.authorization.k8s.io/v1/namespaces/%s/rolebindings",
+			"/apis/rbac.authorization.k8s.io/v1/clusterroles", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+			"/api/v1/namespaces/%s/services", "/api/v1/namespaces/%s/services", "/apis/apps/v1/namespaces/%s/deployments",
 		} {
-			c.Do(t, "POST", fmt.Sprintf(path, names[0]), objects[i]+"\n", nil)
+			c.Do(t, "POST", strings.ReplaceAll(path, "%s", names[0]), objects[i]+"\n", nil)
 		}
 		// The account of the identity service may read the issuer, and no other account may.
 		may := func(account, path string) int {
