@@ -337,15 +337,20 @@ func TestWatchKeepsValid(t *testing.T) {
 			_ = srv.Close()
 		}()
 		ctx, cancel := context.WithCancel(t.Context())
+		var mu sync.Mutex
 		secrets, errs, done := map[string]*pki.Secret{}, []string{}, make(chan struct{})
+		secret := func(name string) *pki.Secret { mu.Lock(); defer mu.Unlock(); return secrets[name] }
+		said := func() (all []string) { mu.Lock(); defer mu.Unlock(); all, errs = errs, nil; return all } // since the last call
 		go func() {
 			defer close(done)
 			for s, err := range sds.NewClient(&http.Client{Transport: transport}, "http://localhost").Watch(ctx, "web", "ROOTCA") {
+				mu.Lock()
 				if err != nil {
 					errs = append(errs, err.Error())
 				} else {
 					secrets[s.Name()] = s
 				}
+				mu.Unlock()
 			}
 		}()
 		defer func() {
@@ -353,31 +358,33 @@ func TestWatchKeepsValid(t *testing.T) {
 			<-done
 		}()
 		synctest.Wait()
-		equal(t, good, secrets["web"])
-		require.Empty(t, errs)
+		equal(t, good, secret("web"))
+		require.Empty(t, said())
 
 		trust := roots()
 		src.put("web", issue(-time.Hour, -10*time.Minute))
 		src.put("ROOTCA", trust)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		equal(t, good, secrets["web"])
-		equal(t, trust, secrets["ROOTCA"])
-		require.NotEmpty(t, errs)
-		require.Contains(t, errs[0], `sds: watch: secret "web": the certificate has expired at 1999-12-31T23:50:00Z`)
+		equal(t, good, secret("web"))
+		equal(t, trust, secret("ROOTCA"))
+		refused := said()
+		require.NotEmpty(t, refused)
+		require.Contains(t, refused[0], `sds: watch: secret "web": the certificate has expired at 1999-12-31T23:50:00Z`)
 
 		for _, wait := range []time.Duration{time.Minute, 2 * time.Hour} {
-			errs = nil
+			_ = said()
 			next := issue(wait, wait+4*time.Hour)
 			src.put("web", next)
 			time.Sleep(wait - time.Second)
 			synctest.Wait()
-			equal(t, good, secrets["web"])
-			require.NotEmpty(t, errs)
-			require.Contains(t, errs[0], " on; compare the clocks")
+			equal(t, good, secret("web"))
+			refused := said()
+			require.NotEmpty(t, refused)
+			require.Contains(t, refused[0], " on; compare the clocks")
 			time.Sleep(5 * time.Second)
 			synctest.Wait()
-			equal(t, next, secrets["web"])
+			equal(t, next, secret("web"))
 			good = next
 		}
 		assert.Zero(t, h.Status().NACKs)
