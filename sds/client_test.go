@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"sync/atomic"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
