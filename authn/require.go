@@ -27,7 +27,7 @@ import (
 // path that [path.Clean] changes, and one with an escaped slash below a pattern of [http.ServeMux] that ends with a slash.
 //
 // The logger gets a warning for requests that are refused, with the error and the address of the peer: the first of
-// each kind, and of each SPIFFE ID that a policy denies for the first 32 of them, at once, and then their number each minute, as clients can send as many as they like. At level Debug it
+// each kind, and of each SPIFFE ID that a policy denies for the first 12 of them, at once, and then their number each minute, as clients can send as many as they like. At level Debug it
 // gets each of them. Nil means silence.
 //
 // A stream is authenticated when it begins; [Caller].NotAfter says when the proof expires.

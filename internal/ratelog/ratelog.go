@@ -24,7 +24,7 @@ import (
 // Kinds of events that are told apart. What is beyond is counted under Other.
 const (
 	maxKinds = 128
-	maxNamed = 32 // of them with a name of their own
+	maxNamed = 12 // of them with a name of their own: Patient takes 16 lines at a time
 	Other    = "other reasons"
 )
 
@@ -67,7 +67,7 @@ func (l *Log) Log(level slog.Level, message, reason string, attrs ...slog.Attr) 
 	l.log(kind{level: level, message: message, reason: reason}, attrs)
 }
 
-// LogOf is Log for an event of a name that a peer can choose, such as its ID: each of the first 32 names has lines of its own, so
+// LogOf is Log for an event of a name that a peer can choose, such as its ID: each of the first 12 names has lines of its own, so
 // that the second that is refused is seen. Those beyond share the lines of their reason.
 func (l *Log) LogOf(level slog.Level, name, message, reason string, attrs ...slog.Attr) {
 	l.log(kind{level, message, reason, name}, attrs)

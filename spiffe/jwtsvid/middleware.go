@@ -56,7 +56,7 @@ type MiddlewareOptions struct {
 	// token.
 	Peer func(*http.Request) (*spiffe.Peer, error)
 
-	// Logger gets warnings about refused requests: the first for each reason, and for each proven ID of the first 32, at
+	// Logger gets warnings about refused requests: the first for each reason, and for each proven ID of the first 12, at
 	// once, and then their number each minute, as clients can send as many as they like. The attributes are reason, err, remote and, if
 	// the token was valid, id. At level Debug each refusal is logged. Nil means no logs.
 	Logger *slog.Logger

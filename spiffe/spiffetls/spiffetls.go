@@ -108,7 +108,7 @@ type Options struct {
 
 	// Logger gets a line (Warn) for failed handshakes, requests that [RequirePeer] denies, and clients that withhold an
 	// [OptionalIdentity]: for the first of each of a few reasons and, of peers that the policy denies, of each ID, and then at most once a minute with the number
-	// of those that followed. Beyond 32 IDs a reason has one line for all. The attributes are reason, remote, err, count and interval, and id if the peer has proved it
+	// of those that followed. Beyond 12 IDs a reason has one line for all. The attributes are reason, remote, err, count and interval, and id if the peer has proved it
 	// or unverified_id if it has only claimed it. Nil means no logs.
 	Logger *slog.Logger
 
