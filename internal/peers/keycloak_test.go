@@ -56,7 +56,10 @@ func TestKeycloak(t *testing.T) {
 		return a
 	}
 	a, b := authority(""), authority(web.URL)
-	k := peers.NewKeycloak(t, a.Bundle().MarshalPEM())
+	// Keycloak reads the roots of client certificates once, so theirs are of an authority that keeps its root.
+	clients, err := ca.New(ca.Config{TrustDomain: domain})
+	require.NoError(t, err)
+	k := peers.NewKeycloak(t, clients.Bundle().MarshalPEM())
 	bundle, err := federation.NewHandler(ownBundle{a}, domain)
 	require.NoError(t, err)
 	documents, err := federation.NewOIDCHandler(ownBundle{b}, domain, web.URL)
@@ -180,7 +183,7 @@ func TestKeycloak(t *testing.T) {
 	// By mutual TLS the X.509-SVID is the proof (RFC 8705), and access tokens are bound to nothing that its renewal would end.
 	t.Run("mutual TLS", func(t *testing.T) {
 		t.Parallel()
-		signer, err := local.New(a, webID)
+		signer, err := local.New(clients, webID)
 		require.NoError(t, err)
 		me, err := secretcache.Start(t.Context(), secretcache.Config{ID: webID, CA: signer, Lifetime: 8 * time.Second})
 		require.NoError(t, err)
