@@ -69,11 +69,18 @@ type counted struct {
 }
 
 // requests are numbers of requests for certificates.
-type requests struct{ all, failed, nanoseconds atomic.Int64 }
+type requests struct {
+	all, failed, retries, nanoseconds atomic.Int64
+
+	failing atomic.Bool // the last one has failed, so that the next is a retry
+}
 
 func (c counted) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
 	begun := time.Now()
 	c.requests.all.Add(1)
+	if c.requests.failing.Load() {
+		c.requests.retries.Add(1)
+	}
 	chain, err := c.remoteCA.Sign(ctx, csr, lifetime)
 	if err != nil {
 		c.requests.failed.Add(1)
@@ -81,6 +88,7 @@ func (c counted) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration)
 			err = fmt.Errorf("%w; SECRET_TTL is %v: set it to what the CA grants", err, lifetime)
 		}
 	}
+	c.requests.failing.Store(err != nil)
 	c.requests.nanoseconds.Add(int64(time.Since(begun)))
 	return chain, err
 }
@@ -91,6 +99,7 @@ func (r *requests) addTo(set *metrics.Set) {
 	}
 	total("istio_agent_num_outgoing_requests", "The number of requests to the CA.", func() float64 { return float64(r.all.Load()) })
 	total("istio_agent_num_failed_outgoing_requests", "The number of requests to the CA that have failed.", func() float64 { return float64(r.failed.Load()) })
+	total("istio_agent_num_outgoing_retries", "The number of requests to the CA that followed one that had failed.", func() float64 { return float64(r.retries.Load()) })
 	total("istio_agent_outgoing_latency", "The time that requests to the CA have taken, in milliseconds.", func() float64 {
 		return float64(r.nanoseconds.Load()) / float64(time.Millisecond)
 	})

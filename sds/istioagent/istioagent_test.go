@@ -237,6 +237,7 @@ func TestFromCA(t *testing.T) {
 		require.NoError(t, err)
 		assert.Regexp(t, `istio_agent_num_outgoing_requests\{part="agent",request_type="csr"\} [1-9]`, text)
 		assert.Contains(t, text, `istio_agent_num_failed_outgoing_requests{part="agent",request_type="csr"} 0`)
+		assert.Contains(t, text, `istio_agent_num_outgoing_retries{part="agent",request_type="csr"} 0`)
 		assert.Regexp(t, `istio_agent_outgoing_latency\{part="agent",request_type="csr"\} [0-9.]+`, text)
 	}
 	var names []string
@@ -725,6 +726,8 @@ func TestOutage(t *testing.T) {
 		code, _ := get(t, a, "/healthz/live")
 		return code == http.StatusOK
 	}, wait, 20*time.Millisecond)
+	_, text = get(t, a, "/metrics")
+	assert.Regexp(t, `istio_agent_num_outgoing_retries\{part="agent",request_type="csr"\} [1-9]`, text)
 }
 
 // TestDrain serves on while it drains, and is not ready any more.
