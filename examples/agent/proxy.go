@@ -138,9 +138,12 @@ func newProxy(args []string, o *options, out io.Writer) (*proxy, error) {
 		return nil
 	})
 	flags.Func("log_output_level", "`level` of the agent's log, such as default:info; scopes but default are those of Istio's agent", p.setLevel)
-	for _, name := range []string{"stsPort", "outlierLogPath"} {
-		flags.Func(name, "not used", func(string) error {
-			p.unused = append(p.unused, "the flag --"+name+" is not used")
+	for name, why := range map[string]string{
+		"stsPort":        "the agent exchanges its own token, and is no token service",
+		"outlierLogPath": "customConfigFile in PROXY_CONFIG names a bootstrap that may have it",
+	} {
+		flags.Func(name, "not used: "+why, func(string) error {
+			p.unused = append(p.unused, "the flag --"+name+" is not used: "+why)
 			return nil
 		})
 	}

@@ -74,7 +74,9 @@ func TestCommands(t *testing.T) {
 	assert.Equal(t, []any{":15120", true, "router", "shop.svc.cluster.local", slog.LevelWarn, "info", "misc:error"},
 		[]any{status, cfg.Envoy.Started, cfg.Envoy.Role, cfg.Envoy.Domain, p.level, p.logLevel, p.logLevels})
 	assert.Equal(t, "json", o.LogFormat)
-	assert.Equal(t, []string{"the flag --stsPort is not used", "the flag --outlierLogPath is not used"}, cfg.Unused)
+	require.Len(t, cfg.Unused, 2)
+	assert.Contains(t, cfg.Unused[0], "the flag --stsPort is not used: the agent exchanges its own token")
+	assert.Contains(t, cfg.Unused[1], "the flag --outlierLogPath is not used: customConfigFile")
 	p, err = newProxy([]string{"sidecar", "--log_output_level=none"}, &o, io.Discard)
 	require.NoError(t, err)
 	assert.Greater(t, p.level, slog.LevelError)

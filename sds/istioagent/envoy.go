@@ -70,7 +70,7 @@ var proxyFields = map[string]string{
 	"proxyMetadata":                   "the injector has written it into the environment; on a machine, set its variables there",
 	"holdApplicationUntilProxyStarts": "the injector has used it, for a hook that runs wait",
 	"readinessProbe":                  "the health of a machine's application is not reported",
-	"caCertificatesPem":               "roots of other meshes do not come this way",
+	"caCertificatesPem":               "in ROOTCA a root of another mesh would vouch for every name of this one",
 	"privateKeyProvider":              "private keys are given to Envoy itself",
 }
 

@@ -28,7 +28,7 @@
 // A key pair is in cert and key, or in tls.crt and tls.key, as in Secrets of the type kubernetes.io/tls. The roots are in
 // cacert or ca.crt, and their revocation lists in crl or ca.crl. The first form counts if a Secret has both. With
 // revocation lists there must be one of each root, as Envoy refuses every certificate otherwise. An OCSP response is not
-// served.
+// served: it has to be renewed more often than a Secret is, and Envoy does without one.
 //
 // The roots are those of the Secret NAME-cacert, or, if there is no Secret with that name, those of the Secret NAME. A
 // Secret NAME-cacert that is there counts alone, whatever it has: the roots of NAME are not a substitute for it, as they
@@ -57,6 +57,9 @@
 // Istio turns this check off with PILOT_ENABLE_XDS_IDENTITY_CHECK=false; here it is always on. Istio also refuses proxies whose
 // node ID does not begin with "router". A proxy writes that ID itself, so it proves nothing: here the right to read the
 // Secrets decides alone, and a sidecar whose service account has it could read them from the API server as well.
+//
+// Names of the Gateway API (kubernetes-gateway://, configmap://) do not exist here. They may be of other namespaces, as ReferenceGrants
+// permit, and Istio's control plane alone knows for which gateway it has looked at them.
 //
 // # One cluster
 //

@@ -165,11 +165,13 @@ func background(ctx context.Context, run func(context.Context)) (stop func()) {
 	return func() { cancel(); running.Wait() }
 }
 
+const noLists = "no revocation lists are handed out: roots and keys are revoked, and leaves end by themselves"
+
 // without are variables of Istio's CA that have no effect, with the reason.
 var without = map[string]string{
 	"USE_REMOTE_CERTS":                 "a CA of another cluster is given as files in ROOT_CA_DIR",
-	"PILOT_ENABLE_CA_CRL":              "no revocation lists are handed out",
-	"PILOT_CRL_CONFIGMAP":              "no revocation lists are handed out",
+	"PILOT_ENABLE_CA_CRL":              noLists,
+	"PILOT_CRL_CONFIGMAP":              noLists,
 	"XDS_AUTH":                         "callers are always authenticated",
 	"XDS_AUTH_PLAINTEXT":               "the certificate APIs take no tokens without TLS",
 	"PILOT_CERT_PROVIDER":              "the certificate of the server is of its own CA, or in -tls-cert",
