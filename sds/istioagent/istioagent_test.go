@@ -697,6 +697,7 @@ func TestSocketInUse(t *testing.T) {
 func TestOutage(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
+	conformance.Covers(t, "IST-6.4-3", "IST-9.7-2")
 	c := newControl(t)
 	root := c.root(t)
 	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" SECRET_TTL=2s"))
