@@ -51,6 +51,11 @@
 // [Options].Resolve decides by caller and name. What a client says about itself (its node) is used in logs only. A Handler
 // does not check certificates, which is the source's job, and serves nothing of Envoy's other discovery services.
 //
+// Of what a Secret of Envoy may have, it does not send: OCSP responses, which end sooner than certificates and which Envoy does without;
+// passwords of keys, which would travel beside what they protect; names that peers must have, as Envoy takes them beside
+// those of its configuration, and so would accept more. It does not let the node of an Envoy choose the form of its secrets or another name
+// for them: [Options].Resolve and the source do.
+//
 // # In a server of your own
 //
 // The streams need HTTP/2. Envoy opens one long-lived request per secret, and net/http allows 250 on a connection: see the

@@ -29,6 +29,11 @@
 //
 // # What it does not do
 //
+// It is no ZTS: which provider may vouch for whom, and what is issued, is for ZTS to say. It is not the provider for Kubernetes inside
+// ZTS either, which believes a token of a service account and looks at no pod. Its answer sets the lifetime of certificates alone:
+// their use and the unit of their subject stay as ZTS has them, and the accounts of clouds in a question are not looked at, as the pod
+// decides.
+//
 // It asks ZTS for public keys and for nothing else: package caclient/athenz obtains certificates, for an agent, for a program that
 // registers itself, and for one that owns a key, as the provider's own program may.
 //

@@ -8,6 +8,13 @@
 //	namespace, account, err := mesh.Parse(name)
 //
 // Names are lower case, have no dot at the end, and are compared byte for byte.
+//
+// # What it does not do
+//
+// It reads no resources of a cluster, such as MeshTLSAuthentication and ExternalWorkload, and does not speak the API of the policy
+// service: [Match] is for a program that has the patterns. Names and SPIFFE IDs have no rule that makes one of the other, as
+// Linkerd defines none: a certificate of a mesh has the name alone, and a workload outside of the cluster takes its SPIFFE ID from
+// the Workload API.
 package linkerdname
 
 import (

@@ -41,7 +41,7 @@
 //
 // An endpoint cannot take more than its share. A document may have 1 MiB. A fetch has a deadline, and one for silence.
 // Redirects lead only to further https URLs whose servers authenticate in the same way, and proxies of the environment
-// are not used. A slow fetch gives its slot to the next, and endpoints that failed last time are asked last.
+// are not used: a program that needs one gives [Options].DialContext. A slow fetch gives its slot to the next, and endpoints that failed last time are asked last.
 //
 // There is one request per interval: the bundle's refresh hint within bounds, give or take a tenth, or five minutes
 // without a hint. A failure waits for the next interval too (FED-9).

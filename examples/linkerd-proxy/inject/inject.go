@@ -55,7 +55,8 @@
 // # What it does not do
 //
 // It adds no proxy container and no iptables rules to a pod, and to one whose identity is disabled nothing at all: a proxy that is
-// given no name has no identity. Names carry no UID of the service account, as no proxy reads such
+// given no name has no identity. So the ports, the user and the probes of the proxy are those of the container that is there. The
+// annotation linkerd.io/identity-mode, of the first releases of Linkerd, is not read: linkerd.io/identity says it alone. Names carry no UID of the service account, as no proxy reads such
 // names: an account that is deleted because its token was stolen, and created again, has the same identity.
 package inject
 
