@@ -70,7 +70,7 @@ var busyLabels = map[string]string{Busy: labels[limit.TotalShare], BusyCaller: l
 //
 // Requests under way are a budget of the process, as descriptors are: of 1,664 a peer may have twice as many as are free, at all
 // Servers together, and a connection of it 32 times as many as are free for the peer. One with a long header counts for several. It
-// counts from before h is called until the client has taken the answer, or until [Known]. The client has 30 seconds for each part that h
+// counts from before h is called until the end of the answer is written, or until [Known]. The client has 30 seconds for each part that h
 // writes if h does not set a time itself. What does not fit is answered with 503, and gRPC with ResourceExhausted, without a body that would wait for the
 // client. A client that does not read what is sent to it is not read either, so what it asks for grows no further.
 func (l *Listener) Server(h http.Handler, streams int, log slog.Handler) *http.Server {
@@ -129,8 +129,8 @@ func Raw(c net.Conn) net.Conn {
 }
 
 // Patient returns l with connections that are read no faster than a Server can follow: not while the client does not take what was
-// written to it, and not while many streams of HTTP/2 wait for their handlers. One whose streams get none, as net/http refuses them
-// itself, is closed.
+// written to it, and not while many streams of HTTP/2 wait: for their handlers, or for the end of a refusal. One whose streams get no
+// handler, as net/http refuses them itself, is closed.
 func Patient(l net.Listener) net.Listener { return patient{l} }
 
 type patient struct{ net.Listener }
@@ -143,11 +143,11 @@ func (l patient) Accept() (net.Conn, error) {
 	return &patientConn{Conn: c, writing: make(chan struct{}, 1)}, nil
 }
 
-// Streams that wait for their handlers.
+// Streams that wait.
 const (
-	maxWaiting     = 512 // in the process
+	maxWaiting     = 256 // in the process
 	maxWaitingEach = 64  // on a connection
-	fewWaiting     = 8   // on a connection, which it may have in any case
+	fewWaiting     = 2   // on a connection, which it may have in any case
 )
 
 var waiting atomic.Int64 // on all connections
@@ -158,12 +158,13 @@ type patientConn struct {
 	net.Conn
 	writing chan struct{} // has one while there is a Write; no mutex, on which virtual time does not wait
 
-	mu      sync.Mutex
-	waiting int  // streams
-	closed  bool // they count no longer
+	mu     sync.Mutex
+	opened int  // streams whose handlers have not begun; net/http may never begin them
+	begun  int  // streams whose handlers have begun, but are neither under way nor done
+	closed bool // the opened ones count no longer
 
 	// What has been read: only Read uses it.
-	begun  int // bytes of the preface of HTTP/2
+	begin  int // bytes of the preface of HTTP/2
 	plain  bool
 	head   []byte // of a frame
 	skip   int    // bytes of one
@@ -188,7 +189,7 @@ func (c *patientConn) Read(p []byte) (int, error) {
 		}
 	}
 	n, err := c.Conn.Read(p)
-	if opened := c.opened(p[:n]); opened > 0 {
+	if opened := c.opens(p[:n]); opened > 0 {
 		c.wait(opened)
 	}
 	return n, err
@@ -199,7 +200,7 @@ func (c *patientConn) Close() error {
 	c.mu.Lock()
 	if !c.closed {
 		c.closed = true
-		waiting.Add(-int64(c.waiting))
+		waiting.Add(-int64(c.opened))
 	}
 	c.mu.Unlock()
 	return c.Conn.Close()
@@ -208,7 +209,8 @@ func (c *patientConn) Close() error {
 func (c *patientConn) crowded() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return !c.closed && (c.waiting >= maxWaitingEach || c.waiting >= fewWaiting && waiting.Load() >= maxWaiting)
+	n := c.opened + c.begun
+	return !c.closed && (n >= maxWaitingEach || n >= fewWaiting && waiting.Load() >= maxWaiting)
 }
 
 // wait counts n more streams that wait for their handlers.
@@ -216,21 +218,38 @@ func (c *patientConn) wait(n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.closed {
-		c.waiting += n
+		c.opened += n
 		waiting.Add(int64(n))
 	}
 }
 
+// served says that the handler of a stream has begun. The stream counts until done is called.
+func (c *patientConn) served() (done func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.begun++; c.closed {
+		waiting.Add(1)
+	} else {
+		c.opened--
+	}
+	return sync.OnceFunc(func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.begun--
+		waiting.Add(-1)
+	})
+}
+
 const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-// opened returns how many streams the client opens with what was read.
-func (c *patientConn) opened(p []byte) (n int) {
+// opens returns how many streams the client opens with what was read.
+func (c *patientConn) opens(p []byte) (n int) {
 	const header, headers = 9, 1 // bytes of that of a frame, and the type of frame
 	for len(p) > 0 && !c.plain {
 		switch k := min(c.skip, len(p)); {
-		case c.begun < len(preface):
-			c.plain = p[0] != preface[c.begun]
-			c.begun++
+		case c.begin < len(preface):
+			c.plain = p[0] != preface[c.begin]
+			c.begin++
 			p = p[1:]
 		case k > 0:
 			c.skip -= k
@@ -270,8 +289,9 @@ var clients atomic.Uint64
 func within(next http.Handler, refused func(net.Conn, string, *limit.Error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		from := r.Context().Value(clientKey{}).(client)
+		admitted := func() {}
 		if from.patient != nil && r.ProtoMajor == 2 {
-			from.patient.wait(-1)
+			admitted = from.patient.served()
 		}
 		n := 0
 		for name, values := range r.Header {
@@ -281,20 +301,36 @@ func within(next http.Handler, refused func(net.Conn, string, *limit.Error)) htt
 		}
 		n = 1 + n/headerUnit
 		if err := underWay.take(from.names, n); err != nil {
+			defer ended(w, r, admitted)
 			busy[busyLabels[err.Reason]].Inc()
 			refused(from.Conn, "request refused", err)
 			refuse(w, r, err)
 			return
 		}
+		admitted()
 		done := sync.OnceFunc(func() { underWay.give(from.names, n) })
-		defer done()
+		defer ended(w, r, done)
 		a := &answer{ResponseWriter: w, wire: http.NewResponseController(w), http1: r.ProtoMajor == 1}
+		defer a.leave()
 		if a.http1 {
 			_ = a.wire.SetWriteDeadline(time.Time{}) // of the request before
 		}
 		next.ServeHTTP(a, r.WithContext(context.WithValue(r.Context(), requestKey{}, done)))
 		a.end()
 	})
+}
+
+// ended calls f when the answer of a handler that returns has ended: by HTTP/2 its goroutine stays until the end is written.
+func ended(w http.ResponseWriter, r *http.Request, f func()) {
+	if of, ok := w.(interface{ CloseNotify() <-chan bool }); ok && r.ProtoMajor == 2 {
+		over := of.CloseNotify()
+		go func() {
+			<-over
+			f()
+		}()
+		return
+	}
+	f()
 }
 
 // refuse answers a request that there is no room for.
@@ -323,25 +359,76 @@ type answer struct {
 	http.ResponseWriter
 	wire                *http.ResponseController
 	http1, timed, wrote bool
+	read, write         deadline // of HTTP/2
 }
 
 func (a *answer) begin() {
 	if !a.timed {
-		_ = a.wire.SetWriteDeadline(time.Now().Add(answerTime))
+		_ = a.limit(time.Now().Add(answerTime))
 	}
-}
-
-// SetWriteDeadline is that of [http.ResponseController].
-func (a *answer) SetWriteDeadline(t time.Time) error {
-	a.timed = true
-	return a.wire.SetWriteDeadline(t)
 }
 
 // done takes the time back: HTTP/2 would end a stream at that time, also one that has nothing to send.
 func (a *answer) done() {
 	if !a.timed && !a.http1 {
-		_ = a.wire.SetWriteDeadline(time.Time{})
+		_ = a.limit(time.Time{})
 	}
+}
+
+func (a *answer) limit(t time.Time) error {
+	if a.http1 {
+		return a.wire.SetWriteDeadline(t)
+	}
+	return a.write.set(t, a.wire.SetWriteDeadline)
+}
+
+// SetWriteDeadline is that of [http.ResponseController].
+func (a *answer) SetWriteDeadline(t time.Time) error {
+	a.timed = true
+	return a.limit(t)
+}
+
+// SetReadDeadline is that of [http.ResponseController].
+func (a *answer) SetReadDeadline(t time.Time) error {
+	if a.http1 {
+		return a.wire.SetReadDeadline(t)
+	}
+	return a.read.set(t, a.wire.SetReadDeadline)
+}
+
+// deadline is one of a stream. With that of net/http the stream stays in memory until the time is over, if it is set while the
+// stream ends.
+type deadline struct {
+	mu    sync.Mutex
+	at    time.Time
+	timer *time.Timer
+}
+
+// set makes end be called with a time that is over at t, and returns what it returns if t is over.
+func (d *deadline) set(t time.Time, end func(time.Time) error) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.at = t
+	over := time.Unix(1, 0)
+	switch wait := time.Until(t); {
+	case t.IsZero():
+		if d.timer != nil {
+			d.timer.Stop()
+		}
+	case wait <= 0:
+		return end(over)
+	case d.timer == nil:
+		d.timer = time.AfterFunc(wait, func() {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			if !d.at.IsZero() && !time.Now().Before(d.at) {
+				_ = end(over)
+			}
+		})
+	default:
+		d.timer.Reset(wait)
+	}
+	return nil
 }
 
 func (a *answer) Write(p []byte) (int, error) {
@@ -368,5 +455,13 @@ func (a *answer) end() {
 		a.begin()
 	case a.wrote:
 		a.Flush()
+	}
+}
+
+// leave ends what net/http forbids after the handler.
+func (a *answer) leave() {
+	if !a.http1 {
+		_ = a.read.set(time.Time{}, nil)
+		_ = a.write.set(time.Time{}, nil)
 	}
 }

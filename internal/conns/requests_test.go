@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -30,11 +31,28 @@ type named struct {
 	mu    sync.Mutex
 	peers map[net.Conn]string
 	next  atomic.Value
+	held  atomic.Pointer[chan struct{}] // what the connections write waits for it, if there is one
+	early atomic.Pointer[func()]        // is called for each request before the Server has it, if there is one
+	meet  atomic.Pointer[func()]        // is called for each request that it has let in or refused, if there is one
+}
+
+// holds is a connection of a listener that holds what is written.
+type holds struct {
+	net.Conn
+	of *named
+}
+
+func (h holds) Write(p []byte) (int, error) {
+	if held := h.of.held.Load(); held != nil {
+		<-*held
+	}
+	return h.Conn.Write(p)
 }
 
 func (n *named) Accept() (net.Conn, error) {
 	c, err := n.Listener.Accept()
 	if err == nil {
+		c = holds{c, n}
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		n.peers[c], _ = n.next.Load().(string)
@@ -65,13 +83,27 @@ func served(t *testing.T, h http.HandlerFunc, streams int) (*named, func() map[s
 	n := &named{Listener: memconn.Listen(), peers: map[net.Conn]string{}}
 	var mu sync.Mutex
 	reasons := map[string]int{}
+	call := func(p *atomic.Pointer[func()]) {
+		if f := p.Load(); f != nil {
+			(*f)()
+		}
+	}
 	l := conns.Listen(n, conns.Options{Peer: n.peer, Refused: func(_ net.Conn, what string, err *limit.Error) {
+		call(&n.meet)
 		mu.Lock()
 		defer mu.Unlock()
 		assert.Equal(t, "request refused", what)
 		reasons[err.Reason]++
 	}})
-	srv := l.Server(h, streams, slog.DiscardHandler)
+	srv := l.Server(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		call(&n.meet)
+		h(w, r)
+	}), streams, slog.DiscardHandler)
+	inner := srv.Handler
+	srv.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		call(&n.early)
+		inner.ServeHTTP(w, r)
+	})
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(conns.Patient(l)) }()
 	t.Cleanup(func() {
@@ -281,6 +313,150 @@ func TestRequestRefused(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, http.StatusOK, resp.StatusCode)
 	})
+}
+
+// A request counts until the end of its answer is written, also when its handler has returned, and one that is refused waits so long.
+func TestRequestsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, _ := served(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }, 10_000)
+		// Of two answers the first is on its way, and the other one waits for it.
+		ask := func(peer string) (c net.Conn, release func()) {
+			c = n.connect(t, peer)
+			h2(t, c, 1<<20)
+			held, second, both := make(chan struct{}), make(chan struct{}), new(sync.WaitGroup)
+			both.Add(2)
+			var came atomic.Int32
+			meet := func() {
+				last := came.Add(1) == 2
+				both.Done()
+				both.Wait()
+				n.held.Store(&held)
+				if last {
+					<-second
+				}
+			}
+			n.meet.Store(&meet)
+			_, err := io.WriteString(c, get(1, "a", "")+get(3, "a", ""))
+			require.NoError(t, err)
+			synctest.Wait()
+			n.meet.Store(nil)
+			close(second)
+			synctest.Wait()
+			return c, func() {
+				n.held.Store(nil)
+				close(held)
+				synctest.Wait()
+			}
+		}
+		_, release := ask("a")
+		assert.Equal(t, 1, conns.UnderWay())
+		assert.Zero(t, conns.Waiting())
+		release()
+		assert.Zero(t, conns.UnderWay())
+
+		back := conns.TakeAll(t)
+		_, release = ask("b")
+		assert.Equal(t, 1, conns.Waiting())
+		release()
+		assert.Zero(t, conns.Waiting())
+		c, release := ask("c")
+		assert.Equal(t, 1, conns.Waiting())
+		require.NoError(t, c.Close())
+		synctest.Wait()
+		assert.Zero(t, conns.Waiting())
+		release()
+		assert.Zero(t, conns.Waiting())
+		back()
+	})
+}
+
+// A stream whose handler begins when its connection is closed waits like others.
+func TestRequestOfClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, _ := served(t, func(http.ResponseWriter, *http.Request) {}, 100)
+		back := conns.TakeAll(t)
+		defer back()
+		late, refused := make(chan struct{}), make(chan struct{})
+		early, meet := func() { <-late }, func() { <-refused }
+		n.early.Store(&early)
+		n.meet.Store(&meet)
+		c := n.connect(t, "a")
+		h2(t, c, 1<<20)
+		_, err := io.WriteString(c, get(1, "a", ""))
+		require.NoError(t, err)
+		synctest.Wait()
+		assert.Equal(t, 1, conns.Waiting())
+		require.NoError(t, c.Close())
+		synctest.Wait()
+		assert.Zero(t, conns.Waiting())
+		close(late)
+		synctest.Wait()
+		assert.Equal(t, 1, conns.Waiting())
+		close(refused)
+		synctest.Wait()
+		assert.Zero(t, conns.Waiting())
+	})
+}
+
+// A time that a handler has set is over after it without harm.
+func TestDeadlineAfterHandler(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, _ := served(t, func(w http.ResponseWriter, _ *http.Request) {
+			wire := http.NewResponseController(w)
+			require.NoError(t, wire.SetReadDeadline(time.Now().Add(time.Second)))
+			require.NoError(t, wire.SetWriteDeadline(time.Now().Add(time.Second)))
+			_, _ = io.WriteString(w, "hello")
+		}, 100)
+		c := n.connect(t, "a")
+		answers := h2(t, c, 1<<20)
+		for _, stream := range []uint32{1, 3} {
+			_, err := io.WriteString(c, get(stream, "a", ""))
+			require.NoError(t, err)
+			time.Sleep(2 * time.Second)
+			assert.Equal(t, "200 hello", answers()[stream])
+		}
+	})
+}
+
+// What a stream has in memory goes with it, though a time that its handler has set as it ended is not over.
+func TestDeadlineOfEnded(t *testing.T) {
+	for name, set := range map[string]func(*http.ResponseController, time.Time) error{
+		"read": (*http.ResponseController).SetReadDeadline, "write": (*http.ResponseController).SetWriteDeadline,
+	} {
+		t.Run(name, func(t *testing.T) {
+			const streams = 2000
+			var handled sync.WaitGroup
+			handled.Add(streams)
+			l := memconn.Listen()
+			limited := conns.Listen(l, conns.Options{Peer: func(net.Conn) conns.Peer { return conns.Peer{} }})
+			srv := limited.Server(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				defer handled.Done()
+				<-r.Context().Done() // the client has reset the stream
+				assert.NoError(t, set(http.NewResponseController(w), time.Now().Add(time.Hour)))
+			}), 10_000, slog.DiscardHandler)
+			go func() { _ = srv.Serve(conns.Patient(limited)) }()
+			defer srv.Close()
+			c, err := l.DialContext(t.Context(), "", "")
+			require.NoError(t, err)
+			defer c.Close()
+			go func() { _, _ = io.Copy(io.Discard, c) }()
+			inUse := func() int64 {
+				runtime.GC()
+				var m runtime.MemStats
+				runtime.ReadMemStats(&m)
+				return int64(m.HeapAlloc)
+			}
+			before := inUse()
+			_, err = io.WriteString(c, preface+frame(4, 0, 0, ""))
+			require.NoError(t, err)
+			for i := range uint32(streams) {
+				_, err = io.WriteString(c, get(2*i+1, "a", "")+frame(3, 0, 2*i+1, "\x00\x00\x00\x08"))
+				require.NoError(t, err)
+			}
+			handled.Wait()
+			assert.Eventually(t, func() bool { return inUse()-before < streams*300 }, time.Minute, 10*time.Millisecond) // bytes of each
+		})
+	}
 }
 
 // A client that does not read is not read: what it sends waits at its side. One whose streams get no handler is closed.
