@@ -312,9 +312,6 @@ func within(next http.Handler, refused func(net.Conn, string, *limit.Error)) htt
 		defer ended(w, r, done)
 		a := &answer{ResponseWriter: w, wire: http.NewResponseController(w), http1: r.ProtoMajor == 1}
 		defer a.leave()
-		if a.http1 {
-			_ = a.wire.SetWriteDeadline(time.Time{}) // of the request before
-		}
 		next.ServeHTTP(a, r.WithContext(context.WithValue(r.Context(), requestKey{}, done)))
 		a.end()
 	})
