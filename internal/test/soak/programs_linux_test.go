@@ -136,15 +136,24 @@ func answered(socket, url string) func(context.Context) error {
 	}
 }
 
-// handshake is a TLS handshake with a server, whoever that is.
+// handshake is a TLS handshake with a server, whose certificate has been renewed in time.
 func handshake(addr, name string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		c, err := (&tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, ServerName: name, NextProtos: []string{"h2"}}}).DialContext(ctx, "tcp", addr)
-		if err == nil {
-			err = c.Close()
+		if err != nil {
+			return err
 		}
-		return err
+		defer c.Close()
+		return renewed(c.(*tls.Conn).ConnectionState().PeerCertificates[0].NotAfter)
 	}
+}
+
+// renewed returns an error for an identity of a program that should have been renewed long ago.
+func renewed(end time.Time) error {
+	if left := time.Until(end); left < programLife/5 {
+		return fmt.Errorf("the identity has %v left of %v", left, programLife)
+	}
+	return nil
 }
 
 // identityEnd asks the agent behind a socket for its identity, by a connection of its own, and returns when that ends.
@@ -229,7 +238,7 @@ func programs(t *testing.T, certificates map[time.Time]bool) (dir string, target
 	}
 
 	// The proxy of a mesh, and its application.
-	mesh := meshtest.New(t, meshtest.Options{Life: life})
+	mesh := meshtest.New(t, meshtest.Options{Life: 3 * life}) // a proxy waits 10 s at least
 	app, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") })}
@@ -246,10 +255,10 @@ func programs(t *testing.T, certificates map[time.Time]bool) (dir string, target
 	// An agent for the workloads of a machine, which has an identity for root alone.
 	workloads := filepath.Join(dir, "workloads")
 	require.NoError(t, os.Mkdir(workloads, 0o755))
-	require.NoError(t, os.WriteFile(filepath.Join(workloads, "file"), []byte(`{"workloads": [{"match": {"uid": 0}, "identities": [{"id": "spiffe://example.org/web"}]}]}`), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(workloads, "file"), []byte(`{"workloads": [{"match": {"uid": 0}, "identities": [{"id": "spiffe://example.org/ns/demo/sa/web"}]}]}`), 0o600))
 	api := filepath.Join(workloads, "api.sock")
-	machine := limited(t, filepath.Join(programs, "workload-agent"), nil, "-trust-domain", "example.org", "-ca", "dir:"+filepath.Join(workloads, "ca"), "-ca-option", "create=true",
-		"-file", filepath.Join(workloads, "file"), "-socket", api, "-admin", ports[7])
+	machine := limited(t, filepath.Join(programs, "workload-agent"), nil, "-trust-domain", "example.org", "-ca", "istio:https://"+ports[0], "-ca-roots", filepath.Join(state, "root-cert.pem"),
+		"-token-file", token, "-file", filepath.Join(workloads, "file"), "-socket", api, "-admin", ports[7])
 	require.Eventually(t, func() bool { return get("http://"+ports[7]+"/ready")(t.Context()) == nil }, time.Minute, 50*time.Millisecond)
 
 	// A service that has its identity from there.
@@ -314,10 +323,7 @@ func programs(t *testing.T, certificates map[time.Time]bool) (dir string, target
 				return err
 			}
 			certificates[end] = true
-			if left := time.Until(end); left < life/5 {
-				return fmt.Errorf("the identity has %v left of %v", left, life)
-			}
-			return nil
+			return renewed(end)
 		}},
 		{Name: "agent: XDS", program: agent, Path: "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources", GRPC: true, Network: "unix", Addr: xds, good: answered(xds, "http://agent/none")},
 		{Name: "linkerd-proxy: inbound", program: proxy, TLS: meshtest.Web, Path: "/", Network: "tcp", Addr: inbound, good: handshake(inbound, meshtest.Web)},
@@ -332,12 +338,18 @@ func programs(t *testing.T, certificates map[time.Time]bool) (dir string, target
 		{Name: "service: health", program: service, Path: "/metrics", Network: "tcp", Addr: ports[6], good: get("http://" + ports[6] + "/ready")},
 		{Name: "service", program: service, TLS: "localhost", KeyPair: pair, Path: "/", Network: "tcp", Addr: ports[8], good: handshake(ports[8], "localhost")},
 		{Name: "workload-agent: Workload API", program: machine, Path: "/SpiffeWorkloadAPI/FetchX509SVID", GRPC: true, Network: "unix", Addr: api, good: func(ctx context.Context) error {
-			_, err := workloadSVID(ctx, api)
-			return err
+			svid, err := workloadSVID(ctx, api)
+			if err != nil {
+				return err
+			}
+			return renewed(svid.Leaf().NotAfter)
 		}},
 		{Name: "workload-agent: SDS", program: machine, Path: "/envoy.service.secret.v3.SecretDiscoveryService/StreamSecrets", GRPC: true, Network: "unix", Addr: api, good: func(ctx context.Context) error {
-			_, err := identityEnd(ctx, api)
-			return err
+			end, err := identityEnd(ctx, api)
+			if err != nil {
+				return err
+			}
+			return renewed(end)
 		}},
 		{Name: "workload-agent: admin", program: machine, Path: "/metrics", Network: "tcp", Addr: ports[7], good: get("http://" + ports[7] + "/ready")},
 	}
