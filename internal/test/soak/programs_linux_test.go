@@ -22,11 +22,14 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
@@ -263,7 +266,7 @@ func programs(t *testing.T, certificates map[time.Time]bool) (dir string, target
 
 	// A service that has its identity from there.
 	pair := filepath.Join(dir, "pair.pem")
-	require.NoError(t, os.WriteFile(pair, keyPair(t, api), 0o644))
+	require.NoError(t, os.WriteFile(pair, keyPair(t, ports[0], filepath.Join(state, "root-cert.pem"), token), 0o644))
 	service := limited(t, filepath.Join(programs, "service"), nil, "-socket", "unix://"+api, "-requests", "0", "-interval", "10s", "-addr", ports[8], "-health-addr", ports[6])
 	require.Eventually(t, func() bool { return get("http://"+ports[6]+"/ready")(t.Context()) == nil }, time.Minute, 50*time.Millisecond)
 
@@ -378,14 +381,21 @@ func workloadSVID(ctx context.Context, socket string) (*spiffe.SVID, error) {
 	return nil, ctx.Err()
 }
 
-// keyPair returns an identity of the agent behind a socket, as PEM.
-func keyPair(t *testing.T, socket string) []byte {
+// keyPair returns an identity that lasts as long as the test, of Istio's API at an address, as PEM.
+func keyPair(t *testing.T, addr, roots, token string) []byte {
 	t.Helper()
-	svid, err := workloadSVID(t.Context(), socket)
+	endpoint := caclient.Endpoint{URL: "https://" + addr, TrustDomain: spiffe.MustParseTrustDomain("example.org"), RootsFile: roots, TokenFile: token}
+	issuer, err := istioca.New(istioca.Options{Endpoint: endpoint})
 	require.NoError(t, err)
-	chain, key, err := svid.MarshalPEM()
+	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
-	return append(chain, key...)
+	csr, err := pki.NewCSR(key, pki.CSROptions{})
+	require.NoError(t, err)
+	chain, err := issuer.Sign(t.Context(), csr, time.Hour)
+	require.NoError(t, err)
+	text, err := pki.MarshalPrivateKeyPEM(key)
+	require.NoError(t, err)
+	return append(pki.MarshalCertificatesPEM(chain...), text...)
 }
 
 // TestPrograms: with 512 descriptors each, and each of their ports and sockets held by 600 connections of one local user, the
