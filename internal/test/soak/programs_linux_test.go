@@ -94,10 +94,32 @@ func siege(_ context.Context, dir string, in *bufio.Scanner) error {
 	return nil
 }
 
-// limited starts a program that may have 512 descriptors.
+// limited starts a program that may have 512 descriptors and, where this user may say so, 128 MiB of memory, with what the kernel
+// has for it.
 func limited(t *testing.T, path string, environ []string, args ...string) *programtest.Program {
 	t.Helper()
-	return programtest.Start(t, "/bin/sh", nil, append(environ, "PATH=/bin:/usr/bin"), append([]string{"-c", fmt.Sprint("ulimit -n ", descriptors, ` && exec "$0" "$@"`), path}, args...)...)
+	script := fmt.Sprint("ulimit -n ", descriptors, ` && exec "$0" "$@"`)
+	if group := memoryGroup(t, filepath.Base(path)); group != "" {
+		script = "echo $$ > " + group + "/cgroup.procs && " + script
+	}
+	return programtest.Start(t, "/bin/sh", nil, append(environ, "PATH=/bin:/usr/bin"), append([]string{"-c", script, path}, args...)...)
+}
+
+// memoryGroup returns the folder of a new memory cgroup, of version 1 or 2, or "" if there cannot be one.
+func memoryGroup(t *testing.T, name string) string {
+	t.Helper()
+	for _, at := range [][2]string{{"/sys/fs/cgroup/memory", "memory.limit_in_bytes"}, {"/sys/fs/cgroup", "memory.max"}} {
+		dir, limit := filepath.Join(at[0], fmt.Sprintf("svidkit-%s-%d", name, os.Getpid())), at[1]
+		if os.Mkdir(dir, 0o755) != nil {
+			continue
+		}
+		t.Cleanup(func() { _ = os.Remove(dir) })
+		if _, err := os.Stat(filepath.Join(dir, limit)); err == nil && os.WriteFile(filepath.Join(dir, limit), fmt.Append(nil, most), 0) == nil {
+			return dir
+		}
+	}
+	t.Logf("%s: no memory cgroup, so what is resident counts alone", name)
+	return ""
 }
 
 // get is a request of a client that begins anew each time.
