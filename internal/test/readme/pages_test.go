@@ -89,3 +89,37 @@ func TestPages(t *testing.T) {
 		}
 	}
 }
+
+// TestTestCommands: the commands of pages that run tests name tests that there are, and their packages before -long, which is
+// not a flag of go test: what follows it is for the tests.
+func TestTestCommands(t *testing.T) {
+	t.Parallel()
+	command := regexp.MustCompile("go test [^`|\\n]*")
+	run := regexp.MustCompile(`-(?:run|bench) '?([A-Z]\w+)`)
+	found := 0
+	for _, page := range files(t, ".md") {
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		for _, line := range command.FindAllString(string(text), -1) {
+			_, after, _ := strings.Cut(line, " -long")
+			assert.NotContains(t, after, "./", "%s: %s", page, line)
+			name := run.FindStringSubmatch(line)
+			if name == nil {
+				continue
+			}
+			for _, dir := range regexp.MustCompile(`\./[\w/]+`).FindAllString(line, -1) {
+				found++
+				tests, err := filepath.Glob(filepath.Join("../../..", dir, "*_test.go"))
+				require.NoError(t, err)
+				var code strings.Builder
+				for _, file := range tests {
+					text, err := os.ReadFile(file)
+					require.NoError(t, err)
+					code.Write(text)
+				}
+				assert.Regexp(t, `func \w*`+name[1]+`\w*\(`, code.String(), "%s: %s", page, line)
+			}
+		}
+	}
+	assert.Greater(t, found, 5)
+}
