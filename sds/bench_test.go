@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -80,6 +81,7 @@ func bare(b testing.TB) pushed {
 			}
 			_, _ = w.Write(frames[n%2])
 			_ = ctl.Flush()
+			conns.Known(r.Context())
 			sent = n
 		}
 	}

@@ -68,7 +68,7 @@ type ServeOptions struct {
 // connections that have not completed their handshake, beyond half of MaxConns in total and, of one address, beyond 512 or
 // a quarter of MaxConns.
 //
-// Requests under way are bounded in the same way: 1,536 in the process, of which an address has no more than twice as many as are free, from
+// Requests under way are bounded in the same way: 1,664 in the process, of which an address has no more than twice as many as are free, from
 // before the handler runs until the client has taken the answer. What does not fit is refused with 503, or ResourceExhausted of gRPC.
 // An answer that its client does not take within 30 seconds ends, unless the handler sets another time.
 //
