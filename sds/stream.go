@@ -40,13 +40,22 @@ func (h *Handler) serveStream(delta bool) grpchttp.Method {
 		if err != nil {
 			return err
 		}
-		defer s.end(nil)
-		defer context.AfterFunc(s.ctx, call.StopReceiving)()
-		defer context.AfterFunc(h.table.ctx, func() { s.end(errClosing()) })()
-		h.streams.Add(1)
-		defer h.streams.Add(-1)
-		defer s.close()
+		defer s.begun()()
 		return s.run()
+	}
+}
+
+// begun counts the stream, and returns what ends it.
+func (s *stream) begun() (over func()) {
+	received := context.AfterFunc(s.ctx, s.call.StopReceiving)
+	closing := context.AfterFunc(s.h.table.ctx, func() { s.end(errClosing()) })
+	s.h.streams.Add(1)
+	return func() {
+		s.close()
+		s.h.streams.Add(-1)
+		closing()
+		received()
+		s.end(nil)
 	}
 }
 

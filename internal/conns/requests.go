@@ -287,34 +287,42 @@ var clients atomic.Uint64
 
 // within returns a handler that serves as next does, within the budget.
 func within(next http.Handler, refused func(net.Conn, string, *limit.Error)) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		from := r.Context().Value(clientKey{}).(client)
-		admitted := func() {}
-		if from.patient != nil && r.ProtoMajor == 2 {
-			admitted = from.patient.served()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // its frame stays with each stream
+		if a := admit(w, r, refused); a != nil {
+			defer a.leave(r)
+			next.ServeHTTP(a, a.request)
+			a.end()
 		}
-		n := 0
-		for name, values := range r.Header {
-			for _, v := range values {
-				n += len(name) + len(v)
-			}
-		}
-		n = 1 + n/headerUnit
-		if err := underWay.take(from.names, n); err != nil {
-			defer ended(w, r, admitted)
-			busy[busyLabels[err.Reason]].Inc()
-			refused(from.Conn, "request refused", err)
-			refuse(w, r, err)
-			return
-		}
-		admitted()
-		done := sync.OnceFunc(func() { underWay.give(from.names, n) })
-		defer ended(w, r, done)
-		a := &answer{ResponseWriter: w, wire: http.NewResponseController(w), http1: r.ProtoMajor == 1}
-		defer a.leave()
-		next.ServeHTTP(a, r.WithContext(context.WithValue(r.Context(), requestKey{}, done)))
-		a.end()
 	})
+}
+
+// admit counts a request, and returns its answer, or answers it if there is no room for it.
+func admit(w http.ResponseWriter, r *http.Request, refused func(net.Conn, string, *limit.Error)) *answer {
+	from := r.Context().Value(clientKey{}).(client)
+	admitted := func() {}
+	if from.patient != nil && r.ProtoMajor == 2 {
+		admitted = from.patient.served()
+	}
+	n := 0
+	for name, values := range r.Header {
+		for _, v := range values {
+			n += len(name) + len(v)
+		}
+	}
+	n = 1 + n/headerUnit
+	if err := underWay.take(from.names, n); err != nil {
+		defer ended(w, r, admitted)
+		busy[busyLabels[err.Reason]].Inc()
+		refused(from.Conn, "request refused", err)
+		refuse(w, r, err)
+		return nil
+	}
+	admitted()
+	done := sync.OnceFunc(func() { underWay.give(from.names, n) })
+	return &answer{
+		ResponseWriter: w, wire: http.NewResponseController(w), http1: r.ProtoMajor == 1,
+		request: r.WithContext(context.WithValue(r.Context(), requestKey{}, done)), given: done,
+	}
 }
 
 // ended calls f when the answer of a handler that returns has ended: by HTTP/2 its goroutine stays until the end is written.
@@ -356,7 +364,9 @@ type answer struct {
 	http.ResponseWriter
 	wire                *http.ResponseController
 	http1, timed, wrote bool
-	read, write         deadline // of HTTP/2
+	read, write         deadline      // of HTTP/2
+	request             *http.Request // with what Known takes
+	given               func()        // gives back what the request has counted for
 }
 
 func (a *answer) begin() {
@@ -455,10 +465,11 @@ func (a *answer) end() {
 	}
 }
 
-// leave ends what net/http forbids after the handler.
-func (a *answer) leave() {
+// leave ends what net/http forbids after the handler, and then the request.
+func (a *answer) leave(r *http.Request) {
 	if !a.http1 {
 		_ = a.read.set(time.Time{}, nil)
 		_ = a.write.set(time.Time{}, nil)
 	}
+	ended(a.ResponseWriter, r, a.given)
 }

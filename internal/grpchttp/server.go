@@ -77,23 +77,34 @@ func Unary(f func(ctx context.Context, request []byte) (response []byte, err err
 // hands each Read of a body to the goroutine that serves the connection.
 const readAhead = 512
 
-// ServeHTTP serves one call.
+// ServeHTTP serves one call. Its frame stays with each stream, as that of serve does.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if isCall(w, r) {
+		c := h.call(w, r)
+		c.finish(h.serve(c))
+	}
+}
+
+// isCall answers a request that is no call.
+func isCall(w http.ResponseWriter, r *http.Request) bool {
 	switch {
 	case r.ProtoMajor < 2:
 		w.WriteHeader(http.StatusHTTPVersionNotSupported)
-		return
 	case r.Method != http.MethodPost:
 		w.Header().Set("Allow", http.MethodPost)
 		w.WriteHeader(http.StatusMethodNotAllowed)
-		return
 	case !isGRPC(r.Header.Get("Content-Type")):
 		w.Header().Set("Accept-Post", "application/grpc, application/grpc+proto")
 		w.WriteHeader(http.StatusUnsupportedMediaType)
-		return
+	default:
+		return true
 	}
-	c := &Call{h: h, w: w, ctl: http.NewResponseController(w), r: r, body: bufio.NewReaderSize(r.Body, readAhead)}
-	c.finish(h.serve(c))
+	return false
+}
+
+//go:noinline
+func (h *Handler) call(w http.ResponseWriter, r *http.Request) *Call {
+	return &Call{h: h, w: w, ctl: http.NewResponseController(w), r: r, body: bufio.NewReaderSize(r.Body, readAhead)}
 }
 
 func (h *Handler) serve(c *Call) error {
