@@ -319,8 +319,9 @@ func admit(w http.ResponseWriter, r *http.Request, refused func(net.Conn, string
 	}
 	admitted()
 	done := sync.OnceFunc(func() { underWay.give(from.names, n) })
+	wire := http.NewResponseController(w)
 	return &answer{
-		ResponseWriter: w, wire: http.NewResponseController(w), http1: r.ProtoMajor == 1,
+		ResponseWriter: w, wire: wire, http1: r.ProtoMajor == 1, read: deadline{end: wire.SetReadDeadline}, write: deadline{end: wire.SetWriteDeadline},
 		request: r.WithContext(context.WithValue(r.Context(), requestKey{}, done)), given: done,
 	}
 }
@@ -386,7 +387,7 @@ func (a *answer) limit(t time.Time) error {
 	if a.http1 {
 		return a.wire.SetWriteDeadline(t)
 	}
-	return a.write.set(t, a.wire.SetWriteDeadline)
+	return a.write.set(t)
 }
 
 // SetWriteDeadline is that of [http.ResponseController].
@@ -400,19 +401,20 @@ func (a *answer) SetReadDeadline(t time.Time) error {
 	if a.http1 {
 		return a.wire.SetReadDeadline(t)
 	}
-	return a.read.set(t, a.wire.SetReadDeadline)
+	return a.read.set(t)
 }
 
 // deadline is one of a stream. With that of net/http the stream stays in memory until the time is over, if it is set while the
 // stream ends.
 type deadline struct {
+	end   func(time.Time) error
 	mu    sync.Mutex
 	at    time.Time
 	timer *time.Timer
 }
 
-// set makes end be called with a time that is over at t, and returns what it returns if t is over.
-func (d *deadline) set(t time.Time, end func(time.Time) error) error {
+// set makes t the deadline, at which end is called with a time in the past; at once if t is over.
+func (d *deadline) set(t time.Time) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.at = t
@@ -423,13 +425,13 @@ func (d *deadline) set(t time.Time, end func(time.Time) error) error {
 			d.timer.Stop()
 		}
 	case wait <= 0:
-		return end(over)
+		return d.end(over)
 	case d.timer == nil:
 		d.timer = time.AfterFunc(wait, func() {
 			d.mu.Lock()
 			defer d.mu.Unlock()
 			if !d.at.IsZero() && !time.Now().Before(d.at) {
-				_ = end(over)
+				_ = d.end(over)
 			}
 		})
 	default:
@@ -468,8 +470,8 @@ func (a *answer) end() {
 // leave ends what net/http forbids after the handler, and then the request.
 func (a *answer) leave(r *http.Request) {
 	if !a.http1 {
-		_ = a.read.set(time.Time{}, nil)
-		_ = a.write.set(time.Time{}, nil)
+		_ = a.read.set(time.Time{})
+		_ = a.write.set(time.Time{})
 	}
 	ended(a.ResponseWriter, r, a.given)
 }
