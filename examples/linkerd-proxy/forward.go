@@ -215,7 +215,7 @@ func written(r *http.Request) string {
 // fail answers a request that cannot be forwarded.
 func (p *proxy) fail(direction string, w http.ResponseWriter, err error) {
 	p.failed.inc(direction)
-	p.log.warn("request not forwarded", direction, slog.Any("err", err))
+	p.log.Warn("request not forwarded", direction, slog.Any("err", err))
 	if direction == "inbound" { // the client is another workload
 		err = errors.New("the application does not answer")
 	}

@@ -163,3 +163,24 @@ func TestManyOfOneAddress(t *testing.T) {
 	}
 	all.Wait()
 }
+
+// A second address that is refused for the same reason is seen in the log: for its handshakes, and for its connections.
+func TestRefusedAddressesAreNamed(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("needs several addresses of the loopback network")
+	}
+	log := &buffer{}
+	addr := start(t, caserver.ServeOptions{Handler: echo, MaxConnsPerAddress: 1, Logger: slog.New(slog.NewTextHandler(log, nil))})
+	for range 3 {
+		for _, ip := range []string{"127.0.0.2", "127.0.0.3"} {
+			c := from(t, ip, addr)
+			require.True(t, closed(from(t, ip, addr), 5*time.Second), "beyond its share")
+			_, err := io.WriteString(c, "GET / HTTP/1.1\r\n\r\n")
+			require.NoError(t, err)
+			require.True(t, closed(c, 5*time.Second))
+			require.Eventually(t, func() bool { return strings.Count(log.String(), "peer="+ip+":") == 2 }, time.Minute, time.Millisecond, log)
+		}
+	}
+	assert.Equal(t, 4, strings.Count(log.String(), "\n"), log)
+}
