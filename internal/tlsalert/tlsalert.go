@@ -35,7 +35,9 @@ func Client(ctx context.Context, below net.Conn, config *tls.Config, first int32
 }
 
 // Dial is [Client] over what dial connects to. A config without a ServerName gets the host of addr.
-func Dial(ctx context.Context, dial func(ctx context.Context, network, addr string) (net.Conn, error), network, addr string, config *tls.Config, first int32) (*tls.Conn, error) {
+func Dial(
+	ctx context.Context, dial func(ctx context.Context, network, addr string) (net.Conn, error), network, addr string, config *tls.Config, first int32,
+) (*tls.Conn, error) {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
 		return nil, err

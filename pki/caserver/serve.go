@@ -133,7 +133,8 @@ func limited(l net.Listener, o ServeOptions, log *ratelog.Log) (*conns.Listener,
 	half := max(total/2, 1)
 	refused := func(c net.Conn, what, reason string) {
 		at, _ := peerkey.Address(c)
-		log.LogOf(slog.LevelWarn, at.String(), "caserver: "+what, reason, slog.String("peer", c.RemoteAddr().String()), slog.String("address", l.Addr().String()))
+		log.LogOf(slog.LevelWarn, at.String(), "caserver: "+what, reason,
+			slog.String("peer", c.RemoteAddr().String()), slog.String("address", l.Addr().String()))
 	}
 	each := cmp.Or(o.MaxConnsPerAddress, half)
 	if o.TLS == nil {
@@ -234,7 +235,8 @@ func (c *hiddenTLS) Read(p []byte) (int, error) {
 	if err := c.tls.HandshakeContext(c.l.ctx); err != nil {
 		if !c.failed && c.l.ctx.Err() == nil { // or the server ends
 			at, _ := peerkey.Address(c)
-			c.l.log.LogOf(slog.LevelInfo, at.String(), "caserver: TLS handshake failed", handshakeFailure(err), slog.String("peer", c.RemoteAddr().String()), slog.Any("err", err))
+			c.l.log.LogOf(slog.LevelInfo, at.String(), "caserver: TLS handshake failed", handshakeFailure(err),
+				slog.String("peer", c.RemoteAddr().String()), slog.Any("err", err))
 		}
 		c.failed = true
 		return 0, err

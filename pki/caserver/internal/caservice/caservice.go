@@ -50,7 +50,8 @@ type Service struct {
 	Timeout time.Duration // of a call; 0 means 75 seconds
 
 	// Logger gets each certificate at level Debug. Of refusals it gets the first of each reason, and of each caller of the first
-	// 12, at once, and a count of the others every minute, so that a caller cannot fill a log; one that takes Debug gets each of them. Nil means silence.
+	// 12, at once, and a count of the others every minute, so that a caller cannot fill a log; one that takes Debug gets each of
+	// them. Nil means silence.
 	Logger *slog.Logger
 
 	// Reasons are errors that the log tells apart, beside those of package ca and the codes.
