@@ -2,6 +2,7 @@ package caclient
 
 import (
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
@@ -18,6 +19,7 @@ import (
 	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/redact"
+	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -69,7 +71,7 @@ type TLSOptions struct {
 //
 // Requests without TLS fail, redirects are not followed, and cookies are not kept. The proxy of the environment is used,
 // as by net/http. The client has no timeout: the context of each call is its bound. A connection takes 10 seconds at
-// most to make. CloseIdleConnections of the client works.
+// most to make. A client that the server refuses gets its alert, unless there is a proxy. CloseIdleConnections of the client works.
 func NewHTTPClient(o TLSOptions) (*http.Client, error) {
 	if o.Roots != nil {
 		o.Roots = o.Roots.Clone()
@@ -295,7 +297,10 @@ func (t *transport) loadPair() (*pair, error) {
 
 // connect returns a transport without connections yet.
 func (t *transport) connect(r *roots, p *pair) *conns {
-	cfg := &tls.Config{MinVersion: cmp.Or(t.o.MinVersion, tls.VersionTLS13), ServerName: t.o.ServerName, RootCAs: t.o.Roots, Time: certchain.Now}
+	cfg := &tls.Config{
+		MinVersion: cmp.Or(t.o.MinVersion, tls.VersionTLS13), ServerName: t.o.ServerName, RootCAs: t.o.Roots, Time: certchain.Now,
+		NextProtos: []string{"h2", "http/1.1"},
+	}
 	if t.o.PostQuantum {
 		cfg.CurvePreferences = []tls.CurveID{tls.X25519MLKEM768}
 	}
@@ -311,10 +316,20 @@ func (t *transport) connect(r *roots, p *pair) *conns {
 			return p.TLSCertificate(), nil
 		}
 	}
+	dial := (&net.Dialer{Timeout: connectTimeout}).DialContext
 	tr := &http.Transport{
-		Proxy:                  http.ProxyFromEnvironment,
-		DialContext:            (&net.Dialer{Timeout: connectTimeout}).DialContext,
-		TLSClientConfig:        cfg,
+		Proxy:       http.ProxyFromEnvironment,
+		DialContext: dial,
+		DialTLSContext: func(ctx context.Context, network, addr string) (net.Conn, error) { // without a proxy
+			ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+			defer cancel()
+			c, err := tlsalert.Dial(ctx, dial, network, addr, cfg.Clone(), 1)
+			if err != nil {
+				return nil, err // and not a nil *tls.Conn
+			}
+			return c, nil
+		},
+		TLSClientConfig:        cfg.Clone(),
 		Protocols:              new(http.Protocols),
 		TLSHandshakeTimeout:    connectTimeout,
 		MaxResponseHeaderBytes: 64 << 10,

@@ -1,9 +1,12 @@
 package sds_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"runtime"
 	"strings"
@@ -90,4 +93,31 @@ func TestLogFlood(t *testing.T) {
 	assert.Contains(t, log.String(), `message="bad 0"`, "the first rejection, in full")
 	assert.Contains(t, log.String(), "denied-0 ")
 	assert.Contains(t, log.String(), "unknown-0\n")
+}
+
+// A second client that is refused for the same reason is seen in the log.
+func TestRefusedClientsAreNamed(t *testing.T) {
+	t.Parallel()
+	var log syncBuffer
+	h := handler(t, newFakeSource(), &sds.Options{
+		Resolve: sds.Allow(func(context.Context, string) error { return errors.New("not yours") }), Logger: textLogger(&log),
+	})
+	for i := range 20 {
+		for _, from := range []string{"127.0.0.1", "127.0.0.2"} {
+			r := httptest.NewRequest(http.MethodPost, "http://localhost/v3/discovery:secrets", strings.NewReader(`{"resource_names":["db"]}`))
+			r.Header.Set("Content-Type", "application/json")
+			r.RemoteAddr = fmt.Sprint(from, ":", i+1)
+			h.ServeHTTP(httptest.NewRecorder(), r)
+			body := mustMarshal(t, &envoysds.DiscoveryRequest{TypeUrl: "none"})
+			r = httptest.NewRequest(http.MethodPost, service+"StreamSecrets", bytes.NewReader(append([]byte{0, 0, 0, 0, byte(len(body))}, body...)))
+			r.Header.Set("Content-Type", "application/grpc")
+			r.Proto, r.ProtoMajor, r.ProtoMinor, r.RemoteAddr = "HTTP/2.0", 2, 0, fmt.Sprint(from, ":", i+1)
+			h.ServeHTTP(httptest.NewRecorder(), r)
+		}
+	}
+	for _, from := range []string{"127.0.0.1:1", "127.0.0.2:1"} {
+		assert.Contains(t, log.String(), `reason="Resolve says no" remote=`+from)
+		assert.Contains(t, log.String(), `reason=invalid_argument remote=`+from)
+	}
+	assert.Equal(t, 4, strings.Count(log.String(), "\n"), log.String())
 }

@@ -184,8 +184,8 @@ type Options struct {
 	MaxPeerStreams int
 
 	// Logger gets warnings: rejected responses, names that were refused or do not exist, failed look-ups, and refused
-	// requests. As clients can cause them at will, the first of a kind is logged at once, and then their number each
-	// minute. Lines about callers have uid and pid, or remote. Nil means no logs.
+	// requests. As clients can cause them at will, the first of a kind, for each client of the first 12, is
+	// logged at once, and then their number each minute. Lines about callers have uid and pid, or remote. Nil means no logs.
 	Logger *slog.Logger
 }
 
@@ -310,6 +310,6 @@ func (h *Handler) nacked(ctx context.Context, p peerkey.Holder, n *nack) {
 	h.last = n
 	h.pushes.rejected(n)
 	h.mu.Unlock()
-	h.log.Warn("sds: client rejected a response", "NACK", append(attrs(ctx, p), slog.String("node", n.Node),
+	h.log.LogOf(slog.LevelWarn, p.Name(), "sds: client rejected a response", "NACK", append(attrs(ctx, p), slog.String("node", n.Node),
 		slog.Any("names", n.Names), slog.String("version", n.Version), slog.String("message", n.Message))...)
 }

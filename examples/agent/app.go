@@ -33,7 +33,14 @@ type prober struct {
 		Port    json.RawMessage
 		Service string
 	}
-	TimeoutSeconds int
+	TimeoutSeconds int64
+}
+
+const maxProbe = 60 // seconds; the kubelet that asks here would hardly wait for so long
+
+// timeout is the time that the probe has, a second if it says none.
+func (p prober) timeout() time.Duration {
+	return time.Duration(min(max(p.TimeoutSeconds, 1), maxProbe)) * time.Second
 }
 
 // appProbes answers for the application at the paths that the injector has given to the kubelet.
@@ -159,7 +166,7 @@ func (a *appProbes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "ISTIO_KUBE_APP_PROBERS has no such probe", http.StatusBadRequest)
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), time.Duration(max(p.TimeoutSeconds, 1))*time.Second)
+	ctx, cancel := context.WithTimeout(r.Context(), p.timeout())
 	defer cancel()
 	address := func(port json.RawMessage) string { return net.JoinHostPort(a.host, strings.Trim(string(port), `"`)) }
 	var err error

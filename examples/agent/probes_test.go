@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -9,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -16,7 +18,7 @@ import (
 	"github.com/svidkit/svidkit/sds/istioagent"
 )
 
-// A probe that says no time has that of the kubelet, a second, and each redirect is a good answer, whatever its kind.
+// A probe that says no time has that of the kubelet, a second, and none has more than a minute; each redirect is a good answer, whatever its kind.
 func TestProbeDefaults(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -33,7 +35,10 @@ func TestProbeDefaults(t *testing.T) {
 	for code := range want {
 		probers = append(probers, fmt.Sprintf(`"/app-health/a%[1]s/readyz": {"httpGet": {"path": "/%[1]s", "port": %[2]d}}`, code, port))
 	}
-	probers = append(probers, fmt.Sprintf(`"/app-health/tcp/readyz": {"tcpSocket": {"port": %d}, "timeoutSeconds": 0}`, port))
+	times := map[int64]time.Duration{-1: time.Second, 0: time.Second, 1: time.Second, 60: time.Minute, 61: time.Minute, 3600: time.Minute, math.MaxInt64: time.Minute}
+	for seconds := range times {
+		probers = append(probers, fmt.Sprintf(`"/app-health/tcp%d/readyz": {"tcpSocket": {"port": %d}, "timeoutSeconds": %[1]d}`, seconds, port))
+	}
 	p, err := app(t, istioagent.Config{Address: "127.0.0.1"}, "sidecar", "ISTIO_KUBE_APP_PROBERS={"+strings.Join(probers, ",")+"}")
 	require.NoError(t, err)
 	if runtime.GOOS != "linux" { // where 127.0.0.6 is no address of the host
@@ -47,5 +52,9 @@ func TestProbeDefaults(t *testing.T) {
 	for code, is := range want {
 		assert.Equal(t, is, ask("a"+code), code)
 	}
-	assert.Equal(t, http.StatusOK, ask("tcp"))
+	for seconds, want := range times {
+		name := fmt.Sprint("tcp", seconds)
+		assert.Equal(t, http.StatusOK, ask(name), name)
+		assert.Equal(t, want, p.app.probers["/app-health/"+name+"/readyz"].timeout(), name)
+	}
 }

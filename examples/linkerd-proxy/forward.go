@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"crypto/tls"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -18,6 +17,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
+	"github.com/svidkit/svidkit/internal/tlsalert"
 )
 
 // target is where a request goes.
@@ -215,7 +215,7 @@ func written(r *http.Request) string {
 // fail answers a request that cannot be forwarded.
 func (p *proxy) fail(direction string, w http.ResponseWriter, err error) {
 	p.failed.inc(direction)
-	p.log.warn("request not forwarded", direction, slog.Any("err", err))
+	p.log.Warn("request not forwarded", direction, slog.Any("err", err))
 	if direction == "inbound" { // the client is another workload
 		err = errors.New("the application does not answer")
 	}
@@ -259,7 +259,11 @@ func (p *proxy) newTransport(http2 bool, conns *connections) *http.Transport {
 		MaxResponseHeaderBytes: maxHeader,
 		HTTP2:                  &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 10 * time.Second},
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return p.dial(ctx, ctx.Value(targetKey{}).(target).endpoint, conns)
+			first := int32(1)
+			if http2 {
+				first = 2 // the preface, and a request
+			}
+			return p.dial(ctx, ctx.Value(targetKey{}).(target).endpoint, conns, first)
 		},
 	}
 	t.Protocols.SetHTTP1(!http2)
@@ -267,8 +271,8 @@ func (p *proxy) newTransport(http2 bool, conns *connections) *http.Transport {
 	return t
 }
 
-// dial connects to an endpoint, with the TLS of the mesh if it has an identity.
-func (p *proxy) dial(ctx context.Context, e endpoint, conns *connections) (net.Conn, error) {
+// dial connects to an endpoint, with the TLS of the mesh if it has an identity. The first writes are those of package tlsalert.
+func (p *proxy) dial(ctx context.Context, e endpoint, conns *connections, first int32) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTime)
 	defer cancel()
 	if e.identity == "" {
@@ -282,9 +286,8 @@ func (p *proxy) dial(ctx context.Context, e endpoint, conns *connections) (net.C
 	if err != nil {
 		return nil, err
 	}
-	c := tls.Client(raw, config)
-	if err := c.HandshakeContext(ctx); err != nil {
-		_ = raw.Close()
+	c, err := tlsalert.Client(ctx, raw, config, first)
+	if err != nil {
 		return nil, fmt.Errorf("TLS with %q: %w", e.addr, err)
 	}
 	return c, nil

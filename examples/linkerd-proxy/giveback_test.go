@@ -24,27 +24,47 @@ func TestGivenBack(t *testing.T) {
 	t.Parallel()
 	program := filepath.Join(programtest.Build(t, "linkerd-proxy"), "linkerd-proxy")
 	mesh := meshtest.New(t, meshtest.Options{Life: time.Minute})
-	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	well := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Connection", "close")
 		_, _ = io.WriteString(w, "well")
-	}))
+	})
+	app := httptest.NewServer(well)
 	t.Cleanup(app.Close)
 	together(t, map[string]func(*testing.T){
-		"requests": func(t *testing.T) { comesAgain(t, program, mesh, app.Listener.Addr().String()) },
-		"tunnels":  func(t *testing.T) { comesAgain(t, program, mesh, app.Listener.Addr().String(), "-opaque") },
+		"requests": func(t *testing.T) { comesAgain(t, small(t, program, mesh, app.Listener.Addr().String()), 1000, "200") },
+		"tunnels": func(t *testing.T) {
+			comesAgain(t, small(t, program, mesh, app.Listener.Addr().String(), "-opaque"), 1000, "200")
+		},
+		"dials that fail": func(t *testing.T) {
+			late := httptest.NewUnstartedServer(well)
+			at := late.Listener.Addr().String()
+			require.NoError(t, late.Listener.Close())
+			proxy := small(t, program, mesh, at)
+			comesAgain(t, proxy, 1000, "502")
+			var err error
+			late.Listener, err = net.Listen("tcp", at)
+			require.NoError(t, err)
+			late.Start()
+			t.Cleanup(late.Close)
+			comesAgain(t, proxy, 1, "200")
+		},
 	})
 }
 
-// comesAgain asks a proxy with 512 descriptors a thousand times, one after another.
-func comesAgain(t *testing.T, program string, mesh *meshtest.Controller, app string, args ...string) {
+// small returns the address of a proxy with 512 descriptors.
+func small(t *testing.T, program string, mesh *meshtest.Controller, app string, args ...string) (at string) {
 	t.Helper()
-	proxy := programtest.Start(t, "/bin/sh", nil, []string{
+	return programtest.Start(t, "/bin/sh", nil, []string{
 		"LINKERD2_PROXY_LOCAL_IDENTITY_NAME=" + web, "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB=" + base64.StdEncoding.EncodeToString(mesh.Authority.Bundle().MarshalPEM()),
 		"LINKERD2_PROXY_IDENTITY_TOKEN_FILE=" + mesh.Config(t, web).TokenFile, "LINKERD2_PROXY_IDENTITY_STORE_DIR=" + t.TempDir(),
 		"LINKERD2_PROXY_IDENTITY_ADDR=" + mesh.Addr, "LINKERD2_PROXY_IDENTITY_IDENTITY=" + certifier,
-	}, append([]string{"-c", `ulimit -n 512 && exec "$0" "$@"`, program, "-app", app, "-inbound", "127.0.0.1:0", "-outbound", "", "-admin", "127.0.0.1:0"}, args...)...)
-	at := proxy.Addr("inbound")
-	for i := range 1000 {
+	}, append([]string{"-c", `ulimit -n 512 && exec "$0" "$@"`, program, "-app", app, "-inbound", "127.0.0.1:0", "-outbound", "", "-admin", "127.0.0.1:0"}, args...)...).Addr("inbound")
+}
+
+// comesAgain asks a proxy so often, one after another.
+func comesAgain(t *testing.T, at string, times int, status string) {
+	t.Helper()
+	for i := range times {
 		c, err := net.Dial("tcp", at)
 		require.NoError(t, err)
 		_ = c.SetDeadline(time.Now().Add(time.Minute))
@@ -52,7 +72,7 @@ func comesAgain(t *testing.T, program string, mesh *meshtest.Controller, app str
 		require.NoError(t, err)
 		answer, err := io.ReadAll(c)
 		require.NoError(t, err, "%d", i)
-		require.Regexp(t, `^HTTP/1.1 200 (?s:.*)well`, string(answer), "%d", i)
+		require.Regexp(t, `^HTTP/1.1 `+status+` (?s:.*)(well|the application does not answer)`, string(answer), "%d", i)
 		require.NoError(t, c.Close())
 	}
 }

@@ -56,7 +56,7 @@ func (m *member) dial(ctx context.Context, e endpoint) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return p.dial(ctx, e, &connections{over: context.Background()})
+	return p.dial(ctx, e, &connections{over: context.Background()}, 0)
 }
 
 // get returns the status and the body of an answer.

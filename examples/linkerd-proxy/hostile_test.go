@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -346,4 +348,29 @@ func TestUpgradeHalfClosed(t *testing.T) {
 		require.NoError(t, err, name)
 		assert.Equal(t, "all of it: hello", string(got), name)
 	}
+}
+
+// A second client that is refused for the same reason is seen in the log.
+func TestRefusedClientsAreNamed(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("needs several addresses of the loopback network")
+	}
+	log := new(quietLog)
+	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
+	at, _ := inbound(t, certified(t, s, web), func(c *config) {
+		c.requireTLS, c.logger = true, slog.New(slog.NewTextHandler(log, nil))
+	})
+	for range 5 {
+		for _, ip := range []string{"127.0.0.2", "127.0.0.3"} {
+			c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}).Dial("tcp", at)
+			require.NoError(t, err)
+			_, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: app.test\r\n\r\n")
+			require.NoError(t, err)
+			_, _ = io.ReadAll(c)
+			require.NoError(t, c.Close())
+			assert.Contains(t, log.String(), `reason="it is without TLS" peer=`+ip+":")
+		}
+	}
+	assert.Equal(t, 2, strings.Count(log.String(), "\n"), log)
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
+	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
 // stream is an inbound connection after TLS, if there was any.
@@ -115,7 +116,8 @@ func (p *proxy) hand(ctx context.Context, s *stream, ready *queue) {
 
 func (p *proxy) refuse(c net.Conn, reason string, err error) {
 	p.inbound.inc("refused")
-	p.log.warn("inbound connection refused", reason, slog.String("peer", c.RemoteAddr().String()), slog.Any("err", err))
+	at, _ := peerkey.Address(c)
+	p.log.LogOf(slog.LevelWarn, at.String(), "inbound connection refused", reason, slog.String("peer", c.RemoteAddr().String()), slog.Any("err", err))
 	_ = c.Close()
 }
 
@@ -131,7 +133,7 @@ func (p *proxy) tunnel(ctx context.Context, c net.Conn) {
 	app, err := (&net.Dialer{Timeout: dialTime, Control: p.elsewhere}).DialContext(ctx, "tcp", p.cfg.application)
 	if err != nil {
 		p.failed.inc("inbound")
-		p.log.warn("connection not forwarded", "the application does not answer", slog.Any("err", err))
+		p.log.Warn("connection not forwarded", "the application does not answer", slog.Any("err", err))
 		return
 	}
 	relay(ctx, c, app)

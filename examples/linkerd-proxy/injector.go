@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	_ "embed"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -12,9 +13,13 @@ import (
 	"net/http"
 	"os"
 	"sync/atomic"
+	"time"
 
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/inject"
 	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/ratelog"
+	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/linkerdname"
 )
@@ -23,7 +28,7 @@ import (
 var injectorManifest string
 
 // runInjector is "linkerd-proxy inject": the webhook that gives pods with a proxy what the proxy needs for an identity. Its files are
-// read again for each connection and each review, so that new ones need no restart; a file that cannot be read leaves the last one.
+// read again for each connection and each review, so that new ones need no restart; a file that cannot be used leaves the last one.
 func runInjector(ctx context.Context, args []string, out, errOut io.Writer) error {
 	var addr, cert, key, anchors string
 	cfg := inject.Config{Mesh: linkerdname.Mesh{}, Logger: slog.New(slog.NewTextHandler(errOut, nil))}
@@ -50,12 +55,10 @@ func runInjector(ctx context.Context, args []string, out, errOut io.Writer) erro
 	if err != nil {
 		return err
 	}
-	pair, err := tls.LoadX509KeyPair(cert, key)
-	if err != nil {
+	pair := &ownPair{cert: cert, key: key, log: ratelog.New(cfg.Logger, 0)}
+	if err := pair.read(); err != nil {
 		return fmt.Errorf("-cert and -key: %w", err)
 	}
-	var last atomic.Pointer[tls.Certificate]
-	last.Store(&pair)
 	webhook := http.NewServeMux()
 	webhook.HandleFunc("POST /", func(w http.ResponseWriter, r *http.Request) {
 		pem, err := os.ReadFile(anchors)
@@ -63,7 +66,7 @@ func runInjector(ctx context.Context, args []string, out, errOut io.Writer) erro
 			err = injector.SetTrustAnchors(pem)
 		}
 		if err != nil {
-			cfg.Logger.Warn("the trust anchors before stay in use", "file", anchors, "err", err)
+			pair.log.Warn("the trust anchors before stay in use", "the file cannot be used", slog.String("file", anchors), slog.Any("err", err))
 		}
 		injector.ServeHTTP(w, r)
 	})
@@ -74,15 +77,45 @@ func runInjector(ctx context.Context, args []string, out, errOut io.Writer) erro
 	}
 	fmt.Fprintf(out, "webhook: https://%s/\n", l.Addr())
 	return caserver.Serve(ctx, l, caserver.ServeOptions{Handler: webhook, Logger: cfg.Logger, TLS: &tls.Config{
-		MinVersion: tls.VersionTLS12,
-		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-			next, err := tls.LoadX509KeyPair(cert, key)
-			if err != nil {
-				cfg.Logger.Warn("the certificate before stays in use", "file", cert, "err", err)
-				return last.Load(), nil
-			}
-			last.Store(&next)
-			return &next, nil
-		},
+		MinVersion: tls.VersionTLS12, GetCertificate: pair.get,
 	}})
+}
+
+// ownPair is the certificate of the webhook and its key. What its files have takes the place of the last good one if it can be used,
+// and is valid or the last one is not.
+type ownPair struct {
+	cert, key string
+	log       *ratelog.Log
+	last      atomic.Pointer[tls.Certificate]
+}
+
+func (p *ownPair) read() error {
+	certs, err1 := os.ReadFile(p.cert)
+	key, err2 := os.ReadFile(p.key)
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	if _, err := pki.ParseCertificatesPEM(certs); err != nil { // crypto/tls passes over what is torn
+		return fmt.Errorf("%s: %w", p.cert, err)
+	}
+	if _, err := pki.ParsePrivateKeyPEM(key); err != nil {
+		return fmt.Errorf("%s: %w", p.key, err)
+	}
+	next, err := tls.X509KeyPair(certs, key)
+	if err != nil {
+		return fmt.Errorf("%s and %s: %w", p.cert, p.key, err)
+	}
+	now, last := time.Now(), p.last.Load()
+	if err := certchain.InTime(next.Leaf, now); err != nil && (!now.Before(next.Leaf.NotAfter) || last != nil && now.Before(last.Leaf.NotAfter)) {
+		return fmt.Errorf("%s: %w", p.cert, err)
+	}
+	p.last.Store(&next)
+	return nil
+}
+
+func (p *ownPair) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	if err := p.read(); err != nil {
+		p.log.Warn("the certificate before stays in use", "the files cannot be used", slog.Any("err", err))
+	}
+	return p.last.Load(), nil
 }

@@ -3,17 +3,22 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
+	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
+	"encoding/pem"
 	"io"
+	"math/big"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -29,8 +34,8 @@ func TestInject(t *testing.T) {
 	dir := t.TempDir()
 	anchors, cert, key := filepath.Join(dir, "ca-bundle.crt"), filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
 	put := func(file string, data []byte) { require.NoError(t, os.WriteFile(file, data, 0o600)) }
-	certify := func(ca *spiffetest.CA) *x509.CertPool {
-		chain, signer := ca.Certificate("/injector", func(c *x509.Certificate) { c.URIs, c.DNSNames = nil, []string{"linkerd-proxy-injector.linkerd.svc"} })
+	certify := func(ca *spiffetest.CA, edit ...func(*x509.Certificate)) *x509.CertPool {
+		chain, signer := ca.Certificate("/injector", append(edit, func(c *x509.Certificate) { c.URIs, c.DNSNames = nil, []string{"linkerd-proxy-injector.linkerd.svc"} })...)
 		keyPEM, err := pki.MarshalPrivateKeyPEM(signer)
 		require.NoError(t, err)
 		put(cert, pki.MarshalCertificatesPEM(chain...))
@@ -44,10 +49,11 @@ func TestInject(t *testing.T) {
 	trusted := certify(first)
 
 	out, in := io.Pipe()
+	log := new(quietLog)
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		assert.NoError(t, runInjector(ctx, []string{"-addr", "127.0.0.1:0", "-cert", cert, "-key", key, "-anchors", anchors}, in, io.Discard))
+		assert.NoError(t, runInjector(ctx, []string{"-addr", "127.0.0.1:0", "-cert", cert, "-key", key, "-anchors", anchors}, in, log))
 		_ = in.Close()
 	})
 	t.Cleanup(func() { cancel(); wg.Wait() })
@@ -92,6 +98,55 @@ func TestInject(t *testing.T) {
 	put(cert, []byte("no PEM"))
 	put(key, nil)
 	assert.True(t, patched(second, review(trusted)), "what was good before stays in use")
+	assert.Contains(t, log.String(), "the trust anchors before stay in use")
+
+	// A pair that is torn, not the own, weak, over or not begun leaves the last good one in use, and the log says why.
+	third := spiffetest.NewCA(t, "cluster.local")
+	for says, spoil := range map[string]func(){
+		"damaged PEM block": func() {
+			certify(third)
+			data, err := os.ReadFile(cert)
+			require.NoError(t, err)
+			put(cert, append(data, data[:len(data)/2]...)) // torn behind the leaf
+		},
+		"private key does not match": func() {
+			certify(third)
+			pem, err := pki.MarshalPrivateKeyPEM(third.SVID("/other").Signer())
+			require.NoError(t, err)
+			put(key, pem)
+		},
+		"weak": func() {
+			small, err := rsa.GenerateKey(rand.Reader, 1024)
+			require.NoError(t, err)
+			self := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
+			der, err := x509.CreateCertificate(rand.Reader, self, self, small.Public(), small)
+			require.NoError(t, err)
+			put(cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+			put(key, pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(small)}))
+		},
+		"has expired at": func() {
+			certify(third, func(c *x509.Certificate) {
+				c.NotBefore, c.NotAfter = time.Now().Add(-2*time.Hour), time.Now().Add(-time.Hour)
+			})
+		},
+		"is valid from": func() {
+			certify(third, func(c *x509.Certificate) {
+				c.NotBefore, c.NotAfter = time.Now().Add(time.Hour), time.Now().Add(2*time.Hour)
+			})
+		},
+	} {
+		spoil()
+		assert.True(t, patched(second, review(trusted)), says)
+		pair := &ownPair{cert: cert, key: key}
+		if says != "is valid from" { // without another it may be the clock
+			assert.ErrorContains(t, pair.read(), says)
+			assert.Nil(t, pair.last.Load())
+		} else {
+			assert.NoError(t, pair.read())
+		}
+	}
+	assert.Equal(t, 1, strings.Count(log.String(), "the certificate before stays in use"), "one line for what each handshake meets: %s", log)
+	review(certify(third))
 }
 
 // TestInjectFiles: what is missing at the start is named by its flag, and the printed objects are YAML that names what is there.

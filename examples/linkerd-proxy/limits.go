@@ -175,6 +175,7 @@ func inTime(next http.Handler, part, rest, long time.Duration) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
+		r = r.WithContext(r.Context()) // net/http looks at the body of its own, and ends the connection if a part of that was left
 		r.Body = &timedBody{r.Body, rc, part}
 		next.ServeHTTP(w, r)
 		_ = rc.SetReadDeadline(time.Now().Add(rest)) // of this request only

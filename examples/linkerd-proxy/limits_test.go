@@ -2,16 +2,13 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/base64"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -275,22 +272,4 @@ func openedFor(t *testing.T, program string, most int64, args []string, attack f
 	time.Sleep(2 * life)
 	assert.GreaterOrEqual(t, len(mesh.Seen())-before, 2, "renewals in two lives")
 	assert.LessOrEqual(t, open.Load(), most)
-}
-
-// A flood of events with one reason has one line in a minute.
-func TestWarnings(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		var log bytes.Buffer
-		w := warnings{log: slog.New(slog.NewTextHandler(&log, nil))}
-		for range 100 {
-			w.warn("refused", "it is bad")
-			w.warn("refused", "it is worse")
-		}
-		assert.Equal(t, 2, strings.Count(log.String(), "\n"))
-		time.Sleep(time.Minute)
-		w.warn("refused", "it is bad")
-		assert.Equal(t, 3, strings.Count(log.String(), "\n"))
-		assert.Contains(t, log.String(), "left_out=99")
-	})
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
@@ -49,8 +50,8 @@ type config struct {
 	// without an identity, too.
 	requireTLS, requireIdentity bool
 
-	// logger gets connections that are refused and requests that cannot be forwarded (Warn): each reason at once, and then
-	// once in a minute with a count. Nil means no logs.
+	// logger gets connections that are refused and requests that cannot be forwarded (Warn): each reason, and each client of
+	// the first 12 that is refused, at once, and then once in a minute with a count. Nil means no logs.
 	logger *slog.Logger
 }
 
@@ -65,7 +66,7 @@ type endpoint struct {
 // proxy forwards connections. newProxy makes one. It is safe for concurrent use.
 type proxy struct {
 	cfg     config
-	log     warnings
+	log     *ratelog.Log
 	inbound *counter // connections, by their kind
 	failed  *counter // requests, by their direction
 
@@ -108,7 +109,7 @@ func newProxy(cfg config) (*proxy, error) {
 	}
 	cfg.logger = cmp.Or(cfg.logger, slog.New(slog.DiscardHandler))
 	return &proxy{
-		cfg: cfg, log: warnings{log: cfg.logger},
+		cfg: cfg, log: ratelog.New(cfg.logger, 0),
 		inbound: newCounter("svidkit_linkerdproxy_inbound_connections_total",
 			"The number of inbound connections: with TLS that the proxy terminates, plaintext, passed through with TLS for another name, or refused.",
 			"kind", "tls", "plaintext", "passthrough", "refused"),
@@ -218,7 +219,7 @@ func (p *proxy) serve(ctx context.Context, l net.Listener, ready *queue, handler
 		for wait := time.Duration(0); ; {
 			c, err := accepted.Accept()
 			if passes(err) {
-				p.log.warn("connections cannot be accepted", "the system refuses them", slog.Any("err", err))
+				p.log.Warn("connections cannot be accepted", "the system refuses them", slog.Any("err", err))
 				wait = min(max(2*wait, 5*time.Millisecond), time.Second)
 				select {
 				case <-accepting.Done():

@@ -1,15 +1,11 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
-	"time"
 )
 
 // counter is a metric with one label, whose values are known.
@@ -34,37 +30,4 @@ func (c *counter) WriteMetrics(w io.Writer) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
-}
-
-// warnings log what clients can cause as often as they like: each reason at once, and then once in a minute with a count of
-// those that were left out.
-type warnings struct {
-	log  *slog.Logger
-	mu   sync.Mutex
-	last map[string]time.Time
-	left map[string]int
-}
-
-// warn logs an event. The reason is one of a few texts, and not one that a client can choose.
-func (w *warnings) warn(message, reason string, attrs ...slog.Attr) {
-	if n, now := w.due(reason); now { // a logger can block, and is called without the lock
-		attrs = append([]slog.Attr{slog.String("reason", reason), slog.Int("left_out", n)}, attrs...)
-		w.log.LogAttrs(context.Background(), slog.LevelWarn, message, attrs...)
-	}
-}
-
-// due reports whether there was none with the reason for a minute, and how many were left out before.
-func (w *warnings) due(reason string) (left int, now bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if at, known := w.last[reason]; known && time.Since(at) < time.Minute {
-		w.left[reason]++
-		return 0, false
-	}
-	if w.last == nil {
-		w.last, w.left = map[string]time.Time{}, map[string]int{}
-	}
-	left = w.left[reason]
-	w.last[reason], w.left[reason] = time.Now(), 0
-	return left, true
 }

@@ -84,6 +84,12 @@ func HolderOf(r *http.Request) Holder {
 	return Holder{conn: r.RemoteAddr}
 }
 
+// Name returns the name of the user, or the IP address at which the connection begins, for a log: "" for neither.
+func (h Holder) Name() string {
+	host, _, _ := net.SplitHostPort(h.Remote())
+	return cmp.Or(h.user, host)
+}
+
 // Remote returns the address at which the connection begins, or "" for a user and on a Unix socket.
 func (h Holder) Remote() string {
 	remote, _ := h.conn.(string)

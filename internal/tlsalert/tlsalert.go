@@ -4,6 +4,7 @@
 package tlsalert
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -31,6 +32,22 @@ func Client(ctx context.Context, below net.Conn, config *tls.Config, first int32
 	}
 	c.ready.Store(true)
 	return c.tls, nil
+}
+
+// Dial is [Client] over what dial connects to. A config without a ServerName gets the host of addr.
+func Dial(
+	ctx context.Context, dial func(ctx context.Context, network, addr string) (net.Conn, error), network, addr string, config *tls.Config, first int32,
+) (*tls.Conn, error) {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, err
+	}
+	config.ServerName = cmp.Or(config.ServerName, host)
+	raw, err := dial(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	return Client(ctx, raw, config, first)
 }
 
 // Below returns what a connection of [Client], or another, is over.

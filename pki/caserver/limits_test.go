@@ -146,9 +146,10 @@ func TestMaxHandshakes(t *testing.T) {
 	}
 	assert.Equal(t, 10, silent("127.0.0.4", 15, 10))
 	assert.Equal(t, 0, silent("127.0.0.5", 3, 0), "half in total")
-	for _, reason := range []string{"the address has too many handshakes", "there are too many handshakes"} {
-		assert.Equal(t, 1, strings.Count(log.String(), reason), log)
+	for _, from := range []string{"127.0.0.2", "127.0.0.4"} {
+		assert.Equal(t, 1, strings.Count(log.String(), `reason="the address has too many handshakes that are not complete" peer=`+from), log)
 	}
+	assert.Equal(t, 1, strings.Count(log.String(), "there are too many handshakes"), log)
 }
 
 // The proxy of a node has the connections of all its pods from one address.
@@ -162,4 +163,25 @@ func TestManyOfOneAddress(t *testing.T) {
 		all.Go(func() { assert.True(t, served(c), fmt.Sprint(i)) })
 	}
 	all.Wait()
+}
+
+// A second address that is refused for the same reason is seen in the log: for its handshakes, and for its connections.
+func TestRefusedAddressesAreNamed(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("needs several addresses of the loopback network")
+	}
+	log := &buffer{}
+	addr := start(t, caserver.ServeOptions{Handler: echo, MaxConnsPerAddress: 1, Logger: slog.New(slog.NewTextHandler(log, nil))})
+	for range 3 {
+		for _, ip := range []string{"127.0.0.2", "127.0.0.3"} {
+			c := from(t, ip, addr)
+			require.True(t, closed(from(t, ip, addr), 5*time.Second), "beyond its share")
+			_, err := io.WriteString(c, "GET / HTTP/1.1\r\n\r\n")
+			require.NoError(t, err)
+			require.True(t, closed(c, 5*time.Second))
+			require.Eventually(t, func() bool { return strings.Count(log.String(), "peer="+ip+":") == 2 }, time.Minute, time.Millisecond, log)
+		}
+	}
+	assert.Equal(t, 4, strings.Count(log.String(), "\n"), log)
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/ratelog"
 )
 
@@ -49,8 +50,8 @@ type ServeOptions struct {
 	// front, there is no such limit.
 	MaxConnsPerAddress int
 
-	// Logger gets failed handshakes (Info), and connections beyond a limit (Warn): the first of each reason at once, and a
-	// count of the others every minute. It gets what net/http logs (Debug). Nil discards them.
+	// Logger gets failed handshakes (Info), and connections beyond a limit (Warn): the first of each reason, and of each
+	// address of the first 12, at once, and a count of the others every minute. It gets what net/http logs (Debug). Nil discards them.
 	Logger *slog.Logger
 }
 
@@ -131,7 +132,9 @@ func limited(l net.Listener, o ServeOptions, log *ratelog.Log) (*conns.Listener,
 	total := cmp.Or(o.MaxConns, conns.Max(defaultMaxConns))
 	half := max(total/2, 1)
 	refused := func(c net.Conn, what, reason string) {
-		log.Warn("caserver: "+what, reason, slog.String("peer", c.RemoteAddr().String()), slog.String("address", l.Addr().String()))
+		at, _ := peerkey.Address(c)
+		log.LogOf(slog.LevelWarn, at.String(), "caserver: "+what, reason,
+			slog.String("peer", c.RemoteAddr().String()), slog.String("address", l.Addr().String()))
 	}
 	each := cmp.Or(o.MaxConnsPerAddress, half)
 	if o.TLS == nil {
@@ -231,7 +234,9 @@ type hiddenTLS struct {
 func (c *hiddenTLS) Read(p []byte) (int, error) {
 	if err := c.tls.HandshakeContext(c.l.ctx); err != nil {
 		if !c.failed && c.l.ctx.Err() == nil { // or the server ends
-			c.l.log.Log(slog.LevelInfo, "caserver: TLS handshake failed", handshakeFailure(err), slog.String("peer", c.RemoteAddr().String()), slog.Any("err", err))
+			at, _ := peerkey.Address(c)
+			c.l.log.LogOf(slog.LevelInfo, at.String(), "caserver: TLS handshake failed", handshakeFailure(err),
+				slog.String("peer", c.RemoteAddr().String()), slog.Any("err", err))
 		}
 		c.failed = true
 		return 0, err

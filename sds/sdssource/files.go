@@ -347,7 +347,7 @@ func (f *Files) take(ctx context.Context, read follow.Files) error {
 			if before.secret != nil {
 				f.log.LogAttrs(ctx, slog.LevelWarn, "sdssource: files refused, the last good ones stay in use", slog.String("name", e.name), slog.Any("err", err))
 			} else { // clients can cause this at will
-				f.bad.Warn("sdssource: files refused", "there is no secret for a name", slog.String("name", e.name), slog.Any("err", err))
+				f.bad.LogOf(slog.LevelWarn, e.name, "sdssource: files refused", "there is no secret for a name", slog.String("name", e.name), slog.Any("err", err))
 			}
 		}
 	}

@@ -478,3 +478,22 @@ func FuzzName(f *testing.F) {
 		}
 	})
 }
+
+// A second name for which there is no secret is seen in the log.
+func TestRefusedNamesAreLogged(t *testing.T) {
+	t.Parallel()
+	onlyUnix(t)
+	dir := t.TempDir()
+	var log diary
+	f := start(t, sdssource.FilesConfig{Allow: []string{dir}, Logger: log.logger()})
+	for _, name := range []string{"a", "b"} {
+		at := "file-root:" + filepath.Join(dir, name)
+		for range 3 {
+			_, err := f.GenerateSecret(t.Context(), at)
+			require.Error(t, err)
+		}
+		require.Eventually(t, func() bool { return log.count(at) > 0 }, patience, time.Millisecond)
+	}
+	assert.Equal(t, 2, log.count("there is no secret for a name"))
+	assert.Zero(t, log.count("count="), "of the second name alone")
+}

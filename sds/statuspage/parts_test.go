@@ -312,6 +312,9 @@ func TestSources(t *testing.T) {
 	}, states)
 	upstreams := map[string]string{}
 	for _, u := range s.Upstreams.Rows {
+		if u.Part == "files" {
+			assert.Equal(t, certFile, u.Name, "what to renew")
+		}
 		upstreams[u.Part] += u.State + " "
 	}
 	assert.Equal(t, map[string]string{

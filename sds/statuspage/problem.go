@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // problem is one cause, and what it has led to.
@@ -31,8 +33,8 @@ type problem struct {
 }
 
 // wrong adds a problem to those that there are: an identity, others, and the CA that did not renew them have one cause. Of the
-// identities, it is told of that which ends first.
-func (c *collection) wrong(p problem, err error) {
+// identities, it is told of that which ends first. The first of from is what an identity comes from.
+func (c *collection) wrong(p problem, err error, from ...report.Upstream) {
 	switch {
 	case err != nil:
 		p.Error = err.Error()
@@ -40,7 +42,10 @@ func (c *collection) wrong(p problem, err error) {
 	case p.State == notYet:
 		p.Error, p.Action = p.State, "compare the clocks of this machine and of the CA"
 	default:
-		p.Error, p.Action = p.State, "see that what writes or renews it works"
+		p.Error, p.Action = p.State, "see why what writes or renews it has no newer one"
+		if len(from) > 0 {
+			p.Action += ": " + from[0].Name
+		}
 	}
 	key := [2]string{p.Part, cmp.Or(p.Cause, p.Error)}
 	i, there := c.causes[key]

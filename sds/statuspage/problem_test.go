@@ -64,7 +64,7 @@ func TestWords(t *testing.T) {
 		at := 0
 		for _, want := range []string{
 			"<code>spiffe://example.org/file</code> expired 20 s ago",
-			"To do: see that what writes or renews it works.",
+			"To do: see why what writes or renews it has no newer one: CA 127.0.0.1:15012.",
 			"<code>spiffe://example.org/gone</code> expired 16 s ago; 127.0.0.1:15012 refuses connections, for 40 s; next attempt in 5 s; 3 identities",
 			"To do: start what listens there, or correct the address.",
 			"connection refused",
@@ -142,4 +142,16 @@ func TestOpenSSL(t *testing.T) {
 	assert.Contains(t, text, "CA ca.test:15012")
 	assert.Contains(t, text, "renewed")
 	require.NotEmpty(t, r.Attempts)
+}
+
+// TestRemedyOfExpired: an identity that has expired without an error is told with where the next one comes from: a file, a socket, or
+// the address of a CA.
+func TestRemedyOfExpired(t *testing.T) {
+	t.Parallel()
+	i := report.Identity{Name: "spiffe://example.org/web", NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(-time.Minute)}
+	for _, from := range []string{"/etc/certs/tls.crt", "unix:///run/agent.sock (X.509)", "CA ca.test:15012"} {
+		assert.Contains(t, page(t, of(t, report.Report{Identities: []report.Identity{i}, Upstreams: []report.Upstream{{Name: from, OK: true}}})),
+			"To do: see why what writes or renews it has no newer one: "+from+".")
+	}
+	assert.Contains(t, page(t, of(t, report.Report{Identities: []report.Identity{i}})), "To do: see why what writes or renews it has no newer one.")
 }

@@ -187,7 +187,7 @@ func (c *collection) add(part string, r report.Report) {
 		row := identity{part, i.Name, identityState(&i, c.now), utc(i.NotBefore), utc(i.NotAfter), utc(i.Renewal), i.Failures, errorText(i.Err), certificate{}, i.Certificate}
 		c.Identities.Rows = append(c.Identities.Rows, row)
 		if i.Err != nil || row.State == expired || row.State == notYet {
-			c.wrong(problem{Part: part, What: row.Name, State: row.State, Begin: row.Begin, End: row.End, Since: utc(i.Since), Next: row.Renewal, Identities: 1}, i.Err)
+			c.wrong(problem{Part: part, What: row.Name, State: row.State, Begin: row.Begin, End: row.End, Since: utc(i.Since), Next: row.Renewal, Identities: 1}, i.Err, r.Upstreams...)
 		}
 	}
 	for _, b := range r.Bundles {

@@ -378,7 +378,7 @@ func (h *Handler) refused(ctx context.Context, p peerkey.Holder, err error) {
 	} else if remote := p.Remote(); remote != "" {
 		attrs = append(attrs, slog.String("remote", remote))
 	}
-	h.log.Warn("xdsproxy: the stream of an Envoy was refused or has failed", reason, attrs...)
+	h.log.LogOf(slog.LevelWarn, p.Name(), "xdsproxy: the stream of an Envoy was refused or has failed", reason, attrs...)
 }
 
 // full returns the refusal for err, which is of limit.Shares, for want of room for what.

@@ -373,6 +373,36 @@ func TestExpired(t *testing.T) {
 	}
 }
 
+// An identity that is not valid yet takes the place of nothing: the files stay while what they have is valid, the report says why they
+// are not current, and they are written when its time has come.
+func TestNotValidYet(t *testing.T) {
+	t.Parallel()
+	for _, plain := range layouts {
+		synctest.Test(t, func(t *testing.T) {
+			src := spiffetest.NewCA(t, "example.org").Source("/web")
+			dir := t.TempDir()
+			var log diary
+			s := start(t, filesink.Config{Source: src, Dir: dir, Plain: plain, Logger: log.logger()})
+			good := leaf(t, src)
+			require.Equal(t, good, leaf(t, read(t, dir)))
+			begin := time.Now().Add(20 * time.Minute)
+			src.Renew(func(c *x509.Certificate) { c.NotBefore, c.NotAfter = begin, begin.Add(time.Hour) })
+			time.Sleep(time.Until(begin) - time.Second)
+			require.Equal(t, good, leaf(t, read(t, dir)))
+			r := s.Report()
+			require.ErrorContains(t, r.Upstreams[0].Err, "the certificate is valid from "+begin.UTC().Format(time.RFC3339)+" on; compare the clocks")
+			require.NoError(t, r.NotReady, "the files have half an hour")
+			require.Equal(t, good.NotAfter, r.Identities[0].NotAfter)
+			require.Equal(t, 1, log.count("could not be written"), "told once")
+
+			time.Sleep(10 * time.Minute)
+			require.Equal(t, leaf(t, src), leaf(t, read(t, dir)))
+			require.NoError(t, s.Report().Upstreams[0].Err)
+			require.NoError(t, s.Close())
+		})
+	}
+}
+
 // Federated bundles have files of their own, and tokens the mode of the key; what is not asked for any more goes.
 func TestMoreFiles(t *testing.T) {
 	t.Parallel()

@@ -363,7 +363,7 @@ func (s *Source) Report() report.Report {
 	if identity == nil && !st.Ready {
 		r.NotReady = s.notReady()
 	}
-	r.Upstreams = []report.Upstream{{Name: "files", LastSuccess: st.Checked, Err: st.Err}}
+	r.Upstreams = []report.Upstream{{Name: cmp.Or(s.cfg.Folder, s.cfg.CertFile, "files"), LastSuccess: st.Checked, Err: st.Err}}
 	r.Problems = st.Notes
 	r.Metrics = func(w io.Writer) error { return st.metrics().Write(w) }
 	return r

@@ -32,6 +32,13 @@ func (g *Governor) Status() GovernorStatus {
 	return st
 }
 
+// Endpoints returns how many configurations have connections, whose sources Run listens to.
+func Endpoints(g *Governor) int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.endpoints)
+}
+
 // Hooked returns how many connections the hook of net/http knows.
 func Hooked(g *Governor) int {
 	n := 0

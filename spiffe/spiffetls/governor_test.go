@@ -443,10 +443,12 @@ func TestClosedByClient(t *testing.T) {
 			c.ask()
 			require.Equal(t, 1, w.g.Status().Open)
 			require.Equal(t, 1, spiffetls.Hooked(w.g))
+			require.Equal(t, 1, spiffetls.Endpoints(w.g))
 			c.CloseIdleConnections()
 			synctest.Wait()
 			require.Zero(t, w.g.Status())
 			require.Zero(t, spiffetls.Hooked(w.g))
+			require.Zero(t, spiffetls.Endpoints(w.g), "their sources would be listened to, and kept, for ever")
 		}
 	})
 }

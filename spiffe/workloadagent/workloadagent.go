@@ -86,6 +86,7 @@ import (
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
@@ -408,8 +409,8 @@ func (a *Agent) granted(ctx context.Context) (*rules, []grant) {
 	}
 	certain := func(err error) bool {
 		if err != nil {
-			a.unproven.Warn("workloadagent: a process gets nothing by its executable, unit, pod or namespace", "it cannot be told for certain",
-				slog.Uint64("uid", uint64(peer.UID)), slog.Any("err", err))
+			a.unproven.LogOf(slog.LevelWarn, peerkey.UserFromContext(ctx), "workloadagent: a process gets nothing by its executable, unit, pod or namespace",
+				"it cannot be told for certain", slog.Uint64("uid", uint64(peer.UID)), slog.Any("err", err))
 		}
 		return err == nil
 	}

@@ -164,3 +164,52 @@ func TestInvalidAlone(t *testing.T) {
 		})
 	}
 }
+
+// What an identity may forbid is held against the one that is in force, and not against one that the server sent since and that was
+// not taken over.
+func TestRolesOfWhatIsInForce(t *testing.T) {
+	t.Parallel()
+	serverOnly := func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }
+	both := func(*x509.Certificate) {}
+	for name, test := range map[string]struct {
+		first func(*x509.Certificate)
+		by    time.Duration
+		taken bool
+	}{
+		"both sides, and one that has expired":  {both, -2 * time.Hour, false},
+		"both sides, and one that is early":     {both, 2 * time.Hour, false},
+		"a server, and both sides, expired":     {serverOnly, -2 * time.Hour, true},
+		"a server, and both sides, in a while":  {serverOnly, 2 * time.Hour, true},
+		"a server, and both sides, in a minute": {serverOnly, time.Minute, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				home := newDomain(t, "example.org")
+				streams := make(feed)
+				s := source(t, workloadapi.Config{}, streams.serve)
+				first, between := home.SVID("/web", test.first), home.SVID("/web", shift(test.by))
+				for _, svid := range []*spiffe.SVID{first, between, between} {
+					streams.send(home.response(t, svid))
+					got, err := s.SVID()
+					require.NoError(t, err)
+					require.Equal(t, first.Leaf().Raw, got.Leaf().Raw)
+				}
+				want := first
+				if test.by == time.Minute { // which is in force then
+					time.Sleep(2 * time.Minute)
+					synctest.Wait()
+					want = between
+				}
+				limited := home.SVID("/web", serverOnly)
+				if test.taken {
+					want = limited
+				}
+				streams.send(home.response(t, limited))
+				got, err := s.SVID()
+				require.NoError(t, err)
+				assert.Equal(t, want.Leaf().Raw, got.Leaf().Raw)
+			})
+		})
+	}
+}

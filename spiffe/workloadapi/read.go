@@ -114,6 +114,7 @@ type reader struct {
 	svids map[[sha256.Size]byte]*spiffe.SVID
 	shelf shelf
 	last  *Update
+	force *Update // last, with what of the responses before is still in force, when another one came
 }
 
 // shelf has the bundles of a response.
@@ -171,6 +172,9 @@ func (r *reader) x509SVIDs(data []byte) (*Update, error) {
 	m, err := workloadwire.X509.ReadSVIDs(data, maxElements)
 	if err != nil {
 		return nil, err
+	}
+	if r.last != nil {
+		r.force, _ = r.last.inForce(r.force, time.Now())
 	}
 	entries, skipped, err := readEntries(workloadwire.X509, m.SVIDs)
 	if err != nil {
@@ -274,8 +278,8 @@ func (r *reader) checkRoles(svid *spiffe.SVID, hint string) (note, err error) {
 	if client {
 		side = "client"
 	}
-	if r.last != nil {
-		for _, id := range r.last.Identities {
+	if r.force != nil {
+		for _, id := range r.force.Identities {
 			if s, c := certchain.Roles(id.SVID.Chain()); s && c && id.SVID.ID() == svid.ID() && id.Hint == hint && time.Now().Before(id.SVID.NotAfter()) {
 				return nil, fmt.Errorf("its extended key usages permit a %s only, and those of the certificate in force permit both sides", side)
 			}

@@ -1393,6 +1393,7 @@ func TestNoSecretsInPrint(t *testing.T) {
 			wit = all[0]
 			break
 		}
+		clear(wit.KeyJWK()) // by a program that is done with it
 		assert.Equal(t, `{"d":"to.ke.n"}`, string(wit.KeyJWK()))
 		assert.Equal(t, "to.ke.n", wit.Token())
 		u, err := s.X509()

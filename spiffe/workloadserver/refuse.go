@@ -14,6 +14,7 @@ import (
 	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
@@ -196,7 +197,7 @@ func (h *Handler) warn(ctx context.Context, r *http.Request, message, reason str
 	} else if r.RemoteAddr != "" {
 		attrs = append(attrs, slog.String("remote", r.RemoteAddr))
 	}
-	h.log.Warn(message, reason, append(attrs, more...)...)
+	h.log.LogOf(slog.LevelWarn, peerkey.HolderOf(r).Name(), message, reason, append(attrs, more...)...)
 }
 
 // unjudged reports whether an error of ValidateJWTSVID says nothing about the token.

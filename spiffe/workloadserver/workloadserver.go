@@ -197,7 +197,7 @@ type Options struct {
 
 	// Logger gets warnings: refused requests and why; failures of Identities, the issuers and the provider, whose
 	// reasons callers are not told; and identities that are served although they have expired. The attributes are
-	// reason, method, uid and pid, or remote, and id and err where there is one. The first of a kind is logged at once,
-	// and then their number each minute. Nil means no logs.
+	// reason, method, uid and pid, or remote, and id and err where there is one. The first of a kind, for each caller of
+	// the first 12, is logged at once, and then their number each minute. Nil means no logs.
 	Logger *slog.Logger
 }

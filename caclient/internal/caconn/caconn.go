@@ -148,37 +148,30 @@ func newTransport(cfg Config, dial conns.Dial) *http.Transport {
 	t.Protocols.SetHTTP2(!cfg.PriorKnowledge)
 	t.Protocols.SetUnencryptedHTTP2(cfg.PriorKnowledge)
 	t.DialContext = dial
-	if cfg.TLS == nil {
-		return t
+	if cfg.TLS != nil {
+		t.Proxy = nil
 	}
-	t.Proxy = nil
 	t.DialTLSContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		ctx, cancel := context.WithTimeout(ctx, handshake)
 		defer cancel()
-		config, err := cfg.TLS(ctx)
-		if err != nil {
-			return nil, err
+		config, err := t.TLSClientConfig.Clone(), error(nil)
+		if cfg.TLS != nil {
+			if config, err = cfg.TLS(ctx); err != nil {
+				return nil, err
+			}
 		}
+		config.NextProtos = nil
 		if t.Protocols.HTTP2() {
 			config.NextProtos = append(config.NextProtos, "h2")
 		}
 		if t.Protocols.HTTP1() {
 			config.NextProtos = append(config.NextProtos, "http/1.1")
 		}
-		if config.ServerName == "" {
-			if config.ServerName, _, err = net.SplitHostPort(addr); err != nil {
-				return nil, err
-			}
-		}
-		raw, err := dial(ctx, network, addr)
-		if err != nil {
-			return nil, err
-		}
 		first := int32(1)
 		if cfg.PriorKnowledge {
 			first = 2
 		}
-		c, err := tlsalert.Client(ctx, raw, config, first)
+		c, err := tlsalert.Dial(ctx, dial, network, addr, config, first)
 		if err != nil {
 			return nil, err
 		}

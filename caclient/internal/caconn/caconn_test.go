@@ -4,9 +4,11 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"log/slog"
 	"net/http"
 	"net/http/cookiejar"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -85,4 +88,29 @@ func TestNoCookies(t *testing.T) {
 	assert.Equal(t, []string{"/own ", "/ca ", "/ca ", "/away "}, sent)
 	assert.Same(t, jar, own.Jar)
 	assert.Nil(t, own.CheckRedirect)
+}
+
+// TestAlert: without roots of its own, too, a client that the CA refuses is told so by its alert.
+func TestAlert(t *testing.T) {
+	t.Parallel()
+	host := spiffetest.NewCA(t, "example.org")
+	chain, key := host.Certificate("/ca", func(c *x509.Certificate) { c.DNSNames = []string{"localhost"} })
+	server := httptest.NewUnstartedServer(http.NotFoundHandler())
+	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0)
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{chain[0].Raw}, PrivateKey: key}}, ClientAuth: tls.RequireAnyClientCert}
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	for i := range rounds.Of(10) {
+		size := []int{0, 1 << 20}[i%2]
+		transport := caconn.NewTransport(caconn.Config{})
+		transport.TLSClientConfig.RootCAs, transport.TLSClientConfig.ServerName = host.Bundle().CertPool(), "localhost" // in place of those of the host
+		transport.Protocols.SetHTTP1(false)
+		resp, err := (&http.Client{Transport: transport}).Post(server.URL, "", strings.NewReader(strings.Repeat("x", size)))
+		if err == nil {
+			_ = resp.Body.Close()
+		}
+		assert.ErrorContains(t, err, "remote error: tls: certificate required")
+		transport.CloseIdleConnections()
+	}
 }

@@ -469,16 +469,17 @@ func TestRun(t *testing.T) {
 
 // A certifier that changes its issuer before the proxies have the anchor of the new one replaces nothing.
 func TestIssuerBeforeAnchors(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
-	s, next := newService(t, 2*time.Second), newService(t, time.Hour)
-	id := certified(t, s, web, func(c *linkerdproxy.Config) { c.MinRefresh = 100 * time.Millisecond })
-	first, err := id.Credential()
-	require.NoError(t, err)
-	s.sign(next.ca)
-	eventually(t, func() bool { return id.Report().Identities[0].Err != nil }, "a refusal")
-	now, err := id.Credential()
-	require.NoError(t, err)
-	assert.Same(t, first, now)
-	assert.Equal(t, "200 ready", get(t, id.Handler(), "/ready"))
+	synctest.Test(t, func(t *testing.T) {
+		s, next := newService(t, 2*time.Second), newService(t, time.Hour)
+		id := certified(t, s, web, func(c *linkerdproxy.Config) { c.MinRefresh = 100 * time.Millisecond })
+		first, err := id.Credential()
+		require.NoError(t, err)
+		s.sign(next.ca)
+		eventually(t, func() bool { return id.Report().Identities[0].Err != nil }, "a refusal")
+		now, err := id.Credential()
+		require.NoError(t, err)
+		assert.Same(t, first, now)
+		assert.Equal(t, "200 ready", get(t, id.Handler(), "/ready"))
+	})
 }

@@ -660,7 +660,7 @@ type lifetimes struct {
 
 func (l lifetimes) grant(ctx context.Context, signer ca.Signer, r ca.Request) ([]*x509.Certificate, error) {
 	if l.shorten && r.TTL > l.longest {
-		l.log.Log(slog.LevelInfo, "caconfig: -max-ttl (MAX_WORKLOAD_CERT_TTL) is granted to a request for a longer lifetime", "longest",
+		l.log.LogOf(slog.LevelInfo, r.ID.String(), "caconfig: -max-ttl (MAX_WORKLOAD_CERT_TTL) is granted to a request for a longer lifetime", "longest",
 			slog.String("id", r.ID.String()), slog.Duration("asked", r.TTL), slog.Duration("granted", l.longest))
 		r.TTL = l.longest
 	}

@@ -116,8 +116,9 @@ type Options struct {
 	Timeout time.Duration
 
 	// Logger gets certificates (Debug), refusals with their reason (Info), and failures of the server or its parts (Warn, and
-	// Error for a panic). Of refusals and failures it gets the first of each reason at once and a count of the others every
-	// minute, so that no caller can fill a log; one that takes Debug gets each of them. Nil means silence.
+	// Error for a panic). Of refusals and failures it gets the first of each reason, and of each caller of the first 12, at
+	// once, and a count of the others every minute, so that no caller can fill a log; one that takes Debug gets each of
+	// them. Nil means silence.
 	Logger *slog.Logger
 }
 

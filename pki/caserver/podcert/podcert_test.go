@@ -500,8 +500,14 @@ func TestPolicyOfOneNamespace(t *testing.T) {
 				require.NotContains(t, c.logs.String(), "others go on", "without any answer each refusal holds all back")
 				refuse("request-1") // and 10 to 19
 				c.issued(c.ask(nil))
+				var one map[string]any
+				c.Get(at("request-1"), &one)
+				c.Put(strings.Replace(at("request-100"), "/shop/", "/store/", 1), map[string]any{"metadata": map[string]any{}, "spec": one["spec"]})
 				before := tried.Load()
 				time.Sleep(time.Minute)
+				for _, of := range []string{"shop", "store"} { // a second namespace is seen at once
+					require.Regexp(t, `reason="others go on" request=`+of+`/\S+ node=\S+ err=.*retry_in=\S+\n`, c.logs.String())
+				}
 				require.Greater(t, tried.Load(), before, "it is tried again")
 				for range 10 {
 					began := time.Now()

@@ -220,13 +220,13 @@ func (s *Signer) again(ctx context.Context, e *entry, r *request, answer *status
 	}
 	s.loop.Done(e, wait)
 	s.mu.Unlock()
-	who := "others go on"
+	who, of := "others go on", r.Metadata.Namespace // which a policy may refuse
 	if all {
 		s.note(err, wait)
-		who, err = "all wait", s.remedy(err)
+		who, of, err = "all wait", "", s.remedy(err)
 	}
 	if !conflict {
-		s.log.Warn("podcert: a request has to wait", who, slog.String("request", r.name()), slog.String("node", r.Spec.NodeName),
+		s.log.LogOf(slog.LevelWarn, of, "podcert: a request has to wait", who, slog.String("request", r.name()), slog.String("node", r.Spec.NodeName),
 			slog.Any("err", err), slog.Duration("retry_in", wait))
 	}
 }

@@ -24,8 +24,8 @@ type MiddlewareOptions struct {
 	TLSTerminated bool
 
 	// Logger is told of requests that are refused (Info), with the attributes reason, err and remote: the first
-	// of each reason, and of each ID that the policy denies up to 32, at once, and a count of the others every minute, so that a client cannot fill a log. One
-	// that takes Debug is told of each. Nil means silence.
+	// of each reason, and of each ID of the first 12 that the policy denies, at once, and a count of the others every minute, so
+	// that a client cannot fill a log. One that takes Debug is told of each. Nil means silence.
 	Logger *slog.Logger
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/pki"
@@ -48,8 +49,9 @@ type Service struct {
 	Path    string        // of the method
 	Timeout time.Duration // of a call; 0 means 75 seconds
 
-	// Logger gets each certificate at level Debug. Of refusals it gets the first of each reason at once, and a count of the
-	// others every minute, so that a caller cannot fill a log; one that takes Debug gets each of them. Nil means silence.
+	// Logger gets each certificate at level Debug. Of refusals it gets the first of each reason, and of each caller of the first
+	// 12, at once, and a count of the others every minute, so that a caller cannot fill a log; one that takes Debug gets each of
+	// them. Nil means silence.
 	Logger *slog.Logger
 
 	// Reasons are errors that the log tells apart, beside those of package ca and the codes.
@@ -165,7 +167,11 @@ func (s *Service) log(ctx context.Context, c *Call, e *grpchttp.Error) {
 	if refused := s.Name + ": certificate refused"; each {
 		s.Logger.LogAttrs(ctx, level, refused, attrs...)
 	} else {
-		s.refused.Log(level, refused, s.reason(e), attrs...)
+		name := peerkey.HolderOf(c.Request()).Name()
+		if len(c.Attrs) > 0 && c.Attrs[0].Key == "caller" { // proven
+			name = fmt.Sprint(c.Attrs[0].Value.Resolve())
+		}
+		s.refused.LogOf(level, name, refused, s.reason(e), attrs...)
 	}
 }
 
