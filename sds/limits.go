@@ -26,8 +26,8 @@ const (
 	nameBytes     = 256       // of a name on average, where MaxNames times that is more than maxNameBytes
 	besideName    = 1 << 10   // bytes that are kept for a name beside it
 
-	maxIncoming     = 256 << 20 // bytes of requests that are being received
-	maxPeerIncoming = 64 << 20  // of one peer
+	maxIncoming     = 64 << 20 // bytes of requests that are being received
+	maxPeerIncoming = 16 << 20 // of one peer
 
 	sendTime = time.Minute // in which a client has to take a response
 

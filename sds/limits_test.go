@@ -299,7 +299,7 @@ func TestUnfinishedRequests(t *testing.T) {
 	src.put("default", web)
 	h := handler(t, src, nil)
 	connect := serveTCP(t, h)
-	const most, each = 64 << 20, 1<<20 - 4<<10
+	const most, each = 16 << 20, 1<<20 - 4<<10
 	t.Run("gRPC", func(t *testing.T) {
 		greedy := connect()
 		begun := append([]byte{0, 0, 0x10, 0, 0}, make([]byte, 600<<10)...) // of 1 MiB

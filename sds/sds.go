@@ -70,7 +70,7 @@
 //   - The names that clients ask for may take 128 MiB, and those of one peer 32 MiB, or 2 KiB for each of its streams if
 //     that is more. A name takes its length and 1 KiB, whether it exists and is permitted or not.
 //   - A client has a minute to take a response; then the stream ends.
-//   - Requests that are being received may take 256 MiB, and those of one peer 64 MiB. The first 4 KiB of each do not count.
+//   - Requests that are being received may take 64 MiB, and those of one peer 16 MiB. The first 4 KiB of each do not count.
 //
 // What is larger is refused before it is kept, and ends the stream; only a name too many on a delta stream fails alone (see
 // [Options].MaxNames). A client that finds no room gets code ResourceExhausted (429 in REST) and the advice to come back after

@@ -27,8 +27,11 @@ func ReadBody(w http.ResponseWriter, r *http.Request, most int64) ([]byte, error
 func Body(next http.Handler, long time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		next.ServeHTTP(w, r)
-		if (r.ProtoMajor == 1 || r.Method == "PRI") && r.ContentLength != 0 { // net/http has PRI with a body as HTTP/2, on an HTTP/1 connection
+		if isHTTP1(r) && r.ContentLength != 0 {
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(long)) // of this request only
 		}
 	})
 }
+
+// isHTTP1 reports whether a request came by HTTP/1: net/http has PRI with a body as HTTP/2 there.
+func isHTTP1(r *http.Request) bool { return r.ProtoMajor == 1 || r.Method == "PRI" }

@@ -300,7 +300,7 @@ func within(next http.Handler, refused func(net.Conn, string, *limit.Error)) htt
 func admit(w http.ResponseWriter, r *http.Request, refused func(net.Conn, string, *limit.Error)) *answer {
 	from := r.Context().Value(clientKey{}).(client)
 	admitted := func() {}
-	if from.patient != nil && r.ProtoMajor == 2 {
+	if from.patient != nil && !isHTTP1(r) {
 		admitted = from.patient.served()
 	}
 	n := 0
@@ -310,6 +310,9 @@ func admit(w http.ResponseWriter, r *http.Request, refused func(net.Conn, string
 		}
 	}
 	n = 1 + n/headerUnit
+	if _, tcp := from.LocalAddr().(*net.TCPAddr); tcp {
+		n *= 2 // a thousand on a connection are for Envoy, on Unix sockets
+	}
 	if err := underWay.take(from.names, n); err != nil {
 		defer ended(w, r, admitted)
 		busy[busyLabels[err.Reason]].Inc()
@@ -321,14 +324,14 @@ func admit(w http.ResponseWriter, r *http.Request, refused func(net.Conn, string
 	done := sync.OnceFunc(func() { underWay.give(from.names, n) })
 	wire := http.NewResponseController(w)
 	return &answer{
-		ResponseWriter: w, wire: wire, http1: r.ProtoMajor == 1, read: deadline{end: wire.SetReadDeadline}, write: deadline{end: wire.SetWriteDeadline},
+		ResponseWriter: w, wire: wire, http1: isHTTP1(r), read: deadline{end: wire.SetReadDeadline}, write: deadline{end: wire.SetWriteDeadline},
 		request: r.WithContext(context.WithValue(r.Context(), requestKey{}, done)), given: done,
 	}
 }
 
 // ended calls f when the answer of a handler that returns has ended: by HTTP/2 its goroutine stays until the end is written.
 func ended(w http.ResponseWriter, r *http.Request, f func()) {
-	if of, ok := w.(interface{ CloseNotify() <-chan bool }); ok && r.ProtoMajor == 2 {
+	if of, ok := w.(interface{ CloseNotify() <-chan bool }); ok && !isHTTP1(r) {
 		over := of.CloseNotify()
 		go func() {
 			<-over

@@ -16,8 +16,10 @@ type Incoming struct {
 	shares *limit.Shares[peerkey.Holder]
 }
 
-// retryIncoming is after what time a client that found no room is to come back.
-const retryIncoming = 10 * time.Second
+const (
+	incomingTime  = 30 * time.Second // in which a request that takes room has to come
+	retryIncoming = 10 * time.Second // after which a client that found no room is to come back
+)
 
 // NewIncoming returns an Incoming with room for total bytes, of which one peer may take each. Its errors begin with name.
 func NewIncoming(name string, total, each int) *Incoming {

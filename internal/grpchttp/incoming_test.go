@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -108,5 +109,53 @@ func TestIncomingIsGivenBack(t *testing.T) {
 		require.Error(t, <-over)
 		synctest.Wait()
 		assert.Zero(t, in.Held(), "its client has left")
+	})
+}
+
+// A request that has room has to come within 30 seconds, and the next one may be a long time away.
+func TestIncomingComesInTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const size = 64 << 10
+		in := grpchttp.NewIncoming("test", 1<<20, 1<<20)
+		got, over := make(chan int, 1), make(chan error, 1)
+		h := handler(map[string]grpchttp.Method{"/S/M": func(_ context.Context, c *grpchttp.Call) error {
+			for {
+				msg, err := c.Receive()
+				if err != nil {
+					over <- err
+					return err
+				}
+				got <- len(msg)
+			}
+		}})
+		h.Incoming, h.MaxMessage = in, size
+		body, rest := io.Pipe()
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/S/M", body)
+		require.NoError(t, err)
+		r.Header.Set("Content-Type", "application/grpc")
+		client := serve(t, h)
+		go func() {
+			if resp, err := client.Do(r); err == nil {
+				resp.Body.Close()
+			}
+		}()
+		whole := frame(0, strings.Repeat("x", size))
+		_, err = io.WriteString(rest, whole)
+		require.NoError(t, err)
+		assert.Equal(t, size, <-got)
+		time.Sleep(time.Hour)
+		_, err = io.WriteString(rest, whole[:size/2])
+		require.NoError(t, err)
+		time.Sleep(29 * time.Second)
+		assert.Empty(t, over)
+		assert.Positive(t, in.Held())
+		time.Sleep(2 * time.Second)
+		e, ok := errors.AsType[*grpchttp.Error](<-over)
+		require.True(t, ok)
+		assert.Equal(t, grpchttp.DeadlineExceeded, e.Code)
+		synctest.Wait()
+		assert.Zero(t, in.Held())
+		require.NoError(t, rest.Close())
 	})
 }

@@ -34,7 +34,7 @@ type Handler struct {
 	MaxMessage int
 
 	// Incoming, if set, has the room for requests that are being received, beyond the first 4 KiB of each. A call gives
-	// back what it has taken when it receives the next request, and at its end.
+	// back what it has taken when it receives the next request, and at its end. A request that has room has to come within 30 seconds.
 	Incoming *Incoming
 
 	// Timeout bounds a call: its context then ends with the cause [ErrTimeout]. 0 means no limit but that
@@ -206,7 +206,9 @@ func (c *Call) grow(n int) error {
 	if err := c.h.Incoming.Take(c.r, n); err != nil {
 		return err
 	}
-	c.grown += n
+	if c.grown += n; c.h.ReceiveTimeout == 0 {
+		_ = c.ctl.SetReadDeadline(time.Now().Add(incomingTime))
+	}
 	return nil
 }
 
@@ -226,6 +228,9 @@ func (c *Call) limitReceiving() {
 
 func (c *Call) receive() ([]byte, error) {
 	flags, msg, err := readFrame(c.body, &c.in, c.h.MaxMessage, c.grow)
+	if err == nil && c.grown > 0 && c.h.ReceiveTimeout == 0 {
+		_ = c.ctl.SetReadDeadline(time.Time{}) // the next one may be a long time away
+	}
 	switch e, ok := err.(*Error); {
 	case err == nil:
 		if err := checkFlags(flags); err != nil {

@@ -56,7 +56,7 @@
 //
 //   - A request may have 4 MiB ([Config].MaxRequest), a response 64 MiB ([Config].MaxResponse).
 //   - 1,000 streams may be open ([Config].MaxStreams), 250 of one peer ([Config].MaxPeerStreams).
-//   - Requests in the queues may take 256 MiB, and those of one peer 64 MiB, and the same again while they are received.
+//   - Requests in the queues may take 64 MiB, and those of one peer 12 MiB or two requests, and the same again while they are received.
 //
 // What goes over a limit is refused with code ResourceExhausted. A peer is a user (UID) on a Unix socket on Linux, and a
 // connection otherwise.
@@ -105,8 +105,8 @@ const (
 	maxStreams     = 1000
 	maxPeerStreams = 250
 
-	maxWaiting     = 256 << 20 // bytes of requests in queues, and as many that are being received
-	maxPeerWaiting = 64 << 20
+	maxWaiting     = 64 << 20 // bytes of requests in queues, and as many that are being received
+	maxPeerWaiting = 12 << 20
 	maxQueue       = 8 << 20 // bytes of one queue; a larger message has it for itself
 	besideMessage  = 64      // bytes that are kept for a message beside it
 	stalled        = 30 * time.Second
@@ -224,6 +224,7 @@ func NewHandler(cfg Config) (*Handler, error) {
 	cfg.MaxRequest, cfg.MaxResponse = cmp.Or(cfg.MaxRequest, maxRequest), cmp.Or(cfg.MaxResponse, maxResponse)
 	hc := *cfg.HTTPClient
 	hc.Jar = nil
+	each := max(maxPeerWaiting, 2*cfg.MaxRequest)
 	h := &Handler{
 		redacted: redact.New("xdsproxy.Handler(" + cfg.url() + ")"),
 
@@ -231,7 +232,7 @@ func NewHandler(cfg Config) (*Handler, error) {
 		client:  grpchttp.NewClient(&hc, cfg.url(), cfg.MaxResponse),
 		log:     ratelog.New(cfg.Logger, 0),
 		open:    limit.NewShares[peerkey.Holder](cmp.Or(cfg.MaxStreams, maxStreams), cmp.Or(cfg.MaxPeerStreams, maxPeerStreams)),
-		waiting: limit.NewShares[peerkey.Holder](maxWaiting, maxPeerWaiting),
+		waiting: limit.NewShares[peerkey.Holder](max(maxWaiting, each), each),
 
 		debugging: make(chan struct{}, 1),
 		unread:    limit.NewShares[string](maxUnread, 1),
@@ -243,7 +244,7 @@ func NewHandler(cfg Config) (*Handler, error) {
 			service + "DeltaAggregatedResources":  h.serveStream(true),
 		},
 		Name: "xdsproxy", MaxMessage: cfg.MaxRequest, SendTimeout: sendTime,
-		Incoming: grpchttp.NewIncoming("xdsproxy", maxWaiting, maxPeerWaiting),
+		Incoming: grpchttp.NewIncoming("xdsproxy", max(maxWaiting, each), each),
 	}
 	h.metrics.init(h)
 	return h, nil

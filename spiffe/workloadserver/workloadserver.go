@@ -54,7 +54,7 @@
 //
 // A request has at most 256 KiB, and 64 audiences with 8 KiB, and must arrive within 30 seconds. At most 10,000 requests
 // ([Options].MaxStreams), of one peer 1,000 ([Options].MaxPeerStreams), are answered at the same time: a stream counts for
-// as long as it lasts. Requests that are still arriving take at most 128 MiB together, those of one peer 16 MiB. Compressed
+// as long as it lasts. Requests that are still arriving take at most 32 MiB together, those of one peer 4 MiB. Compressed
 // messages are refused. A hook gets 30 seconds, by its context.
 package workloadserver
 
@@ -72,8 +72,8 @@ import (
 const (
 	maxRequest = 256 << 10 // bytes of a request
 
-	maxIncoming     = 128 << 20 // bytes of requests that are being received
-	maxPeerIncoming = 16 << 20  // of one peer
+	maxIncoming     = 32 << 20 // bytes of requests that are being received
+	maxPeerIncoming = 4 << 20  // of one peer
 
 	requestTimeout = 30 * time.Second // for a request to come, from its header to its end
 	sendTimeout    = time.Minute      // in which a client has to take a response

@@ -33,8 +33,8 @@ const (
 	receiveTimeout  = 10 * time.Second
 	sendTimeout     = 10 * time.Second
 	maxRequest      = 192 << 10 // bytes: a CSR in PEM has at most 128 KiB, one in DER or a token 64 KiB
-	maxIncoming     = 32 << 20  // bytes of requests that are being received
-	maxPeerIncoming = 8 << 20   // of one connection
+	maxIncoming     = 8 << 20   // bytes of requests that are being received
+	maxPeerIncoming = 2 << 20   // of one connection
 	maxCommonName   = 64        // bytes; RFC 5280 calls it ub-common-name
 
 	// Verifying a signing request takes a processor for longer than everything before it. A request that would wait longer
