@@ -321,11 +321,10 @@ func admit(w http.ResponseWriter, r *http.Request, refused func(net.Conn, string
 		return nil
 	}
 	admitted()
-	done := sync.OnceFunc(func() { underWay.give(from.names, n) })
-	wire := http.NewResponseController(w)
+	q, wire := &request{names: from.names, n: n}, http.NewResponseController(w)
 	return &answer{
 		ResponseWriter: w, wire: wire, http1: isHTTP1(r), read: deadline{end: wire.SetReadDeadline}, write: deadline{end: wire.SetWriteDeadline},
-		request: r.WithContext(context.WithValue(r.Context(), requestKey{}, done)), given: done,
+		request: r.WithContext(context.WithValue(r.Context(), requestKey{}, q)), counted: q,
 	}
 }
 
@@ -355,12 +354,49 @@ func refuse(w http.ResponseWriter, r *http.Request, err *limit.Error) {
 	w.WriteHeader(http.StatusServiceUnavailable)
 }
 
+// request is what one counts for.
+type request struct {
+	names []string
+
+	mu          sync.Mutex
+	n           int
+	large, done bool
+}
+
+func (q *request) over() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.done {
+		q.done = true
+		underWay.give(q.names, q.n)
+	}
+}
+
 // Known says that the client of a request has taken a message of its stream. So it counts no longer as a request that is under way:
 // what serves the stream bounds those of each peer.
 func Known(ctx context.Context) {
-	if done, ok := ctx.Value(requestKey{}).(func()); ok {
-		done()
+	if q, ok := ctx.Value(requestKey{}).(*request); ok {
+		q.over()
 	}
+}
+
+// Large says that a request has a large message, for which it counts once more while it counts. It returns why there is no room.
+func Large(ctx context.Context) error {
+	q, ok := ctx.Value(requestKey{}).(*request)
+	if !ok {
+		return nil
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.large || q.done {
+		return nil
+	}
+	if err := underWay.take(q.names, 1); err != nil {
+		return err
+	}
+	q.large = true
+	q.n++
+	return nil
 }
 
 // answer is an answer of which the client has to take each part in time, unless the handler sets the time.
@@ -369,8 +405,8 @@ type answer struct {
 	wire                *http.ResponseController
 	http1, timed, wrote bool
 	read, write         deadline      // of HTTP/2
-	request             *http.Request // with what Known takes
-	given               func()        // gives back what the request has counted for
+	request             *http.Request // with counted in its context
+	counted             *request
 }
 
 func (a *answer) begin() {
@@ -476,5 +512,5 @@ func (a *answer) leave(r *http.Request) {
 		_ = a.read.set(time.Time{})
 		_ = a.write.set(time.Time{})
 	}
-	ended(a.ResponseWriter, r, a.given)
+	ended(a.ResponseWriter, r, a.counted.over)
 }

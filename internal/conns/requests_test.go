@@ -232,9 +232,17 @@ func TestRequestsCount(t *testing.T) {
 		n, _ := served(t, func(w http.ResponseWriter, r *http.Request) {
 			inside.Add(1)
 			defer inside.Add(-1)
-			if r.URL.Path == "/k" {
+			switch r.URL.Path {
+			case "/k":
 				conns.Known(r.Context())
+				assert.NoError(t, conns.Large(r.Context()))
 				known.Add(1)
+			case "/l":
+				assert.NoError(t, conns.Large(r.Context()))
+				assert.NoError(t, conns.Large(r.Context()))
+			case "/r":
+				defer conns.TakeAll(t)()
+				assert.Error(t, conns.Large(r.Context()))
 			}
 			<-release
 		}, 10_000)
@@ -256,6 +264,14 @@ func TestRequestsCount(t *testing.T) {
 		synctest.Wait()
 		assert.Equal(t, 2+3, conns.UnderWay())
 		assert.EqualValues(t, 6, inside.Load())
+
+		_, err = io.WriteString(c, get(11, "l", ""))
+		require.NoError(t, err)
+		synctest.Wait()
+		assert.Equal(t, 2+3+2, conns.UnderWay(), "a large message")
+		_, err = io.WriteString(c, get(13, "r", ""))
+		require.NoError(t, err)
+		synctest.Wait()
 		close(release)
 		synctest.Wait()
 		assert.Zero(t, conns.UnderWay())

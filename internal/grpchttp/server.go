@@ -203,6 +203,11 @@ func (c *Call) grow(n int) error {
 	if c.h.Incoming == nil {
 		return nil
 	}
+	if c.grown == 0 {
+		if err := conns.Large(c.r.Context()); err != nil {
+			return &Error{Code: ResourceExhausted, Message: err.Error() + "; try again later", RetryAfter: retryIncoming}
+		}
+	}
 	if err := c.h.Incoming.Take(c.r, n); err != nil {
 		return err
 	}

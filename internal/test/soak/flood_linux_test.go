@@ -32,9 +32,13 @@ type attack struct {
 	For            time.Duration // how long what there is is held
 }
 
-// kinds are the attacks: answers that the client does not take, by its window or its socket; requests without an end; requests
-// that are reset at once; requests that net/http refuses itself; and slow readers by HTTP/1.
-var kinds = []string{"window of 0", "socket not read", "without an end", "rapid reset", "malformed", "slow readers"}
+// kinds are the attacks: answers that the client does not take, by its window or its socket; requests without an end, with a few
+// bytes and with a large part of a message; requests that are reset at once; requests that net/http refuses itself; and slow readers
+// by HTTP/1.
+var kinds = []string{"window of 0", "socket not read", "without an end", "half a message", "rapid reset", "malformed", "slow readers"}
+
+// unended reports whether the requests of an attack have no end.
+func (a *attack) unended() bool { return a.Kind == "without an end" || a.Kind == "half a message" }
 
 // frame appends a frame of HTTP/2.
 func frame(b []byte, kind, flags byte, stream uint32, payload string) []byte {
@@ -51,7 +55,7 @@ func literal(name, value string) string {
 func (a *attack) opening(b []byte, stream uint32) []byte {
 	const headers, data, reset, endStream, endHeaders = 1, 0, 3, 1, 4
 	method, path := "\x82", a.To.Path // GET
-	if a.To.GRPC || a.Kind == "without an end" {
+	if a.To.GRPC || a.unended() {
 		method = "\x83" // POST
 	}
 	block := method + "\x86\x04" + string(rune(len(path))) + path + "\x01\x09localhost"
@@ -64,6 +68,9 @@ func (a *attack) opening(b []byte, stream uint32) []byte {
 	case "without an end":
 		b = frame(b, headers, endHeaders, stream, block)
 		return frame(b, data, 0, stream, "\x00\x00\x00\x10\x00\x0a")
+	case "half a message":
+		b = frame(b, headers, endHeaders, stream, block)
+		return frame(b, data, 0, stream, "\x00\x00\x00\xf0\x00\x0a"+strings.Repeat("x", 12<<10))
 	case "rapid reset":
 		b = frame(b, headers, endHeaders|endStream, stream, block)
 		return frame(b, reset, 0, stream, "\x00\x00\x00\x08")
