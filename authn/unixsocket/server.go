@@ -143,8 +143,8 @@ type Server struct {
 	MaxConnsPerUser int
 
 	// Logger gets the messages of net/http at level Debug, a warning if users other than the
-	// owner may replace the socket, and one for connections beyond a limit, with the user and the process: one line per limit
-	// and minute, with the number of connections. Nil means no logs.
+	// owner may replace the socket, and one for connections beyond a limit, with the user and the process: one line per limit,
+	// user (the first 12) and minute, with the number of connections. Nil means no logs.
 	Logger *slog.Logger
 
 	toLog   sync.Once
@@ -420,7 +420,11 @@ func refusals(logger *slog.Logger, socket, each, all string) func(net.Conn, stri
 		case limit.TotalShare:
 			reason = all + " too many connections"
 		}
-		log.Warn("unixsocket: "+what, reason, attrs...)
+		user := ""
+		if names := holder(c).Names; len(names) > 0 {
+			user = names[0]
+		}
+		log.LogOf(slog.LevelWarn, user, "unixsocket: "+what, reason, attrs...)
 	}
 }
 
