@@ -107,7 +107,8 @@ func show(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	server := grpc.NewServer(grpc.Creds(creds), grpc.ChainUnaryInterceptor(unary, log), grpc.ChainStreamInterceptor(stream))
+	server := grpc.NewServer(grpc.Creds(creds), grpc.ChainUnaryInterceptor(unary, log), grpc.ChainStreamInterceptor(stream),
+		grpc.MaxConcurrentStreams(100)) // of a connection; grpc-go has no limit of its own
 	var draining atomic.Bool
 	state, err := health.New(
 		health.Part{Name: "identity", Source: me},
