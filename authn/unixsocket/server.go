@@ -42,10 +42,10 @@
 // reach its certificate authority and open its files.
 //
 // Requests under way are bounded, too: 1,664 in the process, of which a user has no more than twice as many as are free, and a
-// connection 32 times as many as are free for its user. A request counts from before the handler runs until the client has taken
-// the answer, and a stream of gRPC until it has taken a message: what serves the streams bounds them from then on. What does not fit is refused with 503, or
+// connection 32 times as many as are free for its user. A request counts from before the handler runs until the end of the
+// answer is written, and a stream of gRPC until it has taken a message: what serves the streams bounds them from then on. What does not fit is refused with 503, or
 // ResourceExhausted, and delays no other client. An answer that its client does not take within 30 seconds ends, unless the handler sets
-// another time, and a connection whose client does not read is not read. On a Listener that is no Unix socket a connection has 250 streams at a time.
+// another time, and a connection whose client does not read is not read. On a Listener that is no Unix socket a connection has 250 streams at a time, and by TCP a request counts twice.
 //
 // A pod, and a container outside of one, is a user of its own where the control group of the process names it, as in pods
 // without user namespaces everything may run as root. A server in a pod sees that with hostPID.

@@ -69,7 +69,8 @@ var busyLabels = map[string]string{Busy: labels[limit.TotalShare], BusyCaller: l
 // streams at a time. The connections count until it has closed them.
 //
 // Requests under way are a budget of the process, as descriptors are: of 1,664 a peer may have twice as many as are free, at all
-// Servers together, and a connection of it 32 times as many as are free for the peer. One with a long header counts for several. It
+// Servers together, and a connection of it 32 times as many as are free for the peer. One by TCP counts twice, one with a long header
+// for several, and one with a [Large] message once more. It
 // counts from before h is called until the end of the answer is written, or until [Known]. The client has 30 seconds for each part that h
 // writes if h does not set a time itself. What does not fit is answered with 503, and gRPC with ResourceExhausted, without a body that would wait for the
 // client. A client that does not read what is sent to it is not read either, so what it asks for grows no further.

@@ -278,6 +278,21 @@ func TestRequestsCount(t *testing.T) {
 	})
 }
 
+// A request by TCP counts twice.
+func TestRequestByTCP(t *testing.T) {
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	l := conns.Listen(inner, conns.Options{})
+	counted := make(chan int, 1)
+	srv := l.Server(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { counted <- conns.UnderWay() }), 10, slog.DiscardHandler)
+	go func() { _ = srv.Serve(conns.Patient(l)) }()
+	defer srv.Close()
+	resp, err := http.Get("http://" + inner.Addr().String())
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	assert.Equal(t, 2, <-counted)
+}
+
 // Of gRPC the refusal is a status, and by HTTP/1 the connection goes on.
 func TestRequestRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -69,8 +69,8 @@ type ServeOptions struct {
 // connections that have not completed their handshake, beyond half of MaxConns in total and, of one address, beyond 512 or
 // a quarter of MaxConns.
 //
-// Requests under way are bounded in the same way: 1,664 in the process, of which an address has no more than twice as many as are free, from
-// before the handler runs until the client has taken the answer. What does not fit is refused with 503, or ResourceExhausted of gRPC.
+// Requests under way are bounded in the same way: 832 in the process, of which an address has no more than twice as many as are free, from
+// before the handler runs until the end of the answer is written. One that sends a large message counts half as much again. What does not fit is refused with 503, or ResourceExhausted of gRPC.
 // An answer that its client does not take within 30 seconds ends, unless the handler sets another time.
 //
 // When ctx is done, Serve closes the listener and cuts handshakes. Requests in progress have 5 seconds to
