@@ -150,12 +150,16 @@ func (u *underWay) take(from string, n int) bool {
 func (u *underWay) within(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		from, _, _ := net.SplitHostPort(r.RemoteAddr)
-		if !u.take(from, 1) {
+		n := 1
+		if r.ContentLength != 0 {
+			n = 2 // with the body that is on its way to the other side
+		}
+		if !u.take(from, n) {
 			w.Header().Set("Retry-After", "1")
 			w.WriteHeader(http.StatusServiceUnavailable)
 			return
 		}
-		defer u.take(from, -1)
+		defer u.take(from, -n)
 		next.ServeHTTP(w, r)
 	})
 }

@@ -224,6 +224,9 @@ func TestUnderWay(t *testing.T) {
 					if kind == "slow readers" && (conns == 1 || to.TLS != "" || to.GRPC) || !*long && i%2 != j {
 						continue
 					}
+					if *long && kind == "half a message" && to.Name == "linkerd-proxy: inbound" {
+						continue // its application has HTTP/1 alone: each request costs a connection, which net/http keeps for seconds after it has failed
+					}
 					a := attack{Kind: kind, To: to, Conns: conns, Streams: streams, For: last}
 					if kind == "slow readers" {
 						a.Streams = conns
