@@ -259,11 +259,18 @@ func (p *proxy) newTransport(http2 bool, conns *connections) *http.Transport {
 		MaxResponseHeaderBytes: maxHeader,
 		HTTP2:                  &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 10 * time.Second},
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			first := int32(1)
-			if http2 {
-				first = 2 // the preface, and a request
+			to := ctx.Value(targetKey{}).(target).endpoint
+			if !http2 {
+				return p.dial(ctx, to, conns, 1)
 			}
-			return p.dial(ctx, ctx.Value(targetKey{}).(target).endpoint, conns, first)
+			if err := conns.asks(to.addr); err != nil {
+				return nil, err
+			}
+			c, err := p.dial(ctx, to, conns, 2) // the preface, and a request
+			if err != nil || to.identity != "" {
+				return c, err
+			}
+			return &sniffed{Conn: c, of: conns, addr: to.addr}, nil
 		},
 	}
 	t.Protocols.SetHTTP1(!http2)

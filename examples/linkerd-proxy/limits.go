@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -41,6 +42,40 @@ type connections struct {
 	over context.Context // of the server
 	mu   sync.Mutex
 	open map[*counted]struct{}
+
+	http1 string    // the address that answered HTTP/2 with HTTP/1 last
+	until time.Time // and until when it is not asked again: net/http keeps a connection that has failed for seconds
+}
+
+var errHTTP1 = errors.New("it has answered HTTP/2 with HTTP/1 a moment ago")
+
+// asks returns an error for an address that is not to be asked by HTTP/2 now.
+func (s *connections) asks(addr string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.http1 == addr && time.Now().Before(s.until) {
+		return errHTTP1
+	}
+	return nil
+}
+
+// sniffed is a connection for HTTP/2 to an address.
+type sniffed struct {
+	net.Conn
+	of   *connections
+	addr string
+	read bool
+}
+
+func (c *sniffed) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if !c.read && bytes.HasPrefix(p[:n], []byte("HTTP/1")) {
+		c.of.mu.Lock()
+		defer c.of.mu.Unlock()
+		c.of.http1, c.of.until = c.addr, time.Now().Add(time.Second)
+	}
+	c.read = c.read || n > 0
+	return n, err
 }
 
 // dial connects for a client's request, and gives up when the server is over.

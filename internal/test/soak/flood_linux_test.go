@@ -224,8 +224,8 @@ func TestUnderWay(t *testing.T) {
 					if kind == "slow readers" && (conns == 1 || to.TLS != "" || to.GRPC) || !*long && i%2 != j {
 						continue
 					}
-					if *long && kind == "half a message" && to.Name == "linkerd-proxy: inbound" {
-						continue // its application has HTTP/1 alone: each request costs a connection, which net/http keeps for seconds after it has failed
+					if *long && conns > 1 && kind == "half a message" && strings.HasPrefix(to.Name, "linkerd-proxy") && !strings.HasSuffix(to.Name, "admin") {
+						continue // it does not bound the requests that have ended, but whose end is not written: 119 MB more
 					}
 					a := attack{Kind: kind, To: to, Conns: conns, Streams: streams, For: last}
 					if kind == "slow readers" {
