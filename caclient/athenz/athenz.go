@@ -46,8 +46,8 @@
 //
 // It makes no attestation data. It deletes no instance: a pod that is killed could not, so nothing may depend on it, and the provider
 // refuses what has gone. It asks for no SSH certificates, and for no tokens but service tokens: a JWT-SVID of ZTS takes a
-// registration for each audience, and an identity document counts once. It asks for no certificates of roles and users: these say what
-// a service may do, or who has sent it, and not which it is. A request names no host, no cloud and no key of a signer, which are for
+// registration for each audience, and an identity document counts once. It asks for no certificates of roles and users: those name
+// what a service may do, or a user, and not the workload. A request names no host, no cloud and no key of a signer, which are for
 // machines and for operators of ZTS. The CA certificates are those of the answers, and no others are fetched.
 //
 // Its tests run against a fake of ZTS, written from the public documentation.

@@ -165,11 +165,11 @@ type patientConn struct {
 	closed bool // the opened ones count no longer
 
 	// What has been read: only Read uses it.
-	begin  int // bytes of the preface of HTTP/2
-	plain  bool
-	head   []byte // of a frame
-	skip   int    // bytes of one
-	newest uint32 // stream
+	matched int // bytes of the preface of HTTP/2
+	plain   bool
+	head    []byte // of a frame
+	skip    int    // bytes of one
+	newest  uint32 // stream
 }
 
 // NetConn is for [Raw].
@@ -248,9 +248,9 @@ func (c *patientConn) opens(p []byte) (n int) {
 	const header, headers = 9, 1 // bytes of that of a frame, and the type of frame
 	for len(p) > 0 && !c.plain {
 		switch k := min(c.skip, len(p)); {
-		case c.begin < len(preface):
-			c.plain = p[0] != preface[c.begin]
-			c.begin++
+		case c.matched < len(preface):
+			c.plain = p[0] != preface[c.matched]
+			c.matched++
 			p = p[1:]
 		case k > 0:
 			c.skip -= k

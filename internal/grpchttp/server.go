@@ -34,7 +34,8 @@ type Handler struct {
 	MaxMessage int
 
 	// Incoming, if set, has the room for requests that are being received, beyond the first 4 KiB of each. A call gives
-	// back what it has taken when it receives the next request, and at its end. A request that has room has to come within 30 seconds.
+	// back what it has taken when it receives the next request, and at its end. A request that takes room has to come within 30 seconds,
+	// or within ReceiveTimeout.
 	Incoming *Incoming
 
 	// Timeout bounds a call: its context then ends with the cause [ErrTimeout]. 0 means no limit but that
