@@ -38,7 +38,7 @@
 // registers itself, and for one that owns a key, as the provider's own program may.
 //
 // The provider compares a document with the pod and its service account, and not with a Service of Kubernetes, though the first
-// design speaks of pod and service information: a Service selects pods by labels, which whoever may make a pod chooses, and has an
+// design speaks of pod and service information: a Service selects pods by labels, which a user that may make a pod chooses, and has an
 // address of its own, which no pod has. It needs no right to read Services.
 package athenz
 
