@@ -41,12 +41,12 @@
 // For agents and Envoy:
 //
 //	spiffe/workloadserver   the Workload API for an agent: a handler over any source
-//	spiffe/workloadagent    an agent for the processes of a machine, by one file
+//	sds/workloadagent    an agent for the processes of a machine, by one file
 //	sds/sdssource           what sds serves: from any source, from files, by name from several
 //	sds/xdsproxy            Envoy's Aggregated Discovery Service, forwarded to a control plane
 //	sds/kubesecrets         Secrets of a Kubernetes API server for gateways
 //	sds/istioagent          Istio's agent for identity, configured by its variables
-//	sds/statuspage          a page that shows the state of a program's identities
+//	examples/internal/statuspage          a page that shows the state of a program's identities
 //
 // For CAs and their clients:
 //
@@ -58,7 +58,7 @@
 //	pki/caserver/istioca    Istio's certificate API
 //	pki/caserver/linkerd    Linkerd's certificate API
 //	pki/caserver/podcert    a signer of Kubernetes for volumes of pods
-//	pki/caserver/caconfig   the flags and variables of a CA program
+//	examples/ca/caconfig   the flags and variables of a CA program
 //	caclient/local          a CA in the same process
 //	caclient/istioca        a CA with Istio's API
 //	caclient/stepca         step-ca
@@ -77,12 +77,12 @@
 // For Linkerd and Athenz:
 //
 //	caclient/linkerd               Linkerd's identity service
-//	caclient/linkerd/linkerdproxy  the identity of a Linkerd proxy, and its TLS
+//	examples/linkerd-proxy/linkerdproxy  the identity of a Linkerd proxy, and its TLS
 //	pki/linkerdname                the names of Linkerd's identities
 //	caclient/athenz                ZTS, the CA of Athenz
-//	caclient/athenz/nodeagent      the agent of a node, which vouches for its pods
-//	caclient/athenz/sidecar        the identity of a pod, kept fresh
-//	pki/athenzname                 the names of Athenz
+//	examples/athenz-agent/nodeagent      the agent of a node, which vouches for its pods
+//	examples/athenz-sia/sidecar        the identity of a pod, kept fresh
+//	authn/athenz/athenzname                 the names of Athenz
 //
 // For tests:
 //

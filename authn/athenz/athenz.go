@@ -13,7 +13,7 @@
 //
 // Callers are proven by a service token, with [ServiceTokenAuthenticator], or by a certificate, with [ClientCertificate].
 //
-// The agent of a node is package caclient/athenz/nodeagent, and the client in a pod caclient/athenz/sidecar.
+// The agent of a node is package examples/athenz-agent/nodeagent, and the client in a pod examples/athenz-sia/sidecar.
 //
 // # What it promises
 //

@@ -7,7 +7,7 @@ import (
 	"net/netip"
 
 	"github.com/svidkit/svidkit/authn/athenz"
-	"github.com/svidkit/svidkit/pki/athenzname"
+	"github.com/svidkit/svidkit/authn/athenz/athenzname"
 	"github.com/svidkit/svidkit/spiffe"
 )
 

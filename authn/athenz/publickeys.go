@@ -12,12 +12,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/authn/athenz/athenzname"
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/jsonapi"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
-	"github.com/svidkit/svidkit/pki/athenzname"
 )
 
 const (

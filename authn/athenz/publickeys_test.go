@@ -21,9 +21,9 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/authn/athenz/athenzname"
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
-	"github.com/svidkit/svidkit/pki/athenzname"
 )
 
 type answerFunc func(r *http.Request) (int, string, error)

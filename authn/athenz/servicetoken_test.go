@@ -25,9 +25,9 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/authn/athenz/athenzname"
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
-	"github.com/svidkit/svidkit/pki/athenzname"
 )
 
 // y64 is the base64 of Athenz, by its definition.

@@ -7,9 +7,9 @@ import (
 	"net/url"
 	"strings"
 
+	"github.com/svidkit/svidkit/authn/athenz/athenzname"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/tokens/token"
-	"github.com/svidkit/svidkit/pki/athenzname"
 )
 
 // PodSubject is what an identity document says of a pod: the subject of the document. It is comparable.

@@ -66,12 +66,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/authn/athenz/athenzname"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/pki"
-	"github.com/svidkit/svidkit/pki/athenzname"
 )
 
 // Options are the choices of [New]. URL, TrustDomain, and Roots or RootsFile of the Endpoint, and Instance, are required.
@@ -171,7 +172,7 @@ func (c *CA) connect() error {
 		cfg := caconn.Config{Name: "athenz", Endpoint: c.opts.Endpoint, TLS: config(client)}
 		switch given := c.opts.HTTPClient; {
 		case given == nil:
-			t := caconn.NewTransport(cfg)
+			t := tlsalert.NewTransport(cfg.TLS, cfg.PriorKnowledge, nil)
 			t.DisableKeepAlives = true
 			t.Protocols.SetHTTP2(false)
 			cfg.Endpoint.HTTPClient = &http.Client{Transport: t}

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/svidkit/svidkit/authn/athenz/athenzname"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/athenz"
-	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 )

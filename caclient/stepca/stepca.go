@@ -60,6 +60,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -136,7 +137,7 @@ func (c *CA) connect() error {
 	}
 	// A connection for each renewal, as it has the certificate of that moment.
 	once := func(cfg caconn.Config) *http.Client {
-		t := caconn.NewTransport(cfg)
+		t := tlsalert.NewTransport(cfg.TLS, cfg.PriorKnowledge, nil)
 		t.DisableKeepAlives = true
 		t.Protocols.SetHTTP2(false)
 		t.TLSClientConfig.GetClientCertificate = c.clientCertificate

@@ -18,7 +18,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/examples/internal/program"
 )
 
 // prober is how the kubelet would probe a container of the application, if the injector had not sent it here.

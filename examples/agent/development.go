@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/sds/istioagent"
 )
 

@@ -27,9 +27,9 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
-	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/examples/internal/program"
+	"github.com/svidkit/svidkit/examples/internal/statuspage"
 	"github.com/svidkit/svidkit/sds/istioagent"
-	"github.com/svidkit/svidkit/sds/statuspage"
 )
 
 //go:embed install.yaml

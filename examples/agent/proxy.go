@@ -18,7 +18,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/sds/istioagent"
 )
 

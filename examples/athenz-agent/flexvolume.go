@@ -10,8 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/svidkit/svidkit/caclient/athenz/nodeagent"
-	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/examples/athenz-agent/nodeagent"
+	"github.com/svidkit/svidkit/examples/internal/program"
 )
 
 // flexvolume is the driver of FlexVolumes. The kubelet calls it with init, with mount, a path and options in JSON, and with unmount

@@ -12,7 +12,7 @@ import (
 	"io"
 	"os"
 
-	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/examples/internal/program"
 )
 
 //go:embed install.yaml

@@ -1,7 +1,7 @@
 package main
 
 import (
-	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/examples/internal/program"
 )
 
 const athenzs, cluster, here = "Athenz", "cluster configuration", "this program" // where names come from

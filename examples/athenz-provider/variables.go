@@ -4,7 +4,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/examples/internal/program"
 )
 
 const athenzs, cluster, here = "Athenz", "cluster configuration", "this program" // where names come from

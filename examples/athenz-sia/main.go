@@ -7,7 +7,7 @@ package main
 import (
 	_ "embed"
 
-	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/examples/internal/program"
 )
 
 //go:embed install.yaml

@@ -12,8 +12,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/svidkit/svidkit/caclient/athenz/sidecar"
-	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/examples/athenz-sia/sidecar"
+	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/spiffe/health"
 )

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/examples/internal/program"
 )
 
 const athenzs, here = "Athenz", "this program" // where names come from

@@ -15,9 +15,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/examples/ca/caconfig"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
-	"github.com/svidkit/svidkit/pki/caserver/caconfig"
 )
 
 // verifyAudit verifies an audit log, with its full files, and its end by what -audit-head has of it.

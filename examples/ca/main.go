@@ -100,9 +100,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/examples/ca/caconfig"
+	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/pki/caserver"
-	"github.com/svidkit/svidkit/pki/caserver/caconfig"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/pki/linkerdname"

@@ -9,10 +9,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/examples/ca/caconfig"
+	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
-	"github.com/svidkit/svidkit/pki/caserver/caconfig"
 )
 
 // do carries out one command against the store. A server that runs on the same store sees what was

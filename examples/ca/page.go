@@ -10,9 +10,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/examples/ca/caconfig"
+	"github.com/svidkit/svidkit/examples/internal/statuspage"
 	"github.com/svidkit/svidkit/pki/ca"
-	"github.com/svidkit/svidkit/pki/caserver/caconfig"
-	"github.com/svidkit/svidkit/sds/statuspage"
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/podcert"
 )

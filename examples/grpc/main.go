@@ -29,7 +29,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/svidkit/svidkit/caclient/local"
-	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"

@@ -16,7 +16,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
+	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/tlsalert"
 )
 

@@ -15,8 +15,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/inject"
-	"github.com/svidkit/svidkit/examples/program"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/pki"

@@ -38,7 +38,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/examples/internal/program"
 )
 
 func main() {

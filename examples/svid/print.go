@@ -8,7 +8,7 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/examples/internal/program"
 )
 
 // record is what a command has found, in order: lines for people, and an object in JSON. Fields without a value are

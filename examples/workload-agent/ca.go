@@ -16,13 +16,13 @@ import (
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/caclient/stepca"
 	"github.com/svidkit/svidkit/caclient/vault"
-	"github.com/svidkit/svidkit/examples/program"
+	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/sds/workloadagent"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
-	"github.com/svidkit/svidkit/spiffe/workloadagent"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 

@@ -5,7 +5,7 @@
 //
 // shows it at work, with a CA of its own. README.md has the whole format of the file, and a table of the selectors.
 //
-// The package spiffe/workloadagent is all of it but the choice of the CA, the flags, the logs and the port for operators.
+// The package sds/workloadagent is all of it but the choice of the CA, the flags, the logs and the port for operators.
 package main
 
 import (
@@ -22,12 +22,12 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/authn/unixsocket"
-	"github.com/svidkit/svidkit/examples/program"
-	"github.com/svidkit/svidkit/sds/statuspage"
+	"github.com/svidkit/svidkit/examples/internal/program"
+	"github.com/svidkit/svidkit/examples/internal/statuspage"
+	"github.com/svidkit/svidkit/sds/workloadagent"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/health"
 	"github.com/svidkit/svidkit/spiffe/report"
-	"github.com/svidkit/svidkit/spiffe/workloadagent"
 )
 
 //go:embed install.yaml

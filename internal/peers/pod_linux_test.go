@@ -28,7 +28,7 @@ func TestPod(t *testing.T) {
 	c := peers.NewCluster(t)
 	c.Account(t, "istio-system", "ca")
 	grant(t, c, "istio-system", "ca", "Role", documented(t, "pki/ca/kubesecret"))
-	grant(t, c, "istio-system", "ca", "ClusterRole", documented(t, "authn/kube")+strings.TrimPrefix(documented(t, "pki/caserver/caconfig"), "rules:\n"))
+	grant(t, c, "istio-system", "ca", "ClusterRole", documented(t, "authn/kube")+strings.TrimPrefix(documented(t, "examples/ca/caconfig"), "rules:\n"))
 	c.Account(t, "prod", "web")
 	c.Pod(t, "prod", "web", "web-1", "node-a")
 

@@ -23,10 +23,10 @@ import (
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/peers"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/sds/workloadagent"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
-	"github.com/svidkit/svidkit/spiffe/workloadagent"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 

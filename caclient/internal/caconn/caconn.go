@@ -118,7 +118,7 @@ func httpClient(e *caclient.Endpoint, cfg Config, scheme string) (*http.Client, 
 	case e.HTTPClient != nil:
 		*c = *e.HTTPClient
 	case cfg.TLS != nil || scheme == "http":
-		c.Transport = conns.NewTransport(new(net.Dialer).DialContext, func(dial conns.Dial) *http.Transport { return newTransport(cfg, dial) })
+		c.Transport = conns.NewTransport(new(net.Dialer).DialContext, func(dial conns.Dial) *http.Transport { return tlsalert.NewTransport(cfg.TLS, cfg.PriorKnowledge, dial) })
 	default:
 		var err error
 		if c, err = caclient.NewHTTPClient(caclient.TLSOptions{RootsFile: e.RootsFile, MinVersion: tls.VersionTLS12, Logger: e.Logger}); err != nil {
@@ -128,59 +128,6 @@ func httpClient(e *caclient.Endpoint, cfg Config, scheme string) (*http.Client, 
 	c.Jar = nil
 	c.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return c, nil
-}
-
-// NewTransport returns a transport whose connections have the configuration of cfg.TLS at that moment. Without one it is
-// for a URL without TLS, or trusts the roots of the host.
-func NewTransport(cfg Config) *http.Transport { return newTransport(cfg, new(net.Dialer).DialContext) }
-
-func newTransport(cfg Config, dial conns.Dial) *http.Transport {
-	t := &http.Transport{
-		Proxy:                  http.ProxyFromEnvironment,
-		Protocols:              new(http.Protocols),
-		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12},
-		TLSHandshakeTimeout:    handshake,
-		MaxResponseHeaderBytes: 64 << 10,
-		IdleConnTimeout:        90 * time.Second,
-		HTTP2:                  &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 10 * time.Second},
-	}
-	t.Protocols.SetHTTP1(!cfg.PriorKnowledge)
-	t.Protocols.SetHTTP2(!cfg.PriorKnowledge)
-	t.Protocols.SetUnencryptedHTTP2(cfg.PriorKnowledge)
-	t.DialContext = dial
-	if cfg.TLS != nil {
-		t.Proxy = nil
-	}
-	t.DialTLSContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		ctx, cancel := context.WithTimeout(ctx, handshake)
-		defer cancel()
-		config, err := t.TLSClientConfig.Clone(), error(nil)
-		if cfg.TLS != nil {
-			if config, err = cfg.TLS(ctx); err != nil {
-				return nil, err
-			}
-		}
-		config.NextProtos = nil
-		if t.Protocols.HTTP2() {
-			config.NextProtos = append(config.NextProtos, "h2")
-		}
-		if t.Protocols.HTTP1() {
-			config.NextProtos = append(config.NextProtos, "http/1.1")
-		}
-		first := int32(1)
-		if cfg.PriorKnowledge {
-			first = 2
-		}
-		c, err := tlsalert.Dial(ctx, dial, network, addr, config, first)
-		if err != nil {
-			return nil, err
-		}
-		if !cfg.PriorKnowledge {
-			return c, nil
-		}
-		return struct{ net.Conn }{c}, nil // net/http asks a *tls.Conn for the protocol, and begins with HTTP/2 on any other
-	}
-	return t
 }
 
 // Name returns the name of the client's package.

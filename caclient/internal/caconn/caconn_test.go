@@ -19,6 +19,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
 	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -103,7 +104,7 @@ func TestAlert(t *testing.T) {
 	t.Cleanup(server.Close)
 	for i := range rounds.Of(10) {
 		size := []int{0, 1 << 20}[i%2]
-		transport := caconn.NewTransport(caconn.Config{})
+		transport := tlsalert.NewTransport(nil, false, nil)
 		transport.TLSClientConfig.RootCAs, transport.TLSClientConfig.ServerName = host.Bundle().CertPool(), "localhost" // in place of those of the host
 		transport.Protocols.SetHTTP1(false)
 		resp, err := (&http.Client{Transport: transport}).Post(server.URL, "", strings.NewReader(strings.Repeat("x", size)))

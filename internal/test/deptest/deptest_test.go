@@ -186,7 +186,7 @@ func TestReach(t *testing.T) {
 	for _, c := range []struct{ packages, may []string }{
 		{[]string{"spiffe", "spiffe/spiffetls", "spiffe/health", "spiffe/federation", "authn", "authn/kube", "authn/tokensource", "authn/unixsocket"}, nil},
 		{[]string{"spiffe/jwtsvid", "spiffe/exp/witsvid", "authn/jwt"}, []string{jose}},
-		{[]string{"caclient/stepca", "caclient/athenz", "pki/athenzname"}, []string{cryptobyte}},
+		{[]string{"caclient/stepca", "caclient/athenz", "authn/athenz/athenzname"}, []string{cryptobyte}},
 		{[]string{"authn/athenz"}, []string{cryptobyte, jose}},
 		{[]string{"spiffe/workloadserver"}, []string{protowire, ofIt, ofItToo}},
 		{[]string{"sds", "sds/xdsproxy", "spiffe/workloadapi", "caclient/istioca", "caclient/linkerd"}, []string{protowire, ofIt, ofItToo, cryptobyte}},
@@ -222,10 +222,10 @@ func TestRooms(t *testing.T) {
 			assert.False(t, path == "testing" || among(path, module+"/internal/test"), "%s links %s, which is for tests", name, path)
 		}
 	}
-	for path := range reach(t, "sds/statuspage") {
+	for path := range reach(t, "examples/internal/statuspage") {
 		parts := slices.Concat(floors[packs].packages, floors[delivery].packages, []string{"secretcache", "spiffe/federation", "spiffe/source", "spiffe/filesource", "spiffe/filesink"})
 		name := strings.TrimPrefix(path, module+"/")
-		assert.False(t, name != "sds/statuspage" && slices.Contains(parts, name), "sds/statuspage links %s", name)
+		assert.False(t, name != "examples/internal/statuspage" && slices.Contains(parts, name), "examples/internal/statuspage links %s", name)
 	}
 }
 

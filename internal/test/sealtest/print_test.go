@@ -27,20 +27,20 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/authn/athenz/athenzname"
 	"github.com/svidkit/svidkit/caclient"
 	ztsclient "github.com/svidkit/svidkit/caclient/athenz"
-	"github.com/svidkit/svidkit/caclient/athenz/sidecar"
-	"github.com/svidkit/svidkit/caclient/linkerd/linkerdproxy"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/caclient/stepca"
 	"github.com/svidkit/svidkit/caclient/vault"
+	"github.com/svidkit/svidkit/examples/athenz-sia/sidecar"
+	"github.com/svidkit/svidkit/examples/ca/caconfig"
+	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
-	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
-	"github.com/svidkit/svidkit/pki/caserver/caconfig"
 	"github.com/svidkit/svidkit/sds/istioagent"
 	"github.com/svidkit/svidkit/sds/kubesecrets"
 	"github.com/svidkit/svidkit/sds/sdssource"
@@ -215,45 +215,45 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	podIdentity, err := pod.Identity()
 	require.NoError(t, err)
 	return map[string]holder{
-		"caclient/linkerd/linkerdproxy.Identity":    {member, memberKey},
-		"caclient/athenz/sidecar.Identity":          {podIdentity, keys},
-		"caclient/athenz/sidecar.Sidecar":           {pod, keys},
-		"caclient/athenz.CA":                        {ztsCA, keys},
-		"caclient.NewHTTPClient":                    {httpClient(t, leaf, key), keys},
-		"caclient/stepca.CA":                        {step, keys},
-		"caclient/vault.CA":                         {vaultCA, keys},
-		"caclient/local.CA":                         {client, owns},
-		"pki.Credential":                            {credential, keys},
-		"pki.Issuer":                                {issuer, []crypto.Signer{root}},
-		"pki.KeyCertBundle":                         {pair, []crypto.Signer{root}},
-		"pki.Secret":                                {secret, keys},
-		"pki/ca.Authority":                          {authority, owns},
-		"pki/ca.PluggedIn":                          {&pluggedIn, []crypto.Signer{root}},
-		"pki/ca.Record":                             {&record, owns},
-		"pki/caserver.Server":                       {server, owns},
-		"pki/caserver/caconfig.Authority":           {&caconfig.Authority{Signer: authority, Own: authority}, owns},
-		"pki/caserver/caconfig.Config":              {config, []crypto.Signer{root}},
-		"secretcache.Config":                        {&cacheConfig, append(append(owns, key), keys...)},
-		"secretcache.Manager":                       {manager, append(owns, key)},
-		"spiffe.SVID":                               {svid, keys},
-		"spiffe/filesource.Source":                  {files, keys},
-		"sds/istioagent.Agent":                      {agent, keys},
-		"sds/sdssource.Files":                       {byName, keys},
-		"sds/kubesecrets.Source":                    {gateway, keys},
-		"spiffe/filesink.Sink":                      {written, append(owns, key)},
-		"spiffe/filesink.Config":                    {filesink.Config{Source: manager}, append(owns, key)},
-		"spiffe.Snapshot":                           {snapshot, keys},
-		"spiffe/jwtsvid.Issuer":                     {tokens, signers},
-		"spiffe/exp/witsvid.Issuer":                 {wits, signers},
-		"spiffe/exp/witsvid.Prover":                 {&witsvid.Prover{Source: func() (*witsvid.SVID, error) { return witSVID, nil }}, []crypto.Signer{other}},
-		"spiffe/exp/witsvid.SVID":                   {witSVID, []crypto.Signer{other}},
-		"spiffe/spiffetls.Dialer":                   {dialer, keys},
-		"spiffe/spiffetest.CA":                      {testCA, nil},
-		"spiffe/spiffetest/federationtest.Endpoint": {endpoint, nil},
-		"spiffe/spiffetest/workloadapitest.Server":  {served, nil},
-		"spiffe/workloadapi.Identity":               {&workloadapi.Identity{SVID: svid}, keys},
-		"spiffe/workloadapi.Update":                 {&workloadapi.Update{Identities: []workloadapi.Identity{{SVID: svid}}}, keys},
-		"spiffe/workloadserver.Identity":            {&workloadserver.Identity{SVID: svid}, keys},
+		"examples/linkerd-proxy/linkerdproxy.Identity": {member, memberKey},
+		"examples/athenz-sia/sidecar.Identity":         {podIdentity, keys},
+		"examples/athenz-sia/sidecar.Sidecar":          {pod, keys},
+		"caclient/athenz.CA":                           {ztsCA, keys},
+		"caclient.NewHTTPClient":                       {httpClient(t, leaf, key), keys},
+		"caclient/stepca.CA":                           {step, keys},
+		"caclient/vault.CA":                            {vaultCA, keys},
+		"caclient/local.CA":                            {client, owns},
+		"pki.Credential":                               {credential, keys},
+		"pki.Issuer":                                   {issuer, []crypto.Signer{root}},
+		"pki.KeyCertBundle":                            {pair, []crypto.Signer{root}},
+		"pki.Secret":                                   {secret, keys},
+		"pki/ca.Authority":                             {authority, owns},
+		"pki/ca.PluggedIn":                             {&pluggedIn, []crypto.Signer{root}},
+		"pki/ca.Record":                                {&record, owns},
+		"pki/caserver.Server":                          {server, owns},
+		"examples/ca/caconfig.Authority":               {&caconfig.Authority{Signer: authority, Own: authority}, owns},
+		"examples/ca/caconfig.Config":                  {config, []crypto.Signer{root}},
+		"secretcache.Config":                           {&cacheConfig, append(append(owns, key), keys...)},
+		"secretcache.Manager":                          {manager, append(owns, key)},
+		"spiffe.SVID":                                  {svid, keys},
+		"spiffe/filesource.Source":                     {files, keys},
+		"sds/istioagent.Agent":                         {agent, keys},
+		"sds/sdssource.Files":                          {byName, keys},
+		"sds/kubesecrets.Source":                       {gateway, keys},
+		"spiffe/filesink.Sink":                         {written, append(owns, key)},
+		"spiffe/filesink.Config":                       {filesink.Config{Source: manager}, append(owns, key)},
+		"spiffe.Snapshot":                              {snapshot, keys},
+		"spiffe/jwtsvid.Issuer":                        {tokens, signers},
+		"spiffe/exp/witsvid.Issuer":                    {wits, signers},
+		"spiffe/exp/witsvid.Prover":                    {&witsvid.Prover{Source: func() (*witsvid.SVID, error) { return witSVID, nil }}, []crypto.Signer{other}},
+		"spiffe/exp/witsvid.SVID":                      {witSVID, []crypto.Signer{other}},
+		"spiffe/spiffetls.Dialer":                      {dialer, keys},
+		"spiffe/spiffetest.CA":                         {testCA, nil},
+		"spiffe/spiffetest/federationtest.Endpoint":    {endpoint, nil},
+		"spiffe/spiffetest/workloadapitest.Server":     {served, nil},
+		"spiffe/workloadapi.Identity":                  {&workloadapi.Identity{SVID: svid}, keys},
+		"spiffe/workloadapi.Update":                    {&workloadapi.Update{Identities: []workloadapi.Identity{{SVID: svid}}}, keys},
+		"spiffe/workloadserver.Identity":               {&workloadserver.Identity{SVID: svid}, keys},
 	}
 }
 

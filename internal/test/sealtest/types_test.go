@@ -151,7 +151,7 @@ const (
 var open = map[string]string{
 	"pki/caserver.ServeOptions":                 callers,
 	"caclient/caclienttest.Fake":                fixture,
-	"caclient/athenz/nodeagent.Config":          callers,
+	"examples/athenz-agent/nodeagent.Config":    callers,
 	"caclient/athenz.Options":                   callers,
 	"caclient/stepca.Options":                   callers,
 	"spiffe/spiffetest.Source":                  fixture,

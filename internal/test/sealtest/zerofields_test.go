@@ -16,11 +16,11 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/authn/athenz/athenzname"
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/authn/tokensource"
-	"github.com/svidkit/svidkit/caclient/athenz/sidecar"
+	"github.com/svidkit/svidkit/examples/athenz-sia/sidecar"
 	"github.com/svidkit/svidkit/pki"
-	"github.com/svidkit/svidkit/pki/athenzname"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
 	"github.com/svidkit/svidkit/pki/caserver"

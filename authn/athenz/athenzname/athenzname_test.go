@@ -1,0 +1,275 @@
+package athenzname_test
+
+import (
+	"crypto/x509"
+
+	"fmt"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/authn/athenz/athenzname"
+	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+func TestMapping(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "ATH-2-1", "ATH-2-2", "ATH-2-3", "ATH-2-4", "ATH-2-5", "ATH-2-6", "ATH-2-8")
+	m := athenzname.Mapping{AdminDomain: "k8s.admin", SystemNamespaces: []string{"istio-system"}}
+	for namespace, domain := range map[string]string{
+		"foo-bar--baz": "foo.bar-baz", "media-sports": "media.sports", "user-apps": "user.apps", "a---b": "a-.b", "web": "web", "a----b": "a--b", "a-----b": "a--.b",
+		"kube-system": "k8s.admin.kube-system", "istio-system": "k8s.admin.istio-system", "k8s-admin": "k8s.admin",
+	} {
+		got, err := m.Domain(namespace)
+		require.NoError(t, err)
+		assert.Equal(t, domain, got)
+		back, err := m.Namespace(domain)
+		require.NoError(t, err)
+		assert.Equal(t, namespace, back)
+	}
+	plain := athenzname.Mapping{}
+	got, err := plain.Domain("kube-system")
+	require.NoError(t, err)
+	assert.Equal(t, "kube.system", got, "without an admin domain")
+	s, err := m.Service("media-sports", "frontend")
+	require.NoError(t, err)
+	assert.Equal(t, athenzname.Service{Domain: "media.sports", Name: "frontend"}, s)
+
+	for _, namespace := range []string{
+		"", "-", "a-", "-a", "A", "a.b", "a_b", "a/b", "ä", strings.Repeat("a", 64),
+		"k8s-admin-kube--system", // would be the domain of kube-system
+		"k8s-admin-x",
+	} {
+		_, err := m.Domain(namespace)
+		require.ErrorIs(t, err, athenzname.ErrName, namespace)
+		_, err = m.Service(namespace, "web")
+		require.ErrorIs(t, err, athenzname.ErrName, namespace)
+	}
+	for _, domain := range []string{
+		"", ".", "a.", ".a", "a..b", "A.b", "a_b", "a/b", "-a", "a.-b", "k8s.admin.media", "k8s.admin.", "k8s.admin.kube-system.x", strings.Repeat("a", 64),
+	} {
+		_, err := m.Namespace(domain)
+		require.ErrorIs(t, err, athenzname.ErrName, domain)
+	}
+	for _, account := range []string{"", "a.b", "A", "-a", "a/b"} {
+		_, err := m.Service("web", account)
+		require.ErrorIs(t, err, athenzname.ErrName, account)
+	}
+	for _, admin := range []string{"A", ".", "a..b"} {
+		_, err := athenzname.Mapping{AdminDomain: admin}.Domain("web")
+		require.ErrorIs(t, err, athenzname.ErrName, admin)
+	}
+}
+
+func FuzzMapping(f *testing.F) {
+	for _, s := range []string{"foo-bar--baz", "a---b", "kube-system", "k8s-admin-x", "x--"} {
+		f.Add(s)
+	}
+	m := athenzname.Mapping{AdminDomain: "k8s.admin"}
+	f.Fuzz(func(t *testing.T, s string) {
+		if domain, err := m.Domain(s); err == nil {
+			back, err := m.Namespace(domain)
+			require.NoError(t, err)
+			require.Equal(t, s, back)
+		}
+		if namespace, err := m.Namespace(s); err == nil {
+			back, err := m.Domain(namespace)
+			require.NoError(t, err)
+			require.Equal(t, s, back)
+		}
+	})
+}
+
+func TestService(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "ATH-2-10", "ATH-2-11", "ATH-2-12", "ATH-13-1", "ATH-13-2", "ATH-18-7", "ATH-18-8")
+	s, err := athenzname.ParseService("foo.bar-baz.front_end")
+	require.NoError(t, err)
+	assert.Equal(t, athenzname.Service{Domain: "foo.bar-baz", Name: "front_end"}, s)
+	assert.Equal(t, "foo.bar-baz.front_end", s.String())
+	assert.Equal(t, "front_end.foo-bar-baz.svc.cluster.local", s.DNSName("svc.cluster.local", false))
+	assert.Equal(t, "front_end.foo-bar--baz.svc.cluster.local", s.DNSName("svc.cluster.local", true))
+	id, err := s.ID()
+	require.NoError(t, err)
+	assert.Equal(t, "spiffe://foo.bar-baz/sa/front_end", id.String())
+	in, err := s.IDIn(spiffe.MustParseTrustDomain("athenz.io"), "default")
+	require.NoError(t, err)
+	assert.Equal(t, "spiffe://athenz.io/ns/default/sa/foo.bar-baz.front_end", in.String())
+	for id, namespace := range map[spiffe.ID]string{id: "", in: "default"} {
+		got, ns, err := athenzname.ServiceOfID(id)
+		require.NoError(t, err)
+		assert.Equal(t, s, got)
+		assert.Equal(t, namespace, ns)
+	}
+	for _, bad := range []string{"", ".", "a", "a.", ".a", "a..b", "A.b", "a.B", "a.-b", "-a.b", "a/b.c", "a b.c", "a.b:role.c", "ä.b", strings.Repeat("a.", 200) + "b"} {
+		_, err := athenzname.ParseService(bad)
+		require.ErrorIs(t, err, athenzname.ErrName, bad)
+	}
+	for _, bad := range []athenzname.Service{{}, {Domain: "a"}, {Name: "a"}, {Domain: "a", Name: "b.c"}, {Domain: "a/..", Name: "b"}} {
+		_, err := bad.ID()
+		require.ErrorIs(t, err, athenzname.ErrName)
+		_, err = bad.IDIn(spiffe.MustParseTrustDomain("athenz.io"), "default")
+		require.ErrorIs(t, err, athenzname.ErrName)
+	}
+	_, err = s.IDIn(spiffe.TrustDomain{}, "default")
+	require.ErrorIs(t, err, athenzname.ErrName)
+	_, err = s.IDIn(spiffe.MustParseTrustDomain("athenz.io"), "a/b")
+	require.ErrorIs(t, err, athenzname.ErrName)
+	for _, bad := range []string{
+		"spiffe://athenz.io", "spiffe://athenz.io/sa", "spiffe://athenz.io/sa/a.b", "spiffe://athenz.io/sa/a/b", "spiffe://athenz.io/ns/default/sa/frontend",
+		"spiffe://athenz.io/ns/default/ra/a.b", "spiffe://athenz.io/ns/default/sa/a.b/c", "spiffe://athenz.io/ns/Default/sa/a.b", "spiffe://athenz.io/ns/default/sa/A.b",
+		"spiffe://media.sports/ra/reader", "spiffe://athenz.io/ns/default/ca/default",
+	} {
+		_, _, err := athenzname.ServiceOfID(spiffe.MustParseID(bad))
+		require.ErrorIs(t, err, athenzname.ErrName, bad)
+	}
+	_, _, err = athenzname.ServiceOfID(spiffe.ID{})
+	require.ErrorIs(t, err, athenzname.ErrName)
+
+	got, err := athenzname.ParseService(strings.ToLower("Media.Sports.Frontend"))
+	require.NoError(t, err)
+	assert.Equal(t, "media.sports.frontend", got.String())
+	for _, cn := range []string{"", "frontend", "media.sports:role.reader", "joe@example.org"} {
+		_, err := athenzname.ParseService(strings.ToLower(cn))
+		require.ErrorIs(t, err, athenzname.ErrName, cn)
+	}
+}
+
+func instance() athenzname.Instance {
+	return athenzname.Instance{
+		Provider: athenzname.Service{Domain: "k8s.admin", Name: "athenz-callback"}, Service: athenzname.Service{Domain: "media.sports", Name: "frontend"},
+		ID: "web-0", Suffix: "svc.cluster.local", IPs: []netip.Addr{netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("fd00::3")},
+		SPIFFE: spiffe.MustParseID("spiffe://media.sports/sa/frontend"),
+	}
+}
+
+// names are those of a signing request.
+func names(i athenzname.Instance) ([]pki.SAN, error) {
+	e, err := i.Expectation(spiffe.MustParseTrustDomain("athenz.example"))
+	return e.Names(), err
+}
+
+func TestInstance(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "ATH-9-3", "ATH-9-6", "ATH-9-8", "ATH-9-9", "ATH-9-10", "ATH-9-13")
+	all, err := names(instance())
+	require.NoError(t, err)
+	var text []string
+	for _, name := range all {
+		text = append(text, name.String())
+	}
+	assert.Equal(t, []string{
+		"DNS:frontend.media-sports.svc.cluster.local", "DNS:web-0.instanceid.athenz.svc.cluster.local", "IP:10.1.2.3", "IP:fd00::3", "URI:spiffe://media.sports/sa/frontend",
+	}, text)
+	for name, edit := range map[string]func(*athenzname.Instance){
+		"provider": func(i *athenzname.Instance) { i.Provider = athenzname.Service{} },
+		"service":  func(i *athenzname.Instance) { i.Service.Name = "" },
+		"ID":       func(i *athenzname.Instance) { i.ID = "" },
+		"ID path":  func(i *athenzname.Instance) { i.ID = "a/b" },
+		"ID case":  func(i *athenzname.Instance) { i.ID = "Web-0" },
+		"ID long":  func(i *athenzname.Instance) { i.ID = strings.Repeat("a.", 120) + "a" },
+		"suffix":   func(i *athenzname.Instance) { i.Suffix = ".local" },
+		"address":  func(i *athenzname.Instance) { i.IPs = []netip.Addr{{}} },
+		"zone":     func(i *athenzname.Instance) { i.IPs = []netip.Addr{netip.MustParseAddr("fe80::1%eth0")} },
+		"other ID": func(i *athenzname.Instance) { i.SPIFFE = spiffe.MustParseID("spiffe://media.sports/sa/backend") },
+		"no ID":    func(i *athenzname.Instance) { i.SPIFFE = spiffe.MustParseID("spiffe://media.sports/x") },
+	} {
+		i := instance()
+		edit(&i)
+		require.ErrorIs(t, i.Check(), athenzname.ErrName, name)
+		_, err := i.Expectation(spiffe.MustParseTrustDomain("athenz.example"))
+		require.ErrorIs(t, err, athenzname.ErrName, name)
+	}
+}
+
+// athenzURI adds a URI that ZTS puts into certificates.
+func athenzURI(rest string) func(*x509.Certificate) {
+	return func(c *x509.Certificate) {
+		u, _ := url.Parse("athenz://" + rest)
+		c.URIs = append(c.URIs, u)
+	}
+}
+
+func TestExpectation(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "ATH-10.4-10", "ATH-2-10")
+	ca := spiffetest.NewCA(t, "athenz.example")
+	good := func(c *x509.Certificate) {
+		c.Subject.CommonName = "media.sports.frontend"
+		c.URIs = []*url.URL{instance().SPIFFE.URL()}
+		c.DNSNames = []string{"frontend.media-sports.svc.cluster.local", "web-0.instanceid.athenz.svc.cluster.local"}
+		c.IPAddresses = nil
+	}
+	without := instance()
+	without.SPIFFE = spiffe.ID{}
+	verify := func(i athenzname.Instance, edit func(*x509.Certificate)) error {
+		want, err := i.Expectation(ca.TrustDomain())
+		require.NoError(t, err)
+		chain, _ := ca.Certificate("/x", good, edit)
+		_, err = want.Verify(chain, ca.Bundle(), spiffe.BothRoles, time.Now())
+		return err
+	}
+	for _, edit := range []func(*x509.Certificate){
+		func(*x509.Certificate) {},
+		func(c *x509.Certificate) { c.Subject.CommonName = "Media.Sports.Frontend" },
+		func(c *x509.Certificate) { c.Subject.CommonName = "" },
+		func(c *x509.Certificate) { c.URIs = nil },
+		func(c *x509.Certificate) { c.IPAddresses = append(c.IPAddresses, []byte{10, 1, 2, 3}) },
+		func(c *x509.Certificate) { slices.Reverse(c.DNSNames) },
+		athenzURI("instanceid/k8s.admin.athenz-callback/web-0"),
+		athenzURI("hostname/web-0.example.org"),
+		athenzURI("instancename/account/web-0"),
+		athenzURI("principal/media.sports.frontend"),
+	} {
+		require.NoError(t, verify(instance(), edit))
+	}
+	for name, edit := range map[string]func(*x509.Certificate){
+		"another principal": func(c *x509.Certificate) { c.Subject.CommonName = "media.sports.backend" },
+		"a role":            func(c *x509.Certificate) { c.Subject.CommonName = "media.sports:role.frontend" },
+		"no name":           func(c *x509.Certificate) { c.Subject.CommonName, c.URIs = "", nil },
+		"another SPIFFE ID": func(c *x509.Certificate) {
+			c.URIs = []*url.URL{{Scheme: "spiffe", Host: "media.sports", Path: "/sa/root"}}
+		},
+		"another instance":   athenzURI("instanceid/k8s.admin.athenz-callback/web-1"),
+		"another provider":   athenzURI("instanceid/k8s.admin.other/web-0"),
+		"principal of a URI": athenzURI("principal/media.sports.backend"),
+		"two URIs":           func(c *x509.Certificate) { c.URIs = append(c.URIs, c.URIs...) },
+		"another DNS name":   func(c *x509.Certificate) { c.DNSNames = append(c.DNSNames, "x.svc.cluster.local") },
+		"a DNS name twice":   func(c *x509.Certificate) { c.DNSNames = append(c.DNSNames, c.DNSNames[0]) },
+		"another's address":  func(c *x509.Certificate) { c.IPAddresses = append(c.IPAddresses, []byte{10, 1, 2, 4}) },
+		"an address of mail": func(c *x509.Certificate) { c.EmailAddresses = []string{"joe@example.org"} },
+	} {
+		require.Error(t, verify(instance(), edit), name)
+	}
+	require.Error(t, verify(without, func(*x509.Certificate) {}), "a SPIFFE ID that was not asked for")
+	require.Error(t, verify(without, func(c *x509.Certificate) { c.Subject.CommonName, c.URIs = "", nil }))
+	require.NoError(t, verify(without, func(c *x509.Certificate) { c.URIs = nil }))
+}
+
+func ExampleInstance_Expectation() {
+	i := athenzname.Instance{
+		Provider: athenzname.Service{Domain: "k8s.admin", Name: "athenz-callback"},
+		Service:  athenzname.Service{Domain: "media.sports", Name: "frontend"},
+		ID:       "web-0", Suffix: "svc.cluster.local",
+	}
+	e, err := i.Expectation(spiffe.MustParseTrustDomain("media.sports"))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, name := range e.Names() {
+		fmt.Println(name)
+	}
+	// Output:
+	// DNS:frontend.media-sports.svc.cluster.local
+	// DNS:web-0.instanceid.athenz.svc.cluster.local
+}

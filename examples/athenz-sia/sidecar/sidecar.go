@@ -1,0 +1,349 @@
+// Package sidecar is the client in a pod that has an identity of Athenz: it takes the identity from the agent of the node,
+// package nodeagent, and keeps it fresh, in memory and in files.
+//
+//	s, err := sidecar.Start(ctx, sidecar.Config{
+//		Socket: "/identity/connect/agent.sock", HandleFile: "/identity/id",
+//		Files: sidecar.Files{KeyFile: "/tls/service.key", CertificateFile: "/tls/service.cert", RootsFile: "/tls/cacert.pem"},
+//	})
+//	…
+//	defer s.Close()
+//	identity, err := s.Identity()
+//
+// # What it promises
+//
+// An identity that is still valid is never dropped because a refresh failed. One that cannot be written to the files is not
+// published, and is written again soon: the agent gives the first one once. The key and the token are never in a log or an
+// error.
+package sidecar
+
+import (
+	"cmp"
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/svidkit/svidkit/examples/internal/agentapi"
+	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/jsonapi"
+	"github.com/svidkit/svidkit/internal/lifecycle"
+	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/ratelog"
+	"github.com/svidkit/svidkit/internal/redact"
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/tokens/token"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
+)
+
+const (
+	defaultInterval = time.Hour
+	defaultTimeout  = 30 * time.Second
+)
+
+// patience is for an agent that does not answer: it is on the same machine.
+var patience = renew.Patience{Impatient: 30 * time.Second, Longest: 5 * time.Minute}
+
+type redacted = redact.Text // so that the embedded field is not exported
+
+// Identity is what a pod is given by the agent of its node. It does not print its key and its token.
+type Identity struct {
+	redacted
+
+	// Credential is the certificate with its key. If the certificate has a SPIFFE ID, its PEM makes an X.509-SVID, too.
+	Credential *pki.Credential
+
+	// Roots are those of the certificates that ZTS issues.
+	Roots []*x509.Certificate
+
+	token func() string // a func, because no printer shows what it holds
+}
+
+func newIdentity(c *pki.Credential, roots []*x509.Certificate, serviceToken func() string) *Identity {
+	text := "sidecar.Identity(" + c.Leaf().Subject.CommonName + " until " + token.Stamp(c.NotAfter()) + ")"
+	return &Identity{redact.New(text), c, roots, serviceToken}
+}
+
+// ServiceToken returns the service token that came with the certificate; empty if none did. It is a secret.
+func (i *Identity) ServiceToken() string {
+	if i.token == nil {
+		return ""
+	}
+	return i.token()
+}
+
+// Config configures a [Sidecar]. Socket and HandleFile are required.
+type Config struct {
+	// Socket is the Unix socket of the agent, such as /identity/connect/agent.sock.
+	Socket string
+
+	// HandleFile is the file with the handle of the pod's volume, such as /identity/id.
+	HandleFile string
+
+	// Files is where the identity is kept. A Sidecar begins with what is there, such as what an init container has written, if
+	// that has not expired. The zero value keeps it in memory alone: then a restart takes another first identity, which the
+	// agent refuses until the last one has expired.
+	Files Files
+
+	// Interval is how often the identity is refreshed, give or take a tenth; 0 means an hour. It is refreshed when half of
+	// its life is over, too.
+	Interval time.Duration
+
+	// Timeout bounds each attempt; 0 means 30 seconds.
+	Timeout time.Duration
+
+	// Logger gets each new identity (Info) and each failure (Warn), and is warned of files that cannot be read or that other
+	// users may replace. Nil means no logs.
+	Logger *slog.Logger
+}
+
+// Sidecar keeps the identity of a pod fresh. [Start] or [New] makes one. Its methods are safe for concurrent use.
+type Sidecar struct {
+	cfg   Config
+	agent agent
+	keep  func(ctx context.Context, i *Identity) error // nil for memory alone
+	life  lifecycle.Life
+	cur   atomic.Pointer[state]
+	news  renew.Signal
+
+	unkept *Identity // was given, and could not be kept so far; only for what runs
+}
+
+// agent is a client of the agent.
+type agent interface {
+	Init(ctx context.Context) (*agentapi.Answer, error)
+	Refresh(ctx context.Context, current *pki.Credential) (*agentapi.Answer, error)
+}
+
+// state was published together. It never changes.
+type state struct {
+	identity  *Identity // nil before the first
+	refreshes uint64
+	failures  int
+	err       error // of the last attempt
+}
+
+// New checks cfg, reads the Files, and returns a Sidecar. It asks the agent for nothing.
+func New(cfg Config) (*Sidecar, error) {
+	client, err := agentapi.NewClient(cfg.Socket, cfg.HandleFile)
+	if err != nil {
+		return nil, fmt.Errorf("sidecar: new: %w", err)
+	}
+	cfg.Logger = ratelog.Patient(cfg.Logger)
+	if cfg.Files == (Files{}) {
+		return newSidecar(cfg, client, nil, nil)
+	}
+	if err := cfg.Files.check(); err != nil {
+		return nil, fmt.Errorf("sidecar: new: %w", err)
+	}
+	kept := store{cfg.Files, cfg.Logger}
+	first, err := kept.read()
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
+		return nil, fmt.Errorf("sidecar: new: folder of %s: %w; let user %d write to it", cfg.Files.KeyFile, err, os.Getuid())
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the agent says whether another one is to be had
+		cfg.Logger.LogAttrs(context.Background(), slog.LevelWarn, "sidecar: the files have no identity that can be used", slog.Any("err", err))
+	}
+	return newSidecar(cfg, client, kept.write, first)
+}
+
+// newSidecar returns a Sidecar that begins with an identity, if that is not nil.
+func newSidecar(cfg Config, from agent, keep func(context.Context, *Identity) error, first *Identity) (*Sidecar, error) {
+	cfg.Interval, cfg.Timeout = cmp.Or(cfg.Interval, defaultInterval), cmp.Or(cfg.Timeout, defaultTimeout)
+	cfg.Logger = ratelog.Patient(cfg.Logger)
+	if cfg.Interval < time.Minute || cfg.Timeout < 0 {
+		return nil, fmt.Errorf("sidecar: new: the Interval is %v and the Timeout %v; an Interval is at least a minute", cfg.Interval, cfg.Timeout)
+	}
+	s := &Sidecar{cfg: cfg, agent: from, keep: keep}
+	begin := new(state)
+	if first != nil && time.Now().Before(first.Credential.NotAfter()) {
+		begin.identity = first
+	}
+	s.cur.Store(begin)
+	return s, nil
+}
+
+// Start returns a Sidecar that has an identity, and runs until [Sidecar.Close]. The end of ctx ends a start that is not done
+// yet, and nothing after that. If it fails, nothing is left running, and the error is that of New or of Ready.
+func Start(ctx context.Context, cfg Config) (*Sidecar, error) {
+	s, err := New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return start(ctx, s)
+}
+
+func start(ctx context.Context, s *Sidecar) (*Sidecar, error) {
+	return lifecycle.Started(ctx, s, &s.life, s.work)
+}
+
+// Run keeps the identity fresh. It blocks until ctx is done or Close is called, and returns nil then. It returns an error at
+// once if it is running already or closed.
+func (s *Sidecar) Run(ctx context.Context) error {
+	return s.life.RunAs(ctx, "sidecar", s.work)
+}
+
+// Close ends Run, or what Start has started, for good, and waits for it. What was obtained stays readable. The error
+// is always nil.
+func (s *Sidecar) Close() error { return s.life.Close() }
+
+// Ready waits until there is an identity that has not expired. The error wraps [spiffe.ErrNotReady], the cause of ctx, and what the
+// last attempt failed with.
+func (s *Sidecar) Ready(ctx context.Context) error {
+	err := s.life.Await(ctx, s.Changed, func() bool { _, err := s.Identity(); return err == nil })
+	if err == nil {
+		return nil
+	}
+	why := spiffe.ErrNotReady
+	if last := s.cur.Load().err; last != nil {
+		why = fmt.Errorf("%[2]w: %[1]w", last, spiffe.ErrNotReady) // last may know when to come back, and is asked first
+	}
+	if idle := s.life.Idle(); idle != nil && !errors.Is(err, idle) {
+		why = fmt.Errorf("%w: %w", why, idle)
+	}
+	return fmt.Errorf("sidecar: %w; waited for it: %w", why, err)
+}
+
+// Identity returns the present identity. It does not block. Before the first, and after the end of the certificate, the error
+// wraps [spiffe.ErrNotReady] and says what the last attempt failed with.
+func (s *Sidecar) Identity() (*Identity, error) {
+	st := s.cur.Load()
+	switch {
+	case st.identity == nil && st.err != nil:
+		return nil, fmt.Errorf("sidecar: %[2]w: %[1]w", st.err, spiffe.ErrNotReady)
+	case st.identity == nil:
+		return nil, fmt.Errorf("sidecar: %w: there is no identity yet", spiffe.ErrNotReady)
+	case !time.Now().Before(st.identity.Credential.NotAfter()):
+		return nil, fmt.Errorf("sidecar: %[2]w: the certificate has expired: %[1]w", cmp.Or(st.err, errors.New("there was no attempt to refresh it")), spiffe.ErrNotReady)
+	}
+	return st.identity, nil
+}
+
+// Changed returns a channel that is closed when the identity changes, or an attempt to get one has failed. Take it before
+// reading.
+func (s *Sidecar) Changed() <-chan struct{} { return s.news.Changed() }
+
+// Report implements [report.Reporter] with the identity, and the agent as the upstream. The metrics are:
+//
+//	svidkit_athenz_sidecar_ready                               1 while there is an identity that has not expired
+//	svidkit_athenz_sidecar_refreshes_total                     identities that the agent has given
+//	svidkit_athenz_sidecar_failures                            failed attempts in a row
+//	svidkit_athenz_sidecar_identity_end_timestamp_seconds      when the certificate expires
+func (s *Sidecar) Report() report.Report {
+	st := s.cur.Load()
+	_, err := s.Identity()
+	i := report.Identity{Name: "default", Failures: st.failures, Err: st.err} // not its Own: a restart asks for another init, which the agent refuses
+	r := report.Report{
+		NotReady: err, Upstreams: []report.Upstream{{Name: "agent", OK: st.refreshes > 0, Failures: st.failures, Err: st.err}},
+		Metrics: s.writeMetrics,
+	}
+	if st.identity != nil {
+		chain := st.identity.Credential.Chain()
+		i.Name = cmp.Or(chain[0].Subject.CommonName, i.Name)
+		i.NotBefore, i.NotAfter, i.ChainEnd = chain[0].NotBefore, chain[0].NotAfter, certchain.End(chain)
+	}
+	r.Identities = []report.Identity{i}
+	return r
+}
+
+func (s *Sidecar) writeMetrics(w io.Writer) error {
+	st := s.cur.Load()
+	_, err := s.Identity()
+	var m metrics.Set
+	gauge := func(name, help string, value float64, ok bool) {
+		m.Gauge("svidkit_athenz_sidecar_"+name, help, func() (float64, bool) { return value, ok })
+	}
+	gauge("ready", "Whether there is an identity that has not expired.", metrics.Bool(err == nil), true)
+	m.Totals("svidkit_athenz_sidecar_refreshes_total", "How many identities the agent has given.", func(add metrics.Add) { add(float64(st.refreshes)) })
+	gauge("failures", "Failed attempts in a row.", float64(st.failures), true)
+	if st.identity != nil {
+		gauge("identity_end_timestamp_seconds", "When the certificate expires, in seconds since 1970.", metrics.Seconds(st.identity.Credential.NotAfter()), true)
+	}
+	return m.Write(w)
+}
+
+// work refreshes until ctx is done. What it begins with is refreshed at once: how old it is, is not known.
+func (s *Sidecar) work(ctx context.Context) error {
+	for ctx.Err() == nil {
+		_ = renew.Sleep(ctx, s.attempt(ctx))
+	}
+	return nil
+}
+
+// attempt gets one identity, and returns when to get the next.
+func (s *Sidecar) attempt(ctx context.Context) time.Duration {
+	st := *s.cur.Load()
+	i, err := s.get(ctx, st.identity)
+	if err != nil && ctx.Err() != nil { // what was kept is published even then
+		return 0
+	}
+	now := time.Now()
+	if err == nil {
+		leaf := i.Credential.Leaf()
+		half := renew.RenewAt(now, leaf.NotBefore, i.Credential.NotAfter(), 0.5, 0.2, rand.Float64()).Sub(now)
+		wait := min(half, renew.Poll(s.cfg.Interval, time.Second, renew.Longest, rand.Float64()))
+		st.identity, st.refreshes, st.failures, st.err = i, st.refreshes+1, 0, nil
+		s.cur.Store(&st)
+		s.news.Notify()
+		s.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "sidecar: new identity", slog.Any("identity", i), slog.Duration("refresh_in", wait))
+		return wait
+	}
+	st.failures, st.err = st.failures+1, err
+	s.cur.Store(&st)
+	s.news.Notify()
+	var life, left time.Duration
+	if st.identity != nil {
+		life, left = st.identity.Credential.NotAfter().Sub(st.identity.Credential.Leaf().NotBefore), st.identity.Credential.NotAfter().Sub(now)
+	}
+	wait := patience.Wait(renew.NewFailure(st.failures, err), life, left, rand.Float64())
+	s.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "sidecar: no new identity", slog.Any("err", err), slog.Int("attempt", st.failures), slog.Duration("retry_in", wait))
+	return wait
+}
+
+func (s *Sidecar) get(ctx context.Context, current *Identity) (*Identity, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	defer cancel()
+	i, err := s.unkept, error(nil)
+	var a *agentapi.Answer
+	switch {
+	case i != nil && time.Now().Before(i.Credential.NotAfter()):
+	case current != nil && time.Now().Before(current.Credential.NotAfter()):
+		a, err = s.agent.Refresh(ctx, current.Credential)
+		// An agent that cannot refresh it says so by 400, as after a reboot of the node, which mounts the volumes anew. It gives a
+		// first one if no other was given, and there is none to wait for.
+		if e, ok := errors.AsType[*jsonapi.StatusError](err); ok && e.Code == http.StatusBadRequest {
+			if first, failed := s.agent.Init(ctx); failed == nil {
+				a, err = first, nil
+			}
+		}
+	default:
+		a, err = s.agent.Init(ctx)
+	}
+	s.unkept = nil
+	if err != nil {
+		return nil, err
+	}
+	if a != nil {
+		if current != nil && a.Roots == nil { // ZTS need not send them
+			a.Roots = current.Roots
+		}
+		i = newIdentity(a.Credential, a.Roots, a.Token)
+	}
+	if s.keep != nil {
+		if err := s.keep(ctx, i); err != nil {
+			s.unkept = i
+			return nil, fmt.Errorf("keep the identity: %w", err)
+		}
+	}
+	return i, nil
+}

@@ -1,0 +1,322 @@
+package sidecar_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/examples/athenz-sia/sidecar"
+	"github.com/svidkit/svidkit/examples/internal/agentapi"
+	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+)
+
+// fakeAgent gives identities that live for a while, and counts what it is asked.
+type fakeAgent struct {
+	t    testing.TB
+	ca   *spiffetest.CA
+	life time.Duration
+
+	inits, refreshs atomic.Int32
+	begun           atomic.Int32 // inits that gave something
+
+	mu    sync.Mutex
+	err   error
+	shown []*pki.Credential
+	given []*agentapi.Answer
+}
+
+func (f *fakeAgent) give() (*agentapi.Answer, error) {
+	if f.err != nil {
+		return nil, f.err
+	}
+	chain, key := f.ca.Certificate("/web", func(c *x509.Certificate) { c.NotBefore, c.NotAfter = time.Now(), time.Now().Add(f.life) })
+	credential, err := pki.NewCredential(chain, key)
+	assert.NoError(f.t, err)
+	i := &agentapi.Answer{Credential: credential, Token: func() string { return "" }}
+	if len(f.given) == 0 { // later ones have none
+		i.Roots = []*x509.Certificate{f.ca.Root()}
+	}
+	f.given = append(f.given, i)
+	return i, nil
+}
+
+func (f *fakeAgent) Init(context.Context) (*agentapi.Answer, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.inits.Add(1)
+	if f.err == nil {
+		f.begun.Add(1)
+	}
+	return f.give()
+}
+
+func (f *fakeAgent) Refresh(_ context.Context, current *pki.Credential) (*agentapi.Answer, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.refreshs.Add(1)
+	f.shown = append(f.shown, current)
+	return f.give()
+}
+
+func (f *fakeAgent) fail(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.err = err
+}
+
+// history returns what was given and what was shown, so far.
+func (f *fakeAgent) history() ([]*agentapi.Answer, []*pki.Credential) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.given), slices.Clone(f.shown)
+}
+
+func (f *fakeAgent) last() *pki.Credential {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.given[len(f.given)-1].Credential
+}
+
+// sleep lets all that is due happen, too.
+func sleep(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func TestSidecar(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	conformance.Covers(t, "ATH-8-1", "ATH-8-8", "ATH-8-9")
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeAgent{t: t, ca: spiffetest.NewCA(t, "athenz.example"), life: 30 * 24 * time.Hour}
+		var log bytes.Buffer
+		var mu sync.Mutex
+		var kept []*sidecar.Identity
+		s, err := sidecar.StartWith(t.Context(), sidecar.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}, f, func(_ context.Context, i *sidecar.Identity) error {
+			mu.Lock()
+			defer mu.Unlock()
+			kept = append(kept, i)
+			return nil
+		}, nil)
+		require.NoError(t, err)
+		changed := s.Changed()
+		i, err := s.Identity()
+		require.NoError(t, err)
+		assert.Same(t, f.last(), i.Credential)
+		sleep(50 * time.Minute)
+		assert.Zero(t, f.refreshs.Load())
+		sleep(20 * time.Minute)
+		<-changed
+		assert.Equal(t, []int32{1, 1}, []int32{f.inits.Load(), f.refreshs.Load()})
+		sleep(48 * time.Hour)
+		assert.InDelta(t, 49, f.refreshs.Load(), 4)
+		assert.Equal(t, int32(1), f.inits.Load())
+		given, all := f.history()
+		for k, shown := range all {
+			assert.Same(t, given[k].Credential, shown, "each refresh shows the one before")
+		}
+		i, err = s.Identity()
+		require.NoError(t, err)
+		require.Len(t, i.Roots, 1, "those that are known stay")
+		mu.Lock()
+		assert.Len(t, kept, len(given))
+		mu.Unlock()
+
+		// An agent that is away: the identity stays, and Close still works.
+		f.fail(errors.New("away"))
+		sleep(5 * 24 * time.Hour)
+		got, err := s.Identity()
+		require.NoError(t, err)
+		assert.Same(t, i, got)
+		state := s.Report()
+		require.NoError(t, state.NotReady)
+		require.ErrorContains(t, state.Upstreams[0].Err, "away")
+		assert.Greater(t, state.Upstreams[0].Failures, 10)
+		assert.Less(t, state.Upstreams[0].Failures, 24*60*5)
+		assert.Equal(t, i.Credential.NotAfter(), state.Identities[0].NotAfter)
+		var text bytes.Buffer
+		require.NoError(t, s.Report().Metrics(&text))
+		parsed, err := metricstest.Of(s.Report().Metrics)
+		require.NoError(t, err)
+		assert.Empty(t, parsed.Lint())
+		assert.Contains(t, text.String(), "svidkit_athenz_sidecar_ready 1\n")
+		f.fail(nil)
+		sleep(10 * time.Minute)
+		require.NoError(t, s.Report().Upstreams[0].Err)
+		require.NoError(t, s.Close())
+		require.NoError(t, s.Close())
+		require.Error(t, s.Run(t.Context()))
+		_, err = s.Identity()
+		require.NoError(t, err)
+	})
+}
+
+func TestSidecarShortLife(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeAgent{t: t, ca: spiffetest.NewCA(t, "athenz.example"), life: 20 * time.Minute}
+		s, err := sidecar.StartWith(t.Context(), sidecar.Config{}, f, nil, nil)
+		require.NoError(t, err)
+		sleep(11 * time.Minute)
+		assert.Equal(t, int32(1), f.refreshs.Load(), "half of the life is over before the interval")
+		// An outage of 45 % of a life, from any moment.
+		f.fail(errors.New("away"))
+		sleep(9 * time.Minute)
+		_, err = s.Identity()
+		require.NoError(t, err)
+		f.fail(nil)
+		sleep(time.Minute)
+		assert.Same(t, f.last(), must(t, s).Credential, "soon after it is back")
+		// One that lasts: the identity ends, and the next is asked for by init.
+		f.fail(errors.New("away"))
+		sleep(21 * time.Minute)
+		_, err = s.Identity()
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
+		require.ErrorContains(t, err, "expired")
+		require.ErrorIs(t, s.Report().NotReady, spiffe.ErrNotReady)
+		var text bytes.Buffer
+		require.NoError(t, s.Report().Metrics(&text))
+		assert.Contains(t, text.String(), "svidkit_athenz_sidecar_ready 0\n")
+		f.fail(nil)
+		sleep(time.Minute)
+		assert.Equal(t, int32(2), f.begun.Load())
+		must(t, s)
+		require.NoError(t, s.Close())
+	})
+}
+
+func must(t testing.TB, s *sidecar.Sidecar) *sidecar.Identity {
+	t.Helper()
+	i, err := s.Identity()
+	require.NoError(t, err)
+	return i
+}
+
+// TestSidecarKeepsFirst has the first identity, which the agent gives once, not be lost because it could not be kept at once.
+func TestSidecarKeepsFirst(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeAgent{t: t, ca: spiffetest.NewCA(t, "athenz.example"), life: 24 * time.Hour}
+		full := errors.New("the disk is full")
+		var kept []*sidecar.Identity
+		ctx, cancel := context.WithCancel(t.Context())
+		soon, stop := context.WithTimeout(t.Context(), time.Hour)
+		defer stop()
+		s, err := sidecar.StartWith(soon, sidecar.Config{}, f, func(_ context.Context, i *sidecar.Identity) error {
+			f.fail(errors.New("given already"))
+			if kept = append(kept, i); len(kept) < 4 {
+				return full
+			}
+			return nil
+		}, nil)
+		require.NoError(t, err)
+		assert.Equal(t, int32(1), f.inits.Load())
+		assert.Same(t, kept[0], must(t, s))
+		require.NoError(t, s.Close())
+
+		// One that was kept while the Sidecar is told to stop is the present one.
+		f.fail(nil)
+		s, err = sidecar.NewWith(sidecar.Config{}, f, func(context.Context, *sidecar.Identity) error { cancel(); return nil }, nil)
+		require.NoError(t, err)
+		require.NoError(t, s.Run(ctx))
+		assert.Same(t, f.last(), must(t, s).Credential)
+	})
+}
+
+// TestSidecarKeeps has what cannot be kept not become the present identity.
+func TestSidecarKeeps(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "ATH-18-11")
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeAgent{t: t, ca: spiffetest.NewCA(t, "athenz.example"), life: 24 * time.Hour}
+		first, err := f.Init(t.Context())
+		require.NoError(t, err)
+		full, tries := errors.New("the disk is full"), 0
+		s, err := sidecar.NewWith(sidecar.Config{}, f, func(context.Context, *sidecar.Identity) error { tries++; return full }, sidecar.IdentityOf(first.Credential))
+		require.NoError(t, err)
+		assert.Same(t, first.Credential, must(t, s).Credential)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- s.Run(ctx) }()
+		sleep(4 * time.Hour)
+		assert.Same(t, first.Credential, must(t, s).Credential)
+		assert.Greater(t, tries, 3)
+		_, all := f.history()
+		require.Len(t, all, 1, "what was given is kept, and not asked for again")
+		assert.Same(t, first.Credential, all[0])
+		assert.Equal(t, int32(1), f.inits.Load())
+		require.ErrorIs(t, s.Report().Upstreams[0].Err, full)
+		cancel()
+		require.NoError(t, <-done)
+	})
+}
+
+func TestSidecarRefuses(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeAgent{t: t, ca: spiffetest.NewCA(t, "athenz.example"), life: time.Hour}
+		good := sidecar.Config{Socket: "/agent.sock", HandleFile: "/id"}
+		for _, edit := range []func(*sidecar.Config){
+			func(c *sidecar.Config) { c.Socket = "" },
+			func(c *sidecar.Config) { c.HandleFile = "" },
+			func(c *sidecar.Config) { c.Interval = time.Second },
+			func(c *sidecar.Config) { c.Interval = -1 },
+			func(c *sidecar.Config) { c.Timeout = -1 },
+			func(c *sidecar.Config) { c.Files.TokenFile = "/ntoken" },
+		} {
+			cfg := good
+			edit(&cfg)
+			_, err := sidecar.New(cfg)
+			require.ErrorContains(t, err, "sidecar: new: ")
+			_, err = sidecar.Start(t.Context(), cfg)
+			require.Error(t, err)
+		}
+		_, err := sidecar.New(good)
+		require.NoError(t, err)
+		s, err := sidecar.NewWith(sidecar.Config{}, f, nil, nil)
+		require.NoError(t, err)
+		_, err = s.Identity()
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		err = s.Ready(ctx)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		away := errors.New("away")
+		f.fail(away)
+		ctx, cancel = context.WithTimeout(t.Context(), 10*time.Minute)
+		defer cancel()
+		_, err = sidecar.StartWith(ctx, sidecar.Config{}, f, nil, nil)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
+		require.ErrorIs(t, err, away)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		synctest.Wait()
+		assert.Greater(t, f.inits.Load(), int32(5))
+
+		// An identity that has expired is none to begin with.
+		f.fail(nil)
+		old, err := f.Init(t.Context())
+		require.NoError(t, err)
+		sleep(time.Hour)
+		s, err = sidecar.NewWith(sidecar.Config{}, f, nil, sidecar.IdentityOf(old.Credential))
+		require.NoError(t, err)
+		_, err = s.Identity()
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
+	})
+}

@@ -1,0 +1,293 @@
+package linkerdproxy
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/protofield"
+	"github.com/svidkit/svidkit/internal/ratelog"
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/tlsalert"
+)
+
+const (
+	maxUpdate       = 4 << 20 // bytes of a message
+	maxEndpoints    = 10_000  // of a service
+	maxDestinations = 1000    // that are followed
+	idleDestination = 10 * time.Minute
+)
+
+var destinationBackoff = renew.Backoff{Low: 100 * time.Millisecond, First: 200 * time.Millisecond, High: 10 * time.Second, Wish: time.Minute}
+
+// Endpoint is an address of a service, as the destination service of the mesh has it.
+type Endpoint struct {
+	Addr netip.AddrPort
+
+	// Identity is what the server proves, and ServerName the name to ask for, if that is another: the arguments of
+	// [Identity.ClientConfig]. An empty Identity means a connection without TLS.
+	Identity, ServerName string
+}
+
+// Destinations asks the destination service of a mesh for the endpoints of services, by the method Get of Linkerd's destination
+// API, and follows them while they are asked for. [NewDestinations] makes one. It is safe for concurrent use.
+type Destinations struct {
+	ctx context.Context
+	log *slog.Logger
+	rpc *grpchttp.Client
+
+	mu    sync.Mutex
+	known map[string]*destination // by authority
+}
+
+// destination is a service that is followed. The lock of the Destinations guards it.
+type destination struct {
+	first    chan struct{} // closed when there is an answer
+	answered bool
+	idle     *time.Timer
+	all      []Endpoint // never changed
+	err      error      // why there are none; before the first answer, why there is none of that
+}
+
+// NewDestinations returns a Destinations, which connects when it is first asked, and ends with ctx. The service is that of
+// [Environment]. The client proves the workload, once it has a certificate, and the server the name of the service; on loopback
+// neither does. A nil Identity is that of a proxy without one: the connection is not encrypted, and the name must be empty. The
+// logger gets failures (Warn), and may be nil.
+func NewDestinations(ctx context.Context, id *Identity, service Service, logger *slog.Logger) (*Destinations, error) {
+	at, err := service.parse("8086", id != nil)
+	if err != nil {
+		return nil, fmt.Errorf("linkerdproxy: destination service: %w", err)
+	}
+	scheme, config := "http://", (func(context.Context) (*tls.Config, error))(nil)
+	if service.Name != "" {
+		scheme, config = "https://", func(context.Context) (*tls.Config, error) { return id.ClientConfig(service.Name, "") }
+	}
+	t := tlsalert.NewTransport(config, true, nil)
+	t.Proxy = nil
+	context.AfterFunc(ctx, t.CloseIdleConnections)
+	rpc := grpchttp.NewClient(&http.Client{Transport: t}, scheme+at.addr, maxUpdate)
+	return &Destinations{ctx: ctx, log: ratelog.Patient(logger), rpc: rpc, known: map[string]*destination{}}, nil
+}
+
+// Endpoints returns the endpoints of a service, HOST:PORT, which are 10,000 at most. It waits for the first answer of the
+// destination service; after that the newest one counts, also while the service cannot be reached. Endpoints that need more than
+// TLS, such as another authority at a gateway, are left out: they are never ones without TLS. The caller must not change the
+// slice.
+//
+// The error wraps [fs.ErrNotExist] if the destination service does not know the host, so that it may be looked for elsewhere. A
+// service without endpoints is another error. At most 1,000 services are followed, each until nobody has asked for ten minutes.
+func (d *Destinations) Endpoints(ctx context.Context, authority string) ([]Endpoint, error) {
+	t := d.follow(authority)
+	if t == nil {
+		return nil, fmt.Errorf("linkerdproxy: destination %.300q: %d services are followed, which is the limit", authority, maxDestinations)
+	}
+	select {
+	case <-t.first:
+	case <-ctx.Done():
+	case <-d.ctx.Done():
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	err := t.err
+	if !t.answered {
+		// The error of the last attempt is text alone: one that wraps fs.ErrNotExist does not mean that there is no such service.
+		err = fmt.Errorf("%w: %v", cmp.Or(context.Cause(ctx), context.Cause(d.ctx)), err) //nolint:errorlint // see above
+	}
+	if err != nil {
+		return nil, fmt.Errorf("linkerdproxy: destination %.300q: %w", authority, err)
+	}
+	return t.all, nil
+}
+
+// follow returns the service, and begins to follow it if nobody does. It returns nil beyond the limit.
+func (d *Destinations) follow(authority string) *destination {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	t := d.known[authority]
+	if t != nil && t.idle.Reset(idleDestination) || t == nil && len(d.known) >= maxDestinations {
+		return t
+	}
+	ctx, cancel := context.WithCancel(d.ctx)
+	t = &destination{first: make(chan struct{}), err: errors.New("the destination service has not answered yet")}
+	t.idle = time.AfterFunc(idleDestination, func() {
+		cancel()
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if d.known[authority] == t {
+			delete(d.known, authority)
+		}
+	})
+	d.known[authority] = t
+	go d.run(ctx, authority, t)
+	return t
+}
+
+// run follows a service until ctx is done.
+func (d *Destinations) run(ctx context.Context, authority string, t *destination) {
+	defer t.idle.Stop()
+	for failures := 1; ; failures++ {
+		err := d.stream(ctx, authority, func(all []Endpoint, none error) {
+			failures = 0
+			d.set(t, true, all, none)
+		})
+		if ctx.Err() != nil {
+			return
+		}
+		f := renew.NewFailure(failures, err)
+		if e, ok := errors.AsType[*grpchttp.Error](err); ok && e.Remote && (e.Code == grpchttp.InvalidArgument || e.Code == grpchttp.FailedPrecondition) {
+			f.Final = true // it is no service of the mesh
+			d.set(t, true, nil, fmt.Errorf("the destination service does not resolve it (%.300q): %w", e.Message, fs.ErrNotExist))
+		} else {
+			d.set(t, false, nil, err)
+			d.log.Warn("linkerdproxy: the destination service does not answer, or has ended its answers; it is asked again", "destination", authority, "err", err)
+		}
+		if renew.Sleep(ctx, destinationBackoff.Wait(f, rand.Float64())) != nil {
+			return
+		}
+	}
+}
+
+// set publishes an answer, or why there is none yet.
+func (d *Destinations) set(t *destination, answered bool, all []Endpoint, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if answered || !t.answered {
+		t.all, t.err = all, err
+	}
+	if answered && !t.answered {
+		t.answered = true
+		close(t.first)
+	}
+}
+
+// stream tells of each update until there are no more. The first takes the place of what an earlier stream has said.
+func (d *Destinations) stream(ctx context.Context, authority string, tell func(all []Endpoint, none error)) error {
+	request, err := protofield.Write(func(w *protofield.Writer) { // a GetDestination
+		w.Text(1, "k8s")
+		w.Text(2, authority)
+	})
+	if err != nil {
+		return err
+	}
+	s, err := d.rpc.Stream(ctx, "/io.linkerd.proxy.destination.Destination/Get", nil, request)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	for u := (update{addrs: map[netip.AddrPort]Endpoint{}}); ; {
+		message, err := s.Receive()
+		if err = cmp.Or(err, protofield.Read(message, u.read)); err != nil {
+			return err
+		}
+		tell(u.endpoints())
+	}
+}
+
+// update is what the messages of a stream have said.
+type update struct {
+	addrs  map[netip.AddrPort]Endpoint
+	absent bool // there is no such service
+}
+
+func (u *update) endpoints() ([]Endpoint, error) {
+	switch {
+	case u.absent:
+		return nil, fmt.Errorf("the destination service knows no such service: %w", fs.ErrNotExist)
+	case len(u.addrs) == 0:
+		return nil, errors.New("the service has no endpoints that this proxy can use")
+	}
+	return slices.SortedFunc(maps.Values(u.addrs), func(a, b Endpoint) int { return a.Addr.Compare(b.Addr) }), nil
+}
+
+// first returns a reader of messages of which only the field 1 counts.
+func first(read func(*protofield.Field)) func(*protofield.Field) {
+	return func(f *protofield.Field) {
+		if f.Number == 1 {
+			read(f)
+		}
+	}
+}
+
+// read reads an Update.
+func (u *update) read(f *protofield.Field) {
+	switch f.Number {
+	case 1: // a WeightedAddrSet
+		u.absent = false
+		f.Message(first(u.add))
+	case 2: // an AddrSet
+		f.Message(first(func(f *protofield.Field) { delete(u.addrs, readAddr(f)) }))
+	case 3: // a NoEndpoints
+		clear(u.addrs)
+		u.absent = true
+		f.Message(first(func(f *protofield.Field) { u.absent = f.Value == 0 }))
+	}
+}
+
+// add reads a WeightedAddr.
+func (u *update) add(f *protofield.Field) {
+	var e Endpoint
+	var unusable bool
+	f.Message(func(f *protofield.Field) {
+		switch f.Number {
+		case 1:
+			e.Addr = readAddr(f)
+		case 5: // a TlsIdentity
+			f.Message(func(f *protofield.Field) {
+				switch f.Number {
+				case 1, 3: // dns_like_identity, uri_like_identity
+					f.Message(first(func(f *protofield.Field) { f.Text(&e.Identity) }))
+				case 4: // server_name
+					f.Message(first(func(f *protofield.Field) { f.Text(&e.ServerName) }))
+				}
+			})
+			unusable = unusable || e.Identity == ""
+		case 7: // an AuthorityOverride
+			unusable = true
+		}
+	})
+	delete(u.addrs, e.Addr)
+	if !unusable && e.Addr.IsValid() && len(u.addrs) < maxEndpoints {
+		u.addrs[e.Addr] = e
+	}
+}
+
+// readAddr reads a TcpAddress. It is zero if it is none.
+func readAddr(f *protofield.Field) netip.AddrPort {
+	var ip netip.Addr
+	var port int32
+	f.Message(func(f *protofield.Field) {
+		switch f.Number {
+		case 1: // an IPAddress
+			f.Message(func(f *protofield.Field) {
+				var part [2]uint64
+				switch f.Number {
+				case 1: // IPv4
+					f.Fixed(&part[0])
+					ip = netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, uint32(part[0])))) //nolint:gosec // it has 32 bits
+				case 2: // IPv6, in two numbers
+					f.Message(func(f *protofield.Field) { f.Fixed(&part[(f.Number-1)%2]) })
+					ip = netip.AddrFrom16([16]byte(binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, part[0]), part[1]))).Unmap()
+				}
+			})
+		case 2:
+			f.Int32(&port)
+		}
+	})
+	if !ip.IsValid() || ip.IsUnspecified() || port < 1 || port > 65535 {
+		return netip.AddrPort{}
+	}
+	return netip.AddrPortFrom(ip, uint16(port))
+}

@@ -1,0 +1,485 @@
+package linkerdproxy_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
+	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// A proxy is certified by the identity service over TLS, renews with the one key and the one request, and reads its token anew.
+func TestCertify(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	conformance.Covers(t, "LNK-1-2", "LNK-1-4", "LNK-4-10", "LNK-8-5", "LNK-8-7", "LNK-10-2", "LNK-10-3", "LNK-10-12", "LNK-11-15", "LNK-3.3-13")
+	c := meshtest.New(t, meshtest.Options{Life: 10 * time.Second})
+	cfg := c.Config(t, web)
+	cfg.Dir, cfg.MaxRefresh = t.TempDir(), 300*time.Millisecond
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	id, err := linkerdproxy.Start(ctx, cfg)
+	require.NoError(t, err)
+	defer id.Close()
+	first, err := id.Credential()
+	require.NoError(t, err)
+	assert.Equal(t, []string{web}, first.Leaf().DNSNames)
+
+	key, err := os.ReadFile(filepath.Join(cfg.Dir, "key.der"))
+	require.NoError(t, err)
+	request, err := os.ReadFile(filepath.Join(cfg.Dir, "csr.p8"))
+	require.NoError(t, err)
+
+	// The kubelet replaces the token, and the old one is good no longer.
+	require.NoError(t, os.WriteFile(cfg.TokenFile, []byte("another"), 0o600))
+	c.Account("another", "web")
+	c.Account(meshtest.Token(web), "")
+	for changed := id.Changed(); ; changed = id.Changed() {
+		now, err := id.Credential()
+		require.NoError(t, err)
+		if !now.Leaf().Equal(first.Leaf()) {
+			assert.True(t, pki.PublicKeysEqual(now.Leaf().PublicKey, first.Leaf().PublicKey), "the key is constant")
+			break
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			t.Fatal(id.Report().Identities[0].Err)
+		}
+	}
+	assert.Equal(t, []string{meshtest.Token(web), "another"}, c.Seen()[:2])
+	again, err := os.ReadFile(filepath.Join(cfg.Dir, "key.der"))
+	require.NoError(t, err)
+	assert.Equal(t, key, again)
+	again, err = os.ReadFile(filepath.Join(cfg.Dir, "csr.p8"))
+	require.NoError(t, err)
+	assert.Equal(t, request, again)
+	parsed, err := x509.ParsePKCS8PrivateKey(key)
+	require.NoError(t, err)
+	assert.True(t, pki.PublicKeysEqual(parsed.(*ecdsa.PrivateKey).Public(), first.Leaf().PublicKey))
+
+	var metrics strings.Builder
+	require.NoError(t, id.Report().Metrics(&metrics))
+	assert.Contains(t, metrics.String(), `control_identity_cert_refreshes_total{result="error"} 0`)
+	assert.Contains(t, metrics.String(), "control_identity_cert_expiration_timestamp_seconds ")
+	assert.Contains(t, metrics.String(), "control_identity_cert_refresh_timestamp_seconds ")
+}
+
+// In the pod of the certifier the connection is in the clear, and no name is expected.
+func TestCertifyLoopback(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "LNK-1-9", "LNK-11-14")
+	c := meshtest.New(t, meshtest.Options{Life: time.Minute, Plaintext: true})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	id, err := linkerdproxy.Start(ctx, c.Config(t, web))
+	require.NoError(t, err)
+	require.NoError(t, id.Close())
+}
+
+// The names of this host, as Linkerd writes them, too, lead to it, and not to where a name server says.
+func TestLoopbackNames(t *testing.T) {
+	t.Parallel()
+	c := meshtest.New(t, meshtest.Options{Life: time.Minute, Plaintext: true})
+	_, port, err := net.SplitHostPort(c.Addr)
+	require.NoError(t, err)
+	for _, host := range []string{"localhost", "localhost.", "LOCALHOST", "[::ffff:127.0.0.1]"} {
+		cfg := c.Config(t, web)
+		cfg.Certifier.Addr = host + ":" + port
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		id, err := linkerdproxy.Start(ctx, cfg)
+		cancel()
+		require.NoError(t, err, host)
+		require.NoError(t, id.Close())
+	}
+}
+
+// A server that does not prove to be the certifier gets no token.
+func TestRogueCertifier(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "LNK-11-16")
+	c, other := meshtest.New(t, meshtest.Options{Life: time.Minute}), meshtest.New(t, meshtest.Options{Life: time.Minute})
+	cfg := c.Config(t, web)
+	cfg.Certifier.Addr = other.Addr // it has another root
+	id, err := linkerdproxy.New(cfg)
+	require.NoError(t, err)
+	run(t, id)
+	eventually(t, func() bool { return id.Report().Identities[0].Err != nil }, "a failure")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	err = id.Ready(ctx)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
+	require.ErrorContains(t, err, "certificate")
+	assert.NotContains(t, err.Error(), "token-of-")
+	assert.Empty(t, other.Seen())
+}
+
+// The times of the requests to the certifier are those of the contract.
+func TestRefreshIn(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "LNK-10-6", "LNK-12.2-8")
+	s := newService(t, time.Hour)
+	id, err := linkerdproxy.NewWith(config(t, web, s.ca.Bundle().MarshalPEM()), s)
+	require.NoError(t, err)
+	for left, want := range map[time.Duration]time.Duration{
+		24*time.Hour + 20*time.Second: 16*time.Hour + 48*time.Minute + 14*time.Second,
+		10 * time.Second:              10 * time.Second,
+		0:                             10 * time.Second,
+		time.Minute:                   42 * time.Second,
+		365 * 24 * time.Hour:          24 * time.Hour,
+	} {
+		assert.Equal(t, want, id.RefreshIn(left, 0), left)
+	}
+	for left, want := range map[time.Duration]time.Duration{
+		24 * time.Hour: 57*time.Minute + 36*time.Second, // a 25th
+		time.Minute:    10 * time.Second,
+		0:              10 * time.Second,
+	} {
+		assert.Equal(t, want, id.RefreshIn(left, 3), left)
+	}
+}
+
+// A MIN_REFRESH of 0, which Linkerd's proxies take, is no flood for a certifier that answers no request, nor for one whose issuer
+// is about to end.
+func TestNoMinRefresh(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "LNK-10-6", "LNK-12.2-8")
+	for name, life := range map[string]time.Duration{"certified for long": time.Hour, "for a few seconds": 3 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newService(t, life)
+				e, err := linkerdproxy.FromEnviron(change(seed(t, s), "LINKERD2_PROXY_IDENTITY_MIN_REFRESH=0"), nil)
+				require.NoError(t, err)
+				cfg := config(t, e.Name, s.ca.Bundle().MarshalPEM())
+				cfg.MinRefresh, cfg.MaxRefresh = e.MinRefresh, e.MaxRefresh
+				id, err := linkerdproxy.NewWith(cfg, s)
+				require.NoError(t, err)
+				run(t, id)
+				time.Sleep(time.Second)
+				s.fail(&caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: errors.New("down")})
+				time.Sleep(life)
+				synctest.Wait()
+				require.ErrorIs(t, id.Report().Identities[0].Err, caclient.ErrUnavailable)
+				n := len(s.asked())
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				asked := s.asked()
+				assert.InDelta(t, 60, len(asked)-n, 1)
+				for i := range asked[1:] {
+					assert.GreaterOrEqual(t, asked[i+1].Sub(asked[i]), time.Second)
+				}
+			})
+		})
+	}
+}
+
+// Nothing is left of the connection to the certifier once the identity is closed, or has ended.
+func TestCloseConnections(t *testing.T) {
+	t.Parallel()
+	for _, plaintext := range []bool{false, true} {
+		c := meshtest.New(t, meshtest.Options{Life: time.Hour, Plaintext: plaintext})
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		id, err := linkerdproxy.Start(ctx, c.Config(t, web))
+		cancel()
+		require.NoError(t, err)
+		assert.Positive(t, c.Open(), "a connection is kept")
+		require.NoError(t, id.Close())
+		eventually(t, func() bool { return c.Open() == 0 }, "the end of the connections to the certifier")
+
+		id, err = linkerdproxy.New(c.Config(t, web))
+		require.NoError(t, err)
+		ctx, cancel = context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- id.Run(ctx) }()
+		require.NoError(t, id.Ready(t.Context()))
+		assert.Positive(t, c.Open())
+		cancel()
+		require.NoError(t, <-done)
+		eventually(t, func() bool { return c.Open() == 0 }, "the end of the connections to the certifier")
+	}
+}
+
+// The whole life of a certificate of a day, in virtual time: renewal, an outage, expiry, and recovery.
+func TestLife(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	conformance.Covers(t, "LNK-8-6", "LNK-10-6", "LNK-10-10", "LNK-10-11", "LNK-16-4", "LNK-16-10")
+	synctest.Test(t, func(t *testing.T) {
+		s := newService(t, 24*time.Hour)
+		s.fail(&caclient.Error{Op: "sign", Kind: caclient.ErrInvalid, MayPass: true, Err: errors.New("invalid argument")})
+		id, err := linkerdproxy.NewWith(config(t, web, s.ca.Bundle().MarshalPEM()), s)
+		require.NoError(t, err)
+		run(t, id)
+		admin := id.Handler()
+
+		// A token that the cluster does not know yet: asked for at once, and then every ten seconds.
+		time.Sleep(35 * time.Second)
+		synctest.Wait()
+		asked := s.asked()
+		require.Len(t, asked, 4)
+		for i := range asked[1:] {
+			assert.Equal(t, 10*time.Second, asked[i+1].Sub(asked[i]))
+		}
+		assert.Equal(t, "503 not ready", get(t, admin, "/ready"))
+		assert.Equal(t, "200 live", get(t, admin, "/live"))
+		_, err = id.Credential()
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
+
+		s.fail(nil)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		assert.Equal(t, "200 ready", get(t, admin, "/ready"))
+		_, err = metricstest.Page(strings.TrimPrefix(get(t, admin, "/metrics"), "200 ") + "\n")
+		require.NoError(t, err)
+		for host, code := range map[string]int{"127.0.0.1:4191": 200, "localhost:4191": 200, "rebound.test:4191": 421} {
+			w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "http://"+host+"/metrics", nil)
+			r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 4191}))
+			admin.ServeHTTP(w, r)
+			assert.Equal(t, code, w.Code, host)
+		}
+		first, err := id.Credential()
+		require.NoError(t, err)
+
+		// 0.7 of what is left.
+		n := len(s.asked())
+		time.Sleep(time.Until(s.asked()[n-1].Add(24*time.Hour/10*7)) - time.Second)
+		synctest.Wait()
+		require.Len(t, s.asked(), n)
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		require.Len(t, s.asked(), n+1)
+		second, err := id.Credential()
+		require.NoError(t, err)
+		require.True(t, second.NotAfter().After(first.NotAfter()))
+
+		// The certifier is down for longer than the certificate lasts: what there is stays until its end.
+		s.fail(&caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: errors.New("the certifier is down")})
+		time.Sleep(time.Until(second.NotAfter()) - time.Second)
+		synctest.Wait()
+		now, err := id.Credential()
+		require.NoError(t, err)
+		assert.Same(t, second, now)
+		assert.Equal(t, "200 ready", get(t, admin, "/ready"))
+		assert.Equal(t, "200 live", get(t, admin, "/live"))
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		assert.Equal(t, "503 not ready", get(t, admin, "/ready"))
+		assert.Equal(t, "503 expired", get(t, admin, "/live"))
+		_, err = id.Credential()
+		require.ErrorIs(t, err, linkerdproxy.ErrExpired)
+		require.ErrorContains(t, id.Report().Identities[0].Err, "the certifier is down")
+
+		s.fail(nil)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		assert.Equal(t, "200 ready", get(t, admin, "/ready"))
+		assert.Equal(t, "200 live", get(t, admin, "/live"))
+		for _, csr := range s.csrs {
+			require.Equal(t, s.csrs[0], csr, "the request is constant")
+		}
+	})
+}
+
+// An outage of 45 % of a life of a day, before the renewal and over it, expires nothing.
+func TestOutage(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	for _, begin := range []float64{0.3, 0.45, 0.54} {
+		synctest.Test(t, func(t *testing.T) {
+			const life = 24 * time.Hour
+			s := newService(t, life)
+			id := certified(t, s, web)
+			first, err := id.Credential()
+			require.NoError(t, err)
+			time.Sleep(time.Duration(begin * float64(life)))
+			s.fail(&caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: errors.New("down")})
+			time.Sleep(life / 100 * 45)
+			s.fail(nil)
+			for time.Now().Before(first.NotAfter()) {
+				c, err := id.Credential()
+				require.NoError(t, err)
+				require.True(t, time.Now().Before(c.NotAfter()))
+				time.Sleep(time.Minute)
+			}
+			c, err := id.Credential()
+			require.NoError(t, err)
+			require.True(t, time.Now().Before(c.NotAfter()), "renewed before the end, after an outage from %v", begin)
+		})
+	}
+}
+
+// What the certifier answers takes the place of nothing unless it is what was asked for.
+func TestBadAnswers(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "LNK-8-3", "LNK-8-4", "LNK-8-6")
+	synctest.Test(t, func(t *testing.T) {
+		s := newService(t, time.Hour)
+		id := certified(t, s, web)
+		first, err := id.Credential()
+		require.NoError(t, err)
+		for name, edit := range map[string]func(*x509.Certificate){
+			"another name": func(c *x509.Certificate) { c.DNSNames = []string{voting} },
+			"two names":    func(c *x509.Certificate) { c.DNSNames = []string{web, voting} },
+			"a wildcard":   func(c *x509.Certificate) { c.DNSNames = []string{"*" + strings.TrimPrefix(web, "web")} },
+			"expired": func(c *x509.Certificate) {
+				c.NotBefore, c.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(-time.Second)
+			},
+			"for clients only":    func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} },
+			"of a certificate CA": func(c *x509.Certificate) { c.IsCA, c.BasicConstraintsValid = true, true },
+		} {
+			s.ca.EditTemplates(edit)
+			n := len(s.asked())
+			for len(s.asked()) < n+2 { // two attempts
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				require.True(t, time.Now().Before(first.NotAfter()), name)
+			}
+			now, err := id.Credential()
+			require.NoError(t, err)
+			require.Same(t, first, now, name)
+			require.ErrorIs(t, id.Report().Identities[0].Err, caclient.ErrBadAnswer, name)
+		}
+		s.ca.EditTemplates(nil)
+		time.Sleep(time.Until(first.NotAfter()) - time.Second)
+		synctest.Wait()
+		now, err := id.Credential()
+		require.NoError(t, err)
+		require.True(t, now.NotAfter().After(first.NotAfter()))
+		var metrics strings.Builder
+		require.NoError(t, id.Report().Metrics(&metrics))
+		assert.NotContains(t, metrics.String(), `{result="error"} 0`)
+	})
+}
+
+// Configurations that cannot work are refused by New, with the field and what to do.
+func TestNewRefuses(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "LNK-9-2", "LNK-11-14", "LNK-11-15")
+	s := newService(t, time.Hour)
+	anchors := s.ca.Bundle().MarshalPEM()
+	chain, _ := s.ca.Certificate("/web")
+	leaf := pki.MarshalCertificatesPEM(chain[0])
+	for name, c := range map[string]struct {
+		edit func(*linkerdproxy.Config)
+		want string
+	}{
+		"no name":            {func(c *linkerdproxy.Config) { c.Name = "" }, "Config.Name"},
+		"one label":          {func(c *linkerdproxy.Config) { c.Name = "web" }, "SERVICEACCOUNT"},
+		"upper case":         {func(c *linkerdproxy.Config) { c.Name = "W" + web[1:] }, "RFC 1123"},
+		"trailing dot":       {func(c *linkerdproxy.Config) { c.Name = web + "." }, "subdomain"},
+		"dot in the account": {func(c *linkerdproxy.Config) { c.Name = "v1." + web }, "Config.Name"},
+		"no trust domain":    {func(c *linkerdproxy.Config) { c.Name = "web.emojivoto.serviceaccount.identity.linkerd" }, "TRUSTDOMAIN"},
+		"another marker":     {func(c *linkerdproxy.Config) { c.Name = "web.emojivoto.user.identity.linkerd.cluster.local" }, "does not end"},
+		"no anchors":         {func(c *linkerdproxy.Config) { c.Anchors = nil }, "Config.Anchors"},
+		"anchors of no CA":   {func(c *linkerdproxy.Config) { c.Anchors = leaf }, "CA"},
+		"anchors in DER":     {func(c *linkerdproxy.Config) { c.Anchors = chain[0].Raw }, "Config.Anchors"},
+		"garbage after anchors": {func(c *linkerdproxy.Config) {
+			c.Anchors = append(c.Anchors[:len(c.Anchors):len(c.Anchors)], "-----BEGIN"...)
+		}, "Config.Anchors"},
+		"two anchors":            {func(c *linkerdproxy.Config) { c.AnchorsFile = "/anchors.pem" }, "one of them"},
+		"no anchors file":        {func(c *linkerdproxy.Config) { c.Anchors, c.AnchorsFile = nil, "/does/not/exist" }, "Config.AnchorsFile"},
+		"no token file":          {func(c *linkerdproxy.Config) { c.TokenFile = "" }, "Config.TokenFile"},
+		"no certifier":           {func(c *linkerdproxy.Config) { c.Certifier = linkerdproxy.Service{} }, "Config.Certifier"},
+		"no name of certifier":   {func(c *linkerdproxy.Config) { c.Certifier.Name = "" }, "set the name"},
+		"loopback with a name":   {func(c *linkerdproxy.Config) { c.Certifier.Addr = "127.0.0.1:8080" }, "leave the name empty"},
+		"localhost. with a name": {func(c *linkerdproxy.Config) { c.Certifier.Addr = "localhost.:8080" }, "leave the name empty"},
+		"::1 with a name":        {func(c *linkerdproxy.Config) { c.Certifier.Addr = "[::1]:8080" }, "leave the name empty"},
+		"bad port":               {func(c *linkerdproxy.Config) { c.Certifier.Addr = "linkerd-identity:port" }, "host:port"},
+		"URL":                    {func(c *linkerdproxy.Config) { c.Certifier.Addr = "https://linkerd-identity:8080" }, "host:port"},
+		"another certifier":      {func(c *linkerdproxy.Config) { c.Certifier.Name = voting }, "want \"" + certifier},
+		"refresh":                {func(c *linkerdproxy.Config) { c.MinRefresh = 48 * time.Hour }, "MinRefresh"},
+		"negative refresh":       {func(c *linkerdproxy.Config) { c.MinRefresh = -1 }, "MinRefresh"},
+		"tiny refresh":           {func(c *linkerdproxy.Config) { c.MinRefresh = 99 * time.Millisecond }, "100ms"},
+		"key without request":    {func(c *linkerdproxy.Config) { c.KeyFile = "/key.der" }, "CSRFile"},
+		"key and store":          {func(c *linkerdproxy.Config) { c.KeyFile, c.CSRFile, c.Dir = "/key.der", "/csr.p8", "/store" }, "one of them"},
+	} {
+		cfg := config(t, web, anchors)
+		c.edit(&cfg)
+		_, err := linkerdproxy.New(cfg)
+		require.ErrorContains(t, err, c.want, name)
+	}
+	_, err := linkerdproxy.New(linkerdproxy.Config{Name: "web"})
+	require.ErrorContains(t, err, "is not SERVICEACCOUNT.NAMESPACE")
+	for _, addr := range []string{"linkerd-identity", "linkerd-identity.linkerd.svc.cluster.local.:8080", "10.0.0.1", "[fd00::1]:8080", "fd00::1"} {
+		cfg := config(t, web, anchors)
+		cfg.Certifier.Addr = addr
+		_, err := linkerdproxy.New(cfg)
+		require.NoError(t, err, addr)
+	}
+	seed := config(t, "web.emojivoto.sa.linkerd-identity.linkerd.cluster.local", anchors)
+	seed.Certifier.Name = "linkerd-identity.linkerd.sa.linkerd-identity.linkerd.cluster.local"
+	_, err = linkerdproxy.New(seed)
+	require.NoError(t, err)
+}
+
+// An Identity runs once at a time, ends well, and does not print its key.
+func TestRun(t *testing.T) {
+	t.Parallel()
+	s := newService(t, time.Hour)
+	id, err := linkerdproxy.NewWith(config(t, web, s.ca.Bundle().MarshalPEM()), s)
+	require.NoError(t, err)
+	short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	err = id.Ready(short)
+	require.ErrorIs(t, err, spiffe.ErrNotReady)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	ctx, stop := context.WithCancel(t.Context())
+	for range 2 { // the key stays
+		done := make(chan error, 1)
+		go func() { done <- id.Run(ctx) }()
+		require.NoError(t, id.Ready(t.Context()))
+		stop()
+		require.NoError(t, <-done)
+		ctx, stop = context.WithCancel(t.Context())
+	}
+	stop()
+	for _, text := range []string{fmt.Sprint(id), fmt.Sprintf("%#v", id), slog.AnyValue(id).Resolve().String()} {
+		assert.Equal(t, "linkerdproxy.Identity("+web+")", text)
+	}
+	require.NoError(t, id.Close())
+	require.Error(t, id.Run(t.Context()))
+	c, err := id.Credential()
+	require.NoError(t, err)
+	assert.Equal(t, elliptic.P256(), c.Leaf().PublicKey.(*ecdsa.PublicKey).Curve)
+}
+
+// A certifier that changes its issuer before the proxies have the anchor of the new one replaces nothing.
+func TestIssuerBeforeAnchors(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s, next := newService(t, 2*time.Second), newService(t, time.Hour)
+		id := certified(t, s, web, func(c *linkerdproxy.Config) { c.MinRefresh = 100 * time.Millisecond })
+		first, err := id.Credential()
+		require.NoError(t, err)
+		s.sign(next.ca)
+		eventually(t, func() bool { return id.Report().Identities[0].Err != nil }, "a refusal")
+		now, err := id.Credential()
+		require.NoError(t, err)
+		assert.Same(t, first, now)
+		assert.Equal(t, "200 ready", get(t, id.Handler(), "/ready"))
+	})
+}

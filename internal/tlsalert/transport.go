@@ -1,0 +1,66 @@
+package tlsalert
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"net/http"
+	"time"
+)
+
+const handshake = 10 * time.Second
+
+// NewTransport returns a transport whose connections have the configuration that newConfig returns at that moment. A nil newConfig is
+// for a URL without TLS, or trusts the roots of the host. With priorKnowledge connections begin with HTTP/2 and have no ALPN, as
+// gRPC needs it. dial makes the connections; nil means that of a [net.Dialer].
+func NewTransport(newConfig func(context.Context) (*tls.Config, error), priorKnowledge bool, dial func(ctx context.Context, network, addr string) (net.Conn, error)) *http.Transport {
+	if dial == nil {
+		dial = new(net.Dialer).DialContext
+	}
+	t := &http.Transport{
+		Proxy:                  http.ProxyFromEnvironment,
+		Protocols:              new(http.Protocols),
+		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12},
+		TLSHandshakeTimeout:    handshake,
+		MaxResponseHeaderBytes: 64 << 10,
+		IdleConnTimeout:        90 * time.Second,
+		HTTP2:                  &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 10 * time.Second},
+	}
+	t.Protocols.SetHTTP1(!priorKnowledge)
+	t.Protocols.SetHTTP2(!priorKnowledge)
+	t.Protocols.SetUnencryptedHTTP2(priorKnowledge)
+	t.DialContext = dial
+	if newConfig != nil {
+		t.Proxy = nil
+	}
+	t.DialTLSContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, handshake)
+		defer cancel()
+		config, err := t.TLSClientConfig.Clone(), error(nil)
+		if newConfig != nil {
+			if config, err = newConfig(ctx); err != nil {
+				return nil, err
+			}
+		}
+		config.NextProtos = nil
+		if t.Protocols.HTTP2() {
+			config.NextProtos = append(config.NextProtos, "h2")
+		}
+		if t.Protocols.HTTP1() {
+			config.NextProtos = append(config.NextProtos, "http/1.1")
+		}
+		first := int32(1)
+		if priorKnowledge {
+			first = 2
+		}
+		c, err := Dial(ctx, dial, network, addr, config, first)
+		if err != nil {
+			return nil, err
+		}
+		if !priorKnowledge {
+			return c, nil
+		}
+		return struct{ net.Conn }{c}, nil // net/http asks a *tls.Conn for the protocol, and begins with HTTP/2 on any other
+	}
+	return t
+}
