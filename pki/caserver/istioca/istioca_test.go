@@ -182,7 +182,8 @@ func TestAuthenticatorUnavailable(t *testing.T) {
 			"away":      temporary(0),
 			"later":     temporary(1500 * time.Millisecond),
 			"wrapped":   fmt.Errorf("tokens: %w", fmt.Errorf("%w", temporary(0))),
-			"two":       errors.Join(fmt.Errorf("tokens: %w", authn.ErrRefused), errors.New("secret reason: no connection")),
+			"two": authn.FirstOf(tokens{"two": fmt.Errorf("tokens: %w", authn.ErrRefused)},
+				tokens{"two": errors.New("secret reason: no connection")}).Authenticate,
 			"cause":     fmt.Errorf("tokens: %w: %w", authn.ErrRefused, errors.New("secret reason: expired")),
 			"never":     errors.Join(fmt.Errorf("tokens: %w", authn.ErrNoCredential), final{}),
 			"hangs": func(r *http.Request) (*authn.Caller, error) {
