@@ -34,7 +34,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesource"
@@ -42,6 +41,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 	"github.com/svidkit/svidkit/spiffe/source"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 

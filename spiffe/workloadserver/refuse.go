@@ -11,13 +11,13 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // refusal is the refusal of a request: what the caller is told, and what is logged.

@@ -29,8 +29,8 @@ import (
 // calledUnderLock has the calls of loggers and of functions of users that are made while a lock is held, by the function that
 // holds it, with the reason why that lock keeps nothing from going on that could.
 var calledUnderLock = map[string]string{
-	"authn/unixsocket.Server.Listen: log":                 "only another start waits for it",
-	"authn/unixsocket.Server.again: log":                  "only another start waits for it",
+	"spiffe/unixsocket.Server.Listen: log":                "only another start waits for it",
+	"spiffe/unixsocket.Server.again: log":                 "only another start waits for it",
 	"pki/ca/auditlog.Log.write: log":                      "records wait for the disk anyway, and Err for a second at most",
 	"pki/ca/auditlog.Log.Reopen: log":                     "likewise",
 	"pki/ca.Authority.record: log":                        "the next record of a key's event waits for it, and nothing else",

@@ -36,7 +36,7 @@ var floors = []struct {
 		"sds/xdsproxy", "spiffe/workloadapi", "spiffe/workloadserver",
 	}},
 	core: {"core", "Core", "The standard library, go-jose for tokens, x/crypto for ASN.1, fsnotify for files.", []string{
-		"authn", "authn/athenz", "authn/jwt", "authn/kube", "authn/tokensource", "authn/unixsocket",
+		"authn", "authn/athenz", "authn/jwt", "authn/kube", "authn/tokensource", "spiffe/unixsocket",
 		"caclient", "caclient/athenz", "caclient/googlecas", "caclient/local", "caclient/stepca", "caclient/vault",
 		"pki", "authn/athenz/athenzname", "pki/ca", "pki/ca/auditlog", "pki/ca/kubesecret", "pki/caserver/podcert", "pki/linkerdname", "pki/ra", "secretcache",
 		"spiffe/federation", "spiffe/filesink", "spiffe/filesource", "spiffe/health", "spiffe/jwtsvid", "spiffe/source", "spiffe/spiffetls",

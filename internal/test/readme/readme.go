@@ -14,7 +14,7 @@ const module = "github.com/svidkit/svidkit/"
 
 // names are the packages that snippets use, without those that Source imports anyway.
 var names = []string{
-	"os", module + "authn/unixsocket", module + "caclient/local", module + "pki/ca", module + "sds", module + "secretcache", module + "spiffe/spiffetest",
+	"os", module + "spiffe/unixsocket", module + "caclient/local", module + "pki/ca", module + "sds", module + "secretcache", module + "spiffe/spiffetest",
 	module + "spiffe/spiffetls", module + "spiffe/workloadapi", "github.com/stretchr/testify/require",
 }
 
