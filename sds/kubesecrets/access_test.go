@@ -128,7 +128,7 @@ func TestResolve(t *testing.T) {
 			"does not name a service account":          {byID(t, "spiffe://example.org/gateway"), "kubernetes://s"},
 			`"unix-peer:uid:0" is not of trust domain`: {of(t, &authn.Caller{Name: "uid:0", Method: "unix-peer"}), "kubernetes://s"},
 			"and not of this one": {of(t, &authn.Caller{ID: id, Method: "test",
-				Pod: &authn.Pod{Cluster: "remote", Namespace: "gw", ServiceAccount: "gateway"}}), "kubernetes://s"},
+				Pod: &spiffe.Pod{Cluster: "remote", Namespace: "gw", ServiceAccount: "gateway"}}), "kubernetes://s"},
 			`may not have Secrets of "app"`: {good, "kubernetes://app/s"},
 			`may not have Secrets of "gw"`:  {byID(t, "spiffe://example.org/ns/app/sa/gateway"), "kubernetes://gw/s"},
 			"no valid name":                 {good, "kubernetes://gw/a/b"},
