@@ -378,7 +378,7 @@ func TestPeerSDSClient(t *testing.T) {
 		ResponseNonce: second.GetNonce(), ResourceNames: []string{"default"}, ErrorDetail: &rpcstatus.Status{Code: 13, Message: "no"},
 	}))
 	require.Eventually(t, func() bool {
-		return slices.ContainsFunc(h.Report().Servers[0].Events, func(e report.Event) bool { return e.NACK })
+		return slices.ContainsFunc(h.Report().Servers[0].Pushes, func(e report.Push) bool { return e.NACK })
 	}, time.Minute, time.Millisecond)
 
 	fetched, err := c.FetchSecrets(ctx, &discovery.DiscoveryRequest{Node: node, ResourceNames: []string{"ROOTCA"}, TypeUrl: secretType})
