@@ -30,15 +30,8 @@ func Read(message []byte, delta bool) (secret bool, node []byte, err error) {
 	if delta {
 		f = deltaRequest
 	}
-	k, node, err := f.read(message)
-	return k == secrets, f.encode(node), err
-}
-
-// Reported returns how many streams have the reports of health.
-func (h *Handler) Reported() int {
-	h.health.mu.Lock()
-	defer h.health.mu.Unlock()
-	return len(h.health.legs)
+	secret, node, err = f.read(message)
+	return secret, f.encode(node), err
 }
 
 // DebugAnswer returns the JSON of a response to a debug request.
@@ -53,8 +46,5 @@ func NewQueue() *Queue { return newQueue(limit.NewShares[peerkey.Holder](0, 0), 
 // Put is put.
 func (q *Queue) Put(ctx context.Context, msg []byte) error { return q.put(ctx, msg) }
 
-// SetReport is setReport.
-func (q *Queue) SetReport(msg []byte) { q.setReport(msg) }
-
 // Next is next.
-func (q *Queue) Next(ctx context.Context) (msg []byte, size int, ok bool) { return q.next(ctx) }
+func (q *Queue) Next(ctx context.Context) (msg []byte, ok bool) { return q.next(ctx) }

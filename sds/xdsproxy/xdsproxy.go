@@ -21,8 +21,7 @@
 // may send its node in the first message of a stream only. If that message is for one of the two servers, the node is put in
 // front of the first message to the other. Metadata of Envoy is not forwarded.
 //
-// [Handler.ReportHealth] tells the control plane whether the workload is healthy. [Handler.ServeDebug] has debug information
-// of the control plane for operators, on a port of its own.
+// [Handler.ServeDebug] has debug information of the control plane for operators, on a port of its own.
 //
 // # Secrets
 //
@@ -204,7 +203,6 @@ type Handler struct {
 	log       *ratelog.Log
 	metrics   proxyMetrics
 	plane     plane
-	health    reports
 	envoys    envoys
 	open      *limit.Shares[peerkey.Holder] // streams
 	waiting   *limit.Shares[peerkey.Holder] // bytes of requests
