@@ -14,6 +14,11 @@ const (
 	MaxNodes = maxNodes
 )
 
+// SetLimits sets limits on messages and streams; 0 means the default.
+func (c *Config) SetLimits(request, response, streams, peerStreams int) {
+	c.limits.request, c.limits.response, c.limits.streams, c.limits.peerStreams = request, response, streams, peerStreams
+}
+
 // NodeBytes returns how many bytes the nodes of Envoys have that are kept for debug requests.
 func (h *Handler) NodeBytes() int {
 	h.envoys.mu.Lock()
