@@ -172,15 +172,14 @@ func (d *demonstration) startWorkload(name, address, roots string) (src *filesou
 		return nil, nil, err
 	}
 	cfg.Root = root
-	choice, err := istioagent.Choose(d.Context(), cfg)
+	if cfg, err = istioagent.Choose(d.Context(), cfg); err != nil {
+		return nil, nil, err
+	}
+	agent, err := istioagent.New(cfg)
 	if err != nil {
 		return nil, nil, err
 	}
-	agent, err := istioagent.New(cfg, choice)
-	if err != nil {
-		return nil, nil, err
-	}
-	d.say("%s: %s", name, choice)
+	d.say("%s: its identity comes from the origin %s", name, cfg.Origin)
 	done = func() {}
 	if name == "web" {
 		bootstrap := filepath.Join(d.dir, "envoy.json")
@@ -197,7 +196,7 @@ func (d *demonstration) startWorkload(name, address, roots string) (src *filesou
 			return nil
 		})
 		done = func() { d.say("for an Envoy with the identity of web: envoy -c %s", bootstrap) }
-		d.watch(choice.Socket)
+		d.watch(cfg.Socket)
 	}
 	d.Go("agent of "+name, func(ctx context.Context) error {
 		err := agent.Run(ctx)
