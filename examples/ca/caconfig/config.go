@@ -78,7 +78,7 @@ type Config struct {
 	// Page returns what Serve has at / of -admin-addr, until its context is done. Nil means nothing.
 	Page func(context.Context, *Authority) (http.Handler, error)
 	// Pods is that of [caserver.Options]; it is for a CA of its own in a cluster.
-	Pods func(ca.Signer) (run func(context.Context) error, metrics func(io.Writer) error, err error)
+	Pods func(ca.Signer) (caserver.Part, error)
 
 	cluster               caserver.Kubernetes
 	namespace             string
