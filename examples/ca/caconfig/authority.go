@@ -165,9 +165,7 @@ func (c *Config) makeStateDir(log *slog.Logger) error {
 
 // openAudit opens the audit log, which complains if others can read or change it.
 func (c *Config) openAudit(log *slog.Logger) (*auditlog.Log, error) {
-	o := c.auditOptions
-	o.Logger = log
-	audit, err := auditlog.Open(c.AuditLog, &o)
+	audit, err := auditlog.Open(c.AuditLog, log)
 	if err != nil {
 		return nil, fmt.Errorf("-audit-log: %w", err)
 	}
@@ -378,6 +376,14 @@ func (a *Authority) Close() {
 	if a.audit != nil {
 		_ = a.audit.Close() // every record was made durable when it was written
 	}
+}
+
+// ReopenAudit reopens the audit log, if there is one: see [auditlog.Log.Reopen].
+func (a *Authority) ReopenAudit() error {
+	if a.audit == nil {
+		return nil
+	}
+	return a.audit.Reopen()
 }
 
 // AuditEnd returns the hash of the last line of the audit log: see [auditlog.Log.End]. Without a log it is empty.
