@@ -60,6 +60,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"iter"
 	"net/http"
 	"slices"
 	"strings"
@@ -70,9 +71,11 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // Options are the choices of [New]. URL, TrustDomain, and Roots or RootsFile of the Endpoint, and Instance, are required.
@@ -101,10 +104,10 @@ type Options struct {
 	WithServiceToken bool
 }
 
-// CA is a [caclient.CA]; [New] makes one. It also has the method WatchBundles, which package secretcache uses instead of
-// polling. It is safe for concurrent use, and never prints a token or a key.
+// CA is a [caclient.CA] and a [caclient.BundleWatcher]; [New] makes one. It is safe for concurrent use, and never prints a
+// token or a key.
 type CA struct {
-	client
+	redacted
 	opts      Options
 	namespace string // of the SPIFFE ID
 	conn      *caconn.Conn
@@ -118,7 +121,7 @@ type CA struct {
 	received  string        // that of the one that came last
 }
 
-type client = caconn.Client // an alias, so that the embedded field is not exported
+type redacted = redact.Text // an alias, so that the embedded field is not exported
 
 // New returns a CA. It does not connect and reads no file. The error says which option is wrong.
 func New(o Options) (*CA, error) {
@@ -194,7 +197,7 @@ func (c *CA) connect() error {
 	}
 	var err error
 	if c.conn, err = dial(nil); err == nil {
-		c.client = c.conn.Client()
+		c.redacted = c.conn.Text()
 		c.refreshes, err = dial(c.clientCertificate)
 	}
 	return err
@@ -259,6 +262,19 @@ type answer struct {
 
 	OwnerCertificate string `json:"certificate"`
 	OwnerSigner      string `json:"caCertBundle"`
+}
+
+// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls the CA
+// only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs the failure and
+// returns those. The error is a [*caclient.Error], unless ctx is done.
+func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+	return c.conn.FetchBundles(ctx)
+}
+
+// WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads the source
+// of roots every five minutes, or as often as the refresh hint of its bundle says.
+func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
+	return c.conn.WatchBundles(ctx)
 }
 
 // Sign implements [caclient.CA]: the package comment says with which proof. The lifetime is sent in whole minutes, at least

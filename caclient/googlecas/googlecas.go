@@ -53,6 +53,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"net/http"
 	"net/url"
 	"slices"
@@ -63,7 +64,9 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // Options are the choices of [New]. TrustDomain and a source of tokens of the Endpoint, and Pool, are required.
@@ -86,16 +89,16 @@ type Options struct {
 	ReflectSPIFFE bool
 }
 
-// CA is a [caclient.CA]; [New] makes one. It also has the method WatchBundles, which package secretcache uses instead of
-// polling. It is safe for concurrent use, and never prints a token or a key.
+// CA is a [caclient.CA] and a [caclient.BundleWatcher]; [New] makes one. It is safe for concurrent use, and never prints a
+// token or a key.
 type CA struct {
-	client
+	redacted
 	opts Options
 	conn *caconn.Conn
 	ids  requestIDs
 }
 
-type client = caconn.Client // an alias, so that the embedded field is not exported
+type redacted = redact.Text // an alias, so that the embedded field is not exported
 
 // New returns a CA. It does not connect and reads no file. The error says which option is wrong.
 func New(o Options) (*CA, error) {
@@ -116,7 +119,7 @@ func New(o Options) (*CA, error) {
 	if err != nil {
 		return nil, fmt.Errorf("googlecas: invalid Options: %w", err)
 	}
-	c.conn, c.client = conn, conn.Client()
+	c.conn, c.redacted = conn, conn.Text()
 	return c, nil
 }
 
@@ -165,6 +168,19 @@ type certificate struct {
 
 	PEMCertificate string   `json:"pemCertificate,omitempty"`
 	PEMChain       []string `json:"pemCertificateChain,omitempty"` // from the issuer to the root
+}
+
+// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls the CA
+// only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs the failure and
+// returns those. The error is a [*caclient.Error], unless ctx is done.
+func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+	return c.conn.FetchBundles(ctx)
+}
+
+// WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads the source
+// of roots every five minutes, or as often as the refresh hint of its bundle says.
+func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
+	return c.conn.WatchBundles(ctx)
 }
 
 // Sign implements [caclient.CA]. The lifetime is sent in whole seconds, at least one; 0 means 24 hours, as the service

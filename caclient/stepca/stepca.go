@@ -51,6 +51,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"iter"
 	"net/http"
 	"slices"
 	"strings"
@@ -60,8 +61,10 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // Options are the choices of [New]. URL and TrustDomain of the Endpoint are required.
@@ -80,10 +83,10 @@ type Options struct {
 	Certificate func() *tls.Certificate
 }
 
-// CA is a [caclient.CA]; [New] makes one. It also has the method WatchBundles, which package secretcache uses instead of
-// polling. It is safe for concurrent use, and never prints a token or a key.
+// CA is a [caclient.CA] and a [caclient.BundleWatcher]; [New] makes one. It is safe for concurrent use, and never prints a
+// token or a key.
 type CA struct {
-	client
+	redacted
 	opts        Options
 	fingerprint []byte
 	conn        *caconn.Conn
@@ -94,7 +97,7 @@ type CA struct {
 	root *x509.Certificate // with the fingerprint; nil before it was fetched
 }
 
-type client = caconn.Client // an alias, so that the embedded field is not exported
+type redacted = redact.Text // an alias, so that the embedded field is not exported
 
 // New returns a CA. It does not connect and reads no file. The error says which option is wrong.
 func New(o Options) (*CA, error) {
@@ -130,7 +133,7 @@ func (c *CA) connect() error {
 	if c.conn, err = caconn.New(cfg); err != nil {
 		return err
 	}
-	c.client = c.conn.Client()
+	c.redacted = c.conn.Text()
 	c.renewals, c.unverified = c.conn, c.conn
 	if c.opts.HTTPClient != nil {
 		return nil
@@ -233,6 +236,19 @@ func (c *CA) clientCertificate(*tls.CertificateRequestInfo) (*tls.Certificate, e
 		}
 	}
 	return new(tls.Certificate), nil
+}
+
+// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls the CA
+// only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs the failure and
+// returns those. The error is a [*caclient.Error], unless ctx is done.
+func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+	return c.conn.FetchBundles(ctx)
+}
+
+// WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads the source
+// of roots every five minutes, or as often as the refresh hint of its bundle says.
+func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
+	return c.conn.WatchBundles(ctx)
 }
 
 // Sign implements [caclient.CA]: the package comment says with which proof. A token is sent with a lifetime in whole seconds,

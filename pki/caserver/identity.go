@@ -8,6 +8,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/secretcache"
@@ -28,7 +29,7 @@ func newIdentity(o Options) (*secretcache.Manager, error) {
 			return nil, fmt.Errorf("Options.Names has %v, which is neither a DNS name nor an IP address", name)
 		}
 	}
-	var source secretcache.CA = s
+	var source caclient.CA = s
 	if w, ok := o.CA.(interface{ Changed() <-chan struct{} }); ok {
 		source = watched{s, w.Changed}
 	}
@@ -44,12 +45,12 @@ type self struct {
 	ips      []net.IP
 }
 
-// Sign implements [secretcache.CA].
+// Sign implements [caclient.CA].
 func (s *self) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
 	return s.ca.Sign(ctx, ca.Request{CSR: csr, ID: s.id, DNSNames: s.dnsNames, IPs: s.ips, TTL: lifetime, Method: "self"})
 }
 
-// FetchBundles implements [secretcache.CA]. A registration authority that learns its roots from what is
+// FetchBundles implements [caclient.CA]. A registration authority that learns its roots from what is
 // signed has none before the first signature, so one is asked for, with a key that is thrown away.
 func (s *self) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	if b := s.ca.Bundle(); b == nil || len(b.MarshalPEM()) == 0 {
@@ -74,7 +75,7 @@ type watched struct {
 	changed func() <-chan struct{}
 }
 
-// WatchBundles has the form that [secretcache.CA] describes.
+// WatchBundles has the form that [caclient.CA] describes.
 func (w watched) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
 	return func(yield func(*spiffe.BundleSet, error) bool) {
 		for ctx.Err() == nil {

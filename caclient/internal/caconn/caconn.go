@@ -28,6 +28,7 @@ import (
 	"github.com/svidkit/svidkit/internal/jsonapi"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/ratelog"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/retry"
 	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
@@ -131,8 +132,8 @@ func httpClient(e *caclient.Endpoint, cfg Config, scheme string) (*http.Client, 
 	return c, nil
 }
 
-// Name returns the name of the client's package.
-func (c *Conn) Name() string { return c.cfg.Name }
+// Text returns what a client prints instead of its tokens and keys.
+func (c *Conn) Text() redact.Text { return redact.New(c.cfg.Name + ".CA(" + c.URL + ")") }
 
 // Token returns the token to send, and why there is none if there should be one. It is text that fits into a header. The
 // error is a [*caclient.Error] of op, or says that ctx is done.
