@@ -34,6 +34,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -81,20 +82,11 @@ type Caller struct {
 	Actors []string
 
 	// Pod is where the caller runs; nil if the proof does not say.
-	Pod *Pod
+	Pod *spiffe.Pod
 
 	// Certificate is the leaf that proved the caller; nil for another proof. A certificate authority that signs for
 	// such a caller decides how long it may renew without another proof.
 	Certificate *x509.Certificate
-}
-
-// Pod is the Kubernetes pod that a credential is bound to.
-type Pod struct {
-	Cluster        string // the cluster that verified the credential; empty for the server's own
-	Namespace      string
-	ServiceAccount string
-	Name, UID      string // empty for a credential that is not bound to a pod
-	Node           string // that the pod runs on; empty if the credential does not say
 }
 
 // proven reports whether c has a proven name.
@@ -137,23 +129,19 @@ func (c *Caller) LogValue() slog.Value {
 		attrs = append(attrs, slog.Any("actors", c.Actors))
 	}
 	if c.Pod != nil {
-		attrs = append(attrs, slog.GroupAttrs("pod", c.Pod.attrs()...))
+		attrs = append(attrs, slog.GroupAttrs("pod", podAttrs(c.Pod)...))
 	}
 	return slog.GroupValue(attrs...)
 }
 
-// attrs returns all fields except empty ones.
-func (p *Pod) attrs() []slog.Attr {
-	var attrs []slog.Attr
-	for _, a := range []slog.Attr{
-		slog.String("cluster", p.Cluster), slog.String("namespace", p.Namespace),
-		slog.String("service_account", p.ServiceAccount), slog.String("name", p.Name), slog.String("uid", p.UID), slog.String("node", p.Node),
-	} {
-		if a.Value.String() != "" {
-			attrs = append(attrs, a)
-		}
+// podAttrs returns all fields except empty ones.
+func podAttrs(p *spiffe.Pod) []slog.Attr {
+	attrs := []slog.Attr{
+		slog.String("cluster", p.Cluster), slog.String("namespace", p.Namespace), slog.String("service_account", p.ServiceAccount),
+		slog.String("name", p.Name), slog.String("uid", p.UID), slog.String("node", p.Node),
+		slog.String("service_account_uid", p.ServiceAccountUID), slog.String("node_uid", p.NodeUID),
 	}
-	return attrs
+	return slices.DeleteFunc(attrs, func(a slog.Attr) bool { return a.Value.String() == "" })
 }
 
 // An Authenticator proves the sender of a request. Its errors wrap [ErrNoCredential] or [ErrRefused] if

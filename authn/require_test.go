@@ -63,7 +63,7 @@ var outcomes = []struct {
 	{"refused for a cause", nil, fmt.Errorf("%w: %w", authn.ErrRefused, errors.New("sesame")), 401, ""},
 	{"all judged", nil, errors.Join(fmt.Errorf("a: %w", authn.ErrNoCredential), fmt.Errorf("b: %w", authn.ErrRefused)), 401, ""},
 	{"nothing", nil, nil, 401, ""},
-	{"a caller without a name", &authn.Caller{Method: "m", Pod: &authn.Pod{Name: "web-0"}}, nil, 401, ""},
+	{"a caller without a name", &authn.Caller{Method: "m", Pod: &spiffe.Pod{Name: "web-0"}}, nil, 401, ""},
 	{"other error", nil, errors.New("the API server is away"), 503, ""},
 	{"one cannot judge", nil, firstOf(fmt.Errorf("a: %w", authn.ErrNoCredential), errors.New("away")), 503, ""},
 	{"one is to come back", nil, firstOf(authn.ErrRefused, later{2 * time.Second}, later{time.Second}), 503, "2"},

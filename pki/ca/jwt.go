@@ -114,7 +114,7 @@ type JWTRequest struct {
 
 	// Caller, Method and Pod are as in [Request].
 	Caller, Method string
-	Pod            Pod
+	Pod            spiffe.Pod
 }
 
 // SignJWT signs a JWT-SVID with the active JWT key; the public half is in [Authority.Bundle]. Beside the claims of the

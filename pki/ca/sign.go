@@ -113,9 +113,11 @@ type Request struct {
 	Profile Profile
 
 	// Caller is the authenticated caller, and Method how it authenticated: for limits per caller and for
-	// the audit record. An empty Caller means ID, or the first of DNSNames. Pod is where it runs, for the audit record.
+	// the audit record. An empty Caller means ID, or the first of DNSNames. Pod is where it runs, and PodRequest
+	// the name of its PodCertificateRequest, if there is one: for the audit record.
 	Caller, Method string
-	Pod            Pod
+	Pod            spiffe.Pod
+	PodRequest     string
 
 	// Proven is when the workload last proved its identity by another proof than a certificate of this CA, such as a token;
 	// zero, or the future, means now. A server that takes such a certificate as proof sets it to [Authority.Proven] of that

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/peerkey"
@@ -18,6 +17,7 @@ import (
 	"github.com/svidkit/svidkit/internal/retry"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // refusal is the refusal of a request: what the caller is told, and what is logged.

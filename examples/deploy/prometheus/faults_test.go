@@ -524,7 +524,7 @@ func TestPodsWaiting(t *testing.T) {
 		server, err := caserver.New(caserver.Options{CA: w.ca, ID: spiffe.MustParseID("spiffe://example.org/ca"), Pods: func(signer ca.Signer) (func(context.Context) error, func(io.Writer) error, error) {
 			s, err := podcert.New(podcert.Options{
 				SignerName: "example.org/spiffe", TrustDomain: domain, CA: signer, APIServer: api.URL(), HTTPClient: api.Client(),
-				ID: func(ca.Pod) (spiffe.ID, error) {
+				ID: func(spiffe.Pod) (spiffe.ID, error) {
 					if !registered.Load() {
 						return spiffe.ID{}, later{errAway}
 					}

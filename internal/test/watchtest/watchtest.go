@@ -20,7 +20,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/pki"
@@ -182,7 +181,7 @@ func authority(t *testing.T) func(io.Writer) error {
 	}
 	server, err := caserver.New(caserver.Options{
 		CA: a, ID: spiffe.MustParseID("spiffe://example.org/ca"), Istio: &istioca.Options{Authenticator: tokens},
-		Linkerd: &linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "example.org"}, Review: func(context.Context, string, []string) (*kube.Account, error) { return nil, errors.New("none") }},
+		Linkerd: &linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "example.org"}, Review: func(context.Context, string, []string) (*spiffe.Pod, error) { return nil, errors.New("none") }},
 		Ready:   func() { close(ready) }, Pods: pods,
 	})
 	no(t, err)

@@ -100,8 +100,8 @@ func (s *Server) sign(ctx context.Context, c *caservice.Call, caller *authn.Call
 		CSR: csr, ID: grant.ID, DNSNames: grant.DNSNames, IPs: grant.IPs, CommonName: caservice.CommonName(csr, grant.ID.String()),
 		Caller: caller.ID.String(), Method: caller.Method, LimitKey: limitKey(caller, grant.ID), Signer: r.signer,
 	}
-	if p := caller.Pod; p != nil {
-		req.Pod = ca.Pod{Cluster: p.Cluster, Namespace: p.Namespace, ServiceAccount: p.ServiceAccount, Name: p.Name, UID: p.UID, Node: p.Node}
+	if caller.Pod != nil {
+		req.Pod = *caller.Pod
 	}
 	switch {
 	case r.validity > math.MaxInt64/int64(time.Second):

@@ -16,6 +16,7 @@ import (
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/internal/caservice"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 var (
@@ -159,7 +160,7 @@ func checkCSR(der []byte, identity string) (*pki.CSR, error) {
 }
 
 // review returns the account that the token proves, if its name is the identity that is asked for.
-func (s *Server) review(ctx context.Context, r *request) (*kube.Account, error) {
+func (s *Server) review(ctx context.Context, r *request) (*spiffe.Pod, error) {
 	account, err := s.opts.Review(ctx, string(r.token), []string{audience})
 	switch {
 	case err == nil && account == nil:
@@ -187,16 +188,13 @@ func (s *Server) review(ctx context.Context, r *request) (*kube.Account, error) 
 }
 
 // sign returns the chain for an identity that was proven: the leaf and its issuers. It checks the answer of the signer.
-func (s *Server) sign(ctx context.Context, r *request, account *kube.Account, csr *pki.CSR) ([]*x509.Certificate, error) {
+func (s *Server) sign(ctx context.Context, r *request, account *spiffe.Pod, csr *pki.CSR) ([]*x509.Certificate, error) {
 	ticket := s.tickets.Add(1)
 	chain, err := s.opts.Signer.Sign(ctx, ca.Request{
 		CSR: csr, Profile: ca.DNSOnly, DNSNames: []string{r.identity}, CommonName: caservice.CommonName(csr, r.identity),
 		TTL: s.opts.Lifetime + s.opts.ClockSkew, Backdate: s.opts.ClockSkew,
-		Caller: r.identity, Method: "kubernetes-token", LimitKey: account.PodUID,
-		Pod: ca.Pod{
-			Namespace: account.Namespace, ServiceAccount: account.ServiceAccount,
-			Name: account.PodName, UID: account.PodUID, Node: account.NodeName,
-		},
+		Caller: r.identity, Method: "kubernetes-token", LimitKey: account.UID,
+		Pod: *account,
 	})
 	if err != nil {
 		e := caservice.SignError(ctx, err)
