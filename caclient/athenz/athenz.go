@@ -73,7 +73,6 @@ import (
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -156,50 +155,42 @@ func (o *Options) check() error {
 }
 
 // connect makes the connections. An instance is seldom refreshed, so none is kept.
-func (c *CA) connect() error {
-	config := func(client func(*tls.CertificateRequestInfo) (*tls.Certificate, error)) func(context.Context) (*tls.Config, error) {
-		return func(context.Context) (*tls.Config, error) {
-			cfg := &tls.Config{MinVersion: tls.VersionTLS12, Time: certchain.Now, GetClientCertificate: client}
-			if file := cmp.Or(c.opts.ServerRootsFile, c.opts.RootsFile); file != "" {
-				b, err := caconn.ReadBundle(c.opts.TrustDomain, file)
-				if err != nil {
-					return nil, err
-				}
-				cfg.RootCAs = b.CertPool()
-			}
-			return cfg, nil
-		}
+func (c *CA) connect() (err error) {
+	if c.conn, err = c.dial(nil); err != nil {
+		return err
 	}
-	dial := func(client func(*tls.CertificateRequestInfo) (*tls.Certificate, error)) (*caconn.Conn, error) {
-		cfg := caconn.Config{Name: "athenz", Endpoint: c.opts.Endpoint, TLS: config(client)}
-		switch given := c.opts.HTTPClient; {
-		case given == nil:
-			t := tlsalert.NewTransport(cfg.TLS, cfg.PriorKnowledge, nil)
-			t.DisableKeepAlives = true
-			t.Protocols.SetHTTP2(false)
-			cfg.Endpoint.HTTPClient = &http.Client{Transport: t}
-		case client != nil:
-			base, ok := given.Transport.(*http.Transport)
-			if !ok {
-				break
-			}
-			t := base.Clone()
-			t.DisableKeepAlives = true
-			if t.TLSClientConfig == nil {
-				t.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12}
-			}
-			t.TLSClientConfig.GetClientCertificate = client
-			t.TLSClientConfig.ClientSessionCache = nil // a resumed session has the certificate of the first
-			cfg.Endpoint.HTTPClient = &http.Client{Transport: t, Timeout: given.Timeout}
-		}
-		return caconn.New(cfg)
-	}
-	var err error
-	if c.conn, err = dial(nil); err == nil {
-		c.redacted = c.conn.Text()
-		c.refreshes, err = dial(c.clientCertificate)
-	}
+	c.redacted = c.conn.Text()
+	c.refreshes, err = c.dial(c.clientCertificate)
 	return err
+}
+
+func (c *CA) dial(client func(*tls.CertificateRequestInfo) (*tls.Certificate, error)) (*caconn.Conn, error) {
+	cfg := caconn.Config{Name: "athenz", Endpoint: c.opts.Endpoint}
+	cfg.TLS = func(context.Context) (*tls.Config, error) {
+		own := &tls.Config{MinVersion: tls.VersionTLS12, Time: certchain.Now, GetClientCertificate: client}
+		if file := cmp.Or(c.opts.ServerRootsFile, c.opts.RootsFile); file != "" {
+			b, err := caconn.ReadBundle(c.opts.TrustDomain, file)
+			if err != nil {
+				return nil, err
+			}
+			own.RootCAs = b.CertPool()
+		}
+		return own, nil
+	}
+	given := c.opts.HTTPClient
+	if given == nil {
+		cfg.Endpoint.HTTPClient = caconn.OneCall(cfg.TLS, client)
+	} else if base, ok := given.Transport.(*http.Transport); ok && client != nil {
+		t := base.Clone()
+		t.DisableKeepAlives = true
+		if t.TLSClientConfig == nil {
+			t.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12}
+		}
+		t.TLSClientConfig.GetClientCertificate = client
+		t.TLSClientConfig.ClientSessionCache = nil // a resumed session has the certificate of the first
+		cfg.Endpoint.HTTPClient = &http.Client{Transport: t, Timeout: given.Timeout}
+	}
+	return caconn.New(cfg)
 }
 
 // current returns the present certificate, if it may be presented.
@@ -305,15 +296,9 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 		}
 		refused = err
 	}
-	token, missing, err := c.conn.Token(ctx, "sign")
-	switch {
-	case err != nil:
+	token, err := c.conn.ProofToken(ctx, refused, noProof)
+	if err != nil {
 		return nil, err
-	case token == "" && refused != nil:
-		return nil, refused
-	case token == "":
-		err = errors.New("there is neither a token nor a certificate that ZTS would take; set Token or TokenFile")
-		return nil, c.conn.Error("sign", caclient.ErrUnauthenticated, errors.Join(err, missing))
 	}
 	if c.opts.KeyID != "" {
 		r.KeyID, r.principal = c.opts.KeyID, token
@@ -322,6 +307,8 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	r.Provider, r.Domain, r.Service, r.AttestationData = i.Provider.String(), i.Service.Domain, i.Service.Name, token
 	return c.certify(ctx, c.conn, csr, "", r)
 }
+
+const noProof = "there is neither a token nor a certificate that ZTS would take; set Token or TokenFile"
 
 // note keeps the serial number of a certificate.
 func (c *CA) note(which *string, leaf *x509.Certificate) {

@@ -28,13 +28,6 @@
 // known before it signs, and an old one until it is deleted. A chain that does not end in a self-signed certificate
 // adds nothing: mount its root as a file.
 //
-// # Requests that are repeated
-//
-// A certificate request has an ID, by which the service recognises a repetition and answers with the certificate that
-// it has already issued. Each call of Sign has a new ID, unless a call with the same CSR and lifetime is under way, or
-// failed in a way that the service may have carried it out: then that call's ID is used again for up to 50 minutes. The
-// service remembers an ID for 60.
-//
 // # What it promises
 //
 // The token goes to the host of Options.URL and nowhere else: redirects are not followed, and a connection without TLS
@@ -48,7 +41,7 @@ package googlecas
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
+	"crypto/rand"
 	"crypto/x509"
 	"encoding/json"
 	"errors"
@@ -95,7 +88,6 @@ type CA struct {
 	redacted
 	opts Options
 	conn *caconn.Conn
-	ids  requestIDs
 }
 
 type redacted = redact.Text // an alias, so that the embedded field is not exported
@@ -154,6 +146,14 @@ func isID(s string) bool {
 	})
 }
 
+// newUUID returns a random UUID, of version 4.
+func newUUID() string {
+	var b [16]byte
+	rand.Read(b[:]) // never fails
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
 const (
 	defaultLifetime = 24 * time.Hour
 	maxAuthorities  = 100 // of a pool; each costs a signature to check
@@ -198,15 +198,13 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	if c.opts.ReflectSPIFFE {
 		request.SubjectMode = "REFLECTED_SPIFFE"
 	}
-	key := requestKey{sha256.Sum256(csr.DER()), lifetime}
-	id := c.ids.take(key)
+	id := newUUID()
 	query := url.Values{"requestId": {id}, "certificateId": {"svid-" + id}} // pools of the enterprise tier need a name for it
 	if c.opts.Authority != "" {
 		query.Set("issuingCertificateAuthorityId", c.opts.Authority)
 	}
 	var answer certificate
 	err := c.call(ctx, "sign", "/certificates?"+query.Encode(), request, &answer)
-	c.ids.done(key, id, mayHaveLanded(ctx, err))
 	if err != nil {
 		return nil, err
 	}

@@ -188,19 +188,7 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 
 // sign asks for a certificate for id, or for the caller's own if id is zero.
 func (c *CA) sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration, id spiffe.ID) ([]*x509.Certificate, error) {
-	if lifetime > 0 {
-		lifetime = max(lifetime, time.Second)
-	}
-	request, err := protofield.Write(func(w *protofield.Writer) {
-		w.Bytes(1, csr.PEM())
-		w.Varint(3, uint64(lifetime/time.Second))
-		w.Message(4, func(w *protofield.Writer) {
-			writeText(w, "CertSigner", c.opts.CertSigner) // Istio's own client sends it even if it is empty
-			if !id.IsZero() {
-				writeText(w, "ImpersonatedIdentity", id.String())
-			}
-		})
-	})
+	request, err := c.request(csr, lifetime, id)
 	if err != nil {
 		return nil, c.conn.Error("sign", caclient.ErrInvalid, err)
 	}
@@ -230,6 +218,23 @@ func (c *CA) sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration, id 
 		return nil, c.conn.Error("sign", caclient.ErrBadAnswer, err)
 	}
 	return chain, nil
+}
+
+// request returns an IstioCertificateRequest.
+func (c *CA) request(csr *pki.CSR, lifetime time.Duration, id spiffe.ID) ([]byte, error) {
+	if lifetime > 0 {
+		lifetime = max(lifetime, time.Second)
+	}
+	return protofield.Write(func(w *protofield.Writer) {
+		w.Bytes(1, csr.PEM())
+		w.Varint(3, uint64(lifetime/time.Second))
+		w.Message(4, func(w *protofield.Writer) {
+			writeText(w, "CertSigner", c.opts.CertSigner) // Istio's own client sends it even if it is empty
+			if !id.IsZero() {
+				writeText(w, "ImpersonatedIdentity", id.String())
+			}
+		})
+	})
 }
 
 // readResponse reads an IstioCertificateResponse, which is a list of texts: the last one has the roots, and

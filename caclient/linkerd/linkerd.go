@@ -217,12 +217,9 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	if err != nil {
 		return nil, c.conn.Error("sign", caclient.ErrInvalid, err)
 	}
-	token, missing, err := c.conn.Token(ctx, "sign")
+	token, err := c.conn.ProofToken(ctx, nil, "there is no token to send; set Token or TokenFile")
 	if err != nil {
 		return nil, err
-	}
-	if token == "" {
-		return nil, c.conn.Error("sign", caclient.ErrUnauthenticated, errors.Join(errors.New("there is no token to send; set Token or TokenFile"), missing))
 	}
 	request, err := protofield.Write(func(w *protofield.Writer) {
 		w.Text(1, name)
@@ -281,63 +278,59 @@ func (c *CA) callError(failure, cause error) error {
 	return e
 }
 
+// response is a CertifyResponse.
+type response struct {
+	leaf    []byte
+	issuers [][]byte
+	until   *time.Time
+}
+
+func (r *response) read(f *protofield.Field) {
+	switch f.Number {
+	case 1:
+		f.Bytes(&r.leaf)
+	case 2:
+		if len(r.issuers) == maxChain-1 {
+			f.Fail(fmt.Errorf("the answer has more than %d certificates", maxChain))
+			return
+		}
+		var der []byte
+		f.Bytes(&der)
+		r.issuers = append(r.issuers, der)
+	case 3:
+		if f.Data != nil {
+			seconds, nanos := f.Seconds()
+			until := time.Unix(seconds, int64(nanos))
+			r.until = &until
+		}
+	}
+}
+
 // readResponse reads a CertifyResponse at now.
 func readResponse(message []byte, now time.Time) ([]*x509.Certificate, error) {
-	var leaf []byte
-	var issuers [][]byte
-	var until *time.Time
-	err := protofield.Read(message, func(f *protofield.Field) {
-		switch f.Number {
-		case 1:
-			f.Bytes(&leaf)
-		case 2:
-			if len(issuers) == maxChain-1 {
-				f.Fail(fmt.Errorf("the answer has more than %d certificates", maxChain))
-				return
-			}
-			var der []byte
-			f.Bytes(&der)
-			issuers = append(issuers, der)
-		case 3:
-			var seconds int64
-			var nanos int32
-			if f.Data == nil {
-				return
-			}
-			f.Message(func(f *protofield.Field) { // a google.protobuf.Timestamp
-				switch f.Number {
-				case 1:
-					f.Int64(&seconds)
-				case 2:
-					f.Int32(&nanos)
-				}
-			})
-			t := time.Unix(seconds, int64(nanos))
-			until = &t
-		}
-	})
-	if err != nil {
+	var r response
+	if err := protofield.Read(message, r.read); err != nil {
 		return nil, err
 	}
-	if len(leaf) == 0 {
+	if len(r.leaf) == 0 {
 		return nil, errors.New("the answer has no certificate")
 	}
 	chain := make([]*x509.Certificate, 0, maxChain)
-	for i, der := range slices.Concat([][]byte{leaf}, issuers) {
+	for i, der := range slices.Concat([][]byte{r.leaf}, r.issuers) {
 		c, err := x509.ParseCertificate(der)
 		if err != nil {
-			return nil, fmt.Errorf("certificate %d of %d is not X.509 in DER", i+1, len(issuers)+1)
+			return nil, fmt.Errorf("certificate %d of %d is not X.509 in DER", i+1, len(r.issuers)+1)
 		}
 		chain = append(chain, c)
 	}
 	end := chain[0].NotAfter
 	switch {
-	case until == nil:
+	case r.until == nil:
 		return nil, errors.New("the answer does not say until when the certificate is valid")
-	case !until.After(now):
-		return nil, fmt.Errorf("the answer says that the certificate is valid until %s, and now is %s: compare the clocks", text(*until), text(now))
-	case until.Sub(end).Abs() > tolerance:
-		return nil, fmt.Errorf("the answer says that the certificate is valid until %s, and the certificate says %s", text(*until), text(end))
+	case !r.until.After(now):
+		return nil, fmt.Errorf("the answer says that the certificate is valid until %s, and now is %s: compare the clocks", text(*r.until), text(now))
+	case r.until.Sub(end).Abs() > tolerance:
+		return nil, fmt.Errorf("the answer says that the certificate is valid until %s, and the certificate says %s", text(*r.until), text(end))
 	}
 	return chain, nil
 }

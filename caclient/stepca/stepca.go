@@ -62,7 +62,6 @@ import (
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/redact"
-	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -138,23 +137,15 @@ func (c *CA) connect() error {
 	if c.opts.HTTPClient != nil {
 		return nil
 	}
-	// A connection for each renewal, as it has the certificate of that moment.
-	once := func(cfg caconn.Config) *http.Client {
-		t := tlsalert.NewTransport(cfg.TLS, cfg.PriorKnowledge, nil)
-		t.DisableKeepAlives = true
-		t.Protocols.SetHTTP2(false)
-		t.TLSClientConfig.GetClientCertificate = c.clientCertificate
-		return &http.Client{Transport: t}
-	}
 	cfg.TLS = c.tls(c.clientCertificate)
-	cfg.Endpoint.HTTPClient = once(cfg)
+	cfg.Endpoint.HTTPClient = caconn.OneCall(cfg.TLS, c.clientCertificate)
 	if c.renewals, err = caconn.New(cfg); err != nil || len(c.fingerprint) == 0 {
 		return err
 	}
 	cfg.TLS = func(context.Context) (*tls.Config, error) {
 		return &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true}, nil //nolint:gosec // for a certificate whose SHA-256 is known
 	}
-	cfg.Endpoint.HTTPClient = once(cfg)
+	cfg.Endpoint.HTTPClient = caconn.OneCall(cfg.TLS, nil)
 	c.unverified, err = caconn.New(cfg)
 	return err
 }
@@ -268,15 +259,10 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 		}
 		refused = err
 	}
-	token, missing, err := c.conn.Token(ctx, "sign")
-	switch {
-	case err != nil:
+	const none = "there is neither a token nor a valid certificate to send; set Token or TokenFile"
+	token, err := c.conn.ProofToken(ctx, refused, none)
+	if err != nil {
 		return nil, err
-	case token == "" && refused != nil:
-		return nil, refused
-	case token == "":
-		err = errors.New("there is neither a token nor a valid certificate to send; set Token or TokenFile")
-		return nil, c.conn.Error("sign", caclient.ErrUnauthenticated, errors.Join(err, missing))
 	}
 	r := request{CSR: string(csr.PEM()), Token: token}
 	if lifetime > 0 {

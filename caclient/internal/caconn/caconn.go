@@ -170,6 +170,33 @@ func (c *Conn) Token(ctx context.Context, op string) (token string, missing, err
 	return token, missing, nil
 }
 
+// ProofToken is [Conn.Token] for a call that needs a token, as the CA has refused the certificate of the caller; refused is nil
+// if there was none. Without a token the error is refused, or says what there should be.
+func (c *Conn) ProofToken(ctx context.Context, refused error, none string) (string, error) {
+	token, missing, err := c.Token(ctx, "sign")
+	switch {
+	case err != nil:
+		return "", err
+	case token != "":
+		return token, nil
+	case refused != nil:
+		return "", refused
+	}
+	return "", c.Error("sign", caclient.ErrUnauthenticated, errors.Join(errors.New(none), missing))
+}
+
+// OneCall returns a client that makes a connection for each call, which has the client certificate of that moment. config is
+// nil for one that trusts the roots of the host.
+func OneCall(
+	config func(context.Context) (*tls.Config, error), certificate func(*tls.CertificateRequestInfo) (*tls.Certificate, error),
+) *http.Client {
+	t := tlsalert.NewTransport(config, false, nil)
+	t.DisableKeepAlives = true
+	t.Protocols.SetHTTP2(false)
+	t.TLSClientConfig.GetClientCertificate = certificate
+	return &http.Client{Transport: t}
+}
+
 // IsText reports whether s can be the value of a header.
 func IsText(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' })
@@ -348,25 +375,9 @@ func (c *Conn) Do(ctx context.Context, r Request, answer any) error {
 }
 
 func (c *Conn) do(ctx context.Context, r Request) ([]byte, error) {
-	var in io.Reader
-	if r.Body != nil {
-		b, err := json.Marshal(r.Body)
-		if err != nil {
-			return nil, c.Error(r.Op, caclient.ErrInvalid, err)
-		}
-		in = bytes.NewReader(b)
-	}
-	req, err := http.NewRequestWithContext(ctx, r.Method, c.URL+r.Path, in)
+	req, err := c.request(ctx, r)
 	if err != nil {
-		return nil, c.Error(r.Op, caclient.ErrInvalid, errors.New("the path of the request cannot be part of a URL"))
-	}
-	if r.Header != nil {
-		req.Header = r.Header.Clone()
-	}
-	req.Header.Set("Accept", "application/json")
-	req.Header["Accept-Encoding"] = jsonapi.Plain
-	if in != nil {
-		req.Header.Set("Content-Type", "application/json")
+		return nil, c.Error(r.Op, caclient.ErrInvalid, err)
 	}
 	c.Begin()
 	resp, err := c.HTTP.Do(req)
@@ -391,6 +402,30 @@ func (c *Conn) do(ctx context.Context, r Request) ([]byte, error) {
 		return nil, e
 	}
 	return nil, c.Error(r.Op, caclient.ErrUnavailable, bearer.RedactError(err, r.Secrets...))
+}
+
+func (c *Conn) request(ctx context.Context, r Request) (*http.Request, error) {
+	var body io.Reader
+	if r.Body != nil {
+		b, err := json.Marshal(r.Body)
+		if err != nil {
+			return nil, err
+		}
+		body = bytes.NewReader(b)
+	}
+	req, err := http.NewRequestWithContext(ctx, r.Method, c.URL+r.Path, body)
+	if err != nil {
+		return nil, errors.New("the path of the request cannot be part of a URL")
+	}
+	if r.Header != nil {
+		req.Header = r.Header.Clone()
+	}
+	req.Header.Set("Accept", "application/json")
+	req.Header["Accept-Encoding"] = jsonapi.Plain
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	return req, nil
 }
 
 func (c *Conn) judge(r Request, resp *http.Response, body []byte) ([]byte, error) {
