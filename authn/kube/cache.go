@@ -14,17 +14,18 @@ const maxCached = 4096
 // cache keeps answers about tokens for a short time, by hashes of the tokens. The nil cache keeps nothing.
 type cache struct {
 	keep    time.Duration
-	entries *verifycache.Table[cached]
+	entries *verifycache.Table[[sha256.Size]byte, cached]
 }
 
 type cached struct {
-	key     [sha256.Size]byte
 	account Account
 	err     error // in the place of an account; it has no token in it
 	until   time.Time
 }
 
-func newCache(keep time.Duration) *cache { return &cache{keep, verifycache.New[cached](maxCached)} }
+func newCache(keep time.Duration) *cache {
+	return &cache{keep, verifycache.New[[sha256.Size]byte, cached](maxCached)}
+}
 
 // cacheKey tells apart every token with every list of audiences.
 func cacheKey(token string, audiences []string) [sha256.Size]byte {
@@ -41,8 +42,8 @@ func (c *cache) get(key [sha256.Size]byte) (a *Account, err error, ok bool) { //
 	if c == nil {
 		return nil, nil, false
 	}
-	e := c.entries.Find(binary.BigEndian.Uint64(key[:]), func(e *cached) bool { return e.key == key })
-	if e == nil || !time.Now().Before(e.until) {
+	e, ok := c.entries.Find(key)
+	if !ok || !time.Now().Before(e.until) {
 		return nil, nil, false
 	}
 	if e.err != nil {
@@ -62,11 +63,5 @@ func (c *cache) put(key [sha256.Size]byte, a Account, err error, end time.Time) 
 	if left <= 0 {
 		return
 	}
-	e := &cached{key, a, err, now.Add(left)}
-	c.entries.Keep(binary.BigEndian.Uint64(key[:]), e, func(old *cached) int64 {
-		if old.key == key {
-			return verifycache.Older
-		}
-		return old.until.UnixNano()
-	})
+	c.entries.Keep(key, cached{a, err, now.Add(left)}, func(old cached) int64 { return old.until.UnixNano() })
 }
