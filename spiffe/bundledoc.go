@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 )
@@ -400,7 +401,7 @@ func (p *bundleParser) addCertificate(k *jwk) (rule, reason string, err error) {
 	case !k.isKeyOf(cert):
 		return "X5-59", "the key of the entry is not the key of its certificate", nil
 	}
-	if reason := unfitAnchor(cert); reason != "" {
+	if reason := certchain.UnfitAnchor(cert); reason != "" {
 		return "X5-41", "the certificate cannot be an authority: " + reason, nil
 	}
 	p.b.x509 = append(p.b.x509, cert)
