@@ -9,7 +9,7 @@
 // [spiffetest]. The types that all of them share are in [spiffe].
 //
 // To read in this order: [spiffe] for the words, [workloadapi] and [spiffetls] for a service; then [secretcache],
-// [caclient] and [sds] for an agent, of which [istioagent] is one in whole; then [pki/ca] for a CA. To see them at work:
+// [caclient] and [sds] for an agent; [istioagent] is a complete one; then [pki/ca] for a CA. To see them at work:
 //
 //	go run ./examples/quickstart
 //
@@ -33,7 +33,7 @@
 //	spiffe/filesink         an identity and bundles written to files, and kept current
 //	spiffe/source           sources made of others: the first, the last good one, several merged
 //	spiffe/health           readiness, liveness and metrics of a service
-//	spiffe/report           what a part says of its state, for health and for the status page
+//	spiffe/report           what a part says of its state, for health and for status pages
 //	spiffe/spiffegrpc       credentials and interceptors for grpc-go; a module of its own
 //	spiffe/gospiffe         adapters to and from go-spiffe; a module of its own
 //	spiffe/exp/witsvid      WIT-SVIDs and their proofs of possession (experimental)
@@ -41,12 +41,11 @@
 // For agents and Envoy:
 //
 //	spiffe/workloadserver   the Workload API for an agent: a handler over any source
-//	sds/workloadagent    an agent for the processes of a machine, by one file
+//	sds/workloadagent       an agent for the processes of a machine, by one file
 //	sds/sdssource           what sds serves: from any source, from files, by name from several
 //	sds/xdsproxy            Envoy's Aggregated Discovery Service, forwarded to a control plane
 //	sds/kubesecrets         Secrets of a Kubernetes API server for gateways
 //	sds/istioagent          Istio's agent for identity, configured by its variables
-//	examples/internal/statuspage          a page that shows the state of a program's identities
 //
 // For CAs and their clients:
 //
@@ -58,7 +57,6 @@
 //	pki/caserver/istioca    Istio's certificate API
 //	pki/caserver/linkerd    Linkerd's certificate API
 //	pki/caserver/podcert    a signer of Kubernetes for volumes of pods
-//	examples/ca/caconfig   the flags and variables of a CA program
 //	caclient/local          a CA in the same process
 //	caclient/istioca        a CA with Istio's API
 //	caclient/stepca         step-ca
@@ -76,13 +74,10 @@
 //
 // For Linkerd and Athenz:
 //
-//	caclient/linkerd               Linkerd's identity service
-//	examples/linkerd-proxy/linkerdproxy  the identity of a Linkerd proxy, and its TLS
-//	pki/linkerdname                the names of Linkerd's identities
-//	caclient/athenz                ZTS, the CA of Athenz
-//	examples/athenz-agent/nodeagent      the agent of a node, which vouches for its pods
-//	examples/athenz-sia/sidecar        the identity of a pod, kept fresh
-//	authn/athenz/athenzname                 the names of Athenz
+//	caclient/linkerd        Linkerd's identity service
+//	pki/linkerdname         the names of Linkerd's identities
+//	caclient/athenz         ZTS, the CA of Athenz
+//	authn/athenz/athenzname the names of Athenz
 //
 // For tests:
 //
@@ -92,11 +87,18 @@
 //	caclient/caclienttest              Istio's and Linkerd's CA with faults, and the suite that every client passes
 //	sds/sdstest                        a conformance suite and a model test for SDS servers
 //
-// Packages are independent: each can be imported alone, and siblings do not import each other. They meet in the types of
-// spiffe and pki, and in interfaces of one to three methods that the importing package declares. Packs put others
-// together for one system: istioagent, workloadagent, caconfig, and what is below caclient/linkerd and caclient/athenz. Packs and
-// kits for tests are best effort, and none enters without a real peer in CI, or a stated reason why there is none;
-// RELEASING.md says what each tier promises. examples/PACKAGES.md says what each package links and weighs.
+// Packages are independent: each can be imported alone, siblings do not import each other, and no two of the directories
+// spiffe, pki, caclient, secretcache, sds and authn import each other. Packages meet in the types of spiffe and pki, and
+// in interfaces of one to three methods that the importing package declares. Packs put others together for one system:
+// istioagent, workloadagent and podcert. Packs and kits for tests are best effort, and none enters without a real peer in
+// CI, or a stated reason why there is none; RELEASING.md says what each tier promises. examples/PACKAGES.md says what each
+// package links and weighs.
+//
+// # The programs
+//
+// The directory examples has programs. quickstart, service and grpc are there to be copied: they are short and import
+// public packages alone. ca, agent, workload-agent, linkerd-proxy, athenz-agent, athenz-provider, athenz-sia and svid are
+// products for operators, with packages of their own and of internal; their flags, variables and files are what stays.
 //
 // # The security model
 //

@@ -38,6 +38,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/retry"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -229,6 +230,8 @@ func validName(name string) bool {
 func FirstOf(methods ...Authenticator) Authenticator {
 	return Func(func(r *http.Request) (*Caller, error) {
 		var errs []error
+		var wait time.Duration
+		decided := true
 		for _, m := range methods {
 			c, err := m.Authenticate(r)
 			if err == nil && c.proven() {
@@ -237,11 +240,28 @@ func FirstOf(methods ...Authenticator) Authenticator {
 			if err == nil {
 				err = errNothing
 			}
+			if Unavailable(err) {
+				after, _ := retry.After(err)
+				wait, decided = max(wait, after), false
+			}
 			errs = append(errs, err)
 		}
-		if errs == nil {
+		switch err := errors.Join(errs...); {
+		case err == nil:
 			return nil, fmt.Errorf("authn: no method is configured: %w", ErrNoCredential)
+		case !decided:
+			return nil, &undecided{err, wait}
+		default:
+			return nil, err
 		}
-		return nil, errors.Join(errs...)
 	})
 }
+
+// undecided is the error of several methods, of which some could not judge.
+type undecided struct {
+	error
+	after time.Duration // the longest wait of these
+}
+
+func (e *undecided) Unwrap() error                             { return e.error }
+func (e *undecided) Retryable() (after time.Duration, ok bool) { return e.after, true }

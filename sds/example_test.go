@@ -92,7 +92,6 @@ func ExampleNewHandler() {
 	mux := http.NewServeMux()
 	mux.Handle("/envoy.service.secret.v3.SecretDiscoveryService/", handler)
 	mux.Handle("/envoy.service.discovery.v3.AggregatedDiscoveryService/", handler) // for Envoys with one stream
-	mux.Handle("/v3/discovery:secrets", handler)
 	server := &http.Server{
 		Handler: mux,
 		HTTP2:   &http.HTTP2Config{MaxConcurrentStreams: 100_000},

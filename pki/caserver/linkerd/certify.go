@@ -11,6 +11,7 @@ import (
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
+	"github.com/svidkit/svidkit/internal/retry"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -171,7 +172,7 @@ func (s *Server) review(ctx context.Context, r *request) (*spiffe.Pod, error) {
 	case err != nil && ctx.Err() != nil:
 		return nil, caservice.Ended(ctx, err)
 	case err != nil:
-		if after, passes := caservice.Retryable(err); passes { // a limit on reviews
+		if after, advice := retry.After(err); advice == retry.Again { // a limit on reviews
 			return nil, &grpchttp.Error{Code: grpchttp.Unavailable, Message: "the token cannot be reviewed now; try again later", Err: err, RetryAfter: after}
 		}
 		return nil, caservice.Refuse(grpchttp.Internal, "the token could not be reviewed", err)

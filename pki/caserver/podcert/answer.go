@@ -10,6 +10,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/retry"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
@@ -113,13 +114,8 @@ func (s *Signer) answer(ctx context.Context, r *request) (*status, error) {
 		Name: r.Spec.PodName, UID: r.Spec.PodUID, Node: r.Spec.NodeName, NodeUID: r.Spec.NodeUID,
 	}
 	id, err := s.opts.ID(pod)
-	if again, ok := errors.AsType[interface {
-		error
-		Retryable() (time.Duration, bool)
-	}](err); ok {
-		if _, ok = again.Retryable(); ok {
-			return nil, fmt.Errorf("%w has no identity yet: %w", errOne, err)
-		}
+	if _, advice := retry.After(err); advice == retry.Again {
+		return nil, fmt.Errorf("%w has no identity yet: %w", errOne, err)
 	}
 	if err != nil {
 		return conclude(denied, "NoIdentity", "%v", err)
