@@ -500,7 +500,7 @@ var calls = []struct {
 			require.NoError(t, err)
 			return svid.ID().String()
 		}},
-		{note: "By another rule, or several identities at a time: `source.Pick`.", like: []any{peerapi.WithDefaultJWTSVIDPicker}, from: func(t *testing.T, e theirProgram) any {
+		{note: "By another rule: `source.X509` has all identities. Several at a time: a source for each hint, with one `Client`.", like: []any{peerapi.WithDefaultJWTSVIDPicker}, from: func(t *testing.T, e theirProgram) any {
 			pick := peerapi.WithDefaultX509SVIDPicker(func(all []*x509svid.SVID) *x509svid.SVID {
 				return all[slices.IndexFunc(all, func(s *x509svid.SVID) bool { return s.Hint == "internal" })]
 			})

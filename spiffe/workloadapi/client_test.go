@@ -368,7 +368,7 @@ func TestNewClient(t *testing.T) {
 	assert.ErrorContains(t, err, "write unix:///run/a.sock")
 	s, err := workloadapi.New(workloadapi.Config{Address: "UNIX:/run/a.sock"})
 	require.NoError(t, err)
-	assert.Equal(t, "unix:///run/a.sock", s.Status().Server)
+	assert.Equal(t, "unix:///run/a.sock", s.Server())
 }
 
 // heapGrowth returns how much more memory is in use after f, at its highest.

@@ -13,8 +13,8 @@
 //
 // Until [Source.Close], the [Source] has the current X.509-SVID and the current trust bundles. A program that serves before
 // it has an identity uses [New], [Source.Run] and [Source.Ready] instead. A Source is also the source of a jwtsvid.Cache
-// and, for Envoy, of package sds. [Source.Pick] selects among several identities. With [Config].JWTBundles the bundles
-// verify JWT-SVIDs of peers. A [Client] makes single calls and watches single streams.
+// and, by sdssource.FromIdentity, of package sds for Envoy. With [Config].JWTBundles the bundles verify JWT-SVIDs of
+// peers. A [Client] makes single calls and watches single streams.
 //
 // # What it promises
 //
