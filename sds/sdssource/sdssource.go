@@ -30,18 +30,16 @@
 //
 // # Several trust domains
 //
-// The roots of a mesh come from several places: the CA, files, the configuration of the mesh, and the bundle endpoints of
-// other trust domains. Package source joins them, and FromIdentity serves the union:
+// The roots of other trust domains come from files, or from their bundle endpoints. Package source adds them to those of
+// the identity:
 //
-//	var mesh source.Configured // mesh.Set has the PEM of the configuration, with its trust domains, whenever that changes
-//	all, err := source.NewUnion(td, manager, files, &mesh, federated)
+//	all, err := source.NewMerge(td, manager, files, federated)
 //	if err != nil { … }
 //	defer all.Close()
 //	handler, err := sds.NewHandler(sdssource.FromIdentity(all), nil)
 //
 // Here manager is a *secretcache.Manager, files a *filesource.Source of roots, and federated a *federation.Manager. Each
-// root is served once, in an order that does not depend on its place. Each place keeps its last good roots, and withdraws
-// only its own. Roots are pushed before the certificate that needs them.
+// keeps its last good roots. Roots are pushed before the certificate that needs them.
 //
 // Envoy trusts several trust domains in one of two ways. With its SPIFFE validator it asks for ALL, in which each root
 // vouches for peers of its own trust domain. In Istio's way it asks for ROOTCA and expects all roots in it:
