@@ -24,8 +24,8 @@ type Config struct {
 	//	tcp://127.0.0.1:8081                       an IP address and a port; nothing after it
 	//
 	// It is usually the value of the environment variable [SocketEnv]. If it has another form, the error has the
-	// corrected address where that is clear. For Windows' named pipes, which are not in the standard, set
-	// [ClientOptions].HTTPClient.
+	// corrected address where that is clear. For Windows' named pipes, which are not in the standard, pass
+	// [NewClient] an HTTP client.
 	Address string
 
 	// Client, if set, is used instead of a new one for Address. The program may share it with other Sources and make

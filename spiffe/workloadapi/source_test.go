@@ -964,7 +964,7 @@ func TestReady(t *testing.T) {
 		e, ok := errors.AsType[*workloadapi.Error](err)
 		require.True(t, ok)
 		assert.Equal(t, codePermissionDenied, e.Code)
-		assert.EqualError(t, err, `workloadapi: source: not ready: workloadapi: FetchX509SVID at the server of ClientOptions.HTTPClient: no identity for this caller: "no identity issued\nby me"; waited for it: stop`)
+		assert.EqualError(t, err, `workloadapi: source: not ready: workloadapi: FetchX509SVID at the server of an http.Client: no identity for this caller: "no identity issued\nby me"; waited for it: stop`)
 		status := s.Status()
 		assert.Greater(t, status.X509.Failures, 3)
 		assert.ErrorIs(t, status.X509.Err, workloadapi.ErrDenied)
@@ -1047,7 +1047,7 @@ func TestJWTBundles(t *testing.T) {
 		err := s.Ready(ctx)
 		cancel()
 		require.ErrorIs(t, err, spiffe.ErrNotReady)
-		assert.ErrorContains(t, err, "no bundles for JWT-SVIDs: the server of ClientOptions.HTTPClient has not answered for 1m0s")
+		assert.ErrorContains(t, err, "no bundles for JWT-SVIDs: the server of an http.Client has not answered for 1m0s")
 		jwts.send(&wire.JWTBundlesResponse{Bundles: map[string][]byte{
 			home.key(): jwks(t, nil, a, b), other.key(): jwks(t, nil, b), "spiffe://broken.test": []byte("{"),
 		}})
@@ -1410,7 +1410,7 @@ func TestNoSecretsInPrint(t *testing.T) {
 			slog.New(slog.NewJSONHandler(&log, nil)).Info("value", "v", v)
 		}
 		assert.NotContains(t, log.String(), "to.ke.n")
-		assert.Equal(t, "workloadapi.Source(the server of ClientOptions.HTTPClient)", s.String())
+		assert.Equal(t, "workloadapi.Source(the server of an http.Client)", s.String())
 		assert.Equal(t, "spiffe://example.org/web", token.String())
 	})
 	var none workloadapi.TokenSVID

@@ -23,7 +23,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
-const server = "the server of ClientOptions.HTTPClient" // as errors name that of inMemory
+const server = "the server of an http.Client" // as errors name that of inMemory
 
 // TestReadySays: whatever keeps a source from being ready, Start and Ready say it, and so does a reader.
 func TestReadySays(t *testing.T) {
@@ -69,7 +69,7 @@ func TestReadySays(t *testing.T) {
 				if r.dial != nil {
 					c, transport := client(t, func(context.Context, string, string) (net.Conn, error) {
 						return nil, &net.OpError{Op: "dial", Net: "unix", Addr: &net.UnixAddr{Name: "/run/agent.sock", Net: "unix"}, Err: r.dial}
-					}, 0)
+					})
 					t.Cleanup(transport.CloseIdleConnections)
 					r.cfg.Client = c
 				} else {

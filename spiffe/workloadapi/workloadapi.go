@@ -45,7 +45,7 @@
 //
 // # Limits
 //
-// A client takes messages of at most 64 MiB ([ClientOptions].MaxMessage), with 256 SVIDs, 10,000 elements, and 1 MiB and
+// A client takes messages of at most 64 MiB, with 256 SVIDs, 10,000 elements, and 1 MiB and
 // 1,000 authorities for each bundle. It refuses compressed messages.
 package workloadapi
 
@@ -58,12 +58,12 @@ const SocketEnv = "SPIFFE_ENDPOINT_SOCKET"
 
 // Limits on what is received.
 const (
-	defaultMaxMessage = 64 << 20         // bytes of a message
-	maxTokens         = 1 << 20          // bytes of a response with tokens
-	maxClaims         = 128 << 10        // bytes of a response with claims, which grow in memory
-	maxElements       = 10_000           // elements of a message: SVIDs, bundles and CRLs together
-	maxIdentities     = 256              // SVIDs of a message
-	maxNotes          = 100              // of what was skipped of a message
-	maxBundleNotes    = 10               // of what was skipped of a bundle
-	callTimeout       = 30 * time.Second // for a call that is not a stream
+	maxMessage     = 64 << 20         // bytes of a message
+	maxTokens      = 1 << 20          // bytes of a response with tokens
+	maxClaims      = 128 << 10        // bytes of a response with claims, which grow in memory
+	maxElements    = 10_000           // elements of a message: SVIDs, bundles and CRLs together
+	maxIdentities  = 256              // SVIDs of a message
+	maxNotes       = 100              // of what was skipped of a message
+	maxBundleNotes = 10               // of what was skipped of a bundle
+	callTimeout    = 30 * time.Second // for a call that is not a stream
 )

@@ -133,7 +133,7 @@ func TestFlood(t *testing.T) {
 	var sources []*workloadapi.Source
 	var clients []*workloadapi.Client
 	for range 3 {
-		c, err := workloadapi.NewClient("", &workloadapi.ClientOptions{HTTPClient: client()})
+		c, err := workloadapi.NewClient("", client())
 		require.NoError(t, err)
 		clients = append(clients, c)
 		s, err := workloadapi.New(workloadapi.Config{Client: c, JWTBundles: true})

@@ -57,7 +57,7 @@ const (
 // inMemory serves h in memory, so that a synctest bubble stops while all wait, and returns a client.
 func inMemory(t testing.TB, h http.Handler) *workloadapi.Client {
 	t.Helper()
-	c, err := workloadapi.NewClient("", &workloadapi.ClientOptions{HTTPClient: http2(t, h)})
+	c, err := workloadapi.NewClient("", http2(t, h))
 	require.NoError(t, err)
 	return c
 }
