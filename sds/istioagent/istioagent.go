@@ -211,7 +211,7 @@ func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 	if a.roots != nil {
 		*parts = append(*parts, health.Part{Name: "roots", Source: a.roots})
 		roots = sdssource.FromBundles(a.roots, a.cfg.trustDomain)
-		if output, err = source.NewUnion(a.cfg.trustDomain, rootless{a.identity}, a.roots); err != nil {
+		if output, err = source.NewMerge(a.cfg.trustDomain, rooted{a.identity, a.roots}, a.roots); err != nil {
 			return err
 		}
 		a.rooted = output
@@ -261,18 +261,23 @@ func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 	return err
 }
 
-// rootless is an identity without its roots.
-type rootless struct{ source.Source }
+// rooted is an identity with the roots of files in place of its own.
+type rooted struct {
+	source.Source
+	roots *filesource.Source
+}
 
 // Snapshot implements [source.Source].
-func (r rootless) Snapshot() (*spiffe.Snapshot, error) {
+func (r rooted) Snapshot() (*spiffe.Snapshot, error) {
 	svid, err := r.SVID()
 	if err != nil {
 		return nil, err
 	}
-	none, err := spiffe.NewBundleSet()
-	return spiffe.NewSnapshot(svid, none), err
+	return spiffe.NewSnapshot(svid, r.roots.Bundles()), nil
 }
+
+// Bundle implements [spiffe.BundleSource].
+func (r rooted) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) { return r.roots.Bundle(td) }
 
 // server returns a server for a socket.
 func (a *Agent) server(path string, h http.Handler) *unixsocket.Server {
