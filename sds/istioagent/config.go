@@ -115,6 +115,9 @@ var gateways = []string{
 	"./etc/istio/ingressgateway-certs", "./etc/istio/ingressgateway-ca-certs", "./etc/istio/egressgateway-certs", "./etc/istio/egressgateway-ca-certs",
 }
 
+// note adds a warning for the log.
+func (c *Config) note(text string) { c.notes = append(c.notes, text) }
+
 // path returns a path as it is used: absolute, and below Root if it is relative.
 func (c *Config) path(name string) string {
 	if !filepath.IsAbs(name) {
