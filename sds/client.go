@@ -23,18 +23,19 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Client takes secrets from an SDS server: ours, or any that speaks version 3 over gRPC. It is for programs that are not
-// Envoy. It is safe for concurrent use.
+// Client takes secrets from an SDS server: ours, or any that speaks version 3 over gRPC. It is for programs that are
+// not Envoy. It is safe for concurrent use.
 type Client struct{ grpc *grpchttp.Client }
 
-// NewClient returns a client for the server at baseURL, such as "https://sds.example.org". c must speak HTTP/2 to it and have
-// no Timeout, which would end the stream. For a server on a Unix socket use [UnixClient] and "http://localhost".
+// NewClient returns a client for the server at baseURL, such as "https://sds.example.org". c must speak HTTP/2 to it
+// and have no Timeout, which would end the stream. For a server on a Unix socket use [UnixClient] and
+// "http://localhost".
 func NewClient(c *http.Client, baseURL string) *Client {
 	return &Client{grpchttp.NewClient(c, baseURL, 4*maxResponse)}
 }
 
-// UnixClient returns an HTTP client that connects to the Unix socket at path whatever the URL says, with HTTP/2 and no TLS.
-// Requests share a connection, which CloseIdleConnections ends.
+// UnixClient returns an HTTP client that connects to the Unix socket at path whatever the URL says, with HTTP/2 and
+// no TLS. Requests share a connection, which CloseIdleConnections ends.
 func UnixClient(path string) *http.Client {
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(true)
@@ -47,17 +48,18 @@ func UnixClient(path string) *http.Client {
 	}}
 }
 
-// Watch yields the secrets with these names, each when it first arrives and whenever its content changes, until ctx is done
-// or the loop ends. Names that the server does not have yet come when they appear.
+// Watch yields the secrets with these names, each when it first arrives and whenever its content changes, until ctx
+// is done or the loop ends. Names that the server does not have yet come when they appear.
 //
-// A response is acknowledged once all its secrets are parsed by the rules of package pki: the key of each pair belongs to its
-// leaf, each root is a CA, content is inline, and a validator is that of SPIFFE. Otherwise the whole response is rejected,
-// the server is told why, and the reason is yielded. A certificate that has expired or is not valid yet is not yielded, but why;
-// once it is valid, the server is asked for it again. Nothing more is verified here.
+// A response is acknowledged once all its secrets are parsed by the rules of package pki: the key of each pair
+// belongs to its leaf, each root is a CA, content is inline, and a validator is that of SPIFFE. Otherwise the whole
+// response is rejected, the server is told why, and the reason is yielded. A certificate that has expired or is not
+// valid yet is not yielded, but why; once it is valid, the server is asked for it again. Nothing more is verified
+// here.
 //
-// If the stream fails, Watch yields the reason and opens a new one: after 0.5 s at first, then after up to 4 % of the life
-// that the secrets have left and 30 s at most, or 5 s before the first secret. Secrets that the caller has stay good. A
-// caller that wants to give up ends the loop.
+// If the stream fails, Watch yields the reason and opens a new one: after 0.5 s at first, then after up to 4 % of the
+// life that the secrets have left and 30 s at most, or 5 s before the first secret. Secrets that the caller has stay
+// good. A caller that wants to give up ends the loop.
 //
 // The client calls itself "svidkit" and sends the header "workload.spiffe.io: true".
 func (c *Client) Watch(ctx context.Context, names ...string) iter.Seq2[*pki.Secret, error] {

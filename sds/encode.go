@@ -21,8 +21,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// version is a hash of content. The version of a set of secrets is the XOR of theirs: it needs no order, follows a change in
-// one step, and for one secret is that secret's version.
+// version is a hash of content. The version of a set of secrets is the XOR of theirs: it needs no order, follows a
+// change in one step, and for one secret is that secret's version.
 type version [16]byte
 
 func (v version) String() string { return hex.EncodeToString(v[:]) }
@@ -63,8 +63,8 @@ func (e *entry) String() string       { return e.name + "@" + e.version.String()
 func (e *entry) GoString() string     { return "sds.entry(" + e.String() + ")" }
 func (e *entry) LogValue() slog.Value { return slog.StringValue(e.String()) }
 
-// newEntry encodes s under the name that the client asked for, the only one that Envoy accepts. Guessable content is hashed
-// with salt, as operators see versions.
+// newEntry encodes s under the name that the client asked for, the only one that Envoy accepts. Guessable content is
+// hashed with salt, as operators see versions.
 func newEntry(name string, s *pki.Secret, salt []byte) (*entry, error) {
 	if s == nil {
 		return nil, errors.New("the source returned no secret and no error")
@@ -313,8 +313,8 @@ func newFrames() *frames { return &frames{stamp: strconv.FormatUint(uint64(rand.
 // maxFrames is how many frames an entry keeps: streams with the same names share one.
 const maxFrames = 16
 
-// of returns a frame of r with a larger serial than after, so that no nonce comes twice on a stream. A change of one secret is
-// encoded once for all streams that then have the same secrets.
+// of returns a frame of r with a larger serial than after, so that no nonce comes twice on a stream. A change of one
+// secret is encoded once for all streams that then have the same secrets.
 func (f *frames) of(r *response, after uint64) *frame {
 	if len(r.entries) != 1 || len(r.removed) > 0 {
 		return f.make(r)

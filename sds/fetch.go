@@ -7,11 +7,11 @@ import (
 	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
-// fetch answers one request from the table, like a stream that ends with its first response. It waits for names that were not
-// looked up yet.
+// fetch answers one request from the table, like a stream that ends with its first response. It waits for names that
+// were not looked up yet.
 //
-// The answer has the names that exist. None is an error, as an empty answer means to Envoy that it may open its port without
-// a certificate.
+// The answer has the names that exist. None is an error, as an empty answer means to Envoy that it may open its port
+// without a certificate.
 func (h *Handler) fetch(ctx context.Context, p peerkey.Holder, r *request) (*response, error) {
 	s := newSession(false, h.opts.MaxNames, h.opts.Wildcard, h.frames)
 	out, err := s.request(r)
@@ -87,7 +87,8 @@ func (l *lookups) end() {
 	}
 }
 
-// answer returns the secrets of the names. If wait has waited, they are resolved and read again, as they may have changed.
+// answer returns the secrets of the names. If wait has waited, they are resolved and read again, as they may have
+// changed.
 func (l *lookups) answer(ctx context.Context, waited bool) (*response, error) {
 	var resp response
 	failed := false

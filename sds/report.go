@@ -6,8 +6,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// Report implements [report.Reporter] with a server: its open streams, the names that clients ask for and may have, with
-// their versions, and the last 16 pushes that differ, with what clients have rejected of them. A name for which
+// Report implements [report.Reporter] with a server: its open streams, the names that clients ask for and may have,
+// with their versions, and the last 16 pushes that differ, with what clients have rejected of them. A name for which
 // [Options].Resolve has returned another is "NAME (SOURCE NAME)". The metrics are:
 //
 //	svidkit_sds_streams                  open streams

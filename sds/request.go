@@ -28,8 +28,8 @@ var (
 	deltaFields = fields{node: 1, typeURL: 2, names: 3, drop: 4, have: 5, nonce: 6, detail: 7}
 )
 
-// decode reads a request, and stops where it goes over a limit. The error is for the client. A list of delta may have twice the
-// names: those for which there is no room are refused alone.
+// decode reads a request, and stops where it goes over a limit. The error is for the client. A list of delta may have
+// twice the names: those for which there is no room are refused alone.
 func decode(message []byte, delta bool, maxNames int) (*request, error) {
 	n := sotwFields
 	if delta {

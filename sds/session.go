@@ -6,11 +6,11 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 )
 
-// session is the protocol state of one stream, without the transport: requests and news about names go in, responses come
-// out. One goroutine at a time uses it.
+// session is the protocol state of one stream, without the transport: requests and news about names go in, responses
+// come out. One goroutine at a time uses it.
 //
-// At most one response is unanswered at a time. News that arrives meanwhile waits, by name, and the next response has the
-// newest of each, so a session's memory is bounded by its names.
+// At most one response is unanswered at a time. News that arrives meanwhile waits, by name, and the next response has
+// the newest of each, so a session's memory is bounded by its names.
 type session struct {
 	delta    bool
 	maxNames int
@@ -18,9 +18,9 @@ type session struct {
 	wildcard []string // what "everything" means; empty: nothing
 	frames   *frames
 
-	// allow decides about content before it is sent, which may be long after it became known, and whenever there is news
-	// about it; nil allows all. Content that it refuses does not exist for the client until there is news again. It sets
-	// the item's cur to nil if the client is to get other content, about which there will be news.
+	// allow decides about content before it is sent, which may be long after it became known, and whenever there is
+	// news about it; nil allows all. Content that it refuses does not exist for the client until there is news again.
+	// It sets the item's cur to nil if the client is to get other content, about which there will be news.
 	allow func(*item) bool
 
 	strict  bool  // a name that is asked for has to exist
@@ -201,8 +201,8 @@ func (s *session) change(r *request, out *outcome) error {
 	return nil
 }
 
-// refuse notes a name for which there is no room. It fails alone: if the stream ended, the client would come back with the same
-// names, and none of them would be renewed.
+// refuse notes a name for which there is no room. It fails alone: if the stream ended, the client would come back
+// with the same names, and none of them would be renewed.
 func (s *session) refuse(name string, out *outcome) error {
 	if out.over++; s.over[name] {
 		return nil

@@ -14,8 +14,9 @@ import (
 	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
-// stream connects a session to its client and to the table. The goroutine of the HTTP request receives requests and answers
-// them. News of the table is sent by another goroutine, which ends when that is done, so that an idle stream has one.
+// stream connects a session to its client and to the table. The goroutine of the HTTP request receives requests and
+// answers them. News of the table is sent by another goroutine, which ends when that is done, so that an idle stream
+// has one.
 type stream struct {
 	h      *Handler
 	ctx    context.Context
@@ -100,8 +101,8 @@ func (s *stream) run() error {
 	}
 }
 
-// ended returns why a request is over whose context is done: a push has failed, the client has gone (and does not see it), its
-// deadline has passed, or the handler is closed.
+// ended returns why a request is over whose context is done: a push has failed, the client has gone (and does not see
+// it), its deadline has passed, or the handler is closed.
 func ended(cause error) error {
 	switch e, ok := errors.AsType[*grpchttp.Error](cause); {
 	case ok:
@@ -145,8 +146,8 @@ func (s *stream) request(msg []byte) error {
 	return s.send(f)
 }
 
-// next takes a message, unless it is nil, and the news in the inbox. It returns the response to send then, with out locked,
-// or nil. The client's answer often arrives before the send has returned, and does not wait for that.
+// next takes a message, unless it is nil, and the news in the inbox. It returns the response to send then, with out
+// locked, or nil. The client's answer often arrives before the send has returned, and does not wait for that.
 func (s *stream) next(msg []byte) (*frame, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -211,9 +212,9 @@ func (s *stream) begin(it *item) {
 	}
 }
 
-// resolve resolves a name for the client again, and reports whether the client may have it. From then on the stream watches
-// the result. A name that the client may not have is neither looked up nor kept for it, and resolved again when the table
-// says so.
+// resolve resolves a name for the client again, and reports whether the client may have it. From then on the stream
+// watches the result. A name that the client may not have is neither looked up nor kept for it, and resolved again
+// when the table says so.
 func (s *stream) resolve(it *item) bool {
 	turn := s.h.table.turn.Load()
 	source, ok := s.h.resolve(s.ctx, s.held.peer, s.session.node, it)
@@ -273,8 +274,8 @@ func (s *stream) tell(w *watch) {
 	}
 }
 
-// resolve calls [Options].Resolve: which secret the client gets under a name, and whether it may have the name at all. It logs
-// the first refusal.
+// resolve calls [Options].Resolve: which secret the client gets under a name, and whether it may have the name at
+// all. It logs the first refusal.
 func (h *Handler) resolve(ctx context.Context, p peerkey.Holder, node string, it *item) (source string, ok bool) {
 	if h.opts.Resolve == nil {
 		return it.name, true

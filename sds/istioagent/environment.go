@@ -28,9 +28,9 @@ var variables = settings.Table{
 }
 
 // variablesText has the columns name, form, default, origin and what the variable is for. The origin is document (the
-// document of Istio's agent), implied (what the agent reads beside that) or injected (what the injector writes). A form may
-// have the values that are allowed, as in text=A,B, and a secret is a text that is not in errors. A variable that is accepted
-// and has no effect begins its last column with "not used: ".
+// document of Istio's agent), implied (what the agent reads beside that) or injected (what the injector writes). A
+// form may have the values that are allowed, as in text=A,B, and a secret is a text that is not in errors. A variable
+// that is accepted and has no effect begins its last column with "not used: ".
 //
 //go:embed variables.tsv
 var variablesText string
@@ -105,8 +105,8 @@ func checkSocketFile(value string) error {
 }
 
 // FromEnvironment returns the configuration in the environment, which is in the form of os.Environ. It opens no file.
-// The error has a line for each variable with a bad value. Names that are probably misspelled are in Config.Notes, and what has
-// no effect is in Config.Unused.
+// The error has a line for each variable with a bad value. Names that are probably misspelled are in Config.Notes,
+// and what has no effect is in Config.Unused.
 func FromEnvironment(environ []string) (Config, error) {
 	v, err := variables.Read(environ)
 	if err != nil {

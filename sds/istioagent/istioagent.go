@@ -1,6 +1,6 @@
-// Package istioagent is the identity part of Istio's agent as a library: it obtains the identity of a workload, keeps it
-// fresh, serves it to an Envoy by SDS, writes it to files, and forwards the Envoy's other configuration from the control
-// plane. The environment variables of Istio's agent configure it.
+// Package istioagent is the identity part of Istio's agent as a library: it obtains the identity of a workload, keeps
+// it fresh, serves it to an Envoy by SDS, writes it to files, and forwards the Envoy's other configuration from the
+// control plane. The environment variables of Istio's agent configure it.
 //
 //	cfg, err := istioagent.FromEnvironment(os.Environ())
 //	if err != nil { … } // a line for each variable, with the remedy
@@ -14,33 +14,33 @@
 //
 // [Choose] looks once, at the start, and takes the first of these that exists:
 //
-//  1. A socket at var/run/secrets/workload-spiffe-uds/socket on which a server answers: Envoy uses that, and this agent
-//     serves no secrets. A socket on which no server answers is replaced.
-//  2. Files, which are followed and served: those of FILE_MOUNTED_CERTS, those in var/run/secrets/workload-spiffe-credentials,
-//     or those in etc/certs.
+//  1. A socket at var/run/secrets/workload-spiffe-uds/socket on which a server answers: Envoy uses that, and this
+//     agent serves no secrets. A socket on which no server answers is replaced.
+//  2. Files, which are followed and served: those of FILE_MOUNTED_CERTS, those in
+//     var/run/secrets/workload-spiffe-credentials, or those in etc/certs.
 //  3. The CA, with a token or with the certificate in PROV_CERT. The identity is served.
 //
-// The choice stays until the program ends. If files are removed later, the agent does not ask the CA: the last good ones
-// stay in use. A certificate without its key, or the reverse, counts as files, which the agent waits for. The folders of
-// OUTPUT_CERTS and PROV_CERT never count, as they are not what a workload is given.
+// The choice stays until the program ends. If files are removed later, the agent does not ask the CA: the last good
+// ones stay in use. A certificate without its key, or the reverse, counts as files, which the agent waits for. The
+// folders of OUTPUT_CERTS and PROV_CERT never count, as they are not what a workload is given.
 //
 // # What it serves
 //
-// The workload socket has the Secret Discovery Service with the names default, ROOTCA, ALL, the SPIFFE IDs of the workload
-// and of the trust domain, and those of files (file-cert:, file-root:). In a pod it also has the Secrets of the pod's
-// namespace, for gateways (kubernetes://NAME, as in package kubesecrets). They are read with the pod's service account, which
-// needs the right to list and watch them, once the first of these names is asked for.
+// The workload socket has the Secret Discovery Service with the names default, ROOTCA, ALL, the SPIFFE IDs of the
+// workload and of the trust domain, and those of files (file-cert:, file-root:). In a pod it also has the Secrets of
+// the pod's namespace, for gateways (kubernetes://NAME, as in package kubesecrets). They are read with the pod's
+// service account, which needs the right to list and watch them, once the first of these names is asked for.
 //
-// The socket XDS in the folder of the proxy's configuration has ADS, which is forwarded to the control plane, and the same
-// secrets. If another program serves the workload socket, the control plane answers for secrets on the socket XDS.
-// [Agent.Bootstrap] writes a configuration with which an Envoy uses both sockets.
+// The socket XDS in the folder of the proxy's configuration has ADS, which is forwarded to the control plane, and the
+// same secrets. If another program serves the workload socket, the control plane answers for secrets on the socket
+// XDS. [Agent.Bootstrap] writes a configuration with which an Envoy uses both sockets.
 //
 // # What it does not do
 //
-// It does not start Envoy and does not probe the application; examples/agent does, with [Config.Envoy]. It has no DNS proxy,
-// which is no part of identity, and no configuration of its own for Envoy but the bootstrap: what it forwards is unchanged, so that one
-// control plane speaks. Variables of Istio's agent and fields of PROXY_CONFIG for such things are accepted, and named once
-// at the start.
+// It does not start Envoy and does not probe the application; examples/agent does, with [Config.Envoy]. It has no DNS
+// proxy, which is no part of identity, and no configuration of its own for Envoy but the bootstrap: what it forwards
+// is unchanged, so that one control plane speaks. Variables of Istio's agent and fields of PROXY_CONFIG for such
+// things are accepted, and named once at the start.
 package istioagent
 
 import (
@@ -93,7 +93,8 @@ type member struct {
 	run    func(context.Context) error // nil for none
 }
 
-// Agent is Istio's agent for identity. [New] and [Start] make one. It runs once. Its methods are safe for concurrent use.
+// Agent is Istio's agent for identity. [New] and [Start] make one. It runs once. Its methods are safe for concurrent
+// use.
 type Agent struct {
 	redacted
 	cfg      Config
@@ -117,9 +118,9 @@ type Agent struct {
 	refused error // why it is not ready and will not be soon
 }
 
-// Start determines where the identity comes from, makes an Agent, runs it in the background and waits until it is ready. ctx
-// bounds the waiting only: the Agent runs until [Agent.Close]. If Start fails, nothing is left running, and the error is that
-// of [Choose], [New] or [Agent.Ready].
+// Start determines where the identity comes from, makes an Agent, runs it in the background and waits until it is
+// ready. ctx bounds the waiting only: the Agent runs until [Agent.Close]. If Start fails, nothing is left running,
+// and the error is that of [Choose], [New] or [Agent.Ready].
 func Start(ctx context.Context, cfg Config) (*Agent, error) {
 	cfg, err := Choose(ctx, cfg)
 	if err != nil {
@@ -133,8 +134,8 @@ func Start(ctx context.Context, cfg Config) (*Agent, error) {
 	return lifecycle.Started(ctx, a, &a.life, a.work)
 }
 
-// New returns an Agent for a configuration of [Choose]. It checks that the files with the roots of the CA and the control plane
-// exist, and does nothing else. The caller calls [Agent.Run] or [Agent.Close].
+// New returns an Agent for a configuration of [Choose]. It checks that the files with the roots of the CA and the
+// control plane exist, and does nothing else. The caller calls [Agent.Run] or [Agent.Close].
 func New(cfg Config) (_ *Agent, err error) {
 	a := &Agent{
 		redacted: redact.New("istioagent.Agent(" + cfg.Origin + ": " + cfg.why + ")"),
@@ -210,7 +211,8 @@ func (a *Agent) newIdentity() error {
 	return err
 }
 
-// newSources makes the source of the identity, and returns that of its secrets, that of ROOTCA, and what is written to files.
+// newSources makes the source of the identity, and returns that of its secrets, that of ROOTCA, and what is written
+// to files.
 func (a *Agent) newSources() (src, roots sds.Source, output snapshots, err error) {
 	c := &a.cfg
 	if c.Origin == fromFiles {
@@ -309,11 +311,11 @@ func (a *Agent) serve(path string, h http.Handler) {
 	a.servers[path] = &unixsocket.Server{Path: path, DirMode: 0o750, SocketMode: 0o600, Handler: h, Logger: a.cfg.Logger}
 }
 
-// Run runs the Agent, for programs that do not use [Start]. It blocks until ctx is done, [Agent.Close] is called, or a part
-// fails, such as a socket that another program has taken, or a server of another program that has not answered for a minute.
-// When ctx is done or Close is called, the Agent is no longer ready, but goes on serving while Envoy drains
-// (terminationDrainDuration in PROXY_CONFIG, or MINIMUM_DRAIN_DURATION); then it ends all streams, removes its sockets, and
-// Run returns nil. It is an error to call it a second time.
+// Run runs the Agent, for programs that do not use [Start]. It blocks until ctx is done, [Agent.Close] is called, or
+// a part fails, such as a socket that another program has taken, or a server of another program that has not answered
+// for a minute. When ctx is done or Close is called, the Agent is no longer ready, but goes on serving while Envoy
+// drains (terminationDrainDuration in PROXY_CONFIG, or MINIMUM_DRAIN_DURATION); then it ends all streams, removes its
+// sockets, and Run returns nil. It is an error to call it a second time.
 func (a *Agent) Run(ctx context.Context) error {
 	a.mu.Lock()
 	ran := a.ran
@@ -425,8 +427,8 @@ func (a *Agent) drain() (end time.Time) {
 	return a.drained
 }
 
-// Draining returns a channel that is closed when the agent begins to drain: by POST /drain or /quitquitquit, by [Agent.Close], or
-// at the end of Run's ctx. A program that runs the Envoy has it drain then, too.
+// Draining returns a channel that is closed when the agent begins to drain: by POST /drain or /quitquitquit, by
+// [Agent.Close], or at the end of Run's ctx. A program that runs the Envoy has it drain then, too.
 func (a *Agent) Draining() <-chan struct{} { return a.drains }
 
 var errDraining = errors.New("the agent is draining or ending")
@@ -466,9 +468,10 @@ func (a *Agent) await(ctx context.Context) {
 	}
 }
 
-// Ready waits until the agent serves its sockets, has an identity (unless another program serves that), and has tried to
-// write it to Config.OutputCerts. The error wraps [spiffe.ErrNotReady], the cause of ctx, and the reason why there is no identity.
-// Ready fails early if the CA refuses for good, if a part has failed, and once the agent drains or ends.
+// Ready waits until the agent serves its sockets, has an identity (unless another program serves that), and has tried
+// to write it to Config.OutputCerts. The error wraps [spiffe.ErrNotReady], the cause of ctx, and the reason why there
+// is no identity. Ready fails early if the CA refuses for good, if a part has failed, and once the agent drains or
+// ends.
 func (a *Agent) Ready(ctx context.Context) error {
 	var refused error
 	err := a.life.Await(ctx, a.news.Changed, func() bool {
@@ -495,7 +498,8 @@ func (a *Agent) Ready(ctx context.Context) error {
 	return fmt.Errorf("istioagent: %w: %w", spiffe.ErrNotReady, err)
 }
 
-// Close ends [Agent.Run], or what [Start] has started, drains as Run does, and waits for the end. The error is always nil.
+// Close ends [Agent.Run], or what [Start] has started, drains as Run does, and waits for the end. The error is always
+// nil.
 func (a *Agent) Close() error {
 	err := a.life.Close()
 	a.closeHandlers()
@@ -520,12 +524,12 @@ func (a *Agent) closeHandlers() {
 	}
 }
 
-// Source returns the source of the identity and the trust bundles, or nil if another program serves them. The Agent runs and
-// closes it.
+// Source returns the source of the identity and the trust bundles, or nil if another program serves them. The Agent
+// runs and closes it.
 func (a *Agent) Source() source.Source { return a.identity }
 
-// Parts returns the parts of the agent by their names, for a status page. The first is the origin of the identity, with the
-// metrics of all parts and those of Istio's agent.
+// Parts returns the parts of the agent by their names, for a status page. The first is the origin of the identity,
+// with the metrics of all parts and those of Istio's agent.
 func (a *Agent) Parts() iter.Seq2[string, report.Reporter] {
 	return func(yield func(string, report.Reporter) bool) {
 		if !yield("origin", (*origin)(a)) {
@@ -582,9 +586,9 @@ func answers(socket string) error {
 //	POST /drain             makes the agent not ready for good, while it goes on serving
 //	POST /quitquitquit      ends the agent as [Agent.Close] does, so that Run returns nil
 //
-// It is for operators: serve it on loopback, or on a port that only the kubelet and Prometheus reach. The two POST requests
-// are for programs on the same host, over loopback: those of others, and of other sites in a browser, are refused with 403.
-// They answer 200 at once, and 503 before Run. The time for draining begins with the first of them.
+// It is for operators: serve it on loopback, or on a port that only the kubelet and Prometheus reach. The two POST
+// requests are for programs on the same host, over loopback: those of others, and of other sites in a browser, are
+// refused with 403. They answer 200 at once, and 503 before Run. The time for draining begins with the first of them.
 func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.URL.Path {
 	case "/quitquitquit":

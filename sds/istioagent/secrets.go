@@ -80,8 +80,8 @@ func (r *rooted) run(ctx context.Context) error {
 	return nil
 }
 
-// gateway is the Secrets of the pod's namespace. It asks the API server for nothing before the first name is asked for:
-// sidecars ask for none, and have no right to Secrets.
+// gateway is the Secrets of the pod's namespace. It asks the API server for nothing before the first name is asked
+// for: sidecars ask for none, and have no right to Secrets.
 type gateway struct {
 	*kubesecrets.Source
 	once  sync.Once

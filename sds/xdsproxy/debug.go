@@ -73,9 +73,10 @@ func (e *envoys) last() (node []byte, ok bool) {
 }
 
 // ServeDebug asks the control plane for debug information, and answers with what it says, for operators on the same
-// host. It serves GET /debug and GET /debug/NAME, with the optional parameter resourceName: the control plane is asked
-// for the type istio.io/debug or istio.io/debug/NAME, in the name (the node) of the Envoy that has connected last, of
-// those that are connected, with the credentials of [Config]. Serve it on a loopback address of its own, which for Istio's agent is 127.0.0.1:15004:
+// host. It serves GET /debug and GET /debug/NAME, with the optional parameter resourceName: the control plane is
+// asked for the type istio.io/debug or istio.io/debug/NAME, in the name (the node) of the Envoy that has connected
+// last, of those that are connected, with the credentials of [Config]. Serve it on a loopback address of its own,
+// which for Istio's agent is 127.0.0.1:15004:
 //
 //	server := &http.Server{
 //		Addr: "127.0.0.1:15004", Handler: http.HandlerFunc(handler.ServeDebug),
@@ -85,16 +86,16 @@ func (e *envoys) last() (node []byte, ok bool) {
 // The answer is the DiscoveryResponse as JSON. What a resource has is its member "json" if it is JSON of a debug type,
 // "text" if it is other text of such a type, and else "value", in base64.
 //
-// The request has a stream of its own to the control plane. So its answer cannot be mistaken for one to Envoy, nor the
-// reverse, and it works beside incremental streams, which have other messages. There is one such request at a time; the
-// next one waits. A client, which is a user of this host where the server knows that, has one answer at a time that it has not taken,
-// for which it has 30 seconds; all together have four.
+// The request has a stream of its own to the control plane. So its answer cannot be mistaken for one to Envoy, nor
+// the reverse, and it works beside incremental streams, which have other messages. There is one such request at a
+// time; the next one waits. A client, which is a user of this host where the server knows that, has one answer at a
+// time that it has not taken, for which it has 30 seconds; all together have four.
 //
-// Requests that do not come from this host, or came to another address than loopback, are refused with 403, and so are
-// those that a page of another site makes in a browser: they have the name of another host, or the browser says so.
-// Others that fail: 400 for a bad query, 404 for another path, 405 for another method, 502
-// if the control plane refuses, 503 while no Envoy is connected to it or another answer is not taken, 504 if it does not answer
-// within 5 seconds.
+// Requests that do not come from this host, or came to another address than loopback, are refused with 403, and so
+// are those that a page of another site makes in a browser: they have the name of another host, or the browser says
+// so. Others that fail: 400 for a bad query, 404 for another path, 405 for another method, 502 if the control plane
+// refuses, 503 while no Envoy is connected to it or another answer is not taken, 504 if it does not answer within 5
+// seconds.
 func (h *Handler) ServeDebug(w http.ResponseWriter, r *http.Request) {
 	header := w.Header()
 	header.Set("X-Content-Type-Options", "nosniff")
