@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -22,6 +23,7 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/istioagent"
+	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -116,8 +118,18 @@ func (d *demonstration) startCA() (address, roots string, err error) {
 		return "", "", err
 	}
 	ready := make(chan struct{})
+	loopback := pki.IPSAN(net.IPv4(127, 0, 0, 1))
+	own, err := local.NewServer(authority, id, loopback)
+	if err != nil {
+		return "", "", err
+	}
+	identity, err := secretcache.New(secretcache.Config{ID: id, CA: own, Names: []pki.SAN{loopback}})
+	if err != nil {
+		return "", "", err
+	}
+	d.Go("identity of the CA's server", identity.Run)
 	server, err := caserver.New(caserver.Options{
-		CA: authority, ID: id, Names: []pki.SAN{pki.IPSAN(net.IPv4(127, 0, 0, 1))}, Istio: &istioca.Options{Authenticator: tokens},
+		CA: authority, TrustDomain: demoDomain, Identity: identity, Istio: &istioca.Options{Authenticator: tokens},
 		RootsFile: roots, Ready: func() { close(ready) },
 	})
 	if err != nil {

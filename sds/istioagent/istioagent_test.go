@@ -23,9 +23,9 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/authn"
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
@@ -38,6 +38,7 @@ import (
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 const wait = time.Minute // for what happens in milliseconds
@@ -108,8 +109,10 @@ func (c *control) start(t *testing.T) {
 	require.NoError(t, err)
 	c.addr = l.Addr().String()
 	ready := make(chan struct{})
+	id := spiffe.MustParseID("spiffe://example.org/ns/istio-system/sa/istiod")
+	identity := caservertest.Identity(t, c.authority, id, pki.IPSAN(net.IPv4(127, 0, 0, 1)), pki.DNSSAN("istiod.example.org"))
 	server, err := caserver.New(caserver.Options{
-		CA: c.authority, ID: spiffe.MustParseID("spiffe://example.org/ns/istio-system/sa/istiod"), Names: []pki.SAN{pki.IPSAN(net.IPv4(127, 0, 0, 1)), pki.DNSSAN("istiod.example.org")},
+		CA: c.authority, TrustDomain: id.TrustDomain(), Identity: identity,
 		Istio: &istioca.Options{Authenticator: c}, Ready: func() { close(ready) },
 	})
 	require.NoError(t, err)
@@ -120,6 +123,7 @@ func (c *control) start(t *testing.T) {
 	c.stop = sync.OnceFunc(func() {
 		cancel()
 		assert.NoError(t, <-done)
+		assert.NoError(t, identity.Close())
 	})
 }
 

@@ -17,7 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/internal/test/testtree"
+	"github.com/svidkit/svidkit/internal/test/programtest"
 )
 
 var (
@@ -59,7 +59,7 @@ func TestMetrics(t *testing.T) {
 	for _, m := range slices.Compact(all) {
 		table += fmt.Sprintf("| `%s` | %s | [`%s`](../%s) |\n", m.name, m.help, m.pkg, m.pkg)
 	}
-	testtree.Section(t, *update, "../../../examples/METRICS.md", "<!-- metrics -->", "<!-- /metrics -->", table)
+	programtest.Section(t, *update, "../../../examples/METRICS.md", "<!-- metrics -->", "<!-- /metrics -->", table)
 }
 
 func metricsOf(decl ast.Decl, pkg string) []metric {

@@ -71,7 +71,7 @@ func TestWeight(t *testing.T) {
 		{"authn/jwt", "jwt.New, jwt.SVID, jwt.UnverifiedIssuer", 7.5},
 		{"authn/kube", "kube.NewReviewer, kube.TokenReview", 8},
 		{"authn/tokensource", "tokensource.Exchange, (*tokensource.Source).Token", 7},
-		{"authn/unixsocket", "(*unixsocket.Server).Run, unixsocket.PeerFromContext", 7.2},
+		{"spiffe/unixsocket", "(*unixsocket.Server).Run, unixsocket.PeerFromContext", 7.2},
 		{"authn/athenz", "athenz.NewProvider, athenz.NewSigner, athenz.VerifyServiceToken", 7.5},
 		{"spiffe/report", "report.Report{}", 3},
 	} {
@@ -134,7 +134,7 @@ func build(t *testing.T, name, uses string) float64 {
 	}
 	for _, other := range []string{
 		module + "/spiffe", module + "/spiffe/spiffetls", module + "/spiffe/workloadapi", module + "/spiffe/workloadserver", module + "/secretcache",
-		module + "/pki/ca", module + "/pki/caserver", module + "/authn/unixsocket", "net/http",
+		module + "/pki/ca", module + "/pki/caserver", module + "/spiffe/unixsocket", "net/http",
 	} {
 		if regexp.MustCompile(`\b`+filepath.Base(other)+`\.`).MatchString(uses) && other != module+"/"+name {
 			imports = append(imports, other)

@@ -116,7 +116,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	owns := []crypto.Signer{own}
 	client, err := local.New(authority, id)
 	require.NoError(t, err)
-	server, err := caserver.New(caserver.Options{CA: authority, ID: id})
+	server, err := caserver.New(caserver.Options{CA: authority, TrustDomain: td, Identity: snapshot})
 	require.NoError(t, err)
 	fs := flag.NewFlagSet("", flag.ContinueOnError)
 	config, err := caconfig.Parse(fs, []string{"-trust-domain", td.String(), "-root-ca-dir", dir, "-state-dir", t.TempDir()}, func(string) string { return "" })
