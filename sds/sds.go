@@ -98,6 +98,7 @@ import (
 	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // Limits on what a client may send.
@@ -212,10 +213,10 @@ type Handler struct {
 
 	counts counts
 
-	mu     sync.Mutex
-	nacks  uint64
-	last   *nack
-	pushes pushes
+	mu         sync.Mutex // guards the rest
+	nacks      uint64
+	pushes     []report.Push // the newest last
+	rejections []report.Push
 }
 
 // NewHandler returns a handler that serves the secrets of src. It subscribes to src until [Handler.Close], and asks
@@ -305,14 +306,4 @@ func (h *Handler) Refresh() {
 	if h.opts.Resolve != nil {
 		h.table.refresh()
 	}
-}
-
-func (h *Handler) nacked(ctx context.Context, p peerkey.Holder, n *nack) {
-	h.mu.Lock()
-	h.nacks++
-	h.last = n
-	h.pushes.rejected(n)
-	h.mu.Unlock()
-	h.log.LogOf(slog.LevelWarn, p.Name(), "sds: client rejected a response", "NACK", append(attrs(ctx, p), slog.String("node", n.Node),
-		slog.Any("names", n.Names), slog.String("version", n.Version), slog.String("message", n.Message))...)
 }

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // session is the protocol state of one stream, without the transport: requests and news about names go in, responses
@@ -59,12 +60,12 @@ var absent = &state{}
 
 // outcome is what a request did to a session.
 type outcome struct {
-	stale   bool    // SotW: an answer to an old response; nothing was done
-	nack    *nack   // the client rejected the last response
-	added   []*item // names that were not wanted before
-	again   []*item // delta: that are denied, and asked for once more
-	dropped []*item // and that are no longer
-	over    int     // delta: how many names found no room
+	stale   bool         // SotW: an answer to an old response; nothing was done
+	nack    *report.Push // the client rejected the last response
+	added   []*item      // names that were not wanted before
+	again   []*item      // delta: that are denied, and asked for once more
+	dropped []*item      // and that are no longer
+	over    int          // delta: how many names found no room
 }
 
 func newSession(delta bool, maxNames int, wildcard []string, frames *frames) *session {
@@ -90,7 +91,9 @@ func (s *session) request(r *request) (outcome, error) {
 	switch first, answer := s.last.serial == 0, r.nonce == s.last.nonce; {
 	case answer && s.awaiting:
 		if r.rejected {
-			out.nack = &nack{Node: s.node, Names: slices.Clone(s.last.names), Version: s.last.version, Message: clip(r.reason)}
+			out.nack = &report.Push{
+				NACK: true, Names: s.last.names, Version: s.last.version, Client: s.node, Message: clip(r.reason),
+			}
 		}
 		s.awaiting = false
 	case !s.delta && !answer && r.nonce != "" && !first:

@@ -385,7 +385,7 @@ func TestSessionNode(t *testing.T) {
 	require.Equal(t, "#1 a=1", d.receive())
 	out, err := d.send(request{nonce: "1", names: []string{"a"}, rejected: true, reason: strings.Repeat("é", maxText)})
 	require.NoError(t, err)
-	assert.Equal(t, "first", out.nack.Node)
+	assert.Equal(t, "first", out.nack.Client)
 	assert.Equal(t, []string{"a"}, out.nack.Names)
 	assert.Equal(t, fakeEntry("a", "1").version.String(), out.nack.Version)
 	assert.Len(t, out.nack.Message, maxText)

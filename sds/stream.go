@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"runtime/debug"
 	"sync"
-	"time"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/peerkey"
@@ -193,8 +192,7 @@ func (s *stream) take(msg []byte) error {
 		s.h.refused(s.ctx, s.held.peer, "a name is one too many for its stream", errTooMany(s.session.maxNames))
 	}
 	if out.nack != nil {
-		out.nack.Time = time.Now()
-		s.h.nacked(s.ctx, s.held.peer, out.nack)
+		s.h.rejected(s.ctx, s.held.peer, out.nack)
 	}
 	for _, it := range out.added {
 		s.begin(it)
