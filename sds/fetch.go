@@ -13,7 +13,7 @@ import (
 // The answer has the names that exist. None is an error, as an empty answer means to Envoy that it may open its port
 // without a certificate.
 func (h *Handler) fetch(ctx context.Context, p peerkey.Holder, r *request) (*response, error) {
-	s := newSession(false, h.opts.MaxNames, h.opts.Wildcard, h.frames)
+	s := newSession(false, h.opts.MaxNames, h.frames)
 	out, err := s.request(r)
 	if err != nil {
 		return nil, err

@@ -88,10 +88,8 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
-	"slices"
 	"sync"
 	"sync/atomic"
-	"unicode/utf8"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
@@ -140,7 +138,7 @@ type Options struct {
 	// Resolve decides whether the caller of a request may have a name, and which secret it gets under that name: it
 	// returns the name to ask the Source for. So each caller can have a "default" of its own. The caller receives the
 	// secret under the name that it asked for. Streams whose names resolve to the same one share one look-up and one
-	// encoding. The names of Wildcard are resolved, too. Nil lets every caller have every name: the socket is the
+	// encoding. Nil lets every caller have every name: the socket is the
 	// guard.
 	//
 	// Any error means no: to that caller the name does not exist. Resolve should not block.
@@ -158,10 +156,6 @@ type Options struct {
 	// spiffetls.ConfigureServer has prepared. For the rest of a request, such as its TLS and RemoteAddr, put a
 	// handler in front that adds it with http.Request.WithContext; see the examples.
 	Resolve func(ctx context.Context, resourceName string) (sourceName string, err error)
-
-	// Wildcard lists the names that a client receives if it asks for everything: if it has never named anything, or
-	// names "*". Empty means that it receives nothing.
-	Wildcard []string
 
 	// Strict ends a stream with code NotFound if it asks for a name that does not exist, or that it may not have (any
 	// more), for clients that should fail instead of waiting.
@@ -232,13 +226,6 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 	if h.opts.MaxNames < 0 || h.opts.MaxStreams < 0 || h.opts.MaxPeerStreams < 0 {
 		return nil, errors.New("sds: new handler: a limit is negative; 0 means the default")
 	}
-	if slices.Contains(h.opts.Wildcard, "") || slices.Contains(h.opts.Wildcard, "*") {
-		return nil, errors.New(`sds: new handler: Wildcard lists "" or "*"; it wants the names that these stand for`)
-	}
-	if slices.ContainsFunc(h.opts.Wildcard, func(name string) bool { return !utf8.ValidString(name) }) {
-		return nil, errors.New("sds: new handler: Wildcard lists a name that is not UTF-8")
-	}
-	h.opts.Wildcard = slices.Clone(h.opts.Wildcard)
 	h.opts.MaxNames = cmp.Or(h.opts.MaxNames, maxNames)
 	h.opts.Logger = ratelog.Patient(h.opts.Logger)
 	total, each := cmp.Or(h.opts.MaxStreams, maxStreams), cmp.Or(h.opts.MaxPeerStreams, maxPeerStreams)

@@ -65,7 +65,7 @@ func (h *Handler) newStream(ctx context.Context, call *grpchttp.Call, delta bool
 	if err := h.enter(call.Request(), p); err != nil {
 		return nil, err
 	}
-	s := &stream{h: h, call: call, session: newSession(delta, h.opts.MaxNames, h.opts.Wildcard, h.frames)}
+	s := &stream{h: h, call: call, session: newSession(delta, h.opts.MaxNames, h.frames)}
 	s.ctx, s.end = context.WithCancelCause(ctx)
 	s.held = holdings{h: h, peer: p}
 	s.session.strict = h.opts.Strict

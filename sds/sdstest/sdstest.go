@@ -15,7 +15,7 @@
 // Cases, and what [RunModel] prints of a failure, are scripts, which [RunScript] runs. Each line is one of these.
 // NAMES are separated by spaces; "_" is an empty name, "@N" one of N bytes, and "#N" stands for N names.
 //
-//	wildcard NAMES        at the beginning: Options.Wildcard; and "maxnames N"
+//	maxnames N            at the beginning: Options.MaxNames
 //	set NAME CONTENT      the source has CONTENT under NAME from now on; "-" is nothing
 //	fetch NAMES want ITEMS, fetch NAMES ends CODE     FetchSecrets
 //	S ask NAMES           stream S asks for NAMES (SotW), and acknowledges what it has received last
@@ -51,12 +51,8 @@ import (
 	"github.com/svidkit/svidkit/pki"
 )
 
-// Options are what a case needs of the server. Both fields are rarely set.
+// Options are what a case needs of the server.
 type Options struct {
-	// Wildcard lists the names that a client receives if it asks for everything: if it has never named anything, or
-	// names "*". Empty means that it receives nothing.
-	Wildcard []string
-
 	// MaxNames is how many names one stream may ask for; 0 means 100 or more.
 	MaxNames int
 }
@@ -125,8 +121,6 @@ func parseCases(text string) []testCase {
 		case ok:
 			all = append(all, testCase{name: name})
 		case len(words) == 0 || strings.HasPrefix(line, "//"):
-		case words[0] == "wildcard":
-			all[len(all)-1].options.Wildcard = words[1:]
 		case words[0] == "maxnames":
 			all[len(all)-1].options.MaxNames = number(words[1])
 		default:
