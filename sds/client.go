@@ -92,7 +92,9 @@ type watcher struct {
 	has     map[string]*pki.Secret // what was yielded
 	version string                 // last accepted
 	yield   func(*pki.Secret, error) bool
-	over    bool // the caller has left the loop
+	over    bool        // the caller has left the loop
+	again   time.Time   // when a certificate that was withheld begins to be valid
+	timer   *time.Timer // for that
 }
 
 // end returns when the next of the secrets ends or, after that, when the last did; zero if none does.
@@ -110,10 +112,10 @@ func (w *watcher) end() time.Time {
 func (w *watcher) stream(ctx context.Context) (answered bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	var again time.Time // when a certificate that was withheld begins to be valid
-	timer := time.AfterFunc(math.MaxInt64, func() { cancel(errNowValid) })
-	defer timer.Stop()
-	s := w.grpc.Open(ctx, service+"StreamSecrets", http.Header{http.CanonicalHeaderKey(securityHeader): {"true"}})
+	w.again, w.timer = time.Time{}, time.AfterFunc(math.MaxInt64, func() { cancel(errNowValid) })
+	defer w.timer.Stop()
+	header := http.Header{http.CanonicalHeaderKey(securityHeader): {"true"}}
+	s := w.grpc.Open(ctx, service+"StreamSecrets", header)
 	defer s.Close()
 	var secrets []*pki.Secret // of the last response
 	var nonce string
@@ -124,36 +126,15 @@ func (w *watcher) stream(ctx context.Context) (answered bool, err error) {
 			return answered, err
 		}
 		sent := s.Send(req)
-		for _, s := range secrets {
-			if old := w.has[s.Name()]; old != nil && sameSecret(old, s) {
-				continue // sent again after a reconnect
-			}
-			if from, early := inTime(s); early != nil {
-				if wait := time.Until(from); wait > 0 && (again.IsZero() || from.Before(again)) {
-					again = from
-					timer.Reset(wait)
-				}
-				if w.over = !w.yield(nil, fmt.Errorf("sds: watch: secret %q: %w", s.Name(), early)); w.over {
-					return answered, nil
-				}
-				continue
-			}
-			w.has[s.Name()] = s
-			if w.over = !w.yield(s, nil); w.over {
-				return answered, nil
-			}
-		}
-		if bad != nil {
-			if w.over = !w.yield(nil, fmt.Errorf("sds: watch: response rejected: %w", bad)); w.over {
-				return answered, nil
-			}
+		if w.over = !w.deliver(secrets, bad); w.over {
+			return answered, nil
 		}
 		msg, err := s.Receive()
-		if err = cmp.Or(err, sent); err != nil {
+		if err = cmp.Or(err, sent); err != nil { // in this order, as Send only says that the stream has ended
 			if context.Cause(ctx) == errNowValid {
 				err = errNowValid
 			}
-			return answered, err // in this order, as Send only says that the stream has ended
+			return answered, err
 		}
 		answered = true
 		var version string
@@ -161,6 +142,30 @@ func (w *watcher) stream(ctx context.Context) (answered bool, err error) {
 			w.version = version
 		}
 	}
+}
+
+// deliver yields what is new in a response, and why the response was rejected. It reports whether the caller wants more.
+func (w *watcher) deliver(secrets []*pki.Secret, bad error) bool {
+	for _, s := range secrets {
+		if old := w.has[s.Name()]; old != nil && sameSecret(old, s) {
+			continue // sent again after a reconnect
+		}
+		if from, early := inTime(s); early != nil {
+			if wait := time.Until(from); wait > 0 && (w.again.IsZero() || from.Before(w.again)) {
+				w.again = from
+				w.timer.Reset(wait)
+			}
+			if !w.yield(nil, fmt.Errorf("sds: watch: secret %q: %w", s.Name(), early)) {
+				return false
+			}
+			continue
+		}
+		w.has[s.Name()] = s
+		if !w.yield(s, nil) {
+			return false
+		}
+	}
+	return bad == nil || w.yield(nil, fmt.Errorf("sds: watch: response rejected: %w", bad))
 }
 
 var errNowValid = errors.New("a certificate is valid now, and the server is asked for it again")
@@ -417,27 +422,13 @@ func parseDomains(secretName string, config []byte) (*pki.Secret, error) {
 	err := protofield.Read(config, func(f *protofield.Field) {
 		switch f.Number {
 		case 1:
-			var name string
-			var roots []byte
-			f.Message(func(f *protofield.Field) {
-				switch f.Number {
-				case 1:
-					f.Text(&name)
-				case 2:
-					readInline(f, &roots)
-				}
-			})
-			td, err := spiffe.ParseTrustDomain(name)
-			if f.Fail(err); err != nil {
-				return
-			}
-			b, lists, err := parseBundle(td, roots)
+			b, lists, err := parseDomain(f)
 			if f.Fail(err); err != nil {
 				return
 			}
 			bundles = append(bundles, b)
 			if lists != nil {
-				crls[td] = lists
+				crls[b.TrustDomain()] = lists
 			}
 		case 2:
 			f.Fail(errors.New("trust_bundles, a map in JSON, is not read; the server has to send trust_domains"))
@@ -455,6 +446,25 @@ func parseDomains(secretName string, config []byte) (*pki.Secret, error) {
 		return s, err
 	}
 	return s.WithTrustDomainCRLs(crls)
+}
+
+// parseDomain reads a trust domain with its bundle.
+func parseDomain(f *protofield.Field) (b *spiffe.Bundle, crls []byte, err error) {
+	var name string
+	var roots []byte
+	f.Message(func(f *protofield.Field) {
+		switch f.Number {
+		case 1:
+			f.Text(&name)
+		case 2:
+			readInline(f, &roots)
+		}
+	})
+	td, err := spiffe.ParseTrustDomain(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	return parseBundle(td, roots)
 }
 
 // parseBundle reads the roots of a trust domain in PEM, with its revocation lists among them.
