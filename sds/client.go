@@ -144,7 +144,8 @@ func (w *watcher) stream(ctx context.Context) (answered bool, err error) {
 	}
 }
 
-// deliver yields what is new in a response, and why the response was rejected. It reports whether the caller wants more.
+// deliver yields what is new in a response, and why the response was rejected. It reports whether the caller wants
+// more.
 func (w *watcher) deliver(secrets []*pki.Secret, bad error) bool {
 	for _, s := range secrets {
 		if old := w.has[s.Name()]; old != nil && sameSecret(old, s) {
@@ -374,7 +375,8 @@ func (m *secret) parse() (*pki.Secret, error) {
 	case tlsCertificate:
 		if m.provider != nil {
 			if m.chain == nil || m.key != nil {
-				return nil, errors.New("a key provider without an inline certificate chain, or with a private key beside it")
+				return nil, errors.New("a key provider without an inline certificate chain, " +
+					"or with a private key beside it")
 			}
 			return pki.NewKeyProviderSecret(m.name, m.chain, m.provider)
 		}

@@ -37,7 +37,7 @@ func (h *Handler) Status() Status {
 	st := Status{Server: h.Report().Servers[0]}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	st.NACKs, st.Pushes = h.nacks, slices.Clone(h.pushes)
+	st.NACKs, st.Pushes = h.nacks.Load(), slices.Clone(h.pushes)
 	slices.Reverse(st.Pushes)
 	if n := len(h.rejections); n > 0 {
 		last := h.rejections[n-1]

@@ -12,34 +12,26 @@ import (
 
 // Report implements [report.Reporter] with a server: its open streams, the names that clients ask for and may have,
 // with their versions, and the last 16 pushes that differ, and the last 16 rejections by clients. A name for which
-// [Options].Resolve has returned another is "NAME (SOURCE NAME)". The metrics are:
-//
-//	svidkit_sds_streams                  open streams
-//	svidkit_sds_names                    that clients ask for, by state: served, or missing
-//	svidkit_sds_responses_total          responses on streams
-//	svidkit_sds_nacks_total              responses that clients rejected
-//	svidkit_sds_refused_requests_total   requests that were refused, by reason: limit or request
-//	svidkit_sds_failed_lookups_total     look-ups in the source that failed
-//
-// Nothing that a client says is among their labels.
+// [Options].Resolve has returned another is "NAME (SOURCE NAME)". The names of the metrics begin with svidkit_sds_,
+// and nothing that a client says is among their labels.
 func (h *Handler) Report() report.Report {
 	h.mu.Lock()
 	pushes := slices.Concat(h.pushes, h.rejections)
 	h.mu.Unlock()
-	return report.Report{
-		Servers: []report.Server{{Protocol: "SDS", Streams: int(h.streams.Load()), Names: h.table.versions(), Pushes: pushes}},
-		Metrics: h.counts.Write,
-	}
+	server := report.Server{Protocol: "SDS", Streams: int(h.streams.Load()), Names: h.table.versions(), Pushes: pushes}
+	return report.Report{Servers: []report.Server{server}, Metrics: h.counts.Write}
 }
 
 // maxPushes is how many pushes are kept, and how many names of each.
 const maxPushes = 16
 
-// noted returns a list of pushes with one that happens now. What has the same version and names counts as one push, and
-// the oldest of too many goes.
+// noted returns a list of pushes with one that happens now. What has the same version and names counts as one push,
+// and the oldest of too many goes.
 func noted(list []report.Push, p report.Push) []report.Push {
 	p.Time, p.Streams, p.Names = time.Now(), 1, p.Names[:min(len(p.Names), maxPushes)]
-	i := slices.IndexFunc(list, func(q report.Push) bool { return q.Version == p.Version && slices.Equal(q.Names, p.Names) })
+	i := slices.IndexFunc(list, func(q report.Push) bool {
+		return q.Version == p.Version && slices.Equal(q.Names, p.Names)
+	})
 	if i >= 0 {
 		p.Streams, p.Names = p.Streams+list[i].Streams, list[i].Names
 		list = slices.Delete(list, i, i+1)
@@ -58,8 +50,8 @@ func (h *Handler) pushed(l *label) {
 
 // rejected notes that a client has rejected a response.
 func (h *Handler) rejected(ctx context.Context, p peerkey.Holder, n *report.Push) {
+	h.nacks.Add(1)
 	h.mu.Lock()
-	h.nacks++
 	h.rejections = noted(h.rejections, *n)
 	h.mu.Unlock()
 	h.log.LogOf(slog.LevelWarn, p.Name(), "sds: client rejected a response", "NACK", append(attrs(ctx, p),

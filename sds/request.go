@@ -39,7 +39,8 @@ func decode(message []byte, delta bool, maxNames int) (*request, error) {
 	check := func(f *protofield.Field, have, length int) {
 		switch {
 		case length > maxName:
-			f.Fail(grpchttp.Errorf(grpchttp.ResourceExhausted, "sds: a resource name of %d bytes; the limit is %d", length, maxName))
+			f.Fail(grpchttp.Errorf(grpchttp.ResourceExhausted,
+				"sds: a resource name of %d bytes; the limit is %d", length, maxName))
 		case have >= most:
 			f.Fail(errTooMany(maxNames))
 		}
@@ -108,7 +109,8 @@ func errTooMany(maxNames int) *grpchttp.Error {
 }
 
 func errTooLong(maxBytes int) error {
-	return grpchttp.Errorf(grpchttp.ResourceExhausted, "sds: resource names of more than %d bytes together; open another stream", maxBytes)
+	return grpchttp.Errorf(grpchttp.ResourceExhausted,
+		"sds: resource names of more than %d bytes together; open another stream", maxBytes)
 }
 
 // clip returns at most maxText bytes of s, in memory of its own.

@@ -204,11 +204,11 @@ type Handler struct {
 	names    *limit.Shares[peerkey.Holder] // bytes
 	incoming *grpchttp.Incoming
 	streams  atomic.Int64
+	nacks    atomic.Uint64
 
 	counts counts
 
-	mu         sync.Mutex // guards the rest
-	nacks      uint64
+	mu         sync.Mutex    // guards the rest
 	pushes     []report.Push // the newest last
 	rejections []report.Push
 }
@@ -263,7 +263,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // admit runs before anything of a request is read.
 func (h *Handler) admit(r *http.Request) error {
 	if h.opts.RequireHeader && r.Header.Get(securityHeader) != "true" {
-		err := grpchttp.Errorf(grpchttp.InvalidArgument, `sds: the header "workload.spiffe.io: true" is missing; send it as metadata`)
+		err := grpchttp.Errorf(grpchttp.InvalidArgument,
+			`sds: the header "workload.spiffe.io: true" is missing; send it as metadata`)
 		h.badRequest(r.Context(), peerkey.HolderOf(r), err)
 		return err
 	}

@@ -27,7 +27,7 @@ type session struct {
 	refused error // set by next if one does not: ends the stream
 
 	items    map[string]*item
-	over     map[string]bool // delta: names for which there was no room; the client is still to be told that they do not exist
+	over     map[string]bool // delta: names without room; the client is still to be told that they do not exist
 	queue    []*item         // those with news, oldest first; may have dropped ones
 	version  version         // of what the client was sent of the names it still wants
 	last     label           // of the last response; zero if there was none
@@ -75,7 +75,8 @@ func newSession(delta bool, maxNames int, frames *frames) *session {
 func (s *session) request(r *request) (outcome, error) {
 	var out outcome
 	if r.typeURL != "" && r.typeURL != typeURL {
-		return out, grpchttp.Errorf(grpchttp.InvalidArgument, "sds: type URL %q: this service has %s only", clip(r.typeURL), typeURL)
+		return out, grpchttp.Errorf(grpchttp.InvalidArgument,
+			"sds: type URL %q: this service has %s only", clip(r.typeURL), typeURL)
 	}
 	if s.node == "" {
 		s.node = clip(r.node) // later requests may leave it out

@@ -283,8 +283,9 @@ func (h *Handler) resolve(ctx context.Context, p peerkey.Holder, node string, it
 		err = errors.New("it returned no name")
 	}
 	if err != nil && !it.denied {
-		h.log.LogOf(slog.LevelWarn, p.Name(), "sds: resource refused to a client", "Resolve says no", append(attrs(ctx, p),
-			slog.String("node", node), slog.String("name", clip(it.name)), slog.Any("err", err))...)
+		h.log.LogOf(slog.LevelWarn, p.Name(), "sds: resource refused to a client", "Resolve says no",
+			append(attrs(ctx, p),
+				slog.String("node", node), slog.String("name", clip(it.name)), slog.Any("err", err))...)
 	}
 	it.denied = err != nil
 	return source, err == nil

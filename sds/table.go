@@ -283,7 +283,8 @@ func (t *table) found(r *resource, e *entry, err error) (wait time.Duration, say
 		}
 		wait = waitAfter(r.Failed(err), have, end)
 		t.failed.Add(1)
-		say = t.says(r, "sds: look-up failed", "the source failed", slog.Any("err", err), slog.Duration("retry_in", wait))
+		say = t.says(r, "sds: look-up failed", "the source failed",
+			slog.Any("err", err), slog.Duration("retry_in", wait))
 		if !have { // else the old one stays in use
 			t.publish(r, &state{err: err})
 		}
