@@ -13,7 +13,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -22,6 +21,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 

@@ -18,10 +18,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // serveTCP serves a handler on a loopback port, and returns a function that makes clients with a connection

@@ -21,13 +21,13 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/spiffe/report"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 func TestStatus(t *testing.T) {
@@ -171,14 +171,14 @@ func TestNACK(t *testing.T) {
 	assert.Equal(t, "SDS", reported.Protocol)
 	assert.Equal(t, 1, reported.Streams)
 	assert.Equal(t, st.Names, reported.Names)
-	require.Len(t, reported.Events, 4)
-	rejected := reported.Events[3]
+	require.Len(t, reported.Pushes, 4)
+	rejected := reported.Pushes[3]
 	assert.WithinRange(t, rejected.Time, before, time.Now())
 	rejected.Time = time.Time{}
-	assert.Equal(t, report.Event{
+	assert.Equal(t, report.Push{
 		NACK: true, Names: []string{"default"}, Version: r.GetVersionInfo(), Streams: 1, Client: "raw", Message: "KEY_VALUES_MISMATCH",
 	}, rejected)
-	assert.Equal(t, report.Event{Time: oldest.Time, Names: []string{"default"}, Version: r.GetVersionInfo(), Streams: 1}, reported.Events[2])
+	assert.Equal(t, report.Push{Time: oldest.Time, Names: []string{"default"}, Version: r.GetVersionInfo(), Streams: 1}, reported.Pushes[2])
 }
 
 // The same response on several streams is one push, and the last 16 are kept.

@@ -26,10 +26,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/examples/internal/statuspage"
 	"github.com/svidkit/svidkit/sds/istioagent"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 //go:embed install.yaml

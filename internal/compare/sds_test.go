@@ -42,12 +42,12 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/structpb"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/report"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 const secretType = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
@@ -378,7 +378,7 @@ func TestPeerSDSClient(t *testing.T) {
 		ResponseNonce: second.GetNonce(), ResourceNames: []string{"default"}, ErrorDetail: &rpcstatus.Status{Code: 13, Message: "no"},
 	}))
 	require.Eventually(t, func() bool {
-		return slices.ContainsFunc(h.Report().Servers[0].Events, func(e report.Event) bool { return e.NACK })
+		return slices.ContainsFunc(h.Report().Servers[0].Pushes, func(e report.Push) bool { return e.NACK })
 	}, time.Minute, time.Millisecond)
 
 	fetched, err := c.FetchSecrets(ctx, &discovery.DiscoveryRequest{Node: node, ResourceNames: []string{"ROOTCA"}, TypeUrl: secretType})

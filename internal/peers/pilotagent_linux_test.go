@@ -19,7 +19,6 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/kube"
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/peers"
@@ -32,6 +31,7 @@ import (
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // agent is Istio's agent in a folder of its own, as in a pod.

@@ -60,7 +60,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/loopback"
 	"github.com/svidkit/svidkit/internal/metrics"
@@ -75,6 +74,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/health"
 	"github.com/svidkit/svidkit/spiffe/report"
 	"github.com/svidkit/svidkit/spiffe/source"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // part is the source of the identity: a *secretcache.Manager or a *filesource.Source.

@@ -19,13 +19,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn"
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/kubesecrets"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 var td = spiffe.MustParseTrustDomain("example.org")
@@ -128,7 +128,7 @@ func TestResolve(t *testing.T) {
 			"does not name a service account":          {byID(t, "spiffe://example.org/gateway"), "kubernetes://s"},
 			`"unix-peer:uid:0" is not of trust domain`: {of(t, &authn.Caller{Name: "uid:0", Method: "unix-peer"}), "kubernetes://s"},
 			"and not of this one": {of(t, &authn.Caller{ID: id, Method: "test",
-				Pod: &authn.Pod{Cluster: "remote", Namespace: "gw", ServiceAccount: "gateway"}}), "kubernetes://s"},
+				Pod: &spiffe.Pod{Cluster: "remote", Namespace: "gw", ServiceAccount: "gateway"}}), "kubernetes://s"},
 			`may not have Secrets of "app"`: {good, "kubernetes://app/s"},
 			`may not have Secrets of "gw"`:  {byID(t, "spiffe://example.org/ns/app/sa/gateway"), "kubernetes://gw/s"},
 			"no valid name":                 {good, "kubernetes://gw/a/b"},

@@ -267,19 +267,11 @@ func (s *Source) Close() error { return s.life.Close() }
 
 // Ready waits until the Secrets were read. The error wraps [spiffe.ErrNotReady], the cause of ctx, and the error of the API server.
 func (s *Source) Ready(ctx context.Context) error {
-	err := s.life.Await(ctx, s.news.Changed, func() bool {
+	return s.life.Ready(ctx, s.news.Changed, func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.listed
-	})
-	if err == nil {
-		return nil
-	}
-	why := s.notReady()
-	if errors.Is(why, err) {
-		return why
-	}
-	return fmt.Errorf("%w; waited for it: %w", why, err)
+	}, s.notReady)
 }
 
 // notReady is the error while the Secrets were not read.
@@ -287,15 +279,7 @@ func (s *Source) notReady() error {
 	s.mu.Lock()
 	cause := s.err
 	s.mu.Unlock()
-	switch idle := s.life.Idle(); {
-	case idle != nil && cause != nil:
-		cause = fmt.Errorf("%w; %w", idle, cause)
-	case idle != nil:
-		cause = idle
-	case cause == nil:
-		cause = errors.New("the API server has not answered yet")
-	}
-	return fmt.Errorf("kubesecrets: %w: %w", spiffe.ErrNotReady, cause)
+	return s.life.NotReady("kubesecrets", cause, "the API server has not answered yet")
 }
 
 // GenerateSecret returns the key pair or the roots of a Secret; see the package comment. A name of another form, of a

@@ -26,7 +26,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn"
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient"
 	caapi "github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/caclient/local"
@@ -44,6 +43,7 @@ import (
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // agentKey is the variable that makes this program an agent; it has an agentConfig in JSON.

@@ -12,11 +12,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // stream is an ADS stream of an Envoy. The goroutine of the HTTP request receives from Envoy. Each of its legs has a

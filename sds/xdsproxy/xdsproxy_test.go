@@ -27,7 +27,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/conformance"
@@ -36,6 +35,7 @@ import (
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/xdsproxy"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // odd returns an encoded message that generated code would not write: fields out of order, twice, unknown, in groups,

@@ -526,7 +526,7 @@ func TestPodsWaiting(t *testing.T) {
 		server, err := caserver.New(caserver.Options{CA: w.ca, TrustDomain: domain, Identity: caservertest.Identity(w.T, w.ca, serverID), Pods: func(signer ca.Signer) (caserver.Part, error) {
 			return podcert.New(podcert.Options{
 				SignerName: "example.org/spiffe", TrustDomain: domain, CA: signer, APIServer: api.URL(), HTTPClient: api.Client(),
-				ID: func(ca.Pod) (spiffe.ID, error) {
+				ID: func(spiffe.Pod) (spiffe.ID, error) {
 					if !registered.Load() {
 						return spiffe.ID{}, later{errAway}
 					}

@@ -25,7 +25,6 @@ import (
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/sequence"
-	"github.com/svidkit/svidkit/internal/test/testtree"
 	"github.com/svidkit/svidkit/pki/linkerdname"
 )
 
@@ -72,7 +71,7 @@ func TestDemo(t *testing.T) {
 	cancel()
 	d.wg.Wait()
 	require.NoError(t, cmp.Or(err, d.failure()))
-	testtree.Section(t, *update, "../../../examples/linkerd-proxy/README.md", "```mermaid\n", "```\n", d.Diagram())
+	programtest.Section(t, *update, "../../../examples/linkerd-proxy/README.md", "```mermaid\n", "```\n", d.Diagram())
 }
 
 // meshDemo is what the demo runs.

@@ -59,7 +59,7 @@ type Controller struct {
 	open atomic.Int64 // connections
 
 	mu     sync.Mutex
-	tokens map[string]kube.Account
+	tokens map[string]spiffe.Pod
 	seen   []string
 	stop   func()
 }
@@ -70,7 +70,7 @@ func New(t testing.TB, o Options) *Controller {
 	if o.Mesh == (linkerdname.Mesh{}) {
 		o.Mesh = Mesh()
 	}
-	c := &Controller{Authority: o.Authority, o: o, tokens: map[string]kube.Account{}, stop: func() {}}
+	c := &Controller{Authority: o.Authority, o: o, tokens: map[string]spiffe.Pod{}, stop: func() {}}
 	if c.Authority == nil {
 		var err error
 		if c.Authority, err = ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain(o.Mesh.TrustDomain)}); err != nil {
@@ -102,7 +102,7 @@ func (c *Controller) Account(token, account string) {
 		delete(c.tokens, token)
 		return
 	}
-	c.tokens[token] = kube.Account{Namespace: "emojivoto", ServiceAccount: account}
+	c.tokens[token] = spiffe.Pod{Namespace: "emojivoto", ServiceAccount: account}
 }
 
 // Delete makes all tokens of an account worthless.
@@ -116,7 +116,7 @@ func (c *Controller) Delete(account string) {
 	}
 }
 
-func (c *Controller) review(_ context.Context, token string, audiences []string) (*kube.Account, error) {
+func (c *Controller) review(_ context.Context, token string, audiences []string) (*spiffe.Pod, error) {
 	c.mu.Lock()
 	c.seen = append(c.seen, token)
 	a, good := c.tokens[token]

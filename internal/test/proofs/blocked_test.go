@@ -21,7 +21,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn"
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/inject"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -43,6 +42,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetest/federationtest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 

@@ -256,7 +256,7 @@ func TestHostileInput(t *testing.T) { // not parallel: it counts what is allocat
 	require.NoError(t, err)
 	linkerdServer, err := linkerdserver.New(linkerdserver.Options{
 		Mesh: linkerdname.Mesh{TrustDomain: "cluster.local", ControlNamespace: "linkerd"}, Signer: authority,
-		Review: func(context.Context, string, []string) (*kube.Account, error) {
+		Review: func(context.Context, string, []string) (*spiffe.Pod, error) {
 			return nil, kube.ErrNotAuthenticated
 		},
 		AllowPlaintext: true,

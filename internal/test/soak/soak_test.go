@@ -33,7 +33,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/kube"
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient"
 	clientistioca "github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/caclient/local"
@@ -46,6 +45,7 @@ import (
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )

@@ -20,7 +20,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
@@ -181,7 +180,7 @@ func authority(t *testing.T) func(io.Writer) error {
 	}
 	server, err := caserver.New(caserver.Options{
 		CA: a, TrustDomain: td, Identity: caservertest.Identity(t, a, spiffe.MustParseID("spiffe://example.org/ca")), Istio: &istioca.Options{Authenticator: tokens},
-		Linkerd: &linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "example.org"}, Review: func(context.Context, string, []string) (*kube.Account, error) { return nil, errors.New("none") }},
+		Linkerd: &linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "example.org"}, Review: func(context.Context, string, []string) (*spiffe.Pod, error) { return nil, errors.New("none") }},
 		Ready:   func() { close(ready) }, Pods: pods,
 	})
 	no(t, err)

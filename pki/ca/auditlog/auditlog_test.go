@@ -45,7 +45,8 @@ func full() *ca.Issuance {
 		DNSNames: []string{"a.example.org", "b"}, IPs: []net.IP{net.ParseIP("192.0.2.1"), net.ParseIP("2001:db8::1")},
 		Audience: []string{"x", "y"}, NotBefore: at.Truncate(time.Second), NotAfter: at.Truncate(time.Second).Add(time.Hour),
 		Issuer: "77", Fingerprint: "00ff", PublicKey: "ff00", Caller: "spiffe://example.org/node", Method: "token-review",
-		Pod: ca.Pod{Cluster: "east", Namespace: "kube-system", ServiceAccount: "ztunnel", Name: "ztunnel-x", UID: "u-1", Node: "n1"},
+		Pod:        spiffe.Pod{Cluster: "east", Namespace: "kube-system", ServiceAccount: "ztunnel", Name: "ztunnel-x", UID: "u-1", Node: "n1"},
+		PodRequest: "r-1",
 	}
 }
 
@@ -128,7 +129,7 @@ func TestFormat(t *testing.T) {
 		`"dns_names":["a.example.org","b"],"ips":["192.0.2.1","2001:db8::1"],"audience":["x","y"],`+
 		`"not_before":"2026-01-02T03:04:05Z","not_after":"2026-01-02T04:04:05Z","issuer":"77","fingerprint":"00ff","public_key":"ff00",`+
 		`"caller":"spiffe://example.org/node","method":"token-review",`+
-		`"cluster":"east","namespace":"kube-system","service_account":"ztunnel","pod":"ztunnel-x","pod_uid":"u-1","node":"n1","prev":"`+strings.Repeat("0", 64)+`"}`, first)
+		`"cluster":"east","namespace":"kube-system","service_account":"ztunnel","pod":"ztunnel-x","pod_uid":"u-1","node":"n1","request":"r-1","prev":"`+strings.Repeat("0", 64)+`"}`, first)
 	assert.Equal(t, fmt.Sprintf(`{"time":"0001-01-01T00:00:00Z","prev":"%x"}`+"\n", sha256.Sum256([]byte(first))), second)
 
 	var got []auditlog.Entry

@@ -132,7 +132,7 @@ func TestUnauthenticated(t *testing.T) {
 		"no caller":   (*authn.Caller)(nil),
 		"no identity": &authn.Caller{Method: "test"},
 		"a name":      &authn.Caller{Method: "unix-peer", Name: "uid:1000", NotAfter: time.Now().Add(time.Hour)},
-		"a DNS name":  &authn.Caller{Method: "test", DNSNames: []string{"web.test"}, Pod: &authn.Pod{Namespace: "prod", ServiceAccount: "web", Name: "web-0", UID: "u-1"}},
+		"a DNS name":  &authn.Caller{Method: "test", DNSNames: []string{"web.test"}, Pod: &spiffe.Pod{Namespace: "prod", ServiceAccount: "web", Name: "web-0", UID: "u-1"}},
 		"never":       final{},
 	}})
 	_, err := s.call(t, "web", goodRequest(t))
@@ -184,9 +184,10 @@ func TestAuthenticatorUnavailable(t *testing.T) {
 			"away":      temporary(0),
 			"later":     temporary(1500 * time.Millisecond),
 			"wrapped":   fmt.Errorf("tokens: %w", fmt.Errorf("%w", temporary(0))),
-			"two":       errors.Join(fmt.Errorf("tokens: %w", authn.ErrRefused), errors.New("secret reason: no connection")),
-			"cause":     fmt.Errorf("tokens: %w: %w", authn.ErrRefused, errors.New("secret reason: expired")),
-			"never":     errors.Join(fmt.Errorf("tokens: %w", authn.ErrNoCredential), final{}),
+			"two": authn.FirstOf(tokens{"two": fmt.Errorf("tokens: %w", authn.ErrRefused)},
+				tokens{"two": errors.New("secret reason: no connection")}).Authenticate,
+			"cause": fmt.Errorf("tokens: %w: %w", authn.ErrRefused, errors.New("secret reason: expired")),
+			"never": errors.Join(fmt.Errorf("tokens: %w", authn.ErrNoCredential), final{}),
 			"hangs": func(r *http.Request) (*authn.Caller, error) {
 				<-r.Context().Done()
 				return nil, fmt.Errorf("tokens: %w: %w", authn.ErrRefused, r.Context().Err())
@@ -255,11 +256,11 @@ func TestLimitKeys(t *testing.T) {
 	require.NoError(t, err)
 	pod := func(uid string) *authn.Caller {
 		c := caller(webID)
-		c.Pod = &authn.Pod{Namespace: "prod", ServiceAccount: "web", UID: uid}
+		c.Pod = &spiffe.Pod{Namespace: "prod", ServiceAccount: "web", UID: uid}
 		return c
 	}
 	node := caller(nodeID)
-	node.Pod = &authn.Pod{Namespace: "kube-system", ServiceAccount: "ztunnel", UID: "n1"}
+	node.Pod = &spiffe.Pod{Namespace: "kube-system", ServiceAccount: "ztunnel", UID: "n1"}
 	s := serve(t, istioca.Options{
 		Signer: limited, Authenticator: tokens{"web": caller(webID), "1": pod("1"), "2": pod("2"), "node": node},
 		NodeAuthorizer: func(context.Context, *authn.Caller, spiffe.ID) error { return nil },
@@ -585,7 +586,7 @@ func TestAuditRecord(t *testing.T) {
 	a, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), Auditor: audit})
 	require.NoError(t, err)
 	node := caller(nodeID)
-	node.Pod = &authn.Pod{Cluster: "east", Namespace: "kube-system", ServiceAccount: "ztunnel", Name: "ztunnel-x", UID: "u-1", Node: "n1"}
+	node.Pod = &spiffe.Pod{Cluster: "east", Namespace: "kube-system", ServiceAccount: "ztunnel", Name: "ztunnel-x", UID: "u-1", Node: "n1"}
 	s := serve(t, istioca.Options{
 		Signer: a, Authenticator: tokens{"node": node, "web": caller(webID)},
 		NodeAuthorizer: func(context.Context, *authn.Caller, spiffe.ID) error { return nil },
@@ -603,7 +604,7 @@ func TestAuditRecord(t *testing.T) {
 			got = append(got, ca.Issuance{ID: e.Issuance.ID, Caller: e.Issuance.Caller, Method: e.Issuance.Method, Pod: e.Issuance.Pod})
 		}
 	}
-	pod := ca.Pod{Cluster: "east", Namespace: "kube-system", ServiceAccount: "ztunnel", Name: "ztunnel-x", UID: "u-1", Node: "n1"}
+	pod := spiffe.Pod{Cluster: "east", Namespace: "kube-system", ServiceAccount: "ztunnel", Name: "ztunnel-x", UID: "u-1", Node: "n1"}
 	assert.Equal(t, []ca.Issuance{
 		{ID: spiffe.MustParseID(nodeID), Caller: nodeID, Method: "test-token", Pod: pod},
 		{ID: spiffe.MustParseID(webID), Caller: nodeID, Method: "test-token", Pod: pod},
