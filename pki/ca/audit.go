@@ -18,7 +18,7 @@ import (
 // the last member.
 type Issuance struct {
 	Time time.Time `json:"time"`           // of the signature
-	Kind string    `json:"kind,omitempty"` // "x509-svid", "dns" or "ca", as of [Profile], or "jwt-svid"
+	Kind string    `json:"kind,omitempty"` // "x509-svid" or "dns", as of [Profile], or "jwt-svid"
 
 	// Serial is the serial number in hexadecimal; of a token, its claim "jti".
 	Serial string `json:"serial,omitempty"`

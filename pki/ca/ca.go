@@ -46,7 +46,7 @@
 // # What it does not do
 //
 // It keeps no list of what it signed, apart from what the Auditor writes. It revokes roots and keys, not single leaves:
-// those are short-lived. Intermediate certificates come from [Load] and from requests with the profile [Intermediate].
+// those are short-lived. It signs leaves only: the CA itself may be an intermediate one, by [Load].
 package ca
 
 import (
@@ -81,10 +81,6 @@ type Config struct {
 
 	// MaxTTL is the longest lifetime that may be asked for; 0 means 90 days.
 	MaxTTL time.Duration
-
-	// MaxCATTL is the longest lifetime of an [Intermediate] CA; 0 means that none is signed. As such a
-	// CA signs until its end, an old root stays in the bundle for as long.
-	MaxCATTL time.Duration
 
 	// Backdate is how far before the present a leaf's or a root's validity begins, so that peers
 	// whose clocks are slow accept it at once; 0 means 2 minutes. An old root stays in the bundle
@@ -160,9 +156,9 @@ type Rotation struct {
 	// still gets a successor with a new key.
 	KeepKey bool
 
-	// CheckInterval is how often, with KeepKey, Run looks whether the root is to be renewed; 0 means an hour. The first look
-	// is one interval after the start and, unless NoJitter is set, a random part of another one. With and without KeepKey Run
-	// logs as often that the root is not about to expire.
+	// CheckInterval is how often, with KeepKey, Run looks whether the root is to be renewed, as Istio's CA does; 0 means an
+	// hour. The first look is one interval after the start and, unless NoJitter is set, a random part of another one.
+	// With and without KeepKey Run logs as often that the root is not about to expire.
 	CheckInterval time.Duration
 	NoJitter      bool
 }
@@ -228,7 +224,7 @@ func (cfg Config) withDefaults() (Config, error) {
 	const day = 24 * time.Hour
 	r := &cfg.Rotation
 	for name, d := range map[string]time.Duration{
-		"RootTTL": r.RootTTL, "DefaultTTL": cfg.DefaultTTL, "MaxTTL": cfg.MaxTTL, "MaxCATTL": cfg.MaxCATTL, "Backdate": cfg.Backdate,
+		"RootTTL": r.RootTTL, "DefaultTTL": cfg.DefaultTTL, "MaxTTL": cfg.MaxTTL, "Backdate": cfg.Backdate,
 		"RefreshHint": cfg.RefreshHint, "Propagation": r.Propagation, "TaintGrace": r.TaintGrace,
 		"CheckInterval": r.CheckInterval, "SyncInterval": cfg.SyncInterval,
 	} {
@@ -276,7 +272,7 @@ func (cfg Config) withDefaults() (Config, error) {
 
 // terms returns what this authority needs of a key.
 func (cfg *Config) terms(kind rotation.Kind) rotation.Terms {
-	t := rotation.Terms{Longest: max(cfg.MaxTTL, cfg.MaxCATTL), Grace: cfg.Backdate, Propagation: cfg.Rotation.Propagation}
+	t := rotation.Terms{Longest: cfg.MaxTTL, Grace: cfg.Backdate, Propagation: cfg.Rotation.Propagation}
 	if kind == rotation.Token {
 		t.Longest, t.Propagation = cfg.JWT.MaxTTL, cfg.JWT.Propagation
 	}

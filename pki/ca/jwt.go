@@ -130,40 +130,37 @@ func (a *Authority) SignJWT(ctx context.Context, r JWTRequest) (string, error) {
 	if kind, err := a.checkJWT(&r); err != nil {
 		return "", refusal(kind, r.ID, err)
 	}
-	release, err := a.acquire(ctx, r.ID, r.Caller)
-	if err != nil {
-		return "", err
-	}
-	defer release()
-	a.look(ctx)
-	g, err := a.reserve(ctx, rotation.Token, r.ID, r.TTL)
-	if err != nil {
-		return "", err
-	}
-	ttl := g.notAfter.Sub(g.now).Truncate(time.Second)
-	issuer, err := jwtsvid.NewIssuer(a.cfg.TrustDomain, g.key.ID, g.key.Secret(), &jwtsvid.IssuerOptions{
-		Algorithm: g.key.Algorithm, WideAudience: a.cfg.JWT.WideAudience, Issuer: a.cfg.JWT.Issuer, Now: func() time.Time { return g.now },
-	})
-	jti, token := rotation.RandomID(), ""
-	if err == nil {
-		token, err = issuer.Issue(jwtsvid.Request{ID: r.ID, Audience: r.Audience, Lifetime: ttl, Claims: map[string]any{"jti": jti}})
-	}
-	if err != nil {
-		return "", &SignError{Kind: ErrGeneration, ID: r.ID, Err: err}
-	}
-	if a.cfg.Auditor != nil {
-		sum := sha256.Sum256([]byte(token))
-		issued := time.Unix(g.now.Unix(), 0).UTC()
-		err := a.audit(ctx, &Issuance{
-			Time: g.now.Round(0), Kind: "jwt-svid", Serial: jti, ID: r.ID, Audience: slices.Clone(r.Audience),
-			NotBefore: issued, NotAfter: issued.Add(ttl), Issuer: g.key.ID, Fingerprint: hex.EncodeToString(sum[:]),
-			Caller: r.Caller, Method: r.Method, Pod: r.Pod,
-		})
+	var token string
+	err := a.issue(ctx, rotation.Token, r.ID, r.Caller, r.TTL, func(g *grant) (i *Issuance, err error) {
+		token, i, err = a.signToken(g, &r)
 		if err != nil {
-			return "", err
+			return nil, &SignError{Kind: ErrGeneration, ID: r.ID, Err: err}
 		}
+		return i, nil
+	})
+	if err != nil {
+		return "", err
 	}
 	return token, nil
+}
+
+func (a *Authority) signToken(g *grant, r *JWTRequest) (token string, i *Issuance, err error) {
+	issuer, err := jwtsvid.NewIssuer(a.cfg.TrustDomain, g.key.ID, g.key.Secret(), &jwtsvid.IssuerOptions{
+		Algorithm: g.key.Algorithm, WideAudience: a.cfg.JWT.WideAudience, Issuer: a.cfg.JWT.Issuer,
+		Now: func() time.Time { return g.now },
+	})
+	if err != nil {
+		return "", nil, err
+	}
+	jti, ttl := rotation.RandomID(), g.notAfter.Sub(g.now).Truncate(time.Second)
+	token, err = issuer.Issue(jwtsvid.Request{ID: r.ID, Audience: r.Audience, Lifetime: ttl, Claims: map[string]any{"jti": jti}})
+	sum := sha256.Sum256([]byte(token))
+	issued := time.Unix(g.now.Unix(), 0).UTC()
+	return token, &Issuance{
+		Time: g.now.Round(0), Kind: "jwt-svid", Serial: jti, ID: r.ID, Audience: slices.Clone(r.Audience),
+		NotBefore: issued, NotAfter: issued.Add(ttl), Issuer: g.key.ID, Fingerprint: hex.EncodeToString(sum[:]),
+		Caller: r.Caller, Method: r.Method, Pod: r.Pod,
+	}, err
 }
 
 // IssueJWTSVID is [Authority.SignJWT] for a caller that is the workload id itself, with the default lifetime. It makes an

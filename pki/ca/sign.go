@@ -165,20 +165,14 @@ const (
 	// DNSOnly is a certificate for DNSNames (at least one) without a SPIFFE ID, as Linkerd's
 	// proxies and servers that are called by name have. ID must be zero.
 	DNSOnly
-	// Intermediate is the certificate of a CA below this one, such as that of one cluster, which signs leaves only. It needs
-	// [Config.MaxCATTL], which is also the default lifetime. ID, names and addresses must be empty. The new CA is of the
-	// same trust domain and cannot sign for another one: a critical extension permits SPIFFE IDs of this trust domain only
-	// (see [pki.CertificateOptions]). The holder of its key can sign any identity of the trust domain, so this is for
-	// operators and their tools.
-	Intermediate
 )
 
-// kind returns the kind for an [Issuance]: "x509-svid", "dns" or "ca".
+// kind returns the kind for an [Issuance].
 func (p Profile) kind() string {
-	if names := []string{"x509-svid", "dns", "ca"}; p >= 0 && int(p) < len(names) {
-		return names[p]
+	if p == DNSOnly {
+		return "dns"
 	}
-	return fmt.Sprintf("Profile(%d)", int(p))
+	return "x509-svid"
 }
 
 // Sign certifies the public key of r.CSR for r.ID and returns the chain to present: the leaf first, then the certificates
@@ -197,26 +191,40 @@ func (a *Authority) Sign(ctx context.Context, r Request) ([]*x509.Certificate, e
 	if kind, err := a.check(&r); err != nil {
 		return nil, refusal(kind, r.ID, err)
 	}
-	release, err := a.acquire(ctx, r.ID, cmp.Or(r.LimitKey, r.Caller))
+	var chain []*x509.Certificate
+	err := a.issue(ctx, rotation.Root, r.ID, cmp.Or(r.LimitKey, r.Caller), r.TTL, func(g *grant) (*Issuance, error) {
+		leaf, err := g.sign(&r, a.cfg.EmptySubject)
+		if err != nil {
+			return nil, generationError(r.ID, err)
+		}
+		chain = append([]*x509.Certificate{leaf}, g.above...)
+		return newIssuance(&r, leaf, g.key.Cert, g.now), nil
+	})
 	if err != nil {
 		return nil, err
+	}
+	return chain, nil
+}
+
+// issue is what certificates and tokens have in common: the limits, the key, and the audit record, without which nothing
+// leaves. It has sign make the certificate or token with the key.
+func (a *Authority) issue(ctx context.Context, kind rotation.Kind, id spiffe.ID, caller string, ttl time.Duration,
+	sign func(*grant) (*Issuance, error)) error {
+	release, err := a.acquire(ctx, id, caller)
+	if err != nil {
+		return err
 	}
 	defer release()
 	a.look(ctx)
-	g, err := a.reserve(ctx, rotation.Root, r.ID, r.TTL)
+	g, err := a.reserve(ctx, kind, id, ttl)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	leaf, err := g.issue(&r, a.cfg.EmptySubject)
+	i, err := sign(g)
 	if err != nil {
-		return nil, generationError(r.ID, err)
+		return err
 	}
-	if a.cfg.Auditor != nil {
-		if err := a.audit(ctx, newIssuance(&r, leaf, g.key.Cert, g.now)); err != nil {
-			return nil, err
-		}
-	}
-	return append([]*x509.Certificate{leaf}, g.above...), nil
+	return a.audit(ctx, i)
 }
 
 // check tests the request and fills in the defaults.
@@ -224,7 +232,6 @@ func (a *Authority) check(r *Request) (kind, err error) {
 	if r.CSR == nil || r.CSR.PublicKey() == nil {
 		return ErrCSR, errors.New("there is none; pki.ParseCSR makes one")
 	}
-	usual, longest := a.cfg.DefaultTTL, a.cfg.MaxTTL
 	switch r.Profile {
 	case SVID:
 		if err := a.checkID(r.ID); err != nil {
@@ -239,27 +246,17 @@ func (a *Authority) check(r *Request) (kind, err error) {
 			return ErrIdentity, errors.New("there is no DNS name")
 		}
 		r.Caller = cmp.Or(r.Caller, r.DNSNames[0])
-	case Intermediate:
-		if !r.ID.IsZero() || len(r.DNSNames) > 0 || len(r.IPs) > 0 || r.CommonName != "" {
-			return ErrIdentity, errors.New("there are names, and a CA below this one has that of the trust domain")
-		}
-		if a.cfg.MaxCATTL == 0 {
-			return ErrTTL, errors.New("this authority signs no CAs; set MaxCATTL")
-		}
-		r.ID = a.cfg.TrustDomain.ID()
-		r.Caller = cmp.Or(r.Caller, r.ID.String())
-		usual, longest = a.cfg.MaxCATTL, a.cfg.MaxCATTL
 	default:
 		return ErrIdentity, fmt.Errorf("there is no profile %d", int(r.Profile))
 	}
 	if r.TTL <= 0 {
-		r.TTL = usual
+		r.TTL = a.cfg.DefaultTTL
 	}
 	r.Backdate = cmp.Or(r.Backdate, a.cfg.Backdate)
 	if r.Backdate < 0 || r.Backdate > max(a.cfg.MaxTTL, a.cfg.Backdate) {
 		return ErrTTL, fmt.Errorf("to be backdated by %v was asked for, it can be 0 to %v", r.Backdate, max(a.cfg.MaxTTL, a.cfg.Backdate))
 	}
-	return checkTTL(r.TTL, longest)
+	return checkTTL(r.TTL, a.cfg.MaxTTL)
 }
 
 func (a *Authority) checkID(id spiffe.ID) error {
@@ -318,15 +315,8 @@ func (a *Authority) acquire(ctx context.Context, id spiffe.ID, caller string) (r
 	return nil, signCanceled(ctx, id)
 }
 
-// issue signs the certificate.
-func (g *grant) issue(r *Request, emptySubject bool) (*x509.Certificate, error) {
-	notBefore := g.now.Add(-r.Backdate)
-	if r.Profile == Intermediate {
-		return g.key.Issuer.Issue(pki.CertificateOptions{
-			PublicKey: r.CSR.PublicKey(), SANs: []pki.SAN{pki.IDSAN(r.ID)}, CA: true, MaxPathLen: new(0),
-			PermittedTrustDomains: []spiffe.TrustDomain{r.ID.TrustDomain()}, NotBefore: notBefore, NotAfter: g.notAfter,
-		})
-	}
+// sign signs the certificate.
+func (g *grant) sign(r *Request, emptySubject bool) (*x509.Certificate, error) {
 	proven := g.now
 	if !r.Proven.IsZero() && r.Proven.Before(g.now) {
 		proven = r.Proven
@@ -342,8 +332,8 @@ func (g *grant) issue(r *Request, emptySubject bool) (*x509.Certificate, error) 
 		sans = append(sans, pki.IPSAN(ip))
 	}
 	o := pki.CertificateOptions{
-		PublicKey: r.CSR.PublicKey(), SANs: sans, CommonName: r.CommonName, NotBefore: notBefore, NotAfter: g.notAfter,
-		SerialNumber: newSerial(proven),
+		PublicKey: r.CSR.PublicKey(), SANs: sans, CommonName: r.CommonName,
+		NotBefore: g.now.Add(-r.Backdate), NotAfter: g.notAfter, SerialNumber: newSerial(proven),
 	}
 	if r.CommonName == "" && !emptySubject {
 		o.Organization = organization

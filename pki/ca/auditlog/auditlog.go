@@ -31,7 +31,7 @@
 // Each line is one JSON object with these members in this order. Empty ones are left out, except for time and prev:
 //
 //	time         when it was issued, RFC 3339 in UTC
-//	kind         such as "x509-svid", "dns", "ca", "jwt-svid"
+//	kind         such as "x509-svid", "dns", "jwt-svid"
 //	serial       of the certificate, in hexadecimal; the jti of a token
 //	id           the SPIFFE ID
 //	dns_names    an array of strings
