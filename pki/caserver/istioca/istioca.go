@@ -185,8 +185,6 @@ func (s *Server) Report() report.Report { return report.Report{Metrics: s.metric
 
 // tail is the part of the last answer after its leaf. It never changes.
 type tail struct {
-	chain   []*x509.Certificate // after the leaf, as the signer returned it
-	bundle  *spiffe.Bundle
 	encoded []byte
 	signer  *x509.Certificate // the first intermediate; nil for none
 	root    *x509.Certificate // the first root
@@ -196,14 +194,11 @@ type tail struct {
 // one.
 func (s *Server) encode(chain []*x509.Certificate) ([]byte, error) {
 	bundle := s.opts.Signer.Bundle() // after the signing, so that the root of the leaf is in it
-	t := s.tail.Load()
-	if t == nil || t.bundle != bundle || !slices.Equal(t.chain, chain[1:]) {
-		var err error
-		if t, err = newTail(chain[1:], bundle); err != nil {
-			return nil, err
-		}
-		s.tail.Store(t)
+	t, err := newTail(chain[1:], bundle)
+	if err != nil {
+		return nil, err
 	}
+	s.tail.Store(t)
 	return protofield.Write(func(w *protofield.Writer) {
 		w.AddBytes(1, pki.MarshalCertificatesPEM(chain[0]))
 		w.Raw(t.encoded)
@@ -211,7 +206,7 @@ func (s *Server) encode(chain []*x509.Certificate) ([]byte, error) {
 }
 
 func newTail(chain []*x509.Certificate, bundle *spiffe.Bundle) (*tail, error) {
-	t := &tail{chain: slices.Clone(chain), bundle: bundle}
+	t := &tail{}
 	var roots []*x509.Certificate
 	if bundle != nil {
 		roots = slices.Collect(bundle.X509Authorities())

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"os"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -114,17 +113,7 @@ func (c *Call) Receive() ([]byte, error) {
 		c.unread = true
 		return nil, Refuse(e.Code, e.Message, fmt.Errorf("the request could not be read: %w", e))
 	}
-	growStack() // and not before, as a client may take its time
 	return msg, nil
-}
-
-// growStack makes room on the stack of the goroutine, which is new for each call: signing takes about 16 KiB, and a
-// stack that grows to that by doubling is copied several times.
-//
-//go:noinline
-func growStack() byte {
-	var room [20 << 10]byte
-	return room[len(os.Args)%len(room)] // not a constant, so that there is an array
 }
 
 func (s *Service) serve(ctx context.Context, g *grpchttp.Call) error {
