@@ -134,14 +134,13 @@ type RA struct {
 
 	audited, asked lastresult.Result // of the last record, and whether the cluster answered the last request
 
-	turn atomic.Uint64 // of a call that asks the sources, which is done without mu, as they are the user's
+	turn atomic.Uint64 // of a call that asks the sources
 
 	mu      sync.Mutex
-	taken   uint64 // the turn whose answers sources has
+	taken   uint64 // the last turn whose answers are in sources
 	learned []learnedRoot
-	sources []*spiffe.Bundle // what union is made of; nil where a source had none yet
+	sources []*spiffe.Bundle // the last answers; nil where a source had none yet
 	union   *spiffe.Bundle   // nil before the first use
-	stale   bool             // union has to be made anew
 }
 
 // learnedRoot is a root from an answer.
@@ -266,49 +265,51 @@ func (a *RA) ask(source spiffe.BundleSource) (*spiffe.Bundle, error) {
 // ones, each for as long as a certificate that leads to it is valid. It is the same Bundle until they change. A source
 // that fails keeps its last roots. The bundle has no sequence number, as the RA keeps nothing over a restart.
 func (a *RA) Bundle() *spiffe.Bundle {
-	var unfit error
-	defer func() { // once the lock is free, as a logger can block
-		if unfit != nil {
-			a.cfg.Logger.Warn("roots of the signers do not fit into one bundle", slog.Any("err", unfit))
-		}
-	}()
-	turn := a.turn.Add(1)
-	answers := []*spiffe.Bundle{a.answer(a.cfg.Roots)}
+	sources := []spiffe.BundleSource{a.cfg.Roots}
 	for _, name := range slices.Sorted(maps.Keys(a.cfg.SignerRoots)) {
-		answers = append(answers, a.answer(a.cfg.SignerRoots[name]))
+		sources = append(sources, a.cfg.SignerRoots[name])
 	}
+	turn, answers := a.turn.Add(1), make([]*spiffe.Bundle, len(sources))
+	for i, source := range sources { // without mu, as the sources are the user's
+		if source != nil {
+			answers[i], _ = a.ask(source)
+		}
+	}
+	bundle, err := a.unite(turn, answers)
+	if err != nil {
+		a.cfg.Logger.Warn("roots of the signers do not fit into one bundle", slog.Any("err", err))
+	}
+	return bundle
+}
+
+// unite makes one bundle of all roots. A source without an answer keeps its last one. The error says why the bundle is an
+// old one.
+func (a *RA) unite(turn uint64, answers []*spiffe.Bundle) (*spiffe.Bundle, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.forget()
-	if a.sources == nil {
-		a.sources = make([]*spiffe.Bundle, len(answers))
-	}
-	if turn > a.taken { // else another call has asked later
-		a.taken = turn
-		for i, b := range answers {
-			if b != nil && b != a.sources[i] {
-				a.sources[i], a.stale = b, true
-			}
+	var roots []*x509.Certificate
+	for i, b := range answers {
+		if a.sources != nil && (b == nil || turn < a.taken) { // another call has asked later
+			answers[i] = a.sources[i]
+		}
+		if answers[i] != nil {
+			roots = slices.AppendSeq(roots, answers[i].X509Authorities())
 		}
 	}
-	if a.stale || a.union == nil {
-		// A source may give a new Bundle each time it is asked: that is no change.
-		var b *spiffe.Bundle
-		if b, unfit = a.unite(); !b.Equal(a.union) {
-			a.union = b
-		}
-		a.stale = false
+	a.sources, a.taken = answers, max(a.taken, turn)
+	for _, r := range a.learned {
+		roots = append(roots, r.cert)
 	}
-	return a.union
-}
-
-// answer is what a source has; nil for none.
-func (a *RA) answer(source spiffe.BundleSource) *spiffe.Bundle {
-	if source == nil {
-		return nil
+	b, err := spiffe.NewBundle(a.cfg.TrustDomain, spiffe.BundleContents{X509Authorities: roots})
+	switch {
+	case err == nil && b.Equal(a.union): // the same Bundle, for verifiers remember by it
+	case err == nil:
+		a.union = b
+	case a.union == nil: // each of them was in a bundle already; together they are too many
+		a.union, _ = spiffe.NewBundle(a.cfg.TrustDomain, spiffe.BundleContents{}) // cannot fail
 	}
-	b, _ := a.ask(source) // nil with an error
-	return b
+	return a.union, err
 }
 
 // CallerBundle returns [RA.Bundle]: the signers do not say which of their keys may be stolen.
@@ -336,33 +337,10 @@ func (a *RA) Health() ca.Health {
 // them or none.
 func (a *RA) Proven(*x509.Certificate) time.Time { return time.Time{} }
 
-// unite makes one bundle of all roots; a.mu is held. The error says why it is an old one.
-func (a *RA) unite() (*spiffe.Bundle, error) {
-	var roots []*x509.Certificate
-	for _, b := range a.sources {
-		if b != nil {
-			roots = slices.AppendSeq(roots, b.X509Authorities())
-		}
-	}
-	for _, r := range a.learned {
-		roots = append(roots, r.cert)
-	}
-	b, err := spiffe.NewBundle(a.cfg.TrustDomain, spiffe.BundleContents{X509Authorities: roots})
-	if err != nil {
-		// Each of them was in a bundle already; together they are too many. Better an old bundle than none.
-		if a.union != nil {
-			return a.union, err
-		}
-		b, _ = spiffe.NewBundle(a.cfg.TrustDomain, spiffe.BundleContents{}) // cannot fail
-	}
-	return b, err
-}
-
 // forget removes the learned roots that no valid certificate leads to; a.mu is held.
 func (a *RA) forget() {
-	n, now := len(a.learned), time.Now()
+	now := time.Now()
 	a.learned = slices.DeleteFunc(a.learned, func(r learnedRoot) bool { return now.After(r.lastLeaf) })
-	a.stale = a.stale || len(a.learned) < n
 }
 
 // learn adds a root to the bundle, until the end of the leaf that it was learned from.
@@ -383,7 +361,6 @@ func (a *RA) learn(root *x509.Certificate, leafEnd time.Time) error {
 			"the roots of the signers", maxLearned)
 	}
 	a.learned = append(a.learned, learnedRoot{root, leafEnd})
-	a.stale = true
 	return nil
 }
 
