@@ -26,6 +26,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn/athenz"
 	"github.com/svidkit/svidkit/examples/internal/program"
+	"github.com/svidkit/svidkit/internal/settings"
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
@@ -89,15 +90,8 @@ func get(t *testing.T, at map[string]string, path string) (int, string) {
 func TestTable(t *testing.T) {
 	t.Parallel()
 	var table strings.Builder
-	table.WriteString("\n| Variable | Default | What it is for | From |\n|---|---|---|---|\n")
-	for _, v := range variables {
-		def := ""
-		if v.Default != "" {
-			def = "`" + v.Default + "`"
-		}
-		table.WriteString("| `" + v.Name + "` | " + def + " | " + v.Doc + " | " + v.From + " |\n")
-	}
-	programtest.Section(t, *update, "README.md", "<!-- environment -->\n", "<!-- end of environment -->\n", table.String()+"\n")
+	require.NoError(t, settings.Table{Variables: variables}.Write(&table, true))
+	programtest.Section(t, *update, "README.md", "<!-- environment -->\n", "<!-- end of environment -->\n", "\n"+table.String()+"\n")
 }
 
 func TestCommand(t *testing.T) {
@@ -272,7 +266,7 @@ func TestDefaults(t *testing.T) {
 		"SECRET_NAME": "athenz-init-secret", "PRIVATE_KEY_DIR": "/var/keys/private", "PUBLIC_KEY_DIR": "/var/keys/public",
 		"TOKEN_EXPIRY": "5m", "PROVIDER_ADDR": ":4443", "ZTS_NAME": "", // an example is no default
 	} {
-		assert.Equal(t, want, s[name], name)
+		assert.Equal(t, want, s.Text(name), name)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/examples/internal/program"
+	"github.com/svidkit/svidkit/internal/settings"
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/programtest"
@@ -74,15 +75,8 @@ func get(t *testing.T, at map[string]string, path string) (int, string) {
 func TestTable(t *testing.T) {
 	t.Parallel()
 	var table strings.Builder
-	table.WriteString("\n| Variable | Default | What it is for | From |\n|---|---|---|---|\n")
-	for _, v := range variables {
-		def := ""
-		if v.Default != "" {
-			def = "`" + v.Default + "`"
-		}
-		table.WriteString("| `" + v.Name + "` | " + def + " | " + v.Doc + " | " + v.From + " |\n")
-	}
-	programtest.Section(t, *update, "README.md", "<!-- environment -->\n", "<!-- end of environment -->\n", table.String()+"\n")
+	require.NoError(t, settings.Table{Variables: variables}.Write(&table, true))
+	programtest.Section(t, *update, "README.md", "<!-- environment -->\n", "<!-- end of environment -->\n", "\n"+table.String()+"\n")
 }
 
 func TestCommand(t *testing.T) {
