@@ -274,7 +274,7 @@ func TestRun(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	root, socket := beside(t)
-	environ := []string{"PROXY_XDS_VIA_AGENT=false", "MINIMUM_DRAIN_DURATION=200ms", "ISTIO_PROMETHEUS_ANNOTATIONS={}", "OUTPUT_CERT=x", "PROXYCONFIG={}"}
+	environ := []string{"PROXY_XDS_VIA_AGENT=false", "MINIMUM_DRAIN_DURATION=200ms", "ISTIO_PROMETHEUS_ANNOTATIONS={}", "OUTPUT_CERT=x", "PROXY_CONFG={}"}
 
 	var bootstrap output
 	require.NoError(t, run(t.Context(), []string{"-root", root, "-bootstrap"}, environ, &bootstrap, io.Discard))

@@ -181,9 +181,23 @@ func ServiceLink(line string) bool {
 	return links.MatchString(line) && !strings.HasPrefix(line, "KUBERNETES_")
 }
 
-// Near returns the known name that name probably misspells: they differ in case, underscores and hyphens alone.
+// Near returns the known name that name probably misspells: both have the same letters and digits, but for one that is
+// missing or too many, or for two neighbours that have changed places. Case, underscores and hyphens do not count. A
+// known name of fewer than six letters is no candidate, nor is one that ends with "*".
 func Near(name string, known []string) (right string, ok bool) {
-	i := slices.IndexFunc(known, func(k string) bool { return k != name && letters(k) == letters(name) })
+	i := slices.IndexFunc(known, func(k string) bool {
+		got, want := letters(name), letters(k)
+		if len(want) < 6 || strings.HasSuffix(k, "*") {
+			return false
+		}
+		for got != "" && want != "" && got[0] == want[0] {
+			got, want = got[1:], want[1:]
+		}
+		for got != "" && want != "" && got[len(got)-1] == want[len(want)-1] {
+			got, want = got[:len(got)-1], want[:len(want)-1]
+		}
+		return len(got)+len(want) < 2 || len(got) == 2 && len(want) == 2 && got[0] == want[1] && got[1] == want[0]
+	})
 	if i < 0 || slices.Contains(known, name) {
 		return "", false
 	}

@@ -137,9 +137,11 @@ func TestValuesPrintNothing(t *testing.T) {
 
 func TestNear(t *testing.T) {
 	t.Parallel()
-	known := []string{"PROXY_CONFIG", "TRUST_DOMAIN", "ISTIO_META_*"}
+	known := []string{"PROXY_CONFIG", "TRUST_DOMAIN", "CLUSTER_ID", "INSTANCE_IP", "TTL", "ISTIO_META_*"}
 	for name, want := range map[string]string{
-		"proxy-config": "PROXY_CONFIG", "TRUSTDOMAIN": "TRUST_DOMAIN", "PROXY_CONFIG": "", "PROXY_CFG": "", "ISTIO_META_": "", "": "",
+		"proxy-config": "PROXY_CONFIG", "TRUSTDOMAIN": "TRUST_DOMAIN", "PROXY_CONFG": "PROXY_CONFIG", "PROXY_CONFFIG": "PROXY_CONFIG",
+		"PROXY_CONIFG": "PROXY_CONFIG", "PORXY_CONFIG": "PROXY_CONFIG", "CLUTSER_ID": "CLUSTER_ID",
+		"PROXY_CONFIG": "", "PROXY_CFG": "", "CLUSTER_IP": "", "INSTANCE_ID": "", "TT": "", "ISTIO_META_": "", "": "",
 	} {
 		got, ok := settings.Near(name, known)
 		assert.Equal(t, want, got, name)

@@ -104,11 +104,13 @@ func TestEnvironment(t *testing.T) {
 			require.Len(t, c.Notes, 1)
 			assert.Contains(t, c.Notes[0], "JWT_POLICY: first-party-jwt is treated as third-party-jwt")
 		}},
-		{"misspelled", `TRUSTDOMAIN=x SECRET_GRACE_RATIO=1 PATH=/bin KUBERNETES_SERVICE_PORT=443 PROXY_CONFIG={"status_port":1}`, func(t *testing.T, c istioagent.Config) {
-			require.Len(t, c.Notes, 3)
-			assert.Contains(t, c.Notes[0], "SECRET_GRACE_RATIO:")
-			assert.Contains(t, c.Notes[1], "TRUSTDOMAIN (perhaps TRUST_DOMAIN): the agent has none of that name")
-			assert.Contains(t, c.Notes[2], `there is no field "status_port"; there is statusPort`)
+		{"misspelled", `TRUSTDOMAIN=x SECRET_GRACE_RATIO=1 PATH=/bin KUBERNETES_SERVICE_PORT=443 PROXY_CONFG={} PROXY_CONFIG={"discoveryAdress":"x","status_port":1}`, func(t *testing.T, c istioagent.Config) {
+			require.Len(t, c.Notes, 5)
+			assert.Contains(t, c.Notes[0], "PROXY_CONFG (perhaps PROXY_CONFIG): the agent has none of that name")
+			assert.Contains(t, c.Notes[1], "SECRET_GRACE_RATIO:")
+			assert.Contains(t, c.Notes[2], "TRUSTDOMAIN (perhaps TRUST_DOMAIN): the agent has none of that name")
+			assert.Contains(t, c.Notes[3], `there is no field "discoveryAdress"; there is discoveryAddress`)
+			assert.Contains(t, c.Notes[4], `there is no field "status_port"; there is statusPort`)
 		}},
 		{"any other provider", `CA_PROVIDER=Mine`, func(t *testing.T, c istioagent.Config) { assert.Equal(t, "Mine", c.Provider) }},
 		{"Google", `CA_PROVIDER=GoogleCA CA_ADDR=projects/p/locations/l/caPools/c GKE_CLUSTER_URL=https://gke.example.org`, func(t *testing.T, c istioagent.Config) {
