@@ -77,11 +77,11 @@ func TestParse(t *testing.T) {
 	}
 	for _, c := range []struct{ want, args string }{
 		{"there is no flag -unknown; -h lists the flags", "-unknown"},
-		{"there is no flag -name; there is -long-name; -h lists the flags", "--name=a"},
-		{"there is no flag -numbers; there is -number; -h lists the flags", "-numbers 1"},
+		{"there is no flag -name; -h lists the flags", "--name=a"},
+		{"there is no flag -numbers; -h lists the flags", "-numbers 1"},
 		{"there is no flag -1; -h lists the flags", "-1"},
 		{`"surplus" is not understood: there are no words here, and flags begin with a hyphen; -h lists them`, "surplus"},
-		{`invalid value "1d" for flag -for: it is not a number with a unit, such as 90s or 24h; -h lists the flags`, "-for 1d"},
+		{`invalid value "1d" for flag -for: it is not a number with a unit, such as 90m or 24h, which is a day; -h lists the flags`, "-for 1d"},
 		{`invalid boolean value "si" for -version: it is neither true nor false; -h lists the flags`, "-version=si"},
 		{`invalid value "1e2" for flag -number: it is not a whole number, such as 10; -h lists the flags`, "-number 1e2"},
 		{`invalid value "x" for flag -own: parse error; -h lists the flags`, "-own x"},
