@@ -24,28 +24,12 @@ func (m *Manager) issue(ctx context.Context, e *entry) error {
 	if !t.usable() { // a certificate would be made for nothing
 		return fmt.Errorf("trust bundle of %q: %w", m.domain(), spiffe.ErrNoAuthority)
 	}
-	key, err := m.cfg.NewKey()
-	if err != nil {
-		return fmt.Errorf("new key: %w", err)
-	}
 	want := m.want(e)
-	asked := pki.CSROptions{SANs: want.Names()}
-	if e == m.first {
-		asked.SANs = append(asked.SANs, m.cfg.Names...)
-		asked.CommonName = m.cfg.CommonName
-	}
-	csr, err := pki.NewCSR(key, asked)
+	key, chain, err := m.ask(ctx, e, want)
 	if err != nil {
 		return err
 	}
-	chain, err := m.cfg.CA.Sign(ctx, csr, m.cfg.Lifetime)
-	if err != nil {
-		return fmt.Errorf("sign: %w", err)
-	}
 	received := time.Now()
-	if err := certchain.CheckSize(chain); err != nil {
-		return fmt.Errorf("the CA's answer is refused: %w", err)
-	}
 	got, err := form(want, certchain.Tidy(chain, key.Public()), key)
 	if err != nil {
 		return fmt.Errorf("the CA's answer is refused: %w", err)
@@ -62,6 +46,31 @@ func (m *Manager) issue(ctx context.Context, e *entry) error {
 		return fmt.Errorf("the CA's answer is refused: %w", err)
 	}
 	return m.install(ctx, e, got, received, t, path)
+}
+
+// ask has the CA certify a new key, and returns the CA's answer, of a size that can be looked at.
+func (m *Manager) ask(ctx context.Context, e *entry, want pki.Expectation) (crypto.Signer, []*x509.Certificate, error) {
+	key, err := m.cfg.NewKey()
+	if err != nil {
+		return nil, nil, fmt.Errorf("new key: %w", err)
+	}
+	asked := pki.CSROptions{SANs: want.Names()}
+	if e == m.first {
+		asked.SANs = append(asked.SANs, m.cfg.Names...)
+		asked.CommonName = m.cfg.CommonName
+	}
+	csr, err := pki.NewCSR(key, asked)
+	if err != nil {
+		return nil, nil, err
+	}
+	chain, err := m.cfg.CA.Sign(ctx, csr, m.cfg.Lifetime)
+	if err != nil {
+		return nil, nil, fmt.Errorf("sign: %w", err)
+	}
+	if err := certchain.CheckSize(chain); err != nil {
+		return nil, nil, fmt.Errorf("the CA's answer is refused: %w", err)
+	}
+	return key, chain, nil
 }
 
 // material is a certificate with its key: a [*spiffe.SVID] or a [*pki.Credential].

@@ -97,49 +97,61 @@ func (c *CA) token(ctx context.Context) (t token, missing, err error) {
 		return t, missing, err
 	}
 	for {
-		c.mu.Lock()
-		now := time.Now()
-		known := token{text: c.text.get(), old: true}
-		usable := known.text != "" && now.Before(c.ends)
-		if usable && (now.Before(c.renew) || c.flight != nil) {
-			c.mu.Unlock()
+		known, f, first := c.board()
+		switch {
+		case f == nil:
 			return known, nil, nil
+		case first:
+			t, err = c.fly(ctx, f, known)
+			return t, nil, err
 		}
-		f := c.flight
-		if f != nil {
-			c.mu.Unlock()
-			select {
-			case <-f.done:
-			case <-ctx.Done():
-				return t, nil, fmt.Errorf("vault: sign: %w", context.Cause(ctx))
-			}
-			if _, told := errors.AsType[*caclient.Error](f.err); f.err == nil || told {
-				return token{text: f.token.get()}, nil, f.err
-			}
-			continue // it was another call's time that ended
+		select {
+		case <-f.done:
+		case <-ctx.Done():
+			return t, nil, fmt.Errorf("vault: sign: %w", context.Cause(ctx))
 		}
-		f = &flight{done: make(chan struct{})}
-		c.flight = f
-		c.mu.Unlock()
-
-		text, lease, err := c.logIn(ctx)
-		f.token, f.err = func() string { return text }, err
-		c.mu.Lock()
-		c.flight = nil
-		now = time.Now()
-		if f.err == nil {
-			c.text, c.renew, c.ends = f.token, now.Add(lease*2/3), now.Add(lease)
-		} else if usable = known.text != "" && c.text.get() == known.text && now.Before(c.ends); usable {
-			c.renew = now.Add(c.ends.Sub(now) / 4)
-		}
-		c.mu.Unlock()
-		close(f.done)
-		if f.err != nil && usable && ctx.Err() == nil {
-			c.conn.Endpoint.Logger.WarnContext(ctx, "vault: the login failed; the token of the last one stays", "err", f.err)
-			return known, nil, nil
-		}
-		return token{text: f.token.get()}, nil, f.err
+		if _, told := errors.AsType[*caclient.Error](f.err); f.err == nil || told {
+			return token{text: f.token.get()}, nil, f.err
+		} // else it was another call's time that ended
 	}
+}
+
+// board returns the known token, and the login to wait for, or to make if it is the first to need one. The login is nil if the
+// known token is good enough.
+func (c *CA) board() (known token, f *flight, first bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	known = token{text: c.text.get(), old: true}
+	if known.text != "" && now.Before(c.ends) && (now.Before(c.renew) || c.flight != nil) {
+		return known, nil, false
+	}
+	if c.flight != nil {
+		return known, c.flight, false
+	}
+	c.flight = &flight{done: make(chan struct{})}
+	return known, c.flight, true
+}
+
+// fly makes the login f. If it fails, the known token stays in use while it can.
+func (c *CA) fly(ctx context.Context, f *flight, known token) (token, error) {
+	text, lease, err := c.logIn(ctx)
+	f.token, f.err = func() string { return text }, err
+	c.mu.Lock()
+	c.flight = nil
+	now, usable := time.Now(), false
+	if f.err == nil {
+		c.text, c.renew, c.ends = f.token, now.Add(lease*2/3), now.Add(lease)
+	} else if usable = known.text != "" && c.text.get() == known.text && now.Before(c.ends); usable {
+		c.renew = now.Add(c.ends.Sub(now) / 4)
+	}
+	c.mu.Unlock()
+	close(f.done)
+	if usable && ctx.Err() == nil {
+		c.conn.Endpoint.Logger.WarnContext(ctx, "vault: the login failed; the token of the last one stays", "err", f.err)
+		return known, nil
+	}
+	return token{text: f.token.get()}, f.err
 }
 
 // drop forgets a token that Vault has refused, unless there is another one already.
