@@ -106,7 +106,8 @@ func (t *trust) usable() bool {
 // anew for the same name and key vouches for the same leaves.
 func (t *trust) anchors(root *x509.Certificate) bool {
 	for c := range t.own.X509Authorities() {
-		if c == root || bytes.Equal(c.RawSubject, root.RawSubject) && bytes.Equal(c.RawSubjectPublicKeyInfo, root.RawSubjectPublicKeyInfo) {
+		if c == root || bytes.Equal(c.RawSubject, root.RawSubject) &&
+			bytes.Equal(c.RawSubjectPublicKeyInfo, root.RawSubjectPublicKeyInfo) {
 			return true
 		}
 	}
@@ -231,9 +232,9 @@ type merged struct {
 	refused   error                // which bundles were refused, and why
 }
 
-// merge leaves out of set the bundles that are refused, because their sequence number went down or is not plausible: the
-// bundle of old, which may be nil, stands in for each, if there is one. A nil set is an error, and so is one without a bundle of
-// the own trust domain. The caller holds mu.
+// merge leaves out of set the bundles that are refused, because their sequence number went down or is not plausible:
+// the bundle of old, which may be nil, stands in for each, if there is one. A nil set is an error, and so is one
+// without a bundle of the own trust domain. The caller holds mu.
 func (m *Manager) merge(old, set *spiffe.BundleSet) (out merged, err error) {
 	own := m.domain()
 	if set == nil {
@@ -359,7 +360,7 @@ func (m *Manager) watchBundles(ctx context.Context, w caclient.BundleWatcher, fe
 			}
 			if err != nil && ctx.Err() == nil {
 				failures++
-				m.watchFailed(ctx, failures, err) // waits, so that a CA that yields errors without end is no tight loop
+				m.watchFailed(ctx, failures, err) // waits: a CA that yields errors without end is no tight loop
 				end = nil                         // which is no second failure
 			}
 			if ctx.Err() != nil {
@@ -415,7 +416,8 @@ func (m *Manager) logBundle(ctx context.Context, t *trust) {
 		attrs = append(attrs, slog.Uint64("sequence", seq))
 	}
 	if n == 0 {
-		m.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "secretcache: the trust bundle is empty: every identity of the trust domain is revoked", attrs...)
+		m.cfg.Logger.LogAttrs(ctx, slog.LevelWarn,
+			"secretcache: the trust bundle is empty: every identity of the trust domain is revoked", attrs...)
 		return
 	}
 	m.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "secretcache: new trust bundle", attrs...)

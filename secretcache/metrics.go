@@ -14,7 +14,9 @@ import (
 // counts are what a Manager has done since New.
 type counts struct {
 	certificates, bundles struct{ good, failed atomic.Uint64 } // attempts
-	confirmed             atomic.Int64                         // when the CA last said what the bundles are, in nanoseconds since 1970; 0 for never
+
+	// confirmed is when the CA last said what the bundles are, in nanoseconds since 1970; 0 for never.
+	confirmed atomic.Int64
 }
 
 // attempted counts an attempt for e, unless it was cut short.
@@ -42,6 +44,21 @@ func (m *Manager) confirmed() { m.counts.confirmed.Store(time.Now().UnixNano()) 
 // maxListed is how many identities have samples of their own.
 const maxListed = 1000
 
+// instants are the times that are known of an identity.
+var instants = []struct {
+	name, help string
+	at         func(report.Identity) time.Time
+}{
+	{"start", "the certificate of the identity begins to be valid",
+		func(i report.Identity) time.Time { return i.NotBefore }},
+	{"end", "the certificate of the identity, or something in its verified chain, ends",
+		func(i report.Identity) time.Time { return i.NotAfter }},
+	{"attempt", "the next attempt to obtain a certificate for the identity begins",
+		func(i report.Identity) time.Time { return i.Renewal }},
+	{"failing", "the first of the failed attempts since the last good one was",
+		func(i report.Identity) time.Time { return i.Since }},
+}
+
 // metrics returns the metrics of [Manager.Report].
 func (m *Manager) metrics(all []report.Identity, bundles report.Upstream) *metrics.Set {
 	identities := slices.Clone(all)
@@ -53,18 +70,9 @@ func (m *Manager) metrics(all []report.Identity, bundles report.Upstream) *metri
 	s := new(metrics.Set)
 	addStates(s, identities)
 	listed := identities[:min(len(identities), maxListed)]
-	for _, t := range []struct {
-		name, help string
-		at         func(report.Identity) time.Time
-	}{
-		{"start", "the certificate of the identity begins to be valid", func(i report.Identity) time.Time { return i.NotBefore }},
-		{"end", "the certificate of the identity, or something in its verified chain, ends",
-			func(i report.Identity) time.Time { return i.NotAfter }},
-		{"attempt", "the next attempt to obtain a certificate for the identity begins",
-			func(i report.Identity) time.Time { return i.Renewal }},
-		{"failing", "the first of the failed attempts since the last good one was", func(i report.Identity) time.Time { return i.Since }},
-	} {
-		name, help := "svidkit_secretcache_identity_"+t.name+"_timestamp_seconds", "When "+t.help+", in seconds since 1970."
+	for _, t := range instants {
+		name := "svidkit_secretcache_identity_" + t.name + "_timestamp_seconds"
+		help := "When " + t.help + ", in seconds since 1970."
 		s.Gauges(name, help, func(add metrics.Add) {
 			for _, i := range listed {
 				if at := t.at(i); !at.IsZero() {
@@ -73,13 +81,13 @@ func (m *Manager) metrics(all []report.Identity, bundles report.Upstream) *metri
 			}
 		})
 	}
-	s.Gauges("svidkit_secretcache_identity_failures",
-		"The number of attempts to obtain a certificate for the identity that have failed since the last that did not.",
-		func(add metrics.Add) {
-			for _, i := range listed {
-				add(float64(i.Failures), "identity", i.Name)
-			}
-		})
+	const failures = "The number of attempts to obtain a certificate for the identity that have failed since the last " +
+		"that did not."
+	s.Gauges("svidkit_secretcache_identity_failures", failures, func(add metrics.Add) {
+		for _, i := range listed {
+			add(float64(i.Failures), "identity", i.Name)
+		}
+	})
 	m.addCA(s, bundles)
 	return s
 }
@@ -98,11 +106,12 @@ func addStates(s *metrics.Set, identities []report.Identity) {
 			expired++
 		}
 	}
-	s.Gauges("svidkit_secretcache_identities", "The number of identities, by the state of their certificate.", func(add metrics.Add) {
-		add(valid, "state", "valid")
-		add(expired, "state", "expired")
-		add(missing, "state", "missing")
-	})
+	s.Gauges("svidkit_secretcache_identities", "The number of identities, by the state of their certificate.",
+		func(add metrics.Add) {
+			add(valid, "state", "valid")
+			add(expired, "state", "expired")
+			add(missing, "state", "missing")
+		})
 }
 
 // addCA adds what is known of the CA: the trust bundles, and all attempts.

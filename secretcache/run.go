@@ -39,8 +39,9 @@ func (m *Manager) Run(ctx context.Context) error {
 	return m.life.RunAs(ctx, "secretcache", m.run)
 }
 
-// Close ends the work of [Start], [Manager.Run] and [Manager.GenerateSecret] for good, and waits for it and for the functions
-// of [Manager.Subscribe], which must not call Close. The last certificate and bundles stay readable. The error is always nil.
+// Close ends the work of [Start], [Manager.Run] and [Manager.GenerateSecret] for good, and waits for it and for the
+// functions of [Manager.Subscribe], which must not call Close. The last certificate and bundles stay readable. The
+// error is always nil.
 func (m *Manager) Close() error {
 	err := m.life.Close()
 	m.identities.Close()
@@ -49,10 +50,10 @@ func (m *Manager) Close() error {
 	return err
 }
 
-// Ready waits until there are trust bundles and, with a default identity, a certificate of it that has not expired. The error
-// wraps [spiffe.ErrNotReady], the cause of ctx, and the failure of the last attempt; it comes before ctx is done if the CA
-// has refused for good, if the trust bundle is empty, and after [Manager.Close]. If Run was never called, it says so: unlike
-// [Manager.GenerateSecret], Ready asks the CA for nothing.
+// Ready waits until there are trust bundles and, with a default identity, a certificate of it that has not expired.
+// The error wraps [spiffe.ErrNotReady], the cause of ctx, and the failure of the last attempt; it comes before ctx is
+// done if the CA has refused for good, if the trust bundle is empty, and after [Manager.Close]. If Run was never
+// called, it says so: unlike [Manager.GenerateSecret], Ready asks the CA for nothing.
 func (m *Manager) Ready(ctx context.Context) error {
 	var ready, empty bool
 	err := m.life.Await(ctx, m.Changed, func() bool {
@@ -210,7 +211,8 @@ func (m *Manager) retryIn(e *entry, f renew.Failure) time.Duration {
 	h := e.held.Load()
 	switch {
 	case e == m.roots && m.trust.Load() != nil:
-		return renew.Backoff{Low: time.Second, First: 2 * time.Second, High: m.poll(), Wish: longestWish}.Wait(f, rand.Float64())
+		return renew.Backoff{Low: time.Second, First: 2 * time.Second, High: m.poll(), Wish: longestWish}.Wait(f,
+			rand.Float64())
 	case e == m.roots:
 		return patience.Wait(f, 0, 0, rand.Float64())
 	case m.cfg.RenewIn != nil:

@@ -14,9 +14,9 @@ import (
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
 )
 
-// Login is a way to get a token of Vault. The token is used until a third of its lease is left, then the client logs in
-// again; if that fails, it stays in use until its end. If Vault refuses it earlier, the client logs in again at once and
-// repeats the call.
+// Login is a way to get a token of Vault. The token is used until a third of its lease is left, then the client logs
+// in again; if that fails, it stays in use until its end. If Vault refuses it earlier, the client logs in again at
+// once and repeats the call.
 type Login struct {
 	method, mount, role string
 }
@@ -27,8 +27,8 @@ type Login struct {
 func KubernetesLogin(mount, role string) Login { return Login{"kubernetes", mount, role} }
 
 // CertLogin logs in with the client certificate of the Endpoint's HTTPClient, by the auth method cert at mount; empty
-// means "cert". The certificate needs a common name, which an X.509-SVID seldom has: without one the server has no name for
-// the caller. The name is that of one certificate role; empty lets Vault try all.
+// means "cert". The certificate needs a common name, which an X.509-SVID seldom has: without one the server has no
+// name for the caller. The name is that of one certificate role; empty lets Vault try all.
 func CertLogin(mount, name string) Login { return Login{"cert", mount, name} }
 
 func (l *Login) check(e caclient.Endpoint) error {
@@ -38,11 +38,13 @@ func (l *Login) check(e caclient.Endpoint) error {
 		return nil
 	case "kubernetes":
 		if l.role == "" || !hasToken {
-			return errors.New("KubernetesLogin needs a role, and Token or TokenFile with the token of the service account")
+			return errors.New("KubernetesLogin needs a role, " +
+				"and Token or TokenFile with the token of the service account")
 		}
 	case "cert":
 		if hasToken || e.HTTPClient == nil {
-			return errors.New("CertLogin needs an HTTPClient that has a client certificate, and neither Token nor TokenFile")
+			return errors.New("CertLogin needs an HTTPClient that has a client certificate, " +
+				"and neither Token nor TokenFile")
 		}
 	}
 	if l.mount = strings.Trim(l.mount, "/"); l.mount == "" {
@@ -116,8 +118,8 @@ func (c *CA) token(ctx context.Context) (t token, missing, err error) {
 	}
 }
 
-// board returns the known token, and the login to wait for, or to make if it is the first to need one. The login is nil if the
-// known token is good enough.
+// board returns the known token, and the login to wait for, or to make if it is the first to need one. The login is
+// nil if the known token is good enough.
 func (c *CA) board() (known token, f *flight, first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -148,7 +150,8 @@ func (c *CA) fly(ctx context.Context, f *flight, known token) (token, error) {
 	c.mu.Unlock()
 	close(f.done)
 	if usable && ctx.Err() == nil {
-		c.conn.Endpoint.Logger.WarnContext(ctx, "vault: the login failed; the token of the last one stays", "err", f.err)
+		c.conn.Endpoint.Logger.WarnContext(ctx, "vault: the login failed; the token of the last one stays", "err",
+			f.err)
 		return known, nil
 	}
 	return token{text: f.token.get()}, f.err
@@ -196,7 +199,8 @@ func (c *CA) logIn(ctx context.Context) (string, time.Duration, error) {
 			return "", 0, err
 		}
 		if jwt == "" {
-			return "", 0, c.conn.Error("sign", caclient.ErrUnauthenticated, fmt.Errorf("log in: there is no token: %w", cmp.Or(why, errors.New("the source gave none"))))
+			return "", 0, c.conn.Error("sign", caclient.ErrUnauthenticated,
+				fmt.Errorf("log in: there is no token: %w", cmp.Or(why, errors.New("the source gave none"))))
 		}
 		request.Body = map[string]string{"role": c.login.role, "jwt": jwt}
 		request.Secrets = []string{jwt}
@@ -211,7 +215,8 @@ func (c *CA) logIn(ctx context.Context) (string, time.Duration, error) {
 		case ok && (s.Code == http.StatusBadRequest || s.Code == http.StatusForbidden):
 			e.Kind = caclient.ErrUnauthenticated // the methods differ in the status for a bad credential
 		case ok && strings.Contains(s.Message, "missing name in alias"): // for ever, although it is a 500
-			e.Kind, e.Err = caclient.ErrUnauthenticated, fmt.Errorf("%w: the auth method cert names its callers by the common name of their certificate, "+
+			e.Kind = caclient.ErrUnauthenticated
+			e.Err = fmt.Errorf("%w: the auth method cert names its callers by the common name of their certificate, "+
 				"and this one has none: give it one, or log in with a token", e.Err)
 		}
 		e.Err = fmt.Errorf("log in: %w", e.Err)
