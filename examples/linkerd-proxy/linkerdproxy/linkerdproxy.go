@@ -302,7 +302,7 @@ func meshOf(name string) (linkerdname.Mesh, error) {
 	if len(labels) < 6 {
 		return linkerdname.Mesh{}, fmt.Errorf("%.300q is not SERVICEACCOUNT.NAMESPACE.serviceaccount.identity.CONTROLNAMESPACE.TRUSTDOMAIN", name)
 	}
-	mesh := linkerdname.Mesh{ControlNamespace: labels[4], TrustDomain: labels[5], Seed: labels[2] == "sa"}
+	mesh := linkerdname.Mesh{ControlNamespace: labels[4], TrustDomain: labels[5], FirstDesign: labels[2] == "sa"}
 	_, _, err := mesh.Parse(name)
 	return mesh, err
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
+	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
@@ -173,8 +174,10 @@ func (c *Controller) Start(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	id := spiffe.MustParseID("spiffe://" + c.o.Mesh.TrustDomain + "/ns/linkerd/sa/linkerd-identity")
+	identity := caservertest.Identity(t, c.Authority, id, pki.DNSSAN(certifier))
 	server, err := caserver.New(caserver.Options{
-		CA: c.Authority, ID: spiffe.MustParseID("spiffe://" + c.o.Mesh.TrustDomain + "/ns/linkerd/sa/linkerd-identity"), Names: []pki.SAN{pki.DNSSAN(certifier)},
+		CA: c.Authority, TrustDomain: id.TrustDomain(), Identity: identity,
 		Linkerd: &linkerd.Options{
 			Mesh: c.o.Mesh, Review: c.review, Lifetime: c.o.Life, ClockSkew: time.Second, // certificates end with whole seconds
 			AllowPlaintext: c.o.Plaintext,
@@ -193,6 +196,7 @@ func (c *Controller) Start(t testing.TB) {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
+		_ = identity.Close()
 	})
 }
 

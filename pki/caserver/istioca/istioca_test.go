@@ -13,6 +13,8 @@ import (
 	"math"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -379,6 +381,46 @@ func TestRenewalsEnd(t *testing.T) {
 		refused(t, err, grpchttp.Unauthenticated, unauthenticated)
 	}
 	_, err = istioca.ClientCertificates(a, td, -1)
+	require.Error(t, err)
+}
+
+// What a proxy forwards proves its client and never the proxy, and nothing while a root is tainted.
+func TestForwardedCertificates(t *testing.T) {
+	t.Parallel()
+	a := authority(t)
+	td := a.Bundle().TrustDomain()
+	forwarded, err := istioca.ForwardedCertificates(a, td, nil)
+	require.NoError(t, err)
+	own := authn.Func(func(*http.Request) (*authn.Caller, error) { return caller("spiffe://example.org/gateway"), nil })
+	all := authn.FirstOf(istioca.NotForwarded(own), forwarded)
+	ask := func(header ...string) (string, error) {
+		r := httptest.NewRequest(http.MethodPost, "/", nil)
+		r.RemoteAddr = "127.0.0.1:1"
+		if header != nil {
+			r.Header["X-Forwarded-Client-Cert"] = header
+		}
+		c, err := all.Authenticate(r)
+		if err != nil {
+			return "", err
+		}
+		return c.ID.String(), nil
+	}
+	const behind = "URI=" + webID
+	id, err := ask()
+	require.NoError(t, err)
+	require.Equal(t, "spiffe://example.org/gateway", id)
+	id, err = ask(behind)
+	require.NoError(t, err)
+	require.Equal(t, webID, id)
+	for _, header := range []string{"", "x", "DNS=web.example.org", "URI=spiffe://evil.test/web"} {
+		_, err = ask(header)
+		require.Error(t, err, header)
+	}
+	require.NoError(t, a.Taint(t.Context(), a.Status().Roots[0].ID))
+	_, err = ask(behind)
+	require.ErrorIs(t, err, authn.ErrRefused)
+	require.ErrorContains(t, err, "tainted")
+	_, err = istioca.ForwardedCertificates(a, td, []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")})
 	require.Error(t, err)
 }
 

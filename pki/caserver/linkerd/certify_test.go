@@ -166,11 +166,11 @@ func p384(t testing.TB) *ecdsa.PrivateKey {
 	return key
 }
 
-func TestSeedForm(t *testing.T) {
+func TestFirstDesign(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-2-2", "LNK-17-2")
 	const name = "web.emojivoto.sa.linkerd-identity.linkerd.cluster.local"
-	s := serve(t, linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local", Seed: true}})
+	s := serve(t, linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local", FirstDesign: true}})
 	r := &wire.CertifyRequest{Identity: name, Token: []byte(webToken), CertificateSigningRequest: csr(t, newKey(t), func(r *x509.CertificateRequest) {
 		r.Subject, r.DNSNames = pkix.Name{}, []string{name}
 	})}
