@@ -44,6 +44,7 @@ import (
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
 
 // Options are the parts of a [Server]. CA and ID are required.
@@ -82,7 +83,7 @@ type Options struct {
 	GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 
 	// Issuer is the URL by which verifiers know the CA as an issuer of OpenID Connect, whose documents Run serves at [Listeners].OIDC:
-	// see federation.NewOIDCHandler and ca.JWTConfig. GetOIDCCertificate returns the certificate for that listener, as in [tls.Config];
+	// see jwtsvid.NewOIDCHandler and ca.JWTConfig. GetOIDCCertificate returns the certificate for that listener, as in [tls.Config];
 	// nil means that of the CA, which a proxy in front can verify. An empty Issuer means that there are no documents.
 	Issuer             string
 	GetOIDCCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
@@ -132,7 +133,7 @@ func New(o Options) (*Server, error) {
 		return nil, err
 	}
 	if o.Issuer != "" {
-		if s.oidc, err = federation.NewOIDCHandler(bundles{o.CA}, o.ID.TrustDomain(), o.Issuer); err != nil {
+		if s.oidc, err = jwtsvid.NewOIDCHandler(bundles{o.CA}, o.ID.TrustDomain(), o.Issuer); err != nil {
 			return nil, err
 		}
 	}
