@@ -461,7 +461,7 @@ func (m *Manager) notReady(e *entry, cause error) error {
 	default:
 		add(idle)
 	}
-	return fmt.Errorf("secretcache: %s: %[3]w: %[2]w", m.title(e), why, spiffe.ErrNotReady) // why may know when to come back, and is asked first
+	return fmt.Errorf("secretcache: %s: %w: %w", m.title(e), spiffe.ErrNotReady, why)
 }
 
 // silence is the error for a CA that has neither answered nor failed; see entry.asked.

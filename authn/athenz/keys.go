@@ -15,7 +15,6 @@ import (
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/tokens/token"
-	"github.com/svidkit/svidkit/pki"
 )
 
 const (
@@ -124,7 +123,7 @@ func (k *keyDir) signer() (crypto.Signer, int, error) {
 	if err != nil {
 		return nil, 0, err
 	}
-	key, err := pki.ParsePrivateKeyPEM(data)
+	key, err := certpem.PrivateKey(data)
 	if err != nil {
 		return nil, 0, fmt.Errorf("version v%d of the key %q: %w", version, k.name, err)
 	}

@@ -299,7 +299,7 @@ func TestCallerOption(t *testing.T) {
 			case "nothing":
 				return nil, nil
 			case "no name":
-				return &authn.Caller{Pod: &authn.Pod{}}, nil
+				return &authn.Caller{Pod: &spiffe.Pod{}}, nil
 			}
 			return nil, denied
 		}

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/retry"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
@@ -38,6 +39,8 @@ func (e *StatusError) Error() string {
 	parts := []string{strings.TrimSpace(fmt.Sprintf("the server answered %d %s", e.StatusCode, http.StatusText(e.StatusCode))), e.Code, e.Message}
 	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), ": ")
 }
+
+var _ retry.Error = (*StatusError)(nil)
 
 // Retryable reports whether asking again may help, which is so for the status 429, and from 500 except 501, 505 and
 // 511. It also returns how long the server asked its clients to wait.

@@ -70,6 +70,7 @@ import (
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/retry"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 )
 
@@ -271,15 +272,8 @@ func passes(err error) bool {
 	if e, ok := errors.AsType[*StatusError](err); ok && e.StatusCode == http.StatusTooManyRequests {
 		return false
 	}
-	e, ok := errors.AsType[interface {
-		error
-		Retryable() (time.Duration, bool)
-	}](err)
-	if !ok {
-		return false
-	}
-	after, again := e.Retryable()
-	return again && after <= backoff.High
+	after, advice := retry.After(err)
+	return advice == retry.Again && after <= backoff.High
 }
 
 // Static returns a Source of one token that never changes. If it is a JWT that has expired, [Source.Token] fails.

@@ -15,7 +15,7 @@
 //		Certificate: func() *tls.Certificate { … }, // the manager's present credential
 //	})
 //	…
-//	want, err := instance.Expectation(td)
+//	want, err := athenz.Expectation(instance, td)
 //	…
 //	m, err = secretcache.New(secretcache.Config{Expect: want, CommonName: instance.Service.String(), CA: ca})
 //
@@ -143,14 +143,13 @@ func (o *Options) check() error {
 	case o.ServerRootsFile != "" && o.HTTPClient != nil:
 		return errors.New("both ServerRootsFile and HTTPClient are set, which has roots already")
 	}
-	if o.KeyID == "" {
-		return o.Instance.Check()
+	if o.KeyID == "" && o.Instance.OwnsKey() {
+		return errors.New("the Instance has neither a Provider nor an ID, and KeyID is not set")
 	}
-	if i := o.Instance; i.Provider != (athenzname.Service{}) || i.ID != "" || o.Certificate != nil || o.WithServiceToken {
+	if o.KeyID != "" && (!o.Instance.OwnsKey() || o.Certificate != nil || o.WithServiceToken) {
 		return errors.New("KeyID is set, and so is Certificate, WithServiceToken, or the Provider or ID of the Instance: the owner of a key has none of them")
 	}
-	_, err := o.Instance.Expectation(o.TrustDomain)
-	return err
+	return o.Instance.Check()
 }
 
 // connect makes the connections. An instance is seldom refreshed, so none is kept.

@@ -20,14 +20,13 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
-	"github.com/svidkit/svidkit/internal/test/testtree"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/istioagent"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // asProgram makes this test binary be the program.
@@ -87,7 +86,7 @@ func TestReadme(t *testing.T) {
 	t.Parallel()
 	var table strings.Builder
 	require.NoError(t, istioagent.WriteHelp(&table, true))
-	testtree.Section(t, *update, "README.md", "<!-- environment -->\n", "<!-- end of environment -->", "\n"+table.String()+"\n")
+	programtest.Section(t, *update, "README.md", "<!-- environment -->\n", "<!-- end of environment -->", "\n"+table.String()+"\n")
 }
 
 // output is what the program has written.

@@ -287,7 +287,7 @@ func byServiceKey(s program.Settings, log *slog.Logger) (*secretcache.Manager, e
 	sign := func(context.Context) (string, error) { return athenz.SignServiceToken(token, key) }
 	_, err1 = sign(context.Background())
 	instance := athenzname.Instance{Service: service, Suffix: s["DNS_SUFFIX"]}
-	want, err2 := instance.Expectation(program.Nameless)
+	want, err2 := ztsclient.Expectation(instance, program.Nameless)
 	zts, err := ztsclient.New(ztsclient.Options{
 		Endpoint:        caclient.Endpoint{URL: s["ZTS_ENDPOINT"], TrustDomain: program.Nameless, RootsFile: s["SERVICE_CA_CERT"], Token: sign, Logger: log},
 		ServerRootsFile: s["SERVER_CA_CERT"], Instance: instance, KeyID: token.KeyID,

@@ -19,7 +19,7 @@ import (
 	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
-	"github.com/svidkit/svidkit/internal/test/testtree"
+	"github.com/svidkit/svidkit/internal/test/programtest"
 )
 
 var update = flag.Bool("update", false, "write the table in README.md")
@@ -82,7 +82,7 @@ func TestTable(t *testing.T) {
 		}
 		table.WriteString("| `" + v.Name + "` | " + def + " | " + v.Doc + " | " + v.From + " |\n")
 	}
-	testtree.Section(t, *update, "README.md", "<!-- environment -->\n", "<!-- end of environment -->\n", table.String()+"\n")
+	programtest.Section(t, *update, "README.md", "<!-- environment -->\n", "<!-- end of environment -->\n", table.String()+"\n")
 }
 
 func TestCommand(t *testing.T) {

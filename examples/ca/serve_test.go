@@ -37,8 +37,8 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
-	"github.com/svidkit/svidkit/internal/test/testtree"
 	istiowire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -287,7 +287,7 @@ func TestDemo(t *testing.T) {
 	var out bytes.Buffer
 	steps, err := demo(t.Context(), spiffe.MustParseTrustDomain("cluster.local"), 3*time.Second, &out)
 	require.NoError(t, err, out.String())
-	testtree.Section(t, *update, "README.md", "```mermaid\n", "```\n", diagram(steps, operator, agent, proxy, peer, service))
+	programtest.Section(t, *update, "README.md", "```mermaid\n", "```\n", diagram(steps, operator, agent, proxy, peer, service))
 	for _, want := range []string{
 		"DEVELOPMENT ONLY",
 		"demo/web is spiffe://cluster.local/ns/demo/sa/web",

@@ -234,25 +234,14 @@ var calls = []struct {
 
 			return allowedByUs(allow)
 		}},
-		{note: "A function of the program: it is asked after the policy. A decision about requests rather than connections belongs into the handler.", from: func(t *testing.T, e theirProgram) any {
+		{note: "A function of the program. A decision about requests rather than connections belongs into the handler.", from: func(t *testing.T, e theirProgram) any {
 			allow := tlsconfig.AdaptMatcher(func(id spiffeid.ID) error { return allowWeb(id.Path()) })
 
-			return allow(e.id, nil) == nil && allow(e.td.ID(), nil) != nil
+			return allowed(allow)
 		}, to: func(t *testing.T, e ourProgram) any {
-			endpoint, err := spiffetls.New(spiffetls.Config{Self: e.source, Peers: e.source, Allow: spiffe.AllowAnyPeer()})
-			config, err := endpoint.ServerConfig()
-			verify := config.VerifyConnection
-			config.VerifyConnection = func(cs tls.ConnectionState) error {
-				if err := verify(cs); err != nil {
-					return err
-				}
-				return allowWebIn(cs.PeerCertificates[0])
-			}
+			allow := spiffe.AllowFunc(func(id spiffe.ID) error { return allowWeb(id.Path()) })
 
-			require.NoError(t, err)
-			met(t, config, e.web)
-			_, _, err = handshake(t, config, e.db)
-			return err != nil
+			return allowedByUs(allow)
 		}},
 	}},
 	{"X.509-SVIDs", []call{
@@ -984,7 +973,6 @@ var without = []struct {
 	calls  []any
 	reason string
 }{
-	{[]any{tlsconfig.AdaptMatcher}, "A policy is a value, not a function; see the last row of \"Which peers are allowed\"."},
 	{[]any{tlsconfig.WithTrace}, "The source is read without waiting, so that there is nothing to time. Failed handshakes: `Options.Logger` and `Options.Failures`."},
 	{[]any{peerapi.WithDialOptions}, "The client is one of net/http and not of grpc-go: `ClientOptions.HTTPClient`."},
 	{[]any{peerapi.WithBackoffStrategy}, "The waits follow from the life that the identity has left, so that an outage costs none."},

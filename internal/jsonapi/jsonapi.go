@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
+	"github.com/svidkit/svidkit/internal/retry"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
@@ -28,6 +29,8 @@ type StatusError struct {
 
 // Error has the status and the text.
 func (e *StatusError) Error() string { return fmt.Sprintf("the server answers %d: %s", e.Code, e.Text) }
+
+var _ retry.Error = (*StatusError)(nil)
 
 // Retryable reports whether the server may answer otherwise later, which it may unless it does not let the client in.
 func (e *StatusError) Retryable() (after time.Duration, ok bool) {

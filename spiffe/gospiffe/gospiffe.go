@@ -55,8 +55,8 @@
 //
 // # Limits
 //
-// A go-spiffe authorizer is a function and a [spiffe.Policy] is data, so there is a [ToMatcher] and no reverse; see
-// README.md for alternatives. Only verification makes a [spiffe.Peer]: for a connection with a configuration of
-// go-spiffe, the PeerFromState of a spiffetls.Endpoint verifies it once more. WIT-SVIDs, which go-spiffe has below exp, are not adapted; the
+// [ToMatcher] has no reverse: give a function to [spiffe.AllowFunc]. Only verification makes a [spiffe.Peer]: for a
+// connection with a configuration of go-spiffe, the PeerFromState of a spiffetls.Endpoint verifies it once more. WIT-SVIDs,
+// which go-spiffe has below exp, are not adapted; the
 // keys for them in a bundle are.
 package gospiffe

@@ -28,6 +28,7 @@ import (
 	"github.com/svidkit/svidkit/internal/jsonapi"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/ratelog"
+	"github.com/svidkit/svidkit/internal/retry"
 	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/pki"
@@ -150,10 +151,9 @@ func (c *Conn) Token(ctx context.Context, op string) (token string, missing, err
 				return "", nil, err
 			}
 			e := c.Error(op, caclient.ErrUnavailable, fmt.Errorf("get a token: %w", err))
-			if told, ok := errors.AsType[retryable](err); ok {
-				if e.RetryAfter, ok = told.Retryable(); !ok { // a token endpoint knows no such client, for example
-					e.Kind = caclient.ErrUnauthenticated
-				}
+			after, advice := retry.After(err)
+			if e.RetryAfter = after; advice == retry.Never { // a token endpoint knows no such client, for example
+				e.Kind = caclient.ErrUnauthenticated
 			}
 			return "", nil, e
 		}
@@ -167,12 +167,6 @@ func (c *Conn) Token(ctx context.Context, op string) (token string, missing, err
 		return "", nil, c.Error(op, caclient.ErrInvalid, errors.New("the token is too long, or has characters that no token has"))
 	}
 	return token, missing, nil
-}
-
-// retryable is an error that says whether asking again may help, as those of package tokensource do.
-type retryable interface {
-	error
-	Retryable() (after time.Duration, ok bool)
 }
 
 // IsText reports whether s can be the value of a header.

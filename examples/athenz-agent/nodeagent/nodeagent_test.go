@@ -35,7 +35,6 @@ import (
 
 	"github.com/svidkit/svidkit/authn/athenz"
 	"github.com/svidkit/svidkit/authn/athenz/athenzname"
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient"
 	ztsclient "github.com/svidkit/svidkit/caclient/athenz"
 	"github.com/svidkit/svidkit/examples/athenz-agent/nodeagent"
@@ -48,6 +47,7 @@ import (
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 const (

@@ -26,6 +26,7 @@ import (
 	"github.com/svidkit/svidkit/authn/athenz"
 	"github.com/svidkit/svidkit/authn/athenz/athenzname"
 	"github.com/svidkit/svidkit/caclient"
+	ztsclient "github.com/svidkit/svidkit/caclient/athenz"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -85,7 +86,7 @@ func NewZTS(t testing.TB, ca *spiffetest.CA, path string) *ZTS {
 	z := &ZTS{Fake: New(t, ca, path), token: "attested-" + rand.Text(), records: map[string]*ztsRecord{}}
 	instance := AthenzInstance(z.Fake)
 	var err error
-	if z.want, err = instance.Expectation(ca.TrustDomain()); err != nil {
+	if z.want, err = ztsclient.Expectation(instance, ca.TrustDomain()); err != nil {
 		t.Fatalf("cafake: the path %q of the workload: %v", path, err)
 	}
 	if z.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {

@@ -21,7 +21,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn"
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/inject"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -43,6 +42,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetest/federationtest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
@@ -100,11 +100,11 @@ func TestBlockedLog(t *testing.T) {
 			seen(t, func() bool { now, err := m.SVID(); return err == nil && now != first })
 			require.NoError(t, m.Close())
 		},
-		"auditlog.Options": func(t *testing.T, log *slog.Logger) {
+		"auditlog.Open": func(t *testing.T, log *slog.Logger) {
 			dir := filepath.Join(t.TempDir(), "open")
 			require.NoError(t, os.Mkdir(dir, 0o700))
 			require.NoError(t, os.Chmod(dir, 0o777))
-			l, err := auditlog.Open(filepath.Join(dir, "audit.jsonl"), &auditlog.Options{Logger: log})
+			l, err := auditlog.Open(filepath.Join(dir, "audit.jsonl"), log)
 			require.NoError(t, err)
 			require.NoError(t, l.RecordKeyEvent(t.Context(), &ca.KeyEvent{Time: time.Now(), Event: "created", Key: "root"}))
 			require.NoError(t, l.Close())

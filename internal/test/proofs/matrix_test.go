@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"io"
@@ -13,7 +12,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -21,11 +19,13 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/sds"
@@ -107,30 +107,25 @@ func world(t *testing.T, trust func(from, to int) bool) []*domain {
 	return all
 }
 
-// roots asks the agent of d for the roots of a trust domain, as an Envoy that polls does.
+// roots asks the agent of d for the roots of a trust domain.
 func (d *domain) roots(t *testing.T, of spiffe.TrustDomain) (pem []byte, ok bool) {
 	t.Helper()
-	body := fmt.Sprintf(`{"resource_names":[%q],"type_url":"type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"}`, of.ID())
-	r := httptest.NewRequest(http.MethodPost, "/v3/discovery:secrets", strings.NewReader(body))
-	r.Header.Set("Content-Type", "application/json")
+	in, err := proto.Marshal(&envoysds.DiscoveryRequest{ResourceNames: []string{of.ID().String()}})
+	require.NoError(t, err)
+	r := httptest.NewRequest(http.MethodPost, "/envoy.service.secret.v3.SecretDiscoveryService/FetchSecrets", prefixed(in)())
+	r.Proto, r.ProtoMajor, r.ProtoMinor = "HTTP/2.0", 2, 0
+	r.Header.Set("Content-Type", "application/grpc")
 	w := httptest.NewRecorder()
 	d.agent.ServeHTTP(w, r)
-	if w.Code == http.StatusNotFound {
+	if w.Body.Len() == 0 {
 		return nil, false
 	}
-	require.Equal(t, http.StatusOK, w.Code, "%s", w.Body)
-	var answer struct {
-		Resources []struct {
-			ValidationContext struct {
-				TrustedCA struct {
-					InlineBytes []byte `json:"inlineBytes"`
-				} `json:"trustedCa"`
-			} `json:"validationContext"`
-		} `json:"resources"`
-	}
-	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer), "%s", w.Body)
-	require.Len(t, answer.Resources, 1)
-	return answer.Resources[0].ValidationContext.TrustedCA.InlineBytes, true
+	var answer envoysds.DiscoveryResponse
+	require.NoError(t, proto.Unmarshal(w.Body.Bytes()[5:], &answer))
+	require.Len(t, answer.GetResources(), 1)
+	var secret envoysds.Secret
+	require.NoError(t, proto.Unmarshal(answer.GetResources()[0].GetValue(), &secret))
+	return secret.GetValidationContext().GetTrustedCa().GetInlineBytes(), true
 }
 
 // shake makes a handshake of two workloads, and reports what each side has to say.

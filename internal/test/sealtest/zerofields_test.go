@@ -20,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/authn/tokensource"
 	"github.com/svidkit/svidkit/examples/athenz-sia/sidecar"
+	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
@@ -157,7 +158,8 @@ func (noPods) Pod(context.Context, string, string) (*athenz.Pod, error) { return
 func serverOf(t *testing.T, o caserver.Options) error {
 	a, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org")})
 	require.NoError(t, err)
-	o.CA, o.ID = a, spiffe.MustParseID("spiffe://example.org/ca")
+	id := spiffe.MustParseID("spiffe://example.org/ca")
+	o.CA, o.TrustDomain, o.Identity = a, id.TrustDomain(), caservertest.Identity(t, a, id)
 	_, err = caserver.New(o)
 	return err
 }

@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // The socket of a server whose queue is full is in use.

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // The modes are the ones asked for, neither more nor less, whatever the umask. The umask belongs to

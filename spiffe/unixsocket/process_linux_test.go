@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // TestPeerProcess runs as another process if its variable is set: it connects, asks twice, and in between waits for a line.

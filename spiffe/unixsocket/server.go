@@ -26,8 +26,8 @@
 //		return name, nil
 //	}}
 //
-// [Authenticator] makes a caller of the peer, for servers that take an authn.Authenticator. Peers are known on Linux. With
-// [ConnContext] an [http.Server] of the caller's own finds them, too.
+// Peers are known on Linux. With [ConnContext] any other [http.Server] knows them, too. Package authn makes an Authenticator
+// of them (authn.UnixPeer).
 //
 // # Limits
 //

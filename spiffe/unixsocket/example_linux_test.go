@@ -10,24 +10,17 @@ import (
 	"path/filepath"
 	"sync"
 
-	"github.com/svidkit/svidkit/authn"
-	"github.com/svidkit/svidkit/authn/unixsocket"
-	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
-// An agent that knows which user runs which workload.
-func ExampleAuthenticator() {
-	workloads := map[uint32]spiffe.ID{uint32(os.Getuid()): spiffe.MustParseID("spiffe://example.org/web")}
-	who := unixsocket.Authenticator(func(p unixsocket.Peer) (*authn.Caller, error) {
-		if id, ok := workloads[p.UID]; ok {
-			return &authn.Caller{ID: id}, nil
+// A server that knows which user runs which workload.
+func ExamplePeerFromContext() {
+	workloads := map[uint32]string{uint32(os.Getuid()): "spiffe://example.org/web"}
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if peer, ok := unixsocket.PeerFromContext(r.Context()); ok {
+			fmt.Fprintln(w, "hello", workloads[peer.UID])
 		}
-		return nil, nil // a caller by its number, "uid:1001"
 	})
-	handler := authn.Require(who, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		caller, _ := authn.CallerFromContext(r.Context())
-		fmt.Fprintln(w, "hello", caller)
-	}), nil)
 
 	dir, err := os.MkdirTemp("", "agent")
 	if err != nil {

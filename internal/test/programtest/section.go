@@ -1,4 +1,4 @@
-package testtree
+package programtest
 
 import (
 	"os"

@@ -4,12 +4,10 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"strconv"
 	"strings"
 
-	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/peerkey"
 )
@@ -95,38 +93,4 @@ func holder(c net.Conn) conns.Peer {
 		return conns.Peer{Names: []string{user}}
 	}
 	return conns.Peer{Names: []string{user, user + " pid " + strconv.Itoa(int(p.PID))}}
-}
-
-// Authenticator returns an [authn.Authenticator] that proves a caller by its user on this machine: by the [Peer] of
-// the connection. The method of the Caller is "unix-peer".
-//
-// Identity, if it is not nil, says which caller a peer is: it sets the ID or another name, such as that of a workload that the
-// operator has registered for the user. This package sets the method. If Identity is nil or returns neither a Caller nor an
-// error, the caller has no SPIFFE ID; its Name is "uid:" and the user's number. An error refuses the peer. The PID may
-// belong to another process by now; see [Peer].
-//
-// A peer that is not known, as on connections that are not Unix sockets, gives [authn.ErrNoCredential]; a peer that
-// Identity refuses gives [authn.ErrRefused] with its error.
-func Authenticator(identity func(Peer) (*authn.Caller, error)) authn.Authenticator {
-	return authn.Func(func(r *http.Request) (*authn.Caller, error) {
-		p, ok := PeerFromContext(r.Context())
-		if !ok {
-			return nil, fmt.Errorf("unixsocket: the connection is no Unix socket, or this system does not tell the peer: %w", authn.ErrNoCredential)
-		}
-		caller := new(authn.Caller)
-		if identity != nil {
-			c, err := identity(p)
-			if err != nil {
-				return nil, fmt.Errorf("unixsocket: user %d, process %d: %w: %w", p.UID, p.PID, authn.ErrRefused, err)
-			}
-			if c != nil {
-				*caller = *c
-			}
-		}
-		if caller.String() == "" {
-			caller.Name = "uid:" + strconv.FormatUint(uint64(p.UID), 10)
-		}
-		caller.Method = "unix-peer"
-		return caller, nil
-	})
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // A second user whose connections are refused is seen in the log.
