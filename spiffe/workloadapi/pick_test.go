@@ -308,7 +308,12 @@ func ExampleSource_Pick() {
 		fmt.Println(err)
 		return
 	}
-	transport, err := spiffetls.Transport(internal, internal, spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/db")), nil)
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: internal, Peers: internal, Allow: spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/db"))})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	transport, err := endpoint.Transport()
 	if err != nil {
 		fmt.Println(err)
 		return
