@@ -335,7 +335,7 @@ func TestUsedAsLongAsGood(t *testing.T) {
 	keys := athenztest.NewKeys(t)
 	subject := athenztest.Subject()
 	synctest.Test(t, func(t *testing.T) {
-		signer, err := athenz.NewSigner(athenz.SignerOptions{Dir: keys.Private, Lifetime: life})
+		signer, err := athenz.NewSigner(keys.Private, "", life)
 		require.NoError(t, err)
 		verifier, err := athenz.NewVerifier(keys.Public, "")
 		require.NoError(t, err)

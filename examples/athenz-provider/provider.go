@@ -138,7 +138,7 @@ func newKeys(s program.Settings) (*keys, error) {
 		return nil, s.Reject("TOKEN_EXPIRY", err)
 	}
 	k := &keys{s: s}
-	if k.signer, err = athenz.NewSigner(athenz.SignerOptions{Dir: s["PRIVATE_KEY_DIR"], KeyName: s["SECRET_NAME"], Lifetime: expiry}); err != nil {
+	if k.signer, err = athenz.NewSigner(s["PRIVATE_KEY_DIR"], s["SECRET_NAME"], expiry); err != nil {
 		return nil, s.Reject("PRIVATE_KEY_DIR", err)
 	}
 	if k.verifier, err = athenz.NewVerifier(s["PUBLIC_KEY_DIR"], s["SECRET_NAME"]); err != nil {
