@@ -145,7 +145,7 @@ type Options struct {
 	// it has asked for it on demand; in SotW there is no way to say so. The certificate stays good until it expires.
 	//
 	// It is called with the context of the request, in which unixsocket.PeerFromContext finds the process on the other
-	// side of a Unix socket, and spiffetls.PeerFromContext the proven client of a server that spiffetls.ConfigureServer
+	// side of a Unix socket, and spiffetls.PeerFromContext the proven client of a server that spiffetls.Endpoint.ConfigureServer
 	// has prepared. For the rest of a request, such as its TLS and RemoteAddr, put a handler in front that adds it with
 	// http.Request.WithContext; see the examples.
 	Resolve func(ctx context.Context, resourceName string) (sourceName string, err error)

@@ -9,7 +9,7 @@
 //		return err // says why: the CA does not answer, or has refused
 //	}
 //	defer m.Close()
-//	cfg, err := spiffetls.ServerConfig(m, m, spiffe.AllowIDs(frontend), nil)
+//	endpoint, err := spiffetls.New(spiffetls.Config{Self: m, Peers: m, Allow: spiffe.AllowIDs(frontend)})
 //
 // A program that serves before it has an identity, or that has a group for what it runs, takes [New], [Manager.Run] and
 // [Manager.Ready] instead. To serve identities to Envoy, give the Manager to package sds. Further identities for the same

@@ -188,7 +188,9 @@ func TestKeycloak(t *testing.T) {
 		me, err := secretcache.Start(t.Context(), secretcache.Config{ID: webID, CA: signer, Lifetime: 8 * time.Second})
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = me.Close() })
-		transport, err := spiffetls.Transport(me, spiffetls.WebRoots(func() (*x509.CertPool, error) { return k.Roots, nil }), nil, nil)
+		endpoint, err := spiffetls.New(spiffetls.Config{Self: me, WebRoots: func() (*x509.CertPool, error) { return k.Roots, nil }})
+		require.NoError(t, err)
+		transport, err := endpoint.Transport()
 		require.NoError(t, err)
 		transport.DisableKeepAlives = true // each request shows the certificate of then
 		ask := func(id string) *tokensource.Source {
