@@ -156,20 +156,20 @@ func (k kind) encode(snap *spiffe.Snapshot, crls [][]byte) ([]byte, error) {
 	if k.profile == workloadwire.X509 {
 		m.CRLs = crls
 	}
-	own, any := svid.ID().TrustDomain(), false
+	own, found := svid.ID().TrustDomain(), false
 	for b := range snap.Bundles().All() {
 		v, some, err := k.value(b)
 		if err != nil {
 			return nil, err
 		}
-		if any = any || some; some || b.TrustDomain() == own {
+		if found = found || some; some || b.TrustDomain() == own {
 			m.Bundles[b.TrustDomain().ID().String()] = v
 		}
 	}
 	if _, ok := m.Bundles[own.ID().String()]; !ok {
 		return nil, fmt.Errorf("the snapshot has no bundle of its own trust domain %q", own)
 	}
-	if !any && k.profile == workloadwire.WIT { // a trust domain without them does not do WIT-SVIDs (WIT-63)
+	if !found && k.profile == workloadwire.WIT { // a trust domain without them does not do WIT-SVIDs (WIT-63)
 		return nil, fmt.Errorf("no bundle has WIT authorities: %w", ErrDenied)
 	}
 	return k.profile.WriteBundles(m)

@@ -136,14 +136,12 @@ type view struct {
 	snap *spiffe.Snapshot
 	ids  []Identity // at least one, each with an SVID
 
-	// Closed when another look may find something else.
-	refreshed, changed <-chan struct{}
-	news               []<-chan struct{} // of the Providers of identities
+	news []<-chan struct{} // closed when another look may find something else
 }
 
 // look returns what there is to serve to a caller.
 func (h *Handler) look(ctx context.Context) (v view, err error) {
-	v.refreshed, v.changed = h.refresh.Changed(), h.src.Changed() // before the snapshot, so that no change is missed
+	v.news = []<-chan struct{}{h.refresh.Changed(), h.src.Changed()} // before the snapshot, so that no change is missed
 	v.snap, err = h.src.Snapshot()
 	if err == nil && v.snap == nil {
 		err = errors.New("it returned no snapshot and no error")
@@ -154,7 +152,7 @@ func (h *Handler) look(ctx context.Context) (v view, err error) {
 			svid, err = v.snap.SVID()
 		}
 		if err != nil {
-			return v, &failure{"provider", err}
+			return v, failure("provider", err)
 		}
 		v.ids = []Identity{{SVID: svid}}
 		return v, nil
@@ -166,10 +164,10 @@ func (h *Handler) look(ctx context.Context) (v view, err error) {
 		denied = v.take(ids)
 	}
 	if err != nil && !errors.Is(denied, ErrDenied) { // which holds whatever the provider has
-		return v, &failure{"provider", err}
+		return v, failure("provider", err)
 	}
 	if denied != nil {
-		return v, &failure{"identities", denied}
+		return v, failure("identities", denied)
 	}
 	return v, nil
 }
@@ -249,6 +247,9 @@ func always(f func(snap *spiffe.Snapshot, ids []Identity) ([]byte, error)) begin
 	return func(*http.Request, []byte) (answer, error) {
 		return func(_ context.Context, snap *spiffe.Snapshot, ids []Identity) ([]byte, time.Time, error) {
 			m, err := f(snap, ids)
+			if err != nil {
+				err = failure(noResponse, err)
+			}
 			return m, time.Time{}, err
 		}, nil
 	}
@@ -267,7 +268,7 @@ func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) erro
 		}
 		return err
 	}
-	make, err := begin(c.Request(), request)
+	answer, err := begin(c.Request(), request)
 	if err != nil {
 		return err
 	}
@@ -281,7 +282,7 @@ func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) erro
 		var m []byte
 		var next time.Time
 		if err == nil {
-			m, next, err = make(ctx, v.snap, v.ids)
+			m, next, err = answer(ctx, v.snap, v.ids)
 		}
 		switch {
 		case err == nil:
@@ -293,11 +294,11 @@ func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) erro
 				h.counts.responses.Inc()
 			}
 			last = m
-		case told || !passes(ctx, err):
+		case told || !hasFailed(ctx, err):
 			return err
 		default:
 			watch.failed(err)
-			h.failed(ctx, c.Request(), err)
+			_ = h.told(ctx, c.Request(), err) // the stream goes on
 		}
 		now := time.Now()
 		wait, expired := watch.wait(now)
@@ -342,23 +343,10 @@ func (h *Handler) await(ctx context.Context, timer *time.Timer, wait time.Durati
 }
 
 func (h *Handler) awaitOnce(ctx context.Context, timer *time.Timer, v *view) int {
-	if len(v.news) == 0 {
-		select {
-		case <-timer.C:
-			return timeout
-		case <-ctx.Done():
-			return over
-		case <-h.done:
-			return closing
-		case <-v.refreshed:
-		case <-v.changed:
-		}
-		return news
-	}
 	receive := func(c any) reflect.SelectCase {
 		return reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(c)}
 	}
-	cases := []reflect.SelectCase{timeout: receive(timer.C), over: receive(ctx.Done()), closing: receive(h.done), receive(v.refreshed), receive(v.changed)}
+	cases := []reflect.SelectCase{timeout: receive(timer.C), over: receive(ctx.Done()), closing: receive(h.done)}
 	for _, c := range v.news {
 		cases = append(cases, receive(c))
 	}
@@ -433,11 +421,11 @@ func (h *Handler) validateJWTSVID(ctx context.Context, request []byte) ([]byte, 
 	id, claims, err := h.opts.ValidateJWTSVID(ctx, audience, token)
 	switch {
 	case err != nil && unjudged(err):
-		return nil, &failure{"validator", err}
+		return nil, failure("validator", err)
 	case err != nil: // an answer, and not a refusal of the caller
 		return nil, status(grpchttp.InvalidArgument, "the JWT-SVID is not valid: "+withoutToken(err.Error(), token))
 	case len(claims) == 0 || id.IsZero():
-		return nil, &failure{"validator", errors.New("it returned no claims or no ID, and no error")}
+		return nil, failure("validator", errors.New("it returned no claims or no ID, and no error"))
 	}
 	return workloadwire.WriteClaims(id.String(), claims)
 }

@@ -69,7 +69,7 @@ func (s *witStream) answer(ctx context.Context, snap *spiffe.Snapshot, ids []Ide
 	attempt := !now.Before(s.retry)
 	next := make(map[label]*heldWIT)
 	resp := &workloadwire.SVIDs{}
-	var failure error
+	var failed error
 	missing, expired := false, 0
 	for _, id := range ids {
 		l := label{id.SVID.ID(), id.Hint}
@@ -88,7 +88,7 @@ func (s *witStream) answer(ctx context.Context, snap *spiffe.Snapshot, ids []Ide
 			case errors.Is(err, ErrDenied):
 				continue
 			case err != nil:
-				failure = cmp.Or(failure, err)
+				failed = cmp.Or(failed, err)
 			default:
 				w, fresh.authorities = fresh, authorities
 			}
@@ -101,12 +101,12 @@ func (s *witStream) answer(ctx context.Context, snap *spiffe.Snapshot, ids []Ide
 		resp.SVIDs = append(resp.SVIDs, w.m)
 	}
 	switch {
-	case failure != nil && !s.sent:
-		return nil, time.Time{}, failure
-	case failure != nil:
-		s.h.failed(ctx, s.r, failure) // the stream goes on
+	case failed != nil && !s.sent:
+		return nil, time.Time{}, failed
+	case failed != nil:
+		_ = s.h.told(ctx, s.r, failed) // the stream goes on
 		s.failures++
-		s.retry = now.Add(s.wait(failure, next, now))
+		s.retry = now.Add(s.wait(failed, next, now))
 	case attempt:
 		s.failures, s.retry = 0, time.Time{}
 	}
@@ -157,11 +157,11 @@ func (s *witStream) issue(ctx context.Context, l label, now time.Time) (*heldWIT
 	}
 	exp, alg, err := checkWIT(token, l.id, signer, now)
 	if err != nil {
-		return nil, &failure{"issuer", fmt.Errorf("the WIT-SVID for %q: %w", l.id, err)}
+		return nil, failure("issuer", fmt.Errorf("the WIT-SVID for %q: %w", l.id, err))
 	}
 	key, err := privateJWK(signer, alg)
 	if err != nil {
-		return nil, &failure{"issuer", fmt.Errorf("the key for %q: %w", l.id, err)}
+		return nil, failure("issuer", fmt.Errorf("the key for %q: %w", l.id, err))
 	}
 	return &heldWIT{
 		m:      workloadwire.SVID{ID: l.id.String(), Hint: l.hint, Parts: [3][]byte{[]byte(token), []byte(key)}},
