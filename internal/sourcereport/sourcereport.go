@@ -1,4 +1,5 @@
-// Package sourcereport makes the report of a source of SPIFFE identities and trust bundles, and knows why one has nothing.
+// Package sourcereport makes the report of a source of SPIFFE identities and trust bundles, and knows why one has
+// nothing.
 package sourcereport
 
 import (
@@ -52,8 +53,9 @@ func identity(src spiffe.SVIDSource) (i report.Identity, svid *spiffe.SVID) {
 	}, svid
 }
 
-// verify sets when the chain of svid ends that peers verify, or returns why those with the same bundle do not. Certificates
-// that are not needed for it may end before. Of a bundle without an X.509 authority that is good, others say so.
+// verify sets when the chain of svid ends that peers verify, or returns why those with the same bundle do not.
+// Certificates that are not needed for it may end before. Of a bundle without an X.509 authority that is good,
+// others say so.
 func verify(i *report.Identity, svid *spiffe.SVID, bundles spiffe.BundleSource) error {
 	td := svid.ID().TrustDomain()
 	b, err := bundles.Bundle(td)

@@ -46,12 +46,12 @@ const (
 // FilesConfig configures [Files]. Without Allow and SystemRoots there are no names.
 type FilesConfig struct {
 	// Allow lists the files that clients may name, and folders whose files, at any depth, they may name. A link in a
-	// folder may lead only to files below one of Allow; a file that is listed itself may be a link to anywhere. No other
-	// file is touched.
+	// folder may lead only to files below one of Allow; a file that is listed itself may be a link to anywhere. No
+	// other file is touched.
 	Allow []string
 
-	// SystemRoots is the file behind the name file-root:system; see [FindSystemRoots]. Empty means that the name does not
-	// exist.
+	// SystemRoots is the file behind the name file-root:system; see [FindSystemRoots]. Empty means that the name
+	// does not exist.
 	SystemRoots string
 
 	// Refuse lists folders whose files are never read: those to which this program writes its identity.
@@ -72,14 +72,14 @@ type FilesConfig struct {
 //
 // Paths are absolute and clean, as [filepath.Clean] returns them, so that each file has one name.
 //
-// A name is followed once it was asked for: its files are read when the system announces a change, and every five seconds.
-// The last good secret stays while a file is missing, cannot be parsed, has another owner or can be changed by other users,
-// while a key belongs to another certificate, and while a certificate has expired or is not valid yet. The reason is in the
-// log and in [Files.Report]. Roots that cannot be parsed or are no CA certificates are left out, if others are left. The
-// owners of files are checked as in package filesource.
+// A name is followed once it was asked for: its files are read when the system announces a change, and every five
+// seconds. The last good secret stays while a file is missing, cannot be parsed, has another owner or can be changed
+// by other users, while a key belongs to another certificate, and while a certificate has expired or is not valid
+// yet. The reason is in the log and in [Files.Report]. Roots that cannot be parsed or are no CA certificates are
+// left out, if others are left. The owners of files are checked as in package filesource.
 //
-// One goroutine follows all names. A name with a secret is followed until Close, whether there is a subscriber or not. A name
-// without one is forgotten if room is needed and it was not asked for in the last minute.
+// One goroutine follows all names. A name with a secret is followed until Close, whether there is a subscriber or
+// not. A name without one is forgotten if room is needed and it was not asked for in the last minute.
 //
 // [NewFiles] and [StartFiles] make one. Its methods are safe for concurrent use.
 type Files struct {
@@ -159,8 +159,8 @@ func (f *Files) Run(ctx context.Context) error {
 // Close stops Files for good, waits for its goroutines, and returns nil. The last secrets stay readable.
 func (f *Files) Close() error { return f.life.Close() }
 
-// FindSystemRoots returns the file with the roots that the operating system trusts: the first that exists of the usual ones,
-// or "".
+// FindSystemRoots returns the file with the roots that the operating system trusts: the first that exists of the
+// usual ones, or "".
 func FindSystemRoots() string {
 	for _, path := range []string{
 		"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/pki/tls/cacert.pem",
@@ -219,10 +219,10 @@ func below(path, folder string) bool {
 	return err == nil && filepath.IsLocal(rel) && rel != "."
 }
 
-// GenerateSecret returns the secret with the given resource name; see [Files]. A name that is not allowed gives an error that
-// wraps [fs.ErrNotExist]. If the files are missing or not good, or the certificate has expired, it gives another error, and
-// the files are followed while the name is asked for. GenerateSecret blocks until the files were read for the first time, or
-// ctx is done.
+// GenerateSecret returns the secret with the given resource name; see [Files]. A name that is not allowed gives an
+// error that wraps [fs.ErrNotExist]. If the files are missing or not good, or the certificate has expired, it gives
+// another error, and the files are followed while the name is asked for. GenerateSecret blocks until the files were
+// read for the first time, or ctx is done.
 func (f *Files) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
 	e, err := f.entry(resourceName)
 	if err != nil {
@@ -298,8 +298,8 @@ func (f *Files) follow() {
 }
 
 // Subscribe registers g to be called with each name whose secret has changed or appeared: roots first. cancel ends
-// that; it may be called from g, and more than once. The calls come one at a time, after the change, from the goroutine
-// that follows the files; g must return at once.
+// that; it may be called from g, and more than once. The calls come one at a time, after the change, from the
+// goroutine that follows the files; g must return at once.
 func (f *Files) Subscribe(g func(resourceName string)) (cancel func()) { return f.subs.Add(g) }
 
 // take takes over what is good in the files, and returns why the rest is refused.
@@ -356,8 +356,8 @@ func (f *Files) take(ctx context.Context, read follow.Files) error {
 	return refused
 }
 
-// load returns what is in the files of e: what e has, if that is the same. Errors do not wrap those of package fs, as a
-// source of package sds is not asked again for a name that does not exist.
+// load returns what is in the files of e: what e has, if that is the same. Errors do not wrap those of package fs,
+// as a source of package sds is not asked again for a name that does not exist.
 func (e *entry) load(read follow.Files) (next entry, err error) {
 	certs, key := read[e.cert], read[e.key]
 	for _, file := range []follow.File{certs, key} {
@@ -433,8 +433,9 @@ func (f *Files) status() []fileStatus {
 	return all
 }
 
-// Report implements [report.Reporter] with each name that was asked for: the certificate if it has one, and its files as an
-// upstream. Certificates that were left out are problems. The metrics have names that begin with svidkit_sdssource_files.
+// Report implements [report.Reporter] with each name that was asked for: the certificate if it has one, and its
+// files as an upstream. Certificates that were left out are problems. The metrics have names that begin with
+// svidkit_sdssource_files.
 func (f *Files) Report() (r report.Report) {
 	all := f.status()
 	for _, st := range all {

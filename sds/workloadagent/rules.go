@@ -42,7 +42,8 @@ type match struct {
 	labels                map[string]string
 }
 
-// caller is the process that asks. process and pod are asked only if a selector needs it, and return false if nothing is certain.
+// caller is the process that asks. process and pod are asked only if a selector needs it, and return false if
+// nothing is certain.
 type caller struct {
 	unixsocket.Peer
 	process func() (unixsocket.Process, bool)

@@ -79,8 +79,8 @@ func (s *Sink) keepTokens(ctx context.Context) {
 	}
 }
 
-// fetchTokens fetches the tokens that are due, and returns whether there is a new one and when to come again. A token that is not to be had
-// leaves the one before.
+// fetchTokens fetches the tokens that are due, and returns whether there is a new one and when to come again. A
+// token that is not to be had leaves the one before.
 func (s *Sink) fetchTokens(ctx context.Context, failures *int) (fetched bool, wait time.Duration, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, tokenWait, fmt.Errorf("no answer in %v: %w", tokenWait, context.DeadlineExceeded))
 	defer cancel()
@@ -124,7 +124,8 @@ func (s *Sink) fetchTokens(ctx context.Context, failures *int) (fetched bool, wa
 	return fetched, max(wait, time.Second/10), err
 }
 
-// recallTokens takes over the tokens that an earlier process has left in the files, so that they stay while there is no other.
+// recallTokens takes over the tokens that an earlier process has left in the files, so that they stay while there is
+// no other.
 func (s *Sink) recallTokens() {
 	s.tokens.mu.Lock()
 	defer s.tokens.mu.Unlock()

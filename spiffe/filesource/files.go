@@ -20,8 +20,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// The sizes of what is read, in bytes: a file, all files together, and a bundle map, which counts by itself. In memory bundles take about
-// seven times that.
+// The sizes of what is read, in bytes: a file, all files together, and a bundle map, which counts by itself. In
+// memory bundles take about seven times that.
 const (
 	maxPart  = 1 << 20
 	maxTotal = 8 << 20
@@ -90,8 +90,8 @@ func (f *files) take(ctx context.Context, read follow.Files) error {
 	return joined(refused)
 }
 
-// find returns the files of the folder: that with the identity, and those with bundles. Those that were there last are in use until the
-// folder can be read, and has an identity.
+// find returns the files of the folder: that with the identity, and those with bundles. Those that were there last
+// are in use until the folder can be read, and has an identity.
 func (s *Source) find() []string {
 	entries, _ := os.ReadDir(s.cfg.Folder)
 	if _, err := os.Stat(s.cfg.CertFile); err == nil || s.found == nil {
@@ -175,7 +175,8 @@ func (f *files) readPair(read follow.Files) (pair, error) {
 	return next, nil
 }
 
-// trustDomain returns the trust domain of the identity: the expected one, the one in force, or that of what is offered.
+// trustDomain returns the trust domain of the identity: the expected one, the one in force, or that of what is
+// offered.
 func (f *files) trustDomain(offered *spiffe.SVID) spiffe.TrustDomain {
 	switch {
 	case !f.source.cfg.ID.IsZero():

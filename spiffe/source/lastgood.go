@@ -315,8 +315,8 @@ var noBundles = new(spiffe.BundleSet)
 // no change is missed.
 func (l *LastGood) Changed() <-chan struct{} { return l.news.Changed() }
 
-// Report implements [report.Reporter] with the identity, the trust bundles, and what is stored as the upstream. It is a
-// problem if that is in use, or was refused. The metrics have names that begin with svidkit_last_good.
+// Report implements [report.Reporter] with the identity, the trust bundles, and what is stored as the upstream. It
+// is a problem if that is in use, or was refused. The metrics have names that begin with svidkit_last_good.
 func (l *LastGood) Report() report.Report {
 	st := l.status()
 	var identity spiffe.SVIDSource

@@ -1,5 +1,5 @@
-// Package source composes sources of identities and trust bundles: it chooses among them, keeps the last good state of one
-// across restarts, and merges the bundles of several.
+// Package source composes sources of identities and trust bundles: it chooses among them, keeps the last good state
+// of one across restarts, and merges the bundles of several.
 //
 // [First] starts the first source that becomes ready, such as an agent, or files where there is no agent:
 //

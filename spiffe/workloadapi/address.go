@@ -131,7 +131,8 @@ func readUnix(rest string) (a address, reason string) {
 	return address{"unix", target}, ""
 }
 
-// isAbstract reports whether what comes after "unix:" is the name of an abstract socket, which tools write with @ or %00.
+// isAbstract reports whether what comes after "unix:" is the name of an abstract socket, which tools write with @ or
+// %00.
 func isAbstract(rest string) bool {
 	rest = strings.TrimPrefix(rest, "//")
 	return strings.HasPrefix(rest, "@") || strings.HasPrefix(rest, "%00") || strings.HasPrefix(rest, "\x00")

@@ -13,9 +13,9 @@ import (
 
 // Errors to test for with [errors.Is].
 var (
-	// ErrDenied says that the server has no identity for this caller, not the one that was asked for, or no token for the audience (gRPC's
-	// PermissionDenied). It may have one later, when the workload is registered. On a stream it withdraws what was
-	// received.
+	// ErrDenied says that the server has no identity for this caller, not the one that was asked for, or no token
+	// for the audience (gRPC's PermissionDenied). It may have one later, when the workload is registered. On a
+	// stream it withdraws what was received.
 	ErrDenied = workloadwire.ErrDenied
 
 	// ErrRefused says that the server calls the request a mistake (gRPC's InvalidArgument), for instance because a

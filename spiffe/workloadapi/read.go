@@ -31,8 +31,8 @@ type Identity struct {
 // Update is one response: everything that the workload has or may trust, not a change to earlier responses. It never
 // changes and is shared.
 type Update struct {
-	// Identities are what the workload may present, the default one first. Hints other than "" are distinct. A response
-	// with bundles has none, and one with SVIDs at least one.
+	// Identities are what the workload may present, the default one first. Hints other than "" are distinct. A
+	// response with bundles has none, and one with SVIDs at least one.
 	Identities []Identity
 
 	// Bundles are the trust bundles of the identities' own trust domains, and of others that the workload may trust.
@@ -51,7 +51,8 @@ type Update struct {
 	withheld error // why identities that the server sent are not in force; of a Source only
 }
 
-// identity returns the first identity with hint, or the first one if hint is empty; nil if there is none. u may be nil.
+// identity returns the first identity with hint, or the first one if hint is empty; nil if there is none. u may be
+// nil.
 func (u *Update) identity(hint string) *spiffe.SVID {
 	if u != nil {
 		for _, id := range u.Identities {
@@ -63,9 +64,9 @@ func (u *Update) identity(hint string) *spiffe.SVID {
 	return nil
 }
 
-// inForce returns u with the identities that are in force at now, of which old, which may be nil, were before. One that has
-// expired or is not valid yet replaces none of its ID and, if it is the only one, none at all: its successor will come. next
-// is when one of those begins to be valid, zero for none.
+// inForce returns u with the identities that are in force at now, of which old, which may be nil, were before. One
+// that has expired or is not valid yet replaces none of its ID and, if it is the only one, none at all: its
+// successor will come. next is when one of those begins to be valid, zero for none.
 func (u *Update) inForce(old *Update, now time.Time) (out *Update, next time.Time) {
 	if old == nil {
 		old = &Update{}
@@ -97,8 +98,8 @@ func (u *Update) inForce(old *Update, now time.Time) (out *Update, next time.Tim
 	return &c, next
 }
 
-// inTime returns why svid is not valid at now, or a certificate on the way to its bundle, and when the last certificate of its
-// chain begins to be.
+// inTime returns why svid is not valid at now, or a certificate on the way to its bundle, and when the last
+// certificate of its chain begins to be.
 func (u *Update) inTime(svid *spiffe.SVID, now time.Time) (from time.Time, err error) {
 	chain := svid.Chain()
 	for _, c := range chain {
@@ -426,8 +427,8 @@ func parseX509Bundle(td spiffe.TrustDomain, der []byte) (*spiffe.Bundle, []error
 	return b, notes, err
 }
 
-// parseJWTBundle parses a JWK Set. The keys of a standard one have no "use", which a bundle document demands (WAPI-46);
-// keys of another use are left out. No content, and a set without usable keys, is the empty bundle.
+// parseJWTBundle parses a JWK Set. The keys of a standard one have no "use", which a bundle document demands
+// (WAPI-46); keys of another use are left out. No content, and a set without usable keys, is the empty bundle.
 func parseJWTBundle(td spiffe.TrustDomain, doc []byte) (*spiffe.Bundle, []error, error) {
 	if len(doc) == 0 {
 		b, err := spiffe.NewBundle(td, spiffe.BundleContents{})

@@ -17,12 +17,13 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Run keeps the source current. It blocks until ctx is done or [Source.Close] is called, waits for what it has started,
-// and returns nil; or until the server refuses for good, and returns that [*Error], which is Final. What was received
-// stays readable. It is an error to call Run while it runs, or after Close; else it may be called again.
+// Run keeps the source current. It blocks until ctx is done or [Source.Close] is called, waits for what it has
+// started, and returns nil; or until the server refuses for good, and returns that [*Error], which is Final. What
+// was received stays readable. It is an error to call Run while it runs, or after Close; else it may be called
+// again.
 //
-// It uses one stream, and another one with JWTBundles. If the server does not implement the latter, Run goes on without
-// it.
+// It uses one stream, and another one with JWTBundles. If the server does not implement the latter, Run goes on
+// without it.
 func (s *Source) Run(ctx context.Context) error {
 	err := s.life.Run(ctx, s.run)
 	if err == nil {
@@ -34,9 +35,9 @@ func (s *Source) Run(ctx context.Context) error {
 	return fmt.Errorf("workloadapi: run: %w", err)
 }
 
-// Close ends [Source.Run], or what [Start] has started, for good, and waits for it. Unless [Config] has a Client, which
-// stays the caller's, it closes all connections, and calls such as [Source.Fetch] fail from then on. What was received
-// stays readable. The error is always nil.
+// Close ends [Source.Run], or what [Start] has started, for good, and waits for it. Unless [Config] has a Client,
+// which stays the caller's, it closes all connections, and calls such as [Source.Fetch] fail from then on. What was
+// received stays readable. The error is always nil.
 func (s *Source) Close() error {
 	err := s.life.Close()
 	if s.cfg.Client == nil {

@@ -46,8 +46,8 @@ func (s *TokenSVID) KeyJWK() []byte {
 }
 
 // FetchJWTSVIDs asks once for JWT-SVIDs for one or more audiences: one of each identity that the caller has, the
-// default one first, or of id alone unless that is the zero ID. An identity that may have no token for the audience can be left
-// out; if that leaves none, the error wraps [ErrDenied]. It takes at most 30 seconds.
+// default one first, or of id alone unless that is the zero ID. An identity that may have no token for the audience
+// can be left out; if that leaves none, the error wraps [ErrDenied]. It takes at most 30 seconds.
 //
 // Each call makes a new token. A program that sends many requests puts a *jwtsvid.Cache in front of [Source.Fetch].
 func (c *Client) FetchJWTSVIDs(ctx context.Context, id spiffe.ID, audience ...string) ([]TokenSVID, error) {
@@ -101,10 +101,10 @@ func readTokens(p *workloadwire.Profile, data []byte, want spiffe.ID) ([]TokenSV
 	return all, nil
 }
 
-// ValidateJWTSVID asks the server to judge a token from a peer, for one audience, a name of this workload. It returns
-// the ID in the token and its claims, with numbers as float64 and times in seconds since 1970. If the token is not
-// valid, the error wraps [ErrRefused]. A claim "cnf" says that the token is bound to a key of its holder, which servers do not
-// compare: refuse such a token.
+// ValidateJWTSVID asks the server to judge a token from a peer, for one audience, a name of this workload. It
+// returns the ID in the token and its claims, with numbers as float64 and times in seconds since 1970. If the token
+// is not valid, the error wraps [ErrRefused]. A claim "cnf" says that the token is bound to a key of its holder,
+// which servers do not compare: refuse such a token.
 //
 // A program that receives many requests validates tokens itself, with a *jwtsvid.Validator and a [Source] that has
 // [Config].JWTBundles.

@@ -145,8 +145,8 @@ func keySet(td spiffe.TrustDomain, c spiffe.BundleContents, use string) ([]byte,
 	return bytes.ReplaceAll(doc, []byte(`"use":`+use+`,`), nil), err
 }
 
-// encode makes the response with all bundles that have authorities of the kind, and with that of the server's own trust
-// domain in any case (WAPI-34, WAPI-44, WAPI-62).
+// encode makes the response with all bundles that have authorities of the kind, and with that of the server's own
+// trust domain in any case (WAPI-34, WAPI-44, WAPI-62).
 func (k kind) encode(snap *spiffe.Snapshot, crls [][]byte) ([]byte, error) {
 	svid, err := snap.SVID()
 	if err != nil {

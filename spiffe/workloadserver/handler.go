@@ -435,8 +435,8 @@ func (h *Handler) validateJWTSVID(ctx context.Context, request []byte) ([]byte, 
 func (h *Handler) Refresh() { h.refresh.Notify() }
 
 // Close ends all streams with code Unavailable, so that clients keep what they have and look for another server. It
-// does not wait for the streams: they belong to the http.Server. Later requests are refused. Close may be called twice;
-// it returns nil.
+// does not wait for the streams: they belong to the http.Server. Later requests are refused. Close may be called
+// twice; it returns nil.
 func (h *Handler) Close() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -10,14 +10,14 @@
 //
 // # Two layouts
 //
-// Links: each version of the files is in a folder of its own, and the name of each file is a link through "..data", which
-// is replaced by one rename. So at every moment, after a crash too, the names lead to files of one version. The previous
-// version stays for readers that are between two files.
+// Links: each version of the files is in a folder of its own, and the name of each file is a link through "..data",
+// which is replaced by one rename. So at every moment, after a crash too, the names lead to files of one version.
+// The previous version stays for readers that are between two files.
 //
-// Plain files, for readers that expect them: all files are written and made durable in a folder beside them, which gets
-// the name "..next"; that commits the set. Then each file is moved to its name by a rename, in a fixed order. A reader
-// never sees a part of a file, but between two renames, and after a crash there, it can see files of two versions. The
-// next Open finishes what was committed.
+// Plain files, for readers that expect them: all files are written and made durable in a folder beside them, which
+// gets the name "..next"; that commits the set. Then each file is moved to its name by a rename, in a fixed order. A
+// reader never sees a part of a file, but between two renames, and after a crash there, it can see files of two
+// versions. The next Open finishes what was committed.
 //
 // [Replace] is for a single file.
 package fileset
@@ -73,8 +73,8 @@ type Options struct {
 	// Last are the names of the plain files that are moved last, in this order. The others come before, sorted.
 	Last []string
 
-	// Warn, if set, is called with the reason why a folder that other users can write to is not safe, and the folder is
-	// accepted.
+	// Warn, if set, is called with the reason why a folder that other users can write to is not safe, and the folder
+	// is accepted.
 	Warn func(error)
 }
 
@@ -190,8 +190,9 @@ func (f *Folder) Check() error {
 	return err
 }
 
-// Write makes files the contents of the folder, and reports whether that changed anything. After an error the old files
-// are there or, if changed is true, the new ones; the next Write or Open moves those that are not at their names yet.
+// Write makes files the contents of the folder, and reports whether that changed anything. After an error the old
+// files are there or, if changed is true, the new ones; the next Write or Open moves those that are not at their
+// names yet.
 func (f *Folder) Write(files map[string]File) (changed bool, err error) {
 	if err := f.finish(); err != nil {
 		return false, err
@@ -386,8 +387,8 @@ func (f *Folder) rename(from, to string) error {
 	return f.disk.Rename(f.root, from, to)
 }
 
-// named returns err with what could not be written instead of a temporary name: programs log a lasting failure once, by
-// its text.
+// named returns err with what could not be written instead of a temporary name: programs log a lasting failure once,
+// by its text.
 func (f *Folder) named(name string, err error) error {
 	if e, ok := errors.AsType[*fs.PathError](err); ok {
 		err = e.Err
@@ -432,9 +433,9 @@ func (f *Folder) tidy(files map[string]File, current, before string) error {
 	return nil
 }
 
-// Replace replaces the file with the name in root, or makes it. After a crash there is the old one or the new one, and
-// after Replace has returned the new one. A link at the name is replaced and not followed. Only one caller at a time may
-// replace a file.
+// Replace replaces the file with the name in root, or makes it. After a crash there is the old one or the new one,
+// and after Replace has returned the new one. A link at the name is replaced and not followed. Only one caller at a
+// time may replace a file.
 func Replace(root *os.Root, name string, file File) error {
 	return replace(disk.OS{}, root, name, file)
 }

@@ -111,8 +111,8 @@ func checkFolder(path string, info fs.FileInfo, o *Options) error {
 }
 
 // checkAbove is checkOwner for folders and links on the way to a file. The owner of the root of the file system can
-// replace all of them, and is trusted there: a user other than root in a user namespace that does not map root, such as
-// a sandbox.
+// replace all of them, and is trusted there: a user other than root in a user namespace that does not map root, such
+// as a sandbox.
 func checkAbove(path string, info fs.FileInfo, o *Options) error {
 	if owner, _, ok := ids(info); ok && owner == ownerOfAll() {
 		return nil
