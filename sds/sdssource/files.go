@@ -117,7 +117,8 @@ func NewFiles(cfg FilesConfig) (*Files, error) {
 	}
 	for i, path := range cfg.Allow {
 		if path == "" || filepath.Dir(path) == path {
-			return nil, fmt.Errorf("sdssource: files: Allow[%d] is %q, and must be a file or a folder below the root of the file system", i, path)
+			return nil, fmt.Errorf("sdssource: files: Allow[%d] is %q, and must be a file or a folder below the "+
+				"root of the file system", i, path)
 		}
 		abs, err := filepath.Abs(path)
 		if err != nil {
@@ -132,7 +133,8 @@ func NewFiles(cfg FilesConfig) (*Files, error) {
 		}
 		cfg.SystemRoots = abs
 	}
-	f := &Files{cfg: cfg, log: ratelog.Patient(cfg.Logger), names: map[string]*entry{}, warned: map[string]bool{}, loose: map[string]error{}}
+	f := &Files{cfg: cfg, log: ratelog.Patient(cfg.Logger), names: map[string]*entry{}, warned: map[string]bool{},
+		loose: map[string]error{}}
 	f.bad = ratelog.New(f.log, 0)
 	f.follower = follow.New(nil, f.take, &follow.Options{Open: f.open, Each: true})
 	return f, nil
@@ -163,8 +165,10 @@ func (f *Files) Close() error { return f.life.Close() }
 // usual ones, or "".
 func FindSystemRoots() string {
 	for _, path := range []string{
-		"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/pki/tls/cacert.pem",
-		"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/ssl/cert.pem", "/usr/local/etc/ssl/cert.pem", "/etc/ssl/certs/ca-certificates",
+		"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem",
+		"/etc/pki/tls/cacert.pem",
+		"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/ssl/cert.pem", "/usr/local/etc/ssl/cert.pem",
+		"/etc/ssl/certs/ca-certificates",
 	} {
 		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
 			return path
@@ -237,7 +241,8 @@ func (f *Files) GenerateSecret(ctx context.Context, resourceName string) (*pki.S
 	})
 	switch {
 	case secret != nil && secretset.Expired(secret):
-		return nil, fmt.Errorf("sdssource: %.256q: the certificate has expired at %s, and there is no newer one: %w", resourceName, stamp(secret.NotAfter()), cmp.Or(err, errSame))
+		return nil, fmt.Errorf("sdssource: %.256q: the certificate has expired at %s, and there is no newer one: %w",
+			resourceName, stamp(secret.NotAfter()), cmp.Or(err, errSame))
 	case secret != nil:
 		return secret, nil
 	case ended == nil:
@@ -274,7 +279,8 @@ func (f *Files) entry(name string) (*entry, error) {
 			}
 		}
 		if oldest == nil {
-			return nil, fmt.Errorf("sdssource: %.256q: there are %d names already, and no more may be; see FilesConfig.MaxNames", name, len(f.names))
+			return nil, fmt.Errorf("sdssource: %.256q: there are %d names already, and no more may be; see "+
+				"FilesConfig.MaxNames", name, len(f.names))
 		}
 		delete(f.names, oldest.name)
 	}
@@ -306,7 +312,9 @@ func (f *Files) Subscribe(g func(resourceName string)) (cancel func()) { return 
 func (f *Files) take(ctx context.Context, read follow.Files) error {
 	f.mu.Lock()
 	entries := slices.SortedFunc(maps.Values(f.names), func(a, b *entry) int {
-		return cmp.Or(-strings.Compare(a.name[:len(certPrefix)], b.name[:len(certPrefix)]), strings.Compare(a.name, b.name)) // roots first
+		// roots first
+		return cmp.Or(-strings.Compare(a.name[:len(certPrefix)], b.name[:len(certPrefix)]),
+			strings.Compare(a.name, b.name))
 	})
 	f.mu.Unlock()
 	var changed []string
@@ -340,14 +348,17 @@ func (f *Files) take(ctx context.Context, read follow.Files) error {
 			}
 			f.log.LogAttrs(ctx, slog.LevelInfo, "sdssource: update", attrs...)
 			if next.note != nil {
-				f.log.LogAttrs(ctx, slog.LevelWarn, "sdssource: needs attention", slog.String("name", e.name), slog.Any("err", next.note))
+				f.log.LogAttrs(ctx, slog.LevelWarn, "sdssource: needs attention", slog.String("name", e.name),
+					slog.Any("err", next.note))
 			}
 		}
 		if err != nil && (before.err == nil || before.err.Error() != err.Error()) {
 			if before.secret != nil {
-				f.log.LogAttrs(ctx, slog.LevelWarn, "sdssource: files refused, the last good ones stay in use", slog.String("name", e.name), slog.Any("err", err))
+				f.log.LogAttrs(ctx, slog.LevelWarn, "sdssource: files refused, the last good ones stay in use",
+					slog.String("name", e.name), slog.Any("err", err))
 			} else { // clients can cause this at will
-				f.bad.LogOf(slog.LevelWarn, e.name, "sdssource: files refused", "there is no secret for a name", slog.String("name", e.name), slog.Any("err", err))
+				f.bad.LogOf(slog.LevelWarn, e.name, "sdssource: files refused", "there is no secret for a name",
+					slog.String("name", e.name), slog.Any("err", err))
 			}
 		}
 	}
@@ -468,7 +479,8 @@ func metricsOf(all []fileStatus) *metrics.Set {
 	}
 	gauge("names", "The number of names that were asked for.", float64(len(all)), true)
 	gauge("refused", "The number of names whose files are not in use as they are now.", refused, true)
-	gauge("end_timestamp_seconds", "When the first of the certificates expires, in seconds since 1970.", float64(end.Unix()), !end.IsZero())
+	gauge("end_timestamp_seconds", "When the first of the certificates expires, in seconds since 1970.",
+		float64(end.Unix()), !end.IsZero())
 	return m
 }
 
@@ -494,7 +506,8 @@ func (f *Files) open(path string) (*os.File, error) {
 	loose := private.CheckKeyFile(path, file)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if before := f.loose[path]; (before == nil) != (loose == nil) { // which is in none of the contents that the follower compares
+	// which is in none of the contents that the follower compares
+	if before := f.loose[path]; (before == nil) != (loose == nil) {
 		f.loose[path] = loose
 		f.follow()
 	}

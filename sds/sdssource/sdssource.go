@@ -161,14 +161,16 @@ func (s *source) GenerateSecret(ctx context.Context, resourceName string) (*pki.
 		case there && (found.SVID == nil || time.Now().Before(found.SVID.NotAfter())):
 			return found.Secret(resourceName)
 		case there:
-			err = fmt.Errorf("the certificate of %q has expired at %s", found.SVID.ID(), found.SVID.NotAfter().UTC().Format(time.RFC3339))
+			err = fmt.Errorf("the certificate of %q has expired at %s", found.SVID.ID(),
+				found.SVID.NotAfter().UTC().Format(time.RFC3339))
 		case set != nil || sourcereport.Withdrawn(err) || !secretset.IsName(resourceName):
 			return nil, secretset.Unknown("sdssource", resourceName)
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("sdssource: no secret %q yet: %w; waited for it: %w", resourceName, err, context.Cause(ctx))
+			return nil, fmt.Errorf("sdssource: no secret %q yet: %w; waited for it: %w", resourceName, err,
+				context.Cause(ctx))
 		}
 	}
 }

@@ -3,7 +3,9 @@
 //
 //	manager, err := secretcache.New(secretcache.Config{TrustDomain: td, CA: ca}) // any of package caclient
 //	if err != nil { … }
-//	agent, err := workloadagent.New(workloadagent.Config{File: "/etc/identity/workloads.json", Source: manager, TrustDomain: td})
+//	agent, err := workloadagent.New(workloadagent.Config{
+//		File: "/etc/identity/workloads.json", Source: manager, TrustDomain: td,
+//	})
 //	if err != nil { … } // the file is refused: with the line, and what to do
 //	group.Go(func() error { return manager.Run(ctx) })
 //	group.Go(func() error { return agent.Run(ctx) })
@@ -199,10 +201,11 @@ func newAgent(cfg Config, apiServer kube.Options) (*Agent, error) {
 	a.owner, _ = cfg.Source.(owner)
 	a.current.Store(new(rules))
 	a.bundles.held.Store(&held{err: spiffe.ErrNotReady})
-	a.metrics.Gauges("svidkit_workloadagent_file_refused", "Whether the newest version of the file is refused: 1, or 0.", func(add metrics.Add) {
-		_, refused := a.file.Status()
-		add(metrics.Bool(refused != nil))
-	})
+	a.metrics.Gauges("svidkit_workloadagent_file_refused",
+		"Whether the newest version of the file is refused: 1, or 0.", func(add metrics.Add) {
+			_, refused := a.file.Status()
+			add(metrics.Bool(refused != nil))
+		})
 	if cfg.Node != "" {
 		api, err := kube.New(apiServer)
 		if err != nil {
@@ -210,9 +213,10 @@ func newAgent(cfg Config, apiServer kube.Options) (*Agent, error) {
 		}
 		a.pods = followPods(api, &cfg)
 	}
-	a.file = follow.New([]string{cfg.File}, a.take, &follow.Options{Logger: cfg.Logger, Open: func(path string) (*os.File, error) {
-		return private.OpenFile(path, os.O_RDONLY, private.Options{})
-	}})
+	a.file = follow.New([]string{cfg.File}, a.take,
+		&follow.Options{Logger: cfg.Logger, Open: func(path string) (*os.File, error) {
+			return private.OpenFile(path, os.O_RDONLY, private.Options{})
+		}})
 	if err := a.file.Read(context.Background()); err != nil {
 		return nil, fmt.Errorf("workloadagent: new: %w", err)
 	}
@@ -261,7 +265,8 @@ func (a *Agent) take(_ context.Context, files follow.Files) error {
 	for o := range next.outputs {
 		var failed error
 		if o.tokens != "" && a.cfg.IssueJWTSVID == nil {
-			failed = fmt.Errorf("the folder %q is to have tokens, and the CA of this agent issues none: take them out", o.folder)
+			failed = fmt.Errorf("the folder %q is to have tokens, and the CA of this agent issues none: take "+
+				"them out", o.folder)
 		} else if next.outputs[o] = old.outputs[o]; next.outputs[o] == nil {
 			next.outputs[o], failed = filesink.New(o.config(next.identities[o.id], &a.cfg))
 		}
@@ -277,7 +282,8 @@ func (a *Agent) take(_ context.Context, files follow.Files) error {
 		a.secrets.Refresh()
 	}
 	a.leave(old, next)
-	a.log.Info("workloadagent: the file is in force", slog.String("file", a.cfg.File), slog.Int("workloads", len(next.workloads)), slog.Int("identities", len(next.identities)))
+	a.log.Info("workloadagent: the file is in force", slog.String("file", a.cfg.File),
+		slog.Int("workloads", len(next.workloads)), slog.Int("identities", len(next.identities)))
 	a.wake.Notify()
 	return nil
 }
@@ -302,7 +308,8 @@ func (a *Agent) work(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	defer a.cfg.Source.Subscribe(func(string) { a.wake.Notify() })() // first: a zero Agent panics here, where its caller can recover
+	// first: a zero Agent panics here, where its caller can recover
+	defer a.cfg.Source.Subscribe(func(string) { a.wake.Notify() })()
 	wg.Go(func() { _ = a.file.Run(ctx) })
 	var news <-chan struct{} // of pods
 	if a.pods != nil {
@@ -315,7 +322,8 @@ func (a *Agent) work(ctx context.Context) error {
 		woken, changed := a.wake.Changed(), a.cfg.Source.Changed() // before looking, so that no change is missed
 		r, had := a.current.Load(), bundles
 		bundles = a.cfg.Source.Bundles()
-		first, next := spiffe.ID{}, &held{err: spiffe.ErrNotReady} // always the same one, as the server shares its answers
+		// always the same one, as the server shares its answers
+		first, next := spiffe.ID{}, &held{err: spiffe.ErrNotReady}
 		for id, one := range r.identities {
 			a.look(id, one)
 			if h := one.held.Load(); h.snap != nil && (next.snap == nil || id.String() < first.String()) {
@@ -386,7 +394,8 @@ func (a *Agent) look(id spiffe.ID, one *identity) {
 
 // config returns the configuration of the Sink.
 func (o output) config(from *identity, cfg *Config) filesink.Config {
-	c := filesink.Config{Source: from, Dir: o.folder, Delivery: !o.split, Mode: o.mode, KeyMode: o.keyMode, Logger: cfg.Logger}
+	c := filesink.Config{Source: from, Dir: o.folder, Delivery: !o.split, Mode: o.mode, KeyMode: o.keyMode,
+		Logger: cfg.Logger}
 	if o.tokens != "" {
 		_ = json.Unmarshal([]byte(o.tokens), &c.Tokens) // made by us
 		c.TokenSource = tokenSource{o.id, cfg.IssueJWTSVID}
@@ -413,7 +422,8 @@ func (a *Agent) granted(ctx context.Context) (*rules, []grant) {
 	}
 	certain := func(err error) bool {
 		if err != nil {
-			a.unproven.LogOf(slog.LevelWarn, peerkey.UserFromContext(ctx), "workloadagent: a process gets nothing by its executable, unit, pod or namespace",
+			a.unproven.LogOf(slog.LevelWarn, peerkey.UserFromContext(ctx),
+				"workloadagent: a process gets nothing by its executable, unit, pod or namespace",
 				"it cannot be told for certain", slog.Uint64("uid", uint64(peer.UID)), slog.Any("err", err))
 		}
 		return err == nil
@@ -447,7 +457,8 @@ func (a *Agent) identities(ctx context.Context) (all []workloadserver.Identity, 
 
 func (a *Agent) issueJWTSVID(ctx context.Context, id spiffe.ID, audience []string) (string, error) {
 	_, grants := a.granted(ctx)
-	if at := slices.IndexFunc(grants, func(g grant) bool { return g.id == id }); at < 0 || !grants[at].permits(audience) {
+	if at := slices.IndexFunc(grants, func(g grant) bool { return g.id == id }); at < 0 ||
+		!grants[at].permits(audience) {
 		return "", fmt.Errorf("%w: the file permits %s no token for %q", workloadserver.ErrDenied, id, audience)
 	}
 	return a.cfg.IssueJWTSVID(ctx, id, audience)
@@ -482,7 +493,8 @@ func (a *Agent) Ready(ctx context.Context) error {
 
 func (a *Agent) notReady() error {
 	if len(a.current.Load().identities) > 0 && a.bundles.held.Load().snap == nil || a.cfg.Source.Bundles() == nil {
-		return fmt.Errorf("the trust bundles and the first identity of %s have not come yet: %w", a.cfg.File, spiffe.ErrNotReady)
+		return fmt.Errorf("the trust bundles and the first identity of %s have not come yet: %w", a.cfg.File,
+			spiffe.ErrNotReady)
 	}
 	return nil
 }
@@ -504,7 +516,9 @@ func (a *Agent) Report() report.Report {
 		}
 	}
 	if a.pods != nil && a.pods.All() == nil {
-		r.Problems = append(r.Problems, fmt.Errorf("the API server has not told of the pods of node %s yet: no pod gets anything by its namespace", a.cfg.Node))
+		r.Problems = append(r.Problems,
+			fmt.Errorf("the API server has not told of the pods of node %s yet: no pod gets anything by its "+
+				"namespace", a.cfg.Node))
 	}
 	slices.SortFunc(r.Problems, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	r.Problems = r.Problems[:min(len(r.Problems), 10)]

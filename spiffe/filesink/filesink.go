@@ -161,7 +161,8 @@ type Sink struct {
 
 // status is the state of a [Sink] at one moment.
 type status struct {
-	Ready     bool          // the files had what the source has when they were last looked at without a failure, at least once
+	// the files had what the source has when they were last looked at without a failure, at least once
+	Ready     bool
 	ID        spiffe.ID     // of the identity in the files; zero before Ready
 	NotAfter  time.Time     // when its certificate ends
 	Writes    uint64        // how often the files were written; what was there already does not count
@@ -183,21 +184,25 @@ var patience = renew.Patience{Impatient: 30 * time.Second, Longest: look}
 // New checks cfg and returns a Sink. It does nothing else: no goroutine, no file.
 func New(cfg Config) (*Sink, error) {
 	if cfg.Delivery {
-		if cfg.CertName != "" || cfg.KeyName != "" || cfg.RootsName != "" || cfg.FederatedName != nil || cfg.TraditionalKey || cfg.Plain {
-			return nil, errors.New("filesink: new: Config.Delivery has its own names and form of the key: CertName, KeyName, RootsName, FederatedName, TraditionalKey and Plain must be empty")
+		if cfg.CertName != "" || cfg.KeyName != "" || cfg.RootsName != "" || cfg.FederatedName != nil ||
+			cfg.TraditionalKey || cfg.Plain {
+			return nil, errors.New("filesink: new: Config.Delivery has its own names and form of the key: " +
+				"CertName, KeyName, RootsName, FederatedName, TraditionalKey and Plain must be empty")
 		}
 		cfg.CertName, cfg.KeyName, cfg.FederatedName = delivery.Credential, delivery.Credential, delivery.Bundle
 	}
 	cfg.CertName, cfg.KeyName = cmp.Or(cfg.CertName, defaultCert), cmp.Or(cfg.KeyName, defaultKey)
 	cfg.RootsName = cmp.Or(cfg.RootsName, defaultRoots)
 	cfg.Mode, cfg.KeyMode = cmp.Or(cfg.Mode, 0o644), cmp.Or(cfg.KeyMode, 0o600)
-	s := &Sink{cfg: cfg, log: ratelog.Patient(cfg.Logger), told: map[string]bool{}, tokens: tokens{byName: map[string]token{}}}
+	s := &Sink{cfg: cfg, log: ratelog.Patient(cfg.Logger), told: map[string]bool{},
+		tokens: tokens{byName: map[string]token{}}}
 	s.cfg.Tokens = maps.Clone(cfg.Tokens)
 	if err := s.check(); err != nil {
 		return nil, fmt.Errorf("filesink: new: %w", err)
 	}
 	if cfg.KeyMode&0o004 != 0 {
-		s.log.Info("filesink: all users that can enter the folder can read the private key, by Config.KeyMode", slog.String("folder", cfg.Dir))
+		s.log.Info("filesink: all users that can enter the folder can read the private key, by Config.KeyMode",
+			slog.String("folder", cfg.Dir))
 	}
 	return s, nil
 }
@@ -213,7 +218,8 @@ func (s *Sink) check() error {
 	}
 	for _, mode := range []fs.FileMode{cfg.Mode, cfg.KeyMode} {
 		if !slices.Contains([]fs.FileMode{0o644, 0o640, 0o600, 0o444, 0o440, 0o400}, mode) {
-			return fmt.Errorf("Config has the mode %04o, and files can have 0644, 0640, 0600, 0444, 0440 and 0400", mode)
+			return fmt.Errorf("Config has the mode %04o, and files can have 0644, 0640, 0600, 0444, 0440 and 0400",
+				mode)
 		}
 	}
 	if len(cfg.Tokens) > 0 && cfg.TokenSource == nil {
@@ -268,7 +274,8 @@ func (s *Sink) work(ctx context.Context) error {
 	defer s.setRunning(false)
 	if len(s.cfg.Tokens) > 0 {
 		s.recallTokens()
-		_, _, _ = s.fetchTokens(ctx, new(int)) // so that they are among the first files; the next round tells of failures
+		// so that they are among the first files; the next round tells of failures
+		_, _, _ = s.fetchTokens(ctx, new(int))
 		var keeping sync.WaitGroup
 		defer keeping.Wait()
 		keeping.Go(func() { s.keepTokens(ctx) })
@@ -352,7 +359,8 @@ func (s *Sink) write() (*spiffe.SVID, bool, error) {
 		return nil, false, err
 	}
 	if err := certchain.InTime(svid.Leaf(), time.Now()); err != nil {
-		return nil, false, fmt.Errorf("the identity %q of the source is not written, and the files stay as they are: %w", svid.ID(), err)
+		return nil, false, fmt.Errorf("the identity %q of the source is not written, and the files stay as they "+
+			"are: %w", svid.ID(), err)
 	}
 	files, err := s.files(snap, svid)
 	if err != nil {
@@ -436,7 +444,8 @@ func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]files
 				continue
 			}
 			if name := cfg.FederatedName(td); name != "" {
-				if err := add("Config.FederatedName", name, fileset.File{Data: b.MarshalPEM(), Mode: cfg.Mode}); err != nil {
+				if err := add("Config.FederatedName", name,
+					fileset.File{Data: b.MarshalPEM(), Mode: cfg.Mode}); err != nil {
 					return nil, err
 				}
 			}
@@ -478,11 +487,14 @@ func (s *Sink) note(svid *spiffe.SVID, changed bool, err error) {
 	ctx := context.Background()
 	switch {
 	case errors.Is(err, spiffe.ErrNotReady) && !before.Ready: // as in each normal start
-		s.log.LogAttrs(ctx, slog.LevelDebug, "filesink: the source is not ready yet", slog.String("folder", s.cfg.Dir), slog.Any("err", err))
+		s.log.LogAttrs(ctx, slog.LevelDebug, "filesink: the source is not ready yet",
+			slog.String("folder", s.cfg.Dir), slog.Any("err", err))
 	case err != nil && (before.Err == nil || before.Err.Error() != err.Error()):
-		s.log.LogAttrs(ctx, slog.LevelWarn, "filesink: the files could not be written", slog.String("folder", s.cfg.Dir), slog.Any("err", err))
+		s.log.LogAttrs(ctx, slog.LevelWarn, "filesink: the files could not be written",
+			slog.String("folder", s.cfg.Dir), slog.Any("err", err))
 	case err == nil && (changed || before.Err != nil):
-		s.log.LogAttrs(ctx, slog.LevelInfo, "filesink: the files are current", slog.String("folder", s.cfg.Dir), slog.Bool("written", changed),
+		s.log.LogAttrs(ctx, slog.LevelInfo, "filesink: the files are current", slog.String("folder", s.cfg.Dir),
+			slog.Bool("written", changed),
 			slog.String("id", svid.ID().String()), slog.Time("not_after", svid.NotAfter()))
 	}
 }
@@ -508,7 +520,8 @@ func (s *Sink) Changed() <-chan struct{} { return s.news.Changed() }
 // with svidkit_filesink.
 func (s *Sink) Report() report.Report {
 	st := s.state()
-	r := report.Report{Upstreams: []report.Upstream{{Name: "files that it writes", LastSuccess: st.Checked, Err: st.Err}}}
+	r := report.Report{Upstreams: []report.Upstream{{Name: "files that it writes", LastSuccess: st.Checked,
+		Err: st.Err}}}
 	switch {
 	case !st.Ready:
 		r.NotReady = fmt.Errorf("%w: the files do not have the identity yet", spiffe.ErrNotReady)
@@ -516,7 +529,8 @@ func (s *Sink) Report() report.Report {
 			r.NotReady = fmt.Errorf("%w: %w", r.NotReady, st.Err)
 		}
 	case st.Err != nil && time.Until(st.NotAfter) < st.lifetime/4:
-		r.NotReady = fmt.Errorf("the identity in the files ends at %s, and they cannot be written: %w", st.NotAfter.UTC().Format(time.RFC3339), st.Err)
+		r.NotReady = fmt.Errorf("the identity in the files ends at %s, and they cannot be written: %w",
+			st.NotAfter.UTC().Format(time.RFC3339), st.Err)
 	}
 	if len(s.cfg.Tokens) > 0 {
 		err := s.tokens.failed()
@@ -545,7 +559,8 @@ func (st *status) metrics() *metrics.Set {
 	}
 	gauge("ready", "Whether the files have had the identity of the source.", metrics.Bool(st.Ready), true)
 	gauge("in_order", "Whether the files had what the source has at the last look.", metrics.Bool(st.Err == nil), true)
-	m.Totals("svidkit_filesink_writes_total", "How often the files were written.", func(add metrics.Add) { add(float64(st.Writes)) })
+	m.Totals("svidkit_filesink_writes_total", "How often the files were written.",
+		func(add metrics.Add) { add(float64(st.Writes)) })
 	at("write", "When the files were last written", st.LastWrite)
 	at("checked", "When the files were last found or put in order", st.Checked)
 	at("svid_end", "When the certificate in the files expires", st.NotAfter)

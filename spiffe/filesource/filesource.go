@@ -210,7 +210,8 @@ func New(cfg Config) (*Source, error) {
 	s.strict = !cfg.AllowWritable && (cfg.Folder != "" || len(domains) > 1)
 	slices.Sort(paths)
 	s.files.source, s.files.of, s.files.parts = s, cfg.Bundles, make([]part, len(cfg.Bundles))
-	s.follower = follow.New(slices.Compact(paths), s.files.take, &follow.Options{Open: s.open, Find: find, MaxSize: size, MaxTotal: total, Each: true, Logger: s.log})
+	s.follower = follow.New(slices.Compact(paths), s.files.take,
+		&follow.Options{Open: s.open, Find: find, MaxSize: size, MaxTotal: total, Each: true, Logger: s.log})
 	return s, nil
 }
 
@@ -224,7 +225,8 @@ func (s *Source) check() error {
 	case cfg.CertFile == "" && cfg.KeyFile != "":
 		return errors.New("Config has a KeyFile and no CertFile")
 	case cfg.CertFile == "" && len(cfg.Bundles) == 0:
-		return errors.New("Config has neither a Folder nor a CertFile nor Bundles, and the environment has no " + delivery.Variable)
+		return errors.New("Config has neither a Folder nor a CertFile nor Bundles, and the environment has no " +
+			delivery.Variable)
 	case cfg.CertFile == "" && !cfg.ID.IsZero():
 		return errors.New("Config has an ID, and no CertFile that could have it")
 	case !cfg.ID.IsZero() && cfg.ID.Path() == "":
@@ -239,7 +241,8 @@ func (s *Source) check() error {
 		case b.Format == Map && !b.TrustDomain.IsZero():
 			return fmt.Errorf("Config.Bundles[%d] is a Map, which names its trust domains, and has a TrustDomain", i)
 		case b.Format != Map && b.TrustDomain.IsZero() && cfg.CertFile == "":
-			return fmt.Errorf("Config.Bundles[%d] has no TrustDomain, and there is no CertFile whose trust domain could be meant: %w", i, spiffe.ErrZero)
+			return fmt.Errorf("Config.Bundles[%d] has no TrustDomain, and there is no CertFile whose trust "+
+				"domain could be meant: %w", i, spiffe.ErrZero)
 		case b.Path == cmp.Or(cfg.KeyFile, cfg.CertFile):
 			return fmt.Errorf("Config.Bundles[%d] is the file with the private key", i)
 		}
@@ -352,7 +355,8 @@ func (s *Source) Report() report.Report {
 	if identity == nil && !st.Ready {
 		r.NotReady = s.notReady()
 	}
-	r.Upstreams = []report.Upstream{{Name: cmp.Or(s.cfg.Folder, s.cfg.CertFile, "files"), LastSuccess: st.Checked, Err: st.Err}}
+	r.Upstreams = []report.Upstream{{Name: cmp.Or(s.cfg.Folder, s.cfg.CertFile, "files"), LastSuccess: st.Checked,
+		Err: st.Err}}
 	r.Problems = st.Notes
 	r.Metrics = func(w io.Writer) error { return st.metrics().Write(w) }
 	return r
@@ -372,7 +376,8 @@ type status struct {
 
 func (s *Source) status() status {
 	st := s.cur.Load()
-	out := status{Ready: st.ready, TrustDomains: st.bundles.Len(), Updates: st.updates, LastUpdate: st.at, Notes: slices.Clone(st.notes)}
+	out := status{Ready: st.ready, TrustDomains: st.bundles.Len(), Updates: st.updates, LastUpdate: st.at,
+		Notes: slices.Clone(st.notes)}
 	out.Checked, out.Err = s.follower.Status()
 	if st.snap != nil {
 		svid, _ := st.snap.SVID() // of a snapshot: never an error

@@ -251,7 +251,8 @@ func (s *state) alive() error {
 // expired uses the same second as package spiffetls, which then presents the SVID no more.
 func (s *state) expired(i *report.Identity) error {
 	if !i.NotAfter.IsZero() && s.now.After(i.NotAfter) {
-		return fmt.Errorf("the SVID of %q expired at %s and was not renewed", i.Name, i.NotAfter.UTC().Format(time.RFC3339))
+		return fmt.Errorf("the SVID of %q expired at %s and was not renewed", i.Name,
+			i.NotAfter.UTC().Format(time.RFC3339))
 	}
 	return nil
 }
@@ -269,7 +270,8 @@ func (s *state) trusts(td spiffe.TrustDomain) error {
 	_, last := ends(b)
 	switch {
 	case last != nil && s.now.After(last.NotAfter):
-		return fmt.Errorf("the last X.509 authority in the trust bundle of %q expired at %s, so that no peer can be verified", td, last.NotAfter.UTC().Format(time.RFC3339))
+		return fmt.Errorf("the last X.509 authority in the trust bundle of %q expired at %s, so that no peer can "+
+			"be verified", td, last.NotAfter.UTC().Format(time.RFC3339))
 	case len(b.X509)+len(b.JWT)+len(b.WIT) == 0:
 		return fmt.Errorf("the trust bundle of %q is empty, so that no peer is trusted", td)
 	}
@@ -323,7 +325,8 @@ func addConditions(set *metrics.Set, all []state) {
 	}{
 		{
 			"svidkit_ready",
-			"Whether the part is ready: 1, or 0 for one without a valid identity, without a bundle that it needs, or by its own condition.",
+			"Whether the part is ready: 1, or 0 for one without a valid identity, without a bundle that it " +
+				"needs, or by its own condition.",
 			(*state).ready,
 		},
 		{"svidkit_alive", "Whether the part is alive: 1, or 0 if its identity has expired.", (*state).alive},
@@ -342,18 +345,21 @@ func addIdentities(set *metrics.Set, all []state) {
 		at         func(*report.Identity) time.Time
 	}{
 		{"start", "the SVID begins to be valid", func(i *report.Identity) time.Time { return i.NotBefore }},
-		{"end", "the SVID, or a certificate that peers need to verify it, expires", func(i *report.Identity) time.Time { return i.NotAfter }},
-		{"chain_end", "the first certificate in the chain of the SVID expires", func(i *report.Identity) time.Time { return i.ChainEnd }},
+		{"end", "the SVID, or a certificate that peers need to verify it, expires",
+			func(i *report.Identity) time.Time { return i.NotAfter }},
+		{"chain_end", "the first certificate in the chain of the SVID expires",
+			func(i *report.Identity) time.Time { return i.ChainEnd }},
 	} {
-		set.Gauges("svidkit_identity_"+m.name+"_timestamp_seconds", "When "+m.help+", in seconds since 1970.", func(add metrics.Add) {
-			for i := range all {
-				for _, id := range all[i].own() {
-					if at := m.at(id); !at.IsZero() {
-						add(metrics.Seconds(at), partLabel, all[i].Name, "identity", id.Name)
+		set.Gauges("svidkit_identity_"+m.name+"_timestamp_seconds", "When "+m.help+", in seconds since 1970.",
+			func(add metrics.Add) {
+				for i := range all {
+					for _, id := range all[i].own() {
+						if at := m.at(id); !at.IsZero() {
+							add(metrics.Seconds(at), partLabel, all[i].Name, "identity", id.Name)
+						}
 					}
 				}
-			}
-		})
+			})
 	}
 }
 
@@ -369,34 +375,41 @@ func addBundles(set *metrics.Set, all []state) {
 			}
 		})
 	}
-	each("svidkit_bundle_authorities", "The number of authorities in the trust bundle, by type.", func(b *report.Bundle, add metrics.Add) {
-		add(float64(len(b.X509)), "type", "x509")
-		add(float64(len(b.JWT)), "type", "jwt")
-		add(float64(len(b.WIT)), "type", "wit")
-	})
-	each("svidkit_bundle_sequence", "The sequence number of the trust bundle, exact up to 2^53.", func(b *report.Bundle, add metrics.Add) {
-		if b.Sequence != nil {
-			add(float64(*b.Sequence))
-		}
-	})
-	each("svidkit_bundle_refresh_hint_seconds", "How often the publisher of the trust bundle suggests to fetch it.", func(b *report.Bundle, add metrics.Add) {
-		if b.RefreshHint > 0 {
-			add(b.RefreshHint.Seconds())
-		}
-	})
+	each("svidkit_bundle_authorities", "The number of authorities in the trust bundle, by type.",
+		func(b *report.Bundle, add metrics.Add) {
+			add(float64(len(b.X509)), "type", "x509")
+			add(float64(len(b.JWT)), "type", "jwt")
+			add(float64(len(b.WIT)), "type", "wit")
+		})
+	each("svidkit_bundle_sequence", "The sequence number of the trust bundle, exact up to 2^53.",
+		func(b *report.Bundle, add metrics.Add) {
+			if b.Sequence != nil {
+				add(float64(*b.Sequence))
+			}
+		})
+	each("svidkit_bundle_refresh_hint_seconds", "How often the publisher of the trust bundle suggests to fetch it.",
+		func(b *report.Bundle, add metrics.Add) {
+			if b.RefreshHint > 0 {
+				add(b.RefreshHint.Seconds())
+			}
+		})
 	for _, m := range []struct {
 		name, help string
 		at         func(first, last *x509.Certificate) time.Time
 	}{
-		{"first_authority_end", "the first of the X.509 authorities in the trust bundle expires", func(first, _ *x509.Certificate) time.Time { return first.NotAfter }},
-		{"last_authority_end", "the last of the X.509 authorities in the trust bundle expires", func(_, last *x509.Certificate) time.Time { return last.NotAfter }},
-		{"last_authority_start", "the X.509 authority that expires last began to be valid", func(_, last *x509.Certificate) time.Time { return last.NotBefore }},
+		{"first_authority_end", "the first of the X.509 authorities in the trust bundle expires",
+			func(first, _ *x509.Certificate) time.Time { return first.NotAfter }},
+		{"last_authority_end", "the last of the X.509 authorities in the trust bundle expires",
+			func(_, last *x509.Certificate) time.Time { return last.NotAfter }},
+		{"last_authority_start", "the X.509 authority that expires last began to be valid",
+			func(_, last *x509.Certificate) time.Time { return last.NotBefore }},
 	} {
-		each("svidkit_bundle_"+m.name+"_timestamp_seconds", "When "+m.help+", in seconds since 1970.", func(b *report.Bundle, add metrics.Add) {
-			if len(b.X509) > 0 {
-				add(metrics.Seconds(m.at(ends(b))))
-			}
-		})
+		each("svidkit_bundle_"+m.name+"_timestamp_seconds", "When "+m.help+", in seconds since 1970.",
+			func(b *report.Bundle, add metrics.Add) {
+				if len(b.X509) > 0 {
+					add(metrics.Seconds(m.at(ends(b))))
+				}
+			})
 	}
 }
 

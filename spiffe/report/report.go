@@ -98,10 +98,11 @@ type Upstream struct {
 
 // Server is something that a part offers to clients.
 type Server struct {
-	Protocol string            // such as "SDS"
-	Streams  int               // that are open
-	Names    map[string]string // that clients ask for, with the version that is served; "" while there is nothing to serve
-	Pushes   []Push            // the last ones, in no order
+	Protocol string // such as "SDS"
+	Streams  int    // that are open
+	// that clients ask for, with the version that is served; "" while there is nothing to serve
+	Names  map[string]string
+	Pushes []Push // the last ones, in no order
 }
 
 // Attempt is an attempt to obtain something, or several in a row that ended alike.

@@ -53,7 +53,8 @@ type merged struct {
 func NewMerge(td spiffe.TrustDomain, own Source, federated ...Federated) (Source, error) {
 	switch {
 	case td.IsZero():
-		return nil, fmt.Errorf("source: merge: %w: the own trust domain is required, as no other source may speak for it", spiffe.ErrZero)
+		return nil, fmt.Errorf("source: merge: %w: the own trust domain is required, as no other source may "+
+			"speak for it", spiffe.ErrZero)
 	case own == nil || slices.Contains(federated, nil):
 		return nil, errors.New("source: merge: a source is nil")
 	}

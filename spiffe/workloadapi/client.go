@@ -124,7 +124,8 @@ func (c *Client) WatchJWTBundles(ctx context.Context) iter.Seq2[*Update, error] 
 	return c.watchUpdates(ctx, workloadwire.FetchJWTBundles, (*reader).jwtBundles)
 }
 
-func (c *Client) watchUpdates(ctx context.Context, name string, read func(*reader, []byte) (*Update, error)) iter.Seq2[*Update, error] {
+func (c *Client) watchUpdates(ctx context.Context, name string,
+	read func(*reader, []byte) (*Update, error)) iter.Seq2[*Update, error] {
 	return func(yield func(*Update, error) bool) {
 		r := &reader{}
 		(&watch[*Update]{

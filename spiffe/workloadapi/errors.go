@@ -100,5 +100,6 @@ func (c *Client) badResponse(rpc string, err error) *Error {
 
 // mistake returns the Error for a request that the server would refuse.
 func (c *Client) mistake(rpc, reason string) *Error {
-	return &Error{RPC: rpc, Server: c.server, Final: true, Err: fmt.Errorf("%w, and was not sent it: %s", ErrRefused, reason)}
+	return &Error{RPC: rpc, Server: c.server, Final: true,
+		Err: fmt.Errorf("%w, and was not sent it: %s", ErrRefused, reason)}
 }

@@ -162,7 +162,8 @@ func readEntries(p *workloadwire.Profile, svids []workloadwire.SVID) (all []entr
 	hints := make(map[string]bool)
 	for i, s := range svids {
 		if s.Hint != "" && hints[s.Hint] {
-			skipped = append(skipped, fmt.Errorf("workloadapi: SVID %d skipped: an earlier one has the hint %q too", i+1, redact.Clip(s.Hint, 128)))
+			skipped = append(skipped, fmt.Errorf("workloadapi: SVID %d skipped: an earlier one has the hint %q too",
+				i+1, redact.Clip(s.Hint, 128)))
 			continue
 		}
 		hints[s.Hint] = true
@@ -225,7 +226,8 @@ func (r *reader) took(u *Update, next shelf) *Update {
 }
 
 // identity checks one SVID, and puts it into svids and the bundle of its trust domain into next.
-func (r *reader) identity(e entry, svids map[[sha256.Size]byte]*spiffe.SVID, next shelf) (*spiffe.SVID, []error, error) {
+func (r *reader) identity(e entry, svids map[[sha256.Size]byte]*spiffe.SVID, next shelf) (*spiffe.SVID, []error,
+	error) {
 	td := e.id.TrustDomain()
 	certs, key, roots := e.Parts[0], e.Parts[1], e.Parts[2]
 	own, err := r.take(td, roots, parseX509Bundle)
@@ -236,7 +238,8 @@ func (r *reader) identity(e entry, svids map[[sha256.Size]byte]*spiffe.SVID, nex
 	if first, there := next[td]; there {
 		notes = nil
 		if first.sum != own.sum {
-			notes = []error{fmt.Errorf("workloadapi: the bundle that comes with %q skipped: an earlier SVID brought another of the same trust domain", e.id)}
+			notes = []error{fmt.Errorf("workloadapi: the bundle that comes with %q skipped: an earlier SVID "+
+				"brought another of the same trust domain", e.id)}
 		}
 		own = first
 	}
@@ -293,8 +296,10 @@ func (r *reader) checkRoles(svid *spiffe.SVID, hint string) (note, err error) {
 	}
 	if r.force != nil {
 		for _, id := range r.force.Identities {
-			if s, c := certchain.Roles(id.SVID.Chain()); s && c && id.SVID.ID() == svid.ID() && id.Hint == hint && time.Now().Before(id.SVID.NotAfter()) {
-				return nil, fmt.Errorf("its extended key usages permit a %s only, and those of the certificate in force permit both sides", side)
+			if s, c := certchain.Roles(id.SVID.Chain()); s && c && id.SVID.ID() == svid.ID() && id.Hint == hint &&
+				time.Now().Before(id.SVID.NotAfter()) {
+				return nil, fmt.Errorf("its extended key usages permit a %s only, and those of the certificate "+
+					"in force permit both sides", side)
 			}
 		}
 	}
@@ -303,7 +308,8 @@ func (r *reader) checkRoles(svid *spiffe.SVID, hint string) (note, err error) {
 
 // verify reports whether svid has a path to its own bundle at a time, as peers will look for one.
 func verify(svid *spiffe.SVID, bundles spiffe.BundleSource, at time.Time) error {
-	v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(svid.ID()), &spiffe.VerifierOptions{Now: func() time.Time { return at }, Remember: -1})
+	v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(svid.ID()),
+		&spiffe.VerifierOptions{Now: func() time.Time { return at }, Remember: -1})
 	if err == nil {
 		_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
 	}
@@ -357,7 +363,9 @@ func (r *reader) takeAll(next shelf, m map[string][]byte, parse parser) (skipped
 			continue
 		}
 		if _, there := next[td]; there {
-			skipped = append(skipped, fmt.Errorf("workloadapi: bundle of %q: skipped: it is the own trust domain, whose bundle comes with the identity", td))
+			skipped = append(skipped,
+				fmt.Errorf("workloadapi: bundle of %q: skipped: it is the own trust domain, whose bundle comes "+
+					"with the identity", td))
 			continue
 		}
 		k, err := r.take(td, m[key], parse)
@@ -390,7 +398,9 @@ func trustDomain(key string) (spiffe.TrustDomain, error) {
 	case err != nil:
 		return spiffe.TrustDomain{}, fmt.Errorf("workloadapi: a bundle was skipped: its name: %w", err)
 	case id.Path() != "":
-		return spiffe.TrustDomain{}, fmt.Errorf("workloadapi: a bundle was skipped: its name %q is not the ID of a trust domain", redact.Clip(key, 128))
+		return spiffe.TrustDomain{},
+			fmt.Errorf("workloadapi: a bundle was skipped: its name %q is not the ID of a trust domain",
+				redact.Clip(key, 128))
 	}
 	return id.TrustDomain(), nil
 }
@@ -417,7 +427,8 @@ func parseX509Bundle(td spiffe.TrustDomain, der []byte) (*spiffe.Bundle, []error
 			return nil, nil, fmt.Errorf("certificate %d: %w", n, cutError{err})
 		}
 		der = rest
-		if _, err := spiffe.NewBundle(td, spiffe.BundleContents{X509Authorities: []*x509.Certificate{cert}}); err != nil {
+		if _, err := spiffe.NewBundle(td,
+			spiffe.BundleContents{X509Authorities: []*x509.Certificate{cert}}); err != nil {
 			notes = append(notes, fmt.Errorf("workloadapi: authority %d skipped: %w", n, err))
 			continue
 		}

@@ -134,7 +134,8 @@ func (s *Source) took(ctx context.Context, t *track, u *Update) {
 	}
 	if !slices.EqualFunc(before, after, func(a, b error) bool { return a.Error() == b.Error() }) {
 		for _, err := range after {
-			s.log.LogAttrs(ctx, slog.LevelWarn, "workloadapi: part of a response skipped", server, slog.Any("err", err))
+			s.log.LogAttrs(ctx, slog.LevelWarn, "workloadapi: part of a response skipped", server,
+				slog.Any("err", err))
 		}
 	}
 }
@@ -156,7 +157,8 @@ func (s *Source) failed(ctx context.Context, t *track, e *Error) {
 	case e.Final:
 		msg = "workloadapi: failed for good"
 	case errors.Is(e, ErrBadResponse): // which a server can send at any rate
-		s.bad.Warn("workloadapi: response discarded", e.RPC, slog.String("server", s.client.server), slog.Any("err", e.Err))
+		s.bad.Warn("workloadapi: response discarded", e.RPC, slog.String("server", s.client.server),
+			slog.Any("err", e.Err))
 		return
 	}
 	s.log.LogAttrs(ctx, slog.LevelWarn, msg, slog.String("rpc", e.RPC), slog.String("server", s.client.server),
@@ -281,7 +283,8 @@ func (t *track) silence(server string) error {
 	case !t.began.IsZero(): // else Run is about to begin
 		waited = time.Since(t.began)
 	}
-	return fmt.Errorf("%s has not answered for %v (see the log of that server)", server, waited.Round(100*time.Millisecond))
+	return fmt.Errorf("%s has not answered for %v (see the log of that server)", server,
+		waited.Round(100*time.Millisecond))
 }
 
 // bundles returns the bundles of the stream, nil if there are none.

@@ -99,7 +99,8 @@ func New(cfg Config) (*Source, error) {
 	case cfg.Client != nil && cfg.Client.http == nil:
 		return nil, errors.New("workloadapi: new source: Config.Client is the zero one; NewClient makes one")
 	case cfg.Client != nil && cfg.Address != "":
-		return nil, errors.New("workloadapi: new source: Config has an Address, and a Client, which has an address of its own")
+		return nil, errors.New("workloadapi: new source: Config has an Address, and a Client, which has an " +
+			"address of its own")
 	case cfg.BundlesOnly && cfg.Hint != "":
 		return nil, errors.New("workloadapi: new source: Config has BundlesOnly, and a Hint that selects an identity")
 	}

@@ -91,7 +91,8 @@ func encodeSVIDs(snap *spiffe.Snapshot, crls [][]byte, ids []Identity) ([]byte, 
 		if err != nil {
 			return nil, err
 		}
-		m.SVIDs = append(m.SVIDs, workloadwire.SVID{ID: id.SVID.ID().String(), Hint: id.Hint, Parts: [3][]byte{certs, key, own[td]}})
+		m.SVIDs = append(m.SVIDs,
+			workloadwire.SVID{ID: id.SVID.ID().String(), Hint: id.Hint, Parts: [3][]byte{certs, key, own[td]}})
 	}
 	for b := range snap.Bundles().All() {
 		der := authorities(b)

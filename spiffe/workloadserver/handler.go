@@ -52,9 +52,11 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 		h.opts = *opts
 	}
 	if h.opts.MaxStreams < 0 || h.opts.MaxPeerStreams < 0 {
-		return nil, errors.New("workloadserver: new handler: MaxStreams or MaxPeerStreams is negative; 0 means 10,000 and 1,000")
+		return nil, errors.New("workloadserver: new handler: MaxStreams or MaxPeerStreams is negative; 0 means " +
+			"10,000 and 1,000")
 	}
-	h.shares = limit.NewShares[peerkey.Holder](cmp.Or(h.opts.MaxStreams, maxStreams), cmp.Or(h.opts.MaxPeerStreams, maxPeerStreams))
+	h.shares = limit.NewShares[peerkey.Holder](cmp.Or(h.opts.MaxStreams, maxStreams),
+		cmp.Or(h.opts.MaxPeerStreams, maxPeerStreams))
 	h.log = ratelog.New(h.opts.Logger, 0)
 	h.counts.init(h)
 
@@ -67,7 +69,10 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 		})
 	}
 	stream := func(name string, begin begin) {
-		methods[workloadwire.Service+name] = func(ctx context.Context, c *grpchttp.Call) error { return h.serve(ctx, c, begin) }
+		methods[workloadwire.Service+name] = func(ctx context.Context,
+			c *grpchttp.Call) error {
+			return h.serve(ctx, c, begin)
+		}
 	}
 	stream(workloadwire.FetchX509SVID, always(func(snap *spiffe.Snapshot, ids []Identity) ([]byte, error) {
 		return h.enc.of(snap, h.crls()).svids(ids)()
@@ -92,7 +97,8 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 	for path, method := range methods {
 		methods[path] = h.counted(method)
 	}
-	h.grpc = &grpchttp.Handler{Name: "workloadserver", Methods: methods, Admit: h.admit, MaxMessage: maxRequest, ReceiveTimeout: requestTimeout, SendTimeout: sendTimeout,
+	h.grpc = &grpchttp.Handler{Name: "workloadserver", Methods: methods, Admit: h.admit, MaxMessage: maxRequest,
+		ReceiveTimeout: requestTimeout, SendTimeout: sendTimeout,
 		Incoming: grpchttp.NewIncoming("workloadserver", maxIncoming, maxPeerIncoming)}
 	return h, nil
 }
@@ -104,11 +110,13 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { h.grpc.Ser
 // admit runs before anything of a request is read.
 func (h *Handler) admit(r *http.Request) error {
 	if v := r.Header.Values(workloadwire.Header); len(v) != 1 || v[0] != "true" { // WEP-6
-		return h.told(r.Context(), r, refuse(grpchttp.InvalidArgument, "no header", `send the metadata "workload.spiffe.io: true", once`))
+		return h.told(r.Context(), r,
+			refuse(grpchttp.InvalidArgument, "no header", `send the metadata "workload.spiffe.io: true", once`))
 	}
 	if from, err := netip.ParseAddrPort(r.RemoteAddr); err == nil && !h.opts.AnyNetwork { // WEP-4
 		if ip := from.Addr().Unmap(); !ip.IsLoopback() && !ip.IsLinkLocalUnicast() {
-			return h.told(r.Context(), r, refuse(grpchttp.PermissionDenied, "another machine", "callers from other machines are not served"))
+			return h.told(r.Context(), r,
+				refuse(grpchttp.PermissionDenied, "another machine", "callers from other machines are not served"))
 		}
 	}
 	h.mu.Lock()
@@ -141,7 +149,8 @@ type view struct {
 
 // look returns what there is to serve to a caller.
 func (h *Handler) look(ctx context.Context) (v view, err error) {
-	v.news = []<-chan struct{}{h.refresh.Changed(), h.src.Changed()} // before the snapshot, so that no change is missed
+	// before the snapshot, so that no change is missed
+	v.news = []<-chan struct{}{h.refresh.Changed(), h.src.Changed()}
 	v.snap, err = h.src.Snapshot()
 	if err == nil && v.snap == nil {
 		err = errors.New("it returned no snapshot and no error")
@@ -303,7 +312,8 @@ func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) erro
 		now := time.Now()
 		wait, expired := watch.wait(now)
 		if !expired.IsZero() {
-			h.warn(ctx, c.Request(), "workloadserver: an identity that is served has expired", "its source has no other", slog.String("id", expired.String()))
+			h.warn(ctx, c.Request(), "workloadserver: an identity that is served has expired",
+				"its source has no other", slog.String("id", expired.String()))
 		}
 		if !next.IsZero() {
 			wait = min(wait, next.Sub(now))
@@ -390,7 +400,8 @@ func (h *Handler) fetchJWTSVID(ctx context.Context, request []byte) ([]byte, err
 		if err != nil {
 			return nil, issuerError(id.SVID.ID(), err)
 		}
-		m.SVIDs = append(m.SVIDs, workloadwire.SVID{ID: id.SVID.ID().String(), Hint: id.Hint, Parts: [3][]byte{[]byte(token)}})
+		m.SVIDs = append(m.SVIDs,
+			workloadwire.SVID{ID: id.SVID.ID().String(), Hint: id.Hint, Parts: [3][]byte{[]byte(token)}})
 	}
 	if len(m.SVIDs) == 0 {
 		return nil, none

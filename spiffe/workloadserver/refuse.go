@@ -122,7 +122,8 @@ func issuerError(id spiffe.ID, err error) error {
 	case advice == retry.Again:
 	case errors.Is(err, errors.ErrUnsupported), errors.Is(err, workloadwire.ErrUnimplemented):
 		e := status(grpchttp.Unimplemented, "no tokens of this kind are issued here")
-		return &callError{status: e, reason: "bad request", err: errors.New("the issuer: " + plain(err.Error())), id: id}
+		return &callError{status: e, reason: "bad request", err: errors.New("the issuer: " + plain(err.Error())),
+			id: id}
 	case errors.Is(err, fs.ErrInvalid):
 		return badRequest("the issuer refuses the request: " + plain(err.Error()))
 	case errors.Is(err, workloadwire.ErrRefused): // of another server, whose text is for this one

@@ -113,9 +113,11 @@ func (s *witStream) answer(ctx context.Context, snap *spiffe.Snapshot, ids []Ide
 	switch {
 	case len(resp.SVIDs) > 0:
 	case missing && expired == len(s.held): // nothing is taken away
-		return nil, time.Time{}, status(grpchttp.Unavailable, "the WIT-SVIDs of this caller have expired, and there are no others now; try again later")
+		return nil, time.Time{}, status(grpchttp.Unavailable,
+			"the WIT-SVIDs of this caller have expired, and there are no others now; try again later")
 	case missing: // all that there was is taken away, which only this code says (WAPI-17)
-		return nil, time.Time{}, status(grpchttp.PermissionDenied, "the identities of this caller are others now; call again")
+		return nil, time.Time{},
+			status(grpchttp.PermissionDenied, "the identities of this caller are others now; call again")
 	default:
 		return nil, time.Time{}, errDenied(s.want)
 	}
@@ -173,7 +175,8 @@ func (s *witStream) issue(ctx context.Context, l label, now time.Time) (*heldWIT
 
 // checkWIT refuses a token that a workload could not use, and returns its expiry and the algorithm of the workload's
 // key. It does not verify the signature; verifiers do that.
-func checkWIT(token string, id spiffe.ID, key crypto.Signer, now time.Time) (exp time.Time, alg jws.Algorithm, err error) {
+func checkWIT(token string, id spiffe.ID, key crypto.Signer, now time.Time) (exp time.Time, alg jws.Algorithm,
+	err error) {
 	t, err := jws.Parse(token)
 	if err != nil {
 		return time.Time{}, 0, err

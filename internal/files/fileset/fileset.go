@@ -118,7 +118,8 @@ func openRoot(path string, o Options, open func(string, private.Options) (*os.Ro
 	}
 	info, err := root.Stat(".")
 	if err == nil && private.HasOwner(info) && info.Mode()&fs.ModeSticky != 0 && info.Mode().Perm()&0o022 != 0 {
-		err = fmt.Errorf("%s: %w: it has mode %04o, so that all users can make files in it; choose a folder in it, such as %q",
+		err = fmt.Errorf("%s: %w: it has mode %04o, so that all users can make files in it; choose a folder in "+
+			"it, such as %q",
 			path, private.ErrUnsafe, info.Mode().Perm(), filepath.Join(path, "identity"))
 		if o.Warn != nil {
 			o.Warn(err)
@@ -139,7 +140,8 @@ func (f *Folder) takeLock() (err error) {
 		return err
 	}
 	got, err := flock.TryLock(f.lock)
-	for end := time.Now().Add(lockWait); err == nil && !got && time.Now().Before(end); got, err = flock.TryLock(f.lock) {
+	end := time.Now().Add(lockWait)
+	for ; err == nil && !got && time.Now().Before(end); got, err = flock.TryLock(f.lock) {
 		time.Sleep(lockWait / 50)
 	}
 	switch {
@@ -239,7 +241,8 @@ func (f *Folder) checkNames(files map[string]File) error {
 		info, err := f.root.Lstat(name)
 		link := err == nil && info.Mode()&fs.ModeSymlink != 0
 		if err == nil && !link && !(f.o.Plain && info.Mode().IsRegular()) {
-			return fmt.Errorf("%s is there and was not made by %s: remove it, or choose another name", filepath.Join(f.path, name), f.o.Program)
+			return fmt.Errorf("%s is there and was not made by %s: remove it, or choose another name",
+				filepath.Join(f.path, name), f.o.Program)
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -417,7 +420,8 @@ func (f *Folder) tidy(files map[string]File, current, before string) error {
 		link := entry.Type()&fs.ModeSymlink != 0
 		_, wanted := files[name]
 		switch {
-		case strings.HasPrefix(name, versionMark) && name != current && name != before, strings.HasPrefix(name, draftMark):
+		case strings.HasPrefix(name, versionMark) && name != current && name != before,
+			strings.HasPrefix(name, draftMark):
 			err = f.disk.RemoveAll(f.root, name)
 		case link && name == currentLink && f.o.Plain: // of the other layout
 			err = f.disk.Remove(f.root, name)
@@ -468,7 +472,8 @@ func create(d disk.Disk, root *os.Root, name string, file File) error {
 
 // syncFolder makes the names in a folder durable.
 func syncFolder(d disk.Disk, root *os.Root, name string) error {
-	if err := d.SyncDir(root, name); !errors.Is(err, fs.ErrPermission) { // of one that may be entered and written, and not listed
+	// of one that may be entered and written, and not listed
+	if err := d.SyncDir(root, name); !errors.Is(err, fs.ErrPermission) {
 		return err
 	}
 	return nil

@@ -46,11 +46,12 @@ const (
 	defaultPoll = 5 * time.Second
 	usualSize   = 1 << 20 // bytes of a file
 
-	settle     = 100 * time.Millisecond // between the two reads that have to agree
-	pause      = 10 * time.Millisecond  // from a notification to a read, for those that come together
-	maxSettle  = 5 * time.Second        // after which files that keep changing are given to take as they are
-	readTries  = 20                     // of Read
-	retryAfter = time.Minute            // after which files that were refused are given to take again, as time may mend them
+	settle    = 100 * time.Millisecond // between the two reads that have to agree
+	pause     = 10 * time.Millisecond  // from a notification to a read, for those that come together
+	maxSettle = 5 * time.Second        // after which files that keep changing are given to take as they are
+	readTries = 20                     // of Read
+	// after which files that were refused are given to take again, as time may mend them
+	retryAfter = time.Minute
 )
 
 // Options changes how a [Follower] works. The zero value is the usual.
@@ -113,7 +114,8 @@ func New(paths []string, take func(context.Context, Files) error, o *Options) *F
 		o = &Options{}
 	}
 	f := &Follower{paths: slices.Clone(paths), take: take, o: *o, wake: make(chan struct{}, 1)}
-	f.o.Poll, f.o.MaxSize, f.o.MaxTotal = cmp.Or(f.o.Poll, defaultPoll), cmp.Or(f.o.MaxSize, usualSize), cmp.Or(f.o.MaxTotal, math.MaxInt64)
+	f.o.Poll, f.o.MaxSize, f.o.MaxTotal = cmp.Or(f.o.Poll, defaultPoll), cmp.Or(f.o.MaxSize, usualSize),
+		cmp.Or(f.o.MaxTotal, math.MaxInt64)
 	f.o.Logger = ratelog.Patient(f.o.Logger)
 	return f
 }
@@ -357,9 +359,11 @@ type Files map[string]File
 // leaveOut takes out the largest files until that are as many bytes, and returns how many they are.
 func (f Files) leaveOut(bytes int64) (n int64) {
 	for n < bytes {
-		largest := slices.MaxFunc(slices.Sorted(maps.Keys(f)), func(a, b string) int { return cmp.Compare(len(f[a].Data), len(f[b].Data)) })
+		largest := slices.MaxFunc(slices.Sorted(maps.Keys(f)),
+			func(a, b string) int { return cmp.Compare(len(f[a].Data), len(f[b].Data)) })
 		n += int64(len(f[largest].Data))
-		f[largest] = File{Err: fmt.Errorf("%s has %d bytes, too many beside the other files: those that are larger than others are not read", largest, len(f[largest].Data))}
+		f[largest] = File{Err: fmt.Errorf("%s has %d bytes, too many beside the other files: those that are "+
+			"larger than others are not read", largest, len(f[largest].Data))}
 	}
 	return n
 }
@@ -412,7 +416,8 @@ func (f *Follower) watch() *watcher {
 	}
 	notify, err := fsnotify.NewWatcher()
 	if err != nil {
-		f.o.Logger.Warn("no notifications about files, polling them", slog.Any("err", err), slog.Duration("every", f.o.Poll))
+		f.o.Logger.Warn("no notifications about files, polling them", slog.Any("err", err),
+			slog.Duration("every", f.o.Poll))
 		return w
 	}
 	w.notify, w.events = notify, notify.Events

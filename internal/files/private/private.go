@@ -148,7 +148,8 @@ func judgeDir(root *os.Root, path string, expected fs.FileInfo, made bool, mode 
 	if !os.SameFile(info, expected) {
 		return fmt.Errorf("%s: %w", path, errChanged)
 	}
-	if err := Check(path, info, Options{Keys: o.Keys, Warn: func(error) {}}); err != nil { // before the mode is changed
+	// before the mode is changed
+	if err := Check(path, info, Options{Keys: o.Keys, Warn: func(error) {}}); err != nil {
 		return err
 	}
 	if made && info.Mode().Perm() != mode {
@@ -171,7 +172,8 @@ func OpenFile(path string, flag int, o Options) (*os.File, error) {
 	o = once(o)
 	for try := 1; ; try++ {
 		f, err := openFile(path, flag, o)
-		again := errors.Is(err, errChanged) || errors.Is(err, errVanished) || errors.Is(err, fs.ErrExist) && flag&os.O_EXCL == 0
+		again := errors.Is(err, errChanged) || errors.Is(err, errVanished) ||
+			errors.Is(err, fs.ErrExist) && flag&os.O_EXCL == 0
 		if err == nil || !again || try == maxTries {
 			return f, err
 		}
@@ -299,7 +301,8 @@ func OpenGiven(path string, key bool, not []string, o Options) (*os.File, error)
 	for _, name := range []string{path, f.Name()} {
 		for _, folder := range not {
 			if err == nil && same(filepath.Dir(name), folder) {
-				err = fmt.Errorf("%s is in %s, to which this program writes what it obtains, and so is not read", path, folder)
+				err = fmt.Errorf("%s is in %s, to which this program writes what it obtains, and so is not read",
+					path, folder)
 			}
 		}
 	}

@@ -173,7 +173,8 @@ func newServer(t testing.TB, ca *spiffetest.CA, l net.Listener, address string, 
 		t.Fatalf("workloadapitest: %v", err)
 	}
 	s.dial = faulty.Start(t, faulty.Config{
-		Listener: l, Handler: s.handler, Deny: denied, Garble: garbled, ConnContext: unixsocket.ConnContext, Turned: s.wake,
+		Listener: l, Handler: s.handler, Deny: denied, Garble: garbled, ConnContext: unixsocket.ConnContext,
+		Turned: s.wake,
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
