@@ -22,7 +22,8 @@ type (
 // node is how an Envoy, or a program with gRPC, introduces itself to the control plane.
 func (c *Config) node() object {
 	metadata := object{
-		"NAMESPACE": c.namespace, "SERVICE_ACCOUNT": c.serviceAccount, "CLUSTER_ID": c.clusterID, "NAME": c.pod, "INSTANCE_IPS": c.address,
+		"NAMESPACE": c.namespace, "SERVICE_ACCOUNT": c.serviceAccount, "CLUSTER_ID": c.clusterID, "NAME": c.pod,
+		"INSTANCE_IPS":      c.address,
 		"ENVOY_STATUS_PORT": c.Envoy.readyPort, "ENVOY_PROMETHEUS_PORT": c.Envoy.metricsPort,
 		"PROXY_CONFIG": c.Envoy.proxyConfig, "LABELS": c.podInfo("labels"), "ANNOTATIONS": c.podInfo("annotations"),
 	}
@@ -31,7 +32,8 @@ func (c *Config) node() object {
 	}
 	namespace := cmp.Or(c.namespace, "default")
 	return object{
-		"id": fmt.Sprintf("%s~%s~%s.%s~%s", cmp.Or(c.Envoy.Role, "sidecar"), cmp.Or(c.address, "127.0.0.1"), cmp.Or(c.pod, "pod"), namespace,
+		"id": fmt.Sprintf("%s~%s~%s.%s~%s", cmp.Or(c.Envoy.Role, "sidecar"), cmp.Or(c.address, "127.0.0.1"),
+			cmp.Or(c.pod, "pod"), namespace,
 			cmp.Or(c.Envoy.Domain, namespace+".svc.cluster.local")),
 		"cluster": cmp.Or(c.Envoy.cluster, cmp.Or(c.serviceAccount, "proxy")+"."+namespace), "metadata": metadata,
 	}
@@ -41,7 +43,8 @@ func (c *Config) node() object {
 func (c *Config) writeGRPC() error {
 	bootstrap := object{
 		"xds_servers": list{object{
-			"server_uri": "unix://" + c.xdsSocket(), "channel_creds": list{object{"type": "insecure"}}, "server_features": list{"xds_v3"},
+			"server_uri": "unix://" + c.xdsSocket(), "channel_creds": list{object{"type": "insecure"}},
+			"server_features": list{"xds_v3"},
 		}},
 		"node":                                   c.node(),
 		"server_listener_resource_name_template": "xds.istio.io/grpc/lds/inbound/%s",
@@ -119,13 +122,15 @@ func (a *Agent) Bootstrap(w io.Writer) error {
 		}
 		clusters = append(clusters, at(name, address(to)))
 		listeners = append(listeners, object{
-			"name": fmt.Sprint(name, "_", port), "address": object{"socket_address": on}, "ignore_global_conn_limit": true,
+			"name": fmt.Sprint(name, "_", port), "address": object{"socket_address": on},
+			"ignore_global_conn_limit": true,
 			"filter_chains": list{object{"filters": list{object{
 				"name": "envoy.filters.network.http_connection_manager", "typed_config": object{
 					"@type":       "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
-					"stat_prefix": name, "route_config": object{"virtual_hosts": list{object{"name": name, "domains": list{"*"}, "routes": list{
-						object{"match": object{"path": path}, "route": object{"cluster": name}},
-					}}}},
+					"stat_prefix": name, "route_config": object{"virtual_hosts": list{object{"name": name,
+						"domains": list{"*"}, "routes": list{
+							object{"match": object{"path": path}, "route": object{"cluster": name}},
+						}}}},
 					"http_filters": list{object{"name": "envoy.filters.http.router", "typed_config": object{
 						"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router",
 					}}},
@@ -139,11 +144,14 @@ func (a *Agent) Bootstrap(w io.Writer) error {
 	if c.Envoy.XDS {
 		clusters = append(clusters, cluster("xds-grpc", c.xdsSocket()))
 		kind := map[bool]string{false: "GRPC", true: "DELTA_GRPC"}[c.Envoy.deltaADS]
-		ads := object{"ads": object{}, "resource_api_version": "V3", "initial_fetch_timeout": "0s"} // it is ready with the control plane's answer
-		bootstrap["dynamic_resources"] = object{"ads_config": api(kind, "xds-grpc"), "lds_config": ads, "cds_config": ads}
+		// it is ready with the control plane's answer
+		ads := object{"ads": object{}, "resource_api_version": "V3", "initial_fetch_timeout": "0s"}
+		bootstrap["dynamic_resources"] = object{"ads_config": api(kind, "xds-grpc"), "lds_config": ads,
+			"cds_config": ads}
 	} else {
 		secret := func(name string) object {
-			return object{"name": name, "sds_config": object{"resource_api_version": "V3", "api_config_source": api("DELTA_GRPC", "sds-grpc")}}
+			return object{"name": name,
+				"sds_config": object{"resource_api_version": "V3", "api_config_source": api("DELTA_GRPC", "sds-grpc")}}
 		}
 		common := object{
 			"tls_certificate_sds_secret_configs":   list{secret("default")},
@@ -151,7 +159,8 @@ func (a *Agent) Bootstrap(w io.Writer) error {
 		}
 		if c.postQuantum {
 			common["tls_params"] = object{
-				"tls_minimum_protocol_version": "TLSv1_3", "tls_maximum_protocol_version": "TLSv1_3", "ecdh_curves": list{"X25519MLKEM768"},
+				"tls_minimum_protocol_version": "TLSv1_3", "tls_maximum_protocol_version": "TLSv1_3",
+				"ecdh_curves": list{"X25519MLKEM768"},
 			}
 		}
 		listeners = append(listeners, object{

@@ -165,7 +165,8 @@ func New(cfg Config) (_ *Agent, err error) {
 		c.note("the file " + c.path(meshFile) + " is not read: what it says about the proxy belongs into PROXY_CONFIG")
 	}
 	if c.isFile(crlFile) {
-		c.note("the file " + c.path(crlFile) + " is not used: Envoy goes on accepting the certificates that it revokes, " +
+		c.note("the file " + c.path(crlFile) +
+			" is not used: Envoy goes on accepting the certificates that it revokes, " +
 			"until they expire")
 	}
 	if err := a.newXDS(); err != nil {
@@ -308,7 +309,8 @@ func (a *Agent) add(name string, source report.Reporter, run func(context.Contex
 
 // serve makes the server of a socket.
 func (a *Agent) serve(path string, h http.Handler) {
-	a.servers[path] = &unixsocket.Server{Path: path, DirMode: 0o750, SocketMode: 0o600, Handler: h, Logger: a.cfg.Logger}
+	a.servers[path] = &unixsocket.Server{Path: path, DirMode: 0o750, SocketMode: 0o600, Handler: h,
+		Logger: a.cfg.Logger}
 }
 
 // Run runs the Agent, for programs that do not use [Start]. It blocks until ctx is done, [Agent.Close] is called, or
@@ -449,7 +451,8 @@ func (a *Agent) await(ctx context.Context) {
 			return
 		}
 		if err == nil && a.sink != nil {
-			_, _ = a.sink.Write() // so that a program that waits for the agent finds the files; it logs, and tries again
+			// so that a program that waits for the agent finds the files; it logs, and tries again
+			_, _ = a.sink.Write()
 		}
 		a.mu.Lock()
 		if a.refused = err; err == nil {
@@ -624,7 +627,8 @@ func (a *Agent) order(w http.ResponseWriter, r *http.Request, do func()) {
 		http.Error(w, "the agent does not run yet", http.StatusServiceUnavailable)
 		return
 	}
-	a.cfg.Logger.Info("istioagent: a program on this host has asked for "+r.URL.Path, slog.String("remote", r.RemoteAddr))
+	a.cfg.Logger.Info("istioagent: a program on this host has asked for "+r.URL.Path,
+		slog.String("remote", r.RemoteAddr))
 	const answer = "ok\n"
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
@@ -648,18 +652,20 @@ func (o *own) Report() report.Report { return report.Report{Metrics: (*Agent)(o)
 
 func (a *Agent) writeMetrics(w io.Writer) error {
 	var set metrics.Set
-	set.Gauge("istio_agent_startup_duration_seconds", "The time from when the agent was made until it was ready.", func() (float64, bool) {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		return a.ready.Sub(a.made).Seconds(), !a.ready.IsZero()
-	})
-	set.Gauges("istio_agent_cert_expiry_seconds", "The time until the certificate expires, which is negative after that.", func(add metrics.Add) {
-		if a.identity != nil {
-			if svid, err := a.identity.SVID(); err == nil {
-				add(time.Until(svid.NotAfter()).Seconds(), "resource_name", "default")
+	set.Gauge("istio_agent_startup_duration_seconds", "The time from when the agent was made until it was ready.",
+		func() (float64, bool) {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			return a.ready.Sub(a.made).Seconds(), !a.ready.IsZero()
+		})
+	set.Gauges("istio_agent_cert_expiry_seconds",
+		"The time until the certificate expires, which is negative after that.", func(add metrics.Add) {
+			if a.identity != nil {
+				if svid, err := a.identity.SVID(); err == nil {
+					add(time.Until(svid.NotAfter()).Seconds(), "resource_name", "default")
+				}
 			}
-		}
-	})
+		})
 	if a.cfg.Origin == fromCA {
 		a.cfg.requests.addTo(&set)
 	}

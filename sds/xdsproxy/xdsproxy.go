@@ -178,7 +178,8 @@ func (c *Config) check() error {
 	case c.HTTPClient == nil:
 		return errors.New("HTTPClient is nil; caclient.NewHTTPClient makes one")
 	case c.HTTPClient.Timeout != 0:
-		return fmt.Errorf("HTTPClient has a Timeout of %v, which would end the streams; set it to 0", c.HTTPClient.Timeout)
+		return fmt.Errorf("HTTPClient has a Timeout of %v, which would end the streams; set it to 0",
+			c.HTTPClient.Timeout)
 	}
 	for name := range c.Header {
 		if c.Token != nil && http.CanonicalHeaderKey(name) == "Authorization" {
@@ -219,10 +220,11 @@ func NewHandler(cfg Config) (*Handler, error) {
 	h := &Handler{
 		redacted: redact.New("xdsproxy.Handler(" + cfg.url() + ")"),
 
-		cfg:     cfg,
-		client:  grpchttp.NewClient(&hc, cfg.url(), cmp.Or(cfg.limits.response, maxResponse)),
-		log:     ratelog.New(cfg.Logger, 0),
-		open:    limit.NewShares[peerkey.Holder](cmp.Or(cfg.limits.streams, maxStreams), cmp.Or(cfg.limits.peerStreams, maxPeerStreams)),
+		cfg:    cfg,
+		client: grpchttp.NewClient(&hc, cfg.url(), cmp.Or(cfg.limits.response, maxResponse)),
+		log:    ratelog.New(cfg.Logger, 0),
+		open: limit.NewShares[peerkey.Holder](cmp.Or(cfg.limits.streams, maxStreams),
+			cmp.Or(cfg.limits.peerStreams, maxPeerStreams)),
 		waiting: limit.NewShares[peerkey.Holder](maxWaiting, maxPeerWaiting),
 
 		debugging: make(chan struct{}, 1),
