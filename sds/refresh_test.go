@@ -384,12 +384,16 @@ func TestResolveSeesCaller(t *testing.T) {
 	bundles, err := spiffe.NewBundleSet(m.ca.Bundle())
 	require.NoError(t, err)
 	server := &http.Server{Handler: h}
-	require.NoError(t, spiffetls.ConfigureServer(server, self, bundles, spiffe.AllowIDs(client.ID()), nil))
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: self, Peers: bundles, Allow: spiffe.AllowIDs(client.ID())})
+	require.NoError(t, err)
+	require.NoError(t, endpoint.ConfigureServer(server))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	go func() { _ = server.ServeTLS(l, "", "") }()
 	t.Cleanup(func() { _ = server.Close() })
-	tr, err := spiffetls.Transport(client, bundles, spiffe.AllowIDs(self.ID()), nil)
+	endpoint, err = spiffetls.New(spiffetls.Config{Self: client, Peers: bundles, Allow: spiffe.AllowIDs(self.ID())})
+	require.NoError(t, err)
+	tr, err := endpoint.Transport()
 	require.NoError(t, err)
 	t.Cleanup(tr.CloseIdleConnections)
 	check(t, &http.Client{Transport: tr}, "https://"+l.Addr().String(), func(ctx context.Context) bool {

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/report"
@@ -87,7 +88,7 @@ func (m *Manager) run(ctx context.Context) error {
 
 	var wg sync.WaitGroup
 	wg.Go(func() { m.bundles.Run(ctx) })
-	if w, ok := m.cfg.CA.(bundleWatcher); ok {
+	if w, ok := m.cfg.CA.(caclient.BundleWatcher); ok {
 		wg.Go(func() { m.watchBundles(ctx, w, fetched) })
 	}
 	if m.cfg.Federated != nil {

@@ -49,7 +49,7 @@ func Expectation(i athenzname.Instance, td spiffe.TrustDomain) (pki.Expectation,
 // names returns the names of a signing request for the instance: its DNS names, its addresses and its SPIFFE ID. The
 // common name of such a request is the principal.
 func names(i athenzname.Instance) []pki.SAN {
-	names := []pki.SAN{pki.DNSSAN(i.Service.DNSName(i.Suffix, false))}
+	names := []pki.SAN{pki.DNSSAN(i.Service.DNSName(i.Suffix))}
 	if !i.OwnsKey() {
 		names = append(names, pki.DNSSAN(i.InstanceName()))
 	}

@@ -77,5 +77,5 @@ func NewLinkerd(t testing.TB, ca *spiffetest.CA, path string) *Fake {
 			})
 		},
 	})
-	return &Fake{f}
+	return newFake(f)
 }

@@ -286,10 +286,18 @@ func (d *demonstration) startTraffic(web, db *filesource.Source) error {
 			fmt.Fprintf(w, "hello %s", peer.ID())
 		}
 	})}
-	if err := spiffetls.ConfigureServer(server, db, db, spiffe.AllowIDs(caller), nil); err != nil {
+	serving, err := spiffetls.New(spiffetls.Config{Self: db, Peers: db, Allow: spiffe.AllowIDs(caller)})
+	if err != nil {
 		return err
 	}
-	transport, err := spiffetls.Transport(web, web, spiffe.AllowMembersOf(demoDomain), nil)
+	if err := serving.ConfigureServer(server); err != nil {
+		return err
+	}
+	asking, err := spiffetls.New(spiffetls.Config{Self: web, Peers: web, Allow: spiffe.AllowMembersOf(demoDomain)})
+	if err != nil {
+		return err
+	}
+	transport, err := asking.Transport()
 	if err != nil {
 		return err
 	}

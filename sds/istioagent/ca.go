@@ -158,8 +158,8 @@ func (c *Config) newGoogleCA() (*googlecas.CA, error) {
 			return nil, err
 		}
 	}
-	token, err := tokensource.Exchange(subject, tokensource.ExchangeOptions{
-		HTTPClient: exchange, URL: cmp.Or(c.urls.exchange, "https://sts.googleapis.com/v1/token"), CamelCaseJSON: true,
+	token, err := tokensource.Exchange(subject, tokensource.ClientOptions{
+		HTTPClient: exchange, URL: cmp.Or(c.urls.exchange, "https://sts.googleapis.com/v1/token"),
 		Audience: "identitynamespace:" + c.trustDomain.String() + ":" + c.identityProvider,
 		Scope:    "https://www.googleapis.com/auth/cloud-platform",
 		Logger:   c.Logger,
@@ -190,7 +190,7 @@ func (c *Config) machineToken() (*tokensource.Source, error) {
 		return nil, nil
 	}
 	return tokensource.GCE(c.trustDomain.String(),
-		&tokensource.MetadataOptions{URL: c.urls.metadata, Logger: c.Logger})
+		&tokensource.GCEOptions{URL: c.urls.metadata, Logger: c.Logger})
 }
 
 // newXDS returns what forwards ADS to the control plane.

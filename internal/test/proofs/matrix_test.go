@@ -131,9 +131,13 @@ func (d *domain) roots(t *testing.T, of spiffe.TrustDomain) (pem []byte, ok bool
 // shake makes a handshake of two workloads, and reports what each side has to say.
 func shake(t *testing.T, server, client *domain) (serverErr, clientErr error) {
 	t.Helper()
-	serving, err := spiffetls.ServerConfig(server.manager, server.manager, spiffe.AllowAnyPeer(), nil)
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: server.manager, Peers: server.manager, Allow: spiffe.AllowAnyPeer()})
 	require.NoError(t, err)
-	dialling, err := spiffetls.ClientConfig(client.manager, client.manager, spiffe.AllowAnyPeer(), nil)
+	serving, err := endpoint.ServerConfig()
+	require.NoError(t, err)
+	endpoint, err = spiffetls.New(spiffetls.Config{Self: client.manager, Peers: client.manager, Allow: spiffe.AllowAnyPeer()})
+	require.NoError(t, err)
+	dialling, err := endpoint.ClientConfig()
 	require.NoError(t, err)
 	a, b := memconn.Pipe()
 	s, c := tls.Server(a, serving), tls.Client(b, dialling)
@@ -436,14 +440,15 @@ func withdrawalEndsConnections(t *testing.T) {
 		*foreign
 		spiffe.BundleSource
 	}{&bundles, current{&bundles}}
-	config, err := spiffetls.ServerConfig(ours.SVID("/db"), source, policy, &spiffetls.Options{Governor: governor})
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: ours.SVID("/db"), Peers: source, Allow: policy, Governor: governor})
 	require.NoError(t, err)
 	l := memconn.Listen()
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	t.Cleanup(func() { cancel(); _ = l.Close(); wg.Wait() })
 	wg.Go(func() { _ = governor.Run(ctx) })
-	governed := governor.Listener(l)
+	governed, err := endpoint.Listener(l)
+	require.NoError(t, err)
 	wg.Go(func() {
 		for {
 			conn, err := governed.Accept()
@@ -451,17 +456,16 @@ func withdrawalEndsConnections(t *testing.T) {
 				return
 			}
 			wg.Go(func() {
-				c := tls.Server(conn, config)
-				if c.Handshake() == nil {
-					_, _ = io.Copy(c, c) // an echo
-				}
-				_ = c.Close()
+				_, _ = io.Copy(conn, conn) // an echo
+				_ = conn.Close()
 			})
 		}
 	})
 	var conns [4]*tls.Conn
 	for i := range conns {
-		client, err := spiffetls.ClientConfig(theirs[i].SVID("/web"), ours.Bundle(), spiffe.AllowAnyPeer(), nil)
+		endpoint, err := spiffetls.New(spiffetls.Config{Self: theirs[i].SVID("/web"), Peers: ours.Bundle(), Allow: spiffe.AllowAnyPeer()})
+		require.NoError(t, err)
+		client, err := endpoint.ClientConfig()
 		require.NoError(t, err)
 		raw, err := l.DialContext(ctx, "", "")
 		require.NoError(t, err)

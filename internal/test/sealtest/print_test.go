@@ -188,7 +188,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	keys, signers := []crypto.Signer{key}, []crypto.Signer{token}
 	other := newKey(t, pki.ECDSAP256) // of a workload; an issuer refuses its own
 	witSVID := wit(t, wits, other)
-	dialer, err := spiffetls.NewDialer(svid, set, spiffe.AllowIDs(id), nil)
+	proving, err := spiffetls.New(spiffetls.Config{Self: svid, Peers: set, Allow: spiffe.AllowIDs(id)})
 	require.NoError(t, err)
 	step, err := stepca.New(stepca.Options{
 		Endpoint:    caclient.Endpoint{URL: "https://ca.example.org", TrustDomain: td},
@@ -251,7 +251,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 		"spiffe/exp/witsvid.Issuer":                    {wits, signers},
 		"spiffe/exp/witsvid.Prover":                    {&witsvid.Prover{Source: func() (*witsvid.SVID, error) { return witSVID, nil }}, []crypto.Signer{other}},
 		"spiffe/exp/witsvid.SVID":                      {witSVID, []crypto.Signer{other}},
-		"spiffe/spiffetls.Dialer":                      {dialer, keys},
+		"spiffe/spiffetls.Endpoint":                    {proving, keys},
 		"spiffe/spiffetest.CA":                         {testCA, nil},
 		"spiffe/spiffetest/federationtest.Endpoint":    {endpoint, nil},
 		"spiffe/spiffetest/workloadapitest.Server":     {served, nil},
