@@ -28,7 +28,7 @@
 // Requests for secrets go to [Config].Secrets, as a stream of StreamSecrets or DeltaSecrets in this process, with the
 // context, the address and the header of Envoy's request: the limits, the hook Resolve and the logs of a sds.Handler
 // see the same caller. They never reach the control plane. Secrets that the control plane sends are dropped, so it
-// cannot replace the identity of the workload. If the stream of secrets ends, for a limit or in strict mode, the ADS
+// cannot replace the identity of the workload. If the stream of secrets ends, for a limit, the ADS
 // stream ends with the same status.
 //
 // # When a side ends
