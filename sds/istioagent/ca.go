@@ -71,20 +71,35 @@ type counted struct {
 
 // requests are numbers of requests for certificates.
 type requests struct {
-	all, failed, retries, nanoseconds atomic.Int64
+	all, failed, retries *metrics.Counter
+	nanoseconds          atomic.Int64
 
 	failing atomic.Bool // the last one has failed, so that the next is a retry
 }
 
+func (r *requests) init(set *metrics.Set) {
+	counter := func(name, help string) *metrics.Counter {
+		return set.Counters(name, help, "request_type", "csr")["csr"]
+	}
+	r.all = counter("istio_agent_num_outgoing_requests", "The number of requests to the CA.")
+	r.failed = counter("istio_agent_num_failed_outgoing_requests", "The number of requests to the CA that have failed.")
+	r.retries = counter("istio_agent_num_outgoing_retries",
+		"The number of requests to the CA that followed one that had failed.")
+	set.Totals("istio_agent_outgoing_latency", "The time that requests to the CA have taken, in milliseconds.",
+		func(add metrics.Add) {
+			add(float64(r.nanoseconds.Load())/float64(time.Millisecond), "request_type", "csr")
+		})
+}
+
 func (c counted) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
 	begun := time.Now()
-	c.requests.all.Add(1)
+	c.requests.all.Inc()
 	if c.requests.failing.Load() {
-		c.requests.retries.Add(1)
+		c.requests.retries.Inc()
 	}
 	chain, err := c.remoteCA.Sign(ctx, csr, lifetime)
 	if err != nil {
-		c.requests.failed.Add(1)
+		c.requests.failed.Inc()
 		// as our CA and Istio's say it
 		if text := err.Error(); errors.Is(err, caclient.ErrInvalid) &&
 			(strings.Contains(text, "lifetime") || strings.Contains(text, "TTL")) {
@@ -94,20 +109,6 @@ func (c counted) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration)
 	c.requests.failing.Store(err != nil)
 	c.requests.nanoseconds.Add(int64(time.Since(begun)))
 	return chain, err
-}
-
-func (r *requests) addTo(set *metrics.Set) {
-	total := func(name, help string, read func() float64) {
-		set.Totals(name, help, func(add metrics.Add) { add(read(), "request_type", "csr") })
-	}
-	total("istio_agent_num_outgoing_requests", "The number of requests to the CA.",
-		func() float64 { return float64(r.all.Load()) })
-	total("istio_agent_num_failed_outgoing_requests", "The number of requests to the CA that have failed.",
-		func() float64 { return float64(r.failed.Load()) })
-	total("istio_agent_num_outgoing_retries", "The number of requests to the CA that followed one that had failed.",
-		func() float64 { return float64(r.retries.Load()) })
-	total("istio_agent_outgoing_latency", "The time that requests to the CA have taken, in milliseconds.",
-		func() float64 { return float64(r.nanoseconds.Load()) / float64(time.Millisecond) })
 }
 
 // newIstioCA returns the client of a CA with Istio's API.

@@ -38,10 +38,10 @@ var variablesText string
 
 var checks = map[string]func(value string) error{
 	"PILOT_CERT_PROVIDER": checkCertProvider, "PROXY_XDS_DEBUG_VIA_AGENT_PORT": checkPort,
-	"TRUST_DOMAIN":          checkTrustDomain,
-	"WORKLOAD_RSA_KEY_SIZE": checkRSA, "WORKLOAD_IDENTITY_SOCKET_FILE": checkSocketFile,
-	"PROXY_CONFIG":      checkProxyConfig,
-	"ENVOY_STATUS_PORT": checkPort, "ENVOY_PROMETHEUS_PORT": checkPort,
+	"TRUST_DOMAIN":                  checkTrustDomain,
+	"WORKLOAD_IDENTITY_SOCKET_FILE": checkSocketFile,
+	"PROXY_CONFIG":                  checkProxyConfig,
+	"ENVOY_STATUS_PORT":             checkPort, "ENVOY_PROMETHEUS_PORT": checkPort,
 }
 
 func readVariables() (rows []settings.Variable) {
@@ -83,14 +83,6 @@ func checkTrustDomain(value string) error {
 		return fmt.Errorf("set it to a trust domain such as cluster.local: %w", err)
 	}
 	return nil
-}
-
-func checkRSA(value string) error {
-	switch value {
-	case "2048", "3072", "4096":
-		return nil
-	}
-	return errors.New("set it to 2048, 3072 or 4096")
 }
 
 func checkPort(value string) error {

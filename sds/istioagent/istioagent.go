@@ -105,6 +105,7 @@ type Agent struct {
 	sink     *filesink.Sink    // nil without OUTPUT_CERTS
 	servers  map[string]*unixsocket.Server
 	health   *health.Handler
+	metrics  metrics.Set // of the agent itself
 
 	life lifecycle.Life
 	news renew.Signal
@@ -143,6 +144,7 @@ func New(cfg Config) (_ *Agent, err error) {
 	}
 	c := &a.cfg
 	c.notes, c.requests, c.Logger = slices.Clone(cfg.notes), new(requests), ratelog.Patient(cfg.Logger)
+	a.initMetrics()
 	defer func() {
 		if err != nil {
 			a.closeHandlers()
@@ -477,28 +479,25 @@ func (a *Agent) await(ctx context.Context) {
 // ends.
 func (a *Agent) Ready(ctx context.Context) error {
 	var refused error
-	err := a.life.Await(ctx, a.news.Changed, func() bool {
+	notReady := func() error {
+		cause := refused
+		if cause == nil && ctx.Err() != nil && a.identity != nil {
+			cause = a.identity.Ready(ctx) // which knows what it waits for
+		}
+		return a.life.NotReady("istioagent", cause, "its parts are starting")
+	}
+	err := a.life.Ready(ctx, a.news.Changed, func() bool {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if refused = a.refused; !a.drained.IsZero() {
 			refused = errDraining
 		}
 		return !a.ready.IsZero() || refused != nil
-	})
-	switch {
-	case err == nil && refused == nil:
-		return nil
-	case err == nil:
-		err = refused
-	case errors.Is(err, context.Cause(ctx)) && a.identity != nil: // which knows what it waits for
-		if why := a.identity.Ready(ctx); why != nil {
-			err = why
-		}
+	}, notReady)
+	if err == nil && refused != nil {
+		return notReady()
 	}
-	if idle := a.life.Idle(); idle != nil && !errors.Is(err, idle) {
-		err = fmt.Errorf("%w: %w", idle, err)
-	}
-	return fmt.Errorf("istioagent: %w: %w", spiffe.ErrNotReady, err)
+	return err
 }
 
 // Close ends [Agent.Run], or what [Start] has started, drains as Run does, and waits for the end. The error is always
@@ -648,26 +647,25 @@ func (o *origin) Report() report.Report {
 // own has the metrics of the agent itself.
 type own Agent
 
-func (o *own) Report() report.Report { return report.Report{Metrics: (*Agent)(o).writeMetrics} }
+func (o *own) Report() report.Report { return report.Report{Metrics: o.metrics.Write} }
 
-func (a *Agent) writeMetrics(w io.Writer) error {
-	var set metrics.Set
-	set.Gauge("istio_agent_startup_duration_seconds", "The time from when the agent was made until it was ready.",
+func (a *Agent) initMetrics() {
+	a.metrics.Gauge("istio_agent_startup_duration_seconds", "The time from when the agent was made until it was ready.",
 		func() (float64, bool) {
 			a.mu.Lock()
 			defer a.mu.Unlock()
 			return a.ready.Sub(a.made).Seconds(), !a.ready.IsZero()
 		})
-	set.Gauges("istio_agent_cert_expiry_seconds",
+	a.metrics.Gauges("istio_agent_cert_expiry_seconds",
 		"The time until the certificate expires, which is negative after that.", func(add metrics.Add) {
-			if a.identity != nil {
-				if svid, err := a.identity.SVID(); err == nil {
-					add(time.Until(svid.NotAfter()).Seconds(), "resource_name", "default")
-				}
+			if a.identity == nil {
+				return
+			}
+			if svid, err := a.identity.SVID(); err == nil {
+				add(time.Until(svid.NotAfter()).Seconds(), "resource_name", "default")
 			}
 		})
 	if a.cfg.Origin == fromCA {
-		a.cfg.requests.addTo(&set)
+		a.cfg.requests.init(&a.metrics)
 	}
-	return set.Write(w)
 }
