@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/secretcache"
@@ -257,22 +257,7 @@ func TestRequireLog(t *testing.T) {
 }
 
 // buffer is a strings.Builder for several goroutines.
-type buffer struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
+type buffer = logtest.Buffer
 
 // SDS over TCP: the caller is proven by its certificate, and the handler's hook reads who it is.
 func TestRequireInFrontOfSDS(t *testing.T) {
