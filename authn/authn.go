@@ -165,7 +165,7 @@ func (f Func) Authenticate(r *http.Request) (*Caller, error) { return f(r) }
 // renews with its current certificate can have the same names again. Other names, such as addresses, do
 // not.
 //
-// The TLS server must ask for the certificate, as spiffetls.ServerConfig does. Headers are not read.
+// The TLS server must ask for the certificate, as a server of package spiffetls does. Headers are not read.
 func ClientCertificate(v *spiffe.Verifier) Authenticator {
 	return Func(func(r *http.Request) (*Caller, error) {
 		if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {

@@ -270,7 +270,9 @@ func TestOverTLS(t *testing.T) {
 		}
 		_, _ = fmt.Fprint(w, c.ID)
 	})}
-	require.NoError(t, spiffetls.ConfigureServer(srv, server, ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), nil))
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: server, Peers: ca.Bundle(), Allow: spiffe.AllowMembersOf(ca.TrustDomain())})
+	require.NoError(t, err)
+	require.NoError(t, endpoint.ConfigureServer(srv))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	var wg sync.WaitGroup
@@ -284,7 +286,9 @@ func TestOverTLS(t *testing.T) {
 		{web, http.StatusOK, "spiffe://example.org/web"},
 		{ca.SVID("/other"), http.StatusForbidden, "not allowed by policy"},
 	} {
-		transport, err := spiffetls.Transport(c.svid, ca.Bundle(), spiffe.AllowIDs(server.ID()), nil)
+		endpoint, err := spiffetls.New(spiffetls.Config{Self: c.svid, Peers: ca.Bundle(), Allow: spiffe.AllowIDs(server.ID())})
+		require.NoError(t, err)
+		transport, err := endpoint.Transport()
 		require.NoError(t, err)
 		resp, err := (&http.Client{Transport: transport}).Get("https://" + l.Addr().String())
 		require.NoError(t, err)

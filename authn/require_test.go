@@ -294,7 +294,9 @@ func TestRequireInFrontOfSDS(t *testing.T) {
 	t.Cleanup(func() { assert.NoError(t, handler.Close()) })
 	who := authn.FirstOf(clientCertificate(t, ca.Bundle(), spiffe.AllowIDs(web.ID(), api.ID(), db.ID())))
 	srv := &http.Server{Handler: authn.Require(who, handler, nil)}
-	require.NoError(t, spiffetls.ConfigureServer(srv, server, ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), nil))
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: server, Peers: ca.Bundle(), Allow: spiffe.AllowMembersOf(ca.TrustDomain())})
+	require.NoError(t, err)
+	require.NoError(t, endpoint.ConfigureServer(srv))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	done := make(chan error, 1)
@@ -302,7 +304,9 @@ func TestRequireInFrontOfSDS(t *testing.T) {
 	t.Cleanup(func() { _ = srv.Close(); <-done })
 
 	watch := func(svid *spiffe.SVID) (*pki.Secret, error) {
-		transport, err := spiffetls.Transport(svid, ca.Bundle(), spiffe.AllowIDs(server.ID()), nil)
+		endpoint, err := spiffetls.New(spiffetls.Config{Self: svid, Peers: ca.Bundle(), Allow: spiffe.AllowIDs(server.ID())})
+		require.NoError(t, err)
+		transport, err := endpoint.Transport()
 		require.NoError(t, err)
 		defer transport.CloseIdleConnections()
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)

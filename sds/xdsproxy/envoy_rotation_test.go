@@ -434,7 +434,9 @@ func testRotation(t *testing.T, bin string, delta bool) {
 	probe, err := secretcache.Start(t.Context(), secretcache.Config{ID: id("probe"), CA: issuer})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = probe.Close() })
-	tr, err := spiffetls.Transport(probe, probe, spiffe.AllowIDs(back.ID), nil)
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: probe, Peers: probe, Allow: spiffe.AllowIDs(back.ID)})
+	require.NoError(t, err)
+	tr, err := endpoint.Transport()
 	require.NoError(t, err)
 	tr.DisableKeepAlives = true
 	direct := startRequests(t, &http.Client{Timeout: 10 * time.Second, Transport: tr}, "https://"+backend, "URI=spiffe://example.org/ns/demo/sa/probe")

@@ -32,7 +32,7 @@ func TestWeight(t *testing.T) {
 		maxMB float64 // of 10⁶ bytes, on linux/amd64
 	}{
 		{"spiffe", "spiffe.NewVerifier, spiffe.ParseBundle, spiffe.ParseSVIDPEM", 4},
-		{"spiffe/spiffetls", "spiffetls.ConfigureServer, spiffetls.Transport", 7},
+		{"spiffe/spiffetls", "(*spiffetls.Endpoint).ConfigureServer, (*spiffetls.Endpoint).Transport", 7},
 		{"spiffe/jwtsvid", "jwtsvid.NewValidator, jwtsvid.NewIssuer", 5},
 		{"spiffe/federation", "federation.New, (*federation.Manager).Run", 7},
 		{"spiffe/workloadapi", "workloadapi.New, (*workloadapi.Source).Run", 7.2},
@@ -102,7 +102,7 @@ func TestWeightOfPrograms(t *testing.T) {
 		t.Skip("links programs; run it with -long")
 	}
 	workload := "spiffe.NewVerifier, secretcache.New, (*secretcache.Manager).Run, workloadapi.New, (*workloadapi.Source).Run"
-	peers := ", spiffetls.ConfigureServer, spiffetls.Transport"
+	peers := ", (*spiffetls.Endpoint).ConfigureServer, (*spiffetls.Endpoint).Transport"
 	for _, c := range []struct {
 		name, uses string
 		maxMB      float64 // of 10⁶ bytes, on linux/amd64

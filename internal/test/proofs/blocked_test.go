@@ -213,18 +213,22 @@ func TestBlockedLog(t *testing.T) {
 			seen(t, func() bool { now, err := l.SVID(); return err == nil && now != first })
 			require.NoError(t, l.Close())
 		},
-		"spiffetls.Options and spiffetls.Governor": func(t *testing.T, log *slog.Logger) {
+		"spiffetls.Config and spiffetls.Governor": func(t *testing.T, log *slog.Logger) {
 			authority := spiffetest.NewCA(t, "example.org")
 			me, stranger := authority.Source("/web"), spiffetest.NewCA(t, "other.org").Source("/web")
 			server := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}
 			g := &spiffetls.Governor{Logger: log}
-			require.NoError(t, spiffetls.ConfigureServer(server, me, me, spiffe.AllowMembersOf(td), &spiffetls.Options{Logger: log, Governor: g}))
+			endpoint, err := spiffetls.New(spiffetls.Config{Self: me, Peers: me, Allow: spiffe.AllowMembersOf(td), Logger: log, Governor: g})
+			require.NoError(t, err)
+			require.NoError(t, endpoint.ConfigureServer(server))
 			l, err := net.Listen("tcp", "127.0.0.1:0")
 			require.NoError(t, err)
 			go func() { _ = server.ServeTLS(l, "", "") }()
 			t.Cleanup(func() { _ = server.Close() })
 			for _, who := range []*spiffetest.Source{stranger, me} {
-				rt, err := spiffetls.Transport(who, me, spiffe.AllowMembersOf(td), nil)
+				endpoint, err := spiffetls.New(spiffetls.Config{Self: who, Peers: me, Allow: spiffe.AllowMembersOf(td)})
+				require.NoError(t, err)
+				rt, err := endpoint.Transport()
 				require.NoError(t, err)
 				resp, err := (&http.Client{Transport: rt, Timeout: 20 * time.Second}).Get("https://" + l.Addr().String())
 				if who == stranger {

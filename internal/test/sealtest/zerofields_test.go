@@ -90,22 +90,8 @@ var fields = map[string]struct {
 		_, err := kube.TokenReview(kube.TokenReviewOptions{Reviewer: new(kube.Reviewer), TrustDomain: spiffe.MustParseTrustDomain("example.org"), Audiences: []string{"a"}})
 		return err
 	}},
-	"tokensource.ExchangeOptions.Actor": {refused, func(_ *testing.T, _ *spiffetest.Source) error {
-		_, err := tokensource.Exchange(tokensource.File("/token"), tokensource.ExchangeOptions{URL: "https://sts.example/token", Actor: new(tokensource.Source)})
-		return err
-	}},
-	"tokensource.ExchangeOptions.ClientAssertion": {refused, func(_ *testing.T, _ *spiffetest.Source) error {
-		_, err := tokensource.ClientCredentials(tokensource.ExchangeOptions{URL: "https://sts.example/token", Issuer: "https://sts.example", ClientAssertion: new(tokensource.Source)})
-		return err
-	}},
-	"tokensource.ExchangeOptions.ClientCredential": {refused, func(_ *testing.T, _ *spiffetest.Source) error {
-		_, err := tokensource.Exchange(tokensource.File("/token"), tokensource.ExchangeOptions{URL: "https://sts.example/token", Audience: "b", ClientCredential: new(tokensource.Source)})
-		return err
-	}},
-	"tokensource.KubernetesOptions.Bound": {refused, func(*testing.T, *spiffetest.Source) error {
-		_, err := tokensource.Kubernetes(tokensource.KubernetesOptions{
-			APIServer: "https://api.example", HTTPClient: http.DefaultClient, Namespace: "prod", ServiceAccount: "web", Bound: new(tokensource.BoundObject),
-		})
+	"tokensource.ClientOptions.ClientAssertion": {refused, func(_ *testing.T, _ *spiffetest.Source) error {
+		_, err := tokensource.ClientCredentials(tokensource.ClientOptions{URL: "https://sts.example/token", Issuer: "https://sts.example", ClientAssertion: new(tokensource.Source)})
 		return err
 	}},
 	"federation.SPIFFE.Initial": {refused, func(t *testing.T, _ *spiffetest.Source) error {
@@ -116,14 +102,11 @@ var fields = map[string]struct {
 			Profile: federation.SPIFFE{EndpointID: spiffe.MustParseID("spiffe://other.test/endpoint"), Initial: new(spiffe.Bundle)},
 		})
 	}},
-	"spiffetls.Options.Failures": {ready, func(t *testing.T, s *spiffetest.Source) error {
-		return handshakes(t, s, &spiffetls.Options{Failures: new(spiffetls.FailureLog)})
+	"spiffetls.Config.Metrics": {ready, func(t *testing.T, s *spiffetest.Source) error {
+		return handshakes(t, s, spiffetls.Config{Metrics: new(spiffetls.Metrics)})
 	}},
-	"spiffetls.Options.Metrics": {ready, func(t *testing.T, s *spiffetest.Source) error {
-		return handshakes(t, s, &spiffetls.Options{Metrics: new(spiffetls.Metrics)})
-	}},
-	"spiffetls.Options.Governor": {ready, func(t *testing.T, s *spiffetest.Source) error {
-		return handshakes(t, s, &spiffetls.Options{Governor: new(spiffetls.Governor)})
+	"spiffetls.Config.Governor": {ready, func(t *testing.T, s *spiffetest.Source) error {
+		return handshakes(t, s, spiffetls.Config{Governor: new(spiffetls.Governor)})
 	}},
 	"workloadapi.Config.Client": {refused, func(_ *testing.T, _ *spiffetest.Source) error {
 		_, err := workloadapi.New(workloadapi.Config{Client: new(workloadapi.Client)})
@@ -168,11 +151,16 @@ func serverOf(t *testing.T, o caserver.Options) error {
 }
 
 // handshakes makes two, as the first may leave a lock.
-func handshakes(t *testing.T, s *spiffetest.Source, o *spiffetls.Options) error {
+func handshakes(t *testing.T, s *spiffetest.Source, c spiffetls.Config) error {
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer inner.Close()
-	l, err := spiffetls.NewListener(inner, s, s, spiffe.AllowAnyPeer(), o)
+	c.Self, c.Peers, c.Allow = s, s, spiffe.AllowAnyPeer()
+	endpoint, err := spiffetls.New(c)
+	if err != nil {
+		return err
+	}
+	l, err := endpoint.Listener(inner)
 	if err != nil {
 		return err
 	}
@@ -187,14 +175,10 @@ func handshakes(t *testing.T, s *spiffetest.Source, o *spiffetls.Options) error 
 			_ = c.Close()
 		}
 	}()
-	dialer, err := spiffetls.NewDialer(s, s, spiffe.AllowAnyPeer(), o)
-	if err != nil {
-		return err
-	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	for range 2 {
-		c, err := dialer.DialContext(ctx, "tcp", inner.Addr().String())
+		c, err := endpoint.DialContext(ctx, "tcp", inner.Addr().String())
 		if err != nil {
 			return err
 		}
