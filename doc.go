@@ -69,7 +69,7 @@
 //	authn/kube              by tokens of Kubernetes; the workloads of a node
 //	authn/jwt               by tokens of OpenID Connect issuers, and by JWT-SVIDs; clients of OAuth
 //	authn/athenz            by identity documents, service tokens and certificates of Athenz
-//	authn/unixsocket        by the user of a Unix socket: a server that knows its peers
+//	spiffe/unixsocket       by the user of a Unix socket: a server that knows its peers
 //	authn/tokensource       tokens by which a program proves itself
 //
 // For Linkerd and Athenz:
@@ -128,7 +128,7 @@
 // Kubernetes or cloud SDK. What has to stay fresh is kept so by internal/renew, files are followed by
 // internal/files/follow, kept over restarts by internal/files/store, sets of files that belong together are written by
 // internal/files/fileset, sources start and stop by internal/lifecycle, metrics are written by internal/metrics, tokens
-// share internal/tokens/token, and Unix sockets are served by authn/unixsocket. What clients hold is bounded by
+// share internal/tokens/token, and Unix sockets are served by spiffe/unixsocket. What clients hold is bounded by
 // internal/limit, what they can cause at will is logged by internal/ratelog, and folders and files that other
 // users must not change are opened by internal/files/private. A package that needs a second one extends the first.
 //

@@ -21,6 +21,7 @@ package caclient
 import (
 	"context"
 	"crypto/x509"
+	"iter"
 	"time"
 
 	"github.com/svidkit/svidkit/pki"
@@ -28,7 +29,8 @@ import (
 )
 
 // CA is a certificate authority as its client sees it. Implementations are safe for concurrent use,
-// return soon after ctx is done, and report what they know about a failure with an [*Error].
+// return soon after ctx is done, and report what they know about a failure with an [*Error], or another error that says when
+// to ask again: see [spiffe.ErrNotReady]. A failure that does not say is assumed to pass.
 type CA interface {
 	// Sign asks for a certificate for the public key of csr, valid for lifetime from now; 0 means
 	// the CA's default, and the CA may have a limit. It returns the chain to present: leaf first,
@@ -39,4 +41,12 @@ type CA interface {
 	// FetchBundles returns the current trust bundles: that of the CA's own trust domain, and those
 	// of the domains that it federates with. It never returns a nil set without an error.
 	FetchBundles(ctx context.Context) (*spiffe.BundleSet, error)
+}
+
+// BundleWatcher is a [CA] that tells of new bundles, as those of all packages below this one do. Package secretcache then does
+// not poll.
+type BundleWatcher interface {
+	// WatchBundles yields the current bundles first, then each newer set, until ctx is done. The caller watches again when it
+	// ends before that, or after an error.
+	WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error]
 }

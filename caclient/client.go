@@ -92,7 +92,7 @@ func (c *client) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration)
 		chain = certchain.Tidy(chain, csr.PublicKey())
 	}
 	err = checkFor(c.opts.Role, chain, csr, want, bundles, time.Now())
-	if e, ok := errors.AsType[*spiffe.VerifyError](err); ok && (e.Stage == "bundle" || e.Stage == "chain") && e.Rule != "X5-39" {
+	if e, ok := errors.AsType[*spiffe.VerifyError](err); ok && e.Unvouched() {
 		if bundles, err = c.FetchBundles(ctx); err != nil {
 			return nil, err
 		}

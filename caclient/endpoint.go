@@ -15,7 +15,7 @@ type Endpoint struct {
 	URL string
 
 	// HTTPClient reaches the CA. Its transport decides which servers are trusted and which client certificate is
-	// presented, such as one of [NewHTTPClient] or spiffetls.Transport. Nil means one of [NewHTTPClient] that
+	// presented, such as one of [NewHTTPClient] or the Transport of a spiffetls.Endpoint. Nil means one of [NewHTTPClient] that
 	// trusts the roots in RootsFile, or those of the host without a RootsFile; packages linkerd and stepca say which servers
 	// theirs trust. It is copied; the copy follows no redirects and keeps no cookies.
 	HTTPClient *http.Client

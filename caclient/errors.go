@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/svidkit/svidkit/internal/retry"
 )
 
 // The kinds of failure that an [Error] has, for errors.Is.
@@ -51,6 +53,8 @@ func (e *Error) Unwrap() []error {
 	}
 	return []error{e.Kind, e.Err}
 }
+
+var _ retry.Error = (*Error)(nil)
 
 // Retryable reports whether the failure may go away by itself, so that the same call is worth repeating, and how long the CA
 // asked its clients to wait first; 0 means that it did not say. It is true for [ErrUnavailable], and where MayPass is set.

@@ -2,7 +2,6 @@ package caclient
 
 import (
 	"cmp"
-	"context"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
@@ -25,11 +24,8 @@ import (
 
 // TLSOptions say how [NewHTTPClient] connects to a CA.
 type TLSOptions struct {
-	// RootsFile has the CA certificates, in PEM, that vouch for the server. It is followed. Empty means Roots.
+	// RootsFile has the CA certificates, in PEM, that vouch for the server. It is followed. Empty means the roots of the host.
 	RootsFile string
-
-	// Roots vouch for the server if there is no RootsFile. They are copied. Nil means the roots of the host.
-	Roots *x509.CertPool
 
 	// ServerName is the DNS name or IP address that the server's certificate must have. Empty means the host of the URL.
 	ServerName string
@@ -73,9 +69,6 @@ type TLSOptions struct {
 // as by net/http. The client has no timeout: the context of each call is its bound. A connection takes 10 seconds at
 // most to make. A client that the server refuses gets its alert, unless there is a proxy. CloseIdleConnections of the client works.
 func NewHTTPClient(o TLSOptions) (*http.Client, error) {
-	if o.Roots != nil {
-		o.Roots = o.Roots.Clone()
-	}
 	t := &transport{redacted: redact.New("caclient.transport"), o: o, log: ratelog.New(o.Logger, 0)}
 	if err := t.check(); err != nil {
 		return nil, fmt.Errorf("caclient: TLS of the CA connection: %w", err)
@@ -128,8 +121,6 @@ type conns struct {
 
 func (t *transport) check() error {
 	switch o := t.o; {
-	case o.RootsFile != "" && o.Roots != nil:
-		return errors.New("both RootsFile and Roots are set")
 	case (o.CertificateFile == "") != (o.KeyFile == ""):
 		return errors.New("only one of CertificateFile and KeyFile is set")
 	case o.MinVersion != 0 && o.MinVersion != tls.VersionTLS12 && o.MinVersion != tls.VersionTLS13:
@@ -297,10 +288,7 @@ func (t *transport) loadPair() (*pair, error) {
 
 // connect returns a transport without connections yet.
 func (t *transport) connect(r *roots, p *pair) *conns {
-	cfg := &tls.Config{
-		MinVersion: cmp.Or(t.o.MinVersion, tls.VersionTLS13), ServerName: t.o.ServerName, RootCAs: t.o.Roots, Time: certchain.Now,
-		NextProtos: []string{"h2", "http/1.1"},
-	}
+	cfg := &tls.Config{MinVersion: cmp.Or(t.o.MinVersion, tls.VersionTLS13), ServerName: t.o.ServerName, Time: certchain.Now}
 	if t.o.PostQuantum {
 		cfg.CurvePreferences = []tls.CurveID{tls.X25519MLKEM768}
 	}
@@ -316,27 +304,7 @@ func (t *transport) connect(r *roots, p *pair) *conns {
 			return p.TLSCertificate(), nil
 		}
 	}
-	dial := (&net.Dialer{Timeout: connectTimeout}).DialContext
-	tr := &http.Transport{
-		Proxy:       http.ProxyFromEnvironment,
-		DialContext: dial,
-		DialTLSContext: func(ctx context.Context, network, addr string) (net.Conn, error) { // without a proxy
-			ctx, cancel := context.WithTimeout(ctx, connectTimeout)
-			defer cancel()
-			c, err := tlsalert.Dial(ctx, dial, network, addr, cfg.Clone(), 1)
-			if err != nil {
-				return nil, err // and not a nil *tls.Conn
-			}
-			return c, nil
-		},
-		TLSClientConfig:        cfg.Clone(),
-		Protocols:              new(http.Protocols),
-		TLSHandshakeTimeout:    connectTimeout,
-		MaxResponseHeaderBytes: 64 << 10,
-		IdleConnTimeout:        90 * time.Second,
-		HTTP2:                  &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 10 * time.Second},
-	}
-	tr.Protocols.SetHTTP1(true)
-	tr.Protocols.SetHTTP2(true)
+	tr := tlsalert.NewTransport(nil, false, (&net.Dialer{Timeout: connectTimeout}).DialContext)
+	tr.TLSClientConfig = cfg
 	return &conns{tr, r, p}
 }

@@ -99,12 +99,10 @@ func newEntry(name string, s *pki.Secret, salt []byte) (*entry, error) {
 // content is one of the kinds of Envoy's Secret.
 type content struct {
 	kind      string            // part of the version
-	jsonName  string            // of the field
 	field     protofield.Number // of the Secret
 	write     func(w *protofield.Writer)
-	json      map[string]any // nil if it has no form in JSON that we could make
-	hashed    [][]byte       // what makes the version
-	guessable bool           // it has secrets in it that people may have chosen
+	hashed    [][]byte // what makes the version
+	guessable bool     // it has secrets in it that people may have chosen
 }
 
 // Fields of a Secret, which are its kinds.
@@ -125,12 +123,11 @@ const (
 func contentOf(s *pki.Secret) (content, error) {
 	if chain, key, ok := s.KeyPair(); ok { // The key is not part of the version: the leaf names it.
 		return content{
-			kind: "tls_certificate", jsonName: "tlsCertificate", field: tlsCertificate, hashed: [][]byte{chain},
+			kind: "tls_certificate", field: tlsCertificate, hashed: [][]byte{chain},
 			write: func(w *protofield.Writer) {
 				writeInline(w, 1, chain)
 				writeInline(w, 2, key)
 			},
-			json: map[string]any{"certificateChain": inlineJSON(chain), "privateKey": inlineJSON(key)},
 		}, nil
 	}
 	if chain, provider, ok := s.KeyProvider(); ok {
@@ -138,7 +135,7 @@ func contentOf(s *pki.Secret) (content, error) {
 			return content{}, err
 		}
 		return content{
-			kind: "private_key_provider", jsonName: "tlsCertificate", field: tlsCertificate, hashed: [][]byte{chain, provider}, guessable: true,
+			kind: "private_key_provider", field: tlsCertificate, hashed: [][]byte{chain, provider}, guessable: true,
 			write: func(w *protofield.Writer) {
 				writeInline(w, 1, chain)
 				w.AddBytes(6, provider)
@@ -152,18 +149,13 @@ func contentOf(s *pki.Secret) (content, error) {
 		return domainsContent(domains)
 	}
 	if keys, ok := s.TicketKeys(); ok {
-		var inline []any
-		for _, key := range keys {
-			inline = append(inline, inlineJSON(key))
-		}
 		return content{
-			kind: "session_ticket_keys", jsonName: "sessionTicketKeys", field: sessionTicketKeys, hashed: keys,
+			kind: "session_ticket_keys", field: sessionTicketKeys, hashed: keys,
 			write: func(w *protofield.Writer) {
 				for _, key := range keys {
 					writeInline(w, 1, key)
 				}
 			},
-			json: map[string]any{"keys": inline},
 		}, nil
 	}
 	if values, ok := s.Generic(); ok {
@@ -174,16 +166,11 @@ func contentOf(s *pki.Secret) (content, error) {
 
 func rootsContent(roots []byte, s *pki.Secret) content {
 	c := content{
-		kind: "validation_context", jsonName: "validationContext", field: validationContext, hashed: [][]byte{roots},
-		json: map[string]any{"trustedCa": inlineJSON(roots)},
+		kind: "validation_context", field: validationContext, hashed: [][]byte{roots},
 	}
 	crls, leafOnly := s.CRLs()
 	if crls != nil {
 		c.hashed = append(c.hashed, crls, strconv.AppendBool(nil, leafOnly))
-		c.json["crl"] = inlineJSON(crls)
-	}
-	if leafOnly {
-		c.json["onlyVerifyLeafCertCrl"] = true
 	}
 	c.write = func(w *protofield.Writer) {
 		writeInline(w, 1, roots)
@@ -199,21 +186,16 @@ func rootsContent(roots []byte, s *pki.Secret) content {
 
 // domainsContent is a validation context for Envoy's SPIFFE validator.
 func domainsContent(domains map[spiffe.TrustDomain][]byte) (content, error) {
-	c := content{kind: "spiffe_validator", jsonName: "validationContext", field: validationContext}
-	var list []any
+	c := content{kind: "spiffe_validator", field: validationContext}
 	config, err := protofield.Write(func(w *protofield.Writer) {
 		for _, td := range slices.SortedFunc(maps.Keys(domains), spiffe.TrustDomain.Compare) {
 			c.hashed = append(c.hashed, []byte(td.String()), domains[td])
-			list = append(list, map[string]any{"name": td.String(), "trustBundle": inlineJSON(domains[td])})
 			w.Message(1, func(w *protofield.Writer) {
 				w.Text(1, td.String())
 				writeInline(w, 2, domains[td])
 			})
 		}
 	})
-	c.json = map[string]any{"customValidatorConfig": map[string]any{
-		"name": validatorName, "typedConfig": map[string]any{"@type": validatorURL, "trustDomains": list},
-	}}
 	c.write = func(w *protofield.Writer) {
 		w.Message(12, func(w *protofield.Writer) {
 			w.Text(1, validatorName)
@@ -227,18 +209,15 @@ func domainsContent(domains map[spiffe.TrustDomain][]byte) (content, error) {
 }
 
 func genericContent(values map[string][]byte) content {
-	c := content{kind: "generic_secret", jsonName: "genericSecret", field: genericSecret, guessable: true}
-	keys, inline := slices.Sorted(maps.Keys(values)), make(map[string]any, len(values))
+	c := content{kind: "generic_secret", field: genericSecret, guessable: true}
+	keys := slices.Sorted(maps.Keys(values))
 	for _, key := range keys {
 		c.hashed = append(c.hashed, []byte(key), values[key])
-		inline[key] = inlineJSON(values[key])
 	}
 	if value, ok := values[""]; ok {
-		c.json = map[string]any{"secret": inline[""]}
 		c.write = func(w *protofield.Writer) { writeInline(w, 1, value) }
 		return c
 	}
-	c.json = map[string]any{"secrets": inline}
 	c.write = func(w *protofield.Writer) {
 		for _, key := range keys {
 			w.Message(2, func(w *protofield.Writer) {
@@ -254,9 +233,6 @@ func genericContent(values map[string][]byte) content {
 func writeInline(w *protofield.Writer, field protofield.Number, data []byte) {
 	w.Message(field, func(w *protofield.Writer) { w.AddBytes(2, data) })
 }
-
-// inlineJSON is a DataSource in JSON.
-func inlineJSON(data []byte) any { return map[string]any{"inlineBytes": data} } // in base64
 
 // checkProvider refuses what is not a PrivateKeyProvider with a name and a configuration, which Envoy would reject.
 func checkProvider(provider []byte) error {

@@ -13,7 +13,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -22,6 +21,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
@@ -92,7 +92,6 @@ func ExampleNewHandler() {
 	mux := http.NewServeMux()
 	mux.Handle("/envoy.service.secret.v3.SecretDiscoveryService/", handler)
 	mux.Handle("/envoy.service.discovery.v3.AggregatedDiscoveryService/", handler) // for Envoys with one stream
-	mux.Handle("/v3/discovery:secrets", handler)
 	server := &http.Server{
 		Handler: mux,
 		HTTP2:   &http.HTTP2Config{MaxConcurrentStreams: 100_000},

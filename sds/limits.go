@@ -8,10 +8,10 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/peerkey"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // Limits on what clients hold.

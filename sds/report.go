@@ -21,17 +21,17 @@ import (
 func (h *Handler) Report() report.Report {
 	st := h.status()
 	server := report.Server{Protocol: "SDS", Streams: st.Streams, Names: st.Names}
-	rejected := func(n *nack, clients int) report.Event {
-		return report.Event{Time: n.Time, NACK: true, Names: n.Names, Version: n.Version, Streams: clients, Client: n.Node, Message: n.Message}
+	rejected := func(n *nack, clients int) report.Push {
+		return report.Push{Time: n.Time, NACK: true, Names: n.Names, Version: n.Version, Streams: clients, Client: n.Node, Message: n.Message}
 	}
 	for _, p := range st.Pushes {
-		server.Events = append(server.Events, report.Event{Time: p.Time, Names: p.Names, Version: p.Version, Streams: p.Streams})
+		server.Pushes = append(server.Pushes, report.Push{Time: p.Time, Names: p.Names, Version: p.Version, Streams: p.Streams})
 		if p.LastNACK != nil {
-			server.Events = append(server.Events, rejected(p.LastNACK, p.NACKs))
+			server.Pushes = append(server.Pushes, rejected(p.LastNACK, p.NACKs))
 		}
 	}
 	if n := st.LastNACK; n != nil && !slices.ContainsFunc(st.Pushes, func(p push) bool { return p.LastNACK == n }) {
-		server.Events = append(server.Events, rejected(n, 1))
+		server.Pushes = append(server.Pushes, rejected(n, 1))
 	}
 	return report.Report{Servers: []report.Server{server}, Metrics: h.counts.Write}
 }

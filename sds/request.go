@@ -13,7 +13,6 @@ type request struct {
 	node     string // its ID
 	typeURL  string
 	nonce    string
-	version  string   // REST: what the client has
 	names    []string // SotW: all that it wants from now on; delta: what it wants in addition
 	drop     []string // delta: what it no longer wants
 	have     map[string]string

@@ -12,15 +12,14 @@
 // # What it serves
 //
 // A [Handler] serves all three methods of envoy.service.secret.v3.SecretDiscoveryService: StreamSecrets (state of the
-// world), DeltaSecrets (incremental) and FetchSecrets, the last in gRPC and as POST /v3/discovery:secrets with JSON. The
-// [Source] decides which names exist.
+// world), DeltaSecrets (incremental) and FetchSecrets, over gRPC. The [Source] decides which names exist.
 //
 // It serves secrets by the Aggregated Discovery Service (ADS) as well: an Envoy whose ads_config leads here takes all its
 // secrets on one stream, and not on one for each. Requests for another type end that stream; for Envoys that have a control
 // plane, too, see package sds/xdsproxy.
 //
 // A [pki.Secret] of each kind becomes the Secret that Envoy has for it, with its content inline: tls_certificate with a
-// private_key or a private_key_provider (the latter not in JSON); validation_context with trusted_ca and crl, or with the
+// private_key or a private_key_provider; validation_context with trusted_ca and crl, or with the
 // bundles of several trust domains for Envoy's SPIFFE validator (envoy.tls.cert_validator.spiffe); session_ticket_keys;
 // generic_secret. With the SPIFFE validator Envoy 1.40 refuses a peer without a certificate, or whose ID has no path.
 //
@@ -64,7 +63,7 @@
 //
 // # Limits
 //
-//   - A request may have 1 MiB (256 KiB in JSON), a name 4 KiB, and a stream 1,000 names ([Options].MaxNames) of 256 KiB
+//   - A request may have 1 MiB, a name 4 KiB, and a stream 1,000 names ([Options].MaxNames) of 256 KiB
 //     together, or of 256 bytes each on average with a larger MaxNames.
 //   - 20,000 streams and fetches may be open ([Options].MaxStreams), 5,000 of one peer ([Options].MaxPeerStreams).
 //   - The names that clients ask for may take 128 MiB, and those of one peer 32 MiB, or 2 KiB for each of its streams if
@@ -73,7 +72,7 @@
 //   - Requests that are being received may take 64 MiB, and those of one peer 16 MiB. The first 4 KiB of each do not count.
 //
 // What is larger is refused before it is kept, and ends the stream; only a name too many on a delta stream fails alone (see
-// [Options].MaxNames). A client that finds no room gets code ResourceExhausted (429 in REST) and the advice to come back after
+// [Options].MaxNames). A client that finds no room gets code ResourceExhausted and the advice to come back after
 // 10 seconds. Compressed requests are refused. A peer is a user (UID) on a Unix socket on Linux, and a connection otherwise.
 package sds
 
@@ -97,18 +96,16 @@ import (
 
 // Limits on what a client may send.
 const (
-	maxMessage  = 1 << 20   // bytes of one gRPC message
-	maxJSON     = 256 << 10 // bytes of a REST request; its parser needs more memory than the input
-	maxName     = 4 << 10   // bytes of a resource name
-	maxNames    = 1000      // names of one stream, by default
-	maxText     = 1 << 10   // bytes that are kept of a text for logs and status
-	maxResponse = 1 << 20   // bytes after which a response with several secrets is split
+	maxMessage  = 1 << 20 // bytes of one gRPC message
+	maxName     = 4 << 10 // bytes of a resource name
+	maxNames    = 1000    // names of one stream, by default
+	maxText     = 1 << 10 // bytes that are kept of a text for logs and status
+	maxResponse = 1 << 20 // bytes after which a response with several secrets is split
 )
 
 const (
 	service    = "/envoy.service.secret.v3.SecretDiscoveryService/"
 	aggregated = "/envoy.service.discovery.v3.AggregatedDiscoveryService/" // one stream for all secrets of an Envoy
-	restURL    = "/v3/discovery:secrets"
 	typeURL    = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
 
 	securityHeader = "workload.spiffe.io"
@@ -148,7 +145,7 @@ type Options struct {
 	// it has asked for it on demand; in SotW there is no way to say so. The certificate stays good until it expires.
 	//
 	// It is called with the context of the request, in which unixsocket.PeerFromContext finds the process on the other
-	// side of a Unix socket, and spiffetls.PeerFromContext the proven client of a server that spiffetls.ConfigureServer
+	// side of a Unix socket, and spiffetls.PeerFromContext the proven client of a server that spiffetls.Endpoint.ConfigureServer
 	// has prepared. For the rest of a request, such as its TLS and RemoteAddr, put a handler in front that adds it with
 	// http.Request.WithContext; see the examples.
 	Resolve func(ctx context.Context, resourceName string) (sourceName string, err error)
@@ -259,14 +256,11 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 // ServeHTTP serves one request, which for a stream takes as long as that is open. Paths that are not of this service are
 // answered with 404, and RPCs in other forms than gRPC with 415.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	switch {
-	case r.URL.Path == restURL:
-		h.serveREST(w, r)
-	case h.grpc.Methods[r.URL.Path] == nil:
+	if h.grpc.Methods[r.URL.Path] == nil {
 		http.NotFound(w, r)
-	default:
-		h.grpc.ServeHTTP(w, r)
+		return
 	}
+	h.grpc.ServeHTTP(w, r)
 }
 
 // admit runs before anything of a request is read.

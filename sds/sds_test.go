@@ -21,13 +21,13 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/spiffe/report"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 func TestStatus(t *testing.T) {
@@ -171,14 +171,14 @@ func TestNACK(t *testing.T) {
 	assert.Equal(t, "SDS", reported.Protocol)
 	assert.Equal(t, 1, reported.Streams)
 	assert.Equal(t, st.Names, reported.Names)
-	require.Len(t, reported.Events, 4)
-	rejected := reported.Events[3]
+	require.Len(t, reported.Pushes, 4)
+	rejected := reported.Pushes[3]
 	assert.WithinRange(t, rejected.Time, before, time.Now())
 	rejected.Time = time.Time{}
-	assert.Equal(t, report.Event{
+	assert.Equal(t, report.Push{
 		NACK: true, Names: []string{"default"}, Version: r.GetVersionInfo(), Streams: 1, Client: "raw", Message: "KEY_VALUES_MISMATCH",
 	}, rejected)
-	assert.Equal(t, report.Event{Time: oldest.Time, Names: []string{"default"}, Version: r.GetVersionInfo(), Streams: 1}, reported.Events[2])
+	assert.Equal(t, report.Push{Time: oldest.Time, Names: []string{"default"}, Version: r.GetVersionInfo(), Streams: 1}, reported.Pushes[2])
 }
 
 // The same response on several streams is one push, and the last 16 are kept.
@@ -331,8 +331,8 @@ func TestResolve(t *testing.T) {
 	newDB := m.pair("db")
 	src.put("db", newDB)
 	want(t, other.recv(), newDB)
-	code := post(t, asWeb, `{"resource_names":["db"]}`, nil)
-	assert.Equal(t, http.StatusNotFound, code.StatusCode)
+	_, code := fetch(t, asWeb, "db")
+	assert.Equal(t, codeNotFound, code)
 	require.NoError(t, s.in.Close())
 	status, messages := s.status()
 	assert.Equal(t, codeOK, status)
@@ -407,8 +407,6 @@ func TestRequireHeader(t *testing.T) {
 			code, _ := s.status()
 			assert.Equal(t, codeInvalidArgument, code, "%s with %q", method, value)
 		}
-		resp := post(t, c, `{"resource_names":["default"]}`, map[string]string{"Workload.Spiffe.Io": value})
-		assert.Equal(t, http.StatusBadRequest, resp.StatusCode)
 	}
 	assert.Zero(t, src.count("default"))
 	s := openSotW(t, c, func(r *http.Request) { r.Header.Set("workload.spiffe.io", "true") })
@@ -524,7 +522,8 @@ func TestRefusals(t *testing.T) {
 			service + "FetchSecrets":                   {"application/grpc+json", http.StatusUnsupportedMediaType},
 			service + "ListSecrets":                    {"application/grpc", http.StatusNotFound},
 			"/envoy.service.discovery.v3.AggregatedDi": {"application/grpc", http.StatusNotFound},
-			"/": {"", http.StatusNotFound},
+			"/v3/discovery:secrets":                    {"application/json", http.StatusNotFound},
+			"/":                                        {"", http.StatusNotFound},
 		} {
 			resp, err := c.Post("http://localhost"+path, test.contentType, strings.NewReader("{}"))
 			require.NoError(t, err)
@@ -576,8 +575,6 @@ func TestClose(t *testing.T) {
 		code, _ := s.status()
 		assert.Equal(t, codeUnavailable, code)
 	}
-	resp := post(t, c, `{"resource_names":["default"]}`, nil)
-	assert.Equal(t, http.StatusServiceUnavailable, resp.StatusCode)
 	require.Eventually(t, func() bool { return h.Status().Streams == 0 }, patient, time.Millisecond)
 	assert.Empty(t, h.Status().Names)
 }

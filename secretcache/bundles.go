@@ -6,23 +6,18 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"iter"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"slices"
 	"time"
 
+	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/certs/bundleorder"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
-
-// bundleWatcher is a CA that pushes new bundles.
-type bundleWatcher interface {
-	WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error]
-}
 
 // trust is the current bundles, and the secrets made of them. It never changes.
 type trust struct {
@@ -343,7 +338,7 @@ var errWatchEnded = errors.New("the watch ended")
 
 // watchBundles takes the bundles from the CA's watch while Run runs, after the first were fetched.
 // While the watch yields no good bundles, the Manager polls.
-func (m *Manager) watchBundles(ctx context.Context, w bundleWatcher, fetched <-chan struct{}) {
+func (m *Manager) watchBundles(ctx context.Context, w caclient.BundleWatcher, fetched <-chan struct{}) {
 	select {
 	case <-fetched:
 	case <-ctx.Done():

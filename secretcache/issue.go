@@ -51,7 +51,7 @@ func (m *Manager) issue(ctx context.Context, e *entry) error {
 		return fmt.Errorf("the CA's answer is refused: %w", err)
 	}
 	path, err := m.verify(t, want, got)
-	if unvouched(err) { // the CA may have a new root
+	if e, ok := errors.AsType[*spiffe.VerifyError](err); ok && e.Unvouched() { // the CA may have a new root
 		if fetchErr := m.refresh(ctx, t); fetchErr != nil {
 			return fmt.Errorf("the CA's answer is refused: %w; no newer bundles: %w", err, fetchErr)
 		}
@@ -96,13 +96,6 @@ func (m *Manager) verify(t *trust, want pki.Expectation, got material) ([]*x509.
 		err = fmt.Errorf("a certificate in its chain expired at %s", text(now))
 	}
 	return path, err
-}
-
-// unvouched reports whether err says that the bundles do not vouch for a chain. A wrong key usage (X5-39) is no such error, as
-// other bundles would not mend it.
-func unvouched(err error) bool {
-	v, ok := errors.AsType[*spiffe.VerifyError](err)
-	return ok && (v.Stage == "bundle" || v.Stage == "chain") && v.Rule != "X5-39"
 }
 
 // install publishes got, which path proves by the bundles in t. No reader sees it before

@@ -83,7 +83,7 @@ func attempted(up *report.Upstream, success, next time.Time, failures int, since
 // states returns the state of the identities, the default one first, and of the trust bundles: when the CA last told them,
 // when it is asked again, which is zero while it tells of new ones by itself, and how often that has failed; and the last
 // attempts.
-func (m *Manager) states() (identities []report.Identity, roots report.Upstream, attempts []report.Event) {
+func (m *Manager) states() (identities []report.Identity, roots report.Upstream, attempts []report.Attempt) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	identities = make([]report.Identity, 0, m.reported)

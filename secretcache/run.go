@@ -1,6 +1,7 @@
 package secretcache
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/report"
@@ -86,7 +88,7 @@ func (m *Manager) run(ctx context.Context) error {
 
 	var wg sync.WaitGroup
 	wg.Go(func() { m.bundles.Run(ctx) })
-	if w, ok := m.cfg.CA.(bundleWatcher); ok {
+	if w, ok := m.cfg.CA.(caclient.BundleWatcher); ok {
 		wg.Go(func() { m.watchBundles(ctx, w, fetched) })
 	}
 	if m.cfg.Federated != nil {
@@ -126,9 +128,9 @@ func (m *Manager) attempt(ctx context.Context, e *entry) {
 	begun := time.Now()
 	e.asked.Store(begun.UnixNano())
 	err := obtain(ctx, e)
-	tried := report.Event{Time: time.Now(), Names: []string{m.label(e)}}
-	if err != nil {
-		tried.NACK, tried.Message = true, err.Error() // not under the lock: it may be of the caller's CA
+	tried := report.Attempt{Time: time.Now(), Names: []string{m.label(e)}, Count: 1}
+	if err != nil { // not under the lock: it may be of the caller's CA
+		tried.Failure = cmp.Or(err.Error(), "it failed without a reason")
 	}
 
 	m.mu.Lock()
@@ -296,25 +298,25 @@ func (m *Manager) Remove(id spiffe.ID) {
 
 // history is the last attempts, of which it keeps a few.
 type history struct {
-	last [50]report.Event
+	last [50]report.Attempt
 	n    int // all that there were
 }
 
 // add adds an attempt, or counts it if it is like the last one for the same identity.
-func (h *history) add(e report.Event) {
-	e.Streams = 1
+func (h *history) add(tried report.Attempt) {
 	for k := h.n - 1; k >= max(0, h.n-len(h.last)); k-- {
-		if have := &h.last[k%len(h.last)]; have.Names[0] == e.Names[0] {
-			if have.NACK && e.NACK && have.Message == e.Message {
-				have.Time, have.Streams = e.Time, have.Streams+1
+		if have := &h.last[k%len(h.last)]; have.Names[0] == tried.Names[0] {
+			if tried.Failure != "" && have.Failure == tried.Failure {
+				have.Time = tried.Time
+				have.Count++
 				return
 			}
 			break
 		}
 	}
-	h.last[h.n%len(h.last)] = e
+	h.last[h.n%len(h.last)] = tried
 	h.n++
 }
 
 // all returns the attempts that are kept, in no order.
-func (h *history) all() []report.Event { return slices.Clone(h.last[:min(h.n, len(h.last))]) }
+func (h *history) all() []report.Attempt { return slices.Clone(h.last[:min(h.n, len(h.last))]) }

@@ -9,7 +9,7 @@
 //		return err // says why: the CA does not answer, or has refused
 //	}
 //	defer m.Close()
-//	cfg, err := spiffetls.ServerConfig(m, m, spiffe.AllowIDs(frontend), nil)
+//	endpoint, err := spiffetls.New(spiffetls.Config{Self: m, Peers: m, Allow: spiffe.AllowIDs(frontend)})
 //
 // A program that serves before it has an identity, or that has a group for what it runs, takes [New], [Manager.Run] and
 // [Manager.Ready] instead. To serve identities to Envoy, give the Manager to package sds. Further identities for the same
@@ -81,7 +81,6 @@ import (
 	"cmp"
 	"context"
 	"crypto"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -89,6 +88,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/certs/bundleorder"
 	"github.com/svidkit/svidkit/internal/certs/secretset"
 	"github.com/svidkit/svidkit/internal/lifecycle"
@@ -98,28 +98,6 @@ import (
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
-
-// CA is the authority that a [Manager] asks. Package caclient has implementations. Both methods must be safe for concurrent
-// use and return when ctx is done. Each call has a deadline.
-//
-// An error may say when to ask again, by the method Retryable() (after time.Duration, ok bool) of any
-// error in the chain. If ok is false the CA has refused for good; the Manager still asks
-// again, after long waits. An error without the method is assumed to pass.
-//
-// A CA may also have the method
-//
-//	WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error]
-//
-// which yields the current bundles first, then each newer set, until ctx is done. It is used
-// instead of polling, and started again when it ends.
-type CA interface {
-	// Sign asks for a certificate for the public key of csr, and returns the chain, leaf first. A
-	// self-signed root at its end is dropped. The CA may grant another lifetime than it is asked for; 0 means its default.
-	Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error)
-
-	// FetchBundles returns the current trust bundles, among them that of the own trust domain.
-	FetchBundles(ctx context.Context) (*spiffe.BundleSet, error)
-}
 
 // Config configures a [Manager]. CA is required, and either ID or Expect; every other zero means the default
 // that is named here. [New] copies it.
@@ -137,8 +115,10 @@ type Config struct {
 	// secret "default", and [Manager.SVID] and [Manager.Snapshot] return errors that wrap [errors.ErrUnsupported].
 	TrustDomain spiffe.TrustDomain
 
-	// CA issues the certificates.
-	CA CA
+	// CA issues the certificates. Each call has a deadline. If it is a [caclient.BundleWatcher], the Manager watches its
+	// bundles and does not poll; it watches again when that ends. If an error of the CA says that repeating does not help, the
+	// Manager still asks again, after long waits.
+	CA caclient.CA
 
 	// CAName is what reports call the CA, such as its URL; it is no secret.
 	CAName string
@@ -461,7 +441,7 @@ func (m *Manager) notReady(e *entry, cause error) error {
 	default:
 		add(idle)
 	}
-	return fmt.Errorf("secretcache: %s: %[3]w: %[2]w", m.title(e), why, spiffe.ErrNotReady) // why may know when to come back, and is asked first
+	return fmt.Errorf("secretcache: %s: %w: %w", m.title(e), spiffe.ErrNotReady, why)
 }
 
 // silence is the error for a CA that has neither answered nor failed; see entry.asked.

@@ -5,8 +5,7 @@
 //
 //   - [ParseID] and [ParseTrustDomain] parse names.
 //   - [AllowIDs], [AllowMembersOf] and others make a [Policy], which says which peers are allowed. [ParsePolicy]
-//     reads one from configuration. A [LivePolicy] can be replaced while it is in use, and can try the next
-//     policy first.
+//     reads one from configuration. A [LivePolicy] can be replaced while it is in use.
 //   - [NewVerifier] and [Verifier.VerifyChain] turn a chain of certificates into a [Peer]. For TLS, package
 //     spiffetls calls them at the right moment of the handshake.
 //   - [SVIDSource] and [BundleSource] are the interfaces of everything that obtains and renews an identity.

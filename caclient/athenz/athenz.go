@@ -15,7 +15,7 @@
 //		Certificate: func() *tls.Certificate { … }, // the manager's present credential
 //	})
 //	…
-//	want, err := instance.Expectation(td)
+//	want, err := athenz.Expectation(instance, td)
 //	…
 //	m, err = secretcache.New(secretcache.Config{Expect: want, CommonName: instance.Service.String(), CA: ca})
 //
@@ -60,6 +60,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"iter"
 	"net/http"
 	"slices"
 	"strings"
@@ -70,9 +71,10 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // Options are the choices of [New]. URL, TrustDomain, and Roots or RootsFile of the Endpoint, and Instance, are required.
@@ -101,10 +103,10 @@ type Options struct {
 	WithServiceToken bool
 }
 
-// CA is a [caclient.CA]; [New] makes one. It also has the method WatchBundles, which package secretcache uses instead of
-// polling. It is safe for concurrent use, and never prints a token or a key.
+// CA is a [caclient.CA] and a [caclient.BundleWatcher]; [New] makes one. It is safe for concurrent use, and never prints a
+// token or a key.
 type CA struct {
-	client
+	redacted
 	opts      Options
 	namespace string // of the SPIFFE ID
 	conn      *caconn.Conn
@@ -118,7 +120,7 @@ type CA struct {
 	received  string        // that of the one that came last
 }
 
-type client = caconn.Client // an alias, so that the embedded field is not exported
+type redacted = redact.Text // an alias, so that the embedded field is not exported
 
 // New returns a CA. It does not connect and reads no file. The error says which option is wrong.
 func New(o Options) (*CA, error) {
@@ -143,61 +145,52 @@ func (o *Options) check() error {
 	case o.ServerRootsFile != "" && o.HTTPClient != nil:
 		return errors.New("both ServerRootsFile and HTTPClient are set, which has roots already")
 	}
-	if o.KeyID == "" {
-		return o.Instance.Check()
+	if o.KeyID == "" && o.Instance.OwnsKey() {
+		return errors.New("the Instance has neither a Provider nor an ID, and KeyID is not set")
 	}
-	if i := o.Instance; i.Provider != (athenzname.Service{}) || i.ID != "" || o.Certificate != nil || o.WithServiceToken {
+	if o.KeyID != "" && (!o.Instance.OwnsKey() || o.Certificate != nil || o.WithServiceToken) {
 		return errors.New("KeyID is set, and so is Certificate, WithServiceToken, or the Provider or ID of the Instance: the owner of a key has none of them")
 	}
-	_, err := o.Instance.Expectation(o.TrustDomain)
-	return err
+	return o.Instance.Check()
 }
 
 // connect makes the connections. An instance is seldom refreshed, so none is kept.
-func (c *CA) connect() error {
-	config := func(client func(*tls.CertificateRequestInfo) (*tls.Certificate, error)) func(context.Context) (*tls.Config, error) {
-		return func(context.Context) (*tls.Config, error) {
-			cfg := &tls.Config{MinVersion: tls.VersionTLS12, Time: certchain.Now, GetClientCertificate: client}
-			if file := cmp.Or(c.opts.ServerRootsFile, c.opts.RootsFile); file != "" {
-				b, err := caconn.ReadBundle(c.opts.TrustDomain, file)
-				if err != nil {
-					return nil, err
-				}
-				cfg.RootCAs = b.CertPool()
-			}
-			return cfg, nil
-		}
+func (c *CA) connect() (err error) {
+	if c.conn, err = c.dial(nil); err != nil {
+		return err
 	}
-	dial := func(client func(*tls.CertificateRequestInfo) (*tls.Certificate, error)) (*caconn.Conn, error) {
-		cfg := caconn.Config{Name: "athenz", Endpoint: c.opts.Endpoint, TLS: config(client)}
-		switch given := c.opts.HTTPClient; {
-		case given == nil:
-			t := tlsalert.NewTransport(cfg.TLS, cfg.PriorKnowledge, nil)
-			t.DisableKeepAlives = true
-			t.Protocols.SetHTTP2(false)
-			cfg.Endpoint.HTTPClient = &http.Client{Transport: t}
-		case client != nil:
-			base, ok := given.Transport.(*http.Transport)
-			if !ok {
-				break
-			}
-			t := base.Clone()
-			t.DisableKeepAlives = true
-			if t.TLSClientConfig == nil {
-				t.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12}
-			}
-			t.TLSClientConfig.GetClientCertificate = client
-			t.TLSClientConfig.ClientSessionCache = nil // a resumed session has the certificate of the first
-			cfg.Endpoint.HTTPClient = &http.Client{Transport: t, Timeout: given.Timeout}
-		}
-		return caconn.New(cfg)
-	}
-	var err error
-	if c.conn, err = dial(nil); err == nil {
-		c.client = c.conn.Client()
-		c.refreshes, err = dial(c.clientCertificate)
-	}
+	c.redacted = c.conn.Text()
+	c.refreshes, err = c.dial(c.clientCertificate)
 	return err
+}
+
+func (c *CA) dial(client func(*tls.CertificateRequestInfo) (*tls.Certificate, error)) (*caconn.Conn, error) {
+	cfg := caconn.Config{Name: "athenz", Endpoint: c.opts.Endpoint}
+	cfg.TLS = func(context.Context) (*tls.Config, error) {
+		own := &tls.Config{MinVersion: tls.VersionTLS12, Time: certchain.Now, GetClientCertificate: client}
+		if file := cmp.Or(c.opts.ServerRootsFile, c.opts.RootsFile); file != "" {
+			b, err := caconn.ReadBundle(c.opts.TrustDomain, file)
+			if err != nil {
+				return nil, err
+			}
+			own.RootCAs = b.CertPool()
+		}
+		return own, nil
+	}
+	given := c.opts.HTTPClient
+	if given == nil {
+		cfg.Endpoint.HTTPClient = caconn.OneCall(cfg.TLS, client)
+	} else if base, ok := given.Transport.(*http.Transport); ok && client != nil {
+		t := base.Clone()
+		t.DisableKeepAlives = true
+		if t.TLSClientConfig == nil {
+			t.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12}
+		}
+		t.TLSClientConfig.GetClientCertificate = client
+		t.TLSClientConfig.ClientSessionCache = nil // a resumed session has the certificate of the first
+		cfg.Endpoint.HTTPClient = &http.Client{Transport: t, Timeout: given.Timeout}
+	}
+	return caconn.New(cfg)
 }
 
 // current returns the present certificate, if it may be presented.
@@ -261,6 +254,19 @@ type answer struct {
 	OwnerSigner      string `json:"caCertBundle"`
 }
 
+// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls the CA
+// only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs the failure and
+// returns those. The error is a [*caclient.Error], unless ctx is done.
+func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+	return c.conn.FetchBundles(ctx)
+}
+
+// WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads the source
+// of roots every five minutes, or as often as the refresh hint of its bundle says.
+func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
+	return c.conn.WatchBundles(ctx)
+}
+
 // Sign implements [caclient.CA]: the package comment says with which proof. The lifetime is sent in whole minutes, at least
 // one; 0 means that ZTS decides. Calls wait for each other, and for the clock of this machine if it is up to five seconds
 // behind that of ZTS, which does not date certificates back. The error is a [*caclient.Error], unless ctx is done.
@@ -290,15 +296,9 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 		}
 		refused = err
 	}
-	token, missing, err := c.conn.Token(ctx, "sign")
-	switch {
-	case err != nil:
+	token, err := c.conn.ProofToken(ctx, refused, noProof)
+	if err != nil {
 		return nil, err
-	case token == "" && refused != nil:
-		return nil, refused
-	case token == "":
-		err = errors.New("there is neither a token nor a certificate that ZTS would take; set Token or TokenFile")
-		return nil, c.conn.Error("sign", caclient.ErrUnauthenticated, errors.Join(err, missing))
 	}
 	if c.opts.KeyID != "" {
 		r.KeyID, r.principal = c.opts.KeyID, token
@@ -307,6 +307,8 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	r.Provider, r.Domain, r.Service, r.AttestationData = i.Provider.String(), i.Service.Domain, i.Service.Name, token
 	return c.certify(ctx, c.conn, csr, "", r)
 }
+
+const noProof = "there is neither a token nor a certificate that ZTS would take; set Token or TokenFile"
 
 // note keeps the serial number of a certificate.
 func (c *CA) note(which *string, leaf *x509.Certificate) {

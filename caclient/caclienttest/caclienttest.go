@@ -20,6 +20,7 @@ import (
 	"testing"
 
 	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -28,18 +29,32 @@ import (
 
 // Fake is a CA behind one API, which serves until the test is over. [NewIstio] and [NewLinkerd] make one. Its methods are safe
 // for concurrent use.
-//
-// Beside those below it has methods that turn a dial:
-//
-//	Deny()          // refuses every request: the caller may not
-//	Hang()          // answers nothing, until Mend
-//	Garble()        // answers every request with success and nonsense
-//	Drop()          // cuts the connections, open and new ones
-//	Mend()          // turns the dial back: the CA works
-//	Requests() int  // how many requests have come so far, whatever became of them
-type Fake struct{ *fake }
+type Fake struct {
+	redacted
+	fake *cafake.Fake
+}
 
-type fake = cafake.Fake // an alias, so that the embedded field is not exported
+type redacted = redact.Text // an alias, so that the embedded field is not exported
+
+func newFake(f *cafake.Fake) *Fake { return &Fake{f.Text(), f} }
+
+// Deny has every request refused, because the caller may not make it, until Mend.
+func (f *Fake) Deny() { f.fake.Deny() }
+
+// Hang leaves every request without an answer, until Mend.
+func (f *Fake) Hang() { f.fake.Hang() }
+
+// Garble answers every request with success and nonsense, until Mend.
+func (f *Fake) Garble() { f.fake.Garble() }
+
+// Drop cuts the connections, open and new ones, until Mend.
+func (f *Fake) Drop() { f.fake.Drop() }
+
+// Mend ends Deny, Hang, Garble and Drop: the CA works.
+func (f *Fake) Mend() { f.fake.Mend() }
+
+// Requests returns how many requests have come so far, whatever became of them.
+func (f *Fake) Requests() int { return f.fake.Requests() }
 
 // Endpoint returns what a client needs to reach the CA and to be recognised by it as the workload: the URL, an HTTP client
 // that trusts the server, the trust domain, and tokens.
@@ -64,16 +79,16 @@ func InMemory(t testing.TB) testing.TB { return cafake.InMemory(t) }
 
 // Run checks that a client keeps what [caclient.CA] promises: the kinds of its errors, the end of its context, what it does with
 // hostile answers, alone, within [caclient.New] and below package secretcache, that no token is told, and that new roots
-// arrive. newFake is one of the functions of this package, or nil for a CA in this process; client makes the client under test
+// arrive. fake is one of the functions of this package, or nil for a CA in this process; client makes the client under test
 // from [Fake.Endpoint], or from [Fake.Signer].
 //
 //	caclienttest.Run(t, caclienttest.NewIstio, func(f *caclienttest.Fake) (caclient.CA, error) {
 //		return istioca.New(istioca.Options{Endpoint: f.Endpoint()})
 //	})
-func Run(t *testing.T, newFake func(t testing.TB, ca *spiffetest.CA, path string) *Fake, client func(*Fake) (caclient.CA, error)) {
+func Run(t *testing.T, fake func(t testing.TB, ca *spiffetest.CA, path string) *Fake, client func(*Fake) (caclient.CA, error)) {
 	var inner func(t testing.TB, ca *spiffetest.CA, path string) *cafake.Fake
-	if newFake != nil {
-		inner = func(t testing.TB, ca *spiffetest.CA, path string) *cafake.Fake { return newFake(t, ca, path).fake }
+	if fake != nil {
+		inner = func(t testing.TB, ca *spiffetest.CA, path string) *cafake.Fake { return fake(t, ca, path).fake }
 	}
-	cafake.Run(t, inner, func(f *cafake.Fake) (caclient.CA, error) { return client(&Fake{f}) })
+	cafake.Run(t, inner, func(f *cafake.Fake) (caclient.CA, error) { return client(newFake(f)) })
 }

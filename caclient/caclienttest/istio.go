@@ -42,7 +42,7 @@ func NewIstio(t testing.TB, ca *spiffetest.CA, path string) *Fake {
 			})
 		},
 	})
-	return &Fake{f}
+	return newFake(f)
 }
 
 // bearer knows one token.

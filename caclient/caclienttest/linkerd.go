@@ -16,6 +16,7 @@ import (
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/pki/linkerdname"
+	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -40,11 +41,11 @@ func NewLinkerd(t testing.TB, ca *spiffetest.CA, path string) *Fake {
 	token := "linkerd-" + rand.Text()
 	srv, err := linkerd.New(linkerd.Options{
 		Mesh: mesh, Signer: f.HonestSigner(), Lifetime: time.Hour, AllowPlaintext: cafake.IsInMemory(t),
-		Review: func(_ context.Context, got string, _ []string) (*kube.Account, error) {
+		Review: func(_ context.Context, got string, _ []string) (*spiffe.Pod, error) {
 			if !cafake.SameToken(got, token) {
 				return nil, kube.ErrNotAuthenticated
 			}
-			return &kube.Account{Namespace: namespace, ServiceAccount: account}, nil
+			return &spiffe.Pod{Namespace: namespace, ServiceAccount: account}, nil
 		},
 	})
 	if err != nil {
@@ -76,5 +77,5 @@ func NewLinkerd(t testing.TB, ca *spiffetest.CA, path string) *Fake {
 			})
 		},
 	})
-	return &Fake{f}
+	return newFake(f)
 }

@@ -44,6 +44,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"net/http"
 	"strings"
@@ -52,9 +53,9 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
-	"github.com/svidkit/svidkit/caclient/internal/carpc"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -85,16 +86,16 @@ type Options struct {
 	Header http.Header
 }
 
-// CA is a [caclient.CA]; [New] makes one. It also has the method WatchBundles, which package secretcache uses instead of
-// polling. It is safe for concurrent use, and never prints a token or a key.
+// CA is a [caclient.CA] and a [caclient.BundleWatcher]; [New] makes one. It is safe for concurrent use, and never prints a
+// token or a key.
 type CA struct {
-	client
+	redacted
 	opts Options
 	conn *caconn.Conn
 	rpc  *grpchttp.Client
 }
 
-type client = caconn.Client // an alias, so that the embedded field is not exported
+type redacted = redact.Text // an alias, so that the embedded field is not exported
 
 // New returns a CA. It does not connect and reads no file. The error says which option is wrong.
 func New(o Options) (*CA, error) {
@@ -106,7 +107,7 @@ func New(o Options) (*CA, error) {
 	if err != nil {
 		return nil, fmt.Errorf("istioca: invalid Options: %w", err)
 	}
-	c.conn, c.client, c.opts.Header = conn, conn.Client(), o.Header.Clone()
+	c.conn, c.redacted, c.opts.Header = conn, conn.Text(), o.Header.Clone()
 	c.rpc = grpchttp.NewClient(conn.HTTP, conn.URL, caconn.MaxResponse)
 	return c, nil
 }
@@ -155,6 +156,19 @@ func mayBeSet(name string) bool {
 		})
 }
 
+// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls the CA
+// only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs the failure and
+// returns those. The error is a [*caclient.Error], unless ctx is done.
+func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+	return c.conn.FetchBundles(ctx)
+}
+
+// WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads the source
+// of roots every five minutes, or as often as the refresh hint of its bundle says.
+func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
+	return c.conn.WatchBundles(ctx)
+}
+
 // Sign implements [caclient.CA]. The lifetime is sent in whole seconds, at least one. The roots that come
 // with the chain are in the next [CA.FetchBundles]. The error is a [*caclient.Error], unless ctx is
 // done.
@@ -174,19 +188,7 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 
 // sign asks for a certificate for id, or for the caller's own if id is zero.
 func (c *CA) sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration, id spiffe.ID) ([]*x509.Certificate, error) {
-	if lifetime > 0 {
-		lifetime = max(lifetime, time.Second)
-	}
-	request, err := protofield.Write(func(w *protofield.Writer) {
-		w.Bytes(1, csr.PEM())
-		w.Varint(3, uint64(lifetime/time.Second))
-		w.Message(4, func(w *protofield.Writer) {
-			writeText(w, "CertSigner", c.opts.CertSigner) // Istio's own client sends it even if it is empty
-			if !id.IsZero() {
-				writeText(w, "ImpersonatedIdentity", id.String())
-			}
-		})
-	})
+	request, err := c.request(csr, lifetime, id)
 	if err != nil {
 		return nil, c.conn.Error("sign", caclient.ErrInvalid, err)
 	}
@@ -203,7 +205,7 @@ func (c *CA) sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration, id 
 	c.conn.Begin()
 	response, err := c.rpc.Unary(ctx, method, header, request)
 	if err != nil {
-		return nil, carpc.Error(ctx, c.conn, err, token, missing)
+		return nil, c.conn.CallError(ctx, err, token, missing)
 	}
 	chain, roots, err := readResponse(csr, response)
 	if err == nil {
@@ -216,6 +218,23 @@ func (c *CA) sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration, id 
 		return nil, c.conn.Error("sign", caclient.ErrBadAnswer, err)
 	}
 	return chain, nil
+}
+
+// request returns an IstioCertificateRequest.
+func (c *CA) request(csr *pki.CSR, lifetime time.Duration, id spiffe.ID) ([]byte, error) {
+	if lifetime > 0 {
+		lifetime = max(lifetime, time.Second)
+	}
+	return protofield.Write(func(w *protofield.Writer) {
+		w.Bytes(1, csr.PEM())
+		w.Varint(3, uint64(lifetime/time.Second))
+		w.Message(4, func(w *protofield.Writer) {
+			writeText(w, "CertSigner", c.opts.CertSigner) // Istio's own client sends it even if it is empty
+			if !id.IsZero() {
+				writeText(w, "ImpersonatedIdentity", id.String())
+			}
+		})
+	})
 }
 
 // readResponse reads an IstioCertificateResponse, which is a list of texts: the last one has the roots, and

@@ -50,6 +50,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"sync"
@@ -57,9 +58,9 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
-	"github.com/svidkit/svidkit/caclient/internal/carpc"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/spiffe"
@@ -84,10 +85,10 @@ type Options struct {
 	Mesh linkerdname.Mesh
 }
 
-// CA is a [caclient.CA]; [New] makes one. It also has the method WatchBundles, which package secretcache uses instead of
-// polling. It is safe for concurrent use, and never prints a token or a key.
+// CA is a [caclient.CA] and a [caclient.BundleWatcher]; [New] makes one. It is safe for concurrent use, and never prints a
+// token or a key.
 type CA struct {
-	client
+	redacted
 	mesh linkerdname.Mesh
 	conn *caconn.Conn
 	rpc  *grpchttp.Client
@@ -99,7 +100,7 @@ type CA struct {
 	shown []*x509.Certificate // by the certifier in the last handshake; nil before one
 }
 
-type client = caconn.Client // an alias, so that the embedded field is not exported
+type redacted = redact.Text // an alias, so that the embedded field is not exported
 
 // New returns a CA. It does not connect and reads no file. The error says which option is wrong.
 func New(o Options) (*CA, error) {
@@ -120,7 +121,7 @@ func New(o Options) (*CA, error) {
 	if err != nil {
 		return nil, fmt.Errorf("linkerd: invalid Options: %w", err)
 	}
-	c.client = c.conn.Client()
+	c.redacted = c.conn.Text()
 	c.rpc = grpchttp.NewClient(c.conn.HTTP, c.conn.URL, caconn.MaxResponse)
 	return c, nil
 }
@@ -192,6 +193,19 @@ func (c *CA) Close() error {
 	return nil
 }
 
+// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls the CA
+// only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs the failure and
+// returns those. The error is a [*caclient.Error], unless ctx is done.
+func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+	return c.conn.FetchBundles(ctx)
+}
+
+// WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads the source
+// of roots every five minutes, or as often as the refresh hint of its bundle says.
+func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
+	return c.conn.WatchBundles(ctx)
+}
+
 // Sign implements [caclient.CA]. csr has one DNS name, that of a service account in the mesh, and no other name but the same
 // as its common name; its key is ECDSA. The lifetime is the certifier's choice. The error is a [*caclient.Error], unless ctx
 // is done.
@@ -203,12 +217,9 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	if err != nil {
 		return nil, c.conn.Error("sign", caclient.ErrInvalid, err)
 	}
-	token, missing, err := c.conn.Token(ctx, "sign")
+	token, err := c.conn.ProofToken(ctx, nil, "there is no token to send; set Token or TokenFile")
 	if err != nil {
 		return nil, err
-	}
-	if token == "" {
-		return nil, c.conn.Error("sign", caclient.ErrUnauthenticated, errors.Join(errors.New("there is no token to send; set Token or TokenFile"), missing))
 	}
 	request, err := protofield.Write(func(w *protofield.Writer) {
 		w.Text(1, name)
@@ -222,7 +233,7 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	c.conn.Begin()
 	response, err := c.rpc.Unary(ctx, method, nil, request)
 	if err != nil {
-		return nil, c.callError(carpc.Error(ctx, c.conn, err, token, nil), err)
+		return nil, c.callError(c.conn.CallError(ctx, err, token, nil), err)
 	}
 	chain, err := readResponse(response, time.Now())
 	if err == nil {
@@ -252,7 +263,7 @@ func (c *CA) name(csr *pki.CSR) (string, error) {
 
 // callError gives an error the meaning that its code has in this API.
 func (c *CA) callError(failure, cause error) error {
-	e, ok := failure.(*caclient.Error) //nolint:errorlint // it was made by carpc
+	e, ok := failure.(*caclient.Error) //nolint:errorlint // it was made by caconn
 	if !ok {
 		return failure
 	}
@@ -267,63 +278,59 @@ func (c *CA) callError(failure, cause error) error {
 	return e
 }
 
+// response is a CertifyResponse.
+type response struct {
+	leaf    []byte
+	issuers [][]byte
+	until   *time.Time
+}
+
+func (r *response) read(f *protofield.Field) {
+	switch f.Number {
+	case 1:
+		f.Bytes(&r.leaf)
+	case 2:
+		if len(r.issuers) == maxChain-1 {
+			f.Fail(fmt.Errorf("the answer has more than %d certificates", maxChain))
+			return
+		}
+		var der []byte
+		f.Bytes(&der)
+		r.issuers = append(r.issuers, der)
+	case 3:
+		if f.Data != nil {
+			seconds, nanos := f.Seconds()
+			until := time.Unix(seconds, int64(nanos))
+			r.until = &until
+		}
+	}
+}
+
 // readResponse reads a CertifyResponse at now.
 func readResponse(message []byte, now time.Time) ([]*x509.Certificate, error) {
-	var leaf []byte
-	var issuers [][]byte
-	var until *time.Time
-	err := protofield.Read(message, func(f *protofield.Field) {
-		switch f.Number {
-		case 1:
-			f.Bytes(&leaf)
-		case 2:
-			if len(issuers) == maxChain-1 {
-				f.Fail(fmt.Errorf("the answer has more than %d certificates", maxChain))
-				return
-			}
-			var der []byte
-			f.Bytes(&der)
-			issuers = append(issuers, der)
-		case 3:
-			var seconds int64
-			var nanos int32
-			if f.Data == nil {
-				return
-			}
-			f.Message(func(f *protofield.Field) { // a google.protobuf.Timestamp
-				switch f.Number {
-				case 1:
-					f.Int64(&seconds)
-				case 2:
-					f.Int32(&nanos)
-				}
-			})
-			t := time.Unix(seconds, int64(nanos))
-			until = &t
-		}
-	})
-	if err != nil {
+	var r response
+	if err := protofield.Read(message, r.read); err != nil {
 		return nil, err
 	}
-	if len(leaf) == 0 {
+	if len(r.leaf) == 0 {
 		return nil, errors.New("the answer has no certificate")
 	}
 	chain := make([]*x509.Certificate, 0, maxChain)
-	for i, der := range slices.Concat([][]byte{leaf}, issuers) {
+	for i, der := range slices.Concat([][]byte{r.leaf}, r.issuers) {
 		c, err := x509.ParseCertificate(der)
 		if err != nil {
-			return nil, fmt.Errorf("certificate %d of %d is not X.509 in DER", i+1, len(issuers)+1)
+			return nil, fmt.Errorf("certificate %d of %d is not X.509 in DER", i+1, len(r.issuers)+1)
 		}
 		chain = append(chain, c)
 	}
 	end := chain[0].NotAfter
 	switch {
-	case until == nil:
+	case r.until == nil:
 		return nil, errors.New("the answer does not say until when the certificate is valid")
-	case !until.After(now):
-		return nil, fmt.Errorf("the answer says that the certificate is valid until %s, and now is %s: compare the clocks", text(*until), text(now))
-	case until.Sub(end).Abs() > tolerance:
-		return nil, fmt.Errorf("the answer says that the certificate is valid until %s, and the certificate says %s", text(*until), text(end))
+	case !r.until.After(now):
+		return nil, fmt.Errorf("the answer says that the certificate is valid until %s, and now is %s: compare the clocks", text(*r.until), text(now))
+	case r.until.Sub(end).Abs() > tolerance:
+		return nil, fmt.Errorf("the answer says that the certificate is valid until %s, and the certificate says %s", text(*r.until), text(end))
 	}
 	return chain, nil
 }

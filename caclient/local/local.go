@@ -29,6 +29,7 @@ type CA struct {
 	authority ca.Signer
 	signed    renew.Signal // an authority without Changed may have learned a root
 	decide    func(context.Context, *pki.CSR) (spiffe.ID, error)
+	server    *ca.Request // what all requests have in common; nil but for NewServer
 }
 
 // New returns a CA that certifies requests for the given IDs, which have to be workloads' IDs in the trust domain of the
@@ -96,7 +97,12 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 			return nil, &caclient.Error{Op: "sign", Kind: caclient.ErrDenied, Err: fmt.Errorf("local: the request is for %.256q, the caller is %q", san.Value, id)}
 		}
 	}
-	chain, err := c.authority.Sign(ctx, ca.Request{CSR: csr, ID: id, TTL: lifetime})
+	r := ca.Request{}
+	if c.server != nil {
+		r = *c.server
+	}
+	r.CSR, r.ID, r.TTL = csr, id, lifetime
+	chain, err := c.authority.Sign(ctx, r)
 	if err != nil {
 		return nil, signError(ctx, err, kindOf(err))
 	}
@@ -128,6 +134,11 @@ func kindOf(err error) error {
 func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("local: fetch bundles: %w", context.Cause(ctx))
+	}
+	if c.server != nil {
+		if err := c.learn(ctx); err != nil {
+			return nil, err
+		}
 	}
 	return c.set(c.authority.Bundle())
 }

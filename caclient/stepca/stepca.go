@@ -51,6 +51,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"iter"
 	"net/http"
 	"slices"
 	"strings"
@@ -60,8 +61,9 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
-	"github.com/svidkit/svidkit/internal/tlsalert"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // Options are the choices of [New]. URL and TrustDomain of the Endpoint are required.
@@ -80,10 +82,10 @@ type Options struct {
 	Certificate func() *tls.Certificate
 }
 
-// CA is a [caclient.CA]; [New] makes one. It also has the method WatchBundles, which package secretcache uses instead of
-// polling. It is safe for concurrent use, and never prints a token or a key.
+// CA is a [caclient.CA] and a [caclient.BundleWatcher]; [New] makes one. It is safe for concurrent use, and never prints a
+// token or a key.
 type CA struct {
-	client
+	redacted
 	opts        Options
 	fingerprint []byte
 	conn        *caconn.Conn
@@ -94,7 +96,7 @@ type CA struct {
 	root *x509.Certificate // with the fingerprint; nil before it was fetched
 }
 
-type client = caconn.Client // an alias, so that the embedded field is not exported
+type redacted = redact.Text // an alias, so that the embedded field is not exported
 
 // New returns a CA. It does not connect and reads no file. The error says which option is wrong.
 func New(o Options) (*CA, error) {
@@ -130,28 +132,20 @@ func (c *CA) connect() error {
 	if c.conn, err = caconn.New(cfg); err != nil {
 		return err
 	}
-	c.client = c.conn.Client()
+	c.redacted = c.conn.Text()
 	c.renewals, c.unverified = c.conn, c.conn
 	if c.opts.HTTPClient != nil {
 		return nil
 	}
-	// A connection for each renewal, as it has the certificate of that moment.
-	once := func(cfg caconn.Config) *http.Client {
-		t := tlsalert.NewTransport(cfg.TLS, cfg.PriorKnowledge, nil)
-		t.DisableKeepAlives = true
-		t.Protocols.SetHTTP2(false)
-		t.TLSClientConfig.GetClientCertificate = c.clientCertificate
-		return &http.Client{Transport: t}
-	}
 	cfg.TLS = c.tls(c.clientCertificate)
-	cfg.Endpoint.HTTPClient = once(cfg)
+	cfg.Endpoint.HTTPClient = caconn.OneCall(cfg.TLS, c.clientCertificate)
 	if c.renewals, err = caconn.New(cfg); err != nil || len(c.fingerprint) == 0 {
 		return err
 	}
 	cfg.TLS = func(context.Context) (*tls.Config, error) {
 		return &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true}, nil //nolint:gosec // for a certificate whose SHA-256 is known
 	}
-	cfg.Endpoint.HTTPClient = once(cfg)
+	cfg.Endpoint.HTTPClient = caconn.OneCall(cfg.TLS, nil)
 	c.unverified, err = caconn.New(cfg)
 	return err
 }
@@ -235,6 +229,19 @@ func (c *CA) clientCertificate(*tls.CertificateRequestInfo) (*tls.Certificate, e
 	return new(tls.Certificate), nil
 }
 
+// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls the CA
+// only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs the failure and
+// returns those. The error is a [*caclient.Error], unless ctx is done.
+func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+	return c.conn.FetchBundles(ctx)
+}
+
+// WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads the source
+// of roots every five minutes, or as often as the refresh hint of its bundle says.
+func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
+	return c.conn.WatchBundles(ctx)
+}
+
 // Sign implements [caclient.CA]: the package comment says with which proof. A token is sent with a lifetime in whole seconds,
 // at least one; a renewal has that of the certificate before. The error is a [*caclient.Error], unless ctx is done.
 func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
@@ -252,15 +259,10 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 		}
 		refused = err
 	}
-	token, missing, err := c.conn.Token(ctx, "sign")
-	switch {
-	case err != nil:
+	const none = "there is neither a token nor a valid certificate to send; set Token or TokenFile"
+	token, err := c.conn.ProofToken(ctx, refused, none)
+	if err != nil {
 		return nil, err
-	case token == "" && refused != nil:
-		return nil, refused
-	case token == "":
-		err = errors.New("there is neither a token nor a valid certificate to send; set Token or TokenFile")
-		return nil, c.conn.Error("sign", caclient.ErrUnauthenticated, errors.Join(err, missing))
 	}
 	r := request{CSR: string(csr.PEM()), Token: token}
 	if lifetime > 0 {

@@ -58,6 +58,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"net"
 	"net/http"
 	"slices"
@@ -68,7 +69,9 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 const (
@@ -94,10 +97,10 @@ type Options struct {
 	Login Login
 }
 
-// CA is a [caclient.CA]; [New] makes one. It also has the method WatchBundles, which package secretcache uses instead of
-// polling. It is safe for concurrent use, and never prints a token or a key.
+// CA is a [caclient.CA] and a [caclient.BundleWatcher]; [New] makes one. It is safe for concurrent use, and never prints a
+// token or a key.
 type CA struct {
-	client
+	redacted
 	conn  *caconn.Conn
 	login Login
 	mount string // /v1/MOUNT
@@ -106,7 +109,7 @@ type CA struct {
 	session
 }
 
-type client = caconn.Client // an alias, so that the embedded field is not exported
+type redacted = redact.Text // an alias, so that the embedded field is not exported
 
 // New returns a CA. It does not connect and reads no file. The error says which option is wrong.
 func New(o Options) (*CA, error) {
@@ -126,7 +129,7 @@ func New(o Options) (*CA, error) {
 	if err != nil {
 		return nil, fmt.Errorf("vault: invalid Options: %w", err)
 	}
-	c.conn, c.client = conn, conn.Client()
+	c.conn, c.redacted = conn, conn.Text()
 	return c, nil
 }
 
@@ -187,6 +190,19 @@ func newSignRequest(csr *pki.CSR, lifetime time.Duration) (*signRequest, error) 
 	}
 	r.AltNames, r.URISANs, r.IPSANs = strings.Join(dns, ","), strings.Join(uris, ","), strings.Join(ips, ",")
 	return r, nil
+}
+
+// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls the CA
+// only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs the failure and
+// returns those. The error is a [*caclient.Error], unless ctx is done.
+func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+	return c.conn.FetchBundles(ctx)
+}
+
+// WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads the source
+// of roots every five minutes, or as often as the refresh hint of its bundle says.
+func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
+	return c.conn.WatchBundles(ctx)
 }
 
 // Sign implements [caclient.CA]. The lifetime is sent in whole seconds, at least one; 0 means the role's. The error is

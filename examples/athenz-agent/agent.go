@@ -9,7 +9,6 @@ import (
 
 	"github.com/svidkit/svidkit/authn/athenz"
 	"github.com/svidkit/svidkit/authn/athenz/athenzname"
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient"
 	ztsclient "github.com/svidkit/svidkit/caclient/athenz"
 	"github.com/svidkit/svidkit/examples/athenz-agent/nodeagent"
@@ -17,6 +16,7 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/health"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // serve runs the agent until ctx is done.

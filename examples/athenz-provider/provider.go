@@ -30,10 +30,6 @@ import (
 	"github.com/svidkit/svidkit/spiffe/health"
 )
 
-// clockLeeway is how far the clocks of a signing service and of a provider may be apart, which are on different nodes if there
-// are replicas.
-const clockLeeway = 5 * time.Second
-
 // serve runs the provider and the signing service until ctx is done.
 func serve(ctx context.Context, s program.Settings, out io.Writer, log *slog.Logger) error {
 	roots, err := required(s)
@@ -44,7 +40,7 @@ func serve(ctx context.Context, s program.Settings, out io.Writer, log *slog.Log
 	if err = errors.Join(err, s.Roots(roots...)); err != nil {
 		return err
 	}
-	keys, err := newKeys(s, log)
+	keys, err := newKeys(s)
 	if err != nil {
 		return err
 	}
@@ -136,16 +132,16 @@ type keys struct {
 	verifier *athenz.Verifier
 }
 
-func newKeys(s program.Settings, log *slog.Logger) (*keys, error) {
+func newKeys(s program.Settings) (*keys, error) {
 	expiry, err := time.ParseDuration(s.Text("TOKEN_EXPIRY"))
 	if err != nil {
 		return nil, s.Reject("TOKEN_EXPIRY", err)
 	}
 	k := &keys{s: s}
-	if k.signer, err = athenz.NewSigner(athenz.SignerOptions{Dir: s.Text("PRIVATE_KEY_DIR"), KeyName: s.Text("SECRET_NAME"), Lifetime: expiry, Logger: log}); err != nil {
+	if k.signer, err = athenz.NewSigner(athenz.SignerOptions{Dir: s.Text("PRIVATE_KEY_DIR"), KeyName: s.Text("SECRET_NAME"), Lifetime: expiry}); err != nil {
 		return nil, s.Reject("PRIVATE_KEY_DIR", err)
 	}
-	if k.verifier, err = athenz.NewVerifier(athenz.VerifierOptions{Dir: s.Text("PUBLIC_KEY_DIR"), KeyName: s.Text("SECRET_NAME"), Leeway: clockLeeway}); err != nil {
+	if k.verifier, err = athenz.NewVerifier(s.Text("PUBLIC_KEY_DIR"), s.Text("SECRET_NAME")); err != nil {
 		return nil, s.Reject("PUBLIC_KEY_DIR", err)
 	}
 	return k, k.check()
@@ -287,7 +283,7 @@ func byServiceKey(s program.Settings, log *slog.Logger) (*secretcache.Manager, e
 	sign := func(context.Context) (string, error) { return athenz.SignServiceToken(token, key) }
 	_, err1 = sign(context.Background())
 	instance := athenzname.Instance{Service: service, Suffix: s.Text("DNS_SUFFIX")}
-	want, err2 := instance.Expectation(program.Nameless)
+	want, err2 := ztsclient.Expectation(instance, program.Nameless)
 	zts, err := ztsclient.New(ztsclient.Options{
 		Endpoint:        caclient.Endpoint{URL: s.Text("ZTS_ENDPOINT"), TrustDomain: program.Nameless, RootsFile: s.Text("SERVICE_CA_CERT"), Token: sign, Logger: log},
 		ServerRootsFile: s.Text("SERVER_CA_CERT"), Instance: instance, KeyID: token.KeyID,

@@ -85,7 +85,7 @@ func show(ctx context.Context, out io.Writer) error {
 	governor := &spiffetls.Governor{Jitter: -1}
 	running.Go(func() { _ = governor.Run(ctx) })
 	me := workloads[greeter]
-	creds, err := spiffegrpc.ServerCredentials(me, me, &allow, &spiffetls.Options{Governor: governor})
+	creds, err := spiffegrpc.ServerCredentials(spiffetls.Config{Self: me, Peers: me, Allow: &allow, Governor: governor})
 	if err != nil {
 		return err
 	}
@@ -128,7 +128,9 @@ func show(ctx context.Context, out io.Writer) error {
 	conns := make(map[spiffe.ID]*grpc.ClientConn)
 	for _, id := range []spiffe.ID{web, other, ops} {
 		self := workloads[id]
-		creds, err := spiffegrpc.ClientCredentials(self, self, spiffetls.Hosts{"127.0.0.1": spiffe.AllowIDs(greeter)}, nil)
+		creds, err := spiffegrpc.ClientCredentials(spiffetls.Config{
+			Self: self, Peers: self, Hosts: map[string]spiffe.PolicySource{"127.0.0.1": spiffe.AllowIDs(greeter)},
+		})
 		if err != nil {
 			return err
 		}

@@ -6,9 +6,9 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // envoyBootstrap is a configuration for a real Envoy, with SOCKET in place of the path: a listener that

@@ -105,7 +105,11 @@ func (t *traffic) verdict() error {
 func startTraffic(g *group, n *narrator, frontend, backend *workload) (*traffic, error) {
 	// The server: only the frontend gets past the handshake.
 	server := &http.Server{Handler: http.HandlerFunc(hello), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
-	if err := spiffetls.ConfigureServer(server, backend.manager, backend.manager, spiffe.AllowIDs(frontend.id), nil); err != nil {
+	serving, err := spiffetls.New(spiffetls.Config{Self: backend.manager, Peers: backend.manager, Allow: spiffe.AllowIDs(frontend.id)})
+	if err != nil {
+		return nil, err
+	}
+	if err := serving.ConfigureServer(server); err != nil {
 		return nil, err
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -120,7 +124,11 @@ func startTraffic(g *group, n *narrator, frontend, backend *workload) (*traffic,
 	})
 
 	// The client: it takes no other server than the backend.
-	config, err := spiffetls.ClientConfig(frontend.manager, frontend.manager, spiffe.AllowIDs(backend.id), nil)
+	asking, err := spiffetls.New(spiffetls.Config{Self: frontend.manager, Peers: frontend.manager, Allow: spiffe.AllowIDs(backend.id)})
+	if err != nil {
+		return nil, err
+	}
+	config, err := asking.ClientConfig()
 	if err != nil {
 		return nil, err
 	}

@@ -36,13 +36,13 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/health"
 	"github.com/svidkit/svidkit/spiffe/report"
 	"github.com/svidkit/svidkit/spiffe/source"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
@@ -151,16 +151,22 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	colleagues := spiffe.AllowMembersOf(me.ID().TrustDomain())
 	handshakes := new(spiffetls.Metrics)
 	server := &http.Server{
 		Handler: &fair{Handler: http.HandlerFunc(hello)}, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second, IdleTimeout: 5 * time.Minute, MaxHeaderBytes: 16 << 10,
 		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 100, MaxReceiveBufferPerConnection: 64 << 10, MaxReceiveBufferPerStream: 64 << 10},
 	}
-	if err := spiffetls.ConfigureServer(server, src, src, colleagues, &spiffetls.Options{Metrics: handshakes, Logger: log}); err != nil {
+	endpoint, err := spiffetls.New(spiffetls.Config{
+		Self: src, Peers: src, Allow: spiffe.AllowMembersOf(me.ID().TrustDomain()), // colleagues, to serve and to ask
+		Metrics: handshakes, Logger: log,
+	})
+	if err != nil {
 		return err
 	}
-	transport, err := spiffetls.Transport(src, src, colleagues, &spiffetls.Options{Metrics: handshakes, Logger: log})
+	if err := endpoint.ConfigureServer(server); err != nil {
+		return err
+	}
+	transport, err := endpoint.Transport()
 	if err != nil {
 		return err
 	}

@@ -80,7 +80,9 @@ func TestFolder(t *testing.T) { // not parallel, as it sets a variable
 	t.Setenv("SPIFFE_CREDENTIAL_FOLDER", dir)
 	other := httptest.NewUnstartedServer(http.HandlerFunc(hello))
 	db := ca.Source("/db")
-	require.NoError(t, spiffetls.ConfigureServer(other.Config, db, db, spiffe.AllowMembersOf(ca.TrustDomain()), nil))
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: db, Peers: db, Allow: spiffe.AllowMembersOf(ca.TrustDomain())})
+	require.NoError(t, err)
+	require.NoError(t, endpoint.ConfigureServer(other.Config))
 	other.TLS = other.Config.TLSConfig
 	other.StartTLS()
 	defer other.Close()

@@ -168,9 +168,6 @@ func (a *app) judgement(ctx context.Context, f *lookFlags, tokens bool) (j *judg
 		if j.policy, err = spiffe.ParsePolicy(f.allow); err != nil {
 			return nil, nil, program.Misused("-allow: %w", err)
 		}
-		for _, warning := range j.policy.Warnings() {
-			a.say("svid: -allow: %v", warning)
-		}
 	}
 	switch {
 	case f.cert != "":

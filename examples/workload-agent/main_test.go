@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -245,7 +246,7 @@ func TestReadme(t *testing.T) {
 	}
 }
 
-type noCA struct{ secretcache.CA }
+type noCA struct{ caclient.CA }
 
 // TestFromAgent has an agent of another maker as the origin: what it takes back is taken back here, too.
 func TestFromAgent(t *testing.T) {

@@ -54,14 +54,6 @@ func allowWeb(path string) error {
 	return nil
 }
 
-func allowWebIn(cert *x509.Certificate) error {
-	id, err := spiffe.IDFromCertificate(cert)
-	if err != nil {
-		return err
-	}
-	return allowWeb(id.Path())
-}
-
 // judgedIDs are the IDs that policies are compared with.
 var judgedIDs = []string{
 	"spiffe://example.org/web", "spiffe://example.org/web/1", "spiffe://example.org/webx", "spiffe://example.org/db", "spiffe://other.test/web",

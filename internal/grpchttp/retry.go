@@ -65,17 +65,9 @@ func readRetryInfo(info []byte) time.Duration {
 	var seconds int64
 	var nanos int32
 	err := protofield.Read(info, func(f *protofield.Field) {
-		if f.Number != 1 {
-			return
+		if f.Number == 1 {
+			seconds, nanos = f.Seconds()
 		}
-		f.Message(func(f *protofield.Field) {
-			switch f.Number {
-			case 1:
-				f.Int64(&seconds)
-			case 2:
-				f.Int32(&nanos)
-			}
-		})
 	})
 	if err != nil || seconds < 0 || seconds > math.MaxInt32 || nanos < 0 || time.Duration(nanos) >= time.Second {
 		return 0

@@ -15,6 +15,7 @@ import (
 	"sync"
 
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // The reasons for which nothing is being done.
@@ -152,6 +153,33 @@ func (l *Life) Await(ctx context.Context, changed func() <-chan struct{}, look f
 		case <-ctx.Done():
 		}
 	}
+}
+
+// Ready is [Life.Await] for a method Ready: its error is that of notReady, with why the wait has ended unless that says it.
+func (l *Life) Ready(ctx context.Context, changed func() <-chan struct{}, look func() bool, notReady func() error) error {
+	err := l.Await(ctx, changed, look)
+	if err == nil {
+		return nil
+	}
+	why := notReady()
+	if errors.Is(why, err) {
+		return why
+	}
+	return fmt.Errorf("%w; waited for it: %w", why, err)
+}
+
+// NotReady returns the error of what has the name, while it has nothing to hand out: [spiffe.ErrNotReady], why nothing is being
+// done, and cause. If there is neither reason, it says waiting.
+func (l *Life) NotReady(name string, cause error, waiting string) error {
+	switch idle := l.Idle(); {
+	case idle != nil && cause != nil:
+		cause = fmt.Errorf("%w; %w", idle, cause)
+	case idle != nil:
+		cause = idle
+	case cause == nil:
+		cause = errors.New(waiting)
+	}
+	return fmt.Errorf("%s: %w: %w", name, spiffe.ErrNotReady, cause)
 }
 
 // over returns why there is nothing to wait for; nil if there is.

@@ -30,7 +30,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/peers"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -38,6 +37,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/filesink"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
@@ -67,7 +67,7 @@ type databaseKind struct {
 	prepare func(t *testing.T, d *database)
 	// open connects with a driver of others, which may not try twice.
 	open func(ctx context.Context, d *database, config *tls.Config) (*session, error)
-	dial func(ctx context.Context, d *database, dialer *spiffetls.Dialer) (*session, error) // nil if the driver takes no dialer
+	dial func(ctx context.Context, d *database, dialer *spiffetls.Endpoint) (*session, error) // nil if the driver takes no dialer
 
 	says     bool   // the command fails if the key is not that of the certificate
 	wrongKey string // what it says then, or the log of the server
@@ -171,7 +171,9 @@ func newDatabase(t *testing.T, s databaseKind) *database {
 	require.NoError(t, err)
 	_, err = d.sink.Write()
 	require.NoError(t, err)
-	d.config, err = spiffetls.ClientConfig(d.web, d.web, spiffe.AllowIDs(databaseID), nil)
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: d.web, Peers: d.web, Allow: spiffe.AllowIDs(databaseID)})
+	require.NoError(t, err)
+	d.config, err = endpoint.ClientConfig()
 	require.NoError(t, err)
 	s.prepare(t, d)
 	d.serve(t)
@@ -292,7 +294,7 @@ func (d *database) load(t *testing.T) *load {
 	byConfig := func() error { return d.connect(t.Context(), d.config) }
 	clients := []func() error{byConfig, byConfig}
 	if d.dial != nil {
-		dialer, err := spiffetls.NewDialer(d.web, d.web, spiffetls.Hosts{d.addr: spiffe.AllowIDs(databaseID)}, nil)
+		dialer, err := spiffetls.New(spiffetls.Config{Self: d.web, Peers: d.web, Hosts: map[string]spiffe.PolicySource{d.addr: spiffe.AllowIDs(databaseID)}})
 		require.NoError(t, err)
 		clients[1] = func() error {
 			s, err := d.dial(t.Context(), d, dialer)
@@ -386,7 +388,9 @@ func (d *database) replace(t *testing.T, stop <-chan struct{}) <-chan error {
 // client returns the configuration of a client with an identity.
 func (d *database) client(t *testing.T, svid *spiffe.SVID) *tls.Config {
 	t.Helper()
-	config, err := spiffetls.ClientConfig(svid, d.ca.Bundle(), spiffe.AllowIDs(databaseID), nil)
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: svid, Peers: d.ca.Bundle(), Allow: spiffe.AllowIDs(databaseID)})
+	require.NoError(t, err)
+	config, err := endpoint.ClientConfig()
 	require.NoError(t, err)
 	return config
 }
@@ -434,7 +438,9 @@ func (d *database) prove(t *testing.T) {
 	require.Error(t, d.connect(t.Context(), withCert(old)), "a client of the old root")
 	require.Error(t, d.connect(t.Context(), withCert(spiffetest.NewCA(t, "other.test").SVID("/web"))), "a client of another CA")
 	require.Error(t, d.connect(t.Context(), &tls.Config{InsecureSkipVerify: true}), "a client without a certificate")
-	wrong, err := spiffetls.ClientConfig(d.web, d.web, spiffe.AllowIDs(webID), nil)
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: d.web, Peers: d.web, Allow: spiffe.AllowIDs(webID)})
+	require.NoError(t, err)
+	wrong, err := endpoint.ClientConfig()
 	require.NoError(t, err)
 	require.ErrorContains(t, d.connect(t.Context(), wrong), "not allowed by policy")
 
@@ -673,7 +679,7 @@ func TestRedis(t *testing.T) {
 		open: func(ctx context.Context, d *database, config *tls.Config) (*session, error) {
 			return open(ctx, &redis.Options{Addr: d.addr, TLSConfig: config})
 		},
-		dial: func(ctx context.Context, d *database, dialer *spiffetls.Dialer) (*session, error) {
+		dial: func(ctx context.Context, d *database, dialer *spiffetls.Endpoint) (*session, error) {
 			return open(ctx, &redis.Options{Addr: d.addr, Dialer: dialer.DialContext})
 		},
 	})
@@ -722,7 +728,7 @@ func TestPostgreSQL(t *testing.T) {
 			return open(ctx, d, "web", func(c *pgx.ConnConfig) { c.TLSConfig = config })
 		},
 		// The driver has the connection once TLS has begun on it.
-		dial: func(ctx context.Context, d *database, dialer *spiffetls.Dialer) (*session, error) {
+		dial: func(ctx context.Context, d *database, dialer *spiffetls.Endpoint) (*session, error) {
 			return open(ctx, d, "web", func(c *pgx.ConnConfig) {
 				c.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 					plain, err := new(net.Dialer).DialContext(ctx, network, addr)
@@ -739,7 +745,7 @@ func TestPostgreSQL(t *testing.T) {
 					if err != nil {
 						return nil, errors.Join(err, plain.Close())
 					}
-					return dialer.Handshake(ctx, plain, addr)
+					return dialer.Client(ctx, plain, addr)
 				}
 			})
 		},

@@ -168,6 +168,19 @@ func (f *Field) Any() (url string, value []byte) {
 	return url, value
 }
 
+// Seconds reads an embedded google.protobuf.Timestamp or Duration.
+func (f *Field) Seconds() (seconds int64, nanos int32) {
+	f.Message(func(f *Field) {
+		switch f.Number {
+		case 1:
+			f.Int64(&seconds)
+		case 2:
+			f.Int32(&nanos)
+		}
+	})
+	return seconds, nanos
+}
+
 // Fail makes [Read] return err after this field, unless err is nil or there is an earlier error.
 func (f *Field) Fail(err error) {
 	if f.err == nil {

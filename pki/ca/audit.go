@@ -42,24 +42,12 @@ type Issuance struct {
 	// hexadecimal; empty for a token.
 	PublicKey string `json:"public_key,omitempty"`
 
-	Caller string `json:"caller,omitempty"` // the authenticated caller; see [Request]
-	Method string `json:"method,omitempty"` // how it authenticated
-	Pod           // where it runs
-}
+	Caller     string `json:"caller,omitempty"` // the authenticated caller; see [Request]
+	Method     string `json:"method,omitempty"` // how it authenticated
+	spiffe.Pod        // where it runs, as far as its proof says
 
-// Pod is where the caller of a [Request] runs in Kubernetes, as far as its proof says. A field that is not known is empty.
-type Pod struct {
-	Cluster        string `json:"cluster,omitempty"` // that has proven the caller; empty for the server's own
-	Namespace      string `json:"namespace,omitempty"`
-	ServiceAccount string `json:"service_account,omitempty"`
-	Name           string `json:"pod,omitempty"`
-	UID            string `json:"pod_uid,omitempty"`
-	Node           string `json:"node,omitempty"`
-
-	// Set by a signer of pod certificates alone. Request is the name of the PodCertificateRequest in Namespace.
-	ServiceAccountUID string `json:"service_account_uid,omitempty"`
-	NodeUID           string `json:"node_uid,omitempty"`
-	Request           string `json:"request,omitempty"`
+	// PodRequest is the name of the PodCertificateRequest in the Namespace; empty for other requests.
+	PodRequest string `json:"request,omitempty"`
 }
 
 // Auditor makes records of what an [Authority] signs; see [Config]. It must be safe for concurrent use. It may have two
@@ -104,6 +92,6 @@ func newIssuance(r *Request, cert, issuer *x509.Certificate, now time.Time) *Iss
 		Time: now.Round(0), Kind: r.Profile.kind(), Serial: rotation.Serial(cert),
 		ID: r.ID, DNSNames: cert.DNSNames, IPs: cert.IPAddresses, NotBefore: cert.NotBefore, NotAfter: cert.NotAfter,
 		Fingerprint: hex.EncodeToString(der[:]), PublicKey: hex.EncodeToString(key[:]),
-		Issuer: rotation.Serial(issuer), Caller: r.Caller, Method: r.Method, Pod: r.Pod,
+		Issuer: rotation.Serial(issuer), Caller: r.Caller, Method: r.Method, Pod: r.Pod, PodRequest: r.PodRequest,
 	}
 }

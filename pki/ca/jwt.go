@@ -114,7 +114,7 @@ type JWTRequest struct {
 
 	// Caller, Method and Pod are as in [Request].
 	Caller, Method string
-	Pod            Pod
+	Pod            spiffe.Pod
 }
 
 // SignJWT signs a JWT-SVID with the active JWT key; the public half is in [Authority.Bundle]. Beside the claims of the
@@ -167,21 +167,10 @@ func (a *Authority) SignJWT(ctx context.Context, r JWTRequest) (string, error) {
 }
 
 // IssueJWTSVID is [Authority.SignJWT] for a caller that is the workload id itself, with the default lifetime. It makes an
-// Authority the issuer of a Workload API server: an error for no audience, or for too many, wraps [io/fs.ErrInvalid], and
-// one that passes has the method Retryable() (after time.Duration, ok bool).
+// Authority the issuer of a Workload API server: an error for no audience, or for too many, wraps [io/fs.ErrInvalid].
 func (a *Authority) IssueJWTSVID(ctx context.Context, id spiffe.ID, audience []string) (token string, err error) {
-	token, err = a.SignJWT(ctx, JWTRequest{ID: id, Audience: audience})
-	if e, ok := errors.AsType[*SignError](err); ok && (e.Kind == ErrLimit || e.Kind == spiffe.ErrNotReady || e.Kind == ErrAudit) {
-		err = passing{e}
-	}
-	return token, err
+	return a.SignJWT(ctx, JWTRequest{ID: id, Audience: audience})
 }
-
-// passing is a SignError that says by itself that it passes.
-type passing struct{ *SignError }
-
-func (e passing) Unwrap() error                                { return e.SignError }
-func (e passing) Retryable() (after time.Duration, again bool) { return e.RetryAfter, true }
 
 // checkJWT tests the request and fills in the default lifetime.
 func (a *Authority) checkJWT(r *JWTRequest) (kind, err error) {

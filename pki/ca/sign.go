@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/retry"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 	"github.com/svidkit/svidkit/spiffe"
@@ -63,8 +64,18 @@ func quoted(id spiffe.ID) string {
 	return fmt.Sprintf(" %q", id)
 }
 
-// Unwrap returns Err, which may know when to come back, and Kind.
+// Unwrap returns Err and Kind.
 func (e *SignError) Unwrap() []error { return []error{e.Err, e.Kind} }
+
+var _ retry.Error = (*SignError)(nil)
+
+// Retryable reports whether the same request may succeed later, and when: see [spiffe.ErrNotReady]. It may after [ErrLimit],
+// [ErrAudit] and [spiffe.ErrNotReady], and if Err says so.
+func (e *SignError) Retryable() (after time.Duration, ok bool) {
+	after, advice := retry.After(e.Err)
+	after = cmp.Or(e.RetryAfter, after)
+	return after, advice == retry.Again || e.Kind == ErrLimit || e.Kind == ErrAudit || e.Kind == spiffe.ErrNotReady
+}
 
 // signCanceled is the error of a context that is done.
 func signCanceled(ctx context.Context, id spiffe.ID) error {
@@ -102,9 +113,11 @@ type Request struct {
 	Profile Profile
 
 	// Caller is the authenticated caller, and Method how it authenticated: for limits per caller and for
-	// the audit record. An empty Caller means ID, or the first of DNSNames. Pod is where it runs, for the audit record.
+	// the audit record. An empty Caller means ID, or the first of DNSNames. Pod is where it runs, and PodRequest
+	// the name of its PodCertificateRequest, if there is one: for the audit record.
 	Caller, Method string
-	Pod            Pod
+	Pod            spiffe.Pod
+	PodRequest     string
 
 	// Proven is when the workload last proved its identity by another proof than a certificate of this CA, such as a token;
 	// zero, or the future, means now. A server that takes such a certificate as proof sets it to [Authority.Proven] of that

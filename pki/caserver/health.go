@@ -25,7 +25,7 @@ func (s *Server) health() (h ca.Health, ok bool) {
 // ready returns why a caller should ask another replica: this one has no certificate for its ports, or would not sign. A store that is
 // away or unfit is no reason while the CA still signs, as it is that of all replicas, and neither is a limit: the others are busy, too.
 func (s *Server) ready() error {
-	if svid, err := s.identity.SVID(); err != nil || time.Now().After(svid.NotAfter()) {
+	if svid, err := s.opts.Identity.SVID(); err != nil || time.Now().After(svid.NotAfter()) {
 		return errors.New("the server has no valid certificate: the CA does not sign")
 	}
 	h, _ := s.health()
@@ -82,7 +82,7 @@ func (s *Server) newMetrics() *metrics.Set {
 	})
 	own := func(name, help string, at func(*x509.Certificate) time.Time) {
 		m.Gauges("svidkit_identity_"+name+"_timestamp_seconds", "When the SVID of the server "+help+", in seconds since 1970.", func(add metrics.Add) {
-			if svid, err := s.identity.SVID(); err == nil {
+			if svid, err := s.opts.Identity.SVID(); err == nil {
 				add(metrics.Seconds(at(svid.Leaf())), partLabel, part, "identity", svid.ID().String())
 			}
 		})

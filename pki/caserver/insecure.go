@@ -77,14 +77,14 @@ func (i *InsecureTokens) Authenticate(r *http.Request) (*authn.Caller, error) {
 	}
 	caller := &authn.Caller{ID: id, Method: "developer"}
 	if namespace, account, ok := id.Kubernetes(); ok {
-		caller.Pod = &authn.Pod{Namespace: namespace, ServiceAccount: account}
+		caller.Pod = &spiffe.Pod{Namespace: namespace, ServiceAccount: account}
 	}
 	return caller, nil
 }
 
 // Review is the same for the tokens of Linkerd's API; see linkerd.Options. The server is [Serve] or a [Server]: with
 // another one the address of the caller is not known, and every token is refused.
-func (i *InsecureTokens) Review(ctx context.Context, token string, _ []string) (*kube.Account, error) {
+func (i *InsecureTokens) Review(ctx context.Context, token string, _ []string) (*spiffe.Pod, error) {
 	peer := ""
 	if c, ok := ctx.Value(connKey{}).(net.Conn); ok {
 		peer = c.RemoteAddr().String()
@@ -97,7 +97,7 @@ func (i *InsecureTokens) Review(ctx context.Context, token string, _ []string) (
 	if !ok {
 		return nil, fmt.Errorf("caserver: insecure token: %w: %w", kube.ErrInvalidToken, errTokenName)
 	}
-	return &kube.Account{Namespace: namespace, ServiceAccount: account}, nil
+	return &spiffe.Pod{Namespace: namespace, ServiceAccount: account}, nil
 }
 
 // What is wrong with a token. None of them has the token, which may be a real one.

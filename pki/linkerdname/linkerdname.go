@@ -39,10 +39,10 @@ type Mesh struct {
 	ControlNamespace string // of the control plane, an RFC 1123 label; usually "linkerd"
 	TrustDomain      string // that names end with, an RFC 1123 subdomain; usually "cluster.local"
 
-	// Seed selects the form of the first design of the protocol,
-	// SERVICEACCOUNT.NAMESPACE.sa.linkerd-identity.CONTROLNAMESPACE.TRUSTDOMAIN, instead of the form that
-	// Linkerd's proxies use, SERVICEACCOUNT.NAMESPACE.serviceaccount.identity.CONTROLNAMESPACE.TRUSTDOMAIN.
-	Seed bool
+	// FirstDesign selects the names of the first design of the protocol,
+	// SERVICEACCOUNT.NAMESPACE.sa.linkerd-identity.CONTROLNAMESPACE.TRUSTDOMAIN. Otherwise they are those of Linkerd's
+	// proxies, SERVICEACCOUNT.NAMESPACE.serviceaccount.identity.CONTROLNAMESPACE.TRUSTDOMAIN.
+	FirstDesign bool
 }
 
 // Name returns the name of a service account, which is the one DNS name in its certificates. Both
@@ -84,7 +84,7 @@ func (m Mesh) check() error {
 // suffix returns what follows the namespace in every name.
 func (m Mesh) suffix() string {
 	kind := ".serviceaccount.identity."
-	if m.Seed {
+	if m.FirstDesign {
 		kind = ".sa.linkerd-identity."
 	}
 	return kind + m.ControlNamespace + "." + m.TrustDomain
@@ -111,7 +111,7 @@ func (m Mesh) Certifier() (string, error) { return m.Name(m.ControlNamespace, "l
 
 // Destination returns the name of the control plane's destination service, which serves policies too.
 func (m Mesh) Destination() (string, error) {
-	if m.Seed {
+	if m.FirstDesign {
 		return m.Name(m.ControlNamespace, "linkerd-controller")
 	}
 	return m.Name(m.ControlNamespace, "linkerd-destination")

@@ -476,7 +476,7 @@ func issuance(r *ca.Request, cert, issuer *x509.Certificate) *ca.Issuance {
 		Time: time.Now().Round(0), Kind: "x509-svid", Serial: cert.SerialNumber.Text(16),
 		ID: r.ID, DNSNames: cert.DNSNames, IPs: cert.IPAddresses, NotBefore: cert.NotBefore, NotAfter: cert.NotAfter,
 		Fingerprint: fmt.Sprintf("%x", sha256.Sum256(cert.Raw)), PublicKey: fmt.Sprintf("%x", sha256.Sum256(cert.RawSubjectPublicKeyInfo)),
-		Caller: r.Caller, Method: r.Method, Pod: r.Pod,
+		Caller: r.Caller, Method: r.Method, Pod: r.Pod, PodRequest: r.PodRequest,
 	}
 	if r.Profile == ca.DNSOnly {
 		i.Kind = "dns"

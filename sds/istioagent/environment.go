@@ -259,46 +259,51 @@ func FromEnvironment(environ []string) (Config, error) {
 	c := Config{
 		redacted: redact.New(fmt.Sprintf("istioagent.Config(%s, namespace %s, service account %s)", td, v.Text("POD_NAMESPACE"), v.Text("SERVICE_ACCOUNT"))),
 
-		TrustDomain: td, Namespace: v.Text("POD_NAMESPACE"), ServiceAccount: v.Text("SERVICE_ACCOUNT"),
-		Pod: v.Text("POD_NAME"), Address: v.Text("INSTANCE_IP"), Metadata: v.Prefixed("ISTIO_META_*"),
-		InPod:    v.Set("KUBERNETES_SERVICE_HOST"),
-		Provider: v.Text("CA_PROVIDER"), CAAddress: v.Text("CA_ADDR"),
-		CARoots: v.Text("CA_ROOT_CA"), XDSRoots: v.Text("XDS_ROOT_CA"), CertProvider: v.Text("PILOT_CERT_PROVIDER"),
-		ServerName: v.Text("ISTIOD_SAN"),
-		CAHeader:   header(v.Prefixed("CA_HEADER_*")), XDSHeader: header(v.Prefixed("XDS_HEADER_*")),
-		ClusterID:  cmp.Or(v.Text("ISTIO_META_CLUSTER_ID"), v.Text("CLUSTER_ID")),
-		CertSigner: v.Text("ISTIO_META_CERT_SIGNER"),
-		ProvCert:   v.Text("PROV_CERT"), OutputCerts: cmp.Or(v.Text("OUTPUT_CERTS"), v.Text("OUTPUT_CERT")),
-		FileMounted: v.Bool("FILE_MOUNTED_CERTS"),
-		MountedCert: v.Text("ISTIO_META_TLS_CLIENT_CERT_CHAIN"), MountedKey: v.Text("ISTIO_META_TLS_CLIENT_KEY"), MountedRoots: v.Text("ISTIO_META_TLS_CLIENT_ROOT_CERT"),
-		Fetcher: v.Text("CREDENTIAL_FETCHER_TYPE"), IdentityProvider: v.Text("CREDENTIAL_IDENTITY_PROVIDER"),
-		TTL: v.Duration("SECRET_TTL"), GraceRatio: v.Ratio("SECRET_GRACE_PERIOD_RATIO"), Jitter: v.Ratio("SECRET_GRACE_PERIOD_RATIO_JITTER"),
-		Key:        pki.KeyAlgorithm(fmt.Sprintf("rsa-%d", v.Int("WORKLOAD_RSA_KEY_SIZE"))),
-		PKCS8Key:   v.Bool("PKCS8_KEY"),
-		AllowFiles: append([]string{mounted}, gateways...),
-		AllowTLS12: v.Text("COMPLIANCE_POLICY") == "fips-140-2", PostQuantum: v.Text("COMPLIANCE_POLICY") == "pqc",
-		SocketFile: v.Text("WORKLOAD_IDENTITY_SOCKET_FILE"),
-		XDS:        v.Bool("PROXY_XDS_VIA_AGENT"), Discovery: proxy.DiscoveryAddress, ConfigPath: proxy.ConfigPath,
-		GRPCBootstrap: v.Text("GRPC_XDS_BOOTSTRAP"),
-		Drain:         time.Duration(proxy.TerminationDrainDuration),
+		AllowFiles: append([]string{mounted}, gateways...), TokenFile: tokenFile,
+
+		trustDomain: td, namespace: v.Text("POD_NAMESPACE"), serviceAccount: v.Text("SERVICE_ACCOUNT"),
+		pod: v.Text("POD_NAME"), address: v.Text("INSTANCE_IP"), metadata: v.Prefixed("ISTIO_META_*"),
+		inPod:    v.Set("KUBERNETES_SERVICE_HOST"),
+		provider: v.Text("CA_PROVIDER"), caAddress: v.Text("CA_ADDR"),
+		caRoots: v.Text("CA_ROOT_CA"), xdsRoots: v.Text("XDS_ROOT_CA"), certProvider: v.Text("PILOT_CERT_PROVIDER"),
+		serverName: v.Text("ISTIOD_SAN"),
+		caHeader:   header(v.Prefixed("CA_HEADER_*")), xdsHeader: header(v.Prefixed("XDS_HEADER_*")),
+		clusterID:  cmp.Or(v.Text("ISTIO_META_CLUSTER_ID"), v.Text("CLUSTER_ID")),
+		certSigner: v.Text("ISTIO_META_CERT_SIGNER"),
+		provCert:   v.Text("PROV_CERT"), outputCerts: cmp.Or(v.Text("OUTPUT_CERTS"), v.Text("OUTPUT_CERT")),
+		fileMounted:  v.Bool("FILE_MOUNTED_CERTS"),
+		mountedCert:  cmp.Or(v.Text("ISTIO_META_TLS_CLIENT_CERT_CHAIN"), filepath.Join(mounted, certName)),
+		mountedKey:   cmp.Or(v.Text("ISTIO_META_TLS_CLIENT_KEY"), filepath.Join(mounted, keyName)),
+		mountedRoots: cmp.Or(v.Text("ISTIO_META_TLS_CLIENT_ROOT_CERT"), filepath.Join(mounted, rootsName)),
+		fetcher:      v.Text("CREDENTIAL_FETCHER_TYPE"), identityProvider: v.Text("CREDENTIAL_IDENTITY_PROVIDER"),
+		ttl: v.Duration("SECRET_TTL"), graceRatio: v.Ratio("SECRET_GRACE_PERIOD_RATIO"),
+		jitter:       v.Ratio("SECRET_GRACE_PERIOD_RATIO_JITTER"),
+		keyAlgorithm: pki.KeyAlgorithm(fmt.Sprintf("rsa-%d", v.Int("WORKLOAD_RSA_KEY_SIZE"))),
+		pkcs8Key:     v.Bool("PKCS8_KEY"),
+		allowTLS12:   v.Text("COMPLIANCE_POLICY") == "fips-140-2", postQuantum: v.Text("COMPLIANCE_POLICY") == "pqc",
+		socketFile: v.Text("WORKLOAD_IDENTITY_SOCKET_FILE"),
+		discovery:  proxy.DiscoveryAddress, grpcBootstrap: v.Text("GRPC_XDS_BOOTSTRAP"),
+		drain: time.Duration(proxy.TerminationDrainDuration),
 		Envoy: Envoy{
-			Disabled: v.Bool("DISABLE_ENVOY"), Cluster: proxy.ServiceCluster, Path: proxy.BinaryPath, ConfigFile: proxy.CustomConfigFile,
-			AdminPort: int(proxy.ProxyAdminPort), StatusPort: int(proxy.StatusPort), ReadyPort: v.Int("ENVOY_STATUS_PORT"), MetricsPort: v.Int("ENVOY_PROMETHEUS_PORT"),
-			DrainTime: time.Duration(proxy.DrainDuration), Concurrency: int(proxy.Concurrency), DeltaADS: v.Bool("ISTIO_DELTA_XDS"),
-			proxyConfig: proxy.all,
+			Disabled: v.Bool("DISABLE_ENVOY"), Path: proxy.BinaryPath, ConfigFile: proxy.CustomConfigFile,
+			Dir: proxy.ConfigPath, XDS: v.Bool("PROXY_XDS_VIA_AGENT"),
+			AdminPort: int(proxy.ProxyAdminPort), StatusPort: int(proxy.StatusPort),
+			DrainTime: time.Duration(proxy.DrainDuration), Concurrency: int(proxy.Concurrency),
+			readyPort: v.Int("ENVOY_STATUS_PORT"), metricsPort: v.Int("ENVOY_PROMETHEUS_PORT"),
+			cluster: proxy.ServiceCluster, deltaADS: v.Bool("ISTIO_DELTA_XDS"), proxyConfig: proxy.all,
 		},
 	}
-	if c.XDS && v.Bool("PROXY_XDS_DEBUG_VIA_AGENT") {
-		c.DebugAddress = fmt.Sprintf("127.0.0.1:%d", v.Int("PROXY_XDS_DEBUG_VIA_AGENT_PORT"))
+	if c.Envoy.XDS && v.Bool("PROXY_XDS_DEBUG_VIA_AGENT") {
+		c.debugAddress = fmt.Sprintf("127.0.0.1:%d", v.Int("PROXY_XDS_DEBUG_VIA_AGENT_PORT"))
 	}
-	c.XDSPlaintext = proxy.ControlPlaneAuthPolicy == "NONE" || proxy.ControlPlaneAuthPolicy == 0.0
+	c.xdsPlaintext = proxy.ControlPlaneAuthPolicy == "NONE" || proxy.ControlPlaneAuthPolicy == 0.0
 	if v.Text("ECC_SIGNATURE_ALGORITHM") != "" {
-		c.Key = map[string]pki.KeyAlgorithm{"P256": pki.ECDSAP256, "P384": pki.ECDSAP384}[v.Text("ECC_CURVE")]
+		c.keyAlgorithm = map[string]pki.KeyAlgorithm{"P256": pki.ECDSAP256, "P384": pki.ECDSAP384}[v.Text("ECC_CURVE")]
 	}
 	if v.Set("GKE_CLUSTER_URL") && !v.Set("CREDENTIAL_IDENTITY_PROVIDER") {
-		c.IdentityProvider = v.Text("GKE_CLUSTER_URL")
+		c.identityProvider = v.Text("GKE_CLUSTER_URL")
 	}
-	if c.FileMounted {
+	if c.fileMounted {
 		for _, name := range []string{"CERT_CHAIN", "KEY", "ROOT_CERT"} {
 			if file := v.Text("ISTIO_META_TLS_SERVER_" + name); file != "" {
 				c.AllowFiles = append(c.AllowFiles, file)
@@ -307,17 +312,17 @@ func FromEnvironment(environ []string) (Config, error) {
 	}
 	c.remark(proxy.all, v)
 	if v.Text("JWT_POLICY") == "first-party-jwt" {
-		c.Notes = append(c.Notes, "environment variable JWT_POLICY: first-party-jwt is treated as third-party-jwt; mount a token for the CA at "+tokenFile)
+		c.notes = append(c.notes, "environment variable JWT_POLICY: first-party-jwt is treated as third-party-jwt; mount a token for the CA at "+tokenFile)
 	}
 	var bad []error
 	if v.Set("OUTPUT_CERTS") && v.Set("OUTPUT_CERT") && v.Text("OUTPUT_CERTS") != v.Text("OUTPUT_CERT") {
 		bad = append(bad, v.Reject("OUTPUT_CERT", errors.New("OUTPUT_CERTS names another folder, and means the same; leave one of them out")))
 	}
-	if c.FileMounted && c.ProvCert != "" {
+	if c.fileMounted && c.provCert != "" {
 		bad = append(bad, v.Reject("PROV_CERT", errors.New("with FILE_MOUNTED_CERTS the mounted files are used for the control plane, too; leave one of them out")))
 	}
 	if c.google() {
-		if err := checkPool(c.CAAddress); err != nil {
+		if err := checkPool(c.caAddress); err != nil {
 			bad = append(bad, v.Reject("CA_ADDR", err))
 		}
 	}
@@ -338,7 +343,7 @@ func header(values map[string]string) http.Header {
 
 // google reports whether the CA is Google's service.
 func (c *Config) google() bool {
-	return c.Provider == googleCA || c.Provider == googleCAS || strings.Contains(c.CAAddress, "googleapis.com")
+	return c.provider == googleCA || c.provider == googleCAS || strings.Contains(c.caAddress, "googleapis.com")
 }
 
 // checkPool refuses what is not the name of a CA pool.

@@ -54,16 +54,17 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/loopback"
 	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/sds"
@@ -75,6 +76,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/health"
 	"github.com/svidkit/svidkit/spiffe/report"
 	"github.com/svidkit/svidkit/spiffe/source"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // part is the source of the identity: a *secretcache.Manager or a *filesource.Source.
@@ -87,8 +89,7 @@ type part interface {
 // Agent is Istio's agent for identity. [New] and [Start] make one. It runs once. Its methods are safe for concurrent use.
 type Agent struct {
 	redacted
-	cfg    Config
-	choice Choice
+	cfg Config
 
 	identity part               // nil with the origin Socket
 	files    *sdssource.Files   // nil with the origin Socket
@@ -117,11 +118,11 @@ type Agent struct {
 // bounds the waiting only: the Agent runs until [Agent.Close]. If Start fails, nothing is left running, and the error is that
 // of [Choose], [New] or [Agent.Ready].
 func Start(ctx context.Context, cfg Config) (*Agent, error) {
-	choice, err := Choose(ctx, cfg)
+	cfg, err := Choose(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
-	a, err := New(cfg, choice)
+	a, err := New(cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -129,12 +130,12 @@ func Start(ctx context.Context, cfg Config) (*Agent, error) {
 	return lifecycle.Started(ctx, a, &a.life, a.work)
 }
 
-// New returns an Agent for the choice of [Choose]. It checks that the files with the roots of the CA and the control plane
+// New returns an Agent for a configuration of [Choose]. It checks that the files with the roots of the CA and the control plane
 // exist, and does nothing else. The caller calls [Agent.Run] or [Agent.Close].
-func New(cfg Config, choice Choice) (_ *Agent, err error) {
+func New(cfg Config) (_ *Agent, err error) {
 	a := &Agent{
-		redacted: redact.New("istioagent.Agent(" + choice.String() + ")"),
-		cfg:      cfg.withDefaults(), choice: choice, servers: make(map[string]*unixsocket.Server), made: time.Now(),
+		redacted: redact.New("istioagent.Agent(" + cfg.Origin + ": " + cfg.why + ")"),
+		cfg:      cfg, servers: make(map[string]*unixsocket.Server), made: time.Now(),
 		drains: make(chan struct{}),
 	}
 	defer func() {
@@ -143,29 +144,27 @@ func New(cfg Config, choice Choice) (_ *Agent, err error) {
 			err = fmt.Errorf("istioagent: new: %w", err)
 		}
 	}()
-	if err := a.cfg.check(); err != nil {
-		return nil, err
-	}
+	a.cfg.notes, a.cfg.requests, a.cfg.Logger = slices.Clone(cfg.notes), new(requests), ratelog.Patient(cfg.Logger)
 	parts := []health.Part{{Name: "agent", Check: a.check, Source: (*own)(a)}}
-	switch choice.Origin {
-	case Socket:
-		if a.cfg.OutputCerts != "" {
-			a.cfg.Notes = append(a.cfg.Notes, "OUTPUT_CERTS has no effect: the identity is served by another program, at "+choice.Socket)
+	switch cfg.Origin {
+	case fromSocket:
+		if a.cfg.outputCerts != "" {
+			a.cfg.notes = append(a.cfg.notes, "OUTPUT_CERTS has no effect: the identity is served by another program, at "+cfg.Socket)
 		}
-	case Files, CA:
+	case fromFiles, fromCA:
 		if err := a.newIdentity(&parts); err != nil {
 			return nil, err
 		}
 	default:
-		return nil, fmt.Errorf("the choice has the origin %q; it has to be from Choose", choice.Origin)
+		return nil, fmt.Errorf("the configuration has the origin %q; it has to be from Choose", cfg.Origin)
 	}
 	if a.cfg.isFile(meshFile) {
-		a.cfg.Notes = append(a.cfg.Notes, "the file "+a.cfg.path(meshFile)+" is not read: what it says about the proxy belongs into PROXY_CONFIG")
+		a.cfg.notes = append(a.cfg.notes, "the file "+a.cfg.path(meshFile)+" is not read: what it says about the proxy belongs into PROXY_CONFIG")
 	}
 	if a.cfg.isFile(crlFile) {
-		a.cfg.Notes = append(a.cfg.Notes, "the file "+a.cfg.path(crlFile)+" is not used: Envoy goes on accepting the certificates that it revokes, until they expire")
+		a.cfg.notes = append(a.cfg.notes, "the file "+a.cfg.path(crlFile)+" is not used: Envoy goes on accepting the certificates that it revokes, until they expire")
 	}
-	if a.cfg.XDS {
+	if a.cfg.Envoy.XDS {
 		var secrets http.Handler
 		if a.secrets != nil {
 			secrets = a.secrets
@@ -184,25 +183,25 @@ func New(cfg Config, choice Choice) (_ *Agent, err error) {
 func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 	var src sds.Source
 	var followed *filesource.Source
-	if a.choice.Origin == Files || a.choice.Roots != "" {
-		roots := filesource.BundleFile{Path: a.choice.Roots}
-		if a.choice.Origin == CA { // and there is no certificate that has it
-			roots.TrustDomain = a.cfg.TrustDomain
+	if a.cfg.Origin == fromFiles || a.cfg.roots != "" {
+		roots := filesource.BundleFile{Path: a.cfg.roots}
+		if a.cfg.Origin == fromCA { // and there is no certificate that has it
+			roots.TrustDomain = a.cfg.trustDomain
 		}
 		followed, err = filesource.New(filesource.Config{
-			CertFile: a.choice.Cert, KeyFile: a.choice.Key, Bundles: []filesource.BundleFile{roots}, Refuse: a.cfg.own(), Logger: a.cfg.Logger,
+			CertFile: a.cfg.cert, KeyFile: a.cfg.key, Bundles: []filesource.BundleFile{roots}, Refuse: a.cfg.own(), Logger: a.cfg.Logger,
 		})
 		if err != nil {
 			return err
 		}
 	}
-	if a.choice.Origin == CA {
+	if a.cfg.Origin == fromCA {
 		m, err := a.cfg.newManager()
 		if err != nil {
 			return err
 		}
 		a.identity, src, a.roots = m, m, followed
-		if !a.cfg.PKCS8Key {
+		if !a.cfg.pkcs8Key {
 			src = traditional{m}
 		}
 	} else {
@@ -211,14 +210,14 @@ func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 	output, roots := source.Source(a.identity), src
 	if a.roots != nil {
 		*parts = append(*parts, health.Part{Name: "roots", Source: a.roots})
-		roots = sdssource.FromBundles(a.roots, a.cfg.TrustDomain)
-		if output, err = source.NewUnion(a.cfg.TrustDomain, rootless{a.identity}, a.roots); err != nil {
+		roots = sdssource.FromBundles(a.roots, a.cfg.trustDomain)
+		if output, err = source.NewUnion(a.cfg.trustDomain, rootless{a.identity}, a.roots); err != nil {
 			return err
 		}
 		a.rooted = output
 	}
 	allow := make([]string, 0, len(a.cfg.AllowFiles)+3)
-	for _, name := range append(a.cfg.AllowFiles, a.choice.Cert, a.choice.Key, a.choice.Roots) {
+	for _, name := range slices.Concat(a.cfg.AllowFiles, []string{a.cfg.cert, a.cfg.key, a.cfg.roots}) {
 		if name != "" {
 			allow = append(allow, a.cfg.path(name))
 		}
@@ -243,20 +242,20 @@ func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 	if a.secrets, err = sds.NewHandler(mux, &sds.Options{Logger: a.cfg.Logger}); err != nil {
 		return err
 	}
-	a.servers[a.choice.Socket] = a.server(a.choice.Socket, a.secrets)
+	a.servers[a.cfg.Socket] = a.server(a.cfg.Socket, a.secrets)
 	*parts = append(*parts,
 		health.Part{Name: "identity", Source: a.identity}, health.Part{Name: "files", Source: a.files}, health.Part{Name: "sds", Source: a.secrets})
-	if a.cfg.OutputCerts == "" {
+	if a.cfg.outputCerts == "" {
 		return nil
 	}
 	mode := fs.FileMode(0o600)
-	if a.cfg.InPod { // whose containers have users of their own
+	if a.cfg.inPod { // whose containers have users of their own
 		mode = 0o644
 	}
 	a.sink, err = filesink.New(filesink.Config{
-		Source: output, Dir: a.cfg.path(a.cfg.OutputCerts), Plain: true,
+		Source: output, Dir: a.cfg.path(a.cfg.outputCerts), Plain: true,
 		CertName: certName, KeyName: keyName, RootsName: rootsName, Mode: mode, KeyMode: mode,
-		TraditionalKey: a.choice.Origin == CA && !a.cfg.PKCS8Key, AllowWritable: a.cfg.InPod, Logger: a.cfg.Logger,
+		TraditionalKey: a.cfg.Origin == fromCA && !a.cfg.pkcs8Key, AllowWritable: a.cfg.inPod, Logger: a.cfg.Logger,
 	})
 	*parts = append(*parts, health.Part{Name: "outputs", Source: a.sink})
 	return err
@@ -277,7 +276,7 @@ func (r rootless) Snapshot() (*spiffe.Snapshot, error) {
 
 // server returns a server for a socket.
 func (a *Agent) server(path string, h http.Handler) *unixsocket.Server {
-	return &unixsocket.Server{Path: path, DirMode: 0o750, SocketMode: a.cfg.SocketMode, Handler: h, Logger: a.cfg.Logger}
+	return &unixsocket.Server{Path: path, DirMode: 0o750, SocketMode: 0o600, Handler: h, Logger: a.cfg.Logger}
 }
 
 // Run runs the Agent, for programs that do not use [Start]. It blocks until ctx is done, [Agent.Close] is called, or a part
@@ -303,11 +302,11 @@ func (a *Agent) work(ctx context.Context) error {
 	defer a.closeClients()
 	defer a.closeHandlers()
 	log := a.cfg.Logger
-	log.Info("istioagent: the identity has an origin", slog.String("origin", string(a.choice.Origin)), slog.String("why", a.choice.Why))
-	for _, note := range a.cfg.Notes {
+	log.Info("istioagent: the identity has an origin", slog.String("origin", a.cfg.Origin), slog.String("why", a.cfg.why))
+	for _, note := range a.cfg.notes {
 		log.Warn("istioagent: " + note)
 	}
-	for _, note := range a.cfg.Unused {
+	for _, note := range a.cfg.unused {
 		log.Info("istioagent: " + note)
 	}
 	if idle := a.cfg.Envoy.idle; !a.cfg.Envoy.Started && len(idle) > 0 {
@@ -324,8 +323,8 @@ func (a *Agent) work(ctx context.Context) error {
 			}
 		})
 	}
-	if a.choice.Origin == Socket {
-		start("socket "+a.choice.Socket+" of another program", a.watchOther)
+	if a.cfg.Origin == fromSocket {
+		start("socket "+a.cfg.Socket+" of another program", a.watchOther)
 	}
 	if a.identity != nil {
 		start("identity", a.identity.Run)
@@ -337,7 +336,7 @@ func (a *Agent) work(ctx context.Context) error {
 	if a.gateway != nil {
 		start("Secrets of Kubernetes", a.gateway.Run)
 	}
-	if a.xds != nil && a.cfg.GRPCBootstrap != "" {
+	if a.xds != nil && a.cfg.grpcBootstrap != "" {
 		if err := a.cfg.writeGRPC(); err != nil {
 			return fmt.Errorf("bootstrap for gRPC (GRPC_XDS_BOOTSTRAP): %w", err)
 		}
@@ -348,8 +347,8 @@ func (a *Agent) work(ctx context.Context) error {
 		}
 		start("socket "+path, s.Run)
 	}
-	if a.xds != nil && a.cfg.DebugAddress != "" {
-		l, err := net.Listen("tcp", a.cfg.DebugAddress)
+	if a.xds != nil && a.cfg.debugAddress != "" {
+		l, err := net.Listen("tcp", a.cfg.debugAddress)
 		if err != nil {
 			return fmt.Errorf("debug requests (PROXY_XDS_DEBUG_VIA_AGENT_PORT is for another port): %w", err)
 		}
@@ -380,7 +379,7 @@ func (a *Agent) drain() (end time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.drained.IsZero() {
-		a.drained = time.Now().Add(a.cfg.Drain)
+		a.drained = time.Now().Add(a.cfg.drain)
 		close(a.drains)
 		a.news.Notify()
 	}
@@ -485,18 +484,17 @@ func (a *Agent) closeHandlers() {
 	}
 }
 
-// Choice returns where the identity comes from.
-func (a *Agent) Choice() Choice { return a.choice }
-
 // Source returns the source of the identity and the trust bundles, or nil if another program serves them. The Agent runs and
 // closes it.
 func (a *Agent) Source() source.Source { return a.identity }
 
-// Parts returns the parts of the agent by their names, for a status page: the identity, the files that Envoy asks for by
-// name, the handlers of the sockets, and the output. The Agent itself tells where the identity comes from.
+// Parts returns the parts of the agent by their names, for a status page: the origin of the identity, with the metrics of all
+// parts and those of Istio's agent, then the identity, the files that Envoy asks for by name, the handlers of the sockets, and
+// the output.
 func (a *Agent) Parts() iter.Seq2[string, report.Reporter] {
 	return func(yield func(string, report.Reporter) bool) {
-		_ = (a.identity == nil || yield("identity", a.identity) && yield("files", a.files) && yield("sds", a.secrets)) &&
+		_ = yield("origin", (*origin)(a)) &&
+			(a.identity == nil || yield("identity", a.identity) && yield("files", a.files) && yield("sds", a.secrets)) &&
 			(a.xds == nil || yield("xds", a.xds)) &&
 			(a.sink == nil || yield("outputs", a.sink))
 	}
@@ -513,7 +511,7 @@ func (a *Agent) check() error {
 	case !ready:
 		return cmp.Or(refused, spiffe.ErrNotReady)
 	case a.identity == nil:
-		if err := answers(a.choice.Socket); err != nil {
+		if err := answers(a.cfg.Socket); err != nil {
 			return err
 		}
 	}
@@ -592,10 +590,12 @@ func (a *Agent) order(w http.ResponseWriter, r *http.Request, do func()) {
 	do()
 }
 
-// Report implements [report.Reporter] with where the identity comes from. The metrics are those of all [Agent.Parts], with
-// the label part, and those of the agent itself, which have the names of Istio's agent.
-func (a *Agent) Report() report.Report {
-	return report.Report{Upstreams: []report.Upstream{{Name: "the origin that was chosen, " + string(a.choice.Origin) + "; because: " + a.choice.Why, OK: true}}, Metrics: a.health.WriteMetrics}
+// origin reports where the identity comes from.
+type origin Agent
+
+func (o *origin) Report() report.Report {
+	name := "the origin that was chosen, " + o.cfg.Origin + "; because: " + o.cfg.why
+	return report.Report{Upstreams: []report.Upstream{{Name: name, OK: true}}, Metrics: o.health.WriteMetrics}
 }
 
 // own has the metrics of the agent itself.
@@ -617,7 +617,7 @@ func (a *Agent) writeMetrics(w io.Writer) error {
 			}
 		}
 	})
-	if a.choice.Origin == CA {
+	if a.cfg.Origin == fromCA {
 		a.cfg.requests.addTo(&set)
 	}
 	return set.Write(w)

@@ -50,11 +50,11 @@ type gateway struct {
 
 // newGateway returns nil outside of pods.
 func (c *Config) newGateway() *gateway {
-	if !c.InPod {
+	if !c.inPod {
 		return nil
 	}
 	src, err := kubesecrets.New(kubesecrets.Config{
-		Namespace: c.Namespace, APIServer: c.kube.server, HTTPClient: c.kube.client, PostQuantum: c.PostQuantum, Logger: c.Logger,
+		Namespace: c.namespace, APIServer: c.kube.server, HTTPClient: c.kube.client, PostQuantum: c.postQuantum, Logger: c.Logger,
 	})
 	if err != nil { // which is of no interest to a sidecar
 		c.Logger.Info("istioagent: names of secrets such as kubernetes://NAME do not exist", slog.Any("err", err))

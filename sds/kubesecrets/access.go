@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"strings"
 	"sync"
 	"time"
 
@@ -38,8 +37,6 @@ const (
 //   - The service account may list the Secrets of that namespace, or get them, as the API server says to a
 //     SubjectAccessReview.
 //
-// Config.Others decides about names that do not begin with "kubernetes://".
-//
 // Resolve does not block: it refuses an unknown caller and asks the API server in the background. The answer is asked for again
 // every Config.ReviewInterval while a stream needs it, and a change is told to the functions of [Source.OnAccess]; without one
 // no stream learns of it. While the API server does not answer, the last answer counts for an hour. 10,000 callers can be
@@ -47,12 +44,6 @@ const (
 //
 // Errors never say whether a Secret exists.
 func (s *Source) Resolve(ctx context.Context, resourceName string) (sourceName string, err error) {
-	if !strings.HasPrefix(resourceName, scheme) {
-		if s.cfg.Others == nil {
-			return "", fmt.Errorf("kubesecrets: %.256q is not a name of a Secret, and Config.Others is not set", resourceName)
-		}
-		return s.cfg.Others(ctx, resourceName)
-	}
 	who, err := s.caller(ctx)
 	if err != nil {
 		return "", fmt.Errorf("kubesecrets: %w", err)

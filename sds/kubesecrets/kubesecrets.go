@@ -49,6 +49,11 @@
 // A Secret that was deleted, or has left the selection, is withdrawn, and its key is not kept. New streams do not get it, and
 // delta streams are told; an Envoy that has it keeps it until it restarts.
 //
+// # Limits
+//
+// The PEM of all Secrets may take 64 MiB, with 1 KiB more for each Secret; what has no room is refused. Nothing is kept of
+// Secrets without certificates, except that one named NAME-cacert exists.
+//
 // # Authorization
 //
 // [Source.Resolve] lets a caller have the Secrets of its own namespace, if a SubjectAccessReview says that its service
@@ -136,10 +141,6 @@ type Config struct {
 	// means 30 seconds.
 	ReviewInterval time.Duration
 
-	// Others decides for [Source.Resolve] about names that do not begin with "kubernetes://", like Resolve of sds.Options.
-	// Nil refuses them.
-	Others func(ctx context.Context, resourceName string) (sourceName string, err error)
-
 	// APIServer is the URL of the API server, and HTTPClient authenticates itself to it. Empty and nil mean the cluster of
 	// this pod, and its service account, whose token is read anew for each request. Unencrypted http is for loopback
 	// addresses, and needs a client.
@@ -149,12 +150,10 @@ type Config struct {
 	// PostQuantum allows the connections of the pod's service account the key exchange X25519MLKEM768 alone, with TLS 1.3.
 	PostQuantum bool
 
-	// MaxBytes bounds the PEM that is kept of all Secrets, in bytes; each Secret counts 1 KiB more. 0 means 64 MiB. More is
-	// refused. Nothing is kept of Secrets without certificates, except that one named NAME-cacert exists.
-	MaxBytes int
-
 	// Logger gets the Secrets that are taken over and withdrawn (Info), and those that are refused (Warn). Nil means no logs.
 	Logger *slog.Logger
+
+	maxBytes int // for tests; 0 means the constant
 }
 
 type redacted = redact.Text
@@ -209,9 +208,7 @@ func New(cfg Config) (*Source, error) {
 	switch {
 	case cfg.Namespace != "" && !kube.ValidLabel(cfg.Namespace):
 		return bad("Namespace %.300q cannot be that of a Secret", cfg.Namespace)
-	case cfg.MaxBytes < 0 || cfg.ReviewInterval < 0:
-		return bad("MaxBytes or ReviewInterval is negative; 0 means the default")
-	case cfg.ReviewInterval > 0 && (cfg.ReviewInterval < time.Second || cfg.ReviewInterval > reviewGood/2):
+	case cfg.ReviewInterval != 0 && (cfg.ReviewInterval < time.Second || cfg.ReviewInterval > reviewGood/2):
 		return bad("ReviewInterval is %v, want a second at least, and %v at most", cfg.ReviewInterval, reviewGood/2)
 	case strings.ContainsAny(cfg.Type, ",=!"):
 		return bad("Type %.300q is not one type of Secrets", cfg.Type)
@@ -220,7 +217,7 @@ func New(cfg Config) (*Source, error) {
 	if err != nil {
 		return bad("%w", err)
 	}
-	cfg.MaxBytes = cmp.Or(cfg.MaxBytes, maxBytes)
+	cfg.maxBytes = cmp.Or(cfg.maxBytes, maxBytes)
 	cfg.ReviewInterval = cmp.Or(cfg.ReviewInterval, reviewInterval)
 	s := &Source{
 		redacted: redact.New("kubesecrets.Source(" + cfg.Namespace + ")"),
@@ -267,19 +264,11 @@ func (s *Source) Close() error { return s.life.Close() }
 
 // Ready waits until the Secrets were read. The error wraps [spiffe.ErrNotReady], the cause of ctx, and the error of the API server.
 func (s *Source) Ready(ctx context.Context) error {
-	err := s.life.Await(ctx, s.news.Changed, func() bool {
+	return s.life.Ready(ctx, s.news.Changed, func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.listed
-	})
-	if err == nil {
-		return nil
-	}
-	why := s.notReady()
-	if errors.Is(why, err) {
-		return why
-	}
-	return fmt.Errorf("%w; waited for it: %w", why, err)
+	}, s.notReady)
 }
 
 // notReady is the error while the Secrets were not read.
@@ -287,15 +276,7 @@ func (s *Source) notReady() error {
 	s.mu.Lock()
 	cause := s.err
 	s.mu.Unlock()
-	switch idle := s.life.Idle(); {
-	case idle != nil && cause != nil:
-		cause = fmt.Errorf("%w; %w", idle, cause)
-	case idle != nil:
-		cause = idle
-	case cause == nil:
-		cause = errors.New("the API server has not answered yet")
-	}
-	return fmt.Errorf("kubesecrets: %w: %w", spiffe.ErrNotReady, cause)
+	return s.life.NotReady("kubesecrets", cause, "the API server has not answered yet")
 }
 
 // GenerateSecret returns the key pair or the roots of a Secret; see the package comment. A name of another form, of a
@@ -418,7 +399,7 @@ type status struct {
 	Err     error          // why the API server is not followed now, or nil
 	Idle    error          // why nothing follows it, or nil
 	Secrets []secretStatus // sorted by namespace and name
-	Bytes   int            // that are kept of them; see Config.MaxBytes
+	Bytes   int            // that are kept of them
 	Refused int            // Secrets for which there is no room, or none for what they have now
 	Callers int            // whose rights are known; see [Source.Resolve]
 }

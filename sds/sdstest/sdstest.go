@@ -17,8 +17,7 @@
 //
 //	wildcard NAMES        at the beginning: Options.Wildcard; and "maxnames N"
 //	set NAME CONTENT      the source has CONTENT under NAME from now on; "-" is nothing
-//	fetch NAMES want ITEMS, fetch NAMES ends CODE     FetchSecrets in gRPC
-//	rest NAMES want ITEMS, rest NAMES status N        the same in JSON
+//	fetch NAMES want ITEMS, fetch NAMES ends CODE     FetchSecrets
 //	S ask NAMES           stream S asks for NAMES (SotW), and acknowledges what it has received last
 //	S sub NAMES, S unsub NAMES                        stream S changes its subscription (delta)
 //	S ack, S nack         stream S answers what it has received last
@@ -71,7 +70,7 @@ type Server struct {
 	// for a name that no stream has sees the change at once. One goroutine at a time calls it.
 	Set func(name string, s *pki.Secret)
 
-	// Lacks lists known gaps of the server: the beginnings of the names of cases to skip, such as "rest".
+	// Lacks lists known gaps of the server: the beginnings of the names of cases to skip, such as "fetch".
 	Lacks []string
 }
 

@@ -25,7 +25,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/grpchttp"
@@ -44,6 +43,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
@@ -509,7 +509,7 @@ func TestNew(t *testing.T) {
 	require.ErrorContains(t, err, "chmod")
 }
 
-type noCA struct{ secretcache.CA }
+type noCA struct{ caclient.CA }
 
 const workloadSocket, workloadUpdates = "WORKLOADAGENT_SOCKET", "WORKLOADAGENT_UPDATES"
 

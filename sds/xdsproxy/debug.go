@@ -203,7 +203,7 @@ func (h *Handler) debug(ctx context.Context, node []byte, typeURL string, names 
 	request, err := protofield.Write(func(w *protofield.Writer) {
 		w.Bytes(sotwRequest.node, node)
 		for _, name := range names {
-			w.AddText(sotwRequest.resourceNames, name)
+			w.AddText(3, name)
 		}
 		w.Text(sotwRequest.typeURL, typeURL)
 	})

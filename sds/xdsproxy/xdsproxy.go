@@ -21,8 +21,7 @@
 // may send its node in the first message of a stream only. If that message is for one of the two servers, the node is put in
 // front of the first message to the other. Metadata of Envoy is not forwarded.
 //
-// [Handler.ReportHealth] tells the control plane whether the workload is healthy. [Handler.ServeDebug] has debug information
-// of the control plane for operators, on a port of its own.
+// [Handler.ServeDebug] has debug information of the control plane for operators, on a port of its own.
 //
 // # Secrets
 //
@@ -54,9 +53,9 @@
 //
 // # Limits
 //
-//   - A request may have 4 MiB ([Config].MaxRequest), a response 64 MiB ([Config].MaxResponse).
-//   - 1,000 streams may be open ([Config].MaxStreams), 250 of one peer ([Config].MaxPeerStreams).
-//   - Requests in the queues may take 64 MiB, and those of one peer 12 MiB or two requests, and the same again while they are received.
+//   - A request may have 4 MiB, a response 64 MiB.
+//   - 1,000 streams may be open, 250 of one peer. An Envoy has one.
+//   - Requests in the queues may take 64 MiB, those of one peer 12 MiB, and the same again while they are received.
 //
 // What goes over a limit is refused with code ResourceExhausted. A peer is a user (UID) on a Unix socket on Linux, and a
 // connection otherwise.
@@ -127,7 +126,7 @@ type Config struct {
 	URL string
 
 	// HTTPClient reaches the control plane, by HTTP/2. Its transport decides which servers are trusted and which client
-	// certificate is presented, such as one of caclient.NewHTTPClient or spiffetls.Transport, and should notice when the
+	// certificate is presented, such as one of caclient.NewHTTPClient or the Transport of a spiffetls.Endpoint, and should notice when the
 	// other side has gone, as with http.HTTP2Config.SendPingTimeout. Its Timeout must be zero: it would end the streams.
 	HTTPClient *http.Client
 
@@ -147,17 +146,11 @@ type Config struct {
 	// requests for secrets go to the control plane as well, and other methods do not exist.
 	Secrets http.Handler
 
-	// MaxRequest and MaxResponse are the largest messages of Envoy and of the control plane, in bytes; 0 means 4 MiB
-	// and 64 MiB.
-	MaxRequest, MaxResponse int
-
-	// MaxStreams is how many ADS streams may be open at the same time, and MaxPeerStreams how many of one peer; 0 means
-	// 1,000 and 250. An Envoy has one.
-	MaxStreams, MaxPeerStreams int
-
 	// Logger gets warnings: failed streams, refused requests, dropped responses. The first of a kind is logged at once, and
 	// then their number each minute. Nil means no logs.
 	Logger *slog.Logger
+
+	limits struct{ request, response, streams, peerStreams int } // for tests; 0 means the constants
 }
 
 // url returns URL without what may be secret in it.
@@ -184,8 +177,6 @@ func (c *Config) check() error {
 		return errors.New("HTTPClient is nil; caclient.NewHTTPClient makes one")
 	case c.HTTPClient.Timeout != 0:
 		return fmt.Errorf("HTTPClient has a Timeout of %v, which would end the streams; set it to 0", c.HTTPClient.Timeout)
-	case c.MaxRequest < 0 || c.MaxResponse < 0 || c.MaxStreams < 0 || c.MaxPeerStreams < 0:
-		return errors.New("a limit is negative; 0 means the default")
 	}
 	for name := range c.Header {
 		if c.Token != nil && http.CanonicalHeaderKey(name) == "Authorization" {
@@ -204,7 +195,6 @@ type Handler struct {
 	log       *ratelog.Log
 	metrics   proxyMetrics
 	plane     plane
-	health    reports
 	envoys    envoys
 	open      *limit.Shares[peerkey.Holder] // streams
 	waiting   *limit.Shares[peerkey.Holder] // bytes of requests
@@ -221,18 +211,16 @@ func NewHandler(cfg Config) (*Handler, error) {
 		return nil, fmt.Errorf("xdsproxy: new handler: %w", err)
 	}
 	cfg.Header = cfg.Header.Clone()
-	cfg.MaxRequest, cfg.MaxResponse = cmp.Or(cfg.MaxRequest, maxRequest), cmp.Or(cfg.MaxResponse, maxResponse)
 	hc := *cfg.HTTPClient
 	hc.Jar = nil
-	each := max(maxPeerWaiting, 2*cfg.MaxRequest)
 	h := &Handler{
 		redacted: redact.New("xdsproxy.Handler(" + cfg.url() + ")"),
 
 		cfg:     cfg,
-		client:  grpchttp.NewClient(&hc, cfg.url(), cfg.MaxResponse),
+		client:  grpchttp.NewClient(&hc, cfg.url(), cmp.Or(cfg.limits.response, maxResponse)),
 		log:     ratelog.New(cfg.Logger, 0),
-		open:    limit.NewShares[peerkey.Holder](cmp.Or(cfg.MaxStreams, maxStreams), cmp.Or(cfg.MaxPeerStreams, maxPeerStreams)),
-		waiting: limit.NewShares[peerkey.Holder](max(maxWaiting, each), each),
+		open:    limit.NewShares[peerkey.Holder](cmp.Or(cfg.limits.streams, maxStreams), cmp.Or(cfg.limits.peerStreams, maxPeerStreams)),
+		waiting: limit.NewShares[peerkey.Holder](maxWaiting, maxPeerWaiting),
 
 		debugging: make(chan struct{}, 1),
 		unread:    limit.NewShares[string](maxUnread, 1),
@@ -243,8 +231,8 @@ func NewHandler(cfg Config) (*Handler, error) {
 			service + "StreamAggregatedResources": h.serveStream(false),
 			service + "DeltaAggregatedResources":  h.serveStream(true),
 		},
-		Name: "xdsproxy", MaxMessage: cfg.MaxRequest, SendTimeout: sendTime,
-		Incoming: grpchttp.NewIncoming("xdsproxy", max(maxWaiting, each), each),
+		Name: "xdsproxy", MaxMessage: cmp.Or(cfg.limits.request, maxRequest), SendTimeout: sendTime,
+		Incoming: grpchttp.NewIncoming("xdsproxy", maxWaiting, maxPeerWaiting),
 	}
 	h.metrics.init(h)
 	return h, nil

@@ -2,9 +2,10 @@ package spiffetls
 
 import (
 	"context"
-	"crypto/tls"
-	"net/http"
+	"errors"
+	"time"
 
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -32,7 +33,7 @@ func (g *Governor) Status() GovernorStatus {
 	return st
 }
 
-// Endpoints returns how many configurations have connections, whose sources Run listens to.
+// Endpoints returns how many endpoints have connections, whose sources Run listens to.
 func Endpoints(g *Governor) int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -49,15 +50,10 @@ func Hooked(g *Governor) int {
 	return n
 }
 
-// Holds is what is asked before each Write of a connection of t.
-func Holds(t *http.Transport, host, port string, id spiffe.ID) func() error {
-	var q question
-	_ = t.TLSClientConfig.VerifyConnection(q.in(tls.ConnectionState{}))
-	return q.e.holds(hostport{host, port}, id)
+// Holds is what is asked before each Write of a connection.
+func Holds(e *Endpoint, addr string, p *spiffe.Peer) func() error {
+	return e.holds(proof{peer: p, addr: addressOf(addr)}, addr)
 }
-
-// OtherSees returns what the Failure of e says that the other side sees.
-func (e *HandshakeError) OtherSees() string { return e.otherSees() }
 
 // Count counts a handshake.
 func Count(m *Metrics) { m.good(true, false) }
@@ -68,3 +64,39 @@ func Silent(m *Metrics) int {
 	defer m.mu.Unlock()
 	return len(m.silent)
 }
+
+// Failure is one that Metrics keep.
+type Failure struct {
+	Count                              int
+	Last                               time.Time
+	Side, Remote, Stage, Rule, Message string
+	ID                                 spiffe.ID
+	Err                                error
+	Reason                             string
+}
+
+// Failures returns what is kept, the newest first, and how many failures were noted.
+func (m *Metrics) Failures() (all []Failure, total int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, k := range m.kept {
+		f := Failure{
+			Count: k.count, Last: k.last, Side: "client", Remote: k.remote, Stage: k.stage, Message: k.message(), ID: k.id, Err: k.err,
+		}
+		if k.server {
+			f.Side = "server"
+		}
+		for _, a := range k.attrs() {
+			if a.Key == "err" {
+				f.Reason = redact.Clip(a.Value.String(), 2048)
+			}
+		}
+		if ve, ok := asVerify(k.err); ok {
+			f.Rule = ve.Rule
+		}
+		all, total = append(all, f), total+k.count
+	}
+	return all, total
+}
+
+func asVerify(err error) (ve *spiffe.VerifyError, ok bool) { return ve, errors.As(err, &ve) }

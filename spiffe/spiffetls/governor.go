@@ -24,10 +24,10 @@ import (
 
 // Governor ends connections whose proof no longer holds. A handshake proves a peer once; a Governor judges every open
 // connection again, with the same [spiffe.Verifier], when a bundle or a policy changes, and ends it before the proof
-// expires. Name it in [Options] and run it:
+// expires. Name it in a [Config] and run it:
 //
 //	g := &spiffetls.Governor{}
-//	err := spiffetls.ConfigureServer(server, self, bundles, allow, &spiffetls.Options{Governor: g})
+//	endpoint, err := spiffetls.New(spiffetls.Config{Self: source, Peers: source, Allow: allow, Governor: g})
 //	…
 //	go g.Run(ctx) // in a group that waits for it
 //
@@ -47,19 +47,19 @@ import (
 //
 // # How
 //
-// Draining closes an idle connection at once. In a server of [ConfigureServer] net/http reports which connections are idle;
+// Draining closes an idle connection at once. In a server of [Endpoint.ConfigureServer] net/http reports which connections are idle;
 // an HTTP/2 connection counts as idle after a second. A busy connection gets "Connection: close" on its next response,
 // which ends an HTTP/1.1 connection after the response, and makes an HTTP/2 connection send GOAWAY and end with its last
 // request. After Grace it is cut.
 //
-// In a [Transport] net/http reports nothing. A connection counts as idle if no byte has moved for five seconds and the last
+// In a [Endpoint.Transport] net/http reports nothing. A connection counts as idle if no byte has moved for five seconds and the last
 // ones came in, so a request that waits longer than that for the next byte of its response may be cut before the end of
 // Grace.
 //
-// The use of a connection from [Governor.Listener], or of one that a handler has hijacked, is unknown: it is cut after
-// Grace. A program that knows the protocol can end such a connection itself: if what it passes to [Dialer.Handshake],
-// or what the inner listener of [Governor.Listener] returns, has a method Drain(), that is called once when draining
-// begins, and must not block. Package spiffegrpc does so.
+// The use of a connection from [Endpoint.Listener], or of one that a handler has hijacked, is unknown: it is cut after
+// Grace. A program that knows the protocol can end such a connection itself: if what it passes to [Endpoint.Client] or
+// [Endpoint.Server] has a method Drain(), that is called once when draining begins, and must not block. Package spiffegrpc
+// does so.
 //
 // A connection is cut without a TLS close_notify, as sending one can block. HTTP detects a truncated message by itself.
 //
@@ -95,12 +95,12 @@ type Governor struct {
 
 	// heard are the endpoints whose sources Run listens to, and the channels that tell of their next
 	// change. Only Run uses it.
-	heard map[*endpoint][]<-chan struct{}
+	heard map[*Endpoint][]<-chan struct{}
 
 	mu        sync.Mutex
 	wake      chan struct{} // a connection was added; see woken
 	queue     queue
-	endpoints map[*endpoint]int // connections of each
+	endpoints map[*Endpoint]int // connections of each
 	draining  int
 	endedBy   [numCauses]uint64
 }
@@ -151,7 +151,7 @@ const (
 
 // governed is one connection.
 type governed struct {
-	e     *endpoint
+	e     *Endpoint
 	role  spiffe.Role         // of the peer
 	chain []*x509.Certificate // as presented
 	proof
@@ -180,14 +180,16 @@ type link interface {
 }
 
 // govern returns the argument of add.
-func (e *endpoint) govern(l link, role spiffe.Role, p proof, cs tls.ConnectionState) *governed {
+func (e *Endpoint) govern(l link, role spiffe.Role, p proof, cs tls.ConnectionState) *governed {
 	now := time.Now()
 	c := &governed{
 		e: e, role: role, chain: cs.PeerCertificates, proof: p, link: l,
 		since: now, share: rand.Float64(), at: now, index: -1,
 	}
-	if svid, err := e.self.SVID(); role == spiffe.ClientRole && err == nil && svid != nil {
-		c.own = svid.NotAfter()
+	if role == spiffe.ClientRole && e.config.Self != nil {
+		if svid, err := e.config.Self.SVID(); err == nil && svid != nil {
+			c.own = svid.NotAfter()
+		}
 	}
 	return c
 }
@@ -206,7 +208,7 @@ func (g *Governor) put(c *governed) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.endpoints == nil {
-		g.endpoints = make(map[*endpoint]int)
+		g.endpoints = make(map[*Endpoint]int)
 	}
 	g.endpoints[c.e]++
 	heap.Push(&g.queue, c)
@@ -287,7 +289,7 @@ func (g *Governor) listen(cases []reflect.SelectCase, again bool) []reflect.Sele
 	endpoints := slices.Collect(maps.Keys(g.endpoints))
 	g.mu.Unlock()
 	cases, own := slices.Clone(cases), len(cases)
-	heard := make(map[*endpoint][]<-chan struct{}, len(endpoints))
+	heard := make(map[*Endpoint][]<-chan struct{}, len(endpoints))
 	seen := map[<-chan struct{}]bool{nil: true}
 	for _, e := range endpoints {
 		channels, ok := g.heard[e]

@@ -19,7 +19,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// Metrics counts the handshakes of the configurations whose [Options] name it, and the requests that [RequirePeer]
+// Metrics counts the handshakes of the configurations whose [Config] names it, and the requests that [RequirePeer]
 // denies. Its zero value is ready to use. It is safe for concurrent use and must not be copied.
 //
 // [Metrics.Report] has these counts:
@@ -63,9 +63,9 @@ import (
 //
 // A handshake counts when it ends. A TLS 1.3 server sees that its client has refused it as not_verified or not_proven; a
 // client learns only after the handshake, which therefore counts as good, that its server has refused it. Configurations
-// of [ServerConfig] and [ClientConfig] learn of the verification and not of the end: their handshakes count as good when the
-// other side is verified, and connections that end before the client's hello do not count. [ConfigureServer], [NewListener],
-// [Transport] and [Dialer] know the end.
+// of [Endpoint.ServerConfig] and [Endpoint.ClientConfig] learn of the verification and not of the end: their handshakes count as good when the
+// other side is verified, and connections that end before the client's hello do not count. The others know the
+// end.
 //
 // Counting takes some ten nanoseconds and no memory.
 type Metrics struct {
@@ -75,6 +75,7 @@ type Metrics struct {
 
 	mu     sync.Mutex
 	silent map[*tls.Conn]struct{} // connections of servers that net/http has accepted, before the hello
+	kept   []kept                 // the newest first
 }
 
 // cause is why a handshake failed, a request was denied, or a connection was ended: one of a few, none of which the
@@ -109,7 +110,6 @@ const (
 	causeCanceled
 	causeTooMany
 	causeUngoverned
-	causeForeign
 	causeOther
 
 	// Of requests.
@@ -148,8 +148,7 @@ var causes = [numCauses]struct{ label, text string }{
 	causeTimeout:          {"timeout", errSlow.Error()},
 	causeCanceled:         {"canceled", "TLS"},
 	causeTooMany:          {"too_many", "TLS"},
-	causeUngoverned:       {"ungoverned", errUngoverned.Error()},
-	causeForeign:          {"ungoverned", errForeign.Error()},
+	causeUngoverned:       {"ungoverned", errForeign.Error()},
 	causeOther:            {"other", "TLS"},
 	causeNoCertificate:    {"no_certificate", errNoProof.Error()},
 	causeProofExpired:     {"proof_expired", "its proof has expired"},
@@ -157,7 +156,7 @@ var causes = [numCauses]struct{ label, text string }{
 	causeProofEnds:        {"proof_ends", "the proof is about to expire"},
 }
 
-// causeOf returns the cause of err, which occurred at a stage of [Failure].
+// causeOf returns the cause of err, which occurred at a stage of a failure.
 func causeOf(stage string, err error) cause {
 	switch stage {
 	case "leaf":
@@ -212,7 +211,7 @@ func causeOf(stage string, err error) cause {
 		cause cause
 	}{
 		{errSlow, causeTimeout}, {errNotJudged, causeNotVerified}, {errUnproven, causeUnproven}, {errAnonymous, causeLeft}, {errTooMany, causeTooMany},
-		{errUngoverned, causeUngoverned}, {errForeign, causeForeign},
+		{errForeign, causeUngoverned},
 		{context.DeadlineExceeded, causeTimeout}, {os.ErrDeadlineExceeded, causeTimeout}, {context.Canceled, causeCanceled},
 		{io.EOF, causeClosed}, {io.ErrUnexpectedEOF, causeClosed}, {syscall.ECONNRESET, causeClosed}, {syscall.EPIPE, causeClosed},
 	} {
@@ -243,17 +242,14 @@ func (m *Metrics) good(server, resumed bool) {
 	}
 }
 
-// failed counts a handshake that failed.
-func (m *Metrics) failed(server bool, c cause) {
-	if m != nil {
-		m.failures[side(server)][c].Add(1)
-	}
-}
-
-// denied counts a request.
-func (m *Metrics) denied(c cause) {
-	if m != nil {
+// failed counts a failure.
+func (m *Metrics) failed(f failure) {
+	switch c := causeOf(f.stage, f.err); {
+	case m == nil:
+	case f.stage == "request":
 		m.denials[c].Add(1)
+	default:
+		m.failures[side(f.server)][c].Add(1)
 	}
 }
 
@@ -273,7 +269,7 @@ func (m *Metrics) connState(c net.Conn, s http.ConnState) {
 		m.silent[conn] = struct{}{}
 	case http.StateClosed, http.StateHijacked:
 		if m.heard(conn) {
-			m.failed(true, causeNoHello)
+			m.failures[side(true)][causeNoHello].Add(1)
 		}
 	}
 }
@@ -290,8 +286,11 @@ func (m *Metrics) heard(conn *tls.Conn) (first bool) {
 	return first
 }
 
-// Report implements [report.Reporter] with the counts.
-func (m *Metrics) Report() report.Report { return report.Report{Metrics: m.write} }
+// Report implements [report.Reporter] with the counts, and with the last failures as problems: of the last hour, the
+// newest of up to eight kinds. An error wraps the [*HandshakeError], if there is one.
+func (m *Metrics) Report() report.Report {
+	return report.Report{Metrics: m.write, Problems: m.problems()}
+}
 
 func (m *Metrics) write(w io.Writer) error {
 	var s metrics.Set

@@ -56,7 +56,11 @@ func Example_server() {
 		}
 		defer me.Close()
 		srv := &http.Server{Addr: ":8443", Handler: handler}
-		if err := spiffetls.ConfigureServer(srv, me, me, spiffe.AllowMembersOf(td), nil); err != nil {
+		endpoint, err := spiffetls.New(spiffetls.Config{Self: me, Peers: me, Allow: spiffe.AllowMembersOf(td)})
+		if err != nil {
+			return err
+		}
+		if err := endpoint.ConfigureServer(srv); err != nil {
 			return err
 		}
 		return srv.ListenAndServeTLS("", "")

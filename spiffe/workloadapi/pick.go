@@ -97,7 +97,7 @@ func (c Choice) missing(u *Update) error {
 //
 //	internal, err := src.Pick(workloadapi.Choice{Hint: "internal"})
 //	…
-//	cfg, err := spiffetls.ClientConfig(internal, internal, allow, nil)
+//	endpoint, err := spiffetls.New(spiffetls.Config{Self: internal, Peers: internal, Allow: allow})
 //
 // While no identity meets c, SVID and the other readers of the identity return an error that wraps [spiffe.ErrNotReady]
 // and names the identities that there are. Bundles do not depend on c. Changed also tells of changes of other

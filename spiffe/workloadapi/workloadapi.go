@@ -8,8 +8,7 @@
 //		return err // says why: no server answers, or the workload is not registered
 //	}
 //	defer src.Close()
-//	srv := &http.Server{Addr: ":8443", Handler: handler}
-//	err = spiffetls.ConfigureServer(srv, src, src, spiffe.AllowIDs(frontend), nil)
+//	endpoint, err := spiffetls.New(spiffetls.Config{Self: src, Peers: src, Allow: spiffe.AllowIDs(frontend)})
 //
 // Until [Source.Close], the [Source] has the current X.509-SVID and the current trust bundles. A program that serves before
 // it has an identity uses [New], [Source.Run] and [Source.Ready] instead. A Source is also the source of a jwtsvid.Cache

@@ -28,6 +28,8 @@ import (
 	"github.com/svidkit/svidkit/internal/jsonapi"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/ratelog"
+	"github.com/svidkit/svidkit/internal/redact"
+	"github.com/svidkit/svidkit/internal/retry"
 	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/pki"
@@ -130,8 +132,8 @@ func httpClient(e *caclient.Endpoint, cfg Config, scheme string) (*http.Client, 
 	return c, nil
 }
 
-// Name returns the name of the client's package.
-func (c *Conn) Name() string { return c.cfg.Name }
+// Text returns what a client prints instead of its tokens and keys.
+func (c *Conn) Text() redact.Text { return redact.New(c.cfg.Name + ".CA(" + c.URL + ")") }
 
 // Token returns the token to send, and why there is none if there should be one. It is text that fits into a header. The
 // error is a [*caclient.Error] of op, or says that ctx is done.
@@ -150,10 +152,9 @@ func (c *Conn) Token(ctx context.Context, op string) (token string, missing, err
 				return "", nil, err
 			}
 			e := c.Error(op, caclient.ErrUnavailable, fmt.Errorf("get a token: %w", err))
-			if told, ok := errors.AsType[retryable](err); ok {
-				if e.RetryAfter, ok = told.Retryable(); !ok { // a token endpoint knows no such client, for example
-					e.Kind = caclient.ErrUnauthenticated
-				}
+			after, advice := retry.After(err)
+			if e.RetryAfter = after; advice == retry.Never { // a token endpoint knows no such client, for example
+				e.Kind = caclient.ErrUnauthenticated
 			}
 			return "", nil, e
 		}
@@ -169,10 +170,31 @@ func (c *Conn) Token(ctx context.Context, op string) (token string, missing, err
 	return token, missing, nil
 }
 
-// retryable is an error that says whether asking again may help, as those of package tokensource do.
-type retryable interface {
-	error
-	Retryable() (after time.Duration, ok bool)
+// ProofToken is [Conn.Token] for a call that needs a token, as the CA has refused the certificate of the caller; refused is nil
+// if there was none. Without a token the error is refused, or says what there should be.
+func (c *Conn) ProofToken(ctx context.Context, refused error, none string) (string, error) {
+	token, missing, err := c.Token(ctx, "sign")
+	switch {
+	case err != nil:
+		return "", err
+	case token != "":
+		return token, nil
+	case refused != nil:
+		return "", refused
+	}
+	return "", c.Error("sign", caclient.ErrUnauthenticated, errors.Join(errors.New(none), missing))
+}
+
+// OneCall returns a client that makes a connection for each call, which has the client certificate of that moment. config is
+// nil for one that trusts the roots of the host.
+func OneCall(
+	config func(context.Context) (*tls.Config, error), certificate func(*tls.CertificateRequestInfo) (*tls.Certificate, error),
+) *http.Client {
+	t := tlsalert.NewTransport(config, false, nil)
+	t.DisableKeepAlives = true
+	t.Protocols.SetHTTP2(false)
+	t.TLSClientConfig.GetClientCertificate = certificate
+	return &http.Client{Transport: t}
 }
 
 // IsText reports whether s can be the value of a header.
@@ -353,25 +375,9 @@ func (c *Conn) Do(ctx context.Context, r Request, answer any) error {
 }
 
 func (c *Conn) do(ctx context.Context, r Request) ([]byte, error) {
-	var in io.Reader
-	if r.Body != nil {
-		b, err := json.Marshal(r.Body)
-		if err != nil {
-			return nil, c.Error(r.Op, caclient.ErrInvalid, err)
-		}
-		in = bytes.NewReader(b)
-	}
-	req, err := http.NewRequestWithContext(ctx, r.Method, c.URL+r.Path, in)
+	req, err := c.request(ctx, r)
 	if err != nil {
-		return nil, c.Error(r.Op, caclient.ErrInvalid, errors.New("the path of the request cannot be part of a URL"))
-	}
-	if r.Header != nil {
-		req.Header = r.Header.Clone()
-	}
-	req.Header.Set("Accept", "application/json")
-	req.Header["Accept-Encoding"] = jsonapi.Plain
-	if in != nil {
-		req.Header.Set("Content-Type", "application/json")
+		return nil, c.Error(r.Op, caclient.ErrInvalid, err)
 	}
 	c.Begin()
 	resp, err := c.HTTP.Do(req)
@@ -396,6 +402,30 @@ func (c *Conn) do(ctx context.Context, r Request) ([]byte, error) {
 		return nil, e
 	}
 	return nil, c.Error(r.Op, caclient.ErrUnavailable, bearer.RedactError(err, r.Secrets...))
+}
+
+func (c *Conn) request(ctx context.Context, r Request) (*http.Request, error) {
+	var body io.Reader
+	if r.Body != nil {
+		b, err := json.Marshal(r.Body)
+		if err != nil {
+			return nil, err
+		}
+		body = bytes.NewReader(b)
+	}
+	req, err := http.NewRequestWithContext(ctx, r.Method, c.URL+r.Path, body)
+	if err != nil {
+		return nil, errors.New("the path of the request cannot be part of a URL")
+	}
+	if r.Header != nil {
+		req.Header = r.Header.Clone()
+	}
+	req.Header.Set("Accept", "application/json")
+	req.Header["Accept-Encoding"] = jsonapi.Plain
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	return req, nil
 }
 
 func (c *Conn) judge(r Request, resp *http.Response, body []byte) ([]byte, error) {

@@ -43,7 +43,6 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
-	"github.com/svidkit/svidkit/pki/ca/auditlog"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/pki/ra"
@@ -75,11 +74,10 @@ type Config struct {
 	shorten            bool
 	temporary          bool            // Serve has made StateDir
 	given              map[string]bool // flags, by the arguments or the environment
-	auditOptions       auditlog.Options
 	// Page returns what Serve has at / of -admin-addr, until its context is done. Nil means nothing.
 	Page func(context.Context, *Authority) (http.Handler, error)
 	// Pods is that of [caserver.Options]; it is for a CA of its own in a cluster.
-	Pods func(ca.Signer) (run func(context.Context) error, metrics func(io.Writer) error, err error)
+	Pods func(ca.Signer) (caserver.Part, error)
 
 	cluster               caserver.Kubernetes
 	namespace             string
@@ -193,11 +191,7 @@ func (c *Config) define(fs *flag.FlagSet) {
 		"wait: beyond that, requests are told when to come back; 0: no limit")
 	fs.Float64Var(&c.CA.Limits.Rate, "rate", 0, "signings per `second`; 0: no limit")
 	fs.Float64Var(&c.CA.Limits.CallerRate, "caller-rate", 10, "signings per `second` for each caller; 0: no limit")
-	fs.StringVar(&c.AuditLog, "audit-log", "", "`file` for the audit log, or none (default: in -state-dir)")
-	fs.Int64Var(&c.auditOptions.MaxSize, "audit-size", 100<<20, "`bytes` at which the audit log begins a new file; 0: never")
-	fs.Int64Var(&c.auditOptions.KeepSize, "audit-keep-size", 0, "`bytes` of full audit files that are kept, before the "+
-		"oldest is removed; 0: all, until the disk is full and nothing is signed")
-	fs.DurationVar(&c.auditOptions.KeepAge, "audit-keep-age", 0, "`duration`: how long a full audit file is kept; 0: for ever")
+	fs.StringVar(&c.AuditLog, "audit-log", "", "`file` for the audit log, or none (default: in -state-dir); SIGHUP reopens it, as logrotate wants")
 
 	fs.StringVar(&c.istioAddr, "istio-addr", "127.0.0.1:15012", "`address` of Istio's API; empty: none")
 	fs.StringVar(&c.linkerdAddr, "linkerd-addr", "127.0.0.1:8080", "`address` of Linkerd's API; empty: none")
@@ -370,11 +364,6 @@ func (c *Config) check(serve bool) error {
 		{"queue-time", c.CA.Limits.QueueTime < 0, negative},
 		{"rate", !(c.CA.Limits.Rate >= 0), negative}, // or NaN
 		{"caller-rate", !(c.CA.Limits.CallerRate >= 0), negative},
-		{"audit-size", c.auditOptions.MaxSize < 0, negative},
-		{"audit-keep-size", c.auditOptions.KeepSize < 0, negative},
-		{"audit-keep-size", c.auditOptions.KeepSize > 0 && c.auditOptions.MaxSize == 0, "there are no full files with -audit-size 0"},
-		{"audit-keep-age", c.auditOptions.KeepAge < 0, negative},
-		{"audit-keep-age", c.auditOptions.KeepAge > 0 && c.auditOptions.MaxSize == 0, "there are no full files with -audit-size 0"},
 		{"external-ca", c.ExternalCA != "" && c.ExternalCA != kubernetesRA, "there is only " + kubernetesRA},
 		{"external-ca", c.ExternalCA != "" && !c.Kubernetes, "it needs -kubernetes"},
 		{"k8s-signer", c.ExternalCA != "" && c.external.Signer+c.external.SignerDomain == "", "with -external-ca, name a signer here, or the domain of several in -cert-signer-domain"},

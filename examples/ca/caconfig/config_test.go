@@ -309,11 +309,6 @@ func TestBadFlags(t *testing.T) {
 		{"-queue -1", "-queue"},
 		{"-rate -1", "-rate"},
 		{"-caller-rate NaN", "-caller-rate"},
-		{"-audit-size -1", "-audit-size"},
-		{"-audit-keep-size -1", "-audit-keep-size"},
-		{"-audit-keep-size 1 -audit-size 0", "-audit-keep-size"},
-		{"-audit-keep-age -1h", "-audit-keep-age"},
-		{"-audit-keep-age 1h -audit-size 0", "-audit-keep-age"},
 		{"-propagation -1s", "-propagation"},
 		{"-linkerd-clock-skew 0", "-linkerd-clock-skew"},
 		{"-oidc-issuer http://oidc.example.org", "-oidc-issuer: the scheme"},
@@ -346,7 +341,7 @@ func TestBadFlags(t *testing.T) {
 	for _, args := range []string{
 		"-kubernetes -max-ttl 15s -linkerd-addr=", // no certificate is for Linkerd
 		"-kubernetes -default-ttl 480h",           // and so a new key for tokens is distributed for 480h
-		"-kubernetes -audit-size 0x100 -rate 1e3 -queue 0",
+		"-kubernetes -rate 1e3 -queue 0",
 	} {
 		c, err := parse(strings.Fields(args), env{}.get, io.Discard, true)
 		require.NoError(t, err, args)

@@ -152,7 +152,7 @@ func TestManager(t *testing.T) {
 	var r envoysds.DiscoveryResponse
 	require.NoError(t, proto.Unmarshal(b, &r))
 	send(&envoysds.DiscoveryRequest{ResponseNonce: r.GetNonce(), ResourceNames: []string{"default"}, ErrorDetail: &envoysds.Status{Message: "KEY_VALUES_MISMATCH"}})
-	require.Eventually(t, func() bool { return len(handler.Report().Servers[0].Events) == 2 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return len(handler.Report().Servers[0].Pushes) == 2 }, time.Minute, time.Millisecond)
 
 	// A page is kept for twenty times as long as it took to make.
 	require.Eventually(t, func() bool { s = read(t, h); return len(s.Events.Rows) == 2 }, time.Minute, 10*time.Millisecond)

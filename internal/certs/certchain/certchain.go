@@ -34,7 +34,7 @@ func CheckCost(chain []*x509.Certificate) error {
 		return errors.New("the chain has a nil certificate")
 	}
 	for i, c := range chain {
-		if bits := RSABits(c); bits > MaxRSABits {
+		if bits := rsaBits(c); bits > MaxRSABits {
 			return fmt.Errorf("certificate %d has an RSA key of %d bits, the limit is %d: %w", i+1, bits, MaxRSABits, certpem.ErrTooLarge)
 		}
 	}
@@ -63,15 +63,28 @@ func CheckSize(chain []*x509.Certificate) error {
 // SelfSigned reports whether c is a root. A CA's certificate for its own name under another key, which links an old
 // root to a new one, is not, nor is a certificate whose key [CheckCost] refuses.
 func SelfSigned(c *x509.Certificate) bool {
-	return c.IsCA && bytes.Equal(c.RawSubject, c.RawIssuer) && RSABits(c) <= MaxRSABits && c.CheckSignatureFrom(c) == nil
+	return c.IsCA && bytes.Equal(c.RawSubject, c.RawIssuer) && rsaBits(c) <= MaxRSABits && c.CheckSignatureFrom(c) == nil
 }
 
-// RSABits returns the size of an RSA key, and 0 for other keys, whose size is that of their curve.
-func RSABits(c *x509.Certificate) int {
+// rsaBits returns the size of an RSA key, and 0 for other keys, whose size is that of their curve.
+func rsaBits(c *x509.Certificate) int {
 	if k, ok := c.PublicKey.(*rsa.PublicKey); ok {
 		return k.N.BitLen()
 	}
 	return 0
+}
+
+// UnfitAnchor says why cert must not be a trust anchor, or returns "". crypto/x509 trusts every certificate among
+// the roots, even a leaf, so only CAs may be there. The authorities of a federated domain may be hostile, so an RSA
+// key that makes verification slow is refused too.
+func UnfitAnchor(cert *x509.Certificate) string {
+	switch bits := rsaBits(cert); {
+	case !cert.BasicConstraintsValid || !cert.IsCA:
+		return "not a CA certificate"
+	case bits > MaxRSABits:
+		return fmt.Sprintf("an RSA key of %d bits, the limit is %d", bits, MaxRSABits)
+	}
+	return ""
 }
 
 // Tidy returns chain as it is presented: the leaf, which is the certificate for key, then each
@@ -105,7 +118,7 @@ func Tidy(chain []*x509.Certificate, key crypto.PublicKey) []*x509.Certificate {
 func Issuer(certs []*x509.Certificate, child *x509.Certificate) int {
 	best, now := -1, time.Now()
 	for i, c := range certs {
-		if !bytes.Equal(c.RawSubject, child.RawIssuer) || RSABits(c) > MaxRSABits || child.CheckSignatureFrom(c) != nil {
+		if !bytes.Equal(c.RawSubject, child.RawIssuer) || rsaBits(c) > MaxRSABits || child.CheckSignatureFrom(c) != nil {
 			continue
 		}
 		if valid := InTime(c, now) == nil; best < 0 || valid && (InTime(certs[best], now) != nil || c.NotAfter.After(certs[best].NotAfter)) {

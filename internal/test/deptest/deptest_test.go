@@ -184,7 +184,7 @@ func TestReach(t *testing.T) {
 	// Of protobuf nothing but how fields are encoded. Generated messages are for tests.
 	const protowire, ofIt, ofItToo = "google.golang.org/protobuf/encoding/protowire", "google.golang.org/protobuf/internal/errors", "google.golang.org/protobuf/internal/detrand"
 	for _, c := range []struct{ packages, may []string }{
-		{[]string{"spiffe", "spiffe/spiffetls", "spiffe/health", "spiffe/federation", "authn", "authn/kube", "authn/tokensource", "authn/unixsocket"}, nil},
+		{[]string{"spiffe", "spiffe/spiffetls", "spiffe/health", "spiffe/federation", "authn", "authn/kube", "authn/tokensource", "spiffe/unixsocket"}, nil},
 		{[]string{"spiffe/jwtsvid", "spiffe/exp/witsvid", "authn/jwt"}, []string{jose}},
 		{[]string{"caclient/stepca", "caclient/athenz", "authn/athenz/athenzname"}, []string{cryptobyte}},
 		{[]string{"authn/athenz"}, []string{cryptobyte, jose}},

@@ -36,10 +36,11 @@ var floors = []struct {
 		"sds", "sds/kubesecrets", "sds/sdssource", "sds/xdsproxy", "spiffe/workloadapi", "spiffe/workloadserver",
 	}},
 	core: {"core", "Core", "The standard library, go-jose for tokens, x/crypto for ASN.1, fsnotify for files.", []string{
-		"authn", "authn/athenz", "authn/athenz/athenzname", "authn/jwt", "authn/kube", "authn/tokensource", "authn/unixsocket",
+		"authn", "authn/athenz", "authn/athenz/athenzname", "authn/jwt", "authn/kube", "authn/tokensource",
 		"caclient", "caclient/athenz", "caclient/googlecas", "caclient/local", "caclient/stepca", "caclient/vault",
 		"pki", "pki/ca", "pki/ca/auditlog", "pki/ca/kubesecret", "pki/linkerdname", "pki/ra", "secretcache",
 		"spiffe/federation", "spiffe/filesink", "spiffe/filesource", "spiffe/health", "spiffe/jwtsvid", "spiffe/source", "spiffe/spiffetls",
+		"spiffe/unixsocket",
 	}},
 	ground: {"ground", "Ground", "The standard library alone.", []string{"spiffe", "spiffe/report"}},
 	exp:    {"exp", "Experiments", "They may change or go with any version.", []string{"spiffe/exp/witsvid"}},

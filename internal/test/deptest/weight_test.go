@@ -32,7 +32,7 @@ func TestWeight(t *testing.T) {
 		maxMB float64 // of 10⁶ bytes, on linux/amd64
 	}{
 		{"spiffe", "spiffe.NewVerifier, spiffe.ParseBundle, spiffe.ParseSVIDPEM", 4},
-		{"spiffe/spiffetls", "spiffetls.ConfigureServer, spiffetls.Transport", 7},
+		{"spiffe/spiffetls", "(*spiffetls.Endpoint).ConfigureServer, (*spiffetls.Endpoint).Transport", 7},
 		{"spiffe/jwtsvid", "jwtsvid.NewValidator, jwtsvid.NewIssuer", 5},
 		{"spiffe/federation", "federation.New, (*federation.Manager).Run", 7},
 		{"spiffe/workloadapi", "workloadapi.New, (*workloadapi.Source).Run", 7.2},
@@ -71,7 +71,7 @@ func TestWeight(t *testing.T) {
 		{"authn/jwt", "jwt.New, jwt.SVID, jwt.UnverifiedIssuer", 7.5},
 		{"authn/kube", "kube.NewReviewer, kube.TokenReview", 8},
 		{"authn/tokensource", "tokensource.Exchange, (*tokensource.Source).Token", 7},
-		{"authn/unixsocket", "(*unixsocket.Server).Run, unixsocket.PeerFromContext", 7.2},
+		{"spiffe/unixsocket", "(*unixsocket.Server).Run, unixsocket.PeerFromContext", 7.2},
 		{"authn/athenz", "athenz.NewProvider, athenz.NewSigner, athenz.VerifyServiceToken", 7.5},
 		{"spiffe/report", "report.Report{}", 3},
 	} {
@@ -102,7 +102,7 @@ func TestWeightOfPrograms(t *testing.T) {
 		t.Skip("links programs; run it with -long")
 	}
 	workload := "spiffe.NewVerifier, secretcache.New, (*secretcache.Manager).Run, workloadapi.New, (*workloadapi.Source).Run"
-	peers := ", spiffetls.ConfigureServer, spiffetls.Transport"
+	peers := ", (*spiffetls.Endpoint).ConfigureServer, (*spiffetls.Endpoint).Transport"
 	for _, c := range []struct {
 		name, uses string
 		maxMB      float64 // of 10⁶ bytes, on linux/amd64
@@ -134,7 +134,7 @@ func build(t *testing.T, name, uses string) float64 {
 	}
 	for _, other := range []string{
 		module + "/spiffe", module + "/spiffe/spiffetls", module + "/spiffe/workloadapi", module + "/spiffe/workloadserver", module + "/secretcache",
-		module + "/pki/ca", module + "/pki/caserver", module + "/authn/unixsocket", "net/http",
+		module + "/pki/ca", module + "/pki/caserver", module + "/spiffe/unixsocket", "net/http",
 	} {
 		if regexp.MustCompile(`\b`+filepath.Base(other)+`\.`).MatchString(uses) && other != module+"/"+name {
 			imports = append(imports, other)

@@ -55,7 +55,7 @@ const (
 )
 
 // mesh is that of the demo, with names in the form of the first design.
-var mesh = linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local", Seed: true}
+var mesh = linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local", FirstDesign: true}
 
 // TestDemo runs an identity service with an API server that is made up, two applications, and the program beside each of
 // them, through the life of their certificates.

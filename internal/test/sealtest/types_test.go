@@ -156,7 +156,7 @@ var open = map[string]string{
 	"caclient/stepca.Options":                   callers,
 	"spiffe/spiffetest.Source":                  fixture,
 	"spiffe/spiffetest/federationtest.Endpoint": "the tls.Config of its dialer takes certificates from functions",
-	"spiffe/spiffetls.Dialer":                   "its tls.Config takes certificates from functions",
+	"spiffe/spiffetls.Endpoint":                 "its tls.Config takes certificates from functions",
 	"spiffe/spiffetest/workloadapitest.Server":  "the tls.Config of its dialer takes certificates from functions",
 }
 

@@ -3,7 +3,7 @@
 // form of a token and its claims, the checks of signature, bundle and time, the memory of verified tokens, signing,
 // and the helpers of an HTTP client that presents tokens. The rules of each kind are in its own package.
 //
-// go-jose parses, verifies and signs. Package jws runs before it and is stricter.
+// Package jws parses tokens, crypto verifies them, and go-jose signs them.
 package token
 
 import (
@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/redact"
+	"github.com/svidkit/svidkit/internal/retry"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -72,6 +73,8 @@ func (e *Error) Is(target error) bool {
 	_, ok := e.Retryable()
 	return ok && target == ErrUnavailable
 }
+
+var _ retry.Error = (*Error)(nil)
 
 // Retryable reports whether the error says nothing about the token, so that the same token may be
 // accepted later. No time is known.

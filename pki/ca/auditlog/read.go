@@ -42,34 +42,33 @@ func Read(r io.Reader) iter.Seq2[Entry, error] {
 }
 
 // Verify reads a log in its files, the oldest first (see [Files]), and writes to w what is wrong with it, a line for each
-// place, and where it begins and ends. It returns an error if there is no record, if anything is wrong but for what a crash
-// leaves, if lines are missing before the first one that the log has not removed itself, or if the line with the hash last,
-// as [Log.End] returned it once, is not among them: then the end was cut off or changed. With an empty last it cannot tell that.
-func Verify(w io.Writer, last string, files ...io.Reader) error {
-	records, wrong, after := 0, 0, -1 // after: lines after last, less than 0 before it was found
+// place, and where it begins and ends. It returns an error if there is no record, or if anything is wrong but for what a
+// crash leaves.
+//
+// The first line must be the first one of all, or follow the line with the hash after, if files before it were archived or
+// deleted; if after is "any", it may follow any line. The line with the hash last, as [Log.End] returned it once, must be there, or the end was cut off or changed;
+// with an empty last Verify cannot tell that.
+func Verify(w io.Writer, after, last string, files ...io.Reader) error {
+	records, wrong, since := 0, 0, -1 // since: lines after last, less than 0 before it was found
 	var begin, end time.Time
 	var before, hash string
-	removed := map[string]bool{} // hashes of lines
 	for l := range read(files...) {
-		if hash = hex.EncodeToString(l.hash[:]); after >= 0 || hash == last {
-			after++
+		if hash = hex.EncodeToString(l.hash[:]); since >= 0 || hash == last {
+			since++
 		}
 		switch {
 		case l.err == nil:
+		case errors.Is(l.err, ErrTorn):
+			fmt.Fprintln(w, l.err)
 		case errors.Is(l.err, ErrChain), errors.Is(l.err, ErrMalformed):
 			wrong++
-			fmt.Fprintln(w, l.err)
-		case errors.Is(l.err, ErrTorn):
 			fmt.Fprintln(w, l.err)
 		default:
 			return l.err
 		}
-		switch e := l.KeyEvent; {
-		case e != nil:
-			end = e.Time
-			if e.Event == removedEvent {
-				removed[e.Fingerprint] = true
-			}
+		switch {
+		case l.KeyEvent != nil:
+			end = l.KeyEvent.Time
 		case l.Issuance != nil:
 			end = l.Issuance.Time
 		default:
@@ -85,8 +84,8 @@ func Verify(w io.Writer, last string, files ...io.Reader) error {
 	from := "the first line of all"
 	switch {
 	case before == noDigest:
-	case removed[before]:
-		from = "the line after " + before + ", where the files end that the log has removed itself"
+	case before == after, after == "any":
+		from = "the line after " + before + ", as it should"
 	default:
 		wrong++
 		from = "the line after " + before + ", which is not here: the lines before were cut off, or are in another file"
@@ -97,11 +96,10 @@ func Verify(w io.Writer, last string, files ...io.Reader) error {
 	switch {
 	case wrong > 0:
 		return fmt.Errorf("auditlog: lines were changed or taken out (places: %d)%s", wrong, keep)
-	case last == "":
-	case after < 0:
+	case last != "" && since < 0:
 		return fmt.Errorf("auditlog: the line %.64q was the last one once and is not here: the end was cut off or changed%s", last, keep)
-	default:
-		fmt.Fprintf(w, "the line %s, which was the last one once, is here, and %d after it\n", last, after)
+	case last != "":
+		fmt.Fprintf(w, "the line %s, which was the last one once, is here, and %d after it\n", last, since)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"time"
 
 	"github.com/svidkit/svidkit/authn"
@@ -39,6 +40,43 @@ func ClientCertificates(signer ca.Signer, td spiffe.TrustDomain, longest time.Du
 		proven := signer.Proven(caller.Certificate)
 		if age := time.Since(proven); proven.IsZero() || age > longest {
 			return nil, fmt.Errorf("istioca: client certificate: %w: %w: at %s, the limit is %v", authn.ErrRefused, errRenewed, proven.UTC().Format(time.RFC3339), longest)
+		}
+		return caller, nil
+	}), nil
+}
+
+// NotForwarded is certificates for callers without a proxy: it refuses a request with the header X-Forwarded-Client-Cert.
+// Such a request comes from a client of a proxy, which must not get a certificate for the proxy.
+func NotForwarded(certificates authn.Authenticator) authn.Authenticator {
+	return authn.Func(func(r *http.Request) (*authn.Caller, error) {
+		if len(r.Header.Values("X-Forwarded-Client-Cert")) > 0 {
+			return nil, fmt.Errorf("istioca: client certificate: the request is forwarded for another client: %w", authn.ErrNoCredential)
+		}
+		return certificates.Authenticate(r)
+	})
+}
+
+// ForwardedCertificates proves callers of the trust domain by the certificates that proxies at these addresses forward:
+// see [authn.ForwardedCertificate]. Put [NotForwarded] around [ClientCertificates] beside it. A proxy does not say which
+// root has signed a certificate, so none of them proves anything while the signer has a tainted root: the thief of the
+// root's key could come that way.
+func ForwardedCertificates(signer ca.Signer, td spiffe.TrustDomain, proxies []netip.Prefix) (authn.Authenticator, error) {
+	forwarded, err := authn.ForwardedCertificate(authn.ForwardedOptions{Allow: spiffe.AllowMembersOf(td), Proxies: proxies})
+	if err != nil {
+		return nil, err
+	}
+	return authn.Func(func(r *http.Request) (*authn.Caller, error) {
+		caller, err := forwarded.Authenticate(r)
+		if err != nil {
+			return nil, err
+		}
+		all, good := signer.Bundle(), signer.CallerBundle()
+		switch {
+		case caller.ID.IsZero():
+			return nil, fmt.Errorf("istioca: forwarded certificate: %w: %q has no SPIFFE ID", authn.ErrRefused, caller)
+		case all == nil || good == nil || all != good && !all.Equal(good):
+			return nil, fmt.Errorf("istioca: forwarded certificate: %w: a root of the CA is tainted, and the header does not "+
+				"say which one has signed; use a token until the root is gone", authn.ErrRefused)
 		}
 		return caller, nil
 	}), nil

@@ -13,6 +13,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/retry"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/internal/caservice"
@@ -99,8 +100,8 @@ func (s *Server) sign(ctx context.Context, c *caservice.Call, caller *authn.Call
 		CSR: csr, ID: grant.ID, DNSNames: grant.DNSNames, IPs: grant.IPs, CommonName: caservice.CommonName(csr, grant.ID.String()),
 		Caller: caller.ID.String(), Method: caller.Method, LimitKey: limitKey(caller, grant.ID), Signer: r.signer,
 	}
-	if p := caller.Pod; p != nil {
-		req.Pod = ca.Pod{Cluster: p.Cluster, Namespace: p.Namespace, ServiceAccount: p.ServiceAccount, Name: p.Name, UID: p.UID, Node: p.Node}
+	if caller.Pod != nil {
+		req.Pod = *caller.Pod
 	}
 	switch {
 	case r.validity > math.MaxInt64/int64(time.Second):
@@ -140,7 +141,7 @@ func (s *Server) grant(ctx context.Context, caller *authn.Caller, r *request) (G
 		id, err := s.impersonate(ctx, caller, r.impersonate)
 		if err != nil {
 			err = fmt.Errorf("impersonation of %.256q: %w", r.impersonate, err)
-			if _, passes := caservice.Retryable(err); passes {
+			if _, advice := retry.After(err); advice == retry.Again {
 				return Grant{}, caservice.SignError(ctx, err)
 			}
 			s.metrics.unauthenticated.Inc()
@@ -157,7 +158,7 @@ func (s *Server) grant(ctx context.Context, caller *authn.Caller, r *request) (G
 	}
 	s.metrics.noID.Inc()
 	e := caservice.Refuse(grpchttp.PermissionDenied, caservice.TextNotGranted, err)
-	if _, passes := caservice.Retryable(err); passes {
+	if _, advice := retry.After(err); advice == retry.Again {
 		e = caservice.SignError(ctx, err)
 	}
 	return Grant{}, s.failed("ID_ERROR", e)

@@ -11,10 +11,12 @@ import (
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
+	"github.com/svidkit/svidkit/internal/retry"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/internal/caservice"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 var (
@@ -158,7 +160,7 @@ func checkCSR(der []byte, identity string) (*pki.CSR, error) {
 }
 
 // review returns the account that the token proves, if its name is the identity that is asked for.
-func (s *Server) review(ctx context.Context, r *request) (*kube.Account, error) {
+func (s *Server) review(ctx context.Context, r *request) (*spiffe.Pod, error) {
 	account, err := s.opts.Review(ctx, string(r.token), []string{audience})
 	switch {
 	case err == nil && account == nil:
@@ -170,7 +172,7 @@ func (s *Server) review(ctx context.Context, r *request) (*kube.Account, error) 
 	case err != nil && ctx.Err() != nil:
 		return nil, caservice.Ended(ctx, err)
 	case err != nil:
-		if after, passes := caservice.Retryable(err); passes { // a limit on reviews
+		if after, advice := retry.After(err); advice == retry.Again { // a limit on reviews
 			return nil, &grpchttp.Error{Code: grpchttp.Unavailable, Message: "the token cannot be reviewed now; try again later", Err: err, RetryAfter: after}
 		}
 		return nil, caservice.Refuse(grpchttp.Internal, "the token could not be reviewed", err)
@@ -186,16 +188,13 @@ func (s *Server) review(ctx context.Context, r *request) (*kube.Account, error) 
 }
 
 // sign returns the chain for an identity that was proven: the leaf and its issuers. It checks the answer of the signer.
-func (s *Server) sign(ctx context.Context, r *request, account *kube.Account, csr *pki.CSR) ([]*x509.Certificate, error) {
+func (s *Server) sign(ctx context.Context, r *request, account *spiffe.Pod, csr *pki.CSR) ([]*x509.Certificate, error) {
 	ticket := s.tickets.Add(1)
 	chain, err := s.opts.Signer.Sign(ctx, ca.Request{
 		CSR: csr, Profile: ca.DNSOnly, DNSNames: []string{r.identity}, CommonName: caservice.CommonName(csr, r.identity),
 		TTL: s.opts.Lifetime + s.opts.ClockSkew, Backdate: s.opts.ClockSkew,
-		Caller: r.identity, Method: "kubernetes-token", LimitKey: account.PodUID,
-		Pod: ca.Pod{
-			Namespace: account.Namespace, ServiceAccount: account.ServiceAccount,
-			Name: account.PodName, UID: account.PodUID, Node: account.NodeName,
-		},
+		Caller: r.identity, Method: "kubernetes-token", LimitKey: account.UID,
+		Pod: *account,
 	})
 	if err != nil {
 		e := caservice.SignError(ctx, err)

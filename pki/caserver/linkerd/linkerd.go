@@ -71,6 +71,7 @@ import (
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/internal/caservice"
 	"github.com/svidkit/svidkit/pki/linkerdname"
+	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
@@ -88,7 +89,7 @@ type Options struct {
 	// Review returns the service account that a token belongs to, if the token is good for one of the
 	// audiences: the method Review of a kube.Reviewer. Its errors are those of that method. It is safe for
 	// concurrent use.
-	Review func(ctx context.Context, token string, audiences []string) (*kube.Account, error)
+	Review func(ctx context.Context, token string, audiences []string) (*spiffe.Pod, error)
 
 	// Lifetime is how long a certificate is valid from now. 0 means 24 hours. The authority must grant it,
 	// with ClockSkew.

@@ -10,8 +10,10 @@ import (
 
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/retry"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // request is a PodCertificateRequest.
@@ -107,18 +109,13 @@ func (s *Signer) answer(ctx context.Context, r *request) (*status, error) {
 	case err != nil:
 		return conclude(failed, "InvalidRequest", "%v", err)
 	}
-	pod := ca.Pod{
+	pod := spiffe.Pod{
 		Namespace: r.Metadata.Namespace, ServiceAccount: r.Spec.ServiceAccountName, ServiceAccountUID: r.Spec.ServiceAccountUID,
-		Name: r.Spec.PodName, UID: r.Spec.PodUID, Node: r.Spec.NodeName, NodeUID: r.Spec.NodeUID, Request: r.Metadata.Name,
+		Name: r.Spec.PodName, UID: r.Spec.PodUID, Node: r.Spec.NodeName, NodeUID: r.Spec.NodeUID,
 	}
 	id, err := s.opts.ID(pod)
-	if again, ok := errors.AsType[interface {
-		error
-		Retryable() (time.Duration, bool)
-	}](err); ok {
-		if _, ok = again.Retryable(); ok {
-			return nil, fmt.Errorf("%w has no identity yet: %w", errOne, err)
-		}
+	if _, advice := retry.After(err); advice == retry.Again {
+		return nil, fmt.Errorf("%w has no identity yet: %w", errOne, err)
 	}
 	if err != nil {
 		return conclude(denied, "NoIdentity", "%v", err)
@@ -126,7 +123,7 @@ func (s *Signer) answer(ctx context.Context, r *request) (*status, error) {
 	now := time.Now()
 	life := min(time.Duration(cmp.Or(r.Spec.MaxExpirationSeconds, 86400))*time.Second, s.opts.TTL)
 	chain, err := s.opts.CA.Sign(ctx, ca.Request{
-		CSR: csr, ID: id, TTL: life - backdate, Backdate: backdate, Pod: pod, LimitKey: pod.UID,
+		CSR: csr, ID: id, TTL: life - backdate, Backdate: backdate, Pod: pod, PodRequest: r.Metadata.Name, LimitKey: pod.UID,
 		Caller: "system:node:" + pod.Node, Method: "pod-certificate-request",
 	})
 	switch {

@@ -92,7 +92,7 @@ type Options struct {
 	// request, and its text is readable in the cluster; one with a method Retryable() (time.Duration, bool) that returns true has the
 	// request wait. ID is called from many goroutines, and must not block. Nil means [spiffe.TrustDomain.KubernetesID]. See
 	// [Template].
-	ID func(ca.Pod) (spiffe.ID, error)
+	ID func(spiffe.Pod) (spiffe.ID, error)
 
 	TTL time.Duration // the longest lifetime of a certificate, an hour at least; 0 means 24 hours
 
@@ -155,7 +155,9 @@ func New(o Options) (*Signer, error) {
 	}
 	o.TTL = cmp.Or(o.TTL, 24*time.Hour)
 	if o.ID == nil {
-		o.ID = func(p ca.Pod) (spiffe.ID, error) { return o.TrustDomain.KubernetesID(p.Namespace, p.ServiceAccount) }
+		o.ID = func(p spiffe.Pod) (spiffe.ID, error) {
+			return o.TrustDomain.KubernetesID(p.Namespace, p.ServiceAccount)
+		}
 	}
 	s := &Signer{
 		opts: o, api: api, log: ratelog.New(o.Logger, 0), requests: make(map[string]*entry), room: limit.NewShares[string](maxHeld, maxHeldEach),
@@ -196,9 +198,9 @@ func (o *Options) check() error {
 
 // Template returns a function for [Options].ID that makes the path of an identity from a text with ${namespace}, ${service-account}, ${pod}, ${pod-uid}
 // and ${node}, such as "/ns/${namespace}/sa/${service-account}". The error says what of the text is wrong.
-func Template(td spiffe.TrustDomain, path string) (func(ca.Pod) (spiffe.ID, error), error) {
+func Template(td spiffe.TrustDomain, path string) (func(spiffe.Pod) (spiffe.ID, error), error) {
 	segments := strings.Split(path, "/")[1:]
-	fill := func(p ca.Pod) (spiffe.ID, error) {
+	fill := func(p spiffe.Pod) (spiffe.ID, error) {
 		all := strings.NewReplacer("${namespace}", p.Namespace, "${service-account}", p.ServiceAccount, "${pod}", p.Name, "${pod-uid}", p.UID, "${node}", p.Node)
 		filled := make([]string, len(segments)) // each by itself, so that none becomes two
 		for i, s := range segments {
@@ -206,7 +208,7 @@ func Template(td spiffe.TrustDomain, path string) (func(ca.Pod) (spiffe.ID, erro
 		}
 		return td.WorkloadID(filled...)
 	}
-	_, err := fill(ca.Pod{Namespace: "n", ServiceAccount: "a", Name: "p", UID: "u", Node: "m"})
+	_, err := fill(spiffe.Pod{Namespace: "n", ServiceAccount: "a", Name: "p", UID: "u", Node: "m"})
 	switch {
 	case !strings.HasPrefix(path, "/"):
 		return nil, fmt.Errorf("podcert: template %.300q: it does not begin with a slash", path)

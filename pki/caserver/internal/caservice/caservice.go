@@ -22,6 +22,7 @@ import (
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/ratelog"
+	"github.com/svidkit/svidkit/internal/retry"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -240,7 +241,7 @@ const (
 // reached is ResourceExhausted, for which a client keeps its connection.
 func SignError(ctx context.Context, err error) *grpchttp.Error {
 	e := &grpchttp.Error{Err: err}
-	after, passes := Retryable(err)
+	after, advice := retry.After(err)
 	e.RetryAfter = after
 	_, over := errors.AsType[*limit.Error](err)
 	switch {
@@ -258,7 +259,7 @@ func SignError(ctx context.Context, err error) *grpchttp.Error {
 		e.Code, e.Message = grpchttp.PermissionDenied, TextNotGranted
 	case ctx.Err() != nil:
 		return Ended(ctx, err)
-	case passes:
+	case advice == retry.Again:
 		e.Code, e.Message = grpchttp.Unavailable, TextUnavailable
 	default:
 		e.Code, e.Message = grpchttp.Internal, TextInternal
@@ -285,21 +286,6 @@ func Ended(ctx context.Context, err error) *grpchttp.Error {
 		return Refuse(grpchttp.DeadlineExceeded, "the deadline of the call has passed", err)
 	}
 	return Refuse(grpchttp.Canceled, "the call was canceled", err)
-}
-
-// Retryable reports whether a failure passes, and when to come back: what the outermost error with a method Retryable says,
-// or a [*ca.SignError] with RetryAfter.
-func Retryable(err error) (after time.Duration, ok bool) {
-	if e, is := errors.AsType[interface {
-		error
-		Retryable() (time.Duration, bool)
-	}](err); is {
-		after, ok = e.Retryable()
-	}
-	if e, is := errors.AsType[*ca.SignError](err); is && e.RetryAfter > 0 {
-		after = e.RetryAfter
-	}
-	return after, ok
 }
 
 // CheckChain reports whether the chain of a signer can be sent: its size, and that the leaf is not a CA and has the key of
