@@ -14,6 +14,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/certs/bundleorder"
+	"github.com/svidkit/svidkit/internal/certs/secretset"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
@@ -60,13 +61,13 @@ func newTrust(ca, federated *spiffe.BundleSet, td spiffe.TrustDomain, old *trust
 		s, err := pki.NewTrustSecret(name, b)
 		t.secrets[name] = rootSecret{b, same(before.secret, s), err}
 	}
-	add(rootName, t.own)
+	add(secretset.Root, t.own)
 	for b := range t.set.All() {
 		add(b.TrustDomain().ID().String(), b)
 	}
-	before, _ := old.lookup(allName)
-	all, err := pki.NewTrustDomainsSecret(allName, t.set)
-	t.secrets[allName] = rootSecret{nil, same(before.secret, all), err}
+	before, _ := old.lookup(secretset.All)
+	all, err := pki.NewTrustDomainsSecret(secretset.All, t.set)
+	t.secrets[secretset.All] = rootSecret{nil, same(before.secret, all), err}
 	return t
 }
 
@@ -121,9 +122,9 @@ func (t *trust) changedNames(old *trust) []string {
 	if old != nil {
 		maps.Copy(others, old.secrets)
 	}
-	delete(others, rootName)
+	delete(others, secretset.Root)
 	delete(others, own)
-	names := append([]string{rootName, own}, slices.Sorted(maps.Keys(others))...)
+	names := append([]string{secretset.Root, own}, slices.Sorted(maps.Keys(others))...)
 	return slices.DeleteFunc(names, func(name string) bool {
 		before, was := old.lookup(name)
 		after, is := t.lookup(name)

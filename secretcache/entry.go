@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/secretset"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
@@ -77,7 +78,7 @@ func (h *held) left() time.Duration {
 // name is the resource name.
 func (e *entry) name() string {
 	if e.id.IsZero() {
-		return defaultName
+		return secretset.Default
 	}
 	return e.id.String()
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/certs/secretset"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
@@ -137,7 +138,7 @@ func (m *Manager) publish(e *entry, h *held, t *trust) error {
 			m.snap.Store(spiffe.NewSnapshot(h.svid, t.set))
 		}
 		m.changed.Notify()
-		m.tell(defaultName)
+		m.tell(secretset.Default)
 	}
 	m.tell(e.name())
 	return nil
@@ -190,8 +191,8 @@ func (m *Manager) hold(e *entry, got material, received time.Time, path []*x509.
 	h.svid, _ = got.(*spiffe.SVID)
 	h.credential, _ = got.(*pki.Credential)
 	h.alias = h.secret
-	if h.noSecret == nil && e.name() != defaultName {
-		h.alias, h.noSecret = pki.NewKeyPairSecret(defaultName, got)
+	if h.noSecret == nil && e.name() != secretset.Default {
+		h.alias, h.noSecret = pki.NewKeyPairSecret(secretset.Default, got)
 	}
 	return h
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
+
+	"github.com/svidkit/svidkit/internal/certs/secretset"
 )
 
 // Subscribe registers f to be called with the resource name of each secret that changes, as
@@ -74,7 +76,7 @@ func (m *Manager) isKnown(root *x509.Certificate) bool {
 func (m *Manager) awaitNews(ctx context.Context, e *entry, root *x509.Certificate) error {
 	for {
 		name, changed := m.subscribers.Now() // before the rest is looked at, so that nothing is missed
-		awaited := name != "" && (name == e.name() || name == defaultName && e == m.first)
+		awaited := name != "" && (name == e.name() || name == secretset.Default && e == m.first)
 		m.mu.Lock()
 		known := m.isKnown(root)
 		m.mu.Unlock()

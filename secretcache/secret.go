@@ -12,13 +12,6 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// The resource names that have no trust domain in them.
-const (
-	defaultName = "default"
-	rootName    = "ROOTCA"
-	allName     = "ALL"
-)
-
 // GenerateSecret returns the secret with the given resource name. The names are:
 //
 //	default                    the key pair of the default identity, which may be a credential
@@ -41,16 +34,16 @@ const (
 // attempt, after Config.Timeout at the latest, even if no call waits any more.
 func (m *Manager) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
 	switch resourceName {
-	case defaultName:
+	case secretset.Default:
 		if !m.hasFirst() {
-			return nil, unknown(defaultName)
+			return nil, unknown(secretset.Default)
 		}
 		h, err := m.current(ctx, m.first)
 		if err != nil {
 			return nil, err
 		}
 		return h.alias, h.noSecret
-	case rootName, allName:
+	case secretset.Root, secretset.All:
 		return m.rootSecret(ctx, resourceName)
 	}
 	if v, ok := m.names.Load(resourceName); ok {
