@@ -49,6 +49,9 @@ var forms = [...]struct{ name, remedy string }{
 	List:     {name: "list"},
 }
 
+// String returns the name of the form, as the documentation has it.
+func (f Form) String() string { return forms[f].name }
+
 // parse returns the value that a text has in this form. An empty text has the zero value.
 func (f Form) parse(text string) (any, error) {
 	switch f {
@@ -326,7 +329,7 @@ func (t Table) Write(w io.Writer, markdown bool) error {
 		b.WriteString("| Variable | Form | Default | What it is for | From |\n|---|---|---|---|---|\n")
 	}
 	for _, row := range t.Variables {
-		form, def, doc := forms[row.Form].name, row.Default, row.Doc
+		form, def, doc := row.Form, row.Default, row.Doc
 		if row.Choices != nil {
 			doc += ": " + strings.Join(row.Choices, ", ")
 		}

@@ -27,7 +27,7 @@ func TestReadme(t *testing.T) {
 	// The files are laid over places in the module, so that nothing is written to the tree.
 	dir := t.TempDir()
 	flag := "-overlay=" + filepath.Join(dir, "overlay.json")
-	build, test := []string{"build", flag}, []string{"test", "-c", flag, "-o", dir}
+	build, test := []string{"build", flag, "-o", dir + string(filepath.Separator)}, []string{"test", "-c", "-vet=off", flag, "-o", dir}
 	replace := map[string]string{}
 	for name, text := range files {
 		file := filepath.Join(dir, filepath.Base(name))
