@@ -19,7 +19,8 @@ import (
 func Error(ctx context.Context, c *caconn.Conn, err error, token string, missing error) error {
 	status, ok := errors.AsType[*grpchttp.Error](err)
 	// The CA was told the deadline of ctx, and may be faster than our own timer.
-	if end, bounded := ctx.Deadline(); ok && bounded && status.Code == grpchttp.DeadlineExceeded && time.Until(end) < 100*time.Millisecond {
+	if end, bounded := ctx.Deadline(); ok && bounded && status.Code == grpchttp.DeadlineExceeded &&
+		time.Until(end) < 100*time.Millisecond {
 		<-ctx.Done()
 	}
 	if ctx.Err() != nil || !ok { // other errors than a status do not occur
@@ -28,7 +29,8 @@ func Error(ctx context.Context, c *caconn.Conn, err error, token string, missing
 	e := c.Error("sign", kindOf(status), bearer.RedactError(status, token))
 	if status.Remote {
 		// A server may repeat what it was sent.
-		e = c.Error("sign", e.Kind, fmt.Errorf("the CA says %v: %q", status.Code, bearer.Redact(status.Message, token)))
+		e = c.Error("sign", e.Kind, fmt.Errorf("the CA says %v: %q", status.Code, bearer.Redact(status.Message,
+			token)))
 		e.RetryAfter = status.RetryAfter
 	}
 	caconn.ExplainMissing(e, missing)
