@@ -81,8 +81,8 @@ func (m *Manager) metrics(all []report.Identity, bundles report.Upstream) *metri
 			}
 		})
 	}
-	const failures = "The number of attempts to obtain a certificate for the identity that have failed since the last " +
-		"that did not."
+	const failures = "The number of attempts to obtain a certificate for the identity that have failed " +
+		"since the last that did not."
 	s.Gauges("svidkit_secretcache_identity_failures", failures, func(add metrics.Add) {
 		for _, i := range listed {
 			add(float64(i.Failures), "identity", i.Name)
