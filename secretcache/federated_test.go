@@ -137,4 +137,3 @@ func TestFederatedDoesNotSpeakForUs(t *testing.T) {
 		assert.False(t, accepts(t, m, ours))
 	})
 }
-
