@@ -13,13 +13,13 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -55,7 +55,7 @@ func TestExitCodes(t *testing.T) {
 		{"-version", "", "agent ", "", 0},
 		{"-h", "", "Usage: agent [flags]", "", 0},
 		{"-nonsense", "", "", "agent: there is no flag -nonsense; -h lists the flags\n", 2},
-		{"-for x", "", "", "agent: invalid value \"x\" for flag -for: it is not a number with a unit, such as 90s or 24h; -h lists the flags\n", 2},
+		{"-for x", "", "", "agent: invalid value \"x\" for flag -for: it is not a number with a unit, such as 90m or 24h, which is a day; -h lists the flags\n", 2},
 		{"serve", "", "", "hyphen", 2},
 		{"", "SECRET_TTL=1d", "", "SECRET_TTL", 2},
 		{"-admin nowhere", "", "", "agent: -admin: address nowhere: missing port", 2},
@@ -90,22 +90,7 @@ func TestReadme(t *testing.T) {
 }
 
 // output is what the program has written.
-type output struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.String()
-}
+type output = logtest.Buffer
 
 // get returns what is at a URL.
 func get(t *testing.T, url string) (int, string) {
