@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 )
@@ -400,7 +401,7 @@ func (p *bundleParser) addCertificate(k *jwk) (rule, reason string, err error) {
 	case !k.isKeyOf(cert):
 		return "X5-59", "the key of the entry is not the key of its certificate", nil
 	}
-	if reason := unfitAnchor(cert); reason != "" {
+	if reason := certchain.UnfitAnchor(cert); reason != "" {
 		return "X5-41", "the certificate cannot be an authority: " + reason, nil
 	}
 	p.b.x509 = append(p.b.x509, cert)
@@ -497,15 +498,21 @@ func (b *Bundle) appendTokens(doc []byte, use string, list []authority) ([]byte,
 		if doc[len(doc)-1] != '[' {
 			doc = append(doc, ',')
 		}
-		doc = append(doc, `{"use":"`...)
-		doc = append(doc, use...)
-		doc = append(doc, `","kid":`...)
-		doc = append(strictjson.AppendText(doc, a.id), ',')
 		var ok bool
-		if doc, ok = jws.AppendKey(doc, a.key); !ok {
+		if doc, ok = jws.AppendJWK(doc, use, "", a.id, a.key); !ok {
 			return nil, b.errorf("%s authority %s: the key was changed and is no longer valid", strings.ToUpper(use[:3]), short(a.id))
 		}
-		doc = append(doc, '}')
+	}
+	return doc, nil
+}
+
+// MarshalJWKS returns the JWT authorities as a JWK Set (RFC 7517), by key ID, as the Workload API sends them: without
+// "use" and the other members of a bundle document. [ParseJWKS] reads it back. A set of more than 1 MiB gives an error
+// that wraps [ErrTooLarge].
+func (b *Bundle) MarshalJWKS() ([]byte, error) {
+	doc, err := jws.MarshalSet(b.JWTAuthorities(), false)
+	if err != nil {
+		return nil, b.errorf("%w", err)
 	}
 	return doc, nil
 }

@@ -564,7 +564,7 @@ func TestDoneContextOfDecisions(t *testing.T) {
 		assert.ErrorIs(t, err, cause, name)
 		_, err = a.SignJWT(ctx, ca.JWTRequest{ID: web, Audience: []string{"db"}})
 		assert.ErrorIs(t, err, cause, name)
-		_, err = a.Sign(ctx, ca.Request{Profile: ca.Intermediate, CSR: newCSR(t)})
+		_, err = a.Sign(ctx, ca.Request{CSR: newCSR(t), ID: web})
 		assert.ErrorIs(t, err, cause, name)
 		assert.Len(t, a.Roots(), 1)
 	}

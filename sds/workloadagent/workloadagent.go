@@ -103,8 +103,9 @@ type Config struct {
 	// File is the path of the file that says who gets what.
 	File string
 
-	// Source has the identities: a *secretcache.Manager with a TrustDomain, or a *workloadapi.Source, such as that of SPIRE's
-	// agent, which has those that its server gives this program. The caller runs and closes it. If it has the methods
+	// Source has the identities: a *secretcache.Manager with a TrustDomain, or a *workloadapi.Source with the secrets of
+	// its sdssource.FromIdentity, which has the identities that another agent, such as SPIRE's, gives this program. The
+	// caller runs and closes it. If it has the methods
 	// Add(spiffe.ID) error and Remove(spiffe.ID), as a Manager has, they are called with the identities that come and go.
 	// Revocation lists of another agent are not handed on.
 	Source interface {

@@ -91,25 +91,17 @@ type oidcDocument struct {
 
 // Marshal implements [documents.Document].
 func (d oidcDocument) Marshal() ([]byte, error) {
-	keys, algorithms := []json.RawMessage{}, []string{}
-	for id, key := range d.bundle.JWTAuthorities() {
-		alg, known := jws.DefaultAlgorithm(key)
-		kid, err := json.Marshal(id)
-		if err != nil || !known { // neither can be in a bundle
-			return nil, fmt.Errorf("the JWT key %.64q has no form as a JWK", id)
-		}
-		doc := fmt.Appendf(nil, `{"kid":%s,"use":"sig","alg":"%s",`, kid, alg)
-		doc, _ = jws.AppendKey(doc, key)
-		keys = append(keys, append(doc, '}'))
-		if !slices.Contains(algorithms, alg.String()) {
+	var algorithms []string
+	for _, key := range d.bundle.JWTAuthorities() {
+		if alg, _ := jws.DefaultAlgorithm(key); !slices.Contains(algorithms, alg.String()) {
 			algorithms = append(algorithms, alg.String())
 		}
 	}
 	switch slices.Sort(algorithms); {
-	case len(keys) == 0:
+	case len(algorithms) == 0:
 		return nil, fmt.Errorf("the bundle of %q has no JWT key: %w", d.bundle.TrustDomain(), spiffe.ErrNoAuthority)
 	case d.path == oidcKeys:
-		return json.Marshal(map[string]any{"keys": keys})
+		return jws.MarshalSet(d.bundle.JWTAuthorities(), true)
 	}
 	return json.Marshal(struct {
 		Issuer     string   `json:"issuer"`

@@ -72,7 +72,7 @@ func TestPeerStreams(t *testing.T) {
 	token := make(chan error, 2)
 	for range 2 {
 		go func() {
-			c, err := workloadapi.NewClient("", &workloadapi.ClientOptions{HTTPClient: greedy})
+			c, err := workloadapi.NewClient("", greedy)
 			if err == nil {
 				_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
 			}

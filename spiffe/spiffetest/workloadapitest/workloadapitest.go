@@ -119,7 +119,7 @@ func NewInMemory(t testing.TB, ca *spiffetest.CA, paths ...string) *Server {
 	transport := &http.Transport{Protocols: new(http.Protocols), DialContext: l.DialContext}
 	transport.Protocols.SetUnencryptedHTTP2(true)
 	var err error
-	s.client, err = workloadapi.NewClient("", &workloadapi.ClientOptions{HTTPClient: &http.Client{Transport: transport}})
+	s.client, err = workloadapi.NewClient("", &http.Client{Transport: transport})
 	if err != nil {
 		t.Fatalf("workloadapitest: %v", err)
 	}
