@@ -49,7 +49,8 @@ func (ca *CA) RequestFrom(path string, r *http.Request, edit ...func(*x509.Certi
 	peer, chain := ca.peer(path, edit)
 	r = r.WithContext(provenpeer.With(r.Context(), peer))
 	r.TLS = &tls.ConnectionState{
-		Version: tls.VersionTLS13, HandshakeComplete: true, CipherSuite: tls.TLS_AES_128_GCM_SHA256, PeerCertificates: chain,
+		Version: tls.VersionTLS13, HandshakeComplete: true, CipherSuite: tls.TLS_AES_128_GCM_SHA256,
+		PeerCertificates: chain,
 	}
 	return r
 }

@@ -72,7 +72,8 @@ func Parse(token string) (*Token, error) {
 		*part.to = decoded[:n:n]
 		decoded = decoded[n:]
 		if !decodeURL(*part.to, part.text) {
-			return nil, &Error{Encoding, "the " + part.name + " is not canonical base64url: no padding, no line breaks, no stray bits"}
+			return nil, &Error{Encoding, "the " + part.name + " is not canonical base64url: " +
+				"no padding, no line breaks, no stray bits"}
 		}
 	}
 	return t, nil
@@ -124,7 +125,8 @@ func ParseHeader(data []byte) (Header, error) {
 	}
 	var ok bool
 	if h.Algorithm, ok = ParseAlgorithm(string(alg)); !ok {
-		return Header{}, &Error{Forbidden, `the header's "alg" is missing or none of ES, RS and PS with 256, 384 and 512`}
+		const reason = `the header's "alg" is missing or none of ES, RS and PS with 256, 384 and 512`
+		return Header{}, &Error{Forbidden, reason}
 	}
 	switch {
 	case !kid:

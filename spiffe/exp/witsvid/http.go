@@ -9,7 +9,7 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/token"
 )
 
-// The header fields that carry a token and a Workload Proof Token (WIT-49, WPT-1): each is there exactly
+// The header fields that carry a token and a Workload Proof Token: each is there exactly
 // once.
 const (
 	headerToken = "Workload-Identity-Token"
@@ -30,7 +30,8 @@ func tokenFields(names []string) ([]string, error) {
 	for _, n := range names {
 		f := strings.ToLower(n)
 		switch {
-		case f == "" || strings.ContainsFunc(f, func(c rune) bool { return c <= ' ' || c > '~' || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, c) }):
+		case f == "" || strings.ContainsFunc(f,
+			func(c rune) bool { return c <= ' ' || c > '~' || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, c) }):
 			return nil, fmt.Errorf("%q is not the name of a header field", token.Clip(n, token.MaxQuoted))
 		case slices.Contains([]string{tokenField, proofField, authField, txnField, "host"}, f):
 			return nil, fmt.Errorf("the field %q is always covered and must not be among Tokens", f)
@@ -53,7 +54,8 @@ func fields(h http.Header, further []string) (Call, *token.Error) {
 		case len(lines) == 0:
 			return "", nil
 		case len(lines) > 1:
-			return "", requests.Refuse("binding", rule, "the field %q is there %d times, and a proof can cover it once", field, len(lines))
+			return "", requests.Refuse("binding", rule,
+				"the field %q is there %d times, and a proof can cover it once", field, len(lines))
 		case trim(lines[0]) == "":
 			return "", requests.Refuse("binding", rule, "the field %q is empty", field)
 		}
@@ -108,12 +110,13 @@ func (c *Call) covered() []string {
 	return list
 }
 
-// misplaced refuses a WIT-SVID in Authorization, where it would be a bearer token (WIT-41, WIT-42).
+// misplaced refuses a WIT-SVID in Authorization, where it would be a bearer token.
 func misplaced(h http.Header) *token.Error {
 	for _, line := range h["Authorization"] {
 		for part := range strings.FieldsSeq(line) {
 			if s, e := tokens.Parse(strings.TrimRight(part, ",")); e == nil && s.Type == tokenType {
-				return requests.Refuse("misplaced", "WIT-42", "there is a WIT-SVID in Authorization; it is never a bearer token")
+				return requests.Refuse("misplaced", "WIT-42",
+					"there is a WIT-SVID in Authorization; it is never a bearer token")
 			}
 		}
 	}
