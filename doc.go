@@ -9,7 +9,7 @@
 // [spiffetest]. The types that all of them share are in [spiffe].
 //
 // To read in this order: [spiffe] for the words, [workloadapi] and [spiffetls] for a service; then [secretcache],
-// [caclient] and [sds] for an agent, of which [istioagent] is one in whole; then [pki/ca] for a CA. To see them at work:
+// [caclient] and [sds] for an agent; [istioagent] is a complete one; then [pki/ca] for a CA. To see them at work:
 //
 //	go run ./examples/quickstart
 //
@@ -33,7 +33,7 @@
 //	spiffe/filesink         an identity and bundles written to files, and kept current
 //	spiffe/source           sources made of others: the first, the last good one, several merged
 //	spiffe/health           readiness, liveness and metrics of a service
-//	spiffe/report           what a part says of its state, for health and for the status page
+//	spiffe/report           what a part says of its state, for health and for status pages
 //	spiffe/spiffegrpc       credentials and interceptors for grpc-go; a module of its own
 //	spiffe/gospiffe         adapters to and from go-spiffe; a module of its own
 //	spiffe/exp/witsvid      WIT-SVIDs and their proofs of possession (experimental)
@@ -41,12 +41,11 @@
 // For agents and Envoy:
 //
 //	spiffe/workloadserver   the Workload API for an agent: a handler over any source
-//	sds/workloadagent    an agent for the processes of a machine, by one file
+//	sds/workloadagent       an agent for the processes of a machine, by one file
 //	sds/sdssource           what sds serves: from any source, from files, by name from several
 //	sds/xdsproxy            Envoy's Aggregated Discovery Service, forwarded to a control plane
 //	sds/kubesecrets         Secrets of a Kubernetes API server for gateways
 //	sds/istioagent          Istio's agent for identity, configured by its variables
-//	examples/internal/statuspage          a page that shows the state of a program's identities
 //
 // For CAs and their clients:
 //
@@ -58,7 +57,6 @@
 //	pki/caserver/istioca    Istio's certificate API
 //	pki/caserver/linkerd    Linkerd's certificate API
 //	pki/caserver/podcert    a signer of Kubernetes for volumes of pods
-//	examples/ca/caconfig   the flags and variables of a CA program
 //	caclient/local          a CA in the same process
 //	caclient/istioca        a CA with Istio's API
 //	caclient/stepca         step-ca
@@ -71,18 +69,15 @@
 //	authn/kube              by tokens of Kubernetes; the workloads of a node
 //	authn/jwt               by tokens of OpenID Connect issuers, and by JWT-SVIDs; clients of OAuth
 //	authn/athenz            by identity documents, service tokens and certificates of Athenz
-//	authn/unixsocket        by the user of a Unix socket: a server that knows its peers
+//	spiffe/unixsocket       by the user of a Unix socket: a server that knows its peers
 //	authn/tokensource       tokens by which a program proves itself
 //
 // For Linkerd and Athenz:
 //
-//	caclient/linkerd               Linkerd's identity service
-//	examples/linkerd-proxy/linkerdproxy  the identity of a Linkerd proxy, and its TLS
-//	pki/linkerdname                the names of Linkerd's identities
-//	caclient/athenz                ZTS, the CA of Athenz
-//	examples/athenz-agent/nodeagent      the agent of a node, which vouches for its pods
-//	examples/athenz-sia/sidecar        the identity of a pod, kept fresh
-//	authn/athenz/athenzname                 the names of Athenz
+//	caclient/linkerd        Linkerd's identity service
+//	pki/linkerdname         the names of Linkerd's identities
+//	caclient/athenz         ZTS, the CA of Athenz
+//	authn/athenz/athenzname the names of Athenz
 //
 // For tests:
 //
@@ -92,11 +87,18 @@
 //	caclient/caclienttest              Istio's and Linkerd's CA with faults, and the suite that every client passes
 //	sds/sdstest                        a conformance suite and a model test for SDS servers
 //
-// Packages are independent: each can be imported alone, and siblings do not import each other. They meet in the types of
-// spiffe and pki, and in interfaces of one to three methods that the importing package declares. Packs put others
-// together for one system: istioagent, workloadagent, caconfig, and what is below caclient/linkerd and caclient/athenz. Packs and
-// kits for tests are best effort, and none enters without a real peer in CI, or a stated reason why there is none;
-// RELEASING.md says what each tier promises. examples/PACKAGES.md says what each package links and weighs.
+// Packages are independent: each can be imported alone, siblings do not import each other, and no two of the directories
+// spiffe, pki, caclient, secretcache, sds and authn import each other. Packages meet in the types of spiffe and pki, and
+// in interfaces of one to three methods that the importing package declares. Packs put others together for one system:
+// istioagent, workloadagent and podcert. Packs and kits for tests are best effort, and none enters without a real peer in
+// CI, or a stated reason why there is none; RELEASING.md says what each tier promises. examples/PACKAGES.md says what each
+// package links and weighs.
+//
+// # The programs
+//
+// The directory examples has programs. quickstart, service and grpc are there to be copied: they are short and import
+// public packages alone. ca, agent, workload-agent, linkerd-proxy, athenz-agent, athenz-provider, athenz-sia and svid are
+// products for operators, with packages of their own and of internal; their flags, variables and files are what stays.
 //
 // # The security model
 //
@@ -126,7 +128,7 @@
 // Kubernetes or cloud SDK. What has to stay fresh is kept so by internal/renew, files are followed by
 // internal/files/follow, kept over restarts by internal/files/store, sets of files that belong together are written by
 // internal/files/fileset, sources start and stop by internal/lifecycle, metrics are written by internal/metrics, tokens
-// share internal/tokens/token, and Unix sockets are served by authn/unixsocket. What clients hold is bounded by
+// share internal/tokens/token, and Unix sockets are served by spiffe/unixsocket. What clients hold is bounded by
 // internal/limit, what they can cause at will is logged by internal/ratelog, and folders and files that other
 // users must not change are opened by internal/files/private. A package that needs a second one extends the first.
 //

@@ -34,9 +34,11 @@ import (
 	"log/slog"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/retry"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -80,20 +82,11 @@ type Caller struct {
 	Actors []string
 
 	// Pod is where the caller runs; nil if the proof does not say.
-	Pod *Pod
+	Pod *spiffe.Pod
 
 	// Certificate is the leaf that proved the caller; nil for another proof. A certificate authority that signs for
 	// such a caller decides how long it may renew without another proof.
 	Certificate *x509.Certificate
-}
-
-// Pod is the Kubernetes pod that a credential is bound to.
-type Pod struct {
-	Cluster        string // the cluster that verified the credential; empty for the server's own
-	Namespace      string
-	ServiceAccount string
-	Name, UID      string // empty for a credential that is not bound to a pod
-	Node           string // that the pod runs on; empty if the credential does not say
 }
 
 // proven reports whether c has a proven name.
@@ -136,23 +129,19 @@ func (c *Caller) LogValue() slog.Value {
 		attrs = append(attrs, slog.Any("actors", c.Actors))
 	}
 	if c.Pod != nil {
-		attrs = append(attrs, slog.GroupAttrs("pod", c.Pod.attrs()...))
+		attrs = append(attrs, slog.GroupAttrs("pod", podAttrs(c.Pod)...))
 	}
 	return slog.GroupValue(attrs...)
 }
 
-// attrs returns all fields except empty ones.
-func (p *Pod) attrs() []slog.Attr {
-	var attrs []slog.Attr
-	for _, a := range []slog.Attr{
-		slog.String("cluster", p.Cluster), slog.String("namespace", p.Namespace),
-		slog.String("service_account", p.ServiceAccount), slog.String("name", p.Name), slog.String("uid", p.UID), slog.String("node", p.Node),
-	} {
-		if a.Value.String() != "" {
-			attrs = append(attrs, a)
-		}
+// podAttrs returns all fields except empty ones.
+func podAttrs(p *spiffe.Pod) []slog.Attr {
+	attrs := []slog.Attr{
+		slog.String("cluster", p.Cluster), slog.String("namespace", p.Namespace), slog.String("service_account", p.ServiceAccount),
+		slog.String("name", p.Name), slog.String("uid", p.UID), slog.String("node", p.Node),
+		slog.String("service_account_uid", p.ServiceAccountUID), slog.String("node_uid", p.NodeUID),
 	}
-	return attrs
+	return slices.DeleteFunc(attrs, func(a slog.Attr) bool { return a.Value.String() == "" })
 }
 
 // An Authenticator proves the sender of a request. Its errors wrap [ErrNoCredential] or [ErrRefused] if
@@ -176,7 +165,7 @@ func (f Func) Authenticate(r *http.Request) (*Caller, error) { return f(r) }
 // renews with its current certificate can have the same names again. Other names, such as addresses, do
 // not.
 //
-// The TLS server must ask for the certificate, as spiffetls.ServerConfig does. Headers are not read.
+// The TLS server must ask for the certificate, as a server of package spiffetls does. Headers are not read.
 func ClientCertificate(v *spiffe.Verifier) Authenticator {
 	return Func(func(r *http.Request) (*Caller, error) {
 		if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
@@ -241,6 +230,8 @@ func validName(name string) bool {
 func FirstOf(methods ...Authenticator) Authenticator {
 	return Func(func(r *http.Request) (*Caller, error) {
 		var errs []error
+		var wait time.Duration
+		decided := true
 		for _, m := range methods {
 			c, err := m.Authenticate(r)
 			if err == nil && c.proven() {
@@ -249,11 +240,28 @@ func FirstOf(methods ...Authenticator) Authenticator {
 			if err == nil {
 				err = errNothing
 			}
+			if Unavailable(err) {
+				after, _ := retry.After(err)
+				wait, decided = max(wait, after), false
+			}
 			errs = append(errs, err)
 		}
-		if errs == nil {
+		switch err := errors.Join(errs...); {
+		case err == nil:
 			return nil, fmt.Errorf("authn: no method is configured: %w", ErrNoCredential)
+		case !decided:
+			return nil, &undecided{err, wait}
+		default:
+			return nil, err
 		}
-		return nil, errors.Join(errs...)
 	})
 }
+
+// undecided is the error of several methods, of which some could not judge.
+type undecided struct {
+	error
+	after time.Duration // the longest wait of these
+}
+
+func (e *undecided) Unwrap() error                             { return e.error }
+func (e *undecided) Retryable() (after time.Duration, ok bool) { return e.after, true }

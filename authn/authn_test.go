@@ -69,10 +69,10 @@ func TestLogValue(t *testing.T) {
 	assert.Equal(t, `msg=- caller.id=spiffe://example.org/ns/prod/sa/web caller.method=kubernetes-token`, logged(c))
 	c.NotAfter = time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
 	c.DNSNames = []string{"web.prod.svc", "web"}
-	c.Pod = &authn.Pod{Namespace: "prod", ServiceAccount: "web"}
+	c.Pod = &spiffe.Pod{Namespace: "prod", ServiceAccount: "web"}
 	assert.Equal(t, `msg=- caller.id=spiffe://example.org/ns/prod/sa/web caller.method=kubernetes-token caller.not_after=2030-01-02T03:04:05.000Z `+
 		`caller.dns_names="[web.prod.svc web]" caller.pod.namespace=prod caller.pod.service_account=web`, logged(c))
-	c.Pod = &authn.Pod{Cluster: "west", Namespace: "prod", ServiceAccount: "web", Name: "web-0", UID: "u-1"}
+	c.Pod = &spiffe.Pod{Cluster: "west", Namespace: "prod", ServiceAccount: "web", Name: "web-0", UID: "u-1"}
 	assert.Contains(t, logged(c), `caller.pod.cluster=west caller.pod.namespace=prod caller.pod.service_account=web caller.pod.name=web-0 caller.pod.uid=u-1`)
 	assert.Equal(t, `msg=- caller.name=uid:1000 caller.method=unix-peer`, logged(&authn.Caller{Name: "uid:1000", Method: "unix-peer"}))
 	assert.Equal(t, `msg=- caller.method=m caller.dns_names=[web.test]`, logged(&authn.Caller{DNSNames: []string{"web.test"}, Method: "m"}))
@@ -89,7 +89,7 @@ func TestCallerString(t *testing.T) {
 	}{
 		{nil, ""},
 		{&authn.Caller{}, ""},
-		{&authn.Caller{Method: "m", NotAfter: time.Now(), Pod: &authn.Pod{Name: "web-0"}}, ""},
+		{&authn.Caller{Method: "m", NotAfter: time.Now(), Pod: &spiffe.Pod{Name: "web-0"}}, ""},
 		{&authn.Caller{ID: id, Name: "web", Method: "m", DNSNames: []string{"web.test"}}, "spiffe://example.org/web"},
 		{&authn.Caller{Name: "uid:1000", Method: "unix-peer"}, "unix-peer:uid:1000"},
 		{&authn.Caller{Name: "web.test", Method: "m"}, "m:web.test"},
@@ -270,7 +270,9 @@ func TestOverTLS(t *testing.T) {
 		}
 		_, _ = fmt.Fprint(w, c.ID)
 	})}
-	require.NoError(t, spiffetls.ConfigureServer(srv, server, ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), nil))
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: server, Peers: ca.Bundle(), Allow: spiffe.AllowMembersOf(ca.TrustDomain())})
+	require.NoError(t, err)
+	require.NoError(t, endpoint.ConfigureServer(srv))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	var wg sync.WaitGroup
@@ -284,7 +286,9 @@ func TestOverTLS(t *testing.T) {
 		{web, http.StatusOK, "spiffe://example.org/web"},
 		{ca.SVID("/other"), http.StatusForbidden, "not allowed by policy"},
 	} {
-		transport, err := spiffetls.Transport(c.svid, ca.Bundle(), spiffe.AllowIDs(server.ID()), nil)
+		endpoint, err := spiffetls.New(spiffetls.Config{Self: c.svid, Peers: ca.Bundle(), Allow: spiffe.AllowIDs(server.ID())})
+		require.NoError(t, err)
+		transport, err := endpoint.Transport()
 		require.NoError(t, err)
 		resp, err := (&http.Client{Transport: transport}).Get("https://" + l.Addr().String())
 		require.NoError(t, err)

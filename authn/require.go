@@ -6,13 +6,12 @@ import (
 	"log/slog"
 	"math"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/svidkit/svidkit/internal/guard"
 	"github.com/svidkit/svidkit/internal/ratelog"
+	"github.com/svidkit/svidkit/internal/retry"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -84,10 +83,8 @@ func (h *required) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if status == http.StatusUnauthorized {
 		w.Header().Set("WWW-Authenticate", "Bearer")
-	} else if e, ok := errors.AsType[retryable](err); ok {
-		if after, again := e.Retryable(); again && after > 0 {
-			w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(after.Seconds()))))
-		}
+	} else if after, advice := retry.After(err); advice == retry.Again && after > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(after.Seconds()))))
 	}
 	w.Header().Set("Cache-Control", "no-store")
 	http.Error(w, http.StatusText(status), status)
@@ -120,37 +117,14 @@ func isGRPC(r *http.Request) bool {
 	return ok && r.ProtoMajor >= 2 && (rest == "" || rest[0] == '+' || rest[0] == ';')
 }
 
-// retryable is an error that says whether the same request may succeed later, and when; 0 if that is not known.
-type retryable interface {
-	error
-	Retryable() (after time.Duration, ok bool)
-}
-
 // Unavailable reports whether err, of an [Authenticator], says that the caller could not be judged now: an API
 // server or an issuer did not answer, or a limit is reached. The same request may succeed later. Otherwise err says
 // that no credential is good, by [ErrNoCredential] or [ErrRefused]. Of several methods, all must have judged: see
 // [FirstOf].
-func Unavailable(err error) bool { return err != nil && !judged(err) }
-
-// judged reports whether the tree of err says that all credentials are judged.
-func judged(err error) bool {
-	isJudgment := func(e error) bool { return e == ErrNoCredential || e == ErrRefused } //nolint:errorlint // this node
-	if isJudgment(err) {
+func Unavailable(err error) bool {
+	if _, ok := errors.AsType[*undecided](err); ok {
 		return true
 	}
-	if e, ok := err.(interface{ Retryable() (time.Duration, bool) }); ok { //nolint:errorlint // this node of the tree
-		_, passes := e.Retryable()
-		return !passes
-	}
-	switch e := err.(type) { //nolint:errorlint // the shape of the tree is what matters
-	case interface{ Unwrap() error }:
-		return e.Unwrap() != nil && judged(e.Unwrap())
-	case interface{ Unwrap() []error }:
-		all := e.Unwrap()
-		if slices.ContainsFunc(all, isJudgment) { // beside its cause
-			return true
-		}
-		return len(all) > 0 && !slices.ContainsFunc(all, func(e error) bool { return !judged(e) })
-	}
-	return false
+	_, advice := retry.After(err)
+	return err != nil && advice != retry.Never && !errors.Is(err, ErrNoCredential) && !errors.Is(err, ErrRefused)
 }

@@ -40,6 +40,16 @@ func answering(c *authn.Caller, err error) authn.Authenticator {
 	return authn.Func(func(*http.Request) (*authn.Caller, error) { return c, err })
 }
 
+// firstOf is the error of [authn.FirstOf] whose methods fail with errs.
+func firstOf(errs ...error) error {
+	var methods []authn.Authenticator
+	for _, err := range errs {
+		methods = append(methods, answering(nil, err))
+	}
+	_, err := authn.FirstOf(methods...).Authenticate(httptest.NewRequest(http.MethodGet, "/", nil))
+	return err
+}
+
 // outcomes of authenticators, and what a client is told.
 var outcomes = []struct {
 	name   string
@@ -53,9 +63,10 @@ var outcomes = []struct {
 	{"refused for a cause", nil, fmt.Errorf("%w: %w", authn.ErrRefused, errors.New("sesame")), 401, ""},
 	{"all judged", nil, errors.Join(fmt.Errorf("a: %w", authn.ErrNoCredential), fmt.Errorf("b: %w", authn.ErrRefused)), 401, ""},
 	{"nothing", nil, nil, 401, ""},
-	{"a caller without a name", &authn.Caller{Method: "m", Pod: &authn.Pod{Name: "web-0"}}, nil, 401, ""},
+	{"a caller without a name", &authn.Caller{Method: "m", Pod: &spiffe.Pod{Name: "web-0"}}, nil, 401, ""},
 	{"other error", nil, errors.New("the API server is away"), 503, ""},
-	{"one cannot judge", nil, errors.Join(fmt.Errorf("a: %w", authn.ErrNoCredential), errors.New("away")), 503, ""},
+	{"one cannot judge", nil, firstOf(fmt.Errorf("a: %w", authn.ErrNoCredential), errors.New("away")), 503, ""},
+	{"one is to come back", nil, firstOf(authn.ErrRefused, later{2 * time.Second}, later{time.Second}), 503, "2"},
 	{"later", nil, fmt.Errorf("x: %w", later{2500 * time.Millisecond}), 503, "3"},
 	{"limit", nil, fmt.Errorf("x: %w", &limit.Error{Reason: limit.TotalRate, RetryAfter: time.Second}), 503, "1"},
 	{"later, unknown when", nil, later{}, 503, ""},
@@ -217,7 +228,7 @@ func TestRequireLog(t *testing.T) {
 		a := authn.Func(func(*http.Request) (*authn.Caller, error) { return nil, err })
 		h := authn.Require(a, http.NotFoundHandler(), slog.New(slog.NewTextHandler(&log, nil)))
 		for _, err = range []error{
-			errors.Join(errors.New("a: none"), fmt.Errorf("b: %w", authn.ErrRefused)), fmt.Errorf("b: %w", authn.ErrRefused),
+			firstOf(errors.New("a: none"), fmt.Errorf("b: %w", authn.ErrRefused)), fmt.Errorf("b: %w", authn.ErrRefused),
 			authn.ErrNoCredential, errors.New("away"),
 		} {
 			for range 100 {
@@ -283,7 +294,9 @@ func TestRequireInFrontOfSDS(t *testing.T) {
 	t.Cleanup(func() { assert.NoError(t, handler.Close()) })
 	who := authn.FirstOf(clientCertificate(t, ca.Bundle(), spiffe.AllowIDs(web.ID(), api.ID(), db.ID())))
 	srv := &http.Server{Handler: authn.Require(who, handler, nil)}
-	require.NoError(t, spiffetls.ConfigureServer(srv, server, ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), nil))
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: server, Peers: ca.Bundle(), Allow: spiffe.AllowMembersOf(ca.TrustDomain())})
+	require.NoError(t, err)
+	require.NoError(t, endpoint.ConfigureServer(srv))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	done := make(chan error, 1)
@@ -291,7 +304,9 @@ func TestRequireInFrontOfSDS(t *testing.T) {
 	t.Cleanup(func() { _ = srv.Close(); <-done })
 
 	watch := func(svid *spiffe.SVID) (*pki.Secret, error) {
-		transport, err := spiffetls.Transport(svid, ca.Bundle(), spiffe.AllowIDs(server.ID()), nil)
+		endpoint, err := spiffetls.New(spiffetls.Config{Self: svid, Peers: ca.Bundle(), Allow: spiffe.AllowIDs(server.ID())})
+		require.NoError(t, err)
+		transport, err := endpoint.Transport()
 		require.NoError(t, err)
 		defer transport.CloseIdleConnections()
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)

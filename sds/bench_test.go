@@ -233,7 +233,7 @@ func idleStreams(tb testing.TB, newServer func(testing.TB) pushed, n, size int) 
 	return (float64(after) - float64(before)) / float64(n), float64(afterGoroutines-beforeGoroutines) / float64(n)
 }
 
-// BenchmarkFetch is one secret by REST, as a poller takes it.
+// BenchmarkFetch is one secret, as a poller takes it.
 func BenchmarkFetch(b *testing.B) {
 	m, src := newMint(b), newFakeSource()
 	src.put("default", m.pair("default"))
@@ -241,6 +241,7 @@ func BenchmarkFetch(b *testing.B) {
 	c := dial(b, socket)
 	b.ReportAllocs()
 	for b.Loop() {
-		require.Equal(b, http.StatusOK, post(b, c, `{"resource_names":["default"]}`, nil).StatusCode)
+		_, code := fetch(b, c, "default")
+		require.Equal(b, codeOK, code)
 	}
 }

@@ -13,15 +13,16 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
@@ -92,7 +93,6 @@ func ExampleNewHandler() {
 	mux := http.NewServeMux()
 	mux.Handle("/envoy.service.secret.v3.SecretDiscoveryService/", handler)
 	mux.Handle("/envoy.service.discovery.v3.AggregatedDiscoveryService/", handler) // for Envoys with one stream
-	mux.Handle("/v3/discovery:secrets", handler)
 	server := &http.Server{
 		Handler: mux,
 		HTTP2:   &http.HTTP2Config{MaxConcurrentStreams: 100_000},
@@ -142,7 +142,7 @@ func ExampleOptions_callers() {
 		panic(err)
 	}
 	type callerKey struct{}
-	handler, err := sds.NewHandler(agent, &sds.Options{Resolve: func(ctx context.Context, name string) (string, error) {
+	handler, err := sds.NewHandler(sdssource.FromIdentity(agent), &sds.Options{Resolve: func(ctx context.Context, name string) (string, error) {
 		if name == "default" {
 			return "spiffe://example.org/ns/shop/sa/" + ctx.Value(callerKey{}).(string), nil
 		}
@@ -221,7 +221,7 @@ func ExampleOptions_serverNames() {
 		}
 		return id.String(), nil
 	}
-	handler, err := sds.NewHandler(agent, &sds.Options{Resolve: resolve, MaxNames: 10_000}) // all on one stream
+	handler, err := sds.NewHandler(sdssource.FromIdentity(agent), &sds.Options{Resolve: resolve, MaxNames: 10_000}) // all on one stream
 	if err != nil {
 		panic(err)
 	}

@@ -8,10 +8,10 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/peerkey"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // Limits on what clients hold.
@@ -113,7 +113,8 @@ func (h *Handler) refused(ctx context.Context, p peerkey.Holder, reason string, 
 		label = "limit"
 	}
 	h.counts.refused[label].Inc()
-	h.log.LogOf(slog.LevelWarn, p.Name(), "sds: request refused", reason, append(attrs(ctx, p), slog.String("err", clip(err.Message)))...)
+	h.log.LogOf(slog.LevelWarn, p.Name(), "sds: request refused", reason,
+		append(attrs(ctx, p), slog.String("err", clip(err.Message)))...)
 }
 
 // badRequest logs an error of a request, if it is one that the client has made.

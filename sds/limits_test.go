@@ -18,10 +18,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // serveTCP serves a handler on a loopback port, and returns a function that makes clients with a connection
@@ -83,11 +83,9 @@ func TestStreamShares(t *testing.T) {
 		refusal(t, open(t, greedy, "StreamSecrets"), "this peer")
 		refusal(t, open(t, greedy, "DeltaSecrets"), "this peer")
 		refusal(t, fetchOf(t, greedy, "default"), "this peer")
-		resp := post(t, greedy, `{"resource_names":["default"]}`, nil)
-		assert.Equal(t, http.StatusTooManyRequests, resp.StatusCode)
-		assert.Equal(t, "10", resp.Header.Get("Retry-After"))
 	}
-	assert.Equal(t, http.StatusOK, post(t, other, `{"resource_names":["default"]}`, nil).StatusCode)
+	_, answer := fetch(t, other, "default")
+	assert.Equal(t, codeOK, answer)
 	third := openSotW(t, other)
 	third.ask("default")
 	want(t, third.recv(), web)
@@ -189,8 +187,8 @@ func TestNamesOfStream(t *testing.T) {
 	require.NoError(t, s.in.Close())
 	code, _ = s.status()
 	assert.Equal(t, codeOK, code)
-	resp := post(t, c, `{"resource_names":["`+strings.Join(longNames(0, 60), `","`)+`"]}`, nil)
-	assert.Equal(t, http.StatusNotFound, resp.StatusCode)
+	_, code = fetch(t, c, longNames(0, 60)...)
+	assert.Equal(t, codeNotFound, code)
 	require.Eventually(t, func() bool { open, names := h.Held(); return open == 0 && names == 0 }, patient, time.Millisecond)
 }
 
@@ -322,39 +320,6 @@ func TestUnfinishedRequests(t *testing.T) {
 			s.cancel()
 		}
 		require.Eventually(t, func() bool { return h.Incoming() == 0 }, patient, time.Millisecond, "a stream that waits keeps no request")
-	})
-	t.Run("REST", func(t *testing.T) {
-		require.Eventually(t, func() bool { return h.Incoming() == 0 }, patient, time.Millisecond)
-		socket, _ := serve(t, h) // as a connection over TCP has 250 streams at a time
-		greedy := dial(t, socket)
-		post(t, greedy, `{}`, nil) // while there is no connection, each request begins to dial one
-		ctx, cancel := context.WithTimeout(t.Context(), patient)
-		defer cancel()
-		statuses := make(chan int, most>>18+10)
-		for range cap(statuses) {
-			r, w := io.Pipe()
-			defer w.Close()
-			req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost/v3/discovery:secrets", r)
-			require.NoError(t, err)
-			req.Header.Set("Content-Type", "application/json")
-			go func() {
-				resp, err := greedy.Do(req)
-				if err == nil {
-					statuses <- resp.StatusCode
-					_ = resp.Body.Close()
-				}
-			}()
-		}
-		for range 10 {
-			select {
-			case status := <-statuses:
-				assert.Equal(t, http.StatusTooManyRequests, status)
-			case <-ctx.Done():
-				require.Fail(t, "fewer were refused")
-			}
-		}
-		assert.Equal(t, most, h.Incoming())
-		assert.Equal(t, http.StatusOK, post(t, connect(), `{"resource_names":["default"]}`, nil).StatusCode)
 	})
 	require.Eventually(t, func() bool { return h.Incoming() == 0 }, patient, time.Millisecond)
 }

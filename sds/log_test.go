@@ -42,7 +42,6 @@ func TestLogFlood(t *testing.T) {
 	socket, _ := serve(t, h)
 	c := dial(t, socket)
 	for i := range times {
-		post(t, c, fmt.Sprintf(`{"resource_names":["denied-%d"]}`, i), nil)
 		s := fetchOf(t, c, fmt.Sprint("denied-", i))
 		code, _ := s.status()
 		require.Equal(t, codeNotFound, code)
@@ -104,15 +103,12 @@ func TestRefusedClientsAreNamed(t *testing.T) {
 	})
 	for i := range 20 {
 		for _, from := range []string{"127.0.0.1", "127.0.0.2"} {
-			r := httptest.NewRequest(http.MethodPost, "http://localhost/v3/discovery:secrets", strings.NewReader(`{"resource_names":["db"]}`))
-			r.Header.Set("Content-Type", "application/json")
-			r.RemoteAddr = fmt.Sprint(from, ":", i+1)
-			h.ServeHTTP(httptest.NewRecorder(), r)
-			body := mustMarshal(t, &envoysds.DiscoveryRequest{TypeUrl: "none"})
-			r = httptest.NewRequest(http.MethodPost, service+"StreamSecrets", bytes.NewReader(append([]byte{0, 0, 0, 0, byte(len(body))}, body...)))
-			r.Header.Set("Content-Type", "application/grpc")
-			r.Proto, r.ProtoMajor, r.ProtoMinor, r.RemoteAddr = "HTTP/2.0", 2, 0, fmt.Sprint(from, ":", i+1)
-			h.ServeHTTP(httptest.NewRecorder(), r)
+			for method, m := range map[string]*envoysds.DiscoveryRequest{"FetchSecrets": {ResourceNames: []string{"db"}}, "StreamSecrets": {TypeUrl: "none"}} {
+				r := httptest.NewRequest(http.MethodPost, service+method, bytes.NewReader(frame(0, mustMarshal(t, m))))
+				r.Header.Set("Content-Type", "application/grpc")
+				r.Proto, r.ProtoMajor, r.ProtoMinor, r.RemoteAddr = "HTTP/2.0", 2, 0, fmt.Sprint(from, ":", i+1)
+				h.ServeHTTP(httptest.NewRecorder(), r)
+			}
 		}
 	}
 	for _, from := range []string{"127.0.0.1:1", "127.0.0.2:1"} {

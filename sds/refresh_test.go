@@ -5,12 +5,13 @@ import (
 	"crypto/tls"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"runtime"
-	"strings"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -18,11 +19,12 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // rights says which names are permitted, to all callers.
@@ -279,19 +281,22 @@ func TestFetchAsksAgain(t *testing.T) {
 	src.put("db", m.pair("db"))
 	r.set("db", true)
 	socket, _ := serve(t, handler(t, src, &sds.Options{Resolve: sds.Allow(r.authorize)}))
-	code := make(chan int, 1)
-	go func() { code <- post(t, dial(t, socket), `{"resource_names":["db"]}`, nil).StatusCode }()
+	got := make(chan string, 1)
+	go func() {
+		_, code := fetch(t, dial(t, socket), "db")
+		got <- code
+	}()
 	<-src.entered
 	r.set("db", false)
 	close(src.release)
-	assert.Equal(t, http.StatusNotFound, <-code)
+	assert.Equal(t, codeNotFound, <-got)
 }
 
 // A fetch that has waited for one of its secrets asks again about the others, too, which were there from the start.
 func TestFetchAsksAgainAboutAll(t *testing.T) {
 	t.Parallel()
-	for _, names := range []string{`["slow","db"]`, `["db","slow"]`} {
-		t.Run(names, func(t *testing.T) {
+	for _, names := range [][]string{{"slow", "db"}, {"db", "slow"}} {
+		t.Run(names[0]+" first", func(t *testing.T) {
 			t.Parallel()
 			m, r := newMint(t), newRights()
 			src := &slowSource{fakeSource: newFakeSource(), name: "slow", entered: make(chan struct{}), release: make(chan struct{})}
@@ -301,16 +306,16 @@ func TestFetchAsksAgainAboutAll(t *testing.T) {
 			r.set("db", true)
 			h := handler(t, src, &sds.Options{Resolve: sds.Allow(r.authorize)})
 			socket, _ := serve(t, h)
-			got := make(chan answer, 1)
-			go func() { got <- post(t, dial(t, socket), `{"resource_names":`+names+`}`, nil) }()
+			got := make(chan *envoysds.DiscoveryResponse, 1)
+			go func() {
+				r, _ := fetch(t, dial(t, socket), names...)
+				got <- r
+			}()
 			<-src.entered
 			require.Eventually(t, func() bool { return h.Status().Names["db"] != "" }, patient, time.Millisecond)
 			r.set("db", false)
 			close(src.release)
-			a := <-got
-			assert.Equal(t, http.StatusOK, a.StatusCode)
-			assert.Contains(t, string(a.body), `"name":"slow"`)
-			assert.NotContains(t, string(a.body), `"name":"db"`)
+			assert.Equal(t, []string{"slow"}, slices.Collect(maps.Keys(secrets(t, <-got))))
 		})
 	}
 }
@@ -358,13 +363,6 @@ func TestResolveSeesCaller(t *testing.T) {
 		web = m.pair("web")
 		src.put("web", web)
 		want(t, s.recv(), web)
-		req, err = http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/v3/discovery:secrets", strings.NewReader(`{"resource_names":["web"]}`))
-		require.NoError(t, err)
-		req.Header.Set("Content-Type", "application/json")
-		resp, err = c.Do(req)
-		require.NoError(t, err)
-		defer resp.Body.Close()
-		assert.Equal(t, http.StatusOK, resp.StatusCode)
 	}
 	var hook func(context.Context) bool
 	h := handler(t, src, &sds.Options{Resolve: sds.Allow(func(ctx context.Context, _ string) error {
@@ -386,12 +384,16 @@ func TestResolveSeesCaller(t *testing.T) {
 	bundles, err := spiffe.NewBundleSet(m.ca.Bundle())
 	require.NoError(t, err)
 	server := &http.Server{Handler: h}
-	require.NoError(t, spiffetls.ConfigureServer(server, self, bundles, spiffe.AllowIDs(client.ID()), nil))
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: self, Peers: bundles, Allow: spiffe.AllowIDs(client.ID())})
+	require.NoError(t, err)
+	require.NoError(t, endpoint.ConfigureServer(server))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	go func() { _ = server.ServeTLS(l, "", "") }()
 	t.Cleanup(func() { _ = server.Close() })
-	tr, err := spiffetls.Transport(client, bundles, spiffe.AllowIDs(self.ID()), nil)
+	endpoint, err = spiffetls.New(spiffetls.Config{Self: client, Peers: bundles, Allow: spiffe.AllowIDs(self.ID())})
+	require.NoError(t, err)
+	tr, err := endpoint.Transport()
 	require.NoError(t, err)
 	t.Cleanup(tr.CloseIdleConnections)
 	check(t, &http.Client{Transport: tr}, "https://"+l.Addr().String(), func(ctx context.Context) bool {

@@ -2,8 +2,6 @@ package sds_test
 
 import (
 	"context"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"maps"
 	"net"
@@ -16,10 +14,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // house is a handler whose callers have secrets of their own.
@@ -88,7 +86,7 @@ func TestCallersHaveTheirOwn(t *testing.T) {
 	web, db := m.pair("spiffe://example.org/web"), m.pair("spiffe://example.org/db")
 	src.put(web.Name(), web)
 	src.put(db.Name(), db)
-	h := newHouse(t, src, sds.Options{Wildcard: []string{"default"}})
+	h := newHouse(t, src, sds.Options{})
 	h.let("web", "default", web.Name())
 	h.let("web", "too", web.Name())
 	h.let("db", "default", db.Name())
@@ -112,7 +110,7 @@ func TestCallersHaveTheirOwn(t *testing.T) {
 	want(t, ro, named(t, db, "default"))
 	other.ack(ro, "default")
 	d, dOther := openDelta(t, asWeb), openDelta(t, asDB)
-	d.subscribe() // the wildcard
+	d.subscribe("default")
 	rd := d.recv()
 	wantDelta(t, rd, nil, named(t, web, "default"))
 	d.ack(rd)
@@ -127,27 +125,16 @@ func TestCallersHaveTheirOwn(t *testing.T) {
 	wantDelta(t, rd, []string{web.Name()}, named(t, db, "default")) // the name of another's secret is no way to it
 	dOther.ack(rd)
 
-	fetch := func(c *http.Client, s *pki.Secret) {
+	fetched := func(c *http.Client, s *pki.Secret) {
 		t.Helper()
-		a := post(t, c, `{"resource_names":["default"]}`, nil)
-		require.Equal(t, http.StatusOK, a.StatusCode)
-		var body struct {
-			Resources []struct {
-				Name           string
-				TLSCertificate struct {
-					CertificateChain struct{ InlineBytes string }
-				}
-			}
-		}
-		require.NoError(t, json.Unmarshal(a.body, &body))
-		chain, _, _ := s.KeyPair()
-		require.Len(t, body.Resources, 1)
-		assert.Equal(t, "default", body.Resources[0].Name)
-		assert.Equal(t, base64.StdEncoding.EncodeToString(chain), body.Resources[0].TLSCertificate.CertificateChain.InlineBytes)
+		r, code := fetch(t, c, "default")
+		require.Equal(t, codeOK, code)
+		want(t, r, named(t, s, "default"))
 	}
-	fetch(asWeb, web)
-	fetch(asDB, db)
-	assert.Equal(t, http.StatusNotFound, post(t, asDB, `{"resource_names":["too"]}`, nil).StatusCode)
+	fetched(asWeb, web)
+	fetched(asDB, db)
+	_, code := fetch(t, asDB, "too")
+	assert.Equal(t, codeNotFound, code)
 
 	names := h.Status().Names
 	assert.Len(t, names, 3)
@@ -168,8 +155,8 @@ func TestCallersHaveTheirOwn(t *testing.T) {
 	wantDelta(t, d.recv(), nil, named(t, web, "default"))
 	quiet(t, other.raw)
 	quiet(t, dOther.raw)
-	fetch(asWeb, web)
-	fetch(asDB, db)
+	fetched(asWeb, web)
+	fetched(asDB, db)
 }
 
 // A rejection counts for the caller that sent it, under the name that it knows.

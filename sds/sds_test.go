@@ -21,13 +21,13 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/spiffe/report"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 func TestStatus(t *testing.T) {
@@ -154,31 +154,22 @@ func TestNACK(t *testing.T) {
 	require.NotNil(t, st.LastNACK)
 	assert.WithinRange(t, st.LastNACK.Time, before, time.Now())
 	st.LastNACK.Time = time.Time{}
-	assert.Equal(t, &sds.NACK{Node: "raw", Names: []string{"default"}, Version: r.GetVersionInfo(), Message: "KEY_VALUES_MISMATCH"}, st.LastNACK)
+	assert.Equal(t, &report.Push{
+		NACK: true, Names: []string{"default"}, Version: r.GetVersionInfo(), Streams: 1, Client: "raw", Message: "KEY_VALUES_MISMATCH",
+	}, st.LastNACK)
 	assert.Equal(t, 1, strings.Count(log.String(), "KEY_VALUES_MISMATCH"))
 
 	require.Len(t, st.Pushes, 3)
 	newest, oldest := st.Pushes[0], st.Pushes[2]
 	assert.Equal(t, []string{"default"}, newest.Names)
 	assert.Equal(t, []string{"other"}, st.Pushes[1].Names)
-	assert.Zero(t, newest.NACKs)
-	assert.Nil(t, newest.LastNACK)
-	assert.Equal(t, sds.Push{Time: oldest.Time, Names: []string{"default"}, Version: r.GetVersionInfo(), Streams: 1, NACKs: 1, LastNACK: st.LastNACK}, oldest)
+	assert.Equal(t, report.Push{Time: oldest.Time, Names: []string{"default"}, Version: r.GetVersionInfo(), Streams: 1}, oldest)
 	_, key, _ := web.KeyPair()
 	assert.NotContains(t, log.String(), string(key[30:60]))
 
-	// The report has the same, the newest push first, and each rejection behind its push.
 	assert.Equal(t, "SDS", reported.Protocol)
 	assert.Equal(t, 1, reported.Streams)
-	assert.Equal(t, st.Names, reported.Names)
-	require.Len(t, reported.Events, 4)
-	rejected := reported.Events[3]
-	assert.WithinRange(t, rejected.Time, before, time.Now())
-	rejected.Time = time.Time{}
-	assert.Equal(t, report.Event{
-		NACK: true, Names: []string{"default"}, Version: r.GetVersionInfo(), Streams: 1, Client: "raw", Message: "KEY_VALUES_MISMATCH",
-	}, rejected)
-	assert.Equal(t, report.Event{Time: oldest.Time, Names: []string{"default"}, Version: r.GetVersionInfo(), Streams: 1}, reported.Events[2])
+	assert.Len(t, reported.Pushes, 4)
 }
 
 // The same response on several streams is one push, and the last 16 are kept.
@@ -208,8 +199,8 @@ func TestPushes(t *testing.T) {
 		st := h.Status()
 		require.Len(t, st.Pushes, min(i+2, 16))
 		assert.Equal(t, r.GetVersionInfo(), st.Pushes[0].Version)
-		assert.Equal(t, i < 15, slices.ContainsFunc(st.Pushes, func(p sds.Push) bool { return p.Version == first }))
-		assert.True(t, slices.IsSortedFunc(st.Pushes, func(a, b sds.Push) int { return b.Time.Compare(a.Time) }))
+		assert.Equal(t, i < 15, slices.ContainsFunc(st.Pushes, func(p report.Push) bool { return p.Version == first }))
+		assert.True(t, slices.IsSortedFunc(st.Pushes, func(a, b report.Push) int { return b.Time.Compare(a.Time) }))
 	}
 
 	// A push of very many names has some of them.
@@ -239,7 +230,7 @@ func TestStrict(t *testing.T) {
 		}
 		return nil
 	}
-	socket, _ := serve(t, handler(t, src, &sds.Options{Strict: true, Resolve: sds.Allow(deny), Wildcard: []string{"default", "gone"}}))
+	socket, _ := serve(t, handler(t, src, &sds.Options{Strict: true, Resolve: sds.Allow(deny)}))
 	c := dial(t, socket)
 	for _, name := range []string{"unknown", "denied"} {
 		s := openSotW(t, c)
@@ -254,23 +245,14 @@ func TestStrict(t *testing.T) {
 	s := openSotW(t, c)
 	s.ask("default", "down")
 	want(t, s.recv(), web) // a failed look-up is not an unknown name
-	all := openSotW(t, c)
-	all.ask()
-	want(t, all.recv(), web) // nor is one that the server itself listed
 }
 
 func TestOptionsRefused(t *testing.T) {
 	t.Parallel()
 	src := newFakeSource()
-	for name, opts := range map[string]*sds.Options{
-		"an empty name":  {Wildcard: []string{""}},
-		"itself":         {Wildcard: []string{"*"}},
-		"negative limit": {MaxNames: -1},
-	} {
-		_, err := sds.NewHandler(src, opts)
-		assert.Error(t, err, name)
-	}
-	_, err := sds.NewHandler(nil, nil)
+	_, err := sds.NewHandler(src, &sds.Options{MaxNames: -1})
+	assert.Error(t, err)
+	_, err = sds.NewHandler(nil, nil)
 	assert.Error(t, err)
 }
 
@@ -331,8 +313,8 @@ func TestResolve(t *testing.T) {
 	newDB := m.pair("db")
 	src.put("db", newDB)
 	want(t, other.recv(), newDB)
-	code := post(t, asWeb, `{"resource_names":["db"]}`, nil)
-	assert.Equal(t, http.StatusNotFound, code.StatusCode)
+	_, code := fetch(t, asWeb, "db")
+	assert.Equal(t, codeNotFound, code)
 	require.NoError(t, s.in.Close())
 	status, messages := s.status()
 	assert.Equal(t, codeOK, status)
@@ -407,8 +389,6 @@ func TestRequireHeader(t *testing.T) {
 			code, _ := s.status()
 			assert.Equal(t, codeInvalidArgument, code, "%s with %q", method, value)
 		}
-		resp := post(t, c, `{"resource_names":["default"]}`, map[string]string{"Workload.Spiffe.Io": value})
-		assert.Equal(t, http.StatusBadRequest, resp.StatusCode)
 	}
 	assert.Zero(t, src.count("default"))
 	s := openSotW(t, c, func(r *http.Request) { r.Header.Set("workload.spiffe.io", "true") })
@@ -524,7 +504,8 @@ func TestRefusals(t *testing.T) {
 			service + "FetchSecrets":                   {"application/grpc+json", http.StatusUnsupportedMediaType},
 			service + "ListSecrets":                    {"application/grpc", http.StatusNotFound},
 			"/envoy.service.discovery.v3.AggregatedDi": {"application/grpc", http.StatusNotFound},
-			"/": {"", http.StatusNotFound},
+			"/v3/discovery:secrets":                    {"application/json", http.StatusNotFound},
+			"/":                                        {"", http.StatusNotFound},
 		} {
 			resp, err := c.Post("http://localhost"+path, test.contentType, strings.NewReader("{}"))
 			require.NoError(t, err)
@@ -576,8 +557,6 @@ func TestClose(t *testing.T) {
 		code, _ := s.status()
 		assert.Equal(t, codeUnavailable, code)
 	}
-	resp := post(t, c, `{"resource_names":["default"]}`, nil)
-	assert.Equal(t, http.StatusServiceUnavailable, resp.StatusCode)
 	require.Eventually(t, func() bool { return h.Status().Streams == 0 }, patient, time.Millisecond)
 	assert.Empty(t, h.Status().Names)
 }

@@ -4,10 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/redact"
+	"github.com/svidkit/svidkit/internal/retry"
 )
 
 // ParseError says how input breaks the format of an ID, a trust domain name, a policy, a bundle
@@ -45,9 +45,13 @@ func (e *ParseError) Unwrap() error { return e.Err }
 var (
 	// ErrNotReady says that there is nothing to return yet: a source has no identity or bundle so far, or none that is
 	// still valid; files were not read or written yet; a CA cannot sign for the moment. The error around it has the
-	// cause of the last failure. It has a method Retryable() (after time.Duration, ok bool), which returns 0 and true,
-	// as a later attempt may succeed.
-	ErrNotReady error = notReady{}
+	// cause of the last failure. A later attempt may succeed.
+	//
+	// Any error of yours, such as that of a CA or a source, may say more by a method Retryable() (after
+	// time.Duration, ok bool): whether repeating may help, and how long to wait before it; 0 means that this is
+	// not known. The method speaks for all that the error wraps. Where an error wraps several, one that refuses
+	// for good wins over one that may pass, and the longest wait over none. All packages plan by it.
+	ErrNotReady = retry.ErrNotReady
 
 	// ErrZero says that a zero ID, TrustDomain or Policy was used where a valid one is needed.
 	ErrZero = errors.New("zero value")
@@ -65,11 +69,6 @@ var (
 	// ErrTooLarge says that input is over a documented limit and was refused before it was parsed.
 	ErrTooLarge = certpem.ErrTooLarge
 )
-
-type notReady struct{}
-
-func (notReady) Error() string                                { return "not ready" }
-func (notReady) Retryable() (after time.Duration, again bool) { return 0, true }
 
 func errZero(what string) error { return fmt.Errorf("spiffe: invalid %s: %w", what, ErrZero) }
 

@@ -61,6 +61,12 @@ func (e *VerifyError) Error() string {
 // Unwrap returns e.Err.
 func (e *VerifyError) Unwrap() error { return e.Err }
 
+// Unvouched reports whether the bundles do not vouch for the chain, so that newer bundles could. No bundle
+// mends a wrong extended key usage.
+func (e *VerifyError) Unvouched() bool {
+	return (e.Stage == "bundle" || e.Stage == "chain") && e.Rule != ruleKeyUsage
+}
+
 // VerifierOptions are the choices of a [Verifier] that have a default.
 type VerifierOptions struct {
 	// Now gives the time to verify at. Nil means time.Now. It must be safe for concurrent use.
@@ -228,13 +234,16 @@ func verifyPath(chain []*x509.Certificate, b *Bundle, needed []x509.ExtKeyUsage,
 	return &Peer{chain: path, notAfter: certchain.End(path)}, nil
 }
 
+// ruleKeyUsage is the rule for the extended key usages of a chain.
+const ruleKeyUsage = "X5-39"
+
 // chainRule names the rule behind an error of path validation.
 func chainRule(err error) string {
 	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
 		return "X5-31"
 	}
 	if e, ok := errors.AsType[x509.CertificateInvalidError](err); ok && e.Reason == x509.IncompatibleUsage {
-		return "X5-39"
+		return ruleKeyUsage
 	}
 	return "X5-30"
 }

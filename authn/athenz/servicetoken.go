@@ -18,9 +18,9 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/athenz/athenzname"
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/internal/tokens/token"
-	"github.com/svidkit/svidkit/pki"
 )
 
 const (
@@ -113,7 +113,7 @@ func SignServiceToken(t ServiceToken, key crypto.Signer) (string, error) {
 	if key == nil {
 		return "", badToken("the key is missing")
 	}
-	if err := pki.CheckPublicKey(key.Public()); err != nil {
+	if err := certpem.CheckKey(key.Public()); err != nil {
 		return "", badToken("%w", err)
 	}
 	switch key.Public().(type) {
@@ -151,7 +151,7 @@ func VerifyServiceToken(ctx context.Context, text string, keys PublicKeys) (*Ser
 	if err != nil {
 		return nil, fmt.Errorf("athenz: service token: public key %q of %q: %w", token.Clip(t.KeyID, token.MaxQuoted), t.keyOwner(), err)
 	}
-	if err := pki.CheckPublicKey(pub); err != nil {
+	if err := certpem.CheckKey(pub); err != nil {
 		return nil, fmt.Errorf("athenz: service token: public key %q of %q: %w", token.Clip(t.KeyID, token.MaxQuoted), t.keyOwner(), err)
 	}
 	sum, good := sha256.Sum256([]byte(signed)), false

@@ -47,8 +47,6 @@ func (r *replicas) add() {
 	r.t.Helper()
 	cfg := r.ProviderConfig()
 	var err error
-	cfg.Verifier, err = athenz.NewVerifier(athenz.VerifierOptions{Dir: r.Keys.Public, Leeway: 5 * time.Second})
-	require.NoError(r.t, err)
 	cfg.FirstUse, err = athenz.FirstUseInConfigMap(r.API.URL(), nil, "athenz/used-documents")
 	require.NoError(r.t, err)
 	r.urls = append(r.urls, r.ServeProvider(cfg)+"/instance")
@@ -123,7 +121,7 @@ func TestClocksApart(t *testing.T) {
 	t.Parallel()
 	r := newReplicas(t)
 	r.API.Put(usedObject, map[string]any{})
-	signer, err := athenz.NewSigner(athenz.SignerOptions{Dir: r.Keys.Private, Lifetime: time.Second})
+	signer, err := athenz.NewSigner(r.Keys.Private, "", time.Second)
 	require.NoError(t, err)
 	document, err := signer.SignDocument(t.Context(), athenztest.Subject())
 	require.NoError(t, err)

@@ -3,7 +3,6 @@ package kube
 import (
 	"context"
 	"fmt"
-	"time"
 
 	k8s "github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
@@ -11,8 +10,8 @@ import (
 
 // checkAccess asks the API server whether it lets this program do all of what. The error has the remedy if
 // it does not.
-func checkAccess(ctx context.Context, api *k8s.Client, timeout time.Duration, remedy string, what ...k8s.Access) error {
-	ctx, cancel := limited(ctx, timeout)
+func checkAccess(ctx context.Context, api *k8s.Client, remedy string, what ...k8s.Access) error {
+	ctx, cancel := limited(ctx)
 	defer cancel()
 	for _, a := range what {
 		allowed, reason, err := api.Review(ctx, "", "", a)
@@ -28,7 +27,7 @@ func checkAccess(ctx context.Context, api *k8s.Client, timeout time.Duration, re
 	return nil
 }
 
-// limited is ctx with a timeout, whose cause says so.
-func limited(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+// limited is ctx with the timeout, whose cause says so.
+func limited(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, timeout, fmt.Errorf("no answer within %v", timeout))
 }

@@ -8,6 +8,7 @@ import (
 
 	k8s "github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // status is the answer of a TokenReview.
@@ -32,7 +33,7 @@ const (
 )
 
 // account returns the account in an answer about the token. With wanted audiences, one must be confirmed.
-func (s *status) account(token string, wanted []string) (*Account, error) {
+func (s *status) account(token string, wanted []string) (*spiffe.Pod, error) {
 	switch {
 	case s.Error != "":
 		return nil, fmt.Errorf("%w: the API server says: %s", ErrInvalidToken, bearer.Redact(s.Error, token))
@@ -48,26 +49,22 @@ func (s *status) account(token string, wanted []string) (*Account, error) {
 	if !slices.Contains(s.User.Groups, accountsGroup) {
 		return nil, fmt.Errorf("%w: the user %q is not in the group %s", ErrInvalidToken, s.User.Username, accountsGroup)
 	}
-	a := &Account{
-		Namespace:      namespace,
-		ServiceAccount: name,
-		UID:            s.User.UID,
-		PodName:        s.extra(extraPodName),
-		PodUID:         s.extra(extraPodUID),
-		NodeName:       s.extra(extraNodeName),
+	p := &spiffe.Pod{
+		Namespace: namespace, ServiceAccount: name, ServiceAccountUID: s.User.UID,
+		Name: s.extra(extraPodName), UID: s.extra(extraPodUID), Node: s.extra(extraNodeName),
 	}
 	switch {
-	case a.PodName != "" && !k8s.ValidName(a.PodName):
-		err = fmt.Errorf("%.300q is not the name of a pod", a.PodName)
-	case a.NodeName != "" && !k8s.ValidName(a.NodeName):
-		err = fmt.Errorf("%.300q is not the name of a node", a.NodeName)
-	case !validUID(a.UID) || !validUID(a.PodUID):
+	case p.Name != "" && !k8s.ValidName(p.Name):
+		err = fmt.Errorf("%.300q is not the name of a pod", p.Name)
+	case p.Node != "" && !k8s.ValidName(p.Node):
+		err = fmt.Errorf("%.300q is not the name of a node", p.Node)
+	case !validUID(p.ServiceAccountUID) || !validUID(p.UID):
 		err = errors.New("a UID has more than 128 bytes, or some that are not printable ASCII")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidToken, err)
 	}
-	return a, nil
+	return p, nil
 }
 
 // extra returns the first value of an extra attribute of the user, or "".

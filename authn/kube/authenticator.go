@@ -28,11 +28,8 @@ type TokenReviewOptions struct {
 	// callers that name none, or this one, are from the server's own.
 	Cluster string
 
-	// Remotes review the tokens of other clusters, by ID.
+	// Remotes review the tokens of other clusters, by ID. A cluster with two IDs is there twice.
 	Remotes map[string]*Reviewer
-
-	// Aliases are other names of clusters, each with the ID it stands for.
-	Aliases map[string]string
 
 	// AllowPlaintext accepts tokens over connections that are neither TLS nor Unix sockets, too. It is
 	// for servers whose connections are protected otherwise, such as by a proxy in the same pod.
@@ -44,8 +41,7 @@ type TokenReviewOptions struct {
 // spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT, its method "kubernetes-token", and its Pod is
 // never nil; the pod's Cluster is the ID of the remote cluster, or empty for the server's own.
 //
-// The header clusterid says which cluster's API server is asked; it counts if there is exactly one. An ID
-// takes precedence over an alias.
+// The header clusterid says which cluster's API server is asked; it counts if there is exactly one.
 //
 // Errors of the Authenticator wrap [authn.ErrNoCredential] if there is no token, [authn.ErrRefused]
 // if the token or the cluster is not accepted, and the kinds of [Reviewer.Review]; with
@@ -62,7 +58,6 @@ func TokenReview(o TokenReviewOptions) (authn.Authenticator, error) {
 	a := &tokenReviewer{
 		own:       o.Reviewer,
 		remotes:   maps.Clone(o.Remotes),
-		aliases:   maps.Clone(o.Aliases),
 		cluster:   o.Cluster,
 		domain:    o.TrustDomain,
 		audiences: slices.Clone(o.Audiences),
@@ -80,7 +75,6 @@ func TokenReview(o TokenReviewOptions) (authn.Authenticator, error) {
 type tokenReviewer struct {
 	own       *Reviewer
 	remotes   map[string]*Reviewer
-	aliases   map[string]string
 	cluster   string
 	domain    spiffe.TrustDomain
 	audiences []string
@@ -104,20 +98,7 @@ func (a *tokenReviewer) check() error {
 			return fmt.Errorf("the remote cluster %q has no Reviewer", id)
 		}
 	}
-	for alias, id := range a.aliases {
-		if alias == "" || a.known(alias) {
-			return fmt.Errorf("the alias %q is the ID of a cluster", alias)
-		}
-		if !a.known(id) {
-			return fmt.Errorf("the alias %q is for the cluster %q, which is not configured", alias, id)
-		}
-	}
 	return nil
-}
-
-// known reports whether id is that of a cluster.
-func (a *tokenReviewer) known(id string) bool {
-	return a.remotes[id] != nil || id != "" && id == a.cluster
 }
 
 // Authenticate implements [authn.Authenticator].
@@ -130,30 +111,19 @@ func (a *tokenReviewer) Authenticate(r *http.Request) (*authn.Caller, error) {
 	if err != nil {
 		return nil, fmt.Errorf("authn/kube: %w: %w", authn.ErrRefused, err)
 	}
-	account, err := reviewer.review(peerkey.WithRequest(r.Context(), r), token, a.audiences)
+	pod, expires, err := reviewer.review(peerkey.WithRequest(r.Context(), r), token, a.audiences)
 	switch {
 	case errors.Is(err, ErrReviewFailed):
 		return nil, fmt.Errorf("authn/kube: %w", err)
 	case err != nil:
 		return nil, fmt.Errorf("authn/kube: %w: %w", authn.ErrRefused, err)
 	}
-	id, err := a.domain.KubernetesID(account.Namespace, account.ServiceAccount)
+	id, err := a.domain.KubernetesID(pod.Namespace, pod.ServiceAccount)
 	if err != nil { // names that Kubernetes allows never break the rules of SPIFFE
 		return nil, fmt.Errorf("authn/kube: %w: %w", authn.ErrRefused, err)
 	}
-	return &authn.Caller{
-		ID:       id,
-		Method:   method,
-		NotAfter: account.NotAfter,
-		Pod: &authn.Pod{
-			Cluster:        cluster,
-			Namespace:      account.Namespace,
-			ServiceAccount: account.ServiceAccount,
-			Name:           account.PodName,
-			UID:            account.PodUID,
-			Node:           account.NodeName,
-		},
-	}, nil
+	pod.Cluster = cluster
+	return &authn.Caller{ID: id, Method: method, NotAfter: expires, Pod: pod}, nil
 }
 
 // choose returns the Reviewer for the cluster that the caller names, and the ID of the cluster if it is
@@ -163,15 +133,11 @@ func (a *tokenReviewer) choose(h http.Header) (r *Reviewer, cluster string, err 
 	if values := h.Values("Clusterid"); len(values) == 1 {
 		name = values[0]
 	}
-	id := name
-	if !a.known(name) {
-		id = a.aliases[name]
-	}
 	switch {
-	case name == "" || id != "" && id == a.cluster:
+	case name == "" || name == a.cluster:
 		return a.own, "", nil
-	case a.remotes[id] != nil:
-		return a.remotes[id], id, nil
+	case a.remotes[name] != nil:
+		return a.remotes[name], name, nil
 	}
 	known := slices.Sorted(maps.Keys(a.remotes))
 	if a.cluster != "" {

@@ -3,13 +3,13 @@ package kube
 import (
 	"encoding/json"
 	"strconv"
-	"time"
 
 	k8s "github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // Judge reads an answer of a TokenReview and judges it, as Review does.
-func Judge(answer []byte, token string, wanted []string) (*Account, error) {
+func Judge(answer []byte, token string, wanted []string) (*spiffe.Pod, error) {
 	var r tokenReview
 	if err := json.Unmarshal(answer, &r); err != nil {
 		return nil, err
@@ -18,22 +18,6 @@ func Judge(answer []byte, token string, wanted []string) (*Account, error) {
 }
 
 func ParseUsername(s string) (namespace, name string, err error) { return k8s.ParseUser(s) }
-
-// Remember puts n answers into the cache of r.
-func (r *Reviewer) Remember(n int, a Account) {
-	for i := range n {
-		r.cache.put(cacheKey(strconv.Itoa(i), nil), a, nil, a.NotAfter)
-	}
-}
-
-// Cached returns how many answers r remembers.
-func (r *Reviewer) Cached() int {
-	n := 0
-	for range r.cache.entries.All() {
-		n++
-	}
-	return n
-}
 
 // See has n look at places in its memory.
 func (n *NodeAuthorizer) See(places int) {
@@ -49,23 +33,4 @@ func (n *NodeAuthorizer) Remembered() int {
 	return len(n.nodes)
 }
 
-const (
-	MaxCached = maxCached
-	MaxNodes  = maxNodes
-)
-
-// RememberRefused puts n refusals into the memory of r.
-func (r *Reviewer) RememberRefused(n int) {
-	for i := range n {
-		r.refused.put(cacheKey(strconv.Itoa(i), nil), Account{}, ErrInvalidToken, time.Now().Add(time.Second))
-	}
-}
-
-// Refused returns how many refusals r remembers.
-func (r *Reviewer) Refused() int {
-	n := 0
-	for range r.refused.entries.All() {
-		n++
-	}
-	return n
-}
+const MaxNodes = maxNodes

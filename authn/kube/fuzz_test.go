@@ -99,12 +99,12 @@ func FuzzJudge(f *testing.F) {
 			text     string
 			re       *regexp.Regexp
 			optional bool
-		}{{a.Namespace, label, false}, {a.ServiceAccount, subdomain, false}, {a.PodName, subdomain, true}, {a.NodeName, subdomain, true}} {
+		}{{a.Namespace, label, false}, {a.ServiceAccount, subdomain, false}, {a.Name, subdomain, true}, {a.Node, subdomain, true}} {
 			if !v.re.MatchString(v.text) && (v.text != "" || !v.optional) {
 				t.Fatalf("%q was accepted", v.text)
 			}
 		}
-		for _, uid := range []string{a.UID, a.PodUID} {
+		for _, uid := range []string{a.UID, a.ServiceAccountUID} {
 			if len(uid) > 128 || strings.ContainsFunc(uid, func(c rune) bool { return c <= ' ' || c > '~' }) {
 				t.Fatalf("the UID %q was accepted", uid)
 			}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -20,6 +19,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 const reviews = "/apis/authentication.k8s.io/v1/tokenreviews"
@@ -77,13 +77,12 @@ func TestReview(t *testing.T) {
 	a, err := r.Review(t.Context(), tok+"\n", []string{"istio-ca", "other"})
 	require.NoError(t, err)
 	assert.Equal(t, kubetest.TokenReviewSpec{Token: tok, Audiences: []string{"istio-ca", "other"}}, asked)
-	assert.Equal(t, &kube.Account{
-		Namespace: "prod", ServiceAccount: "web", UID: "account-uid",
-		PodName: "web-0", PodUID: "pod-uid", NodeName: "node-1.example.org", NotAfter: time.Unix(4102444800, 0).UTC(),
+	assert.Equal(t, &spiffe.Pod{
+		Namespace: "prod", ServiceAccount: "web", ServiceAccountUID: "account-uid", Name: "web-0", UID: "pod-uid", Node: "node-1.example.org",
 	}, a)
 	assert.Equal(t, 1, s.Count(http.MethodPost, reviews))
 
-	// without a cache each question is a review
+	// each question is a review
 	_, err = r.Review(t.Context(), tok, []string{"istio-ca"})
 	require.NoError(t, err)
 	assert.Equal(t, 2, s.Count(http.MethodPost, reviews))
@@ -103,7 +102,7 @@ func TestReviewLess(t *testing.T) {
 		for _, tok := range []string{"opaque", token(`{}`), token(`{"exp":"4102444800"}`), token(`{"exp":1,"exp":1}`), token(`{"exp":4102444800`), token(`[4102444800]`)} {
 			a, err := answering(t, status).Review(t.Context(), tok, []string{"a"})
 			require.NoError(t, err, name)
-			assert.Equal(t, &kube.Account{Namespace: "prod", ServiceAccount: "web"}, a, name)
+			assert.Equal(t, &spiffe.Pod{Namespace: "prod", ServiceAccount: "web"}, a, name)
 		}
 	}
 }
@@ -383,153 +382,43 @@ func TestAnyAudience(t *testing.T) {
 }
 
 // inBubble has a server and a reviewer in a synctest bubble.
-func inBubble(t *testing.T, o kube.ReviewerOptions) (*kubetest.Server, *kube.Reviewer) {
+func inBubble(t *testing.T) (*kubetest.Server, *kube.Reviewer) {
 	s := kubetest.StartOn(t, 1, memconn.Listen())
 	s.TokenReviews(func(spec kubetest.TokenReviewSpec) kubetest.TokenReviewStatus { return good(spec.Audiences...) })
-	return s, reviewer(t, s, o)
+	return s, reviewer(t, s, kube.ReviewerOptions{})
 }
 
 // An API server that does not answer blocks callers for no longer than the timeout.
 func TestReviewTimeout(t *testing.T) {
 	t.Parallel()
-	for _, timeout := range []time.Duration{0, time.Second, 30 * time.Second} {
-		want := timeout
-		if want == 0 {
-			want = 10 * time.Second
-		}
-		synctest.Test(t, func(t *testing.T) {
-			s, r := inBubble(t, kube.ReviewerOptions{Timeout: timeout})
-			s.FailNext(1, kubetest.Fault{Hang: true}, nil)
-			start := time.Now()
-			_, err := r.Review(t.Context(), "sesame", []string{"a"})
-			require.ErrorIs(t, err, kube.ErrReviewFailed)
-			require.ErrorContains(t, err, "no answer within "+want.String())
-			assert.Equal(t, want, time.Since(start))
-
-			s.FailNext(1, kubetest.Fault{Hang: true}, nil)
-			start = time.Now()
-			gone := errors.New("the caller has gone")
-			ctx, cancel := context.WithCancelCause(t.Context())
-			time.AfterFunc(time.Millisecond, func() { cancel(gone) })
-			_, err = r.Review(ctx, "sesame", []string{"a"})
-			require.ErrorIs(t, err, kube.ErrReviewFailed)
-			require.ErrorIs(t, err, gone)
-			assert.Equal(t, time.Millisecond, time.Since(start))
-
-			_, err = r.Review(t.Context(), "sesame", []string{"a"})
-			require.NoError(t, err)
-			s.Client().CloseIdleConnections()
-		})
-	}
-}
-
-func TestCache(t *testing.T) {
-	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s, r := inBubble(t, kube.ReviewerOptions{CacheFor: 10 * time.Second})
-		asked := func(tok string, audiences ...string) int {
-			before := s.Count(http.MethodPost, reviews)
-			a, err := r.Review(t.Context(), tok, audiences)
-			require.NoError(t, err)
-			assert.Equal(t, "web", a.ServiceAccount)
-			a.ServiceAccount = "changed" // the caller's own copy
-			return s.Count(http.MethodPost, reviews) - before
-		}
-		long := token(fmt.Sprintf(`{"exp":%d}`, time.Now().Add(time.Hour).Unix()))
-		assert.Equal(t, 1, asked(long, "a"))
-		assert.Equal(t, 0, asked(long, "a"))
-		assert.Equal(t, 0, asked(long+"\n", "a"))
-		time.Sleep(10*time.Second - 1)
-		assert.Equal(t, 0, asked(long, "a"), "just in time")
-		time.Sleep(time.Nanosecond)
-		assert.Equal(t, 1, asked(long, "a"), "not renewed by use")
+		s, r := inBubble(t)
+		s.FailNext(1, kubetest.Fault{Hang: true}, nil)
+		start := time.Now()
+		_, err := r.Review(t.Context(), "sesame", []string{"a"})
+		require.ErrorIs(t, err, kube.ErrReviewFailed)
+		require.ErrorContains(t, err, "no answer within 10s")
+		assert.Equal(t, 10*time.Second, time.Since(start))
 
-		// other audiences, in whatever way they are split, and other tokens are other questions
-		assert.Equal(t, 1, asked(long, "b"))
-		assert.Equal(t, 1, asked(long, "a", "b"))
-		assert.Equal(t, 1, asked(long, "ab"))
-		assert.Equal(t, 1, asked(long, "b", "a"))
-		assert.Equal(t, 1, asked(long+"a", "a"))
-		assert.Equal(t, 1, asked(long[:len(long)-1], "a"))
+		s.FailNext(1, kubetest.Fault{Hang: true}, nil)
+		start = time.Now()
+		gone := errors.New("the caller has gone")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		time.AfterFunc(time.Millisecond, func() { cancel(gone) })
+		_, err = r.Review(ctx, "sesame", []string{"a"})
+		require.ErrorIs(t, err, kube.ErrReviewFailed)
+		require.ErrorIs(t, err, gone)
+		assert.Equal(t, time.Millisecond, time.Since(start))
 
-		// never beyond the end of the token
-		short := token(fmt.Sprintf(`{"exp":%d}`, time.Now().Add(4*time.Second).Unix()))
-		assert.Equal(t, 1, asked(short, "a"))
-		time.Sleep(time.Second)
-		assert.Equal(t, 0, asked(short, "a"))
-		time.Sleep(3 * time.Second)
-		assert.Equal(t, 1, asked(short, "a"))
-		assert.Equal(t, 1, asked(short, "a"), "over by our clock")
-
-		// and not at all if no cluster knows it
-		assert.Equal(t, 1, asked("opaque", "a"))
-		assert.Equal(t, 1, asked("opaque", "a"))
-		s.Client().CloseIdleConnections()
-	})
-}
-
-// A good answer is remembered as long as the options say, a refusal for a second, and an outage not at all.
-func TestCacheRefusals(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s, r := inBubble(t, kube.ReviewerOptions{CacheFor: time.Second})
-		tok := token(fmt.Sprintf(`{"exp":%d}`, time.Now().Add(time.Hour).Unix()))
-		for _, status := range []kubetest.TokenReviewStatus{{}, {Error: "no"}, good()} {
-			s.TokenReviews(func(kubetest.TokenReviewSpec) kubetest.TokenReviewStatus { return status })
-			_, err := r.Review(t.Context(), tok, []string{"a"})
-			require.Error(t, err)
-			_, again := r.Review(t.Context(), tok, []string{"a"})
-			require.EqualError(t, again, err.Error())
-			time.Sleep(time.Second)
-		}
-		assert.Equal(t, 3, s.Count(http.MethodPost, reviews), "each was asked about once")
-		s.FailNext(1, kubetest.Fault{Code: 500}, nil)
-		_, err := r.Review(t.Context(), tok, []string{"a"})
-		require.Error(t, err)
-
-		s.TokenReviews(func(kubetest.TokenReviewSpec) kubetest.TokenReviewStatus { return good("a") })
-		_, err = r.Review(t.Context(), tok, []string{"a"})
-		require.NoError(t, err, "a refusal was remembered for too long, or an outage was")
-
-		// a revoked token lives as long as the answer is kept
-		s.TokenReviews(func(kubetest.TokenReviewSpec) kubetest.TokenReviewStatus {
-			return kubetest.TokenReviewStatus{Error: "no"}
-		})
-		_, err = r.Review(t.Context(), tok, []string{"a"})
+		_, err = r.Review(t.Context(), "sesame", []string{"a"})
 		require.NoError(t, err)
-		time.Sleep(time.Second)
-		_, err = r.Review(t.Context(), tok, []string{"a"})
-		require.ErrorIs(t, err, kube.ErrInvalidToken)
 		s.Client().CloseIdleConnections()
-	})
-}
-
-// The cache is bounded, and holds most of what fits.
-func TestCacheBounded(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r, err := kube.NewReviewer(&kube.ReviewerOptions{APIServer: "https://api.example.org", CacheFor: 10 * time.Second})
-		require.NoError(t, err)
-		r.Remember(kube.MaxCached, kube.Account{NotAfter: time.Now().Add(time.Minute)})
-		first := r.Cached()
-		assert.Greater(t, first, kube.MaxCached/2)
-		assert.LessOrEqual(t, first, kube.MaxCached)
-		r.Remember(kube.MaxCached, kube.Account{NotAfter: time.Now().Add(time.Minute)})
-		assert.LessOrEqual(t, r.Cached(), kube.MaxCached, "the same answers again")
-		r.Remember(10*kube.MaxCached, kube.Account{NotAfter: time.Now().Add(time.Minute)})
-		assert.Equal(t, kube.MaxCached, r.Cached())
-		time.Sleep(10 * time.Second)
-		r.Remember(kube.MaxCached+101, kube.Account{NotAfter: time.Now().Add(time.Minute)})
-		assert.LessOrEqual(t, r.Cached(), kube.MaxCached)
 	})
 }
 
 func TestNewReviewer(t *testing.T) {
 	t.Parallel()
 	for name, o := range map[string]kube.ReviewerOptions{
-		"negative timeout":  {Timeout: -1},
-		"negative cache":    {CacheFor: -1},
-		"long cache":        {CacheFor: 10*time.Second + 1},
 		"plain http":        {APIServer: "http://api.example.org", HTTPClient: http.DefaultClient},
 		"not a URL":         {APIServer: "api.example.org"},
 		"user and password": {APIServer: "https://a:sesame@api.example.org"},
@@ -538,7 +427,7 @@ func TestNewReviewer(t *testing.T) {
 		require.ErrorContains(t, err, "authn/kube: new reviewer: ", name)
 		assert.NotContains(t, err.Error(), "sesame")
 	}
-	_, err := kube.NewReviewer(&kube.ReviewerOptions{APIServer: "https://api.example.org", CacheFor: 10 * time.Second})
+	_, err := kube.NewReviewer(&kube.ReviewerOptions{APIServer: "https://api.example.org"})
 	require.NoError(t, err)
 }
 

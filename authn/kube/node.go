@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,9 +41,6 @@ type NodeAuthorizerOptions struct {
 	// workloads, such as "istio-system/ztunnel"; at least one is required.
 	Accounts []string
 
-	// Timeout is how long one decision may take; 0 means 10 seconds.
-	Timeout time.Duration
-
 	// Remotes decide about callers of other clusters, by the cluster's ID. Their own Remotes are not
 	// used. Callers of a cluster without one are refused.
 	Remotes map[string]*NodeAuthorizer
@@ -62,7 +58,6 @@ type NodeAuthorizerOptions struct {
 // error with a method Retryable, which says when to come back.
 type NodeAuthorizer struct {
 	api     *k8s.Client
-	timeout time.Duration
 	trusted map[string]bool // NAMESPACE/NAME
 	remotes map[string]*NodeAuthorizer
 
@@ -75,20 +70,13 @@ type NodeAuthorizer struct {
 // NewNodeAuthorizer returns a NodeAuthorizer. It sends nothing.
 func NewNodeAuthorizer(o NodeAuthorizerOptions) (*NodeAuthorizer, error) {
 	n := &NodeAuthorizer{
-		timeout: cmp.Or(o.Timeout, defaultTimeout),
 		trusted: map[string]bool{},
 		remotes: maps.Clone(o.Remotes),
 		nodes:   map[place]*running{},
-		reads: limit.New(limit.Options{
-			Concurrent: defaultConcurrent, Queue: maxWaiting,
-			Rate: defaultPerSecond, Burst: 2 * defaultPerSecond, CallerRate: readsPerCaller, CallerBurst: readsPerCallerBurst,
-		}),
+		reads:   newLimiter(readsPerCaller, readsPerCallerBurst),
 	}
 	fail := func(format string, args ...any) (*NodeAuthorizer, error) {
 		return nil, fmt.Errorf("authn/kube: new node authorizer: "+format, args...)
-	}
-	if o.Timeout < 0 {
-		return fail("the timeout is %v", o.Timeout)
 	}
 	if len(o.Accounts) == 0 {
 		return fail("no accounts: every request would be refused")
@@ -176,7 +164,7 @@ func (n *NodeAuthorizer) authorize(ctx context.Context, caller *authn.Caller, id
 	if !id.MemberOf(caller.ID.TrustDomain()) {
 		return denied("the requested ID is not in the trust domain of the caller")
 	}
-	ctx, cancel := limited(ctx, n.timeout)
+	ctx, cancel := limited(ctx)
 	defer cancel()
 	node, err := n.nodeOf(ctx, caller.Pod)
 	if err != nil {
@@ -188,10 +176,7 @@ func (n *NodeAuthorizer) authorize(ctx context.Context, caller *authn.Caller, id
 // read reads from the API server for the pod with a UID, within the limits.
 func (n *NodeAuthorizer) read(ctx context.Context, uid, path string, query url.Values, out any) error {
 	if err := n.reads.Acquire(ctx, uid); err != nil {
-		if over, ok := errors.AsType[*limit.Error](err); ok && over.RetryAfter == 0 {
-			over.RetryAfter = busyFor
-		}
-		return err
+		return comeBack(err)
 	}
 	defer n.reads.Release()
 	return n.api.Get(ctx, path, query, out)
@@ -211,7 +196,7 @@ type pod struct {
 }
 
 // nodeOf returns the node of the caller's pod, if the pod is the one that the token is bound to.
-func (n *NodeAuthorizer) nodeOf(ctx context.Context, caller *authn.Pod) (string, error) {
+func (n *NodeAuthorizer) nodeOf(ctx context.Context, caller *spiffe.Pod) (string, error) {
 	came := time.Now()
 	if caller.Name == "" || caller.UID == "" {
 		return "", denied("the caller's token is not bound to a pod")
@@ -257,7 +242,7 @@ type running struct {
 	turn     chan struct{}
 	asked    time.Time // when the last answer was asked for
 	accounts map[string]bool
-	caller   authn.Pod
+	caller   spiffe.Pod
 	node     string
 }
 
@@ -375,6 +360,6 @@ func (n *NodeAuthorizer) Check(ctx context.Context) error {
 }
 
 func (n *NodeAuthorizer) check(ctx context.Context) error {
-	return checkAccess(ctx, n.api, n.timeout, podsRemedy,
+	return checkAccess(ctx, n.api, podsRemedy,
 		k8s.Access{Version: "v1", Resource: "pods", Verb: "get"}, k8s.Access{Version: "v1", Resource: "pods", Verb: "list"})
 }

@@ -41,7 +41,7 @@ func proxy() *authn.Caller {
 	return &authn.Caller{
 		ID:     spiffe.MustParseID("spiffe://example.org/ns/istio-system/sa/ztunnel"),
 		Method: "kubernetes-token",
-		Pod:    &authn.Pod{Namespace: "istio-system", ServiceAccount: "ztunnel", Name: "ztunnel-1", UID: "uid-of-ztunnel-1"},
+		Pod:    &spiffe.Pod{Namespace: "istio-system", ServiceAccount: "ztunnel", Name: "ztunnel-1", UID: "uid-of-ztunnel-1"},
 	}
 }
 
@@ -91,7 +91,7 @@ func TestNodeAuthorizerDenied(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-4.5-1", "IST-4.5-2", "IST-4.5-3", "IST-4.5-4", "IST-4.5-5", "IST-4.5-6", "IST-4.5-7")
 	id := spiffe.MustParseID
-	pod := func(f func(*authn.Pod)) func(*authn.Caller) { return func(c *authn.Caller) { f(c.Pod) } }
+	pod := func(f func(*spiffe.Pod)) func(*authn.Caller) { return func(c *authn.Caller) { f(c.Pod) } }
 	keep := func(*authn.Caller) {}
 	for _, c := range []struct {
 		name   string
@@ -100,11 +100,11 @@ func TestNodeAuthorizerDenied(t *testing.T) {
 		change func(*kubetest.Server)
 		text   string
 	}{
-		{"1 unknown cluster", pod(func(p *authn.Pod) { p.Cluster = "west" }), web, nil, `there is no NodeAuthorizer for the cluster "west"`},
-		{"2 other account", pod(func(p *authn.Pod) { p.ServiceAccount = "ztunnel2" }), web, nil, `"istio-system/ztunnel2" is not one of the trusted accounts`},
-		{"2 other namespace", pod(func(p *authn.Pod) { p.Namespace = "prod" }), web, nil, "not one of the trusted"},
-		{"2 other split", pod(func(p *authn.Pod) { p.Namespace, p.ServiceAccount = "istio-system/ztunnel", "" }), web, nil, "not one of the trusted"},
-		{"2 no account", pod(func(p *authn.Pod) { p.Namespace, p.ServiceAccount = "", "" }), web, nil, "not one of the trusted"},
+		{"1 unknown cluster", pod(func(p *spiffe.Pod) { p.Cluster = "west" }), web, nil, `there is no NodeAuthorizer for the cluster "west"`},
+		{"2 other account", pod(func(p *spiffe.Pod) { p.ServiceAccount = "ztunnel2" }), web, nil, `"istio-system/ztunnel2" is not one of the trusted accounts`},
+		{"2 other namespace", pod(func(p *spiffe.Pod) { p.Namespace = "prod" }), web, nil, "not one of the trusted"},
+		{"2 other split", pod(func(p *spiffe.Pod) { p.Namespace, p.ServiceAccount = "istio-system/ztunnel", "" }), web, nil, "not one of the trusted"},
+		{"2 no account", pod(func(p *spiffe.Pod) { p.Namespace, p.ServiceAccount = "", "" }), web, nil, "not one of the trusted"},
 		{"3 zero ID", keep, spiffe.ID{}, nil, "does not name a service account"},
 		{"3 no path", keep, id("spiffe://example.org"), nil, "does not name a service account"},
 		{"3 other form", keep, id("spiffe://example.org/web"), nil, "does not name a service account"},
@@ -113,13 +113,13 @@ func TestNodeAuthorizerDenied(t *testing.T) {
 		{"3 namespace with a dot", keep, id("spiffe://example.org/ns/pr.od/sa/web"), nil, "does not name a service account"},
 		{"3 other trust domain", keep, id("spiffe://example.com/ns/prod/sa/web"), nil, "not in the trust domain of the caller"},
 		{"3 longer trust domain", keep, id("spiffe://example.org.evil/ns/prod/sa/web"), nil, "not in the trust domain of the caller"},
-		{"4 no pod in the token", pod(func(p *authn.Pod) { p.Name, p.UID = "", "" }), web, nil, "not bound to a pod"},
-		{"4 no UID in the token", pod(func(p *authn.Pod) { p.UID = "" }), web, nil, "not bound to a pod"},
-		{"4 no name in the token", pod(func(p *authn.Pod) { p.Name = "" }), web, nil, "not bound to a pod"},
-		{"4 a path as name", pod(func(p *authn.Pod) { p.Name = "../../prod/pods/web-1" }), web, nil, "not the name of a pod"},
-		{"4 no such pod", pod(func(p *authn.Pod) { p.Name = "ztunnel-9" }), web, nil, "there is no pod istio-system/ztunnel-9"},
+		{"4 no pod in the token", pod(func(p *spiffe.Pod) { p.Name, p.UID = "", "" }), web, nil, "not bound to a pod"},
+		{"4 no UID in the token", pod(func(p *spiffe.Pod) { p.UID = "" }), web, nil, "not bound to a pod"},
+		{"4 no name in the token", pod(func(p *spiffe.Pod) { p.Name = "" }), web, nil, "not bound to a pod"},
+		{"4 a path as name", pod(func(p *spiffe.Pod) { p.Name = "../../prod/pods/web-1" }), web, nil, "not the name of a pod"},
+		{"4 no such pod", pod(func(p *spiffe.Pod) { p.Name = "ztunnel-9" }), web, nil, "there is no pod istio-system/ztunnel-9"},
 		{"4 pod is gone", keep, web, func(s *kubetest.Server) { s.Remove("/api/v1/namespaces/istio-system/pods/ztunnel-1") }, "there is no pod"},
-		{"5 other UID", pod(func(p *authn.Pod) { p.UID = "uid-of-ztunnel-2" }), web, nil, "its UID differs"},
+		{"5 other UID", pod(func(p *spiffe.Pod) { p.UID = "uid-of-ztunnel-2" }), web, nil, "its UID differs"},
 		{"6 pod of another account", keep, web, func(s *kubetest.Server) { put(s, "istio-system", "ztunnel-1", "other", "n1", "Running") }, `has the service account "other"`},
 		{"7 pod has no node", keep, web, func(s *kubetest.Server) { put(s, "istio-system", "ztunnel-1", "ztunnel", "", "Pending") }, "is not on a node"},
 		{"7 odd node", keep, web, func(s *kubetest.Server) {
@@ -205,7 +205,6 @@ func TestNodeAuthorizerOptions(t *testing.T) {
 		"a blank":           func(o *kube.NodeAuthorizerOptions) { o.Accounts = []string{" a/b"} },
 		"upper case":        func(o *kube.NodeAuthorizerOptions) { o.Accounts = []string{"A/b"} },
 		"a star":            func(o *kube.NodeAuthorizerOptions) { o.Accounts = []string{"istio-system/*"} },
-		"negative timeout":  func(o *kube.NodeAuthorizerOptions) { o.Timeout = -1 },
 		"nil remote":        func(o *kube.NodeAuthorizerOptions) { o.Remotes = map[string]*kube.NodeAuthorizer{"west": nil} },
 		"plain http":        func(o *kube.NodeAuthorizerOptions) { o.APIServer = "http://api.example.org" },
 		"remote without ID": func(o *kube.NodeAuthorizerOptions) { o.Remotes = map[string]*kube.NodeAuthorizer{"": {}} },

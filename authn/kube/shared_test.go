@@ -10,18 +10,18 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
-	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // Calls that wait at the same time share one answer about one pod as one caller describes it: a caller with the UID of that pod and another name,
 // namespace or account gets none of it.
 func TestNodeAuthorizerSharesNothingWithOthers(t *testing.T) {
 	t.Parallel()
-	for name, change := range map[string]func(*authn.Pod){
-		"another name":      func(p *authn.Pod) { p.Name = "other" },
-		"another namespace": func(p *authn.Pod) { p.Namespace = "elsewhere" },
+	for name, change := range map[string]func(*spiffe.Pod){
+		"another name":      func(p *spiffe.Pod) { p.Name = "other" },
+		"another namespace": func(p *spiffe.Pod) { p.Namespace = "elsewhere" },
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := cluster(kubetest.StartOn(t, 1, memconn.Listen()))

@@ -25,7 +25,7 @@ func Example() {
 		Provider: athenzname.Service{Domain: "k8s.admin", Name: "identityd"}, Service: service,
 		ID: "8c5b0a3e-1d5c-4c6e-9b9c-0f5a3c1d2e4f", Suffix: "svc.cluster.local", IPs: []netip.Addr{netip.MustParseAddr("10.1.2.3")},
 	}
-	want, err := instance.Expectation(td)
+	want, err := athenz.Expectation(instance, td)
 	if err != nil {
 		fmt.Println(err)
 		return

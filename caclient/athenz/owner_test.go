@@ -47,8 +47,7 @@ func TestOwnerOfKey(t *testing.T) {
 	id, err := service.ID()
 	require.NoError(t, err)
 	instance := athenzname.Instance{Service: service, Suffix: "svc.cluster.local", SPIFFE: id}
-	require.Error(t, instance.Check())
-	want, err := instance.Expectation(ca.TrustDomain())
+	want, err := athenz.Expectation(instance, ca.TrustDomain())
 	require.NoError(t, err)
 	assert.Equal(t, []pki.SAN{pki.DNSSAN("athenz-callback.k8s-admin.svc.cluster.local"), pki.IDSAN(id)}, want.Names())
 

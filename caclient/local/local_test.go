@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -75,6 +76,23 @@ func TestNewRefuses(t *testing.T) {
 		_, err = local.New(a, id)
 		assert.ErrorContains(t, err, `is not the ID of a workload in the trust domain "example.org"`)
 	}
+}
+
+// A server's certificate has its names and its ID, whatever the request names.
+func TestServer(t *testing.T) {
+	t.Parallel()
+	a := newAuthority(t)
+	_, err := local.NewServer(a, web, pki.IDSAN(web))
+	require.ErrorContains(t, err, "neither a DNS name nor an IP address")
+	_, err = local.NewServer(a, td.ID())
+	require.Error(t, err)
+	c, err := local.NewServer(a, web, pki.DNSSAN("ca.example.org"), pki.IPSAN(net.IPv4(127, 0, 0, 1)))
+	require.NoError(t, err)
+	chain, err := c.Sign(t.Context(), newCSR(t, pki.DNSSAN("evil.example.org")), 0)
+	require.NoError(t, err)
+	assert.Equal(t, []string{"ca.example.org"}, chain[0].DNSNames)
+	assert.True(t, net.IPv4(127, 0, 0, 1).Equal(chain[0].IPAddresses[0]))
+	assert.Equal(t, web.String(), chain[0].URIs[0].String())
 }
 
 // The request's wish is compared, never obeyed.

@@ -58,7 +58,7 @@ func (p *proxy) configureApp() error {
 		Targets            []struct{ Port, Path string }
 	}
 	app.Scrape = "false" // unless the variable is there
-	p.app = appProbes{host: p.cfg.Address, statusPort: fmt.Sprint(":", p.cfg.Envoy.StatusPort)}
+	p.app = appProbes{host: getenv(p.environ, "INSTANCE_IP"), statusPort: fmt.Sprint(":", p.cfg.Envoy.StatusPort)}
 	loopback := false
 	for name, into := range map[string]any{
 		"ISTIO_KUBE_APP_PROBERS": &p.app.probers, "ISTIO_PROMETHEUS_ANNOTATIONS": &app, "REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION": &loopback,

@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -22,6 +23,7 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/istioagent"
+	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -116,8 +118,18 @@ func (d *demonstration) startCA() (address, roots string, err error) {
 		return "", "", err
 	}
 	ready := make(chan struct{})
+	loopback := pki.IPSAN(net.IPv4(127, 0, 0, 1))
+	own, err := local.NewServer(authority, id, loopback)
+	if err != nil {
+		return "", "", err
+	}
+	identity, err := secretcache.New(secretcache.Config{ID: id, CA: own, Names: []pki.SAN{loopback}})
+	if err != nil {
+		return "", "", err
+	}
+	d.Go("identity of the CA's server", identity.Run)
 	server, err := caserver.New(caserver.Options{
-		CA: authority, ID: id, Names: []pki.SAN{pki.IPSAN(net.IPv4(127, 0, 0, 1))}, Istio: &istioca.Options{Authenticator: tokens},
+		CA: authority, TrustDomain: demoDomain, Identity: identity, Istio: &istioca.Options{Authenticator: tokens},
 		RootsFile: roots, Ready: func() { close(ready) },
 	})
 	if err != nil {
@@ -172,15 +184,14 @@ func (d *demonstration) startWorkload(name, address, roots string) (src *filesou
 		return nil, nil, err
 	}
 	cfg.Root = root
-	choice, err := istioagent.Choose(d.Context(), cfg)
+	if cfg, err = istioagent.Choose(d.Context(), cfg); err != nil {
+		return nil, nil, err
+	}
+	agent, err := istioagent.New(cfg)
 	if err != nil {
 		return nil, nil, err
 	}
-	agent, err := istioagent.New(cfg, choice)
-	if err != nil {
-		return nil, nil, err
-	}
-	d.say("%s: %s", name, choice)
+	d.say("%s: its identity comes from the origin %s", name, cfg.Origin)
 	done = func() {}
 	if name == "web" {
 		bootstrap := filepath.Join(d.dir, "envoy.json")
@@ -197,7 +208,7 @@ func (d *demonstration) startWorkload(name, address, roots string) (src *filesou
 			return nil
 		})
 		done = func() { d.say("for an Envoy with the identity of web: envoy -c %s", bootstrap) }
-		d.watch(choice.Socket)
+		d.watch(cfg.Socket)
 	}
 	d.Go("agent of "+name, func(ctx context.Context) error {
 		err := agent.Run(ctx)
@@ -275,10 +286,18 @@ func (d *demonstration) startTraffic(web, db *filesource.Source) error {
 			fmt.Fprintf(w, "hello %s", peer.ID())
 		}
 	})}
-	if err := spiffetls.ConfigureServer(server, db, db, spiffe.AllowIDs(caller), nil); err != nil {
+	serving, err := spiffetls.New(spiffetls.Config{Self: db, Peers: db, Allow: spiffe.AllowIDs(caller)})
+	if err != nil {
 		return err
 	}
-	transport, err := spiffetls.Transport(web, web, spiffe.AllowMembersOf(demoDomain), nil)
+	if err := serving.ConfigureServer(server); err != nil {
+		return err
+	}
+	asking, err := spiffetls.New(spiffetls.Config{Self: web, Peers: web, Allow: spiffe.AllowMembersOf(demoDomain)})
+	if err != nil {
+		return err
+	}
+	transport, err := asking.Transport()
 	if err != nil {
 		return err
 	}

@@ -23,7 +23,8 @@ func development(cfg istioagent.Config, environ []string) (istioagent.Config, er
 	dir := getenv(environ, developmentFolder)
 	named := dir != ""
 	if !named {
-		if cfg.InPod || cfg.CAAddress != "" || cfg.Namespace != "" && cfg.ServiceAccount != "" {
+		set := func(name string) bool { return getenv(environ, name) != "" }
+		if set("KUBERNETES_SERVICE_HOST") || set("CA_ADDR") || set("POD_NAMESPACE") && set("SERVICE_ACCOUNT") {
 			return cfg, nil
 		}
 		state := os.Getenv("XDG_STATE_HOME")
@@ -31,7 +32,7 @@ func development(cfg istioagent.Config, environ []string) (istioagent.Config, er
 			home, _ := os.UserHomeDir() // empty if there is none
 			state = filepath.Join(home, ".local", "state")
 		}
-		dir = filepath.Join(state, "svidkit-ca", cfg.TrustDomain.String())
+		dir = filepath.Join(state, "svidkit-ca", cmp.Or(getenv(environ, "TRUST_DOMAIN"), "cluster.local"))
 	}
 	text, err := os.ReadFile(filepath.Join(dir, "agent.env"))
 	if err != nil && !named {
@@ -49,12 +50,13 @@ func development(cfg istioagent.Config, environ []string) (istioagent.Config, er
 	if getenv(environ, "PROXY_CONFIG") == "" { // which names a control plane
 		variables = append(variables, "PROXY_XDS_VIA_AGENT=false")
 	}
-	found, err := istioagent.FromEnvironment(slices.Concat(variables, environ))
+	environ = slices.Concat(variables, environ)
+	found, err := istioagent.FromEnvironment(environ)
 	if err != nil {
 		return cfg, program.UsageError{Err: err}
 	}
 	found.Root, found.Logger, found.AllowFiles = cfg.Root, cfg.Logger, cfg.AllowFiles
-	name := found.Namespace + "/" + found.ServiceAccount
+	name := getenv(environ, "POD_NAMESPACE") + "/" + getenv(environ, "SERVICE_ACCOUNT")
 	if found.Root == "" { // for the sockets, whose paths have to be short, and whose folders are refused if they are another user's
 		found.Root = filepath.Join(cmp.Or(os.Getenv("XDG_RUNTIME_DIR"), os.TempDir()), fmt.Sprintf("svidkit-agent-%d", os.Getuid()), strings.ReplaceAll(name, "/", "."))
 	}

@@ -26,10 +26,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/examples/internal/statuspage"
 	"github.com/svidkit/svidkit/sds/istioagent"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 //go:embed install.yaml
@@ -103,10 +103,9 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) (er
 	}
 	cfg.Root, cfg.Logger = o.root, log
 	cfg.AllowFiles = append(cfg.AllowFiles, o.allowFiles...)
-	choice, err := istioagent.Choose(ctx, cfg)
-	if err == nil && choice.Origin == istioagent.CA {
+	if cfg, err = istioagent.Choose(ctx, cfg); err == nil && cfg.Origin == "ca" {
 		if cfg, err = development(cfg, environ); err == nil {
-			choice, err = istioagent.Choose(ctx, cfg)
+			cfg, err = istioagent.Choose(ctx, cfg)
 		}
 	}
 	if err != nil {
@@ -123,12 +122,12 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) (er
 			o.admin = status
 		}
 	}
-	return serve(ctx, cfg, choice, o, p, out, errOut)
+	return serve(ctx, cfg, o, p, out, errOut)
 }
 
 // serve runs an agent, and the port for operators.
-func serve(ctx context.Context, cfg istioagent.Config, choice istioagent.Choice, o options, p *proxy, out, errOut io.Writer) error {
-	agent, err := istioagent.New(cfg, choice)
+func serve(ctx context.Context, cfg istioagent.Config, o options, p *proxy, out, errOut io.Writer) error {
+	agent, err := istioagent.New(cfg)
 	if err != nil {
 		return err
 	}
@@ -146,7 +145,7 @@ func serve(ctx context.Context, cfg istioagent.Config, choice istioagent.Choice,
 		return errors.Join(err, agent.Close())
 	}
 	defer stop() // after the agent, so that it says that the agent drains
-	fmt.Fprintf(out, "secrets for Envoy: unix:%s\n", choice.Socket)
+	fmt.Fprintf(out, "secrets for Envoy: unix:%s\n", cfg.Socket)
 	return p.run(ctx, agent, errOut)
 }
 
@@ -155,10 +154,11 @@ func admin(agent *istioagent.Agent, p *proxy, address string, out io.Writer, log
 	if address == "" {
 		return func() {}, nil
 	}
-	parts := []statuspage.Part{{Name: "origin", Source: agent, Links: []string{"metrics", "healthz/ready", "healthz/live"}}}
+	var parts []statuspage.Part
 	for name, source := range agent.Parts() {
 		parts = append(parts, statuspage.Part{Name: name, Source: source})
 	}
+	parts[0].Links = []string{"metrics", "healthz/ready", "healthz/live"}
 	page, err := statuspage.New("agent", parts...)
 	if err != nil {
 		return nil, err

@@ -20,14 +20,13 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
-	"github.com/svidkit/svidkit/internal/test/testtree"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/istioagent"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // asProgram makes this test binary be the program.
@@ -56,7 +55,7 @@ func TestExitCodes(t *testing.T) {
 		{"-version", "", "agent ", "", 0},
 		{"-h", "", "Usage: agent [flags]", "", 0},
 		{"-nonsense", "", "", "agent: there is no flag -nonsense; -h lists the flags\n", 2},
-		{"-for x", "", "", "agent: invalid value \"x\" for flag -for: it is not a number with a unit, such as 90s or 24h; -h lists the flags\n", 2},
+		{"-for x", "", "", "agent: invalid value \"x\" for flag -for: it is not a number with a unit, such as 90m or 24h, which is a day; -h lists the flags\n", 2},
 		{"serve", "", "", "hyphen", 2},
 		{"", "SECRET_TTL=1d", "", "SECRET_TTL", 2},
 		{"-admin nowhere", "", "", "agent: -admin: address nowhere: missing port", 2},
@@ -87,7 +86,7 @@ func TestReadme(t *testing.T) {
 	t.Parallel()
 	var table strings.Builder
 	require.NoError(t, istioagent.WriteHelp(&table, true))
-	testtree.Section(t, *update, "README.md", "<!-- environment -->\n", "<!-- end of environment -->", "\n"+table.String()+"\n")
+	programtest.Section(t, *update, "README.md", "<!-- environment -->\n", "<!-- end of environment -->", "\n"+table.String()+"\n")
 }
 
 // output is what the program has written.

@@ -39,7 +39,7 @@ func TestProbeDefaults(t *testing.T) {
 	for seconds := range times {
 		probers = append(probers, fmt.Sprintf(`"/app-health/tcp%d/readyz": {"tcpSocket": {"port": %d}, "timeoutSeconds": %[1]d}`, seconds, port))
 	}
-	p, err := app(t, istioagent.Config{Address: "127.0.0.1"}, "sidecar", "ISTIO_KUBE_APP_PROBERS={"+strings.Join(probers, ",")+"}")
+	p, err := app(t, istioagent.Config{}, "sidecar", "INSTANCE_IP=127.0.0.1", "ISTIO_KUBE_APP_PROBERS={"+strings.Join(probers, ",")+"}")
 	require.NoError(t, err)
 	if runtime.GOOS != "linux" { // where 127.0.0.6 is no address of the host
 		p.app.dialer.LocalAddr = nil

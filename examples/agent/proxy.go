@@ -170,7 +170,9 @@ func (p *proxy) configure(cfg *istioagent.Config, environ []string) (status stri
 	e := &cfg.Envoy
 	e.Started, e.Role, e.Domain = true, p.role, p.domain
 	p.envoy = !e.Disabled
-	cfg.Unused = append(cfg.Unused, p.unused...)
+	for _, note := range p.unused {
+		cfg.Logger.Info("agent: " + note)
+	}
 	p.cfg, p.environ = *cfg, environ
 	if err := p.configureApp(); err != nil || e.StatusPort == 0 {
 		return "", err
@@ -214,7 +216,7 @@ func (p *proxy) run(ctx context.Context, agent *istioagent.Agent, out io.Writer)
 // start writes the bootstrap and starts the Envoy, which is told to end when ctx is done.
 func (p *proxy) start(ctx context.Context, agent *istioagent.Agent, out io.Writer) (*exec.Cmd, error) {
 	e := p.cfg.Envoy
-	config := cmp.Or(e.ConfigFile, filepath.Join(p.cfg.ConfigPath, "envoy-rev.json"))
+	config := cmp.Or(e.ConfigFile, filepath.Join(e.Dir, "envoy-rev.json"))
 	if !filepath.IsAbs(config) {
 		config = filepath.Join(p.cfg.Root, config)
 	}
@@ -224,7 +226,7 @@ func (p *proxy) start(ctx context.Context, agent *istioagent.Agent, out io.Write
 		}
 	}
 	version := "v4"
-	if strings.Contains(p.cfg.Address, ":") {
+	if strings.Contains(getenv(p.environ, "INSTANCE_IP"), ":") {
 		version = "v6"
 	}
 	args := []string{
@@ -280,7 +282,7 @@ func (p *proxy) ready(ctx context.Context) error {
 		return nil
 	}
 	_, err := fetch(ctx, p.client, http.MethodGet, p.admin("/ready"), "", io.Discard)
-	if err != nil || !p.cfg.XDS || p.cfg.Envoy.ConfigFile != "" {
+	if err != nil || !p.cfg.Envoy.XDS || p.cfg.Envoy.ConfigFile != "" {
 		return err
 	}
 	var stats bytes.Buffer

@@ -67,16 +67,16 @@ func TestCommands(t *testing.T) {
 		"--log_as_json", "--stsPort=15463", "--outlierLogPath", "/dev/stdout",
 	}, &o, io.Discard)
 	require.NoError(t, err)
-	cfg := istioagent.Config{Logger: slog.New(slog.DiscardHandler)}
+	var log output
+	cfg := istioagent.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}
 	cfg.Envoy.StatusPort = 15120
 	status, err := p.configure(&cfg, nil)
 	require.NoError(t, err)
 	assert.Equal(t, []any{":15120", true, "router", "shop.svc.cluster.local", slog.LevelWarn, "info", "misc:error"},
 		[]any{status, cfg.Envoy.Started, cfg.Envoy.Role, cfg.Envoy.Domain, p.level, p.logLevel, p.logLevels})
 	assert.Equal(t, "json", o.LogFormat)
-	require.Len(t, cfg.Unused, 2)
-	assert.Contains(t, cfg.Unused[0], "the flag --stsPort is not used: the agent exchanges its own token")
-	assert.Contains(t, cfg.Unused[1], "the flag --outlierLogPath is not used: customConfigFile")
+	assert.Contains(t, log.String(), "the flag --stsPort is not used: the agent exchanges its own token")
+	assert.Contains(t, log.String(), "the flag --outlierLogPath is not used: customConfigFile")
 	p, err = newProxy([]string{"sidecar", "--log_output_level=none"}, &o, io.Discard)
 	require.NoError(t, err)
 	assert.Greater(t, p.level, slog.LevelError)
@@ -201,9 +201,10 @@ func TestAppProbes(t *testing.T) {
 		"/app-health/tcp/readyz": {"tcpSocket": {"port": %[1]s}, "timeoutSeconds": 5},
 		"/app-health/tcp/closed": {"tcpSocket": {"port": %[4]d}, "timeoutSeconds": 5}
 	}`, port(plain), port(secure), port(health), closed.Addr().(*net.TCPAddr).Port)
-	cfg := istioagent.Config{Address: "127.0.0.1"}
+	const v4, v6 = "INSTANCE_IP=127.0.0.1", "INSTANCE_IP=2001:db8::7"
+	var cfg istioagent.Config
 	cfg.Envoy.StatusPort = 15020
-	p, err := app(t, cfg, "sidecar", "ISTIO_KUBE_APP_PROBERS="+probers)
+	p, err := app(t, cfg, "sidecar", v4, "ISTIO_KUBE_APP_PROBERS="+probers)
 	require.NoError(t, err)
 	if runtime.GOOS != "linux" { // where 127.0.0.6 is no address of the host
 		p.app.dialer.LocalAddr = nil
@@ -260,15 +261,14 @@ func TestAppProbes(t *testing.T) {
 	}
 
 	// On loopback, and what is no JSON.
-	p, err = app(t, cfg, "sidecar", "ISTIO_KUBE_APP_PROBERS="+probers, "REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION=true")
+	p, err = app(t, cfg, "sidecar", v4, "ISTIO_KUBE_APP_PROBERS="+probers, "REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION=true")
 	require.NoError(t, err)
 	assert.Equal(t, "localhost", p.app.host)
 	assert.Nil(t, p.app.dialer.LocalAddr)
-	cfg.Address = "2001:db8::7"
-	p, err = app(t, cfg, "sidecar", "ISTIO_KUBE_APP_PROBERS=")
+	p, err = app(t, cfg, "sidecar", v6, "ISTIO_KUBE_APP_PROBERS=")
 	require.NoError(t, err)
 	assert.Equal(t, "::6", p.app.dialer.LocalAddr.(*net.TCPAddr).IP.String())
-	_, err = app(t, cfg, "sidecar", "ISTIO_KUBE_APP_PROBERS={")
+	_, err = app(t, cfg, "sidecar", v6, "ISTIO_KUBE_APP_PROBERS={")
 	require.ErrorContains(t, err, "ISTIO_KUBE_APP_PROBERS: set it to JSON")
 }
 
@@ -412,7 +412,7 @@ func TestEnvoyReady(t *testing.T) {
 		}
 	}))
 	t.Cleanup(server.Close)
-	cfg := istioagent.Config{XDS: true}
+	cfg := istioagent.Config{Envoy: istioagent.Envoy{XDS: true}}
 	cfg.Envoy.AdminPort = server.Listener.Addr().(*net.TCPAddr).Port
 	p, err := app(t, cfg, "sidecar")
 	require.NoError(t, err)

@@ -20,7 +20,7 @@ import (
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
 )
 
-// verifyAudit verifies an audit log, with its full files, and its end by what -audit-head has of it.
+// verifyAudit verifies an audit log, with the files that were moved away, and its end by what -audit-head has of it.
 func (o *options) verifyAudit(in io.Reader, out io.Writer) error {
 	head, err := o.readHead()
 	if err == nil && head == "" && o.auditHead != "" {
@@ -30,9 +30,9 @@ func (o *options) verifyAudit(in io.Reader, out io.Writer) error {
 		return fmt.Errorf("-audit-head: %w", err)
 	}
 	if o.argument == "-" {
-		err = auditlog.Verify(out, head, in)
+		err = auditlog.Verify(out, o.auditAfter, head, in)
 	} else {
-		err = verify(out, head, o.argument)
+		err = verify(out, o.auditAfter, head, o.argument)
 	}
 	if err != nil {
 		return fmt.Errorf("-verify-audit: %s", strings.TrimPrefix(err.Error(), "auditlog: "))
@@ -45,7 +45,7 @@ func (o *options) verifyAudit(in io.Reader, out io.Writer) error {
 }
 
 // verify verifies the files of the audit log at path.
-func verify(out io.Writer, head, path string) error {
+func verify(out io.Writer, after, head, path string) error {
 	paths, err := auditlog.Files(path)
 	var logs []io.Reader
 	for _, path := range paths {
@@ -55,7 +55,23 @@ func verify(out io.Writer, head, path string) error {
 			logs = append(logs, f)
 		}
 	}
-	return cmp.Or(err, auditlog.Verify(out, head, logs...))
+	return cmp.Or(err, auditlog.Verify(out, after, head, logs...))
+}
+
+// reopenAudit reopens the audit log at each signal, until ctx is done.
+func reopenAudit(ctx context.Context, signals <-chan os.Signal, a *caconfig.Authority, log *slog.Logger) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-signals:
+		}
+		if err := a.ReopenAudit(); err != nil {
+			log.Error("ca: the audit log cannot be reopened", "err", err)
+		} else {
+			log.Info("ca: the audit log was reopened")
+		}
+	}
 }
 
 // readHead returns what -audit-head has.
@@ -74,7 +90,7 @@ const headEvery = time.Second
 func (o *options) keepHead(ctx context.Context, a *caconfig.Authority, log *slog.Logger) {
 	written, err := o.readHead()
 	if err == nil && written != "" {
-		err = verify(io.Discard, written, o.AuditLog)
+		err = verify(io.Discard, "any", written, o.AuditLog) // the first files may be gone
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		log.Error("ca: -audit-head: the file stays as it is; keep it and the audit log, and name another file", "err", err)

@@ -96,8 +96,10 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/signal"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/svidkit/svidkit/examples/ca/caconfig"
@@ -143,8 +145,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, in io.R
 		fmt.Fprintln(out, "ca", program.Version())
 		return nil
 	case "demo":
-		_, err := demo(ctx, o.CA.TrustDomain, 5*time.Second, out)
-		return err
+		return demo(ctx, o.CA.TrustDomain, 5*time.Second, out)
 	case "install":
 		if o.argument == "kubernetes" {
 			return o.manifest.Print(out)
@@ -163,8 +164,12 @@ func run(ctx context.Context, args []string, getenv func(string) string, in io.R
 	ctx, cancel := context.WithCancel(ctx)
 	var keeps sync.WaitGroup
 	defer func() { cancel(); keeps.Wait() }()
+	reopen := make(chan os.Signal, 1)
+	signal.Notify(reopen, syscall.SIGHUP)
+	defer signal.Stop(reopen)
 	return o.Serve(ctx, log, func(a *caconfig.Authority, at caserver.Listeners) {
 		announce(out, o.Config, a, at)
+		keeps.Go(func() { reopenAudit(ctx, reopen, a, log) })
 		if what := o.missingRoot(a); what != "" {
 			log.Warn("ca: a root is missing", "audit_log", o.AuditLog, "what", what)
 		}
@@ -184,8 +189,9 @@ type options struct {
 	now      bool // of -revoke
 	verbose  bool
 
-	auditHead string
-	refusals  *refusals
+	auditHead  string
+	auditAfter string
+	refusals   *refusals
 
 	// of -install
 	anchorDir string
@@ -215,6 +221,7 @@ func parse(args []string, getenv func(string) string, out io.Writer) (o *options
 	fs.String("verify-audit", "", "verify the audit log in the `file` (- for standard input), and end")
 	fs.StringVar(&o.auditHead, "audit-head", "", "`file` that those who can change the audit log cannot change, such as one on a share that "+
 		"another machine keeps: the server has the hash of the last line in it, and -verify-audit sees by it that lines were cut off")
+	fs.StringVar(&o.auditAfter, "audit-after", "", "`hash` of the last line in files that were archived or deleted, for -verify-audit; any: it is not known")
 	fs.String("install", "", "print a ConfigMap with the trust anchors of a Linkerd mesh, a Secret with an issuer, the account that alone may read it, and the identity service, and end; `scheme`: kubernetes.io/tls, linkerd.io/tls or design. Or kubernetes: the objects of this CA in a cluster")
 	o.manifest.RegisterWith(fs)
 	fs.StringVar(&o.anchorDir, "anchor-dir", "", "`folder` of the trust anchor for -install, which is made if the folder is empty")
@@ -253,6 +260,8 @@ func parse(args []string, getenv func(string) string, out io.Writer) (o *options
 		return nil, program.Misused("-audit-head: there is no audit log with -audit-log none")
 	case o.auditHead != "" && o.command != "" && o.command != "verify-audit":
 		return nil, program.Misused("-audit-head: it is for a server, and for -verify-audit")
+	case o.auditAfter != "" && o.command != "verify-audit":
+		return nil, program.Misused("-audit-after: it is for -verify-audit")
 	case o.now && o.command != "revoke":
 		return nil, program.Misused("-now: it is for -revoke")
 	case o.manifest.Given() && o.command != "install":
@@ -281,7 +290,7 @@ var help = program.Help{
 		{Title: "OpenID Connect", Flags: "oidc-issuer oidc-addr oidc-cert oidc-key jwt-algorithm"},
 		{Title: "Another CA signs", Flags: "external-ca external-roots k8s-signer cert-signer-domain"},
 		{Title: "Limits", Flags: "concurrent queue queue-time rate caller-rate"},
-		{Title: "Audit log", Flags: "audit-log audit-head audit-size audit-keep-size audit-keep-age"},
+		{Title: "Audit log", Flags: "audit-log audit-head audit-after"},
 	},
 }
 

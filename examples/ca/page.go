@@ -34,14 +34,14 @@ type authority struct {
 
 // refusals has the last refusals of the log, for the page.
 type refusals struct {
-	mu     sync.Mutex
-	events []report.Event
+	mu       sync.Mutex
+	attempts []report.Attempt
 }
 
-func (r *refusals) last() []report.Event {
+func (r *refusals) last() []report.Attempt {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.Clone(r.events)
+	return slices.Clone(r.attempts)
 }
 
 // noting is a handler that also keeps refusals.
@@ -53,19 +53,19 @@ type noting struct {
 // Handle implements [slog.Handler].
 func (n noting) Handle(ctx context.Context, record slog.Record) error {
 	if what, ok := strings.CutSuffix(record.Message, ": certificate refused"); ok {
-		e := report.Event{Time: record.Time, NACK: true, Names: []string{what}, Streams: 1}
+		e := report.Attempt{Time: record.Time, Names: []string{what}, Count: 1, Failure: "refused"}
 		record.Attrs(func(a slog.Attr) bool {
 			switch a.Key {
 			case "id", "caller", "peer":
 				e.Names = append(e.Names, a.Value.String())
 			case "err":
-				e.Message = a.Value.String()
+				e.Failure = a.Value.String()
 			}
 			return true
 		})
 		n.kept.mu.Lock()
-		n.kept.events = append(n.kept.events, e)
-		n.kept.events = n.kept.events[max(0, len(n.kept.events)-10):]
+		n.kept.attempts = append(n.kept.attempts, e)
+		n.kept.attempts = n.kept.attempts[max(0, len(n.kept.attempts)-10):]
 		n.kept.mu.Unlock()
 	}
 	return n.Handler.Handle(ctx, record)
@@ -115,7 +115,7 @@ func (a authority) Report() (r report.Report) {
 		if k.Activates.Before(time.Now()) {
 			at = k.Activates
 		}
-		r.Attempts = append(r.Attempts, report.Event{Time: at, Names: []string{k.String()}, Streams: 1})
+		r.Attempts = append(r.Attempts, report.Attempt{Time: at, Names: []string{k.String()}, Count: 1})
 	}
 	if a.refusals != nil {
 		r.Attempts = append(r.Attempts, a.refusals.last()...)

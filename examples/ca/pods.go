@@ -1,15 +1,14 @@
 package main
 
 import (
-	"context"
 	"flag"
-	"io"
 	"net/http"
 	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/podcert"
 )
 
@@ -46,12 +45,12 @@ func (o *options) setPods(fs *flag.FlagSet) (err error) {
 	if p.ID, err = podcert.Template(p.TrustDomain, p.path); err != nil {
 		return program.Misused("-pod-id: %w", err)
 	}
-	o.Pods = func(signer ca.Signer) (run func(context.Context) error, metrics func(io.Writer) error, err error) {
+	o.Pods = func(signer ca.Signer) (caserver.Part, error) {
 		p.CA = signer
 		if p.signer, err = podcert.New(p.Options); err != nil {
-			return nil, nil, program.Misused("-pod-signer: %w", err)
+			return nil, program.Misused("-pod-signer: %w", err)
 		}
-		return p.signer.Run, p.signer.Report().Metrics, nil
+		return p.signer, nil
 	}
 	return nil
 }

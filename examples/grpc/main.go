@@ -14,11 +14,12 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"os"
+	"os/signal"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,7 +30,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/svidkit/svidkit/caclient/local"
-	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -39,13 +39,11 @@ import (
 )
 
 func main() {
-	program.Main("grpc", func(ctx context.Context) error {
-		flags := flag.NewFlagSet("grpc", flag.ContinueOnError)
-		if err := program.Parse(flags, os.Args[1:], os.Stdout, program.Help{}); err != nil {
-			return err
-		}
-		return show(ctx, os.Stdout)
-	})
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := show(ctx, os.Stdout); err != nil {
+		log.Fatal(err)
+	}
 }
 
 // The workloads, and the operators.
@@ -87,7 +85,7 @@ func show(ctx context.Context, out io.Writer) error {
 	governor := &spiffetls.Governor{Jitter: -1}
 	running.Go(func() { _ = governor.Run(ctx) })
 	me := workloads[greeter]
-	creds, err := spiffegrpc.ServerCredentials(me, me, &allow, &spiffetls.Options{Governor: governor})
+	creds, err := spiffegrpc.ServerCredentials(spiffetls.Config{Self: me, Peers: me, Allow: &allow, Governor: governor})
 	if err != nil {
 		return err
 	}
@@ -98,7 +96,7 @@ func show(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	log := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	logged := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		peer, _ := spiffegrpc.PeerFromContext(ctx) // which unary has required
 		fmt.Fprintln(out, "server:", info.FullMethod, "by", peer.ID())
 		return next(ctx, req)
@@ -107,7 +105,7 @@ func show(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	server := grpc.NewServer(grpc.Creds(creds), grpc.ChainUnaryInterceptor(unary, log), grpc.ChainStreamInterceptor(stream),
+	server := grpc.NewServer(grpc.Creds(creds), grpc.ChainUnaryInterceptor(unary, logged), grpc.ChainStreamInterceptor(stream),
 		grpc.MaxConcurrentStreams(100)) // of a connection; grpc-go has no limit of its own
 	var draining atomic.Bool
 	state, err := health.New(
@@ -130,7 +128,9 @@ func show(ctx context.Context, out io.Writer) error {
 	conns := make(map[spiffe.ID]*grpc.ClientConn)
 	for _, id := range []spiffe.ID{web, other, ops} {
 		self := workloads[id]
-		creds, err := spiffegrpc.ClientCredentials(self, self, spiffetls.Hosts{"127.0.0.1": spiffe.AllowIDs(greeter)}, nil)
+		creds, err := spiffegrpc.ClientCredentials(spiffetls.Config{
+			Self: self, Peers: self, Hosts: map[string]spiffe.PolicySource{"127.0.0.1": spiffe.AllowIDs(greeter)},
+		})
 		if err != nil {
 			return err
 		}

@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // counted is a connection that counts until it is closed.

@@ -21,7 +21,6 @@ import (
 	"github.com/svidkit/svidkit/internal/test/meshtest"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
-	"github.com/svidkit/svidkit/internal/test/testtree"
 )
 
 var update = flag.Bool("update", false, "write the table in README.md")
@@ -36,7 +35,7 @@ func TestTable(t *testing.T) {
 	t.Parallel()
 	var table bytes.Buffer
 	require.NoError(t, linkerdproxy.WriteEnviron(&table, true))
-	testtree.Section(t, *update, "README.md", "<!-- environment -->\n", "<!-- /environment -->\n", "\n"+table.String()+"\n")
+	programtest.Section(t, *update, "README.md", "<!-- environment -->\n", "<!-- /environment -->\n", "\n"+table.String()+"\n")
 }
 
 // What is wrong with the flags or the environment is told before anything listens or is written.

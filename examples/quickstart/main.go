@@ -28,11 +28,12 @@ import (
 	"io"
 	"net/url"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
-	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -45,7 +46,6 @@ type options struct {
 	serve    bool
 	socket   string
 	json     bool
-	live     bool
 	every    time.Duration // before the root is replaced, each time with serve; 0 means a share of duration, or six lifetimes
 
 	ca      string // URL of the CA; empty for one in this process
@@ -53,32 +53,33 @@ type options struct {
 }
 
 func main() {
-	program.Main("quickstart", func(ctx context.Context) error {
-		o := options{}
-		flags := flag.NewFlagSet("quickstart", flag.ContinueOnError)
-		flags.DurationVar(&o.duration, "duration", 20*time.Second, "how long to run")
-		flags.DurationVar(&o.lifetime, "lifetime", 5*time.Second, "lifetime of a leaf certificate, at least 2s")
-		flags.BoolVar(&o.serve, "serve", false, "keep running, and print a bootstrap for Envoy")
-		flags.StringVar(&o.socket, "socket", "", "path of the SDS socket (default: in a temporary directory)")
-		flags.BoolVar(&o.json, "json", false, "write one JSON object per event")
-		flags.StringVar(&o.ca, "ca", "", "`URL` of a CA with Istio's certificate API, for the trust domain example.org (default: a CA in this process)")
-		flags.StringVar(&o.caRoots, "ca-roots", "", "`file` with the roots of -ca in PEM; the secret of examples/ca is beside it")
-		if err := program.Parse(flags, os.Args[1:], os.Stdout, program.Help{}); err != nil {
-			return err
-		}
-		if err := o.check(); err != nil {
-			return program.UsageError{Err: err}
-		}
-		s, err := os.Stdout.Stat()
-		o.live = err == nil && s.Mode()&os.ModeCharDevice != 0 && os.Getenv("TERM") != "dumb"
-		return show(ctx, o, os.Stdout)
-	})
+	o := options{}
+	flag.DurationVar(&o.duration, "duration", 20*time.Second, "how long to run")
+	flag.DurationVar(&o.lifetime, "lifetime", 5*time.Second, "lifetime of a leaf certificate, at least 2s")
+	flag.BoolVar(&o.serve, "serve", false, "keep running, and print a bootstrap for Envoy")
+	flag.StringVar(&o.socket, "socket", "", "path of the SDS socket (default: in a temporary directory)")
+	flag.BoolVar(&o.json, "json", false, "write one JSON object per event")
+	flag.StringVar(&o.ca, "ca", "", "`URL` of a CA with Istio's certificate API (default: a CA in this process)")
+	flag.StringVar(&o.caRoots, "ca-roots", "", "`file` with the roots of -ca in PEM; the secret of examples/ca is beside it")
+	flag.Parse()
+	if err := o.check(); err != nil {
+		fmt.Fprintln(os.Stderr, "quickstart:", err)
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := show(ctx, o, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "quickstart:", err)
+		os.Exit(1)
+	}
 }
 
 // check returns what is wrong with the command line.
 func (o *options) check() error {
 	ca, err := url.Parse(o.ca)
 	switch {
+	case flag.NArg() > 0:
+		return fmt.Errorf("%q is not understood: there are only flags", flag.Arg(0))
 	case o.lifetime < 2*time.Second:
 		return fmt.Errorf("-lifetime is %v, and has to be 2s or more", o.lifetime)
 	case (o.ca == "") != (o.caRoots == ""):
@@ -92,10 +93,12 @@ func (o *options) check() error {
 // show runs everything, writes to out what happens, and stops all of it before it returns. It returns nil
 // if a signal ends it early.
 func show(ctx context.Context, o options, out io.Writer) error {
-	n := &narrator{start: time.Now(), json: o.json, live: o.live && !o.json, out: out}
-	defer n.end()
-	services := program.NewGroup(ctx)
-	defer services.Stop()
+	n := &narrator{start: time.Now(), json: o.json, out: out}
+	services := newGroup(ctx)
+	defer func() {
+		services.end(nil)
+		services.wg.Wait()
+	}()
 
 	// Two workloads with identities from one CA.
 	issuer, authority, err := newIssuer(n, o)
@@ -112,9 +115,9 @@ func show(ctx context.Context, o options, out io.Writer) error {
 	}
 	rotation := &rotation{n: n, authority: authority, workloads: []*workload{frontend, backend}}
 	if authority != nil {
-		services.Go("certificate authority", authority.Run)
-		services.Go("narration of the rotation", rotation.narrate)
-		services.Go("rotation", func(ctx context.Context) error { return rotation.begin(ctx, o) })
+		services.run("certificate authority", authority.Run)
+		services.run("narration of the rotation", rotation.narrate)
+		services.run("rotation", func(ctx context.Context) error { return rotation.begin(ctx, o) })
 	}
 
 	// SDS on a Unix socket, for Envoy.
@@ -143,10 +146,9 @@ func show(ctx context.Context, o options, out io.Writer) error {
 		return err
 	}
 	if !o.serve {
-		defer time.AfterFunc(o.duration, func() { services.End(nil) }).Stop()
+		defer time.AfterFunc(o.duration, func() { services.end(nil) }).Stop()
 	}
-	failed := services.Wait()
-	n.end()
+	failed := services.wait()
 	n.finish(summary{
 		Renewals:         frontend.renewals.Load() + backend.renewals.Load(),
 		RootRotations:    rotation.complete.Load(),

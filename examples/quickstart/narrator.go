@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -39,15 +38,13 @@ type summary struct {
 	FailedHandshakes int64 `json:"failed_handshakes"`
 }
 
-// narrator writes events as they happen: lines for people, on a terminal with a live line below them, or JSON.
+// narrator writes events as they happen: lines for people, or JSON.
 type narrator struct {
 	start time.Time
 	json  bool
-	live  bool // the output is a terminal
 
-	mu   sync.Mutex
-	out  io.Writer
-	last string // the live line that is on the screen
+	mu  sync.Mutex
+	out io.Writer
 }
 
 // say writes an event.
@@ -58,7 +55,7 @@ func (n *narrator) say(e event) {
 		return
 	}
 	if line, err := json.Marshal(e); err == nil {
-		n.write(string(line)+"\n", "")
+		n.write(string(line) + "\n")
 	}
 }
 
@@ -84,46 +81,26 @@ func (e event) line() string {
 	return strings.Join(text, "  ")
 }
 
-// status writes how the traffic goes: on the live line of a terminal, else as an event.
+// status writes how many requests there were.
 func (n *narrator) status(p progress) {
-	e := event{Who: "traffic", What: fmt.Sprintf("%d requests done, %d failed", p.Done, p.Failed)}
-	switch {
-	case n.json:
+	if n.json {
 		n.say(event{Who: "traffic", What: "progress", Progress: &p})
-	case n.live:
-		e.At = time.Since(n.start).Seconds()
-		n.write("", e.line())
-	default:
-		n.say(e)
+		return
 	}
+	n.say(event{Who: "traffic", What: fmt.Sprintf("%d requests done, %d failed", p.Done, p.Failed)})
 }
 
-// print writes text as it is, above the live line; -json leaves it out.
+// print writes text as it is; -json leaves it out.
 func (n *narrator) print(text string) {
 	if !n.json {
-		n.write(text, "")
+		n.write(text)
 	}
 }
 
-// write writes text in place of the live line, and then the live line, which is replaced unless live is empty.
-func (n *narrator) write(text, live string) {
+func (n *narrator) write(text string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.last != "" {
-		text = "\r\x1b[K" + text
-	}
-	n.last = cmp.Or(live, n.last)
-	fmt.Fprint(n.out, text+n.last)
-}
-
-// end leaves the last live line where it is.
-func (n *narrator) end() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.last != "" {
-		fmt.Fprintln(n.out)
-		n.last = ""
-	}
+	fmt.Fprint(n.out, text)
 }
 
 // finish writes the summary.

@@ -6,10 +6,9 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
-	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // envoyBootstrap is a configuration for a real Envoy, with SOCKET in place of the path: a listener that
@@ -20,7 +19,7 @@ var envoyBootstrap string
 
 // startSDS serves the secrets of w on a Unix socket and takes them from there, as Envoy would. It returns
 // the number of secrets that were taken.
-func startSDS(g *program.Group, n *narrator, w *workload, socket string) (updates *atomic.Int64, err error) {
+func startSDS(g *group, n *narrator, w *workload, socket string) (updates *atomic.Int64, err error) {
 	handler, err := sds.NewHandler(w.manager, nil)
 	if err != nil {
 		return nil, err
@@ -29,11 +28,11 @@ func startSDS(g *program.Group, n *narrator, w *workload, socket string) (update
 	if err := server.Listen(); err != nil {
 		return nil, err
 	}
-	g.Go("SDS server", server.Run)
+	g.run("SDS server", server.Run)
 	n.say(event{Who: "sds", What: "listening", Detail: socket})
 
 	updates = new(atomic.Int64)
-	g.Go("SDS client", func(ctx context.Context) error {
+	g.run("SDS client", func(ctx context.Context) error {
 		client := sds.UnixClient(socket)
 		defer client.CloseIdleConnections()
 		for secret, err := range sds.NewClient(client, "http://localhost").Watch(ctx, "default", "ROOTCA") {

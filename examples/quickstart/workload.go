@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -25,7 +24,7 @@ type workload struct {
 }
 
 // startWorkload gives a workload its SecretManager and waits for the first identity.
-func startWorkload(g *program.Group, n *narrator, issuer issuer, name string, lifetime time.Duration) (*workload, error) {
+func startWorkload(g *group, n *narrator, issuer issuer, name string, lifetime time.Duration) (*workload, error) {
 	id, err := trustDomain.KubernetesID("demo", name)
 	if err != nil {
 		return nil, err
@@ -39,14 +38,14 @@ func startWorkload(g *program.Group, n *narrator, issuer issuer, name string, li
 	if err != nil {
 		return nil, err
 	}
-	g.Go(name, w.manager.Run)
+	g.run(name, w.manager.Run)
 	// A service would wait for as long as it takes.
-	ctx, cancel := context.WithTimeoutCause(g.Context(), 30*time.Second, errors.New("no identity within 30s; is the CA there?"))
+	ctx, cancel := context.WithTimeoutCause(g.ctx, 30*time.Second, errors.New("no identity within 30s; is the CA there?"))
 	defer cancel()
 	if err := w.manager.Ready(ctx); err != nil {
 		return nil, err
 	}
-	g.Go("narration of "+name, func(ctx context.Context) error { return w.narrate(ctx, n) })
+	g.run("narration of "+name, func(ctx context.Context) error { return w.narrate(ctx, n) })
 	return w, nil
 }
 
@@ -103,17 +102,21 @@ func (t *traffic) verdict() error {
 }
 
 // startTraffic serves the backend and has the frontend ask it, with a new handshake each time.
-func startTraffic(g *program.Group, n *narrator, frontend, backend *workload) (*traffic, error) {
+func startTraffic(g *group, n *narrator, frontend, backend *workload) (*traffic, error) {
 	// The server: only the frontend gets past the handshake.
 	server := &http.Server{Handler: http.HandlerFunc(hello), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
-	if err := spiffetls.ConfigureServer(server, backend.manager, backend.manager, spiffe.AllowIDs(frontend.id), nil); err != nil {
+	serving, err := spiffetls.New(spiffetls.Config{Self: backend.manager, Peers: backend.manager, Allow: spiffe.AllowIDs(frontend.id)})
+	if err != nil {
+		return nil, err
+	}
+	if err := serving.ConfigureServer(server); err != nil {
 		return nil, err
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
-	g.Go("backend", func(context.Context) error {
+	g.run("backend", func(context.Context) error {
 		if err := server.ServeTLS(listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
 			return err
 		}
@@ -121,7 +124,11 @@ func startTraffic(g *program.Group, n *narrator, frontend, backend *workload) (*
 	})
 
 	// The client: it takes no other server than the backend.
-	config, err := spiffetls.ClientConfig(frontend.manager, frontend.manager, spiffe.AllowIDs(backend.id), nil)
+	asking, err := spiffetls.New(spiffetls.Config{Self: frontend.manager, Peers: frontend.manager, Allow: spiffe.AllowIDs(backend.id)})
+	if err != nil {
+		return nil, err
+	}
+	config, err := asking.ClientConfig()
 	if err != nil {
 		return nil, err
 	}
@@ -130,12 +137,9 @@ func startTraffic(g *program.Group, n *narrator, frontend, backend *workload) (*
 		Timeout:   5 * time.Second,
 	}
 	t := new(traffic)
-	g.Go("traffic", func(ctx context.Context) error {
+	g.run("traffic", func(ctx context.Context) error {
 		defer server.Close()
 		report := time.Tick(2 * time.Second)
-		if n.live {
-			report = time.Tick(200 * time.Millisecond)
-		}
 		for tick := time.Tick(20 * time.Millisecond); ; {
 			select {
 			case <-ctx.Done():

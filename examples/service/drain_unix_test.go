@@ -49,7 +49,9 @@ func TestDrain(t *testing.T) {
 		src, err := workloadapi.Start(ctx, workloadapi.Config{Address: socket})
 		require.NoError(t, err)
 		defer src.Close()
-		transport, err := spiffetls.Transport(src, src, spiffe.AllowMembersOf(spiffe.MustParseID("spiffe://example.org/x").TrustDomain()), nil)
+		endpoint, err := spiffetls.New(spiffetls.Config{Self: src, Peers: src, Allow: spiffe.AllowMembersOf(spiffe.MustParseID("spiffe://example.org/x").TrustDomain())})
+		require.NoError(t, err)
+		transport, err := endpoint.Transport()
 		require.NoError(t, err)
 		transport.DisableKeepAlives = true // a new connection each time is the hard case
 		client := &http.Client{Transport: transport, Timeout: 10 * time.Second}

@@ -30,18 +30,19 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/signal"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
-	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/health"
 	"github.com/svidkit/svidkit/spiffe/report"
 	"github.com/svidkit/svidkit/spiffe/source"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
@@ -59,30 +60,37 @@ type options struct {
 }
 
 func main() {
-	program.Main("service", func(ctx context.Context) error {
-		var o options
-		flags := flag.NewFlagSet("service", flag.ContinueOnError)
-		flags.StringVar(&o.socket, "socket", os.Getenv(workloadapi.SocketEnv), "address of the Workload API (default: the files in SPIFFE_CREDENTIAL_FOLDER, or else a demo)")
-		flags.StringVar(&o.url, "url", "", "server to ask, such as https://127.0.0.1:8443 (default: this one)")
-		flags.StringVar(&o.addr, "addr", "127.0.0.1:0", "host and port of the server; port 0: a free one")
-		flags.DurationVar(&o.drain, "drain", 3*time.Second, "how long requests are answered after a signal, while /ready says 503")
-		flags.StringVar(&o.healthAddr, "health-addr", "", "host and port of /ready, /live and /metrics, such as 127.0.0.1:15026 (default: none)")
-		flags.IntVar(&o.requests, "requests", -1, "how many requests to make; 0: without end; -1: 8 in the demo, and without end beside an agent")
-		flags.DurationVar(&o.interval, "interval", 500*time.Millisecond, "time between two requests")
-		flags.DurationVar(&o.wait, "wait", 30*time.Second, "how long to wait for an identity")
-		if err := program.Parse(flags, os.Args[1:], os.Stdout, program.Help{}); err != nil {
-			return err
-		}
-		o.folder = o.socket == "" && os.Getenv("SPIFFE_CREDENTIAL_FOLDER") != ""
-		if err := o.check(); err != nil {
-			return program.UsageError{Err: err}
-		}
-		return start(ctx, o, os.Stdout)
-	})
+	var o options
+	flag.StringVar(&o.socket, "socket", os.Getenv(workloadapi.SocketEnv),
+		"address of the Workload API (default: the files in SPIFFE_CREDENTIAL_FOLDER, or else a demo)")
+	flag.StringVar(&o.url, "url", "", "server to ask, such as https://127.0.0.1:8443 (default: this one)")
+	flag.StringVar(&o.addr, "addr", "127.0.0.1:0", "host and port of the server; port 0: a free one")
+	flag.DurationVar(&o.drain, "drain", 3*time.Second, "how long requests are answered after a signal, while /ready says 503")
+	flag.StringVar(&o.healthAddr, "health-addr", "",
+		"host and port of /ready, /live and /metrics, such as 127.0.0.1:15026 (default: none)")
+	flag.IntVar(&o.requests, "requests", -1,
+		"how many requests to make; 0: without end; -1: 8 in the demo, and without end beside an agent")
+	flag.DurationVar(&o.interval, "interval", 500*time.Millisecond, "time between two requests")
+	flag.DurationVar(&o.wait, "wait", 30*time.Second, "how long to wait for an identity")
+	flag.Parse()
+	o.folder = o.socket == "" && os.Getenv("SPIFFE_CREDENTIAL_FOLDER") != ""
+	if err := o.check(); err != nil {
+		fmt.Fprintln(os.Stderr, "service:", err)
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	if err := start(ctx, o, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "service:", err)
+		os.Exit(1)
+	}
 }
 
 // check returns what is wrong with the command line.
 func (o *options) check() error {
+	if flag.NArg() > 0 {
+		return fmt.Errorf("%q is not understood: there are only flags", flag.Arg(0))
+	}
 	if o.interval <= 0 || o.wait <= 0 {
 		return fmt.Errorf("-interval %v and -wait %v have to be more than 0", o.interval, o.wait)
 	}
@@ -143,16 +151,22 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	colleagues := spiffe.AllowMembersOf(me.ID().TrustDomain())
 	handshakes := new(spiffetls.Metrics)
 	server := &http.Server{
 		Handler: &fair{Handler: http.HandlerFunc(hello)}, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second, IdleTimeout: 5 * time.Minute, MaxHeaderBytes: 16 << 10,
 		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 100, MaxReceiveBufferPerConnection: 64 << 10, MaxReceiveBufferPerStream: 64 << 10},
 	}
-	if err := spiffetls.ConfigureServer(server, src, src, colleagues, &spiffetls.Options{Metrics: handshakes, Logger: log}); err != nil {
+	endpoint, err := spiffetls.New(spiffetls.Config{
+		Self: src, Peers: src, Allow: spiffe.AllowMembersOf(me.ID().TrustDomain()), // colleagues, to serve and to ask
+		Metrics: handshakes, Logger: log,
+	})
+	if err != nil {
 		return err
 	}
-	transport, err := spiffetls.Transport(src, src, colleagues, &spiffetls.Options{Metrics: handshakes, Logger: log})
+	if err := endpoint.ConfigureServer(server); err != nil {
+		return err
+	}
+	transport, err := endpoint.Transport()
 	if err != nil {
 		return err
 	}

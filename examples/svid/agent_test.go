@@ -24,7 +24,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -35,6 +34,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
@@ -444,7 +444,9 @@ func tlsServer(t *testing.T, self spiffe.SVIDSource, peers spiffe.BundleSource) 
 	t.Helper()
 	server := httptest.NewUnstartedServer(http.NotFoundHandler())
 	server.Config.ErrorLog = log.New(io.Discard, "", 0)
-	config, err := spiffetls.ServerConfig(self, peers, spiffe.AllowAnyPeer(), nil)
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: self, Peers: peers, Allow: spiffe.AllowAnyPeer()})
+	require.NoError(t, err)
+	config, err := endpoint.ServerConfig()
 	require.NoError(t, err)
 	spiffetest.StartTLS(server, config)
 	t.Cleanup(server.Close)

@@ -26,7 +26,6 @@ import (
 	security "istio.io/api/security/v1alpha1"
 
 	"github.com/svidkit/svidkit/authn"
-	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/caclient"
 	client "github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/pki"
@@ -245,12 +244,12 @@ func TestServicesWithConnect(t *testing.T) {
 	certify, err := linkerd.New(linkerd.Options{
 		Mesh:   linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"},
 		Signer: authority,
-		Review: func(ctx context.Context, token string, _ []string) (*kube.Account, error) {
+		Review: func(ctx context.Context, token string, _ []string) (*spiffe.Pod, error) {
 			if token == "slow" {
 				<-ctx.Done()
 				return nil, ctx.Err()
 			}
-			return &kube.Account{Namespace: "emojivoto", ServiceAccount: "web"}, nil
+			return &spiffe.Pod{Namespace: "emojivoto", ServiceAccount: "web"}, nil
 		},
 	})
 	require.NoError(t, err)

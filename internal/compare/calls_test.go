@@ -5,6 +5,7 @@ import (
 	"crypto"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"flag"
 	"fmt"
 	"net"
@@ -490,7 +491,7 @@ var calls = []struct {
 			require.NoError(t, err)
 			return svid.ID().String()
 		}},
-		{note: "By another rule, or several identities at a time: `source.Pick`.", like: []any{peerapi.WithDefaultJWTSVIDPicker}, from: func(t *testing.T, e theirProgram) any {
+		{note: "By another rule: `source.X509` has all identities. Several at a time: a source for each hint, with one `Client`.", like: []any{peerapi.WithDefaultJWTSVIDPicker}, from: func(t *testing.T, e theirProgram) any {
 			pick := peerapi.WithDefaultX509SVIDPicker(func(all []*x509svid.SVID) *x509svid.SVID {
 				return all[slices.IndexFunc(all, func(s *x509svid.SVID) bool { return s.Hint == "internal" })]
 			})
@@ -700,24 +701,28 @@ var calls = []struct {
 		}},
 	}},
 	{"TLS", []call{
-		{like: []any{tlsconfig.HookMTLSServerConfig}, note: "TLS 1.3 unless `Options.MinVersion` is 1.2. For net/http: `spiffetls.ConfigureServer`.", from: func(t *testing.T, e theirProgram) any {
+		{like: []any{tlsconfig.HookMTLSServerConfig}, note: "TLS 1.3 unless `MinVersion` is 1.2. For net/http: `endpoint.ConfigureServer`.", from: func(t *testing.T, e theirProgram) any {
 			config := tlsconfig.MTLSServerConfig(e.source, e.source, tlsconfig.AuthorizeMemberOf(e.td))
 
 			return met(t, config, e.web)
 		}, to: func(t *testing.T, e ourProgram) any {
-			config, err := spiffetls.ServerConfig(e.source, e.source, spiffe.AllowMembersOf(e.td), nil)
+			endpoint, err := spiffetls.New(spiffetls.Config{Self: e.source, Peers: e.source, Allow: spiffe.AllowMembersOf(e.td)})
+			config, err2 := endpoint.ServerConfig()
 
 			require.NoError(t, err)
+			require.NoError(t, err2)
 			return met(t, config, e.web)
 		}},
-		{like: []any{tlsconfig.HookMTLSClientConfig}, note: "For net/http: `spiffetls.Transport`, with `spiffetls.Hosts` for a policy per address.", from: func(t *testing.T, e theirProgram) any {
+		{like: []any{tlsconfig.HookMTLSClientConfig}, note: "For net/http: `endpoint.Transport`, with `Hosts` in place of `Allow` for a policy per address.", from: func(t *testing.T, e theirProgram) any {
 			config := tlsconfig.MTLSClientConfig(e.source, e.source, tlsconfig.AuthorizeID(e.id))
 
 			return dialed(t, e.addr, config)
 		}, to: func(t *testing.T, e ourProgram) any {
-			config, err := spiffetls.ClientConfig(e.source, e.source, spiffe.AllowIDs(e.id), nil)
+			endpoint, err := spiffetls.New(spiffetls.Config{Self: e.source, Peers: e.source, Allow: spiffe.AllowIDs(e.id)})
+			config, err2 := endpoint.ClientConfig()
 
 			require.NoError(t, err)
+			require.NoError(t, err2)
 			return dialed(t, e.addr, config)
 		}},
 		{like: []any{tlsconfig.HookTLSServerConfig}, note: "A client that presents a certificate is verified.", from: func(t *testing.T, e theirProgram) any {
@@ -725,10 +730,11 @@ var calls = []struct {
 
 			return met(t, config, &tls.Config{InsecureSkipVerify: true})
 		}, to: func(t *testing.T, e ourProgram) any {
-			anonymous := &spiffetls.Options{AllowAnonymousClients: true}
-			config, err := spiffetls.ServerConfig(e.source, e.source, spiffe.AllowMembersOf(e.td), anonymous)
+			endpoint, err := spiffetls.New(spiffetls.Config{Self: e.source, Peers: e.source, Allow: spiffe.AllowMembersOf(e.td), AllowAnonymousClients: true})
+			config, err2 := endpoint.ServerConfig()
 
 			require.NoError(t, err)
+			require.NoError(t, err2)
 			return met(t, config, &tls.Config{InsecureSkipVerify: true})
 		}},
 		{like: []any{tlsconfig.HookTLSClientConfig}, from: func(t *testing.T, e theirProgram) any {
@@ -736,10 +742,14 @@ var calls = []struct {
 
 			return met(t, tlsconfig.TLSServerConfig(e.source), config)
 		}, to: func(t *testing.T, e ourProgram) any {
-			config, err := spiffetls.ClientConfig(spiffetls.NoIdentity(), e.source, spiffe.AllowIDs(e.id), nil)
+			endpoint, err := spiffetls.New(spiffetls.Config{OptionalIdentity: true, Peers: e.source, Allow: spiffe.AllowIDs(e.id)})
+			config, err2 := endpoint.ClientConfig()
 
 			require.NoError(t, err)
-			server, err := spiffetls.ServerConfig(e.source, e.source, spiffe.AllowMembersOf(e.td), &spiffetls.Options{AllowAnonymousClients: true})
+			require.NoError(t, err2)
+			anonymous, err := spiffetls.New(spiffetls.Config{Self: e.source, Peers: e.source, Allow: spiffe.AllowMembersOf(e.td), AllowAnonymousClients: true})
+			require.NoError(t, err)
+			server, err := anonymous.ServerConfig()
 			require.NoError(t, err)
 			return met(t, server, config)
 		}},
@@ -748,22 +758,26 @@ var calls = []struct {
 
 			return met(t, config, withRoots(e.web, e.webRoots))
 		}, to: func(t *testing.T, e ourProgram) any {
-			web := spiffetls.WebCertificate(func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return e.webCertificate, nil })
-			config, err := spiffetls.ServerConfig(web, e.source, spiffe.AllowMembersOf(e.td), nil)
+			web := func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return e.webCertificate, nil }
+			endpoint, err := spiffetls.New(spiffetls.Config{WebCertificate: web, Peers: e.source, Allow: spiffe.AllowMembersOf(e.td)})
+			config, err2 := endpoint.ServerConfig()
 
 			require.NoError(t, err)
+			require.NoError(t, err2)
 			return met(t, config, withRoots(e.web, e.webRoots))
 		}},
-		{like: []any{tlsconfig.HookMTLSWebClientConfig}, note: "The roots of the host: `spiffetls.WebRoots(x509.SystemCertPool)`.", from: func(t *testing.T, e theirProgram) any {
+		{like: []any{tlsconfig.HookMTLSWebClientConfig}, note: "The roots of the host: `WebRoots: x509.SystemCertPool`.", from: func(t *testing.T, e theirProgram) any {
 			config := tlsconfig.MTLSWebClientConfig(e.source, e.webRoots)
 
 			config.ServerName = "localhost"
 			return met(t, tlsconfig.MTLSWebServerConfig(e.webCertificate, e.source, tlsconfig.AuthorizeAny()), config)
 		}, to: func(t *testing.T, e ourProgram) any {
-			web := spiffetls.WebRoots(func() (*x509.CertPool, error) { return e.webRoots, nil })
-			config, err := spiffetls.ClientConfig(e.source, web, nil, nil)
+			web := func() (*x509.CertPool, error) { return e.webRoots, nil }
+			endpoint, err := spiffetls.New(spiffetls.Config{Self: e.source, WebRoots: web})
+			config, err2 := endpoint.ClientConfig()
 
 			require.NoError(t, err)
+			require.NoError(t, err2)
 			config.ServerName = "localhost"
 			return met(t, tlsconfig.MTLSWebServerConfig(e.webCertificate, peerBundle(t, e.bundle).X509Bundle(), tlsconfig.AuthorizeAny()), config)
 		}},
@@ -774,10 +788,12 @@ var calls = []struct {
 			require.NoError(t, err)
 			return cert.Leaf.URIs[0].String()
 		}, to: func(t *testing.T, e ourProgram) any {
-			config, err := spiffetls.ServerConfig(e.source, e.source, e.policy, nil)
+			endpoint, err := spiffetls.New(spiffetls.Config{Self: e.source, Peers: e.source, Allow: e.policy})
+			config, err2 := endpoint.ServerConfig()
 			get := config.GetCertificate
 
 			require.NoError(t, err)
+			require.NoError(t, err2)
 			cert, err := get(&tls.ClientHelloInfo{})
 			require.NoError(t, err)
 			return cert.Leaf.URIs[0].String()
@@ -787,10 +803,12 @@ var calls = []struct {
 
 			return verify([][]byte{e.chain[0].Raw}, nil)
 		}, to: func(t *testing.T, e ourProgram) any {
-			config, err := spiffetls.ServerConfig(e.source, e.source, spiffe.AllowMembersOf(e.td), nil)
+			endpoint, err := spiffetls.New(spiffetls.Config{Self: e.source, Peers: e.source, Allow: spiffe.AllowMembersOf(e.td)})
+			config, err2 := endpoint.ServerConfig()
 			verify := config.VerifyConnection
 
 			require.NoError(t, err)
+			require.NoError(t, err2)
 			return verify(e.state)
 		}},
 		{like: []any{
@@ -798,7 +816,7 @@ var calls = []struct {
 			peertls.MTLSServerWithRawConfig, peertls.TLSServer, peertls.TLSServerWithSource, peertls.TLSServerWithSourceOptions, peertls.TLSServerWithRawConfig,
 			peertls.MTLSWebServer, peertls.MTLSWebServerWithSource, peertls.MTLSWebServerWithSourceOptions, peertls.MTLSWebServerWithRawConfig,
 			peertls.WithListenTLSConfigBase, peertls.WithListenTLSOptions,
-		}, note: "The program owns the source. Accepted connections have done their handshake. The modes are the arguments of `ServerConfig` above.", from: func(t *testing.T, e theirProgram) any {
+		}, note: "The program owns the source. Accepted connections have done their handshake. The modes are fields of the `Config`, as above.", from: func(t *testing.T, e theirProgram) any {
 			mode := peertls.MTLSServerWithSource(tlsconfig.AuthorizeMemberOf(e.td), e.source)
 			l, err := peertls.ListenWithMode(e.ctx, "tcp", "127.0.0.1:0", mode)
 
@@ -806,25 +824,25 @@ var calls = []struct {
 			return accepted(t, l, e.web)
 		}, to: func(t *testing.T, e ourProgram) any {
 			inner, err := net.Listen("tcp", "127.0.0.1:0")
-			l, err2 := spiffetls.NewListener(inner, e.source, e.source, spiffe.AllowMembersOf(e.td), nil)
+			endpoint, err2 := spiffetls.New(spiffetls.Config{Self: e.source, Peers: e.source, Allow: spiffe.AllowMembersOf(e.td)})
+			l, err3 := endpoint.Listener(inner)
 
-			require.NoError(t, err)
-			require.NoError(t, err2)
+			require.NoError(t, errors.Join(err, err2, err3))
 			return accepted(t, l, e.web)
 		}},
 		{like: []any{
 			peertls.Dial, peertls.MTLSClient, peertls.MTLSClientWithSourceOptions, peertls.MTLSClientWithRawConfig, peertls.TLSClient, peertls.TLSClientWithSource,
 			peertls.TLSClientWithSourceOptions, peertls.TLSClientWithRawConfig, peertls.MTLSWebClient, peertls.MTLSWebClientWithSource,
 			peertls.MTLSWebClientWithSourceOptions, peertls.MTLSWebClientWithRawConfig, peertls.WithDialer, peertls.WithDialTLSConfigBase, peertls.WithDialTLSOptions,
-		}, note: "The modes are the arguments of `ClientConfig` above. A connection of another dialer: `Dialer.Handshake`.", from: func(t *testing.T, e theirProgram) any {
+		}, note: "The modes are fields of the `Config`, as above. A connection of another dialer: `endpoint.Client`.", from: func(t *testing.T, e theirProgram) any {
 			mode := peertls.MTLSClientWithSource(tlsconfig.AuthorizeID(e.id), e.source)
 			conn, err := peertls.DialWithMode(e.ctx, "tcp", e.addr, mode)
 
 			require.NoError(t, err)
 			return echoed(t, conn)
 		}, to: func(t *testing.T, e ourProgram) any {
-			dialer, err := spiffetls.NewDialer(e.source, e.source, spiffe.AllowIDs(e.id), nil)
-			conn, err2 := dialer.DialContext(e.ctx, "tcp", e.addr)
+			endpoint, err := spiffetls.New(spiffetls.Config{Self: e.source, Peers: e.source, Allow: spiffe.AllowIDs(e.id)})
+			conn, err2 := endpoint.DialContext(e.ctx, "tcp", e.addr)
 
 			require.NoError(t, err)
 			require.NoError(t, err2)
@@ -841,9 +859,9 @@ var calls = []struct {
 				return id.String()
 			})
 		}, to: func(t *testing.T, e ourProgram) any {
-			dialer, err := spiffetls.NewDialer(e.source, e.source, spiffe.AllowIDs(e.id), nil)
+			endpoint, err := spiffetls.New(spiffetls.Config{Self: e.source, Peers: e.source, Allow: spiffe.AllowIDs(e.id)})
 			require.NoError(t, err)
-			conn, err := dialer.DialContext(e.ctx, "tcp", e.addr)
+			conn, err := endpoint.DialContext(e.ctx, "tcp", e.addr)
 			require.NoError(t, err)
 			defer conn.Close()
 			return first(func() any {
@@ -853,14 +871,14 @@ var calls = []struct {
 				return peer.ID().String()
 			})
 		}},
-		{note: "The configuration is that of the connection, or any of this package for the same side: the peer is verified once more.", from: func(t *testing.T, e theirProgram) any {
+		{note: "The role is that of the peer, which is verified once more.", from: func(t *testing.T, e theirProgram) any {
 			id, err := peertls.PeerIDFromConnectionState(e.state)
 
 			require.NoError(t, err)
 			return id.String()
 		}, to: func(t *testing.T, e ourProgram) any {
-			config, err := spiffetls.ClientConfig(e.source, e.source, e.policy, nil)
-			peer, err2 := spiffetls.PeerFromState(config, e.state)
+			endpoint, err := spiffetls.New(spiffetls.Config{Self: e.source, Peers: e.source, Allow: e.policy})
+			peer, err2 := endpoint.PeerFromState(spiffe.ServerRole, e.state)
 
 			require.NoError(t, err)
 			require.NoError(t, err2)
@@ -956,10 +974,10 @@ var without = []struct {
 	reason string
 }{
 	{[]any{tlsconfig.WithTrace}, "The source is read without waiting, so that there is nothing to time. Failed handshakes: `Options.Logger` and `Options.Failures`."},
-	{[]any{peerapi.WithDialOptions}, "The client is one of net/http and not of grpc-go: `ClientOptions.HTTPClient`."},
+	{[]any{peerapi.WithDialOptions}, "The client is one of net/http and not of grpc-go: an `*http.Client` of `NewClient`."},
 	{[]any{peerapi.WithBackoffStrategy}, "The waits follow from the life that the identity has left, so that an outage costs none."},
 	{[]any{peerapi.WithLogger, peerfederation.WithLogger}, "`Config.Logger` and `Options.Logger` are a `*slog.Logger`; the handler of a bundle endpoint writes no log."},
-	{[]any{"`workloadapi.WithNamedPipeName`"}, "For Windows: `ClientOptions.HTTPClient` reaches a server by other means than a socket."},
+	{[]any{"`workloadapi.WithNamedPipeName`"}, "For Windows: the `*http.Client` of `NewClient` reaches a server by other means than a socket."},
 	{[]any{peerapi.TargetFromAddress}, "It is for grpc-go, which is not used."},
 	{[]any{(*spiffebundle.Bundle).X509Bundle, (*spiffebundle.Bundle).JWTBundle, (*spiffebundle.Bundle).Clone}, "There is one type of bundle, and it never changes."},
 	{[]any{(*peerjwt.SVID).Marshal}, "The program has the token that it gave to `Validate`; behind `jwtsvid.Middleware` it is in the Authorization header. `Claims` decodes the payload."},

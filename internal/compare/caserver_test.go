@@ -252,12 +252,12 @@ func TestLinkerdIdentity(t *testing.T) {
 	const web = "web.emojivoto.serviceaccount.identity.linkerd.cluster.local"
 	authority := newFickle(t)
 	mesh := linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"}
-	opts := linkerd.Options{Mesh: mesh, Signer: authority, Review: func(_ context.Context, token string, _ []string) (*kube.Account, error) {
+	opts := linkerd.Options{Mesh: mesh, Signer: authority, Review: func(_ context.Context, token string, _ []string) (*spiffe.Pod, error) {
 		switch token {
 		case "web":
-			return &kube.Account{Namespace: "emojivoto", ServiceAccount: "web"}, nil
+			return &spiffe.Pod{Namespace: "emojivoto", ServiceAccount: "web"}, nil
 		case "voting":
-			return &kube.Account{Namespace: "emojivoto", ServiceAccount: "voting"}, nil
+			return &spiffe.Pod{Namespace: "emojivoto", ServiceAccount: "voting"}, nil
 		case "invalid":
 			return nil, kube.ErrInvalidToken
 		case "away":

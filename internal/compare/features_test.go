@@ -49,14 +49,14 @@ var features = []struct {
 	{"bundle maps", spiffe.ParseBundleMap, nil},
 	{"verify an X.509-SVID", spiffe.NewVerifier, x509svid.Verify},
 	{"verified chains that are remembered", "1,024, adjustable", "0"},
-	{"mutual TLS", spiffetls.ServerConfig, tlsconfig.MTLSServerConfig},
-	{"lowest TLS version by default", minVersion(spiffetls.ServerConfig(nothing{}, nothing{}, spiffe.AllowAnyPeer(), nil)),
+	{"mutual TLS", spiffetls.New, tlsconfig.MTLSServerConfig},
+	{"lowest TLS version by default", minVersion(ourEndpoint().ServerConfig()),
 		minVersion(tlsconfig.MTLSServerConfig(nil, nil, tlsconfig.AuthorizeAny()), nil)},
-	{"TLS with an identity on one side", spiffetls.NoIdentity, tlsconfig.TLSServerConfig},
-	{"TLS with a certificate of the web on one side", spiffetls.WebCertificate, tlsconfig.MTLSWebServerConfig},
-	{"dial and listen", spiffetls.NewDialer, peertls.Dial},
+	{"TLS with an identity on one side", "`OptionalIdentity`, `AllowAnonymousClients`", tlsconfig.TLSServerConfig},
+	{"TLS with a certificate of the web on one side", "`WebCertificate`, `WebRoots`", tlsconfig.MTLSWebServerConfig},
+	{"dial and listen", "`Endpoint.DialContext`, `Endpoint.Listener`", peertls.Dial},
 	{"the peer of a net/http request", spiffetls.PeerFromContext, nil},
-	{"a policy for each host", "`spiffetls.Hosts`", nil},
+	{"a policy for each host", "`Config.Hosts`", nil},
 	{"transport credentials for grpc-go", spiffegrpc.ServerCredentials, grpccredentials.MTLSServerCredentials},
 	{"validate a JWT-SVID", jwtsvid.NewValidator, peerjwt.ParseAndValidate},
 	{"validated tokens that are remembered", "1,000, adjustable", "0"},
@@ -96,6 +96,14 @@ func describe(v any) string {
 	}
 	name := runtime.FuncForPC(reflect.ValueOf(v).Pointer()).Name()
 	return "`" + name[strings.LastIndexByte(name, '/')+1:] + "`"
+}
+
+func ourEndpoint() *spiffetls.Endpoint {
+	e, err := spiffetls.New(spiffetls.Config{Self: nothing{}, Peers: nothing{}, Allow: spiffe.AllowAnyPeer()})
+	if err != nil {
+		panic(err)
+	}
+	return e
 }
 
 func minVersion(c *tls.Config, err error) string {

@@ -130,15 +130,15 @@ func TestGRPCCredentials(t *testing.T) {
 			expiredWeb, expiredDB := rpcSource{ca.Source("/web", past), t}, rpcSource{ca.Source("/db", past), t}
 			foreign := rpcSource{spiffetest.NewCA(t, "other.test").Source("/web"), t}
 			id := func(path string) spiffe.ID { return spiffe.MustParseID("spiffe://example.org" + path) }
-			pair := func(server, client rpcSource, opts *spiffetls.Options) testpb.TestServiceClient {
+			pair := func(server, client rpcSource, governor *spiffetls.Governor) testpb.TestServiceClient {
 				var s, c credentials.TransportCredentials
 				var err error
 				if ours == "server" {
-					s, err = spiffegrpc.ServerCredentials(server, server, spiffe.AllowIDs(id("/web")), opts)
+					s, err = spiffegrpc.ServerCredentials(spiffetls.Config{Self: server, Peers: server, Allow: spiffe.AllowIDs(id("/web")), Governor: governor})
 					c = grpccredentials.MTLSClientCredentials(client, client, tlsconfig.AuthorizeID(peerID(id("/db"))))
 				} else {
 					s = grpccredentials.MTLSServerCredentials(server, server, tlsconfig.AuthorizeID(peerID(id("/web"))))
-					c, err = spiffegrpc.ClientCredentials(client, client, spiffe.AllowIDs(id("/db")), opts)
+					c, err = spiffegrpc.ClientCredentials(spiffetls.Config{Self: client, Peers: client, Allow: spiffe.AllowIDs(id("/db")), Governor: governor})
 				}
 				require.NoError(t, err)
 				return rpcPair(t, s, c)
@@ -162,7 +162,7 @@ func TestGRPCCredentials(t *testing.T) {
 			defer wg.Wait()
 			defer cancel()
 			wg.Go(func() { _ = g.Run(ctx) })
-			client := pair(db, web, &spiffetls.Options{Governor: g})
+			client := pair(db, web, g)
 			_, err = client.UnaryCall(timeout(t), &testpb.SimpleRequest{})
 			require.NoError(t, err)
 			var over atomic.Bool

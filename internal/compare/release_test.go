@@ -1,6 +1,7 @@
 package compare
 
 import (
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,8 +19,8 @@ import (
 const release = "v0.1.0"
 
 // TestRelease has the modules as a stranger has them: zipped as the module proxy does it, and without the replace
-// directives of this repository. In an empty module "go get" adds the root and the two nested modules, the snippets of
-// README.md build, and a test with spiffetest passes.
+// directives of this repository. In an empty module "go get" adds the root and the two nested modules, the program of
+// README.md builds, and its test passes.
 func TestRelease(t *testing.T) {
 	t.Parallel()
 	const root = "github.com/svidkit/svidkit"
@@ -34,11 +35,10 @@ func TestRelease(t *testing.T) {
 		publish(t, proxy, module.Version{Path: path, Version: release}, filepath.Join(repository, folder))
 	}
 
-	source, err := readme.Source(repository)
+	files, err := readme.Snippets(repository)
 	require.NoError(t, err)
-	for name, text := range map[string]string{
-		"go.mod":               "module stranger.test/program\n\ngo 1.26.0\n",
-		"snippets/snippets.go": source,
+	maps.Copy(files, map[string]string{
+		"go.mod": "module stranger.test/program\n\ngo 1.26.0\n",
 		"adapters.go": `package program
 
 import (
@@ -46,29 +46,8 @@ import (
 	_ "` + root + `/spiffe/spiffegrpc"
 )
 `,
-		"program_test.go": `package program
-
-import (
-	"testing"
-
-	"github.com/stretchr/testify/require"
-
-	"` + root + `/spiffe"
-	"` + root + `/spiffe/spiffetest"
-)
-
-func TestVerify(t *testing.T) {
-	ca := spiffetest.NewCA(t, "example.org")
-	db := ca.SVID("/db")
-	verifier, err := spiffe.NewVerifier(ca.Bundle(), spiffe.AllowIDs(db.ID()), nil)
-	require.NoError(t, err)
-	_, err = verifier.VerifyChain(db.Chain(), spiffe.AnyRole)
-	require.NoError(t, err)
-	_, err = verifier.VerifyChain(ca.SVID("/web").Chain(), spiffe.AnyRole)
-	require.Error(t, err)
-}
-`,
-	} {
+	})
+	for name, text := range files {
 		file := filepath.Join(dir, filepath.FromSlash(name))
 		require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o700))
 		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))

@@ -290,7 +290,9 @@ func (s *service) replace(t *testing.T, library string) {
 // caller returns a configuration for a client that the services serve.
 func (f *fleet) caller(t *testing.T) *tls.Config {
 	t.Helper()
-	config, err := spiffetls.ClientConfig(f.a.ca.SVID("/client"), f.a.bundle(t), spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/web")), nil)
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: f.a.ca.SVID("/client"), Peers: f.a.bundle(t), Allow: spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/web"))})
+	require.NoError(t, err)
+	config, err := endpoint.ClientConfig()
 	require.NoError(t, err)
 	return config
 }

@@ -37,17 +37,16 @@ import (
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/structpb"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/report"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 const secretType = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
@@ -205,8 +204,8 @@ func secretKinds(t testing.TB) map[string]*pki.Secret {
 	return all
 }
 
-// Every kind of secret is, byte for byte, what Envoy's published messages encode to; it passes their validation rules; the
-// JSON of a fetch is theirs; and our client makes the same secret of it.
+// Every kind of secret is, byte for byte, what Envoy's published messages encode to; it passes their validation rules;
+// and our client makes the same secret of it.
 func TestPeerSDSKinds(t *testing.T) {
 	t.Parallel()
 	kinds, src := secretKinds(t), &secretSource{}
@@ -235,22 +234,6 @@ func TestPeerSDSKinds(t *testing.T) {
 		require.NoError(t, r.GetResources()[0].UnmarshalTo(&got), name)
 		require.NoError(t, got.ValidateAll(), name)
 		require.True(t, proto.Equal(want, &got), name)
-
-		resp, err := hc.Post("http://localhost/v3/discovery:secrets", "application/json", strings.NewReader(`{"resource_names":["`+name+`"]}`))
-		require.NoError(t, err)
-		body, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
-		require.NoError(t, resp.Body.Close())
-		if name == "provider" {
-			assert.Equal(t, http.StatusNotImplemented, resp.StatusCode)
-			assert.Contains(t, string(body), "key provider")
-		} else {
-			require.Equal(t, http.StatusOK, resp.StatusCode, "%s: %s", name, body)
-			var byJSON discovery.DiscoveryResponse
-			require.NoError(t, protojson.Unmarshal(body, &byJSON), name)
-			require.NoError(t, byJSON.GetResources()[0].UnmarshalTo(&got), name)
-			assert.True(t, proto.Equal(want, &got), name)
-		}
 
 		for s, err := range sds.NewClient(hc, "http://localhost").Watch(timeout(t), name) {
 			require.NoError(t, err, name)
@@ -378,36 +361,12 @@ func TestPeerSDSClient(t *testing.T) {
 		ResponseNonce: second.GetNonce(), ResourceNames: []string{"default"}, ErrorDetail: &rpcstatus.Status{Code: 13, Message: "no"},
 	}))
 	require.Eventually(t, func() bool {
-		return slices.ContainsFunc(h.Report().Servers[0].Events, func(e report.Event) bool { return e.NACK })
+		return slices.ContainsFunc(h.Report().Servers[0].Pushes, func(e report.Push) bool { return e.NACK })
 	}, time.Minute, time.Millisecond)
 
 	fetched, err := c.FetchSecrets(ctx, &discovery.DiscoveryRequest{Node: node, ResourceNames: []string{"ROOTCA"}, TypeUrl: secretType})
 	require.NoError(t, err)
 	same(roots, fetched.GetResources()[0])
-
-	// By REST it is what protojson makes of the same messages, in both directions.
-	for _, names := range []bool{false, true} {
-		body, err := protojson.MarshalOptions{UseProtoNames: names}.Marshal(&discovery.DiscoveryRequest{
-			Node: node, ResourceNames: []string{"ROOTCA", "default"}, TypeUrl: secretType,
-		})
-		require.NoError(t, err)
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost/v3/discovery:secrets", strings.NewReader(string(body)))
-		require.NoError(t, err)
-		req.Header.Set("Content-Type", "application/json")
-		resp, err := sds.UnixClient(path).Do(req)
-		require.NoError(t, err)
-		answer, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
-		require.NoError(t, resp.Body.Close())
-		require.Equal(t, http.StatusOK, resp.StatusCode)
-		var r discovery.DiscoveryResponse
-		require.NoError(t, protojson.Unmarshal(answer, &r))
-		assert.Equal(t, secretType, r.GetTypeUrl())
-		assert.Len(t, r.GetVersionInfo(), 32)
-		require.Len(t, r.GetResources(), 2)
-		same(roots, r.GetResources()[0])
-		same(web, r.GetResources()[1])
-	}
 }
 
 // Our client takes secrets from go-control-plane's server.

@@ -25,11 +25,12 @@ type end struct {
 
 func (e end) ours(t *testing.T, server bool) *tls.Config {
 	t.Helper()
-	make := spiffetls.ClientConfig
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: e.self, Peers: e.peers, Allow: spiffe.AllowIDs(e.allow)})
+	require.NoError(t, err)
+	config, err := endpoint.ClientConfig()
 	if server {
-		make = spiffetls.ServerConfig
+		config, err = endpoint.ServerConfig()
 	}
-	config, err := make(e.self, e.peers, spiffe.AllowIDs(e.allow), nil)
 	require.NoError(t, err)
 	return config
 }

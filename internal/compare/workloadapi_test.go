@@ -26,11 +26,11 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/structpb"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
@@ -435,7 +435,7 @@ func TestPeerServerSource(t *testing.T) {
 			select {
 			case <-changed:
 			case <-ctx.Done():
-				require.Fail(t, "the source does not change", "%+v", source.Status())
+				require.Fail(t, "the source does not change", "%+v", source.Report())
 			}
 		}
 	}

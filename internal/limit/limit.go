@@ -27,6 +27,8 @@ import (
 	"math"
 	"sync"
 	"time"
+
+	"github.com/svidkit/svidkit/internal/retry"
 )
 
 // Options says what is limited. A zero Concurrent, Rate or CallerRate means that there is no such
@@ -74,6 +76,8 @@ func (e *Error) Error() string {
 	}
 	return "limit: " + e.Reason + "; try again later"
 }
+
+var _ retry.Error = (*Error)(nil)
 
 // Retryable returns RetryAfter, and that the same request may be let in later.
 func (e *Error) Retryable() (after time.Duration, ok bool) { return e.RetryAfter, true }

@@ -629,7 +629,7 @@ func useNodes(t *testing.T, c *cluster, namespace string, _ []*manifestObject) e
 	require.NoError(t, err)
 	web, err := domain.KubernetesID(namespace, "web")
 	require.NoError(t, err)
-	return nodes.Authorize(t.Context(), &authn.Caller{ID: agent, Pod: &authn.Pod{Namespace: a.Namespace, ServiceAccount: a.ServiceAccount, Name: a.PodName, UID: a.PodUID}}, web)
+	return nodes.Authorize(t.Context(), &authn.Caller{ID: agent, Pod: &spiffe.Pod{Namespace: a.Namespace, ServiceAccount: a.ServiceAccount, Name: a.Name, UID: a.UID}}, web)
 }
 
 // holdsAll waits until the accounts of the objects have the rights.

@@ -13,7 +13,7 @@ import (
 	"github.com/svidkit/svidkit/internal/peers"
 )
 
-// TestReadme holds the versions in the table of README.md against the module files and scripts that name them.
+// TestReadme compares the versions in README.md with the module files and scripts that name them.
 func TestReadme(t *testing.T) {
 	t.Parallel()
 	read := func(name string) string {
@@ -21,7 +21,7 @@ func TestReadme(t *testing.T) {
 		require.NoError(t, err)
 		return string(data)
 	}
-	readme := read("../../README.md")
+	readme := read("README.md")
 	row := func(peer string) string {
 		m := regexp.MustCompile(`(?m)^\| ` + regexp.QuoteMeta(peer) + ` \| real \| ([^ |]+) \|`).FindStringSubmatch(readme)
 		require.NotNil(t, m, "README.md has no row of %s", peer)

@@ -19,10 +19,10 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/kube"
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/peers"
+	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -31,6 +31,7 @@ import (
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // agent is Istio's agent in a folder of its own, as in a pod.
@@ -127,8 +128,8 @@ func TestPilotAgent(t *testing.T) {
 	serve := func(t *testing.T, l net.Listener) *atomic.Int64 {
 		var calls atomic.Int64
 		server, err := caserver.New(caserver.Options{
-			CA: authority, ID: spiffe.MustParseID("spiffe://example.org/ns/istio-system/sa/ca"),
-			Names: []pki.SAN{pki.IPSAN(net.IPv4(127, 0, 0, 1))},
+			CA: authority, TrustDomain: domain,
+			Identity: caservertest.Identity(t, authority, spiffe.MustParseID("spiffe://example.org/ns/istio-system/sa/ca"), pki.IPSAN(net.IPv4(127, 0, 0, 1))),
 			Istio: &istioca.Options{Authenticator: authn.Func(func(r *http.Request) (*authn.Caller, error) {
 				calls.Add(1)
 				return tokens.Authenticate(r)

@@ -20,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/internal/peers"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ra"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // documented returns the YAML of the rules that the comment of a package says it needs.
@@ -208,8 +209,8 @@ func useTokens(t *testing.T, c *cluster, namespace string, client *http.Client) 
 	}
 	id, err := domain.KubernetesID(account.Namespace, account.ServiceAccount)
 	require.NoError(t, err)
-	errNodes := nodes.Authorize(t.Context(), &authn.Caller{ID: id, Pod: &authn.Pod{
-		Namespace: account.Namespace, ServiceAccount: account.ServiceAccount, Name: account.PodName, UID: account.PodUID,
+	errNodes := nodes.Authorize(t.Context(), &authn.Caller{ID: id, Pod: &spiffe.Pod{
+		Namespace: account.Namespace, ServiceAccount: account.ServiceAccount, Name: account.Name, UID: account.UID,
 	}}, id)
 	assert.Equal(t, errNodes == nil, nodes.Check(t.Context()) == nil, "Check says what Authorize does")
 	return errNodes

@@ -177,7 +177,7 @@ func TestZTSServiceKey(t *testing.T) {
 	id, err := service.ID()
 	require.NoError(t, err)
 	instance := athenzname.Instance{Service: service, Suffix: "svc.cluster.local", SPIFFE: id}
-	want, err := instance.Expectation(ca.TrustDomain())
+	want, err := athenz.Expectation(instance, ca.TrustDomain())
 	require.NoError(t, err)
 	e := z.Endpoint()
 	e.Token = func(context.Context) (string, error) {

@@ -2,9 +2,10 @@ package renew
 
 import (
 	"cmp"
-	"errors"
 	"iter"
 	"time"
+
+	"github.com/svidkit/svidkit/internal/retry"
 )
 
 const (
@@ -53,19 +54,10 @@ type Failure struct {
 	Final bool          // the server said that asking again will not help
 }
 
-// NewFailure returns the Failure of err, the given number of failures in a row. It finds in the chain
-// of err the method Retryable() (after time.Duration, ok bool), by which an error says when to ask
-// again.
+// NewFailure returns the Failure of err, the given number of failures in a row: see [retry.After].
 func NewFailure(times int, err error) Failure {
-	f := Failure{Times: times}
-	if e, ok := errors.AsType[interface {
-		error
-		Retryable() (time.Duration, bool)
-	}](err); ok {
-		after, again := e.Retryable()
-		f.Wish, f.Final = max(after, 0), !again
-	}
-	return f
+	wish, advice := retry.After(err)
+	return Failure{Times: times, Wish: wish, Final: advice == retry.Never}
 }
 
 // Backoff bounds the waits between failed attempts. The wait after the first failure is drawn from

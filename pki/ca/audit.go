@@ -18,7 +18,7 @@ import (
 // the last member.
 type Issuance struct {
 	Time time.Time `json:"time"`           // of the signature
-	Kind string    `json:"kind,omitempty"` // "x509-svid", "dns" or "ca", as of [Profile], or "jwt-svid"
+	Kind string    `json:"kind,omitempty"` // "x509-svid" or "dns", as of [Profile], or "jwt-svid"
 
 	// Serial is the serial number in hexadecimal; of a token, its claim "jti".
 	Serial string `json:"serial,omitempty"`
@@ -42,41 +42,30 @@ type Issuance struct {
 	// hexadecimal; empty for a token.
 	PublicKey string `json:"public_key,omitempty"`
 
-	Caller string `json:"caller,omitempty"` // the authenticated caller; see [Request]
-	Method string `json:"method,omitempty"` // how it authenticated
-	Pod           // where it runs
+	Caller     string `json:"caller,omitempty"` // the authenticated caller; see [Request]
+	Method     string `json:"method,omitempty"` // how it authenticated
+	spiffe.Pod        // where it runs, as far as its proof says
+
+	// PodRequest is the name of the PodCertificateRequest in the Namespace; empty for other requests.
+	PodRequest string `json:"request,omitempty"`
 }
 
-// Pod is where the caller of a [Request] runs in Kubernetes, as far as its proof says. A field that is not known is empty.
-type Pod struct {
-	Cluster        string `json:"cluster,omitempty"` // that has proven the caller; empty for the server's own
-	Namespace      string `json:"namespace,omitempty"`
-	ServiceAccount string `json:"service_account,omitempty"`
-	Name           string `json:"pod,omitempty"`
-	UID            string `json:"pod_uid,omitempty"`
-	Node           string `json:"node,omitempty"`
-
-	// Set by a signer of pod certificates alone. Request is the name of the PodCertificateRequest in Namespace.
-	ServiceAccountUID string `json:"service_account_uid,omitempty"`
-	NodeUID           string `json:"node_uid,omitempty"`
-	Request           string `json:"request,omitempty"`
-}
-
-// Auditor makes records of what an [Authority] signs; see [Config]. It must be safe for concurrent use. It may have two
-// more methods:
+// Auditor makes records of what an [Authority] signs; see [Config]. It must be safe for concurrent use. It may have
+// two more methods:
 //
 //	RecordKeyEvent(context.Context, *KeyEvent) error
 //	Err() error
 //
-// RecordKeyEvent records what becomes of the keys of the CA. It returns nil when the event is durable, and should return
-// when its context is done. An error prevents nothing, as the event has happened, and an emergency must not wait for a
-// disk: the log has all of it, [Authority.Health] the error, and it is recorded again when that may work.
+// RecordKeyEvent records what becomes of the keys of the CA. It returns nil when the event is durable, and should
+// return when its context is done. An error prevents nothing, as the event has happened, and an emergency must not
+// wait for a disk: the log has all of it, [Authority.Health] the error, and it is recorded again when that may work.
 //
 // Err says whether records can be made at this moment. [Authority.Health] asks it, so that an authority that was taken
 // out of service for a full disk comes back. Without it the error of the last record counts, for ten seconds.
 type Auditor interface {
-	// Record returns nil when i is durable: the certificate leaves the authority only then. An error means that it never
-	// does. Record should return when ctx is done, and may take its time before: the caller waits for its certificate.
+	// Record returns nil when i is durable: the certificate leaves the authority only then. An error means that it
+	// never does. Record should return when ctx is done, and may take its time before: the caller waits for its
+	// certificate.
 	Record(ctx context.Context, i *Issuance) error
 }
 
@@ -104,6 +93,6 @@ func newIssuance(r *Request, cert, issuer *x509.Certificate, now time.Time) *Iss
 		Time: now.Round(0), Kind: r.Profile.kind(), Serial: rotation.Serial(cert),
 		ID: r.ID, DNSNames: cert.DNSNames, IPs: cert.IPAddresses, NotBefore: cert.NotBefore, NotAfter: cert.NotAfter,
 		Fingerprint: hex.EncodeToString(der[:]), PublicKey: hex.EncodeToString(key[:]),
-		Issuer: rotation.Serial(issuer), Caller: r.Caller, Method: r.Method, Pod: r.Pod,
+		Issuer: rotation.Serial(issuer), Caller: r.Caller, Method: r.Method, Pod: r.Pod, PodRequest: r.PodRequest,
 	}
 }

@@ -74,9 +74,13 @@ func loopback(t *testing.T) (client, server net.Conn) {
 // handshake is one connection, with both ends verified.
 func handshake(t *testing.T, connect func(*testing.T) (net.Conn, net.Conn), client, server *workload) error {
 	t.Helper()
-	cc, err := spiffetls.ClientConfig(client, client, spiffe.AllowIDs(web), nil)
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: client, Peers: client, Allow: spiffe.AllowIDs(web)})
 	require.NoError(t, err)
-	sc, err := spiffetls.ServerConfig(server, server, spiffe.AllowIDs(web), nil)
+	cc, err := endpoint.ClientConfig()
+	require.NoError(t, err)
+	endpoint, err = spiffetls.New(spiffetls.Config{Self: server, Peers: server, Allow: spiffe.AllowIDs(web)})
+	require.NoError(t, err)
+	sc, err := endpoint.ServerConfig()
 	require.NoError(t, err)
 	a, b := connect(t)
 	served := make(chan error, 1)

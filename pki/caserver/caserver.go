@@ -1,11 +1,15 @@
-// Package caserver serves a certificate authority: the certificate APIs of Istio and of Linkerd, the bundle endpoint of
-// SPIFFE federation, metrics and health, all from one CA, with a certificate that the CA itself signs.
+// Package caserver serves a certificate authority: the certificate APIs of Istio and of Linkerd, the bundle endpoint
+// of SPIFFE federation, metrics and health, all from one CA.
 //
+//	own, err := local.NewServer(authority, id, pki.DNSSAN("ca.example.org")) // package caclient/local
+//	…
+//	identity, err := secretcache.Start(ctx, secretcache.Config{ID: id, CA: own})
+//	…
 //	server, err := caserver.New(caserver.Options{
-//		CA:    authority, // of package ca or ra
-//		ID:    id,
-//		Names: []pki.SAN{pki.DNSSAN("ca.example.org")},
-//		Istio: &istioca.Options{Authenticator: tokens},
+//		CA:          authority, // of package ca or ra
+//		TrustDomain: id.TrustDomain(),
+//		Identity:    identity,
+//		Istio:       &istioca.Options{Authenticator: tokens},
 //	})
 //	…
 //	err = server.Run(ctx, caserver.Listeners{Istio: public, Admin: local})
@@ -37,39 +41,41 @@ import (
 	"github.com/svidkit/svidkit/internal/loopback"
 	"github.com/svidkit/svidkit/internal/metrics/metricspage"
 	"github.com/svidkit/svidkit/internal/ratelog"
-	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
-	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// Options are the parts of a [Server]. CA and ID are required.
+// Options are the parts of a [Server]. CA, TrustDomain and Identity are required.
 type Options struct {
-	// CA is a *ca.Authority or a *ra.RA. If it has a method Run(context.Context) error, the Server runs it. If it has a method
-	// Changed() <-chan struct{}, whose channel is closed when the bundle changes, the Server waits for changes instead of
-	// polling. If it has a method Health() ca.Health, /ready and the metrics show that.
-	CA ca.Signer
+	// CA is a *ca.Authority or a *ra.RA. If it has a method Run(context.Context) error, the Server runs it. If it has
+	// a method Changed() <-chan struct{}, whose channel is closed when the bundle changes, the Server waits for
+	// changes instead of polling. If it has a method Health() ca.Health, /ready and the metrics show that.
+	CA          ca.Signer
+	TrustDomain spiffe.TrustDomain
 
-	// ID is the identity of the server in its certificate, a workload's ID in the trust domain of the CA.
-	// Names are the DNS names and IP addresses beside it, by which clients call the server.
-	ID    spiffe.ID
-	Names []pki.SAN
+	// Identity is the server's own identity, such as a *secretcache.Manager that takes it from the CA: see
+	// local.NewServer in package caclient/local. Its DNS names and IP addresses are those by which clients call the
+	// server. If it has a method Ready(context.Context) error, Run waits for that before it serves.
+	Identity spiffe.SVIDSource
 
 	// Istio and Linkerd are the certificate APIs; nil means none. Signer and Logger are those of the Server.
 	// The Authenticator of Istio is asked about callers without a client certificate that proves them.
 	Istio   *istioca.Options
 	Linkerd *linkerd.Options
 
-	// Pods returns what answers requests that come by no listener, by the CA that it is given, such as the Run of a *podcert.Signer, and what
-	// writes its metrics. Run runs it until the end. Nil means nothing.
-	Pods func(ca.Signer) (run func(context.Context) error, metrics func(io.Writer) error, err error)
+	// Pods returns a part that answers requests that come by no listener, such as a *podcert.Signer. It signs by the
+	// CA that it is given. Nil means none.
+	Pods func(ca.Signer) (Part, error)
 
-	// RenewByCertificate is for how long callers of Istio's API may renew by certificates alone, since the Authenticator last
-	// proved them: see [istioca.ClientCertificates]. 0 means without end, as Istio's CA does for virtual machines; less than 0
-	// means not at all. A certificate under a tainted root never proves a caller.
+	// RenewByCertificate is for how long callers of Istio's API may renew by certificates alone, since the
+	// Authenticator last proved them: see [istioca.ClientCertificates]. 0 means without end, as Istio's CA does for
+	// virtual machines; less than 0 means not at all. A certificate under a tainted root never proves a caller.
 	RenewByCertificate time.Duration
 
 	// RootsFile is a file that Run keeps up to date with the roots of the CA in PEM, for clients on the
@@ -77,13 +83,14 @@ type Options struct {
 	// none.
 	RootsFile string
 
-	// GetCertificate returns the certificate that Istio's and Linkerd's API present, as in [tls.Config]. Nil means one of CA for
-	// ID and Names. The bundle endpoint always has that.
+	// GetCertificate returns the certificate that Istio's and Linkerd's API present, as in [tls.Config]. Nil means
+	// that of Identity. The bundle endpoint always presents Identity.
 	GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 
-	// Issuer is the URL by which verifiers know the CA as an issuer of OpenID Connect, whose documents Run serves at [Listeners].OIDC:
-	// see federation.NewOIDCHandler and ca.JWTConfig. GetOIDCCertificate returns the certificate for that listener, as in [tls.Config];
-	// nil means that of the CA, which a proxy in front can verify. An empty Issuer means that there are no documents.
+	// Issuer is the URL by which verifiers know the CA as an issuer of OpenID Connect, whose documents Run serves at
+	// [Listeners].OIDC: see jwtsvid.NewOIDCHandler and ca.JWTConfig. GetOIDCCertificate returns the certificate for
+	// that listener, as in [tls.Config]; nil means that of Identity, which a proxy in front can verify. An empty
+	// Issuer means no documents.
 	Issuer             string
 	GetOIDCCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 
@@ -96,27 +103,35 @@ type Options struct {
 	// Ready is called once, when Run has a certificate and serves its listeners. Nil means nothing.
 	Ready func()
 
-	// Logger gets certificates and refusals, renewals of the server's certificate (Info), failed handshakes (Info), a
-	// RootsFile that cannot be written (Warn), and the start and the end of the server (Info). Lines that callers can cause
-	// are counted: see the options of the APIs and of [Serve]. Nil means silence.
+	// Logger gets certificates and refusals, failed handshakes (Info), a RootsFile that cannot be written (Warn), and
+	// the end of the server (Info). Lines that callers can cause are counted: see the options of the APIs and of
+	// [Serve]. Nil means silence.
 	Logger *slog.Logger
+}
+
+// Part is a part of a [Server] beside its listeners. The Server runs it and serves its metrics.
+type Part interface {
+	Run(ctx context.Context) error
+	Report() report.Report
 }
 
 // Server serves a CA. [New] makes one. It is safe for concurrent use.
 type Server struct {
 	opts           Options
 	signer         *counter // the CA, as the APIs ask it
-	identity       *secretcache.Manager
 	istio, linkerd http.Handler
 	bundle, admin  http.Handler
 	oidc           http.Handler
-	pods           func(context.Context) error // nil for none
+	pods           Part // nil for none
 }
 
 // New returns a Server. It opens no port and asks the CA for nothing. The error says which option is wrong.
 func New(o Options) (*Server, error) {
-	if o.CA == nil {
+	switch {
+	case o.CA == nil:
 		return nil, errors.New("caserver: invalid Options: CA is nil; a *ca.Authority is one")
+	case o.Identity == nil:
+		return nil, errors.New("caserver: invalid Options: Identity is nil; a *secretcache.Manager is one")
 	}
 	o.Logger = ratelog.Patient(o.Logger)
 	s := &Server{opts: o, istio: http.NotFoundHandler(), linkerd: http.NotFoundHandler(), oidc: http.NotFoundHandler()}
@@ -125,14 +140,11 @@ func New(o Options) (*Server, error) {
 		s.opts.GetCertificate = s.own
 	}
 	var err error
-	if s.identity, err = newIdentity(o); err != nil {
-		return nil, fmt.Errorf("caserver: identity of the server: %w", err)
-	}
-	if s.bundle, err = federation.NewHandler(bundles{o.CA}, o.ID.TrustDomain()); err != nil {
+	if s.bundle, err = federation.NewHandler(bundles{o.CA}, o.TrustDomain); err != nil {
 		return nil, err
 	}
 	if o.Issuer != "" {
-		if s.oidc, err = federation.NewOIDCHandler(bundles{o.CA}, o.ID.TrustDomain(), o.Issuer); err != nil {
+		if s.oidc, err = jwtsvid.NewOIDCHandler(bundles{o.CA}, o.TrustDomain, o.Issuer); err != nil {
 			return nil, err
 		}
 	}
@@ -154,11 +166,10 @@ func New(o Options) (*Server, error) {
 		s.linkerd, metrics = only(linkerd.Certify, h), append(metrics, h.Report().Metrics)
 	}
 	if o.Pods != nil {
-		run, write, err := o.Pods(s.signer)
-		if err != nil {
+		if s.pods, err = o.Pods(s.signer); err != nil {
 			return nil, err
 		}
-		s.pods, metrics = run, append(metrics, write)
+		metrics = append(metrics, s.pods.Report().Metrics)
 	}
 	s.admin = s.newAdmin(metrics)
 	return s, nil
@@ -168,7 +179,7 @@ func New(o Options) (*Server, error) {
 func (s *Server) newIstio(o istioca.Options) (*istioca.Server, error) {
 	o.Signer, o.Logger = s.signer, s.opts.Logger
 	if tokens := o.Authenticator; tokens != nil && s.opts.RenewByCertificate >= 0 {
-		certificates, err := istioca.ClientCertificates(s.opts.CA, s.opts.ID.TrustDomain(), s.opts.RenewByCertificate)
+		certificates, err := istioca.ClientCertificates(s.opts.CA, s.opts.TrustDomain, s.opts.RenewByCertificate)
 		if err != nil {
 			return nil, err
 		}
@@ -201,18 +212,19 @@ type Listeners struct {
 	Linkerd net.Listener // Linkerd's API, by TLS 1.3 with or without ALPN
 	Bundle  net.Listener // the bundle of the CA, by TLS as the profile https_spiffe has it
 	OIDC    net.Listener // the documents of an issuer of OpenID Connect, by TLS
-	Admin   net.Listener // metrics, health, status and roots, without TLS; over loopback, for localhost and addresses only
+	// metrics, health, status and roots, without TLS; over loopback, for localhost and addresses only
+	Admin net.Listener
 
 	// LinkerdPlaintext serves Linkerd's API without TLS, for a proxy in the same pod that terminates it. Its options
 	// must allow that, too.
 	LinkerdPlaintext bool
 }
 
-// Run runs the CA, keeps the certificate of the server fresh, and serves the listeners until ctx is done or a part fails.
+// Run runs the CA, waits for the server's identity, and serves the listeners until ctx is done or a part fails.
 // Then it closes the listeners, gives requests under way 5 seconds to finish, and returns when all its goroutines have
 // ended: nil if ctx was done, and otherwise the failure. Call it once.
 func (s *Server) Run(ctx context.Context, at Listeners) (failed error) {
-	if s.identity == nil {
+	if s.opts.Identity == nil {
 		return errors.New("caserver: run: it is the zero Server; New makes one")
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -239,7 +251,7 @@ func (s *Server) Run(ctx context.Context, at Listeners) (failed error) {
 			cancel(err)
 		})
 	}
-	bundleTLS, err := federation.ServerConfig(s.identity)
+	bundleTLS, err := federation.ServerConfig(s.opts.Identity)
 	if err != nil {
 		return err
 	}
@@ -248,15 +260,18 @@ func (s *Server) Run(ctx context.Context, at Listeners) (failed error) {
 		oidcTLS.GetCertificate = s.opts.GetOIDCCertificate
 	}
 	if at.LinkerdPlaintext && s.opts.Linkerd != nil && !s.opts.Linkerd.AllowPlaintext {
-		return errors.New("caserver: Listeners.LinkerdPlaintext is set, and linkerd.Options.AllowPlaintext is not: every request would be refused")
+		return errors.New("caserver: Listeners.LinkerdPlaintext is set, and linkerd.Options.AllowPlaintext is not: " +
+			"every request would be refused")
 	}
 	endpoints := []struct {
 		name string
 		l    net.Listener
 		o    ServeOptions
 	}{
-		{"Istio's API", at.Istio, ServeOptions{Handler: s.istio, TLS: s.tlsConfig(tls.VersionTLS12, tls.RequestClientCert)}},
-		{"Linkerd's API", at.Linkerd, ServeOptions{Handler: s.linkerd, TLS: s.tlsConfig(tls.VersionTLS13, tls.NoClientCert)}},
+		{"Istio's API", at.Istio, ServeOptions{Handler: s.istio,
+			TLS: s.tlsConfig(tls.VersionTLS12, tls.RequestClientCert)}},
+		{"Linkerd's API", at.Linkerd, ServeOptions{Handler: s.linkerd,
+			TLS: s.tlsConfig(tls.VersionTLS13, tls.NoClientCert)}},
 		{"bundle endpoint", at.Bundle, ServeOptions{Handler: s.bundle, TLS: bundleTLS}},
 		{"documents of the OpenID Connect issuer", at.OIDC, ServeOptions{Handler: s.oidc, TLS: oidcTLS}},
 		{"metrics and health", at.Admin, ServeOptions{Handler: s.admin, Plaintext: true}},
@@ -272,15 +287,16 @@ func (s *Server) Run(ctx context.Context, at Listeners) (failed error) {
 	if r, ok := s.opts.CA.(interface{ Run(context.Context) error }); ok {
 		start("certificate authority", r.Run)
 	}
-	start("identity of the server", s.identity.Run)
-	if _, err := s.identity.GenerateSecret(ctx, "default"); err != nil {
-		if ctx.Err() != nil {
-			return nil
+	if r, ok := s.opts.Identity.(interface{ Ready(context.Context) error }); ok {
+		if err := r.Ready(ctx); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("identity of the server: %w", err)
 		}
-		return fmt.Errorf("identity of the server: %w", err)
 	}
 	if s.pods != nil {
-		start("requests of pods", s.pods)
+		start("requests of pods", s.pods.Run)
 	}
 	if s.opts.RootsFile != "" {
 		if err := replaceFile(s.opts.RootsFile, s.roots()); err != nil {
@@ -305,27 +321,28 @@ func (s *Server) Run(ctx context.Context, at Listeners) (failed error) {
 // tlsConfig returns a configuration with the current certificate of the server. A client's certificate is for the
 // authenticator to verify.
 //
-// Istio's API is served with TLS 1.2 as well: agents with COMPLIANCE_POLICY=fips-140-2 speak nothing else. Linkerd's proxies
-// speak TLS 1.3 only.
+// Istio's API is served with TLS 1.2 as well: agents with COMPLIANCE_POLICY=fips-140-2 speak nothing else. Linkerd's
+// proxies speak TLS 1.3 only.
 func (s *Server) tlsConfig(least uint16, clients tls.ClientAuthType) *tls.Config {
 	return &tls.Config{MinVersion: least, ClientAuth: clients, GetCertificate: s.opts.GetCertificate}
 }
 
-// own returns the certificate of the CA for the server.
+// own returns the certificate of Identity.
 func (s *Server) own(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-	svid, err := s.identity.SVID()
+	svid, err := s.opts.Identity.SVID()
 	if err != nil {
 		return nil, err
 	}
 	return svid.TLSCertificate(), nil
 }
 
-// localHosts serves h, and refuses a request over loopback for a host name that is not this server's: it comes from a web
-// page in a browser on this machine, whose name was made to lead to loopback (DNS rebinding).
+// localHosts serves h, and refuses a request over loopback for a host name that is not this server's: it comes from a
+// web page in a browser on this machine, whose name was made to lead to loopback (DNS rebinding).
 func (s *Server) localHosts(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if loopback.Reached(r) && !s.isHost(r.Host) {
-			http.Error(w, "this server is localhost; it has no other name over loopback", http.StatusMisdirectedRequest)
+			http.Error(w, "this server is localhost; it has no other name over loopback",
+				http.StatusMisdirectedRequest)
 			return
 		}
 		h.ServeHTTP(w, r)
@@ -334,8 +351,12 @@ func (s *Server) localHosts(h http.Handler) http.Handler {
 
 // isHost reports whether a host, with or without a port, is an address, localhost, or one of the server's own names.
 func (s *Server) isHost(host string) bool {
-	return loopback.Host(host) || slices.ContainsFunc(s.opts.Names, func(n pki.SAN) bool {
-		return n.Type == pki.DNS && strings.EqualFold(n.Value, loopback.Name(host))
+	if loopback.Host(host) {
+		return true
+	}
+	svid, err := s.opts.Identity.SVID()
+	return err == nil && slices.ContainsFunc(svid.Leaf().DNSNames, func(name string) bool {
+		return strings.EqualFold(name, loopback.Name(host))
 	})
 }
 
@@ -387,7 +408,8 @@ func (s *Server) roots() []byte {
 	return b.MarshalPEM()
 }
 
-// rootsRetry is the wait after RootsFile could not be written.
+// rootsRetry is the wait after RootsFile could not be written, and between looks at a CA that does not tell of
+// changes.
 const rootsRetry = 5 * time.Second
 
 // writeRoots keeps RootsFile up to date. A folder that cannot be written does not stop the CA.
@@ -395,21 +417,19 @@ func (s *Server) writeRoots(ctx context.Context) error {
 	written := s.roots()
 	failures := ratelog.New(s.opts.Logger, 0)
 	for ctx.Err() == nil {
-		changed := s.identity.Changed()
-		var again <-chan time.Time
+		var changed <-chan struct{}
+		if w, ok := s.opts.CA.(interface{ Changed() <-chan struct{} }); ok {
+			changed = w.Changed() // before reading, so that no change is missed
+		}
 		if pem := s.roots(); !bytes.Equal(pem, written) {
 			if err := replaceFile(s.opts.RootsFile, pem); err != nil {
-				failures.Warn("caserver: the roots cannot be written", "RootsFile", slog.Any("err", err), slog.Duration("retry_in", rootsRetry))
-				again = time.After(rootsRetry)
+				failures.Warn("caserver: the roots cannot be written", "RootsFile", slog.Any("err", err),
+					slog.Duration("retry_in", rootsRetry))
 			} else {
 				written = pem
 			}
 		}
-		select {
-		case <-ctx.Done():
-		case <-changed:
-		case <-again:
-		}
+		renew.Wait(ctx, rootsRetry, changed)
 	}
 	return nil
 }

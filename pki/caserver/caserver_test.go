@@ -24,6 +24,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	caclientistio "github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -34,6 +35,7 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 var (
@@ -56,13 +58,24 @@ func localhost() net.Listener {
 	return l
 }
 
+// newServer returns a server of the CA in o, which signs its certificate.
+func newServer(t testing.TB, o caserver.Options) *caserver.Server {
+	t.Helper()
+	o.TrustDomain = domain
+	if o.Identity == nil {
+		o.Identity = caservertest.Identity(t, o.CA, serverID, pki.DNSSAN("localhost"), pki.IPSAN(net.IPv4(127, 0, 0, 1)))
+	}
+	s, err := caserver.New(o)
+	require.NoError(t, err)
+	return s
+}
+
 // run runs a server until the test ends, or stop is called, which returns what Run returned.
 func run(t testing.TB, o caserver.Options, at caserver.Listeners) (stop func() error) {
 	t.Helper()
 	ready := make(chan struct{})
 	o.Ready = func() { close(ready) }
-	s, err := caserver.New(o)
-	require.NoError(t, err)
+	s := newServer(t, o)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx, at) }()
@@ -88,12 +101,13 @@ var errStopped = errors.New("stopped by the test")
 func TestNewRefuses(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t)
+	identity := caservertest.Identity(t, a, serverID)
 	for want, o := range map[string]caserver.Options{
-		"CA is nil":     {ID: serverID},
-		"ID":            {CA: a},
-		"neither a DNS": {CA: a, ID: serverID, Names: []pki.SAN{pki.IDSAN(serverID)}},
-		"Authenticator": {CA: a, ID: serverID, Istio: &istioca.Options{}},
-		"Review":        {CA: a, ID: serverID, Linkerd: &linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "example.org"}}},
+		"CA is nil":     {TrustDomain: domain, Identity: identity},
+		"Identity":      {CA: a, TrustDomain: domain},
+		"trust domain":  {CA: a, Identity: identity},
+		"Authenticator": {CA: a, TrustDomain: domain, Identity: identity, Istio: &istioca.Options{}},
+		"Review":        {CA: a, TrustDomain: domain, Identity: identity, Linkerd: &linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "example.org"}}},
 	} {
 		_, err := caserver.New(o)
 		require.ErrorContains(t, err, want)
@@ -109,7 +123,7 @@ func TestServer(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "root-cert.pem")
 	tokens, secret := newTokens(t, domain)
 	stop := run(t, caserver.Options{
-		CA: a, ID: serverID, Names: []pki.SAN{pki.DNSSAN("localhost"), {Type: pki.IP, Value: string(net.IPv4(127, 0, 0, 1).To4())}}, RootsFile: file,
+		CA: a, RootsFile: file,
 		Istio:  &istioca.Options{Authenticator: tokens},
 		Status: func(w io.Writer) { _, _ = io.WriteString(w, "as ever") },
 	}, at)
@@ -206,7 +220,7 @@ func TestTaintEvictsTheThief(t *testing.T) {
 	a := newAuthority(t)
 	tokens, secret := newTokens(t, domain)
 	at := caserver.Listeners{Istio: localhost()}
-	run(t, caserver.Options{CA: a, ID: serverID, Names: []pki.SAN{pki.DNSSAN("localhost")}, Istio: &istioca.Options{Authenticator: tokens}}, at)
+	run(t, caserver.Options{CA: a, Istio: &istioca.Options{Authenticator: tokens}}, at)
 	forged := ca.Request{TTL: time.Hour}
 	thief := newClient(t, a, at.Istio, "spiffe://example.org/admin", forged)
 	again := newClient(t, a, at.Istio, "spiffe://example.org/admin", forged)
@@ -243,7 +257,7 @@ func TestRenewByCertificate(t *testing.T) {
 	} {
 		at := caserver.Listeners{Istio: localhost()}
 		run(t, caserver.Options{
-			CA: a, ID: serverID, Names: []pki.SAN{pki.DNSSAN("localhost")}, RenewByCertificate: limit,
+			CA: a, RenewByCertificate: limit,
 			Istio: &istioca.Options{Authenticator: tokens, CertificateTTL: 90 * time.Minute},
 		}, at)
 		for age, ok := range want {
@@ -272,7 +286,7 @@ func TestRenewByCertificate(t *testing.T) {
 	unknown, err := istioca.ClientCertificates(forgetful{a}, domain, time.Hour)
 	require.NoError(t, err)
 	at := caserver.Listeners{Istio: localhost()}
-	run(t, caserver.Options{CA: a, ID: serverID, Names: []pki.SAN{pki.DNSSAN("localhost")}, RenewByCertificate: -1, Istio: &istioca.Options{Authenticator: unknown}}, at)
+	run(t, caserver.Options{CA: a, RenewByCertificate: -1, Istio: &istioca.Options{Authenticator: unknown}}, at)
 	_, err = newClient(t, a, at.Istio, "spiffe://example.org/web", ago(0)).ask("", 0)
 	require.ErrorIs(t, err, caclient.ErrUnauthenticated, "of a signer that cannot tell")
 }
@@ -303,7 +317,7 @@ func TestReady(t *testing.T) {
 	tokens, secret := newTokens(t, domain)
 	at := caserver.Listeners{Istio: localhost(), Admin: localhost()}
 	run(t, caserver.Options{
-		CA: a, ID: serverID, Names: []pki.SAN{pki.DNSSAN("localhost")}, Istio: &istioca.Options{Authenticator: tokens}, RenewByCertificate: -1,
+		CA: a, Istio: &istioca.Options{Authenticator: tokens}, RenewByCertificate: -1,
 		Status: func(w io.Writer) { _, _ = io.WriteString(w, "roots\n") },
 	}, at)
 	admin := func(path string) (int, string) {
@@ -364,8 +378,8 @@ func TestReady(t *testing.T) {
 // A page in a browser whose name leads to loopback reads nothing.
 func TestAdminHost(t *testing.T) {
 	t.Parallel()
-	at := caserver.Listeners{Admin: localhost()}
-	run(t, caserver.Options{CA: newAuthority(t), ID: serverID, Names: []pki.SAN{pki.DNSSAN("ca.example.org")}}, at)
+	at, a := caserver.Listeners{Admin: localhost()}, newAuthority(t)
+	run(t, caserver.Options{CA: a, Identity: caservertest.Identity(t, a, serverID, pki.DNSSAN("ca.example.org"))}, at)
 	_, port, err := net.SplitHostPort(at.Admin.Addr().String())
 	require.NoError(t, err)
 	for host, code := range map[string]int{
@@ -399,7 +413,7 @@ func TestVersionsOfTLS(t *testing.T) {
 	tokens, _ := newTokens(t, domain)
 	at := caserver.Listeners{Istio: localhost(), Linkerd: localhost()}
 	o := caserver.Options{
-		CA: a, ID: serverID, Names: []pki.SAN{pki.DNSSAN("localhost")}, Istio: &istioca.Options{Authenticator: tokens},
+		CA: a, Istio: &istioca.Options{Authenticator: tokens},
 		Linkerd: &linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "example.org"}, Review: tokens.Review},
 	}
 	run(t, o, at)
@@ -420,8 +434,7 @@ func TestVersionsOfTLS(t *testing.T) {
 		require.Equal(t, tc.most, c.ConnectionState().Version)
 		require.NoError(t, c.Close())
 	}
-	s, err := caserver.New(o)
-	require.NoError(t, err)
+	s := newServer(t, o)
 	require.ErrorContains(t, s.Run(t.Context(), caserver.Listeners{Linkerd: localhost(), LinkerdPlaintext: true}), "AllowPlaintext")
 }
 
@@ -439,26 +452,22 @@ func (f failing) Run(context.Context) error { return f.err }
 func TestRunFails(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t)
-	s, err := caserver.New(caserver.Options{CA: failing{a, nil}, ID: serverID})
-	require.NoError(t, err)
+	s := newServer(t, caserver.Options{CA: failing{a, nil}})
 	require.ErrorContains(t, s.Run(t.Context(), caserver.Listeners{}), "certificate authority: it has ended by itself")
-	s, err = caserver.New(caserver.Options{CA: failing{a, errFailed}, ID: serverID})
-	require.NoError(t, err)
+	s = newServer(t, caserver.Options{CA: failing{a, errFailed}})
 	at := caserver.Listeners{Bundle: localhost()}
-	err = s.Run(t.Context(), at)
+	err := s.Run(t.Context(), at)
 	require.ErrorIs(t, err, errFailed)
 	require.ErrorContains(t, err, "certificate authority")
 	_, err = at.Bundle.Accept()
 	require.ErrorIs(t, err, net.ErrClosed)
 
-	s, err = caserver.New(caserver.Options{CA: a, ID: serverID, RootsFile: filepath.Join(t.TempDir(), "none", "root-cert.pem")})
-	require.NoError(t, err)
+	s = newServer(t, caserver.Options{CA: a, RootsFile: filepath.Join(t.TempDir(), "none", "root-cert.pem")})
 	require.ErrorIs(t, s.Run(t.Context(), caserver.Listeners{}), os.ErrNotExist)
 
 	closed := localhost()
 	closed.Close()
-	s, err = caserver.New(caserver.Options{CA: a, ID: serverID})
-	require.NoError(t, err)
+	s = newServer(t, caserver.Options{CA: a})
 	require.ErrorContains(t, s.Run(t.Context(), caserver.Listeners{Admin: closed}), "metrics and health")
 }
 
@@ -467,30 +476,18 @@ func TestPods(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t)
 	errFailed := errors.New("away")
-	_, err := caserver.New(caserver.Options{CA: a, ID: serverID, Pods: func(ca.Signer) (func(context.Context) error, func(io.Writer) error, error) {
-		return nil, nil, errFailed
-	}})
+	o := caserver.Options{CA: a, TrustDomain: domain, Identity: caservertest.Identity(t, a, serverID)}
+	o.Pods = func(ca.Signer) (caserver.Part, error) { return nil, errFailed }
+	_, err := caserver.New(o)
 	require.ErrorIs(t, err, errFailed)
 
-	fail := make(chan struct{})
+	part := &part{t: t, fail: make(chan error, 1)}
+	o.Pods = func(signer ca.Signer) (caserver.Part, error) {
+		part.signer = signer
+		return part, nil
+	}
 	at := caserver.Listeners{Admin: localhost()}
-	stop := run(t, caserver.Options{CA: a, ID: serverID, Pods: func(signer ca.Signer) (func(context.Context) error, func(io.Writer) error, error) {
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
-		csr, err := pki.NewCSR(key, pki.CSROptions{})
-		require.NoError(t, err)
-		pods := func(ctx context.Context) error {
-			_, err := signer.Sign(ctx, ca.Request{CSR: csr, ID: spiffe.MustParseID("spiffe://example.org/pod")})
-			assert.NoError(t, err)
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-fail:
-				return errFailed
-			}
-		}
-		return pods, func(w io.Writer) error { _, err := io.WriteString(w, "pods_total 7\n"); return err }, nil
-	}}, at)
+	stop := run(t, o, at)
 	page := func() string {
 		resp, err := http.Get("http://" + at.Admin.Addr().String() + "/metrics")
 		require.NoError(t, err)
@@ -501,10 +498,36 @@ func TestPods(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return strings.Contains(page(), "svidkit_ca_signatures_total{result=\"signed\"} 1\n") }, time.Minute, 5*time.Millisecond)
 	require.Contains(t, page(), "pods_total 7\n")
-	close(fail)
+	part.fail <- errFailed
 	time.Sleep(100 * time.Millisecond)
 	require.ErrorIs(t, stop(), errFailed)
 	require.ErrorContains(t, stop(), "requests of pods")
+}
+
+// part signs once, and then runs until it is to fail.
+type part struct {
+	t      testing.TB
+	signer ca.Signer
+	fail   chan error
+}
+
+func (p *part) Run(ctx context.Context) error {
+	key, err := pki.NewKey(pki.ECDSAP256)
+	assert.NoError(p.t, err)
+	csr, err := pki.NewCSR(key, pki.CSROptions{})
+	assert.NoError(p.t, err)
+	_, err = p.signer.Sign(ctx, ca.Request{CSR: csr, ID: spiffe.MustParseID("spiffe://example.org/pod")})
+	assert.NoError(p.t, err)
+	select {
+	case <-ctx.Done():
+		return nil
+	case err := <-p.fail:
+		return err
+	}
+}
+
+func (p *part) Report() report.Report {
+	return report.Report{Metrics: func(w io.Writer) error { _, err := io.WriteString(w, "pods_total 7\n"); return err }}
 }
 
 // learning is a CA that does not know its roots before it has signed, as a registration authority.
@@ -538,7 +561,7 @@ func TestLearnedRoots(t *testing.T) {
 	t.Parallel()
 	l := &learning{a: newAuthority(t)}
 	names := []pki.SAN{pki.DNSSAN("ca.example.org"), {Type: pki.IP, Value: "\x7f\x00\x00\x01"}}
-	run(t, caserver.Options{CA: l, ID: serverID, Names: names}, caserver.Listeners{})
+	run(t, caserver.Options{CA: l, Identity: caservertest.Identity(t, l, serverID, names...)}, caserver.Listeners{})
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	require.Len(t, l.signed, 2)
@@ -556,15 +579,13 @@ func TestLearnedRoots(t *testing.T) {
 func TestBundle(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t)
-	s, err := caserver.New(caserver.Options{CA: a, ID: serverID})
-	require.NoError(t, err)
+	s := newServer(t, caserver.Options{CA: a})
 	b, err := s.Bundle(domain)
 	require.NoError(t, err)
 	require.Same(t, a.Bundle(), b)
 	_, err = s.Bundle(spiffe.MustParseTrustDomain("elsewhere.test"))
 	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
-	s, err = caserver.New(caserver.Options{CA: &learning{a: a}, ID: serverID})
-	require.NoError(t, err)
+	s = newServer(t, caserver.Options{CA: &learning{a: a}})
 	_, err = s.Bundle(domain)
 	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
 )
@@ -47,7 +46,7 @@ func TestIdentityFollowsRoots(t *testing.T) {
 	t.Parallel()
 	h := &hasty{Authority: newAuthority(t), t: t}
 	at := caserver.Listeners{Bundle: localhost()}
-	run(t, caserver.Options{CA: h, ID: serverID, Names: []pki.SAN{pki.DNSSAN("localhost")}}, at)
+	run(t, caserver.Options{CA: h}, at)
 	follows := func() {
 		t.Helper()
 		require.Eventually(t, func() bool {

@@ -47,7 +47,7 @@ func TestInsecureTokens(t *testing.T) {
 		caller, err := tokens.Authenticate(request(remote, secret+":demo/web"))
 		require.NoError(t, err, remote)
 		require.Equal(t, "developer", caller.Method)
-		require.Equal(t, &authn.Pod{Namespace: "demo", ServiceAccount: "web"}, caller.Pod)
+		require.Equal(t, &spiffe.Pod{Namespace: "demo", ServiceAccount: "web"}, caller.Pod)
 	}
 	caller, err := tokens.Authenticate(request("127.0.0.1:5", secret+":spiffe://cluster.local/web"))
 	require.NoError(t, err)
@@ -173,7 +173,7 @@ func TestInsecureTokensReview(t *testing.T) {
 	require.ErrorIs(t, err, kube.ErrInvalidToken)
 	require.ErrorContains(t, err, "not on this machine")
 
-	var account *kube.Account
+	var account *spiffe.Pod
 	addr := start(t, caserver.ServeOptions{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		account, err = tokens.Review(r.Context(), r.Header.Get("Token"), nil)
 	})})
@@ -189,7 +189,7 @@ func TestInsecureTokensReview(t *testing.T) {
 	for _, token := range []string{secret + ":demo/db", secret + " :demo/db", secret + ":spiffe://cluster.local/ns/demo/sa/db"} {
 		review(token)
 		require.NoError(t, err, token)
-		assert.Equal(t, &kube.Account{Namespace: "demo", ServiceAccount: "db"}, account)
+		assert.Equal(t, &spiffe.Pod{Namespace: "demo", ServiceAccount: "db"}, account)
 	}
 	for _, name := range []string{"", "db", "demo/", "/db", "a/b/c", "spiffe://cluster.local/db", "spiffe://cluster.local", "spiffe://elsewhere.test/ns/demo/sa/db", "secret"} {
 		review(secret + ":" + name)

@@ -17,7 +17,7 @@ const web = "web.emojivoto.serviceaccount.identity.linkerd.cluster.local"
 
 var (
 	mesh = linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"}
-	seed = linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local", Seed: true}
+	seed = linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local", FirstDesign: true}
 )
 
 // An injector and a destination service have the names of a mesh in common with its certifier.
@@ -93,7 +93,7 @@ func TestMesh(t *testing.T) {
 		{"linkerd", "cluster_local"}, {"linkerd", "cluster.local\n"}, {"linkérd", "cluster.local"}, {"linkerd", "*.local"}, {"linkerd", long + "b"},
 	} {
 		for _, isSeed := range []bool{false, true} {
-			m := linkerdname.Mesh{ControlNamespace: bad[0], TrustDomain: bad[1], Seed: isSeed}
+			m := linkerdname.Mesh{ControlNamespace: bad[0], TrustDomain: bad[1], FirstDesign: isSeed}
 			for what, call := range map[string]func() (string, error){
 				"Name":        func() (string, error) { return m.Name("emojivoto", "web") },
 				"Namespace":   func() (string, error) { return m.Namespace("emojivoto") },

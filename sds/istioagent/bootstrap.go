@@ -22,18 +22,18 @@ type (
 // node is how an Envoy, or a program with gRPC, introduces itself to the control plane.
 func (c *Config) node() object {
 	metadata := object{
-		"NAMESPACE": c.Namespace, "SERVICE_ACCOUNT": c.ServiceAccount, "CLUSTER_ID": c.ClusterID, "NAME": c.Pod, "INSTANCE_IPS": c.Address,
-		"ENVOY_STATUS_PORT": c.Envoy.ReadyPort, "ENVOY_PROMETHEUS_PORT": c.Envoy.MetricsPort,
+		"NAMESPACE": c.namespace, "SERVICE_ACCOUNT": c.serviceAccount, "CLUSTER_ID": c.clusterID, "NAME": c.pod, "INSTANCE_IPS": c.address,
+		"ENVOY_STATUS_PORT": c.Envoy.readyPort, "ENVOY_PROMETHEUS_PORT": c.Envoy.metricsPort,
 		"PROXY_CONFIG": c.Envoy.proxyConfig, "LABELS": c.podInfo("labels"), "ANNOTATIONS": c.podInfo("annotations"),
 	}
-	for name, value := range c.Metadata {
+	for name, value := range c.metadata {
 		metadata[name] = value
 	}
-	namespace := cmp.Or(c.Namespace, "default")
+	namespace := cmp.Or(c.namespace, "default")
 	return object{
-		"id": fmt.Sprintf("%s~%s~%s.%s~%s", cmp.Or(c.Envoy.Role, "sidecar"), cmp.Or(c.Address, "127.0.0.1"), cmp.Or(c.Pod, "pod"), namespace,
+		"id": fmt.Sprintf("%s~%s~%s.%s~%s", cmp.Or(c.Envoy.Role, "sidecar"), cmp.Or(c.address, "127.0.0.1"), cmp.Or(c.pod, "pod"), namespace,
 			cmp.Or(c.Envoy.Domain, namespace+".svc.cluster.local")),
-		"cluster": cmp.Or(c.Envoy.Cluster, cmp.Or(c.ServiceAccount, "proxy")+"."+namespace), "metadata": metadata,
+		"cluster": cmp.Or(c.Envoy.cluster, cmp.Or(c.serviceAccount, "proxy")+"."+namespace), "metadata": metadata,
 	}
 }
 
@@ -46,7 +46,7 @@ func (c *Config) writeGRPC() error {
 		"node":                                   c.node(),
 		"server_listener_resource_name_template": "xds.istio.io/grpc/lds/inbound/%s",
 	}
-	if dir := c.path(c.OutputCerts); c.OutputCerts != "" {
+	if dir := c.path(c.outputCerts); c.outputCerts != "" {
 		bootstrap["certificate_providers"] = object{"default": object{"plugin_name": "file_watcher", "config": object{
 			"certificate_file": filepath.Join(dir, certName), "private_key_file": filepath.Join(dir, keyName),
 			"ca_certificate_file": filepath.Join(dir, rootsName), "refresh_interval": "900s",
@@ -56,9 +56,9 @@ func (c *Config) writeGRPC() error {
 	if err != nil {
 		return err
 	}
-	name := c.path(c.GRPCBootstrap)
-	// Not into a folder of another user, who could have the programs take their identities from elsewhere. One that others can
-	// write to, such as an emptyDir, is what the pod's operator has chosen.
+	name := c.path(c.grpcBootstrap)
+	// Not into a folder of another user, who could have the programs take their identities from elsewhere. One that
+	// others can write to, such as an emptyDir, is what the pod's operator has chosen.
 	dir, err := private.MakeDir(filepath.Dir(name), private.Options{Mode: 0o700, Warn: func(err error) {
 		c.Logger.Info("istioagent: other users can replace the bootstrap for gRPC", slog.Any("err", err))
 	}})
@@ -71,11 +71,12 @@ func (c *Config) writeGRPC() error {
 
 // Bootstrap writes a configuration for an Envoy, in JSON, which Envoy takes as --config-path FILE.json. It has the
 // cluster sds-grpc at the workload socket, by whose name control planes refer to it. With Config.XDS, listeners and
-// clusters come from the control plane by ADS, through the socket XDS. Without, there is a listener at 127.0.0.1:15443
-// that requires client certificates of the trust domain, takes its secrets by SDS in its incremental form, with which
-// an Envoy starts although a secret is missing, and says hello. Config.Envoy has the ports of the admin interface, which is on
-// loopback, and of two listeners that are there as in Istio's bootstrap: /healthz/ready is that of the cluster agent, and
-// /stats/prometheus that of the admin interface. In a pod, and with Envoy.Started, these two are at all addresses.
+// clusters come from the control plane by ADS, through the socket XDS. Without, there is a listener at
+// 127.0.0.1:15443 that requires client certificates of the trust domain, takes its secrets by SDS in its incremental
+// form, with which an Envoy starts although a secret is missing, and says hello. Config.Envoy has the ports of the
+// admin interface, which is on loopback, and of two listeners that are there as in Istio's bootstrap: /healthz/ready
+// is that of the cluster agent, and /stats/prometheus that of the admin interface. In a pod, and with Envoy.Started,
+// these two are at all addresses.
 func (a *Agent) Bootstrap(w io.Writer) error {
 	c := &a.cfg
 	address := func(port int) object {
@@ -103,15 +104,15 @@ func (a *Agent) Bootstrap(w io.Writer) error {
 			"grpc_services": list{object{"envoy_grpc": object{"cluster_name": cluster}}},
 		}
 	}
-	clusters, listeners := list{cluster("sds-grpc", a.choice.Socket)}, list{}
-	everywhere := c.InPod || c.Envoy.Started
+	clusters, listeners := list{cluster("sds-grpc", a.cfg.Socket)}, list{}
+	everywhere := c.inPod || c.Envoy.Started
 	// forward adds a listener that forwards requests for one path to a port of loopback.
 	forward := func(port int, path, name string, to int) {
 		if port == 0 || to == 0 {
 			return
 		}
 		on := object{"address": "127.0.0.1", "port_value": port}
-		if strings.Contains(c.Address, ":") && everywhere {
+		if strings.Contains(c.address, ":") && everywhere {
 			on["address"], on["ipv4_compat"] = "::", true
 		} else if everywhere {
 			on["address"] = "0.0.0.0"
@@ -132,12 +133,12 @@ func (a *Agent) Bootstrap(w io.Writer) error {
 			}}}},
 		})
 	}
-	forward(c.Envoy.ReadyPort, "/healthz/ready", "agent", c.Envoy.StatusPort)
-	forward(c.Envoy.MetricsPort, "/stats/prometheus", "prometheus_stats", c.Envoy.AdminPort)
+	forward(c.Envoy.readyPort, "/healthz/ready", "agent", c.Envoy.StatusPort)
+	forward(c.Envoy.metricsPort, "/stats/prometheus", "prometheus_stats", c.Envoy.AdminPort)
 	bootstrap := object{"node": c.node(), "admin": object{"address": address(c.Envoy.AdminPort)}}
-	if c.XDS {
+	if c.Envoy.XDS {
 		clusters = append(clusters, cluster("xds-grpc", c.xdsSocket()))
-		kind := map[bool]string{false: "GRPC", true: "DELTA_GRPC"}[c.Envoy.DeltaADS]
+		kind := map[bool]string{false: "GRPC", true: "DELTA_GRPC"}[c.Envoy.deltaADS]
 		ads := object{"ads": object{}, "resource_api_version": "V3", "initial_fetch_timeout": "0s"} // it is ready with the control plane's answer
 		bootstrap["dynamic_resources"] = object{"ads_config": api(kind, "xds-grpc"), "lds_config": ads, "cds_config": ads}
 	} else {
@@ -148,7 +149,7 @@ func (a *Agent) Bootstrap(w io.Writer) error {
 			"tls_certificate_sds_secret_configs":   list{secret("default")},
 			"validation_context_sds_secret_config": secret("ROOTCA"),
 		}
-		if c.PostQuantum {
+		if c.postQuantum {
 			common["tls_params"] = object{
 				"tls_minimum_protocol_version": "TLSv1_3", "tls_maximum_protocol_version": "TLSv1_3", "ecdh_curves": list{"X25519MLKEM768"},
 			}

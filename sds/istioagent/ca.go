@@ -32,10 +32,10 @@ import (
 
 // newManager returns the identity from the CA.
 func (c *Config) newManager() (*secretcache.Manager, error) {
-	if c.Namespace == "" || c.ServiceAccount == "" {
+	if c.namespace == "" || c.serviceAccount == "" {
 		return nil, errors.New("the identity needs Namespace (POD_NAMESPACE) and ServiceAccount (SERVICE_ACCOUNT); set both")
 	}
-	id, err := c.TrustDomain.KubernetesID(c.Namespace, c.ServiceAccount)
+	id, err := c.trustDomain.KubernetesID(c.namespace, c.serviceAccount)
 	if err != nil {
 		return nil, fmt.Errorf("TrustDomain (TRUST_DOMAIN), Namespace (POD_NAMESPACE) or ServiceAccount (SERVICE_ACCOUNT): %w", err)
 	}
@@ -49,9 +49,9 @@ func (c *Config) newManager() (*secretcache.Manager, error) {
 		return nil, fmt.Errorf("CA: %w", err)
 	}
 	grace, jitter := c.timing()
-	key := cmp.Or(c.Key, pki.ECDSAP256)
+	key := c.keyAlgorithm
 	return secretcache.New(secretcache.Config{
-		ID: id, CA: counted{ca, c.requests}, CAName: cmp.Or(c.CAAddress, c.Discovery), Lifetime: c.TTL, GraceRatio: grace, Jitter: jitter,
+		ID: id, CA: counted{ca, c.requests}, CAName: cmp.Or(c.caAddress, c.discovery), Lifetime: c.ttl, GraceRatio: grace, Jitter: jitter,
 		NewKey: func() (crypto.Signer, error) { return pki.NewKey(key) }, Logger: c.Logger,
 	})
 }
@@ -107,23 +107,23 @@ func (r *requests) addTo(set *metrics.Set) {
 
 // newIstioCA returns the client of a CA with Istio's API.
 func (c *Config) newIstioCA() (*istioca.CA, error) {
-	address := cmp.Or(c.CAAddress, c.Discovery)
+	address := cmp.Or(c.caAddress, c.discovery)
 	o := istioca.Options{
-		Endpoint:  caclient.Endpoint{URL: "https://" + address, TrustDomain: c.TrustDomain, Logger: c.Logger},
-		ClusterID: c.ClusterID, CertSigner: c.CertSigner, Header: c.CAHeader,
+		Endpoint:  caclient.Endpoint{URL: "https://" + address, TrustDomain: c.trustDomain, Logger: c.Logger},
+		ClusterID: c.clusterID, CertSigner: c.certSigner, Header: c.caHeader,
 	}
 	if plaintext(address) {
 		c.Logger.Warn("istioagent: the connection to the CA has no TLS, by its port 15010: the token is readable on it", slog.String("address", address))
 		o.URL, o.AllowPlaintext = "http://"+address, true
 	} else {
-		roots, err := c.roots(caRootsFile)
+		roots, err := c.rootsFor(c.caRootsFile)
 		if err != nil {
 			return nil, err
 		}
 		if roots == c.path(podRoots) { // which are those of workloads, too; others vouch for the server alone
 			o.RootsFile = roots
 		}
-		if o.HTTPClient, err = c.client(address, roots, "CA_ROOT_CA", c.CAAddress == ""); err != nil {
+		if o.HTTPClient, err = c.client(address, roots, "CA_ROOT_CA", c.caAddress == ""); err != nil {
 			return nil, err
 		}
 	}
@@ -139,8 +139,8 @@ func (c *Config) newIstioCA() (*istioca.CA, error) {
 
 // newGoogleCA returns the client of Google's service, with an exchanged token.
 func (c *Config) newGoogleCA() (*googlecas.CA, error) {
-	if err := checkPool(c.CAAddress); err != nil {
-		return nil, fmt.Errorf("CAAddress (CA_ADDR) is %q: %w", c.CAAddress, err)
+	if err := checkPool(c.caAddress); err != nil {
+		return nil, fmt.Errorf("CAAddress (CA_ADDR) is %q: %w", c.caAddress, err)
 	}
 	subject, err := c.machineToken()
 	if err != nil {
@@ -150,25 +150,25 @@ func (c *Config) newGoogleCA() (*googlecas.CA, error) {
 		subject = tokensource.File(c.path(c.TokenFile))
 	}
 	var exchange *http.Client // nil means the usual one
-	if c.PostQuantum {
+	if c.postQuantum {
 		if exchange, err = c.newClient(caclient.TLSOptions{Logger: c.Logger}, "CA_ROOT_CA"); err != nil {
 			return nil, err
 		}
 	}
-	token, err := tokensource.Exchange(subject, tokensource.ExchangeOptions{
-		HTTPClient: exchange, URL: cmp.Or(c.urls.exchange, "https://sts.googleapis.com/v1/token"), CamelCaseJSON: true,
-		Audience: "identitynamespace:" + c.TrustDomain.String() + ":" + c.IdentityProvider,
+	token, err := tokensource.Exchange(subject, tokensource.ClientOptions{
+		HTTPClient: exchange, URL: cmp.Or(c.urls.exchange, "https://sts.googleapis.com/v1/token"),
+		Audience: "identitynamespace:" + c.trustDomain.String() + ":" + c.identityProvider,
 		Scope:    "https://www.googleapis.com/auth/cloud-platform",
 		Logger:   c.Logger,
 	})
 	if err != nil {
 		return nil, err
 	}
-	o := googlecas.Options{Endpoint: caclient.Endpoint{URL: c.urls.service, TrustDomain: c.TrustDomain, Token: token.Token, Logger: c.Logger}, Pool: c.CAAddress}
-	if c.CARoots != "" || c.PostQuantum {
+	o := googlecas.Options{Endpoint: caclient.Endpoint{URL: c.urls.service, TrustDomain: c.trustDomain, Token: token.Token, Logger: c.Logger}, Pool: c.caAddress}
+	if c.caRoots != "" || c.postQuantum {
 		roots := ""
-		if c.CARoots != "" {
-			if roots, err = c.roots(caRootsFile); err != nil {
+		if c.caRoots != "" {
+			if roots, err = c.rootsFor(c.caRootsFile); err != nil {
 				return nil, err
 			}
 		}
@@ -181,34 +181,34 @@ func (c *Config) newGoogleCA() (*googlecas.CA, error) {
 
 // machineToken returns the source of tokens of the machine, or nil if they are in a file.
 func (c *Config) machineToken() (*tokensource.Source, error) {
-	if c.Fetcher != "GoogleComputeEngine" {
+	if c.fetcher != "GoogleComputeEngine" {
 		return nil, nil
 	}
-	return tokensource.GCE(c.TrustDomain.String(), &tokensource.MetadataOptions{URL: c.urls.metadata, Logger: c.Logger})
+	return tokensource.GCE(c.trustDomain.String(), &tokensource.GCEOptions{URL: c.urls.metadata, Logger: c.Logger})
 }
 
 // newXDS returns what forwards ADS to the control plane.
 func (c *Config) newXDS(secrets http.Handler) (*xdsproxy.Handler, error) {
-	x := xdsproxy.Config{URL: "https://" + c.Discovery, Header: c.XDSHeader.Clone(), Secrets: secrets, Logger: c.Logger}
+	x := xdsproxy.Config{URL: "https://" + c.discovery, Header: c.xdsHeader.Clone(), Secrets: secrets, Logger: c.Logger}
 	if x.Header == nil {
 		x.Header = make(http.Header)
 	}
-	x.Header.Set("ClusterID", c.ClusterID)
-	if c.XDSPlaintext || plaintext(c.Discovery) {
-		c.Logger.Warn("istioagent: the connection to the control plane has no TLS: the token is readable on it", slog.String("address", c.Discovery))
+	x.Header.Set("ClusterID", c.clusterID)
+	if c.xdsPlaintext || plaintext(c.discovery) {
+		c.Logger.Warn("istioagent: the connection to the control plane has no TLS: the token is readable on it", slog.String("address", c.discovery))
 		t := &http.Transport{
 			DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext, // without it an Envoy waits for minutes to hear that a host is gone
 			Protocols:   new(http.Protocols), HTTP2: &http.HTTP2Config{SendPingTimeout: pingInterval, PingTimeout: pingTimeout},
 		}
 		t.Protocols.SetUnencryptedHTTP2(true)
-		x.URL, x.AllowPlaintext, x.HTTPClient = "http://"+c.Discovery, true, &http.Client{Transport: t}
+		x.URL, x.AllowPlaintext, x.HTTPClient = "http://"+c.discovery, true, &http.Client{Transport: t}
 		c.clients = append(c.clients, x.HTTPClient)
 	} else {
-		roots, err := c.roots(xdsRootsFile)
+		roots, err := c.rootsFor(c.xdsRootsFile)
 		if err != nil {
 			return nil, err
 		}
-		if x.HTTPClient, err = c.client(c.Discovery, roots, "XDS_ROOT_CA", true); err != nil {
+		if x.HTTPClient, err = c.client(c.discovery, roots, "XDS_ROOT_CA", true); err != nil {
 			return nil, err
 		}
 	}
@@ -217,7 +217,7 @@ func (c *Config) newXDS(secrets http.Handler) (*xdsproxy.Handler, error) {
 		return nil, err
 	}
 	x.Token = cmp.Or(machine, tokensource.File(c.path(c.TokenFile))).Token
-	if c.ProvCert != "" || c.FileMounted {
+	if c.provCert != "" || c.fileMounted {
 		token := x.Token
 		x.Token = func(ctx context.Context) (string, error) {
 			text, err := token(ctx)
@@ -230,19 +230,19 @@ func (c *Config) newXDS(secrets http.Handler) (*xdsproxy.Handler, error) {
 	return xdsproxy.NewHandler(x)
 }
 
-// roots returns the file that vouches for a server, or nothing for the roots of the host.
-func (c *Config) roots(rule func(func(string) string, func(string) bool) (string, error)) (string, error) {
-	file, err := rule(c.variable, c.isFile)
+// rootsFor returns the file that vouches for a server, or nothing for the roots of the host.
+func (c *Config) rootsFor(rule func() (string, error)) (string, error) {
+	file, err := rule()
 	if err != nil {
 		return "", fmt.Errorf("%w; relative paths are below %s", err, c.path(""))
 	}
 	if file == "" {
 		return "", nil
 	}
-	if name := c.path(file); c.ProvCert != "" && filepath.Dir(name) == c.path(c.ProvCert) {
+	if name := c.path(file); c.provCert != "" && filepath.Dir(name) == c.path(c.provCert) {
 		if _, err := os.Stat(filepath.Dir(name)); errors.Is(err, fs.ErrNotExist) {
 			return "", fmt.Errorf("roots: PROV_CERT is %q, and there is no such folder, so that nothing vouches for the server: "+
-				"set it to the folder with %s, or leave it out", c.ProvCert, rootsName)
+				"set it to the folder with %s, or leave it out", c.provCert, rootsName)
 		}
 	}
 	return c.path(file), nil
@@ -252,29 +252,30 @@ func (c *Config) roots(rule func(func(string) string, func(string) bool) (string
 // another file with roots.
 func (c *Config) client(address, roots, variable string, controlPlane bool) (*http.Client, error) {
 	o := caclient.TLSOptions{RootsFile: roots, Logger: c.Logger}
-	if c.AllowTLS12 {
+	if c.allowTLS12 {
 		o.MinVersion = tls.VersionTLS12
 	}
 	switch host, _, err := net.SplitHostPort(address); {
 	case err != nil:
 		return nil, fmt.Errorf("the address %q is not HOST:PORT: %w", address, err)
-	case controlPlane && c.ServerName != "":
-		o.ServerName = c.ServerName
+	case controlPlane && c.serverName != "":
+		o.ServerName = c.serverName
 	case strings.Contains(host, "localhost"): // a forwarded port of the control plane
 		o.ServerName = istiodName
 	}
 	switch {
-	case c.ProvCert != "":
-		o.CertificateFile, o.KeyFile = c.path(filepath.Join(c.ProvCert, certName)), c.path(filepath.Join(c.ProvCert, keyName))
-	case c.FileMounted:
-		o.CertificateFile, o.KeyFile = c.path(c.MountedCert), c.path(c.MountedKey)
+	case c.provCert != "":
+		o.CertificateFile, o.KeyFile = c.path(filepath.Join(c.provCert, certName)), c.path(filepath.Join(c.provCert, keyName))
+	case c.fileMounted:
+		o.CertificateFile, o.KeyFile = c.path(c.mountedCert), c.path(c.mountedKey)
 	}
 	return c.newClient(o, variable)
 }
 
-// newClient returns a client whose connections end with the Agent, and whose errors have the variable that names the roots.
+// newClient returns a client whose connections end with the Agent, and whose errors have the variable that names the
+// roots.
 func (c *Config) newClient(o caclient.TLSOptions, variable string) (*http.Client, error) {
-	o.PostQuantum = c.PostQuantum
+	o.PostQuantum = c.postQuantum
 	client, err := caclient.NewHTTPClient(o)
 	if err == nil {
 		client.Transport = vouched{client.Transport, cmp.Or(o.RootsFile, "SYSTEM"), variable}

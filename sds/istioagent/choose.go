@@ -17,81 +17,55 @@ import (
 	"github.com/svidkit/svidkit/internal/renew"
 )
 
-// Origin is where the identity comes from.
-type Origin string
-
-// The origins.
+// The origins of an identity.
 const (
-	Socket Origin = "socket" // a server of secrets that another program runs
-	Files  Origin = "files"
-	CA     Origin = "ca"
+	fromSocket = "socket" // a server of secrets that another program runs
+	fromFiles  = "files"
+	fromCA     = "ca"
 )
 
-// Choice is what [Choose] has chosen.
-type Choice struct {
-	Origin Origin
-
-	// Socket is the path at which Envoy finds the secrets: that of the other program, or of this agent.
-	Socket string
-
-	// Cert, Key and Roots are the files, if they are the origin. With a CA, Roots is a file whose roots are served as ROOTCA
-	// in place of those of the CA, if there is one in etc/certs without a certificate and a key.
-	Cert, Key, Roots string
-
-	// Why says why this origin was chosen, and what was not there.
-	Why string
-}
-
-// String returns the origin and why.
-func (c Choice) String() string { return string(c.Origin) + ": " + c.Why }
-
-// Choose looks where the identity comes from, once: see the package comment. It changes nothing. It fails if something other
-// than a socket is at the path of the socket, if the server there does not answer like one, and if the configuration requires
-// a server or files that are missing.
-func Choose(ctx context.Context, cfg Config) (Choice, error) {
-	c := cfg.withDefaults()
-	if err := c.check(); err != nil {
-		return Choice{}, fmt.Errorf("istioagent: choose: %w", err)
-	}
-	choice := Choice{Socket: c.socket()}
-	live, found, err := probe(ctx, choice.Socket)
+// Choose determines, once, where the identity will come from; the order is in the package comment. It returns cfg
+// with the result. Choose fails if something other than a socket is at the path of the socket, if the server there
+// does not speak HTTP/2, and if the configuration requires a server or files that are missing.
+func Choose(ctx context.Context, cfg Config) (Config, error) {
+	c := cfg
+	c.Socket, c.Origin, c.cert, c.key, c.roots = c.path(filepath.Join(socketDir, c.socketFile)), fromCA, "", "", ""
+	live, found, err := probe(ctx, c.Socket)
 	switch {
 	case err != nil:
-		return Choice{}, fmt.Errorf("istioagent: choose: workload socket: %w", err)
+		return Config{}, fmt.Errorf("istioagent: choose: workload socket: %w", err)
 	case live:
-		choice.Origin, choice.Why = Socket, found
-		return choice, nil
-	case c.SocketFile != socketName:
-		return Choice{}, fmt.Errorf("istioagent: choose: workload socket: %s, and WORKLOAD_IDENTITY_SOCKET_FILE requires a server: "+
+		c.Origin, c.why = fromSocket, found
+		return c, nil
+	case c.socketFile != socketName:
+		return Config{}, fmt.Errorf("istioagent: choose: workload socket: %s, and WORKLOAD_IDENTITY_SOCKET_FILE requires a server: "+
 			"start that, or leave the variable out", found)
 	}
-	if err := c.chooseFiles(&choice); err != nil {
-		return Choice{}, fmt.Errorf("istioagent: choose: %w", err)
+	if err := c.chooseFiles(); err != nil {
+		return Config{}, fmt.Errorf("istioagent: choose: %w", err)
 	}
-	if choice.Why = found + "; " + choice.Why; choice.Origin == "" {
-		choice.Origin = CA
-	}
-	return choice, nil
+	c.why = found + "; " + c.why
+	return c, nil
 }
 
 // chooseFiles chooses files if there are some.
-func (c *Config) chooseFiles(choice *Choice) error {
+func (c *Config) chooseFiles() error {
 	set := func(dir, cert, key, roots, why string) {
-		choice.Origin, choice.Why = Files, why
-		choice.Cert, choice.Key, choice.Roots = c.path(filepath.Join(dir, cert)), c.path(filepath.Join(dir, key)), c.path(filepath.Join(dir, roots))
+		c.Origin, c.why = fromFiles, why
+		c.cert, c.key, c.roots = c.path(filepath.Join(dir, cert)), c.path(filepath.Join(dir, key)), c.path(filepath.Join(dir, roots))
 	}
-	if c.FileMounted {
-		set("", c.MountedCert, c.MountedKey, c.MountedRoots, "FILE_MOUNTED_CERTS is set")
-		for _, file := range []string{choice.Cert, choice.Key, choice.Roots} {
+	if c.fileMounted {
+		set("", c.mountedCert, c.mountedKey, c.mountedRoots, "FILE_MOUNTED_CERTS is set")
+		for _, file := range []string{c.cert, c.key, c.roots} {
 			if c.isOwn(filepath.Dir(file)) {
 				return fmt.Errorf("%s is in the folder to which this agent writes (OUTPUT_CERTS): mount the files in another one", file)
 			}
 		}
 		return nil
 	}
-	if c.Provider == gke {
+	if c.provider == gke {
 		set(credentials, "certificates.pem", "private_key.pem", "ca_certificates.pem", "the CA provider is "+gke)
-		for _, file := range []string{choice.Cert, choice.Key, choice.Roots} {
+		for _, file := range []string{c.cert, c.key, c.roots} {
 			if !c.isFile(file) {
 				return fmt.Errorf("there is no file %s, which CA_PROVIDER=%s requires", file, gke)
 			}
@@ -114,26 +88,26 @@ func (c *Config) chooseFiles(choice *Choice) error {
 			}
 			set(dir, certName, keyName, rootsName, fmt.Sprintf("there are files in %s, without %s so far", at, missing))
 			return nil
-		case dir == mounted && c.isFile(mountedRoots):
-			choice.Roots = c.path(mountedRoots)
-			passed = append(passed, "ROOTCA is "+choice.Roots+", without a certificate and a key")
+		case dir == mounted && c.isFile(etcRoots):
+			c.roots = c.path(etcRoots)
+			passed = append(passed, "ROOTCA is "+c.roots+", without a certificate and a key")
 		default:
 			passed = append(passed, "no files in "+at)
 		}
 	}
-	choice.Why = strings.Join(passed, "; ")
+	c.why = strings.Join(passed, "; ")
 	return nil
 }
 
 // otherGone is how long the server of another program may be away, as in a restart. Then only a new look can help.
 const otherGone = time.Minute
 
-// watchOther returns an error when the server of another program has not answered for that long. An agent that has started
-// while the one before drained ends so: what restarts it has it look again.
+// watchOther returns an error when the server of another program has not answered for that long. An agent that has
+// started while the one before drained ends so: what restarts it has it look again.
 func (a *Agent) watchOther(ctx context.Context) error {
 	gone := cmp.Or(a.cfg.otherGone, otherGone)
 	for last := time.Now(); renew.Sleep(ctx, gone/20) == nil; {
-		if live, _, _ := probe(ctx, a.choice.Socket); live {
+		if live, _, _ := probe(ctx, a.cfg.Socket); live {
 			last = time.Now()
 		} else if time.Since(last) >= gone {
 			return fmt.Errorf("no server has answered there for %v: the agent ends, so that it looks anew where the identity comes from when it is started again", gone)
@@ -171,7 +145,8 @@ func probe(ctx context.Context, socket string) (live bool, found string, err err
 	_ = conn.SetDeadline(deadline) // of a connection that is open
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
-	// The preface of HTTP/2 with an empty SETTINGS frame, to which a server answers with its own (RFC 9113 section 3.4).
+	// The preface of HTTP/2 with an empty SETTINGS frame, to which a server answers with its own (RFC 9113 section
+	// 3.4).
 	var answer [9]byte
 	_, err = io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
 	if err == nil {

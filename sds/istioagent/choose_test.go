@@ -1,4 +1,4 @@
-package istioagent_test
+package istioagent
 
 import (
 	"context"
@@ -13,12 +13,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
-	"github.com/svidkit/svidkit/sds/istioagent"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // folder returns a folder whose name is short enough for Unix sockets.
@@ -31,11 +30,17 @@ func folder(t *testing.T) string {
 }
 
 // config returns the configuration of an environment, in a folder.
-func config(t *testing.T, root, environ string) istioagent.Config {
+func config(t *testing.T, root, environ string) Config {
 	t.Helper()
-	cfg, err := istioagent.FromEnvironment(strings.Fields(strings.ReplaceAll(environ, "{root}", root)))
+	cfg, err := FromEnvironment(strings.Fields(strings.ReplaceAll(environ, "{root}", root)))
 	require.NoError(t, err)
 	cfg.Root = root
+	return cfg
+}
+
+// chosen is a configuration with an origin.
+func chosen(cfg Config, origin string) Config {
+	cfg.Origin, cfg.Socket = origin, "/run/s"
 	return cfg
 }
 
@@ -58,10 +63,7 @@ func writeSVID(t *testing.T, root, dir string, ca *spiffetest.CA, svid *spiffe.S
 	write(t, root, dir+"/cert-chain.pem", pki.MarshalCertificatesPEM(svid.Chain()...))
 }
 
-const (
-	workloadSocket = "var/run/secrets/workload-spiffe-uds/socket"
-	credentials    = "var/run/secrets/workload-spiffe-credentials"
-)
+const workloadSocket = "var/run/secrets/workload-spiffe-uds/socket"
 
 // serve runs a server at a socket.
 func serve(t *testing.T, socket string) {
@@ -96,28 +98,28 @@ func TestChoose(t *testing.T) {
 		name    string
 		environ string
 		prepare func(t *testing.T, root string)
-		want    istioagent.Origin // empty: an error
-		why     string            // or the error
+		want    string // empty: an error
+		why     string // or the error
 	}{
-		{"nothing", "", func(*testing.T, string) {}, istioagent.CA, "no socket at"},
-		{"live socket", "", func(t *testing.T, root string) { serve(t, filepath.Join(root, workloadSocket)) }, istioagent.Socket, "a server answers"},
+		{"nothing", "", func(*testing.T, string) {}, fromCA, "no socket at"},
+		{"live socket", "", func(t *testing.T, root string) { serve(t, filepath.Join(root, workloadSocket)) }, fromSocket, "a server answers"},
 		{"live socket and files", "FILE_MOUNTED_CERTS=true", func(t *testing.T, root string) {
 			serve(t, filepath.Join(root, workloadSocket))
 			write(t, root, credentials+"/cert-chain.pem", text)
-		}, istioagent.Socket, "a server answers"},
+		}, fromSocket, "a server answers"},
 		{"live socket with a name", "WORKLOAD_IDENTITY_SOCKET_FILE=other", func(t *testing.T, root string) {
 			serve(t, filepath.Join(root, filepath.Dir(workloadSocket), "other"))
-		}, istioagent.Socket, "other"},
+		}, fromSocket, "other"},
 		{"no socket with a name", "WORKLOAD_IDENTITY_SOCKET_FILE=other", func(*testing.T, string) {}, "", "WORKLOAD_IDENTITY_SOCKET_FILE"},
 		{"dead socket with a name", "WORKLOAD_IDENTITY_SOCKET_FILE=other", func(t *testing.T, root string) {
 			dead(t, filepath.Join(root, filepath.Dir(workloadSocket), "other"))
 		}, "", "requires a server"},
-		{"dead socket", "", func(t *testing.T, root string) { dead(t, filepath.Join(root, workloadSocket)) }, istioagent.CA, "no server answers at"},
+		{"dead socket", "", func(t *testing.T, root string) { dead(t, filepath.Join(root, workloadSocket)) }, fromCA, "no server answers at"},
 		{"dead socket and files", "", func(t *testing.T, root string) {
 			dead(t, filepath.Join(root, workloadSocket))
 			write(t, root, credentials+"/cert-chain.pem", text)
 			write(t, root, credentials+"/key.pem", text)
-		}, istioagent.Files, "no server answers at"},
+		}, fromFiles, "no server answers at"},
 		{"file in the place of the socket", "", func(t *testing.T, root string) { write(t, root, workloadSocket, text) }, "", "is no socket: remove it"},
 		{"folder in the place of the socket", "", func(t *testing.T, root string) { write(t, root, workloadSocket+"/x", text) }, "", "is no socket: remove it"},
 		{"silent server", "", func(t *testing.T, root string) {
@@ -141,50 +143,50 @@ func TestChoose(t *testing.T) {
 			for _, name := range []string{"cert-chain.pem", "key.pem", "root-cert.pem"} {
 				write(t, root, credentials+"/"+name, text)
 			}
-		}, istioagent.Files, "there are files in"},
+		}, fromFiles, "there are files in"},
 		{"credentials and certificates", "", func(t *testing.T, root string) {
 			for _, dir := range []string{credentials, "etc/certs"} {
 				write(t, root, dir+"/cert-chain.pem", text)
 				write(t, root, dir+"/key.pem", text)
 			}
-		}, istioagent.Files, "files in {root}/" + credentials},
+		}, fromFiles, "files in {root}/" + credentials[2:]},
 		{"one of two credentials, and certificates", "", func(t *testing.T, root string) {
 			write(t, root, credentials+"/key.pem", text)
 			write(t, root, "etc/certs/cert-chain.pem", text)
 			write(t, root, "etc/certs/key.pem", text)
-		}, istioagent.Files, "files in {root}/" + credentials + ", without cert-chain.pem so far"},
+		}, fromFiles, "files in {root}/" + credentials[2:] + ", without cert-chain.pem so far"},
 		{"credentials for output, and certificates", "OUTPUT_CERTS={root}/" + credentials, func(t *testing.T, root string) {
 			for _, dir := range []string{credentials, "etc/certs"} {
 				write(t, root, dir+"/cert-chain.pem", text)
 				write(t, root, dir+"/key.pem", text)
 			}
-		}, istioagent.Files, "files in {root}/etc/certs"},
+		}, fromFiles, "files in {root}/etc/certs"},
 		{"certificates", "", func(t *testing.T, root string) {
 			write(t, root, "etc/certs/cert-chain.pem", text)
 			write(t, root, "etc/certs/key.pem", text)
-		}, istioagent.Files, "etc/certs"},
-		{"a certificate without its key", "", func(t *testing.T, root string) { write(t, root, credentials+"/cert-chain.pem", text) }, istioagent.Files, "without key.pem so far"},
-		{"a key without its certificate", "", func(t *testing.T, root string) { write(t, root, "etc/certs/key.pem", text) }, istioagent.Files, "without cert-chain.pem so far"},
-		{"roots alone", "", func(t *testing.T, root string) { write(t, root, "etc/certs/root-cert.pem", text) }, istioagent.CA, "no files in"},
+		}, fromFiles, "etc/certs"},
+		{"a certificate without its key", "", func(t *testing.T, root string) { write(t, root, credentials+"/cert-chain.pem", text) }, fromFiles, "without key.pem so far"},
+		{"a key without its certificate", "", func(t *testing.T, root string) { write(t, root, "etc/certs/key.pem", text) }, fromFiles, "without cert-chain.pem so far"},
+		{"roots alone", "", func(t *testing.T, root string) { write(t, root, "etc/certs/root-cert.pem", text) }, fromCA, "no files in"},
 		{"empty files", "", func(t *testing.T, root string) {
 			write(t, root, "etc/certs/cert-chain.pem", nil)
 			write(t, root, "etc/certs/key.pem", nil)
-		}, istioagent.CA, "no files in"},
+		}, fromCA, "no files in"},
 		{"output", "OUTPUT_CERTS={root}/etc/certs", func(t *testing.T, root string) {
 			write(t, root, "etc/certs/cert-chain.pem", text)
 			write(t, root, "etc/certs/key.pem", text)
-		}, istioagent.CA, "for output"},
+		}, fromCA, "for output"},
 		{"for the control plane", "PROV_CERT=etc/certs", func(t *testing.T, root string) {
 			write(t, root, "etc/certs/cert-chain.pem", text)
 			write(t, root, "etc/certs/key.pem", text)
-		}, istioagent.CA, "for the control plane"},
-		{"mounted, without files", "FILE_MOUNTED_CERTS=true", func(*testing.T, string) {}, istioagent.Files, "FILE_MOUNTED_CERTS"},
+		}, fromCA, "for the control plane"},
+		{"mounted, without files", "FILE_MOUNTED_CERTS=true", func(*testing.T, string) {}, fromFiles, "FILE_MOUNTED_CERTS"},
 		{"mounted output", "FILE_MOUNTED_CERTS=true OUTPUT_CERTS=./etc/certs", func(*testing.T, string) {}, "", "OUTPUT_CERTS"},
 		{"GKE", "CA_PROVIDER=GkeWorkloadCertificate", func(t *testing.T, root string) {
 			for _, name := range []string{"certificates.pem", "private_key.pem", "ca_certificates.pem"} {
 				write(t, root, credentials+"/"+name, text)
 			}
-		}, istioagent.Files, "GkeWorkloadCertificate"},
+		}, fromFiles, "GkeWorkloadCertificate"},
 		{"GKE without files", "CA_PROVIDER=GkeWorkloadCertificate", func(*testing.T, string) {}, "", "CA_PROVIDER"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -194,27 +196,26 @@ func TestChoose(t *testing.T) {
 			cfg := config(t, root, c.environ)
 			ctx, cancel := context.WithTimeout(t.Context(), map[bool]time.Duration{true: 100 * time.Millisecond, false: wait}[c.name == "silent server"])
 			defer cancel()
-			choice, err := istioagent.Choose(ctx, cfg)
+			choice, err := Choose(ctx, cfg)
 			if c.want == "" {
 				require.ErrorContains(t, err, c.why)
 				return
 			}
 			require.NoError(t, err)
-			assert.Equal(t, c.want, choice.Origin, choice.Why)
-			assert.Contains(t, choice.Why, strings.ReplaceAll(c.why, "{root}", root))
+			assert.Equal(t, c.want, choice.Origin, choice.why)
+			assert.Contains(t, choice.why, strings.ReplaceAll(c.why, "{root}", root))
 			if _, dir, named := strings.Cut(c.why, "files in {root}/"); named {
 				dir, _, _ = strings.Cut(dir, ",")
-				for _, path := range []string{choice.Cert, choice.Key, choice.Roots} {
+				for _, path := range []string{choice.cert, choice.key, choice.roots} {
 					assert.Equal(t, filepath.Join(root, dir), filepath.Dir(path), "all of one folder")
 				}
 			}
-			assert.Contains(t, choice.String(), string(c.want))
-			for _, path := range []string{choice.Socket, choice.Cert, choice.Key, choice.Roots} {
+			for _, path := range []string{choice.Socket, choice.cert, choice.key, choice.roots} {
 				if path != "" {
 					assert.True(t, strings.HasPrefix(path, root), path)
 				}
 			}
-			assert.Equal(t, c.want == istioagent.Files, choice.Cert != "" && choice.Key != "" && choice.Roots != "")
+			assert.Equal(t, c.want == fromFiles, choice.cert != "" && choice.key != "" && choice.roots != "")
 		})
 	}
 }
@@ -230,7 +231,7 @@ func TestChooseEnds(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	begun := time.Now()
-	_, err = istioagent.Choose(ctx, config(t, root, ""))
+	_, err = Choose(ctx, config(t, root, ""))
 	require.Error(t, err)
 	assert.Less(t, time.Since(begun), 500*time.Millisecond)
 }

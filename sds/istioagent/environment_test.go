@@ -1,4 +1,4 @@
-package istioagent_test
+package istioagent
 
 import (
 	"os"
@@ -9,38 +9,36 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/internal/settings"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
-	"github.com/svidkit/svidkit/sds/istioagent"
 )
 
 func TestDefaults(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-9.2-2", "IST-9.2-12", "IST-9.2-13", "IST-9.2-14", "IST-9.2-17", "IST-9.2-21", "IST-9.2-22", "IST-9.2-44", "IST-9.5-1",
 		"IST-1.1-7")
-	c, err := istioagent.FromEnvironment(nil)
+	c, err := FromEnvironment(nil)
 	require.NoError(t, err)
-	assert.Equal(t, "cluster.local", c.TrustDomain.String())
-	assert.Equal(t, 24*time.Hour, c.TTL)
-	assert.InDelta(t, 0.5, c.GraceRatio, 0)
-	assert.InDelta(t, 0.01, c.Jitter, 0)
-	assert.Equal(t, pki.RSA2048, c.Key)
-	assert.Equal(t, "istiod.istio-system.svc:15012", c.Discovery)
-	assert.Equal(t, "socket", c.SocketFile)
-	assert.Equal(t, 5*time.Second, c.Drain)
-	assert.True(t, c.XDS)
-	assert.Equal(t, "127.0.0.1:15004", c.DebugAddress)
-	assert.False(t, c.FileMounted)
-	assert.False(t, c.InPod)
-	assert.False(t, c.PKCS8Key)
+	assert.Equal(t, "cluster.local", c.trustDomain.String())
+	assert.Equal(t, 24*time.Hour, c.ttl)
+	assert.InDelta(t, 0.5, c.graceRatio, 0)
+	assert.InDelta(t, 0.01, c.jitter, 0)
+	assert.Equal(t, pki.RSA2048, c.keyAlgorithm)
+	assert.Equal(t, "istiod.istio-system.svc:15012", c.discovery)
+	assert.Equal(t, "socket", c.socketFile)
+	assert.Equal(t, 5*time.Second, c.drain)
+	assert.True(t, c.Envoy.XDS)
+	assert.Equal(t, "127.0.0.1:15004", c.debugAddress)
+	assert.False(t, c.fileMounted)
+	assert.False(t, c.inPod)
+	assert.False(t, c.pkcs8Key)
 	assert.Contains(t, c.AllowFiles, "./etc/certs")
-	assert.Empty(t, c.Notes)
-	named, err := istioagent.FromEnvironment([]string{"JWT_POLICY=third-party-jwt"})
+	assert.Empty(t, c.notes)
+	named, err := FromEnvironment([]string{"JWT_POLICY=third-party-jwt"})
 	require.NoError(t, err)
 	assert.Equal(t, c, named, "it is the default")
 	var help strings.Builder
-	require.NoError(t, istioagent.WriteHelp(&help, true))
+	require.NoError(t, WriteHelp(&help, true))
 	assert.Contains(t, help.String(), "\n| `JWT_POLICY` | text | `third-party-jwt` |")
 }
 
@@ -51,109 +49,109 @@ func TestEnvironment(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		environ string
-		check   func(*testing.T, istioagent.Config)
+		check   func(*testing.T, Config)
 	}{
 		{"sidecar", `JWT_POLICY=third-party-jwt PILOT_CERT_PROVIDER=istiod CA_ADDR=istiod.istio-system.svc:15012 POD_NAME=web-1 POD_NAMESPACE=shop
 			INSTANCE_IP=10.0.0.1 SERVICE_ACCOUNT=web PROXY_CONFIG={} ISTIO_META_CLUSTER_ID=Kubernetes TRUST_DOMAIN=example.org KUBERNETES_SERVICE_HOST=10.96.0.1
-			HOST_IP=10.1.0.1 ISTIO_META_MESH_ID=m1 ISTIO_CPU_LIMIT=2 GOMEMLIMIT=1073741824 GOMAXPROCS=2`, func(t *testing.T, c istioagent.Config) {
+			HOST_IP=10.1.0.1 ISTIO_META_MESH_ID=m1 ISTIO_CPU_LIMIT=2 GOMEMLIMIT=1073741824 GOMAXPROCS=2`, func(t *testing.T, c Config) {
 			assert.Equal(t, []string{"example.org", "shop", "web", "web-1", "10.0.0.1", "Kubernetes"},
-				[]string{c.TrustDomain.String(), c.Namespace, c.ServiceAccount, c.Pod, c.Address, c.ClusterID})
-			assert.True(t, c.InPod)
-			assert.Equal(t, map[string]string{"MESH_ID": "m1"}, c.Metadata)
-			assert.Empty(t, c.Notes)
+				[]string{c.trustDomain.String(), c.namespace, c.serviceAccount, c.pod, c.address, c.clusterID})
+			assert.True(t, c.inPod)
+			assert.Equal(t, map[string]string{"MESH_ID": "m1"}, c.metadata)
+			assert.Empty(t, c.notes)
 		}},
 		{"machine", `CA_ADDR=istiod.example.org:15012 PROV_CERT=./etc/certs OUTPUT_CERTS=./etc/certs CREDENTIAL_FETCHER_TYPE=GoogleComputeEngine CLUSTER_ID=c2
-			PILOT_CERT_PROVIDER=custom SECRET_TTL=1h CA_HEADER_X-One=1 XDS_HEADER_two=2 ISTIOD_SAN=istiod.example.org`, func(t *testing.T, c istioagent.Config) {
+			PILOT_CERT_PROVIDER=custom SECRET_TTL=1h CA_HEADER_X-One=1 XDS_HEADER_two=2 ISTIOD_SAN=istiod.example.org`, func(t *testing.T, c Config) {
 			assert.Equal(t, []string{"istiod.example.org:15012", "./etc/certs", "./etc/certs", "GoogleComputeEngine", "c2", "custom", "istiod.example.org"},
-				[]string{c.CAAddress, c.ProvCert, c.OutputCerts, c.Fetcher, c.ClusterID, c.CertProvider, c.ServerName})
-			assert.Equal(t, time.Hour, c.TTL)
-			assert.Equal(t, "1", c.CAHeader.Get("x-one"))
-			assert.Equal(t, "2", c.XDSHeader.Get("two"))
+				[]string{c.caAddress, c.provCert, c.outputCerts, c.fetcher, c.clusterID, c.certProvider, c.serverName})
+			assert.Equal(t, time.Hour, c.ttl)
+			assert.Equal(t, "1", c.caHeader.Get("x-one"))
+			assert.Equal(t, "2", c.xdsHeader.Get("two"))
 		}},
 		{"mounted", `FILE_MOUNTED_CERTS=true ISTIO_META_TLS_CLIENT_CERT_CHAIN=/a ISTIO_META_TLS_CLIENT_KEY=/b ISTIO_META_TLS_CLIENT_ROOT_CERT=/c
-			ISTIO_META_TLS_SERVER_KEY=/d`, func(t *testing.T, c istioagent.Config) {
-			assert.True(t, c.FileMounted)
-			assert.Equal(t, []string{"/a", "/b", "/c"}, []string{c.MountedCert, c.MountedKey, c.MountedRoots})
+			ISTIO_META_TLS_SERVER_KEY=/d`, func(t *testing.T, c Config) {
+			assert.True(t, c.fileMounted)
+			assert.Equal(t, []string{"/a", "/b", "/c"}, []string{c.mountedCert, c.mountedKey, c.mountedRoots})
 			assert.Contains(t, c.AllowFiles, "/d")
 		}},
-		{"roots", `CA_ROOT_CA=SYSTEM XDS_ROOT_CA=/x.pem PILOT_CERT_PROVIDER=k8s.io/example.org`, func(t *testing.T, c istioagent.Config) {
-			assert.Equal(t, []string{"SYSTEM", "/x.pem", "k8s.io/example.org"}, []string{c.CARoots, c.XDSRoots, c.CertProvider})
+		{"roots", `CA_ROOT_CA=SYSTEM XDS_ROOT_CA=/x.pem PILOT_CERT_PROVIDER=k8s.io/example.org`, func(t *testing.T, c Config) {
+			assert.Equal(t, []string{"SYSTEM", "/x.pem", "k8s.io/example.org"}, []string{c.caRoots, c.xdsRoots, c.certProvider})
 		}},
-		{"keys", `ECC_SIGNATURE_ALGORITHM=ECDSA`, func(t *testing.T, c istioagent.Config) { assert.Equal(t, pki.ECDSAP256, c.Key) }},
-		{"larger keys", `ECC_SIGNATURE_ALGORITHM=ECDSA ECC_CURVE=P384`, func(t *testing.T, c istioagent.Config) { assert.Equal(t, pki.ECDSAP384, c.Key) }},
-		{"RSA", `WORKLOAD_RSA_KEY_SIZE=4096`, func(t *testing.T, c istioagent.Config) { assert.Equal(t, pki.RSA4096, c.Key) }},
-		{"at the end", `SECRET_GRACE_PERIOD_RATIO=0 SECRET_GRACE_PERIOD_RATIO_JITTER=0`, func(t *testing.T, c istioagent.Config) {
-			assert.Zero(t, c.GraceRatio)
-			assert.Zero(t, c.Jitter)
+		{"keys", `ECC_SIGNATURE_ALGORITHM=ECDSA`, func(t *testing.T, c Config) { assert.Equal(t, pki.ECDSAP256, c.keyAlgorithm) }},
+		{"larger keys", `ECC_SIGNATURE_ALGORITHM=ECDSA ECC_CURVE=P384`, func(t *testing.T, c Config) { assert.Equal(t, pki.ECDSAP384, c.keyAlgorithm) }},
+		{"RSA", `WORKLOAD_RSA_KEY_SIZE=4096`, func(t *testing.T, c Config) { assert.Equal(t, pki.RSA4096, c.keyAlgorithm) }},
+		{"at the end", `SECRET_GRACE_PERIOD_RATIO=0 SECRET_GRACE_PERIOD_RATIO_JITTER=0`, func(t *testing.T, c Config) {
+			assert.Zero(t, c.graceRatio)
+			assert.Zero(t, c.jitter)
 		}},
-		{"at once", `SECRET_GRACE_PERIOD_RATIO=1`, func(t *testing.T, c istioagent.Config) { assert.InDelta(t, 1, c.GraceRatio, 0) }},
-		{"proxy config", `PROXY_CONFIG={"discoveryAddress":"cp.example.org:15010","configPath":"/x","controlPlaneAuthPolicy":"NONE","concurrency":2}`, func(t *testing.T, c istioagent.Config) {
-			assert.Equal(t, "cp.example.org:15010", c.Discovery)
-			assert.Equal(t, "/x", c.ConfigPath)
-			assert.True(t, c.XDSPlaintext)
+		{"at once", `SECRET_GRACE_PERIOD_RATIO=1`, func(t *testing.T, c Config) { assert.InDelta(t, 1, c.graceRatio, 0) }},
+		{"proxy config", `PROXY_CONFIG={"discoveryAddress":"cp.example.org:15010","configPath":"/x","controlPlaneAuthPolicy":"NONE","concurrency":2}`, func(t *testing.T, c Config) {
+			assert.Equal(t, "cp.example.org:15010", c.discovery)
+			assert.Equal(t, "/x", c.Envoy.Dir)
+			assert.True(t, c.xdsPlaintext)
 		}},
-		{"mutual", `PROXY_CONFIG={"controlPlaneAuthPolicy":"MUTUAL_TLS"}`, func(t *testing.T, c istioagent.Config) { assert.False(t, c.XDSPlaintext) }},
-		{"no proxy", `PROXY_XDS_VIA_AGENT=false`, func(t *testing.T, c istioagent.Config) {
-			assert.False(t, c.XDS)
-			assert.Empty(t, c.DebugAddress)
+		{"mutual", `PROXY_CONFIG={"controlPlaneAuthPolicy":"MUTUAL_TLS"}`, func(t *testing.T, c Config) { assert.False(t, c.xdsPlaintext) }},
+		{"no proxy", `PROXY_XDS_VIA_AGENT=false`, func(t *testing.T, c Config) {
+			assert.False(t, c.Envoy.XDS)
+			assert.Empty(t, c.debugAddress)
 		}},
-		{"no debugging", `PROXY_XDS_DEBUG_VIA_AGENT=false`, func(t *testing.T, c istioagent.Config) { assert.Empty(t, c.DebugAddress) }},
-		{"debugging elsewhere", `PROXY_XDS_DEBUG_VIA_AGENT_PORT=15099`, func(t *testing.T, c istioagent.Config) {
-			assert.Equal(t, "127.0.0.1:15099", c.DebugAddress)
+		{"no debugging", `PROXY_XDS_DEBUG_VIA_AGENT=false`, func(t *testing.T, c Config) { assert.Empty(t, c.debugAddress) }},
+		{"debugging elsewhere", `PROXY_XDS_DEBUG_VIA_AGENT_PORT=15099`, func(t *testing.T, c Config) {
+			assert.Equal(t, "127.0.0.1:15099", c.debugAddress)
 		}},
-		{"tokens for the API server", `JWT_POLICY=first-party-jwt`, func(t *testing.T, c istioagent.Config) {
-			require.Len(t, c.Notes, 1)
-			assert.Contains(t, c.Notes[0], "JWT_POLICY: first-party-jwt is treated as third-party-jwt")
+		{"tokens for the API server", `JWT_POLICY=first-party-jwt`, func(t *testing.T, c Config) {
+			require.Len(t, c.notes, 1)
+			assert.Contains(t, c.notes[0], "JWT_POLICY: first-party-jwt is treated as third-party-jwt")
 		}},
-		{"misspelled", `TRUSTDOMAIN=x SECRET_GRACE_RATIO=1 PATH=/bin KUBERNETES_SERVICE_PORT=443 PROXY_CONFG={} PROXY_CONFIG={"discoveryAdress":"x","status_port":1}`, func(t *testing.T, c istioagent.Config) {
-			require.Len(t, c.Notes, 5)
-			assert.Contains(t, c.Notes[0], "PROXY_CONFG (perhaps PROXY_CONFIG): the agent has none of that name")
-			assert.Contains(t, c.Notes[1], "SECRET_GRACE_RATIO:")
-			assert.Contains(t, c.Notes[2], "TRUSTDOMAIN (perhaps TRUST_DOMAIN): the agent has none of that name")
-			assert.Contains(t, c.Notes[3], `there is no field "discoveryAdress"; there is discoveryAddress`)
-			assert.Contains(t, c.Notes[4], `there is no field "status_port"; there is statusPort`)
+		{"misspelled", `TRUSTDOMAIN=x SECRET_GRACE_RATIO=1 PATH=/bin KUBERNETES_SERVICE_PORT=443 PROXY_CONFG={} PROXY_CONFIG={"discoveryAdress":"x","status_port":1}`, func(t *testing.T, c Config) {
+			require.Len(t, c.notes, 5)
+			assert.Contains(t, c.notes[0], "PROXY_CONFG (perhaps PROXY_CONFIG): the agent has none of that name")
+			assert.Contains(t, c.notes[1], "SECRET_GRACE_RATIO:")
+			assert.Contains(t, c.notes[2], "TRUSTDOMAIN (perhaps TRUST_DOMAIN): the agent has none of that name")
+			assert.Contains(t, c.notes[3], `there is no field "discoveryAdress"; there is discoveryAddress`)
+			assert.Contains(t, c.notes[4], `there is no field "status_port"; there is statusPort`)
 		}},
-		{"any other provider", `CA_PROVIDER=Mine`, func(t *testing.T, c istioagent.Config) { assert.Equal(t, "Mine", c.Provider) }},
-		{"Google", `CA_PROVIDER=GoogleCA CA_ADDR=projects/p/locations/l/caPools/c GKE_CLUSTER_URL=https://gke.example.org`, func(t *testing.T, c istioagent.Config) {
-			assert.Equal(t, "https://gke.example.org", c.IdentityProvider)
+		{"any other provider", `CA_PROVIDER=Mine`, func(t *testing.T, c Config) { assert.Equal(t, "Mine", c.provider) }},
+		{"Google", `CA_PROVIDER=GoogleCA CA_ADDR=projects/p/locations/l/caPools/c GKE_CLUSTER_URL=https://gke.example.org`, func(t *testing.T, c Config) {
+			assert.Equal(t, "https://gke.example.org", c.identityProvider)
 		}},
-		{"PKCS #8", `PKCS8_KEY=true`, func(t *testing.T, c istioagent.Config) {
-			assert.True(t, c.PKCS8Key)
-			assert.Empty(t, c.Notes)
+		{"PKCS #8", `PKCS8_KEY=true`, func(t *testing.T, c Config) {
+			assert.True(t, c.pkcs8Key)
+			assert.Empty(t, c.notes)
 		}},
-		{"older name of the output", `OUTPUT_CERT=/x OUTPUT_CERTS=/x`, func(t *testing.T, c istioagent.Config) { assert.Equal(t, "/x", c.OutputCerts) }},
-		{"older name of the output alone", `OUTPUT_CERT=/x`, func(t *testing.T, c istioagent.Config) {
-			assert.Equal(t, "/x", c.OutputCerts)
-			assert.Empty(t, c.Notes)
+		{"older name of the output", `OUTPUT_CERT=/x OUTPUT_CERTS=/x`, func(t *testing.T, c Config) { assert.Equal(t, "/x", c.outputCerts) }},
+		{"older name of the output alone", `OUTPUT_CERT=/x`, func(t *testing.T, c Config) {
+			assert.Equal(t, "/x", c.outputCerts)
+			assert.Empty(t, c.notes)
 		}},
-		{"post-quantum", `COMPLIANCE_POLICY=pqc`, func(t *testing.T, c istioagent.Config) {
-			assert.True(t, c.PostQuantum)
-			assert.False(t, c.AllowTLS12)
+		{"post-quantum", `COMPLIANCE_POLICY=pqc`, func(t *testing.T, c Config) {
+			assert.True(t, c.postQuantum)
+			assert.False(t, c.allowTLS12)
 		}},
-		{"no Envoy", `DISABLE_ENVOY=true`, func(t *testing.T, c istioagent.Config) { assert.True(t, c.Envoy.Disabled) }},
-		{"drain by the proxy's configuration", `MINIMUM_DRAIN_DURATION=30s PROXY_CONFIG={"terminationDrainDuration":"2s"}`, func(t *testing.T, c istioagent.Config) { assert.Equal(t, 2*time.Second, c.Drain) }},
+		{"no Envoy", `DISABLE_ENVOY=true`, func(t *testing.T, c Config) { assert.True(t, c.Envoy.Disabled) }},
+		{"drain by the proxy's configuration", `MINIMUM_DRAIN_DURATION=30s PROXY_CONFIG={"terminationDrainDuration":"2s"}`, func(t *testing.T, c Config) { assert.Equal(t, 2*time.Second, c.drain) }},
 		{"Envoy", `PROXY_CONFIG={"concurrency":3,"drainDuration":"7s","statusPort":0,"proxyAdminPort":15001,"binaryPath":"/b","serviceCluster":"c"} ISTIO_CPU_LIMIT=2 ENVOY_STATUS_PORT=15121`,
-			func(t *testing.T, c istioagent.Config) {
+			func(t *testing.T, c Config) {
 				e := c.Envoy
-				assert.Equal(t, []any{3, 7 * time.Second, 0, 15001, 15121, 15090, "/b", "c"}, []any{e.Concurrency, e.DrainTime, e.StatusPort, e.AdminPort, e.ReadyPort, e.MetricsPort, e.Path, e.Cluster})
+				assert.Equal(t, []any{3, 7 * time.Second, 0, 15001, 15121, 15090, "/b", "c"}, []any{e.Concurrency, e.DrainTime, e.StatusPort, e.AdminPort, e.readyPort, e.metricsPort, e.Path, e.cluster})
 			}},
-		{"processors", `ISTIO_CPU_LIMIT=2`, func(t *testing.T, c istioagent.Config) { assert.Equal(t, 2, c.Envoy.Concurrency) }},
-		{"without effect", `DNS_PROXY_ADDR=x HOST_IP=10.0.0.2 TERMINATION_DRAIN_DURATION_SECONDS=7 ISTIO_BOOTSTRAP_OVERRIDE=/x ISTIO_BOOTSTRAP=/x BOOTSTRAP_XDS_AGENT=true PROXY_CONFIG={"holdApplicationUntilProxyStarts":true,"proxyMetadata":{"A":"b"},"tracing":{},"future":1}`, func(t *testing.T, c istioagent.Config) {
-			assert.Empty(t, c.Notes)
+		{"processors", `ISTIO_CPU_LIMIT=2`, func(t *testing.T, c Config) { assert.Equal(t, 2, c.Envoy.Concurrency) }},
+		{"without effect", `DNS_PROXY_ADDR=x HOST_IP=10.0.0.2 TERMINATION_DRAIN_DURATION_SECONDS=7 ISTIO_BOOTSTRAP_OVERRIDE=/x ISTIO_BOOTSTRAP=/x BOOTSTRAP_XDS_AGENT=true PROXY_CONFIG={"holdApplicationUntilProxyStarts":true,"proxyMetadata":{"A":"b"},"tracing":{},"future":1}`, func(t *testing.T, c Config) {
+			assert.Empty(t, c.notes)
 			for _, name := range []string{"DNS_PROXY_ADDR", "HOST_IP", "TERMINATION_DRAIN", "ISTIO_BOOTSTRAP_OVERRIDE ", "ISTIO_BOOTSTRAP ", "BOOTSTRAP_XDS_AGENT", "holdApplicationUntilProxyStarts", "proxyMetadata", "tracing", `"future"`} {
-				assert.Contains(t, strings.Join(c.Unused, "\n"), name)
+				assert.Contains(t, strings.Join(c.unused, "\n"), name)
 			}
-			assert.Len(t, c.Unused, 10, "each once")
+			assert.Len(t, c.unused, 10, "each once")
 		}},
-		{"FIPS", `COMPLIANCE_POLICY=fips-140-2`, func(t *testing.T, c istioagent.Config) { assert.True(t, c.AllowTLS12) }},
-		{"drain", `MINIMUM_DRAIN_DURATION=1m WORKLOAD_IDENTITY_SOCKET_FILE=other.sock`, func(t *testing.T, c istioagent.Config) {
-			assert.Equal(t, time.Minute, c.Drain)
-			assert.Equal(t, "other.sock", c.SocketFile)
+		{"FIPS", `COMPLIANCE_POLICY=fips-140-2`, func(t *testing.T, c Config) { assert.True(t, c.allowTLS12) }},
+		{"drain", `MINIMUM_DRAIN_DURATION=1m WORKLOAD_IDENTITY_SOCKET_FILE=other.sock`, func(t *testing.T, c Config) {
+			assert.Equal(t, time.Minute, c.drain)
+			assert.Equal(t, "other.sock", c.socketFile)
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			cfg, err := istioagent.FromEnvironment(strings.Fields(c.environ))
+			cfg, err := FromEnvironment(strings.Fields(c.environ))
 			require.NoError(t, err)
 			c.check(t, cfg)
 		})
@@ -173,25 +171,23 @@ func TestBadEnvironment(t *testing.T) {
 		"MINIMUM_DRAIN_DURATION=5", "CA_ADDR=privateca.googleapis.com", "CA_ROOT_CA=a\x00b",
 		"PROXY_XDS_DEBUG_VIA_AGENT=maybe", "PROXY_XDS_DEBUG_VIA_AGENT_PORT=0", "PROXY_XDS_DEBUG_VIA_AGENT_PORT=65536",
 	} {
-		_, err := istioagent.FromEnvironment([]string{line})
-		var bad *settings.Error
-		if assert.ErrorAs(t, err, &bad, line) {
-			name, _, _ := strings.Cut(line, "=")
-			assert.Equal(t, name, bad.Name)
+		_, err := FromEnvironment([]string{line})
+		name, _, _ := strings.Cut(line, "=")
+		if assert.ErrorContains(t, err, "environment variable "+name) {
 			assert.Contains(t, err.Error(), "set it to", line)
 		}
 	}
 
-	_, err := istioagent.FromEnvironment([]string{"FILE_MOUNTED_CERTS=true", "PROV_CERT=/x"})
+	_, err := FromEnvironment([]string{"FILE_MOUNTED_CERTS=true", "PROV_CERT=/x"})
 	require.ErrorContains(t, err, "PROV_CERT")
-	_, err = istioagent.FromEnvironment([]string{"OUTPUT_CERT=/x", "OUTPUT_CERTS=/y"})
+	_, err = FromEnvironment([]string{"OUTPUT_CERT=/x", "OUTPUT_CERTS=/y"})
 	require.ErrorContains(t, err, "OUTPUT_CERTS names another folder")
-	_, err = istioagent.FromEnvironment([]string{"PROXY_CONFIG=a: 1\nb: [\n"})
+	_, err = FromEnvironment([]string{"PROXY_CONFIG=a: 1\nb: [\n"})
 	require.ErrorContains(t, err, "line 2:")
-	_, err = istioagent.FromEnvironment([]string{"CA_PROVIDER=GoogleCA", "CA_ADDR=meshca.googleapis.com:443"})
+	_, err = FromEnvironment([]string{"CA_PROVIDER=GoogleCA", "CA_ADDR=meshca.googleapis.com:443"})
 	require.ErrorContains(t, err, "caPools/POOL")
 
-	_, err = istioagent.FromEnvironment([]string{"SECRET_TTL=x", "ECC_CURVE=y", "TRUST_DOMAIN=Z"})
+	_, err = FromEnvironment([]string{"SECRET_TTL=x", "ECC_CURVE=y", "TRUST_DOMAIN=Z"})
 	assert.Len(t, strings.Split(err.Error(), "\n"), 3, "all of them at once")
 }
 
@@ -199,7 +195,7 @@ func TestBadEnvironment(t *testing.T) {
 func TestDocumentTable(t *testing.T) {
 	t.Parallel()
 	var table strings.Builder
-	require.NoError(t, istioagent.WriteHelp(&table, true))
+	require.NoError(t, WriteHelp(&table, true))
 	for _, name := range []string{
 		"CA_ADDR", "CA_PROVIDER", "PROV_CERT", "OUTPUT_CERTS", "FILE_MOUNTED_CERTS", "CREDENTIAL_FETCHER_TYPE", "CREDENTIAL_IDENTITY_PROVIDER",
 		"PROXY_XDS_VIA_AGENT", "PROXY_XDS_DEBUG_VIA_AGENT", "XDS_ROOT_CA", "CA_ROOT_CA", "PILOT_CERT_PROVIDER", "SECRET_GRACE_PERIOD_RATIO",
@@ -214,17 +210,17 @@ func TestIstioVariables(t *testing.T) {
 	names, err := os.ReadFile("testdata/variables.txt")
 	require.NoError(t, err)
 	var table strings.Builder
-	require.NoError(t, istioagent.WriteHelp(&table, true))
+	require.NoError(t, WriteHelp(&table, true))
 	for name := range strings.Lines(string(names)) {
 		name = strings.TrimSpace(name)
 		if strings.HasPrefix(name, "#") || strings.Contains(table.String(), "\n| `"+name+"` | ") && !strings.Contains(table.String(), "\n| `"+name+"` | text |  | not used") {
 			continue
 		}
-		c, err := istioagent.FromEnvironment([]string{name + "=1"})
+		c, err := FromEnvironment([]string{name + "=1"})
 		require.NoError(t, err, name)
-		assert.Empty(t, c.Notes, "%s is no slip", name)
-		if assert.Len(t, c.Unused, 1, name) {
-			assert.Regexp(t, "^environment variable "+name+" is not used: .{10}", c.Unused[0])
+		assert.Empty(t, c.notes, "%s is no slip", name)
+		if assert.Len(t, c.unused, 1, name) {
+			assert.Regexp(t, "^environment variable "+name+" is not used: .{10}", c.unused[0])
 		}
 	}
 }
@@ -237,9 +233,9 @@ func TestServiceLinks(t *testing.T) {
 		links = append(links, service+"_SERVICE_HOST=10.0.0.1", service+"_SERVICE_PORT=80", service+"_SERVICE_PORT_HTTP=80", service+"_PORT=tcp://10.0.0.1:80",
 			service+"_PORT_80_TCP=tcp://10.0.0.1:80", service+"_PORT_80_TCP_PROTO=tcp", service+"_PORT_80_TCP_PORT=80", service+"_PORT_80_TCP_ADDR=10.0.0.1")
 	}
-	c, err := istioagent.FromEnvironment(links)
+	c, err := FromEnvironment(links)
 	require.NoError(t, err)
-	want, err := istioagent.FromEnvironment(nil)
+	want, err := FromEnvironment(nil)
 	require.NoError(t, err)
 	assert.Equal(t, want, c)
 }
@@ -249,10 +245,10 @@ func FuzzFromEnvironment(f *testing.F) {
 	f.Add("TRUST_DOMAIN=a", "CA_HEADER_x=1")
 	f.Add("ISTIO_META_=", "PROXY_CONFIG={\"discoveryAddress\":1}")
 	f.Fuzz(func(t *testing.T, one, two string) {
-		c, err := istioagent.FromEnvironment([]string{one, two})
+		c, err := FromEnvironment([]string{one, two})
 		if err == nil {
-			require.False(t, c.TrustDomain.IsZero())
-			require.True(t, c.GraceRatio >= 0 && c.GraceRatio <= 1)
+			require.False(t, c.trustDomain.IsZero())
+			require.True(t, c.graceRatio >= 0 && c.graceRatio <= 1)
 		}
 	})
 }

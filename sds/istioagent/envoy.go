@@ -20,30 +20,32 @@ import (
 	"github.com/svidkit/svidkit/internal/settings"
 )
 
-// Envoy is how the Envoy beside an [Agent] is configured by [Agent.Bootstrap], and run by a program that starts it, as
-// examples/agent does. The Agent starts none. Each comment has the variables of Istio's agent for the field, or the fields of
-// PROXY_CONFIG.
+// Envoy configures the Envoy beside an [Agent]. [Agent.Bootstrap] uses it, and so does a program that starts the
+// Envoy, as examples/agent does; the Agent starts none. Such a program sets the first three fields. [FromEnvironment]
+// sets the others from the variables, or fields of PROXY_CONFIG, that their comments name.
 type Envoy struct {
-	// Started says that the program starts the Envoy. The listeners of the bootstrap are then at all addresses, as in a
-	// pod, and what is for such a program is not logged as without effect.
+	// Started says that the program starts the Envoy. The listeners of the bootstrap are then at all addresses, as in
+	// a pod, and what is for such a program is not logged as without effect.
 	Started bool
 
-	// Disabled says that the program starts none: DISABLE_ENVOY. The Agent does the same without one.
+	// Role is "sidecar", or "router" for a gateway; empty means sidecar. Domain is the DNS domain of the node; empty
+	// means NAMESPACE.svc.cluster.local.
+	Role, Domain string
+
+	// Disabled says that the program starts no Envoy: DISABLE_ENVOY. It changes nothing in the Agent.
 	Disabled bool
 
-	// Role is what the node is: sidecar, or router for a gateway; empty means sidecar. Domain is its DNS domain; empty means
-	// NAMESPACE.svc.cluster.local. Cluster is its service cluster: serviceCluster.
-	Role, Domain, Cluster string
+	// Path is the program: binaryPath. Empty means envoy in PATH. ConfigFile is a bootstrap to use instead of
+	// [Agent.Bootstrap]: customConfigFile. Dir is the directory for the bootstrap, in which the agent has the socket
+	// XDS: configPath.
+	Path, ConfigFile, Dir string
 
-	// Path is that of the program: binaryPath. Empty means envoy in PATH. ConfigFile is a bootstrap to use in place of that of the
-	// Agent: customConfigFile.
-	Path, ConfigFile string
+	// XDS says that the agent forwards the configuration of the control plane (ADS): PROXY_XDS_VIA_AGENT.
+	XDS bool
 
-	// AdminPort is the port of the admin interface, on loopback: proxyAdminPort; 0 means 15000. StatusPort is where the program
-	// serves [Agent.ServeHTTP]: statusPort. ReadyPort and MetricsPort are those of listeners that forward
-	// /healthz/ready to StatusPort, and /stats/prometheus to the admin interface: ENVOY_STATUS_PORT and
-	// ENVOY_PROMETHEUS_PORT. 0 means none.
-	AdminPort, StatusPort, ReadyPort, MetricsPort int
+	// AdminPort is the port of the admin interface, on loopback: proxyAdminPort. StatusPort is where the program
+	// serves [Agent.ServeHTTP]: statusPort; 0 means none.
+	AdminPort, StatusPort int
 
 	// DrainTime is how long connections may go on while listeners drain: drainDuration.
 	DrainTime time.Duration
@@ -51,14 +53,16 @@ type Envoy struct {
 	// Concurrency is the number of threads: concurrency, or ISTIO_CPU_LIMIT. 0 means one for each processor.
 	Concurrency int
 
-	// DeltaADS says that the configuration comes incrementally: ISTIO_DELTA_XDS.
-	DeltaADS bool
+	readyPort, metricsPort int // of listeners; 0 means none
+	cluster                string
+	deltaADS               bool
 
 	idle        []string       // variables and fields without effect unless Started
 	proxyConfig map[string]any // for the metadata of the node
 }
 
-// withProxy begins the text of a variable that matters to a program which starts the Envoy alone, and is all of that of a field.
+// withProxy begins the text of a variable that matters to a program which starts the Envoy alone, and is all of that
+// of a field.
 const withProxy = "with the command proxy: "
 
 // The fields of PROXY_CONFIG that have an effect, and others that an operator may look for, with why they have none.
@@ -117,7 +121,8 @@ func (p *proxyConfig) read(text string) error {
 	return err
 }
 
-// plain refuses what JSON does not have: another value than a mapping, and keys that are no texts. What looks like a date is a text.
+// plain refuses what JSON does not have: another value than a mapping, and keys that are no texts. What looks like a
+// date is a text.
 func plain(n *yaml.Node) error {
 	if n.Kind == yaml.DocumentNode && n.Content[0].Kind != yaml.MappingNode {
 		return errors.New("it is no mapping of fields to values")
@@ -146,10 +151,10 @@ func checkProxyConfig(value string) error {
 // remark notes which fields of PROXY_CONFIG and which variables have no effect, or are probably misspelled.
 func (c *Config) remark(fields map[string]any, v *settings.Values) {
 	for _, name := range v.Unknown() {
-		c.Notes = append(c.Notes, fmt.Sprintf("environment variable %s: the agent has none of that name; -h lists them", name))
+		c.notes = append(c.notes, fmt.Sprintf("environment variable %s: the agent has none of that name; -h lists them", name))
 	}
 	for _, row := range v.Unused() {
-		c.Unused = append(c.Unused, fmt.Sprintf("environment variable %s is not used: %s", row.Name, row.Doc))
+		c.unused = append(c.unused, fmt.Sprintf("environment variable %s is not used: %s", row.Name, row.Doc))
 	}
 	for _, row := range variables.Variables {
 		if v.Set(row.Name) && strings.HasPrefix(row.Doc, withProxy) {
@@ -159,17 +164,18 @@ func (c *Config) remark(fields map[string]any, v *settings.Values) {
 	for _, name := range slices.Sorted(maps.Keys(fields)) {
 		why, known := proxyFields[name]
 		if right, slip := settings.Near(name, slices.Collect(maps.Keys(proxyFields))); slip {
-			c.Notes = append(c.Notes, fmt.Sprintf("PROXY_CONFIG: there is no field %.80q; there is %s", name, right))
+			c.notes = append(c.notes, fmt.Sprintf("PROXY_CONFIG: there is no field %.80q; there is %s", name, right))
 		} else if why == withProxy {
 			c.Envoy.idle = append(c.Envoy.idle, name+" in PROXY_CONFIG")
 		} else if !known || why != "" {
 			why = cmp.Or(why, "nothing of it is in the bootstrap, though the injector may have used it; customConfigFile names another")
-			c.Unused = append(c.Unused, fmt.Sprintf("PROXY_CONFIG: the field %.80q is not used: %s", name, why))
+			c.unused = append(c.unused, fmt.Sprintf("PROXY_CONFIG: the field %.80q is not used: %s", name, why))
 		}
 	}
 }
 
-// podInfo returns what the downward API has written to a file of the pod: labels or annotations. It is nil if there is none.
+// podInfo returns what the downward API has written to a file of the pod: labels or annotations. It is nil if there
+// is none.
 func (c *Config) podInfo(name string) map[string]string {
 	data, err := os.ReadFile(c.path("./etc/istio/pod/" + name))
 	if err != nil {

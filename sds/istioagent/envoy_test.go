@@ -1,4 +1,4 @@
-package istioagent_test
+package istioagent
 
 import (
 	"bytes"
@@ -17,7 +17,6 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/envoytest"
 	"github.com/svidkit/svidkit/pki"
-	"github.com/svidkit/svidkit/sds/istioagent"
 )
 
 // ports has any ports in place of those of a bootstrap.
@@ -25,7 +24,7 @@ var ports = strings.NewReplacer("\n", " ", ": 15443", ": 0", ": 15021", ": 0", "
 
 // bootstrap returns the configuration of an agent for package envoytest, which has an admin section of its own, and
 // with any ports for the listeners.
-func bootstrap(t *testing.T, a *istioagent.Agent) string {
+func bootstrap(t *testing.T, a *Agent) string {
 	t.Helper()
 	var b bytes.Buffer
 	require.NoError(t, a.Bootstrap(&b))
@@ -44,8 +43,8 @@ func TestBootstrap(t *testing.T) {
 	t.Parallel()
 	cfg := config(t, folder(t), pod+`CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1 XDS_ROOT_CA=SYSTEM POD_NAME=web-1 INSTANCE_IP=10.0.0.1 ISTIO_META_MESH_ID=m1 ISTIO_META_QUOTE="\`)
 	for _, xds := range []bool{false, true} {
-		cfg.XDS = xds
-		a, err := istioagent.New(cfg, istioagent.Choice{Origin: istioagent.CA, Socket: "/run/s"})
+		cfg.Envoy.XDS = xds
+		a, err := New(chosen(cfg, fromCA))
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = a.Close() })
 		var b bytes.Buffer
@@ -116,7 +115,7 @@ func TestEnvoyWithControlPlane(t *testing.T) {
 	p := newPlane(t)
 	write(t, root, "xds-root.pem", pki.MarshalCertificatesPEM(p.Certificate()))
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr+" XDS_ROOT_CA=xds-root.pem")
-	cfg.XDS, cfg.Discovery, cfg.DebugAddress = true, p.Listener.Addr().String(), ""
+	cfg.Envoy.XDS, cfg.discovery, cfg.debugAddress = true, p.Listener.Addr().String(), ""
 	a := start(t, cfg)
 	envoytest.Start(t, root, "envoy", bootstrap(t, a))
 	require.Eventually(t, func() bool {

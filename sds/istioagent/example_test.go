@@ -17,11 +17,11 @@ func Example() {
 			return err
 		}
 		cfg.Logger = slog.Default()
-		choice, err := istioagent.Choose(ctx, cfg)
+		cfg, err = istioagent.Choose(ctx, cfg)
 		if err != nil {
 			return err
 		}
-		agent, err := istioagent.New(cfg, choice)
+		agent, err := istioagent.New(cfg)
 		if err != nil {
 			return err
 		}

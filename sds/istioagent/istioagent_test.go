@@ -1,4 +1,4 @@
-package istioagent_test
+package istioagent
 
 import (
 	"bytes"
@@ -23,9 +23,9 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/authn"
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
@@ -36,9 +36,9 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/sds"
-	"github.com/svidkit/svidkit/sds/istioagent"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 const wait = time.Minute // for what happens in milliseconds
@@ -56,13 +56,13 @@ type control struct {
 	stop      func()       // until start
 }
 
-// counted is a listener that counts the connections that are open.
-type counted struct {
+// countedListener is a listener that counts the connections that are open.
+type countedListener struct {
 	net.Listener
 	open *atomic.Int64
 }
 
-func (l counted) Accept() (net.Conn, error) {
+func (l countedListener) Accept() (net.Conn, error) {
 	conn, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
@@ -109,18 +109,21 @@ func (c *control) start(t *testing.T) {
 	require.NoError(t, err)
 	c.addr = l.Addr().String()
 	ready := make(chan struct{})
+	id := spiffe.MustParseID("spiffe://example.org/ns/istio-system/sa/istiod")
+	identity := caservertest.Identity(t, c.authority, id, pki.IPSAN(net.IPv4(127, 0, 0, 1)), pki.DNSSAN("istiod.example.org"))
 	server, err := caserver.New(caserver.Options{
-		CA: c.authority, ID: spiffe.MustParseID("spiffe://example.org/ns/istio-system/sa/istiod"), Names: []pki.SAN{pki.IPSAN(net.IPv4(127, 0, 0, 1)), pki.DNSSAN("istiod.example.org")},
+		CA: c.authority, TrustDomain: id.TrustDomain(), Identity: identity,
 		Istio: &istioca.Options{Authenticator: c}, Ready: func() { close(ready) },
 	})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- server.Run(ctx, caserver.Listeners{Istio: counted{l, &c.open}}) }()
+	go func() { done <- server.Run(ctx, caserver.Listeners{Istio: countedListener{l, &c.open}}) }()
 	<-ready
 	c.stop = sync.OnceFunc(func() {
 		cancel()
 		assert.NoError(t, <-done)
+		assert.NoError(t, identity.Close())
 	})
 }
 
@@ -136,11 +139,11 @@ func (c *control) root(t *testing.T) string {
 const pod = "TRUST_DOMAIN=example.org POD_NAMESPACE=shop SERVICE_ACCOUNT=web MINIMUM_DRAIN_DURATION=0s PROXY_XDS_VIA_AGENT=false ECC_SIGNATURE_ALGORITHM=ECDSA "
 
 // start starts an agent, which ends with the test.
-func start(t *testing.T, cfg istioagent.Config) *istioagent.Agent {
+func start(t *testing.T, cfg Config) *Agent {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), wait)
 	defer cancel()
-	a, err := istioagent.Start(ctx, cfg)
+	a, err := Start(ctx, cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = a.Close() })
 	return a
@@ -206,18 +209,18 @@ func TestFromCA(t *testing.T) {
 	dead(t, filepath.Join(root, workloadSocket)) // of an agent that was killed
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr+" SECRET_TTL=3s SECRET_GRACE_PERIOD_RATIO=0.9 ISTIO_META_CLUSTER_ID=c1 CA_HEADER_X-Mesh=m1")
 	a := start(t, cfg)
-	assert.Equal(t, istioagent.CA, a.Choice().Origin)
-	assert.Equal(t, filepath.Join(root, workloadSocket), a.Choice().Socket)
+	assert.Equal(t, fromCA, a.cfg.Origin)
+	assert.Equal(t, filepath.Join(root, workloadSocket), a.cfg.Socket)
 	assert.Equal(t, "c1 m1", c.cluster.Load())
 	svid, err := a.Source().SVID()
 	require.NoError(t, err)
 	assert.Equal(t, web, svid.ID())
 	assert.InDelta(t, 3*time.Second, time.Until(svid.NotAfter()), float64(2*time.Second))
 
-	next := watch(t, a.Choice().Socket, "default")
+	next := watch(t, a.cfg.Socket, "default")
 	first := serial(t, next())
 	assert.NotEqual(t, first, serial(t, next()), "it is renewed")
-	chain := watch(t, a.Choice().Socket, "ROOTCA")()
+	chain := watch(t, a.cfg.Socket, "ROOTCA")()
 	roots, ok := chain.Roots()
 	require.True(t, ok)
 	assert.Equal(t, c.authority.Bundle().MarshalPEM(), roots)
@@ -244,12 +247,12 @@ func TestFromCA(t *testing.T) {
 	for name := range a.Parts() {
 		names = append(names, name)
 	}
-	assert.Equal(t, []string{"identity", "files", "sds"}, names)
-	info, err := os.Stat(a.Choice().Socket)
+	assert.Equal(t, []string{"origin", "identity", "files", "sds"}, names)
+	info, err := os.Stat(a.cfg.Socket)
 	require.NoError(t, err)
 	assert.Equal(t, os.ModeSocket|0o600, info.Mode())
 	require.NoError(t, a.Close())
-	_, err = os.Stat(a.Choice().Socket)
+	_, err = os.Stat(a.cfg.Socket)
 	require.ErrorIs(t, err, os.ErrNotExist, "the socket is gone")
 	require.Error(t, a.Run(t.Context()), "an agent runs once")
 	require.ErrorIs(t, a.Ready(t.Context()), spiffe.ErrNotReady)
@@ -292,7 +295,7 @@ func TestMachine(t *testing.T) {
 
 	require.NoError(t, os.Remove(filepath.Join(root, "var/run/secrets/tokens/istio-token")))
 	again := start(t, cfg)
-	assert.Equal(t, istioagent.CA, again.Choice().Origin, "its own output is no input: %s", again.Choice())
+	assert.Equal(t, fromCA, again.cfg.Origin, "its own output is no input: %s", again.cfg)
 	renewed, err := again.Source().SVID()
 	require.NoError(t, err)
 	assert.Equal(t, web, renewed.ID())
@@ -338,7 +341,7 @@ func TestKeyForms(t *testing.T) {
 				assert.True(t, pki.PublicKeysEqual(svid.Leaf().PublicKey, key.Public()))
 			}
 			for _, name := range []string{"default", web.String()} {
-				s, err := fetch(t, a.Choice().Socket, name) // as it is on the wire
+				s, err := fetch(t, a.cfg.Socket, name) // as it is on the wire
 				require.NoError(t, err)
 				assert.Equal(t, name, s.GetName())
 				assert.Equal(t, pki.MarshalCertificatesPEM(svid.Chain()...), s.GetTlsCertificate().GetCertificateChain().GetInlineBytes())
@@ -350,7 +353,7 @@ func TestKeyForms(t *testing.T) {
 				return len(key) > 0
 			}, wait, 5*time.Millisecond)
 			matches(key)
-			roots, ok := watch(t, a.Choice().Socket, "ROOTCA")().Roots()
+			roots, ok := watch(t, a.cfg.Socket, "ROOTCA")().Roots()
 			assert.True(t, ok)
 			assert.NotEmpty(t, roots)
 		})
@@ -375,28 +378,29 @@ func TestGateway(t *testing.T) {
 	first := put("shop", "site")
 	put("other", "site")
 	var log lines
-	cfg := config(t, c.root(t), pod+"CA_ADDR="+c.addr).WithKubernetes(api.URL(), api.Client())
+	cfg := config(t, c.root(t), pod+"CA_ADDR="+c.addr)
+	cfg.inPod, cfg.kube.server, cfg.kube.client = true, api.URL(), api.Client()
 	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	a := start(t, cfg)
 	for _, name := range []string{"default", "ROOTCA"} { // of a sidecar
-		watch(t, a.Choice().Socket, name)()
+		watch(t, a.cfg.Socket, name)()
 	}
 	_, text := get(t, a, "/metrics")
 	assert.Empty(t, api.Requests(), "a sidecar does not ask")
 	assert.NotContains(t, text, "kubesecrets")
 
-	next := watch(t, a.Choice().Socket, "kubernetes://site")
+	next := watch(t, a.cfg.Socket, "kubernetes://site")
 	assert.Equal(t, first.Leaf().SerialNumber.String(), serial(t, next()))
 	second := put("shop", "site")
 	assert.Equal(t, second.Leaf().SerialNumber.String(), serial(t, next()))
-	assert.Equal(t, second.Leaf().SerialNumber.String(), serial(t, watch(t, a.Choice().Socket, "kubernetes://shop/site")()))
-	roots, ok := watch(t, a.Choice().Socket, "kubernetes://shop/site-cacert")().Roots()
+	assert.Equal(t, second.Leaf().SerialNumber.String(), serial(t, watch(t, a.cfg.Socket, "kubernetes://shop/site")()))
+	roots, ok := watch(t, a.cfg.Socket, "kubernetes://shop/site-cacert")().Roots()
 	require.True(t, ok)
 	assert.Equal(t, shop.Bundle().MarshalPEM(), roots)
 	_, text = get(t, a, "/metrics")
 	assert.Contains(t, text, `svidkit_kubesecrets_up{part="kubernetes"} 1`)
 
-	absent(t, a.Choice().Socket, "kubernetes://other/site")
+	absent(t, a.cfg.Socket, "kubernetes://other/site")
 	for _, r := range api.Requests() {
 		assert.Equal(t, "/api/v1/namespaces/shop/secrets", r.Path, "no other namespace is read")
 	}
@@ -448,12 +452,13 @@ func TestGatewayRefused(t *testing.T) {
 	require.NoError(t, err)
 	api.Put("/api/v1/namespaces/shop/secrets/site", map[string]any{"data": map[string][]byte{"tls.crt": certs, "tls.key": key}})
 	var log lines
-	cfg := config(t, c.root(t), pod+"CA_ADDR="+c.addr).WithKubernetes(api.URL(), api.Client())
+	cfg := config(t, c.root(t), pod+"CA_ADDR="+c.addr)
+	cfg.inPod, cfg.kube.server, cfg.kube.client = true, api.URL(), api.Client()
 	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	a := start(t, cfg)
-	next := watch(t, a.Choice().Socket, "kubernetes://site")
+	next := watch(t, a.cfg.Socket, "kubernetes://site")
 	require.Eventually(t, func() bool { return strings.Contains(log.String(), "list and watch") }, wait, 5*time.Millisecond)
-	assert.NotEmpty(t, serial(t, watch(t, a.Choice().Socket, "default")()))
+	assert.NotEmpty(t, serial(t, watch(t, a.cfg.Socket, "default")()))
 	code, text := get(t, a, "/healthz/ready")
 	assert.Equal(t, http.StatusOK, code, text)
 	may.Store(true)
@@ -466,7 +471,7 @@ func TestNoGateway(t *testing.T) {
 	c := newControl(t)
 	for _, environ := range []string{"", "KUBERNETES_SERVICE_HOST=10.96.0.1"} {
 		a := start(t, config(t, c.root(t), pod+"CA_ADDR="+c.addr+" "+environ))
-		absent(t, a.Choice().Socket, "kubernetes://site")
+		absent(t, a.cfg.Socket, "kubernetes://site")
 		require.NoError(t, a.Close())
 	}
 }
@@ -514,14 +519,14 @@ func TestFiles(t *testing.T) {
 	authority := spiffetest.NewCA(t, "example.org")
 	writeSVID(t, root, credentials, authority, authority.SVID("/ns/shop/sa/files"))
 	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr))
-	assert.Equal(t, istioagent.Files, a.Choice().Origin)
+	assert.Equal(t, fromFiles, a.cfg.Origin)
 	svid, err := a.Source().SVID()
 	require.NoError(t, err)
 	assert.Equal(t, "/ns/shop/sa/files", svid.ID().Path())
-	next := watch(t, a.Choice().Socket, "default")
+	next := watch(t, a.cfg.Socket, "default")
 	first := serial(t, next())
 
-	byName := watch(t, a.Choice().Socket, "file-cert:"+a.Choice().Cert+"~"+a.Choice().Key)
+	byName := watch(t, a.cfg.Socket, "file-cert:"+a.cfg.cert+"~"+a.cfg.key)
 	assert.Equal(t, first, serial(t, byName()), "the same by the names of its files")
 
 	changed := a.Source().Changed()
@@ -531,7 +536,7 @@ func TestFiles(t *testing.T) {
 	<-changed
 
 	require.NoError(t, os.RemoveAll(filepath.Join(root, credentials)))
-	assert.Equal(t, second, serial(t, watch(t, a.Choice().Socket, "default")()), "to a new client, too")
+	assert.Equal(t, second, serial(t, watch(t, a.cfg.Socket, "default")()), "to a new client, too")
 	time.Sleep(100 * time.Millisecond)
 	assert.Zero(t, c.tokens.Load()+c.rejected.Load(), "the CA is not asked")
 	code, _ := get(t, a, "/healthz/ready")
@@ -549,9 +554,9 @@ func TestHalfPair(t *testing.T) {
 	key := filepath.Join(root, credentials, "key.pem")
 	require.NoError(t, os.Rename(key, key+".later"))
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr)
-	choice, err := istioagent.Choose(t.Context(), cfg)
+	choice, err := Choose(t.Context(), cfg)
 	require.NoError(t, err)
-	a, err := istioagent.New(cfg, choice)
+	a, err := New(choice)
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error)
@@ -592,7 +597,7 @@ func TestOutputByLink(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	_, err := istioagent.Start(ctx, config(t, root, pod+"OUTPUT_CERTS=out"))
+	_, err := Start(ctx, config(t, root, pod+"OUTPUT_CERTS=out"))
 	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	assert.Contains(t, err.Error(), filepath.Join(root, "out"))
 }
@@ -609,8 +614,8 @@ func TestMounted(t *testing.T) {
 	svid, err := a.Source().SVID()
 	require.NoError(t, err)
 	assert.Equal(t, "/ns/shop/sa/files", svid.ID().Path())
-	name := fmt.Sprintf("file-cert:%s~%s", a.Choice().Cert, a.Choice().Key)
-	assert.Equal(t, svid.Leaf().SerialNumber.String(), serial(t, watch(t, a.Choice().Socket, name)()))
+	name := fmt.Sprintf("file-cert:%s~%s", a.cfg.cert, a.cfg.key)
+	assert.Equal(t, svid.Leaf().SerialNumber.String(), serial(t, watch(t, a.cfg.Socket, name)()))
 }
 
 // TestLiveSocket has the server of another program, which is left alone.
@@ -625,7 +630,7 @@ func TestLiveSocket(t *testing.T) {
 	cfg := config(t, root, pod+"OUTPUT_CERTS=./out")
 	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	a := start(t, cfg)
-	assert.Equal(t, istioagent.Socket, a.Choice().Origin)
+	assert.Equal(t, fromSocket, a.cfg.Origin)
 	assert.Nil(t, a.Source())
 	assert.Contains(t, log.String(), "OUTPUT_CERTS has no effect")
 	assert.Contains(t, log.String(), "etc/istio/config/mesh is not read")
@@ -646,13 +651,14 @@ func TestOtherAgentDrains(t *testing.T) {
 	t.Parallel()
 	c := newControl(t)
 	root := c.root(t)
-	cfg := config(t, root, pod+"MINIMUM_DRAIN_DURATION=0s CA_ADDR="+c.addr).WithOtherGone(2 * time.Second)
+	cfg := config(t, root, pod+"MINIMUM_DRAIN_DURATION=0s CA_ADDR="+c.addr)
+	cfg.otherGone = 2 * time.Second
 	before := start(t, cfg)
 	ended := make(chan error, 1)
-	next, err := istioagent.Choose(t.Context(), cfg)
+	next, err := Choose(t.Context(), cfg)
 	require.NoError(t, err)
-	require.Equal(t, istioagent.Socket, next.Origin)
-	a, err := istioagent.New(cfg, next)
+	require.Equal(t, fromSocket, next.Origin)
+	a, err := New(next)
 	require.NoError(t, err)
 	go func() { ended <- a.Run(t.Context()) }()
 	require.NoError(t, before.Close())
@@ -670,7 +676,7 @@ func TestOtherAgentDrains(t *testing.T) {
 	case <-time.After(20 * time.Second):
 		require.Fail(t, "it goes on although its socket has no server")
 	}
-	assert.Equal(t, istioagent.CA, start(t, cfg).Choice().Origin)
+	assert.Equal(t, fromCA, start(t, cfg).cfg.Origin)
 }
 
 // TestSocketInUse ends when another program takes the socket after the choice.
@@ -679,10 +685,10 @@ func TestSocketInUse(t *testing.T) {
 	c := newControl(t)
 	root := c.root(t)
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr)
-	choice, err := istioagent.Choose(t.Context(), cfg)
+	choice, err := Choose(t.Context(), cfg)
 	require.NoError(t, err)
 	serve(t, choice.Socket)
-	a, err := istioagent.New(cfg, choice)
+	a, err := New(choice)
 	require.NoError(t, err)
 	err = a.Run(t.Context())
 	require.ErrorIs(t, err, unixsocket.ErrInUse)
@@ -739,10 +745,10 @@ func TestDrain(t *testing.T) {
 	c := newControl(t)
 	root := c.root(t)
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr)
-	cfg.Drain = 300 * time.Millisecond
-	choice, err := istioagent.Choose(t.Context(), cfg)
+	cfg.drain = 300 * time.Millisecond
+	choice, err := Choose(t.Context(), cfg)
 	require.NoError(t, err)
-	a, err := istioagent.New(cfg, choice)
+	a, err := New(choice)
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -759,7 +765,7 @@ func TestDrain(t *testing.T) {
 	code, _ := get(t, a, "/healthz/live")
 	assert.Equal(t, http.StatusOK, code)
 	require.NoError(t, <-done)
-	assert.GreaterOrEqual(t, time.Since(begun), cfg.Drain)
+	assert.GreaterOrEqual(t, time.Since(begun), cfg.drain)
 	require.Eventually(t, func() bool { return c.open.Load() == 0 }, wait, 5*time.Millisecond, "it leaves no connection to the CA")
 	ended := make(chan error, 1)
 	go func() { ended <- a.Ready(context.Background()) }()
@@ -795,12 +801,12 @@ func TestOrders(t *testing.T) {
 	c := newControl(t)
 	root := c.root(t)
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr)
-	cfg.Drain = 300 * time.Millisecond
+	cfg.drain = 300 * time.Millisecond
 	var log lines
 	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
-	choice, err := istioagent.Choose(t.Context(), cfg)
+	choice, err := Choose(t.Context(), cfg)
 	require.NoError(t, err)
-	a, err := istioagent.New(cfg, choice)
+	a, err := New(choice)
 	require.NoError(t, err)
 	paths := []string{"/drain", "/quitquitquit"}
 	for _, path := range paths {
@@ -848,7 +854,7 @@ func TestOrders(t *testing.T) {
 	assert.Equal(t, http.StatusServiceUnavailable, code)
 	assert.Contains(t, text, "draining")
 	require.ErrorIs(t, a.Ready(t.Context()), spiffe.ErrNotReady)
-	time.Sleep(cfg.Drain)
+	time.Sleep(cfg.drain)
 	_, err = fetch(t, choice.Socket, "default")
 	require.NoError(t, err, "it has not ended")
 	select {
@@ -874,7 +880,7 @@ func TestQuit(t *testing.T) {
 	t.Parallel()
 	c := newControl(t)
 	cfg := config(t, c.root(t), pod+"CA_ADDR="+c.addr)
-	cfg.Drain = 300 * time.Millisecond
+	cfg.drain = 300 * time.Millisecond
 	a := start(t, cfg)
 	begun := time.Now()
 	code, _ := order(t, a, "/quitquitquit", nil)
@@ -883,11 +889,11 @@ func TestQuit(t *testing.T) {
 		code, _ := get(t, a, "/healthz/ready")
 		return code == http.StatusServiceUnavailable
 	}, wait, time.Millisecond)
-	_, err := fetch(t, a.Choice().Socket, "default")
+	_, err := fetch(t, a.cfg.Socket, "default")
 	require.NoError(t, err, "a proxy that drains can still connect")
 	require.NoError(t, a.Close())
-	assert.GreaterOrEqual(t, time.Since(begun), cfg.Drain)
-	assert.NoFileExists(t, a.Choice().Socket)
+	assert.GreaterOrEqual(t, time.Since(begun), cfg.drain)
+	assert.NoFileExists(t, a.cfg.Socket)
 }
 
 // TestSocketGone has sockets to which no Envoy can connect, which is not ready: one of this agent that was removed, and
@@ -898,10 +904,10 @@ func TestSocketGone(t *testing.T) {
 	a := start(t, config(t, c.root(t), pod+"CA_ADDR="+c.addr))
 	code, text := get(t, a, "/healthz/ready")
 	require.Equal(t, http.StatusOK, code, text)
-	require.NoError(t, os.Remove(a.Choice().Socket))
+	require.NoError(t, os.Remove(a.cfg.Socket))
 	code, text = get(t, a, "/healthz/ready")
 	assert.Equal(t, http.StatusServiceUnavailable, code)
-	assert.Contains(t, text, a.Choice().Socket)
+	assert.Contains(t, text, a.cfg.Socket)
 
 	root := folder(t)
 	socket := filepath.Join(root, workloadSocket)
@@ -935,7 +941,7 @@ func TestOutputBeforeReady(t *testing.T) {
 	assert.Contains(t, text, "outputs: not ready: the files do not have the identity yet: ")
 	code, text = get(t, a, "/healthz/live")
 	assert.Equal(t, http.StatusOK, code, text)
-	_, err := fetch(t, a.Choice().Socket, "default")
+	_, err := fetch(t, a.cfg.Socket, "default")
 	assert.NoError(t, err)
 }
 
@@ -949,7 +955,7 @@ func TestOutputFolderByLink(t *testing.T) {
 	require.NoError(t, os.Symlink("etc/certs", filepath.Join(root, "out")))
 	for range 2 {
 		a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS=out"))
-		assert.Equal(t, istioagent.CA, a.Choice().Origin, "%s", a.Choice())
+		assert.Equal(t, fromCA, a.cfg.Origin, "%s", a.cfg)
 		assert.FileExists(t, filepath.Join(root, "etc/certs/cert-chain.pem"))
 		require.NoError(t, a.Close())
 	}
@@ -962,7 +968,7 @@ func TestRefused(t *testing.T) {
 	root := c.root(t)
 	write(t, root, "var/run/secrets/tokens/istio-token", []byte("stolen-token"))
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr)
-	_, err := istioagent.Start(t.Context(), cfg)
+	_, err := Start(t.Context(), cfg)
 	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, caclient.ErrUnauthenticated)
 	assert.NotContains(t, err.Error(), "stolen-token")
@@ -998,7 +1004,7 @@ func TestWhatToChange(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), limit)
 			defer cancel()
-			_, err := istioagent.Start(ctx, config(t, root, pod+"CA_ADDR="+c.addr+" "+tt.environ))
+			_, err := Start(ctx, config(t, root, pod+"CA_ADDR="+c.addr+" "+tt.environ))
 			for _, text := range tt.want {
 				require.ErrorContains(t, err, text)
 			}
@@ -1024,7 +1030,7 @@ func TestBadConfig(t *testing.T) {
 		{"POD_NAMESPACE=shop SERVICE_ACCOUNT=web CA_ROOT_CA=SYSTEM XDS_ROOT_CA=SYSTEM XDS_HEADER_authorization=secret", "uthorization"},
 	} {
 		root := folder(t)
-		_, err := istioagent.Start(t.Context(), config(t, root, c.environ))
+		_, err := Start(t.Context(), config(t, root, c.environ))
 		if c.want == "CA_ROOT_CA" {
 			assert.ErrorContains(t, err, root)
 		}
@@ -1032,28 +1038,14 @@ func TestBadConfig(t *testing.T) {
 			assert.NotContains(t, err.Error(), "=secret")
 		}
 	}
-	cfg := config(t, folder(t), pod)
-	for name, edit := range map[string]func(*istioagent.Config){
-		"GraceRatio": func(c *istioagent.Config) { c.GraceRatio = 2 }, "Drain": func(c *istioagent.Config) { c.Drain = -1 },
-		"Fetcher": func(c *istioagent.Config) { c.Fetcher = "Mock" }, "SocketFile": func(c *istioagent.Config) { c.SocketFile = "a/b" },
-		"DebugAddress": func(c *istioagent.Config) { c.DebugAddress = "0.0.0.0:15004" },
-		"ProvCert":     func(c *istioagent.Config) { c.FileMounted, c.ProvCert = true, "x" },
-	} {
-		bad := cfg
-		edit(&bad)
-		_, err := istioagent.Choose(t.Context(), bad)
-		require.ErrorContains(t, err, name)
-		_, err = istioagent.New(bad, istioagent.Choice{Origin: istioagent.Socket})
-		require.ErrorContains(t, err, name)
-	}
-	_, err := istioagent.New(cfg, istioagent.Choice{})
+	_, err := New(config(t, folder(t), pod))
 	require.ErrorContains(t, err, "Choose")
 }
 
 func TestNothingPrints(t *testing.T) {
 	t.Parallel()
 	cfg := config(t, folder(t), pod+"CA_HEADER_x-key=hunter2 CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1")
-	a, err := istioagent.New(cfg, istioagent.Choice{Origin: istioagent.CA, Socket: "/s"})
+	a, err := New(chosen(cfg, fromCA))
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = a.Close() })
 	var log bytes.Buffer

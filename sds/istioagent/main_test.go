@@ -1,4 +1,4 @@
-package istioagent_test
+package istioagent
 
 import (
 	"testing"

@@ -1,4 +1,4 @@
-package istioagent_test
+package istioagent
 
 import (
 	"bytes"
@@ -16,7 +16,6 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
-	"github.com/svidkit/svidkit/sds/istioagent"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -31,14 +30,14 @@ func TestLoneRoots(t *testing.T) {
 	mine, later := spiffetest.NewCA(t, "example.org").Bundle().MarshalPEM(), spiffetest.NewCA(t, "example.org").Bundle().MarshalPEM()
 	write(t, root, "etc/certs/root-cert.pem", mine)
 	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS={root}/out SECRET_TTL=1h"))
-	assert.Equal(t, istioagent.CA, a.Choice().Origin)
-	assert.Contains(t, a.Choice().Why, "ROOTCA is")
+	assert.Equal(t, fromCA, a.cfg.Origin)
+	assert.Contains(t, a.cfg.why, "ROOTCA is")
 	svid, err := a.Source().SVID()
 	require.NoError(t, err)
 	assert.Equal(t, web, svid.ID())
 	for _, want := range [][]byte{mine, later} {
 		require.Eventually(t, func() bool {
-			secret, err := fetch(t, a.Choice().Socket, "ROOTCA")
+			secret, err := fetch(t, a.cfg.Socket, "ROOTCA")
 			written, _ := os.ReadFile(filepath.Join(root, "out/root-cert.pem"))
 			return err == nil && bytes.Equal(secret.GetValidationContext().GetTrustedCa().GetInlineBytes(), want) && bytes.Equal(written, want)
 		}, wait, 20*time.Millisecond)
@@ -48,9 +47,9 @@ func TestLoneRoots(t *testing.T) {
 	// That of the folder to which the agent writes is its own output.
 	own := c.root(t)
 	write(t, own, "etc/certs/root-cert.pem", mine)
-	choice, err := istioagent.Choose(t.Context(), config(t, own, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS={root}/etc/certs"))
+	choice, err := Choose(t.Context(), config(t, own, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS={root}/etc/certs"))
 	require.NoError(t, err)
-	assert.Empty(t, choice.Roots)
+	assert.Empty(t, choice.roots)
 }
 
 // TestDisabledEnvoy: with DISABLE_ENVOY secrets are served and files are written, as by Istio's agent today. The document's switch
@@ -63,7 +62,7 @@ func TestDisabledEnvoy(t *testing.T) {
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS={root}/out SECRET_TTL=1h DISABLE_ENVOY=true")
 	assert.True(t, cfg.Envoy.Disabled)
 	a := start(t, cfg)
-	secret, err := fetch(t, a.Choice().Socket, "default")
+	secret, err := fetch(t, a.cfg.Socket, "default")
 	require.NoError(t, err)
 	assert.NotEmpty(t, secret.GetTlsCertificate().GetCertificateChain().GetInlineBytes())
 	assert.FileExists(t, filepath.Join(root, "out/cert-chain.pem"))
@@ -96,10 +95,10 @@ func TestPostQuantum(t *testing.T) {
 		write(t, root, "var/run/secrets/tokens/istio-token", []byte("good-token\n"))
 		write(t, root, "roots.pem", pki.MarshalCertificatesPEM(server.Certificate()))
 		cfg := config(t, root, environ+pod+"CA_ROOT_CA=roots.pem XDS_ROOT_CA=roots.pem CA_ADDR="+server.Listener.Addr().String())
-		cfg.XDS, cfg.Discovery = true, server.Listener.Addr().String()
-		choice, err := istioagent.Choose(t.Context(), cfg)
+		cfg.Envoy.XDS, cfg.discovery = true, server.Listener.Addr().String()
+		choice, err := Choose(t.Context(), cfg)
 		require.NoError(t, err)
-		a, err := istioagent.New(cfg, choice)
+		a, err := New(choice)
 		require.NoError(t, err)
 		ended := make(chan error, 1)
 		go func() { ended <- a.Run(t.Context()) }()
@@ -124,8 +123,8 @@ func TestPostQuantum(t *testing.T) {
 		require.NoError(t, <-ended)
 	}
 	cfg := config(t, folder(t), pod+"CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1")
-	cfg.AllowTLS12, cfg.PostQuantum = true, true
-	_, err := istioagent.New(cfg, istioagent.Choice{Origin: istioagent.CA, Socket: "/run/s"})
+	cfg.allowTLS12, cfg.postQuantum = true, true
+	_, err := New(chosen(cfg, fromCA))
 	require.ErrorContains(t, err, "TLS 1.2 has no such key exchange")
 }
 
@@ -137,7 +136,7 @@ func TestBootstrapOfPod(t *testing.T) {
 	write(t, root, "etc/istio/pod/labels", []byte("app=\"web\"\nquote=\"a\\\"b\"\n"))
 	cfg := config(t, root, pod+"CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1 POD_NAME=gw-1 INSTANCE_IP=2001:db8::7 ENVOY_STATUS_PORT=15121 COMPLIANCE_POLICY=pqc")
 	cfg.Envoy.Started, cfg.Envoy.Role, cfg.Envoy.Domain = true, "router", "shop.svc.example.org"
-	a, err := istioagent.New(cfg, istioagent.Choice{Origin: istioagent.CA, Socket: "/run/s"})
+	a, err := New(chosen(cfg, fromCA))
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = a.Close() })
 	var b bytes.Buffer

@@ -1,4 +1,4 @@
-package istioagent_test
+package istioagent
 
 import (
 	"context"
@@ -29,7 +29,6 @@ import (
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
-	"github.com/svidkit/svidkit/sds/istioagent"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -117,14 +116,14 @@ func TestControlPlane(t *testing.T) {
 	writeSVID(t, root, "prov", provisioned, provisioned.SVID("/ns/shop/sa/machine"))
 	cfg := config(t, root, `TRUST_DOMAIN=example.org POD_NAMESPACE=shop SERVICE_ACCOUNT=web MINIMUM_DRAIN_DURATION=0s ECC_SIGNATURE_ALGORITHM=ECDSA XDS_ROOT_CA={root}/xds-root.pem
 		PROV_CERT=prov CA_ROOT_CA=var/run/secrets/istio/root-cert.pem XDS_HEADER_X-One=1 ISTIO_META_CLUSTER_ID=c1 CA_ADDR=`+c.addr)
-	cfg.Discovery = p.Listener.Addr().String()
+	cfg.discovery = p.Listener.Addr().String()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	cfg.DebugAddress = l.Addr().String()
+	cfg.debugAddress = l.Addr().String()
 	require.NoError(t, l.Close())
-	cfg.GRPCBootstrap, cfg.OutputCerts = "etc/grpc/bootstrap.json", "out"
+	cfg.grpcBootstrap, cfg.outputCerts = "etc/grpc/bootstrap.json", "out"
 	a := start(t, cfg)
-	data, err := os.ReadFile(filepath.Join(root, cfg.GRPCBootstrap))
+	data, err := os.ReadFile(filepath.Join(root, cfg.grpcBootstrap))
 	require.NoError(t, err)
 	var grpc struct {
 		Servers []struct {
@@ -148,7 +147,7 @@ func TestControlPlane(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, svid.Leaf().SerialNumber.String(), serial(t, watch(t, socket, "default")()))
 
-	resp, err := http.Get("http://" + cfg.DebugAddress + "/debug/syncz")
+	resp, err := http.Get("http://" + cfg.debugAddress + "/debug/syncz")
 	require.NoError(t, err)
 	require.NoError(t, resp.Body.Close())
 	assert.Equal(t, http.StatusServiceUnavailable, resp.StatusCode, "no Envoy is connected")
@@ -170,11 +169,11 @@ func TestFakeCA(t *testing.T) {
 	public := spiffetest.NewCA(t, "example.net") // vouches for servers alone
 	write(t, root, "root.pem", append(authority.Bundle().MarshalPEM(), public.Bundle().MarshalPEM()...))
 	cfg := config(t, root, pod+"CA_ROOT_CA={root}/root.pem ISTIOD_SAN=localhost SECRET_TTL=1h")
-	cfg.Discovery = fake.Endpoint().URL[len("https://"):]
+	cfg.discovery = fake.Endpoint().URL[len("https://"):]
 	fake.Drop()
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	_, err = istioagent.Start(ctx, cfg)
+	_, err = Start(ctx, cfg)
 	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	fake.Mend()
@@ -202,7 +201,7 @@ func TestIntermediateEnds(t *testing.T) {
 	write(t, root, "var/run/secrets/tokens/istio-token", []byte(token))
 	write(t, root, "root.pem", append(authority.Bundle().MarshalPEM(), spiffetest.NewCA(t, "example.net").Bundle().MarshalPEM()...))
 	cfg := config(t, root, pod+"CA_ROOT_CA={root}/root.pem ISTIOD_SAN=localhost SECRET_TTL=1h")
-	cfg.Discovery = fake.Endpoint().URL[len("https://"):]
+	cfg.discovery = fake.Endpoint().URL[len("https://"):]
 	a := start(t, cfg)
 	fake.Drop()
 	svid, err := a.Source().SVID()
@@ -234,10 +233,8 @@ func TestGoogle(t *testing.T) {
 	}))
 	t.Cleanup(metadata.Close)
 	exchange := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var fields map[string]any
-		assert.NoError(t, json.NewDecoder(r.Body).Decode(&fields))
-		assert.Equal(t, "identitynamespace:example.org:provider", fields["audience"])
-		assert.Equal(t, unsigned("example.org"), fields["subjectToken"])
+		assert.Equal(t, "identitynamespace:example.org:provider", r.FormValue("audience"))
+		assert.Equal(t, unsigned("example.org"), r.FormValue("subject_token"))
 		_ = json.NewEncoder(w).Encode(map[string]any{"access_token": token,
 			"issued_token_type": "urn:ietf:params:oauth:token-type:access_token", "token_type": "Bearer", "expires_in": 3600})
 	}))
@@ -246,7 +243,8 @@ func TestGoogle(t *testing.T) {
 	write(t, root, "root.pem", authority.Bundle().MarshalPEM())
 	cfg := config(t, root,
 		pod+"CA_PROVIDER=GoogleCA CA_ADDR="+cafake.GoogleCASPool+" CA_ROOT_CA={root}/root.pem CREDENTIAL_FETCHER_TYPE=GoogleComputeEngine CREDENTIAL_IDENTITY_PROVIDER=provider")
-	a := start(t, cfg.WithGoogle(fake.Endpoint().URL, exchange.URL, metadata.URL))
+	cfg.urls.service, cfg.urls.exchange, cfg.urls.metadata = fake.Endpoint().URL, exchange.URL, metadata.URL
+	a := start(t, cfg)
 	svid, err := a.Source().SVID()
 	require.NoError(t, err)
 	assert.Equal(t, web, svid.ID())
@@ -260,7 +258,7 @@ func TestTiming(t *testing.T) {
 		{0.5, 0.01, 0.49, 0.51}, {0.5, 0, 0.5, 0.5}, {0, 0.01, 0.01, 0.01}, {0, 0, 0.01, 0.01}, {1, 0.01, 0.99, 0.99}, {1, 0, 0.99, 0.99},
 		{0, 1, 0.01, 0.99}, {1, 1, 0.01, 0.99}, {0.02, 0.01, 0.01, 0.03}, {0.2, 0.05, 0.15, 0.25},
 	} {
-		grace, jitter := istioagent.Config{GraceRatio: c.ratio, Jitter: c.jitter}.Timing()
+		grace, jitter := (&Config{graceRatio: c.ratio, jitter: c.jitter}).timing()
 		assert.InDelta(t, c.least, grace, 1e-6, "%+v", c)
 		assert.InDelta(t, c.most, grace+jitter, 1e-6, "%+v", c)
 		assert.Positive(t, jitter)
@@ -307,10 +305,10 @@ func TestRoots(t *testing.T) {
 				require.NoError(t, os.Remove(filepath.Join(root, missing)))
 			}
 			cfg := config(t, root, strings.Replace(pod, "PROXY_XDS_VIA_AGENT=false", "", 1)+"CA_ADDR="+c.addr+" "+test.environ)
-			cfg.Discovery, cfg.DebugAddress = p.Listener.Addr().String(), ""
-			choice, err := istioagent.Choose(t.Context(), cfg)
+			cfg.discovery, cfg.debugAddress = p.Listener.Addr().String(), ""
+			choice, err := Choose(t.Context(), cfg)
 			require.NoError(t, err)
-			a, err := istioagent.New(cfg, choice)
+			a, err := New(choice)
 			require.NoError(t, err)
 			ctx, stop := context.WithCancel(t.Context())
 			done := make(chan error)
@@ -359,7 +357,7 @@ func TestMissingRoots(t *testing.T) {
 		cfg := config(t, root, environ+" CA_ADDR="+c.addr)
 		ctx, cancel := context.WithTimeout(t.Context(), wait)
 		defer cancel()
-		_, err := istioagent.Start(ctx, cfg)
+		_, err := Start(ctx, cfg)
 		require.ErrorContains(t, err, "no regular file ", environ)
 		require.ErrorContains(t, err, missing)
 		assert.NoFileExists(t, filepath.Join(root, workloadSocket))
@@ -405,13 +403,13 @@ func TestGRPCBootstrapOfAnother(t *testing.T) {
 	c := newControl(t)
 	root := c.root(t)
 	cfg := config(t, root, `TRUST_DOMAIN=example.org POD_NAMESPACE=shop SERVICE_ACCOUNT=web ECC_SIGNATURE_ALGORITHM=ECDSA CA_ADDR=`+c.addr)
-	cfg.Discovery, cfg.GRPCBootstrap = c.addr, "theirs/bootstrap.json"
+	cfg.discovery, cfg.grpcBootstrap = c.addr, "theirs/bootstrap.json"
 	folder := filepath.Join(root, "theirs")
 	require.NoError(t, os.Mkdir(folder, 0o755))
 	require.NoError(t, os.Chown(folder, 65534, 65534))
-	choice, err := istioagent.Choose(t.Context(), cfg)
+	choice, err := Choose(t.Context(), cfg)
 	require.NoError(t, err)
-	a, err := istioagent.New(cfg, choice)
+	a, err := New(choice)
 	require.NoError(t, err)
 	require.ErrorContains(t, a.Run(t.Context()), "GRPC_XDS_BOOTSTRAP")
 	assert.NoFileExists(t, filepath.Join(folder, "bootstrap.json"))

@@ -5,73 +5,68 @@ import (
 	"path"
 )
 
-const mountedRoots = "./etc/certs/root-cert.pem"
+const etcRoots = mounted + "/" + rootsName
 
-// caRootsFile returns the file with the roots that vouch for Istio's CA, as Istio's agent finds it from its environment:
+// caRootsFile returns the file with the roots that vouch for the CA, or nothing for the roots of the host. As in
+// Istio's agent, the first of these rules that applies decides:
 //
-//  1. CA_ROOT_CA=SYSTEM: the roots of the host, for which file is empty;
+//  1. CA_ROOT_CA=SYSTEM: the roots of the host;
 //  2. CA_ROOT_CA: that file;
 //  3. PILOT_CERT_PROVIDER=custom: ./etc/certs/root-cert.pem;
-//  4. PROV_CERT: root-cert.pem in that folder, whether it exists or not;
+//  4. PROV_CERT: root-cert.pem in that directory, whether it exists or not;
 //  5. PILOT_CERT_PROVIDER=none: an error;
 //  6. otherwise ./var/run/secrets/istio/root-cert.pem.
 //
-// It looks at nothing but what getenv and exists return: exists reports whether there is a regular file with the name. A
-// file of the rules 2, 3 and 6 that does not exist is an error, which names the variable to set.
-func caRootsFile(getenv func(string) string, exists func(file string) bool) (file string, err error) {
-	if getenv("CA_ROOT_CA") == "" && getenv("PILOT_CERT_PROVIDER") == "custom" {
-		return existing(mountedRoots, "PILOT_CERT_PROVIDER is custom", "CA_ROOT_CA", exists)
+// A file of the rules 2, 3 and 6 that does not exist is an error, which names the variable to set.
+func (c *Config) caRootsFile() (string, error) {
+	if c.caRoots == "" && c.certProvider == "custom" {
+		return c.existing(etcRoots, "PILOT_CERT_PROVIDER is custom", "CA_ROOT_CA")
 	}
-	return rootsFile("CA_ROOT_CA", getenv, exists)
+	return c.rootsFile("CA_ROOT_CA", c.caRoots)
 }
 
-// xdsRootsFile returns the file with the roots that vouch for the server of the agent's xDS connection:
+// xdsRootsFile is caRootsFile for the control plane:
 //
-//  1. XDS_ROOT_CA=SYSTEM: the roots of the host, for which file is empty;
+//  1. XDS_ROOT_CA=SYSTEM: the roots of the host;
 //  2. XDS_ROOT_CA: that file;
 //  3. ./etc/certs/root-cert.pem, if it exists;
-//  4. PROV_CERT: root-cert.pem in that folder, whether it exists or not;
-//  5. FILE_MOUNTED_CERTS=true: the file in ISTIO_META_TLS_CLIENT_ROOT_CERT, which has to be set;
+//  4. PROV_CERT: root-cert.pem in that directory, whether it exists or not;
+//  5. FILE_MOUNTED_CERTS=true: the mounted roots;
 //  6. PILOT_CERT_PROVIDER=none: an error;
 //  7. otherwise ./var/run/secrets/istio/root-cert.pem.
 //
-// A file of the rules 2 and 7 that does not exist is an error. The rest is as with caRootsFile.
-func xdsRootsFile(getenv func(string) string, exists func(file string) bool) (file string, err error) {
-	if getenv("XDS_ROOT_CA") == "" {
-		if exists(mountedRoots) {
-			return mountedRoots, nil
-		}
-		if getenv("PROV_CERT") == "" && getenv("FILE_MOUNTED_CERTS") == "true" {
-			if file = getenv("ISTIO_META_TLS_CLIENT_ROOT_CERT"); file == "" {
-				return "", fmt.Errorf("roots: FILE_MOUNTED_CERTS is true: set ISTIO_META_TLS_CLIENT_ROOT_CERT to the file with the roots")
-			}
-			return file, nil
-		}
+// A file of the rules 2 and 7 that does not exist is an error.
+func (c *Config) xdsRootsFile() (string, error) {
+	switch {
+	case c.xdsRoots != "":
+	case c.isFile(etcRoots):
+		return etcRoots, nil
+	case c.provCert == "" && c.fileMounted:
+		return c.mountedRoots, nil
 	}
-	return rootsFile("XDS_ROOT_CA", getenv, exists)
+	return c.rootsFile("XDS_ROOT_CA", c.xdsRoots)
 }
 
 // rootsFile follows the rules that both connections have.
-func rootsFile(variable string, getenv func(string) string, exists func(file string) bool) (string, error) {
-	switch file := getenv(variable); file {
-	case "SYSTEM":
+func (c *Config) rootsFile(variable, file string) (string, error) {
+	switch {
+	case file == "SYSTEM":
 		return "", nil
-	case "":
-	default:
-		return existing(file, variable+" names it", variable, exists)
+	case file != "":
+		return c.existing(file, variable+" names it", variable)
+	case c.provCert != "":
+		return path.Join(c.provCert, rootsName), nil
+	case c.certProvider == "none":
+		return "", fmt.Errorf("roots: PILOT_CERT_PROVIDER is none: set %s to the file with the roots, "+
+			"or to SYSTEM for those of the host", variable)
 	}
-	if dir := getenv("PROV_CERT"); dir != "" {
-		return path.Join(dir, "root-cert.pem"), nil
-	}
-	if getenv("PILOT_CERT_PROVIDER") == "none" {
-		return "", fmt.Errorf("roots: PILOT_CERT_PROVIDER is none: set %s to the file with the roots, or to SYSTEM for those of the host", variable)
-	}
-	return existing(podRoots, "it is the default", variable, exists)
+	return c.existing(podRoots, "it is the default", variable)
 }
 
-func existing(file, why, variable string, exists func(file string) bool) (string, error) {
-	if !exists(file) {
-		return "", fmt.Errorf("roots: there is no regular file %s, and %s: set %s to the file with the roots, or to SYSTEM for those of the host", file, why, variable)
+func (c *Config) existing(file, why, variable string) (string, error) {
+	if !c.isFile(file) {
+		return "", fmt.Errorf("roots: there is no regular file %s, and %s: set %s to the file with the roots, "+
+			"or to SYSTEM for those of the host", file, why, variable)
 	}
 	return file, nil
 }

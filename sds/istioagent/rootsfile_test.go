@@ -1,8 +1,7 @@
-package istioagent_test
+package istioagent
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
@@ -10,7 +9,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
-	"github.com/svidkit/svidkit/sds/istioagent"
 )
 
 // The order of the files with roots, for the connection to the CA and that for xDS. "-" is the host's roots, and "!" an error
@@ -31,14 +29,14 @@ func TestRootsFile(t *testing.T) {
 		// The first two rules, before everything.
 		{"CA_ROOT_CA=SYSTEM XDS_ROOT_CA=SYSTEM", "", "-", "-"},
 		{"CA_ROOT_CA=SYSTEM XDS_ROOT_CA=SYSTEM PROV_CERT=/p PILOT_CERT_PROVIDER=none FILE_MOUNTED_CERTS=true", etc, "-", "-"},
-		{"CA_ROOT_CA=/ca XDS_ROOT_CA=/xds", "/ca /xds", "/ca", "/xds"},
-		{"CA_ROOT_CA=/ca XDS_ROOT_CA=/xds PROV_CERT=/p PILOT_CERT_PROVIDER=none FILE_MOUNTED_CERTS=true", "/ca /xds " + etc, "/ca", "/xds"},
-		{"CA_ROOT_CA=/ca XDS_ROOT_CA=/xds PILOT_CERT_PROVIDER=custom", "/ca /xds " + etc, "/ca", "/xds"},
-		{"CA_ROOT_CA=/ca XDS_ROOT_CA=/xds", pod + " " + etc, "!no regular file /ca, and CA_ROOT_CA names it: set CA_ROOT_CA",
-			"!no regular file /xds, and XDS_ROOT_CA names it: set XDS_ROOT_CA"},
+		{"CA_ROOT_CA=./ca XDS_ROOT_CA=./xds", "./ca ./xds", "./ca", "./xds"},
+		{"CA_ROOT_CA=./ca XDS_ROOT_CA=./xds PROV_CERT=/p PILOT_CERT_PROVIDER=none FILE_MOUNTED_CERTS=true", "./ca ./xds " + etc, "./ca", "./xds"},
+		{"CA_ROOT_CA=./ca XDS_ROOT_CA=./xds PILOT_CERT_PROVIDER=custom", "./ca ./xds " + etc, "./ca", "./xds"},
+		{"CA_ROOT_CA=./ca XDS_ROOT_CA=./xds", pod + " " + etc, "!no regular file ./ca, and CA_ROOT_CA names it: set CA_ROOT_CA",
+			"!no regular file ./xds, and XDS_ROOT_CA names it: set XDS_ROOT_CA"},
 		{"CA_ROOT_CA=system XDS_ROOT_CA=system", "", "!no regular file system", "!no regular file system"},
-		{"CA_ROOT_CA=/ca", "/ca " + pod, "/ca", pod},
-		{"XDS_ROOT_CA=/xds", "/xds " + pod, pod, "/xds"},
+		{"CA_ROOT_CA=./ca", "./ca " + pod, "./ca", pod},
+		{"XDS_ROOT_CA=./xds", "./xds " + pod, pod, "./xds"},
 
 		// A custom provider, which counts before PROV_CERT, and for the CA only.
 		{"PILOT_CERT_PROVIDER=custom", etc, etc, etc},
@@ -56,7 +54,6 @@ func TestRootsFile(t *testing.T) {
 		// Mounted files, for xDS only.
 		{"FILE_MOUNTED_CERTS=true ISTIO_META_TLS_CLIENT_ROOT_CERT=/m", pod, pod, "/m"},
 		{"FILE_MOUNTED_CERTS=true ISTIO_META_TLS_CLIENT_ROOT_CERT=/m", pod + " " + etc, pod, etc},
-		{"FILE_MOUNTED_CERTS=true", pod, pod, "!set ISTIO_META_TLS_CLIENT_ROOT_CERT"},
 		{"FILE_MOUNTED_CERTS=true PILOT_CERT_PROVIDER=none ISTIO_META_TLS_CLIENT_ROOT_CERT=/m", pod, "!PILOT_CERT_PROVIDER is none", "/m"},
 		{"FILE_MOUNTED_CERTS=false ISTIO_META_TLS_CLIENT_ROOT_CERT=/m", pod, pod, pod},
 		{"ISTIO_META_TLS_CLIENT_ROOT_CERT=/m", pod, pod, pod},
@@ -70,10 +67,15 @@ func TestRootsFile(t *testing.T) {
 			name, value, _ := strings.Cut(pair, "=")
 			env[name] = value
 		}
-		getenv := func(name string) string { return env[name] }
-		exists := func(file string) bool { return slices.Contains(strings.Fields(c.files), file) }
-		check := func(what, want string, find func(func(string) string, func(string) bool) (string, error)) {
-			got, err := find(getenv, exists)
+		cfg := Config{
+			Root: t.TempDir(), caRoots: env["CA_ROOT_CA"], xdsRoots: env["XDS_ROOT_CA"], certProvider: env["PILOT_CERT_PROVIDER"],
+			provCert: env["PROV_CERT"], fileMounted: env["FILE_MOUNTED_CERTS"] == "true", mountedRoots: env["ISTIO_META_TLS_CLIENT_ROOT_CERT"],
+		}
+		for name := range strings.FieldsSeq(c.files) {
+			write(t, cfg.Root, name, []byte("roots"))
+		}
+		check := func(what, want string, find func() (string, error)) {
+			got, err := find()
 			at := fmt.Sprintf("%s with %q and %q", what, c.env, c.files)
 			if text, bad := strings.CutPrefix(want, "!"); bad {
 				require.ErrorContains(t, err, text, at)
@@ -84,7 +86,7 @@ func TestRootsFile(t *testing.T) {
 			require.NoError(t, err, at)
 			assert.Equal(t, strings.TrimPrefix(want, "-"), got, at)
 		}
-		check("CA", c.ca, istioagent.CARootsFile)
-		check("XDS", c.xds, istioagent.XDSRootsFile)
+		check("CA", c.ca, cfg.caRootsFile)
+		check("XDS", c.xds, cfg.xdsRootsFile)
 	}
 }

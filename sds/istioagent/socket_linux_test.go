@@ -1,4 +1,4 @@
-package istioagent_test
+package istioagent
 
 import (
 	"net"
@@ -10,8 +10,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"github.com/svidkit/svidkit/sds/istioagent"
 )
 
 // TestSocketBusy has a server with more clients than it accepts, which is no reason not to be ready.
@@ -22,7 +20,7 @@ func TestSocketBusy(t *testing.T) {
 	serve(t, socket)
 	cfg := config(t, root, pod)
 	a := start(t, cfg)
-	require.Equal(t, istioagent.Socket, a.Choice().Origin)
+	require.Equal(t, fromSocket, a.cfg.Origin)
 
 	require.NoError(t, os.Remove(socket))
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)

@@ -2,7 +2,6 @@ package kubesecrets_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -19,13 +18,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn"
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/kubesecrets"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 var td = spiffe.MustParseTrustDomain("example.org")
@@ -81,12 +80,7 @@ func newRBAC(w *world) *rbac {
 func TestResolve(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, kubesecrets.Config{AllNamespaces: true, TrustDomain: td, Others: func(_ context.Context, name string) (string, error) {
-			if name == "ROOTCA" {
-				return "the-roots", nil
-			}
-			return "", errors.New("no others")
-		}})
+		w := newWorld(t, kubesecrets.Config{AllNamespaces: true, TrustDomain: td})
 		r := newRBAC(w)
 		r.set(gateway, "list")
 		r.set("system:serviceaccount:gw:reader in gw", "get")
@@ -101,7 +95,7 @@ func TestResolve(t *testing.T) {
 		}
 		for name, want := range map[string]string{
 			"kubernetes://s": "kubernetes://gw/s", "kubernetes://gw/s": "kubernetes://gw/s",
-			"kubernetes://s-cacert": "kubernetes://gw/s-cacert", "ROOTCA": "the-roots",
+			"kubernetes://s-cacert": "kubernetes://gw/s-cacert",
 		} {
 			for _, account := range []string{"gateway", "reader"} {
 				got, err := ask(byID(t, "spiffe://example.org/ns/gw/sa/"+account), name)
@@ -128,12 +122,12 @@ func TestResolve(t *testing.T) {
 			"does not name a service account":          {byID(t, "spiffe://example.org/gateway"), "kubernetes://s"},
 			`"unix-peer:uid:0" is not of trust domain`: {of(t, &authn.Caller{Name: "uid:0", Method: "unix-peer"}), "kubernetes://s"},
 			"and not of this one": {of(t, &authn.Caller{ID: id, Method: "test",
-				Pod: &authn.Pod{Cluster: "remote", Namespace: "gw", ServiceAccount: "gateway"}}), "kubernetes://s"},
+				Pod: &spiffe.Pod{Cluster: "remote", Namespace: "gw", ServiceAccount: "gateway"}}), "kubernetes://s"},
 			`may not have Secrets of "app"`: {good, "kubernetes://app/s"},
 			`may not have Secrets of "gw"`:  {byID(t, "spiffe://example.org/ns/app/sa/gateway"), "kubernetes://gw/s"},
 			"no valid name":                 {good, "kubernetes://gw/a/b"},
 			"no valid namespace":            {good, "kubernetes:///s"},
-			"no others":                     {good, "default"},
+			"the names are":                 {good, "default"},
 		} {
 			_, err := ask(c.ctx, c.name)
 			require.ErrorContains(t, err, text)
@@ -153,8 +147,6 @@ func TestResolveWithoutConfig(t *testing.T) {
 	require.NoError(t, err)
 	_, err = src.Resolve(byID(t, "spiffe://example.org/ns/gw/sa/gateway"), "kubernetes://s")
 	require.ErrorContains(t, err, "Config.TrustDomain")
-	_, err = src.Resolve(byID(t, "spiffe://example.org/ns/gw/sa/gateway"), "default")
-	require.ErrorContains(t, err, "Config.Others")
 }
 
 // TestManyCallers bounds the callers that are known, in all and of one namespace.

@@ -13,6 +13,12 @@ const (
 	MaxCallersEach = maxCallersEach
 )
 
+// WithMaxBytes returns a Config with another bound of all Secrets.
+func (c Config) WithMaxBytes(n int) Config {
+	c.maxBytes = n
+	return c
+}
+
 // Places returns how many of them are taken.
 func (s *Source) Places() int { return s.access.places.Held() }
 

@@ -601,7 +601,7 @@ func TestReplaced(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		d := with(tls(t, ca.SVID("/a")), data{"ca.crt": ca.Bundle().MarshalPEM()})
 		good := tls(t, ca.SVID("/b"))
-		w := newWorld(t, kubesecrets.Config{MaxBytes: 12 << 10})
+		w := newWorld(t, kubesecrets.Config{}.WithMaxBytes(12<<10))
 		unseen := func(change func()) {
 			w.api.Faults(func(*http.Request) *kubetest.Fault { return &kubetest.Fault{Code: 503, Reason: "ServiceUnavailable"} })
 			w.api.EndWatches()
@@ -751,7 +751,7 @@ func TestOneEvent(t *testing.T) {
 				put(w.api, "gw/s", d)
 				if crowded {
 					put(w.api, "gw/t", d)
-					cfg.MaxBytes = 4 << 10
+					cfg = cfg.WithMaxBytes(4 << 10)
 				}
 				w.start(cfg)
 				synctest.Wait() // so that there is a watch to end
@@ -833,15 +833,15 @@ func TestRoom(t *testing.T) {
 			put(w.api, fmt.Sprint("gw/s", i), d)
 			put(w.api, fmt.Sprint("gw/password", i), data{"x": make([]byte, 1<<10)})
 		}
-		w.start(kubesecrets.Config{MaxBytes: 10 << 10})
+		w.start(kubesecrets.Config{}.WithMaxBytes(10 << 10))
 		st := w.src.Status()
 		have := len(st.Secrets)
 		assert.Greater(t, have, 2)
 		assert.Equal(t, 10, have+st.Refused)
 		assert.LessOrEqual(t, st.Bytes, 10<<10)
 		w.is("kubernetes://s0", pair(d))
-		w.fails("kubernetes://s9", "Config.MaxBytes")
-		w.fails("kubernetes://s9-cacert", "Config.MaxBytes")
+		w.fails("kubernetes://s9", "Config.LabelSelector")
+		w.fails("kubernetes://s9-cacert", "Config.LabelSelector")
 		w.absent("kubernetes://other")
 		assert.Contains(t, w.log.String(), "no room")
 
@@ -854,7 +854,7 @@ func TestRoom(t *testing.T) {
 			w.api.Remove(path(fmt.Sprint("gw/s", i+1)))
 		}
 		synctest.Wait()
-		w.fails("kubernetes://s9", "Config.MaxBytes")
+		w.fails("kubernetes://s9", "Config.LabelSelector")
 		time.Sleep(11 * time.Minute) // with the next list
 		w.is("kubernetes://s9", pair(d))
 		assert.NoError(t, w.src.SecretStatus("gw", "s9").PairErr)
@@ -915,7 +915,6 @@ func TestConfig(t *testing.T) {
 	good := kubesecrets.Config{Namespace: "gw", APIServer: "https://127.0.0.1"}
 	for text, edit := range map[string]func(*kubesecrets.Config){
 		"Namespace":                func(c *kubesecrets.Config) { c.Namespace = "a/b" },
-		"MaxBytes":                 func(c *kubesecrets.Config) { c.MaxBytes = -1 },
 		"ReviewInterval":           func(c *kubesecrets.Config) { c.ReviewInterval = time.Millisecond },
 		"ReviewInterval is 2h0m0s": func(c *kubesecrets.Config) { c.ReviewInterval = 2 * time.Hour }, // an answer counts for one
 		"one type":                 func(c *kubesecrets.Config) { c.Type = "a,b" },

@@ -232,7 +232,7 @@ func (s *Source) take(ctx context.Context, d *document, c *changes) {
 	}
 	now.size, now.round = overhead+now.pair.bytes()+now.roots.bytes(), s.round
 	switch {
-	case s.used-before.size+now.size <= s.cfg.MaxBytes:
+	case s.used-before.size+now.size <= s.cfg.maxBytes:
 		s.used += now.size - before.size
 		*kept = now
 		s.objects[k] = kept
@@ -256,7 +256,7 @@ func (s *Source) take(ctx context.Context, d *document, c *changes) {
 	s.report(ctx, k, before.roots, now.roots, roots)
 }
 
-var errRoom = errors.New("there is no room for it: select less by Config.LabelSelector or Config.Type, or raise Config.MaxBytes")
+var errRoom = errors.New("there is no room for it: select less by Config.LabelSelector or Config.Type")
 
 // report logs what became of one content of a Secret.
 func (s *Source) report(ctx context.Context, k key, before, now content, changed bool) {

@@ -14,7 +14,7 @@ var files embed.FS
 
 // cases returns the cases of the suite.
 func cases() (all []testCase) {
-	for _, method := range []string{"sotw", "delta", "fetch", "rest"} {
+	for _, method := range []string{"sotw", "delta", "fetch"} {
 		text, err := files.ReadFile("cases/" + method + ".txt")
 		if err != nil {
 			panic(fmt.Sprintf("sdstest: %v", err)) // it is part of the program

@@ -2,12 +2,10 @@ package sdstest
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -119,8 +117,6 @@ func (p *player) line(line string) error {
 		return p.set(words[1], words[len(words)-1])
 	case "fetch":
 		return p.fetch(words[1:])
-	case "rest":
-		return p.rest(words[1:])
 	}
 	s := p.streams[words[0]]
 	if s == nil {
@@ -593,14 +589,11 @@ func (p *player) sorted() []*stream {
 	return slices.SortedFunc(maps.Values(p.streams), func(a, b *stream) int { return strings.Compare(a.name, b.name) })
 }
 
-// fetch is a line with a fetch in gRPC.
+// fetch is a line with a fetch.
 func (p *player) fetch(words []string) error {
 	r, verb, args, err := p.fetchRequest(words)
 	if err != nil {
 		return err
-	}
-	if r.typeURL == "" {
-		r.typeURL = secretURL
 	}
 	msg, err := r.encode()
 	if err != nil {
@@ -622,59 +615,26 @@ func (p *player) fetch(words []string) error {
 	if err != nil {
 		return err
 	}
-	return p.fetchedItems(resp, args)
-}
-
-// rest is a line with a fetch in JSON.
-func (p *player) rest(words []string) error {
-	r, verb, args, err := p.fetchRequest(words)
-	if err != nil {
-		return err
+	p.fetched = resp.version
+	var got []string
+	for _, it := range resp.items {
+		got = append(got, it.name+"="+it.word)
 	}
-	body, err := json.Marshal(map[string]any{
-		"node": map[string]any{"id": r.node}, "resource_names": append([]string{}, r.names...), "type_url": r.typeURL, "version_info": r.what,
-	})
-	if err != nil {
-		return err
+	slices.Sort(got)
+	want := slices.Sorted(slices.Values(args))
+	if !slices.Equal(got, want) || resp.version == "" {
+		return fmt.Errorf("the answer has %q and the version %q, want %q", got, resp.version, want)
 	}
-	ctx, cancel := context.WithTimeout(p.ctx, p.patience)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.server.URL+restPath, strings.NewReader(string(body)))
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := p.server.Client.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	answer, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return err
-	}
-	if verb == "status" {
-		if resp.StatusCode != number(args[0]) {
-			return fmt.Errorf("status %d", resp.StatusCode)
-		}
-		return nil
-	}
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("status %d: %.200q", resp.StatusCode, answer)
-	}
-	got, err := p.contents.decodeJSON(answer)
-	if err != nil {
-		return err
-	}
-	return p.fetchedItems(got, args)
+	return nil
 }
 
 // fetchRequest reads the line of a fetch.
 func (p *player) fetchRequest(words []string) (r request, verb string, args []string, err error) {
-	i := slices.IndexFunc(words, func(w string) bool { return w == "want" || w == "ends" || w == "status" })
+	i := slices.IndexFunc(words, func(w string) bool { return w == "want" || w == "ends" })
 	if i < 0 {
 		return r, "", nil, errors.New("it does not say what to expect")
 	}
+	r.typeURL = secretURL
 	for _, w := range words[:i] {
 		switch key, value, ok := strings.Cut(w, "="); {
 		case !ok:
@@ -694,18 +654,4 @@ func (p *player) fetchRequest(words []string) (r request, verb string, args []st
 		}
 	}
 	return r, words[i], words[i+1:], nil
-}
-
-func (p *player) fetchedItems(r *response, want []string) error {
-	p.fetched = r.version
-	var got []string
-	for _, it := range r.items {
-		got = append(got, it.name+"="+it.word)
-	}
-	slices.Sort(got)
-	want = slices.Sorted(slices.Values(want))
-	if !slices.Equal(got, want) || r.version == "" {
-		return fmt.Errorf("the answer has %q and the version %q, want %q", got, r.version, want)
-	}
-	return nil
 }

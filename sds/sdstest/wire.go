@@ -1,8 +1,6 @@
 package sdstest
 
 import (
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -19,7 +17,6 @@ import (
 
 const (
 	service      = "/envoy.service.secret.v3.SecretDiscoveryService/"
-	restPath     = "/v3/discovery:secrets"
 	secretURL    = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
 	validatorURL = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.SPIFFECertValidatorConfig"
 )
@@ -269,86 +266,6 @@ func (c *contents) decode(msg []byte, delta bool) (*response, error) {
 		err = fmt.Errorf("a response of type %q", r.typeURL)
 	}
 	return &r, err
-}
-
-// decodeJSON reads a DiscoveryResponse in JSON.
-func (c *contents) decodeJSON(body []byte) (*response, error) {
-	type source struct{ InlineBytes, InlineString string }
-	var m struct {
-		VersionInfo string
-		TypeURL     string `json:"typeUrl"`
-		Resources   []struct {
-			Type           string `json:"@type"`
-			Name           string
-			TLSCertificate *struct{ CertificateChain, PrivateKey source } `json:"tlsCertificate"`
-			TicketKeys     *struct{ Keys []source }                       `json:"sessionTicketKeys"`
-			Context        *struct {
-				TrustedCA *source `json:"trustedCa"`
-				Validator *struct {
-					Config struct {
-						Type    string `json:"@type"`
-						Domains []struct {
-							Name   string
-							Bundle source `json:"trustBundle"`
-						} `json:"trustDomains"`
-					} `json:"typedConfig"`
-				} `json:"customValidatorConfig"`
-			} `json:"validationContext"`
-			Generic *struct {
-				Secret  *source
-				Secrets map[string]source
-			} `json:"genericSecret"`
-		}
-	}
-	if err := json.Unmarshal(body, &m); err != nil {
-		return nil, fmt.Errorf("the answer is not a DiscoveryResponse in JSON: %w", err)
-	}
-	if m.TypeURL != secretURL {
-		return nil, fmt.Errorf("a response of type %q", m.TypeURL)
-	}
-	r := &response{version: m.VersionInfo}
-	for _, res := range m.Resources {
-		if res.Type != secretURL {
-			return nil, fmt.Errorf("a resource of type %q, not %s", res.Type, secretURL)
-		}
-		got := received{name: res.Name}
-		add := func(kind string, s source) {
-			b, err := base64.StdEncoding.DecodeString(s.InlineBytes)
-			if err != nil {
-				b = nil
-			}
-			got.parts = append(got.parts, kind+"="+string(b)+s.InlineString)
-		}
-		if x := res.TLSCertificate; x != nil {
-			add("chain", x.CertificateChain)
-			add("key", x.PrivateKey)
-		}
-		if x := res.TicketKeys; x != nil {
-			for _, key := range x.Keys {
-				add("ticket", key)
-			}
-		}
-		if x := res.Context; x != nil && x.TrustedCA != nil {
-			add("roots", *x.TrustedCA)
-		} else if x != nil && x.Validator != nil && x.Validator.Config.Type == validatorURL {
-			for _, d := range x.Validator.Config.Domains {
-				add("domain "+d.Name, d.Bundle)
-			}
-		}
-		if x := res.Generic; x != nil && x.Secret != nil {
-			add("value ", *x.Secret)
-		} else if x != nil {
-			for _, k := range slices.Sorted(maps.Keys(x.Secrets)) {
-				add("value "+k, x.Secrets[k])
-			}
-		}
-		it, err := c.item(&got)
-		if err != nil {
-			return nil, err
-		}
-		r.items = append(r.items, it)
-	}
-	return r, nil
 }
 
 // request is a DiscoveryRequest, or a DeltaDiscoveryRequest.

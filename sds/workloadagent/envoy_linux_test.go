@@ -74,7 +74,9 @@ func TestEnvoy(t *testing.T) {
 	src, err := workloadapi.Start(t.Context(), workloadapi.Config{Client: p.client()})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = src.Close() })
-	transport, err := spiffetls.Transport(src, src, spiffe.AllowMembersOf(exampleOrg), nil)
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: src, Peers: src, Allow: spiffe.AllowMembersOf(exampleOrg)})
+	require.NoError(t, err)
+	transport, err := endpoint.Transport()
 	require.NoError(t, err)
 	transport.DisableKeepAlives = true // each request is a handshake
 	client := &http.Client{Transport: transport, Timeout: 10 * time.Second}

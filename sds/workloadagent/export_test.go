@@ -1,9 +1,9 @@
 package workloadagent
 
 import (
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // NewOf is New with another API server.

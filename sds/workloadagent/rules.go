@@ -12,10 +12,10 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesink"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // anyAudience permits each audience.

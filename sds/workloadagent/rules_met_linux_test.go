@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/sds/workloadagent"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // caller is a process of which the kernel says all.

@@ -80,7 +80,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/files/follow"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/kube"
@@ -95,6 +94,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesink"
 	"github.com/svidkit/svidkit/spiffe/report"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
@@ -103,8 +103,9 @@ type Config struct {
 	// File is the path of the file that says who gets what.
 	File string
 
-	// Source has the identities: a *secretcache.Manager with a TrustDomain, or a *workloadapi.Source, such as that of SPIRE's
-	// agent, which has those that its server gives this program. The caller runs and closes it. If it has the methods
+	// Source has the identities: a *secretcache.Manager with a TrustDomain, or a *workloadapi.Source with the secrets of
+	// its sdssource.FromIdentity, which has the identities that another agent, such as SPIRE's, gives this program. The
+	// caller runs and closes it. If it has the methods
 	// Add(spiffe.ID) error and Remove(spiffe.ID), as a Manager has, they are called with the identities that come and go.
 	// Revocation lists of another agent are not handed on.
 	Source interface {

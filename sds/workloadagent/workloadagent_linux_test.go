@@ -25,7 +25,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/grpchttp"
@@ -37,6 +36,7 @@ import (
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/sds/workloadagent"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -44,6 +44,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
@@ -446,7 +447,7 @@ func TestFromAgent(t *testing.T) {
 	src, err := workloadapi.New(api.Config())
 	require.NoError(t, err)
 	p := newPlace(t, me(id("/web"), id("/unknown")))
-	p.run(workloadagent.Config{Source: src}, src.Run)
+	p.run(workloadagent.Config{Source: upstream{src, sdssource.FromIdentity(src)}}, src.Run)
 	updates, errs := p.updates()
 	first := next(t, updates)
 	require.Equal(t, "/web", told(first))
@@ -509,7 +510,7 @@ func TestNew(t *testing.T) {
 	require.ErrorContains(t, err, "chmod")
 }
 
-type noCA struct{ secretcache.CA }
+type noCA struct{ caclient.CA }
 
 const workloadSocket, workloadUpdates = "WORKLOADAGENT_SOCKET", "WORKLOADAGENT_UPDATES"
 
@@ -747,3 +748,11 @@ func TestTokensOfNoIssuer(t *testing.T) {
 	_, err = workloadagent.New(workloadagent.Config{File: p.file, Source: m, TrustDomain: exampleOrg})
 	require.ErrorContains(t, err, "is to have tokens, and the CA of this agent issues none: take them out")
 }
+
+// upstream is another agent, with its identities as secrets.
+type upstream struct {
+	*workloadapi.Source
+	secrets
+}
+
+type secrets = sds.Source

@@ -79,7 +79,7 @@ func BenchmarkStreams(b *testing.B) {
 			case "bare":
 				n.serve(b, at, &bare{n.client(b, "control")})
 			case "xdsproxy":
-				n.serve(b, at, newProxy(b, n, func(c *xdsproxy.Config) { c.MaxStreams, c.MaxPeerStreams = count, count }))
+				n.serve(b, at, newProxy(b, n, func(c *xdsproxy.Config) { c.SetLimits(0, 0, count, count) }))
 			}
 			client := grpchttp.NewClient(n.client(b, at), "http://localhost", maxMessage)
 			first := encode(b, &envoysds.DiscoveryRequest{Node: &envoysds.Node{Id: "a", Cluster: strings.Repeat("c", 50_000)}, TypeUrl: clusters})

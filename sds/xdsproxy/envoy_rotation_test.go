@@ -26,10 +26,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn"
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient"
 	caapi "github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/caclient/local"
+	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/envoytest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -43,6 +43,7 @@ import (
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // agentKey is the variable that makes this program an agent; it has an agentConfig in JSON.
@@ -349,8 +350,10 @@ func testRotation(t *testing.T, bin string, delta bool) {
 	}
 	rootsFile, at := filepath.Join(dir, "roots.pem"), "127.0.0.1:0"
 	startCA := func() (stop func()) {
+		served := struct{ served }{signer}
+		identity := caservertest.Identity(t, served, id("ca"), pki.IPSAN(net.IPv4(127, 0, 0, 1)))
 		server, err := caserver.New(caserver.Options{
-			CA: struct{ served }{signer}, ID: id("ca"), Names: []pki.SAN{pki.IPSAN(net.IPv4(127, 0, 0, 1))}, RootsFile: rootsFile, RenewByCertificate: -1,
+			CA: served, TrustDomain: td, Identity: identity, RootsFile: rootsFile, RenewByCertificate: -1,
 			Istio: &istioca.Options{Authenticator: authn.Func(func(r *http.Request) (*authn.Caller, error) {
 				if name, ok := bearer.Token(r.Header); ok && bearer.Confidential(r) {
 					return &authn.Caller{ID: id(name), Method: "test"}, nil
@@ -365,7 +368,7 @@ func testRotation(t *testing.T, bin string, delta bool) {
 		ctx, cancel := context.WithCancel(ctx)
 		done := make(chan struct{})
 		go func() { defer close(done); assert.NoError(t, server.Run(ctx, caserver.Listeners{Istio: l})) }()
-		stop = func() { cancel(); <-done }
+		stop = func() { cancel(); <-done; _ = identity.Close() }
 		t.Cleanup(stop)
 		return stop
 	}
@@ -431,7 +434,9 @@ func testRotation(t *testing.T, bin string, delta bool) {
 	probe, err := secretcache.Start(t.Context(), secretcache.Config{ID: id("probe"), CA: issuer})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = probe.Close() })
-	tr, err := spiffetls.Transport(probe, probe, spiffe.AllowIDs(back.ID), nil)
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: probe, Peers: probe, Allow: spiffe.AllowIDs(back.ID)})
+	require.NoError(t, err)
+	tr, err := endpoint.Transport()
 	require.NoError(t, err)
 	tr.DisableKeepAlives = true
 	direct := startRequests(t, &http.Client{Timeout: 10 * time.Second, Transport: tr}, "https://"+backend, "URI=spiffe://example.org/ns/demo/sa/probe")

@@ -5,11 +5,11 @@ import (
 	"log"
 
 	"github.com/svidkit/svidkit/authn/tokensource"
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/xdsproxy"
 	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // One socket for an Envoy of Istio: its secrets from manager, and its configuration from istiod.

@@ -17,7 +17,7 @@ func NewQueueOf(shares *limit.Shares[peerkey.Holder], p peerkey.Holder) *Queue {
 }
 
 // Sent is sent.
-func (q *Queue) Sent(n int) { q.sent(n) }
+func (q *Queue) Sent(msg []byte) { q.sent(msg) }
 
 // End is end.
 func (q *Queue) End() { q.end() }

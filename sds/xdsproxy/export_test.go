@@ -14,6 +14,11 @@ const (
 	MaxNodes = maxNodes
 )
 
+// SetLimits sets limits on messages and streams; 0 means the default.
+func (c *Config) SetLimits(request, response, streams, peerStreams int) {
+	c.limits.request, c.limits.response, c.limits.streams, c.limits.peerStreams = request, response, streams, peerStreams
+}
+
 // NodeBytes returns how many bytes the nodes of Envoys have that are kept for debug requests.
 func (h *Handler) NodeBytes() int {
 	h.envoys.mu.Lock()
@@ -30,15 +35,8 @@ func Read(message []byte, delta bool) (secret bool, node []byte, err error) {
 	if delta {
 		f = deltaRequest
 	}
-	k, node, err := f.read(message)
-	return k == secrets, f.encode(node), err
-}
-
-// Reported returns how many streams have the reports of health.
-func (h *Handler) Reported() int {
-	h.health.mu.Lock()
-	defer h.health.mu.Unlock()
-	return len(h.health.legs)
+	secret, node, err = f.read(message)
+	return secret, f.encode(node), err
 }
 
 // DebugAnswer returns the JSON of a response to a debug request.
@@ -53,8 +51,5 @@ func NewQueue() *Queue { return newQueue(limit.NewShares[peerkey.Holder](0, 0), 
 // Put is put.
 func (q *Queue) Put(ctx context.Context, msg []byte) error { return q.put(ctx, msg) }
 
-// SetReport is setReport.
-func (q *Queue) SetReport(msg []byte) { q.setReport(msg) }
-
 // Next is next.
-func (q *Queue) Next(ctx context.Context) (msg []byte, size int, ok bool) { return q.next(ctx) }
+func (q *Queue) Next(ctx context.Context) (msg []byte, ok bool) { return q.next(ctx) }

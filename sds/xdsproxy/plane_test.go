@@ -35,7 +35,6 @@ type plane struct {
 	down    bool
 	changed chan struct{} // closed at the next change
 	secrets int           // requests for secrets, of which there should be none
-	reports int           // of health
 	nodes   int           // streams whose first request has a node
 	streams int
 }
@@ -144,9 +143,6 @@ func (p *plane) take(msg []byte, subs map[string]*subscription, delta, first boo
 	of := func(typeURL string, node *envoysds.Node) *subscription {
 		if typeURL == secretType {
 			p.secrets++
-		}
-		if typeURL == healthType {
-			p.reports++
 		}
 		if first && node.GetId() != "" {
 			p.nodes++

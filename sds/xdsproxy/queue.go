@@ -18,8 +18,7 @@ type queue struct {
 
 	mu      sync.Mutex
 	waiting [][]byte
-	bytes   int    // of those, and of the one that is being sent
-	report  []byte // a request to send when none waits; nil for none
+	bytes   int // of those, and of the one that is being sent
 	state   int
 	more    chan struct{} // has one when next is to look again
 	room    chan struct{} // has one when put is to look again
@@ -79,19 +78,9 @@ func (q *queue) tryPut(msg []byte) (ok bool, err error) {
 	return true, nil
 }
 
-// setReport makes msg a request to send, after those that wait and instead of the last report that was not sent. It is
-// not counted, as there is one.
-func (q *queue) setReport(msg []byte) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.state == filling {
-		q.report = msg
-		wake(q.more)
-	}
-}
-
-// next returns the next request and its size for sent, or false if there is none and will be none. It waits for one.
-func (q *queue) next(ctx context.Context) (msg []byte, size int, ok bool) {
+// next returns the next request, or false if there is none and will be none. It waits for one. The caller passes the
+// request to sent once it is not kept any more.
+func (q *queue) next(ctx context.Context) (msg []byte, ok bool) {
 	for {
 		q.mu.Lock()
 		if len(q.waiting) > 0 {
@@ -99,33 +88,35 @@ func (q *queue) next(ctx context.Context) (msg []byte, size int, ok bool) {
 			q.waiting[0] = nil
 			q.waiting = q.waiting[1:]
 			q.mu.Unlock()
-			return msg, len(msg) + besideMessage, true
+			return msg, true
 		}
 		state := q.state
-		msg, q.report = q.report, nil
 		q.waiting = nil // so that an idle stream keeps no array
 		q.mu.Unlock()
 		if state != filling {
-			return nil, 0, false
-		}
-		if msg != nil {
-			return msg, 0, true
+			return nil, false
 		}
 		select {
 		case <-q.more:
 		case <-ctx.Done():
-			return nil, 0, false
+			return nil, false
 		}
 	}
 }
 
-// sent says that a request whose size was n, which next has returned, is not kept any more.
-func (q *queue) sent(n int) {
+// sent says that a request is not kept any more.
+func (q *queue) sent(msg []byte) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.give(msg)
+	wake(q.room)
+}
+
+// give gives the room of a request back. The lock is held.
+func (q *queue) give(msg []byte) {
+	n := len(msg) + besideMessage
 	q.bytes -= n
 	q.shares.Give(q.peer, n)
-	wake(q.room)
 }
 
 // end says that put is not called any more.
@@ -150,11 +141,9 @@ func (q *queue) discard() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, msg := range q.waiting {
-		n := len(msg) + besideMessage
-		q.bytes -= n
-		q.shares.Give(q.peer, n)
+		q.give(msg)
 	}
-	q.waiting, q.report = nil, nil
+	q.waiting = nil
 	q.state = discarded
 	wake(q.more)
 	wake(q.room)

@@ -29,10 +29,10 @@ func putting(ctx context.Context, q *xdsproxy.Queue, size int) <-chan error {
 // took takes the next message and says that it was sent.
 func took(t *testing.T, q *xdsproxy.Queue, size int) {
 	t.Helper()
-	msg, n, ok := q.Next(t.Context())
+	msg, ok := q.Next(t.Context())
 	require.True(t, ok)
 	require.Len(t, msg, size)
-	q.Sent(n)
+	q.Sent(msg)
 	synctest.Wait()
 }
 
@@ -69,12 +69,12 @@ func TestQueueRoom(t *testing.T) {
 			} else {
 				waits := putting(t.Context(), q, 0)
 				require.Empty(t, waits, "after %d bytes", first)
-				msg, n, ok := q.Next(t.Context())
+				msg, ok := q.Next(t.Context())
 				require.True(t, ok)
 				require.Len(t, msg, first)
 				synctest.Wait()
 				require.Empty(t, waits, "what is being sent counts")
-				q.Sent(n)
+				q.Sent(msg)
 				require.NoError(t, <-waits)
 			}
 			took(t, q, 0)
@@ -140,7 +140,7 @@ func TestQueueWaits(t *testing.T) {
 			q.Discard()
 			require.NoError(t, <-waits)
 			require.NoError(t, <-putting(t.Context(), q, 2*whole), "and all that follow")
-			_, _, ok := q.Next(t.Context())
+			_, ok := q.Next(t.Context())
 			require.False(t, ok)
 			require.Zero(t, time.Since(begun))
 		})
@@ -149,11 +149,10 @@ func TestQueueWaits(t *testing.T) {
 		t.Parallel()
 		synctest.Test(t, func(t *testing.T) {
 			q, begun := full(t, 2), time.Now()
-			q.SetReport([]byte("report"))
 			q.End()
 			took(t, q, xdsproxy.MaxQueue/2-xdsproxy.BesideMessage)
 			took(t, q, xdsproxy.MaxQueue/2-xdsproxy.BesideMessage)
-			_, _, ok := q.Next(t.Context())
+			_, ok := q.Next(t.Context())
 			require.False(t, ok, "what was put is taken, and Next waits for nothing more")
 			require.Zero(t, time.Since(begun))
 		})
@@ -176,19 +175,19 @@ func TestQueueShares(t *testing.T) {
 				require.Equal(t, grpchttp.ResourceExhausted, codeOf(q.Put(t.Context(), nil)), "the peer's share is taken")
 				require.Equal(t, 4*(size+xdsproxy.BesideMessage), shares.Held())
 				require.NoError(t, xdsproxy.NewQueueOf(shares, other).Put(t.Context(), make([]byte, size)), "that of another is not")
-				var rest []int
+				var rest [][]byte
 				for i := range taken {
-					_, n, ok := q.Next(t.Context())
+					msg, ok := q.Next(t.Context())
 					require.True(t, ok)
 					if i < sent {
-						q.Sent(n)
+						q.Sent(msg)
 					} else {
-						rest = append(rest, n)
+						rest = append(rest, msg)
 					}
 				}
 				give := func() {
-					for _, n := range rest {
-						q.Sent(n)
+					for _, msg := range rest {
+						q.Sent(msg)
 					}
 				}
 				if !late {

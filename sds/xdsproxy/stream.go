@@ -12,11 +12,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // stream is an ADS stream of an Envoy. The goroutine of the HTTP request receives from Envoy. Each of its legs has a
@@ -125,12 +125,12 @@ func (s *stream) finish() error {
 // request forwards a message of Envoy. It blocks while the queue is full.
 func (s *stream) request(msg []byte) error {
 	to := &s.up
-	k, node, err := s.fields.read(msg)
+	secrets, node, err := s.fields.read(msg)
 	switch {
 	case s.h.cfg.Secrets == nil: // the control plane says what is malformed
 	case err != nil:
 		return grpchttp.Errorf(grpchttp.InvalidArgument, "xdsproxy: malformed request")
-	case k == secrets:
+	case secrets:
 		to = &s.local
 	}
 	if *to == nil {
@@ -145,11 +145,7 @@ func (s *stream) request(msg []byte) error {
 		}
 		*to = s.begin(to == &s.local, node)
 	}
-	err = (*to).queue.put(s.ctx, msg)
-	if err == nil && k == listeners {
-		s.h.health.join(*to)
-	}
-	return err
+	return (*to).queue.put(s.ctx, msg)
 }
 
 // begin starts a leg.
@@ -179,8 +175,6 @@ type leg struct {
 	queue  *queue
 	node   []byte                   // of Envoy, until the control plane has answered; nil if it has none
 	redact func(text string) string // takes out the token that was sent; nil for none
-
-	left bool // the reports, whose lock guards it
 }
 
 // run lasts as long as the leg.
@@ -191,7 +185,6 @@ func (l *leg) run() {
 		err = l.receive(remote)
 		_ = remote.Close()
 	}
-	l.s.h.health.leave(l)
 	l.queue.discard()
 	l.ended(err, err != nil && remote != nil && remote.Header() != nil)
 }
@@ -239,13 +232,13 @@ func (h *Handler) metadata(ctx context.Context) (metadata http.Header, token str
 // forward sends what is in the queue.
 func (l *leg) forward(remote *grpchttp.Stream) {
 	for {
-		msg, size, ok := l.queue.next(l.s.ctx)
+		msg, ok := l.queue.next(l.s.ctx)
 		if !ok {
 			break
 		}
 		start := time.Now()
 		err := remote.Send(msg)
-		l.queue.sent(size)
+		l.queue.sent(msg)
 		if took := time.Since(start); took > slow && !l.local {
 			l.s.h.log.Warn("xdsproxy: the control plane was slow to take a request", "slow", slog.Duration("after", took))
 		}
@@ -276,13 +269,11 @@ func (l *leg) receive(remote *grpchttp.Stream) error {
 				defer h.envoys.join(l.node)()
 				l.node = nil
 			}
-			switch k, _, err := response.read(msg); {
-			case k == health: // Envoy has not asked
-				continue
+			switch secrets, _, err := response.read(msg); {
 			case h.cfg.Secrets == nil:
 			case err != nil:
 				return grpchttp.Errorf(grpchttp.Internal, "xdsproxy: the control plane has sent a malformed response")
-			case k == secrets:
+			case secrets:
 				h.metrics.dropped.Inc()
 				h.log.Warn("xdsproxy: a response of the control plane was dropped", "it has secrets", slog.Int("bytes", len(msg)))
 				continue

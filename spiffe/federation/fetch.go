@@ -18,6 +18,7 @@ import (
 	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
 // Limits on what an endpoint can cause, beside those of a bundle document.
@@ -267,18 +268,19 @@ func (e *endpoint) clientConfig(host string) (*tls.Config, error) {
 		c.RootCAs = e.roots
 		return c, nil
 	}
-	verifier, err := spiffe.NewVerifier(e.source, spiffe.AllowIDs(e.id), nil)
+	endpoint, err := spiffetls.New(spiffetls.Config{
+		Peers: e.source, Allow: spiffe.AllowIDs(e.id), OptionalIdentity: true,
+		MinVersion: c.MinVersion, NextProtos: c.NextProtos, Now: c.Time,
+	})
 	if err != nil {
 		return nil, err
 	}
-	// This turns off the check of the host name and of the host's roots. The profile has another one,
-	// which runs in every handshake.
-	c.InsecureSkipVerify = true
-	c.VerifyConnection = func(cs tls.ConnectionState) error {
-		_, err := verifier.VerifyChain(cs.PeerCertificates, spiffe.ServerRole)
-		return err
+	own, err := endpoint.ClientConfig()
+	if err != nil {
+		return nil, err
 	}
-	return c, nil
+	own.ServerName, own.CurvePreferences = host, c.CurvePreferences
+	return own, nil
 }
 
 // watched is a connection with a deadline for each read and write. The context of the fetch bounds the

@@ -101,9 +101,9 @@ func (m *Manager) Ready(ctx context.Context) error {
 	case err == nil || missing == nil:
 		return nil
 	case errors.Is(missing, err):
-		return fmt.Errorf("federation: %[2]w: %[1]w", missing, spiffe.ErrNotReady) // missing may know when to come back, and is asked first
+		return fmt.Errorf("federation: %w: %w", spiffe.ErrNotReady, missing)
 	}
-	return fmt.Errorf("federation: %[3]w: %[1]w; waited for it: %[2]w", missing, err, spiffe.ErrNotReady)
+	return fmt.Errorf("federation: %w: %w; waited for it: %w", spiffe.ErrNotReady, missing, err)
 }
 
 // mostMissing is how many bundles an error names.

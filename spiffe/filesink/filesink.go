@@ -488,29 +488,9 @@ func (s *Sink) note(svid *spiffe.SVID, changed bool, err error) {
 // Ready waits until the files have the identity of the source. The error wraps [spiffe.ErrNotReady], the cause of ctx
 // and the last failure; it comes before ctx is done after [Sink.Close]. If Run was never called, it says so.
 func (s *Sink) Ready(ctx context.Context) error {
-	err := s.life.Await(ctx, s.Changed, func() bool { return s.state().Ready })
-	if err == nil {
-		return nil
-	}
-	why := s.notReady()
-	if errors.Is(why, err) {
-		return why
-	}
-	return fmt.Errorf("%w; waited for it: %w", why, err)
-}
-
-// notReady is the error while the files were not written.
-func (s *Sink) notReady() error {
-	idle, cause := s.life.Idle(), s.state().Err
-	switch {
-	case idle != nil && cause != nil:
-		cause = fmt.Errorf("%w; %w", idle, cause)
-	case idle != nil:
-		cause = idle
-	case cause == nil:
-		cause = errors.New("nothing was written yet")
-	}
-	return fmt.Errorf("filesink: %w: %w", spiffe.ErrNotReady, cause)
+	return s.life.Ready(ctx, s.Changed, func() bool { return s.state().Ready }, func() error {
+		return s.life.NotReady("filesink", s.state().Err, "nothing was written yet")
+	})
 }
 
 // Close stops the Sink for good, waits for what it has started, and returns nil. The files stay.

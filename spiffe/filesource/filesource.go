@@ -270,30 +270,13 @@ func (s *Source) work(ctx context.Context) error {
 // bundles. The error wraps [spiffe.ErrNotReady], the cause of ctx and why the files were refused; it comes before ctx
 // is done after [Source.Close]. If Run was never called, it says so.
 func (s *Source) Ready(ctx context.Context) error {
-	err := s.life.Await(ctx, s.Changed, func() bool { return s.cur.Load().ready })
-	if err == nil {
-		return nil
-	}
-	why := s.notReady()
-	if errors.Is(why, err) {
-		return why
-	}
-	return fmt.Errorf("%w; waited for it: %w", why, err)
+	return s.life.Ready(ctx, s.Changed, func() bool { return s.cur.Load().ready }, s.notReady)
 }
 
 // notReady is the error while something is missing.
 func (s *Source) notReady() error {
-	idle := s.life.Idle()
 	_, cause := s.follower.Status()
-	switch {
-	case idle != nil && cause != nil:
-		cause = fmt.Errorf("%w; %w", idle, cause)
-	case idle != nil:
-		cause = idle
-	case cause == nil:
-		cause = errors.New("the files were not read yet")
-	}
-	return fmt.Errorf("filesource: %w: %w", spiffe.ErrNotReady, cause)
+	return s.life.NotReady("filesource", cause, "the files were not read yet")
 }
 
 // Close stops the source for good, waits for what it has started, and returns nil. What was read stays readable.

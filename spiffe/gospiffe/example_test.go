@@ -26,7 +26,11 @@ func Example_keepSource() {
 	}
 	defer theirs.Close()
 	self, peers := gospiffe.FromSVIDSource(theirs), gospiffe.FromX509BundleSource(theirs)
-	config, err := spiffetls.ServerConfig(self, peers, spiffe.AllowMembersOf(spiffe.MustParseTrustDomain("example.org")), nil)
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: self, Peers: peers, Allow: spiffe.AllowMembersOf(spiffe.MustParseTrustDomain("example.org"))})
+	if err != nil {
+		log.Fatal(err)
+	}
+	config, err := endpoint.ServerConfig()
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -14,7 +14,9 @@
 //	theirs, err := workloadapi.NewX509Source(ctx) // of go-spiffe
 //	…
 //	self, peers := gospiffe.FromSVIDSource(theirs), gospiffe.FromX509BundleSource(theirs)
-//	config, err := spiffetls.ServerConfig(self, peers, spiffe.AllowMembersOf(td), nil)
+//	endpoint, err := spiffetls.New(spiffetls.Config{Self: self, Peers: peers, Allow: spiffe.AllowMembersOf(td)})
+//	…
+//	config, err := endpoint.ServerConfig()
 //
 // A program that moves its source and keeps its TLS configuration:
 //
@@ -53,7 +55,8 @@
 //
 // # Limits
 //
-// [ToMatcher] has no reverse: give a function to [spiffe.AllowFunc]. Only verification makes a [spiffe.Peer]: for a connection with a configuration of
-// go-spiffe, spiffetls.PeerFromState verifies once more. WIT-SVIDs, which go-spiffe has below exp, are not adapted; the
+// [ToMatcher] has no reverse: give a function to [spiffe.AllowFunc]. Only verification makes a [spiffe.Peer]: for a
+// connection with a configuration of go-spiffe, the PeerFromState of a spiffetls.Endpoint verifies it once more. WIT-SVIDs,
+// which go-spiffe has below exp, are not adapted; the
 // keys for them in a bundle are.
 package gospiffe

@@ -82,9 +82,11 @@ var sides = map[string]func(t *testing.T, s sources, allow spiffe.ID, server boo
 
 func ourConfig(t *testing.T, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.ID, server bool) *tls.Config {
 	t.Helper()
-	config, err := spiffetls.ClientConfig(self, peers, spiffe.AllowIDs(allow), nil)
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: self, Peers: peers, Allow: spiffe.AllowIDs(allow)})
+	require.NoError(t, err)
+	config, err := endpoint.ClientConfig()
 	if server {
-		config, err = spiffetls.ServerConfig(self, peers, spiffe.AllowIDs(allow), nil)
+		config, err = endpoint.ServerConfig()
 	}
 	require.NoError(t, err)
 	return config
@@ -269,12 +271,20 @@ func TestPeers(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	s := start(t, workloadapitest.NewServer(t, ca, "/web"))
 	web := spiffe.MustParseID("spiffe://example.org/web")
+	prove := func(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.ID, cs tls.ConnectionState) (*spiffe.Peer, error) {
+		endpoint, err := spiffetls.New(spiffetls.Config{Self: self, Peers: peers, Allow: spiffe.AllowIDs(allow)})
+		require.NoError(t, err)
+		return endpoint.PeerFromState(spiffe.ServerRole, cs)
+	}
 	for name, side := range sides {
 		addr, _ := serve(t, side(t, s, web, true))
 		state, err := call(addr, side(t, s, web, false))
 		require.NoError(t, err, name)
-		for _, prover := range []string{"svidkit", "svidkit over go-spiffe"} {
-			peer, err := spiffetls.PeerFromState(sides[prover](t, s, web, false), *state)
+		for _, over := range []bool{false, true} {
+			peer, err := prove(s.ours, s.ours, web, *state)
+			if over {
+				peer, err = prove(gospiffe.FromSVIDSource(s.theirs), gospiffe.FromX509BundleSource(s.theirs), web, *state)
+			}
 			require.NoError(t, err, name)
 			assert.Equal(t, web, peer.ID(), name)
 			theirs, err := gospiffe.ToID(peer.ID())
@@ -283,7 +293,7 @@ func TestPeers(t *testing.T) {
 			require.NoError(t, err)
 			assert.Equal(t, id, theirs)
 		}
-		_, err = spiffetls.PeerFromState(sides["svidkit"](t, s, spiffe.MustParseID("spiffe://example.org/stranger"), false), *state)
+		_, err = prove(s.ours, s.ours, spiffe.MustParseID("spiffe://example.org/stranger"), *state)
 		assert.ErrorIs(t, err, spiffe.ErrDenied, name)
 	}
 }

@@ -52,8 +52,13 @@ func Example() {
 
 	server := &http.Server{Addr: ":8443", ReadHeaderTimeout: 10 * time.Second}
 	web := spiffe.MustParseID("spiffe://example.org/web")
-	err = spiffetls.ConfigureServer(server, source, source, spiffe.AllowIDs(web), &spiffetls.Options{Metrics: &handshakes, Governor: governor})
+	endpoint, err := spiffetls.New(spiffetls.Config{
+		Self: source, Peers: source, Allow: spiffe.AllowIDs(web), Metrics: &handshakes, Governor: governor,
+	})
 	if err != nil {
+		log.Fatal(err)
+	}
+	if err := endpoint.ConfigureServer(server); err != nil {
 		log.Fatal(err)
 	}
 	context.AfterFunc(ctx, func() { _ = server.Close() })

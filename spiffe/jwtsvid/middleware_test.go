@@ -147,8 +147,9 @@ func TestMiddlewarePeer(t *testing.T) {
 	h := protect(t, validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{}), spiffe.AllowIDs(webID),
 		&jwtsvid.MiddlewareOptions{Peer: spiffetls.PeerFromRequest, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	server := &http.Server{Handler: h}
-	require.NoError(t, spiffetls.ConfigureServer(server, ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()),
-		&spiffetls.Options{AllowAnonymousClients: true}))
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowMembersOf(ca.TrustDomain()), AllowAnonymousClients: true})
+	require.NoError(t, err)
+	require.NoError(t, endpoint.ConfigureServer(server))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	var wg sync.WaitGroup
@@ -167,7 +168,9 @@ func TestMiddlewarePeer(t *testing.T) {
 		return resp
 	}
 	as := func(path string) *http.Transport {
-		rt, err := spiffetls.Transport(ca.SVID(path), ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID()), nil)
+		endpoint, err := spiffetls.New(spiffetls.Config{Self: ca.SVID(path), Peers: ca.Bundle(), Allow: spiffe.AllowIDs(ca.SVID("/db").ID())})
+		require.NoError(t, err)
+		rt, err := endpoint.Transport()
 		require.NoError(t, err)
 		t.Cleanup(rt.CloseIdleConnections)
 		return rt

@@ -18,7 +18,7 @@ import (
 // TransportOptions are the choices of [NewTransport] that have a default.
 type TransportOptions struct {
 	// Base sends the requests. Nil means a new [http.Transport] that trusts the roots of the host and uses
-	// no proxy, and none from the environment. For mutual TLS with SPIFFE IDs see spiffetls.Transport.
+	// no proxy, and none from the environment. For mutual TLS with SPIFFE IDs see package spiffetls.
 	Base http.RoundTripper
 
 	// AllowLoopback permits http, without TLS, to loopback addresses and to "localhost". It is for tests

@@ -37,9 +37,8 @@ type Report struct {
 	Upstreams  []Upstream
 	Servers    []Server
 
-	// Attempts are the last ones to obtain an identity or a trust bundle: of one that has failed, NACK is set, and Message says
-	// why.
-	Attempts []Event
+	// Attempts are the last attempts to obtain an identity or a trust bundle, in no order.
+	Attempts []Attempt
 
 	// Problems need an operator's attention. The errors in the lists above need not be here again.
 	Problems []error
@@ -101,16 +100,24 @@ type Server struct {
 	Protocol string            // such as "SDS"
 	Streams  int               // that are open
 	Names    map[string]string // that clients ask for, with the version that is served; "" while there is nothing to serve
-	Events   []Event           // the last ones
+	Pushes   []Push            // the last ones, in no order
 }
 
-// Event is a push to clients, or a client's rejection of one.
-type Event struct {
+// Attempt is an attempt to obtain something, or several in a row that ended alike.
+type Attempt struct {
+	Time    time.Time // when the last of them ended
+	Names   []string  // what was to be obtained, such as a SPIFFE ID
+	Count   int       // how many they are
+	Failure string    // why they failed; empty if they succeeded
+}
+
+// Push is a version of resources that was sent to clients, or the rejection of one by clients.
+type Push struct {
 	Time    time.Time
-	NACK    bool     // a client has rejected it
+	NACK    bool     // clients have rejected it
 	Names   []string // of the resources
 	Version string
-	Streams int    // that it was sent on, or clients that have rejected it; of attempts, how many in a row
-	Client  string // the name that the client gives itself
-	Message string // the client's reason for a rejection; not to be trusted
+	Streams int    // how many it was sent on, or how many clients have rejected it
+	Client  string // of a rejection: the name that the last client gives itself
+	Message string // of a rejection: the reason that this client gives; it is not to be trusted
 }

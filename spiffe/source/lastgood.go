@@ -206,18 +206,10 @@ func (l *LastGood) current() (*spiffe.SVID, *spiffe.BundleSet, error) {
 // Ready waits until the live source is ready, or an identity is stored, or with BundlesOnly bundles. The error wraps
 // [spiffe.ErrNotReady], the cause of ctx, the error of the live source, and why what was stored is not used.
 func (l *LastGood) Ready(ctx context.Context) error {
-	err := l.life.Await(ctx, l.Changed, func() bool {
+	return l.life.Ready(ctx, l.Changed, func() bool {
 		st := l.past()
 		return l.isLive() || st != nil && (l.cfg.BundlesOnly || st.identity() != nil)
-	})
-	if err == nil {
-		return nil
-	}
-	why := l.notReady(l.life.Idle())
-	if errors.Is(why, err) {
-		return why
-	}
-	return fmt.Errorf("%w; waited for it: %w", why, err)
+	}, func() error { return l.notReady(l.life.Idle()) })
 }
 
 // notReady is the error while there is nothing to hand out because of err or, if that is nil, because of the live

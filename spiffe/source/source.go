@@ -17,9 +17,6 @@
 // [NewMerge] adds the bundles of other trust domains:
 //
 //	src, err := source.NewMerge(td, own, federated) // a *workloadapi.Source and a *federation.Manager
-//
-// [NewUnion] joins the roots that several sources have of one trust domain. [Configured] is a source of roots from the
-// configuration of a program.
 package source
 
 import (

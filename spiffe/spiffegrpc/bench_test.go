@@ -68,7 +68,7 @@ func BenchmarkGoverned(b *testing.B) {
 	for _, governed := range []bool{false, true} {
 		b.Run(map[bool]string{false: "without", true: "with"}[governed], func(b *testing.B) {
 			ca := spiffetest.NewCA(b, "example.org")
-			var opts spiffetls.Options
+			var opts spiffetls.Config
 			if governed {
 				opts.Governor = governor(b, time.Minute)
 			}

@@ -145,7 +145,7 @@ func TestRotation(t *testing.T) {
 				dbSource.Renew()
 				webSource.Renew()
 			}
-			var serverOpts, clientOpts spiffetls.Options
+			var serverOpts, clientOpts spiffetls.Config
 			var governors []*spiffetls.Governor
 			if sides.server {
 				serverOpts.Governor = governor(t, 20*time.Second)
@@ -195,7 +195,7 @@ func TestCallInProgress(t *testing.T) {
 			var allowClients, allowServers spiffe.LivePolicy
 			require.NoError(t, allowClients.Set(spiffe.AllowIDs(web)))
 			require.NoError(t, allowServers.Set(spiffe.AllowIDs(db)))
-			var serverOpts, clientOpts spiffetls.Options
+			var serverOpts, clientOpts spiffetls.Config
 			g, revoked := governor(t, 20*time.Second), &allowClients
 			if side == "server" {
 				serverOpts.Governor = g
@@ -240,7 +240,7 @@ func TestGrace(t *testing.T) {
 			t.Parallel()
 			ca := spiffetest.NewCA(t, "example.org")
 			dbSource, webSource := ca.Source("/db"), ca.Source("/web")
-			var serverOpts, clientOpts spiffetls.Options
+			var serverOpts, clientOpts spiffetls.Config
 			g := governor(t, 100*time.Millisecond)
 			if side == "server" {
 				serverOpts.Governor = g
@@ -273,7 +273,7 @@ func TestIdleConnection(t *testing.T) {
 	webSource := ca.Source("/web")
 	g := governor(t, 20*time.Second)
 	addr := serve(t, serverCreds(t, ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), nil), &service{})
-	creds := clientCreds(t, webSource, webSource, spiffe.AllowIDs(db), &spiffetls.Options{Governor: g})
+	creds := clientCreds(t, webSource, webSource, spiffe.AllowIDs(db), &spiffetls.Config{Governor: g})
 	client := connect(t, addr, creds)
 	_, err := client.EmptyCall(callContext(t), &testpb.Empty{})
 	require.NoError(t, err)

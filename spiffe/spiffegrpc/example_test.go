@@ -29,7 +29,7 @@ func (exampleTB) Fatalf(f string, a ...any) { panic(fmt.Sprintf(f, a...)) }
 
 func Example() {
 	ca := spiffetest.NewCA(t, "example.org") // a program has a source, such as a workloadapi.Source
-	creds, err := spiffegrpc.ServerCredentials(ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), nil)
+	creds, err := spiffegrpc.ServerCredentials(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowIDs(web)})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func Example() {
 	go server.Serve(listener)
 	defer server.Stop()
 
-	creds, err = spiffegrpc.ClientCredentials(ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(db), nil)
+	creds, err = spiffegrpc.ClientCredentials(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Allow: spiffe.AllowIDs(db)})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func ExampleRequirePeer() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	creds, err := spiffegrpc.ServerCredentials(ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(ops, web), nil)
+	creds, err := spiffegrpc.ServerCredentials(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowIDs(ops, web)})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -86,7 +86,9 @@ func ExampleRequirePeer() {
 	go server.Serve(listener)
 	defer server.Stop()
 
-	creds, err = spiffegrpc.ClientCredentials(ca.SVID("/web"), ca.Bundle(), spiffetls.Hosts{"127.0.0.1": spiffe.AllowIDs(db)}, nil)
+	creds, err = spiffegrpc.ClientCredentials(spiffetls.Config{
+		Self: ca.SVID("/web"), Peers: ca.Bundle(), Hosts: map[string]spiffe.PolicySource{"127.0.0.1": spiffe.AllowIDs(db)},
+	})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/internal/provenpeer"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
@@ -132,7 +133,7 @@ func serviceOf(method string) string { return method[:strings.LastIndexByte(meth
 // checkPolicy returns an error for a policy that can allow no peer, whatever the method.
 func checkPolicy(allow spiffe.PolicySource) error {
 	switch allow.(type) {
-	case Methods, methodsFunc, spiffetls.Hosts:
+	case Methods, methodsFunc:
 		return fmt.Errorf("a %T allows no peer here", allow)
 	}
 	return spiffe.CheckPolicySource(allow)
@@ -170,8 +171,7 @@ func interceptors(a admit, err error) (grpc.UnaryServerInterceptor, grpc.StreamS
 // expired, or whose authority was removed, is refused on an open connection, too. This costs some microseconds.
 //
 // Other calls end with PermissionDenied, or with Unauthenticated if the client is not or no longer proven, and no
-// reason. The FailureLog and the Logger of the credentials get the reason, at the stage "request". With an error the
-// interceptors deny all calls.
+// reason. The Logger and the Metrics of the credentials get the reason. With an error the interceptors deny all calls.
 func RequirePeer(allow spiffe.PolicySource) (grpc.UnaryServerInterceptor, grpc.StreamServerInterceptor, error) {
 	policy, err := methodsOf(allow)
 	if err != nil {
@@ -182,14 +182,14 @@ func RequirePeer(allow spiffe.PolicySource) (grpc.UnaryServerInterceptor, grpc.S
 		if p, ok := peer.FromContext(ctx); ok {
 			info, _ = p.AuthInfo.(AuthInfo)
 		}
-		if info.server == nil { // of other credentials
+		if info.conn == nil { // of other credentials
 			return nil, errUnauthenticated
 		}
 		handler, err := spiffetls.RequirePeer(policyOf{policy(method), method}, http.HandlerFunc(admitted))
 		if err != nil {
 			return nil, errDenied
 		}
-		a := ask(handler, request(context.WithValue(ctx, http.ServerContextKey, info.server), method))
+		a := ask(handler, request(provenpeer.WithConn(ctx, info.conn), method))
 		switch {
 		case a.ctx != nil:
 			return ctx, nil

@@ -29,6 +29,7 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/jwt"
 	"github.com/svidkit/svidkit/authn/tokensource"
+	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffegrpc"
@@ -91,27 +92,26 @@ func TestRequirePeer(t *testing.T) {
 			t.Parallel()
 			guardUnary, guardStream, err := spiffegrpc.RequirePeer(c.allow)
 			require.NoError(t, err)
-			failures := new(spiffetls.FailureLog)
-			creds := serverCreds(t, ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), &spiffetls.Options{Failures: failures})
+			failures := new(spiffetls.Metrics)
+			creds := serverCreds(t, ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), &spiffetls.Config{Metrics: failures})
 			addr := serve(t, creds, &service{}, guarded(guardUnary, guardStream)...)
 			unary, stream := outcome(t, connect(t, addr, clientCreds(t, ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(db), nil)))
 			assert.Equal(t, c.unary, unary)
 			assert.Equal(t, c.stream, stream)
-			var want uint64
+			var want float64
 			for _, code := range []codes.Code{unary, stream} {
 				if code != ok {
 					want++
 				}
 			}
-			kept, total := failures.Failures()
-			assert.Equal(t, want, total)
-			for _, f := range kept {
+			text, err := metricstest.Of(failures.Report().Metrics)
+			require.NoError(t, err)
+			assert.Equal(t, want, text.Samples[`svidkit_tls_denied_requests_total{reason="denied"}`])
+			for _, err := range failures.Report().Problems {
 				if m, byMethod := c.allow.(spiffegrpc.Methods); name == "a function" || byMethod && m[unaryCall] == nil {
-					assert.Contains(t, f.Reason, "no policy is for the method "+service_, "%s", name)
+					assert.ErrorContains(t, err, "no policy is for the method "+service_, "%s", name)
 				}
-				assert.Equal(t, "request", f.Stage)
-				assert.Equal(t, web, f.ID)
-				assert.Contains(t, f.Remote, "127.0.0.1:")
+				assert.ErrorContains(t, err, "request denied: from 127.0.0.1:")
 			}
 		})
 	}
@@ -194,7 +194,7 @@ func TestRequirePeerMistakes(t *testing.T) {
 	}
 	some := spiffe.AllowAnyPeer()
 	for _, allow := range []spiffe.PolicySource{
-		nil, spiffe.Policy{}, spiffegrpc.MethodsFunc(nil), spiffegrpc.Methods{}, spiffegrpc.Methods(nil), spiffetls.Hosts{"a": some},
+		nil, spiffe.Policy{}, spiffegrpc.MethodsFunc(nil), spiffegrpc.Methods{}, spiffegrpc.Methods(nil),
 		spiffegrpc.Methods{"": some}, spiffegrpc.Methods{"/": some}, spiffegrpc.Methods{"//": some}, spiffegrpc.Methods{"//b": some},
 		spiffegrpc.Methods{"a.S/B": some}, spiffegrpc.Methods{"/a.S": some}, spiffegrpc.Methods{"/a.S/*": some}, spiffegrpc.Methods{"/a.S/B/": some},
 		spiffegrpc.Methods{"/a.S/B": nil}, spiffegrpc.Methods{"/a.S/B": spiffe.Policy{}},
@@ -359,7 +359,9 @@ func TestTokensNeedTLS(t *testing.T) {
 	assert.Contains(t, log.String(), "not encrypted")
 
 	// With grpc-go's own credentials for TLS it may.
-	config, err := spiffetls.ServerConfig(ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), nil)
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowIDs(web)})
+	require.NoError(t, err)
+	config, err := endpoint.ServerConfig()
 	require.NoError(t, err)
 	addr = serve(t, credentials.NewTLS(config), &service{}, guarded(tokens, tokenStream)...)
 	client = connect(t, addr, clientCreds(t, ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(db), nil), grpc.WithPerRPCCredentials(creds))

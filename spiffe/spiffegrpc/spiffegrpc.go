@@ -3,22 +3,22 @@
 //
 // A server needs an identity, the trust bundles of its peers, and a policy:
 //
-//	creds, err := spiffegrpc.ServerCredentials(self, bundles, spiffe.AllowIDs(web), nil)
+//	creds, err := spiffegrpc.ServerCredentials(spiffetls.Config{Self: source, Peers: source, Allow: spiffe.AllowIDs(web)})
 //	…
 //	server := grpc.NewServer(grpc.Creds(creds))
 //
 // In a handler, [PeerFromContext] returns the proven client. A client needs the same three:
 //
-//	creds, err := spiffegrpc.ClientCredentials(self, bundles, spiffe.AllowIDs(db), nil)
+//	creds, err := spiffegrpc.ClientCredentials(spiffetls.Config{Self: source, Peers: source, Allow: spiffe.AllowIDs(db)})
 //	…
 //	conn, err := grpc.NewClient("dns:///db.example:8443", grpc.WithTransportCredentials(creds))
 //
-// A client that calls several services says with [spiffetls.Hosts] which of them it expects where. The address is the
-// authority of the channel: by default the host and port of its target.
+// A client that calls several services says by the Hosts of its configuration which of them it expects where. The address
+// is the authority of the channel: by default the host and port of its target.
 //
 // What package spiffetls promises holds here, too: identities, bundles and policies are read at every handshake, the
 // default is no, and both sides prove an ID unless an argument with a long name says otherwise. The refused side gets
-// the status Unavailable without a reason; the side that refuses has it in the Logger or the FailureLog of its options.
+// the status Unavailable without a reason; the side that refuses has it in the Logger and the Metrics of its configuration.
 //
 // # Calls
 //
@@ -37,7 +37,7 @@
 //
 // # Open connections
 //
-// With a [spiffetls.Governor] in the options, a connection is ended when the proof of the other side no longer holds, or
+// With a [spiffetls.Governor] in the configuration, a connection is ended when the proof of the other side no longer holds, or
 // the certificate that the server has presented is about to expire. It ends by GOAWAY, as in the graceful shutdown of
 // HTTP/2. A server sends that frame, and serves every call that the client has begun before it reads it. The credentials
 // of a client hand it to their own side, as if the server had sent it. Either way, the client makes its next calls on a
@@ -48,7 +48,6 @@
 package spiffegrpc
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -56,7 +55,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"time"
 
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
@@ -65,54 +63,47 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
-// ServerCredentials returns the credentials of a server that presents the identity of self and verifies its clients, as
-// [spiffetls.ServerConfig] does. The options may be nil.
+// ServerCredentials returns the credentials of a server, as an Endpoint of package spiffetls with this configuration.
 //
-// A handshake must end within HandshakeTimeout. A Governor needs no listener of its own. NextProtos, which is h2, is an
-// error. So is MaxHandshakes: grpc-go accepts the connections and bounds the handshakes by their time alone; a listener
-// that bounds connections can be passed to Serve.
-func ServerCredentials(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *spiffetls.Options) (credentials.TransportCredentials, error) {
-	o, err := optionsOf(opts)
-	if err == nil && o.MaxHandshakes != 0 {
-		err = errors.New("MaxHandshakes has no effect on a server of grpc-go, which accepts all connections; HandshakeTimeout has")
+// A handshake must end within HandshakeTimeout. NextProtos, which is h2, is an error. So is MaxHandshakes: grpc-go accepts
+// the connections and bounds the handshakes by their time alone; a listener that bounds connections can be passed to Serve.
+func ServerCredentials(config spiffetls.Config) (credentials.TransportCredentials, error) {
+	if config.MaxHandshakes != 0 {
+		return nil, errors.New("spiffegrpc: server credentials: MaxHandshakes has no effect on a server of grpc-go, " +
+			"which accepts all connections; HandshakeTimeout has")
 	}
-	var config *tls.Config
+	c, err := newCredentials("server", config)
 	if err == nil {
-		config, err = spiffetls.ServerConfig(self, peers, allow, o)
+		err = c.endpoint.ConfigureServer(new(http.Server)) // whether it can be a server
 	}
 	if err != nil {
 		return nil, fmt.Errorf("spiffegrpc: server credentials: %w", err)
 	}
-	return &server{credentialsOf{"server", o.Governor}, &http.Server{TLSConfig: config}, cmp.Or(o.HandshakeTimeout, handshakeTime)}, nil
+	return &server{c}, nil
 }
 
-const handshakeTime = 10 * time.Second // as in package spiffetls
-
-// ClientCredentials returns the credentials of a client that presents the identity of self and verifies its servers, as
-// a [spiffetls.Dialer] does: [spiffetls.Hosts] finds the policy by the authority of the channel, and a Governor ends
-// its connections. The options may be nil; NextProtos, which is h2, is an error.
+// ClientCredentials returns the credentials of a client, as an Endpoint of package spiffetls with this configuration. Hosts
+// finds the policy by the authority of the channel. NextProtos, which is h2, is an error.
 //
 // A call cannot have another authority than its channel (grpc.CallAuthority), as the server was verified for that one.
-func ClientCredentials(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *spiffetls.Options) (credentials.TransportCredentials, error) {
-	o, err := optionsOf(opts)
-	var dialer *spiffetls.Dialer
+func ClientCredentials(config spiffetls.Config) (credentials.TransportCredentials, error) {
+	c, err := newCredentials("client", config)
 	if err == nil {
-		dialer, err = spiffetls.NewDialer(self, peers, allow, o)
+		_, err = c.endpoint.Transport() // whether it can be a client
 	}
 	if err != nil {
 		return nil, fmt.Errorf("spiffegrpc: client credentials: %w", err)
 	}
-	return &client{credentialsOf{"client", o.Governor}, dialer}, nil
+	return &client{c}, nil
 }
 
-// optionsOf returns the options for package spiffetls.
-func optionsOf(opts *spiffetls.Options) (*spiffetls.Options, error) {
-	o := *cmp.Or(opts, &spiffetls.Options{})
-	if o.NextProtos != nil {
-		return nil, errors.New("NextProtos must be nil: gRPC is spoken over h2 alone")
+func newCredentials(side string, config spiffetls.Config) (credentialsOf, error) {
+	if config.NextProtos != nil {
+		return credentialsOf{}, errors.New("NextProtos must be nil: gRPC is spoken over h2 alone")
 	}
-	o.NextProtos = []string{h2}
-	return &o, nil
+	config.NextProtos = []string{h2}
+	e, err := spiffetls.New(config)
+	return credentialsOf{side, e, config.Governor != nil}, err
 }
 
 const h2 = "h2"
@@ -123,12 +114,12 @@ type AuthInfo struct {
 	credentials.CommonAuthInfo // PrivacyAndIntegrity
 
 	// Peer is the proven other side, as it was at the handshake. It is nil if the other side proved no ID, which the
-	// credentials must permit: see AllowAnonymousClients in [spiffetls.Options], and [spiffetls.WebRoots].
+	// credentials must permit: see AllowAnonymousClients and WebRoots in [spiffetls.Config].
 	Peer *spiffe.Peer
 
 	State tls.ConnectionState
 
-	server *http.Server // has the configuration of the server; nil on a client
+	conn *tls.Conn // of a server; nil on a client
 }
 
 // AuthType implements [credentials.AuthInfo].
@@ -154,7 +145,8 @@ func PeerFromContext(ctx context.Context) (*spiffe.Peer, bool) {
 // credentialsOf is what the credentials of both sides share. They never change.
 type credentialsOf struct {
 	side     string
-	governor *spiffetls.Governor // nil for none
+	endpoint *spiffetls.Endpoint
+	governed bool // by a Governor
 }
 
 // Info implements [credentials.TransportCredentials].
@@ -180,10 +172,7 @@ func (c credentialsOf) wrongSide() (net.Conn, credentials.AuthInfo, error) {
 	return nil, nil, fmt.Errorf("spiffegrpc: these are the credentials of a %s; the other side has its own", c.side)
 }
 
-type client struct {
-	credentialsOf
-	dialer *spiffetls.Dialer
-}
+type client struct{ credentialsOf }
 
 // Clone implements [credentials.TransportCredentials].
 func (c *client) Clone() credentials.TransportCredentials { return c }
@@ -196,11 +185,11 @@ func (c *client) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, erro
 // ClientHandshake implements [credentials.TransportCredentials].
 func (c *client) ClientHandshake(ctx context.Context, authority string, below net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	var told *drained
-	if c.governor != nil {
+	if c.governed {
 		told = newDrained(below)
 		below = told
 	}
-	conn, err := c.dialer.Handshake(ctx, below, authority)
+	conn, err := c.endpoint.Client(ctx, below, authority)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -209,18 +198,13 @@ func (c *client) ClientHandshake(ctx context.Context, authority string, below ne
 		_ = conn.Close()
 		return nil, nil, err
 	}
-	info.Peer, _ = spiffetls.PeerFromConn(conn) // an error says that the other side has proved no ID
 	if told == nil {
 		return conn, info, nil
 	}
 	return newClientConn(conn, told), info, nil
 }
 
-type server struct {
-	credentialsOf
-	http    *http.Server // never serves: it has the configuration
-	timeout time.Duration
-}
+type server struct{ credentialsOf }
 
 // Clone implements [credentials.TransportCredentials].
 func (s *server) Clone() credentials.TransportCredentials { return s }
@@ -233,56 +217,36 @@ func (s *server) ClientHandshake(context.Context, string, net.Conn) (net.Conn, c
 // ServerHandshake implements [credentials.TransportCredentials].
 func (s *server) ServerHandshake(below net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	var told *drained
-	if s.governor != nil {
+	if s.governed {
 		told = newDrained(below)
-		below, _ = s.governor.Listener(accepted{conn: told}).Accept()
+		below = told
 	}
-	conn, info, err := s.handshake(below)
+	conn, err := s.endpoint.Server(context.Background(), below)
 	if err != nil {
-		_ = below.Close() // which the Governor may know
+		return nil, nil, fmt.Errorf("spiffegrpc: handshake: %w", err)
+	}
+	info, err := infoOf(conn)
+	if err != nil {
+		_ = conn.NetConn().Close() // which the Governor may know
 		return nil, nil, err
 	}
+	info.conn = conn
 	if told == nil {
 		return conn, info, nil
 	}
 	return newServerConn(conn, told), info, nil
 }
 
-func (s *server) handshake(below net.Conn) (*tls.Conn, AuthInfo, error) {
-	conn := tls.Server(below, s.http.TLSConfig)
-	ctx, cancel := context.WithTimeout(context.Background(), s.timeout)
-	defer cancel()
-	if err := conn.HandshakeContext(ctx); err != nil {
-		return nil, AuthInfo{}, fmt.Errorf("spiffegrpc: handshake: %w", err)
-	}
-	info, err := infoOf(conn)
-	if err != nil {
-		return nil, AuthInfo{}, err
-	}
-	info.server = s.http
-	if info.Peer, err = spiffetls.PeerFromState(s.http.TLSConfig, info.State); err != nil && len(info.State.PeerCertificates) > 0 {
-		return nil, AuthInfo{}, err // the proof has ended since
-	}
-	return conn, info, nil
-}
-
-// infoOf returns what is known of a connection without the peer. Without h2 it is an error: package tls lets clients
-// connect that offer no protocol, or http/1.1.
+// infoOf returns what is known of a connection. Without h2 it is an error: package tls lets clients connect that offer no
+// protocol, or http/1.1.
 func infoOf(conn *tls.Conn) (AuthInfo, error) {
 	state := conn.ConnectionState()
 	if state.NegotiatedProtocol != h2 {
 		return AuthInfo{}, errNotHTTP2
 	}
-	return AuthInfo{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, State: state}, nil
+	peer, _ := spiffetls.PeerFromConn(conn) // an error says that the other side has proved no ID
+	common := credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}
+	return AuthInfo{CommonAuthInfo: common, Peer: peer, State: state}, nil
 }
 
 var errNotHTTP2 = errors.New("spiffegrpc: the other side did not negotiate h2 (ALPN), so it does not speak gRPC")
-
-// accepted is a listener that accepts one connection.
-type accepted struct {
-	net.Listener
-	conn net.Conn
-}
-
-// Accept implements [net.Listener].
-func (a accepted) Accept() (net.Conn, error) { return a.conn, nil }

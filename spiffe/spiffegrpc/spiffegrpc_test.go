@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -106,16 +107,26 @@ func connect(t testing.TB, target string, creds credentials.TransportCredentials
 	return testpb.NewTestServiceClient(conn)
 }
 
-func serverCreds(t testing.TB, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *spiffetls.Options) credentials.TransportCredentials {
+// configOf returns opts, which may be nil, with the rest.
+func configOf(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *spiffetls.Config) spiffetls.Config {
+	var c spiffetls.Config
+	if opts != nil {
+		c = *opts
+	}
+	c.Self, c.Peers, c.Allow = self, peers, allow
+	return c
+}
+
+func serverCreds(t testing.TB, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *spiffetls.Config) credentials.TransportCredentials {
 	t.Helper()
-	creds, err := spiffegrpc.ServerCredentials(self, peers, allow, opts)
+	creds, err := spiffegrpc.ServerCredentials(configOf(self, peers, allow, opts))
 	require.NoError(t, err)
 	return creds
 }
 
-func clientCreds(t testing.TB, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *spiffetls.Options) credentials.TransportCredentials {
+func clientCreds(t testing.TB, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *spiffetls.Config) credentials.TransportCredentials {
 	t.Helper()
-	creds, err := spiffegrpc.ClientCredentials(self, peers, allow, opts)
+	creds, err := spiffegrpc.ClientCredentials(configOf(self, peers, allow, opts))
 	require.NoError(t, err)
 	return creds
 }
@@ -198,18 +209,18 @@ func TestOneSided(t *testing.T) {
 		}
 		return guard(ctx, req, info, next)
 	}
-	failures := new(spiffetls.FailureLog)
-	addr := serve(t, serverCreds(t, ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), &spiffetls.Options{AllowAnonymousClients: true, Failures: failures}),
+	failures := new(spiffetls.Metrics)
+	addr := serve(t, serverCreds(t, ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), &spiffetls.Config{AllowAnonymousClients: true, Metrics: failures}),
 		&service{}, grpc.UnaryInterceptor(skip))
-	client := connect(t, addr, clientCreds(t, spiffetls.NoIdentity(), ca.Bundle(), spiffe.AllowIDs(db), nil))
+	client := connect(t, addr, clientCreds(t, nil, ca.Bundle(), spiffe.AllowIDs(db), &spiffetls.Config{OptionalIdentity: true}))
 	resp, err := client.UnaryCall(callContext(t), &testpb.SimpleRequest{})
 	require.NoError(t, err)
 	assert.Equal(t, "none", resp.GetUsername())
 	_, err = client.EmptyCall(callContext(t), &testpb.Empty{})
 	assert.Equal(t, codes.Unauthenticated, status.Code(err))
-	kept, _ := failures.Failures()
+	kept := failures.Report().Problems
 	require.Len(t, kept, 1)
-	assert.Equal(t, "request", kept[0].Stage)
+	assert.ErrorContains(t, kept[0], "request denied")
 
 	// A server that is verified by its name.
 	cert, key := ca.Certificate("/ingress", func(c *x509.Certificate) { c.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1)} })
@@ -217,13 +228,16 @@ func TestOneSided(t *testing.T) {
 	for _, c := range cert {
 		webCert.Certificate = append(webCert.Certificate, c.Raw)
 	}
-	addr = serve(t, serverCreds(t, spiffetls.WebCertificate(func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return webCert, nil }),
-		ca.Bundle(), spiffe.AllowIDs(web), nil), &service{})
-	client = connect(t, addr, clientCreds(t, ca.SVID("/web"), spiffetls.WebRoots(func() (*x509.CertPool, error) {
-		pool := x509.NewCertPool()
-		pool.AddCert(ca.Root())
-		return pool, nil
-	}), nil, nil))
+	addr = serve(t, serverCreds(t, nil, ca.Bundle(), spiffe.AllowIDs(web), &spiffetls.Config{
+		WebCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return webCert, nil },
+	}), &service{})
+	client = connect(t, addr, clientCreds(t, ca.SVID("/web"), nil, nil, &spiffetls.Config{
+		WebRoots: func() (*x509.CertPool, error) {
+			pool := x509.NewCertPool()
+			pool.AddCert(ca.Root())
+			return pool, nil
+		},
+	}))
 	var p peer.Peer
 	resp, err = client.UnaryCall(callContext(t), &testpb.SimpleRequest{}, grpc.Peer(&p))
 	require.NoError(t, err)
@@ -231,12 +245,12 @@ func TestOneSided(t *testing.T) {
 	assert.Nil(t, p.AuthInfo.(spiffegrpc.AuthInfo).Peer)
 }
 
-// The server refuses each of these clients, and its FailureLog says why.
+// The server refuses each of these clients, and says why in its report.
 func TestServerRefuses(t *testing.T) {
 	t.Parallel()
 	ca, foreign := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
 	anyServer := func(t *testing.T, self spiffe.SVIDSource) credentials.TransportCredentials {
-		return clientCreds(t, self, ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+		return clientCreds(t, self, ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Config{OptionalIdentity: self == nil})
 	}
 	presents := func(chain []*x509.Certificate, key any) credentials.TransportCredentials {
 		config := &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{{PrivateKey: key}}}
@@ -254,14 +268,14 @@ func TestServerRefuses(t *testing.T) {
 		"another ID":           {anyServer(t, ca.SVID("/web2")), "policy", ""},
 		"another trust domain": {presents(stranger, strangerKey), "bundle", "X5-38"},
 		"expired":              {presents(expired, expiredKey), "chain", "X5-30"},
-		"no certificate":       {anyServer(t, spiffetls.NoIdentity()), "tls", ""},
+		"no certificate":       {anyServer(t, nil), "tls", ""},
 		"plaintext":            {insecure.NewCredentials(), "", ""},
 		"another authority":    {anyServer(t, spiffetest.NewCA(t, "example.org").SVID("/web")), "chain", "X5-31"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			failures := new(spiffetls.FailureLog)
-			addr := serve(t, serverCreds(t, ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), &spiffetls.Options{Failures: failures}), &service{})
+			failures := new(spiffetls.Metrics)
+			addr := serve(t, serverCreds(t, ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), &spiffetls.Config{Metrics: failures}), &service{})
 			_, err := connect(t, addr, c.creds).UnaryCall(callContext(t), &testpb.SimpleRequest{})
 			assert.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
 			assert.NotContains(t, fmt.Sprint(err), "policy", "the client learns no reason")
@@ -269,10 +283,15 @@ func TestServerRefuses(t *testing.T) {
 				return
 			}
 			require.EventuallyWithT(t, func(t *assert.CollectT) {
-				kept, _ := failures.Failures()
-				if assert.NotEmpty(t, kept) {
-					assert.Equal(t, c.stage, kept[0].Stage, "%+v", kept[0])
-					assert.Equal(t, c.rule, kept[0].Rule)
+				kept := failures.Report().Problems
+				if !assert.NotEmpty(t, kept) {
+					return
+				}
+				ve, ok := errors.AsType[*spiffe.VerifyError](kept[0])
+				assert.Equal(t, c.stage != "tls", ok, "%v", kept[0])
+				if ok {
+					assert.Equal(t, c.stage, ve.Stage, "%v", ve)
+					assert.Equal(t, c.rule, ve.Rule)
 				}
 			}, time.Minute, 5*time.Millisecond)
 		})
@@ -280,7 +299,11 @@ func TestServerRefuses(t *testing.T) {
 	addr := serve(t, serverCreds(t, ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), nil), &service{})
 	t.Run("HTTP/1", func(t *testing.T) {
 		t.Parallel()
-		transport, err := spiffetls.Transport(ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(db), &spiffetls.Options{NextProtos: []string{"http/1.1"}})
+		endpoint, err := spiffetls.New(spiffetls.Config{
+			Self: ca.SVID("/web"), Peers: ca.Bundle(), Allow: spiffe.AllowIDs(db), NextProtos: []string{"http/1.1"},
+		})
+		require.NoError(t, err)
+		transport, err := endpoint.Transport()
 		require.NoError(t, err)
 		defer transport.CloseIdleConnections()
 		resp, err := (&http.Client{Transport: transport}).Get("https://" + addr + "/")
@@ -320,7 +343,7 @@ func TestServerRefuses(t *testing.T) {
 		t.Parallel()
 		below, ours := net.Pipe()
 		defer below.Close()
-		creds := serverCreds(t, ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), &spiffetls.Options{HandshakeTimeout: 20 * time.Millisecond})
+		creds := serverCreds(t, ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), &spiffetls.Config{HandshakeTimeout: 20 * time.Millisecond})
 		_, _, err := creds.ServerHandshake(ours)
 		assert.ErrorIs(t, err, context.DeadlineExceeded)
 	})
@@ -332,15 +355,17 @@ func TestResumed(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	var allow spiffe.LivePolicy
 	require.NoError(t, allow.Set(spiffe.AllowIDs(web)))
-	failures := new(spiffetls.FailureLog)
+	failures := new(spiffetls.Metrics)
 	resumed := make(chan bool, 10)
-	addr := serve(t, serverCreds(t, ca.SVID("/db"), ca.Bundle(), &allow, &spiffetls.Options{Failures: failures}), &service{},
+	addr := serve(t, serverCreds(t, ca.SVID("/db"), ca.Bundle(), &allow, &spiffetls.Config{Metrics: failures}), &service{},
 		grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 			p, _ := peer.FromContext(ctx)
 			resumed <- p.AuthInfo.(spiffegrpc.AuthInfo).State.DidResume
 			return next(ctx, req)
 		}))
-	config, err := spiffetls.ClientConfig(ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(db), nil)
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Allow: spiffe.AllowIDs(db)})
+	require.NoError(t, err)
+	config, err := endpoint.ClientConfig()
 	require.NoError(t, err)
 	config.ClientSessionCache = tls.NewLRUClientSessionCache(4)
 	call := func() error {
@@ -360,8 +385,8 @@ func TestResumed(t *testing.T) {
 	require.NoError(t, allow.Set(spiffe.AllowIDs(ops)))
 	assert.Equal(t, codes.Unavailable, status.Code(call()))
 	require.Eventually(t, func() bool {
-		kept, _ := failures.Failures()
-		return len(kept) == 1 && kept[0].Stage == "policy"
+		kept := failures.Report().Problems
+		return len(kept) == 1 && errors.Is(kept[0], spiffe.ErrDenied)
 	}, time.Minute, 5*time.Millisecond)
 }
 
@@ -376,24 +401,25 @@ func TestClientRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
 		server credentials.TransportCredentials
 		allow  spiffe.PolicySource
+		hosts  map[string]spiffe.PolicySource
 		stage  string
 		text   string
 	}{
-		"good":                 {good, allow, "", ""},
-		"another ID":           {serverCreds(t, ca.SVID("/db2"), bundles, spiffe.AllowAnyPeer(), nil), allow, "policy", "db2"},
-		"another trust domain": {serverCreds(t, spiffetest.NewCA(t, "other.test").SVID("/db"), bundles, spiffe.AllowAnyPeer(), nil), allow, "bundle", "other.test"},
-		"expired":              {withTLS{expired}, allow, "chain", "expired"},
-		"plaintext":            {insecure.NewCredentials(), allow, "tls", ""},
-		"no h2":                {withTLS{noALPN}, allow, "", "h2"},
-		"unknown host":         {good, spiffetls.Hosts{"db.example": allow}, "", "no known host"},
-		"host of another":      {good, spiffetls.Hosts{"127.0.0.1": spiffe.AllowIDs(web)}, "policy", "not allowed"},
-		"known host":           {good, spiffetls.Hosts{"127.0.0.1": allow}, "", ""},
+		"good":                 {good, allow, nil, "", ""},
+		"another ID":           {serverCreds(t, ca.SVID("/db2"), bundles, spiffe.AllowAnyPeer(), nil), allow, nil, "policy", "db2"},
+		"another trust domain": {serverCreds(t, spiffetest.NewCA(t, "other.test").SVID("/db"), bundles, spiffe.AllowAnyPeer(), nil), allow, nil, "bundle", "other.test"},
+		"expired":              {withTLS{expired}, allow, nil, "chain", "expired"},
+		"plaintext":            {insecure.NewCredentials(), allow, nil, "tls", ""},
+		"no h2":                {withTLS{noALPN}, allow, nil, "", "h2"},
+		"unknown host":         {good, nil, map[string]spiffe.PolicySource{"db.example": allow}, "", "no known host"},
+		"host of another":      {good, nil, map[string]spiffe.PolicySource{"127.0.0.1": spiffe.AllowIDs(web)}, "policy", "not allowed"},
+		"known host":           {good, nil, map[string]spiffe.PolicySource{"127.0.0.1": allow}, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			addr := serve(t, c.server, &service{})
-			failures := new(spiffetls.FailureLog)
-			client := connect(t, addr, clientCreds(t, ca.SVID("/web"), bundles, c.allow, &spiffetls.Options{Failures: failures}))
+			failures := new(spiffetls.Metrics)
+			client := connect(t, addr, clientCreds(t, ca.SVID("/web"), bundles, c.allow, &spiffetls.Config{Hosts: c.hosts, Metrics: failures}))
 			_, err := client.UnaryCall(callContext(t), &testpb.SimpleRequest{})
 			if c.stage == "" && c.text == "" {
 				require.NoError(t, err)
@@ -401,9 +427,11 @@ func TestClientRefuses(t *testing.T) {
 			}
 			assert.Equal(t, codes.Unavailable, status.Code(err))
 			assert.ErrorContains(t, err, c.text)
-			if kept, _ := failures.Failures(); c.stage != "" && assert.NotEmpty(t, kept) {
-				assert.Equal(t, c.stage, kept[0].Stage)
-				assert.Equal(t, addr, kept[0].Remote)
+			if kept := failures.Report().Problems; c.stage != "" && assert.NotEmpty(t, kept) {
+				assert.ErrorContains(t, kept[0], "from "+addr)
+				if ve, ok := errors.AsType[*spiffe.VerifyError](kept[0]); ok {
+					assert.Equal(t, c.stage, ve.Stage)
+				}
 			}
 		})
 	}
@@ -429,9 +457,9 @@ func TestHosts(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	addr := serve(t, serverCreds(t, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), nil), &service{})
-	creds := clientCreds(t, ca.SVID("/web"), ca.Bundle(), spiffetls.Hosts{
+	creds := clientCreds(t, ca.SVID("/web"), ca.Bundle(), nil, &spiffetls.Config{Hosts: map[string]spiffe.PolicySource{
 		"db.example:8443": spiffe.AllowIDs(db), "billing.example": spiffe.AllowIDs(ops),
-	}, nil)
+	}})
 	there := grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "tcp", addr)
 	})
@@ -456,7 +484,7 @@ func TestHosts(t *testing.T) {
 	// The policy is asked again whenever something is sent on an open connection.
 	var live spiffe.LivePolicy
 	require.NoError(t, live.Set(spiffe.AllowIDs(db)))
-	client := connect(t, addr, clientCreds(t, ca.SVID("/web"), ca.Bundle(), spiffetls.Hosts{"127.0.0.1": &live}, nil))
+	client := connect(t, addr, clientCreds(t, ca.SVID("/web"), ca.Bundle(), nil, &spiffetls.Config{Hosts: map[string]spiffe.PolicySource{"127.0.0.1": &live}}))
 	_, err = client.UnaryCall(callContext(t), &testpb.SimpleRequest{})
 	require.NoError(t, err)
 	require.NoError(t, live.Set(spiffe.AllowIDs(ops)))
@@ -472,22 +500,22 @@ func TestMistakes(t *testing.T) {
 		self  spiffe.SVIDSource
 		peers spiffe.BundleSource
 		allow spiffe.PolicySource
-		opts  *spiffetls.Options
+		opts  *spiffetls.Config
 		both  bool
 	}{
 		"no identity":         {nil, bundles, allow, nil, true},
 		"no bundles":          {self, nil, allow, nil, true},
 		"no policy":           {self, bundles, nil, nil, true},
 		"zero policy":         {self, bundles, spiffe.Policy{}, nil, true},
-		"protocols":           {self, bundles, allow, &spiffetls.Options{NextProtos: []string{"h2"}}, true},
-		"bounded handshakes":  {self, bundles, allow, &spiffetls.Options{MaxHandshakes: 5}, false},
-		"a client's identity": {spiffetls.NoIdentity(), bundles, allow, nil, false},
-		"a client's policy":   {self, bundles, spiffetls.Hosts{"a": allow}, nil, false},
+		"protocols":           {self, bundles, allow, &spiffetls.Config{NextProtos: []string{"h2"}}, true},
+		"bounded handshakes":  {self, bundles, allow, &spiffetls.Config{MaxHandshakes: 5}, false},
+		"a client's identity": {nil, bundles, allow, &spiffetls.Config{OptionalIdentity: true}, false},
+		"a client's policy":   {self, bundles, nil, &spiffetls.Config{Hosts: map[string]spiffe.PolicySource{"a": allow}}, false},
 	} {
-		creds, err := spiffegrpc.ServerCredentials(c.self, c.peers, c.allow, c.opts)
+		creds, err := spiffegrpc.ServerCredentials(configOf(c.self, c.peers, c.allow, c.opts))
 		assert.ErrorContains(t, err, "spiffegrpc: server credentials: ", name)
 		assert.Nil(t, creds, name)
-		if creds, err = spiffegrpc.ClientCredentials(c.self, c.peers, c.allow, c.opts); c.both {
+		if creds, err = spiffegrpc.ClientCredentials(configOf(c.self, c.peers, c.allow, c.opts)); c.both {
 			assert.ErrorContains(t, err, "spiffegrpc: client credentials: ", name)
 			assert.Nil(t, creds, name)
 		}

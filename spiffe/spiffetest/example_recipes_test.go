@@ -49,14 +49,22 @@ func ExampleCA_RequestFrom() {
 func Example_httptestServer() {
 	ca := spiffetest.NewCA(t, "example.org")
 	server := httptest.NewUnstartedServer(hello)
-	if err := spiffetls.ConfigureServer(server.Config, ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), nil); err != nil {
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowMembersOf(ca.TrustDomain())})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := endpoint.ConfigureServer(server.Config); err != nil {
 		log.Fatal(err)
 	}
 	server.TLS = server.Config.TLSConfig
 	server.StartTLS()
 	defer server.Close()
 
-	transport, err := spiffetls.Transport(ca.SVID("/web"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), nil)
+	client, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Allow: spiffe.AllowMembersOf(ca.TrustDomain())})
+	if err != nil {
+		log.Fatal(err)
+	}
+	transport, err := client.Transport()
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -70,10 +78,14 @@ func Example_httptestServer() {
 	// Output: 200 OK HTTP/2.0
 }
 
-// serverOf is a server under test, with the log of what it refuses.
-func serverOf(source *spiffetest.Source, failures *spiffetls.FailureLog) *httptest.Server {
+// serverOf is a server under test, with the metrics that say what it refuses.
+func serverOf(source *spiffetest.Source, failures *spiffetls.Metrics) *httptest.Server {
 	server := httptest.NewUnstartedServer(hello)
-	config, err := spiffetls.ServerConfig(source, source, spiffe.AllowAnyPeer(), &spiffetls.Options{Failures: failures})
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: source, Peers: source, Allow: spiffe.AllowAnyPeer(), Metrics: failures})
+	if err != nil {
+		log.Fatal(err)
+	}
+	config, err := endpoint.ServerConfig()
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -82,21 +94,21 @@ func serverOf(source *spiffetest.Source, failures *spiffetls.FailureLog) *httpte
 }
 
 // connect connects to a server, and reports what the server says about that.
-func connect(server *httptest.Server, failures *spiffetls.FailureLog, config *tls.Config) {
+func connect(server *httptest.Server, failures *spiffetls.Metrics, config *tls.Config) {
 	conn, err := tls.Dial("tcp", server.Listener.Addr().String(), config)
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer conn.Close()
 	_, err = conn.Read(make([]byte, 1))
-	kept, _ := failures.Failures()
-	fmt.Println(err, "|", kept[0].Stage, kept[0].Rule, kept[0].ID)
+	refusal, _ := errors.AsType[*spiffe.VerifyError](failures.Report().Problems[0])
+	fmt.Println(err, "|", refusal.Stage, refusal.Rule, refusal.ID)
 }
 
 // A client of a trust domain whose bundle the server does not have.
 func Example_anotherTrustDomain() {
 	ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
-	var failures spiffetls.FailureLog
+	var failures spiffetls.Metrics
 	server := serverOf(ca.Source("/db"), &failures)
 	defer server.Close()
 	connect(server, &failures, spiffetest.TLSConfig(other.Certificate("/web")))
@@ -106,7 +118,7 @@ func Example_anotherTrustDomain() {
 // A client with an SVID that has expired. A client of spiffetls would not present it.
 func Example_expired() {
 	ca := spiffetest.NewCA(t, "example.org")
-	var failures spiffetls.FailureLog
+	var failures spiffetls.Metrics
 	server := serverOf(ca.Source("/db"), &failures)
 	defer server.Close()
 	connect(server, &failures, spiffetest.TLSConfig(ca.Broken("Expired")))
@@ -117,7 +129,7 @@ func Example_expired() {
 func Example_rotatedAway() {
 	ca := spiffetest.NewCA(t, "example.org")
 	source := ca.Source("/db")
-	var failures spiffetls.FailureLog
+	var failures spiffetls.Metrics
 	server := serverOf(source, &failures)
 	defer server.Close()
 

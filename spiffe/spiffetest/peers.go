@@ -76,15 +76,13 @@ func TLSConfig(chain []*x509.Certificate, key crypto.Signer) *tls.Config {
 	}
 }
 
-// StartTLS starts an httptest.Server with a configuration such as that of spiffetls.ServerConfig. The server's own
-// method StartTLS would add a certificate, which crypto/tls prefers for clients that dial an IP address. The server
-// speaks HTTP/2 if it has EnableHTTP2. Handlers find their client with spiffetls.PeerFromRequest. The server's own
-// client does not trust it; make one with spiffetls.Transport.
-//
-// A server of spiffetls.ConfigureServer needs no StartTLS: see [Serve].
+// StartTLS starts an httptest.Server with a configuration such as the TLSConfig that a spiffetls.Endpoint has
+// given its Config. The server's own method StartTLS would add a certificate, which crypto/tls prefers for
+// clients that dial an IP address. The server speaks HTTP/2 if it has EnableHTTP2. The server's own client does
+// not trust it; make one with the Transport of an Endpoint.
 func StartTLS(server *httptest.Server, config *tls.Config) {
 	if config == nil {
-		panic("spiffetest: StartTLS: no configuration; spiffetls.ServerConfig returns one, or an error")
+		panic("spiffetest: StartTLS: no configuration; spiffetls.New returns what makes one, or an error")
 	}
 	config = config.Clone() // before it is used
 	if server.EnableHTTP2 && !slices.Contains(config.NextProtos, "h2") {
@@ -110,7 +108,7 @@ func StartTLS(server *httptest.Server, config *tls.Config) {
 }
 
 // Serve serves with TLS at a free port of 127.0.0.1 until the test ends, and returns the URL. The server is one of
-// spiffetls.ConfigureServer, for example, and logs no failed handshakes unless it has an ErrorLog.
+// a spiffetls.Endpoint, for example, and logs no failed handshakes unless it has an ErrorLog.
 func Serve(t testing.TB, server *http.Server) (url string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

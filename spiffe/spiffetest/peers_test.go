@@ -92,10 +92,12 @@ func TestNoForgery(t *testing.T) {
 }
 
 // refusal is what a server with the bundles of source finds wrong with a client of config, which gets as far as the server.
-func refusal(t testing.TB, source *spiffetest.Source, config *tls.Config) spiffetls.Failure {
+func refusal(t testing.TB, source *spiffetest.Source, config *tls.Config) *spiffe.VerifyError {
 	t.Helper()
-	var failures spiffetls.FailureLog
-	server, err := spiffetls.ServerConfig(source, source, spiffe.AllowAnyPeer(), &spiffetls.Options{Failures: &failures})
+	var failures spiffetls.Metrics
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: source, Peers: source, Allow: spiffe.AllowAnyPeer(), Metrics: &failures})
+	require.NoError(t, err)
+	server, err := endpoint.ServerConfig()
 	require.NoError(t, err)
 	l, err := tls.Listen("tcp", "127.0.0.1:0", server)
 	require.NoError(t, err)
@@ -116,12 +118,13 @@ func refusal(t testing.TB, source *spiffetest.Source, config *tls.Config) spiffe
 	_, err = conn.Read(make([]byte, 1))
 	require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
 	if <-done == nil {
-		return spiffetls.Failure{}
+		return nil
 	}
 	assert.ErrorContains(t, err, "bad certificate")
-	kept, total := failures.Failures()
-	require.EqualValues(t, 1, total)
-	return kept[0]
+	kept := failures.Report().Problems
+	require.Len(t, kept, 1)
+	refusal, _ := errors.AsType[*spiffe.VerifyError](kept[0])
+	return refusal
 }
 
 // TestRecipes are those of the package comment: the server is the one that refuses, for the right reason.
@@ -132,10 +135,10 @@ func TestRecipes(t *testing.T) {
 	assert.Zero(t, refusal(t, source, spiffetest.TLSConfig(ca.Certificate("/web"))), "a good one is accepted")
 
 	f := refusal(t, source, spiffetest.TLSConfig(other.Certificate("/web")))
-	assert.Equal(t, []string{"bundle", "X5-38", "other.test"}, []string{f.Stage, f.Rule, f.TrustDomain.String()})
+	assert.Equal(t, []string{"bundle", "X5-38", "other.test"}, []string{f.Stage, f.Rule, f.ID.TrustDomain().String()})
 	f = refusal(t, source, spiffetest.TLSConfig(ca.Broken("Expired")))
 	assert.Equal(t, []string{"chain", "X5-30"}, []string{f.Stage, f.Rule})
-	assert.Contains(t, f.Reason, "expired")
+	assert.ErrorContains(t, f, "expired")
 
 	chain, key := ca.Certificate("/web")
 	ca.Rotate()
@@ -248,7 +251,7 @@ func TestTLSConfigAsServer(t *testing.T) {
 				clients <- len(conn.(*tls.Conn).ConnectionState().PeerCertificates)
 				_, _ = io.Copy(io.Discard, conn)
 			}()
-			dialer, err := spiffetls.NewDialer(ca.SVID("/web"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+			dialer, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
 			require.NoError(t, err)
 			conn, err := dialer.DialContext(t.Context(), "tcp", inner.Addr().String())
 			if c.rule == "" {

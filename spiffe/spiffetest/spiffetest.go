@@ -42,19 +42,21 @@
 //	w := httptest.NewRecorder()
 //	handler.ServeHTTP(w, ca.RequestFrom("/web", httptest.NewRequest("GET", "/", nil)))
 //
-// [Serve] serves an http.Server of spiffetls.ConfigureServer until the test ends:
+// [Serve] serves an http.Server of package spiffetls until the test ends:
 //
-//	err := spiffetls.ConfigureServer(server, ca.SVID("/db"), ca.Bundle(), allow, nil)
+//	endpoint, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: allow})
+//	…
+//	err = endpoint.ConfigureServer(server)
 //	…
 //	url := spiffetest.Serve(t, server)
 //
 // [StartTLS] starts an httptest.Server with a configuration of package spiffetls. The server's own client does not
-// trust it; make one with spiffetls.Transport:
+// trust it; make one with the Transport of an Endpoint:
 //
 //	server := httptest.NewUnstartedServer(handler)
-//	config, err := spiffetls.ServerConfig(ca.SVID("/db"), ca.Bundle(), allow, nil)
+//	err = endpoint.ConfigureServer(server.Config)
 //	…
-//	spiffetest.StartTLS(server, config)
+//	spiffetest.StartTLS(server, server.Config.TLSConfig)
 //
 // # Tests that fail for the right reason
 //
@@ -63,7 +65,7 @@
 //
 //	conn, err := tls.Dial("tcp", addr, spiffetest.TLSConfig(ca.Broken("Expired")))
 //
-// In TLS 1.3 the refusal is the error of the client's first read; the spiffetls.FailureLog of the server's options
+// In TLS 1.3 the refusal is the error of the client's first read; the Report of the server's spiffetls.Metrics
 // has the reason. The examples show the usual cases: a client of another trust domain, an expired SVID, a root that
 // was rotated away, an agent that hangs, and a CA that is down for half a day, in a testing/synctest bubble.
 //

@@ -49,7 +49,9 @@ func TestServe(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	web, db := ca.SVID("/web"), ca.SVID("/db")
-	transport, err := spiffetls.Transport(web, ca.Bundle(), spiffe.AllowIDs(db.ID()), nil)
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: web, Peers: ca.Bundle(), Allow: spiffe.AllowIDs(db.ID())})
+	require.NoError(t, err)
+	transport, err := endpoint.Transport()
 	require.NoError(t, err)
 	defer transport.CloseIdleConnections()
 	client := &http.Client{Transport: transport}
@@ -59,7 +61,9 @@ func TestServe(t *testing.T) {
 			peer, _ := spiffetls.PeerFromContext(r.Context())
 			_, _ = io.WriteString(w, peer.String())
 		})}
-		require.NoError(t, spiffetls.ConfigureServer(server, db, ca.Bundle(), spiffe.AllowIDs(web.ID()), nil))
+		endpoint, err := spiffetls.New(spiffetls.Config{Self: db, Peers: ca.Bundle(), Allow: spiffe.AllowIDs(web.ID())})
+		require.NoError(t, err)
+		require.NoError(t, endpoint.ConfigureServer(server))
 		url = spiffetest.Serve(t, server)
 		resp, err := client.Get(url)
 		require.NoError(t, err)

@@ -24,10 +24,10 @@ func TestAlert(t *testing.T) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for range rounds.Of(10) {
-		for _, opts := range []*spiffetls.Options{http1, nil, {Metrics: new(spiffetls.Metrics)}} {
+		for _, opts := range []*spiffetls.Config{http1, nil, {Metrics: new(spiffetls.Metrics)}} {
 			for _, size := range []int{0, 1, 1 << 20} {
 				wg.Go(func() {
-					transport, err := spiffetls.Transport(refused, ca.Bundle(), servers, opts)
+					transport, err := newTransport(refused, ca.Bundle(), servers, opts)
 					if !assert.NoError(t, err) {
 						return
 					}
@@ -40,7 +40,7 @@ func TestAlert(t *testing.T) {
 				})
 			}
 		}
-		dialer, err := spiffetls.NewDialer(refused, ca.Bundle(), servers, nil)
+		dialer, err := endpointOf(refused, ca.Bundle(), servers, nil)
 		require.NoError(t, err)
 		conn, err := dialer.DialContext(t.Context(), "tcp", strings.TrimPrefix(url, "https://"))
 		require.NoError(t, err)

@@ -23,7 +23,7 @@ func TestRequirePeerByItsClock(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	handler, err := spiffetls.RequirePeer(spiffe.AllowAnyPeer(), who)
 	require.NoError(t, err)
-	for _, protocol := range []*spiffetls.Options{nil, http1} {
+	for _, protocol := range []*spiffetls.Config{nil, http1} {
 		for name, ahead := range map[string]time.Duration{"ahead": 24 * time.Hour, "behind": -24 * time.Hour} {
 			var now atomic.Int64
 			start := time.Now().Add(ahead)
@@ -38,13 +38,13 @@ func TestRequirePeerByItsClock(t *testing.T) {
 			require.NoError(t, err)
 
 			s := &http.Server{Handler: handler}
-			require.NoError(t, spiffetls.ConfigureServer(s, roots.SVID("/db", wide), bundle, spiffe.AllowAnyPeer(), &spiffetls.Options{Now: clock}))
+			require.NoError(t, configureServer(s, roots.SVID("/db", wide), bundle, spiffe.AllowAnyPeer(), &spiffetls.Config{Now: clock}))
 			url := serve(t, s, nil)
-			opts := &spiffetls.Options{Now: func() time.Time { return start }}
+			opts := &spiffetls.Config{Now: func() time.Time { return start }}
 			if protocol != nil {
 				opts.NextProtos = protocol.NextProtos
 			}
-			transport, err := spiffetls.Transport(roots.SVID("/web", valid), bundle, spiffe.AllowAnyPeer(), opts)
+			transport, err := newTransport(roots.SVID("/web", valid), bundle, spiffe.AllowAnyPeer(), opts)
 			require.NoError(t, err)
 			t.Cleanup(transport.CloseIdleConnections)
 			client := &http.Client{Transport: transport}
@@ -69,36 +69,5 @@ func TestRequirePeerByItsClock(t *testing.T) {
 			code, _ = ask()
 			require.Equal(t, http.StatusOK, code, "%s: on a new connection, when it is good again", name)
 		}
-	}
-}
-
-// A failure that comes again keeps when it was first, and what a caller does with the list is its own.
-func TestFailureKeepsItsFirst(t *testing.T) {
-	t.Parallel()
-	ca := spiffetest.NewCA(t, "example.org")
-	handler, err := spiffetls.RequirePeer(spiffe.AllowIDs(ca.SVID("/ops").ID()), who)
-	require.NoError(t, err)
-	var failures spiffetls.FailureLog
-	s := &http.Server{Handler: handler}
-	require.NoError(t, spiffetls.ConfigureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Options{Failures: &failures}))
-	url := serve(t, s, nil)
-	client := clientOf(t, ca, "/web", nil)
-	var first spiffetls.Failure
-	for n := range 3 {
-		resp, err := client.Get(url)
-		require.NoError(t, err)
-		require.NoError(t, resp.Body.Close())
-		kept, total := failures.Failures()
-		require.EqualValues(t, n+1, total)
-		require.Len(t, kept, 1)
-		require.EqualValues(t, n+1, kept[0].Count)
-		if n == 0 {
-			first = kept[0]
-			require.Equal(t, first.First, first.Last)
-		}
-		require.True(t, first.First.Equal(kept[0].First), "it was first then")
-		require.False(t, kept[0].Last.Before(first.Last))
-		kept[0] = spiffetls.Failure{Reason: "changed by the caller"}
-		time.Sleep(time.Millisecond)
 	}
 }

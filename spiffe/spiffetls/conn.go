@@ -12,44 +12,21 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Listener returns a listener that accepts what l accepts, below TLS, so that the Governor can end the
-// connections. It is for servers that are not net/http's, with a configuration from [ServerConfig] that
-// names the Governor:
-//
-//	listener = tls.NewListener(g.Listener(listener), config)
-//
-// The connections that it returns are not *net.TCPConn: set options of the socket before.
-func (g *Governor) Listener(l net.Listener) net.Listener { return governedListener{l, g} }
-
-type governedListener struct {
-	net.Listener
-	g *Governor
-}
-
-// Accept implements [net.Listener].
-func (l governedListener) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	return &rawConn{Conn: c, governor: l.g}, nil
-}
-
 // rawConn is a connection below TLS that knows the other side, and leaves the Governor when it is closed. For a
 // client it also records when bytes moved.
 type rawConn struct {
 	net.Conn
-	governor *Governor
-	client   bool
-	born     time.Time
-	moved    atomic.Int64 // when bytes last moved, in nanoseconds after born; below 0 if they went out
-	entry    atomic.Pointer[governed]
-	peer     atomic.Pointer[spiffe.Peer] // proven if the handshake succeeds
-	holds    func() error                // whether the server is still allowed where it was dialled; may be nil
-	refused  atomic.Pointer[error]       // of holds, for the reader, which sees only that the connection has ended
-	closed   atomic.Bool
+	e       *Endpoint
+	client  bool
+	born    time.Time
+	moved   atomic.Int64 // when bytes last moved, in nanoseconds after born; below 0 if they went out
+	entry   atomic.Pointer[governed]
+	peer    atomic.Pointer[spiffe.Peer] // proven if the handshake succeeds
+	holds   func() error                // whether the server is still allowed where it was dialled; may be nil
+	refused atomic.Pointer[error]       // of holds, for the reader, which sees only that the connection has ended
+	closed  atomic.Bool
 
-	tls   *tls.Conn // above it, if a listener of this package does the handshake
+	tls   *tls.Conn // of a server, above it
 	heard bool      // the client has sent a hello; only for the goroutine of the handshake
 }
 
@@ -86,19 +63,31 @@ func (c *rawConn) Write(p []byte) (int, error) {
 func (c *rawConn) Close() error {
 	c.closed.Store(true)
 	if e := c.entry.Load(); e != nil {
-		c.governor.remove(e)
+		c.e.config.Governor.remove(e)
 	}
 	return c.Conn.Close()
 }
 
-// governedBy puts the connection under its Governor.
-func (c *rawConn) governedBy(e *governed) {
-	c.governor.add(e)
-	c.entry.Store(e)
+// verified implements accepted. It puts the connection under the Governor, if there is one.
+func (c *rawConn) verified(p proof, cs tls.ConnectionState) {
+	c.peer.Store(p.peer)
+	g, role := c.e.config.Governor, spiffe.ClientRole
+	if g == nil {
+		return
+	}
+	if c.client {
+		role = spiffe.ServerRole
+	}
+	entry := c.e.govern(c, role, p, cs)
+	g.add(entry)
+	c.entry.Store(entry)
 	if c.closed.Load() { // before the entry was there to be removed
-		c.governor.remove(e)
+		g.remove(entry)
 	}
 }
+
+// finished implements accepted.
+func (c *rawConn) finished() bool { return c.tls.ConnectionState().HandshakeComplete }
 
 func (c *rawConn) cut()           { _ = c.Conn.Close() }
 func (c *rawConn) gone() bool     { return c.closed.Load() }
@@ -159,10 +148,10 @@ func (c *served) idleIn() time.Duration {
 func (c *served) gone() bool     { return c.conn.Value() == nil }
 func (c *served) remote() string { return c.addr }
 
-// connState is the ConnState hook of net/http. A nil Governor does nothing.
+// connState is the ConnState hook of net/http.
 func (g *Governor) connState(conn net.Conn, s http.ConnState) {
 	tc, ok := conn.(*tls.Conn)
-	if !ok || g == nil {
+	if !ok {
 		return
 	}
 	v, ok := g.hooked.Load(weak.Make(tc))

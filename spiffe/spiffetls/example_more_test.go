@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -27,7 +28,11 @@ func ExampleGovernor() {
 
 	governor := &spiffetls.Governor{Grace: -1, Jitter: -1} // ends a connection at once
 	server := &http.Server{}
-	if err := spiffetls.ConfigureServer(server, ca.SVID("/db"), ca.Bundle(), &allow, &spiffetls.Options{Governor: governor}); err != nil {
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: &allow, Governor: governor})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := endpoint.ConfigureServer(server); err != nil {
 		log.Fatal(err)
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -42,7 +47,11 @@ func ExampleGovernor() {
 	running.Go(func() { _ = server.ServeTLS(l, "", "") })
 	defer server.Close()
 
-	config, err := spiffetls.ClientConfig(ca.SVID("/web"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+	client, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
+	if err != nil {
+		log.Fatal(err)
+	}
+	config, err := client.ClientConfig()
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -70,11 +79,15 @@ func ExampleGovernor() {
 	// EOF
 }
 
-// A page for operators, and what it shows of a client that the server does not know.
-func ExampleFailureLog() {
+// What a report says of a client that the server does not know.
+func ExampleMetrics() {
 	ca, stranger := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
-	var failures spiffetls.FailureLog // an http.Handler, to be mounted where only operators come
-	config, err := spiffetls.ServerConfig(ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Options{Failures: &failures})
+	var metrics spiffetls.Metrics
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer(), Metrics: &metrics})
+	if err != nil {
+		log.Fatal(err)
+	}
+	config, err := endpoint.ServerConfig()
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -90,21 +103,28 @@ func ExampleFailureLog() {
 			_ = conn.Close()
 		}
 	})
-	client, err := spiffetls.ClientConfig(stranger.SVID("/web"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+	client, err := spiffetls.New(spiffetls.Config{Self: stranger.SVID("/web"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
 	if err != nil {
 		log.Fatal(err)
 	}
-	if conn, err := tls.Dial("tcp", l.Addr().String(), client); err == nil {
+	config, err = client.ClientConfig()
+	if err != nil {
+		log.Fatal(err)
+	}
+	if conn, err := tls.Dial("tcp", l.Addr().String(), config); err == nil {
 		_, err = conn.Read(make([]byte, 1))
 		fmt.Println("client:", err)
 		_ = conn.Close()
 	}
 	server.Wait()
-	kept, total := failures.Failures()
-	fmt.Println("server:", total, kept[0].Stage, kept[0].Rule, kept[0].ID, kept[0].OtherSees)
+	for _, problem := range metrics.Report().Problems {
+		if e, ok := errors.AsType[*spiffe.VerifyError](problem); ok {
+			fmt.Println("server:", e.Stage, e.Rule, e.ID)
+		}
+	}
 	// Output:
 	// client: remote error: tls: bad certificate
-	// server: 1 bundle X5-38 spiffe://other.test/web remote error: tls: bad certificate
+	// server: bundle X5-38 spiffe://other.test/web
 }
 
 // A route for operators, on a server that lets more peers in.
@@ -121,7 +141,11 @@ func ExampleRequirePeer() {
 	mux.Handle("/admin", admin)
 
 	server := &http.Server{Handler: mux}
-	if err := spiffetls.ConfigureServer(server, ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), nil); err != nil {
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowMembersOf(ca.TrustDomain())})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := endpoint.ConfigureServer(server); err != nil {
 		log.Fatal(err)
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -133,7 +157,11 @@ func ExampleRequirePeer() {
 	running.Go(func() { _ = server.ServeTLS(l, "", "") })
 	defer server.Close()
 	for _, path := range []string{"/ops", "/web"} {
-		transport, err := spiffetls.Transport(ca.SVID(path), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+		client, err := spiffetls.New(spiffetls.Config{Self: ca.SVID(path), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
+		if err != nil {
+			log.Fatal(err)
+		}
+		transport, err := client.Transport()
 		if err != nil {
 			log.Fatal(err)
 		}

@@ -46,7 +46,7 @@ func ask(t *http.Transport, url string) {
 }
 
 // A workload without an identity asks a CA for its first one, and shows it from then on.
-func ExampleOptionalIdentity() {
+func ExampleConfig_optionalIdentity() {
 	ca := spiffetest.NewCA(t, "example.org")
 	caID := spiffe.MustParseID("spiffe://example.org/ca")
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -56,16 +56,22 @@ func ExampleOptionalIdentity() {
 		}
 		fmt.Fprint(w, "a token, please") // what a CA would ask for
 	})}
-	err := spiffetls.ConfigureServer(server, ca.SVID("/ca"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()),
-		&spiffetls.Options{AllowAnonymousClients: true})
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/ca"), Peers: ca.Bundle(), Allow: spiffe.AllowMembersOf(ca.TrustDomain()), AllowAnonymousClients: true})
 	if err != nil {
+		log.Fatal(err)
+	}
+	if err := endpoint.ConfigureServer(server); err != nil {
 		log.Fatal(err)
 	}
 	url := listen(server)
 	defer server.Close()
 
 	var self identity // a secretcache.Manager, for example
-	transport, err := spiffetls.Transport(spiffetls.OptionalIdentity(&self), ca.Bundle(), spiffe.AllowIDs(caID), nil)
+	client, err := spiffetls.New(spiffetls.Config{OptionalIdentity: true, Self: &self, Peers: ca.Bundle(), Allow: spiffe.AllowIDs(caID)})
+	if err != nil {
+		log.Fatal(err)
+	}
+	transport, err := client.Transport()
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -88,7 +94,7 @@ func (i *identity) SVID() (*spiffe.SVID, error) {
 }
 
 // A web server has the certificate that browsers expect, and knows the workloads among its clients.
-func ExampleWebCertificate() {
+func ExampleConfig_webCertificate() {
 	ca, pki := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "web.test")
 	certificate := webLeaf(pki, nil, "localhost")
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -98,18 +104,22 @@ func ExampleWebCertificate() {
 		}
 		fmt.Fprint(w, "hello world")
 	})}
-	err := spiffetls.ConfigureServer(server,
-		spiffetls.WebCertificate(func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return certificate, nil }),
-		ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), &spiffetls.Options{AllowAnonymousClients: true})
+	endpoint, err := spiffetls.New(spiffetls.Config{WebCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return certificate, nil }, Peers: ca.Bundle(), Allow: spiffe.AllowMembersOf(ca.TrustDomain()), AllowAnonymousClients: true})
 	if err != nil {
+		log.Fatal(err)
+	}
+	if err := endpoint.ConfigureServer(server); err != nil {
 		log.Fatal(err)
 	}
 	url := listen(server)
 	defer server.Close()
 
 	roots := pki.Bundle().CertPool()
-	workload, err := spiffetls.Transport(ca.SVID("/web"),
-		spiffetls.WebRoots(func() (*x509.CertPool, error) { return roots, nil }), nil, nil)
+	client, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/web"), WebRoots: func() (*x509.CertPool, error) { return roots, nil }})
+	if err != nil {
+		log.Fatal(err)
+	}
+	workload, err := client.Transport()
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -121,20 +131,26 @@ func ExampleWebCertificate() {
 }
 
 // A client that has nothing but a token verifies the server before it sends that.
-func ExampleNoIdentity() {
+func ExampleConfig_noIdentity() {
 	ca := spiffetest.NewCA(t, "example.org")
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, r.Header.Get("Authorization"))
 	})}
-	err := spiffetls.ConfigureServer(server, ca.SVID("/impostor"), ca.Bundle(), spiffe.AllowAnyPeer(),
-		&spiffetls.Options{AllowAnonymousClients: true})
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/impostor"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer(), AllowAnonymousClients: true})
 	if err != nil {
+		log.Fatal(err)
+	}
+	if err := endpoint.ConfigureServer(server); err != nil {
 		log.Fatal(err)
 	}
 	url := listen(server)
 	defer server.Close()
 
-	transport, err := spiffetls.Transport(spiffetls.NoIdentity(), ca.Bundle(), spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/ca")), nil)
+	client, err := spiffetls.New(spiffetls.Config{OptionalIdentity: true, Peers: ca.Bundle(), Allow: spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/ca"))})
+	if err != nil {
+		log.Fatal(err)
+	}
+	transport, err := client.Transport()
 	if err != nil {
 		log.Fatal(err)
 	}

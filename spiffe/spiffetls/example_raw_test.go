@@ -16,10 +16,14 @@ import (
 )
 
 // A client calls billing and db. Each is allowed, and neither may answer for the other.
-func ExampleHosts() {
+func ExampleConfig_hosts() {
 	ca := spiffetest.NewCA(t, "example.org")
 	server := &http.Server{Handler: http.NotFoundHandler()}
-	if err := spiffetls.ConfigureServer(server, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), nil); err != nil {
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := endpoint.ConfigureServer(server); err != nil {
 		log.Fatal(err)
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -29,10 +33,14 @@ func ExampleHosts() {
 	go server.ServeTLS(l, "", "")
 	defer server.Close()
 
-	transport, err := spiffetls.Transport(ca.SVID("/web"), ca.Bundle(), spiffetls.Hosts{
+	client, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Hosts: map[string]spiffe.PolicySource{
 		"billing.example": spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/billing")),
 		"db.example:8443": spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/db")),
-	}, nil)
+	}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	transport, err := client.Transport()
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -40,9 +48,9 @@ func ExampleHosts() {
 	transport.DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) { // in place of a name server
 		return new(net.Dialer).DialContext(ctx, network, l.Addr().String())
 	}
-	client := &http.Client{Transport: transport}
+	https := &http.Client{Transport: transport}
 	for _, url := range []string{"https://db.example:8443/", "https://billing.example/", "https://other.example/"} {
-		resp, err := client.Get(url)
+		resp, err := https.Get(url)
 		if e, ok := errors.AsType[*spiffe.VerifyError](err); ok {
 			fmt.Println(url, "was answered by", e.ID)
 		} else if err != nil {
@@ -59,13 +67,17 @@ func ExampleHosts() {
 }
 
 // A server and a client with a protocol of their own.
-func ExampleNewListener() {
+func ExampleEndpoint_Listener() {
 	ca := spiffetest.NewCA(t, "example.org")
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		log.Fatal(err)
 	}
-	l, err := spiffetls.NewListener(inner, ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), nil)
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowMembersOf(ca.TrustDomain())})
+	if err != nil {
+		log.Fatal(err)
+	}
+	l, err := endpoint.Listener(inner)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -85,7 +97,7 @@ func ExampleNewListener() {
 		}
 	}()
 
-	dialer, err := spiffetls.NewDialer(ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/db")), nil)
+	dialer, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Allow: spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/db"))})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -100,7 +112,7 @@ func ExampleNewListener() {
 }
 
 // A package that takes a *tls.Config hands out the state of its connections.
-func ExamplePeerFromState() {
+func ExampleEndpoint_PeerFromState() {
 	ca := spiffetest.NewCA(t, "example.org")
 	server, err := tls.Listen("tcp", "127.0.0.1:0", spiffetest.TLSConfig(ca.Certificate("/db")))
 	if err != nil {
@@ -113,7 +125,11 @@ func ExamplePeerFromState() {
 		}
 	}()
 
-	config, err := spiffetls.ClientConfig(ca.SVID("/web"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), nil)
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Allow: spiffe.AllowMembersOf(ca.TrustDomain())})
+	if err != nil {
+		log.Fatal(err)
+	}
+	config, err := endpoint.ClientConfig()
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -122,7 +138,7 @@ func ExamplePeerFromState() {
 		log.Fatal(err)
 	}
 	defer conn.Close()
-	peer, err := spiffetls.PeerFromState(config, conn.ConnectionState())
+	peer, err := endpoint.PeerFromState(spiffe.ServerRole, conn.ConnectionState())
 	fmt.Println(peer, err)
 	// Output: spiffe://example.org/db <nil>
 }

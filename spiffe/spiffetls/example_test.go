@@ -33,7 +33,12 @@ func Example() {
 			fmt.Fprintf(w, "hello %s, over %s", peer.ID(), r.Proto)
 		}
 	})}
-	if err := spiffetls.ConfigureServer(server, ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), nil); err != nil {
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowIDs(web)})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	if err := endpoint.ConfigureServer(server); err != nil {
 		fmt.Println(err)
 		return
 	}
@@ -46,13 +51,18 @@ func Example() {
 	defer server.Close()
 
 	// The client is /web and talks to /db, whatever host that is on.
-	transport, err := spiffetls.Transport(ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(db), nil)
+	client, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Allow: spiffe.AllowIDs(db)})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	client := &http.Client{Transport: transport}
-	resp, err := client.Get("https://" + l.Addr().String())
+	transport, err := client.Transport()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	https := &http.Client{Transport: transport}
+	resp, err := https.Get("https://" + l.Addr().String())
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -64,9 +74,14 @@ func Example() {
 }
 
 // A client meets a server that it did not mean.
-func ExampleClientConfig() {
+func ExampleEndpoint_ClientConfig() {
 	ca := spiffetest.NewCA(t, "example.org")
-	serverConfig, err := spiffetls.ServerConfig(ca.SVID("/impostor"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/impostor"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	serverConfig, err := endpoint.ServerConfig()
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -84,7 +99,12 @@ func ExampleClientConfig() {
 		}
 	}()
 
-	config, err := spiffetls.ClientConfig(ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/db")), nil)
+	client, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Allow: spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/db"))})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	config, err := client.ClientConfig()
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -143,7 +143,7 @@ func openAt(t *testing.T, clock func() time.Time, g *spiffetls.Governor, self sp
 		_ = conn.Close()
 	})
 	s := &http.Server{Handler: mux, ErrorLog: log.New(io.Discard, "", 0)}
-	require.NoError(t, spiffetls.ConfigureServer(s, self, peers, allow, &spiffetls.Options{Governor: w.g, Now: clock}))
+	require.NoError(t, configureServer(s, self, peers, allow, &spiffetls.Config{Governor: w.g, Now: clock}))
 	var wg sync.WaitGroup
 	wg.Go(func() { assert.ErrorIs(t, s.ServeTLS(w.l, "", ""), http.ErrServerClosed) })
 	t.Cleanup(func() {
@@ -181,9 +181,9 @@ func (c *noted) Close() error {
 	return c.Conn.Close()
 }
 
-func (w *fixture) caller(self spiffe.SVIDSource, peers spiffe.BundleSource, opts *spiffetls.Options) *caller {
+func (w *fixture) caller(self spiffe.SVIDSource, peers spiffe.BundleSource, opts *spiffetls.Config) *caller {
 	w.t.Helper()
-	transport, err := spiffetls.Transport(self, peers, spiffe.AllowAnyPeer(), opts)
+	transport, err := newTransport(self, peers, spiffe.AllowAnyPeer(), opts)
 	require.NoError(w.t, err)
 	transport.IdleConnTimeout = 0
 	c := &caller{t: w.t, Client: &http.Client{Transport: transport}}
@@ -245,7 +245,7 @@ type crowd struct {
 	waiting    []func() (string, error)
 }
 
-func (w *fixture) crowd(self spiffe.SVIDSource, peers spiffe.BundleSource, opts spiffetls.Options) *crowd {
+func (w *fixture) crowd(self spiffe.SVIDSource, peers spiffe.BundleSource, opts spiffetls.Config) *crowd {
 	w.t.Helper()
 	c := &crowd{}
 	for _, protos := range [][]string{nil, {"http/1.1"}} {
@@ -327,7 +327,7 @@ func TestServerGovernor(t *testing.T) {
 					source = self
 				}
 				w := open(t, nil, self, source, allow)
-				good, bad := w.crowd(home.SVID("/good"), both, spiffetls.Options{}), w.crowd(other.SVID("/bad"), both, spiffetls.Options{})
+				good, bad := w.crowd(home.SVID("/good"), both, spiffetls.Config{}), w.crowd(other.SVID("/bad"), both, spiffetls.Config{})
 				require.Equal(t, spiffetls.GovernorStatus{Open: 8}, w.g.Status())
 				after(time.Minute + 10*time.Second)
 				good.unharmed(t)
@@ -375,7 +375,7 @@ func TestBusyConnectionsEndAfterTheirWork(t *testing.T) {
 		self := newParty(home.SVID("/server"), both)
 		peers := announcing(self)
 		w := open(t, nil, self, peers, spiffe.AllowAnyPeer())
-		bad := w.crowd(other.SVID("/bad"), both, spiffetls.Options{})
+		bad := w.crowd(other.SVID("/bad"), both, spiffetls.Config{})
 		synctest.Wait()
 		peers.learn(home.Bundles())
 		after(pause + jitter + instant)
@@ -400,8 +400,8 @@ func TestClientGovernor(t *testing.T) {
 		g := &spiffetls.Governor{}
 		govern(t, g)
 		mine := announcing(newParty(other.SVID("/mine"), both))
-		losing := w.crowd(mine, mine, spiffetls.Options{Governor: g})
-		keeping := w.crowd(other.SVID("/other"), both, spiffetls.Options{Governor: g})
+		losing := w.crowd(mine, mine, spiffetls.Config{Governor: g})
+		keeping := w.crowd(other.SVID("/other"), both, spiffetls.Config{Governor: g})
 		require.Equal(t, spiffetls.GovernorStatus{Open: 8}, g.Status())
 		after(time.Minute)
 		losing.unharmed(t)
@@ -438,7 +438,7 @@ func TestClosedByClient(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		w := open(t, nil, ca.SVID("/server"), ca.Bundles(), spiffe.AllowAnyPeer())
-		for _, opts := range []*spiffetls.Options{nil, http1} {
+		for _, opts := range []*spiffetls.Config{nil, http1} {
 			c := w.caller(ca.SVID("/client"), ca.Bundles(), opts)
 			c.ask()
 			require.Equal(t, 1, w.g.Status().Open)
@@ -461,9 +461,10 @@ func TestQuiet(t *testing.T) {
 		peers := announcing(self)
 		w := open(t, &spiffetls.Governor{Jitter: -1}, self, peers, spiffe.AllowAnyPeer())
 		h2, h1 := w.caller(other.SVID("/bad"), both, nil), w.caller(other.SVID("/bad"), both, http1)
-		after(pause)
 		h2.ask()
 		h1.ask()
+		after(3 * pause)
+		h2.ask()
 		peers.learn(home.Bundles())
 		after(instant)
 		require.False(t, h1.isOpen())
@@ -482,7 +483,7 @@ func TestSlowFirstByte(t *testing.T) {
 			time.Sleep(grace - 10*time.Second)
 			who(rw, r)
 		}), ErrorLog: log.New(io.Discard, "", 0)}
-		require.NoError(t, spiffetls.ConfigureServer(s, home.SVID("/server"), both, spiffe.AllowAnyPeer(), nil))
+		require.NoError(t, configureServer(s, home.SVID("/server"), both, spiffe.AllowAnyPeer(), nil))
 		var wg sync.WaitGroup
 		wg.Go(func() { assert.ErrorIs(t, s.ServeTLS(l, "", ""), http.ErrServerClosed) })
 		defer wg.Wait()
@@ -491,7 +492,7 @@ func TestSlowFirstByte(t *testing.T) {
 		g := &spiffetls.Governor{Jitter: -1}
 		govern(t, g)
 		mine := announcing(newParty(home.SVID("/mine"), both))
-		c := w.caller(mine, mine, &spiffetls.Options{Governor: g, NextProtos: http1.NextProtos})
+		c := w.caller(mine, mine, &spiffetls.Config{Governor: g, NextProtos: http1.NextProtos})
 		wg.Go(func() { assert.Equal(t, "1 spiffe://example.org/mine", c.ask()) })
 		after(2 * time.Second)
 		mine.learn(spiffetest.NewCA(t, "example.org").Bundles())
@@ -510,20 +511,19 @@ func TestClosedInTheHandshake(t *testing.T) {
 	p := newParty(ca.SVID("/db"), ca.Bundles())
 	g := &spiffetls.Governor{}
 	below := memconn.Listen()
-	l := g.Listener(below)
-	var accepted net.Conn
+	ctx, cancel := context.WithCancel(t.Context())
 	closing := policyFunc(func() spiffe.Policy {
-		_ = accepted.Close()
+		cancel() // crypto/tls closes the connection
 		return spiffe.AllowAnyPeer()
 	})
-	config, err := spiffetls.ServerConfig(p, p, closing, &spiffetls.Options{Governor: g})
+	endpoint, err := endpointOf(p, p, closing, &spiffetls.Config{Governor: g})
 	require.NoError(t, err)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		var err error
-		accepted, err = l.Accept()
+		accepted, err := below.Accept()
 		require.NoError(t, err)
-		_ = tls.Server(accepted, config).HandshakeContext(t.Context())
+		_, err = endpoint.Server(ctx, accepted)
+		assert.Error(t, err)
 	})
 	raw, err := below.Dial(t.Context())
 	require.NoError(t, err)
@@ -576,7 +576,7 @@ func TestShorterPath(t *testing.T) {
 		self := newParty(ca.SVID("/server"), bundles(long))
 		peers := announcing(self)
 		w := open(t, &spiffetls.Governor{Interval: 24 * time.Hour}, self, peers, spiffe.AllowAnyPeer())
-		crowd := w.crowd(client, ca.Bundles(), spiffetls.Options{})
+		crowd := w.crowd(client, ca.Bundles(), spiffetls.Config{})
 		after(time.Minute)
 		peers.learn(bundles(root(2, 20*time.Minute)))
 		after(10 * time.Minute)
@@ -602,7 +602,7 @@ func TestSlowAnswer(t *testing.T) {
 			}
 			_, _ = io.WriteString(rw, "end")
 		}), ErrorLog: log.New(io.Discard, "", 0)}
-		require.NoError(t, spiffetls.ConfigureServer(s, home.SVID("/server"), both, spiffe.AllowAnyPeer(), nil))
+		require.NoError(t, configureServer(s, home.SVID("/server"), both, spiffe.AllowAnyPeer(), nil))
 		var wg sync.WaitGroup
 		wg.Go(func() { assert.ErrorIs(t, s.ServeTLS(l, "", ""), http.ErrServerClosed) })
 		defer wg.Wait()
@@ -611,7 +611,7 @@ func TestSlowAnswer(t *testing.T) {
 		g := &spiffetls.Governor{Jitter: -1}
 		govern(t, g)
 		mine := announcing(newParty(home.SVID("/mine"), both))
-		for _, opts := range []*spiffetls.Options{{Governor: g, NextProtos: http1.NextProtos}, {Governor: g}} {
+		for _, opts := range []*spiffetls.Config{{Governor: g, NextProtos: http1.NextProtos}, {Governor: g}} {
 			mine.learn(both)
 			c := w.caller(mine, mine, opts)
 			wg.Go(func() { assert.Equal(t, "slow slow slow slow slow end", c.ask()) })
@@ -639,12 +639,12 @@ func TestConnectionClosesWhenProofExpires(t *testing.T) {
 		govern(t, g)
 		client := newParty(ca.SVID("/client"), ca.Bundles())
 		var working []*caller
-		for _, opts := range []*spiffetls.Options{
+		for _, opts := range []*spiffetls.Config{
 			nil, {NextProtos: http1.NextProtos}, {Governor: g}, {Governor: g, NextProtos: http1.NextProtos},
 		} {
 			working = append(working, w.caller(client, ca.Bundles(), opts))
 		}
-		lazy := w.crowd(ca.SVID("/lazy"), ca.Bundles(), spiffetls.Options{})
+		lazy := w.crowd(ca.SVID("/lazy"), ca.Bundles(), spiffetls.Config{})
 
 		for range 2 {
 			for range 1800 / 7 {
@@ -685,7 +685,7 @@ func TestShortProof(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		w := open(t, nil, ca.SVID("/server"), ca.Bundles(), spiffe.AllowAnyPeer())
 		start := time.Now()
-		short := w.crowd(ca.SVID("/short", func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(20 * time.Second) }), ca.Bundles(), spiffetls.Options{})
+		short := w.crowd(ca.SVID("/short", func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(20 * time.Second) }), ca.Bundles(), spiffetls.Config{})
 		after(19 * time.Second)
 		short.unharmed(t)
 		after(time.Second + instant)
@@ -706,7 +706,7 @@ func TestDisprovedDoesNotOutliveTheProof(t *testing.T) {
 		start := time.Now()
 		var crowds []*crowd
 		for range 4 {
-			crowds = append(crowds, w.crowd(ca.SVID("/short", func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(20 * time.Second) }), ca.Bundles(), spiffetls.Options{}))
+			crowds = append(crowds, w.crowd(ca.SVID("/short", func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(20 * time.Second) }), ca.Bundles(), spiffetls.Config{}))
 		}
 		after(18 * time.Second)
 		require.NoError(t, allow.Set(spiffe.AllowIDs(ca.SVID("/else").ID())))
@@ -729,7 +729,7 @@ func TestClockLeaps(t *testing.T) {
 		self := ca.SVID("/server", func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(24 * time.Hour) })
 		w := openAt(t, func() time.Time { return time.Now().Add(time.Duration(leap.Load())) },
 			&spiffetls.Governor{Jitter: 24 * time.Hour}, self, ca.Bundles(), spiffe.AllowAnyPeer())
-		crowd := w.crowd(ca.SVID("/client"), ca.Bundles(), spiffetls.Options{})
+		crowd := w.crowd(ca.SVID("/client"), ca.Bundles(), spiffetls.Config{})
 		after(10 * time.Second)
 		leap.Store(int64(2 * time.Hour))
 		after(time.Minute)
@@ -743,7 +743,7 @@ func TestEndlessGrace(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		w := open(t, &spiffetls.Governor{Grace: math.MaxInt64, Jitter: math.MaxInt64, Interval: math.MaxInt64}, ca.SVID("/server"), ca.Bundles(), spiffe.AllowAnyPeer())
-		crowd := w.crowd(ca.SVID("/client"), ca.Bundles(), spiffetls.Options{})
+		crowd := w.crowd(ca.SVID("/client"), ca.Bundles(), spiffetls.Config{})
 		after(time.Hour - instant)
 		crowd.unharmed(t)
 		after(2 * instant)
@@ -758,7 +758,7 @@ func TestServerDrainsBeforeItsOwnExpiry(t *testing.T) {
 		self := newParty(ca.SVID("/server", func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(20 * time.Minute) }), ca.Bundles())
 		w := open(t, nil, self, self, spiffe.AllowAnyPeer())
 		start := time.Now()
-		crowd := w.crowd(ca.SVID("/client"), ca.Bundles(), spiffetls.Options{})
+		crowd := w.crowd(ca.SVID("/client"), ca.Bundles(), spiffetls.Config{})
 		after(10 * time.Minute)
 		self.renew(ca.SVID("/server"))
 		crowd.unharmed(t)
@@ -808,7 +808,7 @@ func TestSilentSource(t *testing.T) {
 			return ca.Bundle().Bundle(td)
 		})
 		w := open(t, nil, ca.SVID("/server"), source, spiffe.AllowAnyPeer())
-		crowd := w.crowd(ca.SVID("/client"), ca.Bundles(), spiffetls.Options{})
+		crowd := w.crowd(ca.SVID("/client"), ca.Bundles(), spiffetls.Config{})
 		down.Store(true)
 		after(10*time.Minute + instant)
 		crowd.unharmed(t)
@@ -824,7 +824,7 @@ func TestSourceFallsSilent(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		var asked atomic.Int64
 		source := bundleFunc(func(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
-			if asked.Add(1) > 1 {
+			if asked.Add(1) > 2 {
 				return nil, errors.New("the agent is down")
 			}
 			return ca.Bundle().Bundle(td)
@@ -880,7 +880,7 @@ func TestChangeWhileOthersCome(t *testing.T) {
 
 		late := &turning{announcer: announcing(newParty(home.SVID("/joining"), both))}
 		late.next.Store(new(func() { peers.learn(home.Bundles()) }))
-		joining := w.caller(late, late, &spiffetls.Options{Governor: w.g})
+		joining := w.caller(late, late, &spiffetls.Config{Governor: w.g})
 		joining.ask()
 		after(pause + quiet + instant)
 		require.Nil(t, late.next.Load(), "the source has changed")
@@ -933,14 +933,14 @@ func TestChangeOfNewSource(t *testing.T) {
 					spiffe.BundleSource
 					*turning
 				}{peers, rounds}, spiffe.AllowAnyPeer())
-				joining = w.caller(late, source, &spiffetls.Options{Governor: w.g})
+				joining = w.caller(late, source, &spiffetls.Config{Governor: w.g})
 				w.caller(home.SVID("/first"), both, nil).ask()
 				if round {
 					after(interval / 2)
 					rounds.next.Store(new(func() { joining.ask() }))
 					after(interval / 2)
 				}
-				after(pause + instant)
+				after(2*pause + instant) // Run judges it, and then notices the change
 				require.GreaterOrEqual(t, asked.Load(), int64(3))
 				require.False(t, joining.isOpen())
 			})
@@ -969,7 +969,7 @@ func TestChangeDuringDial(t *testing.T) {
 		govern(t, g)
 		self := announcing(newParty(other.SVID("/mine"), both))
 		source := &falling{announcer: self, then: func() { self.learn(other.Bundles()) }}
-		c := w.caller(self, source, &spiffetls.Options{Governor: g})
+		c := w.caller(self, source, &spiffetls.Config{Governor: g})
 		for range 2 { // in the handshake the second time
 			_, err := c.Get("https://server.test/")
 			assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
@@ -1098,10 +1098,9 @@ func TestListener(t *testing.T) {
 		peers := announcing(newParty(home.SVID("/db"), both))
 		g := &spiffetls.Governor{Jitter: -1}
 		govern(t, g)
-		config, err := spiffetls.ServerConfig(peers, peers, spiffe.AllowAnyPeer(), &spiffetls.Options{Governor: g})
-		require.NoError(t, err)
 		below := memconn.Listen()
-		l := tls.NewListener(g.Listener(below), config)
+		l, err := newListener(below, peers, peers, spiffe.AllowAnyPeer(), &spiffetls.Config{Governor: g})
+		require.NoError(t, err)
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			for {
@@ -1120,7 +1119,7 @@ func TestListener(t *testing.T) {
 			wg.Wait()
 		})
 		dial := func(ca *spiffetest.CA) *tls.Conn {
-			c, err := spiffetls.ClientConfig(ca.SVID("/client"), both, spiffe.AllowAnyPeer(), nil)
+			c, err := clientConfig(ca.SVID("/client"), both, spiffe.AllowAnyPeer(), nil)
 			require.NoError(t, err)
 			raw, err := below.Dial(t.Context())
 			require.NoError(t, err)
@@ -1176,19 +1175,6 @@ type leaver struct {
 
 func (l leaver) Drain() { l.told <- struct{}{} }
 
-type leavers struct {
-	net.Listener
-	told chan struct{}
-}
-
-func (l leavers) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	return leaver{c, l.told}, nil
-}
-
 // A connection that can end itself is told once, is never idle, and is cut after Grace if it has not ended.
 func TestDrainMethod(t *testing.T) {
 	for _, governed := range []string{"server", "client"} {
@@ -1199,17 +1185,18 @@ func TestDrainMethod(t *testing.T) {
 				require.NoError(t, allow.Set(spiffe.AllowAnyPeer()))
 				g := &spiffetls.Governor{Jitter: -1}
 				govern(t, g)
-				opts := map[string]*spiffetls.Options{governed: {Governor: g}}
+				opts := map[string]*spiffetls.Config{governed: {Governor: g}}
 				below, told := memconn.Listen(), make(chan struct{}, 10)
-				config, err := spiffetls.ServerConfig(ca.SVID("/db"), ca.Bundle(), &allow, opts["server"])
+				server, err := endpointOf(ca.SVID("/db"), ca.Bundle(), &allow, opts["server"])
 				require.NoError(t, err)
-				l := tls.NewListener(g.Listener(leavers{below, told}), config)
-				dialer, err := spiffetls.NewDialer(ca.SVID("/web"), ca.Bundle(), &allow, opts["client"])
+				dialer, err := endpointOf(ca.SVID("/web"), ca.Bundle(), &allow, opts["client"])
 				require.NoError(t, err)
 				var wg sync.WaitGroup
 				defer wg.Wait()
 				wg.Go(func() {
-					conn, err := l.Accept()
+					raw, err := below.Accept()
+					require.NoError(t, err)
+					conn, err := server.Server(t.Context(), leaver{raw, told})
 					if assert.NoError(t, err) {
 						_, _ = io.WriteString(conn, "x")
 						_, _ = io.Copy(io.Discard, conn)
@@ -1218,7 +1205,7 @@ func TestDrainMethod(t *testing.T) {
 				})
 				raw, err := below.Dial(t.Context())
 				require.NoError(t, err)
-				conn, err := dialer.Handshake(t.Context(), leaver{raw, told}, "db.example")
+				conn, err := dialer.Client(t.Context(), leaver{raw, told}, "db.example")
 				require.NoError(t, err)
 				defer conn.Close()
 				_, err = io.ReadFull(conn, make([]byte, 1))
@@ -1229,9 +1216,9 @@ func TestDrainMethod(t *testing.T) {
 				require.NoError(t, allow.Set(spiffe.AllowIDs(ca.SVID("/other").ID())))
 				after(pause + instant)
 				require.Len(t, told, 1)
-				after(grace - 2*instant)
+				after(grace - pause - 3*instant)
 				require.Equal(t, spiffetls.GovernorStatus{Open: 1, Draining: 1}, g.Status(), "it is not idle by its silence")
-				after(3 * instant)
+				after(pause + 4*instant)
 				require.Equal(t, spiffetls.GovernorStatus{Ended: 1}, g.Status())
 				require.Len(t, told, 1)
 			})
@@ -1245,32 +1232,17 @@ func TestUngovernedIsRefused(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	p := newParty(ca.SVID("/db"), ca.Bundles())
 	g := &spiffetls.Governor{}
-	opts := &spiffetls.Options{Governor: g}
-	_, err := spiffetls.ClientConfig(p, p, spiffe.AllowAnyPeer(), opts)
+	opts := &spiffetls.Config{Governor: g}
+	_, err := clientConfig(p, p, spiffe.AllowAnyPeer(), opts)
 	assert.ErrorContains(t, err, "spiffetls: client: ")
 	assert.ErrorContains(t, err, "use Transport")
-
-	s, c := connect(t, p.server(t, spiffe.AllowAnyPeer(), opts), p.client(t, spiffe.AllowAnyPeer(), nil))
-	assert.ErrorContains(t, s.err, "not accepted by the Governor's Listener")
-	assert.Error(t, c.err)
-
-	below := memconn.Listen()
-	foreign := tls.NewListener(new(spiffetls.Governor).Listener(below), p.server(t, spiffe.AllowAnyPeer(), opts))
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		conn, err := foreign.Accept()
-		require.NoError(t, err)
-		assert.ErrorContains(t, conn.(*tls.Conn).HandshakeContext(t.Context()), "not accepted by the Governor's Listener", "but by another's")
-		_ = conn.Close()
-	})
-	raw, err := below.Dial(t.Context())
-	require.NoError(t, err)
-	assert.Error(t, tls.Client(raw, p.client(t, spiffe.AllowAnyPeer(), nil)).HandshakeContext(t.Context()))
-	wg.Wait()
+	_, err = serverConfig(p, p, spiffe.AllowAnyPeer(), opts)
+	assert.ErrorContains(t, err, "spiffetls: server: ")
+	assert.ErrorContains(t, err, "use ConfigureServer")
 
 	server := &http.Server{}
-	require.NoError(t, spiffetls.ConfigureServer(server, p, p, spiffe.AllowAnyPeer(), opts))
-	s, c = connect(t, server.TLSConfig, p.client(t, spiffe.AllowAnyPeer(), nil))
+	require.NoError(t, configureServer(server, p, p, spiffe.AllowAnyPeer(), opts))
+	s, c := connect(t, server.TLSConfig, p.client(t, spiffe.AllowAnyPeer(), nil))
 	assert.ErrorContains(t, s.err, "not accepted by the configured server")
 	assert.Error(t, c.err)
 	assert.Zero(t, g.Status().Open)
@@ -1282,7 +1254,7 @@ func TestGovernorOptions(t *testing.T) {
 	assert.EqualError(t, wrong.Run(t.Context()), "spiffetls: governor: the Interval of the Governor is negative; 0 means one minute")
 	ca := spiffetest.NewCA(t, "example.org")
 	p := newParty(ca.SVID("/db"), ca.Bundles())
-	_, err := spiffetls.ServerConfig(p, p, spiffe.AllowAnyPeer(), &spiffetls.Options{Governor: wrong})
+	_, err := serverConfig(p, p, spiffe.AllowAnyPeer(), &spiffetls.Config{Governor: wrong})
 	assert.ErrorContains(t, err, "the Interval of the Governor is negative")
 	g := &spiffetls.Governor{}
 	synctest.Test(t, func(t *testing.T) {
@@ -1304,7 +1276,7 @@ func TestGovernedHandlers(t *testing.T) {
 	p := newParty(ca.SVID("/db"), ca.Bundles())
 	var states atomic.Int64
 	s := &http.Server{ConnState: func(net.Conn, http.ConnState) { states.Add(1) }}
-	require.NoError(t, spiffetls.ConfigureServer(s, p, p, spiffe.AllowAnyPeer(), &spiffetls.Options{Governor: &spiffetls.Governor{}}))
+	require.NoError(t, configureServer(s, p, p, spiffe.AllowAnyPeer(), &spiffetls.Config{Governor: &spiffetls.Governor{}}))
 	url := serve(t, s, nil)
 	resp, err := clientOf(t, ca, "/web", nil).Get(url + "/nothing-is-here")
 	require.NoError(t, err)
@@ -1313,7 +1285,7 @@ func TestGovernedHandlers(t *testing.T) {
 	assert.Positive(t, states.Load())
 
 	plain := &http.Server{Handler: who}
-	require.NoError(t, spiffetls.ConfigureServer(plain, p, p, spiffe.AllowAnyPeer(), &spiffetls.Options{Governor: &spiffetls.Governor{}}))
+	require.NoError(t, configureServer(plain, p, p, spiffe.AllowAnyPeer(), &spiffetls.Config{Governor: &spiffetls.Governor{}}))
 	url = serve(t, plain, plain.Serve)
 	assert.Equal(t, "1 nobody", get(t, http.DefaultClient, "http"+strings.TrimPrefix(url, "https")), "without TLS")
 }
@@ -1324,18 +1296,18 @@ func TestGoroutines(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	peers := announcing(newParty(ca.SVID("/db"), ca.Bundles()))
 	g := &spiffetls.Governor{}
-	config, err := spiffetls.ServerConfig(peers, peers, spiffe.AllowAnyPeer(), &spiffetls.Options{Governor: g})
+	endpoint, err := endpointOf(peers, peers, spiffe.AllowAnyPeer(), &spiffetls.Config{Governor: g})
 	require.NoError(t, err)
 	below := memconn.Listen()
-	l := tls.NewListener(g.Listener(below), config)
 	client := newParty(ca.SVID("/client"), ca.Bundles()).resuming(t, spiffe.AllowAnyPeer(), nil)
 	const conns = 200
 	for range conns {
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			conn, err := l.Accept()
+			raw, err := below.Accept()
 			require.NoError(t, err)
-			require.NoError(t, conn.(*tls.Conn).HandshakeContext(t.Context()))
+			conn, err := endpoint.Server(t.Context(), raw)
+			require.NoError(t, err)
 			t.Cleanup(func() { _ = conn.Close() })
 		})
 		raw, err := below.Dial(t.Context())
@@ -1361,17 +1333,17 @@ func BenchmarkGovernor(b *testing.B) {
 		b.Run(fmt.Sprintf("%d-connections", n), func(b *testing.B) {
 			peers := announcing(newParty(ca.SVID("/db"), ca.Bundles()))
 			g := &spiffetls.Governor{Interval: time.Nanosecond}
-			config, err := spiffetls.ServerConfig(peers, peers, spiffe.AllowAnyPeer(), &spiffetls.Options{Governor: g})
+			endpoint, err := endpointOf(peers, peers, spiffe.AllowAnyPeer(), &spiffetls.Config{Governor: g})
 			require.NoError(b, err)
 			below := memconn.Listen()
-			l := tls.NewListener(g.Listener(below), config)
 			client := newParty(ca.SVID("/client"), ca.Bundles()).resuming(b, spiffe.AllowAnyPeer(), nil)
 			for range n {
 				var wg sync.WaitGroup
 				wg.Go(func() {
-					conn, err := l.Accept()
+					raw, err := below.Accept()
 					require.NoError(b, err)
-					require.NoError(b, conn.(*tls.Conn).HandshakeContext(b.Context()))
+					_, err = endpoint.Server(b.Context(), raw)
+					require.NoError(b, err)
 				})
 				raw, err := below.Dial(b.Context())
 				require.NoError(b, err)

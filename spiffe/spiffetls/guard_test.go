@@ -72,13 +72,13 @@ func TestSpellings(t *testing.T) {
 		}), files, slog.New(slog.DiscardHandler)))
 	}
 	for name, mux := range map[string]*http.ServeMux{"RequirePeer": peers, "authn.Require": callers} {
-		var failures spiffetls.FailureLog
+		var failures spiffetls.Metrics
 		s := &http.Server{Handler: mux}
-		require.NoError(t, spiffetls.ConfigureServer(s, self, ca.Bundle(), everyone, &spiffetls.Options{Failures: &failures}))
+		require.NoError(t, configureServer(s, self, ca.Bundle(), everyone, &spiffetls.Config{Metrics: &failures}))
 		addr := strings.TrimPrefix(serve(t, s, nil), "https://")
 		for proto, ask := range map[string]func(c *tls.Conn, method, path string) (int, string){"http/1.1": rawHTTP1, "h2": rawHTTP2} {
 			try := func(method, path string) (int, string, int32) {
-				config, err := spiffetls.ClientConfig(web, ca.Bundle(), spiffe.AllowIDs(self.ID()), &spiffetls.Options{NextProtos: []string{proto}})
+				config, err := clientConfig(web, ca.Bundle(), spiffe.AllowIDs(self.ID()), &spiffetls.Config{NextProtos: []string{proto}})
 				require.NoError(t, err)
 				c, err := tls.Dial("tcp", addr, config)
 				require.NoError(t, err)

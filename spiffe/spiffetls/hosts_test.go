@@ -74,7 +74,7 @@ func newStreet(t *testing.T) *street {
 }
 
 // server serves with the identity of path until the test ends. The path /to/URL redirects.
-func (s *street) server(t *testing.T, path string, opts *spiffetls.Options) *memconn.Listener {
+func (s *street) server(t *testing.T, path string, opts *spiffetls.Config) *memconn.Listener {
 	t.Helper()
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.requests.Add(1)
@@ -84,7 +84,7 @@ func (s *street) server(t *testing.T, path string, opts *spiffetls.Options) *mem
 		}
 		fmt.Fprint(w, path)
 	})}
-	require.NoError(t, spiffetls.ConfigureServer(server, s.ca.SVID(path), s.ca.Bundle(), spiffe.AllowAnyPeer(), opts))
+	require.NoError(t, configureServer(server, s.ca.SVID(path), s.ca.Bundle(), spiffe.AllowAnyPeer(), opts))
 	l := memconn.Listen()
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = server.ServeTLS(l, "", "") })
@@ -95,16 +95,16 @@ func (s *street) server(t *testing.T, path string, opts *spiffetls.Options) *mem
 	return l
 }
 
-func (s *street) client(t testing.TB, allow spiffe.PolicySource, opts *spiffetls.Options) (*http.Client, *http.Transport) {
+func (s *street) client(t testing.TB, allow spiffe.PolicySource, opts *spiffetls.Config) (*http.Client, *http.Transport) {
 	t.Helper()
-	transport, err := spiffetls.Transport(s.ca.SVID("/web"), s.ca.Bundle(), allow, opts)
+	transport, err := newTransport(s.ca.SVID("/web"), s.ca.Bundle(), allow, opts)
 	require.NoError(t, err)
 	transport.DialContext = s.names.dial
 	t.Cleanup(transport.CloseIdleConnections)
 	return &http.Client{Transport: transport}, transport
 }
 
-func bothVersionsOfHTTP(t *testing.T, f func(t *testing.T, opts *spiffetls.Options)) {
+func bothVersionsOfHTTP(t *testing.T, f func(t *testing.T, opts *spiffetls.Config)) {
 	t.Run("HTTP/2", func(t *testing.T) { t.Parallel(); f(t, nil) })
 	t.Run("HTTP/1.1", func(t *testing.T) { t.Parallel(); f(t, http1) })
 }
@@ -124,10 +124,10 @@ func refusedAt(t *testing.T, c *http.Client, url string) error {
 // Pain: with one policy for all hosts, an allowed neighbour can answer for billing.example.
 func TestNeighbourCannotAnswer(t *testing.T) {
 	t.Parallel()
-	bothVersionsOfHTTP(t, func(t *testing.T, opts *spiffetls.Options) {
+	bothVersionsOfHTTP(t, func(t *testing.T, opts *spiffetls.Config) {
 		s := newStreet(t)
 		billing, db := s.server(t, "/billing", nil), s.server(t, "/db", nil)
-		c, transport := s.client(t, spiffetls.Hosts{
+		c, transport := s.client(t, hostPolicies{
 			"billing.example:443":  spiffe.AllowIDs(billingID),
 			"billing.example:8443": spiffe.AllowIDs(dbID),
 			"db.example":           spiffe.AllowIDs(dbID),
@@ -174,13 +174,13 @@ func TestNeighbourCannotAnswer(t *testing.T) {
 
 func TestRedirectIsCheckedByItsHost(t *testing.T) {
 	t.Parallel()
-	bothVersionsOfHTTP(t, func(t *testing.T, opts *spiffetls.Options) {
+	bothVersionsOfHTTP(t, func(t *testing.T, opts *spiffetls.Config) {
 		s := newStreet(t)
 		billing := s.server(t, "/billing", nil)
 		for _, addr := range []string{"billing.example:443", "db.example:443", "unknown.example:443"} {
 			s.names.put(addr, billing)
 		}
-		c, _ := s.client(t, spiffetls.Hosts{"billing.example": spiffe.AllowIDs(billingID), "db.example": spiffe.AllowIDs(dbID)}, opts)
+		c, _ := s.client(t, hostPolicies{"billing.example": spiffe.AllowIDs(billingID), "db.example": spiffe.AllowIDs(dbID)}, opts)
 		assert.Equal(t, "/billing", get(t, c, "https://billing.example/to/https://billing.example/there"))
 		verifyError(t, refusedAt(t, c, "https://billing.example/to/https://db.example/"), "policy")
 		s.names.dialled()
@@ -195,13 +195,13 @@ func TestRedirectIsCheckedByItsHost(t *testing.T) {
 // whatever its server may prove.
 func TestPooledConnectionIsOfOneHost(t *testing.T) {
 	t.Parallel()
-	bothVersionsOfHTTP(t, func(t *testing.T, opts *spiffetls.Options) {
+	bothVersionsOfHTTP(t, func(t *testing.T, opts *spiffetls.Config) {
 		s := newStreet(t)
 		billing := s.server(t, "/billing", nil)
 		s.names.put("billing.example:443", billing)
 		s.names.put("billing.example:444", billing)
 		s.names.put("db.example:443", billing)
-		c, _ := s.client(t, spiffetls.Hosts{
+		c, _ := s.client(t, hostPolicies{
 			"billing.example:443": spiffe.AllowIDs(billingID), "billing.example:444": spiffe.AllowIDs(dbID), "db.example": spiffe.AllowIDs(dbID),
 		}, opts)
 		for range 3 {
@@ -228,13 +228,13 @@ func count(all []string, one string) int {
 // allows.
 func TestPooledConnectionAfterAChange(t *testing.T) {
 	t.Parallel()
-	bothVersionsOfHTTP(t, func(t *testing.T, opts *spiffetls.Options) {
+	bothVersionsOfHTTP(t, func(t *testing.T, opts *spiffetls.Config) {
 		s := newStreet(t)
 		s.names.put("billing.example:443", s.server(t, "/billing", nil))
 		s.names.put("db.example:443", s.server(t, "/db", nil))
 		var allow spiffe.LivePolicy
 		require.NoError(t, allow.Set(spiffe.AllowIDs(billingID)))
-		c, _ := s.client(t, spiffetls.Hosts{"billing.example": &allow, "db.example": spiffe.AllowIDs(dbID)}, opts)
+		c, _ := s.client(t, hostPolicies{"billing.example": &allow, "db.example": spiffe.AllowIDs(dbID)}, opts)
 		for range 2 {
 			assert.Equal(t, "/billing", get(t, c, "https://billing.example/"))
 			assert.Equal(t, "/db", get(t, c, "https://db.example/"))
@@ -261,14 +261,14 @@ func TestSessionIsOfOneAddress(t *testing.T) {
 		t.Run(tls.VersionName(version), func(t *testing.T) {
 			t.Parallel()
 			s := newStreet(t)
-			opts := &spiffetls.Options{MinVersion: version}
+			opts := &spiffetls.Config{MinVersion: version}
 			l := s.server(t, "/billing", opts) // one server for all names, so that every ticket is good there
 			s.names.put("a.example:443", l)
 			s.names.put("a.example:444", l)
 			s.names.put("b.example:443", l)
 			var atB spiffe.LivePolicy
 			require.NoError(t, atB.Set(spiffe.AllowIDs(billingID)))
-			c, transport := s.client(t, spiffetls.Hosts{"a.example": spiffe.AllowIDs(billingID), "b.example": &atB}, opts)
+			c, transport := s.client(t, hostPolicies{"a.example": spiffe.AllowIDs(billingID), "b.example": &atB}, opts)
 			transport.TLSClientConfig.MaxVersion = version
 			transport.TLSClientConfig.ClientSessionCache = tls.NewLRUClientSessionCache(10)
 			transport.TLSClientConfig.ServerName = "one.for.all" // a key of the cache that does not tell them apart
@@ -294,71 +294,34 @@ func TestSessionIsOfOneAddress(t *testing.T) {
 	}
 }
 
-func TestHostsFunc(t *testing.T) {
-	t.Parallel()
-	s := newStreet(t)
-	db := s.server(t, "/db", nil)
-	s.names.put("DB.example:443", db)
-	s.names.put("[::1]:8443", db)
-	var mu sync.Mutex
-	var asked []string
-	down := errors.New("the registry is down")
-	f := spiffetls.HostsFunc(func(host, port string) (spiffe.PolicySource, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		asked = append(asked, host+" "+port)
-		switch host {
-		case "db.example", "::1":
-			return spiffe.AllowIDs(dbID), nil
-		case "down.example":
-			return nil, down
-		}
-		return nil, nil
-	})
-	c, _ := s.client(t, f, nil)
-	assert.Equal(t, "/db", get(t, c, "https://DB.example/"))
-	assert.Equal(t, "/db", get(t, c, "https://[::1]:8443/"))
-	assert.Subset(t, []string{"db.example 443", "::1 8443"}, asked)
-	refusedAt(t, c, "https://other.example/")
-	s.names.dialled()
-	_, err := c.Get("https://down.example/")
-	assert.ErrorIs(t, err, down)
-	assert.NotErrorIs(t, err, spiffe.ErrDenied)
-	assert.Empty(t, s.names.dialled())
-}
-
 func TestBadHosts(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	allow := spiffe.AllowIDs(dbID)
 	for want, allow := range map[string]spiffe.PolicySource{
-		"Hosts has no host":      spiffetls.Hosts{},
-		"has no host":            spiffetls.Hosts(nil),
-		"the HostsFunc is nil":   spiffetls.HostsFunc(nil),
-		`"": want a host`:        spiffetls.Hosts{"": allow},
-		`":443": want a host`:    spiffetls.Hosts{":443": allow},
-		`"*.example": want`:      spiffetls.Hosts{"*.example": allow},
-		`"https://db`:            spiffetls.Hosts{"https://db": allow},
-		`"db/": want a host`:     spiffetls.Hosts{"db/": allow},
-		"write it as db.example": spiffetls.Hosts{"DB.example": allow},
-		"write it as db:1":       spiffetls.Hosts{"[db]:1": allow},
-		"write the address as":   spiffetls.Hosts{"2001:DB8:0::1": allow},
-		"as 2001:db8::1":         spiffetls.Hosts{"[2001:db8:0::1]:443": allow},
-		"write it as 2001:db8":   spiffetls.Hosts{"[2001:db8::1]": allow},
-		"a:b:c":                  spiffetls.Hosts{"a:b:c": allow},
-		"in ASCII":               spiffetls.Hosts{"bücher.example": allow},
-		`the port is "0"`:        spiffetls.Hosts{"db:0": allow},
-		`the port is "65536"`:    spiffetls.Hosts{"db:65536": allow},
-		`the port is "0443"`:     spiffetls.Hosts{"db:0443": allow},
-		`the port is "https"`:    spiffetls.Hosts{"db:https": allow},
-		`"db": no policy`:        spiffetls.Hosts{"db": nil},
-		`"nobody": `:             spiffetls.Hosts{"nobody": spiffe.Policy{}},
-		"cannot be a Hosts":      spiffetls.Hosts{"db": spiffetls.Hosts{"db": allow}},
-		"HostsFunc itself":       spiffetls.Hosts{"db": spiffetls.HostsFunc(nil)},
+		"Hosts has no host":      hostPolicies{},
+		`"": want a host`:        hostPolicies{"": allow},
+		`":443": want a host`:    hostPolicies{":443": allow},
+		`"*.example": want`:      hostPolicies{"*.example": allow},
+		`"https://db`:            hostPolicies{"https://db": allow},
+		`"db/": want a host`:     hostPolicies{"db/": allow},
+		"write it as db.example": hostPolicies{"DB.example": allow},
+		"write it as db:1":       hostPolicies{"[db]:1": allow},
+		"write the address as":   hostPolicies{"2001:DB8:0::1": allow},
+		"as 2001:db8::1":         hostPolicies{"[2001:db8:0::1]:443": allow},
+		"write it as 2001:db8":   hostPolicies{"[2001:db8::1]": allow},
+		"a:b:c":                  hostPolicies{"a:b:c": allow},
+		"in ASCII":               hostPolicies{"bücher.example": allow},
+		`the port is "0"`:        hostPolicies{"db:0": allow},
+		`the port is "65536"`:    hostPolicies{"db:65536": allow},
+		`the port is "0443"`:     hostPolicies{"db:0443": allow},
+		`the port is "https"`:    hostPolicies{"db:https": allow},
+		`"db": no policy`:        hostPolicies{"db": nil},
+		`"nobody": `:             hostPolicies{"nobody": spiffe.Policy{}},
 	} {
-		_, err := spiffetls.Transport(ca.SVID("/web"), ca.Bundle(), allow, nil)
+		_, err := newTransport(ca.SVID("/web"), ca.Bundle(), allow, nil)
 		assert.ErrorContains(t, err, want)
-		_, err = spiffetls.NewDialer(ca.SVID("/web"), ca.Bundle(), allow, nil)
+		_, err = endpointOf(ca.SVID("/web"), ca.Bundle(), allow, nil)
 		assert.ErrorContains(t, err, want)
 	}
 }
@@ -367,35 +330,26 @@ func TestBadHosts(t *testing.T) {
 func TestHostsWhereNoAddressIsKnown(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	for _, allow := range []spiffe.PolicySource{
-		spiffetls.Hosts{"db": spiffe.AllowAnyPeer()},
-		spiffetls.HostsFunc(func(string, string) (spiffe.PolicySource, error) { return spiffe.AllowAnyPeer(), nil }),
-	} {
-		_, err := spiffetls.ClientConfig(ca.SVID("/web"), ca.Bundle(), allow, nil)
-		assert.ErrorContains(t, err, "does not know the address")
-		_, err = spiffetls.ServerConfig(ca.SVID("/web"), ca.Bundle(), allow, nil)
-		assert.ErrorContains(t, err, "are for clients")
-		assert.ErrorContains(t, spiffetls.ConfigureServer(&http.Server{}, ca.SVID("/web"), ca.Bundle(), allow, nil), "are for clients")
-		_, err = spiffetls.Transport(ca.SVID("/web"), spiffetls.WebRoots(newPool(ca).get), allow, nil)
-		assert.ErrorContains(t, err, "the policy must be nil")
-		v, err := spiffe.NewVerifier(ca.Bundle(), allow, nil)
-		require.NoError(t, err)
-		_, err = v.VerifyChain(ca.SVID("/db").Chain(), spiffe.ServerRole)
-		assert.ErrorIs(t, err, spiffe.ErrDenied)
-		_, err = spiffetls.RequirePeer(allow, who)
-		assert.ErrorContains(t, err, "are for clients")
+	e, err := spiffetls.New(spiffetls.Config{
+		Self: ca.SVID("/web"), Peers: ca.Bundle(), Hosts: map[string]spiffe.PolicySource{"db": spiffe.AllowAnyPeer()},
+	})
+	require.NoError(t, err)
+	_, err = e.ClientConfig()
+	assert.ErrorContains(t, err, "does not know the address")
+	_, err = e.ServerConfig()
+	assert.ErrorContains(t, err, "Hosts is about servers")
+	assert.ErrorContains(t, e.ConfigureServer(&http.Server{}), "Hosts is about servers")
 
-		// The function that knows the address was taken out.
-		transport, err := spiffetls.Transport(ca.SVID("/web"), ca.Bundle(), allow, nil)
-		require.NoError(t, err)
-		server, err := spiffetls.ServerConfig(ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
-		require.NoError(t, err)
-		config := transport.TLSClientConfig.Clone()
-		config.ServerName = "db"
-		_, c := connect(t, server, config)
-		assert.ErrorContains(t, c.err, "the address that was dialled is not known")
-		assert.ErrorIs(t, c.err, spiffe.ErrDenied)
-	}
+	// The function that knows the address was taken out.
+	transport, err := e.Transport()
+	require.NoError(t, err)
+	server, err := serverConfig(ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+	require.NoError(t, err)
+	config := transport.TLSClientConfig.Clone()
+	config.ServerName = "db"
+	_, c := connect(t, server, config)
+	_, ok := errors.AsType[*tls.CertificateVerificationError](c.err)
+	assert.True(t, ok, "%v", c.err)
 }
 
 // TestGovernorWithHosts: a connection is judged by the policy of its own host, at once when that changes.
@@ -410,7 +364,7 @@ func TestGovernorWithHosts(t *testing.T) {
 	require.NoError(t, atA.Set(spiffe.AllowIDs(dbID)))
 	g := &spiffetls.Governor{Grace: -1, Jitter: -1, Interval: time.Hour}
 	govern(t, g)
-	c, _ := s.client(t, spiffetls.Hosts{"a.example": &atA, "b.example": spiffe.AllowIDs(dbID)}, &spiffetls.Options{Governor: g})
+	c, _ := s.client(t, hostPolicies{"a.example": &atA, "b.example": spiffe.AllowIDs(dbID)}, &spiffetls.Config{Governor: g})
 	get(t, c, "https://a.example/")
 	get(t, c, "https://b.example/")
 	require.Equal(t, 2, g.Status().Open)
@@ -421,45 +375,14 @@ func TestGovernorWithHosts(t *testing.T) {
 	assert.Empty(t, s.names.dialled())
 }
 
-// TestGovernorWithAFailingHostsFunc: a source that fails ends no connection, and a host that is not known any
-// more does.
-func TestGovernorWithAFailingHostsFunc(t *testing.T) {
-	t.Parallel()
-	s := newStreet(t)
-	s.names.put("a.example:443", s.server(t, "/db", nil))
-	var failure atomic.Pointer[error]
-	g := &spiffetls.Governor{Grace: -1, Jitter: -1, Interval: 10 * time.Millisecond}
-	c, _ := s.client(t, spiffetls.HostsFunc(func(string, string) (spiffe.PolicySource, error) {
-		if err := failure.Load(); err != nil {
-			return nil, *err
-		}
-		return spiffe.AllowIDs(dbID), nil
-	}), &spiffetls.Options{Governor: g})
-	get(t, c, "https://a.example/")
-	govern(t, g)
-	down := errors.New("down")
-	failure.Store(&down)
-	time.Sleep(50 * time.Millisecond) // some rounds
-	assert.Equal(t, 1, g.Status().Open)
-	gone := fmt.Errorf("it has left: %w", spiffe.ErrDenied)
-	failure.Store(&gone)
-	assert.Eventually(t, func() bool { return g.Status().Open == 0 }, time.Minute, time.Millisecond)
-}
-
 // TestSendingAsksThePolicyAgain: on the connections of a Dialer, too.
 func TestSendingAsksThePolicyAgain(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	var failures spiffetls.FailureLog
+	var failures spiffetls.Metrics
 	var allow spiffe.LivePolicy
 	require.NoError(t, allow.Set(spiffe.AllowIDs(dbID)))
-	var down atomic.Bool
-	dialer, err := spiffetls.NewDialer(ca.SVID("/web"), ca.Bundle(), spiffetls.HostsFunc(func(string, string) (spiffe.PolicySource, error) {
-		if down.Load() {
-			return nil, errors.New("the registry is down")
-		}
-		return &allow, nil
-	}), &spiffetls.Options{Failures: &failures})
+	dialer, err := endpointOf(ca.SVID("/web"), ca.Bundle(), hostPolicies{"db.example": &allow}, &spiffetls.Config{Metrics: &failures})
 	require.NoError(t, err)
 	a, b := memconn.Pipe()
 	got := make(chan string, 1)
@@ -468,21 +391,17 @@ func TestSendingAsksThePolicyAgain(t *testing.T) {
 		all, _ := io.ReadAll(server)
 		got <- string(all)
 	}()
-	conn, err := dialer.Handshake(t.Context(), b, "db.example:1")
+	conn, err := dialer.Client(t.Context(), b, "db.example:1")
 	require.NoError(t, err)
 	_, err = io.WriteString(conn, "one ")
 	require.NoError(t, err)
-	down.Store(true)
-	_, err = io.WriteString(conn, "two")
-	require.NoError(t, err, "a source that fails decides nothing")
-	down.Store(false)
 	require.NoError(t, allow.Set(spiffe.AllowIDs(billingID)))
 	for range 3 {
 		_, err = io.WriteString(conn, "secret")
 		verifyError(t, err, "policy")
 	}
 	_ = conn.Close()
-	assert.Equal(t, "one two", <-got)
+	assert.Equal(t, "one ", <-got)
 	f := one(t, &failures)
 	assert.Equal(t, "policy", f.Stage)
 	assert.EqualValues(t, 1, f.Count)
@@ -491,11 +410,15 @@ func TestSendingAsksThePolicyAgain(t *testing.T) {
 // BenchmarkHosts is what a policy by host adds to a request on an open connection, which is one Write.
 func BenchmarkHosts(b *testing.B) {
 	ca := spiffetest.NewCA(b, "example.org")
-	hosts := spiffetls.Hosts{"billing.example:8443": spiffe.AllowIDs(billingID), "db.example": spiffe.AllowIDs(dbID)}
-	transport, err := spiffetls.Transport(ca.SVID("/web"), ca.Bundle(), hosts, nil)
+	hosts := hostPolicies{"billing.example:8443": spiffe.AllowIDs(billingID), "db.example": spiffe.AllowIDs(dbID)}
+	e, err := endpointOf(ca.SVID("/web"), ca.Bundle(), hosts, nil)
+	require.NoError(b, err)
+	v, err := spiffe.NewVerifier(ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+	require.NoError(b, err)
+	peer, err := v.VerifyChain(ca.SVID("/billing").Chain(), spiffe.ServerRole)
 	require.NoError(b, err)
 	b.ReportAllocs()
-	holds := spiffetls.Holds(transport, "billing.example", "8443", billingID)
+	holds := spiffetls.Holds(e, "billing.example:8443", peer)
 	for b.Loop() {
 		err = holds()
 	}

@@ -53,23 +53,23 @@ func serve(t *testing.T, s *http.Server, run func(net.Listener) error) string {
 }
 
 // configured returns a server that who answers on, for /db.
-func configured(t *testing.T, ca *spiffetest.CA, allow spiffe.Policy, opts *spiffetls.Options) *http.Server {
+func configured(t *testing.T, ca *spiffetest.CA, allow spiffe.Policy, opts *spiffetls.Config) *http.Server {
 	t.Helper()
 	s := &http.Server{Handler: who}
-	require.NoError(t, spiffetls.ConfigureServer(s, ca.SVID("/db"), ca.Bundle(), allow, opts))
+	require.NoError(t, configureServer(s, ca.SVID("/db"), ca.Bundle(), allow, opts))
 	return s
 }
 
 // clientOf returns a client with the identity path, for HTTP/2 unless the options say otherwise.
-func clientOf(t *testing.T, ca *spiffetest.CA, path string, opts *spiffetls.Options) *http.Client {
+func clientOf(t *testing.T, ca *spiffetest.CA, path string, opts *spiffetls.Config) *http.Client {
 	t.Helper()
-	transport, err := spiffetls.Transport(ca.SVID(path), ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID()), opts)
+	transport, err := newTransport(ca.SVID(path), ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID()), opts)
 	require.NoError(t, err)
 	t.Cleanup(transport.CloseIdleConnections)
 	return &http.Client{Transport: transport}
 }
 
-var http1 = &spiffetls.Options{NextProtos: []string{"http/1.1"}}
+var http1 = &spiffetls.Config{NextProtos: []string{"http/1.1"}}
 
 func get(t *testing.T, c *http.Client, url string) string {
 	t.Helper()
@@ -87,11 +87,11 @@ func TestPeerFromContext(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	for _, version := range versions {
-		s := configured(t, ca, spiffe.AllowMembersOf(ca.TrustDomain()), &spiffetls.Options{MinVersion: version})
+		s := configured(t, ca, spiffe.AllowMembersOf(ca.TrustDomain()), &spiffetls.Config{MinVersion: version})
 		s.TLSConfig.MaxVersion = version
 		url := serve(t, s, nil)
-		assert.Equal(t, "2 spiffe://example.org/web", get(t, clientOf(t, ca, "/web", &spiffetls.Options{MinVersion: version}), url))
-		assert.Equal(t, "1 spiffe://example.org/old", get(t, clientOf(t, ca, "/old", &spiffetls.Options{MinVersion: version, NextProtos: http1.NextProtos}), url))
+		assert.Equal(t, "2 spiffe://example.org/web", get(t, clientOf(t, ca, "/web", &spiffetls.Config{MinVersion: version}), url))
+		assert.Equal(t, "1 spiffe://example.org/old", get(t, clientOf(t, ca, "/old", &spiffetls.Config{MinVersion: version, NextProtos: http1.NextProtos}), url))
 	}
 }
 
@@ -102,7 +102,7 @@ func TestPeersDoNotMix(t *testing.T) {
 	url := serve(t, configured(t, ca, spiffe.AllowMembersOf(ca.TrustDomain()), nil), nil)
 	var wg sync.WaitGroup
 	for i := range 8 {
-		opts, major := (*spiffetls.Options)(nil), 2
+		opts, major := (*spiffetls.Config)(nil), 2
 		if i%2 == 1 {
 			opts, major = http1, 1
 		}
@@ -141,7 +141,7 @@ func TestRefusedClientReachesNoHandler(t *testing.T) {
 	s := configured(t, ca, spiffe.AllowIDs(ca.SVID("/web").ID()), nil)
 	s.Handler = http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("a request got through") })
 	url := serve(t, s, nil)
-	for _, opts := range []*spiffetls.Options{nil, http1} {
+	for _, opts := range []*spiffetls.Config{nil, http1} {
 		_, err := clientOf(t, ca, "/other", opts).Get(url)
 		assert.Error(t, err) // the alert, or a reset if the client was still writing
 	}
@@ -151,7 +151,7 @@ func TestClientRefusesServer(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	s := &http.Server{Handler: who}
-	require.NoError(t, spiffetls.ConfigureServer(s, ca.SVID("/impostor"), ca.Bundle(), spiffe.AllowAnyPeer(), nil))
+	require.NoError(t, configureServer(s, ca.SVID("/impostor"), ca.Bundle(), spiffe.AllowAnyPeer(), nil))
 	_, err := clientOf(t, ca, "/web", nil).Get(serve(t, s, nil))
 	e := verifyError(t, err, "policy")
 	assert.Equal(t, "spiffe://example.org/impostor", e.ID.String())
@@ -164,7 +164,7 @@ func TestNeverAGuess(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	allow := spiffe.AllowMembersOf(ca.TrustDomain())
 
-	config, err := spiffetls.ServerConfig(ca.SVID("/db"), ca.Bundle(), allow, nil)
+	config, err := serverConfig(ca.SVID("/db"), ca.Bundle(), allow, nil)
 	require.NoError(t, err)
 	verified := &http.Server{TLSConfig: config, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		assert.NotEmpty(t, r.TLS.PeerCertificates)
@@ -207,13 +207,13 @@ func TestConnContextIsKept(t *testing.T) {
 			who(w, r)
 		}),
 	}
-	require.NoError(t, spiffetls.ConfigureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), nil))
+	require.NoError(t, configureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), nil))
 	url := serve(t, s, nil)
 	assert.Equal(t, "kept 2 spiffe://example.org/web", get(t, clientOf(t, ca, "/web", nil), url))
 	assert.Equal(t, "kept 1 spiffe://example.org/web", get(t, clientOf(t, ca, "/web", http1), url))
 
 	s = &http.Server{ConnContext: func(context.Context, net.Conn) context.Context { return nil }}
-	require.NoError(t, spiffetls.ConfigureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), nil))
+	require.NoError(t, configureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), nil))
 	assert.Nil(t, s.ConnContext(t.Context(), nil), "net/http panics for it, and says so better")
 }
 
@@ -221,7 +221,7 @@ func TestConfigureServerRefuses(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	configure := func(s *http.Server) error {
-		return spiffetls.ConfigureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+		return configureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
 	}
 	assert.ErrorContains(t, configure(nil), "no server")
 	s := &http.Server{TLSConfig: &tls.Config{}}
@@ -245,7 +245,7 @@ func TestProtocols(t *testing.T) {
 		return p
 	}
 	for name, c := range map[string]struct {
-		opts   *spiffetls.Options
+		opts   *spiffetls.Config
 		change func(*http.Server)
 		h2, h1 string // what clients get that prefer HTTP/2 and that speak only HTTP/1.1
 	}{
@@ -254,7 +254,7 @@ func TestProtocols(t *testing.T) {
 		"HTTP/2":            {nil, func(s *http.Server) { s.Protocols = only(false, true) }, "2", ""},
 		"no TLSNextProto":   {nil, func(s *http.Server) { s.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){} }, "1", "1"},
 		"options, HTTP/1.1": {http1, func(*http.Server) {}, "1", "1"},
-		"options, HTTP/2":   {&spiffetls.Options{NextProtos: []string{"h2"}}, func(*http.Server) {}, "2", "1"}, // crypto/tls allows it
+		"options, HTTP/2":   {&spiffetls.Config{NextProtos: []string{"h2"}}, func(*http.Server) {}, "2", "1"}, // crypto/tls allows it
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -266,7 +266,7 @@ func TestProtocols(t *testing.T) {
 				assert.Equal(t, c.h1+" spiffe://example.org/web", get(t, clientOf(t, ca, "/web", http1), url))
 				return
 			}
-			config, err := spiffetls.ClientConfig(ca.SVID("/web"), ca.Bundle(), spiffe.AllowAnyPeer(), http1)
+			config, err := clientConfig(ca.SVID("/web"), ca.Bundle(), spiffe.AllowAnyPeer(), http1)
 			require.NoError(t, err)
 			conn, err := tls.Dial("tcp", strings.TrimPrefix(url, "https://"), config)
 			require.NoError(t, err)

@@ -46,24 +46,24 @@ func TestMessages(t *testing.T) {
 	td, self, bundle, allow := ca.TrustDomain(), ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain())
 	policy := func(text string) error { return only(spiffe.ParsePolicy(text)) }
 	prefix := func(p string) error {
-		return only(spiffetls.ServerConfig(self, bundle, spiffe.AllowPathPrefix(td, p), nil))
+		return only(serverConfig(self, bundle, spiffe.AllowPathPrefix(td, p), nil))
 	}
 	oneID, err := spiffe.ParsePolicy("spiffe://example.org/ns/prod")
 	require.NoError(t, err)
 
 	server := httptest.NewUnstartedServer(whose)
-	require.NoError(t, spiffetls.ConfigureServer(server.Config, self, bundle, allow, nil))
+	require.NoError(t, configureServer(server.Config, self, bundle, allow, nil))
 	server.TLS = server.Config.TLSConfig
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	web := httptest.NewTLSServer(whose)
 	t.Cleanup(web.Close)
 	plain := httptest.NewUnstartedServer(whose)
-	require.NoError(t, spiffetls.ConfigureServer(plain.Config, self, bundle, allow, nil))
+	require.NoError(t, configureServer(plain.Config, self, bundle, allow, nil))
 	plain.Start()
 	t.Cleanup(plain.Close)
 	request := func(url string, peers spiffe.BundleSource, allow spiffe.PolicySource) error {
-		transport, err := spiffetls.Transport(ca.SVID("/web"), peers, allow, nil)
+		transport, err := newTransport(ca.SVID("/web"), peers, allow, nil)
 		require.NoError(t, err)
 		defer transport.CloseIdleConnections()
 		resp, err := (&http.Client{Transport: transport}).Get(url)
@@ -101,39 +101,35 @@ func TestMessages(t *testing.T) {
 		"a comment":                     {policy("#web"), []string{"no comments"}},
 		"JSON":                          {policy(`["spiffe://example.org/a"]`), []string{"no quotes and no brackets"}},
 		"a star in a name":              {policy("spiffe://*.example.org/a"), []string{"name each trust domain"}},
-		"the zero policy":               {only(spiffetls.ServerConfig(self, bundle, spiffe.Policy{}, nil)), []string{"use AllowIDs"}},
-		"no ID in a policy":             {only(spiffetls.ServerConfig(self, bundle, spiffe.AllowIDs(), nil)), []string{"AllowIDs needs at least one ID"}},
+		"the zero policy":               {only(serverConfig(self, bundle, spiffe.Policy{}, nil)), []string{"use AllowIDs"}},
+		"no ID in a policy":             {only(serverConfig(self, bundle, spiffe.AllowIDs(), nil)), []string{"AllowIDs needs at least one ID"}},
 
 		// Arguments.
-		"no identity for a server":    {only(spiffetls.ServerConfig(nil, bundle, allow, nil)), []string{"identity to present", "WebCertificate"}},
-		"no identity for a client":    {only(spiffetls.Transport(nil, bundle, allow, nil)), []string{"identity to present", "NoIdentity"}},
-		"no bundles for a server":     {only(spiffetls.ServerConfig(self, nil, allow, nil)), []string{"bundle source to verify clients", "*spiffe.Bundle"}},
-		"no bundles for a client":     {only(spiffetls.Transport(self, nil, allow, nil)), []string{"bundle source to verify servers", "WebRoots"}},
-		"no policy for a server":      {only(spiffetls.ServerConfig(self, bundle, nil, nil)), []string{"which clients are allowed", "spiffe.AllowIDs"}},
-		"no policy for a client":      {only(spiffetls.Transport(self, bundle, nil, nil)), []string{"which servers are allowed", "Hosts"}},
+		"no identity":                 {only(serverConfig(nil, bundle, allow, nil)), []string{"no Self to present", "OptionalIdentity", "WebCertificate"}},
+		"no bundles":                  {only(serverConfig(self, nil, allow, nil)), []string{"no Peers", "*spiffe.Bundle", "WebRoots"}},
+		"no policy":                   {only(serverConfig(self, bundle, nil, nil)), []string{"no Allow", "spiffe.AllowIDs", "Hosts"}},
 		"no bundles to verify with":   {only(spiffe.NewVerifier(nil, allow, nil)), []string{"no bundle source to verify peers with", "*spiffe.Bundle"}},
 		"no policy to verify with":    {only(spiffe.NewVerifier(bundle, nil, nil)), []string{"no policy; use AllowIDs"}},
-		"a nil identity":              {only(spiffetls.ServerConfig((*spiffe.SVID)(nil), bundle, allow, nil)), []string{"nil *spiffe.SVID"}},
-		"a zero identity":             {only(spiffetls.ServerConfig(new(spiffe.SVID), bundle, allow, nil)), []string{"zero SVID", "NewSVID"}},
-		"a nil bundle":                {only(spiffetls.ServerConfig(self, (*spiffe.Bundle)(nil), allow, nil)), []string{"nil *spiffe.Bundle"}},
+		"a nil identity":              {only(serverConfig((*spiffe.SVID)(nil), bundle, allow, nil)), []string{"nil *spiffe.SVID"}},
+		"a zero identity":             {only(serverConfig(new(spiffe.SVID), bundle, allow, nil)), []string{"zero SVID", "NewSVID"}},
+		"a nil bundle":                {only(serverConfig(self, (*spiffe.Bundle)(nil), allow, nil)), []string{"nil *spiffe.Bundle"}},
 		"a nil bundle to verify with": {only(spiffe.NewVerifier((*spiffe.Bundle)(nil), allow, nil)), []string{"nil *spiffe.Bundle"}},
 		"a nil policy":                {only(spiffe.NewVerifier(bundle, (*spiffe.LivePolicy)(nil), nil)), []string{"nil *spiffe.LivePolicy"}},
-		"a URL in Hosts":              {only(spiffetls.Transport(self, bundle, spiffetls.Hosts{"https://db.example": allow}, nil)), []string{"db.example:8443", "not a URL"}},
-		"Hosts in RequirePeer":        {only(spiffetls.RequirePeer(spiffetls.Hosts{"db.example": allow}, whose)), []string{"Hosts", "for clients"}},
+		"a URL in Hosts":              {only(newTransport(self, bundle, hostPolicies{"https://db.example": allow}, nil)), []string{"db.example:8443", "not a URL"}},
 
 		// Connections.
 		"a bundle of another trust domain": {request(server.URL, other.Bundle(), allow), []string{`"example.org"`, `the only bundle is that of "other.test"`}},
-		"a host that is not in Hosts": {request(server.URL, bundle, spiffetls.Hosts{"db.example": allow}),
+		"a host that is not in Hosts": {request(server.URL, bundle, hostPolicies{"db.example": allow}),
 			[]string{server.Listener.Addr().String(), "add it to Hosts"}},
 		"a web server":         {request(web.URL, bundle, allow), []string{"no SPIFFE ID", "WebRoots"}},
 		"an http URL":          {request(plain.URL, bundle, allow), []string{"use an https URL"}},
 		"an expired identity":  {only(tls.Dial("tcp", server.Listener.Addr().String(), clientConfigOf(t, expired, bundle))), []string{"expired at", "not renewed"}},
 		"a server without TLS": {body(t, plain.URL), []string{"came without TLS", "ServeTLS or ListenAndServeTLS"}},
-		"a server of httptest": {bodyOf(t, web.Client(), web.URL), []string{"not from package spiffetls", "ConfigureServer"}},
+		"a server of httptest": {bodyOf(t, web.Client(), web.URL), []string{"ConfigureServer", "PeerFromState"}},
 		"a request of httptest": {answer(whose, httptest.NewRequest("GET", "/", nil)),
 			[]string{"came without TLS", "RequestFrom of package spiffetest"}},
-		"a configured server twice": {spiffetls.ConfigureServer(server.Config, self, bundle, allow, nil), []string{"has a TLSConfig", "leave it nil"}},
-		"a TCP connection":          {peerOfTCP(t, server.Listener.Addr()), []string{"*net.TCPConn", "NewListener or a Dialer"}},
+		"a configured server twice": {configureServer(server.Config, self, bundle, allow, nil), []string{"has a TLSConfig", "leave it nil"}},
+		"a TCP connection":          {peerOfTCP(t, server.Listener.Addr()), []string{"*net.TCPConn", "of an Endpoint"}},
 
 		// Tests.
 		"a URL of a CA":        {caught(func() { spiffetest.NewCA(fatal{t}, "spiffe://example.org") }), []string{`give the name alone, "example.org"`}},
@@ -142,7 +138,7 @@ func TestMessages(t *testing.T) {
 		"an unknown fault":     {caught(func() { ca.Broken("expired") }), []string{`"expired"`, "Expired"}},
 		"an edit that breaks":  {caught(func() { ca.SVID("/web", func(c *x509.Certificate) { c.URIs = nil }) }), []string{"no SPIFFE ID"}},
 		"a configuration that failed": {caught(func() {
-			config, _ := spiffetls.ServerConfig(nil, bundle, allow, nil)
+			config, _ := serverConfig(nil, bundle, allow, nil)
 			spiffetest.StartTLS(httptest.NewUnstartedServer(whose), config)
 		}), []string{"no configuration", "or an error"}},
 	} {
@@ -156,7 +152,7 @@ func TestMessages(t *testing.T) {
 
 func clientConfigOf(t *testing.T, self *spiffe.SVID, bundle *spiffe.Bundle) *tls.Config {
 	t.Helper()
-	config, err := spiffetls.ClientConfig(self, bundle, spiffe.AllowAnyPeer(), nil)
+	config, err := clientConfig(self, bundle, spiffe.AllowAnyPeer(), nil)
 	require.NoError(t, err)
 	return config
 }

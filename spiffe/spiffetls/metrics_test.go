@@ -124,17 +124,17 @@ func TestMetricsServer(t *testing.T) {
 	}{
 		"ConfigureServer": {func(t *testing.T, ca *spiffetest.CA, allow spiffe.Policy, m *spiffetls.Metrics) string {
 			s := &http.Server{Handler: who, ReadHeaderTimeout: time.Second}
-			require.NoError(t, spiffetls.ConfigureServer(s, ca.SVID("/db"), ca.Bundle(), allow, &spiffetls.Options{Metrics: m}))
+			require.NoError(t, configureServer(s, ca.SVID("/db"), ca.Bundle(), allow, &spiffetls.Config{Metrics: m}))
 			return strings.TrimPrefix(serve(t, s, nil), "https://")
-		}, "no_hello", "no_hello", "no_hello", "not_verified", true},
+		}, "", "", "", "not_verified", true},
 		"NewListener": {func(t *testing.T, ca *spiffetest.CA, allow spiffe.Policy, m *spiffetls.Metrics) string {
 			return accepting(t, func(l net.Listener) (net.Listener, error) {
-				return spiffetls.NewListener(l, ca.SVID("/db"), ca.Bundle(), allow, &spiffetls.Options{Metrics: m, HandshakeTimeout: time.Second})
+				return newListener(l, ca.SVID("/db"), ca.Bundle(), allow, &spiffetls.Config{Metrics: m, HandshakeTimeout: time.Second})
 			})
 		}, "not_tls", "timeout", "closed", "timeout", true},
 		"ServerConfig": {func(t *testing.T, ca *spiffetest.CA, allow spiffe.Policy, m *spiffetls.Metrics) string {
 			return accepting(t, func(l net.Listener) (net.Listener, error) {
-				config, err := spiffetls.ServerConfig(ca.SVID("/db"), ca.Bundle(), allow, &spiffetls.Options{Metrics: m})
+				config, err := serverConfig(ca.SVID("/db"), ca.Bundle(), allow, &spiffetls.Config{Metrics: m})
 				return tls.NewListener(l, config), err
 			})
 		}, "", "", "", "not_verified", false},
@@ -149,7 +149,7 @@ func TestMetricsServer(t *testing.T) {
 				counted(t, &m, want)
 			}
 			cs := &callers{ca, c.start(t, ca, spiffe.AllowIDs(ca.SVID("/web").ID()), &m)}
-			good, err := spiffetls.ClientConfig(ca.SVID("/web"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+			good, err := clientConfig(ca.SVID("/web"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
 			require.NoError(t, err)
 			for range 3 {
 				answer, err := cs.call(good)
@@ -257,7 +257,7 @@ func TestMetricsClient(t *testing.T) {
 	plain := func(say string, stay bool) string {
 		return accepting(t, func(l net.Listener) (net.Listener, error) { return saying{l, say, stay, nil}, nil })
 	}
-	good, err := spiffetls.ServerConfig(ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+	good, err := serverConfig(ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
 	require.NoError(t, err)
 	strict := spiffetest.TLSConfig(ca.Certificate("/db"))
 	strict.MaxVersion = tls.VersionTLS12 // so that the refusal is part of the handshake
@@ -265,9 +265,9 @@ func TestMetricsClient(t *testing.T) {
 	strict.VerifyConnection = func(tls.ConnectionState) error { return fmt.Errorf("no") }
 
 	type dial func(ctx context.Context, addr string) error
-	for name, client := range map[string]func(self spiffe.SVIDSource, opts *spiffetls.Options) dial{
-		"Dialer": func(self spiffe.SVIDSource, opts *spiffetls.Options) dial {
-			d, err := spiffetls.NewDialer(self, ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID()), opts)
+	for name, client := range map[string]func(self spiffe.SVIDSource, opts *spiffetls.Config) dial{
+		"Dialer": func(self spiffe.SVIDSource, opts *spiffetls.Config) dial {
+			d, err := endpointOf(self, ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID()), opts)
 			require.NoError(t, err)
 			return func(ctx context.Context, addr string) error {
 				conn, err := d.DialContext(ctx, "tcp", addr)
@@ -277,8 +277,8 @@ func TestMetricsClient(t *testing.T) {
 				return err
 			}
 		},
-		"Transport": func(self spiffe.SVIDSource, opts *spiffetls.Options) dial {
-			transport, err := spiffetls.Transport(self, ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID()), opts)
+		"Transport": func(self spiffe.SVIDSource, opts *spiffetls.Config) dial {
+			transport, err := newTransport(self, ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID()), opts)
 			require.NoError(t, err)
 			transport.DisableKeepAlives = true
 			return func(ctx context.Context, addr string) error { // net/http goes on to dial when its caller has gone
@@ -294,9 +294,9 @@ func TestMetricsClient(t *testing.T) {
 			t.Parallel()
 			var m spiffetls.Metrics
 			want := tally{}
-			opts := &spiffetls.Options{Metrics: &m, MinVersion: tls.VersionTLS12}
+			opts := &spiffetls.Config{Metrics: &m, MinVersion: tls.VersionTLS12}
 			d := client(ca.SVID("/web"), opts)
-			hasty := client(ca.SVID("/web"), &spiffetls.Options{Metrics: &m, HandshakeTimeout: time.Second})
+			hasty := client(ca.SVID("/web"), &spiffetls.Config{Metrics: &m, HandshakeTimeout: time.Second})
 			try := func(key string, d dial, addr string, fails bool) {
 				t.Helper()
 				err := d(t.Context(), addr)
@@ -334,9 +334,9 @@ func TestMetricsClient(t *testing.T) {
 		t.Parallel()
 		var server, client spiffetls.Metrics
 		s := &http.Server{Handler: who}
-		require.NoError(t, spiffetls.ConfigureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Options{Metrics: &server}))
+		require.NoError(t, configureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Config{Metrics: &server}))
 		url := serve(t, s, nil)
-		c := clientOf(t, ca, "/web", &spiffetls.Options{Metrics: &client})
+		c := clientOf(t, ca, "/web", &spiffetls.Config{Metrics: &client})
 		transport := c.Transport.(*http.Transport)
 		transport.DisableKeepAlives = true
 		transport.TLSClientConfig.ClientSessionCache = tls.NewLRUClientSessionCache(1)
@@ -350,12 +350,14 @@ func TestMetricsClient(t *testing.T) {
 	t.Run("ClientConfig", func(t *testing.T) {
 		t.Parallel()
 		var m spiffetls.Metrics
-		config, err := spiffetls.ClientConfig(ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID()), &spiffetls.Options{Metrics: &m})
+		web, err := endpointOf(ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID()), &spiffetls.Config{Metrics: &m})
+		require.NoError(t, err)
+		config, err := web.ClientConfig()
 		require.NoError(t, err)
 		for _, addr := range []string{server(good), server(spiffetest.TLSConfig(ca.Certificate("/api")))} {
 			conn, err := tls.Dial("tcp", addr, config)
 			if err == nil {
-				_, err = spiffetls.PeerFromState(config, conn.ConnectionState()) // which is no handshake
+				_, err = web.PeerFromState(spiffe.ServerRole, conn.ConnectionState()) // which is no handshake
 				require.NoError(t, err)
 				_ = conn.Close()
 			}
@@ -408,14 +410,14 @@ func TestMetricsRequests(t *testing.T) {
 	admin, err := spiffetls.RequirePeer(spiffe.AllowIDs(ca.SVID("/admin").ID()), who)
 	require.NoError(t, err)
 	s := &http.Server{Handler: admin}
-	require.NoError(t, spiffetls.ConfigureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Options{Metrics: &m, AllowAnonymousClients: true}))
+	require.NoError(t, configureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Config{Metrics: &m, AllowAnonymousClients: true}))
 	url := serve(t, s, nil)
 	web := clientOf(t, ca, "/web", nil)
 	for range 3 {
 		get(t, web, url)
 	}
 	get(t, clientOf(t, ca, "/admin", nil), url)
-	transport, err := spiffetls.Transport(spiffetls.NoIdentity(), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+	transport, err := newTransport(noIdentity(), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
 	require.NoError(t, err)
 	t.Cleanup(transport.CloseIdleConnections)
 	get(t, &http.Client{Transport: transport}, url)
@@ -427,13 +429,12 @@ func TestMetricsWithdrawn(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	addr := accepting(t, func(l net.Listener) (net.Listener, error) {
-		return spiffetls.NewListener(l, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+		return newListener(l, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
 	})
 	var m spiffetls.Metrics
-	var failures spiffetls.FailureLog
 	var allow spiffe.LivePolicy
 	require.NoError(t, allow.Set(spiffe.AllowMembersOf(ca.TrustDomain())))
-	d, err := spiffetls.NewDialer(ca.SVID("/web"), ca.Bundle(), spiffetls.Hosts{addr: &allow}, &spiffetls.Options{Metrics: &m, Failures: &failures})
+	d, err := endpointOf(ca.SVID("/web"), ca.Bundle(), hostPolicies{addr: &allow}, &spiffetls.Config{Metrics: &m})
 	require.NoError(t, err)
 	conn, err := d.DialContext(t.Context(), "tcp", addr)
 	require.NoError(t, err)
@@ -441,27 +442,9 @@ func TestMetricsWithdrawn(t *testing.T) {
 	require.NoError(t, allow.Set(spiffe.AllowIDs(ca.SVID("/other").ID())))
 	_, err = io.WriteString(conn, "x")
 	require.ErrorIs(t, err, spiffe.ErrDenied)
-	_, total := failures.Failures()
+	_, total := m.Failures()
 	require.EqualValues(t, 1, total)
 	counted(t, &m, tally{"client full": 1})
-}
-
-// TestMetricsSilent: what is kept of a connection before its hello is dropped with it.
-func TestMetricsSilent(t *testing.T) {
-	t.Parallel()
-	ca := spiffetest.NewCA(t, "example.org")
-	var m spiffetls.Metrics
-	s := &http.Server{Handler: who}
-	require.NoError(t, spiffetls.ConfigureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Options{Metrics: &m}))
-	url := serve(t, s, nil)
-	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "https://"))
-	require.NoError(t, err)
-	require.Eventually(t, func() bool { return spiffetls.Silent(&m) == 1 }, time.Minute, time.Millisecond)
-	get(t, clientOf(t, ca, "/web", nil), url)
-	require.Equal(t, 1, spiffetls.Silent(&m))
-	require.NoError(t, conn.Close())
-	counted(t, &m, tally{"server full": 1, "server failed no_hello": 1})
-	require.Zero(t, spiffetls.Silent(&m))
 }
 
 // TestMetricsLimit: a connection over MaxHandshakes is counted.
@@ -470,7 +453,7 @@ func TestMetricsLimit(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	var m spiffetls.Metrics
 	addr := accepting(t, func(l net.Listener) (net.Listener, error) {
-		return spiffetls.NewListener(l, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Options{Metrics: &m, MaxHandshakes: 1})
+		return newListener(l, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Config{Metrics: &m, MaxHandshakes: 1})
 	})
 	for range 2 {
 		conn, err := net.Dial("tcp", addr)
@@ -489,7 +472,7 @@ func TestGovernorMetrics(t *testing.T) {
 		var allow spiffe.LivePolicy
 		require.NoError(t, allow.Set(spiffe.AllowMembersOf(ca.TrustDomain())))
 		below := memconn.Listen()
-		l, err := spiffetls.NewListener(below, ca.SVID("/db"), ca.Bundle(), &allow, &spiffetls.Options{Governor: g})
+		l, err := newListener(below, ca.SVID("/db"), ca.Bundle(), &allow, &spiffetls.Config{Governor: g})
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = l.Close() })
 		check := func(open, draining, ends, denied float64) {
@@ -504,7 +487,7 @@ func TestGovernorMetrics(t *testing.T) {
 		check(0, 0, 0, 0)
 		soon := ca.SVID("/soon", func(c *x509.Certificate) { c.NotAfter = time.Now().Add(10 * time.Minute) })
 		for _, svid := range []*spiffe.SVID{ca.SVID("/web"), soon} {
-			config, err := spiffetls.ClientConfig(svid, ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+			config, err := clientConfig(svid, ca.Bundle(), spiffe.AllowAnyPeer(), nil)
 			require.NoError(t, err)
 			go func() {
 				if raw, err := below.Dial(t.Context()); assert.NoError(t, err) {
@@ -533,7 +516,7 @@ func TestMetricsIsCheap(t *testing.T) {
 	assert.Zero(t, testing.AllocsPerRun(1000, func() { spiffetls.Count(&m) }))
 	ca := spiffetest.NewCA(t, "example.org")
 	db, web := newParty(ca.SVID("/db"), ca.Bundles()), newParty(ca.SVID("/web"), ca.Bundles())
-	cost := func(server, client *spiffetls.Options) float64 {
+	cost := func(server, client *spiffetls.Config) float64 {
 		s, c := db.server(t, spiffe.AllowAnyPeer(), server), web.client(t, spiffe.AllowAnyPeer(), client)
 		return testing.AllocsPerRun(50, func() {
 			s, c := connect(t, s, c)
@@ -541,7 +524,7 @@ func TestMetricsIsCheap(t *testing.T) {
 			require.NoError(t, c.err)
 		})
 	}
-	opts := &spiffetls.Options{Metrics: &m}
+	opts := &spiffetls.Config{Metrics: &m}
 	without := cost(nil, nil)
 	asClient, asServer := cost(nil, opts), cost(opts, nil)
 	t.Logf("allocations of a handshake: %v, counted by the client %v, by the server %v", without, asClient, asServer)

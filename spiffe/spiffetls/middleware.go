@@ -22,16 +22,13 @@ import (
 // [http.ServeMux] say which policy is for which path and method, as "POST /orders/" does.
 //
 // Other requests are answered with 403 and the word "forbidden", without the policy or the reason. If the proof has
-// expired, the answer has "Connection: close", so that the client connects anew. The FailureLog and the Logger of the
-// server get the reason, at the stage "request". A request whose path can be read in two ways is answered with 400, and no
+// expired, the answer has "Connection: close", so that the client connects anew. The Logger and the Metrics of the server
+// get the reason. A request whose path can be read in two ways is answered with 400, and no
 // policy is asked: a CONNECT with a path, a path that [path.Clean] changes, and one with an escaped slash ("%2F") below a
 // pattern that ends with a slash, as a ServeMux has it in an element of the path and [http.FileServer] between two.
 func RequirePeer(allow spiffe.PolicySource, next http.Handler) (http.Handler, error) {
 	if next == nil {
 		return nil, errors.New("spiffetls: require peer: no handler")
-	}
-	if _, hosts := allow.(interface{ byHost() }); hosts {
-		return nil, fmt.Errorf("spiffetls: require peer: %w", errHosts)
 	}
 	if err := spiffe.CheckPolicySource(allow); err != nil {
 		return nil, fmt.Errorf("spiffetls: require peer: %w", err)
@@ -40,7 +37,6 @@ func RequirePeer(allow spiffe.PolicySource, next http.Handler) (http.Handler, er
 }
 
 var (
-	errHosts        = errors.New("Hosts and HostsFunc are for clients")
 	errNoProof      = errors.New("the client presented no certificate")
 	errProofExpired = errors.New("the proof has expired, and the connection was kept open")
 )
@@ -73,11 +69,7 @@ func (h requirePeer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if e != nil && e.notes() {
-		e.opts.Metrics.denied(causeOf("request", cause))
-		e.note(Failure{
-			Side: "server", Remote: r.RemoteAddr, Stage: "request",
-			ID: id, TrustDomain: id.TrustDomain(), Reason: cause.Error(), OtherSees: fmt.Sprint(status, " ", http.StatusText(status)),
-		}, cause)
+		e.record(failure{server: true, remote: r.RemoteAddr, stage: "request", id: id, err: cause})
 	}
 	w.Header().Set("Cache-Control", "no-store")
 	http.Error(w, strings.ToLower(http.StatusText(status)), status)

@@ -59,16 +59,16 @@ func line(t testing.TB, conn net.Conn) string {
 	}
 }
 
-func listenerOf(t testing.TB, ca *spiffetest.CA, inner net.Listener, opts *spiffetls.Options) net.Listener {
+func listenerOf(t testing.TB, ca *spiffetest.CA, inner net.Listener, opts *spiffetls.Config) net.Listener {
 	t.Helper()
-	l, err := spiffetls.NewListener(inner, ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), opts)
+	l, err := newListener(inner, ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), opts)
 	require.NoError(t, err)
 	return l
 }
 
-func dialerOf(t testing.TB, ca *spiffetest.CA, allow spiffe.PolicySource, opts *spiffetls.Options) *spiffetls.Dialer {
+func dialerOf(t testing.TB, ca *spiffetest.CA, allow spiffe.PolicySource, opts *spiffetls.Config) *spiffetls.Endpoint {
 	t.Helper()
-	d, err := spiffetls.NewDialer(ca.SVID("/web"), ca.Bundle(), allow, opts)
+	d, err := endpointOf(ca.SVID("/web"), ca.Bundle(), allow, opts)
 	require.NoError(t, err)
 	return d
 }
@@ -110,42 +110,13 @@ func TestRawConstructors(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	svid, any := ca.SVID("/db"), spiffe.AllowAnyPeer()
-	_, err := spiffetls.NewListener(nil, svid, ca.Bundle(), any, nil)
+	_, err := newListener(nil, svid, ca.Bundle(), any, nil)
 	assert.ErrorContains(t, err, "no listener")
-	for want, o := range map[string]struct {
-		self  spiffe.SVIDSource
-		peers spiffe.BundleSource
-		allow spiffe.PolicySource
-		opts  *spiffetls.Options
-	}{
-		"no source of the identity": {nil, ca.Bundle(), any, nil},
-		"no bundle source":          {svid, nil, any, nil},
-		"no policy":                 {svid, ca.Bundle(), nil, nil},
-		"is negative":               {svid, ca.Bundle(), any, &spiffetls.Options{HandshakeTimeout: -1}},
-		"0 means the default":       {svid, ca.Bundle(), any, &spiffetls.Options{MaxHandshakes: -1}},
+	for want, opts := range map[string]*spiffetls.Config{
+		"is negative": {HandshakeTimeout: -1}, "0 means the default": {MaxHandshakes: -1},
 	} {
-		_, err = spiffetls.NewListener(memconn.Listen(), o.self, o.peers, o.allow, o.opts)
+		_, err = endpointOf(svid, ca.Bundle(), any, opts)
 		assert.ErrorContains(t, err, want)
-		_, err = spiffetls.NewDialer(o.self, o.peers, o.allow, o.opts)
-		assert.ErrorContains(t, err, want)
-	}
-}
-
-// TestErrorsNameWhatIsMissing: each says how one side does without it.
-func TestErrorsNameWhatIsMissing(t *testing.T) {
-	t.Parallel()
-	ca := spiffetest.NewCA(t, "example.org")
-	svid, bundle, any := ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer()
-	for want, f := range map[string]func() error{
-		"NoIdentity":            func() error { _, err := spiffetls.ClientConfig(nil, bundle, any, nil); return err },
-		"WebCertificate":        func() error { _, err := spiffetls.ServerConfig(nil, bundle, any, nil); return err },
-		"WebRoots":              func() error { _, err := spiffetls.ClientConfig(svid, nil, any, nil); return err },
-		"verify clients with":   func() error { _, err := spiffetls.ServerConfig(svid, nil, any, nil); return err },
-		"Hosts":                 func() error { _, err := spiffetls.ClientConfig(svid, bundle, nil, nil); return err },
-		"which clients":         func() error { _, err := spiffetls.ServerConfig(svid, bundle, nil, nil); return err },
-		"AllowAnonymousClients": func() error { _, err := spiffetls.ServerConfig(svid, bundle, nil, nil); return err },
-	} {
-		assert.ErrorContains(t, f(), want)
 	}
 }
 
@@ -176,7 +147,7 @@ func TestSilentClients(t *testing.T) {
 		}()
 		below, err := inner.Dial(t.Context())
 		require.NoError(t, err)
-		conn, err := dialerOf(t, ca, spiffe.AllowIDs(dbID), nil).Handshake(t.Context(), below, "db")
+		conn, err := dialerOf(t, ca, spiffe.AllowIDs(dbID), nil).Client(t.Context(), below, "db")
 		require.NoError(t, err)
 		assert.Equal(t, "spiffe://example.org/web", line(t, conn))
 		assert.Zero(t, time.Since(start))
@@ -190,9 +161,9 @@ func TestSilentClients(t *testing.T) {
 func TestMaxHandshakes(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	var failures spiffetls.FailureLog
+	var failures spiffetls.Metrics
 	inner := memconn.Listen()
-	l := listenerOf(t, ca, inner, &spiffetls.Options{MaxHandshakes: 4, HandshakeTimeout: time.Minute, Failures: &failures})
+	l := listenerOf(t, ca, inner, &spiffetls.Config{MaxHandshakes: 4, HandshakeTimeout: time.Minute, Metrics: &failures})
 	echoes(t, l)
 	closed := make(chan struct{}, 10)
 	for range 6 {
@@ -222,7 +193,7 @@ func TestHandshakesCountUntilTheyEnd(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		inner := memconn.Listen()
-		echoes(t, listenerOf(t, ca, inner, &spiffetls.Options{MaxHandshakes: 2}))
+		echoes(t, listenerOf(t, ca, inner, &spiffetls.Config{MaxHandshakes: 2}))
 		for i := range 6 {
 			synctest.Wait() // a client hears of the end before the server is done with it
 			below, err := inner.Dial(t.Context())
@@ -232,7 +203,7 @@ func TestHandshakesCountUntilTheyEnd(t *testing.T) {
 				require.ErrorContains(t, err, "bad certificate")
 				continue
 			}
-			conn, err := dialerOf(t, ca, spiffe.AllowIDs(dbID), nil).Handshake(t.Context(), below, "db")
+			conn, err := dialerOf(t, ca, spiffe.AllowIDs(dbID), nil).Client(t.Context(), below, "db")
 			require.NoError(t, err)
 			defer conn.Close()
 			assert.Equal(t, "spiffe://example.org/web", line(t, conn))
@@ -246,7 +217,7 @@ func TestOneAddressCannotTakeAllHandshakes(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	echoes(t, listenerOf(t, ca, inner, &spiffetls.Options{MaxHandshakes: 30, HandshakeTimeout: time.Minute}))
+	echoes(t, listenerOf(t, ca, inner, &spiffetls.Config{MaxHandshakes: 30, HandshakeTimeout: time.Minute}))
 	for range 60 {
 		c, err := net.Dial("tcp", inner.Addr().String())
 		require.NoError(t, err)
@@ -256,7 +227,7 @@ func TestOneAddressCannotTakeAllHandshakes(t *testing.T) {
 	if err != nil {
 		t.Skip("there is one loopback address: ", err)
 	}
-	conn, err := dialerOf(t, ca, spiffe.AllowIDs(dbID), nil).Handshake(t.Context(), below, "db")
+	conn, err := dialerOf(t, ca, spiffe.AllowIDs(dbID), nil).Client(t.Context(), below, "db")
 	require.NoError(t, err)
 	defer conn.Close()
 	assert.Equal(t, "spiffe://example.org/web", line(t, conn))
@@ -266,9 +237,9 @@ func TestOneAddressCannotTakeAllHandshakes(t *testing.T) {
 func TestRefusedClientIsNoErrorOfAccept(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	var failures spiffetls.FailureLog
+	var failures spiffetls.Metrics
 	inner := memconn.Listen()
-	l := listenerOf(t, ca, inner, &spiffetls.Options{Failures: &failures})
+	l := listenerOf(t, ca, inner, &spiffetls.Config{Metrics: &failures})
 	echoes(t, l)
 	for _, f := range []string{"Expired", "ForeignCA", "ServerOnly"} {
 		below, err := inner.Dial(t.Context())
@@ -279,7 +250,7 @@ func TestRefusedClientIsNoErrorOfAccept(t *testing.T) {
 	}
 	below, err := inner.Dial(t.Context())
 	require.NoError(t, err)
-	conn, err := dialerOf(t, ca, spiffe.AllowIDs(dbID), nil).Handshake(t.Context(), below, "db")
+	conn, err := dialerOf(t, ca, spiffe.AllowIDs(dbID), nil).Client(t.Context(), below, "db")
 	require.NoError(t, err)
 	defer conn.Close()
 	assert.Equal(t, "spiffe://example.org/web", line(t, conn))
@@ -326,7 +297,7 @@ func TestEndOfListener(t *testing.T) {
 		require.NoError(t, err)
 		done, err := inner.Dial(t.Context()) // and never accepted
 		require.NoError(t, err)
-		conn, err := dialerOf(t, ca, spiffe.AllowIDs(dbID), nil).Handshake(t.Context(), done, "db")
+		conn, err := dialerOf(t, ca, spiffe.AllowIDs(dbID), nil).Client(t.Context(), done, "db")
 		require.NoError(t, err)
 		synctest.Wait()
 		require.NoError(t, l.Close())
@@ -365,13 +336,13 @@ func TestGovernorEndsRawConnections(t *testing.T) {
 				var allow spiffe.LivePolicy
 				require.NoError(t, allow.Set(spiffe.AllowMembersOf(ca.TrustDomain())))
 				g := &spiffetls.Governor{Grace: -1, Jitter: -1}
-				governed := &spiffetls.Options{Governor: g}
-				server, client := (*spiffetls.Options)(nil), governed
+				governed := &spiffetls.Config{Governor: g}
+				server, client := (*spiffetls.Config)(nil), governed
 				if atServer {
 					server, client = governed, nil
 				}
 				inner := memconn.Listen()
-				l, err := spiffetls.NewListener(inner, ca.SVID("/db"), ca.Bundle(), &allow, server)
+				l, err := newListener(inner, ca.SVID("/db"), ca.Bundle(), &allow, server)
 				require.NoError(t, err)
 				echoes(t, l)
 				ctx, cancel := context.WithCancel(t.Context())
@@ -381,7 +352,7 @@ func TestGovernorEndsRawConnections(t *testing.T) {
 				wg.Go(func() { _ = g.Run(ctx) })
 				below, err := inner.Dial(t.Context())
 				require.NoError(t, err)
-				conn, err := dialerOf(t, ca, &allow, client).Handshake(t.Context(), below, "db")
+				conn, err := dialerOf(t, ca, &allow, client).Client(t.Context(), below, "db")
 				require.NoError(t, err)
 				line(t, conn)
 				assert.Equal(t, 1, g.Status().Open)
@@ -402,18 +373,18 @@ func TestDialerWithHosts(t *testing.T) {
 	require.NoError(t, err)
 	echoes(t, listenerOf(t, ca, inner, nil))
 	addr := inner.Addr().String()
-	conn, err := dialerOf(t, ca, spiffetls.Hosts{"127.0.0.1": spiffe.AllowIDs(dbID)}, nil).DialContext(t.Context(), "tcp", addr)
+	conn, err := dialerOf(t, ca, hostPolicies{"127.0.0.1": spiffe.AllowIDs(dbID)}, nil).DialContext(t.Context(), "tcp", addr)
 	require.NoError(t, err)
 	_ = conn.Close()
-	_, err = dialerOf(t, ca, spiffetls.Hosts{"127.0.0.1": spiffe.AllowIDs(dbID), addr: spiffe.AllowIDs(billingID)}, nil).DialContext(t.Context(), "tcp", addr)
+	_, err = dialerOf(t, ca, hostPolicies{"127.0.0.1": spiffe.AllowIDs(dbID), addr: spiffe.AllowIDs(billingID)}, nil).DialContext(t.Context(), "tcp", addr)
 	verifyError(t, err, "policy")
 
 	counted := &counting{Conn: func() net.Conn { a, _ := memconn.Pipe(); return a }()}
-	_, err = dialerOf(t, ca, spiffetls.Hosts{"db:1": spiffe.AllowIDs(dbID)}, nil).Handshake(t.Context(), counted, "db:2")
+	_, err = dialerOf(t, ca, hostPolicies{"db:1": spiffe.AllowIDs(dbID)}, nil).Client(t.Context(), counted, "db:2")
 	assert.ErrorIs(t, err, spiffe.ErrDenied)
 	assert.Zero(t, counted.written)
 	assert.True(t, counted.closed, "the Dialer owns it")
-	_, err = dialerOf(t, ca, spiffetls.Hosts{"db:1": spiffe.AllowIDs(dbID)}, nil).DialContext(t.Context(), "tcp", "db.invalid:1")
+	_, err = dialerOf(t, ca, hostPolicies{"db:1": spiffe.AllowIDs(dbID)}, nil).DialContext(t.Context(), "tcp", "db.invalid:1")
 	assert.ErrorIs(t, err, spiffe.ErrDenied, "it is not looked up")
 }
 
@@ -438,15 +409,15 @@ func TestHandshakeEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
-		d := dialerOf(t, ca, spiffe.AllowIDs(dbID), &spiffetls.Options{HandshakeTimeout: 3 * time.Second})
+		d := dialerOf(t, ca, spiffe.AllowIDs(dbID), &spiffetls.Config{HandshakeTimeout: 3 * time.Second})
 		silent := func() net.Conn { a, _ := memconn.Pipe(); return a }
 		start := time.Now()
-		_, err := d.Handshake(t.Context(), silent(), "db")
+		_, err := d.Client(t.Context(), silent(), "db")
 		assert.ErrorIs(t, err, context.DeadlineExceeded)
 		assert.Equal(t, 3*time.Second, time.Since(start))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		_, err = d.Handshake(ctx, silent(), "db")
+		_, err = d.Client(ctx, silent(), "db")
 		assert.ErrorIs(t, err, context.DeadlineExceeded)
 		assert.Equal(t, 4*time.Second, time.Since(start))
 	})
@@ -461,10 +432,10 @@ func TestNoPeerFromConn(t *testing.T) {
 	_, err = spiffetls.PeerFromConn(nil)
 	assert.Error(t, err)
 	_, err = spiffetls.PeerFromConn(tls.Client(b, spiffetest.TLSConfig(ca.Certificate("/web"))))
-	assert.ErrorContains(t, err, "not made by a listener or dialer")
+	assert.ErrorContains(t, err, "not made by an Endpoint")
 
 	inner := memconn.Listen()
-	l := listenerOf(t, ca, inner, &spiffetls.Options{AllowAnonymousClients: true})
+	l := listenerOf(t, ca, inner, &spiffetls.Config{AllowAnonymousClients: true})
 	defer l.Close()
 	go func() {
 		below, err := inner.Dial(context.Background())
@@ -479,11 +450,7 @@ func TestNoPeerFromConn(t *testing.T) {
 	assert.ErrorContains(t, err, "proved no SPIFFE ID")
 
 	// A client that has shown a certificate and does not hold its key is not proven yet.
-	g := &spiffetls.Governor{}
-	config, err := spiffetls.ServerConfig(ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Options{Governor: g})
-	require.NoError(t, err)
 	inner = memconn.Listen()
-	governed := tls.NewListener(g.Listener(inner), config)
 	chain, _ := ca.Certificate("/web")
 	_, other := ca.Certificate("/web")
 	go func() {
@@ -492,10 +459,10 @@ func TestNoPeerFromConn(t *testing.T) {
 			_, _ = tls.Client(below, bare(chain, other)).Read(make([]byte, 1))
 		}
 	}()
-	conn, err = governed.Accept()
+	raw, err := inner.Accept()
 	require.NoError(t, err)
-	defer conn.Close()
-	require.Error(t, conn.(*tls.Conn).Handshake())
-	_, err = spiffetls.PeerFromConn(conn)
-	assert.ErrorContains(t, err, "not complete")
+	server, err := endpointOf(ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+	require.NoError(t, err)
+	_, err = server.Server(t.Context(), raw)
+	require.Error(t, err)
 }

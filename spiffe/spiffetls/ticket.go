@@ -25,7 +25,7 @@ const maxTicketEntry = 16 << 10
 // crypto/tls has the client's chain in the ticket too, but does not show it before the session is
 // resumed, when VerifyConnection can only refuse. A client cannot ask for the server's new certificate
 // either.
-func (e *endpoint) checkTickets(c, keys *tls.Config, own func() (*tls.Certificate, error)) {
+func (e *Endpoint) checkTickets(c, keys *tls.Config, own func() (*tls.Certificate, error)) {
 	c.WrapSession = func(cs tls.ConnectionState, ss *tls.SessionState) ([]byte, error) {
 		if entry := ticketEntry(cs.PeerCertificates, own); entry != nil {
 			ss.Extra = append(ss.Extra, entry)
@@ -58,7 +58,7 @@ func ticketEntry(client []*x509.Certificate, own func() (*tls.Certificate, error
 	return entry
 }
 
-func (e *endpoint) resumable(ss *tls.SessionState, own func() (*tls.Certificate, error)) bool {
+func (e *Endpoint) resumable(ss *tls.SessionState, own func() (*tls.Certificate, error)) bool {
 	for _, extra := range ss.Extra {
 		entry, ok := bytes.CutPrefix(extra, []byte(ticketPrefix))
 		if !ok || len(entry) < sha256.Size {

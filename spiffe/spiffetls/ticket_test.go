@@ -43,14 +43,14 @@ func eachVersion(t *testing.T, f func(t *testing.T, ca *spiffetest.CA, db, web *
 
 func (p *party) serverAt(t *testing.T, version uint16) *tls.Config {
 	t.Helper()
-	c := p.server(t, spiffe.AllowAnyPeer(), &spiffetls.Options{MinVersion: version})
+	c := p.server(t, spiffe.AllowAnyPeer(), &spiffetls.Config{MinVersion: version})
 	c.MaxVersion = version
 	return c
 }
 
 func (p *party) resumingAt(t *testing.T, version uint16) *tls.Config {
 	t.Helper()
-	return p.resuming(t, spiffe.AllowAnyPeer(), &spiffetls.Options{MinVersion: version})
+	return p.resuming(t, spiffe.AllowAnyPeer(), &spiffetls.Config{MinVersion: version})
 }
 
 func TestResumption(t *testing.T) {
@@ -308,15 +308,15 @@ func TestForgedExtra(t *testing.T) {
 func TestResumptionAfterPolicyChanged(t *testing.T) {
 	t.Parallel()
 	eachVersion(t, func(t *testing.T, ca *spiffetest.CA, db, web *party, version uint16) {
-		opts := &spiffetls.Options{MinVersion: version}
+		opts := &spiffetls.Config{MinVersion: version}
 		everyone, nobody := spiffe.AllowMembersOf(ca.TrustDomain()), spiffe.AllowIDs(ca.SVID("/else").ID())
 		var allowClient, allowServer spiffe.LivePolicy
 		require.NoError(t, allowClient.Set(everyone))
 		require.NoError(t, allowServer.Set(everyone))
-		server, err := spiffetls.ServerConfig(db, db, &allowClient, opts)
+		server, err := serverConfig(db, db, &allowClient, opts)
 		require.NoError(t, err)
 		server.MaxVersion = version
-		client, err := spiffetls.ClientConfig(web, web, &allowServer, opts)
+		client, err := clientConfig(web, web, &allowServer, opts)
 		require.NoError(t, err)
 		client.ServerName, client.ClientSessionCache = "server.test", tls.NewLRUClientSessionCache(4)
 		good(t, server, client, false, "first")
@@ -352,8 +352,8 @@ func TestResumptionAfterPolicyChanged(t *testing.T) {
 // dialler of ours, and removes the root of the one and then of the other.
 func TestTransportResumes(t *testing.T) {
 	t.Parallel()
-	for name, opts := range map[string]*spiffetls.Options{
-		"plain": nil, "own dialler": {Failures: new(spiffetls.FailureLog)}, "HTTP/1.1": {Failures: new(spiffetls.FailureLog), NextProtos: http1.NextProtos},
+	for name, opts := range map[string]*spiffetls.Config{
+		"plain": nil, "own dialler": {Metrics: new(spiffetls.Metrics)}, "HTTP/1.1": {Metrics: new(spiffetls.Metrics), NextProtos: http1.NextProtos},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -361,9 +361,9 @@ func TestTransportResumes(t *testing.T) {
 			other := spiffetest.NewCA(t, "example.org").Bundles()
 			db, web := newParty(ca.SVID("/db"), ca.Bundles()), newParty(ca.SVID("/web"), ca.Bundles())
 			s := &http.Server{Handler: who}
-			require.NoError(t, spiffetls.ConfigureServer(s, db, db, spiffe.AllowAnyPeer(), opts))
+			require.NoError(t, configureServer(s, db, db, spiffe.AllowAnyPeer(), opts))
 			url := serve(t, s, nil)
-			transport, err := spiffetls.Transport(web, web, spiffe.AllowAnyPeer(), opts)
+			transport, err := newTransport(web, web, spiffe.AllowAnyPeer(), opts)
 			require.NoError(t, err)
 			t.Cleanup(transport.CloseIdleConnections)
 			transport.TLSClientConfig.ClientSessionCache = tls.NewLRUClientSessionCache(1)

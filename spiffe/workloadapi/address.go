@@ -2,7 +2,6 @@ package workloadapi
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"net/url"
 	"runtime"
@@ -171,43 +170,15 @@ func readTCP(rest string) (a address, reason string) {
 	return address{"tcp", ap.String()}, ""
 }
 
-// correctAddress returns the address that was probably meant by s, or "".
+// correctAddress returns the address of a socket that was probably meant by s, or "".
 func correctAddress(s string) string {
 	s = strings.TrimSpace(unquoted(strings.TrimSpace(s)))
-	scheme, rest, ok := strings.Cut(s, ":")
-	if !ok || !isScheme(scheme) {
-		scheme, rest = "", s
+	rest, unix := strings.CutPrefix(s, "unix:")
+	if isAbstract(rest) || !unix && !strings.HasPrefix(s, "/") {
+		return ""
 	}
-	guess := ""
-	if strings.EqualFold(scheme, "unix") || scheme == "" && strings.Contains(s, "/") {
-		if isAbstract(rest) {
-			return ""
-		}
-		if i := strings.IndexAny(rest, "?#"); i >= 0 {
-			rest = rest[:i]
-		}
-		rest = strings.TrimPrefix(strings.TrimPrefix(rest, "//"), "localhost")
-		if path, err := url.PathUnescape(rest); err == nil {
-			rest = path
-		}
-		guess = "unix:///" + escapePath(strings.TrimLeft(rest, "/"))
-	} else {
-		rest = strings.TrimLeft(rest, "/")
-		if i := strings.IndexAny(rest, "/?#"); i >= 0 {
-			rest = rest[:i]
-		}
-		rest = rest[strings.LastIndexByte(rest, '@')+1:]
-		colon := max(strings.LastIndexByte(rest, ':'), 0)
-		host, port := rest[:colon], strings.TrimPrefix(rest[colon:], ":")
-		if inner, ok := strings.CutPrefix(host, "["); ok && strings.HasSuffix(inner, "]") {
-			host = strings.TrimSuffix(inner, "]")
-		}
-		if host == "localhost" {
-			host = "127.0.0.1"
-		}
-		guess = "tcp://" + net.JoinHostPort(host, port)
-	}
-	a, reason := readAddress(guess)
+	rest = strings.TrimPrefix(strings.TrimPrefix(rest, "//"), "localhost")
+	a, reason := readAddress("unix:///" + strings.TrimLeft(rest, "/"))
 	if reason != "" {
 		return ""
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/redact"
+	"github.com/svidkit/svidkit/internal/retry"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
@@ -49,6 +50,8 @@ func (e *Error) Error() string {
 
 // Unwrap returns e.Err.
 func (e *Error) Unwrap() error { return e.Err }
+
+var _ retry.Error = (*Error)(nil)
 
 // Retryable reports whether repeating may help, and how long the server asked its clients to wait.
 func (e *Error) Retryable() (after time.Duration, ok bool) { return e.after, !e.Final }

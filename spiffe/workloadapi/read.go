@@ -51,6 +51,18 @@ type Update struct {
 	withheld error // why identities that the server sent are not in force; of a Source only
 }
 
+// identity returns the first identity with hint, or the first one if hint is empty; nil if there is none. u may be nil.
+func (u *Update) identity(hint string) *spiffe.SVID {
+	if u != nil {
+		for _, id := range u.Identities {
+			if hint == "" || id.Hint == hint {
+				return id.SVID
+			}
+		}
+	}
+	return nil
+}
+
 // inForce returns u with the identities that are in force at now, of which old, which may be nil, were before. One that has
 // expired or is not valid yet replaces none of its ID and, if it is the only one, none at all: its successor will come. next
 // is when one of those begins to be valid, zero for none.

@@ -8,13 +8,12 @@
 //		return err // says why: no server answers, or the workload is not registered
 //	}
 //	defer src.Close()
-//	srv := &http.Server{Addr: ":8443", Handler: handler}
-//	err = spiffetls.ConfigureServer(srv, src, src, spiffe.AllowIDs(frontend), nil)
+//	endpoint, err := spiffetls.New(spiffetls.Config{Self: src, Peers: src, Allow: spiffe.AllowIDs(frontend)})
 //
 // Until [Source.Close], the [Source] has the current X.509-SVID and the current trust bundles. A program that serves before
 // it has an identity uses [New], [Source.Run] and [Source.Ready] instead. A Source is also the source of a jwtsvid.Cache
-// and, for Envoy, of package sds. [Source.Pick] selects among several identities. With [Config].JWTBundles the bundles
-// verify JWT-SVIDs of peers. A [Client] makes single calls and watches single streams.
+// and, by sdssource.FromIdentity, of package sds for Envoy. With [Config].JWTBundles the bundles verify JWT-SVIDs of
+// peers. A [Client] makes single calls and watches single streams.
 //
 // # What it promises
 //
@@ -45,7 +44,7 @@
 //
 // # Limits
 //
-// A client takes messages of at most 64 MiB ([ClientOptions].MaxMessage), with 256 SVIDs, 10,000 elements, and 1 MiB and
+// A client takes messages of at most 64 MiB, with 256 SVIDs, 10,000 elements, and 1 MiB and
 // 1,000 authorities for each bundle. It refuses compressed messages.
 package workloadapi
 
@@ -58,12 +57,12 @@ const SocketEnv = "SPIFFE_ENDPOINT_SOCKET"
 
 // Limits on what is received.
 const (
-	defaultMaxMessage = 64 << 20         // bytes of a message
-	maxTokens         = 1 << 20          // bytes of a response with tokens
-	maxClaims         = 128 << 10        // bytes of a response with claims, which grow in memory
-	maxElements       = 10_000           // elements of a message: SVIDs, bundles and CRLs together
-	maxIdentities     = 256              // SVIDs of a message
-	maxNotes          = 100              // of what was skipped of a message
-	maxBundleNotes    = 10               // of what was skipped of a bundle
-	callTimeout       = 30 * time.Second // for a call that is not a stream
+	maxMessage     = 64 << 20         // bytes of a message
+	maxTokens      = 1 << 20          // bytes of a response with tokens
+	maxClaims      = 128 << 10        // bytes of a response with claims, which grow in memory
+	maxElements    = 10_000           // elements of a message: SVIDs, bundles and CRLs together
+	maxIdentities  = 256              // SVIDs of a message
+	maxNotes       = 100              // of what was skipped of a message
+	maxBundleNotes = 10               // of what was skipped of a bundle
+	callTimeout    = 30 * time.Second // for a call that is not a stream
 )

@@ -8,16 +8,16 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
-	"time"
 	"unicode/utf8"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/redact"
+	"github.com/svidkit/svidkit/internal/retry"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // refusal is the refusal of a request: what the caller is told, and what is logged.
@@ -88,11 +88,11 @@ func (f *failure) Unwrap() error { return f.err }
 
 // issuerError returns the error for an issuer that failed with err to issue a token for id.
 func issuerError(id spiffe.ID, err error) error {
-	_, again := retryable(err)
+	_, advice := retry.After(err)
 	switch {
 	case errors.Is(err, ErrDenied):
 		return errDenied(id)
-	case again:
+	case advice == retry.Again:
 	case errors.Is(err, errors.ErrUnsupported), errors.Is(err, workloadwire.ErrUnimplemented):
 		const text = "no tokens of this kind are issued here"
 		return &refusal{status: status(grpchttp.Unimplemented, text), reason: "bad request", text: "the issuer: " + plain(err.Error()), id: id}
@@ -102,17 +102,6 @@ func issuerError(id spiffe.ID, err error) error {
 		return badRequest("the issuer refuses the request")
 	}
 	return &failure{"issuer", err}
-}
-
-// retryable finds the method Retryable of an error in the tree of err.
-func retryable(err error) (after time.Duration, again bool) {
-	if e, ok := errors.AsType[interface {
-		error
-		Retryable() (after time.Duration, ok bool)
-	}](err); ok {
-		after, again = e.Retryable()
-	}
-	return after, again
 }
 
 // passes reports whether err is a failure of a part, and neither an answer nor the end of the call.
@@ -144,7 +133,7 @@ func (h *Handler) told(ctx context.Context, r *http.Request, err error) error {
 	}
 	h.failed(ctx, r, err)
 	e := status(grpchttp.Unavailable, unavailable(err))
-	e.RetryAfter, _ = retryable(err)
+	e.RetryAfter, _ = retry.After(err)
 	return e
 }
 
@@ -202,8 +191,8 @@ func (h *Handler) warn(ctx context.Context, r *http.Request, message, reason str
 
 // unjudged reports whether an error of ValidateJWTSVID says nothing about the token.
 func unjudged(err error) bool {
-	_, again := retryable(err)
-	return again || errors.Is(err, workloadwire.ErrUnimplemented) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+	_, advice := retry.After(err)
+	return advice == retry.Again || errors.Is(err, workloadwire.ErrUnimplemented) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
 // withoutToken returns text as a caller may see and log it: without any part of the token (WAPI-53).

@@ -19,10 +19,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
@@ -72,7 +72,7 @@ func TestPeerStreams(t *testing.T) {
 	token := make(chan error, 2)
 	for range 2 {
 		go func() {
-			c, err := workloadapi.NewClient("", &workloadapi.ClientOptions{HTTPClient: greedy})
+			c, err := workloadapi.NewClient("", greedy)
 			if err == nil {
 				_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
 			}

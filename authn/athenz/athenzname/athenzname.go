@@ -6,20 +6,18 @@
 //	web, err := mapping.Service("media-sports", "frontend") // media.sports.frontend
 //	…
 //	instance := athenzname.Instance{Provider: provider, Service: web, ID: "web-0", Suffix: "svc.cluster.local"}
-//	expectation, err := instance.Expectation(td) // its Names are those of a signing request
+//	expectation, err := athenz.Expectation(instance, td) // of package caclient/athenz
 //
 // Names are lower case, as ZTS makes every name, and are compared byte for byte.
 package athenzname
 
 import (
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 
-	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -105,14 +103,9 @@ func ServiceOfID(id spiffe.ID) (s Service, namespace string, err error) {
 }
 
 // DNSName returns the DNS name of the service below a suffix: NAME.DASHED-DOMAIN.SUFFIX, in which hyphens stand for the
-// dots of the domain. With doubled, as some clients write it, the domain's own hyphens are two each, so that the names
-// of two domains differ.
-func (s Service) DNSName(suffix string, doubled bool) string {
-	domain := s.Domain
-	if doubled {
-		domain = strings.ReplaceAll(domain, "-", "--")
-	}
-	return s.Name + "." + strings.ReplaceAll(domain, ".", "-") + "." + suffix
+// dots of the domain.
+func (s Service) DNSName(suffix string) string {
+	return s.Name + "." + strings.ReplaceAll(s.Domain, ".", "-") + "." + suffix
 }
 
 // Mapping says which Athenz domain a namespace of Kubernetes is: media-sports is media.sports, and foo-bar--baz is
@@ -178,7 +171,8 @@ func (m Mapping) Service(namespace, account string) (Service, error) {
 	return s, nil
 }
 
-// Instance is one running instance of a service, such as a pod, with the names in its certificate.
+// Instance is one running instance of a service, such as a pod, with the names in its certificate. An Instance with neither
+// a Provider nor an ID is a service that proves itself to ZTS with its own key.
 type Instance struct {
 	Provider Service // that vouches for it, such as k8s.admin.athenz-callback
 	Service  Service
@@ -191,22 +185,18 @@ type Instance struct {
 	SPIFFE spiffe.ID
 }
 
-// ownsKey reports whether the service proves itself with a key of its own.
-func (i Instance) ownsKey() bool { return i.Provider == Service{} && i.ID == "" }
+// OwnsKey reports whether the service proves itself with a key of its own.
+func (i Instance) OwnsKey() bool { return i.Provider == Service{} && i.ID == "" }
 
-// Check reports whether the names are valid. An Instance without a Provider and an ID is not: only [Instance.Expectation] takes it.
+// Check reports whether the names are valid.
 func (i Instance) Check() error {
-	if err := i.Provider.Check(); err != nil {
+	if err := i.Provider.Check(); err != nil && !i.OwnsKey() {
 		return fmt.Errorf("provider: %w", err)
 	}
-	return i.check()
-}
-
-func (i Instance) check() error {
 	if err := i.Service.Check(); err != nil {
 		return err
 	}
-	if !i.ownsKey() && !isHost(i.ID) || !isHost(i.Suffix) || len(i.InstanceName()) > maxName {
+	if !i.OwnsKey() && !isHost(i.ID) || !isHost(i.Suffix) || len(i.InstanceName()) > maxName {
 		return fmt.Errorf("athenzname: instance %.100q with suffix %.100q: both have to be DNS names in lower case, %d bytes "+
 			"with what is between them: %w", i.ID, i.Suffix, maxName, errName)
 	}
@@ -226,80 +216,6 @@ func (i Instance) check() error {
 
 // InstanceName returns the DNS name that carries the ID: ID.instanceid.athenz.SUFFIX.
 func (i Instance) InstanceName() string { return i.ID + ".instanceid.athenz." + i.Suffix }
-
-// names returns the names of a signing request for the instance: its DNS names, its addresses and its SPIFFE ID. The
-// common name of such a request is the principal.
-func (i Instance) names() ([]pki.SAN, error) {
-	names := []pki.SAN{pki.DNSSAN(i.Service.DNSName(i.Suffix, false)), pki.DNSSAN(i.InstanceName())}
-	check := i.Check
-	if i.ownsKey() {
-		names, check = names[:1], i.check
-	}
-	if err := check(); err != nil {
-		return nil, err
-	}
-	for _, ip := range i.IPs {
-		names = append(names, pki.IPSAN(ip.Unmap().AsSlice()))
-	}
-	if !i.SPIFFE.IsZero() {
-		names = append(names, pki.IDSAN(i.SPIFFE))
-	}
-	return names, nil
-}
-
-// Expectation describes a certificate of the instance: its common name is the principal, or it is empty and
-// the SPIFFE ID of the instance is there, and it has no name that is not the instance's, URIs of the scheme athenz that ZTS adds included.
-// The roots are those of td.
-//
-// Its Names are those of a signing request for the instance: its DNS names, its addresses and its SPIFFE ID. The common
-// name of such a request is the principal.
-//
-// An Instance without a Provider and an ID is a service that proves itself to ZTS with its own key: its certificate has no name with
-// an ID.
-func (i Instance) Expectation(td spiffe.TrustDomain) (pki.Expectation, error) {
-	names, err := i.names()
-	if err != nil {
-		return pki.Expectation{}, err
-	}
-	return pki.ExpectLeaf(td, fmt.Sprintf("the Athenz service %s", i.Service), names, func(leaf *x509.Certificate) error {
-		has, err := pki.ParseSANs(leaf.Extensions)
-		if err != nil {
-			return err
-		}
-		for k, name := range has {
-			switch {
-			case i.described(name):
-			case !slices.Contains(names, name):
-				return fmt.Errorf("the leaf has a name that was not asked for: %.300v", name)
-			case slices.Contains(has[:k], name):
-				return fmt.Errorf("the leaf has a name twice: %.300v", name)
-			}
-		}
-		switch cn := leaf.Subject.CommonName; {
-		case strings.EqualFold(cn, i.Service.String()):
-		case cn == "" && !i.SPIFFE.IsZero() && slices.Contains(has, pki.IDSAN(i.SPIFFE)):
-		default:
-			return fmt.Errorf("the common name of the leaf is %.300q, want the principal %q", cn, i.Service)
-		}
-		return nil
-	}), nil
-}
-
-// described reports whether ZTS may have put a URI of its own scheme into the certificate of i: any that names no other
-// instance and no other principal.
-func (i Instance) described(name pki.SAN) bool {
-	rest, ok := strings.CutPrefix(name.Value, "athenz://")
-	if name.Type != pki.URI || !ok {
-		return false
-	}
-	switch kind, value, _ := strings.Cut(rest, "/"); kind {
-	case "instanceid":
-		return value == i.Provider.String()+"/"+i.ID
-	case "principal":
-		return strings.EqualFold(value, i.Service.String())
-	}
-	return true
-}
 
 // isSimple reports whether s is one name, in lower case.
 func isSimple(s string) bool {

@@ -458,7 +458,7 @@ func (a *agent) moved(ctx context.Context, handle string, i *athenzname.Instance
 
 // issue obtains a certificate for a new key, and notes in known which it is.
 func (a *agent) issue(ctx context.Context, request ztsclient.Options, known *volumeContext) (*agentapi.Given, error) {
-	want, err := request.Instance.Expectation(request.TrustDomain)
+	want, err := ztsclient.Expectation(request.Instance, request.TrustDomain)
 	if err != nil {
 		return nil, err
 	}

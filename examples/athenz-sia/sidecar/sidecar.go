@@ -206,7 +206,7 @@ func (s *Sidecar) Ready(ctx context.Context) error {
 	}
 	why := spiffe.ErrNotReady
 	if last := s.cur.Load().err; last != nil {
-		why = fmt.Errorf("%[2]w: %[1]w", last, spiffe.ErrNotReady) // last may know when to come back, and is asked first
+		why = fmt.Errorf("%w: %w", why, last)
 	}
 	if idle := s.life.Idle(); idle != nil && !errors.Is(err, idle) {
 		why = fmt.Errorf("%w: %w", why, idle)
@@ -220,11 +220,12 @@ func (s *Sidecar) Identity() (*Identity, error) {
 	st := s.cur.Load()
 	switch {
 	case st.identity == nil && st.err != nil:
-		return nil, fmt.Errorf("sidecar: %[2]w: %[1]w", st.err, spiffe.ErrNotReady)
+		return nil, fmt.Errorf("sidecar: %w: %w", spiffe.ErrNotReady, st.err)
 	case st.identity == nil:
 		return nil, fmt.Errorf("sidecar: %w: there is no identity yet", spiffe.ErrNotReady)
 	case !time.Now().Before(st.identity.Credential.NotAfter()):
-		return nil, fmt.Errorf("sidecar: %[2]w: the certificate has expired: %[1]w", cmp.Or(st.err, errors.New("there was no attempt to refresh it")), spiffe.ErrNotReady)
+		why := cmp.Or(st.err, errors.New("there was no attempt to refresh it"))
+		return nil, fmt.Errorf("sidecar: %w: the certificate has expired: %w", spiffe.ErrNotReady, why)
 	}
 	return st.identity, nil
 }

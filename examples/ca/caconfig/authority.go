@@ -16,11 +16,12 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/files/fileset"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/kube"
-	"github.com/svidkit/svidkit/internal/kube/kubekeep"
+	"github.com/svidkit/svidkit/internal/kube/kubefollow"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -30,6 +31,7 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/pki/ra"
+	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -163,9 +165,7 @@ func (c *Config) makeStateDir(log *slog.Logger) error {
 
 // openAudit opens the audit log, which complains if others can read or change it.
 func (c *Config) openAudit(log *slog.Logger) (*auditlog.Log, error) {
-	o := c.auditOptions
-	o.Logger = log
-	audit, err := auditlog.Open(c.AuditLog, &o)
+	audit, err := auditlog.Open(c.AuditLog, log)
 	if err != nil {
 		return nil, fmt.Errorf("-audit-log: %w", err)
 	}
@@ -378,6 +378,14 @@ func (a *Authority) Close() {
 	}
 }
 
+// ReopenAudit reopens the audit log, if there is one: see [auditlog.Log.Reopen].
+func (a *Authority) ReopenAudit() error {
+	if a.audit == nil {
+		return nil
+	}
+	return a.audit.Reopen()
+}
+
 // AuditEnd returns the hash of the last line of the audit log: see [auditlog.Log.End]. Without a log it is empty.
 func (a *Authority) AuditEnd() string {
 	if a.audit == nil {
@@ -502,8 +510,14 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		return err
 	}
 	defer stop()
+	signer := c.limit(a, log)
+	identity, stop, err := c.identity(ctx, signer, log)
+	if err != nil {
+		return err
+	}
+	defer stop()
 	o := caserver.Options{
-		CA: c.limit(a, log), ID: c.ServerID, Names: c.names(), RootsFile: c.RootsFile,
+		CA: signer, TrustDomain: c.CA.TrustDomain, Identity: identity, RootsFile: c.RootsFile,
 		Status: a.WriteStatus, Ready: func() { ready(a, at) }, Logger: log, GetCertificate: certificate, Pods: c.Pods,
 		Issuer: c.oidc.issuer, GetOIDCCertificate: oidc,
 	}
@@ -523,7 +537,7 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		defer stop()
 	}
 	if c.rootConfigMap != "" {
-		stop, err := c.handOutRoots(ctx, a.Signer, kubekeep.Again, log)
+		stop, err := c.handOutRoots(ctx, a.Signer, kubefollow.Again, log)
 		if err != nil {
 			return err
 		}
@@ -538,6 +552,19 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 			"since_other_proof", c.renew, "longest_lifetime", c.CA.DefaultTTL)
 	}
 	return server.Run(ctx, at)
+}
+
+// identity keeps the server's own certificate fresh until stop is called. The CA that is served signs it.
+func (c *Config) identity(ctx context.Context, signer ca.Signer, log *slog.Logger) (m *secretcache.Manager, stop func(), err error) {
+	own, err := local.NewServer(signer, c.ServerID, c.names()...)
+	if err != nil {
+		return nil, nil, err
+	}
+	m, err = secretcache.New(secretcache.Config{ID: c.ServerID, CA: own, Names: c.names(), Logger: log})
+	if err != nil {
+		return nil, nil, err
+	}
+	return m, background(ctx, func(ctx context.Context) { _ = m.Run(ctx) }), nil
 }
 
 // reportEvents has what happens at Linkerd's API reported as events of Kubernetes until stop is called.

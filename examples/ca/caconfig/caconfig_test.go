@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -54,28 +53,6 @@ func TestParseWithFlagsOfTheProgram(t *testing.T) {
 	assert.True(t, *verbose)
 	assert.Equal(t, "r1", *region)
 	assert.Equal(t, "spiffe://example.org/ns/mesh/sa/svidkit-ca", c.ServerID.String())
-}
-
-// A flag set of the program stays as it was: it prints its own usage, and panics if it does so for errors.
-func TestParseKeepsTheFlagSet(t *testing.T) {
-	t.Parallel()
-	none := func(string) string { return "" }
-	var out bytes.Buffer
-	fs := flag.NewFlagSet("my-ca", flag.PanicOnError)
-	fs.SetOutput(&out)
-	fs.Usage = func() { fmt.Fprint(&out, "my usage") }
-	require.Panics(t, func() { _, _ = caconfig.Parse(fs, []string{"-nonsense"}, none) })
-	require.Empty(t, out.String())
-	require.Equal(t, flag.PanicOnError, fs.ErrorHandling())
-	fs = flag.NewFlagSet("my-ca", flag.ContinueOnError)
-	fs.SetOutput(&out)
-	fs.Usage = func() { fmt.Fprint(&out, "my usage") }
-	_, err := caconfig.Parse(fs, []string{"-h"}, none)
-	require.ErrorIs(t, err, flag.ErrHelp)
-	require.Equal(t, "my usage", out.String())
-	fs.Usage()
-	require.Equal(t, "my usagemy usage", out.String())
-	require.Same(t, &out, fs.Output())
 }
 
 // Serve serves what the flags say, and ends without an error when its context does.
@@ -208,41 +185,18 @@ func TestLostPointer(t *testing.T) {
 	a.Close()
 }
 
-// Old audit files go where the operator says so, and the current one stays. The modes of a file that others can write to
-// are complained of.
+// The modes of an audit log that others can write to are complained of.
 func TestAuditLog(t *testing.T) {
 	t.Parallel()
-	for _, keep := range []bool{false, true} {
-		dir := t.TempDir()
-		args := []string{"-audit-size", "600"}
-		if keep {
-			args = append(args, "-audit-keep-size", "1500")
-		}
-		var log bytes.Buffer
-		require.NoError(t, os.WriteFile(filepath.Join(dir, "audit.jsonl"), nil, 0o600))
-		require.NoError(t, os.Chmod(filepath.Join(dir, "audit.jsonl"), 0o666))
-		a, err := newConfig(t, dir, args...).Open(t.Context(), caconfig.OpenOptions{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-		require.NoError(t, err)
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
-		csr, err := pki.NewCSR(key, pki.CSROptions{})
-		require.NoError(t, err)
-		for range 10 {
-			_, err = a.Sign(t.Context(), ca.Request{CSR: csr, ID: spiffe.MustParseID("spiffe://cluster.local/x")})
-			require.NoError(t, err)
-		}
-		a.Close()
-		files, err := filepath.Glob(filepath.Join(dir, "audit*.jsonl"))
-		require.NoError(t, err)
-		require.Contains(t, files, filepath.Join(dir, "audit.jsonl"))
-		if keep {
-			require.LessOrEqual(t, len(files), 4, "%v", files)
-		} else {
-			require.Greater(t, len(files), 4)
-		}
-		if runtime.GOOS != "windows" {
-			require.Contains(t, log.String(), "0666")
-		}
+	dir := t.TempDir()
+	var log bytes.Buffer
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "audit.jsonl"), nil, 0o600))
+	require.NoError(t, os.Chmod(filepath.Join(dir, "audit.jsonl"), 0o666))
+	a, err := newConfig(t, dir).Open(t.Context(), caconfig.OpenOptions{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	require.NoError(t, err)
+	a.Close()
+	if runtime.GOOS != "windows" {
+		require.Contains(t, log.String(), "0666")
 	}
 }
 

@@ -14,7 +14,6 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -22,7 +21,6 @@ import (
 	"github.com/svidkit/svidkit/authn/jwt"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/certs/certpem"
-	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/spiffe"
@@ -154,7 +152,7 @@ func (c *Config) setAuthenticator(ctx context.Context, o *caserver.Options, log 
 		chain = append(chain, o.Istio.Authenticator)
 	}
 	if c.callers.gateways != nil {
-		proxies, err := forwarded(o.CA, c.CA.TrustDomain, c.callers.gateways)
+		proxies, err := istioca.ForwardedCertificates(o.CA, c.CA.TrustDomain, c.callers.gateways)
 		if err != nil {
 			return fmt.Errorf("-trusted-gateway-cidr: %w", err)
 		}
@@ -163,7 +161,7 @@ func (c *Config) setAuthenticator(ctx context.Context, o *caserver.Options, log 
 			return err
 		}
 		o.RenewByCertificate = -1 // in place of what the server would put in front
-		chain = append([]authn.Authenticator{notForwarded(direct)}, append(chain, proxies)...)
+		chain = append([]authn.Authenticator{istioca.NotForwarded(direct)}, append(chain, proxies)...)
 	}
 	issuer, audience, err := c.ownIssuer()
 	switch {
@@ -242,40 +240,5 @@ func (c *Config) otherCertificates() (authn.Authenticator, error) {
 	if err != nil {
 		return nil, err
 	}
-	return notForwarded(authn.ClientCertificate(v)), nil
-}
-
-// notForwarded is certificates for callers without a proxy: a request with the header comes from a client of a proxy, which
-// must not get a certificate for the proxy.
-func notForwarded(certificates authn.Authenticator) authn.Authenticator {
-	return authn.Func(func(r *http.Request) (*authn.Caller, error) {
-		if len(r.Header.Values("X-Forwarded-Client-Cert")) > 0 {
-			return nil, fmt.Errorf("caconfig: client certificate: the request is forwarded for another client: %w", authn.ErrNoCredential)
-		}
-		return certificates.Authenticate(r)
-	})
-}
-
-// forwarded proves callers by the certificates that proxies forward. A proxy does not say which root has signed one, so
-// none of them counts while the CA has a tainted root: its thief could come that way.
-func forwarded(signer ca.Signer, td spiffe.TrustDomain, proxies []netip.Prefix) (authn.Authenticator, error) {
-	gateways, err := authn.ForwardedCertificate(authn.ForwardedOptions{Allow: spiffe.AllowMembersOf(td), Proxies: slices.Clone(proxies)})
-	if err != nil {
-		return nil, err
-	}
-	return authn.Func(func(r *http.Request) (*authn.Caller, error) {
-		caller, err := gateways.Authenticate(r)
-		if err != nil {
-			return nil, err
-		}
-		all, good := signer.Bundle(), signer.CallerBundle()
-		switch {
-		case caller.ID.IsZero():
-			return nil, fmt.Errorf("caconfig: forwarded certificate: %w: %q has no SPIFFE ID", authn.ErrRefused, caller)
-		case all == nil || good == nil || all != good && !all.Equal(good):
-			return nil, fmt.Errorf("caconfig: forwarded certificate: %w: a root of the CA is tainted, and the header does not "+
-				"say which one has signed; use a token until the root is gone", authn.ErrRefused)
-		}
-		return caller, nil
-	}), nil
+	return istioca.NotForwarded(authn.ClientCertificate(v)), nil
 }

@@ -26,7 +26,10 @@ func (e env) get(name string) string { return e[name] }
 // parse parses args. With serve it also checks what only a server needs.
 func parse(args []string, getenv func(string) string, out io.Writer, serve bool) (*Config, error) {
 	fs := flag.NewFlagSet("ca", flag.ContinueOnError)
-	fs.SetOutput(out)
+	fs.Usage = func() {
+		fs.SetOutput(out)
+		fs.PrintDefaults()
+	}
 	c, err := Parse(fs, args, getenv)
 	if err == nil && serve {
 		err = c.check(true)
@@ -306,11 +309,6 @@ func TestBadFlags(t *testing.T) {
 		{"-queue -1", "-queue"},
 		{"-rate -1", "-rate"},
 		{"-caller-rate NaN", "-caller-rate"},
-		{"-audit-size -1", "-audit-size"},
-		{"-audit-keep-size -1", "-audit-keep-size"},
-		{"-audit-keep-size 1 -audit-size 0", "-audit-keep-size"},
-		{"-audit-keep-age -1h", "-audit-keep-age"},
-		{"-audit-keep-age 1h -audit-size 0", "-audit-keep-age"},
 		{"-propagation -1s", "-propagation"},
 		{"-linkerd-clock-skew 0", "-linkerd-clock-skew"},
 		{"-oidc-issuer http://oidc.example.org", "-oidc-issuer: the scheme"},
@@ -343,7 +341,7 @@ func TestBadFlags(t *testing.T) {
 	for _, args := range []string{
 		"-kubernetes -max-ttl 15s -linkerd-addr=", // no certificate is for Linkerd
 		"-kubernetes -default-ttl 480h",           // and so a new key for tokens is distributed for 480h
-		"-kubernetes -audit-size 0x100 -rate 1e3 -queue 0",
+		"-kubernetes -rate 1e3 -queue 0",
 	} {
 		c, err := parse(strings.Fields(args), env{}.get, io.Discard, true)
 		require.NoError(t, err, args)
@@ -360,7 +358,7 @@ func TestMessages(t *testing.T) {
 		env  env
 		want string
 	}{
-		{"-nonsense", nil, "flag provided but not defined: -nonsense"},
+		{"-nonsense", nil, "there is no flag -nonsense"},
 		{"-max-ttl", nil, "flag needs an argument: -max-ttl"},
 		{"-max-ttl 90d", nil, `invalid value "90d" for flag -max-ttl: it is not a number with a unit, such as 90m or 24h, which is a day; -help lists the flags`},
 		{"-refresh-hint 24", nil, `invalid value "24" for flag -refresh-hint: it is not a number with a unit, such as 90m or 24h`},

@@ -26,6 +26,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/caclient/local"
+	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/faulty"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
@@ -46,9 +47,10 @@ import (
 )
 
 var (
-	domain  = spiffe.MustParseTrustDomain("example.org")
-	web     = spiffe.MustParseID("spiffe://example.org/web")
-	errAway = errors.New("away")
+	domain   = spiffe.MustParseTrustDomain("example.org")
+	web      = spiffe.MustParseID("spiffe://example.org/web")
+	serverID = spiffe.MustParseID("spiffe://example.org/ca")
+	errAway  = errors.New("away")
 )
 
 // away fails while it is set.
@@ -197,7 +199,7 @@ func within(t *testing.T, edit func(*ca.Config), f func(w *world)) {
 
 // serveCA serves a CA as examples/ca does, and returns what ends it.
 func (w *world) serveCA(signer ca.Signer) (stop func()) {
-	server, err := caserver.New(caserver.Options{CA: signer, ID: spiffe.MustParseID("spiffe://example.org/ca")})
+	server, err := caserver.New(caserver.Options{CA: signer, TrustDomain: domain, Identity: caservertest.Identity(w.T, signer, serverID)})
 	require.NoError(w, err)
 	w.port.at.Store(memconn.Listen())
 	if w.targets == nil {
@@ -233,7 +235,7 @@ func (w *world) startService() {
 	transport := &http.Transport{Protocols: new(http.Protocols), DialContext: w.dial}
 	transport.Protocols.SetUnencryptedHTTP2(true)
 	w.Cleanup(transport.CloseIdleConnections)
-	client, err := workloadapi.NewClient("", &workloadapi.ClientOptions{HTTPClient: &http.Client{Transport: transport}})
+	client, err := workloadapi.NewClient("", &http.Client{Transport: transport})
 	require.NoError(w, err)
 	source, err := workloadapi.New(workloadapi.Config{Client: client})
 	require.NoError(w, err)
@@ -521,18 +523,16 @@ func TestPodsWaiting(t *testing.T) {
 		require.NoError(w, err)
 		w.stopCA()
 		w.targets = w.targets[:1]
-		server, err := caserver.New(caserver.Options{CA: w.ca, ID: spiffe.MustParseID("spiffe://example.org/ca"), Pods: func(signer ca.Signer) (func(context.Context) error, func(io.Writer) error, error) {
-			s, err := podcert.New(podcert.Options{
+		server, err := caserver.New(caserver.Options{CA: w.ca, TrustDomain: domain, Identity: caservertest.Identity(w.T, w.ca, serverID), Pods: func(signer ca.Signer) (caserver.Part, error) {
+			return podcert.New(podcert.Options{
 				SignerName: "example.org/spiffe", TrustDomain: domain, CA: signer, APIServer: api.URL(), HTTPClient: api.Client(),
-				ID: func(ca.Pod) (spiffe.ID, error) {
+				ID: func(spiffe.Pod) (spiffe.ID, error) {
 					if !registered.Load() {
 						return spiffe.ID{}, later{errAway}
 					}
 					return web, nil
 				},
 			})
-			require.NoError(w, err)
-			return s.Run, s.Report().Metrics, nil
 		}})
 		require.NoError(w, err)
 		w.port.at.Store(memconn.Listen())

@@ -73,7 +73,7 @@ args: [$(POD_NAME), ""]
 // The pods of our own are told nothing of the Services of their namespace; those that a manifest adds a container to stay as they are.
 func TestServiceLinks(t *testing.T) {
 	t.Parallel()
-	names, err := filepath.Glob("../*/*.yaml")
+	names, err := filepath.Glob("../../*/*.yaml")
 	require.NoError(t, err)
 	own, added := 0, 0
 	for _, name := range names {

@@ -152,7 +152,7 @@ func TestManager(t *testing.T) {
 	var r envoysds.DiscoveryResponse
 	require.NoError(t, proto.Unmarshal(b, &r))
 	send(&envoysds.DiscoveryRequest{ResponseNonce: r.GetNonce(), ResourceNames: []string{"default"}, ErrorDetail: &envoysds.Status{Message: "KEY_VALUES_MISMATCH"}})
-	require.Eventually(t, func() bool { return len(handler.Report().Servers[0].Events) == 2 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return len(handler.Report().Servers[0].Pushes) == 2 }, time.Minute, time.Millisecond)
 
 	// A page is kept for twenty times as long as it took to make.
 	require.Eventually(t, func() bool { s = read(t, h); return len(s.Events.Rows) == 2 }, time.Minute, 10*time.Millisecond)
@@ -325,7 +325,7 @@ func TestSources(t *testing.T) {
 		froms[r.TrustDomain+" "+r.Kind] = r.From
 	}
 	assert.Contains(t, froms["partner.test X.509"][0], "federation (https://")
-	assert.Subset(t, froms["example.org X.509"], []string{"agent (" + agent.Status().Server + ")", "files", "fixture", "bundle", "last good"})
+	assert.Subset(t, froms["example.org X.509"], []string{"agent (" + api.Config().Address + ")", "files", "fixture", "bundle", "last good"})
 	require.Len(t, s.Problems.Rows, 1)
 	assert.Contains(t, s.Problems.Rows[0].Error, "permission_denied: refused: Bearer [redacted]")
 	keys.absent(t, h)

@@ -23,7 +23,7 @@ func sample(now time.Time) report.Report {
 		},
 		Servers: []report.Server{{
 			Protocol: "SDS", Streams: 3, Names: map[string]string{"default": "0123456789abcdef0123456789abcdef", "ROOTCA": "fedcba9876543210fedcba9876543210", "late": ""},
-			Events: []report.Event{
+			Pushes: []report.Push{
 				{Time: now.Add(-5 * time.Second), Names: []string{"default"}, Version: "0123456789abcdef0123456789abcdef", Streams: 2},
 				{Time: now.Add(-4 * time.Second), NACK: true, Names: []string{"default"},
 					Version: "0123456789abcdef0123456789abcdef", Streams: 1, Client: "sidecar~10.1.2.3~web-1.ns~ns.svc.cluster.local",

@@ -153,7 +153,7 @@ func everywhere(s string) report.Report {
 		Upstreams:  []report.Upstream{{Name: s, Err: err}},
 		Servers: []report.Server{{
 			Protocol: s, Names: map[string]string{s: s},
-			Events: []report.Event{{Time: now, NACK: true, Names: []string{s, s}, Version: s, Client: s, Message: s}},
+			Pushes: []report.Push{{Time: now, NACK: true, Names: []string{s, s}, Version: s, Client: s, Message: s}},
 		}},
 		Problems: []error{err},
 	}
@@ -372,7 +372,7 @@ func TestBounds(t *testing.T) {
 	names["late"] = ""
 	server := report.Server{Protocol: "SDS", Names: names}
 	for i := range 1000 {
-		server.Events = append(server.Events, report.Event{Time: now.Add(time.Duration(i) * time.Second), Names: make([]string, 1000), Version: fmt.Sprint(i)})
+		server.Pushes = append(server.Pushes, report.Push{Time: now.Add(time.Duration(i) * time.Second), Names: make([]string, 1000), Version: fmt.Sprint(i)})
 	}
 	r.Servers = []report.Server{server}
 	h := of(t, r)

@@ -208,8 +208,12 @@ func (c *collection) add(part string, r report.Report) {
 	for _, err := range r.Problems {
 		c.wrong(problem{Part: part}, err)
 	}
-	for _, e := range r.Attempts {
-		c.Attempts.Rows = append(c.Attempts.Rows, eventOf(part, &e, "renewed", "failed"))
+	for _, a := range r.Attempts {
+		kind := "renewed"
+		if a.Failure != "" {
+			kind = "failed"
+		}
+		c.Attempts.Rows = append(c.Attempts.Rows, event{Time: utc(a.Time), Part: part, Kind: kind, Names: a.Names, Streams: a.Count, Message: a.Failure})
 	}
 }
 
@@ -263,17 +267,13 @@ func (c *collection) addServer(part string, s *report.Server) {
 		c.Names.Rows = append(c.Names.Rows, name{part, n, version})
 	}
 	c.Servers.Rows = append(c.Servers.Rows, row)
-	for _, e := range s.Events {
-		c.Events.Rows = append(c.Events.Rows, eventOf(part, &e, "push", "NACK"))
+	for _, p := range s.Pushes {
+		kind := "push"
+		if p.NACK {
+			kind = "NACK"
+		}
+		c.Events.Rows = append(c.Events.Rows, event{utc(p.Time), part, kind, p.Names, p.Version, p.Streams, p.Client, p.Message})
 	}
-}
-
-func eventOf(part string, e *report.Event, good, bad string) event {
-	kind := good
-	if e.NACK {
-		kind = bad
-	}
-	return event{utc(e.Time), part, kind, e.Names, e.Version, e.Streams, e.Client, e.Message}
 }
 
 // limited returns the rows that are shown, in their order.

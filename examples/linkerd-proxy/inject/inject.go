@@ -24,7 +24,7 @@
 //
 // # What a pod gets
 //
-// With [linkerdname.Mesh.Seed] the names of the first design of the protocol, and otherwise those that Linkerd's proxies
+// With [linkerdname.Mesh.FirstDesign] the names of the first design of the protocol, and otherwise those that Linkerd's proxies
 // read:
 //
 //	first design                                  Linkerd's proxies
@@ -287,7 +287,7 @@ func (in *Injector) Inject(object []byte, namespace string) (*Injection, error) 
 
 // enable adds what a pod with an identity gets.
 func (in *Injector) enable(p *patch, o *object, identity string, anchors []byte) error {
-	mesh, seed := in.cfg.Mesh, in.cfg.Mesh.Seed
+	mesh, seed := in.cfg.Mesh, in.cfg.Mesh.FirstDesign
 	volume, dir := store, "/var/run/linkerd/identity/end-entity"
 	name, sa, ns := "LINKERD2_PROXY_IDENTITY_LOCAL_NAME", "_pod_sa", "_pod_ns"
 	if seed {

@@ -62,7 +62,7 @@ func injector(t testing.TB, edit ...func(*inject.Config)) *inject.Injector {
 	return in
 }
 
-func seed(c *inject.Config)     { c.Mesh.Seed = true }
+func seed(c *inject.Config)     { c.Mesh.FirstDesign = true }
 func audience(c *inject.Config) { c.TokenAudience = "identity.l5d.io" }
 
 func read(t testing.TB, name string) []byte {
@@ -234,7 +234,7 @@ func TestDownwardAPI(t *testing.T) {
 			 {"name": "_pod_sa", "value": "admin"}, {"name": "K8S_NS", "value": "kube-system"}, {"name": "K8S_SA", "value": "admin"},`,
 			`{"name": "_pod_ns", "value": "kube-system"}, {"name": "_pod_sa", "value": "admin"}, {"name": "K8S_NS", "value": "kube-system"},`,
 		} {
-			in := injector(t, func(c *inject.Config) { c.Mesh.Seed, c.DownwardAPI = first, true })
+			in := injector(t, func(c *inject.Config) { c.Mesh.FirstDesign, c.DownwardAPI = first, true })
 			pod := func(namespace, account string) []byte {
 				return fmt.Appendf(nil, `{"kind": "Pod", "apiVersion": "v1", "metadata": {"namespace": %q}, "spec": {"serviceAccountName": %q,
 					"containers": [{"name": "linkerd-proxy", "env": [%s {"name": "LINKERD2_PROXY_LOG", "value": "info"}]}]}}`, namespace, account, before)
@@ -248,7 +248,7 @@ func TestDownwardAPI(t *testing.T) {
 
 			// Both names are there in one of the cases; the proxy is given the one of its form.
 			for _, of := range [][2]string{{"emojivoto", "web"}, {"books", "authors"}} {
-				want, err := linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local", Seed: first}.Name(of[0], of[1])
+				want, err := linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local", FirstDesign: first}.Name(of[0], of[1])
 				require.NoError(t, err)
 				moved := bytes.ReplaceAll(bytes.ReplaceAll(patched, []byte(`"emojivoto"`), []byte(strconv.Quote(of[0]))), []byte(`"web"`), []byte(strconv.Quote(of[1])))
 				var environ []string

@@ -302,7 +302,7 @@ func meshOf(name string) (linkerdname.Mesh, error) {
 	if len(labels) < 6 {
 		return linkerdname.Mesh{}, fmt.Errorf("%.300q is not SERVICEACCOUNT.NAMESPACE.serviceaccount.identity.CONTROLNAMESPACE.TRUSTDOMAIN", name)
 	}
-	mesh := linkerdname.Mesh{ControlNamespace: labels[4], TrustDomain: labels[5], Seed: labels[2] == "sa"}
+	mesh := linkerdname.Mesh{ControlNamespace: labels[4], TrustDomain: labels[5], FirstDesign: labels[2] == "sa"}
 	_, _, err := mesh.Parse(name)
 	return mesh, err
 }
@@ -358,7 +358,7 @@ type certifierCA struct {
 	rejected func()
 }
 
-// Sign implements [secretcache.CA]. The request of the caller has the same key and the same name.
+// Sign implements [caclient.CA]. The request of the caller has the same key and the same name.
 func (c *certifierCA) Sign(ctx context.Context, _ *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
 	c.id.mu.Lock()
 	csr := c.id.store.csr
@@ -422,7 +422,7 @@ func (id *Identity) Ready(ctx context.Context) error {
 	if last := id.Report().Identities[0].Err; last != nil {
 		err = fmt.Errorf("%w; the last attempt failed: %w", err, last)
 	}
-	return fmt.Errorf("linkerdproxy: %q: %[3]w: %[2]w", id.cfg.Name, err, spiffe.ErrNotReady) // err may know when to come back, and is asked first
+	return fmt.Errorf("linkerdproxy: %q: %w: %w", id.cfg.Name, spiffe.ErrNotReady, err)
 }
 
 // Close ends [Identity.Run], or what [Start] has started, for good, and waits for it. The certificate stays readable. The

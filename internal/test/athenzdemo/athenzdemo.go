@@ -491,7 +491,7 @@ func (d *demo) register(s athenz.PodSubject, document string) error {
 		Token: func(context.Context) (string, error) { return document, nil },
 	}})
 	d.must(err)
-	want, err := i.Expectation(d.CA.TrustDomain())
+	want, err := ztsclient.Expectation(i, d.CA.TrustDomain())
 	d.must(err)
 	key, err := pki.NewKey(pki.ECDSAP256)
 	d.must(err)

@@ -15,7 +15,6 @@ import (
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
-	"github.com/svidkit/svidkit/internal/test/testtree"
 )
 
 var update = flag.Bool("update", false, "write the diagram in the README of examples/athenz-sia")
@@ -46,7 +45,7 @@ func TestDemo(t *testing.T) {
 		Delete: func(pod string) { api.Remove(pods + "/" + pod) },
 	})
 	assert.Contains(t, out.String(), "no key, document or token is in a log")
-	testtree.Section(t, *update, "../../../examples/athenz-sia/README.md", "```mermaid\n", "```\n", trace.Diagram())
+	programtest.Section(t, *update, "../../../examples/athenz-sia/README.md", "```mermaid\n", "```\n", trace.Diagram())
 }
 
 func get(client *http.Client, url string) ([]byte, error) {

@@ -85,7 +85,7 @@ func (k Keys) AddPublic(t testing.TB, version string, key crypto.Signer) {
 // Signer returns a signer with the private keys.
 func (k Keys) Signer(t testing.TB) athenz.Signer {
 	t.Helper()
-	s, err := athenz.NewSigner(athenz.SignerOptions{Dir: k.Private})
+	s, err := athenz.NewSigner(k.Private, "", 0)
 	must(t, err)
 	return s
 }
@@ -93,7 +93,7 @@ func (k Keys) Signer(t testing.TB) athenz.Signer {
 // Verifier returns a verifier with the public keys.
 func (k Keys) Verifier(t testing.TB) *athenz.Verifier {
 	t.Helper()
-	v, err := athenz.NewVerifier(athenz.VerifierOptions{Dir: k.Public})
+	v, err := athenz.NewVerifier(k.Public, "")
 	must(t, err)
 	return v
 }
@@ -143,7 +143,7 @@ func New(t testing.TB) *Cluster {
 	c.Put("web-0", nil)
 
 	cfg := c.ProviderConfig()
-	cfg.TrustDomain, cfg.Lifetime = c.CA.TrustDomain(), 90*time.Minute
+	cfg.TrustDomain = c.CA.TrustDomain()
 	c.Provider = c.ServeProvider(cfg)
 	c.ZTS.Change(func(r *cafake.ZTSRules) { r.Callback = c.Provider })
 
@@ -263,7 +263,7 @@ func (c *Cluster) Sign(edit func(*athenz.PodSubject)) string {
 	c.signed++ // two documents of one second are the same
 	n := c.signed
 	c.mu.Unlock()
-	signer, err := athenz.NewSigner(athenz.SignerOptions{Dir: c.Keys.Private, Lifetime: 5*time.Minute + time.Duration(n)*time.Second})
+	signer, err := athenz.NewSigner(c.Keys.Private, "", 5*time.Minute+time.Duration(n)*time.Second)
 	must(c.t, err)
 	text, err := signer.SignDocument(c.t.Context(), s)
 	must(c.t, err)

@@ -26,6 +26,7 @@ import (
 	"github.com/svidkit/svidkit/authn/athenz"
 	"github.com/svidkit/svidkit/authn/athenz/athenzname"
 	"github.com/svidkit/svidkit/caclient"
+	ztsclient "github.com/svidkit/svidkit/caclient/athenz"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -85,7 +86,7 @@ func NewZTS(t testing.TB, ca *spiffetest.CA, path string) *ZTS {
 	z := &ZTS{Fake: New(t, ca, path), token: "attested-" + rand.Text(), records: map[string]*ztsRecord{}}
 	instance := AthenzInstance(z.Fake)
 	var err error
-	if z.want, err = instance.Expectation(ca.TrustDomain()); err != nil {
+	if z.want, err = ztsclient.Expectation(instance, ca.TrustDomain()); err != nil {
 		t.Fatalf("cafake: the path %q of the workload: %v", path, err)
 	}
 	if z.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
@@ -301,7 +302,7 @@ func (z *ZTS) owner(r *http.Request, rules *ZTSRules) (map[string]any, error) {
 		return nil, err
 	}
 	for _, san := range csr.SANs() {
-		if san.Type == pki.DNS && san.Value != service.DNSName(rules.Suffix, false) && !strings.Contains(san.Value, ".instanceid.athenz.") {
+		if san.Type == pki.DNS && san.Value != service.DNSName(rules.Suffix) && !strings.Contains(san.Value, ".instanceid.athenz.") {
 			return nil, refuseWith(http.StatusBadRequest, "the DNS name %q is not that of the service", san.Value)
 		}
 	}
@@ -481,7 +482,7 @@ func (z *ZTS) checkCSR(csr *pki.CSR, i *athenzname.Instance, in *ztsRequest, rul
 			if id, is := strings.CutSuffix(name, ".instanceid.athenz"); is && i.ID == "" {
 				i.ID = id
 			}
-			if rest, wild := strings.CutPrefix(san.Value, "*."); !ok || wild && rest != i.Service.DNSName(rules.Suffix, false) {
+			if rest, wild := strings.CutPrefix(san.Value, "*."); !ok || wild && rest != i.Service.DNSName(rules.Suffix) {
 				return refuseWith(http.StatusBadRequest, "the DNS name %q is not below a suffix of the provider", san.Value)
 			}
 		}

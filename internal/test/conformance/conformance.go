@@ -10,7 +10,7 @@
 //
 // # Rows
 //
-// There is a folder for each page. Its rows.tsv has one line for each rule: id, level or mark, requirement. vectors.tsv
+// There is a directory for each page. Its rows.tsv has one line for each rule: id, level or mark, requirement. vectors.tsv
 // has one for each series of test vectors: ids, what they are. Lists of ids are separated by spaces and may hold ranges,
 // such as "XV-01..XV-19 XV-19b". The levels and marks are explained on the pages. An id such as IST-9.4-5 is that of row 5
 // of section 9.4.
@@ -24,19 +24,17 @@
 //     named by string literals are proven by that function. If an argument is anything else, such as
 //     a field of a table, then every string literal of the function that is the id of a row counts.
 //     A call in any other function is a mistake.
-//   - A line of tests.tsv: rows, package folder, names of tests. It is the form for vectors, whose ids
+//   - A line of tests.tsv: rows, package directory, names of tests. It is the form for vectors, whose ids
 //     are in files of testdata: the test that runs the files asserts that every id is there.
 //
 // Rows that no test of ours can prove, such as those for operators, are in reasons.tsv: rows, reason.
-// A row with a reason has no tests. Rows whose test is still to be written are in pending.tsv, each on a line; a row that
-// has a test must not be there, and -update takes it out.
+// A row with a reason has no tests.
 package conformance
 
 import "testing"
 
 // Covers says that the test proves these rows: rules such as "X5-36" and "IST-9.4-5", or vectors such as
-// "XV-04". See
-// the package comment for what is read from the call.
+// "XV-04". The package comment says what is read from the call.
 func Covers(t testing.TB, rows ...string) {
 	t.Helper()
 	if len(rows) == 0 {

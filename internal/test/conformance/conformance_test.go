@@ -15,13 +15,15 @@ import (
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
-var update = flag.Bool("update", false, "write the pages, and drop from pending.tsv what has a test")
+var update = flag.Bool("update", false, "write the pages")
 
 const root = "../../.."
 
-// whole returns the tables of all books, with the ties of the module, and the functions that go test runs.
-func whole(t *testing.T) ([]*table, []tie, map[string]bool) {
-	t.Helper()
+// TestPages holds the pages against the tests as they are. It lists what has neither a test nor a reason, and ties to what
+// does not exist.
+func TestPages(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
 	tables, known := []*table(nil), map[string]bool{}
 	for _, b := range books {
 		tab, err := b.readTable(b.embedded)
@@ -35,21 +37,17 @@ func whole(t *testing.T) ([]*table, []tie, map[string]bool) {
 	require.NoError(t, err)
 	for _, tab := range tables {
 		tab.add(ties)
-	}
-	return tables, ties, functions
-}
-
-// TestComplete lists what has neither a test nor a reason, and ties to what does not exist.
-func TestComplete(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	tables, ties, functions := whole(t)
-	for _, tab := range tables {
-		if *update {
-			require.NoError(t, tab.writePending(filepath.Join(tab.name, "pending.tsv")))
-		}
 		for _, p := range tab.problems(functions) {
 			t.Errorf("%s: %s", tab.name, p)
+		}
+		want, file := tab.markdown(), filepath.Join(root, filepath.FromSlash(tab.page))
+		if *update {
+			require.NoError(t, os.WriteFile(file, []byte(want), 0o644))
+		}
+		have, err := os.ReadFile(file)
+		require.NoError(t, err)
+		if string(have) != want {
+			t.Errorf("%s is stale: go test ./internal/test/conformance -update", tab.page)
 		}
 	}
 	for _, tie := range ties {
@@ -57,28 +55,6 @@ func TestComplete(t *testing.T) {
 			if !slices.ContainsFunc(tables, func(tab *table) bool { return tab.belongs(id) }) {
 				t.Errorf("%s: %s is not a row", tie.where, id)
 			}
-		}
-	}
-}
-
-// TestPages holds the pages against the tests as they are.
-func TestPages(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	tables, _, _ := whole(t)
-	for _, tab := range tables {
-		if *update {
-			tab.dropProven()
-		}
-		want, file := tab.markdown(), filepath.Join(root, filepath.FromSlash(tab.page))
-		if *update {
-			require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
-			require.NoError(t, os.WriteFile(file, []byte(want), 0o644))
-		}
-		have, err := os.ReadFile(file)
-		require.NoError(t, err)
-		if string(have) != want {
-			t.Errorf("%s is stale: go test ./internal/test/conformance -update", tab.page)
 		}
 	}
 }
@@ -120,7 +96,6 @@ func TestProblems(t *testing.T) {
 		"vectors.tsv": "IV-1..IV-2\tstrings\n",
 		"tests.tsv":   "ID-1 IV-1..IV-2\tspiffe\tTestA TestB\n",
 		"reasons.tsv": "ID-2\toperators do it\n",
-		"pending.tsv": "",
 	}
 	spiffe := books[0]
 	functions := map[string]bool{"spiffe.TestA": true, "spiffe.TestB": true}
@@ -136,10 +111,6 @@ func TestProblems(t *testing.T) {
 		{"tests.tsv", "IV-1..IV-2", "IV-1", []string{"IV-2 (strings): no test"}},
 		{"reasons.tsv", "ID-2", "ID-3", []string{"ID-2 (SHOULD P: two): neither a test nor a reason"}},
 		{"reasons.tsv", "ID-2", "ID-2 ID-9", []string{"reasons.tsv: ID-9 is not a row"}},
-		{"pending.tsv", "", "ID-9\n", []string{"pending.tsv: ID-9 is not a row"}},
-		{"pending.tsv", "", "ID-3\n", []string{"pending.tsv: ID-3 needs no test"}},
-		{"pending.tsv", "", "ID-1\n", []string{"pending.tsv: ID-1 has a test or a reason: go test ./internal/test/conformance -update"}},
-		{"pending.tsv", "", "ID-2\n", []string{"pending.tsv: ID-2 has a test or a reason: go test ./internal/test/conformance -update"}},
 		{"rows.tsv", "ID-3", "ID-4\tMUST V\tfour\nID-3", []string{"ID-4 (MUST V: four): neither a test nor a reason"}},
 	} {
 		tab, err := spiffe.readTable(func(name string) (string, error) {
@@ -155,7 +126,6 @@ func TestProblems(t *testing.T) {
 	for _, c := range []struct{ file, text, want string }{
 		{"rows.tsv", "ID-1\tMUST V\n", "rows.tsv:1: want 3 columns, all filled"},
 		{"rows.tsv", "ID-1\tMUST V\t\n", "rows.tsv:1: want 3 columns, all filled"},
-		{"pending.tsv", "x\n", `pending.tsv:1: "x" is not an id`},
 		{"rows.tsv", "ZZ-1\tMUST V\tx\n", `rows.tsv:1: "ZZ-1" belongs to no document`},
 		{"rows.tsv", "ID-1\tMUST V\tx\nID-1\tMUST V\ty\n", "ID-1 is there twice"},
 		{"vectors.tsv", "ID-1\tx\n", "ID-1 is there twice"},
@@ -218,90 +188,28 @@ func TestScan(t *testing.T) {
 	assert.Equal(t, map[string]bool{"a.TestA": true, "a.ExampleB": true}, functions)
 }
 
-func TestCovers(t *testing.T) {
-	t.Parallel()
-	Covers(t, "STAB-1")
-	fake := &fakeT{TB: t}
-	func() {
-		defer func() { _ = recover() }()
-		Covers(fake)
-	}()
-	assert.True(t, fake.failed, "a call without rows says nothing")
-}
-
-type fakeT struct {
-	testing.TB
-	failed bool
-}
-
-func (f *fakeT) Helper() {}
-
-func (f *fakeT) Fatal(...any) { f.failed = true }
-
 func TestMarkdown(t *testing.T) {
 	t.Parallel()
 	tab := &table{
 		book:    books[0],
-		rows:    []row{{"ID-1", "MUST V", "one"}, {"ID-2", "SHOULD P", "two"}, {"ID-3", "fact", "three"}, {"ID-4", "MUST V", "four"}},
+		rows:    []row{{"ID-1", "MUST V", "one"}, {"ID-2", "SHOULD P", "two"}, {"ID-3", "fact", "three"}},
 		vectors: []series{{[]string{"IV-1", "IV-2", "IV-3", "IV-4", "IV-5"}, "strings"}},
 		ties: []tie{
 			{rows: []string{"ID-1", "IV-1", "IV-2", "IV-4", "IV-5"}, tests: []string{"spiffe.TestB", "spiffe.TestA", "pki/ca.TestC"}},
 			{rows: []string{"IV-3"}, tests: []string{"spiffe.TestA"}},
 		},
 		reasons: map[string]string{"ID-2": "operators do it"},
-		pending: []string{"ID-4"},
 	}
 	text := tab.markdown()
 	for _, line := range []string{
 		"| ID-1 | MUST V | one | `pki/ca` TestC; `spiffe` TestA, TestB |",
 		"| ID-2 | SHOULD P | two | *operators do it* |",
 		"| ID-3 | fact | three | |",
-		"| ID-4 | MUST V | four | **not yet** |",
-		"| SPIFFE ID | 4 | 1 | 1 | 1 | 1 |",
+		"| SPIFFE ID | 3 | 1 | 1 | 1 |",
 		"| IV-1, IV-2, IV-4, IV-5 | strings | `pki/ca` TestC; `spiffe` TestA, TestB |",
 		"| IV-3 | strings | `spiffe` TestA |",
 	} {
 		assert.Contains(t, text, "\n"+line+"\n")
 	}
 	assert.Equal(t, "IV-1 to IV-3, IV-5, XV-19b", ranges([]string{"IV-1", "IV-2", "IV-3", "IV-5", "XV-19b"}, []string{"IV-1", "IV-2", "IV-3", "IV-4", "IV-5", "XV-19b"}))
-}
-
-// What has a test is no longer pending, and the file says so after -update.
-func TestPending(t *testing.T) {
-	t.Parallel()
-	tab := &table{
-		book:    books[1],
-		rows:    []row{{"IST-7.1-1", "S", "one"}, {"IST-7.1-2", "S", "two"}, {"IST-7.1-10", "S≠", "three"}},
-		reasons: map[string]string{"IST-7.1-2": "operators do it"},
-		pending: []string{"IST-7.1-1", "IST-7.1-2", "IST-7.1-10"},
-	}
-	tab.add([]tie{{rows: []string{"IST-7.1-1", "ID-1"}, tests: []string{"sds.TestA"}}, {rows: []string{"LNK-7-1"}, tests: []string{"sds.TestB"}}})
-	assert.Equal(t, []tie{{rows: []string{"IST-7.1-1"}, tests: []string{"sds.TestA"}}}, tab.ties, "each book has its own rows")
-	file := filepath.Join(t.TempDir(), "pending.tsv")
-	require.NoError(t, tab.writePending(file))
-	text, err := os.ReadFile(file)
-	require.NoError(t, err)
-	assert.Equal(t, "IST-7.1-10\n", string(text))
-	assert.Empty(t, tab.problems(map[string]bool{"sds.TestA": true}))
-
-	tab.reasons["IST-7.1-10"] = "operators do it"
-	require.NoError(t, tab.writePending(file))
-	assert.NoFileExists(t, file)
-}
-
-// A row belongs to one book, by what stands before its number.
-func TestBooks(t *testing.T) {
-	t.Parallel()
-	for id, name := range map[string]string{
-		"X5-36": "spiffe", "WIT-1": "spiffe", "IST-7.2-1": "istio", "LNK-1-1": "linkerd", "LNK-12.1-1": "linkerd", "ATH-10.4-1": "athenz",
-		"IST-70-1": "", "IST-3.2-1": "istio", "IST-0.2-1": "", "IST": "", "IST-7": "", "ID": "", "": "", "LNK-100.1-1": "",
-	} {
-		var have []string
-		for _, b := range books {
-			if b.has(id) {
-				have = append(have, b.name)
-			}
-		}
-		assert.Equal(t, name, strings.Join(have, " "), id)
-	}
 }

@@ -3,7 +3,6 @@ package conformance
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 )
 
@@ -90,14 +89,9 @@ func (t *table) markdown() string {
 // summary counts the rows that a test proves, by document.
 func (t *table) summary(tests map[string][]string) string {
 	var b strings.Builder
-	notYet := func(string) string { return "" }
-	if len(t.pending) > 0 {
-		notYet = func(cell string) string { return " " + cell + " |" }
-	}
-	fmt.Fprintf(&b, "| document | rows | with tests | with a reason for none |%s %s |\n|---|---|---|---|%s---|\n",
-		notYet("not yet"), t.columns[1], strings.ReplaceAll(notYet("---"), " ", ""))
+	fmt.Fprintf(&b, "| document | rows | with tests | with a reason for none | %s |\n|---|---|---|---|---|\n", t.columns[1])
 	for _, d := range t.documents {
-		var all, tested, reasoned, pending int
+		var all, tested, reasoned int
 		for _, r := range t.rows {
 			if !d.has(r.id) {
 				continue
@@ -108,12 +102,9 @@ func (t *table) summary(tests map[string][]string) string {
 				tested++
 			case t.reasons[r.id] != "":
 				reasoned++
-			case slices.Contains(t.pending, r.id):
-				pending++
 			}
 		}
-		fmt.Fprintf(&b, "| %s | %d | %d | %d |%s %d |\n",
-			d.title, all, tested, reasoned, notYet(strconv.Itoa(pending)), all-tested-reasoned-pending)
+		fmt.Fprintf(&b, "| %s | %d | %d | %d | %d |\n", d.title, all, tested, reasoned, all-tested-reasoned)
 	}
 	return b.String()
 }
@@ -122,9 +113,6 @@ func (t *table) summary(tests map[string][]string) string {
 func (t *table) proof(id string, tests map[string][]string) string {
 	if reason := t.reasons[id]; reason != "" {
 		return " *" + reason + "*"
-	}
-	if slices.Contains(t.pending, id) {
-		return " **not yet**"
 	}
 	var b strings.Builder
 	last := ""

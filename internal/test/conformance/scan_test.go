@@ -3,13 +3,15 @@ package conformance
 import (
 	"fmt"
 	"go/ast"
+	"go/parser"
 	"go/token"
 	"io/fs"
 	"path"
 	"slices"
 	"strconv"
-
-	"github.com/svidkit/svidkit/internal/test/testtree"
+	"strings"
+	"unicode"
+	"unicode/utf8"
 )
 
 const importPath = "github.com/svidkit/svidkit/internal/test/conformance"
@@ -17,7 +19,7 @@ const importPath = "github.com/svidkit/svidkit/internal/test/conformance"
 // scan reads all test files below fsys and returns the ties of their calls of Covers, and the names
 // of all functions that go test runs, as "spiffe.TestIDVectors".
 func scan(fsys fs.FS, known func(id string) bool) (ties []tie, functions map[string]bool, err error) {
-	files, err := testtree.Files(fsys)
+	files, err := testFiles(fsys)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -32,7 +34,7 @@ func scan(fsys fs.FS, known func(id string) bool) (ties []tie, functions map[str
 	return ties, functions, nil
 }
 
-func scanFile(f testtree.File, known func(id string) bool, functions map[string]bool) ([]tie, error) {
+func scanFile(f file, known func(id string) bool, functions map[string]bool) ([]tie, error) {
 	covers := "" // how the file calls this package
 	for _, i := range f.Imports {
 		if p, err := strconv.Unquote(i.Path.Value); err == nil && p == importPath {
@@ -48,7 +50,7 @@ func scanFile(f testtree.File, known func(id string) bool, functions map[string]
 		if !ok {
 			continue
 		}
-		test, runs := f.Test(fn)
+		test, runs := f.test(fn)
 		if runs {
 			functions[test] = true
 		}
@@ -108,4 +110,48 @@ func literal(n ast.Node) (string, bool) {
 	}
 	s, err := strconv.Unquote(l.Value)
 	return s, err == nil
+}
+
+// file is a test file.
+type file struct {
+	*ast.File
+	Path      string // below the root
+	Positions *token.FileSet
+}
+
+// testFiles parses all test files below the root of fsys, those of nested modules too. Directories that the go command leaves out
+// are left out.
+func testFiles(fsys fs.FS) ([]file, error) {
+	var files []file
+	err := fs.WalkDir(fsys, ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if base := d.Name(); d.IsDir() && name != "." && (base == "testdata" || base[0] == '.' || base[0] == '_') {
+			return fs.SkipDir
+		}
+		if d.IsDir() || !strings.HasSuffix(name, "_test.go") {
+			return nil
+		}
+		src, err := fs.ReadFile(fsys, name)
+		if err != nil {
+			return err
+		}
+		positions := token.NewFileSet()
+		f, err := parser.ParseFile(positions, name, src, parser.SkipObjectResolution)
+		files = append(files, file{f, name, positions})
+		return err
+	})
+	return files, err
+}
+
+// test returns the name of a function of the file with the directory of its package, such as "spiffe.TestIDVectors", and
+// whether go test runs it.
+func (f file) test(fn *ast.FuncDecl) (name string, runs bool) {
+	runs = fn.Recv == nil && slices.ContainsFunc([]string{"Test", "Fuzz", "Example", "Benchmark"}, func(p string) bool {
+		rest, ok := strings.CutPrefix(fn.Name.Name, p)
+		c, _ := utf8.DecodeRuneInString(rest)
+		return ok && !unicode.IsLower(c)
+	})
+	return path.Dir(f.Path) + "." + fn.Name.Name, runs
 }

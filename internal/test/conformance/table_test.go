@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -167,7 +166,6 @@ type table struct {
 	vectors []series
 	ties    []tie
 	reasons map[string]string
-	pending []string // rows that are demanded, and will have a test
 }
 
 // readTable returns what the data files say, without the ties that come from calls. A file that is not there has no
@@ -208,11 +206,6 @@ func (b *book) readTable(file func(name string) (string, error)) (*table, error)
 				}
 				t.reasons[id] = c[1]
 			}
-			return err
-		}},
-		{"pending.tsv", 1, func(c []string) error {
-			ids, err := expand(c[0])
-			t.pending = append(t.pending, ids...)
 			return err
 		}},
 	} {
@@ -352,18 +345,8 @@ func (t *table) problems(functions map[string]bool) []string {
 			bad = append(bad, fmt.Sprintf("reasons.tsv: %s has tests (%s): drop the reason", id, strings.Join(tests[id], " ")))
 		}
 	}
-	for _, id := range t.pending {
-		switch i := slices.IndexFunc(t.rows, func(r row) bool { return r.id == id }); {
-		case i < 0:
-			bad = append(bad, fmt.Sprintf("pending.tsv: %s is not a row", id))
-		case !t.demanded(t.rows[i].level):
-			bad = append(bad, fmt.Sprintf("pending.tsv: %s needs no test", id))
-		case len(tests[id]) > 0 || t.reasons[id] != "":
-			bad = append(bad, fmt.Sprintf("pending.tsv: %s has a test or a reason: go test ./internal/test/conformance -update", id))
-		}
-	}
 	for _, r := range t.rows {
-		if t.demanded(r.level) && len(tests[r.id]) == 0 && t.reasons[r.id] == "" && !slices.Contains(t.pending, r.id) {
+		if t.demanded(r.level) && len(tests[r.id]) == 0 && t.reasons[r.id] == "" {
 			bad = append(bad, fmt.Sprintf("%s (%s: %s): neither a test nor a reason", r.id, r.level, r.requirement))
 		}
 	}
@@ -379,22 +362,4 @@ func (t *table) problems(functions map[string]bool) []string {
 		}
 	}
 	return bad
-}
-
-// dropProven takes from the pending rows those that have a test or a reason.
-func (t *table) dropProven() {
-	tests := t.tests()
-	t.pending = slices.DeleteFunc(t.pending, func(id string) bool { return len(tests[id]) > 0 || t.reasons[id] != "" })
-}
-
-// writePending writes the rows that are pending still. Without any there is no file.
-func (t *table) writePending(file string) error {
-	t.dropProven()
-	if len(t.pending) == 0 {
-		if err := os.Remove(file); !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		return nil
-	}
-	return os.WriteFile(file, []byte(strings.Join(t.pending, "\n")+"\n"), 0o644)
 }

@@ -24,10 +24,12 @@ var silent = map[string]string{
 	"svid/doctor.go":                    "it prints each failure",
 	"svid/inspect.go":                   "it prints each failure",
 	"svid/fetch.go: workloadapi.Config": "watch sets it, and fetch prints each failure",
-	"workload-agent/ca.go: workloadagent.Config": "serve sets it",
-	"ca/operator.go: caconfig.OpenOptions":       "a command ends with its failure",
-	"service/main.go: workloadapi.Config":        "one of two checks an address alone",
-	"athenz-agent/agent.go: caclient.Endpoint":   "the agent sets it",
+	"ca/caconfig/authority.go: istioca.Options":   "the server sets it",
+	"ca/caconfig/cluster.go: caclient.TLSOptions": "each failure is the error of a request",
+	"workload-agent/ca.go: workloadagent.Config":  "serve sets it",
+	"ca/operator.go: caconfig.OpenOptions":        "a command ends with its failure",
+	"service/main.go: workloadapi.Config":         "one of two checks an address alone",
+	"athenz-agent/agent.go: caclient.Endpoint":    "the agent sets it",
 }
 
 // TestProgramsLog: each part of the library that a program starts has the program's logger, if it can have one.

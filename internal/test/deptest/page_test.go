@@ -29,17 +29,18 @@ var floors = []struct {
 	packages        []string
 }{
 	packs: {"packs", "Packs", "Each puts other packages together for one system. They are best effort.", []string{
-		"examples/athenz-agent/nodeagent", "examples/athenz-sia/sidecar", "examples/linkerd-proxy/linkerdproxy", "examples/ca/caconfig", "sds/istioagent", "sds/workloadagent",
+		"pki/caserver/podcert", "sds/istioagent", "sds/workloadagent",
 	}},
 	delivery: {"delivery", "Delivery", "What is served and asked for by gRPC, which is spoken over net/http.", []string{
-		"caclient/istioca", "caclient/linkerd", "pki/caserver", "pki/caserver/istioca", "pki/caserver/linkerd", "sds", "sds/kubesecrets", "sds/sdssource", "examples/internal/statuspage",
-		"sds/xdsproxy", "spiffe/workloadapi", "spiffe/workloadserver",
+		"caclient/istioca", "caclient/linkerd", "pki/caserver", "pki/caserver/istioca", "pki/caserver/linkerd",
+		"sds", "sds/kubesecrets", "sds/sdssource", "sds/xdsproxy", "spiffe/workloadapi", "spiffe/workloadserver",
 	}},
 	core: {"core", "Core", "The standard library, go-jose for tokens, x/crypto for ASN.1, fsnotify for files.", []string{
-		"authn", "authn/athenz", "authn/jwt", "authn/kube", "authn/tokensource", "authn/unixsocket",
+		"authn", "authn/athenz", "authn/athenz/athenzname", "authn/jwt", "authn/kube", "authn/tokensource",
 		"caclient", "caclient/athenz", "caclient/googlecas", "caclient/local", "caclient/stepca", "caclient/vault",
-		"pki", "authn/athenz/athenzname", "pki/ca", "pki/ca/auditlog", "pki/ca/kubesecret", "pki/caserver/podcert", "pki/linkerdname", "pki/ra", "secretcache",
+		"pki", "pki/ca", "pki/ca/auditlog", "pki/ca/kubesecret", "pki/linkerdname", "pki/ra", "secretcache",
 		"spiffe/federation", "spiffe/filesink", "spiffe/filesource", "spiffe/health", "spiffe/jwtsvid", "spiffe/source", "spiffe/spiffetls",
+		"spiffe/unixsocket",
 	}},
 	ground: {"ground", "Ground", "The standard library alone.", []string{"spiffe", "spiffe/report"}},
 	exp:    {"exp", "Experiments", "They may change or go with any version.", []string{"spiffe/exp/witsvid"}},
@@ -121,6 +122,16 @@ func page(t *testing.T, sizes map[string]string) string {
 	}
 	b.WriteString("    exp --> ground\n    kits --> delivery\n```\n\n" + `An arrow means "imports, and what is below". Packages on the same floor meet in the types of spiffe and pki, and in small
 interfaces that the importing package declares. The names of these packages are stable: ` + list(stable) + `.
+
+The directories, kits aside, import each other in one direction alone:
+
+` + "```mermaid\nflowchart TD\n")
+	for _, edge := range slices.SortedFunc(maps.Keys(betweenDirectories(t)), func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
+		fmt.Fprintf(&b, "    %s --> %s\n", edge[0], edge[1])
+	}
+	b.WriteString("```\n" + `
+The programs in this directory are no packages for import, and on no floor: quickstart, service and grpc import packages
+on these floors alone, and the others have packages of their own and internal ones.
 
 The tables say what each package imports of ours, which modules it links beside the standard library, and the size in
 10⁶ bytes of a stripped program that uses it (linux/amd64, Go 1.26; a program that only gets an https URL with net/http

@@ -32,7 +32,7 @@ func TestWeight(t *testing.T) {
 		maxMB float64 // of 10⁶ bytes, on linux/amd64
 	}{
 		{"spiffe", "spiffe.NewVerifier, spiffe.ParseBundle, spiffe.ParseSVIDPEM", 4},
-		{"spiffe/spiffetls", "spiffetls.ConfigureServer, spiffetls.Transport", 7},
+		{"spiffe/spiffetls", "(*spiffetls.Endpoint).ConfigureServer, (*spiffetls.Endpoint).Transport", 7},
 		{"spiffe/jwtsvid", "jwtsvid.NewValidator, jwtsvid.NewIssuer", 5},
 		{"spiffe/federation", "federation.New, (*federation.Manager).Run", 7},
 		{"spiffe/workloadapi", "workloadapi.New, (*workloadapi.Source).Run", 7.2},
@@ -47,7 +47,6 @@ func TestWeight(t *testing.T) {
 		{"pki/ca/kubesecret", "kubesecret.New, (*kubesecret.Store).Save", 8},
 		{"pki/ra", "ra.New, (*ra.RA).Sign", 8},
 		{"pki/caserver", "caserver.New, (*caserver.Server).Run", 7.6},
-		{"examples/ca/caconfig", "caconfig.Parse, (*caconfig.Config).Serve", 10.6}, // 0.1 for a TLS client of other clusters, and a follower of files and of the cluster; 0.3 for followed roots of client certificates and the audit log
 		{"pki/caserver/podcert", "podcert.New, (*podcert.Signer).Run", 7.2},
 		{"pki/caserver/istioca", "istioca.New, (*istioca.Server).ServeHTTP, caserver.Serve", 7.2},
 		{"pki/caserver/linkerd", "linkerd.New, (*linkerd.Server).ServeHTTP, caserver.Serve", 7.2},
@@ -68,16 +67,12 @@ func TestWeight(t *testing.T) {
 		{"sds/kubesecrets", "kubesecrets.New, (*kubesecrets.Source).Run", 7.2},
 		{"sds/istioagent", "istioagent.Start, istioagent.FromEnvironment", 10.2},    // of which YAML is 0.5
 		{"sds/workloadagent", "workloadagent.New, (*workloadagent.Agent).Run", 8.1}, // of which 2 are a client of the API server,
-		{"examples/internal/statuspage", "statuspage.New, (*statuspage.Handler).ServeHTTP", 7.2},
 		{"authn", "authn.ClientCertificate, authn.FirstOf", 7},
 		{"authn/jwt", "jwt.New, jwt.SVID, jwt.UnverifiedIssuer", 7.5},
 		{"authn/kube", "kube.NewReviewer, kube.TokenReview", 8},
 		{"authn/tokensource", "tokensource.Exchange, (*tokensource.Source).Token", 7},
-		{"authn/unixsocket", "(*unixsocket.Server).Run, unixsocket.PeerFromContext", 7.2},
-		{"examples/linkerd-proxy/linkerdproxy", "linkerdproxy.Start", 8.5},
+		{"spiffe/unixsocket", "(*unixsocket.Server).Run, unixsocket.PeerFromContext", 7.2},
 		{"authn/athenz", "athenz.NewProvider, athenz.NewSigner, athenz.VerifyServiceToken", 7.5},
-		{"examples/athenz-agent/nodeagent", "nodeagent.New", 7.5},
-		{"examples/athenz-sia/sidecar", "sidecar.Start", 7.5},
 		{"spiffe/report", "report.Report{}", 3},
 	} {
 		mb := build(t, c.name, c.uses)
@@ -107,7 +102,7 @@ func TestWeightOfPrograms(t *testing.T) {
 		t.Skip("links programs; run it with -long")
 	}
 	workload := "spiffe.NewVerifier, secretcache.New, (*secretcache.Manager).Run, workloadapi.New, (*workloadapi.Source).Run"
-	peers := ", spiffetls.ConfigureServer, spiffetls.Transport"
+	peers := ", (*spiffetls.Endpoint).ConfigureServer, (*spiffetls.Endpoint).Transport"
 	for _, c := range []struct {
 		name, uses string
 		maxMB      float64 // of 10⁶ bytes, on linux/amd64
@@ -139,7 +134,7 @@ func build(t *testing.T, name, uses string) float64 {
 	}
 	for _, other := range []string{
 		module + "/spiffe", module + "/spiffe/spiffetls", module + "/spiffe/workloadapi", module + "/spiffe/workloadserver", module + "/secretcache",
-		module + "/pki/ca", module + "/pki/caserver", module + "/authn/unixsocket", "net/http",
+		module + "/pki/ca", module + "/pki/caserver", module + "/spiffe/unixsocket", "net/http",
 	} {
 		if regexp.MustCompile(`\b`+filepath.Base(other)+`\.`).MatchString(uses) && other != module+"/"+name {
 			imports = append(imports, other)

@@ -25,7 +25,6 @@ import (
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/sequence"
-	"github.com/svidkit/svidkit/internal/test/testtree"
 	"github.com/svidkit/svidkit/pki/linkerdname"
 )
 
@@ -56,7 +55,7 @@ const (
 )
 
 // mesh is that of the demo, with names in the form of the first design.
-var mesh = linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local", Seed: true}
+var mesh = linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local", FirstDesign: true}
 
 // TestDemo runs an identity service with an API server that is made up, two applications, and the program beside each of
 // them, through the life of their certificates.
@@ -72,7 +71,7 @@ func TestDemo(t *testing.T) {
 	cancel()
 	d.wg.Wait()
 	require.NoError(t, cmp.Or(err, d.failure()))
-	testtree.Section(t, *update, "../../../examples/linkerd-proxy/README.md", "```mermaid\n", "```\n", d.Diagram())
+	programtest.Section(t, *update, "../../../examples/linkerd-proxy/README.md", "```mermaid\n", "```\n", d.Diagram())
 }
 
 // meshDemo is what the demo runs.

@@ -11,10 +11,10 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // DestinationName is the identity of the destination service.
@@ -55,7 +55,7 @@ func NewDestination(t testing.TB, c *Controller) *Destination {
 	var id *linkerdproxy.Identity
 	if c != nil {
 		c.mu.Lock()
-		c.tokens[Token(DestinationName)] = kube.Account{Namespace: "linkerd", ServiceAccount: "linkerd-destination"}
+		c.tokens[Token(DestinationName)] = spiffe.Pod{Namespace: "linkerd", ServiceAccount: "linkerd-destination"}
 		c.mu.Unlock()
 		id = c.Certified(t, DestinationName)
 		d.Service = linkerdproxy.Service{Addr: fmt.Sprintf("0.0.0.0:%d", l.Addr().(*net.TCPAddr).Port), Name: DestinationName} // no loopback by its text

@@ -15,6 +15,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
+	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
@@ -58,7 +59,7 @@ type Controller struct {
 	open atomic.Int64 // connections
 
 	mu     sync.Mutex
-	tokens map[string]kube.Account
+	tokens map[string]spiffe.Pod
 	seen   []string
 	stop   func()
 }
@@ -69,7 +70,7 @@ func New(t testing.TB, o Options) *Controller {
 	if o.Mesh == (linkerdname.Mesh{}) {
 		o.Mesh = Mesh()
 	}
-	c := &Controller{Authority: o.Authority, o: o, tokens: map[string]kube.Account{}, stop: func() {}}
+	c := &Controller{Authority: o.Authority, o: o, tokens: map[string]spiffe.Pod{}, stop: func() {}}
 	if c.Authority == nil {
 		var err error
 		if c.Authority, err = ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain(o.Mesh.TrustDomain)}); err != nil {
@@ -101,7 +102,7 @@ func (c *Controller) Account(token, account string) {
 		delete(c.tokens, token)
 		return
 	}
-	c.tokens[token] = kube.Account{Namespace: "emojivoto", ServiceAccount: account}
+	c.tokens[token] = spiffe.Pod{Namespace: "emojivoto", ServiceAccount: account}
 }
 
 // Delete makes all tokens of an account worthless.
@@ -115,7 +116,7 @@ func (c *Controller) Delete(account string) {
 	}
 }
 
-func (c *Controller) review(_ context.Context, token string, audiences []string) (*kube.Account, error) {
+func (c *Controller) review(_ context.Context, token string, audiences []string) (*spiffe.Pod, error) {
 	c.mu.Lock()
 	c.seen = append(c.seen, token)
 	a, good := c.tokens[token]
@@ -173,8 +174,10 @@ func (c *Controller) Start(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	id := spiffe.MustParseID("spiffe://" + c.o.Mesh.TrustDomain + "/ns/linkerd/sa/linkerd-identity")
+	identity := caservertest.Identity(t, c.Authority, id, pki.DNSSAN(certifier))
 	server, err := caserver.New(caserver.Options{
-		CA: c.Authority, ID: spiffe.MustParseID("spiffe://" + c.o.Mesh.TrustDomain + "/ns/linkerd/sa/linkerd-identity"), Names: []pki.SAN{pki.DNSSAN(certifier)},
+		CA: c.Authority, TrustDomain: id.TrustDomain(), Identity: identity,
 		Linkerd: &linkerd.Options{
 			Mesh: c.o.Mesh, Review: c.review, Lifetime: c.o.Life, ClockSkew: time.Second, // certificates end with whole seconds
 			AllowPlaintext: c.o.Plaintext,
@@ -193,6 +196,7 @@ func (c *Controller) Start(t testing.TB) {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
+		_ = identity.Close()
 	})
 }
 

@@ -21,7 +21,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn"
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/inject"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -43,6 +42,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetest/federationtest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
@@ -100,11 +100,11 @@ func TestBlockedLog(t *testing.T) {
 			seen(t, func() bool { now, err := m.SVID(); return err == nil && now != first })
 			require.NoError(t, m.Close())
 		},
-		"auditlog.Options": func(t *testing.T, log *slog.Logger) {
+		"auditlog.Open": func(t *testing.T, log *slog.Logger) {
 			dir := filepath.Join(t.TempDir(), "open")
 			require.NoError(t, os.Mkdir(dir, 0o700))
 			require.NoError(t, os.Chmod(dir, 0o777))
-			l, err := auditlog.Open(filepath.Join(dir, "audit.jsonl"), &auditlog.Options{Logger: log})
+			l, err := auditlog.Open(filepath.Join(dir, "audit.jsonl"), log)
 			require.NoError(t, err)
 			require.NoError(t, l.RecordKeyEvent(t.Context(), &ca.KeyEvent{Time: time.Now(), Event: "created", Key: "root"}))
 			require.NoError(t, l.Close())
@@ -213,18 +213,22 @@ func TestBlockedLog(t *testing.T) {
 			seen(t, func() bool { now, err := l.SVID(); return err == nil && now != first })
 			require.NoError(t, l.Close())
 		},
-		"spiffetls.Options and spiffetls.Governor": func(t *testing.T, log *slog.Logger) {
+		"spiffetls.Config and spiffetls.Governor": func(t *testing.T, log *slog.Logger) {
 			authority := spiffetest.NewCA(t, "example.org")
 			me, stranger := authority.Source("/web"), spiffetest.NewCA(t, "other.org").Source("/web")
 			server := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}
 			g := &spiffetls.Governor{Logger: log}
-			require.NoError(t, spiffetls.ConfigureServer(server, me, me, spiffe.AllowMembersOf(td), &spiffetls.Options{Logger: log, Governor: g}))
+			endpoint, err := spiffetls.New(spiffetls.Config{Self: me, Peers: me, Allow: spiffe.AllowMembersOf(td), Logger: log, Governor: g})
+			require.NoError(t, err)
+			require.NoError(t, endpoint.ConfigureServer(server))
 			l, err := net.Listen("tcp", "127.0.0.1:0")
 			require.NoError(t, err)
 			go func() { _ = server.ServeTLS(l, "", "") }()
 			t.Cleanup(func() { _ = server.Close() })
 			for _, who := range []*spiffetest.Source{stranger, me} {
-				rt, err := spiffetls.Transport(who, me, spiffe.AllowMembersOf(td), nil)
+				endpoint, err := spiffetls.New(spiffetls.Config{Self: who, Peers: me, Allow: spiffe.AllowMembersOf(td)})
+				require.NoError(t, err)
+				rt, err := endpoint.Transport()
 				require.NoError(t, err)
 				resp, err := (&http.Client{Transport: rt, Timeout: 20 * time.Second}).Get("https://" + l.Addr().String())
 				if who == stranger {

@@ -256,7 +256,7 @@ func TestHostileInput(t *testing.T) { // not parallel: it counts what is allocat
 	require.NoError(t, err)
 	linkerdServer, err := linkerdserver.New(linkerdserver.Options{
 		Mesh: linkerdname.Mesh{TrustDomain: "cluster.local", ControlNamespace: "linkerd"}, Signer: authority,
-		Review: func(context.Context, string, []string) (*kube.Account, error) {
+		Review: func(context.Context, string, []string) (*spiffe.Pod, error) {
 			return nil, kube.ErrNotAuthenticated
 		},
 		AllowPlaintext: true,
@@ -271,7 +271,7 @@ func TestHostileInput(t *testing.T) { // not parallel: it counts what is allocat
 	require.NoError(t, err)
 	workloadClient := func(call func(*workloadapi.Client)) func([]byte) {
 		return receiving(func(c *http.Client) {
-			client, err := workloadapi.NewClient("", &workloadapi.ClientOptions{HTTPClient: c})
+			client, err := workloadapi.NewClient("", c)
 			require.NoError(t, err)
 			call(client)
 		})
@@ -305,17 +305,12 @@ func TestHostileInput(t *testing.T) { // not parallel: it counts what is allocat
 		"authn.Bearer": func(in []byte) {
 			_, _ = authn.BearerOverPlaintext(&http.Request{Header: http.Header{"Authorization": {string(in)}}})
 		},
-		"federation.ParseIstio": func(in []byte) { _, _ = federation.ParseIstioString(string(in)) },
-		"Istio's CA":            sending(istioServer, istiocaserver.CreateCertificate),
-		"Linkerd's identity":    sending(linkerdServer, linkerdserver.Certify),
-		"SDS":                   sending(sdsHandler, "/envoy.service.secret.v3.SecretDiscoveryService/StreamSecrets"),
-		"SDS delta":             sending(sdsHandler, "/envoy.service.secret.v3.SecretDiscoveryService/DeltaSecrets"),
-		"SDS fetch":             sending(sdsHandler, "/envoy.service.secret.v3.SecretDiscoveryService/FetchSecrets"),
-		"SDS in JSON": func(in []byte) {
-			r := httptest.NewRequest(http.MethodPost, "/v3/discovery:secrets", bytes.NewReader(in))
-			r.Header.Set("Content-Type", "application/json")
-			sdsHandler.ServeHTTP(httptest.NewRecorder(), r)
-		},
+		"federation.ParseIstio":  func(in []byte) { _, _ = federation.ParseIstioString(string(in)) },
+		"Istio's CA":             sending(istioServer, istiocaserver.CreateCertificate),
+		"Linkerd's identity":     sending(linkerdServer, linkerdserver.Certify),
+		"SDS":                    sending(sdsHandler, "/envoy.service.secret.v3.SecretDiscoveryService/StreamSecrets"),
+		"SDS delta":              sending(sdsHandler, "/envoy.service.secret.v3.SecretDiscoveryService/DeltaSecrets"),
+		"SDS fetch":              sending(sdsHandler, "/envoy.service.secret.v3.SecretDiscoveryService/FetchSecrets"),
 		"Workload API, token":    sending(workload, api+"FetchJWTSVID"),
 		"Workload API, validate": sending(workload, api+"ValidateJWTSVID"),
 		"Workload API, X.509":    sending(workload, api+"FetchX509Bundles"),

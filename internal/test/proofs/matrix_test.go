@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"io"
@@ -13,7 +12,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -21,11 +19,13 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/sds"
@@ -107,38 +107,37 @@ func world(t *testing.T, trust func(from, to int) bool) []*domain {
 	return all
 }
 
-// roots asks the agent of d for the roots of a trust domain, as an Envoy that polls does.
+// roots asks the agent of d for the roots of a trust domain.
 func (d *domain) roots(t *testing.T, of spiffe.TrustDomain) (pem []byte, ok bool) {
 	t.Helper()
-	body := fmt.Sprintf(`{"resource_names":[%q],"type_url":"type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"}`, of.ID())
-	r := httptest.NewRequest(http.MethodPost, "/v3/discovery:secrets", strings.NewReader(body))
-	r.Header.Set("Content-Type", "application/json")
+	in, err := proto.Marshal(&envoysds.DiscoveryRequest{ResourceNames: []string{of.ID().String()}})
+	require.NoError(t, err)
+	r := httptest.NewRequest(http.MethodPost, "/envoy.service.secret.v3.SecretDiscoveryService/FetchSecrets", prefixed(in)())
+	r.Proto, r.ProtoMajor, r.ProtoMinor = "HTTP/2.0", 2, 0
+	r.Header.Set("Content-Type", "application/grpc")
 	w := httptest.NewRecorder()
 	d.agent.ServeHTTP(w, r)
-	if w.Code == http.StatusNotFound {
+	if w.Body.Len() == 0 {
 		return nil, false
 	}
-	require.Equal(t, http.StatusOK, w.Code, "%s", w.Body)
-	var answer struct {
-		Resources []struct {
-			ValidationContext struct {
-				TrustedCA struct {
-					InlineBytes []byte `json:"inlineBytes"`
-				} `json:"trustedCa"`
-			} `json:"validationContext"`
-		} `json:"resources"`
-	}
-	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer), "%s", w.Body)
-	require.Len(t, answer.Resources, 1)
-	return answer.Resources[0].ValidationContext.TrustedCA.InlineBytes, true
+	var answer envoysds.DiscoveryResponse
+	require.NoError(t, proto.Unmarshal(w.Body.Bytes()[5:], &answer))
+	require.Len(t, answer.GetResources(), 1)
+	var secret envoysds.Secret
+	require.NoError(t, proto.Unmarshal(answer.GetResources()[0].GetValue(), &secret))
+	return secret.GetValidationContext().GetTrustedCa().GetInlineBytes(), true
 }
 
 // shake makes a handshake of two workloads, and reports what each side has to say.
 func shake(t *testing.T, server, client *domain) (serverErr, clientErr error) {
 	t.Helper()
-	serving, err := spiffetls.ServerConfig(server.manager, server.manager, spiffe.AllowAnyPeer(), nil)
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: server.manager, Peers: server.manager, Allow: spiffe.AllowAnyPeer()})
 	require.NoError(t, err)
-	dialling, err := spiffetls.ClientConfig(client.manager, client.manager, spiffe.AllowAnyPeer(), nil)
+	serving, err := endpoint.ServerConfig()
+	require.NoError(t, err)
+	endpoint, err = spiffetls.New(spiffetls.Config{Self: client.manager, Peers: client.manager, Allow: spiffe.AllowAnyPeer()})
+	require.NoError(t, err)
+	dialling, err := endpoint.ClientConfig()
 	require.NoError(t, err)
 	a, b := memconn.Pipe()
 	s, c := tls.Server(a, serving), tls.Client(b, dialling)
@@ -441,14 +440,15 @@ func withdrawalEndsConnections(t *testing.T) {
 		*foreign
 		spiffe.BundleSource
 	}{&bundles, current{&bundles}}
-	config, err := spiffetls.ServerConfig(ours.SVID("/db"), source, policy, &spiffetls.Options{Governor: governor})
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: ours.SVID("/db"), Peers: source, Allow: policy, Governor: governor})
 	require.NoError(t, err)
 	l := memconn.Listen()
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	t.Cleanup(func() { cancel(); _ = l.Close(); wg.Wait() })
 	wg.Go(func() { _ = governor.Run(ctx) })
-	governed := governor.Listener(l)
+	governed, err := endpoint.Listener(l)
+	require.NoError(t, err)
 	wg.Go(func() {
 		for {
 			conn, err := governed.Accept()
@@ -456,17 +456,16 @@ func withdrawalEndsConnections(t *testing.T) {
 				return
 			}
 			wg.Go(func() {
-				c := tls.Server(conn, config)
-				if c.Handshake() == nil {
-					_, _ = io.Copy(c, c) // an echo
-				}
-				_ = c.Close()
+				_, _ = io.Copy(conn, conn) // an echo
+				_ = conn.Close()
 			})
 		}
 	})
 	var conns [4]*tls.Conn
 	for i := range conns {
-		client, err := spiffetls.ClientConfig(theirs[i].SVID("/web"), ours.Bundle(), spiffe.AllowAnyPeer(), nil)
+		endpoint, err := spiffetls.New(spiffetls.Config{Self: theirs[i].SVID("/web"), Peers: ours.Bundle(), Allow: spiffe.AllowAnyPeer()})
+		require.NoError(t, err)
+		client, err := endpoint.ClientConfig()
 		require.NoError(t, err)
 		raw, err := l.DialContext(ctx, "", "")
 		require.NoError(t, err)

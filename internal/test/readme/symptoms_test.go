@@ -171,8 +171,11 @@ func failures(t *testing.T) map[string]func(*testing.T) symptom {
 	handshake := func(t *testing.T, self spiffe.SVIDSource, bundles spiffe.BundleSource, allow spiffe.PolicySource, client http.RoundTripper, handler http.Handler) symptom {
 		log := new(lines)
 		s := httptest.NewUnstartedServer(handler)
-		opts := &spiffetls.Options{Logger: slog.New(slog.NewTextHandler(log, nil))}
-		require.NoError(t, spiffetls.ConfigureServer(s.Config, self, bundles, allow, opts))
+		endpoint, err := spiffetls.New(spiffetls.Config{
+			Self: self, Peers: bundles, Allow: allow, Logger: slog.New(slog.NewTextHandler(log, nil)),
+		})
+		require.NoError(t, err)
+		require.NoError(t, endpoint.ConfigureServer(s.Config))
 		spiffetest.StartTLS(s, s.Config.TLSConfig)
 		c := &http.Client{Transport: client, Timeout: 10 * time.Second}
 		resp, err := c.Get(s.URL)
@@ -194,7 +197,9 @@ func failures(t *testing.T) map[string]func(*testing.T) symptom {
 	}
 	nothing := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 	ask := func(self spiffe.SVIDSource, bundles spiffe.BundleSource, allow spiffe.PolicySource) http.RoundTripper {
-		rt, err := spiffetls.Transport(self, bundles, allow, nil)
+		endpoint, err := spiffetls.New(spiffetls.Config{Self: self, Peers: bundles, Allow: allow})
+		require.NoError(t, err)
+		rt, err := endpoint.Transport()
 		require.NoError(t, err)
 		return rt
 	}

@@ -116,7 +116,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	owns := []crypto.Signer{own}
 	client, err := local.New(authority, id)
 	require.NoError(t, err)
-	server, err := caserver.New(caserver.Options{CA: authority, ID: id})
+	server, err := caserver.New(caserver.Options{CA: authority, TrustDomain: td, Identity: snapshot})
 	require.NoError(t, err)
 	fs := flag.NewFlagSet("", flag.ContinueOnError)
 	config, err := caconfig.Parse(fs, []string{"-trust-domain", td.String(), "-root-ca-dir", dir, "-state-dir", t.TempDir()}, func(string) string { return "" })
@@ -168,9 +168,13 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	t.Cleanup(func() { _ = os.RemoveAll(folder) })
 	roots := filepath.Join(t.TempDir(), "roots.pem")
 	require.NoError(t, os.WriteFile(roots, bundle.MarshalPEM(), 0o600))
-	agent, err := istioagent.Start(t.Context(), istioagent.Config{
-		Root: folder, TrustDomain: td, FileMounted: true, MountedCert: mounted, MountedKey: mounted, MountedRoots: roots,
+	agentConfig, err := istioagent.FromEnvironment([]string{
+		"TRUST_DOMAIN=" + td.String(), "FILE_MOUNTED_CERTS=true", "PROXY_XDS_VIA_AGENT=false", "MINIMUM_DRAIN_DURATION=0s",
+		"ISTIO_META_TLS_CLIENT_CERT_CHAIN=" + mounted, "ISTIO_META_TLS_CLIENT_KEY=" + mounted, "ISTIO_META_TLS_CLIENT_ROOT_CERT=" + roots,
 	})
+	require.NoError(t, err)
+	agentConfig.Root = folder
+	agent, err := istioagent.Start(t.Context(), agentConfig)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, agent.Close()) })
 
@@ -184,7 +188,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	keys, signers := []crypto.Signer{key}, []crypto.Signer{token}
 	other := newKey(t, pki.ECDSAP256) // of a workload; an issuer refuses its own
 	witSVID := wit(t, wits, other)
-	dialer, err := spiffetls.NewDialer(svid, set, spiffe.AllowIDs(id), nil)
+	proving, err := spiffetls.New(spiffetls.Config{Self: svid, Peers: set, Allow: spiffe.AllowIDs(id)})
 	require.NoError(t, err)
 	step, err := stepca.New(stepca.Options{
 		Endpoint:    caclient.Endpoint{URL: "https://ca.example.org", TrustDomain: td},
@@ -247,7 +251,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 		"spiffe/exp/witsvid.Issuer":                    {wits, signers},
 		"spiffe/exp/witsvid.Prover":                    {&witsvid.Prover{Source: func() (*witsvid.SVID, error) { return witSVID, nil }}, []crypto.Signer{other}},
 		"spiffe/exp/witsvid.SVID":                      {witSVID, []crypto.Signer{other}},
-		"spiffe/spiffetls.Dialer":                      {dialer, keys},
+		"spiffe/spiffetls.Endpoint":                    {proving, keys},
 		"spiffe/spiffetest.CA":                         {testCA, nil},
 		"spiffe/spiffetest/federationtest.Endpoint":    {endpoint, nil},
 		"spiffe/spiffetest/workloadapitest.Server":     {served, nil},

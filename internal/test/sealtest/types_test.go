@@ -25,28 +25,28 @@ import (
 
 const module = "github.com/svidkit/svidkit"
 
-// packages returns the packages of the module that other modules can import.
+// packages returns the packages of the module that other modules can import, those of programs too.
 func packages(t *testing.T) []*types.Package {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-export", "-deps", "-json=ImportPath,Export", "./...")
+	cmd := exec.Command("go", "list", "-export", "-deps", "-json=ImportPath,Name,Export", "./...")
 	cmd.Dir, cmd.Stderr = "../../..", os.Stderr
 	out, err := cmd.Output()
 	require.NoError(t, err, "go list")
-	exports := map[string]string{}
+	exports, mains := map[string]string{}, map[string]bool{}
 	for d := json.NewDecoder(bytes.NewReader(out)); ; {
-		var p struct{ ImportPath, Export string }
+		var p struct{ ImportPath, Name, Export string }
 		if err := d.Decode(&p); errors.Is(err, io.EOF) {
 			break
 		} else {
 			require.NoError(t, err)
 		}
-		exports[p.ImportPath] = p.Export
+		exports[p.ImportPath], mains[p.ImportPath] = p.Export, p.Name == "main"
 	}
 	imp := importer.ForCompiler(token.NewFileSet(), "gc", func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })
 	var all []*types.Package
 	for _, path := range slices.Sorted(maps.Keys(exports)) {
 		inside, ok := strings.CutPrefix(path, module+"/")
-		if !ok || strings.HasPrefix(inside, "internal/") || strings.HasPrefix(inside, "examples/") || strings.Contains(inside, "/internal/") {
+		if !ok || mains[path] || exports[path] == "" || slices.Contains(strings.Split(inside, "/"), "internal") {
 			continue
 		}
 		p, err := imp.Import(path)
@@ -156,7 +156,7 @@ var open = map[string]string{
 	"caclient/stepca.Options":                   callers,
 	"spiffe/spiffetest.Source":                  fixture,
 	"spiffe/spiffetest/federationtest.Endpoint": "the tls.Config of its dialer takes certificates from functions",
-	"spiffe/spiffetls.Dialer":                   "its tls.Config takes certificates from functions",
+	"spiffe/spiffetls.Endpoint":                 "its tls.Config takes certificates from functions",
 	"spiffe/spiffetest/workloadapitest.Server":  "the tls.Config of its dialer takes certificates from functions",
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/authn/tokensource"
 	"github.com/svidkit/svidkit/examples/athenz-sia/sidecar"
+	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
@@ -89,22 +90,8 @@ var fields = map[string]struct {
 		_, err := kube.TokenReview(kube.TokenReviewOptions{Reviewer: new(kube.Reviewer), TrustDomain: spiffe.MustParseTrustDomain("example.org"), Audiences: []string{"a"}})
 		return err
 	}},
-	"tokensource.ExchangeOptions.Actor": {refused, func(_ *testing.T, _ *spiffetest.Source) error {
-		_, err := tokensource.Exchange(tokensource.File("/token"), tokensource.ExchangeOptions{URL: "https://sts.example/token", Actor: new(tokensource.Source)})
-		return err
-	}},
-	"tokensource.ExchangeOptions.ClientAssertion": {refused, func(_ *testing.T, _ *spiffetest.Source) error {
-		_, err := tokensource.ClientCredentials(tokensource.ExchangeOptions{URL: "https://sts.example/token", Issuer: "https://sts.example", ClientAssertion: new(tokensource.Source)})
-		return err
-	}},
-	"tokensource.ExchangeOptions.ClientCredential": {refused, func(_ *testing.T, _ *spiffetest.Source) error {
-		_, err := tokensource.Exchange(tokensource.File("/token"), tokensource.ExchangeOptions{URL: "https://sts.example/token", Audience: "b", ClientCredential: new(tokensource.Source)})
-		return err
-	}},
-	"tokensource.KubernetesOptions.Bound": {refused, func(*testing.T, *spiffetest.Source) error {
-		_, err := tokensource.Kubernetes(tokensource.KubernetesOptions{
-			APIServer: "https://api.example", HTTPClient: http.DefaultClient, Namespace: "prod", ServiceAccount: "web", Bound: new(tokensource.BoundObject),
-		})
+	"tokensource.ClientOptions.ClientAssertion": {refused, func(_ *testing.T, _ *spiffetest.Source) error {
+		_, err := tokensource.ClientCredentials(tokensource.ClientOptions{URL: "https://sts.example/token", Issuer: "https://sts.example", ClientAssertion: new(tokensource.Source)})
 		return err
 	}},
 	"federation.SPIFFE.Initial": {refused, func(t *testing.T, _ *spiffetest.Source) error {
@@ -115,14 +102,11 @@ var fields = map[string]struct {
 			Profile: federation.SPIFFE{EndpointID: spiffe.MustParseID("spiffe://other.test/endpoint"), Initial: new(spiffe.Bundle)},
 		})
 	}},
-	"spiffetls.Options.Failures": {ready, func(t *testing.T, s *spiffetest.Source) error {
-		return handshakes(t, s, &spiffetls.Options{Failures: new(spiffetls.FailureLog)})
+	"spiffetls.Config.Metrics": {ready, func(t *testing.T, s *spiffetest.Source) error {
+		return handshakes(t, s, spiffetls.Config{Metrics: new(spiffetls.Metrics)})
 	}},
-	"spiffetls.Options.Metrics": {ready, func(t *testing.T, s *spiffetest.Source) error {
-		return handshakes(t, s, &spiffetls.Options{Metrics: new(spiffetls.Metrics)})
-	}},
-	"spiffetls.Options.Governor": {ready, func(t *testing.T, s *spiffetest.Source) error {
-		return handshakes(t, s, &spiffetls.Options{Governor: new(spiffetls.Governor)})
+	"spiffetls.Config.Governor": {ready, func(t *testing.T, s *spiffetest.Source) error {
+		return handshakes(t, s, spiffetls.Config{Governor: new(spiffetls.Governor)})
 	}},
 	"workloadapi.Config.Client": {refused, func(_ *testing.T, _ *spiffetest.Source) error {
 		_, err := workloadapi.New(workloadapi.Config{Client: new(workloadapi.Client)})
@@ -160,17 +144,23 @@ func (noPods) Pod(context.Context, string, string) (*athenz.Pod, error) { return
 func serverOf(t *testing.T, o caserver.Options) error {
 	a, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org")})
 	require.NoError(t, err)
-	o.CA, o.ID = a, spiffe.MustParseID("spiffe://example.org/ca")
+	id := spiffe.MustParseID("spiffe://example.org/ca")
+	o.CA, o.TrustDomain, o.Identity = a, id.TrustDomain(), caservertest.Identity(t, a, id)
 	_, err = caserver.New(o)
 	return err
 }
 
 // handshakes makes two, as the first may leave a lock.
-func handshakes(t *testing.T, s *spiffetest.Source, o *spiffetls.Options) error {
+func handshakes(t *testing.T, s *spiffetest.Source, c spiffetls.Config) error {
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer inner.Close()
-	l, err := spiffetls.NewListener(inner, s, s, spiffe.AllowAnyPeer(), o)
+	c.Self, c.Peers, c.Allow = s, s, spiffe.AllowAnyPeer()
+	endpoint, err := spiffetls.New(c)
+	if err != nil {
+		return err
+	}
+	l, err := endpoint.Listener(inner)
 	if err != nil {
 		return err
 	}
@@ -185,14 +175,10 @@ func handshakes(t *testing.T, s *spiffetest.Source, o *spiffetls.Options) error 
 			_ = c.Close()
 		}
 	}()
-	dialer, err := spiffetls.NewDialer(s, s, spiffe.AllowAnyPeer(), o)
-	if err != nil {
-		return err
-	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	for range 2 {
-		c, err := dialer.DialContext(ctx, "tcp", inner.Addr().String())
+		c, err := endpoint.DialContext(ctx, "tcp", inner.Addr().String())
 		if err != nil {
 			return err
 		}

@@ -294,7 +294,7 @@ func TestFaults(t *testing.T) {
 	disk := filepath.Join(dir, "disk")
 	require.NoError(t, os.Mkdir(disk, 0o755))
 	full := filepath.Join(disk, "full") // a file that takes all that is free
-	if err := syscall.Mount("tmpfs", disk, "tmpfs", 0, "size=8m"); err != nil {
+	if err := syscall.Mount("tmpfs", disk, "tmpfs", 0, "size=64m"); err != nil {
 		t.Logf("the disk is never full, as there is no other to be had: %v", err)
 		full = ""
 	} else {
@@ -303,7 +303,7 @@ func TestFaults(t *testing.T) {
 	ports := free(t, 6)
 	state := filepath.Join(disk, "state")
 	ca := newWatched(t, dir, "ca", nil, "-trust-domain", "example.org", "-state-dir", state, "-create", "-default-ttl", life.String(), "-istio-addr", ports[0],
-		"-linkerd-addr", ports[1], "-bundle-addr", ports[2], "-admin-addr", ports[3], "-caller-rate", "0", "-audit-size", "100000", "-audit-keep-size", "1000000")
+		"-linkerd-addr", ports[1], "-bundle-addr", ports[2], "-admin-addr", ports[3], "-caller-rate", "0")
 	caReady := get("http://" + ports[3] + "/ready")
 	require.Eventually(t, func() bool { return caReady(t.Context()) == nil }, time.Minute, 50*time.Millisecond)
 	network := newRelay(t, ports[0])

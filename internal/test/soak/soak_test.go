@@ -33,7 +33,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/kube"
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/caclient"
 	clientistioca "github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/caclient/local"
@@ -46,6 +45,7 @@ import (
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
@@ -252,8 +252,18 @@ func serve(ctx context.Context, dir string, in *bufio.Scanner) error {
 		return err
 	}
 	ready := make(chan struct{})
+	serverID, localhost := spiffe.MustParseID("spiffe://example.org/ca"), pki.DNSSAN("localhost")
+	own, err := local.NewServer(authority, serverID, localhost)
+	if err != nil {
+		return err
+	}
+	identity, err := secretcache.Start(ctx, secretcache.Config{ID: serverID, CA: own, Names: []pki.SAN{localhost}, Logger: log})
+	if err != nil {
+		return err
+	}
+	defer identity.Close()
 	server, err := caserver.New(caserver.Options{
-		CA: authority, ID: spiffe.MustParseID("spiffe://example.org/ca"), Names: []pki.SAN{pki.DNSSAN("localhost")},
+		CA: authority, TrustDomain: td, Identity: identity,
 		Istio: options, RootsFile: filepath.Join(dir, "roots.pem"), Ready: func() { close(ready) }, Logger: log,
 	})
 	if err != nil {
@@ -266,11 +276,11 @@ func serve(ctx context.Context, dir string, in *bufio.Scanner) error {
 	if err := os.WriteFile(filepath.Join(dir, "ca"), []byte(l.Addr().String()), 0o644); err != nil {
 		return err
 	}
-	own, err := local.New(authority, web)
+	forWeb, err := local.New(authority, web)
 	if err != nil {
 		return err
 	}
-	manager, err := secretcache.New(secretcache.Config{ID: web, CA: own, Lifetime: time.Minute, Logger: log})
+	manager, err := secretcache.New(secretcache.Config{ID: web, CA: forWeb, Lifetime: time.Minute, Logger: log})
 	if err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/pki"
@@ -175,14 +175,12 @@ func authority(t *testing.T) func(io.Writer) error {
 		}
 		return nil
 	})
-	pods := func(signer ca.Signer) (func(context.Context) error, func(io.Writer) error, error) {
-		s, err := podcert.New(podcert.Options{SignerName: "example.org/spiffe", TrustDomain: td, CA: signer, APIServer: api.URL(), HTTPClient: api.Client()})
-		no(t, err)
-		return s.Run, s.Report().Metrics, nil
+	pods := func(signer ca.Signer) (caserver.Part, error) {
+		return podcert.New(podcert.Options{SignerName: "example.org/spiffe", TrustDomain: td, CA: signer, APIServer: api.URL(), HTTPClient: api.Client()})
 	}
 	server, err := caserver.New(caserver.Options{
-		CA: a, ID: spiffe.MustParseID("spiffe://example.org/ca"), Istio: &istioca.Options{Authenticator: tokens},
-		Linkerd: &linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "example.org"}, Review: func(context.Context, string, []string) (*kube.Account, error) { return nil, errors.New("none") }},
+		CA: a, TrustDomain: td, Identity: caservertest.Identity(t, a, spiffe.MustParseID("spiffe://example.org/ca")), Istio: &istioca.Options{Authenticator: tokens},
+		Linkerd: &linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "example.org"}, Review: func(context.Context, string, []string) (*spiffe.Pod, error) { return nil, errors.New("none") }},
 		Ready:   func() { close(ready) }, Pods: pods,
 	})
 	no(t, err)

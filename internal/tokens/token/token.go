@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/redact"
+	"github.com/svidkit/svidkit/internal/retry"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -72,6 +73,8 @@ func (e *Error) Is(target error) bool {
 	_, ok := e.Retryable()
 	return ok && target == ErrUnavailable
 }
+
+var _ retry.Error = (*Error)(nil)
 
 // Retryable reports whether the error says nothing about the token, so that the same token may be
 // accepted later. No time is known.

@@ -6,7 +6,9 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -43,7 +45,8 @@ func full() *ca.Issuance {
 		DNSNames: []string{"a.example.org", "b"}, IPs: []net.IP{net.ParseIP("192.0.2.1"), net.ParseIP("2001:db8::1")},
 		Audience: []string{"x", "y"}, NotBefore: at.Truncate(time.Second), NotAfter: at.Truncate(time.Second).Add(time.Hour),
 		Issuer: "77", Fingerprint: "00ff", PublicKey: "ff00", Caller: "spiffe://example.org/node", Method: "token-review",
-		Pod: ca.Pod{Cluster: "east", Namespace: "kube-system", ServiceAccount: "ztunnel", Name: "ztunnel-x", UID: "u-1", Node: "n1"},
+		Pod:        spiffe.Pod{Cluster: "east", Namespace: "kube-system", ServiceAccount: "ztunnel", Name: "ztunnel-x", UID: "u-1", Node: "n1"},
+		PodRequest: "r-1",
 	}
 }
 
@@ -60,12 +63,12 @@ func record(serial string) *ca.Issuance {
 	return &ca.Issuance{Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Kind: "x509-svid", Serial: serial}
 }
 
-func open(t *testing.T, path string, o *auditlog.Options, f *auditlog.Faults) *auditlog.Log {
+func open(t *testing.T, path string, log *slog.Logger, f *auditlog.Faults) *auditlog.Log {
 	t.Helper()
 	if f == nil {
 		f = &auditlog.Faults{}
 	}
-	l, err := auditlog.OpenFaulty(path, o, f)
+	l, err := auditlog.OpenFaulty(path, log, f)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, l.Close()) })
 	return l
@@ -107,23 +110,6 @@ func contents(t *testing.T, paths ...string) (got []string) {
 	return got
 }
 
-// files returns the path of an audit log and those of its full files, in their order.
-func files(t *testing.T, path string) (all []string) {
-	t.Helper()
-	dates, err := filepath.Glob(strings.TrimSuffix(path, ".jsonl") + "-*.1.jsonl")
-	require.NoError(t, err)
-	for _, first := range dates { // in their order
-		for n := 1; ; n++ {
-			name := strings.TrimSuffix(first, "1.jsonl") + fmt.Sprint(n, ".jsonl")
-			if _, err := os.Stat(name); err != nil {
-				break
-			}
-			all = append(all, name)
-		}
-	}
-	return append(all, path)
-}
-
 // What is written is what is read, in the form that the documentation names.
 func TestFormat(t *testing.T) {
 	t.Parallel()
@@ -143,7 +129,7 @@ func TestFormat(t *testing.T) {
 		`"dns_names":["a.example.org","b"],"ips":["192.0.2.1","2001:db8::1"],"audience":["x","y"],`+
 		`"not_before":"2026-01-02T03:04:05Z","not_after":"2026-01-02T04:04:05Z","issuer":"77","fingerprint":"00ff","public_key":"ff00",`+
 		`"caller":"spiffe://example.org/node","method":"token-review",`+
-		`"cluster":"east","namespace":"kube-system","service_account":"ztunnel","pod":"ztunnel-x","pod_uid":"u-1","node":"n1","prev":"`+strings.Repeat("0", 64)+`"}`, first)
+		`"cluster":"east","namespace":"kube-system","service_account":"ztunnel","pod":"ztunnel-x","pod_uid":"u-1","node":"n1","request":"r-1","prev":"`+strings.Repeat("0", 64)+`"}`, first)
 	assert.Equal(t, fmt.Sprintf(`{"time":"0001-01-01T00:00:00Z","prev":"%x"}`+"\n", sha256.Sum256([]byte(first))), second)
 
 	var got []auditlog.Entry
@@ -174,7 +160,7 @@ func TestHostileText(t *testing.T) {
 	n := 0
 	for i, err := range auditlog.Read(f) {
 		require.NoError(t, err)
-		require.Equal(t, strings.ToValidUTF8(texts[n], "\uFFFD"), i.Issuance.Caller)
+		require.Equal(t, string([]rune(texts[n])), i.Issuance.Caller)
 		n++
 	}
 	require.Len(t, texts, n)
@@ -204,7 +190,7 @@ func TestRefused(t *testing.T) {
 			{"year", func(i *ca.Issuance) { i.Time = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) }},
 			{"year", func(i *ca.Issuance) { i.NotAfter = time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC) }},
 			{"year", func(i *ca.Issuance) { i.NotBefore = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) }},
-			{"4 nor 16", func(i *ca.Issuance) { i.IPs = []net.IP{{1, 2, 3}} }},
+			{"invalid IP", func(i *ca.Issuance) { i.IPs = []net.IP{{1, 2, 3}} }},
 			{"bytes", func(i *ca.Issuance) { i.DNSNames = make([]string, 30_000) }},
 			{"of more than", func(i *ca.Issuance) { i.Caller = strings.Repeat("\x01", 20_000) }},
 		}
@@ -264,12 +250,13 @@ func TestPushBack(t *testing.T) {
 		path := logPath(t)
 		gate := make(chan struct{})
 		syncs := 0
-		l := open(t, path, &auditlog.Options{Queue: 3}, &auditlog.Faults{Sync: func() error {
+		l := open(t, path, nil, &auditlog.Faults{Sync: func() error {
 			if syncs++; syncs > 1 {
 				<-gate
 			}
 			return nil
 		}})
+		l.SetQueue(3)
 		var wg sync.WaitGroup
 		var done atomic.Int64
 		for i := range 8 {
@@ -503,11 +490,6 @@ func TestOpenErrors(t *testing.T) {
 		_, err = auditlog.Open("/dev/null", nil)
 		require.ErrorContains(t, err, "not a regular file")
 	}
-	for _, o := range []auditlog.Options{{MaxSize: -1}, {Queue: -1}, {KeepSize: -1}, {KeepAge: -1}} {
-		_, err = auditlog.Open(filepath.Join(dir, "audit.jsonl"), &o)
-		require.ErrorContains(t, err, "negative")
-	}
-	require.NoFileExists(t, filepath.Join(dir, "audit.jsonl"))
 	big := filepath.Join(dir, "big")
 	require.NoError(t, os.WriteFile(big, nil, 0o600))
 	require.NoError(t, os.Truncate(big, 65<<20))
@@ -515,8 +497,7 @@ func TestOpenErrors(t *testing.T) {
 	require.ErrorContains(t, err, "this is no audit log")
 }
 
-// What is in a file is lost with its name, so that the name has to be on the disk, too: of a new file,
-// and of one that is full.
+// What is in a new file is lost with its name, so that the name has to be on the disk, too.
 func TestNamesAreDurable(t *testing.T) {
 	t.Parallel()
 	path := logPath(t)
@@ -525,78 +506,100 @@ func TestNamesAreDurable(t *testing.T) {
 	_, err := auditlog.OpenFaulty(path, nil, faults)
 	require.ErrorIs(t, err, syscall.EIO)
 	broken = nil
-	l := open(t, path, &auditlog.Options{MaxSize: 1}, faults)
+	l := open(t, path, nil, faults)
 	require.Equal(t, 2, syncs, "it is new as long as it is empty")
 	require.NoError(t, l.Record(t.Context(), record("1")))
 	require.Equal(t, 2, syncs)
 
+	require.NoError(t, os.Rename(path, path+".1"))
 	broken = syscall.EIO
 	require.ErrorIs(t, l.Record(t.Context(), record("no")), syscall.EIO)
 	broken = nil
 	require.NoError(t, l.Reopen())
 	require.NoError(t, l.Record(t.Context(), record("2")))
-	require.NoError(t, l.Record(t.Context(), record("3")))
-	require.Equal(t, []string{"1", "2", "3"}, contents(t, files(t, path)...))
-}
-
-// The file is for its owner only.
-func TestMode(t *testing.T) {
-	t.Parallel()
-	if runtime.GOOS == "windows" {
-		t.Skip("no modes")
-	}
-	path := logPath(t)
-	l := open(t, path, &auditlog.Options{MaxSize: 1}, nil)
-	for range 3 {
-		require.NoError(t, l.Record(t.Context(), record("1")))
-	}
-	names, err := os.ReadDir(filepath.Dir(path))
-	require.NoError(t, err)
-	require.Len(t, names, 3)
-	for _, n := range names {
-		info, err := n.Info()
+	require.Equal(t, []string{"1", "2"}, contents(t, path+".1", path))
+	if runtime.GOOS != "windows" {
+		info, err := os.Stat(path)
 		require.NoError(t, err)
-		assert.Equal(t, fs.FileMode(0o600), info.Mode(), n.Name())
+		require.Equal(t, fs.FileMode(0o600), info.Mode(), "for its owner only")
 	}
 }
 
-// A full file gets a name with the date and a number that is new, and the chain goes on.
+// Another program rotates the log as logrotate does, with records all the time: none is lost, and all files are one chain,
+// also over a restart. Files of other programs and users are none of the log.
 func TestRotation(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		dir := t.TempDir()
-		path := filepath.Join(dir, "audit.jsonl")
-		taken := filepath.Join(dir, "audit-20000101.2.jsonl")
-		require.NoError(t, os.WriteFile(taken, []byte("not ours"), 0o600))
-		l := open(t, path, &auditlog.Options{MaxSize: 500}, nil)
-		for i := range 9 {
-			require.NoError(t, l.Record(t.Context(), record(fmt.Sprint(i))))
+	path := logPath(t)
+	for _, name := range []string{".gz", ".1.gz", ".probe", ".1~"} {
+		require.NoError(t, os.WriteFile(path+name, []byte("not ours"), 0o600))
+	}
+	l := open(t, path, nil, nil)
+	first, written := "", 0
+	write := func(l *auditlog.Log) {
+		require.NoError(t, l.Record(t.Context(), record(fmt.Sprint(written))))
+		written++
+	}
+	for round := range 5 {
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				for range 5 {
+					assert.NoError(t, l.Record(t.Context(), record("x")))
+				}
+			})
 		}
-		time.Sleep(24 * time.Hour)
-		for i := range 3 {
-			require.NoError(t, l.Record(t.Context(), record(fmt.Sprint(9+i))))
+		written += 20
+		write(l)
+		for n := round; n > 0; n-- { // a number more for each file
+			require.NoError(t, os.Rename(fmt.Sprint(path, ".", n), fmt.Sprint(path, ".", n+1)))
 		}
-		text, err := os.ReadFile(taken)
+		require.NoError(t, os.Rename(path, path+".1"))
+		require.NoError(t, l.Reopen())
+		wg.Wait()
+		write(l)
+		if round == 2 {
+			require.NoError(t, l.Close())
+			require.NoError(t, os.Rename(path, path+"-20260102"))
+			l = open(t, path, nil, nil) // by a file that was moved away it knows what to follow
+			write(l)
+		}
+		time.Sleep(20 * time.Millisecond) // files differ by their times
+		if round == 0 {
+			first = l.End()
+		}
+	}
+	verify := func(after string) (string, error) {
+		paths, err := auditlog.Files(path)
 		require.NoError(t, err)
-		require.Equal(t, "not ours", string(text))
-		files := []string{"audit-20000101.3.jsonl", "audit-20000101.4.jsonl", "audit-20000102.1.jsonl", "audit.jsonl"}
-		for i, name := range files {
-			files[i] = filepath.Join(dir, name)
-			info, err := os.Stat(files[i])
+		var all []io.Reader
+		for _, p := range paths {
+			f, err := os.Open(p)
 			require.NoError(t, err)
-			require.LessOrEqual(t, info.Size(), int64(500))
+			defer f.Close()
+			all = append(all, f)
 		}
-		require.Equal(t, strings.Fields("0 1 2 3 4 5 6 7 8 9 10 11"), contents(t, files...))
-		entries, err := os.ReadDir(dir)
-		require.NoError(t, err)
-		require.Len(t, entries, len(files)+1)
+		var out strings.Builder
+		err = auditlog.Verify(&out, after, l.End(), all...)
+		return out.String(), err
+	}
+	out, err := verify("")
+	require.NoError(t, err, out)
+	require.Contains(t, out, fmt.Sprintf("%d records", written))
 
-		// What a later process writes follows on what is there.
-		require.NoError(t, l.Close())
-		later := open(t, path, &auditlog.Options{MaxSize: 500}, nil)
-		require.NoError(t, later.Record(t.Context(), record("12")))
-		require.Equal(t, strings.Fields("9 10 11 12"), contents(t, filepath.Join(dir, "audit-20000102.2.jsonl"), path))
-	})
+	// Of files that were deleted, Verify has to be told the last line.
+	all, err := auditlog.Files(path)
+	require.NoError(t, err)
+	require.Len(t, all, 7)
+	require.NoError(t, os.Remove(all[0]))
+	out, err = verify("")
+	require.ErrorContains(t, err, "places: 1", out)
+	_, after, _ := strings.Cut(out, "begins with the line after ")
+	after, _, _ = strings.Cut(after, ",")
+	out, err = verify(after)
+	require.NoError(t, err, out)
+	require.Contains(t, out, "as it should")
+	_, err = verify(first)
+	require.Error(t, err)
 }
 
 // Another program moves, deletes or empties the file: the next record goes to where the path leads
@@ -629,37 +632,32 @@ func TestMovedAway(t *testing.T) {
 	require.Equal(t, []string{"5"}, contents(t, path))
 }
 
-// Several logs of one file, as in several processes, do not tear each other's lines or the chain,
-// whether they rotate it or not.
+// Several logs of one file, as in several processes, do not tear each other's lines or the chain, though the file is moved.
 func TestShared(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS == "windows" || runtime.GOOS == "plan9" || runtime.GOOS == "solaris" || runtime.GOOS == "aix" {
 		t.Skip("no flock")
 	}
-	for _, size := range []int64{0, 2000} {
-		dir := t.TempDir()
-		path := filepath.Join(dir, "audit.jsonl")
-		var wg sync.WaitGroup
-		for w := range 3 {
-			l := open(t, path, &auditlog.Options{MaxSize: size}, nil)
-			for c := range 4 {
-				wg.Go(func() {
-					for i := range 10 {
-						assert.NoError(t, l.Record(t.Context(), record(fmt.Sprint(w, c, i))))
-					}
-				})
-			}
+	path := logPath(t)
+	var wg sync.WaitGroup
+	for w := range 3 {
+		l := open(t, path, nil, nil)
+		for c := range 4 {
+			wg.Go(func() {
+				for i := range 10 {
+					assert.NoError(t, l.Record(t.Context(), record(fmt.Sprint(w, c, i))))
+				}
+			})
 		}
-		wg.Wait()
-		all := files(t, path)
-		require.Equal(t, size > 0, len(all) > 1)
-		got := contents(t, all...)
-		require.Len(t, got, 3*4*10)
-		seen := map[string]bool{}
-		for _, serial := range got {
-			require.False(t, seen[serial] || strings.HasPrefix(serial, "chain"), serial)
-			seen[serial] = true
-		}
+	}
+	require.NoError(t, os.Rename(path, path+".1"))
+	wg.Wait()
+	got := contents(t, path+".1", path)
+	require.Len(t, got, 3*4*10)
+	seen := map[string]bool{}
+	for _, serial := range got {
+		require.False(t, seen[serial] || strings.HasPrefix(serial, "chain"), serial)
+		seen[serial] = true
 	}
 }
 
@@ -688,7 +686,8 @@ func TestClose(t *testing.T) {
 func TestConcurrent(t *testing.T) {
 	t.Parallel()
 	path := logPath(t)
-	l := open(t, path, &auditlog.Options{Queue: 4}, nil)
+	l := open(t, path, nil, nil)
+	l.SetQueue(4)
 	var wg sync.WaitGroup
 	for w := range 8 {
 		wg.Go(func() {

@@ -22,7 +22,7 @@ func ExampleOpen() {
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "audit.jsonl")
 
-	audit, err := auditlog.Open(path, &auditlog.Options{MaxSize: 100 << 20})
+	audit, err := auditlog.Open(path, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -71,7 +71,7 @@ func ExampleOpen() {
 }
 
 func ExampleRead() {
-	// In the shell: cat audit-*.jsonl audit.jsonl
+	// In the shell: cat audit.jsonl
 	lines := `{"time":"2026-01-02T03:04:05Z","kind":"x509-svid","serial":"5d1c","id":"spiffe://example.org/web","prev":"` + strings.Repeat("0", 64) + `"}` + "\n" +
 		`{"time":"2026-01-02T03:04:06Z","kind":"x50`
 	for e, err := range auditlog.Read(strings.NewReader(lines)) {

@@ -1,6 +1,9 @@
 package auditlog
 
-import "time"
+import (
+	"log/slog"
+	"time"
+)
 
 // Faults stands between a Log and its disk. A nil function does nothing.
 type Faults struct {
@@ -14,8 +17,8 @@ type Faults struct {
 }
 
 // OpenFaulty is [Open] with a disk that can fail.
-func OpenFaulty(path string, o *Options, f *Faults) (*Log, error) {
-	return open(path, o, faultyFS{f: f})
+func OpenFaulty(path string, logger *slog.Logger, f *Faults) (*Log, error) {
+	return open(path, logger, faultyFS{f: f})
 }
 
 type faultyFS struct {
@@ -92,6 +95,9 @@ func OpenHasty(path string) (*Log, error) {
 	}
 	return l, err
 }
+
+// SetQueue sets how many records wait. It is called before there are any.
+func (l *Log) SetQueue(n int) { l.room = make(chan struct{}, n) }
 
 // Pending returns how many records wait for the next write.
 func (l *Log) Pending() int {

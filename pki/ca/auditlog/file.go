@@ -14,13 +14,10 @@ import (
 
 // fileSystem is what a Log needs of the operating system. There is one, and a broken one in tests.
 type fileSystem interface {
-	// OpenFile opens a file for appending and reading, and creates it with the mode 0600. It calls warn with what other
-	// users can change.
+	// OpenFile opens a file for appending and reading, and creates it with the mode 0600. It calls warn with what
+	// other users can change.
 	OpenFile(path string, warn func(error)) (file, error)
-	Stat(path string) (fs.FileInfo, error)
-	Rename(f file, from, to string) error // f is open at from
 	SyncDir(dir string) error
-	Remove(path string) error
 
 	// Probe says whether n more bytes can be written next to the file at path.
 	Probe(path string, n int) error
@@ -44,8 +41,8 @@ func (osFileSystem) OpenFile(path string, warn func(error)) (file, error) {
 	return osFile{f}, nil
 }
 
-// Probe writes to a file of its own, as what is in the log stays there. Where it may not make one, it does not know, and
-// finds nothing wrong; nor while another process has one.
+// Probe writes to a file of its own, as what is in the log stays there. If it may not create one, or another process
+// has one, it finds nothing wrong.
 func (osFileSystem) Probe(path string, n int) error {
 	path += ".probe"
 	_ = os.Remove(path) // of a crash
@@ -60,22 +57,7 @@ func (osFileSystem) Probe(path string, n int) error {
 	return errors.Join(err, f.Close(), os.Remove(path))
 }
 
-func (osFileSystem) Remove(path string) error { return os.Remove(path) }
-
-func (osFileSystem) Stat(path string) (fs.FileInfo, error) { return os.Stat(path) }
-
-// Rename closes the file first where it is not known that the system renames one that is open, as
-// Windows does not.
-func (osFileSystem) Rename(f file, from, to string) error {
-	if !flock.Supported {
-		if err := f.Close(); err != nil {
-			return err
-		}
-	}
-	return os.Rename(from, to)
-}
-
-// SyncDir does nothing where it is not known that a folder can be opened for that.
+// SyncDir does nothing on systems where a directory may not be open for that.
 func (osFileSystem) SyncDir(dir string) error {
 	if !flock.Supported {
 		return nil
@@ -90,8 +72,8 @@ func (osFileSystem) SyncDir(dir string) error {
 
 type osFile struct{ *os.File }
 
-// lockTime is how long another process may have the lock. It needs it for one write; a process that may read the file can
-// hold it for any time.
+// lockTime is how long another process may have the lock. It needs it for one write; a process that may read the file
+// can hold it for any time.
 const lockTime = 10 * time.Second
 
 // Lock does nothing on systems without flock.

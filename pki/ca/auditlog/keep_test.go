@@ -3,7 +3,6 @@ package auditlog_test
 import (
 	"bytes"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -65,191 +64,6 @@ func TestKeyEvents(t *testing.T) {
 		require.NotZero(t, wrong, change[0])
 	}
 	require.ErrorContains(t, l.RecordKeyEvent(t.Context(), &ca.KeyEvent{Event: "revoked", Detail: strings.Repeat("x", 65_536)}), `event "revoked"`)
-}
-
-// writeAway writes n records into files of one record each, the last of which is the present one.
-func writeAway(t *testing.T, l *auditlog.Log, from, n int) {
-	t.Helper()
-	for i := range n {
-		require.NoError(t, l.Record(t.Context(), record(fmt.Sprint(from+i))))
-	}
-}
-
-// The oldest full files go when they are more than KeepSize, and the log says which. The rest is a chain.
-func TestKeepSize(t *testing.T) {
-	t.Parallel()
-	path := logPath(t)
-	keep := &auditlog.Options{MaxSize: 1, KeepSize: 1200}
-	l := open(t, path, keep, nil)
-	writeAway(t, l, 1, 20)
-	left := files(t, path)
-	all := contents(t, left...)
-	require.Equal(t, "20", all[len(all)-1])
-	require.NotContains(t, strings.Join(all, "|"), "chain")
-	entries, err := os.ReadDir(filepath.Dir(path))
-	require.NoError(t, err)
-	total := int64(0)
-	for _, e := range entries {
-		info, err := e.Info()
-		require.NoError(t, err)
-		if e.Name() != "audit.jsonl" {
-			total += info.Size()
-		}
-	}
-	require.LessOrEqual(t, total, int64(1200))
-	require.GreaterOrEqual(t, len(entries), 3)
-	require.FileExists(t, path)
-
-	// Less than one file: the newest stays, so that the chain goes on, also in another process.
-	require.NoError(t, l.Close())
-	l = open(t, path, &auditlog.Options{MaxSize: 1, KeepSize: 1}, nil)
-	writeAway(t, l, 21, 3)
-	require.NoError(t, l.Close())
-	require.NoError(t, open(t, path, keep, nil).Record(t.Context(), record("24")))
-	entries, err = os.ReadDir(filepath.Dir(path))
-	require.NoError(t, err)
-	require.Len(t, entries, 3)
-	var names []string
-	for _, e := range entries[:2] {
-		names = append(names, filepath.Join(filepath.Dir(path), e.Name()))
-	}
-	got := strings.Join(contents(t, append(names, path)...), "|")
-	require.NotContains(t, got, "chain")
-	require.Regexp(t, `^(removed audit-.*\|)?22\|removed audit-[^|]*\|23\|24$`, got)
-}
-
-// What is left of a log that removes files is whole, from the line after them to the one that the Log has at its end; without its
-// first line it is not.
-func TestVerifyKept(t *testing.T) {
-	t.Parallel()
-	path := logPath(t)
-	l := open(t, path, &auditlog.Options{MaxSize: 700, KeepSize: 2000}, nil)
-	require.Equal(t, strings.Repeat("0", 64), l.End())
-	for i := range 40 {
-		require.NoError(t, l.Record(t.Context(), record(fmt.Sprint(i))))
-		ends := l.End()
-		verify := func(cut int) (string, error) {
-			paths, err := auditlog.Files(path)
-			require.NoError(t, err)
-			var all []io.Reader
-			for i, p := range paths {
-				text, err := os.ReadFile(p)
-				require.NoError(t, err)
-				if i == 0 {
-					text = bytes.Join(bytes.SplitAfter(text, []byte("\n"))[cut:], nil)
-				}
-				all = append(all, bytes.NewReader(text))
-			}
-			var out strings.Builder
-			err = auditlog.Verify(&out, ends, all...)
-			return out.String(), err
-		}
-		out, err := verify(0)
-		require.NoError(t, err, out)
-		require.Contains(t, out, "is here, and 0 after it")
-		if i > 30 {
-			require.Contains(t, out, "where the files end that the log has removed itself")
-			out, err = verify(1)
-			require.ErrorContains(t, err, "places: 1", out)
-		}
-	}
-	require.NoError(t, l.Close())
-	paths, err := auditlog.Files(path)
-	require.NoError(t, err)
-	require.Greater(t, len(paths), 2)
-	require.Equal(t, path, paths[len(paths)-1])
-}
-
-// keptFiles returns a folder with full files whose last records are of some days ago, and the path of their log.
-func keptFiles(t *testing.T, days ...int) (path string, full []string) {
-	path = logPath(t)
-	l := open(t, path, &auditlog.Options{MaxSize: 1}, nil)
-	writeAway(t, l, 1, len(days)+1)
-	require.NoError(t, l.Close())
-	full = files(t, path)
-	full = full[:len(full)-1]
-	require.Len(t, full, len(days))
-	for i, d := range days {
-		at := time.Now().Add(-time.Duration(d) * 24 * time.Hour)
-		require.NoError(t, os.Chtimes(full[i], at, at))
-	}
-	return path, full
-}
-
-// Full files go when their last record is older than KeepAge; never the present file, the newest full one, and what
-// only has such a name.
-func TestKeepAge(t *testing.T) {
-	t.Parallel()
-	path, full := keptFiles(t, 40, 31, 29, 31, 50)
-	old := time.Now().Add(-100 * 24 * time.Hour)
-	require.NoError(t, os.Chtimes(path, old, old))
-	notOurs := filepath.Join(filepath.Dir(path), "audit-20000101.1.jsonl")
-	require.NoError(t, os.WriteFile(notOurs, []byte("notes of the operator\n"), 0o600))
-	require.NoError(t, os.Chtimes(notOurs, old, old))
-	require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(path), "audit-20000101.1.jsonl.gz"), nil, 0o600))
-	l := open(t, path, &auditlog.Options{KeepAge: 30 * 24 * time.Hour}, nil)
-	for i, name := range full {
-		_, err := os.Stat(name)
-		assert.Equal(t, i == 2 || i == 4, err == nil, "%d: %v", i, err)
-	}
-	assert.FileExists(t, notOurs)
-	assert.FileExists(t, notOurs+".gz")
-	require.NoError(t, l.Record(t.Context(), record("7")))
-	got := contents(t, path)
-	require.Len(t, got, 3, "%q", got)
-	for _, i := range []int{0, 1, 3} {
-		assert.Contains(t, got[1], filepath.Base(full[i]))
-	}
-	assert.NotContains(t, got[1], filepath.Base(full[2]))
-
-	// It is looked at again while there are records, and not each time.
-	require.NoError(t, os.Chtimes(full[2], old, old))
-	require.NoError(t, l.Record(t.Context(), record("8")))
-	assert.FileExists(t, full[2])
-	require.NoError(t, l.Close())
-	open(t, path, &auditlog.Options{KeepAge: 30 * 24 * time.Hour}, nil)
-	assert.NoFileExists(t, full[2])
-}
-
-// An hour later it is looked at again.
-func TestKeepAgeLater(t *testing.T) {
-	t.Parallel()
-	path, full := keptFiles(t, 0, 0)
-	synctest.Test(t, func(t *testing.T) {
-		at := time.Now().Add(-24 * time.Hour) // in the time of the test
-		for _, name := range full {
-			require.NoError(t, os.Chtimes(name, at, at))
-		}
-		l := open(t, path, &auditlog.Options{KeepAge: 24*time.Hour + time.Minute}, nil)
-		time.Sleep(59 * time.Minute)
-		require.NoError(t, l.Record(t.Context(), record("4")))
-		require.FileExists(t, full[0])
-		time.Sleep(2 * time.Minute)
-		require.NoError(t, l.Record(t.Context(), record("5")))
-		require.NoFileExists(t, full[0])
-		require.FileExists(t, full[1])
-	})
-}
-
-// Many files at once are named in more than one line, and none makes a line too long.
-func TestKeepManyFiles(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	path := filepath.Join(dir, strings.Repeat("a", 200)+".jsonl")
-	line, err := auditlog.Line(auditlog.Entry{Issuance: record("1")}, [32]byte{})
-	require.NoError(t, err)
-	const many = 500
-	for i := range many {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("%s-20200101.%d.jsonl", strings.Repeat("a", 200), i+1)), []byte(line+"\n"), 0o600))
-	}
-	l := open(t, path, &auditlog.Options{KeepSize: 1}, nil)
-	for i := range 20 {
-		require.NoError(t, l.Record(t.Context(), record(fmt.Sprint(i))))
-	}
-	text, err := os.ReadFile(path)
-	require.NoError(t, err)
-	assert.Equal(t, many-1, strings.Count(string(text), "-20200101."))
-	assert.NotContains(t, strings.Join(contents(t, path), "|"), "chain")
 }
 
 // Err knows a full disk without a record to write, and when there is room again.
@@ -364,8 +178,7 @@ func TestModesAreComplainedOf(t *testing.T) {
 		path := logPath(t)
 		require.NoError(t, os.WriteFile(path, nil, 0o600))
 		require.NoError(t, os.Chmod(path, mode))
-		o := &auditlog.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}
-		l := open(t, path, o, nil)
+		l := open(t, path, slog.New(slog.NewTextHandler(&log, nil)), nil)
 		require.NoError(t, l.Reopen())
 		require.NoError(t, l.Record(t.Context(), record("1")))
 		if want == "" {
@@ -380,7 +193,7 @@ func TestModesAreComplainedOf(t *testing.T) {
 	var log bytes.Buffer
 	path := logPath(t)
 	require.NoError(t, os.Chmod(filepath.Dir(path), 0o777))
-	l := open(t, path, &auditlog.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, nil)
+	l := open(t, path, slog.New(slog.NewTextHandler(&log, nil)), nil)
 	require.NoError(t, l.Record(t.Context(), record("1")))
 	assert.Contains(t, log.String(), "chmod o-w")
 	if os.Geteuid() != 0 {

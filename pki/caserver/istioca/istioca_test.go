@@ -13,6 +13,8 @@ import (
 	"math"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -130,7 +132,7 @@ func TestUnauthenticated(t *testing.T) {
 		"no caller":   (*authn.Caller)(nil),
 		"no identity": &authn.Caller{Method: "test"},
 		"a name":      &authn.Caller{Method: "unix-peer", Name: "uid:1000", NotAfter: time.Now().Add(time.Hour)},
-		"a DNS name":  &authn.Caller{Method: "test", DNSNames: []string{"web.test"}, Pod: &authn.Pod{Namespace: "prod", ServiceAccount: "web", Name: "web-0", UID: "u-1"}},
+		"a DNS name":  &authn.Caller{Method: "test", DNSNames: []string{"web.test"}, Pod: &spiffe.Pod{Namespace: "prod", ServiceAccount: "web", Name: "web-0", UID: "u-1"}},
 		"never":       final{},
 	}})
 	_, err := s.call(t, "web", goodRequest(t))
@@ -182,9 +184,10 @@ func TestAuthenticatorUnavailable(t *testing.T) {
 			"away":      temporary(0),
 			"later":     temporary(1500 * time.Millisecond),
 			"wrapped":   fmt.Errorf("tokens: %w", fmt.Errorf("%w", temporary(0))),
-			"two":       errors.Join(fmt.Errorf("tokens: %w", authn.ErrRefused), errors.New("secret reason: no connection")),
-			"cause":     fmt.Errorf("tokens: %w: %w", authn.ErrRefused, errors.New("secret reason: expired")),
-			"never":     errors.Join(fmt.Errorf("tokens: %w", authn.ErrNoCredential), final{}),
+			"two": authn.FirstOf(tokens{"two": fmt.Errorf("tokens: %w", authn.ErrRefused)},
+				tokens{"two": errors.New("secret reason: no connection")}).Authenticate,
+			"cause": fmt.Errorf("tokens: %w: %w", authn.ErrRefused, errors.New("secret reason: expired")),
+			"never": errors.Join(fmt.Errorf("tokens: %w", authn.ErrNoCredential), final{}),
 			"hangs": func(r *http.Request) (*authn.Caller, error) {
 				<-r.Context().Done()
 				return nil, fmt.Errorf("tokens: %w: %w", authn.ErrRefused, r.Context().Err())
@@ -253,11 +256,11 @@ func TestLimitKeys(t *testing.T) {
 	require.NoError(t, err)
 	pod := func(uid string) *authn.Caller {
 		c := caller(webID)
-		c.Pod = &authn.Pod{Namespace: "prod", ServiceAccount: "web", UID: uid}
+		c.Pod = &spiffe.Pod{Namespace: "prod", ServiceAccount: "web", UID: uid}
 		return c
 	}
 	node := caller(nodeID)
-	node.Pod = &authn.Pod{Namespace: "kube-system", ServiceAccount: "ztunnel", UID: "n1"}
+	node.Pod = &spiffe.Pod{Namespace: "kube-system", ServiceAccount: "ztunnel", UID: "n1"}
 	s := serve(t, istioca.Options{
 		Signer: limited, Authenticator: tokens{"web": caller(webID), "1": pod("1"), "2": pod("2"), "node": node},
 		NodeAuthorizer: func(context.Context, *authn.Caller, spiffe.ID) error { return nil },
@@ -378,6 +381,46 @@ func TestRenewalsEnd(t *testing.T) {
 		refused(t, err, grpchttp.Unauthenticated, unauthenticated)
 	}
 	_, err = istioca.ClientCertificates(a, td, -1)
+	require.Error(t, err)
+}
+
+// What a proxy forwards proves its client and never the proxy, and nothing while a root is tainted.
+func TestForwardedCertificates(t *testing.T) {
+	t.Parallel()
+	a := authority(t)
+	td := a.Bundle().TrustDomain()
+	forwarded, err := istioca.ForwardedCertificates(a, td, nil)
+	require.NoError(t, err)
+	own := authn.Func(func(*http.Request) (*authn.Caller, error) { return caller("spiffe://example.org/gateway"), nil })
+	all := authn.FirstOf(istioca.NotForwarded(own), forwarded)
+	ask := func(header ...string) (string, error) {
+		r := httptest.NewRequest(http.MethodPost, "/", nil)
+		r.RemoteAddr = "127.0.0.1:1"
+		if header != nil {
+			r.Header["X-Forwarded-Client-Cert"] = header
+		}
+		c, err := all.Authenticate(r)
+		if err != nil {
+			return "", err
+		}
+		return c.ID.String(), nil
+	}
+	const behind = "URI=" + webID
+	id, err := ask()
+	require.NoError(t, err)
+	require.Equal(t, "spiffe://example.org/gateway", id)
+	id, err = ask(behind)
+	require.NoError(t, err)
+	require.Equal(t, webID, id)
+	for _, header := range []string{"", "x", "DNS=web.example.org", "URI=spiffe://evil.test/web"} {
+		_, err = ask(header)
+		require.Error(t, err, header)
+	}
+	require.NoError(t, a.Taint(t.Context(), a.Status().Roots[0].ID))
+	_, err = ask(behind)
+	require.ErrorIs(t, err, authn.ErrRefused)
+	require.ErrorContains(t, err, "tainted")
+	_, err = istioca.ForwardedCertificates(a, td, []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")})
 	require.Error(t, err)
 }
 
@@ -543,7 +586,7 @@ func TestAuditRecord(t *testing.T) {
 	a, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), Auditor: audit})
 	require.NoError(t, err)
 	node := caller(nodeID)
-	node.Pod = &authn.Pod{Cluster: "east", Namespace: "kube-system", ServiceAccount: "ztunnel", Name: "ztunnel-x", UID: "u-1", Node: "n1"}
+	node.Pod = &spiffe.Pod{Cluster: "east", Namespace: "kube-system", ServiceAccount: "ztunnel", Name: "ztunnel-x", UID: "u-1", Node: "n1"}
 	s := serve(t, istioca.Options{
 		Signer: a, Authenticator: tokens{"node": node, "web": caller(webID)},
 		NodeAuthorizer: func(context.Context, *authn.Caller, spiffe.ID) error { return nil },
@@ -561,7 +604,7 @@ func TestAuditRecord(t *testing.T) {
 			got = append(got, ca.Issuance{ID: e.Issuance.ID, Caller: e.Issuance.Caller, Method: e.Issuance.Method, Pod: e.Issuance.Pod})
 		}
 	}
-	pod := ca.Pod{Cluster: "east", Namespace: "kube-system", ServiceAccount: "ztunnel", Name: "ztunnel-x", UID: "u-1", Node: "n1"}
+	pod := spiffe.Pod{Cluster: "east", Namespace: "kube-system", ServiceAccount: "ztunnel", Name: "ztunnel-x", UID: "u-1", Node: "n1"}
 	assert.Equal(t, []ca.Issuance{
 		{ID: spiffe.MustParseID(nodeID), Caller: nodeID, Method: "test-token", Pod: pod},
 		{ID: spiffe.MustParseID(webID), Caller: nodeID, Method: "test-token", Pod: pod},

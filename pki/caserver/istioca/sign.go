@@ -13,6 +13,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/retry"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/internal/caservice"
@@ -59,7 +60,8 @@ func (s *Server) authenticate(r *http.Request) (caller *authn.Caller, err error)
 		}
 	}()
 	if r.TLS == nil && !s.opts.AllowPlaintext {
-		return nil, caservice.Refuse(grpchttp.Unauthenticated, textUnauthenticated, errors.New("the connection is not encrypted, and AllowPlaintext is not set"))
+		return nil, caservice.Refuse(grpchttp.Unauthenticated, textUnauthenticated,
+			errors.New("the connection is not encrypted, and AllowPlaintext is not set"))
 	}
 	proven, err := s.opts.Authenticator.Authenticate(r)
 	switch {
@@ -79,7 +81,8 @@ func (s *Server) authenticate(r *http.Request) (caller *authn.Caller, err error)
 }
 
 // sign returns the chain for a request, which has been checked.
-func (s *Server) sign(ctx context.Context, c *caservice.Call, caller *authn.Caller, msg []byte) ([]*x509.Certificate, error) {
+func (s *Server) sign(ctx context.Context, c *caservice.Call, caller *authn.Caller,
+	msg []byte) ([]*x509.Certificate, error) {
 	r, err := readRequest(msg)
 	if err != nil {
 		return nil, s.badCSR(err)
@@ -96,11 +99,12 @@ func (s *Server) sign(ctx context.Context, c *caservice.Call, caller *authn.Call
 		return nil, s.badCSR(err)
 	}
 	req := ca.Request{
-		CSR: csr, ID: grant.ID, DNSNames: grant.DNSNames, IPs: grant.IPs, CommonName: caservice.CommonName(csr, grant.ID.String()),
-		Caller: caller.ID.String(), Method: caller.Method, LimitKey: limitKey(caller, grant.ID), Signer: r.signer,
+		CSR: csr, ID: grant.ID, DNSNames: grant.DNSNames, IPs: grant.IPs,
+		CommonName: caservice.CommonName(csr, grant.ID.String()),
+		Caller:     caller.ID.String(), Method: caller.Method, LimitKey: limitKey(caller, grant.ID), Signer: r.signer,
 	}
-	if p := caller.Pod; p != nil {
-		req.Pod = ca.Pod{Cluster: p.Cluster, Namespace: p.Namespace, ServiceAccount: p.ServiceAccount, Name: p.Name, UID: p.UID, Node: p.Node}
+	if caller.Pod != nil {
+		req.Pod = *caller.Pod
 	}
 	switch {
 	case r.validity > math.MaxInt64/int64(time.Second):
@@ -140,7 +144,7 @@ func (s *Server) grant(ctx context.Context, caller *authn.Caller, r *request) (G
 		id, err := s.impersonate(ctx, caller, r.impersonate)
 		if err != nil {
 			err = fmt.Errorf("impersonation of %.256q: %w", r.impersonate, err)
-			if _, passes := caservice.Retryable(err); passes {
+			if _, advice := retry.After(err); advice == retry.Again {
 				return Grant{}, caservice.SignError(ctx, err)
 			}
 			s.metrics.unauthenticated.Inc()
@@ -157,7 +161,7 @@ func (s *Server) grant(ctx context.Context, caller *authn.Caller, r *request) (G
 	}
 	s.metrics.noID.Inc()
 	e := caservice.Refuse(grpchttp.PermissionDenied, caservice.TextNotGranted, err)
-	if _, passes := caservice.Retryable(err); passes {
+	if _, advice := retry.After(err); advice == retry.Again {
 		e = caservice.SignError(ctx, err)
 	}
 	return Grant{}, s.failed("ID_ERROR", e)
@@ -196,5 +200,6 @@ func (s *Server) badCSR(err error) error {
 }
 
 func (s *Server) unusable(err error) error {
-	return s.failed("CERT_GEN_ERROR", caservice.Refuse(grpchttp.Internal, "the answer of the signer cannot be used", err))
+	return s.failed("CERT_GEN_ERROR", caservice.Refuse(grpchttp.Internal, "the answer of the signer cannot be used",
+		err))
 }

@@ -84,7 +84,7 @@ func TestCertify(t *testing.T) {
 	assert.Equal(t, ca.Request{
 		CSR: asked[0].CSR, Profile: ca.DNSOnly, DNSNames: []string{web}, CommonName: web,
 		TTL: 24*time.Hour + 10*time.Second, Backdate: 10 * time.Second, Caller: web, Method: "kubernetes-token",
-		Pod: ca.Pod{Namespace: "emojivoto", ServiceAccount: "web"},
+		Pod: spiffe.Pod{Namespace: "emojivoto", ServiceAccount: "web"},
 	}, asked[0])
 	assert.NotContains(t, s.logs.String(), webToken)
 	assert.Contains(t, s.logs.String(), web)
@@ -166,11 +166,11 @@ func p384(t testing.TB) *ecdsa.PrivateKey {
 	return key
 }
 
-func TestSeedForm(t *testing.T) {
+func TestFirstDesign(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-2-2", "LNK-17-2")
 	const name = "web.emojivoto.sa.linkerd-identity.linkerd.cluster.local"
-	s := serve(t, linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local", Seed: true}})
+	s := serve(t, linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local", FirstDesign: true}})
 	r := &wire.CertifyRequest{Identity: name, Token: []byte(webToken), CertificateSigningRequest: csr(t, newKey(t), func(r *x509.CertificateRequest) {
 		r.Subject, r.DNSNames = pkix.Name{}, []string{name}
 	})}
@@ -541,7 +541,7 @@ func TestPanicsAndDeadlines(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	sig := newSigner(t)
-	opts := linkerd.Options{Signer: sig, Review: func(ctx context.Context, token string, _ []string) (*kube.Account, error) {
+	opts := linkerd.Options{Signer: sig, Review: func(ctx context.Context, token string, _ []string) (*spiffe.Pod, error) {
 		switch token {
 		case "panic-token":
 			panic("about " + token)
@@ -574,7 +574,7 @@ func TestPanicsAndDeadlines(t *testing.T) {
 	assert.Contains(t, calm.logs.String(), "never heard of [redacted]")
 	assert.Contains(t, calm.logs.String(), "about [redacted]")
 
-	patient := serve(t, linkerd.Options{Review: func(ctx context.Context, _ string, _ []string) (*kube.Account, error) {
+	patient := serve(t, linkerd.Options{Review: func(ctx context.Context, _ string, _ []string) (*spiffe.Pod, error) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}})
@@ -591,8 +591,8 @@ func TestLongName(t *testing.T) {
 	name, err := mesh.Destination()
 	require.NoError(t, err)
 	require.Greater(t, len(name), 64)
-	s := serve(t, linkerd.Options{Review: func(context.Context, string, []string) (*kube.Account, error) {
-		return &kube.Account{Namespace: "linkerd", ServiceAccount: "linkerd-destination"}, nil
+	s := serve(t, linkerd.Options{Review: func(context.Context, string, []string) (*spiffe.Pod, error) {
+		return &spiffe.Pod{Namespace: "linkerd", ServiceAccount: "linkerd-destination"}, nil
 	}})
 	resp, err := s.certify(t, &wire.CertifyRequest{Identity: name, Token: []byte("token"), CertificateSigningRequest: csr(t, newKey(t), func(r *x509.CertificateRequest) {
 		r.Subject.CommonName, r.DNSNames = name, []string{name}
@@ -606,8 +606,8 @@ func TestLongName(t *testing.T) {
 	name, err = mesh.Name("n", account)
 	require.NoError(t, err)
 	require.Len(t, name, 64)
-	s = serve(t, linkerd.Options{Review: func(context.Context, string, []string) (*kube.Account, error) {
-		return &kube.Account{Namespace: "n", ServiceAccount: account}, nil
+	s = serve(t, linkerd.Options{Review: func(context.Context, string, []string) (*spiffe.Pod, error) {
+		return &spiffe.Pod{Namespace: "n", ServiceAccount: account}, nil
 	}})
 	resp, err = s.certify(t, &wire.CertifyRequest{Identity: name, Token: []byte("token"), CertificateSigningRequest: csr(t, newKey(t), func(r *x509.CertificateRequest) {
 		r.Subject.CommonName, r.DNSNames = name, []string{name}
@@ -780,7 +780,7 @@ func TestPlaintext(t *testing.T) {
 		asked := 0
 		srv, err := linkerd.New(linkerd.Options{
 			Mesh: mesh, Signer: newSigner(t), AllowPlaintext: allow,
-			Review: func(ctx context.Context, token string, audiences []string) (*kube.Account, error) {
+			Review: func(ctx context.Context, token string, audiences []string) (*spiffe.Pod, error) {
 				asked++
 				return review(ctx, token, audiences)
 			},
@@ -819,10 +819,10 @@ func TestRefusalsAreCounted(t *testing.T) {
 	t.Parallel()
 	l := &logs{}
 	s := newSigner(t)
-	srv, err := linkerd.New(linkerd.Options{Mesh: mesh, Signer: s, Logger: slog.New(slog.NewTextHandler(l, nil)), Review: func(ctx context.Context, token string, audiences []string) (*kube.Account, error) {
+	srv, err := linkerd.New(linkerd.Options{Mesh: mesh, Signer: s, Logger: slog.New(slog.NewTextHandler(l, nil)), Review: func(ctx context.Context, token string, audiences []string) (*spiffe.Pod, error) {
 		a, err := review(ctx, token, audiences)
 		if a != nil {
-			a.PodUID = "uid-7"
+			a.UID = "uid-7"
 		}
 		return a, err
 	}})

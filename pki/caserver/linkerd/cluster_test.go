@@ -157,8 +157,8 @@ func TestAuditRecord(t *testing.T) {
 	require.NoError(t, err)
 	authority, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("cluster.local"), Auditor: audit})
 	require.NoError(t, err)
-	s := serve(t, linkerd.Options{Signer: authority, Review: func(context.Context, string, []string) (*kube.Account, error) {
-		return &kube.Account{Namespace: "emojivoto", ServiceAccount: "web", UID: "account", PodName: "web-0", PodUID: "u-1", NodeName: "n1"}, nil
+	s := serve(t, linkerd.Options{Signer: authority, Review: func(context.Context, string, []string) (*spiffe.Pod, error) {
+		return &spiffe.Pod{Namespace: "emojivoto", ServiceAccount: "web", ServiceAccountUID: "account", Name: "web-0", UID: "u-1", Node: "n1"}, nil
 	}})
 	_, err = s.certify(t, goodRequest(t))
 	require.NoError(t, err)
@@ -175,7 +175,7 @@ func TestAuditRecord(t *testing.T) {
 	require.Len(t, records, 1)
 	assert.Equal(t, web, records[0].Caller)
 	assert.Equal(t, "kubernetes-token", records[0].Method)
-	assert.Equal(t, ca.Pod{Namespace: "emojivoto", ServiceAccount: "web", Name: "web-0", UID: "u-1", Node: "n1"}, records[0].Pod)
+	assert.Equal(t, spiffe.Pod{Namespace: "emojivoto", ServiceAccount: "web", ServiceAccountUID: "account", Name: "web-0", UID: "u-1", Node: "n1"}, records[0].Pod)
 	assert.Equal(t, []string{web}, records[0].DNSNames)
 }
 
@@ -197,8 +197,8 @@ func TestSAN(t *testing.T) {
 	} {
 		authority, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("cluster.local"), EmptySubject: c.empty})
 		require.NoError(t, err)
-		s := serve(t, linkerd.Options{Signer: authority, Review: func(_ context.Context, token string, _ []string) (*kube.Account, error) {
-			return &kube.Account{Namespace: "emojivoto", ServiceAccount: token}, nil
+		s := serve(t, linkerd.Options{Signer: authority, Review: func(_ context.Context, token string, _ []string) (*spiffe.Pod, error) {
+			return &spiffe.Pod{Namespace: "emojivoto", ServiceAccount: token}, nil
 		}})
 		resp, err := s.certify(t, &wire.CertifyRequest{Identity: c.name, Token: []byte(c.account), CertificateSigningRequest: csr(t, newKey(t), func(r *x509.CertificateRequest) {
 			r.Subject.CommonName, r.DNSNames = c.name, []string{c.name}

@@ -171,24 +171,24 @@ func (s *signer) requests() []ca.Request {
 
 // tokens is what the API server of these tests knows.
 var tokens = map[string]any{
-	webToken:       kube.Account{Namespace: "emojivoto", ServiceAccount: "web"},
-	"voting":       kube.Account{Namespace: "emojivoto", ServiceAccount: "voting"},
-	"dotted":       kube.Account{Namespace: "emojivoto", ServiceAccount: "web.v1"},
-	"upper":        kube.Account{Namespace: "emojivoto", ServiceAccount: "Web"},
-	"empty":        kube.Account{},
+	webToken:       spiffe.Pod{Namespace: "emojivoto", ServiceAccount: "web"},
+	"voting":       spiffe.Pod{Namespace: "emojivoto", ServiceAccount: "voting"},
+	"dotted":       spiffe.Pod{Namespace: "emojivoto", ServiceAccount: "web.v1"},
+	"upper":        spiffe.Pod{Namespace: "emojivoto", ServiceAccount: "Web"},
+	"empty":        spiffe.Pod{},
 	"garbage":      fmt.Errorf("tokens: it is no JWT: %w", kube.ErrInvalidToken),
 	"unknown":      fmt.Errorf("tokens: not known: %w", kube.ErrNotAuthenticated),
 	"unreviewable": fmt.Errorf("tokens: the API server is away"),
 	"nothing":      nil,
 }
 
-func review(_ context.Context, token string, audiences []string) (*kube.Account, error) {
+func review(_ context.Context, token string, audiences []string) (*spiffe.Pod, error) {
 	if len(audiences) != 1 || audiences[0] != "identity.l5d.io" {
 		return nil, fmt.Errorf("tokens: audiences %q: %w", audiences, kube.ErrNotAuthenticated)
 	}
 	v, ok := tokens[token]
 	switch v := v.(type) {
-	case kube.Account:
+	case spiffe.Pod:
 		return &v, nil
 	case error:
 		return nil, v

@@ -58,7 +58,7 @@ func (r *recorder) Sign(ctx context.Context, q ca.Request) ([]*x509.Certificate,
 	r.mu.Lock()
 	refuse := r.refuse
 	if refuse == nil {
-		r.signed[q.Pod.Request]++
+		r.signed[q.PodRequest]++
 	}
 	r.mu.Unlock()
 	if refuse != nil {
@@ -232,9 +232,10 @@ func TestIssued(t *testing.T) {
 	a.mu.Unlock()
 	require.Equal(t, "system:node:n1", record.Caller)
 	require.Equal(t, "pod-certificate-request", record.Method)
-	require.Equal(t, ca.Pod{
-		Namespace: "shop", ServiceAccount: "web", ServiceAccountUID: "uid-of-web", Name: "web-0", UID: "uid-of-web-0", Node: "n1", NodeUID: "uid-of-n1", Request: request,
+	require.Equal(t, spiffe.Pod{
+		Namespace: "shop", ServiceAccount: "web", ServiceAccountUID: "uid-of-web", Name: "web-0", UID: "uid-of-web-0", Node: "n1", NodeUID: "uid-of-n1",
 	}, record.Pod)
+	require.Equal(t, request, record.PodRequest)
 	line, err := json.Marshal(record)
 	require.NoError(t, err)
 	require.Contains(t, string(line), `"request":"`+request+`"`)
@@ -296,7 +297,7 @@ func TestRefused(t *testing.T) {
 	t.Parallel()
 	c, a := start(t), newCA(t)
 	o := c.options(a)
-	o.ID = func(p ca.Pod) (spiffe.ID, error) {
+	o.ID = func(p spiffe.Pod) (spiffe.ID, error) {
 		switch p.Name {
 		case "none":
 			return spiffe.ID{}, errors.New("pod none\nis not for the mesh")
@@ -417,7 +418,7 @@ func TestWaits(t *testing.T) {
 		c := start(t)
 		o := c.options(newCA(t))
 		var asked atomic.Int32
-		o.ID = func(p ca.Pod) (spiffe.ID, error) {
+		o.ID = func(p spiffe.Pod) (spiffe.ID, error) {
 			if p.Name == "slow" && asked.Add(1) < 3 {
 				return spiffe.ID{}, retryable{errors.New("not registered yet")}
 			}
@@ -786,7 +787,7 @@ func TestOptions(t *testing.T) {
 
 func TestTemplate(t *testing.T) {
 	t.Parallel()
-	pod := ca.Pod{Namespace: "shop", ServiceAccount: "web", Name: "web-0", UID: "u-1", Node: "n1.example"}
+	pod := spiffe.Pod{Namespace: "shop", ServiceAccount: "web", Name: "web-0", UID: "u-1", Node: "n1.example"}
 	for path, want := range map[string]string{
 		"/ns/${namespace}/sa/${service-account}": "spiffe://example.org/ns/shop/sa/web",
 		"/pod/${pod-uid}/on/${node}":             "spiffe://example.org/pod/u-1/on/n1.example",
@@ -818,11 +819,11 @@ func TestTemplate(t *testing.T) {
 	}
 	id, err := podcert.Template(td, "/ns/${namespace}/pod/${pod}")
 	require.NoError(t, err)
-	for _, p := range []ca.Pod{{Namespace: "", Name: "x"}, {Namespace: "..", Name: "x"}, {Namespace: "a", Name: "x/../../b/"}, {Namespace: "a", Name: "ü"}} {
+	for _, p := range []spiffe.Pod{{Namespace: "", Name: "x"}, {Namespace: "..", Name: "x"}, {Namespace: "a", Name: "x/../../b/"}, {Namespace: "a", Name: "ü"}} {
 		_, err := id(p)
 		require.Error(t, err, "%+v", p)
 	}
-	got, err := id(ca.Pod{Namespace: "${pod}", Name: "x"}) // which no namespace is called
+	got, err := id(spiffe.Pod{Namespace: "${pod}", Name: "x"}) // which no namespace is called
 	require.Error(t, err, "%s", got)
 }
 

@@ -12,7 +12,7 @@ import (
 // TransportOptions are the choices of [NewTransport] that have a default.
 type TransportOptions struct {
 	// Base sends the requests. Nil means a new [http.Transport] that trusts the roots of the host and uses
-	// no proxy, and none from the environment. For servers with SPIFFE IDs see spiffetls.Transport.
+	// no proxy, and none from the environment. For servers with SPIFFE IDs see package spiffetls.
 	Base http.RoundTripper
 
 	// Audience gives the value that a proof is for, if that is not the URI of the request without query and

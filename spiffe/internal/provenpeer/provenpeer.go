@@ -1,15 +1,19 @@
-// Package provenpeer carries the proven client of a request in a context without a TLS connection. Package spiffetest
-// uses it to hand a peer to handlers of package spiffetls. Programs cannot import it: outside of tests the peer of a
-// request is that of its connection.
+// Package provenpeer carries the proven client of a request in a context: package spiffetest hands a peer to handlers of
+// package spiffetls without a TLS connection, and package spiffegrpc a connection. Programs cannot import it, so that the
+// peer of a request is that of its connection.
 package provenpeer
 
 import (
 	"context"
+	"crypto/tls"
 
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-type key struct{}
+type (
+	key     struct{}
+	connKey struct{}
+)
 
 // With returns a copy of ctx with peer.
 func With(ctx context.Context, peer *spiffe.Peer) context.Context {
@@ -20,4 +24,15 @@ func With(ctx context.Context, peer *spiffe.Peer) context.Context {
 func From(ctx context.Context) *spiffe.Peer {
 	peer, _ := ctx.Value(key{}).(*spiffe.Peer)
 	return peer
+}
+
+// WithConn returns a copy of ctx with a connection of a spiffetls.Endpoint, whose client is then verified again.
+func WithConn(ctx context.Context, conn *tls.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, conn)
+}
+
+// ConnFrom returns the connection that [WithConn] has put into ctx, or nil.
+func ConnFrom(ctx context.Context) *tls.Conn {
+	conn, _ := ctx.Value(connKey{}).(*tls.Conn)
+	return conn
 }

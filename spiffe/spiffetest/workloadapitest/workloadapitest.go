@@ -38,13 +38,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/svidkit/svidkit/authn/unixsocket"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/test/faulty"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
@@ -119,7 +119,7 @@ func NewInMemory(t testing.TB, ca *spiffetest.CA, paths ...string) *Server {
 	transport := &http.Transport{Protocols: new(http.Protocols), DialContext: l.DialContext}
 	transport.Protocols.SetUnencryptedHTTP2(true)
 	var err error
-	s.client, err = workloadapi.NewClient("", &workloadapi.ClientOptions{HTTPClient: &http.Client{Transport: transport}})
+	s.client, err = workloadapi.NewClient("", &http.Client{Transport: transport})
 	if err != nil {
 		t.Fatalf("workloadapitest: %v", err)
 	}

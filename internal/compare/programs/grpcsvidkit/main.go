@@ -13,6 +13,7 @@ import (
 
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffegrpc"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
@@ -37,7 +38,7 @@ func main() {
 		log.Fatal(err)
 	}
 	defer source.Close()
-	creds, err := spiffegrpc.ServerCredentials(source, source, spiffe.AllowIDs(web, ops), nil)
+	creds, err := spiffegrpc.ServerCredentials(spiffetls.Config{Self: source, Peers: source, Allow: spiffe.AllowIDs(web, ops)})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -50,7 +50,11 @@ func run() error {
 		return err
 	}
 	defer me.Close()
-	out, err := spiffegrpc.ClientCredentials(me, me, spiffetls.Hosts{os.Args[2]: spiffe.AllowIDs(db)}, nil)
+	config := spiffetls.Config{
+		Self: me, Peers: me, Allow: spiffe.AllowMembersOf(db.TrustDomain()),
+		Hosts: map[string]spiffe.PolicySource{os.Args[2]: spiffe.AllowIDs(db)},
+	}
+	out, err := spiffegrpc.ClientCredentials(config)
 	if err != nil {
 		return err
 	}
@@ -59,7 +63,7 @@ func run() error {
 		return err
 	}
 	defer conn.Close()
-	in, err := spiffegrpc.ServerCredentials(me, me, spiffe.AllowMembersOf(db.TrustDomain()), nil)
+	in, err := spiffegrpc.ServerCredentials(config)
 	if err != nil {
 		return err
 	}

@@ -35,7 +35,14 @@ func run() error {
 		return err
 	}
 	defer me.Close()
-	transport, err := spiffetls.Transport(me, me, spiffetls.Hosts{os.Args[2]: spiffe.AllowIDs(db)}, nil)
+	endpoint, err := spiffetls.New(spiffetls.Config{
+		Self: me, Peers: me, Allow: spiffe.AllowMembersOf(db.TrustDomain()),
+		Hosts: map[string]spiffe.PolicySource{os.Args[2]: spiffe.AllowIDs(db)},
+	})
+	if err != nil {
+		return err
+	}
+	transport, err := endpoint.Transport()
 	if err != nil {
 		return err
 	}
@@ -54,7 +61,7 @@ func run() error {
 		_, _ = io.Copy(w, resp.Body)
 	})
 	server := &http.Server{Addr: os.Args[1]}
-	if err := spiffetls.ConfigureServer(server, me, me, spiffe.AllowMembersOf(db.TrustDomain()), nil); err != nil {
+	if err := endpoint.ConfigureServer(server); err != nil {
 		return err
 	}
 	context.AfterFunc(ctx, func() { _ = server.Shutdown(context.Background()) })

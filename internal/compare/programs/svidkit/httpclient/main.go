@@ -28,7 +28,11 @@ func run(ctx context.Context) error {
 	}
 	defer me.Close()
 	server := spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/server"))
-	transport, err := spiffetls.Transport(me, me, server, nil)
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: me, Peers: me, Allow: server})
+	if err != nil {
+		return err
+	}
+	transport, err := endpoint.Transport()
 	if err != nil {
 		return err
 	}

@@ -29,7 +29,11 @@ func run(ctx context.Context) error {
 	defer me.Close()
 	server := &http.Server{Addr: os.Args[1], Handler: http.HandlerFunc(hello)}
 	client := spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/client"))
-	if err := spiffetls.ConfigureServer(server, me, me, client, nil); err != nil {
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: me, Peers: me, Allow: client})
+	if err != nil {
+		return err
+	}
+	if err := endpoint.ConfigureServer(server); err != nil {
 		return err
 	}
 	return server.ListenAndServeTLS("", "")

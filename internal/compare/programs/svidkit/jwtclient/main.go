@@ -29,7 +29,11 @@ func run(ctx context.Context) error {
 	}
 	defer me.Close()
 	server := spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/server"))
-	base, err := spiffetls.Transport(spiffetls.NoIdentity(), me, server, nil)
+	endpoint, err := spiffetls.New(spiffetls.Config{OptionalIdentity: true, Peers: me, Allow: server})
+	if err != nil {
+		return err
+	}
+	base, err := endpoint.Transport()
 	if err != nil {
 		return err
 	}

@@ -37,8 +37,11 @@ func run(ctx context.Context) error {
 		return err
 	}
 	server := &http.Server{Addr: os.Args[1], Handler: protect(http.HandlerFunc(hello))}
-	tokens := &spiffetls.Options{AllowAnonymousClients: true}
-	if err := spiffetls.ConfigureServer(server, me, me, spiffe.AllowAnyPeer(), tokens); err != nil {
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: me, Peers: me, Allow: spiffe.AllowAnyPeer(), AllowAnonymousClients: true})
+	if err != nil {
+		return err
+	}
+	if err := endpoint.ConfigureServer(server); err != nil {
 		return err
 	}
 	return server.ListenAndServeTLS("", "")

@@ -36,7 +36,7 @@ func run() error {
 		return err
 	}
 	defer me.Close()
-	dialer, err := spiffetls.NewDialer(me, me, spiffe.AllowIDs(db), nil)
+	client, err := spiffetls.New(spiffetls.Config{Self: me, Peers: me, Allow: spiffe.AllowIDs(db)})
 	if err != nil {
 		return err
 	}
@@ -44,7 +44,11 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	l, err := spiffetls.NewListener(tcp, me, me, spiffe.AllowMembersOf(db.TrustDomain()), nil)
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: me, Peers: me, Allow: spiffe.AllowMembersOf(db.TrustDomain())})
+	if err != nil {
+		return err
+	}
+	l, err := endpoint.Listener(tcp)
 	if err != nil {
 		return err
 	}
@@ -55,14 +59,14 @@ func run() error {
 			return err
 		}
 		go func() {
-			if err := serve(ctx, conn, dialer); err != nil {
+			if err := serve(ctx, conn, client); err != nil {
 				log.Print(err)
 			}
 		}()
 	}
 }
 
-func serve(ctx context.Context, conn net.Conn, dialer *spiffetls.Dialer) error {
+func serve(ctx context.Context, conn net.Conn, client *spiffetls.Endpoint) error {
 	defer conn.Close()
 	peer, err := spiffetls.PeerFromConn(conn)
 	if err != nil {
@@ -72,7 +76,7 @@ func serve(ctx context.Context, conn net.Conn, dialer *spiffetls.Dialer) error {
 	if len(os.Args) < 3 {
 		return nil
 	}
-	below, err := dialer.DialContext(ctx, "tcp", os.Args[2])
+	below, err := client.DialContext(ctx, "tcp", os.Args[2])
 	if err != nil {
 		return err
 	}

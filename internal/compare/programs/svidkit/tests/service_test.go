@@ -25,8 +25,10 @@ import (
 // refused tests that the service, with the identity me, serves a good client, and refuses the other one by this rule.
 func refused(t *testing.T, ca *spiffetest.CA, me *spiffetest.Source, client *tls.Config, rule string) {
 	t.Helper()
-	var failures spiffetls.FailureLog
-	config, err := spiffetls.ServerConfig(me, me, spiffe.AllowMembersOf(ca.TrustDomain()), &spiffetls.Options{Failures: &failures})
+	var failures spiffetls.Metrics
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: me, Peers: me, Allow: spiffe.AllowMembersOf(ca.TrustDomain()), Metrics: &failures})
+	require.NoError(t, err)
+	config, err := endpoint.ServerConfig()
 	require.NoError(t, err)
 	server := httptest.NewUnstartedServer(http.NotFoundHandler())
 	spiffetest.StartTLS(server, config)
@@ -41,9 +43,11 @@ func refused(t *testing.T, ca *spiffetest.CA, me *spiffetest.Source, client *tls
 	}
 	require.NoError(t, read(spiffetest.TLSConfig(ca.Certificate("/web"))))
 	require.Error(t, read(client))
-	kept, _ := failures.Failures()
+	kept := failures.Report().Problems
 	require.Len(t, kept, 1)
-	require.Equal(t, rule, kept[0].Rule, kept[0].Reason)
+	var refusal *spiffe.VerifyError
+	require.ErrorAs(t, kept[0], &refusal)
+	require.Equal(t, rule, refusal.Rule, refusal)
 }
 
 func TestAnotherTrustDomain(t *testing.T) {

@@ -1,0 +1,58 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestRotateAuditLog does to the audit log what logrotate does: it moves the file and sends SIGHUP. No record is lost, and
+// both files are one chain.
+func TestRotateAuditLog(t *testing.T) {
+	hups := make(chan os.Signal, 10)
+	signal.Notify(hups, syscall.SIGHUP) // so that one that comes too early does not end the test
+	defer signal.Stop(hups)
+	dir := t.TempDir()
+	path := filepath.Join(dir, "audit.jsonl")
+	var out, log lockedBuffer
+	ended := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { ended <- run(ctx, arguments(dir, "-istio-addr", "127.0.0.1:0"), env{}.get, nil, &out, &log) }()
+	require.Eventually(t, func() bool { return strings.Contains(out.String(), "audit log:") }, time.Minute, 5*time.Millisecond)
+	before, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.NotEmpty(t, before)
+
+	require.NoError(t, os.Rename(path, path+".1"))
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "the audit log was reopened") }, time.Minute, 5*time.Millisecond)
+	require.FileExists(t, path)
+	_, err = shell(t, "", arguments(dir, "-rotate")...) // by a command, which follows the last line of the server
+	require.NoError(t, err)
+	after, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Contains(t, string(after), `"event":"prepared"`)
+	text, err := os.ReadFile(path + ".1")
+	require.NoError(t, err)
+	require.Equal(t, string(before), string(text))
+	cancel()
+	require.NoError(t, <-ended)
+
+	said, err := shell(t, "", arguments(dir, "-verify-audit", path)...)
+	require.NoError(t, err, said)
+	require.Contains(t, said, "begins with the first line of all")
+	require.NoError(t, os.Remove(path+".1"))
+	_, err = shell(t, "", arguments(dir, "-verify-audit", path)...)
+	require.ErrorContains(t, err, "places: 1")
+	_, err = shell(t, "", arguments(dir, "-verify-audit", path, "-audit-after", "any")...)
+	require.NoError(t, err)
+}

@@ -1,0 +1,198 @@
+package spiffetls
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/tlsalert"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// DialContext connects to an address, such as "db.example:5432", and returns a [*tls.Conn] whose handshake is done and
+// whose server is verified; see [PeerFromConn]. Connecting takes at most 30 seconds, and the handshake at most
+// HandshakeTimeout. An address without a policy in Hosts is not dialled. Sessions are not resumed.
+func (e *Endpoint) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	if e.noClient != nil {
+		return nil, fmt.Errorf("spiffetls: dial: %w", e.noClient)
+	}
+	return e.dial(ctx, dialing{newNetDialer().DialContext, e.client, e.config.HandshakeTimeout, 0}, network, addr)
+}
+
+// Client does the handshake of a client on a connection that the caller has made, through a proxy or with STARTTLS for
+// example, and returns when the server is verified, within HandshakeTimeout. addr is the dialled address, whose port may be
+// missing: its host is sent to the server and verified with WebRoots, and Hosts finds the policy by it. Client owns below
+// from now on, and closes it on an error.
+func (e *Endpoint) Client(ctx context.Context, below net.Conn, addr string) (*tls.Conn, error) {
+	err := e.noClient
+	if err != nil {
+		err = fmt.Errorf("spiffetls: client: %w", err)
+	} else {
+		err = e.hosts.known(addr)
+	}
+	if err != nil {
+		_ = below.Close()
+		return nil, err
+	}
+	return e.handshake(ctx, below, dialing{config: e.client, timeout: e.config.HandshakeTimeout}, addr)
+}
+
+// Transport returns a new HTTP transport, for HTTP/2 and HTTP/1.1. The host in a URL is where to connect; Allow decides
+// which servers are accepted, or Hosts which of them at that host. The transport uses no proxy, not even from the
+// environment, and refuses URLs that are not https, in redirects too, as they would prove no peer. The caller may change it
+// before it is used; the VerifyConnection of its TLSClientConfig is called for servers that are accepted.
+//
+// An open connection keeps the identity with which it was made; it is closed after 90 idle seconds.
+//
+// The transport has a DialTLSContext, which uses the DialContext, TLSClientConfig and TLSHandshakeTimeout that the transport
+// has then; a clone continues to use those of the original. Without it no server is accepted. A client that is refused gets
+// the server's alert.
+func (e *Endpoint) Transport() (*http.Transport, error) {
+	if e.noClient != nil {
+		return nil, fmt.Errorf("spiffetls: transport: %w", e.noClient)
+	}
+	c := e.clientConfig()
+	c.RootCAs = x509.NewCertPool()                                      // without the DialTLSContext below no server is accepted
+	c.VerifyConnection = func(tls.ConnectionState) error { return nil } // for callers that wrap it
+	t := &http.Transport{
+		TLSClientConfig:       c,
+		ForceAttemptHTTP2:     c.NextProtos == nil || slices.Contains(c.NextProtos, "h2"),
+		DialContext:           newNetDialer().DialContext,
+		TLSHandshakeTimeout:   e.config.HandshakeTimeout,
+		MaxIdleConns:          100,
+		IdleConnTimeout:       90 * time.Second,
+		ExpectContinueTimeout: time.Second,
+	}
+	t.Proxy = noProxy                         // a clone has it too
+	t.RegisterProtocol("http", noPlainHTTP{}) // for callers that set another Proxy
+	t.DialTLSContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		dial := t.DialContext
+		if dial == nil {
+			dial = new(net.Dialer).DialContext // as net/http does
+		}
+		return e.dial(ctx, dialing{dial, t.TLSClientConfig, t.TLSHandshakeTimeout, 1}, network, addr)
+	}
+	return t, nil
+}
+
+// newNetDialer returns what connects by default.
+func newNetDialer() *net.Dialer { return &net.Dialer{Timeout: 30 * time.Second} }
+
+// dialing is how a connection is made.
+type dialing struct {
+	dial    func(ctx context.Context, network, addr string) (net.Conn, error)
+	config  *tls.Config
+	timeout time.Duration // of the handshake; 0 means none
+	first   int32         // writes, as package tlsalert counts them
+}
+
+func (e *Endpoint) dial(ctx context.Context, d dialing, network, addr string) (net.Conn, error) {
+	if err := e.hosts.known(addr); err != nil {
+		return nil, err
+	}
+	below, err := d.dial(ctx, network, addr)
+	if err != nil {
+		return nil, err // before any handshake
+	}
+	conn, err := e.handshake(ctx, below, d, addr)
+	if err != nil {
+		return nil, err // and not a nil *tls.Conn
+	}
+	return conn, nil
+}
+
+// handshake makes a client connection over below, which it owns.
+func (e *Endpoint) handshake(ctx context.Context, below net.Conn, d dialing, addr string) (*tls.Conn, error) {
+	at := addressOf(addr)
+	raw := &rawConn{Conn: below, e: e, client: true, born: time.Now()}
+	var proven proof // if the handshake succeeds
+	var state tls.ConnectionState
+	c := d.config.Clone()
+	if c.ServerName == "" {
+		c.ServerName = at.host // net/http made it
+	}
+	if c.ClientSessionCache != nil {
+		c.ClientSessionCache = sessionsAt{c.ClientSessionCache, at.String()}
+	}
+	c.InsecureSkipVerify = true // see ClientConfig
+	c.VerifyConnection = func(cs tls.ConnectionState) (err error) {
+		cs.ServerName = c.ServerName // crypto/tls leaves out an IP address
+		state = cs
+		if proven, err = e.verify(cs, spiffe.ServerRole, at); err == nil && d.config.VerifyConnection != nil {
+			err = d.config.VerifyConnection(cs)
+		}
+		return err
+	}
+	hctx := ctx
+	if d.timeout > 0 {
+		var cancel context.CancelFunc
+		hctx, cancel = context.WithTimeout(ctx, d.timeout)
+		defer cancel()
+	}
+	conn, err := tlsalert.Client(hctx, raw, c, d.first)
+	switch {
+	case err != nil && ctx.Err() != nil: // the caller gave up
+		e.config.Metrics.failed(failure{stage: "tls", err: ctx.Err()})
+		return nil, err
+	case err != nil:
+		return nil, e.failed(false, addr, err)
+	}
+	if e.config.Governor != nil { // which listens to the sources from now on
+		if proven, err = e.verify(state, spiffe.ServerRole, at); err != nil {
+			_ = raw.Close()
+			return nil, e.failed(false, addr, err)
+		}
+	}
+	e.config.Metrics.good(false, state.DidResume)
+	raw.verified(proven, state)
+	raw.holds = e.holds(proven, addr)
+	return conn, nil
+}
+
+// holds returns a function that says why a server is no longer allowed at its address, or nil if that cannot change. As in
+// a [Governor], a policy that fails decides nothing.
+func (e *Endpoint) holds(p proof, addr string) func() error {
+	if e.hosts == nil || p.peer == nil {
+		return nil
+	}
+	var once sync.Once
+	return func() error {
+		err := e.hosts.allow(p.addr, p.peer.ID())
+		if err == nil || undecided(err) {
+			return nil
+		}
+		once.Do(func() {
+			if e.notes() {
+				e.note(failureOf(false, addr, err)) // the handshake was good
+			}
+		})
+		return fmt.Errorf("spiffetls: nothing is sent: %w", err)
+	}
+}
+
+var errPlainHTTP = errors.New("spiffetls: refusing to send a request without TLS; use an https URL")
+
+// noProxy is called before a connection is dialled, or an open one of HTTP/1.1 used.
+func noProxy(r *http.Request) (*url.URL, error) {
+	if r.URL.Scheme != "https" {
+		return nil, errPlainHTTP
+	}
+	return nil, nil
+}
+
+type noPlainHTTP struct{}
+
+func (noPlainHTTP) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Body != nil {
+		_ = r.Body.Close() // a RoundTripper always closes the body
+	}
+	return nil, errPlainHTTP
+}

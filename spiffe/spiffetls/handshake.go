@@ -1,0 +1,294 @@
+package spiffetls
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// serverConfig returns a configuration without a VerifyConnection: a caller sets it, or uses configFor.
+func (e *Endpoint) serverConfig() *tls.Config {
+	c := e.baseConfig()
+	c.GetCertificate = func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) { return e.certificate(true, hello) }
+	// crypto/tls accepts any certificate, as its own check has one pool of roots for all peers. VerifyConnection checks it.
+	c.ClientAuth = tls.RequireAnyClientCert
+	if e.config.AllowAnonymousClients {
+		c.ClientAuth = tls.RequestClientCert
+	}
+	e.checkTickets(c, c, func() (*tls.Certificate, error) { return e.certificate(true, nil) })
+	return c
+}
+
+// clientConfig returns a configuration that accepts no SVID: a caller sets InsecureSkipVerify and a VerifyConnection.
+func (e *Endpoint) clientConfig() *tls.Config {
+	c := e.baseConfig()
+	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return e.certificate(false, nil) }
+	// A session may be resumed after this client has obtained, or lost, its identity.
+	c.SessionTicketsDisabled = e.optional
+	return c
+}
+
+// verifyClient is the VerifyConnection of a server.
+func (e *Endpoint) verifyClient(cs tls.ConnectionState) error {
+	_, err := e.verify(cs, spiffe.ClientRole, hostport{})
+	return err
+}
+
+// accepted is a connection that a server has accepted, and that knows its client.
+type accepted interface {
+	verified(p proof, cs tls.ConnectionState) // the client, before it has proved that it holds its key
+	finished() bool                           // whether the handshake has succeeded
+}
+
+// configFor returns base for the handshake of one client, which stores what it proves in conn, unless that is nil.
+func (e *Endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, conn accepted) *tls.Config {
+	c := base.Clone()
+	c.GetConfigForClient = nil
+	own := func() (*tls.Certificate, error) { return e.certificate(true, hello) }
+	if e.config.WebCertificate != nil { // the certificate and the tickets depend on hello
+		own = sync.OnceValues(own)
+		e.checkTickets(c, base, own)
+	}
+	h := &handshake{e: e, client: remote(hello.Conn)}
+	c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		cert, err := own()
+		return cert, h.failed(err)
+	}
+	c.VerifyConnection = func(cs tls.ConnectionState) error {
+		p, err := e.verify(cs, spiffe.ClientRole, hostport{})
+		if err == nil && base.VerifyConnection != nil { // which the caller may have wrapped
+			err = base.VerifyConnection(cs)
+		}
+		if err != nil {
+			return h.failed(err)
+		}
+		if cert, err := own(); err == nil && e.config.WebCertificate != nil {
+			p.own = cert.Leaf.NotAfter
+		}
+		h.peer.Store(p.peer)
+		h.resumed.Store(cs.DidResume)
+		h.judged.Store(true)
+		if conn != nil {
+			conn.verified(p, cs)
+		}
+		return nil
+	}
+	if e.notes() {
+		context.AfterFunc(hello.Context(), func() { h.ended(hello.Context(), conn) })
+	}
+	return c
+}
+
+// handshake is what a server knows of one handshake.
+type handshake struct {
+	e       *Endpoint
+	client  string      // the address
+	known   atomic.Bool // the failure was recorded
+	judged  atomic.Bool
+	resumed atomic.Bool
+	peer    atomic.Pointer[spiffe.Peer]
+}
+
+// failed records err, if it is not nil, and returns it.
+func (h *handshake) failed(err error) error {
+	if err != nil {
+		h.known.Store(true)
+	}
+	return h.e.failed(true, h.client, err)
+}
+
+// ended records the outcome when the context of the handshake has ended.
+func (h *handshake) ended(ctx context.Context, conn accepted) {
+	switch {
+	case h.known.Load():
+	case !h.judged.Load() && overdue(ctx):
+		_ = h.failed(errSlow)
+	case !h.judged.Load():
+		_ = h.failed(errNotJudged)
+	case conn == nil || conn.finished():
+		h.e.config.Metrics.good(true, h.resumed.Load())
+	case h.peer.Load() == nil:
+		_ = h.failed(errAnonymous)
+	default:
+		h.e.record(failure{server: true, remote: h.client, stage: "tls", id: h.peer.Load().ID(), err: errUnproven})
+	}
+}
+
+// overdue reports whether ctx has a deadline that has passed. ctx.Err does not say so reliably: crypto/tls closes the
+// connection at the deadline, and then cancels the context of the hello because the handshake has failed.
+func overdue(ctx context.Context) bool {
+	end, ok := ctx.Deadline()
+	return ok && !time.Now().Before(end)
+}
+
+var (
+	errSlow      = errors.New("the handshake was cut at HandshakeTimeout, before the client was verified")
+	errNotJudged = errors.New("the handshake ended before the client was verified: no common TLS version, " +
+		"or the client refused this server, presented no certificate, or closed the connection")
+	errUnproven = errors.New("the handshake failed although the client's certificate was good: " +
+		"the client does not hold its key, or closed the connection")
+	errAnonymous = errors.New("the handshake failed although the client needs no certificate and presented none: " +
+		"the client closed the connection")
+)
+
+func remote(c net.Conn) string {
+	if c == nil || c.RemoteAddr() == nil {
+		return ""
+	}
+	return c.RemoteAddr().String()
+}
+
+// certificate returns the certificate to present in this handshake. Only an expired one is withheld; the rest is for
+// the peer to decide. Only a WebCertificate needs the hello.
+func (e *Endpoint) certificate(server bool, hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+	if server && e.config.WebCertificate != nil {
+		cert, err := e.webCertificate(hello)
+		if err != nil {
+			return nil, &HandshakeError{Server: true, Err: err}
+		}
+		return cert, nil
+	}
+	if e.config.Self == nil { // with OptionalIdentity
+		return new(tls.Certificate), nil // crypto/tls sends none
+	}
+	svid, err := e.config.Self.SVID()
+	switch {
+	case err != nil:
+	case svid == nil:
+		err = errors.New("the source returned none")
+	case e.now().After(svid.NotAfter()):
+		err = fmt.Errorf("the SVID of %q expired at %s and was not renewed", svid.ID(), svid.NotAfter().UTC().Format(time.RFC3339))
+	default:
+		return svid.TLSCertificate(), nil
+	}
+	if e.optional && !server {
+		if e.log != nil {
+			e.log.Warn("spiffetls: no identity presented", "no_identity", slog.Any("err", err))
+		}
+		return new(tls.Certificate), nil
+	}
+	return nil, &HandshakeError{Server: server, Err: err}
+}
+
+// webCertificate returns the certificate for one handshake, with its leaf.
+func (e *Endpoint) webCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+	if hello == nil {
+		return nil, errors.New("the configuration was changed: GetConfigForClient must stay")
+	}
+	cert, err := e.config.WebCertificate(hello)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("web certificate: %w", err)
+	case cert == nil || len(cert.Certificate) == 0:
+		return nil, errors.New("the function of WebCertificate returned none")
+	}
+	leaf := cert.Leaf
+	if leaf == nil {
+		if leaf, err = x509.ParseCertificate(cert.Certificate[0]); err != nil {
+			return nil, fmt.Errorf("web certificate: %w", err)
+		}
+		with := *cert // the original belongs to the function
+		with.Leaf = leaf
+		cert = &with
+	}
+	if e.now().After(leaf.NotAfter) {
+		return nil, fmt.Errorf("the web certificate for %.300q expired at %s and was not renewed",
+			leaf.DNSNames, leaf.NotAfter.UTC().Format(time.RFC3339))
+	}
+	return cert, nil
+}
+
+// proof is what a handshake shows of the other side.
+type proof struct {
+	peer     *spiffe.Peer // nil for a client without a certificate, and for a web server
+	name     string       // of a web server
+	addr     hostport     // of a server, if it is known
+	notAfter time.Time    // zero for a client without a certificate
+	own      time.Time    // when the certificate that a server has presented expires; zero if that is not known
+}
+
+// String names the other side in logs.
+func (p proof) String() string {
+	if p.peer != nil {
+		return p.peer.ID().String()
+	}
+	return p.name
+}
+
+// verify runs before crypto/tls has checked that the peer holds its key, so the proof that it returns is valid only
+// once the handshake has succeeded. The address is that of a server.
+func (e *Endpoint) verify(cs tls.ConnectionState, role spiffe.Role, at hostport) (proof, error) {
+	p, err := e.judge(cs.PeerCertificates, role, cs.ServerName, at)
+	if err == nil {
+		return p, nil
+	}
+	he := e.refused(role, err)
+	if role == spiffe.ServerRole && e.config.WebRoots == nil && len(cs.PeerCertificates) > 0 && len(cs.PeerCertificates[0].URIs) == 0 {
+		he.hint = "; a server that proves its host name alone is verified with WebRoots"
+	}
+	return proof{}, he
+}
+
+// judge decides about the chain of a peer. For a server, name is the dialled name, and at the dialled address if that
+// is known.
+func (e *Endpoint) judge(chain []*x509.Certificate, role spiffe.Role, name string, at hostport) (proof, error) {
+	verifier := e.verifier
+	switch {
+	case role == spiffe.ServerRole && e.config.WebRoots != nil:
+		return e.judgeByName(chain, name)
+	case role == spiffe.ServerRole && e.hosts != nil:
+		verifier = e.anyHost
+	case role == spiffe.ClientRole && e.config.AllowAnonymousClients && len(chain) == 0:
+		return proof{}, nil
+	}
+	peer, err := verifier.VerifyChain(chain, role)
+	if err == nil && verifier == e.anyHost {
+		err = e.hosts.allow(at, peer.ID())
+	}
+	if err != nil {
+		return proof{}, err
+	}
+	return proof{peer: peer, notAfter: peer.NotAfter(), addr: at}, nil
+}
+
+// errNoWebRoots says that the function of WebRoots failed.
+var errNoWebRoots = errors.New("there are no roots to verify a web server with")
+
+// judgeByName verifies the chain of a server by its name. The error is a [*tls.CertificateVerificationError], as that of
+// crypto/tls.
+func (e *Endpoint) judgeByName(chain []*x509.Certificate, name string) (proof, error) {
+	refuse := func(err error) (proof, error) {
+		return proof{}, &tls.CertificateVerificationError{UnverifiedCertificates: chain, Err: err}
+	}
+	if name == "" {
+		return refuse(errors.New("the server's host name is not known: set ServerName, or use Transport for an IP address"))
+	}
+	if err := certchain.CheckSize(chain); err != nil {
+		return refuse(err)
+	}
+	pool, err := e.config.WebRoots()
+	switch {
+	case err != nil:
+		return refuse(fmt.Errorf("%w: %w", errNoWebRoots, err))
+	case pool == nil: // which would mean the roots of the host
+		return refuse(fmt.Errorf("%w: the function of WebRoots returned none", errNoWebRoots))
+	}
+	if err := chain[0].VerifyHostname(name); err != nil {
+		return refuse(err)
+	}
+	path, err := certchain.Path(chain, pool, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, e.now())
+	if err != nil {
+		return refuse(err)
+	}
+	return proof{name: name, notAfter: certchain.End(path)}, nil
+}

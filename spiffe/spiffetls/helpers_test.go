@@ -1,0 +1,100 @@
+package spiffetls_test
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"net"
+	"net/http"
+
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
+)
+
+// These stand for fields of a Config among the arguments of endpointOf.
+type (
+	noSVID       struct{ spiffe.SVIDSource } // OptionalIdentity
+	site_        func(*tls.ClientHelloInfo) (*tls.Certificate, error)
+	siteRoots    func() (*x509.CertPool, error)
+	hostPolicies map[string]spiffe.PolicySource
+)
+
+func (site_) SVID() (*spiffe.SVID, error)                               { panic("never asked") }
+func (siteRoots) Bundle(spiffe.TrustDomain) (*spiffe.Bundle, error)     { panic("never asked") }
+func (hostPolicies) Policy() spiffe.Policy                              { panic("never asked") }
+func noIdentity() spiffe.SVIDSource                                     { return noSVID{} }
+func optionalIdentity(self spiffe.SVIDSource) spiffe.SVIDSource         { return noSVID{self} }
+func webRoots(roots func() (*x509.CertPool, error)) spiffe.BundleSource { return siteRoots(roots) }
+func webCertificate(get func(*tls.ClientHelloInfo) (*tls.Certificate, error)) spiffe.SVIDSource {
+	return site_(get)
+}
+
+// endpointOf makes an endpoint of config, which may be nil, with the other arguments.
+func endpointOf(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, config *spiffetls.Config) (*spiffetls.Endpoint, error) {
+	var c spiffetls.Config
+	if config != nil {
+		c = *config
+	}
+	switch self := self.(type) {
+	case noSVID:
+		c.Self, c.OptionalIdentity = self.SVIDSource, true
+	case site_:
+		c.WebCertificate = self
+	default:
+		c.Self = self
+	}
+	if roots, ok := peers.(siteRoots); ok {
+		c.WebRoots = roots
+	} else {
+		c.Peers = peers
+	}
+	if hosts, ok := allow.(hostPolicies); ok {
+		c.Hosts = hosts
+	} else {
+		c.Allow = allow
+	}
+	return spiffetls.New(c)
+}
+
+func serverConfig(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, config *spiffetls.Config) (*tls.Config, error) {
+	e, err := endpointOf(self, peers, allow, config)
+	if err != nil {
+		return nil, err
+	}
+	return e.ServerConfig()
+}
+
+func clientConfig(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, config *spiffetls.Config) (*tls.Config, error) {
+	e, err := endpointOf(self, peers, allow, config)
+	if err != nil {
+		return nil, err
+	}
+	return e.ClientConfig()
+}
+
+func configureServer(
+	s *http.Server, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, config *spiffetls.Config,
+) error {
+	e, err := endpointOf(self, peers, allow, config)
+	if err != nil {
+		return err
+	}
+	return e.ConfigureServer(s)
+}
+
+func newListener(
+	l net.Listener, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, config *spiffetls.Config,
+) (net.Listener, error) {
+	e, err := endpointOf(self, peers, allow, config)
+	if err != nil {
+		return nil, err
+	}
+	return e.Listener(l)
+}
+
+func newTransport(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, config *spiffetls.Config) (*http.Transport, error) {
+	e, err := endpointOf(self, peers, allow, config)
+	if err != nil {
+		return nil, err
+	}
+	return e.Transport()
+}

@@ -1,0 +1,158 @@
+package spiffetls
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/conns"
+	"github.com/svidkit/svidkit/internal/limit"
+)
+
+// Listener returns a listener that accepts connections of inner whose handshake is done. Each is a [*tls.Conn], and
+// [PeerFromConn] returns its client:
+//
+//	l, err := endpoint.Listener(inner)
+//	…
+//	conn, err := l.Accept()
+//	…
+//	peer, err := spiffetls.PeerFromConn(conn)
+//
+// Handshakes run concurrently, so a slow or silent client delays no other. Each must end within HandshakeTimeout, and
+// at most MaxHandshakes may be unfinished, or finished and not yet accepted; beyond that connections are closed at
+// once, first those of an address that has many. So is a connection that would take one of the last file descriptors of
+// the process, a quarter of them and at most 1,024. Accept returns errors of inner only; closed connections and refused
+// clients go to the Logger and the Metrics.
+//
+// The first Accept starts a goroutine. Close closes inner and the connections that were not accepted yet, and waits
+// until their handshakes have ended. For net/http use [Endpoint.ConfigureServer].
+func (e *Endpoint) Listener(inner net.Listener) (net.Listener, error) {
+	switch {
+	case e.noServer != nil:
+		return nil, fmt.Errorf("spiffetls: listener: %w", e.noServer)
+	case inner == nil:
+		return nil, errors.New("spiffetls: listener: no listener to accept from")
+	}
+	l := &listener{e: e, ready: make(chan result)}
+	l.ctx, l.cancel = context.WithCancel(context.Background())
+	l.unfinished = conns.Listen(inner, conns.Options{
+		Total: cmp.Or(e.config.MaxHandshakes, maxHandshakes),
+		Refused: func(c net.Conn, _ string, err *limit.Error) {
+			_ = e.failed(true, remote(c), fmt.Errorf("%w: %s", errTooMany, err.Reason))
+		},
+	})
+	return l, nil
+}
+
+const (
+	handshakeTime = 10 * time.Second // by default
+	maxHandshakes = 1024             // by default
+)
+
+var errTooMany = errors.New("the connection was closed before its handshake")
+
+type listener struct {
+	e          *Endpoint
+	unfinished *conns.Listener // counts connections until they are accepted
+	ready      chan result
+
+	ctx     context.Context // until it is closed
+	cancel  context.CancelFunc
+	mu      sync.Mutex
+	started bool
+	running sync.WaitGroup
+}
+
+// result is what Accept returns.
+type result struct {
+	conn net.Conn
+	err  error
+}
+
+// Accept implements [net.Listener].
+func (l *listener) Accept() (net.Conn, error) {
+	l.mu.Lock()
+	if !l.started && l.ctx.Err() == nil {
+		l.started = true
+		l.running.Go(l.run)
+	}
+	l.mu.Unlock()
+	select {
+	case r := <-l.ready:
+		return r.conn, r.err
+	case <-l.ctx.Done():
+		return nil, fmt.Errorf("spiffetls: accept: %w", net.ErrClosed)
+	}
+}
+
+// Close implements [net.Listener].
+func (l *listener) Close() error {
+	l.mu.Lock()
+	l.cancel() // no Accept starts run after this
+	l.mu.Unlock()
+	err := l.unfinished.Close()
+	l.running.Wait()
+	return err
+}
+
+// Addr implements [net.Listener].
+func (l *listener) Addr() net.Addr { return l.unfinished.Addr() }
+
+func (l *listener) run() {
+	for {
+		c, err := l.unfinished.Accept()
+		if err == nil {
+			l.running.Go(func() { l.handshake(c) })
+			continue
+		}
+		select {
+		case l.ready <- result{nil, err}: // so that the caller decides how long to wait
+		case <-l.ctx.Done():
+			return
+		}
+		if errors.Is(err, net.ErrClosed) { // by another than Close
+			l.cancel()
+			return
+		}
+	}
+}
+
+func (l *listener) handshake(c net.Conn) {
+	defer l.unfinished.Closed(c)
+	conn, err := l.e.Server(l.ctx, c)
+	if err != nil { // which is recorded
+		return
+	}
+	select {
+	case l.ready <- result{conn, nil}:
+	case <-l.ctx.Done():
+		_ = conn.NetConn().Close()
+	}
+}
+
+// Server does the handshake of a server on a connection that the caller has accepted, and returns when the client is
+// verified, within HandshakeTimeout. [PeerFromConn] returns the client. Server owns below from now on, and closes it on an
+// error.
+func (e *Endpoint) Server(ctx context.Context, below net.Conn) (*tls.Conn, error) {
+	if e.noServer != nil {
+		_ = below.Close()
+		return nil, fmt.Errorf("spiffetls: server: %w", e.noServer)
+	}
+	raw := &rawConn{Conn: below, e: e}
+	raw.tls = tls.Server(raw, e.server)
+	ctx, cancel := context.WithTimeout(ctx, e.config.HandshakeTimeout)
+	defer cancel()
+	if err := raw.tls.HandshakeContext(ctx); err != nil { // which configFor has recorded, if there was a hello
+		if !raw.heard {
+			e.config.Metrics.failed(failure{server: true, stage: "tls", err: err})
+		}
+		_ = raw.Close()
+		return nil, err
+	}
+	return raw.tls, nil
+}
