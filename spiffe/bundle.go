@@ -106,17 +106,13 @@ func NewBundle(td TrustDomain, c BundleContents) (*Bundle, error) {
 		}
 	}
 	b.x509 = distinct(slices.Clone(c.X509Authorities))
-	for kind, keys := range map[string]map[string]crypto.PublicKey{"JWT": c.JWTAuthorities, "WIT": c.WITAuthorities} {
-		for id, key := range keys {
-			if id == "" || !utf8.ValidString(id) {
-				return nil, b.errorf("the key ID %s of a %s authority is empty or not UTF-8", short(id), kind)
-			}
-			if reason := jws.Unfit(key); reason != "" {
-				return nil, b.errorf("%s authority %s: %s", kind, short(id), reason)
-			}
-		}
+	var err error
+	if b.jwt, err = b.authorities("JWT", c.JWTAuthorities); err != nil {
+		return nil, err
 	}
-	b.jwt, b.wit = sorted(c.JWTAuthorities), sorted(c.WITAuthorities)
+	if b.wit, err = b.authorities("WIT", c.WITAuthorities); err != nil {
+		return nil, err
+	}
 	for _, a := range b.wit {
 		if _, ok := b.JWTAuthority(a.id); ok {
 			return nil, b.errorf("the key ID %s is that of a JWT and of a WIT authority; give each key its own",
@@ -126,13 +122,19 @@ func NewBundle(td TrustDomain, c BundleContents) (*Bundle, error) {
 	return b, nil
 }
 
-// sorted returns the keys by key ID.
-func sorted(keys map[string]crypto.PublicKey) []authority {
+// authorities checks keys that sign one kind of token, and returns them by key ID.
+func (b *Bundle) authorities(kind string, keys map[string]crypto.PublicKey) ([]authority, error) {
 	list := make([]authority, 0, len(keys))
 	for _, id := range slices.Sorted(maps.Keys(keys)) {
+		if id == "" || !utf8.ValidString(id) {
+			return nil, b.errorf("the key ID %s of a %s authority is empty or not UTF-8", short(id), kind)
+		}
+		if reason := jws.Unfit(keys[id]); reason != "" {
+			return nil, b.errorf("%s authority %s: %s", kind, short(id), reason)
+		}
 		list = append(list, authority{id, keys[id]})
 	}
-	return list
+	return list, nil
 }
 
 // ParseBundlePEM returns a bundle of td with the CA certificates in roots, which are CERTIFICATE blocks in PEM

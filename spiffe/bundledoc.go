@@ -194,6 +194,14 @@ func (p *bundleParser) parse() error {
 	case !p.seen:
 		return p.fault(0, "BND-9", `the member "keys" is missing`)
 	}
+	if fault := p.addEntries(); fault != nil {
+		return fault
+	}
+	return nil
+}
+
+// addEntries takes the authorities of all entries into the bundle, and notes the entries that it skips.
+func (p *bundleParser) addEntries() (fault *ParseError) {
 	for i := range p.entries {
 		e := &p.entries[i]
 		if rule, reason, err := p.add(e); rule != "" {
@@ -207,14 +215,10 @@ func (p *bundleParser) parse() error {
 		}
 	}
 	p.b.x509 = distinct(p.b.x509)
-	var fault *ParseError
 	if p.b.jwt, fault = p.settle(p.jwt); fault == nil {
 		p.b.wit, fault = p.settle(p.wit)
 	}
-	if fault != nil {
-		return fault
-	}
-	return nil
+	return fault
 }
 
 // settle returns the keys of one use by key ID, each once, or the fault that two different ones have the same ID.
@@ -440,19 +444,7 @@ func (b *Bundle) Marshal() ([]byte, error) { return b.marshal(b.hint) }
 
 // marshal is Marshal with another refresh hint.
 func (b *Bundle) marshal(hint time.Duration) ([]byte, error) {
-	size := 64
-	for _, c := range b.x509 {
-		size += 192 + base64.StdEncoding.EncodedLen(len(c.Raw)) + len(c.RawSubjectPublicKeyInfo)
-	}
-	for _, list := range [][]authority{b.jwt, b.wit} {
-		for _, a := range list {
-			size += 192 + len(a.id)
-			if k, ok := a.key.(*rsa.PublicKey); ok {
-				size += k.N.BitLen() / 6
-			}
-		}
-	}
-	doc := append(make([]byte, 0, size), '{')
+	doc := []byte{'{'}
 	if b.seq.ok {
 		doc = append(doc, `"spiffe_sequence":`...)
 		doc = append(strconv.AppendUint(doc, b.seq.n, 10), ',')

@@ -81,22 +81,9 @@ func readBundleMap(doc []byte) ([]mapMember, error) {
 			return nil, mapFault(r.Offset(), "MAP-1", `"trust_domains" is not an object`, nil)
 		}
 		found = true
-		seen := map[TrustDomain]bool{}
-		for name := range r.Members() {
-			from := r.Offset()
-			td, err := ParseTrustDomain(string(name))
-			switch {
-			case err != nil:
-				return nil, mapFault(from, "MAP-2", "the name of a member is not that of a trust domain", err)
-			case seen[td]:
-				return nil, mapFault(from, "MAP-4", fmt.Sprintf("the member %q occurs twice", td), nil)
-			case len(members) == maxMapDomains:
-				return nil, mapFault(from, "BND-33", fmt.Sprintf("more than %d trust domains", maxMapDomains),
-					ErrTooLarge)
-			}
-			seen[td] = true
-			r.Skip()
-			members = append(members, mapMember{td, from, r.Offset()})
+		var fault *ParseError
+		if members, fault = readMapMembers(r); fault != nil {
+			return nil, fault
 		}
 	}
 	switch err := r.End(); {
@@ -106,6 +93,28 @@ func readBundleMap(doc []byte) ([]mapMember, error) {
 		return nil, mapFault(0, "MAP-1", "not a JSON object", nil)
 	case !found:
 		return nil, mapFault(0, "MAP-1", `the member "trust_domains" is missing`, nil)
+	}
+	return members, nil
+}
+
+// readMapMembers reads the member "trust_domains".
+func readMapMembers(r *strictjson.Reader) (members []mapMember, fault *ParseError) {
+	seen := map[TrustDomain]bool{}
+	for name := range r.Members() {
+		from := r.Offset()
+		td, err := ParseTrustDomain(string(name))
+		switch {
+		case err != nil:
+			return nil, mapFault(from, "MAP-2", "the name of a member is not that of a trust domain", err)
+		case seen[td]:
+			return nil, mapFault(from, "MAP-4", fmt.Sprintf("the member %q occurs twice", td), nil)
+		case len(members) == maxMapDomains:
+			reason := fmt.Sprintf("more than %d trust domains", maxMapDomains)
+			return nil, mapFault(from, "BND-33", reason, ErrTooLarge)
+		}
+		seen[td] = true
+		r.Skip()
+		members = append(members, mapMember{td, from, r.Offset()})
 	}
 	return members, nil
 }

@@ -231,6 +231,11 @@ func uriSAN(cert *x509.Certificate) (string, error) {
 	if !seen {
 		return "", invalid("X5-3", "there is no subject alternative name, so no SPIFFE ID")
 	}
+	return oneURI(san)
+}
+
+// oneURI returns the one URI name of a subject alternative name extension.
+func oneURI(san []byte) (string, error) {
 	malformed := invalid("X5-30", "the subject alternative name is malformed")
 	var names asn1.RawValue
 	rest, err := asn1.Unmarshal(san, &names)

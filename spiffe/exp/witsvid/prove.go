@@ -98,6 +98,17 @@ func (p *Prover) Prove(c Call) (token, proof string, err error) {
 	return token, proof, nil
 }
 
+// proofPayload is the payload of a Workload Proof Token.
+type proofPayload struct {
+	Aud string            `json:"aud"`
+	Exp int64             `json:"exp"`
+	JTI string            `json:"jti"`
+	WTH string            `json:"wth"`
+	ATH string            `json:"ath,omitempty"`
+	TTH string            `json:"tth,omitempty"`
+	Oth map[string]string `json:"oth,omitempty"`
+}
+
 func (p *Prover) prove(c Call) (text, proof string, err error) {
 	if err := c.check(); err != nil {
 		return "", "", err
@@ -118,15 +129,7 @@ func (p *Prover) prove(c Call) (text, proof string, err error) {
 			token.Clip(s.id.String(), token.MaxInError), s.notAfter.UTC().Format(time.RFC3339))
 	}
 	text = s.token()
-	claims := struct {
-		Aud string            `json:"aud"`
-		Exp int64             `json:"exp"`
-		JTI string            `json:"jti"`
-		WTH string            `json:"wth"`
-		ATH string            `json:"ath,omitempty"`
-		TTH string            `json:"tth,omitempty"`
-		Oth map[string]string `json:"oth,omitempty"`
-	}{
+	claims := proofPayload{
 		Aud: c.Target,
 		Exp: min(at.Unix()+int64(cmp.Or(p.Lifetime, defaultProofLifetime)/time.Second), s.notAfter.Unix()),
 		JTI: random(), WTH: hash(text), Oth: map[string]string{},

@@ -301,6 +301,7 @@ type proofClaims struct {
 	texts    map[string]string // "jti", "wth", "ath" and "tth", those that are there
 	oth      map[string]string
 	exp, nbf token.Date
+	bad      string // the first claim that is of the wrong type
 }
 
 // maxOther is how many entries of "oth" are read.
@@ -309,57 +310,16 @@ const maxOther = 32
 // readProof reads the payload of a proof. Claims that it does not know are ignored.
 func readProof(payload []byte) (*proofClaims, *token.Error) {
 	p := &proofClaims{texts: map[string]string{}}
-	bad := "" // the first claim that is of the wrong type
-	check := func(name string, ok bool) {
-		if !ok && bad == "" {
-			bad = name
-		}
+	if e := proofs.ReadObject(payload, p.read); e != nil {
+		return nil, e
 	}
-	text := func(r *strictjson.Reader, name string) string {
-		s, ok := r.Text()
-		check(name, ok)
-		return string(s)
-	}
-	e := proofs.ReadObject(payload, func(name string, r *strictjson.Reader) {
-		switch name {
-		case "aud":
-			if r.Kind() != strictjson.Array {
-				p.aud = text(r, name)
-				break
-			}
-			n := 0
-			for range r.Elements() {
-				p.aud = text(r, name)
-				n++
-			}
-			check(name, n == 1) // each receiver of such a proof could present it to the others
-		case "jti", "wth", "ath", "tth":
-			p.texts[name] = text(r, name)
-		case "exp":
-			p.exp = token.ReadDate(r)
-		case "nbf":
-			p.nbf = token.ReadDate(r)
-		case "oth":
-			check(name, r.Kind() == strictjson.Object)
-			p.oth = map[string]string{}
-			for field := range r.Members() {
-				field := string(field)
-				check(name, len(p.oth) < maxOther)
-				if len(p.oth) < maxOther {
-					p.oth[field] = text(r, name)
-				}
-			}
-		}
-	})
 	claim := func(rule, format string, args ...any) (*proofClaims, *token.Error) {
 		return nil, proofs.Refuse("claim", rule, format, args...)
 	}
 	switch {
-	case e != nil:
-		return nil, e
-	case bad != "":
-		return claim(claimRule[bad],
-			`%q is not what it has to be: a string, for "aud" one, for "oth" an object of a few`, bad)
+	case p.bad != "":
+		return claim(claimRule[p.bad],
+			`%q is not what it has to be: a string, for "aud" one, for "oth" an object of a few`, p.bad)
 	case p.aud == "":
 		return claim("WPT-5", `"aud" is missing or empty`)
 	case !p.exp.Number:
@@ -372,6 +332,51 @@ func readProof(payload []byte) (*proofClaims, *token.Error) {
 		return claim("WPT-10", `"wth" is missing or empty`)
 	}
 	return p, nil
+}
+
+// read reads one claim.
+func (p *proofClaims) read(name string, r *strictjson.Reader) {
+	switch name {
+	case "aud":
+		if r.Kind() != strictjson.Array {
+			p.aud = p.text(name, r)
+			break
+		}
+		n := 0
+		for range r.Elements() {
+			p.aud = p.text(name, r)
+			n++
+		}
+		p.check(name, n == 1) // each receiver of such a proof could present it to the others
+	case "jti", "wth", "ath", "tth":
+		p.texts[name] = p.text(name, r)
+	case "exp":
+		p.exp = token.ReadDate(r)
+	case "nbf":
+		p.nbf = token.ReadDate(r)
+	case "oth":
+		p.check(name, r.Kind() == strictjson.Object)
+		p.oth = map[string]string{}
+		for field := range r.Members() {
+			field := string(field)
+			p.check(name, len(p.oth) < maxOther)
+			if len(p.oth) < maxOther {
+				p.oth[field] = p.text(name, r)
+			}
+		}
+	}
+}
+
+func (p *proofClaims) text(name string, r *strictjson.Reader) string {
+	s, ok := r.Text()
+	p.check(name, ok)
+	return string(s)
+}
+
+func (p *proofClaims) check(name string, ok bool) {
+	if !ok && p.bad == "" {
+		p.bad = name
+	}
 }
 
 var claimRule = map[string]string{
