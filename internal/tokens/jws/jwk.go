@@ -244,10 +244,4 @@ func decodeURL(dst, src []byte) bool {
 }
 
 // EqualURL reports whether text is the encoding of data.
-func EqualURL(text, data []byte) bool {
-	if len(text) != strictURL.EncodedLen(len(data)) {
-		return false
-	}
-	var buf [128]byte
-	return bytes.Equal(strictURL.AppendEncode(buf[:0], data), text)
-}
+func EqualURL(text, data []byte) bool { return string(text) == strictURL.EncodeToString(data) }

@@ -26,13 +26,9 @@ type ValidatorOptions struct {
 	// clocks that disagree: from 0 to two minutes. Nil means one minute.
 	Leeway *time.Duration
 
-	// MaxLifetime is the longest that a token may last, from "nbf" or, without, from now, to "exp"
-	//. 0 means any.
+	// MaxLifetime is the longest that a token may last, from "nbf" or, without, from now, to "exp".
+	// 0 means any.
 	MaxLifetime time.Duration
-
-	// MaxProofLifetime is the longest that a proof may last from now: up to five minutes, which 0
-	// stands for.
-	MaxProofLifetime time.Duration
 
 	// Proofs is how many used proofs of one holder are remembered, each until it expires, so that none is accepted
 	// twice. Further proofs of a holder that has as many are refused with [ErrUnavailable], so set more than a client
@@ -59,7 +55,6 @@ type Validator struct {
 	check       *token.Checker[*holder]
 	allow       spiffe.PolicySource
 	maxLifetime time.Duration
-	maxProof    time.Duration
 	replays     *replays // nil for none
 }
 
@@ -74,7 +69,7 @@ type Validator struct {
 // them.
 func NewValidator(bundles spiffe.BundleSource, allow spiffe.PolicySource, opts *ValidatorOptions) (*Validator, error) {
 	o := *cmp.Or(opts, &ValidatorOptions{})
-	v := &Validator{allow: allow, maxLifetime: o.MaxLifetime, maxProof: cmp.Or(o.MaxProofLifetime, maxProofLifetime)}
+	v := &Validator{allow: allow, maxLifetime: o.MaxLifetime}
 	proofs := cmp.Or(o.Proofs, defaultProofs)
 	check, err := token.NewChecker[*holder](tokens, bundles, o.Leeway, o.Now, o.Remember)
 	if err == nil {
@@ -84,8 +79,6 @@ func NewValidator(bundles spiffe.BundleSource, allow spiffe.PolicySource, opts *
 	case err != nil:
 	case v.maxLifetime < 0:
 		err = fmt.Errorf("MaxLifetime is %v, which is less than 0", v.maxLifetime)
-	case v.maxProof < time.Second || v.maxProof > maxProofLifetime:
-		err = fmt.Errorf("MaxProofLifetime is %v, not from 1s to %v", v.maxProof, maxProofLifetime)
 	case proofs < -1 || proofs > maxProofs:
 		err = fmt.Errorf("the option Proofs is %d, not from -1 to %d", proofs, maxProofs)
 	}
@@ -281,9 +274,9 @@ func (v *Validator) checkProof(
 	}
 	switch {
 	case e != nil:
-	case p.exp.At.After(now.Add(v.maxProof + v.check.Leeway())):
+	case p.exp.At.After(now.Add(maxProofLifetime + v.check.Leeway())):
 		e = proofs.Refuse("lifetime", "WPT-7", "it lasts until %s, and no more than %v is accepted",
-			token.Stamp(p.exp.At), v.maxProof)
+			token.Stamp(p.exp.At), maxProofLifetime)
 	case p.texts["wth"] != hash(text):
 		e = proofs.Refuse("binding", "WPT-10", `"wth" is that of another token`)
 	default:
