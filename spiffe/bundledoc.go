@@ -444,7 +444,11 @@ func (b *Bundle) Marshal() ([]byte, error) { return b.marshal(b.hint) }
 
 // marshal is Marshal with another refresh hint.
 func (b *Bundle) marshal(hint time.Duration) ([]byte, error) {
-	doc := []byte{'{'}
+	size := 256 * (1 + len(b.jwt) + len(b.wit)) // a guess
+	for _, c := range b.x509 {
+		size += 2 * len(c.Raw)
+	}
+	doc := append(make([]byte, 0, size), '{')
 	if b.seq.ok {
 		doc = append(doc, `"spiffe_sequence":`...)
 		doc = append(strconv.AppendUint(doc, b.seq.n, 10), ',')

@@ -340,14 +340,20 @@ func (c *Cache) attempt(base context.Context, e *entry) {
 	}
 	c.loop.Done(e, wait)
 	c.mu.Unlock()
-
-	switch audience := slog.String("audience", quote(e.audience)); {
-	case err == nil:
-		c.opts.Logger.LogAttrs(base, slog.LevelDebug, "jwtsvid: new token", audience, slog.Time("expires", expires))
-	case unseen && wait > 0:
-		c.opts.Logger.LogAttrs(base, slog.LevelWarn, "jwtsvid: no new token", audience, slog.Any("err", err),
-			slog.Duration("retry_in", wait))
+	if err == nil || unseen && wait > 0 {
+		c.log(base, e, expires, err, wait)
 	}
+}
+
+// log records what an attempt gave.
+func (c *Cache) log(ctx context.Context, e *entry, expires time.Time, err error, wait time.Duration) {
+	level, message := slog.LevelDebug, "jwtsvid: new token"
+	attrs := []slog.Attr{slog.String("audience", quote(e.audience)), slog.Time("expires", expires)}
+	if err != nil {
+		level, message = slog.LevelWarn, "jwtsvid: no new token"
+		attrs = append(attrs[:1], slog.Any("err", err), slog.Duration("retry_in", wait))
+	}
+	c.opts.Logger.LogAttrs(ctx, level, message, attrs...)
 }
 
 // rest ends the attempt for e if the token was not asked for since it came or, if there is none, for a while. The

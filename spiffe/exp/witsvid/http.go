@@ -43,31 +43,33 @@ func tokenFields(names []string) ([]string, error) {
 	return list, nil
 }
 
+// oneField returns the value of a header field, which may be there once; empty if it is not there.
+func oneField(h http.Header, field, rule string) (string, *token.Error) {
+	lines := h[http.CanonicalHeaderKey(field)]
+	switch {
+	case len(lines) == 0:
+		return "", nil
+	case len(lines) > 1:
+		return "", requests.Refuse("binding", rule,
+			"the field %q is there %d times, and a proof can cover it once", field, len(lines))
+	case trim(lines[0]) == "":
+		return "", requests.Refuse("binding", rule, "the field %q is empty", field)
+	}
+	return trim(lines[0]), nil
+}
+
 // fields returns the tokens in a request that a Workload Proof Token has to cover: those that the drafts
 // name, and those in the further fields. An Authorization that is no OAuth access token counts as a further
 // field. The caller sets the target.
 func fields(h http.Header, further []string) (Call, *token.Error) {
 	var c Call
-	one := func(field, rule string) (string, *token.Error) {
-		lines := h[http.CanonicalHeaderKey(field)]
-		switch {
-		case len(lines) == 0:
-			return "", nil
-		case len(lines) > 1:
-			return "", requests.Refuse("binding", rule,
-				"the field %q is there %d times, and a proof can cover it once", field, len(lines))
-		case trim(lines[0]) == "":
-			return "", requests.Refuse("binding", rule, "the field %q is empty", field)
-		}
-		return trim(lines[0]), nil
-	}
 	other := func(field, value string) {
 		if c.Tokens == nil {
 			c.Tokens = map[string]string{}
 		}
 		c.Tokens[field] = value
 	}
-	auth, e := one(authField, "WPT-11")
+	auth, e := oneField(h, authField, "WPT-11")
 	if e != nil {
 		return c, e
 	}
@@ -81,11 +83,11 @@ func fields(h http.Header, further []string) (Call, *token.Error) {
 	default:
 		c.AccessToken = trim(token)
 	}
-	if c.TxnToken, e = one(txnField, "WPT-12"); e != nil {
+	if c.TxnToken, e = oneField(h, txnField, "WPT-12"); e != nil {
 		return c, e
 	}
 	for _, f := range further {
-		switch value, e := one(f, "WPT-13"); {
+		switch value, e := oneField(h, f, "WPT-13"); {
 		case e != nil:
 			return c, e
 		case value != "":
