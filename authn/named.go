@@ -12,19 +12,23 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// NamedCertificate proves a caller by a client certificate that need not be an X.509-SVID: one of Athenz, whose common
-// name is the principal, or one of Linkerd, which has a DNS name. The method of the Caller is "named-certificate", and its
-// ID is zero.
+// NamedCertificate proves a caller by a client certificate that need not be an X.509-SVID: one of Athenz, whose
+// common name is the principal, or one of Linkerd, which has a DNS name. The method of the Caller is
+// "named-certificate", and its ID is zero.
 //
-// The chain is verified at every call with the bundle of td and with no other roots, for a client; then name returns the
-// Name of the Caller, or why the leaf is refused. It decides which names are let in, and must not keep the leaf. The CA of
-// td must vouch for the names that it looks at: that of a SPIFFE trust domain may sign any common name.
+// The chain is verified at every call with the bundle of td and with no other roots, for a client; then name
+// returns the Name of the Caller, or why the leaf is refused. It decides which names are let in, and must not
+// keep the leaf. The CA of td must vouch for the names that it looks at: that of a SPIFFE trust domain may sign
+// any common name.
 //
-// The TLS server must ask for the certificate. The error wraps [ErrNoCredential] if there is none, [ErrRefused] if it is not
-// good, and neither if there is no bundle now. The error of NamedCertificate itself says which argument is missing.
-func NamedCertificate(td spiffe.TrustDomain, bundles spiffe.BundleSource, name func(leaf *x509.Certificate) (string, error)) (Authenticator, error) {
+// The TLS server must ask for the certificate. The error wraps [ErrNoCredential] if there is none, [ErrRefused]
+// if it is not good, and neither if there is no bundle now. The error of NamedCertificate itself says which
+// argument is missing.
+func NamedCertificate(td spiffe.TrustDomain, bundles spiffe.BundleSource,
+	name func(leaf *x509.Certificate) (string, error)) (Authenticator, error) {
 	if td.IsZero() || bundles == nil || name == nil {
-		return nil, errors.New("authn: named certificate: the trust domain, the source of its bundle or the function for names is missing")
+		return nil, errors.New("authn: named certificate: the trust domain, the source of its bundle or the " +
+			"function for names is missing")
 	}
 	return Func(func(r *http.Request) (*Caller, error) {
 		if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
@@ -59,7 +63,8 @@ func NamedCertificate(td spiffe.TrustDomain, bundles spiffe.BundleSource, name f
 			return refuse(err)
 		}
 		return &Caller{
-			Name: proven, Method: "named-certificate", NotAfter: certchain.End(path), DNSNames: validNames(chain[0].DNSNames),
+			Name: proven, Method: "named-certificate", NotAfter: certchain.End(path),
+			DNSNames:    validNames(chain[0].DNSNames),
 			Certificate: chain[0],
 		}, nil
 	}), nil
