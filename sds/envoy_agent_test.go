@@ -18,6 +18,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/envoytest"
 	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
@@ -39,7 +40,7 @@ func TestEnvoyOfAgent(t *testing.T) {
 	src, err := workloadapi.New(agent.Config())
 	require.NoError(t, err)
 	run("source", src.Run)
-	h := handler(t, src, &sds.Options{Resolve: func(ctx context.Context, name string) (string, error) {
+	h := handler(t, sdssource.FromIdentity(src), &sds.Options{Resolve: func(ctx context.Context, name string) (string, error) {
 		if name == "default" {
 			return "spiffe://example.org/ns/demo/sa/" + ctx.Value(callerKey{}).(string), nil
 		}

@@ -9,11 +9,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/envoytest"
 	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/spiffe"
@@ -28,8 +30,29 @@ type whole struct{ *spiffetest.Source }
 func (whole) Ready(context.Context) error { return nil }
 func (whole) Close() error                { return nil }
 
+// federated has bundles that a test changes.
+type federated struct {
+	renew.Signal
+	set atomic.Pointer[spiffe.BundleSet]
+}
+
+func (f *federated) put(all ...*spiffe.Bundle) {
+	set, err := spiffe.NewBundleSet(all...)
+	if err != nil {
+		panic(err)
+	}
+	f.set.Store(set)
+	f.Notify()
+}
+
+func (f *federated) Bundles() *spiffe.BundleSet { return f.set.Load() }
+
+func (f *federated) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	return f.Bundles().Bundle(td)
+}
+
 // TestEnvoyAllRoots has an Envoy of one trust domain call one of another, both with a ROOTCA of all roots: not before
-// the configuration of the mesh has the other's roots, and not after it has taken them away.
+// federation has brought the other's roots, and not after it has taken them away.
 func TestEnvoyAllRoots(t *testing.T) {
 	t.Parallel()
 	envoytest.Binary(t)
@@ -38,10 +61,11 @@ func TestEnvoyAllRoots(t *testing.T) {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	run := background(t)
 	home, abroad := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "partner.test")
-	var mesh source.Configured
+	var mesh federated
+	mesh.put()
 	serve := func(name string, ca *spiffetest.CA) {
 		t.Helper()
-		all, err := source.NewUnion(ca.TrustDomain(), whole{ca.Source("/ns/demo/sa/" + name)}, &mesh)
+		all, err := source.NewMerge(ca.TrustDomain(), whole{ca.Source("/ns/demo/sa/" + name)}, &mesh)
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = all.Close() })
 		s := &unixsocket.Server{Path: filepath.Join(dir, name+".sock"), Handler: handler(t, sdssource.FromIdentityWithAllRoots(all), nil)}
@@ -77,17 +101,13 @@ func TestEnvoyAllRoots(t *testing.T) {
 			return err == nil && good == want
 		}, time.Minute, 50*time.Millisecond)
 	}
-	roots := []source.Roots{
-		{PEM: home.Bundle().MarshalPEM(), TrustDomains: []spiffe.TrustDomain{home.TrustDomain()}},
-		{PEM: abroad.Bundle().MarshalPEM(), TrustDomains: []spiffe.TrustDomain{abroad.TrustDomain()}},
-	}
 	for range 2 {
 		becomes(false)
-		require.NoError(t, mesh.Set(roots))
+		mesh.put(home.Bundle(), abroad.Bundle())
 		becomes(true)
 		_, in := server.Serials()
 		require.Len(t, in, 2, "each root once")
-		require.NoError(t, mesh.Set(nil))
+		mesh.put()
 	}
 	becomes(false)
 	require.Zero(t, server.Stat("sds.ROOTCA.update_rejected"))

@@ -17,6 +17,7 @@ import (
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -141,7 +142,7 @@ func ExampleOptions_callers() {
 		panic(err)
 	}
 	type callerKey struct{}
-	handler, err := sds.NewHandler(agent, &sds.Options{Resolve: func(ctx context.Context, name string) (string, error) {
+	handler, err := sds.NewHandler(sdssource.FromIdentity(agent), &sds.Options{Resolve: func(ctx context.Context, name string) (string, error) {
 		if name == "default" {
 			return "spiffe://example.org/ns/shop/sa/" + ctx.Value(callerKey{}).(string), nil
 		}
@@ -220,7 +221,7 @@ func ExampleOptions_serverNames() {
 		}
 		return id.String(), nil
 	}
-	handler, err := sds.NewHandler(agent, &sds.Options{Resolve: resolve, MaxNames: 10_000}) // all on one stream
+	handler, err := sds.NewHandler(sdssource.FromIdentity(agent), &sds.Options{Resolve: resolve, MaxNames: 10_000}) // all on one stream
 	if err != nil {
 		panic(err)
 	}

@@ -12,13 +12,6 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// The resource names that have no trust domain in them.
-const (
-	defaultName = "default"
-	rootName    = "ROOTCA"
-	allName     = "ALL"
-)
-
 // GenerateSecret returns the secret with the given resource name. The names are:
 //
 //	default                    the key pair of the default identity, which may be a credential
@@ -33,24 +26,24 @@ const (
 // A secret that exists is returned without blocking. A certificate that has expired is not returned.
 //
 // GenerateSecret waits for a secret that does not exist yet, until ctx is done: that ends the wait and not the work,
-// which all waiting calls share. The wait ends sooner, with an error, if the CA refuses for good, if the trust bundle is
-// empty, and when Run ends. The error wraps [spiffe.ErrNotReady] and the last cause.
+// which all waiting calls share. The wait ends sooner, with an error, if the CA refuses for good, if the trust bundle
+// is empty, and when Run ends. The error wraps [spiffe.ErrNotReady] and the last cause.
 //
-// Run does the work. While it is not running, waiting calls start attempts themselves, one at a time
-// for each identity and with the same waits after failures. Such an attempt runs on its own goroutine, which ends with the
+// Run does the work. While it is not running, waiting calls start attempts themselves, one at a time for each
+// identity and with the same waits after failures. Such an attempt runs on its own goroutine, which ends with the
 // attempt, after Config.Timeout at the latest, even if no call waits any more.
 func (m *Manager) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
 	switch resourceName {
-	case defaultName:
+	case secretset.Default:
 		if !m.hasFirst() {
-			return nil, unknown(defaultName)
+			return nil, unknown(secretset.Default)
 		}
 		h, err := m.current(ctx, m.first)
 		if err != nil {
 			return nil, err
 		}
 		return h.alias, h.noSecret
-	case rootName, allName:
+	case secretset.Root, secretset.All:
 		return m.rootSecret(ctx, resourceName)
 	}
 	if v, ok := m.names.Load(resourceName); ok {

@@ -19,6 +19,8 @@ import (
 	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/sds/workloadagent"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -154,6 +156,14 @@ func fromFolder(ctx context.Context, folder string, o *options) (*origin, error)
 	return from, nil
 }
 
+// upstream is another agent, with its identities as secrets.
+type upstream struct {
+	*workloadapi.Source
+	secrets
+}
+
+type secrets = sds.Source
+
 // fromAgent takes the identities of this process from another agent, such as SPIRE's.
 func fromAgent(address string, o *options) (*origin, error) {
 	client, err := workloadapi.NewClient(address, nil)
@@ -171,5 +181,6 @@ func fromAgent(address string, o *options) (*origin, error) {
 		}
 		return tokens[0].Token(), nil
 	}
-	return &origin{workloadagent.Config{Source: src, IssueJWTSVID: issue, ValidateJWTSVID: client.ValidateJWTSVID}, []func(context.Context) error{src.Run}}, nil
+	from := upstream{src, sdssource.FromIdentity(src)}
+	return &origin{workloadagent.Config{Source: from, IssueJWTSVID: issue, ValidateJWTSVID: client.ValidateJWTSVID}, []func(context.Context) error{src.Run}}, nil
 }

@@ -491,7 +491,7 @@ var calls = []struct {
 			require.NoError(t, err)
 			return svid.ID().String()
 		}},
-		{note: "By another rule, or several identities at a time: `source.Pick`.", like: []any{peerapi.WithDefaultJWTSVIDPicker}, from: func(t *testing.T, e theirProgram) any {
+		{note: "By another rule: `source.X509` has all identities. Several at a time: a source for each hint, with one `Client`.", like: []any{peerapi.WithDefaultJWTSVIDPicker}, from: func(t *testing.T, e theirProgram) any {
 			pick := peerapi.WithDefaultX509SVIDPicker(func(all []*x509svid.SVID) *x509svid.SVID {
 				return all[slices.IndexFunc(all, func(s *x509svid.SVID) bool { return s.Hint == "internal" })]
 			})
@@ -974,10 +974,10 @@ var without = []struct {
 	reason string
 }{
 	{[]any{tlsconfig.WithTrace}, "The source is read without waiting, so that there is nothing to time. Failed handshakes: `Options.Logger` and `Options.Failures`."},
-	{[]any{peerapi.WithDialOptions}, "The client is one of net/http and not of grpc-go: `ClientOptions.HTTPClient`."},
+	{[]any{peerapi.WithDialOptions}, "The client is one of net/http and not of grpc-go: an `*http.Client` of `NewClient`."},
 	{[]any{peerapi.WithBackoffStrategy}, "The waits follow from the life that the identity has left, so that an outage costs none."},
 	{[]any{peerapi.WithLogger, peerfederation.WithLogger}, "`Config.Logger` and `Options.Logger` are a `*slog.Logger`; the handler of a bundle endpoint writes no log."},
-	{[]any{"`workloadapi.WithNamedPipeName`"}, "For Windows: `ClientOptions.HTTPClient` reaches a server by other means than a socket."},
+	{[]any{"`workloadapi.WithNamedPipeName`"}, "For Windows: the `*http.Client` of `NewClient` reaches a server by other means than a socket."},
 	{[]any{peerapi.TargetFromAddress}, "It is for grpc-go, which is not used."},
 	{[]any{(*spiffebundle.Bundle).X509Bundle, (*spiffebundle.Bundle).JWTBundle, (*spiffebundle.Bundle).Clone}, "There is one type of bundle, and it never changes."},
 	{[]any{(*peerjwt.SVID).Marshal}, "The program has the token that it gave to `Validate`; behind `jwtsvid.Middleware` it is in the Authorization header. `Claims` decodes the payload."},

@@ -435,7 +435,7 @@ func TestPeerServerSource(t *testing.T) {
 			select {
 			case <-changed:
 			case <-ctx.Done():
-				require.Fail(t, "the source does not change", "%+v", source.Status())
+				require.Fail(t, "the source does not change", "%+v", source.Report())
 			}
 		}
 	}

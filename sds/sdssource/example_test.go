@@ -59,52 +59,38 @@ func Example() {
 	// false true
 }
 
-// The roots of two trust domains, from the source of the identity and from the configuration of a mesh, in both forms
+// The roots of two trust domains, from the source of the identity and from federation, in both forms
 // that Envoy has for them.
 func ExampleFromIdentityWithAllRoots() {
 	ctx := context.Background()
 	ca, partner := spiffetest.NewCA(new(testing.T), "example.org"), spiffetest.NewCA(new(testing.T), "partner.test")
 	own := manager{ca.Source("/ns/demo/sa/web")} // a *secretcache.Manager
 
-	var mesh source.Configured
-	all, err := source.NewUnion(ca.TrustDomain(), own, &mesh)
+	federated := abroad{partner.Source("/x"), partner} // a *federation.Manager
+	all, err := source.NewMerge(ca.TrustDomain(), own, federated)
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
 	defer all.Close()
 	src := sdssource.FromIdentityWithAllRoots(all)
-	show := func() {
-		roots, err := src.GenerateSecret(ctx, "ROOTCA") // Istio's form
-		if err != nil {
-			fmt.Println(err)
-			return
-		}
-		pem, _ := roots.Roots()
-		fmt.Println("ROOTCA has", strings.Count(string(pem), "BEGIN CERTIFICATE"))
-		domains, err := src.GenerateSecret(ctx, "ALL") // for Envoy's SPIFFE validator
-		if err != nil {
-			fmt.Println(err)
-			return
-		}
-		each, _ := domains.TrustDomains()
-		for _, td := range slices.SortedFunc(maps.Keys(each), spiffe.TrustDomain.Compare) {
-			fmt.Println("ALL has", strings.Count(string(each[td]), "BEGIN CERTIFICATE"), "of", td)
-		}
-	}
-	show()
-	err = mesh.Set([]source.Roots{
-		{PEM: partner.Bundle().MarshalPEM(), TrustDomains: []spiffe.TrustDomain{partner.TrustDomain()}},
-		{PEM: ca.Bundle().MarshalPEM(), TrustDomains: []spiffe.TrustDomain{ca.TrustDomain()}}, // it is there already
-	})
+	roots, err := src.GenerateSecret(ctx, "ROOTCA") // Istio's form
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	show()
+	pem, _ := roots.Roots()
+	fmt.Println("ROOTCA has", strings.Count(string(pem), "BEGIN CERTIFICATE"))
+	domains, err := src.GenerateSecret(ctx, "ALL") // for Envoy's SPIFFE validator
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	each, _ := domains.TrustDomains()
+	for _, td := range slices.SortedFunc(maps.Keys(each), spiffe.TrustDomain.Compare) {
+		fmt.Println("ALL has", strings.Count(string(each[td]), "BEGIN CERTIFICATE"), "of", td)
+	}
 	// Output:
-	// ROOTCA has 1
-	// ALL has 1 of example.org
 	// ROOTCA has 2
 	// ALL has 1 of example.org
 	// ALL has 1 of partner.test
@@ -115,3 +101,11 @@ type manager struct{ *spiffetest.Source }
 
 func (manager) Ready(context.Context) error { return nil }
 func (manager) Close() error                { return nil }
+
+// abroad has the bundles of another trust domain.
+type abroad struct {
+	*spiffetest.Source
+	ca *spiffetest.CA
+}
+
+func (a abroad) Bundles() *spiffe.BundleSet { return a.ca.Bundles() }

@@ -19,11 +19,6 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
-// What is joined fits, too.
-var _ = func(m *secretcache.Manager, f source.Federated) (source.Source, error) {
-	return source.NewUnion(td, m, f)
-}
-
 // rootsOf returns the roots of a secret, each once, by what they are.
 func rootsOf(t testing.TB, src sds.Source, name string) map[string]int {
 	t.Helper()
@@ -49,40 +44,34 @@ func once(cas ...*x509.Certificate) map[string]int {
 	return all
 }
 
-// TestAllRoots serves the roots of a CA, of the configuration of a mesh and of federation in one ROOTCA, while the CA
-// rotates: no certificate is told of before its root is in ROOTCA, and none of the places takes away what another has.
+// TestAllRoots serves the roots of a CA, of files and of federation in one ROOTCA, while the CA rotates: no certificate
+// is told of before its root is in ROOTCA, and none of the places takes away what another has.
 func TestAllRoots(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-7.7-3")
 	synctest.Test(t, func(t *testing.T) {
-		ca, old := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org")
-		abroad, third := spiffetest.NewCA(t, "partner.test"), spiffetest.NewCA(t, "third.test")
+		ca, abroad, third := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "partner.test"), spiffetest.NewCA(t, "third.test")
 		manager, err := secretcache.Start(t.Context(), secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org/web"), CA: ca})
 		require.NoError(t, err)
 		defer manager.Close()
-		var mesh, federated source.Configured
-		entry := func(cas ...*spiffetest.CA) (list []source.Roots) {
-			for _, ca := range cas {
-				list = append(list, source.Roots{PEM: ca.Bundle().MarshalPEM(), TrustDomains: []spiffe.TrustDomain{ca.TrustDomain()}})
-			}
-			return list
-		}
-		require.NoError(t, mesh.Set(entry(old, abroad)))
-		require.NoError(t, federated.Set(entry(abroad)))
-		all, err := source.NewUnion(td, manager, &mesh, &federated)
+		files, federated, foreign := new(federated), new(federated), abroad.SVID("/x")
+		set := func(f *live, all ...*spiffe.Bundle) { f.set(spiffe.NewSnapshot(foreign, bundles(t, all...)), nil) }
+		set(&files.live, abroad.Bundle())
+		set(&federated.live, abroad.Bundle(), third.Bundle())
+		all, err := source.NewMerge(td, manager, files, federated)
 		require.NoError(t, err)
 		defer all.Close()
 		src, plain := sdssource.FromIdentityWithAllRoots(all), sdssource.FromIdentity(all)
 		first, err := src.GenerateSecret(t.Context(), "ROOTCA")
 		require.NoError(t, err)
-		assert.Equal(t, once(ca.Root(), old.Root(), abroad.Root()), rootsOf(t, src, "ROOTCA"))
-		assert.Equal(t, once(ca.Root(), old.Root()), rootsOf(t, plain, "ROOTCA"), "of the own trust domain")
+		assert.Equal(t, once(ca.Root(), third.Root(), abroad.Root()), rootsOf(t, src, "ROOTCA"))
+		assert.Equal(t, once(ca.Root()), rootsOf(t, plain, "ROOTCA"), "of the own trust domain")
 		for _, s := range []sds.Source{src, plain} {
 			assert.Equal(t, once(abroad.Root()), rootsOf(t, s, "spiffe://partner.test"))
 			secret, err := s.GenerateSecret(t.Context(), "ALL")
 			require.NoError(t, err)
 			domains, _ := secret.TrustDomains()
-			assert.Len(t, domains, 2)
+			assert.Len(t, domains, 3)
 		}
 
 		// vouched checks a certificate at the moment in which it is told of.
@@ -116,14 +105,14 @@ func TestAllRoots(t *testing.T) {
 			time.Sleep(time.Hour)
 			ca.DropOldRoots()
 			time.Sleep(time.Hour)
-			assert.Equal(t, once(ca.Root(), old.Root(), abroad.Root()), rootsOf(t, src, "ROOTCA"))
+			assert.Equal(t, once(ca.Root(), third.Root(), abroad.Root()), rootsOf(t, src, "ROOTCA"))
 		}
 		assert.GreaterOrEqual(t, leaves, 4)
 
 		// A root that moves from one place to another makes no other secret.
 		before, err := src.GenerateSecret(t.Context(), "ROOTCA")
 		require.NoError(t, err)
-		require.NoError(t, mesh.Set(entry(old)))
+		set(&files.live)
 		synctest.Wait()
 		after, err := src.GenerateSecret(t.Context(), "ROOTCA")
 		require.NoError(t, err)
@@ -133,20 +122,22 @@ func TestAllRoots(t *testing.T) {
 		f, _ := first.Roots()
 		assert.NotEqual(t, string(f), string(a))
 
-		// What is bad replaces nothing, and what is empty is a statement.
-		require.Error(t, mesh.Set([]source.Roots{{PEM: []byte("x"), TrustDomains: []spiffe.TrustDomain{td}}}))
-		synctest.Wait()
-		assert.Equal(t, once(ca.Root(), old.Root(), abroad.Root()), rootsOf(t, src, "ROOTCA"))
-		require.NoError(t, mesh.Set(entry(third)))
-		synctest.Wait()
-		assert.Equal(t, once(ca.Root(), third.Root(), abroad.Root()), rootsOf(t, src, "ROOTCA"))
-		require.NoError(t, mesh.Set(nil))
-		require.NoError(t, federated.Set([]source.Roots{{TrustDomains: []spiffe.TrustDomain{partner}}}))
+		// What is empty is a statement.
+		empty, err := spiffe.NewBundle(partner, spiffe.BundleContents{})
+		require.NoError(t, err)
+		set(&federated.live, empty)
 		synctest.Wait()
 		assert.Equal(t, once(ca.Root()), rootsOf(t, src, "ROOTCA"))
 		_, err = src.GenerateSecret(t.Context(), "spiffe://partner.test")
 		require.ErrorIs(t, err, spiffe.ErrNoAuthority, "to Envoy, no roots would mean no verification")
 	})
+}
+
+// federated has bundles that a test changes.
+type federated struct{ live }
+
+func (f *federated) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	return f.Bundles().Bundle(td)
 }
 
 // TestAllRootsFirst has a certificate and its root in one change.

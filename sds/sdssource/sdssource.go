@@ -1,5 +1,5 @@
-// Package sdssource makes sources for package sds: of identities and bundles, of files by Istio's names, and of several
-// sources by name.
+// Package sdssource makes sources for package sds: of identities and bundles, of files by Istio's names, and of
+// several sources by name.
 //
 //	files, err := sdssource.StartFiles(ctx, sdssource.FilesConfig{
 //		Allow:       []string{"/etc/gateway-certs"},
@@ -19,8 +19,8 @@
 //
 // # The workload's own files
 //
-// A *filesource.Source serves files under the names default and ROOTCA, by [FromIdentity], or by [FromBundles] if there are
-// roots and no certificate. Istio has the files in one of these folders:
+// A *filesource.Source serves files under the names default and ROOTCA, by [FromIdentity], or by [FromBundles] if
+// there are roots and no certificate. Istio has the files in one of these folders:
 //
 //	etc/certs, var/run/secrets/workload-spiffe-credentials     cert-chain.pem, key.pem, root-cert.pem
 //	var/run/secrets/workload-spiffe-credentials, of GKE        certificates.pem, private_key.pem, ca_certificates.pem
@@ -30,18 +30,16 @@
 //
 // # Several trust domains
 //
-// The roots of a mesh come from several places: the CA, files, the configuration of the mesh, and the bundle endpoints of
-// other trust domains. Package source joins them, and FromIdentity serves the union:
+// The roots of other trust domains come from files, or from their bundle endpoints. Package source adds them to
+// those of the identity:
 //
-//	var mesh source.Configured // mesh.Set has the PEM of the configuration, with its trust domains, whenever that changes
-//	all, err := source.NewUnion(td, manager, files, &mesh, federated)
+//	all, err := source.NewMerge(td, manager, files, federated)
 //	if err != nil { … }
 //	defer all.Close()
 //	handler, err := sds.NewHandler(sdssource.FromIdentity(all), nil)
 //
-// Here manager is a *secretcache.Manager, files a *filesource.Source of roots, and federated a *federation.Manager. Each
-// root is served once, in an order that does not depend on its place. Each place keeps its last good roots, and withdraws
-// only its own. Roots are pushed before the certificate that needs them.
+// Here manager is a *secretcache.Manager, files a *filesource.Source of roots, and federated a *federation.Manager.
+// Each keeps its last good roots. Roots are pushed before the certificate that needs them.
 //
 // Envoy trusts several trust domains in one of two ways. With its SPIFFE validator it asks for ALL, in which each root
 // vouches for peers of its own trust domain. In Istio's way it asks for ROOTCA and expects all roots in it:
@@ -49,8 +47,8 @@
 //
 // # Output is not input
 //
-// A program that writes its identity to a folder (OUTPUT_CERTS) lists that folder in Config.Refuse of filesource and in
-// FilesConfig.Refuse, so that it never reads its own output.
+// A program that writes its identity to a folder (OUTPUT_CERTS) lists that folder in Config.Refuse of filesource and
+// in FilesConfig.Refuse, so that it never reads its own output.
 package sdssource
 
 import (
@@ -59,6 +57,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -70,60 +69,66 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// FromIdentity returns a source of secrets over a source of one identity and its trust bundles: a *filesource.Source
-// with a certificate, a *source.LastGood, what source.NewMerge returns, or a *workloadapi.Source. The names are those of a
-// *secretcache.Manager:
+// Identity is a source of an identity and its trust bundles: a *filesource.Source with a certificate, a
+// *source.LastGood, what source.NewMerge returns, or a *workloadapi.Source.
 //
-//	default                    the key pair of the identity
-//	spiffe://TRUST-DOMAIN/PATH the same, by its ID
-//	ROOTCA                     the X.509 authorities of its trust domain
-//	spiffe://TRUST-DOMAIN      the X.509 authorities of any trust domain with a bundle
-//	ALL                        those of all of them, each for its own trust domain; see [pki.NewTrustDomainsSecret]
+// If it also has the methods SVIDs() []*spiffe.SVID and Bundles() *spiffe.BundleSet, as a *workloadapi.Source has, the
+// other identities are served by their IDs, too, and all that there is while the Snapshot is missing.
+type Identity interface {
+	Snapshot() (*spiffe.Snapshot, error)
+	Changed() <-chan struct{}
+}
+
+// FromIdentity returns a source of secrets over src. The names are those of a *secretcache.Manager: "default" and
+// the ID of the identity for its key pair, "ROOTCA" and "spiffe://" with a trust domain for the X.509 authorities of
+// one trust domain, and "ALL" for those of all trust domains, each for its own.
 //
-// Other names give an error that wraps [fs.ErrNotExist], and so do all names once an error of src has a method Withdrawn
-// that reports true. While src has no snapshot, or an expired certificate, GenerateSecret waits until ctx is done; then its
-// error wraps that of src. FromIdentity panics if src is nil.
+// Other names give an error that wraps [fs.ErrNotExist], and so do all names once an error of src has a method
+// Withdrawn that reports true. While src has no snapshot, or an expired certificate, GenerateSecret waits until ctx
+// is done; then its error wraps that of src. FromIdentity panics if src is nil.
 //
 // The source of secrets needs no Close: a goroutine follows src while there is a subscriber.
-func FromIdentity(src interface {
-	Snapshot() (*spiffe.Snapshot, error)
-	Changed() <-chan struct{}
-}) sds.Source {
-	return fromIdentity(src, false)
-}
+func FromIdentity(src Identity) sds.Source { return fromIdentity(src, false) }
 
-// FromIdentityWithAllRoots is FromIdentity with a ROOTCA that has the X.509 authorities of all trust domains with a bundle, as
-// Istio does it. Then an authority of any trust domain vouches for any peer, and only the names that Envoy is configured to
-// match (match_typed_subject_alt_names) protect from that. Where Envoy's configuration can be changed, prefer its SPIFFE
-// validator with the name ALL: there each authority vouches for its own trust domain only.
-func FromIdentityWithAllRoots(src interface {
-	Snapshot() (*spiffe.Snapshot, error)
-	Changed() <-chan struct{}
-}) sds.Source {
-	return fromIdentity(src, true)
-}
+// FromIdentityWithAllRoots is FromIdentity with a ROOTCA that has the X.509 authorities of all trust domains with a
+// bundle, as Istio does it. Then an authority of any trust domain vouches for any peer, and only the names that
+// Envoy is configured to match (match_typed_subject_alt_names) protect from that. Where Envoy's configuration can be
+// changed, prefer its SPIFFE validator with the name ALL: there each authority vouches for its own trust domain
+// only.
+func FromIdentityWithAllRoots(src Identity) sds.Source { return fromIdentity(src, true) }
 
-func fromIdentity(src interface {
-	Snapshot() (*spiffe.Snapshot, error)
-	Changed() <-chan struct{}
-}, joined bool) sds.Source {
+func fromIdentity(src Identity, joined bool) sds.Source {
 	if src == nil {
 		panic("sdssource: FromIdentity needs a source")
 	}
+	several, _ := src.(interface {
+		SVIDs() []*spiffe.SVID
+		Bundles() *spiffe.BundleSet
+	})
 	return &source{changed: src.Changed, set: func() (*secretset.Set, error) {
+		set := &secretset.Set{Joined: joined}
+		if several != nil {
+			set.Identities = several.SVIDs()
+		}
 		snap, err := src.Snapshot()
-		if err != nil {
+		if err == nil {
+			set.Own, _ = snap.SVID() // of a snapshot: never an error
+			set.Identities, set.Bundles = append(slices.Clip(set.Identities), set.Own), snap.Bundles()
+		}
+		if len(set.Identities) == 0 {
 			return nil, err
 		}
-		svid, _ := snap.SVID() // of a snapshot: never an error
-		return &secretset.Set{Own: svid, Bundles: snap.Bundles(), Joined: joined, Identities: func(yield func(*spiffe.SVID) bool) { yield(svid) }}, nil
+		if several != nil {
+			set.Bundles = several.Bundles() // after the certificates, which may need newer ones
+		}
+		return set, nil
 	}}
 }
 
-// FromBundles returns a source of secrets over a source of trust bundles: a *federation.Manager, or a *filesource.Source
-// without a certificate. It has the names spiffe://TRUST-DOMAIN and ALL as [FromIdentity] has them, and ROOTCA for the
-// authorities of td unless td is zero. A name whose bundle does not exist (yet) gives an error that wraps [fs.ErrNotExist].
-// FromBundles panics if src is nil.
+// FromBundles returns a source of secrets over a source of trust bundles: a *federation.Manager, or a
+// *filesource.Source without a certificate. It has the names spiffe://TRUST-DOMAIN and ALL as [FromIdentity] has
+// them, and ROOTCA for the authorities of td unless td is zero. A name whose bundle does not exist (yet) gives an
+// error that wraps [fs.ErrNotExist]. FromBundles panics if src is nil.
 func FromBundles(src interface {
 	Bundles() *spiffe.BundleSet
 	Changed() <-chan struct{}
@@ -132,7 +137,7 @@ func FromBundles(src interface {
 		panic("sdssource: FromBundles needs a source")
 	}
 	return &source{changed: src.Changed, set: func() (*secretset.Set, error) {
-		return &secretset.Set{TrustDomain: td, Bundles: src.Bundles(), Identities: func(func(*spiffe.SVID) bool) {}}, nil
+		return &secretset.Set{TrustDomain: td, Bundles: src.Bundles()}, nil
 	}}
 }
 
@@ -156,14 +161,16 @@ func (s *source) GenerateSecret(ctx context.Context, resourceName string) (*pki.
 		case there && (found.SVID == nil || time.Now().Before(found.SVID.NotAfter())):
 			return found.Secret(resourceName)
 		case there:
-			err = fmt.Errorf("the certificate of %q has expired at %s", found.SVID.ID(), found.SVID.NotAfter().UTC().Format(time.RFC3339))
+			err = fmt.Errorf("the certificate of %q has expired at %s", found.SVID.ID(),
+				found.SVID.NotAfter().UTC().Format(time.RFC3339))
 		case set != nil || sourcereport.Withdrawn(err) || !secretset.IsName(resourceName):
 			return nil, secretset.Unknown("sdssource", resourceName)
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("sdssource: no secret %q yet: %w; waited for it: %w", resourceName, err, context.Cause(ctx))
+			return nil, fmt.Errorf("sdssource: no secret %q yet: %w; waited for it: %w", resourceName, err,
+				context.Cause(ctx))
 		}
 	}
 }
@@ -204,10 +211,10 @@ func (s *source) follow(done, changed <-chan struct{}, old *secretset.Set) {
 	}
 }
 
-// Mux returns a source that routes each name to another source. The keys of routes are names, such as "ROOTCA", and prefixes
-// of names with a "*" at the end, such as "file-cert:*"; "*" alone is for all names. The name itself wins over prefixes, and
-// the longest prefix over the others. If the source of a name fails, or does not have it, no other is tried. A name without
-// a source gives an error that wraps [fs.ErrNotExist]. Mux copies routes.
+// Mux returns a source that routes each name to another source. The keys of routes are names, such as "ROOTCA", and
+// prefixes of names with a "*" at the end, such as "file-cert:*"; "*" alone is for all names. The name itself wins
+// over prefixes, and the longest prefix over the others. If the source of a name fails, or does not have it, no
+// other is tried. A name without a source gives an error that wraps [fs.ErrNotExist]. Mux copies routes.
 func Mux(routes map[string]sds.Source) (sds.Source, error) {
 	if len(routes) == 0 {
 		return nil, errors.New("sdssource: mux: there are no routes")

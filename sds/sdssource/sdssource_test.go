@@ -226,6 +226,63 @@ func TestFromIdentity(t *testing.T) {
 	}) // which fails if a goroutine is left
 }
 
+// workload is a source of several identities, as a *workloadapi.Source is.
+type workload struct {
+	live
+	all []*spiffe.SVID // guarded by mu
+	set *spiffe.BundleSet
+}
+
+func (w *workload) SVIDs() []*spiffe.SVID {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.all
+}
+
+func (w *workload) Bundles() *spiffe.BundleSet {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.set
+}
+
+// All identities of a workload are served by their IDs, also while none of them is the default one.
+func TestFromWorkload(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, td.String())
+	web, db := ca.SVID("/web"), ca.SVID("/db")
+	set := bundles(t, ca.Bundle())
+	w := &workload{live: live{err: spiffe.ErrNotReady}}
+	src := sdssource.FromIdentity(w)
+	var news told
+	t.Cleanup(src.Subscribe(news.add))
+	publish := func(snap *spiffe.Snapshot, err error, set *spiffe.BundleSet, all ...*spiffe.SVID) {
+		w.mu.Lock()
+		w.all, w.set = all, set
+		w.mu.Unlock()
+		w.live.set(snap, err)
+	}
+	has := func(name string, want error) {
+		t.Helper()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err := src.GenerateSecret(ctx, name)
+		require.ErrorIs(t, err, want, name)
+	}
+	publish(spiffe.NewSnapshot(web, set), nil, set, web, db)
+	news.await(t, "ALL", "ROOTCA", td.ID().String(), "default", db.ID().String(), web.ID().String())
+	for _, name := range []string{"default", "ROOTCA", "ALL", web.ID().String(), db.ID().String()} {
+		has(name, nil)
+	}
+	publish(nil, spiffe.ErrNotReady, set, db)
+	news.await(t, "ROOTCA", "default", web.ID().String())
+	has(db.ID().String(), nil)
+	has("ALL", nil)
+	has("default", fs.ErrNotExist)
+	publish(nil, gone{}, nil)
+	news.await(t, "ALL", td.ID().String(), db.ID().String())
+	has(db.ID().String(), fs.ErrNotExist)
+}
+
 func TestFromBundles(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/sds/workloadagent"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -59,7 +60,7 @@ func TestIdentitiesComeAndGo(t *testing.T) {
 	src, err := workloadapi.New(api.Config())
 	require.NoError(t, err)
 	p := newPlace(t, me(id("/zebra", `"hint": "a"`), id("/web")))
-	p.run(workloadagent.Config{Source: src}, src.Run)
+	p.run(workloadagent.Config{Source: upstream{src, sdssource.FromIdentity(src)}}, src.Run)
 	updates, errs := p.updates()
 	web := until(t, updates, "/web").Identities[0].SVID.Leaf()
 	require.ErrorContains(t, p.agent.Report().Problems[0], "spiffe://example.org/zebra")
@@ -189,7 +190,7 @@ func TestFoldersChange(t *testing.T) {
 	const delivery, split = "credential-bundle*.pem", "key.pem"
 	read := func(folderName, name string) string { return only(filepath.Join(folder(folderName), name)) }
 	p.write(me(id("/web", files("", "stays", "goes", "changes"))))
-	p.run(workloadagent.Config{Source: src}, src.Run)
+	p.run(workloadagent.Config{Source: upstream{src, sdssource.FromIdentity(src)}}, src.Run)
 	for _, name := range []string{"stays", "goes", "changes"} {
 		require.Eventually(t, func() bool { return strings.Contains(read(name, delivery), "CERTIFICATE") }, passing, often)
 	}

@@ -30,8 +30,9 @@ type pods = kubefollow.Objects[pod]
 
 func followPods(api *kube.Client, cfg *Config) *pods {
 	return &pods{
-		Follower: kubefollow.Follower[pod]{API: api, Path: "/api/v1/pods", Kind: "Pod", Query: url.Values{"fieldSelector": {"spec.nodeName=" + cfg.Node}}},
-		Name:     func(p *pod) string { return p.Metadata.UID },
+		Follower: kubefollow.Follower[pod]{API: api, Path: "/api/v1/pods", Kind: "Pod",
+			Query: url.Values{"fieldSelector": {"spec.nodeName=" + cfg.Node}}},
+		Name: func(p *pod) string { return p.Metadata.UID },
 		Keeper: &kubefollow.Keeper{
 			Name: "workloadagent", Log: ratelog.New(cfg.Logger, 0), Fails: "new pods get nothing by their namespaces",
 			Remedy: "bind a ClusterRole that may list and watch pods to the service account of this program",

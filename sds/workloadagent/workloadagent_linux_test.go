@@ -36,6 +36,7 @@ import (
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/sds/workloadagent"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -446,7 +447,7 @@ func TestFromAgent(t *testing.T) {
 	src, err := workloadapi.New(api.Config())
 	require.NoError(t, err)
 	p := newPlace(t, me(id("/web"), id("/unknown")))
-	p.run(workloadagent.Config{Source: src}, src.Run)
+	p.run(workloadagent.Config{Source: upstream{src, sdssource.FromIdentity(src)}}, src.Run)
 	updates, errs := p.updates()
 	first := next(t, updates)
 	require.Equal(t, "/web", told(first))
@@ -747,3 +748,11 @@ func TestTokensOfNoIssuer(t *testing.T) {
 	_, err = workloadagent.New(workloadagent.Config{File: p.file, Source: m, TrustDomain: exampleOrg})
 	require.ErrorContains(t, err, "is to have tokens, and the CA of this agent issues none: take them out")
 }
+
+// upstream is another agent, with its identities as secrets.
+type upstream struct {
+	*workloadapi.Source
+	secrets
+}
+
+type secrets = sds.Source

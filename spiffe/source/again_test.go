@@ -236,17 +236,3 @@ type wrong struct {
 }
 
 func (w wrong) Bundle(spiffe.TrustDomain) (*spiffe.Bundle, error) { return w.bundle, nil }
-
-// Texts without a certificate give an empty bundle, whatever white space they have.
-func TestConfiguredOfNothing(t *testing.T) {
-	t.Parallel()
-	for _, text := range []string{"", " ", "\n", "\r\n\t \n"} {
-		c := new(source.Configured)
-		require.NoError(t, c.Set([]source.Roots{{PEM: []byte(text), TrustDomains: []spiffe.TrustDomain{td}}}), "%q", text)
-		b, err := c.Bundle(td)
-		require.NoError(t, err)
-		for range b.X509Authorities() {
-			require.Fail(t, "an authority of nothing")
-		}
-	}
-}

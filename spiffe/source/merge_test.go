@@ -2,6 +2,7 @@ package source_test
 
 import (
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -213,4 +214,56 @@ func TestMergeClose(t *testing.T) {
 		}
 		require.NoError(t, m.Close())
 	})
+}
+
+// static is a source with a snapshot of its own.
+type static struct {
+	flip
+	snap *spiffe.Snapshot
+}
+
+func (s *static) Snapshot() (*spiffe.Snapshot, error)                  { return s.snap, nil }
+func (s *static) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) { return s.snap.Bundle(td) }
+
+// slow is a source whose first reader is held up with what it has read.
+type slow struct {
+	static
+	next       *spiffe.Snapshot
+	calls      atomic.Int32
+	read, goOn chan struct{}
+}
+
+func (s *slow) Snapshot() (*spiffe.Snapshot, error) {
+	if s.calls.Add(1) == 1 {
+		close(s.read)
+		<-s.goOn
+		return s.snap, nil
+	}
+	return s.next, nil
+}
+
+// TestMergeSlowReader has a reader that was overtaken by a rotation: it must not bring the identity before it back.
+func TestMergeSlowReader(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	own := &slow{
+		static: static{flip{Source: ca.Source("/web")}, spiffe.NewSnapshot(ca.SVID("/web"), ca.Bundles())},
+		next:   spiffe.NewSnapshot(ca.SVID("/web"), ca.Bundles()), read: make(chan struct{}), goOn: make(chan struct{}),
+	}
+	m, err := source.NewMerge(ca.TrustDomain(), own)
+	require.NoError(t, err)
+	defer m.Close()
+	late := make(chan *spiffe.Snapshot)
+	go func() {
+		snap, _ := m.Snapshot()
+		late <- snap
+	}()
+	<-own.read
+	now, err := m.Snapshot()
+	require.NoError(t, err)
+	close(own.goOn)
+	assert.Same(t, now, <-late)
+	again, err := m.Snapshot()
+	require.NoError(t, err)
+	assert.Same(t, now, again, "it is the same until something changes")
 }

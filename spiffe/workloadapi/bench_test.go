@@ -6,7 +6,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
@@ -23,13 +22,6 @@ func BenchmarkReaders(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
 			_, _ = s.SVID()
-		}
-	})
-	picked := pick(b, s, workloadapi.Choice{Policy: spiffe.AllowMembersOf(td)})
-	b.Run("Picked.SVID", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			_, _ = picked.SVID()
 		}
 	})
 	b.Run("Bundle", func(b *testing.B) {
@@ -63,25 +55,6 @@ func BenchmarkRead(b *testing.B) {
 			for b.Loop() {
 				var r workloadapi.Reader
 				if _, err := r.X509SVIDs(two[0]); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}
-
-// A key pair as package sds wants it, which is made once for each change and name.
-func BenchmarkGenerateSecret(b *testing.B) {
-	home := newDomain(b, "example.org")
-	m := home.response(b, home.SVID("/web"))
-	s, err := workloadapi.New(workloadapi.Config{Client: inMemory(b, fake(b, func(c *call) { c.send(m); c.wait() }))})
-	require.NoError(b, err)
-	run(b, s)
-	for _, name := range []string{"default", "ROOTCA"} {
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := s.GenerateSecret(b.Context(), name); err != nil {
 					b.Fatal(err)
 				}
 			}

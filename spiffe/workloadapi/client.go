@@ -1,7 +1,6 @@
 package workloadapi
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -18,41 +17,26 @@ import (
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
-// ClientOptions are the choices of a [Client] that have a default.
-type ClientOptions struct {
-	// HTTPClient reaches the server, whatever the host in a URL. It must speak HTTP/2 without TLS and have no Timeout,
-	// which would end the streams. With it the address may be empty, for servers reached by other means, such as a
-	// named pipe. Nil means a new one for the address.
-	HTTPClient *http.Client
-
-	// MaxMessage is the largest accepted message in bytes; 0 means 64 MiB. A response with tokens may have at most 1
-	// MiB.
-	MaxMessage int
-}
-
-// Client calls the Workload API. It is safe for concurrent use. Its only state is its connections; for an identity that
-// stays current use a [Source].
+// Client calls the Workload API. It is safe for concurrent use. Its only state is its connections; for an identity
+// that stays current use a [Source].
 type Client struct {
-	server     string // the address, as errors and logs show it
-	http       *http.Client
-	maxMessage int
-	patience   renew.Patience
-	conns      conns.Dialed // none with an HTTPClient of the caller
-	answered   renew.Signal // of a stream whose first message is good: the server is there
+	server   string // the address, as errors and logs show it
+	http     *http.Client
+	patience renew.Patience
+	conns    conns.Dialed // none with an HTTP client of the caller
+	answered renew.Signal // of a stream whose first message is good: the server is there
 }
 
-// NewClient returns a client for the server at address, such as "unix:///run/agent/api.sock": see
-// [Config]. It does not connect. opts may be nil.
-func NewClient(address string, opts *ClientOptions) (*Client, error) {
-	c := &Client{server: address, maxMessage: defaultMaxMessage, patience: patience}
-	if opts != nil {
-		if opts.MaxMessage < 0 {
-			return nil, errors.New("workloadapi: new client: MaxMessage is negative; 0 means 64 MiB")
-		}
-		c.http, c.maxMessage = opts.HTTPClient, cmp.Or(opts.MaxMessage, defaultMaxMessage)
-	}
-	if c.http != nil && address == "" {
-		c.server = "the server of ClientOptions.HTTPClient"
+// NewClient returns a client for the server at address, such as "unix:///run/agent/api.sock": see [Config]. It does
+// not connect.
+//
+// Most programs pass nil for via. An HTTP client reaches the server, whatever the host in a URL, in place of a new
+// one for the address, which may then be empty: for a server behind a named pipe, say. It must speak HTTP/2 without
+// TLS and have no Timeout, which would end the streams.
+func NewClient(address string, via *http.Client) (*Client, error) {
+	c := &Client{server: address, http: via, patience: patience}
+	if via != nil && address == "" {
+		c.server = "the server of an http.Client"
 		return c, nil
 	}
 	a, err := parseAddress(address)
@@ -96,8 +80,8 @@ func httpClient(a address, open *conns.Dialed) *http.Client {
 // otherwise stay open for 90 seconds. The Client stays usable.
 func (c *Client) CloseIdleConnections() { c.http.CloseIdleConnections() }
 
-func (c *Client) rpc(maxMessage int) *grpchttp.Client {
-	return grpchttp.NewClient(c.http, "http://localhost"+workloadwire.Service, maxMessage)
+func (c *Client) rpc(limit int) *grpchttp.Client {
+	return grpchttp.NewClient(c.http, "http://localhost"+workloadwire.Service, limit)
 }
 
 // metadata has the header that shows that no third party made the workload send the request (WEP-5).
@@ -108,10 +92,10 @@ func metadata() http.Header {
 }
 
 // call makes a unary call, once. It takes callTimeout at most.
-func (c *Client) call(ctx context.Context, name string, maxMessage int, request []byte) ([]byte, error) {
+func (c *Client) call(ctx context.Context, name string, limit int, request []byte) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	data, err := c.rpc(min(maxMessage, c.maxMessage)).Unary(ctx, name, metadata(), request)
+	data, err := c.rpc(limit).Unary(ctx, name, metadata(), request)
 	if err != nil {
 		return nil, c.failure(name, err)
 	}
@@ -140,7 +124,8 @@ func (c *Client) WatchJWTBundles(ctx context.Context) iter.Seq2[*Update, error] 
 	return c.watchUpdates(ctx, workloadwire.FetchJWTBundles, (*reader).jwtBundles)
 }
 
-func (c *Client) watchUpdates(ctx context.Context, name string, read func(*reader, []byte) (*Update, error)) iter.Seq2[*Update, error] {
+func (c *Client) watchUpdates(ctx context.Context, name string,
+	read func(*reader, []byte) (*Update, error)) iter.Seq2[*Update, error] {
 	return func(yield func(*Update, error) bool) {
 		r := &reader{}
 		(&watch[*Update]{
@@ -202,8 +187,8 @@ func (w *watch[U]) run(ctx context.Context, yield func(U, error) bool) {
 			return
 		}
 		if w.brought || err.after > 0 {
-			// A stream that woke the others is not woken by them, or two that end at once would wake each other without
-			// end. A server that names a time is obeyed.
+			// A stream that woke the others is not woken by them, or two that end at once would wake each other
+			// without end. A server that names a time is obeyed.
 			wake = nil
 		}
 		renew.Wait(ctx, err.RetryIn, wake)
@@ -269,7 +254,7 @@ func (w *watch[U]) stream(ctx context.Context, yield func(U, error) bool) (good,
 		return w.client.failure(w.name, err)
 	}
 
-	s, err := w.client.rpc(w.client.maxMessage).Stream(ctx, w.name, metadata(), w.request)
+	s, err := w.client.rpc(maxMessage).Stream(ctx, w.name, metadata(), w.request)
 	if err != nil {
 		return false, false, fail(err)
 	}

@@ -362,13 +362,11 @@ func TestLateServer(t *testing.T) {
 
 func TestNewClient(t *testing.T) {
 	t.Parallel()
-	_, err := workloadapi.NewClient("unix:///run/a.sock", &workloadapi.ClientOptions{MaxMessage: -1})
-	assert.ErrorContains(t, err, "MaxMessage is negative")
-	_, err = workloadapi.NewClient("run/a.sock", &workloadapi.ClientOptions{HTTPClient: http.DefaultClient})
+	_, err := workloadapi.NewClient("/run/a.sock", http.DefaultClient)
 	assert.ErrorContains(t, err, "write unix:///run/a.sock")
 	s, err := workloadapi.New(workloadapi.Config{Address: "UNIX:/run/a.sock"})
 	require.NoError(t, err)
-	assert.Equal(t, "unix:///run/a.sock", s.Status().Server)
+	assert.Equal(t, "unix:///run/a.sock", s.Server())
 }
 
 // heapGrowth returns how much more memory is in use after f, at its highest.
@@ -594,7 +592,7 @@ func TestDeafServer(t *testing.T) {
 	assert.Equal(t, 30*time.Second, limits.WriteByteTimeout)
 	assert.Equal(t, 6*time.Minute, limits.SendPingTimeout, "servers made with grpc-go end connections with more than a ping in five minutes")
 	limits.WriteByteTimeout = 200 * time.Millisecond // as nothing but real time does it
-	c, err := workloadapi.NewClient("", &workloadapi.ClientOptions{HTTPClient: hc})
+	c, err := workloadapi.NewClient("", hc)
 	require.NoError(t, err)
 	go func() {
 		defer close(left)
@@ -630,11 +628,12 @@ func TestLargeResponse(t *testing.T) {
 		require.NoError(t, err)
 		break
 	}
-	l := memconn.Listen()
-	t.Cleanup(serveOn(l, h))
-	small, transport := client(t, l.DialContext, 1<<20)
-	t.Cleanup(transport.CloseIdleConnections)
-	for _, err := range small.WatchX509SVIDs(t.Context()) {
+	tooLarge := fake(t, func(c *call) {
+		c.write(binary.BigEndian.AppendUint32([]byte{0}, 64<<20+1))
+		c.flush()
+		c.wait()
+	})
+	for _, err := range dial(t, onSocket(t, tooLarge)).WatchX509SVIDs(t.Context()) {
 		require.ErrorContains(t, err, "larger than the limit")
 		assert.False(t, err.(*workloadapi.Error).Final)
 		break

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log"
 	"net"
 	"net/http"
@@ -115,40 +114,6 @@ func ExampleSource_Ready() {
 	// Output:
 	// true true
 	// no identity for this caller: "workloadserver: there is no identity for this caller; register the workload, or try again later"
-}
-
-// What package sds gets of a source. A name that the agent does not have is an error that says so, and not one
-// that an outage causes.
-func ExampleSource_GenerateSecret() {
-	address, stop := agentForExample()
-	defer stop()
-	src, err := workloadapi.New(workloadapi.Config{Address: address})
-	if err != nil {
-		log.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error)
-	go func() { ended <- src.Run(ctx) }()
-	for _, name := range []string{"default", "spiffe://example.org/web", "ROOTCA", "spiffe://other.test", "spiffe://example.org/db"} {
-		secret, err := src.GenerateSecret(ctx, name)
-		if errors.Is(err, fs.ErrNotExist) {
-			fmt.Println(name, "does not exist")
-			continue
-		}
-		if err != nil {
-			log.Fatal(err)
-		}
-		_, _, pair := secret.KeyPair()
-		fmt.Println(secret.Name(), "is a key pair:", pair)
-	}
-	cancel()
-	<-ended
-	// Output:
-	// default is a key pair: true
-	// spiffe://example.org/web is a key pair: true
-	// ROOTCA is a key pair: false
-	// spiffe://other.test is a key pair: false
-	// spiffe://example.org/db does not exist
 }
 
 // agentForExample serves one identity at an address.

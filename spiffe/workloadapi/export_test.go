@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/conns"
@@ -83,3 +84,42 @@ func Pace(address string) func(good bool, received, end, now time.Time, u float6
 		return p.next(&Error{Err: errEnded}, good, received, end, now, u)
 	}
 }
+
+// Status is the state of a source.
+type Status struct {
+	ID        spiffe.ID // of the identity that it hands out
+	NotAfter  time.Time
+	Ready     bool
+	X509, JWT StreamStatus
+}
+
+// StreamStatus is the state of one stream.
+type StreamStatus struct {
+	Open        bool
+	Updates     uint64
+	LastUpdate  time.Time
+	Failures    int
+	Err         error
+	NextAttempt time.Time
+	Skipped     []error
+}
+
+func (t *track) status() StreamStatus {
+	return StreamStatus{t.open, t.updates, t.success, t.failures, t.err, t.next, t.skipped}
+}
+
+// Status returns the state of s.
+func (s *Source) Status() Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := Status{Ready: s.ready(), X509: s.x509.status(), JWT: s.jwt.status()}
+	st.JWT.Skipped = slices.Concat(s.jwt.skipped, s.unmerged)
+	if snap := s.cur.Load().snap; snap != nil {
+		svid, _ := snap.SVID() // of a snapshot: never an error
+		st.ID, st.NotAfter = svid.ID(), svid.NotAfter()
+	}
+	return st
+}
+
+// Server returns the address of the server of s.
+func (s *Source) Server() string { return s.client.server }

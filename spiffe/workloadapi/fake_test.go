@@ -130,7 +130,7 @@ func inMemory(t testing.TB, h http.Handler) *workloadapi.Client {
 	t.Helper()
 	l := memconn.Listen()
 	stop := serveOn(l, h)
-	c, transport := client(t, l.DialContext, 0)
+	c, transport := client(t, l.DialContext)
 	t.Cleanup(func() {
 		transport.CloseIdleConnections()
 		stop()
@@ -153,12 +153,12 @@ func serveOn(l net.Listener, h http.Handler) (stop func()) {
 	}
 }
 
-func client(t testing.TB, dial func(context.Context, string, string) (net.Conn, error), maxMessage int) (*workloadapi.Client, *http.Transport) {
+func client(t testing.TB, dial func(context.Context, string, string) (net.Conn, error)) (*workloadapi.Client, *http.Transport) {
 	t.Helper()
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(true)
 	transport := &http.Transport{Protocols: &protocols, DialContext: dial}
-	c, err := workloadapi.NewClient("", &workloadapi.ClientOptions{HTTPClient: &http.Client{Transport: transport}, MaxMessage: maxMessage})
+	c, err := workloadapi.NewClient("", &http.Client{Transport: transport})
 	require.NoError(t, err)
 	return c, transport
 }

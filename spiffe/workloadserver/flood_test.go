@@ -133,7 +133,7 @@ func TestFlood(t *testing.T) {
 	var sources []*workloadapi.Source
 	var clients []*workloadapi.Client
 	for range 3 {
-		c, err := workloadapi.NewClient("", &workloadapi.ClientOptions{HTTPClient: client()})
+		c, err := workloadapi.NewClient("", client())
 		require.NoError(t, err)
 		clients = append(clients, c)
 		s, err := workloadapi.New(workloadapi.Config{Client: c, JWTBundles: true})
@@ -180,9 +180,10 @@ func TestFlood(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 	}
 	for _, s := range sources {
-		st := s.Status()
-		assert.Equal(t, uint64(rotations+1), st.X509.Updates, "each by the one stream")
-		assert.Zero(t, st.X509.Failures+st.JWT.Failures)
+		assert.Equal(t, rotations+1, updatesOf(s, "x509"), "each by the one stream")
+		for _, up := range s.Report().Upstreams {
+			assert.Zero(t, up.Failures)
+		}
 	}
 	cancel()
 	all.Wait()

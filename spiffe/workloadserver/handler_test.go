@@ -130,17 +130,17 @@ func TestHandler(t *testing.T) {
 		}
 		same()
 		assert.Equal(t, 2, h.Streams())
-		assert.Equal(t, uint64(1), s.Status().X509.Updates)
+		assert.Equal(t, 1, updatesOf(s, "x509"))
 		time.Sleep(10 * time.Minute)
-		assert.Equal(t, uint64(1), s.Status().X509.Updates, "nothing has changed")
+		assert.Equal(t, 1, updatesOf(s, "x509"), "nothing has changed")
 		home.Rotate()
 		synctest.Wait()
 		same()
-		updates := s.Status().X509.Updates
+		updates := updatesOf(s, "x509")
 		time.Sleep(2 * time.Hour) // of leaves that live one
 		same()
-		assert.Greater(t, s.Status().X509.Updates, updates+2)
-		assert.Equal(t, uint64(1), s.Status().JWT.Updates)
+		assert.Greater(t, updatesOf(s, "x509"), updates+2)
+		assert.Equal(t, 1, updatesOf(s, "jwt"))
 		require.NoError(t, stop())
 		synctest.Wait()
 		assert.Zero(t, h.Streams())
@@ -169,8 +169,7 @@ func TestFirstResponse(t *testing.T) {
 			src.set(snap, nil) // a change that is none
 			h.Refresh()
 			time.Sleep(24 * time.Hour)
-			st := s.Status()
-			assert.Equal(t, []uint64{1, 1}, []uint64{st.X509.Updates, st.JWT.Updates})
+			assert.Equal(t, []int{1, 1}, []int{updatesOf(s, "x509"), updatesOf(s, "jwt")})
 			require.NoError(t, stop())
 			start = time.Now()
 		}
@@ -273,8 +272,8 @@ func TestIdentities(t *testing.T) {
 		require.NoError(t, err)
 		run(t, s)
 		synctest.Wait()
-		for _, st := range []workloadapi.StreamStatus{s.Status().X509, s.Status().JWT} {
-			require.ErrorIs(t, st.Err, workloadapi.ErrDenied)
+		for _, up := range s.Report().Upstreams {
+			require.ErrorIs(t, up.Err, workloadapi.ErrDenied)
 		}
 		for _, err := range c.WatchX509Bundles(t.Context()) {
 			require.ErrorIs(t, err, workloadapi.ErrDenied)
@@ -290,7 +289,7 @@ func TestIdentities(t *testing.T) {
 		}
 		assert.Equal(t, []string{"/db data", "/web front", "/web "}, got, "in order")
 		assert.Equal(t, [][]byte{[]byte("crl")}, s.CRLs())
-		assert.Equal(t, 2, s.Status().TrustDomains)
+		assert.Equal(t, 2, s.Bundles().Len())
 		for bundles, err := range c.WatchX509Bundles(t.Context()) {
 			require.NoError(t, err)
 			assert.Equal(t, 2, bundles.Bundles.Len())
@@ -315,19 +314,19 @@ func TestIdentities(t *testing.T) {
 			}
 			grant(failure, bad...)
 			assert.Contains(t, log.String(), want)
-			assert.ErrorContains(t, s.Status().X509.Err, "status unavailable")
-			assert.NotContains(t, s.Status().X509.Err.Error(), want, "the caller is not told")
+			assert.ErrorContains(t, s.Report().Upstreams[0].Err, "status unavailable")
+			assert.NotContains(t, s.Report().Upstreams[0].Err.Error(), want, "the caller is not told")
 			now, err := s.Snapshot()
 			require.NoError(t, err)
 			assert.Same(t, snap, now)
 			grant(nil, workloadserver.Identity{SVID: db, Hint: "data"}, workloadserver.Identity{SVID: web, Hint: "front"}, workloadserver.Identity{SVID: web})
 			time.Sleep(4 * time.Minute) // the log is silent about the next failure of this kind until then
-			require.NoError(t, s.Status().X509.Err)
+			require.NoError(t, s.Report().Upstreams[0].Err)
 		}
 
 		// A hint of the length that is allowed.
 		grant(nil, workloadserver.Identity{SVID: db, Hint: strings.Repeat("x", workloadserver.MaxHint)})
-		require.NoError(t, s.Status().X509.Err)
+		require.NoError(t, s.Report().Upstreams[0].Err)
 
 		// The entry is removed: everything is withdrawn, at once.
 		for _, denied := range []error{nil, fmt.Errorf("kaputt: %w", workloadapi.ErrDenied)} {
@@ -357,7 +356,7 @@ func TestProvider(t *testing.T) {
 		require.NoError(t, err)
 		run(t, s)
 		synctest.Wait()
-		assert.ErrorContains(t, s.Status().X509.Err, "status unavailable", "nil")
+		assert.ErrorContains(t, s.Report().Upstreams[0].Err, "status unavailable", "nil")
 		src.set(snapshot(t, web, home, other), nil)
 		require.NoError(t, s.Ready(t.Context()))
 
@@ -395,7 +394,7 @@ func TestProvider(t *testing.T) {
 
 		// No bundle of the own trust domain is a fault; an empty one says that everything is revoked.
 		set(snapshot(t, web, other), nil)
-		assert.ErrorContains(t, s.Status().X509.Err, "status unavailable")
+		assert.ErrorContains(t, s.Report().Upstreams[0].Err, "status unavailable")
 		_, err = s.SVID()
 		require.NoError(t, err)
 		for _, err := range c.WatchX509Bundles(t.Context()) {
@@ -404,7 +403,7 @@ func TestProvider(t *testing.T) {
 		}
 		set(snapshot(t, web, home), nil)
 		time.Sleep(time.Minute)
-		require.NoError(t, s.Status().X509.Err)
+		require.NoError(t, s.Report().Upstreams[0].Err)
 		revoked, err := spiffe.NewBundle(home.TrustDomain(), spiffe.BundleContents{})
 		require.NoError(t, err)
 		set(spiffe.NewSnapshot(web, bundles.With(revoked)), nil)

@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"log"
 	"log/slog"
@@ -15,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -55,7 +57,7 @@ const (
 // inMemory serves h in memory, so that a synctest bubble stops while all wait, and returns a client.
 func inMemory(t testing.TB, h http.Handler) *workloadapi.Client {
 	t.Helper()
-	c, err := workloadapi.NewClient("", &workloadapi.ClientOptions{HTTPClient: http2(t, h)})
+	c, err := workloadapi.NewClient("", http2(t, h))
 	require.NoError(t, err)
 	return c
 }
@@ -306,4 +308,23 @@ func http2(t testing.TB, h http.Handler) *http.Client {
 		stop()
 	})
 	return &http.Client{Transport: transport}
+}
+
+// updatesOf returns how many good responses a stream of s has brought: x509 or jwt.
+func updatesOf(s *workloadapi.Source, stream string) int { return sample(s, "updates_total", stream) }
+
+// isOpen reports whether the X.509 stream of s is open and has brought something.
+func isOpen(s *workloadapi.Source) bool { return sample(s, "stream_open", "x509") == 1 }
+
+// sample returns a metric of a stream of s.
+func sample(s *workloadapi.Source, name, stream string) (n int) {
+	var page strings.Builder
+	if err := s.Report().Metrics(&page); err != nil {
+		panic(err)
+	}
+	_, after, _ := strings.Cut(page.String(), fmt.Sprintf("\nsvidkit_workloadapi_%s{stream=%q} ", name, stream))
+	if _, err := fmt.Sscan(after, &n); err != nil {
+		panic(err)
+	}
+	return n
 }

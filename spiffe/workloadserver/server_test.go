@@ -45,11 +45,11 @@ func TestServer(t *testing.T) {
 	require.NoError(t, stop())
 	_, err = os.Lstat(path)
 	require.ErrorIs(t, err, fs.ErrNotExist)
-	require.Eventually(t, func() bool { return !s.Status().X509.Open }, patient, time.Millisecond)
+	require.Eventually(t, func() bool { return !isOpen(s) }, patient, time.Millisecond)
 	_, err = s.SVID()
 	require.NoError(t, err)
 	start(t, &unixsocket.Server{Path: path, Handler: h})
-	require.Eventually(t, func() bool { return s.Status().X509.Updates == 2 }, patient, time.Millisecond)
+	require.Eventually(t, func() bool { return updatesOf(s, "x509") == 2 }, patient, time.Millisecond)
 }
 
 // Over TCP only callers with a loopback or link-local address are served, unless AnyNetwork is set.

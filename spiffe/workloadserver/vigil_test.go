@@ -123,7 +123,7 @@ func TestForgetfulProvider(t *testing.T) {
 		require.NoError(t, err)
 		run(t, s)
 		require.NoError(t, s.Ready(t.Context()))
-		updates := s.Status().JWT.Updates
+		updates := updatesOf(s, "jwt")
 		c := home.Bundle().Contents()
 		c.JWTAuthorities = map[string]crypto.PublicKey{"k": newKey(t).Public()}
 		own, err := spiffe.NewBundle(home.TrustDomain(), c)
@@ -134,7 +134,7 @@ func TestForgetfulProvider(t *testing.T) {
 		time.Sleep(6 * time.Minute)
 		_, err = s.Bundle(other.TrustDomain())
 		require.NoError(t, err)
-		assert.Equal(t, updates+1, s.Status().JWT.Updates)
+		assert.Equal(t, updates+1, updatesOf(s, "jwt"))
 
 		for range 20 {
 			src.set(snapshot(t, home.SVID("/web"), home), nil)
@@ -208,7 +208,7 @@ func TestNeverRenewed(t *testing.T) {
 				got, err := s.SVID()
 				require.NoError(t, err)
 				assert.Equal(t, svid.Chain(), got.Chain())
-				assert.Equal(t, uint64(1), s.Status().X509.Updates)
+				assert.Equal(t, 1, updatesOf(s, "x509"))
 				assert.Contains(t, log.String(), `msg="workloadserver: an identity that is served has expired"`)
 				assert.Contains(t, log.String(), "id=spiffe://example.org/web")
 			})
@@ -253,8 +253,8 @@ func TestFailureWithoutChange(t *testing.T) {
 		failure.Store(&kaputt)
 		time.Sleep(45 * time.Minute)
 		assert.Contains(t, log.String(), "kaputt")
-		assert.True(t, s.Status().X509.Open, "the stream is still there")
-		assert.Zero(t, s.Status().X509.Failures)
+		assert.True(t, isOpen(s), "the stream is still there")
+		assert.Zero(t, s.Report().Upstreams[0].Failures)
 		svid.Store(home.SVID("/web"))
 		failure.Store(nil)
 		time.Sleep(40 * time.Second)
@@ -263,10 +263,10 @@ func TestFailureWithoutChange(t *testing.T) {
 		failure.Store(&kaputt)
 		src.set(snapshot(t, home.SVID("/agent"), home), nil)
 		synctest.Wait()
-		assert.ErrorContains(t, s.Status().X509.Err, "status unavailable", "of a change the caller is told")
+		assert.ErrorContains(t, s.Report().Upstreams[0].Err, "status unavailable", "of a change the caller is told")
 		failure.Store(nil)
 		time.Sleep(time.Minute)
-		require.True(t, s.Status().X509.Open)
+		require.True(t, isOpen(s))
 
 		denied := workloadserver.ErrDenied
 		failure.Store(&denied)
@@ -382,7 +382,7 @@ func TestIdentityProviders(t *testing.T) {
 		assert.Empty(t, paths(), "all are withdrawn")
 		web.set(nil, nil) // neither a snapshot nor an error
 		time.Sleep(time.Minute)
-		assert.ErrorContains(t, s.Status().X509.Err, "status unavailable")
+		assert.ErrorContains(t, s.Report().Upstreams[0].Err, "status unavailable")
 		web.set(snapshot(t, home.SVID("/web"), home), nil)
 		time.Sleep(time.Minute)
 		assert.Equal(t, []string{"/web front"}, paths())
@@ -392,7 +392,7 @@ func TestIdentityProviders(t *testing.T) {
 		mu.Unlock()
 		h.Refresh()
 		time.Sleep(time.Second)
-		assert.ErrorContains(t, s.Status().X509.Err, "status unavailable")
+		assert.ErrorContains(t, s.Report().Upstreams[0].Err, "status unavailable")
 		assert.Equal(t, []string{"/web front"}, paths())
 	})
 }
@@ -422,13 +422,13 @@ func TestShortLives(t *testing.T) {
 	ready, cancel := context.WithTimeout(t.Context(), patient)
 	defer cancel()
 	require.NoError(t, s.Ready(ready))
-	for end := time.Now().Add(2 * life); time.Now().Before(end) && s.Status().X509.Updates < 3; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(2 * life); time.Now().Before(end) && updatesOf(s, "x509") < 3; time.Sleep(20 * time.Millisecond) {
 		if time.Until(svid.Load().NotAfter()) < life/2 {
 			mint()
 		}
 		current(t, s)
 	}
-	assert.GreaterOrEqual(t, s.Status().X509.Updates, uint64(3))
+	assert.GreaterOrEqual(t, updatesOf(s, "x509"), 3)
 }
 
 // WIT authorities that a Provider does not tell of reach callers within minutes: in the bundles, and by WIT-SVIDs

@@ -235,7 +235,7 @@ func (w *world) startService() {
 	transport := &http.Transport{Protocols: new(http.Protocols), DialContext: w.dial}
 	transport.Protocols.SetUnencryptedHTTP2(true)
 	w.Cleanup(transport.CloseIdleConnections)
-	client, err := workloadapi.NewClient("", &workloadapi.ClientOptions{HTTPClient: &http.Client{Transport: transport}})
+	client, err := workloadapi.NewClient("", &http.Client{Transport: transport})
 	require.NoError(w, err)
 	source, err := workloadapi.New(workloadapi.Config{Client: client})
 	require.NoError(w, err)

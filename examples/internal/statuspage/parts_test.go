@@ -325,7 +325,7 @@ func TestSources(t *testing.T) {
 		froms[r.TrustDomain+" "+r.Kind] = r.From
 	}
 	assert.Contains(t, froms["partner.test X.509"][0], "federation (https://")
-	assert.Subset(t, froms["example.org X.509"], []string{"agent (" + agent.Status().Server + ")", "files", "fixture", "bundle", "last good"})
+	assert.Subset(t, froms["example.org X.509"], []string{"agent (" + api.Config().Address + ")", "files", "fixture", "bundle", "last good"})
 	require.Len(t, s.Problems.Rows, 1)
 	assert.Contains(t, s.Problems.Rows[0].Error, "permission_denied: refused: Bearer [redacted]")
 	keys.absent(t, h)

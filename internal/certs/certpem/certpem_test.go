@@ -19,7 +19,6 @@ import (
 	"github.com/svidkit/svidkit/internal/certs/secretset"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
-	"github.com/svidkit/svidkit/spiffe/source"
 )
 
 func file(t *testing.T, name string) []byte {
@@ -71,15 +70,6 @@ func TestOneRule(t *testing.T) {
 			if err != nil {
 				return 0, err
 			}
-			return len(b.Contents().X509Authorities), nil
-		},
-		"source.Configured": func(data []byte) (int, error) {
-			var c source.Configured
-			if err := c.Set([]source.Roots{{PEM: data, TrustDomains: []spiffe.TrustDomain{td}}}); err != nil {
-				return 0, err
-			}
-			b, err := c.Bundle(td)
-			require.NoError(t, err)
 			return len(b.Contents().X509Authorities), nil
 		},
 	}

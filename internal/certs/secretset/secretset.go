@@ -12,7 +12,6 @@ import (
 	"crypto/x509"
 	"fmt"
 	"io/fs"
-	"iter"
 	"maps"
 	"slices"
 
@@ -23,15 +22,15 @@ import (
 
 // The resource names that have no trust domain in them.
 const (
-	defaultName = "default"
-	rootName    = "ROOTCA"
-	allName     = "ALL"
+	Default = "default"
+	Root    = "ROOTCA"
+	All     = "ALL"
 )
 
 // IsName reports whether there may be a secret with that name.
 func IsName(name string) bool {
 	_, err := spiffe.ParseID(name)
-	return err == nil || name == defaultName || name == rootName || name == allName
+	return err == nil || name == Default || name == Root || name == All
 }
 
 // Unknown is the error of a package for a name that does not exist. It wraps [fs.ErrNotExist].
@@ -41,15 +40,15 @@ func Unknown(pkg, name string) error {
 	if len(name) > most {
 		name, cut = name[:most], "…"
 	}
-	return fmt.Errorf(`%s: no secret %q%s: the names are "default", "ROOTCA", "ALL", the IDs of the workload's identities, `+
-		`and "spiffe://" with a trust domain that has a bundle: %w`, pkg, name, cut, fs.ErrNotExist)
+	return fmt.Errorf(`%s: no secret %q%s: the names are "default", "ROOTCA", "ALL", the IDs of the workload's `+
+		`identities, and "spiffe://" with a trust domain that has a bundle: %w`, pkg, name, cut, fs.ErrNotExist)
 }
 
 // Set is what there is at one moment. A nil Set is empty.
 type Set struct {
-	Own         *spiffe.SVID           // nil if there is none
-	TrustDomain spiffe.TrustDomain     // the own one; zero means that of Own
-	Identities  iter.Seq[*spiffe.SVID] // those that can be asked for by ID; not nil
+	Own         *spiffe.SVID       // nil if there is none
+	TrustDomain spiffe.TrustDomain // the own one; zero means that of Own
+	Identities  []*spiffe.SVID     // those that can be asked for by ID
 	Bundles     *spiffe.BundleSet
 
 	// Joined says that ROOTCA has the authorities of all trust domains, each once, and not those of the own one.
@@ -101,19 +100,19 @@ func (s *Set) Lookup(name string) (m Material, ok bool) {
 	}
 	td := s.TrustDomain
 	switch id, err := spiffe.ParseID(name); {
-	case name == defaultName:
+	case name == Default:
 		return Material{SVID: s.Own}, s.Own != nil
-	case name == allName:
+	case name == All:
 		return Material{Bundles: s.Bundles}, true
-	case name == rootName && s.Joined:
+	case name == Root && s.Joined:
 		return Material{Bundles: s.Bundles, Joined: true}, true
-	case name == rootName && td.IsZero() && s.Own != nil:
+	case name == Root && td.IsZero() && s.Own != nil:
 		td = s.Own.ID().TrustDomain()
-	case name == rootName && !td.IsZero():
+	case name == Root && !td.IsZero():
 	case err != nil:
 		return m, false
 	case id.Path() != "":
-		for svid := range s.Identities {
+		for _, svid := range s.Identities {
 			if svid.ID() == id {
 				return Material{SVID: svid}, true
 			}
@@ -131,8 +130,8 @@ func (s *Set) names(all map[string]bool) {
 	if s == nil {
 		return
 	}
-	all[defaultName], all[rootName], all[allName] = true, true, true
-	for svid := range s.Identities {
+	all[Default], all[Root], all[All] = true, true, true
+	for _, svid := range s.Identities {
 		all[svid.ID().String()] = true
 	}
 	for b := range s.Bundles.All() {

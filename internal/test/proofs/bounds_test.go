@@ -271,7 +271,7 @@ func TestHostileInput(t *testing.T) { // not parallel: it counts what is allocat
 	require.NoError(t, err)
 	workloadClient := func(call func(*workloadapi.Client)) func([]byte) {
 		return receiving(func(c *http.Client) {
-			client, err := workloadapi.NewClient("", &workloadapi.ClientOptions{HTTPClient: c})
+			client, err := workloadapi.NewClient("", c)
 			require.NoError(t, err)
 			call(client)
 		})

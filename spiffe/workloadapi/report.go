@@ -1,0 +1,97 @@
+package workloadapi
+
+import (
+	"io"
+	"slices"
+
+	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/sourcereport"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
+)
+
+// Report implements [report.Reporter] with the identity, the trust bundles, and the streams as upstreams. It has no
+// secrets. An outage of the server is no reason to be unready: what was received stays valid until it expires. The
+// metrics are:
+//
+//	svidkit_workloadapi_ready                            1 if the source has what [Source.Ready] waits for, else 0
+//	svidkit_workloadapi_identity_end_timestamp_seconds   by identity, the SPIFFE ID: when its certificate ends
+//	svidkit_workloadapi_stream_open                      by stream: 1 if it is open and has brought something, else 0
+//	svidkit_workloadapi_updates_total                    by stream: good responses
+//	svidkit_workloadapi_failures_total                   by stream: streams that failed, and responses discarded
+//	svidkit_workloadapi_update_timestamp_seconds         by stream: when the last good response came
+//	svidkit_workloadapi_skipped                          by stream: parts of it that were not taken over
+//
+// The streams are x509 and, with JWTBundles, jwt.
+func (s *Source) Report() report.Report {
+	var identity spiffe.SVIDSource
+	if !s.cfg.BundlesOnly {
+		identity = s
+	}
+	r := sourcereport.Of(identity, s, s.client.server)
+	s.mu.Lock()
+	ready, x509, jwt := s.ready(), s.x509, s.jwt
+	jwt.skipped = slices.Concat(jwt.skipped, s.unmerged)
+	s.mu.Unlock()
+	if s.cfg.BundlesOnly && !ready {
+		r.NotReady = s.notReady()
+	}
+	add := func(stream string, t *track) {
+		r.Upstreams = append(r.Upstreams, report.Upstream{
+			Name: s.client.server + " (" + stream + ")", LastSuccess: t.success, NextAttempt: t.next,
+			Failures: t.failures, Err: t.err,
+		})
+		r.Problems = append(r.Problems, t.skipped...)
+	}
+	add("X.509", &x509)
+	if jwt.updates > 0 || jwt.err != nil { // else it is not asked for
+		add("JWT bundles", &jwt)
+	}
+	var svid *spiffe.SVID
+	if snap := s.cur.Load().snap; snap != nil {
+		svid, _ = snap.SVID() // of a snapshot: never an error
+	}
+	streams := map[string]*track{"x509": &x509}
+	if s.cfg.JWTBundles {
+		streams["jwt"] = &jwt
+	}
+	r.Metrics = func(w io.Writer) error { return metricsOf(ready, svid, streams).Write(w) }
+	return r
+}
+
+// metricsOf returns the metrics of a source with an identity, which may be nil, and streams by their label.
+func metricsOf(ready bool, svid *spiffe.SVID, streams map[string]*track) *metrics.Set {
+	const name = "svidkit_workloadapi_"
+	set := new(metrics.Set)
+	set.Gauges(name+"ready", "Whether the source has what it is configured for: 1 or 0.", func(add metrics.Add) {
+		add(metrics.Bool(ready))
+	})
+	const end = "When the certificate of the identity ends, in seconds since 1970."
+	set.Gauges(name+"identity_end_timestamp_seconds", end, func(add metrics.Add) {
+		if svid != nil {
+			add(metrics.Seconds(svid.NotAfter()), "identity", svid.ID().String())
+		}
+	})
+	each := func(value func(*track) (float64, bool)) func(metrics.Add) {
+		return func(add metrics.Add) {
+			for _, label := range []string{"x509", "jwt"} {
+				if t := streams[label]; t != nil {
+					if v, ok := value(t); ok {
+						add(v, "stream", label)
+					}
+				}
+			}
+		}
+	}
+	set.Gauges(name+"stream_open", "Whether the stream is open and has brought something: 1 or 0.",
+		each(func(t *track) (float64, bool) { return metrics.Bool(t.open), true }))
+	set.Totals(name+"updates_total", "The number of good responses.",
+		each(func(t *track) (float64, bool) { return float64(t.updates), true }))
+	set.Totals(name+"failures_total", "The number of streams that have failed, and of responses that were discarded.",
+		each(func(t *track) (float64, bool) { return float64(t.failed), true }))
+	set.Gauges(name+"update_timestamp_seconds", "When the last good response came, in seconds since 1970.",
+		each(func(t *track) (float64, bool) { return metrics.Seconds(t.success), !t.success.IsZero() }))
+	set.Gauges(name+"skipped", "The number of parts of the last good response that were not taken over.",
+		each(func(t *track) (float64, bool) { return float64(len(t.skipped)), true }))
+	return set
+}

@@ -1,0 +1,334 @@
+package workloadapi
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/lifecycle"
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/spiffe"
+)
+
+// Run keeps the source current. It blocks until ctx is done or [Source.Close] is called, waits for what it has
+// started, and returns nil; or until the server refuses for good, and returns that [*Error], which is Final. What
+// was received stays readable. It is an error to call Run while it runs, or after Close; else it may be called
+// again.
+//
+// It uses one stream, and another one with JWTBundles. If the server does not implement the latter, Run goes on
+// without it.
+func (s *Source) Run(ctx context.Context) error {
+	err := s.life.Run(ctx, s.run)
+	if err == nil {
+		return nil
+	}
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e
+	}
+	return fmt.Errorf("workloadapi: run: %w", err)
+}
+
+// Close ends [Source.Run], or what [Start] has started, for good, and waits for it. Unless [Config] has a Client,
+// which stays the caller's, it closes all connections, and calls such as [Source.Fetch] fail from then on. What was
+// received stays readable. The error is always nil.
+func (s *Source) Close() error {
+	err := s.life.Close()
+	if s.cfg.Client == nil {
+		s.client.conns.End(lifecycle.ErrClosed)
+	}
+	return err
+}
+
+func (s *Source) run(ctx context.Context) error {
+	s.mu.Lock()
+	s.x509.begin()
+	s.jwt.begin()
+	s.mu.Unlock()
+
+	inner, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { s.settle(inner) })
+	if s.cfg.JWTBundles {
+		wg.Go(func() { _ = s.follow(inner, &s.jwt, s.client.WatchJWTBundles(inner)) })
+	}
+	watch := s.client.WatchX509SVIDs
+	if s.cfg.BundlesOnly {
+		watch = s.client.WatchX509Bundles
+	}
+	err := s.follow(inner, &s.x509, watch(inner))
+	cancel()
+	wg.Wait()
+	if s.cfg.Client == nil {
+		s.client.CloseIdleConnections()
+		// net/http may not have noticed yet that a stream has ended.
+		time.AfterFunc(time.Second, s.client.CloseIdleConnections)
+	}
+	s.mu.Lock()
+	s.x509.end()
+	s.jwt.end()
+	s.mu.Unlock()
+	return err
+}
+
+// follow adopts what a watch yields, and returns its last failure.
+func (s *Source) follow(ctx context.Context, t *track, updates iter.Seq2[*Update, error]) (last error) {
+	for u, err := range updates {
+		if last = err; err == nil {
+			s.took(ctx, t, u)
+		} else if e, ok := errors.AsType[*Error](err); ok { // a watch yields nothing else
+			s.failed(ctx, t, e)
+		}
+	}
+	return last
+}
+
+// settle takes over identities that came before their time once that has come.
+func (s *Source) settle(ctx context.Context) {
+	for ctx.Err() == nil {
+		changed := s.early.Changed()
+		s.mu.Lock()
+		at := s.x509.again
+		s.mu.Unlock()
+		switch wait := time.Until(at); {
+		case at.IsZero():
+			select {
+			case <-changed:
+			case <-ctx.Done():
+			}
+		case wait > 0:
+			renew.Wait(ctx, wait, changed)
+		default:
+			s.took(ctx, &s.x509, nil)
+		}
+	}
+}
+
+// took adopts a good response, or what has become valid of the last one if u is nil, and publishes the new state.
+func (s *Source) took(ctx context.Context, t *track, u *Update) {
+	s.mu.Lock()
+	before := t.skipped
+	if u != nil {
+		t.good(u)
+	}
+	t.settle(time.Now())
+	published := s.publish()
+	st, after := s.cur.Load(), t.skipped
+	s.mu.Unlock()
+	s.early.Notify()
+
+	server := slog.String("server", s.client.server)
+	if published {
+		attrs := []slog.Attr{server}
+		if st.snap != nil {
+			svid, _ := st.snap.SVID() // of a snapshot: never an error
+			attrs = append(attrs, slog.String("id", svid.ID().String()), slog.Time("not_after", svid.NotAfter()))
+		}
+		s.log.LogAttrs(ctx, slog.LevelInfo, "workloadapi: update", attrs...)
+	}
+	if !slices.EqualFunc(before, after, func(a, b error) bool { return a.Error() == b.Error() }) {
+		for _, err := range after {
+			s.log.LogAttrs(ctx, slog.LevelWarn, "workloadapi: part of a response skipped", server,
+				slog.Any("err", err))
+		}
+	}
+}
+
+// failed records what a watch yields instead of a response.
+func (s *Source) failed(ctx context.Context, t *track, e *Error) {
+	s.mu.Lock()
+	before := t.denied
+	withdrawn := t.bad(e)
+	if !s.publish() && (e.Final || before == nil && t.denied != nil) {
+		s.news.Notify()
+	}
+	s.mu.Unlock()
+
+	msg := "workloadapi: attempt failed"
+	switch {
+	case withdrawn:
+		msg = "workloadapi: the server has withdrawn what it sent"
+	case e.Final:
+		msg = "workloadapi: failed for good"
+	case errors.Is(e, ErrBadResponse): // which a server can send at any rate
+		s.bad.Warn("workloadapi: response discarded", e.RPC, slog.String("server", s.client.server),
+			slog.Any("err", e.Err))
+		return
+	}
+	s.log.LogAttrs(ctx, slog.LevelWarn, msg, slog.String("rpc", e.RPC), slog.String("server", s.client.server),
+		slog.Any("err", e.Err), slog.Duration("retry_in", e.RetryIn))
+}
+
+// publish makes the adopted state visible to readers, and reports whether anything is new. The caller holds mu.
+func (s *Source) publish() bool {
+	old := s.cur.Load()
+	st := &state{update: s.x509.update, bundles: s.bundles(old.bundles)}
+	if svid := st.update.identity(s.cfg.Hint); svid != nil {
+		if st.snap = old.snap; !snapshotOf(st.snap, svid, st.bundles) {
+			st.snap = spiffe.NewSnapshot(svid, st.bundles)
+		}
+	}
+	s.cur.Store(st)
+	was := s.isReady
+	s.isReady = s.ready()
+	if s.isReady == was && st.snap == old.snap && st.bundles == old.bundles &&
+		sameIdentities(st.update, old.update) && slices.EqualFunc(st.crls(), old.crls(), slices.Equal) {
+		return false // sent again after a reconnect
+	}
+	s.news.Notify()
+	return true
+}
+
+// snapshotOf reports whether snap is what it would be if it were made anew.
+func snapshotOf(snap *spiffe.Snapshot, svid *spiffe.SVID, bundles *spiffe.BundleSet) bool {
+	if snap == nil || snap.Bundles() != bundles {
+		return false
+	}
+	have, _ := snap.SVID() // of a snapshot: never an error
+	return have == svid
+}
+
+func sameIdentities(a, b *Update) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return slices.Equal(a.Identities, b.Identities)
+}
+
+// bundles returns the bundles of both kinds as one set, or nil if there are none. Authorities of one kind never verify
+// the other: a bundle keeps them apart. A bundle that is as in old is the same value. The caller holds mu.
+func (s *Source) bundles(old *spiffe.BundleSet) *spiffe.BundleSet {
+	x509, jwt := s.x509.bundles(), s.jwt.bundles()
+	s.unmerged = nil
+	if jwt == nil || x509 == nil {
+		return cmp.Or(x509, jwt)
+	}
+	all := make(map[spiffe.TrustDomain]*spiffe.Bundle)
+	for b := range x509.All() {
+		all[b.TrustDomain()] = b
+	}
+	for b := range jwt.All() {
+		td := b.TrustDomain()
+		if one := all[td]; one != nil {
+			c := one.Contents()
+			c.JWTAuthorities = maps.Collect(b.JWTAuthorities())
+			var err error
+			if b, err = spiffe.NewBundle(td, c); err != nil { // together they are over the limit on authorities
+				s.unmerged = append(s.unmerged, fmt.Errorf("workloadapi: the keys for JWT-SVIDs skipped: %w", err))
+				b = one
+			}
+		}
+		if old != nil {
+			if last, err := old.Bundle(td); err == nil && last.Equal(b) {
+				b = last
+			}
+		}
+		all[td] = b
+	}
+	set := setOf(all)
+	if set.Equal(old) {
+		return old
+	}
+	return set
+}
+
+// setOf returns bundles as a set.
+func setOf(bundles map[spiffe.TrustDomain]*spiffe.Bundle) *spiffe.BundleSet {
+	set, err := spiffe.NewBundleSet(slices.Collect(maps.Values(bundles))...)
+	if err != nil {
+		panic(err) // the map has one bundle for each trust domain
+	}
+	return set
+}
+
+// track is what a Source knows of one stream. The Source's mu guards it.
+type track struct {
+	update *Update   // nil before the first, and after it was withdrawn
+	last   *Update   // as it was received; update is what is in force since
+	again  time.Time // when an identity in last begins to be valid; zero if none does
+
+	open           bool      // there is a stream, and it has brought something
+	updates        uint64    // good responses
+	success        time.Time // when the last of them came
+	failures       int       // since then
+	err            error     // the last failure, or nil after a good response
+	next           time.Time // when it is tried again, after a failure that ended the stream
+	skipped        []error   // what was not taken over of the last good response
+	failed         uint64    // failures since New
+	denied         error     // by which the server has said that there is nothing, and which it has not taken back
+	final          bool      // the server has refused for good
+	began, stopped time.Time // of Run
+}
+
+// begin notes that the stream is now asked for.
+func (t *track) begin() {
+	t.final, t.began, t.stopped = false, time.Now(), time.Time{}
+}
+
+// end notes that it is not asked for any more.
+func (t *track) end() { t.open, t.stopped = false, time.Now() }
+
+// silence is the error for a server that has neither answered nor failed.
+func (t *track) silence(server string) error {
+	var waited time.Duration
+	switch {
+	case !t.stopped.IsZero():
+		waited = t.stopped.Sub(t.began)
+	case !t.began.IsZero(): // else Run is about to begin
+		waited = time.Since(t.began)
+	}
+	return fmt.Errorf("%s has not answered for %v (see the log of that server)", server,
+		waited.Round(100*time.Millisecond))
+}
+
+// bundles returns the bundles of the stream, nil if there are none.
+func (t *track) bundles() *spiffe.BundleSet {
+	if t.update == nil {
+		return nil
+	}
+	return t.update.Bundles
+}
+
+// good takes u over.
+func (t *track) good(u *Update) {
+	t.last, t.denied, t.final = u, nil, false
+	t.open, t.success, t.failures, t.err, t.next = true, time.Now(), 0, nil, time.Time{}
+	t.updates++
+}
+
+// settle puts what is valid at now of the last response in force.
+func (t *track) settle(now time.Time) {
+	if t.last != nil { // else it was withdrawn
+		t.update, t.again = t.last.inForce(t.update, now)
+		t.skipped = t.update.Skipped
+	}
+}
+
+// bad records e, and reports whether it withdraws what was received. After a response that was discarded the stream
+// goes on.
+func (t *track) bad(e *Error) (withdrawn bool) {
+	t.failures++
+	t.failed++
+	t.err, t.final = e, e.Final
+	if errors.Is(e, ErrBadResponse) {
+		return false
+	}
+	t.open, t.next = false, time.Time{}
+	if !e.Final {
+		t.next = time.Now().Add(e.RetryIn)
+	}
+	if !errors.Is(e, ErrDenied) {
+		return false
+	}
+	withdrawn, t.denied = t.update != nil, e
+	if withdrawn {
+		t.update, t.last, t.again, t.skipped = nil, nil, time.Time{}, nil
+	}
+	return withdrawn
+}
