@@ -35,15 +35,6 @@ func NamedCertificate(td spiffe.TrustDomain, bundles spiffe.BundleSource,
 			return nil, fmt.Errorf("authn: named certificate: %w", ErrNoCredential)
 		}
 		chain := r.TLS.PeerCertificates
-		refuse := func(err error) (*Caller, error) {
-			return nil, fmt.Errorf("authn: named certificate: %w: %w", ErrRefused, err)
-		}
-		if err := certchain.CheckSize(chain); err != nil {
-			return refuse(err)
-		}
-		if chain[0].IsCA {
-			return refuse(errors.New("the leaf is the certificate of a CA"))
-		}
 		b, err := bundles.Bundle(td)
 		if err != nil {
 			return nil, fmt.Errorf("authn: named certificate: %w", err)
@@ -51,21 +42,37 @@ func NamedCertificate(td spiffe.TrustDomain, bundles spiffe.BundleSource,
 		if b == nil || b.TrustDomain() != td || len(slices.Collect(b.X509Authorities())) == 0 {
 			return nil, fmt.Errorf("authn: named certificate: the source has no bundle of %q with an authority", td)
 		}
-		path, err := certchain.Path(chain, b.CertPool(), certchain.Usages(int(spiffe.ClientRole)), time.Now())
+		caller, err := named(chain, b, name)
 		if err != nil {
-			return refuse(err)
+			return nil, fmt.Errorf("authn: named certificate: %w: %w", ErrRefused, err)
 		}
-		proven, err := name(chain[0])
-		if err == nil && proven == "" {
-			err = errors.New("the leaf has no name")
-		}
-		if err != nil {
-			return refuse(err)
-		}
-		return &Caller{
-			Name: proven, Method: "named-certificate", NotAfter: certchain.End(path),
-			DNSNames:    validNames(chain[0].DNSNames),
-			Certificate: chain[0],
-		}, nil
+		return caller, nil
 	}), nil
+}
+
+// named verifies the chain with the bundle, and returns the caller that it proves.
+func named(chain []*x509.Certificate, b *spiffe.Bundle,
+	name func(leaf *x509.Certificate) (string, error)) (*Caller, error) {
+	if err := certchain.CheckSize(chain); err != nil {
+		return nil, err
+	}
+	leaf := chain[0]
+	if leaf.IsCA {
+		return nil, errors.New("the leaf is the certificate of a CA")
+	}
+	path, err := certchain.Path(chain, b.CertPool(), certchain.Usages(int(spiffe.ClientRole)), time.Now())
+	if err != nil {
+		return nil, err
+	}
+	proven, err := name(leaf)
+	if err == nil && proven == "" {
+		err = errors.New("the leaf has no name")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &Caller{
+		Name: proven, Method: "named-certificate", NotAfter: certchain.End(path), DNSNames: validNames(leaf.DNSNames),
+		Certificate: leaf,
+	}, nil
 }

@@ -95,18 +95,6 @@ func SignServiceToken(t ServiceToken, key crypto.Signer) (string, error) {
 	if err := t.check(now); err != nil {
 		return "", err
 	}
-	salt := make([]byte, 8)
-	_, _ = rand.Read(salt) // it never fails
-	var text strings.Builder
-	text.WriteString("v=" + t.Version + ";d=" + t.Service.Domain + ";n=" + t.Service.Name + ";k=" + t.KeyID)
-	for _, tag := range []struct{ name, value string }{
-		{"z", t.KeyService}, {"h", t.Host}, {"i", t.IP}, {"a", hex.EncodeToString(salt)},
-		{"t", strconv.FormatInt(t.Issued.Unix(), 10)}, {"e", strconv.FormatInt(t.Expires.Unix(), 10)},
-	} {
-		if tag.value != "" {
-			text.WriteString(";" + tag.name + "=" + tag.value)
-		}
-	}
 	if !isTokenText(t.KeyID) || t.KeyID == "" || !isTokenText(t.Host) ||
 		strings.ContainsFunc(t.IP, func(r rune) bool { return r != ':' && !isTokenText(string(r)) }) {
 		return "", badToken("the KeyID is missing, or it, the Host or the IP has a character that a token cannot have")
@@ -122,12 +110,30 @@ func SignServiceToken(t ServiceToken, key crypto.Signer) (string, error) {
 	default:
 		return "", badToken("the key is neither for RSA nor for ECDSA")
 	}
-	sum := sha256.Sum256([]byte(text.String()))
+	text := t.signedText()
+	sum := sha256.Sum256([]byte(text))
 	sig, err := key.Sign(rand.Reader, sum[:], crypto.SHA256)
 	if err != nil {
 		return "", fmt.Errorf("athenz: service token: sign: %w", err)
 	}
-	return text.String() + ";s=" + encodeY64(sig), nil
+	return text + ";s=" + encodeY64(sig), nil
+}
+
+// signedText returns the token without its signature, with a new salt.
+func (t *ServiceToken) signedText() string {
+	salt := make([]byte, 8)
+	_, _ = rand.Read(salt) // it never fails
+	var text strings.Builder
+	text.WriteString("v=" + t.Version + ";d=" + t.Service.Domain + ";n=" + t.Service.Name + ";k=" + t.KeyID)
+	for _, tag := range []struct{ name, value string }{
+		{"z", t.KeyService}, {"h", t.Host}, {"i", t.IP}, {"a", hex.EncodeToString(salt)},
+		{"t", strconv.FormatInt(t.Issued.Unix(), 10)}, {"e", strconv.FormatInt(t.Expires.Unix(), 10)},
+	} {
+		if tag.value != "" {
+			text.WriteString(";" + tag.name + "=" + tag.value)
+		}
+	}
+	return text.String()
 }
 
 // isTokenText reports whether a value has only characters that are no part of the form of a token.
@@ -143,18 +149,17 @@ func isTokenText(s string) bool {
 // [ErrServiceToken], or is that of keys.
 func VerifyServiceToken(ctx context.Context, text string, keys PublicKeys) (*ServiceToken, error) {
 	t, signed, sig, err := parseServiceToken(text)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = t.check(time.Now())
 	}
-	if err := t.check(time.Now()); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	pub, err := keys(ctx, t.keyOwner(), t.KeyID)
-	if err != nil {
-		return nil, fmt.Errorf("athenz: service token: public key %q of %q: %w",
-			token.Clip(t.KeyID, token.MaxQuoted), t.keyOwner(), err)
+	if err == nil {
+		err = certpem.CheckKey(pub)
 	}
-	if err := certpem.CheckKey(pub); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("athenz: service token: public key %q of %q: %w",
 			token.Clip(t.KeyID, token.MaxQuoted), t.keyOwner(), err)
 	}

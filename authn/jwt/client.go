@@ -126,10 +126,9 @@ func (c *clients) authenticate(r *http.Request) (*authn.Caller, error) {
 	}
 	id, assertion := r.PostForm.Get("client_id"), r.PostForm.Get("client_assertion")
 	kind := r.PostForm.Get("client_assertion_type")
-	if assertion+kind == "" {
-		return c.certificate(r, id)
-	}
 	switch {
+	case assertion+kind == "":
+		return c.certificate(r, id)
 	case kind != typeSPIFFE && !(c.JWTBearer && kind == typeBearer):
 		return nil, refuse(fmt.Errorf("the client_assertion_type is %.128q, and has to be %s", kind, typeSPIFFE))
 	case len(r.Header["Authorization"]) > 0 || len(r.PostForm["client_secret"]) > 0:
@@ -138,6 +137,11 @@ func (c *clients) authenticate(r *http.Request) (*authn.Caller, error) {
 		return nil, refuse(errors.New("the connection is not encrypted, so that others can read the assertion; " +
 			"use TLS or a Unix socket"))
 	}
+	return c.asserted(id, assertion)
+}
+
+// asserted proves a client by its assertion.
+func (c *clients) asserted(id, assertion string) (*authn.Caller, error) {
 	proof, err := c.validator.Validate(assertion)
 	switch now := time.Now(); {
 	case errors.Is(err, jwtsvid.ErrUnavailable):

@@ -178,14 +178,14 @@ func (s *Server) Listen() error {
 	return nil
 }
 
-func (s *Server) listen() error {
+// check reports what is wrong with the fields.
+func (s *Server) check() error {
 	switch {
 	case s.Handler == nil:
 		return errors.New("the Handler is nil")
 	case s.MaxConns < 0 || s.MaxConnsPerUser < 0:
 		return errors.New("MaxConns or MaxConnsPerUser is negative")
 	case s.Listener != nil:
-		s.l, s.remove = s.Listener, func() {}
 		return nil
 	case s.Path == "":
 		return errors.New("the path is empty")
@@ -198,6 +198,17 @@ func (s *Server) listen() error {
 			len(s.Path), maxPath)
 	case s.DirMode&^fs.ModePerm != 0 || s.SocketMode&^fs.ModePerm != 0:
 		return errors.New("DirMode and SocketMode are permissions only, like 0750")
+	}
+	return nil
+}
+
+func (s *Server) listen() error {
+	if err := s.check(); err != nil {
+		return err
+	}
+	if s.Listener != nil {
+		s.l, s.remove = s.Listener, func() {}
+		return nil
 	}
 	dir, name := filepath.Split(s.Path) // not cleaned: what is behind a link decides what ".." means
 	if dir == "" {
