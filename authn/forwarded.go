@@ -4,7 +4,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"net"
 	"net/http"
 	"net/netip"
@@ -63,7 +62,7 @@ func ForwardedCertificate(o ForwardedOptions) (Authenticator, error) {
 	if err := spiffe.CheckPolicySource(o.Allow); err != nil {
 		return nil, fmt.Errorf("authn: forwarded certificate: Allow: %w", err)
 	}
-	f := &forwarded{o.Allow, slices.Clone(o.Proxies), o.UnixPeers, verifycache.New[known](maxKnown)}
+	f := &forwarded{o.Allow, slices.Clone(o.Proxies), o.UnixPeers, verifycache.New[string, *Caller](maxKnown)}
 	for i, p := range f.proxies {
 		if !p.IsValid() || p.Bits() == 0 || p.Addr().Is4In6() {
 			return nil, fmt.Errorf("authn: forwarded certificate: Proxies: %v is no prefix, or one of all addresses, or one of IPv4 in the form of IPv6", p)
@@ -88,13 +87,7 @@ type forwarded struct {
 	allow     spiffe.PolicySource
 	proxies   []netip.Prefix
 	unixPeers bool
-	memory    *verifycache.Table[known]
-}
-
-// known is a header and the caller that it names.
-type known struct {
-	header string
-	caller *Caller
+	memory    *verifycache.Table[string, *Caller] // by the whole header
 }
 
 func (f *forwarded) authenticate(r *http.Request) (*Caller, error) {
@@ -134,14 +127,13 @@ func (f *forwarded) read(values []string) (*Caller, error) {
 		return nil, errors.New("the header is there more than once")
 	}
 	header := values[0]
-	hash := maphash.String(f.memory.Seed, header)
-	if k := f.memory.Find(hash, func(k *known) bool { return k.header == header }); k != nil {
-		return k.caller, nil
+	if c, ok := f.memory.Find(header); ok {
+		return c, nil
 	}
 	header = strings.Clone(header) // which may be a small part of something large
 	c, err := readForwarded(header)
 	if err == nil && len(header) <= longestKnown {
-		f.memory.Keep(hash, &known{header, c}, func(*known) int64 { return 0 })
+		f.memory.Keep(header, c, func(*Caller) int64 { return 0 })
 	}
 	return c, err
 }

@@ -224,8 +224,7 @@ func TestHTTPClientRoots(t *testing.T) {
 			require.ErrorContains(t, err, says)
 		}
 	})
-	t.Run("pool", func(t *testing.T) {
-		requirePage(t, "HTTP/2.0 none", newHTTPClient(t, caclient.TLSOptions{Roots: other.Bundle().CertPool(), ServerName: "ca.test"}), s.url)
+	t.Run("the host's roots", func(t *testing.T) {
 		_, err := page(t, newHTTPClient(t, caclient.TLSOptions{ServerName: "ca.test"}), s.url)
 		require.ErrorContains(t, err, "certificate", "not one of the host's roots")
 	})
@@ -401,7 +400,6 @@ func TestHTTPClientRefuses(t *testing.T) {
 	}
 	require.EqualValues(t, 5, s.conns.Load(), "no connection without roots")
 	for says, change := range map[string]func(o *caclient.TLSOptions){
-		"both RootsFile and Roots":                func(o *caclient.TLSOptions) { o.Roots = x509.NewCertPool() },
 		"only one of CertificateFile and KeyFile": func(o *caclient.TLSOptions) { o.KeyFile = "" },
 		"MinVersion is 0x0302":                    func(o *caclient.TLSOptions) { o.MinVersion = tls.VersionTLS11 },
 		"MinVersion is 0x0305":                    func(o *caclient.TLSOptions) { o.MinVersion = tls.VersionTLS13 + 1 },

@@ -23,18 +23,19 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Client takes secrets from an SDS server: ours, or any that speaks version 3 over gRPC. It is for programs that are not
-// Envoy. It is safe for concurrent use.
+// Client takes secrets from an SDS server: ours, or any that speaks version 3 over gRPC. It is for programs that are
+// not Envoy. It is safe for concurrent use.
 type Client struct{ grpc *grpchttp.Client }
 
-// NewClient returns a client for the server at baseURL, such as "https://sds.example.org". c must speak HTTP/2 to it and have
-// no Timeout, which would end the stream. For a server on a Unix socket use [UnixClient] and "http://localhost".
+// NewClient returns a client for the server at baseURL, such as "https://sds.example.org". c must speak HTTP/2 to it
+// and have no Timeout, which would end the stream. For a server on a Unix socket use [UnixClient] and
+// "http://localhost".
 func NewClient(c *http.Client, baseURL string) *Client {
 	return &Client{grpchttp.NewClient(c, baseURL, 4*maxResponse)}
 }
 
-// UnixClient returns an HTTP client that connects to the Unix socket at path whatever the URL says, with HTTP/2 and no TLS.
-// Requests share a connection, which CloseIdleConnections ends.
+// UnixClient returns an HTTP client that connects to the Unix socket at path whatever the URL says, with HTTP/2 and
+// no TLS. Requests share a connection, which CloseIdleConnections ends.
 func UnixClient(path string) *http.Client {
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(true)
@@ -47,17 +48,18 @@ func UnixClient(path string) *http.Client {
 	}}
 }
 
-// Watch yields the secrets with these names, each when it first arrives and whenever its content changes, until ctx is done
-// or the loop ends. Names that the server does not have yet come when they appear.
+// Watch yields the secrets with these names, each when it first arrives and whenever its content changes, until ctx
+// is done or the loop ends. Names that the server does not have yet come when they appear.
 //
-// A response is acknowledged once all its secrets are parsed by the rules of package pki: the key of each pair belongs to its
-// leaf, each root is a CA, content is inline, and a validator is that of SPIFFE. Otherwise the whole response is rejected,
-// the server is told why, and the reason is yielded. A certificate that has expired or is not valid yet is not yielded, but why;
-// once it is valid, the server is asked for it again. Nothing more is verified here.
+// A response is acknowledged once all its secrets are parsed by the rules of package pki: the key of each pair
+// belongs to its leaf, each root is a CA, content is inline, and a validator is that of SPIFFE. Otherwise the whole
+// response is rejected, the server is told why, and the reason is yielded. A certificate that has expired or is not
+// valid yet is not yielded, but why; once it is valid, the server is asked for it again. Nothing more is verified
+// here.
 //
-// If the stream fails, Watch yields the reason and opens a new one: after 0.5 s at first, then after up to 4 % of the life
-// that the secrets have left and 30 s at most, or 5 s before the first secret. Secrets that the caller has stay good. A
-// caller that wants to give up ends the loop.
+// If the stream fails, Watch yields the reason and opens a new one: after 0.5 s at first, then after up to 4 % of the
+// life that the secrets have left and 30 s at most, or 5 s before the first secret. Secrets that the caller has stay
+// good. A caller that wants to give up ends the loop.
 //
 // The client calls itself "svidkit" and sends the header "workload.spiffe.io: true".
 func (c *Client) Watch(ctx context.Context, names ...string) iter.Seq2[*pki.Secret, error] {
@@ -90,7 +92,9 @@ type watcher struct {
 	has     map[string]*pki.Secret // what was yielded
 	version string                 // last accepted
 	yield   func(*pki.Secret, error) bool
-	over    bool // the caller has left the loop
+	over    bool        // the caller has left the loop
+	again   time.Time   // when a certificate that was withheld begins to be valid
+	timer   *time.Timer // for that
 }
 
 // end returns when the next of the secrets ends or, after that, when the last did; zero if none does.
@@ -108,10 +112,10 @@ func (w *watcher) end() time.Time {
 func (w *watcher) stream(ctx context.Context) (answered bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	var again time.Time // when a certificate that was withheld begins to be valid
-	timer := time.AfterFunc(math.MaxInt64, func() { cancel(errNowValid) })
-	defer timer.Stop()
-	s := w.grpc.Open(ctx, service+"StreamSecrets", http.Header{http.CanonicalHeaderKey(securityHeader): {"true"}})
+	w.again, w.timer = time.Time{}, time.AfterFunc(math.MaxInt64, func() { cancel(errNowValid) })
+	defer w.timer.Stop()
+	header := http.Header{http.CanonicalHeaderKey(securityHeader): {"true"}}
+	s := w.grpc.Open(ctx, service+"StreamSecrets", header)
 	defer s.Close()
 	var secrets []*pki.Secret // of the last response
 	var nonce string
@@ -122,36 +126,15 @@ func (w *watcher) stream(ctx context.Context) (answered bool, err error) {
 			return answered, err
 		}
 		sent := s.Send(req)
-		for _, s := range secrets {
-			if old := w.has[s.Name()]; old != nil && sameSecret(old, s) {
-				continue // sent again after a reconnect
-			}
-			if from, early := inTime(s); early != nil {
-				if wait := time.Until(from); wait > 0 && (again.IsZero() || from.Before(again)) {
-					again = from
-					timer.Reset(wait)
-				}
-				if w.over = !w.yield(nil, fmt.Errorf("sds: watch: secret %q: %w", s.Name(), early)); w.over {
-					return answered, nil
-				}
-				continue
-			}
-			w.has[s.Name()] = s
-			if w.over = !w.yield(s, nil); w.over {
-				return answered, nil
-			}
-		}
-		if bad != nil {
-			if w.over = !w.yield(nil, fmt.Errorf("sds: watch: response rejected: %w", bad)); w.over {
-				return answered, nil
-			}
+		if w.over = !w.deliver(secrets, bad); w.over {
+			return answered, nil
 		}
 		msg, err := s.Receive()
-		if err = cmp.Or(err, sent); err != nil {
+		if err = cmp.Or(err, sent); err != nil { // in this order, as Send only says that the stream has ended
 			if context.Cause(ctx) == errNowValid {
 				err = errNowValid
 			}
-			return answered, err // in this order, as Send only says that the stream has ended
+			return answered, err
 		}
 		answered = true
 		var version string
@@ -159,6 +142,31 @@ func (w *watcher) stream(ctx context.Context) (answered bool, err error) {
 			w.version = version
 		}
 	}
+}
+
+// deliver yields what is new in a response, and why the response was rejected. It reports whether the caller wants
+// more.
+func (w *watcher) deliver(secrets []*pki.Secret, bad error) bool {
+	for _, s := range secrets {
+		if old := w.has[s.Name()]; old != nil && sameSecret(old, s) {
+			continue // sent again after a reconnect
+		}
+		if from, early := inTime(s); early != nil {
+			if wait := time.Until(from); wait > 0 && (w.again.IsZero() || from.Before(w.again)) {
+				w.again = from
+				w.timer.Reset(wait)
+			}
+			if !w.yield(nil, fmt.Errorf("sds: watch: secret %q: %w", s.Name(), early)) {
+				return false
+			}
+			continue
+		}
+		w.has[s.Name()] = s
+		if !w.yield(s, nil) {
+			return false
+		}
+	}
+	return bad == nil || w.yield(nil, fmt.Errorf("sds: watch: response rejected: %w", bad))
 }
 
 var errNowValid = errors.New("a certificate is valid now, and the server is asked for it again")
@@ -367,7 +375,8 @@ func (m *secret) parse() (*pki.Secret, error) {
 	case tlsCertificate:
 		if m.provider != nil {
 			if m.chain == nil || m.key != nil {
-				return nil, errors.New("a key provider without an inline certificate chain, or with a private key beside it")
+				return nil, errors.New("a key provider without an inline certificate chain, " +
+					"or with a private key beside it")
 			}
 			return pki.NewKeyProviderSecret(m.name, m.chain, m.provider)
 		}
@@ -415,27 +424,13 @@ func parseDomains(secretName string, config []byte) (*pki.Secret, error) {
 	err := protofield.Read(config, func(f *protofield.Field) {
 		switch f.Number {
 		case 1:
-			var name string
-			var roots []byte
-			f.Message(func(f *protofield.Field) {
-				switch f.Number {
-				case 1:
-					f.Text(&name)
-				case 2:
-					readInline(f, &roots)
-				}
-			})
-			td, err := spiffe.ParseTrustDomain(name)
-			if f.Fail(err); err != nil {
-				return
-			}
-			b, lists, err := parseBundle(td, roots)
+			b, lists, err := parseDomain(f)
 			if f.Fail(err); err != nil {
 				return
 			}
 			bundles = append(bundles, b)
 			if lists != nil {
-				crls[td] = lists
+				crls[b.TrustDomain()] = lists
 			}
 		case 2:
 			f.Fail(errors.New("trust_bundles, a map in JSON, is not read; the server has to send trust_domains"))
@@ -453,6 +448,25 @@ func parseDomains(secretName string, config []byte) (*pki.Secret, error) {
 		return s, err
 	}
 	return s.WithTrustDomainCRLs(crls)
+}
+
+// parseDomain reads a trust domain with its bundle.
+func parseDomain(f *protofield.Field) (b *spiffe.Bundle, crls []byte, err error) {
+	var name string
+	var roots []byte
+	f.Message(func(f *protofield.Field) {
+		switch f.Number {
+		case 1:
+			f.Text(&name)
+		case 2:
+			readInline(f, &roots)
+		}
+	})
+	td, err := spiffe.ParseTrustDomain(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	return parseBundle(td, roots)
 }
 
 // parseBundle reads the roots of a trust domain in PEM, with its revocation lists among them.

@@ -2,7 +2,6 @@ package sds
 
 import (
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"log/slog"
@@ -21,8 +20,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// version is a hash of content. The version of a set of secrets is the XOR of theirs: it needs no order, follows a change in
-// one step, and for one secret is that secret's version.
+// version is a hash of content. The version of a set of secrets is the XOR of theirs: it needs no order, follows a
+// change in one step, and for one secret is that secret's version.
 type version [16]byte
 
 func (v version) String() string { return hex.EncodeToString(v[:]) }
@@ -63,8 +62,8 @@ func (e *entry) String() string       { return e.name + "@" + e.version.String()
 func (e *entry) GoString() string     { return "sds.entry(" + e.String() + ")" }
 func (e *entry) LogValue() slog.Value { return slog.StringValue(e.String()) }
 
-// newEntry encodes s under the name that the client asked for, the only one that Envoy accepts. Guessable content is hashed
-// with salt, as operators see versions.
+// newEntry encodes s under the name that the client asked for, the only one that Envoy accepts. Guessable content is
+// hashed with salt, as operators see versions.
 func newEntry(name string, s *pki.Secret, salt []byte) (*entry, error) {
 	if s == nil {
 		return nil, errors.New("the source returned no secret and no error")
@@ -85,10 +84,7 @@ func newEntry(name string, s *pki.Secret, salt []byte) (*entry, error) {
 	}
 	e := &entry{name: name, secret: s, any: encoded}
 	h := sha256.New()
-	for _, part := range append([][]byte{[]byte(name), []byte(c.kind)}, c.hashed...) {
-		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(part))))
-		h.Write(part)
-	}
+	h.Write(encoded)
 	if c.guessable {
 		h.Write(salt)
 	}
@@ -98,11 +94,9 @@ func newEntry(name string, s *pki.Secret, salt []byte) (*entry, error) {
 
 // content is one of the kinds of Envoy's Secret.
 type content struct {
-	kind      string            // part of the version
 	field     protofield.Number // of the Secret
+	guessable bool              // it has secrets in it that people may have chosen
 	write     func(w *protofield.Writer)
-	hashed    [][]byte // what makes the version
-	guessable bool     // it has secrets in it that people may have chosen
 }
 
 // Fields of a Secret, which are its kinds.
@@ -120,113 +114,76 @@ const (
 )
 
 // contentOf returns what a secret has in it.
-func contentOf(s *pki.Secret) (content, error) {
-	if chain, key, ok := s.KeyPair(); ok { // The key is not part of the version: the leaf names it.
-		return content{
-			kind: "tls_certificate", field: tlsCertificate, hashed: [][]byte{chain},
-			write: func(w *protofield.Writer) {
-				writeInline(w, 1, chain)
-				writeInline(w, 2, key)
-			},
-		}, nil
-	}
-	if chain, provider, ok := s.KeyProvider(); ok {
-		if err := checkProvider(provider); err != nil {
-			return content{}, err
+func contentOf(s *pki.Secret) (c content, err error) {
+	if chain, key, ok := s.KeyPair(); ok {
+		c.field, c.write = tlsCertificate, func(w *protofield.Writer) {
+			writeInline(w, 1, chain)
+			writeInline(w, 2, key)
 		}
-		return content{
-			kind: "private_key_provider", field: tlsCertificate, hashed: [][]byte{chain, provider}, guessable: true,
-			write: func(w *protofield.Writer) {
-				writeInline(w, 1, chain)
-				w.AddBytes(6, provider)
-			},
-		}, nil
-	}
-	if roots, ok := s.Roots(); ok {
-		return rootsContent(roots, s), nil
-	}
-	if domains, ok := s.TrustDomains(); ok {
-		return domainsContent(domains)
-	}
-	if keys, ok := s.TicketKeys(); ok {
-		return content{
-			kind: "session_ticket_keys", field: sessionTicketKeys, hashed: keys,
-			write: func(w *protofield.Writer) {
-				for _, key := range keys {
-					writeInline(w, 1, key)
-				}
-			},
-		}, nil
-	}
-	if values, ok := s.Generic(); ok {
-		return genericContent(values), nil
-	}
-	return content{}, errors.New("the secret is empty")
-}
-
-func rootsContent(roots []byte, s *pki.Secret) content {
-	c := content{
-		kind: "validation_context", field: validationContext, hashed: [][]byte{roots},
-	}
-	crls, leafOnly := s.CRLs()
-	if crls != nil {
-		c.hashed = append(c.hashed, crls, strconv.AppendBool(nil, leafOnly))
-	}
-	c.write = func(w *protofield.Writer) {
-		writeInline(w, 1, roots)
-		if crls != nil {
-			writeInline(w, 7, crls)
+	} else if chain, provider, ok := s.KeyProvider(); ok {
+		err = checkProvider(provider)
+		c.field, c.guessable, c.write = tlsCertificate, true, func(w *protofield.Writer) {
+			writeInline(w, 1, chain)
+			w.AddBytes(6, provider)
 		}
-		if leafOnly {
-			w.AddVarint(14, 1)
+	} else if roots, ok := s.Roots(); ok {
+		c.field, c.write = validationContext, func(w *protofield.Writer) { writeRoots(w, roots, s) }
+	} else if domains, ok := s.TrustDomains(); ok {
+		c.field, c.write = validationContext, func(w *protofield.Writer) { writeDomains(w, domains) }
+	} else if keys, ok := s.TicketKeys(); ok {
+		c.field, c.write = sessionTicketKeys, func(w *protofield.Writer) {
+			for _, key := range keys {
+				writeInline(w, 1, key)
+			}
 		}
-	}
-	return c
-}
-
-// domainsContent is a validation context for Envoy's SPIFFE validator.
-func domainsContent(domains map[spiffe.TrustDomain][]byte) (content, error) {
-	c := content{kind: "spiffe_validator", field: validationContext}
-	config, err := protofield.Write(func(w *protofield.Writer) {
-		for _, td := range slices.SortedFunc(maps.Keys(domains), spiffe.TrustDomain.Compare) {
-			c.hashed = append(c.hashed, []byte(td.String()), domains[td])
-			w.Message(1, func(w *protofield.Writer) {
-				w.Text(1, td.String())
-				writeInline(w, 2, domains[td])
-			})
-		}
-	})
-	c.write = func(w *protofield.Writer) {
-		w.Message(12, func(w *protofield.Writer) {
-			w.Text(1, validatorName)
-			w.Message(2, func(w *protofield.Writer) {
-				w.Text(1, validatorURL)
-				w.Bytes(2, config)
-			})
-		})
+	} else if values, ok := s.Generic(); ok {
+		c.field, c.guessable, c.write = genericSecret, true, func(w *protofield.Writer) { writeValues(w, values) }
+	} else {
+		err = errors.New("the secret is empty")
 	}
 	return c, err
 }
 
-func genericContent(values map[string][]byte) content {
-	c := content{kind: "generic_secret", field: genericSecret, guessable: true}
-	keys := slices.Sorted(maps.Keys(values))
-	for _, key := range keys {
-		c.hashed = append(c.hashed, []byte(key), values[key])
+func writeRoots(w *protofield.Writer, roots []byte, s *pki.Secret) {
+	writeInline(w, 1, roots)
+	crls, leafOnly := s.CRLs()
+	if crls != nil {
+		writeInline(w, 7, crls)
 	}
-	if value, ok := values[""]; ok {
-		c.write = func(w *protofield.Writer) { writeInline(w, 1, value) }
-		return c
+	if leafOnly {
+		w.AddVarint(14, 1)
 	}
-	c.write = func(w *protofield.Writer) {
-		for _, key := range keys {
+}
+
+// writeDomains writes a validation context for Envoy's SPIFFE validator.
+func writeDomains(w *protofield.Writer, domains map[spiffe.TrustDomain][]byte) {
+	w.Message(12, func(w *protofield.Writer) {
+		w.Text(1, validatorName)
+		w.Message(2, func(w *protofield.Writer) {
+			w.Text(1, validatorURL)
 			w.Message(2, func(w *protofield.Writer) {
-				w.Text(1, key)
-				writeInline(w, 2, values[key])
+				for _, td := range slices.SortedFunc(maps.Keys(domains), spiffe.TrustDomain.Compare) {
+					w.Message(1, func(w *protofield.Writer) {
+						w.Text(1, td.String())
+						writeInline(w, 2, domains[td])
+					})
+				}
 			})
-		}
+		})
+	})
+}
+
+func writeValues(w *protofield.Writer, values map[string][]byte) {
+	if value, ok := values[""]; ok {
+		writeInline(w, 1, value)
+		return
 	}
-	return c
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		w.Message(2, func(w *protofield.Writer) {
+			w.Text(1, key)
+			writeInline(w, 2, values[key])
+		})
+	}
 }
 
 // writeInline writes a DataSource.
@@ -313,8 +270,8 @@ func newFrames() *frames { return &frames{stamp: strconv.FormatUint(uint64(rand.
 // maxFrames is how many frames an entry keeps: streams with the same names share one.
 const maxFrames = 16
 
-// of returns a frame of r with a larger serial than after, so that no nonce comes twice on a stream. A change of one secret is
-// encoded once for all streams that then have the same secrets.
+// of returns a frame of r with a larger serial than after, so that no nonce comes twice on a stream. A change of one
+// secret is encoded once for all streams that then have the same secrets.
 func (f *frames) of(r *response, after uint64) *frame {
 	if len(r.entries) != 1 || len(r.removed) > 0 {
 		return f.make(r)

@@ -1,6 +1,11 @@
 package sds
 
-import "context"
+import (
+	"context"
+	"slices"
+
+	"github.com/svidkit/svidkit/spiffe/report"
+)
 
 // Held returns what is counted of clients: open streams and fetches, and bytes of names.
 func (h *Handler) Held() (open, names int) { return h.open.Held(), h.names.Held() }
@@ -20,11 +25,23 @@ func Allow(f func(ctx context.Context, name string) error) func(context.Context,
 	return func(ctx context.Context, name string) (string, error) { return name, f(ctx, name) }
 }
 
-// These are the types of a Handler's Status.
-type (
-	Push = push
-	NACK = nack
-)
+// Status is the state of a [Handler] at one moment.
+type Status struct {
+	report.Server
+	NACKs    uint64
+	LastNACK *report.Push
+}
 
-// Status returns what h does now.
-func (h *Handler) Status() status { return h.status() }
+// Status returns what h does now, with the newest push first and no rejections among them.
+func (h *Handler) Status() Status {
+	st := Status{Server: h.Report().Servers[0]}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	st.NACKs, st.Pushes = h.nacks.Load(), slices.Clone(h.pushes)
+	slices.Reverse(st.Pushes)
+	if n := len(h.rejections); n > 0 {
+		last := h.rejections[n-1]
+		st.LastNACK = &last
+	}
+	return st
+}

@@ -7,13 +7,13 @@ import (
 	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
-// fetch answers one request from the table, like a stream that ends with its first response. It waits for names that were not
-// looked up yet.
+// fetch answers one request from the table, like a stream that ends with its first response. It waits for names that
+// were not looked up yet.
 //
-// The answer has the names that exist. None is an error, as an empty answer means to Envoy that it may open its port without
-// a certificate.
+// The answer has the names that exist. None is an error, as an empty answer means to Envoy that it may open its port
+// without a certificate.
 func (h *Handler) fetch(ctx context.Context, p peerkey.Holder, r *request) (*response, error) {
-	s := newSession(false, h.opts.MaxNames, h.opts.Wildcard, h.frames)
+	s := newSession(false, h.opts.MaxNames, h.frames)
 	out, err := s.request(r)
 	if err != nil {
 		return nil, err
@@ -29,11 +29,10 @@ func (h *Handler) fetch(ctx context.Context, p peerkey.Holder, r *request) (*res
 	}
 	l := lookups{h: h, peer: p, node: s.node, items: out.added}
 	defer l.end()
-	waited, err := l.wait(ctx)
-	if err != nil {
+	if err := l.wait(ctx); err != nil {
 		return nil, err
 	}
-	return l.answer(ctx, waited)
+	return l.answer(ctx)
 }
 
 // lookups are the names of a fetch.
@@ -44,8 +43,8 @@ type lookups struct {
 	items []*item // without a watch if the client may not have the name
 }
 
-// wait waits until the table has looked up each name, and reports whether it had to.
-func (l *lookups) wait(ctx context.Context) (waited bool, err error) {
+// wait waits until the table has looked up each name.
+func (l *lookups) wait(ctx context.Context) error {
 	news := make(chan struct{}, 1)
 	in := &inbox{wake: func() {
 		select {
@@ -64,18 +63,17 @@ func (l *lookups) wait(ctx context.Context) (waited bool, err error) {
 			continue
 		}
 		for it.cur = it.watch.res.cur.Load(); it.cur == nil; it.cur = it.watch.res.cur.Load() {
-			waited = true
 			select {
 			case <-news:
 				in.take(nil)
 			case <-ctx.Done():
-				return false, ended(ctx.Err())
+				return ended(ctx.Err())
 			case <-l.h.table.ctx.Done():
-				return false, errClosing()
+				return errClosing()
 			}
 		}
 	}
-	return waited, nil
+	return nil
 }
 
 // end ends what wait has begun.
@@ -87,26 +85,24 @@ func (l *lookups) end() {
 	}
 }
 
-// answer returns the secrets of the names. If wait has waited, they are resolved and read again, as they may have changed.
-func (l *lookups) answer(ctx context.Context, waited bool) (*response, error) {
+// answer returns the secrets of the names, which are resolved again, as much may have changed while wait has waited.
+func (l *lookups) answer(ctx context.Context) (*response, error) {
 	var resp response
 	failed := false
 	for _, it := range l.items {
 		if it.watch == nil {
 			continue
 		}
-		if waited {
-			source, ok := l.h.resolve(ctx, l.peer, l.node, it)
-			if !ok {
-				continue
-			}
-			if source != it.watch.res.source { // the client asks again
-				failed = true
-				continue
-			}
-			if st := it.watch.res.cur.Load(); st != nil {
-				it.cur = st
-			}
+		source, ok := l.h.resolve(ctx, l.peer, l.node, it)
+		if !ok {
+			continue
+		}
+		if source != it.watch.res.source { // the client asks again
+			failed = true
+			continue
+		}
+		if st := it.watch.res.cur.Load(); st != nil {
+			it.cur = st
 		}
 		switch {
 		case it.cur.entry != nil:

@@ -113,7 +113,8 @@ func (h *Handler) refused(ctx context.Context, p peerkey.Holder, reason string, 
 		label = "limit"
 	}
 	h.counts.refused[label].Inc()
-	h.log.LogOf(slog.LevelWarn, p.Name(), "sds: request refused", reason, append(attrs(ctx, p), slog.String("err", clip(err.Message)))...)
+	h.log.LogOf(slog.LevelWarn, p.Name(), "sds: request refused", reason,
+		append(attrs(ctx, p), slog.String("err", clip(err.Message)))...)
 }
 
 // badRequest logs an error of a request, if it is one that the client has made.

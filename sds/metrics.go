@@ -1,8 +1,6 @@
 package sds
 
-import (
-	"github.com/svidkit/svidkit/internal/metrics"
-)
+import "github.com/svidkit/svidkit/internal/metrics"
 
 // counts are what a Handler counts.
 type counts struct {
@@ -13,37 +11,25 @@ type counts struct {
 
 // init adds the metrics of h.
 func (c *counts) init(h *Handler) {
-	c.Gauges("svidkit_sds_streams", "The number of open streams, of both kinds.", func(add metrics.Add) { add(float64(h.streams.Load())) })
-	c.Gauges("svidkit_sds_names", "The number of names that clients ask for and may have, by whether there is something to serve.", func(add metrics.Add) {
-		served, missing := h.table.count()
-		add(float64(served), "state", "served")
-		add(float64(missing), "state", "missing")
-	})
-	c.responses = c.Counter("svidkit_sds_responses_total", "The number of responses that were sent on streams.")
-	c.Totals("svidkit_sds_nacks_total", "The number of responses that clients have rejected.", func(add metrics.Add) {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		add(float64(h.nacks))
-	})
-	c.refused = c.Counters("svidkit_sds_refused_requests_total", "The number of requests that were refused: over a limit, or malformed or without the header.",
-		"reason", "limit", "request")
-	c.Totals("svidkit_sds_failed_lookups_total", "The number of look-ups in the source that have failed, and are repeated.", func(add metrics.Add) {
-		add(float64(h.table.failed.Load()))
-	})
-}
-
-// count returns how many names there are that have, and do not have, something to serve.
-func (t *table) count() (served, missing int) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, rs := range t.names {
-		for _, r := range rs {
-			if s := r.cur.Load(); s != nil && s.entry != nil {
-				served++
-			} else {
-				missing++
+	c.Gauges("svidkit_sds_streams", "The number of open streams, of both kinds.",
+		func(add metrics.Add) { add(float64(h.streams.Load())) })
+	c.Gauges("svidkit_sds_names",
+		"The number of names that clients ask for and may have, by whether there is something to serve.",
+		func(add metrics.Add) {
+			count := map[bool]float64{}
+			for _, version := range h.table.versions() {
+				count[version != ""]++
 			}
-		}
-	}
-	return served, missing
+			add(count[true], "state", "served")
+			add(count[false], "state", "missing")
+		})
+	c.responses = c.Counter("svidkit_sds_responses_total", "The number of responses that were sent on streams.")
+	c.Totals("svidkit_sds_nacks_total", "The number of responses that clients have rejected.",
+		func(add metrics.Add) { add(float64(h.nacks.Load())) })
+	c.refused = c.Counters("svidkit_sds_refused_requests_total",
+		"The number of requests that were refused: over a limit, or malformed or without the header.",
+		"reason", "limit", "request")
+	c.Totals("svidkit_sds_failed_lookups_total",
+		"The number of look-ups in the source that have failed, and are repeated.",
+		func(add metrics.Add) { add(float64(h.table.failed.Load())) })
 }

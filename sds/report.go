@@ -1,52 +1,60 @@
 package sds
 
 import (
+	"context"
+	"log/slog"
 	"slices"
+	"time"
 
+	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// Report implements [report.Reporter] with a server: its open streams, the names that clients ask for and may have, with
-// their versions, and the last 16 pushes that differ, with what clients have rejected of them. A name for which
-// [Options].Resolve has returned another is "NAME (SOURCE NAME)". The metrics are:
-//
-//	svidkit_sds_streams                  open streams
-//	svidkit_sds_names                    that clients ask for, by state: served, or missing
-//	svidkit_sds_responses_total          responses on streams
-//	svidkit_sds_nacks_total              responses that clients rejected
-//	svidkit_sds_refused_requests_total   requests that were refused, by reason: limit or request
-//	svidkit_sds_failed_lookups_total     look-ups in the source that failed
-//
-// Nothing that a client says is among their labels.
+// Report implements [report.Reporter] with a server: its open streams, the names that clients ask for and may have,
+// with their versions, and the last 16 pushes that differ, and the last 16 rejections by clients. A name for which
+// [Options].Resolve has returned another is "NAME (SOURCE NAME)". The names of the metrics begin with svidkit_sds_,
+// and nothing that a client says is among their labels.
 func (h *Handler) Report() report.Report {
-	st := h.status()
-	server := report.Server{Protocol: "SDS", Streams: st.Streams, Names: st.Names}
-	rejected := func(n *nack, clients int) report.Push {
-		return report.Push{Time: n.Time, NACK: true, Names: n.Names, Version: n.Version, Streams: clients, Client: n.Node, Message: n.Message}
-	}
-	for _, p := range st.Pushes {
-		server.Pushes = append(server.Pushes, report.Push{Time: p.Time, Names: p.Names, Version: p.Version, Streams: p.Streams})
-		if p.LastNACK != nil {
-			server.Pushes = append(server.Pushes, rejected(p.LastNACK, p.NACKs))
-		}
-	}
-	if n := st.LastNACK; n != nil && !slices.ContainsFunc(st.Pushes, func(p push) bool { return p.LastNACK == n }) {
-		server.Pushes = append(server.Pushes, rejected(n, 1))
-	}
+	h.mu.Lock()
+	pushes := slices.Concat(h.pushes, h.rejections)
+	h.mu.Unlock()
+	server := report.Server{Protocol: "SDS", Streams: int(h.streams.Load()), Names: h.table.versions(), Pushes: pushes}
 	return report.Report{Servers: []report.Server{server}, Metrics: h.counts.Write}
 }
 
-// status is the state of a [Handler] at one moment.
-type status struct {
-	Streams  int               // open ones, of both kinds
-	Names    map[string]string // what clients ask for and may have: name to version, which is "" while there is nothing to serve
-	NACKs    uint64            // responses that clients rejected
-	LastNACK *nack             // the last of them, or nil
-	Pushes   []push            // the last 16 that differ, newest first
+// maxPushes is how many pushes are kept, and how many names of each.
+const maxPushes = 16
+
+// noted returns a list of pushes with one that happens now. What has the same version and names counts as one push,
+// and the oldest of too many goes.
+func noted(list []report.Push, p report.Push) []report.Push {
+	p.Time, p.Streams, p.Names = time.Now(), 1, p.Names[:min(len(p.Names), maxPushes)]
+	i := slices.IndexFunc(list, func(q report.Push) bool {
+		return q.Version == p.Version && slices.Equal(q.Names, p.Names)
+	})
+	if i >= 0 {
+		p.Streams, p.Names = p.Streams+list[i].Streams, list[i].Names
+		list = slices.Delete(list, i, i+1)
+	} else if p.Names = slices.Clone(p.Names); len(list) == maxPushes {
+		list = slices.Delete(list, 0, 1)
+	}
+	return append(list, p)
 }
 
-func (h *Handler) status() status {
+// pushed notes a response that is about to be sent.
+func (h *Handler) pushed(l *label) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return status{Streams: int(h.streams.Load()), Names: h.table.versions(), NACKs: h.nacks, LastNACK: h.last, Pushes: h.pushes.list()}
+	h.pushes = noted(h.pushes, report.Push{Version: l.version, Names: l.names})
+}
+
+// rejected notes that a client has rejected a response.
+func (h *Handler) rejected(ctx context.Context, p peerkey.Holder, n *report.Push) {
+	h.nacks.Add(1)
+	h.mu.Lock()
+	h.rejections = noted(h.rejections, *n)
+	h.mu.Unlock()
+	h.log.LogOf(slog.LevelWarn, p.Name(), "sds: client rejected a response", "NACK", append(attrs(ctx, p),
+		slog.String("node", n.Client), slog.Any("names", n.Names), slog.String("version", n.Version),
+		slog.String("message", n.Message))...)
 }

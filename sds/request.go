@@ -28,61 +28,26 @@ var (
 	deltaFields = fields{node: 1, typeURL: 2, names: 3, drop: 4, have: 5, nonce: 6, detail: 7}
 )
 
-// decode reads a request, and stops where it goes over a limit. The error is for the client. A list of delta may have twice the
-// names: those for which there is no room are refused alone.
+// decode reads a request, and stops where it goes over a limit. The error is for the client. A list of delta may have
+// twice the names: those for which there is no room are refused alone.
 func decode(message []byte, delta bool, maxNames int) (*request, error) {
-	n := sotwFields
+	n, most := sotwFields, maxNames
 	if delta {
-		n = deltaFields
+		n, most = deltaFields, 2*maxNames
 	}
 	var r request
-	// part returns what reads a field of an embedded message.
-	part := func(number protofield.Number, to *string) func(*protofield.Field) {
-		return func(f *protofield.Field) {
-			if f.Number == number {
-				f.Text(to)
-			}
+	check := func(f *protofield.Field, have, length int) {
+		switch {
+		case length > maxName:
+			f.Fail(grpchttp.Errorf(grpchttp.ResourceExhausted,
+				"sds: a resource name of %d bytes; the limit is %d", length, maxName))
+		case have >= most:
+			f.Fail(errTooMany(maxNames))
 		}
-	}
-	count := func(n int) int { return n }
-	if delta {
-		count = func(n int) int { return (n + 1) / 2 }
-	}
-	readNode, readDetail := part(1, &r.node), part(2, &r.reason)
-	addName := func(f *protofield.Field, to *[]string) {
-		var name string
-		f.Fail(checkName(count(len(*to)+1), len(f.Data), maxNames))
-		f.Text(&name)
-		*to = append(*to, name)
 	}
 	err := protofield.Read(message, func(f *protofield.Field) {
-		if f.Data == nil {
-			return // all that we read are texts and messages
-		}
-		switch f.Number {
-		case n.node:
-			f.Message(readNode)
-		case n.names:
-			addName(f, &r.names)
-		case n.drop:
-			addName(f, &r.drop)
-		case n.have:
-			var v string
-			name := f.Entry(func(f *protofield.Field) { f.Text(&v) })
-			f.Fail(checkName(count(len(r.have)+1), len(name), maxNames))
-			if r.have == nil {
-				r.have = make(map[string]string)
-			}
-			r.have[name] = v
-		case n.typeURL:
-			if r.typeURL = typeURL; string(f.Data) != typeURL { // ours needs no memory
-				f.Text(&r.typeURL)
-			}
-		case n.nonce:
-			f.Text(&r.nonce)
-		case n.detail:
-			r.rejected = true
-			f.Message(readDetail)
+		if f.Data != nil { // all that we read are texts and messages
+			r.read(f, n, check)
 		}
 	})
 	if err == protofield.ErrMalformed {
@@ -94,15 +59,48 @@ func decode(message []byte, delta bool, maxNames int) (*request, error) {
 	return &r, nil
 }
 
-// checkName refuses a name that is the n-th of its list, or too long.
-func checkName(n, length, maxNames int) error {
-	switch {
-	case length > maxName:
-		return grpchttp.Errorf(grpchttp.ResourceExhausted, "sds: a resource name of %d bytes; the limit is %d", length, maxName)
-	case n > maxNames:
-		return errTooMany(maxNames)
+// read reads a field.
+func (r *request) read(f *protofield.Field, n fields, check func(f *protofield.Field, have, length int)) {
+	add := func(to *[]string) {
+		var name string
+		check(f, len(*to), len(f.Data))
+		f.Text(&name)
+		*to = append(*to, name)
 	}
-	return nil
+	switch f.Number {
+	case n.node:
+		f.Message(textOf(1, &r.node))
+	case n.names:
+		add(&r.names)
+	case n.drop:
+		add(&r.drop)
+	case n.have:
+		var v string
+		name := f.Entry(func(f *protofield.Field) { f.Text(&v) })
+		check(f, len(r.have), len(name))
+		if r.have == nil {
+			r.have = make(map[string]string)
+		}
+		r.have[name] = v
+	case n.typeURL:
+		if r.typeURL = typeURL; string(f.Data) != typeURL { // ours needs no memory
+			f.Text(&r.typeURL)
+		}
+	case n.nonce:
+		f.Text(&r.nonce)
+	case n.detail:
+		r.rejected = true
+		f.Message(textOf(2, &r.reason))
+	}
+}
+
+// textOf returns what reads a text of an embedded message.
+func textOf(number protofield.Number, to *string) func(*protofield.Field) {
+	return func(f *protofield.Field) {
+		if f.Number == number {
+			f.Text(to)
+		}
+	}
 }
 
 func errTooMany(maxNames int) *grpchttp.Error {
@@ -111,7 +109,8 @@ func errTooMany(maxNames int) *grpchttp.Error {
 }
 
 func errTooLong(maxBytes int) error {
-	return grpchttp.Errorf(grpchttp.ResourceExhausted, "sds: resource names of more than %d bytes together; open another stream", maxBytes)
+	return grpchttp.Errorf(grpchttp.ResourceExhausted,
+		"sds: resource names of more than %d bytes together; open another stream", maxBytes)
 }
 
 // clip returns at most maxText bytes of s, in memory of its own.

@@ -86,7 +86,7 @@ func TestCallersHaveTheirOwn(t *testing.T) {
 	web, db := m.pair("spiffe://example.org/web"), m.pair("spiffe://example.org/db")
 	src.put(web.Name(), web)
 	src.put(db.Name(), db)
-	h := newHouse(t, src, sds.Options{Wildcard: []string{"default"}})
+	h := newHouse(t, src, sds.Options{})
 	h.let("web", "default", web.Name())
 	h.let("web", "too", web.Name())
 	h.let("db", "default", db.Name())
@@ -110,7 +110,7 @@ func TestCallersHaveTheirOwn(t *testing.T) {
 	want(t, ro, named(t, db, "default"))
 	other.ack(ro, "default")
 	d, dOther := openDelta(t, asWeb), openDelta(t, asDB)
-	d.subscribe() // the wildcard
+	d.subscribe("default")
 	rd := d.recv()
 	wantDelta(t, rd, nil, named(t, web, "default"))
 	d.ack(rd)

@@ -1,5 +1,6 @@
-// Package sds serves workload identities to Envoy: the Secret Discovery Service, version 3, as an [http.Handler]. Envoy
-// takes its certificate, key and trusted roots from it and gets each new version pushed, with no restart and no file.
+// Package sds serves workload identities to Envoy: the Secret Discovery Service, version 3, as an [http.Handler].
+// Envoy takes its certificate, key and trusted roots from it and gets each new version pushed, with no restart and no
+// file.
 //
 // Most programs need two calls. The source is a *secretcache.Manager or a *workloadapi.Source:
 //
@@ -14,14 +15,14 @@
 // A [Handler] serves all three methods of envoy.service.secret.v3.SecretDiscoveryService: StreamSecrets (state of the
 // world), DeltaSecrets (incremental) and FetchSecrets, over gRPC. The [Source] decides which names exist.
 //
-// It serves secrets by the Aggregated Discovery Service (ADS) as well: an Envoy whose ads_config leads here takes all its
-// secrets on one stream, and not on one for each. Requests for another type end that stream; for Envoys that have a control
-// plane, too, see package sds/xdsproxy.
+// It serves secrets by the Aggregated Discovery Service (ADS) as well: an Envoy whose ads_config leads here takes all
+// its secrets on one stream, and not on one for each. Requests for another type end that stream; for Envoys that have
+// a control plane, too, see package sds/xdsproxy.
 //
-// A [pki.Secret] of each kind becomes the Secret that Envoy has for it, with its content inline: tls_certificate with a
-// private_key or a private_key_provider; validation_context with trusted_ca and crl, or with the
-// bundles of several trust domains for Envoy's SPIFFE validator (envoy.tls.cert_validator.spiffe); session_ticket_keys;
-// generic_secret. With the SPIFFE validator Envoy 1.40 refuses a peer without a certificate, or whose ID has no path.
+// A [pki.Secret] of each kind becomes the Secret that Envoy has for it, with its content inline: tls_certificate with
+// a private_key or a private_key_provider; validation_context with trusted_ca and crl, or with the bundles of several
+// trust domains for Envoy's SPIFFE validator (envoy.tls.cert_validator.spiffe); session_ticket_keys; generic_secret.
+// With the SPIFFE validator Envoy 1.40 refuses a peer without a certificate, or whose ID has no path.
 //
 // # What it promises
 //
@@ -29,51 +30,56 @@
 //     except for passwords and other content that can be guessed, after a restart.
 //   - Each name is served on its own. A name that does not exist yet, is not permitted yet, or could not be looked up
 //     leaves the stream open, and is pushed once it can be served.
-//   - A failed look-up withdraws nothing that is being served. A certificate that has expired goes to a new stream only if
-//     the source still returns it.
-//   - A slow client delays no other and costs one response. When it reads again it gets the newest content, not the history.
-//   - While a response is unanswered the next one waits, and then carries the newest of everything that changed. Content
-//     that a client rejected (a NACK) is not sent to it again on that stream; new content is. A name list that becomes
-//     empty means "nothing", never "everything".
+//   - A failed look-up withdraws nothing that is being served. A certificate that has expired goes to a new stream
+//     only if the source still returns it.
+//   - A slow client delays no other and costs one response. When it reads again it gets the newest content, not the
+//     history.
+//   - While a response is unanswered the next one waits, and then carries the newest of everything that changed.
+//     Content that a client rejected (a NACK) is not sent to it again on that stream; new content is. A name list
+//     that becomes empty means "nothing", never "everything".
 //   - A change is encoded once for all streams, and no nonce comes twice on a stream.
 //
 // # A certificate for each connection
 //
-// Since version 1.38 a listener of Envoy can ask for a secret when a client connects, by the server name (SNI) that the client
-// gives: one Envoy speaks for any number of workloads. [Options].Resolve maps the server name to the name of the source, such as
-// a SPIFFE ID. Use delta: a name that does not exist, or is withdrawn, then fails at once and alone, and what is withdrawn is
-// no longer shown. See the example of Options, and examples/ENVOY.md for Envoy's configuration and figures.
+// Since version 1.38 a listener of Envoy can ask for a secret when a client connects, by the server name (SNI) that
+// the client gives: one Envoy speaks for any number of workloads. [Options].Resolve maps the server name to the name
+// of the source, such as a SPIFFE ID. Use delta: a name that does not exist, or is withdrawn, then fails at once and
+// alone, and what is withdrawn is no longer shown. See the example of Options, and examples/ENVOY.md for Envoy's
+// configuration and figures.
 //
 // # What it does not do
 //
 // A Handler does not authenticate its callers: the permissions of the socket do, or the TLS of the http.Server.
-// [Options].Resolve decides by caller and name. What a client says about itself (its node) is used in logs only. A Handler
-// does not check certificates, which is the source's job, and serves nothing of Envoy's other discovery services.
+// [Options].Resolve decides by caller and name. What a client says about itself (its node) is used in logs only. A
+// Handler does not check certificates, which is the source's job, and serves nothing of Envoy's other discovery
+// services.
 //
-// Of what a Secret of Envoy may have, it does not send: OCSP responses, which end sooner than certificates and which Envoy does without;
-// passwords of keys, which would travel beside what they protect; names that peers must have, as Envoy takes them beside
-// those of its configuration, and so would accept more. It does not let the node of an Envoy choose the form of its secrets or another name
-// for them: [Options].Resolve and the source do.
+// Of what a Secret of Envoy may have, it does not send: OCSP responses, which end sooner than certificates and which
+// Envoy does without; passwords of keys, which would travel beside what they protect; names that peers must have, as
+// Envoy takes them beside those of its configuration, and so would accept more. It does not let the node of an Envoy
+// choose the form of its secrets or another name for them: [Options].Resolve and the source do.
 //
 // # In a server of your own
 //
-// The streams need HTTP/2. Envoy opens one long-lived request per secret, and net/http allows 250 on a connection: see the
-// example of [NewHandler]. WriteTimeout and ReadTimeout of the http.Server must be zero, as they would end the streams. On a
-// Unix socket set its ConnContext to unixsocket.ConnContext, so that peers are known.
+// The streams need HTTP/2. Envoy opens one long-lived request per secret, and net/http allows 250 on a connection:
+// see the example of [NewHandler]. WriteTimeout and ReadTimeout of the http.Server must be zero, as they would end
+// the streams. On a Unix socket set its ConnContext to unixsocket.ConnContext, so that peers are known.
 //
 // # Limits
 //
 //   - A request may have 1 MiB, a name 4 KiB, and a stream 1,000 names ([Options].MaxNames) of 256 KiB
 //     together, or of 256 bytes each on average with a larger MaxNames.
 //   - 20,000 streams and fetches may be open ([Options].MaxStreams), 5,000 of one peer ([Options].MaxPeerStreams).
-//   - The names that clients ask for may take 128 MiB, and those of one peer 32 MiB, or 2 KiB for each of its streams if
-//     that is more. A name takes its length and 1 KiB, whether it exists and is permitted or not.
+//   - The names that clients ask for may take 128 MiB, and those of one peer 32 MiB, or 2 KiB for each of its streams
+//     if that is more. A name takes its length and 1 KiB, whether it exists and is permitted or not.
 //   - A client has a minute to take a response; then the stream ends.
-//   - Requests that are being received may take 64 MiB, and those of one peer 16 MiB. The first 4 KiB of each do not count.
+//   - Requests that are being received may take 64 MiB, and those of one peer 16 MiB. The first 4 KiB of each do not
+//     count.
 //
-// What is larger is refused before it is kept, and ends the stream; only a name too many on a delta stream fails alone (see
-// [Options].MaxNames). A client that finds no room gets code ResourceExhausted and the advice to come back after
-// 10 seconds. Compressed requests are refused. A peer is a user (UID) on a Unix socket on Linux, and a connection otherwise.
+// What is larger is refused before it is kept, and ends the stream; only a name too many on a delta stream fails
+// alone (see [Options].MaxNames). A client that finds no room gets code ResourceExhausted and the advice to come back
+// after 10 seconds. Compressed requests are refused. A peer is a user (UID) on a Unix socket on Linux, and a
+// connection otherwise.
 package sds
 
 import (
@@ -82,16 +88,15 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
-	"slices"
 	"sync"
 	"sync/atomic"
-	"unicode/utf8"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // Limits on what a client may send.
@@ -111,20 +116,20 @@ const (
 	securityHeader = "workload.spiffe.io"
 )
 
-// Source provides the secrets: a *secretcache.Manager, a *workloadapi.Source, or one of package sdssource, which makes them
-// of files and of other sources. Its methods are called from many goroutines.
+// Source provides the secrets: a *secretcache.Manager, a *workloadapi.Source, or one of package sdssource, which
+// makes them of files and of other sources. Its methods are called from many goroutines.
 type Source interface {
-	// GenerateSecret returns the current secret with that name. It may block, for instance for a CA, until ctx is done;
-	// ctx carries no values of a request, as one call serves all streams that wait.
+	// GenerateSecret returns the current secret with that name. It may block, for instance for a CA, until ctx is
+	// done; ctx carries no values of a request, as one call serves all streams that wait.
 	//
 	// An error that wraps [io/fs.ErrNotExist] says that there is no such name; it is not asked for again until
-	// Subscribe's function is called with it. After any other error the call is repeated: after 0.5 s at first and then
-	// 5 s at most, or, while there is a secret to serve, after 4 % of the life that it has left and 30 s at most. An error
-	// with a method Retryable() (after time.Duration, ok bool) can ask for 30 s, or half of that life.
+	// Subscribe's function is called with it. After any other error the call is repeated: after 0.5 s at first and
+	// then 5 s at most, or, while there is a secret to serve, after 4 % of the life that it has left and 30 s at
+	// most. An error with a method Retryable() (after time.Duration, ok bool) can ask for 30 s, or half of that life.
 	GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error)
 
-	// Subscribe registers f, to be called with each name for which GenerateSecret would answer differently: its secret is
-	// new, or has appeared, or is gone. f returns at once. cancel ends that.
+	// Subscribe registers f, to be called with each name for which GenerateSecret would answer differently: its
+	// secret is new, or has appeared, or is gone. f returns at once. cancel ends that.
 	Subscribe(f func(resourceName string)) (cancel func())
 }
 
@@ -133,61 +138,60 @@ type Options struct {
 	// Resolve decides whether the caller of a request may have a name, and which secret it gets under that name: it
 	// returns the name to ask the Source for. So each caller can have a "default" of its own. The caller receives the
 	// secret under the name that it asked for. Streams whose names resolve to the same one share one look-up and one
-	// encoding. The names of Wildcard are resolved, too. Nil lets every caller have every name: the socket is the guard.
+	// encoding. Nil lets every caller have every name: the socket is the
+	// guard.
 	//
 	// Any error means no: to that caller the name does not exist. Resolve should not block.
 	//
-	// It is called when a stream asks for the name, when a version of it is about to be sent, and, for each stream that
-	// has it or was refused it, when its secret changes and after [Handler.Refresh]. For a stream that was refused, its
-	// secret is the one that the Source has under the name that was asked for. So a later permission, or another secret,
-	// reaches a waiting stream within a second. A stream that loses the right to a name gets nothing more of it, and
-	// keeps what it has: a delta stream is told that the name is removed, but Envoy uses the secret until it restarts, unless
-	// it has asked for it on demand; in SotW there is no way to say so. The certificate stays good until it expires.
+	// It is called when a stream asks for the name, when a version of it is about to be sent, and, for each stream
+	// that has it or was refused it, when its secret changes and after [Handler.Refresh]. For a stream that was
+	// refused, its secret is the one that the Source has under the name that was asked for. So a later permission, or
+	// another secret, reaches a waiting stream within a second. A stream that loses the right to a name gets nothing
+	// more of it, and keeps what it has: a delta stream is told that the name is removed, but Envoy uses the secret
+	// until it restarts, unless it has asked for it on demand; in SotW there is no way to say so. The certificate
+	// stays good until it expires.
 	//
-	// It is called with the context of the request, in which unixsocket.PeerFromContext finds the process on the other
-	// side of a Unix socket, and spiffetls.PeerFromContext the proven client of a server that spiffetls.Endpoint.ConfigureServer
-	// has prepared. For the rest of a request, such as its TLS and RemoteAddr, put a handler in front that adds it with
-	// http.Request.WithContext; see the examples.
+	// It is called with the context of the request, in which unixsocket.PeerFromContext finds the process on the
+	// other side of a Unix socket, and spiffetls.PeerFromContext the proven client of a server that
+	// spiffetls.Endpoint.ConfigureServer has prepared. For the rest of a request, such as its TLS and RemoteAddr, put a
+	// handler in front that adds it with http.Request.WithContext; see the examples.
 	Resolve func(ctx context.Context, resourceName string) (sourceName string, err error)
-
-	// Wildcard lists the names that a client receives if it asks for everything: if it has never named anything, or
-	// names "*". Empty means that it receives nothing.
-	Wildcard []string
 
 	// Strict ends a stream with code NotFound if it asks for a name that does not exist, or that it may not have (any
 	// more), for clients that should fail instead of waiting.
 	//
-	// It is not for Envoy, which opens the stream again, after waits of 0.5 s at first and 30 s at most: a secret that
-	// appears later arrives after seconds instead of milliseconds (3 and 19 s were seen with Envoy 1.40, ten seconds after
-	// its start), and with delta Envoy is live only after its initial_fetch_timeout.
+	// It is not for Envoy, which opens the stream again, after waits of 0.5 s at first and 30 s at most: a secret
+	// that appears later arrives after seconds instead of milliseconds (3 and 19 s were seen with Envoy 1.40, ten
+	// seconds after its start), and with delta Envoy is live only after its initial_fetch_timeout.
 	Strict bool
 
-	// RequireHeader refuses requests without the header "workload.spiffe.io: true", which a client that was tricked into
-	// making a request does not send. Envoy sends it if initial_metadata of its gRPC service says so.
+	// RequireHeader refuses requests without the header "workload.spiffe.io: true", which a client that was tricked
+	// into making a request does not send. Envoy sends it if initial_metadata of its gRPC service says so.
 	RequireHeader bool
 
-	// MaxNames is how many names one stream may ask for; 0 means 1,000. Raise it where an Envoy takes all its secrets on one
-	// stream. A delta stream is told that a name too many does not exist, and may ask for it again when there is room; it ends
-	// with code ResourceExhausted if there are twice as many. A SotW stream, and one that is Strict, ends with one too many.
+	// MaxNames is how many names one stream may ask for; 0 means 1,000. Raise it where an Envoy takes all its secrets
+	// on one stream. A delta stream is told that a name too many does not exist, and may ask for it again when there
+	// is room; it ends with code ResourceExhausted if there are twice as many. A SotW stream, and one that is Strict,
+	// ends with one too many.
 	MaxNames int
 
-	// MaxStreams is how many streams may be open at the same time; 0 means 20,000. An Envoy opens one for each secret, or one
-	// of ADS for all.
-	// Fetches that are under way count as well. One more is refused with code ResourceExhausted.
+	// MaxStreams is how many streams may be open at the same time; 0 means 20,000. An Envoy opens one for each
+	// secret, or one of ADS for all. Fetches that are under way count as well. One more is refused with code
+	// ResourceExhausted.
 	MaxStreams int
 
-	// MaxPeerStreams is how many of them one peer may have: a user (UID) on a Unix socket, a connection otherwise. 0 means
-	// 5,000: 20 Envoys with 250 secrets each. Raise it where the Envoys of a large node run as one user.
+	// MaxPeerStreams is how many of them one peer may have: a user (UID) on a Unix socket, a connection otherwise. 0
+	// means 5,000: 20 Envoys with 250 secrets each. Raise it where the Envoys of a large node run as one user.
 	MaxPeerStreams int
 
 	// Logger gets warnings: rejected responses, names that were refused or do not exist, failed look-ups, and refused
-	// requests. As clients can cause them at will, the first of a kind, for each client of the first 12, is
-	// logged at once, and then their number each minute. Lines about callers have uid and pid, or remote. Nil means no logs.
+	// requests. As clients can cause them at will, the first of a kind, for each client of the first 12, is logged at
+	// once, and then their number each minute. Lines about callers have uid and pid, or remote. Nil means no logs.
 	Logger *slog.Logger
 }
 
-// Handler serves the Secret Discovery Service. It is safe for concurrent use. Until Close it is subscribed to the source and
-// has one goroutine, beside those of the requests.
+// Handler serves the Secret Discovery Service. It is safe for concurrent use. Until Close it is subscribed to the
+// source and has one goroutine, beside those of the requests.
 type Handler struct {
 	opts        Options
 	table       *table
@@ -200,17 +204,17 @@ type Handler struct {
 	names    *limit.Shares[peerkey.Holder] // bytes
 	incoming *grpchttp.Incoming
 	streams  atomic.Int64
+	nacks    atomic.Uint64
 
 	counts counts
 
-	mu     sync.Mutex
-	nacks  uint64
-	last   *nack
-	pushes pushes
+	mu         sync.Mutex    // guards the rest
+	pushes     []report.Push // the newest last
+	rejections []report.Push
 }
 
-// NewHandler returns a handler that serves the secrets of src. It subscribes to src until [Handler.Close], and asks it for
-// nothing before a client does. opts may be nil, and is copied.
+// NewHandler returns a handler that serves the secrets of src. It subscribes to src until [Handler.Close], and asks
+// it for nothing before a client does. opts may be nil, and is copied.
 func NewHandler(src Source, opts *Options) (*Handler, error) {
 	if src == nil {
 		return nil, errors.New("sds: new handler: the source is nil")
@@ -222,13 +226,6 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 	if h.opts.MaxNames < 0 || h.opts.MaxStreams < 0 || h.opts.MaxPeerStreams < 0 {
 		return nil, errors.New("sds: new handler: a limit is negative; 0 means the default")
 	}
-	if slices.Contains(h.opts.Wildcard, "") || slices.Contains(h.opts.Wildcard, "*") {
-		return nil, errors.New(`sds: new handler: Wildcard lists "" or "*"; it wants the names that these stand for`)
-	}
-	if slices.ContainsFunc(h.opts.Wildcard, func(name string) bool { return !utf8.ValidString(name) }) {
-		return nil, errors.New("sds: new handler: Wildcard lists a name that is not UTF-8")
-	}
-	h.opts.Wildcard = slices.Clone(h.opts.Wildcard)
 	h.opts.MaxNames = cmp.Or(h.opts.MaxNames, maxNames)
 	h.opts.Logger = ratelog.Patient(h.opts.Logger)
 	total, each := cmp.Or(h.opts.MaxStreams, maxStreams), cmp.Or(h.opts.MaxPeerStreams, maxPeerStreams)
@@ -253,8 +250,8 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 	return h, nil
 }
 
-// ServeHTTP serves one request, which for a stream takes as long as that is open. Paths that are not of this service are
-// answered with 404, and RPCs in other forms than gRPC with 415.
+// ServeHTTP serves one request, which for a stream takes as long as that is open. Paths that are not of this service
+// are answered with 404, and RPCs in other forms than gRPC with 415.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if h.grpc.Methods[r.URL.Path] == nil {
 		http.NotFound(w, r)
@@ -266,7 +263,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // admit runs before anything of a request is read.
 func (h *Handler) admit(r *http.Request) error {
 	if h.opts.RequireHeader && r.Header.Get(securityHeader) != "true" {
-		err := grpchttp.Errorf(grpchttp.InvalidArgument, `sds: the header "workload.spiffe.io: true" is missing; send it as metadata`)
+		err := grpchttp.Errorf(grpchttp.InvalidArgument,
+			`sds: the header "workload.spiffe.io: true" is missing; send it as metadata`)
 		h.badRequest(r.Context(), peerkey.HolderOf(r), err)
 		return err
 	}
@@ -280,30 +278,20 @@ func errClosing() error {
 	return grpchttp.Errorf(grpchttp.Unavailable, "sds: the server is shutting down")
 }
 
-// Close ends all streams with code Unavailable, cancels the subscription to the source and waits for look-ups that are under
-// way. It does not wait for the streams: those belong to the http.Server, and a stream whose client does not read ends with
-// its connection. Later requests are refused. Close may be called twice. It returns nil.
+// Close ends all streams with code Unavailable, cancels the subscription to the source and waits for look-ups that
+// are under way. It does not wait for the streams: those belong to the http.Server, and a stream whose client does
+// not read ends with its connection. Later requests are refused. Close may be called twice. It returns nil.
 func (h *Handler) Close() error {
 	h.unsubscribe()
 	h.table.close()
 	return nil
 }
 
-// Refresh calls [Options].Resolve again for each name of each stream. Call it when the hook would answer differently although
-// no secret has changed, for instance after a workload was registered or removed. It returns at once, and the answers take
-// effect within a second.
+// Refresh calls [Options].Resolve again for each name of each stream. Call it when the hook would answer differently
+// although no secret has changed, for instance after a workload was registered or removed. It returns at once, and
+// the answers take effect within a second.
 func (h *Handler) Refresh() {
 	if h.opts.Resolve != nil {
 		h.table.refresh()
 	}
-}
-
-func (h *Handler) nacked(ctx context.Context, p peerkey.Holder, n *nack) {
-	h.mu.Lock()
-	h.nacks++
-	h.last = n
-	h.pushes.rejected(n)
-	h.mu.Unlock()
-	h.log.LogOf(slog.LevelWarn, p.Name(), "sds: client rejected a response", "NACK", append(attrs(ctx, p), slog.String("node", n.Node),
-		slog.Any("names", n.Names), slog.String("version", n.Version), slog.String("message", n.Message))...)
 }

@@ -4,36 +4,35 @@ import (
 	"slices"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// session is the protocol state of one stream, without the transport: requests and news about names go in, responses come
-// out. One goroutine at a time uses it.
+// session is the protocol state of one stream, without the transport: requests and news about names go in, responses
+// come out. One goroutine at a time uses it.
 //
-// At most one response is unanswered at a time. News that arrives meanwhile waits, by name, and the next response has the
-// newest of each, so a session's memory is bounded by its names.
+// At most one response is unanswered at a time. News that arrives meanwhile waits, by name, and the next response has
+// the newest of each, so a session's memory is bounded by its names.
 type session struct {
 	delta    bool
 	maxNames int
-	maxBytes int      // of all names together
-	wildcard []string // what "everything" means; empty: nothing
+	maxBytes int // of all names together
 	frames   *frames
 
-	// allow decides about content before it is sent, which may be long after it became known, and whenever there is news
-	// about it; nil allows all. Content that it refuses does not exist for the client until there is news again. It sets
-	// the item's cur to nil if the client is to get other content, about which there will be news.
+	// allow decides about content before it is sent, which may be long after it became known, and whenever there is
+	// news about it; nil allows all. Content that it refuses does not exist for the client until there is news again.
+	// It sets the item's cur to nil if the client is to get other content, about which there will be news.
 	allow func(*item) bool
 
 	strict  bool  // a name that is asked for has to exist
 	refused error // set by next if one does not: ends the stream
 
 	items    map[string]*item
-	over     map[string]bool // delta: names for which there was no room; the client is still to be told that they do not exist
+	over     map[string]bool // delta: names without room; the client is still to be told that they do not exist
 	queue    []*item         // those with news, oldest first; may have dropped ones
 	version  version         // of what the client was sent of the names it still wants
 	last     label           // of the last response; zero if there was none
 	awaiting bool            // the last response is neither acknowledged nor rejected
 	begun    bool            // there was a request
-	named    bool            // the client has named something, ever
 	bytes    int             // of the names of all items
 	node     string
 	round    uint64 // marks the items that a request names
@@ -45,8 +44,6 @@ type item struct {
 	cur    *state  // the newest; nil or with an error if that is not known
 	sent   version // what the client was sent last, or says that it brought; zero if nothing
 	told   bool    // delta: the client was told that there is no such name
-	asked  bool    // by name
-	wild   bool    // as part of everything
 	queued bool
 	round  uint64
 
@@ -59,22 +56,18 @@ var absent = &state{}
 
 // outcome is what a request did to a session.
 type outcome struct {
-	stale   bool    // SotW: an answer to an old response; nothing was done
-	nack    *nack   // the client rejected the last response
-	added   []*item // names that were not wanted before
-	again   []*item // delta: that are denied, and asked for once more
-	dropped []*item // and that are no longer
-	over    int     // delta: how many names found no room
+	stale   bool         // SotW: an answer to an old response; nothing was done
+	nack    *report.Push // the client rejected the last response
+	added   []*item      // names that were not wanted before
+	again   []*item      // delta: that are denied, and asked for once more
+	dropped []*item      // and that are no longer
+	over    int          // delta: how many names found no room
 }
 
-func newSession(delta bool, maxNames int, wildcard []string, frames *frames) *session {
-	maxBytes := max(maxNameBytes, nameBytes*maxNames)
-	for _, name := range wildcard {
-		maxBytes += len(name) // which the client has not chosen
-	}
+func newSession(delta bool, maxNames int, frames *frames) *session {
 	return &session{
-		delta: delta, maxNames: maxNames, maxBytes: maxBytes,
-		wildcard: wildcard, frames: frames, items: make(map[string]*item),
+		delta: delta, maxNames: maxNames, maxBytes: max(maxNameBytes, nameBytes*maxNames),
+		frames: frames, items: make(map[string]*item),
 	}
 }
 
@@ -82,7 +75,8 @@ func newSession(delta bool, maxNames int, wildcard []string, frames *frames) *se
 func (s *session) request(r *request) (outcome, error) {
 	var out outcome
 	if r.typeURL != "" && r.typeURL != typeURL {
-		return out, grpchttp.Errorf(grpchttp.InvalidArgument, "sds: type URL %q: this service has %s only", clip(r.typeURL), typeURL)
+		return out, grpchttp.Errorf(grpchttp.InvalidArgument,
+			"sds: type URL %q: this service has %s only", clip(r.typeURL), typeURL)
 	}
 	if s.node == "" {
 		s.node = clip(r.node) // later requests may leave it out
@@ -90,7 +84,9 @@ func (s *session) request(r *request) (outcome, error) {
 	switch first, answer := s.last.serial == 0, r.nonce == s.last.nonce; {
 	case answer && s.awaiting:
 		if r.rejected {
-			out.nack = &nack{Node: s.node, Names: slices.Clone(s.last.names), Version: s.last.version, Message: clip(r.reason)}
+			out.nack = &report.Push{
+				NACK: true, Names: s.last.names, Version: s.last.version, Client: s.node, Message: clip(r.reason),
+			}
 		}
 		s.awaiting = false
 	case !s.delta && !answer && r.nonce != "" && !first:
@@ -121,23 +117,13 @@ func (s *session) replace(r *request, out *outcome) error {
 	s.round++
 	wanted := 0
 	for _, name := range r.names {
-		s.named = true
-		if s.everything(name) {
-			continue
-		}
 		if it := s.add(name, out); it.round != s.round {
-			it.round, it.asked, it.wild = s.round, true, false
+			it.round = s.round
 			wanted++
 		}
 	}
 	if wanted > s.maxNames {
 		return errTooMany(s.maxNames)
-	}
-	if slices.ContainsFunc(r.names, s.everything) || !s.named {
-		for _, name := range s.wildcard {
-			it := s.add(name, out)
-			it.round, it.wild = s.round, true
-		}
 	}
 	for _, it := range s.items {
 		if it.round != s.round {
@@ -150,37 +136,12 @@ func (s *session) replace(r *request, out *outcome) error {
 // change applies a delta request. What is dropped goes first, so that a name in both lists stays.
 func (s *session) change(r *request, out *outcome) error {
 	for _, name := range r.drop {
-		if s.everything(name) {
-			for _, name := range s.wildcard {
-				if it := s.items[name]; it != nil && it.wild {
-					if it.wild = false; !it.asked {
-						s.drop(it, out)
-					}
-				}
-			}
-			continue
-		}
-		switch it := s.items[name]; {
-		case it == nil || !it.asked:
-		case it.wild: // still wanted as part of everything; the client must hear so
-			it.asked = false
-			s.forget(it)
-		default:
+		if it := s.items[name]; it != nil {
 			s.drop(it, out)
 		}
 	}
-	if slices.ContainsFunc(r.names, s.everything) || !s.begun && len(r.names) == 0 {
-		for _, name := range s.wildcard {
-			it := s.add(name, out)
-			it.wild = true
-			s.forget(it)
-		}
-	}
 	for _, name := range r.names {
-		if s.everything(name) {
-			continue
-		}
-		if s.items[name] == nil && len(s.items) >= s.maxNames+len(s.wildcard) {
+		if s.items[name] == nil && len(s.items) >= s.maxNames {
 			if err := s.refuse(name, out); err != nil {
 				return err
 			}
@@ -190,7 +151,6 @@ func (s *session) change(r *request, out *outcome) error {
 		if it.denied {
 			out.again = append(out.again, it)
 		}
-		it.asked = true
 		s.forget(it) // each subscription is answered: the client may have lost what it had
 	}
 	for name, v := range r.have {
@@ -201,8 +161,8 @@ func (s *session) change(r *request, out *outcome) error {
 	return nil
 }
 
-// refuse notes a name for which there is no room. It fails alone: if the stream ended, the client would come back with the same
-// names, and none of them would be renewed.
+// refuse notes a name for which there is no room. It fails alone: if the stream ended, the client would come back
+// with the same names, and none of them would be renewed.
 func (s *session) refuse(name string, out *outcome) error {
 	if out.over++; s.over[name] {
 		return nil
@@ -218,9 +178,6 @@ func (s *session) refuse(name string, out *outcome) error {
 	return nil
 }
 
-// everything reports whether a name stands for those of the wildcard.
-func (s *session) everything(name string) bool { return name == "*" && len(s.wildcard) > 0 }
-
 // add returns the item with that name, and makes it if it is new.
 func (s *session) add(name string, out *outcome) *item {
 	it := s.items[name]
@@ -228,7 +185,7 @@ func (s *session) add(name string, out *outcome) *item {
 		it = &item{name: name}
 		s.items[name] = it
 		s.bytes += len(name)
-		if name == "*" { // everything, where that means nothing
+		if name == "*" { // everything, which is nothing here
 			s.news(it, absent)
 		} else {
 			out.added = append(out.added, it)
@@ -296,29 +253,8 @@ func (s *session) collect() *response {
 		}
 		done++
 		it.queued = false
-		if s.dropped(it) || it.cur == nil || it.cur.err != nil {
-			continue
-		}
-		if it.cur.entry != nil && s.allow != nil {
-			if it.denied = !s.allow(it); it.denied {
-				it.cur = absent
-			}
-			if it.cur == nil {
-				continue
-			}
-		}
-		switch e := it.cur.entry; {
-		case e == nil && s.strict && it.asked:
-			s.refused = errNotFound(it.name)
-		case e != nil && it.sent != e.version:
-			r.entries = append(r.entries, e)
-			size += len(e.any)
-			s.mark(it, e.version)
-		case e == nil && s.delta && !it.told:
-			r.removed = append(r.removed, it.name)
-			size += len(it.name)
-			s.mark(it, version{})
-			it.told = true
+		if s.settled(it) {
+			size += s.include(it, &r)
 		}
 	}
 	for name := range s.over {
@@ -332,6 +268,37 @@ func (s *session) collect() *response {
 	s.queue = s.queue[:rest]
 	r.holding = holding{s.delta, s.version}
 	return &r
+}
+
+// settled reports whether the client wants a name about which there is something to say. It asks allow about content.
+func (s *session) settled(it *item) bool {
+	if s.dropped(it) || it.cur == nil || it.cur.err != nil {
+		return false
+	}
+	if it.cur.entry != nil && s.allow != nil {
+		if it.denied = !s.allow(it); it.denied {
+			it.cur = absent
+		}
+	}
+	return it.cur != nil
+}
+
+// include adds the news of a name to a response, and returns its size.
+func (s *session) include(it *item, r *response) (size int) {
+	switch e := it.cur.entry; {
+	case e == nil && s.strict:
+		s.refused = errNotFound(it.name)
+	case e != nil && it.sent != e.version:
+		r.entries = append(r.entries, e)
+		s.mark(it, e.version)
+		return len(e.any)
+	case e == nil && s.delta && !it.told:
+		r.removed = append(r.removed, it.name)
+		s.mark(it, version{})
+		it.told = true
+		return len(it.name)
+	}
+	return 0
 }
 
 // mark notes what the client has.

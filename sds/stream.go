@@ -8,14 +8,14 @@ import (
 	"log/slog"
 	"runtime/debug"
 	"sync"
-	"time"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
-// stream connects a session to its client and to the table. The goroutine of the HTTP request receives requests and answers
-// them. News of the table is sent by another goroutine, which ends when that is done, so that an idle stream has one.
+// stream connects a session to its client and to the table. The goroutine of the HTTP request receives requests and
+// answers them. News of the table is sent by another goroutine, which ends when that is done, so that an idle stream
+// has one.
 type stream struct {
 	h      *Handler
 	ctx    context.Context
@@ -65,7 +65,7 @@ func (h *Handler) newStream(ctx context.Context, call *grpchttp.Call, delta bool
 	if err := h.enter(call.Request(), p); err != nil {
 		return nil, err
 	}
-	s := &stream{h: h, call: call, session: newSession(delta, h.opts.MaxNames, h.opts.Wildcard, h.frames)}
+	s := &stream{h: h, call: call, session: newSession(delta, h.opts.MaxNames, h.frames)}
 	s.ctx, s.end = context.WithCancelCause(ctx)
 	s.held = holdings{h: h, peer: p}
 	s.session.strict = h.opts.Strict
@@ -100,8 +100,8 @@ func (s *stream) run() error {
 	}
 }
 
-// ended returns why a request is over whose context is done: a push has failed, the client has gone (and does not see it), its
-// deadline has passed, or the handler is closed.
+// ended returns why a request is over whose context is done: a push has failed, the client has gone (and does not see
+// it), its deadline has passed, or the handler is closed.
 func ended(cause error) error {
 	switch e, ok := errors.AsType[*grpchttp.Error](cause); {
 	case ok:
@@ -145,8 +145,8 @@ func (s *stream) request(msg []byte) error {
 	return s.send(f)
 }
 
-// next takes a message, unless it is nil, and the news in the inbox. It returns the response to send then, with out locked,
-// or nil. The client's answer often arrives before the send has returned, and does not wait for that.
+// next takes a message, unless it is nil, and the news in the inbox. It returns the response to send then, with out
+// locked, or nil. The client's answer often arrives before the send has returned, and does not wait for that.
 func (s *stream) next(msg []byte) (*frame, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -192,8 +192,7 @@ func (s *stream) take(msg []byte) error {
 		s.h.refused(s.ctx, s.held.peer, "a name is one too many for its stream", errTooMany(s.session.maxNames))
 	}
 	if out.nack != nil {
-		out.nack.Time = time.Now()
-		s.h.nacked(s.ctx, s.held.peer, out.nack)
+		s.h.rejected(s.ctx, s.held.peer, out.nack)
 	}
 	for _, it := range out.added {
 		s.begin(it)
@@ -211,9 +210,9 @@ func (s *stream) begin(it *item) {
 	}
 }
 
-// resolve resolves a name for the client again, and reports whether the client may have it. From then on the stream watches
-// the result. A name that the client may not have is neither looked up nor kept for it, and resolved again when the table
-// says so.
+// resolve resolves a name for the client again, and reports whether the client may have it. From then on the stream
+// watches the result. A name that the client may not have is neither looked up nor kept for it, and resolved again
+// when the table says so.
 func (s *stream) resolve(it *item) bool {
 	turn := s.h.table.turn.Load()
 	source, ok := s.h.resolve(s.ctx, s.held.peer, s.session.node, it)
@@ -273,8 +272,8 @@ func (s *stream) tell(w *watch) {
 	}
 }
 
-// resolve calls [Options].Resolve: which secret the client gets under a name, and whether it may have the name at all. It logs
-// the first refusal.
+// resolve calls [Options].Resolve: which secret the client gets under a name, and whether it may have the name at
+// all. It logs the first refusal.
 func (h *Handler) resolve(ctx context.Context, p peerkey.Holder, node string, it *item) (source string, ok bool) {
 	if h.opts.Resolve == nil {
 		return it.name, true
@@ -284,8 +283,9 @@ func (h *Handler) resolve(ctx context.Context, p peerkey.Holder, node string, it
 		err = errors.New("it returned no name")
 	}
 	if err != nil && !it.denied {
-		h.log.LogOf(slog.LevelWarn, p.Name(), "sds: resource refused to a client", "Resolve says no", append(attrs(ctx, p),
-			slog.String("node", node), slog.String("name", clip(it.name)), slog.Any("err", err))...)
+		h.log.LogOf(slog.LevelWarn, p.Name(), "sds: resource refused to a client", "Resolve says no",
+			append(attrs(ctx, p),
+				slog.String("node", node), slog.String("name", clip(it.name)), slog.Any("err", err))...)
 	}
 	it.denied = err != nil
 	return source, err == nil

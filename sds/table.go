@@ -25,7 +25,8 @@ const (
 // patience is for look-ups that fail, and for the streams of a client.
 var patience = renew.Patience{Low: firstRetry / 2, Impatient: emptyRetry, Longest: lastRetry, Wish: lastRetry}
 
-// waitAfter returns how long to wait after f. If have, a secret is in use that expires at end, which is zero for never.
+// waitAfter returns how long to wait after f. If have, a secret is in use that expires at end, which is zero for
+// never.
 func waitAfter(f renew.Failure, have bool, end time.Time) time.Duration {
 	switch left := time.Until(end); {
 	case have && end.IsZero():
@@ -36,9 +37,9 @@ func waitAfter(f renew.Failure, have bool, end time.Time) time.Duration {
 	return patience.Wait(f, 0, 0, rand.Float64())
 }
 
-// table has the names that streams watch, each with its current state in the source. A name is looked up and encoded once,
-// outside of any lock, however many streams watch it, and forgotten when none does. A secret that clients ask for under
-// another name than the source's is a separate entry, as its encoding has the clients' name.
+// table has the names that streams watch, each with its current state in the source. A name is looked up and encoded
+// once, outside of any lock, however many streams watch it, and forgotten when none does. A secret that clients ask
+// for under another name than the source's is a separate entry, as its encoding has the clients' name.
 type table struct {
 	src    Source
 	log    *slog.Logger
@@ -72,8 +73,8 @@ type resource struct {
 	dirty   bool // changed while it is looked up
 }
 
-// state is what is known of a name: an entry; or an error, if the look-up failed and there is nothing older to serve; or
-// neither, if there is no such name.
+// state is what is known of a name: an entry; or an error, if the look-up failed and there is nothing older to serve;
+// or neither, if there is no such name.
 type state struct {
 	entry *entry
 	err   error
@@ -87,8 +88,8 @@ type watch struct {
 	dirty bool  // in the inbox; belongs to inbox.mu
 }
 
-// inbox tells one stream which of its watches have news. It holds each at most once, so nothing piles up for a busy stream,
-// which finds the newest state.
+// inbox tells one stream which of its watches have news. It holds each at most once, so nothing piles up for a busy
+// stream, which finds the newest state.
 type inbox struct {
 	wake func() // called when there is news after there was none; it returns at once
 
@@ -133,9 +134,9 @@ func newTable(src Source, log *slog.Logger) *table {
 	return t
 }
 
-// watch tells in from now on about the source's secret, which clients ask for by name: at once if its state is known. The
-// decision for this secret is as old as turn: if streams were to ask again since, watch tells at once as well, as a look-up
-// may be slow.
+// watch tells in from now on about the source's secret, which clients ask for by name: at once if its state is known.
+// The decision for this secret is as old as turn: if streams were to ask again since, watch tells at once as well, as
+// a look-up may be slow.
 func (t *table) watch(source, name string, in *inbox, it *item, turn uint64) *watch {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -162,8 +163,8 @@ func (t *table) watch(source, name string, in *inbox, it *item, turn uint64) *wa
 	return w
 }
 
-// wait tells in to ask again about a name that was refused, when its secret changes or all streams are to ask again. The
-// refusal is as old as turn: if streams were to ask again since, wait tells at once.
+// wait tells in to ask again about a name that was refused, when its secret changes or all streams are to ask again.
+// The refusal is as old as turn: if streams were to ask again since, wait tells at once.
 func (t *table) wait(name string, in *inbox, it *item, turn uint64) *watch {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -282,7 +283,8 @@ func (t *table) found(r *resource, e *entry, err error) (wait time.Duration, say
 		}
 		wait = waitAfter(r.Failed(err), have, end)
 		t.failed.Add(1)
-		say = t.says(r, "sds: look-up failed", "the source failed", slog.Any("err", err), slog.Duration("retry_in", wait))
+		say = t.says(r, "sds: look-up failed", "the source failed",
+			slog.Any("err", err), slog.Duration("retry_in", wait))
 		if !have { // else the old one stays in use
 			t.publish(r, &state{err: err})
 		}
@@ -290,8 +292,8 @@ func (t *table) found(r *resource, e *entry, err error) (wait time.Duration, say
 	return wait, say
 }
 
-// says returns what logs something about r. A client that fetches gets an answer, and may ask once a second: for it the
-// line is one for debugging. The lock is held.
+// says returns what logs something about r. A client that fetches gets an answer, and may ask once a second: for it
+// the line is one for debugging. The lock is held.
 func (t *table) says(r *resource, message, reason string, attrs ...slog.Attr) func() {
 	attrs = append([]slog.Attr{slog.String("name", clip(r.name))}, attrs...)
 	if r.source != r.name {

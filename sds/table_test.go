@@ -204,7 +204,7 @@ func TestTableExpired(t *testing.T) {
 		assert.Contains(t, second.take(nil), again)
 
 		// A stream that has not looked at its news yet finds nothing new.
-		s := &stream{h: &Handler{table: table}, session: newSession(true, 1, nil, &frames{})}
+		s := &stream{h: &Handler{table: table}, session: newSession(true, 1, &frames{})}
 		s.inbox.wake = func() {}
 		_, err := s.session.request(ask("web"))
 		require.NoError(t, err)

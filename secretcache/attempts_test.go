@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
@@ -18,7 +19,7 @@ import (
 
 // timed notes when it was asked to sign.
 type timed struct {
-	secretcache.CA
+	caclient.CA
 	mu    sync.Mutex
 	times []time.Time
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/certs/bundleorder"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -51,15 +52,15 @@ func TestBundleFirst(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-7.3-7")
 	for name, c := range map[string]struct {
-		wrap   func(*spiffetest.CA) secretcache.CA
+		wrap   func(*spiffetest.CA) caclient.CA
 		change func(*spiffetest.CA)
 	}{
 		"found by a leaf": {
-			func(ca *spiffetest.CA) secretcache.CA { return unhurried{poll(ca), t} },
+			func(ca *spiffetest.CA) caclient.CA { return unhurried{poll(ca), t} },
 			func(ca *spiffetest.CA) { ca.Rotate() },
 		},
 		"told by a watch, and the old one is gone": {
-			func(ca *spiffetest.CA) secretcache.CA { return ca },
+			func(ca *spiffetest.CA) caclient.CA { return ca },
 			func(ca *spiffetest.CA) {
 				ca.Prepare()
 				ca.Rotate()
@@ -740,7 +741,7 @@ func TestWatchBreaks(t *testing.T) {
 
 // downCA is a CA whose watch fails, and whose bundles cannot be fetched either if err is set.
 type downCA struct {
-	secretcache.CA
+	caclient.CA
 	err atomic.Pointer[error]
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
@@ -106,7 +107,7 @@ func (c *dnsCA) manager(t *testing.T, cfg secretcache.Config) *secretcache.Manag
 	if cfg.Expect.IsZero() {
 		cfg.Expect = dnsOnly
 	}
-	cfg.CA = cmp.Or[secretcache.CA](cfg.CA, c)
+	cfg.CA = cmp.Or[caclient.CA](cfg.CA, c)
 	if cfg.NewKey == nil {
 		cfg.NewKey = c.newKey
 	}
@@ -118,7 +119,7 @@ func (c *dnsCA) manager(t *testing.T, cfg secretcache.Config) *secretcache.Manag
 }
 
 // unwatched hides that a CA pushes bundles.
-type unwatched struct{ secretcache.CA }
+type unwatched struct{ caclient.CA }
 
 func credential(t *testing.T, m *secretcache.Manager) *pki.Credential {
 	t.Helper()
@@ -583,7 +584,7 @@ func TestCredentialRotation(t *testing.T) {
 
 // signedBy fetches from one CA and has another sign.
 type signedBy struct {
-	secretcache.CA
+	caclient.CA
 	signer *dnsCA
 }
 

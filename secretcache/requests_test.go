@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
@@ -23,7 +24,7 @@ import (
 
 // kept is a CA that keeps what it is asked for.
 type kept struct {
-	secretcache.CA
+	caclient.CA
 	requests  []*x509.CertificateRequest
 	lifetimes []time.Duration
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
@@ -267,7 +268,7 @@ func TestRenewsForDays(t *testing.T) {
 
 // requests is a CA that keeps the names of each request.
 type requests struct {
-	secretcache.CA
+	caclient.CA
 	names sync.Map // the ID in a request: its names
 }
 

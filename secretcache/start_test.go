@@ -23,7 +23,7 @@ import (
 
 // faultyCA is a CA that does otherwise. It cannot be watched.
 type faultyCA struct {
-	secretcache.CA
+	caclient.CA
 	sign  func(context.Context) error
 	fetch func(context.Context) (*spiffe.BundleSet, error)
 	calls atomic.Int64 // under way

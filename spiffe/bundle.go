@@ -101,7 +101,7 @@ func NewBundle(td TrustDomain, c BundleContents) (*Bundle, error) {
 		if cert == nil || len(cert.Raw) == 0 {
 			return nil, b.errorf("X.509 authority %d is not a parsed certificate", i+1)
 		}
-		if reason := unfitAnchor(cert); reason != "" {
+		if reason := certchain.UnfitAnchor(cert); reason != "" {
 			return nil, b.errorf("X.509 authority %d, %s: %s", i+1, short(cert.Subject.String()), reason)
 		}
 	}
@@ -144,7 +144,7 @@ func ParseBundlePEM(td TrustDomain, roots []byte) (*Bundle, error) {
 	}
 	var skipped []error
 	certs, err := certpem.Roots(roots, func(c *x509.Certificate) error {
-		if reason := unfitAnchor(c); reason != "" {
+		if reason := certchain.UnfitAnchor(c); reason != "" {
 			return fmt.Errorf("%s: %s", short(c.Subject.String()), reason)
 		}
 		return nil
@@ -323,19 +323,6 @@ func distinct(certs []*x509.Certificate) []*x509.Certificate {
 	}
 	clear(certs[len(kept):])
 	return kept
-}
-
-// unfitAnchor says why cert must not be a trust anchor, or returns "". crypto/x509 trusts every certificate among
-// the roots, even a leaf, so only CAs may be there. The authorities of a federated domain may be hostile, so an RSA
-// key that makes verification slow is refused too.
-func unfitAnchor(cert *x509.Certificate) string {
-	switch {
-	case !cert.BasicConstraintsValid || !cert.IsCA:
-		return "not a CA certificate"
-	case certchain.RSABits(cert) > certchain.MaxRSABits:
-		return fmt.Sprintf("an RSA key of %d bits, the limit is %d", certchain.RSABits(cert), certchain.MaxRSABits)
-	}
-	return ""
 }
 
 func errUnknownTrustDomain(td TrustDomain) error {

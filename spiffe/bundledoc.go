@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 )
@@ -400,7 +401,7 @@ func (p *bundleParser) addCertificate(k *jwk) (rule, reason string, err error) {
 	case !k.isKeyOf(cert):
 		return "X5-59", "the key of the entry is not the key of its certificate", nil
 	}
-	if reason := unfitAnchor(cert); reason != "" {
+	if reason := certchain.UnfitAnchor(cert); reason != "" {
 		return "X5-41", "the certificate cannot be an authority: " + reason, nil
 	}
 	p.b.x509 = append(p.b.x509, cert)
@@ -411,9 +412,9 @@ func (p *bundleParser) addCertificate(k *jwk) (rule, reason string, err error) {
 func (k *jwk) isKeyOf(cert *x509.Certificate) bool {
 	switch pub := cert.PublicKey.(type) {
 	case *ecdsa.PublicKey:
-		point := certificatePoint(cert, pub)
-		size := len(point) / 2 // 0 if the curve is not one of JWKs
-		return size > 0 && string(k.Kty) == "EC" && string(k.Crv) == pub.Params().Name &&
+		size := jws.CurveSize(pub.Curve)
+		point, err := pub.Bytes() // uncompressed
+		return err == nil && size > 0 && string(k.Kty) == "EC" && string(k.Crv) == pub.Params().Name &&
 			jws.EqualURL(k.X, point[1:1+size]) && jws.EqualURL(k.Y, point[1+size:])
 	case *rsa.PublicKey:
 		return string(k.Kty) == "RSA" && jws.EqualURL(k.N, pub.N.Bytes()) && jws.EqualURL(k.E, jws.Exponent(pub))
@@ -464,13 +465,8 @@ func (b *Bundle) marshal(hint time.Duration) ([]byte, error) {
 			doc = append(doc, ',')
 		}
 		doc = append(doc, `{"use":"`+useX509+`",`...)
-		ok := true
-		if pub, isEC := c.PublicKey.(*ecdsa.PublicKey); isEC {
-			doc, ok = jws.AppendPoint(doc, pub.Curve, certificatePoint(c, pub))
-		} else {
-			doc, ok = jws.AppendKey(doc, c.PublicKey)
-		}
-		if !ok {
+		var ok bool
+		if doc, ok = jws.AppendKey(doc, c.PublicKey); !ok {
 			return nil, b.errorf("X.509 authority %d, %s: a bundle document cannot hold its kind of key", i+1, short(c.Subject.String()))
 		}
 		doc = append(doc, `,"x5c":["`...)
@@ -497,37 +493,23 @@ func (b *Bundle) appendTokens(doc []byte, use string, list []authority) ([]byte,
 		if doc[len(doc)-1] != '[' {
 			doc = append(doc, ',')
 		}
-		doc = append(doc, `{"use":"`...)
-		doc = append(doc, use...)
-		doc = append(doc, `","kid":`...)
-		doc = append(strictjson.AppendText(doc, a.id), ',')
 		var ok bool
-		if doc, ok = jws.AppendKey(doc, a.key); !ok {
+		if doc, ok = jws.AppendJWK(doc, use, "", a.id, a.key); !ok {
 			return nil, b.errorf("%s authority %s: the key was changed and is no longer valid", strings.ToUpper(use[:3]), short(a.id))
 		}
-		doc = append(doc, '}')
 	}
 	return doc, nil
 }
 
-// spkiHeader is how many bytes of the shortest SubjectPublicKeyInfo come before a point with coordinates of
-// so many bytes.
-var spkiHeader = map[int]int{32: 26, 48: 23, 66: 25}
-
-// certificatePoint returns the uncompressed point of a certificate's key, or nil if a JWK cannot hold its curve. A
-// SubjectPublicKeyInfo of the shortest encoding ends with the point. For others the key's Bytes method returns it,
-// which takes a third of the time of Marshal, because it checks again that the point is on the curve.
-func certificatePoint(cert *x509.Certificate, key *ecdsa.PublicKey) []byte {
-	size := jws.CurveSize(key.Curve)
-	header := spkiHeader[size]
-	if spki := cert.RawSubjectPublicKeyInfo; size > 0 && len(spki) == header+1+2*size {
-		return spki[header:]
+// MarshalJWKS returns the JWT authorities as a JWK Set (RFC 7517), by key ID, as the Workload API sends them: without
+// "use" and the other members of a bundle document. [ParseJWKS] reads it back. A set of more than 1 MiB gives an error
+// that wraps [ErrTooLarge].
+func (b *Bundle) MarshalJWKS() ([]byte, error) {
+	doc, err := jws.MarshalSet(b.JWTAuthorities(), false)
+	if err != nil {
+		return nil, b.errorf("%w", err)
 	}
-	point, err := key.Bytes()
-	if err != nil || size == 0 {
-		return nil
-	}
-	return point
+	return doc, nil
 }
 
 // strictStd refuses stray bits at the end. It ignores line breaks, so callers compare the length.

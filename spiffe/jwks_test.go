@@ -134,6 +134,20 @@ func TestParseJWKS(t *testing.T) {
 	assert.Len(t, maps.Collect(b.JWTAuthorities()), 1)
 }
 
+func TestMarshalJWKS(t *testing.T) {
+	t.Parallel()
+	b := mustBundle(t, bundleTD, fullContents())
+	doc, err := b.MarshalJWKS()
+	require.NoError(t, err)
+	assert.NotContains(t, string(doc), `"use"`)
+	back, err := spiffe.ParseJWKS(bundleTD, doc)
+	require.NoError(t, err)
+	assert.Equal(t, maps.Collect(b.JWTAuthorities()), maps.Collect(back.JWTAuthorities()))
+	doc, err = mustBundle(t, bundleTD, spiffe.BundleContents{}).MarshalJWKS()
+	require.NoError(t, err)
+	assert.JSONEq(t, `{"keys":[]}`, string(doc))
+}
+
 // FuzzParseJWKS compares with what encoding/json sees: a key is taken only if its use permits that, and what is taken
 // survives as a bundle document.
 func FuzzParseJWKS(f *testing.F) {

@@ -18,10 +18,15 @@ const (
 	maxRememberedDER  = 32 << 10 // bytes of DER that one chain may keep alive
 )
 
+// memoryKey selects the place of a chain in the memory: by a hash of its leaf with a random seed, and by the role.
+type memoryKey struct {
+	leaf uint64
+	role Role
+}
+
 // remembered is a chain that was verified. It never changes. It was valid for one bundle and in one span of
 // time, and the Verifier checks both.
 type remembered struct {
-	role      Role
 	chain     []*x509.Certificate  // as it was presented
 	bundle    weak.Pointer[Bundle] // weak, so that remembered chains keep no old bundle alive
 	notBefore time.Time            // the latest on the path
@@ -33,12 +38,15 @@ func (v *Verifier) find(chain []*x509.Certificate, role Role) *remembered {
 	if v.memory == nil || chain[0] == nil || len(chain[0].Raw) > maxRememberedDER {
 		return nil
 	}
-	hash := maphash.Bytes(v.memory.Seed, chain[0].Raw)
-	return v.memory.Find(hash, func(r *remembered) bool { return r.is(chain, role) })
+	r, ok := v.memory.Find(v.key(chain, role))
+	if !ok || !slices.EqualFunc(r.chain, chain, sameDER) {
+		return nil
+	}
+	return r
 }
 
-func (r *remembered) is(chain []*x509.Certificate, role Role) bool {
-	return r.role == role && slices.EqualFunc(r.chain, chain, sameDER)
+func (v *Verifier) key(chain []*x509.Certificate, role Role) memoryKey {
+	return memoryKey{maphash.Bytes(v.seed, chain[0].Raw), role}
 }
 
 func sameDER(a, b *x509.Certificate) bool { return b != nil && bytes.Equal(a.Raw, b.Raw) }
@@ -48,20 +56,17 @@ func (r *remembered) validAt(t time.Time) bool {
 	return !t.Before(r.notBefore) && !t.After(r.peer.notAfter)
 }
 
-// keep remembers a chain that was verified against b at the time now. It replaces the same chain, a chain
+// keep remembers a chain that was verified against b at the time now. It replaces a chain of the same leaf, a chain
 // that is useless now, or a random one.
 func (v *Verifier) keep(chain []*x509.Certificate, role Role, b *Bundle, peer *Peer, now time.Time) {
 	if v.memory == nil || !lean(chain, peer.chain) {
 		return
 	}
 	start := slices.MaxFunc(peer.chain, func(a, b *x509.Certificate) int { return a.NotBefore.Compare(b.NotBefore) })
-	r := &remembered{role: role, chain: slices.Clone(chain), bundle: weak.Make(b), notBefore: start.NotBefore, peer: peer}
-	v.memory.Keep(maphash.Bytes(v.memory.Seed, chain[0].Raw), r, func(old *remembered) int64 {
-		switch {
-		case old.is(chain, role):
-			return verifycache.Older
-		case old.bundle.Value() == nil || !old.validAt(now):
-			return verifycache.Older + 1
+	r := &remembered{chain: slices.Clone(chain), bundle: weak.Make(b), notBefore: start.NotBefore, peer: peer}
+	v.memory.Keep(v.key(chain, role), r, func(old *remembered) int64 {
+		if old.bundle.Value() == nil || !old.validAt(now) {
+			return verifycache.Useless
 		}
 		return rand.Int64()
 	})

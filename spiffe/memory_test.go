@@ -90,7 +90,7 @@ func TestRepeatedPeer(t *testing.T) {
 	assert.True(t, sibling.Chain()[1].Equal(other.parse(t)))
 
 	n, _ := spiffe.Remembered(w.Verifier)
-	assert.Equal(t, 3, n)
+	assert.Equal(t, 2, n, "one chain of a leaf in each role")
 	for _, broken := range [][]*x509.Certificate{{leaf}, {leaf, nil}, {nil}, {nil, leaf}} {
 		_, err := w.VerifyChain(broken, spiffe.ClientRole)
 		assert.Error(t, err)

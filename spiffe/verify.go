@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"slices"
 	"time"
 
@@ -97,7 +98,8 @@ type Verifier struct {
 	bundles BundleSource
 	allow   PolicySource
 	now     func() time.Time
-	memory  *verifycache.Table[remembered] // nil for none
+	memory  *verifycache.Table[memoryKey, *remembered] // nil for none
+	seed    maphash.Seed
 }
 
 // NewVerifier returns a Verifier that trusts the authorities of bundles, each for its own trust
@@ -122,7 +124,7 @@ func NewVerifier(bundles BundleSource, allow PolicySource, opts *VerifierOptions
 		v.now = time.Now
 	}
 	if places := cmp.Or(o.Remember, defaultRemembered); places > 0 {
-		v.memory = verifycache.New[remembered](places)
+		v.memory, v.seed = verifycache.New[memoryKey, *remembered](places), maphash.MakeSeed()
 	}
 	return v, nil
 }

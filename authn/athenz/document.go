@@ -7,11 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"slices"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
@@ -22,6 +20,8 @@ const (
 	defaultLifetime = 5 * time.Minute
 	maxLifetime     = 15 * time.Minute
 	defaultKeyName  = "athenz-init-secret"
+
+	leeway = 5 * time.Second // of the clocks of a signing service and of a provider, which are on different nodes
 )
 
 // Signer signs identity documents: [NewSigner] makes one that has the keys, and [NewSigningClient] one that asks the program
@@ -34,7 +34,7 @@ type Signer interface {
 
 // SignerOptions are the choices of [NewSigner]. Dir is required.
 type SignerOptions struct {
-	// Dir is the folder of the private keys in PEM, one file for each version: KeyName with .v1, .v2 and so on. Other users
+	// Dir is the directory of the private keys in PEM, one file for each version: KeyName with .v1, .v2 and so on. Other users
 	// must not be able to read them.
 	Dir string
 
@@ -43,9 +43,6 @@ type SignerOptions struct {
 
 	// Lifetime is that of a document, at most 15 minutes; 0 means 5.
 	Lifetime time.Duration
-
-	// Logger gets the names of files that are not versions of the key, at level Debug. Nil means no logs.
-	Logger *slog.Logger
 }
 
 type signer struct {
@@ -53,10 +50,10 @@ type signer struct {
 	lifetime time.Duration
 }
 
-// NewSigner returns a Signer with the newest version of a key in a folder. It reads nothing: keys are read for each document,
+// NewSigner returns a Signer with the newest version of a key in a directory. It reads nothing: keys are read for each document,
 // so that a new version is used as soon as it is there. Give its public key to the verifiers first.
 func NewSigner(o SignerOptions) (Signer, error) {
-	s := &signer{keyDir{o.Dir, cmp.Or(o.KeyName, defaultKeyName), true, ratelog.Patient(o.Logger)}, cmp.Or(o.Lifetime, defaultLifetime)}
+	s := &signer{keyDir{o.Dir, cmp.Or(o.KeyName, defaultKeyName), true}, cmp.Or(o.Lifetime, defaultLifetime)}
 	err := s.keys.check()
 	if err == nil && (s.lifetime < time.Second || s.lifetime > maxLifetime) {
 		err = fmt.Errorf("the Lifetime is %v, want at least a second and at most %v", o.Lifetime, maxLifetime)
@@ -107,33 +104,15 @@ func (s *signer) sign(subject PodSubject) (string, error) {
 
 func allowed(a jws.Algorithm) bool { return a == jws.RS256 || a == jws.ES256 }
 
-// VerifierOptions are the choices of [NewVerifier]. Dir is required.
-type VerifierOptions struct {
-	// Dir is the folder of the public keys in PEM (PKIX), one file for each version, as for [NewSigner].
-	Dir string
+// Verifier verifies identity documents with the public keys in a directory. It is safe for concurrent use.
+type Verifier struct{ keys keyDir }
 
-	// KeyName is the name of the key; empty means "athenz-init-secret". Issuers with another name are refused.
-	KeyName string
-
-	// Leeway is how far clocks may be apart, at most a minute; 0 means not at all.
-	Leeway time.Duration
-}
-
-// Verifier verifies identity documents with the public keys in a folder. It is safe for concurrent use.
-type Verifier struct {
-	keys   keyDir
-	leeway time.Duration
-}
-
-// NewVerifier returns a Verifier. It reads nothing: keys are read for each document, so that a version that is removed
-// counts no more.
-func NewVerifier(o VerifierOptions) (*Verifier, error) {
-	v := &Verifier{keyDir{o.Dir, cmp.Or(o.KeyName, defaultKeyName), false, ratelog.Patient(nil)}, o.Leeway}
-	err := v.keys.check()
-	if err == nil && (o.Leeway < 0 || o.Leeway > time.Minute) {
-		err = fmt.Errorf("the Leeway is %v, want at most a minute", o.Leeway)
-	}
-	if err != nil {
+// NewVerifier returns a Verifier with the public keys in the directory dir: in PEM (PKIX), one file for each version, named
+// as for [NewSigner]. An empty keyName means "athenz-init-secret"; issuers with another name are refused. Nothing is read
+// yet: keys are read for each document, so that a version that is removed counts no more.
+func NewVerifier(dir, keyName string) (*Verifier, error) {
+	v := &Verifier{keyDir{dir, cmp.Or(keyName, defaultKeyName), false}}
+	if err := v.keys.check(); err != nil {
 		return nil, fmt.Errorf("athenz: new verifier: %w", err)
 	}
 	return v, nil
@@ -141,16 +120,15 @@ func NewVerifier(o VerifierOptions) (*Verifier, error) {
 
 // Document is what a verified identity document says.
 type Document struct {
-	Subject         PodSubject
-	KeyVersion      int
-	Issued, Expires time.Time
+	Subject PodSubject
+	Expires time.Time
 
 	use [32]byte // the same for each document with this header and payload
 }
 
 // Verify verifies an identity document: its form, the signature by the version of the key that it names, the audience,
 // the times, and that header and claims name the same issuer. Whether the pod is what the document says is for the provider to
-// find out. The error wraps [ErrDocument], or says that the key could not be read.
+// find out. Clocks may be 5 seconds apart. The error wraps [ErrDocument], or says that the key could not be read.
 func (v *Verifier) Verify(text string) (*Document, error) {
 	d, err := v.verify(text)
 	if err != nil {
@@ -196,10 +174,10 @@ func (v *Verifier) verify(text string) (*Document, error) {
 	if err := signed.Verify(key); err != nil {
 		return nil, bad("%w", err)
 	}
-	return v.claims(text, signed.Payload, signed.Issuer, version)
+	return readClaims(text, signed.Payload, signed.Issuer)
 }
 
-func (v *Verifier) claims(text string, payload []byte, headIssuer string, version int) (*Document, error) {
+func readClaims(text string, payload []byte, headIssuer string) (*Document, error) {
 	var aud, iss, sub []byte
 	var hasAud, hasIss, hasSub, bound bool
 	var exp, iat, nbf token.Date
@@ -231,11 +209,11 @@ func (v *Verifier) claims(text string, payload []byte, headIssuer string, versio
 		return nil, bad("its issuer is %q in the claims and %q in the header", token.Clip(string(iss), token.MaxQuoted), token.Clip(headIssuer, token.MaxQuoted))
 	case !exp.Number || !iat.Number || nbf.Present && !nbf.Number:
 		return nil, bad(`its "exp" or "iat" is missing or not a number, or its "nbf" is not one`)
-	case iat.At.After(now.Add(v.leeway)):
+	case iat.At.After(now.Add(leeway)):
 		return nil, bad("it was issued at %s, which is in the future", token.Stamp(iat.At))
-	case nbf.Present && nbf.At.After(now.Add(v.leeway)):
+	case nbf.Present && nbf.At.After(now.Add(leeway)):
 		return nil, bad("it is not valid before %s", token.Stamp(nbf.At))
-	case !now.Before(exp.At.Add(v.leeway)):
+	case !now.Before(exp.At.Add(leeway)):
 		return nil, bad("it expired at %s", token.Stamp(exp.At))
 	case exp.At.Sub(iat.At) > maxLifetime:
 		return nil, bad("it is valid for %v, the limit is %v", exp.At.Sub(iat.At), maxLifetime)
@@ -248,5 +226,5 @@ func (v *Verifier) claims(text string, payload []byte, headIssuer string, versio
 	if err != nil {
 		return nil, err
 	}
-	return &Document{Subject: subject, KeyVersion: version, Issued: iat.At, Expires: exp.At, use: useOf(text)}, nil
+	return &Document{Subject: subject, Expires: exp.At, use: useOf(text)}, nil
 }

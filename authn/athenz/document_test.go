@@ -180,17 +180,15 @@ func TestDocument(t *testing.T) {
 		d, err := k.Verifier(t).Verify(text)
 		require.NoError(t, err)
 		assert.Equal(t, athenztest.Subject(), d.Subject)
-		assert.Equal(t, 1, d.KeyVersion)
-		assert.LessOrEqual(t, d.Expires.Sub(d.Issued), 15*time.Minute)
+		assert.WithinDuration(t, time.Now(), d.Expires, 15*time.Minute)
 	}
 	// The newest version signs: 10 is more than 9.
 	k.Add(t, "v9", athenztest.RSAKey())
 	k.Add(t, "v10", ecKey(t, elliptic.P256()))
 	text, err = k.Signer(t).SignDocument(t.Context(), athenztest.Subject())
 	require.NoError(t, err)
-	d, err := k.Verifier(t).Verify(text)
+	_, err = k.Verifier(t).Verify(text)
 	require.NoError(t, err)
-	assert.Equal(t, 10, d.KeyVersion)
 	head, _, _ = strings.Cut(text, ".")
 	decoded, err := base64.RawURLEncoding.DecodeString(head)
 	require.NoError(t, err)
@@ -296,8 +294,8 @@ func TestDocumentVectors(t *testing.T) {
 		{"other aud", func(c *claims) { c.body["aud"] = "k8s-athenz" }, false},
 		{"aud is a list", func(c *claims) { c.body["aud"] = array{"k8s-athenz-identity"} }, false},
 		{"no exp", func(c *claims) { delete(c.body, "exp") }, false},
-		{"exp now", func(c *claims) { c.body["exp"] = now }, false},
-		{"exp past", func(c *claims) { c.body["exp"], c.body["iat"] = now-1, now-60 }, false},
+		{"exp beyond the leeway", func(c *claims) { c.body["exp"], c.body["iat"] = now-5, now-60 }, false},
+		{"exp long past", func(c *claims) { c.body["exp"], c.body["iat"] = now-600, now-660 }, false},
 		{"exp is text", func(c *claims) { c.body["exp"] = "9999999999" }, false},
 		{"exp is null", func(c *claims) { c.body["exp"] = nil }, false},
 		{"a life of 16 minutes", func(c *claims) { c.body["exp"] = now + 960 }, false},
@@ -380,20 +378,14 @@ func TestDocumentTimes(t *testing.T) {
 		require.NoError(t, err)
 		text, err := signer.SignDocument(t.Context(), athenztest.Subject())
 		require.NoError(t, err)
-		strict := k.Verifier(t)
-		lax, err := athenz.NewVerifier(athenz.VerifierOptions{Dir: k.Public, Leeway: time.Minute})
-		require.NoError(t, err)
-		time.Sleep(15*time.Minute - time.Nanosecond)
-		_, err = strict.Verify(text)
+		v := k.Verifier(t)
+		time.Sleep(15*time.Minute + 5*time.Second - time.Nanosecond)
+		_, err = v.Verify(text)
 		require.NoError(t, err)
 		time.Sleep(time.Nanosecond)
-		_, err = strict.Verify(text)
-		require.ErrorContains(t, err, "expired at")
-		_, err = lax.Verify(text)
-		require.NoError(t, err)
-		time.Sleep(time.Minute)
-		_, err = lax.Verify(text)
+		_, err = v.Verify(text)
 		require.ErrorIs(t, err, athenz.ErrDocument)
+		require.ErrorContains(t, err, "expired at")
 	})
 }
 
@@ -411,8 +403,8 @@ func TestSignerRefuses(t *testing.T) {
 		_, err := athenz.NewSigner(o)
 		require.ErrorContains(t, err, "athenz: new signer: ", name)
 	}
-	for _, o := range []athenz.VerifierOptions{{}, {Dir: "/keys", KeyName: "a b"}, {Dir: "/keys", Leeway: 2 * time.Minute}, {Dir: "/keys", Leeway: -1}} {
-		_, err := athenz.NewVerifier(o)
+	for _, o := range [][2]string{{}, {"/keys", "a b"}} {
+		_, err := athenz.NewVerifier(o[0], o[1])
 		require.ErrorContains(t, err, "athenz: new verifier: ")
 	}
 

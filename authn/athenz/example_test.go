@@ -14,7 +14,7 @@ import (
 // The provider that ZTS asks about pods. The verifier has the public keys of the signing service.
 func ExampleNewProvider() {
 	td := spiffe.MustParseTrustDomain("athenz.example")
-	verifier, err := athenz.NewVerifier(athenz.VerifierOptions{Dir: "/var/keys/public"})
+	verifier, err := athenz.NewVerifier("/var/keys/public", "")
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -19,20 +18,19 @@ import (
 
 const (
 	maxKeyFile  = 64 << 10 // bytes
-	maxVersions = 1024     // files in the folder of a key; a rotation needs two
+	maxVersions = 1024     // files in the directory of a key; a rotation needs two
 )
 
-// keyDir is a folder with the versions of a key: files NAME.v1, NAME.v2 and so on. It is read for each use, as versions
+// keyDir is a directory with the versions of a key: files NAME.v1, NAME.v2 and so on. It is read for each use, as versions
 // come and go while the program runs.
 type keyDir struct {
 	dir, name string
 	private   bool
-	logger    *slog.Logger
 }
 
 func (k *keyDir) check() error {
 	if k.dir == "" {
-		return errors.New("the Dir is empty: it has to be the folder with the keys")
+		return errors.New("the Dir is empty: it has to be the directory with the keys")
 	}
 	if k.name == "" || len(k.name) > 200 || strings.ContainsFunc(k.name, func(r rune) bool {
 		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' || r == '_' || r == '.')
@@ -79,21 +77,18 @@ func (k *keyDir) newest() (int, error) {
 		return 0, err
 	}
 	if len(names) == maxVersions {
-		return 0, fmt.Errorf("the folder %q has %d files or more: give the keys one of their own", k.dir, maxVersions)
+		return 0, fmt.Errorf("the directory %q has %d files or more: give the keys one of their own", k.dir, maxVersions)
 	}
 	best := -1
 	for _, name := range names {
-		text, ok := strings.CutPrefix(name, k.name+".")
-		n, valid := parseVersion(text)
-		switch {
-		case ok && valid:
-			best = max(best, n)
-		case !strings.HasPrefix(name, ".."): // which are the kubelet's own
-			k.logger.Debug("a file is not a version of the key", "folder", k.dir, "file", name, "key", k.name)
+		if text, ok := strings.CutPrefix(name, k.name+"."); ok {
+			if n, ok := parseVersion(text); ok {
+				best = max(best, n)
+			}
 		}
 	}
 	if best < 0 {
-		return 0, fmt.Errorf("the folder %q has no file %s.v1 or of a later version: %w", k.dir, k.name, fs.ErrNotExist)
+		return 0, fmt.Errorf("the directory %q has no file %s.v1 or of a later version: %w", k.dir, k.name, fs.ErrNotExist)
 	}
 	return best, nil
 }

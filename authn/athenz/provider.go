@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -47,12 +46,6 @@ type ProviderConfig struct {
 	// TrustDomain is that of SPIFFE IDs of the form spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/DOMAIN.NAME, whose namespace has to be
 	// that of the pod. Zero means that only spiffe://DOMAIN/sa/NAME is let through.
 	TrustDomain spiffe.TrustDomain
-
-	// DoubledHyphens lets DNS names through in which each hyphen of the domain is two, beside the usual ones.
-	DoubledHyphens bool
-
-	// Lifetime bounds that of the certificates, in whole minutes. 0 means that ZTS decides.
-	Lifetime time.Duration
 
 	// FirstUse reports whether a document, which is known by a hash of it, is used for the first time, and remembers it until
 	// it has expired. An error refuses it this time. Nil means the memory of this process. Several replicas of a provider need
@@ -97,8 +90,6 @@ func NewProvider(cfg ProviderConfig) (http.Handler, error) {
 		err = errors.New("the Verifier is the zero one; NewVerifier makes one")
 	case !kube.ValidName(cfg.Suffix):
 		err = fmt.Errorf("the Suffix %.100q is not a DNS name, such as svc.cluster.local", cfg.Suffix)
-	case cfg.Lifetime < 0 || cfg.Lifetime%time.Minute != 0:
-		err = fmt.Errorf("the Lifetime %v is not in whole minutes", cfg.Lifetime)
 	default:
 		_, err = cfg.Mapping.Domain("default") // which says what is wrong with the AdminDomain
 	}
@@ -211,12 +202,6 @@ func (p *provider) confirm(w http.ResponseWriter, r *http.Request, refresh bool)
 		return
 	}
 	log(slog.LevelInfo, "instance confirmed")
-	if p.cfg.Lifetime > 0 {
-		if c.Attributes == nil {
-			c.Attributes = map[string]string{}
-		}
-		c.Attributes["certExpiryTime"] = strconv.Itoa(int(p.cfg.Lifetime / time.Minute))
-	}
 	jsonapi.Write(w, c)
 }
 
@@ -264,7 +249,7 @@ func (p *provider) check(ctx context.Context, c *confirmation, refresh bool) err
 	if doc == nil {
 		return nil
 	}
-	first, err := p.cfg.FirstUse(ctx, doc.use, doc.Expires.Add(p.cfg.Verifier.leeway))
+	first, err := p.cfg.FirstUse(ctx, doc.use, doc.Expires.Add(leeway))
 	if err == nil && !first {
 		err = refused("the document was used before")
 	}
@@ -318,13 +303,8 @@ func (p *provider) names(c *confirmation, service athenzname.Service, pod *Pod) 
 			return refused("the request has the address %.64q, which is not the pod's", text)
 		}
 	}
-	own := []string{service.DNSName(p.cfg.Suffix, false)}
-	if p.cfg.DoubledHyphens {
-		own = append(own, service.DNSName(p.cfg.Suffix, true))
-	}
-	for _, name := range slices.Clone(own) {
-		own = append(own, "*."+name)
-	}
+	name := service.DNSName(p.cfg.Suffix)
+	own := []string{name, "*." + name}
 	ids := []string{pod.Name, cmp.Or(pod.UID, pod.Name)}
 	for _, id := range ids {
 		own = append(own, athenzname.Instance{ID: id, Suffix: p.cfg.Suffix}.InstanceName())

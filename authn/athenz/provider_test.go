@@ -117,7 +117,6 @@ func TestProvider(t *testing.T) {
 		assert.Equal(t, "frontend", answer.Service)
 		assert.Equal(t, doc, answer.AttestationData)
 		assert.Equal(t, "web-0", answer.Attributes["instanceId"])
-		assert.Equal(t, "90", answer.Attributes["certExpiryTime"])
 		code, text = confirm(t, c, client, path, confirmation(doc))
 		assert.Equal(t, http.StatusForbidden, code)
 		assert.Contains(t, text, "used before")
@@ -332,13 +331,13 @@ func (p pods) Pod(_ context.Context, _, name string) (*athenz.Pod, error) {
 func TestUsedAsLongAsGood(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-12-12")
-	const life, leeway = 5 * time.Minute, 50 * time.Second
+	const life, leeway = 5 * time.Minute, 5 * time.Second
 	keys := athenztest.NewKeys(t)
 	subject := athenztest.Subject()
 	synctest.Test(t, func(t *testing.T) {
 		signer, err := athenz.NewSigner(athenz.SignerOptions{Dir: keys.Private, Lifetime: life})
 		require.NoError(t, err)
-		verifier, err := athenz.NewVerifier(athenz.VerifierOptions{Dir: keys.Public, Leeway: leeway})
+		verifier, err := athenz.NewVerifier(keys.Public, "")
 		require.NoError(t, err)
 		h, err := athenz.NewProvider(athenz.ProviderConfig{
 			Service: athenzname.Service{Domain: "k8s.admin", Name: "athenz-callback"},
@@ -387,15 +386,12 @@ func TestNewProvider(t *testing.T) {
 	conformance.Covers(t, "ATH-2-12", "ATH-18-7")
 	c := athenztest.New(t)
 	good := c.ProviderConfig()
-	good.DoubledHyphens = true
 	for name, edit := range map[string]func(*athenz.ProviderConfig){
 		"service":           func(cfg *athenz.ProviderConfig) { cfg.Service.Name = "" },
 		"ZTS":               func(cfg *athenz.ProviderConfig) { cfg.ZTS = nil },
 		"verifier":          func(cfg *athenz.ProviderConfig) { cfg.Verifier = nil },
 		"pods":              func(cfg *athenz.ProviderConfig) { cfg.Pods = nil },
 		"athenztest.Suffix": func(cfg *athenz.ProviderConfig) { cfg.Suffix = "" },
-		"lifetime":          func(cfg *athenz.ProviderConfig) { cfg.Lifetime = 90 * time.Second },
-		"negative":          func(cfg *athenz.ProviderConfig) { cfg.Lifetime = -time.Minute },
 		"mapping":           func(cfg *athenz.ProviderConfig) { cfg.Mapping.AdminDomain = "A" },
 	} {
 		cfg := good
@@ -403,14 +399,13 @@ func TestNewProvider(t *testing.T) {
 		_, err := athenz.NewProvider(cfg)
 		require.ErrorContains(t, err, "athenz: new provider: ", name)
 	}
-	// A domain with a hyphen, and its DNS names in both forms.
+	// A domain with a hyphen: a doubled one in a DNS name would be that of another domain.
 	c.Provider = c.ServeProvider(good)
 	c.API.Put("/api/v1/namespaces/foo-bar--baz/pods/web-0", object{
 		"metadata": object{"uid": "u"}, "spec": object{"serviceAccountName": account}, "status": object{"phase": "Running", "podIP": "10.1.2.3"},
 	})
 	for name, want := range map[string]int{
-		"frontend.foo-bar-baz.svc.cluster.local": 200, "frontend.foo-bar--baz.svc.cluster.local": 200, "*.frontend.foo-bar--baz.svc.cluster.local": 200,
-		"frontend.foo-bar---baz.svc.cluster.local": 403,
+		"frontend.foo-bar-baz.svc.cluster.local": 200, "*.frontend.foo-bar-baz.svc.cluster.local": 200, "frontend.foo-bar--baz.svc.cluster.local": 403,
 	} {
 		body := confirmation("")
 		body["domain"] = "foo.bar-baz"

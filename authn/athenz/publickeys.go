@@ -3,7 +3,6 @@ package athenz
 import (
 	"context"
 	"crypto"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -17,7 +16,6 @@ import (
 	"github.com/svidkit/svidkit/internal/jsonapi"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
 const (
@@ -140,30 +138,15 @@ func (p *keyCache) fetch(ctx context.Context, path string, l *limit.Limiter) (cr
 		return nil, err
 	}
 	defer l.Release()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, p.url+path, nil)
-	if err != nil {
-		return nil, err
-	}
-	r.Header["Accept-Encoding"] = jsonapi.Plain
-	answer, err := p.client.Do(r)
-	if err != nil {
-		return nil, err
-	}
-	defer answer.Body.Close() // the answer is read or given up
-	data, err := jsonapi.Read(answer, maxKeyFile)
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("the answer of ZTS: %w", err)
-	case answer.StatusCode == http.StatusNotFound:
-		return nil, nil //nolint:nilnil // there is none
-	case answer.StatusCode != http.StatusOK:
-		return nil, &jsonapi.StatusError{Code: answer.StatusCode, Text: strings.TrimSpace(bearer.Redact(string(data)))}
-	}
 	var body struct {
 		Key string `json:"key"`
 	}
-	if json.Unmarshal(data, &body) != nil {
-		return nil, errors.New("the answer of ZTS is not the JSON of a public key")
+	err := jsonapi.Call(ctx, &p.client, http.MethodGet, p.url+path, nil, &body)
+	if e, ok := errors.AsType[*jsonapi.StatusError](err); ok && e.Code == http.StatusNotFound {
+		return nil, nil //nolint:nilnil // there is none
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ask ZTS for a public key: %w", err)
 	}
 	text, ok := decodeY64(body.Key)
 	if !ok {

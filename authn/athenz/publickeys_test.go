@@ -92,7 +92,7 @@ func TestPublicKeys(t *testing.T) {
 		require.NoError(t, err)
 
 		time.Sleep(2 * time.Hour)
-		for _, bad := range []string{"", "x", "[]", document("?"), document(""), document(y64([]byte("x"))), document(y64(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))), strings.Repeat(" ", 1<<17) + good} {
+		for _, bad := range []string{"", "x", "[]", document("?"), document(""), document(y64([]byte("x"))), document(y64(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))), strings.Repeat(" ", 1<<20) + good} {
 			text = bad
 			_, err = p(t.Context(), owner, "v1")
 			require.Error(t, err)

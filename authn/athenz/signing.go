@@ -136,7 +136,7 @@ func (c *signingClient) sign(ctx context.Context, subject PodSubject) (string, e
 	in.Subject.ID, in.Subject.IP = subject.Namespace+"/"+subject.Pod, subject.IP.String()
 	in.Subject.Domain, in.Subject.Service = subject.Service.Domain, subject.Service.Name
 	var out signAnswer
-	if err := jsonapi.Post(ctx, &c.client, c.url, in, &out); err != nil {
+	if err := jsonapi.Call(ctx, &c.client, http.MethodPost, c.url, in, &out); err != nil {
 		return "", err
 	}
 	if _, err := jws.Parse(out.JWT); err != nil {

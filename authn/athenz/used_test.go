@@ -47,8 +47,6 @@ func (r *replicas) add() {
 	r.t.Helper()
 	cfg := r.ProviderConfig()
 	var err error
-	cfg.Verifier, err = athenz.NewVerifier(athenz.VerifierOptions{Dir: r.Keys.Public, Leeway: 5 * time.Second})
-	require.NoError(r.t, err)
 	cfg.FirstUse, err = athenz.FirstUseInConfigMap(r.API.URL(), nil, "athenz/used-documents")
 	require.NoError(r.t, err)
 	r.urls = append(r.urls, r.ServeProvider(cfg)+"/instance")

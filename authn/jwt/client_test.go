@@ -383,7 +383,7 @@ func TestClientByMutualTLS(t *testing.T) {
 		transport, err := endpoint.Transport()
 		require.NoError(t, err)
 		defer transport.CloseIdleConnections()
-		s, err := tokensource.ClientCredentials(tokensource.ExchangeOptions{URL: server.URL, ClientID: clientID, HTTPClient: &http.Client{Transport: transport}})
+		s, err := tokensource.ClientCredentials(tokensource.ClientOptions{URL: server.URL, ClientID: clientID, HTTPClient: &http.Client{Transport: transport}})
 		require.NoError(t, err)
 		_, err = s.Token(t.Context())
 		return err

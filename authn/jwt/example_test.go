@@ -142,7 +142,7 @@ func ExampleClient() {
 
 	// A client.
 	for _, id := range []string{"shop", "admin"} {
-		tokens, err := tokensource.ClientCredentials(tokensource.ExchangeOptions{
+		tokens, err := tokensource.ClientCredentials(tokensource.ClientOptions{
 			URL: server.URL, Issuer: issuer, ClientID: id, ClientAssertion: tokensource.SVID(workload{authority, web}, issuer),
 		})
 		if err != nil {

@@ -54,7 +54,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"net/http"
 	"slices"
 	"strings"
@@ -66,17 +65,13 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
-	"github.com/svidkit/svidkit/internal/tokens/verifycache"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
 // method is what a Caller's Method says.
 const method = "jwt"
 
-const (
-	maxRemembered = 1000    // tokens
-	longestKept   = 4 << 10 // bytes of a token that is remembered
-)
+const maxRemembered = 1000 // tokens
 
 // Options configure [New], which copies them. Issuer, Audiences, and one of TrustDomain and Caller are required.
 type Options struct {
@@ -158,18 +153,16 @@ type Authenticator struct {
 	leeway     time.Duration
 	plaintext  bool
 	keys       *keys
-	memory     *verifycache.Table[kept]
+	memory     *token.Memory[keySet, kept]
 }
 
 type redacted = redact.Text // an alias, so that the embedded field is not exported
 
 var errNotMade = errors.New("authn/jwt: the Authenticator was not made by New")
 
-// kept is a token that was verified with a key set, and its caller.
+// kept is what is remembered of a token that was verified.
 type kept struct {
-	token       string
 	caller      *authn.Caller
-	set         *keySet
 	certificate *string // that it is bound to
 	from, until time.Time
 }
@@ -179,7 +172,7 @@ func New(o Options) (*Authenticator, error) {
 	a := &Authenticator{
 		redacted: redact.New(fmt.Sprintf("jwt.Authenticator(%.256q)", o.Issuer)),
 		issuer:   o.Issuer, audiences: slices.Clone(o.Audiences), caller: o.Caller, decides: o.Caller != nil, actors: o.Actors,
-		leeway: token.DefaultLeeway, plaintext: o.AllowPlaintext, memory: verifycache.New[kept](maxRemembered),
+		leeway: token.DefaultLeeway, plaintext: o.AllowPlaintext, memory: token.NewMemory[keySet, kept](maxRemembered),
 	}
 	if o.Leeway != nil {
 		a.leeway = *o.Leeway
@@ -282,11 +275,8 @@ func (a *Authenticator) Authenticate(r *http.Request) (*authn.Caller, error) {
 
 // recall returns the caller of a token that was verified with the present keys and is in time.
 func (a *Authenticator) recall(r *http.Request, text string, now time.Time) *authn.Caller {
-	if len(text) > longestKept {
-		return nil
-	}
-	k := a.memory.Find(maphash.String(a.memory.Seed, text), func(k *kept) bool { return k.token == text })
-	if k == nil || k.set != a.keys.current(now) || now.Before(k.from) || !now.Before(k.until) || bindingFault(k.certificate, r) != nil {
+	k, set, ok := a.memory.Find(text)
+	if !ok || set != a.keys.current(now) || now.Before(k.from) || !now.Before(k.until) || bindingFault(k.certificate, r) != nil {
 		return nil
 	}
 	return k.caller
@@ -325,19 +315,11 @@ func (a *Authenticator) verify(r *http.Request, text string, now time.Time) (*au
 	if err != nil {
 		return nil, refuse(err)
 	}
-	if len(text) <= longestKept {
-		from := c.notBefore.At
-		if c.issuedAt.At.After(from) {
-			from = c.issuedAt.At
-		}
-		k := &kept{text, caller, set, c.certificate, from.Add(-a.leeway), c.expires.At.Add(a.leeway)}
-		a.memory.Keep(maphash.String(a.memory.Seed, text), k, func(old *kept) int64 {
-			if old.token == text || old.set != set {
-				return verifycache.Older
-			}
-			return old.until.Unix()
-		})
+	from, until := c.notBefore.At, c.expires.At.Add(a.leeway)
+	if c.issuedAt.At.After(from) {
+		from = c.issuedAt.At
 	}
+	a.memory.Keep(text, kept{caller, c.certificate, from.Add(-a.leeway), until}, set, until)
 	return caller, nil
 }
 

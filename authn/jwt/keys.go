@@ -60,8 +60,6 @@ type keys struct {
 	issuer  string // for discovery; else empty
 	jwksURL string
 
-	heads token.Heads
-
 	state atomic.Pointer[fetched] // nil until there are keys
 
 	mu sync.Mutex // guards what follows
@@ -73,7 +71,7 @@ type keys struct {
 }
 
 func newKeys(o *Options) (*keys, error) {
-	k := &keys{issuer: o.Issuer, jwksURL: o.JWKSURL, heads: token.NewHeads(), client: &http.Client{Transport: token.BaseTransport("")}}
+	k := &keys{issuer: o.Issuer, jwksURL: o.JWKSURL, client: &http.Client{Transport: token.BaseTransport("")}}
 	if o.HTTPClient != nil {
 		c := *o.HTTPClient
 		k.client = &c
@@ -310,7 +308,7 @@ func (k *keys) verify(ctx context.Context, s *token.Signed) (*keySet, error) {
 	set := k.current(time.Now())
 	var e *token.Error
 	if set != nil {
-		if e = set.verify(s, k.heads); e == nil {
+		if e = set.verify(s); e == nil {
 			return set, nil
 		}
 		if e.Reason != unknownKey && s.HasKeyID {
@@ -320,7 +318,7 @@ func (k *keys) verify(ctx context.Context, s *token.Signed) (*keySet, error) {
 	failed := k.renew(ctx)
 	now := k.state.Load()
 	if now != nil && now.set != set {
-		if e = now.set.verify(s, k.heads); e == nil {
+		if e = now.set.verify(s); e == nil {
 			return now.set, nil
 		}
 	}
@@ -334,7 +332,7 @@ func (k *keys) verify(ctx context.Context, s *token.Signed) (*keySet, error) {
 const unknownKey token.Reason = "unknown key"
 
 // verify verifies the signature of a token with a key of the set.
-func (s *keySet) verify(t *token.Signed, heads token.Heads) *token.Error {
+func (s *keySet) verify(t *token.Signed) *token.Error {
 	var fit []crypto.PublicKey
 	for _, k := range s.keys {
 		if (!t.HasKeyID || k.id == t.KeyID) && (k.algorithm == "" || k.algorithm == t.Algorithm.String()) && t.Algorithm.Fits(k.public) {
@@ -351,7 +349,7 @@ func (s *keySet) verify(t *token.Signed, heads token.Heads) *token.Error {
 	}
 	var err error
 	for _, key := range fit {
-		if err = heads.Verify(t, key); err == nil {
+		if err = t.Verify(key); err == nil {
 			return nil
 		}
 	}

@@ -3,7 +3,6 @@ package jwt
 import (
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"net/http"
 
 	"github.com/svidkit/svidkit/authn"
@@ -26,19 +25,13 @@ func SVID(v *jwtsvid.Validator, allow spiffe.PolicySource) (authn.Authenticator,
 	if err := spiffe.CheckPolicySource(allow); err != nil {
 		return nil, fmt.Errorf("authn/jwt: JWT-SVIDs: %w", err)
 	}
-	return &svids{v, allow, verifycache.New[proven](maxRemembered)}, nil
+	return &svids{v, allow, verifycache.New[*jwtsvid.Verified, *authn.Caller](maxRemembered)}, nil
 }
 
 type svids struct {
 	validator *jwtsvid.Validator
 	allow     spiffe.PolicySource
-	memory    *verifycache.Table[proven]
-}
-
-// proven is the caller of a proof. The validator returns the same proof while the token counts.
-type proven struct {
-	proof  *jwtsvid.Verified
-	caller *authn.Caller
+	memory    *verifycache.Table[*jwtsvid.Verified, *authn.Caller] // the validator returns one proof while its token counts
 }
 
 // Authenticate implements [authn.Authenticator].
@@ -60,11 +53,10 @@ func (s *svids) Authenticate(r *http.Request) (*authn.Caller, error) {
 	case err != nil:
 		return nil, fmt.Errorf("authn/jwt: %w", refuse(err))
 	}
-	hash := maphash.Comparable(s.memory.Seed, proof)
-	if known := s.memory.Find(hash, func(p *proven) bool { return p.proof == proof }); known != nil {
-		return known.caller, nil
+	if caller, ok := s.memory.Find(proof); ok {
+		return caller, nil
 	}
 	caller := &authn.Caller{ID: proof.ID(), Method: "jwt-svid", NotAfter: proof.Expires()}
-	s.memory.Keep(hash, &proven{proof, caller}, func(old *proven) int64 { return old.caller.NotAfter.Unix() })
+	s.memory.Keep(proof, caller, func(old *authn.Caller) int64 { return old.NotAfter.Unix() })
 	return caller, nil
 }

@@ -21,7 +21,7 @@ func Example() {
 	defer sts.Close()
 
 	pod := tokensource.Static("eyJhbGciOiJSUzI1NiJ9.e30.c2ln") // tokensource.File(path) in a pod
-	federated, err := tokensource.Exchange(pod, tokensource.ExchangeOptions{URL: sts.URL, Audience: "https://ca.example"})
+	federated, err := tokensource.Exchange(pod, tokensource.ClientOptions{URL: sts.URL, Audience: "https://ca.example"})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -22,7 +22,6 @@ func Parse(data []byte, audience string) map[string]Parsed {
 	return map[string]Parsed{
 		"file":  at(newToken(string(data), time.Time{})),
 		"GCE":   at(parseGCE(data, google, audience)),
-		"AWS":   at(parsePKCS7(data)),
 		"token": at(parseAccessToken(data, time.Now())),
 	}
 }

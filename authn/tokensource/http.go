@@ -3,7 +3,6 @@ package tokensource
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -31,8 +30,6 @@ type StatusError struct {
 
 	// RetryAfter is how long the server asked its clients to wait; 0 means that it did not. It is at most an hour.
 	RetryAfter time.Duration
-
-	passing bool // the server is known to answer so while it starts
 }
 
 func (e *StatusError) Error() string {
@@ -46,33 +43,22 @@ var _ retry.Error = (*StatusError)(nil)
 // 511. It also returns how long the server asked its clients to wait.
 func (e *StatusError) Retryable() (after time.Duration, ok bool) {
 	switch c := e.StatusCode; {
-	case e.passing, c == http.StatusTooManyRequests,
+	case c == http.StatusTooManyRequests,
 		c >= 500 && c != http.StatusNotImplemented && c != http.StatusHTTPVersionNotSupported && c != http.StatusNetworkAuthenticationRequired:
 		return e.RetryAfter, true
 	}
 	return 0, false
 }
 
-// networkError is a request without an answer. What it wraps quotes no secret.
-type networkError struct{ cause error }
-
-func (e *networkError) Error() string { return e.cause.Error() }
-func (e *networkError) Unwrap() error { return e.cause }
-
-// Retryable reports whether asking again may help.
-func (e *networkError) Retryable() (time.Duration, bool) {
-	_, untrusted := errors.AsType[*tls.CertificateVerificationError](e.cause)
-	return 0, !untrusted
-}
-
-func newNetworkError(ctx context.Context, err error, secrets []string) error {
+// networkError is the error of a request without an answer. It quotes no secret.
+func networkError(ctx context.Context, err error, secrets []string) error {
 	if cause := context.Cause(ctx); cause != nil {
-		return &networkError{cause}
+		return cause
 	}
 	if e, ok := errors.AsType[*url.Error](err); ok {
 		err = e.Err // the URL may have a query
 	}
-	return &networkError{bearer.RedactError(err, secrets...)} // net/http quotes answers that are not HTTP
+	return bearer.RedactError(err, secrets...) // net/http quotes answers that are not HTTP
 }
 
 // newClient returns a copy of c that follows no redirects, with proxies from the environment or without any.
@@ -121,7 +107,6 @@ type request struct {
 	header      http.Header
 	body        []byte
 	secrets     []string
-	passing     []int // status codes that may pass, beside those of StatusError.Retryable
 }
 
 // send returns the body of an answer with status 200, and its header.
@@ -136,21 +121,18 @@ func (r *request) send(ctx context.Context, c *http.Client) ([]byte, http.Header
 	req.Header.Set("User-Agent", "svidkit")
 	resp, err := c.Do(req)
 	if err != nil {
-		return nil, nil, newNetworkError(ctx, err, r.secrets)
+		return nil, nil, networkError(ctx, err, r.secrets)
 	}
 	defer resp.Body.Close() // the answer is read or given up
 	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
 	switch {
 	case err != nil:
-		return nil, nil, newNetworkError(ctx, err, r.secrets)
+		return nil, nil, networkError(ctx, err, r.secrets)
 	case len(data) > maxAnswer:
 		return nil, nil, fmt.Errorf("the answer is larger than %d KiB", maxAnswer>>10)
 	case resp.StatusCode != http.StatusOK:
 		e := refusal(resp.StatusCode, data, r.secrets)
 		e.RetryAfter = kube.RetryAfter(resp.Header)
-		for _, code := range r.passing {
-			e.passing = e.passing || code == resp.StatusCode
-		}
 		return nil, nil, e
 	}
 	return data, resp.Header, nil

@@ -18,8 +18,8 @@ type KubernetesOptions struct {
 	// process runs in.
 	APIServer string
 
-	// HTTPClient authenticates this program to the API server. Nil means as the service account of this process, whose
-	// token and CA certificate are read again when they rotate.
+	// HTTPClient authenticates this program to the API server. If nil, requests are authenticated with this
+	// process's own service account; its token and CA certificate are reloaded when they rotate.
 	HTTPClient *http.Client
 
 	// Namespace and ServiceAccount name the account that the token is for. This program needs the permission to create
@@ -34,18 +34,8 @@ type KubernetesOptions struct {
 	// give another one.
 	Lifetime time.Duration
 
-	// Bound is the object that the token ends with; nil means none.
-	Bound *BoundObject
-
-	// Logger is as in [MetadataOptions].
+	// Logger is as in [ClientOptions].
 	Logger *slog.Logger
-}
-
-// BoundObject is what a Kubernetes token is bound to: when the object is deleted, the API server refuses the token.
-type BoundObject struct {
-	Kind string // Pod, Secret or Node
-	Name string // in the namespace of the service account
-	UID  string // empty means that of the object that has the name now
 }
 
 const shortestRequest = 10 * time.Minute // that the API server accepts
@@ -61,30 +51,16 @@ func Kubernetes(o KubernetesOptions) (*Source, error) {
 
 // tokenRequest is a TokenRequest of authentication.k8s.io/v1.
 type tokenRequest struct {
-	APIVersion string           `json:"apiVersion"`
-	Kind       string           `json:"kind"`
-	Spec       tokenRequestSpec `json:"spec"`
-}
-
-type tokenRequestSpec struct {
-	Audiences         []string     `json:"audiences,omitempty"`
-	ExpirationSeconds int64        `json:"expirationSeconds,omitempty"`
-	BoundObjectRef    *boundObject `json:"boundObjectRef,omitempty"`
-}
-
-type boundObject struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
-	Name       string `json:"name"`
-	UID        string `json:"uid,omitempty"`
-}
-
-// tokenAnswer is what the API server fills in.
-type tokenAnswer struct {
-	Status struct {
+	Spec       struct {
+		Audiences         []string `json:"audiences,omitempty"`
+		ExpirationSeconds int64    `json:"expirationSeconds,omitempty"`
+	} `json:"spec"`
+	Status struct { // which the API server fills in
 		Token   string    `json:"token"`
 		Expires time.Time `json:"expirationTimestamp"`
-	} `json:"status"`
+	} `json:"status,omitzero"`
 }
 
 func newKubernetes(o KubernetesOptions) (*Source, error) {
@@ -98,13 +74,8 @@ func newKubernetes(o KubernetesOptions) (*Source, error) {
 	case o.Lifetime != 0 && o.Lifetime < shortestRequest:
 		return nil, fmt.Errorf("the Lifetime is %v, and API servers accept %v or more", o.Lifetime, shortestRequest)
 	}
-	in := tokenRequest{"authentication.k8s.io/v1", "TokenRequest", tokenRequestSpec{slices.Clone(o.Audiences), int64(o.Lifetime / time.Second), nil}}
-	if b := o.Bound; b != nil {
-		if b.Kind != "Pod" && b.Kind != "Secret" && b.Kind != "Node" || !kube.ValidName(b.Name) {
-			return nil, fmt.Errorf("the object Bound is the %.64q %.256q, and has to be a Pod, a Secret or a Node, by its name", b.Kind, b.Name)
-		}
-		in.Spec.BoundObjectRef = &boundObject{"v1", b.Kind, b.Name, b.UID}
-	}
+	in := tokenRequest{APIVersion: "authentication.k8s.io/v1", Kind: "TokenRequest"}
+	in.Spec.Audiences, in.Spec.ExpirationSeconds = slices.Clone(o.Audiences), int64(o.Lifetime/time.Second)
 	api, err := kube.New(kube.Options{URL: o.APIServer, Client: o.HTTPClient})
 	if err != nil {
 		return nil, err
@@ -113,21 +84,18 @@ func newKubernetes(o KubernetesOptions) (*Source, error) {
 	return newSource("Kubernetes, for "+o.Namespace+"/"+o.ServiceAccount, o.Logger, func(ctx context.Context) (token, error) {
 		ctx, cancel := context.WithTimeoutCause(ctx, requestTimeout, fmt.Errorf("no answer in %v: %w", requestTimeout, context.DeadlineExceeded))
 		defer cancel()
-		var out tokenAnswer
+		var out tokenRequest
 		if err := api.Create(ctx, path, in, &out); err != nil {
-			return token{}, kubernetesError(ctx, err)
+			return token{}, kubernetesError(err)
 		}
 		return newToken(out.Status.Token, out.Status.Expires, in.Spec.Audiences...)
 	}), nil
 }
 
 // kubernetesError makes an error of this package of one of package kube.
-func kubernetesError(ctx context.Context, err error) error {
+func kubernetesError(err error) error {
 	if e, ok := errors.AsType[*kube.StatusError](err); ok {
 		return &StatusError{StatusCode: e.Code, Code: e.Reason, Message: e.Message, RetryAfter: e.RetryAfter}
-	}
-	if !kube.MayHaveLanded(err) || ctx.Err() != nil {
-		return &networkError{err}
 	}
 	return err
 }

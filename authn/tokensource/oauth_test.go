@@ -36,23 +36,21 @@ func TestClientCredentials(t *testing.T) {
 	own := tokensource.Static(assertion)
 	const typ = "urn:ietf:params:oauth:client-assertion-type:"
 	for i, c := range []struct {
-		o             tokensource.ExchangeOptions
-		form          url.Values
-		authorization string
+		o    tokensource.ClientOptions
+		form url.Values
 	}{
 		{
-			tokensource.ExchangeOptions{ClientAssertion: own, Issuer: asIssuer, Scope: "a b", Resource: "https://db.example"},
-			url.Values{"client_assertion": {assertion}, "client_assertion_type": {typ + "jwt-spiffe"}, "scope": {"a b"}, "resource": {"https://db.example"}}, "",
+			tokensource.ClientOptions{ClientAssertion: own, Issuer: asIssuer, Scope: "a b", Resource: "https://db.example"},
+			url.Values{"client_assertion": {assertion}, "client_assertion_type": {typ + "jwt-spiffe"}, "scope": {"a b"}, "resource": {"https://db.example"}},
 		},
 		{
-			tokensource.ExchangeOptions{ClientAssertion: own, Issuer: asIssuer, ClientID: "web", JWTBearer: true, Audience: "db"},
-			url.Values{"client_id": {"web"}, "client_assertion": {assertion}, "client_assertion_type": {typ + "jwt-bearer"}, "audience": {"db"}}, "",
+			tokensource.ClientOptions{ClientAssertion: own, Issuer: asIssuer, ClientID: "web", JWTBearer: true, Audience: "db"},
+			url.Values{"client_id": {"web"}, "client_assertion": {assertion}, "client_assertion_type": {typ + "jwt-bearer"}, "audience": {"db"}},
 		},
 		{
-			tokensource.ExchangeOptions{ClientID: "web", HTTPClient: http.DefaultClient}, // whose certificate is the proof
-			url.Values{"client_id": {"web"}}, "",
+			tokensource.ClientOptions{ClientID: "web", HTTPClient: http.DefaultClient}, // whose certificate is the proof
+			url.Values{"client_id": {"web"}},
 		},
-		{tokensource.ExchangeOptions{ClientID: "web", ClientCredential: tokensource.Static("pw")}, url.Values{}, "Basic d2ViOnB3"},
 	} {
 		c.o.URL = server + "/token"
 		c.form.Set("grant_type", "client_credentials")
@@ -60,29 +58,8 @@ func TestClientCredentials(t *testing.T) {
 		got, err := url.ParseQuery(x.all()[i].body)
 		require.NoError(t, err)
 		assert.Equal(t, c.form, got)
-		assert.Equal(t, c.authorization, x.all()[i].header.Get("Authorization"))
+		assert.Empty(t, x.all()[i].header.Get("Authorization"))
 	}
-}
-
-// The caller of a service acts for its own caller: the exchange sends both, and proves the client by a third.
-func TestExchangeForActor(t *testing.T) {
-	t.Parallel()
-	x, server := serve(t, text(200, `{"access_token":"`+secret+`","token_type":"Bearer","expires_in":300}`))
-	s := must(tokensource.Exchange(tokensource.Static("of-the-user"), tokensource.ExchangeOptions{
-		URL: server, Actor: tokensource.Static("of-the-actor"), ClientAssertion: tokensource.SVID(svids, asIssuer), Issuer: asIssuer,
-	}))
-	requireToken(t, secret, s)
-	got, err := url.ParseQuery(x.all()[0].body)
-	require.NoError(t, err)
-	assert.Equal(t, "of-the-user", got.Get("subject_token"))
-	assert.Equal(t, "of-the-actor", got.Get("actor_token"))
-	assert.Equal(t, "urn:ietf:params:oauth:token-type:jwt", got.Get("actor_token_type"))
-	assert.NotEmpty(t, got.Get("client_assertion"))
-	s = must(tokensource.Exchange(tokensource.Static("a"), tokensource.ExchangeOptions{URL: server, Actor: tokensource.Static("b"), ActorTokenType: "urn:t"}))
-	requireToken(t, secret, s)
-	got, err = url.ParseQuery(x.all()[1].body)
-	require.NoError(t, err)
-	assert.Equal(t, "urn:t", got.Get("actor_token_type"))
 }
 
 // An assertion that is for another receiver as well, or for another one, could be used there: it is not sent.
@@ -90,10 +67,10 @@ func TestAssertionAudience(t *testing.T) {
 	t.Parallel()
 	x, server := serve(t, text(200, `{"access_token":"a","token_type":"Bearer"}`))
 	for _, audience := range [][]string{{}, {"other"}, {asIssuer, "other"}, {"other", asIssuer}, {asIssuer, asIssuer}, {asIssuer + "/"}} {
-		s := must(tokensource.ClientCredentials(tokensource.ExchangeOptions{URL: server, Issuer: asIssuer, ClientAssertion: tokensource.Static(jwt(inAnHour(), audience...))}))
+		s := must(tokensource.ClientCredentials(tokensource.ClientOptions{URL: server, Issuer: asIssuer, ClientAssertion: tokensource.Static(jwt(inAnHour(), audience...))}))
 		require.ErrorContains(t, requireNone(t, s), "client credential: the assertion is for", "%q", audience)
 	}
-	s := must(tokensource.ClientCredentials(tokensource.ExchangeOptions{URL: server, Issuer: asIssuer, ClientAssertion: tokensource.Static("opaque")}))
+	s := must(tokensource.ClientCredentials(tokensource.ClientOptions{URL: server, Issuer: asIssuer, ClientAssertion: tokensource.Static("opaque")}))
 	require.ErrorContains(t, requireNone(t, s), "has to be for the issuer")
 	assert.Zero(t, x.count())
 }
@@ -110,7 +87,7 @@ func TestClientCredentialsRenew(t *testing.T) {
 		x.become(func(w http.ResponseWriter, r *http.Request) {
 			text(200, `{"access_token":"at-`+time.Now().Format("15:04:05")+`","token_type":"Bearer","expires_in":60}`)(w, r)
 		})
-		s := must(tokensource.ClientCredentials(tokensource.ExchangeOptions{
+		s := must(tokensource.ClientCredentials(tokensource.ClientOptions{
 			URL: "https://as.example/token", HTTPClient: x.client(), Issuer: asIssuer, ClientAssertion: tokensource.SVID(fresh, asIssuer),
 		}))
 		get := func() string {
@@ -149,27 +126,21 @@ func TestClientCredentialsRenew(t *testing.T) {
 func TestClientOptions(t *testing.T) {
 	t.Parallel()
 	own := tokensource.Static(jwt(inAnHour(), asIssuer))
-	for says, o := range map[string]tokensource.ExchangeOptions{
+	for says, o := range map[string]tokensource.ClientOptions{
 		"no URL":                         {ClientAssertion: own, Issuer: asIssuer},
 		"could be read on the way":       {URL: "http://as.example", ClientAssertion: own, Issuer: asIssuer},
 		"nothing authenticates":          {URL: "https://as.example"},
 		"ClientAssertion and Issuer":     {URL: "https://as.example", ClientAssertion: own},
 		"belong together":                {URL: "https://as.example", ClientID: "a", HTTPClient: http.DefaultClient, Issuer: asIssuer},
 		"and JWTBearer to them":          {URL: "https://as.example", ClientID: "a", HTTPClient: http.DefaultClient, JWTBearer: true},
-		"are both set":                   {URL: "https://as.example", ClientAssertion: own, Issuer: asIssuer, ClientCredential: own},
 		"is the zero Source":             {URL: "https://as.example", ClientAssertion: new(tokensource.Source), Issuer: asIssuer},
-		"none of ClientCredential":       {URL: "https://as.example", ClientID: "a"},
-		"the options Actor":              {URL: "https://as.example", ClientAssertion: own, Issuer: asIssuer, Actor: own},
-		"of tokens are for an exchange":  {URL: "https://as.example", ClientAssertion: own, Issuer: asIssuer, RequestedTokenType: "urn:t"},
-		"CamelCaseJSON and those":        {URL: "https://as.example", ClientAssertion: own, Issuer: asIssuer, CamelCaseJSON: true},
+		"neither ClientAssertion":        {URL: "https://as.example", ClientID: "a"},
 		"client credentials: nothing au": {URL: "https://as.example", Scope: "a"},
 	} {
 		_, err := tokensource.ClientCredentials(o)
 		require.ErrorContains(t, err, says)
 		assert.NotContains(t, err.Error(), secret)
 	}
-	_, err := tokensource.Exchange(own, tokensource.ExchangeOptions{URL: "https://as.example", CamelCaseJSON: true, Actor: own})
-	require.ErrorContains(t, err, "no Actor")
 	for _, s := range []*tokensource.Source{tokensource.SVID(nil, "a"), tokensource.SVID(svids, "")} {
 		require.ErrorContains(t, requireNone(t, s), "no source of JWT-SVIDs, or no audience")
 	}
@@ -177,22 +148,22 @@ func TestClientOptions(t *testing.T) {
 	require.ErrorContains(t, requireNone(t, tokensource.SVID(wrong, "db")), `for ["other"], and not for "db"`)
 }
 
-// A server that quotes the assertion or the actor's token puts neither into an error.
+// A server that quotes the subject token or the assertion puts neither into an error.
 func TestEchoesOfAssertions(t *testing.T) {
 	t.Parallel()
 	x := &exchanged{answer: func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		form, _ := url.ParseQuery(string(body))
-		quoted, _ := json.Marshal("bad: " + form.Get("actor_token") + " " + form.Get("client_assertion")[:100])
+		quoted, _ := json.Marshal("bad: " + form.Get("subject_token") + " " + form.Get("client_assertion")[:100])
 		text(400, `{"error":"invalid_client","error_description":`+string(quoted)+`}`)(w, r)
 	}}
 	assertion := jwt(inAnHour(), asIssuer)
-	s := must(tokensource.Exchange(tokensource.Static("of-the-subject-0123456789"), tokensource.ExchangeOptions{
-		URL: "https://as.example", HTTPClient: x.client(), Actor: tokensource.Static("of-the-actor-0123456789"), ClientAssertion: tokensource.Static(assertion), Issuer: asIssuer,
+	s := must(tokensource.Exchange(tokensource.Static("of-the-subject-0123456789"), tokensource.ClientOptions{
+		URL: "https://as.example", HTTPClient: x.client(), ClientAssertion: tokensource.Static(assertion), Issuer: asIssuer,
 	}))
 	err := requireNone(t, s)
 	require.ErrorContains(t, err, "invalid_client")
-	for _, credential := range []string{"of-the-actor-0123456789", assertion} {
+	for _, credential := range []string{"of-the-subject-0123456789", assertion} {
 		for i := range len(credential) - 16 {
 			require.NotContains(t, err.Error(), credential[i:i+16])
 		}

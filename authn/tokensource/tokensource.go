@@ -1,5 +1,5 @@
-// Package tokensource obtains the bearer tokens with which a program proves who it is: from a file, from the
-// Kubernetes API, from the metadata server of a cloud, and from the token endpoint of an authorization server, for another token or for its identity.
+// Package tokensource obtains the bearer tokens with which a program proves who it is: from a file, from the Kubernetes API,
+// from Google's metadata server, and from the token endpoint of an authorization server.
 //
 // Every constructor returns a [*Source], whose method value is what the clients of CAs take:
 //
@@ -17,39 +17,35 @@
 //	[SVID]               JWT-SVIDs of this program, for one audience
 //	[Kubernetes]         the TokenRequest API: a token for a service account, with audiences
 //	[GCE]                an identity token of a Google machine or GKE pod, with an audience
-//	[Azure]              an access token of an Azure managed identity, for a resource
-//	[AWS]                the signed identity document of an EC2 instance, which has no audience
-//	[Exchange]           what a token endpoint gives for the token of another Source
-//	[ClientCredentials]  what a token endpoint gives to this program itself, by its identity and without a secret
+//	[Exchange]           an access token that a token endpoint gives for the token of another Source
+//	[ClientCredentials]  an access token that a token endpoint gives to this program itself, without a secret
 //
 // # How tokens are kept
 //
-// [Static], [File] and [SVID] read the token at each call. The others keep it, and fetch the next one when half of its remaining life
-// is over, a little earlier at random, and only when a call needs a token: an idle Source does nothing. Calls get the old
-// token while the new one is on its way. There is one fetch at a time, which all calls share.
+// [Static], [File] and [SVID] read the token at each call. The others keep it, and fetch the next one when half of its
+// remaining life is over, a little earlier at random, and only when a call needs a token: an idle Source does nothing.
+// Calls get the old token while the new one is on its way. There is one fetch at a time, which all calls share.
 //
-// When a fetch fails, the old token is returned until it expires, and the next fetch comes after a second or less, growing to
-// 30 seconds. Without a valid token, calls return the last failure at once until it is time to try again, after 5 seconds at
-// most. A token without an expiry is fetched again after 5 minutes.
-//
-// A fetch is up to five attempts, with 5 seconds for each request, and ends after 30 seconds. Failures of the network are
-// tried again, and a status of 500 or more, except 501, 505 and 511; from Azure also 404 and 410, which it
-// answers while it is updated. The context of a call bounds its own wait; the fetch goes on for the others.
+// A fetch is one request, or one for each Source that it needs, with 5 seconds for each; it ends after 30 seconds. When it
+// fails, the old token is returned until it expires, and the next fetch comes after a second or less, growing to 30
+// seconds. Without a valid token, calls return the last failure at once until it is time to try again, after 5 seconds at
+// most. A token without an expiry is fetched again after 5 minutes. The context of a call bounds its own wait; the fetch
+// goes on for the others.
 //
 // # What it promises
 //
 // Tokens are not printed: not by a Source in any form, and not by errors or logs, even if a server quotes a token that
 // it was sent. Answers are bounded to 64 KiB, those of an API server to 4 MiB, and tokens to 16 KiB. Redirects are not
-// followed. A token that has expired is not returned. A token that was requested for an audience is for that audience, as far
-// as it says; [File] takes any.
+// followed. A token that has expired is not returned. A token that was requested for an audience is for that audience, as
+// far as it says; [File] takes any.
 //
-// Unencrypted http is for loopback addresses. Metadata servers may also use it on link-local addresses, which no router
-// forwards, and are asked without a proxy whatever the environment says.
+// Unencrypted http is for loopback addresses. A metadata server may also use it on link-local addresses, which no router
+// forwards, and is asked without a proxy whatever the environment says.
 //
 // # What it does not do
 //
-// It verifies no signature: the server that the token is for does that. It reads only the expiry and the audiences of a token.
-// JWT-SVIDs come from a SPIFFE agent, by packages workloadapi and jwtsvid.
+// It verifies no signature: the server that the token is for does that. It reads only the expiry and the audiences of a
+// token. JWT-SVIDs come from a SPIFFE agent, by packages workloadapi and jwtsvid.
 package tokensource
 
 import (
@@ -59,7 +55,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"math/rand/v2"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -70,7 +65,6 @@ import (
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/internal/retry"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 )
 
@@ -86,7 +80,6 @@ var (
 
 const (
 	maxToken       = jws.MaxSize
-	attempts       = 5 // of a fetch
 	requestTimeout = 5 * time.Second
 	fetchTimeout   = 30 * time.Second
 	unknownLife    = 5 * time.Minute // between two fetches of tokens that do not say when they expire
@@ -95,9 +88,6 @@ const (
 
 // patience is what jwtsvid.Cache has, too: a caller without a token fails until the next fetch.
 var patience = renew.Patience{Impatient: 5 * time.Second, Longest: 30 * time.Second, Wish: 5 * time.Second}
-
-// backoff is between the attempts of a fetch.
-var backoff = renew.Backoff{Low: 50 * time.Millisecond, First: 100 * time.Millisecond, High: 800 * time.Millisecond}
 
 // noToken is an error for which ErrNoToken holds.
 type noToken struct{ reason error }
@@ -113,8 +103,9 @@ type Source struct {
 	direct bool // each call fetches
 	logger *slog.Logger
 
-	// fetch obtains a token, in one attempt. It is not called concurrently, unless direct is set.
+	// fetch obtains a token. It is not called concurrently, unless direct is set.
 	fetch func(ctx context.Context) (token, error)
+	kind  string // of the token, by RFC 8693 section 3
 
 	state  atomic.Pointer[state] // replaced, never changed; writers hold mu
 	mu     sync.Mutex
@@ -151,7 +142,7 @@ func (st *state) due(now time.Time) bool { return renew.Elapsed(st.planned, now)
 
 // newSource returns a Source that keeps what fetch gives.
 func newSource(name string, logger *slog.Logger, fetch func(context.Context) (token, error)) *Source {
-	s := &Source{redacted: printed(name), name: name, fetch: fetch, logger: ratelog.Patient(logger)}
+	s := &Source{redacted: printed(name), name: name, fetch: fetch, kind: typeJWT, logger: ratelog.Patient(logger)}
 	s.state.Store(new(state))
 	s.loop = renew.Loop[*flight]{Mu: &s.mu, Attempt: s.attempt}
 	return s
@@ -211,7 +202,7 @@ func (s *Source) failed(err error) error { return fmt.Errorf("tokensource: %s: %
 func (s *Source) attempt(ctx context.Context, f *flight) {
 	ctx, cancel := context.WithTimeoutCause(ctx, fetchTimeout, fmt.Errorf("no token in %v: %w", fetchTimeout, context.DeadlineExceeded))
 	defer cancel()
-	got, err := s.try(ctx)
+	got, err := s.fetch(ctx)
 
 	s.mu.Lock()
 	now, old := time.Now(), s.state.Load()
@@ -248,65 +239,48 @@ func (s *Source) attempt(ctx context.Context, f *flight) {
 	}
 }
 
-// try fetches until it has a token, fails for good, or has had its attempts.
-func (s *Source) try(ctx context.Context) (token, error) {
-	for n := 1; ; n++ {
-		got, err := s.fetch(ctx)
-		if err == nil {
-			return got, nil
-		}
-		if ctx.Err() != nil {
-			return token{}, fmt.Errorf("%w: %w", context.Cause(ctx), err)
-		}
-		if n == attempts || !passes(err) {
-			return token{}, err
-		}
-		if renew.Sleep(ctx, backoff.Wait(renew.Failure{Times: n}, rand.Float64())) != nil {
-			return token{}, fmt.Errorf("%w: %w", context.Cause(ctx), err)
-		}
-	}
-}
-
-// passes reports whether err may pass within the time of a fetch.
-func passes(err error) bool {
-	if e, ok := errors.AsType[*StatusError](err); ok && e.StatusCode == http.StatusTooManyRequests {
-		return false
-	}
-	after, advice := retry.After(err)
-	return advice == retry.Again && after <= backoff.High
-}
-
 // Static returns a Source of one token that never changes. If it is a JWT that has expired, [Source.Token] fails.
 func Static(token string) *Source {
-	return newDirect("static", func() (string, error) { return token, nil })
+	return newDirect("static", func(context.Context) (string, error) { return token, nil })
 }
 
 // File returns a Source that reads a file at each call, without the white space around the token. If the token is a
 // JWT, one that has expired is refused. [ErrNoToken] holds for the error if the file does not exist or is empty.
 func File(path string) *Source {
-	return newDirect("file "+path, func() (string, error) { return readFile(path) })
+	return newDirect("file "+path, func(context.Context) (string, error) {
+		data, err := files.Read(path, maxAnswer)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = &noToken{err}
+		}
+		return string(data), err
+	})
+}
+
+// SVID returns a Source of JWT-SVIDs of this program for one audience, which source fetches at each call: a
+// *jwtsvid.Cache, which keeps them fresh, or a *workloadapi.Source.
+func SVID(source interface {
+	Fetch(ctx context.Context, audience ...string) (token string, err error)
+}, audience string) *Source {
+	return newDirect("JWT-SVID", func(ctx context.Context) (string, error) {
+		if source == nil || audience == "" {
+			return "", errors.New("there is no source of JWT-SVIDs, or no audience")
+		}
+		return source.Fetch(ctx, audience)
+	}, audience)
 }
 
 // newDirect returns a Source that reads a token at each call.
-func newDirect(name string, read func() (string, error)) *Source {
-	return &Source{redacted: printed(name), name: name, direct: true, fetch: func(ctx context.Context) (token, error) {
+func newDirect(name string, read func(context.Context) (string, error), audiences ...string) *Source {
+	return &Source{redacted: printed(name), name: name, direct: true, kind: typeJWT, fetch: func(ctx context.Context) (token, error) {
 		if ctx.Err() != nil {
 			return token{}, context.Cause(ctx)
 		}
-		text, err := read()
+		text, err := read(ctx)
 		if err != nil {
 			return token{}, err
 		}
-		return newToken(strings.TrimSpace(text), time.Time{})
+		return newToken(strings.TrimSpace(text), time.Time{}, audiences...)
 	}}
-}
-
-func readFile(path string) (string, error) {
-	data, err := files.Read(path, maxAnswer)
-	if errors.Is(err, fs.ErrNotExist) {
-		err = &noToken{err}
-	}
-	return string(data), err
 }
 
 // newToken checks what is to be a token. If it is a JWT, it ends when that says so or at expires, whichever is

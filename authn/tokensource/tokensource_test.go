@@ -116,7 +116,7 @@ func issuer(life time.Duration) *exchanged {
 }
 
 func gce(x *exchanged, l *logs) *tokensource.Source {
-	o := &tokensource.MetadataOptions{HTTPClient: x.client()}
+	o := &tokensource.GCEOptions{HTTPClient: x.client()}
 	if l != nil {
 		o.Logger = l.logger()
 	}
@@ -231,8 +231,8 @@ func TestOutage(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		asked := x.count() - before
-		assert.GreaterOrEqual(t, asked, 5*60/8, "at least every 5 seconds and what the attempts take, five times")
-		assert.LessOrEqual(t, asked, 5*60, "at most once a second, five times")
+		assert.GreaterOrEqual(t, asked, 60/8, "at least every 5 seconds and a little")
+		assert.LessOrEqual(t, asked, 60, "at most once a second")
 
 		x.become(good)
 		time.Sleep(5 * time.Second)
@@ -285,7 +285,7 @@ func TestOneFetchForAll(t *testing.T) {
 	t.Parallel()
 	good := jwt(inAnHour(), "ca")
 	x, url := serve(t, text(200, good))
-	s := must(tokensource.GCE("ca", &tokensource.MetadataOptions{URL: url}))
+	s := must(tokensource.GCE("ca", &tokensource.GCEOptions{URL: url}))
 	start := make(chan struct{})
 	var wg sync.WaitGroup
 	for range 100 {
@@ -303,7 +303,7 @@ func TestOneFetchForAll(t *testing.T) {
 	assert.Equal(t, 1, x.count())
 }
 
-// What does not answer is given up: a request after 5 seconds, and a fetch after 30.
+// A server that does not answer is given up after 5 seconds.
 func TestSilence(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -319,10 +319,8 @@ func TestSilence(t *testing.T) {
 		err = requireNone(t, s)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorContains(t, err, "no answer in 5s")
-		took := time.Since(start)
-		require.GreaterOrEqual(t, took, 25*time.Second)
-		require.Less(t, took, 30*time.Second)
-		require.Equal(t, 5, x.count())
+		require.Equal(t, 5*time.Second, time.Since(start))
+		require.Equal(t, 1, x.count())
 
 		start = time.Now()
 		requireNone(t, s)
@@ -330,83 +328,30 @@ func TestSilence(t *testing.T) {
 	})
 }
 
-// Nothing is asked again that has been refused, and no redirect is followed.
-func TestAttempts(t *testing.T) {
-	rounds.NotShort(t)
+// A refusal says whether asking again may help, and no redirect is followed.
+func TestStatus(t *testing.T) {
 	t.Parallel()
-	for status, want := range map[int]int{
-		400: 1, 401: 1, 403: 1, 404: 1, 410: 1, 418: 1, 429: 1, 500: 5, 501: 1, 502: 5, 503: 5, 504: 5, 505: 1, 511: 1, 599: 5,
-		201: 1, 204: 1, 301: 1, 302: 1, 307: 1, 308: 1,
+	for status, want := range map[int]bool{
+		400: false, 401: false, 403: false, 404: false, 410: false, 418: false, 429: true, 500: true, 501: false, 502: true, 503: true,
+		504: true, 505: false, 511: false, 599: true, 201: false, 204: false, 301: false, 302: false, 307: false, 308: false,
 	} {
-		t.Run(fmt.Sprint(status), func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				x := &exchanged{answer: func(w http.ResponseWriter, _ *http.Request) {
-					w.Header().Set("Location", "http://127.0.0.1/elsewhere")
-					w.WriteHeader(status)
-				}}
-				start := time.Now()
-				err := requireNone(t, gce(x, nil))
-				assert.Equal(t, want, x.count())
-				e, ok := errors.AsType[*tokensource.StatusError](err)
-				require.True(t, ok)
-				assert.Equal(t, status, e.StatusCode)
-				_, again := e.Retryable()
-				assert.Equal(t, want > 1 || status == 429, again)
-				if want > 1 {
-					assert.GreaterOrEqual(t, time.Since(start), 200*time.Millisecond, "four waits")
-				}
-				assert.Less(t, time.Since(start), 3*time.Second)
-			})
-		})
+		x := &exchanged{answer: func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Location", "http://127.0.0.1/elsewhere")
+			w.Header().Set("Retry-After", "7")
+			w.WriteHeader(status)
+		}}
+		e, ok := errors.AsType[*tokensource.StatusError](requireNone(t, gce(x, nil)))
+		require.True(t, ok)
+		assert.Equal(t, 1, x.count())
+		assert.Equal(t, status, e.StatusCode)
+		after, again := e.Retryable()
+		assert.Equal(t, want, again, status)
+		if again {
+			assert.Equal(t, 7*time.Second, after)
+		}
 	}
-	t.Run("Azure while it is updated", func(t *testing.T) {
-		t.Parallel()
-		synctest.Test(t, func(t *testing.T) {
-			for _, status := range []int{404, 410} {
-				x := &exchanged{answer: text(status, "")}
-				requireNone(t, must(tokensource.Azure("r", &tokensource.MetadataOptions{HTTPClient: x.client()})))
-				assert.Equal(t, 5, x.count())
-			}
-		})
-	})
-	t.Run("a short while", func(t *testing.T) {
-		t.Parallel()
-		synctest.Test(t, func(t *testing.T) {
-			x := issuer(time.Hour)
-			good, n := x.answer, 0
-			x.become(func(w http.ResponseWriter, r *http.Request) {
-				if n++; n < 5 {
-					text(503, "")(w, r)
-					return
-				}
-				good(w, r)
-			})
-			_, err := gce(x, nil).Token(t.Context())
-			require.NoError(t, err)
-			assert.Equal(t, 5, n)
-		})
-	})
-	t.Run("the server asks for a long wait", func(t *testing.T) {
-		t.Parallel()
-		synctest.Test(t, func(t *testing.T) {
-			x := &exchanged{answer: func(w http.ResponseWriter, _ *http.Request) {
-				w.Header().Set("Retry-After", "7")
-				w.WriteHeader(503)
-			}}
-			e, ok := errors.AsType[*tokensource.StatusError](requireNone(t, gce(x, nil)))
-			require.True(t, ok)
-			assert.Equal(t, 7*time.Second, e.RetryAfter)
-			assert.Equal(t, 1, x.count())
-		})
-	})
-	t.Run("no server", func(t *testing.T) {
-		t.Parallel()
-		s := must(tokensource.GCE("ca", &tokensource.MetadataOptions{URL: "http://127.0.0.1:1"}))
-		start := time.Now()
-		require.ErrorContains(t, requireNone(t, s), "connection refused")
-		assert.GreaterOrEqual(t, time.Since(start), 200*time.Millisecond, "four waits")
-	})
+	s := must(tokensource.GCE("ca", &tokensource.GCEOptions{URL: "http://127.0.0.1:1"}))
+	require.ErrorContains(t, requireNone(t, s), "connection refused")
 }
 
 func TestCachedAllocs(t *testing.T) { // not parallel: allocations are counted

@@ -10,16 +10,17 @@
 //	…
 //	m, err := secretcache.New(secretcache.Config{ID: web, CA: ca})
 //
-// A program that calls the [CA] without package secretcache wraps it with [caclient.New], for deadlines and the check of every
-// answer.
+// A program that calls the [CA] without package secretcache wraps it with [caclient.New], for deadlines and the check
+// of every answer.
 //
 // # What the service needs
 //
 // The token is an OAuth 2.0 access token with the scope https://www.googleapis.com/auth/cloud-platform: from the
-// metadata server, or from Google's token service in exchange for a Kubernetes token. An identity token is not one. Its
-// account needs privateca.certificates.create on the pool (roles/privateca.certificateRequester), or
-// privateca.certificates.createForSelf with ReflectSPIFFE (roles/privateca.workloadCertificateRequester). For the roots it
-// needs privateca.caPools.get (roles/privateca.poolReader), unless Endpoint.Roots or Endpoint.RootsFile is set.
+// metadata server, or from Google's token service in exchange for a Kubernetes token. An identity token is not one.
+// Its account needs privateca.certificates.create on the pool (roles/privateca.certificateRequester), or
+// privateca.certificates.createForSelf with ReflectSPIFFE (roles/privateca.workloadCertificateRequester). For the
+// roots it needs privateca.caPools.get (roles/privateca.poolReader), unless Endpoint.Roots or Endpoint.RootsFile is
+// set.
 //
 // # Trust bundles
 //
@@ -28,13 +29,6 @@
 // known before it signs, and an old one until it is deleted. A chain that does not end in a self-signed certificate
 // adds nothing: mount its root as a file.
 //
-// # Requests that are repeated
-//
-// A certificate request has an ID, by which the service recognises a repetition and answers with the certificate that
-// it has already issued. Each call of Sign has a new ID, unless a call with the same CSR and lifetime is under way, or
-// failed in a way that the service may have carried it out: then that call's ID is used again for up to 50 minutes. The
-// service remembers an ID for 60.
-//
 // # What it promises
 //
 // The token goes to the host of Options.URL and nowhere else: redirects are not followed, and a connection without TLS
@@ -42,17 +36,19 @@
 //
 // # What it does not do
 //
-// It revokes nothing and gets no tokens. Its tests run against a fake of the service, written from the public documentation.
+// It revokes nothing and gets no tokens. Its tests run against a fake of the service, written from the public
+// documentation.
 package googlecas
 
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
+	"crypto/rand"
 	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"net/http"
 	"net/url"
 	"slices"
@@ -63,7 +59,9 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // Options are the choices of [New]. TrustDomain and a source of tokens of the Endpoint, and Pool, are required.
@@ -86,16 +84,15 @@ type Options struct {
 	ReflectSPIFFE bool
 }
 
-// CA is a [caclient.CA]; [New] makes one. It also has the method WatchBundles, which package secretcache uses instead of
-// polling. It is safe for concurrent use, and never prints a token or a key.
+// CA is a [caclient.CA] and a [caclient.BundleWatcher]; [New] makes one. It is safe for concurrent use, and never
+// prints a token or a key.
 type CA struct {
-	client
+	redacted
 	opts Options
 	conn *caconn.Conn
-	ids  requestIDs
 }
 
-type client = caconn.Client // an alias, so that the embedded field is not exported
+type redacted = redact.Text // an alias, so that the embedded field is not exported
 
 // New returns a CA. It does not connect and reads no file. The error says which option is wrong.
 func New(o Options) (*CA, error) {
@@ -109,19 +106,20 @@ func New(o Options) (*CA, error) {
 	case !isResource(o.Pool, "projects", "locations", "caPools"):
 		err = errors.New("the Pool has to be like projects/my-project/locations/europe-west1/caPools/workloads")
 	case o.Template != "" && !isResource(o.Template, "projects", "locations", "certificateTemplates"):
-		err = errors.New("the Template has to be like projects/my-project/locations/europe-west1/certificateTemplates/spiffe")
+		err = errors.New("the Template has to be like " +
+			"projects/my-project/locations/europe-west1/certificateTemplates/spiffe")
 	case o.Authority != "" && !isID(o.Authority):
 		err = errors.New("the Authority has to be the ID of an authority of the pool, without a path")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("googlecas: invalid Options: %w", err)
 	}
-	c.conn, c.client = conn, conn.Client()
+	c.conn, c.redacted = conn, conn.Text()
 	return c, nil
 }
 
-// isResource reports whether name consists of collections and IDs in turn. The first ID is that of a project, which may
-// belong to a domain, as in example.com:my-project.
+// isResource reports whether name consists of collections and IDs in turn. The first ID is that of a project, which
+// may belong to a domain, as in example.com:my-project.
 func isResource(name string, collections ...string) bool {
 	parts := strings.Split(name, "/")
 	if len(parts) != 2*len(collections) {
@@ -151,6 +149,14 @@ func isID(s string) bool {
 	})
 }
 
+// newUUID returns a random UUID, of version 4.
+func newUUID() string {
+	var b [16]byte
+	rand.Read(b[:]) // never fails
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
 const (
 	defaultLifetime = 24 * time.Hour
 	maxAuthorities  = 100 // of a pool; each costs a signature to check
@@ -165,6 +171,19 @@ type certificate struct {
 
 	PEMCertificate string   `json:"pemCertificate,omitempty"`
 	PEMChain       []string `json:"pemCertificateChain,omitempty"` // from the issuer to the root
+}
+
+// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls
+// the CA only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs
+// the failure and returns those. The error is a [*caclient.Error], unless ctx is done.
+func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+	return c.conn.FetchBundles(ctx)
+}
+
+// WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads
+// the source of roots every five minutes, or as often as the refresh hint of its bundle says.
+func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
+	return c.conn.WatchBundles(ctx)
 }
 
 // Sign implements [caclient.CA]. The lifetime is sent in whole seconds, at least one; 0 means 24 hours, as the service
@@ -182,15 +201,14 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	if c.opts.ReflectSPIFFE {
 		request.SubjectMode = "REFLECTED_SPIFFE"
 	}
-	key := requestKey{sha256.Sum256(csr.DER()), lifetime}
-	id := c.ids.take(key)
-	query := url.Values{"requestId": {id}, "certificateId": {"svid-" + id}} // pools of the enterprise tier need a name for it
+	id := newUUID()
+	// Pools of the enterprise tier need a name for the certificate.
+	query := url.Values{"requestId": {id}, "certificateId": {"svid-" + id}}
 	if c.opts.Authority != "" {
 		query.Set("issuingCertificateAuthorityId", c.opts.Authority)
 	}
 	var answer certificate
 	err := c.call(ctx, "sign", "/certificates?"+query.Encode(), request, &answer)
-	c.ids.done(key, id, mayHaveLanded(ctx, err))
 	if err != nil {
 		return nil, err
 	}
@@ -216,7 +234,8 @@ func (c *CA) call(ctx context.Context, op, path string, body, answer any) error 
 		return err
 	}
 	var refusal refusal
-	request := caconn.Request{Op: op, Method: http.MethodPost, Path: "/v1/" + c.opts.Pool + path, Body: body, Secrets: []string{token}, Message: refusal.read}
+	request := caconn.Request{Op: op, Method: http.MethodPost, Path: "/v1/" + c.opts.Pool + path, Body: body,
+		Secrets: []string{token}, Message: refusal.read}
 	if token != "" {
 		request.Header = http.Header{"Authorization": {"Bearer " + token}}
 	}

@@ -92,16 +92,6 @@ func (s *script) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: code, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(text)), Request: r}, nil
 }
 
-// ids returns the request IDs that came with the calls so far.
-func (s *script) ids() (out []string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, c := range s.calls {
-		out = append(out, c.URL.Query().Get("requestId"))
-	}
-	return out
-}
-
 func (s *script) endpoint() caclient.Endpoint {
 	return caclient.Endpoint{TrustDomain: domain, HTTPClient: &http.Client{Transport: s}, Token: give(secret)}
 }

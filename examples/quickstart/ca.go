@@ -18,12 +18,11 @@ import (
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/pki/ca"
-	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
 // issuer returns the CA of a workload: one that knows which workload asks it.
-type issuer func(id spiffe.ID) (secretcache.CA, error)
+type issuer func(id spiffe.ID) (caclient.CA, error)
 
 // newIssuer returns the CA at o.ca, or one in this process, which is returned too.
 func newIssuer(n *narrator, o options) (issuer, *ca.Authority, error) {
@@ -50,7 +49,7 @@ func newIssuer(n *narrator, o options) (issuer, *ca.Authority, error) {
 // inside asks the CA in this process, which signs for the ID that local.New is given, whatever a request
 // names.
 func inside(authority *ca.Authority) issuer {
-	return func(id spiffe.ID) (secretcache.CA, error) { return local.New(authority, id) }
+	return func(id spiffe.ID) (caclient.CA, error) { return local.New(authority, id) }
 }
 
 // outside asks the CA at o.ca. The workload's name is its token, behind the secret that examples/ca has in development mode
@@ -59,7 +58,7 @@ func outside(o options) (issuer, error) {
 	if _, err := os.Stat(o.caRoots); err != nil { // now, rather than with the first connection
 		return nil, err
 	}
-	return func(id spiffe.ID) (secretcache.CA, error) {
+	return func(id spiffe.ID) (caclient.CA, error) {
 		return istioca.New(istioca.Options{Endpoint: caclient.Endpoint{
 			URL:         o.ca,
 			TrustDomain: trustDomain,

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -60,7 +61,7 @@ func TestExitCodes(t *testing.T) {
 	}{
 		{"-version", "workload-agent ", "", 0},
 		{"-h", "Usage: workload-agent [flags]", "", 0},
-		{"-nonsense", "", "there is no flag -nonsense; there is -node; -h lists the flags\n", 2},
+		{"-nonsense", "", "there is no flag -nonsense; -h lists the flags\n", 2},
 		{"-for x", "", "-for: ", 2},
 		{"-for -1s", "", "may not be negative", 2},
 		{"-log-format xml", "", "has to be text or json", 2},
@@ -245,7 +246,7 @@ func TestReadme(t *testing.T) {
 	}
 }
 
-type noCA struct{ secretcache.CA }
+type noCA struct{ caclient.CA }
 
 // TestFromAgent has an agent of another maker as the origin: what it takes back is taken back here, too.
 func TestFromAgent(t *testing.T) {

@@ -9,8 +9,8 @@ import (
 // bodyTime is how long the body of a request may take to arrive.
 const bodyTime = 10 * time.Second
 
-// ReadBody reads the body of a request, of at most so many bytes. A longer one is an [http.MaxBytesError], and one that has not
-// arrived after 10 seconds an [os.ErrDeadlineExceeded].
+// ReadBody reads the body of a request, of at most so many bytes. A longer one is an [http.MaxBytesError], and one
+// that has not arrived after 10 seconds an [os.ErrDeadlineExceeded].
 func ReadBody(w http.ResponseWriter, r *http.Request, most int64) ([]byte, error) {
 	wire := http.NewResponseController(w)
 	_ = wire.SetReadDeadline(time.Now().Add(bodyTime)) // a test's recorder has none
@@ -21,8 +21,8 @@ func ReadBody(w http.ResponseWriter, r *http.Request, most int64) ([]byte, error
 	return data, err
 }
 
-// Body returns a handler that serves as next does, and gives a client of HTTP/1 that long to send the rest of a body which
-// next has not read. net/http reads it before the next request, without a limit on the time, so that a client
+// Body returns a handler that serves as next does, and gives a client of HTTP/1 that long to send the rest of a body
+// which next has not read. net/http reads it before the next request, without a limit on the time, so that a client
 // that never sends it would keep its connection.
 func Body(next http.Handler, long time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

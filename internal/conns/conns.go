@@ -1,6 +1,6 @@
-// Package conns bounds the connections that the servers of a process have and the requests that are under way on them, in total and
-// for each peer, and the time that the body of a request may take to arrive. [Dialed] holds the connections that a client has made, to close them all, and
-// [Transport] those of an http.Client.
+// Package conns bounds the connections that the servers of a process have and the requests that are under way on
+// them, in total and for each peer, and the time that the body of a request may take to arrive. [Dialed] holds the
+// connections that a client has made, to close them all, and [Transport] those of an http.Client.
 package conns
 
 import (
@@ -29,15 +29,15 @@ type Options struct {
 
 	Peer func(net.Conn) Peer // of a connection; nil means [TCPPeer]
 
-	// Refused, if set, is called for each connection that is closed because of a limit, before it is closed, and for each request
-	// that is refused because of one. What says which.
+	// Refused, if set, is called for each connection that is closed because of a limit, before it is closed, and for
+	// each request that is refused because of one. What says which.
 	Refused func(c net.Conn, what string, err *limit.Error)
 }
 
 // Peer is who holds a connection.
 type Peer struct {
-	// Names are its names at a Listener, from the widest to the narrowest, such as a user and a process of it. Without any
-	// the connection counts in total only.
+	// Names are its names at a Listener, from the widest to the narrowest, such as a user and a process of it.
+	// Without any the connection counts in total only.
 	Names []string
 
 	User string // the first of its names in the budget of the process, as far as it has another one there
@@ -51,19 +51,19 @@ func (p Peer) inProcess() []string {
 	return append([]string{p.User}, p.Names[1:]...)
 }
 
-// Listener accepts connections within limits. One that is beyond them is closed at once, and the next one is accepted, so
-// that a peer with too many connections delays no other. [Listen] makes one.
+// Listener accepts connections within limits. One that is beyond them is closed at once, and the next one is
+// accepted, so that a peer with too many connections delays no other. [Listen] makes one.
 //
-// Descriptors are the process's, so all Listeners of a process share one budget, in which a peer is one at all of them. A peer
-// may have twice as many as are free, of the budget and of the Listener's connections, so the fuller they are, the less each may
-// add: a peer that takes what it can leaves a third for the others, and a second one a ninth. So there is room for a peer that
-// has none, and for a Listener that has none. Within the wider name of its peers, a narrower one may have 32 times as many as
-// are free for that; and while more than a quarter is free, one that has none gets its first connection whatever the others of
-// the wider name have.
+// Descriptors are the process's, so all Listeners of a process share one budget, in which a peer is one at all of
+// them. A peer may have twice as many as are free, of the budget and of the Listener's connections, so the fuller
+// they are, the less each may add: a peer that takes what it can leaves a third for the others, and a second one a
+// ninth. So there is room for a peer that has none, and for a Listener that has none. Within the wider name of its
+// peers, a narrower one may have 32 times as many as are free for that; and while more than a quarter is free, one
+// that has none gets its first connection whatever the others of the wider name have.
 //
-// No connection takes a descriptor of the reserve: a quarter of those that the process may have (RLIMIT_NOFILE), from 64
-// to 1,024 of them. The system gives out the lowest free number, so a connection whose number is in the reserve is one too
-// many, whatever holds the others, in this server or elsewhere in the process.
+// No connection takes a descriptor of the reserve: a quarter of those that the process may have (RLIMIT_NOFILE), from
+// 64 to 1,024 of them. The system gives out the lowest free number, so a connection whose number is in the reserve is
+// one too many, whatever holds the others, in this server or elsewhere in the process.
 type Listener struct {
 	net.Listener
 	o      Options
@@ -90,8 +90,8 @@ func (b *budget) add(peer []string, n int) {
 	}
 }
 
-// process has the descriptors that the connections of all Listeners take, as they belong to the process. Its lock is taken before
-// that of a Listener.
+// process has the descriptors that the connections of all Listeners take, as they belong to the process. Its lock is
+// taken before that of a Listener.
 var process = budget{of: map[string]int{}}
 
 // refusals are the connections of the process that were refused, by the label of the reason.
@@ -178,8 +178,8 @@ func (l *Listener) take(c net.Conn) *limit.Error {
 	return nil
 }
 
-// crowded returns why a peer with these names may have no more of all, of which some are free, and of which names have so many.
-// Each is how many the widest name may have; 0: no limit.
+// crowded returns why a peer with these names may have no more of all, of which some are free, and of which names
+// have so many. Each is how many the widest name may have; 0: no limit.
 func crowded(peer []string, of map[string]int, all, free, each int) *limit.Error {
 	times := 2
 	for i, name := range peer {
@@ -263,8 +263,8 @@ func (c *counted) Close() error {
 // CloseWrite says that nothing more follows, if the connection can.
 func (c *counted) CloseWrite() error { return closeWrite(c.Conn) }
 
-// TCPPeer returns the peer of a connection by TCP: its address, and the user if it begins on this machine. Other connections of
-// the system have one peer, and those within the process, as tests have them, none.
+// TCPPeer returns the peer of a connection by TCP: its address, and the user if it begins on this machine. Other
+// connections of the system have one peer, and those within the process, as tests have them, none.
 func TCPPeer(c net.Conn) Peer {
 	from, ok := peerkey.Address(c)
 	if _, system := descriptor(c); !ok && system {
@@ -289,8 +289,8 @@ func Max(most int) int {
 }
 
 // usableDescriptors returns how many file descriptors the accepted connections of this process may use, by its limit
-// (RLIMIT_NOFILE) at this moment: all but the reserve, which is a quarter of the limit, and from 64 to 1,024. Of a limit
-// below 128 the reserve is half. It reports false on systems that have no such limit.
+// (RLIMIT_NOFILE) at this moment: all but the reserve, which is a quarter of the limit, and from 64 to 1,024. Of a
+// limit below 128 the reserve is half. It reports false on systems that have no such limit.
 func usableDescriptors() (usable int, known bool) {
 	most, known := descriptorLimit()
 	if !known {

@@ -10,9 +10,9 @@ import (
 // Dial is the function by which a client dials, as an http.Transport has it.
 type Dial = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// Dialed are the connections of a client, so that its end can be theirs: net/http keeps those of a Transport that are idle,
-// cannot close those whose last request is just ending, and goes on with a dial whose request has given up. The zero value
-// has none. It is safe for concurrent use.
+// Dialed are the connections of a client, so that its end can be theirs: net/http keeps those of a Transport that are
+// idle, cannot close those whose last request is just ending, and goes on with a dial whose request has given up. The
+// zero value has none. It is safe for concurrent use.
 type Dialed struct {
 	mu   sync.Mutex
 	open map[*dialed]struct{}
@@ -61,8 +61,8 @@ func (d *Dialed) now() context.Context {
 	return d.over
 }
 
-// Close closes the connections that there are, and ends the dials that are under way, with net.ErrClosed. Later ones are not
-// affected.
+// Close closes the connections that there are, and ends the dials that are under way, with net.ErrClosed. Later ones
+// are not affected.
 func (d *Dialed) Close() { d.close(net.ErrClosed) }
 
 // End is Close, for good: what is dialed later fails with err.

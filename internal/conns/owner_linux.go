@@ -18,8 +18,8 @@ const (
 	ownerTimeoutMicro = 100_000
 )
 
-// owner returns the user of the program at the other side of a TCP connection that begins on this machine. It reports false
-// for other connections, where the kernel does not say, and where that program has closed its side already.
+// owner returns the user of the program at the other side of a TCP connection that begins on this machine. It reports
+// false for other connections, where the kernel does not say, and where that program has closed its side already.
 func owner(c net.Conn) (uid uint32, known bool) {
 	here, ok := c.LocalAddr().(*net.TCPAddr)
 	there, ok2 := c.RemoteAddr().(*net.TCPAddr)

@@ -35,8 +35,8 @@ const (
 	BusyCaller = "too many requests are under way, and this caller has many of them"
 )
 
-// underWay are the requests that the handlers of all Servers of the process have not done, and what net/http has not sent of
-// their answers.
+// underWay are the requests that the handlers of all Servers of the process have not done, and what net/http has not
+// sent of their answers.
 var underWay = budget{of: map[string]int{}}
 
 // take counts n requests of a peer with these names, or returns why there is no room for them.
@@ -65,15 +65,16 @@ var busy = metrics.Process.Counters("svidkit_requests_refused_total", "The numbe
 
 var busyLabels = map[string]string{Busy: labels[limit.TotalShare], BusyCaller: labels[limit.CallerShare]}
 
-// Server returns a server for the connections of l, with HTTP/1.1, and HTTP/2 without TLS of which a connection has so many
-// streams at a time. The connections count until it has closed them.
+// Server returns a server for the connections of l, with HTTP/1.1, and HTTP/2 without TLS of which a connection has
+// so many streams at a time. The connections count until it has closed them.
 //
-// Requests under way are a budget of the process, as descriptors are: of 1,664 a peer may have twice as many as are free, at all
-// Servers together, and a connection of it 32 times as many as are free for the peer. One by TCP counts twice, one with a long header
-// for several, and one with a [Large] message once more. It
-// counts from before h is called until the end of the answer is written, or until [Known]. The client has 30 seconds for each part that h
-// writes if h does not set a time itself. What does not fit is answered with 503, and gRPC with ResourceExhausted, without a body that would wait for the
-// client. A client that does not read what is sent to it is not read either, so what it asks for grows no further.
+// Requests under way are a budget of the process, as descriptors are: of 1,664 a peer may have twice as many as are
+// free, at all Servers together, and a connection of it 32 times as many as are free for the peer. One by TCP counts
+// twice, one with a long header for several, and one with a [Large] message once more. It counts from before h is
+// called until the end of the answer is written, or until [Known]. The client has 30 seconds for each part that h
+// writes if h does not set a time itself. What does not fit is answered with 503, and gRPC with ResourceExhausted,
+// without a body that would wait for the client. A client that does not read what is sent to it is not read either,
+// so what it asks for grows no further.
 func (l *Listener) Server(h http.Handler, streams int, log slog.Handler) *http.Server {
 	srv := &http.Server{
 		Handler:   h,
@@ -129,9 +130,9 @@ func Raw(c net.Conn) net.Conn {
 	}
 }
 
-// Patient returns l with connections that are read no faster than a Server can follow: not while the client does not take what was
-// written to it, and not while many streams of HTTP/2 wait: for their handlers, or for the end of a refusal. One whose streams get no
-// handler, as net/http refuses them itself, is closed.
+// Patient returns l with connections that are read no faster than a Server can follow: not while the client does not
+// take what was written to it, and not while many streams of HTTP/2 wait: for their handlers, or for the end of a
+// refusal. One whose streams get no handler, as net/http refuses them itself, is closed.
 func Patient(l net.Listener) net.Listener { return patient{l} }
 
 type patient struct{ net.Listener }
@@ -329,7 +330,8 @@ func admit(w http.ResponseWriter, r *http.Request, refused func(net.Conn, string
 	}
 }
 
-// ended calls f when the answer of a handler that returns has ended: by HTTP/2 its goroutine stays until the end is written.
+// ended calls f when the answer of a handler that returns has ended: by HTTP/2 its goroutine stays until the end is
+// written.
 func ended(w http.ResponseWriter, r *http.Request, f func()) {
 	if of, ok := w.(interface{ CloseNotify() <-chan bool }); ok && !isHTTP1(r) {
 		over := of.CloseNotify()
@@ -373,15 +375,16 @@ func (q *request) over() {
 	}
 }
 
-// Known says that the client of a request has taken a message of its stream. So it counts no longer as a request that is under way:
-// what serves the stream bounds those of each peer.
+// Known says that the client of a request has taken a message of its stream. So it counts no longer as a request that
+// is under way: what serves the stream bounds those of each peer.
 func Known(ctx context.Context) {
 	if q, ok := ctx.Value(requestKey{}).(*request); ok {
 		q.over()
 	}
 }
 
-// Large says that a request has a large message, for which it counts once more while it counts. It returns why there is no room.
+// Large says that a request has a large message, for which it counts once more while it counts. It returns why there
+// is no room.
 func Large(ctx context.Context) error {
 	q, ok := ctx.Value(requestKey{}).(*request)
 	if !ok {
@@ -444,8 +447,8 @@ func (a *answer) SetReadDeadline(t time.Time) error {
 	return a.read.set(t)
 }
 
-// deadline is one of a stream. With that of net/http the stream stays in memory until the time is over, if it is set while the
-// stream ends.
+// deadline is one of a stream. With that of net/http the stream stays in memory until the time is over, if it is set
+// while the stream ends.
 type deadline struct {
 	end   func(time.Time) error
 	mu    sync.Mutex

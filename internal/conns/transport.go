@@ -5,16 +5,16 @@ import (
 	"sync/atomic"
 )
 
-// Transport is an [http.RoundTripper] whose connections can be closed. A request that follows finds none of them, while an
-// http.Transport may use one for a moment after it is closed. It is safe for concurrent use.
+// Transport is an [http.RoundTripper] whose connections can be closed. A request that follows finds none of them,
+// while an http.Transport may use one for a moment after it is closed. It is safe for concurrent use.
 type Transport struct {
 	conns   Dialed
 	another func() *http.Transport
 	newest  atomic.Pointer[http.Transport]
 }
 
-// NewTransport returns a Transport that sends requests with what transport returns, and with another one after each Close. That
-// is to dial with the function that it is given.
+// NewTransport returns a Transport that sends requests with what transport returns, and with another one after each
+// Close. That is to dial with the function that it is given.
 func NewTransport(dial Dial, transport func(Dial) *http.Transport) *Transport {
 	t := new(Transport)
 	dial = t.conns.Dial(dial)

@@ -22,8 +22,9 @@ func setRetryAfter(h http.Header, prefix string, e *Error) {
 	if e.RetryAfter <= 0 {
 		return
 	}
-	after := min(e.RetryAfter, maxRetryAfter-1).Truncate(time.Millisecond) + time.Millisecond // not too early, and more than 0
-	details, err := protofield.Write(func(w *protofield.Writer) {                             // google.rpc.Status
+	// Rounded up, so that the client does not come too early, and the wait is not 0.
+	after := min(e.RetryAfter, maxRetryAfter-1).Truncate(time.Millisecond) + time.Millisecond
+	details, err := protofield.Write(func(w *protofield.Writer) { // google.rpc.Status
 		w.Varint(1, uint64(e.Code))
 		w.Text(2, strings.ToValidUTF8(e.Message, "\uFFFD"))
 		w.Message(3, func(w *protofield.Writer) { // google.protobuf.Any
@@ -65,17 +66,9 @@ func readRetryInfo(info []byte) time.Duration {
 	var seconds int64
 	var nanos int32
 	err := protofield.Read(info, func(f *protofield.Field) {
-		if f.Number != 1 {
-			return
+		if f.Number == 1 {
+			seconds, nanos = f.Seconds()
 		}
-		f.Message(func(f *protofield.Field) {
-			switch f.Number {
-			case 1:
-				f.Int64(&seconds)
-			case 2:
-				f.Int32(&nanos)
-			}
-		})
 	})
 	if err != nil || seconds < 0 || seconds > math.MaxInt32 || nanos < 0 || time.Duration(nanos) >= time.Second {
 		return 0

@@ -37,9 +37,9 @@ func (e *StatusError) Retryable() (after time.Duration, ok bool) {
 	return 0, e.Code != http.StatusForbidden && e.Code != http.StatusUnauthorized
 }
 
-// Post sends in, or nothing if it is nil, and reads the answer into out. No error has any of the secrets. An answer other than
-// 200 is a [*StatusError].
-func Post(ctx context.Context, client *http.Client, url string, in, out any, secrets ...string) error {
+// Call sends in, or nothing if it is nil, and reads the answer into out. No error has any of the secrets. An answer other
+// than 200 is a [*StatusError].
+func Call(ctx context.Context, client *http.Client, method, url string, in, out any, secrets ...string) error {
 	var body []byte
 	if in != nil {
 		var err error
@@ -47,7 +47,7 @@ func Post(ctx context.Context, client *http.Client, url string, in, out any, sec
 			return err
 		}
 	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	r, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}

@@ -38,17 +38,17 @@ func TestPost(t *testing.T) {
 	}))
 	t.Cleanup(s.Close)
 	var out message
-	require.NoError(t, jsonapi.Post(t.Context(), s.Client(), s.URL+"/good", message{"x"}, &out))
+	require.NoError(t, jsonapi.Call(t.Context(), s.Client(), http.MethodPost, s.URL+"/good", message{"x"}, &out))
 	assert.Equal(t, message{`{"text":"x"}`}, out)
-	require.NoError(t, jsonapi.Post(t.Context(), s.Client(), s.URL+"/good", nil, &out))
+	require.NoError(t, jsonapi.Call(t.Context(), s.Client(), http.MethodPost, s.URL+"/good", nil, &out))
 	assert.Empty(t, out.Text)
 
 	for _, path := range []string{"/bad", "/ok", "/large", "/other"} {
-		err := jsonapi.Post(t.Context(), s.Client(), s.URL+path, message{"s3cr3t"}, &out, "s3cr3t")
+		err := jsonapi.Call(t.Context(), s.Client(), http.MethodPost, s.URL+path, message{"s3cr3t"}, &out, "s3cr3t")
 		require.Error(t, err, path)
 		assert.NotContains(t, err.Error(), "s3cr3t", path)
 	}
-	err := jsonapi.Post(t.Context(), s.Client(), s.URL+"/other", nil, &out)
+	err := jsonapi.Call(t.Context(), s.Client(), http.MethodPost, s.URL+"/other", nil, &out)
 	status, ok := errors.AsType[*jsonapi.StatusError](err)
 	require.True(t, ok)
 	assert.Equal(t, http.StatusForbidden, status.Code)
@@ -56,10 +56,10 @@ func TestPost(t *testing.T) {
 	assert.False(t, again)
 	_, again = (&jsonapi.StatusError{Code: http.StatusBadRequest}).Retryable()
 	assert.True(t, again)
-	require.Error(t, jsonapi.Post(t.Context(), s.Client(), s.URL, func() {}, nil))
-	require.Error(t, jsonapi.Post(t.Context(), s.Client(), ":", nil, nil))
+	require.Error(t, jsonapi.Call(t.Context(), s.Client(), http.MethodPost, s.URL, func() {}, nil))
+	require.Error(t, jsonapi.Call(t.Context(), s.Client(), http.MethodPost, ":", nil, nil))
 	s.Close()
-	err = jsonapi.Post(t.Context(), s.Client(), s.URL+"/s3cr3t", nil, &out, "s3cr3t")
+	err = jsonapi.Call(t.Context(), s.Client(), http.MethodPost, s.URL+"/s3cr3t", nil, &out, "s3cr3t")
 	require.Error(t, err)
 	assert.NotContains(t, err.Error(), "s3cr3t")
 

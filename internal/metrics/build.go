@@ -9,8 +9,8 @@ import (
 
 const module = "github.com/svidkit/svidkit"
 
-// Process has the metrics that belong to no part but to the process, such as its descriptors. Who counts them adds them
-// while the program is initialized.
+// Process has the metrics that belong to no part but to the process, such as its descriptors. Who counts them adds
+// them while the program is initialized.
 var Process Set
 
 // WriteProcess writes svidkit_build_info and [Process], with which each page of metrics begins. A part does not write
@@ -35,8 +35,8 @@ var build = sync.OnceValue(func() buildInfo {
 	return describe(info)
 })
 
-// describe returns the version of the module in a build. The revision is that of the main module, and so of this one only
-// if both are of one repository.
+// describe returns the version of the module in a build. The revision is that of the main module, and so of this one
+// only if both are of one repository.
 func describe(info *debug.BuildInfo) buildInfo {
 	b := buildInfo{version: "unknown", goversion: info.GoVersion}
 	for _, m := range append([]*debug.Module{&info.Main}, info.Deps...) {

@@ -1,9 +1,9 @@
-// Package metrics counts events and writes metrics in the text format of Prometheus (version 0.0.4): counters, with or
-// without a label, and counters and gauges with any labels that are computed when they are written. [Merge] makes one text
-// of several.
+// Package metrics counts events and writes metrics in the text format of Prometheus (version 0.0.4): counters, with
+// or without a label, and counters and gauges with any labels that are computed when they are written. [Merge] makes
+// one text of several.
 //
-// A [Set] is filled before it is used; then all methods are safe for concurrent use. A part that computes its numbers from a
-// snapshot fills a new Set each time.
+// A [Set] is filled before it is used; then all methods are safe for concurrent use. A part that computes its numbers
+// from a snapshot fills a new Set each time.
 package metrics
 
 import (
@@ -62,8 +62,8 @@ func (s *Set) Totals(name, help string, read func(Add)) {
 	s.families = append(s.families, family{name, help, "counter", read})
 }
 
-// Gauge adds a number that read returns when the Set is written. If ok is false, nothing is written. read must be safe for
-// concurrent use.
+// Gauge adds a number that read returns when the Set is written. If ok is false, nothing is written. read must be
+// safe for concurrent use.
 func (s *Set) Gauge(name, help string, read func() (v float64, ok bool)) {
 	s.Gauges(name, help, func(add Add) {
 		if v, ok := read(); ok {
@@ -72,8 +72,8 @@ func (s *Set) Gauge(name, help string, read func() (v float64, ok bool)) {
 	})
 }
 
-// Gauges adds a gauge whose samples read adds when the Set is written. Without samples nothing is written. read must be safe
-// for concurrent use.
+// Gauges adds a gauge whose samples read adds when the Set is written. Without samples nothing is written. read must
+// be safe for concurrent use.
 func (s *Set) Gauges(name, help string, read func(Add)) {
 	s.families = append(s.families, family{name, help, "gauge", read})
 }

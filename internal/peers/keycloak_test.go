@@ -62,7 +62,7 @@ func TestKeycloak(t *testing.T) {
 	k := peers.NewKeycloak(t, clients.Bundle().MarshalPEM())
 	bundle, err := federation.NewHandler(ownBundle{a}, domain)
 	require.NoError(t, err)
-	documents, err := federation.NewOIDCHandler(ownBundle{b}, domain, web.URL)
+	documents, err := jwtsvid.NewOIDCHandler(ownBundle{b}, domain, web.URL)
 	require.NoError(t, err)
 	mux.Handle("/bundle", bundle)
 	mux.Handle("/", documents)
@@ -130,10 +130,10 @@ func TestKeycloak(t *testing.T) {
 	// behind it proves its caller by that, and by the token that the gateway has in exchange for it.
 	t.Run("source", func(t *testing.T) {
 		t.Parallel()
-		source := func(id spiffe.ID, o tokensource.ExchangeOptions, from ...*tokensource.Source) *tokensource.Source {
+		source := func(id spiffe.ID, from ...*tokensource.Source) *tokensource.Source {
 			cache, err := jwtsvid.NewCache(svidsOf{a, id}, nil)
 			require.NoError(t, err)
-			o.URL, o.Issuer, o.ClientAssertion = k.TokenURL("prod"), k.Issuer("prod"), tokensource.SVID(cache, k.Issuer("prod"))
+			o := tokensource.ClientOptions{URL: k.TokenURL("prod"), Issuer: k.Issuer("prod"), ClientAssertion: tokensource.SVID(cache, k.Issuer("prod"))}
 			var s *tokensource.Source
 			if len(from) > 0 {
 				s, err = tokensource.Exchange(from[0], o)
@@ -143,8 +143,8 @@ func TestKeycloak(t *testing.T) {
 			require.NoError(t, err)
 			return s
 		}
-		tokens := source(webID, tokensource.ExchangeOptions{})
-		exchanged := source(gateway, tokensource.ExchangeOptions{SubjectTokenType: "urn:ietf:params:oauth:token-type:access_token"}, tokens)
+		tokens := source(webID)
+		exchanged := source(gateway, tokens)
 		service, err := jwt.New(jwt.Options{Issuer: k.Issuer("prod"), Audiences: []string{gateway.String(), "account"}, AllowPlaintext: true, Caller: func(c *jwt.Claims) (*authn.Caller, error) {
 			var more struct {
 				Client string `json:"azp"`
@@ -194,7 +194,7 @@ func TestKeycloak(t *testing.T) {
 		require.NoError(t, err)
 		transport.DisableKeepAlives = true // each request shows the certificate of then
 		ask := func(id string) *tokensource.Source {
-			s, err := tokensource.ClientCredentials(tokensource.ExchangeOptions{
+			s, err := tokensource.ClientCredentials(tokensource.ClientOptions{
 				URL: strings.Replace(k.TokenURL("prod"), k.URL, k.TLS, 1), ClientID: id, HTTPClient: &http.Client{Transport: transport},
 			})
 			require.NoError(t, err)

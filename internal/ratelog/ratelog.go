@@ -59,16 +59,16 @@ func (l *Log) Warn(message, reason string, attrs ...slog.Attr) {
 	l.Log(slog.LevelWarn, message, reason, attrs...)
 }
 
-// Log logs an event. Events are of one kind if level, message and reason are the same. The reason is one of a few texts
-// that the program has, and not one that a peer can choose. The first event of a kind is written at once, with attrs.
-// Others are written when the interval has passed, as one line with the attrs of the newest and the attributes count
-// and interval. A kind of which there was none for an interval begins anew.
+// Log logs an event. Events are of one kind if level, message and reason are the same. The reason is one of a few
+// texts that the program has, and not one that a peer can choose. The first event of a kind is written at once, with
+// attrs. Others are written when the interval has passed, as one line with the attrs of the newest and the attributes
+// count and interval. A kind of which there was none for an interval begins anew.
 func (l *Log) Log(level slog.Level, message, reason string, attrs ...slog.Attr) {
 	l.log(kind{level: level, message: message, reason: reason}, attrs)
 }
 
-// LogOf is Log for an event of a name that a peer can choose, such as its ID: each of the first 12 names has lines of its own, so
-// that the second that is refused is seen. Those beyond share the lines of their reason.
+// LogOf is Log for an event of a name that a peer can choose, such as its ID: each of the first 12 names has lines of
+// its own, so that the second that is refused is seen. Those beyond share the lines of their reason.
 func (l *Log) LogOf(level slog.Level, name, message, reason string, attrs ...slog.Attr) {
 	l.log(kind{level, message, reason, name}, attrs)
 }
@@ -127,9 +127,10 @@ func (l *Log) write(k kind, attrs []slog.Attr) {
 	l.logger.LogAttrs(context.Background(), k.level, k.message, append([]slog.Attr{slog.String("reason", k.reason)}, attrs...)...)
 }
 
-// Patient returns a logger that writes to logger; nil discards. A handler that blocks, such as one whose pipe is full, delays a
-// caller by a tenth of a second, and none after that until it has taken a line. While 16 lines wait for it, others are left out.
-// A handler that panics ends the program, also where net/http would have recovered, as it runs in a goroutine of its own.
+// Patient returns a logger that writes to logger; nil discards. A handler that blocks, such as one whose pipe is
+// full, delays a caller by a tenth of a second, and none after that until it has taken a line. While 16 lines wait
+// for it, others are left out. A handler that panics ends the program, also where net/http would have recovered, as
+// it runs in a goroutine of its own.
 func Patient(logger *slog.Logger) *slog.Logger {
 	if logger == nil {
 		return slog.New(slog.DiscardHandler)
@@ -191,9 +192,9 @@ func (p *patient) WithGroup(name string) slog.Handler {
 	return &patient{p.to.WithGroup(name), p.lines}
 }
 
-// ErrorLog returns a logger for the ErrorLog of an [http.Server]. A failed TLS handshake, which any peer can cause, is an
-// event of l at the given level. All else, such as the panic of a handler, goes to the standard logger, as without an
-// ErrorLog.
+// ErrorLog returns a logger for the ErrorLog of an [http.Server]. A failed TLS handshake, which any peer can cause,
+// is an event of l at the given level. All else, such as the panic of a handler, goes to the standard logger, as
+// without an ErrorLog.
 func ErrorLog(l *Log, level slog.Level) *log.Logger { return log.New(errorLog{l, level}, "", 0) }
 
 type errorLog struct {

@@ -10,10 +10,11 @@ import (
 
 const handshake = 10 * time.Second
 
-// NewTransport returns a transport whose connections have the configuration that newConfig returns at that moment. A nil newConfig is
-// for a URL without TLS, or trusts the roots of the host. With priorKnowledge connections begin with HTTP/2 and have no ALPN, as
-// gRPC needs it. dial makes the connections; nil means that of a [net.Dialer].
-func NewTransport(newConfig func(context.Context) (*tls.Config, error), priorKnowledge bool, dial func(ctx context.Context, network, addr string) (net.Conn, error)) *http.Transport {
+// NewTransport returns a transport whose connections have the configuration that newConfig returns at that moment. A
+// nil newConfig is for a URL without TLS, or trusts the roots of the host. With priorKnowledge connections begin with
+// HTTP/2 and have no ALPN, as gRPC needs it. dial makes the connections; nil means that of a [net.Dialer].
+func NewTransport(newConfig func(context.Context) (*tls.Config, error), priorKnowledge bool,
+	dial func(ctx context.Context, network, addr string) (net.Conn, error)) *http.Transport {
 	if dial == nil {
 		dial = new(net.Dialer).DialContext
 	}
@@ -42,25 +43,34 @@ func NewTransport(newConfig func(context.Context) (*tls.Config, error), priorKno
 				return nil, err
 			}
 		}
-		config.NextProtos = nil
-		if t.Protocols.HTTP2() {
-			config.NextProtos = append(config.NextProtos, "h2")
-		}
-		if t.Protocols.HTTP1() {
-			config.NextProtos = append(config.NextProtos, "http/1.1")
-		}
-		first := int32(1)
-		if priorKnowledge {
-			first = 2
-		}
-		c, err := Dial(ctx, dial, network, addr, config, first)
-		if err != nil {
-			return nil, err
-		}
-		if !priorKnowledge {
-			return c, nil
-		}
-		return struct{ net.Conn }{c}, nil // net/http asks a *tls.Conn for the protocol, and begins with HTTP/2 on any other
+		return dialTLS(ctx, t.Protocols, config, dial, network, addr)
 	}
 	return t
+}
+
+// dialTLS makes a connection of a transport that speaks protocols.
+func dialTLS(
+	ctx context.Context, protocols *http.Protocols, config *tls.Config,
+	dial func(ctx context.Context, network, addr string) (net.Conn, error), network, addr string,
+) (net.Conn, error) {
+	config.NextProtos = nil
+	if protocols.HTTP2() {
+		config.NextProtos = append(config.NextProtos, "h2")
+	}
+	if protocols.HTTP1() {
+		config.NextProtos = append(config.NextProtos, "http/1.1")
+	}
+	priorKnowledge := protocols.UnencryptedHTTP2()
+	first := int32(1)
+	if priorKnowledge {
+		first = 2
+	}
+	c, err := Dial(ctx, dial, network, addr, config, first)
+	switch {
+	case err != nil:
+		return nil, err
+	case priorKnowledge: // net/http asks a *tls.Conn for the protocol, and begins with HTTP/2 on any other
+		return struct{ net.Conn }{c}, nil
+	}
+	return c, nil
 }

@@ -57,8 +57,8 @@ func (c *Config) writeGRPC() error {
 		return err
 	}
 	name := c.path(c.grpcBootstrap)
-	// Not into a folder of another user, who could have the programs take their identities from elsewhere. One that others can
-	// write to, such as an emptyDir, is what the pod's operator has chosen.
+	// Not into a folder of another user, who could have the programs take their identities from elsewhere. One that
+	// others can write to, such as an emptyDir, is what the pod's operator has chosen.
 	dir, err := private.MakeDir(filepath.Dir(name), private.Options{Mode: 0o700, Warn: func(err error) {
 		c.Logger.Info("istioagent: other users can replace the bootstrap for gRPC", slog.Any("err", err))
 	}})
@@ -71,11 +71,12 @@ func (c *Config) writeGRPC() error {
 
 // Bootstrap writes a configuration for an Envoy, in JSON, which Envoy takes as --config-path FILE.json. It has the
 // cluster sds-grpc at the workload socket, by whose name control planes refer to it. With Config.XDS, listeners and
-// clusters come from the control plane by ADS, through the socket XDS. Without, there is a listener at 127.0.0.1:15443
-// that requires client certificates of the trust domain, takes its secrets by SDS in its incremental form, with which
-// an Envoy starts although a secret is missing, and says hello. Config.Envoy has the ports of the admin interface, which is on
-// loopback, and of two listeners that are there as in Istio's bootstrap: /healthz/ready is that of the cluster agent, and
-// /stats/prometheus that of the admin interface. In a pod, and with Envoy.Started, these two are at all addresses.
+// clusters come from the control plane by ADS, through the socket XDS. Without, there is a listener at
+// 127.0.0.1:15443 that requires client certificates of the trust domain, takes its secrets by SDS in its incremental
+// form, with which an Envoy starts although a secret is missing, and says hello. Config.Envoy has the ports of the
+// admin interface, which is on loopback, and of two listeners that are there as in Istio's bootstrap: /healthz/ready
+// is that of the cluster agent, and /stats/prometheus that of the admin interface. In a pod, and with Envoy.Started,
+// these two are at all addresses.
 func (a *Agent) Bootstrap(w io.Writer) error {
 	c := &a.cfg
 	address := func(port int) object {

@@ -155,8 +155,8 @@ func (c *Config) newGoogleCA() (*googlecas.CA, error) {
 			return nil, err
 		}
 	}
-	token, err := tokensource.Exchange(subject, tokensource.ExchangeOptions{
-		HTTPClient: exchange, URL: cmp.Or(c.urls.exchange, "https://sts.googleapis.com/v1/token"), CamelCaseJSON: true,
+	token, err := tokensource.Exchange(subject, tokensource.ClientOptions{
+		HTTPClient: exchange, URL: cmp.Or(c.urls.exchange, "https://sts.googleapis.com/v1/token"),
 		Audience: "identitynamespace:" + c.trustDomain.String() + ":" + c.identityProvider,
 		Scope:    "https://www.googleapis.com/auth/cloud-platform",
 		Logger:   c.Logger,
@@ -184,7 +184,7 @@ func (c *Config) machineToken() (*tokensource.Source, error) {
 	if c.fetcher != "GoogleComputeEngine" {
 		return nil, nil
 	}
-	return tokensource.GCE(c.trustDomain.String(), &tokensource.MetadataOptions{URL: c.urls.metadata, Logger: c.Logger})
+	return tokensource.GCE(c.trustDomain.String(), &tokensource.GCEOptions{URL: c.urls.metadata, Logger: c.Logger})
 }
 
 // newXDS returns what forwards ADS to the control plane.
@@ -272,7 +272,8 @@ func (c *Config) client(address, roots, variable string, controlPlane bool) (*ht
 	return c.newClient(o, variable)
 }
 
-// newClient returns a client whose connections end with the Agent, and whose errors have the variable that names the roots.
+// newClient returns a client whose connections end with the Agent, and whose errors have the variable that names the
+// roots.
 func (c *Config) newClient(o caclient.TLSOptions, variable string) (*http.Client, error) {
 	o.PostQuantum = c.postQuantum
 	client, err := caclient.NewHTTPClient(o)

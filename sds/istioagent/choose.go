@@ -24,9 +24,9 @@ const (
 	fromCA     = "ca"
 )
 
-// Choose determines, once, where the identity will come from; the order is in the package comment. It returns cfg with the
-// result. Choose fails if something other than a socket is at the path of the socket, if the server there does not speak
-// HTTP/2, and if the configuration requires a server or files that are missing.
+// Choose determines, once, where the identity will come from; the order is in the package comment. It returns cfg
+// with the result. Choose fails if something other than a socket is at the path of the socket, if the server there
+// does not speak HTTP/2, and if the configuration requires a server or files that are missing.
 func Choose(ctx context.Context, cfg Config) (Config, error) {
 	c := cfg
 	c.Socket, c.Origin, c.cert, c.key, c.roots = c.path(filepath.Join(socketDir, c.socketFile)), fromCA, "", "", ""
@@ -102,8 +102,8 @@ func (c *Config) chooseFiles() error {
 // otherGone is how long the server of another program may be away, as in a restart. Then only a new look can help.
 const otherGone = time.Minute
 
-// watchOther returns an error when the server of another program has not answered for that long. An agent that has started
-// while the one before drained ends so: what restarts it has it look again.
+// watchOther returns an error when the server of another program has not answered for that long. An agent that has
+// started while the one before drained ends so: what restarts it has it look again.
 func (a *Agent) watchOther(ctx context.Context) error {
 	gone := cmp.Or(a.cfg.otherGone, otherGone)
 	for last := time.Now(); renew.Sleep(ctx, gone/20) == nil; {
@@ -145,7 +145,8 @@ func probe(ctx context.Context, socket string) (live bool, found string, err err
 	_ = conn.SetDeadline(deadline) // of a connection that is open
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
-	// The preface of HTTP/2 with an empty SETTINGS frame, to which a server answers with its own (RFC 9113 section 3.4).
+	// The preface of HTTP/2 with an empty SETTINGS frame, to which a server answers with its own (RFC 9113 section
+	// 3.4).
 	var answer [9]byte
 	_, err = io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
 	if err == nil {

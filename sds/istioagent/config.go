@@ -23,13 +23,13 @@ const (
 
 type redacted = redact.Text
 
-// Config configures an [Agent]. [FromEnvironment] makes one from the variables of Istio's agent; its fields are what has no
-// variable.
+// Config configures an [Agent]. [FromEnvironment] makes one from the variables of Istio's agent; its fields are what
+// has no variable.
 type Config struct {
 	redacted // headers may have tokens
 
-	// Root is the directory to which relative paths are relative, both those of variables and those without a variable, such
-	// as TokenFile. Empty means the working directory, as with Istio's agent.
+	// Root is the directory to which relative paths are relative, both those of variables and those without a
+	// variable, such as TokenFile. Empty means the working directory, as with Istio's agent.
 	Root string
 
 	// AllowFiles are the files and directories that Envoy may name, as in file-cert:CERT~KEY, beside the files of the
@@ -42,8 +42,8 @@ type Config struct {
 	// Envoy configures the Envoy beside the agent.
 	Envoy Envoy
 
-	// Origin says where the identity comes from, which is "socket", "files" or "ca", and Socket is the path at which Envoy
-	// finds the secrets. [Choose] sets both.
+	// Origin says where the identity comes from, which is "socket", "files" or "ca", and Socket is the path at which
+	// Envoy finds the secrets. [Choose] sets both.
 	Origin, Socket string
 
 	// Logger gets the origin (Info), and what the parts log. Nil means no logs.
@@ -114,6 +114,9 @@ const (
 var gateways = []string{
 	"./etc/istio/ingressgateway-certs", "./etc/istio/ingressgateway-ca-certs", "./etc/istio/egressgateway-certs", "./etc/istio/egressgateway-ca-certs",
 }
+
+// note adds a warning for the log.
+func (c *Config) note(text string) { c.notes = append(c.notes, text) }
 
 // path returns a path as it is used: absolute, and below Root if it is relative.
 func (c *Config) path(name string) string {

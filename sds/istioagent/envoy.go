@@ -20,31 +20,31 @@ import (
 	"github.com/svidkit/svidkit/internal/settings"
 )
 
-// Envoy configures the Envoy beside an [Agent]. [Agent.Bootstrap] uses it, and so does a program that starts the Envoy, as
-// examples/agent does; the Agent starts none. Such a program sets the first three fields. [FromEnvironment] sets the others
-// from the variables, or fields of PROXY_CONFIG, that their comments name.
+// Envoy configures the Envoy beside an [Agent]. [Agent.Bootstrap] uses it, and so does a program that starts the
+// Envoy, as examples/agent does; the Agent starts none. Such a program sets the first three fields. [FromEnvironment]
+// sets the others from the variables, or fields of PROXY_CONFIG, that their comments name.
 type Envoy struct {
-	// Started says that the program starts the Envoy. The listeners of the bootstrap are then at all addresses, as in a
-	// pod, and what is for such a program is not logged as without effect.
+	// Started says that the program starts the Envoy. The listeners of the bootstrap are then at all addresses, as in
+	// a pod, and what is for such a program is not logged as without effect.
 	Started bool
 
-	// Role is "sidecar", or "router" for a gateway; empty means sidecar. Domain is the DNS domain of the node; empty means
-	// NAMESPACE.svc.cluster.local.
+	// Role is "sidecar", or "router" for a gateway; empty means sidecar. Domain is the DNS domain of the node; empty
+	// means NAMESPACE.svc.cluster.local.
 	Role, Domain string
 
 	// Disabled says that the program starts no Envoy: DISABLE_ENVOY. It changes nothing in the Agent.
 	Disabled bool
 
 	// Path is the program: binaryPath. Empty means envoy in PATH. ConfigFile is a bootstrap to use instead of
-	// [Agent.Bootstrap]: customConfigFile. Dir is the directory for the bootstrap, in which the agent has the socket XDS:
-	// configPath.
+	// [Agent.Bootstrap]: customConfigFile. Dir is the directory for the bootstrap, in which the agent has the socket
+	// XDS: configPath.
 	Path, ConfigFile, Dir string
 
 	// XDS says that the agent forwards the configuration of the control plane (ADS): PROXY_XDS_VIA_AGENT.
 	XDS bool
 
-	// AdminPort is the port of the admin interface, on loopback: proxyAdminPort. StatusPort is where the program serves
-	// [Agent.ServeHTTP]: statusPort; 0 means none.
+	// AdminPort is the port of the admin interface, on loopback: proxyAdminPort. StatusPort is where the program
+	// serves [Agent.ServeHTTP]: statusPort; 0 means none.
 	AdminPort, StatusPort int
 
 	// DrainTime is how long connections may go on while listeners drain: drainDuration.
@@ -61,7 +61,8 @@ type Envoy struct {
 	proxyConfig map[string]any // for the metadata of the node
 }
 
-// withProxy begins the text of a variable that matters to a program which starts the Envoy alone, and is all of that of a field.
+// withProxy begins the text of a variable that matters to a program which starts the Envoy alone, and is all of that
+// of a field.
 const withProxy = "with the command proxy: "
 
 // The fields of PROXY_CONFIG that have an effect, and others that an operator may look for, with why they have none.
@@ -120,7 +121,8 @@ func (p *proxyConfig) read(text string) error {
 	return err
 }
 
-// plain refuses what JSON does not have: another value than a mapping, and keys that are no texts. What looks like a date is a text.
+// plain refuses what JSON does not have: another value than a mapping, and keys that are no texts. What looks like a
+// date is a text.
 func plain(n *yaml.Node) error {
 	if n.Kind == yaml.DocumentNode && n.Content[0].Kind != yaml.MappingNode {
 		return errors.New("it is no mapping of fields to values")
@@ -172,7 +174,8 @@ func (c *Config) remark(fields map[string]any, v *settings.Values) {
 	}
 }
 
-// podInfo returns what the downward API has written to a file of the pod: labels or annotations. It is nil if there is none.
+// podInfo returns what the downward API has written to a file of the pod: labels or annotations. It is nil if there
+// is none.
 func (c *Config) podInfo(name string) map[string]string {
 	data, err := os.ReadFile(c.path("./etc/istio/pod/" + name))
 	if err != nil {

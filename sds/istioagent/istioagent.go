@@ -1,6 +1,6 @@
-// Package istioagent is the identity part of Istio's agent as a library: it obtains the identity of a workload, keeps it
-// fresh, serves it to an Envoy by SDS, writes it to files, and forwards the Envoy's other configuration from the control
-// plane. The environment variables of Istio's agent configure it.
+// Package istioagent is the identity part of Istio's agent as a library: it obtains the identity of a workload, keeps
+// it fresh, serves it to an Envoy by SDS, writes it to files, and forwards the Envoy's other configuration from the
+// control plane. The environment variables of Istio's agent configure it.
 //
 //	cfg, err := istioagent.FromEnvironment(os.Environ())
 //	if err != nil { … } // a line for each variable, with the remedy
@@ -14,33 +14,33 @@
 //
 // [Choose] looks once, at the start, and takes the first of these that exists:
 //
-//  1. A socket at var/run/secrets/workload-spiffe-uds/socket on which a server answers: Envoy uses that, and this agent
-//     serves no secrets. A socket on which no server answers is replaced.
-//  2. Files, which are followed and served: those of FILE_MOUNTED_CERTS, those in var/run/secrets/workload-spiffe-credentials,
-//     or those in etc/certs.
+//  1. A socket at var/run/secrets/workload-spiffe-uds/socket on which a server answers: Envoy uses that, and this
+//     agent serves no secrets. A socket on which no server answers is replaced.
+//  2. Files, which are followed and served: those of FILE_MOUNTED_CERTS, those in
+//     var/run/secrets/workload-spiffe-credentials, or those in etc/certs.
 //  3. The CA, with a token or with the certificate in PROV_CERT. The identity is served.
 //
-// The choice stays until the program ends. If files are removed later, the agent does not ask the CA: the last good ones
-// stay in use. A certificate without its key, or the reverse, counts as files, which the agent waits for. The folders of
-// OUTPUT_CERTS and PROV_CERT never count, as they are not what a workload is given.
+// The choice stays until the program ends. If files are removed later, the agent does not ask the CA: the last good
+// ones stay in use. A certificate without its key, or the reverse, counts as files, which the agent waits for. The
+// folders of OUTPUT_CERTS and PROV_CERT never count, as they are not what a workload is given.
 //
 // # What it serves
 //
-// The workload socket has the Secret Discovery Service with the names default, ROOTCA, ALL, the SPIFFE IDs of the workload
-// and of the trust domain, and those of files (file-cert:, file-root:). In a pod it also has the Secrets of the pod's
-// namespace, for gateways (kubernetes://NAME, as in package kubesecrets). They are read with the pod's service account, which
-// needs the right to list and watch them, once the first of these names is asked for.
+// The workload socket has the Secret Discovery Service with the names default, ROOTCA, ALL, the SPIFFE IDs of the
+// workload and of the trust domain, and those of files (file-cert:, file-root:). In a pod it also has the Secrets of
+// the pod's namespace, for gateways (kubernetes://NAME, as in package kubesecrets). They are read with the pod's
+// service account, which needs the right to list and watch them, once the first of these names is asked for.
 //
-// The socket XDS in the folder of the proxy's configuration has ADS, which is forwarded to the control plane, and the same
-// secrets. If another program serves the workload socket, the control plane answers for secrets on the socket XDS.
-// [Agent.Bootstrap] writes a configuration with which an Envoy uses both sockets.
+// The socket XDS in the folder of the proxy's configuration has ADS, which is forwarded to the control plane, and the
+// same secrets. If another program serves the workload socket, the control plane answers for secrets on the socket
+// XDS. [Agent.Bootstrap] writes a configuration with which an Envoy uses both sockets.
 //
 // # What it does not do
 //
-// It does not start Envoy and does not probe the application; examples/agent does, with [Config.Envoy]. It has no DNS proxy,
-// which is no part of identity, and no configuration of its own for Envoy but the bootstrap: what it forwards is unchanged, so that one
-// control plane speaks. Variables of Istio's agent and fields of PROXY_CONFIG for such things are accepted, and named once
-// at the start.
+// It does not start Envoy and does not probe the application; examples/agent does, with [Config.Envoy]. It has no DNS
+// proxy, which is no part of identity, and no configuration of its own for Envoy but the bootstrap: what it forwards
+// is unchanged, so that one control plane speaks. Variables of Istio's agent and fields of PROXY_CONFIG for such
+// things are accepted, and named once at the start.
 package istioagent
 
 import (
@@ -86,19 +86,23 @@ type part interface {
 	Run(ctx context.Context) error
 }
 
-// Agent is Istio's agent for identity. [New] and [Start] make one. It runs once. Its methods are safe for concurrent use.
+// member is one of the parts that an Agent runs, reports on, or both.
+type member struct {
+	name   string
+	source report.Reporter             // nil for none
+	run    func(context.Context) error // nil for none
+}
+
+// Agent is Istio's agent for identity. [New] and [Start] make one. It runs once. Its methods are safe for concurrent
+// use.
 type Agent struct {
 	redacted
-	cfg Config
-
-	identity part               // nil with the origin Socket
-	files    *sdssource.Files   // nil with the origin Socket
-	roots    *filesource.Source // of ROOTCA, if they are not those of the identity; or nil
-	rooted   source.Source      // the identity with these, or nil
-	secrets  *sds.Handler       // nil with the origin Socket
-	xds      *xdsproxy.Handler  // nil without Config.XDS
-	gateway  *gateway           // nil outside of pods, and with the origin Socket
-	sink     *filesink.Sink     // nil without Config.OutputCerts
+	cfg      Config
+	members  []member
+	identity part              // nil with the origin socket
+	secrets  *sds.Handler      // nil with the origin socket
+	xds      *xdsproxy.Handler // nil without Envoy.XDS
+	sink     *filesink.Sink    // nil without OUTPUT_CERTS
 	servers  map[string]*unixsocket.Server
 	health   *health.Handler
 
@@ -114,9 +118,9 @@ type Agent struct {
 	refused error // why it is not ready and will not be soon
 }
 
-// Start chooses where the identity comes from, makes an Agent, runs it in the background and waits until it is ready. ctx
-// bounds the waiting only: the Agent runs until [Agent.Close]. If Start fails, nothing is left running, and the error is that
-// of [Choose], [New] or [Agent.Ready].
+// Start determines where the identity comes from, makes an Agent, runs it in the background and waits until it is
+// ready. ctx bounds the waiting only: the Agent runs until [Agent.Close]. If Start fails, nothing is left running,
+// and the error is that of [Choose], [New] or [Agent.Ready].
 func Start(ctx context.Context, cfg Config) (*Agent, error) {
 	cfg, err := Choose(ctx, cfg)
 	if err != nil {
@@ -130,123 +134,67 @@ func Start(ctx context.Context, cfg Config) (*Agent, error) {
 	return lifecycle.Started(ctx, a, &a.life, a.work)
 }
 
-// New returns an Agent for a configuration of [Choose]. It checks that the files with the roots of the CA and the control plane
-// exist, and does nothing else. The caller calls [Agent.Run] or [Agent.Close].
+// New returns an Agent for a configuration of [Choose]. It checks that the files with the roots of the CA and the
+// control plane exist, and does nothing else. The caller calls [Agent.Run] or [Agent.Close].
 func New(cfg Config) (_ *Agent, err error) {
 	a := &Agent{
 		redacted: redact.New("istioagent.Agent(" + cfg.Origin + ": " + cfg.why + ")"),
-		cfg:      cfg, servers: make(map[string]*unixsocket.Server), made: time.Now(),
-		drains: make(chan struct{}),
+		cfg:      cfg, servers: make(map[string]*unixsocket.Server), made: time.Now(), drains: make(chan struct{}),
 	}
+	c := &a.cfg
+	c.notes, c.requests, c.Logger = slices.Clone(cfg.notes), new(requests), ratelog.Patient(cfg.Logger)
 	defer func() {
 		if err != nil {
 			a.closeHandlers()
 			err = fmt.Errorf("istioagent: new: %w", err)
 		}
 	}()
-	a.cfg.notes, a.cfg.requests, a.cfg.Logger = slices.Clone(cfg.notes), new(requests), ratelog.Patient(cfg.Logger)
-	parts := []health.Part{{Name: "agent", Check: a.check, Source: (*own)(a)}}
-	switch cfg.Origin {
+	switch c.Origin {
 	case fromSocket:
-		if a.cfg.outputCerts != "" {
-			a.cfg.notes = append(a.cfg.notes, "OUTPUT_CERTS has no effect: the identity is served by another program, at "+cfg.Socket)
+		if c.outputCerts != "" {
+			c.note("OUTPUT_CERTS has no effect: the identity is served by another program, at " + c.Socket)
 		}
 	case fromFiles, fromCA:
-		if err := a.newIdentity(&parts); err != nil {
+		if err := a.newIdentity(); err != nil {
 			return nil, err
 		}
 	default:
-		return nil, fmt.Errorf("the configuration has the origin %q; it has to be from Choose", cfg.Origin)
+		return nil, fmt.Errorf("the configuration has the origin %q; it has to be from Choose", c.Origin)
 	}
-	if a.cfg.isFile(meshFile) {
-		a.cfg.notes = append(a.cfg.notes, "the file "+a.cfg.path(meshFile)+" is not read: what it says about the proxy belongs into PROXY_CONFIG")
+	if c.isFile(meshFile) {
+		c.note("the file " + c.path(meshFile) + " is not read: what it says about the proxy belongs into PROXY_CONFIG")
 	}
-	if a.cfg.isFile(crlFile) {
-		a.cfg.notes = append(a.cfg.notes, "the file "+a.cfg.path(crlFile)+" is not used: Envoy goes on accepting the certificates that it revokes, until they expire")
+	if c.isFile(crlFile) {
+		c.note("the file " + c.path(crlFile) + " is not used: Envoy goes on accepting the certificates that it revokes, " +
+			"until they expire")
 	}
-	if a.cfg.Envoy.XDS {
-		var secrets http.Handler
-		if a.secrets != nil {
-			secrets = a.secrets
+	if err := a.newXDS(); err != nil {
+		return nil, err
+	}
+	return a, a.newHealth()
+}
+
+// newHealth makes the handler of probes and metrics.
+func (a *Agent) newHealth() (err error) {
+	parts := []health.Part{{Name: "agent", Check: a.check, Source: (*own)(a)}}
+	for _, m := range a.members {
+		if m.source != nil {
+			parts = append(parts, health.Part{Name: m.name, Source: m.source})
 		}
-		if a.xds, err = a.cfg.newXDS(secrets); err != nil {
-			return nil, fmt.Errorf("control plane: %w", err)
-		}
-		a.servers[a.cfg.xdsSocket()] = a.server(a.cfg.xdsSocket(), a.xds)
-		parts = append(parts, health.Part{Name: "xds", Source: a.xds})
 	}
 	a.health, err = health.New(parts...)
-	return a, err
+	return err
 }
 
 // newIdentity makes the source of the identity, and the parts that serve and write it.
-func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
-	var src sds.Source
-	var followed *filesource.Source
-	if a.cfg.Origin == fromFiles || a.cfg.roots != "" {
-		roots := filesource.BundleFile{Path: a.cfg.roots}
-		if a.cfg.Origin == fromCA { // and there is no certificate that has it
-			roots.TrustDomain = a.cfg.trustDomain
-		}
-		followed, err = filesource.New(filesource.Config{
-			CertFile: a.cfg.cert, KeyFile: a.cfg.key, Bundles: []filesource.BundleFile{roots}, Refuse: a.cfg.own(), Logger: a.cfg.Logger,
-		})
-		if err != nil {
-			return err
-		}
-	}
-	if a.cfg.Origin == fromCA {
-		m, err := a.cfg.newManager()
-		if err != nil {
-			return err
-		}
-		a.identity, src, a.roots = m, m, followed
-		if !a.cfg.pkcs8Key {
-			src = traditional{m}
-		}
-	} else {
-		a.identity, src = followed, sdssource.FromIdentity(followed)
-	}
-	output, roots := source.Source(a.identity), src
-	if a.roots != nil {
-		*parts = append(*parts, health.Part{Name: "roots", Source: a.roots})
-		roots = sdssource.FromBundles(a.roots, a.cfg.trustDomain)
-		if output, err = source.NewMerge(a.cfg.trustDomain, rooted{a.identity, a.roots}, a.roots); err != nil {
-			return err
-		}
-		a.rooted = output
-	}
-	allow := make([]string, 0, len(a.cfg.AllowFiles)+3)
-	for _, name := range slices.Concat(a.cfg.AllowFiles, []string{a.cfg.cert, a.cfg.key, a.cfg.roots}) {
-		if name != "" {
-			allow = append(allow, a.cfg.path(name))
-		}
-	}
-	a.files, err = sdssource.NewFiles(sdssource.FilesConfig{
-		Allow: allow, Refuse: a.cfg.own(), SystemRoots: sdssource.FindSystemRoots(), Logger: a.cfg.Logger,
-	})
+func (a *Agent) newIdentity() error {
+	src, roots, output, err := a.newSources()
 	if err != nil {
 		return err
 	}
-	routes := map[string]sds.Source{
-		"default": src, "ROOTCA": roots, "ALL": src, "spiffe://*": src, "file-cert:*": a.files, "file-root:*": a.files,
-	}
-	if a.gateway = a.cfg.newGateway(); a.gateway != nil {
-		routes["kubernetes://*"] = a.gateway
-		*parts = append(*parts, health.Part{Name: "kubernetes", Source: a.gateway})
-	}
-	mux, err := sdssource.Mux(routes)
-	if err != nil {
+	a.add("identity", a.identity, a.identity.Run)
+	if err := a.newSecrets(src, roots); err != nil || a.cfg.outputCerts == "" {
 		return err
-	}
-	if a.secrets, err = sds.NewHandler(mux, &sds.Options{Logger: a.cfg.Logger}); err != nil {
-		return err
-	}
-	a.servers[a.cfg.Socket] = a.server(a.cfg.Socket, a.secrets)
-	*parts = append(*parts,
-		health.Part{Name: "identity", Source: a.identity}, health.Part{Name: "files", Source: a.files}, health.Part{Name: "sds", Source: a.secrets})
-	if a.cfg.outputCerts == "" {
-		return nil
 	}
 	mode := fs.FileMode(0o600)
 	if a.cfg.inPod { // whose containers have users of their own
@@ -257,37 +205,117 @@ func (a *Agent) newIdentity(parts *[]health.Part) (err error) {
 		CertName: certName, KeyName: keyName, RootsName: rootsName, Mode: mode, KeyMode: mode,
 		TraditionalKey: a.cfg.Origin == fromCA && !a.cfg.pkcs8Key, AllowWritable: a.cfg.inPod, Logger: a.cfg.Logger,
 	})
-	*parts = append(*parts, health.Part{Name: "outputs", Source: a.sink})
+	if err == nil {
+		a.add("outputs", a.sink, a.sink.Run)
+	}
 	return err
 }
 
-// rooted is an identity with the roots of files in place of its own.
-type rooted struct {
-	source.Source
-	roots *filesource.Source
-}
-
-// Snapshot implements [source.Source].
-func (r rooted) Snapshot() (*spiffe.Snapshot, error) {
-	svid, err := r.SVID()
-	if err != nil {
-		return nil, err
+// newSources makes the source of the identity, and returns that of its secrets, that of ROOTCA, and what is written
+// to files.
+func (a *Agent) newSources() (src, roots sds.Source, output snapshots, err error) {
+	c := &a.cfg
+	if c.Origin == fromFiles {
+		followed, err := c.newFiles(filesource.BundleFile{Path: c.roots})
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		a.identity, src = followed, sdssource.FromIdentity(followed)
+		return src, src, followed, nil
 	}
-	return spiffe.NewSnapshot(svid, r.roots.Bundles()), nil
+	m, err := c.newManager()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	if a.identity, src = m, m; !c.pkcs8Key {
+		src = traditional{m}
+	}
+	if c.roots == "" {
+		return src, src, m, nil
+	}
+	followed, err := c.newFiles(filesource.BundleFile{Path: c.roots, TrustDomain: c.trustDomain})
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	r := &rooted{identity: m, roots: followed}
+	a.add("roots", followed, followed.Run)
+	a.add("changes of roots", nil, r.run)
+	return src, sdssource.FromBundles(followed, c.trustDomain), r, nil
 }
 
-// Bundle implements [spiffe.BundleSource].
-func (r rooted) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) { return r.roots.Bundle(td) }
-
-// server returns a server for a socket.
-func (a *Agent) server(path string, h http.Handler) *unixsocket.Server {
-	return &unixsocket.Server{Path: path, DirMode: 0o750, SocketMode: 0o600, Handler: h, Logger: a.cfg.Logger}
+// newFiles returns the source of the files of the identity, or of the roots alone.
+func (c *Config) newFiles(roots filesource.BundleFile) (*filesource.Source, error) {
+	return filesource.New(filesource.Config{
+		CertFile: c.cert, KeyFile: c.key, Bundles: []filesource.BundleFile{roots}, Refuse: c.own(), Logger: c.Logger,
+	})
 }
 
-// Run runs the Agent, for programs that do not use [Start]. It blocks until ctx is done, [Agent.Close] is called, or a part
-// fails, such as a socket that another program has, or one of another program that nobody has answered at for a minute. When ctx is done or Close is called, the Agent is no longer ready, but
-// goes on serving for Config.Drain; then it ends all streams, removes its sockets, and Run returns nil. It is an error to
-// call it a second time.
+// newSecrets makes what is served at the workload socket.
+func (a *Agent) newSecrets(src, roots sds.Source) error {
+	c := &a.cfg
+	var allow []string
+	for _, name := range slices.Concat(c.AllowFiles, []string{c.cert, c.key, c.roots}) {
+		if name != "" {
+			allow = append(allow, c.path(name))
+		}
+	}
+	files, err := sdssource.NewFiles(sdssource.FilesConfig{
+		Allow: allow, Refuse: c.own(), SystemRoots: sdssource.FindSystemRoots(), Logger: c.Logger,
+	})
+	if err != nil {
+		return err
+	}
+	a.add("files", files, files.Run)
+	routes := map[string]sds.Source{
+		"default": src, "ROOTCA": roots, "ALL": src, "spiffe://*": src, "file-cert:*": files, "file-root:*": files,
+	}
+	if gateway := c.newGateway(); gateway != nil {
+		routes["kubernetes://*"] = gateway
+		a.add("kubernetes", gateway, gateway.Run)
+	}
+	mux, err := sdssource.Mux(routes)
+	if err != nil {
+		return err
+	}
+	if a.secrets, err = sds.NewHandler(mux, &sds.Options{Logger: c.Logger}); err != nil {
+		return err
+	}
+	a.add("sds", a.secrets, nil)
+	a.serve(c.Socket, a.secrets)
+	return nil
+}
+
+// newXDS makes what forwards ADS to the control plane.
+func (a *Agent) newXDS() (err error) {
+	if !a.cfg.Envoy.XDS {
+		return nil
+	}
+	var secrets http.Handler
+	if a.secrets != nil {
+		secrets = a.secrets
+	}
+	if a.xds, err = a.cfg.newXDS(secrets); err != nil {
+		return fmt.Errorf("control plane: %w", err)
+	}
+	a.add("xds", a.xds, nil)
+	a.serve(a.cfg.xdsSocket(), a.xds)
+	return nil
+}
+
+func (a *Agent) add(name string, source report.Reporter, run func(context.Context) error) {
+	a.members = append(a.members, member{name, source, run})
+}
+
+// serve makes the server of a socket.
+func (a *Agent) serve(path string, h http.Handler) {
+	a.servers[path] = &unixsocket.Server{Path: path, DirMode: 0o750, SocketMode: 0o600, Handler: h, Logger: a.cfg.Logger}
+}
+
+// Run runs the Agent, for programs that do not use [Start]. It blocks until ctx is done, [Agent.Close] is called, or
+// a part fails, such as a socket that another program has taken, or a server of another program that has not answered
+// for a minute. When ctx is done or Close is called, the Agent is no longer ready, but goes on serving while Envoy
+// drains (terminationDrainDuration in PROXY_CONFIG, or MINIMUM_DRAIN_DURATION); then it ends all streams, removes its
+// sockets, and Run returns nil. It is an error to call it a second time.
 func (a *Agent) Run(ctx context.Context) error {
 	a.mu.Lock()
 	ran := a.ran
@@ -306,17 +334,7 @@ func (a *Agent) Run(ctx context.Context) error {
 func (a *Agent) work(ctx context.Context) error {
 	defer a.closeClients()
 	defer a.closeHandlers()
-	log := a.cfg.Logger
-	log.Info("istioagent: the identity has an origin", slog.String("origin", a.cfg.Origin), slog.String("why", a.cfg.why))
-	for _, note := range a.cfg.notes {
-		log.Warn("istioagent: " + note)
-	}
-	for _, note := range a.cfg.unused {
-		log.Info("istioagent: " + note)
-	}
-	if idle := a.cfg.Envoy.idle; !a.cfg.Envoy.Started && len(idle) > 0 {
-		log.Info("istioagent: not used, as this program starts no Envoy: " + strings.Join(idle, ", "))
-	}
+	a.sayOrigin()
 	parts, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -328,39 +346,16 @@ func (a *Agent) work(ctx context.Context) error {
 			}
 		})
 	}
+	if err := a.listen(start); err != nil {
+		return err
+	}
 	if a.cfg.Origin == fromSocket {
 		start("socket "+a.cfg.Socket+" of another program", a.watchOther)
 	}
-	if a.identity != nil {
-		start("identity", a.identity.Run)
-		start("files", a.files.Run)
-	}
-	if a.roots != nil {
-		start("roots", a.roots.Run)
-	}
-	if a.gateway != nil {
-		start("Secrets of Kubernetes", a.gateway.Run)
-	}
-	if a.xds != nil && a.cfg.grpcBootstrap != "" {
-		if err := a.cfg.writeGRPC(); err != nil {
-			return fmt.Errorf("bootstrap for gRPC (GRPC_XDS_BOOTSTRAP): %w", err)
+	for _, m := range a.members {
+		if m.run != nil {
+			start(m.name, m.run)
 		}
-	}
-	for path, s := range a.servers {
-		if err := s.Listen(); err != nil {
-			return fmt.Errorf("socket %s: %w", path, err)
-		}
-		start("socket "+path, s.Run)
-	}
-	if a.xds != nil && a.cfg.debugAddress != "" {
-		l, err := net.Listen("tcp", a.cfg.debugAddress)
-		if err != nil {
-			return fmt.Errorf("debug requests (PROXY_XDS_DEBUG_VIA_AGENT_PORT is for another port): %w", err)
-		}
-		start("debug requests", (&unixsocket.Server{Listener: l, Handler: http.HandlerFunc(a.xds.ServeDebug), Logger: log}).Run)
-	}
-	if a.sink != nil {
-		start("output", a.sink.Run)
 	}
 	wg.Go(func() { a.await(parts) })
 
@@ -370,12 +365,53 @@ func (a *Agent) work(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	left := time.Until(a.drain())
-	log.Info("istioagent: the agent ends", slog.Duration("drain", max(left, 0)))
+	a.cfg.Logger.Info("istioagent: the agent ends", slog.Duration("drain", max(left, 0)))
 	select {
 	case <-parts.Done():
 	case <-time.After(left):
 	}
 	a.closeHandlers() // ends the streams, before their sockets go
+	return nil
+}
+
+// sayOrigin logs where the identity comes from, and what has no effect.
+func (a *Agent) sayOrigin() {
+	c := &a.cfg
+	c.Logger.Info("istioagent: the identity has an origin", slog.String("origin", c.Origin), slog.String("why", c.why))
+	for _, note := range c.notes {
+		c.Logger.Warn("istioagent: " + note)
+	}
+	for _, note := range c.unused {
+		c.Logger.Info("istioagent: " + note)
+	}
+	if idle := c.Envoy.idle; !c.Envoy.Started && len(idle) > 0 {
+		c.Logger.Info("istioagent: not used, as this program starts no Envoy: " + strings.Join(idle, ", "))
+	}
+}
+
+// listen opens the sockets and starts their servers.
+func (a *Agent) listen(start func(name string, run func(context.Context) error)) error {
+	c := &a.cfg
+	if a.xds != nil && c.grpcBootstrap != "" {
+		if err := c.writeGRPC(); err != nil {
+			return fmt.Errorf("bootstrap for gRPC (GRPC_XDS_BOOTSTRAP): %w", err)
+		}
+	}
+	for path, s := range a.servers {
+		if err := s.Listen(); err != nil {
+			return fmt.Errorf("socket %s: %w", path, err)
+		}
+		start("socket "+path, s.Run)
+	}
+	if a.xds == nil || c.debugAddress == "" {
+		return nil
+	}
+	l, err := net.Listen("tcp", c.debugAddress)
+	if err != nil {
+		return fmt.Errorf("debug requests (PROXY_XDS_DEBUG_VIA_AGENT_PORT is for another port): %w", err)
+	}
+	debug := &unixsocket.Server{Listener: l, Handler: http.HandlerFunc(a.xds.ServeDebug), Logger: c.Logger}
+	start("debug requests", debug.Run)
 	return nil
 }
 
@@ -391,8 +427,8 @@ func (a *Agent) drain() (end time.Time) {
 	return a.drained
 }
 
-// Draining returns a channel that is closed when the agent begins to drain: by POST /drain or /quitquitquit, by [Agent.Close], or
-// at the end of Run's ctx. A program that runs the Envoy has it drain then, too.
+// Draining returns a channel that is closed when the agent begins to drain: by POST /drain or /quitquitquit, by
+// [Agent.Close], or at the end of Run's ctx. A program that runs the Envoy has it drain then, too.
 func (a *Agent) Draining() <-chan struct{} { return a.drains }
 
 var errDraining = errors.New("the agent is draining or ending")
@@ -432,9 +468,10 @@ func (a *Agent) await(ctx context.Context) {
 	}
 }
 
-// Ready waits until the agent serves its sockets, has an identity (unless another program serves that), and has tried to
-// write it to Config.OutputCerts. The error wraps [spiffe.ErrNotReady], the cause of ctx, and the reason why there is no identity.
-// Ready fails early if the CA refuses for good, if a part has failed, and once the agent drains or ends.
+// Ready waits until the agent serves its sockets, has an identity (unless another program serves that), and has tried
+// to write it to Config.OutputCerts. The error wraps [spiffe.ErrNotReady], the cause of ctx, and the reason why there
+// is no identity. Ready fails early if the CA refuses for good, if a part has failed, and once the agent drains or
+// ends.
 func (a *Agent) Ready(ctx context.Context) error {
 	var refused error
 	err := a.life.Await(ctx, a.news.Changed, func() bool {
@@ -461,7 +498,8 @@ func (a *Agent) Ready(ctx context.Context) error {
 	return fmt.Errorf("istioagent: %w: %w", spiffe.ErrNotReady, err)
 }
 
-// Close ends [Agent.Run], or what [Start] has started, drains as Run does, and waits for the end. The error is always nil.
+// Close ends [Agent.Run], or what [Start] has started, drains as Run does, and waits for the end. The error is always
+// nil.
 func (a *Agent) Close() error {
 	err := a.life.Close()
 	a.closeHandlers()
@@ -484,24 +522,24 @@ func (a *Agent) closeHandlers() {
 	if a.secrets != nil {
 		_ = a.secrets.Close()
 	}
-	if a.rooted != nil {
-		_ = a.rooted.Close()
-	}
 }
 
-// Source returns the source of the identity and the trust bundles, or nil if another program serves them. The Agent runs and
-// closes it.
+// Source returns the source of the identity and the trust bundles, or nil if another program serves them. The Agent
+// runs and closes it.
 func (a *Agent) Source() source.Source { return a.identity }
 
-// Parts returns the parts of the agent by their names, for a status page: the origin of the identity, with the metrics of all
-// parts and those of Istio's agent, then the identity, the files that Envoy asks for by name, the handlers of the sockets, and
-// the output.
+// Parts returns the parts of the agent by their names, for a status page. The first is the origin of the identity,
+// with the metrics of all parts and those of Istio's agent.
 func (a *Agent) Parts() iter.Seq2[string, report.Reporter] {
 	return func(yield func(string, report.Reporter) bool) {
-		_ = yield("origin", (*origin)(a)) &&
-			(a.identity == nil || yield("identity", a.identity) && yield("files", a.files) && yield("sds", a.secrets)) &&
-			(a.xds == nil || yield("xds", a.xds)) &&
-			(a.sink == nil || yield("outputs", a.sink))
+		if !yield("origin", (*origin)(a)) {
+			return
+		}
+		for _, m := range a.members {
+			if m.source != nil && !yield(m.name, m.source) {
+				return
+			}
+		}
 	}
 }
 
@@ -548,9 +586,9 @@ func answers(socket string) error {
 //	POST /drain             makes the agent not ready for good, while it goes on serving
 //	POST /quitquitquit      ends the agent as [Agent.Close] does, so that Run returns nil
 //
-// It is for operators: serve it on loopback, or on a port that only the kubelet and Prometheus reach. The two POST requests
-// are for programs on the same host, over loopback: those of others, and of other sites in a browser, are refused with 403.
-// They answer 200 at once, and 503 before Run. The time for draining begins with the first of them.
+// It is for operators: serve it on loopback, or on a port that only the kubelet and Prometheus reach. The two POST
+// requests are for programs on the same host, over loopback: those of others, and of other sites in a browser, are
+// refused with 403. They answer 200 at once, and 503 before Run. The time for draining begins with the first of them.
 func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.URL.Path {
 	case "/quitquitquit":

@@ -233,10 +233,8 @@ func TestGoogle(t *testing.T) {
 	}))
 	t.Cleanup(metadata.Close)
 	exchange := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var fields map[string]any
-		assert.NoError(t, json.NewDecoder(r.Body).Decode(&fields))
-		assert.Equal(t, "identitynamespace:example.org:provider", fields["audience"])
-		assert.Equal(t, unsigned("example.org"), fields["subjectToken"])
+		assert.Equal(t, "identitynamespace:example.org:provider", r.FormValue("audience"))
+		assert.Equal(t, unsigned("example.org"), r.FormValue("subject_token"))
 		_ = json.NewEncoder(w).Encode(map[string]any{"access_token": token,
 			"issued_token_type": "urn:ietf:params:oauth:token-type:access_token", "token_type": "Bearer", "expires_in": 3600})
 	}))

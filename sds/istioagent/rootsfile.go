@@ -7,8 +7,8 @@ import (
 
 const etcRoots = mounted + "/" + rootsName
 
-// caRootsFile returns the file with the roots that vouch for the CA, or nothing for the roots of the host. As in Istio's
-// agent, the first of these rules that applies decides:
+// caRootsFile returns the file with the roots that vouch for the CA, or nothing for the roots of the host. As in
+// Istio's agent, the first of these rules that applies decides:
 //
 //  1. CA_ROOT_CA=SYSTEM: the roots of the host;
 //  2. CA_ROOT_CA: that file;

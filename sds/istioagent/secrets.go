@@ -7,9 +7,12 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/kubesecrets"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
@@ -40,8 +43,45 @@ type written struct {
 func (w written) MarshalPEM() (certs, key []byte, err error) { return w.marshal() }
 func (w written) NotAfter() time.Time                        { return w.end }
 
-// gateway is the Secrets of the pod's namespace. It asks the API server for nothing before the first name is asked for:
-// sidecars ask for none, and have no right to Secrets.
+// snapshots are identities with their roots, which a filesink.Sink writes.
+type snapshots interface {
+	Snapshot() (*spiffe.Snapshot, error)
+	Changed() <-chan struct{}
+}
+
+// rooted is an identity with the roots of a file.
+type rooted struct {
+	identity part
+	roots    *filesource.Source
+	news     renew.Signal
+}
+
+func (r *rooted) Snapshot() (*spiffe.Snapshot, error) {
+	svid, err := r.identity.SVID()
+	if err != nil {
+		return nil, err
+	}
+	return spiffe.NewSnapshot(svid, r.roots.Bundles()), nil
+}
+
+func (r *rooted) Changed() <-chan struct{} { return r.news.Changed() }
+
+// run tells of changes until ctx is done.
+func (r *rooted) run(ctx context.Context) error {
+	for ctx.Err() == nil {
+		identity, roots := r.identity.Changed(), r.roots.Changed()
+		r.news.Notify()
+		select {
+		case <-identity:
+		case <-roots:
+		case <-ctx.Done():
+		}
+	}
+	return nil
+}
+
+// gateway is the Secrets of the pod's namespace. It asks the API server for nothing before the first name is asked
+// for: sidecars ask for none, and have no right to Secrets.
 type gateway struct {
 	*kubesecrets.Source
 	once  sync.Once

@@ -29,18 +29,18 @@ const (
 	idleIntervals  = 3    // after which a caller that has no stream is forgotten
 )
 
-// Resolve is for the option Resolve of an sds.Handler behind [authn.Require]. It permits a name, and adds the namespace, if
-// all of this holds:
+// Resolve is for the option Resolve of an sds.Handler behind [authn.Require]. It permits a name, and adds the
+// namespace, if all of this holds:
 //
 //   - The caller has an ID of Config.TrustDomain, which names a service account, of this cluster.
 //   - The name has no namespace, or that of the caller.
 //   - The service account may list the Secrets of that namespace, or get them, as the API server says to a
 //     SubjectAccessReview.
 //
-// Resolve does not block: it refuses an unknown caller and asks the API server in the background. The answer is asked for again
-// every Config.ReviewInterval while a stream needs it, and a change is told to the functions of [Source.OnAccess]; without one
-// no stream learns of it. While the API server does not answer, the last answer counts for an hour. 10,000 callers can be
-// known, and 1,000 of one namespace; more are refused.
+// Resolve does not block: it refuses an unknown caller and asks the API server in the background. The answer is asked
+// for again every Config.ReviewInterval while a stream needs it, and a change is told to the functions of
+// [Source.OnAccess]; without one no stream learns of it. While the API server does not answer, the last answer counts
+// for an hour. 10,000 callers can be known, and 1,000 of one namespace; more are refused.
 //
 // Errors never say whether a Secret exists.
 func (s *Source) Resolve(ctx context.Context, resourceName string) (sourceName string, err error) {
@@ -83,8 +83,8 @@ func (s *Source) caller(ctx context.Context) (key, error) {
 	return key{namespace, account}, nil
 }
 
-// OnAccess registers f, to be called whenever [Source.Resolve] may answer differently: pass it the method Refresh of the
-// sds.Handler. f must return at once. cancel ends that.
+// OnAccess registers f, to be called whenever [Source.Resolve] may answer differently: pass it the method Refresh of
+// the sds.Handler. f must return at once. cancel ends that.
 func (s *Source) OnAccess(f func()) (cancel func()) {
 	return s.access.subs.Add(func(string) { f() })
 }

@@ -1,11 +1,12 @@
-// Package kubesecrets serves the Secrets of a Kubernetes API server to Envoy gateways: a source for package sds, by the
-// names that Istio's gateways have for them.
+// Package kubesecrets serves the Secrets of a Kubernetes API server to Envoy gateways: a source for package sds, by
+// the names that Istio's gateways have for them.
 //
 //	kubernetes://NAMESPACE/NAME           the key pair in a Secret
 //	kubernetes://NAMESPACE/NAME-cacert    the roots in a Secret, with its revocation lists
 //	kubernetes://NAME, NAME-cacert        the same, of the gateway's own namespace
 //
-// The agent of one gateway serves the Secrets of its own namespace; the permissions of its socket decide who gets them:
+// The agent of one gateway serves the Secrets of its own namespace; the permissions of its socket decide who gets
+// them:
 //
 //	src, err := kubesecrets.Start(ctx, kubesecrets.Config{})
 //	if err != nil { … }
@@ -25,58 +26,59 @@
 //
 // # What is in a Secret
 //
-// A key pair is in cert and key, or in tls.crt and tls.key, as in Secrets of the type kubernetes.io/tls. The roots are in
-// cacert or ca.crt, and their revocation lists in crl or ca.crl. The first form counts if a Secret has both. With
-// revocation lists there must be one of each root, as Envoy refuses every certificate otherwise. An OCSP response is not
-// served: it has to be renewed more often than a Secret is, and Envoy does without one.
+// A key pair is in cert and key, or in tls.crt and tls.key, as in Secrets of the type kubernetes.io/tls. The roots
+// are in cacert or ca.crt, and their revocation lists in crl or ca.crl. The first form counts if a Secret has both.
+// With revocation lists there must be one of each root, as Envoy refuses every certificate otherwise. An OCSP
+// response is not served: it has to be renewed more often than a Secret is, and Envoy does without one.
 //
-// The roots are those of the Secret NAME-cacert, or, if there is no Secret with that name, those of the Secret NAME. A
-// Secret NAME-cacert that is there counts alone, whatever it has: the roots of NAME are not a substitute for it, as they
-// may trust a CA that NAME-cacert is to leave out.
+// The roots are those of the Secret NAME-cacert, or, if there is no Secret with that name, those of the Secret NAME.
+// A Secret NAME-cacert that is there counts alone, whatever it has: the roots of NAME are not a substitute for it, as
+// they may trust a CA that NAME-cacert is to leave out.
 //
 // # What it promises
 //
-// A certificate and its key travel together. The last good content of a Secret stays in use while the new content is half
-// of a pair, has a key of another certificate, an expired certificate or PEM that cannot be parsed, or lacks the roots; the
-// reason is in the log and in [Source.Report]. A certificate that is not valid yet is served when it becomes valid. Roots are
-// pushed before certificates.
+// A certificate and its key travel together. The last good content of a Secret stays in use while the new content is
+// half of a pair, has a key of another certificate, an expired certificate or PEM that cannot be parsed, or lacks the
+// roots; the reason is in the log and in [Source.Report]. A certificate that is not valid yet is served when it
+// becomes valid. Roots are pushed before certificates.
 //
-// A new Secret NAME-cacert whose content is not good has no last good content: streams that have the roots of NAME keep them,
-// and new ones get an error until NAME-cacert is good or deleted.
+// A new Secret NAME-cacert whose content is not good has no last good content: streams that have the roots of NAME
+// keep them, and new ones get an error until NAME-cacert is good or deleted.
 //
 // While the API server does not answer, or refuses, everything stays as it is, and the source comes back by itself.
 //
-// A Secret that was deleted, or has left the selection, is withdrawn, and its key is not kept. New streams do not get it, and
-// delta streams are told; an Envoy that has it keeps it until it restarts.
+// A Secret that was deleted, or has left the selection, is withdrawn, and its key is not kept. New streams do not get
+// it, and delta streams are told; an Envoy that has it keeps it until it restarts.
 //
 // # Limits
 //
-// The PEM of all Secrets may take 64 MiB, with 1 KiB more for each Secret; what has no room is refused. Nothing is kept of
-// Secrets without certificates, except that one named NAME-cacert exists.
+// The PEM of all Secrets may take 64 MiB, with 1 KiB more for each Secret; what has no room is refused. Nothing is
+// kept of Secrets without certificates, except that one named NAME-cacert exists.
 //
 // # Authorization
 //
 // [Source.Resolve] lets a caller have the Secrets of its own namespace, if a SubjectAccessReview says that its service
 // account may list or get the Secrets there.
 //
-// Istio turns this check off with PILOT_ENABLE_XDS_IDENTITY_CHECK=false; here it is always on. Istio also refuses proxies whose
-// node ID does not begin with "router". A proxy writes that ID itself, so it proves nothing: here the right to read the
-// Secrets decides alone, and a sidecar whose service account has it could read them from the API server as well.
+// Istio turns this check off with PILOT_ENABLE_XDS_IDENTITY_CHECK=false; here it is always on. Istio also refuses
+// proxies whose node ID does not begin with "router". A proxy writes that ID itself, so it proves nothing: here the
+// right to read the Secrets decides alone, and a sidecar whose service account has it could read them from the API
+// server as well.
 //
-// Names of the Gateway API (kubernetes-gateway://, configmap://) do not exist here. They may be of other namespaces, as ReferenceGrants
-// permit, and Istio's control plane alone knows for which gateway it has looked at them.
+// Names of the Gateway API (kubernetes-gateway://, configmap://) do not exist here. They may be of other namespaces,
+// as ReferenceGrants permit, and Istio's control plane alone knows for which gateway it has looked at them.
 //
 // # One cluster
 //
-// A Source follows one API server. Istio's control plane also reads the Secrets of other clusters, whose kubeconfigs are in Secrets
-// with the label istio/multiCluster. Here each gateway's agent reads its own cluster with the rights of the gateway, so that
-// nothing holds credentials for the Secrets of all clusters. A server for gateways of several clusters has a Source for each,
-// with APIServer and HTTPClient.
+// A Source follows one API server. Istio's control plane also reads the Secrets of other clusters, whose kubeconfigs
+// are in Secrets with the label istio/multiCluster. Here each gateway's agent reads its own cluster with the rights
+// of the gateway, so that nothing holds credentials for the Secrets of all clusters. A server for gateways of several
+// clusters has a Source for each, with APIServer and HTTPClient.
 //
 // # Rights
 //
-// The service account of this program needs the first of these rules, in a ClusterRole with AllNamespaces and otherwise in a
-// Role, and with [Source.Resolve] the second, in a ClusterRole:
+// The service account of this program needs the first of these rules, in a ClusterRole with AllNamespaces and
+// otherwise in a Role, and with [Source.Resolve] the second, in a ClusterRole:
 //
 //	rules:
 //	- {apiGroups: [""], resources: [secrets], verbs: [list, watch]}
@@ -121,36 +123,38 @@ const (
 
 // Config configures a [Source]. The zero Config is for a gateway in a pod. [New] copies it.
 type Config struct {
-	// Namespace is the namespace of names without one and, without AllNamespaces, the only one that is served. Empty means
-	// that of this pod.
+	// Namespace is the namespace of names without one and, without AllNamespaces, the only one that is served. Empty
+	// means that of this pod.
 	Namespace string
 
-	// AllNamespaces serves the Secrets of all namespaces. Set it together with a TrustDomain and [Source.Resolve], unless
-	// every client of the handler may read all of them.
+	// AllNamespaces serves the Secrets of all namespaces. Set it together with a TrustDomain and [Source.Resolve],
+	// unless every client of the handler may read all of them.
 	AllNamespaces bool
 
-	// LabelSelector selects Secrets by their labels, in the syntax of Kubernetes; empty means all. Type selects Secrets by
-	// their type, such as "kubernetes.io/tls"; empty means all but service account tokens and releases of Helm. The API
-	// server does not send the others.
+	// LabelSelector selects Secrets by their labels, in the syntax of Kubernetes; empty means all. Type selects
+	// Secrets by their type, such as "kubernetes.io/tls"; empty means all but service account tokens and releases of
+	// Helm. The API server does not send the others.
 	LabelSelector, Type string
 
 	// TrustDomain is that of the callers that [Source.Resolve] accepts; if it is zero, all are refused.
 	TrustDomain spiffe.TrustDomain
 
-	// ReviewInterval is how often the API server is asked again what a caller may read, from a second to half an hour; 0
-	// means 30 seconds.
+	// ReviewInterval is how often the API server is asked again what a caller may read, from a second to half an
+	// hour; 0 means 30 seconds.
 	ReviewInterval time.Duration
 
-	// APIServer is the URL of the API server, and HTTPClient authenticates itself to it. Empty and nil mean the cluster of
-	// this pod, and its service account, whose token is read anew for each request. Unencrypted http is for loopback
-	// addresses, and needs a client.
+	// APIServer is the URL of the API server, and HTTPClient authenticates itself to it. Empty and nil mean the
+	// cluster of this pod, and its service account, whose token is read anew for each request. Unencrypted http is
+	// for loopback addresses, and needs a client.
 	APIServer  string
 	HTTPClient *http.Client
 
-	// PostQuantum allows the connections of the pod's service account the key exchange X25519MLKEM768 alone, with TLS 1.3.
+	// PostQuantum allows the connections of the pod's service account the key exchange X25519MLKEM768 alone, with TLS
+	// 1.3.
 	PostQuantum bool
 
-	// Logger gets the Secrets that are taken over and withdrawn (Info), and those that are refused (Warn). Nil means no logs.
+	// Logger gets the Secrets that are taken over and withdrawn (Info), and those that are refused (Warn). Nil means
+	// no logs.
 	Logger *slog.Logger
 
 	maxBytes int // for tests; 0 means the constant
@@ -158,8 +162,8 @@ type Config struct {
 
 type redacted = redact.Text
 
-// Source is an [sds.Source] of the Secrets of an API server, which it watches. [New] and [Start] make one. Its methods are
-// safe for concurrent use, and it never prints a key.
+// Source is an [sds.Source] of the Secrets of an API server, which it watches. [New] and [Start] make one. Its
+// methods are safe for concurrent use, and it never prints a key.
 //
 // [sds.Source]: https://pkg.go.dev/github.com/svidkit/svidkit/sds#Source
 type Source struct {
@@ -240,8 +244,8 @@ func New(cfg Config) (*Source, error) {
 	return s, nil
 }
 
-// Start makes a Source, runs it in the background until [Source.Close], and waits until it has read the Secrets. ctx bounds
-// the waiting only. If Start fails, nothing is left running, and the error is that of [New] or [Source.Ready].
+// Start makes a Source, runs it in the background until [Source.Close], and waits until it has read the Secrets. ctx
+// bounds the waiting only. If Start fails, nothing is left running, and the error is that of [New] or [Source.Ready].
 func Start(ctx context.Context, cfg Config) (*Source, error) {
 	s, err := New(cfg)
 	if err != nil {
@@ -262,7 +266,8 @@ func (s *Source) Run(ctx context.Context) error {
 // Close stops the Source for good, waits for its goroutines, and returns nil. The last secrets stay readable.
 func (s *Source) Close() error { return s.life.Close() }
 
-// Ready waits until the Secrets were read. The error wraps [spiffe.ErrNotReady], the cause of ctx, and the error of the API server.
+// Ready waits until the Secrets were read. The error wraps [spiffe.ErrNotReady], the cause of ctx, and the error of
+// the API server.
 func (s *Source) Ready(ctx context.Context) error {
 	return s.life.Ready(ctx, s.news.Changed, func() bool {
 		s.mu.Lock()
@@ -280,9 +285,9 @@ func (s *Source) notReady() error {
 }
 
 // GenerateSecret returns the key pair or the roots of a Secret; see the package comment. A name of another form, of a
-// namespace that is not served, or of a Secret that does not exist gives an error that wraps [fs.ErrNotExist]. If the content
-// is not good, or the certificate has expired, it gives another error, with the reason. GenerateSecret blocks until the
-// Secrets were read for the first time, or ctx is done.
+// namespace that is not served, or of a Secret that does not exist gives an error that wraps [fs.ErrNotExist]. If the
+// content is not good, or the certificate has expired, it gives another error, with the reason. GenerateSecret blocks
+// until the Secrets were read for the first time, or ctx is done.
 func (s *Source) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
 	k, roots, err := parse(resourceName)
 	if err == nil && k.namespace == "" {
@@ -361,14 +366,14 @@ var (
 	errSame    = errors.New("the Secret is as it was")
 )
 
-// Subscribe registers f to be called with each name whose secret has changed, appeared or is gone: roots first. The calls
-// come one at a time, after the change; f must return at once. cancel ends that; it may be called from f, and more than
-// once.
+// Subscribe registers f to be called with each name whose secret has changed, appeared or is gone: roots first. The
+// calls come one at a time, after the change; f must return at once. cancel ends that; it may be called from f, and
+// more than once.
 func (s *Source) Subscribe(f func(resourceName string)) (cancel func()) { return s.subs.Add(f) }
 
-// Report implements [report.Reporter] with each key pair, by its name, revocation lists that end, and the API server as the
-// upstream. Why something that a Secret has is not in use is with the name, or a problem. The metrics have names that begin
-// with svidkit_kubesecrets.
+// Report implements [report.Reporter] with each key pair, by its name, revocation lists that end, and the API server
+// as the upstream. Why something that a Secret has is not in use is with the name, or a problem. The metrics have
+// names that begin with svidkit_kubesecrets.
 func (s *Source) Report() report.Report {
 	st := s.status()
 	r := report.Report{

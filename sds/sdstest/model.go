@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// RunModel plays so many random scripts, each against a server of its own: clients of both kinds that ask, drop, reject,
-// answer late, reconnect and send stale requests, while secrets change, go and come back. The reference model is what
-// each client has asked for and what the source has had: no client gets anything else, or anything older than it has,
-// or again what it has rejected; and in the end every client has what the source has, and nothing more comes. The script
-// of a seed is always the same. One that fails is made as short as can be, and printed for [RunScript].
+// RunModel plays so many random scripts, each against a server of its own: clients of both kinds that ask, drop,
+// reject, answer late, reconnect and send stale requests, while secrets change, go and come back. The reference model
+// is what each client has asked for and what the source has had: no client gets anything else, or anything older than
+// it has, or again what it has rejected; and in the end every client has what the source has, and nothing more comes.
+// The script of a seed is always the same. One that fails is made as short as can be, and printed for [RunScript].
 func RunModel(t *testing.T, start Start, seeds int) {
 	contents := newContents(t)
 	var failed atomic.Bool

@@ -1,7 +1,7 @@
-// Package sdstest is a conformance suite for servers of Envoy's Secret Discovery Service, version 3. [Run] checks a server
-// case by case against the rules of the protocol, and [RunModel] against a reference model, with random clients that come
-// and go, reject, and do not read. The server may be written in any language: the suite reaches it by an HTTP client, and
-// changes its secrets by [Server].Set.
+// Package sdstest is a conformance suite for servers of Envoy's Secret Discovery Service, version 3. [Run] checks a
+// server case by case against the rules of the protocol, and [RunModel] against a reference model, with random
+// clients that come and go, reject, and do not read. The server may be written in any language: the suite reaches it
+// by an HTTP client, and changes its secrets by [Server].Set.
 //
 //	func TestConformance(t *testing.T) {
 //		sdstest.Run(t, func(t testing.TB, o sdstest.Options) *sdstest.Server {
@@ -12,10 +12,10 @@
 //
 // # Scripts
 //
-// Cases, and what [RunModel] prints of a failure, are scripts, which [RunScript] runs. Each line is one of these. NAMES
-// are separated by spaces; "_" is an empty name, "@N" one of N bytes, and "#N" stands for N names.
+// Cases, and what [RunModel] prints of a failure, are scripts, which [RunScript] runs. Each line is one of these.
+// NAMES are separated by spaces; "_" is an empty name, "@N" one of N bytes, and "#N" stands for N names.
 //
-//	wildcard NAMES        at the beginning: Options.Wildcard; and "maxnames N"
+//	maxnames N            at the beginning: Options.MaxNames
 //	set NAME CONTENT      the source has CONTENT under NAME from now on; "-" is nothing
 //	fetch NAMES want ITEMS, fetch NAMES ends CODE     FetchSecrets
 //	S ask NAMES           stream S asks for NAMES (SotW), and acknowledges what it has received last
@@ -38,8 +38,8 @@
 // response removes. CONTENT is a number from 1 to 9, which are different roots, or pair, otherpair, tickets, generic,
 // values or domains.
 //
-// Each response must have a type, a version, a nonce that is new on the stream, no secret twice, only names that the client
-// has asked for, and content that the source has had, none of it older than the client's.
+// Each response must have a type, a version, a nonce that is new on the stream, no secret twice, only names that the
+// client has asked for, and content that the source has had, none of it older than the client's.
 package sdstest
 
 import (
@@ -51,12 +51,8 @@ import (
 	"github.com/svidkit/svidkit/pki"
 )
 
-// Options are what a case needs of the server. Both fields are rarely set.
+// Options are what a case needs of the server.
 type Options struct {
-	// Wildcard lists the names that a client receives if it asks for everything: if it has never named anything, or names
-	// "*". Empty means that it receives nothing.
-	Wildcard []string
-
 	// MaxNames is how many names one stream may ask for; 0 means 100 or more.
 	MaxNames int
 }
@@ -66,8 +62,8 @@ type Server struct {
 	Client *http.Client // speaks HTTP/2 with it, and has no Timeout
 	URL    string       // what comes before the paths of the methods, such as "http://localhost"
 
-	// Set makes the server serve s under a name, or nothing if s is nil. Streams with the name are told soon, and a request
-	// for a name that no stream has sees the change at once. One goroutine at a time calls it.
+	// Set makes the server serve s under a name, or nothing if s is nil. Streams with the name are told soon, and a
+	// request for a name that no stream has sees the change at once. One goroutine at a time calls it.
 	Set func(name string, s *pki.Secret)
 
 	// Lacks lists known gaps of the server: the beginnings of the names of cases to skip, such as "fetch".
@@ -125,8 +121,6 @@ func parseCases(text string) []testCase {
 		case ok:
 			all = append(all, testCase{name: name})
 		case len(words) == 0 || strings.HasPrefix(line, "//"):
-		case words[0] == "wildcard":
-			all[len(all)-1].options.Wildcard = words[1:]
 		case words[0] == "maxnames":
 			all[len(all)-1].options.MaxNames = number(words[1])
 		default:

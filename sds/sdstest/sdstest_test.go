@@ -52,7 +52,7 @@ func (s *source) set(name string, secret *pki.Secret) {
 // start starts our server on a Unix socket.
 func start(t testing.TB, o sdstest.Options) *sdstest.Server {
 	src := &source{secrets: make(map[string]*pki.Secret)}
-	h, err := sds.NewHandler(src, &sds.Options{Wildcard: o.Wildcard, MaxNames: o.MaxNames})
+	h, err := sds.NewHandler(src, &sds.Options{MaxNames: o.MaxNames})
 	require.NoError(t, err)
 	path := listen(t, h)
 	c := sds.UnixClient(path)

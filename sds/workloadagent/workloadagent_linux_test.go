@@ -510,7 +510,7 @@ func TestNew(t *testing.T) {
 	require.ErrorContains(t, err, "chmod")
 }
 
-type noCA struct{ secretcache.CA }
+type noCA struct{ caclient.CA }
 
 const workloadSocket, workloadUpdates = "WORKLOADAGENT_SOCKET", "WORKLOADAGENT_UPDATES"
 

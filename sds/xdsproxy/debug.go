@@ -73,9 +73,10 @@ func (e *envoys) last() (node []byte, ok bool) {
 }
 
 // ServeDebug asks the control plane for debug information, and answers with what it says, for operators on the same
-// host. It serves GET /debug and GET /debug/NAME, with the optional parameter resourceName: the control plane is asked
-// for the type istio.io/debug or istio.io/debug/NAME, in the name (the node) of the Envoy that has connected last, of
-// those that are connected, with the credentials of [Config]. Serve it on a loopback address of its own, which for Istio's agent is 127.0.0.1:15004:
+// host. It serves GET /debug and GET /debug/NAME, with the optional parameter resourceName: the control plane is
+// asked for the type istio.io/debug or istio.io/debug/NAME, in the name (the node) of the Envoy that has connected
+// last, of those that are connected, with the credentials of [Config]. Serve it on a loopback address of its own,
+// which for Istio's agent is 127.0.0.1:15004:
 //
 //	server := &http.Server{
 //		Addr: "127.0.0.1:15004", Handler: http.HandlerFunc(handler.ServeDebug),
@@ -85,74 +86,76 @@ func (e *envoys) last() (node []byte, ok bool) {
 // The answer is the DiscoveryResponse as JSON. What a resource has is its member "json" if it is JSON of a debug type,
 // "text" if it is other text of such a type, and else "value", in base64.
 //
-// The request has a stream of its own to the control plane. So its answer cannot be mistaken for one to Envoy, nor the
-// reverse, and it works beside incremental streams, which have other messages. There is one such request at a time; the
-// next one waits. A client, which is a user of this host where the server knows that, has one answer at a time that it has not taken,
-// for which it has 30 seconds; all together have four.
+// The request has a stream of its own to the control plane. So its answer cannot be mistaken for one to Envoy, nor
+// the reverse, and it works beside incremental streams, which have other messages. There is one such request at a
+// time; the next one waits. A client, which is a user of this host where the server knows that, has one answer at a
+// time that it has not taken, for which it has 30 seconds; all together have four.
 //
-// Requests that do not come from this host, or came to another address than loopback, are refused with 403, and so are
-// those that a page of another site makes in a browser: they have the name of another host, or the browser says so.
-// Others that fail: 400 for a bad query, 404 for another path, 405 for another method, 502
-// if the control plane refuses, 503 while no Envoy is connected to it or another answer is not taken, 504 if it does not answer
-// within 5 seconds.
+// Requests that do not come from this host, or came to another address than loopback, are refused with 403, and so
+// are those that a page of another site makes in a browser: they have the name of another host, or the browser says
+// so. Others that fail: 400 for a bad query, 404 for another path, 405 for another method, 502 if the control plane
+// refuses, 503 while no Envoy is connected to it or another answer is not taken, 504 if it does not answer within 5
+// seconds.
 func (h *Handler) ServeDebug(w http.ResponseWriter, r *http.Request) {
 	header := w.Header()
 	header.Set("X-Content-Type-Options", "nosniff")
 	header.Set("Cache-Control", "no-store")
-	typeURL, names, refusal := debugRequest(r)
-	if refusal != nil {
-		if refusal.status == http.StatusMethodNotAllowed {
+	answer, no := h.askDebug(r)
+	peer := cmp.Or(peerkey.UserFromContext(r.Context()), r.RemoteAddr)
+	if no == nil && h.unread.Take(peer, 1) != nil {
+		no = &refusal{http.StatusServiceUnavailable, "an answer to an earlier request is not taken; take it, or try again later"}
+	}
+	if no != nil {
+		if no.status == http.StatusMethodNotAllowed {
 			header.Set("Allow", http.MethodGet)
 		}
-		http.Error(w, refusal.text, refusal.status)
+		http.Error(w, no.text, no.status)
 		return
+	}
+	defer h.unread.Give(peer, 1)
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(debugSendTime)) // some servers have none
+	header.Set("Content-Type", "application/json")
+	_, _ = w.Write(answer)
+}
+
+// askDebug returns the answer of the control plane to a request.
+func (h *Handler) askDebug(r *http.Request) ([]byte, *refusal) {
+	typeURL, names, no := debugRequest(r)
+	if no != nil {
+		return nil, no
 	}
 	ctx, cancel := context.WithTimeoutCause(r.Context(), debugTime, errDebugTime)
 	defer cancel()
 	defer context.AfterFunc(h.ctx, cancel)()
-	done := func() {}
 	select {
 	case h.debugging <- struct{}{}:
-		done = sync.OnceFunc(func() { <-h.debugging })
-		defer done()
+		defer func() { <-h.debugging }()
 	case <-ctx.Done():
 		if h.ctx.Err() == nil {
-			http.Error(w, "another debug request is not done; try again later", http.StatusGatewayTimeout)
-			return
+			return nil, &refusal{http.StatusGatewayTimeout, "another debug request is not done; try again later"}
 		}
 	}
 	node, ok := h.envoys.last()
 	switch {
 	case h.ctx.Err() != nil:
-		http.Error(w, shuttingDown, http.StatusServiceUnavailable)
-		return
+		return nil, &refusal{http.StatusServiceUnavailable, shuttingDown}
 	case !ok:
-		http.Error(w, "no Envoy is connected to the control plane", http.StatusServiceUnavailable)
-		return
+		return nil, &refusal{http.StatusServiceUnavailable, "no Envoy is connected to the control plane"}
 	}
 	answer, err := h.debug(ctx, node, typeURL, names)
-	if err != nil {
-		status, text := http.StatusBadGateway, bearer.Redact(err.Error())
-		switch {
-		case h.ctx.Err() != nil:
-			status, text = http.StatusServiceUnavailable, shuttingDown
-		case err == errDebugTime || context.Cause(ctx) == errDebugTime:
-			status, text = http.StatusGatewayTimeout, errDebugTime.Error()
-		}
-		h.log.Warn("xdsproxy: a debug request has failed", typeURL[:min(len(typeURL), 60)], slog.Int("status", status), slog.String("err", text))
-		http.Error(w, text, status)
-		return
+	if err == nil {
+		return answer, nil
 	}
-	peer := cmp.Or(peerkey.UserFromContext(r.Context()), r.RemoteAddr)
-	if h.unread.Take(peer, 1) != nil {
-		http.Error(w, "an answer to an earlier request is not taken; take it, or try again later", http.StatusServiceUnavailable)
-		return
+	no = &refusal{http.StatusBadGateway, bearer.Redact(err.Error())}
+	switch {
+	case h.ctx.Err() != nil:
+		no = &refusal{http.StatusServiceUnavailable, shuttingDown}
+	case err == errDebugTime || context.Cause(ctx) == errDebugTime:
+		no = &refusal{http.StatusGatewayTimeout, errDebugTime.Error()}
 	}
-	defer h.unread.Give(peer, 1)
-	done()
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(debugSendTime)) // some servers have none
-	header.Set("Content-Type", "application/json")
-	_, _ = w.Write(answer)
+	h.log.Warn("xdsproxy: a debug request has failed", typeURL[:min(len(typeURL), 60)],
+		slog.Int("status", no.status), slog.String("err", no.text))
+	return nil, no
 }
 
 var errDebugTime = fmt.Errorf("the control plane has not answered within %v", debugTime)
@@ -256,33 +259,7 @@ type debugResource struct {
 // debugAnswer returns the JSON of a response; nil if it is of another type.
 func debugAnswer(msg []byte, typeURL string) ([]byte, error) {
 	var r discoveryResponse
-	err := protofield.Read(msg, func(f *protofield.Field) {
-		if f.Number == 3 {
-			f.Bool(&r.Canary)
-		}
-		if f.Data == nil {
-			return // the rest are texts and messages
-		}
-		switch f.Number {
-		case 1:
-			f.Text(&r.VersionInfo)
-		case 2:
-			url, value := f.Any()
-			r.Resources = append(r.Resources, newDebugResource(url, value))
-		case 4:
-			f.Text(&r.TypeURL)
-		case 5:
-			f.Text(&r.Nonce)
-		case 6:
-			r.ControlPlane = new(controlPlane)
-			f.Message(func(f *protofield.Field) {
-				if f.Number == 1 {
-					f.Text(&r.ControlPlane.Identifier)
-				}
-			})
-		}
-	})
-	if err != nil {
+	if protofield.Read(msg, r.read) != nil {
 		return nil, errors.New("the control plane has sent a malformed response")
 	}
 	if r.TypeURL != typeURL {
@@ -296,6 +273,33 @@ func debugAnswer(msg []byte, typeURL string) ([]byte, error) {
 		return nil, fmt.Errorf("the answer has no form as JSON: %w", err)
 	}
 	return b.Bytes(), nil
+}
+
+func (r *discoveryResponse) read(f *protofield.Field) {
+	if f.Number == 3 {
+		f.Bool(&r.Canary)
+	}
+	if f.Data == nil {
+		return // the rest are texts and messages
+	}
+	switch f.Number {
+	case 1:
+		f.Text(&r.VersionInfo)
+	case 2:
+		url, value := f.Any()
+		r.Resources = append(r.Resources, newDebugResource(url, value))
+	case 4:
+		f.Text(&r.TypeURL)
+	case 5:
+		f.Text(&r.Nonce)
+	case 6:
+		r.ControlPlane = new(controlPlane)
+		f.Message(func(f *protofield.Field) {
+			if f.Number == 1 {
+				f.Text(&r.ControlPlane.Identifier)
+			}
+		})
+	}
 }
 
 // newDebugResource returns the form of a resource. Types other than those of debug information are messages, and these

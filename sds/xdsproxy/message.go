@@ -13,8 +13,8 @@ var (
 	response     = fields{typeURL: 4} // of both methods
 )
 
-// read reports whether a message is about secrets, and returns its node, which may be a part of the message; nil if it has
-// none. The error is protofield.ErrMalformed.
+// read reports whether a message is about secrets, and returns its node, which may be a part of the message; nil if
+// it has none. The error is protofield.ErrMalformed.
 func (n fields) read(message []byte) (secrets bool, node []byte, err error) {
 	err = protofield.Read(message, func(f *protofield.Field) {
 		switch {

@@ -78,8 +78,8 @@ func (q *queue) tryPut(msg []byte) (ok bool, err error) {
 	return true, nil
 }
 
-// next returns the next request, or false if there is none and will be none. It waits for one. The caller passes the request
-// to sent once it is not kept any more.
+// next returns the next request, or false if there is none and will be none. It waits for one. The caller passes the
+// request to sent once it is not kept any more.
 func (q *queue) next(ctx context.Context) (msg []byte, ok bool) {
 	for {
 		q.mu.Lock()

@@ -34,8 +34,8 @@ func (p *plane) failed(e *grpchttp.Error) {
 	p.err = &told
 }
 
-// Report implements [report.Reporter] with the open streams of Envoys, and the control plane as the upstream. The metrics
-// have the names of Istio's agent.
+// Report implements [report.Reporter] with the open streams of Envoys, and the control plane as the upstream. The
+// metrics have the names of Istio's agent.
 func (h *Handler) Report() report.Report {
 	h.plane.mu.Lock()
 	defer h.plane.mu.Unlock()

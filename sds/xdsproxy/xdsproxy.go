@@ -13,43 +13,43 @@
 // # What it serves
 //
 // A [Handler] serves both methods of envoy.service.discovery.v3.AggregatedDiscoveryService: StreamAggregatedResources
-// (state of the world) and DeltaAggregatedResources (incremental). Other methods, such as those of the Secret Discovery
-// Service, go to [Config].Secrets, so that one socket has both. Each stream of an Envoy is one stream to the control plane,
-// which begins with the first request that is not for secrets.
+// (state of the world) and DeltaAggregatedResources (incremental). Other methods, such as those of the Secret
+// Discovery Service, go to [Config].Secrets, so that one socket has both. Each stream of an Envoy is one stream to
+// the control plane, which begins with the first request that is not for secrets.
 //
-// Messages pass byte by byte, whatever fields and types they have: a Handler reads only their type URL and node. An Envoy
-// may send its node in the first message of a stream only. If that message is for one of the two servers, the node is put in
-// front of the first message to the other. Metadata of Envoy is not forwarded.
+// Messages pass byte by byte, whatever fields and types they have: a Handler reads only their type URL and node. An
+// Envoy may send its node in the first message of a stream only. If that message is for one of the two servers, the
+// node is put in front of the first message to the other. Metadata of Envoy is not forwarded.
 //
 // [Handler.ServeDebug] has debug information of the control plane for operators, on a port of its own.
 //
 // # Secrets
 //
 // Requests for secrets go to [Config].Secrets, as a stream of StreamSecrets or DeltaSecrets in this process, with the
-// context, the address and the header of Envoy's request: the limits, the hook Resolve and the logs of a sds.Handler see the
-// same caller. They never reach the control plane. Secrets that the control plane sends are dropped, so it cannot replace the
-// identity of the workload. If the stream of secrets ends, for a limit or in strict mode, the ADS stream ends with the same
-// status.
+// context, the address and the header of Envoy's request: the limits, the hook Resolve and the logs of a sds.Handler
+// see the same caller. They never reach the control plane. Secrets that the control plane sends are dropped, so it
+// cannot replace the identity of the workload. If the stream of secrets ends, for a limit or in strict mode, the ADS
+// stream ends with the same status.
 //
 // # When a side ends
 //
-// If either side ends, the stream ends, with the status of the control plane. Envoy connects again, after 0.5 seconds at
-// first and 30 at most, and says what it wants and what it has (initial_resource_versions in delta), which a Handler could
-// only say for it by keeping all of it.
+// If either side ends, the stream ends, with the status of the control plane. Envoy connects again, after 0.5 seconds
+// at first and 30 at most, and says what it wants and what it has (initial_resource_versions in delta), which a
+// Handler could only say for it by keeping all of it.
 //
-// Traffic goes on without a control plane, as Envoy keeps what it has. So that its certificates go on, too, a stream whose
-// control plane has gone stays open for secrets for 2 seconds, and drops other requests: Envoy repeats them on the next
-// stream, where all secrets are served first. An Envoy that has to start without a control plane needs its secrets by SDS
-// and not by ADS, as in the examples of package sds.
+// Traffic goes on without a control plane, as Envoy keeps what it has. So that its certificates go on, too, a stream
+// whose control plane has gone stays open for secrets for 2 seconds, and drops other requests: Envoy repeats them on
+// the next stream, where all secrets are served first. An Envoy that has to start without a control plane needs its
+// secrets by SDS and not by ADS, as in the examples of package sds.
 //
 // # Back-pressure
 //
-// An Envoy that does not read holds up the control plane, and the other way round. The two directions do not wait for each
-// other, as some control planes read nothing while they write, and neither waits for ever. Requests have two queues for each
-// stream, for secrets and for the control plane, of 8 MiB or one larger message. While a queue is full, Envoy is not read
-// from; after 30 seconds without progress the stream ends with code Unavailable. Responses have no queue: if Envoy does not
-// take one within a minute, the stream is reset. A client has to read while it writes, as Envoy does, because net/http takes
-// at most a MiB of requests on a stream whose response waits.
+// An Envoy that does not read holds up the control plane, and the other way round. The two directions do not wait for
+// each other, as some control planes read nothing while they write, and neither waits for ever. Requests have two
+// queues for each stream, for secrets and for the control plane, of 8 MiB or one larger message. While a queue is
+// full, Envoy is not read from; after 30 seconds without progress the stream ends with code Unavailable. Responses
+// have no queue: if Envoy does not take one within a minute, the stream is reset. A client has to read while it
+// writes, as Envoy does, because net/http takes at most a MiB of requests on a stream whose response waits.
 //
 // # Limits
 //
@@ -57,22 +57,23 @@
 //   - 1,000 streams may be open, 250 of one peer. An Envoy has one.
 //   - Requests in the queues may take 64 MiB, those of one peer 12 MiB, and the same again while they are received.
 //
-// What goes over a limit is refused with code ResourceExhausted. A peer is a user (UID) on a Unix socket on Linux, and a
-// connection otherwise.
+// What goes over a limit is refused with code ResourceExhausted. A peer is a user (UID) on a Unix socket on Linux,
+// and a connection otherwise.
 //
 // # What it does not do
 //
-// A Handler does not authenticate its callers: the permissions of the socket do. A process that can connect speaks to the
-// control plane with the credentials of [Config]. A Handler asks for nothing itself, rewrites nothing and generates nothing but
-// secrets, so that configuration has one author, the control plane: it has no DNS proxy and fetches no WebAssembly modules.
+// A Handler does not authenticate its callers: the permissions of the socket do. A process that can connect speaks to
+// the control plane with the credentials of [Config]. A Handler asks for nothing itself, rewrites nothing and
+// generates nothing but secrets, so that configuration has one author, the control plane: it has no DNS proxy and
+// fetches no WebAssembly modules.
 //
 // # In a server of your own
 //
 // As for package sds: the streams need HTTP/2, and WriteTimeout and ReadTimeout of the http.Server must be zero.
 //
-// With 1,000 open streams, each of which began with a request of 50 kB, a stream takes 48 KiB and 4 goroutines; net/http
-// itself takes 45 KiB and 2 (BenchmarkStreams). If the control plane accepts larger frames than the 16 KiB of grpc-go, which
-// istiod has, net/http keeps a buffer of that size for each stream, up to 512 KiB.
+// With 1,000 open streams, each of which began with a request of 50 kB, a stream takes 48 KiB and 4 goroutines;
+// net/http itself takes 45 KiB and 2 (BenchmarkStreams). If the control plane accepts larger frames than the 16 KiB
+// of grpc-go, which istiod has, net/http keeps a buffer of that size for each stream, up to 512 KiB.
 package xdsproxy
 
 import (
@@ -125,29 +126,30 @@ type Config struct {
 	// URL is that of the control plane, such as https://istiod.istio-system.svc:15012, without a path.
 	URL string
 
-	// HTTPClient reaches the control plane, by HTTP/2. Its transport decides which servers are trusted and which client
-	// certificate is presented, such as one of caclient.NewHTTPClient or the Transport of a spiffetls.Endpoint, and should notice when the
-	// other side has gone, as with http.HTTP2Config.SendPingTimeout. Its Timeout must be zero: it would end the streams.
+	// HTTPClient reaches the control plane, by HTTP/2. Its transport decides which servers are trusted and which
+	// client certificate is presented, such as one of caclient.NewHTTPClient or the Transport of a
+	// spiffetls.Endpoint, and should notice when the other side has gone, as with http.HTTP2Config.SendPingTimeout. Its Timeout must be zero: it
+	// would end the streams.
 	HTTPClient *http.Client
 
-	// Token returns the bearer token for a stream, such as the method Token of a *tokensource.Source. Empty means none. An
-	// error ends the stream, unless it is an fs.ErrNotExist: then the stream begins without a token, as the transport may
-	// have a certificate. Nil means no token.
+	// Token returns the bearer token for a stream, such as the method Token of a *tokensource.Source. Empty means
+	// none. An error ends the stream, unless it is an fs.ErrNotExist: then the stream begins without a token, as the
+	// transport may have a certificate. Nil means no token.
 	Token func(ctx context.Context) (string, error)
 
 	// Header is metadata to send with each stream, such as ClusterID.
 	Header http.Header
 
-	// AllowPlaintext lets URL begin with http, for tests and for a proxy on the same host that adds TLS. Tokens can be read
-	// on the connection.
+	// AllowPlaintext lets URL begin with http, for tests and for a proxy on the same host that adds TLS. Tokens can
+	// be read on the connection.
 	AllowPlaintext bool
 
-	// Secrets answers requests for secrets, and those of other methods than ADS, such as a *sds.Handler. Nil means that
-	// requests for secrets go to the control plane as well, and other methods do not exist.
+	// Secrets answers requests for secrets, and those of other methods than ADS, such as a *sds.Handler. Nil means
+	// that requests for secrets go to the control plane as well, and other methods do not exist.
 	Secrets http.Handler
 
-	// Logger gets warnings: failed streams, refused requests, dropped responses. The first of a kind is logged at once, and
-	// then their number each minute. Nil means no logs.
+	// Logger gets warnings: failed streams, refused requests, dropped responses. The first of a kind is logged at
+	// once, and then their number each minute. Nil means no logs.
 	Logger *slog.Logger
 
 	limits struct{ request, response, streams, peerStreams int } // for tests; 0 means the constants
@@ -186,7 +188,8 @@ func (c *Config) check() error {
 	return nil
 }
 
-// Handler serves the Aggregated Discovery Service. It is safe for concurrent use. Its goroutines are those of open streams.
+// Handler serves the Aggregated Discovery Service. It is safe for concurrent use. Its goroutines are those of open
+// streams.
 type Handler struct {
 	redacted
 	cfg       Config
@@ -238,8 +241,8 @@ func NewHandler(cfg Config) (*Handler, error) {
 	return h, nil
 }
 
-// ServeHTTP serves one request, which for a stream takes as long as that is open. RPCs in other forms than gRPC are answered
-// with 415, and requests of other methods by [Config].Secrets.
+// ServeHTTP serves one request, which for a stream takes as long as that is open. RPCs in other forms than gRPC are
+// answered with 415, and requests of other methods by [Config].Secrets.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if h.cfg.Secrets != nil && h.grpc.Methods[r.URL.Path] == nil {
 		h.cfg.Secrets.ServeHTTP(w, r)

@@ -3,7 +3,6 @@ package gospiffe
 import (
 	"context"
 	"fmt"
-	"hash/maphash"
 	"maps"
 	"slices"
 	"time"
@@ -68,39 +67,27 @@ func ToTokenSource(src jwtsvid.Source) theirjwt.Source {
 	if src == nil {
 		panic("gospiffe: ToTokenSource needs a source")
 	}
-	type parsed struct {
-		token string
-		svid  *theirjwt.SVID
-	}
-	known := verifycache.New[parsed](parsedTokens)
+	known := verifycache.New[string, *theirjwt.SVID](parsedTokens)
 	return jwtSource(func(ctx context.Context, p theirjwt.Params) (*theirjwt.SVID, error) {
 		audience := append([]string{p.Audience}, p.ExtraAudiences...)
 		token, err := src.Fetch(ctx, audience...)
 		if err != nil {
 			return nil, errorf("token: %w", err)
 		}
-		hash, is := maphash.String(known.Seed, token), func(k *parsed) bool { return k.token == token }
-		k := known.Find(hash, is)
-		if k == nil {
-			svid, err := theirjwt.ParseInsecure(token, audience)
-			if err != nil {
+		parsed, ok := known.Find(token)
+		if !ok {
+			if parsed, err = theirjwt.ParseInsecure(token, audience); err != nil {
 				return nil, errorf("token: %w", err)
 			}
-			k = &parsed{token, svid}
-			known.Keep(hash, k, func(old *parsed) int64 {
-				if is(old) {
-					return verifycache.Older
-				}
-				return old.svid.Expiry.UnixNano()
-			})
+			known.Keep(token, parsed, func(old *theirjwt.SVID) int64 { return old.Expiry.UnixNano() })
 		}
-		if !p.Subject.IsZero() && k.svid.ID != p.Subject {
-			return nil, errorf("token: it is of %q and %q was asked for; make a source of that identity", k.svid.ID, p.Subject)
+		if !p.Subject.IsZero() && parsed.ID != p.Subject {
+			return nil, errorf("token: it is of %q and %q was asked for; make a source of that identity", parsed.ID, p.Subject)
 		}
-		if err := fits(k.svid.ID, k.svid.Expiry, k.svid.Audience, audience); err != nil {
+		if err := fits(parsed.ID, parsed.Expiry, parsed.Audience, audience); err != nil {
 			return nil, err
 		}
-		svid := *k.svid
+		svid := *parsed
 		svid.Audience, svid.Claims = slices.Clone(svid.Audience), maps.Clone(svid.Claims)
 		return &svid, nil
 	})

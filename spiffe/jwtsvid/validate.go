@@ -164,13 +164,13 @@ func (v *Validator) verify(text string) (*Verified, *spiffe.Bundle, *token.Error
 	}
 	b, e := v.check.Bundle(claims.ID.TrustDomain())
 	if e == nil {
-		e = v.verifySignature(s, b)
+		e = verifySignature(s, b)
 	}
 	return p, b, e
 }
 
 // verifySignature finds the key in b and checks the signature.
-func (v *Validator) verifySignature(s *token.Signed, b *spiffe.Bundle) *token.Error {
+func verifySignature(s *token.Signed, b *spiffe.Bundle) *token.Error {
 	if s.HasKeyID {
 		key, ok := b.JWTAuthority(s.KeyID)
 		switch {
@@ -179,7 +179,7 @@ func (v *Validator) verifySignature(s *token.Signed, b *spiffe.Bundle) *token.Er
 		case !s.Algorithm.Fits(key):
 			return kind.Refuse("unknown key", "JWT-27", "the key with the ID %q is not one for %v", token.Clip(s.KeyID, token.MaxQuoted), s.Algorithm)
 		}
-		return v.verifyWith(s, key)
+		return verifyWith(s, key)
 	}
 	var fit []crypto.PublicKey
 	for _, key := range b.JWTAuthorities() {
@@ -196,7 +196,7 @@ func (v *Validator) verifySignature(s *token.Signed, b *spiffe.Bundle) *token.Er
 	}
 	var e *token.Error
 	for _, key := range fit {
-		if e = v.verifyWith(s, key); e == nil {
+		if e = verifyWith(s, key); e == nil {
 			return nil
 		}
 	}
@@ -211,13 +211,13 @@ func noKey(b *spiffe.Bundle, rule, format string, arg any) *token.Error {
 	return kind.Refuse("unknown key", "JWT-31", "the trust domain's bundle has no JWT keys, so it issues no JWT-SVIDs")
 }
 
-func (v *Validator) verifyWith(s *token.Signed, key crypto.PublicKey) *token.Error {
+func verifyWith(s *token.Signed, key crypto.PublicKey) *token.Error {
 	if k, ok := key.(*ecdsa.PublicKey); ok {
 		if size := 2 * jws.CurveSize(k.Curve); len(s.Signature) != size {
 			return kind.Refuse("signature", "JWT-28", "the signature has %d bytes; %v has R and S in %d", len(s.Signature), s.Algorithm, size)
 		}
 	}
-	if err := v.check.Verify(s, key); err != nil {
+	if err := s.Verify(key); err != nil {
 		return &token.Error{Kind: kind, Reason: "signature", Rule: "JWT-26", Err: err}
 	}
 	return nil

@@ -427,9 +427,8 @@ func parseX509Bundle(td spiffe.TrustDomain, der []byte) (*spiffe.Bundle, []error
 			return nil, nil, fmt.Errorf("certificate %d: %w", n, cutError{err})
 		}
 		der = rest
-		if _, err := spiffe.NewBundle(td,
-			spiffe.BundleContents{X509Authorities: []*x509.Certificate{cert}}); err != nil {
-			notes = append(notes, fmt.Errorf("workloadapi: authority %d skipped: %w", n, err))
+		if reason := certchain.UnfitAnchor(cert); reason != "" {
+			notes = append(notes, fmt.Errorf("workloadapi: authority %d of %q skipped: %s", n, td, reason))
 			continue
 		}
 		authorities = append(authorities, cert)

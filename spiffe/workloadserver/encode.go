@@ -2,11 +2,13 @@ package workloadserver
 
 import (
 	"bytes"
+	"crypto"
 	"fmt"
-	"maps"
+	"iter"
 	"slices"
 	"sync"
 
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
@@ -124,26 +126,21 @@ var kinds = [...]kind{
 		return der, len(der) > 0, nil
 	}},
 	{workloadwire.JWT, func(b *spiffe.Bundle) ([]byte, bool, error) {
-		keys := maps.Collect(b.JWTAuthorities())
-		doc, err := keySet(b.TrustDomain(), spiffe.BundleContents{JWTAuthorities: keys}, workloadwire.UseJWT)
-		return doc, len(keys) > 0, err
+		doc, err := b.MarshalJWKS()
+		return doc, anyKey(b.JWTAuthorities()), err
 	}},
 	{workloadwire.WIT, func(b *spiffe.Bundle) ([]byte, bool, error) {
-		keys := maps.Collect(b.WITAuthorities())
-		doc, err := keySet(b.TrustDomain(), spiffe.BundleContents{WITAuthorities: keys}, `"wit-svid"`)
-		return doc, len(keys) > 0, err
+		doc, err := jws.MarshalSet(b.WITAuthorities(), false)
+		return doc, anyKey(b.WITAuthorities()), err
 	}},
 }
 
-// keySet returns a plain JWK Set, as other servers send it: "use" belongs to bundle documents (WAPI-45). In
-// a string of the document the quotes would be escaped.
-func keySet(td spiffe.TrustDomain, c spiffe.BundleContents, use string) ([]byte, error) {
-	b, err := spiffe.NewBundle(td, c)
-	if err != nil {
-		return nil, err
+// anyKey reports whether there are keys.
+func anyKey(keys iter.Seq2[string, crypto.PublicKey]) bool {
+	for range keys {
+		return true
 	}
-	doc, err := b.Marshal()
-	return bytes.ReplaceAll(doc, []byte(`"use":`+use+`,`), nil), err
+	return false
 }
 
 // encode makes the response with all bundles that have authorities of the kind, and with that of the server's own

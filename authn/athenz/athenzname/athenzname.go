@@ -103,14 +103,9 @@ func ServiceOfID(id spiffe.ID) (s Service, namespace string, err error) {
 }
 
 // DNSName returns the DNS name of the service below a suffix: NAME.DASHED-DOMAIN.SUFFIX, in which hyphens stand for the
-// dots of the domain. With doubled, as some clients write it, the domain's own hyphens are two each, so that the names
-// of two domains differ.
-func (s Service) DNSName(suffix string, doubled bool) string {
-	domain := s.Domain
-	if doubled {
-		domain = strings.ReplaceAll(domain, "-", "--")
-	}
-	return s.Name + "." + strings.ReplaceAll(domain, ".", "-") + "." + suffix
+// dots of the domain.
+func (s Service) DNSName(suffix string) string {
+	return s.Name + "." + strings.ReplaceAll(s.Domain, ".", "-") + "." + suffix
 }
 
 // Mapping says which Athenz domain a namespace of Kubernetes is: media-sports is media.sports, and foo-bar--baz is

@@ -14,7 +14,6 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/files"
-	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
@@ -39,8 +38,8 @@ type olderRoot struct {
 	until time.Time
 }
 
-// LearnRoots notes the roots that came with leaf. They are in the next [Client.FetchBundles], and stay there for as long as
-// a certificate that was issued under them may live. An error changes nothing.
+// LearnRoots notes the roots that came with leaf. They are in the next [Conn.FetchBundles], and stay there for as
+// long as a certificate that was issued under them may live. An error changes nothing.
 func (c *Conn) LearnRoots(certs []*x509.Certificate, leaf *x509.Certificate) error {
 	return c.roots.learn(certs, leaf)
 }
@@ -65,9 +64,12 @@ func (r *roots) learn(certs []*x509.Certificate, leaf *x509.Certificate) error {
 	return err
 }
 
-// Sort moves the certificates that came as roots and are none to the chain, which answers csr. Roots are those that are
-// self-signed or have a place among the roots of the Endpoint and, if it has no roots, whatever came as the only ones.
-func (c *Conn) Sort(ctx context.Context, csr *pki.CSR, chain, roots []*x509.Certificate) (_, _ []*x509.Certificate, err error) {
+// Sort moves the certificates that came as roots and are none to the chain, which answers csr. Roots are those that
+// are self-signed or have a place among the roots of the Endpoint and, if it has no roots, whatever came as the only
+// ones.
+func (c *Conn) Sort(
+	ctx context.Context, csr *pki.CSR, chain, roots []*x509.Certificate,
+) (_, _ []*x509.Certificate, err error) {
 	notSigned := func(c *x509.Certificate) bool { return !certchain.SelfSigned(c) }
 	if !slices.ContainsFunc(roots, notSigned) {
 		return chain, roots, nil
@@ -132,7 +134,8 @@ func (r *roots) update(now time.Time) (*spiffe.Bundle, error) {
 	}
 	certs := slices.Concat(contents.X509Authorities, r.newest)
 	r.older = slices.DeleteFunc(r.older, func(o olderRoot) bool { return !now.Before(o.until) })
-	if room := max(0, MaxRoots-len(certs)); len(r.older) > room { // a CA that has new roots each time must not fill the memory
+	// A CA that has new roots each time must not fill the memory.
+	if room := max(0, MaxRoots-len(certs)); len(r.older) > room {
 		r.older = slices.Delete(r.older, 0, len(r.older)-room)
 	}
 	for _, o := range r.older {
@@ -163,24 +166,9 @@ func (r *roots) state() (known bool, wait time.Duration) {
 	return r.last != nil, wait
 }
 
-// Client is what all clients have in common to their users: trust bundles, and a text in the place of tokens and keys when
-// they are printed. A client embeds it under an unexported alias.
-type Client struct {
-	redacted
-	conn *Conn
-}
-
-type redacted = redact.Text
-
-// Client returns the common part of the client of c.
-func (c *Conn) Client() Client { return Client{redact.New(c.cfg.Name + ".CA(" + c.URL + ")"), c} }
-
-// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls the CA
-// only if the Endpoint has no source of roots. The error is a [*caclient.Error], unless ctx is done. If the source fails and
-// roots are known from before, the failure is logged.
-func (l *Client) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
+// FetchBundles is that of a client, which describes it.
+func (c *Conn) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	const op = "fetch bundles"
-	c := l.conn
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("%s: %s: %w", c.cfg.Name, op, context.Cause(ctx))
 	}
@@ -191,7 +179,8 @@ func (l *Client) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	}
 	switch _, told := errors.AsType[*caclient.Error](err); {
 	case err != nil && known:
-		c.Endpoint.Logger.WarnContext(ctx, c.cfg.Name+": the roots cannot be read; those that are known stay", "err", err)
+		c.Endpoint.Logger.WarnContext(ctx, c.cfg.Name+": the roots cannot be read; those that are known stay", "err",
+			err)
 	case told:
 		return nil, err
 	case err != nil:
@@ -257,15 +246,13 @@ func ReadBundle(td spiffe.TrustDomain, file string) (*spiffe.Bundle, error) {
 	return b, nil
 }
 
-// WatchBundles yields the bundles, and again whenever they change, until ctx is done: package secretcache uses it instead of
-// polling. Roots that come with a certificate are yielded at once. The source of roots is read every five minutes, or as often
-// as the refresh hint of its bundle says.
-func (l *Client) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
+// WatchBundles is that of a client, which describes it.
+func (c *Conn) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
 	return func(yield func(*spiffe.BundleSet, error) bool) {
 		var last *spiffe.BundleSet
 		for ctx.Err() == nil {
-			changed := l.conn.roots.changed.Changed() // before reading, so that nothing is missed
-			set, err := l.FetchBundles(ctx)
+			changed := c.roots.changed.Changed() // before reading, so that nothing is missed
+			set, err := c.FetchBundles(ctx)
 			if ctx.Err() != nil {
 				return
 			}
@@ -276,8 +263,9 @@ func (l *Client) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, 
 				last = set
 				continue // the reading itself may have been the change
 			}
-			_, wait := l.conn.roots.state()
-			renew.Wait(ctx, wait-time.Duration(rand.Float64()*float64(wait)/10), changed) // so that a fleet spreads out
+			_, wait := c.roots.state()
+			early := time.Duration(rand.Float64() * float64(wait) / 10) // so that a fleet spreads out
+			renew.Wait(ctx, wait-early, changed)
 		}
 	}
 }

@@ -163,7 +163,6 @@ func TestSystem(t *testing.T) {
 	assert.Equal(t, "10.1.2.3", leaf.IPAddresses[0].String())
 	require.Len(t, leaf.URIs, 1)
 	assert.Equal(t, "spiffe://media.sports/sa/frontend", leaf.URIs[0].String())
-	assert.WithinDuration(t, time.Now().Add(90*time.Minute), leaf.NotAfter, time.Minute, "certExpiryTime of the provider")
 	key, ok := leaf.PublicKey.(*rsa.PublicKey)
 	require.True(t, ok)
 	assert.Equal(t, 2048, key.N.BitLen())

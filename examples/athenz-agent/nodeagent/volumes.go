@@ -192,7 +192,7 @@ type volumeContext struct {
 func newContext(i athenzname.Instance) (*volumeContext, error) {
 	c := &volumeContext{
 		Domain: i.Service.Domain, Service: i.Service.Name, ProviderService: i.Provider.String(), InstanceID: i.ID,
-		SANNames: []string{i.Service.DNSName(i.Suffix, false), i.InstanceName()},
+		SANNames: []string{i.Service.DNSName(i.Suffix), i.InstanceName()},
 	}
 	c.setIPs(i)
 	if !i.SPIFFE.IsZero() {

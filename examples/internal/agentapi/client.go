@@ -83,7 +83,7 @@ func (c *Client) ask(ctx context.Context, what string, in any, secrets ...string
 		return nil, context.Cause(ctx)
 	}
 	var given Given
-	if err := jsonapi.Post(ctx, &c.client, "http://agent/v1/"+what+"/"+handle, in, &given, append(secrets, handle)...); err != nil {
+	if err := jsonapi.Call(ctx, &c.client, http.MethodPost, "http://agent/v1/"+what+"/"+handle, in, &given, append(secrets, handle)...); err != nil {
 		if errors.Is(err, fs.ErrPermission) {
 			err = fmt.Errorf("%w: this user may not connect to the agent", err)
 		}

@@ -358,7 +358,7 @@ type certifierCA struct {
 	rejected func()
 }
 
-// Sign implements [secretcache.CA]. The request of the caller has the same key and the same name.
+// Sign implements [caclient.CA]. The request of the caller has the same key and the same name.
 func (c *certifierCA) Sign(ctx context.Context, _ *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
 	c.id.mu.Lock()
 	csr := c.id.store.csr

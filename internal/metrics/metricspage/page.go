@@ -13,7 +13,8 @@ import (
 // Page is a page of metrics. The zero Page is ready.
 type Page struct{ page limit.Page }
 
-// Serve answers with the metrics of the process and what write writes. The error is that of write, and then nothing is answered.
+// Serve answers with the metrics of the process and what write writes. The error is that of write, and then nothing
+// is answered.
 func (p *Page) Serve(w http.ResponseWriter, write func(io.Writer) error) error {
 	text, done, err := p.page.Get(func(b *bytes.Buffer) error {
 		_ = metrics.WriteProcess(b)

@@ -93,7 +93,7 @@ func (k Keys) Signer(t testing.TB) athenz.Signer {
 // Verifier returns a verifier with the public keys.
 func (k Keys) Verifier(t testing.TB) *athenz.Verifier {
 	t.Helper()
-	v, err := athenz.NewVerifier(athenz.VerifierOptions{Dir: k.Public})
+	v, err := athenz.NewVerifier(k.Public, "")
 	must(t, err)
 	return v
 }
@@ -143,7 +143,7 @@ func New(t testing.TB) *Cluster {
 	c.Put("web-0", nil)
 
 	cfg := c.ProviderConfig()
-	cfg.TrustDomain, cfg.Lifetime = c.CA.TrustDomain(), 90*time.Minute
+	cfg.TrustDomain = c.CA.TrustDomain()
 	c.Provider = c.ServeProvider(cfg)
 	c.ZTS.Change(func(r *cafake.ZTSRules) { r.Callback = c.Provider })
 

@@ -29,15 +29,7 @@ import (
 )
 
 // Fake is a CA behind one API, which serves until the test is over. Its methods are safe for concurrent use.
-//
-// Beside those below it has methods that turn a dial:
-//
-//	Deny()          // refuses every request: the caller may not
-//	Hang()          // answers nothing, until Mend
-//	Garble()        // answers every request with success and nonsense
-//	Drop()          // cuts the connections, open and new ones
-//	Mend()          // turns the dial back: the CA works
-//	Requests() int  // how many requests have come so far, whatever became of them
+// Beside those below it has the methods of [faulty.Dial].
 type Fake struct {
 	redacted
 	t      testing.TB
@@ -98,6 +90,9 @@ type API struct {
 	TLS      func(*tls.Config) // of the server; may be nil
 	DNSNames []string          // of the server's certificate, in the place of "localhost"
 }
+
+// Text returns what is printed instead of f.
+func (f *Fake) Text() redact.Text { return f.redacted }
 
 // New returns a Fake for the workload whose ID has the path. It has no API until [Fake.Serve].
 func New(t testing.TB, authority *spiffetest.CA, path string) *Fake {

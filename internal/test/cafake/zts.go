@@ -302,7 +302,7 @@ func (z *ZTS) owner(r *http.Request, rules *ZTSRules) (map[string]any, error) {
 		return nil, err
 	}
 	for _, san := range csr.SANs() {
-		if san.Type == pki.DNS && san.Value != service.DNSName(rules.Suffix, false) && !strings.Contains(san.Value, ".instanceid.athenz.") {
+		if san.Type == pki.DNS && san.Value != service.DNSName(rules.Suffix) && !strings.Contains(san.Value, ".instanceid.athenz.") {
 			return nil, refuseWith(http.StatusBadRequest, "the DNS name %q is not that of the service", san.Value)
 		}
 	}
@@ -482,7 +482,7 @@ func (z *ZTS) checkCSR(csr *pki.CSR, i *athenzname.Instance, in *ztsRequest, rul
 			if id, is := strings.CutSuffix(name, ".instanceid.athenz"); is && i.ID == "" {
 				i.ID = id
 			}
-			if rest, wild := strings.CutPrefix(san.Value, "*."); !ok || wild && rest != i.Service.DNSName(rules.Suffix, false) {
+			if rest, wild := strings.CutPrefix(san.Value, "*."); !ok || wild && rest != i.Service.DNSName(rules.Suffix) {
 				return refuseWith(http.StatusBadRequest, "the DNS name %q is not below a suffix of the provider", san.Value)
 			}
 		}

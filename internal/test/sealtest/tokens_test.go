@@ -59,7 +59,7 @@ func TestNoTokenPrints(t *testing.T) {
 	t.Cleanup(echo.Close)
 	static := tokensource.Static(token)
 	exchange := func(path string) *tokensource.Source {
-		s, err := tokensource.Exchange(static, tokensource.ExchangeOptions{URL: echo.URL + path, ClientID: "me", ClientCredential: static})
+		s, err := tokensource.Exchange(static, tokensource.ClientOptions{URL: echo.URL + path})
 		require.NoError(t, err)
 		return s
 	}
@@ -75,7 +75,7 @@ func TestNoTokenPrints(t *testing.T) {
 	require.NoError(t, err)
 	for name, v := range map[string]any{
 		"a static token": static, "a token that is kept": kept, "a token that was refused": refused, "the refusal": refusal,
-		"options": &tokensource.ExchangeOptions{ClientID: "me", ClientCredential: static}, "a CA client": ca,
+		"options": &tokensource.ClientOptions{Issuer: "i", ClientAssertion: static}, "a CA client": ca,
 	} {
 		for how, v := range wrapped(v) {
 			for printer, out := range printed(v) {

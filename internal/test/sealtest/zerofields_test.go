@@ -90,22 +90,8 @@ var fields = map[string]struct {
 		_, err := kube.TokenReview(kube.TokenReviewOptions{Reviewer: new(kube.Reviewer), TrustDomain: spiffe.MustParseTrustDomain("example.org"), Audiences: []string{"a"}})
 		return err
 	}},
-	"tokensource.ExchangeOptions.Actor": {refused, func(_ *testing.T, _ *spiffetest.Source) error {
-		_, err := tokensource.Exchange(tokensource.File("/token"), tokensource.ExchangeOptions{URL: "https://sts.example/token", Actor: new(tokensource.Source)})
-		return err
-	}},
-	"tokensource.ExchangeOptions.ClientAssertion": {refused, func(_ *testing.T, _ *spiffetest.Source) error {
-		_, err := tokensource.ClientCredentials(tokensource.ExchangeOptions{URL: "https://sts.example/token", Issuer: "https://sts.example", ClientAssertion: new(tokensource.Source)})
-		return err
-	}},
-	"tokensource.ExchangeOptions.ClientCredential": {refused, func(_ *testing.T, _ *spiffetest.Source) error {
-		_, err := tokensource.Exchange(tokensource.File("/token"), tokensource.ExchangeOptions{URL: "https://sts.example/token", Audience: "b", ClientCredential: new(tokensource.Source)})
-		return err
-	}},
-	"tokensource.KubernetesOptions.Bound": {refused, func(*testing.T, *spiffetest.Source) error {
-		_, err := tokensource.Kubernetes(tokensource.KubernetesOptions{
-			APIServer: "https://api.example", HTTPClient: http.DefaultClient, Namespace: "prod", ServiceAccount: "web", Bound: new(tokensource.BoundObject),
-		})
+	"tokensource.ClientOptions.ClientAssertion": {refused, func(_ *testing.T, _ *spiffetest.Source) error {
+		_, err := tokensource.ClientCredentials(tokensource.ClientOptions{URL: "https://sts.example/token", Issuer: "https://sts.example", ClientAssertion: new(tokensource.Source)})
 		return err
 	}},
 	"federation.SPIFFE.Initial": {refused, func(t *testing.T, _ *spiffetest.Source) error {

@@ -10,9 +10,11 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"fmt"
+	"iter"
 	"math/big"
 	"slices"
 
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/strictjson"
 )
 
@@ -149,11 +151,18 @@ func Unfit(key crypto.PublicKey) string {
 func AppendKey(b []byte, key crypto.PublicKey) ([]byte, bool) {
 	switch k := key.(type) {
 	case *ecdsa.PublicKey:
-		point, err := k.Bytes()
-		if err != nil {
+		size := CurveSize(k.Curve)
+		point, err := k.Bytes() // uncompressed
+		if err != nil || size == 0 {
 			return b, false
 		}
-		return AppendPoint(b, k.Curve, point)
+		b = append(b, `"kty":"EC","crv":"`...)
+		b = append(b, k.Curve.Params().Name...)
+		b = append(b, `","x":"`...)
+		b = strictURL.AppendEncode(b, point[1:1+size])
+		b = append(b, `","y":"`...)
+		b = strictURL.AppendEncode(b, point[1+size:])
+		return append(b, '"'), true
 	case *rsa.PublicKey:
 		b = append(b, `"kty":"RSA","n":"`...)
 		b = strictURL.AppendEncode(b, k.N.Bytes())
@@ -168,19 +177,43 @@ func AppendKey(b []byte, key crypto.PublicKey) ([]byte, bool) {
 	return b, false
 }
 
-// AppendPoint is [AppendKey] for an uncompressed point that is known to be on the curve.
-func AppendPoint(b []byte, curve elliptic.Curve, point []byte) ([]byte, bool) {
-	size := CurveSize(curve)
-	if size == 0 || len(point) != 1+2*size {
-		return b, false
+// AppendJWK appends a JWK with this key ID, and with the members "use" and "alg" unless they are empty.
+func AppendJWK(b []byte, use, alg, keyID string, key crypto.PublicKey) ([]byte, bool) {
+	b = append(b, '{')
+	if use != "" {
+		b = append(append(append(b, `"use":"`...), use...), `",`...)
 	}
-	b = append(b, `"kty":"EC","crv":"`...)
-	b = append(b, curve.Params().Name...)
-	b = append(b, `","x":"`...)
-	b = strictURL.AppendEncode(b, point[1:1+size])
-	b = append(b, `","y":"`...)
-	b = strictURL.AppendEncode(b, point[1+size:])
-	return append(b, '"'), true
+	if alg != "" {
+		b = append(append(append(b, `"alg":"`...), alg...), `",`...)
+	}
+	b = append(b, `"kid":`...)
+	b = append(strictjson.AppendText(b, keyID), ',')
+	b, ok := AppendKey(b, key)
+	return append(b, '}'), ok
+}
+
+// MarshalSet returns a JWK Set of keys by their key IDs: for an issuer of OpenID Connect with the members "use", which
+// is "sig", and "alg", otherwise without. "alg" is that of [DefaultAlgorithm].
+func MarshalSet(keys iter.Seq2[string, crypto.PublicKey], openID bool) ([]byte, error) {
+	doc := []byte(`{"keys":[`)
+	for id, key := range keys {
+		use, alg := "", ""
+		if openID {
+			a, _ := DefaultAlgorithm(key)
+			use, alg = "sig", a.String()
+		}
+		if doc[len(doc)-1] != '[' {
+			doc = append(doc, ',')
+		}
+		var ok bool
+		if doc, ok = AppendJWK(doc, use, alg, id, key); !ok {
+			return nil, fmt.Errorf("the key %.64q has no form as a JWK", id)
+		}
+	}
+	if doc = append(doc, "]}"...); len(doc) > MaxSetSize {
+		return nil, fmt.Errorf("the JWK Set would have %d bytes, the limit is %d: %w", len(doc), MaxSetSize, certpem.ErrTooLarge)
+	}
+	return doc, nil
 }
 
 // CurveSize returns the size of a coordinate in bytes, or 0 for a curve that has no name in JWKs.

@@ -2,15 +2,10 @@ package token
 
 import (
 	"cmp"
-	"crypto"
 	"errors"
 	"fmt"
-	"hash/maphash"
-	"strings"
 	"time"
-	"weak"
 
-	"github.com/svidkit/svidkit/internal/tokens/verifycache"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -21,8 +16,6 @@ const (
 
 	defaultRemember = 1000
 	maxRemember     = 1 << 20
-	heads           = 64      // headers of tokens that are remembered
-	longestKept     = 4 << 10 // bytes of a token that is remembered
 )
 
 // Checker checks tokens against the bundles and the time. It remembers a verified token with a value of its package,
@@ -32,30 +25,20 @@ type Checker[V any] struct {
 	bundles spiffe.BundleSource
 	leeway  time.Duration
 	Now     func() time.Time
-	memory  *verifycache.Table[kept[V]] // nil for none
-	Heads
+	memory  *Memory[spiffe.Bundle, proven[V]] // nil for none
 }
 
-// Heads remembers the headers of tokens that were verified. All tokens of one issuer have the same: go-jose judges it with
-// the first of them, and only the signatures of the others are left to verify.
-type Heads struct{ heads *verifycache.Table[string] }
-
-// NewHeads returns an empty memory.
-func NewHeads() Heads { return Heads{verifycache.New[string](heads)} }
-
-// kept is a token that was verified with a bundle. It counts only while the source gives this bundle: a
-// bundle never changes, so its address is its generation. The pointer is weak, so that old bundles can go.
-type kept[V any] struct {
-	token  string
-	value  V
-	id     spiffe.ID
-	ends   time.Time
-	bundle weak.Pointer[spiffe.Bundle]
+// proven is what a Checker remembers of a token.
+type proven[V any] struct {
+	id    spiffe.ID
+	value V
 }
 
 // NewChecker returns a Checker. Of the options, nil and 0 mean the default.
-func NewChecker[V any](k *Kind, bundles spiffe.BundleSource, leeway *time.Duration, now func() time.Time, remember int) (*Checker[V], error) {
-	c := &Checker[V]{Kind: k, bundles: bundles, leeway: DefaultLeeway, Now: now, Heads: NewHeads()}
+func NewChecker[V any](
+	k *Kind, bundles spiffe.BundleSource, leeway *time.Duration, now func() time.Time, remember int,
+) (*Checker[V], error) {
+	c := &Checker[V]{Kind: k, bundles: bundles, leeway: DefaultLeeway, Now: now}
 	if leeway != nil {
 		c.leeway = *leeway
 	}
@@ -72,7 +55,7 @@ func NewChecker[V any](k *Kind, bundles spiffe.BundleSource, leeway *time.Durati
 		return nil, fmt.Errorf("the option Remember is %d, not from -1 to %d", remember, maxRemember)
 	}
 	if remember > 0 {
-		c.memory = verifycache.New[kept[V]](remember)
+		c.memory = NewMemory[spiffe.Bundle, proven[V]](remember)
 	}
 	return c, nil
 }
@@ -89,7 +72,8 @@ func (c *Checker[V]) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, *Error) {
 	case err != nil:
 		return nil, &Error{Kind: c.Kind, Reason: BundleSource, Err: err}
 	case b.TrustDomain() != td:
-		return nil, c.Refuse(BundleSource, c.Kind.Bundle, "the bundle source was asked for %q and returned the bundle of %q", td, b.TrustDomain())
+		return nil, c.Refuse(BundleSource, c.Kind.Bundle,
+			"the bundle source was asked for %q and returned the bundle of %q", td, b.TrustDomain())
 	}
 	return b, nil
 }
@@ -112,53 +96,23 @@ func (c *Checker[V]) Leeway() time.Duration { return c.leeway }
 // Stamp formats a time for an error.
 func Stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// Verify is [Signed.Verify] for a token whose header may have come before.
-func (h Heads) Verify(s *Signed, key crypto.PublicKey) error {
-	sum := maphash.String(h.heads.Seed, s.head)
-	if h.heads.Find(sum, func(old *string) bool { return *old == s.head }) != nil {
-		return s.verifyAgain(key)
-	}
-	err := s.Verify(key)
-	if err == nil {
-		h.heads.Keep(sum, new(strings.Clone(s.head)), func(*string) int64 { return 0 })
-	}
-	return err
-}
-
 // Recall returns the value that was kept for a token, if the token was verified with the bundle that the source
 // returns now. The error is that of the source.
 func (c *Checker[V]) Recall(token string) (value V, ok bool, e *Error) {
-	if c.memory == nil || len(token) > longestKept {
+	p, old, ok := c.memory.Find(token)
+	if !ok {
 		return value, false, nil
 	}
-	k := c.memory.Find(maphash.String(c.memory.Seed, token), func(k *kept[V]) bool { return k.token == token })
-	if k == nil {
-		return value, false, nil
-	}
-	b, e := c.Bundle(k.id.TrustDomain())
+	b, e := c.Bundle(p.id.TrustDomain())
 	if e != nil {
-		e.ID = k.id
+		e.ID = p.id
 		return value, false, e
 	}
-	if b != k.bundle.Value() {
-		return value, false, nil
-	}
-	return k.value, true, nil
+	return p.value, b == old, nil
 }
 
-// Keep remembers a token that was verified with b, in the place of the one that ends first. The token must not be
-// part of a larger string, which would be kept alive too.
+// Keep remembers a token that was verified with b. The token must not be part of a larger string, which would be kept
+// alive too.
 func (c *Checker[V]) Keep(token string, id spiffe.ID, ends time.Time, b *spiffe.Bundle, value V) {
-	if c.memory == nil || len(token) > longestKept {
-		return
-	}
-	c.memory.Keep(maphash.String(c.memory.Seed, token), &kept[V]{token, value, id, ends, weak.Make(b)}, func(old *kept[V]) int64 {
-		switch {
-		case old.token == token:
-			return verifycache.Older
-		case old.bundle.Value() == nil:
-			return verifycache.Older + 1 // as a free place
-		}
-		return old.ends.Unix()
-	})
+	c.memory.Keep(token, proven[V]{id, value}, b, ends)
 }

@@ -1,11 +1,8 @@
 package token_test
 
 import (
-	"crypto"
-	"crypto/elliptic"
 	"errors"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -94,45 +91,4 @@ func TestError(t *testing.T) {
 	require.ErrorIs(t, e, token.Expired)
 	assert.Less(t, len(e.Error()), 600)
 	assert.True(t, strings.HasSuffix(e.Error(), "é…"))
-}
-
-// That the header of a token came before says nothing about its signature.
-func TestKnownHeader(t *testing.T) {
-	t.Parallel()
-	c, err := token.NewChecker[string](kind, &source{}, nil, nil, -1)
-	require.NoError(t, err)
-	key, other := ecKey(t, elliptic.P256()), ecKey(t, elliptic.P256())
-	signed := func(key crypto.Signer, payload string) string {
-		s, err := token.NewSigner(key, "", "k", "JWT")
-		require.NoError(t, err)
-		text, err := s.Token([]byte(payload))
-		require.NoError(t, err)
-		return text
-	}
-	for range 2 { // the second time all headers are known
-		for name, c1 := range map[string]struct {
-			text string
-			good bool
-		}{
-			"one":         {signed(key, `{"a":1}`), true},
-			"two":         {signed(key, `{"a":2}`), true},
-			"another key": {signed(other, `{"a":1}`), false},
-			"mixed":       {signed(key, `{"a":1}`)[:60] + signed(key, `{"a":1}`)[60:100] + signed(key, `{"a":1}`)[100:], false},
-		} {
-			err := c.Verify(parse(t, c1.text), key.Public())
-			assert.Equal(t, c1.good, err == nil, "%s: %v", name, err)
-		}
-	}
-	require.Error(t, c.Verify(parse(t, signed(key, `{}`)), other.Public()))
-
-	var wg sync.WaitGroup // for the race detector: what is known is shared
-	for range 4 {
-		text := signed(key, `{"a":3}`)
-		wg.Go(func() {
-			for range 20 {
-				assert.NoError(t, c.Verify(parse(t, text), key.Public()))
-			}
-		})
-	}
-	wg.Wait()
 }

@@ -3,7 +3,7 @@
 // form of a token and its claims, the checks of signature, bundle and time, the memory of verified tokens, signing,
 // and the helpers of an HTTP client that presents tokens. The rules of each kind are in its own package.
 //
-// go-jose parses, verifies and signs. Package jws runs before it and is stricter.
+// Package jws parses tokens, crypto verifies them, and go-jose signs them.
 package token
 
 import (

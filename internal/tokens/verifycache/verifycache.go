@@ -1,6 +1,6 @@
 // Package verifycache remembers verified credentials, so that a repeated one costs no signature check.
 //
-// A [Table] decides nothing. The entry that Find returns was verified once, against one trust bundle and at one time;
+// A [Table] decides nothing. The value that Find returns was verified once, against one trust bundle and at one time;
 // the caller compares the present bundle and time.
 package verifycache
 
@@ -14,79 +14,87 @@ import (
 // ways is how many places one credential may take.
 const ways = 4
 
-// Table holds a bounded number of entries, in sets of a few places. The hash of a credential selects its
-// set. Reads take no lock and write nothing. Two concurrent writes may take the same place, which costs
-// one verification later.
-type Table[E any] struct {
-	Seed maphash.Seed // to hash credentials with
-
+// Table holds a bounded number of values by their credentials, in sets of a few places. The hash of a credential, with
+// a random seed, selects its set. Reads take no lock and write nothing. Two concurrent writes may take the same place,
+// which costs one verification later.
+type Table[K comparable, V any] struct {
+	seed       maphash.Seed
 	sets, ways int
-	places     atomic.Pointer[[]atomic.Pointer[E]] // nil until the first entry
+	places     atomic.Pointer[[]atomic.Pointer[entry[K, V]]] // nil until the first entry
 }
 
-// New returns a table of at most n entries; n is positive.
-func New[E any](n int) *Table[E] {
+type entry[K comparable, V any] struct {
+	key   K
+	value V
+}
+
+// New returns a table of at most n values; n is positive.
+func New[K comparable, V any](n int) *Table[K, V] {
 	w := min(n, ways)
-	return &Table[E]{Seed: maphash.MakeSeed(), sets: n / w, ways: w}
+	return &Table[K, V]{seed: maphash.MakeSeed(), sets: n / w, ways: w}
 }
 
-// set returns the places of the credential with this hash.
-func (t *Table[E]) set(places []atomic.Pointer[E], hash uint64) []atomic.Pointer[E] {
-	i := int(hash%uint64(t.sets)) * t.ways
+// set returns the places of a credential.
+func (t *Table[K, V]) set(places []atomic.Pointer[entry[K, V]], key K) []atomic.Pointer[entry[K, V]] {
+	i := int(maphash.Comparable(t.seed, key)%uint64(t.sets)) * t.ways
 	return places[i : i+t.ways]
 }
 
-// Find returns the entry with this hash for which is reports true, or nil. Different credentials may have the same
-// hash, so is must compare them whole.
-func (t *Table[E]) Find(hash uint64, is func(*E) bool) *E {
+// Find returns the value of a credential.
+func (t *Table[K, V]) Find(key K) (value V, ok bool) {
 	places := t.places.Load()
 	if places == nil {
-		return nil
+		return value, false
 	}
-	set := t.set(*places, hash)
+	set := t.set(*places, key)
 	for i := range set {
-		if e := set[i].Load(); e != nil && is(e) {
-			return e
+		if e := set[i].Load(); e != nil && e.key == key {
+			return e.value, true
 		}
 	}
-	return nil
+	return value, false
 }
 
-// Keep stores e for the credential with this hash, in the place of the entry with the least worth. An entry for the
-// same credential has the worth Older and is replaced first; a free place comes next.
-func (t *Table[E]) Keep(hash uint64, e *E, worth func(old *E) int64) {
+// Useless is the least that an entry is worth.
+const Useless = math.MinInt64
+
+// Keep stores the value of a credential: in its own place if it has one, else in a free one, else in the place of the
+// value with the least worth.
+func (t *Table[K, V]) Keep(key K, value V, worth func(old V) int64) {
 	if t.places.Load() == nil {
-		fresh := make([]atomic.Pointer[E], t.sets*t.ways)
+		fresh := make([]atomic.Pointer[entry[K, V]], t.sets*t.ways)
 		t.places.CompareAndSwap(nil, &fresh) // or another writer was faster
 	}
-	set := t.set(*t.places.Load(), hash)
-	at, least := 0, int64(math.MaxInt64)
+	set := t.set(*t.places.Load(), key)
+	at, least := -1, int64(math.MaxInt64)
 	for i := range set {
-		w := int64(Older + 1)
-		if old := set[i].Load(); old != nil {
-			w = worth(old)
+		old := set[i].Load()
+		if old != nil && old.key == key {
+			at = i
+			break
 		}
-		if w < least {
+		w := int64(Useless)
+		if old != nil {
+			w = worth(old.value)
+		}
+		if at < 0 || w < least {
 			at, least = i, w
 		}
 	}
-	set[at].Store(e)
+	set[at].Store(&entry[K, V]{key, value})
 }
 
-// All loops over the entries.
-func (t *Table[E]) All() iter.Seq[*E] {
-	return func(yield func(*E) bool) {
+// All loops over the values.
+func (t *Table[K, V]) All() iter.Seq[V] {
+	return func(yield func(V) bool) {
 		places := t.places.Load()
 		if places == nil {
 			return
 		}
 		for i := range *places {
-			if e := (*places)[i].Load(); e != nil && !yield(e) {
+			if e := (*places)[i].Load(); e != nil && !yield(e.value) {
 				return
 			}
 		}
 	}
 }
-
-// Older is less than any other worth.
-const Older = math.MinInt64

@@ -1,7 +1,6 @@
 package verifycache_test
 
 import (
-	"hash/maphash"
 	"strconv"
 	"sync"
 	"testing"
@@ -11,62 +10,64 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/verifycache"
 )
 
-type entry struct {
-	name  string
-	worth int64
-}
+func own(old int64) int64 { return old }
 
-func keep(t *verifycache.Table[entry], hash uint64, name string, worth int64) {
-	t.Keep(hash, &entry{name, worth}, func(old *entry) int64 {
-		if old.name == name {
-			return verifycache.Older
-		}
-		return old.worth
-	})
-}
-
-func find(t *verifycache.Table[entry], hash uint64, name string) *entry {
-	return t.Find(hash, func(e *entry) bool { return e.name == name })
+func has(t *verifycache.Table[string, int64], name string) bool {
+	_, ok := t.Find(name)
+	return ok
 }
 
 func TestTable(t *testing.T) {
 	t.Parallel()
-	m := verifycache.New[entry](4)
-	assert.Nil(t, find(m, 7, "a"), "an empty table")
+	m := verifycache.New[string, int64](4) // one set
+	assert.False(t, has(m, "a"), "an empty table")
 	for i, name := range []string{"a", "b", "c", "d"} {
-		keep(m, 7, name, int64(10+i))
+		m.Keep(name, int64(10+i), own)
 	}
-	for _, name := range []string{"a", "b", "c", "d"} {
-		assert.NotNil(t, find(m, 7, name), name)
+	for i, name := range []string{"a", "b", "c", "d"} {
+		value, ok := m.Find(name)
+		assert.True(t, ok, name)
+		assert.EqualValues(t, 10+i, value)
 	}
-	assert.Nil(t, find(m, 7, "e"), "an equal hash is not an equal credential")
+	assert.False(t, has(m, "e"))
+	m.Keep("e", 5, own) // in the place of a
+	assert.False(t, has(m, "a"))
+	m.Keep("f", 50, own) // in the place of e
+	assert.False(t, has(m, "e"))
+	m.Keep("d", 60, own) // in its own place, and not in that of b
+	assert.True(t, has(m, "b"))
+	value, _ := m.Find("d")
+	assert.EqualValues(t, 60, value)
+	m.Keep("g", 1, func(old int64) int64 {
+		if old == 60 {
+			return verifycache.Useless
+		}
+		return old
+	})
+	assert.False(t, has(m, "d"))
 
-	keep(m, 7, "e", 5) // in the place of a
-	assert.Nil(t, find(m, 7, "a"))
-	keep(m, 7, "f", 50) // in the place of e
-	assert.Nil(t, find(m, 7, "e"))
-	few := verifycache.New[entry](4)
-	keep(few, 7, "a", 1)
-	keep(few, 7, "a", 2) // in its own place, though others are free
-	assert.EqualValues(t, 2, find(few, 7, "a").worth)
-
-	keep(m, 7, "d", 60) // in its own place, and not in that of b
-	assert.NotNil(t, find(m, 7, "b"))
-	assert.EqualValues(t, 60, find(m, 7, "d").worth)
+	few := verifycache.New[string, int64](4)
+	few.Keep("a", 1, own)
+	few.Keep("a", 2, own) // in its own place, though others are free
+	n := 0
+	for value := range few.All() {
+		assert.EqualValues(t, 2, value)
+		n++
+	}
+	assert.Equal(t, 1, n)
 }
 
 // A table never holds more than it was made for, and most of what fits.
 func TestBounds(t *testing.T) {
 	t.Parallel()
 	for n := 1; n <= 40; n++ {
-		m := verifycache.New[entry](n)
-		hash := func(i int) uint64 { return maphash.String(m.Seed, strconv.Itoa(i)) }
+		m := verifycache.New[string, int64](n)
 		for i := range 500 {
-			keep(m, hash(i), strconv.Itoa(i), int64(i))
+			m.Keep(strconv.Itoa(i), int64(i), own)
 		}
 		found := 0
 		for i := range 500 {
-			if find(m, hash(i), strconv.Itoa(i)) != nil {
+			if has(m, strconv.Itoa(i)) {
 				found++
 			}
 		}
@@ -78,18 +79,28 @@ func TestBounds(t *testing.T) {
 // For the race detector.
 func TestConcurrentUse(t *testing.T) {
 	t.Parallel()
-	m := verifycache.New[entry](3)
+	m := verifycache.New[string, int64](3)
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
 			for i := range 200 {
 				name := strconv.Itoa(i % 9)
-				keep(m, uint64(i%9), name, int64(i))
-				if e := find(m, uint64(i%9), name); e != nil {
-					assert.Equal(t, name, e.name)
+				m.Keep(name, int64(i%9), own)
+				if value, ok := m.Find(name); ok {
+					assert.Equal(t, name, strconv.FormatInt(value, 10))
 				}
 			}
 		})
 	}
 	wg.Wait()
+}
+
+// A repeated credential costs no memory.
+func TestAllocations(t *testing.T) {
+	m := verifycache.New[string, int64](1000)
+	m.Keep("a", 1, own)
+	hashes := verifycache.New[[32]byte, int64](1000)
+	hashes.Keep([32]byte{1}, 1, own)
+	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = m.Find("a") }))
+	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = hashes.Find([32]byte{1}) }))
 }

@@ -186,8 +186,8 @@ func TestAuthenticatorUnavailable(t *testing.T) {
 			"wrapped":   fmt.Errorf("tokens: %w", fmt.Errorf("%w", temporary(0))),
 			"two": authn.FirstOf(tokens{"two": fmt.Errorf("tokens: %w", authn.ErrRefused)},
 				tokens{"two": errors.New("secret reason: no connection")}).Authenticate,
-			"cause":     fmt.Errorf("tokens: %w: %w", authn.ErrRefused, errors.New("secret reason: expired")),
-			"never":     errors.Join(fmt.Errorf("tokens: %w", authn.ErrNoCredential), final{}),
+			"cause": fmt.Errorf("tokens: %w: %w", authn.ErrRefused, errors.New("secret reason: expired")),
+			"never": errors.Join(fmt.Errorf("tokens: %w", authn.ErrNoCredential), final{}),
 			"hangs": func(r *http.Request) (*authn.Caller, error) {
 				<-r.Context().Done()
 				return nil, fmt.Errorf("tokens: %w: %w", authn.ErrRefused, r.Context().Err())

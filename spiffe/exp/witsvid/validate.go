@@ -189,7 +189,7 @@ func (v *Validator) verifyAnew(text string) (*holder, *token.Error) {
 	}
 	b, e := v.check.Bundle(h.id.TrustDomain())
 	if e == nil {
-		e = v.verifySignature(s, b)
+		e = verifySignature(s, b)
 	}
 	if e == nil {
 		v.check.Keep(strings.Clone(text), h.id, h.expires, b, h) // the text may be a small part of something large
@@ -198,7 +198,7 @@ func (v *Validator) verifyAnew(text string) (*holder, *token.Error) {
 }
 
 // verifySignature checks the signature of a token with the WIT key that it names.
-func (v *Validator) verifySignature(s *token.Signed, b *spiffe.Bundle) *token.Error {
+func verifySignature(s *token.Signed, b *spiffe.Bundle) *token.Error {
 	kid := token.Clip(s.KeyID, token.MaxQuoted)
 	key, ok := b.WITAuthority(s.KeyID)
 	switch {
@@ -210,7 +210,7 @@ func (v *Validator) verifySignature(s *token.Signed, b *spiffe.Bundle) *token.Er
 	case !s.Algorithm.Fits(key):
 		return tokens.Refuse("unknown key", "WIT-6", "the key %q is not one for %v", kid, s.Algorithm)
 	}
-	if err := v.check.Verify(s, key); err != nil {
+	if err := s.Verify(key); err != nil {
 		return tokens.Refuse("signature", "WIT-1", "key %q: %w", kid, err)
 	}
 	return nil
@@ -261,7 +261,7 @@ func (v *Validator) checkProof(h *holder, text, proof string, c *Call, now time.
 	if e != nil {
 		return nil, e
 	}
-	if err := v.check.Verify(s, h.key); err != nil {
+	if err := s.Verify(h.key); err != nil {
 		return nil, proofs.Refuse("signature", "WPT-4", "%w", err)
 	}
 	p, e := readProof(s.Payload)

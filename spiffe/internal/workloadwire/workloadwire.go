@@ -53,9 +53,6 @@ type noToken struct{ denied }
 func (noToken) Error() string        { return "no token for this caller" }
 func (noToken) Is(target error) bool { return target == ErrDenied } //nolint:errorlint // itself
 
-// UseJWT is the "use" of keys in bundle documents that the JWK Sets of this API do not have (WAPI-45).
-const UseJWT = `"jwt-svid"`
-
 // Profile says how the responses of a profile are laid out.
 type Profile struct {
 	Parts []string // the names of an SVID's fields after its ID and before its hint

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"math/big"
-	"strings"
 
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/cryptosigner"
@@ -18,95 +17,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Signed is a token or proof whose form is right: three parts in canonical base64url, and a header that
-// is one JSON object with one of the nine algorithms. Nothing of it is verified.
-type Signed struct {
-	jws.Header
-	Payload, Signature []byte
-
-	head   string // the first part, as it was sent
-	signed []byte // the first two
-}
-
-// Parse checks the form of a token or proof.
-func (k *Kind) Parse(text string) (*Signed, *Error) {
-	parts, err := jws.Parse(text)
-	if err != nil {
-		return nil, k.Refuse(Malformed, k.Form, "%w", err)
-	}
-	h, err := jws.ParseHeader(parts.Header)
-	if e, ok := errors.AsType[*jws.Error](err); ok && e.Code == jws.Forbidden {
-		return nil, k.Refuse("algorithm", k.Algorithm, "%w", err)
-	}
-	if err != nil {
-		return nil, k.Refuse(Malformed, k.Form, "%w", err)
-	}
-	head, _, _ := strings.Cut(text, ".")
-	return &Signed{Header: h, Payload: parts.Payload, Signature: parts.Signature, head: head, signed: parts.Signed}, nil
-}
-
-// errSignature is the error for every bad signature.
-var errSignature = errors.New("the signature does not match the key")
-
-// Verify verifies the signature with a key that fits the algorithm of the header. The caller takes the
-// key from a bundle, never from the token.
-func (s *Signed) Verify(key crypto.PublicKey) error {
-	if !s.Algorithm.Fits(key) {
-		return fmt.Errorf("the key is not one for %v", s.Algorithm)
-	}
-	whole, err := jose.ParseSignedCompact(s.head+"..", []jose.SignatureAlgorithm{joseName(s.Algorithm)})
-	if err != nil { // its text may show what the header holds
-		return errors.New("the header has a member that cannot be read")
-	}
-	if s.Algorithm >= jws.PS256 {
-		key = rawVerifier{key} // go-jose would accept a salt of any length
-	}
-	whole.Signatures[0].Signature = s.Signature
-	if whole.DetachedVerify(s.Payload, key) != nil {
-		return errSignature
-	}
-	return nil
-}
-
-// verifyAgain is Verify for a header with which go-jose has accepted a token before.
-func (s *Signed) verifyAgain(key crypto.PublicKey) error {
-	if !s.Algorithm.Fits(key) {
-		return fmt.Errorf("the key is not one for %v", s.Algorithm)
-	}
-	return rawVerifier{key}.verify(s.signed, s.Signature, s.Algorithm)
-}
-
 func joseName(a jws.Algorithm) jose.SignatureAlgorithm { return jose.SignatureAlgorithm(a.String()) }
-
-// rawVerifier verifies with the standard library. It is a [jose.OpaqueVerifier].
-type rawVerifier struct{ key crypto.PublicKey }
-
-func (v rawVerifier) VerifyPayload(data, sig []byte, name jose.SignatureAlgorithm) error {
-	alg, _ := jws.ParseAlgorithm(string(name))
-	return v.verify(data, sig, alg)
-}
-
-func (v rawVerifier) verify(data, sig []byte, alg jws.Algorithm) error {
-	hash := alg.Hash()
-	h := hash.New()
-	h.Write(data)
-	digest, ok := h.Sum(nil), false
-	switch k := v.key.(type) {
-	case *ecdsa.PublicKey: // R and S, each as wide as the curve
-		size := jws.CurveSize(k.Curve)
-		ok = len(sig) == 2*size && ecdsa.Verify(k, digest, new(big.Int).SetBytes(sig[:size]), new(big.Int).SetBytes(sig[size:]))
-	case *rsa.PublicKey:
-		if alg >= jws.PS256 {
-			ok = rsa.VerifyPSS(k, hash, digest, sig, &rsa.PSSOptions{SaltLength: rsa.PSSSaltLengthEqualsHash}) == nil
-		} else {
-			ok = rsa.VerifyPKCS1v15(k, hash, digest, sig) == nil
-		}
-	}
-	if !ok {
-		return errSignature
-	}
-	return nil
-}
 
 // Signer signs with one key and one algorithm. Its fields are funcs, because no printer looks into one.
 type Signer struct {

@@ -106,15 +106,10 @@ func TestAlgorithms(t *testing.T) {
 				assert.Equal(t, jws.Header{Algorithm: a, KeyID: "k", HasKeyID: true, Type: "JWT", HasType: true}, s.Header)
 				assert.Equal(t, `{"a":1}`, string(s.Payload))
 				require.NoError(t, s.Verify(key.Public()))
-				require.NoError(t, s.Verify(key.Public()), "again")
 			}
 
 			text, err := signer.Token([]byte(`{"a":1}`))
 			require.NoError(t, err)
-			heads := token.NewHeads()
-			for range 2 {
-				require.NoError(t, heads.Verify(parse(t, text), key.Public()))
-			}
 			input, sig := split(t, text)
 			first, last := bytes.Clone(sig), bytes.Clone(sig)
 			first[0] ^= 1
@@ -125,18 +120,15 @@ func TestAlgorithms(t *testing.T) {
 			} {
 				s := parse(t, string(input)+"."+base64.RawURLEncoding.EncodeToString(bad))
 				assert.EqualError(t, s.Verify(key.Public()), "the signature does not match the key", name)
-				assert.EqualError(t, heads.Verify(s, key.Public()), "the signature does not match the key", "%s, with a header that is known", name)
 			}
 			moved := strings.Replace(text, ".", "."+base64.RawURLEncoding.EncodeToString([]byte(" \n\t")), 1) // another payload
 			assert.EqualError(t, parse(t, moved).Verify(key.Public()), "the signature does not match the key")
-			assert.EqualError(t, heads.Verify(parse(t, moved), key.Public()), "the signature does not match the key")
 
 			for b, other := range keys(t) {
 				if _, rs := key.(*rsa.PrivateKey); b == a || rs && b.Fits(key.Public()) {
 					continue
 				}
 				assert.Error(t, parse(t, text).Verify(other.Public()), "a key for %v", b)
-				assert.Error(t, heads.Verify(parse(t, text), other.Public()), "a key for %v", b)
 				_, err := token.NewSigner(key, b.String(), "", "JWT")
 				assert.ErrorContains(t, err, "does not fit the key")
 			}
@@ -149,13 +141,9 @@ func TestAlgorithms(t *testing.T) {
 func TestAlgorithmsOfOneKey(t *testing.T) {
 	t.Parallel()
 	key := rsa2048()
-	heads := token.NewHeads()
 	for b := jws.RS256; b <= jws.PS512; b++ {
-		for a := range jws.PS512 + 1 { // the right one first, so that the header is known to the others
-			switch {
-			case a == 0:
-				a = b
-			case a < jws.RS256:
+		for a := range jws.PS512 + 1 {
+			if a < jws.RS256 {
 				continue
 			}
 			input := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"`+b.String()+`"}`)) + ".e30"
@@ -169,7 +157,6 @@ func TestAlgorithmsOfOneKey(t *testing.T) {
 			require.NoError(t, err)
 			s := parse(t, input+"."+base64.RawURLEncoding.EncodeToString(sig))
 			assert.Equal(t, a == b, s.Verify(key.Public()) == nil, "%v as %v", a, b)
-			assert.Equal(t, a == b, heads.Verify(s, key.Public()) == nil, "%v as %v, with a header that is known", a, b)
 		}
 	}
 }
@@ -181,13 +168,11 @@ func TestSalt(t *testing.T) {
 	input := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"PS256"}`)) + ".e30"
 	h := crypto.SHA256.New()
 	h.Write([]byte(input))
-	heads := token.NewHeads()
-	for _, size := range []int{32, rsa.PSSSaltLengthAuto, 20, 31, 33, 48} { // the right one first
+	for _, size := range []int{32, rsa.PSSSaltLengthAuto, 20, 31, 33, 48} {
 		sig, err := rsa.SignPSS(rand.Reader, key, crypto.SHA256, h.Sum(nil), &rsa.PSSOptions{SaltLength: size})
 		require.NoError(t, err)
 		s := parse(t, input+"."+base64.RawURLEncoding.EncodeToString(sig))
 		assert.Equal(t, size == 32, s.Verify(key.Public()) == nil, size)
-		assert.Equal(t, size == 32, heads.Verify(s, key.Public()) == nil, size)
 	}
 }
 
@@ -224,21 +209,4 @@ func TestBadSigners(t *testing.T) {
 	require.NoError(t, err)
 	_, err = s.Token(make([]byte, token.MaxSize))
 	require.ErrorContains(t, err, "the limit is 16384")
-}
-
-// Members of a header that go-jose reads and the packages ignore are refused if it cannot read them, and
-// not shown.
-func TestUnreadableHeader(t *testing.T) {
-	t.Parallel()
-	key := ecKey(t, elliptic.P256())
-	for _, member := range []string{`"jwk":{"kty":"EC","secret-value":1}`, `"x5c":["secret-value"]`, `"nonce":["secret-value"]`} {
-		input := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"ES256",`+member+`}`)) + ".e30"
-		h := crypto.SHA256.New()
-		h.Write([]byte(input))
-		r, s, err := ecdsa.Sign(rand.Reader, key, h.Sum(nil))
-		require.NoError(t, err)
-		sig := append(r.FillBytes(make([]byte, 32)), s.FillBytes(make([]byte, 32))...)
-		err = parse(t, input+"."+base64.RawURLEncoding.EncodeToString(sig)).Verify(key.Public())
-		assert.EqualError(t, err, "the header has a member that cannot be read", member)
-	}
 }

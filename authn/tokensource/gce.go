@@ -1,0 +1,76 @@
+package tokensource
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"time"
+)
+
+// GCEOptions are the choices of [GCE] that have a default.
+type GCEOptions struct {
+	// URL is where the metadata server is, or a proxy of it; empty means http://169.254.169.254. With http, its host must
+	// be localhost or an IP address that is loopback, link-local or fd20:ce::254.
+	URL string
+
+	// HTTPClient sends the requests. It is copied; the copy follows no redirects and keeps no cookies. A Transport that
+	// is an *http.Transport with a Proxy is refused. Nil, or a nil Transport, means one that uses no proxy.
+	HTTPClient *http.Client
+
+	// Logger is as in [ClientOptions].
+	Logger *slog.Logger
+}
+
+// ofMetadata reports whether a is where a metadata server is asked without TLS: on this machine or its link, or Google's
+// IPv6 address, which is not in the range of link-local ones.
+func ofMetadata(a netip.Addr) bool {
+	return a.IsLoopback() || a.IsLinkLocalUnicast() || a == netip.AddrFrom16([16]byte{0xfd, 0x20, 0x00, 0xce, 14: 0x02, 15: 0x54})
+}
+
+// GCE returns a Source of identity tokens of a Google machine, or of the service account that GKE gives a pod: JWTs
+// that Google has signed, for the audience, which is the whole identity of the server that they are for. The metadata
+// server must show that it is Google's by the header Metadata-Flavor.
+func GCE(audience string, o *GCEOptions) (*Source, error) {
+	if o == nil {
+		o = &GCEOptions{}
+	}
+	u, err := checkURL(cmp.Or(o.URL, "http://169.254.169.254"), ofMetadata)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("tokensource: GCE: %w", err)
+	case u.RawQuery != "":
+		return nil, errors.New("tokensource: GCE: URL has a query")
+	case audience == "":
+		return nil, errors.New("tokensource: GCE: no audience")
+	}
+	c, err := newClient(o.HTTPClient, false)
+	if err != nil {
+		return nil, fmt.Errorf("tokensource: GCE: %w", err)
+	}
+	r := &request{
+		method: http.MethodGet,
+		url: strings.TrimRight(u.String(), "/") + "/computeMetadata/v1/instance/service-accounts/default/identity?" +
+			url.Values{"audience": {audience}, "format": {"full"}}.Encode(),
+		header: http.Header{"Metadata-Flavor": {"Google"}},
+	}
+	return newSource(fmt.Sprintf("GCE, for %.256q", audience), o.Logger, func(ctx context.Context) (token, error) {
+		data, header, err := r.send(ctx, c)
+		if err != nil {
+			return token{}, err
+		}
+		return parseGCE(data, header, audience)
+	}), nil
+}
+
+func parseGCE(data []byte, header http.Header, audience string) (token, error) {
+	if header.Get("Metadata-Flavor") != "Google" {
+		return token{}, errors.New("the answer is without the header Metadata-Flavor: Google, so it is not from Google's metadata server")
+	}
+	return newToken(strings.TrimSpace(string(data)), time.Time{}, audience)
+}
