@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
-
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -90,8 +88,9 @@ func (d Domain) Roots() []byte { return concatenated(d.Bundle()) }
 // SameRoots checks that b has the authorities of d now.
 func SameRoots(t testing.TB, d Domain, b *spiffe.Bundle) {
 	t.Helper()
-	assert.Equal(t, d.TrustDomain(), b.TrustDomain())
-	assert.Equal(t, d.Roots(), concatenated(b))
+	if b.TrustDomain() != d.TrustDomain() || !bytes.Equal(concatenated(b), d.Roots()) {
+		t.Errorf("the bundle of %q is not that of %q now", b.TrustDomain(), d.TrustDomain())
+	}
 }
 
 func concatenated(b *spiffe.Bundle) (der []byte) {
