@@ -203,15 +203,7 @@ func (c *Config) newXDS(secrets http.Handler) (*xdsproxy.Handler, error) {
 	if c.xdsPlaintext || plaintext(c.discovery) {
 		c.Logger.Warn("istioagent: the connection to the control plane has no TLS: the token is readable on it",
 			slog.String("address", c.discovery))
-		t := &http.Transport{
-			// without it an Envoy waits for minutes to hear that a host is gone
-			DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext,
-			Protocols:   new(http.Protocols),
-			HTTP2:       &http.HTTP2Config{SendPingTimeout: pingInterval, PingTimeout: pingTimeout},
-		}
-		t.Protocols.SetUnencryptedHTTP2(true)
-		x.URL, x.AllowPlaintext, x.HTTPClient = "http://"+c.discovery, true, &http.Client{Transport: t}
-		c.clients = append(c.clients, x.HTTPClient)
+		x.URL, x.AllowPlaintext, x.HTTPClient = "http://"+c.discovery, true, c.plaintextClient()
 	} else {
 		roots, err := c.rootsFor(c.xdsRootsFile)
 		if err != nil {
@@ -238,6 +230,20 @@ func (c *Config) newXDS(secrets http.Handler) (*xdsproxy.Handler, error) {
 		}
 	}
 	return xdsproxy.NewHandler(x)
+}
+
+// plaintextClient returns a client of HTTP/2 without TLS.
+func (c *Config) plaintextClient() *http.Client {
+	t := &http.Transport{
+		// Without the limit an Envoy waits for minutes to hear that a host is gone.
+		DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext,
+		Protocols:   new(http.Protocols),
+		HTTP2:       &http.HTTP2Config{SendPingTimeout: pingInterval, PingTimeout: pingTimeout},
+	}
+	t.Protocols.SetUnencryptedHTTP2(true)
+	client := &http.Client{Transport: t}
+	c.clients = append(c.clients, client)
+	return client
 }
 
 // rootsFor returns the file that vouches for a server, or nothing for the roots of the host.

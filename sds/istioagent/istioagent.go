@@ -370,10 +370,7 @@ func (a *Agent) work(ctx context.Context) error {
 	}
 	left := time.Until(a.drain())
 	a.cfg.Logger.Info("istioagent: the agent ends", slog.Duration("drain", max(left, 0)))
-	select {
-	case <-parts.Done():
-	case <-time.After(left):
-	}
+	_ = renew.Sleep(parts, left)
 	a.closeHandlers() // ends the streams, before their sockets go
 	return nil
 }
