@@ -82,7 +82,8 @@ func (r *requests) init(set *metrics.Set) {
 		return set.Counters(name, help, "request_type", "csr")["csr"]
 	}
 	r.all = counter("istio_agent_num_outgoing_requests", "The number of requests to the CA.")
-	r.failed = counter("istio_agent_num_failed_outgoing_requests", "The number of requests to the CA that have failed.")
+	r.failed = counter("istio_agent_num_failed_outgoing_requests",
+		"The number of requests to the CA that have failed.")
 	r.retries = counter("istio_agent_num_outgoing_retries",
 		"The number of requests to the CA that followed one that had failed.")
 	set.Totals("istio_agent_outgoing_latency", "The time that requests to the CA have taken, in milliseconds.",
@@ -119,7 +120,7 @@ func (c *Config) newIstioCA() (*istioca.CA, error) {
 		ClusterID: c.clusterID, CertSigner: c.certSigner, Header: c.caHeader,
 	}
 	if plaintext(address) {
-		c.Logger.Warn("istioagent: the connection to the CA has no TLS, by its port 15010: the token is readable on it",
+		c.Logger.Warn("istioagent: the connection to the CA has no TLS (its port is 15010): the token is readable",
 			slog.String("address", address))
 		o.URL, o.AllowPlaintext = "http://"+address, true
 	} else {
@@ -257,8 +258,8 @@ func (c *Config) rootsFor(rule func() (string, error)) (string, error) {
 	}
 	if name := c.path(file); c.provCert != "" && filepath.Dir(name) == c.path(c.provCert) {
 		if _, err := os.Stat(filepath.Dir(name)); errors.Is(err, fs.ErrNotExist) {
-			return "", fmt.Errorf("roots: PROV_CERT is %q, and there is no such folder, so that nothing vouches for the server: "+
-				"set it to the folder with %s, or leave it out", c.provCert, rootsName)
+			return "", fmt.Errorf("roots: PROV_CERT is %q, and there is no such directory, so nothing vouches for "+
+				"the server: set it to the directory with %s, or leave it out", c.provCert, rootsName)
 		}
 	}
 	return c.path(file), nil

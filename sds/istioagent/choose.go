@@ -66,7 +66,8 @@ func (c *Config) chooseFiles() error {
 			}
 		}
 	case c.provider == gke:
-		c.useFiles(credentials, "certificates.pem", "private_key.pem", "ca_certificates.pem", "the CA provider is "+gke)
+		why := "the CA provider is " + gke
+		c.useFiles(credentials, "certificates.pem", "private_key.pem", "ca_certificates.pem", why)
 		for _, file := range []string{c.cert, c.key, c.roots} {
 			if !c.isFile(file) {
 				return fmt.Errorf("there is no file %s, which CA_PROVIDER=%s requires", file, gke)

@@ -118,8 +118,8 @@ func FromEnvironment(environ []string) (Config, error) {
 	c.derive(&proxy, v)
 	c.remark(proxy.all, v)
 	if v.Text("JWT_POLICY") == "first-party-jwt" {
-		c.note("environment variable JWT_POLICY: first-party-jwt is treated as third-party-jwt; mount a token for the CA at " +
-			tokenFile)
+		c.note("environment variable JWT_POLICY: first-party-jwt is treated as third-party-jwt; " +
+			"mount a token for the CA at " + tokenFile)
 	}
 	if err := c.conflicts(v); err != nil {
 		return Config{}, err
@@ -207,8 +207,8 @@ func (c *Config) conflicts(v *settings.Values) error {
 			"leave one of them out")
 	}
 	if c.google() && !isPool(c.caAddress) {
-		reject("CA_ADDR", "the service is Google's Certificate Authority Service, as Mesh CA is no more: set it to a pool "+
-			"of that, projects/PROJECT/locations/LOCATION/caPools/POOL")
+		reject("CA_ADDR", "the service is Google's Certificate Authority Service, as Mesh CA is no more: "+
+			"set it to a pool of that, projects/PROJECT/locations/LOCATION/caPools/POOL")
 	}
 	return errors.Join(bad...)
 }

@@ -647,8 +647,8 @@ type own Agent
 func (o *own) Report() report.Report { return report.Report{Metrics: o.metrics.Write} }
 
 func (a *Agent) initMetrics() {
-	a.metrics.Gauge("istio_agent_startup_duration_seconds", "The time from when the agent was made until it was ready.",
-		func() (float64, bool) {
+	a.metrics.Gauge("istio_agent_startup_duration_seconds",
+		"The time from when the agent was made until it was ready.", func() (float64, bool) {
 			a.mu.Lock()
 			defer a.mu.Unlock()
 			return a.ready.Sub(a.made).Seconds(), !a.ready.IsZero()
