@@ -1,19 +1,21 @@
-// Package caclient declares [CA], a certificate authority as its client sees it, and the checks that an answer must pass
-// before a program uses it.
+// Package caclient declares [CA], a certificate authority as its client sees it, and the checks that an answer must
+// pass before a program uses it.
 //
-// The packages below this one are clients of certificate authorities; caclient/local is for an authority in this process.
-// Package secretcache takes any of them as it is, and repeats calls and checks answers by itself. A program that calls a CA
-// directly wraps it with [New], and repeats a call that failed if the method Retryable of the [*Error] says so.
+// The packages below this one are clients of certificate authorities; caclient/local is for an authority in this
+// process. Package secretcache takes any of them as it is, and repeats calls and checks answers by itself. A program
+// that calls a CA directly wraps it with [New], and repeats a call that failed if the method Retryable of the
+// [*Error] says so.
 //
 // # What it promises
 //
-// A chain from a CA that [New] has wrapped has the public key of the request and the ID that the request names, or what
-// Options.Expect says. It is valid now, leads to a root of that trust domain, and has no root and no repetition in it. A call
-// ends when its context does.
+// A chain from a CA that [New] has wrapped has the public key of the request and the ID that the request names, or
+// what Options.Expect says. It is valid now, leads to a root of that trust domain, and has no root and no repetition
+// in it. A call ends when its context does.
 //
 // # What it does not do
 //
-// It keeps no identity and renews nothing: see package secretcache. The package of each CA authenticates the caller to it.
+// It keeps no identity and renews nothing: see package secretcache. The package of each CA authenticates the caller
+// to it.
 //
 // For tests, caclient/caclienttest has CAs that fail in every way, and a suite for clients.
 package caclient
@@ -28,9 +30,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// CA is a certificate authority as its client sees it. Implementations are safe for concurrent use,
-// return soon after ctx is done, and report what they know about a failure with an [*Error], or another error that says when
-// to ask again: see [spiffe.ErrNotReady]. A failure that does not say is assumed to pass.
+// CA is a certificate authority as its client sees it. Implementations are safe for concurrent use, return soon after
+// ctx is done, and report what they know about a failure with an [*Error], or another error that says when to ask
+// again: see [spiffe.ErrNotReady]. A failure that does not say is assumed to pass.
 type CA interface {
 	// Sign asks for a certificate for the public key of csr, valid for lifetime from now; 0 means
 	// the CA's default, and the CA may have a limit. It returns the chain to present: leaf first,
@@ -43,10 +45,10 @@ type CA interface {
 	FetchBundles(ctx context.Context) (*spiffe.BundleSet, error)
 }
 
-// BundleWatcher is a [CA] that tells of new bundles, as those of all packages below this one do. Package secretcache then does
-// not poll.
+// BundleWatcher is a [CA] that tells of new bundles, as those of all packages below this one do. Package secretcache
+// then does not poll.
 type BundleWatcher interface {
-	// WatchBundles yields the current bundles first, then each newer set, until ctx is done. The caller watches again when it
-	// ends before that, or after an error.
+	// WatchBundles yields the current bundles first, then each newer set, until ctx is done. The caller watches again
+	// when it ends before that, or after an error.
 	WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error]
 }

@@ -20,20 +20,23 @@ import (
 //   - extended key usages, if there are any on that path, with which a workload can serve and dial
 //     (X5-39): see [spiffe.BothRoles], and [Options] for a CA that certifies one role only.
 //
-// What csr asks for is not looked at: want is the caller's. The error is an [*Error] of the kind [ErrBadAnswer]; it wraps
-// a [*spiffe.VerifyError] where the verification failed.
-func Check(chain []*x509.Certificate, csr *pki.CSR, want pki.Expectation, bundles spiffe.BundleSource, now time.Time) error {
+// What csr asks for is not looked at: want is the caller's. The error is an [*Error] of the kind [ErrBadAnswer]; it
+// wraps a [*spiffe.VerifyError] where the verification failed.
+func Check(chain []*x509.Certificate, csr *pki.CSR, want pki.Expectation, bundles spiffe.BundleSource,
+	now time.Time) error {
 	return checkFor(spiffe.BothRoles, chain, csr, want, bundles, now)
 }
 
-func checkFor(role spiffe.Role, chain []*x509.Certificate, csr *pki.CSR, want pki.Expectation, bundles spiffe.BundleSource, now time.Time) error {
+func checkFor(role spiffe.Role, chain []*x509.Certificate, csr *pki.CSR, want pki.Expectation,
+	bundles spiffe.BundleSource, now time.Time) error {
 	if err := check(role, chain, csr, want, bundles, now); err != nil {
 		return &Error{Op: "check", Kind: ErrBadAnswer, Err: fmt.Errorf("certificate for %q: %w", want, err)}
 	}
 	return nil
 }
 
-func check(role spiffe.Role, chain []*x509.Certificate, csr *pki.CSR, want pki.Expectation, bundles spiffe.BundleSource, now time.Time) error {
+func check(role spiffe.Role, chain []*x509.Certificate, csr *pki.CSR, want pki.Expectation,
+	bundles spiffe.BundleSource, now time.Time) error {
 	if err := certchain.CheckSize(chain); err != nil {
 		return err
 	}

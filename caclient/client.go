@@ -35,15 +35,15 @@ type client struct {
 	bundles atomic.Pointer[spiffe.BundleSet] // the last ones seen, to check answers with; nil at first
 }
 
-// New returns a CA that asks ca, bounds each call and checks every answer. It calls nothing yet. opts may be nil and is
-// copied. The result is safe for concurrent use.
+// New returns a CA that asks ca, bounds each call and checks every answer. It calls nothing yet. opts may be nil and
+// is copied. The result is safe for concurrent use.
 //
 // A failure is returned as it is: the method Retryable of [*Error] says whether and when the call is worth repeating.
 //
-// Sign needs a request that names exactly one SPIFFE ID, unless Expect says what is wanted, and the answer has to be for that:
-// see [Check]. The chain is put in order first, and freed of roots and repetitions. It is checked against
-// the bundles that were seen last; if they do not vouch for it, they are fetched anew, as the CA may
-// have a new root. The error for a bad answer wraps [ErrBadAnswer].
+// Sign needs a request that names exactly one SPIFFE ID, unless Expect says what is wanted, and the answer has to be
+// for that: see [Check]. The chain is put in order first, and freed of roots and repetitions. It is checked against
+// the bundles that were seen last; if they do not vouch for it, they are fetched anew, as the CA may have a new root.
+// The error for a bad answer wraps [ErrBadAnswer].
 func New(ca CA, opts *Options) (CA, error) {
 	if ca == nil {
 		return nil, errors.New("caclient: New needs a CA")
@@ -53,7 +53,8 @@ func New(ca CA, opts *Options) (CA, error) {
 		c.opts = *opts
 	}
 	if c.opts.Role < 0 || c.opts.Role > spiffe.BothRoles {
-		return nil, fmt.Errorf("caclient: invalid Options: Role is %d, want ServerRole, ClientRole or BothRoles", c.opts.Role)
+		return nil, fmt.Errorf("caclient: invalid Options: Role is %d, want ServerRole, ClientRole or BothRoles",
+			c.opts.Role)
 	}
 	if c.opts.Timeout < 0 {
 		return nil, fmt.Errorf("caclient: invalid Options: Timeout is %v, and may not be negative", c.opts.Timeout)
@@ -65,7 +66,8 @@ func New(ca CA, opts *Options) (CA, error) {
 
 func (c *client) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
 	if csr == nil {
-		return nil, &Error{Op: "sign", Kind: ErrInvalid, Err: errors.New("there is no signing request; pki.NewCSR makes one")}
+		return nil, &Error{Op: "sign", Kind: ErrInvalid,
+			Err: errors.New("there is no signing request; pki.NewCSR makes one")}
 	}
 	want := c.opts.Expect
 	if want.IsZero() {

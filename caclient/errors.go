@@ -34,8 +34,8 @@ type Error struct {
 	RetryAfter time.Duration // how long the CA asked its clients to wait; 0 means that it said nothing
 	Err        error         // the cause
 
-	// MayPass says that the same request is worth repeating although its Kind is not [ErrUnavailable]: Linkerd's service
-	// answers "invalid argument" to a token that the cluster has not heard of yet.
+	// MayPass says that the same request is worth repeating although its Kind is not [ErrUnavailable]: Linkerd's
+	// service answers "invalid argument" to a token that the cluster has not heard of yet.
 	MayPass bool
 }
 
@@ -56,9 +56,10 @@ func (e *Error) Unwrap() []error {
 
 var _ retry.Error = (*Error)(nil)
 
-// Retryable reports whether the failure may go away by itself, so that the same call is worth repeating, and how long the CA
-// asked its clients to wait first; 0 means that it did not say. It is true for [ErrUnavailable], and where MayPass is set.
-// Package secretcache plans by it, and so can callers, who find it in any error of a CA with [errors.AsType].
+// Retryable reports whether the failure may go away by itself, so that the same call is worth repeating, and how long
+// the CA asked its clients to wait first; 0 means that it did not say. It is true for [ErrUnavailable], and where
+// MayPass is set. Package secretcache plans by it, and so can callers, who find it in any error of a CA with
+// [errors.AsType].
 func (e *Error) Retryable() (after time.Duration, ok bool) {
 	if e.Kind == ErrUnavailable || e.MayPass { //nolint:errorlint // the kind itself
 		return e.RetryAfter, true

@@ -24,10 +24,12 @@ import (
 
 // TLSOptions say how [NewHTTPClient] connects to a CA.
 type TLSOptions struct {
-	// RootsFile has the CA certificates, in PEM, that vouch for the server. It is followed. Empty means the roots of the host.
+	// RootsFile has the CA certificates, in PEM, that vouch for the server. It is followed. Empty means the roots of
+	// the host.
 	RootsFile string
 
-	// ServerName is the DNS name or IP address that the server's certificate must have. Empty means the host of the URL.
+	// ServerName is the DNS name or IP address that the server's certificate must have. Empty means the host of the
+	// URL.
 	ServerName string
 
 	// CertificateFile and KeyFile are the client certificate with its intermediates, leaf first, and its private key,
@@ -42,8 +44,8 @@ type TLSOptions struct {
 	// PostQuantum allows the key exchange X25519MLKEM768 alone, with TLS 1.3.
 	PostQuantum bool
 
-	// Logger is warned when the files cannot be used: the first time for each of a few reasons, and then at most once a
-	// minute and reason. Nil means silence.
+	// Logger is warned when the files cannot be used: the first time for each of a few reasons, and then at most once
+	// a minute and reason. Nil means silence.
 	Logger *slog.Logger
 }
 
@@ -51,13 +53,13 @@ type TLSOptions struct {
 // HTTPClient.
 //
 // It checks the certificate of the server as web clients do: by its DNS name or IP address, against given roots. A CA
-// proves itself in this way because its clients have no trust bundle yet. Between workloads that have identities, package
-// spiffetls checks the SPIFFE ID instead.
+// proves itself in this way because its clients have no trust bundle yet. Between workloads that have identities,
+// package spiffetls checks the SPIFFE ID instead.
 //
-// NewHTTPClient reads no file. All files are read at each request, which costs little beside it. If one has changed, the
-// request is sent on a new connection, and connections from before are closed when they have been idle for 90 seconds at
-// most. Without a change, connections are kept. Requests fail while RootsFile cannot be used, until it was good once; from
-// then on the last good roots stay.
+// NewHTTPClient reads no file. All files are read at each request, which costs little beside it. If one has changed,
+// the request is sent on a new connection, and connections from before are closed when they have been idle for 90
+// seconds at most. Without a change, connections are kept. Requests fail while RootsFile cannot be used, until it was
+// good once; from then on the last good roots stay.
 //
 // The client certificate is presented if the server asks for one and accepts its issuer. If the files do not exist, or
 // the certificate has expired, none is presented, and it is left to the token of the call to prove the caller. If the
@@ -65,9 +67,10 @@ type TLSOptions struct {
 // replaced), the last pair is presented until it expires. So a machine begins with a token, writes the first
 // certificate to the two files, and needs no token while it renews in time, nor after a restart.
 //
-// Requests without TLS fail, redirects are not followed, and cookies are not kept. The proxy of the environment is used,
-// as by net/http. The client has no timeout: the context of each call is its bound. A connection takes 10 seconds at
-// most to make. A client that the server refuses gets its alert, unless there is a proxy. CloseIdleConnections of the client works.
+// Requests without TLS fail, redirects are not followed, and cookies are not kept. The proxy of the environment is
+// used, as by net/http. The client has no timeout: the context of each call is its bound. A connection takes 10
+// seconds at most to make. A client that the server refuses gets its alert, unless there is a proxy.
+// CloseIdleConnections of the client works.
 func NewHTTPClient(o TLSOptions) (*http.Client, error) {
 	t := &transport{redacted: redact.New("caclient.transport"), o: o, log: ratelog.New(o.Logger, 0)}
 	if err := t.check(); err != nil {
@@ -176,7 +179,8 @@ func (t *transport) refresh() (*conns, error) {
 			return nil, fmt.Errorf("caclient: roots of the CA connection: %w", err)
 		}
 		if err != nil {
-			t.warn("caclient: the roots of the CA connection cannot be used; the last good ones stay", reason(err), slog.Any("err", err))
+			t.warn("caclient: the roots of the CA connection cannot be used; the last good ones stay", reason(err),
+				slog.Any("err", err))
 		}
 	}
 	if t.o.CertificateFile != "" {
@@ -237,8 +241,8 @@ func (t *transport) readRoots() error {
 	return nil
 }
 
-// readPair reads the client certificate and its key. A pair that is gone is withdrawn. Another error changes nothing, as
-// the two files are not replaced at the same moment.
+// readPair reads the client certificate and its key. A pair that is gone is withdrawn. Another error changes nothing,
+// as the two files are not replaced at the same moment.
 func (t *transport) readPair() {
 	p, err := t.loadPair()
 	switch {
@@ -247,10 +251,12 @@ func (t *transport) readPair() {
 	case errors.Is(err, fs.ErrNotExist):
 		t.pair = nil
 		t.says = append(t.says, func() {
-			t.log.Log(slog.LevelInfo, "caclient: no client certificate is presented to the CA", "there is none", slog.Any("err", err))
+			t.log.Log(slog.LevelInfo, "caclient: no client certificate is presented to the CA", "there is none",
+				slog.Any("err", err))
 		})
 	default:
-		t.warn("caclient: the client certificate for the CA cannot be used; the last good one stays until it expires", reason(err), slog.Any("err", err))
+		t.warn("caclient: the client certificate for the CA cannot be used; the last good one stays until it expires",
+			reason(err), slog.Any("err", err))
 	}
 }
 
@@ -288,7 +294,8 @@ func (t *transport) loadPair() (*pair, error) {
 
 // connect returns a transport without connections yet.
 func (t *transport) connect(r *roots, p *pair) *conns {
-	cfg := &tls.Config{MinVersion: cmp.Or(t.o.MinVersion, tls.VersionTLS13), ServerName: t.o.ServerName, Time: certchain.Now}
+	cfg := &tls.Config{MinVersion: cmp.Or(t.o.MinVersion, tls.VersionTLS13), ServerName: t.o.ServerName,
+		Time: certchain.Now}
 	if t.o.PostQuantum {
 		cfg.CurvePreferences = []tls.CurveID{tls.X25519MLKEM768}
 	}
@@ -298,7 +305,8 @@ func (t *transport) connect(r *roots, p *pair) *conns {
 	if p != nil {
 		cfg.GetClientCertificate = func(asked *tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			if err := asked.SupportsCertificate(p.TLSCertificate()); err != nil {
-				t.log.Warn("caclient: no client certificate is presented to the CA", "the CA does not accept such a one", slog.Any("err", err))
+				t.log.Warn("caclient: no client certificate is presented to the CA",
+					"the CA does not accept such a one", slog.Any("err", err))
 				return &tls.Certificate{}, nil
 			}
 			return p.TLSCertificate(), nil

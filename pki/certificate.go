@@ -90,10 +90,10 @@ type CertificateOptions struct {
 	// exactly one of these trust domains. The extension is critical. It says nothing of DNS names and
 	// addresses, which PermittedDNSDomains is for. Empty means no limit.
 	//
-	// RFC 5280 and crypto/x509 do not agree whether the name of a host covers the hosts below it, so the
-	// hosts below are excluded by name. What no such extension can express is refused: a trust domain
-	// that looks like an IP address, one that is below another of the list, and one with an empty label. Verifiers that
-	// do not know constraints of URIs refuse every certificate below such a CA (X5-15): see that yours do.
+	// RFC 5280 and crypto/x509 do not agree whether the name of a host covers the hosts below it, so the hosts below
+	// are excluded by name. What no such extension can express is refused: a trust domain that looks like an IP
+	// address, one that is below another of the list, and one with an empty label. Verifiers that do not know
+	// constraints of URIs refuse every certificate below such a CA (X5-15): see that yours do.
 	PermittedTrustDomains []spiffe.TrustDomain
 
 	// PermittedDNSDomains limits the DNS names below this CA to these domains and what is below them.
@@ -245,7 +245,8 @@ func (o *CertificateOptions) extKeyUsage(svid bool) (usage []x509.ExtKeyUsage, r
 	case usage == nil:
 		return []x509.ExtKeyUsage{server, client}, "", nil
 	case !o.CA && svid && len(usage) > 0 && !(slices.Contains(usage, server) && slices.Contains(usage, client)):
-		return nil, "X5-20", errors.New("the extended key usage does not include both server and client authentication")
+		return nil, "X5-20", errors.New("the extended key usage does not include both server " +
+			"and client authentication")
 	}
 	for n, u := range usage {
 		if u < x509.ExtKeyUsageAny || u > x509.ExtKeyUsageMicrosoftKernelCodeSigning || slices.Contains(usage[:n], u) {
@@ -263,7 +264,8 @@ func newTemplate(notBefore, notAfter time.Time) (*x509.Certificate, error) {
 	notBefore, notAfter = notBefore.UTC().Truncate(time.Second), notAfter.UTC().Truncate(time.Second)
 	switch {
 	case !notAfter.After(notBefore):
-		return nil, fmt.Errorf("NotAfter %s is not after NotBefore %s", notAfter.UTC().Format(time.RFC3339), notBefore.UTC().Format(time.RFC3339))
+		return nil, fmt.Errorf("NotAfter %s is not after NotBefore %s", notAfter.UTC().Format(time.RFC3339),
+			notBefore.UTC().Format(time.RFC3339))
 	case notBefore.Year() < 1950 || notAfter.Year() > 9999:
 		return nil, errors.New("the years must be 1950 to 9999")
 	}

@@ -33,12 +33,14 @@ func (o *CertificateOptions) constrain(tmpl *x509.Certificate) error {
 			return fmt.Errorf("permit %s: %w", td, err)
 		}
 		if _, err := netip.ParseAddr(host); err == nil {
-			return fmt.Errorf("permit %s: name constraints cannot express a trust domain that looks like an IP address", td)
+			return fmt.Errorf("permit %s: name constraints cannot express a trust domain that "+
+				"looks like an IP address", td)
 		}
 		for _, other := range o.PermittedTrustDomains[:n] {
 			a, b := host, other.String()
 			if a == b || strings.HasSuffix(a, "."+b) || strings.HasSuffix(b, "."+a) {
-				return fmt.Errorf("permit %s and %s: name constraints cannot tell a trust domain from one below it, use a CA for each", b, a)
+				return fmt.Errorf("permit %s and %s: name constraints cannot tell a trust domain from one "+
+					"below it, use a CA for each", b, a)
 			}
 		}
 		tmpl.PermittedURIDomains = append(tmpl.PermittedURIDomains, host)
@@ -53,7 +55,8 @@ func (o *CertificateOptions) constrain(tmpl *x509.Certificate) error {
 		}
 		tmpl.PermittedDNSDomains = append(tmpl.PermittedDNSDomains, name)
 	}
-	tmpl.PermittedDNSDomainsCritical = len(tmpl.PermittedURIDomains) > 0 || len(tmpl.PermittedDNSDomains) > 0 // of all kinds
+	// of all kinds
+	tmpl.PermittedDNSDomainsCritical = len(tmpl.PermittedURIDomains) > 0 || len(tmpl.PermittedDNSDomains) > 0
 	return nil
 }
 
@@ -68,16 +71,19 @@ func checkPermitted(ca *x509.Certificate, sans []SAN) error {
 		switch s.Type {
 		case DNS:
 			name := strings.ToLower(s.Value)
-			allowed = inDomains(ca.PermittedDNSDomains, ca.ExcludedDNSDomains, name) && !coversExcluded(ca.ExcludedDNSDomains, name)
+			allowed = inDomains(ca.PermittedDNSDomains, ca.ExcludedDNSDomains, name) &&
+				!coversExcluded(ca.ExcludedDNSDomains, name)
 		case URI:
 			host, ok := constrainedHost(s.Value)
 			allowed = ok && inDomains(ca.PermittedURIDomains, ca.ExcludedURIDomains, host)
 		case IP:
 			ip := net.IP(s.Value)
-			allowed = (len(ca.PermittedIPRanges) == 0 || inRanges(ca.PermittedIPRanges, ip)) && !inRanges(ca.ExcludedIPRanges, ip)
+			allowed = (len(ca.PermittedIPRanges) == 0 || inRanges(ca.PermittedIPRanges, ip)) &&
+				!inRanges(ca.ExcludedIPRanges, ip)
 		}
 		if !allowed {
-			return fmt.Errorf("%w: the name constraints of the issuer %.300q do not permit %.300s", errSAN, ca.Subject, s)
+			return fmt.Errorf("%w: the name constraints of the issuer %.300q do not permit %.300s", errSAN,
+				ca.Subject, s)
 		}
 	}
 	return nil
@@ -111,7 +117,8 @@ func inDomains(permitted, excluded []string, name string) bool {
 // below it, and an empty one is everything.
 func inDomain(domain, name string) bool {
 	rest, ok := strings.CutSuffix(name, domain)
-	return ok && (rest == "" && !strings.HasPrefix(domain, ".") || domain == "" || rest != "" && (domain[0] == '.' || strings.HasSuffix(rest, ".")))
+	return ok && (rest == "" && !strings.HasPrefix(domain, ".") || domain == "" || rest != "" &&
+		(domain[0] == '.' || strings.HasSuffix(rest, ".")))
 }
 
 // coversExcluded reports whether name is a wildcard for one of the domains.

@@ -15,27 +15,28 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Credential is a certificate with its private key that need not be an X.509-SVID: that of a workload of Linkerd, which has
-// a DNS name, of a service of Athenz, or of a web server. A function that needs a SPIFFE ID takes a [*spiffe.SVID], which a
-// Credential never becomes. It never changes and is safe for concurrent use. It does not print its key;
-// [Credential.MarshalPEM] returns it.
+// Credential is a certificate with its private key that need not be an X.509-SVID: that of a workload of Linkerd,
+// which has a DNS name, of a service of Athenz, or of a web server. A function that needs a SPIFFE ID takes a
+// [*spiffe.SVID], which a Credential never becomes. It never changes and is safe for concurrent use. It does not print
+// its key; [Credential.MarshalPEM] returns it.
 type Credential struct {
 	redacted
 	chain []*x509.Certificate
 	tls   func() *tls.Certificate // a func, because no printer sees what it holds
 }
 
-// NewCredential returns the Credential of a chain, leaf first, and the leaf's private key, which may live in hardware. The
-// leaf must not be a CA, and the key must belong to it, else the error wraps [ErrKeyMismatch]. More than 16 certificates,
-// or 64 KiB of them, give an error that wraps [spiffe.ErrTooLarge]. The slice is copied; the certificates and the key are
-// shared. Names, signatures and validity are not checked: see [Expectation].
+// NewCredential returns the Credential of a chain, leaf first, and the leaf's private key, which may live in hardware.
+// The leaf must not be a CA, and the key must belong to it, else the error wraps [ErrKeyMismatch]. More than 16
+// certificates, or 64 KiB of them, give an error that wraps [spiffe.ErrTooLarge]. The slice is copied; the
+// certificates and the key are shared. Names, signatures and validity are not checked: see [Expectation].
 func NewCredential(chain []*x509.Certificate, key crypto.Signer) (*Credential, error) {
 	if err := certchain.CheckSize(chain); err != nil {
 		return nil, fmt.Errorf("pki: credential: %w", err)
 	}
 	switch {
 	case chain[0].IsCA:
-		return nil, fmt.Errorf("pki: credential: %.300q is a CA certificate, and the leaf comes first", chain[0].Subject)
+		return nil, fmt.Errorf("pki: credential: %.300q is a CA certificate, and the leaf comes first",
+			chain[0].Subject)
 	case key == nil:
 		return nil, errors.New("pki: credential: no private key")
 	case !PublicKeysEqual(chain[0].PublicKey, key.Public()):
@@ -69,19 +70,19 @@ func ParseCredentialPEM(certsPEM, keyPEM []byte) (*Credential, error) {
 // Leaf returns the first certificate of the chain. It is shared and must not be changed.
 func (c *Credential) Leaf() *x509.Certificate { return c.chain[0] }
 
-// Chain returns the certificates as they are presented to peers, leaf first, in a new slice. The certificates are shared
-// and must not be changed.
+// Chain returns the certificates as they are presented to peers, leaf first, in a new slice. The certificates are
+// shared and must not be changed.
 func (c *Credential) Chain() []*x509.Certificate { return slices.Clone(c.chain) }
 
 // NotAfter returns the end of the leaf's validity.
 func (c *Credential) NotAfter() time.Time { return c.chain[0].NotAfter }
 
-// TLSCertificate returns the Credential for crypto/tls. It is built once, is shared and must not be changed. Unlike the
-// Credential it may show the key when it is printed.
+// TLSCertificate returns the Credential for crypto/tls. It is built once, is shared and must not be changed. Unlike
+// the Credential it may show the key when it is printed.
 func (c *Credential) TLSCertificate() *tls.Certificate { return c.tls() }
 
-// MarshalPEM returns the Credential in the form that [ParseCredentialPEM] reads, the private key in the clear as PKCS#8. A
-// key that cannot be exported, because it lives in hardware, is an error.
+// MarshalPEM returns the Credential in the form that [ParseCredentialPEM] reads, the private key in the clear as
+// PKCS#8. A key that cannot be exported, because it lives in hardware, is an error.
 func (c *Credential) MarshalPEM() (certs, key []byte, err error) {
 	key, err = certpem.EncodePrivateKey(c.tls().PrivateKey.(crypto.Signer))
 	if err != nil {
@@ -99,9 +100,9 @@ func leafNames(c *x509.Certificate) string {
 	return fmt.Sprintf("%.300v", sans)
 }
 
-// Expectation describes the certificate that a CA has to return, so that no other one takes its place: one for a SPIFFE ID
-// ([ExpectID]), for a DNS name ([ExpectDNSName]), or of another form ([ExpectLeaf]). No certificate meets the zero
-// Expectation. It never changes and is safe for concurrent use.
+// Expectation describes the certificate that a CA has to return, so that no other one takes its place: one for a
+// SPIFFE ID ([ExpectID]), for a DNS name ([ExpectDNSName]), or of another form ([ExpectLeaf]). No certificate meets
+// the zero Expectation. It never changes and is safe for concurrent use.
 type Expectation struct {
 	td    spiffe.TrustDomain
 	id    spiffe.ID
@@ -119,8 +120,8 @@ func ExpectID(id spiffe.ID) Expectation {
 	return e
 }
 
-// ExpectDNSName expects a certificate whose one alternative name is name, byte for byte, as for Linkerd's workloads. The
-// roots are those of td.
+// ExpectDNSName expects a certificate whose one alternative name is name, byte for byte, as for Linkerd's workloads.
+// The roots are those of td.
 func ExpectDNSName(td spiffe.TrustDomain, name string) Expectation {
 	if name == "" {
 		return Expectation{}
@@ -140,9 +141,10 @@ func ExpectDNSName(td spiffe.TrustDomain, name string) Expectation {
 
 // ExpectLeaf expects a certificate of another form: check returns an error for a leaf without it. It must look at all
 // names that a peer may take for the identity, must not keep the certificate, and must be safe for concurrent use. The
-// form is its name in messages, names are those of a signing request for such a certificate, and the roots are those of
-// td.
-func ExpectLeaf(td spiffe.TrustDomain, form string, names []SAN, check func(leaf *x509.Certificate) error) Expectation {
+// form is its name in messages, names are those of a signing request for such a certificate, and the roots are those
+// of td.
+func ExpectLeaf(td spiffe.TrustDomain, form string, names []SAN,
+	check func(leaf *x509.Certificate) error) Expectation {
 	if check == nil {
 		return Expectation{}
 	}
@@ -164,20 +166,25 @@ func (e Expectation) Names() []SAN { return slices.Clone(e.names) }
 // String describes the expected certificate, for messages.
 func (e Expectation) String() string { return e.text }
 
-// Verify tests that chain, leaf first, meets e: the leaf has the form, is not a CA, may sign in a handshake, and has a path
-// over the other certificates, in any order, to a root in the bundle of e's trust domain. On the path every certificate is
-// valid at now and permits the role. It returns the path that is valid longest, root last. The certificates are shared.
+// Verify tests that chain, leaf first, meets e: the leaf has the form, is not a CA, may sign in a handshake, and has a
+// path over the other certificates, in any order, to a root in the bundle of e's trust domain. On the path every
+// certificate is valid at now and permits the role. It returns the path that is valid longest, root last. The
+// certificates are shared.
 //
-// The error is a [*spiffe.VerifyError], whose stages mean the same for every form; its ID is zero unless one was expected.
-func (e Expectation) Verify(chain []*x509.Certificate, bundles spiffe.BundleSource, role spiffe.Role, now time.Time) ([]*x509.Certificate, error) {
+// The error is a [*spiffe.VerifyError], whose stages mean the same for every form; its ID is zero unless one was
+// expected.
+func (e Expectation) Verify(chain []*x509.Certificate, bundles spiffe.BundleSource, role spiffe.Role,
+	now time.Time) ([]*x509.Certificate, error) {
 	if !e.id.IsZero() {
-		v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(e.id), &spiffe.VerifierOptions{Now: func() time.Time { return now }, Remember: -1})
+		v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(e.id),
+			&spiffe.VerifierOptions{Now: func() time.Time { return now }, Remember: -1})
 		if err != nil {
 			return nil, err
 		}
 		if len(chain) > 0 { // another one than expected is told before any signature is looked at
 			if got, err := spiffe.IDFromCertificate(chain[0]); err == nil && got != e.id {
-				return nil, &spiffe.VerifyError{Stage: "policy", ID: got, Err: fmt.Errorf("the leaf is for %q: %w", got, spiffe.ErrDenied)}
+				return nil, &spiffe.VerifyError{Stage: "policy", ID: got,
+					Err: fmt.Errorf("the leaf is for %q: %w", got, spiffe.ErrDenied)}
 			}
 		}
 		peer, err := v.VerifyChain(chain, role)
@@ -191,7 +198,8 @@ func (e Expectation) Verify(chain []*x509.Certificate, bundles spiffe.BundleSour
 	}
 	usages := certchain.Usages(int(role))
 	if usages == nil || bundles == nil {
-		return nil, &spiffe.VerifyError{Stage: "leaf", Err: fmt.Errorf("no bundle source, or unknown Role(%d)", int(role))}
+		return nil, &spiffe.VerifyError{Stage: "leaf",
+			Err: fmt.Errorf("no bundle source, or unknown Role(%d)", int(role))}
 	}
 	b, err := bundles.Bundle(e.td)
 	switch {

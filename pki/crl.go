@@ -32,10 +32,10 @@ var errCRL = errors.New("invalid certificate revocation list")
 // others. Text in front of a block is allowed, as tools write comments there; text after the last one is not. That the
 // lists are well formed does not mean that their issuer signed them: see checkCRL.
 //
-// Beyond what [x509.ParseRevocationList] checks, a list must have a signature with SHA-256 or better, an issuer, a next
-// update that is not before this one, no serial number twice, reasons that a complete list can have, no extension twice,
-// and no critical extension but that of an issuing distribution point. Lists that are not what they seem are refused:
-// delta lists, lists for attribute certificates, for some reasons, or for other issuers' certificates.
+// Beyond what [x509.ParseRevocationList] checks, a list must have a signature with SHA-256 or better, an issuer, a
+// next update that is not before this one, no serial number twice, reasons that a complete list can have, no extension
+// twice, and no critical extension but that of an issuing distribution point. Lists that are not what they seem are
+// refused: delta lists, lists for attribute certificates, for some reasons, or for other issuers' certificates.
 //
 // Input of more than 1 MiB, a list of more than 700 KiB and more than 100 lists give an error that wraps
 // [spiffe.ErrTooLarge].
@@ -60,10 +60,12 @@ func parseCRL(der []byte) (*x509.RevocationList, error) {
 		return nil, errors.New("there is something in the list, or after it, that crypto/x509 passes over")
 	}
 	switch list.SignatureAlgorithm {
-	case x509.ECDSAWithSHA256, x509.ECDSAWithSHA384, x509.ECDSAWithSHA512, x509.PureEd25519, x509.SHA256WithRSA, x509.SHA384WithRSA,
+	case x509.ECDSAWithSHA256, x509.ECDSAWithSHA384, x509.ECDSAWithSHA512, x509.PureEd25519,
+		x509.SHA256WithRSA, x509.SHA384WithRSA,
 		x509.SHA512WithRSA, x509.SHA256WithRSAPSS, x509.SHA384WithRSAPSS, x509.SHA512WithRSAPSS:
 	default:
-		return nil, fmt.Errorf("the signature algorithm %v is not accepted, use SHA-256 or better", list.SignatureAlgorithm)
+		return nil, fmt.Errorf("the signature algorithm %v is not accepted, use SHA-256 or better",
+			list.SignatureAlgorithm)
 	}
 	switch {
 	case len(list.RawIssuer) <= 2:
@@ -92,7 +94,8 @@ func parseCRL(der []byte) (*x509.RevocationList, error) {
 		switch {
 		case !validSerial(e.SerialNumber):
 			return nil, fmt.Errorf("entry %d: the serial number is negative, or has more than 20 octets", n+1)
-		case e.ReasonCode < 0 || e.ReasonCode > 10 || e.ReasonCode == 7 || e.ReasonCode == 8: // 7 was never given out, 8 takes an entry of another list back
+		// 7 was never given out, 8 takes an entry of another list back
+		case e.ReasonCode < 0 || e.ReasonCode > 10 || e.ReasonCode == 7 || e.ReasonCode == 8:
 			return nil, fmt.Errorf("entry %d: reason %d is not one that a complete list can have", n+1, e.ReasonCode)
 		}
 		if err := checkExtensions(e.Extensions, nil); err != nil {
@@ -134,7 +137,8 @@ func isWhole(list *x509.RevocationList, der cryptobyte.String) bool {
 	var time asn1.Tag
 	if !der.ReadASN1(&body, asn1.SEQUENCE) || !der.Empty() || !body.ReadASN1(&tbs, asn1.SEQUENCE) ||
 		!body.SkipASN1(asn1.SEQUENCE) || !body.SkipASN1(asn1.BIT_STRING) || !body.Empty() ||
-		!tbs.SkipASN1(asn1.INTEGER) || !tbs.SkipASN1(asn1.SEQUENCE) || !tbs.SkipASN1(asn1.SEQUENCE) || !tbs.ReadAnyASN1(&exts, &time) {
+		!tbs.SkipASN1(asn1.INTEGER) || !tbs.SkipASN1(asn1.SEQUENCE) || !tbs.SkipASN1(asn1.SEQUENCE) ||
+		!tbs.ReadAnyASN1(&exts, &time) {
 		return false
 	}
 	if !list.NextUpdate.IsZero() && !tbs.ReadAnyASN1(&exts, &time) {
@@ -143,7 +147,8 @@ func isWhole(list *x509.RevocationList, der cryptobyte.String) bool {
 	if !tbs.SkipOptionalASN1(asn1.SEQUENCE) {
 		return false
 	}
-	if tbs.PeekASN1Tag(extensions) && (!tbs.ReadASN1(&exts, extensions) || !exts.SkipASN1(asn1.SEQUENCE) || !exts.Empty()) {
+	if tbs.PeekASN1Tag(extensions) && (!tbs.ReadASN1(&exts, extensions) || !exts.SkipASN1(asn1.SEQUENCE) ||
+		!exts.Empty()) {
 		return false
 	}
 	return tbs.Empty()
@@ -169,7 +174,8 @@ func readIssuingPoint(value cryptobyte.String, critical bool) error {
 		}
 	}
 	if !point.Empty() {
-		return errors.New("the list is for some reasons, for other issuers' certificates or for attribute certificates, which is not supported")
+		return errors.New("the list is for some reasons, for other issuers' certificates or for attribute " +
+			"certificates, which is not supported")
 	}
 	return nil
 }
@@ -183,7 +189,8 @@ func checkCRL(list *x509.RevocationList, ca *x509.Certificate) error {
 		return errors.New("no list, or no CA")
 	case !bytes.Equal(ca.RawSubject, list.RawIssuer):
 		return fmt.Errorf("the list is of %.300q, not of %.300q", list.Issuer, ca.Subject)
-	case len(list.AuthorityKeyId) > 0 && len(ca.SubjectKeyId) > 0 && !bytes.Equal(list.AuthorityKeyId, ca.SubjectKeyId):
+	case len(list.AuthorityKeyId) > 0 && len(ca.SubjectKeyId) > 0 &&
+		!bytes.Equal(list.AuthorityKeyId, ca.SubjectKeyId):
 		return fmt.Errorf("the list is by another key of %.300q", ca.Subject)
 	case !isCA(ca):
 		return fmt.Errorf("%.300q is not a CA", ca.Subject)

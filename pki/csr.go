@@ -37,8 +37,8 @@ var errCSR = errors.New("invalid certificate signing request")
 // CSR is a certificate signing request (PKCS#10) whose signature was verified and whose key is
 // acceptable. Only [NewCSR], [ParseCSR] and [ParseCSRPEM] make one. It never changes.
 //
-// A CSR proves that its sender holds the private key of [CSR.PublicKey], and nothing else. The names in it are a wish: the
-// identity of the sender must come from its authentication.
+// A CSR proves that its sender holds the private key of [CSR.PublicKey], and nothing else. The names in it are a wish:
+// the identity of the sender must come from its authentication.
 type CSR struct {
 	der        []byte
 	key        crypto.PublicKey
@@ -57,8 +57,9 @@ type CSROptions struct {
 	// critical.
 	CommonName string
 
-	// SANs are the names to ask for: DNS, URI and IP. NewCSR refuses names that no certificate should have: an empty name, an
-	// invalid DNS name, a URI without a scheme, a SPIFFE ID that [spiffe.ParseID] refuses, an IPv4 address in 16 bytes.
+	// SANs are the names to ask for: DNS, URI and IP. NewCSR refuses names that no certificate should have: an empty
+	// name, an invalid DNS name, a URI without a scheme, a SPIFFE ID that [spiffe.ParseID] refuses, an IPv4 address in
+	// 16 bytes.
 	SANs []SAN
 }
 
@@ -98,9 +99,8 @@ func NewCSR(key crypto.Signer, opts CSROptions) (*CSR, error) {
 	return c, nil
 }
 
-// ParseCSRPEM is [ParseCSR] for a request in PEM: exactly one block, CERTIFICATE REQUEST or NEW
-// CERTIFICATE REQUEST, without headers. Text around it is allowed, as tools write comments there. The limit is 128 KiB of
-// PEM.
+// ParseCSRPEM is [ParseCSR] for a request in PEM: exactly one block, CERTIFICATE REQUEST or NEW CERTIFICATE REQUEST,
+// without headers. Text around it is allowed, as tools write comments there. The limit is 128 KiB of PEM.
 func ParseCSRPEM(data []byte) (*CSR, error) {
 	if len(data) > maxCSRPEM {
 		return nil, csrTooLarge(" in PEM", len(data), maxCSRPEM)
@@ -188,8 +188,8 @@ func (c *CSR) PEM() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: c.der})
 }
 
-// SANs returns a copy of the names in the request. Nothing vouches for them: a CA may compare them with the names of the
-// caller, to refuse a confused one early, and must never sign them.
+// SANs returns a copy of the names in the request. Nothing vouches for them: a CA may compare them with the names of
+// the caller, to refuse a confused one early, and must never sign them.
 func (c *CSR) SANs() []SAN { return slices.Clone(c.sans) }
 
 // ID returns the SPIFFE ID that the request asks for. A request with no URI name, with a second one, or
@@ -215,10 +215,10 @@ func (c *CSR) ID() (spiffe.ID, error) {
 // [CSR.SANs]), and it may be longer than the 64 bytes that a certificate can have.
 func (c *CSR) CommonName() string { return c.commonName }
 
-// OnlyNames reports whether the request asks for nothing but alternative names and a common name. It is for programs that
-// pass the request on to a signer that may grant all of it. The error names another
-// attribute of the subject (an empty organization excepted, which some clients always send), another
-// extension or another attribute of the request, such as a challenge password.
+// OnlyNames reports whether the request asks for nothing but alternative names and a common name. It is for programs
+// that pass the request on to a signer that may grant all of it. The error names another attribute of the subject (an
+// empty organization excepted, which some clients always send), another extension or another attribute of the request,
+// such as a challenge password.
 func (c *CSR) OnlyNames() error {
 	if c.more != "" {
 		return csrError("%s, and only names may be asked for", c.more)
@@ -252,7 +252,8 @@ func oidSAN() encasn1.ObjectIdentifier { return encasn1.ObjectIdentifier{2, 5, 2
 func (c *CSR) readInfo(tbs cryptobyte.String) error {
 	var info, subject, spki, attrs cryptobyte.String
 	var version int64
-	if !tbs.ReadASN1(&info, asn1.SEQUENCE) || !info.ReadASN1Integer(&version) || !info.ReadASN1(&subject, asn1.SEQUENCE) ||
+	if !tbs.ReadASN1(&info, asn1.SEQUENCE) || !info.ReadASN1Integer(&version) ||
+		!info.ReadASN1(&subject, asn1.SEQUENCE) ||
 		!info.ReadASN1Element(&spki, asn1.SEQUENCE) {
 		return errors.New("not version, subject and key in DER")
 	}
@@ -273,7 +274,8 @@ func (c *CSR) readInfo(tbs cryptobyte.String) error {
 }
 
 // prefixP256 is what precedes the point in a SubjectPublicKeyInfo for an uncompressed P-256 key (RFC 5480).
-const prefixP256 = "\x30\x59\x30\x13\x06\x07\x2a\x86\x48\xce\x3d\x02\x01\x06\x08\x2a\x86\x48\xce\x3d\x03\x01\x07\x03\x42\x00"
+const prefixP256 = "\x30\x59\x30\x13\x06\x07\x2a\x86\x48\xce\x3d\x02\x01" +
+	"\x06\x08\x2a\x86\x48\xce\x3d\x03\x01\x07\x03\x42\x00"
 
 // parsePublicKey reads a SubjectPublicKeyInfo in DER, whose key has to be strong enough. Almost all are for P-256:
 // those are read without package asn1, in a fifth of the time.
@@ -401,7 +403,8 @@ func (c *CSR) readExtension(oid, value cryptobyte.String, critical bool) error {
 
 // readExtensions hands each of exts, the contents of a SEQUENCE, to read: the contents of its OID and
 // of its OCTET STRING.
-func readExtensions(exts cryptobyte.String, limit int, read func(oid, value cryptobyte.String, critical bool) error) error {
+func readExtensions(exts cryptobyte.String, limit int,
+	read func(oid, value cryptobyte.String, critical bool) error) error {
 	var few [8]cryptobyte.String
 	seen := few[:0]
 	for !exts.Empty() {
@@ -445,7 +448,8 @@ var signatureAlgorithms = map[string]x509.SignatureAlgorithm{
 }
 
 // readSignatureAlgorithm takes one of signatureAlgorithms. For RSA-PSS it asks std.
-func readSignatureAlgorithm(alg cryptobyte.String, std func() (x509.SignatureAlgorithm, error)) (x509.SignatureAlgorithm, error) {
+func readSignatureAlgorithm(alg cryptobyte.String,
+	std func() (x509.SignatureAlgorithm, error)) (x509.SignatureAlgorithm, error) {
 	const null = "\x05\x00" // RSA has it as parameters, or none (RFC 4055, section 5)
 	oid, ok := readOID(&alg)
 	if !ok {

@@ -28,8 +28,8 @@ type Issuer struct {
 	key   func() signer
 }
 
-// signer signs with a key that may be anywhere. Its public key is that of the CA certificate: crypto/x509 verifies each
-// signature with it, so that one by a key that was replaced underneath does not get out.
+// signer signs with a key that may be anywhere. Its public key is that of the CA certificate: crypto/x509 verifies
+// each signature with it, so that one by a key that was replaced underneath does not get out.
 type signer struct {
 	crypto.Signer
 	public crypto.PublicKey
@@ -98,8 +98,8 @@ func NewIssuer(chain []*x509.Certificate, key crypto.Signer) (*Issuer, error) {
 	}, nil
 }
 
-// NewRoot makes a self-signed CA certificate for key and returns an Issuer for it. The public key in o may be nil; if it
-// is not, it is that of key. CA need not be set. The error is a [*ProfileError], or says why key did not sign.
+// NewRoot makes a self-signed CA certificate for key and returns an Issuer for it. The public key in o may be nil; if
+// it is not, it is that of key. CA need not be set. The error is a [*ProfileError], or says why key did not sign.
 func NewRoot(key crypto.Signer, o CertificateOptions) (*Issuer, error) {
 	o.CA = true
 	cert, err := newSelfSigned(key, o)
@@ -125,14 +125,15 @@ func newSelfSigned(key crypto.Signer, o CertificateOptions) (*x509.Certificate, 
 		return nil, err
 	}
 	if !id.IsZero() && !o.CA {
-		return nil, &ProfileError{What: whatLeaf, Rule: "X5-5", Reason: "a workload's certificate cannot be its own root"}
+		return nil, &ProfileError{What: whatLeaf, Rule: "X5-5",
+			Reason: "a workload's certificate cannot be its own root"}
 	}
 	return sign(o.what(), tmpl, tmpl, signer{key, public})
 }
 
-// Renew returns an Issuer with the same key and a new certificate, which has the subject and the extensions of the old one,
-// and its own serial number and dates. Leaves under either certificate verify with the other one. Fractions of a second
-// are cut off.
+// Renew returns an Issuer with the same key and a new certificate, which has the subject and the extensions of the old
+// one, and its own serial number and dates. Leaves under either certificate verify with the other one. Fractions of a
+// second are cut off.
 //
 // The certificate must be self-signed: any other is renewed by the CA that signed it. The error is a
 // [*ProfileError], or says why the key did not sign.
@@ -181,18 +182,18 @@ func (i *Issuer) Certificate() *x509.Certificate { return i.chain[0] }
 // Chain returns the CA certificate and those that link it to its root: a new slice of shared certificates.
 func (i *Issuer) Chain() []*x509.Certificate { return slices.Clone(i.chain) }
 
-// Issue signs a certificate for a workload, for a CA below this one, or for another server or client. The caller vouches
-// for every name in o.
+// Issue signs a certificate for a workload, for a CA below this one, or for another server or client. The caller
+// vouches for every name in o.
 //
-// Everything is checked before anything is signed: the names are valid and few enough; a SPIFFE ID is the only URI, has
-// a path or, for a CA, none (X5-6, X5-9), and that of a workload is in the trust domain of the issuer, if that has an ID
-// (X5-11); crypto/x509 can read its trust domain (GO-3); the key is strong enough ([ErrWeakKey]) and not the issuer's
-// own; no CA in [Issuer.Chain] has name constraints that forbid one of the names (X5-15), or, for a CA, a path length
-// that leaves no room for it (X5-14); the validity is not empty and ends with the NotAfter of [Issuer.Certificate] or
-// before. A CA may be of another trust domain, as the standard allows (X5-12).
+// Everything is checked before anything is signed: the names are valid and few enough; a SPIFFE ID is the only URI,
+// has a path or, for a CA, none (X5-6, X5-9), and that of a workload is in the trust domain of the issuer, if that has
+// an ID (X5-11); crypto/x509 can read its trust domain (GO-3); the key is strong enough ([ErrWeakKey]) and not the
+// issuer's own; no CA in [Issuer.Chain] has name constraints that forbid one of the names (X5-15), or, for a CA, a
+// path length that leaves no room for it (X5-14); the validity is not empty and ends with the NotAfter of
+// [Issuer.Certificate] or before. A CA may be of another trust domain, as the standard allows (X5-12).
 //
-// The error is a [*ProfileError], or says why the issuer's key did not sign. A certificate that does not verify with the
-// issuer's is never returned.
+// The error is a [*ProfileError], or says why the issuer's key did not sign. A certificate that does not verify with
+// the issuer's is never returned.
 func (i *Issuer) Issue(o CertificateOptions) (*x509.Certificate, error) {
 	tmpl, id, err := o.template()
 	if err != nil {
@@ -209,9 +210,11 @@ func (i *Issuer) Issue(o CertificateOptions) (*x509.Certificate, error) {
 	}
 	switch {
 	case !o.CA && !id.IsZero() && !i.id.IsZero() && !id.MemberOf(i.id.TrustDomain()):
-		return fail("X5-11", fmt.Sprintf("%s is not in %s, the trust domain of the issuer", id, i.id.TrustDomain()), nil)
+		return fail("X5-11", fmt.Sprintf("%s is not in %s, the trust domain of the issuer", id, i.id.TrustDomain()),
+			nil)
 	case tmpl.NotAfter.After(ca.NotAfter):
-		return fail("", fmt.Sprintf("NotAfter is %s later than the issuer's", tmpl.NotAfter.Sub(ca.NotAfter)), errOutlivesIssuer)
+		return fail("", fmt.Sprintf("NotAfter is %s later than the issuer's", tmpl.NotAfter.Sub(ca.NotAfter)),
+			errOutlivesIssuer)
 	case PublicKeysEqual(o.PublicKey, ca.PublicKey):
 		rule := "X5-5"
 		if o.CA {
@@ -274,11 +277,13 @@ func noRoom(chain []*x509.Certificate, want *int) string {
 		case left <= 0 && n == 0:
 			return "the path length of the issuer is 0, which allows no CA below it"
 		case left <= 0:
-			return fmt.Sprintf("the path length of %q, above the issuer, is %d, which allows no CA below the issuer", c.Subject, room)
+			return fmt.Sprintf("the path length of %q, above the issuer, is %d, which allows no CA below the issuer",
+				c.Subject, room)
 		case want != nil && *want >= left && n == 0:
 			return fmt.Sprintf("path length %d, the issuer's of %d allows at most %d", *want, room, left-1)
 		case want != nil && *want >= left:
-			return fmt.Sprintf("path length %d, that of %q, above the issuer, is %d and allows at most %d", *want, c.Subject, room, left-1)
+			return fmt.Sprintf("path length %d, that of %q, above the issuer, is %d and allows at most %d", *want,
+				c.Subject, room, left-1)
 		}
 	}
 	return ""

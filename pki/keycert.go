@@ -26,8 +26,8 @@ type keyCertPEM struct {
 	// Cert is the CA certificate. More certificates behind it count as part of Chain.
 	Cert []byte
 
-	// Chain links the CA certificate to a root, in any order. It may be empty, and may repeat the CA certificate and the
-	// roots.
+	// Chain links the CA certificate to a root, in any order. It may be empty, and may repeat the CA certificate and
+	// the roots.
 	Chain []byte
 
 	// Key belongs to the CA certificate, by the rules of ParsePrivateKeyPEM. It is empty if the key is
@@ -39,9 +39,9 @@ type keyCertPEM struct {
 	CRL   []byte // by the rules of parseCRLs; may be empty
 }
 
-// KeyCertBundle is a CA that was verified as a whole: a certificate that leads to a root, its key, all roots, and CRLs if
-// there are any. It never changes, so that a program replaces everything in one step, and no reader sees the key of one CA
-// with the chain of another. It does not print its key. It is safe for concurrent use.
+// KeyCertBundle is a CA that was verified as a whole: a certificate that leads to a root, its key, all roots, and CRLs
+// if there are any. It never changes, so that a program replaces everything in one step, and no reader sees the key of
+// one CA with the chain of another. It does not print its key. It is safe for concurrent use.
 type KeyCertBundle struct {
 	redacted
 	issuer *Issuer
@@ -79,7 +79,8 @@ func parseKeyCertBundle(p keyCertPEM, now time.Time) (*KeyCertBundle, error) {
 	if err != nil {
 		for _, c := range append(chain, roots...) {
 			if now.After(c.NotAfter) {
-				return nil, fmt.Errorf("%.300q expired at %s: put the next certificate in its place", c.Subject, c.NotAfter.UTC().Format(time.RFC3339))
+				return nil, fmt.Errorf("%.300q expired at %s: put the next certificate in its place", c.Subject,
+					c.NotAfter.UTC().Format(time.RFC3339))
 			}
 		}
 		return nil, fmt.Errorf("the CA certificate %.300q does not lead to a root: %w", chain[0].Subject, err)
@@ -109,7 +110,8 @@ func parseKeyCertBundle(p keyCertPEM, now time.Time) (*KeyCertBundle, error) {
 			return nil, err
 		}
 	}
-	b.redacted = redact.New(fmt.Sprintf("pki.KeyCertBundle(%s, %d roots, %d CRLs)", issuer.Certificate().Subject, len(b.roots), len(b.crls)))
+	b.redacted = redact.New(fmt.Sprintf("pki.KeyCertBundle(%s, %d roots, %d CRLs)", issuer.Certificate().Subject,
+		len(b.roots), len(b.crls)))
 	return b, nil
 }
 
@@ -190,14 +192,16 @@ func checkCRLs(paths [][]*x509.Certificate, crls []*x509.RevocationList) error {
 		}
 	}
 	if len(missing) > 0 {
-		return fmt.Errorf("%w: no list for %s: with CRLs, every CA of the chain needs one", errCRL, strings.Join(missing, ", "))
+		return fmt.Errorf("%w: no list for %s: with CRLs, every CA of the chain needs one", errCRL,
+			strings.Join(missing, ", "))
 	}
 	for _, path := range paths {
 		for n, cert := range path {
 			for _, c := range signed[path[min(n+1, len(path)-1)]] {
 				for _, e := range c.RevokedCertificateEntries {
 					if e.SerialNumber.Cmp(cert.SerialNumber) == 0 {
-						return fmt.Errorf("%w: %.300q is revoked since %s, reason %d", errCRL, cert.Subject, e.RevocationTime.Format(time.RFC3339), e.ReasonCode)
+						return fmt.Errorf("%w: %.300q is revoked since %s, reason %d", errCRL, cert.Subject,
+							e.RevocationTime.Format(time.RFC3339), e.ReasonCode)
 					}
 				}
 			}
@@ -222,7 +226,8 @@ func (b *KeyCertBundle) Equal(other *KeyCertBundle) bool {
 	}
 	cert := func(c *x509.Certificate) []byte { return c.Raw }
 	list := func(c *x509.RevocationList) []byte { return c.Raw }
-	return b.chain[0].Equal(other.chain[0]) && sameSet(b.chain, other.chain, cert) && sameSet(b.roots, other.roots, cert) && sameSet(b.crls, other.crls, list)
+	return b.chain[0].Equal(other.chain[0]) && sameSet(b.chain, other.chain, cert) &&
+		sameSet(b.roots, other.roots, cert) && sameSet(b.crls, other.crls, list)
 }
 
 // sameSet reports whether a and b hold the same things, which are the same if they are in DER.
@@ -251,19 +256,20 @@ var (
 	linkerdFiles = keyCertFiles{"crt.pem", "key.pem", "", []string{"ca-bundle.crt", "ca.crt"}, ""}
 )
 
-// ReadKeyCertBundle reads the files of a CA and verifies them. It knows three sets of names, of which it takes the first that applies:
+// ReadKeyCertBundle reads the files of a CA and verifies them. It knows three sets of names, of which it takes the
+// first that applies:
 //
 //	tls.crt      tls.key     ca.crt or ca-bundle.crt                          if tls.crt exists
 //	ca-cert.pem  ca-key.pem  root-cert.pem  cert-chain.pem  (ca-crl.pem)      if one of them exists
 //	crt.pem      key.pem     ca-bundle.crt or ca.crt                          if crt.pem or key.pem exists
 //
-// The file in brackets is optional, and root-cert.pem may be missing or empty if ca-cert.pem is self-signed: that is the root
-// then. If none of the sets applies, the error wraps [fs.ErrNotExist]. If a
-// file of the set is missing, it does not, and names the file: a folder that is half filled is not one
-// that is empty, and no reason to make a new CA. Other files are not looked at. A file must be a regular
-// one, links followed, of at most 1 MiB ([spiffe.ErrTooLarge]). A file of the host, as [os.DirFS] opens it, must belong to the
-// user of this process or to root, and other users must not be able to write to it; which users can replace the folder is for the caller
-// to look at.
+// The file in brackets is optional, and root-cert.pem may be missing or empty if ca-cert.pem is self-signed: that is
+// the root then. If none of the sets applies, the error wraps [fs.ErrNotExist]. If a file of the set is missing, it
+// does not, and names the file: a folder that is half filled is not one that is empty, and no reason to make a new CA.
+// Other files are not looked at. A file must be a regular one, links followed, of at most 1 MiB
+// ([spiffe.ErrTooLarge]). A file of the host, as [os.DirFS] opens it, must belong to the user of this process or to
+// root, and other users must not be able to write to it; which users can replace the folder is for the caller to look
+// at.
 //
 // If key is not nil, it is the key of the CA, as one in an HSM or a KMS; then the file of the key is
 // neither needed nor read.
@@ -323,7 +329,8 @@ func readKeyCertPEM(fsys fs.FS, key crypto.Signer) (*keyCertPEM, error) {
 	case exists(tlsFiles.key):
 		files = tlsFiles
 	default:
-		return nil, fmt.Errorf("no file of a CA, such as %s, %s or %s: %w", istioFiles.cert, tlsFiles.cert, linkerdFiles.cert, fs.ErrNotExist)
+		return nil, fmt.Errorf("no file of a CA, such as %s, %s or %s: %w", istioFiles.cert, tlsFiles.cert,
+			linkerdFiles.cert, fs.ErrNotExist)
 	}
 	if key != nil {
 		files.key = ""

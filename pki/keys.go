@@ -14,7 +14,8 @@ import (
 )
 
 var (
-	// ErrWeakKey says that a public key is too small, too large, or of a kind that is not accepted; see [CheckPublicKey].
+	// ErrWeakKey says that a public key is too small, too large, or of a kind that is not accepted; see
+	// [CheckPublicKey].
 	ErrWeakKey = certpem.ErrWeakKey
 
 	// ErrKeyMismatch says that a private key does not belong to its certificate.
@@ -64,8 +65,8 @@ func newKey[K crypto.Signer](key K, err error) (crypto.Signer, error) {
 }
 
 // CheckPublicKey reports whether this library signs for pub and verifies with it: RSA of 2048 to 8192 bits with an odd
-// exponent of at least 65537; ECDSA on P-256, P-384 or P-521; Ed25519, except the points of small order, for which anyone
-// can make signatures. The error for any other key wraps [ErrWeakKey].
+// exponent of at least 65537; ECDSA on P-256, P-384 or P-521; Ed25519, except the points of small order, for which
+// anyone can make signatures. The error for any other key wraps [ErrWeakKey].
 func CheckPublicKey(pub crypto.PublicKey) error {
 	if err := certpem.CheckKey(pub); err != nil {
 		return fmt.Errorf("pki: %w", err)

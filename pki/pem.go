@@ -10,9 +10,9 @@ import (
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 )
 
-// ParseCertificatesPEM parses a file of certificates, such as a chain or a set of roots: one or more CERTIFICATE blocks and
-// no others. Text around them is allowed, as tools write comments there; a torn or damaged block is not. Input of more than
-// 1 MiB or 1,000 certificates gives an error that wraps [spiffe.ErrTooLarge].
+// ParseCertificatesPEM parses a file of certificates, such as a chain or a set of roots: one or more CERTIFICATE
+// blocks and no others. Text around them is allowed, as tools write comments there; a torn or damaged block is not.
+// Input of more than 1 MiB or 1,000 certificates gives an error that wraps [spiffe.ErrTooLarge].
 func ParseCertificatesPEM(data []byte) ([]*x509.Certificate, error) {
 	certs, err := certpem.Certificates(data)
 	if err != nil {
@@ -21,9 +21,9 @@ func ParseCertificatesPEM(data []byte) ([]*x509.Certificate, error) {
 	return certs, nil
 }
 
-// AppendCertificates returns roots followed by those of a file in PEM, such as the further roots that an operator gives
-// to a CA, in a new slice with none twice. The file is read by the rules of [ParseCertificatesPEM]. A certificate in it
-// that is not a CA certificate is an error.
+// AppendCertificates returns roots followed by those of a file in PEM, such as the further roots that an operator
+// gives to a CA, in a new slice with none twice. The file is read by the rules of [ParseCertificatesPEM]. A
+// certificate in it that is not a CA certificate is an error.
 func AppendCertificates(roots []*x509.Certificate, pem []byte) ([]*x509.Certificate, error) {
 	more, err := certpem.Certificates(pem)
 	if err != nil {
@@ -31,7 +31,8 @@ func AppendCertificates(roots []*x509.Certificate, pem []byte) ([]*x509.Certific
 	}
 	for n, c := range more {
 		if !isCA(c) {
-			return nil, fmt.Errorf("pki: append certificates: certificate %d (%.300q) is not a CA certificate", n+1, c.Subject)
+			return nil, fmt.Errorf("pki: append certificates: certificate %d (%.300q) is not a CA certificate", n+1,
+				c.Subject)
 		}
 	}
 	return distinct(slices.Concat(roots, more)), nil
@@ -53,7 +54,8 @@ func distinct(certs []*x509.Certificate) []*x509.Certificate {
 
 // selfSigned reports whether c is a root. Keys are checked before a signature is verified with them.
 func selfSigned(c *x509.Certificate) bool {
-	return isCA(c) && bytes.Equal(c.RawSubject, c.RawIssuer) && certpem.CheckKey(c.PublicKey) == nil && c.CheckSignatureFrom(c) == nil
+	return isCA(c) && bytes.Equal(c.RawSubject, c.RawIssuer) && certpem.CheckKey(c.PublicKey) == nil &&
+		c.CheckSignatureFrom(c) == nil
 }
 
 // MarshalCertificatesPEM returns certs as CERTIFICATE blocks in the given order.
@@ -61,11 +63,10 @@ func MarshalCertificatesPEM(certs ...*x509.Certificate) []byte {
 	return certpem.EncodeCertificates(certs)
 }
 
-// ParsePrivateKeyPEM parses a file of one private key: PKCS#8 (PRIVATE KEY), PKCS#1 (RSA PRIVATE KEY)
-// or SEC1 (EC PRIVATE KEY, with or without EC PARAMETERS in front), or one under the label of another. An encrypted key, a second block
-// and a key that [CheckPublicKey] refuses are errors; the last wraps [ErrWeakKey]. Input of more than
-// 1 MiB or a key of more than 8 KiB gives an error that wraps [spiffe.ErrTooLarge]. Errors do not
-// repeat the input.
+// ParsePrivateKeyPEM parses a file of one private key: PKCS#8 (PRIVATE KEY), PKCS#1 (RSA PRIVATE KEY) or SEC1 (EC
+// PRIVATE KEY, with or without EC PARAMETERS in front), or one under the label of another. An encrypted key, a second
+// block and a key that [CheckPublicKey] refuses are errors; the last wraps [ErrWeakKey]. Input of more than 1 MiB or a
+// key of more than 8 KiB gives an error that wraps [spiffe.ErrTooLarge]. Errors do not repeat the input.
 func ParsePrivateKeyPEM(data []byte) (crypto.Signer, error) {
 	key, err := certpem.PrivateKey(data)
 	if err != nil {

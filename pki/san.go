@@ -125,9 +125,10 @@ func sanExtension(sans []SAN, critical bool) (ext pkix.Extension, err error) {
 }
 
 // ParseSANs returns all alternative names that are in the extensions of a certificate, or of a request, of every kind
-// and in order; without such an extension there are none, and no error. It is strict: one extension; DNS, URI and Email
-// names of printable ASCII; addresses of 4 or 16 bytes. Names of other kinds are returned with their own type and
-// bytes, and an empty DNS name as such. More than 64 KiB or 1,000 names give an error that wraps [spiffe.ErrTooLarge].
+// and in order; without such an extension there are none, and no error. It is strict: one extension; DNS, URI and
+// Email names of printable ASCII; addresses of 4 or 16 bytes. Names of other kinds are returned with their own type
+// and bytes, and an empty DNS name as such. More than 64 KiB or 1,000 names give an error that wraps
+// [spiffe.ErrTooLarge].
 //
 // The SPIFFE ID of a peer is not for this to find: a [spiffe.Verifier] returns it with the proof.
 func ParseSANs(extensions []pkix.Extension) ([]SAN, error) {

@@ -34,8 +34,8 @@ const (
 //   - session ticket keys, [NewTicketKeysSecret]
 //   - values for filters, [NewGenericSecret]
 //
-// Certificates, keys and revocation lists are in PEM, which is encoded once. A Secret never changes; the slices and maps
-// that it returns are shared and must not be changed. It does not print its keys and values.
+// Certificates, keys and revocation lists are in PEM, which is encoded once. A Secret never changes; the slices and
+// maps that it returns are shared and must not be changed. It does not print its keys and values.
 //
 // The zero Secret is not valid and is empty.
 type Secret struct {
@@ -106,9 +106,9 @@ func NewTrustSecret(name string, bundle *spiffe.Bundle) (*Secret, error) {
 	return newSecret(name, time.Time{}, &contents{kind: kindRoots, roots: roots}), nil
 }
 
-// NewSecretPEM makes a Secret from PEM, such as that of files, which need not hold SPIFFE identities. It takes either a
-// chain with its key, or roots; the other arguments are empty. Input is read by the rules of [ParseCertificatesPEM] and
-// [ParsePrivateKeyPEM] and encoded again, without comments and with the key as PKCS#8.
+// NewSecretPEM makes a Secret from PEM, such as that of files, which need not hold SPIFFE identities. It takes either
+// a chain with its key, or roots; the other arguments are empty. Input is read by the rules of [ParseCertificatesPEM]
+// and [ParsePrivateKeyPEM] and encoded again, without comments and with the key as PKCS#8.
 //
 // The key must belong to the first certificate, else the error wraps [ErrKeyMismatch]: files are often read while they
 // are being replaced. Each root must be a CA. Expiry, chains and trust are not checked.
@@ -190,7 +190,8 @@ func NewKeyProviderSecret(name string, chainPEM, provider []byte) (*Secret, erro
 	}
 	chain, err := ParseCertificatesPEM(chainPEM)
 	if err == nil && len(provider) > maxOpaque {
-		err = fmt.Errorf("a key provider of %d bytes, the limit is %d: %w", len(provider), maxOpaque, spiffe.ErrTooLarge)
+		err = fmt.Errorf("a key provider of %d bytes, the limit is %d: %w", len(provider), maxOpaque,
+			spiffe.ErrTooLarge)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("pki: secret %q: %w", name, err)
@@ -222,7 +223,8 @@ func NewTrustDomainsSecret(name string, set *spiffe.BundleSet) (*Secret, error) 
 		err = spiffe.ErrTooLarge
 	}
 	if err != nil {
-		return nil, fmt.Errorf("pki: secret %q: authorities of %d bytes, the limit is %d: %w", name, size, maxSecret, err)
+		return nil, fmt.Errorf("pki: secret %q: authorities of %d bytes, the limit is %d: %w", name, size, maxSecret,
+			err)
 	}
 	return newSecret(name, time.Time{}, &contents{kind: kindDomains, domains: domains}), nil
 }
@@ -235,12 +237,14 @@ func NewTicketKeysSecret(name string, keys ...[]byte) (*Secret, error) {
 		return nil, errors.New("pki: secret: a name and a ticket key are required")
 	}
 	if len(keys) > maxTicketKeys {
-		return nil, fmt.Errorf("pki: secret %q: %d ticket keys, the limit is %d: %w", name, len(keys), maxTicketKeys, spiffe.ErrTooLarge)
+		return nil, fmt.Errorf("pki: secret %q: %d ticket keys, the limit is %d: %w", name, len(keys), maxTicketKeys,
+			spiffe.ErrTooLarge)
 	}
 	tickets := make([][]byte, len(keys))
 	for i, key := range keys {
 		if len(key) != ticketKeySize {
-			return nil, fmt.Errorf("pki: secret %q: ticket key %d has %d bytes, not %d", name, i+1, len(key), ticketKeySize)
+			return nil, fmt.Errorf("pki: secret %q: ticket key %d has %d bytes, not %d", name, i+1, len(key),
+				ticketKeySize)
 		}
 		if slices.ContainsFunc(tickets[:i], func(k []byte) bool { return bytes.Equal(k, key) }) {
 			return nil, fmt.Errorf("pki: secret %q: ticket key %d is there twice", name, i+1)
@@ -266,7 +270,8 @@ func NewGenericSecret(name string, values map[string][]byte) (*Secret, error) {
 		case single && len(values) > 1:
 			err = errors.New(`a value under the key "" beside others; it stands alone`)
 		case len(key) > maxGenericKey, len(values) > maxGeneric, size > maxSecret:
-			err = fmt.Errorf("more than %d values, %d bytes of a key or %d bytes together: %w", maxGeneric, maxGenericKey, maxSecret, spiffe.ErrTooLarge)
+			err = fmt.Errorf("more than %d values, %d bytes of a key or %d bytes together: %w", maxGeneric,
+				maxGenericKey, maxSecret, spiffe.ErrTooLarge)
 		case !utf8.ValidString(key):
 			err = fmt.Errorf("the key %q is not UTF-8", key)
 		case len(value) == 0:
@@ -280,10 +285,10 @@ func NewGenericSecret(name string, values map[string][]byte) (*Secret, error) {
 	return newSecret(name, time.Time{}, &contents{kind: kindGeneric, values: copied}), nil
 }
 
-// WithCRLs returns s, which must hold roots that vouch for any peer, with certificate revocation lists, in place of those
-// that it has: X509 CRL blocks in PEM, 100 at most, of complete lists that are signed with SHA-256 or better and name
-// their next update. Envoy then wants a list of every CA in a chain, so each root must
-// have signed one; with leafOnly it looks at the list of the CA that issued the leaf only, and the lists may be of any CA.
+// WithCRLs returns s, which must hold roots that vouch for any peer, with certificate revocation lists, in place of
+// those that it has: X509 CRL blocks in PEM, 100 at most, of complete lists that are signed with SHA-256 or better and
+// name their next update. Envoy then wants a list of every CA in a chain, so each root must have signed one; with
+// leafOnly it looks at the list of the CA that issued the leaf only, and the lists may be of any CA.
 //
 // The new Secret's NotAfter is the earliest next update of the lists: peers refuse every certificate once one has
 // passed.
@@ -306,14 +311,16 @@ func (s *Secret) WithCRLs(crlsPEM []byte, leafOnly bool) (*Secret, error) {
 func (s *Secret) WithTrustDomainCRLs(crls map[spiffe.TrustDomain][]byte) (*Secret, error) {
 	c := s.all()
 	if c.kind != kindDomains || !s.notAfter.IsZero() {
-		return nil, fmt.Errorf("pki: secret %q: it holds %s, or has revocation lists; they go with trust domains that have none", s.name, s.kind())
+		return nil, fmt.Errorf("pki: secret %q: it holds %s, or has revocation lists; they go with trust "+
+			"domains that have none", s.name, s.kind())
 	}
 	domains, size := maps.Clone(c.domains), 0
 	var first time.Time // end of a list
 	for td, list := range crls {
 		roots := c.domains[td]
 		if roots == nil {
-			return nil, fmt.Errorf("pki: secret %q: revocation lists of %q, which has no bundle here: %w", s.name, td, spiffe.ErrNoAuthority)
+			return nil, fmt.Errorf("pki: secret %q: revocation lists of %q, which has no bundle here: %w", s.name, td,
+				spiffe.ErrNoAuthority)
 		}
 		list, end, err := readCRLs(list, roots, false)
 		if err != nil {
@@ -328,13 +335,14 @@ func (s *Secret) WithTrustDomainCRLs(crls map[spiffe.TrustDomain][]byte) (*Secre
 		size += len(both)
 	}
 	if size > maxSecret {
-		return nil, fmt.Errorf("pki: secret %q: authorities and revocation lists of %d bytes, the limit is %d: %w", s.name, size, maxSecret, spiffe.ErrTooLarge)
+		return nil, fmt.Errorf("pki: secret %q: authorities and revocation lists of %d bytes, the limit is %d: %w",
+			s.name, size, maxSecret, spiffe.ErrTooLarge)
 	}
 	return newSecret(s.name, first, &contents{kind: kindDomains, domains: domains}), nil
 }
 
-// readCRLs returns lists in PEM, written anew, and their earliest next update. Unless they are for leaves only, each of
-// the roots must have signed one of them.
+// readCRLs returns lists in PEM, written anew, and their earliest next update. Unless they are for leaves only, each
+// of the roots must have signed one of them.
 func readCRLs(crlsPEM, rootsPEM []byte, leafOnly bool) (out []byte, end time.Time, err error) {
 	lists, err := parseCRLs(crlsPEM)
 	if err != nil {
@@ -345,8 +353,10 @@ func readCRLs(crlsPEM, rootsPEM []byte, leafOnly bool) (out []byte, end time.Tim
 		return nil, end, err
 	}
 	for n, root := range roots {
-		if !leafOnly && !slices.ContainsFunc(lists, func(l *x509.RevocationList) bool { return checkCRL(l, root) == nil }) {
-			return nil, end, fmt.Errorf("%w: root %d (%.300q) has signed none of them, and so every certificate under it would be refused", errCRL, n+1, root.Subject)
+		if !leafOnly && !slices.ContainsFunc(lists,
+			func(l *x509.RevocationList) bool { return checkCRL(l, root) == nil }) {
+			return nil, end, fmt.Errorf("%w: root %d (%.300q) has signed none of them, and so every certificate "+
+				"under it would be refused", errCRL, n+1, root.Subject)
 		}
 	}
 	for _, l := range lists {

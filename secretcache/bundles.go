@@ -107,7 +107,8 @@ func (t *trust) usable() bool {
 // anew for the same name and key vouches for the same leaves.
 func (t *trust) anchors(root *x509.Certificate) bool {
 	for c := range t.own.X509Authorities() {
-		if c == root || bytes.Equal(c.RawSubject, root.RawSubject) && bytes.Equal(c.RawSubjectPublicKeyInfo, root.RawSubjectPublicKeyInfo) {
+		if c == root || bytes.Equal(c.RawSubject, root.RawSubject) &&
+			bytes.Equal(c.RawSubjectPublicKeyInfo, root.RawSubjectPublicKeyInfo) {
 			return true
 		}
 	}
@@ -168,17 +169,17 @@ func (t *trust) fromCA() *spiffe.BundleSet {
 // apply publishes the CA's bundles, except those that are older than what was seen or not plausible. The
 // caller holds mu, which apply releases.
 func (m *Manager) apply(ctx context.Context, set *spiffe.BundleSet) error {
-	set, prevailed, refused, err := m.merge(m.trust.Load().fromCA(), set)
+	got, err := m.merge(m.trust.Load().fromCA(), set)
 	if err != nil {
 		m.mu.Unlock()
 		return err
 	}
-	m.publishTrust(ctx, set)
-	for _, td := range prevailed {
-		m.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "secretcache: bundle with an implausible sequence number accepted, as the CA insists",
-			slog.String("trust_domain", td.String()))
+	m.publishTrust(ctx, got.set)
+	for _, td := range got.prevailed {
+		const message = "secretcache: bundle with an implausible sequence number accepted, as the CA insists"
+		m.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, message, slog.String("trust_domain", td.String()))
 	}
-	return refused
+	return got.refused
 }
 
 // publishTrust makes ca and the present bundles of Config.Federated current. The caller holds mu,
@@ -225,61 +226,67 @@ func (m *Manager) followFederated(ctx context.Context) {
 	}
 }
 
-// merge returns set without the bundles that are refused, because their sequence number went down (FED-11) or is not
-// plausible: the bundle of old, which may be nil, stands in for each, if there is one. refused says which were refused and why,
-// and prevailed names the trust domains whose bundles were held until now. A nil set is an error, and so is one without a
-// bundle of the own trust domain. The caller holds mu.
-func (m *Manager) merge(old, set *spiffe.BundleSet) (merged *spiffe.BundleSet, prevailed []spiffe.TrustDomain, refused, err error) {
+// merged is what takes effect of an answer of the CA.
+type merged struct {
+	set       *spiffe.BundleSet
+	prevailed []spiffe.TrustDomain // whose bundles were held until now
+	refused   error                // which bundles were refused, and why
+}
+
+// merge leaves out of set the bundles that are refused, because their sequence number went down or is not plausible:
+// the bundle of old, which may be nil, stands in for each, if there is one. A nil set is an error, and so is one
+// without a bundle of the own trust domain. The caller holds mu.
+func (m *Manager) merge(old, set *spiffe.BundleSet) (out merged, err error) {
 	own := m.domain()
 	if set == nil {
-		return nil, nil, nil, errors.New("the CA's answer is refused: it has no bundles")
+		return out, errors.New("the CA's answer is refused: it has no bundles")
 	}
 	if _, err := set.Bundle(own); err != nil {
-		return nil, nil, nil, fmt.Errorf("the CA's answer is refused: %w", err)
+		return out, fmt.Errorf("the CA's answer is refused: %w", err)
 	}
-	merged = set
+	out.set = set
 	var missing []spiffe.TrustDomain
 	for b := range set.All() {
-		td := b.TrustDomain()
 		var have *spiffe.Bundle
 		if old != nil {
-			have, _ = old.Bundle(td)
+			have, _ = old.Bundle(b.TrustDomain())
 		}
-		var fault error
-		if b.Supersedes(have) {
-			fault = m.judge(td, have, b, &prevailed)
-		} else {
-			n, _ := b.Sequence()
-			last, _ := have.Sequence()
-			delete(m.offers, td)
-			fault = fmt.Errorf("the bundle of %q has sequence number %d, and %d was seen before", td, n, last)
-		}
+		fault := m.judge(have, b, &out.prevailed)
 		switch {
 		case fault == nil:
 			continue
 		case have != nil:
-			merged = merged.With(have)
+			out.set = out.set.With(have)
 		default:
-			missing = append(missing, td)
+			missing = append(missing, b.TrustDomain())
 		}
-		refused = errors.Join(refused, fmt.Errorf("the CA's answer is refused: %w", fault))
+		out.refused = errors.Join(out.refused, fmt.Errorf("the CA's answer is refused: %w", fault))
 	}
 	maps.DeleteFunc(m.offers, func(td spiffe.TrustDomain, _ *bundleorder.Offers) bool {
 		_, err := set.Bundle(td)
 		return err != nil
 	})
-	switch {
-	case slices.Contains(missing, own):
-		return nil, nil, nil, refused
-	case len(missing) > 0:
-		kept := slices.DeleteFunc(slices.Collect(merged.All()), func(b *spiffe.Bundle) bool { return slices.Contains(missing, b.TrustDomain()) })
-		merged, _ = spiffe.NewBundleSet(kept...) // fails for a nil or a second bundle only
+	if slices.Contains(missing, own) {
+		return out, out.refused
 	}
-	return merged, prevailed, refused, nil
+	if len(missing) > 0 {
+		kept := slices.DeleteFunc(slices.Collect(out.set.All()), func(b *spiffe.Bundle) bool {
+			return slices.Contains(missing, b.TrustDomain())
+		})
+		out.set, _ = spiffe.NewBundleSet(kept...) // fails for a nil or a second bundle only
+	}
+	return out, nil
 }
 
-// judge returns an error if b, which may take the place of have, is held. The caller holds mu.
-func (m *Manager) judge(td spiffe.TrustDomain, have, b *spiffe.Bundle, prevailed *[]spiffe.TrustDomain) error {
+// judge returns why b does not take the place of have, which may be nil. The caller holds mu.
+func (m *Manager) judge(have, b *spiffe.Bundle, prevailed *[]spiffe.TrustDomain) error {
+	td := b.TrustDomain()
+	if !b.Supersedes(have) {
+		n, _ := b.Sequence()
+		last, _ := have.Sequence()
+		delete(m.offers, td)
+		return fmt.Errorf("the bundle of %q has sequence number %d, and %d was seen before", td, n, last)
+	}
 	o := m.offers[td]
 	if o == nil {
 		o = new(bundleorder.Offers)
@@ -345,19 +352,6 @@ func (m *Manager) watchBundles(ctx context.Context, w caclient.BundleWatcher, fe
 	case <-ctx.Done():
 	}
 	failures := 0
-	failed := func(err error) {
-		m.setWatching(false)
-		failures++
-		wait := renew.Backoff{Low: time.Second, First: 2 * time.Second, High: impatient, Wish: longestWish}.
-			Wait(renew.NewFailure(failures, err), rand.Float64())
-		m.mu.Lock()
-		known := m.roots.Failures() > 0 // by the poll, which has logged it
-		m.mu.Unlock()
-		if !known {
-			m.logRetry(ctx, "secretcache: bundle watch failed", m.roots, failures, err, wait)
-		}
-		_ = renew.Sleep(ctx, wait)
-	}
 	for ctx.Err() == nil {
 		end := errWatchEnded
 		for set, err := range w.WatchBundles(ctx) {
@@ -366,8 +360,9 @@ func (m *Manager) watchBundles(ctx context.Context, w caclient.BundleWatcher, fe
 				err = m.apply(ctx, set)
 			}
 			if err != nil && ctx.Err() == nil {
-				failed(err) // waits, so that a CA that yields errors without end is no tight loop
-				end = nil   // which is no second failure
+				failures++
+				m.watchFailed(ctx, failures, err) // waits: a CA that yields errors without end is no tight loop
+				end = nil                         // which is no second failure
 			}
 			if ctx.Err() != nil {
 				break
@@ -378,10 +373,25 @@ func (m *Manager) watchBundles(ctx context.Context, w caclient.BundleWatcher, fe
 			}
 		}
 		if ctx.Err() == nil && end != nil {
-			failed(end)
+			failures++
+			m.watchFailed(ctx, failures, end)
 		}
 	}
 	m.setWatching(false)
+}
+
+// watchFailed has the Manager poll, and waits before the next watch.
+func (m *Manager) watchFailed(ctx context.Context, failures int, err error) {
+	m.setWatching(false)
+	wait := renew.Backoff{Low: time.Second, First: 2 * time.Second, High: impatient, Wish: longestWish}.
+		Wait(renew.NewFailure(failures, err), rand.Float64())
+	m.mu.Lock()
+	known := m.roots.Failures() > 0 // by the poll, which has logged it
+	m.mu.Unlock()
+	if !known {
+		m.logRetry(ctx, "secretcache: bundle watch failed", m.roots, failures, err, wait)
+	}
+	_ = renew.Sleep(ctx, wait)
 }
 
 // setWatching notes whether the CA's watch keeps the bundles fresh, so that polling can rest.
@@ -407,7 +417,8 @@ func (m *Manager) logBundle(ctx context.Context, t *trust) {
 		attrs = append(attrs, slog.Uint64("sequence", seq))
 	}
 	if n == 0 {
-		m.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "secretcache: the trust bundle is empty: every identity of the trust domain is revoked", attrs...)
+		m.cfg.Logger.LogAttrs(ctx, slog.LevelWarn,
+			"secretcache: the trust bundle is empty: every identity of the trust domain is revoked", attrs...)
 		return
 	}
 	m.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "secretcache: new trust bundle", attrs...)

@@ -19,8 +19,11 @@ type entry struct {
 	id    spiffe.ID             // zero for the default identity if that is a credential
 	held  atomic.Pointer[held]  // what readers get; nil before the first, and for the bundles
 	cause atomic.Pointer[error] // of the last failure; nil after a success
-	since time.Time             // when the first failure after the last success was, if there is a cause; the Manager's mu guards it
-	asked atomic.Int64          // when the attempt under way began, in nanoseconds since 1970; if Run ended it, less than 0: how long it took
+	since time.Time             // of the first failure in a row, if there is a cause; the Manager's mu guards it
+
+	// asked is when the attempt under way began, in nanoseconds since 1970. If Run ended it, asked is less than 0: how
+	// long the attempt took.
+	asked atomic.Int64
 
 	orphan bool // the root of what is held has left the bundle; the Manager's mu guards it
 }

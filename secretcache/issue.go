@@ -25,28 +25,12 @@ func (m *Manager) issue(ctx context.Context, e *entry) error {
 	if !t.usable() { // a certificate would be made for nothing
 		return fmt.Errorf("trust bundle of %q: %w", m.domain(), spiffe.ErrNoAuthority)
 	}
-	key, err := m.cfg.NewKey()
-	if err != nil {
-		return fmt.Errorf("new key: %w", err)
-	}
 	want := m.want(e)
-	asked := pki.CSROptions{SANs: want.Names()}
-	if e == m.first {
-		asked.SANs = append(asked.SANs, m.cfg.Names...)
-		asked.CommonName = m.cfg.CommonName
-	}
-	csr, err := pki.NewCSR(key, asked)
+	key, chain, err := m.ask(ctx, e, want)
 	if err != nil {
 		return err
 	}
-	chain, err := m.cfg.CA.Sign(ctx, csr, m.cfg.Lifetime)
-	if err != nil {
-		return fmt.Errorf("sign: %w", err)
-	}
 	received := time.Now()
-	if err := certchain.CheckSize(chain); err != nil {
-		return fmt.Errorf("the CA's answer is refused: %w", err)
-	}
 	got, err := form(want, certchain.Tidy(chain, key.Public()), key)
 	if err != nil {
 		return fmt.Errorf("the CA's answer is refused: %w", err)
@@ -65,6 +49,32 @@ func (m *Manager) issue(ctx context.Context, e *entry) error {
 	return m.install(ctx, e, got, received, t, path)
 }
 
+// ask has the CA certify a new key, and returns the CA's answer, of a size that can be looked at.
+func (m *Manager) ask(ctx context.Context, e *entry, want pki.Expectation) (crypto.Signer, []*x509.Certificate,
+	error) {
+	key, err := m.cfg.NewKey()
+	if err != nil {
+		return nil, nil, fmt.Errorf("new key: %w", err)
+	}
+	asked := pki.CSROptions{SANs: want.Names()}
+	if e == m.first {
+		asked.SANs = append(asked.SANs, m.cfg.Names...)
+		asked.CommonName = m.cfg.CommonName
+	}
+	csr, err := pki.NewCSR(key, asked)
+	if err != nil {
+		return nil, nil, err
+	}
+	chain, err := m.cfg.CA.Sign(ctx, csr, m.cfg.Lifetime)
+	if err != nil {
+		return nil, nil, fmt.Errorf("sign: %w", err)
+	}
+	if err := certchain.CheckSize(chain); err != nil {
+		return nil, nil, fmt.Errorf("the CA's answer is refused: %w", err)
+	}
+	return key, chain, nil
+}
+
 // material is a certificate with its key: a [*spiffe.SVID] or a [*pki.Credential].
 type material interface {
 	Leaf() *x509.Certificate
@@ -73,14 +83,16 @@ type material interface {
 	MarshalPEM() (certs, key []byte, err error)
 }
 
-// form returns the chain and its key as an SVID if want is for an ID, and as a credential otherwise, and checks their form.
+// form returns the chain and its key as an SVID if want is for an ID, and as a credential otherwise, and checks their
+// form.
 func form(want pki.Expectation, chain []*x509.Certificate, key crypto.Signer) (material, error) {
 	if want.ID().IsZero() {
 		return pki.NewCredential(chain, key)
 	}
 	svid, err := spiffe.NewSVID(chain, key)
 	if err == nil && svid.ID() != want.ID() {
-		err = fmt.Errorf("it is for %q, as which the CA knows the caller, and not for %q: the token is that of another account, or the identity is",
+		err = fmt.Errorf("it is for %q, as which the CA knows the caller, and not for %q: "+
+			"the token is that of another account, or the identity is",
 			svid.ID(), want.ID())
 	}
 	return svid, err
@@ -90,10 +102,11 @@ func form(want pki.Expectation, chain []*x509.Certificate, key crypto.Signer) (m
 func (m *Manager) verify(t *trust, want pki.Expectation, got material) ([]*x509.Certificate, error) {
 	leaf, now := got.Leaf(), time.Now()
 	if now.Before(leaf.NotBefore) || !now.Before(got.NotAfter()) {
-		return nil, fmt.Errorf("it is valid from %s to %s, and now is %s: compare the clocks", text(leaf.NotBefore), text(leaf.NotAfter), text(now))
+		return nil, fmt.Errorf("it is valid from %s to %s, and now is %s: compare the clocks", text(leaf.NotBefore),
+			text(leaf.NotAfter), text(now))
 	}
 	path, err := want.Verify(got.Chain(), t.set, m.cfg.Role, now)
-	if err == nil && !now.Before(certchain.End(path)) { // crypto/x509 accepts the very last moment, which readers do not
+	if err == nil && !now.Before(certchain.End(path)) { // crypto/x509 accepts the very last moment, and readers do not
 		err = fmt.Errorf("a certificate in its chain expired at %s", text(now))
 	}
 	return path, err
@@ -101,7 +114,8 @@ func (m *Manager) verify(t *trust, want pki.Expectation, got material) ([]*x509.
 
 // install publishes got, which path proves by the bundles in t. No reader sees it before
 // all subscribers were told of the bundle that vouches for it.
-func (m *Manager) install(ctx context.Context, e *entry, got material, received time.Time, t *trust, path []*x509.Certificate) error {
+func (m *Manager) install(ctx context.Context, e *entry, got material, received time.Time, t *trust,
+	path []*x509.Certificate) error {
 	for {
 		h := m.hold(e, got, received, path)
 		if err := m.awaitNews(ctx, e, h.anchor); err != nil {
@@ -128,7 +142,8 @@ func (m *Manager) publish(e *entry, h *held, t *trust) error {
 	if e.Removed() {
 		return errRemoved
 	}
-	if old := e.held.Load(); old != nil && !e.orphan && h.notAfter.Before(old.notAfter) && old.left() > 0 && !m.outlastsRenewal(h) {
+	if old := e.held.Load(); old != nil && !e.orphan && h.notAfter.Before(old.notAfter) && old.left() > 0 &&
+		!m.outlastsRenewal(h) {
 		return &tooShort{end: h.notAfter, old: old.notAfter}
 	}
 	e.held.Store(h)
@@ -164,8 +179,9 @@ func (m *Manager) adopt(s *spiffe.Snapshot) error {
 	return nil
 }
 
-// outlastsRenewal reports whether h leaves time for two attempts after its own renewal has begun. If it does, a certificate that
-// ends sooner than the one it replaces is the CA's decision to shorten lifetimes; otherwise it is a fault.
+// outlastsRenewal reports whether h leaves time for two attempts after its own renewal has begun. If it does, a
+// certificate that ends sooner than the one it replaces is the CA's decision to shorten lifetimes; otherwise it is a
+// fault.
 func (m *Manager) outlastsRenewal(h *held) bool {
 	begin := renew.RenewAt(h.received, h.notBefore, h.notAfter, m.cfg.GraceRatio, 0, 0)
 	if m.cfg.RenewIn != nil {
@@ -178,12 +194,14 @@ func (m *Manager) outlastsRenewal(h *held) bool {
 type tooShort struct{ end, old time.Time }
 
 func (t *tooShort) Error() string {
-	return fmt.Sprintf("the CA's answer is refused: it ends at %s, before it could be renewed again, and the certificate that it is to replace at %s", text(t.end), text(t.old))
+	return fmt.Sprintf("the CA's answer is refused: it ends at %s, before it could be renewed again, "+
+		"and the certificate that it is to replace at %s", text(t.end), text(t.old))
 }
 
 // hold returns what readers get of a certificate for e, which path proves.
 func (m *Manager) hold(e *entry, got material, received time.Time, path []*x509.Certificate) *held {
-	h := &held{anchor: path[len(path)-1], received: received.Round(0), notBefore: got.Leaf().NotBefore, notAfter: certchain.End(path)}
+	h := &held{anchor: path[len(path)-1], received: received.Round(0), notBefore: got.Leaf().NotBefore,
+		notAfter: certchain.End(path)}
 	h.secret, h.noSecret = pki.NewKeyPairSecret(e.name(), got)
 	if e != m.first {
 		return h

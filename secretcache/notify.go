@@ -12,9 +12,9 @@ import (
 // [Manager.GenerateSecret] takes it. cancel ends that; it may be called from f, and more than once.
 // A call of f that is under way goes on after cancel has returned.
 //
-// A new certificate of the default identity is told as "default" and under its ID, that of another
-// identity under its ID, and a credential as "default" only. A change of the X.509 authorities of the own trust domain is told
-// as "ROOTCA" and "spiffe://TRUST-DOMAIN", of another trust domain as the latter, and of any as "ALL", too. Each first
+// A new certificate of the default identity is told as "default" and under its ID, that of another identity under its
+// ID, and a credential as "default" only. A change of the X.509 authorities of the own trust domain is told as
+// "ROOTCA" and "spiffe://TRUST-DOMAIN", of another trust domain as the latter, and of any as "ALL", too. Each first
 // appearance is told, and so are names that come with [Manager.Add] or go with [Manager.Remove].
 //
 // The calls come one at a time, after the change, in the order of the changes, from a goroutine that
@@ -22,10 +22,10 @@ import (
 // once. The bundle goes first: a certificate of a root that only a new bundle has is published when
 // every f has returned from the call for that bundle.
 //
-// So f should return soon, and must not wait for another name. It may call GenerateSecret with the name it was told; if that
-// waits for a first certificate of a new root, the certificate is published before the bundle is told. An f that does not
-// return delays the calls of other functions, the certificates of a new root, and the end of Run, which waits until all has
-// been told. After Run, f is called only for changes by GenerateSecret, Add and Remove.
+// So f should return soon, and must not wait for another name. It may call GenerateSecret with the name it was told;
+// if that waits for a first certificate of a new root, the certificate is published before the bundle is told. An f
+// that does not return delays the calls of other functions, the certificates of a new root, and the end of Run, which
+// waits until all has been told. After Run, f is called only for changes by GenerateSecret, Add and Remove.
 func (m *Manager) Subscribe(f func(resourceName string)) (cancel func()) { return m.subscribers.Add(f) }
 
 // announcement is a bundle, and a channel that is closed when all subscribers have been told of it.
@@ -49,7 +49,8 @@ func (m *Manager) tell(name string) { m.subscribers.Tell(func() []string { retur
 // announce has what differs between t and old told to the subscribers. The caller holds mu and has published t.
 func (m *Manager) announce(t, old *trust) {
 	m.forgetAnnounced()
-	m.announced = append(m.announced, announcement{t, m.subscribers.Tell(func() []string { return t.changedNames(old) })})
+	m.announced = append(m.announced,
+		announcement{t, m.subscribers.Tell(func() []string { return t.changedNames(old) })})
 }
 
 // forgetAnnounced drops the bundles that all subscribers know a newer one of. The caller holds mu.
@@ -59,8 +60,8 @@ func (m *Manager) forgetAnnounced() {
 	}
 }
 
-// isKnown reports whether all subscribers were told of a bundle that has root, and that no later one takes it from. The
-// caller holds mu.
+// isKnown reports whether all subscribers were told of a bundle that has root, and that no later one takes it from.
+// The caller holds mu.
 func (m *Manager) isKnown(root *x509.Certificate) bool {
 	m.forgetAnnounced()
 	switch n := len(m.announced); {
@@ -71,8 +72,8 @@ func (m *Manager) isKnown(root *x509.Certificate) bool {
 	}
 }
 
-// awaitNews waits until all subscribers were told of a bundle that has root. It does not wait if e has nothing to hand out and
-// its name is being told: a subscriber may be waiting for e, and nothing after it would ever be told.
+// awaitNews waits until all subscribers were told of a bundle that has root. It does not wait if e has nothing to
+// hand out and its name is being told: a subscriber may be waiting for e, and nothing after it would ever be told.
 func (m *Manager) awaitNews(ctx context.Context, e *entry, root *x509.Certificate) error {
 	for {
 		name, changed := m.subscribers.Now() // before the rest is looked at, so that nothing is missed

@@ -13,19 +13,20 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// Report implements [report.Reporter] with the identities, the default one first, the trust bundles, and the CA as the
-// upstream, with the CAName of its Config. The name of the default identity is "default" if it is no SPIFFE ID. The metrics are:
+// Report implements [report.Reporter] with the identities, the default one first, the trust bundles, and the CA as
+// the upstream, with the CAName of its Config. The name of the default identity is "default" if it is no SPIFFE ID.
+// The metrics are:
 //
-//	svidkit_secretcache_identities                            by state: valid, expired, or missing before the first
-//	svidkit_secretcache_identity_start_timestamp_seconds      by identity: when its certificate begins to be valid
-//	svidkit_secretcache_identity_end_timestamp_seconds        by identity: when it ends
-//	svidkit_secretcache_identity_attempt_timestamp_seconds    by identity: when the next attempt begins, if none is under way
-//	svidkit_secretcache_identity_failing_timestamp_seconds    by identity: when the first of the failed attempts in a row was
-//	svidkit_secretcache_identity_failures                     by identity: failed attempts in a row
-//	svidkit_secretcache_bundles_failures                      likewise for the trust bundles
-//	svidkit_secretcache_bundles_confirmed_timestamp_seconds   when the CA last said what they are
-//	svidkit_secretcache_bundles_watched                       1 while the CA tells of new ones by itself, else 0
-//	svidkit_secretcache_attempts_total                        by kind, certificate or bundles, and outcome, good or failed
+//	svidkit_secretcache_identities                             by state: valid, expired, or missing before the first
+//	svidkit_secretcache_identity_start_timestamp_seconds       by identity: when its certificate begins to be valid
+//	svidkit_secretcache_identity_end_timestamp_seconds         by identity: when it ends
+//	svidkit_secretcache_identity_attempt_timestamp_seconds     by identity: when the next attempt begins
+//	svidkit_secretcache_identity_failing_timestamp_seconds     by identity: the first failed attempt in a row
+//	svidkit_secretcache_identity_failures                      by identity: failed attempts in a row
+//	svidkit_secretcache_bundles_failures                       likewise for the trust bundles
+//	svidkit_secretcache_bundles_confirmed_timestamp_seconds    when the CA last said what they are
+//	svidkit_secretcache_bundles_watched                        1 while the CA tells of new ones by itself, else 0
+//	svidkit_secretcache_attempts_total                         by kind and outcome, good or failed
 //
 // The label identity is the SPIFFE ID of an identity of the Manager, or the name of a credential. The default
 // identity and the first 999 others, in the order of their IDs, have samples of their own; all count in
@@ -45,7 +46,8 @@ func (m *Manager) Report() report.Report {
 	} else if h := m.first.held.Load(); h != nil {
 		identities[0].ChainEnd = certchain.End(h.chain())
 		if !m.trust.Load().anchors(h.anchor) { // it is there before what it vouches for
-			r.NotReady = fmt.Errorf("no peer that has the trust bundle accepts the identity %s, whose root has left it", m.label(m.first))
+			const orphaned = "no peer that has the trust bundle accepts the identity %s, whose root has left it"
+			r.NotReady = fmt.Errorf(orphaned, m.label(m.first))
 		}
 	} else {
 		r.NotReady = m.notReady(m.first, nil)
@@ -80,9 +82,9 @@ func attempted(up *report.Upstream, success, next time.Time, failures int, since
 	}
 }
 
-// states returns the state of the identities, the default one first, and of the trust bundles: when the CA last told them,
-// when it is asked again, which is zero while it tells of new ones by itself, and how often that has failed; and the last
-// attempts.
+// states returns the state of the identities, the default one first, and of the trust bundles: when the CA last told
+// them, when it is asked again, which is zero while it tells of new ones by itself, and how often that has failed;
+// and the last attempts.
 func (m *Manager) states() (identities []report.Identity, roots report.Upstream, attempts []report.Attempt) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -39,8 +39,9 @@ func (m *Manager) Run(ctx context.Context) error {
 	return m.life.RunAs(ctx, "secretcache", m.run)
 }
 
-// Close ends the work of [Start], [Manager.Run] and [Manager.GenerateSecret] for good, and waits for it and for the functions
-// of [Manager.Subscribe], which must not call Close. The last certificate and bundles stay readable. The error is always nil.
+// Close ends the work of [Start], [Manager.Run] and [Manager.GenerateSecret] for good, and waits for it and for the
+// functions of [Manager.Subscribe], which must not call Close. The last certificate and bundles stay readable. The
+// error is always nil.
 func (m *Manager) Close() error {
 	err := m.life.Close()
 	m.identities.Close()
@@ -49,10 +50,10 @@ func (m *Manager) Close() error {
 	return err
 }
 
-// Ready waits until there are trust bundles and, with a default identity, a certificate of it that has not expired. The error
-// wraps [spiffe.ErrNotReady], the cause of ctx, and the failure of the last attempt; it comes before ctx is done if the CA
-// has refused for good, if the trust bundle is empty, and after [Manager.Close]. If Run was never called, it says so: unlike
-// [Manager.GenerateSecret], Ready asks the CA for nothing.
+// Ready waits until there are trust bundles and, with a default identity, a certificate of it that has not expired.
+// The error wraps [spiffe.ErrNotReady], the cause of ctx, and the failure of the last attempt; it comes before ctx is
+// done if the CA has refused for good, if the trust bundle is empty, and after [Manager.Close]. If Run was never
+// called, it says so: unlike [Manager.GenerateSecret], Ready asks the CA for nothing.
 func (m *Manager) Ready(ctx context.Context) error {
 	var ready, empty bool
 	err := m.life.Await(ctx, m.Changed, func() bool {
@@ -125,8 +126,7 @@ func (m *Manager) attempt(ctx context.Context, e *entry) {
 	if e == m.roots {
 		obtain = m.fetch
 	}
-	begun := time.Now()
-	e.asked.Store(begun.UnixNano())
+	e.asked.Store(time.Now().UnixNano())
 	err := obtain(ctx, e)
 	tried := report.Attempt{Time: time.Now(), Names: []string{m.label(e)}, Count: 1}
 	if err != nil { // not under the lock: it may be of the caller's CA
@@ -134,8 +134,27 @@ func (m *Manager) attempt(ctx context.Context, e *entry) {
 	}
 
 	m.mu.Lock()
-	var wait time.Duration
-	e.asked.Store(0)
+	wait := m.settle(ctx, e, err, tried)
+	failures := e.Failures()
+	m.loopOf(e).Done(e, wait)
+	m.mu.Unlock()
+
+	switch {
+	case err == nil && e != m.roots:
+		until := e.held.Load().notAfter
+		attrs := []slog.Attr{id, slog.Time("not_after", until), slog.Duration("renew_in", wait)}
+		if time.Until(until)+time.Minute < m.cfg.Lifetime {
+			attrs = append(attrs, slog.Duration("asked", m.cfg.Lifetime))
+		}
+		m.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "secretcache: new certificate", attrs...)
+	case err != nil && wait > 0:
+		m.logRetry(ctx, "secretcache: attempt failed", e, failures, err, wait)
+	}
+}
+
+// settle notes how an attempt for e has ended, and returns how long after it the next one comes. The caller holds mu.
+func (m *Manager) settle(ctx context.Context, e *entry, err error, tried report.Attempt) (wait time.Duration) {
+	begun := e.asked.Swap(0)
 	switch {
 	case err == nil:
 		e.Succeeded()
@@ -155,24 +174,10 @@ func (m *Manager) attempt(ctx context.Context, e *entry) {
 			m.changed.Notify() // for Ready
 		}
 	default:
-		e.asked.Store(-int64(time.Since(begun)))
+		e.asked.Store(-int64(time.Since(time.Unix(0, begun))))
 	}
 	m.attempted(ctx, e, err)
-	failures := e.Failures()
-	m.loopOf(e).Done(e, wait)
-	m.mu.Unlock()
-
-	switch {
-	case err == nil && e != m.roots:
-		until := e.held.Load().notAfter
-		var asked slog.Attr // which no handler writes
-		if time.Until(until)+time.Minute < m.cfg.Lifetime {
-			asked = slog.Duration("asked", m.cfg.Lifetime)
-		}
-		m.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "secretcache: new certificate", id, slog.Time("not_after", until), slog.Duration("renew_in", wait), asked)
-	case err != nil && wait > 0:
-		m.logRetry(ctx, "secretcache: attempt failed", e, failures, err, wait)
-	}
+	return wait
 }
 
 // renewIn returns how long after a success the next attempt for e comes.
@@ -206,7 +211,8 @@ func (m *Manager) retryIn(e *entry, f renew.Failure) time.Duration {
 	h := e.held.Load()
 	switch {
 	case e == m.roots && m.trust.Load() != nil:
-		return renew.Backoff{Low: time.Second, First: 2 * time.Second, High: m.poll(), Wish: longestWish}.Wait(f, rand.Float64())
+		return renew.Backoff{Low: time.Second, First: 2 * time.Second, High: m.poll(), Wish: longestWish}.Wait(f,
+			rand.Float64())
 	case e == m.roots:
 		return patience.Wait(f, 0, 0, rand.Float64())
 	case m.cfg.RenewIn != nil:

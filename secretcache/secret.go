@@ -26,11 +26,11 @@ import (
 // A secret that exists is returned without blocking. A certificate that has expired is not returned.
 //
 // GenerateSecret waits for a secret that does not exist yet, until ctx is done: that ends the wait and not the work,
-// which all waiting calls share. The wait ends sooner, with an error, if the CA refuses for good, if the trust bundle is
-// empty, and when Run ends. The error wraps [spiffe.ErrNotReady] and the last cause.
+// which all waiting calls share. The wait ends sooner, with an error, if the CA refuses for good, if the trust bundle
+// is empty, and when Run ends. The error wraps [spiffe.ErrNotReady] and the last cause.
 //
-// Run does the work. While it is not running, waiting calls start attempts themselves, one at a time
-// for each identity and with the same waits after failures. Such an attempt runs on its own goroutine, which ends with the
+// Run does the work. While it is not running, waiting calls start attempts themselves, one at a time for each
+// identity and with the same waits after failures. Such an attempt runs on its own goroutine, which ends with the
 // attempt, after Config.Timeout at the latest, even if no call waits any more.
 func (m *Manager) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
 	switch resourceName {

@@ -11,9 +11,9 @@
 //	defer m.Close()
 //	endpoint, err := spiffetls.New(spiffetls.Config{Self: m, Peers: m, Allow: spiffe.AllowIDs(frontend)})
 //
-// A program that serves before it has an identity, or that has a group for what it runs, takes [New], [Manager.Run] and
-// [Manager.Ready] instead. To serve identities to Envoy, give the Manager to package sds. Further identities for the same
-// process come with [Manager.Add].
+// A program that serves before it has an identity, or that has a group for what it runs, takes [New], [Manager.Run]
+// and [Manager.Ready] instead. To serve identities to Envoy, give the Manager to package sds. Further identities for
+// the same process come with [Manager.Add].
 //
 // # Certificates without a SPIFFE ID
 //
@@ -29,32 +29,32 @@
 //
 // # What it promises
 //
-// Readers load a pointer. They never wait for a lock, for the CA or for each other, and a value that they got never changes
-// under them: a [spiffe.Snapshot] is a key, its chain and the trust bundles that go with them.
+// Readers load a pointer. They never wait for a lock, for the CA or for each other, and a value that they got never
+// changes under them: a [spiffe.Snapshot] is a key, its chain and the trust bundles that go with them.
 //
-// A failure replaces nothing. An answer of the CA is verified before it replaces a certificate that works: its key, ID,
-// validity, form, size, extended key usages, and path to the current trust bundle. A failure changes the time of the next
-// attempt and nothing else.
+// A failure replaces nothing. An answer of the CA is verified before it replaces a certificate that works: its key,
+// ID, validity, form, size, extended key usages, and path to the current trust bundle. A failure changes the time of
+// the next attempt and nothing else.
 //
 // The bundle comes before the leaf. A leaf of a new root is published after the bundle with that root was
 // published and all subscribers were told of it.
 //
-// A CA that lowers lifetimes gets its way at the next renewal. A certificate that ends sooner than the one it would replace is
-// taken only if it leaves time for its own renewal, a third of [Config].Timeout; otherwise it is refused, and the CA is asked
-// again when a quarter of the remaining life has passed.
+// A CA that lowers lifetimes gets its way at the next renewal. A certificate that ends sooner than the one it would
+// replace is taken only if it leaves time for its own renewal, a third of [Config].Timeout; otherwise it is refused,
+// and the CA is asked again when a quarter of the remaining life has passed.
 //
 // # When it renews
 //
-// An identity is renewed when half of its life is over, or earlier by a random part of it, so that a fleet does not renew at
-// the same time: in no hundredth of a life does the CA see more than three times the average number of renewals (see
-// testdata/fleet.svg). Renewals that must not wait are the exception: the backlog of an outage, which each client renews within
-// another 5 % of its remaining life, and renewals forced because a root was withdrawn.
+// An identity is renewed when half of its life is over, or earlier by a random part of it, so that a fleet does not
+// renew at the same time: in no hundredth of a life does the CA see more than three times the average number of
+// renewals (see testdata/fleet.svg). Renewals that must not wait are the exception: the backlog of an outage, which
+// each client renews within another 5 % of its remaining life, and renewals forced because a root was withdrawn.
 //
-// After a failure the next attempt comes after a random wait of at most 4 % of the remaining life, and of at least a second,
-// or a five-hundredth of the life if that is less. A wait that the CA asks for, with a method Retryable() (time.Duration, bool) of
-// its error, is respected. A CA that is away from the first renewal to the end of a certificate is asked about 110 times for
-// lives of up to 500 seconds, 210 times for an hour, and 370 times for a day; one that refuses for good, as its errors say,
-// about a third less often.
+// After a failure the next attempt comes after a random wait of at most 4 % of the remaining life, and of at least a
+// second, or a five-hundredth of the life if that is less. A wait that the CA asks for, with a method Retryable()
+// (time.Duration, bool) of its error, is respected. A CA that is away from the first renewal to the end of a
+// certificate is asked about 110 times for lives of up to 500 seconds, 210 times for an hour, and 370 times for a
+// day; one that refuses for good, as its errors say, about a third less often.
 //
 // The number of goroutines does not depend on the number of identities.
 //
@@ -65,16 +65,17 @@
 // [Manager.Bundle] returns it, so that no peer is trusted any more. An answer that lacks the
 // bundle of the own trust domain, or whose sequence number went down, is a fault, and replaces nothing.
 //
-// A CA that is wrong for a moment changes nothing. It is not plausible that a sequence number rises by more than 10,000,
-// unless it is a time before and after, that it is lost, or that authorities disappear without a higher number. Such a bundle
-// is held: the one in force stays, each answer is a failure in the log and in [Manager.Report], and the CA is asked again, at
-// most five minutes later. The bundle takes effect when the CA has repeated it at least 3 times in at least 30 minutes, with no
-// other answer between. To take it at once, an operator restarts the program, which then takes the bundle as the first one.
+// A CA that is wrong for a moment changes nothing. It is not plausible that a sequence number rises by more than
+// 10,000, unless it is a time before and after, that it is lost, or that authorities disappear without a higher
+// number. Such a bundle is held: the one in force stays, each answer is a failure in the log and in [Manager.Report],
+// and the CA is asked again, at most five minutes later. The bundle takes effect when the CA has repeated it at least
+// 3 times in at least 30 minutes, with no other answer between. To take it at once, an operator restarts the program,
+// which then takes the bundle as the first one.
 //
 // # What it does not do
 //
-// It writes nothing to disk, and it does not verify peers: see package spiffe. The CA in [Config] authenticates the workload to
-// the authority.
+// It writes nothing to disk, and it does not verify peers: see package spiffe. The CA in [Config] authenticates the
+// workload to the authority.
 package secretcache
 
 import (
@@ -106,25 +107,26 @@ type Config struct {
 	// Manager's.
 	ID spiffe.ID
 
-	// Expect, in place of ID, makes the default identity a [*pki.Credential]: what the CA answers has to meet it, signing
-	// requests ask for its names, and its trust domain is the Manager's. [pki.ExpectID] is the same as ID.
+	// Expect, in place of ID, makes the default identity a [*pki.Credential]: what the CA answers has to meet it,
+	// signing requests ask for its names, and its trust domain is the Manager's. [pki.ExpectID] is the same as ID.
 	Expect pki.Expectation
 
-	// TrustDomain, in place of ID and Expect, makes a Manager without a default identity, such as that of an agent whose
-	// workloads come and go with [Manager.Add] and [Manager.Remove]. It is ready when it has trust bundles; there is no
-	// secret "default", and [Manager.SVID] and [Manager.Snapshot] return errors that wrap [errors.ErrUnsupported].
+	// TrustDomain, in place of ID and Expect, makes a Manager without a default identity, such as that of an agent
+	// whose workloads come and go with [Manager.Add] and [Manager.Remove]. It is ready when it has trust bundles;
+	// there is no secret "default", and [Manager.SVID] and [Manager.Snapshot] return errors that wrap
+	// [errors.ErrUnsupported].
 	TrustDomain spiffe.TrustDomain
 
-	// CA issues the certificates. Each call has a deadline. If it is a [caclient.BundleWatcher], the Manager watches its
-	// bundles and does not poll; it watches again when that ends. If an error of the CA says that repeating does not help, the
-	// Manager still asks again, after long waits.
+	// CA issues the certificates. Each call has a deadline. If it is a [caclient.BundleWatcher], the Manager watches
+	// its bundles and does not poll; it watches again when that ends. If an error of the CA says that repeating does
+	// not help, the Manager still asks again, after long waits.
 	CA caclient.CA
 
 	// CAName is what reports call the CA, such as its URL; it is no secret.
 	CAName string
 
-	// Names are further DNS names and IP addresses in the signing requests for the default identity, for a CA that certifies
-	// requested names. The CA decides which of them it grants.
+	// Names are further DNS names and IP addresses in the signing requests for the default identity, for a CA that
+	// certifies requested names. The CA decides which of them it grants.
 	Names []pki.SAN
 
 	// CommonName is the common name in these requests, at most 64 bytes, for a CA that takes it for the principal,
@@ -147,12 +149,13 @@ type Config struct {
 		Changed() <-chan struct{}
 	}
 
-	// Previous is the default identity with its trust bundles from an earlier run of the program, such as the Snapshot
-	// of a *filesource.Source that reads the files of a *filesink.Sink. [New] publishes it, so that a program that
-	// restarts serves at once, and asks the CA for a certificate when the renewal of this one is due; its life counts from
-	// its NotBefore. Run fetches the bundles at its start as always, and takes those of the CA as the first ones. A
-	// certificate that has expired, is for another ID, or does not verify with the bundles beside it is not used, with a
-	// warning in the log. Nil means none; with an Expect that is not for a SPIFFE ID it must be nil.
+	// Previous is the default identity with its trust bundles from an earlier run of the program, such as the
+	// Snapshot of a *filesource.Source that reads the files of a *filesink.Sink. [New] publishes it, so that a
+	// program that restarts serves at once, and asks the CA for a certificate when the renewal of this one is due;
+	// its life counts from its NotBefore. Run fetches the bundles at its start as always, and takes those of the CA
+	// as the first ones. A certificate that has expired, is for another ID, or does not verify with the bundles
+	// beside it is not used, with a warning in the log. Nil means none; with an Expect that is not for a SPIFFE ID it
+	// must be nil.
 	Previous *spiffe.Snapshot
 
 	// NewKey returns the private key of the next certificate, and should make a new one for each. It must be safe for
@@ -176,17 +179,18 @@ type Config struct {
 	// be less than 1.
 	Jitter float64
 
-	// RenewIn is for a protocol that has rules of its own for renewal. It replaces GraceRatio, Jitter and the waits after
-	// failures: it returns how long after an attempt the next one comes. left is the remaining life of the present
-	// certificate, 0 if there is none or it has expired; failures counts the failed attempts since the last success. A longer
-	// wait that the CA asks for is respected, up to half of left, or an hour if left is 0. RenewIn must be safe for concurrent
-	// use, return at once, and call no method of the Manager, which waits for it. Nil means the rules above.
+	// RenewIn is for a protocol that has rules of its own for renewal. It replaces GraceRatio, Jitter and the waits
+	// after failures: it returns how long after an attempt the next one comes. left is the remaining life of the
+	// present certificate, 0 if there is none or it has expired; failures counts the failed attempts since the last
+	// success. A longer wait that the CA asks for is respected, up to half of left, or an hour if left is 0. RenewIn
+	// must be safe for concurrent use, return at once, and call no method of the Manager, which waits for it. Nil
+	// means the rules above.
 	RenewIn func(left time.Duration, failures int) time.Duration
 
-	// Timeout bounds each attempt to get a certificate or bundles. An identity with little life left gets less, down to a
-	// sixth, so that an attempt that hangs leaves time for the next. 0 means 30 seconds. Where certificates live for
-	// less than ten minutes and the CA may hang, a twentieth of their life is better, because each attempt that hangs uses up
-	// remaining life.
+	// Timeout bounds each attempt to get a certificate or bundles. An identity with little life left gets less, down
+	// to a sixth, so that an attempt that hangs leaves time for the next. 0 means 30 seconds. Where certificates live
+	// for less than ten minutes and the CA may hang, a twentieth of their life is better, because each attempt that
+	// hangs uses up remaining life.
 	Timeout time.Duration
 
 	// Concurrency is how many certificates are asked for at the same time; 0 means 16.
@@ -228,9 +232,9 @@ type Manager struct {
 
 type redacted = redact.Text // an alias, so that the embedded field is not exported
 
-// Start returns a Manager that is ready, and runs until [Manager.Close]. It is [New], [Manager.Run] in a goroutine, and
-// [Manager.Ready]. The end of ctx ends a start that is not done yet, and nothing after that. If it fails, nothing is left
-// running, and the error is that of New or of Ready: it says why there is no certificate.
+// Start returns a Manager that is ready, and runs until [Manager.Close]. It is [New], [Manager.Run] in a goroutine,
+// and [Manager.Ready]. The end of ctx ends a start that is not done yet, and nothing after that. If it fails, nothing
+// is left running, and the error is that of New or of Ready: it says why there is no certificate.
 func Start(ctx context.Context, cfg Config) (*Manager, error) {
 	m, err := New(cfg)
 	if err != nil {
@@ -263,7 +267,8 @@ func New(cfg Config) (*Manager, error) {
 	m.first = &entry{id: cfg.ID}
 	m.redacted = redact.New("secretcache.Manager(" + cmp.Or(cfg.Expect.String(), m.roots.id.String()) + ")")
 	m.bundles = renew.Loop[*entry]{Mu: &m.mu, Attempt: m.attempt}
-	m.identities = renew.Loop[*entry]{Mu: &m.mu, Attempt: m.attempt, Slots: cfg.Concurrency, Hold: true, SetBack: m.setBack}
+	m.identities = renew.Loop[*entry]{Mu: &m.mu, Attempt: m.attempt, Slots: cfg.Concurrency, Hold: true,
+		SetBack: m.setBack}
 	m.bundles.Put(m.roots, 0)
 	if m.hasFirst() {
 		m.names.Store(m.first.name(), m.first)
@@ -271,7 +276,8 @@ func New(cfg Config) (*Manager, error) {
 	}
 	if cfg.Previous != nil {
 		if err := m.adopt(cfg.Previous); err != nil {
-			cfg.Logger.Warn("secretcache: the identity of the previous run is not used", slog.String("id", m.label(m.first)), slog.Any("err", err))
+			cfg.Logger.Warn("secretcache: the identity of the previous run is not used",
+				slog.String("id", m.label(m.first)), slog.Any("err", err))
 		}
 		m.cfg.Previous = nil // the key is renewed
 	}
@@ -282,13 +288,16 @@ func (c *Config) check() error {
 	id := cmp.Or(c.ID, c.Expect.ID())
 	switch {
 	case c.ID.IsZero() && c.Expect.IsZero() && c.TrustDomain.IsZero():
-		return fmt.Errorf("Config.ID is required, or Config.Expect for a certificate that is no X.509-SVID, or Config.TrustDomain: %w", spiffe.ErrZero)
+		return fmt.Errorf("Config.ID is required, or Config.Expect for a certificate that is no X.509-SVID, "+
+			"or Config.TrustDomain: %w", spiffe.ErrZero)
 	case !c.TrustDomain.IsZero() && !(c.ID.IsZero() && c.Expect.IsZero()):
-		return fmt.Errorf("Config.TrustDomain is %q, and there is a default identity, which has its own", c.TrustDomain)
+		return fmt.Errorf("Config.TrustDomain is %q, and there is a default identity, which has its own",
+			c.TrustDomain)
 	case !c.ID.IsZero() && !c.Expect.IsZero():
 		return fmt.Errorf("Config.ID is %q and Config.Expect %q: want one of them", c.ID, c.Expect)
 	case c.ID.IsZero() && c.TrustDomain.IsZero() && c.Expect.TrustDomain().IsZero():
-		return fmt.Errorf("Config.Expect, %q, names no trust domain, whose roots it needs: %w", c.Expect, spiffe.ErrZero)
+		return fmt.Errorf("Config.Expect, %q, names no trust domain, whose roots it needs: %w", c.Expect,
+			spiffe.ErrZero)
 	case c.Previous != nil && *c.Previous == (spiffe.Snapshot{}):
 		return errors.New("Config.Previous is a zero Snapshot: set it to nil if there is none")
 	case c.Previous != nil && id.IsZero():
@@ -302,14 +311,16 @@ func (c *Config) check() error {
 	case c.Role < 0 || c.Role > spiffe.BothRoles:
 		return fmt.Errorf("Config.Role is %d, want ServerRole, ClientRole or BothRoles", c.Role)
 	case c.Lifetime < 0 || c.Timeout < 0 || c.Concurrency < 0:
-		return fmt.Errorf("Config.Lifetime is %v, Timeout %v, Concurrency %d: none may be negative", c.Lifetime, c.Timeout, c.Concurrency)
+		return fmt.Errorf("Config.Lifetime is %v, Timeout %v, Concurrency %d: none may be negative", c.Lifetime,
+			c.Timeout, c.Concurrency)
 	}
 	if c.RenewIn != nil && (c.GraceRatio != 0 || c.Jitter != 0) {
 		return errors.New("Config.RenewIn is set, and GraceRatio or Jitter too: want one way to say when to renew")
 	}
 	grace, jitter := c.timing()
 	if !(grace > 0 && jitter > 0 && grace+jitter < 1) { // written so that NaN fails
-		return fmt.Errorf("Config.GraceRatio is %v and Jitter %v: both must be positive, and less than 1 together", grace, jitter)
+		return fmt.Errorf("Config.GraceRatio is %v and Jitter %v: both must be positive, and less than 1 together",
+			grace, jitter)
 	}
 	return nil
 }
@@ -331,14 +342,15 @@ func (m *Manager) SVID() (*spiffe.SVID, error) {
 	return nil, m.noSnapshot()
 }
 
-// Credential returns the current certificate of the default identity with its key, if [Config] has an Expect that is not for
-// a SPIFFE ID, in all else like [Manager.SVID]. For an X.509-SVID the error wraps [errors.ErrUnsupported].
+// Credential returns the current certificate of the default identity with its key, if [Config] has an Expect that is
+// not for a SPIFFE ID, in all else like [Manager.SVID]. For an X.509-SVID the error wraps [errors.ErrUnsupported].
 func (m *Manager) Credential() (*pki.Credential, error) {
 	if !m.hasFirst() {
 		return nil, m.noSnapshot()
 	}
 	if !m.first.id.IsZero() {
-		return nil, fmt.Errorf("secretcache: %s is an X.509-SVID, which SVID returns: %w", m.title(m.first), errors.ErrUnsupported)
+		return nil, fmt.Errorf("secretcache: %s is an X.509-SVID, which SVID returns: %w", m.title(m.first),
+			errors.ErrUnsupported)
 	}
 	if h := m.first.held.Load(); h != nil {
 		return h.credential, nil
@@ -356,8 +368,8 @@ func (m *Manager) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return nil, m.notReady(m.roots, nil)
 }
 
-// Bundles returns all trust bundles, as they were published together: nil before the first. The same set is returned until
-// something changes.
+// Bundles returns all trust bundles, as they were published together: nil before the first. The same set is returned
+// until something changes.
 func (m *Manager) Bundles() *spiffe.BundleSet {
 	if t := m.trust.Load(); t != nil {
 		return t.set
@@ -377,10 +389,12 @@ func (m *Manager) Snapshot() (*spiffe.Snapshot, error) {
 // noSnapshot says why there is no SVID.
 func (m *Manager) noSnapshot() error {
 	if !m.hasFirst() {
-		return fmt.Errorf("secretcache: the Manager of %q has no default identity: %w", m.domain(), errors.ErrUnsupported)
+		return fmt.Errorf("secretcache: the Manager of %q has no default identity: %w", m.domain(),
+			errors.ErrUnsupported)
 	}
 	if m.first.id.IsZero() {
-		return fmt.Errorf("secretcache: %s is no X.509-SVID, and Credential returns it: %w", m.title(m.first), errors.ErrUnsupported)
+		return fmt.Errorf("secretcache: %s is no X.509-SVID, and Credential returns it: %w", m.title(m.first),
+			errors.ErrUnsupported)
 	}
 	return m.notReady(m.first, nil)
 }
@@ -436,7 +450,8 @@ func (m *Manager) notReady(e *entry, cause error) error {
 		if why == nil {
 			why = errors.New("the CA is about to be asked")
 		}
-	case tried && errors.Is(idle, lifecycle.ErrNotStarted), tried && cause != nil && errors.Is(idle, lifecycle.ErrEnded):
+	case tried && errors.Is(idle, lifecycle.ErrNotStarted), tried && cause != nil &&
+		errors.Is(idle, lifecycle.ErrEnded):
 		// GenerateSecret tries without Run
 	default:
 		add(idle)

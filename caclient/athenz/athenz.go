@@ -1,7 +1,7 @@
 // Package athenz is a client of ZTS, the certificate authority of Athenz, for one instance of a service.
 //
-// The common name of a certificate is the principal, so package secretcache is told what a certificate of the instance has to
-// be:
+// The common name of a certificate is the principal, so package secretcache is told what a certificate of the
+// instance has to be:
 //
 //	var m *secretcache.Manager
 //	ca, err := athenz.New(athenz.Options{
@@ -21,34 +21,36 @@
 //
 // # Proof of identity
 //
-// The first certificate takes attestation data, which the provider of the instance understands: an identity document of
-// package authn/athenz, or a token of the pod's service account. It is the token of the Endpoint.
+// The first certificate takes attestation data, which the provider of the instance understands: an identity document
+// of package authn/athenz, or a token of the pod's service account. It is the token of the Endpoint.
 //
-// A service whose domain has registered a public key of it proves itself with that key alone, if Options.KeyID is set: as services of
-// Athenz's control plane, and providers, do. No provider vouches for it, and each certificate is for the one key.
+// A service whose domain has registered a public key of it proves itself with that key alone, if Options.KeyID is
+// set: as services of Athenz's control plane, and providers, do. No provider vouches for it, and each certificate is
+// for the one key.
 //
-// Of other instances after that the certificate itself is the proof, if Options.Certificate returns it: [CA.Sign] presents it in TLS, and ZTS
-// refreshes the instance. If ZTS refuses that, or the certificate has expired, Sign registers the instance anew, if there is
-// a token.
+// Of other instances after that the certificate itself is the proof, if Options.Certificate returns it: [CA.Sign]
+// presents it in TLS, and ZTS refreshes the instance. If ZTS refuses that, or the certificate has expired, Sign
+// registers the instance anew, if there is a token.
 //
-// ZTS remembers the serial numbers of the last two certificates of an instance, and revokes the instance for good if an older
-// one is presented. So a CA presents the certificate that it received last, or the one that it presented last if the answer
-// to that was lost, and never an older one. No two programs may refresh one instance. A program that keeps its certificate in
-// a file replaces it there before it uses the new one.
+// ZTS remembers the serial numbers of the last two certificates of an instance, and revokes the instance for good if
+// an older one is presented. So a CA presents the certificate that it received last, or the one that it presented
+// last if the answer to that was lost, and never an older one. No two programs may refresh one instance. A program
+// that keeps its certificate in a file replaces it there before it uses the new one.
 //
 // # Trust
 //
-// The server is trusted by the roots in Options.ServerRootsFile, or else by those in Endpoint.RootsFile, or else by those of
-// the host. The bundle of the trust domain is that in Endpoint.Roots or Endpoint.RootsFile, one of which is required, with
-// the roots that ZTS sends with certificates.
+// The server is trusted by the roots in Options.ServerRootsFile, or else by those in Endpoint.RootsFile, or else by
+// those of the host. The bundle of the trust domain is that in Endpoint.Roots or Endpoint.RootsFile, one of which is
+// required, with the roots that ZTS sends with certificates.
 //
 // # What it does not do
 //
-// It makes no attestation data. It deletes no instance: a pod that is killed could not, so nothing may depend on it, and the provider
-// refuses what has gone. It asks for no SSH certificates, and for no tokens but service tokens: a JWT-SVID of ZTS takes a
-// registration for each audience, and an identity document counts once. It asks for no certificates of roles and users: those name
-// what a service may do, or a user, and not the workload. A request names no host, no cloud and no key of a signer, which are for
-// machines and for operators of ZTS. The CA certificates are those of the answers, and no others are fetched.
+// It makes no attestation data. It deletes no instance: a pod that is killed could not, so nothing may depend on it,
+// and the provider refuses what has gone. It asks for no SSH certificates, and for no tokens but service tokens: a
+// JWT-SVID of ZTS takes a registration for each audience, and an identity document counts once. It asks for no
+// certificates of roles and users: those name what a service may do, or a user, and not the workload. A request names
+// no host, no cloud and no key of a signer, which are for machines and for operators of ZTS. The CA certificates are
+// those of the answers, and no others are fetched.
 //
 // Its tests run against a fake of ZTS, written from the public documentation.
 package athenz
@@ -77,34 +79,37 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Options are the choices of [New]. URL, TrustDomain, and Roots or RootsFile of the Endpoint, and Instance, are required.
+// Options are the choices of [New]. URL, TrustDomain, and Roots or RootsFile of the Endpoint, and Instance, are
+// required.
 type Options struct {
-	// Endpoint says where ZTS is. The URL is that of the server, without the path /zts/v1. Its token is the attestation
-	// data. An HTTPClient decides by itself which server is trusted; if its transport is a *http.Transport, refreshes use a
-	// copy that presents the certificate, and else it has to present it.
+	// Endpoint says where ZTS is. The URL is that of the server, without the path /zts/v1. Its token is the
+	// attestation data. An HTTPClient decides by itself which server is trusted; if its transport is a
+	// *http.Transport, refreshes use a copy that presents the certificate, and else it has to present it.
 	caclient.Endpoint
 
 	// Instance is the instance that the certificates are for.
 	Instance athenzname.Instance
 
-	// Certificate returns the present certificate of the instance, or nil if there is none: the method TLSCertificate of a
-	// [pki.Credential] makes one. It is called for each Sign. Nil means that each certificate takes attestation data.
+	// Certificate returns the present certificate of the instance, or nil if there is none: the method TLSCertificate
+	// of a [pki.Credential] makes one. It is called for each Sign. Nil means that each certificate takes attestation
+	// data.
 	Certificate func() *tls.Certificate
 
 	// ServerRootsFile has the CA certificates that vouch for ZTS itself, in PEM. It is read for each connection.
 	ServerRootsFile string
 
-	// KeyID, if set, is the ID under which the domain has registered the key of the service. Then the token of the Endpoint is a
-	// service token by that key, such as authn/athenz.SignServiceToken makes for each call, and the signing requests are signed
-	// with it. The Instance has neither a Provider nor an ID then, and Certificate and WithServiceToken are not set.
+	// KeyID, if set, is the ID under which the domain has registered the key of the service. Then the token of the
+	// Endpoint is a service token by that key, such as authn/athenz.SignServiceToken makes for each call, and the
+	// signing requests are signed with it. The Instance has neither a Provider nor an ID then, and Certificate and
+	// WithServiceToken are not set.
 	KeyID string
 
 	// WithServiceToken asks for a service token with each certificate, which [CA.ServiceToken] returns.
 	WithServiceToken bool
 }
 
-// CA is a [caclient.CA] and a [caclient.BundleWatcher]; [New] makes one. It is safe for concurrent use, and never prints a
-// token or a key.
+// CA is a [caclient.CA] and a [caclient.BundleWatcher]; [New] makes one. It is safe for concurrent use, and never
+// prints a token or a key.
 type CA struct {
 	redacted
 	opts      Options
@@ -141,7 +146,8 @@ func New(o Options) (*CA, error) {
 func (o *Options) check() error {
 	switch {
 	case o.Roots == nil && o.RootsFile == "":
-		return errors.New("neither Roots nor RootsFile is set: they have the roots of the certificates that ZTS issues")
+		return errors.New("neither Roots nor RootsFile is set: " +
+			"they have the roots of the certificates that ZTS issues")
 	case o.ServerRootsFile != "" && o.HTTPClient != nil:
 		return errors.New("both ServerRootsFile and HTTPClient are set, which has roots already")
 	}
@@ -149,7 +155,8 @@ func (o *Options) check() error {
 		return errors.New("the Instance has neither a Provider nor an ID, and KeyID is not set")
 	}
 	if o.KeyID != "" && (!o.Instance.OwnsKey() || o.Certificate != nil || o.WithServiceToken) {
-		return errors.New("KeyID is set, and so is Certificate, WithServiceToken, or the Provider or ID of the Instance: the owner of a key has none of them")
+		return errors.New("KeyID is set, and so is Certificate, WithServiceToken, or the Provider or ID of the " +
+			"Instance: the owner of a key has none of them")
 	}
 	return o.Instance.Check()
 }
@@ -209,8 +216,8 @@ func (c *CA) current() *tls.Certificate {
 
 type certificateKey struct{}
 
-// clientCertificate is for [tls.Config].GetClientCertificate. The certificate of a refresh is in its context, so that it is
-// the one that was judged.
+// clientCertificate is for [tls.Config].GetClientCertificate. The certificate of a refresh is in its context, so that
+// it is the one that was judged.
 func (c *CA) clientCertificate(asked *tls.CertificateRequestInfo) (*tls.Certificate, error) {
 	if cert, ok := asked.Context().Value(certificateKey{}).(*tls.Certificate); ok {
 		return cert, nil
@@ -254,22 +261,23 @@ type answer struct {
 	OwnerSigner      string `json:"caCertBundle"`
 }
 
-// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls the CA
-// only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs the failure and
-// returns those. The error is a [*caclient.Error], unless ctx is done.
+// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls
+// the CA only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs
+// the failure and returns those. The error is a [*caclient.Error], unless ctx is done.
 func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	return c.conn.FetchBundles(ctx)
 }
 
-// WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads the source
-// of roots every five minutes, or as often as the refresh hint of its bundle says.
+// WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads
+// the source of roots every five minutes, or as often as the refresh hint of its bundle says.
 func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
 	return c.conn.WatchBundles(ctx)
 }
 
-// Sign implements [caclient.CA]: the package comment says with which proof. The lifetime is sent in whole minutes, at least
-// one; 0 means that ZTS decides. Calls wait for each other, and for the clock of this machine if it is up to five seconds
-// behind that of ZTS, which does not date certificates back. The error is a [*caclient.Error], unless ctx is done.
+// Sign implements [caclient.CA]: the package comment says with which proof. The lifetime is sent in whole minutes, at
+// least one; 0 means that ZTS decides. Calls wait for each other, and for the clock of this machine if it is up to
+// five seconds behind that of ZTS, which does not date certificates back. The error is a [*caclient.Error], unless
+// ctx is done.
 func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
 	if err := c.conn.CheckRequest(csr, lifetime); err != nil {
 		return nil, err
@@ -317,9 +325,12 @@ func (c *CA) note(which *string, leaf *x509.Certificate) {
 	*which = leaf.SerialNumber.Text(16)
 }
 
-func (c *CA) certify(ctx context.Context, conn *caconn.Conn, csr *pki.CSR, path string, r request) ([]*x509.Certificate, error) {
+func (c *CA) certify(
+	ctx context.Context, conn *caconn.Conn, csr *pki.CSR, path string, r request,
+) ([]*x509.Certificate, error) {
 	var a answer
-	call := caconn.Request{Op: "sign", Method: http.MethodPost, Path: "/zts/v1/instance" + path, Body: r, Secrets: []string{r.AttestationData}, Message: caconn.Message}
+	call := caconn.Request{Op: "sign", Method: http.MethodPost, Path: "/zts/v1/instance" + path, Body: r,
+		Secrets: []string{r.AttestationData}, Message: caconn.Message}
 	if r.principal != "" {
 		call.Header, call.Secrets = http.Header{"Athenz-Principal-Auth": {r.principal}}, []string{r.principal}
 	}
@@ -393,7 +404,8 @@ func (c *CA) read(csr *pki.CSR, a *answer) ([]*x509.Certificate, error) {
 
 // complete adds the intermediate certificates above a chain that are among the certificates of CAs.
 func complete(chain, above []*x509.Certificate) []*x509.Certificate {
-	above = slices.DeleteFunc(above, func(c *x509.Certificate) bool { return certchain.SelfSigned(c) || slices.ContainsFunc(chain, c.Equal) })
+	above = slices.DeleteFunc(above,
+		func(c *x509.Certificate) bool { return certchain.SelfSigned(c) || slices.ContainsFunc(chain, c.Equal) })
 	for range maxAbove {
 		i := certchain.Issuer(above, chain[len(chain)-1])
 		if i < 0 {

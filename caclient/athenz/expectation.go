@@ -11,39 +11,41 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Expectation describes a certificate of the instance. Its common name is the principal, or it is empty and the SPIFFE ID of
-// the instance is there. It has no names but those of the instance, and URIs of the scheme athenz, which ZTS adds. The roots
-// are those of td.
+// Expectation describes a certificate of the instance. Its common name is the principal, or it is empty and the
+// SPIFFE ID of the instance is there. It has no names but those of the instance, and URIs of the scheme athenz, which
+// ZTS adds. The roots are those of td.
 //
-// Its Names are those of a signing request for the instance: DNS names, addresses and SPIFFE ID. The common name of such a
-// request is the principal. The certificate of a service that proves itself with its own key has no name with an ID.
+// Its Names are those of a signing request for the instance: DNS names, addresses and SPIFFE ID. The common name of
+// such a request is the principal. The certificate of a service that proves itself with its own key has no name with
+// an ID.
 func Expectation(i athenzname.Instance, td spiffe.TrustDomain) (pki.Expectation, error) {
 	if err := i.Check(); err != nil {
 		return pki.Expectation{}, err
 	}
 	names := names(i)
-	return pki.ExpectLeaf(td, fmt.Sprintf("the Athenz service %s", i.Service), names, func(leaf *x509.Certificate) error {
-		has, err := pki.ParseSANs(leaf.Extensions)
-		if err != nil {
-			return err
-		}
-		for k, name := range has {
-			switch {
-			case described(i, name):
-			case !slices.Contains(names, name):
-				return fmt.Errorf("the leaf has a name that was not asked for: %.300v", name)
-			case slices.Contains(has[:k], name):
-				return fmt.Errorf("the leaf has a name twice: %.300v", name)
+	return pki.ExpectLeaf(td, fmt.Sprintf("the Athenz service %s", i.Service), names,
+		func(leaf *x509.Certificate) error {
+			has, err := pki.ParseSANs(leaf.Extensions)
+			if err != nil {
+				return err
 			}
-		}
-		switch cn := leaf.Subject.CommonName; {
-		case strings.EqualFold(cn, i.Service.String()):
-		case cn == "" && !i.SPIFFE.IsZero() && slices.Contains(has, pki.IDSAN(i.SPIFFE)):
-		default:
-			return fmt.Errorf("the common name of the leaf is %.300q, want the principal %q", cn, i.Service)
-		}
-		return nil
-	}), nil
+			for k, name := range has {
+				switch {
+				case described(i, name):
+				case !slices.Contains(names, name):
+					return fmt.Errorf("the leaf has a name that was not asked for: %.300v", name)
+				case slices.Contains(has[:k], name):
+					return fmt.Errorf("the leaf has a name twice: %.300v", name)
+				}
+			}
+			switch cn := leaf.Subject.CommonName; {
+			case strings.EqualFold(cn, i.Service.String()):
+			case cn == "" && !i.SPIFFE.IsZero() && slices.Contains(has, pki.IDSAN(i.SPIFFE)):
+			default:
+				return fmt.Errorf("the common name of the leaf is %.300q, want the principal %q", cn, i.Service)
+			}
+			return nil
+		}), nil
 }
 
 // names returns the names of a signing request for the instance: its DNS names, its addresses and its SPIFFE ID. The
@@ -62,8 +64,8 @@ func names(i athenzname.Instance) []pki.SAN {
 	return names
 }
 
-// described reports whether ZTS may have put a URI of its own scheme into the certificate of i: any that names no other
-// instance and no other principal.
+// described reports whether ZTS may have put a URI of its own scheme into the certificate of i: any that names no
+// other instance and no other principal.
 func described(i athenzname.Instance, name pki.SAN) bool {
 	rest, ok := strings.CutPrefix(name.Value, "athenz://")
 	if name.Type != pki.URI || !ok {

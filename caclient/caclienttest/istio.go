@@ -25,7 +25,8 @@ func NewIstio(t testing.TB, ca *spiffetest.CA, path string) *Fake {
 		t.Fatalf("caclienttest: %v", err)
 	}
 	f.Serve(cafake.API{
-		Name: "Istio", Handler: srv, Signs: anyRequest, Refuse: refuseGRPC, Garbled: http.HandlerFunc(garbledGRPC), GRPC: true,
+		Name: "Istio", Handler: srv, Signs: anyRequest, Refuse: refuseGRPC, Garbled: http.HandlerFunc(garbledGRPC),
+		GRPC:  true,
 		Token: func() string { return token },
 		Replace: func(body []byte, chain []*x509.Certificate) []byte {
 			var texts []string

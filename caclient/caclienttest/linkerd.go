@@ -52,30 +52,36 @@ func NewLinkerd(t testing.TB, ca *spiffetest.CA, path string) *Fake {
 		t.Fatalf("caclienttest: %v", err)
 	}
 	f.Serve(cafake.API{
-		Name: "Linkerd", Handler: srv, Signs: anyRequest, Refuse: refuseGRPC, Garbled: http.HandlerFunc(garbledGRPC), GRPC: true, OwnLife: true, OwnTLS: true,
+		Name: "Linkerd", Handler: srv, Signs: anyRequest, Refuse: refuseGRPC, Garbled: http.HandlerFunc(garbledGRPC),
+		GRPC: true, OwnLife: true, OwnTLS: true,
 		Token:    func() string { return token },
 		DNSNames: []string{certifier},
 		TLS:      func(c *tls.Config) { c.MinVersion, c.NextProtos = tls.VersionTLS13, nil },
-		Endpoint: func(e *caclient.Endpoint) {
-			if e.Roots = f.Roots(); !f.Plaintext() {
-				e.HTTPClient = nil
-				return
-			}
-			e.AllowPlaintext = true
-			t := e.HTTPClient.Transport.(*http.Transport)
-			t.ForceAttemptHTTP2, t.Protocols = false, new(http.Protocols)
-			t.Protocols.SetUnencryptedHTTP2(true)
-		},
-		Replace: func(_ []byte, chain []*x509.Certificate) []byte {
-			return mustWrite(func(w *protofield.Writer) {
-				for i, c := range chain {
-					w.AddBytes(protofield.Number(min(i+1, 2)), c.Raw)
-				}
-				if len(chain) > 0 {
-					w.Message(3, func(w *protofield.Writer) { w.Varint(1, uint64(chain[0].NotAfter.Unix())) })
-				}
-			})
-		},
+		Endpoint: func(e *caclient.Endpoint) { linkerdEndpoint(f, e) },
+		Replace:  replaceLinkerd,
 	})
 	return newFake(f)
+}
+
+func linkerdEndpoint(f *cafake.Fake, e *caclient.Endpoint) {
+	if e.Roots = f.Roots(); !f.Plaintext() {
+		e.HTTPClient = nil
+		return
+	}
+	e.AllowPlaintext = true
+	t := e.HTTPClient.Transport.(*http.Transport)
+	t.ForceAttemptHTTP2, t.Protocols = false, new(http.Protocols)
+	t.Protocols.SetUnencryptedHTTP2(true)
+}
+
+// replaceLinkerd returns a CertifyResponse with a chain.
+func replaceLinkerd(_ []byte, chain []*x509.Certificate) []byte {
+	return mustWrite(func(w *protofield.Writer) {
+		for i, c := range chain {
+			w.AddBytes(protofield.Number(min(i+1, 2)), c.Raw)
+		}
+		if len(chain) > 0 {
+			w.Message(3, func(w *protofield.Writer) { w.Varint(1, uint64(chain[0].NotAfter.Unix())) })
+		}
+	})
 }

@@ -10,16 +10,17 @@
 //	…
 //	m, err := secretcache.New(secretcache.Config{ID: web, CA: ca})
 //
-// A program that calls the [CA] without package secretcache wraps it with [caclient.New], for deadlines and the check of every
-// answer.
+// A program that calls the [CA] without package secretcache wraps it with [caclient.New], for deadlines and the check
+// of every answer.
 //
 // # What the service needs
 //
 // The token is an OAuth 2.0 access token with the scope https://www.googleapis.com/auth/cloud-platform: from the
-// metadata server, or from Google's token service in exchange for a Kubernetes token. An identity token is not one. Its
-// account needs privateca.certificates.create on the pool (roles/privateca.certificateRequester), or
-// privateca.certificates.createForSelf with ReflectSPIFFE (roles/privateca.workloadCertificateRequester). For the roots it
-// needs privateca.caPools.get (roles/privateca.poolReader), unless Endpoint.Roots or Endpoint.RootsFile is set.
+// metadata server, or from Google's token service in exchange for a Kubernetes token. An identity token is not one.
+// Its account needs privateca.certificates.create on the pool (roles/privateca.certificateRequester), or
+// privateca.certificates.createForSelf with ReflectSPIFFE (roles/privateca.workloadCertificateRequester). For the
+// roots it needs privateca.caPools.get (roles/privateca.poolReader), unless Endpoint.Roots or Endpoint.RootsFile is
+// set.
 //
 // # Trust bundles
 //
@@ -35,7 +36,8 @@
 //
 // # What it does not do
 //
-// It revokes nothing and gets no tokens. Its tests run against a fake of the service, written from the public documentation.
+// It revokes nothing and gets no tokens. Its tests run against a fake of the service, written from the public
+// documentation.
 package googlecas
 
 import (
@@ -82,8 +84,8 @@ type Options struct {
 	ReflectSPIFFE bool
 }
 
-// CA is a [caclient.CA] and a [caclient.BundleWatcher]; [New] makes one. It is safe for concurrent use, and never prints a
-// token or a key.
+// CA is a [caclient.CA] and a [caclient.BundleWatcher]; [New] makes one. It is safe for concurrent use, and never
+// prints a token or a key.
 type CA struct {
 	redacted
 	opts Options
@@ -104,7 +106,8 @@ func New(o Options) (*CA, error) {
 	case !isResource(o.Pool, "projects", "locations", "caPools"):
 		err = errors.New("the Pool has to be like projects/my-project/locations/europe-west1/caPools/workloads")
 	case o.Template != "" && !isResource(o.Template, "projects", "locations", "certificateTemplates"):
-		err = errors.New("the Template has to be like projects/my-project/locations/europe-west1/certificateTemplates/spiffe")
+		err = errors.New("the Template has to be like " +
+			"projects/my-project/locations/europe-west1/certificateTemplates/spiffe")
 	case o.Authority != "" && !isID(o.Authority):
 		err = errors.New("the Authority has to be the ID of an authority of the pool, without a path")
 	}
@@ -115,8 +118,8 @@ func New(o Options) (*CA, error) {
 	return c, nil
 }
 
-// isResource reports whether name consists of collections and IDs in turn. The first ID is that of a project, which may
-// belong to a domain, as in example.com:my-project.
+// isResource reports whether name consists of collections and IDs in turn. The first ID is that of a project, which
+// may belong to a domain, as in example.com:my-project.
 func isResource(name string, collections ...string) bool {
 	parts := strings.Split(name, "/")
 	if len(parts) != 2*len(collections) {
@@ -170,15 +173,15 @@ type certificate struct {
 	PEMChain       []string `json:"pemCertificateChain,omitempty"` // from the issuer to the root
 }
 
-// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls the CA
-// only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs the failure and
-// returns those. The error is a [*caclient.Error], unless ctx is done.
+// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls
+// the CA only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs
+// the failure and returns those. The error is a [*caclient.Error], unless ctx is done.
 func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	return c.conn.FetchBundles(ctx)
 }
 
-// WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads the source
-// of roots every five minutes, or as often as the refresh hint of its bundle says.
+// WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads
+// the source of roots every five minutes, or as often as the refresh hint of its bundle says.
 func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
 	return c.conn.WatchBundles(ctx)
 }
@@ -199,7 +202,8 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 		request.SubjectMode = "REFLECTED_SPIFFE"
 	}
 	id := newUUID()
-	query := url.Values{"requestId": {id}, "certificateId": {"svid-" + id}} // pools of the enterprise tier need a name for it
+	// Pools of the enterprise tier need a name for the certificate.
+	query := url.Values{"requestId": {id}, "certificateId": {"svid-" + id}}
 	if c.opts.Authority != "" {
 		query.Set("issuingCertificateAuthorityId", c.opts.Authority)
 	}
@@ -230,7 +234,8 @@ func (c *CA) call(ctx context.Context, op, path string, body, answer any) error 
 		return err
 	}
 	var refusal refusal
-	request := caconn.Request{Op: op, Method: http.MethodPost, Path: "/v1/" + c.opts.Pool + path, Body: body, Secrets: []string{token}, Message: refusal.read}
+	request := caconn.Request{Op: op, Method: http.MethodPost, Path: "/v1/" + c.opts.Pool + path, Body: body,
+		Secrets: []string{token}, Message: refusal.read}
 	if token != "" {
 		request.Header = http.Header{"Authorization": {"Bearer " + token}}
 	}

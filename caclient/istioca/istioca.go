@@ -13,8 +13,8 @@
 //	…
 //	m, err := secretcache.New(secretcache.Config{ID: web, CA: ca})
 //
-// A program that calls the [CA] without package secretcache wraps it with [caclient.New], for deadlines and the check of every
-// answer.
+// A program that calls the [CA] without package secretcache wraps it with [caclient.New], for deadlines and the check
+// of every answer.
 //
 // # Trust bundles
 //
@@ -22,16 +22,16 @@
 //
 //   - what Options.Roots or Options.RootsFile have, read again each time;
 //   - the roots that came with the newest certificate;
-//   - the roots that came with an older one, for as long as a certificate issued under them may live, because peers may still
-//     present such a certificate. Their lifetime is assumed to be that of our own.
+//   - the roots that came with an older one, for as long as a certificate issued under them may live, because peers
+//     may still present such a certificate. Their lifetime is assumed to be that of our own.
 //
-// A root that disappears from Options.Roots or Options.RootsFile is dropped at once, so that an operator can withdraw one. It
-// comes back if the CA still sends it with a certificate.
+// A root that disappears from Options.Roots or Options.RootsFile is dropped at once, so that an operator can withdraw
+// one. It comes back if the CA still sends it with a certificate.
 //
-// With neither of the two, the first FetchBundles has a throwaway key certified to learn the roots; a CA that looks for names
-// in the request may refuse that. After it, new roots arrive only with our own renewals. That is too late if the CA lets a new
-// root sign before half of the life of a certificate has passed. It is better to mount the roots, as Istio does in every pod,
-// or to fetch them from a bundle endpoint.
+// With neither of the two, the first FetchBundles has a throwaway key certified to learn the roots; a CA that looks
+// for names in the request may refuse that. After it, new roots arrive only with our own renewals. That is too late
+// if the CA lets a new root sign before half of the life of a certificate has passed. It is better to mount the
+// roots, as Istio does in every pod, or to fetch them from a bundle endpoint.
 //
 // # What it promises
 //
@@ -65,7 +65,8 @@ const method = "/istio.v1.auth.IstioCertificateService/CreateCertificate"
 
 const maxTexts = 1000 // of an answer; most have one for each certificate
 
-// Options are the choices of [New]. URL and TrustDomain of the Endpoint are required. The connection must be able to do HTTP/2.
+// Options are the choices of [New]. URL and TrustDomain of the Endpoint are required. The connection must be able to
+// do HTTP/2.
 type Options struct {
 	caclient.Endpoint
 
@@ -75,19 +76,20 @@ type Options struct {
 	// CertSigner names one of several signers behind the CA.
 	CertSigner string
 
-	// Impersonate is for an agent that obtains the certificates of the pods of its node with its own token. Each request then
-	// also names the SPIFFE ID of its CSR as the identity to certify in place of the agent's own (ImpersonatedIdentity), and a
-	// CSR without a SPIFFE ID is refused. The CA has to trust the agent's service account (CA_TRUSTED_NODE_ACCOUNTS), and
-	// refuses an ID that no pod of the node has, with [caclient.ErrUnauthenticated]. An agent that wants a certificate of its
-	// own may use the same CA: it is a pod of its node as well.
+	// Impersonate is for an agent that obtains the certificates of the pods of its node with its own token. Each
+	// request then also names the SPIFFE ID of its CSR as the identity to certify in place of the agent's own
+	// (ImpersonatedIdentity), and a CSR without a SPIFFE ID is refused. The CA has to trust the agent's service
+	// account (CA_TRUSTED_NODE_ACCOUNTS), and refuses an ID that no pod of the node has, with
+	// [caclient.ErrUnauthenticated]. An agent that wants a certificate of its own may use the same CA: it is a pod of
+	// its node as well.
 	Impersonate bool
 
 	// Header has further metadata to send, as Istio's CA_HEADER_ variables give it.
 	Header http.Header
 }
 
-// CA is a [caclient.CA] and a [caclient.BundleWatcher]; [New] makes one. It is safe for concurrent use, and never prints a
-// token or a key.
+// CA is a [caclient.CA] and a [caclient.BundleWatcher]; [New] makes one. It is safe for concurrent use, and never
+// prints a token or a key.
 type CA struct {
 	redacted
 	opts Options
@@ -146,7 +148,8 @@ func (o *Options) check() error {
 func mayBeSet(name string) bool {
 	lower := strings.ToLower(name)
 	switch lower {
-	case "", "authorization", "clusterid", "content-type", "te", "host", "connection", "content-length", "transfer-encoding", "upgrade",
+	case "", "authorization", "clusterid", "content-type", "te", "host", "connection", "content-length",
+		"transfer-encoding", "upgrade",
 		"trailer", "user-agent", "accept-encoding", "content-encoding", "keep-alive", "proxy-connection", "expect":
 		return false
 	}
@@ -156,15 +159,15 @@ func mayBeSet(name string) bool {
 		})
 }
 
-// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls the CA
-// only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs the failure and
-// returns those. The error is a [*caclient.Error], unless ctx is done.
+// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls
+// the CA only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs
+// the failure and returns those. The error is a [*caclient.Error], unless ctx is done.
 func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	return c.conn.FetchBundles(ctx)
 }
 
-// WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads the source
-// of roots every five minutes, or as often as the refresh hint of its bundle says.
+// WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads
+// the source of roots every five minutes, or as often as the refresh hint of its bundle says.
 func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
 	return c.conn.WatchBundles(ctx)
 }
@@ -187,7 +190,9 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 }
 
 // sign asks for a certificate for id, or for the caller's own if id is zero.
-func (c *CA) sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration, id spiffe.ID) ([]*x509.Certificate, error) {
+func (c *CA) sign(
+	ctx context.Context, csr *pki.CSR, lifetime time.Duration, id spiffe.ID,
+) ([]*x509.Certificate, error) {
 	request, err := c.request(csr, lifetime, id)
 	if err != nil {
 		return nil, c.conn.Error("sign", caclient.ErrInvalid, err)
@@ -261,7 +266,8 @@ func readResponse(csr *pki.CSR, response []byte) (chain, roots []*x509.Certifica
 
 func readChain(csr *pki.CSR, texts []string) (chain, roots []*x509.Certificate, err error) {
 	if len(texts) < 2 {
-		return nil, nil, fmt.Errorf("the answer has %d texts; there must be a chain, and roots in the last one", len(texts))
+		return nil, nil, fmt.Errorf("the answer has %d texts; there must be a chain, and roots in the last one",
+			len(texts))
 	}
 	if chain, err = caconn.Chain(csr, texts[:len(texts)-1]...); err != nil {
 		return nil, nil, err

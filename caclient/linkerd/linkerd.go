@@ -1,8 +1,8 @@
 // Package linkerd is a client of Linkerd's identity API: of a mesh's certifier, of package pki/caserver/linkerd, or of
 // any other server that speaks it.
 //
-// Its certificates have the DNS name of a service account, and no SPIFFE ID. [caclient.New] adds a deadline, and the check of
-// every answer against that name:
+// Its certificates have the DNS name of a service account, and no SPIFFE ID. [caclient.New] adds a deadline, and the
+// check of every answer against that name:
 //
 //	mesh := linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"}
 //	inner, err := linkerd.New(linkerd.Options{
@@ -21,27 +21,27 @@
 //
 // # What it promises
 //
-// The token goes to the certifier of the mesh and nowhere else: before it is sent, the server has proven in a TLS handshake
-// that one of its names is [linkerdname.Mesh.Certifier], with a chain to the trust anchors. On a connection that is kept, that
-// chain must still lead to the trust anchors of the moment. The host in the URL proves nothing, and neither does a wildcard in
-// a certificate. The connection is TLS 1.3 without ALPN, as Linkerd's.
+// The token goes to the certifier of the mesh and nowhere else: before it is sent, the server has proven in a TLS
+// handshake that one of its names is [linkerdname.Mesh.Certifier], with a chain to the trust anchors. On a connection
+// that is kept, that chain must still lead to the trust anchors of the moment. The host in the URL proves nothing,
+// and neither does a wildcard in a certificate. The connection is TLS 1.3 without ALPN, as Linkerd's.
 //
-// The token is read again for each call. It is in the body of the request, as the API has it. No error and no log record
-// contains it.
+// The token is read again for each call. It is in the body of the request, as the API has it. No error and no log
+// record contains it.
 //
-// An answer has one certificate for the key of the request, and an expiry in the future that is that of the certificate to the
-// second, give or take one for servers that round.
+// An answer has one certificate for the key of the request, and an expiry in the future that is that of the
+// certificate to the second, give or take one for servers that round.
 //
 // # Retries
 //
-// A certifier answers "invalid argument" and "failed precondition" to a token that it does not know yet, or no longer, and
-// the same to a wrong name. So both may pass: see [caclient.Error].MayPass. So may "unknown", which Linkerd's certifier
-// answers while its issuer does not verify.
+// A certifier answers "invalid argument" and "failed precondition" to a token that it does not know yet, or no
+// longer, and the same to a wrong name. So both may pass: see [caclient.Error].MayPass. So may "unknown", which
+// Linkerd's certifier answers while its issuer does not verify.
 //
 // # What it does not do
 //
-// The API has no trust bundle: one of Endpoint.Roots and Endpoint.RootsFile is required, for the anchors. It has no lifetime
-// either: the certifier chooses it. No client certificate is presented.
+// The API has no trust bundle: one of Endpoint.Roots and Endpoint.RootsFile is required, for the anchors. It has no
+// lifetime either: the certifier chooses it. No client certificate is presented.
 package linkerd
 
 import (
@@ -76,17 +76,17 @@ const (
 
 // Options are the choices of [New]. Of the Endpoint, URL, TrustDomain, and one of Roots and RootsFile are required.
 type Options struct {
-	// Endpoint says where the certifier is. HTTPClient must be nil unless URL begins with http, as package linkerd has
-	// to see the server's certificate itself. Such a URL is for the proxy on the same host; the client then is one that
-	// speaks HTTP/2.
+	// Endpoint says where the certifier is. HTTPClient must be nil unless URL begins with http, as package linkerd
+	// has to see the server's certificate itself. Such a URL is for the proxy on the same host; the client then is
+	// one that speaks HTTP/2.
 	caclient.Endpoint
 
 	// Mesh says how the names of the mesh are written: that of the certifier, and those that can be asked for.
 	Mesh linkerdname.Mesh
 }
 
-// CA is a [caclient.CA] and a [caclient.BundleWatcher]; [New] makes one. It is safe for concurrent use, and never prints a
-// token or a key.
+// CA is a [caclient.CA] and a [caclient.BundleWatcher]; [New] makes one. It is safe for concurrent use, and never
+// prints a token or a key.
 type CA struct {
 	redacted
 	mesh linkerdname.Mesh
@@ -116,7 +116,7 @@ func New(o Options) (*CA, error) {
 	case o.Roots == nil && o.RootsFile == "":
 		err = errors.New("neither Roots nor RootsFile has the trust anchors")
 	case o.HTTPClient != nil && strings.HasPrefix(c.conn.URL, "https:"):
-		err = errors.New("HTTPClient is set, but the certifier is recognised in the TLS handshake, which is up to this package")
+		err = errors.New("HTTPClient is set, but this package has to recognise the certifier in the handshake itself")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("linkerd: invalid Options: %w", err)
@@ -128,12 +128,13 @@ func New(o Options) (*CA, error) {
 
 // tls returns the configuration for connections to the certifier.
 func (c *CA) tls(certifier string) func(context.Context) (*tls.Config, error) {
-	c.want = pki.ExpectLeaf(c.endpoint.TrustDomain, "the certifier "+certifier, nil, func(leaf *x509.Certificate) error {
-		if !slices.Contains(leaf.DNSNames, certifier) {
-			return fmt.Errorf("it is for %.300q, and not the certifier %q", leaf.DNSNames, certifier)
-		}
-		return nil
-	})
+	c.want = pki.ExpectLeaf(c.endpoint.TrustDomain, "the certifier "+certifier, nil,
+		func(leaf *x509.Certificate) error {
+			if !slices.Contains(leaf.DNSNames, certifier) {
+				return fmt.Errorf("it is for %.300q, and not the certifier %q", leaf.DNSNames, certifier)
+			}
+			return nil
+		})
 	return func(context.Context) (*tls.Config, error) {
 		anchors, err := c.anchors()
 		if err != nil {
@@ -142,11 +143,12 @@ func (c *CA) tls(certifier string) func(context.Context) (*tls.Config, error) {
 		return &tls.Config{
 			MinVersion:         tls.VersionTLS13,
 			ServerName:         certifier,
-			InsecureSkipVerify: true, //nolint:gosec // VerifyConnection verifies: a name that need not be valid for hosts
+			InsecureSkipVerify: true, //nolint:gosec // VerifyConnection verifies a name that no host may have
 			VerifyConnection: func(state tls.ConnectionState) error {
 				_, err := c.want.Verify(state.PeerCertificates, anchors, spiffe.ServerRole, time.Now())
 				if err != nil {
-					return &tls.CertificateVerificationError{UnverifiedCertificates: state.PeerCertificates, Err: fmt.Errorf("the server's certificate: %w", err)}
+					return &tls.CertificateVerificationError{UnverifiedCertificates: state.PeerCertificates,
+						Err: fmt.Errorf("the server's certificate: %w", err)}
 				}
 				c.mu.Lock()
 				defer c.mu.Unlock()
@@ -165,8 +167,8 @@ func (c *CA) anchors() (spiffe.BundleSource, error) {
 	return caconn.ReadBundle(c.endpoint.TrustDomain, c.endpoint.RootsFile)
 }
 
-// distrust closes the connection that there is if its certifier would not be accepted now: its certificate has expired, or is
-// no longer under the trust anchors. While those cannot be read, it stays.
+// distrust closes the connection that there is if its certifier would not be accepted now: its certificate has
+// expired, or is no longer under the trust anchors. While those cannot be read, it stays.
 func (c *CA) distrust() {
 	c.mu.Lock()
 	shown := c.shown
@@ -186,29 +188,29 @@ func (c *CA) distrust() {
 	}
 }
 
-// Close closes the connections to the certifier that the CA has made, and so ends the calls that are under way. Those of an
-// HTTPClient are up to its owner. Later calls make a new connection. The error is always nil.
+// Close closes the connections to the certifier that the CA has made, and so ends the calls that are under way. Those
+// of an HTTPClient are up to its owner. Later calls make a new connection. The error is always nil.
 func (c *CA) Close() error {
 	c.conn.Close()
 	return nil
 }
 
-// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls the CA
-// only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs the failure and
-// returns those. The error is a [*caclient.Error], unless ctx is done.
+// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls
+// the CA only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs
+// the failure and returns those. The error is a [*caclient.Error], unless ctx is done.
 func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	return c.conn.FetchBundles(ctx)
 }
 
-// WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads the source
-// of roots every five minutes, or as often as the refresh hint of its bundle says.
+// WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads
+// the source of roots every five minutes, or as often as the refresh hint of its bundle says.
 func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
 	return c.conn.WatchBundles(ctx)
 }
 
-// Sign implements [caclient.CA]. csr has one DNS name, that of a service account in the mesh, and no other name but the same
-// as its common name; its key is ECDSA. The lifetime is the certifier's choice. The error is a [*caclient.Error], unless ctx
-// is done.
+// Sign implements [caclient.CA]. csr has one DNS name, that of a service account in the mesh, and no other name but
+// the same as its common name; its key is ECDSA. The lifetime is the certifier's choice. The error is a
+// [*caclient.Error], unless ctx is done.
 func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
 	if err := c.conn.CheckRequest(csr, lifetime); err != nil {
 		return nil, err
@@ -328,9 +330,11 @@ func readResponse(message []byte, now time.Time) ([]*x509.Certificate, error) {
 	case r.until == nil:
 		return nil, errors.New("the answer does not say until when the certificate is valid")
 	case !r.until.After(now):
-		return nil, fmt.Errorf("the answer says that the certificate is valid until %s, and now is %s: compare the clocks", text(*r.until), text(now))
+		return nil, fmt.Errorf("the answer says that the certificate is valid until %s, and now is %s: "+
+			"compare the clocks", text(*r.until), text(now))
 	case r.until.Sub(end).Abs() > tolerance:
-		return nil, fmt.Errorf("the answer says that the certificate is valid until %s, and the certificate says %s", text(*r.until), text(end))
+		return nil, fmt.Errorf("the answer says that the certificate is valid until %s, and the certificate says %s",
+			text(*r.until), text(end))
 	}
 	return chain, nil
 }

@@ -1,12 +1,12 @@
-// Package local is a [caclient.CA] over an authority in this process: one of package pki/ca, or a registration authority of
-// package pki/ra, which has the signers of a Kubernetes cluster sign.
+// Package local is a [caclient.CA] over an authority in this process: one of package pki/ca, or a registration
+// authority of package pki/ra, which has the signers of a Kubernetes cluster sign.
 //
 // Most programs need [New] with the identities that they are to have. A program whose workloads come and
 // go decides for each request with [NewFunc].
 //
-// The caller's identity is what was given to the constructor, and never comes from the request: the ID that a request names
-// is only compared with it. A registration authority passes the request on as it is, so over one a request must name exactly
-// that ID and nothing else.
+// The caller's identity is what was given to the constructor, and never comes from the request: the ID that a request
+// names is only compared with it. A registration authority passes the request on as it is, so over one a request must
+// name exactly that ID and nothing else.
 package local
 
 import (
@@ -32,9 +32,9 @@ type CA struct {
 	server    *ca.Request // what all requests have in common; nil but for NewServer
 }
 
-// New returns a CA that certifies requests for the given IDs, which have to be workloads' IDs in the trust domain of the
-// authority, a *ca.Authority or a *ra.RA. An authority that also has a method Changed() <-chan struct{}, which returns a
-// channel that is closed when its bundle changes, is not asked in vain by [CA.WatchBundles].
+// New returns a CA that certifies requests for the given IDs, which have to be workloads' IDs in the trust domain of
+// the authority, a *ca.Authority or a *ra.RA. An authority that also has a method Changed() <-chan struct{}, which
+// returns a channel that is closed when its bundle changes, is not asked in vain by [CA.WatchBundles].
 //
 // With one ID, every request is for it, and may name it or none. With several,
 // as for a secretcache.Manager that serves several identities, a request has to name the one that it is
@@ -83,10 +83,12 @@ func NewFunc(authority ca.Signer, decide func(ctx context.Context, csr *pki.CSR)
 // [*caclient.Error], unless ctx is done, and wraps the [*ca.SignError] where there is one.
 func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
 	if csr == nil {
-		return nil, &caclient.Error{Op: "sign", Kind: caclient.ErrInvalid, Err: errors.New("local: there is no signing request")}
+		return nil, &caclient.Error{Op: "sign", Kind: caclient.ErrInvalid,
+			Err: errors.New("local: there is no signing request")}
 	}
 	if lifetime < 0 {
-		return nil, &caclient.Error{Op: "sign", Kind: caclient.ErrInvalid, Err: fmt.Errorf("local: the lifetime is negative (%v)", lifetime)}
+		return nil, &caclient.Error{Op: "sign", Kind: caclient.ErrInvalid,
+			Err: fmt.Errorf("local: the lifetime is negative (%v)", lifetime)}
 	}
 	id, err := c.decide(ctx, csr)
 	if err != nil {
@@ -94,7 +96,8 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	}
 	for _, san := range csr.SANs() {
 		if san.Type == pki.URI && san.Value != id.String() {
-			return nil, &caclient.Error{Op: "sign", Kind: caclient.ErrDenied, Err: fmt.Errorf("local: the request is for %.256q, the caller is %q", san.Value, id)}
+			return nil, &caclient.Error{Op: "sign", Kind: caclient.ErrDenied,
+				Err: fmt.Errorf("local: the request is for %.256q, the caller is %q", san.Value, id)}
 		}
 	}
 	r := ca.Request{}
@@ -151,8 +154,8 @@ func (c *CA) set(b *spiffe.Bundle) (*spiffe.BundleSet, error) {
 	return set, nil
 }
 
-// WatchBundles yields the authority's bundle, and each newer one, until ctx is done; package secretcache
-// uses it in the place of polling. Changes that come with time need the authority's Run. An authority without Changed, such as
+// WatchBundles yields the authority's bundle, and each newer one, until ctx is done; package secretcache uses it in
+// the place of polling. Changes that come with time need the authority's Run. An authority without Changed, such as
 // an RA, is asked for its bundle after each Sign, and every thirty seconds.
 func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
 	return func(yield func(*spiffe.BundleSet, error) bool) {

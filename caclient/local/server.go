@@ -11,8 +11,8 @@ import (
 )
 
 // NewServer returns a CA for the certificate of one server, usually the one that serves the authority: see
-// caserver.Options. All its certificates have the ID and the names, which are DNS names and IP addresses. Requests have
-// to name them too if the authority is a registration authority: set them in secretcache.Config.Names.
+// caserver.Options. All its certificates have the ID and the names, which are DNS names and IP addresses. Requests
+// have to name them too if the authority is a registration authority: set them in secretcache.Config.Names.
 func NewServer(authority ca.Signer, id spiffe.ID, names ...pki.SAN) (*CA, error) {
 	c, err := New(authority, id)
 	if err != nil {

@@ -1,4 +1,5 @@
-// Package stepca is a client of step-ca, the certificate authority of Smallstep, and of anything else that speaks its API.
+// Package stepca is a client of step-ca, the certificate authority of Smallstep, and of anything else that speaks its
+// API.
 //
 //	var m *secretcache.Manager
 //	ca, err := stepca.New(stepca.Options{
@@ -13,33 +14,34 @@
 //	…
 //	m, err = secretcache.New(secretcache.Config{ID: web, CA: ca})
 //
-// A program that calls the [CA] without package secretcache wraps it with [caclient.New], for deadlines and the check of every
-// answer.
+// A program that calls the [CA] without package secretcache wraps it with [caclient.New], for deadlines and the check
+// of every answer.
 //
 // # Proof of identity
 //
-// The first certificate takes a token: [CA.Sign] sends it with the request to /1.0/sign. The token of a JWK provisioner is
-// good for one request with exactly the names in the token, so Endpoint.Token makes one for each call. That of a provisioner
-// for Kubernetes service accounts is a file, Endpoint.TokenFile.
+// The first certificate takes a token: [CA.Sign] sends it with the request to /1.0/sign. The token of a JWK
+// provisioner is good for one request with exactly the names in the token, so Endpoint.Token makes one for each call.
+// That of a provisioner for Kubernetes service accounts is a file, Endpoint.TokenFile.
 //
-// After that the certificate itself is the proof, if Options.Certificate returns it: Sign presents it in TLS and sends the
-// request to /1.0/rekey, which certifies the new key with the names and the lifetime of the old certificate; /1.0/renew would
-// keep the old key. Sign falls back to a token if the certificate has expired, if it has other names than the request, or if
-// step-ca refuses it, as it does when the provisioner allows no renewal or after its root was lost.
+// After that the certificate itself is the proof, if Options.Certificate returns it: Sign presents it in TLS and
+// sends the request to /1.0/rekey, which certifies the new key with the names and the lifetime of the old
+// certificate; /1.0/renew would keep the old key. Sign falls back to a token if the certificate has expired, if it
+// has other names than the request, or if step-ca refuses it, as it does when the provisioner allows no renewal or
+// after its root was lost.
 //
 // # Trust
 //
 // The server is trusted by the roots in Endpoint.Roots or Endpoint.RootsFile; by the root with the SHA-256 in
-// Options.Fingerprint, which is fetched from the CA and compared; or, with none of these, by the roots of the host. With a
-// fingerprint, the roots that /1.0/roots lists over a verified connection count too, so that the CA can change its root.
-// Nothing is trusted on first use.
+// Options.Fingerprint, which is fetched from the CA and compared; or, with none of these, by the roots of the host.
+// With a fingerprint, the roots that /1.0/roots lists over a verified connection count too, so that the CA can change
+// its root. Nothing is trusted on first use.
 //
 // The bundle of the trust domain is that in Endpoint.Roots or Endpoint.RootsFile, or what /1.0/roots lists.
 //
 // # What it does not do
 //
-// It makes no tokens: the key of a provisioner does not belong in a workload. It revokes nothing, and knows nothing of SSH
-// and ACME.
+// It makes no tokens: the key of a provisioner does not belong in a workload. It revokes nothing, and knows nothing
+// of SSH and ACME.
 package stepca
 
 import (
@@ -72,8 +74,8 @@ type Options struct {
 	// certificate for renewals.
 	caclient.Endpoint
 
-	// Fingerprint is the SHA-256 of the root certificate in DER, in hexadecimal, as "step certificate fingerprint" prints
-	// it. Set it only without Roots, RootsFile and HTTPClient.
+	// Fingerprint is the SHA-256 of the root certificate in DER, in hexadecimal, as "step certificate fingerprint"
+	// prints it. Set it only without Roots, RootsFile and HTTPClient.
 	Fingerprint string
 
 	// Certificate returns the present certificate of the workload, with its Leaf, or nil if there is none: the method
@@ -82,8 +84,8 @@ type Options struct {
 	Certificate func() *tls.Certificate
 }
 
-// CA is a [caclient.CA] and a [caclient.BundleWatcher]; [New] makes one. It is safe for concurrent use, and never prints a
-// token or a key.
+// CA is a [caclient.CA] and a [caclient.BundleWatcher]; [New] makes one. It is safe for concurrent use, and never
+// prints a token or a key.
 type CA struct {
 	redacted
 	opts        Options
@@ -120,7 +122,8 @@ func (o *Options) check() error {
 		return errors.New("the Fingerprint is not a SHA-256 in hexadecimal, which has 64 digits")
 	}
 	if o.Roots != nil || o.RootsFile != "" || o.HTTPClient != nil {
-		return errors.New("the Fingerprint is set together with Roots, RootsFile or HTTPClient, which have the roots already")
+		return errors.New("the Fingerprint is set together with Roots, RootsFile or HTTPClient, " +
+			"which have the roots already")
 	}
 	return nil
 }
@@ -143,7 +146,8 @@ func (c *CA) connect() error {
 		return err
 	}
 	cfg.TLS = func(context.Context) (*tls.Config, error) {
-		return &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true}, nil //nolint:gosec // for a certificate whose SHA-256 is known
+		//nolint:gosec // for a certificate whose SHA-256 is known
+		return &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true}, nil
 	}
 	cfg.Endpoint.HTTPClient = caconn.OneCall(cfg.TLS, nil)
 	c.unverified, err = caconn.New(cfg)
@@ -151,13 +155,16 @@ func (c *CA) connect() error {
 }
 
 // tls returns the configuration for connections; nil for one that trusts the roots of the host.
-func (c *CA) tls(client func(*tls.CertificateRequestInfo) (*tls.Certificate, error)) func(context.Context) (*tls.Config, error) {
+func (c *CA) tls(
+	client func(*tls.CertificateRequestInfo) (*tls.Certificate, error),
+) func(context.Context) (*tls.Config, error) {
 	if c.opts.Roots == nil && c.opts.RootsFile == "" && len(c.fingerprint) == 0 {
 		return nil
 	}
 	return func(ctx context.Context) (*tls.Config, error) {
 		pool, err := c.pool(ctx)
-		return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: pool, Time: certchain.Now, GetClientCertificate: client}, err
+		return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: pool, Time: certchain.Now,
+			GetClientCertificate: client}, err
 	}
 }
 
@@ -202,7 +209,8 @@ func (c *CA) pinned(ctx context.Context) (*x509.Certificate, error) {
 		CA string `json:"ca"`
 	}
 	path := "/1.0/root/" + hex.EncodeToString(c.fingerprint)
-	if err := c.unverified.Do(ctx, caconn.Request{Op: op, Method: http.MethodGet, Path: path, Message: caconn.Message}, &answer); err != nil {
+	if err := c.unverified.Do(ctx,
+		caconn.Request{Op: op, Method: http.MethodGet, Path: path, Message: caconn.Message}, &answer); err != nil {
 		return nil, err
 	}
 	certs, err := pki.ParseCertificatesPEM([]byte(answer.CA))
@@ -211,7 +219,8 @@ func (c *CA) pinned(ctx context.Context) (*x509.Certificate, error) {
 	}
 	if sum := sha256.Sum256(certs[0].Raw); len(certs) != 1 || !bytes.Equal(sum[:], c.fingerprint) {
 		return nil, c.conn.Error(op, caclient.ErrBadAnswer, fmt.Errorf(
-			"the server has a root with the fingerprint %x, and not the one in Options: it is not this CA, or the root was replaced", sum))
+			"the server has a root with the fingerprint %x, and not the one in Options: "+
+				"it is not this CA, or the root was replaced", sum))
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -229,21 +238,22 @@ func (c *CA) clientCertificate(*tls.CertificateRequestInfo) (*tls.Certificate, e
 	return new(tls.Certificate), nil
 }
 
-// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls the CA
-// only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs the failure and
-// returns those. The error is a [*caclient.Error], unless ctx is done.
+// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls
+// the CA only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs
+// the failure and returns those. The error is a [*caclient.Error], unless ctx is done.
 func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	return c.conn.FetchBundles(ctx)
 }
 
-// WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads the source
-// of roots every five minutes, or as often as the refresh hint of its bundle says.
+// WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads
+// the source of roots every five minutes, or as often as the refresh hint of its bundle says.
 func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
 	return c.conn.WatchBundles(ctx)
 }
 
-// Sign implements [caclient.CA]: the package comment says with which proof. A token is sent with a lifetime in whole seconds,
-// at least one; a renewal has that of the certificate before. The error is a [*caclient.Error], unless ctx is done.
+// Sign implements [caclient.CA]: the package comment says with which proof. A token is sent with a lifetime in whole
+// seconds, at least one; a renewal has that of the certificate before. The error is a [*caclient.Error], unless ctx
+// is done.
 func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
 	if err := c.conn.CheckRequest(csr, lifetime); err != nil {
 		return nil, err
@@ -279,7 +289,8 @@ func (c *CA) renewable(csr *pki.CSR) bool {
 	}
 	has, err := pki.ParseSANs(cert.Leaf.Extensions)
 	wants := csr.SANs()
-	return err == nil && len(has) == len(wants) && !slices.ContainsFunc(wants, func(s pki.SAN) bool { return !slices.Contains(has, s) })
+	return err == nil && len(has) == len(wants) &&
+		!slices.ContainsFunc(wants, func(s pki.SAN) bool { return !slices.Contains(has, s) })
 }
 
 type request struct {
@@ -288,9 +299,12 @@ type request struct {
 	NotAfter string `json:"notAfter,omitempty"` // a duration
 }
 
-func (c *CA) certify(ctx context.Context, conn *caconn.Conn, csr *pki.CSR, path string, r request, token string) ([]*x509.Certificate, error) {
+func (c *CA) certify(
+	ctx context.Context, conn *caconn.Conn, csr *pki.CSR, path string, r request, token string,
+) ([]*x509.Certificate, error) {
 	var answer response
-	if err := conn.Do(ctx, caconn.Request{Op: "sign", Method: http.MethodPost, Path: path, Body: r, Secrets: []string{token}, Message: caconn.Message}, &answer); err != nil {
+	if err := conn.Do(ctx, caconn.Request{Op: "sign", Method: http.MethodPost, Path: path, Body: r,
+		Secrets: []string{token}, Message: caconn.Message}, &answer); err != nil {
 		return nil, err
 	}
 	chain, err := answer.chain(csr)
@@ -326,11 +340,13 @@ func (c *CA) fetchRoots(ctx context.Context) ([]*x509.Certificate, error) {
 		Certs []string `json:"crts"`
 	}
 	const op = "fetch bundles"
-	if err := c.conn.Do(ctx, caconn.Request{Op: op, Method: http.MethodGet, Path: "/1.0/roots", Message: caconn.Message}, &answer); err != nil {
+	if err := c.conn.Do(ctx, caconn.Request{Op: op, Method: http.MethodGet, Path: "/1.0/roots",
+		Message: caconn.Message}, &answer); err != nil {
 		return nil, err
 	}
 	if n := len(answer.Certs); n > caconn.MaxRoots {
-		return nil, c.conn.Error(op, caclient.ErrBadAnswer, fmt.Errorf("the CA has %d roots, the limit is %d", n, caconn.MaxRoots))
+		return nil, c.conn.Error(op, caclient.ErrBadAnswer,
+			fmt.Errorf("the CA has %d roots, the limit is %d", n, caconn.MaxRoots))
 	}
 	roots, err := pki.ParseCertificatesPEM([]byte(strings.Join(answer.Certs, "\n")))
 	if err != nil {

@@ -14,9 +14,9 @@ import (
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
 )
 
-// Login is a way to get a token of Vault. The token is used until a third of its lease is left, then the client logs in
-// again; if that fails, it stays in use until its end. If Vault refuses it earlier, the client logs in again at once and
-// repeats the call.
+// Login is a way to get a token of Vault. The token is used until a third of its lease is left, then the client logs
+// in again; if that fails, it stays in use until its end. If Vault refuses it earlier, the client logs in again at
+// once and repeats the call.
 type Login struct {
 	method, mount, role string
 }
@@ -27,8 +27,8 @@ type Login struct {
 func KubernetesLogin(mount, role string) Login { return Login{"kubernetes", mount, role} }
 
 // CertLogin logs in with the client certificate of the Endpoint's HTTPClient, by the auth method cert at mount; empty
-// means "cert". The certificate needs a common name, which an X.509-SVID seldom has: without one the server has no name for
-// the caller. The name is that of one certificate role; empty lets Vault try all.
+// means "cert". The certificate needs a common name, which an X.509-SVID seldom has: without one the server has no
+// name for the caller. The name is that of one certificate role; empty lets Vault try all.
 func CertLogin(mount, name string) Login { return Login{"cert", mount, name} }
 
 func (l *Login) check(e caclient.Endpoint) error {
@@ -38,11 +38,13 @@ func (l *Login) check(e caclient.Endpoint) error {
 		return nil
 	case "kubernetes":
 		if l.role == "" || !hasToken {
-			return errors.New("KubernetesLogin needs a role, and Token or TokenFile with the token of the service account")
+			return errors.New("KubernetesLogin needs a role, " +
+				"and Token or TokenFile with the token of the service account")
 		}
 	case "cert":
 		if hasToken || e.HTTPClient == nil {
-			return errors.New("CertLogin needs an HTTPClient that has a client certificate, and neither Token nor TokenFile")
+			return errors.New("CertLogin needs an HTTPClient that has a client certificate, " +
+				"and neither Token nor TokenFile")
 		}
 	}
 	if l.mount = strings.Trim(l.mount, "/"); l.mount == "" {
@@ -97,49 +99,62 @@ func (c *CA) token(ctx context.Context) (t token, missing, err error) {
 		return t, missing, err
 	}
 	for {
-		c.mu.Lock()
-		now := time.Now()
-		known := token{text: c.text.get(), old: true}
-		usable := known.text != "" && now.Before(c.ends)
-		if usable && (now.Before(c.renew) || c.flight != nil) {
-			c.mu.Unlock()
+		known, f, first := c.board()
+		switch {
+		case f == nil:
 			return known, nil, nil
+		case first:
+			t, err = c.fly(ctx, f, known)
+			return t, nil, err
 		}
-		f := c.flight
-		if f != nil {
-			c.mu.Unlock()
-			select {
-			case <-f.done:
-			case <-ctx.Done():
-				return t, nil, fmt.Errorf("vault: sign: %w", context.Cause(ctx))
-			}
-			if _, told := errors.AsType[*caclient.Error](f.err); f.err == nil || told {
-				return token{text: f.token.get()}, nil, f.err
-			}
-			continue // it was another call's time that ended
+		select {
+		case <-f.done:
+		case <-ctx.Done():
+			return t, nil, fmt.Errorf("vault: sign: %w", context.Cause(ctx))
 		}
-		f = &flight{done: make(chan struct{})}
-		c.flight = f
-		c.mu.Unlock()
-
-		text, lease, err := c.logIn(ctx)
-		f.token, f.err = func() string { return text }, err
-		c.mu.Lock()
-		c.flight = nil
-		now = time.Now()
-		if f.err == nil {
-			c.text, c.renew, c.ends = f.token, now.Add(lease*2/3), now.Add(lease)
-		} else if usable = known.text != "" && c.text.get() == known.text && now.Before(c.ends); usable {
-			c.renew = now.Add(c.ends.Sub(now) / 4)
-		}
-		c.mu.Unlock()
-		close(f.done)
-		if f.err != nil && usable && ctx.Err() == nil {
-			c.conn.Endpoint.Logger.WarnContext(ctx, "vault: the login failed; the token of the last one stays", "err", f.err)
-			return known, nil, nil
-		}
-		return token{text: f.token.get()}, nil, f.err
+		if _, told := errors.AsType[*caclient.Error](f.err); f.err == nil || told {
+			return token{text: f.token.get()}, nil, f.err
+		} // else it was another call's time that ended
 	}
+}
+
+// board returns the known token, and the login to wait for, or to make if it is the first to need one. The login is
+// nil if the known token is good enough.
+func (c *CA) board() (known token, f *flight, first bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	known = token{text: c.text.get(), old: true}
+	if known.text != "" && now.Before(c.ends) && (now.Before(c.renew) || c.flight != nil) {
+		return known, nil, false
+	}
+	if c.flight != nil {
+		return known, c.flight, false
+	}
+	c.flight = &flight{done: make(chan struct{})}
+	return known, c.flight, true
+}
+
+// fly makes the login f. If it fails, the known token stays in use while it can.
+func (c *CA) fly(ctx context.Context, f *flight, known token) (token, error) {
+	text, lease, err := c.logIn(ctx)
+	f.token, f.err = func() string { return text }, err
+	c.mu.Lock()
+	c.flight = nil
+	now, usable := time.Now(), false
+	if f.err == nil {
+		c.text, c.renew, c.ends = f.token, now.Add(lease*2/3), now.Add(lease)
+	} else if usable = known.text != "" && c.text.get() == known.text && now.Before(c.ends); usable {
+		c.renew = now.Add(c.ends.Sub(now) / 4)
+	}
+	c.mu.Unlock()
+	close(f.done)
+	if usable && ctx.Err() == nil {
+		c.conn.Endpoint.Logger.WarnContext(ctx, "vault: the login failed; the token of the last one stays", "err",
+			f.err)
+		return known, nil
+	}
+	return token{text: f.token.get()}, f.err
 }
 
 // drop forgets a token that Vault has refused, unless there is another one already.
@@ -184,7 +199,8 @@ func (c *CA) logIn(ctx context.Context) (string, time.Duration, error) {
 			return "", 0, err
 		}
 		if jwt == "" {
-			return "", 0, c.conn.Error("sign", caclient.ErrUnauthenticated, fmt.Errorf("log in: there is no token: %w", cmp.Or(why, errors.New("the source gave none"))))
+			return "", 0, c.conn.Error("sign", caclient.ErrUnauthenticated,
+				fmt.Errorf("log in: there is no token: %w", cmp.Or(why, errors.New("the source gave none"))))
 		}
 		request.Body = map[string]string{"role": c.login.role, "jwt": jwt}
 		request.Secrets = []string{jwt}
@@ -199,7 +215,8 @@ func (c *CA) logIn(ctx context.Context) (string, time.Duration, error) {
 		case ok && (s.Code == http.StatusBadRequest || s.Code == http.StatusForbidden):
 			e.Kind = caclient.ErrUnauthenticated // the methods differ in the status for a bad credential
 		case ok && strings.Contains(s.Message, "missing name in alias"): // for ever, although it is a 500
-			e.Kind, e.Err = caclient.ErrUnauthenticated, fmt.Errorf("%w: the auth method cert names its callers by the common name of their certificate, "+
+			e.Kind = caclient.ErrUnauthenticated
+			e.Err = fmt.Errorf("%w: the auth method cert names its callers by the common name of their certificate, "+
 				"and this one has none: give it one, or log in with a token", e.Err)
 		}
 		e.Err = fmt.Errorf("log in: %w", e.Err)

@@ -13,42 +13,45 @@
 //	…
 //	m, err := secretcache.New(secretcache.Config{ID: web, CA: ca})
 //
-// A program that calls the [CA] without package secretcache wraps it with [caclient.New], for deadlines and the check of every
-// answer.
+// A program that calls the [CA] without package secretcache wraps it with [caclient.New], for deadlines and the check
+// of every answer.
 //
 // # What Vault needs
 //
 // The client calls POST sign/ROLE, and never sign-verbatim, which would certify whatever a request says. So the role
-// decides which names a workload may have, and the token's policy decides which roles. A policy and a role for one workload:
+// decides which names a workload may have, and the token's policy decides which roles. A policy and a role for one
+// workload:
 //
 //	path "pki/sign/web" { capabilities = ["update"] }
 //
 //	vault write pki/roles/web require_cn=false key_type=any max_ttl=24h no_store=true \
 //	    allowed_uri_sans=spiffe://example.org/web
 //
-// Without no_store each renewal leaves a certificate in Vault's storage. The names of the request are also sent beside it, for
-// roles with use_csr_sans=false. A common name is sent only if the request has one, and does not become an alternative name.
+// Without no_store each renewal leaves a certificate in Vault's storage. The names of the request are also sent
+// beside it, for roles with use_csr_sans=false. A common name is sent only if the request has one, and does not
+// become an alternative name.
 //
 // # Trust bundles
 //
 // Without Endpoint.Roots and Endpoint.RootsFile the bundle has the self-signed certificates among the issuers of the
-// mount and in their chains, without revoked ones. Vault shows them without a token. An intermediate certificate is never a
-// root, and a root that came only with a certificate does not count. If the root lives elsewhere, import its certificate into
-// the mount, which needs no key, or mount it as a file.
+// mount and in their chains, without revoked ones. Vault shows them without a token. An intermediate certificate is
+// never a root, and a root that came only with a certificate does not count. If the root lives elsewhere, import its
+// certificate into the mount, which needs no key, or mount it as a file.
 //
-// To change a root, add the new one as an issuer of the mount, wait until all workloads have it (the list is read every
-// five minutes), make it the default issuer, and delete the old one when the last certificate under it has ended.
+// To change a root, add the new one as an issuer of the mount, wait until all workloads have it (the list is read
+// every five minutes), make it the default issuer, and delete the old one when the last certificate under it has
+// ended.
 //
 // # What it promises
 //
 // Tokens go to the host of Options.URL and nowhere else: redirects are not followed, and a connection without TLS is
-// refused unless Options.AllowPlaintext allows it. No error and no log record contains a token, neither the one that logs in
-// nor Vault's.
+// refused unless Options.AllowPlaintext allows it. No error and no log record contains a token, neither the one that
+// logs in nor Vault's.
 //
 // # What it does not do
 //
-// It repeats a call only if the token of a login had ended. It revokes neither certificates nor its own token, which ends with
-// its lease. Its tests run against a fake of Vault, which answers as a real OpenBao 2.7.2 did.
+// It repeats a call only if the token of a login had ended. It revokes neither certificates nor its own token, which
+// ends with its lease. Its tests run against a fake of Vault, which answers as a real OpenBao 2.7.2 did.
 package vault
 
 import (
@@ -92,13 +95,13 @@ type Options struct {
 	// Namespace is that of Vault Enterprise or OpenBao in which the engine and the login are, such as team-a/prod.
 	Namespace string
 
-	// Login gets a token of Vault. The zero Login gets none: the token of the Endpoint is one of Vault, or there is none
-	// and the URL is that of a Vault Proxy, which adds its own.
+	// Login gets a token of Vault. The zero Login gets none: the token of the Endpoint is one of Vault, or there is
+	// none and the URL is that of a Vault Proxy, which adds its own.
 	Login Login
 }
 
-// CA is a [caclient.CA] and a [caclient.BundleWatcher]; [New] makes one. It is safe for concurrent use, and never prints a
-// token or a key.
+// CA is a [caclient.CA] and a [caclient.BundleWatcher]; [New] makes one. It is safe for concurrent use, and never
+// prints a token or a key.
 type CA struct {
 	redacted
 	conn  *caconn.Conn
@@ -113,7 +116,8 @@ type redacted = redact.Text // an alias, so that the embedded field is not expor
 
 // New returns a CA. It does not connect and reads no file. The error says which option is wrong.
 func New(o Options) (*CA, error) {
-	c := &CA{login: o.Login, mount: "/v1/" + cmp.Or(strings.Trim(o.Mount, "/"), "pki"), role: o.Role, space: strings.Trim(o.Namespace, "/")}
+	c := &CA{login: o.Login, mount: "/v1/" + cmp.Or(strings.Trim(o.Mount, "/"), "pki"), role: o.Role,
+		space: strings.Trim(o.Namespace, "/")}
 	conn, err := caconn.New(caconn.Config{Name: "vault", Endpoint: o.Endpoint, Roots: c.roots})
 	switch {
 	case err != nil:
@@ -146,9 +150,11 @@ func isPath(s string) bool {
 // isName reports whether s can be a segment of a path as it is. Vault has no paths with a period at the end of a
 // segment.
 func isName(s string) bool {
-	return s != "" && len(s) <= 255 && s[0] != '.' && s[len(s)-1] != '.' && !strings.ContainsFunc(s, func(r rune) bool {
-		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' || r == '_' || r == '.')
-	})
+	return s != "" && len(s) <= 255 && s[0] != '.' && s[len(s)-1] != '.' &&
+		!strings.ContainsFunc(s, func(r rune) bool {
+			return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' || r == '_' ||
+				r == '.')
+		})
 }
 
 // signRequest is the body of sign/ROLE.
@@ -192,15 +198,15 @@ func newSignRequest(csr *pki.CSR, lifetime time.Duration) (*signRequest, error) 
 	return r, nil
 }
 
-// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls the CA
-// only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs the failure and
-// returns those. The error is a [*caclient.Error], unless ctx is done.
+// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls
+// the CA only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs
+// the failure and returns those. The error is a [*caclient.Error], unless ctx is done.
 func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	return c.conn.FetchBundles(ctx)
 }
 
-// WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads the source
-// of roots every five minutes, or as often as the refresh hint of its bundle says.
+// WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads
+// the source of roots every five minutes, or as often as the refresh hint of its bundle says.
 func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
 	return c.conn.WatchBundles(ctx)
 }
@@ -233,7 +239,8 @@ func (c *CA) sign(ctx context.Context, body *signRequest) (*signAnswer, error) {
 			return nil, err
 		}
 		var answer signAnswer
-		err = c.call(ctx, caconn.Request{Op: "sign", Method: http.MethodPost, Path: c.mount + "/sign/" + c.role, Body: body}, token.text, &answer)
+		err = c.call(ctx, caconn.Request{Op: "sign", Method: http.MethodPost, Path: c.mount + "/sign/" + c.role,
+			Body: body}, token.text, &answer)
 		if s, ok := errors.AsType[*caconn.Status](err); ok && s.Code == http.StatusForbidden && token.old && !again {
 			c.drop(token.text) // its lease may have been revoked, or Vault was restored from a backup
 			continue
@@ -307,11 +314,13 @@ func refine(e *caclient.Error, s *caconn.Status, needsToken bool) {
 		e.Kind = caclient.ErrUnavailable
 	case http.StatusMovedPermanently, http.StatusFound, http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
 		e.Kind = caclient.ErrUnavailable // a standby that cannot forward at the moment
-		e.Err = fmt.Errorf("%w; redirects are not followed: the URL has to be that of the active server, or of a proxy that knows it", e.Err)
+		e.Err = fmt.Errorf("%w; redirects are not followed: the URL has to be that of the active server, "+
+			"or of a proxy that knows it", e.Err)
 	case http.StatusBadRequest, http.StatusForbidden:
-		// OpenBao says no more than this of a token that it does not know or that is missing, and "1 error occurred: * permission
-		// denied" of one whose policies do not allow the request.
-		if strings.Contains(s.Message, "invalid token") || strings.Contains(s.Message, "missing client token") || needsToken && s.Message == "permission denied" {
+		// OpenBao says no more than this of a token that it does not know or that is missing, and "1 error occurred:
+		// * permission denied" of one whose policies do not allow the request.
+		if strings.Contains(s.Message, "invalid token") || strings.Contains(s.Message, "missing client token") ||
+			needsToken && s.Message == "permission denied" {
 			e.Kind = caclient.ErrUnauthenticated
 		}
 	}
@@ -337,22 +346,27 @@ type issuer struct {
 func (c *CA) roots(ctx context.Context) ([]*x509.Certificate, error) {
 	const op = "fetch bundles"
 	var list issuerList
-	if err := c.call(ctx, caconn.Request{Op: op, Method: http.MethodGet, Path: c.mount + "/issuers?list=true"}, "", &list); err != nil {
+	request := caconn.Request{Op: op, Method: http.MethodGet, Path: c.mount + "/issuers?list=true"}
+	if err := c.call(ctx, request, "", &list); err != nil {
 		e, told := errors.AsType[*caclient.Error](err)
-		if s, ok := errors.AsType[*caconn.Status](err); told && ok && s.Code == http.StatusNotFound { // as Sign, which gets 500 for it
-			e.Kind, e.Err = caclient.ErrUnavailable, fmt.Errorf("%w; the mount has no issuer yet: make a root in it, or import one", e.Err)
+		s, ok := errors.AsType[*caconn.Status](err)
+		if told && ok && s.Code == http.StatusNotFound { // Sign gets 500 for it
+			e.Kind = caclient.ErrUnavailable
+			e.Err = fmt.Errorf("%w; the mount has no issuer yet: make a root in it, or import one", e.Err)
 		}
 		return nil, err
 	}
 	if len(list.Data.Keys) > maxIssuers {
-		return nil, c.conn.Error(op, caclient.ErrBadAnswer, fmt.Errorf("the mount has %d issuers, the limit is %d", len(list.Data.Keys), maxIssuers))
+		return nil, c.conn.Error(op, caclient.ErrBadAnswer,
+			fmt.Errorf("the mount has %d issuers, the limit is %d", len(list.Data.Keys), maxIssuers))
 	}
 	issuers := make([]issuer, len(list.Data.Keys))
 	for i, id := range list.Data.Keys {
 		if !isName(id) {
 			return nil, c.conn.Error(op, caclient.ErrBadAnswer, errors.New("the ID of an issuer is not a name"))
 		}
-		if err := c.call(ctx, caconn.Request{Op: op, Method: http.MethodGet, Path: c.mount + "/issuer/" + id + "/json"}, "", &issuers[i]); err != nil {
+		request.Path = c.mount + "/issuer/" + id + "/json"
+		if err := c.call(ctx, request, "", &issuers[i]); err != nil {
 			return nil, err
 		}
 	}
@@ -398,7 +412,8 @@ func rootsOf(issuers []issuer) ([]*x509.Certificate, error) {
 	}
 	roots = slices.DeleteFunc(roots, func(c *x509.Certificate) bool { return slices.ContainsFunc(revoked, c.Equal) })
 	if len(roots) == 0 {
-		return nil, errors.New("the mount has no self-signed issuer; import the root's certificate there, or set RootsFile")
+		return nil, errors.New("the mount has no self-signed issuer; " +
+			"import the root's certificate there, or set RootsFile")
 	}
 	return roots, nil
 }

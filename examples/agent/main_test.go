@@ -55,7 +55,7 @@ func TestExitCodes(t *testing.T) {
 		{"-version", "", "agent ", "", 0},
 		{"-h", "", "Usage: agent [flags]", "", 0},
 		{"-nonsense", "", "", "agent: there is no flag -nonsense; -h lists the flags\n", 2},
-		{"-for x", "", "", "agent: invalid value \"x\" for flag -for: it is not a number with a unit, such as 90s or 24h; -h lists the flags\n", 2},
+		{"-for x", "", "", "agent: invalid value \"x\" for flag -for: it is not a number with a unit, such as 90m or 24h, which is a day; -h lists the flags\n", 2},
 		{"serve", "", "", "hyphen", 2},
 		{"", "SECRET_TTL=1d", "", "SECRET_TTL", 2},
 		{"-admin nowhere", "", "", "agent: -admin: address nowhere: missing port", 2},

@@ -40,7 +40,7 @@ func serve(ctx context.Context, s program.Settings, out io.Writer, log *slog.Log
 	if err != nil {
 		return err
 	}
-	socket := &unixsocket.Server{Path: s["AGENT_SOCKET"], DirMode: 0o755, SocketMode: 0o666, Handler: counted, Logger: log}
+	socket := &unixsocket.Server{Path: s.Text("AGENT_SOCKET"), DirMode: 0o755, SocketMode: 0o666, Handler: counted, Logger: log}
 	l, err := s.Listen("HEALTH_ADDR", out)
 	if err != nil {
 		return err
@@ -60,27 +60,27 @@ func serve(ctx context.Context, s program.Settings, out io.Writer, log *slog.Log
 
 func newAgent(s program.Settings, log *slog.Logger) (http.Handler, error) {
 	td, named := s.TrustDomain()
-	node, err := caclient.NewHTTPClient(caclient.TLSOptions{RootsFile: s["SERVICE_CA_CERT"], CertificateFile: s["CERT_FILE"], KeyFile: s["KEY_FILE"], Logger: log})
+	node, err := caclient.NewHTTPClient(caclient.TLSOptions{RootsFile: s.Text("SERVICE_CA_CERT"), CertificateFile: s.Text("CERT_FILE"), KeyFile: s.Text("KEY_FILE"), Logger: log})
 	if err != nil {
 		return nil, err
 	}
-	signing, err := athenz.NewSigningClient(s["SIGNING_ENDPOINT"], node)
+	signing, err := athenz.NewSigningClient(s.Text("SIGNING_ENDPOINT"), node)
 	if err != nil {
 		return nil, s.Reject("SIGNING_ENDPOINT", err)
 	}
-	kubelet, err := athenz.NewKubelet(s["KUBELET_ENDPOINT"], nil)
+	kubelet, err := athenz.NewKubelet(s.Text("KUBELET_ENDPOINT"), nil)
 	if err != nil {
 		return nil, s.Reject("KUBELET_ENDPOINT", err)
 	}
-	provider, err := athenzname.ParseService(s["PROVIDER_SERVICE"])
+	provider, err := athenzname.ParseService(s.Text("PROVIDER_SERVICE"))
 	if err != nil {
 		return nil, s.Reject("PROVIDER_SERVICE", err)
 	}
 	cfg := nodeagent.Config{
-		Volumes: nodeagent.Volumes(s["VOLUMES_DIR"]), Pods: kubelet, Signer: signing, Provider: provider, Suffix: s["DNS_SUFFIX"],
+		Volumes: nodeagent.Volumes(s.Text("VOLUMES_DIR")), Pods: kubelet, Signer: signing, Provider: provider, Suffix: s.Text("DNS_SUFFIX"),
 		ZTS: ztsclient.Options{
-			Endpoint:        caclient.Endpoint{URL: s["ZTS_ENDPOINT"], TrustDomain: td, RootsFile: s["SERVICE_CA_CERT"]},
-			ServerRootsFile: s["SERVER_CA_CERT"],
+			Endpoint:        caclient.Endpoint{URL: s.Text("ZTS_ENDPOINT"), TrustDomain: td, RootsFile: s.Text("SERVICE_CA_CERT")},
+			ServerRootsFile: s.Text("SERVER_CA_CERT"),
 		},
 		Mapping: s.Mapping(), Logger: log,
 	}

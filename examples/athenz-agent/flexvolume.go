@@ -56,16 +56,16 @@ func mountVolume(s program.Settings, path, options string) error {
 	if err := unmountVolume(s, path); err != nil { // what a call before has left
 		return err
 	}
-	handle, err := nodeagent.Volumes(s["VOLUMES_DIR"]).Add(path, pod.Namespace, pod.Name)
+	handle, err := nodeagent.Volumes(s.Text("VOLUMES_DIR")).Add(path, pod.Namespace, pod.Name)
 	if err != nil {
 		return err
 	}
-	seen := filepath.Join(s["VOLUMES_DIR"], handle, "mount")
+	seen := filepath.Join(s.Text("VOLUMES_DIR"), handle, "mount")
 	err = cmp.Or( // in this order; each is tried, and all of them are undone
 		os.MkdirAll(path, 0o750),
 		os.MkdirAll(filepath.Join(seen, "connect"), 0o755), //nolint:gosec // each user in the pod may enter
 		bind(seen, path),
-		bind(filepath.Dir(s["AGENT_SOCKET"]), filepath.Join(path, "connect")),
+		bind(filepath.Dir(s.Text("AGENT_SOCKET")), filepath.Join(path, "connect")),
 	)
 	if err != nil {
 		return errors.Join(err, unmountVolume(s, path))
@@ -78,5 +78,5 @@ func unmountVolume(s program.Settings, path string) error {
 	if err := errors.Join(unbind(filepath.Join(path, "connect")), unbind(path)); err != nil {
 		return err
 	}
-	return nodeagent.Volumes(s["VOLUMES_DIR"]).Remove(path)
+	return nodeagent.Volumes(s.Text("VOLUMES_DIR")).Remove(path)
 }

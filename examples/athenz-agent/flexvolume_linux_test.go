@@ -75,7 +75,7 @@ func TestFlexVolume(t *testing.T) {
 		t.Run(sharing, func(t *testing.T) {
 			pid := node(t, sharing)
 			p := athenztest.NewPlace(t)
-			start(t, environ(p), io.Discard, 1)
+			programtest.Serve(t, run, environ(p), io.Discard, 1)
 			path := p.Path("pods", podUID, "volumes/athenz.kubernetes.io~athenz-volume-driver/sia-identity")
 			env := environ(p)
 			kubelet := func(args ...string) (says string, code int) {

@@ -1,21 +1,18 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"flag"
 	"io"
 	"net"
 	"net/http"
 	"os"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/programtest"
@@ -32,76 +29,9 @@ func environ(p *athenztest.Place, changes ...string) []string {
 	}, changes...)
 }
 
-// start runs the program until the test ends. It returns where it listens.
-func start(t *testing.T, environ []string, log io.Writer, ports int) map[string]string {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	lines, ended := make(chan string, 10), make(chan error, 1)
-	go func() { ended <- run(ctx, nil, environ, writer(func(line string) { lines <- line }), log) }()
-	at := map[string]string{}
-	for range ports {
-		select {
-		case line := <-lines:
-			name, addr, _ := strings.Cut(strings.TrimSpace(line), ": ")
-			at[name] = addr
-		case err := <-ended:
-			cancel()
-			require.FailNow(t, "the program has ended", "%v", err)
-		}
-	}
-	t.Cleanup(func() { cancel(); assert.NoError(t, <-ended, "a clean stop") })
-	return at
-}
-
-type writer func(string)
-
-func (w writer) Write(p []byte) (int, error) {
-	w(string(p))
-	return len(p), nil
-}
-
-func get(t *testing.T, at map[string]string, path string) (int, string) {
-	t.Helper()
-	answer, err := http.Get("http://" + at["HEALTH_ADDR"] + path)
-	require.NoError(t, err)
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	require.NoError(t, err)
-	return answer.StatusCode, string(text)
-}
-
-// README.md has the variables.
-func TestTable(t *testing.T) {
-	t.Parallel()
-	var table strings.Builder
-	table.WriteString("\n| Variable | Default | What it is for | From |\n|---|---|---|---|\n")
-	for _, v := range variables {
-		def := ""
-		if v.Default != "" {
-			def = "`" + v.Default + "`"
-		}
-		table.WriteString("| `" + v.Name + "` | " + def + " | " + v.Doc + " | " + v.From + " |\n")
-	}
-	programtest.Section(t, *update, "README.md", "<!-- environment -->\n", "<!-- end of environment -->\n", table.String()+"\n")
-}
-
 func TestCommand(t *testing.T) {
 	t.Parallel()
-	var out, help bytes.Buffer
-	require.ErrorIs(t, run(t.Context(), []string{"-help"}, nil, &help, io.Discard), flag.ErrHelp)
-	for _, v := range variables {
-		assert.Contains(t, help.String(), "  "+v.Name)
-	}
-	require.ErrorIs(t, run(t.Context(), []string{"-version"}, nil, &out, io.Discard), flag.ErrHelp)
-	assert.Regexp(t, `^athenz-agent \S.*, go\S+\n$`, out.String())
-	for _, args := range [][]string{{"surplus"}, {"-surplus"}} {
-		err := run(t.Context(), args, nil, io.Discard, io.Discard)
-		require.ErrorContains(t, err, "surplus")
-		require.ErrorAs(t, err, new(program.UsageError))
-	}
-	err := run(t.Context(), nil, []string{"LOG_LEVEL=loud"}, io.Discard, io.Discard)
-	require.ErrorContains(t, err, "LOG_LEVEL")
-	require.ErrorAs(t, err, new(program.UsageError))
+	programtest.Command(t, run, "athenz-agent", variables, *update)
 }
 
 // Each bad value is told by its variable, before anything is made.
@@ -151,7 +81,7 @@ func TestRefuses(t *testing.T) {
 func TestAgent(t *testing.T) {
 	t.Parallel()
 	p := athenztest.NewPlace(t)
-	at := start(t, environ(p, "SPIFFE_TRUST_DOMAIN=athenz.io"), io.Discard, 1)
+	at := programtest.Serve(t, run, environ(p, "SPIFFE_TRUST_DOMAIN=athenz.io"), io.Discard, 1)
 	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", p.Path("made/agent.sock"))
 	}, DisableKeepAlives: true}}
@@ -163,13 +93,13 @@ func TestAgent(t *testing.T) {
 	}, time.Minute, time.Millisecond)
 	require.NoError(t, answer.Body.Close())
 	assert.Equal(t, http.StatusBadRequest, answer.StatusCode)
-	_, text := get(t, at, "/metrics")
+	_, text := programtest.Get(t, at, "/metrics")
 	metricstest.Require(t, text)
 	assert.Contains(t, text, `svidkit_athenz_agent_requests_total{part="agent",code="400"} 1`)
-	code, _ := get(t, at, "/ready")
+	code, _ := programtest.Get(t, at, "/ready")
 	assert.Equal(t, http.StatusOK, code)
 	require.NoError(t, os.Remove(p.Path("node.pem")))
-	code, text = get(t, at, "/ready")
+	code, text = programtest.Get(t, at, "/ready")
 	assert.Equal(t, http.StatusServiceUnavailable, code)
 	assert.Contains(t, text, "CERT_FILE")
 

@@ -2,11 +2,12 @@ package main
 
 import (
 	"github.com/svidkit/svidkit/examples/internal/program"
+	"github.com/svidkit/svidkit/internal/settings"
 )
 
 const athenzs, cluster, here = "Athenz", "cluster configuration", "this program" // where names come from
 
-var variables = []program.Variable{
+var variables = []settings.Variable{
 	program.Provider,
 	program.Suffix,
 	program.AdminDomain,

@@ -47,76 +47,9 @@ func environ(p *athenztest.Place, changes ...string) []string {
 	}, changes...)
 }
 
-// start runs the program until the test ends. It returns where it listens.
-func start(t *testing.T, environ []string, log io.Writer, ports int) map[string]string {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	lines, ended := make(chan string, 10), make(chan error, 1)
-	go func() { ended <- daemon.Run(ctx, nil, environ, writer(func(line string) { lines <- line }), log) }()
-	at := map[string]string{}
-	for range ports {
-		select {
-		case line := <-lines:
-			name, addr, _ := strings.Cut(strings.TrimSpace(line), ": ")
-			at[name] = addr
-		case err := <-ended:
-			cancel()
-			require.FailNow(t, "the program has ended", "%v", err)
-		}
-	}
-	t.Cleanup(func() { cancel(); assert.NoError(t, <-ended, "a clean stop") })
-	return at
-}
-
-type writer func(string)
-
-func (w writer) Write(p []byte) (int, error) {
-	w(string(p))
-	return len(p), nil
-}
-
-func get(t *testing.T, at map[string]string, path string) (int, string) {
-	t.Helper()
-	answer, err := http.Get("http://" + at["HEALTH_ADDR"] + path)
-	require.NoError(t, err)
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	require.NoError(t, err)
-	return answer.StatusCode, string(text)
-}
-
-// README.md has the variables.
-func TestTable(t *testing.T) {
-	t.Parallel()
-	var table strings.Builder
-	table.WriteString("\n| Variable | Default | What it is for | From |\n|---|---|---|---|\n")
-	for _, v := range variables {
-		def := ""
-		if v.Default != "" {
-			def = "`" + v.Default + "`"
-		}
-		table.WriteString("| `" + v.Name + "` | " + def + " | " + v.Doc + " | " + v.From + " |\n")
-	}
-	programtest.Section(t, *update, "README.md", "<!-- environment -->\n", "<!-- end of environment -->\n", table.String()+"\n")
-}
-
 func TestCommand(t *testing.T) {
 	t.Parallel()
-	var out, help bytes.Buffer
-	require.ErrorIs(t, daemon.Run(t.Context(), []string{"-help"}, nil, &help, io.Discard), flag.ErrHelp)
-	for _, v := range variables {
-		assert.Contains(t, help.String(), "  "+v.Name)
-	}
-	require.ErrorIs(t, daemon.Run(t.Context(), []string{"-version"}, nil, &out, io.Discard), flag.ErrHelp)
-	assert.Regexp(t, `^athenz-provider \S.*, go\S+\n$`, out.String())
-	for _, args := range [][]string{{"surplus"}, {"-surplus"}} {
-		err := daemon.Run(t.Context(), args, nil, io.Discard, io.Discard)
-		require.ErrorContains(t, err, "surplus")
-		require.ErrorAs(t, err, new(program.UsageError))
-	}
-	err := daemon.Run(t.Context(), nil, []string{"LOG_LEVEL=loud"}, io.Discard, io.Discard)
-	require.ErrorContains(t, err, "LOG_LEVEL")
-	require.ErrorAs(t, err, new(program.UsageError))
+	programtest.Command(t, daemon.Run, "athenz-provider", variables, *update)
 }
 
 // Each bad value is told by its variable, before anything is made.
@@ -169,9 +102,9 @@ func TestProvider(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-11.1-5", "ATH-11.1-6", "ATH-15-6")
 	p := athenztest.NewPlace(t)
-	at := start(t, environ(p, "SPIFFE_TRUST_DOMAIN=athenz.io", "SYSTEM_NAMESPACES=a, b"), io.Discard, 3)
+	at := programtest.Serve(t, daemon.Run, environ(p, "SPIFFE_TRUST_DOMAIN=athenz.io", "SYSTEM_NAMESPACES=a, b"), io.Discard, 3)
 	assert.Equal(t, []string{"HEALTH_ADDR", "PROVIDER_ADDR", "SIGNING_ADDR"}, slices.Sorted(maps.Keys(at)))
-	code, text := get(t, at, "/ready")
+	code, text := programtest.Get(t, at, "/ready")
 	assert.Equal(t, http.StatusOK, code, text)
 
 	post := func(client *http.Client, variable, path string) int {
@@ -194,7 +127,7 @@ func TestProvider(t *testing.T) {
 	} {
 		assert.Equal(t, c.code, post(p.MutualTLS(c.cn), c.variable, c.path), c)
 	}
-	_, text = get(t, at, "/metrics")
+	_, text = programtest.Get(t, at, "/metrics")
 	metricstest.Require(t, text)
 	assert.Contains(t, text, `svidkit_athenz_provider_requests_total{part="provider",code="401"} 2`)
 	assert.Contains(t, text, `svidkit_athenz_signing_requests_total{part="signing",code="401"} 2`)
@@ -214,13 +147,13 @@ func TestProvider(t *testing.T) {
 	assert.Equal(t, block.Bytes, served())
 	p.Write("provider.key", []byte("half of a key")) // while the files are replaced
 	assert.Equal(t, block.Bytes, served())
-	code, text = get(t, at, "/ready")
+	code, text = programtest.Get(t, at, "/ready")
 	assert.Equal(t, http.StatusServiceUnavailable, code)
 	assert.Contains(t, text, "CERT_FILE")
 	p.Certify("provider", athenztest.Provider().String())
 	assert.NotEqual(t, block.Bytes, served())
 	require.NoError(t, os.Remove(p.Path("public/athenz-init-secret.v1")))
-	code, text = get(t, at, "/ready")
+	code, text = programtest.Get(t, at, "/ready")
 	assert.Equal(t, http.StatusServiceUnavailable, code)
 	assert.Contains(t, text, "PUBLIC_KEY_DIR")
 }
@@ -229,9 +162,9 @@ func TestProvider(t *testing.T) {
 func TestAlone(t *testing.T) {
 	t.Parallel()
 	p := athenztest.NewPlace(t)
-	at := start(t, environ(p, "PROVIDER_ADDR=off", "ZTS_NAME=", "SERVER_CA_CERT=", "KUBERNETES_API=", "PUBLIC_KEY_DIR="+p.Path("none"), "CERT_FILE="+p.Path("node.pem"), "KEY_FILE="+p.Path("node.key")), io.Discard, 2)
+	at := programtest.Serve(t, daemon.Run, environ(p, "PROVIDER_ADDR=off", "ZTS_NAME=", "SERVER_CA_CERT=", "KUBERNETES_API=", "PUBLIC_KEY_DIR="+p.Path("none"), "CERT_FILE="+p.Path("node.pem"), "KEY_FILE="+p.Path("node.key")), io.Discard, 2)
 	assert.Equal(t, []string{"HEALTH_ADDR", "SIGNING_ADDR"}, slices.Sorted(maps.Keys(at)))
-	at = start(t, environ(p, "SIGNING_ADDR=off", "NODE_NAMES=", "HEALTH_ADDR=off", "PRIVATE_KEY_DIR="+p.Path("none")), io.Discard, 1)
+	at = programtest.Serve(t, daemon.Run, environ(p, "SIGNING_ADDR=off", "NODE_NAMES=", "HEALTH_ADDR=off", "PRIVATE_KEY_DIR="+p.Path("none")), io.Discard, 1)
 	assert.Equal(t, []string{"PROVIDER_ADDR"}, slices.Sorted(maps.Keys(at)))
 }
 
@@ -243,7 +176,7 @@ func TestUsedDocuments(t *testing.T) {
 	api.Put("/api/v1/namespaces/media-sports/pods/web-0", map[string]any{
 		"metadata": map[string]any{"uid": "1"}, "spec": map[string]any{"serviceAccountName": "frontend"}, "status": map[string]any{"phase": "Running", "podIP": "10.1.2.3"},
 	})
-	signer, err := athenz.NewSigner(athenz.SignerOptions{Dir: p.Path("private")})
+	signer, err := athenz.NewSigner(p.Path("private"), "", 0)
 	require.NoError(t, err)
 	document, err := signer.SignDocument(t.Context(), athenztest.Subject())
 	require.NoError(t, err)
@@ -253,7 +186,7 @@ func TestUsedDocuments(t *testing.T) {
 	require.NoError(t, err)
 	var codes []int
 	for range 2 {
-		at := start(t, environ(p, "KUBERNETES_API="+api.URL(), "USED_DOCUMENTS=athenz/used-documents", "SIGNING_ADDR=off", "HEALTH_ADDR=off"), io.Discard, 1)
+		at := programtest.Serve(t, daemon.Run, environ(p, "KUBERNETES_API="+api.URL(), "USED_DOCUMENTS=athenz/used-documents", "SIGNING_ADDR=off", "HEALTH_ADDR=off"), io.Discard, 1)
 		answer, err := p.MutualTLS(cafake.ZTSName).Post("https://"+at["PROVIDER_ADDR"]+"/instance", "application/json", bytes.NewReader(body))
 		require.NoError(t, err)
 		require.NoError(t, answer.Body.Close())
@@ -272,7 +205,7 @@ func TestDefaults(t *testing.T) {
 		"SECRET_NAME": "athenz-init-secret", "PRIVATE_KEY_DIR": "/var/keys/private", "PUBLIC_KEY_DIR": "/var/keys/public",
 		"TOKEN_EXPIRY": "5m", "PROVIDER_ADDR": ":4443", "ZTS_NAME": "", // an example is no default
 	} {
-		assert.Equal(t, want, s[name], name)
+		assert.Equal(t, want, s.Text(name), name)
 	}
 }
 
@@ -293,14 +226,14 @@ func TestServiceKey(t *testing.T) {
 		r.Keys, r.TTL, r.ReadOnly = map[string]crypto.PublicKey{athenztest.Provider().String() + " v1": key.Public()}, 4*time.Second, true
 	})
 	env := environ(p, "CERT_FILE=", "KEY_FILE=", "SERVICE_KEY_DIR="+p.Path("service"), "ZTS_ENDPOINT="+p.ZTS.Endpoint().URL)
-	at := start(t, env, io.Discard, 3)
-	code, said := get(t, at, "/ready")
+	at := programtest.Serve(t, daemon.Run, env, io.Discard, 3)
+	code, said := programtest.Get(t, at, "/ready")
 	assert.Equal(t, http.StatusServiceUnavailable, code)
 	assert.Contains(t, said, "SERVICE_KEY_DIR")
 	becomesReady := func() {
 		p.ZTS.Change(func(r *cafake.ZTSRules) { r.ReadOnly = false })
 		require.EventuallyWithT(t, func(c *assert.CollectT) {
-			code, said := get(t, at, "/ready")
+			code, said := programtest.Get(t, at, "/ready")
 			assert.Equal(c, http.StatusOK, code, said)
 		}, time.Minute, 10*time.Millisecond)
 	}
@@ -328,7 +261,7 @@ func TestServiceKey(t *testing.T) {
 	p.ZTS.Change(func(r *cafake.ZTSRules) { r.ReadOnly = true })
 	second := serves("PROVIDER_ADDR")
 	require.Eventually(t, func() bool {
-		code, said = get(t, at, "/ready")
+		code, said = programtest.Get(t, at, "/ready")
 		return code != http.StatusOK
 	}, time.Minute, 50*time.Millisecond)
 	assert.Contains(t, said, "expired")

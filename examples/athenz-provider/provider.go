@@ -46,7 +46,7 @@ func serve(ctx context.Context, s program.Settings, out io.Writer, log *slog.Log
 	}
 	var status []health.Part
 	add := func(name, variable string, make func() (http.Handler, error)) error {
-		if s[variable] == program.Off {
+		if s.Text(variable) == program.Off {
 			return nil
 		}
 		h, err := make()
@@ -69,7 +69,7 @@ func serve(ctx context.Context, s program.Settings, out io.Writer, log *slog.Log
 	if err == nil {
 		err = add("signing", "SIGNING_ADDR", func() (http.Handler, error) { return newSigning(s, keys.signer, log) })
 	}
-	if err == nil && s["HEALTH_ADDR"] != program.Off {
+	if err == nil && s.Text("HEALTH_ADDR") != program.Off {
 		err = addHealth(s, out, log, status, &parts)
 	}
 	if err != nil {
@@ -101,25 +101,25 @@ func serving(l net.Listener, o caserver.ServeOptions) func(context.Context) erro
 // required returns an error for what is not set, and the variables that name files of CA certificates.
 func required(s program.Settings) (roots []string, err error) {
 	roots, needed := []string{"SERVICE_CA_CERT"}, []string{"PROVIDER_SERVICE"}
-	if s["PROVIDER_ADDR"] != program.Off {
+	if s.Text("PROVIDER_ADDR") != program.Off {
 		needed = append(needed, "ZTS_NAME")
 	}
 	switch {
-	case s["SERVICE_KEY_DIR"] == "":
+	case s.Text("SERVICE_KEY_DIR") == "":
 		needed = append(needed, "CERT_FILE", "KEY_FILE")
-	case s["CERT_FILE"]+s["KEY_FILE"] != "":
+	case s.Text("CERT_FILE")+s.Text("KEY_FILE") != "":
 		err = s.Reject("SERVICE_KEY_DIR", errors.New("CERT_FILE or KEY_FILE is set, too: the certificate is from files, or from ZTS"))
 	default:
 		needed = append(needed, "ZTS_ENDPOINT")
 	}
-	if s["PROVIDER_ADDR"] != program.Off || s["SERVICE_KEY_DIR"] != "" {
+	if s.Text("PROVIDER_ADDR") != program.Off || s.Text("SERVICE_KEY_DIR") != "" {
 		roots = append(roots, "SERVER_CA_CERT")
 	}
 	err = errors.Join(err, s.Need(append(needed, roots...)...))
-	if s["SIGNING_ADDR"] != program.Off {
+	if s.Text("SIGNING_ADDR") != program.Off {
 		err = errors.Join(err, s.Need("NODE_NAMES"))
 	}
-	if s["PROVIDER_ADDR"] == program.Off && s["SIGNING_ADDR"] == program.Off {
+	if s.Text("PROVIDER_ADDR") == program.Off && s.Text("SIGNING_ADDR") == program.Off {
 		err = errors.Join(err, s.Reject("PROVIDER_ADDR", errors.New("SIGNING_ADDR is program.Off, too: set one of them to an address")))
 	}
 	return roots, err
@@ -133,15 +133,15 @@ type keys struct {
 }
 
 func newKeys(s program.Settings) (*keys, error) {
-	expiry, err := time.ParseDuration(s["TOKEN_EXPIRY"])
+	expiry, err := time.ParseDuration(s.Text("TOKEN_EXPIRY"))
 	if err != nil {
 		return nil, s.Reject("TOKEN_EXPIRY", err)
 	}
 	k := &keys{s: s}
-	if k.signer, err = athenz.NewSigner(athenz.SignerOptions{Dir: s["PRIVATE_KEY_DIR"], KeyName: s["SECRET_NAME"], Lifetime: expiry}); err != nil {
+	if k.signer, err = athenz.NewSigner(s.Text("PRIVATE_KEY_DIR"), s.Text("SECRET_NAME"), expiry); err != nil {
 		return nil, s.Reject("PRIVATE_KEY_DIR", err)
 	}
-	if k.verifier, err = athenz.NewVerifier(s["PUBLIC_KEY_DIR"], s["SECRET_NAME"]); err != nil {
+	if k.verifier, err = athenz.NewVerifier(s.Text("PUBLIC_KEY_DIR"), s.Text("SECRET_NAME")); err != nil {
 		return nil, s.Reject("PUBLIC_KEY_DIR", err)
 	}
 	return k, k.check()
@@ -149,7 +149,7 @@ func newKeys(s program.Settings) (*keys, error) {
 
 // check signs a document that is never used, and verifies it if there are both.
 func (k *keys) check() error {
-	if k.s["SIGNING_ADDR"] == program.Off {
+	if k.s.Text("SIGNING_ADDR") == program.Off {
 		return nil // what the nodes present will show it
 	}
 	text, err := k.signer.SignDocument(context.Background(), athenz.PodSubject{
@@ -158,7 +158,7 @@ func (k *keys) check() error {
 	if err != nil {
 		return k.s.Reject("PRIVATE_KEY_DIR", fmt.Errorf("%w; put a key there, and give its public key to the verifiers before", err))
 	}
-	if k.s["PROVIDER_ADDR"] != program.Off {
+	if k.s.Text("PROVIDER_ADDR") != program.Off {
 		if _, err := k.verifier.Verify(text); err != nil {
 			return k.s.Reject("PUBLIC_KEY_DIR", fmt.Errorf("%w; put the public key of each version there, the newest before its private key", err))
 		}
@@ -167,28 +167,28 @@ func (k *keys) check() error {
 }
 
 func newCallback(s program.Settings, verifier *athenz.Verifier, log *slog.Logger) (http.Handler, error) {
-	service, err := athenzname.ParseService(s["PROVIDER_SERVICE"])
+	service, err := athenzname.ParseService(s.Text("PROVIDER_SERVICE"))
 	if err != nil {
 		return nil, s.Reject("PROVIDER_SERVICE", err)
 	}
-	pods, err := athenz.NewAPIServer(s["KUBERNETES_API"], nil)
+	pods, err := athenz.NewAPIServer(s.Text("KUBERNETES_API"), nil)
 	if err != nil {
 		return nil, s.Reject("KUBERNETES_API", err)
 	}
 	td, named := s.TrustDomain()
-	zts, err := athenz.ClientCertificate(td, rootsFile{td, s["SERVER_CA_CERT"]}, s["ZTS_NAME"])
+	zts, err := athenz.ClientCertificate(td, rootsFile{td, s.Text("SERVER_CA_CERT")}, s.Text("ZTS_NAME"))
 	if err != nil {
 		return nil, s.Reject("ZTS_NAME", err)
 	}
 	cfg := athenz.ProviderConfig{
-		Service: service, ZTS: zts, Verifier: verifier, Pods: pods, Suffix: s["DNS_SUFFIX"], Logger: log,
+		Service: service, ZTS: zts, Verifier: verifier, Pods: pods, Suffix: s.Text("DNS_SUFFIX"), Logger: log,
 		Mapping: s.Mapping(),
 	}
 	if named {
 		cfg.TrustDomain = td
 	}
-	if object := s["USED_DOCUMENTS"]; object != "" {
-		if cfg.FirstUse, err = athenz.FirstUseInConfigMap(s["KUBERNETES_API"], nil, object); err != nil {
+	if object := s.Text("USED_DOCUMENTS"); object != "" {
+		if cfg.FirstUse, err = athenz.FirstUseInConfigMap(s.Text("KUBERNETES_API"), nil, object); err != nil {
 			return nil, s.Reject("USED_DOCUMENTS", err)
 		}
 	}
@@ -197,7 +197,7 @@ func newCallback(s program.Settings, verifier *athenz.Verifier, log *slog.Logger
 
 func newSigning(s program.Settings, signer athenz.Signer, log *slog.Logger) (http.Handler, error) {
 	td, _ := s.TrustDomain()
-	nodes, err := athenz.ClientCertificate(td, rootsFile{td, s["SERVICE_CA_CERT"]}, s.List("NODE_NAMES")...)
+	nodes, err := athenz.ClientCertificate(td, rootsFile{td, s.Text("SERVICE_CA_CERT")}, s.List("NODE_NAMES")...)
 	if err != nil {
 		return nil, s.Reject("NODE_NAMES", err)
 	}
@@ -242,16 +242,16 @@ type certificate func() (*pki.Credential, error)
 // readPair reads CERT_FILE and KEY_FILE.
 func readPair(s program.Settings) (*pki.Credential, error) {
 	c, err := s.Pair()
-	if err == nil && s["PROVIDER_ADDR"] != program.Off && c.Leaf().Subject.CommonName != s["PROVIDER_SERVICE"] {
+	if err == nil && s.Text("PROVIDER_ADDR") != program.Off && c.Leaf().Subject.CommonName != s.Text("PROVIDER_SERVICE") {
 		return nil, s.Reject("CERT_FILE", fmt.Errorf("the common name is %.200q; ZTS asks for that of the provider: set it to the certificate of %s",
-			c.Leaf().Subject.CommonName, s["PROVIDER_SERVICE"]))
+			c.Leaf().Subject.CommonName, s.Text("PROVIDER_SERVICE")))
 	}
 	return c, err
 }
 
 // ownCertificate returns what has the certificate of the program, and the parts of the program that renew it.
 func ownCertificate(s program.Settings, log *slog.Logger) (own certificate, parts []func(context.Context) error, err error) {
-	if s["SERVICE_KEY_DIR"] == "" {
+	if s.Text("SERVICE_KEY_DIR") == "" {
 		own = func() (*pki.Credential, error) { return readPair(s) }
 		_, err = own()
 		return own, nil, err
@@ -272,21 +272,21 @@ func ownCertificate(s program.Settings, log *slog.Logger) (own certificate, part
 
 // byServiceKey returns the manager of a certificate that ZTS issues for the key that the service has registered there.
 func byServiceKey(s program.Settings, log *slog.Logger) (*secretcache.Manager, error) {
-	data, err1 := os.ReadFile(filepath.Join(s["SERVICE_KEY_DIR"], "service.key"))
-	version, err2 := os.ReadFile(filepath.Join(s["SERVICE_KEY_DIR"], "service.version"))
+	data, err1 := os.ReadFile(filepath.Join(s.Text("SERVICE_KEY_DIR"), "service.key"))
+	version, err2 := os.ReadFile(filepath.Join(s.Text("SERVICE_KEY_DIR"), "service.version"))
 	key, err := pki.ParsePrivateKeyPEM(data)
 	if err = cmp.Or(err1, err2, err); err != nil {
 		return nil, fmt.Errorf("service.key and service.version: %w", err)
 	}
-	service, _ := athenzname.ParseService(s["PROVIDER_SERVICE"]) // it was checked
+	service, _ := athenzname.ParseService(s.Text("PROVIDER_SERVICE")) // it was checked
 	token := athenz.ServiceToken{Service: service, KeyID: strings.TrimSpace(string(version))}
 	sign := func(context.Context) (string, error) { return athenz.SignServiceToken(token, key) }
 	_, err1 = sign(context.Background())
-	instance := athenzname.Instance{Service: service, Suffix: s["DNS_SUFFIX"]}
+	instance := athenzname.Instance{Service: service, Suffix: s.Text("DNS_SUFFIX")}
 	want, err2 := ztsclient.Expectation(instance, program.Nameless)
 	zts, err := ztsclient.New(ztsclient.Options{
-		Endpoint:        caclient.Endpoint{URL: s["ZTS_ENDPOINT"], TrustDomain: program.Nameless, RootsFile: s["SERVICE_CA_CERT"], Token: sign, Logger: log},
-		ServerRootsFile: s["SERVER_CA_CERT"], Instance: instance, KeyID: token.KeyID,
+		Endpoint:        caclient.Endpoint{URL: s.Text("ZTS_ENDPOINT"), TrustDomain: program.Nameless, RootsFile: s.Text("SERVICE_CA_CERT"), Token: sign, Logger: log},
+		ServerRootsFile: s.Text("SERVER_CA_CERT"), Instance: instance, KeyID: token.KeyID,
 	})
 	if err = cmp.Or(err1, err2, err); err != nil {
 		return nil, err

@@ -17,6 +17,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/programtest"
 )
 
 // The provider has all the rights that it uses and uses all that it has, as its manifest gives them: it compares documents with pods of each
@@ -33,8 +34,8 @@ func TestRightsOfTheManifest(t *testing.T) {
 	p := athenztest.NewPlace(t)
 	api, server := kubetest.StartGuard(t, rights["k8s-admin/athenz-callback"])
 	api.Put("/api/v1/namespaces/k8s-admin/configmaps/used-documents", map[string]any{})
-	at := start(t, environ(p, "KUBERNETES_API="+server, "USED_DOCUMENTS=k8s-admin/used-documents", "SIGNING_ADDR=off", "HEALTH_ADDR=off"), io.Discard, 1)
-	signer, err := athenz.NewSigner(athenz.SignerOptions{Dir: p.Path("private")})
+	at := programtest.Serve(t, daemon.Run, environ(p, "KUBERNETES_API="+server, "USED_DOCUMENTS=k8s-admin/used-documents", "SIGNING_ADDR=off", "HEALTH_ADDR=off"), io.Discard, 1)
+	signer, err := athenz.NewSigner(p.Path("private"), "", 0)
 	require.NoError(t, err)
 	for namespace, domain := range map[string]string{"media-sports": "media.sports", "media-news": "media.news"} {
 		for _, name := range []string{"web-0", "web-1"} {

@@ -5,11 +5,12 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/examples/internal/program"
+	"github.com/svidkit/svidkit/internal/settings"
 )
 
 const athenzs, cluster, here = "Athenz", "cluster configuration", "this program" // where names come from
 
-var variables = []program.Variable{
+var variables = []settings.Variable{
 	program.Provider,
 	program.Suffix,
 	program.AdminDomain,
@@ -27,7 +28,10 @@ var variables = []program.Variable{
 	program.Var("SERVER_CA_CERT", "", "file of the CA certificates of ZTS itself, in PEM; required with PROVIDER_ADDR or SERVICE_KEY_DIR", athenzs, nil),
 	program.Var("SERVICE_CA_CERT", "", "file of the CA certificates of what ZTS issues, and of the nodes, in PEM; required", cluster, nil),
 	program.Var("ZTS_NAME", "", "common name of ZTS, such as zts.example.cloud; required with PROVIDER_ADDR", here, program.AreCommonNames),
-	program.Var("NODE_NAMES", "", "common names of the nodes that may have documents signed, such as k8s.admin.k8s-node, with commas between; required with SIGNING_ADDR", here, program.AreCommonNames),
+	program.List(program.Var(
+		"NODE_NAMES", "", "common names of the nodes that may have documents signed, such as k8s.admin.k8s-node, with commas between; "+
+			"required with SIGNING_ADDR", here, program.AreCommonNames,
+	)),
 	program.Var("KUBERNETES_API", "", "URL of the API server; not set: that of the cluster that the program runs in", here, program.IsAPI),
 	program.Var(
 		"USED_DOCUMENTS", "", "ConfigMap, as NAMESPACE/NAME, in which the replicas of the provider note which documents were used; "+

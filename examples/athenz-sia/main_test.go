@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -9,7 +8,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -32,76 +30,9 @@ func environ(p *athenztest.Place, changes ...string) []string {
 	}, changes...)
 }
 
-// start runs the program until the test ends. It returns where it listens.
-func start(t *testing.T, environ []string, log io.Writer, ports int) map[string]string {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	lines, ended := make(chan string, 10), make(chan error, 1)
-	go func() { ended <- daemon.Run(ctx, nil, environ, writer(func(line string) { lines <- line }), log) }()
-	at := map[string]string{}
-	for range ports {
-		select {
-		case line := <-lines:
-			name, addr, _ := strings.Cut(strings.TrimSpace(line), ": ")
-			at[name] = addr
-		case err := <-ended:
-			cancel()
-			require.FailNow(t, "the program has ended", "%v", err)
-		}
-	}
-	t.Cleanup(func() { cancel(); assert.NoError(t, <-ended, "a clean stop") })
-	return at
-}
-
-type writer func(string)
-
-func (w writer) Write(p []byte) (int, error) {
-	w(string(p))
-	return len(p), nil
-}
-
-func get(t *testing.T, at map[string]string, path string) (int, string) {
-	t.Helper()
-	answer, err := http.Get("http://" + at["HEALTH_ADDR"] + path)
-	require.NoError(t, err)
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	require.NoError(t, err)
-	return answer.StatusCode, string(text)
-}
-
-// README.md has the variables.
-func TestTable(t *testing.T) {
-	t.Parallel()
-	var table strings.Builder
-	table.WriteString("\n| Variable | Default | What it is for | From |\n|---|---|---|---|\n")
-	for _, v := range variables {
-		def := ""
-		if v.Default != "" {
-			def = "`" + v.Default + "`"
-		}
-		table.WriteString("| `" + v.Name + "` | " + def + " | " + v.Doc + " | " + v.From + " |\n")
-	}
-	programtest.Section(t, *update, "README.md", "<!-- environment -->\n", "<!-- end of environment -->\n", table.String()+"\n")
-}
-
 func TestCommand(t *testing.T) {
 	t.Parallel()
-	var out, help bytes.Buffer
-	require.ErrorIs(t, daemon.Run(t.Context(), []string{"-help"}, nil, &help, io.Discard), flag.ErrHelp)
-	for _, v := range variables {
-		assert.Contains(t, help.String(), "  "+v.Name)
-	}
-	require.ErrorIs(t, daemon.Run(t.Context(), []string{"-version"}, nil, &out, io.Discard), flag.ErrHelp)
-	assert.Regexp(t, `^athenz-sia \S.*, go\S+\n$`, out.String())
-	for _, args := range [][]string{{"surplus"}, {"-surplus"}} {
-		err := daemon.Run(t.Context(), args, nil, io.Discard, io.Discard)
-		require.ErrorContains(t, err, "surplus")
-		require.ErrorAs(t, err, new(program.UsageError))
-	}
-	err := daemon.Run(t.Context(), nil, []string{"LOG_LEVEL=loud"}, io.Discard, io.Discard)
-	require.ErrorContains(t, err, "LOG_LEVEL")
-	require.ErrorAs(t, err, new(program.UsageError))
+	programtest.Command(t, daemon.Run, "athenz-sia", variables, *update)
 }
 
 // Each bad value is told by its variable, before anything is made.
@@ -132,13 +63,13 @@ func TestRefuses(t *testing.T) {
 func TestSidecar(t *testing.T) {
 	t.Parallel()
 	p := athenztest.NewPlace(t)
-	at := start(t, environ(p), io.Discard, 1)
-	code, text := get(t, at, "/ready")
+	at := programtest.Serve(t, daemon.Run, environ(p), io.Discard, 1)
+	code, text := programtest.Get(t, at, "/ready")
 	assert.Equal(t, http.StatusServiceUnavailable, code)
 	assert.Contains(t, text, "identity")
-	code, _ = get(t, at, "/live")
+	code, _ = programtest.Get(t, at, "/live")
 	assert.Equal(t, http.StatusOK, code)
-	_, text = get(t, at, "/metrics")
+	_, text = programtest.Get(t, at, "/metrics")
 	metricstest.Require(t, text)
 	assert.Contains(t, text, `svidkit_athenz_sidecar_ready{part="identity"} 0`)
 
@@ -153,7 +84,7 @@ func TestStop(t *testing.T) {
 	t.Parallel()
 	p := athenztest.NewPlace(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
-	require.NoError(t, daemon.Run(ctx, nil, environ(p), writer(func(string) { cancel(errors.New("enough")) }), io.Discard))
+	require.NoError(t, daemon.Run(ctx, nil, environ(p), programtest.Writer(func(string) { cancel(errors.New("enough")) }), io.Discard))
 	require.Error(t, ctx.Err())
 }
 

@@ -20,13 +20,13 @@ import (
 
 // serve gets the first identity, or keeps it fresh until ctx is done.
 func serve(ctx context.Context, v program.Settings, out io.Writer, log *slog.Logger) error {
-	interval, err := time.ParseDuration(v["REFRESH_INTERVAL"])
+	interval, err := time.ParseDuration(v.Text("REFRESH_INTERVAL"))
 	if err != nil {
 		return program.UsageError{Err: v.Reject("REFRESH_INTERVAL", err)}
 	}
 	cfg := sidecar.Config{
-		Socket: strings.TrimPrefix(v["ENDPOINT"], "unix://"), HandleFile: v["ID_FILE"],
-		Files:    sidecar.Files{KeyFile: v["KEY_FILE"], CertificateFile: v["CERT_FILE"], RootsFile: v["CA_CERT_FILE"], TokenFile: v["TOKEN_FILE"]},
+		Socket: strings.TrimPrefix(v.Text("ENDPOINT"), "unix://"), HandleFile: v.Text("ID_FILE"),
+		Files:    sidecar.Files{KeyFile: v.Text("KEY_FILE"), CertificateFile: v.Text("CERT_FILE"), RootsFile: v.Text("CA_CERT_FILE"), TokenFile: v.Text("TOKEN_FILE")},
 		Interval: interval, Logger: log,
 	}
 	s, err := sidecar.New(cfg)
@@ -36,7 +36,7 @@ func serve(ctx context.Context, v program.Settings, out io.Writer, log *slog.Log
 	if err != nil {
 		return program.UsageError{Err: v.Reject("KEY_FILE", fmt.Errorf("%w; set KEY_FILE, CERT_FILE and CA_CERT_FILE to three paths in one folder", err))}
 	}
-	if v["MODE"] == "init" {
+	if v.Text("MODE") == "init" {
 		if i, err := s.Identity(); err == nil {
 			log.Info("the files have an identity that is still valid", slog.Any("identity", i)) // the agent gives none a second time
 			return nil

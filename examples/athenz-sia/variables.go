@@ -7,11 +7,12 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/examples/internal/program"
+	"github.com/svidkit/svidkit/internal/settings"
 )
 
 const athenzs, here = "Athenz", "this program" // where names come from
 
-var variables = []program.Variable{
+var variables = []settings.Variable{
 	program.Var("MODE", "init", "init gets the first identity and ends, refresh keeps it fresh", athenzs, program.OneOf("init", "refresh")),
 	program.Var("ENDPOINT", "unix:///identity/connect/agent.sock", "socket of the node's agent", athenzs, isUnix),
 	program.Var("ID_FILE", "/identity/id", "file with the handle of the pod's volume", here, nil),

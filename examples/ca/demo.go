@@ -24,47 +24,13 @@ import (
 	"github.com/svidkit/svidkit/spiffe/federation"
 )
 
-// Participants of the demo.
-const (
-	operator = "operator"
-	agent    = "agent of web" // of Istio
-	proxy    = "proxy of db"  // of Linkerd
-	peer     = "another trust domain"
-	service  = "CA"
-)
-
-// trace prints what the participants send to each other, and keeps it for the diagram in README.md.
-type trace struct {
-	out   io.Writer
-	begun time.Time
-	steps []step
-}
-
-// step is what one participant sends to another or, without participants, the title of a phase.
-type step struct{ from, to, text string }
-
-func (t *trace) say(format string, args ...any) {
-	fmt.Fprintf(t.out, "%5.1fs  %s\n", time.Since(t.begun).Seconds(), fmt.Sprintf(format, args...))
-}
-
-func (t *trace) phase(title string) {
-	t.steps = append(t.steps, step{text: title})
-	t.say("%s", title)
-}
-
-func (t *trace) event(from, to, text string) {
-	t.steps = append(t.steps, step{from, to, text})
-	fmt.Fprintf(t.out, "        %s → %s: %s\n", from, to, text)
-}
-
-// demo starts a server on free ports, takes certificates over both APIs, replaces the root with the
-// operator's command, and goes on taking certificates and checking old ones until the new root signs.
-// Its error is the first failure. It returns what the participants sent. A new root is known for the time of propagation
-// before it signs.
-func demo(ctx context.Context, td spiffe.TrustDomain, propagation time.Duration, out io.Writer) ([]step, error) {
+// demo starts a server on free ports, takes certificates over both APIs, replaces the root with the operator's command,
+// and goes on taking certificates and checking old ones until the new root signs. Its error is the first failure. The
+// server knows a new root for the time of propagation before the root signs.
+func demo(ctx context.Context, td spiffe.TrustDomain, propagation time.Duration, out io.Writer) error {
 	dir, err := os.MkdirTemp("", "svidkit-ca-demo")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer os.RemoveAll(dir)
 	o, err := parse([]string{
@@ -74,9 +40,9 @@ func demo(ctx context.Context, td spiffe.TrustDomain, propagation time.Duration,
 		"-refresh-hint", "1s", "-propagation", propagation.String(), "-caller-rate", "0",
 	}, func(string) string { return "" }, io.Discard)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	v := &visitor{options: o, signed: make(map[string]bool), trace: trace{out: out, begun: time.Now()}}
+	v := &visitor{options: o, signed: make(map[string]bool), out: out, begun: time.Now()}
 	inner, stop := context.WithCancel(ctx)
 	var failed error
 	err = o.Serve(inner, nil, func(a *caconfig.Authority, at caserver.Listeners) {
@@ -86,24 +52,29 @@ func demo(ctx context.Context, td spiffe.TrustDomain, propagation time.Duration,
 	})
 	stop()
 	if ctx.Err() != nil { // an early end is no failure
-		return v.steps, nil
+		return nil
 	}
 	if err = cmp.Or(err, failed); err != nil {
-		return nil, err
+		return err
 	}
-	return v.steps, v.audit()
+	return v.audit()
 }
 
 // visitor is the workloads, the proxies and the operator of the demo.
 type visitor struct {
 	*options
-	trace
+	out    io.Writer
+	begun  time.Time
 	ca     *caconfig.Authority
 	at     caserver.Listeners
 	secret string         // which tokens begin with
 	bundle *spiffe.Bundle // as the endpoint gave it last
 	leaves []*x509.Certificate
 	signed map[string]bool // by the serial numbers of roots
+}
+
+func (v *visitor) say(format string, args ...any) {
+	fmt.Fprintf(v.out, "%5.1fs  %s\n", time.Since(v.begun).Seconds(), fmt.Sprintf(format, args...))
 }
 
 // visit is the demo while the server runs.
@@ -115,39 +86,26 @@ func (v *visitor) visit(ctx context.Context) error {
 		return err
 	}
 	v.secret = string(secret) + ":"
-	v.phase("Certificates")
+	v.say("Certificates")
 	web, db, err := v.round(ctx)
 	if err != nil {
 		return err
 	}
-	v.event(peer, service, "GET the bundle, from a server that the bundle of before proves")
-	v.event(agent, service, "CreateCertificate: token and signing request")
-	v.event(service, service, "writes a record to the audit log, before each certificate leaves")
-	v.event(service, agent, "answers with a certificate for the SPIFFE ID of the token, and the roots")
 	v.say("Istio's API: demo/web is %s, until %s", web.ID(), web.NotAfter().UTC().Format("15:04:05Z"))
 	if web, err = v.istio(ctx, "", web); err != nil {
 		return err
 	}
-	v.event(agent, service, "CreateCertificate: signing request, by mutual TLS without a token")
-	v.event(service, agent, "answers with a certificate for the same SPIFFE ID")
 	v.say("Istio's API: the same again, by its certificate instead of a token: %s", web.ID())
-	v.event(proxy, service, "Certify: name, token and signing request, by HTTP/2 without ALPN")
-	v.event(service, proxy, "answers with a certificate for that DNS name alone")
 	v.say("Linkerd's API: demo/db is %s, until %s", db.DNSNames[0], db.NotAfter.UTC().Format("15:04:05Z"))
-	v.phase("Refusals")
+	v.say("Refusals")
 	if _, err = v.istio(ctx, v.secret+"spiffe://elsewhere.test/web", nil); !errors.Is(err, caclient.ErrUnauthenticated) {
 		return fmt.Errorf("a caller of another trust domain was not refused: %w", err)
 	}
-	v.event(agent, service, "CreateCertificate: token of another trust domain")
-	v.event(service, agent, "answers Unauthenticated")
 	if _, err = v.istio(ctx, "demo/web", nil); !errors.Is(err, caclient.ErrUnauthenticated) {
 		return fmt.Errorf("a caller without the secret was not refused: %w", err)
 	}
-	v.event(agent, service, "CreateCertificate: token without the secret")
-	v.event(service, agent, "answers Unauthenticated")
 	v.say("Istio's API: spiffe://elsewhere.test/web is refused, and so is demo/web without the secret")
-	v.phase("The root is replaced")
-	v.event(operator, service, "ca -rotate: a new root, in the store")
+	v.say("The root is replaced")
 	rotate := *v.options
 	rotate.command = "rotate"
 	if err := rotate.do(ctx, nil, io.Discard); err != nil {
@@ -159,11 +117,6 @@ func (v *visitor) visit(ctx context.Context) error {
 			return err
 		}
 	}
-	v.event(service, service, "signs with the new root")
-	v.event(agent, service, "CreateCertificate: token and signing request")
-	v.event(service, agent, "answers with a certificate under the new root, and both roots")
-	v.event(proxy, service, "Certify: name, token and signing request, by HTTP/2 without ALPN")
-	v.event(service, proxy, "answers with a certificate under the new root")
 	for _, root := range v.ca.Own.Status().Roots {
 		v.say("%s", root)
 	}
@@ -175,8 +128,8 @@ func (v *visitor) visit(ctx context.Context) error {
 	return resp.Body.Close()
 }
 
-// round gets the bundle, takes certificates over both APIs, and verifies all that there are by the bundle. It
-// says when another root signs.
+// round gets the bundle, takes certificates over both APIs, and verifies all certificates so far by the bundle. It says
+// when another root signs.
 func (v *visitor) round(ctx context.Context) (web *spiffe.SVID, db *x509.Certificate, err error) {
 	if err := v.fetch(ctx); err != nil {
 		return nil, nil, err
@@ -188,7 +141,9 @@ func (v *visitor) round(ctx context.Context) (web *spiffe.SVID, db *x509.Certifi
 		return nil, nil, err
 	}
 	for _, leaf := range v.leaves {
-		chains, err := leaf.Verify(x509.VerifyOptions{Roots: v.bundle.CertPool(), CurrentTime: time.Now().UTC(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+		chains, err := leaf.Verify(x509.VerifyOptions{
+			Roots: v.bundle.CertPool(), CurrentTime: time.Now().UTC(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+		})
 		if err != nil {
 			return nil, nil, fmt.Errorf("a certificate that is valid until %s: %w", leaf.NotAfter, err)
 		}
@@ -212,7 +167,6 @@ func (v *visitor) fetch(ctx context.Context) error {
 	before, _ := v.bundle.Sequence()
 	if sequence, _ := b.Sequence(); sequence != before {
 		v.say("bundle endpoint: bundle %d", sequence)
-		v.event(peer, service, "GET the bundle: it has both roots, before the new one signs")
 		for root := range b.X509Authorities() {
 			v.say("    with root %.8s…", root.SerialNumber.Text(16))
 		}

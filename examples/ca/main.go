@@ -145,8 +145,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, in io.R
 		fmt.Fprintln(out, "ca", program.Version())
 		return nil
 	case "demo":
-		_, err := demo(ctx, o.CA.TrustDomain, 5*time.Second, out)
-		return err
+		return demo(ctx, o.CA.TrustDomain, 5*time.Second, out)
 	case "install":
 		if o.argument == "kubernetes" {
 			return o.manifest.Print(out)

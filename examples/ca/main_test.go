@@ -83,7 +83,7 @@ func TestShell(t *testing.T) {
 		{"", []string{"-version", "-ttl=none"}, 0, "ca ", ""},
 		{"", []string{"-help"}, 0, "Usage: ca [flags]", ""},
 		{"", []string{"-h"}, 0, "Usage: ca [flags]", ""},
-		{"", []string{"-nonsense"}, 2, "", "ca: flag provided but not defined: -nonsense; -help lists the flags"},
+		{"", []string{"-nonsense"}, 2, "", "ca: there is no flag -nonsense; -help lists the flags"},
 		{"", []string{"-max-ttl", "90d"}, 2, "", `ca: invalid value "90d" for flag -max-ttl: it is not a number with a unit, such as 90m or 24h, which is a day; -help lists the flags`},
 		{"", []string{"-issuer-ttl", "1y"}, 2, "", `ca: invalid value "1y" for flag -issuer-ttl: it is not a number with a unit, such as 90m or 24h, which is a day; -help lists the flags`},
 		{"", []string{"-istio-addr", "localhost"}, 2, "", "ca: -istio-addr: it is not HOST:PORT, such as localhost:15012 or :15012; -help lists the flags"},

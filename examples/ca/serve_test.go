@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -38,7 +37,6 @@ import (
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
-	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	istiowire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
@@ -279,16 +277,12 @@ func audited(t testing.TB, c *caconfig.Config) map[string]ca.Issuance {
 	return records
 }
 
-var update = flag.Bool("update", false, "write the diagram in README.md")
-
-// The demo ends by itself and says what it did, and README.md has its trace.
+// The demo ends by itself and says what it did.
 func TestDemo(t *testing.T) {
 	t.Parallel()
 	rounds.Slow(t)
 	var out bytes.Buffer
-	steps, err := demo(t.Context(), spiffe.MustParseTrustDomain("cluster.local"), 3*time.Second, &out)
-	require.NoError(t, err, out.String())
-	programtest.Section(t, *update, "README.md", "```mermaid\n", "```\n", diagram(steps, operator, agent, proxy, peer, service))
+	require.NoError(t, demo(t.Context(), spiffe.MustParseTrustDomain("cluster.local"), 3*time.Second, &out), out.String())
 	for _, want := range []string{
 		"DEVELOPMENT ONLY",
 		"demo/web is spiffe://cluster.local/ns/demo/sa/web",
@@ -300,27 +294,6 @@ func TestDemo(t *testing.T) {
 		assert.Contains(t, out.String(), want)
 	}
 	assert.Equal(t, 2, strings.Count(out.String(), "certificates are signed by root"), "the first and the new one")
-}
-
-// diagram returns steps as a sequence diagram in Mermaid. Texts that begin with "answers " have the arrow of an answer.
-func diagram(steps []step, participants ...string) string {
-	var b strings.Builder
-	b.WriteString("sequenceDiagram\n")
-	for i, name := range participants {
-		fmt.Fprintf(&b, "    participant p%d as %s\n", i, name)
-	}
-	for _, s := range steps {
-		arrow := "->>"
-		if strings.HasPrefix(s.text, "answers ") {
-			arrow = "-->>"
-		}
-		if s.from == "" {
-			fmt.Fprintf(&b, "    Note over p0,p%d: %s\n", len(participants)-1, s.text)
-			continue
-		}
-		fmt.Fprintf(&b, "    p%d%sp%d: %s\n", slices.Index(participants, s.from), arrow, slices.Index(participants, s.to), s.text)
-	}
-	return b.String()
 }
 
 // The demo ends early, without an error, when it is told to.

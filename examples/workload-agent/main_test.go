@@ -61,7 +61,7 @@ func TestExitCodes(t *testing.T) {
 	}{
 		{"-version", "workload-agent ", "", 0},
 		{"-h", "Usage: workload-agent [flags]", "", 0},
-		{"-nonsense", "", "there is no flag -nonsense; there is -node; -h lists the flags\n", 2},
+		{"-nonsense", "", "there is no flag -nonsense; -h lists the flags\n", 2},
 		{"-for x", "", "-for: ", 2},
 		{"-for -1s", "", "may not be negative", 2},
 		{"-log-format xml", "", "has to be text or json", 2},

@@ -19,16 +19,17 @@ type Client struct {
 	max  int
 }
 
-// NewClient returns a client that sends its requests with c, which must speak HTTP/2 with the server. The path of the method
-// is appended to url: "http://localhost" + "/Service/Method". Redirections are not followed. A received message may have
-// maxMessage bytes.
+// NewClient returns a client that sends its requests with c, which must speak HTTP/2 with the server. The path of the
+// method is appended to url: "http://localhost" + "/Service/Method". Redirections are not followed. A received
+// message may have maxMessage bytes.
 func NewClient(c *http.Client, url string, maxMessage int) *Client {
 	one := *c
 	one.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return &Client{http: &one, url: url, max: maxMessage}
 }
 
-// Unary calls a method with one request and one response. The metadata may be nil. The deadline of ctx is sent to the server.
+// Unary calls a method with one request and one response. The metadata may be nil. The deadline of ctx is sent to the
+// server.
 func (c *Client) Unary(ctx context.Context, method string, metadata http.Header, request []byte) ([]byte, error) {
 	s, err := c.Stream(ctx, method, metadata, request)
 	if err != nil {
@@ -50,8 +51,8 @@ func (c *Client) Unary(ctx context.Context, method string, metadata http.Header,
 	return nil, err
 }
 
-// Stream calls a method with one request and any number of responses. It returns when the server has begun to answer. The
-// Stream ends when its end was received, when it is closed, or when ctx is done.
+// Stream calls a method with one request and any number of responses. It returns when the server has begun to answer.
+// The Stream ends when its end was received, when it is closed, or when ctx is done.
 func (c *Client) Stream(ctx context.Context, method string, metadata http.Header, request []byte) (*Stream, error) {
 	req, err := c.request(ctx, method, metadata, bytes.NewReader(frame(request)))
 	if err != nil {
@@ -65,8 +66,8 @@ func (c *Client) Stream(ctx context.Context, method string, metadata http.Header
 	return s, nil
 }
 
-// Open calls a method with any number of requests and responses, which need not wait for each other. It returns at once:
-// [Stream.Receive] returns a failure to reach the server. The Stream has to be closed, unless ctx ends.
+// Open calls a method with any number of requests and responses, which need not wait for each other. It returns at
+// once: [Stream.Receive] returns a failure to reach the server. The Stream has to be closed, unless ctx ends.
 func (c *Client) Open(ctx context.Context, method string, metadata http.Header) *Stream {
 	ctx, cancel := context.WithCancel(ctx)
 	body, requests := io.Pipe()
@@ -88,7 +89,8 @@ func (c *Client) Open(ctx context.Context, method string, metadata http.Header) 
 }
 
 // request returns the HTTP request of a call.
-func (c *Client) request(ctx context.Context, method string, metadata http.Header, body io.Reader) (*http.Request, error) {
+func (c *Client) request(ctx context.Context, method string, metadata http.Header, body io.Reader) (*http.Request,
+	error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+method, body)
 	if err != nil {
 		return nil, &Error{Code: Internal, Message: err.Error(), Err: err}
@@ -143,8 +145,8 @@ func (s *Stream) begin(c *http.Client, req *http.Request) {
 	}
 }
 
-// Send sends a request of a call that [Client.Open] has made. It blocks while the server does not read. Its error says only
-// that the call has ended; [Stream.Receive] has the reason.
+// Send sends a request of a call that [Client.Open] has made. It blocks while the server does not read. Its error
+// says only that the call has ended; [Stream.Receive] has the reason.
 func (s *Stream) Send(msg []byte) error {
 	if _, err := s.requests.Write(frame(msg)); err != nil {
 		return Errorf(Unavailable, "the request cannot be sent: %w", err)
@@ -176,8 +178,8 @@ func (s *Stream) check() error {
 	return nil
 }
 
-// Header waits for the answer to begin and returns the metadata before the responses; nil if there is no answer. The result
-// is shared.
+// Header waits for the answer to begin and returns the metadata before the responses; nil if there is no answer. The
+// result is shared.
 func (s *Stream) Header() http.Header {
 	if <-s.begun; s.resp == nil {
 		return nil
@@ -185,7 +187,8 @@ func (s *Stream) Header() http.Header {
 	return s.resp.Header
 }
 
-// Trailer returns the metadata after the responses: nil before [Stream.Receive] has returned an error. The result is shared.
+// Trailer returns the metadata after the responses: nil before [Stream.Receive] has returned an error. The result is
+// shared.
 func (s *Stream) Trailer() http.Header {
 	if <-s.begun; s.err == nil || s.resp == nil {
 		return nil
@@ -193,8 +196,8 @@ func (s *Stream) Trailer() http.Header {
 	return s.resp.Trailer
 }
 
-// Receive returns the next response, which the caller may keep. After the last one it returns io.EOF if the server has ended
-// the call with OK, and otherwise an [*Error].
+// Receive returns the next response, which the caller may keep. After the last one it returns io.EOF if the server
+// has ended the call with OK, and otherwise an [*Error].
 func (s *Stream) Receive() ([]byte, error) {
 	<-s.begun
 	if s.err != nil {
@@ -239,8 +242,8 @@ func (s *streamBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// status returns the status with which the call has ended: io.EOF for OK. An answer without messages may have it in the
-// header.
+// status returns the status with which the call has ended: io.EOF for OK. An answer without messages may have it in
+// the header.
 func (s *Stream) status() error {
 	h := s.resp.Trailer
 	if h.Get(headerStatus) == "" && !s.some {
@@ -299,7 +302,8 @@ func transportError(ctx context.Context, err error) *Error {
 	return &Error{Code: code, Message: err.Error(), Err: err}
 }
 
-// streamError has the fields of net/http's error for a stream that was reset, whose method As sets any struct of this form.
+// streamError has the fields of net/http's error for a stream that was reset, whose method As sets any struct of this
+// form.
 type streamError struct {
 	StreamID uint32
 	Code     uint32

@@ -25,11 +25,12 @@ func frame(msg []byte) []byte {
 // errShort says that a message ends before its length.
 var errShort = errors.New("a message is cut short")
 
-// readFrame returns the next message and its flags. At the end it returns io.EOF, in the middle of a message errShort, and
-// for a message over the limit an Error. Other errors are those of r, such as io.ErrUnexpectedEOF, which net/http returns if
-// the connection was cut. prefix is a buffer for a prefix. Before readFrame allocates more than uncounted bytes it calls
-// grow, unless that is nil, with the number of bytes.
-func readFrame(r io.Reader, prefix *[prefixSize]byte, limit int, grow func(n int) error) (flags byte, msg []byte, err error) {
+// readFrame returns the next message and its flags. At the end it returns io.EOF, in the middle of a message
+// errShort, and for a message over the limit an Error. Other errors are those of r, such as io.ErrUnexpectedEOF,
+// which net/http returns if the connection was cut. prefix is a buffer for a prefix. Before readFrame allocates more
+// than uncounted bytes it calls grow, unless that is nil, with the number of bytes.
+func readFrame(r io.Reader, prefix *[prefixSize]byte, limit int, grow func(n int) error) (flags byte, msg []byte,
+	err error) {
 	if err := fill(r, prefix[:]); err != nil {
 		return 0, nil, err
 	}

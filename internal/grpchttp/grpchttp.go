@@ -1,25 +1,26 @@
-// Package grpchttp speaks the gRPC wire protocol over net/http, as a client and as a server: unary and streaming methods
-// whose messages are bytes. It has no generated messages and no compression, which keeps small programs small.
+// Package grpchttp speaks the gRPC wire protocol over net/http, as a client and as a server: unary and streaming
+// methods whose messages are bytes. It has no generated messages and no compression, which keeps small programs
+// small.
 //
-// It follows "gRPC over HTTP2" of the gRPC project. Both sides need HTTP/2; the http.Client and the http.Server decide whether
-// with TLS or without.
+// It follows "gRPC over HTTP2" of the gRPC project. Both sides need HTTP/2; the http.Client and the http.Server
+// decide whether with TLS or without.
 //
 // # Errors
 //
-// Every failure of a call is an [*Error] with one of gRPC's codes. Its field Remote is set if the other side has sent the code
-// in grpc-status, and not if it stands for a broken connection, the answer of a proxy, or a malformed one.
+// Every failure of a call is an [*Error] with one of gRPC's codes. Its field Remote is set if the other side has sent
+// the code in grpc-status, and not if it stands for a broken connection, the answer of a proxy, or a malformed one.
 //
 // # Limits
 //
-// A message that is larger than allowed is refused by its prefix, before memory is allocated, and memory for others grows
-// with the bytes that have arrived, not with the announced length. Compressed messages are refused. A server waits for a
-// request for [Handler].ReceiveTimeout and no longer than its context, unless a middleware hides the methods of net/http's
-// ResponseWriter.
+// A message that is larger than allowed is refused by its prefix, before memory is allocated, and memory for others
+// grows with the bytes that have arrived, not with the announced length. Compressed messages are refused. A server
+// waits for a request for [Handler].ReceiveTimeout and no longer than its context, unless a middleware hides the
+// methods of net/http's ResponseWriter.
 //
 // # What it does not do
 //
-// Callers encode the values of metadata whose names end in "-bin". Only net/http retries, and there is no load balancing. Of
-// the details of an error (grpc-status-details-bin) only google.rpc.RetryInfo is understood.
+// Callers encode the values of metadata whose names end in "-bin". Only net/http retries, and there is no load
+// balancing. Of the details of an error (grpc-status-details-bin) only google.rpc.RetryInfo is understood.
 package grpchttp
 
 import (
@@ -58,7 +59,8 @@ const (
 )
 
 var codes = [...]string{
-	"ok", "canceled", "unknown", "invalid_argument", "deadline_exceeded", "not_found", "already_exists", "permission_denied",
+	"ok", "canceled", "unknown", "invalid_argument", "deadline_exceeded", "not_found", "already_exists",
+	"permission_denied",
 	"resource_exhausted", "failed_precondition", "aborted", "out_of_range", "unimplemented", "internal", "unavailable",
 	"data_loss", "unauthenticated",
 }
@@ -164,7 +166,8 @@ func isGRPC(contentType string) bool {
 // reserved reports whether a header field is the protocol's own, and no metadata.
 func reserved(name string) bool {
 	switch name = http.CanonicalHeaderKey(name); name {
-	case "Content-Type", "Content-Length", "Content-Encoding", "Te", "Trailer", "Transfer-Encoding", "Connection", "Upgrade", "Accept-Encoding":
+	case "Content-Type", "Content-Length", "Content-Encoding", "Te", "Trailer", "Transfer-Encoding", "Connection",
+		"Upgrade", "Accept-Encoding":
 		return true
 	}
 	return strings.HasPrefix(name, "Grpc-")

@@ -9,8 +9,8 @@ import (
 	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
-// Incoming bounds the memory for requests that are being received, in total and of each peer, so that clients that never
-// finish their requests cannot take all of it. NewIncoming makes one. It is safe for concurrent use.
+// Incoming bounds the memory for requests that are being received, in total and of each peer, so that clients that
+// never finish their requests cannot take all of it. NewIncoming makes one. It is safe for concurrent use.
 type Incoming struct {
 	name   string
 	shares *limit.Shares[peerkey.Holder]
@@ -21,7 +21,8 @@ const (
 	retryIncoming = 10 * time.Second // after which a client that found no room is to come back
 )
 
-// NewIncoming returns an Incoming with room for total bytes, of which one peer may take each. Its errors begin with name.
+// NewIncoming returns an Incoming with room for total bytes, of which one peer may take each. Its errors begin with
+// name.
 func NewIncoming(name string, total, each int) *Incoming {
 	return &Incoming{name, limit.NewShares[peerkey.Holder](total, each)}
 }
@@ -36,7 +37,8 @@ func (i *Incoming) Take(r *http.Request, n int) error {
 	if over, ok := errors.AsType[*limit.Error](err); ok && over.Reason == limit.CallerShare {
 		what = "this peer sends too many requests at the same time"
 	}
-	return &Error{Code: ResourceExhausted, Message: i.name + ": " + what + "; try again later", RetryAfter: retryIncoming}
+	return &Error{Code: ResourceExhausted, Message: i.name + ": " + what + "; try again later",
+		RetryAfter: retryIncoming}
 }
 
 // Give gives back what was taken for n bytes of the same request.

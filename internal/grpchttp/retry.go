@@ -22,8 +22,9 @@ func setRetryAfter(h http.Header, prefix string, e *Error) {
 	if e.RetryAfter <= 0 {
 		return
 	}
-	after := min(e.RetryAfter, maxRetryAfter-1).Truncate(time.Millisecond) + time.Millisecond // not too early, and more than 0
-	details, err := protofield.Write(func(w *protofield.Writer) {                             // google.rpc.Status
+	// Rounded up, so that the client does not come too early, and the wait is not 0.
+	after := min(e.RetryAfter, maxRetryAfter-1).Truncate(time.Millisecond) + time.Millisecond
+	details, err := protofield.Write(func(w *protofield.Writer) { // google.rpc.Status
 		w.Varint(1, uint64(e.Code))
 		w.Text(2, strings.ToValidUTF8(e.Message, "\uFFFD"))
 		w.Message(3, func(w *protofield.Writer) { // google.protobuf.Any

@@ -15,11 +15,11 @@ import (
 	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
-// Handler serves methods by path, such as "/Service/Method". It is an http.Handler for servers that speak HTTP/2. Set the
-// fields before it is used.
+// Handler serves methods by path, such as "/Service/Method". It is an http.Handler for servers that speak HTTP/2. Set
+// the fields before it is used.
 //
-// A request that is not HTTP/2 is answered with 505, one whose method is not POST with 405, and one that is not gRPC with
-// 415. An unknown path is Unimplemented.
+// A request that is not HTTP/2 is answered with 505, one whose method is not POST with 405, and one that is not gRPC
+// with 415. An unknown path is Unimplemented.
 type Handler struct {
 	Methods map[string]Method
 
@@ -33,9 +33,9 @@ type Handler struct {
 	// MaxMessage is the largest request in bytes.
 	MaxMessage int
 
-	// Incoming, if set, has the room for requests that are being received, beyond the first 4 KiB of each. A call gives
-	// back what it has taken when it receives the next request, and at its end. A request that takes room has to come within 30 seconds,
-	// or within ReceiveTimeout.
+	// Incoming, if set, has the room for requests that are being received, beyond the first 4 KiB of each. A call
+	// gives back what it has taken when it receives the next request, and at its end. A request that takes room has
+	// to come within 30 seconds, or within ReceiveTimeout.
 	Incoming *Incoming
 
 	// Timeout bounds a call: its context then ends with the cause [ErrTimeout]. 0 means no limit but that
@@ -54,9 +54,9 @@ type Handler struct {
 // ErrTimeout is the cause of the end of a call that has taken longer than [Handler].Timeout.
 var ErrTimeout = errors.New("the server took too long")
 
-// Method answers one call. Its error is the status of the call: OK for nil, the code of an [*Error], DeadlineExceeded or
-// Canceled for the errors of package context, and otherwise Unknown. The context is done when the client has gone or its
-// deadline has passed. A panic becomes Internal, by way of net/http, which logs it.
+// Method answers one call. Its error is the status of the call: OK for nil, the code of an [*Error], DeadlineExceeded
+// or Canceled for the errors of package context, and otherwise Unknown. The context is done when the client has gone
+// or its deadline has passed. A panic becomes Internal, by way of net/http, which logs it.
 type Method func(ctx context.Context, c *Call) error
 
 // Unary returns a method with one request and one response.
@@ -74,8 +74,8 @@ func Unary(f func(ctx context.Context, request []byte) (response []byte, err err
 	}
 }
 
-// readAhead is the size of the buffer in front of the body of a request: room for a small message with its prefix, as net/http
-// hands each Read of a body to the goroutine that serves the connection.
+// readAhead is the size of the buffer in front of the body of a request: room for a small message with its prefix, as
+// net/http hands each Read of a body to the goroutine that serves the connection.
 const readAhead = 512
 
 // ServeHTTP serves one call. Its frame stays with each stream, as that of serve does.
@@ -121,21 +121,11 @@ func (h *Handler) serve(c *Call) error {
 	if encoding := c.r.Header.Get(headerEncoding); encoding != "" && encoding != identity {
 		return Errorf(Unimplemented, "the request is compressed with %.40q; send it as it is", encoding)
 	}
-	ctx := peerkey.WithRequest(c.r.Context(), c.r) // for limits behind the method
-	if text := c.r.Header.Get(headerTimeout); text != "" {
-		d, ok := parseTimeout(text)
-		if !ok {
-			return Errorf(Internal, "grpc-timeout %.20q is malformed", text)
-		}
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, d)
-		defer cancel()
+	ctx, cancel, err := h.bounded(c.r)
+	if err != nil {
+		return err
 	}
-	if h.Timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, h.Timeout, ErrTimeout)
-		defer cancel()
-	}
+	defer cancel()
 	// A body that is read does not look at a context by itself.
 	c.ctx = ctx
 	woken := make(chan struct{})
@@ -150,6 +140,24 @@ func (h *Handler) serve(c *Call) error {
 		}
 	}()
 	return method(ctx, c)
+}
+
+// bounded returns the context of a call, with the deadlines of the client and of h.
+func (h *Handler) bounded(r *http.Request) (context.Context, context.CancelFunc, error) {
+	ctx := peerkey.WithRequest(r.Context(), r) // for limits behind the method
+	cancel := context.CancelFunc(func() {})
+	if text := r.Header.Get(headerTimeout); text != "" {
+		d, ok := parseTimeout(text)
+		if !ok {
+			return nil, nil, Errorf(Internal, "grpc-timeout %.20q is malformed", text)
+		}
+		ctx, cancel = context.WithTimeout(ctx, d)
+	}
+	if h.Timeout <= 0 {
+		return ctx, cancel, nil
+	}
+	ctx, own := context.WithTimeoutCause(ctx, h.Timeout, ErrTimeout)
+	return ctx, func() { own(); cancel() }, nil
 }
 
 // Call is one call that a server answers. One goroutine may receive while another sends.
@@ -167,8 +175,8 @@ type Call struct {
 	in, out [prefixSize]byte
 }
 
-// Request returns the HTTP request, with the metadata in its header, and the client's address and TLS state. It is shared. The
-// method must not read its body.
+// Request returns the HTTP request, with the metadata in its header, and the client's address and TLS state. It is
+// shared. The method must not read its body.
 func (c *Call) Request() *http.Request { return c.r }
 
 // Header returns the header of the request with its metadata. It is shared.
@@ -192,8 +200,8 @@ func (c *Call) SetTrailer(name string, values ...string) {
 	c.trailer[http.CanonicalHeaderKey(name)] = values
 }
 
-// Receive returns the next request, which the caller may keep. After the last one it returns io.EOF. The [Method] must return
-// other errors. While Receive waits it holds no memory for a large request.
+// Receive returns the next request, which the caller may keep. After the last one it returns io.EOF. The [Method]
+// must return other errors. While Receive waits it holds no memory for a large request.
 func (c *Call) Receive() ([]byte, error) {
 	c.shrink()
 	c.limitReceiving()
@@ -206,7 +214,8 @@ func (c *Call) grow(n int) error {
 	}
 	if c.grown == 0 {
 		if err := conns.Large(c.r.Context()); err != nil {
-			return &Error{Code: ResourceExhausted, Message: err.Error() + "; try again later", RetryAfter: retryIncoming}
+			return &Error{Code: ResourceExhausted, Message: err.Error() + "; try again later",
+				RetryAfter: retryIncoming}
 		}
 	}
 	if err := c.h.Incoming.Take(c.r, n); err != nil {
@@ -277,8 +286,8 @@ func (c *Call) ReceiveOnly() ([]byte, error) {
 	}
 }
 
-// StopReceiving makes [Call.Receive] fail, also one that waits in another goroutine. A method that receives in a goroutine of
-// its own stops it this way before it returns, and waits for its end.
+// StopReceiving makes [Call.Receive] fail, also one that waits in another goroutine. A method that receives in a
+// goroutine of its own stops it this way before it returns, and waits for its end.
 func (c *Call) StopReceiving() { _ = c.r.Body.Close() }
 
 // Frame is a message with its prefix, as it is on the wire. Any number of calls can send the same Frame.

@@ -1,8 +1,9 @@
-// Package lifecycle starts, runs and stops background work, such as keeping a source of identities current. The methods
-// Run, Ready and Close and the functions Start of such packages are made of a [Life], so that they mean the same everywhere:
+// Package lifecycle starts, runs and stops background work, such as keeping a source of identities current. The
+// methods Run, Ready and Close and the functions Start of such packages are made of a [Life], so that they mean the
+// same everywhere:
 //
-//   - Run blocks. It returns nil after a clean stop, which is the end of its context or Close, and an error only if the
-//     work cannot go on.
+//   - Run blocks. It returns nil after a clean stop, which is the end of its context or Close, and an error only if
+//     the work cannot go on.
 //   - Start is Run in a goroutine, and returns after the first success. Its context bounds the start and not the work.
 //   - Ready, by [Life.Await], waits for that success.
 //   - Close ends the work for good, and waits for it.
@@ -133,8 +134,8 @@ func (l *Life) Close() error {
 }
 
 // Await returns nil once look returns true. It calls look first, and then whenever the channel that changed returned
-// before is closed, or the work ends. The error is the cause of ctx, or, before that, what the work has failed with, or
-// ErrClosed. Work that has not started or has ended well is waited for, as it may be started again.
+// before is closed, or the work ends. The error is the cause of ctx, or, before that, what the work has failed with,
+// or ErrClosed. Work that has not started or has ended well is waited for, as it may be started again.
 func (l *Life) Await(ctx context.Context, changed func() <-chan struct{}, look func() bool) error {
 	for {
 		news, end := changed(), l.news.Changed()
@@ -155,8 +156,10 @@ func (l *Life) Await(ctx context.Context, changed func() <-chan struct{}, look f
 	}
 }
 
-// Ready is [Life.Await] for a method Ready: its error is that of notReady, with why the wait has ended unless that says it.
-func (l *Life) Ready(ctx context.Context, changed func() <-chan struct{}, look func() bool, notReady func() error) error {
+// Ready is [Life.Await] for a method Ready: its error is that of notReady, with why the wait has ended unless that
+// says it.
+func (l *Life) Ready(ctx context.Context, changed func() <-chan struct{}, look func() bool,
+	notReady func() error) error {
 	err := l.Await(ctx, changed, look)
 	if err == nil {
 		return nil
@@ -168,8 +171,8 @@ func (l *Life) Ready(ctx context.Context, changed func() <-chan struct{}, look f
 	return fmt.Errorf("%w; waited for it: %w", why, err)
 }
 
-// NotReady returns the error of what has the name, while it has nothing to hand out: [spiffe.ErrNotReady], why nothing is being
-// done, and cause. If there is neither reason, it says waiting.
+// NotReady returns the error of what has the name, while it has nothing to hand out: [spiffe.ErrNotReady], why
+// nothing is being done, and cause. If there is neither reason, it says waiting.
 func (l *Life) NotReady(name string, cause error, waiting string) error {
 	switch idle := l.Idle(); {
 	case idle != nil && cause != nil:

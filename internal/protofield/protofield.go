@@ -1,5 +1,5 @@
-// Package protofield reads and writes messages of Protocol Buffers field by field, without generated code and reflection,
-// which would be larger than the rest of a small program.
+// Package protofield reads and writes messages of Protocol Buffers field by field, without generated code and
+// reflection, which would be larger than the rest of a small program.
 //
 // A message is read with a function that stores each field by its number:
 //
@@ -14,8 +14,8 @@
 //
 //	err := protofield.Read(data, v.read)
 //
-// The rules are those of generated code: the last value of a repeated singular field counts, repeated embedded messages are
-// merged, and unknown fields and fields of another wire type are skipped.
+// The rules are those of generated code: the last value of a repeated singular field counts, repeated embedded
+// messages are merged, and unknown fields and fields of another wire type are skipped.
 package protofield
 
 import (
@@ -41,8 +41,8 @@ type Field struct {
 	err    error
 }
 
-// Read calls read for each field of a message, in their order, until one of them fails. Groups are skipped. The error is
-// [ErrMalformed] or the error passed to [Field.Fail].
+// Read calls read for each field of a message, in their order, until one of them fails. Groups are skipped. The error
+// is [ErrMalformed] or the error passed to [Field.Fail].
 func Read(message []byte, read func(*Field)) error {
 	var f Field
 	return f.readAll(message, read)
@@ -141,8 +141,8 @@ func (f *Field) Message(read func(*Field)) {
 	}
 }
 
-// Entry reads an entry of a map whose keys are strings. value reads the value; it is not called if the entry has none. An
-// entry without a key has the key "".
+// Entry reads an entry of a map whose keys are strings. value reads the value; it is not called if the entry has
+// none. An entry without a key has the key "".
 func (f *Field) Entry(value func(*Field)) (key string) {
 	f.Message(func(f *Field) {
 		switch f.Number {
@@ -198,9 +198,9 @@ func Write(write func(*Writer)) ([]byte, error) {
 	return append(make([]byte, 0, len(w.b)), w.b...), nil
 }
 
-// Writer takes the fields of a message in the order in which they are encoded. The methods Text, Bytes and Varint are for
-// singular fields, which are left out if they are zero. Those that begin with Add are for elements of lists and members of
-// oneofs, which are always written.
+// Writer takes the fields of a message in the order in which they are encoded. The methods Text, Bytes and Varint are
+// for singular fields, which are left out if they are zero. Those that begin with Add are for elements of lists and
+// members of oneofs, which are always written.
 type Writer struct {
 	b   []byte
 	err error

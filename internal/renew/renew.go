@@ -1,19 +1,19 @@
 // Package renew decides when certificates, trust bundles, tokens and streams are obtained again.
 //
-// [RenewAt] and [Poll] compute the next attempt from lifetimes and refresh hints. [Backoff] and [Patience] compute the wait
-// after a failure from the number of failures, the life that remains and what the server asked for. A [Loop] holds any
-// number of entries, starts the attempts that are due, and wakes the goroutines that wait for them.
+// [RenewAt] and [Poll] compute the next attempt from lifetimes and refresh hints. [Backoff] and [Patience] compute
+// the wait after a failure from the number of failures, the life that remains and what the server asked for. A [Loop]
+// holds any number of entries, starts the attempts that are due, and wakes the goroutines that wait for them.
 //
-// The arithmetic is pure: functions of times and of one random number in [0,1). A [Loop] has one goroutine, [Loop.Run], and
-// one more for each attempt under way; an entry that waits costs neither a goroutine nor a timer.
+// The arithmetic is pure: functions of times and of one random number in [0,1). A [Loop] has one goroutine,
+// [Loop.Run], and one more for each attempt under way; an entry that waits costs neither a goroutine nor a timer.
 //
 // # When something is due
 //
-// The time of a [Loop] is the sum of what [Elapsed] returns between two looks at the clock. It advances with the monotonic
-// clock, so a wall clock that is set back postpones nothing; what it makes a credential of the future is for [Loop.SetBack]. When the wall clock leaps ahead, as after a suspension, it
-// leaps too, so that a machine that resumes finds what is due within a second. Timers stand still during a suspension, so
-// [Loop.Run], [Sleep] and [Wait] look at both clocks a little more than once a second: once for each Loop, however many
-// entries it has.
+// The time of a [Loop] is the sum of what [Elapsed] returns between two looks at the clock. It advances with the
+// monotonic clock, so a wall clock that is set back postpones nothing; what it makes a credential of the future is
+// for [Loop.SetBack]. When the wall clock leaps ahead, as after a suspension, it leaps too, so that a machine that
+// resumes finds what is due within a second. Timers stand still during a suspension, so [Loop.Run], [Sleep] and
+// [Wait] look at both clocks a little more than once a second: once for each Loop, however many entries it has.
 package renew
 
 import (

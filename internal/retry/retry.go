@@ -1,5 +1,5 @@
-// Package retry reads from an error whether and when to repeat what failed. The comment of spiffe.ErrNotReady tells users
-// how an error says so.
+// Package retry reads from an error whether and when to repeat what failed. The comment of spiffe.ErrNotReady tells
+// users how an error says so.
 package retry
 
 import (
@@ -10,8 +10,8 @@ import (
 // ErrNotReady is spiffe.ErrNotReady.
 var ErrNotReady = errors.New("not ready")
 
-// Error is an error that says whether repeating may help, and how long the server asked its clients to wait before; 0 means
-// that it did not.
+// Error is an error that says whether repeating may help, and how long the server asked its clients to wait before; 0
+// means that it did not.
 type Error interface {
 	error
 	Retryable() (after time.Duration, ok bool)
@@ -29,8 +29,9 @@ const (
 
 // After returns what err says about repeating what failed, and the longest wait in it.
 //
-// The outermost [Error] speaks for all that it wraps, as it has judged its cause. Where an error wraps several, a refusal for
-// good wins over a wait, and the longest wait over none; their order does not matter. [ErrNotReady] means [Again].
+// The outermost [Error] speaks for all that it wraps, as it has judged its cause. Where an error wraps several, a
+// refusal for good wins over a wait, and the longest wait over none; their order does not matter. [ErrNotReady] means
+// [Again].
 func After(err error) (wait time.Duration, advice Advice) {
 	switch e := err.(type) { //nolint:errorlint // this node of the tree
 	case Error:

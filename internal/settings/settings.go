@@ -1,17 +1,20 @@
-// Package settings reads the configuration of a program from environment variables that are listed in one table, which
-// is also its documentation.
+// Package settings reads the configuration of a program from environment variables that one table lists. The table is
+// also their documentation.
 //
 //	var table = settings.Table{
-//		Prefixes:  []string{"SECRET_"},
-//		Variables: []settings.Variable{{Name: "SECRET_TTL", Form: settings.Duration, Default: "24h", Doc: "lifetime of certificates"}},
+//		Prefixes: []string{"SECRET_"},
+//		Variables: []settings.Variable{
+//			{Name: "SECRET_TTL", Form: settings.Duration, Default: "24h", Doc: "lifetime of certificates"},
+//		},
 //	}
 //	values, err := table.Read(os.Environ()) // err has a line for each bad value
 //	ttl := values.Duration("SECRET_TTL")
 //
-// A variable that is set to the empty text is like one that is not set, and so is a [ServiceLink].
+// A variable that is set to the empty text counts as not set, and so does a [ServiceLink].
 package settings
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -22,58 +25,95 @@ import (
 	"time"
 )
 
-// Form is how the value of a variable is written.
+// Form is the syntax of a value.
 type Form int
 
 // The forms of values.
 const (
 	Text     Form = iota
-	Path          // of a file or folder
-	Duration      // as time.ParseDuration has it, not negative
+	Path          // of a file or directory
+	Duration      // for time.ParseDuration, not negative
 	Integer       // decimal, not negative
 	Ratio         // a decimal number from 0 to 1
-	Bool          // as strconv.ParseBool has it
+	Bool          // for strconv.ParseBool
 	List          // texts with commas between, without the spaces around them
 )
 
 var forms = [...]struct{ name, remedy string }{
-	Text:     {"text", "set it to another text"},
-	Path:     {"path", "set it to the path of a file or folder"},
+	Text:     {name: "text"},
+	Path:     {"path", "set it to the path of a file or directory"},
 	Duration: {"duration", "set it to a duration that is not negative, such as 24h, 90m or 100ms"},
 	Integer:  {"integer", "set it to a whole number that is not negative, such as 2048"},
 	Ratio:    {"ratio", "set it to a number from 0 to 1, such as 0.5"},
 	Bool:     {"bool", "set it to true or false"},
-	List:     {"list", "set it to texts with commas between"},
+	List:     {name: "list"},
 }
 
-// String returns the name of the form, as it is in the documentation.
+// String returns the name of the form, as in the help.
 func (f Form) String() string { return forms[f].name }
+
+// parse returns the value that a text has in this form. An empty text has the zero value.
+func (f Form) parse(text string) (any, error) {
+	switch f {
+	case Path:
+		if strings.ContainsRune(text, 0) {
+			return nil, strconv.ErrSyntax
+		}
+		return text, nil
+	case Duration:
+		d, err := time.ParseDuration(cmp.Or(text, "0"))
+		if d < 0 {
+			err = strconv.ErrRange
+		}
+		return d, err
+	case Integer:
+		n, err := strconv.ParseUint(cmp.Or(text, "0"), 10, 31)
+		return int(n), err
+	case Ratio:
+		r, err := strconv.ParseFloat(cmp.Or(text, "0"), 64)
+		if !(r >= 0 && r <= 1) {
+			err = strconv.ErrRange
+		}
+		return r, err
+	case Bool:
+		return strconv.ParseBool(cmp.Or(text, "false"))
+	case List:
+		var list []string
+		for item := range strings.SplitSeq(text, ",") {
+			if item = strings.TrimSpace(item); item != "" {
+				list = append(list, item)
+			}
+		}
+		return list, nil
+	default:
+		return text, nil
+	}
+}
 
 // Variable is one row of a [Table].
 type Variable struct {
-	// Name is that of the variable. One that ends with "*" stands for all names with that prefix and something after it.
+	// Name is that of the variable. A name that ends with "*" stands for all names that have more behind that prefix.
 	Name string
 
 	Form Form
 
-	// Default is the value of a variable that is not set, in the same form. Empty means that there is none, which reads
-	// as the zero value.
+	// Default is the value of a variable that is not set, in the same form. Empty means the zero value.
 	Default string
 
 	// Choices are the only values that a Text may have, if there are any.
 	Choices []string
 
-	// Check refuses values of the right form, and says why, and what to set instead. It is not called for the default. Nil
-	// means that all are good. Its error must not have the value of a Secret.
+	// Check refuses a value of the right form: its error says why, and what to set instead, without a Secret's value.
+	// It does not see the default. Nil accepts all.
 	Check func(value string) error
 
 	// Secret keeps the value out of errors.
 	Secret bool
 
-	// Unused says that the program takes the variable and does nothing with it; Doc says why. Its value is not looked at.
+	// Unused says that the program takes the variable and does nothing with it; Doc says why.
 	Unused bool
 
-	// Doc says in one line what the variable is for. Origin says where it comes from.
+	// Doc says in one line what the variable is for, Origin where its name comes from.
 	Doc, Origin string
 }
 
@@ -81,39 +121,21 @@ type Variable struct {
 type Table struct {
 	Variables []Variable
 
-	// Prefixes are those of names that only this program has: names with one of them that are not in the table are
-	// reported by [Values.Unknown], as they are probably misspelled. So are names that are [Near] one in the table.
+	// Prefixes are those of names that only this program has. [Values.Unknown] reports names that begin with one of
+	// them and are not in the table, and names that are [Near] one in the table.
 	Prefixes []string
 }
 
-// Error says what is wrong with the value of one variable.
-type Error struct {
-	Name string // of the variable
-	Got  string // the value, at most 80 bytes of it; empty for a secret
-	Err  error  // what is wrong, or what to set instead
-}
-
-// Error names the variable, what it has, and the remedy.
-func (e *Error) Error() string {
-	if e.Got == "" {
-		return fmt.Sprintf("environment variable %s: %v", e.Name, e.Err)
-	}
-	return fmt.Sprintf("environment variable %s=%q: %v", e.Name, e.Got, e.Err)
-}
-
-// Unwrap returns Err.
-func (e *Error) Unwrap() error { return e.Err }
-
 // Values are the values of the variables of a [Table]. Its methods panic for a name that is not in the table, and for one
-// of another form. It may have secrets, and does not print them.
+// of another form. Values may hold secrets, and print none.
 type Values struct {
 	table   Table
-	set     map[string]string // the variables of the table, and those of its prefixes
+	set     map[string]string
 	unknown []string
 }
 
-// Read reads the variables of the table from the environment, in the form of os.Environ. The error has an [*Error] for
-// each bad value, joined, in the order of the table; with an error there are no values.
+// Read reads the variables of the table from an environment, in the form of os.Environ. The error joins one for each bad
+// value, in the order of the table; with an error there are no values.
 func (t Table) Read(environ []string) (*Values, error) {
 	v := &Values{table: t, set: make(map[string]string)}
 	var known []string
@@ -129,23 +151,19 @@ func (t Table) Read(environ []string) (*Values, error) {
 		if row != nil {
 			v.set[name] = value
 		}
-		switch right, slip := Near(name, known); {
-		case slip:
+		if right, near := Near(name, known); near {
 			v.unknown = append(v.unknown, name+" (perhaps "+right+")")
-		case row == nil && slices.ContainsFunc(t.Prefixes, func(p string) bool { return strings.HasPrefix(name, p) }):
+		} else if row == nil && slices.ContainsFunc(t.Prefixes, func(p string) bool { return strings.HasPrefix(name, p) }) {
 			v.unknown = append(v.unknown, name)
 		}
 	}
 	slices.Sort(v.unknown)
 	v.unknown = slices.Compact(v.unknown)
 	var bad []error
-	for i := range t.Variables {
-		row := &t.Variables[i]
+	for _, row := range t.Variables {
 		for _, name := range v.names(row.Name) {
-			if value := v.set[name]; !row.Unused {
-				if err := row.check(value); err != nil {
-					bad = append(bad, v.Reject(name, err))
-				}
+			if err := row.check(v.set[name]); err != nil {
+				bad = append(bad, v.Reject(name, err))
 			}
 		}
 	}
@@ -155,16 +173,46 @@ func (t Table) Read(environ []string) (*Values, error) {
 	return v, nil
 }
 
-// links are the lines of service links. Those of the API server's own Service are there with enableServiceLinks: false, too.
-var links = regexp.MustCompile(`^\w+(_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)=|^\w+_PORT=(tcp|udp|sctp)://`)
+// links are the lines of service links. Those of the API server's own Service are set without them, too.
+var links = regexp.MustCompile(`^\w+(_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)=` +
+	`|^\w+_PORT=(tcp|udp|sctp)://`)
 
-// ServiceLink reports whether a line of an environment is what Kubernetes tells a pod about a Service of its namespace, but for
-// the Service kubernetes: the Service envoy-status makes ENVOY_STATUS_PORT=tcp://10.0.0.1:80. It is no configuration.
+// ServiceLink reports whether Kubernetes has set the line of an environment for a Service in the pod's namespace, other
+// than the Service kubernetes: for the Service envoy-status it sets ENVOY_STATUS_PORT=tcp://10.0.0.1:80, which
+// configures nothing.
 func ServiceLink(line string) bool {
 	return links.MatchString(line) && !strings.HasPrefix(line, "KUBERNETES_")
 }
 
-// find returns the row of a name, or nil: that with the name itself before one of a prefix.
+// Near returns the known name that name probably misspells: both have the same letters and digits, but for one that is
+// missing or too many, or for two neighbours that have changed places. Case, underscores and hyphens do not count. A
+// known name of fewer than six letters is no candidate, nor is one that ends with "*".
+func Near(name string, known []string) (right string, ok bool) {
+	i := slices.IndexFunc(known, func(k string) bool {
+		got, want := letters(name), letters(k)
+		if len(want) < 6 || strings.HasSuffix(k, "*") {
+			return false
+		}
+		for got != "" && want != "" && got[0] == want[0] {
+			got, want = got[1:], want[1:]
+		}
+		for got != "" && want != "" && got[len(got)-1] == want[len(want)-1] {
+			got, want = got[:len(got)-1], want[:len(want)-1]
+		}
+		return len(got)+len(want) < 2 || len(got) == 2 && len(want) == 2 && got[0] == want[1] && got[1] == want[0]
+	})
+	if i < 0 || slices.Contains(known, name) {
+		return "", false
+	}
+	return known[i], true
+}
+
+// letters returns the letters and digits of a name, in upper case.
+func letters(name string) string {
+	return strings.ToUpper(strings.NewReplacer("_", "", "-", "").Replace(name))
+}
+
+// find returns the row of a name, or nil. A row with the name itself precedes one with a prefix.
 func (t Table) find(name string) (found *Variable) {
 	for i := range t.Variables {
 		row := &t.Variables[i]
@@ -190,7 +238,10 @@ func (v *Values) names(row string) (names []string) {
 
 // check returns what is wrong with a value.
 func (row *Variable) check(value string) error {
-	if !row.Form.holds(value) {
+	if row.Unused {
+		return nil
+	}
+	if _, err := row.Form.parse(value); err != nil {
 		return errors.New(forms[row.Form].remedy)
 	}
 	if row.Choices != nil && !slices.Contains(row.Choices, value) {
@@ -202,55 +253,12 @@ func (row *Variable) check(value string) error {
 	return nil
 }
 
-// holds reports whether a value has the form.
-func (f Form) holds(value string) (ok bool) {
-	switch f {
-	case Path:
-		return !strings.ContainsRune(value, 0)
-	case Duration:
-		d, err := time.ParseDuration(value)
-		return err == nil && d >= 0
-	case Integer:
-		_, err := strconv.ParseUint(value, 10, 31)
-		return err == nil
-	case Ratio:
-		r, err := strconv.ParseFloat(value, 64)
-		return err == nil && r >= 0 && r <= 1
-	case Bool:
-		_, err := strconv.ParseBool(value)
-		return err == nil
-	case Text, List:
-	}
-	return true
-}
-
-// Reject returns the [*Error] of a variable whose value the program cannot use, for a reason that has to do with more
-// than this value.
+// Reject returns the error of a variable whose value the program cannot use, for a reason that Check cannot see.
 func (v *Values) Reject(name string, why error) error {
-	row := v.table.find(name)
-	if row == nil {
-		panic("settings: " + name + " is not in the table")
+	if got := v.set[name]; got != "" && !v.table.find(name).Secret {
+		return fmt.Errorf("environment variable %s=%.80q: %w", name, got, why)
 	}
-	got := v.set[name]
-	if len(got) > 80 {
-		got = got[:80]
-	}
-	if row.Secret {
-		got = ""
-	}
-	return &Error{Name: name, Got: got, Err: why}
-}
-
-// value returns the value of a variable, or its default.
-func (v *Values) value(name string, forms ...Form) string {
-	row := v.table.find(name)
-	if row == nil || !slices.Contains(forms, row.Form) || row.Unused {
-		panic("settings: " + name + " is not a variable of the table in use with that form")
-	}
-	if value, ok := v.set[name]; ok {
-		return value
-	}
-	return row.Default
+	return fmt.Errorf("environment variable %s: %w", name, why)
 }
 
 // Set reports whether the variable is set.
@@ -259,44 +267,32 @@ func (v *Values) Set(name string) bool {
 	return ok
 }
 
+// value returns the value of a variable, or its default.
+func value[T any](v *Values, name string) T {
+	row := v.table.find(name)
+	parsed, _ := row.Form.parse(cmp.Or(v.set[name], row.Default)) // Read has checked it
+	return parsed.(T)
+}
+
 // Text returns the value of a variable of the form Text or Path.
-func (v *Values) Text(name string) string { return v.value(name, Text, Path) }
+func (v *Values) Text(name string) string { return value[string](v, name) }
 
 // Duration returns the value of a variable of that form.
-func (v *Values) Duration(name string) time.Duration {
-	d, _ := time.ParseDuration(v.value(name, Duration)) // checked by Read
-	return d
-}
+func (v *Values) Duration(name string) time.Duration { return value[time.Duration](v, name) }
 
 // Int returns the value of a variable of the form Integer.
-func (v *Values) Int(name string) int {
-	n, _ := strconv.Atoi(v.value(name, Integer))
-	return n
-}
+func (v *Values) Int(name string) int { return value[int](v, name) }
 
 // Ratio returns the value of a variable of that form.
-func (v *Values) Ratio(name string) float64 {
-	r, _ := strconv.ParseFloat(v.value(name, Ratio), 64)
-	return r
-}
+func (v *Values) Ratio(name string) float64 { return value[float64](v, name) }
 
 // Bool returns the value of a variable of that form.
-func (v *Values) Bool(name string) bool {
-	b, _ := strconv.ParseBool(v.value(name, Bool))
-	return b
-}
+func (v *Values) Bool(name string) bool { return value[bool](v, name) }
 
-// List returns the value of a variable of that form, without texts that are empty.
-func (v *Values) List(name string) (list []string) {
-	for text := range strings.SplitSeq(v.value(name, List), ",") {
-		if text = strings.TrimSpace(text); text != "" {
-			list = append(list, text)
-		}
-	}
-	return list
-}
+// List returns the value of a variable of that form, without empty texts.
+func (v *Values) List(name string) []string { return value[[]string](v, name) }
 
-// Prefixed returns the values of the variables of a row that ends with "*", by what comes after the prefix.
+// Prefixed returns the values of the variables of a row that ends with "*", by what follows the prefix.
 func (v *Values) Prefixed(row string) map[string]string {
 	values := make(map[string]string)
 	for _, name := range v.names(row) {
@@ -308,8 +304,7 @@ func (v *Values) Prefixed(row string) map[string]string {
 // Unknown returns the names that are probably misspelled, sorted, with the right one in parentheses if it is known.
 func (v *Values) Unknown() []string { return slices.Clone(v.unknown) }
 
-// Unused returns the rows of variables that are set and not used, in the order of the table. For a row that stands for several
-// names there is one for each.
+// Unused returns a row for each variable that is set and not used, in the order of the table.
 func (v *Values) Unused() (rows []Variable) {
 	for _, row := range v.table.Variables {
 		for _, name := range v.names(row.Name) {
@@ -327,45 +322,32 @@ func (v *Values) String() string { return fmt.Sprintf("%d variables", len(v.set)
 // GoString returns the same as String.
 func (v *Values) GoString() string { return v.String() }
 
-// Write writes the table: for the -h of a program those that it uses and then the others, or for its documentation in Markdown.
+// Write writes the table, for the -h of a program or in Markdown for a page.
 func (t Table) Write(w io.Writer, markdown bool) error {
-	var used, unused strings.Builder
+	var b strings.Builder
+	if markdown {
+		b.WriteString("| Variable | Form | Default | What it is for | From |\n|---|---|---|---|---|\n")
+	}
 	for _, row := range t.Variables {
-		b, value, format := &used, row.Default, "  %s  (%s%s)\n        %s\n"
-		if row.Unused && !markdown {
-			b = &unused
+		form, def, doc := forms[row.Form].name, row.Default, row.Doc
+		if row.Choices != nil {
+			doc += ": " + strings.Join(row.Choices, ", ")
+		}
+		if row.Unused {
+			doc = "not used: " + doc
 		}
 		switch {
-		case markdown && value != "":
-			value = "`" + value + "`"
-		case value != "":
-			value = ", default " + value
+		case markdown:
+			if def != "" {
+				def = "`" + def + "`"
+			}
+			fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", row.Name, form, def, strings.ReplaceAll(doc, "|", `\|`), row.Origin)
+		case def != "":
+			fmt.Fprintf(&b, "  %s  (%s, default %s)\n        %s\n", row.Name, form, def, doc)
+		default:
+			fmt.Fprintf(&b, "  %s  (%s)\n        %s\n", row.Name, form, doc)
 		}
-		if markdown {
-			format = "| `%s` | %s | %s | %s | " + row.Origin + " |\n"
-			row.Doc = strings.ReplaceAll(row.Doc, "|", `\|`)
-		}
-		fmt.Fprintf(b, format, row.Name, row.Form, value, row.text())
 	}
-	head, rest := "", "\nThose that it takes, and does not use:\n\n"
-	if markdown {
-		head = "| Variable | Form | Default | What it is for | From |\n|---|---|---|---|---|\n"
-	}
-	if unused.Len() == 0 {
-		rest = ""
-	}
-	_, err := io.WriteString(w, head+used.String()+rest+unused.String())
+	_, err := io.WriteString(w, b.String())
 	return err
-}
-
-// text is the documentation of a row, with what its other fields say.
-func (row *Variable) text() string {
-	text := row.Doc
-	if row.Choices != nil {
-		text += ": " + strings.Join(row.Choices, ", ")
-	}
-	if row.Unused {
-		text = "not used: " + text
-	}
-	return text
 }

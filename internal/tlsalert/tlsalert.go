@@ -1,6 +1,7 @@
-// Package tlsalert makes TLS connections of a client that learns why it is refused. With TLS 1.3 a server judges the client's
-// certificate when the client's handshake is done. A client that writes then may find the connection closed by its write or, if
-// it reads and writes concurrently as net/http does, by its reader, before it has read the server's alert.
+// Package tlsalert makes TLS connections of a client that learns why it is refused. With TLS 1.3 a server judges the
+// client's certificate when the client's handshake is done. A client that writes then may find the connection closed
+// by its write or, if it reads and writes concurrently as net/http does, by its reader, before it has read the
+// server's alert.
 package tlsalert
 
 import (
@@ -15,10 +16,10 @@ import (
 	"time"
 )
 
-// Client does the handshake of a client over below, which it closes on an error. If the server then sends an alert, a write that
-// fails returns that alert. The first writes, 0 to 2, are those with which the client begins in any case, such as a request of
-// HTTP. By ALPN h2 they are 2 if they are any: the preface, and a request. A reader that finds the alert waits for them, and a
-// moment for another.
+// Client does the handshake of a client over below, which it closes on an error. If the server then sends an alert, a
+// write that fails returns that alert. The first writes, 0 to 2, are those with which the client begins in any case,
+// such as a request of HTTP. By ALPN h2 they are 2 if they are any: the preface, and a request. A reader that finds
+// the alert waits for them, and a moment for another.
 func Client(ctx context.Context, below net.Conn, config *tls.Config, first int32) (*tls.Conn, error) {
 	c := &conn{Conn: below, first: first, ended: make(chan struct{}), mu: make(chan struct{}, 1)}
 	c.over = sync.OnceFunc(func() { close(c.ended) })
@@ -36,7 +37,8 @@ func Client(ctx context.Context, below net.Conn, config *tls.Config, first int32
 
 // Dial is [Client] over what dial connects to. A config without a ServerName gets the host of addr.
 func Dial(
-	ctx context.Context, dial func(ctx context.Context, network, addr string) (net.Conn, error), network, addr string, config *tls.Config, first int32,
+	ctx context.Context, dial func(ctx context.Context, network, addr string) (net.Conn,
+		error), network, addr string, config *tls.Config, first int32,
 ) (*tls.Conn, error) {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {

@@ -10,10 +10,11 @@ import (
 
 const handshake = 10 * time.Second
 
-// NewTransport returns a transport whose connections have the configuration that newConfig returns at that moment. A nil newConfig is
-// for a URL without TLS, or trusts the roots of the host. With priorKnowledge connections begin with HTTP/2 and have no ALPN, as
-// gRPC needs it. dial makes the connections; nil means that of a [net.Dialer].
-func NewTransport(newConfig func(context.Context) (*tls.Config, error), priorKnowledge bool, dial func(ctx context.Context, network, addr string) (net.Conn, error)) *http.Transport {
+// NewTransport returns a transport whose connections have the configuration that newConfig returns at that moment. A
+// nil newConfig is for a URL without TLS, or trusts the roots of the host. With priorKnowledge connections begin with
+// HTTP/2 and have no ALPN, as gRPC needs it. dial makes the connections; nil means that of a [net.Dialer].
+func NewTransport(newConfig func(context.Context) (*tls.Config, error), priorKnowledge bool,
+	dial func(ctx context.Context, network, addr string) (net.Conn, error)) *http.Transport {
 	if dial == nil {
 		dial = new(net.Dialer).DialContext
 	}

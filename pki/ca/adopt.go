@@ -33,7 +33,8 @@ const (
 // note is in each record of ours, so that a record which has lost its state is not taken for one of Istio's.
 const note = `The certificate authority of this record is in ` + stateName + `. The files in PEM are copies for other
 programs. If ` + stateName + ` is missing, restore all of the record from a backup. To go on with the CA in
-` + caCertName + ` and ` + caKeyName + ` alone, without the roots and keys that were to retire or to sign next, remove this file, too.
+` + caCertName + ` and ` + caKeyName + ` alone, without the roots and keys that were to retire or to sign next,
+remove this file, too.
 `
 
 // record returns d as it is stored: our state, and the items that Istio has.
@@ -83,7 +84,8 @@ func (a *Authority) parse(r Record, now time.Time) (*rotation.Document, bool, er
 		if a.state.Load() != nil {
 			a.cfg.Logger.Warn(stateName + " is missing from the record, and is written again")
 		} else if noted {
-			return nil, false, fmt.Errorf("%s is missing, and %s says that it was there: restore the record from a backup, or read %s", stateName, noteName, noteName)
+			return nil, false, fmt.Errorf("%s is missing, and %s says that it was there: restore the record "+
+				"from a backup, or read %s", stateName, noteName, noteName)
 		} else {
 			a.adopted = true
 		}
@@ -96,7 +98,8 @@ func (a *Authority) parse(r Record, now time.Time) (*rotation.Document, bool, er
 	}
 	active := d.In(rotation.Root, Active)
 	if plugged := a.files != nil; plugged != (active == nil) {
-		return nil, false, errors.New("it is the record of a CA with roots of its own for one of plugged-in files, or the other way round; give each its own store")
+		return nil, false, errors.New("it is the record of a CA with roots of its own for one of plugged-in files, " +
+			"or the other way round; give each its own store")
 	}
 	if active == nil {
 		return d, !noted, nil
@@ -133,7 +136,8 @@ func (a *Authority) checkCopies(r Record, active *rotation.Key) (missing bool, e
 		err = pki.ErrKeyMismatch
 	}
 	if err != nil {
-		return false, fmt.Errorf("%s is not the key of the active root %s, which is in %s: to replace the CA put the certificate of the key into %s, else remove %s: %w",
+		return false, fmt.Errorf("%s is not the key of the active root %s, which is in %s: to replace the CA put "+
+			"the certificate of the key into %s, else remove %s: %w",
 			caKeyName, active.ID, stateName, caCertName, caKeyName, err)
 	}
 	return missing, nil
@@ -170,7 +174,8 @@ func (a *Authority) foreign(r Record, now time.Time) (k rotation.Key, err error)
 	if err != nil {
 		return k, fmt.Errorf("%s: %w", caCertName, err)
 	}
-	bundle, err := spiffe.NewBundle(a.cfg.TrustDomain, spiffe.BundleContents{X509Authorities: []*x509.Certificate{cert}})
+	bundle, err := spiffe.NewBundle(a.cfg.TrustDomain,
+		spiffe.BundleContents{X509Authorities: []*x509.Certificate{cert}})
 	if err != nil {
 		return k, err
 	}
@@ -201,7 +206,8 @@ func (a *Authority) adopt(d *rotation.Document, r Record, now time.Time) (*rotat
 	}
 	if d == nil {
 		if c := active.Cert; len(c.SubjectKeyId) > 0 && c.Subject.SerialNumber == hex.EncodeToString(c.SubjectKeyId) {
-			a.cfg.Logger.Warn("the CA that is adopted is one of this package, and its "+stateName+" is missing: roots and keys "+
+			a.cfg.Logger.Warn("the CA that is adopted is one of this package, and its "+stateName+" is missing: "+
+				"roots and keys "+
 				"that were to retire or to sign next are unknown; restore the record from a backup",
 				"serial", active.ID)
 		}

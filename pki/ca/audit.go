@@ -18,7 +18,7 @@ import (
 // the last member.
 type Issuance struct {
 	Time time.Time `json:"time"`           // of the signature
-	Kind string    `json:"kind,omitempty"` // "x509-svid", "dns" or "ca", as of [Profile], or "jwt-svid"
+	Kind string    `json:"kind,omitempty"` // "x509-svid" or "dns", as of [Profile], or "jwt-svid"
 
 	// Serial is the serial number in hexadecimal; of a token, its claim "jti".
 	Serial string `json:"serial,omitempty"`
@@ -50,21 +50,22 @@ type Issuance struct {
 	PodRequest string `json:"request,omitempty"`
 }
 
-// Auditor makes records of what an [Authority] signs; see [Config]. It must be safe for concurrent use. It may have two
-// more methods:
+// Auditor makes records of what an [Authority] signs; see [Config]. It must be safe for concurrent use. It may have
+// two more methods:
 //
 //	RecordKeyEvent(context.Context, *KeyEvent) error
 //	Err() error
 //
-// RecordKeyEvent records what becomes of the keys of the CA. It returns nil when the event is durable, and should return
-// when its context is done. An error prevents nothing, as the event has happened, and an emergency must not wait for a
-// disk: the log has all of it, [Authority.Health] the error, and it is recorded again when that may work.
+// RecordKeyEvent records what becomes of the keys of the CA. It returns nil when the event is durable, and should
+// return when its context is done. An error prevents nothing, as the event has happened, and an emergency must not
+// wait for a disk: the log has all of it, [Authority.Health] the error, and it is recorded again when that may work.
 //
 // Err says whether records can be made at this moment. [Authority.Health] asks it, so that an authority that was taken
 // out of service for a full disk comes back. Without it the error of the last record counts, for ten seconds.
 type Auditor interface {
-	// Record returns nil when i is durable: the certificate leaves the authority only then. An error means that it never
-	// does. Record should return when ctx is done, and may take its time before: the caller waits for its certificate.
+	// Record returns nil when i is durable: the certificate leaves the authority only then. An error means that it
+	// never does. Record should return when ctx is done, and may take its time before: the caller waits for its
+	// certificate.
 	Record(ctx context.Context, i *Issuance) error
 }
 

@@ -10,8 +10,8 @@
 //	go authority.Run(ctx) // in a group that waits for it
 //	chain, err := authority.Sign(ctx, ca.Request{CSR: csr, ID: id})
 //
-// With Create, Open makes the CA if the store has none; later starts do without. [New] makes an authority that lives in
-// memory only, for tests and demonstrations, and [Load] one whose CA an operator provides in files. Package
+// With Create, Open makes the CA if the store has none; later starts do without. [New] makes an authority that lives
+// in memory only, for tests and demonstrations, and [Load] one whose CA an operator provides in files. Package
 // caclient/local gives the authority to a program that renews identities, packages caserver/istioca and
 // caserver/linkerd serve it, and federation.NewHandler publishes its bundle.
 //
@@ -19,8 +19,8 @@
 //
 // # What is certified
 //
-// Sign takes the public key out of a signing request, and nothing else. The identity and every other name come from the
-// calling program, which must have authenticated the workload first: this package authenticates no caller. With
+// Sign takes the public key out of a signing request, and nothing else. The identity and every other name come from
+// the calling program, which must have authenticated the workload first: this package authenticates no caller. With
 // Config.Auditor each certificate has a durable record before it leaves. With Config.Limits too many requests are
 // refused instead of served late.
 //
@@ -34,19 +34,19 @@
 //	retire      the old root leaves the bundle when the last leaf that it can have signed has
 //	            expired, plus Config.Backdate for verifiers whose clocks are slow
 //
-// So a leaf's root has been in the bundle for at least Propagation before the leaf exists (FED-2), and stays there until
-// the leaf has expired (FED-4). Only [Authority.RevokeNow] takes these steps in another order, or early. The state is
-// computed when it is asked for, so that it is right even while Run is not called. Run adds that waiters are told, that a
-// root is replaced before its end, and that the store is read and written. The keys of JWT-SVIDs rotate by the same
-// steps, each kind by itself.
+// So a leaf's root has been in the bundle for at least Propagation before the leaf exists (FED-2), and stays there
+// until the leaf has expired (FED-4). Only [Authority.RevokeNow] takes these steps in another order, or early. The
+// state is computed when it is asked for, so that it is right even while Run is not called. Run adds that waiters are
+// told, that a root is replaced before its end, and that the store is read and written. The keys of JWT-SVIDs rotate
+// by the same steps, each kind by itself.
 //
 // A step is taken when the wall clock and the monotonic clock both say that it is due: setting the wall clock of a
 // running process may delay a step, but never hastens one.
 //
 // # What it does not do
 //
-// It keeps no list of what it signed, apart from what the Auditor writes. It revokes roots and keys, not single leaves:
-// those are short-lived. Intermediate certificates come from [Load] and from requests with the profile [Intermediate].
+// It keeps no list of what it signed, apart from what the Auditor writes. It revokes roots and keys, not single
+// leaves: those are short-lived. It signs leaves only: the CA itself may be an intermediate one, by [Load].
 package ca
 
 import (
@@ -82,43 +82,40 @@ type Config struct {
 	// MaxTTL is the longest lifetime that may be asked for; 0 means 90 days.
 	MaxTTL time.Duration
 
-	// MaxCATTL is the longest lifetime of an [Intermediate] CA; 0 means that none is signed. As such a
-	// CA signs until its end, an old root stays in the bundle for as long.
-	MaxCATTL time.Duration
-
 	// Backdate is how far before the present a leaf's or a root's validity begins, so that peers
 	// whose clocks are slow accept it at once; 0 means 2 minutes. An old root stays in the bundle
 	// for as long after the end of its last leaf. The clocks of replicas must not differ by more.
 	Backdate time.Duration
 
-	// EmptySubject leaves the subject of leaves without a common name empty, and makes their alternative names critical.
-	// Otherwise it is "O=svidkit", the same in all leaves, so that no verifier can take it for an identity. SPIFFE permits
-	// both, but there are readers that fail on an empty subject, such as linkerd2-proxy with an X.509-SVID from a Workload
-	// API.
+	// EmptySubject leaves the subject of leaves without a common name empty, and makes their alternative names
+	// critical. Otherwise it is "O=svidkit", the same in all leaves, so that no verifier can take it for an identity.
+	// SPIFFE permits both, but there are readers that fail on an empty subject, such as linkerd2-proxy with an
+	// X.509-SVID from a Workload API.
 	EmptySubject bool
 
-	// RefreshHint is how often consumers should fetch the bundle, in whole seconds. It is published in the bundle; 0 means
-	// 5 minutes.
+	// RefreshHint is how often consumers should fetch the bundle, in whole seconds. It is published in the bundle; 0
+	// means 5 minutes.
 	RefreshHint time.Duration
 
 	// Rotation is how roots are made and replaced.
 	Rotation Rotation
 
-	// SyncInterval is how often Run reads the store; 0 means 30 seconds, or a quarter of Propagation
-	// if that is less. More than a quarter of Propagation is refused: a replica would learn of a root too late to tell its
-	// consumers in time.
+	// SyncInterval is how often Run reads the store; 0 means 30 seconds, or a quarter of Propagation if that is less.
+	// More than a quarter of Propagation is refused: a replica would learn of a root too late to tell its consumers in
+	// time.
 	SyncInterval time.Duration
 
 	// JWT makes the authority sign JWT-SVIDs, too; nil means that it does not.
 	JWT *JWTConfig
 
-	// Create lets [Open] make a new CA, and [Load] the first key for JWT-SVIDs, if the store has no record. Without it the
-	// error wraps [ErrNoRecord]: a volume that is not mounted, or a Secret that was deleted, must not be taken for a first
-	// start. A program sets it when its operator asks for a new CA, and not at every start. A CA that is in the store
-	// already, one of Istio's included, needs no permission.
+	// Create lets [Open] make a new CA, and [Load] the first key for JWT-SVIDs, if the store has no record. Without it
+	// the error wraps [ErrNoRecord]: a volume that is not mounted, or a Secret that was deleted, must not be taken for
+	// a first start. A program sets it when its operator asks for a new CA, and not at every start. A CA that is in
+	// the store already, one of Istio's included, needs no permission.
 	Create bool
 
-	// Actor is the process that operates the CA, for the records of what is done to keys. The zero value leaves it out.
+	// Actor is the process that operates the CA, for the records of what is done to keys. The zero value leaves it
+	// out.
 	Actor Actor
 
 	Limits  Limits       // on what is signed at once, and in a second
@@ -140,8 +137,9 @@ type Rotation struct {
 	// MaxTTL; 0 means 0.2. It is at most 0.5.
 	GraceRatio float64
 
-	// Propagation is how long a new root is in the bundle before it signs; 0 means five times RefreshHint. FED-3 asks for
-	// three to five times the hint. Less is for programs in which every consumer watches the bundle and none polls.
+	// Propagation is how long a new root is in the bundle before it signs; 0 means five times RefreshHint. FED-3 asks
+	// for three to five times the hint. Less is for programs in which every consumer watches the bundle and none
+	// polls.
 	Propagation time.Duration
 
 	// TaintGrace is how long a tainted root stays in the bundle once its successor signs; 0 means half
@@ -155,26 +153,26 @@ type Rotation struct {
 	// Manual keeps Run from starting rotations: only [Authority.Rotate] does.
 	Manual bool
 
-	// KeepKey makes a rotation renew the root's certificate with its own key, as Istio's CA does, instead of the four steps
-	// with a new key. The new certificate replaces the old one at once, as leaves verify with either. A root that is tainted
-	// still gets a successor with a new key.
+	// KeepKey makes a rotation renew the root's certificate with its own key, as Istio's CA does, instead of the four
+	// steps with a new key. The new certificate replaces the old one at once, as leaves verify with either. A root
+	// that is tainted still gets a successor with a new key.
 	KeepKey bool
 
-	// CheckInterval is how often, with KeepKey, Run looks whether the root is to be renewed; 0 means an hour. The first look
-	// is one interval after the start and, unless NoJitter is set, a random part of another one. With and without KeepKey Run
-	// logs as often that the root is not about to expire.
+	// CheckInterval is how often, with KeepKey, Run looks whether the root is to be renewed, as Istio's CA does; 0
+	// means an hour. The first look is one interval after the start and, unless NoJitter is set, a random part of
+	// another one. With and without KeepKey Run logs as often that the root is not about to expire.
 	CheckInterval time.Duration
 	NoJitter      bool
 }
 
-// Limits bound the signing of an authority; zero means no such limit. A request over a limit is refused with [ErrLimit]
-// and the time at which to come back.
+// Limits bound the signing of an authority; zero means no such limit. A request over a limit is refused with
+// [ErrLimit] and the time at which to come back.
 type Limits struct {
 	Concurrent int // signings at the same time, the writing of their audit records included
 	Queue      int // how many more may wait for their turn; the rest is refused at once
 
-	// QueueTime is how long a request should wait in the queue. In an overload, when more requests come than can be signed
-	// for half a second, one that would wait longer is refused at once; a burst may wait ten times as long.
+	// QueueTime is how long a request should wait in the queue. In an overload, when more requests come than can be
+	// signed for half a second, one that would wait longer is refused at once; a burst may wait ten times as long.
 	QueueTime time.Duration
 
 	Rate  float64 // signings per second, of all callers together
@@ -216,7 +214,8 @@ func newAuthority(cfg Config) (*Authority, error) {
 	}
 	a := &Authority{
 		redacted: redact.New("ca.Authority(" + cfg.TrustDomain.String() + ")"),
-		cfg:      cfg, writing: make(chan struct{}, 1), looking: make(chan struct{}, 1), events: events{kept: make(chan struct{}, 1)},
+		cfg:      cfg, writing: make(chan struct{}, 1),
+		looking: make(chan struct{}, 1), events: events{kept: make(chan struct{}, 1)},
 	}
 	if cfg.Limits != (Limits{}) {
 		a.limiter = limit.New(limit.Options(cfg.Limits))
@@ -228,7 +227,7 @@ func (cfg Config) withDefaults() (Config, error) {
 	const day = 24 * time.Hour
 	r := &cfg.Rotation
 	for name, d := range map[string]time.Duration{
-		"RootTTL": r.RootTTL, "DefaultTTL": cfg.DefaultTTL, "MaxTTL": cfg.MaxTTL, "MaxCATTL": cfg.MaxCATTL, "Backdate": cfg.Backdate,
+		"RootTTL": r.RootTTL, "DefaultTTL": cfg.DefaultTTL, "MaxTTL": cfg.MaxTTL, "Backdate": cfg.Backdate,
 		"RefreshHint": cfg.RefreshHint, "Propagation": r.Propagation, "TaintGrace": r.TaintGrace,
 		"CheckInterval": r.CheckInterval, "SyncInterval": cfg.SyncInterval,
 	} {
@@ -251,18 +250,22 @@ func (cfg Config) withDefaults() (Config, error) {
 	case cfg.TrustDomain.IsZero():
 		return cfg, fmt.Errorf("ca: invalid Config: TrustDomain: %w", spiffe.ErrZero)
 	case cfg.RefreshHint%time.Second != 0:
-		return cfg, fmt.Errorf("ca: invalid Config: RefreshHint is %v, but bundles carry whole seconds", cfg.RefreshHint)
+		return cfg, fmt.Errorf("ca: invalid Config: RefreshHint is %v, but bundles carry whole seconds",
+			cfg.RefreshHint)
 	case cfg.DefaultTTL < minTTL || cfg.MaxTTL < minTTL:
-		return cfg, fmt.Errorf("ca: invalid Config: DefaultTTL is %v and MaxTTL %v, but certificates carry whole seconds", cfg.DefaultTTL, cfg.MaxTTL)
+		return cfg, fmt.Errorf("ca: invalid Config: DefaultTTL is %v and MaxTTL %v, but "+
+			"certificates carry whole seconds", cfg.DefaultTTL, cfg.MaxTTL)
 	case cfg.DefaultTTL > cfg.MaxTTL:
 		return cfg, fmt.Errorf("ca: invalid Config: DefaultTTL %v is more than MaxTTL %v", cfg.DefaultTTL, cfg.MaxTTL)
 	case r.Propagation >= r.RootTTL/2-cfg.DefaultTTL:
 		return cfg, fmt.Errorf("ca: invalid Config: the root's lifetime %v is not more than twice "+
-			"the time in which verifiers learn of its successor (%v) and the default lifetime of a leaf (%v) together", r.RootTTL, r.Propagation, cfg.DefaultTTL)
+			"the time in which verifiers learn of its successor (%v) and the default lifetime of a leaf (%v) together",
+			r.RootTTL, r.Propagation, cfg.DefaultTTL)
 	case !(r.GraceRatio > 0 && r.GraceRatio <= 0.5):
 		return cfg, fmt.Errorf("ca: invalid Config: GraceRatio is %v; it is more than 0 and at most 0.5", r.GraceRatio)
 	case cfg.SyncInterval > max(1, r.Propagation/4):
-		return cfg, fmt.Errorf("ca: invalid Config: SyncInterval %v is more than a quarter of Propagation %v", cfg.SyncInterval, r.Propagation)
+		return cfg, fmt.Errorf("ca: invalid Config: SyncInterval %v is more than a quarter of Propagation %v",
+			cfg.SyncInterval, r.Propagation)
 	}
 	if cfg.JWT != nil {
 		jwt, err := cfg.JWT.withDefaults(r.Propagation)
@@ -276,7 +279,7 @@ func (cfg Config) withDefaults() (Config, error) {
 
 // terms returns what this authority needs of a key.
 func (cfg *Config) terms(kind rotation.Kind) rotation.Terms {
-	t := rotation.Terms{Longest: max(cfg.MaxTTL, cfg.MaxCATTL), Grace: cfg.Backdate, Propagation: cfg.Rotation.Propagation}
+	t := rotation.Terms{Longest: cfg.MaxTTL, Grace: cfg.Backdate, Propagation: cfg.Rotation.Propagation}
 	if kind == rotation.Token {
 		t.Longest, t.Propagation = cfg.JWT.MaxTTL, cfg.JWT.Propagation
 	}
@@ -364,9 +367,9 @@ func (a *Authority) newBundle(old *state, d *rotation.Document, version string, 
 	if old == nil || s.sequence > old.sequence {
 		return s, number(s.sequence)
 	}
-	// An equal bundle stays the same one, for verifiers remember by it. Another one must not have
-	// an old number, which no consumer would take (FED-11): without a store changes are numbered here only, and with one a
-	// replica that had not heard of us may have turned back what time had done.
+	// An equal bundle stays the same one, for verifiers remember by it. Another one must not have an old number, which
+	// no consumer would take (FED-11): without a store changes are numbered here only, and with one a replica that had
+	// not heard of us may have turned back what time had done.
 	if err := number(old.sequence); err != nil {
 		return nil, err
 	}
@@ -441,24 +444,27 @@ func (s *state) looksLike(t *state) bool {
 		return x == y
 	}
 	return s.bundle == t.bundle && s.callers == t.callers && s.plugged == t.plugged &&
-		slices.EqualFunc(s.Keys[rotation.Root], t.Keys[rotation.Root], same) && slices.EqualFunc(s.Keys[rotation.Token], t.Keys[rotation.Token], same)
+		slices.EqualFunc(s.Keys[rotation.Root], t.Keys[rotation.Root], same) &&
+		slices.EqualFunc(s.Keys[rotation.Token], t.Keys[rotation.Token], same)
 }
 
 // logKey says what has become of a key.
 func (a *Authority) logKey(level slog.Level, what string, k rotation.Key, more ...slog.Attr) {
 	kind := k.Kind()
-	a.cfg.Logger.LogAttrs(context.Background(), level, kind.String()+" "+what, append([]slog.Attr{slog.String(kind.IDName(), k.ID)}, more...)...)
+	a.cfg.Logger.LogAttrs(context.Background(), level, kind.String()+" "+what,
+		append([]slog.Attr{slog.String(kind.IDName(), k.ID)}, more...)...)
 }
 
 // Bundle returns the current trust bundle: every root and every JWT key from its preparation to its retirement, oldest
-// first. Its sequence number starts at 1 for a new CA and grows with each change of the contents (BND-17). Without a store
-// it grows by one. With a store it grows in steps, so that replicas never share a number, and also when the time of a
-// change is decided. For plugged-in files see [Load]. Bundle does not block, except that the first caller after a
+// first. Its sequence number starts at 1 for a new CA and grows with each change of the contents (BND-17). Without a
+// store it grows by one. With a store it grows in steps, so that replicas never share a number, and also when the time
+// of a change is decided. For plugged-in files see [Load]. Bundle does not block, except that the first caller after a
 // step of a rotation came due takes the step.
 func (a *Authority) Bundle() *spiffe.Bundle { return a.current().bundle }
 
 // Changed returns a channel that is closed at the next change of the bundle or of the state of a key. Take it before
-// reading, so that no change is missed. A change that comes with time is announced when Run, or any reader, notices it.
+// reading, so that no change is missed. A change that comes with time is announced when Run, or any reader, notices
+// it.
 func (a *Authority) Changed() <-chan struct{} { return a.current().changed }
 
 // create returns the document of a new CA. No verifier has its bundle yet, so that its keys may sign at
@@ -512,5 +518,6 @@ func (a *Authority) newRoot() (k rotation.Key, err error) {
 	if err != nil {
 		return k, err
 	}
-	return rotation.Key{ID: rotation.Serial(issuer.Certificate()), Cert: issuer.Certificate(), Issuer: issuer, Secret: redact.Seal(signer)}, nil
+	return rotation.Key{ID: rotation.Serial(issuer.Certificate()), Cert: issuer.Certificate(), Issuer: issuer,
+		Secret: redact.Seal(signer)}, nil
 }

@@ -13,16 +13,17 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// CallerBundle returns the authorities whose certificates and tokens may still authenticate a caller to this CA: those of
-// [Authority.Bundle] without the tainted ones. Servers that sign for callers verify them with it, so that a stolen key
-// cannot be exchanged for a certificate of its successor. Workloads verify each other with Bundle, so that leaves that the
-// tainted key signed in good faith go on working.
+// CallerBundle returns the authorities whose certificates and tokens may still authenticate a caller to this CA: those
+// of [Authority.Bundle] without the tainted ones. Servers that sign for callers verify them with it, so that a stolen
+// key cannot be exchanged for a certificate of its successor. Workloads verify each other with Bundle, so that leaves
+// that the tainted key signed in good faith go on working.
 //
-// A key is missing when [Authority.Taint] returns, and in other replicas when they have read the store, and so is each root with
-// the same key. They read a [DirStore] here and in Sign if another process has written to it, and other stores every
-// SyncInterval. A workload whose certificate is from a tainted root renews by another proof, such as
-// its token. [Authority.Changed] tells of changes. The bundle is not for publishing and has no sequence number. It is the
-// same one until it changes; CallerBundle blocks no more than Bundle does, but for a folder that another process has written to.
+// A key is missing when [Authority.Taint] returns, and in other replicas when they have read the store, and so is each
+// root with the same key. They read a [DirStore] here and in Sign if another process has written to it, and other
+// stores every SyncInterval. A workload whose certificate is from a tainted root renews by another proof, such as its
+// token. [Authority.Changed] tells of changes. The bundle is not for publishing and has no sequence number. It is the
+// same one until it changes; CallerBundle blocks no more than Bundle does, but for a folder that another process has
+// written to.
 func (a *Authority) CallerBundle() *spiffe.Bundle {
 	a.look(context.Background())
 	return a.current().callers
@@ -48,11 +49,11 @@ func (a *Authority) newCallers(s, old *state) (*spiffe.Bundle, error) {
 	return b, nil
 }
 
-// A leaf's serial number says when its holder last proved its identity by something else than a certificate:
-// 20 octets, of which the first thirteen are random (all but two bits), four are the seconds since 1970, until 2106, and
-// three are a mark. So the number is positive, unique and not to be guessed (RFC 5280, section 4.1.2.2), its first digits
-// tell leaves apart, and the time needs no extension that verifiers would have to know, and no state of the CA. Roots,
-// and leaves of other programs, have other numbers, which are shorter or do not end with the mark.
+// A leaf's serial number says when its holder last proved its identity by something else than a certificate: 20
+// octets, of which the first thirteen are random (all but two bits), four are the seconds since 1970, until 2106, and
+// three are a mark. So the number is positive, unique and not to be guessed (RFC 5280, section 4.1.2.2), its first
+// digits tell leaves apart, and the time needs no extension that verifiers would have to know, and no state of the CA.
+// Roots, and leaves of other programs, have other numbers, which are shorter or do not end with the mark.
 const (
 	serialOctets = 20
 	timeOctets   = 4
@@ -90,14 +91,16 @@ func serialTime(n *big.Int) (time.Time, bool) {
 
 // Proven returns when the holder of a leaf last proved its identity to the CA by another proof than a certificate: the
 // [Request.Proven] of its signing, in whole seconds. The caller has verified the leaf with [Authority.CallerBundle]. A
-// server that takes certificates as proof passes the time on to the request for the next one, and refuses a time that is
-// too long ago: so chains of renewals have an end.
+// server that takes certificates as proof passes the time on to the request for the next one, and refuses a time that
+// is too long ago: so chains of renewals have an end.
 //
-// For a leaf without such a time, which another program has signed, or with an impossible one, it is the leaf's NotBefore.
+// For a leaf without such a time, which another program has signed, or with an impossible one, it is the leaf's
+// NotBefore.
 func (a *Authority) Proven(leaf *x509.Certificate) time.Time {
 	t, ok := serialTime(leaf.SerialNumber)
 	// The time is before the signature, and a leaf is backdated by no more than this.
-	if latest := leaf.NotBefore.Add(max(a.cfg.MaxTTL, a.cfg.Backdate)); !ok || t.After(latest) || t.After(leaf.NotAfter) {
+	if latest := leaf.NotBefore.Add(max(a.cfg.MaxTTL, a.cfg.Backdate)); !ok || t.After(latest) ||
+		t.After(leaf.NotAfter) {
 		return leaf.NotBefore
 	}
 	return t

@@ -43,7 +43,8 @@ const (
 var errPointer = errors.New("CURRENT does not say which version counts")
 
 // errGone says that the folder is not where this process has found a record before.
-var errGone = &unfitError{errors.New("the folder was there, and is gone; mount its volume, or make the folder again to have the record written to it")}
+var errGone = &unfitError{errors.New("the folder was there, and is gone; mount its volume, or make the folder again " +
+	"to have the record written to it")}
 
 // NewDirStore returns a [Store] in a folder of its own, which the first save makes if it does not exist:
 //
@@ -52,29 +53,29 @@ var errGone = &unfitError{errors.New("the folder was there, and is gone; mount i
 //	tmp-CURRENT      the name of a version that is being written
 //	lock             held by the process that writes
 //
-// The folder has mode 0700 and the files 0600, as they hold private keys. They must belong to the user of this process or
-// to root, and no other user may be able to replace the folder or one above it. What breaks these rules is refused with an
-// error that says which chown or chmod helps.
+// The folder has mode 0700 and the files 0600, as they hold private keys. They must belong to the user of this process
+// or to root, and no other user may be able to replace the folder or one above it. What breaks these rules is refused
+// with an error that says which chown or chmod helps.
 //
 // A save writes a new version, makes it durable, and then replaces CURRENT by a rename, so that a crash, of the
-// process or of the machine, leaves the old record or the new one. The name of a version has a hash of its
-// contents, which a load compares. Two things are ever removed: the version that a save has replaced, after the new one
-// is durable, and one that a crash left unfinished. A version that no save has replaced stays.
+// process or of the machine, leaves the old record or the new one. The name of a version has a hash of its contents,
+// which a load compares. Two things are ever removed: the version that a save has replaced, after the new one is
+// durable, and one that a crash left unfinished. A version that no save has replaced stays.
 //
 // A folder with versions and no valid CURRENT is not taken for an empty one: Load and Save return an error that wraps
-// [ErrUnfit], and make and remove nothing. [RecoverDirStore] writes CURRENT again. A folder that had a record and is gone
-// is not made again: its volume may have been unmounted.
+// [ErrUnfit], and make and remove nothing. [RecoverDirStore] writes CURRENT again. A folder that had a record and is
+// gone is not made again: its volume may have been unmounted.
 //
 // In Kubernetes, an emptyDir is refused, as all users can write to it, and a volume with an fsGroup needs
-// fsGroupChangePolicy: OnRootMismatch, as the files are opened to the group at each mount otherwise; or keep the CA in a Secret
-// with package kubesecret.
+// fsGroupChangePolicy: OnRootMismatch, as the files are opened to the group at each mount otherwise; or keep the CA in
+// a Secret with package kubesecret.
 //
 // Processes that share the folder are kept apart by a file lock on systems that have flock: Linux,
 // macOS and the BSDs. Elsewhere only one process at a time may use it. A network file system has to
 // honour locks and renames.
 //
-// A backup is a copy of the folder. It holds the private keys of the CA. To restore one, stop every authority that uses
-// the folder, put the copy in its place, and start again; see OPERATING.md.
+// A backup is a copy of the folder. It holds the private keys of the CA. To restore one, stop every authority that
+// uses the folder, put the copy in its place, and start again; see OPERATING.md.
 //
 // The error says what is wrong with a folder that exists and is not private.
 func NewDirStore(dir string) (Store, error) {
@@ -231,7 +232,8 @@ func vanished(version string) error {
 // advise adds to err what an operator can do about it.
 func advise(err error) error {
 	if errors.Is(err, ErrUnfit) && !errors.Is(err, private.ErrUnsafe) {
-		err = fmt.Errorf("%w; no new CA is made and nothing is removed; restore the folder from a backup, or recover the newest version that is complete", err)
+		err = fmt.Errorf("%w; no new CA is made and nothing is removed; restore the folder from a backup, or "+
+			"recover the newest version that is complete", err)
 	}
 	return err
 }
@@ -257,7 +259,8 @@ func (d *dirStore) current(root *os.Root) (string, error) {
 			return "", err
 		}
 		begun, _ := d.pointer(root, begunName) // one that is unfinished names nothing
-		orphans = slices.DeleteFunc(orphans, func(v string) bool { return v == begun || before != nil && !slices.Contains(before, v) })
+		orphans = slices.DeleteFunc(orphans,
+			func(v string) bool { return v == begun || before != nil && !slices.Contains(before, v) })
 		if _, err := root.Lstat(currentName); err == nil {
 			return "", errMoving
 		}
@@ -310,8 +313,8 @@ func (d *dirStore) read(root *os.Root, name string) ([]byte, error) {
 	return files.ReadAll(f, filepath.Join(root.Name(), name), maxRecordBytes)
 }
 
-// The name of a version is v-<random>-<random of the one that it replaces>-<hash of the contents>. What an older release
-// wrote has the first of them only.
+// The name of a version is v-<random>-<random of the one that it replaces>-<hash of the contents>. What an older
+// release wrote has the first of them only.
 const (
 	randomLen = 16 // bytes
 	beforeLen = 8

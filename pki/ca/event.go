@@ -69,7 +69,8 @@ func (a *Authority) happened(why string, all ...rotation.Event) {
 
 // keyEvent describes what happened to k.
 func (a *Authority) keyEvent(what string, k *rotation.Key, at time.Time, successor, detail string) *KeyEvent {
-	e := &KeyEvent{Time: at.Round(0), Event: what, Key: "root", Serial: k.ID, Successor: successor, Detail: detail, Actor: a.cfg.Actor}
+	e := &KeyEvent{Time: at.Round(0), Event: what, Key: "root", Serial: k.ID, Successor: successor, Detail: detail,
+		Actor: a.cfg.Actor}
 	if k.Kind() == rotation.Token {
 		e.Key = "jwt"
 	} else {
@@ -137,8 +138,10 @@ func (a *Authority) record(ctx context.Context) (left bool) {
 			continue
 		}
 		if !again {
-			a.cfg.Logger.LogAttrs(ctx, slog.LevelError, "key event not recorded", slog.Any("err", err), slog.Int("waiting", n),
-				slog.String("event", e.Event), slog.String("key", e.Key), slog.String("serial", e.Serial), slog.Any("actor", e.Actor))
+			a.cfg.Logger.LogAttrs(ctx, slog.LevelError, "key event not recorded", slog.Any("err", err),
+				slog.Int("waiting", n),
+				slog.String("event", e.Event), slog.String("key", e.Key),
+				slog.String("serial", e.Serial), slog.Any("actor", e.Actor))
 		}
 		return true
 	}
@@ -152,8 +155,8 @@ func (a *Authority) unrecorded() error {
 	return ev.err
 }
 
-// settle makes the records of an operation that a caller asked for, also if ctx is done: the process may be about to end. That it has
-// loaded the CA is recorded with them, or by Run: a command that fails writes nothing.
+// settle makes the records of an operation that a caller asked for, also if ctx is done: the process may be about to
+// end. That it has loaded the CA is recorded with them, or by Run: a command that fails writes nothing.
 func (a *Authority) settle(ctx context.Context) {
 	a.events.mu.Lock()
 	done := slices.ContainsFunc(a.events.waiting, func(e *KeyEvent) bool { return e.Event != loaded })
@@ -171,7 +174,8 @@ func (a *Authority) started(how, where string) {
 	if how == adopted {
 		level = slog.LevelWarn
 	}
-	a.cfg.Logger.LogAttrs(context.Background(), level, "CA "+how, slog.String("serial", k.ID), slog.Time("not_after", k.Cert.NotAfter), slog.String("where", where))
+	a.cfg.Logger.LogAttrs(context.Background(), level, "CA "+how, slog.String("serial", k.ID),
+		slog.Time("not_after", k.Cert.NotAfter), slog.String("where", where))
 	a.keep(a.keyEvent(how, k, time.Now(), "", where))
 	if how == created && s.In(rotation.Token, Active) != nil {
 		a.keep(a.keyEvent(how, s.In(rotation.Token, Active), time.Now(), "", where))

@@ -11,8 +11,8 @@ import (
 // Health says whether an [Authority], or a registration authority, can sign, and which of its parts fail. It holds no
 // secret.
 type Health struct {
-	// Signing is why a certificate of the default lifetime would not be signed now: the active root is not valid, the store
-	// has not answered for too long, or audit records cannot be made. Nil means that it would be signed, within
+	// Signing is why a certificate of the default lifetime would not be signed now: the active root is not valid, the
+	// store has not answered for too long, or audit records cannot be made. Nil means that it would be signed, within
 	// [Config.Limits].
 	Signing error
 
@@ -21,8 +21,8 @@ type Health struct {
 	Audit error // records cannot be made, or records of key events are missing
 	Root  error // the active root should have been replaced by now, or is tainted
 
-	// Synced is as in [Status]. Until is when signing ends if nothing changes: with the active root or, while the store does
-	// not answer, with the last lifetime that may be granted.
+	// Synced is as in [Status]. Until is when signing ends if nothing changes: with the active root or, while the
+	// store does not answer, with the last lifetime that may be granted.
 	Synced, Until time.Time
 }
 
@@ -33,7 +33,8 @@ func (a *Authority) Health() Health {
 	st := a.Status()
 	h.Synced, h.Store = st.Synced, st.SyncError
 	if wait := 4 * a.cfg.SyncInterval; h.Store == nil && a.store != nil && now.Sub(h.Synced) > wait {
-		h.Store = fmt.Errorf("ca: the store of %s was last read at %s; see that the authority is running", a.cfg.TrustDomain, h.Synced.UTC().Format(time.RFC3339))
+		h.Store = fmt.Errorf("ca: the store of %s was last read at %s; see that the authority is running",
+			a.cfg.TrustDomain, h.Synced.UTC().Format(time.RFC3339))
 	}
 	key := s.active()
 	h.Until = key.Cert.NotAfter
@@ -65,13 +66,15 @@ func (a *Authority) auditError() error {
 func (a *Authority) rootError(s *state, end, now time.Time) error {
 	key := s.active()
 	if key.Tainted {
-		return fmt.Errorf("ca: root %s of %s is tainted, and signs until its successor does", key.ID, a.cfg.TrustDomain)
+		return fmt.Errorf("ca: root %s of %s is tainted, and signs until its successor does", key.ID,
+			a.cfg.TrustDomain)
 	}
 	// Half of the time is gone that the replacement has.
 	due := a.schedule().ReplaceAt(key.Cert)
 	late := due.Add(key.Cert.NotAfter.Sub(due) / 2)
 	if s.In(rotation.Root, Distributing) == nil && (now.After(late) || end.Sub(now.Round(0)) < a.cfg.DefaultTTL) {
-		return fmt.Errorf("ca: root %s of %s ends at %s, and has no successor: rotate it, or replace its files", key.ID, a.cfg.TrustDomain, end.UTC().Format(time.RFC3339))
+		return fmt.Errorf("ca: root %s of %s ends at %s, and has no successor: rotate it, or replace its files",
+			key.ID, a.cfg.TrustDomain, end.UTC().Format(time.RFC3339))
 	}
 	return nil
 }

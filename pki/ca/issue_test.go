@@ -18,7 +18,6 @@ import (
 
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
-	"github.com/svidkit/svidkit/spiffe"
 )
 
 // auditor keeps records, and does what fail says before.
@@ -46,14 +45,12 @@ func TestAudit(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		records := &auditor{}
-		a := newAuthority(t, func(c *ca.Config) { c.Auditor, c.MaxCATTL = records, 100*24*time.Hour })
+		a := newAuthority(t, func(c *ca.Config) { c.Auditor = records })
 		csr := newCSR(t)
 		ip := net.IPv4(10, 0, 0, 1).To4()
 		chain, err := a.Sign(t.Context(), ca.Request{CSR: csr, ID: web, DNSNames: []string{"web"}, IPs: []net.IP{ip}, Caller: "spiffe://example.org/node", Method: "token"})
 		require.NoError(t, err)
 		dns, err := a.Sign(t.Context(), ca.Request{CSR: csr, Profile: ca.DNSOnly, DNSNames: []string{"web.shop", "web"}})
-		require.NoError(t, err)
-		sub, err := a.Sign(t.Context(), ca.Request{Profile: ca.Intermediate, CSR: csr})
 		require.NoError(t, err)
 		root := a.Roots()[0].ID
 		describe := func(kind string, c *x509.Certificate, caller string) *ca.Issuance {
@@ -62,14 +59,14 @@ func TestAudit(t *testing.T) {
 				NotBefore: c.NotBefore, NotAfter: c.NotAfter, Issuer: root, Fingerprint: hash(c.Raw), PublicKey: hash(c.RawSubjectPublicKeyInfo), Caller: caller,
 			}
 		}
-		want := []*ca.Issuance{describe("x509-svid", chain[0], "spiffe://example.org/node"), describe("dns", dns[0], "web.shop"), describe("ca", sub[0], "spiffe://example.org")}
-		want[0].ID, want[0].Method, want[2].ID = web, "token", td.ID()
+		want := []*ca.Issuance{describe("x509-svid", chain[0], "spiffe://example.org/node"), describe("dns", dns[0], "web.shop")}
+		want[0].ID, want[0].Method = web, "token"
 		assert.Equal(t, want, records.all)
 		assert.Equal(t, []string{"web"}, records.all[0].DNSNames)
 
 		_, err = a.Sign(t.Context(), ca.Request{CSR: csr})
 		require.Error(t, err)
-		assert.Len(t, records.all, 3, "what is refused is not recorded")
+		assert.Len(t, records.all, 2, "what is refused is not recorded")
 	})
 }
 
@@ -77,14 +74,11 @@ func TestNoCertificateWithoutRecord(t *testing.T) {
 	t.Parallel()
 	full := errors.New("disk full")
 	records := &auditor{fail: func(context.Context) error { return full }}
-	a := newAuthority(t, withJWT, func(c *ca.Config) { c.Auditor, c.MaxCATTL = records, time.Hour })
+	a := newAuthority(t, withJWT, func(c *ca.Config) { c.Auditor = records })
 	csr := newCSR(t)
 	chain, err := a.Sign(t.Context(), ca.Request{CSR: csr, ID: web})
 	require.ErrorIs(t, err, ca.ErrAudit)
 	require.ErrorIs(t, err, full)
-	assert.Nil(t, chain)
-	chain, err = a.Sign(t.Context(), ca.Request{Profile: ca.Intermediate, CSR: csr})
-	require.ErrorIs(t, err, ca.ErrAudit)
 	assert.Nil(t, chain)
 	token, err := a.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"db"}})
 	require.ErrorIs(t, err, ca.ErrAudit)
@@ -106,7 +100,7 @@ func TestNoCertificateWithoutRecord(t *testing.T) {
 func TestLimits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		a := newAuthority(t, withJWT, func(c *ca.Config) { c.Limits = ca.Limits{CallerRate: 1, CallerBurst: 2}; c.MaxCATTL = time.Hour })
+		a := newAuthority(t, withJWT, func(c *ca.Config) { c.Limits = ca.Limits{CallerRate: 1, CallerBurst: 2} })
 		csr := newCSR(t)
 		ask := func(caller string) error {
 			_, err := a.Sign(t.Context(), ca.Request{CSR: csr, ID: web, Caller: caller})
@@ -131,7 +125,7 @@ func TestLimits(t *testing.T) {
 		}
 		_, err = a.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"db"}, Caller: "c"})
 		require.ErrorIs(t, err, ca.ErrLimit)
-		_, err = a.Sign(t.Context(), ca.Request{Profile: ca.Intermediate, CSR: csr, Caller: "c"})
+		_, err = a.Sign(t.Context(), ca.Request{CSR: csr, ID: web, Caller: "c"})
 		require.ErrorIs(t, err, ca.ErrLimit)
 	})
 	// Records that are being written hold their places: a slow sink pushes back.
@@ -228,80 +222,4 @@ func TestProfilesRefuse(t *testing.T) {
 			assert.Nil(t, chain)
 		})
 	}
-}
-
-func TestSignIntermediate(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		a := open(t, ca.NewMemoryStore(), func(c *ca.Config) { c.MaxCATTL = 30 * 24 * time.Hour })
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
-		csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: "evil", SANs: []pki.SAN{pki.DNSSAN("evil.example")}})
-		require.NoError(t, err)
-		chain, err := a.Sign(t.Context(), ca.Request{Profile: ca.Intermediate, CSR: csr})
-		require.NoError(t, err)
-		require.Len(t, chain, 1)
-		c := chain[0]
-		assert.True(t, c.IsCA)
-		assert.True(t, c.MaxPathLenZero)
-		assert.Equal(t, 0, c.MaxPathLen)
-		assert.Equal(t, []string{"example.org"}, c.Subject.Organization)
-		assert.Empty(t, c.Subject.CommonName)
-		assert.Empty(t, c.DNSNames)
-		require.Len(t, c.URIs, 1)
-		assert.Equal(t, "spiffe://example.org", c.URIs[0].String())
-		assert.Equal(t, time.Now().Add(30*24*time.Hour).UTC(), c.NotAfter)
-		assert.True(t, c.PermittedDNSDomainsCritical)
-		assert.Equal(t, []string{"example.org"}, c.PermittedURIDomains)
-
-		// What the new CA signs for the trust domain is accepted, and nothing else.
-		below, err := pki.NewIssuer(chain, key)
-		require.NoError(t, err)
-		leafKey := newCSR(t).PublicKey()
-		issue := func(id spiffe.ID) error {
-			leaf, err := below.Issue(pki.CertificateOptions{PublicKey: leafKey, SANs: []pki.SAN{pki.IDSAN(id)}, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
-			if err != nil {
-				return err
-			}
-			v, err := spiffe.NewVerifier(a.Bundle(), spiffe.AllowIDs(id), nil)
-			if err != nil {
-				return err
-			}
-			_, err = v.VerifyChain([]*x509.Certificate{leaf, c}, spiffe.AnyRole)
-			return err
-		}
-		require.NoError(t, issue(web))
-		require.Error(t, issue(spiffe.MustParseID("spiffe://example.com/web")))
-		_, err = below.Issue(pki.CertificateOptions{PublicKey: leafKey, CA: true, SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour)})
-		require.Error(t, err, "no CA below it")
-		short, err := a.Sign(t.Context(), ca.Request{Profile: ca.Intermediate, CSR: csr, TTL: time.Hour})
-		require.NoError(t, err)
-		assert.Equal(t, time.Now().Add(time.Hour).UTC(), short[0].NotAfter)
-
-		// Its root stays for as long as it may sign.
-		_, err = a.Rotate(t.Context())
-		require.NoError(t, err)
-		time.Sleep(29 * 24 * time.Hour)
-		require.NoError(t, issue(web))
-
-		for name, tt := range map[string]struct {
-			r    ca.Request
-			kind error
-		}{
-			"too long":      {ca.Request{CSR: csr, TTL: 31 * 24 * time.Hour}, ca.ErrTTL},
-			"too short":     {ca.Request{CSR: csr, TTL: 1}, ca.ErrTTL},
-			"no request":    {ca.Request{}, ca.ErrCSR},
-			"an ID":         {ca.Request{CSR: csr, ID: web}, ca.ErrIdentity},
-			"a DNS name":    {ca.Request{CSR: csr, DNSNames: []string{"web"}}, ca.ErrIdentity},
-			"an address":    {ca.Request{CSR: csr, IPs: []net.IP{net.IPv4(10, 0, 0, 1)}}, ca.ErrIdentity},
-			"a common name": {ca.Request{CSR: csr, CommonName: "web"}, ca.ErrIdentity},
-		} {
-			tt.r.Profile = ca.Intermediate
-			_, err := a.Sign(t.Context(), tt.r)
-			require.ErrorIs(t, err, tt.kind, name)
-		}
-	})
-	_, err := newAuthority(t).Sign(t.Context(), ca.Request{Profile: ca.Intermediate, CSR: newCSR(t), TTL: time.Hour})
-	require.ErrorIs(t, err, ca.ErrTTL)
-	assert.ErrorContains(t, err, "set MaxCATTL")
 }

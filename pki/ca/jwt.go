@@ -28,25 +28,27 @@ var ErrNoJWT = fmt.Errorf("no JWT-SVIDs are signed here (%w)", errors.ErrUnsuppo
 
 // JWTConfig configures the JWT-SVIDs of an [Authority]. Zero means the default that is named here.
 type JWTConfig struct {
-	// Algorithm is the value of "alg" in the tokens: ES256, ES384, ES512, RS256, RS384, RS512, PS256, PS384 or PS512; empty
-	// means ES256. RSA keys have 2048 bits. A change takes effect with the next key.
+	// Algorithm is the value of "alg" in the tokens: ES256, ES384, ES512, RS256, RS384, RS512, PS256, PS384 or PS512;
+	// empty means ES256. RSA keys have 2048 bits. A change takes effect with the next key.
 	Algorithm string
 
-	// Issuer makes the authority an issuer of OpenID Connect, for verifiers that do not know SPIFFE: it is the claim "iss" of all
-	// tokens, as in [jwtsvid.IssuerOptions], and federation.NewOIDCHandler publishes the keys. The Algorithm is then one that such
-	// a key set can name: ES256, ES384, ES512 or RS256. Empty means no "iss".
+	// Issuer makes the authority an issuer of OpenID Connect, for verifiers that do not know SPIFFE: it is the claim
+	// "iss" of all tokens, as in [jwtsvid.IssuerOptions], and jwtsvid.NewOIDCHandler publishes the keys. The
+	// Algorithm is then one that such a key set can name: ES256, ES384, ES512 or RS256. Empty means no "iss".
 	Issuer string
 
 	// KeyTTL is how long a key signs before Run replaces it; 0 means 30 days. It is more than twice
 	// Propagation.
 	KeyTTL time.Duration
 
-	// Propagation is how long a key is in the bundle before it signs, if that is longer than [Rotation].Propagation. With an Issuer
-	// 0 means a day, or a third of KeyTTL if that is less, as many verifiers fetch keys seldom. The first key that is added to an
-	// authority waits for Rotation.Propagation only, and the successor of a key in [Authority.RevokeNow] for nothing.
+	// Propagation is how long a key is in the bundle before it signs, if that is longer than [Rotation].Propagation.
+	// With an Issuer 0 means a day, or a third of KeyTTL if that is less, as many verifiers fetch keys seldom. The
+	// first key that is added to an authority waits for Rotation.Propagation only, and the successor of a key in
+	// [Authority.RevokeNow] for nothing.
 	Propagation time.Duration
 
-	DefaultTTL time.Duration // the life of a token whose request names none; 0 means 5 minutes, or MaxTTL if that is less
+	// the life of a token whose request names none; 0 means 5 minutes, or MaxTTL if that is less
+	DefaultTTL time.Duration
 	MaxTTL     time.Duration // the longest life that may be asked for; 0 means an hour
 
 	// WideAudience permits tokens for more than one receiver; see [jwtsvid.IssuerOptions].
@@ -63,17 +65,21 @@ func (c JWTConfig) withDefaults(propagation time.Duration) (JWTConfig, error) {
 	}
 	switch {
 	case c.KeyTTL < 0 || c.DefaultTTL < 0 || c.MaxTTL < 0 || c.Propagation < 0:
-		return c, fmt.Errorf("ca: invalid Config: JWT: KeyTTL %v, Propagation %v, DefaultTTL %v or MaxTTL %v is negative", c.KeyTTL, c.Propagation, c.DefaultTTL, c.MaxTTL)
+		return c, fmt.Errorf("ca: invalid Config: JWT: KeyTTL %v, Propagation %v, DefaultTTL %v "+
+			"or MaxTTL %v is negative", c.KeyTTL, c.Propagation, c.DefaultTTL, c.MaxTTL)
 	case c.DefaultTTL < minTTL || c.MaxTTL < minTTL:
-		return c, fmt.Errorf("ca: invalid Config: JWT: DefaultTTL is %v and MaxTTL %v, but tokens carry whole seconds", c.DefaultTTL, c.MaxTTL)
+		return c, fmt.Errorf("ca: invalid Config: JWT: DefaultTTL is %v and MaxTTL %v, but tokens carry whole seconds",
+			c.DefaultTTL, c.MaxTTL)
 	case c.DefaultTTL > c.MaxTTL:
 		return c, fmt.Errorf("ca: invalid Config: JWT: DefaultTTL %v is more than MaxTTL %v", c.DefaultTTL, c.MaxTTL)
 	case max(c.Propagation, propagation) >= c.KeyTTL/2:
-		return c, fmt.Errorf("ca: invalid Config: JWT: Propagation %v does not fit into half of KeyTTL %v", max(c.Propagation, propagation), c.KeyTTL)
+		return c, fmt.Errorf("ca: invalid Config: JWT: Propagation %v does not fit into half of KeyTTL %v",
+			max(c.Propagation, propagation), c.KeyTTL)
 	case !slices.Contains(jwtAlgorithms, c.Algorithm):
 		return c, fmt.Errorf("ca: invalid Config: JWT: the algorithm %.64q is none of %v", c.Algorithm, jwtAlgorithms)
 	case c.Issuer != "" && !slices.Contains([]string{"ES256", "ES384", "ES512", "RS256"}, c.Algorithm):
-		return c, fmt.Errorf("ca: invalid Config: JWT: the algorithm is %s; with an Issuer it is ES256, ES384, ES512 or RS256, as its key set names no other", c.Algorithm)
+		return c, fmt.Errorf("ca: invalid Config: JWT: the algorithm is %s; with an Issuer it is ES256, ES384, "+
+			"ES512 or RS256, as its key set names no other", c.Algorithm)
 	case c.Issuer != "":
 		if err := jws.CheckIssuer(c.Issuer); err != nil {
 			return c, fmt.Errorf("ca: invalid Config: JWT: Issuer: %w", err)
@@ -101,7 +107,8 @@ func newJWTKey(alg string) (k rotation.Key, err error) {
 	if err != nil {
 		return k, err
 	}
-	return rotation.Key{ID: rotation.RandomID(), Algorithm: alg, Public: signer.Public(), Secret: redact.Seal(signer)}, nil
+	return rotation.Key{ID: rotation.RandomID(), Algorithm: alg, Public: signer.Public(),
+		Secret: redact.Seal(signer)}, nil
 }
 
 // JWTRequest asks for a JWT-SVID. The caller of [Authority.SignJWT] vouches for everything in it: it is signed as it
@@ -130,44 +137,43 @@ func (a *Authority) SignJWT(ctx context.Context, r JWTRequest) (string, error) {
 	if kind, err := a.checkJWT(&r); err != nil {
 		return "", refusal(kind, r.ID, err)
 	}
-	release, err := a.acquire(ctx, r.ID, r.Caller)
-	if err != nil {
-		return "", err
-	}
-	defer release()
-	a.look(ctx)
-	g, err := a.reserve(ctx, rotation.Token, r.ID, r.TTL)
-	if err != nil {
-		return "", err
-	}
-	ttl := g.notAfter.Sub(g.now).Truncate(time.Second)
-	issuer, err := jwtsvid.NewIssuer(a.cfg.TrustDomain, g.key.ID, g.key.Secret(), &jwtsvid.IssuerOptions{
-		Algorithm: g.key.Algorithm, WideAudience: a.cfg.JWT.WideAudience, Issuer: a.cfg.JWT.Issuer, Now: func() time.Time { return g.now },
-	})
-	jti, token := rotation.RandomID(), ""
-	if err == nil {
-		token, err = issuer.Issue(jwtsvid.Request{ID: r.ID, Audience: r.Audience, Lifetime: ttl, Claims: map[string]any{"jti": jti}})
-	}
-	if err != nil {
-		return "", &SignError{Kind: ErrGeneration, ID: r.ID, Err: err}
-	}
-	if a.cfg.Auditor != nil {
-		sum := sha256.Sum256([]byte(token))
-		issued := time.Unix(g.now.Unix(), 0).UTC()
-		err := a.audit(ctx, &Issuance{
-			Time: g.now.Round(0), Kind: "jwt-svid", Serial: jti, ID: r.ID, Audience: slices.Clone(r.Audience),
-			NotBefore: issued, NotAfter: issued.Add(ttl), Issuer: g.key.ID, Fingerprint: hex.EncodeToString(sum[:]),
-			Caller: r.Caller, Method: r.Method, Pod: r.Pod,
-		})
+	var token string
+	err := a.issue(ctx, rotation.Token, r.ID, r.Caller, r.TTL, func(g *grant) (i *Issuance, err error) {
+		token, i, err = a.signToken(g, &r)
 		if err != nil {
-			return "", err
+			return nil, &SignError{Kind: ErrGeneration, ID: r.ID, Err: err}
 		}
+		return i, nil
+	})
+	if err != nil {
+		return "", err
 	}
 	return token, nil
 }
 
-// IssueJWTSVID is [Authority.SignJWT] for a caller that is the workload id itself, with the default lifetime. It makes an
-// Authority the issuer of a Workload API server: an error for no audience, or for too many, wraps [io/fs.ErrInvalid].
+func (a *Authority) signToken(g *grant, r *JWTRequest) (token string, i *Issuance, err error) {
+	issuer, err := jwtsvid.NewIssuer(a.cfg.TrustDomain, g.key.ID, g.key.Secret(), &jwtsvid.IssuerOptions{
+		Algorithm: g.key.Algorithm, WideAudience: a.cfg.JWT.WideAudience, Issuer: a.cfg.JWT.Issuer,
+		Now: func() time.Time { return g.now },
+	})
+	if err != nil {
+		return "", nil, err
+	}
+	jti, ttl := rotation.RandomID(), g.notAfter.Sub(g.now).Truncate(time.Second)
+	token, err = issuer.Issue(jwtsvid.Request{ID: r.ID, Audience: r.Audience, Lifetime: ttl,
+		Claims: map[string]any{"jti": jti}})
+	sum := sha256.Sum256([]byte(token))
+	issued := time.Unix(g.now.Unix(), 0).UTC()
+	return token, &Issuance{
+		Time: g.now.Round(0), Kind: "jwt-svid", Serial: jti, ID: r.ID, Audience: slices.Clone(r.Audience),
+		NotBefore: issued, NotAfter: issued.Add(ttl), Issuer: g.key.ID, Fingerprint: hex.EncodeToString(sum[:]),
+		Caller: r.Caller, Method: r.Method, Pod: r.Pod,
+	}, err
+}
+
+// IssueJWTSVID is [Authority.SignJWT] for a caller that is the workload id itself, with the default lifetime. It makes
+// an Authority the issuer of a Workload API server: an error for no audience, or for too many, wraps
+// [io/fs.ErrInvalid].
 func (a *Authority) IssueJWTSVID(ctx context.Context, id spiffe.ID, audience []string) (token string, err error) {
 	return a.SignJWT(ctx, JWTRequest{ID: id, Audience: audience})
 }
@@ -182,9 +188,11 @@ func (a *Authority) checkJWT(r *JWTRequest) (kind, err error) {
 	}
 	switch {
 	case len(r.Audience) == 0 || slices.Contains(r.Audience, ""):
-		return ErrIdentity, fmt.Errorf("%w: the audience is missing or empty: say whom the token is for", fs.ErrInvalid)
+		return ErrIdentity, fmt.Errorf("%w: the audience is missing or empty: say whom the token is for",
+			fs.ErrInvalid)
 	case len(r.Audience) > 1 && !a.cfg.JWT.WideAudience:
-		return ErrIdentity, fmt.Errorf("%w: %d audiences; ask for one token for each, as this CA signs none for several", fs.ErrInvalid, len(r.Audience))
+		return ErrIdentity, fmt.Errorf("%w: %d audiences; ask for one token for each, as this CA "+
+			"signs none for several", fs.ErrInvalid, len(r.Audience))
 	}
 	r.Caller = cmp.Or(r.Caller, r.ID.String())
 	if r.TTL <= 0 {

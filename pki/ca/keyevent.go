@@ -11,17 +11,18 @@ import (
 type KeyEvent struct {
 	Time time.Time `json:"time"`
 
-	// Event is what happened: at a start "created", "loaded", or "adopted" for a CA that another program made; "prepared"
-	// for a successor that is distributed, "postponed" if that takes longer, "activated", "retired", "renewed" for a new
-	// certificate of the same key, "tainted", "revoked"; "replaced" for an active root that another program replaced, or
-	// new files of a plugged-in CA; "trusted" for a root from elsewhere; and "recovered" for a record, or the pointer of
-	// a store, that was written again.
+	// Event is what happened: at a start "created", "loaded", or "adopted" for a CA that another program made;
+	// "prepared" for a successor that is distributed, "postponed" if that takes longer, "activated", "retired",
+	// "renewed" for a new certificate of the same key, "tainted", "revoked"; "replaced" for an active root that
+	// another program replaced, or new files of a plugged-in CA; "trusted" for a root from elsewhere; and "recovered"
+	// for a record, or the pointer of a store, that was written again.
 	Event string `json:"event"`
 
-	Key         string    `json:"key,omitempty"`         // "root" or "jwt"; empty if it is about all of them
-	Serial      string    `json:"serial,omitempty"`      // of a root, in hexadecimal; the ID of a JWT key
-	NotAfter    time.Time `json:"not_after,omitzero"`    // of a root
-	Fingerprint string    `json:"fingerprint,omitempty"` // SHA-256 in hexadecimal, of a root's certificate (DER), or as package auditlog has it
+	Key      string    `json:"key,omitempty"`      // "root" or "jwt"; empty if it is about all of them
+	Serial   string    `json:"serial,omitempty"`   // of a root, in hexadecimal; the ID of a JWT key
+	NotAfter time.Time `json:"not_after,omitzero"` // of a root
+	// SHA-256 in hexadecimal, of a root's certificate (DER), or as package auditlog has it
+	Fingerprint string `json:"fingerprint,omitempty"`
 
 	// Successor is the serial number or ID of the key that takes over.
 	Successor string `json:"successor,omitempty"`

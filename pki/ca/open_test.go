@@ -256,7 +256,6 @@ func TestOpenRefuses(t *testing.T) {
 		{"too seldom in sync", func(c *ca.Config) { c.SyncInterval = 7 * time.Minute }, "SyncInterval 7m0s is more than a quarter of Propagation 25m0s"},
 		{"a negative check interval", func(c *ca.Config) { c.Rotation.CheckInterval = -1 }, "CheckInterval is negative"},
 		{"a negative grace of taint", func(c *ca.Config) { c.Rotation.TaintGrace = -1 }, "TaintGrace is negative"},
-		{"a negative MaxCATTL", func(c *ca.Config) { c.MaxCATTL = -1 }, "MaxCATTL is negative"},
 		{"a strange JWT algorithm", func(c *ca.Config) { c.JWT = &ca.JWTConfig{Algorithm: "HS256"} }, `"HS256" is none of`},
 		{"JWT keys that live too short", func(c *ca.Config) { c.JWT = &ca.JWTConfig{KeyTTL: 50 * time.Minute} }, "half of KeyTTL"},
 		{"JWT keys that live too short for their Propagation", func(c *ca.Config) { c.JWT = &ca.JWTConfig{KeyTTL: 4 * time.Hour, Propagation: 2 * time.Hour} }, "Propagation 2h0m0s does not fit"},

@@ -29,9 +29,9 @@ type PluggedIn struct {
 	// [pki.ReadKeyCertBundle]. It is required.
 	Dir string
 
-	// Key returns the private key of the CA if it is not in a file, such as one in an HSM or a KMS; nil means that it is in a
-	// file. It is a function so that nothing prints the key, which must be safe for concurrent use. New files must be for
-	// the key that it returns then.
+	// Key returns the private key of the CA if it is not in a file, such as one in an HSM or a KMS; nil means that it
+	// is in a file. It is a function so that nothing prints the key, which must be safe for concurrent use. New files
+	// must be for the key that it returns then.
 	Key func() crypto.Signer
 
 	// MultiRoot allows the root file to change while the authority runs.
@@ -45,23 +45,24 @@ type PluggedIn struct {
 	fsys fs.FS // of tests, in place of Dir
 }
 
-// Load makes an authority whose CA is in files that an operator provides, and replaces when it is time. If there are none,
-// the error wraps [fs.ErrNotExist]: some programs then make a CA of their own with [Open]. Files that are incomplete or do
-// not verify are another error. Config.Rotation applies to the keys of JWT-SVIDs only.
+// Load makes an authority whose CA is in files that an operator provides, and replaces when it is time. If there are
+// none, the error wraps [fs.ErrNotExist]: some programs then make a CA of their own with [Open]. Files that are
+// incomplete or do not verify are another error. Config.Rotation applies to the keys of JWT-SVIDs only.
 //
 // The bundle has the roots of the root file, and a chain of [Authority.Sign] the certificates between leaf and root.
-// Before a CA is used, it signs a leaf of the trust domain for a key that is thrown away, and the leaf is verified as a
-// peer would verify it. So a CA of another trust domain, one that is expired, and one whose constraints or path length do
-// not allow leaves are refused at the start, and not by the peers. A leaf never outlives the certificates above it: near
-// their end the default lifetime shrinks from signature to signature.
+// Before a CA is used, it signs a leaf of the trust domain for a key that is thrown away, and the leaf is verified as
+// a peer would verify it. So a CA of another trust domain, one that is expired, and one whose constraints or path
+// length do not allow leaves are refused at the start, and not by the peers. A leaf never outlives the certificates
+// above it: near their end the default lifetime shrinks from signature to signature.
 //
 // # New files
 //
-// [Authority.Run] follows the files, also through the links that Kubernetes swaps. It reads them when the system announces
-// a change, and every few seconds, and takes contents that two readings 100 milliseconds apart agree on. With the same
-// roots the new CA takes over at once. A change of the roots is refused, unless MultiRoot says that consumers take
-// several. Then roots may be added or removed, but not exchanged in one step: the operator has to give consumers the time
-// to learn of a root before it signs. A refused change leaves the CA as it was, and is in the log and in Status.
+// [Authority.Run] follows the files, also through the links that Kubernetes swaps. It reads them when the system
+// announces a change, and every few seconds, and takes contents that two readings 100 milliseconds apart agree on.
+// With the same roots the new CA takes over at once. A change of the roots is refused, unless MultiRoot says that
+// consumers take several. Then roots may be added or removed, but not exchanged in one step: the operator has to give
+// consumers the time to learn of a root before it signs. A refused change leaves the CA as it was, and is in the log
+// and in Status.
 //
 // The sequence number of the bundle is the time of the newest file when it was read, in milliseconds
 // since 1970, and at least one more than before when the roots change. So it does not go back when
@@ -72,11 +73,12 @@ type PluggedIn struct {
 //
 // # Whose files
 //
-// The files decide which CA a trust domain has. So the files, the folder, the folders above it and each link on the way
-// must belong to the user of this process or to root, and no other user may be able to change or replace them. A folder
-// that all users can write to needs the sticky bit, as the volumes of Kubernetes Secrets have it, and a group that can
-// write must be that of root or one of this process. Otherwise the error wraps [ErrUnfit] and says which chown or chmod helps. A private key that
-// all users can read is used, with a warning, except in volumes of Kubernetes.
+// The files decide which CA a trust domain has. So the files, the folder, the folders above it and each link on the
+// way must belong to the user of this process or to root, and no other user may be able to change or replace them. A
+// folder that all users can write to needs the sticky bit, as the volumes of Kubernetes Secrets have it, and a group
+// that can write must be that of root or one of this process. Otherwise the error wraps [ErrUnfit] and says which
+// chown or chmod helps. A private key that all users can read is used, with a warning, except in volumes of
+// Kubernetes.
 func Load(ctx context.Context, cfg Config, from PluggedIn) (*Authority, error) {
 	if from.Dir == "" && from.fsys == nil {
 		return nil, errors.New("ca: Load needs a folder")
@@ -164,10 +166,13 @@ func (f *pluggedFiles) open(path string) (*os.File, error) {
 	// In volumes of Kubernetes, whose files are behind folders like ..2026_01_02_15_04_05.123, the mode is that of the
 	// volume and no other user is near.
 	info, err := file.Stat()
-	if err == nil && runtime.GOOS != "windows" && info.Mode().Perm()&0o004 != 0 && !strings.Contains(filepath.ToSlash(file.Name()), "/..") {
+	if err == nil && runtime.GOOS != "windows" && info.Mode().Perm()&0o004 != 0 &&
+		!strings.Contains(filepath.ToSlash(file.Name()), "/..") {
 		f.told = true
 		f.a.cfg.Logger.Warn("the private key of the CA can be read by all users of this machine",
-			slog.String("file", path), slog.String("mode", fmt.Sprintf("%04o", info.Mode().Perm())), slog.String("run", fmt.Sprintf("chmod 0600 %q", path)))
+			slog.String("file", path),
+			slog.String("mode", fmt.Sprintf("%04o", info.Mode().Perm())),
+			slog.String("run", fmt.Sprintf("chmod 0600 %q", path)))
 	}
 	return file, nil
 }
@@ -247,9 +252,11 @@ func mayReplace(old, next []*x509.Certificate, multiRoot bool) (same bool, err e
 	case kept && known:
 		return true, nil
 	case !multiRoot:
-		return false, errors.New("the roots have changed, which needs support for several roots at a time: restart with the new ones, or turn that on")
+		return false, errors.New("the roots have changed, which needs support for several roots at a time: restart " +
+			"with the new ones, or turn that on")
 	case !kept && !known:
-		return false, errors.New("the roots have been swapped: first add the new roots beside the old ones, and take the old ones away when all workloads have the new")
+		return false, errors.New("the roots have been swapped: first add the new roots beside the old ones, and " +
+			"take the old ones away when all workloads have the new")
 	}
 	return false, nil
 }
@@ -271,7 +278,8 @@ func (f *pluggedFiles) parse(folder follow.Files, now time.Time) (*plugged, erro
 	}
 	for _, r := range p.roots {
 		if r.CheckSignatureFrom(r) != nil {
-			return nil, fmt.Errorf("%q is among the roots, and %q has signed it: the root file takes the root, and the file of the chain what is below", r.Subject, r.Issuer)
+			return nil, fmt.Errorf("%q is among the roots, and %q has signed it: the root file takes the root, and "+
+				"the file of the chain what is below", r.Subject, r.Issuer)
 		}
 	}
 	issuer := pair.Issuer()
@@ -313,7 +321,8 @@ func later(a, b time.Time) time.Time {
 
 // probe has issuer sign a leaf of the trust domain, for a key that is thrown away, and verifies it as a
 // peer with the bundle does in either role.
-func probe(td spiffe.TrustDomain, issuer *pki.Issuer, above []*x509.Certificate, bundle *spiffe.Bundle, now time.Time) error {
+func probe(td spiffe.TrustDomain, issuer *pki.Issuer, above []*x509.Certificate, bundle *spiffe.Bundle,
+	now time.Time) error {
 	fail := func(err error) error {
 		return fmt.Errorf("%q cannot sign for the trust domain %q: %w", issuer.Certificate().Subject, td, err)
 	}
@@ -327,12 +336,14 @@ func probe(td spiffe.TrustDomain, issuer *pki.Issuer, above []*x509.Certificate,
 	}
 	leaf, err := issuer.Issue(pki.CertificateOptions{
 		PublicKey: signer.Public(), SANs: []pki.SAN{pki.IDSAN(id)},
-		NotBefore: now.Add(-time.Minute), NotAfter: rotation.Earlier(now.Add(time.Minute), issuer.Certificate().NotAfter),
+		NotBefore: now.Add(-time.Minute), NotAfter: rotation.Earlier(now.Add(time.Minute),
+			issuer.Certificate().NotAfter),
 	})
 	if err != nil {
 		return fail(err)
 	}
-	v, err := spiffe.NewVerifier(bundle, spiffe.AllowIDs(id), &spiffe.VerifierOptions{Now: func() time.Time { return now }, Remember: -1})
+	v, err := spiffe.NewVerifier(bundle, spiffe.AllowIDs(id),
+		&spiffe.VerifierOptions{Now: func() time.Time { return now }, Remember: -1})
 	if err != nil {
 		return fail(err)
 	}

@@ -43,14 +43,14 @@ func (r *Recovery) text() string {
 	return text
 }
 
-// RecoverDirStore finds the newest complete version in the folder of a [NewDirStore] that has lost its file CURRENT, or has
-// a wrong one. It returns that version and, with write, makes CURRENT name it, durably. It removes nothing, and authorities
-// need not be stopped.
+// RecoverDirStore finds the newest complete version in the folder of a [NewDirStore] that has lost its file CURRENT,
+// or has a wrong one. It returns that version and, with write, makes CURRENT name it, durably. It removes nothing, and
+// authorities need not be stopped.
 //
-// A version is complete if its contents have the hash in its name. A version of an older release, whose name has none, is
-// complete if it has a readable state, or the certificate and the key of a CA. The newest version has the highest
-// revision. Versions of different CAs are refused: the operator moves the wrong ones away. A folder that is in order is
-// refused, too.
+// A version is complete if its contents have the hash in its name. A version of an older release, whose name has none,
+// is complete if it has a readable state, or the certificate and the key of a CA. The newest version has the highest
+// revision. Versions of different CAs are refused: the operator moves the wrong ones away. A folder that is in order
+// is refused, too.
 func RecoverDirStore(ctx context.Context, dir string, write bool) (Recovery, error) {
 	d, err := newDirStore(dir)
 	if err != nil {
@@ -125,7 +125,8 @@ func (d *dirStore) newest(root *os.Root) (Recovery, error) {
 		found = append(found, c)
 	}
 	if len(found) == 0 {
-		return Recovery{}, fmt.Errorf("%w: no version is complete (%d are not: %s); restore the folder from a backup", ErrUnfit, len(left), strings.Join(left, "; "))
+		return Recovery{}, fmt.Errorf("%w: no version is complete (%d are not: %s); restore the folder from a backup",
+			ErrUnfit, len(left), strings.Join(left, "; "))
 	}
 	slices.SortStableFunc(found, func(a, b candidate) int {
 		switch {
@@ -139,7 +140,8 @@ func (d *dirStore) newest(root *os.Root) (Recovery, error) {
 	best := found[0]
 	for _, c := range found[1:] {
 		if c.authority != best.authority {
-			return Recovery{}, fmt.Errorf("%w: there are versions of different CAs: %s; and %s; move those away that are wrong", ErrUnfit, best.Recovery, c.Recovery)
+			return Recovery{}, fmt.Errorf("%w: there are versions of different CAs: %s; and %s; move "+
+				"those away that are wrong", ErrUnfit, best.Recovery, c.Recovery)
 		}
 		left = append(left, c.Recovery.String()+": older")
 	}
@@ -172,7 +174,8 @@ func (d *dirStore) candidate(root *os.Root, name string) (c candidate, err error
 		}
 		c.authority, c.Revision = s.Authority, s.Revision
 	} else if sumOf(name) == "" && (len(data[caCertName]) == 0 || len(data[caKeyName]) == 0) {
-		return c, fmt.Errorf("%w: it has neither %s nor both of %s and %s", fs.ErrNotExist, stateName, caCertName, caKeyName)
+		return c, fmt.Errorf("%w: it has neither %s nor both of %s and %s", fs.ErrNotExist, stateName, caCertName,
+			caKeyName)
 	}
 	if len(data[caCertName]) > 0 {
 		cert, err := firstCertificate(data[caCertName])

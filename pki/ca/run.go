@@ -16,18 +16,19 @@ import (
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
-// Rotate prepares a new root and puts it into the bundle. The other steps follow by themselves: see the package comment.
-// It returns the new root, whose Activates says when it begins to sign.
+// Rotate prepares a new root and puts it into the bundle. The other steps follow by themselves: see the package
+// comment. It returns the new root, whose Activates says when it begins to sign.
 //
 // The error wraps [ErrRotating] while the root of an earlier rotation does not sign yet, and when the bundle already
-// holds 64 roots, as old ones wait for their leaves to expire. An error of the store leaves everything as it was, unless
-// the store has written all the same: then the next read shows the root. Roots that are not the authority's own are
-// not rotated.
+// holds 64 roots, as old ones wait for their leaves to expire. An error of the store leaves everything as it was,
+// unless the store has written all the same: then the next read shows the root. Roots that are not the authority's own
+// are not rotated.
 //
 // With [Rotation].KeepKey Rotate renews the active root's certificate instead, and returns that.
 func (a *Authority) Rotate(ctx context.Context) (KeyStatus, error) {
 	if a.files != nil {
-		return KeyStatus{}, a.opError("rotate", fmt.Errorf("%w; replace the files with those of another CA", errPluggedIn))
+		return KeyStatus{}, a.opError("rotate",
+			fmt.Errorf("%w; replace the files with those of another CA", errPluggedIn))
 	}
 	return a.rotate(ctx, asked, "rotate", rotation.Root)
 }
@@ -96,8 +97,8 @@ type opError struct {
 func (e *opError) Error() string { return "ca: " + e.op + ": " + within(e.err).Error() }
 func (e *opError) Unwrap() error { return e.err }
 
-// renew replaces the certificate of the active root by a new one with the same key and subject. Leaves verify with either
-// certificate, so that no step has to wait.
+// renew replaces the certificate of the active root by a new one with the same key and subject. Leaves verify with
+// either certificate, so that no step has to wait.
 func (a *Authority) renew(ctx context.Context, why string) (KeyStatus, error) {
 	var renewed rotation.Key
 	err := a.update(ctx, why, func(d *rotation.Document, now time.Time) error {
@@ -128,19 +129,19 @@ func (a *Authority) renew(ctx context.Context, why string) (KeyStatus, error) {
 	return status(renewed), nil
 }
 
-// Taint marks the private key of a root (id is its serial number in hexadecimal, in any case, with or without colons) or of a JWT key (id is its key ID) as
-// possibly stolen. Certificates that the key signed in good faith go on working for a while; if they must not, follow
-// with [Authority.Revoke].
+// Taint marks the private key of a root (id is its serial number in hexadecimal, in any case, with or without colons)
+// or of a JWT key (id is its key ID) as possibly stolen. Certificates that the key signed in good faith go on working
+// for a while; if they must not, follow with [Authority.Revoke].
 //
-// An active key gets a successor at once, as by Rotate, unless one is on its way. When the successor signs, the tainted
-// key stays in the bundle for at most [Rotation.TaintGrace], in which every workload that renews at half of the default
-// lifetime has renewed. A distributing key leaves the bundle at once, and another one is prepared in its place. A
-// retiring or trusted one leaves after TaintGrace at the latest. The successor of a JWT key comes from a replica that
-// signs JWT-SVIDs, when it has read the store.
+// An active key gets a successor at once, as by Rotate, unless one is on its way. When the successor signs, the
+// tainted key stays in the bundle for at most [Rotation.TaintGrace], in which every workload that renews at half of
+// the default lifetime has renewed. A distributing key leaves the bundle at once, and another one is prepared in its
+// place. A retiring or trusted one leaves after TaintGrace at the latest. The successor of a JWT key comes from a
+// replica that signs JWT-SVIDs, when it has read the store.
 //
-// When Taint returns, the key is missing from [Authority.CallerBundle]. Roots with the same private key are tainted too.
-// Tainting a key twice changes nothing. The error wraps [ErrUnknownKey] or the error of the store, or says that the root
-// is plugged in.
+// When Taint returns, the key is missing from [Authority.CallerBundle]. Roots with the same private key are tainted
+// too. Tainting a key twice changes nothing. The error wraps [ErrUnknownKey] or the error of the store, or says that
+// the root is plugged in.
 func (a *Authority) Taint(ctx context.Context, id string) error {
 	const op = "taint a key of"
 	k, err := a.keyWithID(id)
@@ -189,10 +190,10 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 	return nil
 }
 
-// Revoke takes a root (id is its serial number in hexadecimal) or a JWT key (id is its key ID) out of the bundle now, and
-// each root with the same private key. Verifiers that have the new bundle refuse everything that it signed. The active
-// key is not revoked: taint it, and revoke it when its successor signs, or use [Authority.RevokeNow]. Other errors are
-// those of [Authority.Taint].
+// Revoke takes a root (id is its serial number in hexadecimal) or a JWT key (id is its key ID) out of the bundle now,
+// and each root with the same private key. Verifiers that have the new bundle refuse everything that it signed. The
+// active key is not revoked: taint it, and revoke it when its successor signs, or use [Authority.RevokeNow]. Other
+// errors are those of [Authority.Taint].
 func (a *Authority) Revoke(ctx context.Context, id string) error {
 	const op = "revoke a key of"
 	k, err := a.keyWithID(id)
@@ -206,7 +207,8 @@ func (a *Authority) Revoke(ctx context.Context, id string) error {
 			return errNoChange
 		}
 		if _, err := d.Revoke(id, nil, now); err != nil {
-			return fmt.Errorf("%w; taint it, and revoke it when its successor signs, or revoke it now although it signs", err)
+			return fmt.Errorf("%w; taint it, and revoke it when its successor signs, or revoke "+
+				"it now although it signs", err)
 		}
 		return nil
 	})
@@ -223,9 +225,9 @@ type Revocation struct {
 	Revoked   KeyStatus // as it was before
 	Successor KeyStatus // the key that signs in its place from now on; zero if the revoked key did not sign
 
-	// Known is when verifiers that read the bundle as often as they should know the successor. Until then, verifiers that
-	// have not read it refuse what the successor signs. It is zero if the revoked key did not sign, or if the successor was
-	// known already.
+	// Known is when verifiers that read the bundle as often as they should know the successor. Until then, verifiers
+	// that have not read it refuse what the successor signs. It is zero if the revoked key did not sign, or if the
+	// successor was known already.
 	Known time.Time
 }
 
@@ -235,31 +237,33 @@ func (r *Revocation) text() string {
 	if r.Revoked.Certificate == nil {
 		kind = rotation.Token
 	}
-	text := fmt.Sprintf("%v %s is revoked: verifiers that have read the bundle since refuse everything that it signed", kind, r.Revoked.ID)
+	text := fmt.Sprintf("%v %s is revoked: verifiers that have read the bundle since refuse everything that it signed",
+		kind, r.Revoked.ID)
 	if r.Successor.ID == "" {
 		return text
 	}
 	text += fmt.Sprintf("; %v %s signs in its place", kind, r.Successor.ID)
 	if !r.Known.IsZero() {
-		text += ", and verifiers that have not read the bundle refuse what it signs, until " + r.Known.UTC().Format(time.RFC3339) + " at the latest"
+		text += ", and verifiers that have not read the bundle refuse what it signs, until " +
+			r.Known.UTC().Format(time.RFC3339) + " at the latest"
 	}
 	return text + "; make all workloads renew"
 }
 
-// RevokeNow is [Authority.Revoke] that also takes the active key: it is for a key that is known to be stolen. In the same
-// write its successor becomes active: the key that was being distributed, or else a new one. It skips the steps of a
-// rotation that keep handshakes from failing, which has a cost:
+// RevokeNow is [Authority.Revoke] that also takes the active key: it is for a key that is known to be stolen. In the
+// same write its successor becomes active: the key that was being distributed, or else a new one. It skips the steps
+// of a rotation that keep handshakes from failing, which has a cost:
 //
-//   - A verifier that has read the bundle refuses everything that the revoked key signed, and so each workload that has
-//     not renewed.
+//   - A verifier that has read the bundle refuses everything that the revoked key signed, and so each workload that
+//     has not renewed.
 //   - A verifier that has not read the bundle refuses everything that the successor signs: for up to Propagation. A
 //     successor that had been distributed for its time costs nothing.
 //   - A replica that has not read the store yet (SyncInterval) goes on signing with the revoked key and shows the old
 //     bundle.
 //
-// Without RevokeNow the key stays trusted for Propagation and TaintGrace. The successor always has another key, also with
-// [Rotation].KeepKey. The successor of a JWT key has the same algorithm, and is made by this authority even if it signs no
-// tokens. Errors are those of Revoke; a failure of the Auditor prevents nothing.
+// Without RevokeNow the key stays trusted for Propagation and TaintGrace. The successor always has another key, also
+// with [Rotation].KeepKey. The successor of a JWT key has the same algorithm, and is made by this authority even if it
+// signs no tokens. Errors are those of Revoke; a failure of the Auditor prevents nothing.
 func (a *Authority) RevokeNow(ctx context.Context, id string) (Revocation, error) {
 	const op = "revoke a key of"
 	k, err := a.keyWithID(id)
@@ -321,14 +325,16 @@ func (a *Authority) keyWithID(id string) (rotation.Key, error) {
 			}
 		}
 	}
-	if s.plugged != nil && slices.ContainsFunc(s.plugged.roots, func(c *x509.Certificate) bool { return rotation.Serial(c) == plainHex(id) }) {
-		return rotation.Key{}, fmt.Errorf("root %.64q: %w; replace the files with those of another CA, without this root among theirs", id, errPluggedIn)
+	if s.plugged != nil && slices.ContainsFunc(s.plugged.roots,
+		func(c *x509.Certificate) bool { return rotation.Serial(c) == plainHex(id) }) {
+		return rotation.Key{}, fmt.Errorf("root %.64q: %w; replace the files with those of another CA, without "+
+			"this root among theirs", id, errPluggedIn)
 	}
 	return rotation.Key{}, fmt.Errorf("%w: %.64q", ErrUnknownKey, id)
 }
 
-// plainHex returns a number in hexadecimal as [rotation.Serial] writes it, however other programs do: in upper case, with colons or
-// leading zeros.
+// plainHex returns a number in hexadecimal as [rotation.Serial] writes it, however other programs do: in upper case,
+// with colons or leading zeros.
 func plainHex(text string) string {
 	return strings.TrimLeft(strings.ToLower(strings.ReplaceAll(text, ":", "")), "0")
 }
@@ -341,10 +347,11 @@ const (
 
 // Run does the work that comes due, until ctx is done.
 //
-// It takes the steps of rotations at their time, so that [Authority.Changed] tells of them. It starts a rotation when no
-// more is left of the active root's lifetime than Propagation, MaxTTL and GraceRatio together, but never in the first half
-// of its life; at once if the root is tainted; and when the active JWT key nears its KeyTTL. As Propagation and
-// DefaultTTL fit into half of RootTTL, the end of a root never cuts a leaf of the default lifetime short while Run runs.
+// It takes the steps of rotations at their time, so that [Authority.Changed] tells of them. It starts a rotation when
+// no more is left of the active root's lifetime than Propagation, MaxTTL and GraceRatio together, but never in the
+// first half of its life; at once if the root is tainted; and when the active JWT key nears its KeyTTL. As Propagation
+// and DefaultTTL fit into half of RootTTL, the end of a root never cuts a leaf of the default lifetime short while Run
+// runs.
 //
 // With a store, it reads the record every SyncInterval, follows what others wrote, and writes down
 // what time has done. With plugged-in files, it follows them.
@@ -500,7 +507,8 @@ func (r *runner) replaceAt(s *state, kind rotation.Kind) (time.Time, bool) {
 func (a *Authority) schedule() rotation.Schedule {
 	r := &a.cfg.Rotation
 	return rotation.Schedule{
-		TTL: r.RootTTL, Longest: a.cfg.terms(rotation.Root).Longest, Propagation: r.Propagation, GraceRatio: r.GraceRatio, SameKey: r.KeepKey,
+		TTL: r.RootTTL, Longest: a.cfg.terms(rotation.Root).Longest, Propagation: r.Propagation,
+		GraceRatio: r.GraceRatio, SameKey: r.KeepKey,
 	}
 }
 
@@ -510,7 +518,8 @@ func (r *runner) rotated(ctx context.Context, what string, err error) time.Durat
 		return 0
 	}
 	if !errors.Is(err, ErrRotating) {
-		r.a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, what, slog.Any("err", err), slog.Duration("retry_in", rotateRetry))
+		r.a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, what, slog.Any("err", err),
+			slog.Duration("retry_in", rotateRetry))
 	}
 	r.nextTry = time.Now().Add(rotateRetry)
 	r.nextCheck = r.nextTry

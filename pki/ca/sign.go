@@ -47,8 +47,8 @@ type SignError struct {
 	// RetryAfter is when to come back; 0 if that is not known.
 	RetryAfter time.Duration
 
-	// Asked is the lifetime that was asked for and, of ErrTTL, Granted the one nearest to it that would be granted; the
-	// client is told what Err says then. Both are 0 if that is not what is wrong.
+	// Asked is the lifetime that was asked for and, of ErrTTL, Granted the one nearest to it that would be granted;
+	// the client is told what Err says then. Both are 0 if that is not what is wrong.
 	Asked, Granted time.Duration
 }
 
@@ -69,8 +69,8 @@ func (e *SignError) Unwrap() []error { return []error{e.Err, e.Kind} }
 
 var _ retry.Error = (*SignError)(nil)
 
-// Retryable reports whether the same request may succeed later, and when: see [spiffe.ErrNotReady]. It may after [ErrLimit],
-// [ErrAudit] and [spiffe.ErrNotReady], and if Err says so.
+// Retryable reports whether the same request may succeed later, and when: see [spiffe.ErrNotReady]. It may after
+// [ErrLimit], [ErrAudit] and [spiffe.ErrNotReady], and if Err says so.
 func (e *SignError) Retryable() (after time.Duration, ok bool) {
 	after, advice := retry.After(e.Err)
 	after = cmp.Or(e.RetryAfter, after)
@@ -85,8 +85,8 @@ func signCanceled(ctx context.Context, id spiffe.ID) error {
 // minTTL is the shortest lifetime: certificates carry whole seconds, so that less may be nothing.
 const minTTL = time.Second
 
-// Request asks for a certificate. The caller of [Authority.Sign] vouches for everything in it except the CSR: it is signed
-// as it stands.
+// Request asks for a certificate. The caller of [Authority.Sign] vouches for everything in it except the CSR: it is
+// signed as it stands.
 type Request struct {
 	// CSR holds the public key to certify. Nothing else of it is used: not its names, not its
 	// extensions, not its subject.
@@ -119,13 +119,14 @@ type Request struct {
 	Pod            spiffe.Pod
 	PodRequest     string
 
-	// Proven is when the workload last proved its identity by another proof than a certificate of this CA, such as a token;
-	// zero, or the future, means now. A server that takes such a certificate as proof sets it to [Authority.Proven] of that
-	// certificate, so that the new leaf says the same.
+	// Proven is when the workload last proved its identity by another proof than a certificate of this CA, such as a
+	// token; zero, or the future, means now. A server that takes such a certificate as proof sets it to
+	// [Authority.Proven] of that certificate, so that the new leaf says the same.
 	Proven time.Time
 
-	// LimitKey is what the limits per caller count instead of Caller, where one Caller stands for many: the pod, if many pods
-	// share a service account, or the workload, if a proxy asks for all workloads of a node. Empty means Caller.
+	// LimitKey is what the limits per caller count instead of Caller, where one Caller stands for many: the pod, if
+	// many pods share a service account, or the workload, if a proxy asks for all workloads of a node. Empty means
+	// Caller.
 	LimitKey string
 
 	// Signer names one of several signers behind a registration authority; an [Authority] has one
@@ -133,8 +134,8 @@ type Request struct {
 	Signer string
 }
 
-// Signer signs for a certificate service: an [Authority], or a registration authority such as a *ra.RA. It must be safe
-// for concurrent use.
+// Signer signs for a certificate service: an [Authority], or a registration authority such as a *ra.RA. It must be
+// safe for concurrent use.
 type Signer interface {
 	// Sign returns the chain for a request, leaf first. Its errors are those of [Authority.Sign]; one with a
 	// method Retryable() (after time.Duration, ok bool) may say that it passes.
@@ -147,9 +148,9 @@ type Signer interface {
 	// [Authority.CallerBundle]. It is nil or empty as Bundle is.
 	CallerBundle() *spiffe.Bundle
 
-	// Proven returns when the holder of a leaf of this signer last proved its identity by another proof than a certificate:
-	// see [Authority.Proven]. It is zero if that cannot be known, as the signer does not choose the contents of its
-	// certificates.
+	// Proven returns when the holder of a leaf of this signer last proved its identity by another proof than a
+	// certificate: see [Authority.Proven]. It is zero if that cannot be known, as the signer does not choose the
+	// contents of its certificates.
 	Proven(leaf *x509.Certificate) time.Time
 }
 
@@ -165,25 +166,19 @@ const (
 	// DNSOnly is a certificate for DNSNames (at least one) without a SPIFFE ID, as Linkerd's
 	// proxies and servers that are called by name have. ID must be zero.
 	DNSOnly
-	// Intermediate is the certificate of a CA below this one, such as that of one cluster, which signs leaves only. It needs
-	// [Config.MaxCATTL], which is also the default lifetime. ID, names and addresses must be empty. The new CA is of the
-	// same trust domain and cannot sign for another one: a critical extension permits SPIFFE IDs of this trust domain only
-	// (see [pki.CertificateOptions]). The holder of its key can sign any identity of the trust domain, so this is for
-	// operators and their tools.
-	Intermediate
 )
 
-// kind returns the kind for an [Issuance]: "x509-svid", "dns" or "ca".
+// kind returns the kind for an [Issuance].
 func (p Profile) kind() string {
-	if names := []string{"x509-svid", "dns", "ca"}; p >= 0 && int(p) < len(names) {
-		return names[p]
+	if p == DNSOnly {
+		return "dns"
 	}
-	return fmt.Sprintf("Profile(%d)", int(p))
+	return "x509-svid"
 }
 
-// Sign certifies the public key of r.CSR for r.ID and returns the chain to present: the leaf first, then the certificates
-// between it and a root of [Authority.Bundle], without the root. Roots that the authority has made sign leaves themselves,
-// so that the chain is the leaf alone. The caller owns the result.
+// Sign certifies the public key of r.CSR for r.ID and returns the chain to present: the leaf first, then the
+// certificates between it and a root of [Authority.Bundle], without the root. Roots that the authority has made sign
+// leaves themselves, so that the chain is the leaf alone. The caller owns the result.
 //
 // The leaf is valid from Backdate before now until TTL from now, or until the end of the CA
 // certificates above it, if that is earlier. A TTL over the authority's MaxTTL is refused, not
@@ -197,26 +192,40 @@ func (a *Authority) Sign(ctx context.Context, r Request) ([]*x509.Certificate, e
 	if kind, err := a.check(&r); err != nil {
 		return nil, refusal(kind, r.ID, err)
 	}
-	release, err := a.acquire(ctx, r.ID, cmp.Or(r.LimitKey, r.Caller))
+	var chain []*x509.Certificate
+	err := a.issue(ctx, rotation.Root, r.ID, cmp.Or(r.LimitKey, r.Caller), r.TTL, func(g *grant) (*Issuance, error) {
+		leaf, err := g.sign(&r, a.cfg.EmptySubject)
+		if err != nil {
+			return nil, generationError(r.ID, err)
+		}
+		chain = append([]*x509.Certificate{leaf}, g.above...)
+		return newIssuance(&r, leaf, g.key.Cert, g.now), nil
+	})
 	if err != nil {
 		return nil, err
+	}
+	return chain, nil
+}
+
+// issue is what certificates and tokens have in common: the limits, the key, and the audit record, without which
+// nothing leaves. It has sign make the certificate or token with the key.
+func (a *Authority) issue(ctx context.Context, kind rotation.Kind, id spiffe.ID, caller string, ttl time.Duration,
+	sign func(*grant) (*Issuance, error)) error {
+	release, err := a.acquire(ctx, id, caller)
+	if err != nil {
+		return err
 	}
 	defer release()
 	a.look(ctx)
-	g, err := a.reserve(ctx, rotation.Root, r.ID, r.TTL)
+	g, err := a.reserve(ctx, kind, id, ttl)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	leaf, err := g.issue(&r, a.cfg.EmptySubject)
+	i, err := sign(g)
 	if err != nil {
-		return nil, generationError(r.ID, err)
+		return err
 	}
-	if a.cfg.Auditor != nil {
-		if err := a.audit(ctx, newIssuance(&r, leaf, g.key.Cert, g.now)); err != nil {
-			return nil, err
-		}
-	}
-	return append([]*x509.Certificate{leaf}, g.above...), nil
+	return a.audit(ctx, i)
 }
 
 // check tests the request and fills in the defaults.
@@ -224,7 +233,6 @@ func (a *Authority) check(r *Request) (kind, err error) {
 	if r.CSR == nil || r.CSR.PublicKey() == nil {
 		return ErrCSR, errors.New("there is none; pki.ParseCSR makes one")
 	}
-	usual, longest := a.cfg.DefaultTTL, a.cfg.MaxTTL
 	switch r.Profile {
 	case SVID:
 		if err := a.checkID(r.ID); err != nil {
@@ -239,27 +247,18 @@ func (a *Authority) check(r *Request) (kind, err error) {
 			return ErrIdentity, errors.New("there is no DNS name")
 		}
 		r.Caller = cmp.Or(r.Caller, r.DNSNames[0])
-	case Intermediate:
-		if !r.ID.IsZero() || len(r.DNSNames) > 0 || len(r.IPs) > 0 || r.CommonName != "" {
-			return ErrIdentity, errors.New("there are names, and a CA below this one has that of the trust domain")
-		}
-		if a.cfg.MaxCATTL == 0 {
-			return ErrTTL, errors.New("this authority signs no CAs; set MaxCATTL")
-		}
-		r.ID = a.cfg.TrustDomain.ID()
-		r.Caller = cmp.Or(r.Caller, r.ID.String())
-		usual, longest = a.cfg.MaxCATTL, a.cfg.MaxCATTL
 	default:
 		return ErrIdentity, fmt.Errorf("there is no profile %d", int(r.Profile))
 	}
 	if r.TTL <= 0 {
-		r.TTL = usual
+		r.TTL = a.cfg.DefaultTTL
 	}
 	r.Backdate = cmp.Or(r.Backdate, a.cfg.Backdate)
 	if r.Backdate < 0 || r.Backdate > max(a.cfg.MaxTTL, a.cfg.Backdate) {
-		return ErrTTL, fmt.Errorf("to be backdated by %v was asked for, it can be 0 to %v", r.Backdate, max(a.cfg.MaxTTL, a.cfg.Backdate))
+		return ErrTTL, fmt.Errorf("to be backdated by %v was asked for, it can be 0 to %v", r.Backdate,
+			max(a.cfg.MaxTTL, a.cfg.Backdate))
 	}
-	return checkTTL(r.TTL, longest)
+	return checkTTL(r.TTL, a.cfg.MaxTTL)
 }
 
 func (a *Authority) checkID(id spiffe.ID) error {
@@ -318,15 +317,8 @@ func (a *Authority) acquire(ctx context.Context, id spiffe.ID, caller string) (r
 	return nil, signCanceled(ctx, id)
 }
 
-// issue signs the certificate.
-func (g *grant) issue(r *Request, emptySubject bool) (*x509.Certificate, error) {
-	notBefore := g.now.Add(-r.Backdate)
-	if r.Profile == Intermediate {
-		return g.key.Issuer.Issue(pki.CertificateOptions{
-			PublicKey: r.CSR.PublicKey(), SANs: []pki.SAN{pki.IDSAN(r.ID)}, CA: true, MaxPathLen: new(0),
-			PermittedTrustDomains: []spiffe.TrustDomain{r.ID.TrustDomain()}, NotBefore: notBefore, NotAfter: g.notAfter,
-		})
-	}
+// sign signs the certificate.
+func (g *grant) sign(r *Request, emptySubject bool) (*x509.Certificate, error) {
 	proven := g.now
 	if !r.Proven.IsZero() && r.Proven.Before(g.now) {
 		proven = r.Proven
@@ -342,8 +334,8 @@ func (g *grant) issue(r *Request, emptySubject bool) (*x509.Certificate, error) 
 		sans = append(sans, pki.IPSAN(ip))
 	}
 	o := pki.CertificateOptions{
-		PublicKey: r.CSR.PublicKey(), SANs: sans, CommonName: r.CommonName, NotBefore: notBefore, NotAfter: g.notAfter,
-		SerialNumber: newSerial(proven),
+		PublicKey: r.CSR.PublicKey(), SANs: sans, CommonName: r.CommonName,
+		NotBefore: g.now.Add(-r.Backdate), NotAfter: g.notAfter, SerialNumber: newSerial(proven),
 	}
 	if r.CommonName == "" && !emptySubject {
 		o.Organization = organization
@@ -372,8 +364,8 @@ type grant struct {
 // errTooLong says that the store does not know yet that anything may live so long.
 var errTooLong = errors.New("the store does not know yet that lifetimes may be so long")
 
-// reserve chooses the key for a certificate or token of this lifetime, and makes sure first that the key stays in the bundle
-// until its end, however long the signing takes and whatever happens meanwhile.
+// reserve chooses the key for a certificate or token of this lifetime, and makes sure first that the key stays in the
+// bundle until its end, however long the signing takes and whatever happens meanwhile.
 func (a *Authority) reserve(ctx context.Context, kind rotation.Kind, id spiffe.ID, ttl time.Duration) (*grant, error) {
 	for again := true; ; again = false {
 		a.mu.Lock()
@@ -412,7 +404,8 @@ func (a *Authority) grant(s *state, kind rotation.Kind, ttl time.Duration, now t
 			if first == nil {
 				return notReady(0, "there is no JWT key yet; see that the authority is running and its store answers")
 			}
-			return notReady(max(0, first.Activates.Sub(now)), "the first JWT key %s signs from %s, when validators have heard of it", first.ID, first.Activates.UTC().Format(time.RFC3339))
+			return notReady(max(0, first.Activates.Sub(now)), "the first JWT key %s signs from %s, when "+
+				"validators have heard of it", first.ID, first.Activates.UTC().Format(time.RFC3339))
 		}
 	} else {
 		g.key = s.active()
@@ -481,7 +474,8 @@ func (a *Authority) bound(s *state, kind rotation.Kind, key *rotation.Key) time.
 //
 // mu is held.
 func (a *Authority) staleError(bound time.Time) error {
-	err := fmt.Errorf("the store was last read at %s, and a rotation that began since would not cover what is signed after %s; "+
+	err := fmt.Errorf("the store was last read at %s, and a rotation that began since would not cover "+
+		"what is signed after %s; "+
 		"see that the authority is running and its store answers",
 		a.synced.UTC().Format(time.RFC3339), bound.UTC().Format(time.RFC3339))
 	if a.syncErr != nil {

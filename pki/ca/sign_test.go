@@ -340,7 +340,7 @@ func TestSubject(t *testing.T) {
 // Requests that mean harm: refused, or certified for what the caller said and nothing else.
 func TestHostileRequests(t *testing.T) {
 	t.Parallel()
-	a := newAuthority(t, func(c *ca.Config) { c.MaxCATTL = time.Hour })
+	a := newAuthority(t)
 	wantSVID, err := marshalSANs(pki.IDSAN(web))
 	require.NoError(t, err)
 	wantDNS, err := marshalSANs(pki.DNSSAN("web.shop.svc"))
@@ -375,16 +375,6 @@ func TestHostileRequests(t *testing.T) {
 				}
 			}
 		}
-		if signed%4 != 0 { // a CA's certificate is made by the same code whatever the request
-			continue
-		}
-		sub, err := a.Sign(t.Context(), ca.Request{Profile: ca.Intermediate, CSR: csr})
-		require.NoError(t, err, c.Name)
-		require.True(t, pki.PublicKeysEqual(c.Key, sub[0].PublicKey), c.Name)
-		require.Len(t, sub[0].URIs, 1, c.Name)
-		require.Empty(t, sub[0].DNSNames, c.Name)
-		require.Equal(t, []string{"example.org"}, sub[0].Subject.Organization, c.Name)
-		require.Empty(t, sub[0].Subject.CommonName, c.Name)
 	}
 	t.Logf("%d requests, %d of them certified", len(cases), signed)
 	assert.GreaterOrEqual(t, len(cases), 200)

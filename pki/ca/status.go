@@ -44,8 +44,8 @@ const (
 	Trusted = rotation.Trusted
 )
 
-// KeyStatus describes one root or one key for JWT-SVIDs of an [Authority]. It is a copy and holds no secret. Its times are
-// wall-clock times.
+// KeyStatus describes one root or one key for JWT-SVIDs of an [Authority]. It is a copy and holds no secret. Its times
+// are wall-clock times.
 type KeyStatus struct {
 	redacted // prints what the key does and when that changes, in words
 
@@ -101,8 +101,9 @@ type Status struct {
 	Roots       []KeyStatus // that are in the bundle, oldest first
 	JWTKeys     []KeyStatus // likewise
 
-	// Synced is when the store last answered, or the files of a plugged-in CA were last in order; zero for an authority of
-	// [New]. SyncError is the failure since then, or nil. The authority goes on working: see [Open] for how long.
+	// Synced is when the store last answered, or the files of a plugged-in CA were last in order; zero for an
+	// authority of [New]. SyncError is the failure since then, or nil. The authority goes on working: see [Open] for
+	// how long.
 	Synced    time.Time
 	SyncError error
 }

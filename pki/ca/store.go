@@ -28,20 +28,20 @@ var (
 // and then are replicas of one CA; see [Open]. All methods must be safe for concurrent use and
 // return when ctx is done.
 type Store interface {
-	// Load returns the record of the last Save that finished before the call, or a later one: never an older one from a
-	// cache or a lagging copy. The error wraps [ErrNoRecord] if there is none; any other error says that the store could
-	// not tell. The caller owns the result.
+	// Load returns the record of the last Save that finished before the call, or a later one: never an older one from
+	// a cache or a lagging copy. The error wraps [ErrNoRecord] if there is none; any other error says that the store
+	// could not tell. The caller owns the result.
 	Load(ctx context.Context) (Record, error)
 
-	// Save replaces the record whose version is r.Version by r.Data(), all of it or nothing, and returns the new version
-	// once the data would survive a crash. An empty r.Version means that there must be no record. The error wraps
-	// [ErrConflict] if the record has another version, or exists or is missing against expectation. After any other error
-	// the record may or may not have been replaced. Save does not keep or change r.Data().
+	// Save replaces the record whose version is r.Version by r.Data(), all of it or nothing, and returns the new
+	// version once the data would survive a crash. An empty r.Version means that there must be no record. The error
+	// wraps [ErrConflict] if the record has another version, or exists or is missing against expectation. After any
+	// other error the record may or may not have been replaced. Save does not keep or change r.Data().
 	Save(ctx context.Context, r Record) (version string, err error)
 }
 
-// Record is the contents of a [Store]. [NewRecord] makes one. It holds private keys and does not print them, whatever it
-// is a part of.
+// Record is the contents of a [Store]. [NewRecord] makes one. It holds private keys and does not print them, whatever
+// it is a part of.
 type Record struct {
 	redacted
 
@@ -97,7 +97,8 @@ func checkRecord(data map[string][]byte) error {
 func checkName(name string) error {
 	ok := name != "" && len(name) <= maxNameBytes && name != "." && name != ".."
 	for _, c := range []byte(name) {
-		ok = ok && (c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '.' || c == '-' || c == '_')
+		ok = ok && (c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '.' || c == '-' ||
+			c == '_')
 	}
 	if !ok {
 		return fmt.Errorf("ca: %.64q is no name in a record; use letters, digits, '.', '-' and '_'", name)

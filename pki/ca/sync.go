@@ -16,31 +16,32 @@ import (
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
-// Open makes an authority whose CA is kept in store. If there is no record, it makes a new CA with [Config.Create], and
-// fails with [ErrNoRecord] without. It adopts a CA that Istio made.
+// Open makes an authority whose CA is kept in store. If there is no record, it makes a new CA with [Config.Create],
+// and fails with [ErrNoRecord] without. It adopts a CA that Istio made.
 //
-// Open starts no goroutine. It reads the store, and tries again with growing waits until ctx is done; the error then wraps
-// the cause of that and the last error of the store. A record or a store that is unfit is an error at once, which wraps
-// [ErrUnfit], and is left as it is. No error of the store leads to another CA.
+// Open starts no goroutine. It reads the store, and tries again with growing waits until ctx is done; the error then
+// wraps the cause of that and the last error of the store. A record or a store that is unfit is an error at once,
+// which wraps [ErrUnfit], and is left as it is. No error of the store leads to another CA.
 //
 // Authorities that share a store are replicas of one CA: they have the same roots, keys and sequence numbers, and take
-// each step of a rotation at the same moment without talking to each other. They write only decisions, and only in place
-// of the version that they have read; a replica that is too late reads and decides again. Each needs [Authority.Run].
-// Their clocks must not differ by more than Backdate, and their durations and Rotation.KeepKey should be the same.
+// each step of a rotation at the same moment without talking to each other. They write only decisions, and only in
+// place of the version that they have read; a replica that is too late reads and decides again. Each needs
+// [Authority.Run]. Their clocks must not differ by more than Backdate, and their durations and Rotation.KeepKey should
+// be the same.
 //
 // # While the store does not answer
 //
 // An authority goes on signing with the keys that it read last. As another replica may have prepared a new root right
 // after, it grants no leaf beyond that reading plus Propagation plus the longest lifetime: the old root stays in every
-// replica's bundle at least as long. With the defaults that is 90 days. Then, and whenever nothing is left of a lifetime,
-// it refuses with [spiffe.ErrNotReady].
+// replica's bundle at least as long. With the defaults that is 90 days. Then, and whenever nothing is left of a
+// lifetime, it refuses with [spiffe.ErrNotReady].
 //
 // # When no authority was running
 //
 // A root that was prepared but not distributed, because no authority ran, must not sign when its time has come. An
-// authority that meets a distributing key for the first time with less than three fifths of its Propagation left (three
-// refreshes, FED-3) has it wait for the whole of it again, for all replicas. The exception is an old root that has come
-// to its retirement meanwhile: others may show bundles without it, and all that it signed has expired.
+// authority that meets a distributing key for the first time with less than three fifths of its Propagation left
+// (three refreshes, FED-3) has it wait for the whole of it again, for all replicas. The exception is an old root that
+// has come to its retirement meanwhile: others may show bundles without it, and all that it signed has expired.
 func Open(ctx context.Context, cfg Config, store Store) (*Authority, error) {
 	if store == nil {
 		return nil, errors.New("ca: Open needs a store; New makes an authority without one")
@@ -77,14 +78,16 @@ func (a *Authority) open(ctx context.Context) error {
 			}
 			return fmt.Errorf("ca: open the store of %s: %w: %w", a.cfg.TrustDomain, context.Cause(ctx), within(last))
 		}
-		if errors.Is(err, ErrUnfit) || errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) { // an operator's to mend
+		// an operator's to mend
+		if errors.Is(err, ErrUnfit) || errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
 			return err
 		}
 		if _, ok := errors.AsType[*creationError](err); ok {
 			return err
 		}
 		last = err
-		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "store not opened", slog.Any("err", err), slog.Duration("retry_in", wait))
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "store not opened", slog.Any("err", err),
+			slog.Duration("retry_in", wait))
 		if cause := renew.Sleep(ctx, wait/2+rand.N(wait)); cause != nil {
 			return fmt.Errorf("ca: open the store of %s: %w: %w", a.cfg.TrustDomain, cause, within(last))
 		}
@@ -102,10 +105,12 @@ var (
 	errRemark   = errors.New("only a remark") // it is to be stored, and no bundle is another one for it
 )
 
-// update decides and stores. The change edits a copy of the current document, at the time that it is given; it is called
-// again, on another copy, if another replica was faster. The result is saved first and shown after, with why it happened.
-// Without a change, update reads the store, follows the record, and writes down the steps that time has taken.
-func (a *Authority) update(ctx context.Context, why string, change func(d *rotation.Document, now time.Time) error) error {
+// update decides and stores. The change edits a copy of the current document, at the time that it is given; it is
+// called again, on another copy, if another replica was faster. The result is saved first and shown after, with why it
+// happened. Without a change, update reads the store, follows the record, and writes down the steps that time has
+// taken.
+func (a *Authority) update(ctx context.Context, why string,
+	change func(d *rotation.Document, now time.Time) error) error {
 	select {
 	case a.writing <- struct{}{}:
 		defer func() { <-a.writing }()
@@ -159,9 +164,10 @@ func (a *Authority) updateMemory(why string, change func(d *rotation.Document, n
 	return err
 }
 
-// attempt is one turn of update; a slot of writing is held. A failure of the store is noted for Status; one of the change
-// is not.
-func (a *Authority) attempt(ctx context.Context, reload bool, why string, change func(d *rotation.Document, now time.Time) error) error {
+// attempt is one turn of update; a slot of writing is held. A failure of the store is noted for Status; one of the
+// change is not.
+func (a *Authority) attempt(ctx context.Context, reload bool, why string,
+	change func(d *rotation.Document, now time.Time) error) error {
 	base, err := a.base(ctx, reload)
 	if err != nil {
 		return a.note(ctx, err)
@@ -223,7 +229,8 @@ func (a *Authority) missing(err error) error {
 	if a.files != nil {
 		what = "there are no keys for JWT-SVIDs"
 	}
-	return fmt.Errorf("ca: %s of %s: %w; if there was one, mount its volume or restore it from a backup; to make a new one set Config.Create", what, a.cfg.TrustDomain, within(err))
+	return fmt.Errorf("ca: %s of %s: %w; if there was one, mount its volume or restore it from a backup; to make a "+
+		"new one set Config.Create", what, a.cfg.TrustDomain, within(err))
 }
 
 // within returns err as a part of another error of this package, whose text has the name of the package already.
@@ -260,8 +267,8 @@ type based struct {
 	vanished bool // there was a record, and there is none
 }
 
-// base returns the current document: the one in memory or, with reload, the one in the store, which is never older than
-// the one in memory.
+// base returns the current document: the one in memory or, with reload, the one in the store, which is never older
+// than the one in memory.
 func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 	mem := a.state.Load()
 	if !reload {
@@ -304,19 +311,22 @@ func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 	if mem != nil {
 		switch {
 		case d.Authority != mem.Authority:
-			return based{}, fmt.Errorf("ca: %w: another CA of the same trust domain has taken the place of this one; stop all "+
+			return based{}, fmt.Errorf("ca: %w: another CA of the same trust domain has taken the place "+
+				"of this one; stop all "+
 				"authorities but one, and restore the record that is right", errRecord)
 		case d.Revision < mem.Revision, d.Revision == mem.Revision && d.Writer != mem.Writer:
-			return based{}, fmt.Errorf("ca: %w: it is older than what this process has read or written before (revision %d, "+
+			return based{}, fmt.Errorf("ca: %w: it is older than what this process has read or "+
+				"written before (revision %d, "+
 				"not %d); after restoring a backup, restart all authorities", errRecord, d.Revision, mem.Revision)
 		}
 		return based{Document: d.Merge(mem.Document, start), version: r.Version, dirty: changed, read: start}, nil
 	}
-	return based{Document: d.Merge(new(rotation.Document), start), version: r.Version, dirty: changed, read: start}, nil
+	return based{Document: d.Merge(new(rotation.Document), start), version: r.Version, dirty: changed,
+		read: start}, nil
 }
 
-// withRequiredKeys returns d with the keys that this authority needs: their terms cover the lifetimes that it grants, and
-// there is a key for tokens. The bool reports whether d had to be changed.
+// withRequiredKeys returns d with the keys that this authority needs: their terms cover the lifetimes that it grants,
+// and there is a key for tokens. The bool reports whether d had to be changed.
 func (a *Authority) withRequiredKeys(d *rotation.Document, now time.Time) (*rotation.Document, bool, error) {
 	next := d.Clone()
 	edited := next.Raise(rotation.Root, a.cfg.terms(rotation.Root))
@@ -345,7 +355,8 @@ func (a *Authority) save(ctx context.Context, d *rotation.Document, base based, 
 	d.Writer = rotation.RandomID()
 	data, err := record(d, a.cfg.TrustDomain)
 	if err != nil {
-		return a.note(ctx, &creationError{fmt.Errorf("ca: record of %s, which is not written: %w", a.cfg.TrustDomain, err)})
+		return a.note(ctx, &creationError{fmt.Errorf("ca: record of %s, which is not written: %w", a.cfg.TrustDomain,
+			err)})
 	}
 	first, known := a.state.Load() == nil, a.known()
 	start := time.Now()
@@ -388,8 +399,8 @@ func (a *Authority) save(ctx context.Context, d *rotation.Document, base based, 
 // lookTime is how long a request waits for what another process has stored. After that Run reads it.
 const lookTime = time.Second
 
-// look reads the store if that says at no cost that another process has written to it: what an operator has tainted or revoked
-// there is out at the next request.
+// look reads the store if that says at no cost that another process has written to it: what an operator has tainted or
+// revoked there is out at the next request.
 func (a *Authority) look(ctx context.Context) {
 	store, ok := a.store.(*dirStore)
 	if !ok {
@@ -430,8 +441,8 @@ func (a *Authority) load(ctx context.Context) (Record, error) {
 	return r, err
 }
 
-// patience is how long the store may take: a decision must not be old when it is stored. A busy disk needs some seconds all
-// the same.
+// patience is how long the store may take: a decision must not be old when it is stored. A busy disk needs some
+// seconds all the same.
 func (a *Authority) patience() time.Duration {
 	return min(10*time.Second, max(3*time.Second, a.cfg.Rotation.Propagation/8))
 }
@@ -441,9 +452,10 @@ func (a *Authority) syncWait() time.Duration {
 	return a.cfg.SyncInterval - rand.N(a.cfg.SyncInterval/10+1)
 }
 
-// install makes d the current document. The store has it as version, and had it at the time read. Changes of keys since
-// the state before are reported with why; if there was none, those since the document before, which may be nil.
-func (a *Authority) install(d *rotation.Document, version string, read, now time.Time, before *rotation.Document, why string) error {
+// install makes d the current document. The store has it as version, and had it at the time read. Changes of keys
+// since the state before are reported with why; if there was none, those since the document before, which may be nil.
+func (a *Authority) install(d *rotation.Document, version string, read, now time.Time, before *rotation.Document,
+	why string) error {
 	a.mu.Lock()
 	// Meanwhile a reader may have taken a step.
 	given := d
@@ -517,7 +529,8 @@ func (a *Authority) note(ctx context.Context, err error) error {
 	synced := a.synced
 	a.mu.Unlock()
 	if !again && a.state.Load() != nil {
-		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "store not in sync", slog.Any("err", err), slog.Time("synced", synced.UTC()))
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "store not in sync", slog.Any("err", err),
+			slog.Time("synced", synced.UTC()))
 	}
 	return err
 }

@@ -20,7 +20,6 @@ import (
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
-	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
 
@@ -483,7 +482,7 @@ func TestIssuerPublishesKeys(t *testing.T) {
 		begin := time.Now()
 		for end := begin.Add(52 * 24 * time.Hour); time.Now().Before(end); time.Sleep(10 * time.Minute) {
 			b := a.Bundle() // read once, as the next one may have another key
-			files, err := federation.OIDCFiles(b, issuer)
+			files, err := jwtsvid.OIDCFiles(b, issuer)
 			require.NoError(t, err)
 			for id := range b.JWTAuthorities() {
 				require.Contains(t, string(files["keys"]), `"kid":"`+id+`"`)
@@ -565,7 +564,7 @@ func TestDoneContextOfDecisions(t *testing.T) {
 		assert.ErrorIs(t, err, cause, name)
 		_, err = a.SignJWT(ctx, ca.JWTRequest{ID: web, Audience: []string{"db"}})
 		assert.ErrorIs(t, err, cause, name)
-		_, err = a.Sign(ctx, ca.Request{Profile: ca.Intermediate, CSR: newCSR(t)})
+		_, err = a.Sign(ctx, ca.Request{CSR: newCSR(t), ID: web})
 		assert.ErrorIs(t, err, cause, name)
 		assert.Len(t, a.Roots(), 1)
 	}

@@ -1,5 +1,5 @@
-// Package caserver serves a certificate authority: the certificate APIs of Istio and of Linkerd, the bundle endpoint of
-// SPIFFE federation, metrics and health, all from one CA.
+// Package caserver serves a certificate authority: the certificate APIs of Istio and of Linkerd, the bundle endpoint
+// of SPIFFE federation, metrics and health, all from one CA.
 //
 //	own, err := local.NewServer(authority, id, pki.DNSSAN("ca.example.org")) // package caclient/local
 //	…
@@ -47,14 +47,15 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // Options are the parts of a [Server]. CA, TrustDomain and Identity are required.
 type Options struct {
-	// CA is a *ca.Authority or a *ra.RA. If it has a method Run(context.Context) error, the Server runs it. If it has a
-	// method Changed() <-chan struct{}, whose channel is closed when the bundle changes, the Server waits for changes
-	// instead of polling. If it has a method Health() ca.Health, /ready and the metrics show that.
+	// CA is a *ca.Authority or a *ra.RA. If it has a method Run(context.Context) error, the Server runs it. If it has
+	// a method Changed() <-chan struct{}, whose channel is closed when the bundle changes, the Server waits for
+	// changes instead of polling. If it has a method Health() ca.Health, /ready and the metrics show that.
 	CA          ca.Signer
 	TrustDomain spiffe.TrustDomain
 
@@ -68,13 +69,13 @@ type Options struct {
 	Istio   *istioca.Options
 	Linkerd *linkerd.Options
 
-	// Pods returns a part that answers requests that come by no listener, such as a *podcert.Signer. It signs by the CA
-	// that it is given. Nil means none.
+	// Pods returns a part that answers requests that come by no listener, such as a *podcert.Signer. It signs by the
+	// CA that it is given. Nil means none.
 	Pods func(ca.Signer) (Part, error)
 
-	// RenewByCertificate is for how long callers of Istio's API may renew by certificates alone, since the Authenticator last
-	// proved them: see [istioca.ClientCertificates]. 0 means without end, as Istio's CA does for virtual machines; less than 0
-	// means not at all. A certificate under a tainted root never proves a caller.
+	// RenewByCertificate is for how long callers of Istio's API may renew by certificates alone, since the
+	// Authenticator last proved them: see [istioca.ClientCertificates]. 0 means without end, as Istio's CA does for
+	// virtual machines; less than 0 means not at all. A certificate under a tainted root never proves a caller.
 	RenewByCertificate time.Duration
 
 	// RootsFile is a file that Run keeps up to date with the roots of the CA in PEM, for clients on the
@@ -82,13 +83,14 @@ type Options struct {
 	// none.
 	RootsFile string
 
-	// GetCertificate returns the certificate that Istio's and Linkerd's API present, as in [tls.Config]. Nil means that
-	// of Identity. The bundle endpoint always presents Identity.
+	// GetCertificate returns the certificate that Istio's and Linkerd's API present, as in [tls.Config]. Nil means
+	// that of Identity. The bundle endpoint always presents Identity.
 	GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 
-	// Issuer is the URL by which verifiers know the CA as an issuer of OpenID Connect, whose documents Run serves at [Listeners].OIDC:
-	// see federation.NewOIDCHandler and ca.JWTConfig. GetOIDCCertificate returns the certificate for that listener, as in
-	// [tls.Config]; nil means that of Identity, which a proxy in front can verify. An empty Issuer means no documents.
+	// Issuer is the URL by which verifiers know the CA as an issuer of OpenID Connect, whose documents Run serves at
+	// [Listeners].OIDC: see jwtsvid.NewOIDCHandler and ca.JWTConfig. GetOIDCCertificate returns the certificate for
+	// that listener, as in [tls.Config]; nil means that of Identity, which a proxy in front can verify. An empty
+	// Issuer means no documents.
 	Issuer             string
 	GetOIDCCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 
@@ -101,9 +103,9 @@ type Options struct {
 	// Ready is called once, when Run has a certificate and serves its listeners. Nil means nothing.
 	Ready func()
 
-	// Logger gets certificates and refusals, failed handshakes (Info), a RootsFile that cannot be written (Warn), and the
-	// end of the server (Info). Lines that callers can cause are counted: see the options of the APIs and of [Serve]. Nil
-	// means silence.
+	// Logger gets certificates and refusals, failed handshakes (Info), a RootsFile that cannot be written (Warn), and
+	// the end of the server (Info). Lines that callers can cause are counted: see the options of the APIs and of
+	// [Serve]. Nil means silence.
 	Logger *slog.Logger
 }
 
@@ -142,7 +144,7 @@ func New(o Options) (*Server, error) {
 		return nil, err
 	}
 	if o.Issuer != "" {
-		if s.oidc, err = federation.NewOIDCHandler(bundles{o.CA}, o.TrustDomain, o.Issuer); err != nil {
+		if s.oidc, err = jwtsvid.NewOIDCHandler(bundles{o.CA}, o.TrustDomain, o.Issuer); err != nil {
 			return nil, err
 		}
 	}
@@ -210,7 +212,8 @@ type Listeners struct {
 	Linkerd net.Listener // Linkerd's API, by TLS 1.3 with or without ALPN
 	Bundle  net.Listener // the bundle of the CA, by TLS as the profile https_spiffe has it
 	OIDC    net.Listener // the documents of an issuer of OpenID Connect, by TLS
-	Admin   net.Listener // metrics, health, status and roots, without TLS; over loopback, for localhost and addresses only
+	// metrics, health, status and roots, without TLS; over loopback, for localhost and addresses only
+	Admin net.Listener
 
 	// LinkerdPlaintext serves Linkerd's API without TLS, for a proxy in the same pod that terminates it. Its options
 	// must allow that, too.
@@ -257,15 +260,18 @@ func (s *Server) Run(ctx context.Context, at Listeners) (failed error) {
 		oidcTLS.GetCertificate = s.opts.GetOIDCCertificate
 	}
 	if at.LinkerdPlaintext && s.opts.Linkerd != nil && !s.opts.Linkerd.AllowPlaintext {
-		return errors.New("caserver: Listeners.LinkerdPlaintext is set, and linkerd.Options.AllowPlaintext is not: every request would be refused")
+		return errors.New("caserver: Listeners.LinkerdPlaintext is set, and linkerd.Options.AllowPlaintext is not: " +
+			"every request would be refused")
 	}
 	endpoints := []struct {
 		name string
 		l    net.Listener
 		o    ServeOptions
 	}{
-		{"Istio's API", at.Istio, ServeOptions{Handler: s.istio, TLS: s.tlsConfig(tls.VersionTLS12, tls.RequestClientCert)}},
-		{"Linkerd's API", at.Linkerd, ServeOptions{Handler: s.linkerd, TLS: s.tlsConfig(tls.VersionTLS13, tls.NoClientCert)}},
+		{"Istio's API", at.Istio, ServeOptions{Handler: s.istio,
+			TLS: s.tlsConfig(tls.VersionTLS12, tls.RequestClientCert)}},
+		{"Linkerd's API", at.Linkerd, ServeOptions{Handler: s.linkerd,
+			TLS: s.tlsConfig(tls.VersionTLS13, tls.NoClientCert)}},
 		{"bundle endpoint", at.Bundle, ServeOptions{Handler: s.bundle, TLS: bundleTLS}},
 		{"documents of the OpenID Connect issuer", at.OIDC, ServeOptions{Handler: s.oidc, TLS: oidcTLS}},
 		{"metrics and health", at.Admin, ServeOptions{Handler: s.admin, Plaintext: true}},
@@ -315,8 +321,8 @@ func (s *Server) Run(ctx context.Context, at Listeners) (failed error) {
 // tlsConfig returns a configuration with the current certificate of the server. A client's certificate is for the
 // authenticator to verify.
 //
-// Istio's API is served with TLS 1.2 as well: agents with COMPLIANCE_POLICY=fips-140-2 speak nothing else. Linkerd's proxies
-// speak TLS 1.3 only.
+// Istio's API is served with TLS 1.2 as well: agents with COMPLIANCE_POLICY=fips-140-2 speak nothing else. Linkerd's
+// proxies speak TLS 1.3 only.
 func (s *Server) tlsConfig(least uint16, clients tls.ClientAuthType) *tls.Config {
 	return &tls.Config{MinVersion: least, ClientAuth: clients, GetCertificate: s.opts.GetCertificate}
 }
@@ -330,12 +336,13 @@ func (s *Server) own(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return svid.TLSCertificate(), nil
 }
 
-// localHosts serves h, and refuses a request over loopback for a host name that is not this server's: it comes from a web
-// page in a browser on this machine, whose name was made to lead to loopback (DNS rebinding).
+// localHosts serves h, and refuses a request over loopback for a host name that is not this server's: it comes from a
+// web page in a browser on this machine, whose name was made to lead to loopback (DNS rebinding).
 func (s *Server) localHosts(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if loopback.Reached(r) && !s.isHost(r.Host) {
-			http.Error(w, "this server is localhost; it has no other name over loopback", http.StatusMisdirectedRequest)
+			http.Error(w, "this server is localhost; it has no other name over loopback",
+				http.StatusMisdirectedRequest)
 			return
 		}
 		h.ServeHTTP(w, r)
@@ -401,7 +408,8 @@ func (s *Server) roots() []byte {
 	return b.MarshalPEM()
 }
 
-// rootsRetry is the wait after RootsFile could not be written, and between looks at a CA that does not tell of changes.
+// rootsRetry is the wait after RootsFile could not be written, and between looks at a CA that does not tell of
+// changes.
 const rootsRetry = 5 * time.Second
 
 // writeRoots keeps RootsFile up to date. A folder that cannot be written does not stop the CA.
@@ -415,7 +423,8 @@ func (s *Server) writeRoots(ctx context.Context) error {
 		}
 		if pem := s.roots(); !bytes.Equal(pem, written) {
 			if err := replaceFile(s.opts.RootsFile, pem); err != nil {
-				failures.Warn("caserver: the roots cannot be written", "RootsFile", slog.Any("err", err), slog.Duration("retry_in", rootsRetry))
+				failures.Warn("caserver: the roots cannot be written", "RootsFile", slog.Any("err", err),
+					slog.Duration("retry_in", rootsRetry))
 			} else {
 				written = pem
 			}

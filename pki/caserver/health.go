@@ -22,8 +22,9 @@ func (s *Server) health() (h ca.Health, ok bool) {
 	return h, false
 }
 
-// ready returns why a caller should ask another replica: this one has no certificate for its ports, or would not sign. A store that is
-// away or unfit is no reason while the CA still signs, as it is that of all replicas, and neither is a limit: the others are busy, too.
+// ready returns why a caller should ask another replica: this one has no certificate for its ports, or would not sign.
+// A store that is away or unfit is no reason while the CA still signs, as it is that of all replicas, and neither is a
+// limit: the others are busy, too.
 func (s *Server) ready() error {
 	if svid, err := s.opts.Identity.SVID(); err != nil || time.Now().After(svid.NotAfter()) {
 		return errors.New("the server has no valid certificate: the CA does not sign")
@@ -55,33 +56,44 @@ func (s *Server) writeHealth(w io.Writer, until bool) {
 // newMetrics returns the metrics of the CA itself. Those of the APIs have the names that Istio and Linkerd give them.
 func (s *Server) newMetrics() *metrics.Set {
 	m := new(metrics.Set)
-	s.signer.results = m.Counters("svidkit_ca_signatures_total", "The number of requests to the CA for a certificate, by the result.", "result", results()...)
+	s.signer.results = m.Counters("svidkit_ca_signatures_total",
+		"The number of requests to the CA for a certificate, by the result.", "result", results()...)
 	for _, g := range []struct {
 		name, help string
 		value      func(ca.Health) float64
 	}{
-		{"svidkit_ca_signing", "Whether the CA signs: 1, or 0 for a root out of its time, a store that has not answered for " +
+		{"svidkit_ca_signing", "Whether the CA signs: 1, or 0 for a root out of its time, a store " +
+			"that has not answered for " +
 			"too long, or an audit log that cannot be written.", func(h ca.Health) float64 { return up(h.Signing) }},
-		{"svidkit_ca_store_up", "Whether the store of the CA answers: 1 or 0.", func(h ca.Health) float64 { return up(h.Store) }},
-		{"svidkit_ca_audit_up", "Whether the audit log can be written: 1 or 0.", func(h ca.Health) float64 { return up(h.Audit) }},
-		{"svidkit_ca_root_up", "Whether the root that signs is in order: 1, or 0 for one that is tainted or should have been replaced.", func(h ca.Health) float64 { return up(h.Root) }},
-		{"svidkit_ca_store_synced_timestamp_seconds", "When the store of the CA answered last, in seconds since 1970.", func(h ca.Health) float64 { return metrics.Seconds(h.Synced) }},
-		{"svidkit_ca_signing_end_timestamp_seconds", "When the CA signs no more if nothing changes, in seconds since 1970.",
+		{"svidkit_ca_store_up", "Whether the store of the CA answers: 1 or 0.",
+			func(h ca.Health) float64 { return up(h.Store) }},
+		{"svidkit_ca_audit_up", "Whether the audit log can be written: 1 or 0.",
+			func(h ca.Health) float64 { return up(h.Audit) }},
+		{"svidkit_ca_root_up", "Whether the root that signs is in order: 1, or 0 for one that is tainted or " +
+			"should have been replaced.", func(h ca.Health) float64 { return up(h.Root) }},
+		{"svidkit_ca_store_synced_timestamp_seconds",
+			"When the store of the CA answered last, in seconds since 1970.",
+			func(h ca.Health) float64 { return metrics.Seconds(h.Synced) }},
+		{"svidkit_ca_signing_end_timestamp_seconds", "When the CA signs no more if nothing changes, " +
+			"in seconds since 1970.",
 			func(h ca.Health) float64 { return metrics.Seconds(h.Until) }},
 	} {
 		m.Gauge(g.name, g.help, func() (float64, bool) {
 			h, ok := s.health()
 			v := g.value(h)
-			return v, ok && (v != 0 || !strings.HasSuffix(g.name, "_timestamp_seconds")) // a registration authority knows no times
+			// a registration authority knows no times
+			return v, ok && (v != 0 || !strings.HasSuffix(g.name, "_timestamp_seconds"))
 		})
 	}
 	// As in package health, so that the same alerts and graphs are for services, agents and CAs.
 	const partLabel, part = "part", "ca"
-	m.Gauges("svidkit_ready", "Whether the CA is ready: 1, or 0 if callers should ask another replica.", func(add metrics.Add) {
-		add(up(s.ready()), partLabel, part)
-	})
+	m.Gauges("svidkit_ready", "Whether the CA is ready: 1, or 0 if callers should ask another replica.",
+		func(add metrics.Add) {
+			add(up(s.ready()), partLabel, part)
+		})
 	own := func(name, help string, at func(*x509.Certificate) time.Time) {
-		m.Gauges("svidkit_identity_"+name+"_timestamp_seconds", "When the SVID of the server "+help+", in seconds since 1970.", func(add metrics.Add) {
+		m.Gauges("svidkit_identity_"+name+"_timestamp_seconds", "When the SVID of the server "+help+", in seconds "+
+			"since 1970.", func(add metrics.Add) {
 			if svid, err := s.opts.Identity.SVID(); err == nil {
 				add(metrics.Seconds(at(svid.Leaf())), partLabel, part, "identity", svid.ID().String())
 			}
@@ -89,10 +101,12 @@ func (s *Server) newMetrics() *metrics.Set {
 	}
 	own("start", "begins to be valid", func(c *x509.Certificate) time.Time { return c.NotBefore })
 	own("end", "expires", func(c *x509.Certificate) time.Time { return c.NotAfter })
-	m.Gauge("svidkit_ca_root_start_timestamp_seconds", "When the newest root in the bundle began to be valid, in seconds since 1970.", func() (float64, bool) {
+	m.Gauge("svidkit_ca_root_start_timestamp_seconds", "When the newest root in the bundle began to be valid, "+
+		"in seconds since 1970.", func() (float64, bool) {
 		return s.newestRoot(func(c *x509.Certificate) time.Time { return c.NotBefore })
 	})
-	m.Gauge("svidkit_ca_root_end_timestamp_seconds", "When the newest root in the bundle expires, in seconds since 1970.", func() (float64, bool) {
+	m.Gauge("svidkit_ca_root_end_timestamp_seconds", "When the newest root in the bundle expires, "+
+		"in seconds since 1970.", func() (float64, bool) {
 		return s.newestRoot(func(c *x509.Certificate) time.Time { return c.NotAfter })
 	})
 	return m
@@ -127,7 +141,8 @@ var kinds = []struct {
 	err    error
 	result string
 }{
-	{ca.ErrLimit, "limit"}, {ca.ErrAudit, "audit"}, {spiffe.ErrNotReady, "not_ready"}, {ca.ErrCSR, "csr"}, {ca.ErrTTL, "ttl"}, {ca.ErrIdentity, "identity"},
+	{ca.ErrLimit, "limit"}, {ca.ErrAudit, "audit"}, {spiffe.ErrNotReady, "not_ready"}, {ca.ErrCSR, "csr"},
+	{ca.ErrTTL, "ttl"}, {ca.ErrIdentity, "identity"},
 }
 
 func results() []string {

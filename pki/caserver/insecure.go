@@ -21,23 +21,23 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// InsecureTokens trusts the name in a token that has the secret of this machine. It is for development on one machine: a
-// program that can read the file of the secret gets a certificate for any name. It refuses callers whose address is not on
-// loopback, and a program that uses it must listen there only. A token is
+// InsecureTokens trusts the name in a token that has the secret of this machine. It is for development on one machine:
+// a program that can read the file of the secret gets a certificate for any name. It refuses callers whose address is
+// not on loopback, and a program that uses it must listen there only. A token is
 //
 //	SECRET.NAME
 //
 // where NAME is NAMESPACE/SERVICE-ACCOUNT, or the ID of a workload in the trust domain without "spiffe:", such as
-// //example.org/web: so it has the characters of a bearer token (RFC 6750 section 2.1) alone, as clients demand that. A colon
-// in the place of the dot, and a whole ID after it, are accepted, too. [NewInsecureTokens] makes one; the zero value refuses
-// every token.
+// //example.org/web: so it has the characters of a bearer token (RFC 6750 section 2.1) alone, as clients demand that.
+// A colon in the place of the dot, and a whole ID after it, are accepted, too. [NewInsecureTokens] makes one; the zero
+// value refuses every token.
 type InsecureTokens struct {
 	trustDomain spiffe.TrustDomain
 	digest      [sha256.Size]byte // of the secret, so that what prints this shows no secret
 }
 
-// NewInsecureTokens takes the secret in the file, so that tokens outlive a restart, or writes a new random one to it, if
-// there is none or other users can read it. It refuses a folder that other users can change.
+// NewInsecureTokens takes the secret in the file, so that tokens outlive a restart, or writes a new random one to it,
+// if there is none or other users can read it. It refuses a folder that other users can change.
 func NewInsecureTokens(td spiffe.TrustDomain, file string) (*InsecureTokens, error) {
 	secret, err := keepSecret(file)
 	if err != nil {
@@ -54,7 +54,8 @@ func keepSecret(file string) ([]byte, error) {
 	}
 	defer dir.Close()
 	fresh, name := []byte(rand.Text()), filepath.Base(file)
-	if info, err := dir.Lstat(name); err == nil && info.Mode().IsRegular() && info.Size() == int64(len(fresh)) { // else it was cut short, or is no secret
+	// else it was cut short, or is no secret
+	if info, err := dir.Lstat(name); err == nil && info.Mode().IsRegular() && info.Size() == int64(len(fresh)) {
 		if f, err := private.OpenIn(dir, name, private.Options{Keys: true}); err == nil {
 			defer f.Close()
 			secret := make([]byte, len(fresh))
@@ -103,13 +104,16 @@ func (i *InsecureTokens) Review(ctx context.Context, token string, _ []string) (
 // What is wrong with a token. None of them has the token, which may be a real one.
 var (
 	errTokenPeer   = errors.New("the caller is not on this machine")
-	errTokenSecret = errors.New("it does not have the secret of this server; a token is SECRET.NAME, with the secret in the file of the server")
-	errTokenName   = errors.New("its name is not that of a workload, spiffe://TRUST-DOMAIN/PATH or NAMESPACE/SERVICE-ACCOUNT")
+	errTokenSecret = errors.New("it does not have the secret of this server; a token is SECRET.NAME, with the " +
+		"secret in the file of the server")
+	errTokenName = errors.New("its name is not that of a workload, spiffe://TRUST-DOMAIN/PATH or " +
+		"NAMESPACE/SERVICE-ACCOUNT")
 )
 
 // judge returns the ID that a token of a peer names.
 func (i *InsecureTokens) judge(token, peer string) (id spiffe.ID, err error) {
-	if from, err := netip.ParseAddrPort(peer); err != nil || !from.Addr().Unmap().IsLoopback() { // a proxy sent it here
+	// a proxy sent it here
+	if from, err := netip.ParseAddrPort(peer); err != nil || !from.Addr().Unmap().IsLoopback() {
 		return spiffe.ID{}, errTokenPeer
 	}
 	token = strings.TrimSpace(token)

@@ -10,8 +10,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Kubernetes authenticates callers by the service account tokens of one cluster, which its API server reviews. TrustDomain
-// is required.
+// Kubernetes authenticates callers by the service account tokens of one cluster, which its API server reviews.
+// TrustDomain is required.
 type Kubernetes struct {
 	TrustDomain spiffe.TrustDomain
 	API         kube.ReviewerOptions // how to ask the API server
@@ -25,16 +25,18 @@ type Kubernetes struct {
 	// workloads of their node. Nil means none.
 	NodeAccounts []string
 
-	// Remotes are the other clusters that have callers of Istio's API, by their ClusterID, and how to ask their API servers.
+	// Remotes are the other clusters that have callers of Istio's API, by their ClusterID, and how to ask their API
+	// servers.
 	Remotes map[string]kube.ReviewerOptions
 
 	// LinkerdAnyAudience accepts tokens for any audience from Linkerd's proxies, for a cluster without others.
 	LinkerdAnyAudience bool
 }
 
-// Set sets the authentication of callers in the options of the two APIs; linkerd may be nil. It returns a function that asks
-// the API server of its own cluster whether this program has the rights that it needs there.
-func (k Kubernetes) Set(istio *istioca.Options, linkerd *linkerd.Options) (check func(context.Context) error, err error) {
+// Set sets the authentication of callers in the options of the two APIs; linkerd may be nil. It returns a function
+// that asks the API server of its own cluster whether this program has the rights that it needs there.
+func (k Kubernetes) Set(istio *istioca.Options,
+	linkerd *linkerd.Options) (check func(context.Context) error, err error) {
 	reviewer, err := kube.NewReviewer(&k.API)
 	if err != nil {
 		return nil, err
@@ -55,7 +57,8 @@ func (k Kubernetes) Set(istio *istioca.Options, linkerd *linkerd.Options) (check
 	if len(k.NodeAccounts) > 0 {
 		nodes := make(map[string]*kube.NodeAuthorizer) // of the other clusters
 		node := func(api kube.ReviewerOptions) (*kube.NodeAuthorizer, error) {
-			return kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{APIServer: api.APIServer, HTTPClient: api.HTTPClient, Accounts: k.NodeAccounts, Remotes: nodes})
+			return kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{APIServer: api.APIServer,
+				HTTPClient: api.HTTPClient, Accounts: k.NodeAccounts, Remotes: nodes})
 		}
 		own, err := node(k.API) // without the others, which may be away at the start
 		if err != nil {

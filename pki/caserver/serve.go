@@ -40,18 +40,19 @@ type ServeOptions struct {
 	// is reached over loopback, such as one behind a proxy in its own pod that terminates TLS.
 	Plaintext bool
 
-	// MaxConns is how many connections the server has at a time. 0 means 32,768, or all file descriptors of the process
-	// but the reserve if those are fewer: a quarter of its descriptors, from 64 to 1,024 of them, is never taken by
-	// accepted connections.
+	// MaxConns is how many connections the server has at a time. 0 means 32,768, or all file descriptors of the
+	// process but the reserve if those are fewer: a quarter of its descriptors, from 64 to 1,024 of them, is never
+	// taken by accepted connections.
 	MaxConns int
 
-	// MaxConnsPerAddress is how many of them may come from one IP address. 0 means half of MaxConns: the address of a NAT, of
-	// a gateway or of a node's proxy stands for many clients. With Plaintext, where all connections may come from the proxy in
-	// front, there is no such limit.
+	// MaxConnsPerAddress is how many of them may come from one IP address. 0 means half of MaxConns: the address of a
+	// NAT, of a gateway or of a node's proxy stands for many clients. With Plaintext, where all connections may come
+	// from the proxy in front, there is no such limit.
 	MaxConnsPerAddress int
 
-	// Logger gets failed handshakes (Info), and connections beyond a limit (Warn): the first of each reason, and of each
-	// address of the first 12, at once, and a count of the others every minute. It gets what net/http logs (Debug). Nil discards them.
+	// Logger gets failed handshakes (Info), and connections beyond a limit (Warn): the first of each reason, and of
+	// each address of the first 12, at once, and a count of the others every minute. It gets what net/http logs
+	// (Debug). Nil discards them.
 	Logger *slog.Logger
 }
 
@@ -64,14 +65,15 @@ type ServeOptions struct {
 // request, 5 minutes between requests, and 250 requests at a time on a connection.
 //
 // Connections beyond MaxConns and MaxConnsPerAddress are closed at once, which delays no other client. So are further
-// connections of an address, or on loopback of a local user, that has twice as many as are free, at this server and for all
-// servers of this library in the process, so that a few of them leave room for another. So are
-// connections that have not completed their handshake, beyond half of MaxConns in total and, of one address, beyond 512 or
-// a quarter of MaxConns.
+// connections of an address, or on loopback of a local user, that has twice as many as are free, at this server and
+// for all servers of this library in the process, so that a few of them leave room for another. So are connections
+// that have not completed their handshake, beyond half of MaxConns in total and, of one address, beyond 512 or a
+// quarter of MaxConns.
 //
-// Requests under way are bounded in the same way: 832 in the process, of which an address has no more than twice as many as are free, from
-// before the handler runs until the end of the answer is written. One that sends a large message counts half as much again. What does not fit is refused with 503, or ResourceExhausted of gRPC.
-// An answer that its client does not take within 30 seconds ends, unless the handler sets another time.
+// Requests under way are bounded in the same way: 832 in the process, of which an address has no more than twice as
+// many as are free, from before the handler runs until the end of the answer is written. One that sends a large
+// message counts half as much again. What does not fit is refused with 503, or ResourceExhausted of gRPC. An answer
+// that its client does not take within 30 seconds ends, unless the handler sets another time.
 //
 // When ctx is done, Serve closes the listener and cuts handshakes. Requests in progress have 5 seconds to
 // end before their connections are closed. Serve then returns nil. The only goroutines left
@@ -85,7 +87,8 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 		return errors.New("caserver: serve: TLS is nil; set Plaintext to serve without it")
 	case o.TLS != nil && o.Plaintext:
 		return errors.New("caserver: serve: TLS and Plaintext are both set")
-	case o.TLS != nil && len(o.TLS.Certificates) == 0 && o.TLS.GetCertificate == nil && o.TLS.GetConfigForClient == nil:
+	case o.TLS != nil && len(o.TLS.Certificates) == 0 && o.TLS.GetCertificate == nil &&
+		o.TLS.GetConfigForClient == nil:
 		return errors.New("caserver: serve: TLS has no certificate; set Certificates or GetCertificate")
 	case o.MaxConns < 0 || o.MaxConnsPerAddress < 0:
 		return errors.New("caserver: serve: MaxConns or MaxConnsPerAddress is negative")
@@ -154,7 +157,11 @@ func limited(l net.Listener, o ServeOptions, log *ratelog.Log) (*conns.Listener,
 			refused(c, what, reason)
 		},
 	})
-	return accepted, &handshakes{accepted, limit.NewShares[struct{}](half, 0), limit.NewShares[string](0, min(maxHandshakesEach, max(total/4, 1))), func(c net.Conn, reason string) { refused(c, "connection closed at once", reason) }}
+	return accepted, &handshakes{accepted, limit.NewShares[struct{}](half, 0),
+		limit.NewShares[string](0, min(maxHandshakesEach, max(total/4, 1))), func(c net.Conn,
+			reason string) {
+			refused(c, "connection closed at once", reason)
+		}}
 }
 
 // handshakes bounds the connections that have not completed their handshake.
@@ -212,10 +219,11 @@ func (l *tlsListener) Accept() (net.Conn, error) {
 			continue
 		}
 		tc := tls.Server(c, l.cfg)
-		return &hiddenTLS{Conn: tc, l: l, raw: c, tls: tc, end: end, state: sync.OnceValue(func() *tls.ConnectionState {
-			state := tc.ConnectionState()
-			return &state
-		})}, nil
+		return &hiddenTLS{Conn: tc, l: l, raw: c, tls: tc, end: end,
+			state: sync.OnceValue(func() *tls.ConnectionState {
+				state := tc.ConnectionState()
+				return &state
+			})}, nil
 	}
 }
 
@@ -256,7 +264,8 @@ func (c *hiddenTLS) Close() error {
 
 // handshakeFailure is the kind of a failed handshake, for the log.
 func handshakeFailure(err error) string {
-	if alert, ok := errors.AsType[*net.OpError](err); ok && alert.Op == "remote error" { // such as a client that does not trust our roots
+	// such as a client that does not trust our roots
+	if alert, ok := errors.AsType[*net.OpError](err); ok && alert.Op == "remote error" {
 		return "the client ended it: " + alert.Err.Error()
 	}
 	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {

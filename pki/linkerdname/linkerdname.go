@@ -1,6 +1,6 @@
-// Package linkerdname implements the names of service accounts in a Linkerd mesh, and the patterns of its authorization
-// policies. The certifier, the injector, the destination service and the clients of a mesh share one [Mesh], and so agree
-// on every name:
+// Package linkerdname implements the names of service accounts in a Linkerd mesh, and the patterns of its
+// authorization policies. The certifier, the injector, the destination service and the clients of a mesh share one
+// [Mesh], and so agree on every name:
 //
 //	mesh := linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"}
 //	name, err := mesh.Name("emojivoto", "web") // web.emojivoto.serviceaccount.identity.linkerd.cluster.local
@@ -11,10 +11,10 @@
 //
 // # What it does not do
 //
-// It reads no resources of a cluster, such as MeshTLSAuthentication and ExternalWorkload, and does not speak the API of the policy
-// service: [Match] is for a program that has the patterns. Names and SPIFFE IDs have no rule that makes one of the other, as
-// Linkerd defines none: a certificate of a mesh has the name alone, and a workload outside of the cluster takes its SPIFFE ID from
-// the Workload API.
+// It reads no resources of a cluster, such as MeshTLSAuthentication and ExternalWorkload, and does not speak the API
+// of the policy service: [Match] is for a program that has the patterns. Names and SPIFFE IDs have no rule that makes
+// one of the other, as Linkerd defines none: a certificate of a mesh has the name alone, and a workload outside of the
+// cluster takes its SPIFFE ID from the Workload API.
 package linkerdname
 
 import (
@@ -33,8 +33,8 @@ const (
 	maxName  = 253 // bytes of a DNS name
 )
 
-// Mesh is the form of the names of one mesh. It is comparable. The methods of a Mesh with an invalid field, such as the zero
-// Mesh, return an error.
+// Mesh is the form of the names of one mesh. It is comparable. The methods of a Mesh with an invalid field, such as
+// the zero Mesh, return an error.
 type Mesh struct {
 	ControlNamespace string // of the control plane, an RFC 1123 label; usually "linkerd"
 	TrustDomain      string // that names end with, an RFC 1123 subdomain; usually "cluster.local"
@@ -51,7 +51,8 @@ type Mesh struct {
 func (m Mesh) Name(namespace, serviceAccount string) (string, error) {
 	name, err := m.name(namespace, serviceAccount)
 	if err != nil {
-		return "", fmt.Errorf("linkerdname: name of service account %.100q in namespace %.100q: %w", serviceAccount, namespace, err)
+		return "", fmt.Errorf("linkerdname: name of service account %.100q in namespace %.100q: %w", serviceAccount,
+			namespace, err)
 	}
 	return name, nil
 }
@@ -74,9 +75,11 @@ func (m Mesh) name(namespace, serviceAccount string) (string, error) {
 func (m Mesh) check() error {
 	switch {
 	case !isLabel(m.ControlNamespace):
-		return fmt.Errorf("the control namespace %.100q of the mesh is not an RFC 1123 label (1 to 63 of a-z, 0-9 and inner hyphens): %w", m.ControlNamespace, errName)
+		return fmt.Errorf("the control namespace %.100q of the mesh is not an RFC 1123 label (1 to 63 of a-z, 0-9 "+
+			"and inner hyphens): %w", m.ControlNamespace, errName)
 	case !isSubdomain(m.TrustDomain):
-		return fmt.Errorf("the trust domain %.300q of the mesh is not an RFC 1123 subdomain (labels of a-z, 0-9 and inner hyphens, at most 253 bytes): %w", m.TrustDomain, errName)
+		return fmt.Errorf("the trust domain %.300q of the mesh is not an RFC 1123 subdomain (labels of a-z, 0-9 and "+
+			"inner hyphens, at most 253 bytes): %w", m.TrustDomain, errName)
 	}
 	return nil
 }
@@ -169,7 +172,8 @@ func checkPattern(pattern string) error {
 	}
 	for label := range strings.SplitSeq(strings.TrimPrefix(pattern, "*."), ".") {
 		if !isLongLabel(label) {
-			return fmt.Errorf("neither a DNS name in lower case, whose first label may be \"*\", nor a SPIFFE ID: %w", errName)
+			return fmt.Errorf("neither a DNS name in lower case, whose first label may be \"*\", nor a SPIFFE ID: %w",
+				errName)
 		}
 	}
 	return nil

@@ -19,7 +19,8 @@ const maxAnswer = 128 << 10
 
 // accept checks the answer of a signer, and returns the chain to present and the issuer of the leaf. If roots is nil,
 // they are learned from the answer.
-func (a *RA) accept(answer []byte, r *ca.Request, roots *spiffe.Bundle, now time.Time) (chain []*x509.Certificate, issuer *x509.Certificate, err error) {
+func (a *RA) accept(answer []byte, r *ca.Request, roots *spiffe.Bundle, now time.Time) (chain []*x509.Certificate,
+	issuer *x509.Certificate, err error) {
 	chain, err = parseAnswer(answer)
 	if err != nil {
 		return nil, nil, err
@@ -79,9 +80,11 @@ func (a *RA) checkLeaf(leaf *x509.Certificate, r *ca.Request, now time.Time) err
 	case leaf.KeyUsage&x509.KeyUsageDigitalSignature == 0:
 		return errors.New("its key usage has no digital signature")
 	case !allows(leaf, x509.ExtKeyUsageServerAuth) || !allows(leaf, x509.ExtKeyUsageClientAuth):
-		return errors.New("its extended key usage does not allow both servers and clients; choose a signer that gives both")
+		return errors.New("its extended key usage does not allow both servers and clients; choose a " +
+			"signer that gives both")
 	case leaf.NotAfter.Sub(now) > a.cfg.MaxTTL+clockSkew:
-		return fmt.Errorf("it is valid until %s, and the longest lifetime is %v: have the signer give less, or allow more",
+		return fmt.Errorf("it is valid until %s, and the longest lifetime is %v: have the signer "+
+			"give less, or allow more",
 			leaf.NotAfter.UTC().Format(time.RFC3339), a.cfg.MaxTTL)
 	}
 	for _, attr := range leaf.Subject.Names {
@@ -101,7 +104,8 @@ func allows(leaf *x509.Certificate, purpose x509.ExtKeyUsage) bool {
 // lastOf returns the last certificate of a chain as the root.
 func (a *RA) lastOf(chain []*x509.Certificate) (*spiffe.Bundle, error) {
 	if len(chain) < 2 {
-		return nil, errors.New("the chain ends with the leaf, so that there is no root to learn: configure the roots of the signer")
+		return nil, errors.New("the chain ends with the leaf, so that there is no root to learn: configure " +
+			"the roots of the signer")
 	}
 	return spiffe.NewBundle(a.cfg.TrustDomain, spiffe.BundleContents{X509Authorities: chain[len(chain)-1:]})
 }
@@ -109,7 +113,8 @@ func (a *RA) lastOf(chain []*x509.Certificate) (*spiffe.Bundle, error) {
 // verify builds a path from the leaf to a root.
 func verify(chain []*x509.Certificate, r *ca.Request, roots *spiffe.Bundle, now time.Time) error {
 	if r.Profile == ca.SVID {
-		v, err := spiffe.NewVerifier(roots, spiffe.AllowIDs(r.ID), &spiffe.VerifierOptions{Now: func() time.Time { return now }, Remember: -1})
+		v, err := spiffe.NewVerifier(roots, spiffe.AllowIDs(r.ID),
+			&spiffe.VerifierOptions{Now: func() time.Time { return now }, Remember: -1})
 		if err != nil {
 			return err
 		}
@@ -123,7 +128,8 @@ func verify(chain []*x509.Certificate, r *ca.Request, roots *spiffe.Bundle, now 
 // tidy returns the chain without the roots, which peers have, and without repetitions.
 func tidy(chain []*x509.Certificate, roots *spiffe.Bundle) []*x509.Certificate {
 	known := slices.Collect(roots.X509Authorities())
-	return slices.DeleteFunc(certchain.Tidy(chain, chain[0].PublicKey), func(c *x509.Certificate) bool { return slices.ContainsFunc(known, c.Equal) })
+	return slices.DeleteFunc(certchain.Tidy(chain, chain[0].PublicKey),
+		func(c *x509.Certificate) bool { return slices.ContainsFunc(known, c.Equal) })
 }
 
 // issuerOf returns the certificate that signed the leaf; nil if none did, which verify rules out.

@@ -92,7 +92,8 @@ func (a *RA) obtain(ctx context.Context, r *ca.Request, signer string) (answer [
 	if r.TTL > 0 {
 		j.spec.ExpirationSeconds = int32(r.TTL / time.Second) // MaxTTL fits
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, a.cfg.Timeout, fmt.Errorf("no certificate within %v: does the signer %q run?", a.cfg.Timeout, signer))
+	ctx, cancel := context.WithTimeoutCause(ctx, a.cfg.Timeout,
+		fmt.Errorf("no certificate within %v: does the signer %q run?", a.cfg.Timeout, signer))
 	defer cancel()
 	o, err := j.create(ctx)
 	switch {
@@ -123,10 +124,11 @@ func (j *job) create(ctx context.Context) (*object, error) {
 	return o, j.a.api.Create(ctx, requests(), question, o)
 }
 
-// remove deletes the object, also if ctx is done. While the object may still be on its way, it asks again if it does not
-// find it.
+// remove deletes the object, also if ctx is done. While the object may still be on its way, it asks again if it does
+// not find it.
 func (j *job) remove(ctx context.Context, absent int) {
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), cleanUp, fmt.Errorf("not done within %v", cleanUp))
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), cleanUp,
+		fmt.Errorf("not done within %v", cleanUp))
 	defer cancel()
 	for pause := firstPause; ; pause *= 2 {
 		err := j.a.api.Delete(ctx, j.path(), nil)
@@ -138,7 +140,8 @@ func (j *job) remove(ctx context.Context, absent int) {
 			absent--
 		}
 		if !missing && !passing(err) || renew.Sleep(ctx, pause) != nil {
-			j.a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "certificate signing request not deleted, Kubernetes does so within a day",
+			j.a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "certificate signing request not deleted, "+
+				"Kubernetes does so within a day",
 				slog.String("name", j.name), slog.Any("err", err))
 			return
 		}
@@ -156,7 +159,8 @@ func (j *job) follow(ctx context.Context, o *object) ([]byte, *ca.SignError) {
 		}
 		for _, bad := range []string{"Denied", "Failed"} {
 			if c, ok := o.condition(bad); ok {
-				return nil, fail(ca.ErrGeneration, "the request was %s: %s: %s", strings.ToLower(bad), said(c.Reason), said(c.Message))
+				return nil, fail(ca.ErrGeneration, "the request was %s: %s: %s", strings.ToLower(bad), said(c.Reason),
+					said(c.Message))
 			}
 		}
 		if len(o.Status.Certificate) > 0 {
@@ -193,8 +197,8 @@ func (j *job) get(ctx context.Context) (*object, error) {
 	return o, nil
 }
 
-// step approves the request or, if that is done, waits for the next change. It returns nil if the present object is not
-// known.
+// step approves the request or, if that is done, waits for the next change. It returns nil if the present object is
+// not known.
 func (j *job) step(ctx context.Context, o *object) (next *object, doing string, err error) {
 	if _, ok := o.condition("Approved"); ok {
 		next, err = j.watch(ctx, o.meta.ResourceVersion)
@@ -243,8 +247,8 @@ var (
 	errUnreadable = errors.New("the API server answered with an object that cannot be read")
 )
 
-// read decodes an object, and checks that it is still the one that was created: only that must be approved, and only its
-// answer counts.
+// read decodes an object, and checks that it is still the one that was created: only that must be approved, and only
+// its answer counts.
 func (j *job) read(o *object) error {
 	var s spec
 	if json.Unmarshal(o.Metadata, &o.meta) != nil || json.Unmarshal(o.Spec, &s) != nil {
@@ -254,8 +258,10 @@ func (j *job) read(o *object) error {
 		j.uid = o.meta.UID
 	}
 	switch {
-	case o.APIVersion != apiVersion || o.Kind != kind || o.meta.Name != j.name || o.meta.UID == "" || o.meta.ResourceVersion == "":
-		return fmt.Errorf("the API server answered with another object than a %s of %s with our name", kind, apiVersion)
+	case o.APIVersion != apiVersion || o.Kind != kind || o.meta.Name != j.name || o.meta.UID == "" ||
+		o.meta.ResourceVersion == "":
+		return fmt.Errorf("the API server answered with another object than a %s of %s with our name", kind,
+			apiVersion)
 	case o.meta.UID != j.uid:
 		return errors.New("the request was replaced before it was answered")
 	case !bytes.Equal(s.Request, j.spec.Request) || s.SignerName != j.spec.SignerName ||
@@ -284,8 +290,10 @@ func (j *job) failure(ctx context.Context, doing string, err error) *ca.SignErro
 		case e.Code == http.StatusUnauthorized: // until our token has rotated
 			f.Kind = spiffe.ErrNotReady
 		case e.Code == http.StatusForbidden:
-			f.Err = fmt.Errorf("%w; let the service account of this program create, get, watch and delete certificatesigningrequests, "+
-				"update certificatesigningrequests/approval, and approve signers named %s, all in the group certificates.k8s.io", f.Err, j.spec.SignerName)
+			f.Err = fmt.Errorf("%w; let the service account of this program create, get, watch and delete "+
+				"certificatesigningrequests, "+
+				"update certificatesigningrequests/approval, and approve signers named %s, all in the "+
+				"group certificates.k8s.io", f.Err, j.spec.SignerName)
 		}
 	}
 	if f.Kind == ca.ErrGeneration && passing(err) {

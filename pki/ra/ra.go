@@ -1,27 +1,28 @@
-// Package ra is a registration authority: it has no key, and has the signers of a Kubernetes cluster sign through the API
-// certificates.k8s.io/v1. It is used like a [ca.Authority].
+// Package ra is a registration authority: it has no key, and has the signers of a Kubernetes cluster sign through the
+// API certificates.k8s.io/v1. It is used like a [ca.Authority].
 //
 //	a, err := ra.New(ra.Config{TrustDomain: td, Signer: "example.com/mesh", Roots: bundle})
 //	…
 //	chain, err := a.Sign(ctx, ca.Request{CSR: csr, ID: id})
 //
-// For each request it creates a CertificateSigningRequest, approves it, waits for the certificate, and deletes it again.
+// For each request it creates a CertificateSigningRequest, approves it, waits for the certificate, and deletes it
+// again.
 //
 // # What it promises
 //
-// A signer may take any name from a signing request. So the request is sent only if the caller of [RA.Sign] granted every
-// name in it, and if it asks for nothing else: no other extension, no other subject. It is sent unchanged, as only its
-// sender has the key.
+// A signer may take any name from a signing request. So the request is sent only if the caller of [RA.Sign] granted
+// every name in it, and if it asks for nothing else: no other extension, no other subject. It is sent unchanged, as
+// only its sender has the key.
 //
-// The answer is checked like that of any CA: the certificate must have the key and exactly the names of the request, be a
-// leaf, be valid now, and lead to a configured root. No CA certificate is ever asked for.
+// The answer is checked like that of any CA: the certificate must have the key and exactly the names of the request,
+// be a leaf, be valid now, and lead to a configured root. No CA certificate is ever asked for.
 //
 // A request ends with a certificate, with a reason, or after sixty seconds. Its object is always deleted.
 //
 // # Rights
 //
-// The service account of the registration authority needs these rules in a ClusterRole, with the names of all its signers
-// in the third:
+// The service account of the registration authority needs these rules in a ClusterRole, with the names of all its
+// signers in the third:
 //
 //	rules:
 //	- {apiGroups: [certificates.k8s.io], resources: [certificatesigningrequests], verbs: [create, get, watch, delete]}
@@ -34,14 +35,15 @@
 //
 // Any signer of that API will do, such as istiod's or one of a cloud. cert-manager's answer there as
 // "clusterissuers.cert-manager.io/NAME" and "issuers.cert-manager.io/NAMESPACE.NAME", if its feature gate
-// ExperimentalCertificateSigningRequestControllers is on. There is no code for it, as the API is the whole contract; and no test
-// with a real one, as that controller is an experiment of cert-manager, off by default: tests have a signer of their own at a
-// real API server. Its issuers of the kind SelfSigned take the caller's private key, which this package never sends.
+// ExperimentalCertificateSigningRequestControllers is on. There is no code for it, as the API is the whole contract;
+// and no test with a real one, as that controller is an experiment of cert-manager, off by default: tests have a
+// signer of their own at a real API server. Its issuers of the kind SelfSigned take the caller's private key, which
+// this package never sends.
 //
 // # What it does not do
 //
-// It does not decide which caller gets which name: as with [ca.Authority], the caller of Sign does. It makes no keys and no
-// signatures.
+// It does not decide which caller gets which name: as with [ca.Authority], the caller of Sign does. It makes no keys
+// and no signatures.
 package ra
 
 import (
@@ -77,22 +79,22 @@ type Config struct {
 	// means that every request has to name one.
 	Signer string
 
-	// SignerDomain lets a request choose among the signers of a domain: its "mesh" is SignerDomain + "/mesh". Empty means
-	// that requests must not name a signer. It must not be the domain of Kubernetes' own signers, some of which make
-	// administrators.
+	// SignerDomain lets a request choose among the signers of a domain: its "mesh" is SignerDomain + "/mesh". Empty
+	// means that requests must not name a signer. It must not be the domain of Kubernetes' own signers, some of which
+	// make administrators.
 	SignerDomain string
 
 	// Roots are the roots that the signers' certificates lead to: the source is asked for the bundle of
 	// TrustDomain. For a list of roots in PEM there is [spiffe.ParseBundlePEM].
 	Roots spiffe.BundleSource
 
-	// SignerRoots are the roots of single signers, by their full name, in place of Roots. A signer without roots must not be
-	// asked for.
+	// SignerRoots are the roots of single signers, by their full name, in place of Roots. A signer without roots must
+	// not be asked for.
 	SignerRoots map[string]spiffe.BundleSource
 
-	// LearnRoots takes the roots of signers without configured roots from their answers: the last certificate of a chain, if
-	// it is a CA. Then any client that can write an answer into the API can make the whole trust domain trust a root of its
-	// own, and after a start [RA.Bundle] is empty until the first answer.
+	// LearnRoots takes the roots of signers without configured roots from their answers: the last certificate of a
+	// chain, if it is a CA. Then any client that can write an answer into the API can make the whole trust domain
+	// trust a root of its own, and after a start [RA.Bundle] is empty until the first answer.
 	LearnRoots bool
 
 	// MaxTTL is the longest lifetime of a request and of a certificate; 0 means 90 days.
@@ -132,14 +134,13 @@ type RA struct {
 
 	audited, asked lastresult.Result // of the last record, and whether the cluster answered the last request
 
-	turn atomic.Uint64 // of a call that asks the sources, which is done without mu, as they are the user's
+	turn atomic.Uint64 // of a call that asks the sources
 
 	mu      sync.Mutex
-	taken   uint64 // the turn whose answers sources has
+	taken   uint64 // the last turn whose answers are in sources
 	learned []learnedRoot
-	sources []*spiffe.Bundle // what union is made of; nil where a source had none yet
+	sources []*spiffe.Bundle // the last answers; nil where a source had none yet
 	union   *spiffe.Bundle   // nil before the first use
-	stale   bool             // union has to be made anew
 }
 
 // learnedRoot is a root from an answer.
@@ -175,7 +176,8 @@ func (c *Config) check() error {
 	case c.SignerDomain != "" && !validDomain(c.SignerDomain):
 		return fmt.Errorf("the signers' domain %.300q is not a domain", c.SignerDomain)
 	case c.SignerDomain == kubernetesDomain || strings.HasSuffix(c.SignerDomain, "."+kubernetesDomain):
-		return fmt.Errorf("the signers' domain %q belongs to Kubernetes: its signers are not for callers to choose from", c.SignerDomain)
+		return fmt.Errorf("the signers' domain %q belongs to Kubernetes: its signers are not for "+
+			"callers to choose from", c.SignerDomain)
 	case c.MaxTTL < minTTL || c.MaxTTL > math.MaxInt32*time.Second:
 		return fmt.Errorf("the longest lifetime is %v, want %v to %v", c.MaxTTL, minTTL, math.MaxInt32*time.Second)
 	case c.Timeout < 0:
@@ -183,11 +185,13 @@ func (c *Config) check() error {
 	}
 	for name, roots := range c.SignerRoots {
 		if !validSigner(name) || roots == nil {
-			return fmt.Errorf("the roots of %.300q: that is not the full name of a signer (DOMAIN/NAME), or it has no roots", name)
+			return fmt.Errorf("the roots of %.300q: that is not the full name of a signer "+
+				"(DOMAIN/NAME), or it has no roots", name)
 		}
 	}
 	if c.Signer != "" && c.Roots == nil && c.SignerRoots[c.Signer] == nil && !c.LearnRoots {
-		return fmt.Errorf("there are no roots for the signer %q: give them, or allow that they are learned from the answers", c.Signer)
+		return fmt.Errorf("there are no roots for the signer %q: give them, or allow that they are "+
+			"learned from the answers", c.Signer)
 	}
 	if c.Signer == "" && c.Roots == nil && len(c.SignerRoots) == 0 && !c.LearnRoots {
 		return errors.New("there are no roots: give them, or allow that they are learned from the answers")
@@ -257,61 +261,63 @@ func (a *RA) ask(source spiffe.BundleSource) (*spiffe.Bundle, error) {
 	return b, nil
 }
 
-// Bundle returns the roots of all signers: the configured ones, as their sources return them now, and the learned ones, each
-// for as long as a certificate that leads to it is valid. It is the same Bundle until they change. A source that fails
-// keeps its last roots. The bundle has no sequence number, as the RA keeps nothing over a restart.
+// Bundle returns the roots of all signers: the configured ones, as their sources return them now, and the learned
+// ones, each for as long as a certificate that leads to it is valid. It is the same Bundle until they change. A source
+// that fails keeps its last roots. The bundle has no sequence number, as the RA keeps nothing over a restart.
 func (a *RA) Bundle() *spiffe.Bundle {
-	var unfit error
-	defer func() { // once the lock is free, as a logger can block
-		if unfit != nil {
-			a.cfg.Logger.Warn("roots of the signers do not fit into one bundle", slog.Any("err", unfit))
-		}
-	}()
-	turn := a.turn.Add(1)
-	answers := []*spiffe.Bundle{a.answer(a.cfg.Roots)}
+	sources := []spiffe.BundleSource{a.cfg.Roots}
 	for _, name := range slices.Sorted(maps.Keys(a.cfg.SignerRoots)) {
-		answers = append(answers, a.answer(a.cfg.SignerRoots[name]))
+		sources = append(sources, a.cfg.SignerRoots[name])
 	}
+	turn, answers := a.turn.Add(1), make([]*spiffe.Bundle, len(sources))
+	for i, source := range sources { // without mu, as the sources are the user's
+		if source != nil {
+			answers[i], _ = a.ask(source)
+		}
+	}
+	bundle, err := a.unite(turn, answers)
+	if err != nil {
+		a.cfg.Logger.Warn("roots of the signers do not fit into one bundle", slog.Any("err", err))
+	}
+	return bundle
+}
+
+// unite makes one bundle of all roots. A source without an answer keeps its last one. The error says why the bundle is an
+// old one.
+func (a *RA) unite(turn uint64, answers []*spiffe.Bundle) (*spiffe.Bundle, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.forget()
-	if a.sources == nil {
-		a.sources = make([]*spiffe.Bundle, len(answers))
-	}
-	if turn > a.taken { // else another call has asked later
-		a.taken = turn
-		for i, b := range answers {
-			if b != nil && b != a.sources[i] {
-				a.sources[i], a.stale = b, true
-			}
+	var roots []*x509.Certificate
+	for i, b := range answers {
+		if a.sources != nil && (b == nil || turn < a.taken) { // another call has asked later
+			answers[i] = a.sources[i]
+		}
+		if answers[i] != nil {
+			roots = slices.AppendSeq(roots, answers[i].X509Authorities())
 		}
 	}
-	if a.stale || a.union == nil {
-		// A source may give a new Bundle each time it is asked: that is no change.
-		var b *spiffe.Bundle
-		if b, unfit = a.unite(); !b.Equal(a.union) {
-			a.union = b
-		}
-		a.stale = false
+	a.sources, a.taken = answers, max(a.taken, turn)
+	for _, r := range a.learned {
+		roots = append(roots, r.cert)
 	}
-	return a.union
-}
-
-// answer is what a source has; nil for none.
-func (a *RA) answer(source spiffe.BundleSource) *spiffe.Bundle {
-	if source == nil {
-		return nil
+	b, err := spiffe.NewBundle(a.cfg.TrustDomain, spiffe.BundleContents{X509Authorities: roots})
+	switch {
+	case err == nil && b.Equal(a.union): // the same Bundle, for verifiers remember by it
+	case err == nil:
+		a.union = b
+	case a.union == nil: // each of them was in a bundle already; together they are too many
+		a.union, _ = spiffe.NewBundle(a.cfg.TrustDomain, spiffe.BundleContents{}) // cannot fail
 	}
-	b, _ := a.ask(source) // nil with an error
-	return b
+	return a.union, err
 }
 
 // CallerBundle returns [RA.Bundle]: the signers do not say which of their keys may be stolen.
 func (a *RA) CallerBundle() *spiffe.Bundle { return a.Bundle() }
 
-// Health returns the health of the RA, for a program's readiness and metrics: whether the roots of the default signer are
-// known and audit records can be made. Store is why the cluster did not answer the last request, for ten seconds. Root,
-// Synced and Until are zero.
+// Health returns the health of the RA, for a program's readiness and metrics: whether the roots of the default signer
+// are known and audit records can be made. Store is why the cluster did not answer the last request, for ten seconds.
+// Root, Synced and Until are zero.
 func (a *RA) Health() ca.Health {
 	var h ca.Health
 	if a.cfg.Signer != "" {
@@ -326,38 +332,15 @@ func (a *RA) Health() ca.Health {
 	return h
 }
 
-// Proven returns zero, for "not known": a [ca.Authority] keeps the time in the serial numbers of its certificates, but here
-// the signer chooses them. So a server cannot follow chains of renewals by certificate, and has to allow all of them or
-// none.
+// Proven returns zero, for "not known": a [ca.Authority] keeps the time in the serial numbers of its certificates, but
+// here the signer chooses them. So a server cannot follow chains of renewals by certificate, and has to allow all of
+// them or none.
 func (a *RA) Proven(*x509.Certificate) time.Time { return time.Time{} }
-
-// unite makes one bundle of all roots; a.mu is held. The error says why it is an old one.
-func (a *RA) unite() (*spiffe.Bundle, error) {
-	var roots []*x509.Certificate
-	for _, b := range a.sources {
-		if b != nil {
-			roots = slices.AppendSeq(roots, b.X509Authorities())
-		}
-	}
-	for _, r := range a.learned {
-		roots = append(roots, r.cert)
-	}
-	b, err := spiffe.NewBundle(a.cfg.TrustDomain, spiffe.BundleContents{X509Authorities: roots})
-	if err != nil {
-		// Each of them was in a bundle already; together they are too many. Better an old bundle than none.
-		if a.union != nil {
-			return a.union, err
-		}
-		b, _ = spiffe.NewBundle(a.cfg.TrustDomain, spiffe.BundleContents{}) // cannot fail
-	}
-	return b, err
-}
 
 // forget removes the learned roots that no valid certificate leads to; a.mu is held.
 func (a *RA) forget() {
-	n, now := len(a.learned), time.Now()
+	now := time.Now()
 	a.learned = slices.DeleteFunc(a.learned, func(r learnedRoot) bool { return now.After(r.lastLeaf) })
-	a.stale = a.stale || len(a.learned) < n
 }
 
 // learn adds a root to the bundle, until the end of the leaf that it was learned from.
@@ -374,10 +357,10 @@ func (a *RA) learn(root *x509.Certificate, leafEnd time.Time) error {
 		}
 	}
 	if len(a.learned) >= maxLearned {
-		return fmt.Errorf("the signers have %d roots with valid certificates already: configure the roots of the signers", maxLearned)
+		return fmt.Errorf("the signers have %d roots with valid certificates already: configure "+
+			"the roots of the signers", maxLearned)
 	}
 	a.learned = append(a.learned, learnedRoot{root, leafEnd})
-	a.stale = true
 	return nil
 }
 
@@ -385,13 +368,13 @@ func fail(kind error, format string, args ...any) *ca.SignError {
 	return &ca.SignError{Kind: kind, Err: fmt.Errorf(format, args...)}
 }
 
-// Sign has a signer of the cluster certify the request and returns the chain to present: leaf first, then intermediates up
-// to a root in [RA.Bundle], without that root. The caller owns the result.
+// Sign has a signer of the cluster certify the request and returns the chain to present: leaf first, then
+// intermediates up to a root in [RA.Bundle], without that root. The caller owns the result.
 //
-// [ca.Authority.Sign] certifies the names that r grants; a signer certifies the names that r.CSR asks for. So the CSR must
-// ask for r.ID (or, for a certificate without ID, for a DNS name), and may ask for any of r.DNSNames, r.IPs and
-// r.CommonName. A CSR that asks for anything else is refused, except for an empty organization, which Istio's agents send. A
-// caller that is granted a name and does not ask for it does not get it.
+// [ca.Authority.Sign] certifies the names that r grants; a signer certifies the names that r.CSR asks for. So the CSR
+// must ask for r.ID (or, for a certificate without ID, for a DNS name), and may ask for any of r.DNSNames, r.IPs and
+// r.CommonName. A CSR that asks for anything else is refused, except for an empty organization, which Istio's agents
+// send. A caller that is granted a name and does not ask for it does not get it.
 //
 // A TTL of 0 or less leaves the lifetime to the signer. Any other is at least ten minutes, which Kubernetes demands: a
 // shorter one is refused, not made longer. Fractions of a second are cut off. A signer may give less than the TTL, and
@@ -475,7 +458,8 @@ func issuance(r *ca.Request, cert, issuer *x509.Certificate) *ca.Issuance {
 	i := &ca.Issuance{
 		Time: time.Now().Round(0), Kind: "x509-svid", Serial: cert.SerialNumber.Text(16),
 		ID: r.ID, DNSNames: cert.DNSNames, IPs: cert.IPAddresses, NotBefore: cert.NotBefore, NotAfter: cert.NotAfter,
-		Fingerprint: fmt.Sprintf("%x", sha256.Sum256(cert.Raw)), PublicKey: fmt.Sprintf("%x", sha256.Sum256(cert.RawSubjectPublicKeyInfo)),
+		Fingerprint: fmt.Sprintf("%x", sha256.Sum256(cert.Raw)), PublicKey: fmt.Sprintf("%x",
+			sha256.Sum256(cert.RawSubjectPublicKeyInfo)),
 		Caller: r.Caller, Method: r.Method, Pod: r.Pod, PodRequest: r.PodRequest,
 	}
 	if r.Profile == ca.DNSOnly {

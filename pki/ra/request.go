@@ -107,7 +107,8 @@ func checkCSR(r *ca.Request, granted map[pki.SAN]bool) error {
 		return errors.New("it asks for no name, and the signer can only give what it asks for")
 	}
 	if _, err := x509.ParseCertificateRequest(r.CSR.DER()); err != nil {
-		return errors.New("crypto/x509 cannot read it") // with which Kubernetes reads it; it refuses some that package pki takes
+		// with which Kubernetes reads it; it refuses some that package pki takes
+		return errors.New("crypto/x509 cannot read it")
 	}
 	if cn := r.CSR.CommonName(); cn != "" && cn != r.CommonName {
 		return fmt.Errorf("its common name (%s) is not granted to the caller", oidCommonName())

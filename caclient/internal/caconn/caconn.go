@@ -1,5 +1,5 @@
-// Package caconn is what the clients of remote CAs have in common: the connection of a [caclient.Endpoint], tokens, the
-// roots of the trust domain, and the kinds of failures.
+// Package caconn is what the clients of remote CAs have in common: the connection of a [caclient.Endpoint], tokens,
+// the roots of the trust domain, and the kinds of failures.
 package caconn
 
 import (
@@ -54,8 +54,8 @@ type Config struct {
 	Name     string // of the client's package, for errors and logs
 	Endpoint caclient.Endpoint
 
-	// TLS returns a new configuration for each connection, for an Endpoint without an HTTPClient. NextProtos is set later. Nil
-	// means that of [caclient.NewHTTPClient], with the RootsFile.
+	// TLS returns a new configuration for each connection, for an Endpoint without an HTTPClient. NextProtos is set
+	// later. Nil means that of [caclient.NewHTTPClient], with the RootsFile.
 	TLS func(ctx context.Context) (*tls.Config, error)
 
 	// PriorKnowledge is for gRPC: connections without TLS, and those of TLS, begin with HTTP/2, and have no ALPN.
@@ -82,8 +82,8 @@ type Conn struct {
 	tokenless *ratelog.Log // of calls without a token that there should be
 }
 
-// New checks the Endpoint. It does not connect and reads no file. The error names the option that is wrong, and not the
-// package.
+// New checks the Endpoint. It does not connect and reads no file. The error names the option that is wrong, and not
+// the package.
 func New(cfg Config) (*Conn, error) {
 	e := &cfg.Endpoint
 	u, err := url.Parse(e.URL)
@@ -120,10 +120,12 @@ func httpClient(e *caclient.Endpoint, cfg Config, scheme string) (*http.Client, 
 	case e.HTTPClient != nil:
 		*c = *e.HTTPClient
 	case cfg.TLS != nil || scheme == "http":
-		c.Transport = conns.NewTransport(new(net.Dialer).DialContext, func(dial conns.Dial) *http.Transport { return tlsalert.NewTransport(cfg.TLS, cfg.PriorKnowledge, dial) })
+		c.Transport = conns.NewTransport(new(net.Dialer).DialContext,
+			func(dial conns.Dial) *http.Transport { return tlsalert.NewTransport(cfg.TLS, cfg.PriorKnowledge, dial) })
 	default:
 		var err error
-		if c, err = caclient.NewHTTPClient(caclient.TLSOptions{RootsFile: e.RootsFile, MinVersion: tls.VersionTLS12, Logger: e.Logger}); err != nil {
+		o := caclient.TLSOptions{RootsFile: e.RootsFile, MinVersion: tls.VersionTLS12, Logger: e.Logger}
+		if c, err = caclient.NewHTTPClient(o); err != nil {
 			return nil, err
 		}
 	}
@@ -135,8 +137,8 @@ func httpClient(e *caclient.Endpoint, cfg Config, scheme string) (*http.Client, 
 // Text returns what a client prints instead of its tokens and keys.
 func (c *Conn) Text() redact.Text { return redact.New(c.cfg.Name + ".CA(" + c.URL + ")") }
 
-// Token returns the token to send, and why there is none if there should be one. It is text that fits into a header. The
-// error is a [*caclient.Error] of op, or says that ctx is done.
+// Token returns the token to send, and why there is none if there should be one. It is text that fits into a header.
+// The error is a [*caclient.Error] of op, or says that ctx is done.
 func (c *Conn) Token(ctx context.Context, op string) (token string, missing, err error) {
 	switch {
 	case c.Endpoint.Token != nil:
@@ -165,13 +167,14 @@ func (c *Conn) Token(ctx context.Context, op string) (token string, missing, err
 		c.tokenless.Warn(c.cfg.Name+": no token to send", "the file cannot be used", slog.Any("err", missing))
 	}
 	if len(token) > maxToken || !IsText(token) || strings.Contains(token, " ") {
-		return "", nil, c.Error(op, caclient.ErrInvalid, errors.New("the token is too long, or has characters that no token has"))
+		return "", nil, c.Error(op, caclient.ErrInvalid,
+			errors.New("the token is too long, or has characters that no token has"))
 	}
 	return token, missing, nil
 }
 
-// ProofToken is [Conn.Token] for a call that needs a token, as the CA has refused the certificate of the caller; refused is nil
-// if there was none. Without a token the error is refused, or says what there should be.
+// ProofToken is [Conn.Token] for a call that needs a token, as the CA has refused the certificate of the caller;
+// refused is nil if there was none. Without a token the error is refused, or says what there should be.
 func (c *Conn) ProofToken(ctx context.Context, refused error, none string) (string, error) {
 	token, missing, err := c.Token(ctx, "sign")
 	switch {
@@ -185,10 +188,11 @@ func (c *Conn) ProofToken(ctx context.Context, refused error, none string) (stri
 	return "", c.Error("sign", caclient.ErrUnauthenticated, errors.Join(errors.New(none), missing))
 }
 
-// OneCall returns a client that makes a connection for each call, which has the client certificate of that moment. config is
-// nil for one that trusts the roots of the host.
+// OneCall returns a client that makes a connection for each call, which has the client certificate of that moment.
+// config is nil for one that trusts the roots of the host.
 func OneCall(
-	config func(context.Context) (*tls.Config, error), certificate func(*tls.CertificateRequestInfo) (*tls.Certificate, error),
+	config func(context.Context) (*tls.Config, error),
+	certificate func(*tls.CertificateRequestInfo) (*tls.Certificate, error),
 ) *http.Client {
 	t := tlsalert.NewTransport(config, false, nil)
 	t.DisableKeepAlives = true
@@ -230,32 +234,35 @@ func (c *Conn) CheckRequest(csr *pki.CSR, lifetime time.Duration) error {
 	return nil
 }
 
-// Reconnect makes the next call after [Conn.Begin] use a new connection, which has the client certificate and the roots
-// of that moment.
+// Reconnect makes the next call after [Conn.Begin] use a new connection, which has the client certificate and the
+// roots of that moment.
 func (c *Conn) Reconnect() { c.stale.Store(true) }
 
-// Begin comes before a call. Connections are closed only here, as one is not idle yet when a call has just failed on it.
-// Calls that are under way go on.
+// Begin comes before a call. Connections are closed only here, as one is not idle yet when a call has just failed on
+// it. Calls that are under way go on.
 func (c *Conn) Begin() {
 	if c.stale.Swap(false) {
 		c.HTTP.CloseIdleConnections()
 	}
 }
 
-// Close closes the connections to the CA that were made here, and so ends the calls that are under way on them. The next call
-// makes a new one.
+// Close closes the connections to the CA that were made here, and so ends the calls that are under way on them. The
+// next call makes a new one.
 func (c *Conn) Close() { c.conns.Close() }
 
-// Refused reports whether err says that the CA refuses the client certificate of a call, so that a token may be better.
+// Refused reports whether err says that the CA refuses the client certificate of a call, so that a token may be
+// better.
 func Refused(err error) bool {
-	if alert, ok := errors.AsType[*net.OpError](err); ok && alert.Op == "remote error" { // of TLS: the CA knows no root of the certificate
+	alert, ok := errors.AsType[*net.OpError](err)
+	if ok && alert.Op == "remote error" { // of TLS: the CA knows no root of the certificate
 		return true
 	}
-	return errors.Is(err, caclient.ErrUnauthenticated) || errors.Is(err, caclient.ErrDenied) || errors.Is(err, caclient.ErrInvalid)
+	return errors.Is(err, caclient.ErrUnauthenticated) || errors.Is(err, caclient.ErrDenied) ||
+		errors.Is(err, caclient.ErrInvalid)
 }
 
-// ExplainMissing adds to err, if it says that the CA could not authenticate the caller, why there was no token to send;
-// missing is nil if there was one.
+// ExplainMissing adds to err, if it says that the CA could not authenticate the caller, why there was no token to
+// send; missing is nil if there was one.
 func ExplainMissing(err, missing error) {
 	e, ok := errors.AsType[*caclient.Error](err)
 	if ok && missing != nil && e.Kind == caclient.ErrUnauthenticated { //nolint:errorlint // the kind itself
@@ -263,7 +270,8 @@ func ExplainMissing(err, missing error) {
 	}
 }
 
-// Present returns the certificate that get returns, with its Leaf, if it is valid now; nil otherwise, and if get is nil.
+// Present returns the certificate that get returns, with its Leaf, if it is valid now; nil otherwise, and if get is
+// nil.
 func Present(get func() *tls.Certificate) *tls.Certificate {
 	if get == nil {
 		return nil
@@ -287,15 +295,16 @@ func Present(get func() *tls.Certificate) *tls.Certificate {
 	return cert
 }
 
-// Untrusted reports whether the CA's own certificate did not verify: the roots may be older than it, and are read again.
+// Untrusted reports whether the CA's own certificate did not verify: the roots may be older than it, and are read
+// again.
 func Untrusted(err error) bool {
 	_, ok := errors.AsType[*tls.CertificateVerificationError](err)
 	return ok
 }
 
 // Chain reads certificates in PEM, in any number of texts, as the chain that answers csr: without self-signed roots,
-// which peers have, and without repetitions. The leaf comes first and has the key of csr. An error says what is wrong with
-// the answer.
+// which peers have, and without repetitions. The leaf comes first and has the key of csr. An error says what is wrong
+// with the answer.
 func Chain(csr *pki.CSR, texts ...string) ([]*x509.Certificate, error) {
 	all, err := pki.ParseCertificatesPEM([]byte(strings.Join(texts, "\n")))
 	if err != nil {
@@ -358,8 +367,8 @@ func (s *Status) Error() string {
 	return fmt.Sprintf("the CA answers %d (%s): %q", s.Code, http.StatusText(s.Code), s.Message)
 }
 
-// Do sends a request and reads the answer, JSON of at most 2 MiB, into answer, which may be nil for none. The error is a
-// [*caclient.Error], of a kind by the status, or says that ctx is done.
+// Do sends a request and reads the answer, JSON of at most 2 MiB, into answer, which may be nil for none. The error
+// is a [*caclient.Error], of a kind by the status, or says that ctx is done.
 func (c *Conn) Do(ctx context.Context, r Request, answer any) error {
 	body, err := c.do(ctx, r)
 	if err != nil {
@@ -369,7 +378,8 @@ func (c *Conn) Do(ctx context.Context, r Request, answer any) error {
 		return nil
 	}
 	if err := json.Unmarshal(body, answer); err != nil { // whose errors may quote the answer, but no text of it
-		return c.Error(r.Op, caclient.ErrBadAnswer, fmt.Errorf("the answer is not the JSON of this API: %s", bearer.Redact(err.Error(), r.Secrets...)))
+		return c.Error(r.Op, caclient.ErrBadAnswer,
+			fmt.Errorf("the answer is not the JSON of this API: %s", bearer.Redact(err.Error(), r.Secrets...)))
 	}
 	return nil
 }
@@ -440,7 +450,8 @@ func (c *Conn) judge(r Request, resp *http.Response, body []byte) ([]byte, error
 	if e.Kind == caclient.ErrUnavailable { //nolint:errorlint // the kind itself
 		e.RetryAfter = kube.RetryAfter(resp.Header)
 	}
-	if s.Code == http.StatusUnauthorized || s.Code == http.StatusForbidden || e.Kind == caclient.ErrUnavailable { //nolint:errorlint // the kind itself
+	switch e.Kind {
+	case caclient.ErrUnauthenticated, caclient.ErrDenied, caclient.ErrUnavailable:
 		c.Reconnect()
 	}
 	return nil, e

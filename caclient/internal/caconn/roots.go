@@ -38,8 +38,8 @@ type olderRoot struct {
 	until time.Time
 }
 
-// LearnRoots notes the roots that came with leaf. They are in the next [Conn.FetchBundles], and stay there for as long as
-// a certificate that was issued under them may live. An error changes nothing.
+// LearnRoots notes the roots that came with leaf. They are in the next [Conn.FetchBundles], and stay there for as
+// long as a certificate that was issued under them may live. An error changes nothing.
 func (c *Conn) LearnRoots(certs []*x509.Certificate, leaf *x509.Certificate) error {
 	return c.roots.learn(certs, leaf)
 }
@@ -64,9 +64,12 @@ func (r *roots) learn(certs []*x509.Certificate, leaf *x509.Certificate) error {
 	return err
 }
 
-// Sort moves the certificates that came as roots and are none to the chain, which answers csr. Roots are those that are
-// self-signed or have a place among the roots of the Endpoint and, if it has no roots, whatever came as the only ones.
-func (c *Conn) Sort(ctx context.Context, csr *pki.CSR, chain, roots []*x509.Certificate) (_, _ []*x509.Certificate, err error) {
+// Sort moves the certificates that came as roots and are none to the chain, which answers csr. Roots are those that
+// are self-signed or have a place among the roots of the Endpoint and, if it has no roots, whatever came as the only
+// ones.
+func (c *Conn) Sort(
+	ctx context.Context, csr *pki.CSR, chain, roots []*x509.Certificate,
+) (_, _ []*x509.Certificate, err error) {
 	notSigned := func(c *x509.Certificate) bool { return !certchain.SelfSigned(c) }
 	if !slices.ContainsFunc(roots, notSigned) {
 		return chain, roots, nil
@@ -131,7 +134,8 @@ func (r *roots) update(now time.Time) (*spiffe.Bundle, error) {
 	}
 	certs := slices.Concat(contents.X509Authorities, r.newest)
 	r.older = slices.DeleteFunc(r.older, func(o olderRoot) bool { return !now.Before(o.until) })
-	if room := max(0, MaxRoots-len(certs)); len(r.older) > room { // a CA that has new roots each time must not fill the memory
+	// A CA that has new roots each time must not fill the memory.
+	if room := max(0, MaxRoots-len(certs)); len(r.older) > room {
 		r.older = slices.Delete(r.older, 0, len(r.older)-room)
 	}
 	for _, o := range r.older {
@@ -175,7 +179,8 @@ func (c *Conn) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	}
 	switch _, told := errors.AsType[*caclient.Error](err); {
 	case err != nil && known:
-		c.Endpoint.Logger.WarnContext(ctx, c.cfg.Name+": the roots cannot be read; those that are known stay", "err", err)
+		c.Endpoint.Logger.WarnContext(ctx, c.cfg.Name+": the roots cannot be read; those that are known stay", "err",
+			err)
 	case told:
 		return nil, err
 	case err != nil:
@@ -259,7 +264,8 @@ func (c *Conn) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, er
 				continue // the reading itself may have been the change
 			}
 			_, wait := c.roots.state()
-			renew.Wait(ctx, wait-time.Duration(rand.Float64()*float64(wait)/10), changed) // so that a fleet spreads out
+			early := time.Duration(rand.Float64() * float64(wait) / 10) // so that a fleet spreads out
+			renew.Wait(ctx, wait-early, changed)
 		}
 	}
 }

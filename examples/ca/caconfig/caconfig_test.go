@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -54,28 +53,6 @@ func TestParseWithFlagsOfTheProgram(t *testing.T) {
 	assert.True(t, *verbose)
 	assert.Equal(t, "r1", *region)
 	assert.Equal(t, "spiffe://example.org/ns/mesh/sa/svidkit-ca", c.ServerID.String())
-}
-
-// A flag set of the program stays as it was: it prints its own usage, and panics if it does so for errors.
-func TestParseKeepsTheFlagSet(t *testing.T) {
-	t.Parallel()
-	none := func(string) string { return "" }
-	var out bytes.Buffer
-	fs := flag.NewFlagSet("my-ca", flag.PanicOnError)
-	fs.SetOutput(&out)
-	fs.Usage = func() { fmt.Fprint(&out, "my usage") }
-	require.Panics(t, func() { _, _ = caconfig.Parse(fs, []string{"-nonsense"}, none) })
-	require.Empty(t, out.String())
-	require.Equal(t, flag.PanicOnError, fs.ErrorHandling())
-	fs = flag.NewFlagSet("my-ca", flag.ContinueOnError)
-	fs.SetOutput(&out)
-	fs.Usage = func() { fmt.Fprint(&out, "my usage") }
-	_, err := caconfig.Parse(fs, []string{"-h"}, none)
-	require.ErrorIs(t, err, flag.ErrHelp)
-	require.Equal(t, "my usage", out.String())
-	fs.Usage()
-	require.Equal(t, "my usagemy usage", out.String())
-	require.Same(t, &out, fs.Output())
 }
 
 // Serve serves what the flags say, and ends without an error when its context does.

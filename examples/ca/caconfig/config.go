@@ -2,7 +2,7 @@
 // Istio's CA. It opens the CA that they describe, and serves it. A program with commands or flags of its own defines them
 // in the same flag set:
 //
-//	flags := flag.NewFlagSet("my-ca", flag.ExitOnError)
+//	flags := flag.NewFlagSet("my-ca", flag.ContinueOnError)
 //	config, err := caconfig.Parse(flags, os.Args[1:], os.Getenv)
 //	…
 //	err = config.Serve(ctx, slog.Default(), func(a *caconfig.Authority, at caserver.Listeners) {
@@ -38,6 +38,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/pki"
@@ -99,7 +100,6 @@ const (
 	account      = "svidkit-ca"               // service account in the identity of the server
 	kubernetesRA = "ISTIOD_RA_KUBERNETES_API" // the one value of EXTERNAL_CA
 
-	badDuration = "it is not a number with a unit, such as 90m or 24h, which is a day"
 	tooShort    = "it is less than a second"
 	negative    = "it is negative"
 	trusting    = "the name in any token with the secret of the server is trusted"
@@ -212,44 +212,26 @@ func variable(f *flag.Flag) string {
 	return strings.TrimSuffix(name, "]")
 }
 
-// Parse defines the flags of a CA in fs, which may have flags of the program already, and sets them: from the
-// environment, then from args, which win. It sets each flag of fs whose usage ends with the name of a variable
-// in brackets from that variable. An error is one line that names the flag and its variable, and wraps [ErrUsage]. With
-// -help, Parse prints the flags as fs does, and the error is [flag.ErrHelp]. A flag set that exits for errors does that.
+// Parse defines the flags of a CA in fs, which has flag.ContinueOnError and may have flags of the program, and sets them:
+// from the environment, then from args, which win. It sets each flag of fs whose usage ends with the name of a variable
+// in brackets from that variable. An error is one line that names the flag and its variable, and wraps [ErrUsage]. After
+// -help the error is [flag.ErrHelp], and fs.Usage has printed what it does.
 func Parse(fs *flag.FlagSet, args []string, getenv func(string) string) (*Config, error) {
 	c := &Config{flags: fs, inCluster: getenv("KUBERNETES_SERVICE_HOST") != "", clusterOptions: clusterOptions{getenv: getenv}}
 	c.define(fs)
-	handling, out := fs.ErrorHandling(), fs.Output()
-	fs.Init(fs.Name(), flag.ContinueOnError)
-	fs.SetOutput(io.Discard) // or it prints the error and all flags
 	usage := fs.Usage
-	fs.Usage = func() {}
+	fs.Usage = func() {} // or package flag prints all flags for each error
+	fs.SetOutput(io.Discard)
 	err := c.parse(args, getenv)
-	fs.Init(fs.Name(), handling)
-	fs.SetOutput(out)
 	fs.Usage = usage
-	if err == nil {
-		return c, nil
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		fs.Usage()
+		return nil, err
+	case err != nil:
+		return nil, misused("%w; -help lists the flags", err)
 	}
-	if help := errors.Is(err, flag.ErrHelp); !help {
-		err = misused("%w; -help lists the flags", err)
-	} else if usage != nil {
-		usage()
-	} else {
-		fmt.Fprintf(out, "Usage of %s:\n", fs.Name())
-		fs.PrintDefaults()
-	}
-	switch handling {
-	case flag.ExitOnError:
-		if errors.Is(err, flag.ErrHelp) {
-			os.Exit(0)
-		}
-		fmt.Fprintln(out, err)
-		os.Exit(2)
-	case flag.PanicOnError:
-		panic(err)
-	}
-	return nil, err
+	return c, nil
 }
 
 // parse sets the flags and what follows from them.
@@ -258,16 +240,12 @@ func (c *Config) parse(args []string, getenv func(string) string) (err error) {
 	fs.VisitAll(func(f *flag.Flag) {
 		if name := variable(f); name != "" && getenv(name) != "" {
 			if bad := fs.Set(f.Name, getenv(name)); bad != nil {
-				err = cmp.Or(err, fmt.Errorf("%s=%q in the environment: %w", name, getenv(name), explain(f, bad)))
+				err = cmp.Or(err, fmt.Errorf("%s=%q in the environment: %w", name, getenv(name), program.Unparsed(f, bad)))
 			}
 		}
 	})
 	if err = cmp.Or(err, fs.Parse(args)); err != nil {
-		text := strings.TrimSuffix(err.Error(), ": parse error") // which follows the name of the flag
-		if f := fs.Lookup(text[strings.LastIndex(text, " -")+2:]); f != nil {
-			err = explain(f, err)
-		}
-		return err
+		return program.Explain(fs, err)
 	}
 	if fs.NArg() > 0 {
 		return fmt.Errorf("%q is not understood; flags begin with a hyphen", fs.Arg(0))
@@ -329,26 +307,6 @@ func (c *Config) parse(args []string, getenv func(string) string) (err error) {
 	c.ServerID, _ = c.CA.TrustDomain.KubernetesID(c.namespace, account) // checked
 	c.CA.Limits.CallerBurst = int(10 * c.CA.Limits.CallerRate)
 	return nil
-}
-
-// explain says what is wrong with the value of a flag that package flag cannot parse.
-func explain(f *flag.Flag, err error) error {
-	text, unparsed := strings.CutSuffix(err.Error(), "parse error")
-	g, ok := f.Value.(flag.Getter)
-	if !ok || !unparsed {
-		return err
-	}
-	switch g.Get().(type) {
-	case time.Duration:
-		text += badDuration
-	case bool:
-		text += "it is neither true nor false"
-	case float64:
-		text += "it is not a number, such as 10 or 0.5"
-	default:
-		text += "it is not a whole number, such as 10"
-	}
-	return errors.New(text)
 }
 
 // setStateDir sets the folder of the state and the files in it. An empty dir sets nothing.
@@ -511,7 +469,7 @@ func (r *renewal) set(text string) error {
 	}
 	d, err := time.ParseDuration(text)
 	if err != nil {
-		return errors.New("it is neither off nor unlimited, and " + badDuration)
+		return errors.New("it is neither off nor unlimited, and " + program.BadDuration)
 	}
 	if d < time.Second {
 		return errors.New(tooShort)

@@ -26,7 +26,10 @@ func (e env) get(name string) string { return e[name] }
 // parse parses args. With serve it also checks what only a server needs.
 func parse(args []string, getenv func(string) string, out io.Writer, serve bool) (*Config, error) {
 	fs := flag.NewFlagSet("ca", flag.ContinueOnError)
-	fs.SetOutput(out)
+	fs.Usage = func() {
+		fs.SetOutput(out)
+		fs.PrintDefaults()
+	}
 	c, err := Parse(fs, args, getenv)
 	if err == nil && serve {
 		err = c.check(true)
@@ -355,7 +358,7 @@ func TestMessages(t *testing.T) {
 		env  env
 		want string
 	}{
-		{"-nonsense", nil, "flag provided but not defined: -nonsense"},
+		{"-nonsense", nil, "there is no flag -nonsense"},
 		{"-max-ttl", nil, "flag needs an argument: -max-ttl"},
 		{"-max-ttl 90d", nil, `invalid value "90d" for flag -max-ttl: it is not a number with a unit, such as 90m or 24h, which is a day; -help lists the flags`},
 		{"-refresh-hint 24", nil, `invalid value "24" for flag -refresh-hint: it is not a number with a unit, such as 90m or 24h`},

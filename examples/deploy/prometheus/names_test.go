@@ -100,7 +100,7 @@ var recorded = regexp.MustCompile(`svidkit:\w+(:\w+)*`)
 
 // TestRunbook: each alert has its entry and each entry its alert, and what an entry names exists.
 func TestRunbook(t *testing.T) {
-	rounds.NotShort(t) // it builds the CA
+	rounds.Slow(t) // it builds the CA
 	t.Parallel()
 	data, err := os.ReadFile("../../RUNBOOK.md")
 	require.NoError(t, err)

@@ -102,18 +102,3 @@ func Fold(text string, first, others int) string {
 	}
 	return b.String()
 }
-
-// unknown returns what there is in the place of a flag that there is not: what begins like it, and what has most of it.
-func unknown(flags *flag.FlagSet, name string) string {
-	var near []string
-	flags.VisitAll(func(f *flag.Flag) {
-		if strings.HasPrefix(f.Name, name[:min(len(name), 2)]) || len(name) > 2 && strings.Contains(f.Name, name) || 2*len(f.Name) > len(name) && strings.Contains(name, f.Name) {
-			near = append(near, "-"+f.Name)
-		}
-	})
-	text := fmt.Sprintf("there is no flag -%.64s", name)
-	if len(near) > 0 {
-		text += "; there is " + strings.Join(near, ", ")
-	}
-	return text
-}

@@ -103,32 +103,41 @@ func ParseFlags(flags *flag.FlagSet, args []string, out io.Writer, help Help) er
 	return nil
 }
 
-// Explain returns the error of flags.Parse with what a value has to be in the place of "parse error", and with the flags that are
-// like one that there is not.
+// Explain returns the error of flags.Parse with what a value has to be in the place of "parse error".
 func Explain(flags *flag.FlagSet, err error) error {
-	text, unparsed := strings.CutSuffix(err.Error(), "parse error")
-	name := strings.TrimSuffix(text[strings.LastIndex(text, " -")+2:], ": ") // the last word
-	f := flags.Lookup(name)
-	switch {
-	case f == nil && name != "" && !strings.ContainsAny(name, " \"") && strings.HasSuffix(err.Error(), " -"+name):
-		return errors.New(unknown(flags, name))
-	case f == nil || !unparsed:
-		return err
+	text := strings.TrimSuffix(err.Error(), ": parse error")
+	name := text[strings.LastIndex(text, " -")+2:] // the last word
+	if f := flags.Lookup(name); f != nil {
+		return Unparsed(f, err)
 	}
+	if text, ok := strings.CutPrefix(text, "flag provided but not defined: "); ok {
+		return fmt.Errorf("there is no flag %.64s", text)
+	}
+	return err
+}
+
+// Unparsed is [Explain] for the error of f.Value.Set.
+func Unparsed(f *flag.Flag, err error) error {
+	text, unparsed := strings.CutSuffix(err.Error(), "parse error")
 	g, ok := f.Value.(flag.Getter)
-	if !ok {
+	if !ok || !unparsed {
 		return err
 	}
 	switch g.Get().(type) {
 	case time.Duration:
-		text += "it is not a number with a unit, such as 90s or 24h"
+		text += BadDuration
 	case bool:
 		text += "it is neither true nor false"
+	case float64:
+		text += "it is not a number, such as 10 or 0.5"
 	default:
 		text += "it is not a whole number, such as 10"
 	}
 	return errors.New(text)
 }
+
+// BadDuration says what a duration has to be.
+const BadDuration = "it is not a number with a unit, such as 90m or 24h, which is a day"
 
 // Service has the flags of a program that runs until a signal ends it.
 type Service struct {

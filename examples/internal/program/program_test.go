@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/examples/internal/program"
+	"github.com/svidkit/svidkit/internal/settings"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 )
 
@@ -76,11 +77,11 @@ func TestParse(t *testing.T) {
 	}
 	for _, c := range []struct{ want, args string }{
 		{"there is no flag -unknown; -h lists the flags", "-unknown"},
-		{"there is no flag -name; there is -long-name; -h lists the flags", "--name=a"},
-		{"there is no flag -numbers; there is -number; -h lists the flags", "-numbers 1"},
+		{"there is no flag -name; -h lists the flags", "--name=a"},
+		{"there is no flag -numbers; -h lists the flags", "-numbers 1"},
 		{"there is no flag -1; -h lists the flags", "-1"},
 		{`"surplus" is not understood: there are no words here, and flags begin with a hyphen; -h lists them`, "surplus"},
-		{`invalid value "1d" for flag -for: it is not a number with a unit, such as 90s or 24h; -h lists the flags`, "-for 1d"},
+		{`invalid value "1d" for flag -for: it is not a number with a unit, such as 90m or 24h, which is a day; -h lists the flags`, "-for 1d"},
 		{`invalid boolean value "si" for -version: it is neither true nor false; -h lists the flags`, "-version=si"},
 		{`invalid value "1e2" for flag -number: it is not a whole number, such as 10; -h lists the flags`, "-number 1e2"},
 		{`invalid value "x" for flag -own: parse error; -h lists the flags`, "-own x"},
@@ -174,18 +175,22 @@ func TestBegin(t *testing.T) {
 // Every variable that is wrong is told with what to set, one that is empty is not set, and foreign ones are none of ours.
 func TestRead(t *testing.T) {
 	t.Parallel()
-	d := program.Daemon{Name: "some", Variables: []program.Variable{
+	d := program.Daemon{Name: "some", Variables: []settings.Variable{
 		program.Var("SOME_ADDR", "127.0.0.1:0", "address", "this program", program.IsAddr),
 		program.Var("SOME_DIR", "/run", "folder", "this program", program.IsAbsolute),
 	}}
 	s, err := d.Read([]string{"SOME_ADDR=", "OTHER=x", "SOME_DIR=/var=1"})
 	require.NoError(t, err)
-	assert.Equal(t, program.Settings{"SOME_ADDR": "127.0.0.1:0", "SOME_DIR": "/var=1"}, s)
+	assert.Equal(t, "127.0.0.1:0", s.Text("SOME_ADDR"))
+	assert.Equal(t, "/var=1", s.Text("SOME_DIR"))
+	require.NoError(t, s.Need("SOME_DIR"))
 	_, err = d.Read([]string{"SOME_ADDR=80", "SOME_DIR=var"})
 	for _, want := range []string{`SOME_ADDR="80"`, "HOST:PORT", `SOME_DIR="var"`, "begins with a slash"} {
 		require.ErrorContains(t, err, want)
 	}
-	require.ErrorContains(t, program.Settings{"SOME_DIR": ""}.Need("SOME_DIR"), "SOME_DIR")
+	s, err = program.Daemon{Variables: []settings.Variable{program.Var("SOME_DIR", "", "", "", nil)}}.Read(nil)
+	require.NoError(t, err)
+	require.ErrorContains(t, s.Need("SOME_DIR"), "SOME_DIR")
 }
 
 // What a variable may be is decided as an operator expects it.

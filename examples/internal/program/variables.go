@@ -1,6 +1,7 @@
 package program
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -15,28 +16,29 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/svidkit/svidkit/internal/settings"
 )
 
-// Variable is an environment variable of a program. One that is set to the empty text is like one that is not set.
-type Variable struct {
-	Name, Default, Doc string
-	From               string                   // where the name comes from
-	Check              func(value string) error // of one that is set; nil means any text
+// Var returns a variable that has any text, or one that check accepts.
+func Var(name, def, doc, origin string, check func(value string) error) settings.Variable {
+	return settings.Variable{Name: name, Default: def, Doc: doc, Origin: origin, Check: check}
 }
 
-// Var returns a [Variable].
-func Var(name, def, doc, from string, check func(value string) error) Variable {
-	return Variable{name, def, doc, from, check}
+// List returns v as a list.
+func List(v settings.Variable) settings.Variable {
+	v.Form = settings.List
+	return v
 }
 
-// Settings are the values of variables by their names, with the defaults.
-type Settings map[string]string
+// Settings are the values of a [Daemon]'s variables.
+type Settings struct{ *settings.Values }
 
 // Daemon is a program that has environment variables in the place of flags. One of them is LOG_LEVEL.
 type Daemon struct {
 	Name      string
 	Help      string // a line for -h; may be empty
-	Variables []Variable
+	Variables []settings.Variable
 	Manifest  string // the Text of its [Manifest]
 
 	// Serve is the program. It returns nil when ctx is done, and writes to out where it listens.
@@ -60,73 +62,31 @@ func (d Daemon) Run(ctx context.Context, args, environ []string, out, errOut io.
 		return UsageError{err}
 	}
 	level := new(slog.LevelVar)
-	_ = level.UnmarshalText([]byte(s["LOG_LEVEL"])) // it was checked
+	_ = level.UnmarshalText([]byte(s.Text("LOG_LEVEL"))) // Read has checked it
 	return d.Serve(ctx, s, out, slog.New(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: level})))
 }
 
-// Read returns the settings of an environment, as [os.Environ] has it.
+// Read returns the settings in an environment, in the form of os.Environ.
 func (d Daemon) Read(environ []string) (Settings, error) {
-	s := Settings{}
-	for _, v := range d.Variables {
-		s[v.Name] = v.Default
-	}
-	set := map[string]bool{}
-	for _, line := range environ {
-		name, value, _ := strings.Cut(line, "=")
-		if _, ours := s[name]; ours && value != "" {
-			s[name], set[name] = value, true
-		}
-	}
-	var bad []error
-	for _, v := range d.Variables {
-		if set[v.Name] && v.Check != nil {
-			if err := v.Check(s[v.Name]); err != nil {
-				bad = append(bad, s.Reject(v.Name, err))
-			}
-		}
-	}
-	return s, errors.Join(bad...)
+	values, err := settings.Table{Variables: d.Variables}.Read(environ)
+	return Settings{values}, err
 }
 
 func (d Daemon) writeHelp(w io.Writer) error {
-	for _, v := range d.Variables {
-		def := ""
-		if v.Default != "" {
-			def = " (default " + v.Default + ")"
-		}
-		fmt.Fprintf(w, "  %s%s\n        %s\n", v.Name, def, v.Doc)
-	}
-	_, err := io.WriteString(w, d.Help)
-	return err
-}
-
-// Reject returns the error of a variable that the program cannot use.
-func (s Settings) Reject(name string, why error) error {
-	if s[name] == "" {
-		return fmt.Errorf("environment variable %s: %w", name, why)
-	}
-	return fmt.Errorf("environment variable %s=%.80q: %w", name, s[name], why)
+	err := settings.Table{Variables: d.Variables}.Write(w, false)
+	_, err2 := io.WriteString(w, d.Help)
+	return cmp.Or(err, err2)
 }
 
 // Need returns an error for each of the variables that is not set.
 func (s Settings) Need(names ...string) error {
 	var missing []error
 	for _, name := range names {
-		if s[name] == "" {
+		if !s.Set(name) {
 			missing = append(missing, s.Reject(name, errors.New("it is not set, and the program needs it")))
 		}
 	}
 	return errors.Join(missing...)
-}
-
-// List returns the texts of a variable with commas between.
-func (s Settings) List(name string) (all []string) {
-	for text := range strings.SplitSeq(s[name], ",") {
-		if text = strings.TrimSpace(text); text != "" {
-			all = append(all, text)
-		}
-	}
-	return all
 }
 
 // Off is a value of variables with an address: there is no such port.
@@ -134,10 +94,10 @@ const Off = "off"
 
 // Listen opens the port of a variable, and writes to out where. It returns nil if that is [Off].
 func (s Settings) Listen(name string, out io.Writer) (net.Listener, error) {
-	if s[name] == Off {
+	if s.Text(name) == Off {
 		return nil, nil //nolint:nilnil // there is none
 	}
-	l, err := net.Listen("tcp", s[name])
+	l, err := net.Listen("tcp", s.Text(name))
 	if err != nil {
 		return nil, s.Reject(name, err)
 	}
@@ -145,90 +105,85 @@ func (s Settings) Listen(name string, out io.Writer) (net.Listener, error) {
 	return l, nil
 }
 
-// IsAddr is a check for HOST:PORT, or [Off].
-func IsAddr(s string) error {
-	_, port, err := net.SplitHostPort(s)
-	if n, bad := strconv.ParseUint(port, 10, 16); s != Off && (err != nil || bad != nil || n > 65535) {
-		return errors.New("set it to HOST:PORT with a number for the port, such as 127.0.0.1:9080, or to off")
-	}
-	return nil
-}
-
-// IsAbsolute is a check for a path.
-func IsAbsolute(s string) error {
-	if !filepath.IsAbs(s) {
-		return errors.New("set it to a path that begins with a slash")
-	}
-	return nil
-}
-
-// IsDNSName is a check for a DNS name in lower case.
-func IsDNSName(s string) error {
-	for label := range strings.SplitSeq(s, ".") {
-		if !isLabel(label) {
-			return errors.New("set it to a DNS name, such as svc.cluster.local")
+// check returns a check that answers with the remedy.
+func check(remedy string, good func(value string) bool) func(value string) error {
+	return func(value string) error {
+		if !good(value) {
+			return errors.New(remedy)
 		}
+		return nil
 	}
-	return nil
 }
 
-// isLabel reports whether s is a label of a DNS name, which is the name of a namespace, too.
+// all reports whether each text of a list is good.
+func all(good func(text string) bool) func(list string) bool {
+	return func(list string) bool {
+		for text := range strings.SplitSeq(list, ",") {
+			if !good(strings.TrimSpace(text)) {
+				return false
+			}
+		}
+		return true
+	}
+}
+
+// Checks of values.
+var (
+	// IsAddr accepts HOST:PORT, and [Off].
+	IsAddr = check("set it to HOST:PORT with a number for the port, such as 127.0.0.1:9080, or to off", func(s string) bool {
+		_, port, err := net.SplitHostPort(s)
+		_, bad := strconv.ParseUint(port, 10, 16)
+		return s == Off || err == nil && bad == nil
+	})
+
+	// IsAbsolute accepts an absolute path.
+	IsAbsolute = check("set it to a path that begins with a slash", filepath.IsAbs)
+
+	// IsDNSName accepts a DNS name in lower case.
+	IsDNSName = check("set it to a DNS name, such as svc.cluster.local", isDNSName)
+
+	// AreNamespaces accepts names of Kubernetes namespaces with commas between.
+	AreNamespaces = check("set it to names of namespaces with commas between", all(isLabel))
+
+	// IsObject accepts NAMESPACE/NAME of a Kubernetes object.
+	IsObject = check("set it to a namespace and a name, such as athenz/used-documents", func(s string) bool {
+		namespace, name, _ := strings.Cut(s, "/")
+		return isLabel(namespace) && isDNSName(name)
+	})
+
+	// IsHTTPS accepts an https URL without a path.
+	IsHTTPS = check("set it to an https URL without a path, such as https://zts.athenz.svc:4443", func(s string) bool {
+		u, ok := origin(s)
+		return ok && u.Scheme == "https"
+	})
+
+	// IsAPI accepts what IsHTTPS accepts, and http for an address of this machine.
+	IsAPI = check("set it to an https URL without a path; http is for addresses of this machine, such as 127.0.0.1", func(s string) bool {
+		u, ok := origin(s)
+		if !ok {
+			return false
+		}
+		ip, err := netip.ParseAddr(u.Hostname())
+		return u.Scheme == "https" || u.Scheme == "http" && err == nil && ip.IsLoopback()
+	})
+)
+
+// isLabel reports whether s is a label of a DNS name, and so can be the name of a namespace.
 func isLabel(s string) bool {
 	return s != "" && len(s) <= 63 && strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789-") == "" && s[0] != '-' && s[len(s)-1] != '-'
 }
 
-// AreNamespaces is a check for names of Kubernetes namespaces with commas between.
-func AreNamespaces(s string) error {
-	for name := range strings.SplitSeq(s, ",") {
-		if !isLabel(strings.TrimSpace(name)) {
-			return errors.New("set it to names of namespaces with commas between")
-		}
-	}
-	return nil
+func isDNSName(s string) bool {
+	return !slices.ContainsFunc(strings.Split(s, "."), func(label string) bool { return !isLabel(label) })
 }
 
-// IsObject is a check for NAMESPACE/NAME of a Kubernetes object.
-func IsObject(s string) error {
-	if namespace, name, _ := strings.Cut(s, "/"); !isLabel(namespace) || IsDNSName(name) != nil {
-		return errors.New("set it to a namespace and a name, such as athenz/used-documents")
-	}
-	return nil
-}
-
-// IsHTTPS is a check for an https URL without a path.
-func IsHTTPS(s string) error {
-	if u, err := origin(s); err != nil || u.Scheme != "https" {
-		return errors.New("set it to an https URL without a path, such as https://zts.athenz.svc:4443")
-	}
-	return nil
-}
-
-// IsAPI is [IsHTTPS] that lets http through for an address of this machine.
-func IsAPI(s string) error {
-	u, err := origin(s)
-	if err != nil {
-		return errors.New("set it to a URL without a path, such as https://kubernetes.default.svc")
-	}
-	if ip, err := netip.ParseAddr(u.Hostname()); u.Scheme != "https" && (u.Scheme != "http" || err != nil || !ip.IsLoopback()) {
-		return errors.New("set it to an https URL; http is for addresses of this machine, such as 127.0.0.1")
-	}
-	return nil
-}
-
-func origin(s string) (*url.URL, error) {
+// origin parses a URL without user, path and query.
+func origin(s string) (u *url.URL, ok bool) {
 	u, err := url.Parse(s)
-	if err == nil && (u.Host == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "") {
-		err = errors.New("it is no URL without a path")
-	}
-	return u, err
+	return u, err == nil && u.Host != "" && u.User == nil && strings.Trim(u.Path, "/") == "" && u.RawQuery == ""
 }
 
 // OneOf returns a check for choices.
 func OneOf(choices ...string) func(string) error {
-	return func(s string) error {
-		if !slices.Contains(choices, s) {
-			return fmt.Errorf("set it to one of %s", strings.Join(choices, ", "))
-		}
-		return nil
-	}
+	return check("set it to one of "+strings.Join(choices, ", "), func(s string) bool { return slices.Contains(choices, s) })
 }

@@ -2,10 +2,10 @@
 // spiffe/federation and secretcache ask it.
 //
 // Sequence numbers order bundles, and a lower one never replaces a higher one (FED-11). So a number that is far too
-// high would keep out every later bundle, and after a bundle without a number the order would be lost. An endpoint that
-// is wrong for a moment must cause neither. A bundle that [Doubt] doubts is held: the bundle in force stays until an
-// operator decides, or until the publisher has repeated its answer for long enough ([Answers], [Time]), because
-// publishers do restart their counters and lose them.
+// high would keep out every later bundle, and after a bundle without a number the order would be lost. An endpoint
+// that is wrong for a moment must cause neither. A bundle that [Doubt] doubts is held: the bundle in force stays
+// until an operator decides, or until the publisher has repeated its answer for long enough ([Answers], [Time]),
+// because publishers do restart their counters and lose them.
 //
 // # Plausible numbers
 //
@@ -51,11 +51,13 @@ func Doubt(have, next *spiffe.Bundle, now time.Time) string {
 	}
 	switch {
 	case was && !numbered && empty(next) && !empty(have):
-		return fmt.Sprintf("it has no authorities and no sequence number, and the bundle in force has authorities and number %d", last)
+		return fmt.Sprintf("it has no authorities and no sequence number, "+
+			"and the bundle in force has authorities and number %d", last)
 	case was && !numbered:
 		return fmt.Sprintf("it has no sequence number, and the bundle in force has %d", last)
 	case was && n == last && empty(next) && !empty(have):
-		return fmt.Sprintf("it has no authorities, and the bundle in force has the same sequence number, %d, and authorities", last)
+		return fmt.Sprintf("it has no authorities, "+
+			"and the bundle in force has the same sequence number, %d, and authorities", last)
 	case was && n <= last:
 		return ""
 	case was && n-last <= MaxStep, was && times(last, n, now):
@@ -120,7 +122,8 @@ func (o *Offers) Judge(have, next *spiffe.Bundle, now time.Time) (prevailed bool
 		o.Forget()
 		return true, nil
 	}
-	return false, fmt.Errorf("the bundle is held: %s (answer %d; it prevails if the publisher repeats it %d times in %v)", doubt, o.times, Answers, Time)
+	return false, fmt.Errorf("the bundle is held: %s (answer %d; "+
+		"it prevails if the publisher repeats it %d times in %v)", doubt, o.times, Answers, Time)
 }
 
 // Held returns the held bundle; nil for none.

@@ -1,6 +1,6 @@
-// Package certchain has the operations on certificate chains that package spiffe shares with packages that obtain, load,
-// serve and merge them: limits on the cost of a chain, the order in which it is presented, the path from a leaf to a
-// root for a role, and the end of that path. Which ID a chain proves is decided by its callers.
+// Package certchain has the operations on certificate chains that package spiffe shares with packages that obtain,
+// load, serve and merge them: limits on the cost of a chain, the order in which it is presented, the path from a leaf
+// to a root for a role, and the end of that path. Which ID a chain proves is decided by its callers.
 package certchain
 
 import (
@@ -18,14 +18,17 @@ import (
 
 // Limits on a chain. Every peer of the workload receives it in every handshake.
 const (
-	MaxChain   = 16   // certificates
-	MaxRSABits = 8192 // of a key: one of 64 KiB takes a quarter of a minute to verify with; crypto/tls has this limit for the leaf
+	MaxChain = 16 // certificates
+
+	// MaxRSABits bounds a key: one of 64 KiB takes a quarter of a minute to verify with. crypto/tls has this limit for
+	// the leaf.
+	MaxRSABits = 8192
 
 	maxBytes = 64 << 10 // in DER, of an answer of a CA
 )
 
-// CheckCost refuses a chain that has a nil certificate, more than 16 certificates or an RSA key of more than 8192 bits,
-// before anything is verified. The errors for the last two wrap [certpem.ErrTooLarge].
+// CheckCost refuses a chain that has a nil certificate, more than 16 certificates or an RSA key of more than 8192
+// bits, before anything is verified. The errors for the last two wrap [certpem.ErrTooLarge].
 func CheckCost(chain []*x509.Certificate) error {
 	switch {
 	case len(chain) > MaxChain:
@@ -35,7 +38,8 @@ func CheckCost(chain []*x509.Certificate) error {
 	}
 	for i, c := range chain {
 		if bits := rsaBits(c); bits > MaxRSABits {
-			return fmt.Errorf("certificate %d has an RSA key of %d bits, the limit is %d: %w", i+1, bits, MaxRSABits, certpem.ErrTooLarge)
+			return fmt.Errorf("certificate %d has an RSA key of %d bits, the limit is %d: %w", i+1, bits, MaxRSABits,
+				certpem.ErrTooLarge)
 		}
 	}
 	return nil
@@ -63,7 +67,8 @@ func CheckSize(chain []*x509.Certificate) error {
 // SelfSigned reports whether c is a root. A CA's certificate for its own name under another key, which links an old
 // root to a new one, is not, nor is a certificate whose key [CheckCost] refuses.
 func SelfSigned(c *x509.Certificate) bool {
-	return c.IsCA && bytes.Equal(c.RawSubject, c.RawIssuer) && rsaBits(c) <= MaxRSABits && c.CheckSignatureFrom(c) == nil
+	return c.IsCA && bytes.Equal(c.RawSubject, c.RawIssuer) && rsaBits(c) <= MaxRSABits &&
+		c.CheckSignatureFrom(c) == nil
 }
 
 // rsaBits returns the size of an RSA key, and 0 for other keys, whose size is that of their curve.
@@ -113,23 +118,25 @@ func Tidy(chain []*x509.Certificate, key crypto.PublicKey) []*x509.Certificate {
 	return out
 }
 
-// Issuer returns the index of the certificate that signed child, or -1. Several may have one name, and one key a certificate
-// that has expired beside its successor: the signature decides, and then which is valid now, and longest.
+// Issuer returns the index of the certificate that signed child, or -1. Several may have one name, and one key a
+// certificate that has expired beside its successor: the signature decides, and then which is valid now, and longest.
 func Issuer(certs []*x509.Certificate, child *x509.Certificate) int {
 	best, now := -1, time.Now()
 	for i, c := range certs {
-		if !bytes.Equal(c.RawSubject, child.RawIssuer) || rsaBits(c) > MaxRSABits || child.CheckSignatureFrom(c) != nil {
+		if !bytes.Equal(c.RawSubject, child.RawIssuer) || rsaBits(c) > MaxRSABits ||
+			child.CheckSignatureFrom(c) != nil {
 			continue
 		}
-		if valid := InTime(c, now) == nil; best < 0 || valid && (InTime(certs[best], now) != nil || c.NotAfter.After(certs[best].NotAfter)) {
+		if valid := InTime(c, now) == nil; best < 0 ||
+			valid && (InTime(certs[best], now) != nil || c.NotAfter.After(certs[best].NotAfter)) {
 			best = i
 		}
 	}
 	return best
 }
 
-// Set sorts certificates by their bytes and drops duplicates, in place, so that the result does not depend on the order
-// of their sources.
+// Set sorts certificates by their bytes and drops duplicates, in place, so that the result does not depend on the
+// order of their sources.
 func Set(certs []*x509.Certificate) []*x509.Certificate {
 	slices.SortFunc(certs, func(a, b *x509.Certificate) int { return bytes.Compare(a.Raw, b.Raw) })
 	return slices.CompactFunc(certs, func(a, b *x509.Certificate) bool { return bytes.Equal(a.Raw, b.Raw) })

@@ -26,7 +26,8 @@ func Usages(role int) []x509.ExtKeyUsage {
 // Path returns a path from the first certificate of chain over the others, in any order, to one of roots, on which no
 // certificate rules out one of usages, of which there is at least one. While roots overlap there may be several paths;
 // this is the one that lasts longest. chain has passed [CheckCost]. The error is one of crypto/x509.
-func Path(chain []*x509.Certificate, roots *x509.CertPool, usages []x509.ExtKeyUsage, now time.Time) ([]*x509.Certificate, error) {
+func Path(chain []*x509.Certificate, roots *x509.CertPool, usages []x509.ExtKeyUsage,
+	now time.Time) ([]*x509.Certificate, error) {
 	opts := x509.VerifyOptions{Roots: roots, CurrentTime: now.UTC(), KeyUsages: usages[:1]}
 	if len(chain) > 1 {
 		opts.Intermediates = x509.NewCertPool()
@@ -56,7 +57,8 @@ func Path(chain []*x509.Certificate, roots *x509.CertPool, usages []x509.ExtKeyU
 // permits reports whether no certificate of path rules out one of usages, as crypto/x509 sees it.
 func permits(path []*x509.Certificate, usages []x509.ExtKeyUsage) bool {
 	for _, c := range path {
-		if len(c.ExtKeyUsage) == 0 && len(c.UnknownExtKeyUsage) == 0 || slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageAny) {
+		if len(c.ExtKeyUsage) == 0 && len(c.UnknownExtKeyUsage) == 0 ||
+			slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageAny) {
 			continue
 		}
 		for _, usage := range usages {
@@ -70,11 +72,12 @@ func permits(path []*x509.Certificate, usages []x509.ExtKeyUsage) bool {
 
 // Roles reports the roles in which chain can authenticate: those that none of its certificates rules out.
 func Roles(chain []*x509.Certificate) (server, client bool) {
-	return permits(chain, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}), permits(chain, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth})
+	return permits(chain, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}), permits(chain,
+		[]x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth})
 }
 
-// InTime returns why a leaf is not valid at now. Wherever identities come from, one that is not valid replaces none, and the
-// source says why with this error.
+// InTime returns why a leaf is not valid at now. Wherever identities come from, one that is not valid replaces none,
+// and the source says why with this error.
 func InTime(leaf *x509.Certificate, now time.Time) error {
 	switch {
 	case !now.Before(leaf.NotAfter):
@@ -85,7 +88,8 @@ func InTime(leaf *x509.Certificate, now time.Time) error {
 	return nil
 }
 
-// Now is the time in UTC, in which errors of crypto/x509 and crypto/tls then say it, as they say when a certificate ends.
+// Now is the time in UTC, in which errors of crypto/x509 and crypto/tls then say it, as they say when a certificate
+// ends.
 func Now() time.Time { return time.Now().UTC() }
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }

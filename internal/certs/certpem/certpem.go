@@ -1,5 +1,5 @@
-// Package certpem reads and writes certificates and private keys in PEM, with limits. Errors never carry the input, which
-// may be a secret.
+// Package certpem reads and writes certificates and private keys in PEM, with limits. Errors never carry the input,
+// which may be a secret.
 package certpem
 
 import (
@@ -33,9 +33,10 @@ var ErrTooLarge = errors.New("input too large")
 
 const begin, end = "-----BEGIN", "-----END"
 
-// Read returns the blocks of data in order, of which there may be limit. Text around them is allowed, as tools write comments
-// there (RFC 7468, 5.2). A block that is torn or damaged is an error, as package pem passes over it, and so is text that would
-// make package pem spend memory out of proportion: too much of it, too many blocks, or too many headers, of which it makes a map.
+// Read returns the blocks of data in order, of which there may be limit. Text around them is allowed, as tools write
+// comments there (RFC 7468, 5.2). A block that is torn or damaged is an error, as package pem passes over it, and so
+// is text that would make package pem spend memory out of proportion: too much of it, too many blocks, or too many
+// headers, of which it makes a map.
 func Read(data []byte, limit int) ([]*pem.Block, error) {
 	if len(data) > MaxInput {
 		return nil, fmt.Errorf("%d bytes of PEM, the limit is %d: %w", len(data), MaxInput, ErrTooLarge)
@@ -44,22 +45,8 @@ func Read(data []byte, limit int) ([]*pem.Block, error) {
 	if n > limit {
 		return nil, fmt.Errorf("%d PEM blocks, the limit is %d: %w", n, limit, ErrTooLarge)
 	}
-	for rest := data; ; {
-		_, block, found := bytes.Cut(rest, []byte(begin))
-		if !found {
-			break
-		}
-		_, rest, _ = bytes.Cut(block, []byte("\n"))
-		for headers := 1; ; headers++ {
-			line, next, _ := bytes.Cut(rest, []byte("\n"))
-			if !bytes.Contains(line, []byte(":")) {
-				break
-			}
-			if headers > maxHeaders {
-				return nil, fmt.Errorf("a PEM block with more than %d headers: %w", maxHeaders, ErrTooLarge)
-			}
-			rest = next
-		}
+	if err := checkHeaders(data); err != nil {
+		return nil, err
 	}
 	var blocks []*pem.Block
 	for b, rest := pem.Decode(data); b != nil; b, rest = pem.Decode(rest) {
@@ -79,8 +66,29 @@ func Read(data []byte, limit int) ([]*pem.Block, error) {
 	return blocks, nil
 }
 
-// Each calls read for the contents of each block of data, as [Read] returns them, all of which must be of one type, without
-// headers unless they are certificates. Input without any block is an error. Errors call a block by its noun.
+// checkHeaders refuses a block with too many headers.
+func checkHeaders(data []byte) error {
+	for rest := data; ; {
+		_, block, found := bytes.Cut(rest, []byte(begin))
+		if !found {
+			return nil
+		}
+		_, rest, _ = bytes.Cut(block, []byte("\n"))
+		for headers := 1; ; headers++ {
+			line, next, _ := bytes.Cut(rest, []byte("\n"))
+			if !bytes.Contains(line, []byte(":")) {
+				break
+			}
+			if headers > maxHeaders {
+				return fmt.Errorf("a PEM block with more than %d headers: %w", maxHeaders, ErrTooLarge)
+			}
+			rest = next
+		}
+	}
+}
+
+// Each calls read for the contents of each block of data, as [Read] returns them, all of which must be of one type,
+// without headers unless they are certificates. Input without any block is an error. Errors call a block by its noun.
 func Each(data []byte, typ, noun string, limit int, read func(der []byte) error) error {
 	return each(data, typ, noun, limit, read, nil)
 }
@@ -117,9 +125,10 @@ const certificate = "CERTIFICATE"
 // Certificates parses data by the rules of Each.
 func Certificates(data []byte) ([]*x509.Certificate, error) { return certificates(data, nil) }
 
-// Roots parses the certificates of data as [Certificates] does, and gives each one that cannot be read, or that use refuses, to
-// skip instead. One at least has to remain.
-func Roots(data []byte, use func(c *x509.Certificate) error, skip func(err error)) (certs []*x509.Certificate, err error) {
+// Roots parses the certificates of data as [Certificates] does, and gives each one that cannot be read, or that use
+// refuses, to skip instead. One at least has to remain.
+func Roots(data []byte, use func(c *x509.Certificate) error, skip func(err error)) (certs []*x509.Certificate,
+	err error) {
 	var first error
 	n := 0
 	err = Each(data, certificate, "certificate", MaxCertificates, func(der []byte) error {
@@ -195,9 +204,9 @@ func PublicKey(data []byte) (key crypto.PublicKey, err error) {
 	})
 }
 
-// PrivateKey parses the one private key in data: PKCS#8, PKCS#1 or SEC1, whichever of them its label says, as tools write
-// each under the label of the others. An EC PARAMETERS block in front, as some tools write it, is skipped; anything else is
-// an error, and so is an encrypted key, and one that [CheckKey] refuses.
+// PrivateKey parses the one private key in data: PKCS#8, PKCS#1 or SEC1, whichever of them its label says, as tools
+// write each under the label of the others. An EC PARAMETERS block in front, as some tools write it, is skipped;
+// anything else is an error, and so is an encrypted key, and one that [CheckKey] refuses.
 func PrivateKey(data []byte) (crypto.Signer, error) { return privateKey(data, maxKeyBlocks, nil) }
 
 // PrivateKeyAmongCertificates is PrivateKey for data that may have certificates too, which are skipped.
@@ -316,8 +325,8 @@ func EncodePrivateKey(key crypto.Signer) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
 }
 
-// TraditionalKey returns the form from before PKCS#8 of a block that [EncodePrivateKey] has made: PKCS#1 for an RSA key
-// (RSA PRIVATE KEY) and SEC 1 for an ECDSA key (EC PRIVATE KEY). Other keys have none, and stay as they are.
+// TraditionalKey returns the form from before PKCS#8 of a block that [EncodePrivateKey] has made: PKCS#1 for an RSA
+// key (RSA PRIVATE KEY) and SEC 1 for an ECDSA key (EC PRIVATE KEY). Other keys have none, and stay as they are.
 func TraditionalKey(block []byte) ([]byte, error) {
 	key, err := PrivateKey(block)
 	if err != nil {

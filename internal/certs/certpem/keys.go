@@ -73,7 +73,8 @@ func checkRSA(pub *rsa.PublicKey) error {
 		return fmt.Errorf("RSA key with an even modulus: %w", ErrWeakKey)
 	}
 	if pub.E < minRSAExponent || pub.E&1 == 0 {
-		return fmt.Errorf("RSA key with exponent %d, want an odd one of at least %d: %w", pub.E, minRSAExponent, ErrWeakKey)
+		return fmt.Errorf("RSA key with exponent %d, want an odd one of at least %d: %w", pub.E, minRSAExponent,
+			ErrWeakKey)
 	}
 	return nil
 }
@@ -87,7 +88,7 @@ func checkECDSA(pub *ecdsa.PublicKey) error {
 	default:
 		return fmt.Errorf("ECDSA key on curve %s, want P-256, P-384 or P-521: %w", pub.Curve.Params().Name, ErrWeakKey)
 	}
-	//lint:ignore SA1019 Bytes panics without them
+	// lint:ignore SA1019 Bytes panics without them
 	if pub.X == nil || pub.Y == nil {
 		return fmt.Errorf("ECDSA key without a point: %w", ErrWeakKey)
 	}

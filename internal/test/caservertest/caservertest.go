@@ -12,8 +12,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Identity returns the identity of a server for caserver.Options, which the CA that it serves signs. It is renewed until
-// the test ends, or the caller closes it.
+// Identity returns the identity of a server for caserver.Options, which the CA that it serves signs. It is renewed
+// until the test ends, or the caller closes it.
 func Identity(t testing.TB, signer ca.Signer, id spiffe.ID, names ...pki.SAN) *secretcache.Manager {
 	t.Helper()
 	own, err := local.NewServer(signer, id, names...)

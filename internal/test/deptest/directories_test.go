@@ -15,10 +15,10 @@ var directories = []string{"authn", "caclient", "pki", "sds", "secretcache", "sp
 // left are the pairs of directories that import each other, and may not for long.
 var left = []string{"authn and pki", "authn and spiffe", "pki and secretcache", "pki and spiffe"}
 
-// TestDirectories: of two directories of the library, one at most imports the other.
-func TestDirectories(t *testing.T) {
-	t.Parallel()
-	imports := map[[2]string][]string{} // from one directory to another, the packages of the first that do
+// betweenDirectories returns, for each directory that imports another, the imports, as "package -> package".
+func betweenDirectories(t *testing.T) map[[2]string][]string {
+	t.Helper()
+	imports := map[[2]string][]string{}
 	for _, p := range ours(t) {
 		from, _, _ := strings.Cut(p.name(), "/")
 		if !slices.Contains(directories, from) || slices.Contains(floors[kits].packages, p.name()) {
@@ -32,7 +32,13 @@ func TestDirectories(t *testing.T) {
 			}
 		}
 	}
-	found := map[string]bool{}
+	return imports
+}
+
+// TestDirectories: of two directories of the library, one at most imports the other.
+func TestDirectories(t *testing.T) {
+	t.Parallel()
+	imports, found := betweenDirectories(t), map[string]bool{}
 	for edge, there := range imports {
 		back := imports[[2]string{edge[1], edge[0]}]
 		if edge[0] > edge[1] || back == nil {

@@ -123,6 +123,16 @@ func page(t *testing.T, sizes map[string]string) string {
 	b.WriteString("    exp --> ground\n    kits --> delivery\n```\n\n" + `An arrow means "imports, and what is below". Packages on the same floor meet in the types of spiffe and pki, and in small
 interfaces that the importing package declares. The names of these packages are stable: ` + list(stable) + `.
 
+The directories, kits aside, import each other in one direction alone:
+
+` + "```mermaid\nflowchart TD\n")
+	for _, edge := range slices.SortedFunc(maps.Keys(betweenDirectories(t)), func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
+		fmt.Fprintf(&b, "    %s --> %s\n", edge[0], edge[1])
+	}
+	b.WriteString("```\n" + `
+The programs in this directory are no packages for import, and on no floor: quickstart, service and grpc import packages
+on these floors alone, and the others have packages of their own and internal ones.
+
 The tables say what each package imports of ours, which modules it links beside the standard library, and the size in
 10⁶ bytes of a stripped program that uses it (linux/amd64, Go 1.26; a program that only gets an https URL with net/http
 has 5.9). The page is written from the tree by ` + "`go test ./internal/test/deptest -update`" + `, and with ` + "`-long`" + ` its sizes, too.

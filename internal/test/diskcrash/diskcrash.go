@@ -1,4 +1,5 @@
-// Package diskcrash says what a machine that crashes can leave of what a program has written to a folder by a disk.Disk.
+// Package diskcrash says what a machine that crashes can leave of what a program has written to a folder by a
+// disk.Disk.
 package diskcrash
 
 import (
@@ -21,7 +22,8 @@ var ErrFault = errors.New("diskcrash: a fault of the disk")
 
 // Write is one change of a folder.
 type Write struct {
-	Op       string // "mkdir", "create", "write", "sync", "symlink", "syncdir", "rename", "remove", or "saved" by Saved
+	// "mkdir", "create", "write", "sync", "symlink", "syncdir", "rename", "remove", or "saved" by Saved
+	Op       string
 	Name, To string
 	Data     []byte
 	Save     int
@@ -138,8 +140,9 @@ type name struct {
 
 // machine is a folder in memory that knows what of it would survive a crash.
 type machine struct {
-	root    *inode
-	pending [][]name // changes that are there after a crash as a whole or not at all, since their folder was made durable
+	root *inode
+	// changes that are there after a crash as a whole or not at all, since their folder was made durable
+	pending [][]name
 }
 
 // find returns the folder that a path is in, and the last part of the path.
@@ -257,9 +260,10 @@ func (m *machine) crash(dir string, keep func(n int) bool) error {
 	return write(dir, m.root)
 }
 
-// Survives returns what is wrong with the folder that a machine leaves when it crashes after each write, whatever it has made
-// durable of its own accord, and nil if nothing is. Check says what is wrong with a folder after the saves that it is told of.
-// Of the choices that leave one thing out, or keep one alone, Survives looks at one in each step, another one after each write.
+// Survives returns what is wrong with the folder that a machine leaves when it crashes after each write, whatever it
+// has made durable of its own accord, and nil if nothing is. Check says what is wrong with a folder after the saves
+// that it is told of. Of the choices that leave one thing out, or keep one alone, Survives looks at one in each step,
+// another one after each write.
 func Survives(t testing.TB, writes []Write, step int, check func(dir string, saved int) error) error {
 	m := &machine{root: newFolder()}
 	saved, states, base := 0, 0, fastDir(t)
@@ -289,7 +293,8 @@ func Survives(t testing.TB, writes []Write, step int, check func(dir string, sav
 			return err
 		}
 		for only := i % step; only < m.choices(); only += step {
-			if err := errors.Join(try(func(n int) bool { return n == only }), try(func(n int) bool { return n != only })); err != nil {
+			if err := errors.Join(try(func(n int) bool { return n == only }),
+				try(func(n int) bool { return n != only })); err != nil {
 				return err
 			}
 		}

@@ -1,4 +1,4 @@
-// Package programtest builds programs of the folder examples and runs them, for tests that have a program as its user has it.
+// Package programtest builds the programs of the directory examples and runs them as a user does.
 package programtest
 
 import (
@@ -16,18 +16,18 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 // patience is for what a program is to do soon.
 const patience = time.Minute
 
-// Build builds the programs with these names, and returns the folder that they are in. It skips the test with -short, and where
-// a program cannot be told to stop.
+// Build builds the programs with these names, and returns the directory that they are in. It skips the test as
+// [rounds.Slow] does, and where there is no signal to stop a program by.
 func Build(t testing.TB, names ...string) (dir string) {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("it builds programs and runs them for some seconds")
-	}
+	rounds.Slow(t)
 	if runtime.GOOS == "windows" {
 		t.Skip("there are no signals to stop a program by")
 	}

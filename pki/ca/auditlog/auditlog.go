@@ -1,5 +1,5 @@
-// Package auditlog keeps the audit record of a certificate authority in a file: one line of JSON for each certificate or
-// token, on the disk before it leaves, and one for each change of the authority's keys.
+// Package auditlog keeps the audit record of a certificate authority in a file: one line of JSON for each certificate
+// or token, on the disk before it leaves, and one for each change of the authority's keys.
 //
 // Give a [Log] to ca.Config.Auditor:
 //
@@ -11,27 +11,27 @@
 //
 // # What it promises
 //
-// When [Log.Record] returns nil, the line has been written and fsync has returned without an error. Records that come at
-// the same time share one fsync. A slow disk pushes back: the queue is bounded, and a caller that finds it full waits
-// until its context is done. When writing or fsync fails, every record of that write gets the error, and the log stays
-// failed until the file was opened again and a write worked; no later success hides a lost one.
+// When [Log.Record] returns nil, the line has been written and fsync has returned without an error. Records that come
+// at the same time share one fsync. A slow disk pushes back: the queue is bounded, and a caller that finds it full
+// waits until its context is done. When writing or fsync fails, every record of that write gets the error, and the log
+// stays failed until the file was opened again and a write worked; no later success hides a lost one.
 //
 // A line that a crash left unfinished gets its newline with the next one, so that no record is ever glued to it. A
 // line may be in the file although Record returned an error; then its certificate was thrown away. There is no
 // certificate without a line.
 //
-// [Log.Err] says whether a record could be written now, for pages about health. When there is room again, the log goes on
-// by itself.
+// [Log.Err] says whether a record could be written now, for pages about health. When there is room again, the log goes
+// on by itself.
 //
-// The file and the directories above it must belong to the user of this process or to root. If other users can read the
-// file, or write to it or to a directory, the logger gets a warning that names the chmod that helps.
+// The file and the directories above it must belong to the user of this process or to root. If other users can read
+// the file, or write to it or to a directory, the logger gets a warning that names the chmod that helps.
 //
 // # The format
 //
 // Each line is one JSON object with these members in this order. Empty ones are left out, except for time and prev:
 //
 //	time         when it was issued, RFC 3339 in UTC
-//	kind         such as "x509-svid", "dns", "ca", "jwt-svid"
+//	kind         such as "x509-svid", "dns", "jwt-svid"
 //	serial       of the certificate, in hexadecimal; the jti of a token
 //	id           the SPIFFE ID
 //	dns_names    an array of strings
@@ -50,7 +50,8 @@
 //	             of a pod that asked by a PodCertificateRequest, whose name request is
 //	prev         SHA-256 of the line before, without its newline, in hexadecimal
 //
-// The line of a change of keys, a [ca.KeyEvent], has these members instead, by the same rules; event is never left out:
+// The line of a change of keys, a [ca.KeyEvent], has these members instead, by the same rules; event is never left
+// out:
 //
 //	time         when it happened
 //	event        such as "created", "loaded", "prepared", "activated", "tainted", "revoked", "retired"
@@ -65,21 +66,21 @@
 //	command      its command line, without secrets
 //	prev         as above
 //
-// By prev each line vouches for the one before, also across files that were moved away. The first line of all has zeros
-// there. So the next line shows that a line was changed or taken out, and [Verify] says where. That lines at the end were
-// cut off or changed, or that all of it was rewritten, shows only against the hash of a later line that is kept elsewhere:
-// [Log.End].
+// By prev each line vouches for the one before, also across files that were moved away. The first line of all has
+// zeros there. So the next line shows that a line was changed or taken out, and [Verify] says where. That lines at the
+// end were cut off or changed, or that all of it was rewritten, shows only against the hash of a later line that is
+// kept elsewhere: [Log.End].
 //
 // # Rotation
 //
-// The log never moves or deletes a file. A program such as logrotate moves it, to a name that [Files] finds: that of the
-// file with a number or a date after it, such as audit.jsonl.1 or audit.jsonl-20260102. It must not copy and truncate, which
-// loses records. The log notices the move before its next write, and after [Log.Reopen] nothing is written to the old file
-// any more. The first line in the new file follows the last one in the old.
+// The log never moves or deletes a file. A program such as logrotate moves it, to a name that [Files] finds: that of
+// the file with a number or a date after it, such as audit.jsonl.1 or audit.jsonl-20260102. It must not copy and
+// truncate, which loses records. The log notices the move before its next write, and after [Log.Reopen] nothing is
+// written to the old file any more. The first line in the new file follows the last one in the old.
 //
-// On systems with flock (all but Windows, Solaris, AIX and Plan 9) several processes of one machine may write to the same
-// file, such as a server and an operator's command. A process that holds the lock on the file for more than 10 seconds
-// makes records fail.
+// On systems with flock (all but Windows, Solaris, AIX and Plan 9) several processes of one machine may write to the
+// same file, such as a server and an operator's command. A process that holds the lock on the file for more than 10
+// seconds makes records fail.
 package auditlog
 
 import (
@@ -118,8 +119,8 @@ const (
 	probeSize    = 4 << 10          // bytes for which there has to be room
 )
 
-// Log is an audit log in a file; [Open] makes one. It is a [ca.Auditor]. It is safe for concurrent use. A goroutine runs
-// while there is work for the disk, and none otherwise.
+// Log is an audit log in a file; [Open] makes one. It is a [ca.Auditor]. It is safe for concurrent use. A goroutine
+// runs while there is work for the disk, and none otherwise.
 type Log struct {
 	path  string
 	log   *ratelog.Log
@@ -153,9 +154,9 @@ type batch struct {
 	err   error // once done is closed
 }
 
-// Open opens the audit log at path, or creates it with the mode 0600 in a directory that exists. The error says what is
-// wrong with the file; it wraps that of the operating system. The logger gets a warning, once, about a file or a directory
-// that other users can write to, or a file that they can read; nil means silence.
+// Open opens the audit log at path, or creates it with the mode 0600 in a directory that exists. The error says what
+// is wrong with the file; it wraps that of the operating system. The logger gets a warning, once, about a file or a
+// directory that other users can write to, or a file that they can read; nil means silence.
 func Open(path string, logger *slog.Logger) (*Log, error) {
 	return open(path, logger, osFileSystem{})
 }
@@ -166,7 +167,8 @@ func open(path string, logger *slog.Logger, fsys fileSystem) (*Log, error) {
 		return nil, fmt.Errorf("auditlog: %w", err)
 	}
 	l := &Log{
-		path: path, log: ratelog.New(ratelog.Patient(logger), 0), fs: fsys, every: attemptEvery, room: make(chan struct{}, maxQueue),
+		path: path, log: ratelog.New(ratelog.Patient(logger),
+			0), fs: fsys, every: attemptEvery, room: make(chan struct{}, maxQueue),
 	}
 	if err := l.Reopen(); err != nil {
 		return nil, err
@@ -241,7 +243,8 @@ func (l *Log) join(line []byte) *batch {
 // write brings batches to the disk until there are none.
 func (l *Log) write() {
 	for {
-		runtime.Gosched() // a caller that is about to bring a record shares this fsync instead of waiting for it, and for the next
+		// a caller that is about to bring a record shares this fsync instead of waiting for it, and for the next
+		runtime.Gosched()
 		l.mu.Lock()
 		b := l.pending
 		l.pending, l.busy = nil, b != nil
@@ -259,10 +262,10 @@ func (l *Log) write() {
 	}
 }
 
-// Err returns nil if a record could be written now, and otherwise why not: the error of the last attempt, a disk without
-// room for another record, or one that has not answered for ten seconds. It wraps [fs.ErrClosed] after [Log.Close]. It
-// checks the disk at most once a second, and not while writes succeed, so that pages about health may call it at any
-// rate. It waits for the disk for a second at most; then the answer before counts.
+// Err returns nil if a record could be written now, and otherwise why not: the error of the last attempt, a disk
+// without room for another record, or one that has not answered for ten seconds. It wraps [fs.ErrClosed] after
+// [Log.Close]. It checks the disk at most once a second, and not while writes succeed, so that pages about health may
+// call it at any rate. It waits for the disk for a second at most; then the answer before counts.
 func (l *Log) Err() error {
 	if l.fs == nil {
 		return errors.New("auditlog: the Log is the zero one; Open makes one")
@@ -287,8 +290,8 @@ func (l *Log) Err() error {
 	return nil
 }
 
-// check looks whether the disk works, if that is due, and closes the channel when it knows. Nil means that it is not due,
-// or that a write will tell.
+// check looks whether the disk works, if that is due, and closes the channel when it knows. Nil means that it is not
+// due, or that a write will tell.
 func (l *Log) check() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -313,8 +316,8 @@ func (l *Log) check() <-chan struct{} {
 }
 
 // End returns the SHA-256 of the last line in hexadecimal, as of the last write, or of the last look at what other
-// processes have written. If it is kept where those who can change the log cannot change it, [Verify] can tell that lines
-// at the end are missing.
+// processes have written. If it is kept where those who can change the log cannot change it, [Verify] can tell that
+// lines at the end are missing.
 func (l *Log) End() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -322,8 +325,8 @@ func (l *Log) End() string {
 }
 
 // Reopen closes the file and opens the one at its path, creating it if it was moved away. When it returns, nothing is
-// written to the old file any more. It also ends a failure at once, if the file can be used again; otherwise that is tried
-// once a second while there are records to write.
+// written to the old file any more. It also ends a failure at once, if the file can be used again; otherwise that is
+// tried once a second while there are records to write.
 func (l *Log) Reopen() error {
 	l.disk.Lock()
 	defer l.disk.Unlock()
@@ -441,7 +444,8 @@ func (l *Log) open() error {
 	info, err := f.Stat()
 	if err == nil && runtime.GOOS != "windows" && info.Mode().Perm()&0o006 == 0o004 {
 		l.log.Warn("auditlog: all users of this machine can read the audit log", "mode", slog.String("file", l.path),
-			slog.String("mode", fmt.Sprintf("%04o", info.Mode().Perm())), slog.String("run", fmt.Sprintf("chmod o-r %q", l.path)))
+			slog.String("mode", fmt.Sprintf("%04o", info.Mode().Perm())),
+			slog.String("run", fmt.Sprintf("chmod o-r %q", l.path)))
 	}
 	if err == nil && !info.Mode().IsRegular() {
 		err = errors.New("not a regular file, so that nothing stays in it")
@@ -511,8 +515,8 @@ func (l *Log) follow() error {
 	return err
 }
 
-// Files returns the files of the log at path, the oldest first by the time of their last record: those that were moved to
-// the same name with a number or a date after it, and path itself. It leaves out those of other users.
+// Files returns the files of the log at path, the oldest first by the time of their last record: those that were moved
+// to the same name with a number or a date after it, and path itself. It leaves out those of other users.
 func Files(path string) ([]string, error) {
 	entries, err := os.ReadDir(filepath.Dir(path))
 	var moved []fs.FileInfo
@@ -523,7 +527,8 @@ func Files(path string) ([]string, error) {
 		}
 		name := filepath.Join(filepath.Dir(path), e.Name())
 		info, err := os.Lstat(name)
-		if err == nil && info.Mode().IsRegular() && private.Check(name, info, private.Options{Warn: func(error) {}}) == nil {
+		if err == nil && info.Mode().IsRegular() &&
+			private.Check(name, info, private.Options{Warn: func(error) {}}) == nil {
 			moved = append(moved, info)
 		}
 	}
@@ -547,7 +552,8 @@ func end(f io.ReaderAt, size int64) (last digest, torn bool, err error) {
 		i := bytes.LastIndexByte(text, '\n')
 		switch {
 		case i < 0 && n > maxTorn:
-			return last, false, fmt.Errorf("this is no audit log: it ends with more than %d bytes without a newline; move it away", maxTorn)
+			return last, false, fmt.Errorf("this is no audit log: it ends with more than %d bytes without "+
+				"a newline; move it away", maxTorn)
 		case i >= 0 || n == size:
 			return sha256.Sum256(text[i+1:]), !whole, nil
 		}

@@ -45,7 +45,7 @@ func full() *ca.Issuance {
 		DNSNames: []string{"a.example.org", "b"}, IPs: []net.IP{net.ParseIP("192.0.2.1"), net.ParseIP("2001:db8::1")},
 		Audience: []string{"x", "y"}, NotBefore: at.Truncate(time.Second), NotAfter: at.Truncate(time.Second).Add(time.Hour),
 		Issuer: "77", Fingerprint: "00ff", PublicKey: "ff00", Caller: "spiffe://example.org/node", Method: "token-review",
-		Pod: spiffe.Pod{Cluster: "east", Namespace: "kube-system", ServiceAccount: "ztunnel", Name: "ztunnel-x", UID: "u-1", Node: "n1"},
+		Pod:        spiffe.Pod{Cluster: "east", Namespace: "kube-system", ServiceAccount: "ztunnel", Name: "ztunnel-x", UID: "u-1", Node: "n1"},
 		PodRequest: "r-1",
 	}
 }

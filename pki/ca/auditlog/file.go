@@ -14,8 +14,8 @@ import (
 
 // fileSystem is what a Log needs of the operating system. There is one, and a broken one in tests.
 type fileSystem interface {
-	// OpenFile opens a file for appending and reading, and creates it with the mode 0600. It calls warn with what other
-	// users can change.
+	// OpenFile opens a file for appending and reading, and creates it with the mode 0600. It calls warn with what
+	// other users can change.
 	OpenFile(path string, warn func(error)) (file, error)
 	SyncDir(dir string) error
 
@@ -41,8 +41,8 @@ func (osFileSystem) OpenFile(path string, warn func(error)) (file, error) {
 	return osFile{f}, nil
 }
 
-// Probe writes to a file of its own, as what is in the log stays there. If it may not create one, or another process has
-// one, it finds nothing wrong.
+// Probe writes to a file of its own, as what is in the log stays there. If it may not create one, or another process
+// has one, it finds nothing wrong.
 func (osFileSystem) Probe(path string, n int) error {
 	path += ".probe"
 	_ = os.Remove(path) // of a crash
@@ -72,8 +72,8 @@ func (osFileSystem) SyncDir(dir string) error {
 
 type osFile struct{ *os.File }
 
-// lockTime is how long another process may have the lock. It needs it for one write; a process that may read the file can
-// hold it for any time.
+// lockTime is how long another process may have the lock. It needs it for one write; a process that may read the file
+// can hold it for any time.
 const lockTime = 10 * time.Second
 
 // Lock does nothing on systems without flock.

@@ -15,8 +15,8 @@ import (
 
 // What is wrong with a line.
 var (
-	// ErrTorn says that a line is unfinished, as a crash leaves it: it is the last one and has no newline, or the next line was
-	// written after it. Its certificate was not issued.
+	// ErrTorn says that a line is unfinished, as a crash leaves it: it is the last one and has no newline, or the next
+	// line was written after it. Its certificate was not issued.
 	ErrTorn = errors.New("an unfinished line, as a crash leaves it")
 	// ErrMalformed says that a line is no record, and that no crash left it: a Log does not write such.
 	ErrMalformed = errors.New("not an audit record")
@@ -25,9 +25,9 @@ var (
 	ErrChain = errors.New("the line before is not the one that this line was written after")
 )
 
-// Read yields the records of an audit log in their order. For a line that is wrong it yields an error that has the number
-// of the line and wraps one of the errors above, with the record for [ErrChain] and with the zero Entry otherwise, and goes
-// on. Any other error is one of r, and ends the sequence.
+// Read yields the records of an audit log in their order. For a line that is wrong it yields an error that has the
+// number of the line and wraps one of the errors above, with the record for [ErrChain] and with the zero Entry
+// otherwise, and goes on. Any other error is one of r, and ends the sequence.
 //
 // The first line may follow any line of another file. To check several files as one, and where they begin and end, use
 // [Verify]. Memory is bounded: a line of more than 64 KiB is malformed.
@@ -41,13 +41,13 @@ func Read(r io.Reader) iter.Seq2[Entry, error] {
 	}
 }
 
-// Verify reads a log in its files, the oldest first (see [Files]), and writes to w what is wrong with it, a line for each
-// place, and where it begins and ends. It returns an error if there is no record, or if anything is wrong but for what a
-// crash leaves.
+// Verify reads a log in its files, the oldest first (see [Files]), and writes to w what is wrong with it, a line for
+// each place, and where it begins and ends. It returns an error if there is no record, or if anything is wrong but for
+// what a crash leaves.
 //
-// The first line must be the first one of all, or follow the line with the hash after, if files before it were archived or
-// deleted; if after is "any", it may follow any line. The line with the hash last, as [Log.End] returned it once, must be there, or the end was cut off or changed;
-// with an empty last Verify cannot tell that.
+// The first line must be the first one of all, or follow the line with the hash after, if files before it were
+// archived or deleted; if after is "any", it may follow any line. The line with the hash last, as [Log.End] returned
+// it once, must be there, or the end was cut off or changed; with an empty last Verify cannot tell that.
 func Verify(w io.Writer, after, last string, files ...io.Reader) error {
 	records, wrong, since := 0, 0, -1 // since: lines after last, less than 0 before it was found
 	var begin, end time.Time
@@ -88,7 +88,8 @@ func Verify(w io.Writer, after, last string, files ...io.Reader) error {
 		from = "the line after " + before + ", as it should"
 	default:
 		wrong++
-		from = "the line after " + before + ", which is not here: the lines before were cut off, or are in another file"
+		from = "the line after " + before + ", which is not here: the lines before were cut off, " +
+			"or are in another file"
 	}
 	fmt.Fprintf(w, "%d records, from %s to %s\nthe chain begins with %s\nthe chain ends with the line %s\n",
 		records, begin.Format(time.RFC3339), end.Format(time.RFC3339), from, hash)
@@ -97,7 +98,8 @@ func Verify(w io.Writer, after, last string, files ...io.Reader) error {
 	case wrong > 0:
 		return fmt.Errorf("auditlog: lines were changed or taken out (places: %d)%s", wrong, keep)
 	case last != "" && since < 0:
-		return fmt.Errorf("auditlog: the line %.64q was the last one once and is not here: the end was cut off or changed%s", last, keep)
+		return fmt.Errorf("auditlog: the line %.64q was the last one once and is not here: the end "+
+			"was cut off or changed%s", last, keep)
 	case last != "":
 		fmt.Fprintf(w, "the line %s, which was the last one once, is here, and %d after it\n", last, since)
 	}

@@ -1,13 +1,13 @@
-// Package kubesecret keeps the record of a certificate authority in a Kubernetes Secret, which all replicas of the CA share.
-// [New] makes a [Store] for package ca:
+// Package kubesecret keeps the record of a certificate authority in a Kubernetes Secret, which all replicas of the CA
+// share. [New] makes a [Store] for package ca:
 //
 //	store, err := kubesecret.New(kubesecret.Options{})
 //	…
 //	authority, err := ca.Open(ctx, cfg, store)
 //
-// The Secret has the name, the type and the items that Istio's CA uses. So a cluster can move from one to the other and
-// keep its root: Istio's Secret is adopted, and Istio can read ours. Only one of the two may run at a time: Istio's CA does
-// not know of a rotation in four steps.
+// The Secret has the name, the type and the items that Istio's CA uses. So a cluster can move from one to the other
+// and keep its root: Istio's Secret is adopted, and Istio can read ours. Only one of the two may run at a time:
+// Istio's CA does not know of a rotation in four steps.
 //
 // # Concurrent writers
 //
@@ -29,8 +29,8 @@
 //	- {apiGroups: [""], resources: [secrets], resourceNames: [istio-ca-secret], verbs: [get, update]}
 //	- {apiGroups: [""], resources: [secrets], verbs: [create]}
 //
-// RBAC cannot limit create to a name. Instead of granting the second rule, an operator may create the Secret once, with the
-// right type and empty. A client that may read the Secret can sign for the whole trust domain.
+// RBAC cannot limit create to a name. Instead of granting the second rule, an operator may create the Secret once,
+// with the right type and empty. A client that may read the Secret can sign for the whole trust domain.
 package kubesecret
 
 import (
@@ -68,9 +68,9 @@ var istios = []string{"ca-cert.pem", "ca-key.pem", "cert-chain.pem", "key.pem", 
 
 // Options configures a [Store]. Zero means the default that is named here.
 type Options struct {
-	// Name is that of the Secret; empty means istio-ca-secret, which Istio has for a self-signed CA. In cacerts Istio looks
-	// for a CA that an operator has made: with this name a Store creates the Secret with the mark istio-generated, and
-	// refuses one without it, whose CA is not its to replace.
+	// Name is that of the Secret; empty means istio-ca-secret, which Istio has for a self-signed CA. In cacerts Istio
+	// looks for a CA that an operator has made: with this name a Store creates the Secret with the mark
+	// istio-generated, and refuses one without it, whose CA is not its to replace.
 	Name string
 
 	Namespace string // of the Secret; empty means that of the pod that this process runs in
@@ -124,10 +124,10 @@ func New(o Options) (*Store, error) {
 	}, nil
 }
 
-// Load implements [ca.Store]. Without a deadline in ctx it takes at most ten seconds. A Secret
-// without any value of a record is like none: the error wraps [ca.ErrNoRecord]. One that is not fit
-// to keep a CA in, because of its type or because it is immutable, wraps [ca.ErrUnfit], which ends [ca.Open] at once. Other
-// errors pass, a missing right included: a Role may come after the pod.
+// Load implements [ca.Store]. Without a deadline in ctx it takes at most ten seconds. A Secret without any value of a
+// record is like none: the error wraps [ca.ErrNoRecord]. One that is not fit to keep a CA in, because of its type or
+// because it is immutable, wraps [ca.ErrUnfit], which ends [ca.Open] at once. Other errors pass, a missing right
+// included: a Role may come after the pod.
 func (s *Store) Load(ctx context.Context) (ca.Record, error) {
 	o, err := s.get(ctx)
 	if kube.NotFound(err) {
@@ -180,9 +180,11 @@ func (s *Store) save(ctx context.Context, r ca.Record) (string, error) {
 	case err != nil:
 		return "", s.remedy("get", err)
 	case r.Version == "" && o.holdsRecord():
-		return "", fmt.Errorf("%w: the Secret exists, with resourceVersion %s", ca.ErrConflict, o.Metadata.ResourceVersion)
+		return "", fmt.Errorf("%w: the Secret exists, with resourceVersion %s", ca.ErrConflict,
+			o.Metadata.ResourceVersion)
 	case r.Version != "" && r.Version != o.Metadata.ResourceVersion:
-		return "", fmt.Errorf("%w: resourceVersion %s was to be replaced, there is %s", ca.ErrConflict, r.Version, o.Metadata.ResourceVersion)
+		return "", fmt.Errorf("%w: resourceVersion %s was to be replaced, there is %s", ca.ErrConflict, r.Version,
+			o.Metadata.ResourceVersion)
 	}
 	body, err := o.with(r.Data(), s.name == caCerts)
 	if err != nil {
@@ -192,7 +194,8 @@ func (s *Store) save(ctx context.Context, r ca.Record) (string, error) {
 	err = s.client.Update(ctx, s.path(), body, &answer)
 	switch {
 	case kube.Conflict(err) || kube.AlreadyExists(err):
-		return "", fmt.Errorf("%w: resourceVersion %s is not there any more", ca.ErrConflict, o.Metadata.ResourceVersion)
+		return "", fmt.Errorf("%w: resourceVersion %s is not there any more", ca.ErrConflict,
+			o.Metadata.ResourceVersion)
 	case kube.NotFound(err):
 		return "", fmt.Errorf("%w: the Secret was deleted", ca.ErrConflict)
 	}
@@ -232,7 +235,8 @@ func (s *Store) outcome(w object, verb string, err error) (string, error) {
 	case err != nil:
 		return "", s.remedy(verb, err)
 	case w.Metadata.ResourceVersion == "":
-		return "", errors.New("the Secret was written, and the API server does not say as which version: load it again")
+		return "", errors.New("the Secret was written, and the API server does not say as which " +
+			"version: load it again")
 	}
 	return w.Metadata.ResourceVersion, nil
 }
@@ -242,7 +246,8 @@ func (s *Store) remedy(verb string, err error) error {
 	if !kube.Forbidden(err) {
 		return err
 	}
-	return fmt.Errorf("the service account may not %s the Secret: bind it to a Role in namespace %q with the verbs get, create and update for secrets: %w", verb, s.namespace, err)
+	return fmt.Errorf("the service account may not %s the Secret: bind it to a Role in namespace %q with the verbs "+
+		"get, create and update for secrets: %w", verb, s.namespace, err)
 }
 
 func (s *Store) path() string {
@@ -256,14 +261,18 @@ func (s *Store) get(ctx context.Context) (*object, error) {
 		return nil, err
 	}
 	switch {
-	case o.Kind != "Secret" || o.Metadata.Name != s.name || o.Metadata.Namespace != s.namespace || o.Metadata.ResourceVersion == "":
+	case o.Kind != "Secret" || o.Metadata.Name != s.name || o.Metadata.Namespace != s.namespace ||
+		o.Metadata.ResourceVersion == "":
 		return nil, errors.New("the API server answered with something else: is its URL right?")
 	case o.Type != secretType:
-		return nil, fmt.Errorf("%w: the Secret has the type %.64q, not %q: use another name, or delete it if it is not needed", ca.ErrUnfit, o.Type, secretType)
+		return nil, fmt.Errorf("%w: the Secret has the type %.64q, not %q: use another name, or delete "+
+			"it if it is not needed", ca.ErrUnfit, o.Type, secretType)
 	case o.Immutable:
-		return nil, fmt.Errorf("%w: the Secret is immutable, so a root in it could never be replaced: create it anew without that", ca.ErrUnfit)
+		return nil, fmt.Errorf("%w: the Secret is immutable, so a root in it could never be replaced: "+
+			"create it anew without that", ca.ErrUnfit)
 	case s.name == caCerts && o.holdsRecord() && !o.marked():
-		return nil, fmt.Errorf("%w: the Secret has no %s in it, so an operator has made this CA: load it as a plugged-in CA, from the files of a volume", ca.ErrUnfit, mark)
+		return nil, fmt.Errorf("%w: the Secret has no %s in it, so an operator has made this CA: load it as a "+
+			"plugged-in CA, from the files of a volume", ca.ErrUnfit, mark)
 	}
 	return o, nil
 }
@@ -291,7 +300,8 @@ func inRecord(name string) bool {
 		return true
 	}
 	return strings.HasPrefix(name, ours) && len(name) <= 253 && !strings.ContainsFunc(name, func(c rune) bool {
-		return !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.ContainsRune("-._", c))
+		return !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' ||
+			strings.ContainsRune("-._", c))
 	})
 }
 

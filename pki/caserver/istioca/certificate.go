@@ -16,10 +16,10 @@ import (
 // ClientCertificates proves callers of the trust domain by certificates of the signer itself: see
 // [authn.ClientCertificate]. They are verified with its CallerBundle, which has no tainted roots.
 //
-// A caller may renew by certificate alone for longest since its last other proof, such as a token; 0 means without end. A
-// stolen key can be renewed for as long. [ca.Signer].Proven tells when the last other proof was; a caller for which it
-// cannot tell is refused. With [authn.FirstOf] a caller with another proof beside its certificate is authenticated by
-// that.
+// A caller may renew by certificate alone for longest since its last other proof, such as a token; 0 means without
+// end. A stolen key can be renewed for as long. [ca.Signer].Proven tells when the last other proof was; a caller for
+// which it cannot tell is refused. With [authn.FirstOf] a caller with another proof beside its certificate is
+// authenticated by that.
 func ClientCertificates(signer ca.Signer, td spiffe.TrustDomain, longest time.Duration) (authn.Authenticator, error) {
 	if longest < 0 {
 		return nil, fmt.Errorf("istioca: client certificates: the longest time is negative (%v)", longest)
@@ -39,29 +39,34 @@ func ClientCertificates(signer ca.Signer, td spiffe.TrustDomain, longest time.Du
 		}
 		proven := signer.Proven(caller.Certificate)
 		if age := time.Since(proven); proven.IsZero() || age > longest {
-			return nil, fmt.Errorf("istioca: client certificate: %w: %w: at %s, the limit is %v", authn.ErrRefused, errRenewed, proven.UTC().Format(time.RFC3339), longest)
+			return nil, fmt.Errorf("istioca: client certificate: %w: %w: at %s, the limit is %v", authn.ErrRefused,
+				errRenewed, proven.UTC().Format(time.RFC3339), longest)
 		}
 		return caller, nil
 	}), nil
 }
 
-// NotForwarded is certificates for callers without a proxy: it refuses a request with the header X-Forwarded-Client-Cert.
-// Such a request comes from a client of a proxy, which must not get a certificate for the proxy.
+// NotForwarded is certificates for callers without a proxy: it refuses a request with the header
+// X-Forwarded-Client-Cert. Such a request comes from a client of a proxy, which must not get a certificate for the
+// proxy.
 func NotForwarded(certificates authn.Authenticator) authn.Authenticator {
 	return authn.Func(func(r *http.Request) (*authn.Caller, error) {
 		if len(r.Header.Values("X-Forwarded-Client-Cert")) > 0 {
-			return nil, fmt.Errorf("istioca: client certificate: the request is forwarded for another client: %w", authn.ErrNoCredential)
+			return nil, fmt.Errorf("istioca: client certificate: the request is forwarded for another client: %w",
+				authn.ErrNoCredential)
 		}
 		return certificates.Authenticate(r)
 	})
 }
 
-// ForwardedCertificates proves callers of the trust domain by the certificates that proxies at these addresses forward:
-// see [authn.ForwardedCertificate]. Put [NotForwarded] around [ClientCertificates] beside it. A proxy does not say which
-// root has signed a certificate, so none of them proves anything while the signer has a tainted root: the thief of the
-// root's key could come that way.
-func ForwardedCertificates(signer ca.Signer, td spiffe.TrustDomain, proxies []netip.Prefix) (authn.Authenticator, error) {
-	forwarded, err := authn.ForwardedCertificate(authn.ForwardedOptions{Allow: spiffe.AllowMembersOf(td), Proxies: proxies})
+// ForwardedCertificates proves callers of the trust domain by the certificates that proxies at these addresses
+// forward: see [authn.ForwardedCertificate]. Put [NotForwarded] around [ClientCertificates] beside it. A proxy does
+// not say which root has signed a certificate, so none of them proves anything while the signer has a tainted root:
+// the thief of the root's key could come that way.
+func ForwardedCertificates(signer ca.Signer, td spiffe.TrustDomain,
+	proxies []netip.Prefix) (authn.Authenticator, error) {
+	forwarded, err := authn.ForwardedCertificate(authn.ForwardedOptions{Allow: spiffe.AllowMembersOf(td),
+		Proxies: proxies})
 	if err != nil {
 		return nil, err
 	}
@@ -75,7 +80,8 @@ func ForwardedCertificates(signer ca.Signer, td spiffe.TrustDomain, proxies []ne
 		case caller.ID.IsZero():
 			return nil, fmt.Errorf("istioca: forwarded certificate: %w: %q has no SPIFFE ID", authn.ErrRefused, caller)
 		case all == nil || good == nil || all != good && !all.Equal(good):
-			return nil, fmt.Errorf("istioca: forwarded certificate: %w: a root of the CA is tainted, and the header does not "+
+			return nil, fmt.Errorf("istioca: forwarded certificate: %w: a root of the CA is tainted, "+
+				"and the header does not "+
 				"say which one has signed; use a token until the root is gone", authn.ErrRefused)
 		}
 		return caller, nil

@@ -15,30 +15,30 @@
 //
 // # What it promises
 //
-// A caller gets a certificate for the SPIFFE ID that its proof of identity proved, whatever it asks for; without an ID it
-// gets none. The server verifies the signature of the signing request, and takes from it the public key and whether a
-// common name is wanted, and nothing else.
+// A caller gets a certificate for the SPIFFE ID that its proof of identity proved, whatever it asks for; without an ID
+// it gets none. The server verifies the signature of the signing request, and takes from it the public key and whether
+// a common name is wanted, and nothing else.
 //
 // The caller is authenticated before the request is read. Requests are bounded in size and in time. A panic of an
-// authenticator or a signer ends one call. A client is told a constant text, or what is wrong with its own request; the
-// reason goes to the log, with the address of the client.
+// authenticator or a signer ends one call. A client is told a constant text, or what is wrong with its own request;
+// the reason goes to the log, with the address of the client.
 //
 // # Certificates as proof
 //
-// [ClientCertificates] authenticates callers by certificates that the authority signed for them before, so that a workload
-// without a token renews by itself, as a virtual machine of Istio does. It verifies them at each request, on old
-// connections too, with the CallerBundle of the authority: a tainted root authenticates nothing. Such a caller gets
-// certificates of [Options].CertificateTTL at most and, if the operator has set a limit, none when its last other proof
-// is too old.
+// [ClientCertificates] authenticates callers by certificates that the authority signed for them before, so that a
+// workload without a token renews by itself, as a virtual machine of Istio does. It verifies them at each request, on
+// old connections too, with the CallerBundle of the authority: a tainted root authenticates nothing. Such a caller
+// gets certificates of [Options].CertificateTTL at most and, if the operator has set a limit, none when its last other
+// proof is too old.
 //
 // # Answers
 //
-// The chain has one certificate in each text, leaf first, then intermediates. The last text has all roots of the current
-// trust bundle, and no other text has one. Clients of this API refuse an answer without roots, so the server does not send
-// one.
+// The chain has one certificate in each text, leaf first, then intermediates. The last text has all roots of the
+// current trust bundle, and no other text has one. Clients of this API refuse an answer without roots, so the server
+// does not send one.
 //
-// Without a common name the subject of a leaf is that of the authority. Istio's own CA leaves it empty, as ca.Config.EmptySubject
-// does; but an agent may hand its certificate on to readers that fail on that.
+// Without a common name the subject of a leaf is that of the authority. Istio's own CA leaves it empty, as
+// ca.Config.EmptySubject does; but an agent may hand its certificate on to readers that fail on that.
 //
 // The codes are those that Istio's agents expect:
 //
@@ -53,11 +53,11 @@
 //	ResourceExhausted  a limit of the authority, or of the proof of callers; the request is too large
 //	PermissionDenied   the policy refused the caller, or the authority may not sign for its ID
 //
-// Istio's own CA answers Internal while it cannot sign, and Unauthenticated while it cannot authenticate. Its agents retry
-// Internal and Unavailable in the same way, and Unauthenticated not at all, while other gRPC clients retry only
-// Unavailable. So Unavailable is the better code for a failure that passes. Istio's CA has nothing like the last two rows.
-// If it is known when to come back, the status has a google.rpc.RetryInfo, and the trailer grpc-retry-pushback-ms has the
-// same in milliseconds for the retries that are built into gRPC.
+// Istio's own CA answers Internal while it cannot sign, and Unauthenticated while it cannot authenticate. Its agents
+// retry Internal and Unavailable in the same way, and Unauthenticated not at all, while other gRPC clients retry only
+// Unavailable. So Unavailable is the better code for a failure that passes. Istio's CA has nothing like the last two
+// rows. If it is known when to come back, the status has a google.rpc.RetryInfo, and the trailer
+// grpc-retry-pushback-ms has the same in milliseconds for the retries that are built into gRPC.
 //
 // # What it does not do
 //
@@ -103,27 +103,27 @@ type Options struct {
 	Signer        ca.Signer
 	Authenticator authn.Authenticator
 
-	// Policy decides what a caller is certified for; nil means its own ID and nothing else. An error refuses the caller with
-	// PermissionDenied. If the error has a method Retryable() (after time.Duration, ok bool) that returns true, the code is
-	// Unavailable. Policy is safe for concurrent use.
+	// Policy decides what a caller is certified for; nil means its own ID and nothing else. An error refuses the
+	// caller with PermissionDenied. If the error has a method Retryable() (after time.Duration, ok bool) that returns
+	// true, the code is Unavailable. Policy is safe for concurrent use.
 	//
-	// Istio's CA also grants the DNS names that the caller's certificate has, so that a caller that renews keeps all of its
-	// names: caller.DNSNames. It is not the default, because a DNS name then outlives the decision to give it for as long as
-	// its holder renews in time.
+	// Istio's CA also grants the DNS names that the caller's certificate has, so that a caller that renews keeps all
+	// of its names: caller.DNSNames. It is not the default, because a DNS name then outlives the decision to give it
+	// for as long as its holder renews in time.
 	Policy func(ctx context.Context, caller *authn.Caller) (Grant, error)
 
-	// NodeAuthorizer decides whether a caller may get a certificate for another identity, as a proxy does that serves all
-	// workloads of a node; nil means that none may. It returns nil if the caller may have a certificate for requested, a
-	// workload's ID in the caller's own trust domain. It has to check that the caller is such a proxy, and that the workload
-	// runs on the caller's node; caller.Pod has what is known of the caller. It is safe for concurrent use: the method
-	// Authorize of a kube.NodeAuthorizer is one. Policy is not asked then: the certificate is for the one ID that was
-	// requested.
+	// NodeAuthorizer decides whether a caller may get a certificate for another identity, as a proxy does that serves
+	// all workloads of a node; nil means that none may. It returns nil if the caller may have a certificate for
+	// requested, a workload's ID in the caller's own trust domain. It has to check that the caller is such a proxy,
+	// and that the workload runs on the caller's node; caller.Pod has what is known of the caller. It is safe for
+	// concurrent use: the method Authorize of a kube.NodeAuthorizer is one. Policy is not asked then: the certificate
+	// is for the one ID that was requested.
 	NodeAuthorizer func(ctx context.Context, caller *authn.Caller, requested spiffe.ID) error
 
-	// CertificateTTL is the longest lifetime for a caller that its certificate alone proves, to this server or to a proxy
-	// ([authn.ForwardedCertificate]). Such a caller gets this lifetime if it asks for more or for none, so that an hour with a
-	// stolen key cannot buy a certificate of [ca.Config].MaxTTL. 0 means 24 hours, and the authority's default for a request
-	// that names no lifetime.
+	// CertificateTTL is the longest lifetime for a caller that its certificate alone proves, to this server or to a
+	// proxy ([authn.ForwardedCertificate]). Such a caller gets this lifetime if it asks for more or for none, so that
+	// an hour with a stolen key cannot buy a certificate of [ca.Config].MaxTTL. 0 means 24 hours, and the authority's
+	// default for a request that names no lifetime.
 	CertificateTTL time.Duration
 
 	// AllowPlaintext accepts connections without TLS. Tokens are readable on them: set it only for Unix
@@ -136,10 +136,10 @@ type Options struct {
 	// seconds is given up earlier.
 	Timeout time.Duration
 
-	// Logger gets certificates (Debug), refusals with their reason (Info), and failures of the server or its parts (Warn, and
-	// Error for a panic). Of refusals and failures it gets the first of each reason, and of each caller of the first 12, at
-	// once, and a count of the others every minute, so that no caller can fill a log; one that takes Debug gets each of
-	// them. Nil means silence.
+	// Logger gets certificates (Debug), refusals with their reason (Info), and failures of the server or its parts
+	// (Warn, and Error for a panic). Of refusals and failures it gets the first of each reason, and of each caller of
+	// the first 12, at once, and a count of the others every minute, so that no caller can fill a log; one that takes
+	// Debug gets each of them. Nil means silence.
 	Logger *slog.Logger
 }
 
@@ -185,8 +185,6 @@ func (s *Server) Report() report.Report { return report.Report{Metrics: s.metric
 
 // tail is the part of the last answer after its leaf. It never changes.
 type tail struct {
-	chain   []*x509.Certificate // after the leaf, as the signer returned it
-	bundle  *spiffe.Bundle
 	encoded []byte
 	signer  *x509.Certificate // the first intermediate; nil for none
 	root    *x509.Certificate // the first root
@@ -196,14 +194,11 @@ type tail struct {
 // one.
 func (s *Server) encode(chain []*x509.Certificate) ([]byte, error) {
 	bundle := s.opts.Signer.Bundle() // after the signing, so that the root of the leaf is in it
-	t := s.tail.Load()
-	if t == nil || t.bundle != bundle || !slices.Equal(t.chain, chain[1:]) {
-		var err error
-		if t, err = newTail(chain[1:], bundle); err != nil {
-			return nil, err
-		}
-		s.tail.Store(t)
+	t, err := newTail(chain[1:], bundle)
+	if err != nil {
+		return nil, err
 	}
+	s.tail.Store(t)
 	return protofield.Write(func(w *protofield.Writer) {
 		w.AddBytes(1, pki.MarshalCertificatesPEM(chain[0]))
 		w.Raw(t.encoded)
@@ -211,7 +206,7 @@ func (s *Server) encode(chain []*x509.Certificate) ([]byte, error) {
 }
 
 func newTail(chain []*x509.Certificate, bundle *spiffe.Bundle) (*tail, error) {
-	t := &tail{chain: slices.Clone(chain), bundle: bundle}
+	t := &tail{}
 	var roots []*x509.Certificate
 	if bundle != nil {
 		roots = slices.Collect(bundle.X509Authorities())
@@ -227,7 +222,8 @@ func newTail(chain []*x509.Certificate, bundle *spiffe.Bundle) (*tail, error) {
 	for i, c := range chain {
 		// A certificate that is a root here may be an intermediate for a peer with another bundle, unless it
 		// is the end of the chain.
-		if certchain.SelfSigned(c) || i == len(chain)-1 && slices.ContainsFunc(roots, c.Equal) || slices.ContainsFunc(above, c.Equal) {
+		if certchain.SelfSigned(c) || i == len(chain)-1 && slices.ContainsFunc(roots, c.Equal) ||
+			slices.ContainsFunc(above, c.Equal) {
 			continue
 		}
 		above = append(above, c)

@@ -21,7 +21,8 @@ var labels = []struct {
 	err   error
 	label string
 }{
-	{ca.ErrCSR, "CSR_ERROR"}, {ca.ErrTTL, "TTL_ERROR"}, {spiffe.ErrNotReady, "CA_NOT_READY"}, {ca.ErrGeneration, "CERT_GEN_ERROR"},
+	{ca.ErrCSR, "CSR_ERROR"}, {ca.ErrTTL, "TTL_ERROR"}, {spiffe.ErrNotReady, "CA_NOT_READY"},
+	{ca.ErrGeneration, "CERT_GEN_ERROR"},
 	{ca.ErrIdentity, "ID_ERROR"}, {ca.ErrLimit, "LIMIT_ERROR"}, {ca.ErrAudit, "AUDIT_ERROR"},
 }
 
@@ -38,14 +39,18 @@ func label(err error) string {
 
 func (m *serverMetrics) init(s *Server) {
 	m.requests = m.Counter("citadel_server_csr_count", "The number of CSRs received by the server.")
-	m.unauthenticated = m.Counter("citadel_server_authentication_failure_count", "The number of authentication failures.")
-	m.badCSR = m.Counter("citadel_server_csr_parsing_err_count", "The number of requests with a CSR that could not be read.")
-	m.noID = m.Counter("citadel_server_id_extraction_err_count", "The number of requests for which no identity could be decided.")
+	m.unauthenticated = m.Counter("citadel_server_authentication_failure_count",
+		"The number of authentication failures.")
+	m.badCSR = m.Counter("citadel_server_csr_parsing_err_count",
+		"The number of requests with a CSR that could not be read.")
+	m.noID = m.Counter("citadel_server_id_extraction_err_count",
+		"The number of requests for which no identity could be decided.")
 	values := []string{unknownLabel}
 	for _, l := range labels {
 		values = append(values, l.label)
 	}
-	m.failed = m.Counters("citadel_server_csr_sign_err_count", "The number of errors while signing a CSR.", "error", values...)
+	m.failed = m.Counters("citadel_server_csr_sign_err_count", "The number of errors while signing a CSR.", "error",
+		values...)
 	m.issued = m.Counter("citadel_server_success_cert_issuance_count", "The number of certificates issued.")
 	m.expiry("citadel_server_root_cert_expiry", "the first root", s.root)
 	m.expiry("citadel_server_cert_chain_expiry", "the intermediate that signs", func() *x509.Certificate {
@@ -66,8 +71,10 @@ func (m *serverMetrics) expiry(name, what string, certificate func() *x509.Certi
 			return 0, false
 		})
 	}
-	add(name+"_timestamp", "When "+what+" expires, in seconds since 1970.", func(end time.Time) float64 { return float64(end.Unix()) })
-	add(name+"_seconds", "The seconds until "+what+" expires; negative after that.", func(end time.Time) float64 { return time.Until(end).Seconds() })
+	add(name+"_timestamp", "When "+what+" expires, in seconds since 1970.",
+		func(end time.Time) float64 { return float64(end.Unix()) })
+	add(name+"_seconds", "The seconds until "+what+" expires; negative after that.",
+		func(end time.Time) float64 { return time.Until(end).Seconds() })
 }
 
 // root returns the first root, or nil if none is known.

@@ -60,7 +60,8 @@ func (s *Server) authenticate(r *http.Request) (caller *authn.Caller, err error)
 		}
 	}()
 	if r.TLS == nil && !s.opts.AllowPlaintext {
-		return nil, caservice.Refuse(grpchttp.Unauthenticated, textUnauthenticated, errors.New("the connection is not encrypted, and AllowPlaintext is not set"))
+		return nil, caservice.Refuse(grpchttp.Unauthenticated, textUnauthenticated,
+			errors.New("the connection is not encrypted, and AllowPlaintext is not set"))
 	}
 	proven, err := s.opts.Authenticator.Authenticate(r)
 	switch {
@@ -80,7 +81,8 @@ func (s *Server) authenticate(r *http.Request) (caller *authn.Caller, err error)
 }
 
 // sign returns the chain for a request, which has been checked.
-func (s *Server) sign(ctx context.Context, c *caservice.Call, caller *authn.Caller, msg []byte) ([]*x509.Certificate, error) {
+func (s *Server) sign(ctx context.Context, c *caservice.Call, caller *authn.Caller,
+	msg []byte) ([]*x509.Certificate, error) {
 	r, err := readRequest(msg)
 	if err != nil {
 		return nil, s.badCSR(err)
@@ -97,8 +99,9 @@ func (s *Server) sign(ctx context.Context, c *caservice.Call, caller *authn.Call
 		return nil, s.badCSR(err)
 	}
 	req := ca.Request{
-		CSR: csr, ID: grant.ID, DNSNames: grant.DNSNames, IPs: grant.IPs, CommonName: caservice.CommonName(csr, grant.ID.String()),
-		Caller: caller.ID.String(), Method: caller.Method, LimitKey: limitKey(caller, grant.ID), Signer: r.signer,
+		CSR: csr, ID: grant.ID, DNSNames: grant.DNSNames, IPs: grant.IPs,
+		CommonName: caservice.CommonName(csr, grant.ID.String()),
+		Caller:     caller.ID.String(), Method: caller.Method, LimitKey: limitKey(caller, grant.ID), Signer: r.signer,
 	}
 	if caller.Pod != nil {
 		req.Pod = *caller.Pod
@@ -197,5 +200,6 @@ func (s *Server) badCSR(err error) error {
 }
 
 func (s *Server) unusable(err error) error {
-	return s.failed("CERT_GEN_ERROR", caservice.Refuse(grpchttp.Internal, "the answer of the signer cannot be used", err))
+	return s.failed("CERT_GEN_ERROR", caservice.Refuse(grpchttp.Internal, "the answer of the signer cannot be used",
+		err))
 }

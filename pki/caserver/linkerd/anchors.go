@@ -63,5 +63,6 @@ func verify(chain []*x509.Certificate, anchors *spiffe.Bundle) ([][]*x509.Certif
 	for _, c := range chain[1:] {
 		between.AddCert(c)
 	}
-	return chain[0].Verify(x509.VerifyOptions{Roots: anchors.CertPool(), Intermediates: between, CurrentTime: certchain.Now(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+	return chain[0].Verify(x509.VerifyOptions{Roots: anchors.CertPool(), Intermediates: between,
+		CurrentTime: certchain.Now(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
 }

@@ -51,7 +51,8 @@ func response(leaf *x509.Certificate, issuers []*x509.Certificate) ([]byte, erro
 		for _, c := range issuers {
 			w.AddBytes(2, c.Raw)
 		}
-		w.Message(3, func(w *protofield.Writer) { w.Varint(1, uint64(leaf.NotAfter.Unix())) }) // a google.protobuf.Timestamp
+		// a google.protobuf.Timestamp
+		w.Message(3, func(w *protofield.Writer) { w.Varint(1, uint64(leaf.NotAfter.Unix())) })
 	})
 }
 
@@ -71,7 +72,8 @@ func (s *Server) certify(ctx context.Context, c *caservice.Call) ([]byte, error)
 	anchors := s.anchors()
 	switch {
 	case anchors == nil:
-		return nil, caservice.Refuse(grpchttp.Unavailable, "the issuer is not ready; try again later", errors.New("the signer has no trust anchors yet"))
+		return nil, caservice.Refuse(grpchttp.Unavailable, "the issuer is not ready; try again later",
+			errors.New("the signer has no trust anchors yet"))
 	case unreadable != nil:
 		return nil, invalid("the message is not a CertifyRequest")
 	case r.identity == "":
@@ -85,7 +87,8 @@ func (s *Server) certify(ctx context.Context, c *caservice.Call) ([]byte, error)
 	over, limited := errors.AsType[*grpchttp.Error](err)
 	if err != nil && !limited {
 		if err := readable(r.csr); err != nil {
-			return nil, caservice.Refuse(grpchttp.InvalidArgument, "the certificate signing request is not PKCS#10 in DER", err)
+			return nil, caservice.Refuse(grpchttp.InvalidArgument,
+				"the certificate signing request is not PKCS#10 in DER", err)
 		}
 	}
 	if err := s.verifyIssuer(anchors); err != nil {
@@ -106,7 +109,8 @@ func (s *Server) certify(ctx context.Context, c *caservice.Call) ([]byte, error)
 		return nil, err
 	}
 	c.Leaf = chain[0]
-	s.tell(ctx, Event{Reason: "IssuedLeafCertificate", Namespace: account.Namespace, ServiceAccount: account.ServiceAccount},
+	s.tell(ctx, Event{Reason: "IssuedLeafCertificate", Namespace: account.Namespace,
+		ServiceAccount: account.ServiceAccount},
 		"issued certificate for %s until %v", r.identity, validity{chain[0]})
 	return response(chain[0], chain[1:])
 }
@@ -117,8 +121,8 @@ func failed(text string, cause error) error {
 	return caservice.Refuse(grpchttp.FailedPrecondition, text, cause)
 }
 
-// readable reports whether der, which package pki refuses, is a request at all: then it is refused by another code. The
-// standard library decides that, as in Linkerd.
+// readable reports whether der, which package pki refuses, is a request at all: then it is refused by another code.
+// The standard library decides that, as in Linkerd.
 func readable(der []byte) error {
 	if len(der) > maxCSR {
 		return fmt.Errorf("%d bytes, the limit is %d", len(der), maxCSR)
@@ -164,7 +168,8 @@ func (s *Server) review(ctx context.Context, r *request) (*spiffe.Pod, error) {
 	account, err := s.opts.Review(ctx, string(r.token), []string{audience})
 	switch {
 	case err == nil && account == nil:
-		return nil, caservice.Refuse(grpchttp.Internal, "the token could not be reviewed", errors.New("the review returned neither an account nor an error"))
+		return nil, caservice.Refuse(grpchttp.Internal, "the token could not be reviewed",
+			errors.New("the review returned neither an account nor an error"))
 	case errors.Is(err, kube.ErrNotAuthenticated):
 		return nil, failed("the token is not authenticated", err)
 	case errors.Is(err, kube.ErrInvalidToken):
@@ -173,26 +178,32 @@ func (s *Server) review(ctx context.Context, r *request) (*spiffe.Pod, error) {
 		return nil, caservice.Ended(ctx, err)
 	case err != nil:
 		if after, advice := retry.After(err); advice == retry.Again { // a limit on reviews
-			return nil, &grpchttp.Error{Code: grpchttp.Unavailable, Message: "the token cannot be reviewed now; try again later", Err: err, RetryAfter: after}
+			return nil, &grpchttp.Error{Code: grpchttp.Unavailable,
+				Message: "the token cannot be reviewed now; try again later", Err: err, RetryAfter: after}
 		}
 		return nil, caservice.Refuse(grpchttp.Internal, "the token could not be reviewed", err)
 	}
 	name, err := s.opts.Mesh.Name(account.Namespace, account.ServiceAccount)
 	switch {
 	case err != nil:
-		return nil, caservice.Refuse(grpchttp.InvalidArgument, "the token is that of an account that has no name in the mesh", err)
+		return nil, caservice.Refuse(grpchttp.InvalidArgument,
+			"the token is that of an account that has no name in the mesh", err)
 	case name != r.identity:
-		return nil, failed("the token does not belong to the identity that is asked for", fmt.Errorf("%w: %s", errOtherName, name))
+		return nil, failed("the token does not belong to the identity that is asked for",
+			fmt.Errorf("%w: %s", errOtherName, name))
 	}
 	return account, nil
 }
 
-// sign returns the chain for an identity that was proven: the leaf and its issuers. It checks the answer of the signer.
-func (s *Server) sign(ctx context.Context, r *request, account *spiffe.Pod, csr *pki.CSR) ([]*x509.Certificate, error) {
+// sign returns the chain for an identity that was proven: the leaf and its issuers. It checks the answer of the
+// signer.
+func (s *Server) sign(ctx context.Context, r *request, account *spiffe.Pod,
+	csr *pki.CSR) ([]*x509.Certificate, error) {
 	ticket := s.tickets.Add(1)
 	chain, err := s.opts.Signer.Sign(ctx, ca.Request{
-		CSR: csr, Profile: ca.DNSOnly, DNSNames: []string{r.identity}, CommonName: caservice.CommonName(csr, r.identity),
-		TTL: s.opts.Lifetime + s.opts.ClockSkew, Backdate: s.opts.ClockSkew,
+		CSR: csr, Profile: ca.DNSOnly, DNSNames: []string{r.identity},
+		CommonName: caservice.CommonName(csr, r.identity),
+		TTL:        s.opts.Lifetime + s.opts.ClockSkew, Backdate: s.opts.ClockSkew,
 		Caller: r.identity, Method: "kubernetes-token", LimitKey: account.UID,
 		Pod: *account,
 	})
@@ -207,7 +218,8 @@ func (s *Server) sign(ctx context.Context, r *request, account *spiffe.Pod, csr 
 		return nil, e
 	}
 	if err := checkLeaf(chain, csr, r.identity); err != nil {
-		return nil, caservice.Refuse(grpchttp.Internal, caservice.TextInternal, fmt.Errorf("the answer of the signer cannot be used: %w", err))
+		return nil, caservice.Refuse(grpchttp.Internal, caservice.TextInternal,
+			fmt.Errorf("the answer of the signer cannot be used: %w", err))
 	}
 	// The current anchors: those at the beginning may not have had the root of the leaf.
 	anchors := s.anchors()
@@ -225,7 +237,8 @@ func (s *Server) sign(ctx context.Context, r *request, account *spiffe.Pod, csr 
 // badIssuer is the error for an issuer that does not verify.
 func (s *Server) badIssuer(ctx context.Context, r *request, err error) error {
 	err = fmt.Errorf("the issuer does not verify against the trust anchors: %w", err)
-	s.tell(ctx, Event{Reason: "IssuerValidationFailed", Warning: true}, "no certificate for %.253q: %v", r.identity, err)
+	s.tell(ctx, Event{Reason: "IssuerValidationFailed", Warning: true}, "no certificate for %.253q: %v", r.identity,
+		err)
 	return caservice.Refuse(grpchttp.Unavailable, "the issuer cannot be used now; try again later", err)
 }
 
@@ -235,8 +248,10 @@ func checkLeaf(chain []*x509.Certificate, csr *pki.CSR, name string) error {
 		return err
 	}
 	leaf := chain[0]
-	if len(leaf.DNSNames) != 1 || leaf.DNSNames[0] != name || len(leaf.URIs)+len(leaf.IPAddresses)+len(leaf.EmailAddresses) > 0 {
-		return fmt.Errorf("the certificate is for %q, %v, %v and %q, and not only for %s", leaf.DNSNames, leaf.URIs, leaf.IPAddresses, leaf.EmailAddresses, name)
+	if len(leaf.DNSNames) != 1 || leaf.DNSNames[0] != name ||
+		len(leaf.URIs)+len(leaf.IPAddresses)+len(leaf.EmailAddresses) > 0 {
+		return fmt.Errorf("the certificate is for %q, %v, %v and %q, and not only for %s", leaf.DNSNames, leaf.URIs,
+			leaf.IPAddresses, leaf.EmailAddresses, name)
 	}
 	return nil
 }

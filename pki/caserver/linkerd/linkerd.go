@@ -11,9 +11,9 @@
 //
 // # What it promises
 //
-// A caller gets a certificate for the name of the service account that its token belongs to, and for nothing else. It must
-// ask for that name. The server verifies the signature of the signing request, and takes from it the public key and
-// whether a common name is wanted, and nothing else.
+// A caller gets a certificate for the name of the service account that its token belongs to, and for nothing else. It
+// must ask for that name. The server verifies the signature of the signing request, and takes from it the public key
+// and whether a common name is wanted, and nothing else.
 //
 // The answer is checked before it is sent: the certificate has that one name and the key of the request,
 // and leads to the current trust anchors. A token is in no log and no error.
@@ -36,14 +36,15 @@
 //	FailedPrecondition  the token belongs to another name
 //	Internal            signing failed
 //
-// Linkerd's own certifier does not have the first row, answers Unknown in the fourth, verifies no signature, and checks the
-// key only when it signs, with Internal. Beyond those, ResourceExhausted is a limit of the authority or a request that is
-// too large, and Unavailable an authority that cannot sign now, cannot write its audit record, or takes too long. A client
-// cannot tell a bad token from a bad name by the code alone.
+// Linkerd's own certifier does not have the first row, answers Unknown in the fourth, verifies no signature, and
+// checks the key only when it signs, with Internal. Beyond those, ResourceExhausted is a limit of the authority or a
+// request that is too large, and Unavailable an authority that cannot sign now, cannot write its audit record, or
+// takes too long. A client cannot tell a bad token from a bad name by the code alone.
 //
-// The certificates in an answer are DER, as Linkerd sends them; the comments of its protobuf definition
-// say PEM. The direct issuer always follows the leaf, even when it is a trust anchor. The subject of a leaf is its name, if the
-// request has that as its common name and it fits in one, and otherwise that of the authority; Linkerd copies the request's.
+// The certificates in an answer are DER, as Linkerd sends them; the comments of its protobuf definition say PEM. The
+// direct issuer always follows the leaf, even when it is a trust anchor. The subject of a leaf is its name, if the
+// request has that as its common name and it fits in one, and otherwise that of the authority; Linkerd copies the
+// request's.
 //
 // # What it does not do
 //
@@ -99,27 +100,28 @@ type Options struct {
 	// ends, for peers whose clocks differ. 0 means 10 seconds.
 	ClockSkew time.Duration
 
-	// Issuer returns the certificate that signs now, followed by those between it and a trust anchor, or nothing if that is
-	// not known. With it, an issuer that has expired or is no longer under the trust anchors is refused before the names of
-	// the signing request and the token are checked, and the metric knows the issuer before the first request. Nil means to
-	// learn it from signed certificates. It is safe for concurrent use.
+	// Issuer returns the certificate that signs now, followed by those between it and a trust anchor, or nothing if
+	// that is not known. With it, an issuer that has expired or is no longer under the trust anchors is refused before
+	// the names of the signing request and the token are checked, and the metric knows the issuer before the first
+	// request. Nil means to learn it from signed certificates. It is safe for concurrent use.
 	Issuer func() []*x509.Certificate
 
-	// AllowPlaintext accepts connections that are neither TLS nor a Unix socket. Tokens are readable on them: set it only for
-	// a proxy on the same host that terminates TLS, and for tests.
+	// AllowPlaintext accepts connections that are neither TLS nor a Unix socket. Tokens are readable on them: set it
+	// only for a proxy on the same host that terminates TLS, and for tests.
 	AllowPlaintext bool
 
-	// Events, if set, is called with each event while the client waits, so it must not block. It is safe for concurrent use.
+	// Events, if set, is called with each event while the client waits, so it must not block. It is safe for
+	// concurrent use.
 	Events func(context.Context, Event)
 
 	// Timeout bounds the work for one request. 0 means 75 seconds, enough for a registration authority that
 	// waits a minute for its own. A request that has not arrived after 10 seconds is given up earlier.
 	Timeout time.Duration
 
-	// Logger gets certificates (Debug), refusals with their reason (Info), and failures of the server or its parts (Warn, and
-	// Error for a panic). Of refusals and failures it gets the first of each reason, and of each caller of the first 12, at
-	// once, and a count of the others every minute, so that no caller can fill a log; one that takes Debug gets each of
-	// them. Nil means silence.
+	// Logger gets certificates (Debug), refusals with their reason (Info), and failures of the server or its parts
+	// (Warn, and Error for a panic). Of refusals and failures it gets the first of each reason, and of each caller of
+	// the first 12, at once, and a count of the others every minute, so that no caller can fill a log; one that takes
+	// Debug gets each of them. Nil means silence.
 	Logger *slog.Logger
 }
 
@@ -129,7 +131,8 @@ type Event struct {
 	//
 	//   - IssuedLeafCertificate: a certificate was issued and is being sent.
 	//   - IssuerUpdated: another certificate signs than before.
-	//   - IssuerValidationFailed, a warning: nothing was issued, as the issuer does not verify against the trust anchors.
+	//   - IssuerValidationFailed, a warning: nothing was issued, as the issuer does not verify against the trust
+	//     anchors.
 	Reason  string
 	Warning bool
 	Message string
@@ -158,7 +161,8 @@ func New(o Options) (*Server, error) {
 		return nil, fmt.Errorf("linkerd: invalid Options: %w", err)
 	}
 	s := &Server{opts: o}
-	s.metrics.Gauge("issuer_cert_ttl_seconds", "The seconds until the certificate that signs expires; 0 before it is known.", func() (float64, bool) {
+	s.metrics.Gauge("issuer_cert_ttl_seconds", "The seconds until the certificate that signs "+
+		"expires; 0 before it is known.", func() (float64, bool) {
 		if c := s.knownIssuer(); c != nil {
 			return time.Until(c.NotAfter).Seconds(), true
 		}
@@ -168,10 +172,12 @@ func New(o Options) (*Server, error) {
 	for c := grpchttp.OK; c <= grpchttp.Unauthenticated; c++ {
 		codes = append(codes, c.String())
 	}
-	answered := s.metrics.Counters("linkerd_identity_certify_total", "The number of requests, by the code of the answer.", "code", codes...)
+	answered := s.metrics.Counters("linkerd_identity_certify_total",
+		"The number of requests, by the code of the answer.", "code", codes...)
 	s.handler = caservice.Service{
 		Name: "linkerd", Path: Certify, Timeout: o.Timeout, Logger: o.Logger,
-		Reasons: []error{errPlaintext, kube.ErrNotAuthenticated, kube.ErrInvalidToken, errOtherName}, Answer: s.certify, Answered: func(c grpchttp.Code) { answered[c.String()].Inc() },
+		Reasons: []error{errPlaintext, kube.ErrNotAuthenticated, kube.ErrInvalidToken,
+			errOtherName}, Answer: s.certify, Answered: func(c grpchttp.Code) { answered[c.String()].Inc() },
 	}.Handler()
 	return s, nil
 }
@@ -200,8 +206,8 @@ func (o *Options) check() error {
 // ServeHTTP answers one request. A request that is not gRPC over HTTP/2 is refused with an HTTP status.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.handler.ServeHTTP(w, r) }
 
-// Report implements [report.Reporter] with the metrics issuer_cert_ttl_seconds, under Linkerd's name, and how many requests
-// were answered with which code.
+// Report implements [report.Reporter] with the metrics issuer_cert_ttl_seconds, under Linkerd's name, and how many
+// requests were answered with which code.
 func (s *Server) Report() report.Report { return report.Report{Metrics: s.metrics.Write} }
 
 // knownIssuer returns the certificate that signs, as far as it is known.

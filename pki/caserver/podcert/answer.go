@@ -67,13 +67,15 @@ func (r *request) name() string { return r.Metadata.Namespace + "/" + r.Metadata
 
 // path returns the path of the requests of the namespace, or of what is below that.
 func (r *request) path(below ...string) string {
-	return kube.Path(append([]string{"apis", group, "v1", "namespaces", r.Metadata.Namespace, "podcertificaterequests"}, below...)...)
+	return kube.Path(append([]string{"apis", group, "v1", "namespaces", r.Metadata.Namespace,
+		"podcertificaterequests"}, below...)...)
 }
 
 // size is about how many bytes the request takes while it waits.
 func (r *request) size() int {
 	n := 1024 + len(r.Spec.StubPKCS10Request)
-	for _, m := range []map[string]string{r.Spec.UnverifiedUserAnnotations, r.Metadata.Labels, r.Metadata.Annotations} {
+	for _, m := range []map[string]string{r.Spec.UnverifiedUserAnnotations, r.Metadata.Labels,
+		r.Metadata.Annotations} {
 		for k, v := range m {
 			n += 64 + len(k) + len(v)
 		}
@@ -100,18 +102,21 @@ func conclude(kind, reason, format string, args ...any) (*status, error) {
 // answer returns the answer to a request. An error is why there is none yet.
 func (s *Signer) answer(ctx context.Context, r *request) (*status, error) {
 	for name := range r.Spec.UnverifiedUserAnnotations {
-		return conclude(denied, annotations, "this signer takes no annotations, and there is %.300q: remove it from the pod's volume", name)
+		return conclude(denied, annotations, "this signer takes no annotations, and there is %.300q: remove "+
+			"it from the pod's volume", name)
 	}
 	csr, err := pki.ParseCSR(r.Spec.StubPKCS10Request)
 	switch {
 	case errors.Is(err, pki.ErrWeakKey):
-		return conclude(denied, unsupportedKey, "%v; this signer takes ECDSAP256, ECDSAP384, ECDSAP521, ED25519, RSA3072 and RSA4096", err)
+		return conclude(denied, unsupportedKey, "%v; this signer takes ECDSAP256, ECDSAP384, ECDSAP521, "+
+			"ED25519, RSA3072 and RSA4096", err)
 	case err != nil:
 		return conclude(failed, "InvalidRequest", "%v", err)
 	}
 	pod := spiffe.Pod{
-		Namespace: r.Metadata.Namespace, ServiceAccount: r.Spec.ServiceAccountName, ServiceAccountUID: r.Spec.ServiceAccountUID,
-		Name: r.Spec.PodName, UID: r.Spec.PodUID, Node: r.Spec.NodeName, NodeUID: r.Spec.NodeUID,
+		Namespace: r.Metadata.Namespace, ServiceAccount: r.Spec.ServiceAccountName,
+		ServiceAccountUID: r.Spec.ServiceAccountUID,
+		Name:              r.Spec.PodName, UID: r.Spec.PodUID, Node: r.Spec.NodeName, NodeUID: r.Spec.NodeUID,
 	}
 	id, err := s.opts.ID(pod)
 	if _, advice := retry.After(err); advice == retry.Again {
@@ -123,7 +128,8 @@ func (s *Signer) answer(ctx context.Context, r *request) (*status, error) {
 	now := time.Now()
 	life := min(time.Duration(cmp.Or(r.Spec.MaxExpirationSeconds, 86400))*time.Second, s.opts.TTL)
 	chain, err := s.opts.CA.Sign(ctx, ca.Request{
-		CSR: csr, ID: id, TTL: life - backdate, Backdate: backdate, Pod: pod, PodRequest: r.Metadata.Name, LimitKey: pod.UID,
+		CSR: csr, ID: id, TTL: life - backdate, Backdate: backdate,
+		Pod: pod, PodRequest: r.Metadata.Name, LimitKey: pod.UID,
 		Caller: "system:node:" + pod.Node, Method: "pod-certificate-request",
 	})
 	switch {
@@ -136,10 +142,13 @@ func (s *Signer) answer(ctx context.Context, r *request) (*status, error) {
 	}
 	from, to := chain[0].NotBefore, chain[0].NotAfter
 	if to.Sub(from) < time.Hour {
-		return nil, fmt.Errorf("%w: %w: the CA signs until %s only, and the API server takes no certificate of less than an hour: replace its root", errOne, ca.ErrTTL, to.UTC().Format(time.RFC3339))
+		return nil, fmt.Errorf("%w: %w: the CA signs until %s only, and the API server takes no certificate of less "+
+			"than an hour: replace its root", errOne, ca.ErrTTL, to.UTC().Format(time.RFC3339))
 	}
-	at := renew.RenewAt(now, from, to, 0.5, 0.2, rand.Float64()).UTC().Truncate(time.Second) // at least 17 minutes from either end: the API wants 10
+	// at least 17 minutes from either end: the API wants 10
+	at := renew.RenewAt(now, from, to, 0.5, 0.2, rand.Float64()).UTC().Truncate(time.Second)
 	answer, _ := conclude(issued, "Issued", "%s", id)
-	answer.CertificateChain, answer.NotBefore, answer.NotAfter, answer.BeginRefreshAt = string(pki.MarshalCertificatesPEM(chain...)), &from, &to, &at
+	answer.CertificateChain = string(pki.MarshalCertificatesPEM(chain...))
+	answer.NotBefore, answer.NotAfter, answer.BeginRefreshAt = &from, &to, &at
 	return answer, nil
 }

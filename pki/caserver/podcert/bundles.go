@@ -12,7 +12,6 @@ import (
 
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/kube/kubefollow"
-	"github.com/svidkit/svidkit/internal/kube/kubekeep"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -34,17 +33,18 @@ type clusterBundle struct {
 
 // bundles keeps the ClusterTrustBundles.
 type bundles struct {
-	kubekeep.Keeper
+	kubefollow.Keeper
 	s       *Signer
-	present kubekeep.Objects[clusterBundle]
+	present kubefollow.Objects[clusterBundle]
 	newer   map[string]time.Time // since when there has been a newer one than ours, by name; only behind uses it
 }
 
 func (b *bundles) init(s *Signer) {
 	b.s, b.newer = s, make(map[string]time.Time)
-	b.Keeper = kubekeep.Keeper{
-		Name: "podcert: ClusterTrustBundle", Again: kubekeep.Again, Log: s.log, Behind: b.behind,
-		Remedy: "bind a ClusterRole that may create and patch clustertrustbundles, and attest for the signer " + s.opts.SignerName +
+	b.Keeper = kubefollow.Keeper{
+		Name: "podcert: ClusterTrustBundle", Again: kubefollow.Again, Log: s.log, Behind: b.behind,
+		Remedy: "bind a ClusterRole that may create and patch clustertrustbundles, and attest for the signer " +
+			s.opts.SignerName +
 			", to the service account of this program",
 	}
 	b.present.Follower = kubefollow.Follower[clusterBundle]{
@@ -91,7 +91,8 @@ func (b *bundles) behind() map[string]func(context.Context) error {
 				continue
 			}
 		}
-		want.Metadata.ResourceVersion = old.Metadata.ResourceVersion // what another replica has written meanwhile stays
+		// what another replica has written meanwhile stays
+		want.Metadata.ResourceVersion = old.Metadata.ResourceVersion
 		path := b.present.Path
 		writes[name] = func(ctx context.Context) error {
 			if old.Metadata.Name == "" {
@@ -107,7 +108,8 @@ func (b *bundles) behind() map[string]func(context.Context) error {
 func (b *bundles) object(bundle *spiffe.Bundle) (o clusterBundle, err error) {
 	td := bundle.TrustDomain().String()
 	suffix := td
-	if !kube.ValidName(td) || len(td)+len(b.s.opts.SignerName) > 250 { // not every trust domain is a name of Kubernetes
+	// not every trust domain is a name of Kubernetes
+	if !kube.ValidName(td) || len(td)+len(b.s.opts.SignerName) > 250 {
 		suffix = fmt.Sprintf("td-%x", sha256.Sum256([]byte(td)))[:35]
 	}
 	o.Metadata.Name = strings.ReplaceAll(b.s.opts.SignerName, "/", ":") + ":" + suffix
@@ -121,7 +123,8 @@ func (b *bundles) object(bundle *spiffe.Bundle) (o clusterBundle, err error) {
 	o.Spec.SignerName, o.Spec.TrustBundle = b.s.opts.SignerName, string(bundle.MarshalPEM())
 	switch n := len(o.Spec.TrustBundle); {
 	case n == 0:
-		return o, errors.New("the bundle has no root, and the API takes none without: delete the ClusterTrustBundle " + o.Metadata.Name + " if pods are not to trust the last one")
+		return o, errors.New("the bundle has no root, and the API takes none without: delete the ClusterTrustBundle " +
+			o.Metadata.Name + " if pods are not to trust the last one")
 	case n > maxBundle:
 		return o, fmt.Errorf("the bundle has %d bytes in PEM, and the API takes %d", n, maxBundle)
 	}

@@ -1,49 +1,54 @@
-// Package podcert is a signer of Kubernetes: it gives pods the certificates that they ask for in their manifests, and hands
-// out the roots that go with them. The kubelet makes the key of a pod, asks for the certificate, renews it, and writes both
-// into a volume, so that a pod has a SPIFFE identity without an agent, a sidecar, a driver or an init container.
+// Package podcert is a signer of Kubernetes: it gives pods the certificates that they ask for in their manifests, and
+// hands out the roots that go with them. The kubelet makes the key of a pod, asks for the certificate, renews it, and
+// writes both into a volume, so that a pod has a SPIFFE identity without an agent, a sidecar, a driver or an init
+// container.
 //
 //	signer, err := podcert.New(podcert.Options{SignerName: "example.org/spiffe", TrustDomain: td, CA: authority})
 //	…
 //	err = signer.Run(ctx)
 //
-// It needs Kubernetes 1.37, whose API certificates.k8s.io/v1 has PodCertificateRequests and ClusterTrustBundles. The program
-// examples/ca runs it with the flag -pod-signer. A pod has these sources in a projected volume, and reads the folder with
-// package filesource:
+// It needs Kubernetes 1.37, whose API certificates.k8s.io/v1 has PodCertificateRequests and ClusterTrustBundles. The
+// program examples/ca runs it with the flag -pod-signer. A pod has these sources in a projected volume, and reads the
+// folder with package filesource:
 //
-//   - podCertificate: {signerName: example.org/spiffe, keyType: ECDSAP256, credentialBundlePath: credential-bundle.private-key.x509.pem}
-//   - clusterTrustBundle: {signerName: example.org/spiffe, labelSelector: {matchLabels: {k8s.spiffe.io/peer-trust-domain: example.org}}, path: example.org.spiffe-trust-bundle.x509.pem}
+//   - podCertificate: {signerName: example.org/spiffe, keyType: ECDSAP256, credentialBundlePath:
+//     credential-bundle.private-key.x509.pem}
+//   - clusterTrustBundle: {signerName: example.org/spiffe, labelSelector: {matchLabels:
+//     {k8s.spiffe.io/peer-trust-domain: example.org}}, path: example.org.spiffe-trust-bundle.x509.pem}
 //
 // # Who gets which identity
 //
-// The API server vouches for namespace, service account, pod and node of a request, and lets a node ask for its own pods alone
-// (admission plugin NodeRestriction, which must be on). From these the identity is made, and of the signing request only the key
-// is taken. Annotations are the pod author's word: a request that has any is denied, as the API asks of signers that do not know them.
-// A user who may create pods with a service account can have its identity.
+// The API server vouches for namespace, service account, pod and node of a request, and lets a node ask for its own
+// pods alone (admission plugin NodeRestriction, which must be on). From these the identity is made, and of the signing
+// request only the key is taken. Annotations are the pod author's word: a request that has any is denied, as the API
+// asks of signers that do not know them. A user who may create pods with a service account can have its identity.
 //
 // # Answers
 //
-// A certificate lasts as long as the request allows (maxExpirationSeconds), at most Options.TTL and at least an hour, which is the
-// API's bound. The kubelet renews it when 50 to 70 % of that are left, at a moment that is drawn for each. Denied is a request with
-// annotations, for a key that this library does not certify (UnsupportedKeyType), or for a pod without an identity; Failed is one that
-// can never be certified. Everything else passes: the request waits, and is tried again.
+// A certificate lasts as long as the request allows (maxExpirationSeconds), at most Options.TTL and at least an hour,
+// which is the API's bound. The kubelet renews it when 50 to 70 % of that are left, at a moment that is drawn for
+// each. Denied is a request with annotations, for a key that this library does not certify (UnsupportedKeyType), or
+// for a pod without an identity; Failed is one that can never be certified. Everything else passes: the request waits,
+// and is tried again.
 //
-// Any number of replicas may run. Each signs a request once, and again only if the API server does not take the certificate
-// for so long that it would refuse it. The answer that it takes first is that of the pod, and the others have signed for
-// nothing. Requests of other signers are never read.
+// Any number of replicas may run. Each signs a request once, and again only if the API server does not take the
+// certificate for so long that it would refuse it. The answer that it takes first is that of the pod, and the others
+// have signed for nothing. Requests of other signers are never read.
 //
 // The requests of a node, and those of a namespace, are served at a rate of their own, so that a flood of one does not
-// hold up the others. What waits takes 64 MiB at most, and 4 MiB for a node; beyond that it is read again every minute.
+// hold up the others. What waits takes 64 MiB at most, and 4 MiB for a node; beyond that it is read again every
+// minute.
 //
 // # Bundles
 //
-// The ClusterTrustBundle SIGNER:spiffe:TRUST-DOMAIN, such as example.org:spiffe:example.org, has the roots of the CA through rotations, and
-// those of each trust domain in Options.Federated have one, too. What changes, and what others change or delete, is written after
-// ten seconds at most; one with a higher sequence number is that of a replica that knows more, and is left for ten minutes. A
-// bundle without roots cannot be written, so that the last one stays: delete it by hand. So does that of a trust domain that is
-// no longer federated.
+// The ClusterTrustBundle SIGNER:spiffe:TRUST-DOMAIN, such as example.org:spiffe:example.org, has the roots of the CA
+// through rotations, and those of each trust domain in Options.Federated have one, too. What changes, and what others
+// change or delete, is written after ten seconds at most; one with a higher sequence number is that of a replica that
+// knows more, and is left for ten minutes. A bundle without roots cannot be written, so that the last one stays:
+// delete it by hand. So does that of a trust domain that is no longer federated.
 //
-// A kubelet has a new root in the volumes within a minute or two if they name signer and labels as above. One that names the object may
-// see it five minutes later.
+// A kubelet has a new root in the volumes within a minute or two if they name signer and labels as above. One that
+// names the object may see it five minutes later.
 //
 // # Rights
 //
@@ -88,28 +93,29 @@ type Options struct {
 	TrustDomain spiffe.TrustDomain // of the CA; required
 	CA          ca.Signer          // required
 
-	// ID returns the identity of a pod, from what the API server vouches for: all members but Cluster are set. An error denies the
-	// request, and its text is readable in the cluster; one with a method Retryable() (time.Duration, bool) that returns true has the
-	// request wait. ID is called from many goroutines, and must not block. Nil means [spiffe.TrustDomain.KubernetesID]. See
-	// [Template].
+	// ID returns the identity of a pod, from what the API server vouches for: all members but Cluster are set. An
+	// error denies the request, and its text is readable in the cluster; one with a method Retryable() (time.Duration,
+	// bool) that returns true has the request wait. ID is called from many goroutines, and must not block. Nil means
+	// [spiffe.TrustDomain.KubernetesID]. See [Template].
 	ID func(spiffe.Pod) (spiffe.ID, error)
 
 	TTL time.Duration // the longest lifetime of a certificate, an hour at least; 0 means 24 hours
 
-	// NodeRate and NamespaceRate are how many requests of a node and of a namespace are served in a second; 0 means 200 and 1,000, and
-	// less than 0 no limit.
+	// NodeRate and NamespaceRate are how many requests of a node and of a namespace are served in a second; 0 means
+	// 200 and 1,000, and less than 0 no limit.
 	NodeRate, NamespaceRate float64
 
-	// Federated returns the bundles of other trust domains that pods may trust, such as the method Bundles of a *federation.Manager. It is
-	// called every ten seconds. Nil means none.
+	// Federated returns the bundles of other trust domains that pods may trust, such as the method Bundles of a
+	// *federation.Manager. It is called every ten seconds. Nil means none.
 	Federated func() *spiffe.BundleSet
 
-	// APIServer and HTTPClient are the URL of the API server (https or, on loopback, http), and what authenticates this program there. Empty
-	// and nil mean the cluster that this process runs in, and its service account.
+	// APIServer and HTTPClient are the URL of the API server (https or, on loopback, http), and what authenticates
+	// this program there. Empty and nil mean the cluster that this process runs in, and its service account.
 	APIServer  string
 	HTTPClient *http.Client
 
-	// Logger gets answers (Info), and why there are none (Warn). Lines that pods can cause are counted. Nil means silence.
+	// Logger gets answers (Info), and why there are none (Warn). Lines that pods can cause are counted. Nil means
+	// silence.
 	Logger *slog.Logger
 }
 
@@ -160,19 +166,24 @@ func New(o Options) (*Signer, error) {
 		}
 	}
 	s := &Signer{
-		opts: o, api: api, log: ratelog.New(o.Logger, 0), requests: make(map[string]*entry), room: limit.NewShares[string](maxHeld, maxHeldEach),
+		opts: o, api: api, log: ratelog.New(o.Logger,
+			0), requests: make(map[string]*entry), room: limit.NewShares[string](maxHeld, maxHeldEach),
 		state: report.Upstream{Name: "requests of pods to " + o.SignerName},
 		nodes: newTurns(cmp.Or(o.NodeRate, 200)), spaces: newTurns(cmp.Or(o.NamespaceRate, 1000)),
 	}
 	s.loop = renew.Loop[*entry]{Mu: &s.mu, Attempt: s.attempt, Slots: concurrent, FailingLast: true}
 	s.roots.init(s)
-	s.totals = s.set.Counters("svidkit_ca_pod_requests_total", "The number of requests of pods that were answered, by the answer; lost "+
-		"are those that another replica has answered, or that have gone.", "answer", "Issued", "Denied", "Failed", "lost")
-	s.set.Gauge("svidkit_ca_pod_requests_waiting", "The number of requests of pods that wait for an answer.", func() (float64, bool) {
-		n, _ := s.waiting()
-		return float64(n), true
-	})
-	s.set.Gauge("svidkit_ca_pod_requests_oldest_timestamp_seconds", "When the oldest request of a pod that waits was made, in seconds since 1970.", func() (float64, bool) {
+	s.totals = s.set.Counters("svidkit_ca_pod_requests_total", "The number of requests of pods that were "+
+		"answered, by the answer; lost "+
+		"are those that another replica has answered, or that have gone.",
+		"answer", "Issued", "Denied", "Failed", "lost")
+	s.set.Gauge("svidkit_ca_pod_requests_waiting", "The number of requests of pods that wait for an answer.",
+		func() (float64, bool) {
+			n, _ := s.waiting()
+			return float64(n), true
+		})
+	s.set.Gauge("svidkit_ca_pod_requests_oldest_timestamp_seconds", "When the oldest request of a pod that waits "+
+		"was made, in seconds since 1970.", func() (float64, bool) {
 		_, oldest := s.waiting()
 		return metrics.Seconds(oldest), !oldest.IsZero()
 	})
@@ -191,17 +202,20 @@ func (o *Options) check() error {
 	case o.CA == nil:
 		return errors.New("CA is nil; a *ca.Authority is one")
 	case o.TTL != 0 && o.TTL < time.Hour:
-		return fmt.Errorf("the longest lifetime is %v, and the API server takes no certificate of less than an hour", o.TTL)
+		return fmt.Errorf("the longest lifetime is %v, and the API server takes no certificate of less than an hour",
+			o.TTL)
 	}
 	return nil
 }
 
-// Template returns a function for [Options].ID that makes the path of an identity from a text with ${namespace}, ${service-account}, ${pod}, ${pod-uid}
-// and ${node}, such as "/ns/${namespace}/sa/${service-account}". The error says what of the text is wrong.
+// Template returns a function for [Options].ID that makes the path of an identity from a text with ${namespace},
+// ${service-account}, ${pod}, ${pod-uid} and ${node}, such as "/ns/${namespace}/sa/${service-account}". The error says
+// what of the text is wrong.
 func Template(td spiffe.TrustDomain, path string) (func(spiffe.Pod) (spiffe.ID, error), error) {
 	segments := strings.Split(path, "/")[1:]
 	fill := func(p spiffe.Pod) (spiffe.ID, error) {
-		all := strings.NewReplacer("${namespace}", p.Namespace, "${service-account}", p.ServiceAccount, "${pod}", p.Name, "${pod-uid}", p.UID, "${node}", p.Node)
+		all := strings.NewReplacer("${namespace}", p.Namespace, "${service-account}", p.ServiceAccount, "${pod}",
+			p.Name, "${pod-uid}", p.UID, "${node}", p.Node)
 		filled := make([]string, len(segments)) // each by itself, so that none becomes two
 		for i, s := range segments {
 			filled[i] = all.Replace(s)
@@ -215,7 +229,8 @@ func Template(td spiffe.TrustDomain, path string) (func(spiffe.Pod) (spiffe.ID, 
 	case err != nil:
 		return nil, fmt.Errorf("podcert: template %.300q: %w", path, err)
 	case !strings.Contains(path, "${"):
-		return nil, fmt.Errorf("podcert: template %.300q: all pods would have one identity; it has none of ${namespace}, ${service-account}, ${pod}, ${pod-uid} and ${node}", path)
+		return nil, fmt.Errorf("podcert: template %.300q: all pods would have one identity; it has none of "+
+			"${namespace}, ${service-account}, ${pod}, ${pod-uid} and ${node}", path)
 	}
 	return fill, nil
 }
@@ -231,7 +246,8 @@ func (s *Signer) Run(ctx context.Context) error {
 	wg.Go(func() { s.loop.Run(ctx) })
 	wg.Go(func() { s.roots.Run(ctx, s.roots.present.Run) })
 	f := kubefollow.Follower[request]{
-		API: s.api, Path: kube.Path("apis", group, "v1", "podcertificaterequests"), Kind: "PodCertificateRequest", Page: s.page, Event: s.event, State: s.follows,
+		API: s.api, Path: kube.Path("apis", group, "v1",
+			"podcertificaterequests"), Kind: "PodCertificateRequest", Page: s.page, Event: s.event, State: s.follows,
 		Query: url.Values{"fieldSelector": {"spec.signerName=" + s.opts.SignerName}, "timeoutSeconds": {"60"}},
 	}
 	f.Again = func() bool { // there may be room for what was left out
@@ -247,7 +263,8 @@ func (s *Signer) Run(ctx context.Context) error {
 func (s *Signer) follows(_ context.Context, err error, retryIn time.Duration) {
 	s.note(err, retryIn)
 	if err != nil {
-		s.log.Warn("podcert: requests of pods cannot be followed", "API server", slog.Any("err", s.remedy(err)), slog.Duration("retry_in", retryIn))
+		s.log.Warn("podcert: requests of pods cannot be followed", "API server", slog.Any("err", s.remedy(err)),
+			slog.Duration("retry_in", retryIn))
 	}
 }
 
@@ -270,22 +287,25 @@ func (s *Signer) note(err error, retryIn time.Duration) {
 // forbidden reports whether a right is missing. Of the one to sign, the API server says that the request is invalid.
 func forbidden(err error) bool {
 	status, ok := errors.AsType[*kube.StatusError](err)
-	return ok && (kube.Forbidden(err) || status.Reason == "Invalid" && strings.Contains(status.Message, "spec.signerName: Forbidden"))
+	return ok && (kube.Forbidden(err) || status.Reason == "Invalid" &&
+		strings.Contains(status.Message, "spec.signerName: Forbidden"))
 }
 
 // remedy says what to do about a lack of rights.
 func (s *Signer) remedy(err error) error {
 	if forbidden(err) {
-		return fmt.Errorf("%w; bind a ClusterRole that may list and watch podcertificaterequests, patch podcertificaterequests/status, "+
+		return fmt.Errorf("%w; bind a ClusterRole that may list and watch podcertificaterequests, patch "+
+			"podcertificaterequests/status, "+
 			"and sign for the signer %s, to the service account of this program", err, s.opts.SignerName)
 	}
 	return err
 }
 
-// Report implements [report.Reporter]. The upstream is what answers requests: the API server, and the CA. The log has what
-// becomes of bundles.
+// Report implements [report.Reporter]. The upstream is what answers requests: the API server, and the CA. The log has
+// what becomes of bundles.
 func (s *Signer) Report() report.Report {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return report.Report{Upstreams: []report.Upstream{s.state}, Metrics: func(w io.Writer) error { return s.set.Write(w) }}
+	return report.Report{Upstreams: []report.Upstream{s.state},
+		Metrics: func(w io.Writer) error { return s.set.Write(w) }}
 }

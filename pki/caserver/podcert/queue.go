@@ -147,9 +147,11 @@ func (s *Signer) attempt(parent context.Context, e *entry) {
 		var now struct {
 			Items []request `json:"items"`
 		}
-		err = s.api.Get(ctx, r.path(), url.Values{"fieldSelector": {"metadata.name=" + r.Metadata.Name}}, &now) // so that the right to list suffices
+		// so that the right to list suffices
+		err = s.api.Get(ctx, r.path(), url.Values{"fieldSelector": {"metadata.name=" + r.Metadata.Name}}, &now)
 		switch {
-		case err == nil && (len(now.Items) != 1 || now.Items[0].Metadata.UID != r.Metadata.UID || now.Items[0].answered()):
+		case err == nil && (len(now.Items) != 1 || now.Items[0].Metadata.UID != r.Metadata.UID ||
+			now.Items[0].answered()):
 			s.end(e, "lost")
 			return
 		case err == nil && answer.NotBefore != nil && time.Since(*answer.NotBefore) > freshFor:
@@ -162,13 +164,17 @@ func (s *Signer) attempt(parent context.Context, e *entry) {
 		answer, err = s.answer(ctx, &r)
 	}
 	if err == nil {
-		err = s.api.Patch(ctx, r.path(r.Metadata.Name, "status"), change{Metadata: kube.ObjectMeta{UID: r.Metadata.UID, ResourceVersion: r.Metadata.ResourceVersion}, Status: answer})
+		err = s.api.Patch(ctx, r.path(r.Metadata.Name, "status"),
+			change{Metadata: kube.ObjectMeta{UID: r.Metadata.UID, ResourceVersion: r.Metadata.ResourceVersion},
+				Status: answer})
 	}
 	switch {
 	case err == nil:
 		s.end(e, answer.Conditions[0].Type)
-		s.log.Log(slog.LevelInfo, "podcert: request answered", answer.Conditions[0].Type+" "+answer.Conditions[0].Reason, slog.String("request", r.name()),
-			slog.String("pod", r.Spec.PodName), slog.String("node", r.Spec.NodeName), slog.String("message", answer.Conditions[0].Message))
+		s.log.Log(slog.LevelInfo, "podcert: request answered",
+			answer.Conditions[0].Type+" "+answer.Conditions[0].Reason, slog.String("request", r.name()),
+			slog.String("pod", r.Spec.PodName), slog.String("node", r.Spec.NodeName),
+			slog.String("message", answer.Conditions[0].Message))
 	case kube.NotFound(err):
 		s.end(e, "lost")
 	default:
@@ -187,14 +193,16 @@ func (s *Signer) end(e *entry, how string) {
 	s.loop.Done(e, 0)
 }
 
-// again ends an attempt that is repeated. What the API server or the CA cannot do for any request holds all of them back. Once the API
-// server has taken an answer, the rights are there, and what it refuses is one request: by a policy for a namespace, for example.
+// again ends an attempt that is repeated. What the API server or the CA cannot do for any request holds all of them
+// back. Once the API server has taken an answer, the rights are there, and what it refuses is one request: by a policy
+// for a namespace, for example.
 func (s *Signer) again(ctx context.Context, e *entry, r *request, answer *status, err error) {
 	conflict := kube.Conflict(err)
 	s.mu.Lock()
 	all := !conflict && !errors.Is(err, ca.ErrLimit) && !errors.Is(err, errOne)
 	if status, ok := errors.AsType[*kube.StatusError](err); ok && all {
-		refused := status.Code/100 == 4 && status.Code != http.StatusUnauthorized && status.Code != http.StatusTooManyRequests
+		refused := status.Code/100 == 4 && status.Code != http.StatusUnauthorized &&
+			status.Code != http.StatusTooManyRequests
 		all = !(refused && s.granted) && (status.Reason != "Invalid" || forbidden(err))
 	}
 	e.answer = answer
@@ -226,7 +234,8 @@ func (s *Signer) again(ctx context.Context, e *entry, r *request, answer *status
 		who, of, err = "all wait", "", s.remedy(err)
 	}
 	if !conflict {
-		s.log.LogOf(slog.LevelWarn, of, "podcert: a request has to wait", who, slog.String("request", r.name()), slog.String("node", r.Spec.NodeName),
+		s.log.LogOf(slog.LevelWarn, of, "podcert: a request has to wait", who, slog.String("request", r.name()),
+			slog.String("node", r.Spec.NodeName),
 			slog.Any("err", err), slog.Duration("retry_in", wait))
 	}
 }

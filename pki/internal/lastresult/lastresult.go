@@ -1,5 +1,6 @@
-// Package lastresult remembers for a while why the last attempt failed. Only for a while: a server that reports the failure
-// as its health is taken out of service, gets no further attempts, and would never learn that they succeed again.
+// Package lastresult remembers for a while why the last attempt failed. Only for a while: a server that reports the
+// failure as its health is taken out of service, gets no further attempts, and would never learn that they succeed
+// again.
 package lastresult
 
 import (

@@ -83,7 +83,8 @@ func diff(before, after *Document, kind Kind, now time.Time) (all []Event) {
 		switch {
 		case old == nil && k.Phase == Active && renewed:
 			add(Renewed, k, "")
-		case old == nil && k.Phase == Active && was != nil && after.Find(was.ID) != nil && k.Prepared.Equal(k.Activates):
+		case old == nil && k.Phase == Active && was != nil && after.Find(was.ID) != nil &&
+			k.Prepared.Equal(k.Activates):
 			add(Replaced, *after.Find(was.ID), k.ID)
 			add(Activated, k, "")
 		case old == nil && k.Phase == Active:
@@ -97,7 +98,8 @@ func diff(before, after *Document, kind Kind, now time.Time) (all []Event) {
 			add(Prepared, k, "")
 		case old.Phase == Distributing && k.Phase == Active:
 			add(Activated, k, "")
-		case old.Phase == Distributing && k.Phase == Distributing && k.Activates.Round(0).After(old.Activates.Round(0)):
+		case old.Phase == Distributing && k.Phase == Distributing &&
+			k.Activates.Round(0).After(old.Activates.Round(0)):
 			add(Postponed, k, "")
 		}
 	}

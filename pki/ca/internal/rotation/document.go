@@ -82,9 +82,9 @@ func (d *Document) twins(id string) (all []*Key) {
 // ErrActive says that a key cannot be revoked, because it is the one that signs.
 var ErrActive = errors.New("the key is active")
 
-// Revoke removes a key and all with the same private key. If one of them is active, the distributing key takes its place
-// at once, or else the one that successor makes; with a nil successor the error wraps [ErrActive]. It returns the key that
-// took the place, or nil.
+// Revoke removes a key and all with the same private key. If one of them is active, the distributing key takes its
+// place at once, or else the one that successor makes; with a nil successor the error wraps [ErrActive]. It returns
+// the key that took the place, or nil.
 func (d *Document) Revoke(id string, successor func() (Key, error), now time.Time) (*Key, error) {
 	twins := d.twins(id)
 	out := map[string]bool{}
@@ -156,14 +156,15 @@ func (d *Document) Next() time.Time {
 	return a
 }
 
-// NumberOfNext returns the sequence number of the bundle after an authority has decided a change of d, or of its times. It
-// is more than any number that time alone leads to from d: replicas that do not know of the decision yet may get there,
-// and two bundles must not share a number (BND-17).
+// NumberOfNext returns the sequence number of the bundle after an authority has decided a change of d, or of its
+// times. It is more than any number that time alone leads to from d: replicas that do not know of the decision yet may
+// get there, and two bundles must not share a number (BND-17).
 func (d *Document) NumberOfNext() uint64 {
 	n := d.Sequence + 1
 	for kind, keys := range d.Keys {
 		for _, k := range keys {
-			if k.Phase == Retiring || k.Phase == Trusted || k.Phase == Active && d.In(Kind(kind), Distributing) != nil {
+			if k.Phase == Retiring || k.Phase == Trusted || k.Phase == Active &&
+				d.In(Kind(kind), Distributing) != nil {
 				n++
 			}
 		}
@@ -213,7 +214,8 @@ func (d *Document) MayPrepare(kind Kind, adds bool) error {
 		return fmt.Errorf("%w: %v %s activates at %s", ErrRotating, kind, k.ID, k.Activates.UTC().Format(time.RFC3339))
 	}
 	if keys := d.Keys[kind]; len(keys) >= MaxKeys && adds {
-		return fmt.Errorf("%w: %d %vs are in the bundle, the next one to retire does so at %s", ErrRotating, len(keys), kind, nextStep(keys).UTC().Format(time.RFC3339))
+		return fmt.Errorf("%w: %d %vs are in the bundle, the next one to retire does so at %s", ErrRotating,
+			len(keys), kind, nextStep(keys).UTC().Format(time.RFC3339))
 	}
 	return nil
 }
@@ -241,7 +243,8 @@ func (d *Document) Renew(renewed Key, now time.Time) {
 func (d *Document) NeedsSuccessor(id string) bool {
 	return slices.ContainsFunc(d.twins(id), func(k *Key) bool {
 		return !k.Tainted &&
-			(k.Phase == Distributing || k.Phase == Active && d.In(k.Kind(), Distributing) == nil && len(d.Keys[k.Kind()]) < MaxKeys)
+			(k.Phase == Distributing || k.Phase == Active && d.In(k.Kind(), Distributing) == nil &&
+				len(d.Keys[k.Kind()]) < MaxKeys)
 	})
 }
 
@@ -288,8 +291,8 @@ func (d *Document) Raise(kind Kind, to Terms) (raised bool) {
 	return raised
 }
 
-// Merge returns d, which was read at now, with the parts of known keys that are not stored: the readings of the monotonic
-// clock, when they were first read, and the same parsed certificates.
+// Merge returns d, which was read at now, with the parts of known keys that are not stored: the readings of the
+// monotonic clock, when they were first read, and the same parsed certificates.
 func (d *Document) Merge(known *Document, now time.Time) *Document {
 	d = d.Clone()
 	for _, keys := range d.Keys {
@@ -305,7 +308,8 @@ func (d *Document) Merge(known *Document, now time.Time) *Document {
 			if was.Cert != nil && was.Cert.Equal(k.Cert) {
 				k.Cert = was.Cert
 			}
-			for _, t := range [][2]*time.Time{{&was.Prepared, &k.Prepared}, {&was.Activates, &k.Activates}, {&was.Retires, &k.Retires}} {
+			for _, t := range [][2]*time.Time{{&was.Prepared, &k.Prepared}, {&was.Activates, &k.Activates},
+				{&was.Retires, &k.Retires}} {
 				if t[0].Round(0).Equal(t[1].Round(0)) {
 					*t[1] = *t[0]
 				} else {
@@ -317,8 +321,8 @@ func (d *Document) Merge(known *Document, now time.Time) *Document {
 	return d
 }
 
-// Postpone has distributing keys that are not in known wait again if too little is left of the time in which verifiers learn
-// of them: it is not known which verifiers have seen them.
+// Postpone has distributing keys that are not in known wait again if too little is left of the time in which verifiers
+// learn of them: it is not known which verifiers have seen them.
 func (d *Document) Postpone(known *Document, now time.Time) (_ *Document, changed bool) {
 	for _, kind := range Kinds {
 		k := d.In(kind, Distributing)
@@ -351,7 +355,8 @@ func (d *Document) ReplaceActive(next Key, now time.Time) error {
 	renewed := SameAuthority(old.Cert, next.Cert)
 	for _, k := range d.Keys[Root] {
 		if k.ID == next.ID && !k.Cert.Equal(next.Cert) && !(renewed && k.Phase == Active) {
-			return fmt.Errorf("another root has its serial number %s, by which roots are told apart; it would drop out of the bundle", next.ID)
+			return fmt.Errorf("another root has its serial number %s, by which roots are told apart; it would "+
+				"drop out of the bundle", next.ID)
 		}
 	}
 	d.Sequence = d.NumberOfNext()
@@ -406,7 +411,8 @@ func (d *Document) AddTrusted(td spiffe.TrustDomain, certs []*x509.Certificate, 
 
 // SameAuthority reports whether leaves that one of the certificates signed verify with the other.
 func SameAuthority(a, b *x509.Certificate) bool {
-	return pki.PublicKeysEqual(a.PublicKey, b.PublicKey) && bytes.Equal(a.RawSubject, b.RawSubject) && bytes.Equal(a.SubjectKeyId, b.SubjectKeyId)
+	return pki.PublicKeysEqual(a.PublicKey, b.PublicKey) && bytes.Equal(a.RawSubject, b.RawSubject) &&
+		bytes.Equal(a.SubjectKeyId, b.SubjectKeyId)
 }
 
 // Serial returns the ID of the root with this certificate.

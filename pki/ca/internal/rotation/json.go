@@ -138,7 +138,8 @@ func Parse(b []byte, td spiffe.TrustDomain) (*Document, error) {
 	case j.Version != stateVersion:
 		return nil, fmt.Errorf("version %d; this program knows version %d", j.Version, stateVersion)
 	case j.TrustDomain != td.String():
-		return nil, fmt.Errorf("it belongs to the trust domain %.256q, and this authority to %q; use that trust domain, or another store", j.TrustDomain, td)
+		return nil, fmt.Errorf("it belongs to the trust domain %.256q, and this authority to %q; use that trust "+
+			"domain, or another store", j.TrustDomain, td)
 	case j.Authority == "" || j.Revision == 0 || j.Sequence == 0:
 		return nil, errors.New("authority, revision or sequence is missing")
 	case len(j.Roots) > MaxKeys || len(j.JWTKeys) > MaxKeys:
@@ -189,7 +190,8 @@ func checkKeys(keys []Key) error {
 func (j *keyJSON) decode(kind Kind, td spiffe.TrustDomain) (Key, error) {
 	k := Key{
 		Phase: j.Phase, Prepared: j.Prepared, Activates: j.Activates,
-		Terms:   Terms{Longest: time.Duration(j.Longest), Grace: time.Duration(j.Grace), Propagation: time.Duration(j.Propagation)},
+		Terms: Terms{Longest: time.Duration(j.Longest), Grace: time.Duration(j.Grace),
+			Propagation: time.Duration(j.Propagation)},
 		Tainted: j.Tainted, TaintGrace: time.Duration(j.TaintGrace), Shown: j.Shown,
 	}
 	if j.Retires != nil {
@@ -204,7 +206,8 @@ func (j *keyJSON) decode(kind Kind, td spiffe.TrustDomain) (Key, error) {
 	case signs != (j.PrivateKey != ""):
 		return Key{}, fmt.Errorf("it is %v, and its private key is there: %v", k.Phase, j.PrivateKey != "")
 	case signs && !k.Retires.IsZero() || k.Phase == Retiring && k.Retires.IsZero():
-		return Key{}, fmt.Errorf("it is %v, and the time at which it retires is there: %v", k.Phase, !k.Retires.IsZero())
+		return Key{}, fmt.Errorf("it is %v, and the time at which it retires is there: %v", k.Phase,
+			!k.Retires.IsZero())
 	case kind == Root && (j.KeyID != "" || j.Algorithm != "" || j.PublicKey != ""):
 		return Key{}, errors.New("it has what belongs to a JWT key")
 	case kind == Token && j.Certificate != "":

@@ -1,6 +1,6 @@
-// Package rotation computes how the keys of a certificate authority follow one another: from a document with the keys, and
-// a time, the document at that time and the steps that lead to it. It reads no clock and no store, signs nothing and never
-// waits.
+// Package rotation computes how the keys of a certificate authority follow one another: from a document with the keys,
+// and a time, the document at that time and the steps that lead to it. It reads no clock and no store, signs nothing
+// and never waits.
 //
 // A key is distributing, then active, then retiring, and then gone:
 //
@@ -8,8 +8,8 @@
 //	activate    at Key.Activates it signs, and the key that signed before is retiring
 //	retire      at Key.Retires a retiring key leaves the bundle
 //
-// Time alone takes the last two steps, in Document.Advance, and all replicas with the same document take them at the same
-// moment.
+// Time alone takes the last two steps, in Document.Advance, and all replicas with the same document take them at the
+// same moment.
 package rotation
 
 import (
@@ -49,9 +49,9 @@ func (k Kind) IDName() string {
 	return "serial"
 }
 
-// Phase is the place of a root, or of a JWT key, in a rotation. A key moves forward only, except that a distributing key
-// waits again when no authority ran to distribute it. Before the first phase a key does not exist; after the last it is
-// out of the bundle, and forgotten.
+// Phase is the place of a root, or of a JWT key, in a rotation. A key moves forward only, except that a distributing
+// key waits again when no authority ran to distribute it. Before the first phase a key does not exist; after the last
+// it is out of the bundle, and forgotten.
 type Phase string
 
 // The phases of a key that is in the bundle.
@@ -122,8 +122,8 @@ func (k *Key) sameKey(o *Key) bool {
 // With the default Propagation it is two refreshes: every consumer that polls has the key.
 func (k *Key) ShownAfter() time.Duration { return k.Propagation - k.wantsLeft() }
 
-// wantsLeft is how much of its Propagation a key must have left when a process first reads it, unless another process has
-// shown it: three refreshes by default (FED-3).
+// wantsLeft is how much of its Propagation a key must have left when a process first reads it, unless another process
+// has shown it: three refreshes by default (FED-3).
 func (k *Key) wantsLeft() time.Duration { return k.Propagation / 5 * 3 }
 
 // due returns when the key takes its next step by time; zero for never. The active key waits for
@@ -141,8 +141,8 @@ func (k *Key) due() time.Time {
 // retired returns k as it is when another key takes over at the time at.
 //
 // A sole signer knows when the last certificate of the key ends, or that there is none (zero), and passes it as last.
-// Replicas do not know what the others signed, and pass nil: then the key stays for the longest lifetime that any of them
-// may have granted until then.
+// Replicas do not know what the others signed, and pass nil: then the key stays for the longest lifetime that any of
+// them may have granted until then.
 func (k Key) retired(last *time.Time, at time.Time) Key {
 	end := at.Add(k.Longest).Add(k.Grace)
 	if last != nil {
@@ -177,9 +177,10 @@ type Step struct {
 	Retired   []Key // the keys that left the bundle
 }
 
-// advance returns keys as they are at now, and the steps that lead there, one for each moment at which something happened.
-// The result is the same however late and however often it is called, and on every replica with the same keys. For last
-// see [Key.retired]. Phases only move forward: an earlier now than the last one changes nothing. keys is not changed.
+// advance returns keys as they are at now, and the steps that lead there, one for each moment at which something
+// happened. The result is the same however late and however often it is called, and on every replica with the same
+// keys. For last see [Key.retired]. Phases only move forward: an earlier now than the last one changes nothing. keys
+// is not changed.
 func advance(keys []Key, last *time.Time, now time.Time) ([]Key, []Step) {
 	var steps []Step
 	for {
@@ -188,7 +189,8 @@ func advance(keys []Key, last *time.Time, now time.Time) ([]Key, []Step) {
 			return keys, steps
 		}
 		st := Step{At: at, Kind: keys[0].Kind()}
-		activates := slices.ContainsFunc(keys, func(k Key) bool { return k.Phase == Distributing && !at.Before(k.Activates) })
+		activates := slices.ContainsFunc(keys,
+			func(k Key) bool { return k.Phase == Distributing && !at.Before(k.Activates) })
 		after := make([]Key, 0, len(keys))
 		for _, k := range keys {
 			switch {

@@ -1,5 +1,5 @@
-// Package caservice is shared by the certificate services below pki/caserver: a gRPC service with one unary method, the
-// limits and the log of its calls, and what a client is told when the signer fails.
+// Package caservice is shared by the certificate services below pki/caserver: a gRPC service with one unary method,
+// the limits and the log of its calls, and what a client is told when the signer fails.
 package caservice
 
 import (
@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"os"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -38,8 +37,8 @@ const (
 	maxPeerIncoming = 2 << 20   // of one connection
 	maxCommonName   = 64        // bytes; RFC 5280 calls it ub-common-name
 
-	// Verifying a signing request takes a processor for longer than everything before it. A request that would wait longer
-	// for one than queueTime is refused, so that an overload does not make every request late.
+	// Verifying a signing request takes a processor for longer than everything before it. A request that would wait
+	// longer for one than queueTime is refused, so that an overload does not make every request late.
 	queueTime = 50 * time.Millisecond
 	maxQueue  = 4096
 )
@@ -50,9 +49,9 @@ type Service struct {
 	Path    string        // of the method
 	Timeout time.Duration // of a call; 0 means 75 seconds
 
-	// Logger gets each certificate at level Debug. Of refusals it gets the first of each reason, and of each caller of the first
-	// 12, at once, and a count of the others every minute, so that a caller cannot fill a log; one that takes Debug gets each of
-	// them. Nil means silence.
+	// Logger gets each certificate at level Debug. Of refusals it gets the first of each reason, and of each caller of
+	// the first 12, at once, and a count of the others every minute, so that a caller cannot fill a log; one that
+	// takes Debug gets each of them. Nil means silence.
 	Logger *slog.Logger
 
 	// Reasons are errors that the log tells apart, beside those of package ca and the codes.
@@ -97,8 +96,8 @@ type Call struct {
 	turns  *limit.Limiter
 }
 
-// ParseCSR calls parse, which verifies a signing request, when a processor is free, and returns its results. The call is
-// refused if it would have to wait too long.
+// ParseCSR calls parse, which verifies a signing request, when a processor is free, and returns its results. The call
+// is refused if it would have to wait too long.
 func (c *Call) ParseCSR(ctx context.Context, parse func() (*pki.CSR, error)) (*pki.CSR, error) {
 	if err := c.turns.Acquire(ctx, ""); err != nil {
 		return nil, SignError(ctx, err)
@@ -114,17 +113,7 @@ func (c *Call) Receive() ([]byte, error) {
 		c.unread = true
 		return nil, Refuse(e.Code, e.Message, fmt.Errorf("the request could not be read: %w", e))
 	}
-	growStack() // and not before, as a client may take its time
 	return msg, nil
-}
-
-// growStack makes room on the stack of the goroutine, which is new for each call: signing takes about 16 KiB, and a stack
-// that grows to that by doubling is copied several times.
-//
-//go:noinline
-func growStack() byte {
-	var room [20 << 10]byte
-	return room[len(os.Args)%len(room)] // not a constant, so that there is an array
 }
 
 func (s *Service) serve(ctx context.Context, g *grpchttp.Call) error {
@@ -156,7 +145,8 @@ func (s *Service) log(ctx context.Context, c *Call, e *grpchttp.Error) {
 	}
 	attrs := append(c.Attrs, slog.String("peer", c.Request().RemoteAddr))
 	if e == nil {
-		attrs = append(attrs, slog.String("serial", c.Leaf.SerialNumber.Text(16)), slog.Time("not_after", c.Leaf.NotAfter))
+		attrs = append(attrs, slog.String("serial", c.Leaf.SerialNumber.Text(16)),
+			slog.Time("not_after", c.Leaf.NotAfter))
 		s.Logger.LogAttrs(ctx, level, s.Name+": certificate issued", attrs...)
 		return
 	}
@@ -164,7 +154,9 @@ func (s *Service) log(ctx context.Context, c *Call, e *grpchttp.Error) {
 	if e.Err != nil {
 		cause = e.Err.Error()
 	}
-	attrs = append(attrs, slog.String("code", e.Code.String()), slog.String("err", bearer.Redact(strings.ReplaceAll(cause, "\n", "; "), c.Secret, strings.TrimSpace(c.Secret))))
+	attrs = append(attrs, slog.String("code", e.Code.String()),
+		slog.String("err", bearer.Redact(strings.ReplaceAll(cause, "\n", "; "), c.Secret,
+			strings.TrimSpace(c.Secret))))
 	if refused := s.Name + ": certificate refused"; each {
 		s.Logger.LogAttrs(ctx, level, refused, attrs...)
 	} else {
@@ -288,8 +280,8 @@ func Ended(ctx context.Context, err error) *grpchttp.Error {
 	return Refuse(grpchttp.Canceled, "the call was canceled", err)
 }
 
-// CheckChain reports whether the chain of a signer can be sent: its size, and that the leaf is not a CA and has the key of
-// the request.
+// CheckChain reports whether the chain of a signer can be sent: its size, and that the leaf is not a CA and has the
+// key of the request.
 func CheckChain(chain []*x509.Certificate, csr *pki.CSR) error {
 	if err := certchain.CheckSize(chain); err != nil {
 		return fmt.Errorf("chain: %w", err)

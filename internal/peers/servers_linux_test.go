@@ -41,9 +41,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
-// A door is a server of others that has its identity from files of a Sink, configured and reloaded as DOORS.md says.
-type door struct {
-	doorKind
+// A database is a server of others that has its identity from files of a Sink, configured and reloaded as SERVERS.md says.
+type database struct {
+	databaseKind
 	ca        *spiffetest.CA
 	issuer    *spiffetest.CA // below the root of ca that signs
 	self, web *held          // of the server, and of its clients
@@ -59,15 +59,15 @@ type door struct {
 	config    *tls.Config    // of clients
 }
 
-// A doorKind is what differs between doors.
-type doorKind struct {
+// A databaseKind is what differs between databases.
+type databaseKind struct {
 	name    string // of its command on the page
 	run     string // its folder on the page
 	port    int    // on the page
-	prepare func(t *testing.T, d *door)
+	prepare func(t *testing.T, d *database)
 	// open connects with a driver of others, which may not try twice.
-	open func(ctx context.Context, d *door, config *tls.Config) (*session, error)
-	dial func(ctx context.Context, d *door, dialer *spiffetls.Endpoint) (*session, error) // nil if the driver takes no dialer
+	open func(ctx context.Context, d *database, config *tls.Config) (*session, error)
+	dial func(ctx context.Context, d *database, dialer *spiffetls.Endpoint) (*session, error) // nil if the driver takes no dialer
 
 	says     bool   // the command fails if the key is not that of the certificate
 	wrongKey string // what it says then, or the log of the server
@@ -105,25 +105,25 @@ func (h *held) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 func backdate(c *x509.Certificate) { c.NotBefore = c.NotBefore.Add(-time.Minute) }
 
 // svid mints an identity.
-func (d *door) svid(path string, edit ...func(*x509.Certificate)) *spiffe.SVID {
+func (d *database) svid(path string, edit ...func(*x509.Certificate)) *spiffe.SVID {
 	return d.issuer.SVID(path, append(edit, backdate)...)
 }
 
 // renew puts a new identity and the present bundles into a source.
-func (d *door) renew(h *held, path string, edit ...func(*x509.Certificate)) {
+func (d *database) renew(h *held, path string, edit ...func(*x509.Certificate)) {
 	h.now.Store(spiffe.NewSnapshot(d.svid(path, edit...), d.ca.Bundles()))
 	h.changed.Notify()
 }
 
-var doorID = spiffe.MustParseID("spiffe://example.org/db")
+var databaseID = spiffe.MustParseID("spiffe://example.org/db")
 
-// onPage returns the block of DOORS.md with a name.
+// onPage returns the block of SERVERS.md with a name.
 func onPage(t *testing.T, name string) string {
 	t.Helper()
-	page, err := os.ReadFile("../../examples/DOORS.md")
+	page, err := os.ReadFile("../../examples/SERVERS.md")
 	require.NoError(t, err)
-	m := regexp.MustCompile(`<!-- door: ` + regexp.QuoteMeta(name) + ` -->\n\n((?:    .*\n|\n)+)`).FindStringSubmatch(string(page))
-	require.NotNil(t, m, "DOORS.md has no %s", name)
+	m := regexp.MustCompile(`<!-- file: ` + regexp.QuoteMeta(name) + ` -->\n\n((?:    .*\n|\n)+)`).FindStringSubmatch(string(page))
+	require.NotNil(t, m, "SERVERS.md has no %s", name)
 	return regexp.MustCompile(`(?m)^    `).ReplaceAllString(m[1], "")
 }
 
@@ -141,10 +141,10 @@ func installed(t *testing.T, name, pkg string) string {
 	return ""
 }
 
-// newDoor starts a server with an identity.
-func newDoor(t *testing.T, s doorKind) *door {
+// newDatabase starts a server with an identity.
+func newDatabase(t *testing.T, s databaseKind) *database {
 	t.Helper()
-	d := &door{doorKind: s, ca: spiffetest.NewCA(t, "example.org"), self: new(held), web: new(held), dir: t.TempDir()}
+	d := &database{databaseKind: s, ca: spiffetest.NewCA(t, "example.org"), self: new(held), web: new(held), dir: t.TempDir()}
 	d.path = buildPrograms(t, "svid") + ":" + os.Getenv("PATH")
 	d.issuer = d.ca.Intermediate(backdate)
 	d.renew(d.self, "/db")
@@ -171,7 +171,7 @@ func newDoor(t *testing.T, s doorKind) *door {
 	require.NoError(t, err)
 	_, err = d.sink.Write()
 	require.NoError(t, err)
-	endpoint, err := spiffetls.New(spiffetls.Config{Self: d.web, Peers: d.web, Allow: spiffe.AllowIDs(doorID)})
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: d.web, Peers: d.web, Allow: spiffe.AllowIDs(databaseID)})
 	require.NoError(t, err)
 	d.config, err = endpoint.ClientConfig()
 	require.NoError(t, err)
@@ -182,15 +182,15 @@ func newDoor(t *testing.T, s doorKind) *door {
 }
 
 // connect makes a connection, asks something, and closes it.
-func (d *door) connect(ctx context.Context, config *tls.Config) error {
+func (d *database) connect(ctx context.Context, config *tls.Config) error {
 	s, err := d.open(ctx, d, config)
 	return once(ctx, s, err)
 }
 
-func (d *door) file(name string) string { return filepath.Join(d.dir, name) }
+func (d *database) file(name string) string { return filepath.Join(d.dir, name) }
 
 // write makes a file for the server.
-func (d *door) write(t *testing.T, name, content string) string {
+func (d *database) write(t *testing.T, name, content string) string {
 	t.Helper()
 	path := d.file(name)
 	require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
@@ -201,7 +201,7 @@ func (d *door) write(t *testing.T, name, content string) string {
 }
 
 // command returns a command of the user of the server.
-func (d *door) command(name string, args ...string) *exec.Cmd {
+func (d *database) command(name string, args ...string) *exec.Cmd {
 	cmd := exec.Command(name, args...)
 	cmd.Dir, cmd.Env = d.file("run"), []string{"PATH=" + d.path, "LC_ALL=C", "TZ=UTC"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: d.as}
@@ -209,10 +209,10 @@ func (d *door) command(name string, args ...string) *exec.Cmd {
 }
 
 // serve starts the server.
-func (d *door) serve(t *testing.T) { d.process = peers.Start(t, d.file("log"), d.start()) }
+func (d *database) serve(t *testing.T) { d.process = peers.Start(t, d.file("log"), d.start()) }
 
 // commands returns the command of the page, and what it runs after a change.
-func (d *door) commands(t *testing.T) (watch, exec string) {
+func (d *database) commands(t *testing.T) (watch, exec string) {
 	t.Helper()
 	watch = d.page.Replace(strings.TrimSpace(onPage(t, d.name)))
 	_, exec, ok := strings.Cut(watch, "-exec '")
@@ -221,14 +221,14 @@ func (d *door) commands(t *testing.T) (watch, exec string) {
 }
 
 // shell returns a command of a shell that finds the programs of the server.
-func (d *door) shell(line string) *exec.Cmd {
+func (d *database) shell(line string) *exec.Cmd {
 	cmd := exec.Command("/bin/sh", "-c", line)
 	cmd.Env = append(os.Environ(), "PATH="+d.path, "SPIFFE_ENDPOINT_SOCKET=unix://"+d.file("api.sock"))
 	return cmd
 }
 
 // reload does what svid watch does after a change.
-func (d *door) reload(t *testing.T) error {
+func (d *database) reload(t *testing.T) error {
 	t.Helper()
 	_, line := d.commands(t)
 	if out, err := d.shell(line).CombinedOutput(); err != nil {
@@ -238,7 +238,7 @@ func (d *door) reload(t *testing.T) error {
 }
 
 // watch runs the command of the page, with an agent that has the identity of the server.
-func (d *door) watch(t *testing.T) {
+func (d *database) watch(t *testing.T) {
 	t.Helper()
 	handler, err := workloadserver.NewHandler(d.self, nil)
 	require.NoError(t, err)
@@ -259,7 +259,7 @@ func (d *door) watch(t *testing.T) {
 }
 
 // shown connects, and returns the leaf that the server has presented.
-func (d *door) shown(ctx context.Context) (*x509.Certificate, error) {
+func (d *database) shown(ctx context.Context) (*x509.Certificate, error) {
 	var leaf *x509.Certificate
 	config := d.config.Clone()
 	config.VerifyConnection = func(cs tls.ConnectionState) error {
@@ -271,7 +271,7 @@ func (d *door) shown(ctx context.Context) (*x509.Certificate, error) {
 }
 
 // await waits until new connections have the leaf of the server's source.
-func (d *door) await(t *testing.T) {
+func (d *database) await(t *testing.T) {
 	t.Helper()
 	svid, err := d.self.SVID()
 	require.NoError(t, err)
@@ -289,12 +289,12 @@ type load struct {
 	end          func()
 }
 
-func (d *door) load(t *testing.T) *load {
+func (d *database) load(t *testing.T) *load {
 	t.Helper()
 	byConfig := func() error { return d.connect(t.Context(), d.config) }
 	clients := []func() error{byConfig, byConfig}
 	if d.dial != nil {
-		dialer, err := spiffetls.New(spiffetls.Config{Self: d.web, Peers: d.web, Hosts: map[string]spiffe.PolicySource{d.addr: spiffe.AllowIDs(doorID)}})
+		dialer, err := spiffetls.New(spiffetls.Config{Self: d.web, Peers: d.web, Hosts: map[string]spiffe.PolicySource{d.addr: spiffe.AllowIDs(databaseID)}})
 		require.NoError(t, err)
 		clients[1] = func() error {
 			s, err := d.dial(t.Context(), d, dialer)
@@ -340,7 +340,7 @@ func (l *load) more(t *testing.T, n int64) {
 
 // rotate has the leaf replaced on both sides, and the root in the steps of ROTATE.md. Each change is in the files, and in
 // the server, before the next: an operator waits longer than a handshake between them.
-func (d *door) rotate(t *testing.T, l *load) {
+func (d *database) rotate(t *testing.T, l *load) {
 	t.Helper()
 	for _, step := range []func(){
 		func() {},    // the leaf
@@ -360,7 +360,7 @@ func (d *door) rotate(t *testing.T, l *load) {
 }
 
 // replace writes a new identity of the server again and again until stop is closed, and reports that it has stopped.
-func (d *door) replace(t *testing.T, stop <-chan struct{}) <-chan error {
+func (d *database) replace(t *testing.T, stop <-chan struct{}) <-chan error {
 	var next []*spiffe.Snapshot
 	for range 20 {
 		d.renew(d.self, "/db")
@@ -386,9 +386,9 @@ func (d *door) replace(t *testing.T, stop <-chan struct{}) <-chan error {
 }
 
 // client returns the configuration of a client with an identity.
-func (d *door) client(t *testing.T, svid *spiffe.SVID) *tls.Config {
+func (d *database) client(t *testing.T, svid *spiffe.SVID) *tls.Config {
 	t.Helper()
-	endpoint, err := spiffetls.New(spiffetls.Config{Self: svid, Peers: d.ca.Bundle(), Allow: spiffe.AllowIDs(doorID)})
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: svid, Peers: d.ca.Bundle(), Allow: spiffe.AllowIDs(databaseID)})
 	require.NoError(t, err)
 	config, err := endpoint.ClientConfig()
 	require.NoError(t, err)
@@ -401,7 +401,7 @@ func withCert(svid *spiffe.SVID) *tls.Config {
 }
 
 // prove has the server and its clients go through rotations.
-func (d *door) prove(t *testing.T) {
+func (d *database) prove(t *testing.T) {
 	t.Helper()
 	l := d.load(t)
 	old := d.svid("/web")
@@ -452,7 +452,7 @@ func (d *door) prove(t *testing.T) {
 }
 
 // take has the server take the files as the source has them.
-func (d *door) take(t *testing.T) {
+func (d *database) take(t *testing.T) {
 	t.Helper()
 	if d.watcher == nil {
 		_, err := d.sink.Write()
@@ -464,7 +464,7 @@ func (d *door) take(t *testing.T) {
 
 // forget leaves the reload out: the server goes on with what it has read, until that has expired, and refuses clients
 // of a new root.
-func (d *door) forget(t *testing.T) {
+func (d *database) forget(t *testing.T) {
 	t.Helper()
 	end := time.Now().Add(6 * time.Second)
 	until := func(c *x509.Certificate) { c.NotAfter = end }
@@ -498,7 +498,7 @@ func (d *door) forget(t *testing.T) {
 
 // mix puts a key beside the certificate of another, which a Sink never does. A reload leaves the server as it was, and
 // it does not start. Then the certificate is gone.
-func (d *door) mix(t *testing.T) {
+func (d *database) mix(t *testing.T) {
 	t.Helper()
 	have, err := d.shown(t.Context())
 	require.NoError(t, err)
@@ -534,7 +534,7 @@ func (d *door) mix(t *testing.T) {
 	d.await(t)
 }
 
-func (d *door) doesNotStart(t *testing.T) {
+func (d *database) doesNotStart(t *testing.T) {
 	t.Helper()
 	d.serve(t)
 	select {
@@ -545,16 +545,16 @@ func (d *door) doesNotStart(t *testing.T) {
 }
 
 const (
-	doorPassword = "PASSWORD"       // of the page
-	patience     = 20 * time.Second // of drivers
+	databasePassword = "PASSWORD"       // of the page
+	patience         = 20 * time.Second // of drivers
 )
 
 func TestNATS(t *testing.T) {
 	t.Parallel()
 	program := peers.Program(t, "nats-server")
-	d := newDoor(t, doorKind{
+	d := newDatabase(t, databaseKind{
 		name: "nats", run: "/run/nats", port: 4222, wrongKey: "private key does not match public key",
-		prepare: func(t *testing.T, d *door) {
+		prepare: func(t *testing.T, d *database) {
 			binary, err := os.ReadFile(program) // which the user cannot read
 			require.NoError(t, err)
 			program = d.write(t, "nats-server", string(binary))
@@ -563,7 +563,7 @@ func TestNATS(t *testing.T) {
 			conf := d.write(t, "nats.conf", d.page.Replace(onPage(t, "nats.conf")))
 			d.start = func() *exec.Cmd { return d.command(program, "-c", conf) }
 		},
-		open: func(_ context.Context, d *door, config *tls.Config) (*session, error) {
+		open: func(_ context.Context, d *database, config *tls.Config) (*session, error) {
 			conn, err := nats.Connect("tls://"+d.addr, nats.Secure(config), nats.NoReconnect(), nats.Timeout(patience))
 			if err != nil {
 				return nil, err
@@ -590,9 +590,9 @@ func TestMariaDB(t *testing.T) {
 	t.Parallel()
 	program := installed(t, "mariadbd", "mariadb-server-core")
 	installed(t, "mariadb", "mariadb-client-core")
-	open := func(ctx context.Context, d *door, user string, config *tls.Config) (*session, error) {
+	open := func(ctx context.Context, d *database, user string, config *tls.Config) (*session, error) {
 		c := mysql.NewConfig()
-		c.User, c.Passwd, c.Net, c.Addr, c.TLS, c.Timeout = user, doorPassword, "tcp", d.addr, config, patience
+		c.User, c.Passwd, c.Net, c.Addr, c.TLS, c.Timeout = user, databasePassword, "tcp", d.addr, config, patience
 		c.Logger = &mysql.NopLogger{}
 		connector, err := mysql.NewConnector(c)
 		if err != nil {
@@ -604,9 +604,9 @@ func TestMariaDB(t *testing.T) {
 		}
 		return &session{conn.(driver.Pinger).Ping, conn.Close}, nil
 	}
-	d := newDoor(t, doorKind{
+	d := newDatabase(t, databaseKind{
 		name: "mariadb", run: "/run/mysqld", port: 3306, says: true, wrongKey: "Unable to get private key",
-		prepare: func(t *testing.T, d *door) {
+		prepare: func(t *testing.T, d *database) {
 			data := d.file("run/data")
 			small := []string{"--skip-innodb", "--default-storage-engine=Aria", "--aria-log-file-size=8M", "--datadir=" + data}
 			out, err := d.command("mariadb-install-db", append([]string{
@@ -619,7 +619,7 @@ func TestMariaDB(t *testing.T) {
 				return d.command(program, append([]string{"--defaults-file=" + conf, "--init-file=" + users}, small...)...)
 			}
 		},
-		open: func(ctx context.Context, d *door, config *tls.Config) (*session, error) {
+		open: func(ctx context.Context, d *database, config *tls.Config) (*session, error) {
 			return open(ctx, d, "web", config)
 		},
 	})
@@ -670,16 +670,16 @@ func TestRedis(t *testing.T) {
 		}
 		return &session{ping, client.Close}, nil
 	}
-	d := newDoor(t, doorKind{
+	d := newDatabase(t, databaseKind{
 		name: "redis", run: "/run/redis", port: 6379, says: true, wrongKey: "Unable to update TLS configuration",
-		prepare: func(t *testing.T, d *door) {
+		prepare: func(t *testing.T, d *database) {
 			conf := d.write(t, "redis.conf", d.page.Replace(onPage(t, "redis.conf")))
 			d.start = func() *exec.Cmd { return d.command(program, conf, "--save", "") }
 		},
-		open: func(ctx context.Context, d *door, config *tls.Config) (*session, error) {
+		open: func(ctx context.Context, d *database, config *tls.Config) (*session, error) {
 			return open(ctx, &redis.Options{Addr: d.addr, TLSConfig: config})
 		},
-		dial: func(ctx context.Context, d *door, dialer *spiffetls.Endpoint) (*session, error) {
+		dial: func(ctx context.Context, d *database, dialer *spiffetls.Endpoint) (*session, error) {
 			return open(ctx, &redis.Options{Addr: d.addr, Dialer: dialer.DialContext})
 		},
 	})
@@ -694,8 +694,8 @@ func TestPostgreSQL(t *testing.T) {
 	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin")
 	bin := slices.Max(append(found, "/usr/lib/postgresql/0/bin"))
 	program := installed(t, bin+"/postgres", "postgresql")
-	open := func(ctx context.Context, d *door, user string, edit func(*pgx.ConnConfig)) (*session, error) {
-		c, err := pgx.ParseConfig("postgres://" + user + ":" + doorPassword + "@" + d.addr + "/postgres?sslmode=disable&connect_timeout=20")
+	open := func(ctx context.Context, d *database, user string, edit func(*pgx.ConnConfig)) (*session, error) {
+		c, err := pgx.ParseConfig("postgres://" + user + ":" + databasePassword + "@" + d.addr + "/postgres?sslmode=disable&connect_timeout=20")
 		if err != nil {
 			return nil, err
 		}
@@ -706,11 +706,11 @@ func TestPostgreSQL(t *testing.T) {
 		}
 		return &session{conn.Ping, func() error { return conn.Close(ctx) }}, nil
 	}
-	d := newDoor(t, doorKind{
+	d := newDatabase(t, databaseKind{
 		name: "postgresql", run: "/run/postgresql", port: 5432, wrongKey: "SSL configuration was not reloaded",
-		prepare: func(t *testing.T, d *door) {
+		prepare: func(t *testing.T, d *database) {
 			data := d.file("run/data")
-			password := d.write(t, "password", doorPassword)
+			password := d.write(t, "password", databasePassword)
 			out, err := d.command(bin+"/initdb", "-D", data, "-U", "web", "-A", "reject", "--pwfile", password, "-E", "UTF8", "--locale=C", "--no-sync").CombinedOutput()
 			require.NoError(t, err, "%s", out)
 			const others = "hostssl all by_cn 127.0.0.1/32 cert\nhostssl all by_dn 127.0.0.1/32 cert clientname=DN map=leaves\n"
@@ -724,11 +724,11 @@ func TestPostgreSQL(t *testing.T) {
 				"unix_socket_directories = ''\nfsync = off\nshared_buffers = '1MB'\nmax_connections = 50\nautovacuum = off\n")
 			d.start = func() *exec.Cmd { return d.command(program, "-D", data) }
 		},
-		open: func(ctx context.Context, d *door, config *tls.Config) (*session, error) {
+		open: func(ctx context.Context, d *database, config *tls.Config) (*session, error) {
 			return open(ctx, d, "web", func(c *pgx.ConnConfig) { c.TLSConfig = config })
 		},
 		// The driver has the connection once TLS has begun on it.
-		dial: func(ctx context.Context, d *door, dialer *spiffetls.Endpoint) (*session, error) {
+		dial: func(ctx context.Context, d *database, dialer *spiffetls.Endpoint) (*session, error) {
 			return open(ctx, d, "web", func(c *pgx.ConnConfig) {
 				c.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 					plain, err := new(net.Dialer).DialContext(ctx, network, addr)
@@ -772,7 +772,7 @@ func TestPostgreSQL(t *testing.T) {
 	}
 
 	// What PostgreSQL has seen of a client is in a view.
-	c, err := pgx.ParseConfig("postgres://web:" + doorPassword + "@" + d.addr + "/postgres?sslmode=disable")
+	c, err := pgx.ParseConfig("postgres://web:" + databasePassword + "@" + d.addr + "/postgres?sslmode=disable")
 	require.NoError(t, err)
 	c.TLSConfig = d.client(t, other)
 	conn, err := pgx.ConnectConfig(t.Context(), c)
