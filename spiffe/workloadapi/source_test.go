@@ -1420,7 +1420,7 @@ func TestNoSecretsInPrint(t *testing.T) {
 
 // Readers load a pointer. It runs alone, as it counts.
 func TestReadersDoNotAllocate(t *testing.T) {
-	if raceEnabled {
+	if rounds.Race {
 		t.Skip("the race detector allocates")
 	}
 	home := newDomain(t, "example.org")
