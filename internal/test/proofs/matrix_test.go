@@ -335,7 +335,7 @@ func TestEntitlementEvents(t *testing.T) {
 	if *long {
 		events, rotations = 20_000_000, 10_000
 	}
-	if raceDetector {
+	if rounds.Race {
 		events /= 20
 	}
 	random := rand.New(rand.NewPCG(60, 60))
