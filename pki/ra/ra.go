@@ -25,7 +25,8 @@
 // signers in the third:
 //
 //	rules:
-//	- {apiGroups: [certificates.k8s.io], resources: [certificatesigningrequests], verbs: [create, get, watch, delete]}
+//	- {apiGroups: [certificates.k8s.io], resources: [certificatesigningrequests],
+//	   verbs: [create, get, watch, delete]}
 //	- {apiGroups: [certificates.k8s.io], resources: [certificatesigningrequests/approval], verbs: [update]}
 //	- {apiGroups: [certificates.k8s.io], resources: [signers], resourceNames: [example.com/mesh], verbs: [approve]}
 //
@@ -282,8 +283,8 @@ func (a *RA) Bundle() *spiffe.Bundle {
 	return bundle
 }
 
-// unite makes one bundle of all roots. A source without an answer keeps its last one. The error says why the bundle is an
-// old one.
+// unite makes one bundle of all roots. A source without an answer keeps its last one. The error says why the bundle is
+// an old one.
 func (a *RA) unite(turn uint64, answers []*spiffe.Bundle) (*spiffe.Bundle, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
