@@ -124,11 +124,9 @@ type Server struct {
 
 // New returns a Server. It opens no port and asks the CA for nothing. The error says which option is wrong.
 func New(o Options) (*Server, error) {
-	switch {
-	case o.CA == nil:
-		return nil, errors.New("caserver: invalid Options: CA is nil; a *ca.Authority is one")
-	case o.Identity == nil:
-		return nil, errors.New("caserver: invalid Options: Identity is nil; a *secretcache.Manager is one")
+	if o.CA == nil || o.Identity == nil {
+		return nil, errors.New("caserver: invalid Options: CA or Identity is nil; " +
+			"a *ca.Authority is a CA, and a *secretcache.Manager an identity")
 	}
 	o.Logger = ratelog.Patient(o.Logger)
 	s := &Server{opts: o, istio: http.NotFoundHandler(), linkerd: http.NotFoundHandler(), oidc: http.NotFoundHandler()}
@@ -154,9 +152,7 @@ func New(o Options) (*Server, error) {
 		s.istio, metrics = only(istioca.CreateCertificate, h), append(metrics, h.Report().Metrics)
 	}
 	if o.Linkerd != nil {
-		api := *o.Linkerd
-		api.Signer, api.Logger = s.signer, o.Logger
-		h, err := linkerd.New(api)
+		h, err := s.newLinkerd(*o.Linkerd)
 		if err != nil {
 			return nil, err
 		}
@@ -183,6 +179,11 @@ func (s *Server) newIstio(o istioca.Options) (*istioca.Server, error) {
 		o.Authenticator = authn.FirstOf(certificates, tokens)
 	}
 	return istioca.New(o)
+}
+
+func (s *Server) newLinkerd(o linkerd.Options) (*linkerd.Server, error) {
+	o.Signer, o.Logger = s.signer, s.opts.Logger
+	return linkerd.New(o)
 }
 
 // only serves h at path, and nothing elsewhere.
