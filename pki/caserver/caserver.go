@@ -77,9 +77,8 @@ type Options struct {
 	// virtual machines; less than 0 means not at all. A certificate under a tainted root never proves a caller.
 	RenewByCertificate time.Duration
 
-	// RootsFile is a file that Run keeps up to date with the roots of the CA in PEM, for clients on the
-	// same machine: all users can read it, if its folder lets them. The folder must exist when Run begins. Empty means
-	// none.
+	// RootsFile is a file that Run keeps up to date with the roots of the CA in PEM, for clients on the same machine:
+	// all users can read it, if its directory lets them. The directory must exist when Run begins. Empty means none.
 	RootsFile string
 
 	// GetCertificate returns the certificate that Istio's and Linkerd's API present, as in [tls.Config]. Nil means
@@ -126,11 +125,9 @@ type Server struct {
 
 // New returns a Server. It opens no port and asks the CA for nothing. The error says which option is wrong.
 func New(o Options) (*Server, error) {
-	switch {
-	case o.CA == nil:
-		return nil, errors.New("caserver: invalid Options: CA is nil; a *ca.Authority is one")
-	case o.Identity == nil:
-		return nil, errors.New("caserver: invalid Options: Identity is nil; a *secretcache.Manager is one")
+	if o.CA == nil || o.Identity == nil {
+		return nil, errors.New("caserver: invalid Options: CA or Identity is nil; " +
+			"a *ca.Authority is a CA, and a *secretcache.Manager an identity")
 	}
 	o.Logger = ratelog.Patient(o.Logger)
 	s := &Server{opts: o, istio: http.NotFoundHandler(), linkerd: http.NotFoundHandler(), oidc: http.NotFoundHandler()}
@@ -156,9 +153,7 @@ func New(o Options) (*Server, error) {
 		s.istio, metrics = only(istioca.CreateCertificate, h), append(metrics, h.Report().Metrics)
 	}
 	if o.Linkerd != nil {
-		api := *o.Linkerd
-		api.Signer, api.Logger = s.signer, o.Logger
-		h, err := linkerd.New(api)
+		h, err := s.newLinkerd(*o.Linkerd)
 		if err != nil {
 			return nil, err
 		}
@@ -187,6 +182,11 @@ func (s *Server) newIstio(o istioca.Options) (*istioca.Server, error) {
 	return istioca.New(o)
 }
 
+func (s *Server) newLinkerd(o linkerd.Options) (*linkerd.Server, error) {
+	o.Signer, o.Logger = s.signer, s.opts.Logger
+	return linkerd.New(o)
+}
+
 // only serves h at path, and nothing elsewhere.
 func only(path string, h http.Handler) http.Handler {
 	mux := http.NewServeMux()
@@ -209,7 +209,7 @@ func (b bundles) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 type Listeners struct {
 	Istio   net.Listener // Istio's API, by TLS 1.3, or 1.2 for agents that obey FIPS 140-2
 	Linkerd net.Listener // Linkerd's API, by TLS 1.3 with or without ALPN
-	Bundle  net.Listener // the bundle of the CA, by TLS as the profile https_spiffe has it
+	Bundle  net.Listener // the bundle of the CA, by TLS, in the profile https_spiffe
 	OIDC    net.Listener // the documents of an issuer of OpenID Connect, by TLS
 	// metrics, health, status and roots, without TLS; over loopback, for localhost and addresses only
 	Admin net.Listener
@@ -320,7 +320,8 @@ func (s *Server) endpoints(at Listeners) ([]endpoint, error) {
 	linkerdOptions := ServeOptions{Handler: s.linkerd, TLS: s.tlsConfig(tls.VersionTLS13, tls.NoClientCert)}
 	if at.LinkerdPlaintext {
 		if s.opts.Linkerd != nil && !s.opts.Linkerd.AllowPlaintext {
-			return nil, errors.New("caserver: Listeners.LinkerdPlaintext is set, and linkerd.Options.AllowPlaintext is " +
+			return nil, errors.New("caserver: Listeners.LinkerdPlaintext is set, and " +
+				"linkerd.Options.AllowPlaintext is " +
 				"not: every request would be refused")
 		}
 		linkerdOptions.TLS, linkerdOptions.Plaintext = nil, true
@@ -429,7 +430,7 @@ func (s *Server) roots() []byte {
 // changes.
 const rootsRetry = 5 * time.Second
 
-// writeRoots keeps RootsFile up to date. A folder that cannot be written does not stop the CA.
+// writeRoots keeps RootsFile up to date. A directory that cannot be written does not stop the CA.
 func (s *Server) writeRoots(ctx context.Context) error {
 	written := s.roots()
 	failures := ratelog.New(s.opts.Logger, 0)

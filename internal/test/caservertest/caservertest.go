@@ -68,8 +68,8 @@ var ServerTLS, ClientTLS = sync.OnceValues(func() (*tls.Config, *tls.Config) {
 		&tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, ServerName: "127.0.0.1"}
 })()
 
-// Serve serves on a port of 127.0.0.1, by TLS with [ServerTLS] unless o says otherwise, until the test ends. It returns
-// the address.
+// Serve serves on a port of 127.0.0.1, by TLS with [ServerTLS] unless o says otherwise, until the test ends. It
+// returns the address.
 func Serve(t testing.TB, o caserver.ServeOptions) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
