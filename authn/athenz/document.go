@@ -32,31 +32,20 @@ type Signer interface {
 	SignDocument(ctx context.Context, subject PodSubject) (string, error)
 }
 
-// SignerOptions are the choices of [NewSigner]. Dir is required.
-type SignerOptions struct {
-	// Dir is the directory of the private keys in PEM, one file for each version: KeyName with .v1, .v2 and so on. Other users
-	// must not be able to read them.
-	Dir string
-
-	// KeyName is the name of the key; empty means "athenz-init-secret".
-	KeyName string
-
-	// Lifetime is that of a document, at most 15 minutes; 0 means 5.
-	Lifetime time.Duration
-}
-
 type signer struct {
 	keys     keyDir
 	lifetime time.Duration
 }
 
-// NewSigner returns a Signer with the newest version of a key in a directory. It reads nothing: keys are read for each document,
-// so that a new version is used as soon as it is there. Give its public key to the verifiers first.
-func NewSigner(o SignerOptions) (Signer, error) {
-	s := &signer{keyDir{o.Dir, cmp.Or(o.KeyName, defaultKeyName), true}, cmp.Or(o.Lifetime, defaultLifetime)}
+// NewSigner returns a Signer with the newest version of the private key in the directory dir: in PEM, one file for each
+// version, keyName with .v1, .v2 and so on, which other users must not be able to read. An empty keyName means
+// "athenz-init-secret". The lifetime is that of a document, at most 15 minutes; 0 means 5. Nothing is read yet: keys are
+// read for each document, so that a new version is used as soon as it is there. Give its public key to the verifiers first.
+func NewSigner(dir, keyName string, lifetime time.Duration) (Signer, error) {
+	s := &signer{keyDir{dir, cmp.Or(keyName, defaultKeyName), true}, cmp.Or(lifetime, defaultLifetime)}
 	err := s.keys.check()
 	if err == nil && (s.lifetime < time.Second || s.lifetime > maxLifetime) {
-		err = fmt.Errorf("the Lifetime is %v, want at least a second and at most %v", o.Lifetime, maxLifetime)
+		err = fmt.Errorf("the lifetime is %v, want at least a second and at most %v", lifetime, maxLifetime)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("athenz: new signer: %w", err)
@@ -222,7 +211,7 @@ func readClaims(text string, payload []byte, headIssuer string) (*Document, erro
 	case !hasSub:
 		return nil, bad(`its "sub" is not a string`)
 	}
-	subject, err := ParsePodSubject(string(sub))
+	subject, err := parsePodSubject(string(sub))
 	if err != nil {
 		return nil, err
 	}

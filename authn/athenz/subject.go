@@ -50,9 +50,9 @@ func (s PodSubject) String() string {
 // maxSubject is more bytes than a subject has whose parts are valid.
 const maxSubject = 2 << 10
 
-// ParsePodSubject reads a subject back from the URI that [PodSubject.String] writes; alone it proves nothing. The parameters may
+// parsePodSubject reads a subject back from the URI that [PodSubject.String] writes; alone it proves nothing. The parameters may
 // be in any order, and others are ignored; one of the three that is there twice is refused. The error wraps [ErrDocument].
-func ParsePodSubject(text string) (PodSubject, error) {
+func parsePodSubject(text string) (PodSubject, error) {
 	s, err := readPodSubject(text)
 	if err != nil {
 		return PodSubject{}, fmt.Errorf("athenz: pod subject %q: %w: %w", token.Clip(text, token.MaxQuoted), ErrDocument, err)

@@ -1,6 +1,7 @@
 package jwt
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -37,44 +38,42 @@ type ClientOptions struct {
 	// means that there are none.
 	Certificates authn.Authenticator
 
-	// Lifetime is how far ahead an assertion may end; 0 means an hour. Uses is how many times one is accepted, since a client presents its JWT-SVID
-	// again until that is renewed, an agent may give the same one to all instances of a workload on its machine, and a thief
-	// can present it as well; 0 means 100. Each process counts for itself.
-	Lifetime time.Duration
-	Uses     int
+	// Uses is how many times an assertion is accepted; 0 means 100. A client presents its JWT-SVID again until that is
+	// renewed, an agent may give the same one to all instances of a workload on its machine, and a thief can present it as
+	// well. Each process counts for itself.
+	Uses int
 
 	// AllowPlaintext is as in [Options].
 	AllowPlaintext bool
 }
 
-// Client returns an [authn.Authenticator] for the clients of an OAuth authorization server: a client without a secret proves itself by a JWT-SVID
-// (the draft OAuth SPIFFE Client Authentication, and RFC 7523 section 3) or its X.509-SVID. The handler has parsed the form of the
-// request, with a bound on its size, as http.Request.ParseForm does; the parameters client_id, client_assertion and client_assertion_type are read in
-// its PostForm, and each counts once (RFC 6749 section 3.2).
+// maxAssertion is how far ahead an assertion may end.
+const maxAssertion = time.Hour
+
+// Client returns an [authn.Authenticator] for the clients of an OAuth authorization server: a client without a secret proves
+// itself by a JWT-SVID (the draft OAuth SPIFFE Client Authentication, and RFC 7523 section 3), which ends within an hour, or
+// by its X.509-SVID. The handler has parsed the form of the request, with a bound on its size, as http.Request.ParseForm
+// does. The parameters client_id, client_assertion and client_assertion_type are read in its PostForm, and each counts once
+// (RFC 6749 section 3.2).
 //
-// The caller has the client ID as its Name, its SPIFFE ID, and the Method "client-assertion" or "client-certificate". An error that wraps
-// [authn.ErrNoCredential] or [authn.ErrRefused] is for the answer invalid_client; another says that the question could not be answered
-// now, and has the method Retryable if a client has presented too many assertions.
+// The caller has the client ID as its Name, its SPIFFE ID, and the Method "client-assertion" or "client-certificate". An
+// error that wraps [authn.ErrNoCredential] or [authn.ErrRefused] is for the answer invalid_client. Another one says that the
+// question could not be answered now, and has the method Retryable if a client has presented too many assertions.
 func Client(o ClientOptions) (authn.Authenticator, error) {
 	c := &clients{ClientOptions: o, seen: map[[sha256.Size]byte]*seen{}, shares: limit.NewShares[spiffe.ID](1<<16, 1<<10)}
 	var err error
 	switch {
 	case o.Issuer == "" || o.Clients == nil:
 		err = errors.New("ClientOptions.Issuer or Clients is missing")
-	case o.Lifetime < 0 || o.Uses < 0:
-		err = errors.New("ClientOptions.Lifetime or Uses is negative")
+	case o.Uses < 0:
+		err = errors.New("ClientOptions.Uses is negative")
 	default:
 		c.validator, err = jwtsvid.NewValidator(o.Bundles, []string{o.Issuer}, &jwtsvid.ValidatorOptions{Remember: -1})
 	}
 	if err != nil {
 		return nil, fmt.Errorf("authn/jwt: clients: %w", err)
 	}
-	if c.Lifetime == 0 {
-		c.Lifetime = time.Hour
-	}
-	if c.Uses == 0 {
-		c.Uses = 100
-	}
+	c.Uses = cmp.Or(c.Uses, 100)
 	return c, nil
 }
 
@@ -140,8 +139,9 @@ func (c *clients) authenticate(r *http.Request) (*authn.Caller, error) {
 		return nil, refuse(err)
 	case !slices.Equal(proof.Audience(), []string{c.Issuer}):
 		return nil, refuse(fmt.Errorf("the assertion is for %.256q, and has to be for %.256q alone: %w", proof.Audience(), c.Issuer, jwtsvid.ErrAudience))
-	case proof.Expires().After(now.Add(c.Lifetime)):
-		return nil, refuse(fmt.Errorf("the assertion is good until %s, which is more than %v from now", proof.Expires().UTC().Format(time.RFC3339), c.Lifetime))
+	case proof.Expires().After(now.Add(maxAssertion)):
+		return nil, refuse(fmt.Errorf("the assertion is good until %s, which is more than %v from now",
+			proof.Expires().UTC().Format(time.RFC3339), maxAssertion))
 	}
 	caller, err := c.named(id, proof.ID(), "client-assertion", proof.Expires())
 	if err == nil {

@@ -63,13 +63,14 @@ import (
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
-	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
 // method is what a Caller's Method says.
 const method = "jwt"
+
+const leeway = token.DefaultLeeway // of "exp", "nbf" and "iat", for clocks that disagree
 
 const maxRemembered = 1000 // tokens
 
@@ -94,22 +95,9 @@ type Options struct {
 	// Caller, if set, takes the place of that rule: it returns the ID, Name, DNSNames or Pod of the caller with these
 	// claims, which are verified. The method and the end of the proof are set by this package. It must depend on the
 	// claims alone, as the result is remembered with the token, and be safe for concurrent use. An error refuses the
-	// token, and so does a caller without a name.
+	// token, and so does a caller without a name. A Caller also decides which actors may act for a subject, whereas with
+	// TrustDomain a token with an actor (the claim "act" of RFC 8693 section 4.1) is refused.
 	Caller func(*Claims) (*authn.Caller, error)
-
-	// Actors, if set, requires that a token names an actor, which acts for its subject (the claim "act" of RFC 8693 section 4.1),
-	// and returns the policy for the SPIFFE ID of the present actor. Earlier actors are in [Claims].Actors, for the record: the
-	// standard has them decide about nothing. It must depend on the subject alone. Nil requires none: with TrustDomain a token with an actor is then refused, as it
-	// would make the actor the subject, and with Caller that function decides.
-	Actors func(subject string) spiffe.Policy
-
-	// Algorithms are those that a token may be signed with, of RS256, RS384, RS512, PS256, PS384, PS512, ES256, ES384
-	// and ES512. Nil means all of them.
-	Algorithms []string
-
-	// Leeway is how long a token is accepted after its "exp" and before its "nbf" and "iat", for clocks that
-	// disagree: from 0 to two minutes. Nil means one minute.
-	Leeway *time.Duration
 
 	// AllowPlaintext accepts tokens over connections that are neither TLS nor Unix sockets, too. It is for servers
 	// whose connections are protected otherwise, such as by a proxy in the same pod.
@@ -125,7 +113,10 @@ type Claims struct {
 	Issuer, Subject string
 	Audiences       []string
 	Expires         time.Time
-	Actors          []string // who acts for the subject: the present actor, and those before it; mostly none
+
+	// Actors act for the subject: first the present one, then those before it, which are for the record (RFC 8693 section
+	// 4.1). Mostly there are none.
+	Actors []string
 
 	payload []byte
 }
@@ -143,17 +134,13 @@ func (c *Claims) Decode(into any) error {
 // Authenticator proves callers by the tokens of one issuer. [New] makes one. It is an [authn.Authenticator] and safe
 // for concurrent use. It starts a goroutine for each fetch of keys, which ends with it, and no other.
 type Authenticator struct {
-	redacted   // it remembers tokens
-	issuer     string
-	audiences  []string
-	caller     func(*Claims) (*authn.Caller, error)
-	decides    bool                               // caller is the user's
-	actors     func(subject string) spiffe.Policy // nil for none
-	algorithms []jws.Algorithm                    // nil for all
-	leeway     time.Duration
-	plaintext  bool
-	keys       *keys
-	memory     *token.Memory[keySet, kept]
+	redacted  // it remembers tokens
+	issuer    string
+	audiences []string
+	caller    func(*Claims) (*authn.Caller, error)
+	plaintext bool
+	keys      *keys
+	memory    *token.Memory[keySet, kept]
 }
 
 type redacted = redact.Text // an alias, so that the embedded field is not exported
@@ -171,11 +158,8 @@ type kept struct {
 func New(o Options) (*Authenticator, error) {
 	a := &Authenticator{
 		redacted: redact.New(fmt.Sprintf("jwt.Authenticator(%.256q)", o.Issuer)),
-		issuer:   o.Issuer, audiences: slices.Clone(o.Audiences), caller: o.Caller, decides: o.Caller != nil, actors: o.Actors,
-		leeway: token.DefaultLeeway, plaintext: o.AllowPlaintext, memory: token.NewMemory[keySet, kept](maxRemembered),
-	}
-	if o.Leeway != nil {
-		a.leeway = *o.Leeway
+		issuer:   o.Issuer, audiences: slices.Clone(o.Audiences), caller: o.Caller,
+		plaintext: o.AllowPlaintext, memory: token.NewMemory[keySet, kept](maxRemembered),
 	}
 	err := a.set(&o)
 	if err == nil {
@@ -189,24 +173,15 @@ func New(o Options) (*Authenticator, error) {
 
 // set checks the options that need no network.
 func (a *Authenticator) set(o *Options) error {
-	for _, name := range o.Algorithms {
-		alg, ok := jws.ParseAlgorithm(name)
-		if !ok {
-			return fmt.Errorf("Options.Algorithms has %.20q, which is none of RS, PS and ES with 256, 384 and 512", name)
-		}
-		a.algorithms = append(a.algorithms, alg)
-	}
 	switch {
 	case o.Issuer == "":
 		return errors.New("Options.Issuer is empty")
 	case len(o.Audiences) == 0 || slices.Contains(o.Audiences, ""):
-		return errors.New("Options.Audiences is empty, or has an empty one: every token of the issuer would be accepted; name this server as its clients do")
-	case o.Algorithms != nil && len(o.Algorithms) == 0:
-		return errors.New("Options.Algorithms is empty, so that no token is accepted; nil means all of them")
-	case a.leeway < 0 || a.leeway > token.MaxLeeway:
-		return fmt.Errorf("Options.Leeway is %v, not from 0 to %v", a.leeway, token.MaxLeeway)
+		return errors.New("Options.Audiences is empty, or has an empty one: every token of the issuer would be accepted; " +
+			"name this server as its clients do")
 	case o.Caller == nil && o.TrustDomain.IsZero():
-		return fmt.Errorf("Options.TrustDomain and Caller are both missing, so that no token would name a caller: %w", spiffe.ErrZero)
+		return fmt.Errorf("Options.TrustDomain and Caller are both missing, so that no token would name a caller: %w",
+			spiffe.ErrZero)
 	case o.Caller != nil && !o.TrustDomain.IsZero():
 		return errors.New("Options.TrustDomain and Caller are both set; Caller decides about trust domains itself")
 	case o.Caller == nil:
@@ -218,6 +193,9 @@ func (a *Authenticator) set(o *Options) error {
 
 // serviceAccount is the rule for callers that are Kubernetes service accounts.
 func serviceAccount(td spiffe.TrustDomain, c *Claims) (*authn.Caller, error) {
+	if len(c.Actors) > 0 { // which would become the subject
+		return nil, fmt.Errorf("%.256q acts for the subject %.256q (act), and no actor is allowed here", c.Actors[0], c.Subject)
+	}
 	namespace, name, err := kube.ParseUser(c.Subject)
 	if err != nil {
 		return nil, err
@@ -290,7 +268,7 @@ func (a *Authenticator) verify(r *http.Request, text string, now time.Time) (*au
 	signed, e := kind.Parse(text)
 	var c claims
 	if e == nil {
-		e = a.headerFault(signed)
+		e = headerFault(signed)
 	}
 	if e == nil {
 		c, e = readClaims(signed.Payload)
@@ -315,11 +293,11 @@ func (a *Authenticator) verify(r *http.Request, text string, now time.Time) (*au
 	if err != nil {
 		return nil, refuse(err)
 	}
-	from, until := c.notBefore.At, c.expires.At.Add(a.leeway)
+	from, until := c.notBefore.At, c.expires.At.Add(leeway)
 	if c.issuedAt.At.After(from) {
 		from = c.issuedAt.At
 	}
-	a.memory.Keep(text, kept{caller, c.certificate, from.Add(-a.leeway), until}, set, until)
+	a.memory.Keep(text, kept{caller, c.certificate, from.Add(-leeway), until}, set, until)
 	return caller, nil
 }
 
@@ -328,9 +306,6 @@ func refuse(err error) error { return fmt.Errorf("%w: %w", authn.ErrRefused, err
 
 // name returns the caller of verified claims.
 func (a *Authenticator) name(c *claims, payload []byte) (*authn.Caller, error) {
-	if err := a.mayAct(c); err != nil {
-		return nil, err
-	}
 	named, err := a.caller(&Claims{c.issuer, c.subject, c.audiences, c.expires.At, c.actors, payload})
 	if err != nil {
 		return nil, err
@@ -341,24 +316,4 @@ func (a *Authenticator) name(c *claims, payload []byte) (*authn.Caller, error) {
 	caller := *named
 	caller.Method, caller.NotAfter, caller.Actors = method, c.expires.At, c.actors
 	return &caller, nil
-}
-
-// mayAct returns why the actor of a token, or a token without one, is refused.
-func (a *Authenticator) mayAct(c *claims) error {
-	switch {
-	case a.actors == nil && (a.decides || len(c.actors) == 0):
-		return nil
-	case a.actors == nil:
-		return fmt.Errorf("%.256q acts for the subject %.256q (act), and no actor is allowed here", c.actors[0], c.subject)
-	case len(c.actors) == 0:
-		return fmt.Errorf("the token of %.256q names no actor (act), and one is required", c.subject)
-	}
-	id, err := spiffe.ParseID(c.actors[0])
-	if err == nil {
-		err = a.actors(c.subject).Check(id)
-	}
-	if err != nil {
-		return fmt.Errorf("%.256q may not act for the subject %.256q: %w", c.actors[0], c.subject, err)
-	}
-	return nil
 }

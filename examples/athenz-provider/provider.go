@@ -141,8 +141,7 @@ func newKeys(s program.Settings) (*keys, error) {
 		return nil, s.Reject("TOKEN_EXPIRY", err)
 	}
 	k := &keys{s: s}
-	if k.signer, err = athenz.NewSigner(athenz.SignerOptions{Dir: s.Text("PRIVATE_KEY_DIR"),
-		KeyName: s.Text("SECRET_NAME"), Lifetime: expiry}); err != nil {
+	if k.signer, err = athenz.NewSigner(s.Text("PRIVATE_KEY_DIR"), s.Text("SECRET_NAME"), expiry); err != nil {
 		return nil, s.Reject("PRIVATE_KEY_DIR", err)
 	}
 	if k.verifier, err = athenz.NewVerifier(s.Text("PUBLIC_KEY_DIR"), s.Text("SECRET_NAME")); err != nil {

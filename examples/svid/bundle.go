@@ -19,7 +19,7 @@ import (
 
 	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/spiffe"
-	"github.com/svidkit/svidkit/spiffe/federation"
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
 
 var convertCommand = command{
@@ -77,7 +77,7 @@ func oidc(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {
 	if err != nil {
 		return err
 	}
-	files, err := federation.OIDCFiles(b, *issuer)
+	files, err := jwtsvid.OIDCFiles(b, *issuer)
 	if err != nil {
 		return err
 	}

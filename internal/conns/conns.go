@@ -96,7 +96,8 @@ var process = budget{of: map[string]int{}}
 
 // refusals are the connections of the process that were refused, by the label of the reason.
 var refusals = func() map[string]*metrics.Counter {
-	metrics.Process.Gauges("svidkit_connection_descriptors", "The number of file descriptors that accepted connections may take, by state; a reserve is not among them.",
+	metrics.Process.Gauges("svidkit_connection_descriptors",
+		"The number of file descriptors that accepted connections may take, by state; a reserve is not among them.",
 		func(add metrics.Add) {
 			if usable, known := usableDescriptors(); known {
 				process.Lock()
@@ -105,12 +106,14 @@ var refusals = func() map[string]*metrics.Counter {
 				add(float64(max(usable-process.held, 0)), "state", "free")
 			}
 		})
-	return metrics.Process.Counters("svidkit_connections_refused_total", "The number of connections that were closed at once because of a limit, by the reason.",
+	return metrics.Process.Counters("svidkit_connections_refused_total",
+		"The number of connections that were closed at once because of a limit, by the reason.",
 		"reason", slices.Sorted(maps.Values(labels))...)
 }()
 
 var labels = map[string]string{
-	DescriptorReserve: "descriptors", Crowded: "crowded", limit.CallerShare: "too_many_of_peer", limit.TotalShare: "too_many", handshakes: handshakes,
+	DescriptorReserve: "descriptors", Crowded: "crowded", limit.CallerShare: "too_many_of_peer",
+	limit.TotalShare: "too_many", handshakes: handshakes,
 }
 
 const handshakes = "handshakes"
@@ -191,7 +194,8 @@ func crowded(peer []string, of map[string]int, all, free, each int) *limit.Error
 		if has >= times*free && !(none && 4*free > all) {
 			return &limit.Error{Reason: Crowded}
 		}
-		if free = max((times*free-has+times)/(times+1), 1); i == 0 && each > 0 { // of those within it, this one included
+		// of those within it, this one included
+		if free = max((times*free-has+times)/(times+1), 1); i == 0 && each > 0 {
 			free = min(free, each-has)
 		}
 		times = 32

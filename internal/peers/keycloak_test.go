@@ -62,7 +62,7 @@ func TestKeycloak(t *testing.T) {
 	k := peers.NewKeycloak(t, clients.Bundle().MarshalPEM())
 	bundle, err := federation.NewHandler(ownBundle{a}, domain)
 	require.NoError(t, err)
-	documents, err := federation.NewOIDCHandler(ownBundle{b}, domain, web.URL)
+	documents, err := jwtsvid.NewOIDCHandler(ownBundle{b}, domain, web.URL)
 	require.NoError(t, err)
 	mux.Handle("/bundle", bundle)
 	mux.Handle("/", documents)

@@ -20,7 +20,6 @@ import (
 	"github.com/svidkit/svidkit/internal/peers"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
-	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
 
@@ -41,7 +40,7 @@ func newOIDCIssuer(t *testing.T, algorithm string) *oidcIssuer {
 		url: web.URL + "/prod", client: web.Client(), Authority: authorityOf(t, web.URL+"/prod", algorithm),
 		roots: string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: web.Certificate().Raw})),
 	}
-	h, err := federation.NewOIDCHandler(ownBundle{i.Authority}, domain, i.url)
+	h, err := jwtsvid.NewOIDCHandler(ownBundle{i.Authority}, domain, i.url)
 	require.NoError(t, err)
 	documents.Store(&h)
 	run(t, i.Authority)

@@ -1,4 +1,5 @@
-// Package sourcereport makes the report of a source of SPIFFE identities and trust bundles, and knows why one has nothing.
+// Package sourcereport makes the report of a source of SPIFFE identities and trust bundles, and knows why one has
+// nothing.
 package sourcereport
 
 import (
@@ -17,7 +18,8 @@ import (
 
 // Of returns the identity and the trust bundles of sources, each of which may be nil. The bundles are all of them, if
 // the source can list them, and those of the identity's trust domain and of domains.
-func Of(svids spiffe.SVIDSource, bundles spiffe.BundleSource, origin string, domains ...spiffe.TrustDomain) (r report.Report) {
+func Of(svids spiffe.SVIDSource, bundles spiffe.BundleSource, origin string,
+	domains ...spiffe.TrustDomain) (r report.Report) {
 	if svids != nil {
 		i, svid := identity(svids)
 		r.NotReady = i.Err
@@ -47,20 +49,23 @@ func identity(src spiffe.SVIDSource) (i report.Identity, svid *spiffe.SVID) {
 	}
 	first := slices.MinFunc(svid.Chain(), func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })
 	return report.Identity{
-		Name: svid.ID().String(), Own: true, NotBefore: svid.Leaf().NotBefore, NotAfter: svid.NotAfter(), ChainEnd: first.NotAfter,
+		Name: svid.ID().String(), Own: true, NotBefore: svid.Leaf().NotBefore, NotAfter: svid.NotAfter(),
+		ChainEnd:    first.NotAfter,
 		Certificate: svid.Leaf,
 	}, svid
 }
 
-// verify sets when the chain of svid ends that peers verify, or returns why those with the same bundle do not. Certificates
-// that are not needed for it may end before. Of a bundle without an X.509 authority that is good, others say so.
+// verify sets when the chain of svid ends that peers verify, or returns why those with the same bundle do not.
+// Certificates that are not needed for it may end before. Of a bundle without an X.509 authority that is good,
+// others say so.
 func verify(i *report.Identity, svid *spiffe.SVID, bundles spiffe.BundleSource) error {
 	td := svid.ID().TrustDomain()
 	b, err := bundles.Bundle(td)
 	if err != nil || b == nil {
 		return nil
 	}
-	if roots := slices.Collect(b.X509Authorities()); !slices.ContainsFunc(roots, func(c *x509.Certificate) bool { return !time.Now().After(c.NotAfter) }) {
+	if roots := slices.Collect(b.X509Authorities()); !slices.ContainsFunc(roots,
+		func(c *x509.Certificate) bool { return !time.Now().After(c.NotAfter) }) {
 		return nil
 	}
 	path, err := certchain.Path(svid.Chain(), b.CertPool(), certchain.Usages(int(spiffe.AnyRole)), time.Now())
@@ -101,7 +106,8 @@ func list(src spiffe.BundleSource, origin string, domains []spiffe.TrustDomain) 
 		case err != nil:
 			all = append(all, report.Bundle{TrustDomain: td.String(), Origin: origin, Err: err})
 		case b == nil:
-			all = append(all, report.Bundle{TrustDomain: td.String(), Origin: origin, Err: errors.New("the source returned no bundle and no error")})
+			all = append(all, report.Bundle{TrustDomain: td.String(), Origin: origin,
+				Err: errors.New("the source returned no bundle and no error")})
 		default:
 			all = append(all, Bundle(b, origin))
 		}
@@ -111,7 +117,8 @@ func list(src spiffe.BundleSource, origin string, domains []spiffe.TrustDomain) 
 
 // Bundle returns what is in b.
 func Bundle(b *spiffe.Bundle, origin string) report.Bundle {
-	out := report.Bundle{TrustDomain: b.TrustDomain().String(), Origin: origin, X509: slices.Collect(b.X509Authorities()), JWT: ids(b.JWTAuthorities()), WIT: ids(b.WITAuthorities())}
+	out := report.Bundle{TrustDomain: b.TrustDomain().String(), Origin: origin,
+		X509: slices.Collect(b.X509Authorities()), JWT: ids(b.JWTAuthorities()), WIT: ids(b.WITAuthorities())}
 	if n, ok := b.Sequence(); ok {
 		out.Sequence = &n
 	}

@@ -13,11 +13,8 @@ package strictjson
 
 import (
 	"bytes"
-	"encoding/binary"
 	"fmt"
-	"hash/maphash"
 	"iter"
-	"math/bits"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,8 +24,9 @@ import (
 
 // Limits on the input. Callers with smaller limits check them before.
 const (
-	MaxSize  = 16 << 20 // bytes of input
-	MaxDepth = 64       // objects and arrays inside each other
+	MaxSize    = 16 << 20 // bytes of input
+	MaxDepth   = 64       // objects and arrays inside each other
+	MaxMembers = 1 << 14  // members that were read of the objects that are open
 )
 
 // Code is the kind of an [Error].
@@ -39,7 +37,7 @@ const (
 	Duplicate                 // a member occurs twice
 	Encoding                  // not UTF-8, or half of a surrogate pair
 	Trailing                  // something follows the value
-	TooLarge                  // over MaxSize or MaxDepth
+	TooLarge                  // over MaxSize, MaxDepth or MaxMembers
 )
 
 // Error says why a document is refused. It does not carry the input.
@@ -75,26 +73,20 @@ type Reader struct {
 	pos   int
 	depth int
 	err   *Error
-	own   bool     // data is our copy: unescaped in place
-	names []span   // the member names of all objects that are open
-	few   [16]span // where names begins
-	table []uint32 // for unique
-	seed  maphash.Seed
+	names []member // those of all objects that are open
 }
 
-// span is the place of a member name in data. It has offsets, because data may move, in 32 bits, because
-// a hostile document can have very many.
-type span struct{ from, to uint32 }
+// member is a member name and where it begins.
+type member struct {
+	name []byte
+	at   int
+}
 
 // NewReader returns a Reader of data, which must not change while it is read.
 func NewReader(data []byte) *Reader {
 	r := &Reader{data: data}
-	r.names = r.few[:0]
-	switch {
-	case len(data) > MaxSize:
+	if len(data) > MaxSize {
 		r.fail(TooLarge, MaxSize, "the document is too large")
-	case !utf8.Valid(data):
-		r.fail(Encoding, validPrefix(data), "not UTF-8")
 	}
 	return r
 }
@@ -121,12 +113,25 @@ func (r *Reader) Offset() int {
 // Members loops over the members of an object by name. The loop has no rounds if the next value is
 // of another kind. A loop that is left early leaves the document unread: End then returns an error.
 func (r *Reader) Members() iter.Seq[[]byte] {
-	return func(yield func([]byte) bool) { r.members(yield) }
+	return func(yield func([]byte) bool) {
+		first := len(r.names)
+		r.items('{', '}', func(int) {
+			if name := r.memberName(); r.err == nil {
+				r.item(func() bool { return yield(name) })
+			}
+		})
+		if r.err == nil {
+			r.unique(r.names[first:])
+			r.names = r.names[:first]
+		}
+	}
 }
 
 // Elements loops over the elements of an array by index, as [Reader.Members] does over members.
 func (r *Reader) Elements() iter.Seq[int] {
-	return func(yield func(int) bool) { r.elements(yield) }
+	return func(yield func(int) bool) {
+		r.items('[', ']', func(n int) { r.item(func() bool { return yield(n) }) })
+	}
 }
 
 // Text reads a string and returns it unescaped.
@@ -151,9 +156,13 @@ func (r *Reader) Number() ([]byte, bool) {
 func (r *Reader) Skip() {
 	switch r.Kind() {
 	case Object:
-		r.members(func([]byte) bool { return true })
+		for range r.Members() {
+			continue
+		}
 	case Array:
-		r.elements(func(int) bool { return true })
+		for range r.Elements() {
+			continue
+		}
 	case String:
 		r.quoted()
 	case Number:
@@ -177,80 +186,50 @@ func (r *Reader) End() error {
 	return nil
 }
 
-func (r *Reader) members(yield func([]byte) bool) {
-	if r.next() != '{' || !r.open() {
+// items reads the items of an object or array by read, if that is the next value.
+func (r *Reader) items(begin, end byte, read func(n int)) {
+	switch {
+	case r.next() != begin:
+		return
+	case r.depth == MaxDepth:
+		r.fail(TooLarge, r.pos, "too many objects and arrays inside each other")
 		return
 	}
-	first := len(r.names)
-	for n := 0; ; n++ {
-		if more := r.separator(n, '}'); !more {
-			break
-		}
-		if r.next() != '"' {
-			r.syntax("a member name is missing here")
-			return
-		}
-		from := r.pos + 1
-		name := r.quoted()
-		if r.err != nil {
-			return
-		}
-		if len(r.names) == cap(r.names) {
-			r.names = slices.Grow(r.names, len(r.names)) // twice: append alone leaves more garbage behind
-		}
-		r.names = append(r.names, span{uint32(from), uint32(from + len(name))})
-		if n == 1<<8 || n == 1<<12 || n == 1<<16 { // an object of names that repeat does not get large
-			if r.unique(r.names[first:]); r.err != nil {
-				return
-			}
-		}
-		if r.next() != ':' {
-			r.syntax("a colon is missing here")
-			return
-		}
-		r.pos++
-		before := r.Offset()
-		if !yield(name) {
-			r.syntax("the rest was not read")
-			return
-		}
-		if r.err == nil && r.pos == before {
-			r.Skip()
-		}
-	}
-	if r.err == nil {
-		r.unique(r.names[first:])
-		r.names = r.names[:first]
-		r.depth--
-	}
-}
-
-func (r *Reader) elements(yield func(int) bool) {
-	if r.next() != '[' || !r.open() {
-		return
-	}
-	for n := 0; r.separator(n, ']'); n++ {
-		before := r.Offset()
-		if !yield(n) {
-			r.syntax("the rest was not read")
-			return
-		}
-		if r.err == nil && r.pos == before {
-			r.Skip()
-		}
+	r.depth++
+	r.pos++
+	for n := 0; r.separator(n, end); n++ {
+		read(n)
 	}
 	r.depth--
 }
 
-// open enters an object or array.
-func (r *Reader) open() bool {
-	if r.depth == MaxDepth {
-		r.fail(TooLarge, r.pos, "too many objects and arrays inside each other")
-		return false
+// item offers the next value to a loop, and skips it if the loop leaves it unread.
+func (r *Reader) item(loop func() bool) {
+	before := r.Offset()
+	if !loop() {
+		r.syntax("the rest was not read")
+	} else if r.pos == before {
+		r.Skip()
 	}
-	r.depth++
+}
+
+// memberName reads a member name and the colon after it.
+func (r *Reader) memberName() []byte {
+	if r.next() != '"' {
+		r.syntax("a member name is missing here")
+		return nil
+	}
+	at := r.pos
+	name := r.quoted()
+	if len(r.names) == MaxMembers {
+		r.fail(TooLarge, at, "too many members")
+	}
+	r.names = append(r.names, member{name, at})
+	if r.next() != ':' {
+		r.syntax("a colon is missing here")
+	}
 	r.pos++
-	return true
+	return name
 }
 
 // separator reads what comes before item n of an object or array, and reports whether there is one.
@@ -298,23 +277,15 @@ func (r *Reader) word() {
 
 func (r *Reader) number() []byte {
 	start := r.pos
-	if r.at('-') {
-		r.pos++
-	}
-	if r.at('0') {
-		r.pos++
-	} else {
+	r.accept("-")
+	if !r.accept("0") {
 		r.digits()
 	}
-	if r.at('.') {
-		r.pos++
+	if r.accept(".") {
 		r.digits()
 	}
-	if r.at('e') || r.at('E') {
-		r.pos++
-		if r.at('+') || r.at('-') {
-			r.pos++
-		}
+	if r.accept("eE") {
+		r.accept("+-")
 		r.digits()
 	}
 	return r.data[start:r.pos:r.pos]
@@ -322,56 +293,57 @@ func (r *Reader) number() []byte {
 
 // digits reads one digit or more.
 func (r *Reader) digits() {
-	start := r.pos
-	for r.pos < len(r.data) && r.data[r.pos]-'0' <= 9 {
-		r.pos++
-	}
-	if r.pos == start {
+	const digits = "0123456789"
+	if !r.accept(digits) {
 		r.syntax("a digit is missing here")
 	}
+	for r.accept(digits) {
+		continue
+	}
 }
 
-func (r *Reader) at(c byte) bool { return r.pos < len(r.data) && r.data[r.pos] == c }
+// accept reads one of chars, if that is the next byte.
+func (r *Reader) accept(chars string) bool {
+	ok := r.pos < len(r.data) && strings.IndexByte(chars, r.data[r.pos]) >= 0
+	if ok {
+		r.pos++
+	}
+	return ok
+}
 
-// quoted reads the string whose opening quote is the next byte.
+// quoted reads the string whose opening quote is the next byte, and returns it unescaped.
 func (r *Reader) quoted() []byte {
 	start := r.pos + 1
-	end := start + plain(r.data[start:])
-	if end < len(r.data) && r.data[end] == '"' {
-		r.pos = end + 1
-		return r.data[start:end:end]
-	}
-	return r.escaped(start, end)
-}
-
-// escaped reads the rest of a string from its first byte that is not plain. Unescaped text is shorter, so
-// that it fits in place, in a copy.
-func (r *Reader) escaped(start, in int) []byte {
-	if !r.own {
-		r.data, r.own = bytes.Clone(r.data), true
-	}
-	for out := in; ; {
-		n := plain(r.data[in:])
-		out += copy(r.data[out:], r.data[in:in+n])
-		in += n
+	var text []byte // what is unescaped so far, if there was an escape
+	for i := start; i < len(r.data); {
+		c, size := utf8.DecodeRune(r.data[i:])
 		switch {
-		case in == len(r.data):
-			r.fail(Syntax, in, "a string does not end")
-			return nil
-		case r.data[in] == '"':
-			r.pos = in + 1
-			return r.data[start:out:out]
-		case r.data[in] != '\\':
-			r.fail(Syntax, in, "a control character in a string is not escaped")
+		case c == '"':
+			r.pos = i + 1
+			if text == nil {
+				text = r.data[start:i:i]
+			}
+			return text
+		case c < 0x20:
+			r.fail(Syntax, i, "a control character in a string is not escaped")
+		case c == utf8.RuneError && size == 1:
+			r.fail(Encoding, i, "not UTF-8")
+		case c == '\\':
+			if text == nil {
+				text = append(make([]byte, 0, i-start+utf8.UTFMax), r.data[start:i]...)
+			}
+			c, size = r.escape(i)
+		}
+		if r.err != nil {
 			return nil
 		}
-		c, size := r.escape(in)
-		if size == 0 {
-			return nil
+		if text != nil {
+			text = utf8.AppendRune(text, c)
 		}
-		in += size
-		out += utf8.EncodeRune(r.data[out:in], c)
+		i += size
 	}
+	r.fail(Syntax, len(r.data), "a string does not end")
+	return nil
 }
 
 // escape returns the character that the escape at i stands for, and its size; 0 after an error.
@@ -414,64 +386,18 @@ func hex4(s []byte) rune {
 	return rune(n)
 }
 
-// plain returns how many bytes of s come before the first quote, backslash or control character.
-func plain(s []byte) int {
-	i := 0
-	// Eight bytes at a time, as certificates are long: a byte of x that is less than n sets its high bit in (x - n) &^ x.
-	const each, high = 0x0101010101010101, 0x8080808080808080
-	for ; i+8 <= len(s); i += 8 {
-		x := binary.LittleEndian.Uint64(s[i:])
-		quote, backslash := x^each*'"', x^each*'\\'
-		if ((x-each*0x20)&^x|(quote-each)&^quote|(backslash-each)&^backslash)&high != 0 {
-			break
+// unique fails at the first of names, which are one object's, that is there twice. It sorts them.
+func (r *Reader) unique(names []member) {
+	slices.SortStableFunc(names, func(a, b member) int { return bytes.Compare(a.name, b.name) })
+	twice := -1
+	for i := 1; i < len(names); i++ {
+		if bytes.Equal(names[i].name, names[i-1].name) && (twice < 0 || names[i].at < twice) {
+			twice = names[i].at
 		}
 	}
-	for ; i < len(s); i++ {
-		if c := s[i]; c < 0x20 || c == '"' || c == '\\' {
-			break
-		}
+	if twice >= 0 {
+		r.fail(Duplicate, twice, "a member occurs twice in one object")
 	}
-	return i
-}
-
-// unique fails if two of the names, which are one object's, are equal.
-func (r *Reader) unique(names []span) {
-	if len(names) <= 16 {
-		for i, a := range names {
-			for _, b := range names[:i] {
-				if a.to-a.from == b.to-b.from && bytes.Equal(r.name(a), r.name(b)) {
-					r.duplicate(a)
-					return
-				}
-			}
-		}
-		return
-	}
-	if r.table == nil {
-		r.seed = maphash.MakeSeed()
-	}
-	size := 1 << bits.Len(uint(2*len(names))) // at most half full
-	if cap(r.table) < size {
-		r.table = make([]uint32, size)
-	}
-	table := r.table[:size]
-	clear(table)
-	for i, a := range names {
-		slot := int(maphash.Bytes(r.seed, r.name(a))) & (size - 1)
-		for ; table[slot] != 0; slot = (slot + 1) & (size - 1) {
-			if bytes.Equal(r.name(a), r.name(names[table[slot]-1])) {
-				r.duplicate(a)
-				return
-			}
-		}
-		table[slot] = uint32(i + 1)
-	}
-}
-
-func (r *Reader) name(s span) []byte { return r.data[s.from:s.to] }
-
-func (r *Reader) duplicate(s span) {
-	r.fail(Duplicate, int(s.from)-1, "a member occurs twice in one object")
 }
 
 func (r *Reader) syntax(reason string) { r.fail(Syntax, r.pos, reason) }
@@ -479,17 +405,6 @@ func (r *Reader) syntax(reason string) { r.fail(Syntax, r.pos, reason) }
 func (r *Reader) fail(code Code, offset int, reason string) {
 	if r.err == nil {
 		r.err = &Error{Code: code, Offset: offset, Reason: reason}
-	}
-}
-
-// validPrefix returns the offset of the first byte of data that is not UTF-8.
-func validPrefix(data []byte) int {
-	for i := 0; ; {
-		c, size := utf8.DecodeRune(data[i:])
-		if c == utf8.RuneError && size <= 1 {
-			return i
-		}
-		i += size
 	}
 }
 

@@ -33,7 +33,7 @@ type JWTConfig struct {
 	Algorithm string
 
 	// Issuer makes the authority an issuer of OpenID Connect, for verifiers that do not know SPIFFE: it is the claim
-	// "iss" of all tokens, as in [jwtsvid.IssuerOptions], and federation.NewOIDCHandler publishes the keys. The
+	// "iss" of all tokens, as in [jwtsvid.IssuerOptions], and jwtsvid.NewOIDCHandler publishes the keys. The
 	// Algorithm is then one that such a key set can name: ES256, ES384, ES512 or RS256. Empty means no "iss".
 	Issuer string
 

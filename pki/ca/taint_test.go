@@ -20,7 +20,6 @@ import (
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
-	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
 
@@ -483,7 +482,7 @@ func TestIssuerPublishesKeys(t *testing.T) {
 		begin := time.Now()
 		for end := begin.Add(52 * 24 * time.Hour); time.Now().Before(end); time.Sleep(10 * time.Minute) {
 			b := a.Bundle() // read once, as the next one may have another key
-			files, err := federation.OIDCFiles(b, issuer)
+			files, err := jwtsvid.OIDCFiles(b, issuer)
 			require.NoError(t, err)
 			for id := range b.JWTAuthorities() {
 				require.Contains(t, string(files["keys"]), `"kid":"`+id+`"`)

@@ -47,6 +47,7 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
@@ -87,7 +88,7 @@ type Options struct {
 	GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 
 	// Issuer is the URL by which verifiers know the CA as an issuer of OpenID Connect, whose documents Run serves at
-	// [Listeners].OIDC: see federation.NewOIDCHandler and ca.JWTConfig. GetOIDCCertificate returns the certificate for
+	// [Listeners].OIDC: see jwtsvid.NewOIDCHandler and ca.JWTConfig. GetOIDCCertificate returns the certificate for
 	// that listener, as in [tls.Config]; nil means that of Identity, which a proxy in front can verify. An empty
 	// Issuer means no documents.
 	Issuer             string
@@ -143,7 +144,7 @@ func New(o Options) (*Server, error) {
 		return nil, err
 	}
 	if o.Issuer != "" {
-		if s.oidc, err = federation.NewOIDCHandler(bundles{o.CA}, o.TrustDomain, o.Issuer); err != nil {
+		if s.oidc, err = jwtsvid.NewOIDCHandler(bundles{o.CA}, o.TrustDomain, o.Issuer); err != nil {
 			return nil, err
 		}
 	}

@@ -38,8 +38,8 @@ func Choose(ctx context.Context, cfg Config) (Config, error) {
 		c.Origin, c.why = fromSocket, found
 		return c, nil
 	case c.socketFile != socketName:
-		return Config{}, fmt.Errorf("istioagent: choose: workload socket: %s, and WORKLOAD_IDENTITY_SOCKET_FILE requires a server: "+
-			"start that, or leave the variable out", found)
+		return Config{}, fmt.Errorf("istioagent: choose: workload socket: %s, and WORKLOAD_IDENTITY_SOCKET_FILE "+
+			"requires a server: start that, or leave the variable out", found)
 	}
 	if err := c.chooseFiles(); err != nil {
 		return Config{}, fmt.Errorf("istioagent: choose: %w", err)
@@ -52,13 +52,15 @@ func Choose(ctx context.Context, cfg Config) (Config, error) {
 func (c *Config) chooseFiles() error {
 	set := func(dir, cert, key, roots, why string) {
 		c.Origin, c.why = fromFiles, why
-		c.cert, c.key, c.roots = c.path(filepath.Join(dir, cert)), c.path(filepath.Join(dir, key)), c.path(filepath.Join(dir, roots))
+		in := func(name string) string { return c.path(filepath.Join(dir, name)) }
+		c.cert, c.key, c.roots = in(cert), in(key), in(roots)
 	}
 	if c.fileMounted {
 		set("", c.mountedCert, c.mountedKey, c.mountedRoots, "FILE_MOUNTED_CERTS is set")
 		for _, file := range []string{c.cert, c.key, c.roots} {
 			if c.isOwn(filepath.Dir(file)) {
-				return fmt.Errorf("%s is in the folder to which this agent writes (OUTPUT_CERTS): mount the files in another one", file)
+				return fmt.Errorf("%s is in the folder to which this agent writes (OUTPUT_CERTS): mount the files "+
+					"in another one", file)
 			}
 		}
 		return nil
@@ -81,12 +83,14 @@ func (c *Config) chooseFiles() error {
 		case cert && key:
 			set(dir, certName, keyName, rootsName, "there are files in "+at)
 			return nil
-		case cert || key: // a new one of two is on its way, or one was lost: neither is a reason to take another identity
+		case cert || key:
+			// A new one of two is on its way, or one was lost: neither is a reason to take another identity.
 			missing := keyName
 			if key {
 				missing = certName
 			}
-			set(dir, certName, keyName, rootsName, fmt.Sprintf("there are files in %s, without %s so far", at, missing))
+			set(dir, certName, keyName, rootsName,
+				fmt.Sprintf("there are files in %s, without %s so far", at, missing))
 			return nil
 		case dir == mounted && c.isFile(etcRoots):
 			c.roots = c.path(etcRoots)
@@ -110,7 +114,8 @@ func (a *Agent) watchOther(ctx context.Context) error {
 		if live, _, _ := probe(ctx, a.cfg.Socket); live {
 			last = time.Now()
 		} else if time.Since(last) >= gone {
-			return fmt.Errorf("no server has answered there for %v: the agent ends, so that it looks anew where the identity comes from when it is started again", gone)
+			return fmt.Errorf("no server has answered there for %v: the agent ends, so that it looks anew where "+
+				"the identity comes from when it is started again", gone)
 		}
 	}
 	return nil
@@ -157,7 +162,8 @@ func probe(ctx context.Context, socket string) (live bool, found string, err err
 		err = errors.New("it answers with something else")
 	}
 	if err != nil {
-		return false, "", fmt.Errorf("a process listens at %s and does not answer with HTTP/2 within %v: stop it, or remove the socket: %w", socket, answerTime, err)
+		return false, "", fmt.Errorf("a process listens at %s and does not answer with HTTP/2 within %v: stop it, "+
+			"or remove the socket: %w", socket, answerTime, err)
 	}
 	return true, "a server answers at " + socket, nil
 }

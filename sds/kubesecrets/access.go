@@ -55,7 +55,8 @@ func (s *Source) Resolve(ctx context.Context, resourceName string) (sourceName s
 	case k.namespace == "":
 		k.namespace = who.namespace
 	case k.namespace != who.namespace:
-		return "", fmt.Errorf("kubesecrets: the caller is of namespace %q and may not have Secrets of %q", who.namespace, k.namespace)
+		return "", fmt.Errorf("kubesecrets: the caller is of namespace %q and may not have Secrets of %q",
+			who.namespace, k.namespace)
 	}
 	if err := s.access.decide(who); err != nil {
 		return "", fmt.Errorf("kubesecrets: service account %s/%s: %w", who.namespace, who.name, err)
@@ -132,7 +133,8 @@ func (a *access) decide(who key) error {
 	r := a.callers[who]
 	if r == nil {
 		if err := a.places.Take(who.namespace, 1); err != nil {
-			return fmt.Errorf("the rights of %d service accounts can be known at a time, and of %d of one namespace: %w", maxCallers, maxCallersEach, err)
+			return fmt.Errorf("the rights of %d service accounts can be known at a time, and of %d of one "+
+				"namespace: %w", maxCallers, maxCallersEach, err)
 		}
 		r = &rights{who: who}
 		a.callers[who] = r
@@ -147,7 +149,8 @@ func (a *access) decide(who key) error {
 	case renew.Elapsed(r.reviewed, now) > reviewGood:
 		return fmt.Errorf("its rights have not been known for %v: %w", reviewGood, cmp.Or(r.err, errNotAsked))
 	case !r.allowed:
-		return errors.New("it may neither list nor get secrets: bind it to a Role in its namespace with the verbs get, list and watch for secrets")
+		return errors.New("it may neither list nor get secrets: bind it to a Role in its namespace with the verbs " +
+			"get, list and watch for secrets")
 	}
 	return nil
 }
@@ -172,14 +175,14 @@ func (a *access) review(running context.Context, r *rights) {
 	defer cancel()
 	allowed, err := false, error(nil)
 	for _, verb := range []string{"list", "get"} {
-		if allowed, _, err = a.api.Review(ctx, r.who.namespace, r.who.name,
-			kube.Access{Namespace: r.who.namespace, Version: "v1", Resource: "secrets", Verb: verb}); allowed || err != nil {
+		may := kube.Access{Namespace: r.who.namespace, Version: "v1", Resource: "secrets", Verb: verb}
+		if allowed, _, err = a.api.Review(ctx, r.who.namespace, r.who.name, may); allowed || err != nil {
 			break
 		}
 	}
 	if kube.Forbidden(err) {
-		err = fmt.Errorf("this program may not ask for the rights of others: bind the ClusterRole system:auth-delegator, "+
-			"or one that may create subjectaccessreviews in the group authorization.k8s.io, to its service account: %w", err)
+		err = fmt.Errorf("this program may not ask for the rights of others: bind the ClusterRole system:auth-delegator, or "+
+			"one that may create subjectaccessreviews in the group authorization.k8s.io, to its service account: %w", err)
 	}
 	a.mu.Lock()
 	now := time.Now()
@@ -207,7 +210,8 @@ func (a *access) review(running context.Context, r *rights) {
 	account := slog.String("account", r.who.namespace+"/"+r.who.name)
 	switch {
 	case first:
-		a.log.LogAttrs(ctx, slog.LevelWarn, "kubesecrets: the rights of a caller cannot be reviewed", account, slog.String("err", bearer.Redact(err.Error())))
+		a.log.LogAttrs(ctx, slog.LevelWarn, "kubesecrets: the rights of a caller cannot be reviewed", account,
+			slog.String("err", bearer.Redact(err.Error())))
 	case changed:
 		a.log.LogAttrs(ctx, slog.LevelInfo, "kubesecrets: rights of a caller", account, slog.Bool("allowed", allowed))
 		a.tell()

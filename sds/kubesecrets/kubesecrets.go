@@ -315,7 +315,8 @@ func (s *Source) GenerateSecret(ctx context.Context, resourceName string) (*pki.
 func parse(resourceName string) (k key, roots bool, err error) {
 	rest, ok := strings.CutPrefix(resourceName, scheme)
 	if !ok {
-		return k, false, errors.New(`the names are "kubernetes://NAMESPACE/NAME" and "kubernetes://NAME", with "-cacert" behind them for roots`)
+		return k, false, errors.New(`the names are "kubernetes://NAMESPACE/NAME" and "kubernetes://NAME", ` +
+			`with "-cacert" behind them for roots`)
 	}
 	namespace, name, ok := strings.Cut(rest, "/")
 	if !ok {
@@ -356,14 +357,16 @@ func (s *Source) lookup(k key, roots bool) (*pki.Secret, error) {
 	case p.secret == nil:
 		return nil, cmp.Or(p.err, errNothing)
 	case secretset.Expired(p.secret):
-		return nil, fmt.Errorf("what the Secret had has expired at %s, and there is nothing newer: %w", p.secret.NotAfter().UTC().Format(time.RFC3339), cmp.Or(p.err, errSame))
+		return nil, fmt.Errorf("what the Secret had has expired at %s, and there is nothing newer: %w",
+			p.secret.NotAfter().UTC().Format(time.RFC3339), cmp.Or(p.err, errSame))
 	}
 	return p.secret, nil
 }
 
 var (
-	errNothing = errors.New("the Secret has nothing of this kind: a key pair is in cert and key, or tls.crt and tls.key, and roots are in cacert or ca.crt")
-	errSame    = errors.New("the Secret is as it was")
+	errNothing = errors.New("the Secret has nothing of this kind: a key pair is in cert and key, or tls.crt and " +
+		"tls.key, and roots are in cacert or ca.crt")
+	errSame = errors.New("the Secret is as it was")
 )
 
 // Subscribe registers f to be called with each name whose secret has changed, appeared or is gone: roots first. The
@@ -381,7 +384,8 @@ func (s *Source) Report() report.Report {
 		Metrics:   func(w io.Writer) error { return st.metrics().Write(w) },
 	}
 	if st.Refused > 0 {
-		r.Problems = append(r.Problems, fmt.Errorf("there is no room for %d Secrets, or for what they have now", st.Refused))
+		r.Problems = append(r.Problems,
+			fmt.Errorf("there is no room for %d Secrets, or for what they have now", st.Refused))
 	}
 	for _, o := range st.Secrets {
 		if o.Pair || o.PairErr != nil {
@@ -462,7 +466,8 @@ func (st *status) metrics() *metrics.Set {
 	gauge("secrets_refused", "The number of Secrets whose content is not in use as it is now.", bad, true)
 	gauge("secrets_without_room", "The number of Secrets for which there was no room.", float64(st.Refused), true)
 	gauge("bytes", "What is kept of all Secrets, in bytes.", float64(st.Bytes), true)
-	gauge("end_timestamp_seconds", "When the first of the certificates expires, in seconds since 1970.", float64(end.Unix()), !end.IsZero())
+	gauge("end_timestamp_seconds", "When the first of the certificates expires, in seconds since 1970.",
+		float64(end.Unix()), !end.IsZero())
 	gauge("callers", "The number of callers whose rights are known.", float64(st.Callers), true)
 	return m
 }

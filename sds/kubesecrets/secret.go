@@ -98,7 +98,8 @@ var errTakenOut = errors.New("it was taken out of the Secret; to withdraw it, de
 // whatever it has.
 func related(k key, data map[string][]byte) bool {
 	names := []string{"cert", "tls.crt", "tls.key", "cacert", "ca.crt"}
-	return strings.HasSuffix(k.name, caSuffix) || slices.ContainsFunc(names, func(name string) bool { return len(data[name]) > 0 })
+	return strings.HasSuffix(k.name, caSuffix) ||
+		slices.ContainsFunc(names, func(name string) bool { return len(data[name]) > 0 })
 }
 
 // pairOf returns the key pair of a Secret.
@@ -292,7 +293,8 @@ func (s *Source) withdraw(ctx context.Context, k key, c *changes) {
 	s.mu.Unlock()
 	if o != nil {
 		s.add(c, k, true, o.pair.secret != nil)
-		s.log.LogAttrs(ctx, slog.LevelInfo, "kubesecrets: withdrawn, as there is no such Secret any more", slog.String("name", k.String()))
+		s.log.LogAttrs(ctx, slog.LevelInfo, "kubesecrets: withdrawn, as there is no such Secret any more",
+			slog.String("name", k.String()))
 	}
 }
 
@@ -327,7 +329,8 @@ func (s *Source) promote(ctx context.Context) {
 				wait = min(wait, p.from.Sub(now))
 			case secretset.Expired(p.next): // while this machine was suspended
 				before := *p
-				p.err = fmt.Errorf("the certificate has expired at %s, before it came into use", p.next.NotAfter().UTC().Format(time.RFC3339))
+				p.err = fmt.Errorf("the certificate has expired at %s, before it came into use",
+					p.next.NotAfter().UTC().Format(time.RFC3339))
 				p.next = nil
 				now := *p
 				logs = append(logs, func() { s.report(ctx, k, before, now, false) })
@@ -335,7 +338,8 @@ func (s *Source) promote(ctx context.Context) {
 				*p = content{secret: p.next}
 				s.add(&c, k, false, true)
 				logs = append(logs, func() {
-					s.log.LogAttrs(ctx, slog.LevelInfo, "kubesecrets: update, as the certificate is valid now", slog.String("name", k.String()))
+					s.log.LogAttrs(ctx, slog.LevelInfo, "kubesecrets: update, as the certificate is valid now",
+						slog.String("name", k.String()))
 				})
 			}
 		}

@@ -46,12 +46,12 @@ const (
 // FilesConfig configures [Files]. Without Allow and SystemRoots there are no names.
 type FilesConfig struct {
 	// Allow lists the files that clients may name, and folders whose files, at any depth, they may name. A link in a
-	// folder may lead only to files below one of Allow; a file that is listed itself may be a link to anywhere. No other
-	// file is touched.
+	// folder may lead only to files below one of Allow; a file that is listed itself may be a link to anywhere. No
+	// other file is touched.
 	Allow []string
 
-	// SystemRoots is the file behind the name file-root:system; see [FindSystemRoots]. Empty means that the name does not
-	// exist.
+	// SystemRoots is the file behind the name file-root:system; see [FindSystemRoots]. Empty means that the name
+	// does not exist.
 	SystemRoots string
 
 	// Refuse lists folders whose files are never read: those to which this program writes its identity.
@@ -72,14 +72,14 @@ type FilesConfig struct {
 //
 // Paths are absolute and clean, as [filepath.Clean] returns them, so that each file has one name.
 //
-// A name is followed once it was asked for: its files are read when the system announces a change, and every five seconds.
-// The last good secret stays while a file is missing, cannot be parsed, has another owner or can be changed by other users,
-// while a key belongs to another certificate, and while a certificate has expired or is not valid yet. The reason is in the
-// log and in [Files.Report]. Roots that cannot be parsed or are no CA certificates are left out, if others are left. The
-// owners of files are checked as in package filesource.
+// A name is followed once it was asked for: its files are read when the system announces a change, and every five
+// seconds. The last good secret stays while a file is missing, cannot be parsed, has another owner or can be changed
+// by other users, while a key belongs to another certificate, and while a certificate has expired or is not valid
+// yet. The reason is in the log and in [Files.Report]. Roots that cannot be parsed or are no CA certificates are
+// left out, if others are left. The owners of files are checked as in package filesource.
 //
-// One goroutine follows all names. A name with a secret is followed until Close, whether there is a subscriber or not. A name
-// without one is forgotten if room is needed and it was not asked for in the last minute.
+// One goroutine follows all names. A name with a secret is followed until Close, whether there is a subscriber or
+// not. A name without one is forgotten if room is needed and it was not asked for in the last minute.
 //
 // [NewFiles] and [StartFiles] make one. Its methods are safe for concurrent use.
 type Files struct {
@@ -117,7 +117,8 @@ func NewFiles(cfg FilesConfig) (*Files, error) {
 	}
 	for i, path := range cfg.Allow {
 		if path == "" || filepath.Dir(path) == path {
-			return nil, fmt.Errorf("sdssource: files: Allow[%d] is %q, and must be a file or a folder below the root of the file system", i, path)
+			return nil, fmt.Errorf("sdssource: files: Allow[%d] is %q, and must be a file or a folder below the "+
+				"root of the file system", i, path)
 		}
 		abs, err := filepath.Abs(path)
 		if err != nil {
@@ -132,7 +133,8 @@ func NewFiles(cfg FilesConfig) (*Files, error) {
 		}
 		cfg.SystemRoots = abs
 	}
-	f := &Files{cfg: cfg, log: ratelog.Patient(cfg.Logger), names: map[string]*entry{}, warned: map[string]bool{}, loose: map[string]error{}}
+	f := &Files{cfg: cfg, log: ratelog.Patient(cfg.Logger), names: map[string]*entry{}, warned: map[string]bool{},
+		loose: map[string]error{}}
 	f.bad = ratelog.New(f.log, 0)
 	f.follower = follow.New(nil, f.take, &follow.Options{Open: f.open, Each: true})
 	return f, nil
@@ -159,12 +161,14 @@ func (f *Files) Run(ctx context.Context) error {
 // Close stops Files for good, waits for its goroutines, and returns nil. The last secrets stay readable.
 func (f *Files) Close() error { return f.life.Close() }
 
-// FindSystemRoots returns the file with the roots that the operating system trusts: the first that exists of the usual ones,
-// or "".
+// FindSystemRoots returns the file with the roots that the operating system trusts: the first that exists of the
+// usual ones, or "".
 func FindSystemRoots() string {
 	for _, path := range []string{
-		"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/pki/tls/cacert.pem",
-		"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/ssl/cert.pem", "/usr/local/etc/ssl/cert.pem", "/etc/ssl/certs/ca-certificates",
+		"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem",
+		"/etc/pki/tls/cacert.pem",
+		"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/ssl/cert.pem", "/usr/local/etc/ssl/cert.pem",
+		"/etc/ssl/certs/ca-certificates",
 	} {
 		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
 			return path
@@ -219,10 +223,10 @@ func below(path, folder string) bool {
 	return err == nil && filepath.IsLocal(rel) && rel != "."
 }
 
-// GenerateSecret returns the secret with the given resource name; see [Files]. A name that is not allowed gives an error that
-// wraps [fs.ErrNotExist]. If the files are missing or not good, or the certificate has expired, it gives another error, and
-// the files are followed while the name is asked for. GenerateSecret blocks until the files were read for the first time, or
-// ctx is done.
+// GenerateSecret returns the secret with the given resource name; see [Files]. A name that is not allowed gives an
+// error that wraps [fs.ErrNotExist]. If the files are missing or not good, or the certificate has expired, it gives
+// another error, and the files are followed while the name is asked for. GenerateSecret blocks until the files were
+// read for the first time, or ctx is done.
 func (f *Files) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
 	e, err := f.entry(resourceName)
 	if err != nil {
@@ -237,7 +241,8 @@ func (f *Files) GenerateSecret(ctx context.Context, resourceName string) (*pki.S
 	})
 	switch {
 	case secret != nil && secretset.Expired(secret):
-		return nil, fmt.Errorf("sdssource: %.256q: the certificate has expired at %s, and there is no newer one: %w", resourceName, stamp(secret.NotAfter()), cmp.Or(err, errSame))
+		return nil, fmt.Errorf("sdssource: %.256q: the certificate has expired at %s, and there is no newer one: %w",
+			resourceName, stamp(secret.NotAfter()), cmp.Or(err, errSame))
 	case secret != nil:
 		return secret, nil
 	case ended == nil:
@@ -274,7 +279,8 @@ func (f *Files) entry(name string) (*entry, error) {
 			}
 		}
 		if oldest == nil {
-			return nil, fmt.Errorf("sdssource: %.256q: there are %d names already, and no more may be; see FilesConfig.MaxNames", name, len(f.names))
+			return nil, fmt.Errorf("sdssource: %.256q: there are %d names already, and no more may be; see "+
+				"FilesConfig.MaxNames", name, len(f.names))
 		}
 		delete(f.names, oldest.name)
 	}
@@ -298,15 +304,17 @@ func (f *Files) follow() {
 }
 
 // Subscribe registers g to be called with each name whose secret has changed or appeared: roots first. cancel ends
-// that; it may be called from g, and more than once. The calls come one at a time, after the change, from the goroutine
-// that follows the files; g must return at once.
+// that; it may be called from g, and more than once. The calls come one at a time, after the change, from the
+// goroutine that follows the files; g must return at once.
 func (f *Files) Subscribe(g func(resourceName string)) (cancel func()) { return f.subs.Add(g) }
 
 // take takes over what is good in the files, and returns why the rest is refused.
 func (f *Files) take(ctx context.Context, read follow.Files) error {
 	f.mu.Lock()
 	entries := slices.SortedFunc(maps.Values(f.names), func(a, b *entry) int {
-		return cmp.Or(-strings.Compare(a.name[:len(certPrefix)], b.name[:len(certPrefix)]), strings.Compare(a.name, b.name)) // roots first
+		// roots first
+		return cmp.Or(-strings.Compare(a.name[:len(certPrefix)], b.name[:len(certPrefix)]),
+			strings.Compare(a.name, b.name))
 	})
 	f.mu.Unlock()
 	var changed []string
@@ -340,14 +348,17 @@ func (f *Files) take(ctx context.Context, read follow.Files) error {
 			}
 			f.log.LogAttrs(ctx, slog.LevelInfo, "sdssource: update", attrs...)
 			if next.note != nil {
-				f.log.LogAttrs(ctx, slog.LevelWarn, "sdssource: needs attention", slog.String("name", e.name), slog.Any("err", next.note))
+				f.log.LogAttrs(ctx, slog.LevelWarn, "sdssource: needs attention", slog.String("name", e.name),
+					slog.Any("err", next.note))
 			}
 		}
 		if err != nil && (before.err == nil || before.err.Error() != err.Error()) {
 			if before.secret != nil {
-				f.log.LogAttrs(ctx, slog.LevelWarn, "sdssource: files refused, the last good ones stay in use", slog.String("name", e.name), slog.Any("err", err))
+				f.log.LogAttrs(ctx, slog.LevelWarn, "sdssource: files refused, the last good ones stay in use",
+					slog.String("name", e.name), slog.Any("err", err))
 			} else { // clients can cause this at will
-				f.bad.LogOf(slog.LevelWarn, e.name, "sdssource: files refused", "there is no secret for a name", slog.String("name", e.name), slog.Any("err", err))
+				f.bad.LogOf(slog.LevelWarn, e.name, "sdssource: files refused", "there is no secret for a name",
+					slog.String("name", e.name), slog.Any("err", err))
 			}
 		}
 	}
@@ -356,8 +367,8 @@ func (f *Files) take(ctx context.Context, read follow.Files) error {
 	return refused
 }
 
-// load returns what is in the files of e: what e has, if that is the same. Errors do not wrap those of package fs, as a
-// source of package sds is not asked again for a name that does not exist.
+// load returns what is in the files of e: what e has, if that is the same. Errors do not wrap those of package fs,
+// as a source of package sds is not asked again for a name that does not exist.
 func (e *entry) load(read follow.Files) (next entry, err error) {
 	certs, key := read[e.cert], read[e.key]
 	for _, file := range []follow.File{certs, key} {
@@ -433,8 +444,9 @@ func (f *Files) status() []fileStatus {
 	return all
 }
 
-// Report implements [report.Reporter] with each name that was asked for: the certificate if it has one, and its files as an
-// upstream. Certificates that were left out are problems. The metrics have names that begin with svidkit_sdssource_files.
+// Report implements [report.Reporter] with each name that was asked for: the certificate if it has one, and its
+// files as an upstream. Certificates that were left out are problems. The metrics have names that begin with
+// svidkit_sdssource_files.
 func (f *Files) Report() (r report.Report) {
 	all := f.status()
 	for _, st := range all {
@@ -467,7 +479,8 @@ func metricsOf(all []fileStatus) *metrics.Set {
 	}
 	gauge("names", "The number of names that were asked for.", float64(len(all)), true)
 	gauge("refused", "The number of names whose files are not in use as they are now.", refused, true)
-	gauge("end_timestamp_seconds", "When the first of the certificates expires, in seconds since 1970.", float64(end.Unix()), !end.IsZero())
+	gauge("end_timestamp_seconds", "When the first of the certificates expires, in seconds since 1970.",
+		float64(end.Unix()), !end.IsZero())
 	return m
 }
 
@@ -493,7 +506,8 @@ func (f *Files) open(path string) (*os.File, error) {
 	loose := private.CheckKeyFile(path, file)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if before := f.loose[path]; (before == nil) != (loose == nil) { // which is in none of the contents that the follower compares
+	// which is in none of the contents that the follower compares
+	if before := f.loose[path]; (before == nil) != (loose == nil) {
 		f.loose[path] = loose
 		f.follow()
 	}

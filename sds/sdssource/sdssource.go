@@ -1,5 +1,5 @@
-// Package sdssource makes sources for package sds: of identities and bundles, of files by Istio's names, and of several
-// sources by name.
+// Package sdssource makes sources for package sds: of identities and bundles, of files by Istio's names, and of
+// several sources by name.
 //
 //	files, err := sdssource.StartFiles(ctx, sdssource.FilesConfig{
 //		Allow:       []string{"/etc/gateway-certs"},
@@ -19,8 +19,8 @@
 //
 // # The workload's own files
 //
-// A *filesource.Source serves files under the names default and ROOTCA, by [FromIdentity], or by [FromBundles] if there are
-// roots and no certificate. Istio has the files in one of these folders:
+// A *filesource.Source serves files under the names default and ROOTCA, by [FromIdentity], or by [FromBundles] if
+// there are roots and no certificate. Istio has the files in one of these folders:
 //
 //	etc/certs, var/run/secrets/workload-spiffe-credentials     cert-chain.pem, key.pem, root-cert.pem
 //	var/run/secrets/workload-spiffe-credentials, of GKE        certificates.pem, private_key.pem, ca_certificates.pem
@@ -30,16 +30,16 @@
 //
 // # Several trust domains
 //
-// The roots of other trust domains come from files, or from their bundle endpoints. Package source adds them to those of
-// the identity:
+// The roots of other trust domains come from files, or from their bundle endpoints. Package source adds them to
+// those of the identity:
 //
 //	all, err := source.NewMerge(td, manager, files, federated)
 //	if err != nil { … }
 //	defer all.Close()
 //	handler, err := sds.NewHandler(sdssource.FromIdentity(all), nil)
 //
-// Here manager is a *secretcache.Manager, files a *filesource.Source of roots, and federated a *federation.Manager. Each
-// keeps its last good roots. Roots are pushed before the certificate that needs them.
+// Here manager is a *secretcache.Manager, files a *filesource.Source of roots, and federated a *federation.Manager.
+// Each keeps its last good roots. Roots are pushed before the certificate that needs them.
 //
 // Envoy trusts several trust domains in one of two ways. With its SPIFFE validator it asks for ALL, in which each root
 // vouches for peers of its own trust domain. In Istio's way it asks for ROOTCA and expects all roots in it:
@@ -47,8 +47,8 @@
 //
 // # Output is not input
 //
-// A program that writes its identity to a folder (OUTPUT_CERTS) lists that folder in Config.Refuse of filesource and in
-// FilesConfig.Refuse, so that it never reads its own output.
+// A program that writes its identity to a folder (OUTPUT_CERTS) lists that folder in Config.Refuse of filesource and
+// in FilesConfig.Refuse, so that it never reads its own output.
 package sdssource
 
 import (
@@ -79,21 +79,22 @@ type Identity interface {
 	Changed() <-chan struct{}
 }
 
-// FromIdentity returns a source of secrets over src. The names are those of a *secretcache.Manager: "default" and the ID
-// of the identity for its key pair, "ROOTCA" and "spiffe://" with a trust domain for the X.509 authorities of one trust
-// domain, and "ALL" for those of all trust domains, each for its own.
+// FromIdentity returns a source of secrets over src. The names are those of a *secretcache.Manager: "default" and
+// the ID of the identity for its key pair, "ROOTCA" and "spiffe://" with a trust domain for the X.509 authorities of
+// one trust domain, and "ALL" for those of all trust domains, each for its own.
 //
-// Other names give an error that wraps [fs.ErrNotExist], and so do all names once an error of src has a method Withdrawn
-// that reports true. While src has no snapshot, or an expired certificate, GenerateSecret waits until ctx is done; then its
-// error wraps that of src. FromIdentity panics if src is nil.
+// Other names give an error that wraps [fs.ErrNotExist], and so do all names once an error of src has a method
+// Withdrawn that reports true. While src has no snapshot, or an expired certificate, GenerateSecret waits until ctx
+// is done; then its error wraps that of src. FromIdentity panics if src is nil.
 //
 // The source of secrets needs no Close: a goroutine follows src while there is a subscriber.
 func FromIdentity(src Identity) sds.Source { return fromIdentity(src, false) }
 
-// FromIdentityWithAllRoots is FromIdentity with a ROOTCA that has the X.509 authorities of all trust domains with a bundle, as
-// Istio does it. Then an authority of any trust domain vouches for any peer, and only the names that Envoy is configured to
-// match (match_typed_subject_alt_names) protect from that. Where Envoy's configuration can be changed, prefer its SPIFFE
-// validator with the name ALL: there each authority vouches for its own trust domain only.
+// FromIdentityWithAllRoots is FromIdentity with a ROOTCA that has the X.509 authorities of all trust domains with a
+// bundle, as Istio does it. Then an authority of any trust domain vouches for any peer, and only the names that
+// Envoy is configured to match (match_typed_subject_alt_names) protect from that. Where Envoy's configuration can be
+// changed, prefer its SPIFFE validator with the name ALL: there each authority vouches for its own trust domain
+// only.
 func FromIdentityWithAllRoots(src Identity) sds.Source { return fromIdentity(src, true) }
 
 func fromIdentity(src Identity, joined bool) sds.Source {
@@ -124,10 +125,10 @@ func fromIdentity(src Identity, joined bool) sds.Source {
 	}}
 }
 
-// FromBundles returns a source of secrets over a source of trust bundles: a *federation.Manager, or a *filesource.Source
-// without a certificate. It has the names spiffe://TRUST-DOMAIN and ALL as [FromIdentity] has them, and ROOTCA for the
-// authorities of td unless td is zero. A name whose bundle does not exist (yet) gives an error that wraps [fs.ErrNotExist].
-// FromBundles panics if src is nil.
+// FromBundles returns a source of secrets over a source of trust bundles: a *federation.Manager, or a
+// *filesource.Source without a certificate. It has the names spiffe://TRUST-DOMAIN and ALL as [FromIdentity] has
+// them, and ROOTCA for the authorities of td unless td is zero. A name whose bundle does not exist (yet) gives an
+// error that wraps [fs.ErrNotExist]. FromBundles panics if src is nil.
 func FromBundles(src interface {
 	Bundles() *spiffe.BundleSet
 	Changed() <-chan struct{}
@@ -160,14 +161,16 @@ func (s *source) GenerateSecret(ctx context.Context, resourceName string) (*pki.
 		case there && (found.SVID == nil || time.Now().Before(found.SVID.NotAfter())):
 			return found.Secret(resourceName)
 		case there:
-			err = fmt.Errorf("the certificate of %q has expired at %s", found.SVID.ID(), found.SVID.NotAfter().UTC().Format(time.RFC3339))
+			err = fmt.Errorf("the certificate of %q has expired at %s", found.SVID.ID(),
+				found.SVID.NotAfter().UTC().Format(time.RFC3339))
 		case set != nil || sourcereport.Withdrawn(err) || !secretset.IsName(resourceName):
 			return nil, secretset.Unknown("sdssource", resourceName)
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("sdssource: no secret %q yet: %w; waited for it: %w", resourceName, err, context.Cause(ctx))
+			return nil, fmt.Errorf("sdssource: no secret %q yet: %w; waited for it: %w", resourceName, err,
+				context.Cause(ctx))
 		}
 	}
 }
@@ -208,10 +211,10 @@ func (s *source) follow(done, changed <-chan struct{}, old *secretset.Set) {
 	}
 }
 
-// Mux returns a source that routes each name to another source. The keys of routes are names, such as "ROOTCA", and prefixes
-// of names with a "*" at the end, such as "file-cert:*"; "*" alone is for all names. The name itself wins over prefixes, and
-// the longest prefix over the others. If the source of a name fails, or does not have it, no other is tried. A name without
-// a source gives an error that wraps [fs.ErrNotExist]. Mux copies routes.
+// Mux returns a source that routes each name to another source. The keys of routes are names, such as "ROOTCA", and
+// prefixes of names with a "*" at the end, such as "file-cert:*"; "*" alone is for all names. The name itself wins
+// over prefixes, and the longest prefix over the others. If the source of a name fails, or does not have it, no
+// other is tried. A name without a source gives an error that wraps [fs.ErrNotExist]. Mux copies routes.
 func Mux(routes map[string]sds.Source) (sds.Source, error) {
 	if len(routes) == 0 {
 		return nil, errors.New("sdssource: mux: there are no routes")

@@ -42,7 +42,8 @@ type match struct {
 	labels                map[string]string
 }
 
-// caller is the process that asks. process and pod are asked only if a selector needs it, and return false if nothing is certain.
+// caller is the process that asks. process and pod are asked only if a selector needs it, and return false if
+// nothing is certain.
 type caller struct {
 	unixsocket.Peer
 	process func() (unixsocket.Process, bool)
@@ -62,7 +63,8 @@ type output struct {
 	folder        string
 	split         bool // cert-chain.pem, key.pem and root-cert.pem, and not the files of SPIFFE's draft
 	mode, keyMode fs.FileMode
-	tokens        string // an object in JSON with the audiences of JWT-SVIDs by the names of their files; empty for none
+	// an object in JSON with the audiences of JWT-SVIDs by the names of their files; empty for none
+	tokens string
 }
 
 // meets reports whether a process meets all selectors.
@@ -72,7 +74,8 @@ func (m *match) meets(c caller) bool {
 	}
 	if m.executable != "" || m.unit != "" || m.pod != "" {
 		p, ok := c.process()
-		if !ok || m.executable != "" && m.executable != p.Executable || m.unit != "" && m.unit != p.Unit || m.pod != "" && m.pod != p.Pod {
+		if !ok || m.executable != "" && m.executable != p.Executable || m.unit != "" && m.unit != p.Unit ||
+			m.pod != "" && m.pod != p.Pod {
 			return false
 		}
 	}
@@ -126,11 +129,13 @@ type parser struct {
 }
 
 func parse(data []byte, td spiffe.TrustDomain, pods bool) (*rules, error) {
-	p := &parser{Reader: strictjson.NewReader(data), data: data, td: td, pods: pods, rules: rules{identities: map[spiffe.ID]*identity{}, outputs: map[output]*filesink.Sink{}}}
+	p := &parser{Reader: strictjson.NewReader(data), data: data, td: td, pods: pods,
+		rules: rules{identities: map[spiffe.ID]*identity{}, outputs: map[output]*filesink.Sink{}}}
 	p.object("the file", members{"workloads": func() { p.array("workloads", p.workload) }})
 	if e, ok := errors.AsType[*strictjson.Error](p.End()); ok {
 		p.err = nil // which may be about what is missing behind that
-		p.fail(e.Offset, "%s; see that it is JSON: names and texts in double quotes, commas between, none after the last, no comments", e.Reason)
+		p.fail(e.Offset, "%s; see that it is JSON: names and texts in double quotes, commas between, none after "+
+			"the last, no comments", e.Reason)
 	}
 	for _, o := range p.files {
 		p.outputs[o] = nil
@@ -159,7 +164,8 @@ func (p *parser) object(what string, known members) {
 		if read := known[string(name)]; read != nil {
 			read()
 		} else {
-			p.fail(p.Offset(), "%.64q is not known here: %s can have %s", name, what, strings.Join(slices.Sorted(maps.Keys(known)), ", "))
+			p.fail(p.Offset(), "%.64q is not known here: %s can have %s", name, what,
+				strings.Join(slices.Sorted(maps.Keys(known)), ", "))
 		}
 	}
 }
@@ -181,14 +187,19 @@ type form struct {
 }
 
 var (
-	labelForm  = form{regexp.MustCompile(`^[-._A-Za-z0-9]*$`), "want the value of a label, in quotes"}
-	anyForm    = form{regexp.MustCompile(`(?s).`), "want a text in quotes that is not empty"}
-	pathForm   = form{regexp.MustCompile(`^(/([^/.][^/]*|\.[^/.][^/]*|\.\.[^/]+))+$`), "want an absolute path, without double slashes and dots"}
-	unitForm   = form{regexp.MustCompile(`^[^/]+\.(service|scope)$`), "want the whole name of a service or scope, such as web.service"}
-	podForm    = form{regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`), "want a UID, as kubectl get pod NAME -o jsonpath={.metadata.uid} prints it"}
+	labelForm = form{regexp.MustCompile(`^[-._A-Za-z0-9]*$`), "want the value of a label, in quotes"}
+	anyForm   = form{regexp.MustCompile(`(?s).`), "want a text in quotes that is not empty"}
+	pathForm  = form{regexp.MustCompile(`^(/([^/.][^/]*|\.[^/.][^/]*|\.\.[^/]+))+$`),
+		"want an absolute path, without double slashes and dots"}
+	unitForm = form{regexp.MustCompile(`^[^/]+\.(service|scope)$`),
+		"want the whole name of a service or scope, such as web.service"}
+	podForm = form{regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`),
+		"want a UID, as kubectl get pod NAME -o jsonpath={.metadata.uid} prints it"}
 	nameForm   = form{regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$`), "want a name, as kubectl prints it"}
-	layoutForm = form{regexp.MustCompile(`^(delivery|split)$`), "want delivery, for credential-bundle.private-key.x509.pem, or split, for cert-chain.pem, key.pem and root-cert.pem"}
-	modeForm   = form{regexp.MustCompile(`^0[46](44|40|00)$`), "want 0644, 0640, 0600, 0444, 0440 or 0400, in quotes"}
+	layoutForm = form{regexp.MustCompile(`^(delivery|split)$`),
+		"want delivery, for credential-bundle.private-key.x509.pem, or split, for cert-chain.pem, key.pem and " +
+			"root-cert.pem"}
+	modeForm = form{regexp.MustCompile(`^0[46](44|40|00)$`), "want 0644, 0640, 0600, 0444, 0440 or 0400, in quotes"}
 )
 
 func (p *parser) text(name string, f form) string {
@@ -248,9 +259,11 @@ func (p *parser) match() *match {
 	case m.namespace == "" && (m.account != "" || m.labels != nil):
 		p.fail(at, "accounts and labels say something in their namespace alone: add a namespace")
 	case m.namespace != "" && !p.pods:
-		p.fail(at, "this agent does not know the pods of the cluster, as workload-agent does with -node: select by pod, and take the namespace out")
+		p.fail(at, "this agent does not know the pods of the cluster, as workload-agent does with -node: select "+
+			"by pod, and take the namespace out")
 	case m.uid == nil && m.gid == nil && m.unit == "" && m.pod == "" && m.namespace == "":
-		p.fail(at, "any user can run an executable with code of his own, so it needs something beside it: add a uid, gid, unit, pod or namespace")
+		p.fail(at, "any user can run an executable with code of his own, so it needs something beside it: add a "+
+			"uid, gid, unit, pod or namespace")
 	}
 	return m
 }
@@ -263,7 +276,8 @@ func (p *parser) identity(others []grant) (g grant) {
 			at := p.Offset()
 			g.hint = p.text("hint", anyForm)
 			if len(g.hint) > 1024 || slices.ContainsFunc(others, func(o grant) bool { return o.hint == g.hint }) {
-				p.fail(at, "the hint has more than 1024 bytes, or another identity of the workload has it: choose another")
+				p.fail(at, "the hint has more than 1024 bytes, or another identity of the workload has it: "+
+					"choose another")
 			}
 		},
 		"audiences": func() {

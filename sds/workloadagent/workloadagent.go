@@ -1,9 +1,11 @@
-// Package workloadagent is an agent for the users of a machine: one file says which process may have which SPIFFE IDs, and the
-// agent serves them by the SPIFFE Workload API and, for Envoy, by SDS, and writes them to files.
+// Package workloadagent is an agent for the users of a machine: one file says which process may have which SPIFFE
+// IDs, and the agent serves them by the SPIFFE Workload API and, for Envoy, by SDS, and writes them to files.
 //
 //	manager, err := secretcache.New(secretcache.Config{TrustDomain: td, CA: ca}) // any of package caclient
 //	if err != nil { … }
-//	agent, err := workloadagent.New(workloadagent.Config{File: "/etc/identity/workloads.json", Source: manager, TrustDomain: td})
+//	agent, err := workloadagent.New(workloadagent.Config{
+//		File: "/etc/identity/workloads.json", Source: manager, TrustDomain: td,
+//	})
 //	if err != nil { … } // the file is refused: with the line, and what to do
 //	group.Go(func() error { return manager.Run(ctx) })
 //	group.Go(func() error { return agent.Run(ctx) })
@@ -25,43 +27,45 @@
 //	  ]
 //	}
 //
-// A match can have the user and group of the process, the path of its executable, its unit of systemd and the UID of its
-// pod, or the pod's namespace, service account and labels. A process has to meet all of them; see [unixsocket.Peer] and
-// [unixsocket.Process] for what the kernel vouches for; the API server says the rest of the pod that has the UID. An
-// executable needs another selector beside it, as any user can run the program with code of his own, and an account and labels
-// need a namespace. The process has the
-// identities of all workloads that it meets, in the order of the file, the default one first. A process that meets none has
-// nothing, nor does one of which the kernel says nothing for certain.
+// A match can have the user and group of the process, the path of its executable, its unit of systemd and the UID of
+// its pod, or the pod's namespace, service account and labels. A process has to meet all of them; see
+// [unixsocket.Peer] and [unixsocket.Process] for what the kernel vouches for; the API server says the rest of the
+// pod that has the UID. An executable needs another selector beside it, as any user can run the program with code of
+// his own, and an account and labels need a namespace. The process has the identities of all workloads that it
+// meets, in the order of the file, the default one first. A process that meets none has nothing, nor does one of
+// which the kernel says nothing for certain.
 //
-// An identity has a hint, which the Workload API hands on, the audiences for which its workload may have JWT-SVIDs ("*" for
-// any, none without), and folders to which it is written, whether a process runs or not.
+// An identity has a hint, which the Workload API hands on, the audiences for which its workload may have JWT-SVIDs
+// ("*" for any, none without), and folders to which it is written, whether a process runs or not.
 //
 // # By SDS
 //
-// An Envoy has the secrets default (its first identity), the IDs and the hints of its identities, and the roots: ROOTCA, ALL
-// and the IDs of trust domains. A process without an identity has no roots, either.
+// An Envoy has the secrets default (its first identity), the IDs and the hints of its identities, and the roots:
+// ROOTCA, ALL and the IDs of trust domains. A process without an identity has no roots, either.
 //
 // # In files
 //
-// The layout "delivery" is that of the draft SPIFFE Filesystem Delivery (spiffe/spiffe#376), which filesource.Config.Folder
-// reads: credential-bundle.private-key.x509.pem with the key, in PKCS#8, and the chain; and
-// TRUST-DOMAIN.spiffe-trust-bundle.x509.pem for each trust domain. "split" is that of package filesink. Both can have JWT-SVIDs as well, each for one audience in a file of its own
-// ("tokens"), for programs that read a token from a file. Package filesink says how files are replaced, who must own the folder,
-// and which modes there are. Files of an identity that the file no longer has stay, without renewals.
+// The layout "delivery" is that of the draft SPIFFE Filesystem Delivery (spiffe/spiffe#376), which
+// filesource.Config.Folder reads: credential-bundle.private-key.x509.pem with the key, in PKCS#8, and the chain; and
+// TRUST-DOMAIN.spiffe-trust-bundle.x509.pem for each trust domain. "split" is that of package filesink. Both can
+// have JWT-SVIDs as well, each for one audience in a file of its own ("tokens"), for programs that read a token from
+// a file. Package filesink says how files are replaced, who must own the folder, and which modes there are. Files of
+// an identity that the file no longer has stay, without renewals.
 //
 // # When the file changes
 //
-// It is followed. A new version takes effect at once, on open streams too: an identity that is in both versions keeps its
-// certificate, one that is gone is forgotten with its key, and a caller that loses its last one is told so (PermissionDenied).
-// SDS can take no secret away, except one that Envoy has asked for on demand; see package sds. A version that is not good is
-// refused as a whole, with the line and the remedy in the log and in [Agent.Report], and the one before stays in force. The
-// file and the folders above it must belong to this user or to root, and not be writable for others.
+// It is followed. A new version takes effect at once, on open streams too: an identity that is in both versions
+// keeps its certificate, one that is gone is forgotten with its key, and a caller that loses its last one is told so
+// (PermissionDenied). SDS can take no secret away, except one that Envoy has asked for on demand; see package sds. A
+// version that is not good is refused as a whole, with the line and the remedy in the log and in [Agent.Report], and
+// the one before stays in force. The file and the folders above it must belong to this user or to root, and not be
+// writable for others.
 //
 // # What it promises
 //
-// No failure takes a certificate away: packages secretcache and workloadserver say how. While an identity has not come yet,
-// a caller has its others, and waits if there are none: so one that the CA refuses does not keep the others from being
-// renewed at the caller.
+// No failure takes a certificate away: packages secretcache and workloadserver say how. While an identity has not
+// come yet, a caller has its others, and waits if there are none: so one that the CA refuses does not keep the
+// others from being renewed at the caller.
 package workloadagent
 
 import (
@@ -103,39 +107,40 @@ type Config struct {
 	// File is the path of the file that says who gets what.
 	File string
 
-	// Source has the identities: a *secretcache.Manager with a TrustDomain, or a *workloadapi.Source with the secrets of
-	// its sdssource.FromIdentity, which has the identities that another agent, such as SPIRE's, gives this program. The
-	// caller runs and closes it. If it has the methods
-	// Add(spiffe.ID) error and Remove(spiffe.ID), as a Manager has, they are called with the identities that come and go.
-	// Revocation lists of another agent are not handed on.
+	// Source has the identities: a *secretcache.Manager with a TrustDomain, or a *workloadapi.Source with the
+	// secrets of its sdssource.FromIdentity, which has the identities that another agent, such as SPIRE's, gives
+	// this program. The caller runs and closes it. If it has the methods Add(spiffe.ID) error and Remove(spiffe.ID),
+	// as a Manager has, they are called with the identities that come and go. Revocation lists of another agent are
+	// not handed on.
 	Source interface {
 		sds.Source
 		Bundles() *spiffe.BundleSet
 		Changed() <-chan struct{}
 	}
 
-	// TrustDomain is the one that all identities of the file must be in. Zero permits any, for a Source that is an agent of
-	// several.
+	// TrustDomain is the one that all identities of the file must be in. Zero permits any, for a Source that is an
+	// agent of several.
 	TrustDomain spiffe.TrustDomain
 
-	// IssueJWTSVID and ValidateJWTSVID are as in [workloadserver.Options]. The former is asked only for an identity of the
-	// caller and audiences that the file permits for it. Nil means that there are no tokens.
+	// IssueJWTSVID and ValidateJWTSVID are as in [workloadserver.Options]. The former is asked only for an identity
+	// of the caller and audiences that the file permits for it. Nil means that there are no tokens.
 	IssueJWTSVID    func(ctx context.Context, id spiffe.ID, audience []string) (token string, err error)
 	ValidateJWTSVID func(ctx context.Context, audience, token string) (id spiffe.ID, claims map[string]any, err error)
 
-	// Node is the name of the Kubernetes node that this program runs on, in a pod. The API server then tells the namespaces, the
-	// service accounts and the labels of its pods, for which the account of this program needs the rights to list and watch
-	// pods. Empty means that the file can have none of them.
+	// Node is the name of the Kubernetes node that this program runs on, in a pod. The API server then tells the
+	// namespaces, the service accounts and the labels of its pods, for which the account of this program needs the
+	// rights to list and watch pods. Empty means that the file can have none of them.
 	Node string
 
-	// Logger gets each version of the file (Info, and Warn if it is refused), and the logs of the servers and the files. Nil
-	// means no logs.
+	// Logger gets each version of the file (Info, and Warn if it is refused), and the logs of the servers and the
+	// files. Nil means no logs.
 	Logger *slog.Logger
 }
 
 type redacted = redact.Text // an alias, so that the embedded field is not exported
 
-// Agent serves the identities of a Source by the rules of a file. [New] makes one. Its methods are safe for concurrent use.
+// Agent serves the identities of a Source by the rules of a file. [New] makes one. Its methods are safe for
+// concurrent use.
 type Agent struct {
 	redacted
 	cfg      Config
@@ -181,8 +186,8 @@ func (i *identity) Snapshot() (*spiffe.Snapshot, error) {
 	return h.snap, h.err
 }
 
-// New reads the file and returns an Agent. The error says what is wrong with the file or with cfg. The caller calls [Agent.Run]
-// or [Agent.Close].
+// New reads the file and returns an Agent. The error says what is wrong with the file or with cfg. The caller calls
+// [Agent.Run] or [Agent.Close].
 func New(cfg Config) (*Agent, error) { return newAgent(cfg, kube.Options{}) }
 
 func newAgent(cfg Config, apiServer kube.Options) (*Agent, error) {
@@ -196,10 +201,11 @@ func newAgent(cfg Config, apiServer kube.Options) (*Agent, error) {
 	a.owner, _ = cfg.Source.(owner)
 	a.current.Store(new(rules))
 	a.bundles.held.Store(&held{err: spiffe.ErrNotReady})
-	a.metrics.Gauges("svidkit_workloadagent_file_refused", "Whether the newest version of the file is refused: 1, or 0.", func(add metrics.Add) {
-		_, refused := a.file.Status()
-		add(metrics.Bool(refused != nil))
-	})
+	a.metrics.Gauges("svidkit_workloadagent_file_refused",
+		"Whether the newest version of the file is refused: 1, or 0.", func(add metrics.Add) {
+			_, refused := a.file.Status()
+			add(metrics.Bool(refused != nil))
+		})
 	if cfg.Node != "" {
 		api, err := kube.New(apiServer)
 		if err != nil {
@@ -207,9 +213,10 @@ func newAgent(cfg Config, apiServer kube.Options) (*Agent, error) {
 		}
 		a.pods = followPods(api, &cfg)
 	}
-	a.file = follow.New([]string{cfg.File}, a.take, &follow.Options{Logger: cfg.Logger, Open: func(path string) (*os.File, error) {
-		return private.OpenFile(path, os.O_RDONLY, private.Options{})
-	}})
+	a.file = follow.New([]string{cfg.File}, a.take,
+		&follow.Options{Logger: cfg.Logger, Open: func(path string) (*os.File, error) {
+			return private.OpenFile(path, os.O_RDONLY, private.Options{})
+		}})
 	if err := a.file.Read(context.Background()); err != nil {
 		return nil, fmt.Errorf("workloadagent: new: %w", err)
 	}
@@ -229,8 +236,8 @@ func newAgent(cfg Config, apiServer kube.Options) (*Agent, error) {
 	return a, nil
 }
 
-// ServeHTTP serves the Workload API and SDS, whose paths differ. The server must know its callers: a [unixsocket.Server], or
-// one with [unixsocket.ConnContext].
+// ServeHTTP serves the Workload API and SDS, whose paths differ. The server must know its callers: a
+// [unixsocket.Server], or one with [unixsocket.ConnContext].
 func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) { a.mux.ServeHTTP(w, r) }
 
 // take takes a version of the file.
@@ -258,7 +265,8 @@ func (a *Agent) take(_ context.Context, files follow.Files) error {
 	for o := range next.outputs {
 		var failed error
 		if o.tokens != "" && a.cfg.IssueJWTSVID == nil {
-			failed = fmt.Errorf("the folder %q is to have tokens, and the CA of this agent issues none: take them out", o.folder)
+			failed = fmt.Errorf("the folder %q is to have tokens, and the CA of this agent issues none: take "+
+				"them out", o.folder)
 		} else if next.outputs[o] = old.outputs[o]; next.outputs[o] == nil {
 			next.outputs[o], failed = filesink.New(o.config(next.identities[o.id], &a.cfg))
 		}
@@ -274,7 +282,8 @@ func (a *Agent) take(_ context.Context, files follow.Files) error {
 		a.secrets.Refresh()
 	}
 	a.leave(old, next)
-	a.log.Info("workloadagent: the file is in force", slog.String("file", a.cfg.File), slog.Int("workloads", len(next.workloads)), slog.Int("identities", len(next.identities)))
+	a.log.Info("workloadagent: the file is in force", slog.String("file", a.cfg.File),
+		slog.Int("workloads", len(next.workloads)), slog.Int("identities", len(next.identities)))
 	a.wake.Notify()
 	return nil
 }
@@ -288,8 +297,8 @@ func (a *Agent) leave(r, other *rules) {
 	}
 }
 
-// Run keeps the files and what is served current. It blocks until ctx is done or [Agent.Close] is called, and returns nil. It is
-// an error to call it while it runs, or after Close.
+// Run keeps the files and what is served current. It blocks until ctx is done or [Agent.Close] is called, and
+// returns nil. It is an error to call it while it runs, or after Close.
 func (a *Agent) Run(ctx context.Context) error {
 	return a.life.RunAs(ctx, "workloadagent", a.work)
 }
@@ -299,7 +308,8 @@ func (a *Agent) work(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	defer a.cfg.Source.Subscribe(func(string) { a.wake.Notify() })() // first: a zero Agent panics here, where its caller can recover
+	// first: a zero Agent panics here, where its caller can recover
+	defer a.cfg.Source.Subscribe(func(string) { a.wake.Notify() })()
 	wg.Go(func() { _ = a.file.Run(ctx) })
 	var news <-chan struct{} // of pods
 	if a.pods != nil {
@@ -312,7 +322,8 @@ func (a *Agent) work(ctx context.Context) error {
 		woken, changed := a.wake.Changed(), a.cfg.Source.Changed() // before looking, so that no change is missed
 		r, had := a.current.Load(), bundles
 		bundles = a.cfg.Source.Bundles()
-		first, next := spiffe.ID{}, &held{err: spiffe.ErrNotReady} // always the same one, as the server shares its answers
+		// always the same one, as the server shares its answers
+		first, next := spiffe.ID{}, &held{err: spiffe.ErrNotReady}
 		for id, one := range r.identities {
 			a.look(id, one)
 			if h := one.held.Load(); h.snap != nil && (next.snap == nil || id.String() < first.String()) {
@@ -383,7 +394,8 @@ func (a *Agent) look(id spiffe.ID, one *identity) {
 
 // config returns the configuration of the Sink.
 func (o output) config(from *identity, cfg *Config) filesink.Config {
-	c := filesink.Config{Source: from, Dir: o.folder, Delivery: !o.split, Mode: o.mode, KeyMode: o.keyMode, Logger: cfg.Logger}
+	c := filesink.Config{Source: from, Dir: o.folder, Delivery: !o.split, Mode: o.mode, KeyMode: o.keyMode,
+		Logger: cfg.Logger}
 	if o.tokens != "" {
 		_ = json.Unmarshal([]byte(o.tokens), &c.Tokens) // made by us
 		c.TokenSource = tokenSource{o.id, cfg.IssueJWTSVID}
@@ -410,7 +422,8 @@ func (a *Agent) granted(ctx context.Context) (*rules, []grant) {
 	}
 	certain := func(err error) bool {
 		if err != nil {
-			a.unproven.LogOf(slog.LevelWarn, peerkey.UserFromContext(ctx), "workloadagent: a process gets nothing by its executable, unit, pod or namespace",
+			a.unproven.LogOf(slog.LevelWarn, peerkey.UserFromContext(ctx),
+				"workloadagent: a process gets nothing by its executable, unit, pod or namespace",
 				"it cannot be told for certain", slog.Uint64("uid", uint64(peer.UID)), slog.Any("err", err))
 		}
 		return err == nil
@@ -444,7 +457,8 @@ func (a *Agent) identities(ctx context.Context) (all []workloadserver.Identity, 
 
 func (a *Agent) issueJWTSVID(ctx context.Context, id spiffe.ID, audience []string) (string, error) {
 	_, grants := a.granted(ctx)
-	if at := slices.IndexFunc(grants, func(g grant) bool { return g.id == id }); at < 0 || !grants[at].permits(audience) {
+	if at := slices.IndexFunc(grants, func(g grant) bool { return g.id == id }); at < 0 ||
+		!grants[at].permits(audience) {
 		return "", fmt.Errorf("%w: the file permits %s no token for %q", workloadserver.ErrDenied, id, audience)
 	}
 	return a.cfg.IssueJWTSVID(ctx, id, audience)
@@ -467,8 +481,8 @@ func (a *Agent) resolve(ctx context.Context, name string) (string, error) {
 	return "", errors.New("it is no identity of this process")
 }
 
-// Ready waits until the Agent has trust bundles and one of the identities of the file, if there are any. The error wraps
-// [spiffe.ErrNotReady] and the cause of ctx.
+// Ready waits until the Agent has trust bundles and one of the identities of the file, if there are any. The error
+// wraps [spiffe.ErrNotReady] and the cause of ctx.
 func (a *Agent) Ready(ctx context.Context) error {
 	err := a.life.Await(ctx, a.bundles.Changed, func() bool { return a.notReady() == nil })
 	if err != nil {
@@ -479,14 +493,15 @@ func (a *Agent) Ready(ctx context.Context) error {
 
 func (a *Agent) notReady() error {
 	if len(a.current.Load().identities) > 0 && a.bundles.held.Load().snap == nil || a.cfg.Source.Bundles() == nil {
-		return fmt.Errorf("the trust bundles and the first identity of %s have not come yet: %w", a.cfg.File, spiffe.ErrNotReady)
+		return fmt.Errorf("the trust bundles and the first identity of %s have not come yet: %w", a.cfg.File,
+			spiffe.ErrNotReady)
 	}
 	return nil
 }
 
-// Report implements [report.Reporter] with the file as an upstream, the files that are written, and the servers. It is not ready
-// as long as [Agent.Ready] would wait. The identities are in the report of the Source. The metrics are those of packages
-// workloadserver and sds, and:
+// Report implements [report.Reporter] with the file as an upstream, the files that are written, and the servers. It
+// is not ready as long as [Agent.Ready] would wait. The identities are in the report of the Source. The metrics are
+// those of packages workloadserver and sds, and:
 //
 //	svidkit_workloadagent_file_refused   1 while the newest version of the file is refused, else 0
 func (a *Agent) Report() report.Report {
@@ -501,7 +516,9 @@ func (a *Agent) Report() report.Report {
 		}
 	}
 	if a.pods != nil && a.pods.All() == nil {
-		r.Problems = append(r.Problems, fmt.Errorf("the API server has not told of the pods of node %s yet: no pod gets anything by its namespace", a.cfg.Node))
+		r.Problems = append(r.Problems,
+			fmt.Errorf("the API server has not told of the pods of node %s yet: no pod gets anything by its "+
+				"namespace", a.cfg.Node))
 	}
 	slices.SortFunc(r.Problems, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	r.Problems = r.Problems[:min(len(r.Problems), 10)]
@@ -513,7 +530,8 @@ func (a *Agent) Report() report.Report {
 	return r
 }
 
-// Close ends [Agent.Run] and all streams for good, and waits for what Run has started. Files stay. The error is always nil.
+// Close ends [Agent.Run] and all streams for good, and waits for what Run has started. Files stay. The error is
+// always nil.
 func (a *Agent) Close() error {
 	return errors.Join(a.life.Close(), a.workload.Close(), a.secrets.Close())
 }

@@ -174,23 +174,3 @@ func ExampleFetch() {
 	// Output:
 	// federation: fetch: relationship with "partner.test": URL does not begin with https://
 }
-
-// A CA whose tokens are taken by verifiers that know OpenID Connect alone. The URL of the issuer leads to this handler, or to a copy of
-// what it serves.
-func ExampleNewOIDCHandler() {
-	const issuer = "https://oidc.example.org"
-	td := spiffe.MustParseTrustDomain("example.org")
-	authority, err := ca.New(ca.Config{TrustDomain: td, JWT: &ca.JWTConfig{Issuer: issuer, Algorithm: "RS256"}})
-	if err != nil {
-		log.Fatal(err)
-	}
-	handler, err := federation.NewOIDCHandler(authority.Bundle(), td, issuer) // in a program, a source that follows the authority
-	if err != nil {
-		log.Fatal(err)
-	}
-	w := httptest.NewRecorder()
-	handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/.well-known/openid-configuration", nil))
-	fmt.Println(w.Body)
-	// Output:
-	// {"issuer":"https://oidc.example.org","jwks_uri":"https://oidc.example.org/keys","response_types_supported":["id_token"],"subject_types_supported":["public"],"id_token_signing_alg_values_supported":["RS256"]}
-}

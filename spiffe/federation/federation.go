@@ -11,8 +11,8 @@
 //	v, err := spiffe.NewVerifier(m, allow, nil)
 //
 // [Fetch] gets one bundle once. A bundle endpoint is the handler of [NewHandler] on a server with the TLS configuration
-// of [ServerConfig] or [WebServerConfig]. For verifiers of JWT-SVIDs that know OpenID Connect and not SPIFFE there is
-// [NewOIDCHandler].
+// of [ServerConfig] or [WebServerConfig]. For verifiers of JWT-SVIDs that know OpenID Connect and not SPIFFE
+// package jwtsvid has documents.
 //
 // # Relationships
 //

@@ -1,20 +1,16 @@
 package federation
 
 import (
-	"crypto/sha256"
 	"crypto/tls"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"net/http"
-	"strconv"
-	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/internal/documents"
 )
 
 // NewHandler returns a handler that serves the bundle of td: a bundle endpoint. Every answer has the
@@ -25,38 +21,16 @@ import (
 // strong entity tag, and lets caches keep an answer for the refresh hint, or five minutes without one.
 // While the source has no bundle, or one that cannot be encoded, the status is 503.
 func NewHandler(source spiffe.BundleSource, td spiffe.TrustDomain) (http.Handler, error) {
-	current, err := currentBundle(source, td)
+	current, err := documents.Bundle(source, td)
 	if err != nil {
 		return nil, fmt.Errorf("federation: handler: %w", err)
 	}
-	return &handler{current: func() (document, time.Duration) {
-		b, hint := current()
-		if b == nil {
-			return nil, 0
+	return documents.Handler(func() (documents.Document, time.Duration) {
+		if b, hint := current(); b != nil {
+			return b, hint
 		}
-		return b, hint
-	}}, nil
-}
-
-// currentBundle returns what gives the bundle of td at a moment, or nil, and how long caches may keep it.
-func currentBundle(source spiffe.BundleSource, td spiffe.TrustDomain) (func() (*spiffe.Bundle, time.Duration), error) {
-	switch {
-	case source == nil:
-		return nil, errors.New("no bundle source")
-	case td.IsZero():
-		return nil, fmt.Errorf("trust domain: %w", spiffe.ErrZero)
-	}
-	return func() (*spiffe.Bundle, time.Duration) {
-		b, err := source.Bundle(td)
-		if err != nil || b == nil || b.TrustDomain() != td {
-			return nil, 0
-		}
-		hint, ok := b.RefreshHint()
-		if !ok {
-			hint = renew.UsualPoll
-		}
-		return b, hint
-	}, nil
+		return nil, 0
+	}), nil
 }
 
 // NewMapHandler returns a handler that serves the bundles of many trust domains as a bundle map. The
@@ -73,93 +47,12 @@ func NewMapHandler(bundles func() *spiffe.BundleSet, refresh time.Duration) (htt
 	case refresh == 0:
 		refresh = renew.UsualPoll
 	}
-	return &handler{current: func() (document, time.Duration) {
+	return documents.Handler(func() (documents.Document, time.Duration) {
 		if set := bundles(); set != nil {
 			return set, refresh
 		}
 		return nil, 0
-	}}, nil
-}
-
-// document is what a handler serves, a pointer. Two that are not == may still have the same bytes.
-type document interface{ Marshal() ([]byte, error) }
-
-type handler struct {
-	current func() (d document, maxAge time.Duration) // nil for none
-	page    atomic.Pointer[page]                      // the last that was made
-}
-
-// page is an encoded document. The slices go into the headers of many answers and never change.
-type page struct {
-	of           document
-	body         []byte
-	tag          string
-	etag         []string
-	cacheControl []string
-	length       []string
-}
-
-var contentType = []string{"application/json"}
-
-func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		w.Header().Set("Allow", "GET, HEAD")
-		http.Error(w, "only GET and HEAD are answered here", http.StatusMethodNotAllowed)
-		return
-	}
-	p := h.newest()
-	if p == nil {
-		w.Header().Set("Cache-Control", "no-store")
-		http.Error(w, "there is no bundle to serve, or no key in it", http.StatusServiceUnavailable)
-		return
-	}
-	header := w.Header()
-	header["Etag"], header["Cache-Control"] = p.etag, p.cacheControl
-	for _, tags := range r.Header["If-None-Match"] {
-		if matches(tags, p.tag) {
-			w.WriteHeader(http.StatusNotModified)
-			return
-		}
-	}
-	header["Content-Type"], header["Content-Length"] = contentType, p.length
-	w.WriteHeader(http.StatusOK)
-	if r.Method == http.MethodGet {
-		_, _ = w.Write(p.body) // the client may have gone
-	}
-}
-
-// newest returns the page of the present document, or nil.
-func (h *handler) newest() *page {
-	d, maxAge := h.current()
-	if d == nil {
-		return nil
-	}
-	if p := h.page.Load(); p != nil && p.of == d {
-		return p
-	}
-	body, err := d.Marshal()
-	if err != nil {
-		return nil
-	}
-	sum := sha256.Sum256(body)
-	tag := `"` + base64.RawURLEncoding.EncodeToString(sum[:18]) + `"`
-	p := &page{
-		of: d, body: body, tag: tag, etag: []string{tag}, length: []string{strconv.Itoa(len(body))},
-		cacheControl: []string{"max-age=" + strconv.FormatInt(int64(maxAge/time.Second), 10)},
-	}
-	h.page.Store(p)
-	return p
-}
-
-// matches reports whether tags, a value of If-None-Match, has tag.
-func matches(tags, tag string) bool {
-	for one := range strings.SplitSeq(tags, ",") {
-		one = strings.TrimSpace(one)
-		if one == "*" || strings.TrimPrefix(one, "W/") == tag {
-			return true
-		}
-	}
-	return false
+	}), nil
 }
 
 // ServerConfig returns a new TLS configuration for a bundle endpoint with the profile https_spiffe:

@@ -1,12 +1,13 @@
-// Package filesink writes an identity and trust bundles of any source to files, and keeps them current, for programs that
-// read certificates from files.
+// Package filesink writes an identity and trust bundles of any source to files, and keeps them current, for programs
+// that read certificates from files.
 //
 //	sink, err := filesink.Start(ctx, filesink.Config{Source: src, Dir: "/run/identity"})
 //	if err != nil { … }
 //	defer sink.Close()
 //
-// A [Sink] follows a *workloadapi.Source, a *secretcache.Manager (its default identity), a *filesource.Source or a source of
-// package source, and writes on every change. [Sink.Write] writes once. Package filesource reads what a Sink writes.
+// A [Sink] follows a *workloadapi.Source, a *secretcache.Manager (its default identity), a *filesource.Source or a
+// source of package source, and writes on every change. [Sink.Write] writes once. Package filesource reads what a
+// Sink writes.
 //
 // # Which files
 //
@@ -14,35 +15,35 @@
 //	key.pem           the private key, in PKCS#8; see Config.TraditionalKey
 //	root-cert.pem     the authorities of its trust domain
 //
-// [Config] can rename them, and add files with the bundles of other trust domains and with tokens. A missing folder is made,
-// with mode 0755. For OUTPUT_CERTS of Istio's agent set Plain and both modes to 0600, or 0644 in a pod, and TraditionalKey
-// unless PKCS8_KEY is set.
+// [Config] can rename them, and add files with the bundles of other trust domains and with tokens. A missing folder
+// is made, with mode 0755. For OUTPUT_CERTS of Istio's agent set Plain and both modes to 0600, or 0644 in a pod, and
+// TraditionalKey unless PKCS8_KEY is set.
 //
 // # What readers see
 //
-// A reader never sees part of a file. The names are links, as in the volumes of Kubernetes: at every moment, after a crash
-// too, all of them lead to files of one version. A reader of the key and the certificates can still get one of each while
-// they are replaced; it reads again if they do not match.
+// A reader never sees part of a file. The names are links, as in the volumes of Kubernetes: at every moment, after a
+// crash too, all of them lead to files of one version. A reader of the key and the certificates can still get one of
+// each while they are replaced; it reads again if they do not match.
 //
-// With [Config].Plain the files are first written beside their names, durably, and then moved into place one by one: roots
-// and bundles, then the key, then the certificates. A new certificate may need the new roots, and readers follow the
-// certificates, whose key is in place when the change is announced. A reader that follows the folder gets its last
-// notification when the set is complete; one that reads twice, and uses what agrees, does not use a mixed set. If a process
-// is killed between two moves, the next one finishes them before it does anything else. Give the key and the certificates
-// the same name to have one file, which always matches.
+// With [Config].Plain the files are first written beside their names, durably, and then moved into place one by one:
+// roots and bundles, then the key, then the certificates. A new certificate may need the new roots, and readers
+// follow the certificates, whose key is in place when the change is announced. A reader that follows the folder gets
+// its last notification when the set is complete; one that reads twice, and uses what agrees, does not use a mixed
+// set. If a process is killed between two moves, the next one finishes them before it does anything else. Give the
+// key and the certificates the same name to have one file, which always matches.
 //
 // # When something fails
 //
-// A failure changes no file. It is in the log and in [Sink.Report], and is retried at intervals that are a share of the life
-// that the written identity has left. An expired identity is not written. The files stay while the source has no identity,
-// even if it was withdrawn. Equal files are not written again. Every minute the Sink repairs files that another program has
-// changed or removed.
+// A failure changes no file. It is in the log and in [Sink.Report], and is retried at intervals that are a share of
+// the life that the written identity has left. An expired identity is not written. The files stay while the source
+// has no identity, even if it was withdrawn. Equal files are not written again. Every minute the Sink repairs files
+// that another program has changed or removed.
 //
 // # Whose folder
 //
-// The folder, those above it and each link on the way must belong to the user of this process or to root, and other users
-// must not be able to write to the folder. An error says which chown or chmod helps. A link in the place of a file is
-// replaced, never followed. On Windows owners and modes are not checked.
+// The folder, those above it and each link on the way must belong to the user of this process or to root, and other
+// users must not be able to write to the folder. An error says which chown or chmod helps. A link in the place of a
+// file is replaced, never followed. On Windows owners and modes are not checked.
 package filesink
 
 import (
@@ -75,9 +76,9 @@ import (
 
 // Config configures a [Sink]. Source and Dir are required; every other zero means what is said here. [New] copies it.
 type Config struct {
-	// Source has what is written: the identity and the bundles as they were published together, and a channel that is
-	// closed when they change. Its methods must not block, and must be safe for concurrent use. The Sink does not start
-	// and does not close it.
+	// Source has what is written: the identity and the bundles as they were published together, and a channel that
+	// is closed when they change. Its methods must not block, and must be safe for concurrent use. The Sink does not
+	// start and does not close it.
 	Source interface {
 		Snapshot() (*spiffe.Snapshot, error)
 		Changed() <-chan struct{}
@@ -90,28 +91,29 @@ type Config struct {
 	// replaced in one step.
 	Plain bool
 
-	// CertName, KeyName and RootsName are the names of the files. Empty means those of the package comment. CertName and
-	// KeyName may be the same, for one file with the key and then the certificates.
+	// CertName, KeyName and RootsName are the names of the files. Empty means those of the package comment. CertName
+	// and KeyName may be the same, for one file with the key and then the certificates.
 	CertName, KeyName, RootsName string
 
-	// Delivery writes a credential folder, by the draft SPIFFE Filesystem Delivery (spiffe/spiffe#376): the key and the certificates in
-	// credential-bundle.private-key.x509.pem, and the authorities of each trust domain in TRUST-DOMAIN.spiffe-trust-bundle.x509.pem. The
-	// other names must be empty, and so must TraditionalKey, and Plain, which would leave bundles that have gone.
+	// Delivery writes a credential folder, by the draft SPIFFE Filesystem Delivery (spiffe/spiffe#376): the key and
+	// the certificates in credential-bundle.private-key.x509.pem, and the authorities of each trust domain in
+	// TRUST-DOMAIN.spiffe-trust-bundle.x509.pem. The other names must be empty, and so must TraditionalKey, and
+	// Plain, which would leave bundles that have gone.
 	Delivery bool
 
 	// BundlesName is the name of a file with the bundles of all trust domains, that of the identity and the federated
 	// ones, as a bundle map; see [spiffe.ParseBundleMap]. Empty means that there is none.
 	BundlesName string
 
-	// FederatedName, if set, returns the name of a file with the authorities of a federated trust domain, in PEM. An empty
-	// name means that there is none.
+	// FederatedName, if set, returns the name of a file with the authorities of a federated trust domain, in PEM. An
+	// empty name means that there is none.
 	FederatedName func(spiffe.TrustDomain) string
 
-	// Tokens are files with JWT-SVIDs, for programs that read one from a file: the audience of each by the name of the file, which has
-	// KeyMode. They are renewed when half of their life is over, and one that is not to be had leaves the file as it is, over a restart too. A
-	// token of another identity than the certificate's is not written, and one that is there is removed, or with Plain emptied.
-	// TokenSource fetches them: a *workloadapi.Source, or another one that gives a new token for each call and is safe for
-	// concurrent use.
+	// Tokens are files with JWT-SVIDs, for programs that read one from a file: the audience of each by the name of
+	// the file, which has KeyMode. They are renewed when half of their life is over, and one that is not to be had
+	// leaves the file as it is, over a restart too. A token of another identity than the certificate's is not
+	// written, and one that is there is removed, or with Plain emptied. TokenSource fetches them: a
+	// *workloadapi.Source, or another one that gives a new token for each call and is safe for concurrent use.
 	Tokens      map[string]string
 	TokenSource interface {
 		Fetch(ctx context.Context, audience ...string) (token string, err error)
@@ -121,13 +123,13 @@ type Config struct {
 	// means 0644.
 	Mode fs.FileMode
 
-	// KeyMode is the mode of the file with the private key, one of the same. Zero means 0600. With 0644 or 0444 every user
-	// that can enter the folder can read the key, which is for a pod in which each container has its own user; New
-	// logs a warning.
+	// KeyMode is the mode of the file with the private key, one of the same. Zero means 0600. With 0644 or 0444
+	// every user that can enter the folder can read the key, which is for a pod in which each container has its own
+	// user; New logs a warning.
 	KeyMode fs.FileMode
 
-	// TraditionalKey writes an RSA key in PKCS#1 and an ECDSA key in SEC 1, for programs that do not read PKCS#8. Other
-	// keys have no such form and stay in PKCS#8.
+	// TraditionalKey writes an RSA key in PKCS#1 and an ECDSA key in SEC 1, for programs that do not read PKCS#8.
+	// Other keys have no such form and stay in PKCS#8.
 	TraditionalKey bool
 
 	// AllowWritable accepts a folder that other users can write to, with a warning, as an emptyDir of Kubernetes is
@@ -159,7 +161,8 @@ type Sink struct {
 
 // status is the state of a [Sink] at one moment.
 type status struct {
-	Ready     bool          // the files had what the source has when they were last looked at without a failure, at least once
+	// the files had what the source has when they were last looked at without a failure, at least once
+	Ready     bool
 	ID        spiffe.ID     // of the identity in the files; zero before Ready
 	NotAfter  time.Time     // when its certificate ends
 	Writes    uint64        // how often the files were written; what was there already does not count
@@ -181,21 +184,25 @@ var patience = renew.Patience{Impatient: 30 * time.Second, Longest: look}
 // New checks cfg and returns a Sink. It does nothing else: no goroutine, no file.
 func New(cfg Config) (*Sink, error) {
 	if cfg.Delivery {
-		if cfg.CertName != "" || cfg.KeyName != "" || cfg.RootsName != "" || cfg.FederatedName != nil || cfg.TraditionalKey || cfg.Plain {
-			return nil, errors.New("filesink: new: Config.Delivery has its own names and form of the key: CertName, KeyName, RootsName, FederatedName, TraditionalKey and Plain must be empty")
+		if cfg.CertName != "" || cfg.KeyName != "" || cfg.RootsName != "" || cfg.FederatedName != nil ||
+			cfg.TraditionalKey || cfg.Plain {
+			return nil, errors.New("filesink: new: Config.Delivery has its own names and form of the key: " +
+				"CertName, KeyName, RootsName, FederatedName, TraditionalKey and Plain must be empty")
 		}
 		cfg.CertName, cfg.KeyName, cfg.FederatedName = delivery.Credential, delivery.Credential, delivery.Bundle
 	}
 	cfg.CertName, cfg.KeyName = cmp.Or(cfg.CertName, defaultCert), cmp.Or(cfg.KeyName, defaultKey)
 	cfg.RootsName = cmp.Or(cfg.RootsName, defaultRoots)
 	cfg.Mode, cfg.KeyMode = cmp.Or(cfg.Mode, 0o644), cmp.Or(cfg.KeyMode, 0o600)
-	s := &Sink{cfg: cfg, log: ratelog.Patient(cfg.Logger), told: map[string]bool{}, tokens: tokens{byName: map[string]token{}}}
+	s := &Sink{cfg: cfg, log: ratelog.Patient(cfg.Logger), told: map[string]bool{},
+		tokens: tokens{byName: map[string]token{}}}
 	s.cfg.Tokens = maps.Clone(cfg.Tokens)
 	if err := s.check(); err != nil {
 		return nil, fmt.Errorf("filesink: new: %w", err)
 	}
 	if cfg.KeyMode&0o004 != 0 {
-		s.log.Info("filesink: all users that can enter the folder can read the private key, by Config.KeyMode", slog.String("folder", cfg.Dir))
+		s.log.Info("filesink: all users that can enter the folder can read the private key, by Config.KeyMode",
+			slog.String("folder", cfg.Dir))
 	}
 	return s, nil
 }
@@ -211,7 +218,8 @@ func (s *Sink) check() error {
 	}
 	for _, mode := range []fs.FileMode{cfg.Mode, cfg.KeyMode} {
 		if !slices.Contains([]fs.FileMode{0o644, 0o640, 0o600, 0o444, 0o440, 0o400}, mode) {
-			return fmt.Errorf("Config has the mode %04o, and files can have 0644, 0640, 0600, 0444, 0440 and 0400", mode)
+			return fmt.Errorf("Config has the mode %04o, and files can have 0644, 0640, 0600, 0444, 0440 and 0400",
+				mode)
 		}
 	}
 	if len(cfg.Tokens) > 0 && cfg.TokenSource == nil {
@@ -266,7 +274,8 @@ func (s *Sink) work(ctx context.Context) error {
 	defer s.setRunning(false)
 	if len(s.cfg.Tokens) > 0 {
 		s.recallTokens()
-		_, _, _ = s.fetchTokens(ctx, new(int)) // so that they are among the first files; the next round tells of failures
+		// so that they are among the first files; the next round tells of failures
+		_, _, _ = s.fetchTokens(ctx, new(int))
 		var keeping sync.WaitGroup
 		defer keeping.Wait()
 		keeping.Go(func() { s.keepTokens(ctx) })
@@ -312,9 +321,9 @@ func (s *Sink) wait(f renew.Failure) time.Duration {
 }
 
 // Write writes what the source has now, once, and reports whether that changed anything in the folder. It needs no
-// [Sink.Run], for programs that write and end, and may be called beside it. Without Run it also fetches the tokens, which takes
-// up to 5 seconds. The error is that of the sources, says that
-// its identity has expired, says who else can write to the folder, or says which file could not be written.
+// [Sink.Run], for programs that write and end, and may be called beside it. Without Run it also fetches the tokens,
+// which takes up to 5 seconds. The error is that of the sources, says that its identity has expired, says who else
+// can write to the folder, or says which file could not be written.
 func (s *Sink) Write() (changed bool, err error) {
 	s.writing.Lock()
 	idle := !s.running
@@ -350,7 +359,8 @@ func (s *Sink) write() (*spiffe.SVID, bool, error) {
 		return nil, false, err
 	}
 	if err := certchain.InTime(svid.Leaf(), time.Now()); err != nil {
-		return nil, false, fmt.Errorf("the identity %q of the source is not written, and the files stay as they are: %w", svid.ID(), err)
+		return nil, false, fmt.Errorf("the identity %q of the source is not written, and the files stay as they "+
+			"are: %w", svid.ID(), err)
 	}
 	files, err := s.files(snap, svid)
 	if err != nil {
@@ -434,7 +444,8 @@ func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]files
 				continue
 			}
 			if name := cfg.FederatedName(td); name != "" {
-				if err := add("Config.FederatedName", name, fileset.File{Data: b.MarshalPEM(), Mode: cfg.Mode}); err != nil {
+				if err := add("Config.FederatedName", name,
+					fileset.File{Data: b.MarshalPEM(), Mode: cfg.Mode}); err != nil {
 					return nil, err
 				}
 			}
@@ -476,11 +487,14 @@ func (s *Sink) note(svid *spiffe.SVID, changed bool, err error) {
 	ctx := context.Background()
 	switch {
 	case errors.Is(err, spiffe.ErrNotReady) && !before.Ready: // as in each normal start
-		s.log.LogAttrs(ctx, slog.LevelDebug, "filesink: the source is not ready yet", slog.String("folder", s.cfg.Dir), slog.Any("err", err))
+		s.log.LogAttrs(ctx, slog.LevelDebug, "filesink: the source is not ready yet",
+			slog.String("folder", s.cfg.Dir), slog.Any("err", err))
 	case err != nil && (before.Err == nil || before.Err.Error() != err.Error()):
-		s.log.LogAttrs(ctx, slog.LevelWarn, "filesink: the files could not be written", slog.String("folder", s.cfg.Dir), slog.Any("err", err))
+		s.log.LogAttrs(ctx, slog.LevelWarn, "filesink: the files could not be written",
+			slog.String("folder", s.cfg.Dir), slog.Any("err", err))
 	case err == nil && (changed || before.Err != nil):
-		s.log.LogAttrs(ctx, slog.LevelInfo, "filesink: the files are current", slog.String("folder", s.cfg.Dir), slog.Bool("written", changed),
+		s.log.LogAttrs(ctx, slog.LevelInfo, "filesink: the files are current", slog.String("folder", s.cfg.Dir),
+			slog.Bool("written", changed),
 			slog.String("id", svid.ID().String()), slog.Time("not_after", svid.NotAfter()))
 	}
 }
@@ -500,13 +514,14 @@ func (s *Sink) Close() error { return s.life.Close() }
 // that tell a reader to read them again. Take it before looking at [Sink.Report], so that no change is missed.
 func (s *Sink) Changed() <-chan struct{} { return s.news.Changed() }
 
-// Report implements [report.Reporter] with the identity that the files have, and the files as the upstream, beside the source of tokens if
-// there is one. The Sink is not
-// ready before the files have an identity, and while they cannot be written and their identity has less than a quarter of its
-// life left. The metrics have names that begin with svidkit_filesink.
+// Report implements [report.Reporter] with the identity that the files have, and the files as the upstream, beside
+// the source of tokens if there is one. The Sink is not ready before the files have an identity, and while they
+// cannot be written and their identity has less than a quarter of its life left. The metrics have names that begin
+// with svidkit_filesink.
 func (s *Sink) Report() report.Report {
 	st := s.state()
-	r := report.Report{Upstreams: []report.Upstream{{Name: "files that it writes", LastSuccess: st.Checked, Err: st.Err}}}
+	r := report.Report{Upstreams: []report.Upstream{{Name: "files that it writes", LastSuccess: st.Checked,
+		Err: st.Err}}}
 	switch {
 	case !st.Ready:
 		r.NotReady = fmt.Errorf("%w: the files do not have the identity yet", spiffe.ErrNotReady)
@@ -514,7 +529,8 @@ func (s *Sink) Report() report.Report {
 			r.NotReady = fmt.Errorf("%w: %w", r.NotReady, st.Err)
 		}
 	case st.Err != nil && time.Until(st.NotAfter) < st.lifetime/4:
-		r.NotReady = fmt.Errorf("the identity in the files ends at %s, and they cannot be written: %w", st.NotAfter.UTC().Format(time.RFC3339), st.Err)
+		r.NotReady = fmt.Errorf("the identity in the files ends at %s, and they cannot be written: %w",
+			st.NotAfter.UTC().Format(time.RFC3339), st.Err)
 	}
 	if len(s.cfg.Tokens) > 0 {
 		err := s.tokens.failed()
@@ -543,7 +559,8 @@ func (st *status) metrics() *metrics.Set {
 	}
 	gauge("ready", "Whether the files have had the identity of the source.", metrics.Bool(st.Ready), true)
 	gauge("in_order", "Whether the files had what the source has at the last look.", metrics.Bool(st.Err == nil), true)
-	m.Totals("svidkit_filesink_writes_total", "How often the files were written.", func(add metrics.Add) { add(float64(st.Writes)) })
+	m.Totals("svidkit_filesink_writes_total", "How often the files were written.",
+		func(add metrics.Add) { add(float64(st.Writes)) })
 	at("write", "When the files were last written", st.LastWrite)
 	at("checked", "When the files were last found or put in order", st.Checked)
 	at("svid_end", "When the certificate in the files expires", st.NotAfter)

@@ -72,17 +72,19 @@ func (s *Sink) keepTokens(ctx context.Context) {
 			_, _ = s.Write() // which says itself what went wrong
 		}
 		if err != nil && failures == 1 && ctx.Err() == nil {
-			s.log.LogAttrs(ctx, slog.LevelWarn, "filesink: not all JWT-SVIDs could be fetched, and their files stay as they are",
+			s.log.LogAttrs(ctx, slog.LevelWarn,
+				"filesink: not all JWT-SVIDs could be fetched, and their files stay as they are",
 				slog.String("folder", s.cfg.Dir), slog.Any("err", err), slog.Duration("retry_in", wait))
 		}
 		renew.Wait(ctx, wait, changed)
 	}
 }
 
-// fetchTokens fetches the tokens that are due, and returns whether there is a new one and when to come again. A token that is not to be had
-// leaves the one before.
+// fetchTokens fetches the tokens that are due, and returns whether there is a new one and when to come again. A
+// token that is not to be had leaves the one before.
 func (s *Sink) fetchTokens(ctx context.Context, failures *int) (fetched bool, wait time.Duration, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, tokenWait, fmt.Errorf("no answer in %v: %w", tokenWait, context.DeadlineExceeded))
+	ctx, cancel := context.WithTimeoutCause(ctx, tokenWait,
+		fmt.Errorf("no answer in %v: %w", tokenWait, context.DeadlineExceeded))
 	defer cancel()
 	wait = look
 	type result struct {
@@ -101,7 +103,8 @@ func (s *Sink) fetchTokens(ctx context.Context, failures *int) (fetched bool, wa
 		}
 		r := new(result)
 		results[name] = r
-		fetching.Go(func() { r.token, r.err = s.fetchToken(ctx, id, audience) }) // all at once: one that hangs holds up no other
+		// all at once: one that hangs holds up no other
+		fetching.Go(func() { r.token, r.err = s.fetchToken(ctx, id, audience) })
 	}
 	fetching.Wait()
 	s.tokens.mu.Lock()
@@ -110,7 +113,8 @@ func (s *Sink) fetchTokens(ctx context.Context, failures *int) (fetched bool, wa
 		r, have := results[name], old[name]
 		if r.err != nil {
 			err = errors.Join(err, fmt.Errorf("JWT-SVID for %q: %w", s.cfg.Tokens[name], r.err))
-			again := patience.Wait(renew.NewFailure(*failures+1, r.err), have.expires.Sub(have.received), time.Until(have.expires), rand.Float64())
+			again := patience.Wait(renew.NewFailure(*failures+1, r.err), have.expires.Sub(have.received),
+				time.Until(have.expires), rand.Float64())
 			wait = min(wait, max(again, time.Second))
 			continue
 		}
@@ -124,7 +128,8 @@ func (s *Sink) fetchTokens(ctx context.Context, failures *int) (fetched bool, wa
 	return fetched, max(wait, time.Second/10), err
 }
 
-// recallTokens takes over the tokens that an earlier process has left in the files, so that they stay while there is no other.
+// recallTokens takes over the tokens that an earlier process has left in the files, so that they stay while there is
+// no other.
 func (s *Sink) recallTokens() {
 	s.tokens.mu.Lock()
 	defer s.tokens.mu.Unlock()
@@ -134,8 +139,10 @@ func (s *Sink) recallTokens() {
 			continue
 		}
 		now := time.Now()
-		if claims, ok := jws.ReadClaims(string(data)); ok && slices.Equal(claims.Audience, []string{audience}) && now.Before(claims.Expires) {
-			s.tokens.byName[name] = token{text: string(data), subject: claims.Subject, received: now, expires: claims.Expires}
+		if claims, ok := jws.ReadClaims(string(data)); ok && slices.Equal(claims.Audience, []string{audience}) &&
+			now.Before(claims.Expires) {
+			s.tokens.byName[name] = token{text: string(data), subject: claims.Subject, received: now,
+				expires: claims.Expires}
 		}
 	}
 }
@@ -150,14 +157,17 @@ func (s *Sink) fetchToken(ctx context.Context, id, audience string) (token, erro
 	}
 	now := time.Now()
 	claims, ok := jws.ReadClaims(text)
-	got := token{text, claims.Subject, now, claims.Expires, renew.RenewAt(now, now, claims.Expires, 0.5, 0.1, rand.Float64())}
+	got := token{text, claims.Subject, now, claims.Expires,
+		renew.RenewAt(now, now, claims.Expires, 0.5, 0.1, rand.Float64())}
 	switch {
 	case !ok || !slices.Equal(claims.Audience, []string{audience}):
 		return token{}, fmt.Errorf("the source gave a token for %.256q", claims.Audience)
 	case !now.Before(claims.Expires):
-		return token{}, fmt.Errorf("the source gave a token that ended at %s; compare the clocks", claims.Expires.UTC().Format(time.RFC3339))
+		return token{}, fmt.Errorf("the source gave a token that ended at %s; compare the clocks",
+			claims.Expires.UTC().Format(time.RFC3339))
 	case !got.of(id):
-		return token{}, fmt.Errorf("the source gave a token of %.256q, and the certificate is that of %q", claims.Subject, id)
+		return token{}, fmt.Errorf("the source gave a token of %.256q, and the certificate is that of %q",
+			claims.Subject, id)
 	}
 	return got, nil
 }

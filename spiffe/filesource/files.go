@@ -20,8 +20,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// The sizes of what is read, in bytes: a file, all files together, and a bundle map, which counts by itself. In memory bundles take about
-// seven times that.
+// The sizes of what is read, in bytes: a file, all files together, and a bundle map, which counts by itself. In
+// memory bundles take about seven times that.
 const (
 	maxPart  = 1 << 20
 	maxTotal = 8 << 20
@@ -90,8 +90,8 @@ func (f *files) take(ctx context.Context, read follow.Files) error {
 	return joined(refused)
 }
 
-// find returns the files of the folder: that with the identity, and those with bundles. Those that were there last are in use until the
-// folder can be read, and has an identity.
+// find returns the files of the folder: that with the identity, and those with bundles. Those that were there last
+// are in use until the folder can be read, and has an identity.
 func (s *Source) find() []string {
 	entries, _ := os.ReadDir(s.cfg.Folder)
 	if _, err := os.Stat(s.cfg.CertFile); err == nil || s.found == nil {
@@ -175,7 +175,8 @@ func (f *files) readPair(read follow.Files) (pair, error) {
 	return next, nil
 }
 
-// trustDomain returns the trust domain of the identity: the expected one, the one in force, or that of what is offered.
+// trustDomain returns the trust domain of the identity: the expected one, the one in force, or that of what is
+// offered.
 func (f *files) trustDomain(offered *spiffe.SVID) spiffe.TrustDomain {
 	switch {
 	case !f.source.cfg.ID.IsZero():
@@ -215,7 +216,8 @@ func (f *files) readPart(p *part, b BundleFile, td spiffe.TrustDomain, read foll
 			case !n.Supersedes(o):
 				was, _ := o.Sequence()
 				is, _ := n.Sequence()
-				return fmt.Errorf("filesource: %s: the bundle of %q has the sequence number %d, and the one in force has %d: it is an older one; restart the program to go back to it",
+				return fmt.Errorf("filesource: %s: the bundle of %q has the sequence number %d, and the one in "+
+					"force has %d: it is an older one; restart the program to go back to it",
 					b.Path, n.TrustDomain(), is, was)
 			}
 		}
@@ -233,7 +235,8 @@ func parse(format Format, td spiffe.TrustDomain, data []byte) ([]*spiffe.Bundle,
 		}
 		return slices.Collect(set.All()), nil
 	}
-	read := map[Format]func(spiffe.TrustDomain, []byte) (*spiffe.Bundle, error){PEM: spiffe.ParseBundlePEM, Document: spiffe.ParseBundle, JWKS: spiffe.ParseJWKS}[format]
+	read := map[Format]func(spiffe.TrustDomain, []byte) (*spiffe.Bundle, error){PEM: spiffe.ParseBundlePEM,
+		Document: spiffe.ParseBundle, JWKS: spiffe.ParseJWKS}[format]
 	b, err := read(td, data)
 	if err != nil {
 		return nil, err
@@ -319,7 +322,8 @@ func (f *files) judge(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Tim
 	case !want.IsZero() && svid.ID() != want:
 		return fmt.Errorf("it is the certificate of %q, and Config.ID is %q", svid.ID(), want)
 	case svid.ID().TrustDomain() != td:
-		return fmt.Errorf("it is the certificate of %q, and the identity in force is of the trust domain %q", svid.ID(), td)
+		return fmt.Errorf("it is the certificate of %q, and the identity in force is of the trust domain %q",
+			svid.ID(), td)
 	}
 	if err := certchain.InTime(svid.Leaf(), now); err != nil {
 		return fmt.Errorf("%q: %w", svid.ID(), err)
@@ -330,7 +334,8 @@ func (f *files) judge(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Tim
 	}
 	if have != nil && now.Before(have.NotAfter()) {
 		if s, c := certchain.Roles(have.Chain()); s && !server || c && !client {
-			return fmt.Errorf("the extended key usages of the new certificate of %q permit less than those of the certificate in force", svid.ID())
+			return fmt.Errorf("the extended key usages of the new certificate of %q permit less than those of "+
+				"the certificate in force", svid.ID())
 		}
 	}
 	bundle, err := bundles.Bundle(td)
@@ -338,10 +343,12 @@ func (f *files) judge(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Tim
 		return verify(svid, bundle, now)
 	}
 	if f.source.cfg.Folder != "" {
-		return fmt.Errorf("there is no %s with the authorities that %q is verified by", filepath.Join(f.source.cfg.Folder, delivery.Bundle(td)), svid.ID())
+		return fmt.Errorf("there is no %s with the authorities that %q is verified by",
+			filepath.Join(f.source.cfg.Folder, delivery.Bundle(td)), svid.ID())
 	}
 	if len(f.parts) > 0 && want.IsZero() {
-		return fmt.Errorf("none of the files with bundles is for the trust domain of %q; if that is meant, set Config.ID", svid.ID())
+		return fmt.Errorf("none of the files with bundles is for the trust domain of %q; if that is meant, set "+
+			"Config.ID", svid.ID())
 	}
 	for i, b := range f.of {
 		if mayHave := b.Format == Map || b.TrustDomain.IsZero() || b.TrustDomain == td; mayHave && !f.parts[i].read {
@@ -353,7 +360,8 @@ func (f *files) judge(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Tim
 
 // verify returns why peers with bundle would refuse svid at a time.
 func verify(svid *spiffe.SVID, bundle *spiffe.Bundle, at time.Time) error {
-	v, err := spiffe.NewVerifier(bundle, spiffe.AllowIDs(svid.ID()), &spiffe.VerifierOptions{Now: func() time.Time { return at }, Remember: -1})
+	v, err := spiffe.NewVerifier(bundle, spiffe.AllowIDs(svid.ID()),
+		&spiffe.VerifierOptions{Now: func() time.Time { return at }, Remember: -1})
 	if err == nil {
 		_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
 	}
@@ -369,7 +377,8 @@ func (f *files) doubts(bundles *spiffe.BundleSet, now time.Time) []error {
 	var notes []error
 	if bundle, err := bundles.Bundle(svid.ID().TrustDomain()); err == nil {
 		err := verify(svid, bundle, now)
-		if e, ok := errors.AsType[x509.CertificateInvalidError](err); err != nil && !(ok && e.Reason == x509.Expired) { // the Report has NotAfter
+		// the Report has NotAfter
+		if e, ok := errors.AsType[x509.CertificateInvalidError](err); err != nil && !(ok && e.Reason == x509.Expired) {
 			notes = append(notes, fmt.Errorf("filesource: peers will refuse %q: %w", svid.ID(), err))
 		}
 	}
@@ -378,7 +387,8 @@ func (f *files) doubts(bundles *spiffe.BundleSet, now time.Time) []error {
 		if client {
 			side = "client"
 		}
-		notes = append(notes, fmt.Errorf("filesource: the extended key usages of %q permit a %s only", svid.ID(), side))
+		notes = append(notes,
+			fmt.Errorf("filesource: the extended key usages of %q permit a %s only", svid.ID(), side))
 	}
 	return notes
 }
@@ -387,10 +397,12 @@ func (f *files) doubts(bundles *spiffe.BundleSet, now time.Time) []error {
 func (f *files) publish(ctx context.Context, old *state, bundles *spiffe.BundleSet, notes []error) {
 	s := f.source
 	next := &state{snap: old.snap, bundles: bundles, updates: old.updates, at: old.at, notes: notes}
-	if svid := f.pair.svid; svid != nil && (old.snap == nil || old.snap.Bundles() != bundles || identity(old.snap) != svid) {
+	if svid := f.pair.svid; svid != nil &&
+		(old.snap == nil || old.snap.Bundles() != bundles || identity(old.snap) != svid) {
 		next.snap = spiffe.NewSnapshot(svid, bundles)
 	}
-	next.ready = (next.snap != nil || s.keyFile == "") && !slices.ContainsFunc(f.parts, func(p part) bool { return !p.read })
+	next.ready = (next.snap != nil || s.keyFile == "") &&
+		!slices.ContainsFunc(f.parts, func(p part) bool { return !p.read })
 	changed := next.snap != old.snap || bundles != old.bundles
 	if changed {
 		next.updates, next.at = old.updates+1, time.Now().Round(0)

@@ -21,41 +21,43 @@
 //	a bundle map                      Bundles {Path: …, Format: Map}
 //	the keys of an OIDC issuer        Bundles {Path: …, Format: JWKS, TrustDomain: …}
 //
-// A credential folder is what the draft SPIFFE Filesystem Delivery (spiffe/spiffe#376) describes, and what volumes of Kubernetes 1.37
-// can be: see package podcert.
+// A credential folder is what the draft SPIFFE Filesystem Delivery (spiffe/spiffe#376) describes, and what volumes
+// of Kubernetes 1.37 can be: see package podcert.
 //
 // # When files change
 //
-// The source reads the files when the system announces a change, and every five seconds. It takes their contents over when
-// two readings 100 milliseconds apart agree, however they were written: in place, by a rename, or by the links that
-// Kubernetes swaps.
+// The source reads the files when the system announces a change, and every five seconds. It takes their contents
+// over when two readings 100 milliseconds apart agree, however they were written: in place, by a rename, or by the
+// links that Kubernetes swaps.
 //
-// A file has 1 MiB at most, and a bundle map 16 MiB. All other files together have 8 MiB at most: beyond that the largest are bad ones.
+// A file has 1 MiB at most, and a bundle map 16 MiB. All other files together have 8 MiB at most: beyond that the
+// largest are bad ones.
 //
-// A bad file replaces nothing. The identity is one part, and so is each file of bundles: if a part is missing, does not
-// parse or may not be used, its last good state stays, and the other parts go on. The log and [Source.Report] say why. The
-// part recovers by itself.
+// A bad file replaces nothing. The identity is one part, and so is each file of bundles: if a part is missing, does
+// not parse or may not be used, its last good state stays, and the other parts go on. The log and [Source.Report]
+// say why. The part recovers by itself.
 //
-// A new certificate replaces the old one if the key belongs to it; it is an X.509-SVID by the rules of [spiffe.NewSVID]; it
-// is valid now; its ID is Config.ID, or else in the trust domain of the first one; its extended key usages permit what
-// those in force permit; and a path leads from it to the bundle of its trust domain. If no file has a bundle of that trust
-// domain, the path is not checked, and Config.ID is required if there are other bundles.
+// A new certificate replaces the old one if the key belongs to it; it is an X.509-SVID by the rules of
+// [spiffe.NewSVID]; it is valid now; its ID is Config.ID, or else in the trust domain of the first one; its extended
+// key usages permit what those in force permit; and a path leads from it to the bundle of its trust domain. If no
+// file has a bundle of that trust domain, the path is not checked, and Config.ID is required if there are other
+// bundles.
 //
-// A new bundle replaces the old one at once, even if it does not vouch for the identity in force, because what was removed
-// from it may have been revoked; the Report says so. A bundle document with a lower sequence number than the one in force is
-// refused until the program restarts (FED-11).
+// A new bundle replaces the old one at once, even if it does not vouch for the identity in force, because what was
+// removed from it may have been revoked; the Report says so. A bundle document with a lower sequence number than the
+// one in force is refused until the program restarts (FED-11).
 //
 // # Whose files
 //
-// The files, the folders above them and each link on the way must belong to the user of this process, to root, or to one of
-// Config.Owners: a helper in the same pod that runs as another user gives its key file a mode such as 0640 and a group that
-// this process is in. A file that another user can write to is refused, and a key file that another user can read. A folder
-// in which all users can write, such as an emptyDir of Kubernetes, is used with a warning, unless there are bundles of
-// several trust domains, as in a credential folder: see Config.AllowWritable. Groups of this process and root's do not count as other
-// users, as they include the fsGroup of a pod. In a volume of Kubernetes, whose files are behind folders like
-// ..2026_01_02_15_04_05.123, modes are not checked, as they are those of the volume. Do not mount single files with
-// subPath: they are no such volume, and Kubernetes never renews them. An error says which chown or chmod helps. On Windows
-// none of this is checked.
+// The files, the folders above them and each link on the way must belong to the user of this process, to root, or to
+// one of Config.Owners: a helper in the same pod that runs as another user gives its key file a mode such as 0640
+// and a group that this process is in. A file that another user can write to is refused, and a key file that another
+// user can read. A folder in which all users can write, such as an emptyDir of Kubernetes, is used with a warning,
+// unless there are bundles of several trust domains, as in a credential folder: see Config.AllowWritable. Groups of
+// this process and root's do not count as other users, as they include the fsGroup of a pod. In a volume of
+// Kubernetes, whose files are behind folders like ..2026_01_02_15_04_05.123, modes are not checked, as they are
+// those of the volume. Do not mount single files with subPath: they are no such volume, and Kubernetes never renews
+// them. An error says which chown or chmod helps. On Windows none of this is checked.
 package filesource
 
 import (
@@ -83,12 +85,14 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// Config configures a [Source]. Folder, or else CertFile, Bundles or both are required; every other zero means what is said
-// here. Without all three, Folder is what the environment variable SPIFFE_CREDENTIAL_FOLDER says. [New] copies it.
+// Config configures a [Source]. Folder, or else CertFile, Bundles or both are required; every other zero means what
+// is said here. Without all three, Folder is what the environment variable SPIFFE_CREDENTIAL_FOLDER says. [New]
+// copies it.
 type Config struct {
-	// Folder is a credential folder: the private key and the certificates are in credential-bundle.private-key.x509.pem, and the bundle of
-	// each trust domain in TRUST-DOMAIN.spiffe-trust-bundle.x509.pem, all in PEM. Bundles may come and go while the first file is there; that
-	// of the identity's own trust domain is required. CertFile, KeyFile and Bundles must be empty.
+	// Folder is a credential folder: the private key and the certificates are in
+	// credential-bundle.private-key.x509.pem, and the bundle of each trust domain in
+	// TRUST-DOMAIN.spiffe-trust-bundle.x509.pem, all in PEM. Bundles may come and go while the first file is there;
+	// that of the identity's own trust domain is required. CertFile, KeyFile and Bundles must be empty.
 	Folder string
 
 	// CertFile has the certificates of the identity in PEM, leaf first, and KeyFile its private key in PEM, not
@@ -104,12 +108,14 @@ type Config struct {
 	// all of them and no sequence number.
 	Bundles []BundleFile
 
-	// Owners are the users, by their numbers, whose files and folders are trusted as those of this process's user and root's are:
-	// that of a helper which writes the files in the same pod, for example. They can replace the identity and the roots.
+	// Owners are the users, by their numbers, whose files and folders are trusted as those of this process's user
+	// and root's are: that of a helper which writes the files in the same pod, for example. They can replace the
+	// identity and the roots.
 	Owners []int
 
-	// AllowWritable accepts bundles of several trust domains, which are those of a Folder, too, in a folder that other users can write
-	// to, with a warning: by renaming files they can give one trust domain the roots of another.
+	// AllowWritable accepts bundles of several trust domains, which are those of a Folder, too, in a folder that
+	// other users can write to, with a warning: by renaming files they can give one trust domain the roots of
+	// another.
 	AllowWritable bool
 
 	// Refuse are folders whose files are not read, by whatever name: those to which this program writes, so that it
@@ -128,8 +134,8 @@ type BundleFile struct {
 	// Format is what is in it. Zero means PEM.
 	Format Format
 
-	// TrustDomain is that of the bundle, as the file does not name it. Zero means that of the identity. It must be zero
-	// for a Map, which names its trust domains.
+	// TrustDomain is that of the bundle, as the file does not name it. Zero means that of the identity. It must be
+	// zero for a Map, which names its trust domains.
 	TrustDomain spiffe.TrustDomain
 }
 
@@ -204,7 +210,8 @@ func New(cfg Config) (*Source, error) {
 	s.strict = !cfg.AllowWritable && (cfg.Folder != "" || len(domains) > 1)
 	slices.Sort(paths)
 	s.files.source, s.files.of, s.files.parts = s, cfg.Bundles, make([]part, len(cfg.Bundles))
-	s.follower = follow.New(slices.Compact(paths), s.files.take, &follow.Options{Open: s.open, Find: find, MaxSize: size, MaxTotal: total, Each: true, Logger: s.log})
+	s.follower = follow.New(slices.Compact(paths), s.files.take,
+		&follow.Options{Open: s.open, Find: find, MaxSize: size, MaxTotal: total, Each: true, Logger: s.log})
 	return s, nil
 }
 
@@ -218,7 +225,8 @@ func (s *Source) check() error {
 	case cfg.CertFile == "" && cfg.KeyFile != "":
 		return errors.New("Config has a KeyFile and no CertFile")
 	case cfg.CertFile == "" && len(cfg.Bundles) == 0:
-		return errors.New("Config has neither a Folder nor a CertFile nor Bundles, and the environment has no " + delivery.Variable)
+		return errors.New("Config has neither a Folder nor a CertFile nor Bundles, and the environment has no " +
+			delivery.Variable)
 	case cfg.CertFile == "" && !cfg.ID.IsZero():
 		return errors.New("Config has an ID, and no CertFile that could have it")
 	case !cfg.ID.IsZero() && cfg.ID.Path() == "":
@@ -233,7 +241,8 @@ func (s *Source) check() error {
 		case b.Format == Map && !b.TrustDomain.IsZero():
 			return fmt.Errorf("Config.Bundles[%d] is a Map, which names its trust domains, and has a TrustDomain", i)
 		case b.Format != Map && b.TrustDomain.IsZero() && cfg.CertFile == "":
-			return fmt.Errorf("Config.Bundles[%d] has no TrustDomain, and there is no CertFile whose trust domain could be meant: %w", i, spiffe.ErrZero)
+			return fmt.Errorf("Config.Bundles[%d] has no TrustDomain, and there is no CertFile whose trust "+
+				"domain could be meant: %w", i, spiffe.ErrZero)
 		case b.Path == cmp.Or(cfg.KeyFile, cfg.CertFile):
 			return fmt.Errorf("Config.Bundles[%d] is the file with the private key", i)
 		}
@@ -329,9 +338,9 @@ func (s *Source) Bundles() *spiffe.BundleSet { return s.cur.Load().bundles }
 //	}
 func (s *Source) Changed() <-chan struct{} { return s.news.Changed() }
 
-// Report implements [report.Reporter] with the identity, the trust bundles, and the files as the upstream. The problems are
-// about what is in force: entries of bundles that were skipped, and an identity that peers will refuse. The metrics have
-// names that begin with svidkit_filesource.
+// Report implements [report.Reporter] with the identity, the trust bundles, and the files as the upstream. The
+// problems are about what is in force: entries of bundles that were skipped, and an identity that peers will refuse.
+// The metrics have names that begin with svidkit_filesource.
 func (s *Source) Report() report.Report {
 	st := s.status()
 	var identity spiffe.SVIDSource
@@ -346,7 +355,8 @@ func (s *Source) Report() report.Report {
 	if identity == nil && !st.Ready {
 		r.NotReady = s.notReady()
 	}
-	r.Upstreams = []report.Upstream{{Name: cmp.Or(s.cfg.Folder, s.cfg.CertFile, "files"), LastSuccess: st.Checked, Err: st.Err}}
+	r.Upstreams = []report.Upstream{{Name: cmp.Or(s.cfg.Folder, s.cfg.CertFile, "files"), LastSuccess: st.Checked,
+		Err: st.Err}}
 	r.Problems = st.Notes
 	r.Metrics = func(w io.Writer) error { return st.metrics().Write(w) }
 	return r
@@ -366,7 +376,8 @@ type status struct {
 
 func (s *Source) status() status {
 	st := s.cur.Load()
-	out := status{Ready: st.ready, TrustDomains: st.bundles.Len(), Updates: st.updates, LastUpdate: st.at, Notes: slices.Clone(st.notes)}
+	out := status{Ready: st.ready, TrustDomains: st.bundles.Len(), Updates: st.updates, LastUpdate: st.at,
+		Notes: slices.Clone(st.notes)}
 	out.Checked, out.Err = s.follower.Status()
 	if st.snap != nil {
 		svid, _ := st.snap.SVID() // of a snapshot: never an error

@@ -12,23 +12,23 @@
 //
 // # Readiness
 //
-// A part is ready if its identity has not expired, and if it has bundles with which peers can be verified. How fresh they
-// are does not matter: while the agent or the CA is away, a service stays ready until its identity expires. The answer names
-// each part that is not ready with the reason, such as that the workload is not registered.
+// A part is ready if its identity has not expired, and if it has bundles with which peers can be verified. How fresh
+// they are does not matter: while the agent or the CA is away, a service stays ready until its identity expires. The
+// answer names each part that is not ready with the reason, such as that the workload is not registered.
 //
 // # Liveness
 //
-// A part is alive until its identity expires. A service that waits for its first identity is alive, and so is one whose
-// identity was withdrawn: a restart would not help. After the identity has expired no connection can be made. Whether an
-// orchestrator should restart the service then is the operator's choice: a new process connects to its agent anew, but an
-// outage of the CA is only repeated.
+// A part is alive until its identity expires. A service that waits for its first identity is alive, and so is one
+// whose identity was withdrawn: a restart would not help. After the identity has expired no connection can be made.
+// Whether an orchestrator should restart the service then is the operator's choice: a new process connects to its
+// agent anew, but an outage of the CA is only repeated.
 //
 // # Where to serve it
 //
 // The answers have no keys or tokens. They do have IDs, addresses and errors, which are for operators. Serve them on
-// loopback if a process on the same machine reads them. The probes of Kubernetes and most Prometheus servers come over the
-// network, without an SVID: give them a port of their own, and let a network policy decide what reaches it. Do not mount
-// the handler on the port that the service offers to its clients.
+// loopback if a process on the same machine reads them. The probes of Kubernetes and most Prometheus servers come
+// over the network, without an SVID: give them a port of their own, and let a network policy decide what reaches it.
+// Do not mount the handler on the port that the service offers to its clients.
 //
 // # Metrics
 //
@@ -79,13 +79,13 @@ type Part struct {
 	// Name is a word of the program's choice. No two parts have the same.
 	Name string
 
-	// Source tells the state of the part: a *workloadapi.Source, a *secretcache.Manager, a *spiffetls.Metrics, or any other
-	// [report.Reporter]. [FromSources] makes one of sources that have no reports.
+	// Source tells the state of the part: a *workloadapi.Source, a *secretcache.Manager, a *spiffetls.Metrics, or
+	// any other [report.Reporter]. [FromSources] makes one of sources that have no reports.
 	Source report.Reporter
 
-	// TrustDomains are those whose peers the service cannot do without: the part is ready only if the Source has a bundle
-	// of each, with an authority that has not expired. Nil means the trust domain of the identity, if the Source has
-	// bundles at all; empty means none.
+	// TrustDomains are those whose peers the service cannot do without: the part is ready only if the Source has a
+	// bundle of each, with an authority that has not expired. Nil means the trust domain of the identity, if the
+	// Source has bundles at all; empty means none.
 	TrustDomains []spiffe.TrustDomain
 
 	// Check is another condition: an error means that the part is not ready. It must not block and must be safe for
@@ -93,9 +93,9 @@ type Part struct {
 	Check func() error
 }
 
-// FromSources makes a part of sources that have no reports. One of them may be nil. The bundles in the report are all that
-// the source can list, as a set of bundles or by a method Bundles or Snapshot, and those of the identity's trust domain and
-// of [Part].TrustDomains.
+// FromSources makes a part of sources that have no reports. One of them may be nil. The bundles in the report are
+// all that the source can list, as a set of bundles or by a method Bundles or Snapshot, and those of the identity's
+// trust domain and of [Part].TrustDomains.
 func FromSources(identity spiffe.SVIDSource, bundles spiffe.BundleSource) report.Reporter {
 	return sources{identity, bundles, nil}
 }
@@ -110,8 +110,8 @@ func (s sources) Report() report.Report {
 	return sourcereport.Of(s.identity, s.bundles, "", s.domains...)
 }
 
-// Handler answers for the parts of a service. [New] makes one. It is safe for concurrent use. It asks the sources anew for
-// each answer.
+// Handler answers for the parts of a service. [New] makes one. It is safe for concurrent use. It asks the sources
+// anew for each answer.
 type Handler struct {
 	parts []Part
 	page  metricspage.Page
@@ -148,8 +148,8 @@ func New(parts ...Part) (*Handler, error) {
 	return h, nil
 }
 
-// Ready returns nil if all parts are ready. Otherwise the error has a line for each part that is not, with the reason, and
-// wraps the errors of the sources.
+// Ready returns nil if all parts are ready. Otherwise the error has a line for each part that is not, with the
+// reason, and wraps the errors of the sources.
 func (h *Handler) Ready() error { return errors.Join(h.check(h.reports(), (*state).ready)...) }
 
 // Alive returns nil if the identity of no part has expired.
@@ -251,7 +251,8 @@ func (s *state) alive() error {
 // expired uses the same second as package spiffetls, which then presents the SVID no more.
 func (s *state) expired(i *report.Identity) error {
 	if !i.NotAfter.IsZero() && s.now.After(i.NotAfter) {
-		return fmt.Errorf("the SVID of %q expired at %s and was not renewed", i.Name, i.NotAfter.UTC().Format(time.RFC3339))
+		return fmt.Errorf("the SVID of %q expired at %s and was not renewed", i.Name,
+			i.NotAfter.UTC().Format(time.RFC3339))
 	}
 	return nil
 }
@@ -269,7 +270,8 @@ func (s *state) trusts(td spiffe.TrustDomain) error {
 	_, last := ends(b)
 	switch {
 	case last != nil && s.now.After(last.NotAfter):
-		return fmt.Errorf("the last X.509 authority in the trust bundle of %q expired at %s, so that no peer can be verified", td, last.NotAfter.UTC().Format(time.RFC3339))
+		return fmt.Errorf("the last X.509 authority in the trust bundle of %q expired at %s, so that no peer can "+
+			"be verified", td, last.NotAfter.UTC().Format(time.RFC3339))
 	case len(b.X509)+len(b.JWT)+len(b.WIT) == 0:
 		return fmt.Errorf("the trust bundle of %q is empty, so that no peer is trusted", td)
 	}
@@ -289,8 +291,8 @@ func ends(b *report.Bundle) (first, last *x509.Certificate) {
 	return first, last
 }
 
-// WriteMetrics writes the metrics of all parts as one text. An error is that of a part, and then nothing is written, or
-// that of w.
+// WriteMetrics writes the metrics of all parts as one text. An error is that of a part, and then nothing is written,
+// or that of w.
 func (h *Handler) WriteMetrics(w io.Writer) error {
 	all := h.reports()
 	parts := []metrics.Part{{Write: own(all).Write}}
@@ -323,7 +325,8 @@ func addConditions(set *metrics.Set, all []state) {
 	}{
 		{
 			"svidkit_ready",
-			"Whether the part is ready: 1, or 0 for one without a valid identity, without a bundle that it needs, or by its own condition.",
+			"Whether the part is ready: 1, or 0 for one without a valid identity, without a bundle that it " +
+				"needs, or by its own condition.",
 			(*state).ready,
 		},
 		{"svidkit_alive", "Whether the part is alive: 1, or 0 if its identity has expired.", (*state).alive},
@@ -342,18 +345,21 @@ func addIdentities(set *metrics.Set, all []state) {
 		at         func(*report.Identity) time.Time
 	}{
 		{"start", "the SVID begins to be valid", func(i *report.Identity) time.Time { return i.NotBefore }},
-		{"end", "the SVID, or a certificate that peers need to verify it, expires", func(i *report.Identity) time.Time { return i.NotAfter }},
-		{"chain_end", "the first certificate in the chain of the SVID expires", func(i *report.Identity) time.Time { return i.ChainEnd }},
+		{"end", "the SVID, or a certificate that peers need to verify it, expires",
+			func(i *report.Identity) time.Time { return i.NotAfter }},
+		{"chain_end", "the first certificate in the chain of the SVID expires",
+			func(i *report.Identity) time.Time { return i.ChainEnd }},
 	} {
-		set.Gauges("svidkit_identity_"+m.name+"_timestamp_seconds", "When "+m.help+", in seconds since 1970.", func(add metrics.Add) {
-			for i := range all {
-				for _, id := range all[i].own() {
-					if at := m.at(id); !at.IsZero() {
-						add(metrics.Seconds(at), partLabel, all[i].Name, "identity", id.Name)
+		set.Gauges("svidkit_identity_"+m.name+"_timestamp_seconds", "When "+m.help+", in seconds since 1970.",
+			func(add metrics.Add) {
+				for i := range all {
+					for _, id := range all[i].own() {
+						if at := m.at(id); !at.IsZero() {
+							add(metrics.Seconds(at), partLabel, all[i].Name, "identity", id.Name)
+						}
 					}
 				}
-			}
-		})
+			})
 	}
 }
 
@@ -369,39 +375,46 @@ func addBundles(set *metrics.Set, all []state) {
 			}
 		})
 	}
-	each("svidkit_bundle_authorities", "The number of authorities in the trust bundle, by type.", func(b *report.Bundle, add metrics.Add) {
-		add(float64(len(b.X509)), "type", "x509")
-		add(float64(len(b.JWT)), "type", "jwt")
-		add(float64(len(b.WIT)), "type", "wit")
-	})
-	each("svidkit_bundle_sequence", "The sequence number of the trust bundle, exact up to 2^53.", func(b *report.Bundle, add metrics.Add) {
-		if b.Sequence != nil {
-			add(float64(*b.Sequence))
-		}
-	})
-	each("svidkit_bundle_refresh_hint_seconds", "How often the publisher of the trust bundle suggests to fetch it.", func(b *report.Bundle, add metrics.Add) {
-		if b.RefreshHint > 0 {
-			add(b.RefreshHint.Seconds())
-		}
-	})
+	each("svidkit_bundle_authorities", "The number of authorities in the trust bundle, by type.",
+		func(b *report.Bundle, add metrics.Add) {
+			add(float64(len(b.X509)), "type", "x509")
+			add(float64(len(b.JWT)), "type", "jwt")
+			add(float64(len(b.WIT)), "type", "wit")
+		})
+	each("svidkit_bundle_sequence", "The sequence number of the trust bundle, exact up to 2^53.",
+		func(b *report.Bundle, add metrics.Add) {
+			if b.Sequence != nil {
+				add(float64(*b.Sequence))
+			}
+		})
+	each("svidkit_bundle_refresh_hint_seconds", "How often the publisher of the trust bundle suggests to fetch it.",
+		func(b *report.Bundle, add metrics.Add) {
+			if b.RefreshHint > 0 {
+				add(b.RefreshHint.Seconds())
+			}
+		})
 	for _, m := range []struct {
 		name, help string
 		at         func(first, last *x509.Certificate) time.Time
 	}{
-		{"first_authority_end", "the first of the X.509 authorities in the trust bundle expires", func(first, _ *x509.Certificate) time.Time { return first.NotAfter }},
-		{"last_authority_end", "the last of the X.509 authorities in the trust bundle expires", func(_, last *x509.Certificate) time.Time { return last.NotAfter }},
-		{"last_authority_start", "the X.509 authority that expires last began to be valid", func(_, last *x509.Certificate) time.Time { return last.NotBefore }},
+		{"first_authority_end", "the first of the X.509 authorities in the trust bundle expires",
+			func(first, _ *x509.Certificate) time.Time { return first.NotAfter }},
+		{"last_authority_end", "the last of the X.509 authorities in the trust bundle expires",
+			func(_, last *x509.Certificate) time.Time { return last.NotAfter }},
+		{"last_authority_start", "the X.509 authority that expires last began to be valid",
+			func(_, last *x509.Certificate) time.Time { return last.NotBefore }},
 	} {
-		each("svidkit_bundle_"+m.name+"_timestamp_seconds", "When "+m.help+", in seconds since 1970.", func(b *report.Bundle, add metrics.Add) {
-			if len(b.X509) > 0 {
-				add(metrics.Seconds(m.at(ends(b))))
-			}
-		})
+		each("svidkit_bundle_"+m.name+"_timestamp_seconds", "When "+m.help+", in seconds since 1970.",
+			func(b *report.Bundle, add metrics.Add) {
+				if len(b.X509) > 0 {
+					add(metrics.Seconds(m.at(ends(b))))
+				}
+			})
 	}
 }
 
-// ServeHTTP implements [http.Handler] for GET and HEAD. Only the last element of the path counts, so the handler can be
-// mounted anywhere:
+// ServeHTTP implements [http.Handler] for GET and HEAD. Only the last element of the path counts, so the handler can
+// be mounted anywhere:
 //
 //	ready, readyz    200 and "ok", or 503 and a line for each part that is not ready
 //	live, livez      200 and "ok", or 503 and a line for each part whose identity has expired

@@ -39,7 +39,7 @@ type IssuerOptions struct {
 	WideAudience bool
 
 	// Issuer is the claim "iss" of the tokens, for verifiers that do not know SPIFFE: a URL below which they find the keys by OpenID Connect
-	// Discovery, such as federation.NewOIDCHandler serves them; https, or http with a host on loopback, without a slash at the end. Empty
+	// Discovery, such as [NewOIDCHandler] serves them; https, or http with a host on loopback, without a slash at the end. Empty
 	// means that the tokens have none.
 	Issuer string
 

@@ -1,7 +1,7 @@
-// Package report is how the parts of a program tell their state: which identities and trust bundles they have, what they
-// depend on, what they serve, and their metrics. A part is a [Reporter], such as a *secretcache.Manager, a
-// *workloadapi.Source or a *sds.Handler. Package health answers probes and Prometheus from reports, and package statuspage
-// makes a page of them. This package imports the standard library only.
+// Package report is how the parts of a program tell their state: which identities and trust bundles they have, what
+// they depend on, what they serve, and their metrics. A part is a [Reporter], such as a *secretcache.Manager, a
+// *workloadapi.Source or a *sds.Handler. Package health answers probes and Prometheus from reports, and package
+// statuspage makes a page of them. This package imports the standard library only.
 //
 // # A part of your own
 //
@@ -43,9 +43,9 @@ type Report struct {
 	// Problems need an operator's attention. The errors in the lists above need not be here again.
 	Problems []error
 
-	// Metrics writes the metrics of the part in the text format of Prometheus, version 0.0.4; nil means none. It must be
-	// safe for concurrent use. None of its labels is called part: package health adds that one. The error is that of w,
-	// or says why there are no metrics.
+	// Metrics writes the metrics of the part in the text format of Prometheus, version 0.0.4; nil means none. It
+	// must be safe for concurrent use. None of its labels is called part: package health adds that one. The error is
+	// that of w, or says why there are no metrics.
 	Metrics func(w io.Writer) error
 }
 
@@ -66,7 +66,8 @@ type Identity struct {
 	Since       time.Time // when the first of the Failures was; zero if that is not known
 	Err         error     // why there is none, or the last attempt has failed; or nil
 
-	// Certificate returns its leaf, which is shared; nil means that it is not known. It is called for few of many identities.
+	// Certificate returns its leaf, which is shared; nil means that it is not known. It is called for few of many
+	// identities.
 	Certificate func() *x509.Certificate
 }
 
@@ -97,10 +98,11 @@ type Upstream struct {
 
 // Server is something that a part offers to clients.
 type Server struct {
-	Protocol string            // such as "SDS"
-	Streams  int               // that are open
-	Names    map[string]string // that clients ask for, with the version that is served; "" while there is nothing to serve
-	Pushes   []Push            // the last ones, in no order
+	Protocol string // such as "SDS"
+	Streams  int    // that are open
+	// that clients ask for, with the version that is served; "" while there is nothing to serve
+	Names  map[string]string
+	Pushes []Push // the last ones, in no order
 }
 
 // Attempt is an attempt to obtain something, or several in a row that ended alike.

@@ -51,7 +51,8 @@ func First(ctx context.Context, log *slog.Logger, candidates ...Candidate) (*Cho
 	names := map[string]bool{}
 	for i, c := range candidates {
 		if c.Name == "" || c.Start == nil || c.Within < 0 || names[c.Name] {
-			return nil, fmt.Errorf("source: first: candidate %d, %q: a name of its own and Start are required, and Within must not be negative", i+1, c.Name)
+			return nil, fmt.Errorf("source: first: candidate %d, %q: a name of its own and Start are required, "+
+				"and Within must not be negative", i+1, c.Name)
 		}
 		names[c.Name] = true
 	}
@@ -94,7 +95,8 @@ func First(ctx context.Context, log *slog.Logger, candidates ...Candidate) (*Cho
 func (c *Candidate) start(ctx context.Context, within time.Duration) (Source, error) {
 	if within > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, within, fmt.Errorf("%w within %v", context.DeadlineExceeded, within))
+		ctx, cancel = context.WithTimeoutCause(ctx, within,
+			fmt.Errorf("%w within %v", context.DeadlineExceeded, within))
 		defer cancel()
 	}
 	src, err := c.Start(ctx)

@@ -100,15 +100,18 @@ func NewLastGood(cfg LastGoodConfig) (*LastGood, error) {
 	case cfg.Dir == "":
 		return nil, errors.New("source: last good: Dir is required")
 	case cfg.MaxAge <= 0:
-		return nil, errors.New("source: last good: MaxAge is required: it is how long a revoked authority may be trusted after a restart")
+		return nil, errors.New("source: last good: MaxAge is required: it is how long a revoked authority may be " +
+			"trusted after a restart")
 	case cfg.Identity && cfg.BundlesOnly:
 		return nil, errors.New("source: last good: Identity and BundlesOnly are both set")
 	case cfg.BundlesOnly && !enumerates:
-		return nil, fmt.Errorf("source: last good: BundlesOnly is set, and a %T has no method Bundles that lists them", cfg.Source)
+		return nil, fmt.Errorf("source: last good: BundlesOnly is set, and a %T has no method Bundles that lists "+
+			"them", cfg.Source)
 	}
 	l := &LastGood{cfg: cfg, live: cfg.Source, log: ratelog.Patient(cfg.Logger), ready: make(chan struct{})}
 	l.store = store.New(cfg.Dir, ownDir, func(err error) {
-		l.log.Warn("source: Dir is in a folder that other users can write to, and can lose what is stored", slog.Any("err", err))
+		l.log.Warn("source: Dir is in a folder that other users can write to, and can lose what is stored",
+			slog.Any("err", err))
 	})
 	return l, nil
 }
@@ -197,7 +200,8 @@ func (l *LastGood) current() (*spiffe.SVID, *spiffe.BundleSet, error) {
 		svid, _ := snap.SVID() // of a snapshot: never an error
 		return svid, snap.Bundles(), nil
 	}
-	if b, ok := l.live.(interface{ Bundles() *spiffe.BundleSet }); ok && l.cfg.BundlesOnly && !sourcereport.Withdrawn(err) {
+	if b, ok := l.live.(interface{ Bundles() *spiffe.BundleSet }); ok && l.cfg.BundlesOnly &&
+		!sourcereport.Withdrawn(err) {
 		return nil, b.Bundles(), nil
 	}
 	return nil, nil, err
@@ -315,8 +319,8 @@ var noBundles = new(spiffe.BundleSet)
 // no change is missed.
 func (l *LastGood) Changed() <-chan struct{} { return l.news.Changed() }
 
-// Report implements [report.Reporter] with the identity, the trust bundles, and what is stored as the upstream. It is a
-// problem if that is in use, or was refused. The metrics have names that begin with svidkit_last_good.
+// Report implements [report.Reporter] with the identity, the trust bundles, and what is stored as the upstream. It
+// is a problem if that is in use, or was refused. The metrics have names that begin with svidkit_last_good.
 func (l *LastGood) Report() report.Report {
 	st := l.status()
 	var identity spiffe.SVIDSource
@@ -329,7 +333,8 @@ func (l *LastGood) Report() report.Report {
 	}
 	r.Upstreams = []report.Upstream{{Name: "stored identity", LastSuccess: st.Saved, Err: st.Err}}
 	if st.InUse {
-		r.Problems = append(r.Problems, fmt.Errorf("what was stored at %s is in use, as the live source is not ready", st.Saved.UTC().Format("2006-01-02 15:04:05Z")))
+		r.Problems = append(r.Problems, fmt.Errorf("what was stored at %s is in use, as the live source is not ready",
+			st.Saved.UTC().Format("2006-01-02 15:04:05Z")))
 	}
 	if st.Refused != nil {
 		r.Problems = append(r.Problems, st.Refused)
@@ -344,23 +349,29 @@ type lastGoodStatus struct {
 	InUse   bool      // it was not, and something is handed out that was stored
 	Saved   time.Time // when what is stored was last had from the live source; zero if nothing is stored
 	Refused error     // why what was stored when the program started is not used, or nil
-	Err     error     // why the last attempt to store something has failed, or what the live source has ended with; else nil
+	// why the last attempt to store something has failed, or what the live source has ended with; else nil
+	Err error
 }
 
 func (l *LastGood) status() lastGoodStatus {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	live := l.isLive()
-	return lastGoodStatus{Live: live, InUse: !live && l.past() != nil, Saved: l.saved, Refused: l.refused, Err: cmp.Or(l.ended, l.failed)}
+	return lastGoodStatus{Live: live, InUse: !live && l.past() != nil, Saved: l.saved, Refused: l.refused,
+		Err: cmp.Or(l.ended, l.failed)}
 }
 
 func (st *lastGoodStatus) metrics() *metrics.Set {
 	m := new(metrics.Set)
-	m.Gauge("svidkit_last_good_in_use", "Whether something is handed out that was stored before this program started.", func() (float64, bool) { return metrics.Bool(st.InUse), true })
-	m.Gauge("svidkit_last_good_in_order", "Whether the last attempt to store has succeeded.", func() (float64, bool) { return metrics.Bool(st.Err == nil), true })
-	m.Gauge("svidkit_last_good_saved_timestamp_seconds", "When what is stored was last had from the live source, in seconds since 1970.", func() (float64, bool) {
-		return metrics.Seconds(st.Saved), !st.Saved.IsZero()
-	})
+	m.Gauge("svidkit_last_good_in_use",
+		"Whether something is handed out that was stored before this program started.",
+		func() (float64, bool) { return metrics.Bool(st.InUse), true })
+	m.Gauge("svidkit_last_good_in_order", "Whether the last attempt to store has succeeded.",
+		func() (float64, bool) { return metrics.Bool(st.Err == nil), true })
+	m.Gauge("svidkit_last_good_saved_timestamp_seconds",
+		"When what is stored was last had from the live source, in seconds since 1970.", func() (float64, bool) {
+			return metrics.Seconds(st.Saved), !st.Saved.IsZero()
+		})
 	return m
 }
 

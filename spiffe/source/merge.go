@@ -44,16 +44,17 @@ type merged struct {
 	snap *spiffe.Snapshot
 }
 
-// NewMerge returns a Source with the identity of own, which must be of td, and the bundles of own and of the federated
-// sources. The bundle of td is always that of own. The bundle of another trust domain comes from the first of the federated
-// sources that has it, and from own if none has.
+// NewMerge returns a Source with the identity of own, which must be of td, and the bundles of own and of the
+// federated sources. The bundle of td is always that of own. The bundle of another trust domain comes from the first
+// of the federated sources that has it, and from own if none has.
 //
 // The program starts and closes the sources. Ready waits for own alone. Changed tells of changes of any of them: while
 // its channel is waited for there is a goroutine for each source. Close ends these, and closes no source.
 func NewMerge(td spiffe.TrustDomain, own Source, federated ...Federated) (Source, error) {
 	switch {
 	case td.IsZero():
-		return nil, fmt.Errorf("source: merge: %w: the own trust domain is required, as no other source may speak for it", spiffe.ErrZero)
+		return nil, fmt.Errorf("source: merge: %w: the own trust domain is required, as no other source may "+
+			"speak for it", spiffe.ErrZero)
 	case own == nil || slices.Contains(federated, nil):
 		return nil, errors.New("source: merge: a source is nil")
 	}

@@ -1,18 +1,24 @@
-// Package source composes sources of identities and trust bundles: it chooses among them, keeps the last good state of one
-// across restarts, and merges the bundles of several.
+// Package source composes sources of identities and trust bundles: it chooses among them, keeps the last good state
+// of one across restarts, and merges the bundles of several.
 //
 // [First] starts the first source that becomes ready, such as an agent, or files where there is no agent:
 //
 //	src, err := source.First(ctx, logger,
-//		source.Candidate{Name: "agent", Start: func(ctx context.Context) (source.Source, error) { return workloadapi.Start(ctx, agent) }},
-//		source.Candidate{Name: "files", Start: func(ctx context.Context) (source.Source, error) { return filesource.Start(ctx, files) }},
+//		source.Candidate{Name: "agent", Start: func(ctx context.Context) (source.Source, error) {
+//			return workloadapi.Start(ctx, agent)
+//		}},
+//		source.Candidate{Name: "files", Start: func(ctx context.Context) (source.Source, error) {
+//			return filesource.Start(ctx, files)
+//		}},
 //	)
 //
 // [LastGood] lets a program start during an outage of its agent, with what it stored before:
 //
 //	live, err := workloadapi.New(agent)
 //	…
-//	src, err := source.StartLastGood(ctx, source.LastGoodConfig{Source: live, Dir: "/var/lib/web/last-good", MaxAge: 24 * time.Hour, Identity: true})
+//	src, err := source.StartLastGood(ctx, source.LastGoodConfig{
+//		Source: live, Dir: "/var/lib/web/last-good", MaxAge: 24 * time.Hour, Identity: true,
+//	})
 //
 // [NewMerge] adds the bundles of other trust domains:
 //

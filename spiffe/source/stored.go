@@ -84,7 +84,8 @@ func (l *LastGood) load(ctx context.Context) {
 		svid, _ := st.snap.SVID() // of a snapshot: never an error
 		attrs = append(attrs, slog.String("id", svid.ID().String()), slog.Time("not_after", svid.NotAfter()))
 	}
-	l.log.LogAttrs(ctx, slog.LevelInfo, "source: what was stored is handed out until the live source is ready", attrs...)
+	l.log.LogAttrs(ctx, slog.LevelInfo, "source: what was stored is handed out until the live source is ready",
+		attrs...)
 }
 
 // read returns what is in the files. If there is an error and a result, the error is about the identity.
@@ -106,9 +107,11 @@ func (l *LastGood) read(dir *store.Folder) (*stored, error) {
 	st.until = st.saved.Add(l.cfg.MaxAge)
 	switch {
 	case st.saved.After(now.Add(maxAhead)):
-		return nil, fmt.Errorf("%s was written at %s, which is in the future; compare the clocks", bundleFile, stamp(st.saved))
+		return nil, fmt.Errorf("%s was written at %s, which is in the future; compare the clocks", bundleFile,
+			stamp(st.saved))
 	case !now.Before(st.until):
-		return nil, fmt.Errorf("%s was written at %s, longer ago than the %v of MaxAge", bundleFile, stamp(st.saved), l.cfg.MaxAge)
+		return nil, fmt.Errorf("%s was written at %s, longer ago than the %v of MaxAge", bundleFile, stamp(st.saved),
+			l.cfg.MaxAge)
 	case !l.cfg.Identity:
 		return st, nil
 	}
@@ -134,7 +137,8 @@ func usable(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Time) error {
 	if err := certchain.InTime(svid.Leaf(), now); err != nil {
 		return fmt.Errorf("%q: %w", svid.ID(), err)
 	}
-	v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(svid.ID()), &spiffe.VerifierOptions{Now: func() time.Time { return now }, Remember: -1})
+	v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(svid.ID()),
+		&spiffe.VerifierOptions{Now: func() time.Time { return now }, Remember: -1})
 	if err == nil {
 		_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
 	}
@@ -248,8 +252,11 @@ func (l *LastGood) forget(ctx context.Context, why error) {
 	if deleted {
 		return
 	}
-	l.log.LogAttrs(ctx, slog.LevelWarn, "source: what is stored is deleted, because the server refuses the identity", slog.Any("err", why))
-	err := l.store.Use(func(dir *store.Folder) error { return errors.Join(dir.Remove(identityFile), dir.Remove(bundleFile)) })
+	l.log.LogAttrs(ctx, slog.LevelWarn, "source: what is stored is deleted, because the server refuses the identity",
+		slog.Any("err", why))
+	err := l.store.Use(func(dir *store.Folder) error {
+		return errors.Join(dir.Remove(identityFile), dir.Remove(bundleFile))
+	})
 	if err != nil {
 		l.fail(ctx, "source: what is stored was not deleted", err)
 		return

@@ -148,10 +148,10 @@ func (c *served) idleIn() time.Duration {
 func (c *served) gone() bool     { return c.conn.Value() == nil }
 func (c *served) remote() string { return c.addr }
 
-// connState is the ConnState hook of net/http. A nil Governor does nothing.
+// connState is the ConnState hook of net/http.
 func (g *Governor) connState(conn net.Conn, s http.ConnState) {
 	tc, ok := conn.(*tls.Conn)
-	if !ok || g == nil {
+	if !ok {
 		return
 	}
 	v, ok := g.hooked.Load(weak.Make(tc))

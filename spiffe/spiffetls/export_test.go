@@ -11,7 +11,7 @@ import (
 
 // JudgeAll is one round of Run.
 func JudgeAll(g *Governor, ctx context.Context) {
-	g.listen(nil, true)
+	g.changes()
 	g.judgeAll(ctx)
 }
 
@@ -26,18 +26,20 @@ type GovernorStatus struct {
 func (g *Governor) Status() GovernorStatus {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	st := GovernorStatus{Open: len(g.queue), Draining: g.draining}
+	st := GovernorStatus{Open: len(g.conns), Draining: g.draining}
 	for _, n := range g.endedBy {
 		st.Ended += n
 	}
 	return st
 }
 
-// Endpoints returns how many endpoints have connections, whose sources Run listens to.
+// Endpoints returns how many endpoints have connections.
 func Endpoints(g *Governor) int {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return len(g.endpoints)
+	heard := map[*Endpoint]bool{}
+	for _, c := range g.all() {
+		heard[c.e] = true
+	}
+	return len(heard)
 }
 
 // Hooked returns how many connections the hook of net/http knows.
@@ -57,13 +59,6 @@ func Holds(e *Endpoint, addr string, p *spiffe.Peer) func() error {
 
 // Count counts a handshake.
 func Count(m *Metrics) { m.good(true, false) }
-
-// Silent returns how many connections have not sent their hello.
-func Silent(m *Metrics) int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return len(m.silent)
-}
 
 // Failure is one that Metrics keep.
 type Failure struct {

@@ -141,7 +141,7 @@ func (e *Endpoint) note(f failure) {
 	if f.stage == "policy" || f.stage == "request" { // before that any peer could make up names
 		name = f.id.String()
 	}
-	e.log.LogOf(slog.LevelWarn, name, f.message(), causes[causeOf(f.stage, f.err)].text, f.attrs()...)
+	e.log.LogOf(slog.LevelWarn, name, f.message(), causeOf(f.stage, f.err), f.attrs()...)
 }
 
 // failureOf returns the failure of a handshake.
@@ -181,6 +181,9 @@ func (f *failure) message() string {
 	}
 	return "spiffetls: server refused"
 }
+
+// sides are the labels of this side.
+var sides = map[bool]string{true: "server", false: "client"}
 
 const maxReason = 1024
 

@@ -479,7 +479,7 @@ func TestRequirePeerAfterExpiry(t *testing.T) {
 				assert.Contains(t, one(t, &failures).Reason, "the proof has expired")
 				lines := j.take(t)
 				require.Len(t, lines, 1)
-				assert.Equal(t, "its proof has expired", lines[0]["reason"])
+				assert.Equal(t, "proof_expired", lines[0]["reason"])
 				assert.Equal(t, "spiffe://example.org/web", lines[0]["id"])
 				after(2 * time.Second)
 				_, err = client.Get("https://server.test/")

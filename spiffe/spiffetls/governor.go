@@ -2,7 +2,6 @@ package spiffetls
 
 import (
 	"cmp"
-	"container/heap"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -65,8 +64,9 @@ import (
 //
 // # What it costs
 //
-// One goroutine for all connections, and some 300 bytes for each. Judging a connection again takes less than a microsecond
-// if its bundle has not changed, and about a tenth of a millisecond if it has. The Governor keeps no connection alive.
+// One goroutine for all connections, and some 300 bytes for each. All are judged again when a source changes and when there
+// is a new one, at most once a second; that takes less than a microsecond for each if its bundle has not changed, and about
+// a tenth of a millisecond if it has. The Governor keeps no connection alive.
 //
 // The zero Governor is ready to use. A Governor is safe for concurrent use and may be shared by servers and transports. It
 // must not be copied, and its fields must not change once it is in use.
@@ -93,16 +93,11 @@ type Governor struct {
 	running atomic.Bool
 	hooked  sync.Map // weak.Pointer[tls.Conn] to *governed, for the ConnState hook of net/http
 
-	// heard are the endpoints whose sources Run listens to, and the channels that tell of their next
-	// change. Only Run uses it.
-	heard map[*Endpoint][]<-chan struct{}
-
-	mu        sync.Mutex
-	wake      chan struct{} // a connection was added; see woken
-	queue     queue
-	endpoints map[*Endpoint]int // connections of each
-	draining  int
-	endedBy   [numCauses]uint64
+	mu       sync.Mutex
+	wake     chan struct{} // a connection was added; see woken
+	conns    map[*governed]struct{}
+	draining int
+	endedBy  map[string]uint64
 }
 
 const (
@@ -139,16 +134,6 @@ func (g *Governor) woken() chan struct{} {
 	return g.wake
 }
 
-// state is the next step for a connection.
-type state int
-
-const (
-	fresh     state = iota // to be judged, as a source may have changed during the handshake
-	watched                // to be drained, as the proof is about to expire
-	disproved              // to be drained, as the proof does not hold
-	draining               // to be cut, or closed if it is idle
-)
-
 // governed is one connection.
 type governed struct {
 	e     *Endpoint
@@ -160,14 +145,12 @@ type governed struct {
 	share float64     // of the jitter
 	leave atomic.Bool // it is draining: read by its requests
 
-	// Below, only Run's goroutine writes, once the connection is in the queue, and only with the
-	// Governor's lock.
-	state  state
-	at     time.Time // of the next step
-	cut    time.Time // while it is draining: when it is cut
-	reason string
-	cause  cause // of reason
-	index  int   // in the queue; -1 when it has left
+	// Only Run's goroutine uses these, once the connection is added.
+	at       time.Time // when it is to be drained or, once it is, to be looked at again
+	cut      time.Time // while it is draining: when it is cut
+	reason   error     // why it is drained; nil while the proof holds
+	cause    string    // the label of reason
+	draining bool      // written with the Governor's lock
 }
 
 // link is how a connection is ended. Its methods never wait.
@@ -181,57 +164,54 @@ type link interface {
 
 // govern returns the argument of add.
 func (e *Endpoint) govern(l link, role spiffe.Role, p proof, cs tls.ConnectionState) *governed {
-	now := time.Now()
-	c := &governed{
-		e: e, role: role, chain: cs.PeerCertificates, proof: p, link: l,
-		since: now, share: rand.Float64(), at: now, index: -1,
-	}
+	g, now := e.config.Governor, time.Now()
+	c := &governed{e: e, role: role, chain: cs.PeerCertificates, proof: p, link: l, since: now, share: rand.Float64()}
 	if role == spiffe.ClientRole && e.config.Self != nil {
 		if svid, err := e.config.Self.SVID(); err == nil && svid != nil {
 			c.own = svid.NotAfter()
 		}
 	}
+	c.at = g.farewell(c, now)
 	return c
 }
 
-// add puts a connection under the Governor. It is judged once more, as the sources may have changed
-// since the handshake.
+// add puts a connection under the Governor, which judges it once more, as the sources may have changed since the
+// handshake.
 func (g *Governor) add(c *governed) {
-	g.put(c)
+	g.mu.Lock()
+	if g.conns == nil {
+		g.conns, g.endedBy = map[*governed]struct{}{}, map[string]uint64{}
+	}
+	g.conns[c] = struct{}{}
+	g.mu.Unlock()
 	select {
 	case g.woken() <- struct{}{}:
 	default: // Run is awake already
 	}
 }
 
-func (g *Governor) put(c *governed) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.endpoints == nil {
-		g.endpoints = make(map[*Endpoint]int)
-	}
-	g.endpoints[c.e]++
-	heap.Push(&g.queue, c)
-}
-
 // remove forgets a connection. It may be called more than once.
 func (g *Governor) remove(c *governed) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if c.index < 0 {
+	if _, ok := g.conns[c]; !ok {
 		return
 	}
-	heap.Remove(&g.queue, c.index)
-	if g.endpoints[c.e]--; g.endpoints[c.e] == 0 {
-		delete(g.endpoints, c.e)
-	}
-	if c.state == draining {
+	delete(g.conns, c)
+	if c.draining {
 		g.draining--
 		g.endedBy[c.cause]++
 	}
 	if s, ok := c.link.(*served); ok {
 		g.hooked.Delete(s.conn)
 	}
+}
+
+// all returns the connections of this moment.
+func (g *Governor) all() []*governed {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Collect(maps.Keys(g.conns))
 }
 
 // Run judges and ends connections until ctx is done, and then returns nil. Connections stay open
@@ -246,87 +226,70 @@ func (g *Governor) Run(ctx context.Context) error {
 	defer g.running.Store(false)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	own := []reflect.SelectCase{
-		{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ctx.Done())},
-		{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(timer.C)},
-		{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(g.woken())},
-	}
+	own := selectCases(ctx.Done(), g.woken())
+	own = append(own, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(timer.C)})
 	var (
+		cases []reflect.SelectCase
 		round = time.Now() // when all are judged again
 		last  time.Time    // when they were
-		told  bool         // a source has changed since
 	)
 	for ctx.Err() == nil {
 		now := time.Now()
-		due := !round.After(now)
-		cases := g.listen(own, due) // before judging, so that no change is missed
-		if due {
-			last, told, round = now, false, now.Add(g.interval())
+		if !round.After(now) {
+			cases = append(slices.Clip(own), selectCases(g.changes()...)...) // before judging, so that no change is missed
+			last, round = now, now.Add(g.interval())
 			g.judgeAll(ctx)
 		}
-		next := g.act(ctx)
-		if next.IsZero() || round.Before(next) {
-			next = round
+		next := round
+		if step := g.act(ctx); !step.IsZero() && step.Before(next) {
+			next = step
 		}
 		timer.Reset(time.Until(next))
-		if told {
+		if i, _, _ := reflect.Select(cases); i != 2 { // there is a new connection, or a source has changed
 			cases = own
-		}
-		if i, _, _ := reflect.Select(cases); i >= len(own) {
-			told = true
-			if pause := last.Add(governorPause); pause.Before(round) {
-				round = pause
+			if soon := last.Add(governorPause); soon.Before(round) {
+				round = soon
 			}
 		}
 	}
 	return nil
 }
 
-// listen appends to cases the channels that tell of the next change of a source of a connection: new ones
-// if again, and otherwise new ones for new endpoints only, so that a change that came meanwhile still tells.
-func (g *Governor) listen(cases []reflect.SelectCase, again bool) []reflect.SelectCase {
-	g.mu.Lock()
-	endpoints := slices.Collect(maps.Keys(g.endpoints))
-	g.mu.Unlock()
-	cases, own := slices.Clone(cases), len(cases)
-	heard := make(map[*Endpoint][]<-chan struct{}, len(endpoints))
-	seen := map[<-chan struct{}]bool{nil: true}
-	for _, e := range endpoints {
-		channels, ok := g.heard[e]
-		if again || !ok {
-			channels = nil
-			for _, c := range e.changers {
-				channels = append(channels, c.Changed())
-			}
-		}
-		heard[e] = channels
-		for _, ch := range channels {
-			if !seen[ch] && len(cases) < own+maxSources {
-				seen[ch] = true
-				cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ch)})
-			}
-		}
+func selectCases(channels ...<-chan struct{}) (cases []reflect.SelectCase) {
+	for _, ch := range channels {
+		cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ch)})
 	}
-	g.heard = heard
 	return cases
 }
 
-// judgeAll judges all connections, without the lock. A new connection with sources that Run does not
-// listen to yet is judged later; see act.
+// changes returns the channels that tell of the next change of a source of a connection.
+func (g *Governor) changes() (all []<-chan struct{}) {
+	heard := map[*Endpoint]bool{}
+	for _, c := range g.all() {
+		if heard[c.e] {
+			continue
+		}
+		heard[c.e] = true
+		for _, source := range c.e.changers {
+			if len(all) < maxSources {
+				all = append(all, source.Changed())
+			}
+		}
+	}
+	return all
+}
+
+// judgeAll judges all connections, without the lock.
 func (g *Governor) judgeAll(ctx context.Context) {
-	g.mu.Lock()
-	all := slices.Clone(g.queue)
-	g.mu.Unlock()
 	var failure error
 	stay := 0
-	for _, c := range all {
-		if ctx.Err() != nil {
-			return
-		}
+	for _, c := range g.all() {
 		switch {
+		case ctx.Err() != nil:
+			return
 		case c.link.gone():
 			g.remove(c)
-		case c.state != draining && (c.state != fresh || g.listens(c)):
+		case !c.draining:
 			if err := g.judge(c); err != nil {
 				failure = err
 				stay++
@@ -338,12 +301,6 @@ func (g *Governor) judgeAll(ctx context.Context) {
 	}
 }
 
-// listens reports whether Run listens to the sources of a connection.
-func (g *Governor) listens(c *governed) bool {
-	_, ok := g.heard[c.e]
-	return ok
-}
-
 // judge decides about a connection that is not draining. The error is that of a source that failed.
 func (g *Governor) judge(c *governed) error {
 	p, err := c.e.judge(c.chain, c.role, c.name, c.addr)
@@ -351,24 +308,19 @@ func (g *Governor) judge(c *governed) error {
 	switch {
 	case err == nil:
 		c.peer, c.notAfter = p.peer, p.notAfter // perhaps by another path with another expiry
-		g.schedule(c, watched, g.farewell(c, now))
+		c.reason, c.at = nil, g.farewell(c, now)
 	case undecided(err):
-		if c.state == fresh {
-			g.schedule(c, watched, g.farewell(c, now))
-		}
 		return err
-	case c.state != disproved:
-		c.reason, c.cause = err.Error(), causeOf(stageOf(err), err)
-		at := now.Add(g.spread(c))
-		if end := c.end(now); end.Before(at) {
-			at = end
+	case c.reason == nil:
+		c.reason, c.cause, c.at = err, causeOf(stageOf(err), err), now.Add(g.spread(c))
+		if end := c.end(now); end.Before(c.at) {
+			c.at = end
 		}
-		g.schedule(c, disproved, at)
 	}
 	return nil
 }
 
-// undecided reports whether err is only that the source of bundles, roots or policies for hosts failed.
+// undecided reports whether err is only that the source of bundles, roots or policies failed.
 func undecided(err error) bool {
 	if errors.Is(err, errNoWebRoots) {
 		return true
@@ -409,106 +361,57 @@ func (g *Governor) farewell(c *governed, now time.Time) time.Time {
 	return start
 }
 
-// schedule sets the next step for c, unless it was removed.
-func (g *Governor) schedule(c *governed, s state, at time.Time) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if c.index < 0 {
-		return
+// act takes the steps that are due and returns the time of the next one, or the zero time for none.
+func (g *Governor) act(ctx context.Context) (next time.Time) {
+	for _, c := range g.all() {
+		now := time.Now()
+		if ctx.Err() == nil && !c.at.After(now) {
+			if !c.draining && !g.drain(c, now) || g.finish(c, now) {
+				continue
+			}
+		}
+		if next.IsZero() || c.at.Before(next) {
+			next = c.at
+		}
 	}
-	if s == draining && c.state != draining {
+	return next
+}
+
+var errProofEnds = errors.New("the proof is about to expire")
+
+// drain begins to end a connection, unless it was removed.
+func (g *Governor) drain(c *governed, now time.Time) bool {
+	if c.reason == nil {
+		c.reason, c.cause = errProofEnds, "proof_ends"
+	}
+	g.mu.Lock()
+	_, open := g.conns[c]
+	if open {
+		c.draining = true
 		g.draining++
 	}
-	c.state, c.at = s, at
-	heap.Fix(&g.queue, c.index)
-}
-
-// act takes the steps that are due and returns the time of the next one, or the zero time for none.
-func (g *Governor) act(ctx context.Context) time.Time {
-	for ctx.Err() == nil {
-		now := time.Now()
-		g.mu.Lock()
-		if len(g.queue) == 0 {
-			g.mu.Unlock()
-			return time.Time{}
-		}
-		c := g.queue[0]
-		g.mu.Unlock()
-		if c.at.After(now) {
-			return c.at
-		}
-		switch c.state {
-		case fresh:
-			if !g.listens(c) { // Run must listen to its sources first, or it misses a change
-				return now
-			}
-			_ = g.judge(c) // on failure the verdict of the handshake stands
-		case watched:
-			c.reason, c.cause = "the proof is about to expire", causeProofEnds
-			g.drain(c, now)
-		case disproved:
-			g.drain(c, now)
-		case draining:
-			g.finish(c, now)
-		}
+	g.mu.Unlock()
+	if !open {
+		return false
 	}
-	return time.Time{}
-}
-
-// drain begins to end a connection.
-func (g *Governor) drain(c *governed, now time.Time) {
 	g.logger().Info("connection is drained", slog.String("peer", c.proof.String()), slog.String("remote", c.link.remote()),
-		slog.String("side", c.side()), slog.String("reason", c.reason))
+		slog.String("side", sides[c.role == spiffe.ClientRole]), slog.String("reason", c.reason.Error()))
 	c.cut = c.end(now)
 	if by := now.Add(g.grace()); by.Before(c.cut) {
 		c.cut = by
 	}
-	g.schedule(c, draining, now)
 	c.leave.Store(true) // before it checks for idle; connState checks in the other order
 	c.link.drain()
-	g.finish(c, now)
+	return true
 }
 
-// finish ends a draining connection if its time is over or it is idle.
-func (g *Governor) finish(c *governed, now time.Time) {
+// finish ends a draining connection if its time is over or it is idle, and reports whether it has.
+func (g *Governor) finish(c *governed, now time.Time) bool {
 	if wait := c.link.idleIn(); wait > 0 && now.Before(c.cut) && !c.link.gone() {
-		g.schedule(c, draining, now.Add(min(wait, c.cut.Sub(now))))
-		return
+		c.at = now.Add(min(wait, c.cut.Sub(now)))
+		return false
 	}
 	g.remove(c)
 	c.link.cut()
-}
-
-func (c *governed) side() string {
-	if c.role == spiffe.ClientRole {
-		return "server"
-	}
-	return "client"
-}
-
-// queue is a heap of connections, the earliest time first.
-type queue []*governed
-
-func (q queue) Len() int           { return len(q) }
-func (q queue) Less(i, j int) bool { return q[i].at.Before(q[j].at) }
-func (q queue) Swap(i, j int) {
-	q[i], q[j] = q[j], q[i]
-	q[i].index, q[j].index = i, j
-}
-
-// Push implements [heap.Interface].
-func (q *queue) Push(x any) {
-	c := x.(*governed)
-	c.index = len(*q)
-	*q = append(*q, c)
-}
-
-// Pop implements [heap.Interface].
-func (q *queue) Pop() any {
-	old := *q
-	c := old[len(old)-1]
-	old[len(old)-1] = nil
-	*q = old[:len(old)-1]
-	c.index = -1
-	return c
+	return true
 }

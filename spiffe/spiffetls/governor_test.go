@@ -29,6 +29,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
@@ -69,22 +70,7 @@ type fixture struct {
 }
 
 // notes are written by one goroutine and read by another.
-type notes struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (n *notes) Write(p []byte) (int, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.b.Write(p)
-}
-
-func (n *notes) String() string {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.b.String()
-}
+type notes = logtest.Buffer
 
 // bounds of the Governor that fixtures have, and a little.
 const (
@@ -461,9 +447,10 @@ func TestQuiet(t *testing.T) {
 		peers := announcing(self)
 		w := open(t, &spiffetls.Governor{Jitter: -1}, self, peers, spiffe.AllowAnyPeer())
 		h2, h1 := w.caller(other.SVID("/bad"), both, nil), w.caller(other.SVID("/bad"), both, http1)
-		after(pause)
 		h2.ask()
 		h1.ask()
+		after(3 * pause)
+		h2.ask()
 		peers.learn(home.Bundles())
 		after(instant)
 		require.False(t, h1.isOpen())
@@ -939,7 +926,7 @@ func TestChangeOfNewSource(t *testing.T) {
 					rounds.next.Store(new(func() { joining.ask() }))
 					after(interval / 2)
 				}
-				after(pause + instant)
+				after(2*pause + instant) // Run judges it, and then notices the change
 				require.GreaterOrEqual(t, asked.Load(), int64(3))
 				require.False(t, joining.isOpen())
 			})
@@ -1215,9 +1202,9 @@ func TestDrainMethod(t *testing.T) {
 				require.NoError(t, allow.Set(spiffe.AllowIDs(ca.SVID("/other").ID())))
 				after(pause + instant)
 				require.Len(t, told, 1)
-				after(grace - 2*instant)
+				after(grace - pause - 3*instant)
 				require.Equal(t, spiffetls.GovernorStatus{Open: 1, Draining: 1}, g.Status(), "it is not idle by its silence")
-				after(3 * instant)
+				after(pause + 4*instant)
 				require.Equal(t, spiffetls.GovernorStatus{Ended: 1}, g.Status())
 				require.Len(t, told, 1)
 			})

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -170,37 +169,15 @@ func (e *Endpoint) certificate(server bool, hello *tls.ClientHelloInfo) (*tls.Ce
 	case e.now().After(svid.NotAfter()):
 		err = fmt.Errorf("the SVID of %q expired at %s and was not renewed", svid.ID(), svid.NotAfter().UTC().Format(time.RFC3339))
 	default:
-		if err = e.chainEnded(svid); err == nil {
-			return svid.TLSCertificate(), nil
-		}
+		return svid.TLSCertificate(), nil
 	}
 	if e.optional && !server {
 		if e.log != nil {
-			e.log.Warn("spiffetls: no identity presented", "no identity", slog.Any("err", err))
+			e.log.Warn("spiffetls: no identity presented", "no_identity", slog.Any("err", err))
 		}
 		return new(tls.Certificate), nil
 	}
 	return nil, &HandshakeError{Server: server, Err: err}
-}
-
-// chainEnded returns why no peer with the own bundle accepts the SVID, if a certificate of its chain has expired. One that
-// no path needs may.
-func (e *Endpoint) chainEnded(svid *spiffe.SVID) error {
-	if e.config.Peers == nil || len(svid.TLSCertificate().Certificate) == 1 {
-		return nil
-	}
-	chain, now := svid.Chain(), e.now()
-	if !slices.ContainsFunc(chain, func(c *x509.Certificate) bool { return now.After(c.NotAfter) }) {
-		return nil
-	}
-	b, err := e.config.Peers.Bundle(svid.ID().TrustDomain())
-	if err != nil || b == nil {
-		return nil
-	}
-	if _, err = certchain.Path(chain, b.CertPool(), certchain.Usages(int(spiffe.AnyRole)), now); err != nil {
-		return fmt.Errorf("a certificate in the chain of the SVID of %q has expired and was not renewed: %w", svid.ID(), err)
-	}
-	return nil
 }
 
 // webCertificate returns the certificate for one handshake, with its leaf.

@@ -21,8 +21,7 @@ import (
 // s.ListenAndServeTLS with empty file names.
 //
 // It sets s.TLSConfig, and it is an error if s has one; what is said of [Endpoint.ServerConfig] holds for it. It wraps
-// s.ConnContext, so set your own ConnContext before; with a Governor or Metrics also s.ConnState, and with a Governor
-// s.Handler. s.Protocols decides which versions of HTTP are offered, unless NextProtos does.
+// s.ConnContext, so set your own ConnContext before; with a Governor also s.ConnState and s.Handler. s.Protocols decides which versions of HTTP are offered, unless NextProtos does.
 //
 // If s.ErrorLog is nil, it is set, so that clients cannot fill the log: the lines of net/http about failed handshakes
 // go, at most once a minute, to the Logger at Debug, as that gets the reason at Warn already, or without a Logger to
@@ -43,9 +42,6 @@ func (e *Endpoint) ConfigureServer(s *http.Server) error {
 	base.VerifyConnection = e.verifyClient
 	base.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		conn, ok := hello.Context().Value(connKey{}).(*connection)
-		if ok {
-			conn.e.config.Metrics.heard(conn.tls.Value())
-		}
 		switch {
 		case ok && conn.e == e: // else it was accepted by a server with another configuration
 		case e.config.Governor != nil:
@@ -85,20 +81,17 @@ func (e *Endpoint) hook(s *http.Server) {
 		}
 		return context.WithValue(ctx, connKey{}, conn)
 	}
-	g, m := e.config.Governor, e.config.Metrics
-	if g == nil && m == nil {
+	g := e.config.Governor
+	if g == nil {
 		return
 	}
 	s.ConnState = func(c net.Conn, to http.ConnState) {
 		g.connState(c, to)
-		m.connState(c, to)
 		if state != nil {
 			state(c, to)
 		}
 	}
-	if g != nil {
-		s.Handler = leaving{s.Handler}
-	}
+	s.Handler = leaving{s.Handler}
 }
 
 var errForeign = errors.New("the connection was not accepted by the configured server, so the Governor cannot end it")

@@ -6,11 +6,11 @@ import (
 	"crypto/x509"
 	"errors"
 	"io"
+	"maps"
 	"net"
-	"net/http"
 	"os"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"syscall"
 
 	"github.com/svidkit/svidkit/internal/guard"
@@ -49,7 +49,6 @@ import (
 //
 //	no_identity     this side has none to present, or it has expired
 //	not_tls         the other side does not speak TLS
-//	no_hello        a client of ConfigureServer did not begin TLS before its connection ended
 //	not_verified    a client ended the handshake before it was verified, or has no TLS version in common
 //	not_proven      a client has not proved that its certificate is its own, or ended the handshake before that was seen
 //	left            a client that needs no certificate ended the handshake
@@ -64,226 +63,129 @@ import (
 // A handshake counts when it ends. A TLS 1.3 server sees that its client has refused it as not_verified or not_proven; a
 // client learns only after the handshake, which therefore counts as good, that its server has refused it. Configurations
 // of [Endpoint.ServerConfig] and [Endpoint.ClientConfig] learn of the verification and not of the end: their handshakes count as good when the
-// other side is verified, and connections that end before the client's hello do not count. The others know the
-// end.
+// other side is verified, and The others know
+// the end. Connections to ConfigureServer that end before the client's hello do not count.
 //
-// Counting takes some ten nanoseconds and no memory.
+// Counting takes a tenth of a microsecond.
 type Metrics struct {
-	succeeded [2][2]atomic.Uint64 // by side, and resumed or not
-	failures  [2][numCauses]atomic.Uint64
-	denials   [numCauses]atomic.Uint64
-
 	mu     sync.Mutex
-	silent map[*tls.Conn]struct{} // connections of servers that net/http has accepted, before the hello
-	kept   []kept                 // the newest first
+	counts map[count]uint64
+	kept   []kept // the newest first
 }
 
-// cause is why a handshake failed, a request was denied, or a connection was ended: one of a few, none of which the
-// other side can choose.
-type cause uint8
+// count is what is counted: handshakes, or requests without an outcome.
+type count struct{ side, outcome, reason string }
 
-const (
-	// Of the other side, or of a client's request.
-	causeNotSVID cause = iota
-	causeUnknownDomain
-	causeNoAuthority
-	causeNoBundle
-	causeUnknownAuthority
-	causeUnknownRoot
-	causeExpired
-	causeWrongRole
-	causeWrongHost
-	causeNoRoots
-	causeInvalid
-	causeDenied
-
-	// Of handshakes.
-	causeNoIdentity
-	causeNotTLS
-	causeNoHello
-	causeNotVerified
-	causeUnproven
-	causeLeft
-	causeRefused
-	causeClosed
-	causeTimeout
-	causeCanceled
-	causeTooMany
-	causeUngoverned
-	causeOther
-
-	// Of requests.
-	causeNoCertificate
-	causeProofExpired
-	causeUnclearPath
-
-	// Of connections.
-	causeProofEnds
-
-	numCauses
+// The reasons, none of which the other side can choose. That of a refusal is also one of ended connections.
+var (
+	refusals = []string{
+		"not_an_svid", "unknown_trust_domain", "no_authority", "no_bundle", "unknown_authority", "expired", "wrong_role", "wrong_host",
+		"no_roots", "invalid", "denied",
+	}
+	otherFailures = []string{
+		"no_identity", "not_tls", "not_verified", "not_proven", "left", "refused", "closed", "timeout", "canceled", "too_many",
+		"ungoverned", "other",
+	}
+	denials = []string{"denied", "no_certificate", "proof_expired", "unclear_path"}
 )
 
-// causes are the labels of the metrics, and the reasons in the log. Some that the log tells apart have one label.
-var causes = [numCauses]struct{ label, text string }{
-	causeNotSVID:          {"not_an_svid", "its certificate is not an X.509-SVID"},
-	causeUnknownDomain:    {"unknown_trust_domain", "its trust domain is not known"},
-	causeNoAuthority:      {"no_authority", "its trust domain has no authority"},
-	causeNoBundle:         {"no_bundle", "there is no bundle of its trust domain"},
-	causeUnknownAuthority: {"unknown_authority", "no authority of its trust domain has signed its certificate"},
-	causeUnknownRoot:      {"unknown_authority", "no web root has signed its certificate"},
-	causeExpired:          {"expired", "its certificate has expired, or is not valid yet"},
-	causeWrongRole:        {"wrong_role", "its certificate is not for this role"},
-	causeWrongHost:        {"wrong_host", "its certificate is for another host name"},
-	causeNoRoots:          {"no_roots", errNoWebRoots.Error()},
-	causeInvalid:          {"invalid", "its certificate does not verify"},
-	causeDenied:           {"denied", "the policy does not allow it"},
-	causeNoIdentity:       {"no_identity", "no identity"},
-	causeNotTLS:           {"not_tls", "TLS"},
-	causeNoHello:          {"no_hello", "TLS"},
-	causeNotVerified:      {"not_verified", errNotJudged.Error()},
-	causeUnproven:         {"not_proven", errUnproven.Error()},
-	causeLeft:             {"left", errAnonymous.Error()},
-	causeRefused:          {"refused", "TLS"},
-	causeClosed:           {"closed", "TLS"},
-	causeTimeout:          {"timeout", errSlow.Error()},
-	causeCanceled:         {"canceled", "TLS"},
-	causeTooMany:          {"too_many", "TLS"},
-	causeUngoverned:       {"ungoverned", errForeign.Error()},
-	causeOther:            {"other", "TLS"},
-	causeNoCertificate:    {"no_certificate", errNoProof.Error()},
-	causeProofExpired:     {"proof_expired", "its proof has expired"},
-	causeUnclearPath:      {"unclear_path", guard.ErrPath.Error()},
-	causeProofEnds:        {"proof_ends", "the proof is about to expire"},
-}
-
-// causeOf returns the cause of err, which occurred at a stage of a failure.
-func causeOf(stage string, err error) cause {
+// causeOf returns the reason of err, which occurred at a stage of a failure.
+func causeOf(stage string, err error) string {
 	switch stage {
 	case "leaf":
-		return causeNotSVID
+		return "not_an_svid"
 	case "bundle":
-		switch {
-		case errors.Is(err, spiffe.ErrUnknownTrustDomain):
-			return causeUnknownDomain
-		case errors.Is(err, spiffe.ErrNoAuthority):
-			return causeNoAuthority
-		}
-		return causeNoBundle
+		return reasonOf(err, "no_bundle", []known{
+			{spiffe.ErrUnknownTrustDomain, "unknown_trust_domain"}, {spiffe.ErrNoAuthority, "no_authority"},
+		})
 	case "chain", "web":
-		if _, ok := errors.AsType[x509.HostnameError](err); ok {
-			return causeWrongHost
-		}
-		if errors.Is(err, errNoWebRoots) {
-			return causeNoRoots
-		}
-		if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
-			if stage == "web" {
-				return causeUnknownRoot
-			}
-			return causeUnknownAuthority
-		}
-		if e, ok := errors.AsType[x509.CertificateInvalidError](err); ok {
-			switch e.Reason {
-			case x509.Expired:
-				return causeExpired
-			case x509.IncompatibleUsage:
-				return causeWrongRole
-			}
-		}
-		return causeInvalid
+		return chainReason(err)
 	case "policy":
-		return causeDenied
+		return "denied"
 	case "request":
-		switch {
-		case errors.Is(err, errProofExpired):
-			return causeProofExpired
-		case errors.Is(err, errNoProof):
-			return causeNoCertificate
-		case errors.Is(err, guard.ErrPath):
-			return causeUnclearPath
-		}
-		return causeDenied
+		return reasonOf(err, "denied", []known{
+			{errProofExpired, "proof_expired"}, {errNoProof, "no_certificate"}, {guard.ErrPath, "unclear_path"},
+		})
 	case "identity":
-		return causeNoIdentity
-	}
-	for _, known := range []struct {
-		err   error
-		cause cause
-	}{
-		{errSlow, causeTimeout}, {errNotJudged, causeNotVerified}, {errUnproven, causeUnproven}, {errAnonymous, causeLeft}, {errTooMany, causeTooMany},
-		{errForeign, causeUngoverned},
-		{context.DeadlineExceeded, causeTimeout}, {os.ErrDeadlineExceeded, causeTimeout}, {context.Canceled, causeCanceled},
-		{io.EOF, causeClosed}, {io.ErrUnexpectedEOF, causeClosed}, {syscall.ECONNRESET, causeClosed}, {syscall.EPIPE, causeClosed},
-	} {
-		if errors.Is(err, known.err) {
-			return known.cause
-		}
+		return "no_identity"
 	}
 	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
-		return causeNotTLS
+		return "not_tls"
 	}
 	if e, ok := errors.AsType[*net.OpError](err); ok && e.Op == "remote error" { // as crypto/tls says it
-		return causeRefused
+		return "refused"
 	}
-	return causeOther
+	return reasonOf(err, "other", []known{
+		{errSlow, "timeout"}, {errNotJudged, "not_verified"}, {errUnproven, "not_proven"}, {errAnonymous, "left"},
+		{errTooMany, "too_many"}, {errForeign, "ungoverned"},
+		{context.DeadlineExceeded, "timeout"}, {os.ErrDeadlineExceeded, "timeout"}, {context.Canceled, "canceled"},
+		{io.EOF, "closed"}, {io.ErrUnexpectedEOF, "closed"}, {syscall.ECONNRESET, "closed"}, {syscall.EPIPE, "closed"},
+	})
 }
 
-func side(server bool) int {
-	if server {
-		return 1
-	}
-	return 0
+// known is an error with its reason.
+type known struct {
+	err    error
+	reason string
 }
 
-// good counts a handshake that succeeded. A nil Metrics counts nothing.
+// reasonOf returns the reason of the first error that err is, or else otherwise.
+func reasonOf(err error, otherwise string, all []known) string {
+	for _, k := range all {
+		if errors.Is(err, k.err) {
+			return k.reason
+		}
+	}
+	return otherwise
+}
+
+// chainReason says why a chain does not verify.
+func chainReason(err error) string {
+	if errors.Is(err, errNoWebRoots) {
+		return "no_roots"
+	}
+	if _, ok := errors.AsType[x509.HostnameError](err); ok {
+		return "wrong_host"
+	}
+	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
+		return "unknown_authority"
+	}
+	if e, ok := errors.AsType[x509.CertificateInvalidError](err); ok {
+		switch e.Reason {
+		case x509.Expired:
+			return "expired"
+		case x509.IncompatibleUsage:
+			return "wrong_role"
+		}
+	}
+	return "invalid"
+}
+
+// good counts a handshake that succeeded.
 func (m *Metrics) good(server, resumed bool) {
-	if m != nil {
-		m.succeeded[side(server)][side(resumed)].Add(1)
-	}
+	m.count(count{sides[server], map[bool]string{true: "resumed", false: "full"}[resumed], ""})
 }
 
 // failed counts a failure.
 func (m *Metrics) failed(f failure) {
-	switch c := causeOf(f.stage, f.err); {
-	case m == nil:
-	case f.stage == "request":
-		m.denials[c].Add(1)
-	default:
-		m.failures[side(f.server)][c].Add(1)
+	c := count{sides[f.server], "failed", causeOf(f.stage, f.err)}
+	if f.stage == "request" {
+		c.outcome = ""
 	}
+	m.count(c)
 }
 
-// connState is the ConnState hook of net/http, which tells nothing else of a connection that ends before the hello.
-func (m *Metrics) connState(c net.Conn, s http.ConnState) {
-	conn, ok := c.(*tls.Conn)
-	if !ok || m == nil {
-		return
-	}
-	switch s {
-	case http.StateNew:
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if m.silent == nil {
-			m.silent = make(map[*tls.Conn]struct{})
-		}
-		m.silent[conn] = struct{}{}
-	case http.StateClosed, http.StateHijacked:
-		if m.heard(conn) {
-			m.failures[side(true)][causeNoHello].Add(1)
-		}
-	}
-}
-
-// heard notes that a client has sent its hello, and reports whether it had not before.
-func (m *Metrics) heard(conn *tls.Conn) (first bool) {
+// count adds one. A nil Metrics counts nothing.
+func (m *Metrics) count(c count) {
 	if m == nil {
-		return false
+		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	_, first = m.silent[conn]
-	delete(m.silent, conn)
-	return first
+	if m.counts == nil {
+		m.counts = map[count]uint64{}
+	}
+	m.counts[c]++
 }
 
 // Report implements [report.Reporter] with the counts, and with the last failures as problems: of the last hour, the
@@ -293,35 +195,27 @@ func (m *Metrics) Report() report.Report {
 }
 
 func (m *Metrics) write(w io.Writer) error {
+	m.mu.Lock()
+	counts := maps.Clone(m.counts)
+	m.mu.Unlock()
 	var s metrics.Set
 	const handshakes = "The number of TLS handshakes that have ended, by the side of this program, the outcome, and the reason of a failure."
 	s.Totals("svidkit_tls_handshakes_total", handshakes, func(add metrics.Add) {
-		for i, side := range []string{"client", "server"} {
-			add(float64(m.succeeded[i][0].Load()), "side", side, "outcome", "full")
-			add(float64(m.succeeded[i][1].Load()), "side", side, "outcome", "resumed")
-			byReason(causeNotSVID, causeOther, func(c cause) uint64 { return m.failures[i][c].Load() }, func(v float64, reason string) {
-				add(v, "side", side, "outcome", "failed", "reason", reason)
-			})
+		for _, side := range []string{"client", "server"} {
+			for _, outcome := range []string{"full", "resumed"} {
+				add(float64(counts[count{side, outcome, ""}]), "side", side, "outcome", outcome)
+			}
+			for _, reason := range slices.Concat(refusals, otherFailures) {
+				add(float64(counts[count{side, "failed", reason}]), "side", side, "outcome", "failed", "reason", reason)
+			}
 		}
 	})
 	s.Totals("svidkit_tls_denied_requests_total", "The number of requests that RequirePeer has denied, by the reason.", func(add metrics.Add) {
-		for _, c := range []cause{causeDenied, causeNoCertificate, causeProofExpired, causeUnclearPath} {
-			add(float64(m.denials[c].Load()), "reason", causes[c].label)
+		for _, reason := range denials {
+			add(float64(counts[count{"server", "", reason}]), "reason", reason)
 		}
 	})
 	return s.Write(w)
-}
-
-// byReason adds the counts of causes from first to last, those with one label together.
-func byReason(first, last cause, count func(cause) uint64, add func(v float64, reason string)) {
-	var n uint64
-	for c := first; c <= last; c++ {
-		n += count(c)
-		if c == last || causes[c+1].label != causes[c].label {
-			add(float64(n), causes[c].label)
-			n = 0
-		}
-	}
 }
 
 // Report implements [report.Reporter] with these metrics:
@@ -334,18 +228,18 @@ func (g *Governor) Report() report.Report { return report.Report{Metrics: g.writ
 
 func (g *Governor) writeMetrics(w io.Writer) error {
 	g.mu.Lock()
-	held, draining, ended := len(g.queue), g.draining, g.endedBy
+	held, draining, ended := len(g.conns), g.draining, maps.Clone(g.endedBy)
 	g.mu.Unlock()
 	var s metrics.Set
 	s.Gauges("svidkit_governor_connections", "The number of connections that the Governor holds, by state.", func(add metrics.Add) {
 		add(float64(held-draining), "state", "open")
 		add(float64(draining), "state", "draining")
 	})
-	s.Totals("svidkit_governor_ended_connections_total", "The number of connections that have ended while they were drained, by the reason why they were.", func(add metrics.Add) {
-		one := func(v float64, reason string) { add(v, "reason", reason) }
-		of := func(c cause) uint64 { return ended[c] }
-		byReason(causeProofEnds, causeProofEnds, of, one)
-		byReason(causeNotSVID, causeDenied, of, one)
+	const help = "The number of connections that have ended while they were drained, by the reason why they were."
+	s.Totals("svidkit_governor_ended_connections_total", help, func(add metrics.Add) {
+		for _, reason := range append([]string{"proof_ends"}, refusals...) {
+			add(float64(ended[reason]), "reason", reason)
+		}
 	})
 	return s.Write(w)
 }

@@ -126,7 +126,7 @@ func TestMetricsServer(t *testing.T) {
 			s := &http.Server{Handler: who, ReadHeaderTimeout: time.Second}
 			require.NoError(t, configureServer(s, ca.SVID("/db"), ca.Bundle(), allow, &spiffetls.Config{Metrics: m}))
 			return strings.TrimPrefix(serve(t, s, nil), "https://")
-		}, "no_hello", "no_hello", "no_hello", "not_verified", true},
+		}, "", "", "", "not_verified", true},
 		"NewListener": {func(t *testing.T, ca *spiffetest.CA, allow spiffe.Policy, m *spiffetls.Metrics) string {
 			return accepting(t, func(l net.Listener) (net.Listener, error) {
 				return newListener(l, ca.SVID("/db"), ca.Bundle(), allow, &spiffetls.Config{Metrics: m, HandshakeTimeout: time.Second})
@@ -445,24 +445,6 @@ func TestMetricsWithdrawn(t *testing.T) {
 	_, total := m.Failures()
 	require.EqualValues(t, 1, total)
 	counted(t, &m, tally{"client full": 1})
-}
-
-// TestMetricsSilent: what is kept of a connection before its hello is dropped with it.
-func TestMetricsSilent(t *testing.T) {
-	t.Parallel()
-	ca := spiffetest.NewCA(t, "example.org")
-	var m spiffetls.Metrics
-	s := &http.Server{Handler: who}
-	require.NoError(t, configureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Config{Metrics: &m}))
-	url := serve(t, s, nil)
-	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "https://"))
-	require.NoError(t, err)
-	require.Eventually(t, func() bool { return spiffetls.Silent(&m) == 1 }, time.Minute, time.Millisecond)
-	get(t, clientOf(t, ca, "/web", nil), url)
-	require.Equal(t, 1, spiffetls.Silent(&m))
-	require.NoError(t, conn.Close())
-	counted(t, &m, tally{"server full": 1, "server failed no_hello": 1})
-	require.Zero(t, spiffetls.Silent(&m))
 }
 
 // TestMetricsLimit: a connection over MaxHandshakes is counted.

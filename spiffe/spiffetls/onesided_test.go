@@ -1047,11 +1047,11 @@ func TestWebReasons(t *testing.T) {
 		cert  *tls.Certificate
 		roots func() (*x509.CertPool, error)
 	}{
-		"its certificate is for another host name":         {webLeaf(pki, nil, "hostile.test"), newPool(pki).get},
-		"no web root has signed its certificate":           {webLeaf(ca, nil, "server.test"), newPool(pki).get},
-		"its certificate has expired, or is not valid yet": {webLeaf(pki, expired, "server.test"), newPool(pki).get},
-		"there are no roots to verify a web server with":   {webLeaf(pki, nil, "server.test"), (&pool{}).get},
-		"its certificate does not verify": {webLeaf(pki, func(c *x509.Certificate) {
+		"wrong_host":        {webLeaf(pki, nil, "hostile.test"), newPool(pki).get},
+		"unknown_authority": {webLeaf(ca, nil, "server.test"), newPool(pki).get},
+		"expired":           {webLeaf(pki, expired, "server.test"), newPool(pki).get},
+		"no_roots":          {webLeaf(pki, nil, "server.test"), (&pool{}).get},
+		"invalid": {webLeaf(pki, func(c *x509.Certificate) {
 			c.ExtraExtensions = []pkix.Extension{{Id: asn1.ObjectIdentifier{1, 2, 3}, Critical: true, Value: []byte{5, 0}}}
 		}, "server.test"), newPool(pki).get},
 	} {

@@ -55,7 +55,8 @@ func readAddress(s string) (a address, reason string) {
 	scheme, rest, _ := strings.Cut(s, ":")
 	switch {
 	case s == "":
-		return a, "it is empty; configure one, or set " + SocketEnv + " to something like unix:///run/spire/agent/public/api.sock"
+		return a, "it is empty; configure one, or set " + SocketEnv +
+			" to something like unix:///run/spire/agent/public/api.sock"
 	case strings.TrimSpace(s) != s:
 		return a, "there is white space around it"
 	case unquoted(s) != s:
@@ -95,7 +96,8 @@ func isScheme(s string) bool {
 	return s != "" && s != "localhost"
 }
 
-const noAbstract = "abstract sockets are not in the standard, and have no permissions; have the server listen on a path"
+const noAbstract = "abstract sockets are not in the standard, and have no permissions; have the server listen on " +
+	"a path"
 
 // readUnix reads what comes after "unix:".
 func readUnix(rest string) (a address, reason string) {
@@ -111,7 +113,8 @@ func readUnix(rest string) (a address, reason string) {
 	case strings.ContainsAny(rest, "?#"):
 		return a, "a query or fragment is not allowed"
 	case host != "":
-		return a, fmt.Sprintf("%q is in the place of a host, because a path begins with a slash of its own", redact.Clip(host, 64))
+		return a, fmt.Sprintf("%q is in the place of a host, because a path begins with a slash of its own",
+			redact.Clip(host, 64))
 	case path == "":
 		return a, "there is no path"
 	case path[0] != '/':
@@ -131,7 +134,8 @@ func readUnix(rest string) (a address, reason string) {
 	return address{"unix", target}, ""
 }
 
-// isAbstract reports whether what comes after "unix:" is the name of an abstract socket, which tools write with @ or %00.
+// isAbstract reports whether what comes after "unix:" is the name of an abstract socket, which tools write with @ or
+// %00.
 func isAbstract(rest string) bool {
 	rest = strings.TrimPrefix(rest, "//")
 	return strings.HasPrefix(rest, "@") || strings.HasPrefix(rest, "%00") || strings.HasPrefix(rest, "\x00")
@@ -163,7 +167,8 @@ func readTCP(rest string) (a address, reason string) {
 	case strings.Contains(after, "@"):
 		return a, "user information is not allowed"
 	case err != nil || ap.Port() == 0:
-		return a, "it has no IP address and port from 1 to 65535; an IPv6 address is in brackets, and an IPv4 address and a name are not"
+		return a, "it has no IP address and port from 1 to 65535; an IPv6 address is in brackets, and an IPv4 " +
+			"address and a name are not"
 	case ap.Addr().Zone() != "":
 		return a, "the IP address has a zone"
 	}

@@ -17,8 +17,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
-// Client calls the Workload API. It is safe for concurrent use. Its only state is its connections; for an identity that
-// stays current use a [Source].
+// Client calls the Workload API. It is safe for concurrent use. Its only state is its connections; for an identity
+// that stays current use a [Source].
 type Client struct {
 	server   string // the address, as errors and logs show it
 	http     *http.Client
@@ -27,12 +27,12 @@ type Client struct {
 	answered renew.Signal // of a stream whose first message is good: the server is there
 }
 
-// NewClient returns a client for the server at address, such as "unix:///run/agent/api.sock": see [Config]. It does not
-// connect.
+// NewClient returns a client for the server at address, such as "unix:///run/agent/api.sock": see [Config]. It does
+// not connect.
 //
-// Most programs pass nil for via. An HTTP client reaches the server, whatever the host in a URL, in place of a new one
-// for the address, which may then be empty: for a server behind a named pipe, say. It must speak HTTP/2 without TLS and
-// have no Timeout, which would end the streams.
+// Most programs pass nil for via. An HTTP client reaches the server, whatever the host in a URL, in place of a new
+// one for the address, which may then be empty: for a server behind a named pipe, say. It must speak HTTP/2 without
+// TLS and have no Timeout, which would end the streams.
 func NewClient(address string, via *http.Client) (*Client, error) {
 	c := &Client{server: address, http: via, patience: patience}
 	if via != nil && address == "" {
@@ -124,7 +124,8 @@ func (c *Client) WatchJWTBundles(ctx context.Context) iter.Seq2[*Update, error] 
 	return c.watchUpdates(ctx, workloadwire.FetchJWTBundles, (*reader).jwtBundles)
 }
 
-func (c *Client) watchUpdates(ctx context.Context, name string, read func(*reader, []byte) (*Update, error)) iter.Seq2[*Update, error] {
+func (c *Client) watchUpdates(ctx context.Context, name string,
+	read func(*reader, []byte) (*Update, error)) iter.Seq2[*Update, error] {
 	return func(yield func(*Update, error) bool) {
 		r := &reader{}
 		(&watch[*Update]{
@@ -186,8 +187,8 @@ func (w *watch[U]) run(ctx context.Context, yield func(U, error) bool) {
 			return
 		}
 		if w.brought || err.after > 0 {
-			// A stream that woke the others is not woken by them, or two that end at once would wake each other without
-			// end. A server that names a time is obeyed.
+			// A stream that woke the others is not woken by them, or two that end at once would wake each other
+			// without end. A server that names a time is obeyed.
 			wake = nil
 		}
 		renew.Wait(ctx, err.RetryIn, wake)

@@ -13,9 +13,9 @@ import (
 
 // Errors to test for with [errors.Is].
 var (
-	// ErrDenied says that the server has no identity for this caller, not the one that was asked for, or no token for the audience (gRPC's
-	// PermissionDenied). It may have one later, when the workload is registered. On a stream it withdraws what was
-	// received.
+	// ErrDenied says that the server has no identity for this caller, not the one that was asked for, or no token
+	// for the audience (gRPC's PermissionDenied). It may have one later, when the workload is registered. On a
+	// stream it withdraws what was received.
 	ErrDenied = workloadwire.ErrDenied
 
 	// ErrRefused says that the server calls the request a mistake (gRPC's InvalidArgument), for instance because a
@@ -100,5 +100,6 @@ func (c *Client) badResponse(rpc string, err error) *Error {
 
 // mistake returns the Error for a request that the server would refuse.
 func (c *Client) mistake(rpc, reason string) *Error {
-	return &Error{RPC: rpc, Server: c.server, Final: true, Err: fmt.Errorf("%w, and was not sent it: %s", ErrRefused, reason)}
+	return &Error{RPC: rpc, Server: c.server, Final: true,
+		Err: fmt.Errorf("%w, and was not sent it: %s", ErrRefused, reason)}
 }

@@ -31,8 +31,8 @@ type Identity struct {
 // Update is one response: everything that the workload has or may trust, not a change to earlier responses. It never
 // changes and is shared.
 type Update struct {
-	// Identities are what the workload may present, the default one first. Hints other than "" are distinct. A response
-	// with bundles has none, and one with SVIDs at least one.
+	// Identities are what the workload may present, the default one first. Hints other than "" are distinct. A
+	// response with bundles has none, and one with SVIDs at least one.
 	Identities []Identity
 
 	// Bundles are the trust bundles of the identities' own trust domains, and of others that the workload may trust.
@@ -51,7 +51,8 @@ type Update struct {
 	withheld error // why identities that the server sent are not in force; of a Source only
 }
 
-// identity returns the first identity with hint, or the first one if hint is empty; nil if there is none. u may be nil.
+// identity returns the first identity with hint, or the first one if hint is empty; nil if there is none. u may be
+// nil.
 func (u *Update) identity(hint string) *spiffe.SVID {
 	if u != nil {
 		for _, id := range u.Identities {
@@ -63,9 +64,9 @@ func (u *Update) identity(hint string) *spiffe.SVID {
 	return nil
 }
 
-// inForce returns u with the identities that are in force at now, of which old, which may be nil, were before. One that has
-// expired or is not valid yet replaces none of its ID and, if it is the only one, none at all: its successor will come. next
-// is when one of those begins to be valid, zero for none.
+// inForce returns u with the identities that are in force at now, of which old, which may be nil, were before. One
+// that has expired or is not valid yet replaces none of its ID and, if it is the only one, none at all: its
+// successor will come. next is when one of those begins to be valid, zero for none.
 func (u *Update) inForce(old *Update, now time.Time) (out *Update, next time.Time) {
 	if old == nil {
 		old = &Update{}
@@ -97,8 +98,8 @@ func (u *Update) inForce(old *Update, now time.Time) (out *Update, next time.Tim
 	return &c, next
 }
 
-// inTime returns why svid is not valid at now, or a certificate on the way to its bundle, and when the last certificate of its
-// chain begins to be.
+// inTime returns why svid is not valid at now, or a certificate on the way to its bundle, and when the last
+// certificate of its chain begins to be.
 func (u *Update) inTime(svid *spiffe.SVID, now time.Time) (from time.Time, err error) {
 	chain := svid.Chain()
 	for _, c := range chain {
@@ -161,7 +162,8 @@ func readEntries(p *workloadwire.Profile, svids []workloadwire.SVID) (all []entr
 	hints := make(map[string]bool)
 	for i, s := range svids {
 		if s.Hint != "" && hints[s.Hint] {
-			skipped = append(skipped, fmt.Errorf("workloadapi: SVID %d skipped: an earlier one has the hint %q too", i+1, redact.Clip(s.Hint, 128)))
+			skipped = append(skipped, fmt.Errorf("workloadapi: SVID %d skipped: an earlier one has the hint %q too",
+				i+1, redact.Clip(s.Hint, 128)))
 			continue
 		}
 		hints[s.Hint] = true
@@ -224,7 +226,8 @@ func (r *reader) took(u *Update, next shelf) *Update {
 }
 
 // identity checks one SVID, and puts it into svids and the bundle of its trust domain into next.
-func (r *reader) identity(e entry, svids map[[sha256.Size]byte]*spiffe.SVID, next shelf) (*spiffe.SVID, []error, error) {
+func (r *reader) identity(e entry, svids map[[sha256.Size]byte]*spiffe.SVID, next shelf) (*spiffe.SVID, []error,
+	error) {
 	td := e.id.TrustDomain()
 	certs, key, roots := e.Parts[0], e.Parts[1], e.Parts[2]
 	own, err := r.take(td, roots, parseX509Bundle)
@@ -235,7 +238,8 @@ func (r *reader) identity(e entry, svids map[[sha256.Size]byte]*spiffe.SVID, nex
 	if first, there := next[td]; there {
 		notes = nil
 		if first.sum != own.sum {
-			notes = []error{fmt.Errorf("workloadapi: the bundle that comes with %q skipped: an earlier SVID brought another of the same trust domain", e.id)}
+			notes = []error{fmt.Errorf("workloadapi: the bundle that comes with %q skipped: an earlier SVID "+
+				"brought another of the same trust domain", e.id)}
 		}
 		own = first
 	}
@@ -292,8 +296,10 @@ func (r *reader) checkRoles(svid *spiffe.SVID, hint string) (note, err error) {
 	}
 	if r.force != nil {
 		for _, id := range r.force.Identities {
-			if s, c := certchain.Roles(id.SVID.Chain()); s && c && id.SVID.ID() == svid.ID() && id.Hint == hint && time.Now().Before(id.SVID.NotAfter()) {
-				return nil, fmt.Errorf("its extended key usages permit a %s only, and those of the certificate in force permit both sides", side)
+			if s, c := certchain.Roles(id.SVID.Chain()); s && c && id.SVID.ID() == svid.ID() && id.Hint == hint &&
+				time.Now().Before(id.SVID.NotAfter()) {
+				return nil, fmt.Errorf("its extended key usages permit a %s only, and those of the certificate "+
+					"in force permit both sides", side)
 			}
 		}
 	}
@@ -302,7 +308,8 @@ func (r *reader) checkRoles(svid *spiffe.SVID, hint string) (note, err error) {
 
 // verify reports whether svid has a path to its own bundle at a time, as peers will look for one.
 func verify(svid *spiffe.SVID, bundles spiffe.BundleSource, at time.Time) error {
-	v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(svid.ID()), &spiffe.VerifierOptions{Now: func() time.Time { return at }, Remember: -1})
+	v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(svid.ID()),
+		&spiffe.VerifierOptions{Now: func() time.Time { return at }, Remember: -1})
 	if err == nil {
 		_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
 	}
@@ -356,7 +363,9 @@ func (r *reader) takeAll(next shelf, m map[string][]byte, parse parser) (skipped
 			continue
 		}
 		if _, there := next[td]; there {
-			skipped = append(skipped, fmt.Errorf("workloadapi: bundle of %q: skipped: it is the own trust domain, whose bundle comes with the identity", td))
+			skipped = append(skipped,
+				fmt.Errorf("workloadapi: bundle of %q: skipped: it is the own trust domain, whose bundle comes "+
+					"with the identity", td))
 			continue
 		}
 		k, err := r.take(td, m[key], parse)
@@ -389,7 +398,9 @@ func trustDomain(key string) (spiffe.TrustDomain, error) {
 	case err != nil:
 		return spiffe.TrustDomain{}, fmt.Errorf("workloadapi: a bundle was skipped: its name: %w", err)
 	case id.Path() != "":
-		return spiffe.TrustDomain{}, fmt.Errorf("workloadapi: a bundle was skipped: its name %q is not the ID of a trust domain", redact.Clip(key, 128))
+		return spiffe.TrustDomain{},
+			fmt.Errorf("workloadapi: a bundle was skipped: its name %q is not the ID of a trust domain",
+				redact.Clip(key, 128))
 	}
 	return id.TrustDomain(), nil
 }
@@ -426,8 +437,8 @@ func parseX509Bundle(td spiffe.TrustDomain, der []byte) (*spiffe.Bundle, []error
 	return b, notes, err
 }
 
-// parseJWTBundle parses a JWK Set. The keys of a standard one have no "use", which a bundle document demands (WAPI-46);
-// keys of another use are left out. No content, and a set without usable keys, is the empty bundle.
+// parseJWTBundle parses a JWK Set. The keys of a standard one have no "use", which a bundle document demands
+// (WAPI-46); keys of another use are left out. No content, and a set without usable keys, is the empty bundle.
 func parseJWTBundle(td spiffe.TrustDomain, doc []byte) (*spiffe.Bundle, []error, error) {
 	if len(doc) == 0 {
 		b, err := spiffe.NewBundle(td, spiffe.BundleContents{})

@@ -38,7 +38,8 @@ func (s *Source) Report() report.Report {
 	}
 	add := func(stream string, t *track) {
 		r.Upstreams = append(r.Upstreams, report.Upstream{
-			Name: s.client.server + " (" + stream + ")", LastSuccess: t.success, NextAttempt: t.next, Failures: t.failures, Err: t.err,
+			Name: s.client.server + " (" + stream + ")", LastSuccess: t.success, NextAttempt: t.next,
+			Failures: t.failures, Err: t.err,
 		})
 		r.Problems = append(r.Problems, t.skipped...)
 	}

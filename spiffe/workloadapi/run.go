@@ -17,12 +17,13 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Run keeps the source current. It blocks until ctx is done or [Source.Close] is called, waits for what it has started,
-// and returns nil; or until the server refuses for good, and returns that [*Error], which is Final. What was received
-// stays readable. It is an error to call Run while it runs, or after Close; else it may be called again.
+// Run keeps the source current. It blocks until ctx is done or [Source.Close] is called, waits for what it has
+// started, and returns nil; or until the server refuses for good, and returns that [*Error], which is Final. What
+// was received stays readable. It is an error to call Run while it runs, or after Close; else it may be called
+// again.
 //
-// It uses one stream, and another one with JWTBundles. If the server does not implement the latter, Run goes on without
-// it.
+// It uses one stream, and another one with JWTBundles. If the server does not implement the latter, Run goes on
+// without it.
 func (s *Source) Run(ctx context.Context) error {
 	err := s.life.Run(ctx, s.run)
 	if err == nil {
@@ -34,9 +35,9 @@ func (s *Source) Run(ctx context.Context) error {
 	return fmt.Errorf("workloadapi: run: %w", err)
 }
 
-// Close ends [Source.Run], or what [Start] has started, for good, and waits for it. Unless [Config] has a Client, which
-// stays the caller's, it closes all connections, and calls such as [Source.Fetch] fail from then on. What was received
-// stays readable. The error is always nil.
+// Close ends [Source.Run], or what [Start] has started, for good, and waits for it. Unless [Config] has a Client,
+// which stays the caller's, it closes all connections, and calls such as [Source.Fetch] fail from then on. What was
+// received stays readable. The error is always nil.
 func (s *Source) Close() error {
 	err := s.life.Close()
 	if s.cfg.Client == nil {
@@ -133,7 +134,8 @@ func (s *Source) took(ctx context.Context, t *track, u *Update) {
 	}
 	if !slices.EqualFunc(before, after, func(a, b error) bool { return a.Error() == b.Error() }) {
 		for _, err := range after {
-			s.log.LogAttrs(ctx, slog.LevelWarn, "workloadapi: part of a response skipped", server, slog.Any("err", err))
+			s.log.LogAttrs(ctx, slog.LevelWarn, "workloadapi: part of a response skipped", server,
+				slog.Any("err", err))
 		}
 	}
 }
@@ -155,7 +157,8 @@ func (s *Source) failed(ctx context.Context, t *track, e *Error) {
 	case e.Final:
 		msg = "workloadapi: failed for good"
 	case errors.Is(e, ErrBadResponse): // which a server can send at any rate
-		s.bad.Warn("workloadapi: response discarded", e.RPC, slog.String("server", s.client.server), slog.Any("err", e.Err))
+		s.bad.Warn("workloadapi: response discarded", e.RPC, slog.String("server", s.client.server),
+			slog.Any("err", e.Err))
 		return
 	}
 	s.log.LogAttrs(ctx, slog.LevelWarn, msg, slog.String("rpc", e.RPC), slog.String("server", s.client.server),
@@ -280,7 +283,8 @@ func (t *track) silence(server string) error {
 	case !t.began.IsZero(): // else Run is about to begin
 		waited = time.Since(t.began)
 	}
-	return fmt.Errorf("%s has not answered for %v (see the log of that server)", server, waited.Round(100*time.Millisecond))
+	return fmt.Errorf("%s has not answered for %v (see the log of that server)", server,
+		waited.Round(100*time.Millisecond))
 }
 
 // bundles returns the bundles of the stream, nil if there are none.

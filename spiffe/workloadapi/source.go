@@ -51,8 +51,8 @@ type Config struct {
 }
 
 // Source has the current identity and trust bundles of this workload. [Start] or [New] makes one. It is a
-// [spiffe.SVIDSource], a [spiffe.BundleSource] and a jwtsvid.Source; sdssource.FromIdentity makes it one of package sds.
-// Its methods are safe for concurrent use, and those that read work before, during and after [Source.Run].
+// [spiffe.SVIDSource], a [spiffe.BundleSource] and a jwtsvid.Source; sdssource.FromIdentity makes it one of package
+// sds. Its methods are safe for concurrent use, and those that read work before, during and after [Source.Run].
 type Source struct {
 	redacted
 	cfg    Config
@@ -99,7 +99,8 @@ func New(cfg Config) (*Source, error) {
 	case cfg.Client != nil && cfg.Client.http == nil:
 		return nil, errors.New("workloadapi: new source: Config.Client is the zero one; NewClient makes one")
 	case cfg.Client != nil && cfg.Address != "":
-		return nil, errors.New("workloadapi: new source: Config has an Address, and a Client, which has an address of its own")
+		return nil, errors.New("workloadapi: new source: Config has an Address, and a Client, which has an " +
+			"address of its own")
 	case cfg.BundlesOnly && cfg.Hint != "":
 		return nil, errors.New("workloadapi: new source: Config has BundlesOnly, and a Hint that selects an identity")
 	}
@@ -115,9 +116,9 @@ func New(cfg Config) (*Source, error) {
 	return s, nil
 }
 
-// SVID returns the current X.509-SVID with its key: the identity with the wanted hint, or the default one. It neither
-// blocks nor checks the clock: while the server cannot be reached the identity stays, even after it has expired. Before
-// the first identity, and after the server has withdrawn it, the error wraps [spiffe.ErrNotReady].
+// SVID returns the current X.509-SVID with its key: the identity with the wanted hint, or the default one. It
+// neither blocks nor checks the clock: while the server cannot be reached the identity stays, even after it has
+// expired. Before the first identity, and after the server has withdrawn it, the error wraps [spiffe.ErrNotReady].
 func (s *Source) SVID() (*spiffe.SVID, error) {
 	snap, err := s.Snapshot()
 	if err != nil {
@@ -156,8 +157,8 @@ func (s *Source) Snapshot() (*spiffe.Snapshot, error) {
 	return nil, s.notReady()
 }
 
-// SVIDs returns all identities of the workload that are in force, the default one first; none before the first response,
-// after the server has withdrawn them, and with BundlesOnly. It does not block.
+// SVIDs returns all identities of the workload that are in force, the default one first; none before the first
+// response, after the server has withdrawn them, and with BundlesOnly. It does not block.
 func (s *Source) SVIDs() (all []*spiffe.SVID) {
 	if u := s.cur.Load().update; u != nil {
 		for _, id := range u.Identities {
@@ -223,9 +224,9 @@ func (s *Source) Fetch(ctx context.Context, audience ...string) (token string, e
 func (s *Source) Changed() <-chan struct{} { return s.news.Changed() }
 
 // Ready waits until the source has what it is configured for: the identity with the wanted hint and its bundles, the
-// JWT bundles with JWTBundles, and the bundles alone with BundlesOnly. The error wraps [spiffe.ErrNotReady], the cause
-// of ctx and the last failure. It comes before ctx is done if the server refuses for good, and after [Source.Close]. If
-// Run was never called, it says so.
+// JWT bundles with JWTBundles, and the bundles alone with BundlesOnly. The error wraps [spiffe.ErrNotReady], the
+// cause of ctx and the last failure. It comes before ctx is done if the server refuses for good, and after
+// [Source.Close]. If Run was never called, it says so.
 func (s *Source) Ready(ctx context.Context) error {
 	var ready bool
 	ended := s.life.Await(ctx, s.Changed, func() bool {

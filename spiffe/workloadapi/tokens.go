@@ -23,7 +23,8 @@ type TokenSVID struct {
 	// Hint is the operator's label; see [Identity].
 	Hint string
 
-	secret func() (token string, key []byte) // a func, because no printer, not even one that uses reflection, sees what it holds
+	// a func, because no printer, not even one that uses reflection, sees what it holds
+	secret func() (token string, key []byte)
 }
 
 // Token returns the token, a JWS in compact form.
@@ -46,8 +47,8 @@ func (s *TokenSVID) KeyJWK() []byte {
 }
 
 // FetchJWTSVIDs asks once for JWT-SVIDs for one or more audiences: one of each identity that the caller has, the
-// default one first, or of id alone unless that is the zero ID. An identity that may have no token for the audience can be left
-// out; if that leaves none, the error wraps [ErrDenied]. It takes at most 30 seconds.
+// default one first, or of id alone unless that is the zero ID. An identity that may have no token for the audience
+// can be left out; if that leaves none, the error wraps [ErrDenied]. It takes at most 30 seconds.
 //
 // Each call makes a new token. A program that sends many requests puts a *jwtsvid.Cache in front of [Source.Fetch].
 func (c *Client) FetchJWTSVIDs(ctx context.Context, id spiffe.ID, audience ...string) ([]TokenSVID, error) {
@@ -96,19 +97,21 @@ func readTokens(p *workloadwire.Profile, data []byte, want spiffe.ID) ([]TokenSV
 			return nil, fmt.Errorf("SVID %d: it is that of %q, not %q", e.n, e.id, want)
 		}
 		token, key := string(e.Parts[0]), e.Parts[1]
-		all[i] = TokenSVID{redacted: redact.New(e.id.String()), ID: e.id, Hint: e.Hint, secret: func() (string, []byte) { return token, key }}
+		all[i] = TokenSVID{redacted: redact.New(e.id.String()), ID: e.id, Hint: e.Hint,
+			secret: func() (string, []byte) { return token, key }}
 	}
 	return all, nil
 }
 
-// ValidateJWTSVID asks the server to judge a token from a peer, for one audience, a name of this workload. It returns
-// the ID in the token and its claims, with numbers as float64 and times in seconds since 1970. If the token is not
-// valid, the error wraps [ErrRefused]. A claim "cnf" says that the token is bound to a key of its holder, which servers do not
-// compare: refuse such a token.
+// ValidateJWTSVID asks the server to judge a token from a peer, for one audience, a name of this workload. It
+// returns the ID in the token and its claims, with numbers as float64 and times in seconds since 1970. If the token
+// is not valid, the error wraps [ErrRefused]. A claim "cnf" says that the token is bound to a key of its holder,
+// which servers do not compare: refuse such a token.
 //
 // A program that receives many requests validates tokens itself, with a *jwtsvid.Validator and a [Source] that has
 // [Config].JWTBundles.
-func (c *Client) ValidateJWTSVID(ctx context.Context, audience, token string) (id spiffe.ID, claims map[string]any, err error) {
+func (c *Client) ValidateJWTSVID(ctx context.Context, audience, token string) (id spiffe.ID, claims map[string]any,
+	err error) {
 	const rpc = workloadwire.ValidateJWTSVID
 	if audience == "" || token == "" {
 		return spiffe.ID{}, nil, c.mistake(rpc, "the audience or the token is empty")
@@ -168,7 +171,8 @@ func (c *Client) WatchWITSVIDs(ctx context.Context, id spiffe.ID) iter.Seq2[[]To
 // trust domain is left out. See [Client.WatchWITSVIDs] for the state of this profile.
 func (c *Client) WatchWITBundles(ctx context.Context) iter.Seq2[map[spiffe.TrustDomain][]byte, error] {
 	return func(yield func(map[spiffe.TrustDomain][]byte, error) bool) {
-		(&watch[map[spiffe.TrustDomain][]byte]{client: c, name: workloadwire.FetchWITBundles, read: readWITBundles}).run(ctx, yield)
+		(&watch[map[spiffe.TrustDomain][]byte]{client: c, name: workloadwire.FetchWITBundles,
+			read: readWITBundles}).run(ctx, yield)
 	}
 }
 

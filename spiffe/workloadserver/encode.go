@@ -93,7 +93,8 @@ func encodeSVIDs(snap *spiffe.Snapshot, crls [][]byte, ids []Identity) ([]byte, 
 		if err != nil {
 			return nil, err
 		}
-		m.SVIDs = append(m.SVIDs, workloadwire.SVID{ID: id.SVID.ID().String(), Hint: id.Hint, Parts: [3][]byte{certs, key, own[td]}})
+		m.SVIDs = append(m.SVIDs,
+			workloadwire.SVID{ID: id.SVID.ID().String(), Hint: id.Hint, Parts: [3][]byte{certs, key, own[td]}})
 	}
 	for b := range snap.Bundles().All() {
 		der := authorities(b)
@@ -142,8 +143,8 @@ func anyKey(keys iter.Seq2[string, crypto.PublicKey]) bool {
 	return false
 }
 
-// encode makes the response with all bundles that have authorities of the kind, and with that of the server's own trust
-// domain in any case (WAPI-34, WAPI-44, WAPI-62).
+// encode makes the response with all bundles that have authorities of the kind, and with that of the server's own
+// trust domain in any case (WAPI-34, WAPI-44, WAPI-62).
 func (k kind) encode(snap *spiffe.Snapshot, crls [][]byte) ([]byte, error) {
 	svid, err := snap.SVID()
 	if err != nil {
@@ -153,20 +154,20 @@ func (k kind) encode(snap *spiffe.Snapshot, crls [][]byte) ([]byte, error) {
 	if k.profile == workloadwire.X509 {
 		m.CRLs = crls
 	}
-	own, any := svid.ID().TrustDomain(), false
+	own, found := svid.ID().TrustDomain(), false
 	for b := range snap.Bundles().All() {
 		v, some, err := k.value(b)
 		if err != nil {
 			return nil, err
 		}
-		if any = any || some; some || b.TrustDomain() == own {
+		if found = found || some; some || b.TrustDomain() == own {
 			m.Bundles[b.TrustDomain().ID().String()] = v
 		}
 	}
 	if _, ok := m.Bundles[own.ID().String()]; !ok {
 		return nil, fmt.Errorf("the snapshot has no bundle of its own trust domain %q", own)
 	}
-	if !any && k.profile == workloadwire.WIT { // a trust domain without them does not do WIT-SVIDs (WIT-63)
+	if !found && k.profile == workloadwire.WIT { // a trust domain without them does not do WIT-SVIDs (WIT-63)
 		return nil, fmt.Errorf("no bundle has WIT authorities: %w", ErrDenied)
 	}
 	return k.profile.WriteBundles(m)

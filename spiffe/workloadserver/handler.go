@@ -52,9 +52,11 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 		h.opts = *opts
 	}
 	if h.opts.MaxStreams < 0 || h.opts.MaxPeerStreams < 0 {
-		return nil, errors.New("workloadserver: new handler: MaxStreams or MaxPeerStreams is negative; 0 means 10,000 and 1,000")
+		return nil, errors.New("workloadserver: new handler: MaxStreams or MaxPeerStreams is negative; 0 means " +
+			"10,000 and 1,000")
 	}
-	h.shares = limit.NewShares[peerkey.Holder](cmp.Or(h.opts.MaxStreams, maxStreams), cmp.Or(h.opts.MaxPeerStreams, maxPeerStreams))
+	h.shares = limit.NewShares[peerkey.Holder](cmp.Or(h.opts.MaxStreams, maxStreams),
+		cmp.Or(h.opts.MaxPeerStreams, maxPeerStreams))
 	h.log = ratelog.New(h.opts.Logger, 0)
 	h.counts.init(h)
 
@@ -67,7 +69,10 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 		})
 	}
 	stream := func(name string, begin begin) {
-		methods[workloadwire.Service+name] = func(ctx context.Context, c *grpchttp.Call) error { return h.serve(ctx, c, begin) }
+		methods[workloadwire.Service+name] = func(ctx context.Context,
+			c *grpchttp.Call) error {
+			return h.serve(ctx, c, begin)
+		}
 	}
 	stream(workloadwire.FetchX509SVID, always(func(snap *spiffe.Snapshot, ids []Identity) ([]byte, error) {
 		return h.enc.of(snap, h.crls()).svids(ids)()
@@ -92,7 +97,8 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 	for path, method := range methods {
 		methods[path] = h.counted(method)
 	}
-	h.grpc = &grpchttp.Handler{Name: "workloadserver", Methods: methods, Admit: h.admit, MaxMessage: maxRequest, ReceiveTimeout: requestTimeout, SendTimeout: sendTimeout,
+	h.grpc = &grpchttp.Handler{Name: "workloadserver", Methods: methods, Admit: h.admit, MaxMessage: maxRequest,
+		ReceiveTimeout: requestTimeout, SendTimeout: sendTimeout,
 		Incoming: grpchttp.NewIncoming("workloadserver", maxIncoming, maxPeerIncoming)}
 	return h, nil
 }
@@ -104,11 +110,13 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { h.grpc.Ser
 // admit runs before anything of a request is read.
 func (h *Handler) admit(r *http.Request) error {
 	if v := r.Header.Values(workloadwire.Header); len(v) != 1 || v[0] != "true" { // WEP-6
-		return h.told(r.Context(), r, refuse(grpchttp.InvalidArgument, "no header", `send the metadata "workload.spiffe.io: true", once`))
+		return h.told(r.Context(), r,
+			refuse(grpchttp.InvalidArgument, "no header", `send the metadata "workload.spiffe.io: true", once`))
 	}
 	if from, err := netip.ParseAddrPort(r.RemoteAddr); err == nil && !h.opts.AnyNetwork { // WEP-4
 		if ip := from.Addr().Unmap(); !ip.IsLoopback() && !ip.IsLinkLocalUnicast() {
-			return h.told(r.Context(), r, refuse(grpchttp.PermissionDenied, "another machine", "callers from other machines are not served"))
+			return h.told(r.Context(), r,
+				refuse(grpchttp.PermissionDenied, "another machine", "callers from other machines are not served"))
 		}
 	}
 	h.mu.Lock()
@@ -136,14 +144,13 @@ type view struct {
 	snap *spiffe.Snapshot
 	ids  []Identity // at least one, each with an SVID
 
-	// Closed when another look may find something else.
-	refreshed, changed <-chan struct{}
-	news               []<-chan struct{} // of the Providers of identities
+	news []<-chan struct{} // closed when another look may find something else
 }
 
 // look returns what there is to serve to a caller.
 func (h *Handler) look(ctx context.Context) (v view, err error) {
-	v.refreshed, v.changed = h.refresh.Changed(), h.src.Changed() // before the snapshot, so that no change is missed
+	// before the snapshot, so that no change is missed
+	v.news = []<-chan struct{}{h.refresh.Changed(), h.src.Changed()}
 	v.snap, err = h.src.Snapshot()
 	if err == nil && v.snap == nil {
 		err = errors.New("it returned no snapshot and no error")
@@ -154,7 +161,7 @@ func (h *Handler) look(ctx context.Context) (v view, err error) {
 			svid, err = v.snap.SVID()
 		}
 		if err != nil {
-			return v, &failure{"provider", err}
+			return v, failure("provider", err)
 		}
 		v.ids = []Identity{{SVID: svid}}
 		return v, nil
@@ -166,10 +173,10 @@ func (h *Handler) look(ctx context.Context) (v view, err error) {
 		denied = v.take(ids)
 	}
 	if err != nil && !errors.Is(denied, ErrDenied) { // which holds whatever the provider has
-		return v, &failure{"provider", err}
+		return v, failure("provider", err)
 	}
 	if denied != nil {
-		return v, &failure{"identities", denied}
+		return v, failure("identities", denied)
 	}
 	return v, nil
 }
@@ -249,6 +256,9 @@ func always(f func(snap *spiffe.Snapshot, ids []Identity) ([]byte, error)) begin
 	return func(*http.Request, []byte) (answer, error) {
 		return func(_ context.Context, snap *spiffe.Snapshot, ids []Identity) ([]byte, time.Time, error) {
 			m, err := f(snap, ids)
+			if err != nil {
+				err = failure(noResponse, err)
+			}
 			return m, time.Time{}, err
 		}, nil
 	}
@@ -267,7 +277,7 @@ func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) erro
 		}
 		return err
 	}
-	make, err := begin(c.Request(), request)
+	answer, err := begin(c.Request(), request)
 	if err != nil {
 		return err
 	}
@@ -281,7 +291,7 @@ func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) erro
 		var m []byte
 		var next time.Time
 		if err == nil {
-			m, next, err = make(ctx, v.snap, v.ids)
+			m, next, err = answer(ctx, v.snap, v.ids)
 		}
 		switch {
 		case err == nil:
@@ -293,16 +303,17 @@ func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) erro
 				h.counts.responses.Inc()
 			}
 			last = m
-		case told || !passes(ctx, err):
+		case told || !hasFailed(ctx, err):
 			return err
 		default:
 			watch.failed(err)
-			h.failed(ctx, c.Request(), err)
+			_ = h.told(ctx, c.Request(), err) // the stream goes on
 		}
 		now := time.Now()
 		wait, expired := watch.wait(now)
 		if !expired.IsZero() {
-			h.warn(ctx, c.Request(), "workloadserver: an identity that is served has expired", "its source has no other", slog.String("id", expired.String()))
+			h.warn(ctx, c.Request(), "workloadserver: an identity that is served has expired",
+				"its source has no other", slog.String("id", expired.String()))
 		}
 		if !next.IsZero() {
 			wait = min(wait, next.Sub(now))
@@ -342,23 +353,10 @@ func (h *Handler) await(ctx context.Context, timer *time.Timer, wait time.Durati
 }
 
 func (h *Handler) awaitOnce(ctx context.Context, timer *time.Timer, v *view) int {
-	if len(v.news) == 0 {
-		select {
-		case <-timer.C:
-			return timeout
-		case <-ctx.Done():
-			return over
-		case <-h.done:
-			return closing
-		case <-v.refreshed:
-		case <-v.changed:
-		}
-		return news
-	}
 	receive := func(c any) reflect.SelectCase {
 		return reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(c)}
 	}
-	cases := []reflect.SelectCase{timeout: receive(timer.C), over: receive(ctx.Done()), closing: receive(h.done), receive(v.refreshed), receive(v.changed)}
+	cases := []reflect.SelectCase{timeout: receive(timer.C), over: receive(ctx.Done()), closing: receive(h.done)}
 	for _, c := range v.news {
 		cases = append(cases, receive(c))
 	}
@@ -402,7 +400,8 @@ func (h *Handler) fetchJWTSVID(ctx context.Context, request []byte) ([]byte, err
 		if err != nil {
 			return nil, issuerError(id.SVID.ID(), err)
 		}
-		m.SVIDs = append(m.SVIDs, workloadwire.SVID{ID: id.SVID.ID().String(), Hint: id.Hint, Parts: [3][]byte{[]byte(token)}})
+		m.SVIDs = append(m.SVIDs,
+			workloadwire.SVID{ID: id.SVID.ID().String(), Hint: id.Hint, Parts: [3][]byte{[]byte(token)}})
 	}
 	if len(m.SVIDs) == 0 {
 		return nil, none
@@ -433,11 +432,11 @@ func (h *Handler) validateJWTSVID(ctx context.Context, request []byte) ([]byte, 
 	id, claims, err := h.opts.ValidateJWTSVID(ctx, audience, token)
 	switch {
 	case err != nil && unjudged(err):
-		return nil, &failure{"validator", err}
+		return nil, failure("validator", err)
 	case err != nil: // an answer, and not a refusal of the caller
 		return nil, status(grpchttp.InvalidArgument, "the JWT-SVID is not valid: "+withoutToken(err.Error(), token))
 	case len(claims) == 0 || id.IsZero():
-		return nil, &failure{"validator", errors.New("it returned no claims or no ID, and no error")}
+		return nil, failure("validator", errors.New("it returned no claims or no ID, and no error"))
 	}
 	return workloadwire.WriteClaims(id.String(), claims)
 }
@@ -447,8 +446,8 @@ func (h *Handler) validateJWTSVID(ctx context.Context, request []byte) ([]byte, 
 func (h *Handler) Refresh() { h.refresh.Notify() }
 
 // Close ends all streams with code Unavailable, so that clients keep what they have and look for another server. It
-// does not wait for the streams: they belong to the http.Server. Later requests are refused. Close may be called twice;
-// it returns nil.
+// does not wait for the streams: they belong to the http.Server. Later requests are refused. Close may be called
+// twice; it returns nil.
 func (h *Handler) Close() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

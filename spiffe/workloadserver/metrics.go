@@ -15,18 +15,25 @@ type counts struct {
 
 // refusals are the reasons for which requests are refused, with their labels.
 var refusals = map[string]string{
-	"no header": "no_header", "another machine": "another_machine", "bad request": "bad_request", "no identity for the caller": "no_identity",
-	"audience not permitted": "audience",
-	"too many streams":       "too_many_streams", limit.CallerShare: "too_many_streams_of_peer", limit.TotalShare: "too_many_streams",
+	"no header": "no_header", "another machine": "another_machine", "bad request": "bad_request",
+	"no identity for the caller": "no_identity",
+	"audience not permitted":     "audience",
+	"too many streams":           "too_many_streams", limit.CallerShare: "too_many_streams_of_peer",
+	limit.TotalShare: "too_many_streams",
 }
 
 // init adds the metrics of h.
 func (c *counts) init(h *Handler) {
-	c.Gauges("svidkit_workloadserver_streams", "The number of open streams and of calls that are being answered.", func(add metrics.Add) { add(float64(h.shares.Held())) })
-	c.responses = c.Counter("svidkit_workloadserver_responses_total", "The number of responses that were sent on streams.")
-	c.refused = c.Counters("svidkit_workloadserver_refused_requests_total", "The number of requests that were refused, by the reason.", "reason",
-		"no_header", "another_machine", "bad_request", "no_identity", "audience", "too_many_streams", "too_many_streams_of_peer", otherLabel)
-	c.failed = c.Counters("svidkit_workloadserver_failed_requests_total", "The number of requests that failed without a fault of the caller, by what failed.", "component",
+	c.Gauges("svidkit_workloadserver_streams", "The number of open streams and of calls that are being answered.",
+		func(add metrics.Add) { add(float64(h.shares.Held())) })
+	c.responses = c.Counter("svidkit_workloadserver_responses_total",
+		"The number of responses that were sent on streams.")
+	c.refused = c.Counters("svidkit_workloadserver_refused_requests_total",
+		"The number of requests that were refused, by the reason.", "reason",
+		"no_header", "another_machine", "bad_request", "no_identity", "audience", "too_many_streams",
+		"too_many_streams_of_peer", otherLabel)
+	c.failed = c.Counters("svidkit_workloadserver_failed_requests_total",
+		"The number of requests that failed without a fault of the caller, by what failed.", "component",
 		"provider", "identities", "issuer", "validator", otherLabel)
 }
 
@@ -51,5 +58,6 @@ func inc(counters map[string]*metrics.Counter, label string) {
 //
 // Nothing that a caller says is among the labels.
 func (h *Handler) Report() report.Report {
-	return report.Report{Servers: []report.Server{{Protocol: "Workload API", Streams: h.shares.Held()}}, Metrics: h.counts.Write}
+	return report.Report{Servers: []report.Server{{Protocol: "Workload API", Streams: h.shares.Held()}},
+		Metrics: h.counts.Write}
 }

@@ -20,52 +20,66 @@ import (
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
-// refusal is the refusal of a request: what the caller is told, and what is logged.
-type refusal struct {
+// callError is why a request ends: what the caller is told, and what is logged.
+type callError struct {
 	status *grpchttp.Error
-	reason string    // one of a few
-	text   string    // more about it; may be empty
+	reason string    // one of a few; empty for what is not logged
+	err    error     // more about it, for the log alone; may be nil
 	id     spiffe.ID // that was asked for; zero if none was
+	failed bool      // a part of the server has failed, for which the caller is not to blame
 }
 
-func (r *refusal) Error() string { return r.status.Error() }
-func (r *refusal) Unwrap() error { return r.status }
+func (e *callError) Error() string {
+	if e.failed {
+		return e.reason + ": " + e.err.Error()
+	}
+	return e.status.Error()
+}
 
-// What callers are told.
+func (e *callError) Unwrap() []error { return []error{e.status, e.err} }
+
+// status returns what callers are told.
 func status(code grpchttp.Code, text string) *grpchttp.Error {
 	return grpchttp.Errorf(code, "workloadserver: %s", text)
 }
+
 func refuse(code grpchttp.Code, reason, text string) error {
-	return &refusal{status: status(code, text), reason: reason}
+	return &callError{status: status(code, text), reason: reason}
 }
+
 func badRequest(text string) error {
-	return &refusal{status: status(grpchttp.InvalidArgument, text), reason: "bad request", text: text}
+	e := status(grpchttp.InvalidArgument, text)
+	return &callError{status: e, reason: "bad request", err: errors.New(text)}
 }
+
 func errClosing() error { return status(grpchttp.Unavailable, "the server is shutting down") }
 
 // errDenied is the refusal of a caller that has no identity, or not the one that it asks for.
 func errDenied(id spiffe.ID) error {
-	e := status(grpchttp.PermissionDenied, "there is no identity for this caller; register the workload, or try again later")
+	const text = "there is no identity for this caller; register the workload, or try again later"
+	e := status(grpchttp.PermissionDenied, text)
 	e.Err = ErrDenied
-	return &refusal{status: e, reason: "no identity for the caller", id: id}
+	return &callError{status: e, reason: "no identity for the caller", id: id}
 }
 
 // errAudience is the refusal of a caller whose identities may have no token for the audience, of which id is the last.
 func errAudience(id spiffe.ID, audience []string, err error) error {
-	e := status(grpchttp.PermissionDenied, fmt.Sprintf("no identity of this caller may have a token for %s; have the audience permitted for one", redact.Clip(fmt.Sprintf("%q", audience), 300)))
+	const text = "no identity of this caller may have a token for %s; have the audience permitted for one"
+	e := status(grpchttp.PermissionDenied, fmt.Sprintf(text, redact.Clip(fmt.Sprintf("%q", audience), 300)))
 	e.Err = ErrDenied
-	return &refusal{status: e, reason: "audience not permitted", text: plain(fmt.Sprintf("for %q: %v", audience, err)), id: id}
+	why := errors.New(plain(fmt.Sprintf("for %q: %v", audience, err)))
+	return &callError{status: e, reason: "audience not permitted", err: why, id: id}
 }
 
 // tooMany is the refusal of a request over a share.
 func tooMany(err error) error {
 	e := status(grpchttp.ResourceExhausted, "too many streams are open; try again later")
 	e.Err, e.RetryAfter = err, retryFull
-	r := &refusal{status: e, reason: "too many streams"}
+	reason := "too many streams"
 	if over, ok := errors.AsType[*limit.Error](err); ok {
-		r.reason = over.Reason
+		reason = over.Reason
 	}
-	return r
+	return &callError{status: e, reason: reason}
 }
 
 // ended returns the status for a context that is done: the client has gone, the deadline has passed, or the server is
@@ -77,14 +91,27 @@ func ended(ctx context.Context) error {
 	return errClosing()
 }
 
-// failure is an error of a part of the handler.
-type failure struct {
-	part string // "provider", "identities", "issuer" or "validator"
-	err  error
+const noResponse = "the response cannot be made"
+
+// parts are what the caller is told of each part that has failed.
+var parts = map[string]string{
+	"provider":   "the server has no identity and trust bundles to serve now",
+	"identities": "the server cannot tell now which identities this caller has",
+	"issuer":     "the server cannot issue tokens now",
+	"validator":  "the server cannot check tokens now",
+	noResponse:   "the server cannot answer now",
 }
 
-func (f *failure) Error() string { return f.part + ": " + f.err.Error() }
-func (f *failure) Unwrap() error { return f.err }
+// failure returns the error for a part that has failed with err, which the caller is not told. An error that wraps
+// [ErrDenied] says that there is nothing for the caller.
+func failure(part string, err error) error {
+	if errors.Is(err, ErrDenied) {
+		return errDenied(spiffe.ID{})
+	}
+	e := status(grpchttp.Unavailable, parts[part]+"; its log says why; try again later")
+	e.RetryAfter, _ = retry.After(err)
+	return &callError{status: e, reason: part, err: err, failed: true}
+}
 
 // issuerError returns the error for an issuer that failed with err to issue a token for id.
 func issuerError(id spiffe.ID, err error) error {
@@ -94,85 +121,51 @@ func issuerError(id spiffe.ID, err error) error {
 		return errDenied(id)
 	case advice == retry.Again:
 	case errors.Is(err, errors.ErrUnsupported), errors.Is(err, workloadwire.ErrUnimplemented):
-		const text = "no tokens of this kind are issued here"
-		return &refusal{status: status(grpchttp.Unimplemented, text), reason: "bad request", text: "the issuer: " + plain(err.Error()), id: id}
+		e := status(grpchttp.Unimplemented, "no tokens of this kind are issued here")
+		return &callError{status: e, reason: "bad request", err: errors.New("the issuer: " + plain(err.Error())),
+			id: id}
 	case errors.Is(err, fs.ErrInvalid):
 		return badRequest("the issuer refuses the request: " + plain(err.Error()))
 	case errors.Is(err, workloadwire.ErrRefused): // of another server, whose text is for this one
 		return badRequest("the issuer refuses the request")
 	}
-	return &failure{"issuer", err}
+	return failure("issuer", err)
 }
 
-// passes reports whether err is a failure of a part, and neither an answer nor the end of the call.
-func passes(ctx context.Context, err error) bool {
-	switch err.(type) { //nolint:errorlint // not one that a hook has wrapped
-	case *refusal, *grpchttp.Error:
-		return false
-	}
-	return ctx.Err() == nil && !errors.Is(err, ErrDenied)
+// hasFailed reports whether err is a failure of a part, and neither an answer nor the end of the call.
+func hasFailed(ctx context.Context, err error) bool {
+	e, ok := err.(*callError) //nolint:errorlint // not one that a hook has wrapped
+	return ok && e.failed && ctx.Err() == nil
 }
 
-// told returns what the caller is told of an error: a status as it is, and otherwise that there is nothing for it, or
-// to come back. It logs refusals and failures.
+// told returns the status that the caller is told of err. It logs refusals and failures.
 func (h *Handler) told(ctx context.Context, r *http.Request, err error) error {
 	switch e := err.(type) { //nolint:errorlint // not one that a hook has wrapped
-	case nil:
-		return nil
-	case *refusal:
-		h.refused(ctx, r, e)
-		return e.status
-	case *grpchttp.Error:
+	case nil, *grpchttp.Error:
 		return err
-	}
-	if errors.Is(err, ErrDenied) {
-		return h.told(ctx, r, errDenied(spiffe.ID{}))
-	}
-	if ctx.Err() != nil { // the caller has gone
-		return ended(ctx)
-	}
-	h.failed(ctx, r, err)
-	e := status(grpchttp.Unavailable, unavailable(err))
-	e.RetryAfter, _ = retry.After(err)
-	return e
-}
-
-// unavailable is what a caller is told of a failure: which part has failed, and not why.
-func unavailable(err error) string {
-	text := "the server cannot answer now"
-	if f, ok := errors.AsType[*failure](err); ok {
-		switch f.part {
-		case "provider":
-			text = "the server has no identity and trust bundles to serve now"
-		case "identities":
-			text = "the server cannot tell now which identities this caller has"
-		case "issuer":
-			text = "the server cannot issue tokens now"
-		case "validator":
-			text = "the server cannot check tokens now"
+	case *callError:
+		if e.failed && ctx.Err() != nil { // the caller has gone
+			return ended(ctx)
 		}
+		h.note(ctx, r, e)
+		return e.status
 	}
-	return text + "; its log says why; try again later"
+	return h.told(ctx, r, failure(noResponse, err))
 }
 
-// failed logs a failure, for which the caller is not to blame.
-func (h *Handler) failed(ctx context.Context, r *http.Request, err error) {
-	reason := "the response cannot be made"
-	if f, ok := errors.AsType[*failure](err); ok {
-		reason = f.part
-	}
-	inc(h.counts.failed, reason)
-	h.warn(ctx, r, "workloadserver: request failed", reason, slog.Any("err", err))
-}
-
-// refused logs a refusal.
-func (h *Handler) refused(ctx context.Context, r *http.Request, e *refusal) {
+// note logs and counts e.
+func (h *Handler) note(ctx context.Context, r *http.Request, e *callError) {
 	var more []slog.Attr
-	if e.text != "" {
-		more = append(more, slog.String("err", e.text))
+	if e.err != nil {
+		more = append(more, slog.Any("err", e.err))
 	}
 	if !e.id.IsZero() {
 		more = append(more, slog.String("id", e.id.String()))
+	}
+	if e.failed {
+		inc(h.counts.failed, e.reason)
+		h.warn(ctx, r, "workloadserver: request failed", e.reason, more...)
+		return
 	}
 	inc(h.counts.refused, refusals[e.reason])
 	h.warn(ctx, r, "workloadserver: request refused", e.reason, more...)
@@ -180,7 +173,8 @@ func (h *Handler) refused(ctx context.Context, r *http.Request, e *refusal) {
 
 // warn logs, at a bounded rate, an event that callers can cause.
 func (h *Handler) warn(ctx context.Context, r *http.Request, message, reason string, more ...slog.Attr) {
-	attrs := []slog.Attr{slog.String("method", redact.Clip(strings.TrimPrefix(r.URL.Path, workloadwire.Service), 64))}
+	method := redact.Clip(strings.TrimPrefix(r.URL.Path, workloadwire.Service), 64)
+	attrs := []slog.Attr{slog.String("method", method)}
 	if p, ok := unixsocket.PeerFromContext(ctx); ok {
 		attrs = append(attrs, slog.Int64("uid", int64(p.UID)), slog.Int64("pid", int64(p.PID)))
 	} else if r.RemoteAddr != "" {
@@ -192,10 +186,11 @@ func (h *Handler) warn(ctx context.Context, r *http.Request, message, reason str
 // unjudged reports whether an error of ValidateJWTSVID says nothing about the token.
 func unjudged(err error) bool {
 	_, advice := retry.After(err)
-	return advice == retry.Again || errors.Is(err, workloadwire.ErrUnimplemented) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+	return advice == retry.Again || errors.Is(err, workloadwire.ErrUnimplemented) ||
+		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// withoutToken returns text as a caller may see and log it: without any part of the token (WAPI-53).
+// withoutToken returns text as a caller may see and log it: without any part of the token.
 func withoutToken(text, token string) string {
 	for part := range strings.SplitSeq(token, ".") {
 		if len(part) > 8 && strings.Contains(text, part[:len(part)/2]) {

@@ -69,7 +69,7 @@ func (s *witStream) answer(ctx context.Context, snap *spiffe.Snapshot, ids []Ide
 	attempt := !now.Before(s.retry)
 	next := make(map[label]*heldWIT)
 	resp := &workloadwire.SVIDs{}
-	var failure error
+	var failed error
 	missing, expired := false, 0
 	for _, id := range ids {
 		l := label{id.SVID.ID(), id.Hint}
@@ -88,7 +88,7 @@ func (s *witStream) answer(ctx context.Context, snap *spiffe.Snapshot, ids []Ide
 			case errors.Is(err, ErrDenied):
 				continue
 			case err != nil:
-				failure = cmp.Or(failure, err)
+				failed = cmp.Or(failed, err)
 			default:
 				w, fresh.authorities = fresh, authorities
 			}
@@ -101,21 +101,23 @@ func (s *witStream) answer(ctx context.Context, snap *spiffe.Snapshot, ids []Ide
 		resp.SVIDs = append(resp.SVIDs, w.m)
 	}
 	switch {
-	case failure != nil && !s.sent:
-		return nil, time.Time{}, failure
-	case failure != nil:
-		s.h.failed(ctx, s.r, failure) // the stream goes on
+	case failed != nil && !s.sent:
+		return nil, time.Time{}, failed
+	case failed != nil:
+		_ = s.h.told(ctx, s.r, failed) // the stream goes on
 		s.failures++
-		s.retry = now.Add(s.wait(failure, next, now))
+		s.retry = now.Add(s.wait(failed, next, now))
 	case attempt:
 		s.failures, s.retry = 0, time.Time{}
 	}
 	switch {
 	case len(resp.SVIDs) > 0:
 	case missing && expired == len(s.held): // nothing is taken away
-		return nil, time.Time{}, status(grpchttp.Unavailable, "the WIT-SVIDs of this caller have expired, and there are no others now; try again later")
+		return nil, time.Time{}, status(grpchttp.Unavailable,
+			"the WIT-SVIDs of this caller have expired, and there are no others now; try again later")
 	case missing: // all that there was is taken away, which only this code says (WAPI-17)
-		return nil, time.Time{}, status(grpchttp.PermissionDenied, "the identities of this caller are others now; call again")
+		return nil, time.Time{},
+			status(grpchttp.PermissionDenied, "the identities of this caller are others now; call again")
 	default:
 		return nil, time.Time{}, errDenied(s.want)
 	}
@@ -157,11 +159,11 @@ func (s *witStream) issue(ctx context.Context, l label, now time.Time) (*heldWIT
 	}
 	exp, alg, err := checkWIT(token, l.id, signer, now)
 	if err != nil {
-		return nil, &failure{"issuer", fmt.Errorf("the WIT-SVID for %q: %w", l.id, err)}
+		return nil, failure("issuer", fmt.Errorf("the WIT-SVID for %q: %w", l.id, err))
 	}
 	key, err := privateJWK(signer, alg)
 	if err != nil {
-		return nil, &failure{"issuer", fmt.Errorf("the key for %q: %w", l.id, err)}
+		return nil, failure("issuer", fmt.Errorf("the key for %q: %w", l.id, err))
 	}
 	return &heldWIT{
 		m:      workloadwire.SVID{ID: l.id.String(), Hint: l.hint, Parts: [3][]byte{[]byte(token), []byte(key)}},
@@ -173,7 +175,8 @@ func (s *witStream) issue(ctx context.Context, l label, now time.Time) (*heldWIT
 
 // checkWIT refuses a token that a workload could not use, and returns its expiry and the algorithm of the workload's
 // key. It does not verify the signature; verifiers do that.
-func checkWIT(token string, id spiffe.ID, key crypto.Signer, now time.Time) (exp time.Time, alg jws.Algorithm, err error) {
+func checkWIT(token string, id spiffe.ID, key crypto.Signer, now time.Time) (exp time.Time, alg jws.Algorithm,
+	err error) {
 	t, err := jws.Parse(token)
 	if err != nil {
 		return time.Time{}, 0, err

@@ -21,7 +21,7 @@ import (
 	"github.com/svidkit/svidkit/internal/files/fileset"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/kube"
-	"github.com/svidkit/svidkit/internal/kube/kubekeep"
+	"github.com/svidkit/svidkit/internal/kube/kubefollow"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -550,7 +550,7 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		defer stop()
 	}
 	if c.rootConfigMap != "" {
-		stop, err := c.handOutRoots(ctx, a.Signer, kubekeep.Again, log)
+		stop, err := c.handOutRoots(ctx, a.Signer, kubefollow.Again, log)
 		if err != nil {
 			return err
 		}

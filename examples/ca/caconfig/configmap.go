@@ -10,7 +10,6 @@ import (
 
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/kube/kubefollow"
-	"github.com/svidkit/svidkit/internal/kube/kubekeep"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/pki/ca"
 )
@@ -23,11 +22,11 @@ var rootless = []string{"kube-system", "kube-public", "kube-node-lease", "local-
 // rootMaps keeps the roots of the CA in a ConfigMap of each namespace, where pods mount them. All replicas do this,
 // and write the same.
 type rootMaps struct {
-	kubekeep.Keeper
+	kubefollow.Keeper
 	api                 *kube.Client
 	name                string
 	ca                  ca.Signer
-	namespaces, present kubekeep.Objects[object] // namespaces and their ConfigMaps, by the name of the namespace
+	namespaces, present kubefollow.Objects[object] // namespaces and their ConfigMaps, by the name of the namespace
 }
 
 // object is a namespace, or the ConfigMap of one.
@@ -75,7 +74,7 @@ func (c *Config) handOutRoots(ctx context.Context, signer ca.Signer, again time.
 		return nil, err
 	}
 	m := &rootMaps{api: api, name: c.rootConfigMap, ca: signer}
-	m.Keeper = kubekeep.Keeper{
+	m.Keeper = kubefollow.Keeper{
 		Name: "caconfig: -root-configmap", Again: again, Log: ratelog.New(log, 0), Behind: m.behind,
 		Remedy: "bind a ClusterRole that may list and watch namespaces, and list, watch, create and patch " +
 			"configmaps, to the service account of " +
@@ -86,7 +85,7 @@ func (c *Config) handOutRoots(ctx context.Context, signer ca.Signer, again time.
 		Kind: "Namespace"}
 	m.present.Follower = kubefollow.Follower[object]{API: api, Path: kube.Path("api", "v1", "configmaps"),
 		Query: only, Kind: "ConfigMap"}
-	for _, o := range []*kubekeep.Objects[object]{&m.namespaces, &m.present} {
+	for _, o := range []*kubefollow.Objects[object]{&m.namespaces, &m.present} {
 		o.Name, o.Keeper = (*object).namespace, &m.Keeper
 	}
 	return background(ctx, func(ctx context.Context) {

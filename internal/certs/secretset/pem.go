@@ -14,7 +14,8 @@ import (
 )
 
 // KeyPair returns the secret of a certificate chain, leaf first, and its key, in PEM from elsewhere, and when the
-// certificate begins to be valid. One that is not valid now is an error; the secret of one that will be is returned with it.
+// certificate begins to be valid. One that is not valid now is an error; the secret of one that will be is returned
+// with it.
 func KeyPair(name string, certsPEM, keyPEM []byte) (secret *pki.Secret, from time.Time, err error) {
 	if secret, err = pki.NewSecretPEM(name, certsPEM, keyPEM, nil, time.Time{}); err != nil {
 		return nil, from, err

@@ -40,8 +40,8 @@ func Unknown(pkg, name string) error {
 	if len(name) > most {
 		name, cut = name[:most], "…"
 	}
-	return fmt.Errorf(`%s: no secret %q%s: the names are "default", "ROOTCA", "ALL", the IDs of the workload's identities, `+
-		`and "spiffe://" with a trust domain that has a bundle: %w`, pkg, name, cut, fs.ErrNotExist)
+	return fmt.Errorf(`%s: no secret %q%s: the names are "default", "ROOTCA", "ALL", the IDs of the workload's `+
+		`identities, and "spiffe://" with a trust domain that has a bundle: %w`, pkg, name, cut, fs.ErrNotExist)
 }
 
 // Set is what there is at one moment. A nil Set is empty.

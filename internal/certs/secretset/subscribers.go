@@ -8,9 +8,9 @@ import (
 	"github.com/svidkit/svidkit/internal/renew"
 )
 
-// Subscribers are functions that are told names, one call at a time, from a goroutine that holds no lock and ends when all
-// has been told. The zero value has none. Its methods are safe for concurrent use, and may be called with a lock held that a
-// function takes.
+// Subscribers are functions that are told names, one call at a time, from a goroutine that holds no lock and ends
+// when all has been told. The zero value has none. Its methods are safe for concurrent use, and may be called with a
+// lock held that a function takes.
 type Subscribers struct {
 	mu     sync.Mutex
 	all    []*subscriber   // replaced, never changed
@@ -27,8 +27,8 @@ type subscriber struct {
 	gone atomic.Bool
 }
 
-// Add has f told from now on, until cancel is called, which may be from f and more than once. A call of f that is under way
-// goes on after that.
+// Add has f told from now on, until cancel is called, which may be from f and more than once. A call of f that is
+// under way goes on after that.
 func (s *Subscribers) Add(f func(name string)) (cancel func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -48,9 +48,9 @@ var nothingToTell = func() <-chan struct{} {
 	return c
 }()
 
-// Tell has the functions called with each of the names, which are computed only if there are functions. A name that is to be
-// told already, and not yet being told, is told once. The channel is closed when the names, and all that was to be told
-// before, have been told.
+// Tell has the functions called with each of the names, which are computed only if there are functions. A name that
+// is to be told already, and not yet being told, is told once. The channel is closed when the names, and all that
+// was to be told before, have been told.
 func (s *Subscribers) Tell(names func() []string) (told <-chan struct{}) {
 	s.mu.Lock()
 	idle := len(s.all) == 0 && s.last == nil
@@ -117,8 +117,8 @@ func (s *Subscribers) tell() {
 	}
 }
 
-// Now returns the name that is being told, or nothing, and a channel that is closed when another one is, or when a channel
-// of Tell has been closed.
+// Now returns the name that is being told, or nothing, and a channel that is closed when another one is, or when a
+// channel of Tell has been closed.
 func (s *Subscribers) Now() (name string, changed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

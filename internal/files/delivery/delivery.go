@@ -1,5 +1,5 @@
-// Package delivery has the names of files in a credential folder, by the draft of the standard SPIFFE Filesystem Delivery
-// (spiffe/spiffe#376).
+// Package delivery has the names of files in a credential folder, by the draft of the standard SPIFFE Filesystem
+// Delivery (spiffe/spiffe#376).
 package delivery
 
 import (

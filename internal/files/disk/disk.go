@@ -1,5 +1,5 @@
-// Package disk is how folders are changed whose files have to survive a crash: by an interface, so that a test can have a
-// disk that fails, and that loses what was not made durable.
+// Package disk is how folders are changed whose files have to survive a crash: by an interface, so that a test can
+// have a disk that fails, and that loses what was not made durable.
 package disk
 
 import (

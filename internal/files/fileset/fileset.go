@@ -10,14 +10,14 @@
 //
 // # Two layouts
 //
-// Links: each version of the files is in a folder of its own, and the name of each file is a link through "..data", which
-// is replaced by one rename. So at every moment, after a crash too, the names lead to files of one version. The previous
-// version stays for readers that are between two files.
+// Links: each version of the files is in a folder of its own, and the name of each file is a link through "..data",
+// which is replaced by one rename. So at every moment, after a crash too, the names lead to files of one version.
+// The previous version stays for readers that are between two files.
 //
-// Plain files, for readers that expect them: all files are written and made durable in a folder beside them, which gets
-// the name "..next"; that commits the set. Then each file is moved to its name by a rename, in a fixed order. A reader
-// never sees a part of a file, but between two renames, and after a crash there, it can see files of two versions. The
-// next Open finishes what was committed.
+// Plain files, for readers that expect them: all files are written and made durable in a folder beside them, which
+// gets the name "..next"; that commits the set. Then each file is moved to its name by a rename, in a fixed order. A
+// reader never sees a part of a file, but between two renames, and after a crash there, it can see files of two
+// versions. The next Open finishes what was committed.
 //
 // [Replace] is for a single file.
 package fileset
@@ -73,8 +73,8 @@ type Options struct {
 	// Last are the names of the plain files that are moved last, in this order. The others come before, sorted.
 	Last []string
 
-	// Warn, if set, is called with the reason why a folder that other users can write to is not safe, and the folder is
-	// accepted.
+	// Warn, if set, is called with the reason why a folder that other users can write to is not safe, and the folder
+	// is accepted.
 	Warn func(error)
 }
 
@@ -118,7 +118,8 @@ func openRoot(path string, o Options, open func(string, private.Options) (*os.Ro
 	}
 	info, err := root.Stat(".")
 	if err == nil && private.HasOwner(info) && info.Mode()&fs.ModeSticky != 0 && info.Mode().Perm()&0o022 != 0 {
-		err = fmt.Errorf("%s: %w: it has mode %04o, so that all users can make files in it; choose a folder in it, such as %q",
+		err = fmt.Errorf("%s: %w: it has mode %04o, so that all users can make files in it; choose a folder in "+
+			"it, such as %q",
 			path, private.ErrUnsafe, info.Mode().Perm(), filepath.Join(path, "identity"))
 		if o.Warn != nil {
 			o.Warn(err)
@@ -139,7 +140,8 @@ func (f *Folder) takeLock() (err error) {
 		return err
 	}
 	got, err := flock.TryLock(f.lock)
-	for end := time.Now().Add(lockWait); err == nil && !got && time.Now().Before(end); got, err = flock.TryLock(f.lock) {
+	end := time.Now().Add(lockWait)
+	for ; err == nil && !got && time.Now().Before(end); got, err = flock.TryLock(f.lock) {
 		time.Sleep(lockWait / 50)
 	}
 	switch {
@@ -190,8 +192,9 @@ func (f *Folder) Check() error {
 	return err
 }
 
-// Write makes files the contents of the folder, and reports whether that changed anything. After an error the old files
-// are there or, if changed is true, the new ones; the next Write or Open moves those that are not at their names yet.
+// Write makes files the contents of the folder, and reports whether that changed anything. After an error the old
+// files are there or, if changed is true, the new ones; the next Write or Open moves those that are not at their
+// names yet.
 func (f *Folder) Write(files map[string]File) (changed bool, err error) {
 	if err := f.finish(); err != nil {
 		return false, err
@@ -238,7 +241,8 @@ func (f *Folder) checkNames(files map[string]File) error {
 		info, err := f.root.Lstat(name)
 		link := err == nil && info.Mode()&fs.ModeSymlink != 0
 		if err == nil && !link && !(f.o.Plain && info.Mode().IsRegular()) {
-			return fmt.Errorf("%s is there and was not made by %s: remove it, or choose another name", filepath.Join(f.path, name), f.o.Program)
+			return fmt.Errorf("%s is there and was not made by %s: remove it, or choose another name",
+				filepath.Join(f.path, name), f.o.Program)
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -386,8 +390,8 @@ func (f *Folder) rename(from, to string) error {
 	return f.disk.Rename(f.root, from, to)
 }
 
-// named returns err with what could not be written instead of a temporary name: programs log a lasting failure once, by
-// its text.
+// named returns err with what could not be written instead of a temporary name: programs log a lasting failure once,
+// by its text.
 func (f *Folder) named(name string, err error) error {
 	if e, ok := errors.AsType[*fs.PathError](err); ok {
 		err = e.Err
@@ -416,7 +420,8 @@ func (f *Folder) tidy(files map[string]File, current, before string) error {
 		link := entry.Type()&fs.ModeSymlink != 0
 		_, wanted := files[name]
 		switch {
-		case strings.HasPrefix(name, versionMark) && name != current && name != before, strings.HasPrefix(name, draftMark):
+		case strings.HasPrefix(name, versionMark) && name != current && name != before,
+			strings.HasPrefix(name, draftMark):
 			err = f.disk.RemoveAll(f.root, name)
 		case link && name == currentLink && f.o.Plain: // of the other layout
 			err = f.disk.Remove(f.root, name)
@@ -432,9 +437,9 @@ func (f *Folder) tidy(files map[string]File, current, before string) error {
 	return nil
 }
 
-// Replace replaces the file with the name in root, or makes it. After a crash there is the old one or the new one, and
-// after Replace has returned the new one. A link at the name is replaced and not followed. Only one caller at a time may
-// replace a file.
+// Replace replaces the file with the name in root, or makes it. After a crash there is the old one or the new one,
+// and after Replace has returned the new one. A link at the name is replaced and not followed. Only one caller at a
+// time may replace a file.
 func Replace(root *os.Root, name string, file File) error {
 	return replace(disk.OS{}, root, name, file)
 }
@@ -467,7 +472,8 @@ func create(d disk.Disk, root *os.Root, name string, file File) error {
 
 // syncFolder makes the names in a folder durable.
 func syncFolder(d disk.Disk, root *os.Root, name string) error {
-	if err := d.SyncDir(root, name); !errors.Is(err, fs.ErrPermission) { // of one that may be entered and written, and not listed
+	// of one that may be entered and written, and not listed
+	if err := d.SyncDir(root, name); !errors.Is(err, fs.ErrPermission) {
 		return err
 	}
 	return nil

@@ -5,8 +5,8 @@
 //	if err := f.Read(ctx); err != nil { … }
 //	go f.Run(ctx) // in a group that waits for it
 //
-// The take function parses the files and publishes the result. If it returns an error, the last result stays in use, and
-// [Follower.Status] returns the error until the files are in order again.
+// The take function parses the files and publishes the result. If it returns an error, the last result stays in use,
+// and [Follower.Status] returns the error until the files are in order again.
 //
 // # Changes
 //
@@ -15,8 +15,8 @@
 // together, and take gets them when two reads in a row have found the same contents. A writer that is slower than that
 // leaves a set that does not fit together, such as a certificate with the key of another one: take must refuse it.
 //
-// Notifications of the operating system say when to look; a slow poll finds changes without a notification, as on network
-// file systems.
+// Notifications of the operating system say when to look; a slow poll finds changes without a notification, as on
+// network file systems.
 package follow
 
 import (
@@ -46,11 +46,12 @@ const (
 	defaultPoll = 5 * time.Second
 	usualSize   = 1 << 20 // bytes of a file
 
-	settle     = 100 * time.Millisecond // between the two reads that have to agree
-	pause      = 10 * time.Millisecond  // from a notification to a read, for those that come together
-	maxSettle  = 5 * time.Second        // after which files that keep changing are given to take as they are
-	readTries  = 20                     // of Read
-	retryAfter = time.Minute            // after which files that were refused are given to take again, as time may mend them
+	settle    = 100 * time.Millisecond // between the two reads that have to agree
+	pause     = 10 * time.Millisecond  // from a notification to a read, for those that come together
+	maxSettle = 5 * time.Second        // after which files that keep changing are given to take as they are
+	readTries = 20                     // of Read
+	// after which files that were refused are given to take again, as time may mend them
+	retryAfter = time.Minute
 )
 
 // Options changes how a [Follower] works. The zero value is the usual.
@@ -59,20 +60,21 @@ type Options struct {
 	// polled.
 	FS fs.FS
 
-	// Open opens a file of the host; nil means [os.Open]. Here the caller can judge a file's owner. It must not wait for a
-	// pipe.
+	// Open opens a file of the host; nil means [os.Open]. Here the caller can judge a file's owner. It must not wait
+	// for a pipe.
 	Open func(path string) (*os.File, error)
 
-	// MaxSize is how many bytes a file may have; 0 means 1 MiB. MaxTotal is how many all of them may have together, with Each: the largest
-	// are left out beyond that, with an error each; 0 means that there is no such limit.
+	// MaxSize is how many bytes a file may have; 0 means 1 MiB. MaxTotal is how many all of them may have together,
+	// with Each: the largest are left out beyond that, with an error each; 0 means that there is no such limit.
 	MaxSize, MaxTotal int64
 
 	// Each gives take also the files that cannot be read or do not exist, with the reason in File.Err, instead of
-	// refusing the set. So take may accept some files and return an error about the others; files that come back as they
-	// were after an error are given to it again.
+	// refusing the set. So take may accept some files and return an error about the others; files that come back as
+	// they were after an error are given to it again.
 	Each bool
 
-	// Find, if set, returns the paths to read in place of those of New and Set. It is called whenever the files are looked at.
+	// Find, if set, returns the paths to read in place of those of New and Set. It is called whenever the files are
+	// looked at.
 	Find func() []string
 
 	// Poll is how often the files are read without a notification; 0 means every 5 seconds.
@@ -105,14 +107,15 @@ type Follower struct {
 
 type digest = [sha256.Size]byte
 
-// New returns a Follower of the files at paths. It reads nothing. The function take is called by one
-// goroutine at a time, with all files that exist (see Options.Each), and owns them. A nil o is the same as zero Options.
+// New returns a Follower of the files at paths. It reads nothing. The function take is called by one goroutine at a
+// time, with all files that exist (see Options.Each), and owns them. A nil o is the same as zero Options.
 func New(paths []string, take func(context.Context, Files) error, o *Options) *Follower {
 	if o == nil {
 		o = &Options{}
 	}
 	f := &Follower{paths: slices.Clone(paths), take: take, o: *o, wake: make(chan struct{}, 1)}
-	f.o.Poll, f.o.MaxSize, f.o.MaxTotal = cmp.Or(f.o.Poll, defaultPoll), cmp.Or(f.o.MaxSize, usualSize), cmp.Or(f.o.MaxTotal, math.MaxInt64)
+	f.o.Poll, f.o.MaxSize, f.o.MaxTotal = cmp.Or(f.o.Poll, defaultPoll), cmp.Or(f.o.MaxSize, usualSize),
+		cmp.Or(f.o.MaxTotal, math.MaxInt64)
 	f.o.Logger = ratelog.Patient(f.o.Logger)
 	return f
 }
@@ -356,9 +359,11 @@ type Files map[string]File
 // leaveOut takes out the largest files until that are as many bytes, and returns how many they are.
 func (f Files) leaveOut(bytes int64) (n int64) {
 	for n < bytes {
-		largest := slices.MaxFunc(slices.Sorted(maps.Keys(f)), func(a, b string) int { return cmp.Compare(len(f[a].Data), len(f[b].Data)) })
+		largest := slices.MaxFunc(slices.Sorted(maps.Keys(f)),
+			func(a, b string) int { return cmp.Compare(len(f[a].Data), len(f[b].Data)) })
 		n += int64(len(f[largest].Data))
-		f[largest] = File{Err: fmt.Errorf("%s has %d bytes, too many beside the other files: those that are larger than others are not read", largest, len(f[largest].Data))}
+		f[largest] = File{Err: fmt.Errorf("%s has %d bytes, too many beside the other files: those that are "+
+			"larger than others are not read", largest, len(f[largest].Data))}
 	}
 	return n
 }
@@ -411,7 +416,8 @@ func (f *Follower) watch() *watcher {
 	}
 	notify, err := fsnotify.NewWatcher()
 	if err != nil {
-		f.o.Logger.Warn("no notifications about files, polling them", slog.Any("err", err), slog.Duration("every", f.o.Poll))
+		f.o.Logger.Warn("no notifications about files, polling them", slog.Any("err", err),
+			slog.Duration("every", f.o.Poll))
 		return w
 	}
 	w.notify, w.events = notify, notify.Events

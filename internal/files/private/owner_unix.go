@@ -111,8 +111,8 @@ func checkFolder(path string, info fs.FileInfo, o *Options) error {
 }
 
 // checkAbove is checkOwner for folders and links on the way to a file. The owner of the root of the file system can
-// replace all of them, and is trusted there: a user other than root in a user namespace that does not map root, such as
-// a sandbox.
+// replace all of them, and is trusted there: a user other than root in a user namespace that does not map root, such
+// as a sandbox.
 func checkAbove(path string, info fs.FileInfo, o *Options) error {
 	if owner, _, ok := ids(info); ok && owner == ownerOfAll() {
 		return nil
@@ -157,7 +157,8 @@ func checkOwner(path string, info fs.FileInfo, o *Options) error {
 	if o.OwnersOption != "" {
 		trust = fmt.Sprintf(", or have the program trust user %d (%s)", owner, o.OwnersOption)
 	}
-	return fmt.Errorf("%s: %w: the %s belongs to user %d and not to %s: start it as user %[4]d, or change the owner; run: %[6]s %d %q%s", path, ErrUnsafe, what, owner, process, command, own, path, trust)
+	return fmt.Errorf("%s: %w: the %s belongs to user %d and not to %s: start it as user %[4]d, or change the "+
+		"owner; run: %[6]s %d %q%s", path, ErrUnsafe, what, owner, process, command, own, path, trust)
 }
 
 func checkKeys(path string, info fs.FileInfo) error {
@@ -169,7 +170,8 @@ func checkKeys(path string, info fs.FileInfo) error {
 	if info.IsDir() {
 		want = 0o700
 	}
-	return fmt.Errorf("%s: %w: it has mode %04o, so that others may get at the keys; run: chmod %04o %q", path, ErrUnsafe, have, want, path)
+	return fmt.Errorf("%s: %w: it has mode %04o, so that others may get at the keys; run: chmod %04o %q", path,
+		ErrUnsafe, have, want, path)
 }
 
 // strangers returns who else has one of the permissions, which are given as those of all users, and what chmod has to
@@ -193,7 +195,8 @@ func checkReadable(path string, info fs.FileInfo) error {
 	if by == "" {
 		return nil
 	}
-	return fmt.Errorf("%s: %w: it has mode %04o, so that %s may get at the key; run: chmod %s %q", path, ErrUnsafe, info.Mode().Perm(), by, bits, path)
+	return fmt.Errorf("%s: %w: it has mode %04o, so that %s may get at the key; run: chmod %s %q", path, ErrUnsafe,
+		info.Mode().Perm(), by, bits, path)
 }
 
 func checkWritable(path string, info fs.FileInfo, o *Options) error {
@@ -204,7 +207,8 @@ func checkWritable(path string, info fs.FileInfo, o *Options) error {
 	if by == "" || info.IsDir() && podMount(path, configMap) {
 		return nil
 	}
-	err := fmt.Errorf("%s: %w: it has mode %04o, so that %s can change it; run: chmod %s %q", path, ErrUnsafe, info.Mode().Perm(), by, bits, path)
+	err := fmt.Errorf("%s: %w: it has mode %04o, so that %s can change it; run: chmod %s %q", path, ErrUnsafe,
+		info.Mode().Perm(), by, bits, path)
 	switch {
 	case o.Warn == nil && info.IsDir() && o.WritableOption != "":
 		return fmt.Errorf("%w, or have the program accept such a folder (%s)", err, o.WritableOption)

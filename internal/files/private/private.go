@@ -7,17 +7,19 @@
 //
 // # The rules
 //
-// What is opened, each folder above it, and each link on the way must belong to the effective user of this process, to
-// root, or to one of [Options.Owners]. For the folders above, the owner of "/" counts as root: a user namespace may show root as another user.
+// What is opened, each folder above it, and each link on the way must belong to the effective user of this process,
+// to root, or to one of [Options.Owners]. For the folders above, the owner of "/" counts as root: a user namespace
+// may show root as another user.
 //
-// Keys, which [Options.Keys] asks for, are accessible to no other user at all: their folder has a mode like 0700 and their
-// files one like 0600.
+// Keys, which [Options.Keys] asks for, are accessible to no other user at all: their folder has a mode like 0700 and
+// their files one like 0600.
 //
 // Everything else may be read by other users, and not written. A folder in which all users can write needs the
-// sticky bit, as /tmp and the Secret volumes of Kubernetes have it, or is the volume of a ConfigMap in this pod. Write permission of a group counts as write permission of
-// others, unless it is the group of root or one of the groups of this process: so the private groups of users with
-// a umask of 002 work, and the fsGroup of a Kubernetes volume. With [Options.Warn] such folders and files are reported
-// and accepted: for caches and sockets in an emptyDir of Kubernetes (root's, mode 0777).
+// sticky bit, as /tmp and the Secret volumes of Kubernetes have it, or is the volume of a ConfigMap in this pod.
+// Write permission of a group counts as write permission of others, unless it is the group of root or one of the
+// groups of this process: so the private groups of users with a umask of 002 work, and the fsGroup of a Kubernetes
+// volume. With [Options.Warn] such folders and files are reported and accepted: for caches and sockets in an
+// emptyDir of Kubernetes (root's, mode 0777).
 //
 // # How it checks
 //
@@ -50,15 +52,16 @@ type Options struct {
 	// Owners are further users whose files, folders and links are trusted.
 	Owners []int
 
-	// OwnersOption and WritableOption name what the errors offer beside chown and chmod: the option of the caller that sets Owners, and
-	// that sets Warn. Empty means that there is none.
+	// OwnersOption and WritableOption name what the errors offer beside chown and chmod: the option of the caller
+	// that sets Owners, and that sets Warn. Empty means that there is none.
 	OwnersOption, WritableOption string
 
 	// Mode is the mode of the folders that MakeDir makes, whatever the umask; 0 means 0700.
 	Mode fs.FileMode
 
-	// Warn, if set, accepts folders and files that other users can write to, and is called once for each, with an error
-	// that wraps [ErrUnsafe], unless it is a [PodVolume]. A wrong owner is refused all the same, and so are files that break the rule of Keys.
+	// Warn, if set, accepts folders and files that other users can write to, and is called once for each, with an
+	// error that wraps [ErrUnsafe], unless it is a [PodVolume]. A wrong owner is refused all the same, and so are
+	// files that break the rule of Keys.
 	Warn func(error)
 }
 
@@ -67,8 +70,8 @@ const (
 	maxTries = 10 // to open what a path leads to while links are swapped
 )
 
-// OpenDir opens the folder at path, links followed. If it is not there, and the folders above it are safe, the error wraps
-// [fs.ErrNotExist].
+// OpenDir opens the folder at path, links followed. If it is not there, and the folders above it are safe, the error
+// wraps [fs.ErrNotExist].
 func OpenDir(path string, o Options) (*os.Root, error) { return openDir(path, o, nil) }
 
 // MakeDir opens the folder at path, and durably makes it and those above it if they are not there.
@@ -145,7 +148,8 @@ func judgeDir(root *os.Root, path string, expected fs.FileInfo, made bool, mode 
 	if !os.SameFile(info, expected) {
 		return fmt.Errorf("%s: %w", path, errChanged)
 	}
-	if err := Check(path, info, Options{Keys: o.Keys, Warn: func(error) {}}); err != nil { // before the mode is changed
+	// before the mode is changed
+	if err := Check(path, info, Options{Keys: o.Keys, Warn: func(error) {}}); err != nil {
 		return err
 	}
 	if made && info.Mode().Perm() != mode {
@@ -168,7 +172,8 @@ func OpenFile(path string, flag int, o Options) (*os.File, error) {
 	o = once(o)
 	for try := 1; ; try++ {
 		f, err := openFile(path, flag, o)
-		again := errors.Is(err, errChanged) || errors.Is(err, errVanished) || errors.Is(err, fs.ErrExist) && flag&os.O_EXCL == 0
+		again := errors.Is(err, errChanged) || errors.Is(err, errVanished) ||
+			errors.Is(err, fs.ErrExist) && flag&os.O_EXCL == 0
 		if err == nil || !again || try == maxTries {
 			return f, err
 		}
@@ -203,8 +208,8 @@ func openFile(path string, flag int, o Options) (*os.File, error) {
 	return checked(f, path, info, o)
 }
 
-// OpenIn opens the file with the name in an open folder for reading. It must be a regular file, and not a link. If it is
-// replaced meanwhile, the new one is opened.
+// OpenIn opens the file with the name in an open folder for reading. It must be a regular file, and not a link. If
+// it is replaced meanwhile, the new one is opened.
 func OpenIn(root *os.Root, name string, o Options) (*os.File, error) {
 	for try := 1; ; try++ {
 		f, err := openIn(root, name, o)
@@ -264,9 +269,9 @@ func Check(path string, info fs.FileInfo, o Options) error {
 func SyncDir(dir string) error { return syncDir(dir) }
 
 // CheckKeyFile judges an open file with a private key that another program has written for this one, by the rules of
-// Options.Keys, except that the groups of this process and of root may read it, as the fsGroup of a pod does. In folders
-// that the kubelet makes for volumes, whose names begin with two dots, any mode is accepted: it is that of the volume,
-// which no other user can reach. The path is for the error.
+// Options.Keys, except that the groups of this process and of root may read it, as the fsGroup of a pod does. In
+// folders that the kubelet makes for volumes, whose names begin with two dots, any mode is accepted: it is that of
+// the volume, which no other user can reach. The path is for the error.
 func CheckKeyFile(path string, f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {
@@ -278,9 +283,9 @@ func CheckKeyFile(path string, f *os.File) error {
 	return checkReadable(path, info)
 }
 
-// OpenGiven opens a file that another program has written for this one. The folders above it are judged by o, and the
-// file itself without exception, as by [CheckKeyFile] if it has a private key. A file in one of the folders not, by its
-// name or through links, is refused: this process writes to them.
+// OpenGiven opens a file that another program has written for this one. The folders above it are judged by o, and
+// the file itself without exception, as by [CheckKeyFile] if it has a private key. A file in one of the folders not,
+// by its name or through links, is refused: this process writes to them.
 func OpenGiven(path string, key bool, not []string, o Options) (*os.File, error) {
 	f, err := OpenFile(path, os.O_RDONLY, o)
 	if err != nil {
@@ -296,7 +301,8 @@ func OpenGiven(path string, key bool, not []string, o Options) (*os.File, error)
 	for _, name := range []string{path, f.Name()} {
 		for _, folder := range not {
 			if err == nil && same(filepath.Dir(name), folder) {
-				err = fmt.Errorf("%s is in %s, to which this program writes what it obtains, and so is not read", path, folder)
+				err = fmt.Errorf("%s is in %s, to which this program writes what it obtains, and so is not read",
+					path, folder)
 			}
 		}
 	}
@@ -317,6 +323,6 @@ func same(a, b string) bool {
 	return err == nil && os.SameFile(one, two)
 }
 
-// HasOwner reports whether info has an owner that [Check] can judge: not on Windows, nor for an [fs.FS] in memory or in an
-// archive.
+// HasOwner reports whether info has an owner that [Check] can judge: not on Windows, nor for an [fs.FS] in memory or
+// in an archive.
 func HasOwner(info fs.FileInfo) bool { return hasOwner(info) }

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// PodVolume reports whether a folder is an emptyDir of the pod in which this process runs. Root owns it, and each container
-// that has it may write to it, which the operator cannot have otherwise. The path has no links.
+// PodVolume reports whether a folder is an emptyDir of the pod in which this process runs. Root owns it, and each
+// container that has it may write to it, which the operator cannot have otherwise. The path has no links.
 func PodVolume(path string) bool { return podMount(path, emptyDir) }
 
 // podMount reports whether a folder is a mount of the pod in which this process runs that is of a kind.
@@ -34,6 +34,6 @@ func emptyDir(root, rest string) bool {
 	return strings.HasPrefix(rest, "tmpfs ") || strings.Contains(root, "/kubernetes.io~empty-dir/")
 }
 
-// configMap is the kind of a volume that the kubelet alone writes to: no container has it otherwise than read-only. It has mode
-// 0777, and no sticky bit, as a Secret's has.
+// configMap is the kind of a volume that the kubelet alone writes to: no container has it otherwise than read-only.
+// It has mode 0777, and no sticky bit, as a Secret's has.
 func configMap(root, _ string) bool { return strings.Contains(root, "/kubernetes.io~configmap/") }

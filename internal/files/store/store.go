@@ -1,5 +1,5 @@
-// Package store keeps small files, such as the last good trust bundles, in a folder over the restarts of a program. The
-// files decide which peers are trusted, so no other user may have made the folder or be able to change it.
+// Package store keeps small files, such as the last good trust bundles, in a folder over the restarts of a program.
+// The files decide which peers are trusted, so no other user may have made the folder or be able to change it.
 package store
 
 import (
@@ -49,8 +49,8 @@ func (s *Store) Use(f func(*Folder) error) error {
 	if flock.Supported {
 		if lock, err := root.Open("."); err == nil {
 			defer lock.Close()
-			// Some file systems have none; then two processes have to keep apart by themselves. Whoever can open the folder can
-			// hold its lock, and nobody holds it for longer than it takes to write a file.
+			// Some file systems have none; then two processes have to keep apart by themselves. Whoever can open the
+			// folder can hold its lock, and nobody holds it for longer than it takes to write a file.
 			for end := time.Now().Add(lockWait); ; time.Sleep(lockWait / 100) {
 				if got, err := flock.TryLock(lock); got || err != nil || time.Now().After(end) {
 					break
@@ -104,8 +104,8 @@ func writableByOthers(info fs.FileInfo) bool {
 // Folder is the open folder of a [Store].
 type Folder struct{ root *os.Root }
 
-// Read returns the contents of a file. It refuses a link, a file of another user, one that other users can write to, one
-// of more than limit bytes, and, with keys, one that other users can read.
+// Read returns the contents of a file. It refuses a link, a file of another user, one that other users can write to,
+// one of more than limit bytes, and, with keys, one that other users can read.
 func (f *Folder) Read(name string, limit int64, keys bool) ([]byte, error) {
 	file, err := private.OpenIn(f.root, name, private.Options{Keys: keys})
 	if err != nil {

@@ -1,5 +1,5 @@
 // Package kubefollow follows a collection of an API server: it lists the objects, watches them, and begins again when that
-// ends or fails.
+// ends or fails. A [Keeper] writes objects again that are not as they should be.
 package kubefollow
 
 import (

@@ -85,7 +85,7 @@ func (k Keys) AddPublic(t testing.TB, version string, key crypto.Signer) {
 // Signer returns a signer with the private keys.
 func (k Keys) Signer(t testing.TB) athenz.Signer {
 	t.Helper()
-	s, err := athenz.NewSigner(athenz.SignerOptions{Dir: k.Private})
+	s, err := athenz.NewSigner(k.Private, "", 0)
 	must(t, err)
 	return s
 }
@@ -263,7 +263,7 @@ func (c *Cluster) Sign(edit func(*athenz.PodSubject)) string {
 	c.signed++ // two documents of one second are the same
 	n := c.signed
 	c.mu.Unlock()
-	signer, err := athenz.NewSigner(athenz.SignerOptions{Dir: c.Keys.Private, Lifetime: 5*time.Minute + time.Duration(n)*time.Second})
+	signer, err := athenz.NewSigner(c.Keys.Private, "", 5*time.Minute+time.Duration(n)*time.Second)
 	must(c.t, err)
 	text, err := signer.SignDocument(c.t.Context(), s)
 	must(c.t, err)

@@ -151,11 +151,18 @@ func Unfit(key crypto.PublicKey) string {
 func AppendKey(b []byte, key crypto.PublicKey) ([]byte, bool) {
 	switch k := key.(type) {
 	case *ecdsa.PublicKey:
-		point, err := k.Bytes()
-		if err != nil {
+		size := CurveSize(k.Curve)
+		point, err := k.Bytes() // uncompressed
+		if err != nil || size == 0 {
 			return b, false
 		}
-		return AppendPoint(b, k.Curve, point)
+		b = append(b, `"kty":"EC","crv":"`...)
+		b = append(b, k.Curve.Params().Name...)
+		b = append(b, `","x":"`...)
+		b = strictURL.AppendEncode(b, point[1:1+size])
+		b = append(b, `","y":"`...)
+		b = strictURL.AppendEncode(b, point[1+size:])
+		return append(b, '"'), true
 	case *rsa.PublicKey:
 		b = append(b, `"kty":"RSA","n":"`...)
 		b = strictURL.AppendEncode(b, k.N.Bytes())
@@ -207,21 +214,6 @@ func MarshalSet(keys iter.Seq2[string, crypto.PublicKey], openID bool) ([]byte, 
 		return nil, fmt.Errorf("the JWK Set would have %d bytes, the limit is %d: %w", len(doc), MaxSetSize, certpem.ErrTooLarge)
 	}
 	return doc, nil
-}
-
-// AppendPoint is [AppendKey] for an uncompressed point that is known to be on the curve.
-func AppendPoint(b []byte, curve elliptic.Curve, point []byte) ([]byte, bool) {
-	size := CurveSize(curve)
-	if size == 0 || len(point) != 1+2*size {
-		return b, false
-	}
-	b = append(b, `"kty":"EC","crv":"`...)
-	b = append(b, curve.Params().Name...)
-	b = append(b, `","x":"`...)
-	b = strictURL.AppendEncode(b, point[1:1+size])
-	b = append(b, `","y":"`...)
-	b = strictURL.AppendEncode(b, point[1+size:])
-	return append(b, '"'), true
 }
 
 // CurveSize returns the size of a coordinate in bytes, or 0 for a curve that has no name in JWKs.

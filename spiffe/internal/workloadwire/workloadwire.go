@@ -65,9 +65,10 @@ type Profile struct {
 
 // The profiles.
 var (
-	X509 = &Profile{Parts: []string{"x509_svid", "x509_svid_key", "bundle"}, crl: 2, federated: 3, listed: 1, bundles: 2}
-	JWT  = &Profile{Parts: []string{"svid"}, texts: true, bundles: 1}
-	WIT  = &Profile{Parts: []string{"wit_svid", "wit_svid_key"}, texts: true, textBundles: true, bundles: 1}
+	X509 = &Profile{Parts: []string{"x509_svid", "x509_svid_key", "bundle"}, crl: 2, federated: 3, listed: 1,
+		bundles: 2}
+	JWT = &Profile{Parts: []string{"svid"}, texts: true, bundles: 1}
+	WIT = &Profile{Parts: []string{"wit_svid", "wit_svid_key"}, texts: true, textBundles: true, bundles: 1}
 )
 
 // SVID is one element of [SVIDs].
@@ -182,7 +183,8 @@ func check(w *protofield.Writer, v []byte, text bool) {
 
 var errNotUTF8 = errors.New("the message cannot be encoded: a text is not UTF-8")
 
-func (p *Profile) writeShared(w *protofield.Writer, crl protofield.Number, crls [][]byte, entry protofield.Number, bundles map[string][]byte) {
+func (p *Profile) writeShared(w *protofield.Writer, crl protofield.Number, crls [][]byte, entry protofield.Number,
+	bundles map[string][]byte) {
 	for _, v := range crls {
 		w.AddBytes(crl, v)
 	}

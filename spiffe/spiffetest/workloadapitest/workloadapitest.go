@@ -49,12 +49,12 @@ import (
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
-// Server is a Workload API for tests. [NewServer] and [NewInMemory] make one, which serves until the test is over. Its
-// methods are safe for concurrent use; those that mint identities call t.Fatal if they fail and must be called from the
-// test's own goroutine.
+// Server is a Workload API for tests. [NewServer] and [NewInMemory] make one, which serves until the test is over.
+// Its methods are safe for concurrent use; those that mint identities call t.Fatal if they fail and must be called
+// from the test's own goroutine.
 //
-// It serves the bundles of its CA as they change, with a key for JWT-SVIDs added to the CA's bundle, which all servers of the
-// CA share, and issues and validates JWT-SVIDs. It watches the CA, so make it before the CA fails.
+// It serves the bundles of its CA as they change, with a key for JWT-SVIDs added to the CA's bundle, which all
+// servers of the CA share, and issues and validates JWT-SVIDs. It watches the CA, so make it before the CA fails.
 //
 // It also has these methods, which it shares with a federationtest.Endpoint:
 //
@@ -173,7 +173,8 @@ func newServer(t testing.TB, ca *spiffetest.CA, l net.Listener, address string, 
 		t.Fatalf("workloadapitest: %v", err)
 	}
 	s.dial = faulty.Start(t, faulty.Config{
-		Listener: l, Handler: s.handler, Deny: denied, Garble: garbled, ConnContext: unixsocket.ConnContext, Turned: s.wake,
+		Listener: l, Handler: s.handler, Deny: denied, Garble: garbled, ConnContext: unixsocket.ConnContext,
+		Turned: s.wake,
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup

@@ -1,4 +1,4 @@
-package federation_test
+package jwtsvid_test
 
 import (
 	"crypto"
@@ -7,6 +7,8 @@ import (
 	"crypto/rand"
 	"crypto/rsa"
 	"encoding/json"
+	"fmt"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -15,9 +17,22 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
-	"github.com/svidkit/svidkit/spiffe/federation"
+	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
+
+var partner = spiffe.MustParseTrustDomain("partner.test")
+
+// served is a bundle source that a test sets.
+type served struct{ b *spiffe.Bundle }
+
+func (s *served) Bundle(spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	if s.b == nil {
+		return nil, spiffe.ErrUnknownTrustDomain
+	}
+	return s.b, nil
+}
 
 const oidcIssuer = "https://oidc.example.org/prod"
 
@@ -46,8 +61,8 @@ func oidcKeys(t testing.TB) map[string]crypto.PublicKey {
 
 func TestOIDCHandler(t *testing.T) {
 	t.Parallel()
-	src := &source{}
-	h, err := federation.NewOIDCHandler(src, partner, oidcIssuer)
+	src := &served{}
+	h, err := jwtsvid.NewOIDCHandler(src, partner, oidcIssuer)
 	require.NoError(t, err)
 	get := func(path string) (*http.Response, map[string]any) {
 		w := httptest.NewRecorder()
@@ -116,17 +131,17 @@ func bodyOf(t testing.TB, h http.Handler, path string) []byte {
 func TestOIDCFiles(t *testing.T) {
 	t.Parallel()
 	b := jwtBundle(t, oidcKeys(t))
-	files, err := federation.OIDCFiles(b, oidcIssuer)
+	files, err := jwtsvid.OIDCFiles(b, oidcIssuer)
 	require.NoError(t, err)
-	h, err := federation.NewOIDCHandler(&source{b: b}, partner, oidcIssuer)
+	h, err := jwtsvid.NewOIDCHandler(&served{b: b}, partner, oidcIssuer)
 	require.NoError(t, err)
 	require.Len(t, files, 2)
 	for path, data := range files {
 		assert.Equal(t, string(bodyOf(t, h, "/"+path)), string(data))
 	}
-	_, err = federation.OIDCFiles(jwtBundle(t, nil), oidcIssuer)
+	_, err = jwtsvid.OIDCFiles(jwtBundle(t, nil), oidcIssuer)
 	require.ErrorIs(t, err, spiffe.ErrNoAuthority)
-	_, err = federation.OIDCFiles(nil, oidcIssuer)
+	_, err = jwtsvid.OIDCFiles(nil, oidcIssuer)
 	require.ErrorIs(t, err, spiffe.ErrZero)
 }
 
@@ -138,18 +153,38 @@ func TestOIDCRefuses(t *testing.T) {
 		"https://user:secret@oidc.example.org", "http://10.0.0.1", "http://127.0.0.1.example.org", "spiffe://example.org", "https://oidc.example.org/.well-known/openid-configuration",
 		"https://oidc example.org", "https://[::1",
 	} {
-		_, err := federation.NewOIDCHandler(&source{}, partner, issuer)
+		_, err := jwtsvid.NewOIDCHandler(&served{}, partner, issuer)
 		require.Error(t, err, issuer)
 		assert.NotContains(t, err.Error(), "secret")
-		_, err = federation.OIDCFiles(jwtBundle(t, nil), issuer)
+		_, err = jwtsvid.OIDCFiles(jwtBundle(t, nil), issuer)
 		require.Error(t, err, issuer)
 	}
 	for _, issuer := range []string{"https://oidc.example.org", "https://oidc.example.org:8443/a/b", "http://127.0.0.1:8080", "http://localhost/a", "http://[::1]:1"} {
-		_, err := federation.NewOIDCHandler(&source{}, partner, issuer)
+		_, err := jwtsvid.NewOIDCHandler(&served{}, partner, issuer)
 		require.NoError(t, err, issuer)
 	}
-	_, err := federation.NewOIDCHandler(nil, partner, oidcIssuer)
+	_, err := jwtsvid.NewOIDCHandler(nil, partner, oidcIssuer)
 	require.Error(t, err)
-	_, err = federation.NewOIDCHandler(&source{}, spiffe.TrustDomain{}, oidcIssuer)
+	_, err = jwtsvid.NewOIDCHandler(&served{}, spiffe.TrustDomain{}, oidcIssuer)
 	require.ErrorIs(t, err, spiffe.ErrZero)
+}
+
+// A CA whose tokens are taken by verifiers that know OpenID Connect alone. The URL of the issuer leads to this handler, or to a copy of
+// what it serves.
+func ExampleNewOIDCHandler() {
+	const issuer = "https://oidc.example.org"
+	td := spiffe.MustParseTrustDomain("example.org")
+	authority, err := ca.New(ca.Config{TrustDomain: td, JWT: &ca.JWTConfig{Issuer: issuer, Algorithm: "RS256"}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	handler, err := jwtsvid.NewOIDCHandler(authority.Bundle(), td, issuer) // in a program, a source that follows the authority
+	if err != nil {
+		log.Fatal(err)
+	}
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/.well-known/openid-configuration", nil))
+	fmt.Println(w.Body)
+	// Output:
+	// {"issuer":"https://oidc.example.org","jwks_uri":"https://oidc.example.org/keys","response_types_supported":["id_token"],"subject_types_supported":["public"],"id_token_signing_alg_values_supported":["RS256"]}
 }

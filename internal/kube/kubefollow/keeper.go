@@ -1,6 +1,4 @@
-// Package kubekeep keeps objects of a cluster as they should be: it follows them, and writes those again that others change
-// or delete. All replicas of a program may do this.
-package kubekeep
+package kubefollow
 
 import (
 	"cmp"
@@ -12,7 +10,6 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/kube"
-	"github.com/svidkit/svidkit/internal/kube/kubefollow"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/renew"
 )
@@ -20,7 +17,8 @@ import (
 // Again is the time between two writes of one object, as another program may write it, too.
 const Again = 10 * time.Second
 
-// Keeper keeps objects as they should be. The fields are set before [Keeper.Run]; what is changed is told by News.
+// Keeper writes objects again that others change or delete. All replicas of a program may do this. The fields are set before
+// [Keeper.Run]; News notifies it of changes.
 type Keeper struct {
 	Name   string        // of what is kept, for the log
 	Remedy string        // of a lack of rights
@@ -71,7 +69,7 @@ func (k *Keeper) Warn(reason string, err error) {
 
 // Objects are the objects of a collection, which Run follows.
 type Objects[T any] struct {
-	kubefollow.Follower[T] // API, Path, Query and Kind are set
+	Follower[T] // API, Path, Query and Kind are set
 
 	Name   func(*T) string // by which an object is found
 	Keeper *Keeper         // is told of changes, and of failures
