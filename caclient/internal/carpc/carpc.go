@@ -1,4 +1,5 @@
 // Package carpc is what the clients of CAs that speak gRPC have in common beyond [caconn.Conn]: what a status means.
+// It is a package of its own so that programs with other clients link no gRPC.
 package carpc
 
 import (
@@ -14,8 +15,8 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
-// Error returns the error for a call that failed with err: a [*caclient.Error], or one that says that ctx is
-// done. token was sent; missing is why there was none, or nil.
+// Error returns the error for a call that failed with err: a [*caclient.Error], or one that says that ctx is done.
+// token was sent; missing is why there was none, or nil.
 func Error(ctx context.Context, c *caconn.Conn, err error, token string, missing error) error {
 	status, ok := errors.AsType[*grpchttp.Error](err)
 	// The CA was told the deadline of ctx, and may be faster than our own timer.
@@ -24,7 +25,7 @@ func Error(ctx context.Context, c *caconn.Conn, err error, token string, missing
 		<-ctx.Done()
 	}
 	if ctx.Err() != nil || !ok { // other errors than a status do not occur
-		return fmt.Errorf("%s: sign: %w", c.Name(), cmp.Or(context.Cause(ctx), err))
+		return fmt.Errorf("%s: sign: %w", c.Name, cmp.Or(context.Cause(ctx), err))
 	}
 	e := c.Error("sign", kindOf(status), bearer.RedactError(status, token))
 	if status.Remote {

@@ -3,7 +3,6 @@ package programtest
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"io"
 	"os"
@@ -17,6 +16,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -185,24 +185,7 @@ func Help(t *testing.T, out, errOut string) {
 }
 
 // Log keeps what programs log, and may be used by several at once.
-type Log struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-// Write implements [io.Writer].
-func (l *Log) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-// String returns all of it.
-func (l *Log) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
+type Log struct{ logtest.Buffer }
 
 // Healthy ends the test if the programs have warned of something by now.
 func (l *Log) Healthy(t testing.TB) {
