@@ -132,21 +132,21 @@ func (s *connections) close() {
 // as if the client had opened it: by HTTP/2 one connection of a client can lead to a thousand. It fails beyond the
 // client's share.
 func within(client net.Conn) (release func(), err error) {
-	c, err := unixsocket.Limit(&room{Conn: client}, 1, slog.New(slog.DiscardHandler)).Accept()
+	c, err := unixsocket.Limit(&pending{Conn: client}, 1, slog.New(slog.DiscardHandler)).Accept()
 	if err != nil {
 		return nil, err
 	}
 	return func() { _ = c.Close() }, nil
 }
 
-// room stands for a connection to be, which has the addresses of its client's, and is the listener that accepts it,
-// once.
-type room struct {
+// pending stands for a connection that is not open yet and has the addresses of its client's. It is the listener that
+// accepts itself, once.
+type pending struct {
 	net.Conn
 	taken bool
 }
 
-func (r *room) Accept() (net.Conn, error) {
+func (r *pending) Accept() (net.Conn, error) {
 	if r.taken {
 		return nil, errors.New("the client has too many connections, with those that its requests have opened")
 	}
@@ -154,10 +154,10 @@ func (r *room) Accept() (net.Conn, error) {
 	return r, nil
 }
 
-func (r *room) Addr() net.Addr { return r.LocalAddr() }
+func (r *pending) Addr() net.Addr { return r.LocalAddr() }
 
 // Close leaves the client's connection open.
-func (r *room) Close() error { return nil }
+func (r *pending) Close() error { return nil }
 
 // underWay counts the requests that are under way, in total and of each address.
 type underWay struct {

@@ -54,10 +54,9 @@ func podIn(path string) string {
 	return uid
 }
 
-// Add notes that a volume was mounted for a pod, for a driver of volumes to call, and returns its handle, which is
-// what the pod proves itself with to the agent: nobody can guess it who does not know the secret of the node. If the
-// path has the UID of the pod, as those of the kubelet have, the handle gives nothing to a later pod of the same
-// name.
+// Add notes that a volume was mounted for a pod, for a driver of volumes to call, and returns its handle. The pod proves
+// itself to the agent with the handle, which cannot be guessed without the secret of the node. If the path has the UID
+// of the pod, as paths of the kubelet have, the handle gives nothing to a later pod of the same name.
 //
 // The folder mount in the folder of the handle is what the driver mounts at the path: the pod finds the handle there,
 // in the file id. A volume that was there before is forgotten, so that the pod can take its identity again.

@@ -195,7 +195,7 @@ var without = map[string]string{
 	"REVISION":                         "-dns-names has further names of the server",
 }
 
-// variables logs the variables of the environment that have no effect, and those that look like slips.
+// variables logs the variables of the environment that have no effect, and those that look misspelled.
 func (c *Config) variables(log *slog.Logger) {
 	known := slices.Collect(maps.Keys(without))
 	c.flags.VisitAll(func(f *flag.Flag) {

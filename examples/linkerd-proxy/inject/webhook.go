@@ -29,7 +29,7 @@ const (
 // has the reason as its message, for the user whose request it is. The server around it has TLS, with a certificate
 // that the webhook configuration trusts; to accept the API server alone, it verifies the client's certificate.
 //
-// The configuration should have failurePolicy Fail: a pod that slips by has no identity and cannot be reached over
+// The configuration should have failurePolicy Fail: a pod that it misses has no identity and cannot be reached over
 // TLS. It should exempt the namespace of this webhook, or a cluster that has lost the webhook cannot start it again.
 func (in *Injector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {

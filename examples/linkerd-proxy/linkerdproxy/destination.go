@@ -92,8 +92,8 @@ func NewDestinations(ctx context.Context, id *Identity, service Service, logger 
 // caller must not change the slice.
 //
 // The error wraps [fs.ErrNotExist] if the destination service does not know the host, so that it may be looked for
-// elsewhere. A service without endpoints is another error. At most 1,000 services are followed, each until nobody has
-// asked for ten minutes.
+// elsewhere. A service without endpoints is another error. At most 1,000 services are followed, each until no
+// caller has asked for ten minutes.
 func (d *Destinations) Endpoints(ctx context.Context, authority string) ([]Endpoint, error) {
 	t := d.follow(authority)
 	if t == nil {
@@ -120,7 +120,7 @@ func (d *Destinations) Endpoints(ctx context.Context, authority string) ([]Endpo
 	return t.all, nil
 }
 
-// follow returns the service, and begins to follow it if nobody does. It returns nil beyond the limit.
+// follow returns the service, and begins to follow it unless it is followed. It returns nil beyond the limit.
 func (d *Destinations) follow(authority string) *destination {
 	d.mu.Lock()
 	defer d.mu.Unlock()
