@@ -592,7 +592,7 @@ func TestCredentialInHardware(t *testing.T) {
 
 // TestCredentialReads is not parallel, as others would count.
 func TestCredentialReads(t *testing.T) {
-	if raceDetector {
+	if rounds.Race {
 		t.Skip("the race detector allocates")
 	}
 	m := newDNSCA(t).manager(t, secretcache.Config{})

@@ -60,7 +60,7 @@ var (
 	ErrUnknownTrustDomain = errors.New("no trust bundle for this trust domain")
 
 	// ErrNoAuthority says that the trust domain's bundle has no X.509 authority, so that no peer of that
-	// domain can be verified (X5-38, BND-10).
+	// domain can be verified (X509-SVID section 5.1).
 	ErrNoAuthority = errors.New("the trust bundle has no X.509 authority")
 
 	// ErrDenied says that a verified peer is not allowed by the policy.

@@ -5,6 +5,7 @@ package conns
 
 import (
 	"cmp"
+	"errors"
 	"maps"
 	"net"
 	"slices"
@@ -250,22 +251,27 @@ func (l closing) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &counted{c, l.Listener}, nil
+	return &closer{c, func() { l.Closed(c) }}, nil
 }
 
-// counted is a connection that counts until it is closed.
-type counted struct {
+// closer is a connection that calls a function when it is closed.
+type closer struct {
 	net.Conn
-	of *Listener
+	closed func()
 }
 
-func (c *counted) Close() error {
-	defer c.of.Closed(c.Conn)
+func (c *closer) Close() error {
+	defer c.closed()
 	return c.Conn.Close()
 }
 
 // CloseWrite says that nothing more follows, if the connection can.
-func (c *counted) CloseWrite() error { return closeWrite(c.Conn) }
+func (c *closer) CloseWrite() error {
+	if h, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return h.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
 
 // TCPPeer returns the peer of a connection by TCP: its address, and the user if it begins on this machine. Other
 // connections of the system have one peer, and those within the process, as tests have them, none.

@@ -105,7 +105,8 @@ func (a *Agent) Bootstrap(w io.Writer) error {
 	forward := func(port int, path, name string, to int) {
 		if port != 0 && to != 0 {
 			listener := fmt.Sprint(name, "_", port)
-			clusters = append(clusters, filled("cluster", "NAME", name, "ADDRESS", object{"socket_address": onLoopback(to)}))
+			clusters = append(clusters,
+				filled("cluster", "NAME", name, "ADDRESS", object{"socket_address": onLoopback(to)}))
 			listeners = append(listeners,
 				filled("forward", "LISTENER", listener, "ADDRESS", c.reachable(port), "NAME", name, "PATH", path))
 		}

@@ -82,7 +82,8 @@ func (r *requests) init(set *metrics.Set) {
 		return set.Counters(name, help, "request_type", "csr")["csr"]
 	}
 	r.all = counter("istio_agent_num_outgoing_requests", "The number of requests to the CA.")
-	r.failed = counter("istio_agent_num_failed_outgoing_requests", "The number of requests to the CA that have failed.")
+	r.failed = counter("istio_agent_num_failed_outgoing_requests",
+		"The number of requests to the CA that have failed.")
 	r.retries = counter("istio_agent_num_outgoing_retries",
 		"The number of requests to the CA that followed one that had failed.")
 	set.Totals("istio_agent_outgoing_latency", "The time that requests to the CA have taken, in milliseconds.",
@@ -119,7 +120,7 @@ func (c *Config) newIstioCA() (*istioca.CA, error) {
 		ClusterID: c.clusterID, CertSigner: c.certSigner, Header: c.caHeader,
 	}
 	if plaintext(address) {
-		c.Logger.Warn("istioagent: the connection to the CA has no TLS, by its port 15010: the token is readable on it",
+		c.Logger.Warn("istioagent: the connection to the CA has no TLS (its port is 15010): the token is readable",
 			slog.String("address", address))
 		o.URL, o.AllowPlaintext = "http://"+address, true
 	} else {
@@ -203,15 +204,7 @@ func (c *Config) newXDS(secrets http.Handler) (*xdsproxy.Handler, error) {
 	if c.xdsPlaintext || plaintext(c.discovery) {
 		c.Logger.Warn("istioagent: the connection to the control plane has no TLS: the token is readable on it",
 			slog.String("address", c.discovery))
-		t := &http.Transport{
-			// without it an Envoy waits for minutes to hear that a host is gone
-			DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext,
-			Protocols:   new(http.Protocols),
-			HTTP2:       &http.HTTP2Config{SendPingTimeout: pingInterval, PingTimeout: pingTimeout},
-		}
-		t.Protocols.SetUnencryptedHTTP2(true)
-		x.URL, x.AllowPlaintext, x.HTTPClient = "http://"+c.discovery, true, &http.Client{Transport: t}
-		c.clients = append(c.clients, x.HTTPClient)
+		x.URL, x.AllowPlaintext, x.HTTPClient = "http://"+c.discovery, true, c.plaintextClient()
 	} else {
 		roots, err := c.rootsFor(c.xdsRootsFile)
 		if err != nil {
@@ -240,6 +233,20 @@ func (c *Config) newXDS(secrets http.Handler) (*xdsproxy.Handler, error) {
 	return xdsproxy.NewHandler(x)
 }
 
+// plaintextClient returns a client of HTTP/2 without TLS.
+func (c *Config) plaintextClient() *http.Client {
+	t := &http.Transport{
+		// Without the limit an Envoy waits for minutes to hear that a host is gone.
+		DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext,
+		Protocols:   new(http.Protocols),
+		HTTP2:       &http.HTTP2Config{SendPingTimeout: pingInterval, PingTimeout: pingTimeout},
+	}
+	t.Protocols.SetUnencryptedHTTP2(true)
+	client := &http.Client{Transport: t}
+	c.clients = append(c.clients, client)
+	return client
+}
+
 // rootsFor returns the file that vouches for a server, or nothing for the roots of the host.
 func (c *Config) rootsFor(rule func() (string, error)) (string, error) {
 	file, err := rule()
@@ -251,8 +258,8 @@ func (c *Config) rootsFor(rule func() (string, error)) (string, error) {
 	}
 	if name := c.path(file); c.provCert != "" && filepath.Dir(name) == c.path(c.provCert) {
 		if _, err := os.Stat(filepath.Dir(name)); errors.Is(err, fs.ErrNotExist) {
-			return "", fmt.Errorf("roots: PROV_CERT is %q, and there is no such folder, so that nothing vouches for the server: "+
-				"set it to the folder with %s, or leave it out", c.provCert, rootsName)
+			return "", fmt.Errorf("roots: PROV_CERT is %q, and there is no such directory, so nothing vouches for "+
+				"the server: set it to the directory with %s, or leave it out", c.provCert, rootsName)
 		}
 	}
 	return c.path(file), nil

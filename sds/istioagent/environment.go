@@ -113,9 +113,24 @@ func FromEnvironment(environ []string) (Config, error) {
 		DrainDuration:            duration(45 * time.Second),
 		TerminationDrainDuration: duration(v.Duration("MINIMUM_DRAIN_DURATION")),
 	}
-	_ = proxy.read(v.Text("PROXY_CONFIG"))                   // checked
+	_ = proxy.read(v.Text("PROXY_CONFIG")) // checked
+	c := newConfig(v, &proxy)
+	c.derive(&proxy, v)
+	c.remark(proxy.all, v)
+	if v.Text("JWT_POLICY") == "first-party-jwt" {
+		c.note("environment variable JWT_POLICY: first-party-jwt is treated as third-party-jwt; " +
+			"mount a token for the CA at " + tokenFile)
+	}
+	if err := c.conflicts(v); err != nil {
+		return Config{}, err
+	}
+	return c, nil
+}
+
+// newConfig returns what the variables say each for itself.
+func newConfig(v *settings.Values, proxy *proxyConfig) Config {
 	td, _ := spiffe.ParseTrustDomain(v.Text("TRUST_DOMAIN")) // checked
-	c := Config{
+	return Config{
 		redacted: redact.New(fmt.Sprintf("istioagent.Config(%s, namespace %s, service account %s)", td,
 			v.Text("POD_NAMESPACE"), v.Text("SERVICE_ACCOUNT"))),
 
@@ -144,26 +159,19 @@ func FromEnvironment(environ []string) (Config, error) {
 		socketFile: v.Text("WORKLOAD_IDENTITY_SOCKET_FILE"),
 		discovery:  proxy.DiscoveryAddress, grpcBootstrap: v.Text("GRPC_XDS_BOOTSTRAP"),
 		drain: time.Duration(proxy.TerminationDrainDuration),
-		Envoy: Envoy{
-			Disabled: v.Bool("DISABLE_ENVOY"), Path: proxy.BinaryPath, ConfigFile: proxy.CustomConfigFile,
-			Dir: proxy.ConfigPath, XDS: v.Bool("PROXY_XDS_VIA_AGENT"),
-			AdminPort: int(proxy.ProxyAdminPort), StatusPort: int(proxy.StatusPort),
-			DrainTime: time.Duration(proxy.DrainDuration), Concurrency: int(proxy.Concurrency),
-			readyPort: v.Int("ENVOY_STATUS_PORT"), metricsPort: v.Int("ENVOY_PROMETHEUS_PORT"),
-			cluster: proxy.ServiceCluster, deltaADS: v.Bool("ISTIO_DELTA_XDS"), proxyConfig: proxy.all,
-		},
+		Envoy: newEnvoy(v, proxy),
 	}
-	c.derive(&proxy, v)
-	c.remark(proxy.all, v)
-	if v.Text("JWT_POLICY") == "first-party-jwt" {
-		c.notes = append(c.notes,
-			"environment variable JWT_POLICY: first-party-jwt is treated as third-party-jwt; mount a token for "+
-				"the CA at "+tokenFile)
+}
+
+func newEnvoy(v *settings.Values, proxy *proxyConfig) Envoy {
+	return Envoy{
+		Disabled: v.Bool("DISABLE_ENVOY"), Path: proxy.BinaryPath, ConfigFile: proxy.CustomConfigFile,
+		Dir: proxy.ConfigPath, XDS: v.Bool("PROXY_XDS_VIA_AGENT"),
+		AdminPort: int(proxy.ProxyAdminPort), StatusPort: int(proxy.StatusPort),
+		DrainTime: time.Duration(proxy.DrainDuration), Concurrency: int(proxy.Concurrency),
+		readyPort: v.Int("ENVOY_STATUS_PORT"), metricsPort: v.Int("ENVOY_PROMETHEUS_PORT"),
+		cluster: proxy.ServiceCluster, deltaADS: v.Bool("ISTIO_DELTA_XDS"), proxyConfig: proxy.all,
 	}
-	if err := c.conflicts(v); err != nil {
-		return Config{}, err
-	}
-	return c, nil
 }
 
 // derive sets what depends on several variables.
@@ -199,8 +207,8 @@ func (c *Config) conflicts(v *settings.Values) error {
 			"leave one of them out")
 	}
 	if c.google() && !isPool(c.caAddress) {
-		reject("CA_ADDR", "the service is Google's Certificate Authority Service, as Mesh CA is no more: set it to a pool "+
-			"of that, projects/PROJECT/locations/LOCATION/caPools/POOL")
+		reject("CA_ADDR", "the service is Google's Certificate Authority Service, as Mesh CA is no more: "+
+			"set it to a pool of that, projects/PROJECT/locations/LOCATION/caPools/POOL")
 	}
 	return errors.Join(bad...)
 }

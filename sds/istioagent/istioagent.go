@@ -370,10 +370,7 @@ func (a *Agent) work(ctx context.Context) error {
 	}
 	left := time.Until(a.drain())
 	a.cfg.Logger.Info("istioagent: the agent ends", slog.Duration("drain", max(left, 0)))
-	select {
-	case <-parts.Done():
-	case <-time.After(left):
-	}
+	_ = renew.Sleep(parts, left)
 	a.closeHandlers() // ends the streams, before their sockets go
 	return nil
 }
@@ -650,8 +647,8 @@ type own Agent
 func (o *own) Report() report.Report { return report.Report{Metrics: o.metrics.Write} }
 
 func (a *Agent) initMetrics() {
-	a.metrics.Gauge("istio_agent_startup_duration_seconds", "The time from when the agent was made until it was ready.",
-		func() (float64, bool) {
+	a.metrics.Gauge("istio_agent_startup_duration_seconds",
+		"The time from when the agent was made until it was ready.", func() (float64, bool) {
 			a.mu.Lock()
 			defer a.mu.Unlock()
 			return a.ready.Sub(a.made).Seconds(), !a.ready.IsZero()

@@ -173,39 +173,10 @@ func (a *access) tell() { <-a.subs.Tell(func() []string { return []string{""} })
 func (a *access) review(running context.Context, r *rights) {
 	ctx, cancel := context.WithTimeout(running, reviewTime)
 	defer cancel()
-	allowed, err := false, error(nil)
-	for _, verb := range []string{"list", "get"} {
-		may := kube.Access{Namespace: r.who.namespace, Version: "v1", Resource: "secrets", Verb: verb}
-		if allowed, _, err = a.api.Review(ctx, r.who.namespace, r.who.name, may); allowed || err != nil {
-			break
-		}
-	}
-	if kube.Forbidden(err) {
-		err = fmt.Errorf("this program may not ask for the rights of others: bind the ClusterRole system:auth-delegator, or "+
-			"one that may create subjectaccessreviews in the group authorization.k8s.io, to its service account: %w", err)
-	}
+	allowed, err := a.may(ctx, r.who)
 	a.mu.Lock()
-	now := time.Now()
-	changed, wait := false, time.Duration(0)
-	if err != nil {
-		f := r.Failed(err)
-		f.Wish = kube.Wish(err)
-		wait = min(kubefollow.Patience.WaitEndless(f, rand.Float64()), a.every)
-	} else {
-		r.Succeeded()
-		changed = r.reviewed.IsZero() || r.allowed != allowed || renew.Elapsed(r.reviewed, now) > reviewGood
-		r.reviewed, r.allowed = now, allowed
-		wait = renew.Poll(a.every, a.every/2, a.every, rand.Float64())
-	}
 	first := err != nil && r.err == nil && running.Err() == nil
-	r.err = err
-	outage := err != nil && !r.reviewed.IsZero() && renew.Elapsed(r.reviewed, now) <= reviewGood
-	if renew.Elapsed(r.asked, now) > idleIntervals*a.every && !outage { // in which the last answer counts
-		delete(a.callers, r.who)
-		a.places.Give(r.who.namespace, 1)
-		a.loop.Remove(r)
-	}
-	a.loop.Done(r, wait)
+	changed := a.learned(r, allowed, err)
 	a.mu.Unlock()
 	account := slog.String("account", r.who.namespace+"/"+r.who.name)
 	switch {
@@ -216,4 +187,44 @@ func (a *access) review(running context.Context, r *rights) {
 		a.log.LogAttrs(ctx, slog.LevelInfo, "kubesecrets: rights of a caller", account, slog.Bool("allowed", allowed))
 		a.tell()
 	}
+}
+
+// may asks the API server whether a service account may list or get the Secrets of its namespace.
+func (a *access) may(ctx context.Context, who key) (allowed bool, err error) {
+	for _, verb := range []string{"list", "get"} {
+		to := kube.Access{Namespace: who.namespace, Version: "v1", Resource: "secrets", Verb: verb}
+		if allowed, _, err = a.api.Review(ctx, who.namespace, who.name, to); allowed || err != nil {
+			break
+		}
+	}
+	if kube.Forbidden(err) {
+		err = fmt.Errorf("this program may not ask for the rights of others: bind the ClusterRole "+
+			"system:auth-delegator, or one that may create subjectaccessreviews in the group authorization.k8s.io, "+
+			"to its service account: %w", err)
+	}
+	return allowed, err
+}
+
+// learned takes an answer over, and reports whether it changes what the caller may have. a.mu is held.
+func (a *access) learned(r *rights, allowed bool, err error) (changed bool) {
+	now, wait := time.Now(), time.Duration(0)
+	if err != nil {
+		f := r.Failed(err)
+		f.Wish = kube.Wish(err)
+		wait = min(kubefollow.Patience.WaitEndless(f, rand.Float64()), a.every)
+	} else {
+		r.Succeeded()
+		changed = r.reviewed.IsZero() || r.allowed != allowed || renew.Elapsed(r.reviewed, now) > reviewGood
+		r.reviewed, r.allowed = now, allowed
+		wait = renew.Poll(a.every, a.every/2, a.every, rand.Float64())
+	}
+	r.err = err
+	outage := err != nil && !r.reviewed.IsZero() && renew.Elapsed(r.reviewed, now) <= reviewGood
+	if renew.Elapsed(r.asked, now) > idleIntervals*a.every && !outage { // in which the last answer counts
+		delete(a.callers, r.who)
+		a.places.Give(r.who.namespace, 1)
+		a.loop.Remove(r)
+	}
+	a.loop.Done(r, wait)
+	return changed
 }

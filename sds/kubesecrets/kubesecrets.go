@@ -196,44 +196,24 @@ func (k key) String() string { return scheme + k.namespace + "/" + k.name }
 
 // New checks cfg and returns a Source. It does nothing else: no goroutine, no request.
 func New(cfg Config) (*Source, error) {
-	bad := func(format string, args ...any) (*Source, error) {
-		return nil, fmt.Errorf("kubesecrets: invalid Config: "+format, args...)
-	}
-	if cfg.Namespace == "" {
-		ns, err := kube.Namespace()
-		switch {
-		case errors.Is(err, fs.ErrNotExist) && !cfg.AllNamespaces:
-			return bad("this process is not in a pod, so set Namespace, or AllNamespaces")
-		case err != nil && !errors.Is(err, fs.ErrNotExist):
-			return nil, fmt.Errorf("kubesecrets: %w", err)
-		}
-		cfg.Namespace = ns // empty: names without a namespace do not exist
-	}
-	switch {
-	case cfg.Namespace != "" && !kube.ValidLabel(cfg.Namespace):
-		return bad("Namespace %.300q cannot be that of a Secret", cfg.Namespace)
-	case cfg.ReviewInterval != 0 && (cfg.ReviewInterval < time.Second || cfg.ReviewInterval > reviewGood/2):
-		return bad("ReviewInterval is %v, want a second at least, and %v at most", cfg.ReviewInterval, reviewGood/2)
-	case strings.ContainsAny(cfg.Type, ",=!"):
-		return bad("Type %.300q is not one type of Secrets", cfg.Type)
+	if err := cfg.complete(); err != nil {
+		return nil, fmt.Errorf("kubesecrets: invalid Config: %w", err)
 	}
 	api, err := kube.New(kube.Options{URL: cfg.APIServer, Client: cfg.HTTPClient, PostQuantum: cfg.PostQuantum})
 	if err != nil {
-		return bad("%w", err)
+		return nil, fmt.Errorf("kubesecrets: invalid Config: %w", err)
 	}
-	cfg.maxBytes = cmp.Or(cfg.maxBytes, maxBytes)
-	cfg.ReviewInterval = cmp.Or(cfg.ReviewInterval, reviewInterval)
 	s := &Source{
 		redacted: redact.New("kubesecrets.Source(" + cfg.Namespace + ")"),
 		cfg:      cfg, log: ratelog.Patient(cfg.Logger), api: api,
 		objects: map[key]*object{}, crowded: map[key]int{},
+		path:  kube.Path("api", "v1", "namespaces", cfg.Namespace, "secrets"),
+		query: url.Values{"fieldSelector": {"type!=kubernetes.io/service-account-token,type!=helm.sh/release.v1"}},
 	}
-	s.path = kube.Path("api", "v1", "namespaces", cfg.Namespace, "secrets")
 	if cfg.AllNamespaces {
 		s.redacted = redact.New("kubesecrets.Source(all namespaces)")
 		s.path = kube.Path("api", "v1", "secrets")
 	}
-	s.query = url.Values{"fieldSelector": {"type!=kubernetes.io/service-account-token,type!=helm.sh/release.v1"}}
 	if cfg.Type != "" {
 		s.query.Set("fieldSelector", "type="+cfg.Type)
 	}
@@ -242,6 +222,31 @@ func New(cfg Config) (*Source, error) {
 	}
 	s.access.init(api, cfg.ReviewInterval, s.log)
 	return s, nil
+}
+
+// complete sets the defaults, and says what is wrong.
+func (c *Config) complete() error {
+	if c.Namespace == "" {
+		ns, err := kube.Namespace()
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && !c.AllNamespaces:
+			return errors.New("this process is not in a pod, so set Namespace, or AllNamespaces")
+		case err != nil && !errors.Is(err, fs.ErrNotExist):
+			return err
+		}
+		c.Namespace = ns // empty: names without a namespace do not exist
+	}
+	c.maxBytes, c.ReviewInterval = cmp.Or(c.maxBytes, maxBytes), cmp.Or(c.ReviewInterval, reviewInterval)
+	switch {
+	case c.Namespace != "" && !kube.ValidLabel(c.Namespace):
+		return fmt.Errorf("Namespace %.300q cannot be that of a Secret", c.Namespace)
+	case c.ReviewInterval < time.Second || c.ReviewInterval > reviewGood/2:
+		return fmt.Errorf("ReviewInterval is %v, want a second at least, and %v at most",
+			c.ReviewInterval, reviewGood/2)
+	case strings.ContainsAny(c.Type, ",=!"):
+		return fmt.Errorf("Type %.300q is not one type of Secrets", c.Type)
+	}
+	return nil
 }
 
 // Start makes a Source, runs it in the background until [Source.Close], and waits until it has read the Secrets. ctx

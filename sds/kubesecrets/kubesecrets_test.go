@@ -372,8 +372,8 @@ func TestNothingGoodIsReplaced(t *testing.T) {
 	})
 }
 
-// TestRootsOfTheirOwn has a Secret NAME-cacert that is not good from the beginning: it counts alone, as it may be there to
-// trust less than NAME does.
+// TestRootsOfTheirOwn has a Secret NAME-cacert that is not good from the beginning: it counts alone, as it may be
+// there to trust less than NAME does.
 func TestRootsOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -461,8 +461,8 @@ func TestTimes(t *testing.T) {
 	})
 }
 
-// TestPassedOver has a certificate begin and end while nothing runs, as in a suspension: it does not replace one that is
-// still valid.
+// TestPassedOver has a certificate begin and end while nothing runs, as in a suspension: it does not replace one that
+// is still valid.
 func TestPassedOver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -579,8 +579,8 @@ func TestWithdrawn(t *testing.T) {
 	})
 }
 
-// TestReplaced has a Secret that was deleted and made anew where no watch saw it: what the old one had is not the last good
-// content of the new one.
+// TestReplaced has a Secret that was deleted and made anew where no watch saw it: what the old one had is not the
+// last good content of the new one.
 func TestReplaced(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -727,7 +727,7 @@ func TestLeak(t *testing.T) { // not in parallel, as goroutines are counted
 	goroutines := runtime.NumGoroutine()
 	var wg sync.WaitGroup
 	each := 500
-	if raced {
+	if rounds.Race {
 		each = 50
 	}
 	for k := range 4 {

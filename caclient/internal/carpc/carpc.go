@@ -30,8 +30,8 @@ func Error(ctx context.Context, c *caconn.Conn, err error, token string, missing
 	e := c.Error("sign", kindOf(status), bearer.RedactError(status, token))
 	if status.Remote {
 		// A server may repeat what it was sent.
-		e = c.Error("sign", e.Kind,
-			fmt.Errorf("the CA says %v: %q", status.Code, bearer.Redact(status.Message, token)))
+		e = c.Error("sign", e.Kind, fmt.Errorf("the CA says %v: %q", status.Code, bearer.Redact(status.Message,
+			token)))
 		e.RetryAfter = status.RetryAfter
 	}
 	caconn.ExplainMissing(e, missing)
@@ -49,8 +49,7 @@ func kindOf(e *grpchttp.Error) error {
 			return caclient.ErrBadAnswer // the answer is too large
 		}
 		return caclient.ErrUnavailable
-	case grpchttp.Unavailable, grpchttp.Aborted, grpchttp.Canceled /* by the CA */, grpchttp.Internal,
-		grpchttp.DataLoss, grpchttp.DeadlineExceeded:
+	case grpchttp.Unavailable, grpchttp.Aborted, grpchttp.Canceled /* by the CA */, grpchttp.Internal, grpchttp.DataLoss, grpchttp.DeadlineExceeded:
 		return caclient.ErrUnavailable
 	case grpchttp.InvalidArgument, grpchttp.FailedPrecondition, grpchttp.OutOfRange, grpchttp.Unimplemented,
 		grpchttp.NotFound, grpchttp.AlreadyExists:
