@@ -71,16 +71,16 @@ type stream struct {
 func (s stream) Context() context.Context { return s.ctx }
 
 // Methods is the policy of [RequirePeer] that says for each method which clients may call it. A key is a method,
-// "/package.Service/Method", or a service, "/package.Service/", for those of its methods without a key of their own. A
-// method without a policy is denied. The map is copied; the policies in it may be live. As a policy by itself it allows
-// no peer.
+// "/package.Service/Method", or a service, "/package.Service/", for those of its methods without a key of their own.
+// A method without a policy is denied. The map is copied; the policies in it may be live. As a policy by itself it
+// allows no peer.
 type Methods map[string]spiffe.PolicySource
 
 // Policy implements [spiffe.PolicySource]. It returns the zero Policy, which allows no peer.
 func (Methods) Policy() spiffe.Policy { return spiffe.Policy{} }
 
-// MethodsFunc is [Methods] by a function of the full name of a method. Nil denies. The function is called for every call,
-// and must not block.
+// MethodsFunc is [Methods] by a function of the full name of a method. Nil denies. The function is called for every
+// call, and must not block.
 func MethodsFunc(policy func(method string) spiffe.PolicySource) spiffe.PolicySource {
 	return methodsFunc(policy)
 }
@@ -164,8 +164,8 @@ func interceptors(a admit, err error) (grpc.UnaryServerInterceptor, grpc.StreamS
 
 // RequirePeer returns interceptors that let calls through whose client allow allows, by a policy for all methods, by
 // [Methods] or by [MethodsFunc]. A server needs both, one for unary calls and one for streams, which are judged when
-// they begin. They are for servers with [ServerCredentials], whose own policy decides about connections; allow can only
-// narrow it. What [spiffe.CheckPolicySource] refuses is an error.
+// they begin. They are for servers with [ServerCredentials], whose own policy decides about connections; allow can
+// only narrow it. What [spiffe.CheckPolicySource] refuses is an error.
 //
 // The client is verified again for each call, as by [spiffetls.RequirePeer], so that a client whose certificate has
 // expired, or whose authority was removed, is refused on an open connection, too. This costs some microseconds.
@@ -209,8 +209,8 @@ func RequirePeer(allow spiffe.PolicySource) (grpc.UnaryServerInterceptor, grpc.S
 //	unary, stream, err := spiffegrpc.RequireCaller(a, logger)
 //
 // The Authenticator gets a request with the metadata as header, the TLS state and the addresses of the connection,
-// which may have been made with other credentials: it refuses tokens on a connection that others can read. The path is the
-// method, so an [authn.Func] can ask another for each method, by what its callers prove themselves.
+// which may have been made with other credentials: it refuses tokens on a connection that others can read. The path
+// is the method, so an [authn.Func] can ask another for each method, by what its callers prove themselves.
 //
 // Other calls end with Unauthenticated, or with Unavailable if the question could not be answered now, and no reason.
 // The logger gets the reason, as from [authn.Require]; nil means no logs. With an error the interceptors deny all
@@ -298,15 +298,15 @@ func (a *answer) Write(p []byte) (int, error) { return len(p), nil }
 // WriteHeader implements [http.ResponseWriter].
 func (a *answer) WriteHeader(int) {}
 
-// TokenCredentials returns per-RPC credentials that send what the function returns, as "authorization: Bearer TOKEN". It
-// is called for every call, with the context of that, and should have the token at hand. The method Token of a
+// TokenCredentials returns per-RPC credentials that send what the function returns, as "authorization: Bearer TOKEN".
+// It is called for every call, with the context of that, and should have the token at hand. The method Token of a
 // tokensource.Source fits, and for JWT-SVIDs the Fetch of a jwtsvid.Cache:
 //
 //	tokens := spiffegrpc.TokenCredentials(func(ctx context.Context) (string, error) { return cache.Fetch(ctx, "db") })
 //	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(creds), grpc.WithPerRPCCredentials(tokens))
 //
-// With methods, written as the keys of [Methods], the token goes with calls of these alone, and others are made without it. One
-// that is neither a method nor a service lets no call be made.
+// With methods, written as the keys of [Methods], the token goes with calls of these alone, and others are made
+// without it. One that is neither a method nor a service lets no call be made.
 //
 // grpc-go sends no token over a connection that is not encrypted. The token goes to every server that the transport
 // credentials allow. Without a token the call ends with Unauthenticated, and the error of the function is in its text;

@@ -140,7 +140,8 @@ func (e *Endpoint) Relationship() federation.Relationship {
 	}
 }
 
-// Options returns the options of a consumer that reaches these endpoints, in memory or not, and all others by the network.
+// Options returns the options of a consumer that reaches these endpoints, in memory or not, and all others by the
+// network.
 func Options(endpoints ...*Endpoint) federation.Options {
 	memory := map[string]*memconn.Listener{}
 	for _, e := range endpoints {
