@@ -55,7 +55,9 @@ func (c checked) List(context.Context, *healthpb.HealthListRequest) (*healthpb.H
 }
 
 // Watch implements [healthpb.HealthServer].
-func (c checked) Watch(r *healthpb.HealthCheckRequest, stream grpc.ServerStreamingServer[healthpb.HealthCheckResponse]) error {
+func (c checked) Watch(
+	r *healthpb.HealthCheckRequest, stream grpc.ServerStreamingServer[healthpb.HealthCheckResponse],
+) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	told := healthpb.HealthCheckResponse_UNKNOWN

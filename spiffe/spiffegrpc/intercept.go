@@ -30,7 +30,9 @@ import (
 type admit func(ctx context.Context, method string) (context.Context, error)
 
 // unary is a [grpc.UnaryServerInterceptor].
-func (a admit) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+func (a admit) unary(
+	ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
+) (any, error) {
 	ctx, err := a.ask(ctx, info.FullMethod)
 	if err != nil {
 		return nil, err
@@ -121,7 +123,8 @@ func methodsOf(allow spiffe.PolicySource) (methodsFunc, error) {
 // checkMethod returns an error for what is neither the full name of a method nor that of a service.
 func checkMethod(key string) error {
 	rest, rooted := strings.CutPrefix(key, "/")
-	if service, method, ok := strings.Cut(rest, "/"); !rooted || !ok || service == "" || strings.ContainsAny(method, "/*") {
+	service, method, ok := strings.Cut(rest, "/")
+	if !rooted || !ok || service == "" || strings.ContainsAny(method, "/*") {
 		return errors.New("want /package.Service/Method, or /package.Service/ for all methods of a service")
 	}
 	return nil
@@ -145,7 +148,7 @@ type policyOf struct {
 	method string
 }
 
-// NoPolicy is what [spiffetls.RequirePeer] says when there is none.
+// NoPolicy is the error of [spiffetls.RequirePeer] when there is no policy for a method.
 func (p policyOf) NoPolicy() error {
 	return fmt.Errorf("%w: no policy is for the method %.200s", spiffe.ErrDenied, p.method)
 }
@@ -215,7 +218,9 @@ func RequirePeer(allow spiffe.PolicySource) (grpc.UnaryServerInterceptor, grpc.S
 // Other calls end with Unauthenticated, or with Unavailable if the question could not be answered now, and no reason.
 // The logger gets the reason, as from [authn.Require]; nil means no logs. With an error the interceptors deny all
 // calls.
-func RequireCaller(a authn.Authenticator, logger *slog.Logger) (grpc.UnaryServerInterceptor, grpc.StreamServerInterceptor, error) {
+func RequireCaller(
+	a authn.Authenticator, logger *slog.Logger,
+) (grpc.UnaryServerInterceptor, grpc.StreamServerInterceptor, error) {
 	if a == nil {
 		return interceptors(nil, errors.New("spiffegrpc: require caller: no authn.Authenticator"))
 	}
@@ -302,7 +307,9 @@ func (a *answer) WriteHeader(int) {}
 // It is called for every call, with the context of that, and should have the token at hand. The method Token of a
 // tokensource.Source fits, and for JWT-SVIDs the Fetch of a jwtsvid.Cache:
 //
-//	tokens := spiffegrpc.TokenCredentials(func(ctx context.Context) (string, error) { return cache.Fetch(ctx, "db") })
+//	tokens := spiffegrpc.TokenCredentials(func(ctx context.Context) (string, error) {
+//		return cache.Fetch(ctx, "db")
+//	})
 //	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(creds), grpc.WithPerRPCCredentials(tokens))
 //
 // With methods, written as the keys of [Methods], the token goes with calls of these alone, and others are made
@@ -342,7 +349,8 @@ func (p perRPC) GetRequestMetadata(ctx context.Context, _ ...string) (map[string
 	case err != nil:
 		return nil, status.Errorf(codes.Unauthenticated, "no token: %v", err)
 	case token == "", strings.ContainsFunc(token, func(c rune) bool { return c <= ' ' || c > '~' }):
-		return nil, status.Error(codes.Unauthenticated, "no token: what the function of TokenCredentials has returned is empty, or not one word of printable ASCII")
+		return nil, status.Error(codes.Unauthenticated, "no token: what the function of TokenCredentials has returned "+
+			"is empty, or not one word of printable ASCII")
 	}
 	return map[string]string{"authorization": "Bearer " + token}, nil
 }

@@ -3,13 +3,15 @@
 //
 // A server needs an identity, the trust bundles of its peers, and a policy:
 //
-//	creds, err := spiffegrpc.ServerCredentials(spiffetls.Config{Self: source, Peers: source, Allow: spiffe.AllowIDs(web)})
+//	config := spiffetls.Config{Self: source, Peers: source, Allow: spiffe.AllowIDs(web)}
+//	creds, err := spiffegrpc.ServerCredentials(config)
 //	…
 //	server := grpc.NewServer(grpc.Creds(creds))
 //
 // In a handler, [PeerFromContext] returns the proven client. A client needs the same three:
 //
-//	creds, err := spiffegrpc.ClientCredentials(spiffetls.Config{Self: source, Peers: source, Allow: spiffe.AllowIDs(db)})
+//	config := spiffetls.Config{Self: source, Peers: source, Allow: spiffe.AllowIDs(db)}
+//	creds, err := spiffegrpc.ClientCredentials(config)
 //	…
 //	conn, err := grpc.NewClient("dns:///db.example:8443", grpc.WithTransportCredentials(creds))
 //
@@ -186,7 +188,9 @@ func (c *client) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, erro
 }
 
 // ClientHandshake implements [credentials.TransportCredentials].
-func (c *client) ClientHandshake(ctx context.Context, authority string, below net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (c *client) ClientHandshake(
+	ctx context.Context, authority string, below net.Conn,
+) (net.Conn, credentials.AuthInfo, error) {
 	var told *drained
 	if c.governed {
 		told = newDrained(below)
