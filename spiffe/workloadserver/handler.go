@@ -60,6 +60,14 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 	h.log = ratelog.New(h.opts.Logger, 0)
 	h.counts.init(h)
 
+	h.grpc = &grpchttp.Handler{Name: "workloadserver", Methods: h.methods(), Admit: h.admit, MaxMessage: maxRequest,
+		ReceiveTimeout: requestTimeout, SendTimeout: sendTimeout,
+		Incoming: grpchttp.NewIncoming("workloadserver", maxIncoming, maxPeerIncoming)}
+	return h, nil
+}
+
+// methods returns the methods by their paths: those of the API that the options have, and reflection.
+func (h *Handler) methods() map[string]grpchttp.Method {
 	methods := reflection()
 	unary := func(name string, f func(ctx context.Context, request []byte) ([]byte, error)) {
 		methods[workloadwire.Service+name] = grpchttp.Unary(func(ctx context.Context, request []byte) ([]byte, error) {
@@ -97,10 +105,7 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 	for path, method := range methods {
 		methods[path] = h.counted(method)
 	}
-	h.grpc = &grpchttp.Handler{Name: "workloadserver", Methods: methods, Admit: h.admit, MaxMessage: maxRequest,
-		ReceiveTimeout: requestTimeout, SendTimeout: sendTimeout,
-		Incoming: grpchttp.NewIncoming("workloadserver", maxIncoming, maxPeerIncoming)}
-	return h, nil
+	return methods
 }
 
 // ServeHTTP serves one request; a stream lasts until its context ends. Unknown methods, and those that [Options] leave
