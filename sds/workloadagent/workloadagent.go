@@ -322,14 +322,7 @@ func (a *Agent) work(ctx context.Context) error {
 		woken, changed := a.wake.Changed(), a.cfg.Source.Changed() // before looking, so that no change is missed
 		r, had := a.current.Load(), bundles
 		bundles = a.cfg.Source.Bundles()
-		// always the same one, as the server shares its answers
-		first, next := spiffe.ID{}, &held{err: spiffe.ErrNotReady}
-		for id, one := range r.identities {
-			a.look(id, one)
-			if h := one.held.Load(); h.snap != nil && (next.snap == nil || id.String() < first.String()) {
-				first, next = id, h
-			}
-		}
+		next := a.lookAll(r)
 		if a.bundles.held.Swap(next).snap != next.snap || bundles != had {
 			a.bundles.news.Notify()
 		}
@@ -356,6 +349,19 @@ func (a *Agent) work(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// lookAll publishes what the Source has of all identities, and returns what is held of the first by ID: always of the
+// same one, as the server shares its answers.
+func (a *Agent) lookAll(r *rules) *held {
+	first, next := spiffe.ID{}, &held{err: spiffe.ErrNotReady}
+	for id, one := range r.identities {
+		a.look(id, one)
+		if h := one.held.Load(); h.snap != nil && (next.snap == nil || id.String() < first.String()) {
+			first, next = id, h
+		}
+	}
+	return next
 }
 
 // look publishes what the Source has of an identity.

@@ -314,24 +314,34 @@ func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) erro
 			watch.failed(err)
 			_ = h.told(ctx, c.Request(), err) // the stream goes on
 		}
-		now := time.Now()
-		wait, expired := watch.wait(now)
-		if !expired.IsZero() {
-			h.warn(ctx, c.Request(), "workloadserver: an identity that is served has expired",
-				"its source has no other", slog.String("id", expired.String()))
-		}
-		if !next.IsZero() {
-			wait = min(wait, next.Sub(now))
-		}
-		switch told = true; h.await(ctx, timer, wait, &v) {
-		case timeout:
-			told = false
-		case over:
-			return ended(ctx)
-		case closing:
-			return errClosing()
+		if told, err = h.pause(ctx, c, timer, &watch, next, &v); err != nil {
+			return err
 		}
 	}
+}
+
+// pause waits until a stream looks again: at next, unless that is zero, or when watch says so, or when something has
+// changed, which told reports.
+func (h *Handler) pause(ctx context.Context, c *grpchttp.Call, timer *time.Timer, watch *vigil, next time.Time,
+	v *view) (told bool, err error) {
+	now := time.Now()
+	wait, expired := watch.wait(now)
+	if !expired.IsZero() {
+		h.warn(ctx, c.Request(), "workloadserver: an identity that is served has expired",
+			"its source has no other", slog.String("id", expired.String()))
+	}
+	if !next.IsZero() {
+		wait = min(wait, next.Sub(now))
+	}
+	switch h.await(ctx, timer, wait, v) {
+	case timeout:
+		return false, nil
+	case over:
+		return false, ended(ctx)
+	case closing:
+		return false, errClosing()
+	}
+	return true, nil
 }
 
 // What await waits for.
